@@ -1,0 +1,56 @@
+# Everything starts here. `make help` lists the commands; PRESET=dev and so on picks another preset of CMakePresets.json.
+PRESET ?= release
+JOBS ?= $(shell n=$$(nproc); echo $$(( n < 3 ? n : 3 )))
+BUILD = build/$(PRESET)
+export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
+export CTEST_PARALLEL_LEVEL = $(JOBS)
+# Test programs run side by side: threads that wait must not spin on each other's cores.
+export OMP_WAIT_POLICY ?= passive
+
+.PHONY: build help setup test demo format format-check lint fuzz install clean
+build: setup $(BUILD)/build.ninja ## set up and build the program (the default)
+	cmake --build $(BUILD) --target based
+
+help: ## list the commands
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
+
+setup: ## install what is missing: Debian packages, and LibTorch into .venv
+	@tools/setup build
+
+$(BUILD)/build.ninja: CMakePresets.json
+	cmake --preset $(PRESET)
+
+test: setup-all $(BUILD)/build.ninja ## build and run every test; format and the sanitizer build are among them
+	cmake --build $(BUILD)
+	ctest --test-dir $(BUILD) --output-on-failure
+
+demo: setup-demo build ## train, generate and draw the memory-recall picture, in under five minutes; results in out/demo
+	@tools/demo
+
+format: ## rewrite all sources with clang-format
+	@tools/setup check
+	@tools/format
+
+format-check: ## say which sources clang-format would change
+	@tools/setup check
+	@tools/format --check
+
+lint: setup-all $(BUILD)/build.ninja ## clang-tidy over all sources; not part of make test
+	@tools/lint $(BUILD)
+
+fuzz: ## run every fuzz target for FUZZ_SECONDS (30) under ASan and UBSan
+	@tools/setup build fuzz
+	@tools/fuzz
+
+install: setup $(BUILD)/build.ninja ## install the program, the library and its CMake package below PREFIX (/usr/local)
+	cmake --build $(BUILD) --target based based_shared
+	cmake --install $(BUILD) --prefix $(or $(PREFIX),/usr/local)
+
+clean: ## remove what was built; .venv and out stay
+	rm -rf build
+
+.PHONY: setup-all setup-demo
+setup-all:
+	@tools/setup build check
+setup-demo:
+	@tools/setup build demo

@@ -1,0 +1,35 @@
+// A subcommand of `based` is one file apps/<name>.cpp that defines a Command, and one line in commands.def.
+#pragma once
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace based::apps {
+
+extern const char* const version;  // as the VERSION file says
+
+// What went well enough to report but not well enough for success: the command has printed it; the program exits with this code.
+struct Exit {
+  int code = 0;
+};
+
+struct Command {
+  const char* name;
+  const char* summary;
+  // Adds options to `app` and sets app.callback().
+  void (*setup)(CLI::App& app);
+};
+
+#define BASED_COMMAND(name) extern const Command command_##name;
+#include "apps/commands.def"
+#undef BASED_COMMAND
+
+// One object a line for machines, human text otherwise: results go to stdout, everything else to stderr.
+void print_line(const std::string& text);
+
+std::string format_bytes(double bytes);               // 1.5 KB, 39 KB, 3.0 MB (decimal)
+std::string grouped(int64_t count);                   // 363,123,456
+std::string format_number(double value, int digits);  // fixed
+
+}  // namespace based::apps

@@ -1,0 +1,85 @@
+#include "apps/command.h"
+#include "based/core/json.h"
+#include "based/data/shards.h"
+
+namespace based::apps {
+namespace {
+
+std::string hex(uint64_t value) {
+  char text[20];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+struct PackOptions {
+  std::vector<std::string> files;
+  std::string tokenizer, out, format = "auto";
+  int64_t shard_tokens = ShardWriter::kTokens;
+  bool json = false;
+};
+
+void pack(const PackOptions& options) {
+  const auto tokenizer = make_tokenizer(options.tokenizer);
+  const PackReport report = pack_files(options.files, options.format, *tokenizer, options.out, options.shard_tokens);
+  if (options.json) {
+    print_line(dump_json({{"documents", report.documents},
+                          {"empty", report.empty},
+                          {"tokens", report.tokens},
+                          {"bytes", report.bytes},
+                          {"shards", report.shards},
+                          {"end_of_text", report.end_of_text},
+                          {"folder", options.out}}));
+    return;
+  }
+  print_line(grouped(report.tokens) + " tokens of " + format_bytes(static_cast<double>(report.bytes)) + " in " + grouped(report.documents) +
+             " documents, " + grouped(report.shards) + " shards in " + options.out);
+  if (report.empty > 0) print_line(grouped(report.empty) + " empty documents left out");
+  if (!report.end_of_text) print_line("the tokenizer has no <|endoftext|>: nothing stands between the documents");
+}
+
+void setup_pack(CLI::App& app) {
+  auto options = std::make_shared<PackOptions>();
+  app.add_option("files", options->files, "text, JSON lines or FASTA, also .zst")->required();
+  app.add_option("--tokenizer", options->tokenizer, "the tokenizer's folder, or 'bytes'")->required();
+  app.add_option("--out", options->out, "folder for the shards; it must hold none")->required();
+  app.add_option("--format", options->format, "auto (by name), text, jsonl or fasta")->capture_default_str();
+  app.add_option("--shard-tokens", options->shard_tokens, "tokens a shard")->capture_default_str();
+  app.add_flag("--json", options->json, "for machines");
+  app.callback([options] { pack(*options); });
+}
+
+struct InspectOptions {
+  std::string path;
+  bool json = false;
+};
+
+void inspect(const InspectOptions& options) {
+  const TokenDataset data(options.path);
+  const std::string tokenizer = hex(data.tokenizer_hash()), hash = hex(data.hash());
+  print_line(options.json ? dump_json({{"tokens", data.tokens()},
+                                       {"documents", data.documents()},
+                                       {"vocab_size", data.vocab_size()},
+                                       {"tokenizer_hash", tokenizer},
+                                       {"hash", hash}})
+                          : grouped(data.tokens()) + " tokens in " + grouped(data.documents()) + " documents, vocabulary " +
+                                grouped(data.vocab_size()) + ", tokenizer " + tokenizer + ", hash " + hash + ": whole");
+}
+
+void setup_inspect(CLI::App& app) {
+  auto options = std::make_shared<InspectOptions>();
+  app.add_option("path", options->path, "folder of shards")->required();
+  app.add_flag("--json", options->json, "for machines");
+  app.callback([options] { inspect(*options); });
+}
+
+void setup(CLI::App& app) {
+  app.require_subcommand(1);
+  setup_pack(*app.add_subcommand("pack", "Encode text into token shards"));
+  setup_inspect(*app.add_subcommand("inspect", "Check a set of shards and say what it holds"));
+}
+
+}  // namespace
+
+const Command command_data{"data", "Token shards: pack text, check a set", setup};
+
+}  // namespace based::apps

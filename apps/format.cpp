@@ -1,0 +1,29 @@
+#include <array>
+#include <cstdio>
+
+#include "apps/command.h"
+#include "based/core/progress.h"
+
+namespace based::apps {
+
+void print_line(const std::string& text) {
+  std::fputs(text.c_str(), stdout);
+  std::fputc('\n', stdout);
+  std::fflush(stdout);
+}
+
+std::string format_number(double value, int digits) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
+  return text.data();
+}
+
+std::string format_bytes(double bytes) { return ::based::format_bytes(bytes); }
+
+std::string grouped(int64_t count) {
+  std::string digits = std::to_string(count);
+  for (int64_t at = static_cast<int64_t>(digits.size()) - 3; at > (count < 0 ? 1 : 0); at -= 3) digits.insert(static_cast<size_t>(at), ",");
+  return digits;
+}
+
+}  // namespace based::apps

@@ -1,0 +1,61 @@
+#include "based/models/golden.h"
+#include "apps/command.h"
+#include "based/core/json.h"
+
+namespace based::apps {
+namespace {
+
+struct Options {
+  std::vector<std::string> files;
+  bool json = false;
+};
+
+std::string scientific(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1e", value);
+  return text;
+}
+
+void run(const Options& options) {
+  Json list = Json::array();
+  int64_t failed = 0, skipped = 0;
+  for (const auto& file : options.files) {
+    const GoldenResult result = check_golden(file);
+    failed += !result.pass && result.skipped.empty();
+    skipped += !result.skipped.empty();
+    if (options.json) {
+      list.push_back({{"file", result.file},
+                      {"mixer", result.mixer},
+                      {"output_error", result.output_error},
+                      {"gradient_error", result.gradient_error},
+                      {"tolerance", result.tolerance},
+                      {"pass", result.pass},
+                      {"skipped", result.skipped.empty() ? Json(nullptr) : Json(result.skipped)}});
+      continue;
+    }
+    if (!result.skipped.empty())
+      print_line("skipped  " + result.file + ": " + result.skipped);
+    else
+      print_line(std::string(result.pass ? "pass     " : "FAIL     ") + result.file + "  output " + scientific(result.output_error) +
+                 "  gradients " + scientific(result.gradient_error) + "  tolerance " + scientific(result.tolerance));
+  }
+  if (options.json)
+    print_line(dump_json(list, 2));
+  else
+    print_line(std::to_string(options.files.size() - static_cast<size_t>(failed + skipped)) + " passed, " + std::to_string(failed) +
+               " failed, " + std::to_string(skipped) + " skipped");
+  if (failed > 0) throw Exit{1};
+}
+
+void setup(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  app.add_option("file", options->files, "golden .safetensors files")->required();
+  app.add_flag("--json", options->json, "for machines");
+  app.callback([options] { run(*options); });
+}
+
+}  // namespace
+
+const Command command_golden{"golden", "Compare mixers and models with stored outputs of other implementations", setup};
+
+}  // namespace based::apps

@@ -1,0 +1,94 @@
+#include "apps/command.h"
+#include "based/core/json.h"
+#include "based/mixers/mixer.h"
+
+namespace based::apps {
+namespace {
+
+struct Options {
+  int64_t d_model = 64, tokens = 1024;
+  std::vector<std::string> set;
+  bool json = false;
+};
+
+struct Row {
+  const MixerInfo* info;
+  int64_t parameters = 0, state_bytes = 0;
+  bool grows = false;
+};
+
+Row measure(const MixerInfo& info, const Options& options) {
+  Config config{Config::Table{}};
+  for (const auto& assignment : options.set) {
+    // An option that this mixer does not have belongs to another one of the list.
+    const std::string key = assignment.substr(0, assignment.find('='));
+    for (const auto& field : info.help())
+      if (field.name == key) config.override_with(assignment);
+  }
+  const auto mixer = info.make(config, {options.d_model, 0, 1});
+  Row row{&info};
+  for (const auto& parameter : mixer->parameters()) row.parameters += parameter.numel();
+  row.state_bytes = state_bytes(*mixer, options.tokens);
+  row.grows = mixer->make_state(1).grows();
+  return row;
+}
+
+void check_known(const Options& options) {
+  std::vector<std::string> known;
+  for (const auto& info : mixers())
+    for (const auto& field : info.help()) known.push_back(field.name);
+  for (const auto& assignment : options.set) {
+    const std::string key = assignment.substr(0, assignment.find('='));
+    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    const std::string close = nearest(key, known);
+    throw UsageError("--set " + assignment + ": no mixer has an option '" + key + "'" +
+                     (close.empty() ? "" : "; did you mean '" + close + "'?"));
+  }
+}
+
+void run(const Options& options) {
+  if (options.d_model < 1) throw UsageError("--d-model must be at least 1");
+  if (options.tokens < 1) throw UsageError("--tokens must be at least 1");
+  check_known(options);
+  Json list = Json::array();
+  for (const auto& info : mixers()) {
+    const Row row = measure(info, options);
+    if (options.json) {
+      Json fields = Json::array();
+      for (const auto& field : info.help())
+        fields.push_back({{"name", field.name}, {"type", field.type}, {"default", field.default_value}, {"help", field.help}});
+      list.push_back({{"name", info.name},
+                      {"summary", info.summary},
+                      {"parameters", row.parameters},
+                      {"state_bytes", row.state_bytes},
+                      {"state_grows", row.grows},
+                      {"options", fields}});
+      continue;
+    }
+    print_line(std::string(info.name) + ": " + info.summary);
+    print_line("  " + grouped(row.parameters) + " parameters, state " + grouped(row.state_bytes) + " bytes after " +
+               grouped(options.tokens) + " tokens" + (row.grows ? ", growing" : "") + "  (d_model " + std::to_string(options.d_model) +
+               ")");
+    for (const auto& field : info.help()) {
+      std::string name = "    " + field.name + " = " + field.default_value;
+      name.resize(std::max<size_t>(name.size() + 2, 32), ' ');
+      print_line(name + field.help);
+    }
+  }
+  if (options.json) print_line(dump_json({{"d_model", options.d_model}, {"tokens", options.tokens}, {"mixers", list}}));
+}
+
+void setup(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  app.add_option("--d-model", options->d_model, "width at which parameters and state are counted")->capture_default_str();
+  app.add_option("--tokens", options->tokens, "text length at which growing states are counted")->capture_default_str();
+  app.add_option("--set", options->set, "option=value of the mixers that have it, for example feature_dim=8");
+  app.add_flag("--json", options->json, "for machines");
+  app.callback([options] { run(*options); });
+}
+
+}  // namespace
+
+const Command command_mixers{"mixers", "List every registered mixer: options, parameters, state bytes", setup};
+
+}  // namespace based::apps

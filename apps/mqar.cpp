@@ -1,0 +1,144 @@
+#include "apps/command.h"
+#include "based/core/files.h"
+#include "based/core/json.h"
+#include "based/core/progress.h"
+#include "based/experiments/mqar_sweep.h"
+#include "based/models/weights.h"
+
+namespace based::apps {
+namespace {
+
+struct GenerateOptions {
+  MqarConfig config;
+  std::string dump;
+  bool json = false;
+};
+
+std::string hex(uint64_t value) {
+  char text[24];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+void generate(const GenerateOptions& options) {
+  check_mqar(options.config);
+  const MqarData data = make_mqar(options.config);
+  if (!options.dump.empty()) {
+    std::string lines;
+    for (int64_t i = 0; i < data.examples; ++i) {
+      const auto row = [&](const std::vector<int32_t>& values) {
+        return std::vector<int32_t>(values.begin() + i * data.length, values.begin() + (i + 1) * data.length);
+      };
+      lines += dump_json({{"inputs", row(data.inputs)}, {"labels", row(data.labels)}}) + "\n";
+    }
+    write_file_atomic(options.dump, lines);
+  }
+  print_line(options.json ? dump_json({{"examples", data.examples}, {"length", data.length}, {"data_hash", hex(data.hash())}})
+                          : grouped(data.examples) + " examples of " + grouped(data.length) + " tokens, data hash " + hex(data.hash()) +
+                                (options.dump.empty() ? "" : ", written to " + options.dump));
+}
+
+void setup_generate(CLI::App& app) {
+  auto options = std::make_shared<GenerateOptions>();
+  MqarConfig& config = options->config;
+  app.add_option("--vocab-size", config.vocab_size, "tokens: 0 the filler, then keys, values from the half on")->capture_default_str();
+  app.add_option("--length", config.length, "tokens an example")->capture_default_str();
+  app.add_option("--pairs", config.pairs, "key-value pairs an example")->capture_default_str();
+  app.add_option("--examples", config.examples, "examples")->capture_default_str();
+  app.add_option("--power-a", config.power_a, "exponent of the gaps")->capture_default_str();
+  app.add_option("--seed", config.seed, "seed of the data")->capture_default_str();
+  app.add_option("--random-fillers", config.random_fillers, "true or false")->capture_default_str();
+  app.add_option("--compat", config.compat, "none, or zoology: the published generator bit for bit")->capture_default_str();
+  app.add_option("--dump", options->dump, "write JSON lines {inputs, labels} here");
+  app.add_flag("--json", options->json, "for machines");
+  app.callback([options] { generate(*options); });
+}
+
+struct TrainOptions {
+  std::string config, out = "out/mqar";
+  std::vector<std::string> set;
+  bool json = false, keys = false;
+};
+
+void train(const TrainOptions& options) {
+  if (options.keys) {
+    for (const auto& field : config_help<MqarSweep>()) print_line(field.name + " = " + field.default_value + "  " + field.help);
+    return;
+  }
+  if (options.config.empty()) throw UsageError("mqar train needs a config: `based mqar train CONFIG.toml`; --keys lists its keys");
+  Config config = Config::parse_toml_file(options.config);
+  for (const auto& assignment : options.set) config.override_with(assignment);
+  const MqarSweep sweep = read_config<MqarSweep>(config);
+  const size_t points = expand_sweep(sweep).size();
+  const std::vector<MqarResult> results = run_sweep(sweep, options.out);
+  if (options.json) {
+    std::string rows;
+    for (const auto& result : results) rows += (rows.empty() ? "" : ",") + write_config(result).to_json(-1);
+    print_line("{\"complete\":" + std::string(results.size() == points ? "true" : "false") + ",\"results\":[" + rows + "]}");
+  } else {
+    print_line("recall  state bytes  parameters  model");
+    for (const auto& result : results) {
+      std::string line = format_number(result.recall, 3);
+      line += std::string(14 - std::min<size_t>(13, grouped(result.state_bytes).size()), ' ') + grouped(result.state_bytes);
+      line += std::string(13 - std::min<size_t>(12, grouped(result.parameters).size()), ' ') + grouped(result.parameters);
+      print_line(line + "  " + result.name + (result.label.empty() ? "" : " " + result.label));
+    }
+    print_line("in " + options.out + ": results.jsonl, figure.svg, figure.png");
+  }
+  if (results.size() < points) {
+    std::fprintf(stderr, "based: interrupted; %zu of %zu runs are finished and kept in %s; the same command goes on\n", results.size(),
+                 points, options.out.c_str());
+    throw Exit{1};
+  }
+}
+
+void setup_train(CLI::App& app) {
+  auto options = std::make_shared<TrainOptions>();
+  app.add_option("config", options->config, "TOML file of a sweep; --keys lists its keys");
+  app.add_option("--set", options->set, "key=value, in place of the file's: run.epochs=2");
+  app.add_option("--out", options->out, "folder for results.jsonl and the figure")->capture_default_str();
+  app.add_flag("--keys", options->keys, "list every key with its default");
+  app.add_flag("--json", options->json, "for machines");
+  app.callback([options] { train(*options); });
+}
+
+struct EvalOptions {
+  std::string model;
+  MqarConfig config;
+  bool json = false;
+};
+
+void evaluate(EvalOptions options) {
+  const LoadedModel loaded = load_model(options.model);
+  options.config.vocab_size = loaded.model->config().vocab_size;
+  check_mqar(options.config);
+  const MqarData data = make_mqar(options.config);
+  const MqarRecall recall = measure_recall(*loaded.model, {data}, 32);
+  const int64_t bytes = state_bytes(*loaded.model, data.length);
+  print_line(options.json ? dump_json({{"recall", recall.mean}, {"state_bytes", bytes}, {"data_hash", hex(data.hash())}})
+                          : "recall " + format_number(recall.mean, 4) + " with " + grouped(bytes) + " bytes of state");
+}
+
+void setup_eval(CLI::App& app) {
+  auto options = std::make_shared<EvalOptions>();
+  app.add_option("--model", options->model, "the model's folder")->required();
+  app.add_option("--length", options->config.length, "tokens an example")->capture_default_str();
+  app.add_option("--pairs", options->config.pairs, "key-value pairs an example")->capture_default_str();
+  app.add_option("--examples", options->config.examples, "examples")->capture_default_str();
+  app.add_option("--seed", options->config.seed, "seed of the data")->capture_default_str();
+  app.add_flag("--json", options->json, "for machines");
+  app.callback([options] { evaluate(*options); });
+}
+
+void setup(CLI::App& app) {
+  app.require_subcommand(1);
+  setup_generate(*app.add_subcommand("generate", "Make recall data"));
+  setup_train(*app.add_subcommand("train", "Train the models of a sweep and draw recall against state bytes"));
+  setup_eval(*app.add_subcommand("eval", "Measure the recall of a trained model"));
+}
+
+}  // namespace
+
+const Command command_mqar{"mqar", "Multi-query associative recall: data, sweeps, evaluation", setup};
+
+}  // namespace based::apps

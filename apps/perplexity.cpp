@@ -1,0 +1,73 @@
+#include "based/eval/perplexity.h"
+#include "apps/command.h"
+#include "based/core/files.h"
+#include "based/core/interrupt.h"
+#include "based/core/json.h"
+#include "based/core/progress.h"
+#include "based/generate/text_stream.h"
+#include "based/models/tensor_view.h"
+#include "based/models/weights.h"
+
+#include <cmath>
+
+namespace based::apps {
+namespace {
+
+struct Options {
+  std::string model, data, dtype;
+  PerplexityOptions perplexity;
+  bool json = false;
+};
+
+void run(const Options& options) {
+  if (options.perplexity.context < 0 || options.perplexity.context == 1) throw UsageError("--context must be 0, or at least 2 tokens");
+  const auto dtype = options.dtype.empty() ? std::nullopt : std::optional(parse_float_type(options.dtype, "--dtype"));
+  const auto tokenizer = make_tokenizer(options.model);
+  const LoadedModel loaded = load_model(options.model, dtype);
+  const std::string text = read_file(options.data);
+  const std::vector<int64_t> ids = encode_ids(*tokenizer, text);
+  if (ids.size() < 2) throw Error(options.data + ": needs at least two tokens, has " + std::to_string(ids.size()));
+
+  const InterruptScope interrupts;
+  Progress progress("perplexity", static_cast<int64_t>(ids.size()));
+  const Perplexity result = measure_perplexity(*loaded.model, ids, options.perplexity, [&](int64_t done) {
+    progress.update(done);
+    return !interrupted();
+  });
+  progress.finish();
+  const bool whole = !interrupted();
+  const double bytes = static_cast<double>(text.size());
+  if (options.json) {
+    Json json{{"perplexity", result.value()},
+              {"tokens", result.tokens},
+              {"nats_per_token", result.nats / static_cast<double>(std::max<int64_t>(result.tokens, 1))},
+              {"bytes", text.size()},
+              {"complete", whole}};
+    if (whole) json["bits_per_byte"] = result.nats / std::log(2.0) / bytes;
+    print_line(dump_json(json));
+  } else {
+    print_line("perplexity " + format_number(result.value(), 3) + " over " + grouped(result.tokens) + " tokens" +
+               (whole ? ", " + format_number(result.nats / std::log(2.0) / bytes, 3) + " bits a byte" : ""));
+  }
+  if (!whole) {
+    std::fprintf(stderr, "based: interrupted; the figure is of the text up to there\n");
+    throw Exit{1};
+  }
+}
+
+void setup(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  app.add_option("--model", options->model, "the model's folder")->required();
+  app.add_option("--data", options->data, "text file")->required();
+  app.add_option("--context", options->perplexity.context, "forget everything after this many tokens; 0: one state over the whole text")
+      ->capture_default_str();
+  app.add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
+  app.add_flag("--json", options->json, "for machines");
+  app.callback([options] { run(*options); });
+}
+
+}  // namespace
+
+const Command command_perplexity{"perplexity", "How well a model predicts a text file", setup};
+
+}  // namespace based::apps

@@ -1,0 +1,94 @@
+#include "apps/command.h"
+#include "based/core/json.h"
+#include "based/core/progress.h"
+#include "based/core/state_file.h"
+#include "based/generate/session.h"
+#include "based/generate/text_stream.h"
+#include "based/models/tensor_view.h"
+#include "based/models/weights.h"
+
+namespace based::apps {
+namespace {
+
+struct Options {
+  std::string model, prompt, file, dtype;
+  bool json = false;
+};
+
+LoadedModel load(const Options& options) {
+  return load_model(options.model, options.dtype.empty() ? std::nullopt : std::optional(parse_float_type(options.dtype, "--dtype")));
+}
+
+void save(const Options& options) {
+  const auto tokenizer = make_tokenizer(options.model);
+  const std::vector<int64_t> ids = encode_ids(*tokenizer, options.prompt);
+  if (ids.empty()) throw UsageError("state save needs a --prompt of at least one token");
+  const LoadedModel loaded = load(options);
+  Session session(*loaded.model);
+  session.append(ids);
+  session.save(options.file, loaded.hash);
+  print_line(options.json ? dump_json({{"file", options.file}, {"tokens", ids.size()}, {"state_bytes", session.state().bytes()}})
+                          : "saved the state after " + grouped(static_cast<int64_t>(ids.size())) + " tokens (" +
+                                format_bytes(static_cast<double>(session.state().bytes())) + ") in " + options.file);
+}
+
+// Restores the file into the model and shows the text that it stands for.
+void load_and_show(const Options& options) {
+  const auto tokenizer = make_tokenizer(options.model);
+  const LoadedModel loaded = load(options);
+  Session session(*loaded.model);
+  session.load(options.file, loaded.hash);
+  const std::vector<int32_t> ids(session.ids().begin(), session.ids().end());
+  const std::string text = tokenizer->decode(ids);
+  print_line(options.json ? dump_json({{"file", options.file}, {"tokens", ids.size()}, {"text", text}, {"loads", true}}) : text);
+}
+
+void info(const Options& options) {
+  const StateFile file(options.file);
+  const StateSnapshot& snapshot = file.snapshot();
+  Json tensors = Json::array();
+  int64_t bytes = 0;
+  for (const auto& tensor : snapshot.tensors) {
+    tensors.push_back(
+        {{"name", tensor.name}, {"dtype", dtype_name(tensor.dtype)}, {"shape", tensor.shape}, {"bytes", tensor.bytes.size()}});
+    bytes += static_cast<int64_t>(tensor.bytes.size());
+  }
+  if (options.json) {
+    print_line(dump_json({{"file", options.file},
+                          {"model", snapshot.model_hash},
+                          {"tokens", snapshot.token_ids.size()},
+                          {"state_bytes", bytes},
+                          {"tensors", tensors}}));
+    return;
+  }
+  print_line("model " + snapshot.model_hash + ", " + grouped(static_cast<int64_t>(snapshot.token_ids.size())) + " tokens, " +
+             grouped(bytes) + " bytes of state, checksum right");
+  for (const auto& tensor : tensors)
+    print_line("  " + tensor["name"].get<std::string>() + "  " + tensor["dtype"].get<std::string>() + " " + tensor["shape"].dump());
+}
+
+void add(CLI::App& app, const char* name, const char* summary, void (*body)(const Options&), bool needs_model, bool needs_prompt) {
+  auto options = std::make_shared<Options>();
+  CLI::App* sub = app.add_subcommand(name, summary);
+  sub->add_option("file", options->file, "the state file")->required();
+  if (needs_model) {
+    sub->add_option("--model", options->model, "the model's folder")->required();
+    sub->add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
+  }
+  if (needs_prompt) sub->add_option("--prompt", options->prompt, "the text whose state is saved")->required();
+  sub->add_flag("--json", options->json, "for machines");
+  sub->callback([options, body] { body(*options); });
+}
+
+void setup(CLI::App& app) {
+  app.require_subcommand(1);
+  add(app, "save", "Run a prompt and save the state after it; `generate --state FILE` continues", save, true, true);
+  add(app, "load", "Restore a state into its model and print the text it stands for", load_and_show, true, false);
+  add(app, "info", "What a state file holds", info, false, false);
+}
+
+}  // namespace
+
+const Command command_state{"state", "Save, restore and look into recurrent states", setup};
+
+}  // namespace based::apps

@@ -1,0 +1,148 @@
+#include <fstream>
+#include <iostream>
+
+#include "apps/command.h"
+#include "based/core/json.h"
+#include "based/core/text.h"
+#include "based/data/bpe.h"
+#include "based/data/bpe_trainer.h"
+#include "based/data/documents.h"
+#include "based/data/json_lines.h"
+
+namespace based::apps {
+namespace {
+
+struct TrainOptions {
+  BpeTrainConfig config;
+  std::vector<std::string> files;
+  std::string out, format = "auto";
+  bool json = false;
+};
+
+void train(const TrainOptions& options) {
+  const TextFormat format = text_format(options.format);
+  BpeTrainer trainer(options.config);
+  int64_t documents = 0, bytes = 0;
+  for (const std::string& file : options.files) {
+    read_documents(file, format, [&](std::string_view text) {
+      trainer.add(text);
+      ++documents;
+      bytes += static_cast<int64_t>(text.size());
+    });
+  }
+  const BpeTokenizer tokenizer(trainer.train());
+  tokenizer.save(options.out);
+  if (tokenizer.vocab_size() < options.config.vocab_size) {
+    std::cerr << "based: fewer tokens than the " << options.config.vocab_size << " asked for: no other pair occurs "
+              << options.config.min_frequency << " times\n";
+  }
+  print_line(options.json
+                 ? dump_json({{"tokens", tokenizer.vocab_size()}, {"documents", documents}, {"bytes", bytes}, {"folder", options.out}})
+                 : grouped(tokenizer.vocab_size()) + " tokens from " + format_bytes(static_cast<double>(bytes)) + " in " +
+                       grouped(documents) + " documents, written to " + options.out);
+}
+
+void setup_train(CLI::App& app) {
+  auto options = std::make_shared<TrainOptions>();
+  app.add_option("files", options->files, "text, JSON lines or FASTA, also .zst")->required();
+  app.add_option("--out", options->out, "folder to write vocab.json, merges.txt and tokenizer.json into")->required();
+  app.add_option("--vocab-size", options->config.vocab_size, "tokens, special ones and the 256 bytes included")->capture_default_str();
+  app.add_option("--min-frequency", options->config.min_frequency, "pairs seen less often are not merged")->capture_default_str();
+  app.add_option("--special", options->config.specials, "special tokens; they take the first ids");
+  app.add_option("--format", options->format, "auto (by name), text, jsonl or fasta")->capture_default_str();
+  app.add_flag("--json", options->json, "for machines");
+  app.callback([options] { train(*options); });
+}
+
+struct LinesOptions {
+  std::string tokenizer, file;
+  bool special = false;
+};
+
+template <class Run>
+void with_input(const std::string& file, Run run) {
+  std::ios::sync_with_stdio(false);
+  if (file.empty()) {
+    run(std::cin, "standard input");
+  } else {
+    std::ifstream in(file);
+    if (!in) throw Error(file + ": cannot be read");
+    run(in, file);
+  }
+  if (!std::cout.flush()) throw Error("standard output cannot be written");
+}
+
+void encode(const LinesOptions& options) {
+  const auto tokenizer = make_tokenizer(options.tokenizer);
+  with_input(options.file, [&](std::istream& in, const std::string& name) {
+    encode_json_lines(*tokenizer, options.special ? Specials::recognised : Specials::as_text, in, name, std::cout);
+  });
+}
+
+void decode(const LinesOptions& options) {
+  const auto tokenizer = make_tokenizer(options.tokenizer);
+  with_input(options.file, [&](std::istream& in, const std::string& name) { decode_json_lines(*tokenizer, in, name, std::cout); });
+}
+
+void setup_lines(CLI::App& app, bool encodes) {
+  auto options = std::make_shared<LinesOptions>();
+  app.add_option("--tokenizer", options->tokenizer, "the tokenizer's folder, or 'bytes'")->required();
+  app.add_option("file", options->file, "JSON lines; standard input where none is named");
+  if (encodes) app.add_flag("--special", options->special, "recognise special tokens in the text");
+  app.callback([options, encodes] { encodes ? encode(*options) : decode(*options); });
+}
+
+struct InspectOptions {
+  std::string tokenizer;
+  std::vector<int64_t> ids;
+  bool json = false;
+};
+
+void inspect(const InspectOptions& options) {
+  const auto tokenizer = make_tokenizer(options.tokenizer);
+  const Vocabulary& vocabulary = tokenizer->vocabulary();
+  char hash[20];
+  std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(tokenizer->hash()));
+  Json specials = Json::object(), tokens = Json::object();
+  for (const int32_t id : vocabulary.specials) specials[vocabulary.tokens[static_cast<size_t>(id)]] = id;
+  for (const int64_t id : options.ids) {
+    if (id < 0 || id >= tokenizer->vocab_size()) {
+      throw UsageError("--id must be from 0 to " + std::to_string(tokenizer->vocab_size() - 1) + ", got " + std::to_string(id));
+    }
+    tokens[std::to_string(id)] = in_quotes(tokenizer->token_bytes(static_cast<int32_t>(id)));
+  }
+  if (options.json) {
+    print_line(dump_json({{"tokens", tokenizer->vocab_size()},
+                          {"merges", vocabulary.merges.size()},
+                          {"specials", specials},
+                          {"hash", hash},
+                          {"ids", tokens}}));
+    return;
+  }
+  print_line(grouped(tokenizer->vocab_size()) + " tokens, " + grouped(static_cast<int64_t>(vocabulary.merges.size())) + " merges, hash " +
+             hash);
+  for (const auto& [text, id] : specials.items()) print_line("special " + dump_json(id) + " " + in_quotes(text));
+  for (const auto& [id, text] : tokens.items()) print_line(id + " " + text.get<std::string>());
+}
+
+void setup_inspect(CLI::App& app) {
+  auto options = std::make_shared<InspectOptions>();
+  app.add_option("--tokenizer", options->tokenizer, "the tokenizer's folder, or 'bytes'")->required();
+  app.add_option("--id", options->ids, "show the bytes of these ids");
+  app.add_flag("--json", options->json, "for machines");
+  app.callback([options] { inspect(*options); });
+}
+
+void setup(CLI::App& app) {
+  app.require_subcommand(1);
+  setup_train(*app.add_subcommand("train", "Learn a byte-level BPE vocabulary from text"));
+  setup_lines(*app.add_subcommand("encode", "JSON lines {\"text\"} to {\"ids\"}"), true);
+  setup_lines(*app.add_subcommand("decode", "JSON lines {\"ids\"} to {\"text\"}"), false);
+  setup_inspect(*app.add_subcommand("inspect", "Size, special tokens and hash of a tokenizer"));
+}
+
+}  // namespace
+
+const Command command_tokenize{"tokenize", "Tokenizers: train, encode, decode, inspect", setup};
+
+}  // namespace based::apps

@@ -1,0 +1,58 @@
+// Files that survive a crash, and messages that name them. All functions throw Error as "<path>: what is wrong".
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "based/core/error.h"
+
+namespace based {
+
+std::string read_file(const std::string& path);  // refuses folders
+
+// Writes a temporary sibling, syncs it, renames it over `path` and syncs the folder: after a crash at any moment `path` is the old file or
+// the new one, whole. Where the disk is full, the old file stays and the temporary is removed.
+void write_file_atomic(const std::string& path, std::string_view content);
+
+// The same for content that is made piece by piece. Without commit the destructor removes the temporary and `path` stays as it was.
+class AtomicFile {
+ public:
+  explicit AtomicFile(const std::string& path);
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  ~AtomicFile();
+
+  void write(std::span<const std::byte> bytes);
+  void commit();  // at most once; afterwards nothing may be written
+
+ private:
+  std::string path_, temporary_;
+  int descriptor_ = -1;
+};
+
+// Makes `folder`'s entries durable (a rename or a new file in it).
+void sync_folder(const std::string& folder);
+
+// A regular file mapped for reading; it must not be cut short meanwhile (replacing it, as above, is safe). The bytes stay valid and at
+// their address as long as the object, wherever it moves.
+class MappedFile {
+ public:
+  MappedFile() = default;
+  explicit MappedFile(const std::string& path);
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  const std::string& path() const { return path_; }
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::string path_;
+  std::span<const std::byte> bytes_;
+};
+
+}  // namespace based

@@ -1,0 +1,163 @@
+#include "based/core/plot.h"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+
+#include "based/core/files.h"
+#include "based/core/log.h"
+#include "based/core/plot_layout.h"
+#include "based/core/text.h"
+
+extern char** environ;
+
+namespace based {
+namespace {
+
+using namespace plot_detail;
+
+constexpr const char* kFont = "DejaVu Sans";
+
+// As a gnuplot string; in single quotes nothing but the quote itself is special.
+std::string literal(const std::string& text) {
+  std::string out = "'";
+  for (const char c : text) {
+    if (c == '\'') out += c;
+    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return out += '\'';
+}
+
+std::string screen_x(double points) { return number_text(points / kWidth); }
+std::string screen_y(double points) { return number_text(1 - points / kHeight); }
+
+void add_label(std::string& script, double x, double y, const std::string& text, double size, const std::string& colour, Anchor anchor,
+               bool bold = false) {
+  static constexpr std::array<const char*, 3> kAnchors = {"left", "center", "right"};
+  if (text.empty()) return;
+  script += "set label " + literal(text) + " at screen " + screen_x(x) + ", screen " + screen_y(y) + " " +
+            kAnchors[static_cast<size_t>(anchor)] + " front noenhanced font '" + kFont + (bold ? ":Bold" : "") + "," + number_text(size) +
+            "' textcolor rgb '" + colour + "'\n";
+}
+
+// The text of a tick is a printf format to gnuplot.
+std::string tick_literal(const std::string& text) {
+  std::string doubled;
+  for (const char c : text) doubled += c == '%' ? "%%" : std::string(1, c);
+  return literal(doubled);
+}
+
+void add_axis(std::string& script, const char* name, const Scale& scale) {
+  const std::string axis(name);
+  if (scale.log) script += "set logscale " + axis + "\n";
+  script += "set " + axis + "range [" + number_text(scale.low) + ":" + number_text(scale.high) + "]\nset " + axis + "tics (";
+  for (size_t i = 0; i < scale.ticks.size(); ++i) {
+    if (i > 0) script += ", ";
+    script += tick_literal(scale.ticks[i].text) + " " + number_text(scale.ticks[i].value);
+  }
+  script += std::string(")\nset ") + axis + "tics nomirror out scale 0.6 font '" + kFont + "," + number_text(kTextSize) +
+            "' textcolor rgb '" + kGrey + "'\n";
+}
+
+std::string gnuplot_script(const Plot& plot, const Layout& layout, const std::string& png) {
+  std::string script = "set encoding utf8\nunset key\n";
+  script += "set lmargin at screen " + screen_x(layout.left) + "\nset rmargin at screen " + screen_x(layout.right) + "\n";
+  script += "set tmargin at screen " + screen_y(layout.top) + "\nset bmargin at screen " + screen_y(layout.bottom) + "\n";
+  script +=
+      std::string("set border 1 linecolor rgb '") + kGrey + "'\nset grid noxtics ytics back linetype 1 linecolor rgb '" + kGrid + "'\n";
+  add_axis(script, "x", layout.x);
+  add_axis(script, "y", layout.y);
+  script += "set ytics in scale 0\n";
+  add_label(script, 20, 32, plot.title, kTitleSize, kInk, Anchor::start, true);
+  add_label(script, 20, 60, plot.subtitle, kTextSize, kGrey, Anchor::start);
+  add_label(script, 20, layout.top - 20, plot.y.label, kTextSize, kInk, Anchor::start);
+  add_label(script, (layout.left + layout.right) / 2, layout.bottom + 44, plot.x.label, kTextSize, kInk, Anchor::middle);
+  add_label(script, 20, kHeight - 18, plot.footer, kSmallSize, kGrey, Anchor::start);
+  std::string curves;
+  for (size_t i = 0; i < layout.series.size(); ++i) {
+    const PlotSeries& series = layout.series[i];
+    if (series.points.empty()) continue;
+    const SeriesLabel& label = layout.labels[i];
+    add_label(script, label.x, label.y, series.label, kTextSize, rank_colour(layout.ranks[i]), label.anchor, series.emphasis);
+    const std::string data = "$series" + std::to_string(i);
+    script += data + " << END\n";
+    for (const auto& [x, y] : series.points) script += number_text(x) + " " + number_text(y) + "\n";
+    script += "END\n";
+    const bool markers = draws_markers(series);
+    curves += (curves.empty() ? "plot " : ", ") + data + " using 1:2 with " + (!series.line ? "points" : markers ? "linespoints" : "lines");
+    curves += std::string(" linecolor rgb '") + rank_colour(layout.ranks[i]) + "'";
+    if (series.line) curves += series.emphasis ? " linewidth 3" : " linewidth 1.8";
+    static constexpr std::array<const char*, kShapes> kPointTypes = {"7", "5", "9", "13", "11"};
+    static constexpr std::array<double, kShapes> kSizes = {1, 0.9, 1.1, 1.2, 1.1};  // gnuplot's shapes differ in area
+    if (markers) {
+      const double scale = (series.emphasis ? 1.05 : 0.9) * kSizes[layout.ranks[i] % kShapes];
+      curves += std::string(" pointtype ") + kPointTypes[layout.ranks[i] % kShapes] + " pointsize " + number_text(scale);
+    }
+  }
+  // Twice the points in pixels, so that a projector shows no steps.
+  const std::string terminal = "set terminal pngcairo noenhanced rounded size " + number_text(2 * kWidth) + "," + number_text(2 * kHeight) +
+                               " fontscale 1.5 linewidth 2 pointscale 2 font '" + kFont + "," + number_text(kTextSize) +
+                               "' background rgb '#ffffff'\nset output ";
+  return terminal + literal(png) + "\n" + script + curves + "\nset output\n";
+}
+
+// A file that is gone when the object is.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const std::string& content) {
+    const char* folder = std::getenv("TMPDIR");
+    path_ = std::string(folder != nullptr && *folder != '\0' ? folder : "/tmp") + "/based-plot-XXXXXX";
+    const int descriptor = mkstemp(path_.data());
+    if (descriptor < 0) throw Error(path_ + ": cannot make a temporary file: " + system_message(errno));
+    close(descriptor);
+    if (!content.empty()) write_file_atomic(path_, content);
+  }
+  ~TemporaryFile() { unlink(path_.c_str()); }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// Runs gnuplot over `script`. False where it is not installed; throws Error where it fails.
+bool run_gnuplot(const std::string& script) {
+  const TemporaryFile input(script), messages("");
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, messages.path().c_str(), O_WRONLY, 0);
+  std::string program = "gnuplot", file = input.path();
+  std::array<char*, 3> arguments = {program.data(), file.data(), nullptr};
+  pid_t child = 0;
+  const int failed = posix_spawnp(&child, "gnuplot", &actions, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (failed == ENOENT || failed == EACCES) return false;
+  if (failed != 0) throw Error("gnuplot: cannot start it: " + system_message(failed));
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) throw Error("gnuplot: cannot wait for it: " + system_message(errno));
+  }
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) throw Error("gnuplot failed: " + printable(read_file(messages.path()), 400));
+  return true;
+}
+
+}  // namespace
+
+std::vector<std::string> write_plot(const Plot& plot, const std::string& stem) {
+  const Layout layout = make_layout(plot);
+  write_file_atomic(stem + ".svg", plot_svg(plot));
+  if (run_gnuplot(gnuplot_script(plot, layout, stem + ".png"))) return {stem + ".svg", stem + ".png"};
+  log_warning("gnuplot is not installed: only " + stem + ".svg is written, and no PNG");
+  return {stem + ".svg"};
+}
+
+}  // namespace based

@@ -1,0 +1,41 @@
+// Line and scatter plots for talks and pages, drawn by gnuplot in a child process, as SVG and PNG. Without gnuplot a plain SVG writer of
+// our own draws the same layout.
+#pragma once
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "based/core/error.h"
+
+namespace based {
+
+enum class TickFormat { number, bytes, percent };  // 1,000 · 4 KB (1024-based) · 40 %
+
+struct PlotAxis {
+  std::string label = {};
+  bool log = false;
+  TickFormat format = TickFormat::number;
+  std::optional<double> low = {}, high = {};  // otherwise from the points
+};
+
+struct PlotSeries {
+  std::string label = {};                              // written beside its points: there is no legend to look things up in
+  std::vector<std::pair<double, double>> points = {};  // (x, y), joined in the order of x; those that are not finite are left out
+  bool line = true, markers = true;
+  bool emphasis = false;  // thicker
+};
+
+struct Plot {
+  std::string title, subtitle, footer;  // the footer says what made the plot: data, settings, machine
+  PlotAxis x, y;
+  std::vector<PlotSeries> series;
+};
+
+// Writes `stem`.svg and `stem`.png and returns the files written. Where gnuplot is not installed, only the SVG, and a warning says so.
+// Throws Error where there is nothing to draw, a value cannot be on a logarithmic axis, or a file cannot be written.
+std::vector<std::string> write_plot(const Plot& plot, const std::string& stem);
+
+std::string plot_svg(const Plot& plot);
+
+}  // namespace based

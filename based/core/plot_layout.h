@@ -1,0 +1,55 @@
+// Where everything of a plot goes, in points from the top left corner; shared by the SVG writer and the gnuplot script for the PNG.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "based/core/plot.h"
+
+namespace based::plot_detail {
+
+inline constexpr double kWidth = 960, kHeight = 600;
+inline constexpr double kTitleSize = 22, kTextSize = 15, kSmallSize = 12;
+inline constexpr const char* kInk = "#222222";
+inline constexpr const char* kGrey = "#6b6b6b";
+inline constexpr const char* kGrid = "#e4e4e4";
+
+// Markers differ in shape too, for print without colour. By rank: ● ■ ▲ ◆ ▼.
+inline constexpr size_t kShapes = 5;
+
+const char* rank_colour(size_t rank);
+
+struct Tick {
+  double value = 0;
+  std::string text;
+};
+
+struct Scale {
+  double low = 0, high = 1;   // of the data
+  double begin = 0, end = 1;  // in points
+  bool log = false;
+  std::vector<Tick> ticks;
+
+  double operator()(double value) const;
+};
+
+enum class Anchor { start, middle, end };
+
+struct SeriesLabel {
+  double x = 0, y = 0;  // the text's anchor on its middle line
+  Anchor anchor = Anchor::start;
+};
+
+struct Layout {
+  double left = 0, right = 0, top = 0, bottom = 0;  // the plot area
+  Scale x, y;
+  std::vector<PlotSeries> series;   // sorted by x, drawable points only
+  std::vector<SeriesLabel> labels;  // one a series
+  std::vector<size_t> ranks;        // one a series, for colour and shape: what is emphasised gets the first
+};
+
+Layout make_layout(const Plot& plot);
+
+bool draws_markers(const PlotSeries& series);  // a curve of many points is better without
+std::string number_text(double value);         // shortest digits that read back the same
+
+}  // namespace based::plot_detail

@@ -1,0 +1,119 @@
+#include <array>
+
+#include "based/core/plot.h"
+#include "based/core/plot_layout.h"
+
+namespace based {
+namespace {
+
+using plot_detail::Anchor;
+using plot_detail::Layout;
+using plot_detail::number_text;
+
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '<') {
+      out += "&lt;";
+    } else if (c == '>') {
+      out += "&gt;";
+    } else if (c == '&') {
+      out += "&amp;";
+    } else if (c == '"') {
+      out += "&quot;";
+    } else {
+      out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+    }
+  }
+  return out;
+}
+
+std::string rounded(double value) {
+  return number_text(static_cast<double>(static_cast<long>(value * 10 + (value < 0 ? -0.5 : 0.5))) / 10);
+}
+
+class Svg {
+ public:
+  Svg() {
+    out_ = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + number_text(plot_detail::kWidth) + " " +
+           number_text(plot_detail::kHeight) + "\" font-family=\"DejaVu Sans, Helvetica, Arial, sans-serif\">\n";
+    out_ += "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n";
+  }
+
+  void line(double x1, double y1, double x2, double y2, const std::string& colour) {
+    out_ += "<line x1=\"" + rounded(x1) + "\" y1=\"" + rounded(y1) + "\" x2=\"" + rounded(x2) + "\" y2=\"" + rounded(y2) + "\" stroke=\"" +
+            colour + "\"/>\n";
+  }
+
+  // `y` is the middle of the text.
+  void text(double x, double y, const std::string& content, double size, const std::string& colour, Anchor anchor, bool bold = false) {
+    static constexpr std::array<const char*, 3> kAnchors = {"start", "middle", "end"};
+    out_ += "<text x=\"" + rounded(x) + "\" y=\"" + rounded(y + 0.36 * size) + "\" font-size=\"" + number_text(size) + "\" fill=\"" +
+            colour + "\" text-anchor=\"" + kAnchors[static_cast<size_t>(anchor)] + "\"" + (bold ? " font-weight=\"bold\"" : "") + ">" +
+            escaped(content) + "</text>\n";
+  }
+
+  static std::string marker(double x, double y, double r, size_t rank) {
+    static constexpr std::array<std::array<double, 8>, plot_detail::kShapes> kCorners = {{{},
+                                                                                          {-0.9, -0.9, 0.9, -0.9, 0.9, 0.9, -0.9, 0.9},
+                                                                                          {0, -1.2, 0, -1.2, 1.1, 0.9, -1.1, 0.9},
+                                                                                          {0, -1.3, 1.3, 0, 0, 1.3, -1.3, 0},
+                                                                                          {0, 1.2, 0, 1.2, 1.1, -0.9, -1.1, -0.9}}};
+    const auto& corners = kCorners[rank % plot_detail::kShapes];
+    if (rank % plot_detail::kShapes == 0) return "<circle cx=\"" + rounded(x) + "\" cy=\"" + rounded(y) + "\" r=\"" + rounded(r) + "\"/>\n";
+    std::string points;
+    for (size_t i = 0; i < corners.size(); i += 2) points += rounded(x + r * corners[i]) + "," + rounded(y + r * corners[i + 1]) + " ";
+    return "<polygon points=\"" + points + "\"/>\n";
+  }
+
+  void series(const Layout& layout, size_t index) {
+    const PlotSeries& series = layout.series[index];
+    const std::string colour = plot_detail::rank_colour(layout.ranks[index]);
+    std::string path, markers;
+    for (const auto& [x, y] : series.points) {
+      path += rounded(layout.x(x)) + "," + rounded(layout.y(y)) + " ";
+      markers += marker(layout.x(x), layout.y(y), series.emphasis ? 5.5 : 4.5, layout.ranks[index]);
+    }
+    if (series.line) {
+      out_ += "<polyline points=\"" + path + "\" fill=\"none\" stroke=\"" + colour + "\" stroke-linejoin=\"round\" stroke-width=\"" +
+              (series.emphasis ? "3.5" : "2") + "\"/>\n";
+    }
+    if (plot_detail::draws_markers(series)) out_ += "<g fill=\"" + colour + "\">\n" + markers + "</g>\n";
+  }
+
+  std::string finish() { return out_ + "</svg>\n"; }
+
+ private:
+  std::string out_;
+};
+
+}  // namespace
+
+std::string plot_svg(const Plot& plot) {
+  using namespace plot_detail;
+  const Layout layout = make_layout(plot);
+  Svg svg;
+  for (const Tick& tick : layout.y.ticks) {
+    svg.line(layout.left, layout.y(tick.value), layout.right, layout.y(tick.value), kGrid);
+    svg.text(layout.left - 10, layout.y(tick.value), tick.text, kTextSize, kGrey, Anchor::end);
+  }
+  svg.line(layout.left, layout.bottom, layout.right, layout.bottom, kGrey);
+  for (const Tick& tick : layout.x.ticks) {
+    svg.line(layout.x(tick.value), layout.bottom, layout.x(tick.value), layout.bottom + 5, kGrey);
+    svg.text(layout.x(tick.value), layout.bottom + 18, tick.text, kTextSize, kGrey, Anchor::middle);
+  }
+  svg.text(20, 32, plot.title, kTitleSize, kInk, Anchor::start, true);
+  svg.text(20, 60, plot.subtitle, kTextSize, kGrey, Anchor::start);
+  svg.text(20, layout.top - 20, plot.y.label, kTextSize, kInk, Anchor::start);
+  svg.text((layout.left + layout.right) / 2, layout.bottom + 44, plot.x.label, kTextSize, kInk, Anchor::middle);
+  svg.text(20, kHeight - 18, plot.footer, kSmallSize, kGrey, Anchor::start);
+  for (size_t i = 0; i < layout.series.size(); ++i) {
+    if (layout.series[i].points.empty()) continue;
+    svg.series(layout, i);
+    const SeriesLabel& label = layout.labels[i];
+    svg.text(label.x, label.y, layout.series[i].label, kTextSize, rank_colour(layout.ranks[i]), label.anchor, layout.series[i].emphasis);
+  }
+  return svg.finish();
+}
+
+}  // namespace based

@@ -1,0 +1,163 @@
+#include "based/core/progress.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+
+namespace based {
+namespace {
+
+constexpr double kRedrawSeconds = 0.1;
+constexpr int kBarWidth = 30;
+constexpr const char* kClearLine = "\r\x1b[K";
+
+std::mutex stderr_mutex;
+Progress* active = nullptr;  // the line being drawn on a terminal, if any
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Failing to write progress must not fail the work.
+void write_all(int descriptor, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t done = ::write(descriptor, text.data(), text.size());
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) return;
+    text.remove_prefix(static_cast<size_t>(done));
+  }
+}
+
+bool is_terminal(const ProgressOptions& options) {
+  if (options.terminal_width != 0) return options.terminal_width > 0;
+  const char* term = std::getenv("TERM");
+  return ::isatty(options.descriptor) == 1 && term != nullptr && std::string_view(term) != "dumb";
+}
+
+int terminal_columns(const ProgressOptions& options) {
+  if (options.terminal_width > 0) return options.terminal_width;
+  winsize size{};
+  return ::ioctl(options.descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+std::string format(const char* pattern, double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, pattern, value);
+  return text;
+}
+
+}  // namespace
+
+Progress::Progress(std::string label, int64_t total, ProgressOptions options, int64_t done)
+    : label_(std::move(label)), total_(total), first_(done), done_(done), options_(options), started_(now()), last_drawn_(started_) {
+  terminal_ = !options_.quiet && is_terminal(options_);
+  if (terminal_) {
+    const std::lock_guard lock(stderr_mutex);
+    active = this;
+    draw(false);
+  }
+}
+
+Progress::~Progress() { finish(); }
+
+void Progress::update(int64_t done, Fields fields) {
+  if (options_.quiet) return;
+  const std::lock_guard lock(stderr_mutex);
+  done_ = done;
+  fields_ = std::move(fields);
+  dirty_ = true;
+  if (now() - last_drawn_ >= (terminal_ ? kRedrawSeconds : options_.plain_interval)) draw(false);
+}
+
+void Progress::finish() {
+  if (options_.quiet) return;
+  const std::lock_guard lock(stderr_mutex);
+  if (finished_) return;
+  finished_ = true;
+  if (active == this) active = nullptr;
+  if (terminal_ || dirty_) draw(true);
+}
+
+void Progress::draw(bool last) {
+  if (terminal_) {
+    write_all(options_.descriptor, kClearLine + line(terminal_columns(options_) - 1) + (last ? "\n" : ""));
+  } else {
+    write_all(options_.descriptor, line(-1) + "\n");
+  }
+  last_drawn_ = now();
+  dirty_ = false;
+}
+
+std::string Progress::line(int columns) const {
+  std::string out = label_;
+  if (total_ > 0) {
+    const double fraction = std::clamp(static_cast<double>(done_) / static_cast<double>(total_), 0.0, 1.0);
+    if (columns >= 0) {
+      const auto filled = static_cast<size_t>(fraction * kBarWidth);
+      out.append("  [").append(filled, '#').append(kBarWidth - filled, '-').append("]");
+    }
+    out += format("  %3.0f %%", std::floor(fraction * 100));
+  }
+  out.append("  ").append(std::to_string(done_));
+  if (total_ > 0) out.append("/").append(std::to_string(total_));
+  for (const auto& [name, value] : fields_) out.append("  ").append(name).append(" ").append(value);
+  const double elapsed = now() - started_;
+  if (total_ > 0 && done_ < total_ && done_ > first_) {
+    out += "  ETA " + format_duration(elapsed * static_cast<double>(total_ - done_) / static_cast<double>(done_ - first_));
+  } else if (total_ == 0 || done_ >= total_) {
+    out += "  in " + format_duration(elapsed);
+  }
+  if (columns >= 0 && out.size() > static_cast<size_t>(columns)) out.resize(static_cast<size_t>(columns));
+  return out;
+}
+
+void write_above_progress(std::string_view text) {
+  const std::lock_guard lock(stderr_mutex);
+  if (active != nullptr) write_all(active->options_.descriptor, kClearLine);
+  write_all(STDERR_FILENO, text);
+  if (active != nullptr) active->draw(false);
+}
+
+std::string format_duration(double seconds) {
+  if (!(seconds < 1e9)) return "?";
+  if (seconds < 59.95) return format("%.1fs", seconds);
+  const auto whole = static_cast<int64_t>(std::llround(seconds));
+  char text[64];
+  if (whole < 3600) {
+    std::snprintf(text, sizeof text, "%dm%02ds", static_cast<int>(whole / 60), static_cast<int>(whole % 60));
+  } else {
+    std::snprintf(text, sizeof text, "%dh%02dm", static_cast<int>(whole / 3600), static_cast<int>(whole / 60 % 60));
+  }
+  return text;
+}
+
+std::string format_count(double count) {
+  static constexpr const char* kSuffix[] = {"", "k", "M", "G", "T"};
+  size_t unit = 0;
+  while (std::fabs(count) >= 999.5 && unit + 1 < std::size(kSuffix)) {
+    count /= 1000;
+    ++unit;
+  }
+  return format(std::fabs(count) >= 99.95 || (unit == 0 && count == std::floor(count)) ? "%.0f"
+                : std::fabs(count) >= 9.995                                            ? "%.1f"
+                                                                                       : "%.2f",
+                count) +
+         kSuffix[unit];
+}
+
+std::string format_bytes(double bytes) {
+  static constexpr const char* kSuffix[] = {" B", " KiB", " MiB", " GiB", " TiB"};
+  size_t unit = 0;
+  while (std::fabs(bytes) >= 1023.95 && unit + 1 < std::size(kSuffix)) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return format(unit == 0 || std::fabs(bytes) >= 99.95 ? "%.0f" : "%.1f", bytes) + kSuffix[unit];
+}
+
+}  // namespace based

@@ -1,0 +1,54 @@
+// The progress line of a long command, on stderr:
+//   train  [#########---------------------]  31 %  620/2000  loss 2.314  tokens/s 18.2k  ETA 1m32s
+// On a terminal it is redrawn in place; otherwise a plain line comes about every ten seconds, for log files.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace based {
+
+struct ProgressOptions {
+  bool quiet = false;          // draw nothing
+  int descriptor = 2;          // stderr
+  int terminal_width = 0;      // columns of the terminal; 0: ask it; below 0: no terminal, plain lines
+  double plain_interval = 10;  // seconds between plain lines
+};
+
+class Progress {
+ public:
+  using Fields = std::vector<std::pair<std::string, std::string>>;  // name, value as it is to be shown
+
+  // `done` of `total` steps are behind us already (a resumed run); total 0: unknown, no bar and no ETA.
+  Progress(std::string label, int64_t total, ProgressOptions options = {}, int64_t done = 0);
+  ~Progress();  // as finish()
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void update(int64_t done, Fields fields = {});  // cheap enough for every step: draws at most ten times a second
+  void finish();                                  // draws the last state and ends the line
+
+ private:
+  std::string line(int columns) const;  // columns < 0: no limit and no bar
+  void draw(bool last);
+
+  friend void write_above_progress(std::string_view text);
+
+  std::string label_;
+  int64_t total_, first_, done_;
+  ProgressOptions options_;
+  Fields fields_;
+  double started_, last_drawn_;
+  bool terminal_ = false, finished_ = false, dirty_ = true;
+};
+
+// Writes to stderr without tearing a progress line that is being drawn there.
+void write_above_progress(std::string_view text);
+
+std::string format_duration(double seconds);  // "4.2s", "1m32s", "3h05m"
+std::string format_count(double count);       // "950", "18.2k", "1.35M"
+std::string format_bytes(double bytes);       // "512 B", "6.1 MiB"
+
+}  // namespace based

@@ -1,0 +1,18 @@
+// Text for messages: bytes from outside made safe to print.
+#pragma once
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace based {
+
+// Control characters and bytes that are not ASCII as \xNN; cut after `limit` bytes, saying so.
+std::string printable(std::string_view text, size_t limit = 80);
+std::string in_quotes(std::string_view text, size_t limit = 80);  // 'text', printable
+
+bool has_control_characters(std::string_view utf8);  // below U+0020, and U+007F to U+009F
+
+// What errno means, as "No such file or directory".
+std::string system_message(int error_number);
+
+}  // namespace based

@@ -1,0 +1,176 @@
+#include "based/data/documents.h"
+
+#include <zstd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "based/core/json.h"
+#include "based/core/text.h"
+
+namespace based {
+namespace {
+
+bool ends_with(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+// The bytes of a file in pieces, decompressed where its name ends in .zst.
+class ByteStream {
+ public:
+  explicit ByteStream(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "rb"), &std::fclose), input_(1 << 17) {
+    if (!file_) throw Error(path + ": " + system_message(errno));
+    if (ends_with(path, ".zst")) {
+      zstd_.reset(ZSTD_createDStream());
+      output_.resize(ZSTD_DStreamOutSize());
+    }
+  }
+
+  // The next bytes, valid until the next call; empty at the end.
+  std::string_view next() {
+    if (!zstd_) return read();
+    for (;;) {
+      if (pending_.pos == pending_.size) {
+        const std::string_view bytes = read();
+        if (bytes.empty()) {
+          if (inside_frame_) throw Error(path_ + ": cut off: it ends inside a compressed frame");
+          return {};
+        }
+        pending_ = {bytes.data(), bytes.size(), 0};
+      }
+      ZSTD_outBuffer out{output_.data(), output_.size(), 0};
+      const size_t left = ZSTD_decompressStream(zstd_.get(), &out, &pending_);
+      if (ZSTD_isError(left)) throw Error(path_ + ": damaged zstd data: " + ZSTD_getErrorName(left));
+      inside_frame_ = left != 0;
+      if (out.pos > 0) return {output_.data(), out.pos};
+    }
+  }
+
+ private:
+  std::string_view read() {
+    const size_t count = std::fread(input_.data(), 1, input_.size(), file_.get());
+    if (count == 0 && std::ferror(file_.get())) throw Error(path_ + ": " + system_message(errno));
+    return {input_.data(), count};
+  }
+
+  struct FreeStream {
+    void operator()(ZSTD_DStream* stream) const { ZSTD_freeDStream(stream); }
+  };
+  std::string path_;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
+  std::unique_ptr<ZSTD_DStream, FreeStream> zstd_;
+  std::vector<char> input_, output_;
+  ZSTD_inBuffer pending_{nullptr, 0, 0};
+  bool inside_frame_ = false;
+};
+
+void append_bounded(std::string& document, std::string_view more, const std::string& path) {
+  if (document.size() + more.size() > kMaxDocumentBytes) throw Error(path + ": a document is longer than 2 GiB; split it");
+  document += more;
+}
+
+// Calls `line` with every line, without its line feed, and its number from 1.
+void for_each_line(const std::string& path, const std::function<void(std::string_view, int64_t)>& line) {
+  ByteStream stream(path);
+  std::string held;  // the start of a line whose end is still to come
+  int64_t number = 0;
+  for (std::string_view piece = stream.next(); !piece.empty(); piece = stream.next()) {
+    while (!piece.empty()) {
+      const size_t stop = piece.find('\n');
+      if (stop == std::string_view::npos) {
+        append_bounded(held, piece, path);
+        break;
+      }
+      if (held.empty()) {
+        line(piece.substr(0, stop), ++number);
+      } else {
+        append_bounded(held, piece.substr(0, stop), path);
+        line(held, ++number);
+        held.clear();
+      }
+      piece.remove_prefix(stop + 1);
+    }
+  }
+  if (!held.empty()) line(held, ++number);
+}
+
+void read_json_lines(const std::string& path, const std::function<void(std::string_view)>& document) {
+  for_each_line(path, [&](std::string_view line, int64_t number) {
+    if (line.empty() || line == "\r") return;
+    const std::string where = path + ":" + std::to_string(number);
+    const Json value = parse_json(line, where);
+    const auto text = value.is_object() ? value.find("text") : value.end();
+    if (text == value.end() || !text->is_string()) throw Error(where + ": needs an object with the text in 'text'");
+    document(text->get_ref<const std::string&>());
+  });
+}
+
+void read_fasta(const std::string& path, const std::function<void(std::string_view)>& document) {
+  std::string sequence;
+  int64_t header = 0;  // line of the record's header; 0: none yet
+  const auto finish = [&] {
+    if (header > 0 && sequence.empty()) throw Error(path + ":" + std::to_string(header) + ": the record has no sequence");
+    if (header > 0) document(sequence);
+    sequence.clear();
+  };
+  for_each_line(path, [&](std::string_view line, int64_t number) {
+    if (ends_with(line, "\r")) line.remove_suffix(1);
+    if (line.empty()) return;
+    const std::string where = path + ":" + std::to_string(number);
+    if (line.front() == '>') {
+      finish();
+      header = number;
+      return;
+    }
+    if (header == 0) throw Error(where + ": a FASTA file must start with a line '>name'");
+    for (const char c : line) {
+      const bool known = (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '*' || c == '-';
+      if (!known) throw Error(where + ": " + in_quotes(std::string_view(&c, 1)) + " is no letter of a sequence");
+    }
+    append_bounded(sequence, line, path);
+  });
+  finish();
+}
+
+void read_text(const std::string& path, const std::function<void(std::string_view)>& document) {
+  ByteStream stream(path);
+  std::string text;
+  for (std::string_view piece = stream.next(); !piece.empty(); piece = stream.next()) append_bounded(text, piece, path);
+  if (!text.empty()) document(text);
+}
+
+TextFormat format_of_name(const std::string& path) {
+  std::string_view name = path;
+  if (ends_with(name, ".zst")) name.remove_suffix(4);
+  for (const char* end : {".txt", ".md"}) {
+    if (ends_with(name, end)) return TextFormat::text;
+  }
+  for (const char* end : {".fa", ".fasta", ".fna"}) {
+    if (ends_with(name, end)) return TextFormat::fasta;
+  }
+  if (ends_with(name, ".jsonl")) return TextFormat::json_lines;
+  throw Error(path + ": the name does not tell the format; give it as text, jsonl or fasta");
+}
+
+}  // namespace
+
+TextFormat text_format(const std::string& name) {
+  if (name == "auto") return TextFormat::by_name;
+  if (name == "text") return TextFormat::text;
+  if (name == "jsonl") return TextFormat::json_lines;
+  if (name == "fasta") return TextFormat::fasta;
+  throw UsageError("format must be auto, text, jsonl or fasta, got " + in_quotes(name));
+}
+
+void read_documents(const std::string& path, TextFormat format, const std::function<void(std::string_view)>& document) {
+  switch (format == TextFormat::by_name ? format_of_name(path) : format) {
+    case TextFormat::json_lines: return read_json_lines(path, document);
+    case TextFormat::fasta: return read_fasta(path, document);
+    default: return read_text(path, document);
+  }
+}
+
+}  // namespace based

@@ -1,0 +1,122 @@
+// The published MQAR generator, draw for draw. std::mt19937 seeds and runs like numpy's legacy generator and like torch's on the CPU.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numeric>
+
+#include "based/data/mqar.h"
+
+namespace based {
+namespace {
+
+// What numpy.random.RandomState draws from its 32-bit words.
+class LegacyNumpy {
+ public:
+  explicit LegacyNumpy(int64_t seed) : words_(static_cast<uint32_t>(seed)) {
+    if (seed < 0 || seed > UINT32_MAX)
+      throw UsageError("mqar: with compat 'zoology' the seed must be from 0 to 2^32-1, got " + std::to_string(seed));
+  }
+
+  // 0 .. most, by masking and drawing again.
+  uint32_t interval(uint32_t most) {
+    if (most == 0) return 0;
+    const uint32_t mask = std::bit_ceil(uint64_t{most} + 1) - 1;
+    uint32_t value = words_() & mask;
+    while (value > most) value = words_() & mask;
+    return value;
+  }
+
+  double uniform() {
+    const uint32_t high = words_() >> 5, low = words_() >> 6;
+    return (high * 67108864.0 + low) / 9007199254740992.0;
+  }
+
+  // choice(n, count, replace=False): the head of a whole permutation.
+  std::vector<int32_t> choose(int32_t n, int64_t count) {
+    std::vector<int32_t> all(static_cast<size_t>(n));
+    std::iota(all.begin(), all.end(), 0);
+    for (size_t i = all.size() - 1; i > 0; --i) std::swap(all[i], all[interval(static_cast<uint32_t>(i))]);
+    all.resize(static_cast<size_t>(count));
+    return all;
+  }
+
+  // choice(len(p), count, replace=False, p): rounds of draws, of which the first of each value counts.
+  std::vector<int64_t> choose_weighted(std::vector<double> p, int64_t count) {
+    std::vector<int64_t> found;
+    std::vector<double> cumulative(p.size());
+    while (static_cast<int64_t>(found.size()) < count) {
+      std::vector<double> draws(static_cast<size_t>(count) - found.size());
+      for (double& x : draws) x = uniform();
+      for (const int64_t index : found) p[static_cast<size_t>(index)] = 0;
+      std::partial_sum(p.begin(), p.end(), cumulative.begin());
+      const double total = cumulative.back();
+      for (double& c : cumulative) c /= total;
+      const size_t before = found.size();
+      for (const double x : draws) {
+        const int64_t index = std::upper_bound(cumulative.begin(), cumulative.end(), x) - cumulative.begin();
+        const auto fresh = found.begin() + static_cast<std::ptrdiff_t>(before);
+        if (std::find(fresh, found.end(), index) == found.end()) found.push_back(index);
+      }
+    }
+    return found;
+  }
+
+ private:
+  std::mt19937 words_;
+};
+
+std::vector<double> gap_probabilities(int64_t space, double power_a) {
+  std::vector<double> p(static_cast<size_t>(space));
+  for (size_t i = 0; i < p.size(); ++i) p[i] = power_a * std::pow(static_cast<double>(i + 1), power_a - 1);
+  const double total = std::accumulate(p.begin(), p.end(), 0.0);
+  for (double& each : p) each /= total;
+  return p;
+}
+
+}  // namespace
+
+MqarData make_zoology_mqar(const MqarConfig& config, std::mt19937& fillers) {
+  check_mqar(config);
+  if (config.power_a <= 0) throw UsageError("mqar: with compat 'zoology' power_a must be above 0");
+  LegacyNumpy numpy(config.seed);
+  const auto examples = static_cast<size_t>(config.examples), length = static_cast<size_t>(config.length);
+  const auto pairs = static_cast<size_t>(config.pairs);
+  const auto vocab = static_cast<int32_t>(config.vocab_size), half = vocab / 2;
+  std::vector<std::vector<int32_t>> keys(examples), values(examples);
+  for (auto& row : keys) row = numpy.choose(half - 1, config.pairs);
+  for (auto& row : values) row = numpy.choose(vocab - half, config.pairs);
+  const std::vector<double> probabilities = gap_probabilities((config.length - 2 * config.pairs) / 2, config.power_a);
+
+  MqarData data{config.examples, config.length, std::vector<int32_t>(examples * length, 0), {}};
+  data.labels.assign(examples * length, kNoLabel);
+  for (size_t row = 0; row < examples; ++row) {
+    const std::vector<int64_t> gaps = numpy.choose_weighted(probabilities, config.pairs);
+    int32_t* inputs = data.inputs.data() + row * length;
+    int32_t* labels = data.labels.data() + row * length;
+    for (size_t i = 0; i < pairs; ++i) {
+      const int32_t key = keys[row][i] + 1, value = values[row][i] + half;
+      const size_t query = 2 * (pairs + static_cast<size_t>(gaps[i]));
+      inputs[2 * i] = key;
+      inputs[2 * i + 1] = value;
+      inputs[query] = key;
+      labels[query] = value;
+    }
+  }
+  if (config.random_fillers) {
+    for (int32_t& token : data.inputs) {  // a word for every place, used or not
+      const auto filler = static_cast<int32_t>(fillers() % static_cast<uint32_t>(vocab));
+      if (token == 0) token = filler;
+    }
+  }
+  return data;
+}
+
+ZoologySeeds zoology_segment_seeds(int64_t data_seed, int64_t train_segments, int64_t test_segments) {
+  LegacyNumpy numpy(data_seed);
+  ZoologySeeds seeds;
+  for (int64_t i = 0; i < train_segments; ++i) seeds.train.push_back(numpy.interval(0x7fffffff));
+  for (int64_t i = 0; i < test_segments; ++i) seeds.test.push_back((int64_t{1} << 31) + numpy.interval(0x7fffffff));
+  return seeds;
+}
+
+}  // namespace based

@@ -1,0 +1,110 @@
+#include <cstring>
+#include <filesystem>
+
+#include "based/core/hash.h"
+#include "based/data/documents.h"
+#include "based/data/shards.h"
+
+namespace based {
+namespace {
+
+namespace fs = std::filesystem;
+
+template <class T>
+void put(std::vector<std::byte>& bytes, size_t offset, T value) {
+  std::memcpy(bytes.data() + offset, &value, sizeof(T));
+}
+
+std::string shard_name(int64_t number) {
+  const std::string digits = std::to_string(number);
+  return std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0') + digits + ".tokens";
+}
+
+}  // namespace
+
+ShardWriter::ShardWriter(const std::string& folder, const Tokenizer& tokenizer, int64_t max_tokens)
+    : folder_(folder), vocab_size_(tokenizer.vocab_size()), max_tokens_(max_tokens), tokenizer_hash_(tokenizer.hash()) {
+  if (max_tokens < 1) throw UsageError("tokens a shard must be at least 1, got " + std::to_string(max_tokens));
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw Error(folder + ": cannot make the folder: " + error.message());
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() == ".tokens")
+      throw Error(entry.path().string() + ": the folder holds token shards already; remove them first");
+  }
+}
+
+void ShardWriter::add_document(std::span<const int32_t> ids) {
+  if (ids.empty()) return;
+  for (const int32_t id : ids) {
+    if (id < 0 || id >= vocab_size_) {
+      throw Error("token id " + std::to_string(id) + " is outside the vocabulary of " + std::to_string(vocab_size_) + " tokens");
+    }
+  }
+  if (!tokens_.empty() && static_cast<int64_t>(tokens_.size() + ids.size()) > max_tokens_) write_shard(false);
+  starts_.push_back(tokens_.size());
+  tokens_.insert(tokens_.end(), ids.begin(), ids.end());
+}
+
+void ShardWriter::finish() {
+  if (tokens_.empty()) throw Error(folder_ + ": nothing to write: there were no documents");
+  write_shard(true);
+}
+
+void ShardWriter::write_shard(bool last) {
+  const size_t width = vocab_size_ <= 65536 ? 2 : 4, token_bytes = (tokens_.size() * width + 7) / 8 * 8;
+  std::vector<std::byte> body(token_bytes + 8 * starts_.size()), header(72);
+  for (size_t i = 0; i < tokens_.size(); ++i) {
+    width == 2 ? put(body, 2 * i, static_cast<uint16_t>(tokens_[i])) : put(body, 4 * i, tokens_[i]);
+  }
+  std::memcpy(body.data() + token_bytes, starts_.data(), 8 * starts_.size());
+  std::memcpy(header.data(), "BASEDTOK", 8);
+  put(header, 8, uint32_t{1});
+  put(header, 12, static_cast<uint32_t>(width));
+  put(header, 16, static_cast<uint64_t>(tokens_.size()));
+  put(header, 24, static_cast<uint64_t>(starts_.size()));
+  put(header, 32, static_cast<uint64_t>(vocab_size_));
+  put(header, 40, tokenizer_hash_);
+  put(header, 48, xxh3_64(body));
+  put(header, 56, static_cast<uint32_t>(number_));
+  put(header, 60, static_cast<uint32_t>(last));
+  put(header, 64, xxh3_64(std::span(header).first(64)));
+  AtomicFile file(folder_ + "/" + shard_name(number_));
+  file.write(header);
+  file.write(body);
+  file.commit();
+  ++number_;
+  tokens_.clear();
+  starts_.clear();
+}
+
+PackReport pack_files(const std::vector<std::string>& files, const std::string& format, const Tokenizer& tokenizer,
+                      const std::string& folder, int64_t shard_tokens) {
+  const TextFormat text_format_of_all = text_format(format);
+  if (files.empty()) throw UsageError("no files to pack");
+  const std::optional<int32_t> end_of_text = tokenizer.end_of_text();
+  PackReport report;
+  report.end_of_text = end_of_text.has_value();
+  ShardWriter writer(folder, tokenizer, shard_tokens);
+  std::vector<int32_t> ids;
+  for (const std::string& file : files) {
+    read_documents(file, text_format_of_all, [&](std::string_view text) {
+      ids.clear();
+      tokenizer.encode_text(text, ids);
+      if (ids.empty()) {
+        ++report.empty;
+        return;
+      }
+      if (end_of_text) ids.push_back(*end_of_text);
+      writer.add_document(ids);
+      ++report.documents;
+      report.tokens += static_cast<int64_t>(ids.size());
+      report.bytes += static_cast<int64_t>(text.size());
+    });
+  }
+  writer.finish();
+  report.shards = writer.shards();
+  return report;
+}
+
+}  // namespace based

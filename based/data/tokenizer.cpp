@@ -1,0 +1,142 @@
+#include "based/data/tokenizer.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "based/core/hash.h"
+#include "based/core/text.h"
+#include "based/data/bpe.h"
+
+namespace based {
+namespace {
+
+constexpr const char* kEndOfText = "<|endoftext|>";
+
+uint64_t hash_of(const Vocabulary& vocabulary) {
+  std::string content;
+  const auto number = [&content](int64_t value) {
+    for (int shift = 0; shift < 64; shift += 8) content += static_cast<char>(static_cast<uint64_t>(value) >> shift & 0xff);
+  };
+  number(static_cast<int64_t>(vocabulary.tokens.size()));
+  for (const std::string& token : vocabulary.tokens) {
+    number(static_cast<int64_t>(token.size()));
+    content += token;
+  }
+  number(static_cast<int64_t>(vocabulary.merges.size()));
+  for (const Merge& merge : vocabulary.merges) {
+    for (const int32_t id : {merge.left, merge.right, merge.result}) number(id);
+  }
+  for (const int32_t id : vocabulary.specials) number(id);
+  return xxh3_64(std::as_bytes(std::span(content)));
+}
+
+Vocabulary byte_vocabulary() {
+  Vocabulary vocabulary;
+  for (int b = 0; b < 256; ++b) vocabulary.tokens.emplace_back(1, static_cast<char>(b));
+  vocabulary.tokens.emplace_back(kEndOfText);
+  vocabulary.specials = {256};
+  return vocabulary;
+}
+
+// How many bytes at the end of `text` may be the start of a character whose rest is still to come: 0 to 3.
+size_t unfinished_bytes(std::string_view text) {
+  for (size_t n = 1; n <= std::min<size_t>(3, text.size()); ++n) {
+    const auto lead = static_cast<unsigned char>(text[text.size() - n]);
+    if ((lead & 0xc0) == 0x80) continue;
+    const size_t size = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc2 ? 2 : 1;
+    return lead <= 0xf4 && size > n ? n : 0;
+  }
+  return 0;
+}
+
+}  // namespace
+
+Tokenizer::Tokenizer(Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)), hash_(hash_of(vocabulary_)) {}
+
+bool Tokenizer::is_special(int32_t id) const { return std::binary_search(vocabulary_.specials.begin(), vocabulary_.specials.end(), id); }
+
+std::optional<int32_t> Tokenizer::special(std::string_view text) const {
+  for (const int32_t id : vocabulary_.specials) {
+    if (vocabulary_.tokens[static_cast<size_t>(id)] == text) return id;
+  }
+  return std::nullopt;
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, Specials specials) const {
+  std::vector<int32_t> ids;
+  ids.reserve(text.size() / 3 + 1);
+  if (specials == Specials::as_text) {
+    encode_text(text, ids);
+    return ids;
+  }
+  // Where each special token occurs next; of several at one place the longest wins.
+  std::vector<size_t> next(vocabulary_.specials.size(), 0);
+  for (size_t at = 0;;) {
+    size_t first = std::string_view::npos;
+    int32_t found = -1;
+    for (size_t i = 0; i < next.size(); ++i) {
+      const std::string& token = vocabulary_.tokens[static_cast<size_t>(vocabulary_.specials[i])];
+      if (next[i] != std::string_view::npos && (at == 0 || next[i] < at)) next[i] = text.find(token, at);
+      const bool longer = next[i] == first && found >= 0 && token.size() > token_bytes(found).size();
+      if (next[i] < first || longer) {
+        first = next[i];
+        found = vocabulary_.specials[i];
+      }
+    }
+    if (found < 0) {
+      encode_text(text.substr(at), ids);
+      return ids;
+    }
+    encode_text(text.substr(at, first - at), ids);
+    ids.push_back(found);
+    at = first + token_bytes(found).size();
+  }
+}
+
+std::string_view Tokenizer::token_bytes(int32_t id) const {
+  if (id < 0 || id >= vocab_size()) {
+    throw Error("token id " + std::to_string(id) + " is outside the vocabulary of " + std::to_string(vocab_size()) + " tokens");
+  }
+  return vocabulary_.tokens[static_cast<size_t>(id)];
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids) const {
+  std::string text;
+  for (const int32_t id : ids) text += token_bytes(id);
+  return text;
+}
+
+void Tokenizer::save(const std::string& folder) const {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw Error(folder + ": cannot make the folder: " + error.message());
+  write_vocabulary(vocabulary_, folder);
+}
+
+ByteTokenizer::ByteTokenizer() : Tokenizer(byte_vocabulary()) {}
+
+void ByteTokenizer::encode_text(std::string_view text, std::vector<int32_t>& ids) const {
+  for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+}
+
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& folder_or_bytes) {
+  auto bytes = std::make_unique<ByteTokenizer>();
+  if (folder_or_bytes == "bytes") return bytes;
+  auto bpe = std::make_unique<BpeTokenizer>(read_vocabulary(folder_or_bytes));
+  if (bpe->hash() == bytes->hash()) return bytes;
+  return bpe;
+}
+
+std::string IncrementalDecoder::push(int32_t id) {
+  std::string text = std::move(held_);
+  text += tokenizer_->token_bytes(id);
+  const size_t ready = text.size() - unfinished_bytes(text);
+  held_ = text.substr(ready);
+  text.resize(ready);
+  return text;
+}
+
+std::string IncrementalDecoder::flush() { return std::exchange(held_, std::string()); }
+
+}  // namespace based

@@ -1,0 +1,291 @@
+#include "based/data/vocabulary.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "based/core/files.h"
+#include "based/core/json.h"
+#include "based/core/text.h"
+#include "based/core/utf8.h"
+
+namespace based {
+namespace {
+
+// Throws for one entry of a file; where() is "<file>: <entry>".
+using Where = std::function<std::string()>;
+
+struct Alphabet {
+  std::array<char32_t, 256> character{};
+  std::array<int, 0x144> byte{};  // of a character; -1: not in the alphabet
+  std::vector<unsigned char> in_order;
+};
+
+const Alphabet& alphabet() {
+  static const Alphabet made = [] {
+    Alphabet a;
+    a.byte.fill(-1);
+    const auto prints = [](int b) { return (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae; };
+    char32_t next = 0x100;
+    for (const bool printing : {true, false}) {
+      for (int b = 0; b < 256; ++b) {
+        if (prints(b) != printing) continue;
+        const char32_t c = printing ? static_cast<char32_t>(b) : next++;
+        a.character[static_cast<size_t>(b)] = c;
+        a.byte[c] = b;
+        a.in_order.push_back(static_cast<unsigned char>(b));
+      }
+    }
+    return a;
+  }();
+  return made;
+}
+
+// The inverse of token_name; nothing where a character is not of the alphabet.
+std::optional<std::string> bytes_of_name(std::string_view name) {
+  std::string bytes;
+  for (const char *at = name.data(), *end = at + name.size(); at < end;) {
+    const Utf8Char c = utf8_at(at, end);
+    if (c.code >= alphabet().byte.size() || alphabet().byte[c.code] < 0) return std::nullopt;
+    bytes += static_cast<char>(alphabet().byte[c.code]);
+    at += c.size;
+  }
+  return bytes;
+}
+
+std::string entry(const std::string& source, std::string_view name) { return source + ": token " + in_quotes(name); }
+
+// Names and ids as a file gives them, before the merges are known.
+class Builder {
+ public:
+  explicit Builder(std::string source) : source_(std::move(source)) {}
+
+  void add(std::string_view name, int64_t id, bool special) {
+    if (name.empty()) throw Error(source_ + ": id " + std::to_string(id) + ": the token is empty");
+    if (name.size() > kMaxTokenBytes) {
+      throw Error(entry(source_, name) + ": longer than " + std::to_string(kMaxTokenBytes) + " bytes");
+    }
+    if (id < 0) throw Error(entry(source_, name) + ": id " + std::to_string(id) + " is negative");
+    if (const auto [known, added] = ids_.emplace(name, id); !added) {
+      if (known->second != id)
+        throw Error(entry(source_, name) + ": has both id " + std::to_string(known->second) + " and " + std::to_string(id));
+      if (special) special_[name_of_.at(id)] = true;
+      return;
+    }
+    if (const auto [taken, added] = name_of_.emplace(id, std::string(name)); !added) {
+      throw Error(entry(source_, name) + ": id " + std::to_string(id) + " is already the id of " + in_quotes(taken->second));
+    }
+    if (special) special_[std::string(name)] = true;
+  }
+
+  // To be called once, after every token.
+  void close() {
+    const int64_t count = static_cast<int64_t>(ids_.size());
+    if (count == 0) throw Error(source_ + ": no tokens");
+    for (const auto& [name, id] : ids_) {
+      if (id >= count) {
+        throw Error(entry(source_, name) + ": id " + std::to_string(id) + " leaves a gap: " + std::to_string(count) +
+                    " tokens must have the ids 0 to " + std::to_string(count - 1));
+      }
+    }
+  }
+
+  void add_merge(std::string_view left, std::string_view right, const Where& where) {
+    const auto id_of = [&](const std::string& name) {
+      const auto found = ids_.find(name);
+      if (found == ids_.end()) throw Error(where() + ": " + in_quotes(name) + " is not a token of " + source_);
+      if (special_.count(name)) throw Error(where() + ": " + in_quotes(name) + " is a special token");
+      return static_cast<int32_t>(found->second);
+    };
+    if (left.empty() || right.empty()) throw Error(where() + ": one side of the merge is empty");
+    const std::string l(left), r(right);
+    const Merge merge{id_of(l), id_of(r), id_of(l + r)};
+    const uint64_t pair = static_cast<uint64_t>(merge.left) << 32 | static_cast<uint32_t>(merge.right);
+    if (const auto [first, added] = pairs_.emplace(pair, vocabulary_.merges.size()); !added) {
+      throw Error(where() + ": the merge was given before, as number " + std::to_string(first->second + 1));
+    }
+    vocabulary_.merges.push_back(merge);
+  }
+
+  // `unmade_are_special`: a token that nothing makes is a special one (vocab.json has no other way to say it).
+  Vocabulary finish(bool unmade_are_special) {
+    const size_t count = ids_.size();
+    std::vector<bool> made(count, false);
+    for (const Merge& merge : vocabulary_.merges) made[static_cast<size_t>(merge.result)] = true;
+    vocabulary_.tokens.resize(count);
+    std::array<bool, 256> has_byte{};
+    for (size_t id = 0; id < count; ++id) {
+      const std::string& name = name_of_.at(static_cast<int64_t>(id));
+      const std::optional<std::string> bytes = bytes_of_name(name);
+      const bool special = special_.count(name) > 0;
+      if (!special && bytes && (made[id] || bytes->size() == 1)) {
+        if (bytes->size() == 1) has_byte[static_cast<unsigned char>(bytes->front())] = true;
+        vocabulary_.tokens[id] = *bytes;
+      } else if (special || (unmade_are_special && !made[id])) {
+        vocabulary_.specials.push_back(static_cast<int32_t>(id));
+        vocabulary_.tokens[id] = name;
+      } else if (!bytes) {
+        throw Error(entry(source_, name) + ": has a character that stands for no byte");
+      } else {
+        throw Error(entry(source_, name) + ": no merge makes it, and it is no special token");
+      }
+    }
+    for (int b = 0; b < 256; ++b) {
+      if (!has_byte[static_cast<size_t>(b)]) {
+        throw Error(source_ + ": byte " + std::to_string(b) + " has no token (its name would be " +
+                    token_name(std::string(1, static_cast<char>(b))) + "); a byte-level vocabulary needs all 256");
+      }
+    }
+    return std::move(vocabulary_);
+  }
+
+ private:
+  std::string source_;
+  std::unordered_map<std::string, int64_t> ids_;
+  std::unordered_map<int64_t, std::string> name_of_;
+  std::unordered_map<std::string, bool> special_;
+  std::unordered_map<uint64_t, size_t> pairs_;
+  Vocabulary vocabulary_;
+};
+
+void add_tokens(Builder& builder, const Json& vocab, const std::string& source) {
+  if (!vocab.is_object()) throw Error(source + ": must be an object of token names and ids");
+  for (const auto& [name, id] : vocab.items()) {
+    const bool fits = id.is_number_integer() && !(id.is_number_unsigned() && id.get<uint64_t>() > INT32_MAX);
+    if (!fits) throw Error(entry(source, name) + ": the id must be an integer from 0 to 2147483647, got " + dump_json(id).substr(0, 40));
+    builder.add(name, id.get<int64_t>(), false);
+  }
+}
+
+// Settings of tokenizer.json that change the ids and that this tokenizer does not have.
+void refuse_unknown_settings(const Json& root, const std::string& source) {
+  const auto expect = [&source](const Json& parent, const std::string& path, const char* key, const std::vector<Json>& accepted) {
+    const auto found = parent.find(key);
+    if (found == parent.end()) return;
+    if (std::find(accepted.begin(), accepted.end(), *found) == accepted.end()) {
+      throw Error(source + ": " + path + key + ": " + in_quotes(dump_json(*found)) + " is not supported, only " +
+                  dump_json(accepted.front()));
+    }
+  };
+  const auto object = [&](const char* key) -> const Json& {
+    const auto found = root.find(key);
+    if (found == root.end() || !found->is_object()) throw Error(source + ": " + key + ": must be an object");
+    return *found;
+  };
+  expect(root, "", "normalizer", {nullptr});
+  const Json& model = object("model");
+  expect(model, "model.", "type", {"BPE"});
+  for (const char* key : {"dropout"}) expect(model, "model.", key, {nullptr, 0.0});
+  for (const char* key : {"unk_token", "continuing_subword_prefix", "end_of_word_suffix"}) expect(model, "model.", key, {nullptr, ""});
+  for (const char* key : {"byte_fallback", "ignore_merges"}) expect(model, "model.", key, {false});
+  const Json& pre = object("pre_tokenizer");
+  expect(pre, "pre_tokenizer.", "type", {"ByteLevel"});
+  if (pre.find("type") == pre.end()) throw Error(source + ": pre_tokenizer.type: missing, it must be \"ByteLevel\"");
+  expect(pre, "pre_tokenizer.", "add_prefix_space", {false});
+  expect(pre, "pre_tokenizer.", "use_regex", {true});
+  const auto post = root.find("post_processor");
+  if (post != root.end() && post->is_object()) expect(*post, "post_processor.", "type", {"ByteLevel"});
+}
+
+void add_special_tokens(Builder& builder, const Json& root, const std::string& source) {
+  const auto found = root.find("added_tokens");
+  if (found == root.end() || found->is_null()) return;
+  if (!found->is_array()) throw Error(source + ": added_tokens: must be a list");
+  size_t index = 0;
+  for (const Json& token : *found) {
+    const std::string where = source + ": added_tokens[" + std::to_string(index++) + "]";
+    const auto flag = [&token](const char* key) { return token.is_object() && token.contains(key) && token[key] == true; };
+    if (!token.is_object() || !token.contains("content") || !token["content"].is_string() || !token.contains("id") ||
+        !token["id"].is_number_integer() || token["id"].get<int64_t>() > INT32_MAX) {
+      throw Error(where + ": must be an object with a text 'content' and an integer 'id'");
+    }
+    if (!flag("special")) throw Error(where + ": only special tokens can be added ('special' must be true)");
+    for (const char* key : {"single_word", "lstrip", "rstrip"}) {
+      if (flag(key)) throw Error(where + ": '" + key + "' is not supported");
+    }
+    builder.add(token["content"].get<std::string>(), token["id"].get<int64_t>(), true);
+  }
+}
+
+}  // namespace
+
+std::string token_name(std::string_view bytes) {
+  std::string name;
+  for (const char c : bytes) append_utf8(alphabet().character[static_cast<unsigned char>(c)], name);
+  return name;
+}
+
+const std::vector<unsigned char>& byte_alphabet() { return alphabet().in_order; }
+
+Vocabulary parse_vocab_and_merges(std::string_view vocab_json, const std::string& vocab_source, std::string_view merges_txt,
+                                  const std::string& merges_source) {
+  Builder builder(vocab_source);
+  add_tokens(builder, parse_json(vocab_json, vocab_source), vocab_source);
+  builder.close();
+  int64_t line_number = 0;
+  for (size_t at = 0; at < merges_txt.size();) {
+    const size_t stop = std::min(merges_txt.find('\n', at), merges_txt.size());
+    const std::string_view line = merges_txt.substr(at, stop - at);
+    at = stop + 1;
+    ++line_number;
+    if (line_number == 1 && line.substr(0, 9) == "#version:") continue;
+    const Where where = [&] { return merges_source + ":" + std::to_string(line_number) + ": " + in_quotes(line); };
+    const size_t space = line.find(' ');
+    if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos) {
+      throw Error(where() + ": a merge is two tokens with one space between them");
+    }
+    builder.add_merge(line.substr(0, space), line.substr(space + 1), where);
+  }
+  return builder.finish(true);
+}
+
+Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source) {
+  const Json root = parse_json(text, source);
+  if (!root.is_object()) throw Error(source + ": must be an object");
+  refuse_unknown_settings(root, source);
+  const Json& model = root["model"];
+  if (!model.contains("vocab") || !model.contains("merges") || !model["merges"].is_array()) {
+    throw Error(source + ": model: needs an object 'vocab' and a list 'merges'");
+  }
+  Builder builder(source);
+  add_tokens(builder, model["vocab"], source + ": model.vocab");
+  add_special_tokens(builder, root, source);
+  builder.close();
+  size_t index = 0;
+  for (const Json& merge : model["merges"]) {
+    const Where where = [&] { return source + ": model.merges[" + std::to_string(index) + "] " + in_quotes(dump_json(merge)); };
+    std::string left, right;
+    if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+      left = merge[0].get<std::string>();
+      right = merge[1].get<std::string>();
+    } else if (merge.is_string()) {  // the older form, "left right"
+      const auto pair = merge.get<std::string>();
+      const size_t space = pair.find(' ');
+      if (space == std::string::npos || pair.find(' ', space + 1) != std::string::npos) {
+        throw Error(where() + ": a merge is two tokens with one space between them");
+      }
+      left = pair.substr(0, space);
+      right = pair.substr(space + 1);
+    } else {
+      throw Error(where() + ": a merge must be a list of two tokens");
+    }
+    builder.add_merge(left, right, where);
+    ++index;
+  }
+  return builder.finish(false);
+}
+
+Vocabulary read_vocabulary(const std::string& folder) {
+  namespace fs = std::filesystem;
+  const std::string json = folder + "/tokenizer.json", vocab = folder + "/vocab.json", merges = folder + "/merges.txt";
+  std::error_code ignored;
+  if (fs::exists(json, ignored)) return parse_tokenizer_json(read_file(json), json);
+  if (!fs::exists(vocab, ignored)) throw Error(folder + ": no tokenizer here: neither tokenizer.json nor vocab.json with merges.txt");
+  return parse_vocab_and_merges(read_file(vocab), vocab, read_file(merges), merges);
+}
+
+}  // namespace based

@@ -1,0 +1,71 @@
+#include <algorithm>
+
+#include "based/core/files.h"
+#include "based/core/json.h"
+#include "based/data/vocabulary.h"
+
+namespace based {
+namespace {
+
+std::vector<std::string> token_names(const Vocabulary& vocabulary) {
+  std::vector<std::string> names;
+  names.reserve(vocabulary.tokens.size());
+  for (const std::string& bytes : vocabulary.tokens) names.push_back(token_name(bytes));
+  for (const int32_t id : vocabulary.specials) names[static_cast<size_t>(id)] = vocabulary.tokens[static_cast<size_t>(id)];
+  return names;
+}
+
+Json tokenizer_json(const Vocabulary& vocabulary, const std::vector<std::string>& names, Json vocab) {
+  Json merges = Json::array(), added = Json::array();
+  for (const Merge& merge : vocabulary.merges) {
+    merges.push_back(Json::array({names[static_cast<size_t>(merge.left)], names[static_cast<size_t>(merge.right)]}));
+  }
+  for (const int32_t id : vocabulary.specials) {
+    added.push_back({{"id", id},
+                     {"content", names[static_cast<size_t>(id)]},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", true}});
+  }
+  const auto byte_level = [](bool add_prefix_space, bool trim_offsets) {
+    return Json{{"type", "ByteLevel"}, {"add_prefix_space", add_prefix_space}, {"trim_offsets", trim_offsets}, {"use_regex", true}};
+  };
+  Json root{{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}};
+  root["added_tokens"] = std::move(added);
+  root["normalizer"] = nullptr;
+  root["pre_tokenizer"] = byte_level(false, true);
+  root["post_processor"] = byte_level(true, false);  // for offsets only: it adds no token
+  root["decoder"] = byte_level(true, true);
+  root["model"] = Json{{"type", "BPE"},
+                       {"dropout", nullptr},
+                       {"unk_token", nullptr},
+                       {"continuing_subword_prefix", nullptr},
+                       {"end_of_word_suffix", nullptr},
+                       {"fuse_unk", false},
+                       {"byte_fallback", false},
+                       {"ignore_merges", false}};
+  root["model"]["vocab"] = std::move(vocab);
+  root["model"]["merges"] = std::move(merges);
+  return root;
+}
+
+}  // namespace
+
+void write_vocabulary(const Vocabulary& vocabulary, const std::string& folder) {
+  const std::vector<std::string> names = token_names(vocabulary);
+  Json vocab = Json::object();
+  auto& members = vocab.get_ref<Json::object_t&>();  // appended to directly: its own insertion searches the whole list
+  for (size_t id = 0; id < names.size(); ++id) members.emplace_back(names[id], id);
+  write_file_atomic(folder + "/vocab.json", dump_json(vocab));
+
+  std::string merges = "#version: 0.2\n";
+  for (const Merge& merge : vocabulary.merges) {
+    merges += names[static_cast<size_t>(merge.left)] + " " + names[static_cast<size_t>(merge.right)] + "\n";
+  }
+  write_file_atomic(folder + "/merges.txt", merges);
+  write_file_atomic(folder + "/tokenizer.json", dump_json(tokenizer_json(vocabulary, names, std::move(vocab)), 2));
+}
+
+}  // namespace based

@@ -1,0 +1,21 @@
+// Every operator and path on this very machine against its double-precision reference: what `based selftest` prints.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace based {
+
+struct SelfTestResult {
+  std::string name;     // operator or path
+  std::string variant;  // instruction set and type
+  double error = 0;     // largest difference over the largest entry of the reference
+  double tolerance = 0;
+  bool pass = false;
+  std::string message;  // why it could not run, where it threw
+};
+
+// Calls `report` after each check.
+std::vector<SelfTestResult> run_selftest(const std::function<void(const SelfTestResult&)>& report);
+
+}  // namespace based

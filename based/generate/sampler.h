@@ -1,0 +1,38 @@
+// From logits to the next token. Stateless: the draw depends only on the seed and the token's position in its text, so that a text
+// continued from a saved state goes on as if it had never stopped.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "based/core/config.h"
+
+namespace based {
+
+struct SamplingOptions {
+  double temperature = 1;         // 0: the most likely token
+  int64_t top_k = 0;              // keep the k most likely; 0: all
+  double top_p = 1;               // keep the smallest set of most likely tokens whose probability reaches p
+  double min_p = 0;               // keep tokens with at least min_p times the probability of the most likely
+  double repetition_penalty = 1;  // divides positive and multiplies negative logits of tokens already in the text
+  int64_t seed = 0;
+
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("temperature", temperature, "0: the most likely token; 1: as the model says");
+    field("top_k", top_k, "keep the k most likely tokens; 0: all");
+    field("top_p", top_p, "keep the smallest set of most likely tokens whose probability reaches this");
+    field("min_p", min_p, "keep tokens with at least this share of the most likely one's probability");
+    field("repetition_penalty", repetition_penalty, "above 1: makes tokens already in the text less likely");
+    field("seed", seed, "the same seed and text give the same tokens");
+  }
+};
+
+// Throws UsageError for values out of range or not finite.
+void check_sampling_options(const SamplingOptions& options);
+
+// logits of the ids that may be drawn (changed in place); `text`: the tokens so far, whose count is the position of the draw.
+// Ties go to the smaller id. Throws Error where no logit is finite.
+int64_t sample_token(std::span<float> logits, const SamplingOptions& options, std::span<const int64_t> text);
+
+}  // namespace based

@@ -1,0 +1,58 @@
+// Loads and stores of a few neighbouring elements as floats, in one access where alignment allows.
+#pragma once
+#include "based/kernels/cuda/device.cuh"
+
+namespace based::kernels::cuda::detail {
+
+template <typename T, int kCount>
+struct alignas(sizeof(T) * kCount) Elements {
+  T x[kCount];
+};
+
+// kCount elements at p, which is aligned to their size.
+template <int kCount, typename T>
+__device__ __forceinline__ void load_floats(const T* p, float (&to)[kCount]) {
+  if constexpr (sizeof(T) * kCount > 16) {
+    constexpr int kHalf = kCount / 2;
+    const auto a = *reinterpret_cast<const Elements<T, kHalf>*>(p), b = *reinterpret_cast<const Elements<T, kHalf>*>(p + kHalf);
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) to[i] = to_float(a.x[i]), to[kHalf + i] = to_float(b.x[i]);
+  } else {
+    const auto a = *reinterpret_cast<const Elements<T, kCount>*>(p);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) to[i] = to_float(a.x[i]);
+  }
+}
+
+template <int kCount, typename T>
+__device__ __forceinline__ void store_floats(T* p, const float (&from)[kCount]) {
+  if constexpr (sizeof(T) * kCount > 16) {
+    constexpr int kHalf = kCount / 2;
+    Elements<T, kHalf> a, b;
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) a.x[i] = from_float<T>(from[i]), b.x[i] = from_float<T>(from[kHalf + i]);
+    *reinterpret_cast<Elements<T, kHalf>*>(p) = a, *reinterpret_cast<Elements<T, kHalf>*>(p + kHalf) = b;
+  } else {
+    Elements<T, kCount> a;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) a.x[i] = from_float<T>(from[i]);
+    *reinterpret_cast<Elements<T, kCount>*>(p) = a;
+  }
+}
+
+// Adds `value` up over the block in an order that depends on the block size alone; every thread gets the sum. `shared`: 32 floats.
+__device__ __forceinline__ float sum_over_block(float value, float* shared) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(~0U, value, distance);
+  if (blockDim.x == 32) return value;
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  float sum = 0;
+  for (unsigned w = 0; w < blockDim.x / 32; ++w) sum += shared[w];
+  return sum;
+}
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0F / (1.0F + __expf(-x)); }
+
+}  // namespace based::kernels::cuda::detail

@@ -1,0 +1,17 @@
+// Full causal softmax attention: exact recall of everything, from a cache that grows with the text.
+#include "based/mixers/softmax_attention.h"
+
+namespace based {
+namespace {
+
+class Attention final : public SoftmaxAttention {
+ public:
+  Attention(const SoftmaxAttentionConfig& config, const MixerContext& context)
+      : SoftmaxAttention("attention", config, /*window=*/0, context) {}
+};
+
+}  // namespace
+
+BASED_DEFINE_MIXER(attention, Attention, SoftmaxAttentionConfig, "full causal softmax attention, with a cache that grows")
+
+}  // namespace based

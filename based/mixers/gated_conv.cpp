@@ -1,0 +1,78 @@
+// BaseConv as in the paper's language models (appendix "Convolution"): y = out_proj(SiLU(conv(u1)) ⊙ u2), [u1, u2] = in_proj(x).
+#include "based/mixers/mixer.h"
+#include "based/mixers/parameters.h"
+#include "based/ops/arguments.h"
+#include "based/ops/short_conv.h"
+
+namespace based {
+namespace {
+
+struct GatedConvConfig {
+  int64_t expansion = 4;
+  int64_t taps = 3;
+  bool use_bias = true;
+  bool conv_bias = true;
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("expansion", expansion, "width of both branches together, in multiples of d_model");
+    field("taps", taps, "tokens that the convolution sees, the present one included");
+    field("use_bias", use_bias, "biases in the projections");
+    field("conv_bias", conv_bias, "bias of the convolution");
+  }
+};
+
+class GatedConv final : public Mixer {
+ public:
+  GatedConv(const GatedConvConfig& config, const MixerContext& context) {
+    check_option("gated_conv", "expansion", config.expansion, 1, 64);
+    check_option("gated_conv", "taps", config.taps, 1, 128);
+    if (config.expansion * context.d_model % 2 != 0) {
+      throw UsageError("gated_conv: expansion · d_model must be even, got " + std::to_string(config.expansion) + " · " +
+                       std::to_string(context.d_model));
+    }
+    width_ = config.expansion * context.d_model / 2;
+    in_proj_ = register_module("in_proj", std::make_shared<Projection>(context.d_model, 2 * width_, config.use_bias));
+    conv_ = register_module("conv", std::make_shared<ShortFilter>(width_, config.taps, config.conv_bias));
+    out_proj_ = register_module("out_proj",
+                                std::make_shared<Projection>(width_, context.d_model, config.use_bias, output_initial_std(context.layers)));
+  }
+
+  Tensor forward(const Tensor& x, const Sequences& rows) override { return std::get<0>(run(x, rows, std::nullopt)); }
+
+  // "conv" [slots, width, taps − 1]: the latest inputs of the convolution.
+  MixerState make_state(int64_t slots) const override {
+    const Tensor& weight = conv_->weight();
+    const auto options = weight.options().dtype(ops::sum_type(weight)).requires_grad(false);
+    return MixerState({{"conv", torch::zeros({slots, width_, weight.size(1) - 1}, options)}});
+  }
+
+  Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
+    const auto [y, last] = run(x, rows, state["conv"].index_select(0, slots));
+    state.put("conv", slots, last);
+    return y;
+  }
+
+  Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override {
+    const Tensor u = in_proj_->forward(x);
+    return out_proj_->forward(ops::short_conv_step(u.narrow(1, 0, width_), conv_->weight(), conv_->bias(), u.narrow(1, width_, width_),
+                                                   true, state["conv"], slots));
+  }
+
+ private:
+  std::tuple<Tensor, Tensor> run(const Tensor& x, const Sequences& rows, const std::optional<Tensor>& initial) const {
+    const Tensor u = in_proj_->forward(x);
+    const auto [y, last] = ops::short_conv(u.narrow(1, 0, width_), conv_->weight(), conv_->bias(), u.narrow(1, width_, width_), true,
+                                           rows.cu_seqlens(), initial);
+    return {out_proj_->forward(y), last};
+  }
+
+  int64_t width_ = 0;  // of one branch
+  std::shared_ptr<Projection> in_proj_, out_proj_;
+  std::shared_ptr<ShortFilter> conv_;
+};
+
+}  // namespace
+
+BASED_DEFINE_MIXER(gated_conv, GatedConv, GatedConvConfig, "gated short convolution: BaseConv as in the paper's language models")
+
+}  // namespace based

@@ -1,0 +1,63 @@
+// The one interface of all sequence mixers. A mixer is one file, based/mixers/foo.cpp, and one line in mixers.def.
+#pragma once
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "based/core/config.h"
+#include "based/mixers/sequences.h"
+#include "based/mixers/state.h"
+
+namespace based {
+
+// forward(x), prefill in any split and step token by token give the same answer; tests/mixers/conformance_test.cpp checks this and more
+// for every registered mixer. x and the result are [tokens, d_model], rows as `Sequences` says.
+class Mixer : public torch::nn::Module {
+ public:
+  // Parallel form, every row from a zero state; differentiable.
+  virtual Tensor forward(const Tensor& x, const Sequences& rows) = 0;
+  // Zeroed, of fixed size and address (growing states excepted). Accumulators are fp32 whatever the activations' type, fp64 in fp64.
+  virtual MixerState make_state(int64_t slots) const = 0;
+  // Parallel form that continues each row from its slot's state and leaves the state after the row there. Differentiable with respect to
+  // x, the parameters and the state: where gradients are on, the state's tensors are replaced, not written in place.
+  virtual Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) = 0;
+  // One token for each named slot: x is [rows, d_model]. In place, no gradients. A row's result depends on no other row, bit for bit.
+  virtual Tensor step(const Tensor& x, MixerState& state, const Slots& slots) = 0;
+};
+
+// What a maker is told besides the mixer's own options.
+struct MixerContext {
+  int64_t d_model = 0;
+  int64_t layer = 0;   // index in the model, for messages
+  int64_t layers = 1;  // of the model, for the scale of initial output projections: N(0, 0.02/√(2·layers))
+};
+
+struct MixerInfo {
+  const char* name;
+  const char* summary;                                                         // one line
+  std::shared_ptr<Mixer> (*make)(const Config& options, const MixerContext&);  // throws UsageError for wrong options
+  std::vector<FieldHelp> (*help)();                                            // its options
+};
+
+const std::vector<MixerInfo>& mixers();                // every registered mixer, in the order of mixers.def
+const MixerInfo& find_mixer(const std::string& name);  // throws UsageError naming the nearest
+
+// Bytes of one slot of the state that really runs, after `tokens` tokens (which matters where it grows).
+int64_t state_bytes(const Mixer& mixer, int64_t tokens);
+
+}  // namespace based
+
+// Ends a mixer's file: BASED_DEFINE_MIXER(sliding_window, SlidingWindow, SlidingWindowConfig, "softmax attention over …")
+// The class is constructed as Class(const ConfigStruct&, const MixerContext&).
+#define BASED_DEFINE_MIXER(name, Class, ConfigStruct, summary)                                                        \
+  const ::based::MixerInfo& mixer_info_##name() {                                                                     \
+    static const ::based::MixerInfo info{                                                                             \
+        #name, summary,                                                                                               \
+        [](const ::based::Config& options, const ::based::MixerContext& context) -> std::shared_ptr<::based::Mixer> { \
+          return std::make_shared<Class>(::based::read_config<ConfigStruct>(options), context);                       \
+        },                                                                                                            \
+        [] { return ::based::config_help<ConfigStruct>(); }};                                                         \
+    return info;                                                                                                      \
+  }

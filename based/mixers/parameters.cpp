@@ -1,0 +1,26 @@
+#include "based/mixers/parameters.h"
+
+#include <cmath>
+#include <string>
+
+#include "based/core/error.h"
+
+namespace based {
+
+void check_option(const char* mixer, const char* option, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return;
+  throw UsageError(std::string(mixer) + ": " + option + " must be " + std::to_string(low) + ".." + std::to_string(high) + ", got " +
+                   std::to_string(value));
+}
+
+Tensor initial_filter(torch::IntArrayRef shape, int64_t taps) {
+  const double bound = 1 / std::sqrt(static_cast<double>(taps));
+  return SkipInitialisation::active() ? torch::empty(shape) : torch::empty(shape).uniform_(-bound, bound);
+}
+
+ShortFilter::ShortFilter(int64_t channels, int64_t taps, bool bias) {
+  weight_ = register_parameter("weight", initial_filter({channels, taps}, taps));
+  if (bias) bias_ = register_parameter("bias", initial_filter({channels}, taps));
+}
+
+}  // namespace based

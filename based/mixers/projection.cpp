@@ -1,0 +1,31 @@
+#include "based/mixers/projection.h"
+
+#include <cmath>
+
+#include "based/ops/pointwise.h"
+
+namespace based {
+namespace {
+thread_local int skip_initialisation = 0;
+}
+
+SkipInitialisation::SkipInitialisation() { ++skip_initialisation; }
+SkipInitialisation::~SkipInitialisation() { --skip_initialisation; }
+bool SkipInitialisation::active() { return skip_initialisation > 0; }
+
+Tensor initial_normal(torch::IntArrayRef shape, double std) {
+  return SkipInitialisation::active() ? torch::empty(shape) : torch::randn(shape) * std;
+}
+
+double output_initial_std(int64_t layers) { return initial_std / std::sqrt(2.0 * static_cast<double>(layers)); }
+
+Projection::Projection(int64_t in, int64_t out, bool bias, double std) {
+  weight_ = register_parameter("weight", initial_normal({out, in}, std));
+  if (bias) bias_ = register_parameter("bias", torch::zeros({out}));
+}
+
+Tensor Projection::forward(const Tensor& x) const {
+  return ops::linear(x, weight_, bias_.defined() ? std::optional<Tensor>(bias_) : std::nullopt);
+}
+
+}  // namespace based

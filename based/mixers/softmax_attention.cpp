@@ -1,0 +1,94 @@
+#include "based/mixers/softmax_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "based/ops/causal_attention.h"
+#include "based/ops/pointwise.h"
+
+namespace based {
+
+SoftmaxAttention::SoftmaxAttention(const char* name, const SoftmaxAttentionConfig& config, int64_t window, const MixerContext& context)
+    : config_(config), window_(window) {
+  const int64_t d_model = context.d_model;
+  check_option(name, "heads", config.heads, 1, 4096);
+  if (d_model % config.heads != 0) {
+    throw UsageError(std::string(name) + ": d_model " + std::to_string(d_model) + " is not a multiple of heads " +
+                     std::to_string(config.heads));
+  }
+  head_dim_ = d_model / config.heads;
+  check_option(name, "d_model / heads", head_dim_, 1, 256);
+  if (config_.kv_heads == 0) config_.kv_heads = config_.heads;
+  check_option(name, "kv_heads", config_.kv_heads, 1, config_.heads);
+  if (config_.heads % config_.kv_heads != 0) {
+    throw UsageError(std::string(name) + ": heads " + std::to_string(config_.heads) + " is not a multiple of kv_heads " +
+                     std::to_string(config_.kv_heads));
+  }
+  if (config_.rotary_dim == -1) config_.rotary_dim = head_dim_;
+  check_option(name, "rotary_dim", config_.rotary_dim, 0, head_dim_);
+  if (config_.rotary_dim % 2 != 0) {
+    throw UsageError(std::string(name) + ": rotary_dim must be even, got " + std::to_string(config_.rotary_dim) +
+                     "; give rotary_dim = 0 for no positions");
+  }
+  if (!(config.rotary_base > 0)) throw UsageError(std::string(name) + ": rotary_base must be positive");
+  qkv_proj_ = register_module("qkv_proj",
+                              std::make_shared<Projection>(d_model, (config_.heads + 2 * config_.kv_heads) * head_dim_, config.qkv_bias));
+  out_proj_ =
+      register_module("out_proj", std::make_shared<Projection>(d_model, d_model, config.out_bias, output_initial_std(context.layers)));
+}
+
+Tensor SoftmaxAttention::forward(const Tensor& x, const Sequences& rows) {
+  const Inputs in = project(x, config_.rotary_dim > 0 ? rows.positions() : Tensor());
+  return output(ops::causal_attention(in.q, in.k, in.v, rows.cu_seqlens(), rows.cu_seqlens(), window_, scale()));
+}
+
+MixerState SoftmaxAttention::make_state(int64_t slots) const {
+  const auto options = qkv_proj_->weight().options().requires_grad(false);
+  const bool grows = window_ == 0;
+  return MixerState({{"k", torch::zeros({slots, window_, config_.kv_heads, head_dim_}, options), grows},
+                     {"v", torch::zeros({slots, window_, config_.kv_heads, head_dim_}, options), grows},
+                     {"position", torch::zeros({slots}, options.dtype(torch::kInt64))}});
+}
+
+Tensor SoftmaxAttention::prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) {
+  const Tensor before = state["position"].index_select(0, slots);
+  const Tensor after = before + rows.cu_seqlens().diff();
+  if (window_ == 0 && after.numel() > 0) state.grow(after.max().item<int64_t>());
+  const Inputs in = project(x, config_.rotary_dim > 0 ? rows.positions(before) : Tensor());
+
+  Tensor &k = state["k"], &v = state["v"];
+  const int64_t capacity = k.size(1);
+  const RingPlan plan = plan_ring(state["position"], rows, slots, capacity, window_ == 0 ? capacity : window_ - 1);
+  const Tensor y = ops::causal_attention(in.q, join_history(read_ring(k, plan), in.k, plan), join_history(read_ring(v, plan), in.v, plan),
+                                         rows.cu_seqlens(), plan.with_history.cu_seqlens(), window_, scale());
+  write_ring(k, in.k, plan);
+  write_ring(v, in.v, plan);
+  state.put("position", slots, after);
+  return output(y);
+}
+
+Tensor SoftmaxAttention::step(const Tensor& x, MixerState& state, const Slots& slots) {
+  Tensor& position = state["position"];
+  const Tensor now = position.index_select(0, slots);
+  if (window_ == 0 && now.numel() > 0) state.grow(now.max().item<int64_t>() + 1);
+  const Inputs in = project(x, now);
+  return output(ops::causal_attention_step(in.q, in.k, in.v, state["k"], state["v"], position, slots, scale()));
+}
+
+SoftmaxAttention::Inputs SoftmaxAttention::project(const Tensor& x, const Tensor& positions) const {
+  const Tensor all = qkv_proj_->forward(x).view({-1, config_.heads + 2 * config_.kv_heads, head_dim_});
+  Inputs in{all.narrow(1, 0, config_.heads), all.narrow(1, config_.heads, config_.kv_heads),
+            all.narrow(1, config_.heads + config_.kv_heads, config_.kv_heads)};
+  if (config_.rotary_dim > 0) {
+    in.q = ops::rotary(in.q, positions, config_.rotary_dim, config_.rotary_base, config_.rotary_interleaved);
+    in.k = ops::rotary(in.k, positions, config_.rotary_dim, config_.rotary_base, config_.rotary_interleaved);
+  }
+  return in;
+}
+
+Tensor SoftmaxAttention::output(const Tensor& y) const { return out_proj_->forward(y.reshape({-1, config_.heads * head_dim_})); }
+
+double SoftmaxAttention::scale() const { return 1 / std::sqrt(static_cast<double>(head_dim_)); }
+
+}  // namespace based

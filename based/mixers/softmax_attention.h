@@ -1,0 +1,57 @@
+// Exact softmax attention with rotary positions, over all keys or over a window of them: what the mixers `attention` and `sliding_window`
+// share. Queries, keys and values come from one projection; query heads may share key heads (grouped).
+#pragma once
+#include <memory>
+
+#include "based/mixers/mixer.h"
+#include "based/mixers/parameters.h"
+#include "based/mixers/ring.h"
+
+namespace based {
+
+struct SoftmaxAttentionConfig {
+  int64_t heads = 16;
+  int64_t kv_heads = 0;
+  int64_t rotary_dim = -1;
+  double rotary_base = 10000;
+  bool rotary_interleaved = false;
+  bool qkv_bias = false;
+  bool out_bias = false;
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("heads", heads, "attention heads, each of size d_model / heads");
+    field("kv_heads", kv_heads, "heads of keys and values, a divisor of heads; 0: as many as heads");
+    field("rotary_dim", rotary_dim, "dimensions of a head that carry rotary positions, an even number; -1: all, 0: none");
+    field("rotary_base", rotary_base, "angle = position · base^(-2i / rotary_dim)");
+    field("rotary_interleaved", rotary_interleaved, "rotate neighbours (2i, 2i + 1) instead of the two halves");
+    field("qkv_bias", qkv_bias, "bias of the projection to queries, keys and values");
+    field("out_bias", out_bias, "bias of the output projection");
+  }
+};
+
+class SoftmaxAttention : public Mixer {
+ public:
+  // window: keys that a token sees, itself included; 0: all. `name` is for messages.
+  SoftmaxAttention(const char* name, const SoftmaxAttentionConfig& config, int64_t window, const MixerContext& context);
+
+  Tensor forward(const Tensor& x, const Sequences& rows) override;
+  // "k" and "v" [slots, capacity, kv_heads, head_dim] in the activations' type, keys already rotated; "position" int64 [slots]. A ring of
+  // `window` steps, or a cache that grows.
+  MixerState make_state(int64_t slots) const override;
+  Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override;
+  Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override;
+
+ private:
+  struct Inputs {
+    Tensor q, k, v;  // [tokens, heads or kv_heads, head_dim]
+  };
+  Inputs project(const Tensor& x, const Tensor& positions) const;
+  Tensor output(const Tensor& y) const;
+  double scale() const;
+
+  SoftmaxAttentionConfig config_;
+  int64_t window_ = 0, head_dim_ = 0;
+  std::shared_ptr<Projection> qkv_proj_, out_proj_;
+};
+
+}  // namespace based

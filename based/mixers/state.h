@@ -1,0 +1,47 @@
+// Recurrent state as a value: named tensors whose first dimension is the slot. Nothing else of a mixer depends on what came before.
+#pragma once
+#include <torch/torch.h>
+
+#include <string>
+#include <vector>
+
+#include "based/mixers/sequences.h"
+
+namespace based {
+
+struct StateTensor {
+  std::string name;
+  Tensor value;        // [slots, …]
+  bool grows = false;  // dimension 1 is time and grows with the text (attention's cache)
+};
+
+class MixerState {
+ public:
+  MixerState() = default;
+  explicit MixerState(std::vector<StateTensor> tensors) : tensors_(std::move(tensors)) {}
+
+  Tensor& operator[](const std::string& name);  // throws Error where absent
+  const Tensor& operator[](const std::string& name) const;
+  std::vector<StateTensor>& tensors() { return tensors_; }
+  const std::vector<StateTensor>& tensors() const { return tensors_; }
+
+  int64_t slots() const;
+  int64_t bytes() const;  // of all slots
+  bool grows() const;
+
+  void zero(const Slots& slots);                                                // as make_state leaves them
+  void put(const std::string& name, const Slots& slots, const Tensor& values);  // values [rows, …] as the slots' new values; write_rows
+  void copy(int64_t from, int64_t to);                                          // fork: slot `to` becomes slot `from`
+  MixerState extract(int64_t slot) const;                                       // one slot, in memory of its own
+  void insert(const MixerState& one, int64_t slot);  // the reverse; shapes and names must agree (Error), growing ones grow
+  void grow(int64_t capacity);                       // growing tensors to at least this many time steps (doubling)
+
+ private:
+  std::vector<StateTensor> tensors_;
+};
+
+// `whole` with whole[index[i]] = values[i]: a new tensor where gradients are on (so that the old one stays valid for the backward), written
+// in place where they are off. Values are cast to the type of `whole`.
+Tensor write_rows(const Tensor& whole, const Tensor& index, const Tensor& values);
+
+}  // namespace based

@@ -1,0 +1,122 @@
+// Second-order Taylor linear attention (paper, section 4.1): exp(q·k/√d') replaced by 1 + s + s²/2, s = q·k/√d', so that the sums over the
+// past are a state of fixed size.
+#include "based/ops/taylor_attention.h"
+
+#include <cmath>
+#include <vector>
+
+#include "based/kernels/taylor_attention.h"
+#include "based/mixers/mixer.h"
+#include "based/mixers/parameters.h"
+#include "based/ops/arguments.h"
+
+namespace based {
+namespace {
+
+struct TaylorAttentionConfig {
+  int64_t heads = 16;
+  int64_t feature_dim = 16;
+  int64_t head_dim = 0;
+  bool decay = false;
+  bool bias = false;
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("heads", heads, "attention heads");
+    field("feature_dim", feature_dim, "size d' of a head's queries and keys, 1..64; the state holds 1 + d' + d'(d'+1)/2 features");
+    field("head_dim", head_dim, "size of a head's values; 0: d_model / heads");
+    field("decay", decay, "fixed decay rate a head, and a projection of the input that scales the heads (paper, appendix \"Decay\")");
+    field("bias", bias, "biases in the projections");
+  }
+};
+
+// 1 − 2^-5 … 1 − 2^-9, evenly in the exponent: heads remember some 32 to 512 tokens.
+Tensor decay_rates(int64_t heads) { return 1 - torch::exp2(torch::linspace(-5, -9, heads, torch::kFloat64)); }
+
+class TaylorAttention final : public Mixer {
+ public:
+  TaylorAttention(const TaylorAttentionConfig& config, const MixerContext& context) : config_(config) {
+    check_option("taylor_attention", "heads", config.heads, 1, 4096);
+    check_option("taylor_attention", "feature_dim", config.feature_dim, 1, 64);
+    if (config_.head_dim == 0) {
+      if (context.d_model % config.heads != 0) {
+        throw UsageError("taylor_attention: d_model " + std::to_string(context.d_model) + " is not a multiple of heads " +
+                         std::to_string(config.heads) + "; give head_dim");
+      }
+      config_.head_dim = context.d_model / config.heads;
+    }
+    check_option("taylor_attention", "head_dim", config_.head_dim, 1, 65536);
+    const int64_t d = context.d_model;
+    q_proj_ = register_module("q_proj", std::make_shared<Projection>(d, config.heads * config.feature_dim, config.bias));
+    k_proj_ = register_module("k_proj", std::make_shared<Projection>(d, config.heads * config.feature_dim, config.bias));
+    v_proj_ = register_module("v_proj", std::make_shared<Projection>(d, config.heads * config_.head_dim, config.bias));
+    o_proj_ = register_module(
+        "o_proj", std::make_shared<Projection>(config.heads * config_.head_dim, d, config.bias, output_initial_std(context.layers)));
+    if (config.decay) {
+      head_scale_ = register_module("head_scale", std::make_shared<Projection>(d, config.heads, false));
+      rates_ = decay_rates(config.heads);
+    }
+  }
+
+  Tensor forward(const Tensor& x, const Sequences& rows) override {
+    const Inputs in = project(x);
+    return output(x, std::get<0>(ops::taylor_attention(in.q, in.k, in.v, rows.cu_seqlens(), {}, rates(x))));
+  }
+
+  // "kv" [slots, heads, packed_features, head_dim] and the denominator's "k" [slots, heads, packed_features]; fp32, fp64 in fp64.
+  MixerState make_state(int64_t slots) const override {
+    const Tensor& weight = q_proj_->weight();
+    const auto options = weight.options().dtype(ops::sum_type(weight)).requires_grad(false);
+    const int64_t features = kernels::packed_features(config_.feature_dim);
+    return MixerState({{"kv", torch::zeros({slots, config_.heads, features, config_.head_dim}, options)},
+                       {"k", torch::zeros({slots, config_.heads, features}, options)}});
+  }
+
+  Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
+    const Inputs in = project(x);
+    const ops::TaylorState initial{state["kv"].index_select(0, slots), state["k"].index_select(0, slots)};
+    const auto [y, last] = ops::taylor_attention(in.q, in.k, in.v, rows.cu_seqlens(), initial, rates(x));
+    state.put("kv", slots, last.kv);
+    state.put("k", slots, last.k);
+    return output(x, y);
+  }
+
+  Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override {
+    const Inputs in = project(x);
+    ops::TaylorState sums{state["kv"], state["k"]};
+    return output(x, ops::taylor_attention_step(in.q, in.k, in.v, sums, slots, rates(x)));
+  }
+
+ private:
+  struct Inputs {
+    Tensor q, k, v;
+  };
+
+  // q·k of the scaled ones is q·k/√d'.
+  Inputs project(const Tensor& x) const {
+    const double scale = std::pow(static_cast<double>(config_.feature_dim), -0.25);
+    return {(q_proj_->forward(x) * scale).view({-1, config_.heads, config_.feature_dim}),
+            (k_proj_->forward(x) * scale).view({-1, config_.heads, config_.feature_dim}),
+            v_proj_->forward(x).view({-1, config_.heads, config_.head_dim})};
+  }
+
+  std::optional<Tensor> rates(const Tensor& x) const {
+    if (!config_.decay) return std::nullopt;
+    return rates_.to(x.device(), ops::sum_type(x));
+  }
+
+  Tensor output(const Tensor& x, Tensor y) const {
+    if (config_.decay) y = y * head_scale_->forward(x).unsqueeze(-1);
+    return o_proj_->forward(y.reshape({x.size(0), config_.heads * config_.head_dim}));
+  }
+
+  TaylorAttentionConfig config_;
+  std::shared_ptr<Projection> q_proj_, k_proj_, v_proj_, o_proj_, head_scale_;
+  Tensor rates_;  // [heads], fp64; not a buffer, since rounding it to bf16 would turn 1 − 1/512 into 1
+};
+
+}  // namespace
+
+BASED_DEFINE_MIXER(taylor_attention, TaylorAttention, TaylorAttentionConfig,
+                   "second-order Taylor linear attention: all of the past in a state of fixed size")
+
+}  // namespace based

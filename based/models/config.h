@@ -1,0 +1,55 @@
+// A model as data: a list of layers, each a named mixer and an MLP. Reads and writes as config.json, and as [model] in a TOML file.
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+#include "based/core/config.h"
+
+namespace based {
+
+struct ModelConfig {
+  int64_t d_model = 128;
+  int64_t vocab_size = 257;
+  int64_t pad_vocab_multiple = 8;        // embedding rows are rounded up to this; padded logits count in the loss and are never sampled
+  std::vector<std::string> layers;       // a name out of `mixers`, or a registered mixer with its defaults
+  std::map<std::string, Config> mixers;  // name -> {type = "registered mixer", option = value, …}
+  std::string mlp = "swiglu";            // swiglu, gelu or none
+  int64_t mlp_width = 256;
+  std::string norm = "rms_norm";  // rms_norm or layer_norm
+  double norm_eps = 1e-5;
+  int64_t max_positions = 0;  // learned positions 0 … max_positions − 1; 0: none
+  double embedding_dropout = 0;
+
+  int64_t padded_vocab() const { return (vocab_size + pad_vocab_multiple - 1) / pad_vocab_multiple * pad_vocab_multiple; }
+
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("d_model", d_model, "width of the residual stream");
+    field("vocab_size", vocab_size, "token ids are 0 … vocab_size − 1");
+    field("pad_vocab_multiple", pad_vocab_multiple, "embedding rows are rounded up to a multiple of this");
+    field("layers", layers, "the mixer of each layer: a name out of `mixers`, or a registered mixer with its defaults");
+    field("mixers", mixers, "named mixers: {type = \"a registered mixer\", and its options}");
+    field("mlp", mlp, "swiglu, gelu or none");
+    field("mlp_width", mlp_width, "hidden width of the MLP");
+    field("norm", norm, "rms_norm or layer_norm");
+    field("norm_eps", norm_eps, "added to the variance");
+    field("max_positions", max_positions, "learned positions; 0: none");
+    field("embedding_dropout", embedding_dropout, "dropout on the embeddings while training");
+  }
+};
+
+// Throws UsageError where a size is out of bounds or a layer names no mixer.
+void check_model_config(const ModelConfig& config);
+
+// [model] of an experiment: {preset = "name", and keys that override the preset's}, or all keys.
+ModelConfig read_model_config(const Config& config);
+
+struct Preset {
+  std::string name, summary;
+  ModelConfig config;
+};
+const std::vector<Preset>& presets();
+const ModelConfig& find_preset(const std::string& name);  // throws UsageError naming the nearest
+
+}  // namespace based

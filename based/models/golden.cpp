@@ -1,0 +1,231 @@
+#include "based/models/golden.h"
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <sstream>
+
+#include "based/mixers/mixer.h"
+#include "based/models/golden_reference.h"
+#include "based/models/language_model.h"
+#include "based/models/tensor_view.h"
+#include "based/ops/taylor_attention.h"
+
+namespace based {
+namespace {
+
+using torch::Tensor;
+
+// What one run in one precision gives under the file's names: outputs, and the inputs that have gradients.
+struct Run {
+  std::vector<std::pair<std::string, Tensor>> outputs;
+  std::vector<std::pair<std::string, Tensor>> inputs;
+  Tensor objective;  // a scalar whose gradients the file holds
+};
+
+// The largest error over its tolerance seen so far.
+struct Comparison {
+  double output_error = 0, gradient_error = 0, worst_error = -1;
+  std::string worst;
+
+  void add(double& error, const std::string& name, const Tensor& actual, const Tensor& expected, const std::string& path) {
+    if (actual.sizes() != expected.sizes()) {
+      std::ostringstream message;
+      message << path << ": '" << name << "' has shape " << expected.sizes() << ", ours " << actual.sizes();
+      throw Error(message.str());
+    }
+    if (expected.numel() == 0) return;
+    const double scale = expected.abs().max().item<double>();
+    double difference = (actual.to(torch::kFloat64) - expected).abs().max().item<double>();
+    if (scale > 0) difference /= scale;
+    if (!std::isfinite(difference)) difference = std::numeric_limits<double>::infinity();
+    error = std::max(error, difference);
+    if (difference > worst_error) {
+      worst_error = difference;
+      worst = name;
+    }
+  }
+};
+
+Tensor read(const SafetensorsFile& file, const std::string& name) { return tensor_of(file.at(name)); }
+
+// "… 1e-11 in float64, 5e-5 in float32 …": the number before "in <type>", or 0 where there is none.
+double stated_tolerance(const std::string& text, const std::string& type) {
+  const size_t at = text.find(" in " + type);
+  if (at == std::string::npos) return 0;
+  const size_t begin = text.find_last_of(' ', at - 1);
+  const std::string number = text.substr(begin == std::string::npos ? 0 : begin + 1, at - (begin == std::string::npos ? 0 : begin + 1));
+  char* end = nullptr;
+  const double value = std::strtod(number.c_str(), &end);
+  return end != number.c_str() && *end == '\0' && value > 0 ? value : 0;
+}
+
+// The file's parameters into ours, reshaped where the peer keeps an extra dimension of 1; both sides must be covered entirely.
+void load_parameters(const SafetensorsFile& file, torch::nn::Module& module, const std::map<std::string, std::string>& names) {
+  const torch::NoGradGuard no_grad;
+  auto parameters = module.named_parameters();
+  std::map<std::string, bool> filled;
+  for (const auto& parameter : parameters) filled[parameter.key()] = false;
+  for (const TensorView& view : file.tensors()) {
+    if (view.name.rfind("param.", 0) != 0) continue;
+    const auto found = names.find(view.name.substr(6));
+    if (found == names.end()) throw Error(file.path() + ": '" + view.name + "' has no counterpart in ours");
+    if (found->second.empty()) continue;
+    Tensor* ours = parameters.find(found->second);
+    const Tensor theirs = tensor_of(view);
+    if (ours == nullptr) throw Error(file.path() + ": '" + view.name + "' should be our '" + found->second + "', which there is not");
+    if (theirs.numel() != ours->numel()) {
+      std::ostringstream message;
+      message << file.path() << ": '" << view.name << "' has shape " << theirs.sizes() << ", our '" << found->second << "' "
+              << ours->sizes();
+      throw Error(message.str());
+    }
+    ours->copy_(theirs.view_as(*ours));
+    filled[found->second] = true;
+  }
+  for (const auto& [name, is_filled] : filled) {
+    if (!is_filled) throw Error(file.path() + ": holds nothing for our parameter '" + name + "'");
+  }
+}
+
+// Every parameter with a stored gradient, under the file's name.
+void add_parameters(Run& run, const SafetensorsFile& file, torch::nn::Module& module, const std::map<std::string, std::string>& names) {
+  const auto parameters = module.named_parameters();
+  for (const auto& [theirs, ours] : names) {
+    if (!ours.empty() && file.find("grad." + theirs) != nullptr) run.inputs.emplace_back(theirs, parameters[ours]);
+  }
+}
+
+int64_t row_length(const SafetensorsFile& file) {
+  const TensorView& x = file.at("x");
+  if (x.shape.size() < 2) throw Error(file.path() + ": 'x' must be [rows, tokens, …]");
+  return x.shape[1];
+}
+
+Run run_mixer(const SafetensorsFile& file, const ReferenceMixer& reference, torch::Dtype dtype) {
+  const Tensor x = read(file, "x").to(dtype).requires_grad_(true);
+  if (x.dim() != 3) throw Error(file.path() + ": 'x' must be [rows, tokens, d_model]");
+  const auto mixer = find_mixer(reference.type).make(Config(reference.options, file.path() + ": "), {x.size(2), 0, 1});
+  mixer->to(dtype);
+  load_parameters(file, *mixer, reference.names);
+  const Tensor y = mixer->forward(x.flatten(0, 1), Sequences::equal(x.size(0), x.size(1))).view_as(x);
+  Run run{{{"y", y}}, {{"x", x}}, (y * read(file, "g").to(dtype)).sum()};
+  add_parameters(run, file, *mixer, reference.names);
+  return run;
+}
+
+Run run_model(const SafetensorsFile& file, const ReferenceModel& reference, torch::Dtype dtype) {
+  const Tensor ids = read(file, "x"), labels = read(file, "labels");
+  LanguageModel model(reference.config);
+  model.to(dtype);
+  model.eval();
+  load_parameters(file, model, reference.names);
+  const Sequences rows = Sequences::equal(ids.size(0), ids.size(1));
+  const Tensor logits = model.logits(model.forward(ids.flatten(), rows)).view({ids.size(0), ids.size(1), -1});
+  Run run{{}, {}, model.loss(ids.flatten(), labels.flatten(), rows)};
+  run.outputs = {{"y", logits}, {"loss", run.objective.view({1})}};
+  add_parameters(run, file, model, reference.names);
+  return run;
+}
+
+// q, k, v [rows, heads, tokens, size], not yet scaled.
+Run run_taylor_core(const SafetensorsFile& file, torch::Dtype dtype) {
+  Run run;
+  std::vector<Tensor> packed;
+  for (const char* name : {"q", "k", "v"}) {
+    const Tensor tensor = read(file, name).to(dtype).requires_grad_(true);
+    if (tensor.dim() != 4) throw Error(file.path() + ": '" + name + "' must be [rows, heads, tokens, size]");
+    run.inputs.emplace_back(name, tensor);
+    packed.push_back(tensor.transpose(1, 2).flatten(0, 1));
+  }
+  const Tensor& q = run.inputs[0].second;
+  const double scale = std::pow(static_cast<double>(q.size(3)), -0.25);
+  const Sequences rows = Sequences::equal(q.size(0), q.size(2));
+  const auto [y, state] = ops::taylor_attention(packed[0] * scale, packed[1] * scale, packed[2], rows.cu_seqlens());
+  run.outputs = {{"y", y.unflatten(0, {q.size(0), q.size(2)}).transpose(1, 2)}};
+  run.objective = (run.outputs[0].second * read(file, "g").to(dtype)).sum();
+  return run;
+}
+
+Comparison compare(const SafetensorsFile& file, const Run& run) {
+  Comparison result;
+  for (const auto& [name, tensor] : run.outputs) {
+    result.add(result.output_error, name, tensor.detach(), read(file, name).to(torch::kFloat64), file.path());
+  }
+  std::vector<Tensor> inputs;
+  for (const auto& input : run.inputs) inputs.push_back(input.second);
+  const auto gradients = torch::autograd::grad({run.objective}, inputs, {}, {}, /*create_graph=*/false, /*allow_unused=*/true);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const std::string name = "grad." + run.inputs[i].first;
+    const Tensor expected = read(file, name).to(torch::kFloat64);
+    const Tensor ours = gradients[i].defined() ? gradients[i] : torch::zeros_like(inputs[i]);
+    result.add(result.gradient_error, name, ours.numel() == expected.numel() ? ours.reshape(expected.sizes()) : ours, expected,
+               file.path());
+  }
+  return result;
+}
+
+// How to run the file, or why not.
+struct Case {
+  std::function<Run(torch::Dtype)> run;
+  std::string skipped;
+};
+
+Case make_case(const SafetensorsFile& file, const std::string& mixer) {
+  const Json config = parse_json(file.metadata_at("config"), file.path() + ": metadata config");
+  const ReferenceParameters parameters(file, "");
+  if (mixer == "taylor linear attention, core only") {
+    // The peer's own default.
+    const double eps = config.contains("eps") && config["eps"].is_number() ? config["eps"].get<double>() : 1e-6;
+    if (eps > 1e-12) return {{}, "the reference adds an eps above 1e-12 to the denominator; ours is at least 1/2 and needs none"};
+    return {[&file](torch::Dtype dtype) { return run_taylor_core(file, dtype); }, ""};
+  }
+  if (mixer.rfind("language model", 0) == 0) {
+    const ReferenceModel reference = reference_model(mixer, config, parameters, row_length(file));
+    if (!reference.skipped.empty()) return {{}, reference.skipped};
+    return {[&file, reference](torch::Dtype dtype) { return run_model(file, reference, dtype); }, ""};
+  }
+  if (file.find("x") == nullptr) return {{}, "mixer '" + mixer + "' is not in this build"};
+  const ReferenceMixer reference = reference_mixer(mixer, config, parameters, row_length(file));
+  if (!reference.skipped.empty()) return {{}, reference.skipped};
+  return {[&file, reference](torch::Dtype dtype) { return run_mixer(file, reference, dtype); }, ""};
+}
+
+}  // namespace
+
+GoldenResult check_golden(const std::string& path) {
+  const SafetensorsFile file(path);
+  GoldenResult result;
+  result.file = path;
+  result.mixer = file.metadata_at("mixer");
+  const std::string& tolerance = file.metadata_at("tolerance");
+  result.tolerance = stated_tolerance(tolerance, "float64");
+  result.tolerance_float32 = stated_tolerance(tolerance, "float32");
+  const Case golden = make_case(file, result.mixer);
+  result.skipped = golden.skipped;
+  if (!golden.run) return result;
+  if (result.tolerance == 0) throw Error(path + ": metadata tolerance must say '<number> in float64', got '" + tolerance + "'");
+
+  const Comparison exact = compare(file, golden.run(torch::kFloat64));
+  result.output_error = exact.output_error;
+  result.gradient_error = exact.gradient_error;
+  result.worst = exact.worst + " in float64";
+  double worst_ratio = exact.worst_error / result.tolerance;
+  if (result.tolerance_float32 > 0) {
+    const Comparison rounded = compare(file, golden.run(torch::kFloat32));
+    result.output_error_float32 = rounded.output_error;
+    result.gradient_error_float32 = rounded.gradient_error;
+    const double ratio = rounded.worst_error / result.tolerance_float32;
+    if (ratio > worst_ratio) {
+      worst_ratio = ratio;
+      result.worst = rounded.worst + " in float32";
+    }
+  }
+  result.pass = worst_ratio <= 1;
+  return result;
+}
+
+}  // namespace based

@@ -1,0 +1,149 @@
+#include "based/models/language_model.h"
+
+#include "based/ops/pointwise.h"
+
+namespace based {
+namespace {
+
+std::shared_ptr<Mixer> make_layer_mixer(const ModelConfig& config, int64_t layer) {
+  const std::string& name = config.layers[layer];
+  const MixerContext context{config.d_model, layer, static_cast<int64_t>(config.layers.size())};
+  const auto found = config.mixers.find(name);
+  if (found == config.mixers.end()) return find_mixer(name).make(Config(Config::Table{}), context);
+  Config::Table options;
+  for (const auto& [key, value] : std::get<Config::Table>(found->second.value()))
+    if (key != "type") options.emplace_back(key, value);
+  const std::string& type = std::get<std::string>(found->second.find("type")->value());
+  return find_mixer(type).make(Config(options, found->second.where()), context);
+}
+
+}  // namespace
+
+Norm::Norm(const ModelConfig& config) : eps_(config.norm_eps) {
+  weight_ = register_parameter("weight", torch::ones({config.d_model}));
+  if (config.norm == "layer_norm") bias_ = register_parameter("bias", torch::zeros({config.d_model}));
+}
+
+Tensor Norm::forward(const Tensor& x) {
+  if (!bias_.defined()) return ops::rms_norm(x, weight_, eps_);
+  return torch::layer_norm(x.to(weight_.scalar_type()), {x.size(-1)}, weight_, bias_, eps_);
+}
+
+Mlp::Mlp(const ModelConfig& config) : gated_(config.mlp == "swiglu") {
+  const double out_std = output_initial_std(static_cast<int64_t>(config.layers.size()));
+  fc1_ = register_module("fc1", std::make_shared<Projection>(config.d_model, (gated_ ? 2 : 1) * config.mlp_width, !gated_));
+  fc2_ = register_module("fc2", std::make_shared<Projection>(config.mlp_width, config.d_model, !gated_, out_std));
+}
+
+Tensor Mlp::forward(const Tensor& x) {
+  const Tensor h = fc1_->forward(x);
+  return fc2_->forward(gated_ ? ops::swiglu(h) : torch::gelu(h));
+}
+
+Block::Block(const ModelConfig& config, int64_t layer) {
+  norm1_ = register_module("norm1", std::make_shared<Norm>(config));
+  mixer_ = register_module("mixer", make_layer_mixer(config, layer));
+  if (config.mlp == "none") return;
+  norm2_ = register_module("norm2", std::make_shared<Norm>(config));
+  mlp_ = register_module("mlp", std::make_shared<Mlp>(config));
+}
+
+template <class Mix>
+Tensor Block::run(Tensor residual, Mix&& mix) {
+  // Without gradients the residual is updated in place: a fresh tensor of this forward, never a caller's.
+  const auto add = [](Tensor& into, const Tensor& x) { torch::GradMode::is_enabled() ? into = into + x : into.add_(x); };
+  add(residual, mix(*mixer_, norm1_->forward(residual)));
+  if (mlp_) add(residual, mlp_->forward(norm2_->forward(residual)));
+  return residual;
+}
+
+LanguageModel::LanguageModel(ModelConfig config) : config_(std::move(config)) {
+  check_model_config(config_);
+  embedding_ = register_parameter("embedding", initial_normal({config_.padded_vocab(), config_.d_model}, initial_std));
+  if (config_.max_positions > 0)
+    positions_ = register_parameter("position_embedding", initial_normal({config_.max_positions, config_.d_model}, initial_std));
+  torch::nn::ModuleList layers;
+  for (int64_t i = 0; i < static_cast<int64_t>(config_.layers.size()); ++i) {
+    blocks_.push_back(std::make_shared<Block>(config_, i));
+    layers->push_back(blocks_.back());
+  }
+  register_module("layers", layers);
+  norm_ = register_module("norm", std::make_shared<Norm>(config_));
+}
+
+int64_t LanguageModel::parameter_count() const {
+  int64_t sum = 0;
+  for (const auto& parameter : parameters()) sum += parameter.numel();
+  return sum;
+}
+
+Tensor LanguageModel::embed(const Tensor& ids, const Tensor& positions) {
+  Tensor x = torch::embedding(embedding_, ids);
+  if (positions_.defined()) x = x + torch::embedding(positions_, positions);
+  if (is_training() && config_.embedding_dropout > 0) x = torch::dropout(x, config_.embedding_dropout, true);
+  return x.scalar_type() == torch::kBFloat16 ? x.to(torch::kFloat) : x;
+}
+
+Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows) {
+  Tensor residual = embed(ids, positions_.defined() ? rows.positions() : Tensor());
+  for (const auto& block : blocks_) residual = block->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); });
+  return norm_->forward(residual);
+}
+
+Tensor LanguageModel::loss(const Tensor& ids, const Tensor& labels, const Sequences& rows) {
+  return cross_entropy(forward(ids, rows), labels);
+}
+
+Tensor LanguageModel::cross_entropy(const Tensor& hidden, const Tensor& labels) { return ops::cross_entropy(hidden, embedding_, labels); }
+
+Tensor LanguageModel::logits(const Tensor& hidden) { return ops::linear(hidden, embedding_); }
+
+ModelState LanguageModel::make_state(int64_t slots) const {
+  std::vector<MixerState> layers;
+  for (const auto& block : blocks_) layers.push_back(block->mixer().make_state(slots));
+  return ModelState(std::move(layers), torch::zeros({slots}, torch::dtype(torch::kInt64).device(device())));
+}
+
+Tensor LanguageModel::prefill(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
+  const Tensor first = state.position().index_select(0, slots);
+  Tensor residual = embed(ids, positions_.defined() ? rows.positions(first) : Tensor());
+  for (size_t i = 0; i < blocks_.size(); ++i)
+    residual = blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.prefill(x, rows, state.layers()[i], slots); });
+  state.position().index_copy_(0, slots, first + rows.cu_seqlens().diff());
+  return norm_->forward(residual);
+}
+
+Tensor LanguageModel::step(const Tensor& ids, ModelState& state, const Slots& slots) {
+  const Tensor position = state.position().index_select(0, slots);
+  Tensor residual = embed(ids, position);
+  for (size_t i = 0; i < blocks_.size(); ++i)
+    residual = blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.step(x, state.layers()[i], slots); });
+  state.position().index_copy_(0, slots, position + 1);
+  return norm_->forward(residual);
+}
+
+int64_t parameter_count(const ModelConfig& config) {
+  check_model_config(config);
+  const SkipInitialisation only_shapes;
+  const auto count = [](const torch::nn::Module& module) {
+    int64_t sum = 0;
+    for (const auto& parameter : module.parameters()) sum += parameter.numel();
+    return sum;
+  };
+  int64_t sum = (config.padded_vocab() + config.max_positions) * config.d_model + count(Norm(config));
+  std::map<std::string, int64_t> of_layer;
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    const auto [entry, is_new] = of_layer.try_emplace(config.layers[i], 0);
+    if (is_new) entry->second = count(Block(config, static_cast<int64_t>(i)));
+    sum += entry->second;
+  }
+  return sum;
+}
+
+int64_t state_bytes(LanguageModel& model, int64_t tokens) {
+  int64_t sum = static_cast<int64_t>(sizeof(int64_t));  // the position
+  for (int64_t i = 0; i < model.layers(); ++i) sum += state_bytes(model.block(i).mixer(), tokens);
+  return sum;
+}
+
+}  // namespace based

@@ -1,0 +1,90 @@
+// Pre-norm language model: embedding, blocks of (norm, mixer, norm, MLP) around a residual stream, norm, tied output projection.
+// Activations are packed [tokens, d_model]; the residual stream is fp32 in bf16 models.
+#pragma once
+#include <torch/torch.h>
+
+#include <memory>
+#include <vector>
+
+#include "based/mixers/mixer.h"
+#include "based/mixers/projection.h"
+#include "based/models/config.h"
+#include "based/models/state.h"
+
+namespace based {
+
+class Norm : public torch::nn::Module {
+ public:
+  Norm(const ModelConfig& config);
+  Tensor forward(const Tensor& x);  // the result has the weight's type
+
+ private:
+  double eps_;
+  Tensor weight_, bias_;  // no bias: RMSNorm
+};
+
+// swiglu: fc2(y ⊙ SiLU(gate)), [y, gate] = fc1(x), no biases; gelu: fc2(GELU(fc1(x))) with biases.
+class Mlp : public torch::nn::Module {
+ public:
+  Mlp(const ModelConfig& config);
+  Tensor forward(const Tensor& x);
+
+ private:
+  bool gated_;
+  std::shared_ptr<Projection> fc1_, fc2_;
+};
+
+class Block : public torch::nn::Module {
+ public:
+  Block(const ModelConfig& config, int64_t layer);
+  Mixer& mixer() { return *mixer_; }
+  const Mixer& mixer() const { return *mixer_; }
+  // residual + mixer(norm1(residual)), then + mlp(norm2(·)); `mix` runs the mixer in one of its forms.
+  template <class Mix>
+  Tensor run(Tensor residual, Mix&& mix);
+
+ private:
+  std::shared_ptr<Norm> norm1_, norm2_;
+  std::shared_ptr<Mixer> mixer_;
+  std::shared_ptr<Mlp> mlp_;  // null: none
+};
+
+class LanguageModel : public torch::nn::Module {
+ public:
+  // Parameters are drawn from torch's CPU generator (torch::manual_seed). Throws UsageError for a wrong config.
+  explicit LanguageModel(ModelConfig config);
+
+  const ModelConfig& config() const { return config_; }
+  int64_t parameter_count() const;
+  torch::Dtype dtype() const { return embedding_.scalar_type(); }
+  torch::Device device() const { return embedding_.device(); }
+  Block& block(int64_t layer) { return *blocks_[layer]; }
+  int64_t layers() const { return static_cast<int64_t>(blocks_.size()); }
+
+  // ids int64 [tokens] -> hidden states after the last norm, [tokens, d_model].
+  Tensor forward(const Tensor& ids, const Sequences& rows);
+  // Mean cross entropy over labels ≠ −100, int64 [tokens].
+  Tensor loss(const Tensor& ids, const Tensor& labels, const Sequences& rows);
+  Tensor cross_entropy(const Tensor& hidden, const Tensor& labels);
+  // hidden [n, d_model] -> [n, padded_vocab].
+  Tensor logits(const Tensor& hidden);
+
+  ModelState make_state(int64_t slots) const;
+  // As Mixer::prefill and Mixer::step; both return hidden states after the last norm.
+  Tensor prefill(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
+  Tensor step(const Tensor& ids, ModelState& state, const Slots& slots);
+
+ private:
+  Tensor embed(const Tensor& ids, const Tensor& positions);
+  ModelConfig config_;
+  Tensor embedding_, positions_;
+  std::vector<std::shared_ptr<Block>> blocks_;
+  std::shared_ptr<Norm> norm_;
+};
+
+// Of the model that this config describes, counted on its layers without building all of it.
+int64_t parameter_count(const ModelConfig& config);
+// Bytes of one slot of the state that really runs, after `tokens` tokens.
+int64_t state_bytes(LanguageModel& model, int64_t tokens);
+
+}  // namespace based

@@ -1,0 +1,86 @@
+// The paper's models (its tables of training settings), and small ones for the demo and the tests.
+#include "based/models/config.h"
+
+namespace based {
+namespace {
+
+Config options(std::initializer_list<std::pair<const char*, Config::Value>> pairs) {
+  Config::Table table;
+  for (const auto& [key, value] : pairs) table.emplace_back(key, Config(value));
+  return Config(table);
+}
+
+// Gated convolutions everywhere but at the layers named.
+std::vector<std::string> hybrid_layers(size_t count, std::initializer_list<size_t> linear, std::initializer_list<size_t> window) {
+  std::vector<std::string> layers(count, "conv");
+  for (const size_t at : linear) layers[at] = "linear";
+  for (const size_t at : window) layers[at] = "window";
+  return layers;
+}
+
+struct BasedSizes {
+  int64_t d_model, heads, feature_dim, window;
+};
+
+ModelConfig based_model(const BasedSizes& sizes, std::vector<std::string> layers) {
+  ModelConfig config;
+  config.d_model = sizes.d_model;
+  config.layers = std::move(layers);
+  config.mlp_width = 2 * sizes.d_model;
+  config.mixers = {
+      {"conv", options({{"type", std::string("gated_conv")}, {"expansion", int64_t{4}}, {"taps", int64_t{3}}})},
+      {"linear", options({{"type", std::string("taylor_attention")}, {"heads", sizes.heads}, {"feature_dim", sizes.feature_dim}})},
+      {"window", options({{"type", std::string("sliding_window")}, {"heads", sizes.heads}, {"window", sizes.window}})}};
+  return config;
+}
+
+// Transformer++: rotary on half of each head (rounded down to pairs), gated MLP of 8/3·d rounded up to a multiple of 256.
+ModelConfig attention_model(int64_t d_model, int64_t heads, size_t count) {
+  ModelConfig config;
+  config.d_model = d_model;
+  config.layers.assign(count, "attention");
+  config.mlp_width = (8 * d_model / 3 + 255) / 256 * 256;
+  config.mixers = {{"attention", options({{"type", std::string("attention")}, {"heads", heads}, {"rotary_dim", d_model / heads / 4 * 2}})}};
+  return config;
+}
+
+ModelConfig with_vocab(ModelConfig config, int64_t vocab_size) {
+  config.vocab_size = vocab_size;
+  return config;
+}
+
+constexpr int64_t gpt2_vocab = 50257;
+
+std::vector<Preset> make_presets() {
+  return {
+      {"based-360m", "the paper's Based at 363M: 5 linear, 5 window (64), 17 convolution layers",
+       with_vocab(based_model({1024, 16, 16, 64}, hybrid_layers(27, {1, 6, 11, 16, 21}, {2, 7, 12, 17, 22})), gpt2_vocab)},
+      {"based-1.4b", "the paper's Based at 1.35B: 7 linear, 7 window (16), 22 convolution layers",
+       with_vocab(based_model({1792, 16, 16, 16}, hybrid_layers(36, {1, 6, 11, 16, 21, 26, 31}, {2, 7, 12, 17, 22, 27, 32})), gpt2_vocab)},
+      {"attn-360m", "the paper's Transformer++ at 360M", with_vocab(attention_model(1024, 16, 24), gpt2_vocab)},
+      {"attn-1.4b", "the paper's Transformer++ at 1.33B", with_vocab(attention_model(1680, 24, 36), gpt2_vocab)},
+      {"based-demo", "the language model of `make demo`: trains in two minutes on two cores",
+       with_vocab(based_model({192, 4, 16, 64}, hybrid_layers(5, {1, 4}, {2})), 1024)},
+      {"based-tiny", "for tests: one layer of each kind", with_vocab(based_model({32, 2, 4, 8}, hybrid_layers(3, {1}, {2})), 257)},
+      {"attn-tiny", "for tests: two layers of attention", with_vocab(attention_model(32, 2, 2), 257)},
+  };
+}
+
+}  // namespace
+
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset> all = make_presets();
+  return all;
+}
+
+const ModelConfig& find_preset(const std::string& name) {
+  std::vector<std::string> names;
+  for (const auto& preset : presets()) {
+    if (preset.name == name) return preset.config;
+    names.push_back(preset.name);
+  }
+  const std::string close = nearest(name, names);
+  throw UsageError("no preset '" + name + "'" + (close.empty() ? "" : "; did you mean '" + close + "'?") + " `based presets` lists them");
+}
+
+}  // namespace based

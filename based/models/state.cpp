@@ -1,0 +1,73 @@
+#include "based/models/state.h"
+
+#include "based/core/error.h"
+
+namespace based {
+
+int64_t ModelState::bytes() const {
+  int64_t sum = position_.defined() ? static_cast<int64_t>(position_.nbytes()) : 0;
+  for (const auto& layer : layers_) sum += layer.bytes();
+  return sum;
+}
+
+bool ModelState::grows() const {
+  for (const auto& layer : layers_)
+    if (layer.grows()) return true;
+  return false;
+}
+
+void ModelState::zero(const Slots& slots) {
+  for (auto& layer : layers_) layer.zero(slots);
+  position_.index_fill_(0, slots, 0);
+}
+
+void ModelState::copy(int64_t from, int64_t to) {
+  for (auto& layer : layers_) layer.copy(from, to);
+  position_[to].copy_(position_[from]);
+}
+
+ModelState ModelState::extract(int64_t slot) const {
+  std::vector<MixerState> layers;
+  for (const auto& layer : layers_) layers.push_back(layer.extract(slot));
+  return ModelState(std::move(layers), position_.narrow(0, slot, 1).clone());
+}
+
+void ModelState::insert(const ModelState& one, int64_t slot) {
+  if (one.layers_.size() != layers_.size())
+    throw Error("state: has " + std::to_string(one.layers_.size()) + " layers, the model " + std::to_string(layers_.size()));
+  for (size_t i = 0; i < layers_.size(); ++i) layers_[i].insert(one.layers_[i], slot);
+  position_[slot].copy_(one.position_[0]);
+}
+
+std::vector<StateTensor> ModelState::named() const {
+  std::vector<StateTensor> all{{"position", position_, false}};
+  for (size_t i = 0; i < layers_.size(); ++i)
+    for (const auto& tensor : layers_[i].tensors())
+      all.push_back({"layers." + std::to_string(i) + "." + tensor.name, tensor.value, tensor.grows});
+  return all;
+}
+
+void ModelState::load_named(const std::vector<StateTensor>& tensors, int64_t slot) {
+  ModelState one = extract(slot);
+  std::vector<StateTensor> expected = one.named();
+  if (tensors.size() != expected.size())
+    throw Error("state: holds " + std::to_string(tensors.size()) + " tensors, the model has " + std::to_string(expected.size()));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& given = tensors[i];
+    const auto& wanted = expected[i];
+    if (given.name != wanted.name) throw Error("state: tensor '" + given.name + "' where '" + wanted.name + "' is expected");
+    if (given.value.scalar_type() != wanted.value.scalar_type())
+      throw Error("state: tensor '" + given.name + "' has type " + toString(given.value.scalar_type()) + ", the model's is " +
+                  toString(wanted.value.scalar_type()));
+    auto shape = given.value.sizes().vec(), expected_shape = wanted.value.sizes().vec();
+    if (wanted.grows && shape.size() > 1 && expected_shape.size() > 1) shape[1] = expected_shape[1] = 0;
+    if (shape != expected_shape) throw Error("state: tensor '" + given.name + "' has another shape than the model's");
+  }
+  size_t next = 1;
+  for (auto& layer : one.layers_)
+    for (auto& tensor : layer.tensors()) tensor.value = tensors[next++].value;
+  one.position_ = tensors[0].value;
+  insert(one, slot);
+}
+
+}  // namespace based

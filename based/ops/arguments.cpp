@@ -1,0 +1,81 @@
+#include "based/ops/arguments.h"
+
+namespace based::ops {
+
+void require_shape(const char* op, const char* name, const Tensor& tensor, at::IntArrayRef sizes) {
+  bool same = tensor.dim() == static_cast<int64_t>(sizes.size());
+  for (int64_t i = 0; same && i < tensor.dim(); ++i) same = sizes[i] < 0 || tensor.size(i) == sizes[i];
+  if (same) return;
+  std::ostringstream expected;
+  for (size_t i = 0; i < sizes.size(); ++i) expected << (i ? ", " : "") << (sizes[i] < 0 ? "any" : std::to_string(sizes[i]));
+  require(false, op, name, " must have shape [", expected.str(), "], got ", tensor.sizes());
+}
+
+void require_like(const char* op, const char* name, const Tensor& tensor, const Tensor& like) {
+  require(at::isFloatingType(tensor.scalar_type()), op, name, " must be floating, got ", tensor.scalar_type());
+  require_type(op, name, tensor, like.scalar_type());
+  require(tensor.device() == like.device(), op, name, " must be on ", like.device(), ", got ", tensor.device());
+}
+
+void require_type(const char* op, const char* name, const Tensor& tensor, at::ScalarType type) {
+  require(tensor.scalar_type() == type, op, name, " must be ", type, ", got ", tensor.scalar_type());
+}
+
+std::vector<int64_t> row_starts(const char* op, const char* name, const Tensor& cu_seqlens, int64_t tokens) {
+  const Tensor here = cu_seqlens.to(at::kCPU).contiguous();
+  const int64_t* data = here.const_data_ptr<int64_t>();
+  std::vector<int64_t> starts(data, data + here.numel());
+  require(starts.front() == 0, op, name, " must start at 0, got ", starts.front());
+  for (size_t i = 1; i < starts.size(); ++i)
+    require(starts[i] >= starts[i - 1], op, name, " must not decrease, got ", starts[i - 1], " then ", starts[i]);
+  require(starts.back() == tokens, op, name, " must end at the number of tokens, ", tokens, ", got ", starts.back());
+  return starts;
+}
+
+void check_row_starts(const char* op, const char* name, const Tensor& cu_seqlens, int64_t tokens) {
+  if (cu_seqlens.is_cpu()) row_starts(op, name, cu_seqlens, tokens);
+}
+
+void require_slots(const char* op, const Tensor& slots, int64_t rows, int64_t state_slots) {
+  require_shape(op, "slots", slots, {rows});
+  require_type(op, "slots", slots, at::kLong);
+  if (!slots.is_cpu()) return;  // values on a device are not waited for
+  std::vector<bool> seen(state_slots);
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t slot = slots.const_data_ptr<int64_t>()[i * slots.stride(0)];
+    require(slot >= 0 && slot < state_slots, op, "slots must be 0..", state_slots - 1, ", got ", slot);
+    require(!seen[slot], op, "slots must differ, got ", slot, " twice");
+    seen[slot] = true;
+  }
+}
+
+bool has_kernel(const Tensor& tensor) { return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16; }
+
+kernels::DType kernel_dtype(const Tensor& tensor) {
+  BASED_ASSERT(has_kernel(tensor));
+  return tensor.scalar_type() == at::kFloat ? kernels::DType::f32 : kernels::DType::bf16;
+}
+
+void require_ok(kernels::Status status) {
+  if (!status.ok()) throw Error(status.what);
+}
+
+Tensor with_unit_columns(const Tensor& matrix) { return matrix.stride(1) == 1 ? matrix : matrix.contiguous(); }
+
+Tensor with_packed_heads(const Tensor& x) {
+  const bool packed = x.stride(2) == 1 && (x.size(1) == 1 || x.stride(1) == x.size(2));
+  return packed ? x : x.contiguous();
+}
+
+bool wants_gradient(std::initializer_list<Tensor> inputs) {
+  if (!at::GradMode::is_enabled()) return false;
+  for (const Tensor& input : inputs)
+    if (input.defined() && input.requires_grad()) return true;
+  return false;
+}
+
+void require_no_gradient(const char* op, std::initializer_list<Tensor> inputs) {
+  require(!wants_gradient(inputs), op, "works in place and has no gradient; turn gradients off around it");
+}
+
+}  // namespace based::ops

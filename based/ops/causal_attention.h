@@ -1,0 +1,24 @@
+// torch.ops.based.causal_attention: exact softmax attention, causal, over all keys or a sliding window; grouped heads.
+#pragma once
+#include <torch/torch.h>
+
+namespace based::ops {
+
+using torch::Tensor;
+
+// q [q_tokens, heads, head_dim], k and v [k_tokens, kv_heads, head_dim]; heads is a multiple of kv_heads; cu_seqlens_q, cu_seqlens_k int64
+// [rows + 1]. A row's queries are its last tokens: with Lq queries and Lk ≥ Lq keys, query i sees keys j with
+//   i + Lk − Lq − window < j ≤ i + Lk − Lq,
+// so `window` counts the keys seen, itself included; window 0 means all. Differentiable in q, k, v.
+Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
+                        int64_t window, double scale);
+Tensor causal_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
+                                  int64_t window, double scale);
+
+// One token for each slot (paper, algorithm 3). The ring k_ring, v_ring [slots, capacity, kv_heads, head_dim] holds key p at p mod
+// capacity; position int64 [slots] counts the keys written. Writes k and v [rows, kv_heads, head_dim], advances position, attends over the
+// last min(position, capacity) keys. A full cache is a ring that is grown before it wraps. No gradients.
+Tensor causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& k_ring, Tensor& v_ring, Tensor& position,
+                             const Tensor& slots, double scale);
+
+}  // namespace based::ops

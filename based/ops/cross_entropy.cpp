@@ -1,0 +1,176 @@
+#include <torch/library.h>
+
+#include "based/kernels/cross_entropy.h"
+#include "based/ops/arguments.h"
+#include "based/ops/pointwise.h"
+
+namespace based::ops {
+namespace {
+
+using Forward = std::tuple<Tensor, Tensor, Tensor>;  // loss, its gradient by hidden and by weight (undefined where not asked for)
+
+constexpr const char* kOp = "cross_entropy";
+constexpr int64_t kIgnored = -100;
+constexpr int64_t kChunkBytes = int64_t{2} << 20;  // of logits: what stays in the cache from one product to the next
+constexpr int64_t kChunkRows = 64;                 // at least: below it, adding up weight's gradient costs more than its products
+
+void check(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
+  require(at::isFloatingType(hidden.scalar_type()), kOp, "hidden must be floating, got ", hidden.scalar_type());
+  require_shape(kOp, "hidden", hidden, {-1, -1});
+  require_like(kOp, "weight", weight, hidden);
+  require_shape(kOp, "weight", weight, {-1, hidden.size(1)});
+  require(weight.size(0) >= 1, kOp, "weight must have a row a word, got ", weight.sizes());
+  require_type(kOp, "labels", labels, at::kLong);
+  require_shape(kOp, "labels", labels, {hidden.size(0)});
+}
+
+void check_targets(const Tensor& targets, int64_t vocab) {
+  if (!targets.is_cpu() || targets.numel() == 0) return;  // values on a device are not waited for
+  const int64_t least = targets.min().item<int64_t>(), most = targets.max().item<int64_t>();
+  require(least >= 0 && most < vocab, kOp, "labels must be -100 or 0..", vocab - 1, ", got ", least < 0 ? least : most);
+}
+
+// Logits [rows, vocab] become (softmax − one-hot)·scale in place where `gradient`; returns the sum of the losses.
+using Softmax = Tensor (*)(Tensor& logits, const Tensor& targets, double scale, bool gradient);
+
+Tensor softmax_reference(Tensor& logits, const Tensor& targets, double scale, bool gradient) {
+  const Tensor target = targets.unsqueeze(1), log_probability = logits.to(sum_type(logits)).log_softmax(1);
+  const Tensor loss = -log_probability.gather(1, target).sum();
+  if (gradient) logits.copy_(log_probability.exp().scatter_add_(1, target, at::full_like(target, -1, log_probability.options())) * scale);
+  return loss;
+}
+
+Tensor softmax_cpu(Tensor& logits, const Tensor& targets, double scale, bool gradient) {
+  if (!has_kernel(logits)) return softmax_reference(logits, targets, scale, gradient);
+  const Tensor loss = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
+  kernels::CrossEntropy to;
+  to.logits = logits.mutable_data_ptr();
+  to.label = targets.const_data_ptr<int64_t>();
+  to.loss = loss.mutable_data_ptr<float>();
+  to.rows = logits.size(0), to.vocab = logits.size(1);
+  to.scale = static_cast<float>(scale);
+  to.gradient = gradient;
+  to.dtype = kernel_dtype(logits);
+  require_ok(kernels::cpu::cross_entropy(to));
+  return loss.sum();
+}
+
+// The gradient is made where the logits are, in the forward: they are large, and making them again would cost a third more.
+Forward in_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight, Softmax softmax) {
+  check(hidden, weight, labels);
+  const at::ScalarType type = sum_type(hidden);
+  const Tensor labelled = (labels != kIgnored).nonzero().squeeze(1);
+  const Tensor inputs = hidden.index_select(0, labelled), targets = labels.index_select(0, labelled);
+  check_targets(targets, weight.size(0));
+  const int64_t count = labelled.size(0), vocab = weight.size(0);
+  const int64_t chunk = std::min(std::max(kChunkBytes / (vocab * hidden.element_size()), kChunkRows), count);
+  Tensor loss = at::zeros({}, hidden.options().dtype(type));
+  const Tensor by_input = grad_hidden ? at::empty(inputs.sizes(), inputs.options()) : Tensor();
+  // Transposed: logits are then read along their rows. In fp32, and by way of `product` where that is not the type of the products.
+  Tensor by_weight = grad_weight ? at::zeros({weight.size(1), vocab}, weight.options().dtype(type)) : Tensor();
+  Tensor product = grad_weight && type != hidden.scalar_type() ? at::empty(by_weight.sizes(), hidden.options()) : Tensor();
+  const Tensor memory = at::empty({chunk, vocab}, hidden.options());
+  for (int64_t begin = 0; begin < count; begin += chunk) {
+    const int64_t size = std::min(chunk, count - begin);
+    const Tensor x = inputs.narrow(0, begin, size);
+    Tensor logits = memory.narrow(0, 0, size);
+    at::mm_out(logits, x, weight.t());
+    loss += softmax(logits, targets.narrow(0, begin, size), 1.0 / static_cast<double>(count), grad_hidden || grad_weight);
+    if (grad_hidden) {
+      Tensor rows = by_input.narrow(0, begin, size);
+      at::mm_out(rows, logits, weight);
+    }
+    if (grad_weight && product.defined())
+      by_weight.add_(at::mm_out(product, x.t(), logits));
+    else if (grad_weight)
+      by_weight.addmm_(x.t(), logits);
+  }
+  if (count > 0) loss /= count;
+  Tensor all_by_hidden;
+  if (grad_hidden) all_by_hidden = at::zeros(hidden.sizes(), hidden.options()).index_copy_(0, labelled, by_input);
+  if (grad_weight) by_weight = by_weight.t().to(weight.scalar_type()).contiguous();
+  return {loss, all_by_hidden, by_weight};
+}
+
+Forward forward_reference(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight) {
+  return in_chunks(hidden, weight, labels, grad_hidden, grad_weight, softmax_reference);
+}
+
+Forward forward_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight) {
+  return in_chunks(hidden, weight, labels, grad_hidden, grad_weight, softmax_cpu);
+}
+
+Forward forward_meta(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight) {
+  check(hidden, weight, labels);
+  return {at::empty({}, hidden.options().dtype(sum_type(hidden))), grad_hidden ? at::empty(hidden.sizes(), hidden.options()) : Tensor(),
+          grad_weight ? at::empty(weight.sizes(), weight.options()) : Tensor()};
+}
+
+Forward call_forward(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight) {
+  static const auto op = find_operator<decltype(call_forward)>("based::cross_entropy_forward");
+  return op.call(hidden, weight, labels, grad_hidden, grad_weight);
+}
+
+struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
+  using Context = torch::autograd::AutogradContext;
+  using Variables = torch::autograd::variable_list;
+
+  static Tensor forward(Context* context, const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
+    const bool grad_hidden = hidden.requires_grad(), grad_weight = weight.requires_grad();
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const auto [loss, by_hidden, by_weight] = call_forward(hidden, weight, labels, grad_hidden, grad_weight);
+    context->save_for_backward({by_hidden, by_weight});
+    return loss;
+  }
+
+  static Variables backward(Context* context, const Variables& grads) {
+    const Variables saved = context->get_saved_variables();
+    const auto scaled = [&](const Tensor& t) { return t.defined() ? t * grads[0].to(t.scalar_type()) : t; };
+    return {scaled(saved[0]), scaled(saved[1]), Tensor()};
+  }
+};
+
+Tensor loss_of(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
+  return std::get<0>(call_forward(hidden, weight, labels, false, false));
+}
+
+Tensor loss_autograd(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
+  if (wants_gradient({hidden, weight})) return CrossEntropyFunction::apply(hidden, weight, labels);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return loss_of(hidden, weight, labels);
+}
+
+}  // namespace
+
+Tensor cross_entropy_reference(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
+  check(hidden, weight, labels);
+  const Tensor logits = at::linear(hidden, weight).to(sum_type(hidden));
+  return at::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, kIgnored) / (labels != kIgnored).sum().clamp_min(1);
+}
+
+Tensor cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
+  static const auto op = find_operator<decltype(loss_of)>("based::cross_entropy");
+  return op.call(hidden, weight, labels);
+}
+
+namespace {
+
+TORCH_LIBRARY_FRAGMENT(based, m) {
+  m.def("cross_entropy(Tensor hidden, Tensor weight, Tensor labels) -> Tensor");
+  m.def(
+      "cross_entropy_forward(Tensor hidden, Tensor weight, Tensor labels, bool grad_hidden, bool grad_weight) -> "
+      "(Tensor loss, Tensor grad_hidden, Tensor grad_weight)");
+  m.def("cross_entropy_reference(Tensor hidden, Tensor weight, Tensor labels) -> Tensor", cross_entropy_reference);
+}
+
+TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {
+  m.impl("cross_entropy", loss_of);
+  m.impl("cross_entropy_forward", forward_reference);
+}
+
+TORCH_LIBRARY_IMPL(based, CPU, m) { m.impl("cross_entropy_forward", forward_cpu); }
+TORCH_LIBRARY_IMPL(based, Meta, m) { m.impl("cross_entropy_forward", forward_meta); }
+TORCH_LIBRARY_IMPL(based, Autograd, m) { m.impl("cross_entropy", loss_autograd); }
+
+}  // namespace
+}  // namespace based::ops

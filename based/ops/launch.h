@@ -1,0 +1,99 @@
+// Inside of based/ops: what an operator's backends share. Each function here checks the arguments, allocates, fills the kernel's struct and
+// launches; a backend is a table of kernels and a registration under its dispatch key. Types without a kernel run the reference.
+// A GPU's table launches on the current stream; offsets, slots and positions are then on the GPU, and their values are not checked.
+#pragma once
+#include <torch/torch.h>
+
+#include <tuple>
+
+#include "based/kernels/causal_attention.h"
+#include "based/kernels/pointwise.h"
+#include "based/kernels/short_conv.h"
+#include "based/kernels/taylor_attention.h"
+#include "based/ops/arguments.h"
+
+namespace based::ops {
+
+struct TaylorAttentionKernels {
+  int64_t (*forward_scratch)(const kernels::TaylorAttention&);
+  kernels::Status (*forward)(const kernels::TaylorAttention&, void* scratch);
+  int64_t (*backward_scratch)(const kernels::TaylorAttentionBackward&);
+  kernels::Status (*backward)(const kernels::TaylorAttentionBackward&, void* scratch);
+  kernels::Status (*step)(const kernels::TaylorAttention&);
+};
+
+// y, kv_state, k_state, denominator
+std::tuple<Tensor, Tensor, Tensor, Tensor> taylor_attention_forward_with(const TaylorAttentionKernels& table, const Tensor& q,
+                                                                         const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
+                                                                         const OptionalTensor& initial_kv_state,
+                                                                         const OptionalTensor& initial_k_state,
+                                                                         const OptionalTensor& decay);
+// Gradients of q, k, v, initial_kv_state, initial_k_state.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> taylor_attention_backward_with(
+    const TaylorAttentionKernels& table, const Tensor& grad_y, const OptionalTensor& grad_kv_state, const OptionalTensor& grad_k_state,
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, const OptionalTensor& initial_kv_state,
+    const OptionalTensor& initial_k_state, const OptionalTensor& decay, const Tensor& y, const Tensor& denominator);
+Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state,
+                                  Tensor k_state, const Tensor& slots, const OptionalTensor& decay);
+
+// A null forward or backward: the reference runs.
+struct CausalAttentionKernels {
+  int64_t (*forward_scratch)(const kernels::CausalAttention&);
+  kernels::Status (*forward)(const kernels::CausalAttention&, void* scratch);
+  int64_t (*backward_scratch)(const kernels::CausalAttentionBackward&);
+  kernels::Status (*backward)(const kernels::CausalAttentionBackward&, void* scratch);
+  kernels::Status (*step)(const kernels::CausalAttentionStep&);
+};
+
+// y, log_sum_exp
+std::tuple<Tensor, Tensor> causal_attention_forward_with(const CausalAttentionKernels& table, const Tensor& q, const Tensor& k,
+                                                         const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
+                                                         int64_t window, double scale);
+// Gradients of q, k, v.
+std::tuple<Tensor, Tensor, Tensor> causal_attention_backward_with(const CausalAttentionKernels& table, const Tensor& grad_y,
+                                                                  const Tensor& q, const Tensor& k, const Tensor& v,
+                                                                  const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window,
+                                                                  double scale, const Tensor& y, const Tensor& log_sum_exp);
+Tensor causal_attention_step_with(const CausalAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring,
+                                  Tensor v_ring, Tensor position, const Tensor& slots, double scale);
+
+struct ShortConvKernels {
+  kernels::Status (*forward)(const kernels::ShortConv&);
+  int64_t (*backward_scratch)(const kernels::ShortConvBackward&);
+  kernels::Status (*backward)(const kernels::ShortConvBackward&, void* scratch);
+  kernels::Status (*step)(const kernels::ShortConv&);
+};
+
+// y, final state
+std::tuple<Tensor, Tensor> short_conv_with(const ShortConvKernels& table, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                                           const OptionalTensor& gate, bool silu, const Tensor& cu_seqlens,
+                                           const OptionalTensor& initial_state);
+// Gradients of x, weight, bias, gate, initial_state.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> short_conv_backward_with(const ShortConvKernels& table, const Tensor& grad_y,
+                                                                            const OptionalTensor& grad_state, const Tensor& x,
+                                                                            const Tensor& weight, const OptionalTensor& bias,
+                                                                            const OptionalTensor& gate, bool silu, const Tensor& cu_seqlens,
+                                                                            const OptionalTensor& initial_state);
+Tensor short_conv_step_with(const ShortConvKernels& table, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                            const OptionalTensor& gate, bool silu, Tensor state, const Tensor& slots);
+
+struct PointwiseKernels {
+  kernels::Status (*rms_norm)(const kernels::RmsNorm&);
+  int64_t (*rms_norm_backward_scratch)(const kernels::RmsNormBackward&);
+  kernels::Status (*rms_norm_backward)(const kernels::RmsNormBackward&, void* scratch);
+  kernels::Status (*swiglu)(const kernels::Swiglu&);
+  kernels::Status (*swiglu_backward)(const kernels::SwigluBackward&);
+  kernels::Status (*rotary)(const kernels::Rotary&);
+};
+extern const PointwiseKernels kCpuPointwise;
+
+// y, inverse_rms
+std::tuple<Tensor, Tensor> rms_norm_forward_with(const PointwiseKernels& table, const Tensor& x, const Tensor& weight, double eps);
+// Gradients of x, weight.
+std::tuple<Tensor, Tensor> rms_norm_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& x,
+                                                  const Tensor& weight, const Tensor& inverse_rms);
+Tensor swiglu_with(const PointwiseKernels& table, const Tensor& h);
+Tensor swiglu_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& h);
+Tensor rotary_with(const PointwiseKernels& table, const Tensor& x, const Tensor& positions, int64_t dim, double base, bool interleaved);
+
+}  // namespace based::ops

@@ -1,0 +1,89 @@
+#include <torch/library.h>
+
+#include "based/kernels/linear.h"
+#include "based/ops/arguments.h"
+#include "based/ops/pointwise.h"
+
+namespace based::ops {
+namespace {
+
+constexpr const char* kOp = "linear";
+
+void check(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  require(at::isFloatingType(x.scalar_type()), kOp, "x must be floating, got ", x.scalar_type());
+  require_shape(kOp, "x", x, {-1, -1});
+  require_like(kOp, "weight", weight, x);
+  require_shape(kOp, "weight", weight, {-1, x.size(1)});
+  if (!bias) return;
+  require_like(kOp, "bias", *bias, x);
+  require_shape(kOp, "bias", *bias, {weight.size(0)});
+}
+
+Tensor forward_reference(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  check(x, weight, bias);
+  return at::linear(x, weight, bias);
+}
+
+Tensor forward_meta(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  check(x, weight, bias);
+  return at::empty({x.size(0), weight.size(0)}, x.options());
+}
+
+// Each row by itself, with additions in an order that depends on the shape of the weight alone.
+Tensor row_by_row(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  Tensor y = at::empty({x.size(0), weight.size(0)}, x.options());
+  for (int64_t row = 0; row < x.size(0); ++row) {
+    const Tensor sums = (weight * x[row]).sum(1);
+    y[row].copy_(bias ? sums + *bias : sums);
+  }
+  return y;
+}
+
+Tensor forward_cpu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  check(x, weight, bias);
+  if (x.size(0) > kBatchInvariantRows) return at::linear(x, weight, bias);
+  if (!has_kernel(x)) return row_by_row(x, weight, bias);
+  const Tensor rows = with_unit_columns(x), matrix = with_unit_columns(weight), added = bias ? bias->contiguous() : Tensor();
+  const Tensor y = at::empty({x.size(0), weight.size(0)}, x.options());
+  kernels::Linear to;
+  to.x = rows.const_data_ptr();
+  to.weight = matrix.const_data_ptr();
+  if (bias) to.bias = added.const_data_ptr();
+  to.y = y.mutable_data_ptr();
+  to.rows = x.size(0), to.in = x.size(1), to.out = weight.size(0);
+  to.x_stride = rows.stride(0), to.weight_stride = matrix.stride(0), to.y_stride = y.stride(0);
+  to.dtype = to.y_dtype = kernel_dtype(x);
+  require_ok(kernels::cpu::linear(to));
+  return y;
+}
+
+// ATen's linear layer brings its own gradient.
+Tensor linear_autograd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  if (wants_gradient({x, weight, value_or_undefined(bias)})) return forward_reference(x, weight, bias);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return ops::linear(x, weight, bias);
+}
+
+}  // namespace
+
+Tensor linear_reference(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) { return forward_reference(x, weight, bias); }
+
+Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  static const auto op = find_operator<decltype(forward_reference)>("based::linear");
+  return op.call(x, weight, bias);
+}
+
+namespace {
+
+TORCH_LIBRARY_FRAGMENT(based, m) {
+  m.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
+  m.def("linear_reference(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", linear_reference);
+}
+
+TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) { m.impl("linear", forward_reference); }
+TORCH_LIBRARY_IMPL(based, CPU, m) { m.impl("linear", forward_cpu); }
+TORCH_LIBRARY_IMPL(based, Meta, m) { m.impl("linear", forward_meta); }
+TORCH_LIBRARY_IMPL(based, Autograd, m) { m.impl("linear", linear_autograd); }
+
+}  // namespace
+}  // namespace based::ops

@@ -1,0 +1,111 @@
+#include "based/ops/long_conv.h"
+
+#include <torch/library.h>
+
+#include "based/ops/arguments.h"
+#include "based/ops/rows.h"
+
+namespace based::ops {
+namespace {
+
+constexpr const char* kOp = "long_conv";
+
+void check(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const OptionalTensor& history,
+           const OptionalTensor& cu_history) {
+  require(at::isFloatingType(x.scalar_type()), kOp, "x must be floating, got ", x.scalar_type());
+  require_shape(kOp, "x", x, {-1, -1});
+  require_like(kOp, "filter", filter, x);
+  require_shape(kOp, "filter", filter, {x.size(1), -1});
+  require(filter.size(1) >= 1, kOp, "taps must be at least 1, got ", filter.size(1));
+  require_type(kOp, "cu_seqlens", cu_seqlens, at::kLong);
+  require_shape(kOp, "cu_seqlens", cu_seqlens, {-1});
+  require(cu_seqlens.size(0) >= 1, kOp, "cu_seqlens must have one entry more than rows, got ", cu_seqlens.sizes());
+  require(history.has_value() == cu_history.has_value(), kOp, "history and cu_history must be given together");
+  if (!history) return;
+  require_like(kOp, "history", *history, x);
+  require_shape(kOp, "history", *history, {-1, x.size(1)});
+  require_type(kOp, "cu_history", *cu_history, at::kLong);
+  require_shape(kOp, "cu_history", *cu_history, cu_seqlens.sizes());
+}
+
+// The last `length` outputs for x [rows, steps, channels] and filter [channels, taps], taps ≤ steps.
+using Form = Tensor (*)(const Tensor& x, const Tensor& filter, int64_t length);
+
+Tensor direct_sum(const Tensor& x, const Tensor& filter, int64_t length) {
+  const int64_t first = x.size(1) - length;
+  const Tensor padded = at::constant_pad_nd(x, {0, 0, filter.size(1) - 1, 0});
+  Tensor y = at::zeros({x.size(0), length, x.size(2)}, x.options());
+  for (int64_t tap = 0; tap < filter.size(1); ++tap)
+    y = y + padded.narrow(1, first + filter.size(1) - 1 - tap, length) * filter.select(1, tap);
+  return y;
+}
+
+// The smallest 2^a or 3·2^a that is at least n: sizes that every FFT library is fast at.
+int64_t fast_fft_size(int64_t n) {
+  int64_t power = 1;
+  while (power < n) power *= 2;
+  return power >= 4 && power / 4 * 3 >= n ? power / 4 * 3 : power;
+}
+
+Tensor by_fft(const Tensor& x, const Tensor& filter, int64_t length) {
+  const int64_t steps = x.size(1), size = fast_fft_size(steps + filter.size(1) - 1);  // room for the tail, so that nothing wraps round
+  // Time is put last: transforms of contiguous lines.
+  const Tensor spectrum = at::fft_rfft(x.transpose(1, 2), size) * at::fft_rfft(filter, size);
+  return at::fft_irfft(spectrum, size).narrow(-1, steps - length, length).transpose(1, 2);
+}
+
+Tensor over_rows(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const OptionalTensor& history,
+                 const OptionalTensor& cu_history, Form form) {
+  check(x, filter, cu_seqlens, history, cu_history);
+  const std::vector<int64_t> starts = row_starts(kOp, "cu_seqlens", cu_seqlens, x.size(0));
+  const std::vector<int64_t> before = history ? row_starts(kOp, "cu_history", *cu_history, history->size(0)) : std::vector<int64_t>();
+  const at::ScalarType type = sum_type(x);
+  std::vector<Tensor> pieces;
+  for (const Run& run : equal_runs(starts, before)) {
+    Tensor inputs = tokens_of(x, run).to(type);
+    if (history) inputs = at::cat({other_tokens_of(*history, run).to(type), inputs}, 1);
+    if (run.length == 0) continue;
+    const int64_t taps = std::min(filter.size(1), inputs.size(1));
+    pieces.push_back(form(inputs, filter.narrow(1, 0, taps).to(type), run.length).reshape({run.rows * run.length, x.size(1)}));
+  }
+  return join(pieces, x.sizes(), x.options()).to(x.scalar_type()).contiguous();
+}
+
+Tensor convolve(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const OptionalTensor& history,
+                const OptionalTensor& cu_history) {
+  return over_rows(x, filter, cu_seqlens, history, cu_history, by_fft);
+}
+
+Tensor convolve_meta(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const OptionalTensor& history,
+                     const OptionalTensor& cu_history) {
+  check(x, filter, cu_seqlens, history, cu_history);
+  return at::empty(x.sizes(), x.options());
+}
+
+}  // namespace
+
+Tensor long_conv_reference(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const OptionalTensor& history,
+                           const OptionalTensor& cu_history) {
+  return over_rows(x, filter, cu_seqlens, history, cu_history, direct_sum);
+}
+
+Tensor long_conv(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const OptionalTensor& history,
+                 const OptionalTensor& cu_history) {
+  static const auto op = find_operator<decltype(convolve)>("based::long_conv");
+  return op.call(x, filter, cu_seqlens, history, cu_history);
+}
+
+namespace {
+
+TORCH_LIBRARY_FRAGMENT(based, m) {
+  m.def("long_conv(Tensor x, Tensor filter, Tensor cu_seqlens, Tensor? history=None, Tensor? cu_history=None) -> Tensor");
+  m.def("long_conv_reference(Tensor x, Tensor filter, Tensor cu_seqlens, Tensor? history=None, Tensor? cu_history=None) -> Tensor",
+        long_conv_reference);
+}
+
+// ATen's FFT serves every type and device and brings its own gradient.
+TORCH_LIBRARY_IMPL(based, CompositeImplicitAutograd, m) { m.impl("long_conv", convolve); }
+TORCH_LIBRARY_IMPL(based, Meta, m) { m.impl("long_conv", convolve_meta); }
+
+}  // namespace
+}  // namespace based::ops

@@ -1,0 +1,18 @@
+// torch.ops.based.long_conv: causal convolution with a filter as long as the text, by FFT in O(N log N).
+#pragma once
+#include <torch/torch.h>
+
+#include <optional>
+
+namespace based::ops {
+
+using torch::Tensor;
+
+// y_t = Σ_{j<taps} filter[:, j] x_{t−j}. x [tokens, channels], filter [channels, taps], cu_seqlens int64 [rows + 1]. Rows may be preceded
+// by history: cu_history int64 [rows + 1] and history [sum, channels] hold the inputs before each row. Never wraps. Differentiable.
+Tensor long_conv(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const std::optional<Tensor>& history = {},
+                 const std::optional<Tensor>& cu_history = {});
+Tensor long_conv_reference(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const std::optional<Tensor>& history = {},
+                           const std::optional<Tensor>& cu_history = {});
+
+}  // namespace based::ops

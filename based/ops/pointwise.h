@@ -1,0 +1,36 @@
+// The small operators around the mixers. All differentiable; each has an ATen reference with the suffix _reference.
+#pragma once
+#include <torch/torch.h>
+
+#include <optional>
+
+namespace based::ops {
+
+using torch::Tensor;
+
+// x · rsqrt(mean(x²) + eps) · weight over the last dimension, sums in fp32; the result has weight's type (x may be the fp32 residual).
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
+Tensor rms_norm_reference(const Tensor& x, const Tensor& weight, double eps);
+
+// h = [y, gate] (y first), [tokens, 2·width] -> y ⊙ SiLU(gate), [tokens, width].
+Tensor swiglu(const Tensor& h);
+Tensor swiglu_reference(const Tensor& h);
+
+// Rotary positions on the first `dim` dimensions of every head (even, at most 256): x [tokens, heads, head_dim], positions int64 [tokens].
+// Halves (a, b) -> (a cos − b sin, a sin + b cos), angle = position · base^(−2i/dim); interleaved: pairs (2i, 2i + 1) instead.
+Tensor rotary(const Tensor& x, const Tensor& positions, int64_t dim, double base, bool interleaved);
+Tensor rotary_reference(const Tensor& x, const Tensor& positions, int64_t dim, double base, bool interleaved);
+
+// x [rows, in] · weight[out, in]ᵀ + bias. With gradients off on the CPU, up to kBatchInvariantRows rows go through a kernel whose result
+// for a row does not depend on the other rows, bit for bit; this is what makes `step` independent of the batch.
+constexpr int64_t kBatchInvariantRows = 64;
+Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias = {});
+Tensor linear_reference(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias = {});
+
+// Mean over labels ≠ −100 of the cross entropy of hidden·weightᵀ: hidden [tokens, d], weight [vocab, d], labels int64 [tokens]; 0 where
+// there is no label. The result is fp32 (fp64 for double inputs). Logits are made only where a label is, in chunks; the logits of a
+// whole batch never exist. Where gradients are on, they are computed with the value; the backward only scales them.
+Tensor cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels);
+Tensor cross_entropy_reference(const Tensor& hidden, const Tensor& weight, const Tensor& labels);
+
+}  // namespace based::ops

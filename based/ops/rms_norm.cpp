@@ -1,0 +1,172 @@
+#include <torch/library.h>
+
+#include "based/ops/arguments.h"
+#include "based/ops/launch.h"
+#include "based/ops/pointwise.h"
+#include "based/ops/recompute.h"
+
+namespace based::ops {
+namespace {
+
+using Forward = std::tuple<Tensor, Tensor>;    // y, inverse_rms
+using Gradients = std::tuple<Tensor, Tensor>;  // of x, weight
+
+constexpr const char* kOp = "rms_norm";
+
+void check(const Tensor& x, const Tensor& weight) {
+  require(at::isFloatingType(x.scalar_type()), kOp, "x must be floating, got ", x.scalar_type());
+  require(at::isFloatingType(weight.scalar_type()), kOp, "weight must be floating, got ", weight.scalar_type());
+  require(x.dim() >= 1 && x.size(-1) >= 1, kOp, "x must have a last dimension of at least 1, got ", x.sizes());
+  require_shape(kOp, "weight", weight, {x.size(-1)});
+}
+
+std::vector<int64_t> rows_of(const Tensor& x) { return x.sizes().slice(0, x.dim() - 1).vec(); }
+
+Forward forward_reference(const Tensor& x, const Tensor& weight, double eps) {
+  check(x, weight);
+  const Tensor sums = x.to(sum_type(x));
+  const Tensor inverse_rms = (sums.square().mean(-1) + eps).rsqrt();
+  return {(sums * inverse_rms.unsqueeze(-1) * weight.to(sum_type(weight))).to(weight.scalar_type()), inverse_rms};
+}
+
+Forward forward_meta(const Tensor& x, const Tensor& weight, double) {
+  check(x, weight);
+  return {at::empty(x.sizes(), weight.options()), at::empty(rows_of(x), x.options().dtype(sum_type(x)))};
+}
+
+Gradients backward_reference(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& inverse_rms) {
+  const at::ScalarType type = sum_type(x);
+  const Tensor unit = x.to(type) * inverse_rms.unsqueeze(-1), scaled = grad_y.to(type) * weight.to(type);
+  const Tensor grad_x = (scaled - unit * (scaled * unit).mean(-1, /*keepdim=*/true)) * inverse_rms.unsqueeze(-1);
+  const Tensor grad_weight = (grad_y.to(type) * unit).reshape({-1, x.size(-1)}).sum(0);
+  return {grad_x.to(x.scalar_type()), grad_weight.to(weight.scalar_type())};
+}
+
+Gradients backward_meta(const Tensor&, const Tensor& x, const Tensor& weight, const Tensor&) {
+  return {at::empty(x.sizes(), x.options()), at::empty(weight.sizes(), weight.options())};
+}
+
+kernels::RmsNorm prepare(const Tensor& x, const Tensor& weight) {
+  kernels::RmsNorm to;
+  to.x = x.const_data_ptr();
+  to.weight = weight.const_data_ptr();
+  to.width = weight.size(0);
+  to.rows = x.numel() / to.width;
+  to.x_dtype = kernel_dtype(x);
+  to.dtype = kernel_dtype(weight);
+  return to;
+}
+
+}  // namespace
+
+const PointwiseKernels kCpuPointwise{kernels::cpu::rms_norm_forward,  kernels::cpu::rms_norm_backward_scratch,
+                                     kernels::cpu::rms_norm_backward, kernels::cpu::swiglu_forward,
+                                     kernels::cpu::swiglu_backward,   kernels::cpu::rotary};
+
+Forward rms_norm_forward_with(const PointwiseKernels& table, const Tensor& x, const Tensor& weight, double eps) {
+  if (!has_kernel(x) || !has_kernel(weight)) return forward_reference(x, weight, eps);
+  check(x, weight);
+  const Tensor rows = x.contiguous(), scale = weight.contiguous(), y = at::empty(x.sizes(), weight.options());
+  const Tensor inverse_rms = at::empty(rows_of(x), x.options().dtype(at::kFloat));
+  kernels::RmsNorm to = prepare(rows, scale);
+  to.y = y.mutable_data_ptr();
+  to.inverse_rms = inverse_rms.mutable_data_ptr<float>();
+  to.eps = static_cast<float>(eps);
+  require_ok(table.rms_norm(to));
+  return {y, inverse_rms};
+}
+
+Gradients rms_norm_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& x, const Tensor& weight,
+                                 const Tensor& inverse_rms) {
+  if (!has_kernel(x) || !has_kernel(weight)) return backward_reference(grad_y, x, weight, inverse_rms);
+  const Tensor rows = x.contiguous(), scale = weight.contiguous(), cotangent = grad_y.contiguous(), inverse = inverse_rms.contiguous();
+  const Tensor grad_x = at::empty(x.sizes(), x.options()), grad_weight = at::empty(weight.sizes(), weight.options().dtype(at::kFloat));
+  kernels::RmsNormBackward to;
+  to.forward = prepare(rows, scale);
+  to.forward.inverse_rms = inverse.data_ptr<float>();
+  to.grad_y = cotangent.const_data_ptr();
+  to.grad_x = grad_x.mutable_data_ptr();
+  to.grad_weight = grad_weight.mutable_data_ptr<float>();
+  const Tensor scratch = scratch_memory(table.rms_norm_backward_scratch(to), x);
+  require_ok(table.rms_norm_backward(to, scratch.mutable_data_ptr()));
+  return {grad_x, grad_weight.to(weight.scalar_type())};
+}
+
+namespace {
+
+Forward forward_cpu(const Tensor& x, const Tensor& weight, double eps) { return rms_norm_forward_with(kCpuPointwise, x, weight, eps); }
+
+Gradients backward_cpu(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& inverse_rms) {
+  return rms_norm_backward_with(kCpuPointwise, grad_y, x, weight, inverse_rms);
+}
+
+Forward call_forward(const Tensor& x, const Tensor& weight, double eps) {
+  static const auto op = find_operator<decltype(call_forward)>("based::rms_norm_forward");
+  return op.call(x, weight, eps);
+}
+
+struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
+  using Context = torch::autograd::AutogradContext;
+  using Variables = torch::autograd::variable_list;
+
+  static Tensor forward(Context* context, const Tensor& x, const Tensor& weight, double eps) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const auto [y, inverse_rms] = call_forward(x, weight, eps);
+    context->save_for_backward({x, weight, inverse_rms});
+    return y;
+  }
+
+  static Variables backward(Context* context, const Variables& grads) {
+    static const auto op = find_operator<decltype(backward_reference)>("based::rms_norm_backward");
+    const Variables saved = context->get_saved_variables();
+    const auto [x, weight] = op.call(grads[0], saved[0], saved[1], saved[2]);
+    return {x, weight, Tensor()};
+  }
+};
+
+Tensor norm(const Tensor& x, const Tensor& weight, double eps) { return std::get<0>(call_forward(x, weight, eps)); }
+
+Tensor norm_autograd(const Tensor& x, const Tensor& weight, double eps) {
+  if (wants_gradient({x, weight})) return RmsNormFunction::apply(x, weight, eps);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return norm(x, weight, eps);
+}
+
+}  // namespace
+
+Tensor rms_norm_reference(const Tensor& x, const Tensor& weight, double eps) { return std::get<0>(forward_reference(x, weight, eps)); }
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  static const auto op = find_operator<decltype(norm)>("based::rms_norm");
+  return op.call(x, weight, eps);
+}
+
+namespace {
+
+TORCH_LIBRARY_FRAGMENT(based, m) {
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor inverse_rms)");
+  m.def("rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor inverse_rms) -> (Tensor grad_x, Tensor grad_weight)");
+  m.def("rms_norm_reference(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm_reference);
+}
+
+TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {
+  m.impl("rms_norm", norm);
+  m.impl("rms_norm_forward", forward_reference);
+  m.impl("rms_norm_backward", backward_reference);
+}
+
+TORCH_LIBRARY_IMPL(based, CPU, m) {
+  m.impl("rms_norm_forward", forward_cpu);
+  m.impl("rms_norm_backward", backward_cpu);
+}
+
+TORCH_LIBRARY_IMPL(based, Meta, m) {
+  m.impl("rms_norm_forward", forward_meta);
+  m.impl("rms_norm_backward", backward_meta);
+}
+
+TORCH_LIBRARY_IMPL(based, Autograd, m) { m.impl("rms_norm", norm_autograd); }
+
+}  // namespace
+}  // namespace based::ops

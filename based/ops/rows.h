@@ -1,0 +1,29 @@
+// Packed rows in ATen: consecutive rows of equal length are handled together, as one batch.
+#pragma once
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace based::ops {
+
+using torch::Tensor;
+
+// `rows` rows of `length` tokens each, from row `first_row` and token `first_token` on; in the other offsets, where given, likewise.
+struct Run {
+  int64_t first_row = 0, rows = 0;
+  int64_t first_token = 0, length = 0;
+  int64_t other_first_token = 0, other_length = 0;
+};
+
+// The fewest runs that cover all rows in order. `other` are offsets of the same rows in another packing (keys, history), or empty.
+std::vector<Run> equal_runs(const std::vector<int64_t>& starts, const std::vector<int64_t>& other = {});
+
+// [rows, length, …], the tokens of a run of packed [tokens, …].
+Tensor tokens_of(const Tensor& packed, const Run& run);
+Tensor other_tokens_of(const Tensor& packed, const Run& run);
+
+// Pieces of the runs one after another along dimension 0; zeros of `sizes` where there are none.
+Tensor join(const std::vector<Tensor>& pieces, at::IntArrayRef sizes, const at::TensorOptions& options);
+
+}  // namespace based::ops

@@ -1,0 +1,27 @@
+// torch.ops.based.short_conv: depthwise causal convolution with a few taps, gated: the core of BaseConv (paper, appendix "Convolution").
+#pragma once
+#include <torch/torch.h>
+
+#include <optional>
+#include <tuple>
+
+namespace based::ops {
+
+using torch::Tensor;
+
+// y_t = act(bias + Σ_j weight[:, j] x_{t−taps+1+j}) ⊙ gate_t, act = SiLU where `silu`, else identity; no gate: 1.
+// x, gate [tokens, channels] (may be column slices of a wider tensor), weight [channels, taps], bias [channels], cu_seqlens int64 [rows +
+// 1], initial_state [rows, channels, taps − 1]: the inputs before the row, oldest first (zero where absent). Returns y and the final state.
+// Differentiable in x, gate, weight, bias, initial_state.
+std::tuple<Tensor, Tensor> short_conv(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                                      const std::optional<Tensor>& gate, bool silu, const Tensor& cu_seqlens,
+                                      const std::optional<Tensor>& initial_state = {});
+std::tuple<Tensor, Tensor> short_conv_reference(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                                                const std::optional<Tensor>& gate, bool silu, const Tensor& cu_seqlens,
+                                                const std::optional<Tensor>& initial_state = {});
+
+// One token for each slot: x, gate [rows, channels]; state [slots, channels, taps − 1] is updated in place. No gradients.
+Tensor short_conv_step(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, const std::optional<Tensor>& gate,
+                       bool silu, Tensor& state, const Tensor& slots);
+
+}  // namespace based::ops

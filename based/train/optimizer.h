@@ -1,0 +1,70 @@
+// AdamW, its learning rate schedule and clipping.
+#pragma once
+#include <torch/torch.h>
+
+#include <string>
+#include <vector>
+
+#include "based/core/config.h"
+
+namespace based {
+
+using torch::Tensor;
+
+struct OptimizerOptions {
+  double learning_rate = 1e-3;
+  double min_learning_rate = 1e-4;  // where the cosine ends
+  double warmup = 0.01;             // share of the steps over which the rate rises linearly
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  double weight_decay = 0.1;
+  bool decay_all = false;
+  double clip = 1;
+
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("learning_rate", learning_rate, "peak learning rate");
+    field("min_learning_rate", min_learning_rate, "learning rate at the end of the cosine");
+    field("warmup", warmup, "share of the steps over which the rate rises linearly");
+    field("beta1", beta1, "decay of the first moment");
+    field("beta2", beta2, "decay of the second moment");
+    field("eps", eps, "added to the root of the second moment");
+    field("weight_decay", weight_decay, "decoupled weight decay");
+    field("decay_all", decay_all, "decay biases, norms and filters too; by default only tensors with two or more dimensions");
+    field("clip", clip, "largest global gradient norm; 0: no clipping");
+  }
+};
+
+void check_optimizer_options(const OptimizerOptions& options);
+
+// Rate of step 0 … steps − 1: (step + 1)/warmup_steps of the peak while warming up, then a cosine to the minimum.
+double learning_rate(const OptimizerOptions& options, int64_t step, int64_t steps);
+
+// Decoupled weight decay p −= lr·decay·p, then p −= lr·m̂/(√v̂ + eps), moments corrected for their bias.
+class AdamW {
+ public:
+  AdamW(const torch::nn::Module& module, const OptimizerOptions& options);
+
+  void zero_grad();
+  // Global 2-norm of the gradients before they are scaled to at most options.clip: by clip/(norm + 1e-6), as torch does.
+  double clip_gradients();
+  void step(double rate);
+
+  struct Slot {
+    std::string name;
+    Tensor parameter, first_moment, second_moment, steps;  // steps: float [], as the fused update keeps it
+  };
+  // In the order of the module's named parameters; for checkpoints.
+  std::vector<Slot>& slots() { return slots_; }
+
+ private:
+  struct Group {
+    double decay = 0;
+    std::vector<size_t> members;
+  };
+  std::vector<Tensor> gradients() const;
+  OptimizerOptions options_;
+  std::vector<Slot> slots_;
+  std::vector<Group> groups_;
+};
+
+}  // namespace based

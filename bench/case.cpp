@@ -1,0 +1,114 @@
+#include "bench/case.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "based/core/error.h"
+#include "based/kernels/cpu/parallel.h"
+
+namespace based::bench {
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all{
+#define BASED_BENCH(name) case_##name,
+#include "bench/cases.def"
+#undef BASED_BENCH
+  };
+  return all;
+}
+
+void Context::add(Result result) {
+  results.push_back(std::move(result));
+  if (report) report(results.back());
+}
+
+double median_seconds(const std::function<void()>& body, int repeats) {
+  body();
+  std::vector<double> seconds;
+  for (int i = 0; i < repeats; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    body();
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + repeats / 2, seconds.end());
+  return seconds[static_cast<size_t>(repeats / 2)];
+}
+
+double verify(const torch::Tensor& value, const torch::Tensor& reference, double tolerance, const std::string& what) {
+  const torch::Tensor difference = (value.to(torch::kDouble) - reference.to(torch::kDouble)).abs();
+  const double error =
+      difference.numel() == 0 ? 0 : difference.max().item<double>() / std::max(reference.abs().max().item<double>(), 1e-30);
+  if (!(error <= tolerance))
+    throw Error("bench: " + what + " is wrong (error " + std::to_string(error) + ", allowed " + std::to_string(tolerance) + "); not timed");
+  return error;
+}
+
+namespace {
+
+constexpr int64_t buffer_bytes = int64_t{1} << 29;  // beyond every cache
+constexpr int ceiling_repeats = 7;
+
+// Best of several: a ceiling is what the machine can do, not what it did on average.
+double best_seconds(const std::function<void()>& body) {
+  double best = 1e30;
+  for (int i = 0; i < ceiling_repeats; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    body();
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return best;
+}
+
+}  // namespace
+
+double Ceilings::read_gb_s() {
+  if (read_ == 0) {
+    const torch::Tensor buffer = torch::ones({buffer_bytes / 4}, torch::kInt32);
+    const int32_t* data = buffer.const_data_ptr<int32_t>();
+    std::vector<int64_t> sums(256);
+    read_ = static_cast<double>(buffer_bytes) / 1e9 / best_seconds([&] {
+              kernels::cpu::parallel_for(256, 1, [&](int64_t begin, int64_t end) {
+                const int64_t part = buffer_bytes / 4 / 256;
+                for (int64_t block = begin; block < end; ++block) {
+                  // Integer sums, which the compiler turns into plain vector loads and adds.
+                  int32_t sum = 0;
+                  for (int64_t i = block * part; i < (block + 1) * part; ++i) sum += data[i];
+                  sums[static_cast<size_t>(block)] = sum;
+                }
+              });
+            });
+    BASED_ASSERT(sums[0] == buffer_bytes / 4 / 256);
+  }
+  return read_;
+}
+
+double Ceilings::copy_gb_s() {
+  if (copy_ == 0) {
+    const torch::Tensor from = torch::ones({buffer_bytes / 4}), to = torch::zeros({buffer_bytes / 4});
+    const char* source = static_cast<const char*>(from.const_data_ptr());
+    char* target = static_cast<char*>(to.mutable_data_ptr());
+    copy_ = 2.0 * static_cast<double>(buffer_bytes) / 1e9 / best_seconds([&] {
+              kernels::cpu::parallel_for(256, 1, [&](int64_t begin, int64_t end) {
+                const int64_t part = buffer_bytes / 256;
+                std::memcpy(target + begin * part, source + begin * part, static_cast<size_t>((end - begin) * part));
+              });
+            });
+  }
+  return copy_;
+}
+
+double Ceilings::gemm_gflops(torch::Dtype dtype) {
+  double& rate = gemm_[dtype];
+  if (rate == 0) {
+    const torch::NoGradGuard no_grad;
+    for (const int64_t n : {1024, 2048}) {
+      const torch::Tensor a = torch::randn({n, n}).to(dtype), b = torch::randn({n, n}).to(dtype);
+      torch::Tensor c = torch::empty({n, n}, dtype);
+      rate = std::max(rate, 2.0 * static_cast<double>(n * n * n) / 1e9 / best_seconds([&] { torch::mm_out(c, a, b.t()); }));
+    }
+  }
+  return rate;
+}
+
+}  // namespace based::bench

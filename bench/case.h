@@ -1,0 +1,62 @@
+// A benchmark case verifies what it is about to time against the double reference, times it, and reports it beside its floor: the time that
+// the arithmetic or the bytes alone would take at the ceilings measured in the same run. A case is one file bench/<name>.cpp and one line
+// in cases.def.
+#pragma once
+#include <torch/torch.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace based::bench {
+
+struct Result {
+  std::string name;   // for example "taylor_attention forward"
+  std::string shape;  // for example "B=1 N=4096 H=16 d'=16 d=64 fp32"
+  double value = 0;
+  std::string unit;                    // ms, tokens/s, …
+  double floor = 0;                    // in the same unit: the best that the ceiling allows; 0: none
+  double floor_fraction = 0;           // how near: 1 is at the floor
+  std::string bound;                   // which ceiling: "fp32 GEMM 204 GFLOP/s"
+  double error = 0;                    // against the reference
+  std::map<std::string, double> more;  // further figures, for example a ratio
+};
+
+// What this machine can do, measured when first asked for, each once a run.
+struct Ceilings {
+  double read_gb_s();                      // all threads summing a buffer larger than the caches
+  double copy_gb_s();                      // bytes read plus bytes written
+  double gemm_gflops(torch::Dtype dtype);  // square matrix product through LibTorch
+
+ private:
+  double read_ = 0, copy_ = 0;
+  std::map<torch::Dtype, double> gemm_;
+};
+
+struct Context {
+  Ceilings ceilings;
+  bool quick = false;  // smaller sizes, fewer repeats: to see that it runs
+  std::string model;   // a model's folder, for the cases that can measure a user's own; empty: based-360m with random weights
+  std::vector<Result> results;
+  std::function<void(const Result&)> report;  // called for every finished result
+
+  void add(Result result);
+};
+
+struct Case {
+  const char* name;
+  const char* summary;
+  void (*run)(Context&);
+};
+const std::vector<Case>& cases();
+#define BASED_BENCH(name) extern const Case case_##name;
+#include "bench/cases.def"
+#undef BASED_BENCH
+
+// Seconds of one call: median of at least `repeats` calls after one that is not counted.
+double median_seconds(const std::function<void()>& body, int repeats = 5);
+// Throws Error where the largest difference over the largest entry exceeds `tolerance`: nothing wrong is timed. Returns that ratio.
+double verify(const torch::Tensor& value, const torch::Tensor& reference, double tolerance, const std::string& what);
+
+}  // namespace based::bench

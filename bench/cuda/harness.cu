@@ -1,0 +1,209 @@
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+
+#include "bench/cuda/harness.cuh"
+
+namespace based::bench {
+namespace {
+
+__device__ uint64_t mix(uint64_t x) {  // splitmix64
+  x += 0x9e3779b97f4a7c15ULL;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+template <typename T>
+__global__ void fill_normal(T* to, int64_t count, float scale, uint64_t seed) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
+    const uint64_t bits = mix(mix(seed) + static_cast<uint64_t>(i));
+    const float u = (static_cast<float>(bits >> 40) + 0.5F) * 0x1p-24F, angle = static_cast<float>(bits & 0xffffff) * 0x1p-23F;
+    to[i] = static_cast<T>(scale * sqrtf(-2.0F * logf(u)) * cospif(angle));
+  }
+}
+
+template <typename T>
+__global__ void add_squares(const T* a, const double* b, int64_t count, double* sums) {
+  double difference = 0, norm = 0;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
+    const double x = static_cast<double>(static_cast<float>(a[i]));
+    difference += (x - b[i]) * (x - b[i]), norm += b[i] * b[i];
+  }
+  atomicAdd(sums, difference);
+  atomicAdd(sums + 1, norm);
+}
+
+double compare(const void* a, kernels::DType dtype, const double* b, int64_t count) {
+  double* sums = nullptr;
+  double host[2];
+  check(cudaMalloc(&sums, sizeof host), "cudaMalloc");
+  check(cudaMemset(sums, 0, sizeof host), "cudaMemset");
+  if (dtype == kernels::DType::bf16) {
+    add_squares<<<256, 256>>>(static_cast<const __nv_bfloat16*>(a), b, count, sums);
+  } else {
+    add_squares<<<256, 256>>>(static_cast<const float*>(a), b, count, sums);
+  }
+  check(cudaMemcpy(host, sums, sizeof host, cudaMemcpyDeviceToHost), "compare");
+  check(cudaFree(sums), "cudaFree");
+  return std::sqrt(host[0] / host[1]);
+}
+
+bool once_only = false;
+
+}  // namespace
+
+Buffer::Buffer(int64_t bytes) : bytes_(std::max<int64_t>(bytes, 16)) {
+  check(cudaMalloc(&data_, static_cast<size_t>(bytes_)), "cudaMalloc");
+  poison();
+}
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+Buffer::~Buffer() {
+  if (data_ != nullptr) cudaFree(data_);
+}
+void Buffer::poison() { check(cudaMemset(data_, 0xff, static_cast<size_t>(bytes_)), "cudaMemset"); }
+
+Buffer random_buffer(int64_t count, kernels::DType dtype, double scale, uint64_t seed) {
+  Buffer buffer(count * kernels::dtype_size(dtype));
+  if (dtype == kernels::DType::bf16) {
+    fill_normal<<<1024, 256>>>(buffer.as<__nv_bfloat16>(), count, static_cast<float>(scale), seed);
+  } else {
+    fill_normal<<<1024, 256>>>(buffer.as<float>(), count, static_cast<float>(scale), seed);
+  }
+  check(cudaGetLastError(), "fill_normal");
+  return buffer;
+}
+
+Buffer copy_of(const Buffer& from) {
+  Buffer buffer(from.bytes());
+  check(cudaMemcpy(buffer.as(), from.as(), static_cast<size_t>(from.bytes()), cudaMemcpyDeviceToDevice), "copy");
+  return buffer;
+}
+
+Buffer upload(const std::vector<int64_t>& values) {
+  Buffer buffer(static_cast<int64_t>(values.size()) * 8);
+  check(cudaMemcpy(buffer.as(), values.data(), values.size() * 8, cudaMemcpyHostToDevice), "upload");
+  return buffer;
+}
+
+std::vector<double> download(const void* from, kernels::DType dtype, int64_t count) {
+  std::vector<double> to(static_cast<size_t>(count));
+  if (dtype == kernels::DType::bf16) {
+    std::vector<__nv_bfloat16> raw(to.size());
+    check(cudaMemcpy(raw.data(), from, raw.size() * 2, cudaMemcpyDeviceToHost), "download");
+    for (size_t i = 0; i < to.size(); ++i) to[i] = static_cast<double>(__bfloat162float(raw[i]));
+  } else {
+    std::vector<float> raw(to.size());
+    check(cudaMemcpy(raw.data(), from, raw.size() * 4, cudaMemcpyDeviceToHost), "download");
+    for (size_t i = 0; i < to.size(); ++i) to[i] = static_cast<double>(raw[i]);
+  }
+  return to;
+}
+
+double relative_error(const std::vector<double>& a, const std::vector<double>& b) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < b.size(); ++i) difference += (a[i] - b[i]) * (a[i] - b[i]), norm += b[i] * b[i];
+  return std::sqrt(difference / norm);
+}
+
+double relative_error(const void* a, kernels::DType dtype, const double* b, int64_t count) { return compare(a, dtype, b, count); }
+
+int working_sets(int64_t bytes) { return static_cast<int>(std::clamp<int64_t>((256LL << 20) / std::max<int64_t>(bytes, 1) + 1, 2, 64)); }
+
+void call_once_only() { once_only = true; }
+
+double median_ms(int sets, const std::function<void(int, cudaStream_t)>& call) {
+  if (once_only) {
+    call(0, nullptr);
+    check(cudaDeviceSynchronize(), "call");
+    return 0;
+  }
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  cudaEvent_t before = nullptr, after = nullptr;
+  check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  check(cudaEventCreate(&before), "cudaEventCreate");
+  check(cudaEventCreate(&after), "cudaEventCreate");
+  for (int i = 0; i < 2; ++i) call(i % sets, stream);
+  check(cudaStreamSynchronize(stream), "warm-up");
+  const int calls = std::max(sets, 20) / sets * sets;
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+  for (int i = 0; i < calls; ++i) call(i % sets, stream);
+  check(cudaStreamEndCapture(stream, &graph), "capture");
+  check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+  std::vector<double> times;
+  for (int i = 0; i < 25; ++i) {
+    check(cudaEventRecord(before, stream), "event");
+    check(cudaGraphLaunch(exec, stream), "cudaGraphLaunch");
+    check(cudaEventRecord(after, stream), "event");
+    check(cudaEventSynchronize(after), "replay");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, before, after), "event");
+    if (i >= 5) times.push_back(ms / calls);
+  }
+  std::sort(times.begin(), times.end());
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaEventDestroy(before);
+  cudaEventDestroy(after);
+  cudaStreamDestroy(stream);
+  return times[times.size() / 2];
+}
+
+void Report::add(const Result& result) {
+  results_.push_back(result);
+  std::printf("%-44s %10.4f %-6s", result.name.c_str(), result.value, result.unit.c_str());
+  if (result.floor > 0) std::printf("  floor %8.4f (%.2f)", result.floor, result.floor / result.value);
+  if (result.error >= 0) std::printf("  error %.2e", result.error);
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+void Report::fail(const std::string& what) {
+  ++failures_;
+  std::printf("FAILED %s\n", what.c_str());
+  std::fflush(stdout);
+}
+
+void Report::expect(const std::string& what, double error, double limit) {
+  std::printf("%-76s error %.2e (allowed %.1e)\n", what.c_str(), error, limit);
+  std::fflush(stdout);
+  if (!(error <= limit)) fail(what);
+}
+
+void Report::write(const std::string& path, const std::string& commit) const {
+  cudaDeviceProp device{};
+  int driver = 0, memory_khz = 0, sm_khz = 0;
+  check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
+  check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+  check(cudaDeviceGetAttribute(&sm_khz, cudaDevAttrClockRate, 0), "clock");
+  check(cudaDeviceGetAttribute(&memory_khz, cudaDevAttrMemoryClockRate, 0), "clock");
+  char date[32];
+  const std::time_t now = std::time(nullptr);
+  std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+  FILE* file = std::fopen(path.c_str(), "w");
+  if (file == nullptr) {
+    std::fprintf(stderr, "%s: cannot be written\n", path.c_str());
+    std::exit(2);
+  }
+  std::fprintf(file, "{\n  \"device\": \"%s\",\n  \"driver\": \"CUDA %d.%d\",\n  \"commit\": \"%s\",\n  \"date\": \"%s\",\n", device.name,
+               driver / 1000, driver % 1000 / 10, commit.c_str(), date);
+  std::fprintf(file, "  \"clocks_mhz\": {\"sm\": %d, \"memory\": %d},\n  \"results\": [", sm_khz / 1000, memory_khz / 1000);
+  for (size_t i = 0; i < results_.size(); ++i) {
+    const Result& r = results_[i];
+    std::fprintf(file, "%s\n    {\"headline\": \"%s\", \"name\": \"%s\", \"value\": %.5g, \"unit\": \"%s\"", i == 0 ? "" : ",",
+                 r.headline.c_str(), r.name.c_str(), r.value, r.unit.c_str());
+    if (r.floor > 0) std::fprintf(file, ", \"floor\": %.5g, \"floor_fraction\": %.3g", r.floor, r.floor / r.value);
+    if (r.error >= 0) std::fprintf(file, ", \"error\": %.3g", r.error);
+    std::fprintf(file, "}");
+  }
+  std::fprintf(file, "\n  ]\n}\n");
+  std::fclose(file);
+}
+
+}  // namespace based::bench

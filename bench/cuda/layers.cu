@@ -1,0 +1,257 @@
+#include "bench/cuda/layers.cuh"
+
+#include <cmath>
+#include <memory>
+
+#include "based/kernels/pointwise.h"
+#include "based/kernels/short_conv.h"
+
+namespace based::bench {
+namespace {
+
+using kernels::DType;
+using kernels::Stream;
+namespace gpu = kernels::cuda;
+
+std::string type_name(DType dtype) { return dtype == DType::bf16 ? " bf16" : " fp32"; }
+double allowed(DType dtype) { return dtype == DType::bf16 ? 2.5e-3 : 2e-6; }
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+void verify_rms_norm(Report& report, int64_t rows, int64_t width, DType x_dtype, DType dtype) {
+  const Buffer x = random_buffer(rows * width, x_dtype, 2, 1), add = random_buffer(rows * width, dtype, 1, 2),
+               weight = random_buffer(width, dtype, 1, 3), g = random_buffer(rows * width, dtype, 1, 4);
+  Buffer sum(rows * width * 4), y(rows * width * 4), rms(rows * 4), gx(rows * width * 4), gw(width * 4);
+  kernels::RmsNorm p{x.as(), add.as(), sum.as(), weight.as(), y.as(), rms.as<float>(), rows, width, 1e-5F, x_dtype, dtype};
+  check(gpu::rms_norm_forward(p, {}));
+  kernels::RmsNormBackward b{p, g.as(), gx.as(), gw.as<float>()};
+  b.forward.x = sum.as(), b.forward.add = nullptr;
+  Buffer scratch(gpu::rms_norm_backward_scratch(b));
+  check(gpu::rms_norm_backward(b, scratch.as(), {}));
+  const auto hx = download(x.as(), x_dtype, rows * width), ha = download(add.as(), dtype, rows * width),
+             hw = download(weight.as(), dtype, width), hg = download(g.as(), dtype, rows * width),
+             kept = download(sum.as(), x_dtype, rows * width);
+  std::vector<double> s(hx.size()), out(hx.size()), grad(hx.size()), grad_weight(width);
+  for (int64_t r = 0; r < rows; ++r) {
+    double squares = 0, kept_squares = 0, dot = 0;
+    for (int64_t i = r * width; i < (r + 1) * width; ++i) s[i] = hx[i] + ha[i], squares += s[i] * s[i], kept_squares += kept[i] * kept[i];
+    const double scale = 1 / std::sqrt(squares / width + 1e-5), kept_scale = 1 / std::sqrt(kept_squares / width + 1e-5);
+    for (int64_t c = 0, i = r * width; c < width; ++c, ++i) {
+      out[i] = s[i] * scale * hw[c];
+      grad_weight[c] += hg[i] * kept[i] * kept_scale;
+      dot += hg[i] * hw[c] * kept[i] * kept_scale / width;
+    }
+    for (int64_t c = 0, i = r * width; c < width; ++c, ++i) grad[i] = kept_scale * (hg[i] * hw[c] - kept[i] * kept_scale * dot);
+  }
+  const std::string name = "rms_norm " + std::to_string(rows) + "x" + std::to_string(width) + type_name(x_dtype) + type_name(dtype);
+  report.expect(name + ": sum", relative_error(kept, s), allowed(x_dtype));
+  report.expect(name + ": y", relative_error(download(y.as(), dtype, rows * width), out), allowed(dtype));
+  report.expect(name + ": grad x", relative_error(download(gx.as(), x_dtype, rows * width), grad), allowed(x_dtype));
+  report.expect(name + ": grad weight", relative_error(download(gw.as(), DType::f32, width), grad_weight),
+                x_dtype == DType::bf16 ? 1e-4 : 2e-6);
+}
+
+void verify_swiglu(Report& report, int64_t rows, int64_t width, DType dtype) {
+  const Buffer h = random_buffer(rows * 2 * width, dtype, 2, 1), g = random_buffer(rows * width, dtype, 1, 2);
+  Buffer y(rows * width * 4), gh(rows * width * 8);
+  const kernels::Swiglu p{h.as(), y.as(), rows, width, dtype};
+  check(gpu::swiglu_forward(p, {}));
+  check(gpu::swiglu_backward({p, g.as(), gh.as()}, {}));
+  const auto hh = download(h.as(), dtype, rows * 2 * width), hg = download(g.as(), dtype, rows * width);
+  std::vector<double> out(rows * width), grad(hh.size());
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < width; ++c) {
+      const int64_t at = r * 2 * width + c, i = r * width + c;
+      const double a = hh[at], b = hh[at + width], s = sigmoid(b);
+      out[i] = a * b * s, grad[at] = hg[i] * b * s, grad[at + width] = hg[i] * a * s * (1 + b * (1 - s));
+    }
+  }
+  const std::string name = "swiglu " + std::to_string(rows) + "x" + std::to_string(width) + type_name(dtype);
+  report.expect(name + ": y", relative_error(download(y.as(), dtype, rows * width), out), allowed(dtype));
+  report.expect(name + ": grad h", relative_error(download(gh.as(), dtype, rows * 2 * width), grad), allowed(dtype));
+}
+
+void verify_rotary(Report& report, int32_t head_dim, int32_t dim, bool interleaved, DType dtype) {
+  const std::vector<int64_t> positions{0, 1, 77, 4095, 1000003, (1LL << 33) + 5};
+  const int32_t heads = 3;
+  const int64_t tokens = static_cast<int64_t>(positions.size()), stride = heads * head_dim + 16, count = tokens * stride;
+  const Buffer x = random_buffer(count, dtype, 1, 1), position = upload(positions);
+  Buffer y(count * 4);
+  kernels::Rotary p{x.as(), y.as(), position.as<int64_t>(), tokens, stride, heads * head_dim, heads, head_dim, dim, 10000, interleaved,
+                    false,  dtype};
+  check(gpu::rotary(p, {}));
+  const auto hx = download(x.as(), dtype, count);
+  std::vector<double> out(tokens * heads * head_dim);
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const double* from = &hx[t * stride + h * head_dim];
+      double* to = &out[(t * heads + h) * head_dim];
+      for (int d = dim; d < head_dim; ++d) to[d] = from[d];
+      for (int i = 0; i < dim / 2; ++i) {
+        const double angle = std::fmod(static_cast<double>(positions[t]) * std::pow(10000.0, -2.0 * i / dim), 2 * M_PI);
+        const int a = interleaved ? 2 * i : i, b = interleaved ? 2 * i + 1 : i + dim / 2;
+        to[a] = from[a] * std::cos(angle) - from[b] * std::sin(angle), to[b] = from[a] * std::sin(angle) + from[b] * std::cos(angle);
+      }
+    }
+  }
+  report.expect(
+      "rotary d" + std::to_string(head_dim) + " dim " + std::to_string(dim) + (interleaved ? " interleaved" : "") + type_name(dtype),
+      relative_error(download(y.as(), dtype, tokens * heads * head_dim), out), dtype == DType::bf16 ? 2.5e-3 : 3e-6);
+}
+
+struct Convolution {
+  std::vector<int64_t> starts;
+  int64_t channels;
+  int32_t taps;
+  bool silu;
+  DType dtype;
+};
+
+// Inputs of row r, channel c from taps − 1 before its start on.
+std::vector<double> row_inputs(const Convolution& s, const std::vector<double>& x, const std::vector<double>& state, int64_t r, int64_t c) {
+  std::vector<double> in;
+  for (int64_t j = 0; j + 1 < s.taps; ++j) in.push_back(state[(r * s.channels + c) * (s.taps - 1) + j]);
+  for (int64_t t = s.starts[r]; t < s.starts[r + 1]; ++t) in.push_back(x[t * s.channels + c]);
+  return in;
+}
+
+void verify_short_conv(Report& report, const Convolution& s) {
+  const int64_t rows = static_cast<int64_t>(s.starts.size()) - 1, tokens = s.starts.back(), count = tokens * s.channels;
+  const int64_t kept = s.taps - 1, states = rows * s.channels * kept;
+  const Buffer x = random_buffer(count, s.dtype, 1, 1), gate = random_buffer(count, s.dtype, 1, 2),
+               weight = random_buffer(s.channels * s.taps, s.dtype, 0.5, 3), bias = random_buffer(s.channels, s.dtype, 0.5, 4),
+               initial = random_buffer(states, DType::f32, 1, 5), g = random_buffer(count, s.dtype, 1, 6),
+               g_state = random_buffer(states, DType::f32, 1, 7), starts = upload(s.starts);
+  Buffer y(count * 4), state = copy_of(initial), gx(count * 4), gg(count * 4), gw(s.channels * s.taps * 4), gb(s.channels * 4),
+                       gi(states * 4);
+  kernels::ShortConv p{x.as(),  gate.as(), weight.as(), bias.as(),  y.as(),     state.as<float>(), starts.as<int64_t>(),
+                       nullptr, tokens,    rows,        s.channels, s.channels, s.channels,        s.channels,
+                       s.taps,  s.silu,    s.dtype};
+  check(gpu::short_conv_forward(p, {}));
+  const kernels::ShortConvBackward b{p,         initial.as<float>(), g.as(),         g_state.as<float>(), gx.as(),
+                                     gg.as(),   gw.as<float>(),      gb.as<float>(), gi.as<float>(),      s.channels,
+                                     s.channels};
+  Buffer scratch(gpu::short_conv_backward_scratch(b));
+  check(gpu::short_conv_backward(b, scratch.as(), {}));
+  const auto hx = download(x.as(), s.dtype, count), hgate = download(gate.as(), s.dtype, count), hg = download(g.as(), s.dtype, count),
+             hw = download(weight.as(), s.dtype, s.channels * s.taps), hb = download(bias.as(), s.dtype, s.channels),
+             hs = download(initial.as(), DType::f32, states), hgs = download(g_state.as(), DType::f32, states);
+  std::vector<double> out(count), after(states), dx(count), dgate(count), dw(hw.size()), db(hb.size()), di(states);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < s.channels; ++c) {
+      const std::vector<double> in = row_inputs(s, hx, hs, r, c);
+      const int64_t length = s.starts[r + 1] - s.starts[r], at = (r * s.channels + c) * kept;
+      std::vector<double> din(in.size());
+      for (int64_t t = 0; t < length; ++t) {
+        double z = hb[c];
+        for (int j = 0; j < s.taps; ++j) z += hw[c * s.taps + j] * in[t + j];
+        const int64_t i = (s.starts[r] + t) * s.channels + c;
+        const double act = s.silu ? z * sigmoid(z) : z, slope = s.silu ? sigmoid(z) * (1 + z * (1 - sigmoid(z))) : 1;
+        out[i] = act * hgate[i], dgate[i] = hg[i] * act;
+        const double dz = hg[i] * hgate[i] * slope;
+        db[c] += dz;
+        for (int j = 0; j < s.taps; ++j) dw[c * s.taps + j] += dz * in[t + j], din[t + j] += dz * hw[c * s.taps + j];
+      }
+      for (int64_t j = 0; j < kept; ++j) after[at + j] = in[length + j], din[length + j] += hgs[at + j];
+      for (int64_t j = 0; j < kept; ++j) di[at + j] = din[j];
+      for (int64_t t = 0; t < length; ++t) dx[(s.starts[r] + t) * s.channels + c] = din[kept + t];
+    }
+  }
+  const std::string name = "short_conv taps " + std::to_string(s.taps) + " channels " + std::to_string(s.channels) + type_name(s.dtype);
+  const auto error = [](const Buffer& a, DType dtype, const std::vector<double>& ref) {
+    return relative_error(download(a.as(), dtype, static_cast<int64_t>(ref.size())), ref);
+  };
+  report.expect(name + ": y", error(y, s.dtype, out), allowed(s.dtype));
+  if (kept > 0) report.expect(name + ": state", error(state, DType::f32, after), 1e-7);
+  report.expect(name + ": grad x", error(gx, s.dtype, dx), allowed(s.dtype));
+  report.expect(name + ": grad gate", error(gg, s.dtype, dgate), allowed(s.dtype));
+  report.expect(name + ": grad weight", error(gw, DType::f32, dw), 2e-6);
+  report.expect(name + ": grad bias", error(gb, DType::f32, db), 2e-6);
+  if (kept > 0) report.expect(name + ": grad state", error(gi, DType::f32, di), 2e-6);
+}
+
+// A step after the forward must continue it: outputs of a row's last token by either way.
+void verify_short_conv_step(Report& report, int64_t channels, int32_t taps, DType dtype) {
+  const int64_t rows = 3, length = 9;
+  const Buffer x = random_buffer(rows * length * channels, dtype, 1, 1), weight = random_buffer(channels * taps, dtype, 0.5, 3);
+  std::vector<int64_t> all, first;
+  for (int64_t r = 0; r <= rows; ++r) all.push_back(r * length), first.push_back(r);
+  const Buffer all_starts = upload(all);
+  Buffer y(rows * length * channels * 4), stepped(rows * channels * 4), state(rows * channels * taps * 4);
+  check(cudaMemset(state.as(), 0, static_cast<size_t>(state.bytes())), "cudaMemset");
+  kernels::ShortConv p{x.as(),  nullptr,       weight.as(), nullptr,  y.as(),   nullptr,  all_starts.as<int64_t>(),
+                       nullptr, rows * length, rows,        channels, channels, channels, channels,
+                       taps,    true,          dtype};
+  check(gpu::short_conv_forward(p, {}));
+  const int64_t size = kernels::dtype_size(dtype);
+  p.state = state.as<float>(), p.y = stepped.as(), p.x_stride = length * channels, p.tokens = rows;
+  for (int64_t t = 0; t < length; ++t) {
+    p.x = x.as<char>() + t * channels * size;
+    check(gpu::short_conv_step(p, {}));
+  }
+  const auto forward = download(y.as(), dtype, rows * length * channels), step = download(stepped.as(), dtype, rows * channels);
+  std::vector<double> last;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < channels; ++c) last.push_back(forward[((r + 1) * length - 1) * channels + c]);
+  }
+  report.expect("short_conv_step taps " + std::to_string(taps) + type_name(dtype), relative_error(step, last), 1e-6);
+}
+
+template <typename Call>
+void time_layer(Report& report, const std::string& name, int64_t bytes, int sets, const Call& call) {
+  const double ms = median_ms(sets, call);
+  report.add({"", name, ms, "ms", static_cast<double>(bytes) / kBytesPerMs});
+}
+
+std::vector<Buffer> sets_of(int sets, int64_t count, uint64_t seed) {
+  std::vector<Buffer> buffers;
+  for (int i = 0; i < sets; ++i) buffers.push_back(random_buffer(count, DType::bf16, 1, seed + i));
+  return buffers;
+}
+
+}  // namespace
+
+void verify_layers(Report& report) {
+  const DType bf = DType::bf16, fp = DType::f32;
+  verify_rms_norm(report, 37, 1024, fp, bf);
+  verify_rms_norm(report, 5, 1792, bf, bf);
+  verify_rms_norm(report, 600, 48, fp, fp);
+  verify_rms_norm(report, 7, 333, fp, fp);
+  verify_rms_norm(report, 3, 8000, fp, bf);
+  verify_swiglu(report, 33, 256, bf);
+  verify_swiglu(report, 3, 37, fp);
+  verify_rotary(report, 64, 64, false, bf);
+  verify_rotary(report, 64, 64, false, fp);
+  verify_rotary(report, 112, 56, true, fp);
+  for (const Convolution& s : std::vector<Convolution>{{{0, 100, 100, 101, 150}, 64, 3, true, bf},
+                                                       {{0, 2, 40}, 37, 4, false, fp},
+                                                       {{0, 30, 33}, 24, 9, true, fp},
+                                                       {{0, 50}, 256, 4, true, bf},
+                                                       {{0, 20}, 5, 1, true, fp}}) {
+    verify_short_conv(report, s);
+  }
+  verify_short_conv_step(report, 40, 3, bf);
+  verify_short_conv_step(report, 17, 4, fp);
+}
+
+void time_layers(Report& report) {
+  const int64_t tokens = 16 * 2048, width = 1024, bytes = tokens * width * 2;
+  const int sets = working_sets(bytes);
+  const std::vector<Buffer> x = sets_of(sets, tokens * width, 1), h = sets_of(sets, tokens * 2 * width, 100);
+  std::vector<Buffer> y;
+  for (int i = 0; i < sets; ++i) y.emplace_back(tokens * width * 2);
+  const Buffer weight = random_buffer(width * 4, DType::bf16, 1, 300), starts = upload({0, tokens});
+  time_layer(report, "rms_norm 32768x1024 bf16", 2 * bytes, sets, [&](int i, cudaStream_t stream) {
+    check(gpu::rms_norm_forward(
+        {x[i].as(), nullptr, nullptr, weight.as(), y[i].as(), nullptr, tokens, width, 1e-5F, DType::bf16, DType::bf16}, Stream{stream}));
+  });
+  time_layer(report, "swiglu 32768x1024 bf16", 3 * bytes, sets, [&](int i, cudaStream_t stream) {
+    check(gpu::swiglu_forward({h[i].as(), y[i].as(), tokens, width, DType::bf16}, Stream{stream}));
+  });
+  time_layer(report, "short_conv 32768x1024 taps 3 gated bf16", 3 * bytes, sets, [&](int i, cudaStream_t stream) {
+    const kernels::ShortConv p{x[i].as(), h[i].as(), weight.as(), nullptr, y[i].as(), nullptr, starts.as<int64_t>(), nullptr, tokens, 1,
+                               width,     width,     2 * width,   width,   3,         true,    DType::bf16};
+    check(gpu::short_conv_forward(p, Stream{stream}));
+  });
+}
+
+}  // namespace based::bench

@@ -1,0 +1,12 @@
+// The decode attention and the small layers around the mixers: against sums in double on the host, and their speed.
+#pragma once
+#include "bench/cuda/harness.cuh"
+
+namespace based::bench {
+
+void verify_causal_attention_step(Report& report);
+void time_causal_attention_step(Report& report);
+void verify_layers(Report& report);
+void time_layers(Report& report);
+
+}  // namespace based::bench

@@ -1,0 +1,32 @@
+// Checks every CUDA kernel against sums in double, then times them. No torch.
+//   kernel_bench verify         small shapes, all kernels
+//   kernel_bench verify-quick   the same under a sanitizer
+//   kernel_bench time FILE COMMIT   times, and the result file
+//   kernel_bench profile        every timed case once, for a profiler
+#include <cstring>
+
+#include "bench/cuda/harness.cuh"
+#include "bench/cuda/layers.cuh"
+#include "bench/cuda/taylor.cuh"
+
+int main(int argc, char** argv) {
+  using namespace based::bench;
+  const std::string mode = argc > 1 ? argv[1] : "";
+  Report report;
+  if (mode == "verify" || mode == "verify-quick") {
+    verify_taylor(report, mode == "verify-quick");
+    verify_causal_attention_step(report);
+    verify_layers(report);
+    std::printf("%d failed\n", report.failures());
+  } else if (mode == "profile" || (mode == "time" && argc == 4)) {
+    if (mode == "profile") call_once_only();
+    time_taylor(report);
+    time_causal_attention_step(report);
+    time_layers(report);
+    if (mode == "time") report.write(argv[2], argv[3]);
+  } else {
+    std::fprintf(stderr, "kernel_bench verify | verify-quick | profile | time FILE COMMIT\n");
+    return 2;
+  }
+  return report.failures() == 0 ? 0 : 1;
+}

@@ -1,0 +1,21 @@
+// Sums of the definition of Taylor attention in double, one block a result row. Slow, plain, on the device.
+#pragma once
+#include "based/kernels/taylor_attention.h"
+#include "bench/cuda/harness.cuh"
+
+namespace based::bench {
+
+// y [tokens, heads, head_dim] and the denominators [tokens, heads] for p's tokens first, first + step, …; the state is p's, before the
+// call.
+void taylor_reference_forward(const kernels::TaylorAttention& p, int64_t first, int64_t step, double* y, double* denominator);
+// The states [rows, heads, features, head_dim] and [rows, heads, features] after the call, p's being those before it.
+void taylor_reference_state(const kernels::TaylorAttention& p, double* kv, double* k);
+
+// Gradients by their definition, for tokens first, first + step, …: grad_q and grad_k [count, heads, feature_dim], grad_v [count, heads,
+// head_dim]; where the states are given, grad_kv and grad_k_sums like them, for all rows.
+struct TaylorGradients {
+  double *q, *k, *v, *kv, *k_sums;
+};
+void taylor_reference_backward(const kernels::TaylorAttentionBackward& p, int64_t first, int64_t step, const TaylorGradients& to);
+
+}  // namespace based::bench

@@ -1,0 +1,23 @@
+// What the cases that run whole models share: based-360m with random weights, and the process's resident memory.
+#pragma once
+#include <memory>
+
+#include "based/models/language_model.h"
+#include "bench/case.h"
+
+namespace based::bench {
+
+struct BenchModel {
+  std::shared_ptr<LanguageModel> model;
+  std::string name;  // "based-360m bf16"
+  double error = 0;  // prefill and steps against the parallel form in fp32 (fp64 for fp32 models)
+};
+// The model that the context names: a folder's, as stored, or based-360m (quick: based-demo) with random weights in bf16. Verified on a
+// short text.
+BenchModel verified_model(const Context& context);
+// Bytes of the weights that a decoding step reads: all, the embedding once, as the output projection.
+double weight_bytes(const LanguageModel& model);
+torch::Tensor random_ids(const LanguageModel& model, int64_t count);
+int64_t resident_bytes();
+
+}  // namespace based::bench

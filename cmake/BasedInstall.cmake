@@ -1,0 +1,27 @@
+# `cmake --install`: the program, the library as one shared object, its headers, and a CMake package: find_package(Based) gives Based::based.
+# A subproject installs nothing.
+if(NOT PROJECT_IS_TOP_LEVEL OR NOT BASED_WITH_TORCH)
+  return()
+endif()
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+add_library(based_shared SHARED)
+set_target_properties(based_shared PROPERTIES OUTPUT_NAME based EXPORT_NAME based LINKER_LANGUAGE CXX
+  VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+  LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/lib" INSTALL_RPATH "${LibTorch_LIBRARY_DIR}")
+target_link_libraries(based_shared PRIVATE based_experiments)
+target_include_directories(based_shared INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_compile_features(based_shared INTERFACE cxx_std_20)
+set_target_properties(based PROPERTIES INSTALL_RPATH "${LibTorch_LIBRARY_DIR}")
+
+install(TARGETS based_shared EXPORT BasedTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS based RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(DIRECTORY based DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" PATTERN "*.def" PATTERN "cuda" EXCLUDE)
+
+set(_package "${CMAKE_INSTALL_LIBDIR}/cmake/Based")
+install(EXPORT BasedTargets NAMESPACE Based:: DESTINATION ${_package})
+configure_file(cmake/BasedConfig.cmake.in "${CMAKE_BINARY_DIR}/BasedConfig.cmake" @ONLY)
+write_basic_package_version_file("${CMAKE_BINARY_DIR}/BasedConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES "${CMAKE_BINARY_DIR}/BasedConfig.cmake" "${CMAKE_BINARY_DIR}/BasedConfigVersion.cmake" cmake/FindLibTorch.cmake
+  DESTINATION ${_package})

@@ -1,0 +1,15 @@
+# ccache, where it is installed, with its cache inside the checkout's build folder unless CCACHE_DIR says otherwise.
+# Without the sloppiness it would cache no file that uses the precompiled torch header.
+find_program(CCACHE ccache)
+mark_as_advanced(CCACHE)
+if(CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(_ccache "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros)
+  if(NOT DEFINED ENV{CCACHE_DIR})
+    list(APPEND _ccache "CCACHE_DIR=${PROJECT_SOURCE_DIR}/build/ccache")
+  endif()
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${_ccache} "${CCACHE}")
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${_ccache} "${CCACHE}")
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
+  endif()
+endif()

@@ -1,0 +1,84 @@
+// The program as a user runs it: exit codes, and which stream says what.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+
+#include "based/core/files.h"
+#include "based/core/json.h"
+#include "tests/core/temporary_folder.h"
+
+namespace based {
+namespace {
+
+struct Ran {
+  int code = -1;
+  std::string out, err;
+};
+
+Ran run(const std::string& arguments) {
+  const TemporaryFolder folder;
+  const std::string command = std::string(BASED_PROGRAM) + " " + arguments + " 2>" + folder.file("err");
+  std::FILE* pipe = popen(command.c_str(), "r");
+  Ran ran;
+  std::array<char, 4096> buffer{};
+  while (const size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe)) ran.out.append(buffer.data(), n);
+  ran.code = WEXITSTATUS(pclose(pipe));
+  ran.err = read_file(folder.file("err"));
+  return ran;
+}
+
+TEST(Program, HelpAndVersionGoToStdoutAndSucceed) {
+  for (const char* arguments : {"--help", "--version", "train --help", "generate --help", "mqar train --help", "state save --help"}) {
+    const Ran ran = run(arguments);
+    EXPECT_EQ(ran.code, 0) << arguments;
+    EXPECT_FALSE(ran.out.empty()) << arguments;
+  }
+  EXPECT_EQ(run("--version").out, "based " + read_file(BASED_SOURCE_DIR "/VERSION"));
+}
+
+TEST(Program, WrongUsageExitsWithTwoAndFailureWithOne) {
+  for (const char* arguments : {"", "trian", "train", "train --nonsense", "generate", "bench nothing", "presets based-360n"})
+    EXPECT_EQ(run(arguments).code, 2) << arguments;
+  for (const char* arguments : {"generate --model /nonexistent --prompt a", "inspect /nonexistent", "state info /dev/null"}) {
+    const Ran ran = run(arguments);
+    EXPECT_EQ(ran.code, 1) << arguments;
+    EXPECT_TRUE(ran.out.empty()) << arguments;
+    EXPECT_NE(ran.err.find("based: "), std::string::npos) << arguments;
+  }
+}
+
+TEST(Program, PresetsHaveThePapersSizes) {
+  const Json json = parse_json(run("presets --json").out, "stdout");
+  const std::map<std::string, double> paper{{"based-360m", 363e6}, {"based-1.4b", 1.35e9}, {"attn-360m", 360e6}, {"attn-1.4b", 1.33e9}};
+  size_t found = 0;
+  for (const auto& preset : json["presets"]) {
+    const auto wanted = paper.find(preset["name"].get<std::string>());
+    if (wanted == paper.end()) continue;
+    ++found;
+    EXPECT_NEAR(preset["parameters"].get<double>(), wanted->second, 0.005 * wanted->second) << wanted->first;
+  }
+  EXPECT_EQ(found, paper.size());
+}
+
+TEST(Program, MixersTellTheStateThatRuns) {
+  const Json json = parse_json(run("mixers --d-model 64 --set heads=1 --set feature_dim=16 --json").out, "stdout");
+  for (const auto& mixer : json["mixers"]) {
+    if (mixer["name"] == "taylor_attention") {
+      EXPECT_EQ(mixer["state_bytes"].get<int64_t>(), 153 * 65 * 4);
+    }
+  }
+}
+
+TEST(Program, AMistypedKeyNamesFileLineAndTheNearestKey) {
+  const TemporaryFolder folder;
+  write_file_atomic(folder.file("run.toml"), "[train]\nstpes = 3\n");
+  const Ran ran = run("train " + folder.file("run.toml"));
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_NE(ran.err.find("run.toml:2"), std::string::npos) << ran.err;
+  EXPECT_NE(ran.err.find("steps"), std::string::npos) << ran.err;
+}
+
+}  // namespace
+}  // namespace based

@@ -1,0 +1,15 @@
+# Installs BUILD below a folder of its own, then configures, builds and runs the consumer against that.
+set(root "${BUILD}/consumer")
+file(REMOVE_RECURSE "${root}")
+foreach(step
+    "${CMAKE_COMMAND};--install;${BUILD};--prefix;${root}/prefix"
+    "${CMAKE_COMMAND};-G;Ninja;-S;${CMAKE_CURRENT_LIST_DIR};-B;${root}/build;-DCMAKE_PREFIX_PATH=${root}/prefix"
+    "${CMAKE_COMMAND};--build;${root}/build"
+    "${root}/build/consumer"
+    "${root}/prefix/bin/based;--version")
+  execute_process(COMMAND ${step} RESULT_VARIABLE failed OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(failed)
+    message(FATAL_ERROR "${step} failed:\n${output}")
+  endif()
+  message("${output}")
+endforeach()

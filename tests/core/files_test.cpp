@@ -1,0 +1,133 @@
+#include "based/core/files.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <thread>
+
+#include "file_size_limit.h"
+#include "temporary_folder.h"
+
+namespace based {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+std::string text_of(std::span<const std::byte> bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+
+TEST(Files, WrittenThenReadIsTheSame) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("a");
+  for (const std::string& content : {std::string(), std::string("x\0y", 3), std::string(3'000'000, 'z')}) {
+    write_file_atomic(path, content);
+    EXPECT_EQ(read_file(path), content);
+    const MappedFile mapped(path);
+    EXPECT_EQ(text_of(mapped.bytes()), content);
+  }
+  EXPECT_EQ(folder.entries(), 1u);
+}
+
+TEST(Files, RelativePathsWithoutFolderWork) {
+  const TemporaryFolder folder;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  write_file_atomic("plain", "x");
+  EXPECT_EQ(read_file("plain"), "x");
+  std::filesystem::current_path(before);
+}
+
+TEST(Files, PipesAreReadToTheirEnd) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const std::string content(200'000, 'p');
+  std::thread writer([&] {
+    for (size_t done = 0; done < content.size();) done += static_cast<size_t>(write(ends[1], content.data() + done, content.size() - done));
+    close(ends[1]);
+  });
+  EXPECT_EQ(read_file("/dev/fd/" + std::to_string(ends[0])), content);
+  writer.join();
+  close(ends[0]);
+}
+
+TEST(Files, MessagesNameThePath) {
+  const TemporaryFolder folder;
+  const std::string absent = folder.file("no/such"), here = folder.path().string();
+  EXPECT_EQ(message_of<Error>([&] { read_file(absent); }), absent + ": cannot open: No such file or directory");
+  EXPECT_EQ(message_of<Error>([&] { write_file_atomic(absent, "x"); }), absent + ": cannot write: No such file or directory");
+  EXPECT_EQ(message_of<Error>([&] { read_file(here); }), here + ": is a folder, not a file");
+  EXPECT_EQ(message_of<Error>([&] { MappedFile mapped(here); }), here + ": is a folder, not a file");
+  EXPECT_EQ(message_of<Error>([&] { MappedFile mapped("/dev/null"); }), "/dev/null: not a regular file");
+  EXPECT_THAT(message_of<Error>([&] { write_file_atomic(here, "x"); }), HasSubstr(here + ": cannot put the new file in place"));
+  EXPECT_EQ(folder.entries(), 0u);
+}
+
+TEST(Files, WithoutCommitTheOldFileStays) {
+  const TemporaryFolder folder;
+  write_file_atomic(folder.file("a"), "old");
+  {
+    AtomicFile file(folder.file("a"));
+    file.write(std::as_bytes(std::span(std::string_view("new"))));
+    EXPECT_EQ(folder.entries(), 2u);
+  }
+  EXPECT_EQ(read_file(folder.file("a")), "old");
+  EXPECT_EQ(folder.entries(), 1u);
+}
+
+TEST(Files, WhereTheDiskIsFullTheOldFileStaysAndTheProgramLives) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("a");
+  write_file_atomic(path, "old");
+  std::string message;
+  {
+    const FileSizeLimit limit(4096);
+    message = message_of<Error>([&] { write_file_atomic(path, std::string(100'000, 'x')); });
+  }
+  EXPECT_EQ(message, path + ": cannot write: File too large");
+  EXPECT_EQ(read_file(path), "old");
+  EXPECT_EQ(folder.entries(), 1u) << "the temporary is gone";
+  write_file_atomic(path, std::string(100'000, 'x'));
+  EXPECT_EQ(read_file(path).size(), 100'000u) << "and once there is room it works";
+}
+
+// A process that replaces a file over and over is killed at some moment: the file is one of its two contents, whole.
+TEST(Files, KilledAtAnyMomentTheFileIsTheOldOrTheNewOne) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("a"), one(300'000, '1'), two(200'000, '2');
+  write_file_atomic(path, one);
+  for (int round = 0; round < 25; ++round) {
+    const pid_t child = fork();
+    if (child == 0) {
+      while (true) {
+        write_file_atomic(path, two);
+        write_file_atomic(path, one);
+      }
+    }
+    usleep(static_cast<useconds_t>(500 + 731 * round));
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    const std::string found = read_file(path);
+    EXPECT_TRUE(found == one || found == two) << found.size() << " bytes after round " << round;
+  }
+}
+
+TEST(Files, MovedMappingsKeepTheirBytes) {
+  const TemporaryFolder folder;
+  write_file_atomic(folder.file("a"), "first");
+  write_file_atomic(folder.file("b"), "second");
+  MappedFile a(folder.file("a")), b(folder.file("b"));
+  b = std::move(a);
+  EXPECT_EQ(text_of(b.bytes()), "first");
+  EXPECT_THAT(b.path(), EndsWith("/a"));
+  const MappedFile c(std::move(b));
+  write_file_atomic(folder.file("a"), "replaced");
+  EXPECT_EQ(text_of(c.bytes()), "first") << "replacing a file does not disturb who has it mapped";
+}
+
+}  // namespace
+}  // namespace based

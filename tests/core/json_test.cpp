@@ -1,0 +1,83 @@
+#include "based/core/json.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "temporary_folder.h"
+
+namespace based {
+namespace {
+
+using ::testing::StartsWith;
+
+std::string error_of(const std::string& text) {
+  return message_of<Error>([&] { parse_json(text, "in.json"); });
+}
+
+TEST(Json, ReadsWhatIsValid) {
+  for (const char* text : {"null", "true", "-0", "1.5e300", "\"\\u00e9\\ud83d\\ude00\"", "[]", "{}",
+                           R"({"z":[1,{"a":null}],"a":-3,"":"x"})", "18446744073709551615", "-9223372036854775808"}) {
+    EXPECT_EQ(error_of(text), "") << text;
+  }
+  const char* text = R"({"z":[1,{"a":null}],"a":-3,"":"x\u0001","u":18446744073709551615})";
+  EXPECT_EQ(dump_json(parse_json(text, "in.json")), text);
+  EXPECT_EQ(parse_json(" \n[1 ,\t2] ", "in.json").size(), 2u);
+}
+
+struct BadJson {
+  std::string text;
+  std::string message;
+};
+
+TEST(Json, RefusesTheRestWithFileAndOffset) {
+  std::string deep = "[";
+  for (int i = 0; i < kMaxJsonDepth; ++i) deep += "[";
+  const BadJson cases[] = {
+      {"", "in.json: not valid JSON: the text is empty"},
+      {" ", "in.json: byte 2: not valid JSON: syntax error while parsing value - unexpected end of input"},
+      {"[1,]", "in.json: byte 4: not valid JSON: "},
+      {"[1", "in.json: byte 3: not valid JSON: "},
+      {"{\"a\":1}}", "in.json: byte 8: not valid JSON: "},
+      {"{'a':1}", "in.json: byte 2: not valid JSON: "},
+      {"nan", "in.json: byte 2: not valid JSON: "},
+      {"1e999", "in.json: byte 5: not valid JSON: number overflow parsing '1e999'"},
+      {"01", "in.json: byte 2: not valid JSON: "},
+      {"\"\xff\"", "in.json: byte 2: not valid JSON: "},
+      {"\"\xc0\x80\"", "in.json: byte 2: not valid JSON: "},
+      {"\"\xed\xa0\x80\"", "in.json: byte 3: not valid JSON: "},
+      {"\"\\ud800\"", "in.json: byte 8: not valid JSON: "},
+      {"\"\n\"", "in.json: byte 2: not valid JSON: "},
+      {std::string("[1]\0", 4), "in.json: byte 4: not valid JSON: a NUL byte"},
+      {std::string("[1]\0]x", 6), "in.json: byte 4: not valid JSON: a NUL byte"},
+      {R"({"a":1,"b":2,"a":3})", "in.json: byte 16: duplicate key 'a'"},
+      {R"({"x":{"a":1,"\u0061":3}})", "in.json: byte 20: duplicate key 'a'"},
+      {deep, "in.json: byte 65: nested deeper than 64 arrays and objects"},
+  };
+  for (const BadJson& bad : cases) EXPECT_THAT(error_of(bad.text), StartsWith(bad.message)) << bad.text;
+}
+
+TEST(Json, DepthLimitIsExact) {
+  const std::string open(kMaxJsonDepth, '['), close(kMaxJsonDepth, ']');
+  EXPECT_EQ(error_of(open + close), "");
+  EXPECT_NE(error_of("[" + open + close + "]"), "");
+  EXPECT_NE(error_of(std::string(10'000'000, '[')), "") << "no stack overflow";
+}
+
+TEST(Json, DuplicatesAreFoundAmongManyKeysToo) {
+  std::string text = "{";
+  for (int i = 0; i < 1000; ++i) text += "\"" + std::to_string(i) + "\":0,";
+  EXPECT_EQ(error_of(text + "\"x\":0}"), "");
+  for (const char* again : {"0", "11", "12", "13", "999"}) {
+    EXPECT_THAT(error_of(text + "\"" + again + "\":0}"), ::testing::HasSubstr("duplicate key '" + std::string(again) + "'"));
+  }
+}
+
+TEST(Json, DumpReplacesWhatIsNotUtf8) {
+  EXPECT_EQ(dump_json(Json("a\xff")), "\"a\xef\xbf\xbd\"");
+  EXPECT_EQ(dump_json(Json{{"a", 1}}, 2), "{\n  \"a\": 1\n}");
+}
+
+}  // namespace
+}  // namespace based

@@ -1,0 +1,179 @@
+#include "based/core/plot.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+#include "based/core/files.h"
+#include "based/core/plot_layout.h"
+#include "temporary_folder.h"
+
+namespace based {
+namespace {
+
+using plot_detail::make_layout;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+Plot recall_plot() {
+  Plot plot;
+  plot.title = "Recall & state: it's <one> \"frontier\"";
+  plot.footer = "seed_0 `x` $y @z \\n {a}";
+  plot.x = {.label = "state bytes", .log = true, .format = TickFormat::bytes};
+  plot.y = {.label = "recall", .low = 0, .high = 1};
+  plot.series = {{.label = "Attention", .points = {{131072, 0.99}}},
+                 {.label = "Sliding window", .points = {{65536, 0.8}, {4096, 0.1}, {16384, 0.4}}},
+                 {.label = "BaseConv", .points = {{1024, 0.03}, {4096, 0.09}}},
+                 {.label = "Based", .points = {{2200, 0.25}, {11000, 0.82}, {80000, 0.99}}, .emphasis = true}};
+  return plot;
+}
+
+std::vector<std::string> tick_texts(const plot_detail::Scale& scale) {
+  std::vector<std::string> texts;
+  for (const plot_detail::Tick& tick : scale.ticks) texts.push_back(tick.text);
+  return texts;
+}
+
+std::vector<std::string> ticks_of(PlotAxis axis, double low, double high) {
+  Plot plot;
+  plot.x = std::move(axis);
+  plot.x.low = low;
+  plot.x.high = high;
+  plot.series = {{.label = "a", .points = {{low, 1}, {high, 2}}}};
+  return tick_texts(make_layout(plot).x);
+}
+
+TEST(Plot, TicksAreRound) {
+  EXPECT_THAT(ticks_of({}, 0, 1), ElementsAre("0.0", "0.2", "0.4", "0.6", "0.8", "1.0"));
+  EXPECT_THAT(ticks_of({}, 0, 20'000), ElementsAre("0", "5000", "10k", "15k", "20k"));
+  EXPECT_THAT(ticks_of({}, -3, 3), ElementsAre("-3", "-2", "-1", "0", "1", "2", "3"));
+  EXPECT_THAT(ticks_of({.format = TickFormat::percent}, 0, 1), ElementsAre("0 %", "20 %", "40 %", "60 %", "80 %", "100 %"));
+  EXPECT_THAT(ticks_of({.log = true, .format = TickFormat::bytes}, 512, 3 << 20),
+              ElementsAre("1 KB", "4 KB", "16 KB", "64 KB", "256 KB", "1 MB"));
+  EXPECT_THAT(ticks_of({.log = true, .format = TickFormat::bytes}, 900, 9000), ElementsAre("1 KB", "2 KB", "4 KB", "8 KB"));
+  EXPECT_THAT(ticks_of({.log = true}, 0.01, 100'000), ElementsAre("0.01", "0.1", "1", "10", "100", "1000", "10k", "100k"));
+  EXPECT_THAT(ticks_of({.format = TickFormat::bytes}, 0, 4096),
+              ElementsAre("0 B", "512 B", "1 KB", "1.5 KB", "2 KB", "2.5 KB", "3 KB", "3.5 KB", "4 KB"));
+}
+
+TEST(Plot, TicksEndForRangesThatDoublesCannotDivide) {
+  EXPECT_THAT(ticks_of({}, 1e20, 1e20 + 16384), SizeIs(testing::Le(9u)));
+  EXPECT_THAT(ticks_of({}, 0, 1e300), Not(IsEmpty()));
+}
+
+TEST(Plot, PointsLieInsideAndInTheOrderOfX) {
+  const plot_detail::Layout layout = make_layout(recall_plot());
+  for (const PlotSeries& series : layout.series) {
+    for (size_t i = 0; i < series.points.size(); ++i) {
+      EXPECT_GT(layout.x(series.points[i].first), layout.left);
+      EXPECT_LT(layout.x(series.points[i].first), layout.right);
+      EXPECT_GE(layout.y(series.points[i].second), layout.top);
+      EXPECT_LE(layout.y(series.points[i].second), layout.bottom);
+      if (i > 0) {
+        EXPECT_LT(series.points[i - 1].first, series.points[i].first);
+      }
+    }
+  }
+  EXPECT_NEAR(layout.y(0), layout.bottom, 1e-9);
+  EXPECT_NEAR(layout.y(1), layout.top, 1e-9);
+  EXPECT_NEAR(layout.x(1024) - layout.x(512), layout.x(4096) - layout.x(2048), 1e-9) << "octaves are equally wide";
+}
+
+TEST(Plot, LabelsStayApartAndOnThePicture) {
+  const plot_detail::Layout layout = make_layout(recall_plot());
+  for (size_t i = 0; i < layout.labels.size(); ++i) {
+    EXPECT_GT(layout.labels[i].x, 0);
+    EXPECT_LT(layout.labels[i].x, plot_detail::kWidth);
+    for (size_t j = 0; j < i; ++j) {
+      const bool apart = std::fabs(layout.labels[i].y - layout.labels[j].y) >= plot_detail::kTextSize ||
+                         std::fabs(layout.labels[i].x - layout.labels[j].x) >= 60;
+      EXPECT_TRUE(apart) << layout.series[i].label << " and " << layout.series[j].label;
+    }
+  }
+}
+
+TEST(Plot, WhatIsEmphasisedGetsTheFirstColour) {
+  const plot_detail::Layout layout = make_layout(recall_plot());
+  EXPECT_THAT(layout.ranks, ElementsAre(1u, 2u, 3u, 0u));
+}
+
+TEST(Plot, RefusesWhatCannotBeDrawn) {
+  const auto error = [](auto change) {
+    Plot plot = recall_plot();
+    change(plot);
+    return message_of<Error>([&] { make_layout(plot); });
+  };
+  const double nan = std::nan("");
+  EXPECT_THAT(error([](Plot& plot) { plot.series.clear(); }), HasSubstr("has no points to draw"));
+  EXPECT_THAT(error([&](Plot& plot) { plot.series = {{.label = "a", .points = {{nan, 1}}}}; }), HasSubstr("has no points to draw"));
+  EXPECT_THAT(error([](Plot& plot) {
+                plot.series[0].points.push_back({0, 1});
+              }),
+              HasSubstr("plot: series 'Attention' has 0, which a logarithmic axis cannot show"));
+  EXPECT_THAT(error([](Plot& plot) { plot.y.low = 2; }), HasSubstr("the axis 'recall' has its low end above its high end"));
+  EXPECT_EQ(error([&](Plot& plot) { plot.series[0].points.push_back({1, nan}); }), "") << "a point that is not finite is left out";
+}
+
+TEST(Plot, SvgHoldsEveryTextEscapedAndEverySeries) {
+  const std::string svg = plot_svg(recall_plot());
+  EXPECT_THAT(svg, testing::StartsWith("<svg xmlns="));
+  EXPECT_THAT(svg, HasSubstr("Recall &amp; state: it's &lt;one&gt; &quot;frontier&quot;"));
+  for (const char* text : {">Attention<", ">Sliding window<", ">BaseConv<", ">Based<", ">state bytes<", ">recall<", ">64 KB<", ">0.4<"}) {
+    EXPECT_THAT(svg, HasSubstr(text));
+  }
+  const auto count = [&](const std::string& word) {
+    int found = 0;
+    for (size_t at = svg.find(word); at != std::string::npos; at = svg.find(word, at + 1)) ++found;
+    return found;
+  };
+  EXPECT_EQ(count("<polyline "), 4);
+  EXPECT_EQ(count("<circle ") + count("<polygon "), 9);
+  EXPECT_EQ(count("nan") + count("inf"), 0);
+}
+
+TEST(Plot, GnuplotDrawsThePng) {
+  if (std::system("command -v gnuplot >/dev/null 2>&1") != 0) GTEST_SKIP() << "gnuplot is not installed";
+  const TemporaryFolder folder;
+  const std::string stem = folder.file("it's a plot");
+  EXPECT_THAT(write_plot(recall_plot(), stem), ElementsAre(stem + ".svg", stem + ".png"));
+  const std::string png = read_file(stem + ".png");
+  EXPECT_EQ(png.substr(1, 3), "PNG");
+  EXPECT_EQ(png.substr(16, 8), std::string("\0\0\x07\x80\0\0\x04\xb0", 8)) << "1920 x 1200";
+  EXPECT_EQ(folder.entries(), 2u);
+}
+
+TEST(Plot, GnuplotDrawsPercentTicks) {
+  const TemporaryFolder folder;
+  Plot plot = recall_plot();
+  plot.y.format = TickFormat::percent;
+  EXPECT_EQ(write_plot(plot, folder.file("recall")).size(), 2u);
+}
+
+TEST(Plot, FailuresOfGnuplotAreReported) {
+  if (std::system("command -v gnuplot >/dev/null 2>&1") != 0) GTEST_SKIP() << "gnuplot is not installed";
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder.file("p.png"));
+  EXPECT_THAT(message_of<Error>([&] { write_plot(recall_plot(), folder.file("p")); }), HasSubstr("gnuplot failed: "));
+}
+
+TEST(Plot, WithoutGnuplotThereIsTheSvgAndAWarning) {
+  const TemporaryFolder folder;
+  const std::string before = std::getenv("PATH");
+  setenv("PATH", folder.path().c_str(), 1);
+  testing::internal::CaptureStderr();
+  const std::vector<std::string> files = write_plot(recall_plot(), folder.file("p"));
+  const std::string warning = testing::internal::GetCapturedStderr();
+  setenv("PATH", before.c_str(), 1);
+  EXPECT_THAT(files, ElementsAre(folder.file("p.svg")));
+  EXPECT_THAT(warning, HasSubstr("gnuplot is not installed"));
+  EXPECT_EQ(read_file(folder.file("p.svg")), plot_svg(recall_plot()));
+}
+
+}  // namespace
+}  // namespace based

@@ -1,0 +1,95 @@
+#include "based/data/bpe_trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "based/core/files.h"
+#include "based/data/bpe.h"
+#include "tests/core/temporary_folder.h"
+#include "tests/data/goldens.h"
+
+namespace based {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<std::string> learned(const Vocabulary& vocabulary) {
+  std::vector<std::string> tokens;
+  for (const Merge& merge : vocabulary.merges) tokens.push_back(vocabulary.tokens[static_cast<size_t>(merge.result)]);
+  return tokens;
+}
+
+TEST(BpeTrainer, MergesTheMostFrequentPairAndOfEqualOnesTheSmallerIds) {
+  BpeTrainer trainer({.vocab_size = 259, .min_frequency = 2, .specials = {}});
+  // u n occurs 3 times. Then h u, u g, p un and "Ġ p" occur twice each; h (71) comes before p (79), u (84) and Ġ (220).
+  trainer.add("hug hug pun pun bun");
+  EXPECT_EQ(learned(trainer.train()), (std::vector<std::string>{"un", "hu", "pun"}));
+}
+
+TEST(BpeTrainer, StopsAtTheFrequencyAndAtTheSize) {
+  BpeTrainer rare({.vocab_size = 300, .min_frequency = 3, .specials = {}});
+  rare.add("ab ab cd");
+  EXPECT_TRUE(rare.train().merges.empty());
+  BpeTrainer full({.vocab_size = 257, .min_frequency = 1, .specials = {}});
+  full.add("ab ab cd");
+  EXPECT_EQ(full.train().tokens.size(), 257u);
+}
+
+TEST(BpeTrainer, OrderOfTheDocumentsDoesNotMatterAndLinesAreApart) {
+  BpeTrainer one({.vocab_size = 300, .min_frequency = 1, .specials = {}}), two({.vocab_size = 300, .min_frequency = 1, .specials = {}});
+  one.add("she sells\nsea\n\nshells\n");
+  two.add("\n");
+  two.add("shells\n");
+  two.add("she sells\n");
+  two.add("sea\n");
+  const Vocabulary a = one.train(), b = two.train();
+  EXPECT_EQ(a.tokens, b.tokens);
+  for (const std::string& token : a.tokens) EXPECT_TRUE(token == "\n" || token.find('\n') == std::string::npos);
+}
+
+// Runs of one letter: pairs overlap themselves, and the same bytes can be spelled in several ways.
+TEST(BpeTrainer, VocabulariesOfRepetitiveTextCanBeReadAgain) {
+  for (const char* text : {"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "abababababababbaabba abaab aabba", "aabaabaaabaaaab aabaaba baabaaab"}) {
+    BpeTrainer trainer({.vocab_size = 400, .min_frequency = 1, .specials = {"<|endoftext|>"}});
+    trainer.add(text);
+    const BpeTokenizer tokenizer(trainer.train());
+    const TemporaryFolder folder;
+    tokenizer.save(folder.path());
+    const auto again = make_tokenizer(folder.path());
+    EXPECT_EQ(again->hash(), tokenizer.hash());
+    EXPECT_EQ(again->decode(again->encode(text)), text);
+    EXPECT_LT(again->encode(text).size(), 8u);
+  }
+}
+
+TEST(BpeTrainer, RefusesWhatCannotBe) {
+  EXPECT_THAT(message_of<Error>([] { BpeTrainer({.vocab_size = 255, .min_frequency = 2, .specials = {}}); }), HasSubstr("vocab_size"));
+  EXPECT_THAT(message_of<Error>([] { BpeTrainer({.vocab_size = 256, .min_frequency = 2, .specials = {"<s>"}}); }), HasSubstr("from 257"));
+  EXPECT_THAT(message_of<Error>([] { BpeTrainer({.vocab_size = 300, .min_frequency = 0, .specials = {}}); }), HasSubstr("min_frequency"));
+  for (const std::string bad : {"", "x", "\xff\xff"}) {
+    EXPECT_THAT(message_of<Error>([&] { BpeTrainer({.vocab_size = 300, .min_frequency = 2, .specials = {bad}}); }), HasSubstr("specials"));
+  }
+  EXPECT_THAT(message_of<Error>([] {
+                BpeTrainer({.vocab_size = 300, .min_frequency = 2, .specials = {"<s>", "<s>"}});
+              }),
+              HasSubstr("once"));
+}
+
+// Files of the Python `tokenizers` library for the same text and settings.
+TEST(BpeTrainer, ReproducesTheReferenceFilesByteForByte) {
+  const std::string text = test::data_set("tinyshakespeare/input.txt"), reference = test::golden("tokenizer/shakespeare1024");
+  BASED_NEEDS(text);
+  BASED_NEEDS(reference);
+  BpeTrainer trainer({.vocab_size = 1024, .min_frequency = 2, .specials = {}});
+  trainer.add(read_file(text));
+  const TemporaryFolder folder;
+  write_vocabulary(trainer.train(), folder.path());
+  for (const std::string name : {"vocab.json", "merges.txt", "tokenizer.json"}) {
+    EXPECT_EQ(read_file(folder.file(name)), read_file(reference + "/" + name)) << name;
+  }
+}
+
+}  // namespace
+}  // namespace based

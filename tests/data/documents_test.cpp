@@ -1,0 +1,92 @@
+#include "based/data/documents.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <zstd.h>
+
+#include "based/core/files.h"
+#include "tests/core/temporary_folder.h"
+
+namespace based {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// As the zstd program does it, with a checksum of the content.
+std::string compressed(const std::string& text) {
+  std::string out(ZSTD_compressBound(text.size()) + 64, '\0');
+  ZSTD_CCtx* context = ZSTD_createCCtx();
+  ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1);
+  out.resize(ZSTD_compress2(context, out.data(), out.size(), text.data(), text.size()));
+  ZSTD_freeCCtx(context);
+  return out;
+}
+
+class Documents : public ::testing::Test {
+ protected:
+  std::vector<std::string> read(const std::string& name, const std::string& content, TextFormat format = TextFormat::by_name) {
+    write_file_atomic(folder_.file(name), content);
+    std::vector<std::string> documents;
+    read_documents(folder_.file(name), format, [&](std::string_view text) { documents.emplace_back(text); });
+    return documents;
+  }
+  std::string refusal(const std::string& name, const std::string& content) {
+    return message_of<Error>([&] { read(name, content); });
+  }
+  TemporaryFolder folder_;
+};
+
+TEST_F(Documents, ATextFileIsOneDocument) {
+  EXPECT_THAT(read("a.txt", "one\n\ntwo\n"), ElementsAre("one\n\ntwo\n"));
+  EXPECT_THAT(read("b.md", std::string("\0\xff", 2)), ElementsAre(std::string("\0\xff", 2)));
+  EXPECT_THAT(read("c.txt", ""), ElementsAre());
+  EXPECT_THAT(read("d", "x", TextFormat::text), ElementsAre("x"));
+}
+
+TEST_F(Documents, JsonLinesGiveTheirText) {
+  EXPECT_THAT(read("a.jsonl", "{\"text\":\"one\\n\",\"id\":1}\n\n{\"text\":\"\"}\r\n{\"text\":\"caf\\u00e9\"}"),
+              ElementsAre("one\n", "", "café"));
+  EXPECT_THAT(refusal("b.jsonl", "{\"text\":\"a\"}\n{\"text\":1}\n"), HasSubstr("b.jsonl:2: needs an object with the text in 'text'"));
+  EXPECT_THAT(refusal("c.jsonl", "{\"text\":\"a\"}\n\n[1]\n"), HasSubstr("c.jsonl:3: needs an object"));
+  EXPECT_THAT(refusal("d.jsonl", "{\"text\":\"a\"\n"), HasSubstr("d.jsonl:1: "));
+}
+
+TEST_F(Documents, FastaGivesOneDocumentARecord) {
+  EXPECT_THAT(read("a.fa", ">one x\r\nACgt\r\nNN\n\n>two\nA*-\n"), ElementsAre("ACgtNN", "A*-"));
+  EXPECT_THAT(refusal("b.fasta", "ACGT\n"), HasSubstr("b.fasta:1: a FASTA file must start with a line '>name'"));
+  EXPECT_THAT(refusal("c.fna", ">one\nAC GT\n"), HasSubstr("c.fna:2: ' ' is no letter"));
+  EXPECT_THAT(refusal("d.fna", ">one\n>two\nAC\n"), HasSubstr("d.fna:1: the record has no sequence"));
+}
+
+TEST_F(Documents, CompressedFilesReadTheSame) {
+  std::string lines;
+  for (int i = 0; i < 20000; ++i) lines += "{\"text\":\"line " + std::to_string(i * 7919) + "\"}\n";
+  EXPECT_EQ(read("a.jsonl.zst", compressed(lines)), read("a.jsonl", lines));
+  EXPECT_THAT(read("b.fa.zst", compressed(">x\nACGT\n") + compressed(">y\nTT\n")), ElementsAre("ACGT", "TT"));  // two frames
+  const std::string whole = compressed(lines);
+  EXPECT_THAT(refusal("c.txt.zst", whole.substr(0, whole.size() / 2)), HasSubstr("c.txt.zst: cut off"));
+  std::string damaged = whole;
+  damaged[whole.size() / 2] ^= 0x55;
+  damaged[whole.size() / 2 + 1] ^= 0x55;
+  EXPECT_THAT(refusal("d.txt.zst", damaged), HasSubstr("d.txt.zst"));
+  EXPECT_THAT(refusal("e.txt.zst", "not compressed"), HasSubstr("e.txt.zst: damaged zstd data"));
+}
+
+TEST_F(Documents, LongLinesCrossTheReadBuffer) {
+  const std::string text(1000000, 'x');
+  EXPECT_THAT(read("a.jsonl", "{\"text\":\"" + text + "\"}\n{\"text\":\"y\"}\n"), ElementsAre(text, "y"));
+}
+
+TEST_F(Documents, UnknownNamesAndMissingFilesAreErrors) {
+  EXPECT_THAT(refusal("a.csv", "x"), HasSubstr("a.csv: the name does not tell the format"));
+  EXPECT_THAT(message_of<Error>([&] { read_documents(folder_.file("none.txt"), TextFormat::by_name, [](std::string_view) {}); }),
+              HasSubstr("none.txt: No such file"));
+  EXPECT_THAT(message_of<Error>([&] { read_documents(folder_.path(), TextFormat::text, [](std::string_view) {}); }),
+              HasSubstr("Is a directory"));
+  EXPECT_EQ(text_format("fasta"), TextFormat::fasta);
+  EXPECT_THAT(message_of<Error>([] { text_format("csv"); }), HasSubstr("got 'csv'"));
+}
+
+}  // namespace
+}  // namespace based

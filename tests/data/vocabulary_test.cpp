@@ -1,0 +1,147 @@
+#include "based/data/vocabulary.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "based/core/files.h"
+#include "based/core/json.h"
+#include "tests/core/temporary_folder.h"
+
+namespace based {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+// The 256 bytes, and whatever else is asked for, as vocab.json.
+Json bytes_and(const std::vector<std::pair<std::string, Json>>& more = {}) {
+  Json vocab = Json::object();
+  int id = 0;
+  for (const unsigned char byte : byte_alphabet()) vocab[token_name(std::string(1, static_cast<char>(byte)))] = id++;
+  for (const auto& [name, value] : more) vocab[name] = value;
+  return vocab;
+}
+
+Vocabulary parse(const Json& vocab, const std::string& merges = "#version: 0.2\n") {
+  return parse_vocab_and_merges(dump_json(vocab), "vocab.json", merges, "merges.txt");
+}
+
+std::string refusal(const Json& vocab, const std::string& merges = "#version: 0.2\n") {
+  return message_of<Error>([&] { parse(vocab, merges); });
+}
+
+TEST(Vocabulary, ReadsTokensMergesAndSpecials) {
+  const Vocabulary v = parse(bytes_and({{"Ġt", 256}, {"Ġth", 257}, {"<|endoftext|>", 258}, {"<two words ☃>", 259}}), "Ġ t\nĠt h\n");
+  EXPECT_EQ(v.tokens[256], " t");
+  EXPECT_EQ(v.tokens[257], " th");
+  ASSERT_EQ(v.merges.size(), 2u);
+  EXPECT_EQ(v.merges[1].left, 256);
+  EXPECT_EQ(v.specials, (std::vector<int32_t>{258, 259}));
+  EXPECT_EQ(v.tokens[259], "<two words ☃>");
+}
+
+TEST(Vocabulary, AllBytesHaveANameAndBack) {
+  EXPECT_EQ(token_name(" \n!\xad"), "ĠĊ!Ń");
+  EXPECT_EQ(byte_alphabet().size(), 256u);
+  EXPECT_EQ(byte_alphabet().front(), '!');
+}
+
+TEST(Vocabulary, RefusesBadIds) {
+  EXPECT_EQ(refusal(bytes_and({{"aa", -1}}), "a a\n"), "vocab.json: token 'aa': id -1 is negative");
+  EXPECT_EQ(refusal(bytes_and({{"aa", 5}}), "a a\n"), "vocab.json: token 'aa': id 5 is already the id of '&'");
+  EXPECT_THAT(refusal(bytes_and({{"aa", 257}}), "a a\n"), HasSubstr("'aa': id 257 leaves a gap: 257 tokens must have the ids 0 to 256"));
+  for (const Json& id : {Json(1.5), Json("3"), Json(nullptr), Json(2147483648u), Json(18446744073709551615u), Json(true)}) {
+    EXPECT_THAT(refusal(bytes_and({{"aa", id}})), HasSubstr("token 'aa': the id must be an integer from 0 to 2147483647"));
+  }
+  EXPECT_THAT(refusal(Json::array({1})), HasSubstr("vocab.json: must be an object"));
+  EXPECT_THAT(refusal(Json::object()), HasSubstr("vocab.json: no tokens"));
+  EXPECT_THAT(refusal(bytes_and({{"", 256}})), HasSubstr("id 256: the token is empty"));
+  EXPECT_THAT(refusal(bytes_and({{std::string(70000, 'a'), 256}})), HasSubstr("longer than 65536 bytes"));
+  Json gone = bytes_and();
+  gone.erase(token_name("\x7f"));
+  gone["xx"] = 256 - 256 + 0;
+  EXPECT_NE(refusal(gone), "");
+  const std::string twice = "{\"a\":0,\"a\":1}";
+  EXPECT_THAT(message_of<Error>([&] { parse_vocab_and_merges(twice, "vocab.json", "", "m"); }), HasSubstr("duplicate key 'a'"));
+}
+
+TEST(Vocabulary, RefusesAByteWithoutAToken) {
+  Json vocab = Json::object();
+  int id = 0;
+  for (const unsigned char byte : byte_alphabet()) {
+    if (byte != ' ') vocab[token_name(std::string(1, static_cast<char>(byte)))] = id++;
+  }
+  EXPECT_THAT(refusal(vocab), HasSubstr("vocab.json: byte 32 has no token (its name would be Ġ)"));
+}
+
+TEST(Vocabulary, RefusesBadMerges) {
+  const Json vocab = bytes_and({{"aa", 256}, {"<s>", 257}});
+  EXPECT_THAT(refusal(vocab, "#version: 0.2\na a\na b\n"), StartsWith("merges.txt:3: 'a b': 'ab' is not a token of vocab.json"));
+  EXPECT_THAT(refusal(vocab, "qq a\n"), StartsWith("merges.txt:1: 'qq a': 'qq' is not a token of vocab.json"));
+  EXPECT_THAT(refusal(vocab, "a a\na a\n"), StartsWith("merges.txt:2: 'a a': the merge was given before, as number 1"));
+  EXPECT_THAT(refusal(vocab, "a \n"), StartsWith("merges.txt:1: 'a ': one side of the merge is empty"));
+  EXPECT_THAT(refusal(vocab, " a\n"), StartsWith("merges.txt:1: ' a': one side of the merge is empty"));
+  for (const std::string line : {"aa", "a a a", "", "a  a"}) {
+    EXPECT_THAT(refusal(vocab, "a a\n" + line + "\n"), StartsWith("merges.txt:2: '" + line + "': a merge is two tokens"));
+  }
+  EXPECT_THAT(refusal(vocab, "a a\r\n"), HasSubstr("'a\\x0d' is not a token"));
+}
+
+Json tokenizer_json() {
+  Json root = parse_json(R"({"version":"1.0","added_tokens":[{"id":257,"content":"<|endoftext|>","single_word":false,"lstrip":false,
+    "rstrip":false,"normalized":true,"special":true}],"normalizer":null,"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},
+    "post_processor":null,"decoder":{"type":"ByteLevel"},"model":{"type":"BPE","vocab":{},"merges":[["a","a"]]}})",
+                         "here");
+  root["model"]["vocab"] = bytes_and({{"aa", 256}});
+  return root;
+}
+
+TEST(TokenizerJson, ReadsBothFormsOfMergesAndTokensThatAreOnlyAdded) {
+  Json root = tokenizer_json();
+  const Vocabulary lists = parse_tokenizer_json(dump_json(root), "t");
+  root["model"]["merges"] = Json::array({"a a"});
+  const Vocabulary texts = parse_tokenizer_json(dump_json(root), "t");
+  EXPECT_EQ(lists.tokens, texts.tokens);
+  EXPECT_EQ(lists.merges.size(), texts.merges.size());
+  EXPECT_EQ(lists.specials, (std::vector<int32_t>{257}));
+  EXPECT_EQ(lists.tokens[257], "<|endoftext|>");
+}
+
+TEST(TokenizerJson, RefusesSettingsThatWouldChangeTheIds) {
+  const auto refused = [](const std::function<void(Json&)>& change) {
+    Json root = tokenizer_json();
+    change(root);
+    return message_of<Error>([&] { parse_tokenizer_json(dump_json(root), "tokenizer.json"); });
+  };
+  EXPECT_THAT(refused([](Json& j) { j["normalizer"] = {{"type", "NFC"}}; }), StartsWith("tokenizer.json: normalizer:"));
+  EXPECT_THAT(refused([](Json& j) { j["pre_tokenizer"]["add_prefix_space"] = true; }), HasSubstr("pre_tokenizer.add_prefix_space"));
+  EXPECT_THAT(refused([](Json& j) { j["pre_tokenizer"] = nullptr; }), HasSubstr("pre_tokenizer: must be an object"));
+  EXPECT_THAT(refused([](Json& j) { j["pre_tokenizer"]["type"] = "Metaspace"; }), HasSubstr("pre_tokenizer.type"));
+  EXPECT_THAT(refused([](Json& j) { j["post_processor"] = {{"type", "TemplateProcessing"}}; }), HasSubstr("post_processor.type"));
+  EXPECT_THAT(refused([](Json& j) { j["model"]["type"] = "Unigram"; }), HasSubstr("model.type"));
+  EXPECT_THAT(refused([](Json& j) { j["model"]["dropout"] = 0.1; }), HasSubstr("model.dropout"));
+  EXPECT_THAT(refused([](Json& j) { j["model"]["unk_token"] = "<unk>"; }), HasSubstr("model.unk_token"));
+  EXPECT_THAT(refused([](Json& j) { j["model"]["byte_fallback"] = true; }), HasSubstr("model.byte_fallback"));
+  EXPECT_THAT(refused([](Json& j) { j["model"]["ignore_merges"] = true; }), HasSubstr("model.ignore_merges"));
+  EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0]["special"] = false; }), HasSubstr("added_tokens[0]: only special tokens"));
+  EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0]["lstrip"] = true; }), HasSubstr("added_tokens[0]: 'lstrip'"));
+  EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0]["id"] = 3; }), HasSubstr("id 3 is already the id of '$'"));
+  EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0].erase("id"); }), HasSubstr("added_tokens[0]: must be an object"));
+  EXPECT_THAT(refused([](Json& j) { j["model"]["merges"][0] = Json::array({"a"}); }), HasSubstr("model.merges[0]"));
+  EXPECT_THAT(refused([](Json& j) { j["model"]["merges"].push_back(Json::array({"a", "q"})); }), HasSubstr("model.merges[1]"));
+  EXPECT_THAT(refused([](Json& j) { j["model"]["vocab"]["zz"] = 258; }), HasSubstr("no merge makes it"));
+  EXPECT_THAT(refused([](Json& j) { j["model"]["vocab"]["a☃"] = 258; }), HasSubstr("stands for no byte"));
+  EXPECT_THAT(refused([](Json& j) { j.erase("model"); }), HasSubstr("model: must be an object"));
+  EXPECT_THAT(refused([](Json& j) { j["model"].erase("merges"); }), HasSubstr("model: needs"));
+  EXPECT_THAT(refused([](Json& j) { j = Json::array(); }), HasSubstr("must be an object"));
+}
+
+TEST(Vocabulary, AFolderWithoutATokenizerSaysWhatIsMissing) {
+  const TemporaryFolder folder;
+  EXPECT_THAT(message_of<Error>([&] { read_vocabulary(folder.path()); }), HasSubstr("neither tokenizer.json nor vocab.json"));
+  write_file_atomic(folder.file("vocab.json"), dump_json(bytes_and()));
+  EXPECT_THAT(message_of<Error>([&] { read_vocabulary(folder.path()); }), HasSubstr("merges.txt"));
+}
+
+}  // namespace
+}  // namespace based

@@ -1,0 +1,23 @@
+// Byte-level BPE: any bytes, valid UTF-8 or not, come back from their ids unchanged.
+#include "based/data/bpe.h"
+#include "based/data/bpe_trainer.h"
+#include "tests/fuzz/fuzz.h"
+
+namespace based {
+namespace {
+
+BpeTokenizer make_bpe() {
+  BpeTrainer trainer({.vocab_size = 300, .min_frequency = 1, .specials = {}});
+  trainer.add("the cat and the rat  sat\nthere's naïve café don't 12345 \t\n  ?!");
+  return BpeTokenizer(trainer.train());
+}
+
+}  // namespace
+
+void fuzz_one(std::span<const std::byte> input) {
+  static const BpeTokenizer tokenizer = make_bpe();
+  const std::string_view text = as_text(input);
+  require(tokenizer.decode(tokenizer.encode(text)) == text, "decode(encode(text)) == text");
+}
+
+}  // namespace based

@@ -1,0 +1,89 @@
+#include "based/generate/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+
+namespace based {
+namespace {
+
+std::vector<float> logits() { return {0.F, 2.F, 1.F, -1.F, 2.F}; }
+
+int64_t draw(SamplingOptions options, std::vector<int64_t> text = {}) {
+  std::vector<float> values = logits();
+  return sample_token(values, options, text);
+}
+
+SamplingOptions with(auto change) {
+  SamplingOptions options;
+  change(options);
+  return options;
+}
+
+// Frequencies of many draws; the position is what varies, as in a text.
+std::map<int64_t, double> frequencies(SamplingOptions options) {
+  std::map<int64_t, double> counts;
+  std::vector<int64_t> text;
+  constexpr int draws = 4000;
+  for (int i = 0; i < draws; ++i) {
+    text.push_back(-1);
+    counts[draw(options, text)] += 1.0 / draws;
+  }
+  return counts;
+}
+
+TEST(Sampler, TemperatureZeroTakesTheMostLikelyAndTiesGoToTheSmallerId) {
+  EXPECT_EQ(draw(with([](auto& o) { o.temperature = 0; })), 1);
+}
+
+TEST(Sampler, DrawsFollowTheProbabilities) {
+  const auto found = frequencies({});
+  double sum = 0;
+  for (const float x : logits()) sum += std::exp(x);
+  for (size_t id = 0; id < logits().size(); ++id)
+    EXPECT_NEAR(found.count(static_cast<int64_t>(id)) ? found.at(static_cast<int64_t>(id)) : 0, std::exp(logits()[id]) / sum, 0.03) << id;
+}
+
+TEST(Sampler, TopKTopPAndMinPLeaveOnlyTheMostLikely) {
+  EXPECT_EQ(frequencies(with([](auto& o) { o.top_k = 2; })).size(), 2U);
+  EXPECT_EQ(frequencies(with([](auto& o) { o.top_p = 0.5; })).size(), 2U);
+  EXPECT_EQ(frequencies(with([](auto& o) { o.min_p = 0.3; })).size(), 3U);
+  EXPECT_EQ(frequencies(with([](auto& o) { o.top_p = 1e-6; })).size(), 1U);
+}
+
+TEST(Sampler, SeedAndPositionDecideTheDraw) {
+  SamplingOptions one = with([](auto&o) { o.seed = 7; }), other = with([](auto&o) { o.seed = 8; });
+  int64_t differ = 0;
+  std::vector<int64_t> text;
+  for (int i = 0; i < 64; ++i) {
+    text.push_back(0);
+    EXPECT_EQ(draw(one, text), draw(one, text));
+    differ += draw(one, text) != draw(other, text);
+  }
+  EXPECT_GT(differ, 0);
+}
+
+TEST(Sampler, RepetitionPenaltyMakesSeenTokensLessLikely) {
+  SamplingOptions options = with([](auto& o) {
+    o.temperature = 0;
+    o.repetition_penalty = 3;
+  });
+  EXPECT_EQ(draw(options, {1}), 4);
+  EXPECT_EQ(draw(options, {1, 4}), 2);
+}
+
+TEST(Sampler, RefusesOptionsOutOfRangeAndLogitsThatAreNotFinite) {
+  for (const auto& wrong :
+       {with([](auto& o) { o.temperature = -1; }), with([](auto& o) { o.temperature = std::nan(""); }), with([](auto& o) { o.top_k = -1; }),
+        with([](auto& o) { o.top_p = 0; }), with([](auto& o) { o.min_p = 2; }), with([](auto& o) { o.repetition_penalty = 0; })})
+    EXPECT_THROW(check_sampling_options(wrong), UsageError);
+  std::vector<float> bad{1.F, std::numeric_limits<float>::quiet_NaN()};
+  EXPECT_THROW(sample_token(bad, {}, {}), Error);
+  std::vector<float> none{-INFINITY, -INFINITY};
+  EXPECT_THROW(sample_token(none, {}, {}), Error);
+}
+
+}  // namespace
+}  // namespace based

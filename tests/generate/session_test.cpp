@@ -1,0 +1,130 @@
+#include "based/generate/session.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "based/core/files.h"
+#include "based/generate/text_stream.h"
+#include "based/models/weights.h"
+#include "tests/core/temporary_folder.h"
+
+namespace based {
+namespace {
+
+std::shared_ptr<LanguageModel> tiny(const std::string& preset) {
+  torch::manual_seed(5);
+  auto model = std::make_shared<LanguageModel>(find_preset(preset));
+  model->eval();
+  return model;
+}
+
+std::vector<int64_t> continue_text(Session& session, int64_t tokens) {
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < tokens; ++i) ids.push_back(session.next({}));
+  return ids;
+}
+
+class EveryModel : public testing::TestWithParam<const char*> {};
+
+TEST_P(EveryModel, GoesOnFromASavedStateAsIfItHadNeverStopped) {
+  const TemporaryFolder folder;
+  const auto model = tiny(GetParam());
+  const std::string path = folder.file("a.state");
+  Session whole(*model);
+  whole.append({1, 2, 3, 4, 5, 6, 7, 8, 9});
+  continue_text(whole, 5);
+  whole.save(path, "00112233445566778899aabbccddeeff");
+  const std::vector<int64_t> wanted = continue_text(whole, 20);
+
+  Session other(*model);
+  other.append({100, 101});  // what was there before does not matter
+  other.load(path, "00112233445566778899aabbccddeeff");
+  EXPECT_EQ(other.ids().size(), 14U);
+  EXPECT_EQ(continue_text(other, 20), wanted);
+}
+
+TEST_P(EveryModel, AStateOfAnotherModelOrADamagedOneIsRefusedAndTheSessionStays) {
+  const TemporaryFolder folder;
+  const auto model = tiny(GetParam());
+  Session session(*model);
+  session.append({1, 2, 3});
+  const std::string path = folder.file("a.state");
+  session.save(path, "00112233445566778899aabbccddeeff");
+  Session other(*model);
+  other.append({4, 5});
+  EXPECT_THROW(other.load(path, "ffffffffffffffffffffffffffffffff"), Error);
+  std::string bytes = read_file(path);
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+  write_file_atomic(path, bytes);
+  EXPECT_THROW(other.load(path, "00112233445566778899aabbccddeeff"), Error);
+  EXPECT_EQ(other.ids(), (std::vector<int64_t>{4, 5}));
+}
+
+TEST_P(EveryModel, APromptInPiecesIsThePromptAtOnce) {
+  const auto model = tiny(GetParam());
+  Session whole(*model), pieces(*model);
+  whole.append({1, 2, 3, 4, 5, 6});
+  pieces.append({1, 2});
+  pieces.append({});
+  pieces.append({3});
+  pieces.append({4, 5, 6});
+  EXPECT_EQ(whole.ids(), pieces.ids());
+  EXPECT_EQ(whole.next(SamplingOptions{0}), pieces.next(SamplingOptions{0}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Presets, EveryModel, testing::Values("based-tiny", "attn-tiny"),
+                         [](const auto& given) { return std::string(given.param).substr(0, 4); });
+
+TEST(Session, RefusesIdsOutsideTheVocabularyAndAnEmptyText) {
+  const auto model = tiny("based-tiny");
+  Session session(*model);
+  EXPECT_THROW(session.next({}), Error);
+  EXPECT_THROW(session.append({257}), Error);
+  EXPECT_THROW(session.append({-1}), Error);
+}
+
+TEST(TextStream, EndsBeforeAStopStringThatTokensCut) {
+  const ByteTokenizer bytes;
+  TextStream stream(bytes, {"END", "\n\n"});
+  std::string text;
+  for (const char c : std::string("one E EN END two")) text += stream.push(static_cast<unsigned char>(c));
+  text += stream.finish();
+  EXPECT_EQ(text, "one E EN ");
+  EXPECT_TRUE(stream.stopped());
+}
+
+TEST(TextStream, GivesEverythingWhereNoStopStringCame) {
+  const ByteTokenizer bytes;
+  TextStream stream(bytes, {"END"});
+  std::string text;
+  for (const char c : std::string("caf\xC3\xA9 EN")) text += stream.push(static_cast<unsigned char>(c));
+  text += stream.finish();
+  EXPECT_EQ(text, "caf\xC3\xA9 EN");
+  EXPECT_THROW(TextStream(bytes, {""}), UsageError);
+}
+
+TEST(Weights, SavedAndLoadedAreEqualAndDisagreementsAreAllListed) {
+  const TemporaryFolder folder;
+  const auto model = tiny("based-tiny");
+  save_model(*model, folder.file("m"));
+  const LoadedModel loaded = load_model(folder.file("m"));
+  for (const auto& item : model->named_parameters()) EXPECT_TRUE(torch::equal(item.value(), loaded.model->named_parameters()[item.key()]));
+  EXPECT_EQ(loaded.hash, load_model(folder.file("m")).hash);
+  EXPECT_EQ(load_model(folder.file("m"), torch::kBFloat16).model->dtype(), torch::kBFloat16);
+
+  Config config = Config::parse_json_file(folder.file("m/config.json"));
+  config.set("mlp_width", Config(int64_t{32}));
+  write_file_atomic(folder.file("m/config.json"), config.to_json());
+  try {
+    load_model(folder.file("m"));
+    FAIL();
+  } catch (const Error& error) {
+    for (int layer = 0; layer < 3; ++layer)
+      EXPECT_NE(std::string(error.what()).find("layers." + std::to_string(layer) + ".mlp.fc1.weight"), std::string::npos) << error.what();
+  }
+  EXPECT_THROW(load_model(folder.file("nowhere")), Error);
+}
+
+}  // namespace
+}  // namespace based

@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Checks the shape of the source tree: what may include what, and how long files and functions may be.
+
+layers.py ROOT        checks the tree, prints each violation as file:line: reason, exits 1 where there is one
+layers.py --selftest  plants one violation of each rule in a temporary tree and exits 1 unless each is found
+"""
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+# Each layer and those below it, which it may include. `kernels` is raw arithmetic: not even `core`.
+BELOW = {
+    "core": [],
+    "kernels": [],
+    "data": ["core"],
+    "ops": ["core", "kernels"],
+}
+BELOW["mixers"] = [*BELOW["ops"], "ops"]
+BELOW["models"] = [*BELOW["mixers"], "mixers"]
+BELOW["theory"] = ["core", "mixers", "models"]
+BELOW["generate"] = [*BELOW["models"], "models", "data"]
+BELOW["train"] = [*BELOW["generate"], "generate"]
+BELOW["serve"] = BELOW["train"]
+BELOW["eval"] = [*BELOW["train"], "train"]
+BELOW["experiments"] = [*BELOW["eval"], "eval"]
+TORCH_FREE = {"core", "kernels", "data"}
+SOURCES = {".h", ".cpp", ".cu", ".cuh"}
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 600, 80
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
+TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
+CUDA_CONDITION = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*\b(USE_CUDA|WITH_CUDA|HAVE_CUDA|BASED_(WITH_)?CUDA|__CUDACC__|__CUDA_ARCH__)\b")
+MACHINE_PATH = re.compile(r"(?<![\w./$}])/(home|root|work|Users|mnt|scratch)/[A-Za-z0-9_]")
+# A line that opens a function's body: a parameter list, then qualifiers or an initialiser list, then a brace that ends the line.
+NO_FUNCTION = re.compile(r"^\s*(namespace|class|struct|union|enum|extern|if|for|while|switch|else|do|try|catch|#)\b|=\s*\{$")
+
+
+def violations_of_includes(path, layer, lines):
+    for number, line in enumerate(lines, 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        name = match.group(1)
+        if TORCH.match(name) and layer in TORCH_FREE:
+            yield number, f"based/{layer} must not include torch: {name}"
+        part = name.split("/")
+        if name.startswith(("apps/", "bench/", "tests/")):
+            yield number, f"based/{layer} must not include {name}"
+        if part[0] == "based" and len(part) > 2 and part[1] != layer and part[1] not in BELOW[layer]:
+            yield number, f"based/{layer} must not include based/{part[1]} ({name})"
+
+
+def without_text(line):
+    """The line without string and character literals and comments, so that only real braces are counted."""
+    line = re.sub(r'"(\\.|[^"\\])*"|\'(\\.|[^\'\\])\'', "0", line)
+    return line.split("//")[0]
+
+
+def violations_of_length(lines):
+    if len(lines) > MAX_FILE_LINES:
+        yield MAX_FILE_LINES, f"file of {len(lines)} lines, at most {MAX_FILE_LINES} are allowed"
+    depth, functions = 0, []  # functions: (depth outside the body, first line)
+    for number, raw in enumerate(lines, 1):
+        line = without_text(raw)
+        if line.rstrip().endswith("{") and "(" in statement_before(lines, number) and not NO_FUNCTION.search(line):
+            functions.append((depth + line.count("{") - line.count("}") - 1, number))
+        depth += line.count("{") - line.count("}")
+        while functions and depth <= functions[-1][0]:
+            _, first = functions.pop()
+            if number - first + 1 > MAX_FUNCTION_LINES:
+                yield first, f"function of {number - first + 1} lines, at most {MAX_FUNCTION_LINES} are allowed"
+
+
+def statement_before(lines, number):
+    """The text of the statement that line `number` ends: a function's head may cover several lines."""
+    text = without_text(lines[number - 1])
+    for line in reversed(lines[max(0, number - 12):number - 1]):
+        line = without_text(line).rstrip()
+        if line.endswith((";", "{", "}", ":")) or line.lstrip().startswith("#") or not line:
+            break
+        text = line + " " + text
+    return text
+
+
+def tracked(root):
+    """Files under version control; where ROOT is no checkout of git, all files but what the build makes."""
+    listed = subprocess.run(["git", "-C", root, "ls-files", "-z"], capture_output=True, check=False)
+    if listed.returncode == 0 and listed.stdout:
+        return [root / name for name in listed.stdout.decode().split("\0") if name and (root / name).is_file()]
+    made = {".git", ".venv", "build", "out"}
+    return [path for path in root.rglob("*") if path.is_file() and path.relative_to(root).parts[0] not in made]
+
+
+def violations(root):
+    for path in sorted(tracked(root)):
+        relative = path.relative_to(root)
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue  # data, not text
+        for number, line in enumerate(lines, 1):
+            if MACHINE_PATH.search(line) and path.name != "layers.py":
+                yield relative, number, "path of one machine"
+        if path.suffix not in SOURCES:
+            continue
+        parts = relative.parts
+        if parts[0] == "based" and len(parts) > 2:
+            if parts[1] not in BELOW:
+                yield relative, 1, f"unknown layer based/{parts[1]}: name it in tests/layers.py"
+                continue
+            for number, reason in violations_of_includes(path, parts[1], lines):
+                yield relative, number, reason
+        if parts[:2] != ("based", "kernels"):
+            for number, line in enumerate(lines, 1):
+                if CUDA_CONDITION.match(line):
+                    yield relative, number, "CUDA is chosen by folder in CMake, not by #if in shared code"
+        for number, reason in violations_of_length(lines):
+            yield relative, number, reason
+
+
+def check(root):
+    found = list(violations(root))
+    for relative, number, reason in found:
+        print(f"{relative}:{number}: {reason}")
+    return 1 if found else 0
+
+
+def selftest():
+    body = "".join(f"  x += {i};\n" for i in range(MAX_FUNCTION_LINES))
+    clean = {
+        "based/core/a.h": "#include <vector>\n",
+        "based/kernels/cpu/a.cpp": '#include "based/kernels/a.h"\n#if defined(__CUDACC__)\n#endif\n',
+        "based/mixers/b.cpp": '#include <torch/torch.h>\n#include "based/ops/a.h"\nnamespace based {\n' + body + "}\n",
+        "apps/c.cpp": '#include "based/eval/a.h"\n',
+    }
+    planted = {
+        "based/core/up.h": ('#include "based/ops/a.h"\n', "must not include based/ops"),
+        "based/ops/up.cpp": ('#include "based/mixers/mixer.h"\n', "must not include based/mixers"),
+        "based/kernels/core.h": ('#include "based/core/error.h"\n', "must not include based/core"),
+        "based/kernels/cpu/torch.cpp": ("#include <torch/torch.h>\n", "must not include torch"),
+        "based/data/torch.cpp": ("#include <ATen/ATen.h>\n", "must not include torch"),
+        "based/train/app.cpp": ('#include "apps/command.h"\n', "must not include apps/command.h"),
+        "based/ops/cuda.cpp": ("#ifdef BASED_WITH_CUDA\n#endif\n", "CUDA is chosen by folder"),
+        "based/nolayer/a.cpp": ("int x;\n", "unknown layer"),
+        "based/core/long.cpp": ("int x;\n" * (MAX_FILE_LINES + 1), f"file of {MAX_FILE_LINES + 1} lines"),
+        "based/core/function.cpp": ("int f(int x,\n      int y) {\n" + body + "  return x;\n}\n", "function of 83 lines"),
+        "docs/path.md": ("see /ho" + "me/someone/file\n", "path of one machine"),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+
+        def write(name, text):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text, encoding="utf-8")
+
+        for name, text in clean.items():
+            write(name, text)
+        failures = [f"clean tree: {relative}:{number}: {reason}" for relative, number, reason in violations(root)]
+        for name, (text, expected) in planted.items():
+            write(name, text)
+            found = list(violations(root))
+            if [str(relative) for relative, _, _ in found] != [name] or expected not in found[0][2]:
+                failures.append(f"{name}: expected one violation with '{expected}', found {found}")
+            (root / name).unlink()
+    print("\n".join(failures) or f"{len(planted)} planted violations found, none in the clean tree")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    sys.exit(selftest() if sys.argv[1] == "--selftest" else check(pathlib.Path(sys.argv[1]).resolve()))

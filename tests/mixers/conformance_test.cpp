@@ -1,0 +1,113 @@
+// Every law for every registered mixer, with its defaults and with the option sets below, in fp32 and bf16.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "based/core/config.h"
+#include "tests/mixers/laws.h"
+
+namespace based::laws {
+namespace {
+
+struct Options {
+  int64_t d_model;
+  const char* toml;
+};
+
+// Odd sizes, and what each option changes. A mixer that is not named here is tested with its defaults.
+const std::multimap<std::string, Options>& more_options() {
+  static const std::multimap<std::string, Options> all = {
+      {"taylor_attention", {24, "heads = 3\nfeature_dim = 5\nhead_dim = 7\nbias = true"}},
+      {"taylor_attention", {32, "heads = 2\nfeature_dim = 4\ndecay = true"}},
+      {"taylor_attention", {10, "heads = 1\nfeature_dim = 1"}},
+      {"sliding_window", {40, "heads = 4\nkv_heads = 2\nwindow = 7\nrotary_dim = 4\nqkv_bias = true\nout_bias = true"}},
+      {"sliding_window", {33, "heads = 3\nwindow = 1\nrotary_dim = 0"}},
+      {"sliding_window", {24, "heads = 2\nwindow = 65\nrotary_interleaved = true\nrotary_base = 500.0"}},
+      {"attention", {33, "heads = 3\nkv_heads = 1\nrotary_dim = 6\nqkv_bias = true"}},
+      {"attention", {16, "heads = 1\nrotary_dim = 0\nout_bias = true"}},
+      {"gated_conv", {17, "expansion = 2\ntaps = 4\nuse_bias = false\nconv_bias = false"}},
+      {"gated_conv", {8, "taps = 1"}},
+      {"base_conv", {33, "kernel_size = 4\nuse_act = true"}},
+      {"base_conv", {16, "kernel_size = -1\nl_max = 100"}},
+      {"base_conv", {17, "kernel_size = -1\nl_max = 64\nimplicit = true\nd_emb = 5\nuse_act = true"}},
+  };
+  return all;
+}
+
+Subject make_subject(const MixerInfo& info, const std::string& name, const Options& options) {
+  return {name, options.d_model, [&info, options] {
+            return info.make(Config::parse_toml(options.toml, "test"), {options.d_model, /*layer=*/0, /*layers=*/2});
+          }};
+}
+
+std::vector<Subject> subjects() {
+  std::vector<Subject> all;
+  for (const MixerInfo& info : mixers()) {
+    all.push_back(make_subject(info, info.name, {64, ""}));
+    const auto [begin, end] = more_options().equal_range(info.name);
+    int index = 1;
+    for (auto it = begin; it != end; ++it) all.push_back(make_subject(info, info.name + std::to_string(index++), it->second));
+  }
+  return all;
+}
+
+class EveryMixer : public testing::TestWithParam<std::tuple<Subject, torch::Dtype>> {
+ protected:
+  const Subject& subject() const { return std::get<0>(GetParam()); }
+  torch::Dtype dtype() const { return std::get<1>(GetParam()); }
+  NanFill nan_fill_;
+};
+
+TEST_P(EveryMixer, ForwardPrefillAndStepAgree) { EXPECT_EQ(forms_agree(subject(), dtype(), {1, 2, 63, 64, 65, 255, 256, 257, 2048}), ""); }
+TEST_P(EveryMixer, IsCausal) { EXPECT_EQ(causal(subject(), dtype()), ""); }
+TEST_P(EveryMixer, RowsAreIndependent) { EXPECT_EQ(rows_independent(subject(), dtype()), ""); }
+TEST_P(EveryMixer, PackedRowsEqualSeparateOnes) { EXPECT_EQ(packed_equals_separate(subject(), dtype()), ""); }
+TEST_P(EveryMixer, GradientsFlowThroughTheState) { EXPECT_EQ(gradients_flow_through_state(subject(), dtype()), ""); }
+TEST_P(EveryMixer, StateIsAValue) { EXPECT_EQ(state_is_a_value(subject(), dtype()), ""); }
+TEST_P(EveryMixer, StateBytesAreReal) { EXPECT_EQ(state_bytes_are_real(subject(), dtype()), ""); }
+TEST_P(EveryMixer, ParametersSurviveSaving) { EXPECT_EQ(parameters_survive_saving(subject(), dtype()), ""); }
+
+std::string test_name(const testing::TestParamInfo<EveryMixer::ParamType>& info) {
+  return std::get<0>(info.param).name + (std::get<1>(info.param) == torch::kFloat32 ? "_fp32" : "_bf16");
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, EveryMixer,
+                         testing::Combine(testing::ValuesIn(subjects()), testing::Values(torch::kFloat32, torch::kBFloat16)), test_name);
+
+class EveryMixerInDouble : public testing::TestWithParam<Subject> {
+ protected:
+  NanFill nan_fill_;
+};
+
+TEST_P(EveryMixerInDouble, ObeysTheExactLaws) {
+  EXPECT_EQ(forms_agree(GetParam(), torch::kFloat64, {1, 65, 257}), "");
+  EXPECT_EQ(causal(GetParam(), torch::kFloat64), "");
+  EXPECT_EQ(packed_equals_separate(GetParam(), torch::kFloat64), "");
+  EXPECT_EQ(gradients_flow_through_state(GetParam(), torch::kFloat64), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, EveryMixerInDouble, testing::ValuesIn(subjects()),
+                         [](const testing::TestParamInfo<Subject>& subject) { return subject.param.name; });
+
+// The state stays in fp32 (and a window's or a cache's keys are each rounded once): bf16 does not get worse with length.
+class EveryMixerInBf16 : public testing::TestWithParam<Subject> {};
+
+TEST_P(EveryMixerInBf16, ErrorDoesNotGrowWithLength) { EXPECT_EQ(error_does_not_grow(GetParam(), torch::kBFloat16, 16384), ""); }
+
+std::vector<Subject> small_subjects() {
+  const std::map<std::string, Options> small = {{"taylor_attention", {32, "heads = 2\nfeature_dim = 8"}},
+                                                {"sliding_window", {32, "heads = 2\nwindow = 16"}},
+                                                {"attention", {16, "heads = 1"}}};
+  std::vector<Subject> all;
+  for (const MixerInfo& info : mixers()) {
+    const auto found = small.find(info.name);
+    all.push_back(make_subject(info, info.name, found == small.end() ? Options{64, ""} : found->second));
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, EveryMixerInBf16, testing::ValuesIn(small_subjects()),
+                         [](const testing::TestParamInfo<Subject>& subject) { return subject.param.name; });
+
+}  // namespace
+}  // namespace based::laws

@@ -1,0 +1,136 @@
+// The values that mixers are written against: sequences, states, the registry.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "based/core/error.h"
+#include "based/mixers/mixer.h"
+#include "based/mixers/projection.h"
+
+namespace based {
+namespace {
+
+using testing::HasSubstr;
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::shared_ptr<Mixer> make(const std::string& name, const std::string& toml, int64_t d_model, int64_t layers = 1) {
+  return find_mixer(name).make(Config::parse_toml(toml, "options.toml"), {d_model, /*layer=*/0, layers});
+}
+
+TEST(Sequences, CountPositionsFromEachRowsStart) {
+  const Sequences rows = Sequences::packed({0, 2, 2, 5}, 5);
+  EXPECT_EQ(rows.rows(), 3);
+  EXPECT_EQ(rows.max_length(), 3);
+  EXPECT_FALSE(rows.equal_length());
+  EXPECT_TRUE(rows.positions().equal(torch::tensor({0, 1, 0, 1, 2}, torch::kInt64)));
+  EXPECT_TRUE(rows.positions(torch::tensor({10, 20, 30}, torch::kInt64)).equal(torch::tensor({10, 11, 30, 31, 32}, torch::kInt64)));
+  EXPECT_TRUE(Sequences::equal(2, 3).equal_length());
+  EXPECT_EQ(Sequences::equal(2, 3).tokens(), 6);
+  EXPECT_EQ(Sequences::equal(0, 3).positions().numel(), 0);
+}
+
+TEST(Sequences, RefuseWrongOffsets) {
+  EXPECT_THAT(error_of([] { Sequences::packed({}, 0); }), HasSubstr("rows + 1 entries"));
+  EXPECT_THAT(error_of([] { Sequences::packed({1, 2}, 2); }), HasSubstr("must start at 0, got 1"));
+  EXPECT_THAT(error_of([] { Sequences::packed({0, 3, 2}, 2); }), HasSubstr("entry 2 is 2 after 3"));
+  EXPECT_THAT(error_of([] { Sequences::packed({0, 3}, 4); }), HasSubstr("must end at the number of tokens, 4, got 3"));
+  EXPECT_THAT(error_of([] { Sequences::equal(-1, 4); }), HasSubstr("must not be negative"));
+}
+
+MixerState two_tensors(int64_t slots, int64_t time) {
+  return MixerState({{"cache", torch::zeros({slots, time, 2}), true}, {"sum", torch::zeros({slots, 3})}});
+}
+
+TEST(MixerState, GrowsByDoublingAndKeepsWhatItHolds) {
+  MixerState state = two_tensors(2, 3);
+  state["cache"].fill_(1);
+  state.grow(2);
+  EXPECT_EQ(state["cache"].size(1), 3);
+  state.grow(4);
+  EXPECT_EQ(state["cache"].size(1), 6);
+  EXPECT_EQ(state["cache"].sum().item<double>(), 12);
+  state.grow(100);
+  EXPECT_EQ(state["cache"].size(1), 100);
+  EXPECT_EQ(state.bytes(), 4 * (2 * 100 * 2 + 2 * 3));
+}
+
+TEST(MixerState, RefusesWhatDoesNotFitAndStaysAsItWas) {
+  MixerState state = two_tensors(2, 3);
+  MixerState wrong({{"cache", torch::ones({1, 3, 2}), true}, {"sum", torch::ones({1, 4})}});
+  EXPECT_THAT(error_of([&] { state.insert(wrong, 0); }), HasSubstr("'sum'"));
+  EXPECT_EQ(state["cache"].sum().item<double>(), 0);
+  EXPECT_THAT(error_of([&] { state.insert(two_tensors(2, 3), 0); }), HasSubstr("one slot"));
+  EXPECT_THAT(error_of([&] { state.insert(MixerState(), 0); }), HasSubstr("0 tensors"));
+  EXPECT_THAT(error_of([&] { state["kv"]; }), HasSubstr("no tensor 'kv'"));
+}
+
+TEST(Registry, NamesTheNearest) {
+  EXPECT_STREQ(find_mixer("taylor_attention").name, "taylor_attention");
+  EXPECT_THAT(error_of([] { find_mixer("tailor_attention"); }), HasSubstr("did you mean 'taylor_attention'?"));
+  EXPECT_THAT(error_of([] { find_mixer("zzzzzzzzzz"); }), HasSubstr("unknown mixer 'zzzzzzzzzz'"));
+}
+
+TEST(Registry, RefusesWrongOptions) {
+  EXPECT_THAT(error_of([] { make("taylor_attention", "feture_dim = 8", 64); }), HasSubstr("feature_dim"));
+  EXPECT_THAT(error_of([] { make("taylor_attention", "feature_dim = 65", 64); }), HasSubstr("feature_dim must be 1..64, got 65"));
+  EXPECT_THAT(error_of([] { make("taylor_attention", "heads = 5", 64); }), HasSubstr("d_model 64 is not a multiple of heads 5"));
+  EXPECT_THAT(error_of([] { make("sliding_window", "window = 0", 64); }), HasSubstr("window must be 1.."));
+  EXPECT_THAT(error_of([] { make("attention", "heads = 4\nkv_heads = 3", 64); }), HasSubstr("not a multiple of kv_heads 3"));
+  EXPECT_THAT(error_of([] { make("attention", "heads = 4\nrotary_dim = 3", 64); }), HasSubstr("rotary_dim must be even"));
+  EXPECT_THAT(error_of([] { make("attention", "heads = 3", 33); }), HasSubstr("rotary_dim must be even, got 11"));
+  EXPECT_THAT(error_of([] { make("attention", "heads = 1", 512); }), HasSubstr("d_model / heads must be 1..256, got 512"));
+  EXPECT_THAT(error_of([] { make("gated_conv", "expansion = 1", 33); }), HasSubstr("must be even"));
+  EXPECT_THAT(error_of([] { make("base_conv", "kernel_size = -2", 32); }), HasSubstr("kernel_size must be 1..128"));
+  EXPECT_THAT(error_of([] { make("base_conv", "kernel_size = -1\nimplicit = true\nd_emb = 4", 32); }), HasSubstr("d_emb must be odd"));
+}
+
+TEST(StateBytes, AreThoseOfThePaper) {
+  // 153 packed features of 16, 64 values and the denominator, 16 heads, fp32.
+  EXPECT_EQ(state_bytes(*make("taylor_attention", "", 1024), 1000), 16 * 153 * (64 + 1) * 4);
+  EXPECT_EQ(state_bytes(*make("sliding_window", "window = 64", 1024), 1000), 2 * 64 * 1024 * 4 + 8);
+  EXPECT_EQ(state_bytes(*make("attention", "", 1024), 1000), 2 * 1000 * 1024 * 4 + 8);
+  EXPECT_EQ(state_bytes(*make("gated_conv", "", 1024), 1000), 2048 * 2 * 4);
+  const auto half = make("sliding_window", "window = 64\nkv_heads = 4", 1024);
+  half->to(torch::kBFloat16);
+  EXPECT_EQ(state_bytes(*half, 1000), 2 * 64 * 256 * 2 + 8);
+}
+
+TEST(InitialWeights, HaveTheStatedScale) {
+  torch::manual_seed(3);
+  const auto mixer = make("attention", "heads = 4\nqkv_bias = true", 128, /*layers=*/8);
+  const auto parameters = mixer->named_parameters();
+  EXPECT_NEAR(parameters["qkv_proj.weight"].std().item<double>(), 0.02, 0.001);
+  EXPECT_NEAR(parameters["out_proj.weight"].std().item<double>(), 0.02 / 4, 0.0003);
+  EXPECT_EQ(parameters["qkv_proj.bias"].abs().max().item<double>(), 0);
+  const auto conv = make("gated_conv", "taps = 4", 128);
+  const Tensor filter = conv->named_parameters()["conv.weight"];
+  EXPECT_LE(filter.abs().max().item<double>(), 0.5);
+  EXPECT_GT(filter.abs().max().item<double>(), 0.45);
+}
+
+// Names of parameters are what weights are stored under: changing one breaks every stored model.
+TEST(ParameterNames, AreStable) {
+  const auto names = [](const std::string& mixer, const std::string& options) {
+    std::string joined;
+    for (const auto& parameter : make(mixer, options, 32)->named_parameters()) joined += parameter.key() + " ";
+    return joined;
+  };
+  EXPECT_EQ(names("taylor_attention", "decay = true"), "q_proj.weight k_proj.weight v_proj.weight o_proj.weight head_scale.weight ");
+  EXPECT_EQ(names("sliding_window", "qkv_bias = true"), "qkv_proj.weight qkv_proj.bias out_proj.weight ");
+  EXPECT_EQ(names("attention", "out_bias = true"), "qkv_proj.weight out_proj.weight out_proj.bias ");
+  EXPECT_EQ(names("gated_conv", ""), "in_proj.weight in_proj.bias conv.weight conv.bias out_proj.weight out_proj.bias ");
+  EXPECT_EQ(names("base_conv", ""), "projection.weight projection.bias conv.weight conv.bias ");
+  EXPECT_EQ(names("base_conv", "kernel_size = -1"), "projection.weight projection.bias filter.taps ");
+  EXPECT_EQ(names("base_conv", "kernel_size = -1\nimplicit = true"),
+            "projection.weight projection.bias filter.hidden.weight filter.hidden.bias filter.out.weight filter.out.bias ");
+}
+
+}  // namespace
+}  // namespace based

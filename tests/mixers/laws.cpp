@@ -1,0 +1,366 @@
+#include "tests/mixers/laws.h"
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <sstream>
+
+#include "based/core/error.h"
+
+namespace based::laws {
+namespace {
+
+using Shared = std::shared_ptr<Mixer>;
+
+// The same weights twice: rounded to the tested type, and those in double.
+struct Twins {
+  Shared exact, tested;
+};
+
+// Generic weights, large enough that nothing vanishes in a tolerance.
+void draw_weights(Mixer& mixer) {
+  const torch::NoGradGuard no_grad;
+  for (Tensor& parameter : mixer.parameters()) {
+    parameter.normal_(0, parameter.dim() < 2 ? 0.5 : 1 / std::sqrt(static_cast<double>(parameter.size(-1))));
+  }
+}
+
+void copy_weights(const Mixer& from, Mixer& to) {
+  const torch::NoGradGuard no_grad;
+  const auto sources = from.named_parameters();
+  for (auto& parameter : to.named_parameters()) parameter.value().copy_(sources[parameter.key()]);
+}
+
+Twins make_twins(const Subject& subject, torch::Dtype dtype) {
+  torch::manual_seed(7);
+  Twins twins{subject.make(), subject.make()};
+  draw_weights(*twins.tested);
+  twins.tested->to(dtype);
+  twins.exact->to(torch::kFloat64);
+  copy_weights(*twins.tested, *twins.exact);
+  return twins;
+}
+
+// With a mean, so that averages over a long past do not vanish.
+Tensor draw_input(const Subject& subject, int64_t tokens, torch::Dtype dtype) {
+  return (torch::randn({tokens, subject.d_model}, torch::kFloat64) + torch::linspace(-1, 1, subject.d_model, torch::kFloat64)).to(dtype);
+}
+
+Sequences one_row(const Tensor& x) { return Sequences::equal(1, x.size(0)); }
+Slots slot(int64_t index) { return torch::tensor({index}, torch::kInt64); }
+
+// Largest difference over the largest entry; infinite where anything is not finite.
+double relative_error(const Tensor& actual, const Tensor& expected) {
+  if (expected.numel() == 0) return actual.sizes() == expected.sizes() ? 0 : std::numeric_limits<double>::infinity();
+  const double error = (actual.to(torch::kFloat64) - expected.to(torch::kFloat64)).abs().max().item<double>();
+  const double scale = expected.to(torch::kFloat64).abs().max().item<double>();
+  if (!std::isfinite(error) || !std::isfinite(scale)) return std::numeric_limits<double>::infinity();
+  return error == 0 ? 0 : error / scale;
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) { return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && a.equal(b); }
+
+bool same_bits(const MixerState& a, const MixerState& b) {
+  for (const StateTensor& tensor : a.tensors()) {
+    if (!same_bits(tensor.value, b[tensor.name])) return false;
+  }
+  return a.tensors().size() == b.tensors().size();
+}
+
+double tolerance(torch::Dtype dtype) { return dtype == torch::kFloat64 ? 1e-10 : dtype == torch::kFloat32 ? 1e-4 : 4e-2; }
+
+Violation compare(const std::string& what, const Tensor& actual, const Tensor& expected, double allowed) {
+  const double error = relative_error(actual, expected);
+  if (error <= allowed) return {};
+  std::ostringstream text;
+  text << what << ": relative error " << error << ", allowed " << allowed;
+  return text.str();
+}
+
+// Pieces of random sizes that sum to `length`; many small ones and a few of any size.
+std::vector<int64_t> random_split(int64_t length, std::mt19937_64& random) {
+  std::vector<int64_t> pieces;
+  for (int64_t left = length; left > 0;) {
+    const int64_t bound = random() % 2 == 0 ? std::min<int64_t>(left, 5) : left;
+    pieces.push_back(1 + static_cast<int64_t>(random() % bound));
+    left -= pieces.back();
+  }
+  return pieces;
+}
+
+// A piece of one token goes through step or prefill, in turn.
+Tensor run_in_pieces(Mixer& mixer, const Tensor& x, const std::vector<int64_t>& pieces) {
+  const torch::NoGradGuard no_grad;
+  MixerState state = mixer.make_state(3);
+  const Slots slots = slot(1);
+  std::vector<Tensor> outputs;
+  int64_t at = 0, turn = 0;
+  for (const int64_t piece : pieces) {
+    const Tensor part = x.narrow(0, at, piece);
+    const bool step = piece == 1 && turn++ % 2 == 0;
+    outputs.push_back(step ? mixer.step(part, state, slots) : mixer.prefill(part, one_row(part), state, slots));
+    at += piece;
+  }
+  return torch::cat(outputs);
+}
+
+Tensor step_by_step(Mixer& mixer, const Tensor& x, MixerState& state, const Slots& slots) {
+  const torch::NoGradGuard no_grad;
+  std::vector<Tensor> outputs;
+  for (int64_t t = 0; t < x.size(0); ++t) outputs.push_back(mixer.step(x.narrow(0, t, 1), state, slots));
+  return torch::cat(outputs);
+}
+
+// Output, then gradients of sum(y·g) for x and every parameter (zeros where it takes no part).
+struct Results {
+  std::vector<std::string> names;
+  std::vector<Tensor> values;
+};
+
+Results differentiate(Mixer& mixer, const Tensor& x, const Tensor& g, const std::function<Tensor(const Tensor&)>& run) {
+  const Tensor input = x.clone().requires_grad_(true);
+  const Tensor y = run(input);
+  Results results{{"output", "grad of x"}, {y.detach()}};
+  std::vector<Tensor> inputs = {input};
+  for (const auto& parameter : mixer.named_parameters()) {
+    results.names.push_back("grad of " + parameter.key());
+    inputs.push_back(parameter.value());
+  }
+  const auto grads = torch::autograd::grad({(y * g).sum()}, inputs, {}, {}, /*create_graph=*/false, /*allow_unused=*/true);
+  for (size_t i = 0; i < grads.size(); ++i) results.values.push_back(grads[i].defined() ? grads[i] : torch::zeros_like(inputs[i]));
+  return results;
+}
+
+Violation compare(const std::string& what, const Results& actual, const Results& expected, double allowed) {
+  for (size_t i = 0; i < expected.values.size(); ++i) {
+    // A gradient may vanish by the mixer's symmetry (a key's bias in softmax): then rounding is all there is, so a floor for the scale.
+    const double scale = expected.values[i].numel() == 0 ? 0 : expected.values[i].abs().max().item<double>();
+    const double floor = 1e-3 * (expected.values[1].numel() == 0 ? 1 : expected.values[1].abs().max().item<double>());
+    const double error = relative_error(actual.values[i], expected.values[i]) * (scale == 0 ? 1 : scale / std::max(scale, floor));
+    if (!(error <= allowed)) {
+      std::ostringstream text;
+      text << what << ", " << expected.names[i] << ": relative error " << error << ", allowed " << allowed;
+      return text.str();
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Violation forms_agree(const Subject& subject, torch::Dtype dtype, const std::vector<int64_t>& lengths) {
+  const Twins twins = make_twins(subject, dtype);
+  const torch::NoGradGuard no_grad;
+  std::mt19937_64 random(11);
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  const Tensor x = draw_input(subject, longest, dtype);
+  const Tensor expected = twins.exact->forward(x.to(torch::kFloat64), one_row(x));
+
+  MixerState state = twins.tested->make_state(2);
+  Violation violation = compare("step by step", step_by_step(*twins.tested, x, state, slot(1)), expected, tolerance(dtype));
+  for (const int64_t length : lengths) {
+    const Tensor part = x.narrow(0, 0, length), expected_part = expected.narrow(0, 0, length);
+    const std::string at = " of " + std::to_string(length) + " tokens";
+    if (violation.empty()) violation = compare("forward" + at, twins.tested->forward(part, one_row(part)), expected_part, tolerance(dtype));
+    for (int i = 0; i < 4 && violation.empty(); ++i) {
+      const Tensor y = run_in_pieces(*twins.tested, part, random_split(length, random));
+      violation = compare("prefill in pieces" + at, y, expected_part, tolerance(dtype));
+    }
+  }
+  return violation;
+}
+
+Violation causal(const Subject& subject, torch::Dtype dtype) {
+  const Twins twins = make_twins(subject, dtype);
+  const torch::NoGradGuard no_grad;
+  constexpr int64_t length = 150;
+  const Tensor x = draw_input(subject, length, dtype);
+  const Tensor y = twins.tested->forward(x, one_row(x));
+  for (const int64_t cut : {1, 2, 17, 64, 65, 149}) {
+    Tensor other = x.clone();
+    other.narrow(0, cut, length - cut).add_(draw_input(subject, length - cut, dtype));
+    const Tensor changed = twins.tested->forward(other, one_row(other)).narrow(0, 0, cut);
+    // The same sums over the same inputs, but an FFT mixes all inputs before it takes them apart again.
+    const double allowed = dtype == torch::kFloat64 ? 1e-12 : dtype == torch::kFloat32 ? 1e-5 : 1e-2;
+    const Violation violation = compare("outputs before " + std::to_string(cut), changed, y.narrow(0, 0, cut), allowed);
+    if (!violation.empty()) return violation;
+  }
+  return {};
+}
+
+Violation rows_independent(const Subject& subject, torch::Dtype dtype) {
+  const Twins twins = make_twins(subject, dtype);
+  const torch::NoGradGuard no_grad;
+  Mixer& mixer = *twins.tested;
+  const std::vector<int64_t> lengths = {3, 0, 70, 1, 33, 130, 64};
+  const auto rows = static_cast<int64_t>(lengths.size());
+  MixerState start = mixer.make_state(rows + 1);
+  std::vector<int64_t> starts = {0};
+  std::vector<Tensor> inputs, alone;
+  for (int64_t row = 0; row < rows; ++row) {
+    inputs.push_back(draw_input(subject, lengths[row], dtype));
+    starts.push_back(starts.back() + lengths[row]);
+    alone.push_back(mixer.prefill(inputs[row], one_row(inputs[row]), start, slot(row)));
+  }
+  MixerState together = mixer.make_state(rows);
+  const Tensor packed = mixer.prefill(torch::cat(inputs), Sequences::packed(starts, starts.back()), together, torch::arange(rows));
+  Violation violation = compare("prefill of a mixed batch", packed, torch::cat(alone), tolerance(dtype));
+  if (!violation.empty()) return violation;
+
+  const Tensor x = draw_input(subject, rows, dtype);
+  for (const std::vector<int64_t>& batch : {std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6}, {5, 2}, {6, 1, 3}, {4, 0, 2, 6, 1}}) {
+    const Tensor slots = torch::tensor(batch, torch::kInt64);
+    MixerState in_batch = start, by_itself = start;
+    for (StateTensor& tensor : in_batch.tensors()) tensor.value = tensor.value.clone();
+    for (StateTensor& tensor : by_itself.tensors()) tensor.value = tensor.value.clone();
+    for (int round = 0; round < 2; ++round) {
+      const Tensor y = mixer.step(x.index_select(0, slots), in_batch, slots);
+      for (size_t i = 0; i < batch.size(); ++i) {
+        const Tensor one = mixer.step(x.narrow(0, batch[i], 1), by_itself, slot(batch[i]));
+        if (!same_bits(one[0], y[static_cast<int64_t>(i)])) {
+          return "step: row of slot " + std::to_string(batch[i]) + " differs in a batch of " + std::to_string(batch.size());
+        }
+      }
+    }
+    for (const int64_t s : batch) {
+      if (!same_bits(in_batch.extract(s), by_itself.extract(s)))
+        return "step: the state of slot " + std::to_string(s) + " differs in a batch";
+    }
+  }
+  return {};
+}
+
+Violation packed_equals_separate(const Subject& subject, torch::Dtype dtype) {
+  const Twins twins = make_twins(subject, dtype);
+  const std::vector<int64_t> starts = {0, 0, 5, 6, 70, 70, 107, 108, 108};  // rows of 0, 5, 1, 64, 0, 37, 1, 0 tokens
+  const Tensor x = draw_input(subject, starts.back(), dtype), g = torch::randn_like(x);
+  const Results separate = differentiate(*twins.tested, x, g, [&](const Tensor& input) {
+    std::vector<Tensor> outputs;
+    for (size_t row = 0; row + 1 < starts.size(); ++row) {
+      const Tensor part = input.narrow(0, starts[row], starts[row + 1] - starts[row]);
+      outputs.push_back(twins.tested->forward(part, one_row(part)));
+    }
+    return torch::cat(outputs);
+  });
+  const Results packed = differentiate(
+      *twins.tested, x, g, [&](const Tensor& input) { return twins.tested->forward(input, Sequences::packed(starts, starts.back())); });
+  return compare("packed rows", packed, separate, tolerance(dtype));
+}
+
+Violation gradients_flow_through_state(const Subject& subject, torch::Dtype dtype) {
+  const Twins twins = make_twins(subject, dtype);
+  const Tensor x = draw_input(subject, 90, dtype), g = torch::randn_like(x);
+  const Results whole =
+      differentiate(*twins.tested, x, g, [&](const Tensor& input) { return twins.tested->forward(input, one_row(input)); });
+  for (const int64_t cut : {1, 33, 89}) {
+    // The second call gets slots in another order, and a neighbour that is not part of the loss.
+    const Results pieces = differentiate(*twins.tested, x, g, [&](const Tensor& input) {
+      MixerState state = twins.tested->make_state(2);
+      const Tensor first = input.narrow(0, 0, cut), second = input.narrow(0, cut, input.size(0) - cut);
+      const Tensor y = twins.tested->prefill(first, one_row(first), state, slot(1));
+      const Tensor other = twins.tested->prefill(torch::cat({second, second}), Sequences::equal(2, second.size(0)), state,
+                                                 torch::tensor({1, 0}, torch::kInt64));
+      return torch::cat({y, other.narrow(0, 0, second.size(0))});
+    });
+    const Violation violation = compare("prefill cut at " + std::to_string(cut), pieces, whole, tolerance(dtype));
+    if (!violation.empty()) return violation;
+  }
+  return {};
+}
+
+Violation state_is_a_value(const Subject& subject, torch::Dtype dtype) {
+  const Twins twins = make_twins(subject, dtype);
+  const torch::NoGradGuard no_grad;
+  Mixer& mixer = *twins.tested;
+  const Tensor a = draw_input(subject, 75, dtype), b = draw_input(subject, 20, dtype), more = draw_input(subject, 9, dtype);
+  const auto serve = [&](const Tensor& prompt, MixerState& state, int64_t at) {
+    return torch::cat({mixer.prefill(prompt, one_row(prompt), state, slot(at)), step_by_step(mixer, more, state, slot(at))});
+  };
+  MixerState fresh = mixer.make_state(3);
+  const Tensor b_alone = serve(b, fresh, 1);
+
+  MixerState state = mixer.make_state(3);
+  serve(a, state, 0);
+  const MixerState neighbour = state.extract(0);
+  serve(a, state, 1);
+  state.zero(slot(1));
+  if (!same_bits(serve(b, state, 1), b_alone)) return "a request differs after another one in its slot";
+  if (!same_bits(neighbour, state.extract(0))) return "a slot changed while others were served";
+
+  state.copy(1, 2);
+  const Tensor from_original = step_by_step(mixer, more, state, slot(1));
+  if (!same_bits(step_by_step(mixer, more, state, slot(2)), from_original)) return "a forked slot continues differently";
+
+  const Tensor expected = step_by_step(mixer, more, state, slot(0));
+  MixerState elsewhere = mixer.make_state(2);
+  elsewhere.insert(neighbour, 1);
+  if (!same_bits(step_by_step(mixer, more, elsewhere, slot(1)), expected)) return "an extracted state continues differently elsewhere";
+  serve(draw_input(subject, 300, dtype), elsewhere, 0);
+  elsewhere.insert(neighbour, 0);
+  if (!same_bits(step_by_step(mixer, more, elsewhere, slot(0)), expected))
+    return "a state inserted over a longer one continues differently";
+  return {};
+}
+
+Violation state_bytes_are_real(const Subject& subject, torch::Dtype dtype) {
+  const Twins twins = make_twins(subject, dtype);
+  const torch::NoGradGuard no_grad;
+  for (const int64_t tokens : {1, 100, 257}) {
+    MixerState state = twins.tested->make_state(1);
+    const Tensor x = draw_input(subject, tokens, dtype);
+    twins.tested->prefill(x, one_row(x), state, slot(0));
+    int64_t bytes = 0;
+    for (const StateTensor& tensor : state.tensors()) bytes += static_cast<int64_t>(tensor.value.storage().nbytes());
+    if (bytes != state_bytes(*twins.tested, tokens)) {
+      return "after " + std::to_string(tokens) + " tokens the state takes " + std::to_string(bytes) + " bytes, state_bytes says " +
+             std::to_string(state_bytes(*twins.tested, tokens));
+    }
+    if (!state.grows() && bytes != twins.tested->make_state(1).bytes()) return "the state grew, and does not say so";
+  }
+  return {};
+}
+
+Violation parameters_survive_saving(const Subject& subject, torch::Dtype dtype) {
+  const Twins twins = make_twins(subject, dtype);
+  const torch::NoGradGuard no_grad;
+  std::stringstream file;
+  torch::serialize::OutputArchive out;
+  twins.tested->save(out);
+  out.save_to(file);
+  torch::manual_seed(8);
+  const Shared loaded = subject.make();
+  loaded->to(dtype);
+  torch::serialize::InputArchive in;
+  in.load_from(file);
+  loaded->load(in);
+  const Tensor x = draw_input(subject, 40, dtype);
+  if (!same_bits(loaded->forward(x, one_row(x)), twins.tested->forward(x, one_row(x)))) return "a mixer with the saved parameters differs";
+  return {};
+}
+
+Violation error_does_not_grow(const Subject& subject, torch::Dtype dtype, int64_t length) {
+  const Twins twins = make_twins(subject, dtype);
+  const torch::NoGradGuard no_grad;
+  const Tensor x = draw_input(subject, length, dtype);
+  const Tensor expected = twins.exact->forward(x.to(torch::kFloat64), one_row(x));
+  MixerState state = twins.tested->make_state(1);
+  const Tensor y = step_by_step(*twins.tested, x, state, slot(0)).to(torch::kFloat64);
+  const auto error = [&](int64_t from) {
+    const Tensor e = expected.narrow(0, from, 1000);
+    return ((y.narrow(0, from, 1000) - e).square().mean() / e.square().mean()).sqrt().item<double>();
+  };
+  const double first = error(0), last = error(length - 1000);
+  if (last <= 1.5 * first) return {};
+  std::ostringstream text;
+  text << "relative error " << last << " in the last thousand of " << length << " tokens, " << first << " in the first";
+  return text.str();
+}
+
+NanFill::NanFill() {
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  at::globalContext().setDeterministicFillUninitializedMemory(true);
+}
+
+NanFill::~NanFill() { at::globalContext().setDeterministicAlgorithms(false, false); }
+
+}  // namespace based::laws

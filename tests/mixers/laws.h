@@ -1,0 +1,52 @@
+// What must hold for every mixer, each law as a function that tells what is violated. conformance_test.cpp runs them over the registry;
+// laws_test.cpp shows on a mixer with one fault at a time that each of them can fail.
+#pragma once
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "based/mixers/mixer.h"
+
+namespace based::laws {
+
+struct Subject {
+  std::string name;
+  int64_t d_model;
+  std::function<std::shared_ptr<Mixer>()> make;  // with weights of its own drawing; the laws draw others
+};
+
+// Empty where the law holds.
+using Violation = std::string;
+
+// At every length: forward == prefill in random splits == (up to 2048 tokens at once) step by step == the same weights in double.
+Violation forms_agree(const Subject& subject, torch::Dtype dtype, const std::vector<int64_t>& lengths);
+// Outputs before a position do not depend on inputs from there on.
+Violation causal(const Subject& subject, torch::Dtype dtype);
+// In step a row's output and state are the same, bit for bit, alone and among any others; in prefill within rounding.
+Violation rows_independent(const Subject& subject, torch::Dtype dtype);
+// Rows in one packed call, among them empty ones, give the values and gradients that they give one by one.
+Violation packed_equals_separate(const Subject& subject, torch::Dtype dtype);
+// Two calls of prefill, the state of the first into the second, give the gradients of one forward.
+Violation gradients_flow_through_state(const Subject& subject, torch::Dtype dtype);
+// Zeroed, forked, extracted and inserted slots continue bit for bit; a slot is its own; nothing is kept outside the state.
+Violation state_is_a_value(const Subject& subject, torch::Dtype dtype);
+// state_bytes is what a state takes after that many tokens.
+Violation state_bytes_are_real(const Subject& subject, torch::Dtype dtype);
+// A new mixer with the saved parameters gives the same outputs, bit for bit.
+Violation parameters_survive_saving(const Subject& subject, torch::Dtype dtype);
+// Step by step through `length` tokens: the error of the last thousand is not above that of the first thousand.
+Violation error_does_not_grow(const Subject& subject, torch::Dtype dtype, int64_t length);
+
+// While one lives, memory that at::empty hands out is filled with NaN (and with the largest number for integers).
+class NanFill {
+ public:
+  NanFill();
+  ~NanFill();
+  NanFill(const NanFill&) = delete;
+  NanFill& operator=(const NanFill&) = delete;
+};
+
+}  // namespace based::laws

@@ -1,0 +1,164 @@
+// Each law can fail: a plain mixer obeys them all, and with one fault at a time it breaks the law that is about it.
+#include "tests/mixers/laws.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace based::laws {
+namespace {
+
+enum class Fault {
+  none,
+  step_differs,       // the step forgets the decay
+  prefill_restarts,   // prefill ignores the state
+  sees_future,        // an output depends on the last token
+  batch_in_step,      // a row of a step depends on how many rows there are
+  slot_state_mixed,   // a step disturbs the slot of a neighbour
+  leaks_across_rows,  // packed rows are one row
+  state_detached,     // no gradient through the state
+  memory_outside,     // something is kept in the mixer itself
+  half_state,         // sums in bf16, and without decay
+  state_grows,        // a state that grows and does not say so
+  unregistered,       // a parameter that is not saved
+  uninitialised,      // an output element that nobody wrote
+};
+
+// s_t = 0.9 s_{t−1} + u_t, y_t = s_t ⊙ p, u = x·Wᵀ.
+class Peer final : public Mixer {
+ public:
+  Peer(int64_t d_model, Fault fault) : fault_(fault), d_model_(d_model) {
+    weight_ = register_parameter("weight", torch::randn({d_model, d_model}) / std::sqrt(static_cast<double>(d_model)));
+    scale_ = torch::randn({d_model});
+    if (fault != Fault::unregistered) scale_ = register_parameter("scale", scale_);
+  }
+
+  Tensor forward(const Tensor& x, const Sequences& rows) override {
+    MixerState state = make_state(rows.rows());
+    return prefill(x, rows, state, torch::arange(rows.rows()));
+  }
+
+  MixerState make_state(int64_t slots) const override {
+    const auto type = weight_.scalar_type() == torch::kFloat64 ? torch::kFloat64
+                      : fault_ == Fault::half_state            ? torch::kBFloat16
+                                                               : torch::kFloat32;
+    return MixerState({{"sum", torch::zeros({slots, d_model_}, type)}});
+  }
+
+  Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
+    const Tensor u = torch::matmul(x, weight_.t()).to(state["sum"].scalar_type());
+    const Tensor before = state["sum"].index_select(0, slots);
+    std::vector<Tensor> outputs, last;
+    for (int64_t row = 0; row < rows.rows(); ++row) {
+      Tensor sum = fault_ == Fault::prefill_restarts ? torch::zeros_like(before[row]) : before[row];
+      if (fault_ == Fault::leaks_across_rows && !outputs.empty()) sum = sum + outputs.back();
+      const Tensor extra = fault_ == Fault::sees_future && rows.length(row) > 0 ? 1e-3 * u[rows.starts()[row + 1] - 1] : Tensor();
+      for (int64_t t = rows.starts()[row]; t < rows.starts()[row + 1]; ++t) {
+        sum = decay() * sum + u[t];
+        outputs.push_back(extra.defined() ? sum + extra : sum);
+      }
+      last.push_back(fault_ == Fault::state_detached ? sum.detach() : sum);
+    }
+    state.put("sum", slots, torch::stack(last));
+    if (fault_ == Fault::state_grows) state["sum"] = torch::cat({state["sum"], torch::zeros_like(state["sum"])}, 1).narrow(1, 0, d_model_);
+    return outputs.empty() ? x : output(torch::stack(outputs).to(x.scalar_type()));
+  }
+
+  Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override {
+    std::vector<Tensor> sums;
+    for (int64_t row = 0; row < x.size(0); ++row) {
+      Tensor before = state["sum"].select(0, slots[row].item<int64_t>());
+      Tensor after = (fault_ == Fault::step_differs ? 0.99 : 1) * decay() * before + torch::mv(weight_, x[row]).to(before.scalar_type());
+      if (fault_ == Fault::memory_outside) after = after + 1e-6 * static_cast<double>(steps_++);
+      if (fault_ == Fault::batch_in_step && x.size(0) > 1) after = after * (1 + 1e-6);
+      before.copy_(after);
+      sums.push_back(before.clone());
+    }
+    if (fault_ == Fault::slot_state_mixed) {
+      const int64_t neighbour = (slots[0].item<int64_t>() + 1) % state.slots();
+      state["sum"].select(0, neighbour).mul_(1.0001);
+    }
+    return output(torch::stack(sums).to(x.scalar_type()));
+  }
+
+ private:
+  double decay() const { return fault_ == Fault::half_state ? 1 : 0.9; }
+
+  Tensor output(const Tensor& sums) const {
+    const Tensor y = sums * scale_.to(sums.scalar_type());
+    if (fault_ != Fault::uninitialised) return y;
+    const torch::NoGradGuard no_grad;
+    Tensor copy = torch::empty_like(y);
+    copy.narrow(1, 1, d_model_ - 1).copy_(y.narrow(1, 1, d_model_ - 1));
+    return copy;
+  }
+
+  Fault fault_;
+  int64_t d_model_;
+  int64_t steps_ = 0;
+  Tensor weight_, scale_;
+};
+
+Subject peer(Fault fault) {
+  return {"peer", 12, [fault] { return std::make_shared<Peer>(12, fault); }};
+}
+
+const std::vector<int64_t> kLengths = {1, 2, 65};
+
+class Laws : public testing::Test {
+ protected:
+  NanFill nan_fill_;
+};
+
+TEST_F(Laws, AreObeyedByAPlainMixer) {
+  for (const auto dtype : {torch::kFloat64, torch::kFloat32, torch::kBFloat16}) {
+    EXPECT_EQ(forms_agree(peer(Fault::none), dtype, kLengths), "");
+    EXPECT_EQ(causal(peer(Fault::none), dtype), "");
+    EXPECT_EQ(rows_independent(peer(Fault::none), dtype), "");
+    EXPECT_EQ(packed_equals_separate(peer(Fault::none), dtype), "");
+    EXPECT_EQ(gradients_flow_through_state(peer(Fault::none), dtype), "");
+    EXPECT_EQ(state_is_a_value(peer(Fault::none), dtype), "");
+    EXPECT_EQ(state_bytes_are_real(peer(Fault::none), dtype), "");
+    EXPECT_EQ(parameters_survive_saving(peer(Fault::none), dtype), "");
+  }
+  EXPECT_EQ(error_does_not_grow(peer(Fault::none), torch::kBFloat16, 2500), "");
+}
+
+TEST_F(Laws, FormsMustAgree) {
+  for (const auto dtype : {torch::kFloat32, torch::kBFloat16}) {
+    EXPECT_NE(forms_agree(peer(Fault::prefill_restarts), dtype, kLengths), "");
+    EXPECT_NE(forms_agree(peer(Fault::uninitialised), dtype, kLengths), "");
+  }
+  EXPECT_NE(forms_agree(peer(Fault::step_differs), torch::kFloat32, kLengths), "");
+}
+
+TEST_F(Laws, CausalityIsSeen) { EXPECT_NE(causal(peer(Fault::sees_future), torch::kFloat32), ""); }
+
+TEST_F(Laws, RowsMustNotMeet) {
+  EXPECT_NE(rows_independent(peer(Fault::batch_in_step), torch::kFloat32), "");
+  EXPECT_NE(rows_independent(peer(Fault::slot_state_mixed), torch::kFloat32), "");
+  EXPECT_NE(rows_independent(peer(Fault::leaks_across_rows), torch::kFloat32), "");
+}
+
+TEST_F(Laws, PackedRowsMustNotMeet) { EXPECT_NE(packed_equals_separate(peer(Fault::leaks_across_rows), torch::kFloat32), ""); }
+
+TEST_F(Laws, GradientsMustCrossTheState) { EXPECT_NE(gradients_flow_through_state(peer(Fault::state_detached), torch::kFloat64), ""); }
+
+TEST_F(Laws, StateMustBeAll) {
+  EXPECT_NE(state_is_a_value(peer(Fault::memory_outside), torch::kFloat32), "");
+  EXPECT_NE(state_is_a_value(peer(Fault::slot_state_mixed), torch::kFloat32), "");
+}
+
+TEST_F(Laws, StateBytesMustBeReal) { EXPECT_NE(state_bytes_are_real(peer(Fault::state_grows), torch::kFloat32), ""); }
+
+TEST_F(Laws, EveryParameterMustBeSaved) { EXPECT_NE(parameters_survive_saving(peer(Fault::unregistered), torch::kFloat32), ""); }
+
+TEST_F(Laws, RoundedSumsGrowWorse) { EXPECT_NE(error_does_not_grow(peer(Fault::half_state), torch::kBFloat16, 2500), ""); }
+
+TEST_F(Laws, FreshMemoryIsNan) {
+  EXPECT_TRUE(torch::empty({100}).isnan().all().item<bool>());
+  EXPECT_TRUE(torch::empty({33}, torch::kBFloat16).isnan().all().item<bool>());
+}
+
+}  // namespace
+}  // namespace based::laws

@@ -1,0 +1,223 @@
+#include "based/ops/causal_attention.h"
+
+#include "tests/ops/testing.h"
+
+namespace based::ops {
+namespace {
+
+using namespace testing;
+using std::vector;
+
+struct Case {
+  vector<int64_t> queries, before;  // lengths of the rows; keys before the first query, a row (none where empty)
+  int64_t heads = 2, kv_heads = 2, head_dim = 8, window = 0;
+};
+
+struct Inputs {
+  vector<Tensor> tensors;  // q, k, v
+  Tensor cu_seqlens_q, cu_seqlens_k;
+  int64_t window;
+  double scale;
+};
+
+Inputs make_inputs(const Case& c) {
+  torch::manual_seed(11);
+  vector<int64_t> keys = c.queries;
+  for (size_t i = 0; i < c.before.size(); ++i) keys[i] += c.before[i];
+  const Tensor cu_q = offsets(c.queries), cu_k = offsets(keys);
+  const int64_t q_tokens = cu_q[-1].item<int64_t>(), k_tokens = cu_k[-1].item<int64_t>();
+  const auto representable = [](const Tensor& x) { return x.to(at::kBFloat16).to(at::kDouble); };
+  return {{representable(random({q_tokens, c.heads, c.head_dim})), representable(random({k_tokens, c.kv_heads, c.head_dim})),
+           representable(random({k_tokens, c.kv_heads, c.head_dim}))},
+          cu_q,
+          cu_k,
+          c.window,
+          1 / std::sqrt(static_cast<double>(c.head_dim))};
+}
+
+Function calling(const Inputs& in, decltype(&causal_attention) op = causal_attention) {
+  return
+      [=](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], t[1], t[2], in.cu_seqlens_q, in.cu_seqlens_k, in.window, in.scale)}; };
+}
+
+vector<Tensor> as_type(const vector<Tensor>& tensors, at::ScalarType type) {
+  vector<Tensor> result;
+  for (const Tensor& t : tensors) result.push_back(t.to(type));
+  return result;
+}
+
+// Every pair of a query and a key, in loops: what the reference in blocks is checked with.
+Tensor by_pairs(const Inputs& in) {
+  const Tensor &q = in.tensors[0], &k = in.tensors[1], &v = in.tensors[2];
+  Tensor y = at::zeros_like(q);
+  for (int64_t row = 0; row + 1 < in.cu_seqlens_q.size(0); ++row) {
+    const int64_t q_first = in.cu_seqlens_q[row].item<int64_t>(), queries = in.cu_seqlens_q[row + 1].item<int64_t>() - q_first;
+    const int64_t k_first = in.cu_seqlens_k[row].item<int64_t>(), keys = in.cu_seqlens_k[row + 1].item<int64_t>() - k_first;
+    for (int64_t i = 0; i < queries; ++i)
+      for (int64_t head = 0; head < q.size(1); ++head) {
+        const int64_t kv_head = head / (q.size(1) / k.size(1)), self = i + keys - queries;
+        double sum = 0;
+        for (int64_t j = 0; j < keys; ++j) {
+          if (j > self || (in.window > 0 && j <= self - in.window)) continue;
+          const double weight = std::exp(in.scale * (q[q_first + i][head] * k[k_first + j][kv_head]).sum().item<double>());
+          sum += weight;
+          y[q_first + i][head] += v[k_first + j][kv_head] * weight;
+        }
+        y[q_first + i][head] /= sum;
+      }
+  }
+  return y;
+}
+
+const vector<Case> kCases = {
+    {{}, {}},
+    {{0}, {}},
+    {{1}, {}},
+    {{2}, {}},
+    {{63}, {}},
+    {{64}, {}, 4, 2, 16, 16},
+    {{65}, {}, 2, 1, 64, 64},
+    {{0, 1, 0, 70, 2, 2, 0}, {}, 4, 4, 8, 5},
+    {{3, 1, 0, 40}, {5, 0, 4, 64}, 4, 1, 24, 0},
+    {{3, 1, 0, 40}, {5, 0, 4, 64}, 4, 2, 64, 17},
+    {{255, 256, 257}, {}, 2, 2, 64, 64},
+    {{300}, {}, 1, 1, 128, 1},
+    {{2048}, {}, 1, 1, 64, 64},
+    {{2048}, {}, 1, 1, 32, 0},
+};
+
+class CausalAttentionCases : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Lengths, CausalAttentionCases, ::testing::ValuesIn(kCases));
+
+TEST_P(CausalAttentionCases, KernelsEqualTheDoubleReference) {
+  const NanFilledMemory nan_filled;
+  const Inputs in = make_inputs(GetParam());
+  const auto expected = calling(in, causal_attention_reference)(in.tensors);
+  const vector<Tensor> cotangents = random_like(expected);
+  const auto expected_gradients = gradients(calling(in, causal_attention_reference), in.tensors, cotangents);
+  for (const auto& [type, tolerance] : {std::pair{at::kFloat, 1e-4}, std::pair{at::kBFloat16, 2e-2}}) {
+    const vector<Tensor> inputs = as_type(in.tensors, type);
+    EXPECT_TRUE(close(calling(in)(inputs)[0], expected[0], tolerance)) << type;
+    const auto actual_gradients = gradients(calling(in), inputs, as_type(cotangents, type));
+    for (size_t i = 0; i < inputs.size(); ++i)  // with one key, the gradients of q and k are differences of equal numbers
+      EXPECT_TRUE(close(actual_gradients[i], expected_gradients[i], tolerance, /*floor=*/0.1)) << type << ", gradient " << i;
+  }
+}
+
+TEST(CausalAttention, ReferenceEqualsAllPairs) {
+  for (const Case& c : {Case{{5, 0, 9}, {}, 4, 2, 3, 4}, Case{{4, 2}, {3, 0}, 2, 2, 5, 0}, Case{{3}, {9}, 3, 1, 4, 6}}) {
+    const Inputs in = make_inputs(c);
+    EXPECT_TRUE(close(calling(in)(in.tensors)[0], by_pairs(in), 1e-12));
+    EXPECT_TRUE(close(calling(in, causal_attention_reference)(in.tensors)[0], by_pairs(in), 1e-12));
+  }
+}
+
+TEST(CausalAttention, Gradcheck) {
+  for (const Case& c : {Case{{5, 0, 6}, {}, 4, 2, 3, 4}, Case{{4, 2}, {3, 0}, 2, 2, 3, 0}}) {
+    const Inputs in = make_inputs(c);
+    EXPECT_TRUE(gradcheck(calling(in), in.tensors));
+  }
+}
+
+TEST(CausalAttention, StepsEqualTheParallelForm) {
+  const at::NoGradGuard no_grad;
+  for (const int64_t capacity : {5, 40}) {  // a window that wraps round, and a cache that holds all
+    const Inputs in = make_inputs({{17, 30}, {}, 4, 2, 16, capacity == 5 ? 5 : 0});
+    const Tensor expected = calling(in)(in.tensors)[0];
+    for (const auto& [type, ring_type, tolerance] :
+         {std::tuple{at::kDouble, at::kDouble, 1e-12}, std::tuple{at::kFloat, at::kFloat, 1e-4},
+          std::tuple{at::kFloat, at::kBFloat16, 1e-4}, std::tuple{at::kBFloat16, at::kBFloat16, 2e-2}}) {
+      const vector<Tensor> t = as_type(in.tensors, type);
+      Tensor k_ring = at::full({4, capacity, 2, 16}, NAN, ring_type), v_ring = k_ring.clone(), position = at::zeros({4}, at::kLong);
+      Tensor y = at::full_like(t[0], NAN);
+      const auto step = [&](const Tensor& tokens, const Tensor& slots) {
+        const auto at_tokens = [&](const Tensor& x) { return x.index_select(0, tokens); };
+        y.index_copy_(0, tokens,
+                      causal_attention_step(at_tokens(t[0]), at_tokens(t[1]), at_tokens(t[2]), k_ring, v_ring, position, slots, in.scale));
+      };
+      for (int64_t i = 0; i < 17; ++i) step(torch::tensor({i, 17 + i}), torch::tensor({3, 1}, at::kLong));
+      for (int64_t i = 17; i < 30; ++i) step(torch::tensor({17 + i}), torch::tensor({1}, at::kLong));
+      EXPECT_TRUE(close(y, expected, tolerance)) << type << " ring " << ring_type << " capacity " << capacity;
+      EXPECT_TRUE(at::equal(position, torch::tensor({0, 30, 0, 17}, at::kLong)));
+    }
+  }
+}
+
+TEST(CausalAttention, AStepDependsOnNoOtherRow) {
+  const at::NoGradGuard no_grad;
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    torch::manual_seed(5);
+    const Tensor k_start = random({9, 20, 2, 24}, type), v_start = random({9, 20, 2, 24}, type);
+    const Tensor position_start = torch::tensor({0, 3, 50, 19, 20, 21, 7, 40, 2}, at::kLong);
+    const Tensor q = random({5, 6, 24}, type), k = random({5, 2, 24}, type), v = random({5, 2, 24}, type);
+    const Tensor slot = torch::tensor({7, 0, 3, 8, 5}, at::kLong);
+    Tensor k_ring = k_start.clone(), v_ring = v_start.clone(), position = position_start.clone();
+    const Tensor y = causal_attention_step(q, k, v, k_ring, v_ring, position, slot, 0.2);
+    for (int64_t row = 0; row < 5; ++row) {
+      const auto one = [&](const Tensor& x) { return x.narrow(0, row, 1).clone(); };
+      Tensor k_alone = k_start.clone(), v_alone = v_start.clone(), position_alone = position_start.clone();
+      EXPECT_TRUE(same_bits(causal_attention_step(one(q), one(k), one(v), k_alone, v_alone, position_alone, one(slot), 0.2), one(y)));
+      const int64_t at_slot = slot[row].item<int64_t>();
+      EXPECT_TRUE(same_bits(k_alone[at_slot], k_ring[at_slot]));
+      EXPECT_TRUE(same_bits(v_alone[at_slot], v_ring[at_slot]));
+    }
+  }
+}
+
+TEST(CausalAttention, ColumnSlicesEqualCopies) {
+  torch::manual_seed(3);
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const Tensor wide = random({70, 6 * 16}, type), cu = offsets({70});
+    const auto part = [&](int64_t i) { return wide.narrow(1, i * 32, 32).view({70, 2, 16}); };
+    const auto run = [&](const Tensor& q, const Tensor& k, const Tensor& v) { return calling({{}, cu, cu, 9, 0.25})({q, k, v})[0]; };
+    EXPECT_TRUE(same_bits(run(part(0), part(1), part(2)), run(part(0).contiguous(), part(1).contiguous(), part(2).contiguous())));
+    // Heads that do not lie side by side, and dimensions that do not.
+    const Tensor across = random({70, 16, 2}, type).transpose(1, 2);
+    EXPECT_TRUE(same_bits(run(across, part(1), across), run(across.contiguous(), part(1), across.contiguous())));
+  }
+}
+
+TEST(CausalAttention, LaterTokensDoNotReachEarlierOnes) {
+  for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+    const Inputs in = make_inputs({{130}, {}, 2, 2, 16, 0});
+    vector<Tensor> changed = as_type(in.tensors, type);
+    const Tensor before = calling(in)(changed)[0].clone();
+    for (Tensor& t : changed) t.narrow(0, 100, 30).mul_(3);
+    EXPECT_TRUE(close(calling(in)(changed)[0].narrow(0, 0, 100), before.narrow(0, 0, 100), 1e-6));
+  }
+}
+
+TEST(CausalAttention, ErrorsNameOperatorArgumentAndValue) {
+  const Tensor q = at::zeros({4, 4, 16}), k = at::zeros({6, 2, 16}), cu_q = offsets({4}), cu_k = offsets({6});
+  const auto call = [](const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& cu_a, const Tensor& cu_b, int64_t window = 0) {
+    return error_of([&] { causal_attention(a, b, c, cu_a, cu_b, window, 1); });
+  };
+  EXPECT_EQ(call(q, k, k, cu_q, cu_k, -1), "causal_attention: window must be at least 0, got -1");
+  EXPECT_EQ(call(q, at::zeros({6, 3, 16}), at::zeros({6, 3, 16}), cu_q, cu_k),
+            "causal_attention: heads must be a multiple of kv_heads, got 4 and 3");
+  EXPECT_EQ(call(q, k, at::zeros({6, 2, 8}), cu_q, cu_k), "causal_attention: v must have shape [6, 2, 16], got [6, 2, 8]");
+  EXPECT_EQ(call(at::zeros({4, 4, 300}), k, k, cu_q, cu_k), "causal_attention: head_dim must be 1..256, got 300");
+  EXPECT_EQ(call(at::zeros({6, 2, 16}), at::zeros({4, 2, 16}), at::zeros({4, 2, 16}), cu_k, cu_q),
+            "causal_attention: a row must have at least as many keys as queries, got 4 and 6 in row 0");
+  EXPECT_EQ(call(q, k, k, cu_q, offsets({5})), "causal_attention: cu_seqlens_k must end at the number of tokens, 6, got 5");
+  Tensor ring = at::zeros({3, 8, 2, 16}), v_ring = ring.clone(), position = at::zeros({3}, at::kLong);
+  EXPECT_EQ(error_of([&] {
+              causal_attention_step(q, k.narrow(0, 0, 4), k.narrow(0, 0, 4), ring, v_ring, position, offsets({1, 1, 1}), 1);
+            }),
+            "causal_attention_step: slots must be 0..2, got 3");
+}
+
+[[maybe_unused]] const bool added = add_schema_cases([] {
+  const auto f = small_random;
+  const c10::IValue cu = two_rows(), slots = five_slots();
+  const Tensor q = f({5, 2, 8}), k = f({5, 1, 8}), v = f({5, 1, 8}), position = torch::tensor({0, 1, 2, 3, 9}, at::kLong);
+  return vector<SchemaCase>{
+      {"causal_attention", {q, k, v, cu, cu, int64_t{2}, 0.3}},
+      {"causal_attention_forward", {q, k, v, cu, cu, int64_t{0}, 0.3}},
+      {"causal_attention_backward", {f({5, 2, 8}), q, k, v, cu, cu, int64_t{2}, 0.3, f({5, 2, 8}), f({5, 2})}},
+      {"causal_attention_step", {q, k, v, f({5, 4, 1, 8}), f({5, 4, 1, 8}), position, slots, 0.3}},
+  };
+});
+
+}  // namespace
+}  // namespace based::ops

@@ -1,0 +1,285 @@
+#include "based/ops/long_conv.h"
+#include "based/ops/short_conv.h"
+#include "tests/ops/testing.h"
+
+namespace based::ops {
+namespace {
+
+using namespace testing;
+using std::vector;
+
+struct ShortCase {
+  vector<int64_t> lengths;
+  int64_t channels = 6, taps = 3;
+  bool silu = true, bias = true, gate = true, initial = false;
+};
+
+struct ShortInputs {
+  vector<Tensor> tensors;  // x, weight and, where there are such, bias, gate, initial_state
+  Tensor cu_seqlens;
+  ShortCase options;
+};
+
+ShortInputs make_inputs(const ShortCase& c) {
+  torch::manual_seed(13);
+  const Tensor cu_seqlens = offsets(c.lengths);
+  const int64_t tokens = cu_seqlens[-1].item<int64_t>(), rows = static_cast<int64_t>(c.lengths.size());
+  const auto representable = [](at::IntArrayRef sizes) { return random(sizes).to(at::kBFloat16).to(at::kDouble); };
+  ShortInputs in{{representable({tokens, c.channels}), representable({c.channels, c.taps})}, cu_seqlens, c};
+  if (c.bias) in.tensors.push_back(representable({c.channels}));
+  if (c.gate) in.tensors.push_back(representable({tokens, c.channels}));
+  if (c.initial) in.tensors.push_back(representable({rows, c.channels, c.taps - 1}));
+  return in;
+}
+
+vector<Tensor> as_type(const ShortInputs& in, at::ScalarType type) {
+  vector<Tensor> result;
+  for (size_t i = 0; i < in.tensors.size(); ++i) {
+    const bool state = in.options.initial && i + 1 == in.tensors.size();
+    result.push_back(in.tensors[i].to(state && type == at::kBFloat16 ? at::kFloat : type));
+  }
+  return result;
+}
+
+Function calling(const ShortInputs& in, decltype(&short_conv) op = short_conv) {
+  return [=, c = in.options, cu_seqlens = in.cu_seqlens](const vector<Tensor>& t) {
+    size_t next = 2;
+    std::optional<Tensor> bias, gate, initial;
+    if (c.bias) bias = t[next++];
+    if (c.gate) gate = t[next++];
+    if (c.initial) initial = t[next++];
+    const auto [y, state] = op(t[0], t[1], bias, gate, c.silu, cu_seqlens, initial);
+    return vector<Tensor>{y, state};
+  };
+}
+
+const vector<ShortCase> kShortCases = {
+    {{}},
+    {{0}},
+    {{1}},
+    {{2}},
+    {{63, 64, 65}, 32, 3},
+    {{0, 1, 0, 70, 2, 2, 0}, 5, 4, true, true, true, true},
+    {{1, 1, 3}, 7, 8, false, false, true, true},
+    {{255, 257}, 33, 3, true, false, true, false},
+    {{40, 9}, 4, 1, true, true, false, true},
+    {{2048}, 64, 3, true, true, true, true},
+    {{256, 256}, 48, 4, false, true, false, false},
+};
+
+class ShortConvCases : public ::testing::TestWithParam<ShortCase> {};
+INSTANTIATE_TEST_SUITE_P(Lengths, ShortConvCases, ::testing::ValuesIn(kShortCases));
+
+TEST_P(ShortConvCases, KernelsEqualTheDoubleReference) {
+  const NanFilledMemory nan_filled;
+  const ShortInputs in = make_inputs(GetParam());
+  const auto expected = calling(in, short_conv_reference)(in.tensors);
+  const vector<Tensor> cotangents = random_like(expected);
+  const auto expected_gradients = gradients(calling(in, short_conv_reference), in.tensors, cotangents);
+  for (const auto& [type, tolerance] : {std::pair{at::kFloat, 1e-4}, std::pair{at::kBFloat16, 2e-2}}) {
+    const vector<Tensor> inputs = as_type(in, type);
+    const auto actual = calling(in)(inputs);
+    vector<Tensor> typed_cotangents;
+    for (size_t i = 0; i < actual.size(); ++i) {
+      EXPECT_TRUE(close(actual[i], expected[i], tolerance)) << type << ", output " << i;
+      typed_cotangents.push_back(cotangents[i].to(actual[i].scalar_type()));
+    }
+    const auto actual_gradients = gradients(calling(in), inputs, typed_cotangents);
+    for (size_t i = 0; i < inputs.size(); ++i)
+      EXPECT_TRUE(close(actual_gradients[i], expected_gradients[i], tolerance)) << type << ", gradient " << i;
+  }
+}
+
+TEST(ShortConv, ReferenceFollowsTheFormula) {
+  const ShortInputs in = make_inputs({{4, 2}, 3, 3, true, true, true, true});
+  const Tensor &x = in.tensors[0], &weight = in.tensors[1], &bias = in.tensors[2], &gate = in.tensors[3], &state = in.tensors[4];
+  const auto out = calling(in)(in.tensors);
+  const auto input = [&](int64_t row, int64_t t, int64_t c) {  // of a row's token t, which may lie before it
+    return t < 0 ? state[row][c][t + 2].item<double>() : x[row == 0 ? t : 4 + t][c].item<double>();
+  };
+  for (int64_t row = 0; row < 2; ++row)
+    for (int64_t t = 0; t < (row == 0 ? 4 : 2); ++t)
+      for (int64_t c = 0; c < 3; ++c) {
+        double sum = bias[c].item<double>();
+        for (int64_t j = 0; j < 3; ++j) sum += weight[c][j].item<double>() * input(row, t - 2 + j, c);
+        const int64_t token = row == 0 ? t : 4 + t;
+        EXPECT_NEAR(out[0][token][c].item<double>(), sum / (1 + std::exp(-sum)) * gate[token][c].item<double>(), 1e-12);
+      }
+  for (int64_t c = 0; c < 3; ++c) {
+    EXPECT_EQ(out[1][0][c][0].item<double>(), input(0, 2, c));
+    EXPECT_EQ(out[1][1][c][1].item<double>(), input(1, 1, c));
+  }
+}
+
+TEST(ShortConv, Gradcheck) {
+  for (const ShortCase& c : {ShortCase{{4, 0, 1, 5}, 2, 3, true, true, true, true}, ShortCase{{3, 3}, 3, 4, false, false, false, true}}) {
+    const ShortInputs in = make_inputs(c);
+    EXPECT_TRUE(gradcheck(calling(in), in.tensors));
+  }
+}
+
+TEST(ShortConv, StepsEqualTheParallelForm) {
+  const at::NoGradGuard no_grad;
+  for (const ShortCase& c : {ShortCase{{9}, 20, 4, true, true, true, true}, ShortCase{{9}, 20, 1, false, false, true, true}}) {
+    const ShortInputs in = make_inputs(c);
+    const auto expected = calling(in)(in.tensors);
+    for (const auto& [type, tolerance] : {std::pair{at::kDouble, 1e-12}, std::pair{at::kFloat, 1e-5}, std::pair{at::kBFloat16, 2e-2}}) {
+      const vector<Tensor> t = as_type(in, type);
+      Tensor state = at::zeros({3, c.channels, c.taps - 1}, t.back().scalar_type());
+      state[2].copy_(t.back()[0]);
+      Tensor y = at::full_like(t[0], NAN);
+      for (int64_t token = 0; token < 9; ++token) {
+        const auto one = [&](const Tensor& x) { return x.narrow(0, token, 1); };
+        const std::optional<Tensor> bias = c.bias ? std::optional(t[2]) : std::nullopt;
+        y[token].copy_(short_conv_step(one(t[0]), t[1], bias, one(t[c.bias ? 3 : 2]), c.silu, state, torch::tensor({2}, at::kLong))[0]);
+      }
+      EXPECT_TRUE(close(y, expected[0], tolerance)) << type;
+      EXPECT_TRUE(close(state[2], expected[1][0], tolerance)) << type;
+    }
+  }
+}
+
+TEST(ShortConv, AStepDependsOnNoOtherRow) {
+  const at::NoGradGuard no_grad;
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    torch::manual_seed(5);
+    const at::ScalarType sums = type == at::kDouble ? at::kDouble : at::kFloat;
+    const Tensor start = random({9, 37, 3}, sums), x = random({5, 37}, type), gate = random({5, 37}, type);
+    const Tensor weight = random({37, 4}, type), bias = random({37}, type), slot = torch::tensor({7, 0, 3, 8, 5}, at::kLong);
+    Tensor together = start.clone();
+    const Tensor y = short_conv_step(x, weight, bias, gate, true, together, slot);
+    for (int64_t row = 0; row < 5; ++row) {
+      Tensor alone = start.clone();
+      const auto one = [&](const Tensor& t) { return t.narrow(0, row, 1).clone(); };
+      EXPECT_TRUE(same_bits(short_conv_step(one(x), weight, bias, one(gate), true, alone, one(slot)), one(y)));
+      EXPECT_TRUE(same_bits(alone[slot[row].item<int64_t>()], together[slot[row].item<int64_t>()]));
+    }
+    EXPECT_TRUE(same_bits(together[1], start[1]));
+  }
+}
+
+TEST(ShortConv, ColumnSlicesEqualCopies) {
+  torch::manual_seed(3);
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const Tensor wide = random({70, 66}, type), weight = random({33, 3}, type), cu = offsets({50, 20});
+    const Function op = [&](const vector<Tensor>& t) {
+      const Tensor h = t[0];
+      return vector<Tensor>{std::get<0>(short_conv(h.narrow(1, 0, 33), t[1], {}, h.narrow(1, 33, 33), true, cu))};
+    };
+    const Function copies = [&](const vector<Tensor>& t) {
+      return vector<Tensor>{
+          std::get<0>(short_conv(t[0].narrow(1, 0, 33).contiguous(), t[1], {}, t[0].narrow(1, 33, 33).contiguous(), true, cu))};
+    };
+    const vector<Tensor> inputs{wide, weight}, expected = copies(inputs), cotangents = random_like(expected);
+    EXPECT_TRUE(same_bits(op(inputs)[0], expected[0]));
+    const auto a = gradients(op, inputs, cotangents), b = gradients(copies, inputs, cotangents);
+    for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(same_bits(a[i], b[i]));
+  }
+}
+
+TEST(ShortConv, ErrorsNameOperatorArgumentAndValue) {
+  const Tensor x = at::zeros({4, 8}), weight = at::zeros({8, 3}), cu = offsets({4});
+  const auto call = [&](const Tensor& a, const Tensor& b, const std::optional<Tensor>& bias, const std::optional<Tensor>& gate,
+                        const std::optional<Tensor>& initial) {
+    return error_of([&] { short_conv(a, b, bias, gate, true, cu, initial); });
+  };
+  EXPECT_EQ(call(x, at::zeros({7, 3}), {}, {}, {}), "short_conv: weight must have shape [8, any], got [7, 3]");
+  EXPECT_EQ(call(x, at::zeros({8, 200}), {}, {}, {}), "short_conv: taps must be 1..128, got 200");
+  EXPECT_EQ(call(x, weight, at::zeros({9}), {}, {}), "short_conv: bias must have shape [8], got [9]");
+  EXPECT_EQ(call(x, weight, {}, at::zeros({4, 8}, at::kDouble), {}), "short_conv: gate must be Float, got Double");
+  EXPECT_EQ(call(x, weight, {}, {}, at::zeros({1, 8, 3})), "short_conv: initial_state must have shape [1, 8, 2], got [1, 8, 3]");
+  EXPECT_EQ(call(x.to(at::kBFloat16), weight.to(at::kBFloat16), {}, {}, at::zeros({1, 8, 2}, at::kBFloat16)),
+            "short_conv: initial_state must be Float, got BFloat16");
+}
+
+struct LongCase {
+  vector<int64_t> lengths, history;  // history: tokens before each row, none where empty
+  int64_t channels, taps;
+};
+
+const vector<LongCase> kLongCases = {
+    {{}, {}, 3, 5},
+    {{0}, {}, 3, 5},
+    {{1}, {}, 3, 5},
+    {{63, 64, 65}, {}, 3, 65},
+    {{7, 7, 7}, {}, 3, 4},
+    {{9}, {}, 2, 100},
+    {{5, 0, 3}, {4, 2, 0}, 3, 6},
+    {{1}, {300}, 2, 301},
+    {{2048}, {}, 2, 2048},
+};
+
+Function calling(const LongCase& c, decltype(&long_conv) op) {
+  return [=, cu = offsets(c.lengths), cu_history = offsets(c.history)](const vector<Tensor>& t) {
+    if (t.size() < 3) return vector<Tensor>{op(t[0], t[1], cu, {}, {})};
+    return vector<Tensor>{op(t[0], t[1], cu, t[2], cu_history)};
+  };
+}
+
+vector<Tensor> make_inputs(const LongCase& c) {
+  torch::manual_seed(17);
+  vector<Tensor> in{random({offsets(c.lengths)[-1].item<int64_t>(), c.channels}), random({c.channels, c.taps})};
+  if (!c.history.empty()) in.push_back(random({offsets(c.history)[-1].item<int64_t>(), c.channels}));
+  return in;
+}
+
+TEST(LongConv, FourierFormEqualsTheDirectSum) {
+  for (const LongCase& c : kLongCases) {
+    const vector<Tensor> in = make_inputs(c);
+    const Tensor expected = calling(c, long_conv_reference)(in)[0];
+    for (const auto& [type, tolerance] : {std::pair{at::kDouble, 1e-12}, std::pair{at::kFloat, 1e-4}, std::pair{at::kBFloat16, 2e-2}}) {
+      vector<Tensor> typed;
+      for (const Tensor& t : in) typed.push_back(t.to(type));
+      EXPECT_TRUE(close(calling(c, long_conv)(typed)[0], expected, tolerance)) << c.lengths.size() << " rows, " << type;
+    }
+  }
+}
+
+TEST(LongConv, DirectSumFollowsTheFormula) {
+  const LongCase c{{3, 2}, {2, 0}, 1, 4};
+  const vector<Tensor> in = make_inputs(c);
+  const Tensor y = calling(c, long_conv_reference)(in)[0].flatten(), x = in[0].flatten(), f = in[1].flatten(), h = in[2].flatten();
+  const vector<Tensor> rows{at::cat({h, x.narrow(0, 0, 3)}), x.narrow(0, 3, 2)};
+  const auto at_end = [&](const Tensor& row, int64_t t) {
+    double sum = 0;
+    for (int64_t j = 0; j < 4 && j <= t; ++j) sum += f[j].item<double>() * row[t - j].item<double>();
+    return sum;
+  };
+  for (int64_t t = 0; t < 3; ++t) EXPECT_NEAR(y[t].item<double>(), at_end(rows[0], t + 2), 1e-13);
+  for (int64_t t = 0; t < 2; ++t) EXPECT_NEAR(y[3 + t].item<double>(), at_end(rows[1], t), 1e-13);
+}
+
+TEST(LongConv, Gradcheck) {
+  for (const LongCase& c : {LongCase{{4, 0, 5}, {3, 1, 0}, 2, 4}, LongCase{{3, 3}, {}, 2, 9}}) {
+    EXPECT_TRUE(gradcheck(calling(c, long_conv), make_inputs(c)));
+    EXPECT_TRUE(gradcheck(calling(c, long_conv_reference), make_inputs(c)));
+  }
+}
+
+TEST(LongConv, ErrorsNameOperatorArgumentAndValue) {
+  const Tensor x = at::zeros({4, 8}), cu = offsets({4});
+  EXPECT_EQ(error_of([&] { long_conv(x, at::zeros({7, 3}), cu); }), "long_conv: filter must have shape [8, any], got [7, 3]");
+  EXPECT_EQ(error_of([&] { long_conv(x, at::zeros({8, 3}), cu, x); }), "long_conv: history and cu_history must be given together");
+  EXPECT_EQ(error_of([&] {
+              long_conv(x, at::zeros({8, 3}), cu, x, offsets({3}));
+            }),
+            "long_conv: cu_history must end at the number of tokens, 4, got 3");
+}
+
+[[maybe_unused]] const bool added = add_schema_cases([] {
+  const auto f = small_random;
+  const c10::IValue none, cu = two_rows(), slots = five_slots();
+  const Tensor x = f({5, 6}), weight = f({6, 3});
+  return vector<SchemaCase>{
+      {"short_conv", {x, weight, f({6}), f({5, 6}), true, cu, f({2, 6, 2})}},
+      {"short_conv", {x, weight, none, none, false, cu, none}},
+      {"short_conv_backward", {f({5, 6}), f({2, 6, 2}), x, weight, f({6}), f({5, 6}), true, cu, f({2, 6, 2})}},
+      {"short_conv_backward", {f({5, 6}), none, x, weight, none, none, false, cu, none}},
+      {"short_conv_step", {x, weight, f({6}), f({5, 6}), true, f({5, 6, 2}), slots}},
+      {"long_conv", {x, weight, cu, none, none}},
+      {"long_conv", {x, weight, cu, f({4, 6}), offsets({1, 3})}},
+  };
+});
+
+}  // namespace
+}  // namespace based::ops

@@ -1,0 +1,219 @@
+#include "based/ops/pointwise.h"
+
+#include "tests/ops/testing.h"
+
+namespace based::ops {
+namespace {
+
+using namespace testing;
+using std::vector;
+
+// `op` in fp32 and bf16 against `reference` in double, values and gradients.
+void expect_like_reference(const Function& op, const Function& reference, const vector<Tensor>& inputs) {
+  const NanFilledMemory nan_filled;
+  vector<Tensor> exact;  // what bf16 can represent
+  for (const Tensor& t : inputs) exact.push_back(t.to(at::kBFloat16).to(at::kDouble));
+  const auto expected = reference(exact);
+  const vector<Tensor> cotangents = random_like(expected);
+  const auto expected_gradients = gradients(reference, exact, cotangents);
+  for (const auto& [type, tolerance] : {std::pair{at::kFloat, 1e-4}, std::pair{at::kBFloat16, 2e-2}}) {
+    vector<Tensor> typed;
+    for (const Tensor& t : exact) typed.push_back(t.to(type));
+    const auto actual = op(typed);
+    vector<Tensor> typed_cotangents;
+    for (size_t i = 0; i < actual.size(); ++i) {
+      EXPECT_TRUE(close(actual[i], expected[i], tolerance)) << type << ", output " << i << " of " << inputs[0].sizes();
+      typed_cotangents.push_back(cotangents[i].to(actual[i].scalar_type()));
+    }
+    const auto actual_gradients = gradients(op, typed, typed_cotangents);
+    for (size_t i = 0; i < inputs.size(); ++i)
+      EXPECT_TRUE(close(actual_gradients[i], expected_gradients[i], tolerance))
+          << type << ", gradient " << i << " of " << inputs[0].sizes();
+  }
+}
+
+TEST(RmsNorm, EqualsTheReference) {
+  const auto with = [](Tensor (*op)(const Tensor&, const Tensor&, double)) {
+    return Function([op](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], t[1], 1e-5)}; });
+  };
+  for (const auto& [rows, width] :
+       {std::pair{0, 5}, std::pair{1, 1}, std::pair{3, 7}, std::pair{130, 64}, std::pair{9, 1024}, std::pair{2, 1000}})
+    expect_like_reference(with(rms_norm), with(rms_norm_reference), {random({rows, width}), random({width})});
+  EXPECT_TRUE(gradcheck(with(rms_norm), {random({3, 2, 5}), random({5})}));
+  const Tensor x = torch::tensor({{3.0, 4.0}}, at::kDouble);
+  EXPECT_TRUE(
+      close(rms_norm(x, torch::tensor({1.0, 2.0}, at::kDouble), 0), torch::tensor({{3.0, 8.0}}, at::kDouble) / std::sqrt(12.5), 1e-14));
+}
+
+TEST(RmsNorm, AnFp32ResidualGivesTheWeightsType) {
+  const Tensor x = random({9, 33}, at::kFloat), weight = random({33}, at::kBFloat16);
+  const Function op = [](const vector<Tensor>& t) { return vector<Tensor>{rms_norm(t[0], t[1], 1e-5)}; };
+  const Tensor y = op({x, weight})[0];
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  const vector<Tensor> exact{x.to(at::kDouble), weight.to(at::kDouble)};
+  EXPECT_TRUE(close(y, rms_norm_reference(exact[0], exact[1], 1e-5), 1e-2));
+  const Tensor cotangent = random({9, 33}, at::kBFloat16);
+  const auto actual = gradients(op, {x, weight}, {cotangent}), expected = gradients(op, exact, {cotangent.to(at::kDouble)});
+  EXPECT_EQ(actual[0].scalar_type(), at::kFloat);
+  EXPECT_EQ(actual[1].scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(close(actual[0], expected[0], 1e-4));
+  EXPECT_TRUE(close(actual[1], expected[1], 2e-2));
+}
+
+TEST(Swiglu, EqualsTheReference) {
+  const auto with = [](Tensor (*op)(const Tensor&)) {
+    return Function([op](const vector<Tensor>& t) { return vector<Tensor>{op(t[0])}; });
+  };
+  for (const auto& [rows, width] : {std::pair{0, 4}, std::pair{1, 2}, std::pair{5, 34}, std::pair{65, 256}})
+    expect_like_reference(with(swiglu), with(swiglu_reference), {random({rows, width})});
+  EXPECT_TRUE(gradcheck(with(swiglu), {random({3, 6})}));
+  const double gate = 0.7;
+  EXPECT_NEAR(swiglu(torch::tensor({{2.0, gate}}, at::kDouble)).item<double>(), 2 * gate / (1 + std::exp(-gate)), 1e-14);
+  const Tensor wide = random({5, 9}, at::kFloat);
+  EXPECT_TRUE(same_bits(swiglu(wide.narrow(1, 1, 8)), swiglu(wide.narrow(1, 1, 8).contiguous())));
+}
+
+TEST(Rotary, EqualsTheReference) {
+  struct Sizes {
+    int64_t tokens, heads, head_dim, dim;
+  };
+  for (const bool interleaved : {false, true}) {
+    for (const Sizes& s : {Sizes{0, 2, 8, 8}, Sizes{1, 1, 2, 2}, Sizes{7, 3, 10, 6}, Sizes{65, 2, 64, 64}, Sizes{5, 1, 16, 0}}) {
+      const Tensor positions = at::arange(s.tokens) * 1000 + 3;
+      const auto with = [&](decltype(&rotary) op) {
+        return Function([=](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], positions, s.dim, 10000, interleaved)}; });
+      };
+      expect_like_reference(with(rotary), with(rotary_reference), {random({s.tokens, s.heads, s.head_dim})});
+    }
+    const Tensor positions = torch::tensor({5, 0, 90}, at::kLong);
+    EXPECT_TRUE(gradcheck([&](const vector<Tensor>& t) { return vector<Tensor>{rotary(t[0], positions, 4, 100, interleaved)}; },
+                          {random({3, 2, 6})}));
+  }
+}
+
+TEST(Rotary, TurnsHalvesOrPairs) {
+  const Tensor x = torch::tensor({{{1.0, 2.0, 3.0, 4.0, 5.0}}}, at::kDouble), position = torch::tensor({3}, at::kLong);
+  const double a = 3, b = 3 / 10.0;  // angles of base 100 and dim 4
+  const auto turn = [](double x0, double x1, double angle) {
+    return std::pair{x0 * std::cos(angle) - x1 * std::sin(angle), x0 * std::sin(angle) + x1 * std::cos(angle)};
+  };
+  const auto [p0, p2] = turn(1, 3, a);
+  const auto [p1, p3] = turn(2, 4, b);
+  EXPECT_TRUE(close(rotary(x, position, 4, 100, false), torch::tensor({{{p0, p1, p2, p3, 5.0}}}, at::kDouble), 1e-14));
+  const auto [i0, i1] = turn(1, 2, a);
+  const auto [i2, i3] = turn(3, 4, b);
+  EXPECT_TRUE(close(rotary(x, position, 4, 100, true), torch::tensor({{{i0, i1, i2, i3, 5.0}}}, at::kDouble), 1e-14));
+}
+
+TEST(Rotary, StaysExactFarOutAndReadsColumnSlices) {
+  const Tensor positions = torch::tensor({100000, 1000000, 16777217}, at::kLong), wide = random({3, 96}, at::kFloat);
+  const Tensor x = wide.narrow(1, 32, 64).view({3, 2, 32});
+  EXPECT_TRUE(close(rotary(x, positions, 32, 10000, false), rotary_reference(x.to(at::kDouble), positions, 32, 10000, false), 1e-5));
+}
+
+TEST(Linear, EqualsTheReference) {
+  for (const int64_t rows : {0, 1, 2, 63, 64, 65, 200})
+    for (const bool with_bias : {false, true}) {
+      const auto with = [&](decltype(&linear) op) {
+        return Function(
+            [=](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], t[1], with_bias ? std::optional(t[2]) : std::nullopt)}; });
+      };
+      const vector<Tensor> in{random({rows, 33}), random({17, 33}), random({17})};
+      expect_like_reference(with(ops::linear), with(linear_reference), in);
+      const at::NoGradGuard no_grad;
+      for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+        const vector<Tensor> typed{in[0].to(type), in[1].to(type), in[2].to(type)};
+        EXPECT_TRUE(close(with(ops::linear)(typed)[0], with(linear_reference)(in)[0], type == at::kBFloat16 ? 2e-2 : 1e-4)) << rows << type;
+      }
+    }
+  EXPECT_TRUE(gradcheck([](const vector<Tensor>& t) { return vector<Tensor>{ops::linear(t[0], t[1], t[2])}; },
+                        {random({3, 4}), random({2, 4}), random({2})}));
+}
+
+TEST(Linear, ARowDependsOnNoOtherRow) {
+  const at::NoGradGuard no_grad;
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    torch::manual_seed(23);
+    const Tensor wide = random({kBatchInvariantRows, 90}, type), weight = random({50, 75}, type), bias = random({50}, type);
+    const Tensor x = wide.narrow(1, 3, 75), y = ops::linear(x, weight, bias);
+    for (int64_t row = 0; row < x.size(0); ++row)
+      EXPECT_TRUE(same_bits(ops::linear(x.narrow(0, row, 1).clone(), weight, bias), y.narrow(0, row, 1)));
+    for (const int64_t rows : {2, 3, 7, 16, 33})
+      EXPECT_TRUE(same_bits(ops::linear(x.narrow(0, 5, rows), weight, bias), y.narrow(0, 5, rows)));
+  }
+}
+
+TEST(CrossEntropy, EqualsTheReference) {
+  struct Sizes {
+    int64_t tokens, width, vocab;
+    double labelled;
+  };
+  const auto with = [](decltype(&cross_entropy) op, const Tensor& labels) {
+    return Function([op, labels](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], t[1], labels)}; });
+  };
+  for (const Sizes& s : {Sizes{0, 4, 5, 1}, Sizes{1, 4, 5, 1}, Sizes{40, 16, 100, 0.5}, Sizes{30, 8, 1, 1}, Sizes{2500, 16, 1009, 0.9},
+                         Sizes{20, 8, 30, 0}}) {
+    torch::manual_seed(29);
+    const Tensor labels = torch::randint(s.vocab, {s.tokens}, at::kLong).masked_fill(torch::rand({s.tokens}) >= s.labelled, -100);
+    expect_like_reference(with(cross_entropy, labels), with(cross_entropy_reference, labels),
+                          {random({s.tokens, s.width}), random({s.vocab, s.width}, at::kDouble, 0.3)});
+  }
+  const Tensor labels = torch::tensor({2, -100, 0, 4}, at::kLong);
+  EXPECT_TRUE(gradcheck(with(cross_entropy, labels), {random({4, 3}), random({5, 3})}));
+}
+
+TEST(CrossEntropy, OfEqualLogitsIsTheLogarithmOfTheVocabulary) {
+  const Tensor labels = torch::tensor({1, -100, 3}, at::kLong);
+  EXPECT_NEAR(cross_entropy(at::zeros({3, 8}), at::ones({50, 8}), labels).item<double>(), std::log(50), 1e-6);
+  EXPECT_EQ(cross_entropy(at::zeros({3, 8}), at::ones({50, 8}), at::full({3}, -100, at::kLong)).item<double>(), 0);
+}
+
+TEST(CrossEntropy, HugeLogitsStayFinite) {
+  const Tensor hidden = at::full({2, 1}, 1e4F), weight = torch::tensor({{1.0F}, {-1.0F}, {0.5F}}),
+               labels = torch::tensor({0, 1}, at::kLong);
+  EXPECT_NEAR(cross_entropy(hidden, weight, labels).item<double>(), 1e4, 1);
+}
+
+TEST(CrossEntropy, GradientsAreScaledByTheOutputsGradient) {
+  const Tensor hidden = random({6, 4}).requires_grad_(), weight = random({5, 4}), labels = torch::tensor({0, 1, 2, 3, 4, -100}, at::kLong);
+  const auto of = [&](const Tensor& loss) { return torch::autograd::grad({loss}, {hidden})[0]; };
+  EXPECT_TRUE(close(of(cross_entropy(hidden, weight, labels) * 3), of(cross_entropy_reference(hidden, weight, labels)) * 3, 1e-12));
+}
+
+TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
+  const Tensor x = at::zeros({4, 8}), positions = at::arange(4);
+  EXPECT_EQ(error_of([&] { rms_norm(x, at::zeros({7}), 1e-5); }), "rms_norm: weight must have shape [8], got [7]");
+  EXPECT_EQ(error_of([&] { swiglu(at::zeros({4, 7})); }), "swiglu: h must have an even number of columns, got 7");
+  EXPECT_EQ(error_of([&] {
+              rotary(at::zeros({4, 2, 8}), positions, 5, 1e4, false);
+            }),
+            "rotary: dim must be even and at most head_dim and 256, got 5 with head_dim 8");
+  EXPECT_EQ(error_of([&] { rotary(at::zeros({5, 2, 8}), positions, 4, 1e4, false); }), "rotary: positions must have shape [5], got [4]");
+  EXPECT_EQ(error_of([&] { ops::linear(x, at::zeros({3, 7})); }), "linear: weight must have shape [any, 8], got [3, 7]");
+  EXPECT_EQ(error_of([&] { ops::linear(x, at::zeros({3, 8}, at::kBFloat16)); }), "linear: weight must be Float, got BFloat16");
+  const Tensor labels = torch::tensor({0, 1, 9, -100}, at::kLong);
+  EXPECT_EQ(error_of([&] { cross_entropy(x, at::zeros({5, 8}), labels); }), "cross_entropy: labels must be -100 or 0..4, got 9");
+  EXPECT_EQ(error_of([&] { cross_entropy(x, at::zeros({5, 8}), labels.to(at::kInt)); }), "cross_entropy: labels must be Long, got Int");
+}
+
+[[maybe_unused]] const bool added = add_schema_cases([] {
+  const auto f = small_random;
+  const c10::IValue none;
+  const Tensor x = f({5, 6}), labels = torch::tensor({0, 1, -100, 6, 3}, at::kLong);
+  return vector<SchemaCase>{
+      {"rms_norm", {x, f({6}), 1e-5}},
+      {"rms_norm_forward", {x, f({6}).to(at::kBFloat16), 1e-5}},
+      {"rms_norm_backward", {f({5, 6}), x, f({6}), f({5})}},
+      {"swiglu", {x}},
+      {"swiglu_backward", {f({5, 3}), x}},
+      {"rotary", {f({5, 2, 8}), at::arange(5), int64_t{4}, 100.0, true}},
+      {"linear", {x, f({7, 6}), f({7})}},
+      {"linear", {x, f({7, 6}), none}},
+      {"cross_entropy", {x, f({7, 6}), labels}},
+      {"cross_entropy_forward", {x, f({7, 6}), labels, true, false}},
+      {"cross_entropy_forward", {x, f({7, 6}), labels, true, true}},
+  };
+});
+
+}  // namespace
+}  // namespace based::ops

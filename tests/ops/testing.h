@@ -1,0 +1,157 @@
+// Shared by the operators' tests: random cases, relative errors, a gradient check by finite differences, NaN-filled fresh memory.
+#pragma once
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "based/core/error.h"
+
+namespace based::ops::testing {
+
+using torch::Tensor;
+
+// While one lives, memory that ATen hands out uninitialised is filled with NaN (integers: their largest value).
+class NanFilledMemory {
+ public:
+  NanFilledMemory() { set(true); }
+  ~NanFilledMemory() { set(false); }
+  NanFilledMemory(const NanFilledMemory&) = delete;
+  NanFilledMemory& operator=(const NanFilledMemory&) = delete;
+
+ private:
+  static void set(bool on) {
+    at::globalContext().setDeterministicAlgorithms(on, /*warn_only=*/true);
+    at::globalContext().setDeterministicFillUninitializedMemory(on);
+  }
+};
+
+inline Tensor random(at::IntArrayRef sizes, at::ScalarType type = at::kDouble, double scale = 1) {
+  return (torch::randn(sizes, at::kDouble) * scale).to(type);
+}
+
+// int64 offsets of rows of these lengths.
+inline Tensor offsets(const std::vector<int64_t>& lengths) {
+  std::vector<int64_t> starts{0};
+  for (const int64_t length : lengths) starts.push_back(starts.back() + length);
+  return torch::tensor(starts, at::kLong);
+}
+
+// Largest absolute difference over the largest absolute entry of `expected`, or over `floor` where that is larger (where the truth is 0,
+// rounding is all there is); infinite where either is not finite.
+inline double relative_error(const Tensor& actual, const Tensor& expected, double floor = 1e-3) {
+  if (actual.sizes() != expected.sizes()) return INFINITY;
+  if (actual.numel() == 0) return 0;
+  const Tensor a = actual.detach().to(at::kDouble), b = expected.detach().to(at::kDouble);
+  if (!a.isfinite().all().item<bool>() || !b.isfinite().all().item<bool>()) return INFINITY;
+  const double scale = b.abs().max().item<double>();
+  return (a - b).abs().max().item<double>() / std::max(scale, floor);
+}
+
+inline ::testing::AssertionResult close(const Tensor& actual, const Tensor& expected, double tolerance, double floor = 1e-3) {
+  const double error = relative_error(actual, expected, floor);
+  if (error <= tolerance) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "relative error " << error << " > " << tolerance << ", sizes " << actual.sizes() << " and "
+                                       << expected.sizes();
+}
+
+inline ::testing::AssertionResult same_bits(const Tensor& a, const Tensor& b) {
+  if (a.scalar_type() == b.scalar_type() && at::equal(a, b)) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "differ by " << (a - b).abs().max().item<double>();
+}
+
+using Function = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
+
+// Cotangents for `outputs`, drawn once a case.
+inline std::vector<Tensor> random_like(const std::vector<Tensor>& outputs) {
+  std::vector<Tensor> result;
+  for (const Tensor& output : outputs) result.push_back(random(output.sizes(), output.scalar_type()));
+  return result;
+}
+
+// Gradients of Σ outputs·cotangents by autograd, with `inputs` as leaves.
+inline std::vector<Tensor> gradients(const Function& function, const std::vector<Tensor>& inputs, const std::vector<Tensor>& cotangents) {
+  std::vector<Tensor> leaves;
+  for (const Tensor& input : inputs) leaves.push_back(input.detach().clone().requires_grad_());
+  std::vector<Tensor> outputs, cotangents_of_outputs;
+  const std::vector<Tensor> all = function(leaves);
+  for (size_t i = 0; i < all.size(); ++i)
+    if (all[i].requires_grad()) {  // an output of no tokens may depend on nothing
+      outputs.push_back(all[i]);
+      cotangents_of_outputs.push_back(cotangents[i]);
+    }
+  std::vector<Tensor> result(leaves.size());
+  if (!outputs.empty()) result = torch::autograd::grad(outputs, leaves, cotangents_of_outputs, std::nullopt, false, /*allow_unused=*/true);
+  for (size_t i = 0; i < leaves.size(); ++i)
+    if (!result[i].defined()) result[i] = at::zeros_like(inputs[i]);
+  return result;
+}
+
+// Central differences in double for every entry of every input against autograd.
+inline ::testing::AssertionResult gradcheck(const Function& function, const std::vector<Tensor>& inputs, double tolerance = 1e-6) {
+  const std::vector<Tensor> cotangents = random_like(function(inputs));
+  const std::vector<Tensor> analytic = gradients(function, inputs, cotangents);
+  const auto value = [&](const std::vector<Tensor>& at_inputs) {
+    double sum = 0;
+    const std::vector<Tensor> outputs = function(at_inputs);
+    for (size_t i = 0; i < outputs.size(); ++i) sum += (outputs[i] * cotangents[i]).sum().item<double>();
+    return sum;
+  };
+  constexpr double kStep = 1e-5;
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    std::vector<Tensor> moved = inputs;
+    moved[i] = inputs[i].clone();
+    Tensor numeric = at::empty_like(moved[i]);
+    for (int64_t entry = 0; entry < moved[i].numel(); ++entry) {
+      double& x = moved[i].data_ptr<double>()[entry];
+      const double original = x;
+      x = original + kStep;
+      const double above = value(moved);
+      x = original - kStep;
+      const double below = value(moved);
+      x = original;
+      numeric.data_ptr<double>()[entry] = (above - below) / (2 * kStep);
+    }
+    const ::testing::AssertionResult result = close(analytic[i], numeric, tolerance);
+    if (!result) return ::testing::AssertionFailure() << "input " << i << ": " << result.message();
+  }
+  return ::testing::AssertionSuccess();
+}
+
+// Arguments of an operator in the order of its schema. Every operator's test file adds some, by which schema_test.cpp checks its shape
+// function and what its schema declares:
+//   [[maybe_unused]] const bool added = add_schema_cases([] { return std::vector<SchemaCase>{{"foo", {x, 0.5}}}; });
+struct SchemaCase {
+  const char* name;
+  torch::jit::Stack arguments;
+};
+using SchemaCases = std::vector<SchemaCase> (*)();
+
+inline std::vector<SchemaCases>& schema_cases() {
+  static std::vector<SchemaCases> cases;
+  return cases;
+}
+inline bool add_schema_cases(SchemaCases cases) {
+  schema_cases().push_back(cases);
+  return true;
+}
+
+// Two rows of lengths 3 and 2, five slots, fp32: what the cases are made of.
+inline Tensor two_rows() { return offsets({3, 2}); }
+inline Tensor five_slots() { return torch::tensor({2, 0, 4, 1, 3}, at::kLong); }
+inline Tensor small_random(at::IntArrayRef sizes) { return random(sizes, at::kFloat, 0.5); }
+
+// The message of the Error that `call` throws, or "" where it throws none.
+inline std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace based::ops::testing
