@@ -4,6 +4,9 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
+
+#include "based/core/config.h"
 
 namespace based::apps {
 
@@ -25,10 +28,12 @@ struct Command {
 #include "apps/commands.def"
 #undef BASED_COMMAND
 
+// A line a key, with its default and help: what --keys prints for a config file.
+void print_keys(const std::vector<FieldHelp>& keys);
+
 // One object a line for machines, human text otherwise: results go to stdout, everything else to stderr.
 void print_line(const std::string& text);
 
-std::string format_bytes(double bytes);               // 1.5 KB, 39 KB, 3.0 MB (decimal)
 std::string grouped(int64_t count);                   // 363,123,456
 std::string format_number(double value, int digits);  // fixed
 

@@ -1,5 +1,6 @@
 #include "apps/command.h"
 #include "based/core/json.h"
+#include "based/core/progress.h"
 #include "based/data/shards.h"
 
 namespace based::apps {

@@ -2,7 +2,6 @@
 #include <cstdio>
 
 #include "apps/command.h"
-#include "based/core/progress.h"
 
 namespace based::apps {
 
@@ -18,7 +17,13 @@ std::string format_number(double value, int digits) {
   return text.data();
 }
 
-std::string format_bytes(double bytes) { return ::based::format_bytes(bytes); }
+void print_keys(const std::vector<FieldHelp>& keys) {
+  for (const auto& key : keys) {
+    std::string line = key.name + " = " + key.default_value;
+    line.resize(std::max<size_t>(line.size() + 2, 40), ' ');
+    print_line(line + key.help);
+  }
+}
 
 std::string grouped(int64_t count) {
   std::string digits = std::to_string(count);

@@ -61,10 +61,7 @@ struct TrainOptions {
 };
 
 void train(const TrainOptions& options) {
-  if (options.keys) {
-    for (const auto& field : config_help<MqarSweep>()) print_line(field.name + " = " + field.default_value + "  " + field.help);
-    return;
-  }
+  if (options.keys) return print_keys(config_help<MqarSweep>());
   if (options.config.empty()) throw UsageError("mqar train needs a config: `based mqar train CONFIG.toml`; --keys lists its keys");
   Config config = Config::parse_toml_file(options.config);
   for (const auto& assignment : options.set) config.override_with(assignment);

@@ -3,6 +3,7 @@
 
 #include "apps/command.h"
 #include "based/core/json.h"
+#include "based/core/progress.h"
 #include "based/core/text.h"
 #include "based/data/bpe.h"
 #include "based/data/bpe_trainer.h"

@@ -13,16 +13,8 @@ struct Options {
   bool json = false, keys = false;
 };
 
-void print_keys() {
-  for (const auto& field : config_help<TextRun>()) {
-    std::string line = field.name + " = " + field.default_value;
-    line.resize(std::max<size_t>(line.size() + 2, 40), ' ');
-    print_line(line + field.help);
-  }
-}
-
 void run(const Options& options) {
-  if (options.keys) return print_keys();
+  if (options.keys) return print_keys(config_help<TextRun>());
   if (options.config.empty()) throw UsageError("train needs a config: `based train CONFIG.toml`; `based train --keys` lists its keys");
   Config config = Config::parse_toml_file(options.config);
   for (const auto& assignment : options.set) config.override_with(assignment);

@@ -264,8 +264,8 @@ Plot recall_figure(const MqarSweep& sweep, const std::vector<MqarResult>& result
   plot.y = {"recall", false, TickFormat::percent, 0.0, 1.0};
   int64_t examples = 0;
   for (const auto& segment : sweep.task.train) examples += segment.examples;
-  plot.footer = "vocabulary " + std::to_string(sweep.task.vocab_size) + ", " + std::to_string(examples) + " training examples x " +
-                std::to_string(sweep.run.epochs) + " epochs; state measured, not computed";
+  plot.footer = "vocabulary " + std::to_string(sweep.task.vocab_size) + ", " + std::to_string(examples) + " training examples" +
+                (sweep.run.epochs == 1 ? "" : " x " + std::to_string(sweep.run.epochs) + " epochs") + "; state measured, not computed";
   for (const auto& entry : sweep.models) {
     std::map<std::string, MqarResult> best;  // over the learning rates
     for (const auto& result : results)
