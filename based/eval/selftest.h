@@ -1,5 +1,7 @@
 // Every operator and path on this very machine against its double-precision reference: what `based selftest` prints.
 #pragma once
+#include <torch/torch.h>
+
 #include <functional>
 #include <string>
 #include <vector>
@@ -15,7 +17,7 @@ struct SelfTestResult {
   std::string message;  // why it could not run, where it threw
 };
 
-// Calls `report` after each check.
-std::vector<SelfTestResult> run_selftest(const std::function<void(const SelfTestResult&)>& report);
+// Calls `report` after each check. References run on the CPU, what is checked on `device`.
+std::vector<SelfTestResult> run_selftest(torch::Device device, const std::function<void(const SelfTestResult&)>& report);
 
 }  // namespace based

@@ -1,6 +1,8 @@
 // Golden files: inputs, parameters, outputs and gradients of another implementation, computed in float64, that ours must reproduce. One
 // .safetensors file is one case; its metadata names the mixer, its config and the tolerance.
 #pragma once
+#include <torch/torch.h>
+
 #include <string>
 
 namespace based {
@@ -19,6 +21,6 @@ struct GoldenResult {
 
 // Builds the mixer or model that the file's metadata names, with the stored weights, and compares output and every gradient. Works for any
 // sizes. Throws Error where the file is damaged or incomplete.
-GoldenResult check_golden(const std::string& path);
+GoldenResult check_golden(const std::string& path, torch::Device device = torch::kCPU);
 
 }  // namespace based

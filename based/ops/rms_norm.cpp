@@ -64,7 +64,7 @@ const PointwiseKernels kCpuPointwise{kernels::cpu::rms_norm_forward,  kernels::c
                                      kernels::cpu::swiglu_backward,   kernels::cpu::rotary};
 
 Forward rms_norm_forward_with(const PointwiseKernels& table, const Tensor& x, const Tensor& weight, double eps) {
-  if (!has_kernel(x) || !has_kernel(weight)) return forward_reference(x, weight, eps);
+  if (!uses_kernel(kOp, x, has_kernel(weight) && weight.numel() <= table.rms_norm_width)) return forward_reference(x, weight, eps);
   check(x, weight);
   const Tensor rows = x.contiguous(), scale = weight.contiguous(), y = at::empty(x.sizes(), weight.options());
   const Tensor inverse_rms = at::empty(rows_of(x), x.options().dtype(at::kFloat));
@@ -78,7 +78,8 @@ Forward rms_norm_forward_with(const PointwiseKernels& table, const Tensor& x, co
 
 Gradients rms_norm_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& x, const Tensor& weight,
                                  const Tensor& inverse_rms) {
-  if (!has_kernel(x) || !has_kernel(weight)) return backward_reference(grad_y, x, weight, inverse_rms);
+  if (!uses_kernel("rms_norm_backward", x, has_kernel(weight) && weight.numel() <= table.rms_norm_width))
+    return backward_reference(grad_y, x, weight, inverse_rms);
   const Tensor rows = x.contiguous(), scale = weight.contiguous(), cotangent = grad_y.contiguous(), inverse = inverse_rms.contiguous();
   const Tensor grad_x = at::empty(x.sizes(), x.options()), grad_weight = at::empty(weight.sizes(), weight.options().dtype(at::kFloat));
   kernels::RmsNormBackward to;
