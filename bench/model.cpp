@@ -63,8 +63,10 @@ BenchModel verified_preset(const Context& context, const std::string& preset) {
   result.model->to(context.device, torch::kBFloat16);
   const torch::NoGradGuard no_grad;
   if (context.device.is_cuda())
-    for (torch::Tensor& parameter : result.model->parameters())
-      if (parameter.dim() > 1) parameter.normal_(0, initial_std);
+    for (auto& parameter : result.model->named_parameters()) {
+      if (parameter.value().dim() > 1) parameter.value().normal_(0, initial_std);
+      if (parameter.key().ends_with("bias")) parameter.value().zero_();
+    }
   verify_model(result);
   return result;
 }

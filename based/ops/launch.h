@@ -9,6 +9,7 @@
 
 #include "based/kernels/causal_attention.h"
 #include "based/kernels/cross_entropy.h"
+#include "based/kernels/linear.h"
 #include "based/kernels/pointwise.h"
 #include "based/kernels/short_conv.h"
 #include "based/kernels/taylor_attention.h"
@@ -85,6 +86,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> short_conv_backward_with(cons
 Tensor short_conv_step_with(const ShortConvKernels& table, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                             const OptionalTensor& gate, bool silu, Tensor state, const Tensor& slots);
 
+// Shapes and types. Throws Error.
+void check_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias);
+// Memory of a linear layer's launch, its result among it.
+struct LinearLaunch {
+  Tensor x, weight, bias, y;
+  kernels::Linear arguments;
+};
+LinearLaunch prepare_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias);
+
 struct PointwiseKernels {
   kernels::Status (*rms_norm)(const kernels::RmsNorm&);
   int64_t (*rms_norm_backward_scratch)(const kernels::RmsNormBackward&);
@@ -108,6 +118,7 @@ Tensor cross_entropy_softmax_with(kernels::Status (*kernel)(const kernels::Cross
 
 // y, inverse_rms
 std::tuple<Tensor, Tensor> rms_norm_forward_with(const PointwiseKernels& table, const Tensor& x, const Tensor& weight, double eps);
+Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const Tensor& x, const Tensor& weight, double eps);
 // Gradients of x, weight.
 std::tuple<Tensor, Tensor> rms_norm_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& x,
                                                   const Tensor& weight, const Tensor& inverse_rms);

@@ -63,6 +63,27 @@ TEST(RmsNorm, AnFp32ResidualGivesTheWeightsType) {
   EXPECT_TRUE(close(actual[1], expected[1], 2e-2));
 }
 
+TEST_P(PointwiseOnDevices, RmsNormAddsInPlaceFirst) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [rows, width] : {std::pair{0, 5}, std::pair{3, 7}, std::pair{9, 1792}, std::pair{2, 4000}, std::pair{2, 8200}})
+    for (const auto& [residual_type, type, tolerance] :
+         {std::tuple{at::kDouble, at::kDouble, 1e-12}, std::tuple{at::kFloat, at::kFloat, 1e-5},
+          std::tuple{at::kFloat, at::kBFloat16, 1e-2}, std::tuple{at::kBFloat16, at::kBFloat16, 2e-2}}) {
+      const NanFilledMemory nan_filled;
+      const Tensor start = random({rows, width}, residual_type), x = random({rows, width}, type), weight = random({width}, type);
+      const Tensor sum = start.to(at::kDouble) + x.to(at::kDouble);
+      Tensor residual = start.to(GetParam(), /*non_blocking=*/false, /*copy=*/true);
+      const Tensor y = rms_norm_add_(residual, x.to(GetParam()), weight.to(GetParam()), 1e-5);
+      EXPECT_EQ(y.scalar_type(), type);
+      EXPECT_TRUE(close(residual, sum, residual_type == at::kBFloat16 ? 1e-2 : 1e-6));
+      EXPECT_TRUE(close(y, rms_norm_reference(sum, weight.to(at::kDouble), 1e-5), tolerance)) << rows << " x " << width << ' ' << type;
+    }
+  EXPECT_EQ(error_of([] {
+              rms_norm_add_(at::zeros({2, 8}), at::zeros({2, 7}), at::ones({8}), 1e-5);
+            }),
+            "rms_norm_add_: x must have shape [2, 8], got [2, 7]");
+}
+
 TEST_P(PointwiseOnDevices, SwigluEqualsTheReference) {
   const auto with = [](Tensor (*op)(const Tensor&)) {
     return Function([op](const vector<Tensor>& t) { return vector<Tensor>{op(t[0])}; });
@@ -116,18 +137,21 @@ TEST(Rotary, StaysExactFarOutAndReadsColumnSlices) {
 }
 
 TEST_P(PointwiseOnDevices, LinearEqualsTheReference) {
-  for (const int64_t rows : {0, 1, 2, 63, 64, 65, 200})
+  for (const int64_t rows : {0, 1, 2, 3, 4, 63, 64, 65, 200})
     for (const bool with_bias : {false, true}) {
       const auto with = [&](decltype(&linear) op) {
         return Function(
             [=](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], t[1], with_bias ? std::optional(t[2]) : std::nullopt)}; });
       };
-      const vector<Tensor> in{random({rows, 33}), random({17, 33}), random({17})};
+      const int64_t width = rows == 2 ? 33 : 1040;  // one that is no multiple of 16 bytes
+      const vector<Tensor> in{random({rows, width}), random({17, width}), random({17})};
       expect_like_reference(GetParam(), with(ops::linear), with(linear_reference), in);
       const at::NoGradGuard no_grad;
       for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
         const vector<Tensor> typed{in[0].to(type), in[1].to(type), in[2].to(type)};
-        EXPECT_TRUE(close(with(ops::linear)(typed)[0], with(linear_reference)(in)[0], type == at::kBFloat16 ? 2e-2 : 1e-4)) << rows << type;
+        EXPECT_TRUE(
+            close(on_device(with(ops::linear), GetParam())(typed)[0], with(linear_reference)(in)[0], type == at::kBFloat16 ? 2e-2 : 1e-4))
+            << rows << type;
       }
     }
   EXPECT_TRUE(gradcheck([](const vector<Tensor>& t) { return vector<Tensor>{ops::linear(t[0], t[1], t[2])}; },
@@ -141,7 +165,7 @@ TEST(Linear, ARowDependsOnNoOtherRow) {
     const Tensor wide = random({kBatchInvariantRows, 90}, type), weight = random({50, 75}, type), bias = random({50}, type);
     const Tensor x = wide.narrow(1, 3, 75), y = ops::linear(x, weight, bias);
     for (int64_t row = 0; row < x.size(0); ++row)
-      EXPECT_TRUE(same_bits(ops::linear(x.narrow(0, row, 1).clone(), weight, bias), y.narrow(0, row, 1)));
+      EXPECT_TRUE(same_bits(ops::linear(x.narrow(0, row, 1).clone(), weight, bias), y.narrow(0, row, 1))) << type << ", row " << row;
     for (const int64_t rows : {2, 3, 7, 16, 33})
       EXPECT_TRUE(same_bits(ops::linear(x.narrow(0, 5, rows), weight, bias), y.narrow(0, 5, rows)));
   }
@@ -207,6 +231,7 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
   return vector<SchemaCase>{
       {"rms_norm", {x, f({6}), 1e-5}},
       {"rms_norm_forward", {x, f({6}).to(at::kBFloat16), 1e-5}},
+      {"rms_norm_add_", {f({5, 6}), x, f({6}), 1e-5}},
       {"rms_norm_backward", {f({5, 6}), x, f({6}), f({5})}},
       {"swiglu", {x}},
       {"swiglu_backward", {f({5, 3}), x}},

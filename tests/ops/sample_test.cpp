@@ -57,7 +57,7 @@ TEST_P(Sample, KeepsWhatTheOptionsKeep) {
   EXPECT_EQ(kept({1, 2}), (std::set<int64_t>{0, 1}));
   EXPECT_EQ(kept({1, 0, 0.75}), (std::set<int64_t>{0, 1}));
   EXPECT_EQ(kept({1, 0, 0.85}), (std::set<int64_t>{0, 1, 2}));
-  EXPECT_EQ(kept({1, 0, 1, 0.11}), (std::set<int64_t>{0, 1, 2}));
+  EXPECT_EQ(kept({1, 0, 1, 0.15}), (std::set<int64_t>{0, 1, 2}));
   EXPECT_EQ(kept({1, 4, 0.75, 0.15}), (std::set<int64_t>{0, 1}));
 }
 

@@ -115,24 +115,41 @@ __global__ void update_states(const __grid_constant__ ShortConv p) {
   for (int j = 0; j + 1 < p.taps; ++j) state[j] = input_at<T>(p, p.state, slot, start, stop - p.taps + 1 + j, c);
 }
 
-template <typename T>
-__global__ void step_rows(const __grid_constant__ ShortConv p) {
-  const int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  if (at >= p.rows * p.channels) return;
-  const int64_t row = at / p.channels, c = at % p.channels, slot = p.slot != nullptr ? p.slot[row] : row;
-  float* state = p.state + (slot * p.channels + c) * (p.taps - 1);
+// A thread a row and channel. kTaps: so many, known when compiling, so that all loads are under way together; 0: any number.
+template <typename T, int kTaps>
+__global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ ShortConv p) {
+  const int64_t row = blockIdx.x, c = blockIdx.y * int64_t{kThreads} + threadIdx.x;
+  if (c >= p.channels) return;
+  const int taps = kTaps > 0 ? kTaps : p.taps;
+  const T* weight = static_cast<const T*>(p.weight) + c * taps;
+  const float gate = p.gate != nullptr ? to_float(static_cast<const T*>(p.gate)[row * p.gate_stride + c]) : 1.0F;
   const float x = to_float(static_cast<const T*>(p.x)[row * p.x_stride + c]);
-  const T* weight = static_cast<const T*>(p.weight) + c * p.taps;
   float y = p.bias != nullptr ? to_float(static_cast<const T*>(p.bias)[c]) : 0.0F;
-  for (int j = 0; j + 1 < p.taps; ++j) {
-    const float old = state[j];
-    y = fmaf(to_float(weight[j]), old, y);
-    if (j > 0) state[j - 1] = old;
+  float* state = p.state + ((p.slot != nullptr ? p.slot[row] : row) * p.channels + c) * (taps - 1);
+  if constexpr (kTaps > 1) {
+    float old[kTaps - 1], w[kTaps - 1];
+#pragma unroll
+    for (int j = 0; j + 1 < kTaps; ++j) old[j] = state[j], w[j] = to_float(weight[j]);
+#pragma unroll
+    for (int j = 0; j + 1 < kTaps; ++j) {
+      y = fmaf(w[j], old[j], y);
+      state[j] = j + 2 < kTaps ? old[j + 1] : x;
+    }
+  } else {
+    for (int j = 0; j + 1 < taps; ++j) {
+      const float old = state[j];
+      y = fmaf(to_float(weight[j]), old, y);
+      if (j > 0) state[j - 1] = old;
+    }
+    if (taps > 1) state[taps - 2] = x;
   }
-  if (p.taps > 1) state[p.taps - 2] = x;
-  y = activate(fmaf(to_float(weight[p.taps - 1]), x, y), p.silu);
-  if (p.gate != nullptr) y *= to_float(static_cast<const T*>(p.gate)[row * p.gate_stride + c]);
+  y = activate(fmaf(to_float(weight[taps - 1]), x, y), p.silu) * gate;
   static_cast<T*>(p.y)[row * p.y_stride + c] = from_float<T>(y);
+}
+
+template <typename T>
+auto* choose_step(int taps) {
+  return taps == 3 ? step_rows<T, 3> : taps == 4 ? step_rows<T, 4> : step_rows<T, 0>;
 }
 
 // Backward of one channel over a block of tokens. With z = bias + Σ w x, y = act(z)·gate: dz = dy·gate·act'(z), dgate = dy·act(z),
@@ -292,8 +309,9 @@ Status short_conv_backward(const ShortConvBackward& p, void* scratch, Stream str
 
 Status short_conv_step(const ShortConv& p, Stream stream) {
   if (p.rows == 0) return {};
-  auto* kernel = p.dtype == DType::bf16 ? step_rows<bf16> : step_rows<float>;
-  kernel<<<static_cast<unsigned>(ceil_div(p.rows * p.channels, kThreads)), kThreads, 0, stream_of(stream)>>>(p);
+  auto* kernel = p.dtype == DType::bf16 ? choose_step<bf16>(p.taps) : choose_step<float>(p.taps);
+  const dim3 grid(static_cast<unsigned>(p.rows), static_cast<unsigned>(ceil_div(p.channels, kThreads)));
+  kernel<<<grid, kThreads, 0, stream_of(stream)>>>(p);
   return launched();
 }
 

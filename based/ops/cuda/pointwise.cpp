@@ -1,4 +1,4 @@
-// RMSNorm, SwiGLU and rotary positions. The linear layer has no entry: ATen's own, cuBLAS, is what runs.
+// RMSNorm, SwiGLU and rotary positions.
 #include "based/kernels/pointwise.h"
 
 #include <torch/library.h>
@@ -20,6 +20,11 @@ const PointwiseKernels kCuda{launch<kernels::cuda::rms_norm_forward, kernels::Rm
 std::tuple<Tensor, Tensor> norm(const Tensor& x, const Tensor& weight, double eps) {
   const OnDevice device("rms_norm", {{"x", x}, {"weight", weight}});
   return rms_norm_forward_with(kCuda, x, weight, eps);
+}
+
+Tensor norm_add(Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
+  const OnDevice device("rms_norm_add_", {{"residual", residual}, {"x", x}, {"weight", weight}});
+  return rms_norm_add_with(kCuda, residual, x, weight, eps);
 }
 
 std::tuple<Tensor, Tensor> norm_backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& inverse_rms) {
@@ -44,6 +49,7 @@ Tensor turn(const Tensor& x, const Tensor& positions, int64_t dim, double base, 
 
 TORCH_LIBRARY_IMPL(based, CUDA, m) {
   m.impl("rms_norm_forward", norm);
+  m.impl("rms_norm_add_", norm_add);
   m.impl("rms_norm_backward", norm_backward);
   m.impl("swiglu", swiglu_forward);
   m.impl("swiglu_backward", swiglu_backward);
