@@ -11,7 +11,7 @@ namespace {
 using namespace detail;
 
 constexpr int kWarps = 4;   // of a block
-constexpr int kFlight = 8;  // units of a weight's row that a lane has under way
+constexpr int kFlight = 4;  // units of a weight's row that a lane has under way
 
 template <typename T, typename Y, int kRows>
 __global__ void __launch_bounds__(32 * kWarps) few_rows(const __grid_constant__ Linear p) {
@@ -23,10 +23,10 @@ __global__ void __launch_bounds__(32 * kWarps) few_rows(const __grid_constant__ 
   const T* x = static_cast<const T*>(p.x);
   float sum[kRows] = {};
   for (int first = lane; first < units; first += 32 * kFlight) {
-    Elements<T, kUnit> w[kFlight];
+    float w[kFlight][kUnit];
 #pragma unroll
     for (int f = 0; f < kFlight; ++f)
-      if (first + 32 * f < units) w[f] = *reinterpret_cast<const Elements<T, kUnit>*>(weight + (first + 32 * f) * kUnit);
+      if (first + 32 * f < units) load_floats<kUnit>(weight + (first + 32 * f) * kUnit, w[f]);
 #pragma unroll
     for (int f = 0; f < kFlight; ++f) {
       if (first + 32 * f >= units) break;
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(32 * kWarps) few_rows(const __grid_constant__ 
         float v[kUnit];
         load_floats<kUnit>(x + row * p.x_stride + (first + 32 * f) * kUnit, v);
 #pragma unroll
-        for (int i = 0; i < kUnit; ++i) sum[row] = fmaf(to_float(w[f].x[i]), v[i], sum[row]);
+        for (int i = 0; i < kUnit; ++i) sum[row] = fmaf(w[f][i], v[i], sum[row]);
       }
     }
   }
