@@ -66,7 +66,7 @@ double state_traffic(const LanguageModel& model) {
 
 void run_decode(Context& context) {
   const double rate = context.ceilings.copy_gb_s() * 1e9;
-  for (const std::string preset :
+  for (const std::string& preset :
        context.quick ? std::vector<std::string>{"based-demo"} : std::vector<std::string>{"based-360m", "based-1.4b"}) {
     const BenchModel bench = verified_preset(context, preset);
     for (const int64_t batch : context.quick ? std::vector<int64_t>{4} : std::vector<int64_t>{1, 16, 128, 512}) {

@@ -45,7 +45,7 @@ class EngineOnDevices : public testing::TestWithParam<torch::DeviceType> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Devices, EngineOnDevices, testing::Values(torch::kCPU, torch::kCUDA),
-                         [](const auto& info) { return info.param == torch::kCPU ? "cpu" : "cuda"; });
+                         [](const auto& given) { return given.param == torch::kCPU ? "cpu" : "cuda"; });
 
 TEST_P(EngineOnDevices, GreedyTextsOfAnyLengthsAreThoseOfSessions) {
   const auto model = tiny(GetParam());

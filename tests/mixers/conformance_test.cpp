@@ -129,8 +129,8 @@ std::vector<Subject> small_subjects() {
 
 INSTANTIATE_TEST_SUITE_P(Registry, EveryMixerInBf16,
                          testing::Combine(testing::ValuesIn(small_subjects()), testing::Values(torch::kCPU, torch::kCUDA)),
-                         [](const testing::TestParamInfo<EveryMixerInBf16::ParamType>& info) {
-                           return std::get<0>(info.param).name + suffix(std::get<1>(info.param));
+                         [](const testing::TestParamInfo<EveryMixerInBf16::ParamType>& given) {
+                           return std::get<0>(given.param).name + suffix(std::get<1>(given.param));
                          });
 
 }  // namespace
