@@ -1,4 +1,5 @@
 // The program: subcommands, exit codes (0 done, 1 failed, 2 bad usage), messages on stderr, results on stdout.
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 
@@ -21,9 +22,8 @@ int run(int argc, char** argv) {
   CLI::App app{"Based: linear attention language models with a state of fixed size"};
   app.name("based");
   app.set_version_flag("--version", std::string("based ") + version);
-  app.require_subcommand(1);
   app.failure_message(CLI::FailureMessage::help);
-  for (const Command* command : commands) command->setup(*app.add_subcommand(command->name, command->summary));
+  for (const Command* command : commands) command->setup(CommandLine(app).add_subcommand(command->name, command->summary));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -55,12 +55,11 @@ void run(const Options& options) {
   }
 }
 
-void setup(CLI::App& app) {
+void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
-  app.add_option("--model", options->model, "the model's folder")->required();
-  app.add_option("--data", options->data, "text file")->required();
-  app.add_option("--context", options->perplexity.context, "forget everything after this many tokens; 0: one state over the whole text")
-      ->capture_default_str();
+  app.add_required("--model", options->model, "the model's folder");
+  app.add_required("--data", options->data, "text file");
+  app.add_option("--context", options->perplexity.context, "forget everything after this many tokens; 0: one state over the whole text");
   app.add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { run(*options); });

@@ -35,7 +35,7 @@ void run(bool json) {
   if (failed > 0) throw Exit{1};
 }
 
-void setup(CLI::App& app) {
+void setup(CommandLine app) {
   auto json = std::make_shared<bool>(false);
   app.add_flag("--json", *json, "for machines");
   app.callback([json] { run(*json); });

@@ -42,11 +42,11 @@ void run(const Options& options) {
   }
 }
 
-void setup(CLI::App& app) {
+void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
   app.add_option("config", options->config, "TOML file; `based train --keys` lists its keys");
   app.add_option("--set", options->set, "key=value, in place of the file's: train.steps=200");
-  app.add_option("--out", options->out, "folder for the model, the tokenizer and metrics.jsonl")->capture_default_str();
+  app.add_option("--out", options->out, "folder for the model, the tokenizer and metrics.jsonl");
   app.add_flag("--keys", options->keys, "list every key with its default");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { run(*options); });

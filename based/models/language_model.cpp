@@ -1,5 +1,7 @@
 #include "based/models/language_model.h"
 
+#include <torch/nn/modules/container/modulelist.h>
+
 #include "based/ops/pointwise.h"
 
 namespace based {

@@ -1,8 +1,6 @@
 // Pre-norm language model: embedding, blocks of (norm, mixer, norm, MLP) around a residual stream, norm, tied output projection.
 // Activations are packed [tokens, d_model]; the residual stream is fp32 in bf16 models.
 #pragma once
-#include <torch/torch.h>
-
 #include <memory>
 #include <vector>
 
@@ -10,6 +8,7 @@
 #include "based/mixers/projection.h"
 #include "based/models/config.h"
 #include "based/models/state.h"
+#include "based/ops/torch.h"
 
 namespace based {
 

@@ -1,5 +1,3 @@
-#include <torch/library.h>
-
 #include "based/kernels/cross_entropy.h"
 #include "based/ops/arguments.h"
 #include "based/ops/pointwise.h"

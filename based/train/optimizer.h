@@ -1,11 +1,10 @@
 // AdamW, its learning rate schedule and clipping.
 #pragma once
-#include <torch/torch.h>
-
 #include <string>
 #include <vector>
 
 #include "based/core/config.h"
+#include "based/ops/torch.h"
 
 namespace based {
 
