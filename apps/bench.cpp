@@ -1,16 +1,21 @@
 #include "bench/case.h"
 
+#include <cstdio>
+#include <ctime>
+#include <sstream>
+
 #include "apps/command.h"
 #include "based/core/config.h"
 #include "based/core/json.h"
 #include "based/kernels/cpu/isa.h"
+#include "based/models/device.h"
 
 namespace based::apps {
 namespace {
 
 struct Options {
   std::vector<std::string> names;
-  std::string model;
+  std::string model, commit, device = "cpu";
   int threads = 0;
   bool quick = false, json = false;
 };
@@ -26,10 +31,52 @@ const bench::Case& find_case(const std::string& name) {
                    " `based bench` without a name lists them");
 }
 
+// The named ones, or all that measure this device.
+std::vector<const bench::Case*> chosen_cases(const std::vector<std::string>& names, torch::Device device) {
+  std::vector<const bench::Case*> chosen;
+  const bool all = names.empty() || (names.size() == 1 && names[0] == "all");
+  for (const auto& one : bench::cases())
+    if (all && one.on_gpu == device.is_cuda()) chosen.push_back(&one);
+  for (const auto& name : all ? std::vector<std::string>() : names) {
+    chosen.push_back(&find_case(name));
+    if (chosen.back()->on_gpu != device.is_cuda())
+      throw UsageError("benchmark '" + name + "' measures " + (chosen.back()->on_gpu ? "a GPU: give --device cuda" : "the CPU"));
+  }
+  return chosen;
+}
+
+// What nvidia-smi says: name, driver, clocks. A result without them could be anybody's.
+Json gpu_description(torch::Device device) {
+  const std::string query = "nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem --format=csv,noheader,nounits -i " +
+                            std::to_string(device.index());
+  std::string line(256, '\0');
+  FILE* pipe = popen(query.c_str(), "r");
+  if (pipe == nullptr || std::fgets(line.data(), static_cast<int>(line.size()), pipe) == nullptr) line = "unknown, unknown, 0, 0";
+  if (pipe != nullptr) pclose(pipe);
+  std::vector<std::string> fields;
+  std::stringstream stream(line.c_str());
+  for (std::string field; std::getline(stream, field, ',');) {
+    const size_t begin = field.find_first_not_of(' '), end = field.find_last_not_of(" \n");
+    fields.push_back(begin == std::string::npos ? "" : field.substr(begin, end - begin + 1));
+  }
+  fields.resize(4);
+  return {{"device", fields[0]},
+          {"driver", fields[1]},
+          {"clocks_mhz", {{"sm", std::atoi(fields[2].c_str())}, {"memory", std::atoi(fields[3].c_str())}}}};
+}
+
+std::string utc_now() {
+  char text[32];
+  const std::time_t now = std::time(nullptr);
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+  return text;
+}
+
 Json to_json(const bench::Result& result) {
   Json json{{"name", result.name},   {"shape", result.shape}, {"value", result.value},
             {"unit", result.unit},   {"floor", result.floor}, {"floor_fraction", result.floor_fraction},
             {"bound", result.bound}, {"error", result.error}};
+  if (!result.headline.empty()) json["headline"] = result.headline;
   for (const auto& [name, value] : result.more) json[name] = value;
   return json;
 }
@@ -50,22 +97,18 @@ void print(const bench::Result& result) {
 }
 
 void run(const Options& options) {
-  if (options.names.empty()) {
+  if (options.names.empty() && options.device == "cpu") {
     for (const auto& one : bench::cases()) print_line(std::string(one.name) + ": " + one.summary);
     return;
   }
+  const torch::Device device = parse_device(options.device, "--device");
   if (options.threads < 0) throw UsageError("--threads must be at least 1");
   if (options.threads > 0) torch::set_num_threads(options.threads);
   bench::Context context;
   context.quick = options.quick;
+  context.device = context.ceilings.device = device;
   context.model = options.model;
-  std::vector<const bench::Case*> chosen;
-  for (const auto& name : options.names) {
-    if (name == "all")
-      for (const auto& one : bench::cases()) chosen.push_back(&one);
-    else
-      chosen.push_back(&find_case(name));
-  }
+  const std::vector<const bench::Case*> chosen = chosen_cases(options.names, device);
   if (!options.json) {
     print_line("threads " + std::to_string(torch::get_num_threads()) + ", kernels " + kernels::cpu::isa_name(kernels::cpu::isa()));
     context.report = print;
@@ -74,19 +117,27 @@ void run(const Options& options) {
   if (!options.json) return;
   Json results = Json::array();
   for (const auto& result : context.results) results.push_back(to_json(result));
-  print_line(dump_json({{"version", version},
-                        {"threads", torch::get_num_threads()},
-                        {"kernels", kernels::cpu::isa_name(kernels::cpu::isa())},
-                        {"read_gb_s", context.ceilings.read_gb_s()},
-                        {"gemm_fp32_gflops", context.ceilings.gemm_gflops(torch::kFloat)},
-                        {"gemm_bf16_gflops", context.ceilings.gemm_gflops(torch::kBFloat16)},
-                        {"results", results}},
-                       2));
+  Json report{{"version", version}, {"commit", options.commit}, {"date", utc_now()}};
+  if (device.is_cuda()) {
+    report.update(gpu_description(device));
+    report["copy_gb_s"] = context.ceilings.copy_gb_s();
+  } else {
+    report["device"] = "cpu";
+    report["threads"] = torch::get_num_threads();
+    report["kernels"] = kernels::cpu::isa_name(kernels::cpu::isa());
+    report["read_gb_s"] = context.ceilings.read_gb_s();
+    report["gemm_fp32_gflops"] = context.ceilings.gemm_gflops(torch::kFloat);
+  }
+  report["gemm_bf16_gflops"] = context.ceilings.gemm_gflops(torch::kBFloat16);
+  report["results"] = results;
+  print_line(dump_json(report, 2));
 }
 
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
   app.add_option("name", options->names, "cases to run, or all; none: list them");
+  app.add_option("--device", options->device, "cpu, cuda or cuda:N; on a GPU, without names, all that measure one");
+  app.add_option("--commit", options->commit, "goes into the JSON, for results that are kept");
   app.add_option("--threads", options->threads, "CPU threads; 0: all cores");
   app.add_option("--model", options->model, "decode, position and prefill: a model's folder instead of based-360m with random weights");
   app.add_flag("--quick", options->quick, "small sizes and few repeats: shows that it runs, not how fast");

@@ -5,6 +5,7 @@
 #include "based/core/json.h"
 #include "based/generate/session.h"
 #include "based/generate/text_stream.h"
+#include "based/models/device.h"
 #include "based/models/tensor_view.h"
 #include "based/models/weights.h"
 
@@ -12,7 +13,7 @@ namespace based::apps {
 namespace {
 
 struct Options {
-  std::string model, prompt, state, save_state, dtype;
+  std::string model, prompt, state, save_state, dtype, device = "cpu";
   int64_t max_tokens = 128;
   SamplingOptions sampling;
   std::vector<std::string> stops;
@@ -63,8 +64,9 @@ void run(const Options& options) {
   if (options.max_tokens < 0) throw UsageError("--max-tokens must not be negative");
   if (options.prompt.empty() && options.state.empty()) throw UsageError("generate needs --prompt TEXT or --state FILE");
   const auto dtype = options.dtype.empty() ? std::nullopt : std::optional(parse_float_type(options.dtype, "--dtype"));
+  const torch::Device device = parse_device(options.device, "--device");
   const auto tokenizer = make_tokenizer(options.model);
-  const LoadedModel loaded = load_model(options.model, dtype);
+  const LoadedModel loaded = load_model(options.model, dtype, device);
   Session session(*loaded.model);
   if (!options.state.empty()) session.load(options.state, loaded.hash);
   session.append(encode_ids(*tokenizer, options.prompt));
@@ -103,6 +105,7 @@ void setup(CommandLine app) {
   app.add_option("--seed", options->sampling.seed, "the same seed and text give the same tokens");
   app.add_option("--stop", options->stops, "end before this text; may be given several times");
   app.add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
+  app.add_option("--device", options->device, "cpu, cuda or cuda:N");
   app.add_flag("--stream", options->stream, "print text as it is made");
   app.add_flag("--json", options->json, "for machines; with --stream one line a piece, then the summary");
   app.callback([options] { run(*options); });

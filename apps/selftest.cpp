@@ -2,13 +2,21 @@
 
 #include "apps/command.h"
 #include "based/core/json.h"
+#include "based/models/device.h"
 
 namespace based::apps {
 namespace {
 
-void run(bool json) {
+struct Options {
+  std::string device = "cpu";
+  bool json = false;
+};
+
+void run(const Options& options) {
+  const bool json = options.json;
+  const torch::Device device = parse_device(options.device, "--device");
   Json list = Json::array();
-  const auto results = run_selftest([&](const SelfTestResult& result) {
+  const auto results = run_selftest(device, [&](const SelfTestResult& result) {
     if (json) {
       list.push_back({{"name", result.name},
                       {"variant", result.variant},
@@ -29,16 +37,17 @@ void run(bool json) {
   int64_t failed = 0;
   for (const auto& result : results) failed += !result.pass;
   if (json)
-    print_line(dump_json({{"pass", failed == 0}, {"checks", list}}, 2));
+    print_line(dump_json({{"pass", failed == 0}, {"device", device.str()}, {"checks", list}}, 2));
   else
     print_line(std::to_string(results.size() - static_cast<size_t>(failed)) + " passed, " + std::to_string(failed) + " failed");
   if (failed > 0) throw Exit{1};
 }
 
 void setup(CommandLine app) {
-  auto json = std::make_shared<bool>(false);
-  app.add_flag("--json", *json, "for machines");
-  app.callback([json] { run(*json); });
+  auto options = std::make_shared<Options>();
+  app.add_option("--device", options->device, "cpu, cuda or cuda:N");
+  app.add_flag("--json", options->json, "for machines");
+  app.callback([options] { run(*options); });
 }
 
 }  // namespace

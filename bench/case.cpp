@@ -1,6 +1,7 @@
 #include "bench/case.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 
@@ -47,6 +48,7 @@ double verify(const torch::Tensor& value, const torch::Tensor& reference, double
 namespace {
 
 constexpr int64_t buffer_bytes = int64_t{1} << 29;  // beyond every cache
+constexpr int64_t gpu_buffer_bytes = int64_t{1} << 32;
 constexpr int ceiling_repeats = 7;
 
 // Best of several: a ceiling is what the machine can do, not what it did on average.
@@ -84,6 +86,14 @@ double Ceilings::read_gb_s() {
 }
 
 double Ceilings::copy_gb_s() {
+  if (copy_ == 0 && device.is_cuda()) {
+    const torch::Tensor from = torch::ones({gpu_buffer_bytes / 4}, device);
+    torch::Tensor to = torch::zeros_like(from);
+    copy_ = 2.0 * static_cast<double>(gpu_buffer_bytes) / 1e9 / best_seconds([&] {
+              to.copy_(from);
+              torch::cuda::synchronize();
+            });
+  }
   if (copy_ == 0) {
     const torch::Tensor from = torch::ones({buffer_bytes / 4}), to = torch::zeros({buffer_bytes / 4});
     const char* source = static_cast<const char*>(from.const_data_ptr());
@@ -102,10 +112,14 @@ double Ceilings::gemm_gflops(torch::Dtype dtype) {
   double& rate = gemm_[dtype];
   if (rate == 0) {
     const torch::NoGradGuard no_grad;
-    for (const int64_t n : {1024, 2048}) {
-      const torch::Tensor a = torch::randn({n, n}).to(dtype), b = torch::randn({n, n}).to(dtype);
-      torch::Tensor c = torch::empty({n, n}, dtype);
-      rate = std::max(rate, 2.0 * static_cast<double>(n * n * n) / 1e9 / best_seconds([&] { torch::mm_out(c, a, b.t()); }));
+    const auto options = torch::dtype(dtype).device(device);
+    for (const int64_t n : device.is_cuda() ? std::array{4096, 8192} : std::array{1024, 2048}) {
+      const torch::Tensor a = torch::randn({n, n}, options), b = torch::randn({n, n}, options);
+      torch::Tensor c = torch::empty({n, n}, options);
+      rate = std::max(rate, 2.0 * static_cast<double>(n * n * n) / 1e9 / best_seconds([&] {
+                              torch::mm_out(c, a, b.t());
+                              if (device.is_cuda()) torch::cuda::synchronize();
+                            }));
     }
   }
   return rate;

@@ -19,11 +19,13 @@ struct Result {
   std::string bound;                   // which ceiling: "fp32 GEMM 204 GFLOP/s"
   double error = 0;                    // against the reference
   std::map<std::string, double> more;  // further figures, for example a ratio
+  std::string headline;                // the key by which pages name this figure; empty: none
 };
 
-// What this machine can do, measured when first asked for, each once a run.
+// What this machine can do, measured on `device` when first asked for, each once a run.
 struct Ceilings {
-  double read_gb_s();                      // all threads summing a buffer larger than the caches
+  torch::Device device = torch::kCPU;
+  double read_gb_s();                      // all threads summing a buffer larger than the caches; CPU only
   double copy_gb_s();                      // bytes read plus bytes written
   double gemm_gflops(torch::Dtype dtype);  // square matrix product through LibTorch
 
@@ -33,6 +35,7 @@ struct Ceilings {
 };
 
 struct Context {
+  torch::Device device = torch::kCPU;
   Ceilings ceilings;
   bool quick = false;  // smaller sizes, fewer repeats: to see that it runs
   std::string model;   // a model's folder, for the cases that can measure a user's own; empty: based-360m with random weights
@@ -46,6 +49,7 @@ struct Case {
   const char* name;
   const char* summary;
   void (*run)(Context&);
+  bool on_gpu = false;  // measures a GPU; others measure the CPU
 };
 const std::vector<Case>& cases();
 #define BASED_BENCH(name) extern const Case case_##name;
@@ -53,7 +57,7 @@ const std::vector<Case>& cases();
 #include "bench/cases.def"
 #undef BASED_BENCH
 
-// Seconds of one call: median of at least `repeats` calls after one that is not counted.
+// Seconds of one call: median of at least `repeats` calls after one that is not counted. A GPU's work is waited for where the body does.
 double median_seconds(const std::function<void()>& body, int repeats = 5);
 // Throws Error where the largest difference over the largest entry exceeds `tolerance`: nothing wrong is timed. Returns that ratio.
 double verify(const torch::Tensor& value, const torch::Tensor& reference, double tolerance, const std::string& what);

@@ -9,7 +9,7 @@
 namespace based::bench {
 
 torch::Tensor random_ids(const LanguageModel& model, int64_t count) {
-  return torch::randint(model.config().vocab_size, {count}, torch::kInt64);
+  return torch::randint(model.config().vocab_size, {count}, torch::kInt64).to(model.device());
 }
 
 double weight_bytes(const LanguageModel& model) {
@@ -26,34 +26,58 @@ int64_t resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-BenchModel verified_model(const Context& context) {
+namespace {
+
+// Prefill and steps in the model's type and place against the parallel form in fp32 (fp64 for fp32 models) on the CPU.
+void verify_model(BenchModel& result) {
   const torch::NoGradGuard no_grad;
-  torch::manual_seed(3);
-  BenchModel result;
-  if (context.model.empty()) {
-    const char* preset = context.quick ? "based-demo" : "based-360m";
-    result.model = std::make_shared<LanguageModel>(find_preset(preset));
-    result.model->to(torch::kBFloat16);
-    result.name = preset;
-  } else {
-    result.model = load_model(context.model).model;
-    result.name = context.model;
-  }
   LanguageModel& model = *result.model;
   model.eval();
   const bool reduced = model.dtype() == torch::kBFloat16;
   result.name += reduced ? " bf16" : " fp32";
   constexpr int64_t tokens = 24, prefilled = 16;
-  const torch::Tensor ids = random_ids(model, tokens), slots = torch::tensor({int64_t{0}});
+  const torch::Tensor ids = random_ids(model, tokens), slots = torch::zeros({1}, ids.options());
   ModelState state = model.make_state(1);
-  std::vector<torch::Tensor> rows{model.prefill(ids.narrow(0, 0, prefilled), Sequences::equal(1, prefilled), state, slots)};
+  const Sequences first = Sequences::equal(1, prefilled, model.device());
+  std::vector<torch::Tensor> rows{model.prefill(ids.narrow(0, 0, prefilled), first, state, slots)};
   for (int64_t t = prefilled; t < tokens; ++t) rows.push_back(model.step(ids.narrow(0, t, 1), state, slots));
+  const SkipInitialisation weights_follow;
   LanguageModel exact(model.config());
   const auto weights = model.named_parameters();
   for (const auto& item : exact.named_parameters()) item.value().copy_(weights[item.key()]);
   if (!reduced) exact.to(torch::kDouble);
   exact.eval();
-  result.error = verify(torch::cat(rows), exact.forward(ids, Sequences::equal(1, tokens)), reduced ? 0.1 : 1e-3, result.name);
+  result.error = verify(torch::cat(rows).cpu(), exact.forward(ids.cpu(), Sequences::equal(1, tokens)), reduced ? 0.1 : 1e-3, result.name);
+}
+
+}  // namespace
+
+BenchModel verified_preset(const Context& context, const std::string& preset) {
+  torch::manual_seed(3);
+  BenchModel result;
+  result.name = preset;
+  {
+    // A billion random numbers take long on a CPU: a GPU draws its own.
+    std::optional<SkipInitialisation> drawn_there;
+    if (context.device.is_cuda()) drawn_there.emplace();
+    result.model = std::make_shared<LanguageModel>(find_preset(preset));
+  }
+  result.model->to(context.device, torch::kBFloat16);
+  const torch::NoGradGuard no_grad;
+  if (context.device.is_cuda())
+    for (auto& parameter : result.model->named_parameters()) {
+      if (parameter.value().dim() > 1) parameter.value().normal_(0, initial_std);
+      if (parameter.key().ends_with("bias")) parameter.value().zero_();
+    }
+  verify_model(result);
+  return result;
+}
+
+BenchModel verified_model(const Context& context) {
+  if (context.model.empty()) return verified_preset(context, context.quick ? "based-demo" : "based-360m");
+  torch::manual_seed(3);
+  BenchModel result{load_model(context.model, {}, context.device).model, context.model, 0};
+  verify_model(result);
   return result;
 }
 

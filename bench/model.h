@@ -15,6 +15,8 @@ struct BenchModel {
 // The model that the context names: a folder's, as stored, or based-360m (quick: based-demo) with random weights in bf16. Verified on a
 // short text.
 BenchModel verified_model(const Context& context);
+// The same for this preset, whatever the context names.
+BenchModel verified_preset(const Context& context, const std::string& preset);
 // Bytes of the weights that a decoding step reads: all, the embedding once, as the output projection.
 double weight_bytes(const LanguageModel& model);
 torch::Tensor random_ids(const LanguageModel& model, int64_t count);

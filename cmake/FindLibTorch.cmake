@@ -43,6 +43,8 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
     add_library(LibTorch::cuda SHARED IMPORTED GLOBAL)
     set_target_properties(LibTorch::cuda PROPERTIES IMPORTED_LOCATION "${LibTorch_torch_cuda}")
     target_link_libraries(LibTorch::cuda INTERFACE LibTorch::torch "${LibTorch_c10_cuda}")
+    # Its operators register themselves; no symbol of it need be named for them to be wanted.
+    target_link_options(LibTorch::cuda INTERFACE "LINKER:--no-as-needed,${LibTorch_torch_cuda},--as-needed")
   endif()
 endif()
 mark_as_advanced(LibTorch_INCLUDE_DIR LibTorch_torch_cpu LibTorch_c10 LibTorch_torch_cuda LibTorch_c10_cuda)

@@ -22,7 +22,7 @@ double relative_error(const Tensor& value, const Tensor& reference) {
   if (value.sizes() != reference.sizes()) return INFINITY;
   if (value.numel() == 0) return 0;
   const double scale = std::max(reference.abs().max().item<double>(), 1e-12);
-  const double error = (value.to(torch::kDouble) - reference.to(torch::kDouble)).abs().max().item<double>() / scale;
+  const double error = (value.to(torch::kCPU, torch::kDouble) - reference.to(torch::kDouble)).abs().max().item<double>() / scale;
   return std::isnan(error) ? INFINITY : error;
 }
 
@@ -34,51 +34,57 @@ struct OperatorCheck {
   bool gradients = true;
 };
 
-Tensors as_type(const Tensors& tensors, torch::Dtype type, bool gradients) {
+Tensors as_type(const Tensors& tensors, torch::Device device, torch::Dtype type, bool gradients) {
   Tensors result;
-  for (const auto& tensor : tensors) result.push_back(tensor.to(type).detach().clone().requires_grad_(gradients));
+  for (const auto& tensor : tensors) result.push_back(tensor.to(device, type).detach().clone().requires_grad_(gradients));
   return result;
 }
 
 // Largest error over the output and, where asked for, every gradient of Σ y·g.
-double operator_error(const OperatorCheck& check, torch::Dtype type) {
+double operator_error(const OperatorCheck& check, torch::Device device, torch::Dtype type) {
   const Tensors inputs = check.inputs();
-  const Tensors exact = as_type(inputs, torch::kDouble, check.gradients), given = as_type(inputs, type, check.gradients);
+  const Tensors exact = as_type(inputs, torch::kCPU, torch::kDouble, check.gradients);
+  const Tensors given = as_type(inputs, device, type, check.gradients);
   const Tensor reference = check.reference(exact), value = check.op(given);
   double error = relative_error(value, reference);
   if (!check.gradients) return error;
   const Tensor g = torch::randn(reference.sizes()).to(torch::kBFloat16).to(torch::kDouble);
   const Tensors wanted = torch::autograd::grad({reference}, exact, {g}),
-                got = torch::autograd::grad({value}, given, {g.to(value.scalar_type())});
+                got = torch::autograd::grad({value}, given, {g.to(device, value.scalar_type())});
   for (size_t i = 0; i < wanted.size(); ++i) error = std::max(error, relative_error(got[i], wanted[i]));
   return error;
 }
 
 Tensor draw(torch::IntArrayRef shape, double scale = 1) { return (torch::randn(shape) * scale).to(torch::kBFloat16).to(torch::kFloat); }
 
-Tensor row_starts() { return torch::tensor({int64_t{0}, int64_t{65}, int64_t{65}, int64_t{66}, int64_t{196}}); }
+// Where `like` is.
+Tensor row_starts(const Tensor& like) {
+  return torch::tensor({int64_t{0}, int64_t{65}, int64_t{65}, int64_t{66}, int64_t{196}}).to(like.device());
+}
 constexpr int64_t tokens = 196;
 
 std::vector<OperatorCheck> attention_checks() {
   const auto qkv = [] { return Tensors{draw({tokens, 2, 16}, 0.5), draw({tokens, 2, 16}, 0.5), draw({tokens, 2, 24})}; };
   return {
-      {"taylor_attention", qkv, [](const Tensors& x) { return std::get<0>(ops::taylor_attention(x[0], x[1], x[2], row_starts())); },
-       [](const Tensors& x) { return std::get<0>(ops::taylor_attention_reference(x[0], x[1], x[2], row_starts())); }},
+      {"taylor_attention", qkv, [](const Tensors& x) { return std::get<0>(ops::taylor_attention(x[0], x[1], x[2], row_starts(x[0]))); },
+       [](const Tensors& x) { return std::get<0>(ops::taylor_attention_reference(x[0], x[1], x[2], row_starts(x[0]))); }},
       {"taylor_attention, decay", qkv,
        [](const Tensors& x) {
-         return std::get<0>(ops::taylor_attention(x[0], x[1], x[2], row_starts(), {}, torch::tensor({0.97F, 0.99F})));
+         return std::get<0>(ops::taylor_attention(x[0], x[1], x[2], row_starts(x[0]), {}, torch::tensor({0.97F, 0.99F}).to(x[0].device())));
        },
        [](const Tensors& x) {
          return std::get<0>(
-             ops::taylor_attention_reference(x[0], x[1], x[2], row_starts(), {}, torch::tensor({0.97F, 0.99F}).to(torch::kDouble)));
+             ops::taylor_attention_reference(x[0], x[1], x[2], row_starts(x[0]), {}, torch::tensor({0.97F, 0.99F}).to(torch::kDouble)));
        }},
       {"taylor_attention_step", qkv,
        [](const Tensors& x) {
-         ops::TaylorState state{torch::zeros({1, 2, kernels::packed_features(16), 24}), torch::zeros({1, 2, kernels::packed_features(16)})};
+         const auto sums = torch::dtype(torch::kFloat).device(x[0].device());
+         ops::TaylorState state{torch::zeros({1, 2, kernels::packed_features(16), 24}, sums),
+                                torch::zeros({1, 2, kernels::packed_features(16)}, sums)};
          Tensors rows;
          for (int64_t t = 0; t < 65; ++t)
            rows.push_back(ops::taylor_attention_step(x[0].narrow(0, t, 1), x[1].narrow(0, t, 1), x[2].narrow(0, t, 1), state,
-                                                     torch::zeros({1}, torch::kInt64)));
+                                                     torch::zeros({1}, sums.dtype(torch::kInt64))));
          return torch::cat(rows);
        },
        [](const Tensors& x) {
@@ -90,14 +96,14 @@ std::vector<OperatorCheck> attention_checks() {
        [] {
          return Tensors{draw({tokens, 4, 16}), draw({tokens, 2, 16}), draw({tokens, 2, 16})};
        },
-       [](const Tensors& x) { return ops::causal_attention(x[0], x[1], x[2], row_starts(), row_starts(), 0, 0.25); },
-       [](const Tensors& x) { return ops::causal_attention_reference(x[0], x[1], x[2], row_starts(), row_starts(), 0, 0.25); }},
+       [](const Tensors& x) { return ops::causal_attention(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 0, 0.25); },
+       [](const Tensors& x) { return ops::causal_attention_reference(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 0, 0.25); }},
       {"causal_attention, window",
        [] {
          return Tensors{draw({tokens, 2, 16}), draw({tokens, 2, 16}), draw({tokens, 2, 16})};
        },
-       [](const Tensors& x) { return ops::causal_attention(x[0], x[1], x[2], row_starts(), row_starts(), 17, 0.25); },
-       [](const Tensors& x) { return ops::causal_attention_reference(x[0], x[1], x[2], row_starts(), row_starts(), 17, 0.25); }},
+       [](const Tensors& x) { return ops::causal_attention(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 17, 0.25); },
+       [](const Tensors& x) { return ops::causal_attention_reference(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 17, 0.25); }},
   };
 }
 
@@ -107,14 +113,14 @@ std::vector<OperatorCheck> other_checks() {
        [] {
          return Tensors{draw({tokens, 48}), draw({48, 3}), draw({48}), draw({tokens, 48})};
        },
-       [](const Tensors& x) { return std::get<0>(ops::short_conv(x[0], x[1], x[2], x[3], true, row_starts())); },
-       [](const Tensors& x) { return std::get<0>(ops::short_conv_reference(x[0], x[1], x[2], x[3], true, row_starts())); }},
+       [](const Tensors& x) { return std::get<0>(ops::short_conv(x[0], x[1], x[2], x[3], true, row_starts(x[0]))); },
+       [](const Tensors& x) { return std::get<0>(ops::short_conv_reference(x[0], x[1], x[2], x[3], true, row_starts(x[0]))); }},
       {"long_conv",
        [] {
          return Tensors{draw({tokens, 8}), draw({8, 100}, 0.2)};
        },
-       [](const Tensors& x) { return ops::long_conv(x[0], x[1], row_starts()); },
-       [](const Tensors& x) { return ops::long_conv_reference(x[0], x[1], row_starts()); }},
+       [](const Tensors& x) { return ops::long_conv(x[0], x[1], row_starts(x[0])); },
+       [](const Tensors& x) { return ops::long_conv_reference(x[0], x[1], row_starts(x[0])); }},
       {"rms_norm",
        [] {
          return Tensors{draw({33, 80}), draw({80})};
@@ -131,7 +137,7 @@ std::vector<OperatorCheck> other_checks() {
        [] {
          return Tensors{draw({tokens, 2, 16})};
        },
-       [](const Tensors& x) { return ops::rotary(x[0], torch::arange(tokens), 16, 10000, false); },
+       [](const Tensors& x) { return ops::rotary(x[0], torch::arange(tokens).to(x[0].device()), 16, 10000, false); },
        [](const Tensors& x) {
          const Tensor angle =
              torch::arange(tokens, torch::kDouble).unsqueeze(1) * torch::pow(10000.0, -torch::arange(8, torch::kDouble) / 8).unsqueeze(0);
@@ -152,13 +158,13 @@ std::vector<OperatorCheck> other_checks() {
        [] {
          return Tensors{draw({64, 32}), draw({100, 32}, 0.3)};
        },
-       [](const Tensors& x) { return ops::cross_entropy(x[0], x[1], torch::arange(64) % 7 * 3); },
+       [](const Tensors& x) { return ops::cross_entropy(x[0], x[1], (torch::arange(64) % 7 * 3).to(x[0].device())); },
        [](const Tensors& x) { return at::cross_entropy_loss(torch::linear(x[0], x[1]), torch::arange(64) % 7 * 3); }},
   };
 }
 
 // A model token by token, and in pieces, against its parallel form in double.
-double model_error(const std::string& mixer, bool steps) {
+double model_error(const std::string& mixer, torch::Device device, bool steps) {
   const torch::NoGradGuard no_grad;
   ModelConfig config = find_preset("based-tiny");
   config.layers = {mixer, mixer};
@@ -168,18 +174,20 @@ double model_error(const std::string& mixer, bool steps) {
   config.mixers[mixer] = options;
   LanguageModel model(config);
   model.eval();
+  model.to(device);
   constexpr int64_t length = 70;
-  const Tensor ids = torch::randint(config.vocab_size, {length}, torch::kInt64), slot = torch::zeros({1}, torch::kInt64);
+  const Tensor here = torch::randint(config.vocab_size, {length}, torch::kInt64), ids = here.to(device);
+  const Tensor slot = torch::zeros({1}, ids.options());
   ModelState state = model.make_state(1);
   Tensors rows;
   for (int64_t at = 0; at < length;) {
     const int64_t piece = steps ? 1 : std::min<int64_t>(23, length - at);
     rows.push_back(steps ? model.step(ids.narrow(0, at, 1), state, slot)
-                         : model.prefill(ids.narrow(0, at, piece), Sequences::equal(1, piece), state, slot));
+                         : model.prefill(ids.narrow(0, at, piece), Sequences::equal(1, piece, device), state, slot));
     at += piece;
   }
-  model.to(torch::kDouble);
-  return relative_error(torch::cat(rows), model.forward(ids, Sequences::equal(1, length)));
+  model.to(torch::kCPU, torch::kDouble);
+  return relative_error(torch::cat(rows), model.forward(here, Sequences::equal(1, length)));
 }
 
 void check(std::vector<SelfTestResult>& results, const std::function<void(const SelfTestResult&)>& report, SelfTestResult result,
@@ -196,26 +204,30 @@ void check(std::vector<SelfTestResult>& results, const std::function<void(const 
 
 }  // namespace
 
-std::vector<SelfTestResult> run_selftest(const std::function<void(const SelfTestResult&)>& report) {
+std::vector<SelfTestResult> run_selftest(torch::Device device, const std::function<void(const SelfTestResult&)>& report) {
   std::vector<SelfTestResult> results;
   const Isa best = kernels::cpu::best_isa();
   torch::manual_seed(20);
   auto operators = attention_checks();
   for (auto& other : other_checks()) operators.push_back(std::move(other));
-  for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx}) {
-    if (!kernels::cpu::set_isa(isa)) continue;
+  const auto check_operators = [&](const std::string& where) {
     for (const auto& one : operators)
       for (const auto type : {torch::kFloat32, torch::kBFloat16})
         check(results, report,
-              {one.name, std::string(isa_name(isa)) + (type == torch::kFloat32 ? " fp32" : " bf16"), 0,
-               type == torch::kFloat32 ? 1e-4 : 3e-2, false, ""},
-              [&] { return operator_error(one, type); });
+              {one.name, where + (type == torch::kFloat32 ? " fp32" : " bf16"), 0, type == torch::kFloat32 ? 1e-4 : 3e-2, false, ""},
+              [&] { return operator_error(one, device, type); });
+  };
+  if (device.is_cpu()) {
+    for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx})
+      if (kernels::cpu::set_isa(isa)) check_operators(isa_name(isa));
+    kernels::cpu::set_isa(best);
+  } else {
+    check_operators(device.str());
   }
-  kernels::cpu::set_isa(best);
   for (const auto& mixer : mixers())
     for (const bool steps : {false, true})
       check(results, report, {mixer.name, steps ? "model, step by step, fp32" : "model, prefill in pieces, fp32", 0, 1e-4, false, ""},
-            [&] { return model_error(mixer.name, steps); });
+            [&] { return model_error(mixer.name, device, steps); });
   return results;
 }
 

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "based/ops/torch.h"
+
 namespace based {
 
 struct SelfTestResult {
@@ -15,7 +17,7 @@ struct SelfTestResult {
   std::string message;  // why it could not run, where it threw
 };
 
-// Calls `report` after each check.
-std::vector<SelfTestResult> run_selftest(const std::function<void(const SelfTestResult&)>& report);
+// Calls `report` after each check. References run on the CPU, what is checked on `device`.
+std::vector<SelfTestResult> run_selftest(torch::Device device, const std::function<void(const SelfTestResult&)>& report);
 
 }  // namespace based

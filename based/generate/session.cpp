@@ -10,7 +10,8 @@ constexpr int64_t prefill_piece = 2048;
 
 }  // namespace
 
-Session::Session(LanguageModel& model) : model_(model), state_(model.make_state(1)), slot_(torch::zeros({1}, torch::kInt64)) {}
+Session::Session(LanguageModel& model)
+    : model_(model), state_(model.make_state(1)), slot_(torch::zeros({1}, torch::dtype(torch::kInt64).device(model.device()))) {}
 
 void Session::append(const std::vector<int64_t>& ids) {
   if (ids.empty()) return;
@@ -20,19 +21,19 @@ void Session::append(const std::vector<int64_t>& ids) {
   const torch::InferenceMode inference;
   const int64_t unseen = static_cast<int64_t>(ids_.empty() ? 0 : ids_.size() - 1);
   ids_.insert(ids_.end(), ids.begin(), ids.end());
-  const Tensor all = torch::tensor(ids_);
+  const Tensor all = torch::tensor(ids_).to(model_.device());
   const int64_t end = static_cast<int64_t>(ids_.size()) - 1;
   for (int64_t at = unseen; at < end; at += prefill_piece) {
     const int64_t length = std::min(prefill_piece, end - at);
-    model_.prefill(all.narrow(0, at, length), Sequences::equal(1, length), state_, slot_);
+    model_.prefill(all.narrow(0, at, length), Sequences::equal(1, length, model_.device()), state_, slot_);
   }
 }
 
 int64_t Session::next(const SamplingOptions& options) {
   if (ids_.empty()) throw Error("generation needs at least one token of prompt");
   const torch::InferenceMode inference;
-  const Tensor hidden = model_.step(torch::full({1}, ids_.back(), torch::kInt64), state_, slot_);
-  Tensor logits = model_.logits(hidden).narrow(1, 0, model_.config().vocab_size).to(torch::kFloat).contiguous();
+  const Tensor hidden = model_.step(torch::full({1}, ids_.back(), slot_.options()), state_, slot_);
+  Tensor logits = model_.logits(hidden).narrow(1, 0, model_.config().vocab_size).to(torch::kCPU, torch::kFloat).contiguous();
   ids_.push_back(sample_token({logits.mutable_data_ptr<float>(), static_cast<size_t>(logits.numel())}, options, ids_));
   return ids_.back();
 }
@@ -41,7 +42,7 @@ void Session::save(const std::string& path, const std::string& model_hash) const
   StateSnapshot snapshot{model_hash, ids_, {}, {}};
   const std::vector<StateTensor> tensors = state_.extract(0).named();
   std::vector<Tensor> kept;  // the views point into these
-  for (const auto& tensor : tensors) kept.push_back(tensor.value.contiguous());
+  for (const auto& tensor : tensors) kept.push_back(tensor.value.cpu().contiguous());
   for (size_t i = 0; i < tensors.size(); ++i) snapshot.tensors.push_back(view_of(tensors[i].name, kept[i]));
   write_state_file(path, snapshot);
 }

@@ -20,4 +20,8 @@ namespace cpu {
 Status cross_entropy(const CrossEntropy&);
 }  // namespace cpu
 
+namespace cuda {
+Status cross_entropy(const CrossEntropy&, Stream);
+}  // namespace cuda
+
 }  // namespace based::kernels

@@ -23,4 +23,10 @@ namespace cpu {
 Status linear(const Linear&);
 }  // namespace cpu
 
+namespace cuda {
+// At most 4 rows, of whole 16 bytes, aligned to them.
+bool linear_supports(const Linear&);
+Status linear(const Linear&, Stream);
+}  // namespace cuda
+
 }  // namespace based::kernels

@@ -80,9 +80,10 @@ SoftmaxAttention::Inputs SoftmaxAttention::project(const Tensor& x, const Tensor
   const Tensor all = qkv_proj_->forward(x).view({-1, config_.heads + 2 * config_.kv_heads, head_dim_});
   Inputs in{all.narrow(1, 0, config_.heads), all.narrow(1, config_.heads, config_.kv_heads),
             all.narrow(1, config_.heads + config_.kv_heads, config_.kv_heads)};
-  if (config_.rotary_dim > 0) {
-    in.q = ops::rotary(in.q, positions, config_.rotary_dim, config_.rotary_base, config_.rotary_interleaved);
-    in.k = ops::rotary(in.k, positions, config_.rotary_dim, config_.rotary_base, config_.rotary_interleaved);
+  if (config_.rotary_dim > 0) {  // queries and keys lie side by side and are turned together
+    const Tensor turned = ops::rotary(all.narrow(1, 0, config_.heads + config_.kv_heads), positions, config_.rotary_dim,
+                                      config_.rotary_base, config_.rotary_interleaved);
+    in.q = turned.narrow(1, 0, config_.heads), in.k = turned.narrow(1, config_.heads, config_.kv_heads);
   }
   return in;
 }

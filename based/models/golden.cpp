@@ -18,6 +18,12 @@ namespace {
 
 using torch::Tensor;
 
+// How a file is run.
+struct Place {
+  torch::Device device;
+  torch::Dtype dtype;
+};
+
 // What one run in one precision gives under the file's names: outputs, and the inputs that have gradients.
 struct Run {
   std::vector<std::pair<std::string, Tensor>> outputs;
@@ -38,7 +44,7 @@ struct Comparison {
     }
     if (expected.numel() == 0) return;
     const double scale = expected.abs().max().item<double>();
-    double difference = (actual.to(torch::kFloat64) - expected).abs().max().item<double>();
+    double difference = (actual.to(torch::kCPU, torch::kFloat64) - expected).abs().max().item<double>();
     if (scale > 0) difference /= scale;
     if (!std::isfinite(difference)) difference = std::numeric_limits<double>::infinity();
     error = std::max(error, difference);
@@ -104,25 +110,25 @@ int64_t row_length(const SafetensorsFile& file) {
   return x.shape[1];
 }
 
-Run run_mixer(const SafetensorsFile& file, const ReferenceMixer& reference, torch::Dtype dtype) {
-  const Tensor x = read(file, "x").to(dtype).requires_grad_(true);
+Run run_mixer(const SafetensorsFile& file, const ReferenceMixer& reference, const Place& place) {
+  const Tensor x = read(file, "x").to(place.device, place.dtype).requires_grad_(true);
   if (x.dim() != 3) throw Error(file.path() + ": 'x' must be [rows, tokens, d_model]");
   const auto mixer = find_mixer(reference.type).make(Config(reference.options, file.path() + ": "), {x.size(2), 0, 1});
-  mixer->to(dtype);
+  mixer->to(place.device, place.dtype);
   load_parameters(file, *mixer, reference.names);
-  const Tensor y = mixer->forward(x.flatten(0, 1), Sequences::equal(x.size(0), x.size(1))).view_as(x);
-  Run run{{{"y", y}}, {{"x", x}}, (y * read(file, "g").to(dtype)).sum()};
+  const Tensor y = mixer->forward(x.flatten(0, 1), Sequences::equal(x.size(0), x.size(1), place.device)).view_as(x);
+  Run run{{{"y", y}}, {{"x", x}}, (y * read(file, "g").to(y.options())).sum()};
   add_parameters(run, file, *mixer, reference.names);
   return run;
 }
 
-Run run_model(const SafetensorsFile& file, const ReferenceModel& reference, torch::Dtype dtype) {
-  const Tensor ids = read(file, "x"), labels = read(file, "labels");
+Run run_model(const SafetensorsFile& file, const ReferenceModel& reference, const Place& place) {
+  const Tensor ids = read(file, "x").to(place.device), labels = read(file, "labels").to(place.device);
   LanguageModel model(reference.config);
-  model.to(dtype);
+  model.to(place.device, place.dtype);
   model.eval();
   load_parameters(file, model, reference.names);
-  const Sequences rows = Sequences::equal(ids.size(0), ids.size(1));
+  const Sequences rows = Sequences::equal(ids.size(0), ids.size(1), place.device);
   const Tensor logits = model.logits(model.forward(ids.flatten(), rows)).view({ids.size(0), ids.size(1), -1});
   Run run{{}, {}, model.loss(ids.flatten(), labels.flatten(), rows)};
   run.outputs = {{"y", logits}, {"loss", run.objective.view({1})}};
@@ -131,21 +137,21 @@ Run run_model(const SafetensorsFile& file, const ReferenceModel& reference, torc
 }
 
 // q, k, v [rows, heads, tokens, size], not yet scaled.
-Run run_taylor_core(const SafetensorsFile& file, torch::Dtype dtype) {
+Run run_taylor_core(const SafetensorsFile& file, const Place& place) {
   Run run;
   std::vector<Tensor> packed;
   for (const char* name : {"q", "k", "v"}) {
-    const Tensor tensor = read(file, name).to(dtype).requires_grad_(true);
+    const Tensor tensor = read(file, name).to(place.device, place.dtype).requires_grad_(true);
     if (tensor.dim() != 4) throw Error(file.path() + ": '" + name + "' must be [rows, heads, tokens, size]");
     run.inputs.emplace_back(name, tensor);
     packed.push_back(tensor.transpose(1, 2).flatten(0, 1));
   }
   const Tensor& q = run.inputs[0].second;
   const double scale = std::pow(static_cast<double>(q.size(3)), -0.25);
-  const Sequences rows = Sequences::equal(q.size(0), q.size(2));
+  const Sequences rows = Sequences::equal(q.size(0), q.size(2), place.device);
   const auto [y, state] = ops::taylor_attention(packed[0] * scale, packed[1] * scale, packed[2], rows.cu_seqlens());
   run.outputs = {{"y", y.unflatten(0, {q.size(0), q.size(2)}).transpose(1, 2)}};
-  run.objective = (run.outputs[0].second * read(file, "g").to(dtype)).sum();
+  run.objective = (run.outputs[0].second * read(file, "g").to(y.options())).sum();
   return run;
 }
 
@@ -169,7 +175,7 @@ Comparison compare(const SafetensorsFile& file, const Run& run) {
 
 // How to run the file, or why not.
 struct Case {
-  std::function<Run(torch::Dtype)> run;
+  std::function<Run(const Place&)> run;
   std::string skipped;
 };
 
@@ -180,22 +186,22 @@ Case make_case(const SafetensorsFile& file, const std::string& mixer) {
     // The peer's own default.
     const double eps = config.contains("eps") && config["eps"].is_number() ? config["eps"].get<double>() : 1e-6;
     if (eps > 1e-12) return {{}, "the reference adds an eps above 1e-12 to the denominator; ours is at least 1/2 and needs none"};
-    return {[&file](torch::Dtype dtype) { return run_taylor_core(file, dtype); }, ""};
+    return {[&file](const Place& place) { return run_taylor_core(file, place); }, ""};
   }
   if (mixer.rfind("language model", 0) == 0) {
     const ReferenceModel reference = reference_model(mixer, config, parameters, row_length(file));
     if (!reference.skipped.empty()) return {{}, reference.skipped};
-    return {[&file, reference](torch::Dtype dtype) { return run_model(file, reference, dtype); }, ""};
+    return {[&file, reference](const Place& place) { return run_model(file, reference, place); }, ""};
   }
   if (file.find("x") == nullptr) return {{}, "mixer '" + mixer + "' is not in this build"};
   const ReferenceMixer reference = reference_mixer(mixer, config, parameters, row_length(file));
   if (!reference.skipped.empty()) return {{}, reference.skipped};
-  return {[&file, reference](torch::Dtype dtype) { return run_mixer(file, reference, dtype); }, ""};
+  return {[&file, reference](const Place& place) { return run_mixer(file, reference, place); }, ""};
 }
 
 }  // namespace
 
-GoldenResult check_golden(const std::string& path) {
+GoldenResult check_golden(const std::string& path, torch::Device device) {
   const SafetensorsFile file(path);
   GoldenResult result;
   result.file = path;
@@ -208,13 +214,13 @@ GoldenResult check_golden(const std::string& path) {
   if (!golden.run) return result;
   if (result.tolerance == 0) throw Error(path + ": metadata tolerance must say '<number> in float64', got '" + tolerance + "'");
 
-  const Comparison exact = compare(file, golden.run(torch::kFloat64));
+  const Comparison exact = compare(file, golden.run({device, torch::kFloat64}));
   result.output_error = exact.output_error;
   result.gradient_error = exact.gradient_error;
   result.worst = exact.worst + " in float64";
   double worst_ratio = exact.worst_error / result.tolerance;
   if (result.tolerance_float32 > 0) {
-    const Comparison rounded = compare(file, golden.run(torch::kFloat32));
+    const Comparison rounded = compare(file, golden.run({device, torch::kFloat32}));
     result.output_error_float32 = rounded.output_error;
     result.gradient_error_float32 = rounded.gradient_error;
     const double ratio = rounded.worst_error / result.tolerance_float32;

@@ -3,6 +3,8 @@
 #pragma once
 #include <string>
 
+#include "based/ops/torch.h"
+
 namespace based {
 
 struct GoldenResult {
@@ -19,6 +21,6 @@ struct GoldenResult {
 
 // Builds the mixer or model that the file's metadata names, with the stored weights, and compares output and every gradient. Works for any
 // sizes. Throws Error where the file is damaged or incomplete.
-GoldenResult check_golden(const std::string& path);
+GoldenResult check_golden(const std::string& path, torch::Device device = torch::kCPU);
 
 }  // namespace based

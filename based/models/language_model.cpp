@@ -26,9 +26,12 @@ Norm::Norm(const ModelConfig& config) : eps_(config.norm_eps) {
   if (config.norm == "layer_norm") bias_ = register_parameter("bias", torch::zeros({config.d_model}));
 }
 
-Tensor Norm::forward(const Tensor& x) {
-  if (!bias_.defined()) return ops::rms_norm(x, weight_, eps_);
-  return torch::layer_norm(x.to(weight_.scalar_type()), {x.size(-1)}, weight_, bias_, eps_);
+Tensor Norm::forward(Residual& residual) {
+  const Tensor added = std::exchange(residual.pending, Tensor());
+  if (added.defined() && !bias_.defined() && !torch::GradMode::is_enabled()) return ops::rms_norm_add_(residual.sum, added, weight_, eps_);
+  if (added.defined()) torch::GradMode::is_enabled() ? residual.sum = residual.sum + added : residual.sum.add_(added);
+  if (!bias_.defined()) return ops::rms_norm(residual.sum, weight_, eps_);
+  return torch::layer_norm(residual.sum.to(weight_.scalar_type()), {residual.sum.size(-1)}, weight_, bias_, eps_);
 }
 
 Mlp::Mlp(const ModelConfig& config) : gated_(config.mlp == "swiglu") {
@@ -51,12 +54,9 @@ Block::Block(const ModelConfig& config, int64_t layer) {
 }
 
 template <class Mix>
-Tensor Block::run(Tensor residual, Mix&& mix) {
-  // Without gradients the residual is updated in place: a fresh tensor of this forward, never a caller's.
-  const auto add = [](Tensor& into, const Tensor& x) { torch::GradMode::is_enabled() ? into = into + x : into.add_(x); };
-  add(residual, mix(*mixer_, norm1_->forward(residual)));
-  if (mlp_) add(residual, mlp_->forward(norm2_->forward(residual)));
-  return residual;
+void Block::run(Residual& residual, Mix&& mix) {
+  residual.pending = mix(*mixer_, norm1_->forward(residual));
+  if (mlp_) residual.pending = mlp_->forward(norm2_->forward(residual));
 }
 
 LanguageModel::LanguageModel(ModelConfig config) : config_(std::move(config)) {
@@ -87,8 +87,8 @@ Tensor LanguageModel::embed(const Tensor& ids, const Tensor& positions) {
 }
 
 Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows) {
-  Tensor residual = embed(ids, positions_.defined() ? rows.positions() : Tensor());
-  for (const auto& block : blocks_) residual = block->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); });
+  Residual residual{embed(ids, positions_.defined() ? rows.positions() : Tensor()), {}};
+  for (const auto& block : blocks_) block->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); });
   return norm_->forward(residual);
 }
 
@@ -108,18 +108,18 @@ ModelState LanguageModel::make_state(int64_t slots) const {
 
 Tensor LanguageModel::prefill(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
   const Tensor first = state.position().index_select(0, slots);
-  Tensor residual = embed(ids, positions_.defined() ? rows.positions(first) : Tensor());
+  Residual residual{embed(ids, positions_.defined() ? rows.positions(first) : Tensor()), {}};
   for (size_t i = 0; i < blocks_.size(); ++i)
-    residual = blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.prefill(x, rows, state.layers()[i], slots); });
+    blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.prefill(x, rows, state.layers()[i], slots); });
   state.position().index_copy_(0, slots, first + rows.cu_seqlens().diff());
   return norm_->forward(residual);
 }
 
 Tensor LanguageModel::step(const Tensor& ids, ModelState& state, const Slots& slots) {
   const Tensor position = state.position().index_select(0, slots);
-  Tensor residual = embed(ids, position);
+  Residual residual{embed(ids, position), {}};
   for (size_t i = 0; i < blocks_.size(); ++i)
-    residual = blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.step(x, state.layers()[i], slots); });
+    blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.step(x, state.layers()[i], slots); });
   state.position().index_copy_(0, slots, position + 1);
   return norm_->forward(residual);
 }

@@ -12,10 +12,17 @@
 
 namespace based {
 
+// The residual stream, and what a layer has given but not yet added: the norm that comes next adds it in the same pass.
+struct Residual {
+  Tensor sum;      // [tokens, d_model]
+  Tensor pending;  // likewise, or undefined
+};
+
 class Norm : public torch::nn::Module {
  public:
   Norm(const ModelConfig& config);
-  Tensor forward(const Tensor& x);  // the result has the weight's type
+  // Of the whole stream; nothing is pending afterwards. The result has the weight's type. Without gradients the sum is updated in place.
+  Tensor forward(Residual& residual);
 
  private:
   double eps_;
@@ -38,9 +45,9 @@ class Block : public torch::nn::Module {
   Block(const ModelConfig& config, int64_t layer);
   Mixer& mixer() { return *mixer_; }
   const Mixer& mixer() const { return *mixer_; }
-  // residual + mixer(norm1(residual)), then + mlp(norm2(·)); `mix` runs the mixer in one of its forms.
+  // residual + mixer(norm1(residual)), then + mlp(norm2(·)); `mix` runs the mixer in one of its forms. The last sum is left pending.
   template <class Mix>
-  Tensor run(Tensor residual, Mix&& mix);
+  void run(Residual& residual, Mix&& mix);
 
  private:
   std::shared_ptr<Norm> norm1_, norm2_;

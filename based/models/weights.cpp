@@ -60,7 +60,7 @@ void save_model(const LanguageModel& model, const std::string& folder) {
   write_file_atomic(in(folder, "config.json"), write_config(model.config()).to_json() + "\n");
 }
 
-LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dtype) {
+LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dtype, torch::Device device) {
   if (!std::filesystem::is_directory(folder))
     throw Error(folder + ": is not a model's folder; it holds config.json and model.safetensors, as `based train` leaves them");
   const std::string config_path = in(folder, "config.json"), weights_path = in(folder, "model.safetensors");
@@ -75,7 +75,7 @@ LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dt
   if (const std::string list = disagreements(file, parameters); !list.empty())
     throw Error(weights_path + ": does not fit " + config_path + ":" + list);
   const torch::NoGradGuard no_grad;
-  loaded.model->to(dtype ? *dtype : common_dtype(file));
+  loaded.model->to(device, dtype ? *dtype : common_dtype(file));
   for (const auto& item : loaded.model->named_parameters()) item.value().copy_(tensor_of(file.at(item.key())));
   loaded.model->eval();
   Hasher128 hasher;

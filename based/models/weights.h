@@ -18,6 +18,6 @@ void save_model(const LanguageModel& model, const std::string& folder);
 
 // Strict: missing, unexpected, misshapen and wrongly typed tensors are all listed in one Error. Weights keep their stored type unless
 // `dtype` asks for another.
-LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dtype = {});
+LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dtype = {}, torch::Device device = torch::kCPU);
 
 }  // namespace based

@@ -1,5 +1,10 @@
 #include "based/ops/arguments.h"
 
+#include <mutex>
+#include <set>
+
+#include "based/core/log.h"
+
 namespace based::ops {
 
 void require_shape(const char* op, const char* name, const Tensor& tensor, at::IntArrayRef sizes) {
@@ -50,6 +55,21 @@ void require_slots(const char* op, const Tensor& slots, int64_t rows, int64_t st
 }
 
 bool has_kernel(const Tensor& tensor) { return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16; }
+
+bool uses_kernel(const char* op, const Tensor& tensor, bool supported) {
+  if (has_kernel(tensor) && supported) return true;
+  if (!tensor.is_cuda()) return false;
+  static std::mutex mutex;
+  static std::set<std::string> said;
+  const std::lock_guard lock(mutex);
+  if (said.insert(op).second) {
+    std::ostringstream message;
+    message << op << ": no kernel for " << tensor.scalar_type() << ' ' << tensor.sizes() << " on " << tensor.device()
+            << "; the reference runs, which is slow";
+    log_warning(message.str());
+  }
+  return false;
+}
 
 kernels::DType kernel_dtype(const Tensor& tensor) {
   BASED_ASSERT(has_kernel(tensor));

@@ -40,6 +40,9 @@ void require_slots(const char* op, const Tensor& slots, int64_t rows, int64_t st
 
 // Whether fast kernels exist for tensors of this type: fp32 and bf16. Others run the reference, with the autograd of its ATen operators.
 bool has_kernel(const Tensor& tensor);
+// The same for this call, which a kernel must also `support`. On a GPU, where the reference is far slower, it says once an operator that
+// the reference runs.
+bool uses_kernel(const char* op, const Tensor& tensor, bool supported = true);
 kernels::DType kernel_dtype(const Tensor& tensor);
 // Throws Error where a kernel refused its arguments; kernels name themselves.
 void require_ok(kernels::Status status);

@@ -23,7 +23,10 @@ void check_heads(const char* op, const Tensor& q, const Tensor& k, const Tensor&
   require(k.size(1) >= 1 && q.size(1) % k.size(1) == 0, op, "heads must be a multiple of kv_heads, got ", q.size(1), " and ", k.size(1));
 }
 
-void check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window) {
+}  // namespace
+
+void check_causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
+                            int64_t window) {
   check_heads(kOp, q, k, v);
   require_type(kOp, "cu_seqlens_q", cu_seqlens_q, at::kLong);
   require_type(kOp, "cu_seqlens_k", cu_seqlens_k, at::kLong);
@@ -32,6 +35,8 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_s
   require_shape(kOp, "cu_seqlens_k", cu_seqlens_k, cu_seqlens_q.sizes());
   require(window >= 0, kOp, "window must be at least 0, got ", window);
 }
+
+namespace {
 
 struct Starts {
   std::vector<int64_t> q, k;
@@ -76,7 +81,7 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // of q, k, v
 
 Forward forward_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                           int64_t window, double scale) {
-  check(q, k, v, cu_seqlens_q, cu_seqlens_k, window);
+  check_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window);
   const Starts starts = checked_starts(q, k, cu_seqlens_q, cu_seqlens_k);
   const at::ScalarType type = sum_type(q);
   const int64_t heads = q.size(1), kv_heads = k.size(1), head_dim = q.size(2);
@@ -95,7 +100,7 @@ Forward forward_reference(const Tensor& q, const Tensor& k, const Tensor& v, con
 
 Forward forward_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                      int64_t window, double) {
-  check(q, k, v, cu_seqlens_q, cu_seqlens_k, window);
+  check_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window);
   return {at::empty(q.sizes(), q.options()), at::empty({q.size(0), q.size(1)}, q.options().dtype(sum_type(q)))};
 }
 
@@ -187,8 +192,8 @@ Launch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
 
 Forward causal_attention_forward_with(const CausalAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
                                       const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window, double scale) {
-  if (!table.forward || !has_kernel(q)) return forward_reference(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
-  check(q, k, v, cu_seqlens_q, cu_seqlens_k, window);
+  if (!uses_kernel(kOp, q, table.forward != nullptr)) return forward_reference(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
+  check_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window);
   if (cu_seqlens_q.is_cpu()) checked_starts(q, k, cu_seqlens_q, cu_seqlens_k);
   Launch launch = prepare(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
   const Tensor y = at::empty(q.sizes(), q.options()), log_sum_exp = at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kFloat));
@@ -202,7 +207,7 @@ Forward causal_attention_forward_with(const CausalAttentionKernels& table, const
 Gradients causal_attention_backward_with(const CausalAttentionKernels& table, const Tensor& grad_y, const Tensor& q, const Tensor& k,
                                          const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window,
                                          double scale, const Tensor& y, const Tensor& log_sum_exp) {
-  if (!table.backward || !has_kernel(q))
+  if (!uses_kernel("causal_attention_backward", q, table.backward != nullptr))
     return backward_reference(grad_y, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, y, log_sum_exp);
   if (cu_seqlens_q.is_cpu()) checked_starts(q, k, cu_seqlens_q, cu_seqlens_k);
   Launch launch = prepare(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
@@ -224,7 +229,7 @@ Gradients causal_attention_backward_with(const CausalAttentionKernels& table, co
 
 Tensor causal_attention_step_with(const CausalAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring,
                                   Tensor v_ring, Tensor position, const Tensor& slots, double scale) {
-  if (!has_kernel(q) || !has_kernel(k_ring)) return step_reference(q, k, v, k_ring, v_ring, position, slots, scale);
+  if (!uses_kernel(kStep, q, has_kernel(k_ring))) return step_reference(q, k, v, k_ring, v_ring, position, slots, scale);
   check_step(q, k, v, k_ring, v_ring, position, slots);
   const Tensor query = with_packed_heads(q), key = with_packed_heads(k), value = with_packed_heads(v), slot = slots.contiguous();
   const Tensor y = at::empty(q.sizes(), q.options());

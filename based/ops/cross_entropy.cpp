@@ -1,5 +1,6 @@
 #include "based/kernels/cross_entropy.h"
 #include "based/ops/arguments.h"
+#include "based/ops/launch.h"
 #include "based/ops/pointwise.h"
 
 namespace based::ops {
@@ -28,9 +29,6 @@ void check_targets(const Tensor& targets, int64_t vocab) {
   require(least >= 0 && most < vocab, kOp, "labels must be -100 or 0..", vocab - 1, ", got ", least < 0 ? least : most);
 }
 
-// Logits [rows, vocab] become (softmax − one-hot)·scale in place where `gradient`; returns the sum of the losses.
-using Softmax = Tensor (*)(Tensor& logits, const Tensor& targets, double scale, bool gradient);
-
 Tensor softmax_reference(Tensor& logits, const Tensor& targets, double scale, bool gradient) {
   const Tensor target = targets.unsqueeze(1), log_probability = logits.to(sum_type(logits)).log_softmax(1);
   const Tensor loss = -log_probability.gather(1, target).sum();
@@ -38,8 +36,11 @@ Tensor softmax_reference(Tensor& logits, const Tensor& targets, double scale, bo
   return loss;
 }
 
-Tensor softmax_cpu(Tensor& logits, const Tensor& targets, double scale, bool gradient) {
-  if (!has_kernel(logits)) return softmax_reference(logits, targets, scale, gradient);
+}  // namespace
+
+Tensor cross_entropy_softmax_with(kernels::Status (*kernel)(const kernels::CrossEntropy&), Tensor& logits, const Tensor& targets,
+                                  double scale, bool gradient) {
+  if (!uses_kernel(kOp, logits)) return softmax_reference(logits, targets, scale, gradient);
   const Tensor loss = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
   kernels::CrossEntropy to;
   to.logits = logits.mutable_data_ptr();
@@ -49,19 +50,20 @@ Tensor softmax_cpu(Tensor& logits, const Tensor& targets, double scale, bool gra
   to.scale = static_cast<float>(scale);
   to.gradient = gradient;
   to.dtype = kernel_dtype(logits);
-  require_ok(kernels::cpu::cross_entropy(to));
+  require_ok(kernel(to));
   return loss.sum();
 }
 
 // The gradient is made where the logits are, in the forward: they are large, and making them again would cost a third more.
-Forward in_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight, Softmax softmax) {
+Forward cross_entropy_with(CrossEntropySoftmax softmax, int64_t chunk_bytes, const Tensor& hidden, const Tensor& weight,
+                           const Tensor& labels, bool grad_hidden, bool grad_weight) {
   check(hidden, weight, labels);
   const at::ScalarType type = sum_type(hidden);
   const Tensor labelled = (labels != kIgnored).nonzero().squeeze(1);
   const Tensor inputs = hidden.index_select(0, labelled), targets = labels.index_select(0, labelled);
   check_targets(targets, weight.size(0));
   const int64_t count = labelled.size(0), vocab = weight.size(0);
-  const int64_t chunk = std::min(std::max(kChunkBytes / (vocab * hidden.element_size()), kChunkRows), count);
+  const int64_t chunk = std::min(std::max(chunk_bytes / (vocab * hidden.element_size()), kChunkRows), count);
   Tensor loss = at::zeros({}, hidden.options().dtype(type));
   const Tensor by_input = grad_hidden ? at::empty(inputs.sizes(), inputs.options()) : Tensor();
   // Transposed: logits are then read along their rows. In fp32, and by way of `product` where that is not the type of the products.
@@ -90,12 +92,18 @@ Forward in_chunks(const Tensor& hidden, const Tensor& weight, const Tensor& labe
   return {loss, all_by_hidden, by_weight};
 }
 
+namespace {
+
 Forward forward_reference(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight) {
-  return in_chunks(hidden, weight, labels, grad_hidden, grad_weight, softmax_reference);
+  return cross_entropy_with(softmax_reference, kChunkBytes, hidden, weight, labels, grad_hidden, grad_weight);
+}
+
+Tensor softmax_cpu(Tensor& logits, const Tensor& targets, double scale, bool gradient) {
+  return cross_entropy_softmax_with(kernels::cpu::cross_entropy, logits, targets, scale, gradient);
 }
 
 Forward forward_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight) {
-  return in_chunks(hidden, weight, labels, grad_hidden, grad_weight, softmax_cpu);
+  return cross_entropy_with(softmax_cpu, kChunkBytes, hidden, weight, labels, grad_hidden, grad_weight);
 }
 
 Forward forward_meta(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight) {

@@ -2,9 +2,12 @@
 // launches; a backend is a table of kernels and a registration under its dispatch key. Types without a kernel run the reference.
 // A GPU's table launches on the current stream; offsets, slots and positions are then on the GPU, and their values are not checked.
 #pragma once
+#include <limits>
 #include <tuple>
 
 #include "based/kernels/causal_attention.h"
+#include "based/kernels/cross_entropy.h"
+#include "based/kernels/linear.h"
 #include "based/kernels/pointwise.h"
 #include "based/kernels/short_conv.h"
 #include "based/kernels/taylor_attention.h"
@@ -13,12 +16,15 @@
 
 namespace based::ops {
 
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();  // beyond a limit the reference runs
+
 struct TaylorAttentionKernels {
   int64_t (*forward_scratch)(const kernels::TaylorAttention&);
   kernels::Status (*forward)(const kernels::TaylorAttention&, void* scratch);
   int64_t (*backward_scratch)(const kernels::TaylorAttentionBackward&);
   kernels::Status (*backward)(const kernels::TaylorAttentionBackward&, void* scratch);
   kernels::Status (*step)(const kernels::TaylorAttention&);
+  int64_t step_head_dim = kNoLimit;  // the largest that the step's kernel takes
 };
 
 // y, kv_state, k_state, denominator
@@ -44,6 +50,9 @@ struct CausalAttentionKernels {
   kernels::Status (*step)(const kernels::CausalAttentionStep&);
 };
 
+// Shapes and types, without reading device memory. Throws Error.
+void check_causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
+                            int64_t window);
 // y, log_sum_exp
 std::tuple<Tensor, Tensor> causal_attention_forward_with(const CausalAttentionKernels& table, const Tensor& q, const Tensor& k,
                                                          const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
@@ -76,6 +85,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> short_conv_backward_with(cons
 Tensor short_conv_step_with(const ShortConvKernels& table, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                             const OptionalTensor& gate, bool silu, Tensor state, const Tensor& slots);
 
+// Shapes and types. Throws Error.
+void check_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias);
+// Memory of a linear layer's launch, its result among it.
+struct LinearLaunch {
+  Tensor x, weight, bias, y;
+  kernels::Linear arguments;
+};
+LinearLaunch prepare_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias);
+
 struct PointwiseKernels {
   kernels::Status (*rms_norm)(const kernels::RmsNorm&);
   int64_t (*rms_norm_backward_scratch)(const kernels::RmsNormBackward&);
@@ -83,11 +101,23 @@ struct PointwiseKernels {
   kernels::Status (*swiglu)(const kernels::Swiglu&);
   kernels::Status (*swiglu_backward)(const kernels::SwigluBackward&);
   kernels::Status (*rotary)(const kernels::Rotary&);
+  int64_t rms_norm_width = kNoLimit;  // the largest that its kernels take
 };
 extern const PointwiseKernels kCpuPointwise;
 
+// Logits [rows, vocab] become (softmax − one-hot)·scale in place where `gradient`; returns the sum of the losses.
+using CrossEntropySoftmax = Tensor (*)(Tensor& logits, const Tensor& targets, double scale, bool gradient);
+// loss, its gradient by hidden and by weight (undefined where not asked for). The logits of a chunk take `chunk_bytes`, or those of 64
+// rows.
+std::tuple<Tensor, Tensor, Tensor> cross_entropy_with(CrossEntropySoftmax softmax, int64_t chunk_bytes, const Tensor& hidden,
+                                                      const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight);
+// The softmax by a kernel, or in ATen where the logits' type has none.
+Tensor cross_entropy_softmax_with(kernels::Status (*kernel)(const kernels::CrossEntropy&), Tensor& logits, const Tensor& targets,
+                                  double scale, bool gradient);
+
 // y, inverse_rms
 std::tuple<Tensor, Tensor> rms_norm_forward_with(const PointwiseKernels& table, const Tensor& x, const Tensor& weight, double eps);
+Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const Tensor& x, const Tensor& weight, double eps);
 // Gradients of x, weight.
 std::tuple<Tensor, Tensor> rms_norm_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& x,
                                                   const Tensor& weight, const Tensor& inverse_rms);

@@ -11,6 +11,8 @@ using torch::Tensor;
 // x · rsqrt(mean(x²) + eps) · weight over the last dimension, sums in fp32; the result has weight's type (x may be the fp32 residual).
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
 Tensor rms_norm_reference(const Tensor& x, const Tensor& weight, double eps);
+// residual += x in place, then its rms_norm: one pass where there is a kernel. x has weight's type; residual is contiguous. No gradient.
+Tensor rms_norm_add_(Tensor residual, const Tensor& x, const Tensor& weight, double eps);
 
 // h = [y, gate] (y first), [tokens, 2·width] -> y ⊙ SiLU(gate), [tokens, width].
 Tensor swiglu(const Tensor& h);

@@ -44,6 +44,23 @@ Gradients backward_meta(const Tensor&, const Tensor& x, const Tensor& weight, co
   return {at::empty(x.sizes(), x.options()), at::empty(weight.sizes(), weight.options())};
 }
 
+void check_add(const Tensor& residual, const Tensor& x, const Tensor& weight) {
+  check(residual, weight);
+  require_shape("rms_norm_add_", "x", x, residual.sizes());
+  require_type("rms_norm_add_", "x", x, weight.scalar_type());
+  require(residual.is_contiguous(), "rms_norm_add_", "residual must be contiguous");
+}
+
+Tensor add_reference(Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
+  check_add(residual, x, weight);
+  return std::get<0>(forward_reference(residual.add_(x), weight, eps));
+}
+
+Tensor add_meta(Tensor residual, const Tensor& x, const Tensor& weight, double) {
+  check_add(residual, x, weight);
+  return at::empty(residual.sizes(), weight.options());
+}
+
 kernels::RmsNorm prepare(const Tensor& x, const Tensor& weight) {
   kernels::RmsNorm to;
   to.x = x.const_data_ptr();
@@ -62,7 +79,7 @@ const PointwiseKernels kCpuPointwise{kernels::cpu::rms_norm_forward,  kernels::c
                                      kernels::cpu::swiglu_backward,   kernels::cpu::rotary};
 
 Forward rms_norm_forward_with(const PointwiseKernels& table, const Tensor& x, const Tensor& weight, double eps) {
-  if (!has_kernel(x) || !has_kernel(weight)) return forward_reference(x, weight, eps);
+  if (!uses_kernel(kOp, x, has_kernel(weight) && weight.numel() <= table.rms_norm_width)) return forward_reference(x, weight, eps);
   check(x, weight);
   const Tensor rows = x.contiguous(), scale = weight.contiguous(), y = at::empty(x.sizes(), weight.options());
   const Tensor inverse_rms = at::empty(rows_of(x), x.options().dtype(at::kFloat));
@@ -74,9 +91,24 @@ Forward rms_norm_forward_with(const PointwiseKernels& table, const Tensor& x, co
   return {y, inverse_rms};
 }
 
+Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
+  if (!uses_kernel("rms_norm_add_", residual, has_kernel(weight) && weight.numel() <= table.rms_norm_width))
+    return add_reference(residual, x, weight, eps);
+  check_add(residual, x, weight);
+  const Tensor scale = weight.contiguous(), added = x.contiguous(), y = at::empty(residual.sizes(), weight.options());
+  kernels::RmsNorm to = prepare(residual, scale);
+  to.add = added.const_data_ptr();
+  to.sum = residual.mutable_data_ptr();
+  to.y = y.mutable_data_ptr();
+  to.eps = static_cast<float>(eps);
+  require_ok(table.rms_norm(to));
+  return y;
+}
+
 Gradients rms_norm_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& x, const Tensor& weight,
                                  const Tensor& inverse_rms) {
-  if (!has_kernel(x) || !has_kernel(weight)) return backward_reference(grad_y, x, weight, inverse_rms);
+  if (!uses_kernel("rms_norm_backward", x, has_kernel(weight) && weight.numel() <= table.rms_norm_width))
+    return backward_reference(grad_y, x, weight, inverse_rms);
   const Tensor rows = x.contiguous(), scale = weight.contiguous(), cotangent = grad_y.contiguous(), inverse = inverse_rms.contiguous();
   const Tensor grad_x = at::empty(x.sizes(), x.options()), grad_weight = at::empty(weight.sizes(), weight.options().dtype(at::kFloat));
   kernels::RmsNormBackward to;
@@ -93,6 +125,16 @@ Gradients rms_norm_backward_with(const PointwiseKernels& table, const Tensor& gr
 namespace {
 
 Forward forward_cpu(const Tensor& x, const Tensor& weight, double eps) { return rms_norm_forward_with(kCpuPointwise, x, weight, eps); }
+
+Tensor add_cpu(Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
+  return rms_norm_add_with(kCpuPointwise, residual, x, weight, eps);
+}
+
+Tensor add_autograd(Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
+  require_no_gradient("rms_norm_add_", {residual, x, weight});
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return rms_norm_add_(residual, x, weight, eps);
+}
 
 Gradients backward_cpu(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& inverse_rms) {
   return rms_norm_backward_with(kCpuPointwise, grad_y, x, weight, inverse_rms);
@@ -139,32 +181,44 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   return op.call(x, weight, eps);
 }
 
+Tensor rms_norm_add_(Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
+  static const auto op = find_operator<decltype(add_reference)>("based::rms_norm_add_");
+  return op.call(residual, x, weight, eps);
+}
+
 namespace {
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor inverse_rms)");
   m.def("rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor inverse_rms) -> (Tensor grad_x, Tensor grad_weight)");
+  m.def("rms_norm_add_(Tensor(a!) residual, Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("rms_norm_reference(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm_reference);
 }
 
 TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {
   m.impl("rms_norm", norm);
   m.impl("rms_norm_forward", forward_reference);
+  m.impl("rms_norm_add_", add_reference);
   m.impl("rms_norm_backward", backward_reference);
 }
 
 TORCH_LIBRARY_IMPL(based, CPU, m) {
   m.impl("rms_norm_forward", forward_cpu);
+  m.impl("rms_norm_add_", add_cpu);
   m.impl("rms_norm_backward", backward_cpu);
 }
 
 TORCH_LIBRARY_IMPL(based, Meta, m) {
   m.impl("rms_norm_forward", forward_meta);
+  m.impl("rms_norm_add_", add_meta);
   m.impl("rms_norm_backward", backward_meta);
 }
 
-TORCH_LIBRARY_IMPL(based, Autograd, m) { m.impl("rms_norm", norm_autograd); }
+TORCH_LIBRARY_IMPL(based, Autograd, m) {
+  m.impl("rms_norm", norm_autograd);
+  m.impl("rms_norm_add_", add_autograd);
+}
 
 }  // namespace
 }  // namespace based::ops

@@ -41,7 +41,7 @@ Tensor forward_meta(const Tensor& x, const Tensor& positions, int64_t dim, doubl
 }  // namespace
 
 Tensor rotary_with(const PointwiseKernels& table, const Tensor& x, const Tensor& positions, int64_t dim, double base, bool interleaved) {
-  if (!has_kernel(x)) return forward_reference(x, positions, dim, base, interleaved);
+  if (!uses_kernel(kOp, x)) return forward_reference(x, positions, dim, base, interleaved);
   check(x, positions, dim, base);
   const Tensor in = with_packed_heads(x), position = positions.contiguous(), y = at::empty(x.sizes(), x.options());
   kernels::Rotary to;

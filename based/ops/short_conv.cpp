@@ -155,7 +155,7 @@ Launch prepare(const Tensor& x, const Tensor& weight, const OptionalTensor& bias
 
 Forward short_conv_with(const ShortConvKernels& table, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                         const OptionalTensor& gate, bool silu, const Tensor& cu_seqlens, const OptionalTensor& initial_state) {
-  if (!has_kernel(x)) return forward_reference(x, weight, bias, gate, silu, cu_seqlens, initial_state);
+  if (!uses_kernel(kOp, x)) return forward_reference(x, weight, bias, gate, silu, cu_seqlens, initial_state);
   check(x, weight, bias, gate, cu_seqlens, initial_state);
   check_row_starts(kOp, "cu_seqlens", cu_seqlens, x.size(0));
   const Tensor starts = cu_seqlens.contiguous();
@@ -177,7 +177,8 @@ Forward short_conv_with(const ShortConvKernels& table, const Tensor& x, const Te
 Gradients short_conv_backward_with(const ShortConvKernels& table, const Tensor& grad_y, const OptionalTensor& grad_state, const Tensor& x,
                                    const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
                                    const Tensor& cu_seqlens, const OptionalTensor& initial_state) {
-  if (!has_kernel(x)) return backward_reference(grad_y, grad_state, x, weight, bias, gate, silu, cu_seqlens, initial_state);
+  if (!uses_kernel("short_conv_backward", x))
+    return backward_reference(grad_y, grad_state, x, weight, bias, gate, silu, cu_seqlens, initial_state);
   check_row_starts(kOp, "cu_seqlens", cu_seqlens, x.size(0));
   const Tensor starts = cu_seqlens.contiguous();
   Launch launch = prepare(x, weight, bias, gate, silu);
@@ -214,7 +215,7 @@ Gradients short_conv_backward_with(const ShortConvKernels& table, const Tensor& 
 
 Tensor short_conv_step_with(const ShortConvKernels& table, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                             const OptionalTensor& gate, bool silu, Tensor state, const Tensor& slots) {
-  if (!has_kernel(x)) return step_reference(x, weight, bias, gate, silu, state, slots);
+  if (!uses_kernel(kStep, x)) return step_reference(x, weight, bias, gate, silu, state, slots);
   check_step(x, weight, bias, gate, state, slots);
   Launch launch = prepare(x, weight, bias, gate, silu);
   const Tensor y = at::empty(x.sizes(), x.options()), slot = slots.contiguous();

@@ -37,7 +37,7 @@ Tensor backward_meta(const Tensor&, const Tensor& h) { return at::empty(h.sizes(
 }  // namespace
 
 Tensor swiglu_with(const PointwiseKernels& table, const Tensor& h) {
-  if (!has_kernel(h)) return forward_reference(h);
+  if (!uses_kernel(kOp, h)) return forward_reference(h);
   check(h);
   const Tensor in = h.contiguous(), y = at::empty({h.size(0), h.size(1) / 2}, h.options());
   require_ok(table.swiglu({in.const_data_ptr(), y.mutable_data_ptr(), y.size(0), y.size(1), kernel_dtype(h)}));
@@ -45,7 +45,7 @@ Tensor swiglu_with(const PointwiseKernels& table, const Tensor& h) {
 }
 
 Tensor swiglu_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& h) {
-  if (!has_kernel(h)) return backward_reference(grad_y, h);
+  if (!uses_kernel("swiglu_backward", h)) return backward_reference(grad_y, h);
   const Tensor in = h.contiguous(), cotangent = grad_y.contiguous(), grad_h = at::empty(h.sizes(), h.options());
   require_ok(table.swiglu_backward(
       {{in.const_data_ptr(), nullptr, h.size(0), h.size(1) / 2, kernel_dtype(h)}, cotangent.const_data_ptr(), grad_h.mutable_data_ptr()}));

@@ -140,7 +140,7 @@ Launch prepare_rows(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
 Forward taylor_attention_forward_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
                                       const Tensor& cu_seqlens, const OptionalTensor& initial_kv_state,
                                       const OptionalTensor& initial_k_state, const OptionalTensor& decay) {
-  if (!has_kernel(q)) return forward_reference(q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay);
+  if (!uses_kernel("taylor_attention", q)) return forward_reference(q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay);
   check_taylor_attention("taylor_attention", {q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay});
   Launch launch = prepare_rows(q, k, v, cu_seqlens, decay);
   const int64_t rows = launch.arguments.rows, heads = q.size(1), features = kernels::packed_features(q.size(2));
@@ -166,7 +166,7 @@ Gradients taylor_attention_backward_with(const TaylorAttentionKernels& table, co
                                          const Tensor& cu_seqlens, const OptionalTensor& initial_kv_state,
                                          const OptionalTensor& initial_k_state, const OptionalTensor& decay, const Tensor& y,
                                          const Tensor& denominator) {
-  if (!has_kernel(q))
+  if (!uses_kernel("taylor_attention_backward", q))
     return backward_reference(grad_y, grad_kv_state, grad_k_state, q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay, y,
                               denominator);
   Launch launch = prepare_rows(q, k, v, cu_seqlens, decay);
@@ -205,7 +205,8 @@ Gradients taylor_attention_backward_with(const TaylorAttentionKernels& table, co
 
 Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state,
                                   Tensor k_state, const Tensor& slots, const OptionalTensor& decay) {
-  if (!has_kernel(q)) return step_reference(q, k, v, kv_state, k_state, slots, decay);
+  if (!uses_kernel("taylor_attention_step", q, v.size(-1) <= table.step_head_dim))
+    return step_reference(q, k, v, kv_state, k_state, slots, decay);
   check_taylor_attention_step(q, k, v, kv_state, k_state, slots, decay);
   Launch launch = prepare(q, k, v, decay);
   const Tensor y = at::empty(v.sizes(), v.options()), slot = slots.contiguous();

@@ -1,4 +1,5 @@
-// Every law for every registered mixer, with its defaults and with the option sets below, in fp32 and bf16.
+// Every law for every registered mixer, with its defaults and with the option sets below, in fp32 and bf16, on the CPU and, where there is
+// one, on a GPU.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -51,9 +52,22 @@ std::vector<Subject> subjects() {
   return all;
 }
 
-class EveryMixer : public testing::TestWithParam<std::tuple<Subject, torch::Dtype>> {
+Subject on(const Subject& subject, torch::DeviceType device) {
+  Subject there = subject;
+  there.device = device;
+  return there;
+}
+
+void skip_without(torch::DeviceType device) {
+  if (device == torch::kCUDA && !torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+}
+
+std::string suffix(torch::DeviceType device) { return device == torch::kCUDA ? "_cuda" : ""; }
+
+class EveryMixer : public testing::TestWithParam<std::tuple<Subject, torch::Dtype, torch::DeviceType>> {
  protected:
-  const Subject& subject() const { return std::get<0>(GetParam()); }
+  void SetUp() override { skip_without(std::get<2>(GetParam())); }
+  Subject subject() const { return on(std::get<0>(GetParam()), std::get<2>(GetParam())); }
   torch::Dtype dtype() const { return std::get<1>(GetParam()); }
   NanFill nan_fill_;
 };
@@ -68,11 +82,13 @@ TEST_P(EveryMixer, StateBytesAreReal) { EXPECT_EQ(state_bytes_are_real(subject()
 TEST_P(EveryMixer, ParametersSurviveSaving) { EXPECT_EQ(parameters_survive_saving(subject(), dtype()), ""); }
 
 std::string test_name(const testing::TestParamInfo<EveryMixer::ParamType>& info) {
-  return std::get<0>(info.param).name + (std::get<1>(info.param) == torch::kFloat32 ? "_fp32" : "_bf16");
+  return std::get<0>(info.param).name + (std::get<1>(info.param) == torch::kFloat32 ? "_fp32" : "_bf16") + suffix(std::get<2>(info.param));
 }
 
 INSTANTIATE_TEST_SUITE_P(Registry, EveryMixer,
-                         testing::Combine(testing::ValuesIn(subjects()), testing::Values(torch::kFloat32, torch::kBFloat16)), test_name);
+                         testing::Combine(testing::ValuesIn(subjects()), testing::Values(torch::kFloat32, torch::kBFloat16),
+                                          testing::Values(torch::kCPU, torch::kCUDA)),
+                         test_name);
 
 class EveryMixerInDouble : public testing::TestWithParam<Subject> {
  protected:
@@ -90,9 +106,14 @@ INSTANTIATE_TEST_SUITE_P(Registry, EveryMixerInDouble, testing::ValuesIn(subject
                          [](const testing::TestParamInfo<Subject>& subject) { return subject.param.name; });
 
 // The state stays in fp32 (and a window's or a cache's keys are each rounded once): bf16 does not get worse with length.
-class EveryMixerInBf16 : public testing::TestWithParam<Subject> {};
+class EveryMixerInBf16 : public testing::TestWithParam<std::tuple<Subject, torch::DeviceType>> {
+ protected:
+  void SetUp() override { skip_without(std::get<1>(GetParam())); }
+};
 
-TEST_P(EveryMixerInBf16, ErrorDoesNotGrowWithLength) { EXPECT_EQ(error_does_not_grow(GetParam(), torch::kBFloat16, 16384), ""); }
+TEST_P(EveryMixerInBf16, ErrorDoesNotGrowWithLength) {
+  EXPECT_EQ(error_does_not_grow(on(std::get<0>(GetParam()), std::get<1>(GetParam())), torch::kBFloat16, 16384), "");
+}
 
 std::vector<Subject> small_subjects() {
   const std::map<std::string, Options> small = {{"taylor_attention", {32, "heads = 2\nfeature_dim = 8"}},
@@ -106,8 +127,11 @@ std::vector<Subject> small_subjects() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Registry, EveryMixerInBf16, testing::ValuesIn(small_subjects()),
-                         [](const testing::TestParamInfo<Subject>& subject) { return subject.param.name; });
+INSTANTIATE_TEST_SUITE_P(Registry, EveryMixerInBf16,
+                         testing::Combine(testing::ValuesIn(small_subjects()), testing::Values(torch::kCPU, torch::kCUDA)),
+                         [](const testing::TestParamInfo<EveryMixerInBf16::ParamType>& info) {
+                           return std::get<0>(info.param).name + suffix(std::get<1>(info.param));
+                         });
 
 }  // namespace
 }  // namespace based::laws

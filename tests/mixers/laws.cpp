@@ -35,7 +35,7 @@ Twins make_twins(const Subject& subject, torch::Dtype dtype) {
   torch::manual_seed(7);
   Twins twins{subject.make(), subject.make()};
   draw_weights(*twins.tested);
-  twins.tested->to(dtype);
+  twins.tested->to(subject.device, dtype);
   twins.exact->to(torch::kFloat64);
   copy_weights(*twins.tested, *twins.exact);
   return twins;
@@ -43,17 +43,20 @@ Twins make_twins(const Subject& subject, torch::Dtype dtype) {
 
 // With a mean, so that averages over a long past do not vanish.
 Tensor draw_input(const Subject& subject, int64_t tokens, torch::Dtype dtype) {
-  return (torch::randn({tokens, subject.d_model}, torch::kFloat64) + torch::linspace(-1, 1, subject.d_model, torch::kFloat64)).to(dtype);
+  return (torch::randn({tokens, subject.d_model}, torch::kFloat64) + torch::linspace(-1, 1, subject.d_model, torch::kFloat64))
+      .to(subject.device, dtype);
 }
 
-Sequences one_row(const Tensor& x) { return Sequences::equal(1, x.size(0)); }
-Slots slot(int64_t index) { return torch::tensor({index}, torch::kInt64); }
+Sequences one_row(const Tensor& x) { return Sequences::equal(1, x.size(0), x.device()); }
+Slots slot(int64_t index, torch::Device device) { return torch::tensor({index}, torch::kInt64).to(device); }
+// What the double reference is given.
+Tensor in_double(const Tensor& x) { return x.to(torch::kCPU, torch::kFloat64); }
 
 // Largest difference over the largest entry; infinite where anything is not finite.
 double relative_error(const Tensor& actual, const Tensor& expected) {
   if (expected.numel() == 0) return actual.sizes() == expected.sizes() ? 0 : std::numeric_limits<double>::infinity();
-  const double error = (actual.to(torch::kFloat64) - expected.to(torch::kFloat64)).abs().max().item<double>();
-  const double scale = expected.to(torch::kFloat64).abs().max().item<double>();
+  const double error = (in_double(actual) - in_double(expected)).abs().max().item<double>();
+  const double scale = in_double(expected).abs().max().item<double>();
   if (!std::isfinite(error) || !std::isfinite(scale)) return std::numeric_limits<double>::infinity();
   return error == 0 ? 0 : error / scale;
 }
@@ -92,7 +95,7 @@ std::vector<int64_t> random_split(int64_t length, std::mt19937_64& random) {
 Tensor run_in_pieces(Mixer& mixer, const Tensor& x, const std::vector<int64_t>& pieces) {
   const torch::NoGradGuard no_grad;
   MixerState state = mixer.make_state(3);
-  const Slots slots = slot(1);
+  const Slots slots = slot(1, x.device());
   std::vector<Tensor> outputs;
   int64_t at = 0, turn = 0;
   for (const int64_t piece : pieces) {
@@ -146,6 +149,41 @@ Violation compare(const std::string& what, const Results& actual, const Results&
   return {};
 }
 
+// Steps of some slots of `start` together against the same steps alone; on a GPU against the same batch in which all other rows, inputs and
+// states, are others.
+Violation steps_independent(const Subject& subject, Mixer& mixer, const MixerState& start, const Tensor& x, const Tensor& other_x) {
+  const auto copy = [](MixerState state) {
+    for (StateTensor& tensor : state.tensors()) tensor.value = tensor.value.clone();
+    return state;
+  };
+  for (const std::vector<int64_t>& batch : {std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6}, {5, 2}, {6, 1, 3}, {4, 0, 2, 6, 1}}) {
+    const Tensor slots = torch::tensor(batch, torch::kInt64).to(subject.device);
+    MixerState in_batch = copy(start);
+    std::vector<Tensor> together;
+    for (int round = 0; round < 2; ++round) together.push_back(mixer.step(x.index_select(0, slots), in_batch, slots));
+    for (size_t i = 0; i < batch.size(); ++i) {
+      const auto row = static_cast<int64_t>(i), here = batch[i];
+      MixerState changed = copy(start);
+      Tensor inputs = x.narrow(0, here, 1), its_slots = slot(here, subject.device);
+      if (subject.device.is_cuda()) {
+        inputs = other_x.index_select(0, slots);
+        inputs[row].copy_(x[here]);
+        its_slots = slots;
+        for (const int64_t neighbour : batch)
+          if (neighbour != here) changed.zero(slot(neighbour, subject.device));
+      }
+      for (const Tensor& expected : together) {
+        const Tensor y = mixer.step(inputs, changed, its_slots);
+        if (!same_bits(y[subject.device.is_cuda() ? row : 0], expected[row]))
+          return "step: row of slot " + std::to_string(here) + " differs in a batch of " + std::to_string(batch.size());
+      }
+      if (!same_bits(in_batch.extract(here), changed.extract(here)))
+        return "step: the state of slot " + std::to_string(here) + " differs in a batch";
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Violation forms_agree(const Subject& subject, torch::Dtype dtype, const std::vector<int64_t>& lengths) {
@@ -154,10 +192,10 @@ Violation forms_agree(const Subject& subject, torch::Dtype dtype, const std::vec
   std::mt19937_64 random(11);
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   const Tensor x = draw_input(subject, longest, dtype);
-  const Tensor expected = twins.exact->forward(x.to(torch::kFloat64), one_row(x));
+  const Tensor expected = twins.exact->forward(in_double(x), Sequences::equal(1, x.size(0)));
 
   MixerState state = twins.tested->make_state(2);
-  Violation violation = compare("step by step", step_by_step(*twins.tested, x, state, slot(1)), expected, tolerance(dtype));
+  Violation violation = compare("step by step", step_by_step(*twins.tested, x, state, slot(1, subject.device)), expected, tolerance(dtype));
   for (const int64_t length : lengths) {
     const Tensor part = x.narrow(0, 0, length), expected_part = expected.narrow(0, 0, length);
     const std::string at = " of " + std::to_string(length) + " tokens";
@@ -200,34 +238,15 @@ Violation rows_independent(const Subject& subject, torch::Dtype dtype) {
   for (int64_t row = 0; row < rows; ++row) {
     inputs.push_back(draw_input(subject, lengths[row], dtype));
     starts.push_back(starts.back() + lengths[row]);
-    alone.push_back(mixer.prefill(inputs[row], one_row(inputs[row]), start, slot(row)));
+    alone.push_back(mixer.prefill(inputs[row], one_row(inputs[row]), start, slot(row, subject.device)));
   }
   MixerState together = mixer.make_state(rows);
-  const Tensor packed = mixer.prefill(torch::cat(inputs), Sequences::packed(starts, starts.back()), together, torch::arange(rows));
+  const Tensor packed = mixer.prefill(torch::cat(inputs), Sequences::packed(starts, starts.back(), subject.device), together,
+                                      torch::arange(rows, torch::dtype(torch::kInt64).device(subject.device)));
   Violation violation = compare("prefill of a mixed batch", packed, torch::cat(alone), tolerance(dtype));
   if (!violation.empty()) return violation;
 
-  const Tensor x = draw_input(subject, rows, dtype);
-  for (const std::vector<int64_t>& batch : {std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6}, {5, 2}, {6, 1, 3}, {4, 0, 2, 6, 1}}) {
-    const Tensor slots = torch::tensor(batch, torch::kInt64);
-    MixerState in_batch = start, by_itself = start;
-    for (StateTensor& tensor : in_batch.tensors()) tensor.value = tensor.value.clone();
-    for (StateTensor& tensor : by_itself.tensors()) tensor.value = tensor.value.clone();
-    for (int round = 0; round < 2; ++round) {
-      const Tensor y = mixer.step(x.index_select(0, slots), in_batch, slots);
-      for (size_t i = 0; i < batch.size(); ++i) {
-        const Tensor one = mixer.step(x.narrow(0, batch[i], 1), by_itself, slot(batch[i]));
-        if (!same_bits(one[0], y[static_cast<int64_t>(i)])) {
-          return "step: row of slot " + std::to_string(batch[i]) + " differs in a batch of " + std::to_string(batch.size());
-        }
-      }
-    }
-    for (const int64_t s : batch) {
-      if (!same_bits(in_batch.extract(s), by_itself.extract(s)))
-        return "step: the state of slot " + std::to_string(s) + " differs in a batch";
-    }
-  }
-  return {};
+  return steps_independent(subject, mixer, start, draw_input(subject, rows, dtype), draw_input(subject, rows, dtype));
 }
 
 Violation packed_equals_separate(const Subject& subject, torch::Dtype dtype) {
@@ -242,8 +261,9 @@ Violation packed_equals_separate(const Subject& subject, torch::Dtype dtype) {
     }
     return torch::cat(outputs);
   });
-  const Results packed = differentiate(
-      *twins.tested, x, g, [&](const Tensor& input) { return twins.tested->forward(input, Sequences::packed(starts, starts.back())); });
+  const Results packed = differentiate(*twins.tested, x, g, [&](const Tensor& input) {
+    return twins.tested->forward(input, Sequences::packed(starts, starts.back(), subject.device));
+  });
   return compare("packed rows", packed, separate, tolerance(dtype));
 }
 
@@ -257,9 +277,9 @@ Violation gradients_flow_through_state(const Subject& subject, torch::Dtype dtyp
     const Results pieces = differentiate(*twins.tested, x, g, [&](const Tensor& input) {
       MixerState state = twins.tested->make_state(2);
       const Tensor first = input.narrow(0, 0, cut), second = input.narrow(0, cut, input.size(0) - cut);
-      const Tensor y = twins.tested->prefill(first, one_row(first), state, slot(1));
-      const Tensor other = twins.tested->prefill(torch::cat({second, second}), Sequences::equal(2, second.size(0)), state,
-                                                 torch::tensor({1, 0}, torch::kInt64));
+      const Tensor y = twins.tested->prefill(first, one_row(first), state, slot(1, subject.device));
+      const Tensor other = twins.tested->prefill(torch::cat({second, second}), Sequences::equal(2, second.size(0), subject.device), state,
+                                                 torch::tensor({1, 0}, torch::kInt64).to(subject.device));
       return torch::cat({y, other.narrow(0, 0, second.size(0))});
     });
     const Violation violation = compare("prefill cut at " + std::to_string(cut), pieces, whole, tolerance(dtype));
@@ -274,7 +294,8 @@ Violation state_is_a_value(const Subject& subject, torch::Dtype dtype) {
   Mixer& mixer = *twins.tested;
   const Tensor a = draw_input(subject, 75, dtype), b = draw_input(subject, 20, dtype), more = draw_input(subject, 9, dtype);
   const auto serve = [&](const Tensor& prompt, MixerState& state, int64_t at) {
-    return torch::cat({mixer.prefill(prompt, one_row(prompt), state, slot(at)), step_by_step(mixer, more, state, slot(at))});
+    const Slots slots = slot(at, subject.device);
+    return torch::cat({mixer.prefill(prompt, one_row(prompt), state, slots), step_by_step(mixer, more, state, slots)});
   };
   MixerState fresh = mixer.make_state(3);
   const Tensor b_alone = serve(b, fresh, 1);
@@ -283,21 +304,22 @@ Violation state_is_a_value(const Subject& subject, torch::Dtype dtype) {
   serve(a, state, 0);
   const MixerState neighbour = state.extract(0);
   serve(a, state, 1);
-  state.zero(slot(1));
+  state.zero(slot(1, subject.device));
   if (!same_bits(serve(b, state, 1), b_alone)) return "a request differs after another one in its slot";
   if (!same_bits(neighbour, state.extract(0))) return "a slot changed while others were served";
 
   state.copy(1, 2);
-  const Tensor from_original = step_by_step(mixer, more, state, slot(1));
-  if (!same_bits(step_by_step(mixer, more, state, slot(2)), from_original)) return "a forked slot continues differently";
+  const Tensor from_original = step_by_step(mixer, more, state, slot(1, subject.device));
+  if (!same_bits(step_by_step(mixer, more, state, slot(2, subject.device)), from_original)) return "a forked slot continues differently";
 
-  const Tensor expected = step_by_step(mixer, more, state, slot(0));
+  const Tensor expected = step_by_step(mixer, more, state, slot(0, subject.device));
   MixerState elsewhere = mixer.make_state(2);
   elsewhere.insert(neighbour, 1);
-  if (!same_bits(step_by_step(mixer, more, elsewhere, slot(1)), expected)) return "an extracted state continues differently elsewhere";
+  if (!same_bits(step_by_step(mixer, more, elsewhere, slot(1, subject.device)), expected))
+    return "an extracted state continues differently elsewhere";
   serve(draw_input(subject, 300, dtype), elsewhere, 0);
   elsewhere.insert(neighbour, 0);
-  if (!same_bits(step_by_step(mixer, more, elsewhere, slot(0)), expected))
+  if (!same_bits(step_by_step(mixer, more, elsewhere, slot(0, subject.device)), expected))
     return "a state inserted over a longer one continues differently";
   return {};
 }
@@ -308,7 +330,7 @@ Violation state_bytes_are_real(const Subject& subject, torch::Dtype dtype) {
   for (const int64_t tokens : {1, 100, 257}) {
     MixerState state = twins.tested->make_state(1);
     const Tensor x = draw_input(subject, tokens, dtype);
-    twins.tested->prefill(x, one_row(x), state, slot(0));
+    twins.tested->prefill(x, one_row(x), state, slot(0, subject.device));
     int64_t bytes = 0;
     for (const StateTensor& tensor : state.tensors()) bytes += static_cast<int64_t>(tensor.value.storage().nbytes());
     if (bytes != state_bytes(*twins.tested, tokens)) {
@@ -329,7 +351,7 @@ Violation parameters_survive_saving(const Subject& subject, torch::Dtype dtype) 
   out.save_to(file);
   torch::manual_seed(8);
   const Shared loaded = subject.make();
-  loaded->to(dtype);
+  loaded->to(subject.device, dtype);
   torch::serialize::InputArchive in;
   in.load_from(file);
   loaded->load(in);
@@ -342,9 +364,9 @@ Violation error_does_not_grow(const Subject& subject, torch::Dtype dtype, int64_
   const Twins twins = make_twins(subject, dtype);
   const torch::NoGradGuard no_grad;
   const Tensor x = draw_input(subject, length, dtype);
-  const Tensor expected = twins.exact->forward(x.to(torch::kFloat64), one_row(x));
+  const Tensor expected = twins.exact->forward(in_double(x), Sequences::equal(1, x.size(0)));
   MixerState state = twins.tested->make_state(1);
-  const Tensor y = step_by_step(*twins.tested, x, state, slot(0)).to(torch::kFloat64);
+  const Tensor y = in_double(step_by_step(*twins.tested, x, state, slot(0, subject.device)));
   const auto error = [&](int64_t from) {
     const Tensor e = expected.narrow(0, from, 1000);
     return ((y.narrow(0, from, 1000) - e).square().mean() / e.square().mean()).sqrt().item<double>();

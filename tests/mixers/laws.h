@@ -15,6 +15,7 @@ struct Subject {
   std::string name;
   int64_t d_model;
   std::function<std::shared_ptr<Mixer>()> make;  // with weights of its own drawing; the laws draw others
+  torch::Device device = torch::kCPU;            // where it is tested; the double reference runs on the CPU
 };
 
 // Empty where the law holds.
@@ -24,7 +25,8 @@ using Violation = std::string;
 Violation forms_agree(const Subject& subject, torch::Dtype dtype, const std::vector<int64_t>& lengths);
 // Outputs before a position do not depend on inputs from there on.
 Violation causal(const Subject& subject, torch::Dtype dtype);
-// In step a row's output and state are the same, bit for bit, alone and among any others; in prefill within rounding.
+// In step a row's output and state are the same, bit for bit, alone and among any others (on a GPU: among any others of the same number,
+// since cuBLAS picks its kernel by the shape); in prefill within rounding.
 Violation rows_independent(const Subject& subject, torch::Dtype dtype);
 // Rows in one packed call, among them empty ones, give the values and gradients that they give one by one.
 Violation packed_equals_separate(const Subject& subject, torch::Dtype dtype);

@@ -48,8 +48,8 @@ const std::map<std::string, std::string> kSkipped = {
     {"recurrence/taylor_fla.safetensors", "eps"},
 };
 
-void expect_agreement(const fs::path& folder, const std::string& file) {
-  const GoldenResult result = check_golden((folder / file).string());
+void expect_agreement(const fs::path& folder, const std::string& file, torch::Device device = torch::kCPU) {
+  const GoldenResult result = check_golden((folder / file).string(), device);
   const auto skipped = kSkipped.find(file);
   if (skipped != kSkipped.end()) {
     EXPECT_NE(result.skipped.find(skipped->second), std::string::npos) << file << ": " << result.skipped;
@@ -65,6 +65,11 @@ void expect_agreement(const fs::path& folder, const std::string& file) {
 class Golden : public testing::TestWithParam<std::string> {};
 
 TEST_P(Golden, Agrees) { expect_agreement(committed_folder(), GetParam()); }
+
+TEST_P(Golden, AgreesOnAGpu) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  expect_agreement(committed_folder(), GetParam(), torch::kCUDA);
+}
 
 std::vector<std::string> committed_mixers() {
   std::vector<std::string> files = golden_files(committed_folder());

@@ -36,8 +36,10 @@ Inputs make_inputs(const Case& c) {
 }
 
 Function calling(const Inputs& in, decltype(&causal_attention) op = causal_attention) {
-  return
-      [=](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], t[1], t[2], in.cu_seqlens_q, in.cu_seqlens_k, in.window, in.scale)}; };
+  return [=](const vector<Tensor>& t) {
+    const auto there = [&](const Tensor& starts) { return starts.to(t[0].device()); };
+    return vector<Tensor>{op(t[0], t[1], t[2], there(in.cu_seqlens_q), there(in.cu_seqlens_k), in.window, in.scale)};
+  };
 }
 
 vector<Tensor> as_type(const vector<Tensor>& tensors, at::ScalarType type) {
@@ -86,19 +88,23 @@ const vector<Case> kCases = {
     {{2048}, {}, 1, 1, 32, 0},
 };
 
-class CausalAttentionCases : public ::testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Lengths, CausalAttentionCases, ::testing::ValuesIn(kCases));
+class CausalAttentionCases : public ::testing::TestWithParam<std::tuple<Case, at::DeviceType>> {
+ protected:
+  void SetUp() override { BASED_NEEDS(std::get<1>(GetParam())); }
+};
+INSTANTIATE_TEST_SUITE_P(Lengths, CausalAttentionCases, ::testing::Combine(::testing::ValuesIn(kCases), ::testing::ValuesIn(kDevices)));
 
 TEST_P(CausalAttentionCases, KernelsEqualTheDoubleReference) {
   const NanFilledMemory nan_filled;
-  const Inputs in = make_inputs(GetParam());
+  const Inputs in = make_inputs(std::get<0>(GetParam()));
+  const Function op = on_device(calling(in), std::get<1>(GetParam()));
   const auto expected = calling(in, causal_attention_reference)(in.tensors);
   const vector<Tensor> cotangents = random_like(expected);
   const auto expected_gradients = gradients(calling(in, causal_attention_reference), in.tensors, cotangents);
   for (const auto& [type, tolerance] : {std::pair{at::kFloat, 1e-4}, std::pair{at::kBFloat16, 2e-2}}) {
     const vector<Tensor> inputs = as_type(in.tensors, type);
-    EXPECT_TRUE(close(calling(in)(inputs)[0], expected[0], tolerance)) << type;
-    const auto actual_gradients = gradients(calling(in), inputs, as_type(cotangents, type));
+    EXPECT_TRUE(close(op(inputs)[0], expected[0], tolerance)) << type;
+    const auto actual_gradients = gradients(op, inputs, as_type(cotangents, type));
     for (size_t i = 0; i < inputs.size(); ++i)  // with one key, the gradients of q and k are differences of equal numbers
       EXPECT_TRUE(close(actual_gradients[i], expected_gradients[i], tolerance, /*floor=*/0.1)) << type << ", gradient " << i;
   }
@@ -119,7 +125,10 @@ TEST(CausalAttention, Gradcheck) {
   }
 }
 
-TEST(CausalAttention, StepsEqualTheParallelForm) {
+BASED_ON_EVERY_DEVICE(CausalAttentionSteps);
+
+TEST_P(CausalAttentionSteps, EqualTheParallelForm) {
+  const at::DeviceType device = GetParam();
   const at::NoGradGuard no_grad;
   for (const int64_t capacity : {5, 40}) {  // a window that wraps round, and a cache that holds all
     const Inputs in = make_inputs({{17, 30}, {}, 4, 2, 16, capacity == 5 ? 5 : 0});
@@ -127,10 +136,13 @@ TEST(CausalAttention, StepsEqualTheParallelForm) {
     for (const auto& [type, ring_type, tolerance] :
          {std::tuple{at::kDouble, at::kDouble, 1e-12}, std::tuple{at::kFloat, at::kFloat, 1e-4},
           std::tuple{at::kFloat, at::kBFloat16, 1e-4}, std::tuple{at::kBFloat16, at::kBFloat16, 2e-2}}) {
-      const vector<Tensor> t = as_type(in.tensors, type);
-      Tensor k_ring = at::full({4, capacity, 2, 16}, NAN, ring_type), v_ring = k_ring.clone(), position = at::zeros({4}, at::kLong);
+      vector<Tensor> t;
+      for (const Tensor& x : as_type(in.tensors, type)) t.push_back(x.to(device));
+      Tensor k_ring = at::full({4, capacity, 2, 16}, NAN, at::dtype(ring_type).device(device)), v_ring = k_ring.clone();
+      Tensor position = at::zeros({4}, at::dtype(at::kLong).device(device));
       Tensor y = at::full_like(t[0], NAN);
-      const auto step = [&](const Tensor& tokens, const Tensor& slots) {
+      const auto step = [&](const Tensor& tokens_here, const Tensor& slots_here) {
+        const Tensor tokens = tokens_here.to(device), slots = slots_here.to(device);
         const auto at_tokens = [&](const Tensor& x) { return x.index_select(0, tokens); };
         y.index_copy_(0, tokens,
                       causal_attention_step(at_tokens(t[0]), at_tokens(t[1]), at_tokens(t[2]), k_ring, v_ring, position, slots, in.scale));
@@ -138,19 +150,21 @@ TEST(CausalAttention, StepsEqualTheParallelForm) {
       for (int64_t i = 0; i < 17; ++i) step(torch::tensor({i, 17 + i}), torch::tensor({3, 1}, at::kLong));
       for (int64_t i = 17; i < 30; ++i) step(torch::tensor({17 + i}), torch::tensor({1}, at::kLong));
       EXPECT_TRUE(close(y, expected, tolerance)) << type << " ring " << ring_type << " capacity " << capacity;
-      EXPECT_TRUE(at::equal(position, torch::tensor({0, 30, 0, 17}, at::kLong)));
+      EXPECT_TRUE(at::equal(position.cpu(), torch::tensor({0, 30, 0, 17}, at::kLong)));
     }
   }
 }
 
-TEST(CausalAttention, AStepDependsOnNoOtherRow) {
+TEST_P(CausalAttentionSteps, DependOnNoOtherRow) {
+  const at::DeviceType device = GetParam();
   const at::NoGradGuard no_grad;
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
     torch::manual_seed(5);
-    const Tensor k_start = random({9, 20, 2, 24}, type), v_start = random({9, 20, 2, 24}, type);
-    const Tensor position_start = torch::tensor({0, 3, 50, 19, 20, 21, 7, 40, 2}, at::kLong);
-    const Tensor q = random({5, 6, 24}, type), k = random({5, 2, 24}, type), v = random({5, 2, 24}, type);
-    const Tensor slot = torch::tensor({7, 0, 3, 8, 5}, at::kLong);
+    const auto there = [&](at::IntArrayRef sizes) { return random(sizes, type).to(device); };
+    const Tensor k_start = there({9, 20, 2, 24}), v_start = there({9, 20, 2, 24});
+    const Tensor position_start = torch::tensor({0, 3, 50, 19, 20, 21, 7, 40, 2}, at::kLong).to(device);
+    const Tensor q = there({5, 6, 24}), k = there({5, 2, 24}), v = there({5, 2, 24});
+    const Tensor slot = torch::tensor({7, 0, 3, 8, 5}, at::kLong).to(device);
     Tensor k_ring = k_start.clone(), v_ring = v_start.clone(), position = position_start.clone();
     const Tensor y = causal_attention_step(q, k, v, k_ring, v_ring, position, slot, 0.2);
     for (int64_t row = 0; row < 5; ++row) {
@@ -164,15 +178,18 @@ TEST(CausalAttention, AStepDependsOnNoOtherRow) {
   }
 }
 
-TEST(CausalAttention, ColumnSlicesEqualCopies) {
+BASED_ON_EVERY_DEVICE(CausalAttentionSlices);
+
+TEST_P(CausalAttentionSlices, EqualCopies) {
+  const at::DeviceType device = GetParam();
   torch::manual_seed(3);
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-    const Tensor wide = random({70, 6 * 16}, type), cu = offsets({70});
+    const Tensor wide = random({70, 6 * 16}, type).to(device), cu = offsets({70});
     const auto part = [&](int64_t i) { return wide.narrow(1, i * 32, 32).view({70, 2, 16}); };
     const auto run = [&](const Tensor& q, const Tensor& k, const Tensor& v) { return calling({{}, cu, cu, 9, 0.25})({q, k, v})[0]; };
     EXPECT_TRUE(same_bits(run(part(0), part(1), part(2)), run(part(0).contiguous(), part(1).contiguous(), part(2).contiguous())));
     // Heads that do not lie side by side, and dimensions that do not.
-    const Tensor across = random({70, 16, 2}, type).transpose(1, 2);
+    const Tensor across = random({70, 16, 2}, type).to(device).transpose(1, 2);
     EXPECT_TRUE(same_bits(run(across, part(1), across), run(across.contiguous(), part(1), across.contiguous())));
   }
 }

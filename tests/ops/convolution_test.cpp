@@ -48,7 +48,7 @@ Function calling(const ShortInputs& in, decltype(&short_conv) op = short_conv) {
     if (c.bias) bias = t[next++];
     if (c.gate) gate = t[next++];
     if (c.initial) initial = t[next++];
-    const auto [y, state] = op(t[0], t[1], bias, gate, c.silu, cu_seqlens, initial);
+    const auto [y, state] = op(t[0], t[1], bias, gate, c.silu, cu_seqlens.to(t[0].device()), initial);
     return vector<Tensor>{y, state};
   };
 }
@@ -67,24 +67,28 @@ const vector<ShortCase> kShortCases = {
     {{256, 256}, 48, 4, false, true, false, false},
 };
 
-class ShortConvCases : public ::testing::TestWithParam<ShortCase> {};
-INSTANTIATE_TEST_SUITE_P(Lengths, ShortConvCases, ::testing::ValuesIn(kShortCases));
+class ShortConvCases : public ::testing::TestWithParam<std::tuple<ShortCase, at::DeviceType>> {
+ protected:
+  void SetUp() override { BASED_NEEDS(std::get<1>(GetParam())); }
+};
+INSTANTIATE_TEST_SUITE_P(Lengths, ShortConvCases, ::testing::Combine(::testing::ValuesIn(kShortCases), ::testing::ValuesIn(kDevices)));
 
 TEST_P(ShortConvCases, KernelsEqualTheDoubleReference) {
   const NanFilledMemory nan_filled;
-  const ShortInputs in = make_inputs(GetParam());
+  const ShortInputs in = make_inputs(std::get<0>(GetParam()));
+  const Function op = on_device(calling(in), std::get<1>(GetParam()));
   const auto expected = calling(in, short_conv_reference)(in.tensors);
   const vector<Tensor> cotangents = random_like(expected);
   const auto expected_gradients = gradients(calling(in, short_conv_reference), in.tensors, cotangents);
   for (const auto& [type, tolerance] : {std::pair{at::kFloat, 1e-4}, std::pair{at::kBFloat16, 2e-2}}) {
     const vector<Tensor> inputs = as_type(in, type);
-    const auto actual = calling(in)(inputs);
+    const auto actual = op(inputs);
     vector<Tensor> typed_cotangents;
     for (size_t i = 0; i < actual.size(); ++i) {
       EXPECT_TRUE(close(actual[i], expected[i], tolerance)) << type << ", output " << i;
       typed_cotangents.push_back(cotangents[i].to(actual[i].scalar_type()));
     }
-    const auto actual_gradients = gradients(calling(in), inputs, typed_cotangents);
+    const auto actual_gradients = gradients(op, inputs, typed_cotangents);
     for (size_t i = 0; i < inputs.size(); ++i)
       EXPECT_TRUE(close(actual_gradients[i], expected_gradients[i], tolerance)) << type << ", gradient " << i;
   }
@@ -118,20 +122,25 @@ TEST(ShortConv, Gradcheck) {
   }
 }
 
-TEST(ShortConv, StepsEqualTheParallelForm) {
+BASED_ON_EVERY_DEVICE(ShortConvSteps);
+
+TEST_P(ShortConvSteps, EqualTheParallelForm) {
+  const at::DeviceType device = GetParam();
   const at::NoGradGuard no_grad;
   for (const ShortCase& c : {ShortCase{{9}, 20, 4, true, true, true, true}, ShortCase{{9}, 20, 1, false, false, true, true}}) {
     const ShortInputs in = make_inputs(c);
     const auto expected = calling(in)(in.tensors);
     for (const auto& [type, tolerance] : {std::pair{at::kDouble, 1e-12}, std::pair{at::kFloat, 1e-5}, std::pair{at::kBFloat16, 2e-2}}) {
-      const vector<Tensor> t = as_type(in, type);
-      Tensor state = at::zeros({3, c.channels, c.taps - 1}, t.back().scalar_type());
+      vector<Tensor> t;
+      for (const Tensor& x : as_type(in, type)) t.push_back(x.to(device));
+      Tensor state = at::zeros({3, c.channels, c.taps - 1}, t.back().options());
       state[2].copy_(t.back()[0]);
       Tensor y = at::full_like(t[0], NAN);
       for (int64_t token = 0; token < 9; ++token) {
         const auto one = [&](const Tensor& x) { return x.narrow(0, token, 1); };
         const std::optional<Tensor> bias = c.bias ? std::optional(t[2]) : std::nullopt;
-        y[token].copy_(short_conv_step(one(t[0]), t[1], bias, one(t[c.bias ? 3 : 2]), c.silu, state, torch::tensor({2}, at::kLong))[0]);
+        y[token].copy_(
+            short_conv_step(one(t[0]), t[1], bias, one(t[c.bias ? 3 : 2]), c.silu, state, torch::tensor({2}, at::kLong).to(device))[0]);
       }
       EXPECT_TRUE(close(y, expected[0], tolerance)) << type;
       EXPECT_TRUE(close(state[2], expected[1][0], tolerance)) << type;
@@ -139,13 +148,15 @@ TEST(ShortConv, StepsEqualTheParallelForm) {
   }
 }
 
-TEST(ShortConv, AStepDependsOnNoOtherRow) {
+TEST_P(ShortConvSteps, DependOnNoOtherRow) {
+  const at::DeviceType device = GetParam();
   const at::NoGradGuard no_grad;
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
     torch::manual_seed(5);
     const at::ScalarType sums = type == at::kDouble ? at::kDouble : at::kFloat;
-    const Tensor start = random({9, 37, 3}, sums), x = random({5, 37}, type), gate = random({5, 37}, type);
-    const Tensor weight = random({37, 4}, type), bias = random({37}, type), slot = torch::tensor({7, 0, 3, 8, 5}, at::kLong);
+    const auto there = [&](at::IntArrayRef sizes, at::ScalarType of) { return random(sizes, of).to(device); };
+    const Tensor start = there({9, 37, 3}, sums), x = there({5, 37}, type), gate = there({5, 37}, type), weight = there({37, 4}, type);
+    const Tensor bias = there({37}, type), slot = torch::tensor({7, 0, 3, 8, 5}, at::kLong).to(device);
     Tensor together = start.clone();
     const Tensor y = short_conv_step(x, weight, bias, gate, true, together, slot);
     for (int64_t row = 0; row < 5; ++row) {
@@ -210,9 +221,10 @@ const vector<LongCase> kLongCases = {
 };
 
 Function calling(const LongCase& c, decltype(&long_conv) op) {
-  return [=, cu = offsets(c.lengths), cu_history = offsets(c.history)](const vector<Tensor>& t) {
+  return [=, cu_here = offsets(c.lengths), cu_history = offsets(c.history)](const vector<Tensor>& t) {
+    const Tensor cu = cu_here.to(t[0].device());
     if (t.size() < 3) return vector<Tensor>{op(t[0], t[1], cu, {}, {})};
-    return vector<Tensor>{op(t[0], t[1], cu, t[2], cu_history)};
+    return vector<Tensor>{op(t[0], t[1], cu, t[2], cu_history.to(t[0].device()))};
   };
 }
 
@@ -223,14 +235,17 @@ vector<Tensor> make_inputs(const LongCase& c) {
   return in;
 }
 
-TEST(LongConv, FourierFormEqualsTheDirectSum) {
+BASED_ON_EVERY_DEVICE(LongConvForms);
+
+TEST_P(LongConvForms, FourierEqualsTheDirectSum) {
   for (const LongCase& c : kLongCases) {
     const vector<Tensor> in = make_inputs(c);
     const Tensor expected = calling(c, long_conv_reference)(in)[0];
     for (const auto& [type, tolerance] : {std::pair{at::kDouble, 1e-12}, std::pair{at::kFloat, 1e-4}, std::pair{at::kBFloat16, 2e-2}}) {
       vector<Tensor> typed;
       for (const Tensor& t : in) typed.push_back(t.to(type));
-      EXPECT_TRUE(close(calling(c, long_conv)(typed)[0], expected, tolerance)) << c.lengths.size() << " rows, " << type;
+      EXPECT_TRUE(close(on_device(calling(c, long_conv), GetParam())(typed)[0], expected, tolerance))
+          << c.lengths.size() << " rows, " << type;
     }
   }
 }

@@ -8,8 +8,10 @@ namespace {
 using namespace testing;
 using std::vector;
 
-// `op` in fp32 and bf16 against `reference` in double, values and gradients; errors are relative to at least `floor`.
-void expect_like_reference(const Function& op, const Function& reference, const vector<Tensor>& inputs, double floor = 1e-3) {
+// `operation` on a device in fp32 and bf16 against `reference` in double, values and gradients; errors are relative to at least `floor`.
+void expect_like_reference(at::DeviceType device, const Function& operation, const Function& reference, const vector<Tensor>& inputs,
+                           double floor = 1e-3) {
+  const Function op = on_device(operation, device);
   const NanFilledMemory nan_filled;
   vector<Tensor> exact;  // what bf16 can represent
   for (const Tensor& t : inputs) exact.push_back(t.to(at::kBFloat16).to(at::kDouble));
@@ -32,14 +34,17 @@ void expect_like_reference(const Function& op, const Function& reference, const 
   }
 }
 
-TEST(RmsNorm, EqualsTheReference) {
+BASED_ON_EVERY_DEVICE(PointwiseOnDevices);
+
+TEST_P(PointwiseOnDevices, RmsNormEqualsTheReference) {
   const auto with = [](Tensor (*op)(const Tensor&, const Tensor&, double)) {
     return Function([op](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], t[1], 1e-5)}; });
   };
-  for (const auto& [rows, width] : {std::pair{0, 5}, std::pair{3, 7}, std::pair{130, 64}, std::pair{9, 1024}, std::pair{2, 1000}})
-    expect_like_reference(with(rms_norm), with(rms_norm_reference), {random({rows, width}), random({width})});
+  for (const auto& [rows, width] :
+       {std::pair{0, 5}, std::pair{3, 7}, std::pair{130, 64}, std::pair{9, 1024}, std::pair{2, 1000}, std::pair{2, 8200}})
+    expect_like_reference(GetParam(), with(rms_norm), with(rms_norm_reference), {random({rows, width}), random({width})});
   // One wide: y is the sign of x, so the terms of its gradient, about 1 each here, cancel and leave their rounding.
-  expect_like_reference(with(rms_norm), with(rms_norm_reference), {torch::tensor({{-1.25}}, at::kDouble), random({1})}, 1);
+  expect_like_reference(GetParam(), with(rms_norm), with(rms_norm_reference), {torch::tensor({{-1.25}}, at::kDouble), random({1})}, 1);
   EXPECT_TRUE(gradcheck(with(rms_norm), {random({3, 2, 5}), random({5})}));
   const Tensor x = torch::tensor({{3.0, 4.0}}, at::kDouble);
   EXPECT_TRUE(
@@ -61,12 +66,33 @@ TEST(RmsNorm, AnFp32ResidualGivesTheWeightsType) {
   EXPECT_TRUE(close(actual[1], expected[1], 2e-2));
 }
 
-TEST(Swiglu, EqualsTheReference) {
+TEST_P(PointwiseOnDevices, RmsNormAddsInPlaceFirst) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [rows, width] : {std::pair{0, 5}, std::pair{3, 7}, std::pair{9, 1792}, std::pair{2, 4000}, std::pair{2, 8200}})
+    for (const auto& [residual_type, type, tolerance] :
+         {std::tuple{at::kDouble, at::kDouble, 1e-12}, std::tuple{at::kFloat, at::kFloat, 1e-5},
+          std::tuple{at::kFloat, at::kBFloat16, 1e-2}, std::tuple{at::kBFloat16, at::kBFloat16, 2e-2}}) {
+      const NanFilledMemory nan_filled;
+      const Tensor start = random({rows, width}, residual_type), x = random({rows, width}, type), weight = random({width}, type);
+      const Tensor sum = start.to(at::kDouble) + x.to(at::kDouble);
+      Tensor residual = start.to(GetParam(), /*non_blocking=*/false, /*copy=*/true);
+      const Tensor y = rms_norm_add_(residual, x.to(GetParam()), weight.to(GetParam()), 1e-5);
+      EXPECT_EQ(y.scalar_type(), type);
+      EXPECT_TRUE(close(residual, sum, residual_type == at::kBFloat16 ? 1e-2 : 1e-6));
+      EXPECT_TRUE(close(y, rms_norm_reference(sum, weight.to(at::kDouble), 1e-5), tolerance)) << rows << " x " << width << ' ' << type;
+    }
+  EXPECT_EQ(error_of([] {
+              rms_norm_add_(at::zeros({2, 8}), at::zeros({2, 7}), at::ones({8}), 1e-5);
+            }),
+            "rms_norm_add_: x must have shape [2, 8], got [2, 7]");
+}
+
+TEST_P(PointwiseOnDevices, SwigluEqualsTheReference) {
   const auto with = [](Tensor (*op)(const Tensor&)) {
     return Function([op](const vector<Tensor>& t) { return vector<Tensor>{op(t[0])}; });
   };
   for (const auto& [rows, width] : {std::pair{0, 4}, std::pair{1, 2}, std::pair{5, 34}, std::pair{65, 256}})
-    expect_like_reference(with(swiglu), with(swiglu_reference), {random({rows, width})});
+    expect_like_reference(GetParam(), with(swiglu), with(swiglu_reference), {random({rows, width})});
   EXPECT_TRUE(gradcheck(with(swiglu), {random({3, 6})}));
   const double gate = 0.7;
   EXPECT_NEAR(swiglu(torch::tensor({{2.0, gate}}, at::kDouble)).item<double>(), 2 * gate / (1 + std::exp(-gate)), 1e-14);
@@ -74,7 +100,7 @@ TEST(Swiglu, EqualsTheReference) {
   EXPECT_TRUE(same_bits(swiglu(wide.narrow(1, 1, 8)), swiglu(wide.narrow(1, 1, 8).contiguous())));
 }
 
-TEST(Rotary, EqualsTheReference) {
+TEST_P(PointwiseOnDevices, RotaryEqualsTheReference) {
   struct Sizes {
     int64_t tokens, heads, head_dim, dim;
   };
@@ -82,9 +108,10 @@ TEST(Rotary, EqualsTheReference) {
     for (const Sizes& s : {Sizes{0, 2, 8, 8}, Sizes{1, 1, 2, 2}, Sizes{7, 3, 10, 6}, Sizes{65, 2, 64, 64}, Sizes{5, 1, 16, 0}}) {
       const Tensor positions = at::arange(s.tokens) * 1000 + 3;
       const auto with = [&](decltype(&rotary) op) {
-        return Function([=](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], positions, s.dim, 10000, interleaved)}; });
+        return Function(
+            [=](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], positions.to(t[0].device()), s.dim, 10000, interleaved)}; });
       };
-      expect_like_reference(with(rotary), with(rotary_reference), {random({s.tokens, s.heads, s.head_dim})});
+      expect_like_reference(GetParam(), with(rotary), with(rotary_reference), {random({s.tokens, s.heads, s.head_dim})});
     }
     const Tensor positions = torch::tensor({5, 0, 90}, at::kLong);
     EXPECT_TRUE(gradcheck([&](const vector<Tensor>& t) { return vector<Tensor>{rotary(t[0], positions, 4, 100, interleaved)}; },
@@ -112,19 +139,22 @@ TEST(Rotary, StaysExactFarOutAndReadsColumnSlices) {
   EXPECT_TRUE(close(rotary(x, positions, 32, 10000, false), rotary_reference(x.to(at::kDouble), positions, 32, 10000, false), 1e-5));
 }
 
-TEST(Linear, EqualsTheReference) {
-  for (const int64_t rows : {0, 1, 2, 63, 64, 65, 200})
+TEST_P(PointwiseOnDevices, LinearEqualsTheReference) {
+  for (const int64_t rows : {0, 1, 2, 3, 4, 63, 64, 65, 200})
     for (const bool with_bias : {false, true}) {
       const auto with = [&](decltype(&linear) op) {
         return Function(
             [=](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], t[1], with_bias ? std::optional(t[2]) : std::nullopt)}; });
       };
-      const vector<Tensor> in{random({rows, 33}), random({17, 33}), random({17})};
-      expect_like_reference(with(ops::linear), with(linear_reference), in);
+      const int64_t width = rows == 2 ? 33 : 1040;  // one that is no multiple of 16 bytes
+      const vector<Tensor> in{random({rows, width}), random({17, width}), random({17})};
+      expect_like_reference(GetParam(), with(ops::linear), with(linear_reference), in);
       const at::NoGradGuard no_grad;
       for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
         const vector<Tensor> typed{in[0].to(type), in[1].to(type), in[2].to(type)};
-        EXPECT_TRUE(close(with(ops::linear)(typed)[0], with(linear_reference)(in)[0], type == at::kBFloat16 ? 2e-2 : 1e-4)) << rows << type;
+        EXPECT_TRUE(
+            close(on_device(with(ops::linear), GetParam())(typed)[0], with(linear_reference)(in)[0], type == at::kBFloat16 ? 2e-2 : 1e-4))
+            << rows << type;
       }
     }
   EXPECT_TRUE(gradcheck([](const vector<Tensor>& t) { return vector<Tensor>{ops::linear(t[0], t[1], t[2])}; },
@@ -138,25 +168,25 @@ TEST(Linear, ARowDependsOnNoOtherRow) {
     const Tensor wide = random({kBatchInvariantRows, 90}, type), weight = random({50, 75}, type), bias = random({50}, type);
     const Tensor x = wide.narrow(1, 3, 75), y = ops::linear(x, weight, bias);
     for (int64_t row = 0; row < x.size(0); ++row)
-      EXPECT_TRUE(same_bits(ops::linear(x.narrow(0, row, 1).clone(), weight, bias), y.narrow(0, row, 1)));
+      EXPECT_TRUE(same_bits(ops::linear(x.narrow(0, row, 1).clone(), weight, bias), y.narrow(0, row, 1))) << type << ", row " << row;
     for (const int64_t rows : {2, 3, 7, 16, 33})
       EXPECT_TRUE(same_bits(ops::linear(x.narrow(0, 5, rows), weight, bias), y.narrow(0, 5, rows)));
   }
 }
 
-TEST(CrossEntropy, EqualsTheReference) {
+TEST_P(PointwiseOnDevices, CrossEntropyEqualsTheReference) {
   struct Sizes {
     int64_t tokens, width, vocab;
     double labelled;
   };
   const auto with = [](decltype(&cross_entropy) op, const Tensor& labels) {
-    return Function([op, labels](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], t[1], labels)}; });
+    return Function([op, labels](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], t[1], labels.to(t[0].device()))}; });
   };
   for (const Sizes& s : {Sizes{0, 4, 5, 1}, Sizes{1, 4, 5, 1}, Sizes{40, 16, 100, 0.5}, Sizes{30, 8, 1, 1}, Sizes{2500, 16, 1009, 0.9},
-                         Sizes{20, 8, 30, 0}}) {
+                         Sizes{300, 16, 2048, 0.9}, Sizes{20, 8, 30, 0}}) {
     torch::manual_seed(29);
     const Tensor labels = torch::randint(s.vocab, {s.tokens}, at::kLong).masked_fill(torch::rand({s.tokens}) >= s.labelled, -100);
-    expect_like_reference(with(cross_entropy, labels), with(cross_entropy_reference, labels),
+    expect_like_reference(GetParam(), with(cross_entropy, labels), with(cross_entropy_reference, labels),
                           {random({s.tokens, s.width}), random({s.vocab, s.width}, at::kDouble, 0.3)});
   }
   const Tensor labels = torch::tensor({2, -100, 0, 4}, at::kLong);
@@ -204,6 +234,7 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
   return vector<SchemaCase>{
       {"rms_norm", {x, f({6}), 1e-5}},
       {"rms_norm_forward", {x, f({6}).to(at::kBFloat16), 1e-5}},
+      {"rms_norm_add_", {f({5, 6}), x, f({6}), 1e-5}},
       {"rms_norm_backward", {f({5, 6}), x, f({6}), f({5})}},
       {"swiglu", {x}},
       {"swiglu_backward", {f({5, 3}), x}},

@@ -28,6 +28,20 @@ class NanFilledMemory {
   }
 };
 
+// What a test runs on: a suite with a device among its parameters runs once on each, and skips, saying so, where there is none.
+inline const std::vector<at::DeviceType> kDevices{at::kCPU, at::kCUDA};
+#define BASED_NEEDS(device) \
+  if ((device) == at::kCUDA && !torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device"
+
+class OnEveryDevice : public ::testing::TestWithParam<at::DeviceType> {
+ protected:
+  void SetUp() override { BASED_NEEDS(GetParam()); }
+};
+inline std::string device_name(const ::testing::TestParamInfo<at::DeviceType>& info) { return info.param == at::kCPU ? "cpu" : "cuda"; }
+#define BASED_ON_EVERY_DEVICE(suite)     \
+  class suite : public OnEveryDevice {}; \
+  INSTANTIATE_TEST_SUITE_P(Devices, suite, ::testing::ValuesIn(kDevices), device_name)
+
 inline Tensor random(at::IntArrayRef sizes, at::ScalarType type = at::kDouble, double scale = 1) {
   return (torch::randn(sizes, at::kDouble) * scale).to(type);
 }
@@ -44,7 +58,7 @@ inline Tensor offsets(const std::vector<int64_t>& lengths) {
 inline double relative_error(const Tensor& actual, const Tensor& expected, double floor = 1e-3) {
   if (actual.sizes() != expected.sizes()) return INFINITY;
   if (actual.numel() == 0) return 0;
-  const Tensor a = actual.detach().to(at::kDouble), b = expected.detach().to(at::kDouble);
+  const Tensor a = actual.detach().cpu().to(at::kDouble), b = expected.detach().cpu().to(at::kDouble);
   if (!a.isfinite().all().item<bool>() || !b.isfinite().all().item<bool>()) return INFINITY;
   const double scale = b.abs().max().item<double>();
   return (a - b).abs().max().item<double>() / std::max(scale, floor);
@@ -63,6 +77,16 @@ inline ::testing::AssertionResult same_bits(const Tensor& a, const Tensor& b) {
 }
 
 using Function = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
+
+// `function` on another device: inputs go there, outputs come back; gradients flow both ways.
+inline Function on_device(Function function, at::DeviceType device) {
+  return [function = std::move(function), device](const std::vector<Tensor>& inputs) {
+    std::vector<Tensor> there, back;
+    for (const Tensor& input : inputs) there.push_back(input.to(device));
+    for (const Tensor& output : function(there)) back.push_back(output.cpu());
+    return back;
+  };
+}
 
 // Cotangents for `outputs`, drawn once a case.
 inline std::vector<Tensor> random_like(const std::vector<Tensor>& outputs) {

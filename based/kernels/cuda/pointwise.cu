@@ -16,7 +16,7 @@ constexpr int kHeld = 4;  // units of a row that a thread keeps in registers
 
 constexpr int kMostThreads = 256;
 
-int norm_threads(int64_t width) { return static_cast<int>(round_up(ceil_div(width, kUnit * kHeld), 32)); }
+int norm_threads(int64_t width, int units) { return static_cast<int>(round_up(ceil_div(width, kUnit * units), 32)); }
 
 // Element c of unit u of this thread; kVector: the width is a multiple of kUnit and everything is aligned.
 template <bool kVector>
@@ -46,15 +46,17 @@ struct RowAccess {
   }
 };
 
-template <typename X, typename T, bool kVector>
+// kUnits: units of the row that a thread holds; narrow rows are spread over more threads, so that little is waited for in turn.
+template <typename X, typename T, bool kVector, int kUnits>
 __global__ void __launch_bounds__(kMostThreads) norm_rows(const __grid_constant__ RmsNorm p) {
   __shared__ float shared[32];
   const RowAccess<kVector> access{p.width};
   const int64_t row = blockIdx.x;
-  float s[kHeld][kUnit], squares = 0;
+  float s[kUnits][kUnit], weight[kUnits][kUnit], squares = 0;
 #pragma unroll
-  for (int u = 0; u < kHeld; ++u) {
+  for (int u = 0; u < kUnits; ++u) {
     access.load(static_cast<const X*>(p.x) + row * p.width, u, s[u]);
+    access.load(static_cast<const T*>(p.weight), u, weight[u]);
     if (p.add != nullptr) {
       float add[kUnit];
       access.load(static_cast<const T*>(p.add) + row * p.width, u, add);
@@ -67,14 +69,21 @@ __global__ void __launch_bounds__(kMostThreads) norm_rows(const __grid_constant_
   const float r = rsqrtf(sum_over_block(squares, shared) / static_cast<float>(p.width) + p.eps);
   if (p.inverse_rms != nullptr && threadIdx.x == 0) p.inverse_rms[row] = r;
 #pragma unroll
-  for (int u = 0; u < kHeld; ++u) {
-    float weight[kUnit];
+  for (int u = 0; u < kUnits; ++u) {
     if (p.sum != nullptr) access.store(static_cast<X*>(p.sum) + row * p.width, u, s[u]);
-    access.load(static_cast<const T*>(p.weight), u, weight);
 #pragma unroll
-    for (int c = 0; c < kUnit; ++c) weight[c] *= s[u][c] * r;
-    access.store(static_cast<T*>(p.y) + row * p.width, u, weight);
+    for (int c = 0; c < kUnit; ++c) weight[u][c] *= s[u][c] * r;
+    access.store(static_cast<T*>(p.y) + row * p.width, u, weight[u]);
   }
+}
+
+template <int kUnits>
+auto* choose_norm(const RmsNorm& p, bool vector) {
+  const bool x_bf = p.x_dtype == DType::bf16, bf = p.dtype == DType::bf16;
+  return x_bf ? (bf ? (vector ? norm_rows<bf16, bf16, true, kUnits> : norm_rows<bf16, bf16, false, kUnits>)
+                    : (vector ? norm_rows<bf16, float, true, kUnits> : norm_rows<bf16, float, false, kUnits>))
+              : (bf ? (vector ? norm_rows<float, bf16, true, kUnits> : norm_rows<float, bf16, false, kUnits>)
+                    : (vector ? norm_rows<float, float, true, kUnits> : norm_rows<float, float, false, kUnits>));
 }
 
 // Rows blockIdx.x, + gridDim.x, …: grad_x, and the block's part of grad_weight in `partial` [blocks, width].
@@ -201,13 +210,10 @@ constexpr const char* kTooWide = "rms_norm: width is larger than 8192";
 
 Status rms_norm_forward(const RmsNorm& p, Stream stream) {
   if (p.rows == 0) return {};
-  const int threads = norm_threads(p.width);
+  const bool narrow = p.width <= kUnit * kMostThreads;
+  const int threads = norm_threads(p.width, narrow ? 1 : kHeld);
   if (threads > kMostThreads) return {kTooWide};
-  const bool x_bf = p.x_dtype == DType::bf16, bf = p.dtype == DType::bf16, vector = norm_aligned(p);
-  auto* kernel = x_bf ? (bf ? (vector ? norm_rows<bf16, bf16, true> : norm_rows<bf16, bf16, false>)
-                            : (vector ? norm_rows<bf16, float, true> : norm_rows<bf16, float, false>))
-                      : (bf ? (vector ? norm_rows<float, bf16, true> : norm_rows<float, bf16, false>)
-                            : (vector ? norm_rows<float, float, true> : norm_rows<float, float, false>));
+  auto* kernel = narrow ? choose_norm<1>(p, norm_aligned(p)) : choose_norm<kHeld>(p, norm_aligned(p));
   kernel<<<static_cast<unsigned>(p.rows), threads, 0, stream_of(stream)>>>(p);
   return launched();
 }
@@ -216,7 +222,7 @@ int64_t rms_norm_backward_scratch(const RmsNormBackward& p) { return norm_blocks
 
 Status rms_norm_backward(const RmsNormBackward& p, void* scratch, Stream stream) {
   const RmsNorm& f = p.forward;
-  const int threads = norm_threads(f.width);
+  const int threads = norm_threads(f.width, kHeld);
   if (threads > kMostThreads) return {kTooWide};
   const int64_t blocks = norm_blocks(f);
   auto* partial = static_cast<float*>(scratch);

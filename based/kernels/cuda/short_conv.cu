@@ -13,6 +13,7 @@ using namespace detail;
 
 constexpr int kRun = 16;  // tokens a thread walks along
 constexpr int kThreads = 128;
+constexpr int kTogether = 4;  // tokens whose loads a thread has under way
 
 __device__ __forceinline__ int64_t row_of(const int64_t* row_start, int64_t rows, int64_t token) {
   int64_t low = 0, high = rows - 1;
@@ -37,6 +38,39 @@ __device__ __forceinline__ float input_at(const ShortConv& p, const float* state
 
 __device__ __forceinline__ float activate(float x, bool silu) { return silu ? x * sigmoid(x) : x; }
 
+// kCount channels and the window of their last kTaps inputs, in registers.
+template <typename T, int kTaps, int kCount>
+struct Walk {
+  float weight[kCount][kTaps], bias[kCount], window[kTaps][kCount];
+
+  // kTokens tokens of one row, whose loads are all under way before the first is used.
+  template <int kTokens>
+  __device__ __forceinline__ void take(const ShortConv& p, int64_t token, int64_t c) {
+    float input[kTokens][kCount], gate[kTokens][kCount];
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      load_floats<kCount>(static_cast<const T*>(p.x) + (token + t) * p.x_stride + c, input[t]);
+      if (p.gate != nullptr) load_floats<kCount>(static_cast<const T*>(p.gate) + (token + t) * p.gate_stride + c, gate[t]);
+    }
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      float y[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        y[i] = bias[i];
+#pragma unroll
+        for (int j = 0; j < kTaps; ++j) {
+          window[j][i] = j + 1 < kTaps ? window[j + 1][i] : input[t][i];
+          y[i] = fmaf(weight[i][j], window[j][i], y[i]);
+        }
+        y[i] = activate(y[i], p.silu);
+        if (p.gate != nullptr) y[i] *= gate[t][i];
+      }
+      store_floats<kCount>(static_cast<T*>(p.y) + (token + t) * p.y_stride + c, y);
+    }
+  }
+};
+
 // kTaps: known taps, whose window stays in registers; kCount channels a thread.
 template <typename T, int kTaps, int kCount>
 __global__ void __launch_bounds__(kThreads) convolve(const __grid_constant__ ShortConv p) {
@@ -44,13 +78,12 @@ __global__ void __launch_bounds__(kThreads) convolve(const __grid_constant__ Sho
   if (c >= p.channels) return;
   const int64_t first = blockIdx.x * int64_t{kRun}, last = min(first + kRun, p.tokens);
   int64_t row = row_of(p.row_start, p.rows, first);
-  const T *x = static_cast<const T*>(p.x) + c, *gate = static_cast<const T*>(p.gate) + c;
-  float weight[kCount][kTaps], bias[kCount], window[kTaps][kCount];
+  Walk<T, kTaps, kCount> walk;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    bias[i] = p.bias != nullptr ? to_float(static_cast<const T*>(p.bias)[c + i]) : 0.0F;
+    walk.bias[i] = p.bias != nullptr ? to_float(static_cast<const T*>(p.bias)[c + i]) : 0.0F;
 #pragma unroll
-    for (int j = 0; j < kTaps; ++j) weight[i][j] = to_float(static_cast<const T*>(p.weight)[(c + i) * kTaps + j]);
+    for (int j = 0; j < kTaps; ++j) walk.weight[i][j] = to_float(static_cast<const T*>(p.weight)[(c + i) * kTaps + j]);
   }
   int64_t start = p.row_start[row], stop = p.row_start[row + 1];
   bool refill = true;
@@ -61,31 +94,16 @@ __global__ void __launch_bounds__(kThreads) convolve(const __grid_constant__ Sho
 #pragma unroll
       for (int j = 1; j < kTaps; ++j) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) window[j][i] = input_at<T>(p, p.state, slot, start, token - kTaps + j, c + i);
+        for (int i = 0; i < kCount; ++i) walk.window[j][i] = input_at<T>(p, p.state, slot, start, token - kTaps + j, c + i);
       }
       refill = false;
     }
-    float y[kCount];
-#pragma unroll
-    for (int j = 0; j + 1 < kTaps; ++j) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) window[j][i] = window[j + 1][i];
+    if (token + kTogether <= min(stop, last)) {
+      walk.template take<kTogether>(p, token, c);
+      token += kTogether - 1;
+    } else {
+      walk.template take<1>(p, token, c);
     }
-    load_floats<kCount>(x + token * p.x_stride, window[kTaps - 1]);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      y[i] = bias[i];
-#pragma unroll
-      for (int j = 0; j < kTaps; ++j) y[i] = fmaf(weight[i][j], window[j][i], y[i]);
-      y[i] = activate(y[i], p.silu);
-    }
-    if (p.gate != nullptr) {
-      float g[kCount];
-      load_floats<kCount>(gate + token * p.gate_stride, g);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) y[i] *= g[i];
-    }
-    store_floats<kCount>(static_cast<T*>(p.y) + token * p.y_stride + c, y);
   }
 }
 
@@ -115,24 +133,66 @@ __global__ void update_states(const __grid_constant__ ShortConv p) {
   for (int j = 0; j + 1 < p.taps; ++j) state[j] = input_at<T>(p, p.state, slot, start, stop - p.taps + 1 + j, c);
 }
 
+// Three taps, the usual number: a thread a row and four channels, whose state is 32 bytes in a row.
 template <typename T>
-__global__ void step_rows(const __grid_constant__ ShortConv p) {
-  const int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  if (at >= p.rows * p.channels) return;
-  const int64_t row = at / p.channels, c = at % p.channels, slot = p.slot != nullptr ? p.slot[row] : row;
-  float* state = p.state + (slot * p.channels + c) * (p.taps - 1);
-  const float x = to_float(static_cast<const T*>(p.x)[row * p.x_stride + c]);
-  const T* weight = static_cast<const T*>(p.weight) + c * p.taps;
-  float y = p.bias != nullptr ? to_float(static_cast<const T*>(p.bias)[c]) : 0.0F;
-  for (int j = 0; j + 1 < p.taps; ++j) {
-    const float old = state[j];
-    y = fmaf(to_float(weight[j]), old, y);
-    if (j > 0) state[j - 1] = old;
+__global__ void __launch_bounds__(kThreads) step_rows_of_three(const __grid_constant__ ShortConv p) {
+  constexpr int kCount = 4;
+  const int64_t row = blockIdx.x, c = (blockIdx.y * int64_t{kThreads} + threadIdx.x) * kCount;
+  if (c >= p.channels) return;
+  float* state = p.state + ((p.slot != nullptr ? p.slot[row] : row) * p.channels + c) * 2;
+  float old[2 * kCount], x[kCount], y[kCount], gate[kCount] = {1, 1, 1, 1}, bias[kCount] = {}, weight[3][kCount];
+  load_floats<2 * kCount>(state, old);
+  load_floats<kCount>(static_cast<const T*>(p.x) + row * p.x_stride + c, x);
+  if (p.gate != nullptr) load_floats<kCount>(static_cast<const T*>(p.gate) + row * p.gate_stride + c, gate);
+  if (p.bias != nullptr) load_floats<kCount>(static_cast<const T*>(p.bias) + c, bias);
+#pragma unroll
+  for (int i = 0; i < 3; ++i) load_floats<kCount>(static_cast<const T*>(p.weight) + 3 * c + i * kCount, weight[i]);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const auto w = [&](int j) { return weight[(3 * i + j) / kCount][(3 * i + j) % kCount]; };
+    const float z = fmaf(w(2), x[i], fmaf(w(1), old[2 * i + 1], fmaf(w(0), old[2 * i], bias[i])));
+    y[i] = activate(z, p.silu) * gate[i];
+    old[2 * i] = old[2 * i + 1], old[2 * i + 1] = x[i];
   }
-  if (p.taps > 1) state[p.taps - 2] = x;
-  y = activate(fmaf(to_float(weight[p.taps - 1]), x, y), p.silu);
-  if (p.gate != nullptr) y *= to_float(static_cast<const T*>(p.gate)[row * p.gate_stride + c]);
+  store_floats<2 * kCount>(state, old);
+  store_floats<kCount>(static_cast<T*>(p.y) + row * p.y_stride + c, y);
+}
+
+// A thread a row and channel. kTaps: so many, known when compiling, so that all loads are under way together; 0: any number.
+template <typename T, int kTaps>
+__global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ ShortConv p) {
+  const int64_t row = blockIdx.x, c = blockIdx.y * int64_t{kThreads} + threadIdx.x;
+  if (c >= p.channels) return;
+  const int taps = kTaps > 0 ? kTaps : p.taps;
+  const T* weight = static_cast<const T*>(p.weight) + c * taps;
+  const float gate = p.gate != nullptr ? to_float(static_cast<const T*>(p.gate)[row * p.gate_stride + c]) : 1.0F;
+  const float x = to_float(static_cast<const T*>(p.x)[row * p.x_stride + c]);
+  float y = p.bias != nullptr ? to_float(static_cast<const T*>(p.bias)[c]) : 0.0F;
+  float* state = p.state + ((p.slot != nullptr ? p.slot[row] : row) * p.channels + c) * (taps - 1);
+  if constexpr (kTaps > 1) {
+    float old[kTaps - 1], w[kTaps - 1];
+#pragma unroll
+    for (int j = 0; j + 1 < kTaps; ++j) old[j] = state[j], w[j] = to_float(weight[j]);
+#pragma unroll
+    for (int j = 0; j + 1 < kTaps; ++j) {
+      y = fmaf(w[j], old[j], y);
+      state[j] = j + 2 < kTaps ? old[j + 1] : x;
+    }
+  } else {
+    for (int j = 0; j + 1 < taps; ++j) {
+      const float old = state[j];
+      y = fmaf(to_float(weight[j]), old, y);
+      if (j > 0) state[j - 1] = old;
+    }
+    if (taps > 1) state[taps - 2] = x;
+  }
+  y = activate(fmaf(to_float(weight[taps - 1]), x, y), p.silu) * gate;
   static_cast<T*>(p.y)[row * p.y_stride + c] = from_float<T>(y);
+}
+
+template <typename T>
+auto* choose_step(int taps) {
+  return taps == 3 ? step_rows<T, 3> : taps == 4 ? step_rows<T, 4> : step_rows<T, 0>;
 }
 
 // Backward of one channel over a block of tokens. With z = bias + Σ w x, y = act(z)·gate: dz = dy·gate·act'(z), dgate = dy·act(z),
@@ -292,8 +352,13 @@ Status short_conv_backward(const ShortConvBackward& p, void* scratch, Stream str
 
 Status short_conv_step(const ShortConv& p, Stream stream) {
   if (p.rows == 0) return {};
-  auto* kernel = p.dtype == DType::bf16 ? step_rows<bf16> : step_rows<float>;
-  kernel<<<static_cast<unsigned>(ceil_div(p.rows * p.channels, kThreads)), kThreads, 0, stream_of(stream)>>>(p);
+  const bool bf = p.dtype == DType::bf16;
+  const bool four = p.taps == 3 && p.channels % 4 == 0 && p.x_stride % 4 == 0 && p.y_stride % 4 == 0 && p.gate_stride % 4 == 0 &&
+                    aligned16(p.x) && aligned16(p.weight) && aligned16(p.bias) && aligned16(p.gate) && aligned16(p.y) && aligned16(p.state);
+  auto* kernel =
+      four ? (bf ? step_rows_of_three<bf16> : step_rows_of_three<float>) : (bf ? choose_step<bf16>(p.taps) : choose_step<float>(p.taps));
+  const dim3 grid(static_cast<unsigned>(p.rows), static_cast<unsigned>(ceil_div(p.channels, kThreads * (four ? 4 : 1))));
+  kernel<<<grid, kThreads, 0, stream_of(stream)>>>(p);
   return launched();
 }
 

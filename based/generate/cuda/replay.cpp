@@ -1,0 +1,43 @@
+#include "based/generate/replay.h"
+
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+
+namespace based {
+namespace {
+
+constexpr int kWarmUps = 3;  // cuBLAS and the allocator settle before anything is recorded
+
+class Graph final : public Replay {
+ public:
+  Graph(torch::Device device, const std::function<void()>& body) : device_(device) {
+    const c10::cuda::CUDAGuard on_device(device);
+    const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index());
+    stream.synchronize();
+    c10::cuda::getCurrentCUDAStream().synchronize();
+    const c10::cuda::CUDAStreamGuard on_stream(stream);
+    for (int i = 0; i < kWarmUps; ++i) body();
+    stream.synchronize();
+    graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    body();
+    graph_.capture_end();
+  }
+  void run() override {
+    const c10::cuda::CUDAGuard on_device(device_);
+    graph_.replay();
+  }
+
+ private:
+  torch::Device device_;
+  at::cuda::CUDAGraph graph_;
+};
+
+[[maybe_unused]] const bool registered = [] {
+  cuda_recorder() = [](torch::Device device, const std::function<void()>& body) -> std::unique_ptr<Replay> {
+    return std::make_unique<Graph>(device, body);
+  };
+  return true;
+}();
+
+}  // namespace
+}  // namespace based

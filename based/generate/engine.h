@@ -1,0 +1,47 @@
+// Many texts at once, in the slots of one state of fixed size. A step draws one token for every slot; on a GPU it is one recorded graph, in
+// which the token is drawn too, so texts join and leave without a new recording. A text's tokens do not depend on its neighbours, bit for
+// bit, as long as the number of slots is the same.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "based/generate/replay.h"
+#include "based/generate/sampler.h"
+#include "based/models/language_model.h"
+#include "based/ops/sample.h"
+
+namespace based {
+
+class Engine {
+ public:
+  // Throws UsageError for a model whose state grows (attention over everything): its steps have no fixed memory.
+  Engine(LanguageModel& model, int64_t slots);
+
+  int64_t slots() const { return static_cast<int64_t>(taken_.size()); }
+  int64_t free_slots() const;
+  int64_t state_bytes() const { return state_.bytes(); }
+
+  // Prompts of any lengths, read together by one prefill, into free slots, which are returned. Throws Error where there are too few, for an
+  // empty prompt and for an id outside the vocabulary, UsageError for wrong options and for a repetition penalty, which is not done here.
+  std::vector<int64_t> join(const std::vector<std::vector<int64_t>>& prompts, const SamplingOptions& options);
+  void leave(int64_t slot);  // frees it
+
+  // The next token of every slot, −1 for free ones. Throws Error where a text's logits are not finite.
+  const std::vector<int64_t>& step();
+  // Steps without waiting for their tokens, for measuring.
+  void run(int64_t steps);
+
+ private:
+  void set_options(const Tensor& slots, const SamplingOptions& options);
+  void record_step();
+
+  LanguageModel& model_;
+  ModelState state_;
+  Tensor all_slots_, last_, drawn_;  // int64 [slots]: 0, 1, …; each text's last token, which the next step reads; what a step drew
+  ops::SampleOptions options_;
+  std::vector<bool> taken_;
+  std::vector<int64_t> tokens_;
+  std::unique_ptr<Replay> step_;
+};
+
+}  // namespace based

@@ -1,0 +1,24 @@
+// A step that is recorded once and then replayed: on a GPU a CUDA graph, so that a step of a hundred kernels costs one launch.
+#pragma once
+#include <functional>
+#include <memory>
+
+#include "based/ops/torch.h"
+
+namespace based {
+
+class Replay {
+ public:
+  virtual ~Replay() = default;
+  virtual void run() = 0;  // what the body did, on the same memory; asynchronous on a GPU
+};
+
+// The body must read and write fixed memory only: no host values, no synchronisation, nothing allocated that outlives it. It is run a few
+// times first, so what it changes must not matter yet. Where the device has no graphs, run() calls the body.
+std::unique_ptr<Replay> record(torch::Device device, std::function<void()> body);
+
+// What a backend of generate/<device> sets.
+using Recorder = std::unique_ptr<Replay> (*)(torch::Device device, const std::function<void()>& body);
+Recorder& cuda_recorder();
+
+}  // namespace based

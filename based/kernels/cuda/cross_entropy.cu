@@ -1,0 +1,81 @@
+// Cross entropy and its gradient: a block a row, which is read once for the sum and once more for the gradient.
+#include "based/kernels/cross_entropy.h"
+
+#include "based/kernels/cuda/launch.h"
+#include "based/kernels/cuda/vectors.cuh"
+
+namespace based::kernels::cuda {
+namespace {
+
+using namespace detail;
+
+constexpr int kThreads = 512;
+
+// Σ exp(x − top), kept together with the largest x so far.
+struct ExpSum {
+  float top = -INFINITY, sum = 0;
+
+  __device__ __forceinline__ void merge(float other_top, float other_sum) {
+    const float larger = fmaxf(top, other_top);
+    if (larger == -INFINITY) return;
+    sum = sum * __expf(top - larger) + other_sum * __expf(other_top - larger);
+    top = larger;
+  }
+};
+
+// In an order that depends on the block size alone; every thread gets the result.
+__device__ __forceinline__ ExpSum merge_over_block(ExpSum mine) {
+  __shared__ ExpSum shared[kThreads / 32];
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2)
+    mine.merge(__shfl_xor_sync(~0U, mine.top, distance), __shfl_xor_sync(~0U, mine.sum, distance));
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = mine;
+  __syncthreads();
+  ExpSum all = shared[0];
+#pragma unroll
+  for (int warp = 1; warp < kThreads / 32; ++warp) all.merge(shared[warp].top, shared[warp].sum);
+  return all;
+}
+
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads) softmax_rows(const __grid_constant__ CrossEntropy p) {
+  T* logits = static_cast<T*>(p.logits) + blockIdx.x * p.vocab;
+  const int64_t label = p.label[blockIdx.x], units = p.vocab / kCount;
+  ExpSum mine;
+  for (int64_t unit = threadIdx.x; unit < units; unit += kThreads) {
+    float x[kCount];
+    load_floats<kCount>(logits + unit * kCount, x);
+    float top = x[0], sum = 0;
+#pragma unroll
+    for (int i = 1; i < kCount; ++i) top = fmaxf(top, x[i]);
+    if (top > mine.top) mine.merge(top, 0);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum += __expf(x[i] - mine.top);
+    mine.sum += sum;
+  }
+  const float of_label = to_float(logits[label]);
+  const ExpSum all = merge_over_block(mine);  // all have read the label's logit
+  if (threadIdx.x == 0) p.loss[blockIdx.x] = all.top + logf(all.sum) - of_label;
+  if (!p.gradient) return;
+  const float factor = p.scale / all.sum;
+  for (int64_t unit = threadIdx.x; unit < units; unit += kThreads) {
+    float x[kCount];
+    load_floats<kCount>(logits + unit * kCount, x);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = __expf(x[i] - all.top) * factor - (unit * kCount + i == label ? p.scale : 0.0F);
+    store_floats<kCount>(logits + unit * kCount, x);
+  }
+}
+
+}  // namespace
+
+Status cross_entropy(const CrossEntropy& p, Stream stream) {
+  if (p.rows == 0) return {};
+  const bool vector = p.vocab % 8 == 0 && aligned16(p.logits);
+  auto* kernel = p.dtype == DType::bf16 ? (vector ? softmax_rows<bf16, 8> : softmax_rows<bf16, 1>)
+                                        : (vector ? softmax_rows<float, 8> : softmax_rows<float, 1>);
+  kernel<<<static_cast<unsigned>(p.rows), kThreads, 0, stream_of(stream)>>>(p);
+  return launched();
+}
+
+}  // namespace based::kernels::cuda

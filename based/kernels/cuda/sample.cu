@@ -1,0 +1,144 @@
+// A block a row, which lies in shared memory where it fits. The kept logits are those above a threshold, and a threshold is found without
+// sorting: logits are mapped to integers of the same order, and the integer is built bit by bit from counts (top-k) or sums of
+// probabilities (top-p) of what lies above it.
+#include "based/kernels/sample.h"
+
+#include "based/kernels/cuda/launch.h"
+#include "based/kernels/cuda/vectors.cuh"
+
+namespace based::kernels::cuda {
+namespace {
+
+using namespace detail;
+
+constexpr int kThreads = 1024;
+
+// A float's bits as an integer of the same order.
+__device__ __forceinline__ uint32_t ordered(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  return bits >> 31 != 0 ? ~bits : bits | 0x80000000U;
+}
+
+struct Best {
+  float score;
+  int64_t token;
+  __device__ __forceinline__ void take(float other_score, int64_t other_token) {
+    if (other_score > score || (other_score == score && other_token < token)) score = other_score, token = other_token;
+  }
+};
+
+__device__ __forceinline__ Best best_of_block(Best mine) {
+  __shared__ Best shared[kThreads / 32];
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2)
+    mine.take(__shfl_xor_sync(~0U, mine.score, distance), __shfl_xor_sync(~0U, mine.token, distance));
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = mine;
+  __syncthreads();
+  Best all = shared[0];
+  for (int warp = 1; warp < kThreads / 32; ++warp) all.take(shared[warp].score, shared[warp].token);
+  return all;
+}
+
+// kCount logits are read at a time, of `vocab` rounded up to that.
+template <typename T, int kCount>
+struct Row {
+  const T* logits;
+  int64_t vocab;
+  float top, inverse_temperature;
+  float* shared;
+
+  template <typename Body>
+  __device__ __forceinline__ void each(Body&& body) const {
+    for (int64_t w = threadIdx.x * kCount; w < vocab; w += kThreads * kCount) {
+      float x[kCount];
+      load_floats<kCount>(logits + w, x);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) body(w + i, x[i]);
+    }
+  }
+  // Σ of exp((x − top)/temperature), or the count, of logits that are at least `key` in order.
+  template <bool kNumber>
+  __device__ __forceinline__ float above(uint32_t key) const {
+    float sum = 0;
+    each([&](int64_t, float x) {
+      if (ordered(x) >= key) sum += kNumber ? 1.0F : __expf((x - top) * inverse_temperature);
+    });
+    const float all = sum_over_block(sum, shared);
+    __syncthreads();
+    return all;
+  }
+  // The largest key, at least `least`, above which there is `enough`; counts up to 2^24 are exact.
+  template <bool kNumber>
+  __device__ __forceinline__ uint32_t threshold(float enough, uint32_t least) const {
+    constexpr int kLastBit = sizeof(T) == 2 ? 16 : 0;  // a bf16's other bits tell nothing
+    uint32_t key = 0;
+    for (int bit = 31; bit >= kLastBit; --bit) {
+      const uint32_t higher = key | (1U << bit);
+      if (higher <= least || above<kNumber>(higher) >= enough) key = higher;
+    }
+    return max(key, least);
+  }
+};
+
+// kCount 1: the row is read where it lies.
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads) sample_rows(const __grid_constant__ Sample p) {
+  extern __shared__ __align__(16) unsigned char row_memory[];
+  __shared__ float shared[32];
+  const int64_t row = blockIdx.x;
+  const T* logits = static_cast<const T*>(p.logits) + row * p.logits_stride;
+  Best mine{-INFINITY, p.vocab};
+  bool has_nan = false;
+  T* copy = reinterpret_cast<T*>(row_memory);
+  for (int64_t w = threadIdx.x; w < p.vocab; w += kThreads) {
+    const float x = to_float(logits[w]);
+    has_nan |= isnan(x);
+    mine.take(x, w);
+    if constexpr (kCount > 1) copy[w] = logits[w];
+  }
+  if constexpr (kCount > 1) {
+    if (threadIdx.x < kCount && p.vocab + threadIdx.x < round_up(p.vocab, kCount)) copy[p.vocab + threadIdx.x] = from_float<T>(-INFINITY);
+  }
+  has_nan = __syncthreads_or(has_nan);
+  const Best most_likely = best_of_block(mine);
+  const float temperature = p.temperature[row];
+  if (has_nan || isinf(most_likely.score) || temperature == 0) {
+    if (threadIdx.x == 0) p.token[row] = has_nan || isinf(most_likely.score) ? -1 : most_likely.token;
+    return;
+  }
+  const Row<T, kCount> of{kCount > 1 ? copy : logits, p.vocab, most_likely.score, 1 / temperature, shared};
+  uint32_t least = 0;
+  if (p.top_k[row] > 0 && p.top_k[row] < p.vocab) least = of.template threshold<true>(static_cast<float>(p.top_k[row]), 0);
+  if (p.min_p[row] > 0) least = max(least, ordered(most_likely.score + temperature * logf(p.min_p[row])));
+  if (p.top_p[row] < 1) least = of.template threshold<false>(p.top_p[row] * of.template above<false>(least), least);
+  Best drawn{-INFINITY, p.vocab};
+  of.each([&](int64_t w, float x) {
+    if (ordered(x) < least || isinf(x)) return;
+    const uint64_t bits = sample_bits(static_cast<uint64_t>(p.seed[row]), static_cast<uint64_t>(p.position[row]), static_cast<uint64_t>(w));
+    drawn.take((x - of.top) / temperature - logf(-logf(sample_uniform(bits))), w);
+  });
+  drawn = best_of_block(drawn);
+  if (threadIdx.x == 0) p.token[row] = drawn.token < p.vocab ? drawn.token : most_likely.token;
+}
+
+template <typename T>
+Status launch_sample(const Sample& p, Stream stream) {
+  constexpr int kCount = 4;
+  const int64_t bytes = round_up(p.vocab, kCount) * static_cast<int64_t>(sizeof(T));
+  const bool fits = bytes <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 2048;
+  auto* kernel = fits ? sample_rows<T, kCount> : sample_rows<T, 1>;
+  const int shared = fits ? static_cast<int>(bytes) : 0;
+  if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);
+  kernel<<<static_cast<unsigned>(p.rows), kThreads, static_cast<size_t>(shared), stream_of(stream)>>>(p);
+  return launched();
+}
+
+}  // namespace
+
+Status sample(const Sample& p, Stream stream) {
+  if (p.rows == 0) return {};
+  return p.dtype == DType::bf16 ? launch_sample<bf16>(p, stream) : launch_sample<float>(p, stream);
+}
+
+}  // namespace based::kernels::cuda

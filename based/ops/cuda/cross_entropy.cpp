@@ -1,0 +1,24 @@
+#include "based/kernels/cross_entropy.h"
+
+#include "based/ops/cuda/on_device.h"
+#include "based/ops/launch.h"
+
+namespace based::ops {
+namespace {
+
+constexpr int64_t kChunkBytes = int64_t{256} << 20;  // of logits: enough rows that the products fill the GPU
+
+Tensor softmax(Tensor& logits, const Tensor& targets, double scale, bool gradient) {
+  return cross_entropy_softmax_with(launch<kernels::cuda::cross_entropy, kernels::CrossEntropy>, logits, targets, scale, gradient);
+}
+
+std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden,
+                                           bool grad_weight) {
+  const OnDevice device("cross_entropy", {{"hidden", hidden}, {"weight", weight}, {"labels", labels}});
+  return cross_entropy_with(softmax, kChunkBytes, hidden, weight, labels, grad_hidden, grad_weight);
+}
+
+TORCH_LIBRARY_IMPL(based, CUDA, m) { m.impl("cross_entropy_forward", forward); }
+
+}  // namespace
+}  // namespace based::ops

@@ -1,0 +1,23 @@
+#include "based/ops/sample.h"
+
+#include "based/ops/cuda/on_device.h"
+
+namespace based::ops {
+namespace {
+
+Tensor draw(const Tensor& logits, const Tensor& position, const Tensor& seed, const Tensor& top_k, const Tensor& temperature,
+            const Tensor& top_p, const Tensor& min_p) {
+  const OnDevice device("sample", {{"logits", logits},
+                                   {"position", position},
+                                   {"seed", seed},
+                                   {"top_k", top_k},
+                                   {"temperature", temperature},
+                                   {"top_p", top_p},
+                                   {"min_p", min_p}});
+  return sample_with(launch<kernels::cuda::sample, kernels::Sample>, logits, {position, seed, top_k, temperature, top_p, min_p});
+}
+
+TORCH_LIBRARY_IMPL(based, CUDA, m) { m.impl("sample", draw); }
+
+}  // namespace
+}  // namespace based::ops

@@ -1,0 +1,75 @@
+#include "based/ops/sample.h"
+
+#include "based/ops/arguments.h"
+
+namespace based::ops {
+namespace {
+
+constexpr const char* kOp = "sample";
+
+void check(const Tensor& logits, const SampleOptions& options) {
+  require(has_kernel(logits), kOp, "logits must be Float or BFloat16, got ", logits.scalar_type());
+  require_shape(kOp, "logits", logits, {-1, -1});
+  require(logits.size(1) >= 1, kOp, "logits must have a column a word, got ", logits.sizes());
+  const auto option = [&](const char* name, const Tensor& tensor, at::ScalarType type) {
+    require_type(kOp, name, tensor, type);
+    require_shape(kOp, name, tensor, {logits.size(0)});
+    require(tensor.is_contiguous(), kOp, name, " must be contiguous");
+  };
+  option("position", options.position, at::kLong);
+  option("seed", options.seed, at::kLong);
+  option("top_k", options.top_k, at::kLong);
+  option("temperature", options.temperature, at::kFloat);
+  option("top_p", options.top_p, at::kFloat);
+  option("min_p", options.min_p, at::kFloat);
+}
+
+Tensor sample_meta(const Tensor& logits, const Tensor& position, const Tensor& seed, const Tensor& top_k, const Tensor& temperature,
+                   const Tensor& top_p, const Tensor& min_p) {
+  check(logits, {position, seed, top_k, temperature, top_p, min_p});
+  return at::empty({logits.size(0)}, position.options());
+}
+
+Tensor sample_cpu(const Tensor& logits, const Tensor& position, const Tensor& seed, const Tensor& top_k, const Tensor& temperature,
+                  const Tensor& top_p, const Tensor& min_p) {
+  return sample_with(kernels::cpu::sample, logits, {position, seed, top_k, temperature, top_p, min_p});
+}
+
+}  // namespace
+
+Tensor sample_with(kernels::Status (*kernel)(const kernels::Sample&), const Tensor& logits, const SampleOptions& options) {
+  check(logits, options);
+  const Tensor rows = with_unit_columns(logits), token = at::empty({logits.size(0)}, options.position.options());
+  kernels::Sample to;
+  to.logits = rows.const_data_ptr();
+  to.token = token.mutable_data_ptr<int64_t>();
+  to.position = options.position.const_data_ptr<int64_t>();
+  to.seed = options.seed.const_data_ptr<int64_t>();
+  to.temperature = options.temperature.const_data_ptr<float>();
+  to.top_k = options.top_k.const_data_ptr<int64_t>();
+  to.top_p = options.top_p.const_data_ptr<float>();
+  to.min_p = options.min_p.const_data_ptr<float>();
+  to.rows = logits.size(0), to.vocab = logits.size(1), to.logits_stride = rows.stride(0);
+  to.dtype = kernel_dtype(logits);
+  require_ok(kernel(to));
+  return token;
+}
+
+Tensor sample(const Tensor& logits, const SampleOptions& options) {
+  static const auto op = find_operator<decltype(sample_meta)>("based::sample");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.call(logits, options.position, options.seed, options.top_k, options.temperature, options.top_p, options.min_p);
+}
+
+namespace {
+
+TORCH_LIBRARY_FRAGMENT(based, m) {
+  m.def(
+      "sample(Tensor logits, Tensor position, Tensor seed, Tensor top_k, Tensor temperature, Tensor top_p, Tensor min_p) -> Tensor token");
+}
+
+TORCH_LIBRARY_IMPL(based, CPU, m) { m.impl("sample", sample_cpu); }
+TORCH_LIBRARY_IMPL(based, Meta, m) { m.impl("sample", sample_meta); }
+
+}  // namespace
+}  // namespace based::ops

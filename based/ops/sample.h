@@ -1,0 +1,23 @@
+// torch.ops.based.sample: the next token of every row, drawn where the logits are, so that a step needs no host.
+#pragma once
+#include "based/kernels/sample.h"
+#include "based/ops/torch.h"
+
+namespace based::ops {
+
+using torch::Tensor;
+
+// One entry a row, on the logits' device; what they mean is in kernels/sample.h.
+struct SampleOptions {
+  Tensor position, seed, top_k;      // int64 [rows]
+  Tensor temperature, top_p, min_p;  // fp32 [rows]
+};
+
+// logits [rows, vocab], fp32 or bf16 -> int64 [rows]; −1 where a row's logits are not finite. The draw depends on seed, position and the
+// row's logits alone. No gradient.
+Tensor sample(const Tensor& logits, const SampleOptions& options);
+
+// Inside of based/ops: by this kernel, on the device that it is for.
+Tensor sample_with(kernels::Status (*kernel)(const kernels::Sample&), const Tensor& logits, const SampleOptions& options);
+
+}  // namespace based::ops

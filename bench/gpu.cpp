@@ -1,0 +1,99 @@
+// The paper's models in bf16 on a GPU: prefill, and decoding through the engine, where a step is one graph.
+#include <algorithm>
+
+#include "based/generate/engine.h"
+#include "bench/model.h"
+
+namespace based::bench {
+namespace {
+
+// Of figures whose unit is tok/ms.
+void add_rate(Context& context, const std::string& headline, const std::string& what, const BenchModel& bench, double tokens,
+              double seconds, double floor_seconds, const std::string& bound) {
+  Result result{what,  bench.name, tokens / seconds / 1e3, "tok/ms", tokens / floor_seconds / 1e3, floor_seconds / seconds,
+                bound, bench.error};
+  result.headline = headline;
+  result.more = {{"ms", seconds * 1e3}};
+  context.add(std::move(result));
+}
+
+// What the paper calls them.
+std::string short_name(const std::string& preset) { return preset.substr(preset.find('-') + 1); }
+
+void run_prefill(Context& context) {
+  const torch::InferenceMode inference;
+  const double rate = context.ceilings.gemm_gflops(torch::kBFloat16) * 1e9;
+  struct Shape {
+    const char* preset;
+    int64_t length;
+  };
+  for (const Shape& shape :
+       context.quick ? std::vector<Shape>{{"based-demo", 512}} : std::vector<Shape>{{"based-360m", 16384}, {"based-1.4b", 4096}}) {
+    const BenchModel bench = verified_preset(context, shape.preset);
+    LanguageModel& model = *bench.model;
+    constexpr int64_t rows = 2;
+    const int64_t tokens = rows * shape.length;
+    const torch::Tensor ids = random_ids(model, tokens), slots = torch::arange(rows, ids.options());
+    const torch::Tensor last = (slots + 1) * shape.length - 1;
+    ModelState state = model.make_state(rows);
+    const double seconds = median_seconds(
+        [&] {
+          state.zero(slots);
+          const Sequences texts = Sequences::equal(rows, shape.length, context.device);
+          model.logits(model.prefill(ids, texts, state, slots).index_select(0, last));
+          torch::cuda::synchronize();
+        },
+        11);
+    // Two operations a weight and token; the embedding for the last tokens' logits alone.
+    const double weights = static_cast<double>(model.parameter_count() - model.config().padded_vocab() * model.config().d_model);
+    add_rate(context, "prefill_" + short_name(shape.preset) + "_2x" + std::to_string(shape.length),
+             "prefill 2 x " + std::to_string(shape.length), bench, static_cast<double>(tokens), seconds,
+             2 * weights * static_cast<double>(tokens) / rate, "bf16 GEMM, the weights' operations");
+  }
+}
+
+// What a step must move for one slot: sums are read and written, a ring of keys is read.
+double state_traffic(const LanguageModel& model) {
+  double bytes = 0;
+  const ModelState one = model.make_state(1);
+  for (const MixerState& layer : one.layers()) {
+    const auto& tensors = layer.tensors();
+    const bool ring = std::any_of(tensors.begin(), tensors.end(), [](const StateTensor& tensor) { return tensor.name == "position"; });
+    bytes += (ring ? 1 : 2) * static_cast<double>(layer.bytes());
+  }
+  return bytes;
+}
+
+void run_decode(Context& context) {
+  const double rate = context.ceilings.copy_gb_s() * 1e9;
+  for (const std::string preset :
+       context.quick ? std::vector<std::string>{"based-demo"} : std::vector<std::string>{"based-360m", "based-1.4b"}) {
+    const BenchModel bench = verified_preset(context, preset);
+    for (const int64_t batch : context.quick ? std::vector<int64_t>{4} : std::vector<int64_t>{1, 16, 128, 512}) {
+      Engine engine(*bench.model, batch);
+      std::vector<std::vector<int64_t>> prompts(static_cast<size_t>(batch), std::vector<int64_t>(64));
+      for (auto& prompt : prompts)
+        for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int64_t>((31 * i + 7 * prompts.size()) % 1000);
+      engine.join(prompts, SamplingOptions{1, 50, 0.95});
+      constexpr int64_t steps = 20;
+      const double seconds = median_seconds(
+                                 [&] {
+                                   for (int64_t i = 0; i < steps; ++i) engine.step();
+                                 },
+                                 7) /
+                             static_cast<double>(steps);
+      const double rows = static_cast<double>(batch);
+      add_rate(context, "decode_" + short_name(preset) + "_b" + std::to_string(batch),
+               "decode B=" + std::to_string(batch) + ", top-k top-p", bench, rows, seconds,
+               (weight_bytes(*bench.model) + rows * state_traffic(*bench.model)) / rate,
+               "weights read once, state read and written at the copy rate");
+    }
+  }
+}
+
+}  // namespace
+
+const Case case_gpu_prefill{"gpu_prefill", "the paper's models over two prompts, on a GPU", run_prefill, true};
+const Case case_gpu_decode{"gpu_decode", "the paper's models token by token, sampling included, on a GPU", run_decode, true};
+
+}  // namespace based::bench

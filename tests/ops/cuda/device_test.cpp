@@ -1,0 +1,159 @@
+// What holds on a GPU alone: streams, graphs, several devices, memory beyond 2^31 elements.
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "based/kernels/taylor_attention.h"
+#include "based/ops/causal_attention.h"
+#include "based/ops/pointwise.h"
+#include "based/ops/short_conv.h"
+#include "based/ops/taylor_attention.h"
+#include "tests/ops/testing.h"
+
+namespace based::ops {
+namespace {
+
+using namespace testing;
+
+class Device : public ::testing::Test {
+ protected:
+  void SetUp() override { BASED_NEEDS(at::kCUDA); }
+};
+
+// Arguments on one device; run() calls every operator that decoding and training use, and gives all that it wrote.
+struct Everything {
+  explicit Everything(at::Device device) {
+    torch::manual_seed(51);
+    const auto draw = [&](at::IntArrayRef sizes, double scale = 1) { return random(sizes, at::kBFloat16, scale).to(device); };
+    q = draw({300, 4, 16}, 0.5), k = draw({300, 4, 16}, 0.5), v = draw({300, 4, 64}), wide = draw({300, 4, 64});
+    x = draw({300, 256}), weight = draw({256}), taps = draw({256, 3}), h = draw({300, 512});
+    cu = offsets({100, 1, 199}).to(device), slots = torch::tensor({2, 0, 1}, at::kLong).to(device);
+    positions = at::arange(300, cu.options());
+    const auto sums = at::dtype(at::kFloat).device(device);
+    state = {at::zeros({3, 4, kernels::packed_features(16), 64}, sums), at::zeros({3, 4, kernels::packed_features(16)}, sums)};
+    conv_state = at::zeros({3, 256, 2}, sums);
+    k_ring = at::zeros({3, 16, 4, 64}, v.options()), v_ring = k_ring.clone(), position = at::zeros({3}, cu.options());
+  }
+
+  std::vector<Tensor> run() {
+    const at::NoGradGuard no_grad;
+    const auto three = [](const Tensor& t) { return t.narrow(0, 0, 3); };
+    const auto [y, last] = taylor_attention(q, k, v, cu);
+    const auto [convolved, conv_last] = short_conv(x, taps, {}, {}, true, cu);
+    return {y,
+            last.kv,
+            convolved,
+            conv_last,
+            causal_attention(wide, wide, v, cu, cu, 17, 0.125),
+            rms_norm(x, weight, 1e-5),
+            swiglu(h),
+            rotary(wide, positions, 64, 10000, false),
+            taylor_attention_step(three(q), three(k), three(v), state, slots),
+            short_conv_step(three(x), taps, {}, {}, true, conv_state, slots),
+            causal_attention_step(three(wide), three(wide), three(v), k_ring, v_ring, position, slots, 0.125),
+            state.kv.clone(),
+            k_ring.clone(),
+            position.clone()};
+  }
+
+  Tensor q, k, v, wide, x, weight, taps, h, cu, slots, positions, conv_state, k_ring, v_ring, position;
+  TaylorState state;
+};
+
+void expect_same(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(same_bits(a[i].cpu(), b[i].cpu())) << "output " << i;
+}
+
+TEST_F(Device, AGraphEqualsTheCallsItRecorded) {
+  Everything eager(at::kCUDA), recorded(at::kCUDA);
+  const std::vector<Tensor> expected = eager.run();
+  const c10::cuda::CUDAStreamGuard on_stream(c10::cuda::getStreamFromPool());
+  Everything(at::kCUDA).run();  // what is set up at the first call may not be recorded
+  torch::cuda::synchronize();
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin();
+  const std::vector<Tensor> outputs = recorded.run();
+  graph.capture_end();
+  for (const Tensor& output : outputs)
+    if (output.is_floating_point()) output.fill_(NAN);
+  graph.replay();
+  torch::cuda::synchronize();
+  expect_same(outputs, expected);
+}
+
+TEST_F(Device, TwoStreamsDoNotDisturbEachOther) {
+  Everything alone(at::kCUDA);
+  const std::vector<Tensor> first = alone.run(), second = alone.run();
+  Everything a(at::kCUDA), b(at::kCUDA);
+  torch::cuda::synchronize();
+  std::vector<Tensor> of_a, of_b;
+  {
+    const c10::cuda::CUDAStreamGuard on_stream(c10::cuda::getStreamFromPool());
+    of_a = a.run();
+  }
+  {
+    const c10::cuda::CUDAStreamGuard on_stream(c10::cuda::getStreamFromPool());
+    of_b = b.run();
+    expect_same(b.run(), second);
+  }
+  torch::cuda::synchronize();
+  expect_same(of_a, first);
+  expect_same(of_b, first);
+}
+
+TEST_F(Device, TheSecondGpuGivesWhatTheFirstGives) {
+  if (torch::cuda::device_count() < 2) GTEST_SKIP() << "one GPU";
+  Everything first({at::kCUDA, 0}), second({at::kCUDA, 1});  // the current device is the first throughout
+  expect_same(second.run(), first.run());
+}
+
+TEST_F(Device, ArgumentsOnTwoDevicesAreAnError) {
+  const Tensor q = at::zeros({4, 2, 16}, at::kCUDA), cu = offsets({4});
+  EXPECT_EQ(error_of([&] { taylor_attention(q, q, q, cu); }), "taylor_attention: cu_seqlens must be on cuda:0, got cpu");
+  EXPECT_EQ(error_of([&] { rms_norm(at::zeros({4, 8}), at::ones({8}, at::kCUDA), 1e-5); }), "rms_norm: x must be on cuda:0, got cpu");
+  Tensor state = at::zeros({3, 8, 2}, at::kCUDA);
+  EXPECT_EQ(error_of([&] {
+              const at::NoGradGuard no_grad;
+              short_conv_step(at::zeros({1, 8}, at::kCUDA), at::zeros({8, 3}, at::kCUDA), {}, {}, true, state, offsets({}));
+            }),
+            "short_conv_step: slots must be on cuda:0, got cpu");
+}
+
+TEST_F(Device, GradientsAreTheSameBitsEveryTime) {
+  const auto gradients_of_all = [] {
+    Everything all(at::kCUDA);
+    std::vector<Tensor> leaves{all.q, all.k, all.v, all.wide, all.x, all.weight, all.taps, all.h};
+    for (Tensor& leaf : leaves) leaf.requires_grad_();
+    const Tensor sum = std::get<0>(taylor_attention(all.q, all.k, all.v, all.cu)).square().sum() +
+                       causal_attention(all.wide, all.wide, all.v, all.cu, all.cu, 17, 0.125).square().sum() +
+                       std::get<0>(short_conv(all.x, all.taps, {}, {}, true, all.cu)).square().sum() +
+                       rms_norm(all.x, all.weight, 1e-5).square().sum() + swiglu(all.h).square().sum();
+    return torch::autograd::grad({sum}, leaves);
+  };
+  expect_same(gradients_of_all(), gradients_of_all());
+}
+
+// Offsets are 64-bit: the last row of more than 2^31 elements is as right as it is alone.
+TEST_F(Device, TensorsBeyondTwoToThe31Elements) {
+  const at::NoGradGuard no_grad;
+  size_t free_bytes = 0, all_bytes = 0;
+  ASSERT_EQ(cudaMemGetInfo(&free_bytes, &all_bytes), cudaSuccess);
+  if (free_bytes < (size_t{24} << 30)) GTEST_SKIP() << "needs 24 GiB of free GPU memory";
+  const auto options = at::dtype(at::kBFloat16).device(at::kCUDA);
+  const int64_t width = 1024, rows = (int64_t{1} << 31) / width + 3;
+  Tensor x = at::zeros({rows, width}, options);
+  const Tensor last = x.narrow(0, rows - 4, 4), weight = at::ones({width}, options), taps = at::randn({width, 3}, options);
+  last.normal_();
+  EXPECT_TRUE(same_bits(rms_norm(x, weight, 1e-5).narrow(0, rows - 4, 4), rms_norm(last.clone(), weight, 1e-5)));
+  EXPECT_TRUE(same_bits(swiglu(x).narrow(0, rows - 4, 4), swiglu(last.clone())));
+  const Tensor cu = torch::tensor({int64_t{0}, rows - 4, rows}).cuda();
+  EXPECT_TRUE(same_bits(std::get<0>(short_conv(x, taps, {}, {}, true, cu)).narrow(0, rows - 4, 4),
+                        std::get<0>(short_conv(last.clone(), taps, {}, {}, true, offsets({4}).cuda()))));
+  const Tensor v = x.view({rows, 16, 64}), narrow = v.narrow(2, 0, 16);
+  const auto part = [&](const Tensor& t) { return t.narrow(0, rows - 4, 4).clone(); };
+  EXPECT_TRUE(same_bits(std::get<0>(taylor_attention(narrow, narrow, v, cu)).narrow(0, rows - 4, 4),
+                        std::get<0>(taylor_attention(part(narrow), part(narrow), part(v), offsets({4}).cuda()))));
+}
+
+}  // namespace
+}  // namespace based::ops

@@ -1,0 +1,122 @@
+#include "based/ops/sample.h"
+
+#include <set>
+
+#include "tests/ops/testing.h"
+
+namespace based::ops {
+namespace {
+
+using namespace testing;
+
+struct Choice {
+  double temperature = 1;
+  int64_t top_k = 0;
+  double top_p = 1, min_p = 0;
+};
+
+SampleOptions options(int64_t rows, const Choice& choice, at::DeviceType device = at::kCPU) {
+  const auto ids = at::dtype(at::kLong).device(device), reals = at::dtype(at::kFloat).device(device);
+  return {at::arange(rows, ids),
+          at::full({rows}, 42, ids),
+          at::full({rows}, choice.top_k, ids),
+          at::full({rows}, choice.temperature, reals),
+          at::full({rows}, choice.top_p, reals),
+          at::full({rows}, choice.min_p, reals)};
+}
+
+// How often each word of these logits is drawn, in `draws` rows that differ in their positions.
+Tensor frequencies(const Tensor& logits, const Choice& choice, at::DeviceType device, int64_t draws = 20000) {
+  const Tensor rows = logits.to(at::kFloat).to(device).expand({draws, -1});
+  return at::bincount(sample(rows, options(draws, choice, device)).cpu(), {}, logits.size(0)).to(at::kDouble) / static_cast<double>(draws);
+}
+
+BASED_ON_EVERY_DEVICE(Sample);
+
+TEST_P(Sample, DrawsWithTheProbabilitiesOfTheSoftmax) {
+  const Tensor logits = torch::tensor({0.3, -1.0, 2.0, 1.1, -4.0, 0.0}, at::kDouble);
+  for (const double temperature : {1.0, 0.5, 2.0}) {
+    const Tensor expected = (logits / temperature).softmax(0), found = frequencies(logits, {temperature}, GetParam());
+    // Four standard deviations of a count.
+    const Tensor allowed = 4 * (expected * (1 - expected) / 20000).sqrt() + 1e-4;
+    EXPECT_TRUE(((found - expected).abs() <= allowed).all().item<bool>()) << found << expected;
+  }
+}
+
+TEST_P(Sample, KeepsWhatTheOptionsKeep) {
+  const Tensor logits = torch::tensor({0.5, 0.3, 0.1, 0.06, 0.04}, at::kDouble).log();
+  const auto kept = [&](const Choice& choice) {
+    std::set<int64_t> words;
+    const Tensor found = frequencies(logits, choice, GetParam(), 4000);
+    for (int64_t word = 0; word < found.size(0); ++word)
+      if (found[word].item<double>() > 0) words.insert(word);
+    return words;
+  };
+  EXPECT_EQ(kept({}), (std::set<int64_t>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(kept({0}), (std::set<int64_t>{0}));
+  EXPECT_EQ(kept({1, 2}), (std::set<int64_t>{0, 1}));
+  EXPECT_EQ(kept({1, 0, 0.75}), (std::set<int64_t>{0, 1}));
+  EXPECT_EQ(kept({1, 0, 0.85}), (std::set<int64_t>{0, 1, 2}));
+  EXPECT_EQ(kept({1, 0, 1, 0.15}), (std::set<int64_t>{0, 1, 2}));
+  EXPECT_EQ(kept({1, 4, 0.75, 0.15}), (std::set<int64_t>{0, 1}));
+}
+
+TEST_P(Sample, ARowDependsOnSeedAndPositionAlone) {
+  torch::manual_seed(41);
+  const Tensor logits = random({9, 1000}, at::kFloat, 3).to(GetParam());
+  const SampleOptions all = options(9, {0.9, 50, 0.9, 0.01}, GetParam());
+  const Tensor together = sample(logits, all);
+  for (int64_t row = 0; row < 9; ++row) {
+    const auto one = [&](const Tensor& t) { return t.narrow(0, row, 1).clone(); };
+    const SampleOptions alone{one(all.position), one(all.seed), one(all.top_k), one(all.temperature), one(all.top_p), one(all.min_p)};
+    EXPECT_TRUE(same_bits(sample(one(logits), alone), one(together)));
+  }
+  EXPECT_FALSE(at::equal(sample(logits, options(9, {5}, GetParam())), sample(logits, [&] {
+                           SampleOptions other = options(9, {5}, GetParam());
+                           other.seed = other.seed + 1;
+                           return other;
+                         }())));
+}
+
+TEST_P(Sample, TakesTheSmallestOfEqualsAndTellsWhatIsNotFinite) {
+  Tensor logits = at::zeros({4, 700});
+  logits[0][300] = logits[0][650] = 2;
+  logits[1][5] = NAN;
+  logits[2][699] = INFINITY;
+  logits[3].fill_(-INFINITY);
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const Tensor wide = at::cat({logits, at::full({4, 3}, 9)}, 1).to(type).to(GetParam());  // columns that may not be drawn
+    const Tensor token = sample(wide.narrow(1, 0, 700), options(4, {0}, GetParam()));
+    EXPECT_TRUE(at::equal(token.cpu(), torch::tensor({300, -1, -1, -1}, at::kLong))) << token;
+  }
+}
+
+TEST(SampleKernels, GiveTheSameTokensOnCpuAndGpu) {
+  BASED_NEEDS(at::kCUDA);
+  torch::manual_seed(43);
+  const Tensor logits = random({64, 5003}, at::kFloat, 4);
+  for (const Choice& choice :
+       {Choice{0}, Choice{1}, Choice{0.7, 40}, Choice{1.3, 0, 0.9}, Choice{1, 0, 1, 0.05}, Choice{0.8, 100, 0.8, 0.02}}) {
+    const Tensor here = sample(logits, options(64, choice)), there = sample(logits.cuda(), options(64, choice, at::kCUDA)).cpu();
+    // A sum that lands next to the threshold may fall on either side.
+    EXPECT_GE((here == there).sum().item<int64_t>(), 63) << choice.temperature << ' ' << choice.top_k << ' ' << choice.top_p;
+  }
+}
+
+TEST(SampleKernels, ErrorsNameOperatorArgumentAndValue) {
+  SampleOptions wrong = options(2, {});
+  wrong.top_p = at::ones({3});
+  EXPECT_EQ(error_of([&] { sample(at::zeros({2, 5}), wrong); }), "sample: top_p must have shape [2], got [3]");
+  EXPECT_EQ(error_of([&] {
+              sample(at::zeros({2, 5}, at::kDouble), options(2, {}));
+            }),
+            "sample: logits must be Float or BFloat16, got Double");
+}
+
+[[maybe_unused]] const bool added = add_schema_cases([] {
+  const SampleOptions o = options(5, {});
+  return std::vector<SchemaCase>{{"sample", {small_random({5, 7}), o.position, o.seed, o.top_k, o.temperature, o.top_p, o.min_p}}};
+});
+
+}  // namespace
+}  // namespace based::ops
