@@ -1,5 +1,6 @@
 #include "based/models/language_model.h"
 
+#include "based/models/activation_checkpoint.h"
 #include "based/ops/pointwise.h"
 
 namespace based {
@@ -86,7 +87,16 @@ Tensor LanguageModel::embed(const Tensor& ids, const Tensor& positions) {
 
 Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows) {
   Tensor residual = embed(ids, positions_.defined() ? rows.positions() : Tensor());
-  for (const auto& block : blocks_) residual = block->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); });
+  for (const auto& block : blocks_) {
+    if (checkpoint_activations_ && torch::GradMode::is_enabled()) {
+      const auto body = [block, rows](const Tensor& in) {
+        return block->run(in.clone(), [&](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); });
+      };
+      residual = recompute_in_backward(body, residual);
+    } else {
+      residual = block->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); });
+    }
+  }
   return norm_->forward(residual);
 }
 
