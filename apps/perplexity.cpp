@@ -13,6 +13,18 @@
 namespace based::apps {
 namespace {
 
+// What the WikiText tables count: words between spaces, and the end of each line as one more.
+int64_t count_words(const std::string& text) {
+  int64_t words = 0;
+  bool inside = false;
+  for (const char c : text) {
+    const bool space = c == ' ' || c == '\t' || c == '\r' || c == '\n';
+    words += (inside && space) + (c == '\n');
+    inside = !space;
+  }
+  return words + inside;
+}
+
 struct Options {
   std::string model, data, dtype;
   PerplexityOptions perplexity;
@@ -37,17 +49,25 @@ void run(const Options& options) {
   progress.finish();
   const bool whole = !interrupted();
   const double bytes = static_cast<double>(text.size());
+  const int64_t words = count_words(text);
+  const double word_perplexity = std::exp(result.nats / static_cast<double>(std::max<int64_t>(words, 1)));
   if (options.json) {
     Json json{{"perplexity", result.value()},
               {"tokens", result.tokens},
               {"nats_per_token", result.nats / static_cast<double>(std::max<int64_t>(result.tokens, 1))},
               {"bytes", text.size()},
               {"complete", whole}};
-    if (whole) json["bits_per_byte"] = result.nats / std::log(2.0) / bytes;
+    if (whole) {
+      json["bits_per_byte"] = result.nats / std::log(2.0) / bytes;
+      json["words"] = words;
+      json["word_perplexity"] = word_perplexity;
+    }
     print_line(dump_json(json));
   } else {
     print_line("perplexity " + format_number(result.value(), 3) + " over " + grouped(result.tokens) + " tokens" +
-               (whole ? ", " + format_number(result.nats / std::log(2.0) / bytes, 3) + " bits a byte" : ""));
+               (whole ? ", " + format_number(result.nats / std::log(2.0) / bytes, 3) + " bits a byte; " +
+                            format_number(word_perplexity, 2) + " a word, over " + grouped(words) + " words and line ends"
+                      : ""));
   }
   if (!whole) {
     std::fprintf(stderr, "based: interrupted; the figure is of the text up to there\n");
