@@ -1,5 +1,7 @@
 // The program: subcommands, exit codes (0 done, 1 failed, 2 bad usage), messages on stderr, results on stdout.
+#include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 
 #include "apps/command.h"
@@ -21,9 +23,8 @@ int run(int argc, char** argv) {
   CLI::App app{"Based: linear attention language models with a state of fixed size"};
   app.name("based");
   app.set_version_flag("--version", std::string("based ") + version);
-  app.require_subcommand(1);
   app.failure_message(CLI::FailureMessage::help);
-  for (const Command* command : commands) command->setup(*app.add_subcommand(command->name, command->summary));
+  for (const Command* command : commands) command->setup(CommandLine(app).add_subcommand(command->name, command->summary));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -39,6 +40,7 @@ int run(int argc, char** argv) {
 }  // namespace based::apps
 
 int main(int argc, char** argv) {
+  setenv("THP_MEM_ALLOC_ENABLE", "1", 0);  // LibTorch asks for huge pages: weights are read faster, and buffers fault 512 times less
   try {
     return based::apps::run(argc, argv);
   } catch (const based::apps::Exit& exit) {

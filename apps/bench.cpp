@@ -81,12 +81,17 @@ Json to_json(const bench::Result& result) {
   return json;
 }
 
+std::string scientific(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1e", value);
+  return text;
+}
+
 void print(const bench::Result& result) {
-  std::string line = result.name + ", " + result.shape;
-  line.resize(std::max<size_t>(line.size() + 1, 66), ' ');
+  std::string line = padded(result.name + ", " + result.shape, 65) + " ";
   line += format_number(result.value, result.value < 10 ? 3 : 1) + " " + result.unit + "   " +
           format_number(100 * result.floor_fraction, 0) + " % of floor " + format_number(result.floor, result.floor < 10 ? 3 : 1) + " (" +
-          result.bound + "), error " + CLI::detail::to_string(result.error);
+          result.bound + "), error " + scientific(result.error);
   for (const auto& [name, value] : result.more) line += ", " + name + " " + format_number(value, 3);
   print_line(line);
 }
@@ -128,12 +133,12 @@ void run(const Options& options) {
   print_line(dump_json(report, 2));
 }
 
-void setup(CLI::App& app) {
+void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
   app.add_option("name", options->names, "cases to run, or all; none: list them");
-  app.add_option("--device", options->device, "cpu, cuda or cuda:N; on a GPU, without names, all that measure one")->capture_default_str();
+  app.add_option("--device", options->device, "cpu, cuda or cuda:N; on a GPU, without names, all that measure one");
   app.add_option("--commit", options->commit, "goes into the JSON, for results that are kept");
-  app.add_option("--threads", options->threads, "CPU threads (default: all cores)");
+  app.add_option("--threads", options->threads, "CPU threads; 0: all cores");
   app.add_option("--model", options->model, "decode, position and prefill: a model's folder instead of based-360m with random weights");
   app.add_flag("--quick", options->quick, "small sizes and few repeats: shows that it runs, not how fast");
   app.add_flag("--json", options->json, "for machines");

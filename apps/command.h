@@ -1,11 +1,10 @@
 // A subcommand of `based` is one file apps/<name>.cpp that defines a Command, and one line in commands.def.
 #pragma once
-#include <CLI/CLI.hpp>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "apps/command_line.h"
 #include "based/core/config.h"
 
 namespace based::apps {
@@ -21,7 +20,7 @@ struct Command {
   const char* name;
   const char* summary;
   // Adds options to `app` and sets app.callback().
-  void (*setup)(CLI::App& app);
+  void (*setup)(CommandLine app);
 };
 
 #define BASED_COMMAND(name) extern const Command command_##name;
@@ -34,7 +33,9 @@ void print_keys(const std::vector<FieldHelp>& keys);
 // One object a line for machines, human text otherwise: results go to stdout, everything else to stderr.
 void print_line(const std::string& text);
 
-std::string grouped(int64_t count);                   // 363,123,456
-std::string format_number(double value, int digits);  // fixed
+std::string padded(std::string text, size_t width);              // spaces behind, to at least `width`
+std::string padded_left(const std::string& text, size_t width);  // spaces in front
+std::string grouped(int64_t count);                              // 363,123,456
+std::string format_number(double value, int digits);             // fixed
 
 }  // namespace based::apps

@@ -38,13 +38,13 @@ void pack(const PackOptions& options) {
   if (!report.end_of_text) print_line("the tokenizer has no <|endoftext|>: nothing stands between the documents");
 }
 
-void setup_pack(CLI::App& app) {
+void setup_pack(CommandLine app) {
   auto options = std::make_shared<PackOptions>();
-  app.add_option("files", options->files, "text, JSON lines or FASTA, also .zst")->required();
-  app.add_option("--tokenizer", options->tokenizer, "the tokenizer's folder, or 'bytes'")->required();
-  app.add_option("--out", options->out, "folder for the shards; it must hold none")->required();
-  app.add_option("--format", options->format, "auto (by name), text, jsonl or fasta")->capture_default_str();
-  app.add_option("--shard-tokens", options->shard_tokens, "tokens a shard")->capture_default_str();
+  app.add_required("files", options->files, "text, JSON lines or FASTA, also .zst");
+  app.add_required("--tokenizer", options->tokenizer, "the tokenizer's folder, or 'bytes'");
+  app.add_required("--out", options->out, "folder for the shards; it must hold none");
+  app.add_option("--format", options->format, "auto (by name), text, jsonl or fasta");
+  app.add_option("--shard-tokens", options->shard_tokens, "tokens a shard");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { pack(*options); });
 }
@@ -66,17 +66,16 @@ void inspect(const InspectOptions& options) {
                                 grouped(data.vocab_size()) + ", tokenizer " + tokenizer + ", hash " + hash + ": whole");
 }
 
-void setup_inspect(CLI::App& app) {
+void setup_inspect(CommandLine app) {
   auto options = std::make_shared<InspectOptions>();
-  app.add_option("path", options->path, "folder of shards")->required();
+  app.add_required("path", options->path, "folder of shards");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { inspect(*options); });
 }
 
-void setup(CLI::App& app) {
-  app.require_subcommand(1);
-  setup_pack(*app.add_subcommand("pack", "Encode text into token shards"));
-  setup_inspect(*app.add_subcommand("inspect", "Check a set of shards and say what it holds"));
+void setup(CommandLine app) {
+  setup_pack(app.add_subcommand("pack", "Encode text into token shards"));
+  setup_inspect(app.add_subcommand("inspect", "Check a set of shards and say what it holds"));
 }
 
 }  // namespace

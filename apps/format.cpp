@@ -17,11 +17,21 @@ std::string format_number(double value, int digits) {
   return text.data();
 }
 
+std::string padded(std::string text, size_t width) {
+  while (text.size() < width) text += ' ';
+  return text;
+}
+
+std::string padded_left(const std::string& text, size_t width) {
+  std::string line;
+  while (line.size() + text.size() < width) line += ' ';
+  return line += text;
+}
+
 void print_keys(const std::vector<FieldHelp>& keys) {
   for (const auto& key : keys) {
-    std::string line = key.name + " = " + key.default_value;
-    line.resize(std::max<size_t>(line.size() + 2, 40), ' ');
-    print_line(line + key.help);
+    std::string line = padded(key.name + " = " + key.default_value, 38) + "  ";
+    print_line(line += key.help);
   }
 }
 

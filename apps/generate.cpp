@@ -90,23 +90,22 @@ void run(const Options& options) {
   if (std::string_view(out.finish) == "interrupted") throw Exit{1};
 }
 
-void setup(CLI::App& app) {
+void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
-  app.add_option("--model", options->model, "the model's folder, as `based train` leaves it")->required();
+  app.add_required("--model", options->model, "the model's folder, as `based train` leaves it");
   app.add_option("--prompt", options->prompt, "text to continue; after --state: text to add first");
   app.add_option("--state", options->state, "continue from this state file");
   app.add_option("--save-state", options->save_state, "write the state after the last token here");
-  app.add_option("--max-tokens", options->max_tokens, "tokens to generate")->capture_default_str();
-  app.add_option("--temperature", options->sampling.temperature, "0: the most likely token")->capture_default_str();
-  app.add_option("--top-k", options->sampling.top_k, "keep the k most likely tokens; 0: all")->capture_default_str();
-  app.add_option("--top-p", options->sampling.top_p, "keep the most likely tokens up to this probability")->capture_default_str();
-  app.add_option("--min-p", options->sampling.min_p, "keep tokens with this share of the most likely one's probability")
-      ->capture_default_str();
-  app.add_option("--repetition-penalty", options->sampling.repetition_penalty, "above 1: repeat less")->capture_default_str();
-  app.add_option("--seed", options->sampling.seed, "the same seed and text give the same tokens")->capture_default_str();
+  app.add_option("--max-tokens", options->max_tokens, "tokens to generate");
+  app.add_option("--temperature", options->sampling.temperature, "0: the most likely token");
+  app.add_option("--top-k", options->sampling.top_k, "keep the k most likely tokens; 0: all");
+  app.add_option("--top-p", options->sampling.top_p, "keep the most likely tokens up to this probability");
+  app.add_option("--min-p", options->sampling.min_p, "keep tokens with this share of the most likely one's probability");
+  app.add_option("--repetition-penalty", options->sampling.repetition_penalty, "above 1: repeat less");
+  app.add_option("--seed", options->sampling.seed, "the same seed and text give the same tokens");
   app.add_option("--stop", options->stops, "end before this text; may be given several times");
   app.add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
-  app.add_option("--device", options->device, "cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--device", options->device, "cpu, cuda or cuda:N");
   app.add_flag("--stream", options->stream, "print text as it is made");
   app.add_flag("--json", options->json, "for machines; with --stream one line a piece, then the summary");
   app.callback([options] { run(*options); });

@@ -47,9 +47,9 @@ void run(const Options& options) {
   if (failed > 0) throw Exit{1};
 }
 
-void setup(CLI::App& app) {
+void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
-  app.add_option("file", options->files, "golden .safetensors files")->required();
+  app.add_required("file", options->files, "golden .safetensors files");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { run(*options); });
 }

@@ -75,9 +75,9 @@ void run(const Options& options) {
   show_model(options, config.string());
 }
 
-void setup(CLI::App& app) {
+void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
-  app.add_option("path", options->path, "a model's folder, or a .safetensors file")->required();
+  app.add_required("path", options->path, "a model's folder, or a .safetensors file");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { run(*options); });
 }

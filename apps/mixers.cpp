@@ -78,10 +78,10 @@ void run(const Options& options) {
   if (options.json) print_line(dump_json({{"d_model", options.d_model}, {"tokens", options.tokens}, {"mixers", list}}));
 }
 
-void setup(CLI::App& app) {
+void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
-  app.add_option("--d-model", options->d_model, "width at which parameters and state are counted")->capture_default_str();
-  app.add_option("--tokens", options->tokens, "text length at which growing states are counted")->capture_default_str();
+  app.add_option("--d-model", options->d_model, "width at which parameters and state are counted");
+  app.add_option("--tokens", options->tokens, "text length at which growing states are counted");
   app.add_option("--set", options->set, "option=value of the mixers that have it, for example feature_dim=8");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { run(*options); });

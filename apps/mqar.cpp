@@ -38,17 +38,17 @@ void generate(const GenerateOptions& options) {
                                 (options.dump.empty() ? "" : ", written to " + options.dump));
 }
 
-void setup_generate(CLI::App& app) {
+void setup_generate(CommandLine app) {
   auto options = std::make_shared<GenerateOptions>();
   MqarConfig& config = options->config;
-  app.add_option("--vocab-size", config.vocab_size, "tokens: 0 the filler, then keys, values from the half on")->capture_default_str();
-  app.add_option("--length", config.length, "tokens an example")->capture_default_str();
-  app.add_option("--pairs", config.pairs, "key-value pairs an example")->capture_default_str();
-  app.add_option("--examples", config.examples, "examples")->capture_default_str();
-  app.add_option("--power-a", config.power_a, "exponent of the gaps")->capture_default_str();
-  app.add_option("--seed", config.seed, "seed of the data")->capture_default_str();
-  app.add_option("--random-fillers", config.random_fillers, "true or false")->capture_default_str();
-  app.add_option("--compat", config.compat, "none, or zoology: the published generator bit for bit")->capture_default_str();
+  app.add_option("--vocab-size", config.vocab_size, "tokens: 0 the filler, then keys, values from the half on");
+  app.add_option("--length", config.length, "tokens an example");
+  app.add_option("--pairs", config.pairs, "key-value pairs an example");
+  app.add_option("--examples", config.examples, "examples");
+  app.add_option("--power-a", config.power_a, "exponent of the gaps");
+  app.add_option("--seed", config.seed, "seed of the data");
+  app.add_option("--random-fillers", config.random_fillers, "true or false");
+  app.add_option("--compat", config.compat, "none, or zoology: the published generator bit for bit");
   app.add_option("--dump", options->dump, "write JSON lines {inputs, labels} here");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { generate(*options); });
@@ -75,10 +75,9 @@ void train(const TrainOptions& options) {
   } else {
     print_line("recall  state bytes  parameters  model");
     for (const auto& result : results) {
-      std::string line = format_number(result.recall, 3);
-      line += std::string(14 - std::min<size_t>(13, grouped(result.state_bytes).size()), ' ') + grouped(result.state_bytes);
-      line += std::string(13 - std::min<size_t>(12, grouped(result.parameters).size()), ' ') + grouped(result.parameters);
-      print_line(line + "  " + result.name + (result.label.empty() ? "" : " " + result.label));
+      std::string line = format_number(result.recall, 3) + padded_left(grouped(result.state_bytes), 14);
+      line += padded_left(grouped(result.parameters), 13) + "  " + result.name;
+      print_line(line + (result.label.empty() ? "" : " " + result.label));
     }
     print_line("in " + options.out + ": results.jsonl, figure.svg, figure.png");
   }
@@ -89,11 +88,11 @@ void train(const TrainOptions& options) {
   }
 }
 
-void setup_train(CLI::App& app) {
+void setup_train(CommandLine app) {
   auto options = std::make_shared<TrainOptions>();
   app.add_option("config", options->config, "TOML file of a sweep; --keys lists its keys");
   app.add_option("--set", options->set, "key=value, in place of the file's: run.epochs=2");
-  app.add_option("--out", options->out, "folder for results.jsonl and the figure")->capture_default_str();
+  app.add_option("--out", options->out, "folder for results.jsonl and the figure");
   app.add_flag("--keys", options->keys, "list every key with its default");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { train(*options); });
@@ -116,22 +115,21 @@ void evaluate(EvalOptions options) {
                           : "recall " + format_number(recall.mean, 4) + " with " + grouped(bytes) + " bytes of state");
 }
 
-void setup_eval(CLI::App& app) {
+void setup_eval(CommandLine app) {
   auto options = std::make_shared<EvalOptions>();
-  app.add_option("--model", options->model, "the model's folder")->required();
-  app.add_option("--length", options->config.length, "tokens an example")->capture_default_str();
-  app.add_option("--pairs", options->config.pairs, "key-value pairs an example")->capture_default_str();
-  app.add_option("--examples", options->config.examples, "examples")->capture_default_str();
-  app.add_option("--seed", options->config.seed, "seed of the data")->capture_default_str();
+  app.add_required("--model", options->model, "the model's folder");
+  app.add_option("--length", options->config.length, "tokens an example");
+  app.add_option("--pairs", options->config.pairs, "key-value pairs an example");
+  app.add_option("--examples", options->config.examples, "examples");
+  app.add_option("--seed", options->config.seed, "seed of the data");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { evaluate(*options); });
 }
 
-void setup(CLI::App& app) {
-  app.require_subcommand(1);
-  setup_generate(*app.add_subcommand("generate", "Make recall data"));
-  setup_train(*app.add_subcommand("train", "Train the models of a sweep and draw recall against state bytes"));
-  setup_eval(*app.add_subcommand("eval", "Measure the recall of a trained model"));
+void setup(CommandLine app) {
+  setup_generate(app.add_subcommand("generate", "Make recall data"));
+  setup_train(app.add_subcommand("train", "Train the models of a sweep and draw recall against state bytes"));
+  setup_eval(app.add_subcommand("eval", "Measure the recall of a trained model"));
 }
 
 }  // namespace

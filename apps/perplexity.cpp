@@ -13,6 +13,18 @@
 namespace based::apps {
 namespace {
 
+// What the WikiText tables count: words between spaces, and the end of each line as one more.
+int64_t count_words(const std::string& text) {
+  int64_t words = 0;
+  bool inside = false;
+  for (const char c : text) {
+    const bool space = c == ' ' || c == '\t' || c == '\r' || c == '\n';
+    words += (inside && space) + (c == '\n');
+    inside = !space;
+  }
+  return words + inside;
+}
+
 struct Options {
   std::string model, data, dtype;
   PerplexityOptions perplexity;
@@ -37,17 +49,25 @@ void run(const Options& options) {
   progress.finish();
   const bool whole = !interrupted();
   const double bytes = static_cast<double>(text.size());
+  const int64_t words = count_words(text);
+  const double word_perplexity = std::exp(result.nats / static_cast<double>(std::max<int64_t>(words, 1)));
   if (options.json) {
     Json json{{"perplexity", result.value()},
               {"tokens", result.tokens},
               {"nats_per_token", result.nats / static_cast<double>(std::max<int64_t>(result.tokens, 1))},
               {"bytes", text.size()},
               {"complete", whole}};
-    if (whole) json["bits_per_byte"] = result.nats / std::log(2.0) / bytes;
+    if (whole) {
+      json["bits_per_byte"] = result.nats / std::log(2.0) / bytes;
+      json["words"] = words;
+      json["word_perplexity"] = word_perplexity;
+    }
     print_line(dump_json(json));
   } else {
     print_line("perplexity " + format_number(result.value(), 3) + " over " + grouped(result.tokens) + " tokens" +
-               (whole ? ", " + format_number(result.nats / std::log(2.0) / bytes, 3) + " bits a byte" : ""));
+               (whole ? ", " + format_number(result.nats / std::log(2.0) / bytes, 3) + " bits a byte; " +
+                            format_number(word_perplexity, 2) + " a word, over " + grouped(words) + " words and line ends"
+                      : ""));
   }
   if (!whole) {
     std::fprintf(stderr, "based: interrupted; the figure is of the text up to there\n");
@@ -55,12 +75,11 @@ void run(const Options& options) {
   }
 }
 
-void setup(CLI::App& app) {
+void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
-  app.add_option("--model", options->model, "the model's folder")->required();
-  app.add_option("--data", options->data, "text file")->required();
-  app.add_option("--context", options->perplexity.context, "forget everything after this many tokens; 0: one state over the whole text")
-      ->capture_default_str();
+  app.add_required("--model", options->model, "the model's folder");
+  app.add_required("--data", options->data, "text file");
+  app.add_option("--context", options->perplexity.context, "forget everything after this many tokens; 0: one state over the whole text");
   app.add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { run(*options); });

@@ -32,7 +32,7 @@ void run(bool json, const std::string& name) {
   if (json) print_line(dump_json({{"presets", list}}));
 }
 
-void setup(CLI::App& app) {
+void setup(CommandLine app) {
   auto json = std::make_shared<bool>(false);
   auto name = std::make_shared<std::string>();
   app.add_option("name", *name, "print this preset's config.json");

@@ -43,9 +43,9 @@ void run(const Options& options) {
   if (failed > 0) throw Exit{1};
 }
 
-void setup(CLI::App& app) {
+void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
-  app.add_option("--device", options->device, "cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--device", options->device, "cpu, cuda or cuda:N");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { run(*options); });
 }

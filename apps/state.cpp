@@ -67,21 +67,20 @@ void info(const Options& options) {
     print_line("  " + tensor["name"].get<std::string>() + "  " + tensor["dtype"].get<std::string>() + " " + tensor["shape"].dump());
 }
 
-void add(CLI::App& app, const char* name, const char* summary, void (*body)(const Options&), bool needs_model, bool needs_prompt) {
+void add(CommandLine app, const char* name, const char* summary, void (*body)(const Options&), bool needs_model, bool needs_prompt) {
   auto options = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand(name, summary);
-  sub->add_option("file", options->file, "the state file")->required();
+  CommandLine sub = app.add_subcommand(name, summary);
+  sub.add_required("file", options->file, "the state file");
   if (needs_model) {
-    sub->add_option("--model", options->model, "the model's folder")->required();
-    sub->add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
+    sub.add_required("--model", options->model, "the model's folder");
+    sub.add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
   }
-  if (needs_prompt) sub->add_option("--prompt", options->prompt, "the text whose state is saved")->required();
-  sub->add_flag("--json", options->json, "for machines");
-  sub->callback([options, body] { body(*options); });
+  if (needs_prompt) sub.add_required("--prompt", options->prompt, "the text whose state is saved");
+  sub.add_flag("--json", options->json, "for machines");
+  sub.callback([options, body] { body(*options); });
 }
 
-void setup(CLI::App& app) {
-  app.require_subcommand(1);
+void setup(CommandLine app) {
   add(app, "save", "Run a prompt and save the state after it; `generate --state FILE` continues", save, true, true);
   add(app, "load", "Restore a state into its model and print the text it stands for", load_and_show, true, false);
   add(app, "info", "What a state file holds", info, false, false);

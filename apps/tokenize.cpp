@@ -43,14 +43,14 @@ void train(const TrainOptions& options) {
                        grouped(documents) + " documents, written to " + options.out);
 }
 
-void setup_train(CLI::App& app) {
+void setup_train(CommandLine app) {
   auto options = std::make_shared<TrainOptions>();
-  app.add_option("files", options->files, "text, JSON lines or FASTA, also .zst")->required();
-  app.add_option("--out", options->out, "folder to write vocab.json, merges.txt and tokenizer.json into")->required();
-  app.add_option("--vocab-size", options->config.vocab_size, "tokens, special ones and the 256 bytes included")->capture_default_str();
-  app.add_option("--min-frequency", options->config.min_frequency, "pairs seen less often are not merged")->capture_default_str();
+  app.add_required("files", options->files, "text, JSON lines or FASTA, also .zst");
+  app.add_required("--out", options->out, "folder to write vocab.json, merges.txt and tokenizer.json into");
+  app.add_option("--vocab-size", options->config.vocab_size, "tokens, special ones and the 256 bytes included");
+  app.add_option("--min-frequency", options->config.min_frequency, "pairs seen less often are not merged");
   app.add_option("--special", options->config.specials, "special tokens; they take the first ids");
-  app.add_option("--format", options->format, "auto (by name), text, jsonl or fasta")->capture_default_str();
+  app.add_option("--format", options->format, "auto (by name), text, jsonl or fasta");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { train(*options); });
 }
@@ -85,9 +85,9 @@ void decode(const LinesOptions& options) {
   with_input(options.file, [&](std::istream& in, const std::string& name) { decode_json_lines(*tokenizer, in, name, std::cout); });
 }
 
-void setup_lines(CLI::App& app, bool encodes) {
+void setup_lines(CommandLine app, bool encodes) {
   auto options = std::make_shared<LinesOptions>();
-  app.add_option("--tokenizer", options->tokenizer, "the tokenizer's folder, or 'bytes'")->required();
+  app.add_required("--tokenizer", options->tokenizer, "the tokenizer's folder, or 'bytes'");
   app.add_option("file", options->file, "JSON lines; standard input where none is named");
   if (encodes) app.add_flag("--special", options->special, "recognise special tokens in the text");
   app.callback([options, encodes] { encodes ? encode(*options) : decode(*options); });
@@ -126,20 +126,19 @@ void inspect(const InspectOptions& options) {
   for (const auto& [id, text] : tokens.items()) print_line(id + " " + text.get<std::string>());
 }
 
-void setup_inspect(CLI::App& app) {
+void setup_inspect(CommandLine app) {
   auto options = std::make_shared<InspectOptions>();
-  app.add_option("--tokenizer", options->tokenizer, "the tokenizer's folder, or 'bytes'")->required();
+  app.add_required("--tokenizer", options->tokenizer, "the tokenizer's folder, or 'bytes'");
   app.add_option("--id", options->ids, "show the bytes of these ids");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { inspect(*options); });
 }
 
-void setup(CLI::App& app) {
-  app.require_subcommand(1);
-  setup_train(*app.add_subcommand("train", "Learn a byte-level BPE vocabulary from text"));
-  setup_lines(*app.add_subcommand("encode", "JSON lines {\"text\"} to {\"ids\"}"), true);
-  setup_lines(*app.add_subcommand("decode", "JSON lines {\"ids\"} to {\"text\"}"), false);
-  setup_inspect(*app.add_subcommand("inspect", "Size, special tokens and hash of a tokenizer"));
+void setup(CommandLine app) {
+  setup_train(app.add_subcommand("train", "Learn a byte-level BPE vocabulary from text"));
+  setup_lines(app.add_subcommand("encode", "JSON lines {\"text\"} to {\"ids\"}"), true);
+  setup_lines(app.add_subcommand("decode", "JSON lines {\"ids\"} to {\"text\"}"), false);
+  setup_inspect(app.add_subcommand("inspect", "Size, special tokens and hash of a tokenizer"));
 }
 
 }  // namespace

@@ -10,43 +10,58 @@ namespace {
 struct Options {
   std::string config, out = "out/train";
   std::vector<std::string> set;
-  bool json = false, keys = false;
+  bool resume = false, json = false, keys = false;
 };
+
+void print_json(const Options& options, const TextRunResult& result) {
+  const LoopResult& loop = result.loop;
+  Json line{{"out", options.out}, {"steps", loop.state.step}, {"resumed_from", nullptr}, {"interrupted", loop.interrupted}};
+  if (result.resumed_from >= 0) line["resumed_from"] = result.resumed_from;
+  line.update({{"parameters", result.parameters},
+               {"seconds", loop.seconds},
+               {"tokens_per_second", loop.tokens_per_second},
+               {"loss", loop.state.loss},
+               {"skipped_steps", loop.state.skipped},
+               {"failed_saves", loop.failed_saves},
+               {"checkpoint", result.checkpoint},
+               {"evaluation", loop.state.evaluation}});
+  if (loop.state.best_step >= 0) line["best"] = {{"step", loop.state.best_step}, {"loss", loop.state.best_loss}};
+  print_line(dump_json(line));
+}
+
+void print_text(const Options& options, const TextRunResult& result) {
+  const LoopResult& loop = result.loop;
+  std::string line = (loop.interrupted ? "stopped after step " : "trained to step ") + std::to_string(loop.state.step);
+  line += " in " + format_duration(loop.seconds) + ", " + format_count(loop.tokens_per_second) + " tokens/s";
+  const auto& figures = loop.state.evaluation;
+  if (figures.contains("loss")) {
+    line += "; held-out loss " + format_number(figures.at("loss"), 3) + ", perplexity " + format_number(figures.at("perplexity"), 2);
+  }
+  print_line(line);
+  const std::string best = std::to_string(loop.state.best_step) + ", loss " + format_number(loop.state.best_loss, 3);
+  print_line("model in " + options.out + (loop.state.best_step < 0 ? "" : "; best evaluation at step " + best));
+}
 
 void run(const Options& options) {
   if (options.keys) return print_keys(config_help<TextRun>());
   if (options.config.empty()) throw UsageError("train needs a config: `based train CONFIG.toml`; `based train --keys` lists its keys");
   Config config = Config::parse_toml_file(options.config);
   for (const auto& assignment : options.set) config.override_with(assignment);
-  const TextRunResult result = run_text_training(read_config<TextRun>(config), options.out);
-  const auto& evaluation = result.loop.evaluation;
-  if (options.json) {
-    print_line(dump_json({{"out", options.out},
-                          {"steps", result.loop.steps},
-                          {"interrupted", result.loop.interrupted},
-                          {"parameters", result.parameters},
-                          {"seconds", result.loop.seconds},
-                          {"tokens_per_second", result.loop.tokens_per_second},
-                          {"loss", result.loop.loss},
-                          {"evaluation", evaluation}}));
-  } else {
-    print_line(std::string(result.loop.interrupted ? "stopped after " : "trained ") + std::to_string(result.loop.steps) + " steps in " +
-               format_duration(result.loop.seconds) + ", " + format_count(result.loop.tokens_per_second) + " tokens/s; held-out loss " +
-               format_number(evaluation["loss"].get<double>(), 3) + ", perplexity " +
-               format_number(evaluation["perplexity"].get<double>(), 2));
-    print_line("model in " + options.out);
-  }
-  if (result.loop.interrupted) {
-    log_warning("interrupted: kept the model as of step " + std::to_string(result.loop.steps) + " in " + options.out);
-    throw Exit{1};
-  }
+  const TextRunResult result = run_text_training(read_config<TextRun>(config), options.out, options.resume);
+  options.json ? print_json(options, result) : print_text(options, result);
+  if (result.loop.failed_saves > 0) log_warning(std::to_string(result.loop.failed_saves) + " checkpoints could not be saved on the way");
+  if (!result.loop.interrupted) return;
+  log_warning("stopped by a signal: step " + std::to_string(result.loop.state.step) + " is kept in " + result.checkpoint +
+              "; the same command with --resume goes on");
+  throw Exit{1};
 }
 
-void setup(CLI::App& app) {
+void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
   app.add_option("config", options->config, "TOML file; `based train --keys` lists its keys");
   app.add_option("--set", options->set, "key=value, in place of the file's: train.steps=200");
-  app.add_option("--out", options->out, "folder for the model, the tokenizer and metrics.jsonl")->capture_default_str();
+  app.add_option("--out", options->out, "folder for the model, the tokenizer, the metrics and the checkpoints");
+  app.add_flag("--resume", options->resume, "go on from the newest whole checkpoint in --out; begin where there is none");
   app.add_flag("--keys", options->keys, "list every key with its default");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { run(*options); });

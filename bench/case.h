@@ -2,8 +2,6 @@
 // the arithmetic or the bytes alone would take at the ceilings measured in the same run. A case is one file bench/<name>.cpp and one line
 // in cases.def.
 #pragma once
-#include <torch/torch.h>
-
 #include <functional>
 #include <map>
 #include <string>
@@ -55,6 +53,7 @@ struct Case {
 };
 const std::vector<Case>& cases();
 #define BASED_BENCH(name) extern const Case case_##name;
+#include "based/ops/torch.h"
 #include "bench/cases.def"
 #undef BASED_BENCH
 

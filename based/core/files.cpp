@@ -143,6 +143,49 @@ void write_file_atomic(const std::string& path, std::string_view content) {
   file.commit();
 }
 
+AppendFile::AppendFile(const std::string& path, uint64_t keep) : path_(path) {
+  descriptor_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) fail(path_, "cannot write", errno);
+  try {
+    size_ = std::min(keep, static_cast<uint64_t>(status_of(descriptor_, path_).st_size));
+    if (::ftruncate(descriptor_, static_cast<off_t>(size_)) != 0) fail(path_, "cannot be cut to its records", errno);
+  } catch (...) {
+    ::close(descriptor_);
+    throw;
+  }
+}
+
+AppendFile::~AppendFile() { ::close(descriptor_); }
+
+bool AppendFile::write_waiting() {
+  const NoFileSizeSignal guard;
+  size_t done = 0;
+  while (done < waiting_.size()) {
+    const ssize_t written = ::pwrite(descriptor_, waiting_.data() + done, waiting_.size() - done, static_cast<off_t>(size_ + done));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) {
+      error_ = errno;
+      // The part that found room goes again: a reader meets whole records. Where even that fails, the next try writes over it.
+      if (::ftruncate(descriptor_, static_cast<off_t>(size_)) != 0) error_ = errno;
+      return false;
+    }
+    done += static_cast<size_t>(written);
+  }
+  size_ += done;
+  waiting_.clear();
+  return true;
+}
+
+bool AppendFile::append(std::string_view record) {
+  waiting_ += record;
+  return write_waiting();
+}
+
+void AppendFile::sync() {
+  if (!write_waiting()) fail(path_, "cannot write", error_);
+  if (::fsync(descriptor_) != 0) fail(path_, "cannot write to disk", errno);
+}
+
 void sync_folder(const std::string& folder) {
   const Descriptor handle(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (handle.get() < 0) fail(folder, "cannot open the folder", errno);

@@ -32,6 +32,28 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
+// A log that grows by whole records. A record for which there is no room is kept in memory and written before the next one, so that none
+// is torn or lost while the disk is full.
+class AppendFile {
+ public:
+  // Keeps the first `keep` bytes of the file (all that it has, where it has fewer) and goes on behind them; makes it where it is absent.
+  AppendFile(const std::string& path, uint64_t keep);
+  AppendFile(const AppendFile&) = delete;
+  AppendFile& operator=(const AppendFile&) = delete;
+  ~AppendFile();
+
+  bool append(std::string_view record);    // false: it waits in memory
+  void sync();                             // everything is on disk afterwards, or Error
+  uint64_t size() const { return size_; }  // bytes of whole records in the file
+
+ private:
+  bool write_waiting();
+
+  std::string path_, waiting_;
+  int descriptor_ = -1, error_ = 0;
+  uint64_t size_ = 0;
+};
+
 // Makes `folder`'s entries durable (a rename or a new file in it).
 void sync_folder(const std::string& folder);
 

@@ -62,11 +62,29 @@ TokenDataset::TokenDataset(const std::string& path, ShardCheck check) : path_(pa
   hash_ = xxh3_64(std::as_bytes(std::span(checksums)));
 }
 
+TokenDataset::TokenDataset(std::string name, std::vector<int32_t> tokens, std::vector<uint64_t> starts, const Tokenizer& tokenizer)
+    : path_(std::move(name)), memory_tokens_(std::move(tokens)), memory_starts_(std::move(starts)) {
+  TokenShard shard;
+  shard.tokens = static_cast<int64_t>(memory_tokens_.size());
+  shard.documents = documents_ = static_cast<int64_t>(memory_starts_.size());
+  shard.vocab_size = tokenizer.vocab_size();
+  shard.tokenizer_hash = tokenizer.hash();
+  shard.token_bytes = sizeof(int32_t);
+  shard.last = true;
+  shard.token_data = std::as_bytes(std::span(memory_tokens_)).data();
+  shard.document_data = std::as_bytes(std::span(memory_starts_)).data();
+  first_token_ = {0, shard.tokens};
+  shards_.push_back(shard);
+  const uint64_t parts[] = {xxh3_64(std::as_bytes(std::span(memory_tokens_))), xxh3_64(std::as_bytes(std::span(memory_starts_))),
+                            shard.tokenizer_hash};
+  hash_ = xxh3_64(std::as_bytes(std::span(parts)));
+}
+
 void TokenDataset::require_tokenizer(const Tokenizer& tokenizer) const {
   if (tokenizer.hash() == tokenizer_hash() && tokenizer.vocab_size() == vocab_size()) return;
-  throw Error(files_.front().path() + ": byte 40: packed with another tokenizer (" + std::to_string(vocab_size()) + " tokens, hash " +
-              std::to_string(tokenizer_hash()) + ") than the one given (" + std::to_string(tokenizer.vocab_size()) + " tokens, hash " +
-              std::to_string(tokenizer.hash()) + "); pack the text again");
+  throw Error((files_.empty() ? path_ : files_.front().path()) + ": byte 40: packed with another tokenizer (" +
+              std::to_string(vocab_size()) + " tokens, hash " + std::to_string(tokenizer_hash()) + ") than the one given (" +
+              std::to_string(tokenizer.vocab_size()) + " tokens, hash " + std::to_string(tokenizer.hash()) + "); pack the text again");
 }
 
 void TokenDataset::copy(int64_t first, std::span<int32_t> out) const {

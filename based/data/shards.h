@@ -69,6 +69,10 @@ class TokenDataset {
  public:
   // A folder of shards, or the one file of a set of one. Throws Error where a shard is missing, unfinished or of another tokenizer.
   explicit TokenDataset(const std::string& path, ShardCheck check = ShardCheck::whole);
+  // A set in memory: `starts` are the positions of the documents' first tokens, ascending from 0; `name` is for messages.
+  TokenDataset(std::string name, std::vector<int32_t> tokens, std::vector<uint64_t> starts, const Tokenizer& tokenizer);
+  TokenDataset(const TokenDataset&) = delete;
+  TokenDataset& operator=(const TokenDataset&) = delete;
 
   int64_t tokens() const { return first_token_.back(); }
   int64_t documents() const { return documents_; }
@@ -84,6 +88,8 @@ class TokenDataset {
  private:
   std::string path_;
   std::vector<MappedFile> files_;
+  std::vector<int32_t> memory_tokens_;  // of a set in memory
+  std::vector<uint64_t> memory_starts_;
   std::vector<TokenShard> shards_;
   std::vector<int64_t> first_token_;  // of each shard, and the end
   int64_t documents_ = 0;

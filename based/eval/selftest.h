@@ -1,10 +1,10 @@
 // Every operator and path on this very machine against its double-precision reference: what `based selftest` prints.
 #pragma once
-#include <torch/torch.h>
-
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "based/ops/torch.h"
 
 namespace based {
 

@@ -166,7 +166,7 @@ bool run_point(const MqarSweep& sweep, const MqarPoint& point, const Data& data,
   result.parameters = model.parameter_count();
   result.recall = recall.mean;
   result.segments = recall.segments;
-  result.loss = loop.loss;
+  result.loss = loop.state.loss;
   result.seconds = loop.seconds;
   result.data_hash = data.hash;
   return true;

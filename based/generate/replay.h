@@ -1,9 +1,9 @@
 // A step that is recorded once and then replayed: on a GPU a CUDA graph, so that a step of a hundred kernels costs one launch.
 #pragma once
-#include <torch/torch.h>
-
 #include <functional>
 #include <memory>
+
+#include "based/ops/torch.h"
 
 namespace based {
 

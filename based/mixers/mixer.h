@@ -1,7 +1,5 @@
 // The one interface of all sequence mixers. A mixer is one file, based/mixers/foo.cpp, and one line in mixers.def.
 #pragma once
-#include <torch/torch.h>
-
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,6 +7,7 @@
 #include "based/core/config.h"
 #include "based/mixers/sequences.h"
 #include "based/mixers/state.h"
+#include "based/ops/torch.h"
 
 namespace based {
 

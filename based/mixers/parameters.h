@@ -1,10 +1,9 @@
 // What mixers share beside Projection: checked options, and the filter of a short convolution.
 #pragma once
-#include <torch/torch.h>
-
 #include <optional>
 
 #include "based/mixers/projection.h"
+#include "based/ops/torch.h"
 
 namespace based {
 

@@ -1,9 +1,9 @@
 // A linear layer as models use it: plain names in files (weight, bias), N(0, std) at the start, ops::linear in every form.
 #pragma once
-#include <torch/torch.h>
-
 #include <memory>
 #include <string>
+
+#include "based/ops/torch.h"
 
 namespace based {
 

@@ -1,9 +1,8 @@
 // Ring buffers of the latest time steps, as states hold them: [slots, capacity, …], step p of a slot at p mod capacity. A growing cache is
 // a ring that is grown before it wraps.
 #pragma once
-#include <torch/torch.h>
-
 #include "based/mixers/sequences.h"
+#include "based/ops/torch.h"
 
 namespace based {
 

@@ -1,10 +1,10 @@
 // Which tokens belong together. Activations are always [tokens, channels], rows one after another; an equal-length batch is the case of
 // equal rows. Rows may be empty.
 #pragma once
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <vector>
+
+#include "based/ops/torch.h"
 
 namespace based {
 

@@ -1,11 +1,10 @@
 // Recurrent state as a value: named tensors whose first dimension is the slot. Nothing else of a mixer depends on what came before.
 #pragma once
-#include <torch/torch.h>
-
 #include <string>
 #include <vector>
 
 #include "based/mixers/sequences.h"
+#include "based/ops/torch.h"
 
 namespace based {
 

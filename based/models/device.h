@@ -1,8 +1,8 @@
 // Where a model runs, as commands and configs name it.
 #pragma once
-#include <torch/torch.h>
-
 #include <string>
+
+#include "based/ops/torch.h"
 
 namespace based {
 

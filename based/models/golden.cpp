@@ -1,7 +1,5 @@
 #include "based/models/golden.h"
 
-#include <torch/torch.h>
-
 #include <cmath>
 #include <cstdlib>
 #include <functional>
@@ -13,6 +11,7 @@
 #include "based/models/language_model.h"
 #include "based/models/tensor_view.h"
 #include "based/ops/taylor_attention.h"
+#include "based/ops/torch.h"
 
 namespace based {
 namespace {

@@ -1,9 +1,9 @@
 // Golden files: inputs, parameters, outputs and gradients of another implementation, computed in float64, that ours must reproduce. One
 // .safetensors file is one case; its metadata names the mixer, its config and the tolerance.
 #pragma once
-#include <torch/torch.h>
-
 #include <string>
+
+#include "based/ops/torch.h"
 
 namespace based {
 

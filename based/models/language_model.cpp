@@ -1,5 +1,8 @@
 #include "based/models/language_model.h"
 
+#include <torch/nn/modules/container/modulelist.h>
+
+#include "based/models/activation_checkpoint.h"
 #include "based/ops/pointwise.h"
 
 namespace based {
@@ -86,7 +89,18 @@ Tensor LanguageModel::embed(const Tensor& ids, const Tensor& positions) {
 
 Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows) {
   Residual residual{embed(ids, positions_.defined() ? rows.positions() : Tensor()), {}};
-  for (const auto& block : blocks_) block->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); });
+  for (const auto& block : blocks_) {
+    if (!checkpoint_activations_ || !torch::GradMode::is_enabled()) {
+      block->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); });
+      continue;
+    }
+    const auto body = [block, rows](const Tensor& in) {
+      Residual inner{in.clone(), {}};
+      block->run(inner, [&](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); });
+      return inner.sum + inner.pending;
+    };
+    residual.sum = recompute_in_backward(body, residual.sum);
+  }
   return norm_->forward(residual);
 }
 

@@ -1,8 +1,6 @@
 // Pre-norm language model: embedding, blocks of (norm, mixer, norm, MLP) around a residual stream, norm, tied output projection.
 // Activations are packed [tokens, d_model]; the residual stream is fp32 in bf16 models.
 #pragma once
-#include <torch/torch.h>
-
 #include <memory>
 #include <vector>
 
@@ -10,6 +8,7 @@
 #include "based/mixers/projection.h"
 #include "based/models/config.h"
 #include "based/models/state.h"
+#include "based/ops/torch.h"
 
 namespace based {
 
@@ -68,6 +67,9 @@ class LanguageModel : public torch::nn::Module {
   Block& block(int64_t layer) { return *blocks_[layer]; }
   int64_t layers() const { return static_cast<int64_t>(blocks_.size()); }
 
+  // While training, keep only each layer's input and compute the rest again in the backward pass; gradients stay the same.
+  void set_checkpoint_activations(bool on) { checkpoint_activations_ = on; }
+
   // ids int64 [tokens] -> hidden states after the last norm, [tokens, d_model].
   Tensor forward(const Tensor& ids, const Sequences& rows);
   // Mean cross entropy over labels ≠ −100, int64 [tokens].
@@ -87,6 +89,7 @@ class LanguageModel : public torch::nn::Module {
   Tensor embedding_, positions_;
   std::vector<std::shared_ptr<Block>> blocks_;
   std::shared_ptr<Norm> norm_;
+  bool checkpoint_activations_ = false;
 };
 
 // Of the model that this config describes, counted on its layers without building all of it.

@@ -1,10 +1,9 @@
 // Between torch tensors and the torch-free views of files.
 #pragma once
-#include <torch/torch.h>
-
 #include <string>
 
 #include "based/core/safetensors.h"
+#include "based/ops/torch.h"
 
 namespace based {
 

@@ -1,7 +1,5 @@
 // What every operator does with its arguments: errors that name operator, argument and value, and the types that sums are kept in.
 #pragma once
-#include <torch/torch.h>
-
 #include <initializer_list>
 #include <optional>
 #include <sstream>
@@ -10,6 +8,7 @@
 
 #include "based/core/error.h"
 #include "based/kernels/kernel.h"
+#include "based/ops/torch.h"
 
 namespace based::ops {
 

@@ -1,6 +1,6 @@
 // torch.ops.based.causal_attention: exact softmax attention, causal, over all keys or a sliding window; grouped heads.
 #pragma once
-#include <torch/torch.h>
+#include "based/ops/torch.h"
 
 namespace based::ops {
 

@@ -1,5 +1,3 @@
-#include <torch/library.h>
-
 #include "based/kernels/cross_entropy.h"
 #include "based/ops/arguments.h"
 #include "based/ops/launch.h"
@@ -12,7 +10,7 @@ using Forward = std::tuple<Tensor, Tensor, Tensor>;  // loss, its gradient by hi
 
 constexpr const char* kOp = "cross_entropy";
 constexpr int64_t kIgnored = -100;
-constexpr int64_t kChunkBytes = int64_t{2} << 20;  // of logits: what stays in the cache from one product to the next
+constexpr int64_t kChunkBytes = int64_t{8} << 20;  // of logits: what stays in the cache from one product to the next
 constexpr int64_t kChunkRows = 64;                 // at least: below it, adding up weight's gradient costs more than its products
 
 void check(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {

@@ -2,8 +2,6 @@
 // launches; a backend is a table of kernels and a registration under its dispatch key. Types without a kernel run the reference.
 // A GPU's table launches on the current stream; offsets, slots and positions are then on the GPU, and their values are not checked.
 #pragma once
-#include <torch/torch.h>
-
 #include <limits>
 #include <tuple>
 
@@ -14,6 +12,7 @@
 #include "based/kernels/short_conv.h"
 #include "based/kernels/taylor_attention.h"
 #include "based/ops/arguments.h"
+#include "based/ops/torch.h"
 
 namespace based::ops {
 

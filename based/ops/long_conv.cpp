@@ -1,7 +1,5 @@
 #include "based/ops/long_conv.h"
 
-#include <torch/library.h>
-
 #include "based/ops/arguments.h"
 #include "based/ops/rows.h"
 

@@ -1,8 +1,8 @@
 // torch.ops.based.long_conv: causal convolution with a filter as long as the text, by FFT in O(N log N).
 #pragma once
-#include <torch/torch.h>
-
 #include <optional>
+
+#include "based/ops/torch.h"
 
 namespace based::ops {
 

@@ -1,8 +1,8 @@
 // The small operators around the mixers. All differentiable; each has an ATen reference with the suffix _reference.
 #pragma once
-#include <torch/torch.h>
-
 #include <optional>
+
+#include "based/ops/torch.h"
 
 namespace based::ops {
 

@@ -1,9 +1,9 @@
 // The backward of an operator on a device that has no kernel for it: its reference is run again and differentiated by ATen's autograd.
 #pragma once
-#include <torch/torch.h>
-
 #include <functional>
 #include <vector>
+
+#include "based/ops/torch.h"
 
 namespace based::ops {
 

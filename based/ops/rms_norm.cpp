@@ -1,5 +1,3 @@
-#include <torch/library.h>
-
 #include "based/ops/arguments.h"
 #include "based/ops/launch.h"
 #include "based/ops/pointwise.h"

@@ -1,9 +1,9 @@
 // Packed rows in ATen: consecutive rows of equal length are handled together, as one batch.
 #pragma once
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <vector>
+
+#include "based/ops/torch.h"
 
 namespace based::ops {
 

@@ -1,7 +1,5 @@
 #include "based/ops/sample.h"
 
-#include <torch/library.h>
-
 #include "based/ops/arguments.h"
 
 namespace based::ops {

@@ -1,8 +1,7 @@
 // torch.ops.based.sample: the next token of every row, drawn where the logits are, so that a step needs no host.
 #pragma once
-#include <torch/torch.h>
-
 #include "based/kernels/sample.h"
+#include "based/ops/torch.h"
 
 namespace based::ops {
 

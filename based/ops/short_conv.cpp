@@ -1,7 +1,5 @@
 #include "based/ops/short_conv.h"
 
-#include <torch/library.h>
-
 #include "based/kernels/short_conv.h"
 #include "based/ops/arguments.h"
 #include "based/ops/launch.h"

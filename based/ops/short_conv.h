@@ -1,9 +1,9 @@
 // torch.ops.based.short_conv: depthwise causal convolution with a few taps, gated: the core of BaseConv (paper, appendix "Convolution").
 #pragma once
-#include <torch/torch.h>
-
 #include <optional>
 #include <tuple>
+
+#include "based/ops/torch.h"
 
 namespace based::ops {
 

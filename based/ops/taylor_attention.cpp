@@ -1,7 +1,5 @@
 #include "based/ops/taylor_attention.h"
 
-#include <torch/library.h>
-
 #include "based/kernels/taylor_attention.h"
 #include "based/ops/arguments.h"
 #include "based/ops/launch.h"

@@ -1,9 +1,9 @@
 // torch.ops.based.taylor_attention: second-order Taylor linear attention (paper, section 4.1), all rows of a packed batch at once.
 #pragma once
-#include <torch/torch.h>
-
 #include <optional>
 #include <tuple>
+
+#include "based/ops/torch.h"
 
 namespace based::ops {
 

@@ -1,11 +1,14 @@
-// The training loop that every run shares: batches in, optimizer steps, a progress line, metrics as JSON lines, evaluation and checkpoints
-// at their steps, a clean stop at Ctrl-C.
+// The training loop that every run shares: batches in, optimizer steps, a progress line, metrics, evaluation and checkpoints at their
+// steps, a clean stop at Ctrl-C. All that the loop itself must remember is LoopState: a loop that starts from a saved one goes on as if it
+// had never stopped.
 #pragma once
 #include <functional>
+#include <map>
 #include <string>
+#include <vector>
 
-#include "based/core/json.h"
 #include "based/models/language_model.h"
+#include "based/train/metrics.h"
 #include "based/train/optimizer.h"
 
 namespace based {
@@ -13,32 +16,79 @@ namespace based {
 struct Batch {
   Tensor ids, labels;  // int64 [tokens]; label −100: none
   Sequences rows;
+  std::vector<int64_t> windows = {};  // of the data, for messages
 };
 
 struct LoopOptions {
   int64_t steps = 0;
+  int64_t accumulate = 1;        // batches a step; their mean is over all labels of the step
   int64_t evaluate_every = 0;    // 0: only at the end
   int64_t checkpoint_every = 0;  // 0: only at the end
-  int64_t log_every = 10;
-  std::string metrics_path;     // JSON lines are appended here; empty: none
-  std::string label = "train";  // of the progress line
+  bool checkpoint_best = false;  // also where an evaluation is the best so far
+  int64_t log_every = 10;        // steps between lines of the metrics
+  int64_t max_bad_steps = 10;    // so many in a row whose loss or gradient is not finite end the run
+  std::string label = "train";   // of the progress line
+};
+
+using Figures = std::map<std::string, double>;
+
+// Finds losses far above those before. One that is not finite never enters the window.
+class LossWindow {
+ public:
+  // How many standard deviations `loss` lies above the mean of the window, which it then enters; 0 while that has few entries.
+  double add(double loss);
+
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("losses", losses_, "of the latest steps, the oldest first");
+  }
+
+ private:
+  std::vector<double> losses_;
+};
+
+struct LoopState {
+  int64_t step = 0;                                       // done
+  int64_t tokens = 0;                                     // trained on
+  int64_t skipped = 0, skipped_in_a_row = 0, spikes = 0;  // steps
+  double loss = 0;                                        // of the last step that was not skipped
+  int64_t best_step = -1;                                 // of the best evaluation; −1: none yet
+  double best_loss = 0;
+  Figures evaluation;  // the last one; figures that are not finite are left out
+  LossWindow window;
+
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("step", step, "steps done");
+    field("tokens", tokens, "tokens trained on");
+    field("skipped", skipped, "steps whose update was skipped: loss or gradient not finite");
+    field("skipped_in_a_row", skipped_in_a_row, "the last steps, all skipped");
+    field("spikes", spikes, "steps whose loss was far above those before");
+    field("loss", loss, "of the last step that was not skipped");
+    field("best_step", best_step, "of the best evaluation; -1: none yet");
+    field("best_loss", best_loss, "of the best evaluation");
+    field("evaluation", evaluation, "figures of the last evaluation");
+    field("window", window, "losses that a spike is measured against");
+  }
 };
 
 struct LoopHooks {
-  std::function<Batch(int64_t step)> batch;
-  std::function<Json(int64_t step)> evaluate;    // null: none; its fields go into the metrics and, where named "loss", the line
-  std::function<void(int64_t step)> checkpoint;  // null: none
+  std::function<Batch(int64_t index)> batch;               // index: step·accumulate + its batch within the step
+  std::function<Figures(int64_t step)> evaluate;           // null: none; "loss" decides which is the best
+  std::function<void(const LoopState& state)> checkpoint;  // null: none. An Error that it throws before the end is reported and counted
+  Metrics* metrics = nullptr;
 };
 
 struct LoopResult {
-  int64_t steps = 0;         // done
-  bool interrupted = false;  // by SIGINT or SIGTERM; the step under way was finished
-  double seconds = 0, loss = 0, tokens_per_second = 0;
-  Json evaluation;  // the last one
+  LoopState state;
+  bool interrupted = false;  // by SIGINT or SIGTERM; the step under way was finished and saved
+  int64_t failed_saves = 0;
+  double seconds = 0, tokens_per_second = 0;  // of this call
 };
 
-// Throws Error where the loss or a gradient is not finite, naming the step.
+// Goes on from `state` to options.steps. A step whose loss or gradient is not finite changes nothing but the counters; throws Error where
+// there are too many in a row, naming their batches, and where the last checkpoint cannot be saved.
 LoopResult train_loop(LanguageModel& model, AdamW& optimizer, const OptimizerOptions& schedule, const LoopOptions& options,
-                      const LoopHooks& hooks);
+                      const LoopHooks& hooks, LoopState state = {});
 
 }  // namespace based

@@ -33,19 +33,34 @@ AdamW::AdamW(const torch::nn::Module& module, const OptimizerOptions& options) :
     const Tensor& parameter = item.value();
     if (!parameter.requires_grad()) continue;
     groups_[options.decay_all || parameter.dim() >= 2 ? 0 : 1].members.push_back(slots_.size());
-    slots_.push_back({item.key(), parameter, torch::zeros_like(parameter), torch::zeros_like(parameter),
+    const Tensor master = parameter.element_size() == 2 ? parameter.detach().to(torch::kFloat) : parameter;
+    slots_.push_back({item.key(), parameter, master, torch::zeros_like(master), torch::zeros_like(master),
                       torch::zeros({}, torch::dtype(torch::kFloat).device(parameter.device()))});
   }
 }
 
 void AdamW::zero_grad() {
-  for (auto& slot : slots_) slot.parameter.mutable_grad().reset();
+  for (auto& slot : slots_) {
+    slot.parameter.mutable_grad().reset();
+    slot.master.mutable_grad().reset();
+  }
+}
+
+void AdamW::collect_gradients() {
+  const torch::NoGradGuard no_grad;
+  for (auto& slot : slots_) {
+    Tensor& from = slot.parameter.mutable_grad();
+    if (!slot.has_master() || !from.defined()) continue;
+    Tensor& sum = slot.master.mutable_grad();
+    sum.defined() ? sum.add_(from) : sum = from.to(torch::kFloat);
+    from.reset();
+  }
 }
 
 std::vector<Tensor> AdamW::gradients() const {
   std::vector<Tensor> found;
   for (const auto& slot : slots_)
-    if (slot.parameter.grad().defined()) found.push_back(slot.parameter.grad());
+    if (slot.master.grad().defined()) found.push_back(slot.master.grad());
   return found;
 }
 
@@ -61,20 +76,25 @@ double AdamW::clip_gradients() {
 void AdamW::step(double rate) {
   const torch::NoGradGuard no_grad;
   for (const Group& group : groups_) {
-    std::vector<Tensor> parameters, grads, first, second, steps;
+    std::vector<Tensor> parameters, grads, first, second, steps, rounded, masters;
     for (const size_t member : group.members) {
       Slot& slot = slots_[member];
-      if (!slot.parameter.grad().defined()) continue;
-      parameters.push_back(slot.parameter);
-      grads.push_back(slot.parameter.grad());
+      if (!slot.master.grad().defined()) continue;
+      parameters.push_back(slot.master);
+      grads.push_back(slot.master.grad());
       first.push_back(slot.first_moment);
       second.push_back(slot.second_moment);
       steps.push_back(slot.steps);
+      if (slot.has_master()) {
+        rounded.push_back(slot.parameter);
+        masters.push_back(slot.master);
+      }
     }
     if (parameters.empty()) continue;
     torch::_foreach_add_(steps, 1);
     at::_fused_adamw_(parameters, grads, first, second, {}, steps, rate, options_.beta1, options_.beta2, group.decay, options_.eps, false,
                       false);
+    if (!rounded.empty()) torch::_foreach_copy_(rounded, masters);
   }
 }
 

@@ -1,11 +1,10 @@
 // AdamW, its learning rate schedule and clipping.
 #pragma once
-#include <torch/torch.h>
-
 #include <string>
 #include <vector>
 
 #include "based/core/config.h"
+#include "based/ops/torch.h"
 
 namespace based {
 
@@ -39,22 +38,28 @@ void check_optimizer_options(const OptimizerOptions& options);
 // Rate of step 0 … steps − 1: (step + 1)/warmup_steps of the peak while warming up, then a cosine to the minimum.
 double learning_rate(const OptimizerOptions& options, int64_t step, int64_t steps);
 
-// Decoupled weight decay p −= lr·decay·p, then p −= lr·m̂/(√v̂ + eps), moments corrected for their bias.
+// Decoupled weight decay p −= lr·decay·p, then p −= lr·m̂/(√v̂ + eps), moments corrected for their bias. Parameters in 16 bits have a master
+// in fp32: that is what is updated, and the parameter is its rounding.
 class AdamW {
  public:
   AdamW(const torch::nn::Module& module, const OptimizerOptions& options);
 
   void zero_grad();
+  // After each backward: 16-bit gradients are added to the masters' in fp32. fp32 ones are added up by autograd itself.
+  void collect_gradients();
   // Global 2-norm of the gradients before they are scaled to at most options.clip: by clip/(norm + 1e-6), as torch does.
   double clip_gradients();
   void step(double rate);
 
   struct Slot {
     std::string name;
-    Tensor parameter, first_moment, second_moment, steps;  // steps: float [], as the fused update keeps it
+    Tensor parameter, master;                   // one tensor unless the parameter has 16 bits
+    Tensor first_moment, second_moment, steps;  // steps: float [], as the fused update keeps it
+    bool has_master() const { return !master.is_same(parameter); }
   };
   // In the order of the module's named parameters; for checkpoints.
   std::vector<Slot>& slots() { return slots_; }
+  const std::vector<Slot>& slots() const { return slots_; }
 
  private:
   struct Group {

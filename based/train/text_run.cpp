@@ -2,120 +2,233 @@
 
 #include <cmath>
 #include <filesystem>
+#include <set>
 
 #include "based/core/files.h"
+#include "based/core/interrupt.h"
 #include "based/core/log.h"
-#include "based/core/random.h"
-#include "based/data/bpe.h"
-#include "based/data/bpe_trainer.h"
-#include "based/generate/text_stream.h"
 #include "based/models/weights.h"
+#include "based/train/checkpoints.h"
+#include "based/train/run_state.h"
 
 namespace based {
 namespace {
+
+namespace fs = std::filesystem;
 
 void check_run(const TextRun& run) {
   const auto require = [](bool right, const char* what) {
     if (!right) throw UsageError(what);
   };
   check_optimizer_options(run.optimizer);
-  require(!run.data.train.empty(), "data.train names no text file");
+  require(!run.data.train.empty(), "data.train names no text");
   require(run.data.valid_fraction > 0 && run.data.valid_fraction < 1, "data.valid_fraction must be above 0 and below 1");
   require(run.train.steps >= 1 && run.train.batch >= 1 && run.train.length >= 1,
           "train.steps, train.batch and train.length must be at least 1");
+  require(run.train.accumulate >= 1 && run.train.batch % run.train.accumulate == 0, "train.batch must be a multiple of train.accumulate");
+  require(run.train.precision == "fp32" || run.train.precision == "bf16", "train.precision must be fp32 or bf16");
   require(run.train.evaluate_every >= 0 && run.train.evaluate_batches >= 1 && run.train.log_every >= 1,
           "train.evaluate_every must not be negative; train.evaluate_batches and train.log_every must be at least 1");
+  require(run.train.max_bad_steps >= 1, "train.max_bad_steps must be at least 1");
   require(run.checkpoint.every >= 0, "checkpoint.every must not be negative");
+  require(run.checkpoint.keep >= 1, "checkpoint.keep must be at least 1");
 }
 
-std::unique_ptr<Tokenizer> tokenizer_of(const TextDataConfig& data, const std::string& text) {
-  if (data.tokenizer != "bpe") return make_tokenizer(data.tokenizer);
-  BpeTrainer trainer({data.bpe_vocab_size, 2, {}});
-  trainer.add(text);
-  return std::make_unique<BpeTokenizer>(trainer.train());
+void collect_leaves(const Config& config, const std::string& path, std::map<std::string, std::string>& leaves) {
+  if (!config.is_table()) {
+    leaves[path] = config.to_json(-1);
+    return;
+  }
+  for (const auto& [key, value] : std::get<Config::Table>(config.value())) {
+    collect_leaves(value, path.empty() ? key : path + "." + key, leaves);
+  }
 }
 
-struct Split {
-  Tensor train, valid;  // int64
+// Keys that change neither weights nor metrics, or whose content is compared by itself (the data).
+bool may_change(const std::string& key) {
+  static const std::set<std::string> free{"data.train", "data.valid", "data.tokenizer", "train.max_bad_steps"};
+  return free.contains(key) || key.starts_with("checkpoint.");
+}
+
+// The first key in which a run that goes on differs from the one that was saved.
+void require_same_run(const Config& saved, const Config& now, const std::string& out) {
+  std::map<std::string, std::string> before, after;
+  collect_leaves(saved, "", before);
+  collect_leaves(now, "", after);
+  for (const auto& [key, value] : before) after.try_emplace(key, "absent");
+  for (const auto& [key, value] : after) {
+    const auto found = before.find(key);
+    const std::string was = found == before.end() ? "absent" : found->second;
+    if (was == value || may_change(key)) continue;
+    throw UsageError("--resume: " + key + " is " + value + ", the run in " + out + " has " + was +
+                     ": it would not be the same run; put the key back, or train into another folder");
+  }
+}
+
+std::string hex_hash(const TextData& data) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(data.train->hash()),
+                static_cast<unsigned long long>(data.valid->hash()));
+  return text;
+}
+
+class TextTraining {
+ public:
+  TextTraining(const TextRun& run, const std::string& out)
+      : run_(run), out_(out), checkpoints_((fs::path(out) / "checkpoints").string(), run.checkpoint.keep) {}
+
+  TextRunResult run(bool resume) {
+    find_checkpoint(resume);
+    data_ = load_text_data(run_.data, run_.train.length, from_);
+    Config model_keys = run_.model.is_null() ? Config(Config::Table{}) : run_.model;
+    model_keys.set("vocab_size", Config(data_.tokenizer->vocab_size()));
+    const ModelConfig config = read_model_config(model_keys);
+    run_.model = write_config(config);
+    if (!from_.empty()) state_ = checked_state();
+    loader_ = std::make_unique<Loader>(data_.train, loader_config(run_.train.batch / run_.train.accumulate));
+    loader_->seek(state_.data);
+    make_model(config);
+    prepare_folder();
+    return train();
+  }
+
+ private:
+  void find_checkpoint(bool resume) {
+    const bool there = !checkpoints_.steps().empty();
+    if (there && !resume) {
+      throw UsageError(out_ + ": holds the checkpoints of a run; --resume goes on with it, another --out begins a new one");
+    }
+    if (resume && !there) log_info("--resume: no checkpoint in " + out_ + " yet; the run begins anew");
+    if (!there) return;
+    lock_ = std::make_unique<FolderLock>(out_);
+    result_.resumed_from = *checkpoints_.newest_whole();
+    from_ = checkpoints_.path(result_.resumed_from);
+    log_info("going on from step " + std::to_string(result_.resumed_from) + ", " + from_);
+  }
+
+  RunState checked_state() const {
+    RunState state = load_run_state(from_);
+    require_same_run(state.run, write_config(run_), out_);
+    if (state.data_hash != hex_hash(data_)) {
+      throw UsageError("--resume: the tokens of data.train or data.valid (" + run_.data.train +
+                       ") are not those that the run began with; put the text back, or train into another folder");
+    }
+    if (state.threads != torch::get_num_threads()) {
+      log_warning("the run began with " + std::to_string(state.threads) + " threads and goes on with " +
+                  std::to_string(torch::get_num_threads()) + ": sums may round differently; OMP_NUM_THREADS sets the number");
+    }
+    return state;
+  }
+
+  LoaderConfig loader_config(int64_t rows) const {
+    LoaderConfig config;
+    config.length = run_.train.length;
+    config.batch = rows;
+    config.seed = run_.train.seed;
+    config.documents = run_.data.documents;
+    return config;
+  }
+
+  void make_model(const ModelConfig& config) {
+    if (from_.empty()) {
+      torch::manual_seed(static_cast<uint64_t>(run_.train.seed));
+      result_.model = std::make_shared<LanguageModel>(config);
+      if (run_.train.precision == "bf16") result_.model->to(torch::kBFloat16);
+    } else {
+      result_.model = load_model(from_).model;
+    }
+    result_.model->set_checkpoint_activations(run_.train.checkpoint_activations);
+    optimizer_ = std::make_unique<AdamW>(*result_.model, run_.optimizer);
+    if (!from_.empty()) load_optimizer(from_, *optimizer_);
+    result_.parameters = result_.model->parameter_count();
+    result_.train_tokens = data_.train->tokens();
+    result_.valid_tokens = data_.valid->tokens();
+    log_info("training " + std::to_string(result_.parameters) + " parameters on " + std::to_string(result_.train_tokens) + " tokens of " +
+             run_.data.train + ", " + std::to_string(result_.valid_tokens) + " held out");
+  }
+
+  void prepare_folder() {
+    std::error_code error;
+    fs::create_directories(out_, error);
+    if (error) throw Error(out_ + ": cannot be made: " + error.message());
+    if (!lock_) lock_ = std::make_unique<FolderLock>(out_);
+    checkpoints_.sweep();
+    write_file_atomic((fs::path(out_) / "run.json").string(), write_config(run_).to_json() + "\n");
+    metrics_ = std::make_unique<Metrics>(out_, from_.empty() ? std::nullopt : std::optional(state_.metrics));
+    sync_folder(out_);
+  }
+
+  void save(const LoopState& loop) {
+    checkpoints_.save(loop.step, run_.checkpoint.best ? loop.best_step : -1, [&](const std::string& folder) {
+      RunState state;
+      state.loop = loop;
+      state.data = loader_->position();
+      state.metrics = metrics_->position();
+      state.data_hash = hex_hash(data_);
+      state.threads = torch::get_num_threads();
+      state.run = write_config(run_);
+      save_model(*result_.model, folder);
+      data_.tokenizer->save(folder);
+      save_run_state(folder, state, *optimizer_);
+    });
+    result_.checkpoint = checkpoints_.path(loop.step);
+  }
+
+  // The same held-out windows every time, each at most once.
+  Figures evaluate() {
+    const torch::NoGradGuard no_grad;
+    const int64_t windows = (data_.valid->tokens() - 1) / run_.train.length, rows = std::min(run_.train.batch, windows);
+    Loader loader(data_.valid, loader_config(rows));
+    double nats = 0, count = 0;
+    for (int64_t i = 0; i < std::min(run_.train.evaluate_batches, windows / rows); ++i) {
+      const Batch batch = to_batch(loader.next());
+      const double labels = (batch.labels >= 0).sum().item<double>();
+      if (labels == 0) continue;
+      nats += labels * result_.model->loss(batch.ids, batch.labels, batch.rows).item<double>();
+      count += labels;
+    }
+    return {{"loss", nats / count}, {"perplexity", std::exp(nats / count)}};
+  }
+
+  TextRunResult train() {
+    const InterruptScope interrupts;
+    LoopOptions options;
+    options.steps = run_.train.steps;
+    options.accumulate = run_.train.accumulate;
+    options.evaluate_every = run_.train.evaluate_every;
+    options.checkpoint_every = run_.checkpoint.every;
+    options.checkpoint_best = run_.checkpoint.best;
+    options.log_every = run_.train.log_every;
+    options.max_bad_steps = run_.train.max_bad_steps;
+    LoopHooks hooks;
+    hooks.batch = [&](int64_t) { return to_batch(loader_->next()); };
+    hooks.evaluate = [&](int64_t) { return evaluate(); };
+    hooks.checkpoint = [&](const LoopState& state) { save(state); };
+    hooks.metrics = metrics_.get();
+    result_.checkpoint = from_;
+    result_.loop = train_loop(*result_.model, *optimizer_, run_.optimizer, options, hooks, state_.loop);
+    data_.tokenizer->save(out_);
+    save_model(*result_.model, out_);
+    return std::move(result_);
+  }
+
+  TextRun run_;
+  std::string out_, from_;  // from_: the checkpoint that the run goes on from; empty: none
+  Checkpoints checkpoints_;
+  std::unique_ptr<FolderLock> lock_;
+  TextData data_;
+  RunState state_;
+  std::unique_ptr<Loader> loader_;
+  std::unique_ptr<AdamW> optimizer_;
+  std::unique_ptr<Metrics> metrics_;
+  TextRunResult result_;
 };
-
-Split split_tokens(const TextRun& run, const std::string& text, const Tokenizer& tokenizer) {
-  Tensor train = torch::tensor(encode_ids(tokenizer, text)), valid;
-  if (run.data.valid.empty()) {
-    const int64_t held = static_cast<int64_t>(std::ceil(static_cast<double>(train.size(0)) * run.data.valid_fraction));
-    valid = train.narrow(0, train.size(0) - held, held);
-    train = train.narrow(0, 0, train.size(0) - held);
-  } else {
-    valid = torch::tensor(encode_ids(tokenizer, read_file(run.data.valid)));
-  }
-  for (const auto& [tokens, path] : {std::pair{train, run.data.train}, {valid, run.data.valid.empty() ? run.data.train : run.data.valid}})
-    if (tokens.size(0) <= run.train.length)
-      throw Error(path + ": gives " + std::to_string(tokens.size(0)) +
-                  " tokens, too few for train.length = " + std::to_string(run.train.length));
-  return {train, valid};
-}
-
-// Windows at random places. The draw depends on (seed, stream, index) alone.
-Batch windows(const Tensor& tokens, const TextTrainConfig& train, uint64_t stream) {
-  Random random(static_cast<uint64_t>(train.seed), stream);
-  std::vector<Tensor> ids, labels;
-  for (int64_t row = 0; row < train.batch; ++row) {
-    const int64_t at = static_cast<int64_t>(random.below(static_cast<uint64_t>(tokens.size(0) - train.length)));
-    ids.push_back(tokens.narrow(0, at, train.length));
-    labels.push_back(tokens.narrow(0, at + 1, train.length));
-  }
-  return {torch::cat(ids), torch::cat(labels), Sequences::equal(train.batch, train.length)};
-}
-
-// Even streams train, odd ones evaluate: the same held-out windows at every evaluation.
-Json evaluate(LanguageModel& model, const TextRun& run, const Tensor& valid) {
-  const torch::NoGradGuard no_grad;
-  double sum = 0;
-  for (int64_t i = 0; i < run.train.evaluate_batches; ++i) {
-    const Batch batch = windows(valid, run.train, 2 * static_cast<uint64_t>(i) + 1);
-    sum += model.loss(batch.ids, batch.labels, batch.rows).item<double>();
-  }
-  const double loss = sum / static_cast<double>(run.train.evaluate_batches);
-  return {{"loss", loss}, {"perplexity", std::exp(loss)}};
-}
 
 }  // namespace
 
-TextRunResult run_text_training(const TextRun& run, const std::string& out) {
+TextRunResult run_text_training(const TextRun& run, const std::string& out, bool resume) {
   check_run(run);
-  const std::string text = read_file(run.data.train);
-  const auto tokenizer = tokenizer_of(run.data, text);
-  const Split split = split_tokens(run, text, *tokenizer);
-  Config model_keys = run.model.is_null() ? Config(Config::Table{}) : run.model;
-  model_keys.set("vocab_size", Config(tokenizer->vocab_size()));
-  const ModelConfig config = read_model_config(model_keys);
-
-  std::filesystem::create_directories(out);
-  tokenizer->save(out);
-  write_file_atomic((std::filesystem::path(out) / "run.json").string(), write_config(run).to_json() + "\n");
-  torch::manual_seed(static_cast<uint64_t>(run.train.seed));
-  TextRunResult result;
-  result.model = std::make_shared<LanguageModel>(config);
-  result.parameters = result.model->parameter_count();
-  result.train_tokens = split.train.size(0);
-  result.valid_tokens = split.valid.size(0);
-  log_info("training " + std::to_string(result.parameters) + " parameters on " + std::to_string(result.train_tokens) + " tokens of " +
-           run.data.train + ", " + std::to_string(result.valid_tokens) + " held out");
-
-  AdamW optimizer(*result.model, run.optimizer);
-  LoopOptions options;
-  options.steps = run.train.steps;
-  options.evaluate_every = run.train.evaluate_every;
-  options.checkpoint_every = run.checkpoint.every;
-  options.log_every = run.train.log_every;
-  options.metrics_path = (std::filesystem::path(out) / "metrics.jsonl").string();
-  std::filesystem::remove(options.metrics_path);
-  LoopHooks hooks;
-  hooks.batch = [&](int64_t step) { return windows(split.train, run.train, 2 * static_cast<uint64_t>(step)); };
-  hooks.evaluate = [&](int64_t) { return evaluate(*result.model, run, split.valid); };
-  hooks.checkpoint = [&](int64_t) { save_model(*result.model, out); };
-  result.loop = train_loop(*result.model, optimizer, run.optimizer, options, hooks);
-  return result;
+  return TextTraining(run, out).run(resume);
 }
 
 }  // namespace based

@@ -1,53 +1,46 @@
-// Training a language model on text files, as `based train CONFIG.toml` does: tokenizer, windows of tokens, loop, the model's folder.
+// Training a language model on text, as `based train CONFIG.toml` does: data, loop, checkpoints, the model's folder.
 #pragma once
 #include <memory>
 #include <string>
-#include <vector>
 
-#include "based/train/loop.h"
+#include "based/train/text_data.h"
 
 namespace based {
 
-struct TextDataConfig {
-  std::string train;              // UTF-8 text file, relative to the working folder
-  std::string valid;              // held-out text; empty: the end of `train`
-  double valid_fraction = 0.05;   // of `train`, where there is no `valid`
-  std::string tokenizer = "bpe";  // bpe: learnt from `train`; bytes; or a tokenizer's folder
-  int64_t bpe_vocab_size = 1024;
-
-  template <class Visitor>
-  void visit(Visitor&& field) {
-    field("train", train, "text file, relative to the working folder");
-    field("valid", valid, "held-out text file; empty: the end of train is held out");
-    field("valid_fraction", valid_fraction, "share of train that is held out where there is no valid");
-    field("tokenizer", tokenizer, "bpe: learnt from train; bytes; or a tokenizer's folder");
-    field("bpe_vocab_size", bpe_vocab_size, "tokens that a learnt tokenizer has");
-  }
-};
-
 struct TextTrainConfig {
   int64_t steps = 1000, batch = 8, length = 256;
+  int64_t accumulate = 1;
+  std::string precision = "fp32";
+  bool checkpoint_activations = false;
   int64_t seed = 0;
   int64_t evaluate_every = 200, evaluate_batches = 8, log_every = 10;
+  int64_t max_bad_steps = 10;
 
   template <class Visitor>
   void visit(Visitor&& field) {
     field("steps", steps, "optimizer steps");
     field("batch", batch, "rows a step");
     field("length", length, "tokens a row");
+    field("accumulate", accumulate, "parts that a step's rows are worked through in, one after another: less memory, the same gradient");
+    field("precision", precision, "fp32, or bf16: weights and activations in bf16, updates and sums in fp32");
+    field("checkpoint_activations", checkpoint_activations, "keep only each layer's input and compute the rest again in the backward pass");
     field("seed", seed, "of the initial weights and of the order of the data");
     field("evaluate_every", evaluate_every, "steps between evaluations on held-out text; 0: only at the end");
     field("evaluate_batches", evaluate_batches, "batches of held-out text an evaluation");
     field("log_every", log_every, "steps between lines of metrics.jsonl");
+    field("max_bad_steps", max_bad_steps, "so many steps in a row whose loss or gradient is not finite end the run");
   }
 };
 
 struct CheckpointConfig {
-  int64_t every = 0;
+  int64_t every = 0, keep = 2;
+  bool best = true;
 
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("every", every, "steps between saves of the model; 0: only at the end");
+    field("every", every, "steps between checkpoints; 0: only at the end and at a signal");
+    field("keep", keep, "how many of the newest checkpoints stay");
+    field("best", best, "save and keep the one whose evaluation is the best, too");
   }
 };
 
@@ -71,11 +64,17 @@ struct TextRun {
 struct TextRunResult {
   LoopResult loop;
   int64_t parameters = 0, train_tokens = 0, valid_tokens = 0;
+  int64_t resumed_from = -1;  // the checkpoint's step; −1: began anew
+  std::string checkpoint;     // folder of the last one
   std::shared_ptr<LanguageModel> model;
 };
 
-// Leaves in `out`: config.json, model.safetensors, the tokenizer's files, metrics.jsonl and run.toml's values as run.json. Throws
-// UsageError for a wrong config before anything is written.
-TextRunResult run_text_training(const TextRun& run, const std::string& out);
+// Leaves in `out`: config.json, model.safetensors, the tokenizer's files, run.json (all keys), metrics (metrics.h) and checkpoints/
+// (checkpoints.h, run_state.h). Throws UsageError for a wrong config, and Error for data that cannot be used, before anything is written.
+//
+// `resume`: goes on from the newest whole checkpoint in `out`, to the same end, bit for bit, as if the run had never stopped; UsageError
+// where a key that matters or the data has changed. Where there is none the run begins anew and says so. Without `resume` a folder that has
+// checkpoints is refused with UsageError.
+TextRunResult run_text_training(const TextRun& run, const std::string& out, bool resume = false);
 
 }  // namespace based

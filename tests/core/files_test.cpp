@@ -116,6 +116,41 @@ TEST(Files, KilledAtAnyMomentTheFileIsTheOldOrTheNewOne) {
   }
 }
 
+TEST(AppendFile, GoesOnBehindWhatItKeeps) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("log");
+  {
+    AppendFile log(path, 0);
+    EXPECT_TRUE(log.append("one\n"));
+    EXPECT_TRUE(log.append("two\n"));
+    log.sync();
+    EXPECT_EQ(log.size(), 8u);
+  }
+  EXPECT_EQ(AppendFile(path, 100).size(), 8u) << "it has fewer bytes than are to be kept";
+  {
+    AppendFile log(path, 4);
+    EXPECT_TRUE(log.append("zwei\n"));
+  }
+  EXPECT_EQ(read_file(path), "one\nzwei\n");
+}
+
+TEST(AppendFile, WhereTheDiskIsFullRecordsWaitAndNoneIsTorn) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("log");
+  AppendFile log(path, 0);
+  {
+    const FileSizeLimit limit(6);
+    EXPECT_TRUE(log.append("one\n"));
+    EXPECT_FALSE(log.append("two\n"));
+    EXPECT_FALSE(log.append("three\n"));
+    EXPECT_EQ(message_of<Error>([&] { log.sync(); }), path + ": cannot write: File too large");
+    EXPECT_EQ(read_file(path), "one\n");
+  }
+  EXPECT_TRUE(log.append("four\n"));
+  log.sync();
+  EXPECT_EQ(read_file(path), "one\ntwo\nthree\nfour\n");
+}
+
 TEST(Files, MovedMappingsKeepTheirBytes) {
   const TemporaryFolder folder;
   write_file_atomic(folder.file("a"), "first");

@@ -1,14 +1,13 @@
 // What must hold for every mixer, each law as a function that tells what is violated. conformance_test.cpp runs them over the registry;
 // laws_test.cpp shows on a mixer with one fault at a time that each of them can fail.
 #pragma once
-#include <torch/torch.h>
-
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "based/mixers/mixer.h"
+#include "based/ops/torch.h"
 
 namespace based::laws {
 

@@ -1,8 +1,8 @@
 // Agreement with other implementations: the files in tests/goldens always, the whole collection where there is one.
 #include "based/models/golden.h"
+#include "based/ops/torch.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <cctype>

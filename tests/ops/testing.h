@@ -1,13 +1,13 @@
 // Shared by the operators' tests: random cases, relative errors, a gradient check by finite differences, NaN-filled fresh memory.
 #pragma once
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "based/core/error.h"
+#include "based/ops/torch.h"
 
 namespace based::ops::testing {
 

@@ -4,7 +4,6 @@
 
 #include <ATen/ops/_flash_attention_backward.h>
 #include <ATen/ops/_flash_attention_forward.h>
-#include <torch/library.h>
 
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"

@@ -1,7 +1,5 @@
 #include "based/kernels/cross_entropy.h"
 
-#include <torch/library.h>
-
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
 

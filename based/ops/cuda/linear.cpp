@@ -1,8 +1,6 @@
 // Few rows go through a kernel of our own, which reads the weights at memory speed; more rows through ATen's, cuBLAS.
 #include "based/kernels/linear.h"
 
-#include <torch/library.h>
-
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
 

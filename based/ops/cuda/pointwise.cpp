@@ -1,8 +1,6 @@
 // RMSNorm, SwiGLU and rotary positions.
 #include "based/kernels/pointwise.h"
 
-#include <torch/library.h>
-
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
 

@@ -1,7 +1,5 @@
 #include "based/ops/sample.h"
 
-#include <torch/library.h>
-
 #include "based/ops/cuda/on_device.h"
 
 namespace based::ops {

@@ -1,5 +1,3 @@
-#include <torch/library.h>
-
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
 

@@ -1,0 +1,57 @@
+#include "based/models/activation_checkpoint.h"
+
+#include <mutex>
+
+namespace based {
+namespace {
+
+using Body = std::function<Tensor(const Tensor&)>;
+
+Tensor random_state(at::Generator& generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_random_state(at::Generator& generator, const Tensor& state) {
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
+
+// What autograd keeps between the passes.
+struct Kept : torch::CustomClassHolder {
+  Kept(Body body_, Tensor random_) : body(std::move(body_)), random(std::move(random_)) {}
+  Body body;
+  Tensor random;
+};
+
+struct Recompute : torch::autograd::Function<Recompute> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const c10::intrusive_ptr<Kept>& kept) {
+    context->save_for_backward({x});
+    context->saved_data["kept"] = c10::IValue::make_capsule(kept);
+    return kept->body(x);  // autograd is off in here
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {
+    const auto capsule = context->saved_data["kept"].toCapsule();
+    Kept& kept = *static_cast<Kept*>(capsule.get());
+    const Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
+    at::Generator generator = at::globalContext().defaultGenerator(x.device());
+    const Tensor after = random_state(generator);
+    set_random_state(generator, kept.random);
+    const at::AutoGradMode grad_mode(true);
+    const Tensor y = kept.body(x);
+    set_random_state(generator, after);
+    torch::autograd::backward({y}, {gradients[0]});  // adds to the gradients of the body's parameters
+    return {x.grad(), Tensor()};
+  }
+};
+
+}  // namespace
+
+Tensor recompute_in_backward(std::function<Tensor(const Tensor&)> body, const Tensor& x) {
+  if (!torch::GradMode::is_enabled()) return body(x);
+  at::Generator generator = at::globalContext().defaultGenerator(x.device());
+  return Recompute::apply(x, c10::make_intrusive<Kept>(std::move(body), random_state(generator)));
+}
+
+}  // namespace based

@@ -1,0 +1,166 @@
+#include "based/train/checkpoints.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+
+#include "based/core/files.h"
+#include "based/core/log.h"
+#include "based/core/manifest.h"
+#include "based/core/text.h"
+
+namespace based {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "step-", kTemporary = ".tmp";
+
+std::optional<int64_t> step_of(const std::string& name) {
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  int64_t step = 0;
+  const char* begin = name.data() + kPrefix.size();
+  const char* end = name.data() + name.size();
+  const auto [last, error] = std::from_chars(begin, end, step);
+  if (error != std::errc() || last != end || name != std::string(kPrefix) + std::to_string(step)) return std::nullopt;
+  return step;
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  if (!fs::is_directory(folder)) return names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  return names;
+}
+
+// What the standard library throws about files becomes our Error; its messages name the paths already.
+template <class Body>
+auto with_errors(Body&& body) {
+  try {
+    return body();
+  } catch (const fs::filesystem_error& error) {
+    throw Error(error.path1().string() + ": " + error.code().message());
+  }
+}
+
+}  // namespace
+
+FolderLock::FolderLock(const std::string& folder) {
+  const std::string path = (fs::path(folder) / ".lock").string();
+  descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) throw Error(path + ": cannot write: " + system_message(errno));
+  if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
+  const int error = errno;
+  ::close(descriptor_);
+  if (error == EWOULDBLOCK) throw Error(folder + ": another run is writing to this folder; wait for it, or name another one");
+  throw Error(path + ": cannot be locked: " + system_message(error));
+}
+
+FolderLock::~FolderLock() { ::close(descriptor_); }
+
+Checkpoints::Checkpoints(std::string folder, int64_t keep) : folder_(std::move(folder)), keep_(keep) { BASED_ASSERT(keep >= 1); }
+
+std::string Checkpoints::path(int64_t step) const { return (fs::path(folder_) / (std::string(kPrefix) + std::to_string(step))).string(); }
+
+std::vector<int64_t> Checkpoints::steps() const {
+  return with_errors([&] {
+    std::vector<int64_t> steps;
+    for (const std::string& name : names_in(folder_))
+      if (const auto step = step_of(name)) steps.push_back(*step);
+    std::sort(steps.begin(), steps.end());
+    return steps;
+  });
+}
+
+void Checkpoints::sweep() {
+  with_errors([&] {
+    for (const std::string& name : names_in(folder_))
+      if (name.ends_with(kTemporary)) fs::remove_all(fs::path(folder_) / name);
+  });
+}
+
+void Checkpoints::save(int64_t step, int64_t best, const std::function<void(const std::string& folder)>& write) {
+  const std::string final_path = path(step), staged = final_path + std::string(kTemporary);
+  try {
+    with_errors([&] {
+      fs::create_directories(folder_);
+      fs::remove_all(staged);
+      fs::create_directory(staged);
+      write(staged);
+      write_manifest(staged);
+      sync_folder(staged);
+      if (fs::exists(final_path)) remove(step);
+      fs::rename(staged, final_path);
+      sync_folder(folder_);
+    });
+  } catch (const Error&) {
+    std::error_code ignored;
+    fs::remove_all(staged, ignored);
+    throw;
+  }
+  link("latest", step);
+  if (best >= 0) link("best", best);
+  with_errors([&] { prune(step, best); });
+}
+
+// A convenience for readers, so that a file system without links is no reason to fail.
+void Checkpoints::link(const char* name, int64_t step) const {
+  const fs::path at = fs::path(folder_) / name, next = fs::path(folder_) / (std::string(name) + std::string(kTemporary));
+  std::error_code error;
+  fs::remove(next, error);
+  fs::create_directory_symlink(fs::path(path(step)).filename(), next, error);
+  if (!error) fs::rename(next, at, error);
+  if (error) log_warning(at.string() + ": the link cannot be made: " + error.message());
+}
+
+void Checkpoints::prune(int64_t newest, int64_t best) const {
+  std::vector<int64_t> known = steps();
+  std::reverse(known.begin(), known.end());
+  int64_t kept = 0;
+  for (const int64_t step : known) {
+    if (step > newest || step == best || kept++ < keep_) continue;
+    remove(step);
+  }
+}
+
+// Out of sight first: a removal that is cut short leaves no half checkpoint.
+void Checkpoints::remove(int64_t step) const {
+  const std::string doomed = path(step) + ".old" + std::string(kTemporary);
+  fs::remove_all(doomed);
+  fs::rename(path(step), doomed);
+  fs::remove_all(doomed);
+}
+
+std::optional<int64_t> Checkpoints::newest_whole() {
+  std::vector<int64_t> known = steps(), damaged;
+  for (auto step = known.rbegin(); step != known.rend(); ++step) {
+    try {
+      verify_manifest(path(*step));
+    } catch (const Error& error) {
+      log_warning("checkpoint of step " + std::to_string(*step) + " is not whole: " + error.what());
+      damaged.push_back(*step);
+      continue;
+    }
+    with_errors([&] {
+      for (const int64_t bad : damaged) {
+        const fs::path aside = fs::path(folder_) / ("damaged-step-" + std::to_string(bad));
+        fs::remove_all(aside);
+        fs::rename(path(bad), aside);
+        log_warning("going back to step " + std::to_string(*step) + "; the damaged one is kept as " + aside.string());
+      }
+    });
+    return *step;
+  }
+  if (!damaged.empty()) {
+    throw Error(folder_ + ": all " + std::to_string(damaged.size()) +
+                " checkpoints are damaged; restore one from a copy, or start anew in another folder");
+  }
+  return std::nullopt;
+}
+
+}  // namespace based

@@ -1,0 +1,217 @@
+// `based train` as a user and a machine that fails treat it: signals, kills at random moments, a full disk.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "based/core/files.h"
+#include "tests/core/temporary_folder.h"
+#include "tests/train/results.h"
+
+namespace based {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+
+// `based train` in a process of its own.
+class Training {
+ public:
+  Training(const std::string& config, const std::string& out, const std::vector<std::string>& more, rlim_t file_size = RLIM_INFINITY)
+      : err_(out + ".err") {
+    std::vector<std::string> words{BASED_PROGRAM, "train", config, "--out", out, "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    process_ = fork();
+    if (process_ != 0) return;
+    const rlimit limit{file_size, RLIM_INFINITY};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    setenv("OMP_NUM_THREADS", "1", 1);
+    const int err = open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), null = open("/dev/null", O_WRONLY);
+    dup2(err, 2);
+    dup2(null, 1);
+    execv(arguments[0], arguments.data());
+    _exit(127);
+  }
+  ~Training() {
+    if (process_ > 0) signal(SIGKILL), wait();
+  }
+  Training(const Training&) = delete;
+  Training& operator=(const Training&) = delete;
+
+  void signal(int number) const { kill(process_, number); }
+  bool running() {
+    if (process_ <= 0) return false;
+    if (waitpid(process_, &status_, WNOHANG) == 0) return true;
+    process_ = 0;
+    return false;
+  }
+  int wait() {  // exit code; 128 + signal
+    if (process_ > 0) waitpid(process_, &status_, 0);
+    process_ = 0;
+    return WIFSIGNALED(status_) ? 128 + WTERMSIG(status_) : WEXITSTATUS(status_);
+  }
+  std::string err() const { return read_file(err_); }
+
+ private:
+  std::string err_;
+  pid_t process_ = 0;
+  int status_ = 0;
+};
+
+// Saves at every step: most of the time goes into saves.
+std::string write_config(const TemporaryFolder& folder, int64_t steps, const std::string& more = "") {
+  std::ofstream text(folder.file("text.txt"));
+  for (int i = 0; i < 300; ++i) text << "a line of text, number " << i * i % 97 << "\n";
+  write_file_atomic(folder.file("run.toml"),
+                    "[model]\nd_model = 8\nlayers = [\"taylor_attention\"]\nmlp_width = 8\nembedding_dropout = 0.1\n"
+                    "[model.mixers.taylor_attention]\ntype = \"taylor_attention\"\nheads = 1\nfeature_dim = 2\n"
+                    "[data]\ntrain = \"" +
+                        folder.file("text.txt") +
+                        "\"\ntokenizer = \"bytes\"\n"
+                        "[checkpoint]\nevery = 1\n" +
+                        more + "[train]\nbatch = 2\nlength = 16\nevaluate_every = 7\nevaluate_batches = 1\nlog_every = 1\nsteps = " +
+                        std::to_string(steps) + "\n");
+  return folder.file("run.toml");
+}
+
+int64_t newest_step(const std::string& out) {
+  int64_t newest = 0;
+  std::error_code none_yet;
+  for (const auto& entry : fs::directory_iterator(out + "/checkpoints", none_yet)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("step-") && !name.ends_with(".tmp")) newest = std::max<int64_t>(newest, std::stoll(name.substr(5)));
+  }
+  return newest;
+}
+
+bool wait_for_step(Training& training, const std::string& out, int64_t step) {
+  while (training.running()) {
+    if (newest_step(out) >= step) return true;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return false;
+}
+
+TEST(TrainProgram, KilledFiftyTimesItEndsAsIfItHadNeverStopped) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 300), whole = folder.file("whole"), out = folder.file("killed");
+  const auto start = std::chrono::steady_clock::now();
+  Training reference(config, whole, {});
+  ASSERT_TRUE(wait_for_step(reference, whole, 1)) << reference.err();
+  const auto first = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - start).count();
+  ASSERT_EQ(reference.wait(), 0) << reference.err();
+
+  std::mt19937 random(7);
+  int kills = 0, inside_a_save = 0;
+  while (kills < 50) {
+    // Anywhere from the start of the program to a few steps behind its first save.
+    const milliseconds moment(std::uniform_int_distribution<int64_t>(first / 3, first * 5 / 4 + 30)(random));
+    const milliseconds behind(std::uniform_int_distribution<int64_t>(0, 12)(random));
+    const int64_t enough = newest_step(out) + 2;
+    const auto begin = std::chrono::steady_clock::now();
+    Training training(config, out, {"--resume"});
+    while (std::chrono::steady_clock::now() - begin < moment && newest_step(out) < enough) std::this_thread::sleep_for(milliseconds(1));
+    std::this_thread::sleep_for(behind);
+    ASSERT_TRUE(training.running()) << "it ended before it was killed: " << kills << " kills; " << training.err();
+    training.signal(SIGKILL);
+    ASSERT_EQ(training.wait(), 128 + SIGKILL);
+    ++kills;
+    std::error_code none_yet;
+    for (const auto& entry : fs::directory_iterator(out + "/checkpoints", none_yet)) inside_a_save += entry.path().extension() == ".tmp";
+  }
+  Training last(config, out, {"--resume"});
+  ASSERT_EQ(last.wait(), 0) << last.err();
+  EXPECT_THAT(last.err(), HasSubstr("going on from step"));
+  RecordProperty("inside_a_save", inside_a_save);
+  EXPECT_GE(inside_a_save, 5) << "some of the kills must come inside a save";
+
+  expect_equal_results(whole, out);
+  for (const char* must : {"metrics.jsonl", "model.safetensors", "checkpoints/step-300/optimizer.safetensors"})
+    EXPECT_TRUE(fs::exists(out + "/" + must)) << must;
+}
+
+TEST(TrainProgram, ASignalFinishesTheStepSavesAndSaysWhatIsKept) {
+  for (const int number : {SIGTERM, SIGINT}) {
+    const TemporaryFolder folder;
+    const std::string config = write_config(folder, 1'000'000), out = folder.file("out");
+    Training training(config, out, {});
+    ASSERT_TRUE(wait_for_step(training, out, 3)) << training.err();
+    training.signal(number);
+    EXPECT_EQ(training.wait(), 1);
+    const int64_t step = std::stoll(fs::read_symlink(out + "/checkpoints/latest").string().substr(5));
+    EXPECT_GE(step, 3);
+    EXPECT_THAT(training.err(),
+                HasSubstr("stopped by a signal: step " + std::to_string(step) + " is kept in " + out + "/checkpoints/step-"));
+    EXPECT_TRUE(fs::exists(out + "/model.safetensors"));
+  }
+}
+
+TEST(TrainProgram, ASecondSignalEndsItAtOnce) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 1000), out = folder.file("out");
+  // A step takes far longer than the time between the two signals.
+  Training training(config, out, {"--set", "train.batch=500", "--set", "train.length=128"});
+  ASSERT_TRUE(wait_for_step(training, out, 1)) << training.err();
+  while (training.running()) {
+    training.signal(SIGTERM);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  EXPECT_EQ(training.wait(), 130);
+  EXPECT_FALSE(fs::exists(out + "/model.safetensors")) << "it saved nothing more";
+}
+
+TEST(TrainProgram, AFolderWithCheckpointsIsNotOverwritten) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 3), out = folder.file("out");
+  EXPECT_EQ(Training(config, out, {"--resume"}).wait(), 0);
+  const auto before = results_of(out);
+  Training second(config, out, {});
+  EXPECT_EQ(second.wait(), 2);
+  EXPECT_THAT(second.err(), HasSubstr("holds the checkpoints of a run; --resume goes on with it"));
+  Training other(config, out, {"--resume", "--set", "train.seed=9"});
+  EXPECT_EQ(other.wait(), 2);
+  EXPECT_THAT(other.err(), HasSubstr("train.seed is 9, the run in " + out + " has 0"));
+  EXPECT_EQ(results_of(out), before);
+}
+
+// Past RLIMIT_FSIZE no checkpoint can be written.
+TEST(TrainProgram, AFullDiskKeepsTheOldCheckpointAndTheRunGoesOn) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 12), out = folder.file("out");
+  {
+    Training training(write_config(folder, 12), out, {});
+    ASSERT_TRUE(wait_for_step(training, out, 2));
+    training.signal(SIGKILL);
+    training.wait();
+  }
+  Training full(config, out, {"--resume"}, 4096);
+  EXPECT_EQ(full.wait(), 1);
+  EXPECT_THAT(full.err(), HasSubstr("those before are kept, training goes on"));
+  EXPECT_THAT(full.err(), HasSubstr("File too large"));
+  Training last(config, out, {"--resume"});
+  EXPECT_EQ(last.wait(), 0) << last.err();
+  EXPECT_THAT(last.err(), HasSubstr("going on from step"));
+}
+
+TEST(TrainProgram, ALearningRateThatDivergesEndsWithItsWindows) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 100), out = folder.file("out");
+  Training training(config, out, {"--set", "optimizer.learning_rate=1e30", "--set", "train.max_bad_steps=4"});
+  EXPECT_EQ(training.wait(), 1);
+  EXPECT_THAT(training.err(), HasSubstr("4 steps in a row could not be used"));
+  EXPECT_THAT(training.err(), HasSubstr("; windows ["));
+}
+
+}  // namespace
+}  // namespace based

@@ -1,0 +1,147 @@
+#include "based/train/checkpoints.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "based/core/files.h"
+#include "based/core/manifest.h"
+#include "tests/core/file_size_limit.h"
+#include "tests/core/temporary_folder.h"
+
+namespace based {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+void write_two(const std::string& folder, int64_t step) {
+  write_file_atomic((fs::path(folder) / "weights").string(), std::string(1000, 'w') + std::to_string(step));
+  write_file_atomic((fs::path(folder) / "state").string(), std::to_string(step));
+}
+
+void save(Checkpoints& checkpoints, int64_t step, int64_t best = -1) {
+  checkpoints.save(step, best, [&](const std::string& folder) { write_two(folder, step); });
+}
+
+std::string target(const TemporaryFolder& folder, const char* link) { return fs::read_symlink(folder.file(link)).string(); }
+
+TEST(Checkpoints, TheNewestAndTheBestStay) {
+  const TemporaryFolder folder;
+  Checkpoints checkpoints(folder.path().string(), 2);
+  EXPECT_EQ(checkpoints.newest_whole(), std::nullopt);
+  for (int64_t step = 1; step <= 6; ++step) save(checkpoints, step, step < 2 ? -1 : 2);
+  EXPECT_THAT(checkpoints.steps(), ElementsAre(2, 5, 6));
+  EXPECT_EQ(checkpoints.newest_whole(), 6);
+  EXPECT_EQ(target(folder, "latest"), "step-6");
+  EXPECT_EQ(target(folder, "best"), "step-2");
+  EXPECT_EQ(folder.entries(), 5u) << "nothing temporary is left";
+  save(checkpoints, 6, 2);
+  EXPECT_EQ(checkpoints.newest_whole(), 6) << "a step may be saved again";
+}
+
+TEST(Checkpoints, OtherNamesAreNotTaken) {
+  const TemporaryFolder folder;
+  for (const char* name : {"step-", "step-07", "step--3", "step-8x", "step-9.tmp", "damaged-step-4", "step-99999999999999999999"})
+    fs::create_directory(folder.file(name));
+  Checkpoints checkpoints(folder.path().string(), 1);
+  EXPECT_TRUE(checkpoints.steps().empty());
+  checkpoints.sweep();
+  EXPECT_FALSE(fs::exists(folder.file("step-9.tmp")));
+  EXPECT_EQ(folder.entries(), 6u);
+}
+
+// Every way to damage the newest: it is set aside and the one before is taken.
+TEST(Checkpoints, ADamagedNewestGivesWayToTheOneBefore) {
+  const auto damage_each = [](const auto& damage) {
+    for (const char* name : {"weights", "state", kManifestName}) {
+      const TemporaryFolder folder;
+      Checkpoints checkpoints(folder.path().string(), 3);
+      for (const int64_t step : {10, 20}) save(checkpoints, step);
+      damage(checkpoints.path(20) + "/" + name);
+      EXPECT_EQ(checkpoints.newest_whole(), 10) << name;
+      EXPECT_THAT(checkpoints.steps(), ElementsAre(10)) << name;
+      EXPECT_TRUE(fs::is_directory(folder.file("damaged-step-20"))) << name;
+      save(checkpoints, 20);
+      EXPECT_EQ(checkpoints.newest_whole(), 20) << name;
+    }
+  };
+  damage_each([](const std::string& path) { fs::remove(path); });
+  damage_each([](const std::string& path) { fs::resize_file(path, fs::file_size(path) - 1); });
+  damage_each([](const std::string& path) { fs::resize_file(path, 0); });
+  damage_each([](const std::string& path) {
+    std::string bytes = read_file(path);
+    bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 4);
+    write_file_atomic(path, bytes);
+  });
+}
+
+TEST(Checkpoints, WhereAllAreDamagedNothingIsTouched) {
+  const TemporaryFolder folder;
+  Checkpoints checkpoints(folder.path().string(), 3);
+  for (const int64_t step : {10, 20}) {
+    save(checkpoints, step);
+    fs::resize_file(checkpoints.path(step) + "/weights", 3);
+  }
+  EXPECT_THAT(message_of<Error>([&] { checkpoints.newest_whole(); }), HasSubstr("all 2 checkpoints are damaged"));
+  EXPECT_THAT(checkpoints.steps(), ElementsAre(10, 20));
+}
+
+TEST(Checkpoints, ASaveThatFailsLeavesThoseBefore) {
+  const TemporaryFolder folder;
+  Checkpoints checkpoints(folder.path().string(), 1);
+  save(checkpoints, 1);
+  std::string message;
+  {
+    const FileSizeLimit limit(500);
+    message = message_of<Error>([&] { save(checkpoints, 2); });
+  }
+  EXPECT_THAT(message, HasSubstr("step-2.tmp/weights: cannot write: File too large"));
+  EXPECT_EQ(checkpoints.newest_whole(), 1);
+  EXPECT_EQ(target(folder, "latest"), "step-1");
+  EXPECT_EQ(folder.entries(), 2u);
+  save(checkpoints, 3);
+  EXPECT_THAT(checkpoints.steps(), ElementsAre(3));
+}
+
+// A process that saves over and over is killed at some moment: there is a whole checkpoint, and what it left is swept away.
+TEST(Checkpoints, KilledAtAnyMomentThereIsAWholeOne) {
+  const TemporaryFolder folder;
+  Checkpoints checkpoints(folder.path().string(), 2);
+  int64_t step = 0;
+  save(checkpoints, step);
+  int cut_short = 0;
+  for (int round = 0; round < 40; ++round) {
+    const pid_t child = fork();
+    if (child == 0)
+      while (true) save(checkpoints, ++step, 0);
+    usleep(static_cast<useconds_t>(1500 + 733 * round));
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    for (const auto& entry : fs::directory_iterator(folder.path())) cut_short += entry.path().extension() == ".tmp";
+    checkpoints.sweep();
+    const auto found = checkpoints.newest_whole();
+    ASSERT_TRUE(found.has_value());
+    EXPECT_GE(*found, step);
+    EXPECT_EQ(read_file(checkpoints.path(*found) + "/state"), std::to_string(*found));
+    for (const auto& entry : fs::directory_iterator(folder.path()))
+      EXPECT_THAT(entry.path().filename().string(), ::testing::Not(HasSubstr("damaged"))) << "round " << round;
+    step = *found;
+  }
+  EXPECT_GT(cut_short, 5) << "some of the kills must come inside a save";
+}
+
+TEST(FolderLock, OneRunAtATime) {
+  const TemporaryFolder folder;
+  const std::string here = folder.path().string();
+  {
+    const FolderLock lock(here);
+    EXPECT_THAT(message_of<Error>([&] { FolderLock second(here); }), HasSubstr("another run is writing to this folder"));
+  }
+  const FolderLock again(here);
+}
+
+}  // namespace
+}  // namespace based

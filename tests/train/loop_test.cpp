@@ -1,0 +1,206 @@
+#include "based/train/loop.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <csignal>
+#include <limits>
+
+#include "based/core/files.h"
+#include "tests/core/temporary_folder.h"
+
+namespace based {
+namespace {
+
+using ::testing::HasSubstr;
+
+Batch batch_at(int64_t index) {
+  const Tensor ids = (torch::arange(64) * (index + 3)) % 251;
+  return {ids, (ids * 5 + 1) % 251, Sequences::equal(2, 32), {2 * index, 2 * index + 1}};
+}
+
+struct Trial {
+  std::shared_ptr<LanguageModel> model;
+  std::unique_ptr<AdamW> optimizer;
+  OptimizerOptions schedule;
+  LoopOptions options;
+  LoopHooks hooks;
+
+  explicit Trial(int64_t steps, torch::Dtype dtype = torch::kFloat) {
+    torch::manual_seed(1);
+    model = std::make_shared<LanguageModel>(find_preset("based-tiny"));
+    model->to(dtype);
+    optimizer = std::make_unique<AdamW>(*model, schedule);
+    options.steps = steps;
+    hooks.batch = batch_at;
+  }
+  LoopResult go(LoopState state = {}) { return train_loop(*model, *optimizer, schedule, options, hooks, std::move(state)); }
+  Tensor weights() const {
+    std::vector<Tensor> all;
+    for (const auto& parameter : model->parameters()) all.push_back(parameter.detach().flatten().to(torch::kDouble));
+    return torch::cat(all);
+  }
+};
+
+TEST(Loop, ASignalStopsItAfterTheStepAndSaves) {
+  Trial run(1000);
+  run.hooks.batch = [](int64_t index) {
+    if (index == 3) std::raise(SIGINT);
+    return batch_at(index);
+  };
+  std::vector<int64_t> saved;
+  run.hooks.checkpoint = [&](const LoopState& state) { saved.push_back(state.step); };
+  const LoopResult result = run.go();
+  EXPECT_TRUE(result.interrupted);
+  EXPECT_EQ(result.state.step, 4);
+  EXPECT_EQ(saved, std::vector<int64_t>{4});
+}
+
+// Weights that are not finite for three steps: these change nothing but the counters.
+TEST(Loop, StepsThatAreNotFiniteAreSkippedAndNamed) {
+  const TemporaryFolder folder;
+  Trial run(8), without(5);
+  int64_t skipped = 0;
+  without.hooks.batch = [](int64_t index) { return batch_at(index < 2 ? index : index + 3); };
+  Metrics metrics(folder.path().string(), std::nullopt);
+  run.hooks.metrics = &metrics;
+  Tensor weight = run.model->named_parameters()["norm.weight"];
+  run.hooks.batch = [&](int64_t index) {
+    const torch::NoGradGuard no_grad;
+    if (index == 2) weight.add_(std::numeric_limits<double>::infinity());
+    if (index == 5) weight.copy_(without.model->named_parameters()["norm.weight"]);
+    skipped += index >= 2 && index < 5;
+    return batch_at(index);
+  };
+  run.options.max_bad_steps = 4;
+  // The same two steps, then those behind the gap; constant rate, so that only the batches matter.
+  run.schedule.warmup = without.schedule.warmup = 0;
+  run.schedule.min_learning_rate = without.schedule.min_learning_rate = run.schedule.learning_rate;
+  without.options.steps = 2;
+  LoopState between = without.go().state;
+  without.options.steps = 5;
+  const LoopResult result = run.go();
+  without.go(between);
+  EXPECT_EQ(result.state.skipped, 3);
+  EXPECT_EQ(skipped, 3);
+  EXPECT_EQ(result.state.skipped_in_a_row, 0);
+  EXPECT_TRUE(torch::equal(run.weights(), without.weights()));
+  metrics.position();
+  const std::string lines = read_file(folder.file("metrics.jsonl"));
+  EXPECT_THAT(lines, HasSubstr(R"({"step":3,"skipped":"the loss is not finite","windows":[4,5]})"));
+  EXPECT_THAT(lines, HasSubstr(R"({"step":5,"skipped":"the loss is not finite","windows":[8,9]})"));
+}
+
+TEST(Loop, AGradientThatIsNotFiniteIsSkippedToo) {
+  Trial run(3);
+  run.model->parameters()[0].register_hook([](const Tensor& gradient) { return gradient * std::numeric_limits<double>::quiet_NaN(); });
+  const Tensor before = run.weights();
+  const LoopResult result = run.go();
+  EXPECT_EQ(result.state.skipped, 3);
+  EXPECT_TRUE(torch::equal(run.weights(), before));
+  EXPECT_TRUE(std::isfinite(result.state.loss));
+}
+
+TEST(Loop, TooManyBadStepsInARowEndIt) {
+  Trial run(100);
+  run.options.max_bad_steps = 3;
+  run.hooks.batch = [&](int64_t index) {
+    const torch::NoGradGuard no_grad;
+    if (index == 10) run.model->named_parameters()["norm.weight"].fill_(std::numeric_limits<double>::infinity());
+    return batch_at(index);
+  };
+  EXPECT_THAT(message_of<Error>([&] { run.go(); }), HasSubstr("step 13: the loss is not finite; windows [24,25]; 3 steps in a row"));
+}
+
+TEST(Loop, ASaveThatFailsIsCountedAndTrainingGoesOn) {
+  Trial run(9);
+  run.options.checkpoint_every = 2;
+  std::vector<int64_t> saved;
+  run.hooks.checkpoint = [&](const LoopState& state) {
+    if (state.step == 4 || state.step == 6) throw Error("disk full");
+    saved.push_back(state.step);
+  };
+  const LoopResult result = run.go();
+  EXPECT_EQ(result.failed_saves, 2);
+  EXPECT_EQ(saved, (std::vector<int64_t>{2, 8, 9}));
+  run.options.steps = 12;
+  run.hooks.checkpoint = [](const LoopState&) { throw Error("disk full"); };
+  EXPECT_EQ(message_of<Error>([&] { run.go(result.state); }), "disk full") << "the last one must not be lost silently";
+}
+
+TEST(Loop, TheBestEvaluationIsSaved) {
+  Trial run(10);
+  run.options.evaluate_every = 2;
+  run.options.checkpoint_best = true;
+  const std::map<int64_t, double> losses{{2, 3.0}, {4, 2.0}, {6, std::numeric_limits<double>::quiet_NaN()}, {8, 2.5}, {10, 2.25}};
+  run.hooks.evaluate = [&](int64_t step) { return Figures{{"loss", losses.at(step)}}; };
+  std::vector<int64_t> saved;
+  run.hooks.checkpoint = [&](const LoopState& state) { saved.push_back(state.step); };
+  const LoopResult result = run.go();
+  EXPECT_EQ(saved, (std::vector<int64_t>{2, 4, 10}));
+  EXPECT_EQ(result.state.best_step, 4);
+  EXPECT_EQ(result.state.best_loss, 2.0);
+  EXPECT_EQ(result.state.evaluation.at("loss"), 2.25);
+}
+
+// Two batches a step, one of them with half the labels: the gradient is that of all labels at once.
+TEST(Loop, AccumulationEqualsTheBiggerBatchToRounding) {
+  const auto half = [](int64_t index) {
+    Batch batch = batch_at(index);
+    if (index % 2 == 1) batch.labels.narrow(0, 0, 32).fill_(-100);
+    return batch;
+  };
+  for (const torch::Dtype dtype : {torch::kDouble, torch::kFloat}) {
+    Trial parts(6, dtype), whole(6, dtype);
+    parts.options.accumulate = 2;
+    parts.hooks.batch = half;
+    whole.hooks.batch = [&](int64_t index) {
+      const Batch a = half(2 * index), b = half(2 * index + 1);
+      return Batch{torch::cat({a.ids, b.ids}), torch::cat({a.labels, b.labels}), Sequences::equal(4, 32)};
+    };
+    const double loss = parts.go().state.loss;
+    EXPECT_NEAR(loss, whole.go().state.loss, dtype == torch::kDouble ? 1e-12 : 1e-4);
+    EXPECT_LT((parts.weights() - whole.weights()).abs().max().item<double>(), dtype == torch::kDouble ? 1e-9 : 1e-3);
+  }
+}
+
+TEST(Loop, RecomputedActivationsGiveTheSameWeights) {
+  for (const torch::Dtype dtype : {torch::kFloat, torch::kBFloat16}) {
+    Trial kept(4, dtype), recomputed(4, dtype);
+    recomputed.model->set_checkpoint_activations(true);
+    EXPECT_EQ(kept.go().state.loss, recomputed.go().state.loss);
+    EXPECT_TRUE(torch::equal(kept.weights(), recomputed.weights()));
+  }
+}
+
+// Updates far below half a unit of the bf16 weights add up in the masters.
+TEST(Loop, Bf16TrainsOnFp32Masters) {
+  Trial run(60, torch::kBFloat16), full(60);
+  run.schedule.learning_rate = full.schedule.learning_rate = 3e-3;
+  const auto same = [](int64_t) { return batch_at(0); };
+  run.hooks.batch = full.hooks.batch = same;
+  const double loss = run.go().state.loss;
+  EXPECT_NEAR(loss, full.go().state.loss, 0.15 * std::abs(full.go().state.loss) + 0.05);
+  EXPECT_LT(loss, 5);
+  for (const AdamW::Slot& slot : run.optimizer->slots()) {
+    EXPECT_EQ(slot.master.scalar_type(), torch::kFloat);
+    EXPECT_EQ(slot.first_moment.scalar_type(), torch::kFloat);
+    EXPECT_TRUE(torch::equal(slot.parameter, slot.master.to(torch::kBFloat16))) << slot.name;
+    EXPECT_FALSE(torch::equal(slot.parameter.to(torch::kFloat), slot.master)) << slot.name << ": the master keeps what bf16 rounds away";
+  }
+}
+
+TEST(LossWindow, FindsSpikesOnceItHasSeenEnough) {
+  LossWindow window;
+  for (int i = 0; i < 31; ++i) EXPECT_EQ(window.add(i % 2 ? 1.0 : 1.2), 0) << "too few to tell";
+  EXPECT_EQ(window.add(1.2), 0);
+  EXPECT_NEAR(window.add(1.1), 0, 0.1);
+  EXPECT_GT(window.add(3.0), 15);
+  const LossWindow again = read_config<LossWindow>(write_config(window));
+  LossWindow copy = again;
+  EXPECT_EQ(copy.add(4.0), window.add(4.0)) << "kept in a checkpoint";
+}
+
+}  // namespace
+}  // namespace based

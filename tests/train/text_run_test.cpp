@@ -1,0 +1,297 @@
+#include "based/train/text_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "based/core/files.h"
+#include "based/core/json.h"
+#include "based/core/manifest.h"
+#include "based/models/weights.h"
+#include "based/train/checkpoints.h"
+#include "tests/core/file_size_limit.h"
+#include "tests/core/temporary_folder.h"
+#include "tests/train/results.h"
+
+namespace based {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+std::string write_text(const TemporaryFolder& folder) {
+  std::string text;
+  for (int i = 0; i < 400; ++i) text += "the quick brown fox jumps over the lazy dog, " + std::to_string(i % 7) + " times.\n";
+  std::ofstream(folder.file("text.txt")) << text;
+  return folder.file("text.txt");
+}
+
+TextRun small_run(const TemporaryFolder& folder) {
+  TextRun run;
+  run.model = Config(Config::Table{{"preset", Config(std::string("based-tiny"))}});
+  run.data.train = write_text(folder);
+  run.data.tokenizer = "bytes";
+  run.train.steps = 30;
+  run.train.batch = 4;
+  run.train.length = 32;
+  run.train.evaluate_every = 10;
+  run.train.evaluate_batches = 2;
+  run.optimizer.learning_rate = 1e-2;
+  return run;
+}
+
+TEST(TextRun, LearnsAndLeavesAModelThatLoads) {
+  const TemporaryFolder folder;
+  const TextRunResult result = run_text_training(small_run(folder), folder.file("out"));
+  EXPECT_EQ(result.loop.state.step, 30);
+  EXPECT_EQ(result.loop.state.tokens, 30 * 4 * 32);
+  EXPECT_FALSE(result.loop.interrupted);
+  EXPECT_LT(result.loop.state.evaluation.at("loss"), 4.0);  // log(257) = 5.5 at the start
+  const LoadedModel loaded = load_model(folder.file("out")), checkpoint = load_model(folder.file("out/checkpoints/latest"));
+  for (const auto& item : result.model->named_parameters()) {
+    EXPECT_TRUE(torch::equal(item.value(), loaded.model->named_parameters()[item.key()]));
+    EXPECT_TRUE(torch::equal(item.value(), checkpoint.model->named_parameters()[item.key()]));
+  }
+  EXPECT_EQ(make_tokenizer(folder.file("out"))->vocab_size(), 257);
+  std::ifstream metrics(folder.file("out/metrics.jsonl"));
+  std::string line;
+  int64_t lines = 0;
+  while (std::getline(metrics, line)) {
+    EXPECT_TRUE(parse_json(line, "metrics").contains("step"));
+    ++lines;
+  }
+  EXPECT_EQ(lines, 6);  // 3 logged steps, 3 evaluations
+}
+
+TEST(TextRun, TheSameSeedGivesTheSameWeights) {
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.train.steps = 5;
+  const auto one = run_text_training(run, folder.file("a")).model, two = run_text_training(run, folder.file("b")).model;
+  run.train.seed = 1;
+  const auto other = run_text_training(run, folder.file("c")).model;
+  bool differs = false;
+  for (const auto& item : one->named_parameters()) {
+    EXPECT_TRUE(torch::equal(item.value(), two->named_parameters()[item.key()])) << item.key();
+    differs = differs || !torch::equal(item.value(), other->named_parameters()[item.key()]);
+  }
+  EXPECT_TRUE(differs);
+}
+
+TEST(TextRun, RefusesWhatCannotBeBeforeItWritesAnything) {
+  const TemporaryFolder folder;
+  const auto refusal = [&](const auto& change) {
+    TextRun run = small_run(folder);
+    change(run);
+    return message_of<Error>([&] { run_text_training(run, folder.file("out")); });
+  };
+  EXPECT_THAT(refusal([](TextRun& run) { run.train.length = 1 << 20; }), HasSubstr("too few for train.length"));
+  EXPECT_THAT(refusal([&](TextRun& run) { run.data.train = folder.file("missing.txt"); }), HasSubstr("missing.txt"));
+  EXPECT_THAT(refusal([](TextRun& run) { run.train.steps = 0; }), HasSubstr("train.steps"));
+  EXPECT_THAT(refusal([](TextRun& run) { run.train.accumulate = 3; }), HasSubstr("multiple of train.accumulate"));
+  EXPECT_THAT(refusal([](TextRun& run) { run.train.precision = "fp16"; }), HasSubstr("must be fp32 or bf16"));
+  EXPECT_THAT(refusal([](TextRun& run) { run.checkpoint.keep = 0; }), HasSubstr("checkpoint.keep"));
+  EXPECT_FALSE(fs::exists(folder.file("out")));
+}
+
+std::string pack(const TemporaryFolder& folder, const std::string& name, const std::string& text) {
+  std::ofstream(folder.file(name + ".txt")) << text;
+  pack_files({folder.file(name + ".txt")}, "auto", ByteTokenizer(), folder.file(name));
+  return folder.file(name);
+}
+
+// Windows, order and loss are those of the text itself, whether it comes packed or not.
+TEST(TextRun, PackedShardsTrainAsTheirTextDoes) {
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.train.steps = 6;
+  const std::string text = read_file(run.data.train);
+  run.data.valid = pack(folder, "valid", text.substr(0, 2000));
+  const double loss = run_text_training(run, folder.file("text")).loop.state.loss;
+  run.data.train = pack(folder, "train", text);
+  EXPECT_EQ(run_text_training(run, folder.file("packed")).loop.state.loss, loss);
+  run.data.valid = "";
+  EXPECT_THAT(message_of<UsageError>([&] { run_text_training(run, folder.file("c")); }), HasSubstr("data.valid must name a held-out set"));
+  run.data.valid = folder.file("valid");
+  run.data.tokenizer = "bpe";
+  EXPECT_THAT(message_of<UsageError>([&] { run_text_training(run, folder.file("c")); }), HasSubstr("packed already"));
+}
+
+TEST(TextData, DocumentsKeepApart) {
+  const TemporaryFolder folder;
+  std::ofstream(folder.file("docs.jsonl")) << R"({"text":"abcde"})"
+                                           << "\n"
+                                           << R"({"text":"fg"})"
+                                           << "\n"
+                                           << R"({"text":"hijklmnopqrst"})"
+                                           << "\n";
+  TextDataConfig config;
+  config.train = config.valid = folder.file("docs.jsonl");
+  config.tokenizer = "bytes";
+  const TextData data = load_text_data(config, 8);
+  ASSERT_EQ(data.train->tokens(), 5 + 1 + 2 + 1 + 13 + 1);
+  LoaderConfig loader_config;
+  loader_config.length = 8;
+  loader_config.batch = 2;
+  loader_config.shuffle = false;
+  loader_config.documents = true;
+  const Batch batch = to_batch(Loader(data.train, loader_config).next());
+  EXPECT_EQ(batch.rows.starts(), (std::vector<int64_t>{0, 6, 8, 9, 16}));
+  EXPECT_EQ(batch.labels[5].item<int64_t>(), -100) << "behind the end of a document another begins";
+  EXPECT_EQ(batch.labels[0].item<int64_t>(), 'b');
+  EXPECT_EQ(batch.windows, (std::vector<int64_t>{0, 1}));
+}
+
+// As if the run had been killed between the checkpoint of `step` and the next one.
+void take_back_to(const std::string& out, int64_t step) {
+  Checkpoints checkpoints(out + "/checkpoints", 1);
+  for (const int64_t one : checkpoints.steps())
+    if (one > step) fs::remove_all(checkpoints.path(one));
+  for (const char* name : {"model.safetensors", "config.json", "tokenizer.json"}) fs::remove(out + "/" + name);
+}
+
+struct Variant {
+  const char* name;
+  void (*change)(TextRun& run);
+};
+
+class Resume : public ::testing::TestWithParam<Variant> {};
+
+TEST_P(Resume, EqualsNeverHavingStopped) {
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.train.steps = 23;
+  run.train.log_every = 2;
+  run.checkpoint.every = 6;
+  run.checkpoint.keep = 100;
+  GetParam().change(run);
+  run_text_training(run, folder.file("whole"));
+  run_text_training(run, folder.file("resumed"));
+  for (const int64_t step : {12, 6}) {
+    take_back_to(folder.file("resumed"), step);
+    const TextRunResult result = run_text_training(run, folder.file("resumed"), true);
+    EXPECT_EQ(result.resumed_from, step);
+    EXPECT_EQ(result.loop.state.step, 23);
+    expect_equal_results(folder.file("whole"), folder.file("resumed"));
+  }
+  const TextRunResult again = run_text_training(run, folder.file("resumed"), true);
+  EXPECT_EQ(again.resumed_from, 23) << "a finished run is left as it is";
+  EXPECT_TRUE(again.loop.state.evaluation.contains("loss"));
+  expect_equal_results(folder.file("whole"), folder.file("resumed"));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Resume,
+                         ::testing::Values(Variant{"plain", [](TextRun&) {}},
+                                           Variant{"bf16", [](TextRun& run) { run.train.precision = "bf16"; }},
+                                           Variant{"accumulate", [](TextRun& run) { run.train.accumulate = 2; }},
+                                           Variant{"dropout", [](TextRun& run) { run.model.set("embedding_dropout", Config(0.2)); }},
+                                           Variant{"dropout_recomputed",
+                                                   [](TextRun& run) {
+                                                     run.model.set("embedding_dropout", Config(0.2));
+                                                     run.train.checkpoint_activations = true;
+                                                   }},
+                                           Variant{"documents",
+                                                   [](TextRun& run) {
+                                                     run.data.documents = true;
+                                                     run.data.tokenizer = "bpe";
+                                                     run.data.bpe_vocab_size = 300;
+                                                   }}),
+                         [](const auto& variant) { return variant.param.name; });
+
+TEST(Resume, ADamagedCheckpointGivesWayToTheOneBefore) {
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.checkpoint.every = 10;
+  run.checkpoint.keep = 3;
+  const std::string out = folder.file("out"), weights = out + "/checkpoints/step-30/model.safetensors";
+  run_text_training(run, out);
+  std::string bytes = read_file(weights), before = bytes, metrics = read_file(out + "/metrics.jsonl");
+  bytes[bytes.size() - 100] ^= 1;
+  write_file_atomic(weights, bytes);
+  EXPECT_EQ(run_text_training(run, out, true).resumed_from, 20);
+  EXPECT_TRUE(read_file(weights) == before);
+  EXPECT_EQ(read_file(out + "/metrics.jsonl"), metrics);
+}
+
+TEST(Resume, WithoutACheckpointTheRunBegins) {
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.train.steps = 2;
+  EXPECT_EQ(run_text_training(run, folder.file("out"), true).resumed_from, -1);
+}
+
+TEST(Resume, AnotherRunIsRefused) {
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.train.steps = 4;
+  const std::string out = folder.file("out");
+  run_text_training(run, out);
+  const auto before = results_of(out);
+  EXPECT_THAT(message_of<UsageError>([&] { run_text_training(run, out); }), HasSubstr("holds the checkpoints of a run; --resume goes on"));
+  const auto refusal = [&](const auto& change) {
+    TextRun other = run;
+    change(other);
+    return message_of<UsageError>([&] { run_text_training(other, out, true); });
+  };
+  EXPECT_THAT(refusal([](TextRun& other) { other.train.steps = 5; }),
+              HasSubstr("--resume: train.steps is 5, the run in " + out + " has 4"));
+  EXPECT_THAT(refusal([](TextRun& other) { other.optimizer.learning_rate = 2e-2; }), HasSubstr("optimizer.learning_rate is 0.02"));
+  EXPECT_THAT(refusal([](TextRun& other) { other.model.set("norm_eps", Config(1e-6)); }), HasSubstr("model.norm_eps is 1e-06"));
+  EXPECT_THAT(refusal([](TextRun& other) { std::ofstream(other.data.train, std::ios::app) << "one line more, here it is\n"; }),
+              HasSubstr("are not those that the run began with"));
+  write_text(folder);
+  EXPECT_EQ(refusal([](TextRun& other) { other.checkpoint.every = 3; }), "") << "when to save is no part of the run";
+  EXPECT_EQ(results_of(out).at("metrics.jsonl"), before.at("metrics.jsonl"));
+}
+
+TEST(Resume, AFileThatTheManifestCoversButThatMakesNoSenseIsNamed) {
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.train.steps = 2;
+  const std::string out = folder.file("out"), step = out + "/checkpoints/step-2";
+  run_text_training(run, out);
+  const auto with = [&](const std::string& name, const std::string& content) {
+    const std::string before = read_file(step + "/" + name);
+    write_file_atomic(step + "/" + name, content);
+    write_manifest(step);
+    const std::string message = message_of<Error>([&] { run_text_training(run, out, true); });
+    write_file_atomic(step + "/" + name, before);
+    write_manifest(step);
+    return message;
+  };
+  EXPECT_THAT(with("trainer.json", "{\"loop\": {\"stp\": 3}}"), HasSubstr("trainer.json"));
+  EXPECT_THAT(with("trainer.json", "{\"loop\": {\"step\": -3}}"), HasSubstr("must not be negative"));
+  EXPECT_THAT(with("optimizer.safetensors", read_file(step + "/model.safetensors")), HasSubstr("has no tensor 'first_moment."));
+  EXPECT_EQ(run_text_training(run, out, true).resumed_from, 2);
+}
+
+// A limit that the weights pass stands for the full disk: no save works any more, all steps are done, and the run can go on later.
+TEST(Resume, WhereTheDiskIsFullTheOldCheckpointStaysAndTrainingGoesOn) {
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.train.steps = 20;
+  run.train.log_every = 1;
+  run.checkpoint.every = 5;
+  run.checkpoint.best = false;
+  const std::string whole = folder.file("whole"), out = folder.file("out");
+  run_text_training(run, whole);
+  run_text_training(run, out);
+  take_back_to(out, 15);
+  run.checkpoint.every = 1;
+  Checkpoints checkpoints(out + "/checkpoints", 1);
+  ASSERT_EQ(checkpoints.newest_whole(), 15);
+  {
+    const FileSizeLimit limit(20'000);
+    EXPECT_THAT(message_of<Error>([&] { run_text_training(run, out, true); }),
+                HasSubstr("model.safetensors: cannot write: File too large"));
+  }
+  EXPECT_EQ(checkpoints.newest_whole(), 15);
+  EXPECT_EQ(read_file(out + "/metrics.jsonl"), read_file(whole + "/metrics.jsonl")) << "every step was done";
+  run.checkpoint.every = 5;
+  EXPECT_EQ(run_text_training(run, out, true).resumed_from, 15);
+  expect_equal_results(whole, out);
+}
+
+}  // namespace
+}  // namespace based
