@@ -90,7 +90,7 @@ Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows) {
   for (const auto& block : blocks_) {
     if (checkpoint_activations_ && torch::GradMode::is_enabled()) {
       const auto body = [block, rows](const Tensor& in) {
-        return block->run(in.clone(), [&](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); });
+        return block->run(in, [&](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); });
       };
       residual = recompute_in_backward(body, residual);
     } else {
