@@ -6,13 +6,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <ctime>
 #include <filesystem>
 #include <utility>
 
+#include "based/core/temporaries.h"
 #include "based/core/text.h"
 
 namespace based {
@@ -70,11 +70,6 @@ class NoFileSizeSignal {
  private:
   sigset_t blocked_{}, before_{};
 };
-
-std::string temporary_sibling(const std::string& path) {
-  static std::atomic<uint64_t> counter{0};
-  return path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(counter++);
-}
 
 std::string folder_of(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();

@@ -80,6 +80,7 @@ void write_manifest(const std::string& folder) {
   Manifest manifest;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().filename() == kManifestName) continue;
     if (!entry.is_regular_file()) fail(entry.path().string(), "is no plain file; a manifest lists only these");
     const MappedFile file(entry.path().string());
     manifest.files.push_back({entry.path().filename().string(), static_cast<int64_t>(file.bytes().size()), xxh3_128(file.bytes()).hex()});

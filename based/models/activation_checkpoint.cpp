@@ -28,7 +28,9 @@ struct Recompute : torch::autograd::Function<Recompute> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const c10::intrusive_ptr<Kept>& kept) {
     context->save_for_backward({x});
     context->saved_data["kept"] = c10::IValue::make_capsule(kept);
-    return kept->body(x);  // autograd is off in here
+    // With gradients, though nothing of their graph is kept: without them operators take other ways, that round differently.
+    const at::AutoGradMode grad_mode(true);
+    return kept->body(x.detach()).detach();
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list gradients) {

@@ -1,5 +1,7 @@
 #include "based/models/device.h"
 
+#include <torch/cuda.h>
+
 #include "based/core/error.h"
 
 namespace based {

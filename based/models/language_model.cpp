@@ -95,7 +95,7 @@ Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows) {
       continue;
     }
     const auto body = [block, rows](const Tensor& in) {
-      Residual inner{in.clone(), {}};
+      Residual inner{in, {}};
       block->run(inner, [&](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); });
       return inner.sum + inner.pending;
     };

@@ -27,7 +27,7 @@ std::optional<int64_t> step_of(const std::string& name) {
   const char* begin = name.data() + kPrefix.size();
   const char* end = name.data() + name.size();
   const auto [last, error] = std::from_chars(begin, end, step);
-  if (error != std::errc() || last != end || name != std::string(kPrefix) + std::to_string(step)) return std::nullopt;
+  if (error != std::errc() || last != end || step < 0 || name != std::string(kPrefix) + std::to_string(step)) return std::nullopt;
   return step;
 }
 

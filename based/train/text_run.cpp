@@ -7,6 +7,7 @@
 #include "based/core/files.h"
 #include "based/core/interrupt.h"
 #include "based/core/log.h"
+#include "based/core/temporaries.h"
 #include "based/models/weights.h"
 #include "based/train/checkpoints.h"
 #include "based/train/run_state.h"
@@ -153,6 +154,7 @@ class TextTraining {
     if (error) throw Error(out_ + ": cannot be made: " + error.message());
     if (!lock_) lock_ = std::make_unique<FolderLock>(out_);
     checkpoints_.sweep();
+    remove_stale_temporaries(out_);
     write_file_atomic((fs::path(out_) / "run.json").string(), write_config(run_).to_json() + "\n");
     metrics_ = std::make_unique<Metrics>(out_, from_.empty() ? std::nullopt : std::optional(state_.metrics));
     sync_folder(out_);

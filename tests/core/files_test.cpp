@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "based/core/temporaries.h"
 #include "file_size_limit.h"
 #include "temporary_folder.h"
 
@@ -114,6 +115,17 @@ TEST(Files, KilledAtAnyMomentTheFileIsTheOldOrTheNewOne) {
     const std::string found = read_file(path);
     EXPECT_TRUE(found == one || found == two) << found.size() << " bytes after round " << round;
   }
+}
+
+TEST(Files, WhatKilledWritersLeftIsRemoved) {
+  const TemporaryFolder folder;
+  for (const char* name : {"a", "a.tmp-12-0", "b.json.tmp-7-31", "tmp-1-2", "a.tmp-x-1", "a.tmp-1", "a.tmp--1", "a.tmp-1-2.txt"})
+    write_file_atomic(folder.file(name), "x");
+  remove_stale_temporaries(folder.path().string());
+  EXPECT_EQ(folder.entries(), 6u);
+  EXPECT_FALSE(std::filesystem::exists(folder.file("a.tmp-12-0")));
+  EXPECT_FALSE(std::filesystem::exists(folder.file("b.json.tmp-7-31")));
+  EXPECT_THAT(message_of<Error>([&] { remove_stale_temporaries(folder.file("none")); }), HasSubstr("none: what a killed run left"));
 }
 
 TEST(AppendFile, GoesOnBehindWhatItKeeps) {

@@ -1,0 +1,37 @@
+#include "based/core/temporaries.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <string_view>
+
+#include "based/core/error.h"
+
+namespace based {
+namespace {
+
+constexpr std::string_view kTemporary = ".tmp-";
+
+bool is_temporary(const std::string& name) {
+  const size_t at = name.rfind(kTemporary), first = at + kTemporary.size(), dash = name.find('-', first);
+  return at != std::string::npos && at > 0 && dash != std::string::npos && dash > first && dash + 1 < name.size() &&
+         name.find_first_not_of("0123456789-", first) == std::string::npos;
+}
+
+}  // namespace
+
+std::string temporary_sibling(const std::string& path) {
+  static std::atomic<uint64_t> counter{0};
+  return path + std::string(kTemporary) + std::to_string(::getpid()) + "-" + std::to_string(counter++);
+}
+
+void remove_stale_temporaries(const std::string& folder) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.is_regular_file(error) && is_temporary(entry.path().filename().string())) std::filesystem::remove(entry.path(), error);
+  }
+  if (error) throw Error(folder + ": what a killed run left cannot be removed: " + error.message());
+}
+
+}  // namespace based
