@@ -1,5 +1,6 @@
 #include "bench/case.h"
 
+#include <torch/cuda.h>
 #include <algorithm>
 #include <array>
 #include <chrono>

@@ -1,4 +1,5 @@
 // The paper's models in bf16 on a GPU: prefill, and decoding through the engine, where a step is one graph.
+#include <torch/cuda.h>
 #include <algorithm>
 
 #include "based/generate/engine.h"

@@ -1,6 +1,7 @@
 // Every law for every registered mixer, with its defaults and with the option sets below, in fp32 and bf16, on the CPU and, where there is
 // one, on a GPU.
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 
 #include <map>
 

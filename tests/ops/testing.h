@@ -1,6 +1,7 @@
 // Shared by the operators' tests: random cases, relative errors, a gradient check by finite differences, NaN-filled fresh memory.
 #pragma once
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 
 #include <functional>
 #include <string>

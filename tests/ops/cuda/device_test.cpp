@@ -1,6 +1,7 @@
 // What holds on a GPU alone: streams, graphs, several devices, memory beyond 2^31 elements.
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <torch/cuda.h>
 
 #include "based/kernels/taylor_attention.h"
 #include "based/ops/causal_attention.h"
