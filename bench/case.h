@@ -18,8 +18,8 @@ struct Result {
   double floor_fraction = 0;           // how near: 1 is at the floor
   std::string bound;                   // which ceiling: "fp32 GEMM 204 GFLOP/s"
   double error = 0;                    // against the reference
-  std::map<std::string, double> more;  // further figures, for example a ratio
-  std::string headline;                // the key by which pages name this figure; empty: none
+  std::map<std::string, double> more{};  // further figures, for example a ratio
+  std::string headline{};                // the key by which pages name this figure; empty: none
 };
 
 // What this machine can do, measured on `device` when first asked for, each once a run.
