@@ -35,6 +35,7 @@ void print_keys(const std::vector<FieldHelp>& keys);
 void print_line(const std::string& text);
 
 std::string grouped(int64_t count);                   // 363,123,456
+std::string hex(uint64_t value);                      // 16 digits
 std::string format_number(double value, int digits);  // fixed
 
 }  // namespace based::apps
