@@ -6,12 +6,6 @@
 namespace based::apps {
 namespace {
 
-std::string hex(uint64_t value) {
-  char text[20];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
-  return text;
-}
-
 struct PackOptions {
   std::vector<std::string> files;
   std::string tokenizer, out, format = "auto";
@@ -50,12 +44,13 @@ void setup_pack(CommandLine app) {
 }
 
 struct InspectOptions {
-  std::string path;
+  std::string path, tokenizer;
   bool json = false;
 };
 
 void inspect(const InspectOptions& options) {
   const TokenDataset data(options.path);
+  if (!options.tokenizer.empty()) data.require_tokenizer(*make_tokenizer(options.tokenizer));
   const std::string tokenizer = hex(data.tokenizer_hash()), hash = hex(data.hash());
   print_line(options.json ? dump_json({{"tokens", data.tokens()},
                                        {"documents", data.documents()},
@@ -69,6 +64,7 @@ void inspect(const InspectOptions& options) {
 void setup_inspect(CommandLine app) {
   auto options = std::make_shared<InspectOptions>();
   app.add_required("path", options->path, "folder of shards");
+  app.add_option("--tokenizer", options->tokenizer, "a tokenizer's folder, or 'bytes': fail where the set was packed with another");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { inspect(*options); });
 }

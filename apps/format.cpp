@@ -35,6 +35,12 @@ void print_keys(const std::vector<FieldHelp>& keys) {
   }
 }
 
+std::string hex(uint64_t value) {
+  std::array<char, 17> text{};
+  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(value));
+  return text.data();
+}
+
 std::string grouped(int64_t count) {
   std::string digits = std::to_string(count);
   for (int64_t at = static_cast<int64_t>(digits.size()) - 3; at > (count < 0 ? 1 : 0); at -= 3) digits.insert(static_cast<size_t>(at), ",");

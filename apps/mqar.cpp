@@ -14,12 +14,6 @@ struct GenerateOptions {
   bool json = false;
 };
 
-std::string hex(uint64_t value) {
-  char text[24];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
-  return text;
-}
-
 void generate(const GenerateOptions& options) {
   check_mqar(options.config);
   const MqarData data = make_mqar(options.config);
@@ -48,7 +42,9 @@ void setup_generate(CommandLine app) {
   app.add_option("--power-a", config.power_a, "exponent of the gaps");
   app.add_option("--seed", config.seed, "seed of the data");
   app.add_option("--random-fillers", config.random_fillers, "true or false");
+  app.add_option("--fillers-avoid-keys", config.fillers_avoid_keys, "true or false: no random filler is a key of its example");
   app.add_option("--compat", config.compat, "none, or zoology: the published generator bit for bit");
+  app.add_option("--filler-seed", config.filler_seed, "zoology only: seed of the fillers' own generator; -1: the seed");
   app.add_option("--dump", options->dump, "write JSON lines {inputs, labels} here");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { generate(*options); });

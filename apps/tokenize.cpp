@@ -1,3 +1,4 @@
+#include <cerrno>
 #include <fstream>
 #include <iostream>
 
@@ -67,7 +68,7 @@ void with_input(const std::string& file, Run run) {
     run(std::cin, "standard input");
   } else {
     std::ifstream in(file);
-    if (!in) throw Error(file + ": cannot be read");
+    if (!in) throw Error(file + ": cannot open: " + system_message(errno));
     run(in, file);
   }
   if (!std::cout.flush()) throw Error("standard output cannot be written");
@@ -102,8 +103,7 @@ struct InspectOptions {
 void inspect(const InspectOptions& options) {
   const auto tokenizer = make_tokenizer(options.tokenizer);
   const Vocabulary& vocabulary = tokenizer->vocabulary();
-  char hash[20];
-  std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(tokenizer->hash()));
+  const std::string hash = hex(tokenizer->hash());
   Json specials = Json::object(), tokens = Json::object();
   for (const int32_t id : vocabulary.specials) specials[vocabulary.tokens[static_cast<size_t>(id)]] = id;
   for (const int64_t id : options.ids) {

@@ -13,11 +13,11 @@ struct Result {
   std::string name;   // for example "taylor_attention forward"
   std::string shape;  // for example "B=1 N=4096 H=16 d'=16 d=64 fp32"
   double value = 0;
-  std::string unit;                    // ms, tokens/s, …
-  double floor = 0;                    // in the same unit: the best that the ceiling allows; 0: none
-  double floor_fraction = 0;           // how near: 1 is at the floor
-  std::string bound;                   // which ceiling: "fp32 GEMM 204 GFLOP/s"
-  double error = 0;                    // against the reference
+  std::string unit;                      // ms, tokens/s, …
+  double floor = 0;                      // in the same unit: the best that the ceiling allows; 0: none
+  double floor_fraction = 0;             // how near: 1 is at the floor
+  std::string bound;                     // which ceiling: "fp32 GEMM 204 GFLOP/s"
+  double error = 0;                      // against the reference
   std::map<std::string, double> more{};  // further figures, for example a ratio
   std::string headline{};                // the key by which pages name this figure; empty: none
 };

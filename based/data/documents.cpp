@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "based/core/interrupt.h"
 #include "based/core/json.h"
 #include "based/core/text.h"
 
@@ -51,9 +52,13 @@ class ByteStream {
 
  private:
   std::string_view read() {
-    const size_t count = std::fread(input_.data(), 1, input_.size(), file_.get());
-    if (count == 0 && std::ferror(file_.get())) throw Error(path_ + ": " + system_message(errno));
-    return {input_.data(), count};
+    for (;;) {
+      const size_t count = std::fread(input_.data(), 1, input_.size(), file_.get());
+      if (count > 0 || !std::ferror(file_.get())) return {input_.data(), count};
+      if (errno != EINTR) throw Error(path_ + ": " + system_message(errno));
+      if (interrupted()) throw Error(path_ + ": interrupted while it was read");
+      std::clearerr(file_.get());
+    }
   }
 
   struct FreeStream {

@@ -2,6 +2,7 @@
 #include <filesystem>
 
 #include "based/core/hash.h"
+#include "based/core/interrupt.h"
 #include "based/data/documents.h"
 #include "based/data/shards.h"
 
@@ -26,12 +27,19 @@ ShardWriter::ShardWriter(const std::string& folder, const Tokenizer& tokenizer, 
     : folder_(folder), vocab_size_(tokenizer.vocab_size()), max_tokens_(max_tokens), tokenizer_hash_(tokenizer.hash()) {
   if (max_tokens < 1) throw UsageError("tokens a shard must be at least 1, got " + std::to_string(max_tokens));
   std::error_code error;
-  fs::create_directories(folder, error);
+  made_folder_ = fs::create_directories(folder, error);
   if (error) throw Error(folder + ": cannot make the folder: " + error.message());
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() == ".tokens")
       throw Error(entry.path().string() + ": the folder holds token shards already; remove them first");
   }
+}
+
+ShardWriter::~ShardWriter() {
+  if (finished_) return;
+  std::error_code ignored;
+  for (int64_t number = 0; number < number_; ++number) fs::remove(folder_ + "/" + shard_name(number), ignored);
+  if (made_folder_) fs::remove(folder_, ignored);  // where it is empty
 }
 
 void ShardWriter::add_document(std::span<const int32_t> ids) {
@@ -49,6 +57,7 @@ void ShardWriter::add_document(std::span<const int32_t> ids) {
 void ShardWriter::finish() {
   if (tokens_.empty()) throw Error(folder_ + ": nothing to write: there were no documents");
   write_shard(true);
+  finished_ = true;
 }
 
 void ShardWriter::write_shard(bool last) {
@@ -85,10 +94,12 @@ PackReport pack_files(const std::vector<std::string>& files, const std::string& 
   const std::optional<int32_t> end_of_text = tokenizer.end_of_text();
   PackReport report;
   report.end_of_text = end_of_text.has_value();
+  const InterruptScope signals;
   ShardWriter writer(folder, tokenizer, shard_tokens);
   std::vector<int32_t> ids;
   for (const std::string& file : files) {
     read_documents(file, text_format_of_all, [&](std::string_view text) {
+      if (interrupted()) throw Error(folder + ": interrupted; no shards are left there");
       ids.clear();
       tokenizer.encode_text(text, ids);
       if (ids.empty()) {

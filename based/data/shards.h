@@ -42,12 +42,16 @@ struct TokenShard {
 // A view of `file`. Throws Error as "<source>: byte 16: what is wrong", whatever the bytes are.
 TokenShard parse_shard(std::span<const std::byte> file, const std::string& source, ShardCheck check);
 
-// Writes a set. The folder is made where needed and must hold no shards; a set that was not finished is refused when it is opened.
+// Writes a set. The folder is made where needed and must hold no shards. A writer that goes before finish() takes its shards with it; what
+// a killed process leaves behind is refused when it is opened.
 class ShardWriter {
  public:
   static constexpr int64_t kTokens = int64_t{1} << 25;
   // `max_tokens` a shard; a longer document makes a longer shard.
   ShardWriter(const std::string& folder, const Tokenizer& tokenizer, int64_t max_tokens = kTokens);
+  ~ShardWriter();
+  ShardWriter(const ShardWriter&) = delete;
+  ShardWriter& operator=(const ShardWriter&) = delete;
 
   void add_document(std::span<const int32_t> ids);  // nothing is appended; throws Error for ids outside the vocabulary
   void finish();                                    // throws Error where there were no documents
@@ -60,6 +64,7 @@ class ShardWriter {
   std::string folder_;
   int64_t vocab_size_, max_tokens_, number_ = 0;
   uint64_t tokenizer_hash_;
+  bool finished_ = false, made_folder_ = false;
   std::vector<int32_t> tokens_;
   std::vector<uint64_t> starts_;
 };
@@ -96,7 +101,8 @@ class TokenDataset {
   uint64_t hash_ = 0;
 };
 
-// Encodes all documents of the files into a set in `folder`.
+// Encodes all documents of the files into a set in `folder`, or leaves nothing there: also where a signal (interrupt.h) asks to stop, which
+// is an Error too.
 struct PackReport {
   int64_t documents = 0, empty = 0, tokens = 0, bytes = 0, shards = 0;  // empty documents are left out
   bool end_of_text = false;                                             // whether the tokenizer has one to put behind each document

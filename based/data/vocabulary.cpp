@@ -111,7 +111,8 @@ class Builder {
     vocabulary_.merges.push_back(merge);
   }
 
-  // `unmade_are_special`: a token that nothing makes is a special one (vocab.json has no other way to say it).
+  // `unmade_are_special`: a token that nothing makes is a special one (vocab.json has no other way to say it), unless two other tokens
+  // spell it.
   Vocabulary finish(bool unmade_are_special) {
     const size_t count = ids_.size();
     std::vector<bool> made(count, false);
@@ -126,6 +127,7 @@ class Builder {
         if (bytes->size() == 1) has_byte[static_cast<unsigned char>(bytes->front())] = true;
         vocabulary_.tokens[id] = *bytes;
       } else if (special || (unmade_are_special && !made[id])) {
+        if (!special) refuse_splittable(name);
         vocabulary_.specials.push_back(static_cast<int32_t>(id));
         vocabulary_.tokens[id] = name;
       } else if (!bytes) {
@@ -144,6 +146,17 @@ class Builder {
   }
 
  private:
+  // Where merges are missing, because the file is cut off or another vocabulary's, their tokens would silently become special ones.
+  void refuse_splittable(const std::string& name) const {
+    for (size_t cut = 1; cut < name.size(); ++cut) {
+      const std::string left = name.substr(0, cut), right = name.substr(cut);
+      if (ids_.count(left) && ids_.count(right)) {
+        throw Error(entry(source_, name) + ": no merge makes it, although the tokens " + in_quotes(left) + " and " + in_quotes(right) +
+                    " spell it; is the list of merges cut off? (a special token like this one needs a tokenizer.json)");
+      }
+    }
+  }
+
   std::string source_;
   std::unordered_map<std::string, int64_t> ids_;
   std::unordered_map<int64_t, std::string> name_of_;
@@ -152,11 +165,14 @@ class Builder {
   Vocabulary vocabulary_;
 };
 
+// Negative ones fit: Builder has a message for them.
+bool fits_an_id(const Json& id) { return id.is_number_integer() && !(id.is_number_unsigned() && id.get<uint64_t>() > INT32_MAX); }
+
 void add_tokens(Builder& builder, const Json& vocab, const std::string& source) {
   if (!vocab.is_object()) throw Error(source + ": must be an object of token names and ids");
   for (const auto& [name, id] : vocab.items()) {
-    const bool fits = id.is_number_integer() && !(id.is_number_unsigned() && id.get<uint64_t>() > INT32_MAX);
-    if (!fits) throw Error(entry(source, name) + ": the id must be an integer from 0 to 2147483647, got " + dump_json(id).substr(0, 40));
+    if (!fits_an_id(id))
+      throw Error(entry(source, name) + ": the id must be an integer from 0 to 2147483647, got " + dump_json(id).substr(0, 40));
     builder.add(name, id.get<int64_t>(), false);
   }
 }
@@ -200,8 +216,8 @@ void add_special_tokens(Builder& builder, const Json& root, const std::string& s
     const std::string where = source + ": added_tokens[" + std::to_string(index++) + "]";
     const auto flag = [&token](const char* key) { return token.is_object() && token.contains(key) && token[key] == true; };
     if (!token.is_object() || !token.contains("content") || !token["content"].is_string() || !token.contains("id") ||
-        !token["id"].is_number_integer() || token["id"].get<int64_t>() > INT32_MAX) {
-      throw Error(where + ": must be an object with a text 'content' and an integer 'id'");
+        !fits_an_id(token["id"])) {
+      throw Error(where + ": must be an object with a text 'content' and an integer 'id' up to 2147483647");
     }
     if (!flag("special")) throw Error(where + ": only special tokens can be added ('special' must be true)");
     for (const char* key : {"single_word", "lstrip", "rstrip"}) {

@@ -25,9 +25,9 @@ struct Vocabulary {
 inline constexpr size_t kMaxTokenBytes = 65536;
 
 // Reads tokenizer.json where the folder has one, else vocab.json and merges.txt; there a token of more than one byte that no merge makes is
-// a special token. Throws Error as "<file>: <entry>: what is wrong" for ids that are negative, double or leave a gap, bytes without a
-// token, empty or overlong tokens, merges of unknown tokens, double merges, tokens that nothing makes, and settings this tokenizer does not
-// have.
+// a special token, and one that two other tokens spell is a sign of missing merges. Throws Error as "<file>: <entry>: what is wrong" for
+// ids that are negative, double or leave a gap, bytes without a token, empty or overlong tokens, merges of unknown tokens, double merges,
+// tokens that nothing makes, and settings this tokenizer does not have.
 Vocabulary read_vocabulary(const std::string& folder);
 
 // The same for texts that are already in memory; `source` and the like start the messages.

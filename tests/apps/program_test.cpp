@@ -1,33 +1,11 @@
 // The program as a user runs it: exit codes, and which stream says what.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
-
-#include "based/core/files.h"
 #include "based/core/json.h"
-#include "tests/core/temporary_folder.h"
+#include "tests/apps/program.h"
 
 namespace based {
 namespace {
-
-struct Ran {
-  int code = -1;
-  std::string out, err;
-};
-
-Ran run(const std::string& arguments) {
-  const TemporaryFolder folder;
-  const std::string command = std::string(BASED_PROGRAM) + " " + arguments + " 2>" + folder.file("err");
-  std::FILE* pipe = popen(command.c_str(), "r");
-  Ran ran;
-  std::array<char, 4096> buffer{};
-  while (const size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe)) ran.out.append(buffer.data(), n);
-  ran.code = WEXITSTATUS(pclose(pipe));
-  ran.err = read_file(folder.file("err"));
-  return ran;
-}
 
 TEST(Program, HelpAndVersionGoToStdoutAndSucceed) {
   for (const char* arguments : {"--help", "--version", "train --help", "generate --help", "mqar train --help", "state save --help"}) {

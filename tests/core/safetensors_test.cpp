@@ -133,10 +133,45 @@ TEST(Safetensors, RefusesOverlapsHolesAndTrailers) {
   });
 }
 
-TEST(Safetensors, ManyOverlappingTensorsAreRefusedWithoutMuchMemory) {
+struct Sample {
+  std::vector<double> f64 = {1, 2, 3};
+  std::vector<float> f32 = {0.5f, -1, 3, 4, 5, 6};
+  std::vector<uint16_t> bf16 = {0x3f80};
+  std::vector<uint8_t> u8 = {7};
+
+  std::vector<TensorView> views() const {
+    return {{"w.u8", DType::U8, {1}, std::as_bytes(std::span(u8))},
+            {"w.f32", DType::F32, {2, 3}, std::as_bytes(std::span(f32))},
+            {"a.f64", DType::F64, {3}, std::as_bytes(std::span(f64))},
+            {"empty", DType::I64, {0, 4}, {}},
+            {"bf16", DType::BF16, {1, 1, 1}, std::as_bytes(std::span(bf16))}};
+  }
+};
+
+// Entries take some 50 bytes, so that a header of ten million is longer than the format allows; a good 100,000 are looked at.
+TEST(Safetensors, ManyOverlappingTensorsAreRefused) {
   std::string header = "{";
   for (int i = 0; i < 100'000; ++i) header += (i ? ",\"" : "\"") + std::to_string(i) + "\":" + entry("U8", "[1]", "[0,1]");
   EXPECT_THAT(error_of(file_of(header + "}", "x")), HasSubstr("overlap"));
+  EXPECT_THAT(error_of(with_length(50 * uint64_t{10'000'000}, header)), HasSubstr("more than the 100000000 allowed"));
+}
+
+// A header that breaks at any place, after any number of tensors were read: an Error, or a file of which every byte is accounted for.
+TEST(Safetensors, AnyChangedByteIsReadWholeOrRefused) {
+  const TemporaryFolder folder;
+  write_safetensors(folder.file("m"), Sample().views(), {{"k", "v"}});
+  const std::string text = read_file(folder.file("m"));
+  for (size_t at = 0; at < text.size(); ++at) {
+    for (const char byte : {'\0', '\x01', '\x20', '"', '0', '9', '[', '{', '}', '\x7f', '\x80', '\xff'}) {
+      std::string changed = text;
+      changed[at] = byte;
+      size_t bytes = 0;
+      const std::string refusal = message_of<Error>([&] {
+        for (const TensorView& tensor : parse_safetensors(bytes_of(changed), "m.safetensors").tensors) bytes += tensor.bytes.size();
+      });
+      EXPECT_TRUE(refusal.empty() ? bytes == 24 + 24 + 2 + 1 : refusal.starts_with("m.safetensors: ")) << at << ": " << refusal;
+    }
+  }
 }
 
 TEST(Safetensors, AcceptsWhatIsLegal) {
@@ -156,21 +191,6 @@ TEST(Safetensors, AcceptsWhatIsLegal) {
   EXPECT_EQ(std::to_integer<int>(index.tensors[1].bytes[0]), 2);
   EXPECT_EQ(index.tensors[2].bytes.size(), 0u);
 }
-
-struct Sample {
-  std::vector<double> f64 = {1, 2, 3};
-  std::vector<float> f32 = {0.5f, -1, 3, 4, 5, 6};
-  std::vector<uint16_t> bf16 = {0x3f80};
-  std::vector<uint8_t> u8 = {7};
-
-  std::vector<TensorView> views() const {
-    return {{"w.u8", DType::U8, {1}, std::as_bytes(std::span(u8))},
-            {"w.f32", DType::F32, {2, 3}, std::as_bytes(std::span(f32))},
-            {"a.f64", DType::F64, {3}, std::as_bytes(std::span(f64))},
-            {"empty", DType::I64, {0, 4}, {}},
-            {"bf16", DType::BF16, {1, 1, 1}, std::as_bytes(std::span(bf16))}};
-  }
-};
 
 TEST(Safetensors, WrittenThenReadIsTheSame) {
   const TemporaryFolder folder;

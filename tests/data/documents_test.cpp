@@ -2,26 +2,16 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <zstd.h>
 
 #include "based/core/files.h"
 #include "tests/core/temporary_folder.h"
+#include "tests/data/compressed.h"
 
 namespace based {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-// As the zstd program does it, with a checksum of the content.
-std::string compressed(const std::string& text) {
-  std::string out(ZSTD_compressBound(text.size()) + 64, '\0');
-  ZSTD_CCtx* context = ZSTD_createCCtx();
-  ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1);
-  out.resize(ZSTD_compress2(context, out.data(), out.size(), text.data(), text.size()));
-  ZSTD_freeCCtx(context);
-  return out;
-}
 
 class Documents : public ::testing::Test {
  protected:

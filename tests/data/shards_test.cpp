@@ -96,6 +96,24 @@ TEST(Shards, WriterRefusesBadIdsUsedFoldersAndNothing) {
               HasSubstr("00000.tokens: the folder holds token shards already"));
 }
 
+TEST(Shards, AWriterThatIsGivenUpLeavesNothing) {
+  const TemporaryFolder folder;
+  const std::vector<int32_t> ids = {1, 2, 3};
+  {
+    ShardWriter writer(folder.file("a/b"), Numbers(300), 3);
+    for (int i = 0; i < 3; ++i) writer.add_document(ids);
+    EXPECT_EQ(writer.shards(), 2);
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder.file("a/b")));
+  write_file_atomic(folder.file("a/other"), "x");
+  {
+    ShardWriter writer(folder.file("a"), Numbers(300), 3);
+    for (int i = 0; i < 3; ++i) writer.add_document(ids);
+  }
+  EXPECT_EQ(read_file(folder.file("a/other")), "x");
+  EXPECT_FALSE(std::filesystem::exists(folder.file("a/00000.tokens")));
+}
+
 // One shard with three documents in a vocabulary of 300, as bytes that a test may damage.
 class DamagedShard : public ::testing::Test {
  protected:

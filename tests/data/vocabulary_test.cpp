@@ -87,6 +87,21 @@ TEST(Vocabulary, RefusesBadMerges) {
   EXPECT_THAT(refusal(vocab, "a a\r\n"), HasSubstr("'a\\x0d' is not a token"));
 }
 
+// A cut list of merges would otherwise turn the tokens behind the cut into special ones, and the ids of every text would change.
+TEST(Vocabulary, RefusesMergesThatAreCutOff) {
+  const Json vocab = bytes_and({{"ab", 256}, {"Ġab", 257}, {"abab", 258}, {"<|endoftext|>", 259}});
+  const std::string merges = "#version: 0.2\na b\nĠ ab\nab ab\n";
+  EXPECT_EQ(parse(vocab, merges).specials, (std::vector<int32_t>{259}));
+  EXPECT_EQ(parse(vocab, merges.substr(0, merges.size() - 1)).merges.size(), 3u) << "without the last line feed";
+  for (size_t size = 0; size + 1 < merges.size(); ++size) {
+    EXPECT_THAT(refusal(vocab, merges.substr(0, size)), ::testing::AnyOf(StartsWith("merges.txt:"), StartsWith("vocab.json: token")))
+        << size;
+  }
+  EXPECT_EQ(refusal(vocab, "a b\nĠ ab\n"),
+            "vocab.json: token 'abab': no merge makes it, although the tokens 'ab' and 'ab' spell it; is the list of merges cut off? (a "
+            "special token like this one needs a tokenizer.json)");
+}
+
 Json tokenizer_json() {
   Json root = parse_json(R"({"version":"1.0","added_tokens":[{"id":257,"content":"<|endoftext|>","single_word":false,"lstrip":false,
     "rstrip":false,"normalized":true,"special":true}],"normalizer":null,"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},
@@ -127,6 +142,10 @@ TEST(TokenizerJson, RefusesSettingsThatWouldChangeTheIds) {
   EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0]["lstrip"] = true; }), HasSubstr("added_tokens[0]: 'lstrip'"));
   EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0]["id"] = 3; }), HasSubstr("id 3 is already the id of '$'"));
   EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0].erase("id"); }), HasSubstr("added_tokens[0]: must be an object"));
+  EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0]["id"] = -1; }), HasSubstr("token '<|endoftext|>': id -1 is negative"));
+  for (const Json& id : {Json(2147483648u), Json(18446744073709551615u), Json(1.5)}) {
+    EXPECT_THAT(refused([&](Json& j) { j["added_tokens"][0]["id"] = id; }), HasSubstr("added_tokens[0]: must be an object")) << id;
+  }
   EXPECT_THAT(refused([](Json& j) { j["model"]["merges"][0] = Json::array({"a"}); }), HasSubstr("model.merges[0]"));
   EXPECT_THAT(refused([](Json& j) { j["model"]["merges"].push_back(Json::array({"a", "q"})); }), HasSubstr("model.merges[1]"));
   EXPECT_THAT(refused([](Json& j) { j["model"]["vocab"]["zz"] = 258; }), HasSubstr("no merge makes it"));
@@ -134,6 +153,14 @@ TEST(TokenizerJson, RefusesSettingsThatWouldChangeTheIds) {
   EXPECT_THAT(refused([](Json& j) { j.erase("model"); }), HasSubstr("model: must be an object"));
   EXPECT_THAT(refused([](Json& j) { j["model"].erase("merges"); }), HasSubstr("model: needs"));
   EXPECT_THAT(refused([](Json& j) { j = Json::array(); }), HasSubstr("must be an object"));
+}
+
+TEST(TokenizerJson, TruncatedAnywhereIsAnError) {
+  const std::string text = dump_json(tokenizer_json());
+  for (size_t size = 0; size < text.size(); ++size) {
+    const std::string cut(text.data(), size);
+    EXPECT_THAT(message_of<Error>([&] { parse_tokenizer_json(cut, "t.json"); }), StartsWith("t.json: ")) << size;
+  }
 }
 
 TEST(Vocabulary, AFolderWithoutATokenizerSaysWhatIsMissing) {

@@ -1,0 +1,58 @@
+// Runs the program as a user does, in a shell.
+#pragma once
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "based/core/files.h"
+#include "tests/core/temporary_folder.h"
+
+namespace based {
+
+struct Ran {
+  int code = -1;
+  std::string out, err;
+};
+
+// `arguments` may redirect; `before` stands in front of the program: "ulimit -f 8; ".
+inline Ran run(const std::string& arguments, const std::string& before = "") {
+  const TemporaryFolder folder;
+  const std::string command = "{ " + before + BASED_PROGRAM + " " + arguments + "; } 2>" + folder.file("err");
+  std::FILE* pipe = popen(command.c_str(), "r");
+  Ran ran;
+  std::array<char, 4096> buffer{};
+  while (const size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe)) ran.out.append(buffer.data(), n);
+  ran.code = WEXITSTATUS(pclose(pipe));
+  ran.err = read_file(folder.file("err"));
+  return ran;
+}
+
+// The program in the background, its streams into files, to send signals to.
+class Started {
+ public:
+  Started(std::vector<std::string> arguments, const std::string& out, const std::string& err) : child_(fork()) {
+    if (child_ != 0) return;
+    arguments.insert(arguments.begin(), BASED_PROGRAM);
+    std::vector<char*> words;
+    for (std::string& word : arguments) words.push_back(word.data());
+    words.push_back(nullptr);
+    if (std::freopen(out.c_str(), "w", stdout) && std::freopen(err.c_str(), "w", stderr)) execv(BASED_PROGRAM, words.data());
+    _exit(127);
+  }
+  void signal(int number) const { ::kill(child_, number); }
+  int status() const {  // of waitpid, when it has ended
+    int status = 0;
+    waitpid(child_, &status, 0);
+    return status;
+  }
+
+ private:
+  pid_t child_;
+};
+
+}  // namespace based

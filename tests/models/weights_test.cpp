@@ -1,0 +1,94 @@
+// A model's folder that does not fit is refused whole, with all that is wrong.
+#include "based/models/weights.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "based/models/tensor_view.h"
+#include "tests/core/temporary_folder.h"
+
+namespace based {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+ModelConfig tiny() {
+  ModelConfig config;
+  config.d_model = 8;
+  config.vocab_size = 16;
+  config.mlp = "none";
+  config.layers = {"gated_conv"};
+  return config;
+}
+
+class Weights : public testing::Test {
+ protected:
+  Weights() : model_(tiny()) {
+    save_model(model_, folder_.path());
+    for (const auto& item : model_.named_parameters()) tensors_.emplace_back(item.key(), item.value().detach().contiguous());
+  }
+  void store() {
+    std::vector<TensorView> views;
+    for (const auto& [name, tensor] : tensors_) views.push_back(view_of(name, tensor));
+    write_safetensors(folder_.file("model.safetensors"), views);
+  }
+  std::string refusal() {
+    store();
+    return message_of<Error>([&] { load_model(folder_.path()); });
+  }
+
+  TemporaryFolder folder_;
+  LanguageModel model_;
+  std::vector<std::pair<std::string, torch::Tensor>> tensors_;
+};
+
+TEST_F(Weights, ComeBackAsTheyWere) {
+  const LoadedModel loaded = load_model(folder_.path());
+  const auto wanted = model_.named_parameters();
+  for (const auto& item : loaded.model->named_parameters()) EXPECT_TRUE(torch::equal(item.value(), wanted[item.key()])) << item.key();
+}
+
+TEST_F(Weights, AllThatDoesNotFitIsListed) {
+  ASSERT_GE(tensors_.size(), 3u);
+  const auto [missing, was] = tensors_[0];
+  tensors_[0] = {"stranger", torch::zeros({3})};
+  auto& [misshapen, tensor] = tensors_[1];
+  tensor = torch::zeros({5, 7});
+  auto& [typed, integers] = tensors_[2];
+  integers = torch::zeros(integers.sizes(), torch::kInt64);
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("model.safetensors: does not fit"), HasSubstr("missing: " + missing + " ["),
+                               HasSubstr("unexpected: stranger [3]"), HasSubstr(misshapen + ": shape [5, 7], the model's is ["),
+                               HasSubstr(typed + ": type I64 is no floating-point type")));
+}
+
+TEST_F(Weights, MixedTypesNeedAWord) {
+  tensors_[0].second = tensors_[0].second.to(torch::kBFloat16);
+  EXPECT_THAT(refusal(), HasSubstr("give --dtype to convert them"));
+  EXPECT_EQ(load_model(folder_.path(), torch::kFloat).model->named_parameters().begin()->value().scalar_type(), torch::kFloat);
+}
+
+TEST_F(Weights, AConfigOutOfBoundsIsRefusedBeforeMemoryIsAsked) {
+  for (const char* key : {"d_model", "vocab_size", "max_positions", "mlp_width"}) {
+    Config config = write_config(tiny());
+    config.set(key, Config(int64_t{1} << 40));
+    write_file_atomic(folder_.file("config.json"), config.to_json());
+    EXPECT_THAT(message_of<Error>([&] { load_model(folder_.path()); }), AllOf(HasSubstr(key), HasSubstr("1099511627776"))) << key;
+  }
+  const std::vector<std::pair<const char*, const char*>> options = {
+      {"taylor_attention", "heads"}, {"taylor_attention", "feature_dim"}, {"taylor_attention", "head_dim"}, {"attention", "heads"},
+      {"sliding_window", "window"},  {"gated_conv", "expansion"},         {"gated_conv", "taps"},           {"base_conv", "kernel_size"}};
+  for (const auto& [mixer, option] : options) {
+    ModelConfig config = tiny();
+    config.layers = {"x"};
+    Config& table = config.mixers["x"] = Config(Config::Table{});
+    table.set("type", Config(std::string(mixer)));
+    table.set(option, Config(int64_t{1} << 40));
+    EXPECT_THAT(message_of<Error>([&] { LanguageModel{config}; }),
+                AllOf(HasSubstr(option), HasSubstr("1099511627776"), Not(HasSubstr("unknown key"))));
+  }
+}
+
+}  // namespace
+}  // namespace based
