@@ -1,6 +1,7 @@
 #include "based/generate/engine.h"
 
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 
 #include "based/generate/session.h"
 

@@ -1,6 +1,7 @@
 #include "based/models/device.h"
 
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 
 #include "based/core/error.h"
 

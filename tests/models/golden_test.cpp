@@ -3,6 +3,7 @@
 #include "based/ops/torch.h"
 
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 
 #include <algorithm>
 #include <cctype>
