@@ -9,6 +9,9 @@ void CommandLine::add(const std::string& name, Value value, const std::string& h
   std::visit(
       [&](auto* target) {
         CLI::Option* option = app_->add_option(name, *target, help);
+        constexpr bool is_list =
+            std::is_same_v<decltype(target), std::vector<std::string>*> || std::is_same_v<decltype(target), std::vector<int64_t>*>;
+        if (!is_list) option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // scripts append what they override
         bool has_default = true;
         if constexpr (requires { target->empty(); }) has_default = !target->empty();
         if (required)
