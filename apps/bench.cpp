@@ -81,12 +81,6 @@ Json to_json(const bench::Result& result) {
   return json;
 }
 
-std::string scientific(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1e", value);
-  return text;
-}
-
 void print(const bench::Result& result) {
   std::string line = padded(result.name + ", " + result.shape, 65) + " ";
   line += format_number(result.value, result.value < 10 ? 3 : 1) + " " + result.unit + "   " +

@@ -37,6 +37,6 @@ std::string padded(std::string text, size_t width);              // spaces behin
 std::string padded_left(const std::string& text, size_t width);  // spaces in front
 std::string grouped(int64_t count);                              // 363,123,456
 std::string format_number(double value, int digits);             // fixed
-std::string hex(uint64_t value);                                 // 16 digits
+std::string scientific(double value);                            // 1.2e-07
 
 }  // namespace based::apps

@@ -1,4 +1,5 @@
 #include "apps/command.h"
+#include "based/core/hash.h"
 #include "based/core/json.h"
 #include "based/core/progress.h"
 #include "based/data/shards.h"

@@ -35,9 +35,9 @@ void print_keys(const std::vector<FieldHelp>& keys) {
   }
 }
 
-std::string hex(uint64_t value) {
-  std::array<char, 17> text{};
-  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(value));
+std::string scientific(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1e", value);
   return text.data();
 }
 

@@ -70,9 +70,7 @@ void run(const Options& options) {
                grouped(options.tokens) + " tokens" + (row.grows ? ", growing" : "") + "  (d_model " + std::to_string(options.d_model) +
                ")");
     for (const auto& field : info.help()) {
-      std::string name = "    " + field.name + " = " + field.default_value;
-      name.resize(std::max<size_t>(name.size() + 2, 32), ' ');
-      print_line(name + field.help);
+      print_line(padded("    " + field.name + " = " + field.default_value, 30) + "  " + field.help);
     }
   }
   if (options.json) print_line(dump_json({{"d_model", options.d_model}, {"tokens", options.tokens}, {"mixers", list}}));

@@ -1,5 +1,6 @@
 #include "apps/command.h"
 #include "based/core/files.h"
+#include "based/core/hash.h"
 #include "based/core/json.h"
 #include "based/core/progress.h"
 #include "based/experiments/mqar_sweep.h"

@@ -23,11 +23,7 @@ void run(bool json, const std::string& name) {
                       {"summary", preset.summary}});
       continue;
     }
-    std::string line = preset.name;
-    line.resize(std::max<size_t>(line.size() + 1, 14), ' ');
-    std::string count = grouped(parameters);
-    count.insert(0, std::string(std::max<size_t>(13, count.size()) - count.size(), ' '));
-    print_line(line + count + " parameters  " + preset.summary);
+    print_line(padded(preset.name, 13) + " " + padded_left(grouped(parameters), 13) + " parameters  " + preset.summary);
   }
   if (json) print_line(dump_json({{"presets", list}}));
 }

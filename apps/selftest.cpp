@@ -26,13 +26,9 @@ void run(const Options& options) {
                       {"message", result.message}});
       return;
     }
-    char text[32];
-    std::snprintf(text, sizeof text, "%.1e", result.error);
-    std::string line = std::string(result.pass ? "pass  " : "FAIL  ") + result.name;
-    line.resize(std::max<size_t>(line.size() + 1, 34), ' ');
-    line += result.variant;
-    line.resize(std::max<size_t>(line.size() + 1, 64), ' ');
-    print_line(line + (result.message.empty() ? std::string("error ") + text : result.message));
+    std::string line = padded(std::string(result.pass ? "pass  " : "FAIL  ") + result.name, 33) + " ";
+    line = padded(line + result.variant, 63) + " ";
+    print_line(line + (result.message.empty() ? "error " + scientific(result.error) : result.message));
   });
   int64_t failed = 0;
   for (const auto& result : results) failed += !result.pass;

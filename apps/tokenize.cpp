@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "apps/command.h"
+#include "based/core/hash.h"
 #include "based/core/json.h"
 #include "based/core/progress.h"
 #include "based/core/text.h"

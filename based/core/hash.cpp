@@ -10,11 +10,13 @@
 
 namespace based {
 
-std::string Hash128::hex() const {
-  char text[33];
-  std::snprintf(text, sizeof text, "%016" PRIx64 "%016" PRIx64, high, low);
+std::string hex(uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016" PRIx64, value);
   return text;
 }
+
+std::string Hash128::hex() const { return based::hex(high) + based::hex(low); }
 
 uint64_t xxh3_64(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 

@@ -8,6 +8,8 @@
 
 namespace based {
 
+std::string hex(uint64_t value);  // 16 digits
+
 struct Hash128 {
   uint64_t high = 0, low = 0;
 

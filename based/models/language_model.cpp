@@ -88,15 +88,17 @@ Tensor LanguageModel::embed(const Tensor& ids, const Tensor& positions) {
 }
 
 Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows) {
+  const auto mix = [rows](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); };  // by value: the backward pass runs it again
+  const bool recompute = checkpoint_activations_ && torch::GradMode::is_enabled();
   Residual residual{embed(ids, positions_.defined() ? rows.positions() : Tensor()), {}};
   for (const auto& block : blocks_) {
-    if (!checkpoint_activations_ || !torch::GradMode::is_enabled()) {
-      block->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); });
+    if (!recompute) {
+      block->run(residual, mix);
       continue;
     }
-    const auto body = [block, rows](const Tensor& in) {
+    const auto body = [block, mix](const Tensor& in) {
       Residual inner{in, {}};
-      block->run(inner, [&](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); });
+      block->run(inner, mix);
       return inner.sum + inner.pending;
     };
     residual.sum = recompute_in_backward(body, residual.sum);

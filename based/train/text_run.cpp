@@ -5,6 +5,7 @@
 #include <set>
 
 #include "based/core/files.h"
+#include "based/core/hash.h"
 #include "based/core/interrupt.h"
 #include "based/core/log.h"
 #include "based/core/temporaries.h"
@@ -66,12 +67,7 @@ void require_same_run(const Config& saved, const Config& now, const std::string&
   }
 }
 
-std::string hex_hash(const TextData& data) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(data.train->hash()),
-                static_cast<unsigned long long>(data.valid->hash()));
-  return text;
-}
+std::string hex_hash(const TextData& data) { return hex(data.train->hash()) + hex(data.valid->hash()); }
 
 class TextTraining {
  public:

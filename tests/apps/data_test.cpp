@@ -72,10 +72,16 @@ TEST_F(Data, WrongUsageExitsWithTwo) {
   expect_no_set("", 2, "files");
   expect_no_set(a + "--nonsense", 2, "--nonsense");
   expect_no_set(a + "--format csv", 2, "'csv'");
-  expect_no_set(a + "--out " + file("again"), 2, "--out");
   EXPECT_EQ(run("data pack " + a + "--tokenizer bytes --shard-tokens 0 --out " + file("set")).code, 2);
   EXPECT_EQ(run("data pack " + a + "--out " + file("set")).code, 2) << "no tokenizer";
   EXPECT_EQ(run("data").code, 2);
+}
+
+TEST_F(Data, AnOptionGivenTwiceTakesTheLastValue) {
+  const std::string a = write("a.txt", "hello");
+  EXPECT_EQ(run("data pack " + a + "--tokenizer bytes --out " + file("first") + " --out " + file("last")).code, 0);
+  EXPECT_FALSE(std::filesystem::exists(file("first")));
+  EXPECT_TRUE(std::filesystem::exists(file("last")));
 }
 
 TEST_F(Data, WhereTextIsBadTheLineIsNamedAndNothingIsLeft) {
