@@ -92,7 +92,8 @@ class CausalAttentionCases : public ::testing::TestWithParam<std::tuple<Case, at
  protected:
   void SetUp() override { BASED_NEEDS(std::get<1>(GetParam())); }
 };
-INSTANTIATE_TEST_SUITE_P(Lengths, CausalAttentionCases, ::testing::Combine(::testing::ValuesIn(kCases), ::testing::ValuesIn(kDevices)));
+INSTANTIATE_TEST_SUITE_P(Lengths, CausalAttentionCases, ::testing::Combine(::testing::ValuesIn(kCases), ::testing::ValuesIn(kDevices)),
+                         case_and_device<Case>);
 
 TEST_P(CausalAttentionCases, KernelsEqualTheDoubleReference) {
   const NanFilledMemory nan_filled;

@@ -71,7 +71,8 @@ class ShortConvCases : public ::testing::TestWithParam<std::tuple<ShortCase, at:
  protected:
   void SetUp() override { BASED_NEEDS(std::get<1>(GetParam())); }
 };
-INSTANTIATE_TEST_SUITE_P(Lengths, ShortConvCases, ::testing::Combine(::testing::ValuesIn(kShortCases), ::testing::ValuesIn(kDevices)));
+INSTANTIATE_TEST_SUITE_P(Lengths, ShortConvCases, ::testing::Combine(::testing::ValuesIn(kShortCases), ::testing::ValuesIn(kDevices)),
+                         case_and_device<ShortCase>);
 
 TEST_P(ShortConvCases, KernelsEqualTheDoubleReference) {
   const NanFilledMemory nan_filled;

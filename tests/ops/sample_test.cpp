@@ -91,7 +91,7 @@ TEST_P(Sample, TakesTheSmallestOfEqualsAndTellsWhatIsNotFinite) {
   }
 }
 
-TEST(SampleKernels, GiveTheSameTokensOnCpuAndGpu) {
+TEST(SampleKernels, GiveTheSameTokensOnCpuAndOn_cuda) {
   BASED_NEEDS(at::kCUDA);
   torch::manual_seed(43);
   const Tensor logits = random({64, 5003}, at::kFloat, 4);

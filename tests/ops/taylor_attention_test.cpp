@@ -103,7 +103,8 @@ class TaylorAttentionOnDevices : public ::testing::TestWithParam<std::tuple<Case
   const Case& lengths() const { return std::get<0>(GetParam()); }
   at::DeviceType device() const { return std::get<1>(GetParam()); }
 };
-INSTANTIATE_TEST_SUITE_P(Lengths, TaylorAttentionOnDevices, ::testing::Combine(::testing::ValuesIn(kCases), ::testing::ValuesIn(kDevices)));
+INSTANTIATE_TEST_SUITE_P(Lengths, TaylorAttentionOnDevices, ::testing::Combine(::testing::ValuesIn(kCases), ::testing::ValuesIn(kDevices)),
+                         case_and_device<Case>);
 
 TEST_P(TaylorAttentionOnDevices, KernelsEqualTheDoubleReference) {
   const NanFilledMemory nan_filled;

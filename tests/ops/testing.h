@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "based/core/error.h"
@@ -39,6 +40,11 @@ class OnEveryDevice : public ::testing::TestWithParam<at::DeviceType> {
   void SetUp() override { BASED_NEEDS(GetParam()); }
 };
 inline std::string device_name(const ::testing::TestParamInfo<at::DeviceType>& info) { return info.param == at::kCPU ? "cpu" : "cuda"; }
+// Of Combine(cases, devices).
+template <class Case>
+std::string case_and_device(const ::testing::TestParamInfo<std::tuple<Case, at::DeviceType>>& info) {
+  return std::to_string(info.index / kDevices.size()) + (std::get<1>(info.param) == at::kCPU ? "_cpu" : "_cuda");
+}
 #define BASED_ON_EVERY_DEVICE(suite)     \
   class suite : public OnEveryDevice {}; \
   INSTANTIATE_TEST_SUITE_P(Devices, suite, ::testing::ValuesIn(kDevices), device_name)
