@@ -35,7 +35,7 @@ format-check: ## say which sources clang-format would change
 	@tools/setup check
 	@tools/format --check
 
-lint: setup-all $(BUILD)/build.ninja ## clang-tidy over all sources; not part of make test
+lint: setup-all $(BUILD)/build.ninja ## clang-tidy over all sources; make test runs the quick part
 	@tools/lint $(BUILD)
 
 fuzz: ## run every fuzz target for FUZZ_SECONDS (30) under ASan and UBSan

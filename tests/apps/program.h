@@ -39,6 +39,7 @@ class Started {
     if (child_ != 0) return;
     arguments.insert(arguments.begin(), BASED_PROGRAM);
     std::vector<char*> words;
+    words.reserve(arguments.size() + 1);
     for (std::string& word : arguments) words.push_back(word.data());
     words.push_back(nullptr);
     if (std::freopen(out.c_str(), "w", stdout) && std::freopen(err.c_str(), "w", stderr)) execv(BASED_PROGRAM, words.data());

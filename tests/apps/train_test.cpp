@@ -30,6 +30,7 @@ class Training {
     std::vector<std::string> words{BASED_PROGRAM, "train", config, "--out", out, "--json"};
     words.insert(words.end(), more.begin(), more.end());
     std::vector<char*> arguments;
+    arguments.reserve(words.size() + 1);
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     process_ = fork();

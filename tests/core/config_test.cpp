@@ -11,7 +11,6 @@ namespace based {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 struct OptimizerConfig {

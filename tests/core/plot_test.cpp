@@ -112,12 +112,10 @@ TEST(Plot, RefusesWhatCannotBeDrawn) {
   const double nan = std::nan("");
   EXPECT_THAT(error([](Plot& plot) { plot.series.clear(); }), HasSubstr("has no points to draw"));
   EXPECT_THAT(error([&](Plot& plot) { plot.series = {{.label = "a", .points = {{nan, 1}}}}; }), HasSubstr("has no points to draw"));
-  EXPECT_THAT(error([](Plot& plot) {
-                plot.series[0].points.push_back({0, 1});
-              }),
+  EXPECT_THAT(error([](Plot& plot) { plot.series[0].points.emplace_back(0, 1); }),
               HasSubstr("plot: series 'Attention' has 0, which a logarithmic axis cannot show"));
   EXPECT_THAT(error([](Plot& plot) { plot.y.low = 2; }), HasSubstr("the axis 'recall' has its low end above its high end"));
-  EXPECT_EQ(error([&](Plot& plot) { plot.series[0].points.push_back({1, nan}); }), "") << "a point that is not finite is left out";
+  EXPECT_EQ(error([&](Plot& plot) { plot.series[0].points.emplace_back(1, nan); }), "") << "a point that is not finite is left out";
 }
 
 TEST(Plot, SvgHoldsEveryTextEscapedAndEverySeries) {

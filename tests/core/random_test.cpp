@@ -110,8 +110,8 @@ TEST(Random, NormalInvertsTheDistributionFunction) {
 
 TEST(Random, NormalIsFixedToTheBit) {
   Random random(42, 1);
-  std::vector<double> drawn;
-  for (int i = 0; i < 1000; ++i) drawn.push_back(random.normal());
+  std::vector<double> drawn(1000);
+  for (double& x : drawn) x = random.normal();
   EXPECT_EQ(drawn[0], -0x1.24f0c571f777ap+0);
   EXPECT_EQ(drawn[999], 0x1.d482eca6e5b21p-2);
 }

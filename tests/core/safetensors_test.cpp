@@ -241,8 +241,9 @@ TEST(Safetensors, TruncatedAnywhereIsAnError) {
 TEST(Safetensors, WriterRefusesWhatReadersWould) {
   const TemporaryFolder folder;
   const uint8_t one = 1;
-  const auto write = [&](std::vector<std::string> names, std::map<std::string, std::string> metadata = {}) {
+  const auto write = [&](const std::vector<std::string>& names, const std::map<std::string, std::string>& metadata = {}) {
     std::vector<TensorView> views;
+    views.reserve(names.size());
     for (const std::string& name : names) views.push_back({name, DType::U8, {1}, std::as_bytes(std::span(&one, 1))});
     return message_of<Error>([&] { write_safetensors(folder.file("m"), views, metadata); });
   };

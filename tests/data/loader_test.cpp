@@ -20,8 +20,8 @@ class LoaderTest : public ::testing::Test {
     ShardWriter writer(folder_.file(std::to_string(sets_)), ByteTokenizer(), 16);
     int32_t next = 0;
     for (const int length : documents) {
-      std::vector<int32_t> ids;
-      for (int i = 0; i < length; ++i) ids.push_back(next++ % 256);
+      std::vector<int32_t> ids(static_cast<size_t>(length));
+      for (int32_t& id : ids) id = next++ % 256;
       writer.add_document(ids);
     }
     writer.finish();

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -18,16 +19,10 @@ namespace based::kernels {
 using Reals = std::vector<double>;
 
 inline uint16_t bf16_bits(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
   return std::isnan(x) ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
-inline float bf16_value(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float x;
-  std::memcpy(&x, &wide, 4);
-  return x;
-}
+inline float bf16_value(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 inline double rounded(DType dtype, double x) {
   const float f = static_cast<float>(x);
   return static_cast<double>(dtype == DType::f32 ? f : bf16_value(bf16_bits(f)));

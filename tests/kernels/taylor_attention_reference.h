@@ -1,70 +1,14 @@
-// The plain reference of Taylor attention in double precision, forward and backward, and memory as the kernels see it. For the tests.
+// The plain reference of Taylor attention in double precision, forward and backward. For the tests.
 #pragma once
 #include <cmath>
-#include <cstring>
-#include <limits>
 #include <ostream>
 #include <random>
 #include <vector>
 
 #include "based/kernels/taylor_attention.h"
+#include "tests/kernels/buffer.h"
 
 namespace based::kernels::taylor_test {
-
-using Reals = std::vector<double>;
-
-inline float to_float(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float x;
-  std::memcpy(&x, &wide, 4);
-  return x;
-}
-inline uint16_t to_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-// A tensor in the memory that a kernel sees, of either type, between guard values.
-class Buffer {
- public:
-  Buffer(DType dtype, const Reals& values) : dtype_(dtype), size_(values.size()), bytes_((size_ + 2 * guard) * bytes_each()) {
-    for (size_t i = 0; i < size_ + 2 * guard; ++i) put(i, std::numeric_limits<float>::quiet_NaN());
-    for (size_t i = 0; i < size_; ++i) put(i + guard, static_cast<float>(values[i]));
-  }
-  // Filled with NaN.
-  Buffer(DType dtype, int64_t size) : Buffer(dtype, Reals(static_cast<size_t>(size), std::nan(""))) {}
-
-  void* data() { return bytes_.data() + guard * bytes_each(); }
-  float* floats() { return static_cast<float*>(data()); }
-  Reals values() const {
-    Reals out(size_);
-    for (size_t i = 0; i < size_; ++i) out[i] = static_cast<double>(get(i + guard));
-    return out;
-  }
-  bool guards_intact() const {
-    for (size_t i = 0; i < guard; ++i)
-      if (!std::isnan(get(i)) || !std::isnan(get(size_ + guard + i))) return false;
-    return true;
-  }
-
- private:
-  static constexpr size_t guard = 64;
-  size_t bytes_each() const { return static_cast<size_t>(dtype_size(dtype_)); }
-  void put(size_t i, float x) {
-    const uint16_t half = std::isnan(x) ? 0x7fc0 : to_bf16(x);
-    dtype_ == DType::f32 ? std::memcpy(&bytes_[i * 4], &x, 4) : std::memcpy(&bytes_[i * 2], &half, 2);
-  }
-  float get(size_t i) const {
-    float x;
-    uint16_t half;
-    if (dtype_ == DType::f32) return std::memcpy(&x, &bytes_[i * 4], 4), x;
-    return std::memcpy(&half, &bytes_[i * 2], 2), to_float(half);
-  }
-  DType dtype_;
-  size_t size_;
-  std::vector<unsigned char> bytes_;
-};
 
 struct Case {
   int32_t feature_dim, head_dim;
@@ -135,8 +79,7 @@ inline Numbers make_numbers(const Case& c, unsigned seed) {
   const auto tensor = [&](int64_t n, double scale, bool typed) {
     Reals x(static_cast<size_t>(n));
     for (double& value : x) {
-      const float f = static_cast<float>(normal(random) * scale);
-      value = static_cast<double>(typed && c.dtype == DType::bf16 ? to_float(to_bf16(f)) : f);
+      value = rounded(typed ? c.dtype : DType::f32, normal(random) * scale);
     }
     return x;
   };
