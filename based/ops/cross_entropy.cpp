@@ -103,7 +103,12 @@ Tensor softmax_cpu(Tensor& logits, const Tensor& targets, double scale, bool gra
 }
 
 Forward forward_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight) {
-  return cross_entropy_with(softmax_cpu, kChunkBytes, hidden, weight, labels, grad_hidden, grad_weight);
+  if (!faster_in_fp32(hidden)) return cross_entropy_with(softmax_cpu, kChunkBytes, hidden, weight, labels, grad_hidden, grad_weight);
+  check(hidden, weight, labels);  // before the types become one
+  const auto [loss, by_hidden, by_weight] =
+      cross_entropy_with(softmax_cpu, kChunkBytes, hidden.to(at::kFloat), weight.to(at::kFloat), labels, grad_hidden, grad_weight);
+  const auto rounded = [](const Tensor& gradient) { return gradient.defined() ? gradient.to(at::kBFloat16) : gradient; };
+  return {loss, rounded(by_hidden), rounded(by_weight)};
 }
 
 Forward forward_meta(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight) {

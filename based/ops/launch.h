@@ -16,6 +16,9 @@
 
 namespace based::ops {
 
+// Whether LibTorch's matrix products in x's type are a tenth as fast as those in fp32: bf16 on a CPU without AVX-512.
+bool faster_in_fp32(const Tensor& x);
+
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();  // beyond a limit the reference runs
 
 struct TaylorAttentionKernels {

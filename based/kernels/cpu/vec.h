@@ -48,8 +48,16 @@ BASED_INLINE Vec broadcast(float x) { return x - Vec{}; }  // x - 0 is x for eve
 BASED_INLINE Vec load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
 BASED_INLINE void store(float* p, Vec x) { *reinterpret_cast<UnalignedVec*>(p) = x; }
 
-// a * b + c, rounded once where the instruction set can.
-BASED_INLINE Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
+// a * b + c, rounded once where the instruction set can: by name, since compilers differ in which sums they fuse.
+BASED_INLINE Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 
 // Where an operand is NaN, the second one is the result: put the value that may be NaN second to let it through.
 BASED_INLINE Vec max(Vec a, Vec b) {
