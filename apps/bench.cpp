@@ -28,7 +28,7 @@ const bench::Case& find_case(const std::string& name) {
   }
   const std::string close = nearest(name, names);
   throw UsageError("no benchmark '" + name + "'" + (close.empty() ? "" : "; did you mean '" + close + "'?") +
-                   " `based bench` without a name lists them");
+                   "; `based bench` without a name lists them");
 }
 
 // The named ones, or all that measure this device.

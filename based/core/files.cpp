@@ -103,6 +103,12 @@ std::string read_file(const std::string& path) {
 }
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_(temporary_sibling(path)) {
+  // A rename would replace a device or a pipe by a file.
+  struct stat status {};
+  if (::stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    temporary_.clear();
+    throw Error(path_ + ": cannot be written: it is no regular file; name another");
+  }
   descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (descriptor_ < 0) fail(path_, "cannot write", errno);
 }

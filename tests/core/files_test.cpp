@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -64,7 +65,7 @@ TEST(Files, MessagesNameThePath) {
   EXPECT_EQ(message_of<Error>([&] { read_file(here); }), here + ": is a folder, not a file");
   EXPECT_EQ(message_of<Error>([&] { MappedFile mapped(here); }), here + ": is a folder, not a file");
   EXPECT_EQ(message_of<Error>([&] { MappedFile mapped("/dev/null"); }), "/dev/null: not a regular file");
-  EXPECT_THAT(message_of<Error>([&] { write_file_atomic(here, "x"); }), HasSubstr(here + ": cannot put the new file in place"));
+  EXPECT_THAT(message_of<Error>([&] { write_file_atomic(here, "x"); }), HasSubstr(here + ": cannot be written: it is no regular file"));
   EXPECT_EQ(folder.entries(), 0u);
 }
 
@@ -114,6 +115,17 @@ TEST(Files, KilledAtAnyMomentTheFileIsTheOldOrTheNewOne) {
     waitpid(child, nullptr, 0);
     const std::string found = read_file(path);
     EXPECT_TRUE(found == one || found == two) << found.size() << " bytes after round " << round;
+  }
+}
+
+TEST(Files, ADeviceAPipeOrAFolderIsNotReplaced) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(::mkfifo(folder.file("pipe").c_str(), 0600), 0);
+  std::filesystem::create_directory(folder.file("folder"));
+  for (const std::string& path : {folder.file("pipe"), folder.file("folder"), std::string("/dev/null")}) {
+    const auto before = std::filesystem::status(path).type();
+    EXPECT_THROW(write_file_atomic(path, "x"), Error) << path;
+    EXPECT_EQ(std::filesystem::status(path).type(), before) << path;
   }
 }
 
