@@ -1,0 +1,13 @@
+# cmake -DPRESET=name [-DFOLDER=build/name] [-DOPTION=-D...] [-DTARGET=all] -P tools/preset.cmake: configures and builds a preset; for ctest.
+if(NOT FOLDER)
+  set(FOLDER build/${PRESET})
+endif()
+if(NOT TARGET)
+  set(TARGET all)
+endif()
+foreach(step "--preset;${PRESET};-B;${FOLDER};${OPTION}" "--build;${FOLDER};--target;${TARGET}")
+  execute_process(COMMAND ${CMAKE_COMMAND} ${step} RESULT_VARIABLE failed)
+  if(failed)
+    message(FATAL_ERROR "cmake ${step} failed")
+  endif()
+endforeach()
