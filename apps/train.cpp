@@ -8,7 +8,7 @@ namespace based::apps {
 namespace {
 
 struct Options {
-  std::string config, out = "out/train";
+  std::string config, device, out = "out/train";
   std::vector<std::string> set;
   bool resume = false, json = false, keys = false;
 };
@@ -20,6 +20,7 @@ void print_json(const Options& options, const TextRunResult& result) {
   line.update({{"parameters", result.parameters},
                {"seconds", loop.seconds},
                {"tokens_per_second", loop.tokens_per_second},
+               {"peak_memory_bytes", loop.peak_memory},
                {"loss", loop.state.loss},
                {"skipped_steps", loop.state.skipped},
                {"failed_saves", loop.failed_saves},
@@ -32,7 +33,8 @@ void print_json(const Options& options, const TextRunResult& result) {
 void print_text(const Options& options, const TextRunResult& result) {
   const LoopResult& loop = result.loop;
   std::string line = (loop.interrupted ? "stopped after step " : "trained to step ") + std::to_string(loop.state.step);
-  line += " in " + format_duration(loop.seconds) + ", " + format_count(loop.tokens_per_second) + " tokens/s";
+  line += " in " + format_duration(loop.seconds) + ", " + format_count(loop.tokens_per_second) + " tokens/s, at most " +
+          format_bytes(loop.peak_memory) + " of memory";
   const auto& figures = loop.state.evaluation;
   if (figures.contains("loss")) {
     line += "; held-out loss " + format_number(figures.at("loss"), 3) + ", perplexity " + format_number(figures.at("perplexity"), 2);
@@ -47,6 +49,7 @@ void run(const Options& options) {
   if (options.config.empty()) throw UsageError("train needs a config: `based train CONFIG.toml`; `based train --keys` lists its keys");
   Config config = Config::parse_toml_file(options.config);
   for (const auto& assignment : options.set) config.override_with(assignment);
+  if (!options.device.empty()) config.set("train.device", Config(options.device, "--device: "));
   const TextRunResult result = run_text_training(read_config<TextRun>(config), options.out, options.resume);
   options.json ? print_json(options, result) : print_text(options, result);
   if (result.loop.failed_saves > 0) log_warning(std::to_string(result.loop.failed_saves) + " checkpoints could not be saved on the way");
@@ -60,6 +63,7 @@ void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
   app.add_option("config", options->config, "TOML file; `based train --keys` lists its keys");
   app.add_option("--set", options->set, "key=value, in place of the file's: train.steps=200");
+  app.add_option("--device", options->device, "cpu, cuda or cuda:N; in place of train.device");
   app.add_option("--out", options->out, "folder for the model, the tokenizer, the metrics and the checkpoints");
   app.add_flag("--resume", options->resume, "go on from the newest whole checkpoint in --out; begin where there is none");
   app.add_flag("--keys", options->keys, "list every key with its default");

@@ -41,34 +41,44 @@ void verify_model(BenchModel& result) {
   const Sequences first = Sequences::equal(1, prefilled, model.device());
   std::vector<torch::Tensor> rows{model.prefill(ids.narrow(0, 0, prefilled), first, state, slots)};
   for (int64_t t = prefilled; t < tokens; ++t) rows.push_back(model.step(ids.narrow(0, t, 1), state, slots));
-  const SkipInitialisation weights_follow;
-  LanguageModel exact(model.config());
-  const auto weights = model.named_parameters();
-  for (const auto& item : exact.named_parameters()) item.value().copy_(weights[item.key()]);
-  if (!reduced) exact.to(torch::kDouble);
-  exact.eval();
-  result.error = verify(torch::cat(rows).cpu(), exact.forward(ids.cpu(), Sequences::equal(1, tokens)), reduced ? 0.1 : 1e-3, result.name);
+  const std::shared_ptr<LanguageModel> exact = exact_copy(model);
+  exact->eval();
+  result.error = verify(torch::cat(rows).cpu(), exact->forward(ids.cpu(), Sequences::equal(1, tokens)), reduced ? 0.1 : 1e-3, result.name);
 }
 
 }  // namespace
 
-BenchModel verified_preset(const Context& context, const std::string& preset) {
+std::shared_ptr<LanguageModel> exact_copy(const LanguageModel& model) {
+  const torch::NoGradGuard no_grad;
+  const SkipInitialisation weights_follow;
+  const auto exact = std::make_shared<LanguageModel>(model.config());
+  const auto weights = model.named_parameters();
+  for (const auto& item : exact->named_parameters()) item.value().copy_(weights[item.key()]);
+  if (model.dtype() != torch::kBFloat16) exact->to(torch::kDouble);
+  return exact;
+}
+
+std::shared_ptr<LanguageModel> random_preset(const Context& context, const std::string& preset) {
   torch::manual_seed(3);
-  BenchModel result;
-  result.name = preset;
+  std::shared_ptr<LanguageModel> model;
   {
     // A billion random numbers take long on a CPU: a GPU draws its own.
     std::optional<SkipInitialisation> drawn_there;
     if (context.device.is_cuda()) drawn_there.emplace();
-    result.model = std::make_shared<LanguageModel>(find_preset(preset));
+    model = std::make_shared<LanguageModel>(find_preset(preset));
   }
-  result.model->to(context.device, torch::kBFloat16);
+  model->to(context.device, torch::kBFloat16);
   const torch::NoGradGuard no_grad;
   if (context.device.is_cuda())
-    for (auto& parameter : result.model->named_parameters()) {
+    for (auto& parameter : model->named_parameters()) {
       if (parameter.value().dim() > 1) parameter.value().normal_(0, initial_std);
       if (parameter.key().ends_with("bias")) parameter.value().zero_();
     }
+  return model;
+}
+
+BenchModel verified_preset(const Context& context, const std::string& preset) {
+  BenchModel result{random_preset(context, preset), preset, 0};
   verify_model(result);
   return result;
 }

@@ -15,7 +15,11 @@ struct BenchModel {
 // The model that the context names: a folder's, as stored, or based-360m (quick: based-demo) with random weights in bf16. Verified on a
 // short text.
 BenchModel verified_model(const Context& context);
-// The same for this preset, whatever the context names.
+// The preset in bf16, on the context's device, with random weights; not verified.
+std::shared_ptr<LanguageModel> random_preset(const Context& context, const std::string& preset);
+// The model in fp32 (fp64 for fp32 models), with the same weights, on the CPU.
+std::shared_ptr<LanguageModel> exact_copy(const LanguageModel& model);
+// The same as verified_model for this preset, whatever the context names.
 BenchModel verified_preset(const Context& context, const std::string& preset);
 // Bytes of the weights that a decoding step reads: all, the embedding once, as the output projection.
 double weight_bytes(const LanguageModel& model);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "based/core/error.h"
+#include "based/ops/transfer.h"
 
 namespace based {
 
@@ -13,7 +14,7 @@ Sequences::Sequences(std::vector<int64_t> starts, torch::Device device) : starts
     max_length_ = std::max(max_length_, length(row));
     equal_length_ = equal_length_ && length(row) == length(0);
   }
-  cu_seqlens_ = torch::tensor(starts_, torch::kInt64).to(device);
+  cu_seqlens_ = ops::to_device(torch::tensor(starts_, torch::kInt64), device);
 }
 
 Sequences Sequences::equal(int64_t rows, int64_t length, torch::Device device) {

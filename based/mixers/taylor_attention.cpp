@@ -99,9 +99,14 @@ class TaylorAttention final : public Mixer {
             v_proj_->forward(x).view({-1, config_.heads, config_.head_dim})};
   }
 
-  std::optional<Tensor> rates(const Tensor& x) const {
+  // Moved once to where the model is: a copy in each call would wait there, and cannot be recorded.
+  std::optional<Tensor> rates(const Tensor& x) {
     if (!config_.decay) return std::nullopt;
-    return rates_.to(x.device(), ops::sum_type(x));
+    if (rates_.device() != x.device()) {
+      const torch::InferenceMode none(false);  // training may follow
+      rates_ = rates_.to(x.device());
+    }
+    return rates_.to(ops::sum_type(x));
   }
 
   Tensor output(const Tensor& x, Tensor y) const {

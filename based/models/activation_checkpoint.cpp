@@ -1,21 +1,11 @@
 #include "based/models/activation_checkpoint.h"
 
-#include <mutex>
+#include "based/models/device.h"
 
 namespace based {
 namespace {
 
 using Body = std::function<Tensor(const Tensor&)>;
-
-Tensor random_state(at::Generator& generator) {
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
-}
-
-void set_random_state(at::Generator& generator, const Tensor& state) {
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
-}
 
 // What autograd keeps between the passes.
 struct Kept : torch::CustomClassHolder {
@@ -37,12 +27,11 @@ struct Recompute : torch::autograd::Function<Recompute> {
     const auto capsule = context->saved_data["kept"].toCapsule();
     Kept& kept = *static_cast<Kept*>(capsule.get());
     const Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
-    at::Generator generator = at::globalContext().defaultGenerator(x.device());
-    const Tensor after = random_state(generator);
-    set_random_state(generator, kept.random);
+    const Tensor after = random_state(x.device());
+    set_random_state(x.device(), kept.random);
     const at::AutoGradMode grad_mode(true);
     const Tensor y = kept.body(x);
-    set_random_state(generator, after);
+    set_random_state(x.device(), after);
     torch::autograd::backward({y}, {gradients[0]});  // adds to the gradients of the body's parameters
     return {x.grad(), Tensor()};
   }
@@ -52,8 +41,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
 
 Tensor recompute_in_backward(std::function<Tensor(const Tensor&)> body, const Tensor& x) {
   if (!torch::GradMode::is_enabled()) return body(x);
-  at::Generator generator = at::globalContext().defaultGenerator(x.device());
-  return Recompute::apply(x, c10::make_intrusive<Kept>(std::move(body), random_state(generator)));
+  return Recompute::apply(x, c10::make_intrusive<Kept>(std::move(body), random_state(x.device())));
 }
 
 }  // namespace based

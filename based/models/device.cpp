@@ -1,6 +1,10 @@
 #include "based/models/device.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
+#include <sys/resource.h>
 #include <torch/cuda.h>
+
+#include <mutex>
 
 #include "based/core/error.h"
 
@@ -19,6 +23,36 @@ torch::Device parse_device(const std::string& text, const std::string& what) {
                      ": no CUDA device can be used; this needs a build with -DBASED_WITH_CUDA=ON, a GPU and its driver");
   if (index >= found) throw UsageError(what + " = " + text + ": devices 0.." + std::to_string(found - 1) + " are there");
   return {torch::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+
+torch::Tensor random_state(torch::Device device) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_random_state(torch::Device device, const torch::Tensor& state) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
+
+void synchronize(torch::Device device) {
+  if (device.is_cuda()) torch::cuda::synchronize(device.index());
+}
+
+int64_t peak_memory(torch::Device device) {
+  if (device.is_cuda()) {
+    constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return c10::getDeviceAllocator(device.type())->getDeviceStats(device.index()).allocated_bytes.at(kAll).peak;
+  }
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return int64_t{1024} * usage.ru_maxrss;
+}
+
+void reset_peak_memory(torch::Device device) {
+  if (device.is_cuda()) c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
 }
 
 }  // namespace based

@@ -1,4 +1,4 @@
-// Where a model runs, as commands and configs name it.
+// Where a model runs, as commands and configs name it, and what it takes there.
 #pragma once
 #include <string>
 
@@ -8,5 +8,17 @@ namespace based {
 
 // "cpu", "cuda" or "cuda:1". Throws UsageError, naming `what`, for another word and for a GPU that is not there.
 torch::Device parse_device(const std::string& text, const std::string& what);
+
+// Of torch's random numbers there: bytes, on the CPU.
+torch::Tensor random_state(torch::Device device);
+void set_random_state(torch::Device device, const torch::Tensor& state);
+
+// Waits for all that was launched on a GPU.
+void synchronize(torch::Device device);
+
+// The most bytes that tensors on a GPU took at once since reset_peak_memory; on the CPU the most that the whole process has had resident
+// since it began, which cannot be reset.
+int64_t peak_memory(torch::Device device);
+void reset_peak_memory(torch::Device device);
 
 }  // namespace based

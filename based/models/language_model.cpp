@@ -106,11 +106,13 @@ Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows) {
   return norm_->forward(residual);
 }
 
-Tensor LanguageModel::loss(const Tensor& ids, const Tensor& labels, const Sequences& rows) {
-  return cross_entropy(forward(ids, rows), labels);
+Tensor LanguageModel::loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled) {
+  return cross_entropy(forward(ids, rows), labels, labelled);
 }
 
-Tensor LanguageModel::cross_entropy(const Tensor& hidden, const Tensor& labels) { return ops::cross_entropy(hidden, embedding_, labels); }
+Tensor LanguageModel::cross_entropy(const Tensor& hidden, const Tensor& labels, int64_t labelled) {
+  return ops::cross_entropy(hidden, embedding_, labels, labelled);
+}
 
 Tensor LanguageModel::logits(const Tensor& hidden) { return ops::linear(hidden, embedding_); }
 

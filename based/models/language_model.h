@@ -72,9 +72,9 @@ class LanguageModel : public torch::nn::Module {
 
   // ids int64 [tokens] -> hidden states after the last norm, [tokens, d_model].
   Tensor forward(const Tensor& ids, const Sequences& rows);
-  // Mean cross entropy over labels ≠ −100, int64 [tokens].
-  Tensor loss(const Tensor& ids, const Tensor& labels, const Sequences& rows);
-  Tensor cross_entropy(const Tensor& hidden, const Tensor& labels);
+  // Mean cross entropy over labels ≠ −100, int64 [tokens], of which there are `labelled`; −1: they are counted, which waits for a device.
+  Tensor loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled = -1);
+  Tensor cross_entropy(const Tensor& hidden, const Tensor& labels, int64_t labelled = -1);
   // hidden [n, d_model] -> [n, padded_vocab].
   Tensor logits(const Tensor& hidden);
 

@@ -13,7 +13,7 @@ constexpr int64_t kIgnored = -100;
 constexpr int64_t kChunkBytes = int64_t{8} << 20;  // of logits: what stays in the cache from one product to the next
 constexpr int64_t kChunkRows = 64;                 // at least: below it, adding up weight's gradient costs more than its products
 
-void check(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
+void check(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled = -1) {
   require(at::isFloatingType(hidden.scalar_type()), kOp, "hidden must be floating, got ", hidden.scalar_type());
   require_shape(kOp, "hidden", hidden, {-1, -1});
   require_like(kOp, "weight", weight, hidden);
@@ -21,12 +21,24 @@ void check(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
   require(weight.size(0) >= 1, kOp, "weight must have a row a word, got ", weight.sizes());
   require_type(kOp, "labels", labels, at::kLong);
   require_shape(kOp, "labels", labels, {hidden.size(0)});
+  require(labelled >= -1 && labelled <= labels.size(0), kOp, "labelled must be -1 or 0..", labels.size(0), ", got ", labelled);
 }
 
 void check_targets(const Tensor& targets, int64_t vocab) {
   if (!targets.is_cpu() || targets.numel() == 0) return;  // values on a device are not waited for
   const int64_t least = targets.min().item<int64_t>(), most = targets.max().item<int64_t>();
   require(least >= 0 && most < vocab, kOp, "labels must be -100 or 0..", vocab - 1, ", got ", least < 0 ? least : most);
+}
+
+// The rows that have a label; undefined: all have one. Where the caller knows how many there are, nothing waits for a device.
+Tensor rows_with_label(const Tensor& labels, int64_t labelled) {
+  const Tensor has_label = labels != kIgnored;
+  if (labelled < 0) return has_label.nonzero().squeeze(1);
+  if (labels.is_cpu()) {
+    const int64_t counted = has_label.sum().item<int64_t>();
+    require(counted == labelled, kOp, "labelled must be the number of labels, ", counted, ", or -1, got ", labelled);
+  }
+  return labelled == labels.size(0) ? Tensor() : at::nonzero_static(has_label, labelled).squeeze(1);
 }
 
 Tensor softmax_reference(Tensor& logits, const Tensor& targets, double scale, bool gradient) {
@@ -56,13 +68,14 @@ Tensor cross_entropy_softmax_with(kernels::Status (*kernel)(const kernels::Cross
 
 // The gradient is made where the logits are, in the forward: they are large, and making them again would cost a third more.
 Forward cross_entropy_with(CrossEntropySoftmax softmax, int64_t chunk_bytes, const Tensor& hidden, const Tensor& weight,
-                           const Tensor& labels, bool grad_hidden, bool grad_weight) {
-  check(hidden, weight, labels);
+                           const Tensor& labels, int64_t labelled, bool grad_hidden, bool grad_weight) {
+  check(hidden, weight, labels, labelled);
   const at::ScalarType type = sum_type(hidden);
-  const Tensor labelled = (labels != kIgnored).nonzero().squeeze(1);
-  const Tensor inputs = hidden.index_select(0, labelled), targets = labels.index_select(0, labelled);
+  const Tensor chosen = rows_with_label(labels, labelled);
+  const Tensor inputs = chosen.defined() ? hidden.index_select(0, chosen) : hidden;
+  const Tensor targets = chosen.defined() ? labels.index_select(0, chosen) : labels;
   check_targets(targets, weight.size(0));
-  const int64_t count = labelled.size(0), vocab = weight.size(0);
+  const int64_t count = targets.size(0), vocab = weight.size(0);
   const int64_t chunk = std::min(std::max(chunk_bytes / (vocab * hidden.element_size()), kChunkRows), count);
   Tensor loss = at::zeros({}, hidden.options().dtype(type));
   const Tensor by_input = grad_hidden ? at::empty(inputs.sizes(), inputs.options()) : Tensor();
@@ -86,50 +99,56 @@ Forward cross_entropy_with(CrossEntropySoftmax softmax, int64_t chunk_bytes, con
       by_weight.addmm_(x.t(), logits);
   }
   if (count > 0) loss /= count;
-  Tensor all_by_hidden;
-  if (grad_hidden) all_by_hidden = at::zeros(hidden.sizes(), hidden.options()).index_copy_(0, labelled, by_input);
+  Tensor all_by_hidden = by_input;
+  if (grad_hidden && chosen.defined()) all_by_hidden = at::zeros(hidden.sizes(), hidden.options()).index_copy_(0, chosen, by_input);
   if (grad_weight) by_weight = by_weight.t().to(weight.scalar_type()).contiguous();
   return {loss, all_by_hidden, by_weight};
 }
 
 namespace {
 
-Forward forward_reference(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight) {
-  return cross_entropy_with(softmax_reference, kChunkBytes, hidden, weight, labels, grad_hidden, grad_weight);
+Forward forward_reference(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled, bool grad_hidden,
+                          bool grad_weight) {
+  return cross_entropy_with(softmax_reference, kChunkBytes, hidden, weight, labels, labelled, grad_hidden, grad_weight);
 }
 
 Tensor softmax_cpu(Tensor& logits, const Tensor& targets, double scale, bool gradient) {
   return cross_entropy_softmax_with(kernels::cpu::cross_entropy, logits, targets, scale, gradient);
 }
 
-Forward forward_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight) {
-  if (!faster_in_fp32(hidden)) return cross_entropy_with(softmax_cpu, kChunkBytes, hidden, weight, labels, grad_hidden, grad_weight);
-  check(hidden, weight, labels);  // before the types become one
-  const auto [loss, by_hidden, by_weight] =
-      cross_entropy_with(softmax_cpu, kChunkBytes, hidden.to(at::kFloat), weight.to(at::kFloat), labels, grad_hidden, grad_weight);
+Forward forward_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled, bool grad_hidden,
+                    bool grad_weight) {
+  const auto with = [&](const Tensor& x, const Tensor& w) {
+    return cross_entropy_with(softmax_cpu, kChunkBytes, x, w, labels, labelled, grad_hidden, grad_weight);
+  };
+  if (!faster_in_fp32(hidden)) return with(hidden, weight);
+  check(hidden, weight, labels, labelled);  // before the types become one
+  const auto [loss, by_hidden, by_weight] = with(hidden.to(at::kFloat), weight.to(at::kFloat));
   const auto rounded = [](const Tensor& gradient) { return gradient.defined() ? gradient.to(at::kBFloat16) : gradient; };
   return {loss, rounded(by_hidden), rounded(by_weight)};
 }
 
-Forward forward_meta(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight) {
-  check(hidden, weight, labels);
+Forward forward_meta(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled, bool grad_hidden,
+                     bool grad_weight) {
+  check(hidden, weight, labels, labelled);
   return {at::empty({}, hidden.options().dtype(sum_type(hidden))), grad_hidden ? at::empty(hidden.sizes(), hidden.options()) : Tensor(),
           grad_weight ? at::empty(weight.sizes(), weight.options()) : Tensor()};
 }
 
-Forward call_forward(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight) {
+Forward call_forward(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled, bool grad_hidden,
+                     bool grad_weight) {
   static const auto op = find_operator<decltype(call_forward)>("based::cross_entropy_forward");
-  return op.call(hidden, weight, labels, grad_hidden, grad_weight);
+  return op.call(hidden, weight, labels, labelled, grad_hidden, grad_weight);
 }
 
 struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
   using Context = torch::autograd::AutogradContext;
   using Variables = torch::autograd::variable_list;
 
-  static Tensor forward(Context* context, const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
+  static Tensor forward(Context* context, const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled) {
     const bool grad_hidden = hidden.requires_grad(), grad_weight = weight.requires_grad();
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const auto [loss, by_hidden, by_weight] = call_forward(hidden, weight, labels, grad_hidden, grad_weight);
+    const auto [loss, by_hidden, by_weight] = call_forward(hidden, weight, labels, labelled, grad_hidden, grad_weight);
     context->save_for_backward({by_hidden, by_weight});
     return loss;
   }
@@ -137,18 +156,18 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
   static Variables backward(Context* context, const Variables& grads) {
     const Variables saved = context->get_saved_variables();
     const auto scaled = [&](const Tensor& t) { return t.defined() ? t * grads[0].to(t.scalar_type()) : t; };
-    return {scaled(saved[0]), scaled(saved[1]), Tensor()};
+    return {scaled(saved[0]), scaled(saved[1]), Tensor(), Tensor()};
   }
 };
 
-Tensor loss_of(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
-  return std::get<0>(call_forward(hidden, weight, labels, false, false));
+Tensor loss_of(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled) {
+  return std::get<0>(call_forward(hidden, weight, labels, labelled, false, false));
 }
 
-Tensor loss_autograd(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
-  if (wants_gradient({hidden, weight})) return CrossEntropyFunction::apply(hidden, weight, labels);
+Tensor loss_autograd(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled) {
+  if (wants_gradient({hidden, weight})) return CrossEntropyFunction::apply(hidden, weight, labels, labelled);
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return loss_of(hidden, weight, labels);
+  return loss_of(hidden, weight, labels, labelled);
 }
 
 }  // namespace
@@ -159,17 +178,17 @@ Tensor cross_entropy_reference(const Tensor& hidden, const Tensor& weight, const
   return at::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, kIgnored) / (labels != kIgnored).sum().clamp_min(1);
 }
 
-Tensor cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
+Tensor cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled) {
   static const auto op = find_operator<decltype(loss_of)>("based::cross_entropy");
-  return op.call(hidden, weight, labels);
+  return op.call(hidden, weight, labels, labelled);
 }
 
 namespace {
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
-  m.def("cross_entropy(Tensor hidden, Tensor weight, Tensor labels) -> Tensor");
+  m.def("cross_entropy(Tensor hidden, Tensor weight, Tensor labels, int labelled=-1) -> Tensor");
   m.def(
-      "cross_entropy_forward(Tensor hidden, Tensor weight, Tensor labels, bool grad_hidden, bool grad_weight) -> "
+      "cross_entropy_forward(Tensor hidden, Tensor weight, Tensor labels, int labelled, bool grad_hidden, bool grad_weight) -> "
       "(Tensor loss, Tensor grad_hidden, Tensor grad_weight)");
   m.def("cross_entropy_reference(Tensor hidden, Tensor weight, Tensor labels) -> Tensor", cross_entropy_reference);
 }

@@ -111,9 +111,10 @@ extern const PointwiseKernels kCpuPointwise;
 // Logits [rows, vocab] become (softmax − one-hot)·scale in place where `gradient`; returns the sum of the losses.
 using CrossEntropySoftmax = Tensor (*)(Tensor& logits, const Tensor& targets, double scale, bool gradient);
 // loss, its gradient by hidden and by weight (undefined where not asked for). The logits of a chunk take `chunk_bytes`, or those of 64
-// rows.
+// rows. `labelled`: see cross_entropy.
 std::tuple<Tensor, Tensor, Tensor> cross_entropy_with(CrossEntropySoftmax softmax, int64_t chunk_bytes, const Tensor& hidden,
-                                                      const Tensor& weight, const Tensor& labels, bool grad_hidden, bool grad_weight);
+                                                      const Tensor& weight, const Tensor& labels, int64_t labelled, bool grad_hidden,
+                                                      bool grad_weight);
 // The softmax by a kernel, or in ATen where the logits' type has none.
 Tensor cross_entropy_softmax_with(kernels::Status (*kernel)(const kernels::CrossEntropy&), Tensor& logits, const Tensor& targets,
                                   double scale, bool gradient);

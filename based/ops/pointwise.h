@@ -32,7 +32,8 @@ Tensor linear_reference(const Tensor& x, const Tensor& weight, const std::option
 // Mean over labels ≠ −100 of the cross entropy of hidden·weightᵀ: hidden [tokens, d], weight [vocab, d], labels int64 [tokens]; 0 where
 // there is no label. The result is fp32 (fp64 for double inputs). Logits are made only where a label is, in chunks; the logits of a
 // whole batch never exist. Where gradients are on, they are computed with the value; the backward only scales them.
-Tensor cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels);
+// `labelled` is how many labels there are; −1: they are counted, which waits for a device.
+Tensor cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled = -1);
 Tensor cross_entropy_reference(const Tensor& hidden, const Tensor& weight, const Tensor& labels);
 
 }  // namespace based::ops

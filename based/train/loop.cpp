@@ -8,12 +8,14 @@
 #include "based/core/interrupt.h"
 #include "based/core/log.h"
 #include "based/core/progress.h"
+#include "based/models/device.h"
 
 namespace based {
 namespace {
 
 constexpr size_t kWindow = 64, kWindowMin = 32;
-constexpr double kSpike = 6;  // standard deviations
+constexpr double kSpike = 6;                // standard deviations
+constexpr int64_t kReadEveryOnDevice = 32;  // waiting costs a device some idle microseconds
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -32,10 +34,14 @@ Figures finite(const Figures& figures) {
 }
 
 struct Step {
-  double loss = 0, norm = 0;  // norm: of the gradient, before clipping
+  int64_t at = 0;  // steps done with it
+  double rate = 0;
   int64_t tokens = 0;
   std::vector<int64_t> windows;
-  const char* not_finite = nullptr;  // "loss" or "gradient": then nothing was updated
+  Tensor figures;             // what TrainStep gave; the rest is known when it has been read
+  double loss = 0, norm = 0;  // norm: of the gradient, before clipping
+  // Null, or what kept the step from updating anything.
+  const char* not_finite() const { return !std::isfinite(loss) ? "loss" : !std::isfinite(norm) ? "gradient" : nullptr; }
 };
 
 class Loop {
@@ -47,6 +53,10 @@ class Loop {
         schedule_(schedule),
         options_(options),
         hooks_(hooks),
+        read_every_(options.read_every > 0    ? options.read_every
+                    : model.device().is_cpu() ? 1
+                                              : kReadEveryOnDevice),
+        step_(model, optimizer, options.recorded),
         progress_(options.label, options.steps, {}, state.step) {
     result_.state = std::move(state);
     if (result_.state.step > 0) saved_ = result_.state.step;  // it came from there
@@ -57,97 +67,105 @@ class Loop {
     LoopState& state = result_.state;
     const bool finished_before = state.step >= options_.steps;
     model_.train();
+    reset_peak_memory(model_.device());
     while (state.step < options_.steps && !interrupted()) {
       one_step();
       if (state.step < options_.steps) after_step();
     }
+    if (!unread_.empty()) read();
     result_.interrupted = state.step < options_.steps;
     if (!result_.interrupted && !finished_before) evaluate();
     progress_.finish();
     if (hooks_.checkpoint && !finished_before && saved_ != state.step) hooks_.checkpoint(state);
     model_.eval();
     result_.seconds = now() - start;
+    result_.peak_memory = peak_memory(model_.device());
     return result_;
   }
 
  private:
   static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-  // Forward and backward over the step's batches, then the update.
-  Step optimize(double rate) {
+  // Launches a step; on the CPU it is done then.
+  Step launch() {
     Step step;
+    step.at = result_.state.step + 1;
+    step.rate = learning_rate(schedule_, result_.state.step, options_.steps);
     std::vector<Batch> batches;
-    int64_t labels = 0;
-    std::vector<int64_t> counts;
     for (int64_t i = 0; i < options_.accumulate; ++i) {
       batches.push_back(hooks_.batch(result_.state.step * options_.accumulate + i));
       const Batch& batch = batches.back();
-      counts.push_back(options_.accumulate == 1 ? 1 : (batch.labels >= 0).sum().item<int64_t>());
-      labels += counts.back();
       step.tokens += batch.ids.numel();
       step.windows.insert(step.windows.end(), batch.windows.begin(), batch.windows.end());
     }
-    optimizer_.zero_grad();
-    for (size_t i = 0; i < batches.size(); ++i) {
-      if (counts[i] == 0) continue;
-      const double share = static_cast<double>(counts[i]) / static_cast<double>(labels);
-      Tensor loss = model_.loss(batches[i].ids, batches[i].labels, batches[i].rows);
-      if (batches.size() > 1) loss = loss * share;
-      step.loss += loss.item<double>();
-      if (!std::isfinite(step.loss)) {
-        step.not_finite = "loss";
-        return step;
-      }
-      loss.backward();
-      optimizer_.collect_gradients();
-    }
-    step.norm = optimizer_.clip_gradients();
-    if (!std::isfinite(step.norm)) {
-      step.not_finite = "gradient";
-      return step;
-    }
-    optimizer_.step(rate);
+    step.figures = step_.run(batches, step.rate, /*look=*/read_every_ == 1);
     return step;
+  }
+
+  bool must_read() const {
+    const int64_t at = result_.state.step;
+    return static_cast<int64_t>(unread_.size()) >= read_every_ || at == options_.steps || due(options_.log_every, at) ||
+           due(options_.evaluate_every, at) || due(options_.checkpoint_every, at);
   }
 
   void one_step() {
     LoopState& state = result_.state;
-    const double start = now(), rate = learning_rate(schedule_, state.step, options_.steps);
-    const Step step = optimize(rate);
-    seconds_ += now() - start;
-    tokens_ += step.tokens;
-    state.tokens += step.tokens;
+    const double start = now();
+    unread_.push_back(launch());
+    state.tokens += unread_.back().tokens;
     ++state.step;
+    seconds_ += now() - start;
+    if (must_read()) read();
+    show();
+  }
+
+  // Waits for the steps that have been launched and does what their figures ask for.
+  void read() {
+    const double start = now();
+    std::vector<Tensor> figures;
+    for (const Step& step : unread_) figures.push_back(step.figures);
+    const Tensor host = torch::stack(figures).cpu();
+    seconds_ += now() - start;
+    const double* value = host.const_data_ptr<double>();
+    std::vector<Step> steps = std::exchange(unread_, {});
+    for (Step& step : steps) {
+      step.loss = *value++, step.norm = *value++;
+      tokens_ += step.tokens;
+    }
     result_.tokens_per_second = static_cast<double>(tokens_) / seconds_;
-    if (step.not_finite) {
+    for (const Step& step : steps) account(step);
+  }
+
+  void account(const Step& step) {
+    LoopState& state = result_.state;
+    if (step.not_finite()) {
       skipped(step);
     } else {
       state.skipped_in_a_row = 0;
       state.loss = step.loss;
       look_for_spike(step);
     }
-    if (due(options_.log_every, state.step) || state.step == options_.steps) log(step, rate);
-    show();
+    if (due(options_.log_every, step.at) || step.at == options_.steps) log(step);
   }
 
-  void log(const Step& step, double rate) {
+  void log(const Step& step) {
     if (!hooks_.metrics) return;
-    const int64_t at = result_.state.step;
-    if (!step.not_finite) hooks_.metrics->write({{"step", at}, {"loss", step.loss}, {"gradient_norm", step.norm}, {"learning_rate", rate}});
-    hooks_.metrics->write_timing(at, seconds_, result_.tokens_per_second);
+    if (!step.not_finite())
+      hooks_.metrics->write({{"step", step.at}, {"loss", step.loss}, {"gradient_norm", step.norm}, {"learning_rate", step.rate}});
+    hooks_.metrics->write_timing(step.at, seconds_, result_.tokens_per_second, peak_memory(model_.device()));
   }
 
   std::string describe(const Step& step, const std::string& what) const {
     Json windows = step.windows;
-    return "step " + std::to_string(result_.state.step) + ": " + what + (step.windows.empty() ? "" : "; windows " + dump_json(windows));
+    return "step " + std::to_string(step.at) + ": " + what + (step.windows.empty() ? "" : "; windows " + dump_json(windows));
   }
 
   void skipped(const Step& step) {
     LoopState& state = result_.state;
     ++state.skipped;
     ++state.skipped_in_a_row;
-    const std::string what = std::string("the ") + step.not_finite + " is not finite";
-    if (hooks_.metrics) hooks_.metrics->write({{"step", state.step}, {"skipped", what}, {"windows", step.windows}});
+    const std::string what = std::string("the ") + step.not_finite() + " is not finite";
+    if (hooks_.metrics) hooks_.metrics->write({{"step", step.at}, {"skipped", what}, {"windows", step.windows}});
     log_warning(describe(step, what + ", the update is skipped"));
     if (state.skipped_in_a_row < options_.max_bad_steps) return;
     throw Error("training: " + describe(step, what) + "; " + std::to_string(state.skipped_in_a_row) +
@@ -159,7 +177,7 @@ class Loop {
     const double deviations = state.window.add(step.loss);
     if (deviations < kSpike) return;
     ++state.spikes;
-    if (hooks_.metrics) hooks_.metrics->write({{"step", state.step}, {"spike", deviations}, {"windows", step.windows}});
+    if (hooks_.metrics) hooks_.metrics->write({{"step", step.at}, {"spike", deviations}, {"windows", step.windows}});
     log_warning(
         describe(step, "the loss " + fixed(step.loss, 3) + " is " + fixed(deviations, 1) + " standard deviations above those before"));
   }
@@ -214,6 +232,9 @@ class Loop {
   const OptimizerOptions& schedule_;
   const LoopOptions& options_;
   const LoopHooks& hooks_;
+  const int64_t read_every_;
+  TrainStep step_;
+  std::vector<Step> unread_;  // launched, in order
   Progress progress_;
   LoopResult result_;
   double seconds_ = 0;

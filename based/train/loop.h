@@ -7,17 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "based/models/language_model.h"
 #include "based/train/metrics.h"
-#include "based/train/optimizer.h"
+#include "based/train/step.h"
 
 namespace based {
-
-struct Batch {
-  Tensor ids, labels;  // int64 [tokens]; label −100: none
-  Sequences rows;
-  std::vector<int64_t> windows = {};  // of the data, for messages
-};
 
 struct LoopOptions {
   int64_t steps = 0;
@@ -27,7 +20,9 @@ struct LoopOptions {
   bool checkpoint_best = false;  // also where an evaluation is the best so far
   int64_t log_every = 10;        // steps between lines of the metrics
   int64_t max_bad_steps = 10;    // so many in a row whose loss or gradient is not finite end the run
-  std::string label = "train";   // of the progress line
+  int64_t read_every = 0;  // steps whose figures are read together, at the latest; 0: 1 on the CPU, 32 on a GPU, which must be waited for
+  bool recorded = false;   // see TrainStep
+  std::string label = "train";  // of the progress line
 };
 
 using Figures = std::map<std::string, double>;
@@ -84,10 +79,13 @@ struct LoopResult {
   bool interrupted = false;  // by SIGINT or SIGTERM; the step under way was finished and saved
   int64_t failed_saves = 0;
   double seconds = 0, tokens_per_second = 0;  // of this call
+  int64_t peak_memory = 0;                    // bytes; see models/device.h
 };
 
 // Goes on from `state` to options.steps. A step whose loss or gradient is not finite changes nothing but the counters; throws Error where
-// there are too many in a row, naming their batches, and where the last checkpoint cannot be saved.
+// there are too many in a row, naming their batches, and where the last checkpoint cannot be saved. On a GPU the steps are launched ahead,
+// and what they gave is read when a line of metrics is due, before an evaluation or a checkpoint, or after read_every; the result is the
+// same, but that a run which ends for too many bad steps may have launched some more.
 LoopResult train_loop(LanguageModel& model, AdamW& optimizer, const OptimizerOptions& schedule, const LoopOptions& options,
                       const LoopHooks& hooks, LoopState state = {});
 

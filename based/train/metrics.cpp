@@ -54,8 +54,8 @@ void Metrics::write(const Json& line) {
   scalars(line);
 }
 
-void Metrics::write_timing(int64_t step, double seconds, double tokens_per_second) {
-  const Json line{{"step", step}, {"seconds", seconds}, {"tokens_per_second", tokens_per_second}};
+void Metrics::write_timing(int64_t step, double seconds, double tokens_per_second, int64_t peak_memory) {
+  const Json line{{"step", step}, {"seconds", seconds}, {"tokens_per_second", tokens_per_second}, {"peak_memory_bytes", peak_memory}};
   append(timing_, dump_json(line) + "\n");
   scalars(line);
 }

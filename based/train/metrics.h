@@ -1,6 +1,6 @@
 // What a run leaves behind about itself, in its folder:
 //   metrics.jsonl               one JSON object a line, no figure of time among them: a resumed run's file equals an uninterrupted one's
-//   timing.jsonl                seconds and tokens a second, of every step that really ran, those that a crash took back too
+//   timing.jsonl                seconds, tokens a second and peak memory, of every step that really ran, those that a crash took back too
 //   tensorboard/…tfevents…      both, for TensorBoard
 // While the disk is full, lines wait in memory.
 #pragma once
@@ -31,7 +31,7 @@ class Metrics {
 
   // `line` has "step"; its other numbers go to TensorBoard too, "eval_loss" as "eval/loss" and "loss" as "train/loss".
   void write(const Json& line);
-  void write_timing(int64_t step, double seconds, double tokens_per_second);
+  void write_timing(int64_t step, double seconds, double tokens_per_second, int64_t peak_memory);
   MetricsPosition position();  // everything before it is on disk; throws Error where the disk is full
 
  private:

@@ -48,13 +48,21 @@ void AdamW::zero_grad() {
 
 void AdamW::collect_gradients() {
   const torch::NoGradGuard no_grad;
+  std::vector<Tensor> first, parts;  // those that have no sum yet
   for (auto& slot : slots_) {
     Tensor& from = slot.parameter.mutable_grad();
     if (!slot.has_master() || !from.defined()) continue;
     Tensor& sum = slot.master.mutable_grad();
-    sum.defined() ? sum.add_(from) : sum = from.to(torch::kFloat);
+    if (sum.defined()) {
+      sum.add_(from);
+    } else {
+      sum = torch::empty_like(slot.master);
+      first.push_back(sum);
+      parts.push_back(from);
+    }
     from.reset();
   }
+  if (!first.empty()) torch::_foreach_copy_(first, parts);
 }
 
 std::vector<Tensor> AdamW::gradients() const {
@@ -64,17 +72,26 @@ std::vector<Tensor> AdamW::gradients() const {
   return found;
 }
 
-double AdamW::clip_gradients() {
+Tensor AdamW::clip_gradients() {
   const torch::NoGradGuard no_grad;
   std::vector<Tensor> found = gradients();
-  if (found.empty()) return 0;
-  const double norm = torch::stack(torch::_foreach_norm(found, 2)).norm().item<double>();
-  if (options_.clip > 0 && norm > options_.clip) torch::_foreach_mul_(found, options_.clip / (norm + 1e-6));
+  if (found.empty()) return torch::zeros({}, torch::dtype(torch::kDouble).device(device()));
+  const Tensor norm = torch::stack(torch::_foreach_norm(found, 2)).norm().to(torch::kDouble);
+  // Multiplied also where it is 1, which changes no bit: whether it is, the host does not know.
+  if (options_.clip > 0) {
+    const Tensor scale = (options_.clip / (norm + 1e-6)).masked_fill(norm <= options_.clip, 1.0);
+    torch::_foreach_mul_(found, scale.to(found[0].scalar_type()));
+  }
   return norm;
 }
 
-void AdamW::step(double rate) {
+Tensor AdamW::make_rate(double rate) const {
+  return torch::full({}, rate, torch::dtype(device().is_cpu() ? torch::kDouble : torch::kFloat).device(device()));
+}
+
+void AdamW::step(const Tensor& rate, const Tensor& usable) {
   const torch::NoGradGuard no_grad;
+  const std::optional<Tensor> unusable = usable.defined() ? std::optional(1 - usable) : std::nullopt;
   for (const Group& group : groups_) {
     std::vector<Tensor> parameters, grads, first, second, steps, rounded, masters;
     for (const size_t member : group.members) {
@@ -91,9 +108,9 @@ void AdamW::step(double rate) {
       }
     }
     if (parameters.empty()) continue;
-    torch::_foreach_add_(steps, 1);
+    usable.defined() ? torch::_foreach_add_(steps, usable) : torch::_foreach_add_(steps, 1);
     at::_fused_adamw_(parameters, grads, first, second, {}, steps, rate, options_.beta1, options_.beta2, group.decay, options_.eps, false,
-                      false);
+                      false, /*grad_scale=*/{}, /*found_inf=*/unusable);
     if (!rounded.empty()) torch::_foreach_copy_(rounded, masters);
   }
 }

@@ -47,9 +47,14 @@ class AdamW {
   void zero_grad();
   // After each backward: 16-bit gradients are added to the masters' in fp32. fp32 ones are added up by autograd itself.
   void collect_gradients();
-  // Global 2-norm of the gradients before they are scaled to at most options.clip: by clip/(norm + 1e-6), as torch does.
-  double clip_gradients();
-  void step(double rate);
+  // Global 2-norm of the gradients before they are scaled to at most options.clip: by clip/(norm + 1e-6), as torch does. Double [], where
+  // the parameters are; nothing waits for it.
+  Tensor clip_gradients();
+  // A rate as step takes it, beside the parameters: double [], on a GPU float [].
+  Tensor make_rate(double rate) const;
+  // Changes nothing where `usable`, float [] beside the parameters, is 0 instead of 1; undefined: 1.
+  void step(const Tensor& rate, const Tensor& usable = {});
+  void step(double rate) { step(make_rate(rate)); }
 
   struct Slot {
     std::string name;
@@ -60,6 +65,7 @@ class AdamW {
   // In the order of the module's named parameters; for checkpoints.
   std::vector<Slot>& slots() { return slots_; }
   const std::vector<Slot>& slots() const { return slots_; }
+  torch::Device device() const { return slots_.at(0).parameter.device(); }
 
  private:
   struct Group {

@@ -1,17 +1,15 @@
 #include "based/train/run_state.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-
 #include <filesystem>
-#include <mutex>
 
 #include "based/core/files.h"
+#include "based/models/device.h"
 #include "based/models/tensor_view.h"
 
 namespace based {
 namespace {
 
-constexpr const char* kRandom = "random.cpu";
+constexpr const char *kRandom = "random.cpu", *kDeviceRandom = "random.cuda";
 
 std::string in(const std::string& folder, const char* name) { return (std::filesystem::path(folder) / name).string(); }
 
@@ -27,10 +25,12 @@ std::vector<std::pair<std::string, Tensor>> tensors_of(const AdamW& optimizer) {
   return tensors;
 }
 
-Tensor random_state() {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
+void load_random_state(const SafetensorsFile& file, const std::string& name, torch::Device device) {
+  const Tensor random = tensor_of(file.at(name));
+  if (random.scalar_type() != torch::kUInt8 || random.sizes() != random_state(device).sizes()) {
+    throw Error(file.path() + ": tensor '" + name + "' is no state of torch's generator");
+  }
+  set_random_state(device, random);
 }
 
 }  // namespace
@@ -39,7 +39,8 @@ void save_run_state(const std::string& folder, const RunState& state, const Adam
   std::vector<Tensor> kept;  // the views point into them
   std::vector<TensorView> views;
   auto tensors = tensors_of(optimizer);
-  tensors.emplace_back(kRandom, random_state());
+  tensors.emplace_back(kRandom, random_state(torch::kCPU));
+  if (optimizer.device().is_cuda()) tensors.emplace_back(kDeviceRandom, random_state(optimizer.device()));
   for (const auto& [name, tensor] : tensors) {
     kept.push_back(tensor.detach().cpu().contiguous());
     views.push_back(view_of(name, kept.back()));
@@ -69,17 +70,14 @@ void load_optimizer(const std::string& folder, AdamW& optimizer) {
     Tensor target = tensor;
     target.copy_(tensor_of(view));
   }
-  if (file.tensors().size() != tensors.size() + 1) {
-    throw Error(file.path() + ": holds " + std::to_string(file.tensors().size()) + " tensors, " + std::to_string(tensors.size() + 1) +
+  const bool of_device = file.find(kDeviceRandom) != nullptr;
+  const size_t expected = tensors.size() + (of_device ? 2 : 1);
+  if (file.tensors().size() != expected) {
+    throw Error(file.path() + ": holds " + std::to_string(file.tensors().size()) + " tensors, " + std::to_string(expected) +
                 " are expected for this model");
   }
-  const Tensor random = tensor_of(file.at(kRandom));
-  if (random.scalar_type() != torch::kUInt8 || random.sizes() != random_state().sizes()) {
-    throw Error(file.path() + ": tensor '" + kRandom + "' is no state of torch's generator");
-  }
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(random);
+  load_random_state(file, kRandom, torch::kCPU);
+  if (of_device && optimizer.device().is_cuda()) load_random_state(file, kDeviceRandom, optimizer.device());
 }
 
 }  // namespace based

@@ -1,11 +1,13 @@
 #include "based/train/text_data.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
 #include "based/data/bpe.h"
 #include "based/data/bpe_trainer.h"
 #include "based/data/documents.h"
+#include "based/ops/transfer.h"
 
 namespace based {
 namespace {
@@ -97,12 +99,15 @@ TextData load_text_data(const TextDataConfig& data, int64_t length, const std::s
   return text;
 }
 
-Batch to_batch(const TokenBatch& tokens) {
-  const auto tensor = [](const std::vector<int32_t>& values) { return torch::tensor(values, torch::kInt).to(torch::kLong); };
+Batch to_batch(const TokenBatch& tokens, torch::Device device) {
+  const auto tensor = [&](const std::vector<int32_t>& values) {
+    return ops::to_device(torch::tensor(values, torch::kInt).to(torch::kLong), device);
+  };
   const int64_t count = tokens.rows * tokens.length;
   const bool whole_rows = static_cast<int64_t>(tokens.cu_seqlens.size()) == tokens.rows + 1;
   return {tensor(tokens.tokens), tensor(tokens.targets),
-          whole_rows ? Sequences::equal(tokens.rows, tokens.length) : Sequences::packed(tokens.cu_seqlens, count), tokens.windows};
+          whole_rows ? Sequences::equal(tokens.rows, tokens.length, device) : Sequences::packed(tokens.cu_seqlens, count, device),
+          tokens.windows, std::count_if(tokens.targets.begin(), tokens.targets.end(), [](int32_t target) { return target >= 0; })};
 }
 
 }  // namespace based

@@ -37,6 +37,6 @@ struct TextData {
 // not go together, Error for files.
 TextData load_text_data(const TextDataConfig& data, int64_t length, const std::string& known = {});
 
-Batch to_batch(const TokenBatch& tokens);
+Batch to_batch(const TokenBatch& tokens, torch::Device device = torch::kCPU);
 
 }  // namespace based

@@ -9,6 +9,7 @@
 #include "based/core/interrupt.h"
 #include "based/core/log.h"
 #include "based/core/temporaries.h"
+#include "based/models/device.h"
 #include "based/models/weights.h"
 #include "based/train/checkpoints.h"
 #include "based/train/run_state.h"
@@ -32,6 +33,9 @@ void check_run(const TextRun& run) {
   require(run.train.evaluate_every >= 0 && run.train.evaluate_batches >= 1 && run.train.log_every >= 1,
           "train.evaluate_every must not be negative; train.evaluate_batches and train.log_every must be at least 1");
   require(run.train.max_bad_steps >= 1, "train.max_bad_steps must be at least 1");
+  require(!run.train.graph || !run.data.documents, "train.graph needs rows that are all alike: leave it, or data.documents, off");
+  require(!run.train.graph || !run.train.checkpoint_activations,
+          "train.graph cannot record train.checkpoint_activations, which draws its random numbers again: leave one of them off");
   require(run.checkpoint.every >= 0, "checkpoint.every must not be negative");
   require(run.checkpoint.keep >= 1, "checkpoint.keep must be at least 1");
 }
@@ -46,9 +50,9 @@ void collect_leaves(const Config& config, const std::string& path, std::map<std:
   }
 }
 
-// Keys that change neither weights nor metrics, or whose content is compared by itself (the data).
+// Keys that change neither weights nor metrics but by rounding, or whose content is compared by itself (the data).
 bool may_change(const std::string& key) {
-  static const std::set<std::string> free{"data.train", "data.valid", "data.tokenizer", "train.max_bad_steps"};
+  static const std::set<std::string> free{"data.train", "data.valid", "data.tokenizer", "train.device", "train.max_bad_steps"};
   return free.contains(key) || key.starts_with("checkpoint.");
 }
 
@@ -72,7 +76,10 @@ std::string hex_hash(const TextData& data) { return hex(data.train->hash()) + he
 class TextTraining {
  public:
   TextTraining(const TextRun& run, const std::string& out)
-      : run_(run), out_(out), checkpoints_((fs::path(out) / "checkpoints").string(), run.checkpoint.keep) {}
+      : run_(run),
+        out_(out),
+        device_(parse_device(run.train.device, "train.device")),
+        checkpoints_((fs::path(out) / "checkpoints").string(), run.checkpoint.keep) {}
 
   TextRunResult run(bool resume) {
     find_checkpoint(resume);
@@ -110,7 +117,14 @@ class TextTraining {
       throw UsageError("--resume: the tokens of data.train or data.valid (" + run_.data.train +
                        ") are not those that the run began with; put the text back, or train into another folder");
     }
-    if (state.threads != torch::get_num_threads()) {
+    const Config here(run_.train.device);
+    std::map<std::string, std::string> before{
+        {"train.device", Config(std::string("cpu")).to_json(-1)}};  // as it was before there was the key
+    collect_leaves(state.run, "", before);
+    if (before["train.device"] != here.to_json(-1)) {
+      log_warning("the run began on " + before["train.device"] + " and goes on on " + here.to_json(-1) +
+                  ": from the same weights, moments and data, but sums round differently, and dropout draws other numbers");
+    } else if (device_.is_cpu() && state.threads != torch::get_num_threads()) {
       log_warning("the run began with " + std::to_string(state.threads) + " threads and goes on with " +
                   std::to_string(torch::get_num_threads()) + ": sums may round differently; OMP_NUM_THREADS sets the number");
     }
@@ -127,12 +141,13 @@ class TextTraining {
   }
 
   void make_model(const ModelConfig& config) {
+    // Every device's generator; a checkpoint then sets those that it has kept.
+    torch::manual_seed(static_cast<uint64_t>(run_.train.seed) + (static_cast<uint64_t>(state_.loop.step) << 32));
     if (from_.empty()) {
-      torch::manual_seed(static_cast<uint64_t>(run_.train.seed));
       result_.model = std::make_shared<LanguageModel>(config);
-      if (run_.train.precision == "bf16") result_.model->to(torch::kBFloat16);
+      result_.model->to(device_, run_.train.precision == "bf16" ? torch::kBFloat16 : torch::kFloat);
     } else {
-      result_.model = load_model(from_).model;
+      result_.model = load_model(from_, {}, device_).model;
     }
     result_.model->set_checkpoint_activations(run_.train.checkpoint_activations);
     optimizer_ = std::make_unique<AdamW>(*result_.model, run_.optimizer);
@@ -179,10 +194,10 @@ class TextTraining {
     Loader loader(data_.valid, loader_config(rows));
     double nats = 0, count = 0;
     for (int64_t i = 0; i < std::min(run_.train.evaluate_batches, windows / rows); ++i) {
-      const Batch batch = to_batch(loader.next());
-      const double labels = (batch.labels >= 0).sum().item<double>();
+      const Batch batch = to_batch(loader.next(), device_);
+      const auto labels = static_cast<double>(batch.labelled);
       if (labels == 0) continue;
-      nats += labels * result_.model->loss(batch.ids, batch.labels, batch.rows).item<double>();
+      nats += labels * result_.model->loss(batch.ids, batch.labels, batch.rows, batch.labelled).item<double>();
       count += labels;
     }
     return {{"loss", nats / count}, {"perplexity", std::exp(nats / count)}};
@@ -198,8 +213,9 @@ class TextTraining {
     options.checkpoint_best = run_.checkpoint.best;
     options.log_every = run_.train.log_every;
     options.max_bad_steps = run_.train.max_bad_steps;
+    options.recorded = run_.train.graph;
     LoopHooks hooks;
-    hooks.batch = [&](int64_t) { return to_batch(loader_->next()); };
+    hooks.batch = [&](int64_t) { return to_batch(loader_->next(), device_); };
     hooks.evaluate = [&](int64_t) { return evaluate(); };
     hooks.checkpoint = [&](const LoopState& state) { save(state); };
     hooks.metrics = metrics_.get();
@@ -212,6 +228,7 @@ class TextTraining {
 
   TextRun run_;
   std::string out_, from_;  // from_: the checkpoint that the run goes on from; empty: none
+  torch::Device device_;
   Checkpoints checkpoints_;
   std::unique_ptr<FolderLock> lock_;
   TextData data_;

@@ -10,8 +10,8 @@ namespace based {
 struct TextTrainConfig {
   int64_t steps = 1000, batch = 8, length = 256;
   int64_t accumulate = 1;
-  std::string precision = "fp32";
-  bool checkpoint_activations = false;
+  std::string device = "cpu", precision = "fp32";
+  bool checkpoint_activations = false, graph = false;
   int64_t seed = 0;
   int64_t evaluate_every = 200, evaluate_batches = 8, log_every = 10;
   int64_t max_bad_steps = 10;
@@ -22,8 +22,11 @@ struct TextTrainConfig {
     field("batch", batch, "rows a step");
     field("length", length, "tokens a row");
     field("accumulate", accumulate, "parts that a step's rows are worked through in, one after another: less memory, the same gradient");
+    field("device", device, "cpu, cuda or cuda:N; --device sets it too");
     field("precision", precision, "fp32, or bf16: weights and activations in bf16, updates and sums in fp32");
     field("checkpoint_activations", checkpoint_activations, "keep only each layer's input and compute the rest again in the backward pass");
+    field("graph", graph,
+          "record the first step on a GPU as a CUDA graph and replay it: for models so small that the GPU waits for the host");
     field("seed", seed, "of the initial weights and of the order of the data");
     field("evaluate_every", evaluate_every, "steps between evaluations on held-out text; 0: only at the end");
     field("evaluate_batches", evaluate_batches, "batches of held-out text an evaluation");
@@ -72,9 +75,9 @@ struct TextRunResult {
 // Leaves in `out`: config.json, model.safetensors, the tokenizer's files, run.json (all keys), metrics (metrics.h) and checkpoints/
 // (checkpoints.h, run_state.h). Throws UsageError for a wrong config, and Error for data that cannot be used, before anything is written.
 //
-// `resume`: goes on from the newest whole checkpoint in `out`, to the same end, bit for bit, as if the run had never stopped; UsageError
-// where a key that matters or the data has changed. Where there is none the run begins anew and says so. Without `resume` a folder that has
-// checkpoints is refused with UsageError.
+// `resume`: goes on from the newest whole checkpoint in `out`, to the same end, bit for bit, as if the run had never stopped (on another
+// device from the same values, that is not to the same bits); UsageError where a key that matters or the data has changed. Where there is
+// none the run begins anew and says so. Without `resume` a folder that has checkpoints is refused with UsageError.
 TextRunResult run_text_training(const TextRun& run, const std::string& out, bool resume = false);
 
 }  // namespace based

@@ -179,18 +179,25 @@ TEST_P(PointwiseOnDevices, CrossEntropyEqualsTheReference) {
     int64_t tokens, width, vocab;
     double labelled;
   };
-  const auto with = [](decltype(&cross_entropy) op, const Tensor& labels) {
-    return Function([op, labels](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], t[1], labels.to(t[0].device()))}; });
+  const auto reference = [](const Tensor& labels) {
+    return Function(
+        [labels](const vector<Tensor>& t) { return vector<Tensor>{cross_entropy_reference(t[0], t[1], labels.to(t[0].device()))}; });
+  };
+  const auto counted = [](const Tensor& labels, int64_t labelled) {
+    return Function([labels, labelled](const vector<Tensor>& t) {
+      return vector<Tensor>{cross_entropy(t[0], t[1], labels.to(t[0].device()), labelled)};
+    });
   };
   for (const Sizes& s : {Sizes{0, 4, 5, 1}, Sizes{1, 4, 5, 1}, Sizes{40, 16, 100, 0.5}, Sizes{30, 8, 1, 1}, Sizes{2500, 16, 1009, 0.9},
                          Sizes{300, 16, 2048, 0.9}, Sizes{20, 8, 30, 0}}) {
     torch::manual_seed(29);
     const Tensor labels = torch::randint(s.vocab, {s.tokens}, at::kLong).masked_fill(torch::rand({s.tokens}) >= s.labelled, -100);
-    expect_like_reference(GetParam(), with(cross_entropy, labels), with(cross_entropy_reference, labels),
-                          {random({s.tokens, s.width}), random({s.vocab, s.width}, at::kDouble, 0.3)});
+    for (const int64_t labelled : {int64_t{-1}, (labels >= 0).sum().item<int64_t>()})
+      expect_like_reference(GetParam(), counted(labels, labelled), reference(labels),
+                            {random({s.tokens, s.width}), random({s.vocab, s.width}, at::kDouble, 0.3)});
   }
   const Tensor labels = torch::tensor({2, -100, 0, 4}, at::kLong);
-  EXPECT_TRUE(gradcheck(with(cross_entropy, labels), {random({4, 3}), random({5, 3})}));
+  EXPECT_TRUE(gradcheck(counted(labels, 3), {random({4, 3}), random({5, 3})}));
 }
 
 TEST(CrossEntropy, OfEqualLogitsIsTheLogarithmOfTheVocabulary) {
@@ -225,6 +232,11 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
   const Tensor labels = torch::tensor({0, 1, 9, -100}, at::kLong);
   EXPECT_EQ(error_of([&] { cross_entropy(x, at::zeros({5, 8}), labels); }), "cross_entropy: labels must be -100 or 0..4, got 9");
   EXPECT_EQ(error_of([&] { cross_entropy(x, at::zeros({5, 8}), labels.to(at::kInt)); }), "cross_entropy: labels must be Long, got Int");
+  EXPECT_EQ(error_of([&] {
+              cross_entropy(x, at::zeros({9, 8}), labels, 4);
+            }),
+            "cross_entropy: labelled must be the number of labels, 3, or -1, got 4");
+  EXPECT_EQ(error_of([&] { cross_entropy(x, at::zeros({9, 8}), labels, 5); }), "cross_entropy: labelled must be -1 or 0..4, got 5");
 }
 
 [[maybe_unused]] const bool added = add_schema_cases([] {
@@ -241,9 +253,9 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
       {"rotary", {f({5, 2, 8}), at::arange(5), int64_t{4}, 100.0, true}},
       {"linear", {x, f({7, 6}), f({7})}},
       {"linear", {x, f({7, 6}), none}},
-      {"cross_entropy", {x, f({7, 6}), labels}},
-      {"cross_entropy_forward", {x, f({7, 6}), labels, true, false}},
-      {"cross_entropy_forward", {x, f({7, 6}), labels, true, true}},
+      {"cross_entropy", {x, f({7, 6}), labels, int64_t{-1}}},
+      {"cross_entropy_forward", {x, f({7, 6}), labels, int64_t{4}, true, false}},
+      {"cross_entropy_forward", {x, f({7, 6}), labels.clamp_min(0), int64_t{5}, true, true}},
   };
 });
 

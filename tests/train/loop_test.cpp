@@ -102,6 +102,73 @@ TEST(Loop, AGradientThatIsNotFiniteIsSkippedToo) {
   EXPECT_TRUE(std::isfinite(result.state.loss));
 }
 
+// As on a GPU, which is not waited for: figures are read some steps later, and nothing else differs.
+TEST(Loop, ReadingFiguresLaterChangesNothing) {
+  const auto train = [](int64_t read_every, int64_t accumulate, const std::string& folder) {
+    Trial run(40);
+    Metrics metrics(folder, std::nullopt);
+    run.hooks.metrics = &metrics;
+    run.options.read_every = read_every;
+    run.options.accumulate = accumulate;
+    run.options.log_every = 7;
+    run.options.evaluate_every = 11;
+    run.options.checkpoint_every = 13;
+    Tensor norm = run.model->named_parameters()["norm.weight"];
+    Tensor before = norm.detach().clone();
+    run.hooks.batch = [&](int64_t index) {  // three steps that cannot be used, and one whose loss jumps
+      const torch::NoGradGuard no_grad;
+      const int64_t step = index % accumulate == 0 ? index / accumulate : -1;
+      if (step == 17) before = norm.detach().clone();
+      if (step == 17) norm.fill_(std::numeric_limits<double>::infinity());
+      if (step == 20 || step == 37) norm.copy_(before);
+      if (step == 36) before = norm.detach().clone(), norm.mul_(-30);
+      return batch_at(index);
+    };
+    run.hooks.evaluate = [&](int64_t) { return Figures{{"loss", run.weights().abs().sum().item<double>()}}; };
+    std::vector<std::string> saved;
+    run.hooks.checkpoint = [&](const LoopState& state) { saved.push_back(write_config(state).to_json()); };
+    const LoopResult result = run.go();
+    metrics.position();
+    EXPECT_EQ(result.state.skipped, 3);
+    EXPECT_GE(result.state.spikes, 1);
+    return std::tuple(read_file(folder + "/metrics.jsonl"), saved, run.weights());
+  };
+  for (const int64_t accumulate : {1, 2}) {
+    const TemporaryFolder at_once, later;
+    const auto [lines, saved, weights] = train(1, accumulate, at_once.path().string());
+    const auto [late_lines, late_saved, late_weights] = train(5, accumulate, later.path().string());
+    EXPECT_EQ(lines, late_lines);
+    EXPECT_EQ(saved, late_saved);
+    EXPECT_TRUE(torch::equal(weights, late_weights));
+    EXPECT_THAT(lines, HasSubstr(R"("skipped":"the loss is not finite")"));
+  }
+}
+
+TEST(Loop, ARecordedStepRefusesOtherShapes) {
+  Trial run(3);
+  run.options.recorded = true;
+  run.hooks.batch = [](int64_t index) {
+    Batch batch = batch_at(index);
+    batch.labelled = 64;
+    if (index == 2) batch.rows = Sequences::equal(4, 16);
+    return batch;
+  };
+  EXPECT_THAT(message_of<Error>([&] { run.go(); }), HasSubstr("batches of the same rows"));
+}
+
+TEST(Loop, TooManyBadStepsInARowEndItThoughTheyAreReadLater) {
+  Trial run(100);
+  run.options.max_bad_steps = 3;
+  run.options.read_every = 8;
+  run.options.log_every = 1000;
+  run.hooks.batch = [&](int64_t index) {
+    const torch::NoGradGuard no_grad;
+    if (index == 10) run.model->named_parameters()["norm.weight"].fill_(std::numeric_limits<double>::infinity());
+    return batch_at(index);
+  };
+  EXPECT_THAT(message_of<Error>([&] { run.go(); }), HasSubstr("step 13: the loss is not finite; windows [24,25]; 3 steps in a row"));
+}
+
 TEST(Loop, TooManyBadStepsInARowEndIt) {
   Trial run(100);
   run.options.max_bad_steps = 3;

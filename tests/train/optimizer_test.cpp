@@ -41,13 +41,44 @@ TEST(AdamW, FollowsTheFormulaAndDecaysMatricesOnly) {
   }
 }
 
+// The flag takes the place of a branch that the host would have to wait for.
+TEST(AdamW, AStepThatIsNotUsableChangesNothing) {
+  for (const torch::Dtype dtype : {torch::kDouble, torch::kFloat, torch::kBFloat16}) {
+    TwoParameters module, plain;
+    module.to(dtype);
+    plain.to(dtype);
+    AdamW optimizer(module, {}), without(plain, {});
+    const auto step = [&](TwoParameters& of, AdamW& by, double gradient, const Tensor& usable) {
+      of.matrix.mutable_grad() = torch::full_like(of.matrix, gradient);
+      of.vector.mutable_grad() = torch::full_like(of.vector, gradient);
+      by.collect_gradients();
+      by.step(by.make_rate(0.01), usable);
+    };
+    const Tensor yes = torch::ones({}), no = torch::zeros({});
+    step(module, optimizer, 0.5, yes);
+    step(module, optimizer, std::nan(""), no);
+    optimizer.zero_grad();
+    step(module, optimizer, -0.25, yes);
+    step(plain, without, 0.5, {});
+    without.zero_grad();
+    step(plain, without, -0.25, {});
+    for (size_t i = 0; i < optimizer.slots().size(); ++i) {
+      const AdamW::Slot &one = optimizer.slots()[i], &other = without.slots()[i];
+      EXPECT_TRUE(torch::equal(one.parameter, other.parameter)) << dtype;
+      EXPECT_TRUE(torch::equal(one.first_moment, other.first_moment)) << dtype;
+      EXPECT_TRUE(torch::equal(one.second_moment, other.second_moment)) << dtype;
+      EXPECT_EQ(one.steps.item<float>(), 2) << dtype;
+    }
+  }
+}
+
 TEST(AdamW, ClipsTheGlobalNorm) {
   TwoParameters module;
   AdamW optimizer(module, {});
   module.matrix.mutable_grad() = torch::full({2, 2}, 3.0, torch::kDouble);
   module.vector.mutable_grad() = torch::full({2}, 4.0, torch::kDouble);
   const double norm = std::sqrt(4 * 9 + 2 * 16.0);
-  EXPECT_NEAR(optimizer.clip_gradients(), norm, 1e-12);
+  EXPECT_NEAR(optimizer.clip_gradients().item<double>(), norm, 1e-12);
   EXPECT_NEAR(module.matrix.grad()[0][0].item<double>(), 3 / (norm + 1e-6), 1e-12);
 }
 

@@ -2,12 +2,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 
 #include <fstream>
 
 #include "based/core/files.h"
 #include "based/core/json.h"
 #include "based/core/manifest.h"
+#include "based/core/safetensors.h"
 #include "based/models/weights.h"
 #include "based/train/checkpoints.h"
 #include "tests/core/file_size_limit.h"
@@ -92,6 +94,10 @@ TEST(TextRun, RefusesWhatCannotBeBeforeItWritesAnything) {
   EXPECT_THAT(refusal([](TextRun& run) { run.train.accumulate = 3; }), HasSubstr("multiple of train.accumulate"));
   EXPECT_THAT(refusal([](TextRun& run) { run.train.precision = "fp16"; }), HasSubstr("must be fp32 or bf16"));
   EXPECT_THAT(refusal([](TextRun& run) { run.checkpoint.keep = 0; }), HasSubstr("checkpoint.keep"));
+  EXPECT_THAT(refusal([](TextRun& run) { run.train.graph = run.data.documents = true; }), HasSubstr("train.graph needs rows"));
+  EXPECT_THAT(refusal([](TextRun& run) { run.train.graph = run.train.checkpoint_activations = true; }), HasSubstr("cannot record"));
+  EXPECT_THAT(refusal([](TextRun& run) { run.train.device = "gpu"; }), HasSubstr("train.device must be cpu, cuda or cuda:N, got 'gpu'"));
+  EXPECT_THAT(refusal([](TextRun& run) { run.train.device = "cuda:99"; }), HasSubstr("train.device = cuda:99: "));
   EXPECT_FALSE(fs::exists(folder.file("out")));
 }
 
@@ -141,7 +147,30 @@ TEST(TextData, DocumentsKeepApart) {
   EXPECT_EQ(batch.labels[5].item<int64_t>(), -100) << "behind the end of a document another begins";
   EXPECT_EQ(batch.labels[0].item<int64_t>(), 'b');
   EXPECT_EQ(batch.windows, (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(batch.labelled, (batch.labels >= 0).sum().item<int64_t>());
 }
+
+class RecordedSteps : public ::testing::TestWithParam<const char*> {};
+
+// Without, on the same device: the same numbers, dropout among them.
+TEST_P(RecordedSteps, TrainAsOthersDo) {
+  if (std::string(GetParam()) == "cuda" && !torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.train.device = GetParam();
+  run.train.steps = 12;
+  run.train.log_every = 1;
+  run.train.precision = "bf16";
+  run.train.accumulate = 2;
+  run.model.set("embedding_dropout", Config(0.2));
+  run_text_training(run, folder.file("plain"));
+  run.train.graph = true;
+  run_text_training(run, folder.file("graph"));
+  for (const char* name : {"metrics.jsonl", "model.safetensors", "checkpoints/latest/optimizer.safetensors"})
+    EXPECT_TRUE(read_file(folder.file("plain/") + name) == read_file(folder.file("graph/") + name)) << name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, RecordedSteps, ::testing::Values("cpu", "cuda"), [](const auto& device) { return device.param; });
 
 // As if the run had been killed between the checkpoint of `step` and the next one.
 void take_back_to(const std::string& out, int64_t step) {
@@ -166,6 +195,7 @@ TEST_P(Resume, EqualsNeverHavingStopped) {
   run.checkpoint.every = 6;
   run.checkpoint.keep = 100;
   GetParam().change(run);
+  if (run.train.device == "cuda" && !torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   run_text_training(run, folder.file("whole"));
   run_text_training(run, folder.file("resumed"));
   for (const int64_t step : {12, 6}) {
@@ -191,6 +221,31 @@ INSTANTIATE_TEST_SUITE_P(All, Resume,
                                                      run.model.set("embedding_dropout", Config(0.2));
                                                      run.train.checkpoint_activations = true;
                                                    }},
+                                           Variant{"graph", [](TextRun& run) { run.train.graph = true; }},
+                                           Variant{"cuda_graph_dropout",
+                                                   [](TextRun& run) {
+                                                     run.train.device = "cuda";
+                                                     run.train.graph = true;
+                                                     run.model.set("embedding_dropout", Config(0.2));
+                                                   }},
+                                           Variant{"cuda", [](TextRun& run) { run.train.device = "cuda"; }},
+                                           Variant{"cuda_bf16_accumulate",
+                                                   [](TextRun& run) {
+                                                     run.train.device = "cuda";
+                                                     run.train.precision = "bf16";
+                                                     run.train.accumulate = 2;
+                                                   }},
+                                           Variant{"cuda_dropout_recomputed",
+                                                   [](TextRun& run) {
+                                                     run.train.device = "cuda";
+                                                     run.model.set("embedding_dropout", Config(0.2));
+                                                     run.train.checkpoint_activations = true;
+                                                   }},
+                                           Variant{"cuda_documents",
+                                                   [](TextRun& run) {
+                                                     run.train.device = "cuda";
+                                                     run.data.documents = true;
+                                                   }},
                                            Variant{"documents",
                                                    [](TextRun& run) {
                                                      run.data.documents = true;
@@ -198,6 +253,58 @@ INSTANTIATE_TEST_SUITE_P(All, Resume,
                                                      run.data.bpe_vocab_size = 300;
                                                    }}),
                          [](const auto& variant) { return variant.param.name; });
+
+// What a run on a GPU leaves has one tensor more, the GPU's random numbers, and names its device. Another device goes on from it.
+TEST(Resume, ACheckpointFromAnotherDeviceGoesOn) {
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.train.steps = 8;
+  run.checkpoint.every = 4;
+  run.checkpoint.keep = 100;
+  const std::string out = folder.file("out"), step = out + "/checkpoints/step-4";
+  run_text_training(run, out);
+  const auto before = results_of(out);
+  take_back_to(out, 4);
+  const std::string state = read_file(step + "/trainer.json"), device = R"("device": "cpu")";
+  ASSERT_THAT(state, HasSubstr(device));
+  write_file_atomic(step + "/trainer.json", std::string(state).replace(state.find(device), device.size(), R"("device": "cuda")"));
+  {
+    const std::string path = step + "/optimizer.safetensors", bytes = read_file(path);
+    write_file_atomic(folder.file("copy"), bytes);
+    const SafetensorsFile file(folder.file("copy"));
+    std::vector<TensorView> views = file.tensors();
+    const std::vector<std::byte> random(16);
+    views.push_back({"random.cuda", DType::U8, {16}, random});
+    write_safetensors(path, views);
+  }
+  write_manifest(step);
+  const TextRunResult result = run_text_training(run, out, true);
+  EXPECT_EQ(result.resumed_from, 4);
+  const auto after = results_of(out);
+  for (const char* name : {"metrics.jsonl", "model.safetensors", "checkpoints/step-8/optimizer.safetensors"})
+    EXPECT_TRUE(after.at(name) == before.at(name)) << name;
+}
+
+// The same values on both sides, though not the same bits.
+TEST(Resume, AGpuGoesOnWhereACpuStoppedAndTheOtherWayRound) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.train.steps = 12;
+  run.checkpoint.every = 6;
+  run.checkpoint.keep = 100;
+  const double wanted = run_text_training(run, folder.file("cpu")).loop.state.loss;
+  for (const char* first : {"cpu", "cuda"}) {
+    const std::string out = folder.file(std::string("first-") + first);
+    run.train.device = first;
+    run_text_training(run, out);
+    take_back_to(out, 6);
+    run.train.device = run.train.device == "cpu" ? "cuda" : "cpu";
+    const TextRunResult result = run_text_training(run, out, true);
+    EXPECT_EQ(result.resumed_from, 6);
+    EXPECT_NEAR(result.loop.state.loss, wanted, 1e-3 * wanted) << first;
+  }
+}
 
 TEST(Resume, ADamagedCheckpointGivesWayToTheOneBefore) {
   const TemporaryFolder folder;

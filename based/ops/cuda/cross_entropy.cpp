@@ -12,10 +12,10 @@ Tensor softmax(Tensor& logits, const Tensor& targets, double scale, bool gradien
   return cross_entropy_softmax_with(launch<kernels::cuda::cross_entropy, kernels::CrossEntropy>, logits, targets, scale, gradient);
 }
 
-std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& hidden, const Tensor& weight, const Tensor& labels, bool grad_hidden,
-                                           bool grad_weight) {
+std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled,
+                                           bool grad_hidden, bool grad_weight) {
   const OnDevice device("cross_entropy", {{"hidden", hidden}, {"weight", weight}, {"labels", labels}});
-  return cross_entropy_with(softmax, kChunkBytes, hidden, weight, labels, grad_hidden, grad_weight);
+  return cross_entropy_with(softmax, kChunkBytes, hidden, weight, labels, labelled, grad_hidden, grad_weight);
 }
 
 TORCH_LIBRARY_IMPL(based, CUDA, m) { m.impl("cross_entropy_forward", forward); }

@@ -1,0 +1,97 @@
+// A step of training a language model, as `based train` runs it: bf16 with fp32 masters, batches from the host, clipping, the fused update.
+#include "based/models/device.h"
+#include "based/train/text_data.h"
+#include "bench/model.h"
+
+namespace based::bench {
+namespace {
+
+struct Shape {
+  std::string preset;
+  int64_t rows, length;
+  int steps;  // timed together, since a GPU is not waited for within
+};
+
+// Windows of a text of random words.
+TokenBatch random_tokens(const LanguageModel& model, int64_t rows, int64_t length) {
+  TokenBatch batch;
+  batch.rows = rows;
+  batch.length = length;
+  const torch::Tensor ids = torch::randint(model.config().vocab_size, {rows * length + 1}, torch::kInt);
+  const int32_t* word = ids.const_data_ptr<int32_t>();
+  batch.tokens.assign(word, word + rows * length);
+  batch.targets.assign(word + 1, word + rows * length + 1);
+  for (int64_t row = 0; row <= rows; ++row) batch.cu_seqlens.push_back(row * length);
+  return batch;
+}
+
+// Loss and gradients of a short batch against fp32 on the CPU; the embedding's gradient goes through all that the model has.
+double check_gradients(LanguageModel& model, const std::string& what) {
+  const TokenBatch tokens = random_tokens(model, 2, 24);
+  const auto gradient = [&](LanguageModel& of) {
+    const Batch batch = to_batch(tokens, of.device());
+    const torch::Tensor loss = of.loss(batch.ids, batch.labels, batch.rows, batch.labelled);
+    const torch::Tensor embedding = of.named_parameters()["embedding"];
+    return std::pair(loss.detach().cpu(), torch::autograd::grad({loss}, {embedding})[0].cpu());
+  };
+  const auto exact = exact_copy(model);
+  const auto [loss, by_embedding] = gradient(model);
+  const auto [exact_loss, exact_by_embedding] = gradient(*exact);
+  verify(loss, exact_loss, 0.01, what + " loss");
+  return verify(by_embedding, exact_by_embedding, 0.1, what + " gradient");
+}
+
+void measure(Context& context, const Shape& shape) {
+  const auto model = random_preset(context, shape.preset);
+  const std::string tokens_of = std::to_string(shape.rows) + " x " + std::to_string(shape.length);
+  model->train();
+  const double error = check_gradients(*model, shape.preset);
+  AdamW optimizer(*model, {});
+  TrainStep step(*model, optimizer);
+  const TokenBatch tokens = random_tokens(*model, shape.rows, shape.length);
+  const auto count = static_cast<double>(shape.rows * shape.length);
+  reset_peak_memory(context.device);
+  const double seconds = median_seconds(
+                             [&] {
+                               for (int i = 0; i < shape.steps; ++i) step.run({to_batch(tokens, context.device)}, 1e-4);
+                               synchronize(context.device);
+                             },
+                             context.quick ? 3 : 7) /
+                         shape.steps;
+  // Where LibTorch's bf16 product is the slower one (a CPU without AVX-512), fp32 is what the machine can do.
+  const double bf16 = context.ceilings.gemm_gflops(torch::kBFloat16);
+  const double rate = context.device.is_cuda() ? bf16 : std::max(bf16, context.ceilings.gemm_gflops(torch::kFloat));
+  // Two operations a weight and token forward, four backward; the embedding once, as the output projection.
+  const double floor = 6 * static_cast<double>(model->parameter_count()) * count / (rate * 1e9);
+  Result result{"training step " + tokens_of,
+                shape.preset + " bf16, fp32 masters",
+                count / seconds,
+                "tok/s",
+                count / floor,
+                floor / seconds,
+                "GEMM " + std::to_string(static_cast<int64_t>(rate)) + " GFLOP/s, the weights' operations",
+                error};
+  result.more = {{"ms", seconds * 1e3}};
+  if (context.device.is_cuda()) {
+    result.headline = "train_" + shape.preset;
+    result.more["peak_memory_gib"] = static_cast<double>(peak_memory(context.device)) / (1 << 30);
+  }
+  context.add(std::move(result));
+}
+
+void run(Context& context) {
+  const int64_t rows = context.quick ? 2 : 8, length = context.quick ? 64 : 256;
+  for (const char* preset : {"based-demo", "attn-tiny"}) measure(context, {preset, rows, length, 1});
+}
+
+void run_gpu(Context& context) {
+  if (context.quick) return measure(context, {"based-demo", 2, 128, 2});
+  for (const char* preset : {"based-360m", "attn-360m"}) measure(context, {preset, 16, 2048, 5});
+}
+
+}  // namespace
+
+const Case case_train{"train", "a training step of small language models", run};
+const Case case_gpu_train{"gpu_train", "a training step of based-360m and attn-360m, on a GPU", run_gpu, true};
+
+}  // namespace based::bench
