@@ -14,8 +14,11 @@ Engine::Engine(LanguageModel& model, int64_t slots) : model_(model) {
   all_slots_ = torch::arange(slots, ids);
   last_ = torch::zeros({slots}, ids);
   drawn_ = torch::zeros({slots}, ids);
-  options_ = {state_.position(),           torch::zeros({slots}, ids),  torch::zeros({slots}, ids), torch::zeros({slots}, reals),
-              torch::ones({slots}, reals), torch::zeros({slots}, reals)};
+  options_ = {
+      state_.position(),           torch::zeros({slots}, ids),
+      torch::zeros({slots}, ids),  torch::zeros({slots}, reals),
+      torch::ones({slots}, reals), torch::zeros({slots}, reals),
+      torch::ones({slots}, reals), torch::zeros({slots, kernels::sample_seen_words(model.config().vocab_size)}, ids.dtype(torch::kInt))};
   taken_.resize(static_cast<size_t>(slots));
   record_step();
 }
@@ -38,11 +41,22 @@ void Engine::set_options(const Tensor& slots, const SamplingOptions& options) {
   options_.temperature.index_fill_(0, slots, options.temperature);
   options_.top_p.index_fill_(0, slots, options.top_p);
   options_.min_p.index_fill_(0, slots, options.min_p);
+  options_.penalty.index_fill_(0, slots, options.repetition_penalty);
+}
+
+void Engine::set_seen(const Tensor& slots, const std::vector<std::vector<int64_t>>& prompts) {
+  const int64_t words = options_.seen.size(1);
+  const Tensor seen = torch::zeros({static_cast<int64_t>(prompts.size()), words}, torch::kInt);
+  auto* row = reinterpret_cast<uint32_t*>(seen.mutable_data_ptr<int32_t>());
+  for (const auto& prompt : prompts) {
+    for (const int64_t id : prompt) kernels::sample_set_seen(row, id);
+    row += words;
+  }
+  options_.seen.index_copy_(0, slots, seen.to(slots.device()));
 }
 
 std::vector<int64_t> Engine::join(const std::vector<std::vector<int64_t>>& prompts, const SamplingOptions& options) {
   check_sampling_options(options);
-  if (options.repetition_penalty != 1) throw UsageError("repetition-penalty is not supported for batched generation; leave it at 1");
   if (static_cast<int64_t>(prompts.size()) > free_slots())
     throw Error("engine: " + std::to_string(prompts.size()) + " texts for " + std::to_string(free_slots()) + " free slots");
   if (prompts.empty()) return {};
@@ -66,6 +80,7 @@ std::vector<int64_t> Engine::join(const std::vector<std::vector<int64_t>>& promp
   if (tokens > 0) model_.prefill(torch::tensor(ids).to(device), Sequences::packed(starts, tokens, device), state_, slots);
   last_.index_copy_(0, slots, torch::tensor(last).to(device));
   set_options(slots, options);
+  set_seen(slots, prompts);
   for (const int64_t slot : chosen) taken_[static_cast<size_t>(slot)] = true;
   return chosen;
 }

@@ -22,7 +22,7 @@ class Engine {
   int64_t state_bytes() const { return state_.bytes(); }
 
   // Prompts of any lengths, read together by one prefill, into free slots, which are returned. Throws Error where there are too few, for an
-  // empty prompt and for an id outside the vocabulary, UsageError for wrong options and for a repetition penalty, which is not done here.
+  // empty prompt and for an id outside the vocabulary, UsageError for wrong options.
   std::vector<int64_t> join(const std::vector<std::vector<int64_t>>& prompts, const SamplingOptions& options);
   void leave(int64_t slot);  // frees it
 
@@ -33,6 +33,7 @@ class Engine {
 
  private:
   void set_options(const Tensor& slots, const SamplingOptions& options);
+  void set_seen(const Tensor& slots, const std::vector<std::vector<int64_t>>& prompts);
   void record_step();
 
   LanguageModel& model_;

@@ -25,11 +25,12 @@ std::vector<int64_t> prompt(int64_t length, int64_t start) {
   return ids;
 }
 
-std::vector<int64_t> by_session(LanguageModel& model, const std::vector<int64_t>& text, int64_t tokens) {
+std::vector<int64_t> by_session(LanguageModel& model, const std::vector<int64_t>& text, int64_t tokens,
+                                const SamplingOptions& options = {0}) {
   Session session(model);
   session.append(text);
   std::vector<int64_t> ids;
-  for (int64_t i = 0; i < tokens; ++i) ids.push_back(session.next(SamplingOptions{0}));
+  for (int64_t i = 0; i < tokens; ++i) ids.push_back(session.next(options));
   return ids;
 }
 
@@ -60,6 +61,26 @@ TEST_P(EngineOnDevices, GreedyTextsOfAnyLengthsAreThoseOfSessions) {
     EXPECT_EQ(tokens[4], -1);
   }
   for (size_t i = 0; i < prompts.size(); ++i) EXPECT_EQ(texts[i], by_session(*model, prompts[i], 20)) << i;
+}
+
+// Slots with other options and older texts beside each other, so that a penalty or a mark in the wrong row would show.
+TEST_P(EngineOnDevices, DrawnAndPenalisedTextsAreThoseOfSessions) {
+  const auto model = tiny(GetParam());
+  const std::vector<SamplingOptions> options{
+      {0, 0, 1, 0, 1.5}, {0.8, 40, 0.95, 0.01, 1.3, 7}, {1, 0, 1, 0, 1, 8}, {1.2, 0, 0.9, 0, 0.7, 9}};
+  const std::vector<std::vector<int64_t>> prompts{prompt(60, 3), prompt(12, 11), prompt(2, 200), prompt(33, 50)};
+  Engine engine(*model, 4);
+  for (int round = 0; round < 2; ++round) {
+    std::vector<int64_t> slots;
+    for (size_t i = 0; i < prompts.size(); ++i) slots.push_back(engine.join({prompts[i]}, options[(i + round) % 4])[0]);
+    std::vector<std::vector<int64_t>> texts(prompts.size());
+    for (int step = 0; step < 40; ++step) {
+      const std::vector<int64_t>& tokens = engine.step();
+      for (size_t i = 0; i < prompts.size(); ++i) texts[i].push_back(tokens[static_cast<size_t>(slots[i])]);
+    }
+    for (size_t i = 0; i < prompts.size(); ++i) EXPECT_EQ(texts[i], by_session(*model, prompts[i], 40, options[(i + round) % 4])) << i;
+    for (const int64_t slot : slots) engine.leave(slot);
+  }
 }
 
 TEST_P(EngineOnDevices, TextsJoinAndLeaveWithoutDisturbingOthers) {
@@ -101,7 +122,7 @@ TEST(Engine, RefusesWhatItCannotDo) {
   EXPECT_THROW(engine.join({{}}, {}), Error);
   EXPECT_THROW(engine.join({{257}}, {}), Error);
   EXPECT_THROW(engine.join({{1}, {2}, {3}}, {}), Error);
-  EXPECT_THROW(engine.join({{1}}, SamplingOptions{.repetition_penalty = 1.1}), UsageError);
+  EXPECT_THROW(engine.join({{1}}, SamplingOptions{.repetition_penalty = 0}), UsageError);
   EXPECT_EQ(engine.free_slots(), 2);
 }
 
