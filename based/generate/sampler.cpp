@@ -1,40 +1,14 @@
 #include "based/generate/sampler.h"
 
-#include <algorithm>
 #include <cmath>
-#include <numeric>
 
-#include "based/core/random.h"
+#include "based/kernels/sample.h"
 
 namespace based {
 namespace {
 
 void check(bool right, const char* name, const char* range, double value) {
   if (!right) throw UsageError(std::string(name) + " must be " + range + ", got " + std::to_string(value));
-}
-
-void penalise(std::span<float> logits, double penalty, std::span<const int64_t> text) {
-  std::vector<bool> seen(logits.size());
-  for (const int64_t id : text) {
-    if (id < 0 || static_cast<size_t>(id) >= logits.size() || seen[id]) continue;
-    seen[id] = true;
-    float& logit = logits[id];
-    logit = static_cast<float>(logit > 0 ? logit / penalty : logit * penalty);
-  }
-}
-
-// How many of the candidates, most likely first, with these unnormalised probabilities stay.
-size_t kept(const std::vector<double>& weight, const SamplingOptions& options) {
-  size_t count = weight.size();
-  while (count > 1 && weight[count - 1] < options.min_p * weight[0]) --count;
-  if (options.top_p >= 1) return count;
-  const double whole = std::accumulate(weight.begin(), weight.begin() + static_cast<int64_t>(count), 0.0);
-  double sum = 0;
-  for (size_t i = 0; i < count; ++i) {
-    sum += weight[i];
-    if (sum >= options.top_p * whole) return i + 1;
-  }
-  return count;
 }
 
 }  // namespace
@@ -48,33 +22,29 @@ void check_sampling_options(const SamplingOptions& options) {
         options.repetition_penalty);
 }
 
-int64_t sample_token(std::span<float> logits, const SamplingOptions& options, std::span<const int64_t> text) {
-  if (options.repetition_penalty != 1) penalise(logits, options.repetition_penalty, text);
-  const bool has_nan = std::any_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); });
-  const auto best = std::max_element(logits.begin(), logits.end());
-  if (has_nan || best == logits.end() || !std::isfinite(*best))
-    throw Error("sampling: the model's logits are not finite; its weights may be damaged");
-  if (options.temperature == 0) return best - logits.begin();
-
-  std::vector<int64_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto more_likely = [&](int64_t a, int64_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
-  if (options.top_k > 0 && static_cast<size_t>(options.top_k) < order.size()) {
-    std::partial_sort(order.begin(), order.begin() + options.top_k, order.end(), more_likely);
-    order.resize(static_cast<size_t>(options.top_k));
-  } else {
-    std::sort(order.begin(), order.end(), more_likely);
-  }
-  std::vector<double> weight(order.size());
-  for (size_t i = 0; i < order.size(); ++i) weight[i] = std::exp((double{logits[order[i]]} - double{*best}) / options.temperature);
-  const size_t count = kept(weight, options);
-  const double whole = std::accumulate(weight.begin(), weight.begin() + static_cast<int64_t>(count), 0.0);
-  double left = Random(static_cast<uint64_t>(options.seed), text.size()).uniform() * whole;
-  for (size_t i = 0; i + 1 < count; ++i) {
-    left -= weight[i];
-    if (left < 0) return order[i];
-  }
-  return order[count - 1];
+int64_t sample_token(std::span<const float> logits, const SamplingOptions& options, std::span<const int64_t> text) {
+  const auto vocab = static_cast<int64_t>(logits.size()), position = static_cast<int64_t>(text.size());
+  std::vector<uint32_t> seen(static_cast<size_t>(kernels::sample_seen_words(vocab)));
+  for (const int64_t id : text)
+    if (id >= 0 && id < vocab) kernels::sample_set_seen(seen.data(), id);
+  const auto temperature = static_cast<float>(options.temperature), top_p = static_cast<float>(options.top_p),
+             min_p = static_cast<float>(options.min_p), penalty = static_cast<float>(options.repetition_penalty);
+  int64_t token = -1;
+  kernels::Sample to;
+  to.logits = logits.data();
+  to.token = &token;
+  to.position = &position;
+  to.seed = &options.seed;
+  to.temperature = &temperature;
+  to.top_k = &options.top_k;
+  to.top_p = &top_p;
+  to.min_p = &min_p;
+  to.penalty = &penalty;
+  to.seen = seen.data();
+  to.rows = 1, to.vocab = vocab;
+  if (const kernels::Status status = kernels::cpu::sample(to); !status.ok()) throw Error(status.what);
+  if (token < 0) throw Error("sampling: the model's logits are not finite; its weights may be damaged");
+  return token;
 }
 
 }  // namespace based

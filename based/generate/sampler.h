@@ -31,8 +31,8 @@ struct SamplingOptions {
 // Throws UsageError for values out of range or not finite.
 void check_sampling_options(const SamplingOptions& options);
 
-// logits of the ids that may be drawn (changed in place); `text`: the tokens so far, whose count is the position of the draw.
-// Ties go to the smaller id. Throws Error where no logit is finite.
-int64_t sample_token(std::span<float> logits, const SamplingOptions& options, std::span<const int64_t> text);
+// logits of the ids that may be drawn; `text`: the tokens so far, whose count is the position of the draw. By the kernel that the engine
+// draws with (kernels/sample.h), so that both give the same tokens. Throws Error where no logit is finite.
+int64_t sample_token(std::span<const float> logits, const SamplingOptions& options, std::span<const int64_t> text);
 
 }  // namespace based

@@ -33,8 +33,8 @@ int64_t Session::next(const SamplingOptions& options) {
   if (ids_.empty()) throw Error("generation needs at least one token of prompt");
   const torch::InferenceMode inference;
   const Tensor hidden = model_.step(torch::full({1}, ids_.back(), slot_.options()), state_, slot_);
-  Tensor logits = model_.logits(hidden).narrow(1, 0, model_.config().vocab_size).to(torch::kCPU, torch::kFloat).contiguous();
-  ids_.push_back(sample_token({logits.mutable_data_ptr<float>(), static_cast<size_t>(logits.numel())}, options, ids_));
+  const Tensor logits = model_.logits(hidden).narrow(1, 0, model_.config().vocab_size).to(torch::kCPU, torch::kFloat).contiguous();
+  ids_.push_back(sample_token({logits.const_data_ptr<float>(), static_cast<size_t>(logits.numel())}, options, ids_));
   return ids_.back();
 }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "based/mixers/state.h"
+#include "based/core/error.h"
 
 namespace based {
 namespace {
@@ -20,9 +20,9 @@ std::vector<int64_t> join_order(const std::vector<int64_t>& earlier_starts, cons
   return order;
 }
 
-}  // namespace
-
-RingPlan plan_ring(const Tensor& position, const Sequences& rows, const Slots& slots, int64_t capacity, int64_t history) {
+// `place(slot, p)` is the entry of step p.
+template <class Place>
+RingPlan plan(const Tensor& position, const Sequences& rows, const Slots& slots, int64_t capacity, int64_t history, Place&& place) {
   const torch::Device device = position.device();
   const Tensor slots_host = slots.to(torch::kCPU).contiguous();
   const Tensor position_host = position.index_select(0, slots).to(torch::kCPU).contiguous();
@@ -32,12 +32,12 @@ RingPlan plan_ring(const Tensor& position, const Sequences& rows, const Slots& s
   std::vector<int64_t> history_starts = {0}, joined_starts = {0};
   std::vector<int64_t> read, kept, written;
   for (int64_t row = 0; row < rows.rows(); ++row) {
-    const int64_t at = written_so_far[row], length = rows.length(row), base = slot[row] * capacity;
+    const int64_t at = written_so_far[row], length = rows.length(row);
     const int64_t earlier = length == 0 ? 0 : std::min(at, history);
-    for (int64_t p = at - earlier; p < at; ++p) read.push_back(base + p % capacity);
+    for (int64_t p = at - earlier; p < at; ++p) read.push_back(place(slot[row], p));
     for (int64_t i = std::max<int64_t>(0, length - capacity); i < length; ++i) {
       kept.push_back(rows.starts()[row] + i);
-      written.push_back(base + (at + i) % capacity);
+      written.push_back(place(slot[row], at + i));
     }
     history_starts.push_back(history_starts.back() + earlier);
     joined_starts.push_back(joined_starts.back() + earlier + length);
@@ -49,6 +49,23 @@ RingPlan plan_ring(const Tensor& position, const Sequences& rows, const Slots& s
           index(join_order(history_starts, rows.starts())),
           index(kept),
           index(written)};
+}
+
+}  // namespace
+
+RingPlan plan_ring(const Tensor& position, const Sequences& rows, const Slots& slots, int64_t capacity, int64_t history) {
+  return plan(position, rows, slots, capacity, history, [capacity](int64_t slot, int64_t p) { return slot * capacity + p % capacity; });
+}
+
+RingPlan plan_pages(const Tensor& position, const Sequences& rows, const Slots& slots, const StatePages& pages) {
+  const Tensor table_host = pages.table.to(torch::kCPU).contiguous();
+  const int64_t* table = table_host.const_data_ptr<int64_t>();
+  const int64_t slot_pages = pages.table.size(1), capacity = slot_pages * pages.tokens;
+  return plan(position, rows, slots, capacity, capacity, [&](int64_t slot, int64_t p) {
+    const int64_t page = p < capacity ? table[slot * slot_pages + p / pages.tokens] : -1;
+    if (page < 0) throw Error("state: slot " + std::to_string(slot) + " has no page for time step " + std::to_string(p));
+    return page * pages.tokens + p % pages.tokens;
+  });
 }
 
 Tensor read_ring(const Tensor& ring, const RingPlan& plan) { return ring.flatten(0, 1).index_select(0, plan.read); }

@@ -2,6 +2,7 @@
 // a ring that is grown before it wraps.
 #pragma once
 #include "based/mixers/sequences.h"
+#include "based/mixers/state.h"
 #include "based/ops/torch.h"
 
 namespace based {
@@ -11,7 +12,7 @@ struct RingPlan {
   // Rows preceded by what they need of their slots' past: the latest min(position, history) steps, oldest first.
   Sequences history;       // the earlier steps alone
   Sequences with_history;  // the earlier steps of a row, then its new ones
-  Tensor read;             // int64 [history.tokens()], ring entries slot·capacity + p mod capacity
+  Tensor read;             // int64 [history.tokens()], entries of the flattened ring: slot·capacity + p mod capacity
   Tensor order;            // int64 [with_history.tokens()], entries of cat(earlier steps, new steps); empty where nothing is earlier
   // What the ring keeps of the new steps: the last min(length, capacity) of each row.
   Tensor kept;     // int64, new steps
@@ -21,7 +22,10 @@ struct RingPlan {
 // position int64 [slots of the state], steps written so far; history ≤ capacity.
 RingPlan plan_ring(const Tensor& position, const Sequences& rows, const Slots& slots, int64_t capacity, int64_t history);
 
-// The earlier steps of the plan out of ring [slots, capacity, …]: [history.tokens(), …].
+// The same where all steps are kept, in pages: entries of the flattened pool. Throws Error where a slot has no page for a step.
+RingPlan plan_pages(const Tensor& position, const Sequences& rows, const Slots& slots, const StatePages& pages);
+
+// The earlier steps of the plan out of ring [slots, capacity, …] or of a pool of pages: [history.tokens(), …].
 Tensor read_ring(const Tensor& ring, const RingPlan& plan);
 // Earlier and new steps [tokens, …], row by row.
 Tensor join_history(const Tensor& earlier, const Tensor& fresh, const RingPlan& plan);

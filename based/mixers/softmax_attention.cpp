@@ -5,6 +5,7 @@
 #include <string>
 
 #include "based/ops/causal_attention.h"
+#include "based/ops/paged_attention.h"
 #include "based/ops/pointwise.h"
 
 namespace based {
@@ -54,12 +55,13 @@ MixerState SoftmaxAttention::make_state(int64_t slots) const {
 Tensor SoftmaxAttention::prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) {
   const Tensor before = state["position"].index_select(0, slots);
   const Tensor after = before + rows.cu_seqlens().diff();
-  if (window_ == 0 && after.numel() > 0) state.grow(after.max().item<int64_t>());
+  if (window_ == 0 && !state.paged() && after.numel() > 0) state.grow(after.max().item<int64_t>());
   const Inputs in = project(x, config_.rotary_dim > 0 ? rows.positions(before) : Tensor());
 
   Tensor &k = state["k"], &v = state["v"];
   const int64_t capacity = k.size(1);
-  const RingPlan plan = plan_ring(state["position"], rows, slots, capacity, window_ == 0 ? capacity : window_ - 1);
+  const RingPlan plan = state.paged() ? plan_pages(state["position"], rows, slots, state.pages())
+                                      : plan_ring(state["position"], rows, slots, capacity, window_ == 0 ? capacity : window_ - 1);
   const Tensor y = ops::causal_attention(in.q, join_history(read_ring(k, plan), in.k, plan), join_history(read_ring(v, plan), in.v, plan),
                                          rows.cu_seqlens(), plan.with_history.cu_seqlens(), window_, scale());
   write_ring(k, in.k, plan);
@@ -71,8 +73,10 @@ Tensor SoftmaxAttention::prefill(const Tensor& x, const Sequences& rows, MixerSt
 Tensor SoftmaxAttention::step(const Tensor& x, MixerState& state, const Slots& slots) {
   Tensor& position = state["position"];
   const Tensor now = position.index_select(0, slots);
-  if (window_ == 0 && now.numel() > 0) state.grow(now.max().item<int64_t>() + 1);
+  if (window_ == 0 && !state.paged() && now.numel() > 0) state.grow(now.max().item<int64_t>() + 1);
   const Inputs in = project(x, now);
+  if (state.paged())
+    return output(ops::paged_attention_step(in.q, in.k, in.v, {state["k"], state["v"], state.pages().table, position}, slots, scale()));
   return output(ops::causal_attention_step(in.q, in.k, in.v, state["k"], state["v"], position, slots, scale()));
 }
 

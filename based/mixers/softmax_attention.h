@@ -36,7 +36,7 @@ class SoftmaxAttention : public Mixer {
 
   Tensor forward(const Tensor& x, const Sequences& rows) override;
   // "k" and "v" [slots, capacity, kv_heads, head_dim] in the activations' type, keys already rotated; "position" int64 [slots]. A ring of
-  // `window` steps, or a cache that grows.
+  // `window` steps, or a cache that grows or lies in pages.
   MixerState make_state(int64_t slots) const override;
   Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override;
   Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override;

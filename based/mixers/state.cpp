@@ -32,15 +32,10 @@ std::string describe(const StateTensor& tensor) {
   return text.str();
 }
 
-// A slot of `to` becomes `row`, of as many time steps or fewer where it grows.
-void write_slot(const StateTensor& to, int64_t slot, const Tensor& row) {
-  Tensor target = to.value.select(0, slot);
-  if (!to.grows) {
-    target.copy_(row);
-    return;
-  }
-  target.narrow(0, 0, row.size(0)).copy_(row);
-  target.narrow(0, row.size(0), target.size(0) - row.size(0)).zero_();
+// The pages that a slot has.
+Tensor given_pages(const Tensor& table, int64_t slot) {
+  const Tensor pages = table.select(0, slot);
+  return pages.masked_select(pages >= 0);
 }
 
 }  // namespace
@@ -53,7 +48,10 @@ const Tensor& MixerState::operator[](const std::string& name) const {
   return tensor->value;
 }
 
-int64_t MixerState::slots() const { return tensors_.empty() ? 0 : tensors_.front().value.size(0); }
+int64_t MixerState::slots() const {
+  if (paged()) return pages_.table.size(0);
+  return tensors_.empty() ? 0 : tensors_.front().value.size(0);
+}
 
 int64_t MixerState::bytes() const {
   int64_t sum = 0;
@@ -66,7 +64,14 @@ bool MixerState::grows() const {
 }
 
 void MixerState::zero(const Slots& slots) {
-  for (StateTensor& tensor : tensors_) tensor.value.index_fill_(0, slots, 0);
+  for (StateTensor& tensor : tensors_) {
+    if (!tensor.grows || !paged()) {
+      tensor.value.index_fill_(0, slots, 0);
+      continue;
+    }
+    const Tensor pages = pages_.table.index_select(0, slots);
+    tensor.value.index_fill_(0, pages.masked_select(pages >= 0), 0);
+  }
 }
 
 void MixerState::put(const std::string& name, const Slots& slots, const Tensor& values) {
@@ -76,12 +81,30 @@ void MixerState::put(const std::string& name, const Slots& slots, const Tensor& 
 
 void MixerState::copy(int64_t from, int64_t to) {
   if (from == to) return;
-  for (StateTensor& tensor : tensors_) tensor.value.select(0, to).copy_(tensor.value.select(0, from));
+  insert(extract(from), to);
+}
+
+// What a slot holds of a tensor.
+Tensor MixerState::row(const StateTensor& tensor, int64_t slot) const {
+  if (!tensor.grows || !paged()) return tensor.value.select(0, slot);
+  return tensor.value.index_select(0, given_pages(pages_.table, slot)).flatten(0, 1);
+}
+
+// A slot becomes `row`, of as many time steps or fewer where it grows.
+void MixerState::write_row(StateTensor& tensor, int64_t slot, const Tensor& row) {
+  Tensor target = this->row(tensor, slot);  // a copy where it lies in pages
+  if (!tensor.grows) {
+    target.copy_(row);
+    return;
+  }
+  target.narrow(0, 0, row.size(0)).copy_(row);
+  target.narrow(0, row.size(0), target.size(0) - row.size(0)).zero_();
+  if (paged()) tensor.value.index_copy_(0, given_pages(pages_.table, slot), target.unflatten(0, {-1, pages_.tokens}));
 }
 
 MixerState MixerState::extract(int64_t slot) const {
-  MixerState one = *this;
-  for (StateTensor& tensor : one.tensors_) tensor.value = tensor.value.narrow(0, slot, 1).clone();
+  MixerState one(tensors_);
+  for (StateTensor& tensor : one.tensors_) tensor.value = row(tensor, slot).unsqueeze(0).clone();
   return one;
 }
 
@@ -95,14 +118,32 @@ void MixerState::insert(const MixerState& one, int64_t slot) {
     if (!same_kind(one.tensors_[i], tensors_[i]) || one.tensors_[i].value.size(0) != 1) {
       throw Error("state: one slot of " + describe(one.tensors_[i]) + " does not fit " + describe(tensors_[i]));
     }
+    if (!paged() || !tensors_[i].grows) continue;
+    const int64_t room = given_pages(pages_.table, slot).size(0) * pages_.tokens;
+    if (one.tensors_[i].value.size(1) > room) {
+      throw Error("state: one slot of " + describe(one.tensors_[i]) + " does not fit the slot's pages, which hold " + std::to_string(room) +
+                  " time steps");
+    }
   }
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i].grows) grow(one.tensors_[i].value.size(1));
-    write_slot(tensors_[i], slot, one.tensors_[i].value.select(0, 0));
+    if (tensors_[i].grows && !paged()) grow(one.tensors_[i].value.size(1));
+    write_row(tensors_[i], slot, one.tensors_[i].value.select(0, 0));
   }
 }
 
+void MixerState::use_pages(const StatePages& pages, int64_t pool) {
+  BASED_ASSERT(grows() && !paged() && pages.table.size(0) == slots());
+  for (StateTensor& tensor : tensors_) {
+    if (!tensor.grows) continue;
+    std::vector<int64_t> shape = tensor.value.sizes().vec();
+    shape[0] = pool, shape[1] = pages.tokens;
+    tensor.value = torch::zeros(shape, tensor.value.options());
+  }
+  pages_ = pages;
+}
+
 void MixerState::grow(int64_t capacity) {
+  BASED_ASSERT(!paged());
   for (StateTensor& tensor : tensors_) {
     if (!tensor.grows || tensor.value.size(1) >= capacity) continue;
     std::vector<int64_t> more = tensor.value.sizes().vec();

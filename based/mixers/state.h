@@ -14,6 +14,12 @@ struct StateTensor {
   bool grows = false;  // dimension 1 is time and grows with the text (attention's cache)
 };
 
+// Where growing tensors lie when their memory is fixed: page i of a slot, `tokens` time steps of it, is page table[slot, i] of a pool.
+struct StatePages {
+  Tensor table;        // int64 [slots, most pages of a slot], shared by the layers of a model; −1: none
+  int64_t tokens = 0;  // time steps of a page, a power of two
+};
+
 class MixerState {
  public:
   MixerState() = default;
@@ -35,8 +41,17 @@ class MixerState {
   void insert(const MixerState& one, int64_t slot);  // the reverse; shapes and names must agree (Error), growing ones grow
   void grow(int64_t capacity);                       // growing tensors to at least this many time steps (doubling)
 
+  // A new state's growing tensors become pools of zeros, [pool, pages.tokens, …], which never grow: whoever owns the table gives a slot the
+  // pages that it needs before they are written. The operations above then read and write a slot's pages.
+  void use_pages(const StatePages& pages, int64_t pool);
+  bool paged() const { return pages_.table.defined(); }
+  const StatePages& pages() const { return pages_; }
+
  private:
+  Tensor row(const StateTensor& tensor, int64_t slot) const;
+  void write_row(StateTensor& tensor, int64_t slot, const Tensor& row);
   std::vector<StateTensor> tensors_;
+  StatePages pages_;
 };
 
 // `whole` with whole[index[i]] = values[i]: a new tensor where gradients are on (so that the old one stays valid for the backward), written

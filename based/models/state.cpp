@@ -16,6 +16,11 @@ bool ModelState::grows() const {
   return false;
 }
 
+void ModelState::use_pages(const StatePages& pages, int64_t pool) {
+  for (auto& layer : layers_)
+    if (layer.grows()) layer.use_pages(pages, pool);
+}
+
 void ModelState::zero(const Slots& slots) {
   for (auto& layer : layers_) layer.zero(slots);
   position_.index_fill_(0, slots, 0);

@@ -20,6 +20,7 @@ class ModelState {
   int64_t slots() const { return position_.size(0); }
   int64_t bytes() const;  // of all slots
   bool grows() const;
+  void use_pages(const StatePages& pages, int64_t pool);  // of the layers whose state grows
   void zero(const Slots& slots);
   void copy(int64_t from, int64_t to);
   ModelState extract(int64_t slot) const;

@@ -12,7 +12,9 @@ namespace {
 constexpr const char* kOp = "causal_attention";
 constexpr const char* kStep = "causal_attention_step";
 
-void check_heads(const char* op, const Tensor& q, const Tensor& k, const Tensor& v) {
+}  // namespace
+
+void check_attention_heads(const char* op, const Tensor& q, const Tensor& k, const Tensor& v) {
   require(at::isFloatingType(q.scalar_type()), op, "q must be floating, got ", q.scalar_type());
   require_shape(op, "q", q, {-1, -1, -1});
   require(q.size(2) >= 1 && q.size(2) <= 256, op, "head_dim must be 1..256, got ", q.size(2));
@@ -23,11 +25,9 @@ void check_heads(const char* op, const Tensor& q, const Tensor& k, const Tensor&
   require(k.size(1) >= 1 && q.size(1) % k.size(1) == 0, op, "heads must be a multiple of kv_heads, got ", q.size(1), " and ", k.size(1));
 }
 
-}  // namespace
-
 void check_causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                             int64_t window) {
-  check_heads(kOp, q, k, v);
+  check_attention_heads(kOp, q, k, v);
   require_type(kOp, "cu_seqlens_q", cu_seqlens_q, at::kLong);
   require_type(kOp, "cu_seqlens_k", cu_seqlens_k, at::kLong);
   require_shape(kOp, "cu_seqlens_q", cu_seqlens_q, {-1});
@@ -120,7 +120,7 @@ Gradients backward_meta(const Tensor&, const Tensor& q, const Tensor& k, const T
 
 void check_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& k_ring, const Tensor& v_ring, const Tensor& position,
                 const Tensor& slots) {
-  check_heads(kStep, q, k, v);
+  check_attention_heads(kStep, q, k, v);
   require_shape(kStep, "k", k, {q.size(0), -1, -1});
   require_shape(kStep, "k_ring", k_ring, {-1, -1, k.size(1), k.size(2)});
   require(k_ring.size(1) >= 1, kStep, "k_ring must have room for a key, got ", k_ring.sizes());

@@ -53,6 +53,8 @@ struct CausalAttentionKernels {
   kernels::Status (*step)(const kernels::CausalAttentionStep&);
 };
 
+// Shapes and types of [tokens, heads, head_dim], head_dim at most 256, key heads a divisor of heads. Throws Error.
+void check_attention_heads(const char* op, const Tensor& q, const Tensor& k, const Tensor& v);
 // Shapes and types, without reading device memory. Throws Error.
 void check_causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                             int64_t window);

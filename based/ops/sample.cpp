@@ -22,17 +22,21 @@ void check(const Tensor& logits, const SampleOptions& options) {
   option("temperature", options.temperature, at::kFloat);
   option("top_p", options.top_p, at::kFloat);
   option("min_p", options.min_p, at::kFloat);
+  option("penalty", options.penalty, at::kFloat);
+  require_type(kOp, "seen", options.seen, at::kInt);
+  require_shape(kOp, "seen", options.seen, {logits.size(0), kernels::sample_seen_words(logits.size(1))});
+  require(options.seen.is_contiguous(), kOp, "seen must be contiguous");
 }
 
 Tensor sample_meta(const Tensor& logits, const Tensor& position, const Tensor& seed, const Tensor& top_k, const Tensor& temperature,
-                   const Tensor& top_p, const Tensor& min_p) {
-  check(logits, {position, seed, top_k, temperature, top_p, min_p});
+                   const Tensor& top_p, const Tensor& min_p, const Tensor& penalty, Tensor seen) {
+  check(logits, {position, seed, top_k, temperature, top_p, min_p, penalty, seen});
   return at::empty({logits.size(0)}, position.options());
 }
 
 Tensor sample_cpu(const Tensor& logits, const Tensor& position, const Tensor& seed, const Tensor& top_k, const Tensor& temperature,
-                  const Tensor& top_p, const Tensor& min_p) {
-  return sample_with(kernels::cpu::sample, logits, {position, seed, top_k, temperature, top_p, min_p});
+                  const Tensor& top_p, const Tensor& min_p, const Tensor& penalty, Tensor seen) {
+  return sample_with(kernels::cpu::sample, logits, {position, seed, top_k, temperature, top_p, min_p, penalty, seen});
 }
 
 }  // namespace
@@ -49,6 +53,8 @@ Tensor sample_with(kernels::Status (*kernel)(const kernels::Sample&), const Tens
   to.top_k = options.top_k.const_data_ptr<int64_t>();
   to.top_p = options.top_p.const_data_ptr<float>();
   to.min_p = options.min_p.const_data_ptr<float>();
+  to.penalty = options.penalty.const_data_ptr<float>();
+  to.seen = reinterpret_cast<uint32_t*>(options.seen.mutable_data_ptr<int32_t>());
   to.rows = logits.size(0), to.vocab = logits.size(1), to.logits_stride = rows.stride(0);
   to.dtype = kernel_dtype(logits);
   require_ok(kernel(to));
@@ -58,14 +64,16 @@ Tensor sample_with(kernels::Status (*kernel)(const kernels::Sample&), const Tens
 Tensor sample(const Tensor& logits, const SampleOptions& options) {
   static const auto op = find_operator<decltype(sample_meta)>("based::sample");
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return op.call(logits, options.position, options.seed, options.top_k, options.temperature, options.top_p, options.min_p);
+  return op.call(logits, options.position, options.seed, options.top_k, options.temperature, options.top_p, options.min_p, options.penalty,
+                 options.seen);
 }
 
 namespace {
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
   m.def(
-      "sample(Tensor logits, Tensor position, Tensor seed, Tensor top_k, Tensor temperature, Tensor top_p, Tensor min_p) -> Tensor token");
+      "sample(Tensor logits, Tensor position, Tensor seed, Tensor top_k, Tensor temperature, Tensor top_p, Tensor min_p, "
+      "Tensor penalty, Tensor(a!) seen) -> Tensor token");
 }
 
 TORCH_LIBRARY_IMPL(based, CPU, m) { m.impl("sample", sample_cpu); }

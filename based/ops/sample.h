@@ -11,10 +11,12 @@ using torch::Tensor;
 struct SampleOptions {
   Tensor position, seed, top_k;      // int64 [rows]
   Tensor temperature, top_p, min_p;  // fp32 [rows]
+  Tensor penalty;                    // fp32 [rows], of repetition
+  Tensor seen;                       // int32 [rows, kernels::sample_seen_words(vocab)], the tokens that are penalised; gains the drawn ones
 };
 
-// logits [rows, vocab], fp32 or bf16 -> int64 [rows]; −1 where a row's logits are not finite. The draw depends on seed, position and the
-// row's logits alone. No gradient.
+// logits [rows, vocab], fp32 or bf16 -> int64 [rows]; −1 where a row's logits are not finite. The draw depends on the
+// row's logits and options alone. No gradient.
 Tensor sample(const Tensor& logits, const SampleOptions& options);
 
 // Inside of based/ops: by this kernel, on the device that it is for.

@@ -50,7 +50,8 @@ TEST(Sampler, TopKTopPAndMinPLeaveOnlyTheMostLikely) {
   EXPECT_EQ(frequencies(with([](auto& o) { o.top_k = 2; })).size(), 2U);
   EXPECT_EQ(frequencies(with([](auto& o) { o.top_p = 0.5; })).size(), 2U);
   EXPECT_EQ(frequencies(with([](auto& o) { o.min_p = 0.3; })).size(), 3U);
-  EXPECT_EQ(frequencies(with([](auto& o) { o.top_p = 1e-6; })).size(), 1U);
+  EXPECT_EQ(frequencies(with([](auto& o) { o.top_k = 1; })).size(), 2U);  // two are equally likely, and equals stay together
+  EXPECT_EQ(frequencies(with([](auto& o) { o.top_p = 1e-6; })).size(), 2U);
 }
 
 TEST(Sampler, SeedAndPositionDecideTheDraw) {

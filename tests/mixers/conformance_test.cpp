@@ -106,6 +106,52 @@ TEST_P(EveryMixerInDouble, ObeysTheExactLaws) {
 INSTANTIATE_TEST_SUITE_P(Registry, EveryMixerInDouble, testing::ValuesIn(subjects()),
                          [](const testing::TestParamInfo<Subject>& subject) { return subject.param.name; });
 
+// A mixer whose growing state lies in pages, which are given to the slots in no order.
+class InPages final : public Mixer {
+ public:
+  explicit InPages(std::shared_ptr<Mixer> of) : of_(register_module("of", std::move(of))) {}
+  Tensor forward(const Tensor& x, const Sequences& rows) override { return of_->forward(x, rows); }
+  MixerState make_state(int64_t slots) const override {
+    constexpr int64_t tokens = 32, slot_pages = 2048 / tokens + 1;
+    MixerState state = of_->make_state(slots);
+    const Tensor table = torch::randperm(slots * slot_pages, torch::kInt64).view({slots, slot_pages});
+    state.use_pages({table.to(state["position"].device()), tokens}, slots * slot_pages);
+    return state;
+  }
+  Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
+    return of_->prefill(x, rows, state, slots);
+  }
+  Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override { return of_->step(x, state, slots); }
+
+ private:
+  std::shared_ptr<Mixer> of_;
+};
+
+std::vector<Subject> growing_subjects_in_pages() {
+  std::vector<Subject> all;
+  for (const Subject& subject : subjects()) {
+    if (!subject.make()->make_state(1).grows()) continue;
+    Subject in_pages = subject;
+    in_pages.make = [make = subject.make]() -> std::shared_ptr<Mixer> { return std::make_shared<InPages>(make()); };
+    all.push_back(in_pages);
+  }
+  return all;
+}
+
+class EveryGrowingMixerInPages : public EveryMixer {};
+
+TEST_P(EveryGrowingMixerInPages, ObeysTheLawsOfItsState) {
+  EXPECT_EQ(forms_agree(subject(), dtype(), {1, 2, 31, 32, 33, 257, 2048}), "");
+  EXPECT_EQ(rows_independent(subject(), dtype()), "");
+  EXPECT_EQ(gradients_flow_through_state(subject(), dtype()), "");
+  EXPECT_EQ(state_is_a_value(subject(), dtype()), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, EveryGrowingMixerInPages,
+                         testing::Combine(testing::ValuesIn(growing_subjects_in_pages()),
+                                          testing::Values(torch::kFloat32, torch::kBFloat16), testing::Values(torch::kCPU, torch::kCUDA)),
+                         test_name);
+
 // The state stays in fp32 (and a window's or a cache's keys are each rounded once): bf16 does not get worse with length.
 class EveryMixerInBf16 : public testing::TestWithParam<std::tuple<Subject, torch::DeviceType>> {
  protected:

@@ -71,6 +71,24 @@ TEST(MixerState, RefusesWhatDoesNotFitAndStaysAsItWas) {
   EXPECT_THAT(error_of([&] { state["kv"]; }), HasSubstr("no tensor 'kv'"));
 }
 
+TEST(MixerState, InPagesReadsAndWritesASlotsPages) {
+  MixerState state = two_tensors(3, 0);
+  state.use_pages({torch::tensor({3, 1, 0, -1, -1, -1}, torch::kInt64).view({3, 2}), 2}, 4);  // slots with two pages, with one, with none
+  EXPECT_EQ(state["cache"].sizes(), (torch::IntArrayRef{4, 2, 2}));
+  EXPECT_EQ(state.slots(), 3);
+  MixerState one({{"cache", torch::arange(6).to(torch::kFloat).view({1, 3, 2}), true}, {"sum", torch::ones({1, 3})}});
+  state.insert(one, 0);
+  EXPECT_TRUE(state["cache"][3].flatten().equal(torch::arange(4).to(torch::kFloat)));
+  EXPECT_TRUE(state["cache"][1].flatten().equal(torch::tensor({4.F, 5.F, 0.F, 0.F})));
+  EXPECT_EQ(state["cache"][0].abs().sum().item<double>() + state["cache"][2].abs().sum().item<double>(), 0);
+  EXPECT_FALSE(state.extract(0).paged());
+  EXPECT_TRUE(state.extract(0)["cache"].narrow(1, 0, 3).equal(one["cache"]));
+  EXPECT_THAT(error_of([&] { state.insert(one, 1); }), HasSubstr("does not fit the slot's pages, which hold 2 time steps"));
+  EXPECT_EQ(state["sum"][1].sum().item<double>(), 0);
+  state.zero(torch::tensor({0, 2}, torch::kInt64));
+  EXPECT_EQ(state["cache"].abs().sum().item<double>(), 0);
+}
+
 TEST(Registry, NamesTheNearest) {
   EXPECT_STREQ(find_mixer("taylor_attention").name, "taylor_attention");
   EXPECT_THAT(error_of([] { find_mixer("tailor_attention"); }), HasSubstr("did you mean 'taylor_attention'?"));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "based/kernels/cpu/attention_split.h"
 #include "based/kernels/cpu/causal_attention_simd.h"
 #include "based/kernels/cpu/isa.h"
 #include "based/kernels/cpu/parallel.h"
@@ -121,12 +122,8 @@ Status causal_attention_step(const CausalAttentionStep& p) {
     if (slot < 0 || p.position[slot] < 0) return {"causal_attention_step: slots and positions must not be negative"};
     keys += std::min(p.position[slot] + 1, p.capacity);
   }
-  // Starting a second thread costs a few microseconds, in which one thread works through about this many multiplications.
-  constexpr int64_t worth_a_thread = 256 * 1024;
-  const int64_t items = p.rows * p.kv_heads, cost = std::max<int64_t>(1, keys / p.rows * (p.heads / p.kv_heads) * p.head_dim * 2);
-  parallel_for(items, std::max<int64_t>(1, worth_a_thread / cost), [&](int64_t begin, int64_t end) {
-    for (int64_t item = begin; item < end; ++item) BASED_DISPATCH(attention_step_row, p, item / p.kv_heads, item % p.kv_heads);
-  });
+  over_rows_and_heads(p.rows, p.heads, p.kv_heads, p.head_dim, keys,
+                      [&](int64_t row, int64_t kv_head) { BASED_DISPATCH(attention_step_row, p, row, kv_head); });
   for (int64_t row = 0; row < p.rows; ++row) ++p.position[p.slot ? p.slot[row] : row];
   return {};
 }

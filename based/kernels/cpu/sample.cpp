@@ -20,26 +20,40 @@ float logit_at(const Sample& p, int64_t row, int64_t token) {
   return std::bit_cast<float>(static_cast<uint32_t>(static_cast<const uint16_t*>(p.logits)[at]) << 16);
 }
 
-// The smallest logit that top-k, min-p and top-p leave; `sorted` largest first.
-float least_kept(const Sample& p, int64_t row, const std::vector<float>& sorted) {
-  const float top = sorted.front(), temperature = p.temperature[row];
+// The smallest logit that top-k, min-p and top-p leave. Changes the order of `logits`.
+float least_kept(const Sample& p, int64_t row, float top, std::vector<float>& logits) {
+  const float temperature = p.temperature[row];
   float least = kNone;
-  if (p.top_k[row] > 0 && p.top_k[row] < static_cast<int64_t>(sorted.size())) least = sorted[static_cast<size_t>(p.top_k[row] - 1)];
+  if (p.top_k[row] > 0 && p.top_k[row] < static_cast<int64_t>(logits.size())) {
+    const auto last = logits.begin() + (p.top_k[row] - 1);
+    std::nth_element(logits.begin(), last, logits.end(), std::greater<>());
+    least = *last;
+  }
   if (p.min_p[row] > 0) least = std::max(least, top + temperature * std::log(p.min_p[row]));
   if (p.top_p[row] >= 1) return least;
+  logits.erase(std::partition(logits.begin(), logits.end(), [least](float logit) { return logit >= least; }), logits.end());
+  std::sort(logits.begin(), logits.end(), std::greater<>());
   double whole = 0, sum = 0;
-  for (const float logit : sorted)
-    if (logit >= least) whole += std::exp((logit - top) / temperature);
-  for (const float logit : sorted) {
+  for (const float logit : logits) whole += std::exp((logit - top) / temperature);
+  for (const float logit : logits) {
     sum += std::exp((logit - top) / temperature);
     if (sum >= p.top_p[row] * whole) return logit;
   }
   return least;
 }
 
-int64_t draw(const Sample& p, int64_t row) {
+std::vector<float> penalised_logits(const Sample& p, int64_t row, const uint32_t* seen) {
+  const float penalty = p.penalty[row];
   std::vector<float> logits(static_cast<size_t>(p.vocab));
-  for (int64_t token = 0; token < p.vocab; ++token) logits[static_cast<size_t>(token)] = logit_at(p, row, token);
+  for (int64_t token = 0; token < p.vocab; ++token) {
+    const float logit = logit_at(p, row, token);
+    logits[static_cast<size_t>(token)] = penalty != 1 && sample_is_seen(seen, token) ? sample_penalised(logit, penalty) : logit;
+  }
+  return logits;
+}
+
+int64_t draw(const Sample& p, int64_t row, const uint32_t* seen) {
+  const std::vector<float> logits = penalised_logits(p, row, seen);
   const bool has_nan = std::any_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); });
   const auto best = std::max_element(logits.begin(), logits.end());
   if (has_nan || best == logits.end() || !std::isfinite(*best)) return -1;
@@ -47,9 +61,8 @@ int64_t draw(const Sample& p, int64_t row) {
   if (temperature == 0) return best - logits.begin();
   float least = kNone;
   if (p.top_k[row] > 0 || p.min_p[row] > 0 || p.top_p[row] < 1) {
-    std::vector<float> sorted = logits;
-    std::sort(sorted.begin(), sorted.end(), std::greater<>());
-    least = least_kept(p, row, sorted);
+    std::vector<float> candidates = logits;
+    least = least_kept(p, row, *best, candidates);
   }
   int64_t chosen = best - logits.begin();
   float best_score = kNone;
@@ -67,7 +80,11 @@ int64_t draw(const Sample& p, int64_t row) {
 
 Status sample(const Sample& p) {
   parallel_for(p.rows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) p.token[row] = draw(p, row);
+    for (int64_t row = begin; row < end; ++row) {
+      uint32_t* seen = p.seen + row * sample_seen_words(p.vocab);
+      p.token[row] = draw(p, row, seen);
+      if (p.token[row] >= 0) sample_set_seen(seen, p.token[row]);
+    }
   });
   return {};
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "based/kernels/causal_attention.h"
-#include "based/kernels/cuda/device.cuh"
+#include "based/kernels/cuda/attention_sums.cuh"
 #include "based/kernels/cuda/launch.h"
 
 namespace based::kernels::cuda {
@@ -11,83 +11,7 @@ namespace {
 
 using namespace detail;
 
-constexpr int kUnit = 8;  // elements of a key that a lane holds
 constexpr int kMostWarps = 16;
-
-// Eight elements as they lie in memory.
-template <typename R>
-struct Unit {
-  static constexpr int kWords = sizeof(R) * kUnit / 4;
-  uint32_t word[kWords];
-  __device__ __forceinline__ float get(int i) const {
-    if constexpr (sizeof(R) == 4) return __uint_as_float(word[i]);
-    return i % 2 == 0 ? low_float(word[i / 2]) : high_float(word[i / 2]);
-  }
-  __device__ __forceinline__ void set(const float (&x)[kUnit]) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      if constexpr (sizeof(R) == 4) {
-        word[i] = __float_as_uint(x[i]);
-      } else {
-        word[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
-      }
-    }
-  }
-  template <bool kVector>
-  __device__ __forceinline__ void load(const R* p, int count) {
-    if constexpr (kVector) {
-#pragma unroll
-      for (int i = 0; i < kWords; i += 4) {
-        const uint4 x = __ldcs(reinterpret_cast<const uint4*>(p) + i / 4);
-        word[i] = x.x, word[i + 1] = x.y, word[i + 2] = x.z, word[i + 3] = x.w;
-      }
-    } else {
-      float x[kUnit];
-#pragma unroll
-      for (int i = 0; i < kUnit; ++i) x[i] = i < count ? to_float(p[i]) : 0.0F;
-      set(x);
-    }
-  }
-  template <bool kVector>
-  __device__ __forceinline__ void store(R* p, int count) const {
-    if constexpr (kVector) {
-#pragma unroll
-      for (int i = 0; i < kWords; i += 4) reinterpret_cast<uint4*>(p)[i / 4] = make_uint4(word[i], word[i + 1], word[i + 2], word[i + 3]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kUnit; ++i) {
-        if (i < count) p[i] = from_float<R>(get(i));
-      }
-    }
-  }
-};
-
-// Softmax-weighted sums of some keys: Σ exp2(score − top) v and Σ exp2(score − top); scores are in units of log 2.
-struct Sums {
-  float top = -INFINITY, total = 0, sum[kUnit] = {};
-
-  __device__ __forceinline__ void raise(float new_top) {
-    if (new_top == top) return;
-    const float factor = exp2f(top - new_top);
-    total *= factor;
-#pragma unroll
-    for (float& x : sum) x *= factor;
-    top = new_top;
-  }
-  template <typename R>
-  __device__ __forceinline__ void add(float score, const Unit<R>& v) {
-    const float w = exp2f(score - top);
-    total += w;
-#pragma unroll
-    for (int c = 0; c < kUnit; ++c) sum[c] = fmaf(w, v.get(c), sum[c]);
-  }
-  __device__ __forceinline__ void merge_lanes(int distance) {
-    raise(fmaxf(top, __shfl_xor_sync(~0U, top, distance)));
-    total += __shfl_xor_sync(~0U, total, distance);
-#pragma unroll
-    for (float& x : sum) x += __shfl_xor_sync(~0U, x, distance);
-  }
-};
 
 // Where this block's warps are in the problem.
 struct Split {
@@ -189,19 +113,10 @@ struct Attention {
   }
 };
 
-// Leaves each warp's sums in shared memory, [warps][head_dim + 2]: the largest score, the weights' sum, the values.
+// Leaves each warp's sums in shared memory, [warps][head_dim + 2].
 template <typename Tile>
 __device__ __forceinline__ void merge_warps(const CausalAttentionStep& p, const Tile& attention, Sums& sums, float* partial) {
-#pragma unroll
-  for (int distance = 32 / Tile::kGroups; distance < 32; distance *= 2) sums.merge_lanes(distance);
-  float* mine = partial + threadIdx.x / 32 * (p.head_dim + 2);
-  if (attention.group == 0) {
-    if (attention.lane == 0) mine[0] = sums.top, mine[1] = sums.total;
-#pragma unroll
-    for (int c = 0; c < kUnit; ++c) {
-      if (c < attention.held) mine[2 + attention.part + c] = sums.sum[c];
-    }
-  }
+  leave_sums<32 / Tile::kGroups>(sums, attention.part, attention.held, partial + threadIdx.x / 32 * (p.head_dim + 2));
   __syncthreads();
 }
 
@@ -209,17 +124,9 @@ __device__ __forceinline__ void merge_warps(const CausalAttentionStep& p, const 
 template <typename T>
 __device__ __forceinline__ void write_output(const CausalAttentionStep& p, const float* partial, int warps, int64_t row, int head) {
   const int width = p.head_dim + 2;
-  const float* mine = partial + threadIdx.x / 32 * width;
-  float top = mine[0];
-  for (int w = 1; w < warps; ++w) top = fmaxf(top, mine[w * width]);
-  for (int d = threadIdx.x % 32; d < p.head_dim; d += 32) {
-    float y = 0, total = 0;
-    for (int w = 0; w < warps; ++w) {
-      const float factor = exp2f(mine[w * width] - top);
-      total = fmaf(factor, mine[w * width + 1], total), y = fmaf(factor, mine[w * width + 2 + d], y);
-    }
-    static_cast<T*>(p.y)[(row * p.heads + head) * p.head_dim + d] = from_float<T>(y / total);
-  }
+  const Merged merged(partial + threadIdx.x / 32 * width, warps, width);
+  for (int d = threadIdx.x % 32; d < p.head_dim; d += 32)
+    static_cast<T*>(p.y)[(row * p.heads + head) * p.head_dim + d] = from_float<T>(merged.at(d).output());
 }
 
 template <typename T, typename R, bool kVector, int kLanes>

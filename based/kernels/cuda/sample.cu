@@ -1,6 +1,6 @@
-// A block a row, which lies in shared memory where it fits. The kept logits are those above a threshold, and a threshold is found without
-// sorting: logits are mapped to integers of the same order, and the integer is built bit by bit from counts (top-k) or sums of
-// probabilities (top-p) of what lies above it.
+// A block a row, which lies in shared memory where it fits; seen tokens are penalised as they are read. The kept logits are those above a
+// threshold, and a threshold is found without sorting: logits are mapped to integers of the same order, and the integer is built bit by bit
+// from counts (top-k) or sums of probabilities (top-p) of what lies above it.
 #include "based/kernels/sample.h"
 
 #include "based/kernels/cuda/launch.h"
@@ -45,7 +45,8 @@ template <typename T, int kCount>
 struct Row {
   const T* logits;
   int64_t vocab;
-  float top, inverse_temperature;
+  float top, inverse_temperature, penalty;
+  const uint32_t* seen;  // null: no penalty
   float* shared;
 
   template <typename Body>
@@ -53,6 +54,13 @@ struct Row {
     for (int64_t w = threadIdx.x * kCount; w < vocab; w += kThreads * kCount) {
       float x[kCount];
       load_floats<kCount>(logits + w, x);
+      if (seen != nullptr) {
+        const uint32_t marks = seen[w / 32] >> (w % 32);  // kCount divides 32
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+          if ((marks >> i & 1) != 0) x[i] = sample_penalised(x[i], penalty);
+        }
+      }
 #pragma unroll
       for (int i = 0; i < kCount; ++i) body(w + i, x[i]);
     }
@@ -71,9 +79,9 @@ struct Row {
   // The largest key, at least `least`, above which there is `enough`; counts up to 2^24 are exact.
   template <bool kNumber>
   __device__ __forceinline__ uint32_t threshold(float enough, uint32_t least) const {
-    constexpr int kLastBit = sizeof(T) == 2 ? 16 : 0;  // a bf16's other bits tell nothing
+    const int last_bit = sizeof(T) == 2 && seen == nullptr ? 16 : 0;  // a bf16's other bits tell nothing
     uint32_t key = 0;
-    for (int bit = 31; bit >= kLastBit; --bit) {
+    for (int bit = 31; bit >= last_bit; --bit) {
       const uint32_t higher = key | (1U << bit);
       if (higher <= least || above<kNumber>(higher) >= enough) key = higher;
     }
@@ -91,8 +99,11 @@ __global__ void __launch_bounds__(kThreads) sample_rows(const __grid_constant__ 
   Best mine{-INFINITY, p.vocab};
   bool has_nan = false;
   T* copy = reinterpret_cast<T*>(row_memory);
+  const float penalty = p.penalty[row];
+  uint32_t* marks = p.seen + row * sample_seen_words(p.vocab);
   for (int64_t w = threadIdx.x; w < p.vocab; w += kThreads) {
-    const float x = to_float(logits[w]);
+    float x = to_float(logits[w]);
+    if (penalty != 1 && sample_is_seen(marks, w)) x = sample_penalised(x, penalty);
     has_nan |= isnan(x);
     mine.take(x, w);
     if constexpr (kCount > 1) copy[w] = logits[w];
@@ -104,10 +115,14 @@ __global__ void __launch_bounds__(kThreads) sample_rows(const __grid_constant__ 
   const Best most_likely = best_of_block(mine);
   const float temperature = p.temperature[row];
   if (has_nan || isinf(most_likely.score) || temperature == 0) {
-    if (threadIdx.x == 0) p.token[row] = has_nan || isinf(most_likely.score) ? -1 : most_likely.token;
+    if (threadIdx.x != 0) return;
+    const bool fails = has_nan || isinf(most_likely.score);
+    p.token[row] = fails ? -1 : most_likely.token;
+    if (!fails) sample_set_seen(marks, most_likely.token);
     return;
   }
-  const Row<T, kCount> of{kCount > 1 ? copy : logits, p.vocab, most_likely.score, 1 / temperature, shared};
+  const Row<T, kCount> of{kCount > 1 ? copy : logits,     p.vocab, most_likely.score, 1 / temperature, penalty,
+                          penalty == 1 ? nullptr : marks, shared};
   uint32_t least = 0;
   if (p.top_k[row] > 0 && p.top_k[row] < p.vocab) least = of.template threshold<true>(static_cast<float>(p.top_k[row]), 0);
   if (p.min_p[row] > 0) least = max(least, ordered(most_likely.score + temperature * logf(p.min_p[row])));
@@ -119,7 +134,9 @@ __global__ void __launch_bounds__(kThreads) sample_rows(const __grid_constant__ 
     drawn.take((x - of.top) / temperature - logf(-logf(sample_uniform(bits))), w);
   });
   drawn = best_of_block(drawn);
-  if (threadIdx.x == 0) p.token[row] = drawn.token < p.vocab ? drawn.token : most_likely.token;
+  if (threadIdx.x != 0) return;
+  p.token[row] = drawn.token < p.vocab ? drawn.token : most_likely.token;
+  sample_set_seen(marks, p.token[row]);
 }
 
 template <typename T>

@@ -1,0 +1,99 @@
+// Attention over pages against attention over a ring that holds all keys, bit for bit.
+#include "based/kernels/paged_attention.h"
+
+#include "based/kernels/causal_attention.h"
+#include "tests/kernels/buffer.h"
+
+namespace based::kernels {
+namespace {
+
+constexpr int64_t kSlots = 3, kPages = 12, kPageTokens = 4, kSlotPages = 5;
+
+struct Sizes {
+  int32_t heads, kv_heads, head_dim;
+  DType dtype;
+};
+
+// The same texts in pages and in rings.
+struct Caches {
+  Sizes of;
+  Buffer k_pages, v_pages, k_ring, v_ring;
+  std::vector<int64_t> page_table, position = std::vector<int64_t>(kSlots), ring_position = position;
+
+  explicit Caches(const Sizes& sizes)
+      : of(sizes),
+        k_pages(of.dtype, kPages * kPageTokens * key_size()),
+        v_pages(of.dtype, kPages * kPageTokens * key_size()),
+        k_ring(of.dtype, kSlots * kPageTokens * kSlotPages * key_size()),
+        v_ring(of.dtype, kSlots * kPageTokens * kSlotPages * key_size()),
+        page_table{7, 2, 11, 0, 4, -1, -1, -1, -1, -1, 5, 9, 1, -1, -1} {}
+
+  int64_t key_size() const { return int64_t{of.kv_heads} * of.head_dim; }
+
+  PagedAttention paged(const std::vector<int64_t>& slots, Buffer& q, Buffer& k, Buffer& v, Buffer& y) {
+    PagedAttention p;
+    p.q = q.data(), p.k = k.data(), p.v = v.data(), p.y = y.data(), p.k_pages = k_pages.data(), p.v_pages = v_pages.data();
+    p.page_table = page_table.data(), p.position = position.data(), p.slot = slots.data();
+    p.rows = static_cast<int64_t>(slots.size()), p.pages = kPages, p.page_tokens = kPageTokens, p.slot_pages = kSlotPages;
+    p.q_stride = int64_t{of.heads} * of.head_dim, p.k_stride = p.v_stride = key_size();
+    p.heads = of.heads, p.kv_heads = of.kv_heads, p.head_dim = of.head_dim, p.scale = 0.3F, p.dtype = of.dtype;
+    return p;
+  }
+  CausalAttentionStep ring(const std::vector<int64_t>& slots, Buffer& q, Buffer& k, Buffer& v, Buffer& y) {
+    CausalAttentionStep p;
+    p.q = q.data(), p.k = k.data(), p.v = v.data(), p.y = y.data(), p.k_ring = k_ring.data(), p.v_ring = v_ring.data();
+    p.position = ring_position.data(), p.slot = slots.data();
+    p.rows = static_cast<int64_t>(slots.size()), p.capacity = kPageTokens * kSlotPages;
+    p.q_stride = int64_t{of.heads} * of.head_dim, p.k_stride = p.v_stride = key_size();
+    p.heads = of.heads, p.kv_heads = of.kv_heads, p.head_dim = of.head_dim, p.scale = 0.3F, p.dtype = p.ring_dtype = of.dtype;
+    return p;
+  }
+};
+
+TEST(PagedAttention, GivesTheBitsOfARingThatHoldsAllKeys) {
+  for (const Sizes& sizes :
+       {Sizes{4, 2, 64, DType::f32}, Sizes{4, 2, 64, DType::bf16}, Sizes{3, 1, 5, DType::bf16}, Sizes{1, 1, 80, DType::f32}})
+    on_every_isa([&] {
+      Caches caches(sizes);
+      for (unsigned t = 0; t < 20; ++t) {  // slot 2 has three pages and is idle when they are full, slot 1 has none at all
+        const std::vector<int64_t> slots = t % 3 == 0 ? std::vector<int64_t>{2, 0} : std::vector<int64_t>{0, 1, 2};
+        const auto rows = static_cast<int64_t>(slots.size());
+        const auto draw = [&](int64_t heads, unsigned seed) {
+          return Buffer(sizes.dtype, random_reals(rows * heads * sizes.head_dim, 3 * t + seed, sizes.dtype));
+        };
+        Buffer q = draw(sizes.heads, 0), k = draw(sizes.kv_heads, 1), v = draw(sizes.kv_heads, 2);
+        Buffer y(sizes.dtype, rows * sizes.heads * sizes.head_dim), expected = y;
+        const std::vector<int64_t> before = caches.position;
+        ASSERT_TRUE(cpu::causal_attention_step(caches.ring(slots, q, k, v, expected)).ok());
+        ASSERT_TRUE(cpu::paged_attention_step(caches.paged(slots, q, k, v, y), nullptr).ok());
+        const Reals found = y.values(), wanted = expected.values();
+        const auto row_size = static_cast<size_t>(sizes.heads * sizes.head_dim);
+        for (size_t row = 0; row < slots.size(); ++row) {
+          const bool idle = slots[row] == 1 || (slots[row] == 2 && before[2] == 12);
+          EXPECT_EQ(caches.position[slots[row]], before[slots[row]] + !idle);
+          for (size_t i = row * row_size; i < (row + 1) * row_size; ++i) EXPECT_EQ(found[i], idle ? 0 : wanted[i]);
+        }
+      }
+      EXPECT_EQ(caches.position, (std::vector<int64_t>{20, 0, 12}));
+      EXPECT_TRUE(caches.k_pages.guards_intact() && caches.v_pages.guards_intact());
+    });
+}
+
+TEST(PagedAttention, RefusesWhatItCannotCompute) {
+  PagedAttention p;
+  p.rows = 1;
+  EXPECT_STREQ(cpu::paged_attention_step(p, nullptr).what, "paged_attention: heads must be a multiple of kv_heads, both at least 1");
+  p.heads = p.kv_heads = 1, p.page_tokens = 3;
+  EXPECT_STREQ(cpu::paged_attention_step(p, nullptr).what, "paged_attention: page_tokens must be a power of two");
+  Caches caches({1, 1, 8, DType::f32});
+  Buffer x(DType::f32, 8), y(DType::f32, 8);
+  const std::vector<int64_t> slots{0};
+  for (const int64_t page : {kPages, int64_t{-1}}) {  // of a key that is there already
+    caches.position[0] = 5, caches.page_table[0] = page;
+    EXPECT_STREQ(cpu::paged_attention_step(caches.paged(slots, x, x, x, y), nullptr).what,
+                 "paged_attention: page_table must name pages of the pool for all keys of a slot");
+  }
+}
+
+}  // namespace
+}  // namespace based::kernels
