@@ -49,6 +49,18 @@ TEST(Program, MixersTellTheStateThatRuns) {
   }
 }
 
+TEST(Program, ATrainingStepIsMeasured) {
+  const Ran ran = run("bench train --quick --json");
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  const Json json = parse_json(ran.out, "stdout");
+  ASSERT_EQ(json["results"].size(), 2U);
+  for (const auto& result : json["results"]) {
+    EXPECT_GT(result["value"].get<double>(), 0);
+    EXPECT_GT(result["floor"].get<double>(), result["value"].get<double>());
+    EXPECT_GT(result["error"].get<double>(), 0) << "bf16 was compared with fp32";
+  }
+}
+
 TEST(Program, AMistypedKeyNamesFileLineAndTheNearestKey) {
   const TemporaryFolder folder;
   write_file_atomic(folder.file("run.toml"), "[train]\nstpes = 3\n");

@@ -205,6 +205,40 @@ TEST(TrainProgram, AFullDiskKeepsTheOldCheckpointAndTheRunGoesOn) {
   EXPECT_THAT(last.err(), HasSubstr("going on from step"));
 }
 
+TEST(TrainProgram, ADeviceThatIsNotThereIsAUsersError) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 1), out = folder.file("out");
+  for (const char* device : {"tpu", "cuda:99"}) {
+    Training training(config, out, {"--device", device});
+    EXPECT_EQ(training.wait(), 2);
+    EXPECT_THAT(training.err(), HasSubstr("train.device"));
+    EXPECT_THAT(training.err(), HasSubstr(device));
+  }
+  EXPECT_FALSE(fs::exists(out)) << "nothing was written";
+}
+
+// The two configs of experiments/gpu-training, with models and texts that a CPU can do.
+TEST(TrainProgram, TheRunsAtThePapersSizeDifferInTheModelAlone) {
+  const TemporaryFolder folder;
+  const std::string small = write_config(folder, 1), text = folder.file("text.txt");
+  std::vector<std::string> configs;
+  for (const std::string model : {"based", "attn"}) {
+    const std::string config = BASED_SOURCE_DIR "/experiments/gpu-training/" + model + "-360m.toml", out = folder.file(model);
+    configs.push_back(read_file(config));
+    configs.back().erase(0, configs.back().find('\n'));
+    Training training(config, out,
+                      {"--device", "cpu", "--set", "model.preset=" + model + "-tiny", "--set", "data.train=" + text, "--set",
+                       "data.valid=" + text, "--set", "data.tokenizer=bytes", "--set", "train.steps=2", "--set", "train.batch=2", "--set",
+                       "train.length=32", "--set", "train.evaluate_batches=1"});
+    EXPECT_EQ(training.wait(), 0) << training.err();
+    EXPECT_THAT(read_file(out + "/timing.jsonl"), HasSubstr("\"peak_memory_bytes\":"));
+    EXPECT_THAT(read_file(out + "/run.json"), HasSubstr("\"device\": \"cpu\""));
+  }
+  const size_t preset = configs[1].find("attn-360m");
+  ASSERT_NE(preset, std::string::npos);
+  EXPECT_EQ(configs[0], configs[1].replace(preset, 9, "based-360m"));
+}
+
 TEST(TrainProgram, ALearningRateThatDivergesEndsWithItsWindows) {
   const TemporaryFolder folder;
   const std::string config = write_config(folder, 100), out = folder.file("out");
