@@ -94,7 +94,9 @@ void print(const bench::Result& result) {
 
 // The figures say where they come from, so that a picture alone is not anybody's.
 std::string made_by(const Options& options, torch::Device device) {
-  std::string where = std::to_string(torch::get_num_threads()) + " CPU threads, " + kernels::cpu::isa_name(kernels::cpu::isa());
+  const int threads = torch::get_num_threads();
+  std::string where =
+      "CPU, " + std::to_string(threads) + (threads == 1 ? " thread, " : " threads, ") + kernels::cpu::isa_name(kernels::cpu::isa());
   if (device.is_cuda()) where = gpu_description(device)["device"].get<std::string>();
   return "based bench decode --compare" + std::string(options.quick ? " --quick" : "") + ", bf16, sampling included; " + where + ", " +
          utc_now().substr(0, 10);
