@@ -1,7 +1,8 @@
-#include "bench/case.h"
+#include "bench/compare.h"
 
 #include <cstdio>
 #include <ctime>
+#include <filesystem>
 #include <sstream>
 
 #include "apps/command.h"
@@ -15,9 +16,10 @@ namespace {
 
 struct Options {
   std::vector<std::string> names;
-  std::string model, commit, device = "cpu";
+  std::string model, commit, device = "cpu", plot;
+  std::vector<std::string> presets;
   int threads = 0;
-  bool quick = false, json = false;
+  bool quick = false, json = false, compare = false;
 };
 
 const bench::Case& find_case(const std::string& name) {
@@ -90,8 +92,46 @@ void print(const bench::Result& result) {
   print_line(line);
 }
 
+// The figures say where they come from, so that a picture alone is not anybody's.
+std::string made_by(const Options& options, torch::Device device) {
+  const int threads = torch::get_num_threads();
+  std::string where =
+      "CPU, " + std::to_string(threads) + (threads == 1 ? " thread, " : " threads, ") + kernels::cpu::isa_name(kernels::cpu::isa());
+  if (device.is_cuda()) where = gpu_description(device)["device"].get<std::string>();
+  return "based bench decode --compare" + std::string(options.quick ? " --quick" : "") + ", bf16, sampling included; " + where + ", " +
+         utc_now().substr(0, 10);
+}
+
+void compare(const Options& options, bench::Context& context) {
+  if (options.names.size() != 1) throw UsageError("--compare needs the name of one benchmark: based bench decode --compare");
+  const bench::Case& one = find_case(options.names[0]);
+  if (one.compare == nullptr) throw UsageError("benchmark '" + options.names[0] + "' compares no models; decode does");
+  context.presets = options.presets;
+  if (context.presets.empty())
+    context.presets =
+        options.quick ? std::vector<std::string>{"based-tiny", "attn-tiny"} : std::vector<std::string>{"based-360m", "attn-360m"};
+  if (!options.json) {
+    for (const std::string& line : bench::comparison_heads(context.presets)) print_line(line);
+    context.report = [&context](const bench::Result&) {
+      const size_t models = context.presets.size(), done = context.results.size();
+      if (done % models == 0)
+        print_line(bench::comparison_line({context.results.end() - static_cast<int64_t>(models), context.results.end()}));
+    };
+  }
+  std::error_code error;
+  if (!options.plot.empty()) std::filesystem::create_directories(options.plot, error);  // before what takes long
+  if (error) throw Error(options.plot + ": cannot make the folder: " + error.message());
+  one.compare(context);
+  if (options.plot.empty()) return;
+  const std::string footer = made_by(options, context.device);
+  std::vector<std::string> files = write_plot(bench::batch_figure(context.results, footer), options.plot + "/decode_batch");
+  for (const std::string& file : write_plot(bench::context_figure(context.results, footer), options.plot + "/decode_context"))
+    files.push_back(file);
+  for (const std::string& file : files) std::fprintf(stderr, "%s\n", file.c_str());
+}
+
 void run(const Options& options) {
-  if (options.names.empty() && options.device == "cpu") {
+  if (options.names.empty() && options.device == "cpu" && !options.compare) {
     for (const auto& one : bench::cases()) print_line(std::string(one.name) + ": " + one.summary);
     return;
   }
@@ -102,11 +142,13 @@ void run(const Options& options) {
   context.quick = options.quick;
   context.device = context.ceilings.device = device;
   context.model = options.model;
-  const std::vector<const bench::Case*> chosen = chosen_cases(options.names, device);
+  if (!options.compare && !(options.plot.empty() && options.presets.empty())) throw UsageError("--plot and --preset go with --compare");
+  const std::vector<const bench::Case*> chosen = options.compare ? std::vector<const bench::Case*>() : chosen_cases(options.names, device);
   if (!options.json) {
     print_line("threads " + std::to_string(torch::get_num_threads()) + ", kernels " + kernels::cpu::isa_name(kernels::cpu::isa()));
     context.report = print;
   }
+  if (options.compare) compare(options, context);
   for (const auto* one : chosen) one->run(context);
   if (!options.json) return;
   Json results = Json::array();
@@ -134,6 +176,10 @@ void setup(CommandLine app) {
   app.add_option("--commit", options->commit, "goes into the JSON, for results that are kept");
   app.add_option("--threads", options->threads, "CPU threads; 0: all cores");
   app.add_option("--model", options->model, "decode, position and prefill: a model's folder instead of based-360m with random weights");
+  app.add_flag("--compare", options->compare,
+               "decode: models side by side, against the number of texts and their length, on either device");
+  app.add_option("--preset", options->presets, "with --compare: a model, may be given several times (default: based-360m and attn-360m)");
+  app.add_option("--plot", options->plot, "with --compare: also write decode_batch and decode_context, .svg and .png, into this folder");
   app.add_flag("--quick", options->quick, "small sizes and few repeats: shows that it runs, not how fast");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { run(*options); });

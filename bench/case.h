@@ -37,8 +37,9 @@ struct Ceilings {
 struct Context {
   torch::Device device = torch::kCPU;
   Ceilings ceilings;
-  bool quick = false;  // smaller sizes, fewer repeats: to see that it runs
-  std::string model;   // a model's folder, for the cases that can measure a user's own; empty: based-360m with random weights
+  bool quick = false;                // smaller sizes, fewer repeats: to see that it runs
+  std::string model;                 // a model's folder, for the cases that can measure a user's own; empty: based-360m with random weights
+  std::vector<std::string> presets;  // --compare: the models
   std::vector<Result> results;
   std::function<void(const Result&)> report;  // called for every finished result
 
@@ -49,7 +50,8 @@ struct Case {
   const char* name;
   const char* summary;
   void (*run)(Context&);
-  bool on_gpu = false;  // measures a GPU; others measure the CPU
+  bool on_gpu = false;                  // measures a GPU; others measure the CPU
+  void (*compare)(Context&) = nullptr;  // models side by side, on either; null: no such comparison
 };
 const std::vector<Case>& cases();
 #define BASED_BENCH(name) extern const Case case_##name;

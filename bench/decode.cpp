@@ -1,6 +1,7 @@
 // Decoding with based-360m in bf16: one token for every row a step, greedy, the output projection included.
 #include <algorithm>
 
+#include "bench/compare.h"
 #include "bench/model.h"
 
 namespace based::bench {
@@ -89,7 +90,7 @@ void run_position(Context& context) {
 
 }  // namespace
 
-const Case case_decode{"decode", "a model token by token: batch 1, 4, 16", run};
+const Case case_decode{"decode", "a model token by token: batch 1, 4, 16; --compare: models side by side", run, false, compare_decode};
 const Case case_position{"position", "what a token costs at position 100 and at 100,000", run_position};
 
 }  // namespace based::bench

@@ -1,6 +1,5 @@
 // The paper's models in bf16 on a GPU: prefill, and decoding through the engine, where a step is one graph.
 #include <torch/cuda.h>
-#include <algorithm>
 
 #include "based/generate/engine.h"
 #include "bench/model.h"
@@ -53,18 +52,6 @@ void run_prefill(Context& context) {
   }
 }
 
-// What a step must move for one slot: sums are read and written, a ring of keys is read.
-double state_traffic(const LanguageModel& model) {
-  double bytes = 0;
-  const ModelState one = model.make_state(1);
-  for (const MixerState& layer : one.layers()) {
-    const auto& tensors = layer.tensors();
-    const bool ring = std::any_of(tensors.begin(), tensors.end(), [](const StateTensor& tensor) { return tensor.name == "position"; });
-    bytes += (ring ? 1 : 2) * static_cast<double>(layer.bytes());
-  }
-  return bytes;
-}
-
 void run_decode(Context& context) {
   const double rate = context.ceilings.copy_gb_s() * 1e9;
   for (const std::string& preset :
@@ -86,7 +73,7 @@ void run_decode(Context& context) {
       const double rows = static_cast<double>(batch);
       add_rate(context, "decode_" + short_name(preset) + "_b" + std::to_string(batch),
                "decode B=" + std::to_string(batch) + ", top-k top-p", bench, rows, seconds,
-               (weight_bytes(*bench.model) + rows * state_traffic(*bench.model)) / rate,
+               (weight_bytes(*bench.model) + rows * state_traffic(*bench.model, 0)) / rate,
                "weights read once, state read and written at the copy rate");
     }
   }

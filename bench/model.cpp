@@ -4,6 +4,7 @@
 
 #include <malloc.h>
 #include <unistd.h>
+#include <algorithm>
 #include <fstream>
 
 namespace based::bench {
@@ -16,6 +17,21 @@ double weight_bytes(const LanguageModel& model) {
   double sum = 0;
   for (const auto& parameter : model.parameters()) sum += static_cast<double>(parameter.nbytes());
   return sum;
+}
+
+double state_traffic(const LanguageModel& model, int64_t tokens) {
+  double bytes = 0;
+  const ModelState one = model.make_state(1);
+  for (const MixerState& layer : one.layers())
+    for (const StateTensor& tensor : layer.tensors()) {
+      const double size = static_cast<double>(tensor.value.nbytes());
+      // What lies in a ring or in a cache has a position beside it; a cache is as long as the text, and empty as it is made.
+      const bool keys =
+          std::any_of(layer.tensors().begin(), layer.tensors().end(), [](const StateTensor& t) { return t.name == "position"; });
+      const double grown = static_cast<double>(tokens * tensor.value.size(-1) * tensor.value.element_size());
+      bytes += tensor.grows ? grown * static_cast<double>(tensor.value.size(-2)) : keys ? size : 2 * size;
+    }
+  return bytes;
 }
 
 int64_t resident_bytes() {

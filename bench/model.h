@@ -23,6 +23,8 @@ std::shared_ptr<LanguageModel> exact_copy(const LanguageModel& model);
 BenchModel verified_preset(const Context& context, const std::string& preset);
 // Bytes of the weights that a decoding step reads: all, the embedding once, as the output projection.
 double weight_bytes(const LanguageModel& model);
+// What a decoding step must move for one text of this length: sums are read and written, keys and values are read.
+double state_traffic(const LanguageModel& model, int64_t tokens);
 torch::Tensor random_ids(const LanguageModel& model, int64_t count);
 int64_t resident_bytes();
 

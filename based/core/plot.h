@@ -10,7 +10,12 @@
 
 namespace based {
 
-enum class TickFormat { number, bytes, percent };  // 1,000 · 4 KB (1024-based) · 40 %
+enum class TickFormat {
+  number,
+  bytes,
+  percent,
+  powers_of_two
+};  // 10k · 4 KB (1024-based) · 40 % · 16 (at powers of two, where logarithmic)
 
 struct PlotAxis {
   std::string label = {};

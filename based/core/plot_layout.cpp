@@ -36,6 +36,7 @@ std::string tick_text(double value, TickFormat format) {
     for (; std::fabs(value) >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
     return number_text(value) + kUnits[unit];
   }
+  if (format == TickFormat::powers_of_two) return number_text(value);
   static constexpr std::array<const char*, 4> kUnits = {"", "k", "M", "G"};
   size_t unit = 0;
   if (std::fabs(value) >= 10'000) {
@@ -69,7 +70,7 @@ std::vector<Tick> linear_ticks(double low, double high, TickFormat format) {
 }
 
 std::vector<Tick> log_ticks(double low, double high, TickFormat format) {
-  const double base = format == TickFormat::bytes ? 2 : 10;
+  const double base = format == TickFormat::number || format == TickFormat::percent ? 10 : 2;
   const double first = std::ceil(std::log(low) / std::log(base) - 1e-9), last = std::floor(std::log(high) / std::log(base) + 1e-9);
   double stride = 1;
   while ((last - first) / stride + 1 > kMaxTicks) stride *= 2;
@@ -79,6 +80,14 @@ std::vector<Tick> log_ticks(double low, double high, TickFormat format) {
     const double value = std::pow(base, i);
     ticks.push_back({value, tick_text(value, format)});
   }
+  if (base == 2 || ticks.size() > 2) return ticks;
+  // Of fewer powers than three nobody reads a value: twice and five times each beside them.
+  ticks.clear();
+  for (double i = std::floor(std::log10(low)); i <= std::log10(high); ++i)
+    for (const double factor : {1.0, 2.0, 5.0}) {
+      const double value = factor * std::pow(10, i);
+      if (value >= low * (1 - 1e-9) && value <= high * (1 + 1e-9)) ticks.push_back({value, tick_text(value, format)});
+    }
   return ticks;
 }
 

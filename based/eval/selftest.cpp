@@ -8,6 +8,7 @@
 #include "based/models/language_model.h"
 #include "based/ops/causal_attention.h"
 #include "based/ops/long_conv.h"
+#include "based/ops/paged_attention.h"
 #include "based/ops/pointwise.h"
 #include "based/ops/short_conv.h"
 #include "based/ops/taylor_attention.h"
@@ -107,8 +108,30 @@ std::vector<OperatorCheck> attention_checks() {
   };
 }
 
+// A text through pages of 16 tokens, in no order.
+Tensor by_paged_steps(const Tensors& x) {
+  const auto ids = torch::dtype(torch::kInt64).device(x[0].device());
+  const Tensor pool = torch::zeros({14, 16, x[1].size(1), x[1].size(2)}, x[1].options());
+  const ops::PagedCache cache{pool, pool.clone(), torch::arange(13, ids).mul(5).remainder(13).add(1).view({1, 13}), torch::zeros({1}, ids)};
+  Tensors rows;
+  for (int64_t t = 0; t < tokens; ++t)
+    rows.push_back(
+        ops::paged_attention_step(x[0].narrow(0, t, 1), x[1].narrow(0, t, 1), x[2].narrow(0, t, 1), cache, torch::zeros({1}, ids), 0.25));
+  return torch::cat(rows);
+}
+
 std::vector<OperatorCheck> other_checks() {
   return {
+      {"paged_attention_step",
+       [] {
+         return Tensors{draw({tokens, 4, 16}), draw({tokens, 2, 16}), draw({tokens, 2, 16})};
+       },
+       by_paged_steps,
+       [](const Tensors& x) {
+         const Tensor cu = torch::tensor({int64_t{0}, tokens});
+         return ops::causal_attention_reference(x[0], x[1], x[2], cu, cu, 0, 0.25);
+       },
+       false},
       {"short_conv",
        [] {
          return Tensors{draw({tokens, 48}), draw({48, 3}), draw({48}), draw({tokens, 48})};

@@ -58,6 +58,8 @@ TEST(Plot, TicksAreRound) {
               ElementsAre("1 KB", "4 KB", "16 KB", "64 KB", "256 KB", "1 MB"));
   EXPECT_THAT(ticks_of({.log = true, .format = TickFormat::bytes}, 900, 9000), ElementsAre("1 KB", "2 KB", "4 KB", "8 KB"));
   EXPECT_THAT(ticks_of({.log = true}, 0.01, 100'000), ElementsAre("0.01", "0.1", "1", "10", "100", "1000", "10k", "100k"));
+  EXPECT_THAT(ticks_of({.log = true}, 90, 2500), ElementsAre("100", "200", "500", "1000", "2000"));
+  EXPECT_THAT(ticks_of({.log = true, .format = TickFormat::powers_of_two}, 1, 16), ElementsAre("1", "2", "4", "8", "16"));
   EXPECT_THAT(ticks_of({.format = TickFormat::bytes}, 0, 4096),
               ElementsAre("0 B", "512 B", "1 KB", "1.5 KB", "2 KB", "2.5 KB", "3 KB", "3.5 KB", "4 KB"));
 }

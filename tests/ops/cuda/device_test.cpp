@@ -5,6 +5,7 @@
 
 #include "based/kernels/taylor_attention.h"
 #include "based/ops/causal_attention.h"
+#include "based/ops/paged_attention.h"
 #include "based/ops/pointwise.h"
 #include "based/ops/short_conv.h"
 #include "based/ops/taylor_attention.h"
@@ -33,6 +34,8 @@ struct Everything {
     state = {at::zeros({3, 4, kernels::packed_features(16), 64}, sums), at::zeros({3, 4, kernels::packed_features(16)}, sums)};
     conv_state = at::zeros({3, 256, 2}, sums);
     k_ring = at::zeros({3, 16, 4, 64}, v.options()), v_ring = k_ring.clone(), position = at::zeros({3}, cu.options());
+    cache = {draw({60, 64, 4, 64}), draw({60, 64, 4, 64}), at::arange(60, cu.options()).flip(0).view({3, 20}),
+             torch::tensor({1100, 0, 63}, at::kLong).to(device)};
   }
 
   std::vector<Tensor> run() {
@@ -51,13 +54,17 @@ struct Everything {
             taylor_attention_step(three(q), three(k), three(v), state, slots),
             short_conv_step(three(x), taps, {}, {}, true, conv_state, slots),
             causal_attention_step(three(wide), three(wide), three(v), k_ring, v_ring, position, slots, 0.125),
+            paged_attention_step(three(wide), three(wide), three(v), cache, slots, 0.125),
             state.kv.clone(),
             k_ring.clone(),
-            position.clone()};
+            position.clone(),
+            cache.k.clone(),
+            cache.position.clone()};
   }
 
   Tensor q, k, v, wide, x, weight, taps, h, cu, slots, positions, conv_state, k_ring, v_ring, position;
   TaylorState state;
+  PagedCache cache;
 };
 
 void expect_same(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
@@ -154,6 +161,16 @@ TEST_F(Device, TensorsBeyondTwoToThe31Elements) {
   const auto part = [&](const Tensor& t) { return t.narrow(0, rows - 4, 4).clone(); };
   EXPECT_TRUE(same_bits(std::get<0>(taylor_attention(narrow, narrow, v, cu)).narrow(0, rows - 4, 4),
                         std::get<0>(taylor_attention(part(narrow), part(narrow), part(v), offsets({4}).cuda()))));
+  x = Tensor();
+  const int64_t pages = (int64_t{1} << 31) / (64 * width) + 2;
+  const Tensor pool = at::zeros({pages, 64, 16, 64}, options);
+  for (const int64_t first : {int64_t{0}, pages - 2})
+    pool.narrow(0, first, 2).copy_(at::arange(2 * 64 * width).view({2, 64, 16, 64}).sin());
+  const Tensor table = torch::tensor({int64_t{0}, int64_t{1}, pages - 2, pages - 1}).view({2, 2}).cuda();
+  const Tensor token = at::randn({1, 16, 64}, options).expand({2, 16, 64}), slots = at::arange(2, table.options());
+  const Tensor y = paged_attention_step(token, token, token, {pool, pool, table, at::full({2}, 100, table.options())}, slots, 0.125);
+  EXPECT_TRUE(same_bits(y[0], y[1]));
+  EXPECT_TRUE(same_bits(pool[1], pool[pages - 1]));
 }
 
 }  // namespace
