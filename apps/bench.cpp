@@ -143,7 +143,8 @@ void run(const Options& options) {
   context.device = context.ceilings.device = device;
   context.model = options.model;
   if (!options.compare && !(options.plot.empty() && options.presets.empty())) throw UsageError("--plot and --preset go with --compare");
-  const std::vector<const bench::Case*> chosen = options.compare ? std::vector<const bench::Case*>() : chosen_cases(options.names, device);
+  std::vector<const bench::Case*> chosen;
+  if (!options.compare) chosen = chosen_cases(options.names, device);
   if (!options.json) {
     print_line("threads " + std::to_string(torch::get_num_threads()) + ", kernels " + kernels::cpu::isa_name(kernels::cpu::isa()));
     context.report = print;

@@ -6,6 +6,7 @@
 
 #include "apps/command_line.h"
 #include "based/core/config.h"
+#include "based/core/text.h"
 
 namespace based::apps {
 
@@ -33,10 +34,7 @@ void print_keys(const std::vector<FieldHelp>& keys);
 // One object a line for machines, human text otherwise: results go to stdout, everything else to stderr.
 void print_line(const std::string& text);
 
-std::string padded(std::string text, size_t width);              // spaces behind, to at least `width`
-std::string padded_left(const std::string& text, size_t width);  // spaces in front
-std::string grouped(int64_t count);                              // 363,123,456
-std::string format_number(double value, int digits);             // fixed
-std::string scientific(double value);                            // 1.2e-07
+std::string grouped(int64_t count);    // 363,123,456
+std::string scientific(double value);  // 1.2e-07
 
 }  // namespace based::apps

@@ -11,23 +11,6 @@ void print_line(const std::string& text) {
   std::fflush(stdout);
 }
 
-std::string format_number(double value, int digits) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
-  return text.data();
-}
-
-std::string padded(std::string text, size_t width) {
-  while (text.size() < width) text += ' ';
-  return text;
-}
-
-std::string padded_left(const std::string& text, size_t width) {
-  std::string line;
-  while (line.size() + text.size() < width) line += ' ';
-  return line += text;
-}
-
 void print_keys(const std::vector<FieldHelp>& keys) {
   for (const auto& key : keys) {
     std::string line = padded(key.name + " = " + key.default_value, 38) + "  ";

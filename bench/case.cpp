@@ -109,6 +109,11 @@ double Ceilings::copy_gb_s() {
   return copy_;
 }
 
+double Ceilings::product_gflops() {
+  const double bf16 = gemm_gflops(torch::kBFloat16);
+  return device.is_cuda() ? bf16 : std::max(bf16, gemm_gflops(torch::kFloat));
+}
+
 double Ceilings::gemm_gflops(torch::Dtype dtype) {
   double& rate = gemm_[dtype];
   if (rate == 0) {

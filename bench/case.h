@@ -28,6 +28,8 @@ struct Ceilings {
   double read_gb_s();                      // all threads summing a buffer larger than the caches; CPU only
   double copy_gb_s();                      // bytes read plus bytes written
   double gemm_gflops(torch::Dtype dtype);  // square matrix product through LibTorch
+  // What a bf16 model's products can reach: on a CPU fp32's rate where LibTorch's bf16 product is the slower one (no AVX-512).
+  double product_gflops();
 
  private:
   double read_ = 0, copy_ = 0;

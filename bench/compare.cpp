@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <set>
-#include <sstream>
 
+#include "based/core/text.h"
 #include "based/generate/engine.h"
 #include "bench/model.h"
 
@@ -76,14 +76,7 @@ Result measure(Context& context, const BenchModel& bench, const std::string& pre
   return result;
 }
 
-std::string cell(const std::string& text) { return std::string(text.size() < 13 ? 13 - text.size() : 1, ' ') + text; }
-std::string number(double value, int digits) {
-  std::ostringstream text;
-  text.setf(std::ios::fixed);
-  text.precision(digits);
-  text << value;
-  return text.str();
-}
+std::string cell(const std::string& text) { return padded_left(" " + text, 13); }
 
 // One series a model over the results where `fixed` is what most have.
 Plot figure(const std::vector<Result>& results, const std::string& over, const std::string& fixed, const std::string& footer) {
@@ -94,7 +87,7 @@ Plot figure(const std::vector<Result>& results, const std::string& over, const s
   Plot plot;
   plot.footer = footer;
   plot.y = {"tokens per second", true, TickFormat::number, {}, {}};
-  const std::string at = number(most == values.end() ? 0 : most->first, 0);
+  const std::string at = format_number(most == values.end() ? 0 : most->first, 0);
   plot.subtitle = fixed == "batch" ? at + " texts at once" : "each text " + at + " tokens long";
   for (const Result& result : results) {
     if (result.more.at(fixed) != most->first || result.more.at("fits") == 0) continue;
@@ -120,7 +113,7 @@ void compare_decode(Context& context) {
 std::vector<std::string> comparison_heads(const std::vector<std::string>& models) {
   std::string names(16, ' '), columns = cell("texts").substr(5) + cell("tokens").substr(5);
   for (const std::string& model : models) {
-    names += "   " + model + std::string(model.size() < 36 ? 36 - model.size() : 0, ' ');
+    names += "   " + padded(model, 36);
     columns += cell("tokens/s") + cell("ms/step") + cell("state MB");
   }
   return {names, columns};
@@ -129,13 +122,14 @@ std::vector<std::string> comparison_heads(const std::vector<std::string>& models
 std::string comparison_line(const std::vector<Result>& models) {
   std::string line;
   for (const Result& result : models) {
-    if (line.empty()) line = cell(number(result.more.at("batch"), 0)).substr(5) + cell(number(result.more.at("context"), 0)).substr(5);
+    if (line.empty())
+      line = cell(format_number(result.more.at("batch"), 0)).substr(5) + cell(format_number(result.more.at("context"), 0)).substr(5);
     if (result.more.at("fits") == 0) {
       line += cell("does not fit") + cell("") + cell("");
       continue;
     }
-    line += cell(number(result.value, result.value < 100 ? 1 : 0)) + cell(number(result.more.at("ms"), 3)) +
-            cell(number(result.more.at("state_bytes") / 1e6, result.more.at("state_bytes") < 1e7 ? 3 : 1));
+    line += cell(format_number(result.value, result.value < 100 ? 1 : 0)) + cell(format_number(result.more.at("ms"), 3)) +
+            cell(format_number(result.more.at("state_bytes") / 1e6, result.more.at("state_bytes") < 1e7 ? 3 : 1));
   }
   return line;
 }

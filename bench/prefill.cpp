@@ -1,6 +1,4 @@
 // Prefill with based-360m in bf16: the parallel form over a prompt, logits of its last token.
-#include <algorithm>
-
 #include "bench/model.h"
 
 namespace based::bench {
@@ -10,8 +8,7 @@ void run(Context& context) {
   const torch::InferenceMode inference;
   const BenchModel bench = verified_model(context);
   LanguageModel* const model = bench.model.get();
-  // Where LibTorch's bf16 product is the slower one (no AVX-512), fp32 is what the machine can do.
-  const double rate = std::max(context.ceilings.gemm_gflops(torch::kBFloat16), context.ceilings.gemm_gflops(torch::kFloat));
+  const double rate = context.ceilings.product_gflops();
   // Two operations a weight and token; the embedding only for the last token's logits.
   const double per_token = 2.0 * static_cast<double>(model->parameter_count() - model->config().padded_vocab() * model->config().d_model);
   for (const int64_t tokens : {512, 4096}) {

@@ -58,9 +58,7 @@ void measure(Context& context, const Shape& shape) {
                              },
                              context.quick ? 3 : 7) /
                          shape.steps;
-  // Where LibTorch's bf16 product is the slower one (a CPU without AVX-512), fp32 is what the machine can do.
-  const double bf16 = context.ceilings.gemm_gflops(torch::kBFloat16);
-  const double rate = context.device.is_cuda() ? bf16 : std::max(bf16, context.ceilings.gemm_gflops(torch::kFloat));
+  const double rate = context.ceilings.product_gflops();
   // Two operations a weight and token forward, four backward; the embedding once, as the output projection.
   const double floor = 6 * static_cast<double>(model->parameter_count()) * count / (rate * 1e9);
   Result result{"training step " + tokens_of,

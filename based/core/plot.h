@@ -11,11 +11,11 @@
 namespace based {
 
 enum class TickFormat {
-  number,
-  bytes,
-  percent,
-  powers_of_two
-};  // 10k · 4 KB (1024-based) · 40 % · 16 (at powers of two, where logarithmic)
+  number,        // 10k
+  bytes,         // 4 KB (1024-based)
+  percent,       // 40 %
+  powers_of_two  // 16; ticks at powers of two where logarithmic
+};
 
 struct PlotAxis {
   std::string label = {};

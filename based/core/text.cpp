@@ -1,5 +1,7 @@
 #include "based/core/text.h"
 
+#include <array>
+#include <cstdio>
 #include <system_error>
 
 namespace based {
@@ -34,6 +36,23 @@ bool has_control_characters(std::string_view utf8) {
     if (c < 0x20 || c == 0x7f || (c == 0xc2 && next >= 0x80 && next < 0xa0)) return true;
   }
   return false;
+}
+
+std::string format_number(double value, int digits) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
+  return text.data();
+}
+
+std::string padded(std::string text, size_t width) {
+  while (text.size() < width) text += ' ';
+  return text;
+}
+
+std::string padded_left(const std::string& text, size_t width) {
+  std::string line;
+  while (line.size() + text.size() < width) line += ' ';
+  return line += text;
 }
 
 std::string system_message(int error_number) { return std::generic_category().message(error_number); }

@@ -1,4 +1,4 @@
-// Text for messages: bytes from outside made safe to print.
+// Text for messages: numbers, columns, and bytes from outside made safe to print.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -11,6 +11,10 @@ std::string printable(std::string_view text, size_t limit = 80);
 std::string in_quotes(std::string_view text, size_t limit = 80);  // 'text', printable
 
 bool has_control_characters(std::string_view utf8);  // below U+0020, and U+007F to U+009F
+
+std::string format_number(double value, int digits);             // digits behind the point: 3.142
+std::string padded(std::string text, size_t width);              // spaces behind, to at least `width`
+std::string padded_left(const std::string& text, size_t width);  // spaces in front
 
 // What errno means, as "No such file or directory".
 std::string system_message(int error_number);

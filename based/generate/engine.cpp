@@ -127,8 +127,7 @@ void Engine::give_pages() {
   const int64_t texts = slots() - free_slots();
   if (texts > pages_->free_tokens())
     throw UsageError("the engine's texts have max_tokens tokens, and " + std::to_string(texts) +
-                     " more do not fit: give a larger "
-                     "max_tokens, or let a text leave");
+                     " more do not fit: give a larger max_tokens, or let a text leave");
   for (int64_t slot = 0; slot < slots(); ++slot)
     if (taken_[static_cast<size_t>(slot)]) pages_->hold(slot, pages_->tokens(slot) + 1);
   pages_->upload();

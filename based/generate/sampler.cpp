@@ -25,7 +25,8 @@ void check_sampling_options(const SamplingOptions& options) {
 int64_t sample_token(std::span<const float> logits, const SamplingOptions& options, std::span<const int64_t> text) {
   const auto vocab = static_cast<int64_t>(logits.size()), position = static_cast<int64_t>(text.size());
   std::vector<uint32_t> seen(static_cast<size_t>(kernels::sample_seen_words(vocab)));
-  for (const int64_t id : text)
+  // Not read without a penalty, and a long text takes long to mark.
+  for (const int64_t id : options.repetition_penalty != 1 ? text : std::span<const int64_t>())
     if (id >= 0 && id < vocab) kernels::sample_set_seen(seen.data(), id);
   const auto temperature = static_cast<float>(options.temperature), top_p = static_cast<float>(options.top_p),
              min_p = static_cast<float>(options.min_p), penalty = static_cast<float>(options.repetition_penalty);

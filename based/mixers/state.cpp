@@ -81,7 +81,8 @@ void MixerState::put(const std::string& name, const Slots& slots, const Tensor& 
 
 void MixerState::copy(int64_t from, int64_t to) {
   if (from == to) return;
-  insert(extract(from), to);
+  if (paged()) return insert(extract(from), to);
+  for (StateTensor& tensor : tensors_) tensor.value.select(0, to).copy_(tensor.value.select(0, from));
 }
 
 // What a slot holds of a tensor.

@@ -8,6 +8,7 @@
 #include "based/core/interrupt.h"
 #include "based/core/log.h"
 #include "based/core/progress.h"
+#include "based/core/text.h"
 #include "based/models/device.h"
 
 namespace based {
@@ -18,12 +19,6 @@ constexpr double kSpike = 6;                // standard deviations
 constexpr int64_t kReadEveryOnDevice = 32;  // waiting costs a device some idle microseconds
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-std::string fixed(double value, int digits) {
-  char text[48];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
 
 // A number that JSON can hold and a checkpoint can read back.
 Figures finite(const Figures& figures) {
@@ -178,8 +173,8 @@ class Loop {
     if (deviations < kSpike) return;
     ++state.spikes;
     if (hooks_.metrics) hooks_.metrics->write({{"step", step.at}, {"spike", deviations}, {"windows", step.windows}});
-    log_warning(
-        describe(step, "the loss " + fixed(step.loss, 3) + " is " + fixed(deviations, 1) + " standard deviations above those before"));
+    log_warning(describe(step, "the loss " + format_number(step.loss, 3) + " is " + format_number(deviations, 1) +
+                                   " standard deviations above those before"));
   }
 
   void after_step() {
@@ -222,8 +217,8 @@ class Loop {
 
   void show() {
     const LoopState& state = result_.state;
-    Progress::Fields fields{{"loss", fixed(state.loss, 3)}, {"tokens/s", format_count(result_.tokens_per_second)}};
-    for (const auto& [key, value] : state.evaluation) fields.emplace_back("eval " + key, fixed(value, 3));
+    Progress::Fields fields{{"loss", format_number(state.loss, 3)}, {"tokens/s", format_count(result_.tokens_per_second)}};
+    for (const auto& [key, value] : state.evaluation) fields.emplace_back("eval " + key, format_number(value, 3));
     progress_.update(state.step, fields);
   }
 
