@@ -10,6 +10,7 @@
 
 #include "based/core/interrupt.h"
 #include "based/core/json.h"
+#include "based/core/json_member.h"
 #include "based/core/text.h"
 
 namespace based {
@@ -103,8 +104,13 @@ void for_each_line(const std::string& path, const std::function<void(std::string
 }
 
 void read_json_lines(const std::string& path, const std::function<void(std::string_view)>& document) {
+  std::string plain;
   for_each_line(path, [&](std::string_view line, int64_t number) {
     if (line.empty() || line == "\r") return;
+    if (read_only_member(line, "text", plain)) {
+      document(plain);
+      return;
+    }
     const std::string where = path + ":" + std::to_string(number);
     const Json value = parse_json(line, where);
     const auto text = value.is_object() ? value.find("text") : value.end();

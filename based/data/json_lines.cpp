@@ -6,24 +6,28 @@
 #include <ostream>
 
 #include "based/core/json.h"
+#include "based/core/json_member.h"
 #include "based/core/utf8.h"
 
 namespace based {
 namespace {
 
-void for_each_object(std::istream& in, const std::string& source, std::ostream& out,
-                     const std::function<void(const Json&, const std::string&)>& each) {
+void for_each_line(std::istream& in, const std::string& source, std::ostream& out,
+                   const std::function<void(const std::string& line, const std::string& where)>& each) {
   int64_t number = 0;
   for (std::string line; std::getline(in, line);) {
     ++number;
     if (line.empty() || line == "\r") continue;
-    const std::string where = source + ":" + std::to_string(number);
-    const Json value = parse_json(line, where);
-    if (!value.is_object()) throw Error(where + ": must be a JSON object");
-    each(value, where);
+    each(line, source + ":" + std::to_string(number));
     if (!out) throw Error("the output cannot be written");
   }
   if (in.bad()) throw Error(source + ": cannot be read to its end");
+}
+
+Json parse_object(const std::string& line, const std::string& where) {
+  Json value = parse_json(line, where);
+  if (!value.is_object()) throw Error(where + ": must be a JSON object");
+  return value;
 }
 
 // The integers of a list, from 0 to `most`.
@@ -53,7 +57,13 @@ std::string line_of(const char* key, const std::vector<int32_t>& values) {
 }  // namespace
 
 void encode_json_lines(const Tokenizer& tokenizer, Specials specials, std::istream& in, const std::string& source, std::ostream& out) {
-  for_each_object(in, source, out, [&](const Json& value, const std::string& where) {
+  std::string plain;
+  for_each_line(in, source, out, [&](const std::string& line, const std::string& where) {
+    if (read_only_member(line, "text", plain)) {
+      out << line_of("ids", tokenizer.encode(plain, specials));
+      return;
+    }
+    const Json value = parse_object(line, where);
     const auto text = value.find("text"), bytes = value.find("bytes");
     if ((text == value.end()) == (bytes == value.end())) throw Error(where + ": needs either 'text' or 'bytes'");
     if (bytes != value.end()) {
@@ -68,7 +78,8 @@ void encode_json_lines(const Tokenizer& tokenizer, Specials specials, std::istre
 }
 
 void decode_json_lines(const Tokenizer& tokenizer, std::istream& in, const std::string& source, std::ostream& out) {
-  for_each_object(in, source, out, [&](const Json& value, const std::string& where) {
+  for_each_line(in, source, out, [&](const std::string& line, const std::string& where) {
+    const Json value = parse_object(line, where);
     const auto ids = value.find("ids");
     if (ids == value.end()) throw Error(where + ": needs 'ids'");
     const auto most = static_cast<int32_t>(tokenizer.vocab_size() - 1);

@@ -1,10 +1,12 @@
-#include "based/core/json.h"
+#include "based/core/json_member.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <random>
 
+#include "based/core/json.h"
 #include "temporary_folder.h"
 
 namespace based {
@@ -24,6 +26,39 @@ TEST(Json, ReadsWhatIsValid) {
   const char* text = R"({"z":[1,{"a":null}],"a":-3,"":"x\u0001","u":18446744073709551615})";
   EXPECT_EQ(dump_json(parse_json(text, "in.json")), text);
   EXPECT_EQ(parse_json(" \n[1 ,\t2] ", "in.json").size(), 2u);
+}
+
+// What it reads, the parser reads to the same; what the parser refuses, it refuses.
+void expect_as_the_parser(const std::string& text) {
+  std::string value;
+  if (!read_only_member(text, "text", value)) return;
+  ASSERT_EQ(error_of(text), "") << text;
+  const Json parsed = parse_json(text, "in.json");
+  ASSERT_TRUE(parsed.is_object() && parsed.size() == 1 && parsed.contains("text")) << text;
+  ASSERT_EQ(parsed["text"], Json(value)) << text;
+}
+
+TEST(Json, ReadsAnOnlyMemberAsTheParserDoes) {
+  std::string value;
+  EXPECT_TRUE(read_only_member(" {\t\"text\" : \"a\\n\\u00e9é\\\"\" } \r\n", "text", value));
+  EXPECT_EQ(value, "a\néé\"");
+  for (const char* other :
+       {"", "{", "{}", "{\"text\"}", "{\"text\":1}", "{\"text\":\"a}", "{\"text\":\"a\"", "{\"text\":\"a\"}}", "[\"text\"]",
+        "{\" text\":\"a\"}", "{\"texts\":\"a\"}", "{\"text\":\"a\",\"b\":1}", "{\"text\":\"\\x\"}", "{\"text\":\"\\u12\"}",
+        "{\"text\":\"\\u+123\"}", "{\"text\":\"\\ud83d\\ude00\"}", "{\"text\":\"\xff\"}", "{\"text\":\"\x01\"}", "{\"text\":\"\\"})
+    EXPECT_FALSE(read_only_member(other, "text", value)) << other;
+  std::mt19937 random(5);
+  const std::string right = R"({"text": "a\n\u0041 \\ \"é\u00e9"})";
+  for (int round = 0; round < 20000; ++round) {
+    std::string text = right;
+    for (unsigned changes = 1 + random() % 3; changes > 0; --changes) {
+      const size_t at = random() % text.size();
+      if (random() % 2) text[at] = static_cast<char>(random());
+      if (random() % 2) text.erase(at, 1 + random() % 4);
+      if (text.empty() || random() % 2) text.insert(std::min(at, text.size()), 1, "\"\\{}:,u0 "[random() % 9]);
+    }
+    expect_as_the_parser(text);
+  }
 }
 
 struct BadJson {
