@@ -15,6 +15,7 @@ class Replay {
 
 // The body must read and write fixed memory only: no host values, no synchronisation, nothing allocated that outlives it. It is run a few
 // times first, so what it changes must not matter yet. Where the device has no graphs, run() calls the body.
+// Throws Error for a body that a graph cannot hold.
 std::unique_ptr<Replay> record(torch::Device device, std::function<void()> body);
 
 // What a backend of generate/<device> sets.

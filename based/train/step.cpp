@@ -53,7 +53,11 @@ void TrainStep::record_step(const std::vector<Batch>& batches) {
   // Recording runs the step a few times: these update nothing, and the random numbers that they drew are drawn again.
   enabled_ = torch::zeros({}, torch::dtype(torch::kFloat).device(device));
   const Tensor random = random_state(device);
-  replay_ = record(device, [this] { figures_.copy_(launch(fixed_, rate_, false)); });
+  try {
+    replay_ = record(device, [this] { figures_.copy_(launch(fixed_, rate_, false)); });
+  } catch (const Error& error) {
+    throw Error(std::string(error.what()) + "; train without the recording (train.graph = false)");
+  }
   set_random_state(device, random);
   enabled_.fill_(1);
 }

@@ -20,6 +20,7 @@ namespace based {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::string write_text(const TemporaryFolder& folder) {
@@ -172,6 +173,20 @@ TEST_P(RecordedSteps, TrainAsOthersDo) {
 
 INSTANTIATE_TEST_SUITE_P(Devices, RecordedSteps, ::testing::Values("cpu", "cuda"), [](const auto& device) { return device.param; });
 
+// Attention in fp32 runs the reference there, which reads lengths on the host.
+TEST(RecordedCudaSteps, AStepThatNoGraphCanHoldIsAnErrorThatSaysSo) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.train.device = "cuda";
+  run.train.steps = 2;
+  run.train.graph = true;
+  EXPECT_THAT(message_of<Error>([&] { run_text_training(run, folder.file("graph")); }),
+              AllOf(HasSubstr("cannot be recorded"), HasSubstr("train.graph = false")));
+  run.train.graph = false;
+  EXPECT_EQ(run_text_training(run, folder.file("plain")).loop.state.step, 2) << "the device is as it was";
+}
+
 // As if the run had been killed between the checkpoint of `step` and the next one.
 void take_back_to(const std::string& out, int64_t step) {
   Checkpoints checkpoints(out + "/checkpoints", 1);
@@ -226,6 +241,7 @@ INSTANTIATE_TEST_SUITE_P(All, Resume,
                                                    [](TextRun& run) {
                                                      run.train.device = "cuda";
                                                      run.train.graph = true;
+                                                     run.train.precision = "bf16";
                                                      run.model.set("embedding_dropout", Config(0.2));
                                                    }},
                                            Variant{"cuda", [](TextRun& run) { run.train.device = "cuda"; }},

@@ -3,6 +3,8 @@
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include "based/core/error.h"
+
 namespace based {
 namespace {
 
@@ -19,8 +21,13 @@ class Graph final : public Replay {
     for (int i = 0; i < kWarmUps; ++i) body();
     stream.synchronize();
     graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
-    body();
-    graph_.capture_end();
+    try {
+      body();
+      graph_.capture_end();
+    } catch (const c10::Error& error) {
+      break_off(stream);
+      throw Error(std::string("this step cannot be recorded as a CUDA graph: ") + error.what_without_backtrace());
+    }
   }
   void run() override {
     const c10::cuda::CUDAGuard on_device(device_);
@@ -28,6 +35,20 @@ class Graph final : public Replay {
   }
 
  private:
+  // Without it the stream would go on capturing, and the device refuse whatever else is asked of it.
+  void break_off(const c10::cuda::CUDAStream& stream) {
+    try {
+      return graph_.capture_end();
+    } catch (const c10::Error&) {  // what was recorded is no graph
+    }
+    cudaGraph_t unfinished = nullptr;
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone)
+      cudaStreamEndCapture(stream, &unfinished);
+    if (unfinished != nullptr) cudaGraphDestroy(unfinished);
+    cudaGetLastError();  // of a capture that was broken off
+  }
+
   torch::Device device_;
   at::cuda::CUDAGraph graph_;
 };
