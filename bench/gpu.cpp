@@ -8,13 +8,13 @@ namespace based::bench {
 namespace {
 
 // Of figures whose unit is tok/ms.
-void add_rate(Context& context, const std::string& headline, const std::string& what, const BenchModel& bench, double tokens,
-              double seconds, double floor_seconds, const std::string& bound) {
+Result rate(const std::string& headline, const std::string& what, const BenchModel& bench, double tokens, double seconds,
+            double floor_seconds, const std::string& bound) {
   Result result{what,  bench.name, tokens / seconds / 1e3, "tok/ms", tokens / floor_seconds / 1e3, floor_seconds / seconds,
                 bound, bench.error};
   result.headline = headline;
   result.more = {{"ms", seconds * 1e3}};
-  context.add(std::move(result));
+  return result;
 }
 
 // What the paper calls them.
@@ -22,7 +22,7 @@ std::string short_name(const std::string& preset) { return preset.substr(preset.
 
 void run_prefill(Context& context) {
   const torch::InferenceMode inference;
-  const double rate = context.ceilings.gemm_gflops(torch::kBFloat16) * 1e9;
+  const double gemm = context.ceilings.gemm_gflops(torch::kBFloat16) * 1e9;
   struct Shape {
     const char* preset;
     int64_t length;
@@ -46,14 +46,14 @@ void run_prefill(Context& context) {
         11);
     // Two operations a weight and token; the embedding for the last tokens' logits alone.
     const double weights = static_cast<double>(model.parameter_count() - model.config().padded_vocab() * model.config().d_model);
-    add_rate(context, "prefill_" + short_name(shape.preset) + "_2x" + std::to_string(shape.length),
-             "prefill 2 x " + std::to_string(shape.length), bench, static_cast<double>(tokens), seconds,
-             2 * weights * static_cast<double>(tokens) / rate, "bf16 GEMM, the weights' operations");
+    context.add(rate("prefill_" + short_name(shape.preset) + "_2x" + std::to_string(shape.length),
+                     "prefill 2 x " + std::to_string(shape.length), bench, static_cast<double>(tokens), seconds,
+                     2 * weights * static_cast<double>(tokens) / gemm, "bf16 GEMM, the weights' operations"));
   }
 }
 
 void run_decode(Context& context) {
-  const double rate = context.ceilings.copy_gb_s() * 1e9;
+  const double copy = context.ceilings.copy_gb_s() * 1e9;
   for (const std::string& preset :
        context.quick ? std::vector<std::string>{"based-demo"} : std::vector<std::string>{"based-360m", "based-1.4b"}) {
     const BenchModel bench = verified_preset(context, preset);
@@ -64,17 +64,21 @@ void run_decode(Context& context) {
         for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int64_t>((31 * i + 7 * prompts.size()) % 1000);
       engine.join(prompts, SamplingOptions{1, 50, 0.95});
       constexpr int64_t steps = 20;
-      const double seconds = median_seconds(
-                                 [&] {
-                                   for (int64_t i = 0; i < steps; ++i) engine.step();
-                                 },
-                                 7) /
-                             static_cast<double>(steps);
+      const auto each = [&](const std::function<void()>& body) { return median_seconds(body, 7) / static_cast<double>(steps); };
+      const double seconds = each([&] {
+        engine.run(steps);
+        torch::cuda::synchronize();
+      });
+      const double fetching = each([&] {
+        for (int64_t i = 0; i < steps; ++i) engine.step();
+      });
       const double rows = static_cast<double>(batch);
-      add_rate(context, "decode_" + short_name(preset) + "_b" + std::to_string(batch),
-               "decode B=" + std::to_string(batch) + ", top-k top-p", bench, rows, seconds,
-               (weight_bytes(*bench.model) + rows * state_traffic(*bench.model, 0)) / rate,
+      Result result =
+          rate("decode_" + short_name(preset) + "_b" + std::to_string(batch), "decode B=" + std::to_string(batch) + ", top-k top-p", bench,
+               rows, seconds, (weight_bytes(*bench.model) + rows * state_traffic(*bench.model, 0)) / copy,
                "weights read once, state read and written at the copy rate");
+      result.more["ms_with_tokens_fetched"] = fetching * 1e3;  // the host waits for the tokens of each step
+      context.add(std::move(result));
     }
   }
 }

@@ -1,5 +1,6 @@
 // Linear layer for few rows (decode): y = x·weightᵀ + bias. Every output is one dot product whose additions happen in an order that depends
-// on `in` and the instruction set alone, so a row's result is the same, bit for bit, whatever the other rows and the number of threads are.
+// on `in` and the instruction set alone (on a GPU also on `out`, the number of rows and the GPU), so a row's result is the same, bit for
+// bit, whatever the other rows hold and the number of threads is.
 // Weights are read from memory once a call; with one row the call is as fast as that reading.
 #pragma once
 #include "based/kernels/kernel.h"
@@ -16,6 +17,8 @@ struct Linear {                  // caller owns all memory; strides count elemen
   DType dtype = DType::f32;    // of x, weight and bias; products are summed in fp32
   DType y_dtype = DType::f32;  // of y; rounded once
   bool accumulate = false;     // y += x·weightᵀ + bias (residual stream) instead of y =
+  // CUDA: no kernel queued before this one writes the weight, so it may be read while they still run.
+  bool weight_is_constant = false;
 };
 
 namespace cpu {
@@ -24,7 +27,8 @@ Status linear(const Linear&);
 }  // namespace cpu
 
 namespace cuda {
-// At most 4 rows, of whole 16 bytes, aligned to them.
+// Rows of whole 16 bytes, aligned to them: at most 4; in bf16 on Hopper at most 32, at most 64 where out ≤ 4096, at most 128 where out ≤
+// 2048: where cuBLAS is not faster.
 bool linear_supports(const Linear&);
 Status linear(const Linear&, Stream);
 }  // namespace cuda

@@ -18,12 +18,14 @@ struct RmsNorm {                 // caller owns all memory; rows are contiguous
   DType dtype = DType::f32;    // of add, weight and y
 };
 
-// Gradients of y = rms_norm(x), the same bits for any number of threads.
+// Gradients of y = rms_norm(s), the same bits for any number of threads.
 struct RmsNormBackward {
-  RmsNorm forward;               // x, weight and inverse_rms are read; no add
-  const void* grad_y = nullptr;  // [rows, width], dtype
-  void* grad_x = nullptr;        // [rows, width], x_dtype
-  float* grad_weight = nullptr;  // [width]
+  RmsNorm forward;                 // x is s; weight and inverse_rms are read; no add
+  const void* grad_y = nullptr;    // [rows, width], dtype
+  const void* grad_sum = nullptr;  // [rows, width], x_dtype: what else s has as gradient, added; null: 0
+  void* grad_x = nullptr;          // [rows, width], x_dtype; may be grad_sum
+  void* grad_add = nullptr;        // [rows, width], dtype: the same gradient for the forward's `add`; null: not wanted
+  float* grad_weight = nullptr;    // [width]
 };
 
 // y = h[:, :width] ⊙ SiLU(h[:, width:])

@@ -17,19 +17,25 @@ std::string type_name(DType dtype) { return dtype == DType::bf16 ? " bf16" : " f
 double allowed(DType dtype) { return dtype == DType::bf16 ? 2.5e-3 : 2e-6; }
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
+// The backward alone, then with the two gradients of the residual stream: one comes in, in the memory where grad_x goes, and the sum of
+// both goes out a second time, rounded.
 void verify_rms_norm(Report& report, int64_t rows, int64_t width, DType x_dtype, DType dtype) {
   const Buffer x = random_buffer(rows * width, x_dtype, 2, 1), add = random_buffer(rows * width, dtype, 1, 2),
                weight = random_buffer(width, dtype, 1, 3), g = random_buffer(rows * width, dtype, 1, 4);
   Buffer sum(rows * width * 4), y(rows * width * 4), rms(rows * 4), gx(rows * width * 4), gw(width * 4);
   kernels::RmsNorm p{x.as(), add.as(), sum.as(), weight.as(), y.as(), rms.as<float>(), rows, width, 1e-5F, x_dtype, dtype};
   check(gpu::rms_norm_forward(p, {}));
-  kernels::RmsNormBackward b{p, g.as(), gx.as(), gw.as<float>()};
+  kernels::RmsNormBackward b{p, g.as(), nullptr, gx.as(), nullptr, gw.as<float>()};
   b.forward.x = sum.as(), b.forward.add = nullptr;
   Buffer scratch(gpu::rms_norm_backward_scratch(b));
   check(gpu::rms_norm_backward(b, scratch.as(), {}));
+  const Buffer other = random_buffer(rows * width, x_dtype, 1, 5), gs = copy_of(other), ga(rows * width * 4), gw_again(width * 4);
+  b.grad_sum = b.grad_x = gs.as(), b.grad_add = ga.as(), b.grad_weight = gw_again.as<float>();
+  scratch.poison();
+  check(gpu::rms_norm_backward(b, scratch.as(), {}));
   const auto hx = download(x.as(), x_dtype, rows * width), ha = download(add.as(), dtype, rows * width),
              hw = download(weight.as(), dtype, width), hg = download(g.as(), dtype, rows * width),
-             kept = download(sum.as(), x_dtype, rows * width);
+             kept = download(sum.as(), x_dtype, rows * width), hs = download(other.as(), x_dtype, rows * width);
   std::vector<double> s(hx.size()), out(hx.size()), grad(hx.size()), grad_weight(width);
   for (int64_t r = 0; r < rows; ++r) {
     double squares = 0, kept_squares = 0, dot = 0;
@@ -46,8 +52,13 @@ void verify_rms_norm(Report& report, int64_t rows, int64_t width, DType x_dtype,
   report.expect(name + ": sum", relative_error(kept, s), allowed(x_dtype));
   report.expect(name + ": y", relative_error(download(y.as(), dtype, rows * width), out), allowed(dtype));
   report.expect(name + ": grad x", relative_error(download(gx.as(), x_dtype, rows * width), grad), allowed(x_dtype));
-  report.expect(name + ": grad weight", relative_error(download(gw.as(), DType::f32, width), grad_weight),
-                x_dtype == DType::bf16 ? 1e-4 : 2e-6);
+  const double weight_limit = x_dtype == DType::bf16 ? 1e-4 : 2e-6;
+  report.expect(name + ": grad weight", relative_error(download(gw.as(), DType::f32, width), grad_weight), weight_limit);
+  for (size_t i = 0; i < grad.size(); ++i) grad[i] += hs[i];
+  report.expect(name + ": grad x with grad sum", relative_error(download(gs.as(), x_dtype, rows * width), grad), allowed(x_dtype));
+  report.expect(name + ": grad add", relative_error(download(ga.as(), dtype, rows * width), grad), allowed(dtype));
+  report.expect(name + ": grad weight with grad sum", relative_error(download(gw_again.as(), DType::f32, width), grad_weight),
+                weight_limit);
 }
 
 void verify_swiglu(Report& report, int64_t rows, int64_t width, DType dtype) {
@@ -104,6 +115,8 @@ struct Convolution {
   int32_t taps;
   bool silu;
   DType dtype;
+  bool halves = false;  // x and gate, and their gradients, are the halves of one tensor
+  bool plain = false;   // no gate, no bias, no states
 };
 
 // Inputs of row r, channel c from taps − 1 before its start on.
@@ -114,59 +127,107 @@ std::vector<double> row_inputs(const Convolution& s, const std::vector<double>& 
   return in;
 }
 
+struct ConvolutionGradients {
+  std::vector<double> y, state, x, gate, weight, bias, initial;
+};
+
+ConvolutionGradients convolve(const Convolution& s, const ConvolutionGradients& in, const std::vector<double>& g,
+                              const std::vector<double>& g_state) {
+  const int64_t rows = static_cast<int64_t>(s.starts.size()) - 1, kept = s.taps - 1;
+  ConvolutionGradients out;
+  out.y.resize(g.size()), out.x.resize(g.size()), out.gate.resize(g.size());
+  out.weight.resize(in.weight.size()), out.bias.resize(in.bias.size());
+  out.state.resize(g_state.size()), out.initial.resize(g_state.size());
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < s.channels; ++c) {
+      const std::vector<double> x = row_inputs(s, in.x, in.initial, r, c);
+      const int64_t length = s.starts[r + 1] - s.starts[r], at = (r * s.channels + c) * kept;
+      std::vector<double> dx(x.size());
+      for (int64_t t = 0; t < length; ++t) {
+        double z = in.bias[c];
+        for (int j = 0; j < s.taps; ++j) z += in.weight[c * s.taps + j] * x[t + j];
+        const int64_t i = (s.starts[r] + t) * s.channels + c;
+        const double act = s.silu ? z * sigmoid(z) : z, slope = s.silu ? sigmoid(z) * (1 + z * (1 - sigmoid(z))) : 1;
+        out.y[i] = act * in.gate[i], out.gate[i] = g[i] * act;
+        const double dz = g[i] * in.gate[i] * slope;
+        out.bias[c] += dz;
+        for (int j = 0; j < s.taps; ++j) out.weight[c * s.taps + j] += dz * x[t + j], dx[t + j] += dz * in.weight[c * s.taps + j];
+      }
+      for (int64_t j = 0; j < kept; ++j) out.state[at + j] = x[length + j], dx[length + j] += g_state[at + j];
+      for (int64_t j = 0; j < kept; ++j) out.initial[at + j] = dx[j];
+      for (int64_t t = 0; t < length; ++t) out.x[(s.starts[r] + t) * s.channels + c] = dx[kept + t];
+    }
+  }
+  return out;
+}
+
+// The channels of a tensor whose tokens are `stride` apart.
+std::vector<double> download_tokens(const void* from, DType dtype, int64_t tokens, int64_t channels, int64_t stride) {
+  const std::vector<double> all = download(from, dtype, (tokens - 1) * stride + channels);
+  std::vector<double> to;
+  for (int64_t t = 0; t < tokens; ++t) to.insert(to.end(), all.begin() + t * stride, all.begin() + t * stride + channels);
+  return to;
+}
+
 void verify_short_conv(Report& report, const Convolution& s) {
   const int64_t rows = static_cast<int64_t>(s.starts.size()) - 1, tokens = s.starts.back(), count = tokens * s.channels;
   const int64_t kept = s.taps - 1, states = rows * s.channels * kept;
-  const Buffer x = random_buffer(count, s.dtype, 1, 1), gate = random_buffer(count, s.dtype, 1, 2),
-               weight = random_buffer(s.channels * s.taps, s.dtype, 0.5, 3), bias = random_buffer(s.channels, s.dtype, 0.5, 4),
-               initial = random_buffer(states, DType::f32, 1, 5), g = random_buffer(count, s.dtype, 1, 6),
-               g_state = random_buffer(states, DType::f32, 1, 7), starts = upload(s.starts);
-  Buffer y(count * 4), state = copy_of(initial), gx(count * 4), gg(count * 4), gw(s.channels * s.taps * 4), gb(s.channels * 4),
-                       gi(states * 4);
-  kernels::ShortConv p{x.as(),  gate.as(), weight.as(), bias.as(),  y.as(),     state.as<float>(), starts.as<int64_t>(),
-                       nullptr, tokens,    rows,        s.channels, s.channels, s.channels,        s.channels,
-                       s.taps,  s.silu,    s.dtype};
+  const int64_t stride = (s.halves ? 2 : 1) * s.channels, second = s.halves ? s.channels : count, size = kernels::dtype_size(s.dtype);
+  const Buffer inputs = random_buffer(2 * count, s.dtype, 1, 1), weight = random_buffer(s.channels * s.taps, s.dtype, 0.5, 3),
+               bias = random_buffer(s.channels, s.dtype, 0.5, 4), initial = random_buffer(states, DType::f32, 1, 5),
+               g = random_buffer(count, s.dtype, 1, 6), g_state = random_buffer(states, DType::f32, 1, 7), starts = upload(s.starts);
+  Buffer y(count * 4), state = copy_of(initial), grads(2 * count * 4), gw(s.channels * s.taps * 4), gb(s.channels * 4), gi(states * 4);
+  const char* gate = inputs.as<char>() + second * size;
+  char* grad_gate = grads.as<char>() + second * size;
+  kernels::ShortConv p{inputs.as(),
+                       gate,
+                       weight.as(),
+                       bias.as(),
+                       y.as(),
+                       state.as<float>(),
+                       starts.as<int64_t>(),
+                       nullptr,
+                       tokens,
+                       rows,
+                       s.channels,
+                       stride,
+                       stride,
+                       s.channels,
+                       s.taps,
+                       s.silu,
+                       s.dtype};
+  if (s.plain) p.gate = nullptr, p.bias = nullptr, p.state = nullptr;
   check(gpu::short_conv_forward(p, {}));
-  const kernels::ShortConvBackward b{p,         initial.as<float>(), g.as(),         g_state.as<float>(), gx.as(),
-                                     gg.as(),   gw.as<float>(),      gb.as<float>(), gi.as<float>(),      s.channels,
-                                     s.channels};
+  kernels::ShortConvBackward b{p,         initial.as<float>(), g.as(),         g_state.as<float>(), grads.as(),
+                               grad_gate, gw.as<float>(),      gb.as<float>(), gi.as<float>(),      stride,
+                               stride};
+  if (s.plain) b.initial_state = b.grad_state = nullptr, b.grad_gate = nullptr, b.grad_bias = b.grad_initial_state = nullptr;
   Buffer scratch(gpu::short_conv_backward_scratch(b));
   check(gpu::short_conv_backward(b, scratch.as(), {}));
-  const auto hx = download(x.as(), s.dtype, count), hgate = download(gate.as(), s.dtype, count), hg = download(g.as(), s.dtype, count),
-             hw = download(weight.as(), s.dtype, s.channels * s.taps), hb = download(bias.as(), s.dtype, s.channels),
-             hs = download(initial.as(), DType::f32, states), hgs = download(g_state.as(), DType::f32, states);
-  std::vector<double> out(count), after(states), dx(count), dgate(count), dw(hw.size()), db(hb.size()), di(states);
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < s.channels; ++c) {
-      const std::vector<double> in = row_inputs(s, hx, hs, r, c);
-      const int64_t length = s.starts[r + 1] - s.starts[r], at = (r * s.channels + c) * kept;
-      std::vector<double> din(in.size());
-      for (int64_t t = 0; t < length; ++t) {
-        double z = hb[c];
-        for (int j = 0; j < s.taps; ++j) z += hw[c * s.taps + j] * in[t + j];
-        const int64_t i = (s.starts[r] + t) * s.channels + c;
-        const double act = s.silu ? z * sigmoid(z) : z, slope = s.silu ? sigmoid(z) * (1 + z * (1 - sigmoid(z))) : 1;
-        out[i] = act * hgate[i], dgate[i] = hg[i] * act;
-        const double dz = hg[i] * hgate[i] * slope;
-        db[c] += dz;
-        for (int j = 0; j < s.taps; ++j) dw[c * s.taps + j] += dz * in[t + j], din[t + j] += dz * hw[c * s.taps + j];
-      }
-      for (int64_t j = 0; j < kept; ++j) after[at + j] = in[length + j], din[length + j] += hgs[at + j];
-      for (int64_t j = 0; j < kept; ++j) di[at + j] = din[j];
-      for (int64_t t = 0; t < length; ++t) dx[(s.starts[r] + t) * s.channels + c] = din[kept + t];
-    }
-  }
-  const std::string name = "short_conv taps " + std::to_string(s.taps) + " channels " + std::to_string(s.channels) + type_name(s.dtype);
+  ConvolutionGradients in;
+  in.x = download_tokens(inputs.as(), s.dtype, tokens, s.channels, stride);
+  in.gate = s.plain ? std::vector<double>(count, 1.0) : download_tokens(gate, s.dtype, tokens, s.channels, stride);
+  in.weight = download(weight.as(), s.dtype, s.channels * s.taps);
+  in.bias = s.plain ? std::vector<double>(s.channels) : download(bias.as(), s.dtype, s.channels);
+  in.initial = s.plain ? std::vector<double>(states) : download(initial.as(), DType::f32, states);
+  const ConvolutionGradients out =
+      convolve(s, in, download(g.as(), s.dtype, count), s.plain ? std::vector<double>(states) : download(g_state.as(), DType::f32, states));
+  const std::string name = "short_conv taps " + std::to_string(s.taps) + " channels " + std::to_string(s.channels) + " rows " +
+                           std::to_string(rows) + (s.halves ? " halves" : "") + (s.plain ? " plain" : "") + type_name(s.dtype);
   const auto error = [](const Buffer& a, DType dtype, const std::vector<double>& ref) {
     return relative_error(download(a.as(), dtype, static_cast<int64_t>(ref.size())), ref);
   };
-  report.expect(name + ": y", error(y, s.dtype, out), allowed(s.dtype));
-  if (kept > 0) report.expect(name + ": state", error(state, DType::f32, after), 1e-7);
-  report.expect(name + ": grad x", error(gx, s.dtype, dx), allowed(s.dtype));
-  report.expect(name + ": grad gate", error(gg, s.dtype, dgate), allowed(s.dtype));
-  report.expect(name + ": grad weight", error(gw, DType::f32, dw), 2e-6);
-  report.expect(name + ": grad bias", error(gb, DType::f32, db), 2e-6);
-  if (kept > 0) report.expect(name + ": grad state", error(gi, DType::f32, di), 2e-6);
+  const auto strided_error = [&](const void* a, const std::vector<double>& ref) {
+    return relative_error(download_tokens(a, s.dtype, tokens, s.channels, stride), ref);
+  };
+  report.expect(name + ": y", error(y, s.dtype, out.y), allowed(s.dtype));
+  report.expect(name + ": grad x", strided_error(grads.as(), out.x), allowed(s.dtype));
+  report.expect(name + ": grad weight", error(gw, DType::f32, out.weight), 2e-6);
+  if (s.plain) return;
+  report.expect(name + ": grad gate", strided_error(grad_gate, out.gate), allowed(s.dtype));
+  report.expect(name + ": grad bias", error(gb, DType::f32, out.bias), 2e-6);
+  if (kept > 0) report.expect(name + ": state", error(state, DType::f32, out.state), 1e-7);
+  if (kept > 0) report.expect(name + ": grad state", error(gi, DType::f32, out.initial), 2e-6);
 }
 
 // A step after the forward must continue it: outputs of a row's last token by either way.
@@ -202,10 +263,74 @@ void time_layer(Report& report, const std::string& name, int64_t bytes, int sets
   report.add({"", name, ms, "ms", static_cast<double>(bytes) / kBytesPerMs});
 }
 
-std::vector<Buffer> sets_of(int sets, int64_t count, uint64_t seed) {
+std::vector<Buffer> sets_of(int sets, int64_t count, uint64_t seed, DType dtype = DType::bf16) {
   std::vector<Buffer> buffers;
-  for (int i = 0; i < sets; ++i) buffers.push_back(random_buffer(count, DType::bf16, 1, seed + i));
+  for (int i = 0; i < sets; ++i) buffers.push_back(random_buffer(count, dtype, 1, seed + i));
   return buffers;
+}
+
+// With an fp32 residual stream: alone, and with the stream's gradient in grad_x and the sum of both rounded for the branch before.
+void time_rms_norm_backward(Report& report, int64_t rows, int64_t width) {
+  const int sets = 2;
+  const int64_t count = rows * width;
+  const std::vector<Buffer> x = sets_of(sets, count, 1, DType::f32), g = sets_of(sets, count, 100),
+                            grad_x = sets_of(sets, count, 200, DType::f32), grad_add = sets_of(sets, count, 300);
+  const Buffer weight = random_buffer(width, DType::bf16, 1, 400), inverse_rms = random_buffer(rows, DType::f32, 1, 401);
+  Buffer grad_weight(width * 4);
+  for (const bool residual : {false, true}) {
+    kernels::RmsNormBackward b;
+    b.forward.weight = weight.as(), b.forward.inverse_rms = inverse_rms.as<float>();
+    b.forward.rows = rows, b.forward.width = width, b.forward.dtype = DType::bf16;
+    b.grad_weight = grad_weight.as<float>();
+    const Buffer scratch(gpu::rms_norm_backward_scratch(b));
+    const std::string name = "rms_norm backward " + std::to_string(rows) + "x" + std::to_string(width) + (residual ? " residual" : "");
+    time_layer(report, name, count * (residual ? 16 : 10), sets, [&](int i, cudaStream_t stream) {
+      b.forward.x = x[i].as(), b.grad_y = g[i].as(), b.grad_x = grad_x[i].as();
+      if (residual) b.grad_sum = grad_x[i].as(), b.grad_add = grad_add[i].as();
+      check(gpu::rms_norm_backward(b, scratch.as(), Stream{stream}));
+    });
+  }
+}
+
+// Rows of 2048, x and gate the halves of one tensor.
+void time_short_conv_backward(Report& report, int32_t taps, DType dtype) {
+  const int64_t rows = 16, tokens = rows * 2048, channels = 2048, count = tokens * channels, size = kernels::dtype_size(dtype);
+  const int sets = 2;
+  const std::vector<Buffer> inputs = sets_of(sets, 2 * count, 1, dtype), g = sets_of(sets, count, 100, dtype);
+  std::vector<Buffer> grads;
+  for (int i = 0; i < sets; ++i) grads.emplace_back(2 * count * size);
+  std::vector<int64_t> row_starts;
+  for (int64_t r = 0; r <= rows; ++r) row_starts.push_back(r * 2048);
+  const Buffer weight = random_buffer(channels * taps, dtype, 0.5, 300), bias = random_buffer(channels, dtype, 0.5, 301),
+               starts = upload(row_starts);
+  Buffer gw(channels * taps * 4), gb(channels * 4);
+  const auto arguments = [&](int i) {
+    kernels::ShortConvBackward b;
+    b.forward = {inputs[i].as(),
+                 inputs[i].as<char>() + channels * size,
+                 weight.as(),
+                 bias.as(),
+                 nullptr,
+                 nullptr,
+                 starts.as<int64_t>(),
+                 nullptr,
+                 tokens,
+                 rows,
+                 channels,
+                 2 * channels,
+                 2 * channels,
+                 channels,
+                 taps,
+                 true,
+                 dtype};
+    b.grad_y = g[i].as(), b.grad_x = grads[i].as(), b.grad_gate = grads[i].as<char>() + count * size;
+    b.grad_weight = gw.as<float>(), b.grad_bias = gb.as<float>(), b.grad_x_stride = b.grad_gate_stride = channels;
+    return b;
+  };
+  Buffer scratch(gpu::short_conv_backward_scratch(arguments(0)));
+  const std::string name = "short_conv backward 32768x2048 taps " + std::to_string(taps) + " gated" + type_name(dtype);
+  time_layer(report, name, 5 * count * size, sets,
+             [&](int i, cudaStream_t stream) { check(gpu::short_conv_backward(arguments(i), scratch.as(), Stream{stream})); });
 }
 
 }  // namespace
@@ -228,6 +353,18 @@ void verify_layers(Report& report) {
                                                        {{0, 50}, 256, 4, true, bf},
                                                        {{0, 20}, 5, 1, true, fp}}) {
     verify_short_conv(report, s);
+  }
+  // Rows that are empty or shorter than the taps, and that end at, before and after the ends of the backward's runs of 32 tokens.
+  const std::vector<int64_t> starts{0, 0, 1, 3, 31, 32, 32, 33, 62, 64, 65, 65, 95, 98, 127, 129, 190, 193, 193, 193, 320, 321, 323, 323};
+  for (const int32_t taps : {3, 4}) {
+    verify_short_conv(report, {starts, 40, taps, true, bf, true});
+    verify_short_conv(report, {starts, 516, taps, true, bf});
+    verify_short_conv(report, {starts, 38, taps, false, bf, true});
+    verify_short_conv(report, {starts, 24, taps, true, fp, true});
+    verify_short_conv(report, {starts, 6, taps, false, fp});
+    verify_short_conv(report, {starts, 64, taps, true, bf, false, true});
+    verify_short_conv(report, {starts, 37, taps, true, fp, true, true});
+    verify_short_conv(report, {{0, 2000, 2000, 4099}, 512, taps, true, bf, true});
   }
   verify_short_conv_step(report, 40, 3, bf);
   verify_short_conv_step(report, 17, 4, fp);
@@ -252,6 +389,9 @@ void time_layers(Report& report) {
                                width,     width,     2 * width,   width,   3,         true,    DType::bf16};
     check(gpu::short_conv_forward(p, Stream{stream}));
   });
+  for (const int64_t norm_width : {1024, 1792}) time_rms_norm_backward(report, tokens, norm_width);
+  for (const int32_t taps : {3, 4}) time_short_conv_backward(report, taps, DType::bf16);
+  time_short_conv_backward(report, 3, DType::f32);
 }
 
 }  // namespace based::bench

@@ -8,5 +8,8 @@ void verify_causal_attention_step(Report& report);
 void time_causal_attention_step(Report& report);
 void verify_layers(Report& report);
 void time_layers(Report& report);
+// The layers of a step of decoding: few tokens, so that launches and weights count.
+void verify_linear(Report& report);
+void time_step_layers(Report& report);
 
 }  // namespace based::bench

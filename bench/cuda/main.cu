@@ -17,12 +17,14 @@ int main(int argc, char** argv) {
     verify_taylor(report, mode == "verify-quick");
     verify_causal_attention_step(report);
     verify_layers(report);
+    verify_linear(report);
     std::printf("%d failed\n", report.failures());
   } else if (mode == "profile" || (mode == "time" && argc == 4)) {
     if (mode == "profile") call_once_only();
     time_taylor(report);
     time_causal_attention_step(report);
     time_layers(report);
+    time_step_layers(report);
     if (mode == "time") report.write(argv[2], argv[3]);
   } else {
     std::fprintf(stderr, "kernel_bench verify | verify-quick | profile | time FILE COMMIT\n");

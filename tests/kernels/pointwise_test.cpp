@@ -69,12 +69,16 @@ TEST(RmsNorm, AgreesWithDoubles) {
 }
 
 struct NormGradients {
-  Buffer x, weight;
-  NormGradients(const RmsNorm& forward, Buffer& grad_y)
-      : x(forward.x_dtype, forward.rows * forward.width), weight(DType::f32, forward.width) {
+  Buffer x, weight, add;
+  // grad_sum: that the sum has besides; empty: none, and no grad_add.
+  NormGradients(const RmsNorm& forward, Buffer& grad_y, const Reals& grad_sum = {})
+      : x(forward.x_dtype, grad_sum.empty() ? Reals(static_cast<size_t>(forward.rows * forward.width), std::nan("")) : grad_sum),
+        weight(DType::f32, forward.width),
+        add(forward.dtype, forward.rows * forward.width) {
     RmsNormBackward b;
     b.forward = forward;
     b.grad_y = grad_y.data(), b.grad_x = x.data(), b.grad_weight = weight.floats();
+    if (!grad_sum.empty()) b.grad_sum = x.data(), b.grad_add = add.data();
     std::vector<unsigned char> scratch(static_cast<size_t>(cpu::rms_norm_backward_scratch(b)), 0xff);
     const Status status = cpu::rms_norm_backward(b, scratch.data());
     EXPECT_TRUE(status.ok()) << status.what;
@@ -106,6 +110,15 @@ void check_rms_norm_backward(int64_t rows, int64_t width, DType x_dtype, DType d
     expect_close(g.x.values(), grad_x, tolerance(x_dtype), "grad_x");
     expect_close(g.weight.values(), grad_weight, 4e-6, "grad_weight");
     EXPECT_TRUE(g.x.guards_intact() && g.weight.guards_intact());
+    if (n > 0) {
+      const Reals more = random_reals(n, 4, x_dtype);
+      Reals both = grad_x;
+      for (size_t i = 0; i < both.size(); ++i) both[i] += more[i];
+      const NormGradients of_sum(p, grad_y, more);
+      expect_close(of_sum.x.values(), both, tolerance(x_dtype), "grad_x with grad_sum");
+      expect_close(of_sum.add.values(), both, tolerance(dtype), "grad_add");
+      EXPECT_TRUE(of_sum.weight.same_bits(g.weight) && of_sum.x.guards_intact() && of_sum.add.guards_intact());
+    }
 #pragma omp parallel num_threads(2)
     {
 #pragma omp single

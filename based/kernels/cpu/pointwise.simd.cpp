@@ -48,6 +48,8 @@ void rms_norm_backward(const RmsNormBackward& b, int64_t row, float* grad_weight
   const X* x = static_cast<const X*>(p.x) + row * p.width;
   const T *weight = static_cast<const T*>(p.weight), *grad_y = static_cast<const T*>(b.grad_y) + row * p.width;
   X* grad_x = static_cast<X*>(b.grad_x) + row * p.width;
+  const X* grad_sum = b.grad_sum ? static_cast<const X*>(b.grad_sum) + row * p.width : nullptr;
+  T* grad_add = b.grad_add ? static_cast<T*>(b.grad_add) + row * p.width : nullptr;
   const float r = p.inverse_rms[row];
   Vec dots{};
   over_vectors(p.width, [&](int64_t i, int n) {
@@ -58,7 +60,13 @@ void rms_norm_backward(const RmsNormBackward& b, int64_t row, float* grad_weight
   const float mean = reduce_add(dots) / static_cast<float>(p.width) * r * r;
   over_vectors(p.width, [&](int64_t i, int n) {
     const Vec g = load_some(grad_y + i, n) * load_some(weight + i, n);
-    store_some(grad_x + i, (g - load_some(x + i, n) * mean) * r, n);
+    Vec grad = (g - load_some(x + i, n) * mean) * r;
+    if (grad_sum) {
+      asm("" : "+m"(grad));  // rounded first: the same bits as the two gradients added by themselves
+      grad = grad + load_some(grad_sum + i, n);
+    }
+    store_some(grad_x + i, grad, n);
+    if (grad_add) store_some(grad_add + i, grad, n);
   });
 }
 

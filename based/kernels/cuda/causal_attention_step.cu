@@ -168,6 +168,7 @@ template <int kLanes>
 __global__ void __launch_bounds__(32 * kMostWarps) step_streamed(const __grid_constant__ CausalAttentionStep p, const Stream90 plan) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) float shared[];
+  overlap_kernels();
   const int64_t row = blockIdx.x, slot = p.slot != nullptr ? p.slot[row] : row;
   const uint32_t base = shared_address(shared), half = plan.keys * plan.key_bytes, barriers = base + 2 * plan.stages * half;
   const char* rings[2] = {static_cast<const char*>(p.k_ring) + slot * p.capacity * plan.key_bytes,
@@ -262,8 +263,8 @@ Status causal_attention_step(const CausalAttentionStep& p, Stream stream) {
   if (const Stream90 plan = plan_stream(p); plan.stages >= 2) {
     auto* streamed = p.head_dim <= 64 ? step_streamed<8> : step_streamed<16>;
     if (const cudaError_t e = allow_shared_memory(streamed, plan.shared_bytes(p)); e != cudaSuccess) return status_of(e);
-    streamed<<<static_cast<unsigned>(p.rows), 32 * p.heads * plan.warps, plan.shared_bytes(p), stream_of(stream)>>>(p, plan);
-    return launched();
+    return launch_overlapped(
+        streamed, {static_cast<unsigned>(p.rows), static_cast<unsigned>(32 * p.heads * plan.warps), plan.shared_bytes(p)}, stream, p, plan);
   }
   const bool bf = p.dtype == DType::bf16, ring_bf = p.ring_dtype == DType::bf16;
   auto* kernel =

@@ -23,6 +23,20 @@ __device__ __forceinline__ bf16 from_float<bf16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
+// For kernels launched by launch_overlapped(): until the kernels before this one on the stream have ended and their memory is written; and
+// that the next one may start, to do what needs nothing of this one.
+__device__ __forceinline__ void wait_for_earlier_kernels() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void overlap_kernels() { let_next_kernel_start(), wait_for_earlier_kernels(); }
+
 // Two bf16 in one register, the lower half first.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t r;

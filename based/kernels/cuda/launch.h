@@ -2,6 +2,8 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "based/kernels/kernel.h"
 
 namespace based::kernels::cuda::detail {
@@ -24,6 +26,28 @@ inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessor
 // Kernels with wgmma are built for sm_90a, which runs on compute capability 9.0 and nothing else.
 inline bool is_hopper() {
   return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 && device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
+}
+
+// A launch that may begin while kernels before it on the stream still run (programmatic dependent launch), so that one kernel's start
+// hides behind another's end. Such a kernel calls wait_for_earlier_kernels() before it touches memory that they read or write. The code
+// for sm_80 cannot wait, and runs on everything but Hopper.
+struct Launch {
+  dim3 grid, block;
+  int64_t shared_bytes = 0;
+  unsigned cluster = 1;  // blocks of a cluster, which divides grid.x; more than one on Hopper alone
+};
+template <typename... Params>
+Status launch_overlapped(void (*kernel)(Params...), const Launch& launch, Stream stream, const std::type_identity_t<Params>&... params) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {launch.cluster, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = launch.grid, config.blockDim = launch.block, config.stream = stream_of(stream);
+  config.dynamicSmemBytes = static_cast<size_t>(launch.shared_bytes);
+  config.attrs = attributes, config.numAttrs = !is_hopper() ? 0 : launch.cluster == 1 ? 1 : 2;
+  return status_of(cudaLaunchKernelEx(&config, kernel, params...));
 }
 
 // More than 48 KB of dynamic shared memory has to be asked for, on each device.

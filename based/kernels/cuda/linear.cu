@@ -1,8 +1,12 @@
-// Few rows: a warp an output, so that every weight is read once, 16 bytes a lane, and the additions of an output happen in an order that
-// depends on `in` alone. Bound by reading the weights.
+// Few rows: a warp an output, or where outputs are few a part of one, so that every weight is read once, 16 bytes a lane, and the additions
+// of an output happen in an order that depends on the layer's size and the device alone. Bound by reading the weights: a warp's requests
+// stay under way across its outputs, and where the weights are constant, the first are sent before the kernels before this one have ended.
 #include "based/kernels/linear.h"
 
+#include <algorithm>
+
 #include "based/kernels/cuda/launch.h"
+#include "based/kernels/cuda/linear_launchers.h"
 #include "based/kernels/cuda/vectors.cuh"
 
 namespace based::kernels::cuda {
@@ -10,67 +14,164 @@ namespace {
 
 using namespace detail;
 
-constexpr int kWarps = 4;   // of a block
-constexpr int kFlight = 4;  // units of a weight's row that a lane has under way
+constexpr int kMostWarps = 8;     // of a block
+constexpr int kWarpsAtOnce = 32;  // of a multiprocessor
+constexpr int kMostParts = 4;     // of a weight's row
+constexpr int kFlight = 4;        // units of a weight's row that a lane has under way
+constexpr int kStep = 32 * kFlight;
 
-template <typename T, typename Y, int kRows>
-__global__ void __launch_bounds__(32 * kWarps) few_rows(const __grid_constant__ Linear p) {
-  constexpr int kUnit = 16 / sizeof(T);
-  const int64_t out = blockIdx.x * int64_t{kWarps} + threadIdx.x / 32;
-  const int lane = threadIdx.x % 32, units = static_cast<int>(p.in / kUnit);
-  if (out >= p.out) return;
-  const T* weight = static_cast<const T*>(p.weight) + out * p.weight_stride;
-  const T* x = static_cast<const T*>(p.x);
-  float sum[kRows] = {};
-  for (int first = lane; first < units; first += 32 * kFlight) {
-    float w[kFlight][kUnit];
+// What a warp reads: of every warps / parts-th output of the block's, units first, first + 1, … last - 1, a lane every 32nd.
+template <typename T>
+struct Share {
+  static constexpr int kUnit = 16 / sizeof(T);
+  int first, last, out, end, stride;
+  __device__ __forceinline__ Share(const Linear& p, int parts) {
+    const int units = static_cast<int>(p.in / kUnit), warp = threadIdx.x / 32, part = warp % parts;
+    first = units * part / parts, last = units * (part + 1) / parts, stride = static_cast<int>(blockDim.x) / 32 / parts;
+    out = static_cast<int>(p.out * blockIdx.x / gridDim.x) + warp / parts, end = static_cast<int>(p.out * (blockIdx.x + 1) / gridDim.x);
+  }
+};
+
+// The requests of a warp's share, in order; each of kFlight is renewed as soon as it has been used.
+template <typename T>
+struct Requests {
+  uint4 units[kFlight];
+  const Share<T>& share;
+  const T* weight;
+  int64_t to_next_output;
+  int unit, out;
+
+  __device__ __forceinline__ Requests(const Linear& p, const Share<T>& of)
+      : share(of), to_next_output(of.stride * p.weight_stride), unit(of.first), out(of.out) {
+    weight = static_cast<const T*>(p.weight) + out * p.weight_stride + (unit + static_cast<int>(threadIdx.x) % 32) * share.kUnit;
+  }
+  __device__ __forceinline__ void renew(int f) {
+    if (out < share.end && unit + 32 * f + static_cast<int>(threadIdx.x) % 32 < share.last)
+      units[f] = __ldcs(reinterpret_cast<const uint4*>(weight) + 32 * f);
+  }
+  __device__ __forceinline__ void advance() {
+    unit += kStep, weight += kStep * share.kUnit;
+    if (unit >= share.last) weight += to_next_output - (unit - share.first) * share.kUnit, unit = share.first, out += share.stride;
+  }
+  __device__ __forceinline__ void send_first() {
 #pragma unroll
-    for (int f = 0; f < kFlight; ++f)
-      if (first + 32 * f < units) load_floats<kUnit>(weight + (first + 32 * f) * kUnit, w[f]);
+    for (int f = 0; f < kFlight; ++f) renew(f);
+    advance();
+  }
+};
+
+template <typename T, int kUnit>
+__device__ __forceinline__ void add_products(const float (&weight)[kUnit], const T* x, float& sum) {
+  float v[kUnit];
+  load_floats<kUnit>(x, v);
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) sum = fmaf(weight[i], v[i], sum);
+}
+
+// This lane's part of an output's sums, of each row.
+template <typename T, int kRows>
+__device__ __forceinline__ void multiply(const Linear& p, const Share<T>& share, Requests<T>& requests, bool any, float (&sum)[kRows]) {
+  constexpr int kUnit = Share<T>::kUnit;
+  const int lane = threadIdx.x % 32;
+  const T* x = static_cast<const T*>(p.x);
+  for (int first = share.first; first < share.last; first += kStep) {
 #pragma unroll
     for (int f = 0; f < kFlight; ++f) {
-      if (first + 32 * f >= units) break;
+      const int unit = first + 32 * f + lane;
+      if (any && unit < share.last) {
+        Elements<T, kUnit> w;
+        memcpy(&w, &requests.units[f], 16);
+        float values[kUnit];
 #pragma unroll
-      for (int row = 0; row < kRows; ++row) {
-        float v[kUnit];
-        load_floats<kUnit>(x + row * p.x_stride + (first + 32 * f) * kUnit, v);
+        for (int i = 0; i < kUnit; ++i) values[i] = to_float(w.x[i]);
 #pragma unroll
-        for (int i = 0; i < kUnit; ++i) sum[row] = fmaf(w[f][i], v[i], sum[row]);
+        for (int row = 0; row < kRows; ++row) add_products(values, x + row * p.x_stride + unit * kUnit, sum[row]);
       }
+      requests.renew(f);
     }
+    requests.advance();
   }
-  const float bias = p.bias != nullptr ? to_float(static_cast<const T*>(p.bias)[out]) : 0.0F;
+}
+
+template <typename T, typename Y, int kRows>
+__global__ void __launch_bounds__(32 * kMostWarps, kRows == 1 ? kWarpsAtOnce / kMostWarps : 1)
+    few_rows(const __grid_constant__ Linear p, int parts) {
+  __shared__ float sums[2][kMostWarps][kRows];  // of an output and of the next
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const Share<T> share(p, parts);
+  Requests<T> requests(p, share);
+  let_next_kernel_start();
+  if (p.weight_is_constant) requests.send_first();
+  wait_for_earlier_kernels();
+  if (!p.weight_is_constant) requests.send_first();
+  const int rounds = (share.end - share.out + warp / parts + share.stride - 1) / share.stride;  // the same in all warps of the block
+  for (int round = 0; round < rounds; ++round) {
+    const int out = share.out + round * share.stride;
+    float sum[kRows] = {};
+    multiply<T>(p, share, requests, out < share.end, sum);
 #pragma unroll
-  for (int row = 0; row < kRows; ++row) {
+    for (int row = 0; row < kRows; ++row) {
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) sum[row] += __shfl_xor_sync(~0U, sum[row], distance);
-    if (lane == 0) {
+      for (int distance = 16; distance > 0; distance /= 2) sum[row] += __shfl_xor_sync(~0U, sum[row], distance);
+      if (parts > 1 && lane == 0) sums[round % 2][warp][row] = sum[row];
+    }
+    if (parts > 1) __syncthreads();
+    if (warp % parts != 0 || out >= share.end || lane != 0) continue;
+    const float bias = p.bias != nullptr ? to_float(static_cast<const T*>(p.bias)[out]) : 0.0F;
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      for (int part = 1; part < parts; ++part) sum[row] += sums[round % 2][warp + part][row];
       Y* y = static_cast<Y*>(p.y) + row * p.y_stride + out;
       *y = from_float<Y>(sum[row] + bias + (p.accumulate ? to_float(*y) : 0.0F));
     }
   }
 }
 
+// As many parts as warps fit at once, of 3 units a lane or more where the warps already fill a quarter of the device.
+int parts_of(const Linear& p, int64_t most_warps) {
+  const int64_t units = p.in * dtype_size(p.dtype) / 16;
+  int parts = 1;
+  while (parts < kMostParts && p.out * parts * 2 <= most_warps && (units / (parts * 2) >= 96 || p.out * parts * 8 <= most_warps))
+    parts *= 2;
+  return parts;
+}
+
+template <typename T, typename Y, int kRows>
+Status run_rows(const Linear& p, Stream stream) {
+  const int64_t most_warps = static_cast<int64_t>(multiprocessors()) * kWarpsAtOnce;
+  const int parts = parts_of(p, most_warps), warps = p.out > 4 * most_warps ? kMostWarps : kMostWarps / 2;
+  const auto blocks = static_cast<unsigned>(std::min(ceil_div(p.out * parts, warps), most_warps / warps));
+  return launch_overlapped(few_rows<T, Y, kRows>, {blocks, static_cast<unsigned>(32 * warps)}, stream, p, parts);
+}
+
 template <typename T, typename Y>
-auto* choose_rows(int64_t rows) {
-  return rows == 1 ? few_rows<T, Y, 1> : rows == 2 ? few_rows<T, Y, 2> : rows == 3 ? few_rows<T, Y, 3> : few_rows<T, Y, 4>;
+Status choose_rows(const Linear& p, Stream stream) {
+  switch (p.rows) {
+    case 1: return run_rows<T, Y, 1>(p, stream);
+    case 2: return run_rows<T, Y, 2>(p, stream);
+    case 3: return run_rows<T, Y, 3>(p, stream);
+    default: return run_rows<T, Y, 4>(p, stream);
+  }
+}
+
+bool whole_units(const Linear& p) {
+  const int64_t unit = 16 / dtype_size(p.dtype);
+  return p.in % unit == 0 && p.x_stride % unit == 0 && p.weight_stride % unit == 0 && aligned16(p.x) && aligned16(p.weight);
 }
 
 }  // namespace
 
 bool linear_supports(const Linear& p) {
-  const int64_t unit = 16 / dtype_size(p.dtype);
-  return p.rows <= 4 && p.in % unit == 0 && p.x_stride % unit == 0 && p.weight_stride % unit == 0 && aligned16(p.x) && aligned16(p.weight);
+  return whole_units(p) && p.out <= INT32_MAX / 2 && p.in <= INT32_MAX / 16 && (p.rows <= 4 || linear_sm90_supports(p));
 }
 
 Status linear(const Linear& p, Stream stream) {
   if (p.rows == 0 || p.out == 0) return {};
-  if (!linear_supports(p)) return {"linear: more than 4 rows, or rows that are no multiples of 16 bytes"};
+  if (!linear_supports(p)) return {"linear: too many rows, or rows that are no multiples of 16 bytes"};
+  if (p.rows > 1 && linear_sm90_supports(p)) return linear_sm90(p, stream);
   const bool bf = p.dtype == DType::bf16, y_bf = p.y_dtype == DType::bf16;
-  auto* kernel = bf ? (y_bf ? choose_rows<bf16, bf16>(p.rows) : choose_rows<bf16, float>(p.rows))
-                    : (y_bf ? choose_rows<float, bf16>(p.rows) : choose_rows<float, float>(p.rows));
-  kernel<<<static_cast<unsigned>(ceil_div(p.out, kWarps)), 32 * kWarps, 0, stream_of(stream)>>>(p);
-  return launched();
+  return bf ? (y_bf ? choose_rows<bf16, bf16>(p, stream) : choose_rows<bf16, float>(p, stream))
+            : (y_bf ? choose_rows<float, bf16>(p, stream) : choose_rows<float, float>(p, stream));
 }
 
 }  // namespace based::kernels::cuda

@@ -1,8 +1,9 @@
-// RMSNorm with the residual addition, SwiGLU, rotary positions: each element is read once and written once.
+// RMSNorm with the residual addition, SwiGLU: each element is read once and written once.
 #include "based/kernels/pointwise.h"
 
 #include <algorithm>
 
+#include "based/kernels/cuda/column_sums.cuh"
 #include "based/kernels/cuda/launch.h"
 #include "based/kernels/cuda/vectors.cuh"
 
@@ -15,6 +16,8 @@ constexpr int kUnit = 8;  // elements a thread handles at a time
 constexpr int kHeld = 4;  // units of a row that a thread keeps in registers
 
 constexpr int kMostThreads = 256;
+
+constexpr int kBackwardThreads = 1024;  // of norm_rows_backward, on a multiprocessor: what their registers allow
 
 int norm_threads(int64_t width, int units) { return static_cast<int>(round_up(ceil_div(width, kUnit * units), 32)); }
 
@@ -50,6 +53,7 @@ struct RowAccess {
 template <typename X, typename T, bool kVector, int kUnits>
 __global__ void __launch_bounds__(kMostThreads) norm_rows(const __grid_constant__ RmsNorm p) {
   __shared__ float shared[32];
+  overlap_kernels();
   const RowAccess<kVector> access{p.width};
   const int64_t row = blockIdx.x;
   float s[kUnits][kUnit], weight[kUnits][kUnit], squares = 0;
@@ -86,22 +90,42 @@ auto* choose_norm(const RmsNorm& p, bool vector) {
                     : (vector ? norm_rows<float, float, true, kUnits> : norm_rows<float, float, false, kUnits>));
 }
 
-// Rows blockIdx.x, + gridDim.x, …: grad_x, and the block's part of grad_weight in `partial` [blocks, width].
-template <typename X, typename T, bool kVector>
-__global__ void __launch_bounds__(kMostThreads) norm_rows_backward(const __grid_constant__ RmsNormBackward p, float* partial) {
-  __shared__ float shared[32];
+// Adds `value` up over the block, at most kMostThreads; every thread gets the sum. `shared` must not be that of the call before.
+__device__ __forceinline__ float sum_with_one_barrier(float value, float (&shared)[kMostThreads / 32]) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(~0U, value, distance);
+  if (blockDim.x == 32) return value;
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kMostThreads / 32; ++i) sum += i < blockDim.x / 32 ? shared[i] : 0.0F;
+  return sum;
+}
+
+// Rows blockIdx.x, + gridDim.x, …: their gradients, and the block's part of grad_weight in `partial` [blocks, width].
+template <typename X, typename T, bool kVector, int kUnits>
+__global__ void __launch_bounds__(kMostThreads, kUnits == 1 ? kBackwardThreads / kMostThreads : 1)
+    norm_rows_backward(const __grid_constant__ RmsNormBackward p, float* partial) {
+  __shared__ float shared[2][kMostThreads / 32];
+  overlap_kernels();
   const RmsNorm& f = p.forward;
   const RowAccess<kVector> access{f.width};
-  float weight[kHeld][kUnit], sum[kHeld][kUnit] = {};
+  float weight[kUnits][kUnit], sum[kUnits][kUnit] = {};
 #pragma unroll
-  for (int u = 0; u < kHeld; ++u) access.load(static_cast<const T*>(f.weight), u, weight[u]);
-  for (int64_t row = blockIdx.x; row < f.rows; row += gridDim.x) {
+  for (int u = 0; u < kUnits; ++u) access.load(static_cast<const T*>(f.weight), u, weight[u]);
+  int parity = 0;
+  for (int64_t row = blockIdx.x; row < f.rows; row += gridDim.x, parity ^= 1) {
     const float r = f.inverse_rms[row];
-    float x[kHeld][kUnit], g[kHeld][kUnit], dot = 0;
+    float x[kUnits][kUnit], g[kUnits][kUnit], other[kUnits][kUnit] = {}, dot = 0;
 #pragma unroll
-    for (int u = 0; u < kHeld; ++u) {
+    for (int u = 0; u < kUnits; ++u) {
       access.load(static_cast<const X*>(f.x) + row * f.width, u, x[u]);
       access.load(static_cast<const T*>(p.grad_y) + row * f.width, u, g[u]);
+      if (p.grad_sum != nullptr) access.load(static_cast<const X*>(p.grad_sum) + row * f.width, u, other[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
 #pragma unroll
       for (int c = 0; c < kUnit; ++c) {
         x[u][c] *= r;
@@ -110,28 +134,38 @@ __global__ void __launch_bounds__(kMostThreads) norm_rows_backward(const __grid_
         dot = fmaf(g[u][c], x[u][c], dot);
       }
     }
-    dot = sum_over_block(dot, shared) / static_cast<float>(f.width);
+    dot = sum_with_one_barrier(dot, shared[parity]) / static_cast<float>(f.width);
 #pragma unroll
-    for (int u = 0; u < kHeld; ++u) {
+    for (int u = 0; u < kUnits; ++u) {
 #pragma unroll
-      for (int c = 0; c < kUnit; ++c) g[u][c] = r * (g[u][c] - x[u][c] * dot);
+      for (int c = 0; c < kUnit; ++c) g[u][c] = __fadd_rn(r * (g[u][c] - x[u][c] * dot), other[u][c]);  // as two sums apart
       access.store(static_cast<X*>(p.grad_x) + row * f.width, u, g[u]);
+      if (p.grad_add != nullptr) access.store(static_cast<T*>(p.grad_add) + row * f.width, u, g[u]);
     }
   }
 #pragma unroll
-  for (int u = 0; u < kHeld; ++u) access.store(partial + blockIdx.x * f.width, u, sum[u]);
+  for (int u = 0; u < kUnits; ++u) access.store(partial + blockIdx.x * f.width, u, sum[u]);
 }
 
-__global__ void sum_columns(const float* partial, int64_t parts, int64_t width, float* to) {
-  const int64_t column = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  if (column >= width) return;
-  float sum = 0;
-  for (int64_t i = 0; i < parts; ++i) sum += partial[i * width + column];
-  to[column] = sum;
+template <int kUnits>
+auto* choose_norm_backward(const RmsNorm& p, bool vector) {
+  const bool x_bf = p.x_dtype == DType::bf16, bf = p.dtype == DType::bf16;
+  return x_bf ? (bf ? (vector ? norm_rows_backward<bf16, bf16, true, kUnits> : norm_rows_backward<bf16, bf16, false, kUnits>)
+                    : (vector ? norm_rows_backward<bf16, float, true, kUnits> : norm_rows_backward<bf16, float, false, kUnits>))
+              : (bf ? (vector ? norm_rows_backward<float, bf16, true, kUnits> : norm_rows_backward<float, bf16, false, kUnits>)
+                    : (vector ? norm_rows_backward<float, float, true, kUnits> : norm_rows_backward<float, float, false, kUnits>));
+}
+
+__global__ void __launch_bounds__(kSumThreads) sum_columns(const float* partial, int64_t parts, int64_t width, float* to) {
+  overlap_kernels();
+  const float sum = sum_column_of_warp(partial, parts, width);
+  const int64_t column = blockIdx.x * int64_t{kSumColumns} + threadIdx.x / 32;
+  if (threadIdx.x % 32 == 0 && column < width) to[column] = sum;
 }
 
 template <typename T, int kCount>
 __global__ void swiglu_units(const __grid_constant__ Swiglu p) {
+  overlap_kernels();
   const int64_t units = p.width / kCount, at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   if (at >= p.rows * units) return;
   const int64_t row = at / units, column = at % units * kCount;
@@ -145,6 +179,7 @@ __global__ void swiglu_units(const __grid_constant__ Swiglu p) {
 
 template <typename T, int kCount>
 __global__ void swiglu_units_backward(const __grid_constant__ SwigluBackward p) {
+  overlap_kernels();
   const Swiglu& f = p.forward;
   const int64_t units = f.width / kCount, at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   if (at >= f.rows * units) return;
@@ -161,44 +196,18 @@ __global__ void swiglu_units_backward(const __grid_constant__ SwigluBackward p) 
   store_floats<kCount>(static_cast<T*>(p.grad_h) + place, y), store_floats<kCount>(static_cast<T*>(p.grad_h) + place + f.width, gate);
 }
 
-// One block a token: the angles once, then all heads.
-template <typename T>
-__global__ void rotate_tokens(const __grid_constant__ Rotary p) {
-  __shared__ float cosines[128], sines[128];
-  const int64_t token = blockIdx.x;
-  const int pairs = p.dim / 2;
-  for (int i = threadIdx.x; i < pairs; i += blockDim.x) {
-    const double angle = static_cast<double>(p.position[token]) * exp2(-2.0 * i / p.dim * log2(p.base));
-    constexpr double kTurn = 6.283185307179586476925;
-    float s, c;
-    sincosf(static_cast<float>(angle - kTurn * rint(angle / kTurn)), &s, &c);
-    cosines[i] = c, sines[i] = p.inverse ? -s : s;
-  }
-  __syncthreads();
-  const T* x = static_cast<const T*>(p.x) + token * p.x_stride;
-  T* y = static_cast<T*>(p.y) + token * p.y_stride;
-  const int kept = p.head_dim - p.dim, work = pairs + kept;  // of one head: pairs to rotate, then elements to copy
-  for (int i = threadIdx.x; i < p.heads * work; i += blockDim.x) {
-    const int64_t head = static_cast<int64_t>(i / work) * p.head_dim;
-    const int n = i % work;
-    if (n >= pairs) {
-      y[head + p.dim + n - pairs] = x[head + p.dim + n - pairs];
-      continue;
-    }
-    const int64_t ia = head + (p.interleaved ? 2 * n : n), ib = head + (p.interleaved ? 2 * n + 1 : n + pairs);
-    const float a = to_float(x[ia]), b = to_float(x[ib]);
-    y[ia] = from_float<T>(a * cosines[n] - b * sines[n]), y[ib] = from_float<T>(a * sines[n] + b * cosines[n]);
-  }
-}
-
 template <typename Kernel, typename Params>
 Status launch_units(Kernel* kernel, const Params& p, int64_t units, Stream stream) {
   if (units == 0) return {};
-  kernel<<<static_cast<unsigned>(ceil_div(units, 256)), 256, 0, stream_of(stream)>>>(p);
-  return launched();
+  return launch_overlapped(kernel, {static_cast<unsigned>(ceil_div(units, 256)), 256}, stream, p);
 }
 
-int64_t norm_blocks(const RmsNorm& p) { return std::min<int64_t>(p.rows, 4 * multiprocessors()); }
+bool is_narrow(const RmsNorm& p) { return p.width <= kUnit * kMostThreads; }
+
+int64_t norm_blocks(const RmsNorm& p) {
+  const int threads = std::max(32, norm_threads(p.width, is_narrow(p) ? 1 : kHeld));
+  return std::min<int64_t>(p.rows, int64_t{multiprocessors()} * std::clamp(kBackwardThreads / threads, 1, 16));
+}
 
 bool norm_aligned(const RmsNorm& p) {
   return p.width % kUnit == 0 && aligned16(p.x) && aligned16(p.add) && aligned16(p.sum) && aligned16(p.weight) && aligned16(p.y);
@@ -210,31 +219,32 @@ constexpr const char* kTooWide = "rms_norm: width is larger than 8192";
 
 Status rms_norm_forward(const RmsNorm& p, Stream stream) {
   if (p.rows == 0) return {};
-  const bool narrow = p.width <= kUnit * kMostThreads;
+  const bool narrow = is_narrow(p);
   const int threads = norm_threads(p.width, narrow ? 1 : kHeld);
   if (threads > kMostThreads) return {kTooWide};
   auto* kernel = narrow ? choose_norm<1>(p, norm_aligned(p)) : choose_norm<kHeld>(p, norm_aligned(p));
-  kernel<<<static_cast<unsigned>(p.rows), threads, 0, stream_of(stream)>>>(p);
-  return launched();
+  return launch_overlapped(kernel, {static_cast<unsigned>(p.rows), static_cast<unsigned>(threads)}, stream, p);
 }
 
 int64_t rms_norm_backward_scratch(const RmsNormBackward& p) { return norm_blocks(p.forward) * p.forward.width * 4; }
 
 Status rms_norm_backward(const RmsNormBackward& p, void* scratch, Stream stream) {
   const RmsNorm& f = p.forward;
-  const int threads = norm_threads(f.width, kHeld);
+  if (f.width == 0) return {};
+  const bool narrow = is_narrow(f);
+  const int threads = norm_threads(f.width, narrow ? 1 : kHeld);
   if (threads > kMostThreads) return {kTooWide};
   const int64_t blocks = norm_blocks(f);
   auto* partial = static_cast<float*>(scratch);
-  const bool x_bf = f.x_dtype == DType::bf16, bf = f.dtype == DType::bf16,
-             vector = norm_aligned(f) && aligned16(p.grad_y) && aligned16(p.grad_x) && aligned16(scratch);
-  auto* kernel = x_bf ? (bf ? (vector ? norm_rows_backward<bf16, bf16, true> : norm_rows_backward<bf16, bf16, false>)
-                            : (vector ? norm_rows_backward<bf16, float, true> : norm_rows_backward<bf16, float, false>))
-                      : (bf ? (vector ? norm_rows_backward<float, bf16, true> : norm_rows_backward<float, bf16, false>)
-                            : (vector ? norm_rows_backward<float, float, true> : norm_rows_backward<float, float, false>));
-  if (f.rows != 0) kernel<<<static_cast<unsigned>(blocks), threads, 0, stream_of(stream)>>>(p, partial);
-  sum_columns<<<static_cast<unsigned>(ceil_div(f.width, 64)), 64, 0, stream_of(stream)>>>(partial, blocks, f.width, p.grad_weight);
-  return launched();
+  const bool vector =
+      norm_aligned(f) && aligned16(p.grad_y) && aligned16(p.grad_sum) && aligned16(p.grad_x) && aligned16(p.grad_add) && aligned16(scratch);
+  auto* kernel = narrow ? choose_norm_backward<1>(f, vector) : choose_norm_backward<kHeld>(f, vector);
+  if (f.rows != 0) {
+    const Status status = launch_overlapped(kernel, {static_cast<unsigned>(blocks), static_cast<unsigned>(threads)}, stream, p, partial);
+    if (!status.ok()) return status;
+  }
+  const Launch sums{static_cast<unsigned>(ceil_div(f.width, kSumColumns)), kSumThreads};
+  return launch_overlapped(sum_columns, sums, stream, partial, blocks, f.width, p.grad_weight);
 }
 
 Status swiglu_forward(const Swiglu& p, Stream stream) {
@@ -250,15 +260,6 @@ Status swiglu_backward(const SwigluBackward& p, Stream stream) {
   auto* kernel = bf ? (vector ? swiglu_units_backward<bf16, kUnit> : swiglu_units_backward<bf16, 1>)
                     : (vector ? swiglu_units_backward<float, kUnit> : swiglu_units_backward<float, 1>);
   return launch_units(kernel, p, f.rows * f.width / (vector ? kUnit : 1), stream);
-}
-
-Status rotary(const Rotary& p, Stream stream) {
-  if (p.tokens == 0) return {};
-  const int64_t work = int64_t{p.heads} * (p.head_dim - p.dim / 2);
-  const auto threads = static_cast<unsigned>(std::clamp<int64_t>(round_up(work, 32), 32, 256));
-  auto* kernel = p.dtype == DType::bf16 ? rotate_tokens<bf16> : rotate_tokens<float>;
-  kernel<<<static_cast<unsigned>(p.tokens), threads, 0, stream_of(stream)>>>(p);
-  return launched();
 }
 
 }  // namespace based::kernels::cuda

@@ -1,10 +1,7 @@
 // Gated short convolution: a thread keeps the last inputs of a few channels in registers and walks along some tokens.
-#include "based/kernels/short_conv.h"
-
-#include <algorithm>
+#include "based/kernels/cuda/short_conv.cuh"
 
 #include "based/kernels/cuda/launch.h"
-#include "based/kernels/cuda/vectors.cuh"
 
 namespace based::kernels::cuda {
 namespace {
@@ -14,27 +11,6 @@ using namespace detail;
 constexpr int kRun = 16;  // tokens a thread walks along
 constexpr int kThreads = 128;
 constexpr int kTogether = 4;  // tokens whose loads a thread has under way
-
-__device__ __forceinline__ int64_t row_of(const int64_t* row_start, int64_t rows, int64_t token) {
-  int64_t low = 0, high = rows - 1;
-  while (low < high) {
-    const int64_t middle = (low + high + 1) / 2;
-    if (row_start[middle] <= token) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
-}
-
-// Input of channel c at `token`, which may lie up to taps − 1 before the row's start: there the state has it.
-template <typename T>
-__device__ __forceinline__ float input_at(const ShortConv& p, const float* state, int64_t row, int64_t start, int64_t token, int64_t c) {
-  if (token >= start) return to_float(static_cast<const T*>(p.x)[token * p.x_stride + c]);
-  if (state == nullptr) return 0.0F;
-  return state[(row * p.channels + c) * (p.taps - 1) + p.taps - 1 + token - start];
-}
 
 __device__ __forceinline__ float activate(float x, bool silu) { return silu ? x * sigmoid(x) : x; }
 
@@ -136,6 +112,7 @@ __global__ void update_states(const __grid_constant__ ShortConv p) {
 // Three taps, the usual number: a thread a row and four channels, whose state is 32 bytes in a row.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) step_rows_of_three(const __grid_constant__ ShortConv p) {
+  overlap_kernels();
   constexpr int kCount = 4;
   const int64_t row = blockIdx.x, c = (blockIdx.y * int64_t{kThreads} + threadIdx.x) * kCount;
   if (c >= p.channels) return;
@@ -161,6 +138,7 @@ __global__ void __launch_bounds__(kThreads) step_rows_of_three(const __grid_cons
 // A thread a row and channel. kTaps: so many, known when compiling, so that all loads are under way together; 0: any number.
 template <typename T, int kTaps>
 __global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ ShortConv p) {
+  overlap_kernels();
   const int64_t row = blockIdx.x, c = blockIdx.y * int64_t{kThreads} + threadIdx.x;
   if (c >= p.channels) return;
   const int taps = kTaps > 0 ? kTaps : p.taps;
@@ -195,122 +173,6 @@ auto* choose_step(int taps) {
   return taps == 3 ? step_rows<T, 3> : taps == 4 ? step_rows<T, 4> : step_rows<T, 0>;
 }
 
-// Backward of one channel over a block of tokens. With z = bias + Σ w x, y = act(z)·gate: dz = dy·gate·act'(z), dgate = dy·act(z),
-// dx_t = Σ_j w_j dz_{t+taps−1−j} within the row, dw_j = Σ_t dz_t x_{t−taps+1+j}. The block's dw and dbias go to `partial`.
-template <typename T>
-__device__ __forceinline__ float output_gradient(const ShortConvBackward& p, int64_t row, int64_t start, int64_t token, int64_t c,
-                                                 float& act) {
-  const ShortConv& f = p.forward;
-  float z = f.bias != nullptr ? to_float(static_cast<const T*>(f.bias)[c]) : 0.0F;
-  for (int j = 0; j < f.taps; ++j) {
-    z = fmaf(to_float(static_cast<const T*>(f.weight)[c * f.taps + j]),
-             input_at<T>(f, p.initial_state, row, start, token - f.taps + 1 + j, c), z);
-  }
-  const float s = sigmoid(z), gate = f.gate != nullptr ? to_float(static_cast<const T*>(f.gate)[token * f.gate_stride + c]) : 1.0F;
-  act = f.silu ? z * s : z;
-  return to_float(static_cast<const T*>(p.grad_y)[token * f.channels + c]) * gate * (f.silu ? s * (1 + z * (1 - s)) : 1.0F);
-}
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    backward_outputs(const __grid_constant__ ShortConvBackward p, float* grad_z, float* partial, int64_t tokens_per_block) {
-  const ShortConv& f = p.forward;
-  const int64_t c = blockIdx.y * int64_t{kThreads} + threadIdx.x, first = blockIdx.x * tokens_per_block;
-  if (c >= f.channels) return;
-  float* sums = partial + (blockIdx.x * f.channels + c) * (f.taps + 1);
-  for (int j = 0; j <= f.taps; ++j) sums[j] = 0;
-  int64_t row = row_of(f.row_start, f.rows, first);
-  for (int64_t token = first; token < min(first + tokens_per_block, f.tokens); ++token) {
-    while (token >= f.row_start[row + 1]) ++row;
-    const int64_t start = f.row_start[row];
-    float act;
-    const float dz = output_gradient<T>(p, row, start, token, c, act);
-    grad_z[token * f.channels + c] = dz;
-    if (p.grad_gate != nullptr) {
-      static_cast<T*>(p.grad_gate)[token * p.grad_gate_stride + c] =
-          from_float<T>(to_float(static_cast<const T*>(p.grad_y)[token * f.channels + c]) * act);
-    }
-    for (int j = 0; j < f.taps; ++j) sums[j] += dz * input_at<T>(f, p.initial_state, row, start, token - f.taps + 1 + j, c);
-    sums[f.taps] += dz;
-  }
-}
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads) backward_inputs(const __grid_constant__ ShortConvBackward p, const float* grad_z) {
-  const ShortConv& f = p.forward;
-  const int64_t c = blockIdx.y * int64_t{kThreads} + threadIdx.x, token = blockIdx.x;
-  if (c >= f.channels) return;
-  const int64_t row = row_of(f.row_start, f.rows, token), stop = f.row_start[row + 1];
-  float g = 0;
-  for (int j = 0; j < f.taps; ++j) {
-    const int64_t later = token + f.taps - 1 - j;
-    if (later < stop) g = fmaf(to_float(static_cast<const T*>(f.weight)[c * f.taps + j]), grad_z[later * f.channels + c], g);
-  }
-  const int64_t place = token - (stop - (f.taps - 1));  // in the final state
-  if (p.grad_state != nullptr && place >= 0) g += p.grad_state[(row * f.channels + c) * (f.taps - 1) + place];
-  static_cast<T*>(p.grad_x)[token * p.grad_x_stride + c] = from_float<T>(g);
-}
-
-template <typename T>
-__global__ void backward_states(const __grid_constant__ ShortConvBackward p, const float* grad_z) {
-  const ShortConv& f = p.forward;
-  const int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x, kept = f.taps - 1;
-  if (at >= f.rows * f.channels) return;
-  const int64_t row = at / f.channels, c = at % f.channels, start = f.row_start[row], stop = f.row_start[row + 1];
-  for (int64_t i = 0; i < kept; ++i) {  // the input at start − kept + i
-    float g = 0;
-    for (int64_t j = 0; j <= i; ++j) {
-      const int64_t token = start + i - j;
-      if (token < stop) g = fmaf(to_float(static_cast<const T*>(f.weight)[c * f.taps + j]), grad_z[token * f.channels + c], g);
-    }
-    const int64_t place = i - (stop - start);  // still there in the final state of a short row
-    if (p.grad_state != nullptr && place >= 0) g += p.grad_state[at * kept + place];
-    p.grad_initial_state[at * kept + i] = g;
-  }
-}
-
-__global__ void sum_parts(const float* partial, int64_t parts, int64_t channels, int taps, float* grad_weight, float* grad_bias) {
-  const int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x, all = channels * (taps + 1);
-  if (at >= all) return;
-  float sum = 0;
-  for (int64_t i = 0; i < parts; ++i) sum += partial[i * all + at];
-  const int64_t c = at / (taps + 1), j = at % (taps + 1);
-  if (j < taps) {
-    grad_weight[c * taps + j] = sum;
-  } else if (grad_bias != nullptr) {
-    grad_bias[c] = sum;
-  }
-}
-
-struct BackwardPlan {
-  int64_t tokens_per_block, blocks;
-};
-BackwardPlan plan_backward(const ShortConv& p) {
-  const int64_t tokens = std::max<int64_t>(32, ceil_div(p.tokens, 8 * multiprocessors()));
-  return {tokens, ceil_div(p.tokens, tokens)};
-}
-
-template <typename T>
-Status backward(const ShortConvBackward& p, void* scratch, Stream stream) {
-  const ShortConv& f = p.forward;
-  const BackwardPlan plan = plan_backward(f);
-  auto* grad_z = static_cast<float*>(scratch);
-  float* partial = grad_z + f.tokens * f.channels;
-  const auto columns = static_cast<unsigned>(ceil_div(f.channels, kThreads));
-  const cudaStream_t s = stream_of(stream);
-  if (f.tokens > 0) {
-    backward_outputs<T><<<dim3(static_cast<unsigned>(plan.blocks), columns), kThreads, 0, s>>>(p, grad_z, partial, plan.tokens_per_block);
-    backward_inputs<T><<<dim3(static_cast<unsigned>(f.tokens), columns), kThreads, 0, s>>>(p, grad_z);
-  }
-  if (p.grad_initial_state != nullptr && f.taps > 1 && f.rows > 0) {
-    backward_states<T><<<static_cast<unsigned>(ceil_div(f.rows * f.channels, kThreads)), kThreads, 0, s>>>(p, grad_z);
-  }
-  const int64_t sums = f.channels * (f.taps + 1);
-  sum_parts<<<static_cast<unsigned>(ceil_div(sums, kThreads)), kThreads, 0, s>>>(partial, plan.blocks, f.channels, f.taps, p.grad_weight,
-                                                                                 p.grad_bias);
-  return launched();
-}
-
 template <typename T>
 auto* choose_taps(int taps, bool four) {
   if (taps == 3) return four ? convolve<T, 3, 4> : convolve<T, 3, 1>;
@@ -341,15 +203,6 @@ Status short_conv_forward(const ShortConv& p, Stream stream) {
   return launched();
 }
 
-int64_t short_conv_backward_scratch(const ShortConvBackward& p) {
-  const ShortConv& f = p.forward;
-  return (f.tokens * f.channels + plan_backward(f).blocks * f.channels * (f.taps + 1)) * 4;
-}
-
-Status short_conv_backward(const ShortConvBackward& p, void* scratch, Stream stream) {
-  return p.forward.dtype == DType::bf16 ? backward<bf16>(p, scratch, stream) : backward<float>(p, scratch, stream);
-}
-
 Status short_conv_step(const ShortConv& p, Stream stream) {
   if (p.rows == 0) return {};
   const bool bf = p.dtype == DType::bf16;
@@ -358,8 +211,7 @@ Status short_conv_step(const ShortConv& p, Stream stream) {
   auto* kernel =
       four ? (bf ? step_rows_of_three<bf16> : step_rows_of_three<float>) : (bf ? choose_step<bf16>(p.taps) : choose_step<float>(p.taps));
   const dim3 grid(static_cast<unsigned>(p.rows), static_cast<unsigned>(ceil_div(p.channels, kThreads * (four ? 4 : 1))));
-  kernel<<<grid, kThreads, 0, stream_of(stream)>>>(p);
-  return launched();
+  return launch_overlapped(kernel, {grid, kThreads}, stream, p);
 }
 
 }  // namespace based::kernels::cuda

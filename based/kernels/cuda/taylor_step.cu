@@ -75,6 +75,7 @@ template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ TaylorAttention p, const int features) {
   extern __shared__ float shared[];
   float *phi_q = shared, *phi_k = phi_q + features, *warp_sums = phi_k + features, *partial = warp_sums + 32;
+  overlap_kernels();
   const int64_t row = blockIdx.x, slot = p.slot != nullptr ? p.slot[row] : row, state = slot * p.heads + blockIdx.y;
   const int columns = p.head_dim / kWidth, groups = kThreads / columns;
   const int group = threadIdx.x / columns, column = threadIdx.x % columns * kWidth;
@@ -233,6 +234,7 @@ __global__ void __launch_bounds__(kThreads)
     fence_shared_proxy();
   }
   __syncthreads();
+  overlap_kernels();
   for (int s = 0; s < plan.stages - 1; ++s) stream.request(s, s);
   uint32_t s = 0, phase = 0;
 #pragma unroll 1
@@ -298,8 +300,7 @@ Status taylor_attention_step(const TaylorAttention& p, Stream stream) {
     auto* streamed = p.dtype == DType::bf16 ? step_streamed<bf16> : step_streamed<float>;
     const int shared = plan.shared_bytes();
     if (const cudaError_t e = allow_shared_memory(streamed, shared); e != cudaSuccess) return status_of(e);
-    streamed<<<static_cast<unsigned>(plan.blocks * multiprocessors()), kThreads, shared, stream_of(stream)>>>(p, plan);
-    return launched();
+    return launch_overlapped(streamed, {static_cast<unsigned>(plan.blocks * multiprocessors()), kThreads, shared}, stream, p, plan);
   }
   const bool vectors = p.head_dim % 4 == 0 && aligned16(p.kv_state);
   if (p.head_dim > kThreads * (vectors ? 4 : 1)) return {"taylor_attention_step: head_dim is larger than 256"};
@@ -308,8 +309,7 @@ Status taylor_attention_step(const TaylorAttention& p, Stream stream) {
   auto* kernel =
       p.dtype == DType::bf16 ? (vectors ? step_rows<bf16, 4> : step_rows<bf16, 1>) : (vectors ? step_rows<float, 4> : step_rows<float, 1>);
   if (const cudaError_t e = allow_shared_memory(kernel, bytes); e != cudaSuccess) return status_of(e);
-  kernel<<<dim3(static_cast<unsigned>(p.rows), p.heads), kThreads, bytes, stream_of(stream)>>>(p, features);
-  return launched();
+  return launch_overlapped(kernel, {dim3(static_cast<unsigned>(p.rows), p.heads), kThreads, bytes}, stream, p, features);
 }
 
 }  // namespace based::kernels::cuda

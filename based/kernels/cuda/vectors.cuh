@@ -48,8 +48,9 @@ __device__ __forceinline__ float sum_over_block(float value, float* shared) {
   __syncthreads();
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
-  float sum = 0;
-  for (unsigned w = 0; w < blockDim.x / 32; ++w) sum += shared[w];
+  float sum = threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0.0F;
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0U, sum, distance);
   return sum;
 }
 

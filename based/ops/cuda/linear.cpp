@@ -1,6 +1,7 @@
-// Few rows go through a kernel of our own, which reads the weights at memory speed; more rows through ATen's, cuBLAS.
+// As many rows as a step of decoding has go through kernels of our own, which read the weights at memory speed; more through cuBLAS.
 #include "based/kernels/linear.h"
 
+#include "based/ops/constant_weights.h"
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
 
@@ -10,8 +11,9 @@ namespace {
 Tensor forward(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
   const OnDevice device("linear", {{"x", x}, {"weight", weight}, {"bias", bias}});
   check_linear(x, weight, bias);
-  if (!has_kernel(x) || x.size(0) > 4) return at::linear(x, weight, bias);
-  const LinearLaunch launch = prepare_linear(x, weight, bias);
+  if (!has_kernel(x) || x.size(0) > 128) return at::linear(x, weight, bias);
+  LinearLaunch launch = prepare_linear(x, weight, bias);
+  launch.arguments.weight_is_constant = ConstantWeights::active() && launch.weight.is_same(weight);
   if (!kernels::cuda::linear_supports(launch.arguments)) return at::linear(x, weight, bias);
   require_ok(kernels::cuda::linear(launch.arguments, current_stream()));
   return launch.y;

@@ -1,0 +1,11 @@
+// The forms of the linear layer that linear() chooses from.
+#pragma once
+#include "based/kernels/linear.h"
+
+namespace based::kernels::cuda::detail {
+
+// Up to 128 rows in bf16 on Hopper, where faster than a library: products by wgmma, sums shared by a cluster.
+bool linear_sm90_supports(const Linear&);
+Status linear_sm90(const Linear&, Stream);
+
+}  // namespace based::kernels::cuda::detail

@@ -1,0 +1,359 @@
+// 2 to 128 rows in bf16 (decoding of many texts), bound by reading the weights and by what the L2 cache delivers. A block owns 64 outputs,
+// for all rows, and one of `splits` parts of `in`; the blocks of the same outputs are a cluster and add their sums up through each other's
+// shared memory, in a fixed order. One warp requests, four multiply. Constant weights are on their way before the kernels before this one
+// have ended; their ring is separate from the rows', so that it can run far ahead.
+#include <cuda.h>
+
+#include <algorithm>
+
+#include "based/kernels/cuda/launch.h"
+#include "based/kernels/cuda/linear_launchers.h"
+#include "based/kernels/cuda/vectors.cuh"
+#include "based/kernels/cuda/wgmma.cuh"
+
+namespace based::kernels::cuda::detail {
+namespace {
+
+constexpr int kSlab = 64;  // elements of `in`, 128 bytes, as wide as the swizzle
+constexpr int kOutputs = 64;
+constexpr int kMultipliers = 128;  // threads; one more warp requests
+constexpr int kMostSplits = 8;
+constexpr int kMostStages = 16;
+constexpr int kUnitBytes = kMultipliers * 16;  // of sums: 8 rows by kOutputs, 16 bytes a thread
+
+// Shared memory: the ring of weights, the ring of rows, then barriers; at the end, sums where the rings were. Up to 64 rows two blocks fit
+// on a multiprocessor, of this layer and of one that waits for it; with more rows, all the rows under way at once are worth more. Measured.
+template <int kRows>
+struct Layout {
+  static constexpr int kSlabs = kRows == 64 ? 1 : 2;  // of a stage
+  static constexpr int kDepth = kSlabs * kSlab;
+  static constexpr int kWeightBytes = kSlabs * kOutputs * 128, kRowBytes = kSlabs * kRows * 128;  // of a stage
+  static constexpr int kRowStages = kRows == 128 ? 3 : kRows == 64 ? 6 : 4;
+  static constexpr int kBarrierBytes = 3 * kMostStages * 8;
+  static constexpr int kLimit = (kRows == 128 ? 170 : 113) * 1024 - kBarrierBytes - 1024;  // stages start at multiples of 1024
+  static constexpr int kWeightStages = (kLimit - kRowStages * kRowBytes) / kWeightBytes;
+  static_assert(kWeightStages >= kRowStages && kWeightStages <= kMostStages);
+};
+
+struct Plan {
+  int splits = 1;  // blocks of a cluster
+  int weight_stages = 1, row_stages = 1;
+  int steps = 0;                     // stages in all of `in`
+  int rows_at = 0, barriers_at = 0;  // in shared memory
+};
+
+#if BASED_HAS_WGMMA
+struct Ring {  // a place in a ring of stages, and the phase of its barrier
+  int slot = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void advance(int stages) {
+    if (++slot == stages) slot = 0, phase ^= 1;
+  }
+};
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+__device__ __forceinline__ void load_tile(uint32_t shared, const CUtensorMap& map, int column, int row, uint32_t barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(shared),
+               "l"(&map), "r"(column), "r"(row), "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+__device__ __forceinline__ uint32_t address_in_block(uint32_t shared, int rank) {
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ void barrier_init_for(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ float4 load_cluster_float4(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ float4 load_shared_float4(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_shared_float4(uint32_t address, float a, float b, float c, float d) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+// The warps that multiply, without the one that requests.
+__device__ __forceinline__ void multipliers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(kMultipliers) : "memory"); }
+
+// d += 64 weights' rows · kRows rows of x, 16 elements of k.
+template <int kRows>
+__device__ __forceinline__ void multiply(float (&d)[kRows / 2], uint64_t weight, uint64_t x) {
+  if constexpr (kRows == 8) wgmma_64x8x16_shared(d, weight, x, true);
+  if constexpr (kRows == 16) wgmma_64x16x16_shared(d, weight, x, true);
+  if constexpr (kRows == 32) wgmma_64x32x16_shared(d, weight, x, true);
+  if constexpr (kRows == 64) wgmma_64x64x16_shared(d, weight, x, true);
+  if constexpr (kRows == 128) wgmma_64x128x16_shared(d, weight, x, true);
+}
+
+template <int kRows>
+struct Block {  // a block's place
+  using Memory = Layout<kRows>;
+  static constexpr int kSlabs = Memory::kSlabs;
+  const Plan& plan;
+  uint32_t base;  // of shared memory
+  int split, first_out, first, steps;
+
+  __device__ __forceinline__ Block(const Plan& of, uint32_t shared) : plan(of), base((shared + 1023) & ~1023U) {
+    split = static_cast<int>(blockIdx.x) % plan.splits, first_out = static_cast<int>(blockIdx.x) / plan.splits * kOutputs;
+    first = plan.steps * split / plan.splits, steps = plan.steps * (split + 1) / plan.splits - first;
+  }
+  __device__ __forceinline__ uint32_t weights_at(const Ring& r) const { return base + r.slot * Memory::kWeightBytes; }
+  __device__ __forceinline__ uint32_t rows_at(const Ring& r) const { return base + plan.rows_at + r.slot * Memory::kRowBytes; }
+  __device__ __forceinline__ uint32_t weights_here(const Ring& r) const { return base + plan.barriers_at + r.slot * 8; }
+  __device__ __forceinline__ uint32_t rows_here(const Ring& r) const { return weights_here(r) + 8 * kMostStages; }
+  __device__ __forceinline__ uint32_t consumed(const Ring& r) const { return weights_here(r) + 16 * kMostStages; }
+
+  // By all lanes of a warp, a stage each.
+  __device__ __forceinline__ void init_barriers() const {
+    Ring r;
+    r.slot = threadIdx.x % 32;
+    if (r.slot < plan.weight_stages) barrier_init(weights_here(r));
+    if (r.slot < plan.row_stages) barrier_init(rows_here(r)), barrier_init_for(consumed(r), kMultipliers / 32);
+    fence_shared_proxy();
+    __syncwarp();
+  }
+  __device__ __forceinline__ void request_weights(const CUtensorMap& weights, int step, const Ring& r) const {
+    barrier_expect(weights_here(r), Memory::kWeightBytes);
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab)
+      load_tile(weights_at(r) + slab * kOutputs * 128, weights, ((first + step) * kSlabs + slab) * kSlab, first_out, weights_here(r));
+  }
+  __device__ __forceinline__ void request_rows(const CUtensorMap& rows, int step, const Ring& r) const {
+    barrier_expect(rows_here(r), Memory::kRowBytes);
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab)
+      load_tile(rows_at(r) + slab * kRows * 128, rows, ((first + step) * kSlabs + slab) * kSlab, 0, rows_here(r));
+  }
+  // One thread; these three in this order.
+  __device__ __forceinline__ void request_first_weights(const CUtensorMap& weights) const {
+    for (Ring r; r.slot < min(steps, plan.weight_stages); ++r.slot) request_weights(weights, r.slot, r);
+  }
+  __device__ __forceinline__ void request_first_rows(const CUtensorMap& rows) const {
+    for (Ring r; r.slot < min(steps, plan.row_stages); ++r.slot) request_rows(rows, r.slot, r);
+  }
+  __device__ __forceinline__ void request_the_rest(const CUtensorMap& weights, const CUtensorMap& rows) const {
+    Ring weight, row;
+    for (int step = 0; step + plan.row_stages < steps; ++step) {
+      barrier_wait(consumed(row), row.phase);
+      request_rows(rows, step + plan.row_stages, row);
+      if (step + plan.weight_stages < steps) request_weights(weights, step + plan.weight_stages, weight);
+      row.advance(plan.row_stages), weight.advance(plan.weight_stages);
+    }
+  }
+  __device__ __forceinline__ void multiply_all(float (&d)[kRows / 2]) const {
+    Ring weight, row;
+    uint32_t before = 0;
+    for (int step = 0; step < steps; ++step) {
+      barrier_wait(weights_here(weight), weight.phase);
+      barrier_wait(rows_here(row), row.phase);
+      wgmma_begin();
+#pragma unroll
+      for (int slab = 0; slab < kSlabs; ++slab) {
+        const uint32_t w = weights_at(weight) + slab * kOutputs * 128, x = rows_at(row) + slab * kRows * 128;
+#pragma unroll
+        for (int k = 0; k < kSlab / 16; ++k)
+          multiply<kRows>(d, operand(w + 32 * k, 0, 1024, Swizzle::bytes128), operand(x + 32 * k, 0, 1024, Swizzle::bytes128));
+      }
+      wgmma_commit();
+      wgmma_wait<1>();  // the step before this one has been read
+      if (step > 0 && threadIdx.x % 32 == 0) barrier_arrive(before);
+      before = consumed(row);
+      row.advance(plan.row_stages), weight.advance(plan.weight_stages);
+    }
+    wgmma_wait<0>();
+    settle(d);
+  }
+};
+
+// Writes kUnits units of sums; a warp has 16 of the outputs. Its lanes, which have two rows by two outputs of each unit, exchange them
+// through the places of their own sums, so that each writes four neighbours of a row.
+template <typename Y, int kUnits>
+__device__ __forceinline__ void write_units(const Linear& p, const float4 (&sum)[kUnits], uint32_t place, int first_row, int first_out) {
+  const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 4;
+  const int64_t out = first_out + static_cast<int>(threadIdx.x) / 32 * 16 + column;
+  const uint32_t warp_place = place - lane * 16, to = warp_place + 4 * (lane % 4 * 32 + ((lane / 4) ^ (lane % 2 * 8)));
+  float bias[4] = {};
+  if (p.bias != nullptr && out < p.out) load_floats<4>(static_cast<const bf16*>(p.bias) + out, bias);
+  __syncwarp();
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    store_shared_float(to + u * kUnitBytes, sum[u].x), store_shared_float(to + u * kUnitBytes + 64, sum[u].y);
+    store_shared_float((to ^ 32) + u * kUnitBytes, sum[u].z), store_shared_float((to ^ 32) + u * kUnitBytes + 64, sum[u].w);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    const float4 v = load_shared_float4(warp_place + u * kUnitBytes + 4 * (row * 16 + (column ^ (row / 2 % 2 * 8))));
+    const int64_t r = first_row + 8 * u + row;
+    if (r >= p.rows || out >= p.out) continue;
+    const float y[4] = {v.x + bias[0], v.y + bias[1], v.z + bias[2], v.w + bias[3]};
+    store_floats<4>(static_cast<Y*>(p.y) + r * p.y_stride + out, y);
+  }
+}
+
+// The parts of the sums from all blocks of a cluster, added up in order; each block does it for some of the rows and writes those.
+template <typename Y, int kRows, int kSplits>
+__device__ __forceinline__ void add_up(const Linear& p, const float (&d)[kRows / 2], uint32_t base, int split, int first_out) {
+  constexpr int kUnits = kRows / 8, kOwned = kUnits > kSplits ? kUnits / kSplits : 1;
+  constexpr int kBatch = kOwned < 4 ? kOwned : 4;  // units whose parts are under way at once
+  const uint32_t mine = base + threadIdx.x * 16;
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) store_shared_float4(mine + u * kUnitBytes, d[4 * u], d[4 * u + 1], d[4 * u + 2], d[4 * u + 3]);
+  if constexpr (kSplits > 1) cluster_arrive(), cluster_wait();
+  for (int first = 0; first < kOwned && split < kUnits; first += kBatch) {
+    const uint32_t place = mine + (split * kOwned + first) * kUnitBytes;
+    float4 part[kSplits][kBatch], sum[kBatch];
+#pragma unroll
+    for (int s = 0; s < kSplits; ++s) {
+      const uint32_t there = kSplits > 1 ? address_in_block(place, s) : place;
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u)
+        part[s][u] = kSplits > 1 ? load_cluster_float4(there + u * kUnitBytes) : load_shared_float4(there + u * kUnitBytes);
+    }
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      sum[u] = part[0][u];
+#pragma unroll
+      for (int s = 1; s < kSplits; ++s)
+        sum[u].x += part[s][u].x, sum[u].y += part[s][u].y, sum[u].z += part[s][u].z, sum[u].w += part[s][u].w;
+    }
+    write_units<Y>(p, sum, place, (split * kOwned + first) * 8, first_out);
+  }
+  if constexpr (kSplits > 1) cluster_arrive(), cluster_wait();  // the others may still read these sums
+}
+#endif
+
+template <typename Y, int kRows>
+__global__ void __launch_bounds__(kMultipliers + 32, 2)
+    many_rows(const __grid_constant__ Linear p, const __grid_constant__ Plan plan, const __grid_constant__ CUtensorMap weights,
+              const __grid_constant__ CUtensorMap rows) {
+#if BASED_HAS_WGMMA
+  extern __shared__ char memory[];
+  const Block<kRows> block(plan, shared_address(memory));
+  const bool requests = threadIdx.x >= kMultipliers, first_lane = threadIdx.x % 32 == 0;
+  if (requests) {
+    if (first_lane) prefetch_map(weights), prefetch_map(rows);
+    block.init_barriers();
+    if (first_lane && p.weight_is_constant) block.request_first_weights(weights);
+  }
+  let_next_kernel_start();
+  __syncthreads();
+  if (requests) {
+    if (first_lane) {
+      wait_for_earlier_kernels();
+      block.request_first_rows(rows);
+      if (!p.weight_is_constant) block.request_first_weights(weights);
+      block.request_the_rest(weights, rows);
+    }
+    if (plan.splits > 1) cluster_arrive(), cluster_wait(), cluster_arrive(), cluster_wait();  // as the others do
+    return;
+  }
+  float d[kRows / 2] = {};
+  block.multiply_all(d);
+  wait_for_earlier_kernels();  // before this thread writes anything that they read
+  multipliers_meet();          // nobody reads the stages any more: sums go there
+  switch (plan.splits) {
+    case 1: return add_up<Y, kRows, 1>(p, d, block.base, block.split, block.first_out);
+    case 2: return add_up<Y, kRows, 2>(p, d, block.base, block.split, block.first_out);
+    case 4: return add_up<Y, kRows, 4>(p, d, block.base, block.split, block.first_out);
+    default: return add_up<Y, kRows, 8>(p, d, block.base, block.split, block.first_out);
+  }
+#endif
+}
+
+// As many splits as multiprocessors are free, while a part of `in` is long enough to be worth the adding up. Measured: with few rows that
+// is cheap, and a second block on each multiprocessor pays for long parts; with many, parts of less than 512 cost more than they save.
+template <int kRows>
+int choose_splits(const Linear& p, int steps) {
+  const int64_t tiles = ceil_div(p.out, kOutputs), places = multiprocessors();
+  int splits = 1;
+  while (splits < kMostSplits && 2 * splits <= steps) {
+    const int64_t blocks = tiles * 2 * splits, part = p.in / (2 * splits);
+    const bool worth = kRows == 128 ? blocks <= places && (part >= 512 || 2 * blocks <= places)
+                                    : blocks <= places || (blocks <= 2 * places && part >= 768);
+    if (!worth) break;
+    splits *= 2;
+  }
+  return splits;
+}
+
+template <int kRows>
+Plan make_plan(const Linear& p) {
+  using Memory = Layout<kRows>;
+  Plan plan;
+  plan.steps = static_cast<int>(ceil_div(p.in, Memory::kDepth));
+  plan.splits = choose_splits<kRows>(p, plan.steps);
+  const int most = static_cast<int>(ceil_div(plan.steps, plan.splits));
+  plan.weight_stages = std::min(most, Memory::kWeightStages), plan.row_stages = std::min(most, Memory::kRowStages);
+  plan.rows_at = plan.weight_stages * Memory::kWeightBytes;
+  plan.barriers_at = std::max(plan.rows_at + plan.row_stages * Memory::kRowBytes, kRows / 8 * kUnitBytes);
+  return plan;
+}
+
+// [height, width] in bf16 as tiles of [box, kSlab], swizzled; what lies outside is read as 0.
+Status describe(CUtensorMap& map, const void* data, int64_t height, int64_t width, int64_t stride, int box) {
+  using Encode = decltype(&cuTensorMapEncodeTiled);
+  static void* const entry = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? found : nullptr;
+  }();
+  if (entry == nullptr) return {"linear: the driver has no cuTensorMapEncodeTiled"};
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(height)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride) * 2};
+  const cuuint32_t boxes[2] = {kSlab, static_cast<cuuint32_t>(box)}, steps[2] = {1, 1};
+  const CUresult done = reinterpret_cast<Encode>(entry)(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), sizes, strides,
+                                                        boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return done == CUDA_SUCCESS ? Status{} : Status{"linear: the driver refused to describe the weight or the rows to the copy engine"};
+}
+
+template <typename Y, int kRows>
+Status run(const Linear& p, Stream stream) {
+  const Plan plan = make_plan<kRows>(p);
+  CUtensorMap weights, rows;
+  if (const Status s = describe(weights, p.weight, p.out, p.in, p.weight_stride, kOutputs); !s.ok()) return s;
+  if (const Status s = describe(rows, p.x, p.rows, p.in, p.x_stride, kRows); !s.ok()) return s;
+  auto* kernel = many_rows<Y, kRows>;
+  const int shared = plan.barriers_at + Layout<kRows>::kBarrierBytes + 1024;
+  if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);
+  const auto blocks = static_cast<unsigned>(ceil_div(p.out, kOutputs) * plan.splits);
+  return launch_overlapped(kernel, {blocks, kMultipliers + 32, shared, static_cast<unsigned>(plan.splits)}, stream, p, plan, weights, rows);
+}
+
+template <typename Y>
+Status choose_rows(const Linear& p, Stream stream) {
+  if (p.rows <= 8) return run<Y, 8>(p, stream);
+  if (p.rows <= 16) return run<Y, 16>(p, stream);
+  if (p.rows <= 32) return run<Y, 32>(p, stream);
+  return p.rows <= 64 ? run<Y, 64>(p, stream) : run<Y, 128>(p, stream);
+}
+
+// Beyond these outputs each multiprocessor reads the rows so often that a library's larger tiles are faster.
+int64_t most_outputs(int64_t rows) { return rows <= 32 ? INT32_MAX - 4096 : rows <= 64 ? 4096 : 2048; }
+
+}  // namespace
+
+bool linear_sm90_supports(const Linear& p) {
+  return is_hopper() && p.dtype == DType::bf16 && !p.accumulate && p.rows <= 128 && p.in > 0 && p.out % 4 == 0 && p.y_stride % 4 == 0 &&
+         p.in % 8 == 0 && p.x_stride % 8 == 0 && p.weight_stride % 8 == 0 && p.in <= INT32_MAX && p.out <= most_outputs(p.rows) &&
+         aligned16(p.x) && aligned16(p.weight) && aligned16(p.bias) && aligned16(p.y);
+}
+
+Status linear_sm90(const Linear& p, Stream stream) {
+  return p.y_dtype == DType::bf16 ? choose_rows<bf16>(p, stream) : choose_rows<float>(p, stream);
+}
+
+}  // namespace based::kernels::cuda::detail

@@ -1,0 +1,78 @@
+// Rotary positions: the angles of a token once, for all heads, then pairs of whole 16 bytes where the layout allows.
+#include <algorithm>
+
+#include "based/kernels/cuda/launch.h"
+#include "based/kernels/cuda/vectors.cuh"
+#include "based/kernels/pointwise.h"
+
+namespace based::kernels::cuda {
+namespace {
+
+using namespace detail;
+
+constexpr int kThreads = 256;
+constexpr int kMostPairs = 128;
+constexpr int kTokens = 8;  // of a block, where there are many: frequencies are powers in double
+
+// kUnit: neighbouring pairs, or copied elements, that a thread handles at once; 1 for interleaved pairs.
+template <typename T, int kUnit>
+__global__ void __launch_bounds__(kThreads) rotate_tokens(const __grid_constant__ Rotary p, const int tokens_of_block) {
+  __shared__ double frequencies[kMostPairs];
+  __shared__ float cosines[kTokens][kMostPairs], sines[kTokens][kMostPairs];
+  overlap_kernels();
+  const int64_t first = blockIdx.x * int64_t{tokens_of_block};
+  const int count = static_cast<int>(min(p.tokens - first, int64_t{tokens_of_block})), pairs = p.dim / 2;
+  for (int i = threadIdx.x; i < pairs; i += blockDim.x) frequencies[i] = exp2(-2.0 * i / p.dim * log2(p.base));
+  __syncthreads();
+  for (int i = threadIdx.x; i < count * pairs; i += blockDim.x) {
+    const int token = i / pairs, pair = i % pairs;
+    constexpr double kTurn = 6.283185307179586476925;
+    const double angle = static_cast<double>(p.position[first + token]) * frequencies[pair];
+    float s, c;
+    sincosf(static_cast<float>(angle - kTurn * rint(angle / kTurn)), &s, &c);
+    cosines[token][pair] = c, sines[token][pair] = p.inverse ? -s : s;
+  }
+  __syncthreads();
+  const int turned = pairs / kUnit, work = turned + (p.head_dim - p.dim) / kUnit;  // of one head: units to rotate, then units to copy
+  for (int i = threadIdx.x; i < count * p.heads * work; i += blockDim.x) {
+    const int token = i / (p.heads * work), n = i % work;
+    const int64_t head = static_cast<int64_t>(i / work % p.heads) * p.head_dim;
+    const T* x = static_cast<const T*>(p.x) + (first + token) * p.x_stride + head;
+    T* y = static_cast<T*>(p.y) + (first + token) * p.y_stride + head;
+    float a[kUnit], b[kUnit];
+    if (n >= turned) {
+      const int at = p.dim + (n - turned) * kUnit;
+      load_floats<kUnit>(x + at, a), store_floats<kUnit>(y + at, a);
+      continue;
+    }
+    const int pair = n * kUnit, ia = p.interleaved ? 2 * pair : pair, ib = p.interleaved ? ia + 1 : ia + pairs;
+    load_floats<kUnit>(x + ia, a), load_floats<kUnit>(x + ib, b);
+#pragma unroll
+    for (int c = 0; c < kUnit; ++c) {
+      const float cosine = cosines[token][pair + c], sine = sines[token][pair + c], old = a[c];
+      a[c] = old * cosine - b[c] * sine, b[c] = old * sine + b[c] * cosine;
+    }
+    store_floats<kUnit>(y + ia, a), store_floats<kUnit>(y + ib, b);
+  }
+}
+
+template <typename T>
+Status launch_rotary(const Rotary& p, Stream stream) {
+  constexpr int kUnit = 16 / sizeof(T);
+  const bool vector = !p.interleaved && p.dim % (2 * kUnit) == 0 && p.head_dim % kUnit == 0 && p.x_stride % kUnit == 0 &&
+                      p.y_stride % kUnit == 0 && aligned16(p.x) && aligned16(p.y);
+  const int tokens = p.tokens >= int64_t{kTokens} * 4 * multiprocessors() ? kTokens : 1;
+  const int64_t work = int64_t{tokens} * p.heads * (p.head_dim - p.dim / 2) / (vector ? kUnit : 1);
+  const auto threads = static_cast<unsigned>(std::clamp<int64_t>(round_up(work, 32), 32, kThreads));
+  auto* kernel = vector ? rotate_tokens<T, kUnit> : rotate_tokens<T, 1>;
+  return launch_overlapped(kernel, {static_cast<unsigned>(ceil_div(p.tokens, tokens)), threads}, stream, p, tokens);
+}
+
+}  // namespace
+
+Status rotary(const Rotary& p, Stream stream) {
+  if (p.tokens == 0) return {};
+  return p.dtype == DType::bf16 ? launch_rotary<bf16>(p, stream) : launch_rotary<float>(p, stream);
+}
+
+}  // namespace based::kernels::cuda

@@ -1,0 +1,377 @@
+// Backward of the gated short convolution. With z = bias + Σ w x, y = act(z)·gate: dz = dy·gate·act'(z), dgate = dy·act(z),
+// dx_t = Σ_j w_j dz_{t+taps−1−j} within the row, dw_j = Σ_t dz_t x_{t−taps+1+j}.
+#include <algorithm>
+
+#include "based/kernels/cuda/column_sums.cuh"
+#include "based/kernels/cuda/launch.h"
+#include "based/kernels/cuda/short_conv.cuh"
+
+namespace based::kernels::cuda {
+namespace {
+
+using namespace detail;
+
+constexpr int kThreads = 128;
+// Of walk_backward: bytes of a token that a thread handles; tokens whose loads it has under way; waves of blocks, so that a slow
+// multiprocessor gets fewer; the shortest run of tokens, so that what a thread reads around its run stays a small part.
+constexpr int kBytes = 8, kAhead = 4, kWaves = 2, kShortestRun = 32;
+// Its blocks on a multiprocessor: with one more, four channels spill registers, which costs more than the block brings.
+constexpr int resident_blocks(int64_t channels_a_thread, int taps) { return channels_a_thread == 4 && taps == 4 ? 3 : 4; }
+
+__device__ __forceinline__ float fast_sigmoid(float x) { return __fdividef(1.0F, 1.0F + __expf(-x)); }
+
+// kBytes of elements, which stay packed until they are needed.
+__device__ __forceinline__ void unpack(uint2 packed, float (&to)[2]) {
+  to[0] = __uint_as_float(packed.x), to[1] = __uint_as_float(packed.y);
+}
+__device__ __forceinline__ void unpack(uint2 packed, float (&to)[4]) {
+  to[0] = low_float(packed.x), to[1] = high_float(packed.x), to[2] = low_float(packed.y), to[3] = high_float(packed.y);
+}
+
+// Adds to a pointer so that the compiler keeps nothing but the pointer: it would keep the multiples of the stride that unrolled loops need.
+template <typename T>
+__device__ __forceinline__ void advance(T*& pointer, int64_t stride) {
+  pointer += stride;
+  asm volatile("" : "+l"(pointer));
+}
+
+// The tokens of one row that a thread answers for, 0 .. last, counted from the first of them; their gradients need the outputs up to `end`.
+struct Segment {
+  int64_t row;
+  int start;  // of the row; where it is further back than taps − 1, that
+  int last, end;
+  int lowest;  // first token whose input gradient is wanted: before the row's start the inputs are the initial state
+};
+
+// One pass for a known number of taps: z is computed again, and the gradients of the last inputs wait in registers for the outputs that
+// are still to come. kCount channels a thread; kUsual: there are a gate and its gradient, and the activation is SiLU.
+template <typename T, int kTaps, bool kUsual>
+struct BackwardWalk {
+  static constexpr int kCount = kBytes / sizeof(T), kKept = kTaps - 1;
+  const ShortConvBackward& p;
+  int64_t c;
+  float weight[kTaps][kCount], bias[kCount];
+  float window[kKept][kCount], pending[kKept][kCount];  // the last inputs, and their gradients so far; oldest first
+  float sums[kTaps + 1][kCount] = {};
+  uint2 x[kAhead], gate[kAhead], grad_y[kAhead];
+  const T *next_x, *next_gate, *next_grad_y;  // of the token to load
+  T *to_input, *to_gate;                      // of the token whose gradient is complete, of the token at hand
+
+  __device__ __forceinline__ BackwardWalk(const ShortConvBackward& params, int64_t channel) : p(params), c(channel) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      bias[i] = p.forward.bias != nullptr ? to_float(static_cast<const T*>(p.forward.bias)[c + i]) : 0.0F;
+#pragma unroll
+      for (int j = 0; j < kTaps; ++j) weight[j][i] = to_float(static_cast<const T*>(p.forward.weight)[(c + i) * kTaps + j]);
+    }
+  }
+
+  __device__ __forceinline__ bool gated() const { return kUsual || p.forward.gate != nullptr; }
+
+  __device__ __forceinline__ void load(int slot, bool valid) {
+    const ShortConv& f = p.forward;
+    if (valid) {
+      x[slot] = *reinterpret_cast<const uint2*>(next_x);
+      if (gated()) gate[slot] = *reinterpret_cast<const uint2*>(next_gate);
+      grad_y[slot] = *reinterpret_cast<const uint2*>(next_grad_y);
+    }
+    advance(next_x, f.x_stride), advance(next_gate, f.gate_stride), advance(next_grad_y, f.channels);
+  }
+
+  __device__ __forceinline__ void enter(const Segment& s, int64_t first) {
+    const ShortConv& f = p.forward;
+    next_x = static_cast<const T*>(f.x) + first * f.x_stride + c, next_gate = static_cast<const T*>(f.gate) + first * f.gate_stride + c;
+    next_grad_y = static_cast<const T*>(p.grad_y) + first * f.channels + c;
+    to_input = static_cast<T*>(p.grad_x) + (first - kKept) * p.grad_x_stride + c;
+    to_gate = static_cast<T*>(p.grad_gate) + first * p.grad_gate_stride + c;
+#pragma unroll
+    for (int t = 0; t < kAhead; ++t) load(t, t < s.end);
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        window[j][i] = input_at<T>(f, p.initial_state, s.row, first + s.start, first - kKept + j, c + i), pending[j][i] = 0;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_input(const Segment& s, int token, const float (&g)[kCount]) {
+    if (token >= s.start) return store_floats<kCount>(to_input, g);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      p.grad_initial_state[(s.row * p.forward.channels + c + i) * kKept + kKept + token - s.start] = g[i];
+    }
+  }
+
+  // One token, whose slot then takes another. kInside: the token and the one kKept before it are in the segment.
+  template <bool kInside>
+  __device__ __forceinline__ void take(const Segment& s, int slot, int token) {
+    float input[kCount], g[kCount], scale[kCount] = {}, gate_gradient[kCount], input_gradient[kCount];
+    unpack(x[slot], input), unpack(grad_y[slot], g);
+    if (gated()) unpack(gate[slot], scale);
+    load(slot, token + kAhead < s.end);
+    const bool counts = kInside || token < s.last;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      float z = bias[i];
+#pragma unroll
+      for (int j = 0; j < kKept; ++j) z = fmaf(weight[j][i], window[j][i], z);
+      z = fmaf(weight[kKept][i], input[i], z);
+      const float sigma = kUsual || p.forward.silu ? fast_sigmoid(z) : 1.0F, act = z * sigma;
+      const float dz = g[i] * (gated() ? scale[i] : 1.0F) * fmaf(act, 1 - sigma, sigma);
+      gate_gradient[i] = g[i] * act;
+      if (counts) {
+#pragma unroll
+        for (int j = 0; j < kKept; ++j) sums[j][i] = fmaf(dz, window[j][i], sums[j][i]);
+        sums[kKept][i] = fmaf(dz, input[i], sums[kKept][i]);
+        sums[kTaps][i] += dz;
+      }
+      input_gradient[i] = fmaf(weight[0][i], dz, pending[0][i]);
+#pragma unroll
+      for (int j = 0; j + 1 < kKept; ++j) {
+        window[j][i] = window[j + 1][i];
+        pending[j][i] = fmaf(weight[j + 1][i], dz, pending[j + 1][i]);
+      }
+      window[kKept - 1][i] = input[i], pending[kKept - 1][i] = weight[kKept][i] * dz;
+    }
+    if (counts && (kUsual || p.grad_gate != nullptr)) store_floats<kCount>(to_gate, gate_gradient);
+    if constexpr (kInside) {
+      store_floats<kCount>(to_input, input_gradient);
+    } else if (token - kKept >= s.lowest) {
+      store_input(s, token - kKept, input_gradient);
+    }
+    advance(to_gate, p.grad_gate_stride), advance(to_input, p.grad_x_stride);
+  }
+
+  // The row's last inputs, which no later output takes, if the row ends in this segment: the final state keeps them.
+  __device__ __forceinline__ void leave(const Segment& s) {
+#pragma unroll
+    for (int j = 0; j < kKept; ++j, to_input += p.grad_x_stride) {
+      const int token = s.end - kKept + j;
+      if (token < s.lowest || token >= s.last) continue;
+      if (p.grad_state != nullptr) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) pending[j][i] += p.grad_state[(s.row * p.forward.channels + c + i) * kKept + j];
+      }
+      store_input(s, token, pending[j]);
+    }
+  }
+
+  __device__ __forceinline__ void take(const Segment& s, int64_t first) {
+    enter(s, first);
+    for (int token = 0; token < s.end; token += kAhead) {
+      if (token >= kKept && token + kAhead <= s.last) {
+#pragma unroll
+        for (int t = 0; t < kAhead; ++t) take<true>(s, t, token + t);
+      } else {
+#pragma unroll
+        for (int t = 0; t < kAhead; ++t) {
+          if (token + t < s.end) take<false>(s, t, token + t);
+        }
+      }
+    }
+    leave(s);
+  }
+};
+
+// A thread a run of tokens and a few channels; its sums go to `partial` [runs, taps + 1, channels].
+template <typename T, int kTaps, bool kUsual>
+__global__ void __launch_bounds__(kThreads, resident_blocks(kBytes / sizeof(T), kTaps))
+    walk_backward(const __grid_constant__ ShortConvBackward p, float* partial, int64_t run_tokens) {
+  overlap_kernels();
+  using Walk = BackwardWalk<T, kTaps, kUsual>;
+  const ShortConv& f = p.forward;
+  const int64_t units = f.channels / Walk::kCount, at = blockIdx.x * int64_t{kThreads} + threadIdx.x, run = at / units;
+  const int64_t first = run * run_tokens, last = min(first + run_tokens, f.tokens);
+  if (first >= last) return;
+  Walk walk(p, at % units * Walk::kCount);
+  int64_t row = row_of(f.row_start, f.rows, first);
+  for (int64_t token = first; token < last; ++row) {
+    const int64_t start = f.row_start[row], stop = f.row_start[row + 1];
+    if (stop <= token) continue;
+    constexpr int64_t kKept = Walk::kKept;
+    Segment s{row, static_cast<int>(max(start - token, -kKept)), static_cast<int>(min(stop, last) - token), 0, 0};
+    s.end = static_cast<int>(min(stop - token, s.last + kKept));
+    if (token == start && p.grad_initial_state != nullptr) s.lowest = -Walk::kKept;
+    walk.take(s, token);
+    token += s.last;
+  }
+#pragma unroll
+  for (int j = 0; j <= kTaps; ++j) store_floats<Walk::kCount>(partial + (run * (kTaps + 1) + j) * f.channels + walk.c, walk.sums[j]);
+}
+
+// The final state of a row without tokens is its initial state.
+__global__ void __launch_bounds__(kThreads) empty_rows_backward(const __grid_constant__ ShortConvBackward p) {
+  overlap_kernels();
+  const ShortConv& f = p.forward;
+  const int64_t at = blockIdx.x * int64_t{kThreads} + threadIdx.x, kept = f.taps - 1, row = at / f.channels;
+  if (row >= f.rows || f.row_start[row] != f.row_start[row + 1]) return;
+  for (int64_t i = at * kept; i < (at + 1) * kept; ++i) p.grad_initial_state[i] = p.grad_state != nullptr ? p.grad_state[i] : 0.0F;
+}
+
+// Any taps, channels and strides: one channel over a block of tokens.
+template <typename T>
+__device__ __forceinline__ float output_gradient(const ShortConvBackward& p, int64_t row, int64_t start, int64_t token, int64_t c,
+                                                 float& act) {
+  const ShortConv& f = p.forward;
+  float z = f.bias != nullptr ? to_float(static_cast<const T*>(f.bias)[c]) : 0.0F;
+  for (int j = 0; j < f.taps; ++j) {
+    z = fmaf(to_float(static_cast<const T*>(f.weight)[c * f.taps + j]),
+             input_at<T>(f, p.initial_state, row, start, token - f.taps + 1 + j, c), z);
+  }
+  const float s = sigmoid(z), gate = f.gate != nullptr ? to_float(static_cast<const T*>(f.gate)[token * f.gate_stride + c]) : 1.0F;
+  act = f.silu ? z * s : z;
+  return to_float(static_cast<const T*>(p.grad_y)[token * f.channels + c]) * gate * (f.silu ? s * (1 + z * (1 - s)) : 1.0F);
+}
+
+// The block's dw and dbias go to `partial` [blocks, taps + 1, channels].
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    backward_outputs(const __grid_constant__ ShortConvBackward p, float* grad_z, float* partial, int64_t tokens_per_block) {
+  const ShortConv& f = p.forward;
+  const int64_t c = blockIdx.y * int64_t{kThreads} + threadIdx.x, first = blockIdx.x * tokens_per_block;
+  if (c >= f.channels) return;
+  float* sums = partial + blockIdx.x * f.channels * (f.taps + 1) + c;
+  for (int j = 0; j <= f.taps; ++j) sums[j * f.channels] = 0;
+  int64_t row = row_of(f.row_start, f.rows, first);
+  for (int64_t token = first; token < min(first + tokens_per_block, f.tokens); ++token) {
+    while (token >= f.row_start[row + 1]) ++row;
+    const int64_t start = f.row_start[row];
+    float act;
+    const float dz = output_gradient<T>(p, row, start, token, c, act);
+    grad_z[token * f.channels + c] = dz;
+    if (p.grad_gate != nullptr) {
+      static_cast<T*>(p.grad_gate)[token * p.grad_gate_stride + c] =
+          from_float<T>(to_float(static_cast<const T*>(p.grad_y)[token * f.channels + c]) * act);
+    }
+    for (int j = 0; j < f.taps; ++j) {
+      sums[j * f.channels] += dz * input_at<T>(f, p.initial_state, row, start, token - f.taps + 1 + j, c);
+    }
+    sums[f.taps * f.channels] += dz;
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) backward_inputs(const __grid_constant__ ShortConvBackward p, const float* grad_z) {
+  const ShortConv& f = p.forward;
+  const int64_t c = blockIdx.y * int64_t{kThreads} + threadIdx.x, token = blockIdx.x;
+  if (c >= f.channels) return;
+  const int64_t row = row_of(f.row_start, f.rows, token), stop = f.row_start[row + 1];
+  float g = 0;
+  for (int j = 0; j < f.taps; ++j) {
+    const int64_t later = token + f.taps - 1 - j;
+    if (later < stop) g = fmaf(to_float(static_cast<const T*>(f.weight)[c * f.taps + j]), grad_z[later * f.channels + c], g);
+  }
+  const int64_t place = token - (stop - (f.taps - 1));  // in the final state
+  if (p.grad_state != nullptr && place >= 0) g += p.grad_state[(row * f.channels + c) * (f.taps - 1) + place];
+  static_cast<T*>(p.grad_x)[token * p.grad_x_stride + c] = from_float<T>(g);
+}
+
+template <typename T>
+__global__ void backward_states(const __grid_constant__ ShortConvBackward p, const float* grad_z) {
+  const ShortConv& f = p.forward;
+  const int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x, kept = f.taps - 1;
+  if (at >= f.rows * f.channels) return;
+  const int64_t row = at / f.channels, c = at % f.channels, start = f.row_start[row], stop = f.row_start[row + 1];
+  for (int64_t i = 0; i < kept; ++i) {  // the input at start − kept + i
+    float g = 0;
+    for (int64_t j = 0; j <= i; ++j) {
+      const int64_t token = start + i - j;
+      if (token < stop) g = fmaf(to_float(static_cast<const T*>(f.weight)[c * f.taps + j]), grad_z[token * f.channels + c], g);
+    }
+    const int64_t place = i - (stop - start);  // still there in the final state of a short row
+    if (p.grad_state != nullptr && place >= 0) g += p.grad_state[at * kept + place];
+    p.grad_initial_state[at * kept + i] = g;
+  }
+}
+
+// Column j · channels + c of `partial`: tap j of channel c, or its bias where j = taps.
+__global__ void __launch_bounds__(kSumThreads)
+    sum_parts(const float* partial, int64_t parts, int64_t channels, int taps, float* grad_weight, float* grad_bias) {
+  overlap_kernels();
+  const float sum = sum_column_of_warp(partial, parts, channels * (taps + 1));
+  const int64_t column = blockIdx.x * int64_t{kSumColumns} + threadIdx.x / 32, j = column / channels, c = column % channels;
+  if (threadIdx.x % 32 != 0 || j > taps) return;
+  if (j < taps) {
+    grad_weight[c * taps + j] = sum;
+  } else if (grad_bias != nullptr) {
+    grad_bias[c] = sum;
+  }
+}
+
+struct BackwardPlan {
+  bool walks;                     // walk_backward serves
+  int64_t tokens = 0, parts = 0;  // a part of the sums is over so many tokens
+  int64_t grad_z_bytes = 0;
+};
+BackwardPlan plan_backward(const ShortConvBackward& p) {
+  const ShortConv& f = p.forward;
+  const int64_t count = kBytes / dtype_size(f.dtype);
+  const auto fits = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kBytes == 0; };
+  BackwardPlan plan{(f.taps == 3 || f.taps == 4) && f.channels % count == 0 && f.x_stride % count == 0 && f.gate_stride % count == 0 &&
+                    p.grad_x_stride % count == 0 && p.grad_gate_stride % count == 0 && fits(f.x) && fits(f.gate) && fits(p.grad_y) &&
+                    fits(p.grad_x) && fits(p.grad_gate)};
+  if (plan.walks) {
+    const int64_t threads = int64_t{kWaves} * resident_blocks(count, f.taps) * multiprocessors() * kThreads;
+    plan.tokens = std::max<int64_t>(kShortestRun, ceil_div(f.tokens * (f.channels / count), threads));
+  } else {
+    plan.tokens = std::max<int64_t>(32, ceil_div(f.tokens, 8 * multiprocessors()));
+    plan.grad_z_bytes = round_up(f.tokens * f.channels * 4, 16);
+  }
+  plan.parts = ceil_div(f.tokens, plan.tokens);
+  return plan;
+}
+
+template <typename T>
+Status walk(const ShortConvBackward& p, const BackwardPlan& plan, float* partial, Stream stream) {
+  const ShortConv& f = p.forward;
+  if (f.tokens > 0) {
+    const bool usual = f.gate != nullptr && p.grad_gate != nullptr && f.silu;
+    auto* kernel = f.taps == 3 ? (usual ? walk_backward<T, 3, true> : walk_backward<T, 3, false>)
+                               : (usual ? walk_backward<T, 4, true> : walk_backward<T, 4, false>);
+    const int64_t threads = plan.parts * (f.channels * dtype_size(f.dtype) / kBytes);
+    const Status status =
+        launch_overlapped(kernel, {static_cast<unsigned>(ceil_div(threads, kThreads)), kThreads}, stream, p, partial, plan.tokens);
+    if (!status.ok()) return status;
+  }
+  if (p.grad_initial_state == nullptr || f.rows == 0) return {};
+  return launch_overlapped(empty_rows_backward, {static_cast<unsigned>(ceil_div(f.rows * f.channels, kThreads)), kThreads}, stream, p);
+}
+
+template <typename T>
+Status any_backward(const ShortConvBackward& p, const BackwardPlan& plan, float* grad_z, float* partial, Stream stream) {
+  const ShortConv& f = p.forward;
+  const auto columns = static_cast<unsigned>(ceil_div(f.channels, kThreads));
+  const cudaStream_t s = stream_of(stream);
+  if (f.tokens > 0) {
+    backward_outputs<T><<<dim3(static_cast<unsigned>(plan.parts), columns), kThreads, 0, s>>>(p, grad_z, partial, plan.tokens);
+    backward_inputs<T><<<dim3(static_cast<unsigned>(f.tokens), columns), kThreads, 0, s>>>(p, grad_z);
+  }
+  if (p.grad_initial_state != nullptr && f.taps > 1 && f.rows > 0) {
+    backward_states<T><<<static_cast<unsigned>(ceil_div(f.rows * f.channels, kThreads)), kThreads, 0, s>>>(p, grad_z);
+  }
+  return launched();
+}
+
+}  // namespace
+
+int64_t short_conv_backward_scratch(const ShortConvBackward& p) {
+  const BackwardPlan plan = plan_backward(p);
+  return plan.grad_z_bytes + plan.parts * p.forward.channels * (p.forward.taps + 1) * 4;
+}
+
+Status short_conv_backward(const ShortConvBackward& p, void* scratch, Stream stream) {
+  const ShortConv& f = p.forward;
+  if (f.channels == 0) return {};
+  const BackwardPlan plan = plan_backward(p);
+  auto* grad_z = static_cast<float*>(scratch);
+  float* partial = grad_z + plan.grad_z_bytes / 4;
+  const bool bf = f.dtype == DType::bf16;
+  const Status status = plan.walks ? (bf ? walk<bf16> : walk<float>)(p, plan, partial, stream)
+                                   : (bf ? any_backward<bf16> : any_backward<float>)(p, plan, grad_z, partial, stream);
+  if (!status.ok()) return status;
+  const Launch launch{static_cast<unsigned>(ceil_div(f.channels * (f.taps + 1), kSumColumns)), kSumThreads};
+  return launch_overlapped(sum_parts, launch, stream, partial, plan.parts, f.channels, f.taps, p.grad_weight, p.grad_bias);
+}
+
+}  // namespace based::kernels::cuda

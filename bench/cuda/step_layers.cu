@@ -1,0 +1,148 @@
+// The linear layer of few rows, and what else a step of decoding is made of, at the sizes of the 1.4B model.
+#include <cmath>
+
+#include "based/kernels/linear.h"
+#include "based/kernels/pointwise.h"
+#include "based/kernels/sample.h"
+#include "based/kernels/short_conv.h"
+#include "bench/cuda/layers.cuh"
+
+namespace based::bench {
+namespace {
+
+using kernels::DType;
+using kernels::Stream;
+namespace gpu = kernels::cuda;
+
+// Rows and weights lie further apart than they are long; the memory around y stays as it was.
+void verify_one(Report& report, int64_t rows, int64_t in, int64_t out, DType dtype) {
+  const int64_t x_stride = in + 8, weight_stride = in + 16, y_stride = out + 4;
+  const Buffer x = random_buffer(rows * x_stride, dtype, 1, 1), weight = random_buffer(out * weight_stride, dtype, 1, 2),
+               bias = random_buffer(out, dtype, 3, 3);
+  Buffer y(rows * y_stride * 4);
+  const kernels::Linear p{x.as(),   weight.as(),   bias.as(), y.as(), rows,  in,    out,
+                          x_stride, weight_stride, y_stride,  dtype,  dtype, false, true};
+  const std::string name = "linear " + std::to_string(rows) + " x " + std::to_string(in) + " -> " + std::to_string(out) +
+                           (dtype == DType::bf16 ? " bf16" : " fp32");
+  if (!gpu::linear_supports(p)) return report.fail(name + ": not supported");
+  check(gpu::linear(p, {}));
+  const auto hx = download(x.as(), dtype, rows * x_stride), hw = download(weight.as(), dtype, out * weight_stride),
+             hb = download(bias.as(), dtype, out), hy = download(y.as(), dtype, rows * y_stride);
+  std::vector<double> expected, got;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t o = 0; o < out; ++o) {
+      double sum = hb[o];
+      for (int64_t i = 0; i < in; ++i) sum += hx[r * x_stride + i] * hw[o * weight_stride + i];
+      expected.push_back(sum), got.push_back(hy[r * y_stride + o]);
+    }
+    for (int64_t o = out; o < y_stride; ++o)
+      if (!std::isnan(hy[r * y_stride + o])) report.fail(name + ": wrote beyond a row");
+  }
+  report.expect(name, relative_error(got, expected), dtype == DType::bf16 ? 2.5e-3 : 2e-6);
+}
+
+std::vector<Buffer> buffers_of(int sets, int64_t count, DType dtype, uint64_t seed) {
+  std::vector<Buffer> buffers;
+  for (int i = 0; i < sets; ++i) buffers.push_back(random_buffer(count, dtype, 1, seed + i));
+  return buffers;
+}
+
+template <typename Call>
+void time_layer(Report& report, const std::string& name, int64_t bytes, int sets, const Call& call) {
+  const double ms = median_ms(sets, call);
+  report.add({"", name, ms, "ms", static_cast<double>(bytes) / kBytesPerMs});
+}
+
+// Each call has another weight, so that it comes from memory as in a step.
+void time_linear(Report& report, int64_t rows, int64_t in, int64_t out) {
+  const int64_t bytes = in * out * 2;
+  const int sets = working_sets(bytes);
+  const std::vector<Buffer> weight = buffers_of(sets, in * out, DType::bf16, 1);
+  const Buffer x = random_buffer(rows * in, DType::bf16, 1, 100), bias = random_buffer(out, DType::bf16, 1, 101), y(rows * out * 2);
+  kernels::Linear p{x.as(), nullptr, bias.as(), y.as(), rows, in, out, in, in, out, DType::bf16, DType::bf16, false, true};
+  const std::string name = "linear " + std::to_string(rows) + " x " + std::to_string(in) + " -> " + std::to_string(out) + " bf16";
+  if (!gpu::linear_supports(p)) return;
+  time_layer(report, name, bytes, sets, [&](int i, cudaStream_t stream) {
+    p.weight = weight[i].as();
+    check(gpu::linear(p, Stream{stream}));
+  });
+}
+
+void time_pointwise(Report& report, int64_t rows, int64_t width) {
+  const std::string at = std::to_string(rows) + "x" + std::to_string(width) + " bf16";
+  Buffer residual = random_buffer(rows * width, DType::f32, 1, 1), y(rows * 2 * width * 2);
+  const Buffer x = random_buffer(rows * 4 * width, DType::bf16, 1, 2), weight = random_buffer(width * 8, DType::bf16, 1, 3);
+  time_layer(report, "rms_norm, residual added, " + at, rows * width * 12, 2, [&](int, cudaStream_t stream) {
+    check(gpu::rms_norm_forward(
+        {residual.as(), x.as(), residual.as(), weight.as(), y.as(), nullptr, rows, width, 1e-5F, DType::f32, DType::bf16}, Stream{stream}));
+  });
+  time_layer(report, "swiglu of twice " + at, rows * 2 * width * 6, 2, [&](int, cudaStream_t stream) {
+    check(gpu::swiglu_forward({x.as(), y.as(), rows, 2 * width, DType::bf16}, Stream{stream}));
+  });
+  Buffer state = random_buffer(rows * 2 * width * 2, DType::f32, 1, 4);
+  kernels::ShortConv conv{};
+  conv.x = x.as(), conv.gate = x.as<char>() + 4 * width, conv.weight = weight.as(), conv.bias = weight.as(), conv.y = y.as();
+  conv.state = state.as<float>(), conv.tokens = conv.rows = rows, conv.channels = 2 * width;
+  conv.x_stride = conv.gate_stride = 4 * width, conv.y_stride = 2 * width, conv.taps = 3, conv.silu = true, conv.dtype = DType::bf16;
+  time_layer(report, "short_conv_step of twice " + at, rows * 2 * width * (3 * 2 + 2 * 2 * 4), 2,
+             [&](int, cudaStream_t stream) { check(gpu::short_conv_step(conv, Stream{stream})); });
+}
+
+void time_sample(Report& report, int64_t rows, int64_t vocab) {
+  const int64_t words = kernels::sample_seen_words(vocab);
+  const Buffer logits = random_buffer(rows * vocab, DType::bf16, 3, 1);
+  const auto all = [&](float value) {
+    Buffer buffer(rows * 4);
+    const std::vector<float> values(static_cast<size_t>(rows), value);
+    check(cudaMemcpy(buffer.as(), values.data(), values.size() * 4, cudaMemcpyHostToDevice), "upload");
+    return buffer;
+  };
+  const Buffer number = upload(std::vector<int64_t>(static_cast<size_t>(rows), 50)), one = all(1), p = all(0.95F), none = all(0);
+  Buffer token(rows * 8), seen(rows * words * 4);
+  check(cudaMemset(seen.as(), 0, static_cast<size_t>(seen.bytes())), "cudaMemset");
+  const kernels::Sample sample{logits.as(),
+                               token.as<int64_t>(),
+                               number.as<int64_t>(),
+                               number.as<int64_t>(),
+                               one.as<float>(),
+                               number.as<int64_t>(),
+                               p.as<float>(),
+                               none.as<float>(),
+                               one.as<float>(),
+                               seen.as<uint32_t>(),
+                               rows,
+                               vocab,
+                               vocab,
+                               DType::bf16};
+  time_layer(report, "sample " + std::to_string(rows) + "x" + std::to_string(vocab) + " top-k top-p bf16", rows * vocab * 2, 2,
+             [&](int, cudaStream_t stream) { check(gpu::sample(sample, Stream{stream})); });
+}
+
+}  // namespace
+
+void verify_linear(Report& report) {
+  for (const int64_t rows : {1, 8, 32}) verify_one(report, rows, 1792, 7168, DType::bf16);  // more than shared memory holds
+  for (const int64_t in : {8, 64, 104, 1792, 3584}) {
+    for (const int64_t out : {4, 68, 260, 1792}) {
+      verify_one(report, 1, in, out, DType::bf16);
+      verify_one(report, 3, in, out, DType::f32);
+      if (in * out > 300000 && in != 1792) continue;
+      for (const int64_t rows : {2, 5, 16, 17, 64, 100, 128}) verify_one(report, rows, in, out, DType::bf16);
+    }
+  }
+}
+
+void time_step_layers(Report& report) {
+  struct Size {
+    int64_t in, out;
+  };
+  for (const int64_t rows : {1, 16, 128}) {
+    for (const Size& s :
+         std::initializer_list<Size>{{1792, 7168}, {3584, 1792}, {1792, 1792}, {1792, 256}, {1024, 4096}, {2048, 1024}, {1792, 50304}})
+      time_linear(report, rows, s.in, s.out);
+    time_pointwise(report, rows, 1792);
+    time_sample(report, rows, 50304);
+  }
+}
+
+}  // namespace based::bench
