@@ -3,6 +3,7 @@
 #include "based/mixers/parameters.h"
 #include "based/ops/arguments.h"
 #include "based/ops/short_conv.h"
+#include "based/ops/split_columns.h"
 
 namespace based {
 namespace {
@@ -53,16 +54,14 @@ class GatedConv final : public Mixer {
   }
 
   Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override {
-    const Tensor u = in_proj_->forward(x);
-    return out_proj_->forward(ops::short_conv_step(u.narrow(1, 0, width_), conv_->weight(), conv_->bias(), u.narrow(1, width_, width_),
-                                                   true, state["conv"], slots));
+    const auto u = ops::split_columns(in_proj_->forward(x), {width_, width_});
+    return out_proj_->forward(ops::short_conv_step(u[0], conv_->weight(), conv_->bias(), u[1], true, state["conv"], slots));
   }
 
  private:
   std::tuple<Tensor, Tensor> run(const Tensor& x, const Sequences& rows, const std::optional<Tensor>& initial) const {
-    const Tensor u = in_proj_->forward(x);
-    const auto [y, last] = ops::short_conv(u.narrow(1, 0, width_), conv_->weight(), conv_->bias(), u.narrow(1, width_, width_), true,
-                                           rows.cu_seqlens(), initial);
+    const auto u = ops::split_columns(in_proj_->forward(x), {width_, width_});
+    const auto [y, last] = ops::short_conv(u[0], conv_->weight(), conv_->bias(), u[1], true, rows.cu_seqlens(), initial);
     return {out_proj_->forward(y), last};
   }
 

@@ -7,6 +7,7 @@
 #include "based/ops/causal_attention.h"
 #include "based/ops/paged_attention.h"
 #include "based/ops/pointwise.h"
+#include "based/ops/split_columns.h"
 
 namespace based {
 
@@ -41,7 +42,7 @@ SoftmaxAttention::SoftmaxAttention(const char* name, const SoftmaxAttentionConfi
 
 Tensor SoftmaxAttention::forward(const Tensor& x, const Sequences& rows) {
   const Inputs in = project(x, config_.rotary_dim > 0 ? rows.positions() : Tensor());
-  return output(ops::causal_attention(in.q, in.k, in.v, rows.cu_seqlens(), rows.cu_seqlens(), window_, scale()));
+  return output(ops::causal_attention(in.q, in.k, in.v, rows.cu_seqlens(), rows.cu_seqlens(), window_, scale(), rows.max_length()));
 }
 
 MixerState SoftmaxAttention::make_state(int64_t slots) const {
@@ -62,8 +63,9 @@ Tensor SoftmaxAttention::prefill(const Tensor& x, const Sequences& rows, MixerSt
   const int64_t capacity = k.size(1);
   const RingPlan plan = state.paged() ? plan_pages(state["position"], rows, slots, state.pages())
                                       : plan_ring(state["position"], rows, slots, capacity, window_ == 0 ? capacity : window_ - 1);
-  const Tensor y = ops::causal_attention(in.q, join_history(read_ring(k, plan), in.k, plan), join_history(read_ring(v, plan), in.v, plan),
-                                         rows.cu_seqlens(), plan.with_history.cu_seqlens(), window_, scale());
+  const Tensor y =
+      ops::causal_attention(in.q, join_history(read_ring(k, plan), in.k, plan), join_history(read_ring(v, plan), in.v, plan),
+                            rows.cu_seqlens(), plan.with_history.cu_seqlens(), window_, scale(), plan.with_history.max_length());
   write_ring(k, in.k, plan);
   write_ring(v, in.v, plan);
   state.put("position", slots, after);
@@ -81,15 +83,14 @@ Tensor SoftmaxAttention::step(const Tensor& x, MixerState& state, const Slots& s
 }
 
 SoftmaxAttention::Inputs SoftmaxAttention::project(const Tensor& x, const Tensor& positions) const {
-  const Tensor all = qkv_proj_->forward(x).view({-1, config_.heads + 2 * config_.kv_heads, head_dim_});
-  Inputs in{all.narrow(1, 0, config_.heads), all.narrow(1, config_.heads, config_.kv_heads),
-            all.narrow(1, config_.heads + config_.kv_heads, config_.kv_heads)};
-  if (config_.rotary_dim > 0) {  // queries and keys lie side by side and are turned together
-    const Tensor turned = ops::rotary(all.narrow(1, 0, config_.heads + config_.kv_heads), positions, config_.rotary_dim,
-                                      config_.rotary_base, config_.rotary_interleaved);
-    in.q = turned.narrow(1, 0, config_.heads), in.k = turned.narrow(1, config_.heads, config_.kv_heads);
-  }
-  return in;
+  const int64_t q = config_.heads * head_dim_, kv = config_.kv_heads * head_dim_;
+  const auto heads = [this](const Tensor& columns) { return columns.view({columns.size(0), columns.size(1) / head_dim_, head_dim_}); };
+  const auto all = ops::split_columns(qkv_proj_->forward(x), {q + kv, kv});
+  Tensor turned = all[0];
+  if (config_.rotary_dim > 0)  // queries and keys lie side by side and are turned together
+    turned = ops::rotary(heads(turned), positions, config_.rotary_dim, config_.rotary_base, config_.rotary_interleaved).flatten(1);
+  const auto qk = ops::split_columns(turned, {q, kv});
+  return {heads(qk[0]), heads(qk[1]), heads(all[1])};
 }
 
 Tensor SoftmaxAttention::output(const Tensor& y) const { return out_proj_->forward(y.reshape({-1, config_.heads * head_dim_})); }

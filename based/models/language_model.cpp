@@ -29,7 +29,12 @@ Norm::Norm(const ModelConfig& config) : eps_(config.norm_eps) {
 
 Tensor Norm::forward(Residual& residual) {
   const Tensor added = std::exchange(residual.pending, Tensor());
-  if (added.defined() && !bias_.defined() && !torch::GradMode::is_enabled()) return ops::rms_norm_add_(residual.sum, added, weight_, eps_);
+  if (added.defined() && !bias_.defined()) {
+    if (!torch::GradMode::is_enabled()) return ops::rms_norm_add_(residual.sum, added, weight_, eps_);
+    Tensor y;
+    std::tie(residual.sum, y) = ops::rms_norm_add(residual.sum, added, weight_, eps_);
+    return y;
+  }
   if (added.defined()) torch::GradMode::is_enabled() ? residual.sum = residual.sum + added : residual.sum.add_(added);
   if (!bias_.defined()) return ops::rms_norm(residual.sum, weight_, eps_);
   return torch::layer_norm(residual.sum.to(weight_.scalar_type()), {residual.sum.size(-1)}, weight_, bias_, eps_);

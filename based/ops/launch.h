@@ -123,6 +123,11 @@ Tensor cross_entropy_softmax_with(kernels::Status (*kernel)(const kernels::Cross
 
 // y, inverse_rms
 std::tuple<Tensor, Tensor> rms_norm_forward_with(const PointwiseKernels& table, const Tensor& x, const Tensor& weight, double eps);
+std::tuple<Tensor, Tensor, Tensor> rms_norm_add_forward_with(const PointwiseKernels& table, const Tensor& residual, const Tensor& x,
+                                                             const Tensor& weight, double eps);  // sum, y, inverse_rms
+std::tuple<Tensor, Tensor, Tensor> rms_norm_add_backward_with(const PointwiseKernels& table, const OptionalTensor& grad_sum,
+                                                              const Tensor& grad_y, const Tensor& sum, const Tensor& weight,
+                                                              const Tensor& inverse_rms);  // of residual, x, weight
 Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const Tensor& x, const Tensor& weight, double eps);
 // Gradients of x, weight.
 std::tuple<Tensor, Tensor> rms_norm_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& x,

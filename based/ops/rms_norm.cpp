@@ -6,10 +6,12 @@
 namespace based::ops {
 namespace {
 
-using Forward = std::tuple<Tensor, Tensor>;    // y, inverse_rms
-using Gradients = std::tuple<Tensor, Tensor>;  // of x, weight
+using Forward = std::tuple<Tensor, Tensor>;               // y, inverse_rms
+using Gradients = std::tuple<Tensor, Tensor>;             // of x, weight
+using AddForward = std::tuple<Tensor, Tensor, Tensor>;    // sum, y, inverse_rms
+using AddGradients = std::tuple<Tensor, Tensor, Tensor>;  // of residual, x, weight
 
-constexpr const char* kOp = "rms_norm";
+constexpr const char *kOp = "rms_norm", *kAdd = "rms_norm_add", *kAddInPlace = "rms_norm_add_";
 
 void check(const Tensor& x, const Tensor& weight) {
   require(at::isFloatingType(x.scalar_type()), kOp, "x must be floating, got ", x.scalar_type());
@@ -44,20 +46,48 @@ Gradients backward_meta(const Tensor&, const Tensor& x, const Tensor& weight, co
   return {at::empty(x.sizes(), x.options()), at::empty(weight.sizes(), weight.options())};
 }
 
-void check_add(const Tensor& residual, const Tensor& x, const Tensor& weight) {
+void check_add(const char* op, const Tensor& residual, const Tensor& x, const Tensor& weight) {
   check(residual, weight);
-  require_shape("rms_norm_add_", "x", x, residual.sizes());
-  require_type("rms_norm_add_", "x", x, weight.scalar_type());
-  require(residual.is_contiguous(), "rms_norm_add_", "residual must be contiguous");
+  require_shape(op, "x", x, residual.sizes());
+  require_type(op, "x", x, weight.scalar_type());
+}
+
+void check_add_in_place(const Tensor& residual, const Tensor& x, const Tensor& weight) {
+  check_add(kAddInPlace, residual, x, weight);
+  require(residual.is_contiguous(), kAddInPlace, "residual must be contiguous");
+}
+
+AddForward add_forward_reference(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  check_add(kAdd, residual, x, weight);
+  const Tensor sum = residual + x;
+  const auto [y, inverse_rms] = forward_reference(sum, weight, eps);
+  return {sum, y, inverse_rms};
+}
+
+AddForward add_forward_meta(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  check_add(kAdd, residual, x, weight);
+  const auto [y, inverse_rms] = forward_meta(residual, weight, eps);
+  return {at::empty_like(residual), y, inverse_rms};
+}
+
+AddGradients add_backward_reference(const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum, const Tensor& weight,
+                                    const Tensor& inverse_rms) {
+  const auto [of_norm, grad_weight] = backward_reference(grad_y, sum, weight, inverse_rms);
+  const Tensor grad = grad_sum ? of_norm + *grad_sum : of_norm;
+  return {grad, grad.to(weight.scalar_type()), grad_weight};
+}
+
+AddGradients add_backward_meta(const OptionalTensor&, const Tensor&, const Tensor& sum, const Tensor& weight, const Tensor&) {
+  return {at::empty_like(sum), at::empty(sum.sizes(), weight.options()), at::empty(weight.sizes(), weight.options())};
 }
 
 Tensor add_reference(Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
-  check_add(residual, x, weight);
+  check_add_in_place(residual, x, weight);
   return std::get<0>(forward_reference(residual.add_(x), weight, eps));
 }
 
 Tensor add_meta(Tensor residual, const Tensor& x, const Tensor& weight, double) {
-  check_add(residual, x, weight);
+  check_add_in_place(residual, x, weight);
   return at::empty(residual.sizes(), weight.options());
 }
 
@@ -91,10 +121,28 @@ Forward rms_norm_forward_with(const PointwiseKernels& table, const Tensor& x, co
   return {y, inverse_rms};
 }
 
+AddForward rms_norm_add_forward_with(const PointwiseKernels& table, const Tensor& residual, const Tensor& x, const Tensor& weight,
+                                     double eps) {
+  if (!uses_kernel(kAdd, residual, has_kernel(weight) && weight.numel() <= table.rms_norm_width))
+    return add_forward_reference(residual, x, weight, eps);
+  check_add(kAdd, residual, x, weight);
+  const Tensor rows = residual.contiguous(), added = x.contiguous(), scale = weight.contiguous();
+  const Tensor sum = at::empty(rows.sizes(), rows.options()), y = at::empty(rows.sizes(), weight.options());
+  const Tensor inverse_rms = at::empty(rows_of(rows), rows.options().dtype(at::kFloat));
+  kernels::RmsNorm to = prepare(rows, scale);
+  to.add = added.const_data_ptr();
+  to.sum = sum.mutable_data_ptr();
+  to.y = y.mutable_data_ptr();
+  to.inverse_rms = inverse_rms.mutable_data_ptr<float>();
+  to.eps = static_cast<float>(eps);
+  require_ok(table.rms_norm(to));
+  return {sum, y, inverse_rms};
+}
+
 Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
-  if (!uses_kernel("rms_norm_add_", residual, has_kernel(weight) && weight.numel() <= table.rms_norm_width))
+  if (!uses_kernel(kAddInPlace, residual, has_kernel(weight) && weight.numel() <= table.rms_norm_width))
     return add_reference(residual, x, weight, eps);
-  check_add(residual, x, weight);
+  check_add_in_place(residual, x, weight);
   const Tensor scale = weight.contiguous(), added = x.contiguous(), y = at::empty(residual.sizes(), weight.options());
   kernels::RmsNorm to = prepare(residual, scale);
   to.add = added.const_data_ptr();
@@ -103,6 +151,27 @@ Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const T
   to.eps = static_cast<float>(eps);
   require_ok(table.rms_norm(to));
   return y;
+}
+
+AddGradients rms_norm_add_backward_with(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y,
+                                        const Tensor& sum, const Tensor& weight, const Tensor& inverse_rms) {
+  if (!uses_kernel("rms_norm_add_backward", sum, has_kernel(weight) && weight.numel() <= table.rms_norm_width))
+    return add_backward_reference(grad_sum, grad_y, sum, weight, inverse_rms);
+  const Tensor rows = sum.contiguous(), scale = weight.contiguous(), cotangent = grad_y.contiguous(), inverse = inverse_rms.contiguous();
+  const Tensor more = grad_sum ? grad_sum->contiguous() : Tensor(),
+               grad_weight = at::empty(weight.sizes(), weight.options().dtype(at::kFloat));
+  const Tensor grad_residual = at::empty(sum.sizes(), sum.options()), grad_x = at::empty(sum.sizes(), weight.options());
+  kernels::RmsNormBackward to;
+  to.forward = prepare(rows, scale);
+  to.forward.inverse_rms = inverse.data_ptr<float>();
+  to.grad_y = cotangent.const_data_ptr();
+  if (grad_sum) to.grad_sum = more.const_data_ptr();
+  to.grad_x = grad_residual.mutable_data_ptr();
+  to.grad_add = grad_x.mutable_data_ptr();
+  to.grad_weight = grad_weight.mutable_data_ptr<float>();
+  const Tensor scratch = scratch_memory(table.rms_norm_backward_scratch(to), sum);
+  require_ok(table.rms_norm_backward(to, scratch.mutable_data_ptr()));
+  return {grad_residual, grad_x, grad_weight.to(weight.scalar_type())};
 }
 
 Gradients rms_norm_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& x, const Tensor& weight,
@@ -131,13 +200,22 @@ Tensor add_cpu(Tensor residual, const Tensor& x, const Tensor& weight, double ep
 }
 
 Tensor add_autograd(Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
-  require_no_gradient("rms_norm_add_", {residual, x, weight});
+  require_no_gradient(kAddInPlace, {residual, x, weight});
   const at::AutoDispatchBelowADInplaceOrView guard;
   return rms_norm_add_(residual, x, weight, eps);
 }
 
 Gradients backward_cpu(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& inverse_rms) {
   return rms_norm_backward_with(kCpuPointwise, grad_y, x, weight, inverse_rms);
+}
+
+AddForward add_forward_cpu(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  return rms_norm_add_forward_with(kCpuPointwise, residual, x, weight, eps);
+}
+
+AddGradients add_backward_cpu(const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum, const Tensor& weight,
+                              const Tensor& inverse_rms) {
+  return rms_norm_add_backward_with(kCpuPointwise, grad_sum, grad_y, sum, weight, inverse_rms);
 }
 
 Forward call_forward(const Tensor& x, const Tensor& weight, double eps) {
@@ -172,7 +250,57 @@ Tensor norm_autograd(const Tensor& x, const Tensor& weight, double eps) {
   return norm(x, weight, eps);
 }
 
+AddForward call_add_forward(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  static const auto op = find_operator<decltype(call_add_forward)>("based::rms_norm_add_forward");
+  return op.call(residual, x, weight, eps);
+}
+
+struct RmsNormAddFunction : torch::autograd::Function<RmsNormAddFunction> {
+  using Context = torch::autograd::AutogradContext;
+  using Variables = torch::autograd::variable_list;
+
+  static Variables forward(Context* context, const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const auto [sum, y, inverse_rms] = call_add_forward(residual, x, weight, eps);
+    context->save_for_backward({sum, weight, inverse_rms});
+    context->set_materialize_grads(false);
+    return {sum, y};
+  }
+
+  static Variables backward(Context* context, const Variables& grads) {
+    static const auto op = find_operator<decltype(add_backward_reference)>("based::rms_norm_add_backward");
+    const Variables saved = context->get_saved_variables();
+    const Tensor grad_y = grads[1].defined() ? grads[1] : at::zeros(saved[0].sizes(), saved[1].options());
+    const auto [residual, x, weight] = op.call(if_defined(grads[0]), grad_y, saved[0], saved[1], saved[2]);
+    return {residual, x, weight, Tensor()};
+  }
+};
+
+Forward add(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  const auto [sum, y, inverse_rms] = call_add_forward(residual, x, weight, eps);
+  return {sum, y};
+}
+
+Forward add_norm_autograd(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  if (wants_gradient({residual, x, weight})) {
+    const auto out = RmsNormAddFunction::apply(residual, x, weight, eps);
+    return {out[0], out[1]};
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return add(residual, x, weight, eps);
+}
+
 }  // namespace
+
+std::tuple<Tensor, Tensor> rms_norm_add(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  static const auto op = find_operator<decltype(add)>("based::rms_norm_add");
+  return op.call(residual, x, weight, eps);
+}
+
+std::tuple<Tensor, Tensor> rms_norm_add_reference(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  const auto [sum, y, inverse_rms] = add_forward_reference(residual, x, weight, eps);
+  return {sum, y};
+}
 
 Tensor rms_norm_reference(const Tensor& x, const Tensor& weight, double eps) { return std::get<0>(forward_reference(x, weight, eps)); }
 
@@ -192,6 +320,11 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor inverse_rms)");
   m.def("rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor inverse_rms) -> (Tensor grad_x, Tensor grad_weight)");
+  m.def("rms_norm_add(Tensor residual, Tensor x, Tensor weight, float eps) -> (Tensor sum, Tensor y)");
+  m.def("rms_norm_add_forward(Tensor residual, Tensor x, Tensor weight, float eps) -> (Tensor sum, Tensor y, Tensor inverse_rms)");
+  m.def(
+      "rms_norm_add_backward(Tensor? grad_sum, Tensor grad_y, Tensor sum, Tensor weight, Tensor inverse_rms) -> (Tensor grad_residual, "
+      "Tensor grad_x, Tensor grad_weight)");
   m.def("rms_norm_add_(Tensor(a!) residual, Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("rms_norm_reference(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm_reference);
 }
@@ -200,24 +333,32 @@ TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {
   m.impl("rms_norm", norm);
   m.impl("rms_norm_forward", forward_reference);
   m.impl("rms_norm_add_", add_reference);
+  m.impl("rms_norm_add", add);
+  m.impl("rms_norm_add_forward", add_forward_reference);
+  m.impl("rms_norm_add_backward", add_backward_reference);
   m.impl("rms_norm_backward", backward_reference);
 }
 
 TORCH_LIBRARY_IMPL(based, CPU, m) {
   m.impl("rms_norm_forward", forward_cpu);
   m.impl("rms_norm_add_", add_cpu);
+  m.impl("rms_norm_add_forward", add_forward_cpu);
+  m.impl("rms_norm_add_backward", add_backward_cpu);
   m.impl("rms_norm_backward", backward_cpu);
 }
 
 TORCH_LIBRARY_IMPL(based, Meta, m) {
   m.impl("rms_norm_forward", forward_meta);
   m.impl("rms_norm_add_", add_meta);
+  m.impl("rms_norm_add_forward", add_forward_meta);
+  m.impl("rms_norm_add_backward", add_backward_meta);
   m.impl("rms_norm_backward", backward_meta);
 }
 
 TORCH_LIBRARY_IMPL(based, Autograd, m) {
   m.impl("rms_norm", norm_autograd);
   m.impl("rms_norm_add_", add_autograd);
+  m.impl("rms_norm_add", add_norm_autograd);
 }
 
 }  // namespace

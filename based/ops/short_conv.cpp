@@ -5,6 +5,7 @@
 #include "based/ops/launch.h"
 #include "based/ops/recompute.h"
 #include "based/ops/rows.h"
+#include "based/ops/split_columns.h"
 
 namespace based::ops {
 namespace {
@@ -134,6 +135,14 @@ struct Launch {
   kernels::ShortConv arguments;
 };
 
+// Of x and gate; side by side where they are.
+std::tuple<Tensor, Tensor> empty_gradients(const Tensor& x, const OptionalTensor& gate) {
+  if (!gate) return {at::empty(x.sizes(), x.options()), Tensor()};
+  if (!joined_columns({x, *gate})) return {at::empty(x.sizes(), x.options()), at::empty(gate->sizes(), gate->options())};
+  const auto halves = at::empty({x.size(0), 2 * x.size(1)}, x.options()).split(x.size(1), 1);
+  return {halves[0], halves[1]};
+}
+
 Launch prepare(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu) {
   Launch launch{
       with_unit_columns(x), weight.contiguous(), bias ? bias->contiguous() : Tensor(), gate ? with_unit_columns(*gate) : Tensor(), {}};
@@ -185,10 +194,11 @@ Gradients short_conv_backward_with(const ShortConvKernels& table, const Tensor& 
   launch.arguments.row_start = starts.const_data_ptr<int64_t>();
   launch.arguments.rows = cu_seqlens.size(0) - 1;
   const at::TensorOptions sums = x.options().dtype(at::kFloat);
-  const Tensor cotangent = grad_y.contiguous(), grad_x = at::empty(x.sizes(), x.options()), grad_weight = at::empty(weight.sizes(), sums);
+  const Tensor cotangent = grad_y.contiguous(), grad_weight = at::empty(weight.sizes(), sums);
   const Tensor final_cotangent = grad_state ? grad_state->contiguous() : Tensor();
   const Tensor initial = initial_state ? initial_state->contiguous() : Tensor();
-  Tensor grad_bias, grad_gate, grad_initial;
+  auto [grad_x, grad_gate] = empty_gradients(x, gate);
+  Tensor grad_bias, grad_initial;
   kernels::ShortConvBackward to;
   to.forward = launch.arguments;
   to.grad_y = cotangent.const_data_ptr();
@@ -200,7 +210,6 @@ Gradients short_conv_backward_with(const ShortConvKernels& table, const Tensor& 
     to.grad_bias = grad_bias.mutable_data_ptr<float>();
   }
   if (gate) {
-    grad_gate = at::empty(gate->sizes(), gate->options());
     to.grad_gate = grad_gate.mutable_data_ptr(), to.grad_gate_stride = grad_gate.stride(0);
   }
   if (initial_state) {

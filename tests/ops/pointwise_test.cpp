@@ -1,5 +1,6 @@
 #include "based/ops/pointwise.h"
 
+#include "based/ops/constant_weights.h"
 #include "tests/ops/testing.h"
 
 namespace based::ops {
@@ -64,6 +65,46 @@ TEST(RmsNorm, AnFp32ResidualGivesTheWeightsType) {
   EXPECT_EQ(actual[1].scalar_type(), at::kBFloat16);
   EXPECT_TRUE(close(actual[0], expected[0], 1e-4));
   EXPECT_TRUE(close(actual[1], expected[1], 2e-2));
+}
+
+TEST_P(PointwiseOnDevices, RmsNormOfASumEqualsTheReference) {
+  const auto with = [](decltype(&rms_norm_add) op) {
+    return Function([op](const vector<Tensor>& t) {
+      const auto [sum, y] = op(t[0], t[1], t[2], 1e-5);
+      return vector<Tensor>{sum, y};
+    });
+  };
+  for (const auto& [rows, width] : {std::pair{0, 5}, std::pair{3, 7}, std::pair{130, 64}, std::pair{40, 1024}, std::pair{2, 8200}})
+    expect_like_reference(GetParam(), with(rms_norm_add), with(rms_norm_add_reference),
+                          {random({rows, width}), random({rows, width}), random({width})});
+  EXPECT_TRUE(gradcheck(with(rms_norm_add), {random({3, 2, 5}), random({3, 2, 5}), random({5})}));
+}
+
+// An fp32 residual, and only one of the results used.
+TEST_P(PointwiseOnDevices, RmsNormOfASumKeepsTheTypes) {
+  for (const int used : {0, 1, 2}) {
+    const Function op = [used](const vector<Tensor>& t) {
+      const auto [sum, y] = rms_norm_add(t[0], t[1], t[2], 1e-5);
+      return used == 0 ? vector<Tensor>{sum} : used == 1 ? vector<Tensor>{y} : vector<Tensor>{sum, y};
+    };
+    const vector<Tensor> in{random({9, 40}, at::kFloat).to(GetParam()), random({9, 40}, at::kBFloat16).to(GetParam()),
+                            random({40}, at::kBFloat16).to(GetParam())};
+    vector<Tensor> exact, cotangents, exact_cotangents;
+    for (const Tensor& t : in) exact.push_back(t.cpu().to(at::kDouble));
+    for (const Tensor& out : op(in)) {
+      cotangents.push_back(random({9, 40}, out.scalar_type()).to(GetParam()));
+      exact_cotangents.push_back(cotangents.back().cpu().to(at::kDouble));
+    }
+    const auto actual = gradients(op, in, cotangents), expected = gradients(op, exact, exact_cotangents);
+    for (size_t i = 0; i < (used == 0 ? 2u : 3u); ++i) {
+      EXPECT_EQ(actual[i].scalar_type(), in[i].scalar_type());
+      EXPECT_TRUE(close(actual[i], expected[i], i == 0 ? 1e-4 : 2e-2)) << "input " << i << ", used " << used;
+    }
+  }
+  EXPECT_EQ(error_of([] {
+              rms_norm_add(at::zeros({2, 8}), at::zeros({2, 7}), at::ones({8}), 1e-5);
+            }),
+            "rms_norm_add: x must have shape [2, 8], got [2, 7]");
 }
 
 TEST_P(PointwiseOnDevices, RmsNormAddsInPlaceFirst) {
@@ -140,14 +181,15 @@ TEST(Rotary, StaysExactFarOutAndReadsColumnSlices) {
 }
 
 TEST_P(PointwiseOnDevices, LinearEqualsTheReference) {
-  for (const int64_t rows : {0, 1, 2, 3, 4, 63, 64, 65, 200})
+  for (const int64_t rows : {0, 1, 2, 3, 4, 5, 16, 63, 64, 65, 128, 200})
     for (const bool with_bias : {false, true}) {
       const auto with = [&](decltype(&linear) op) {
         return Function(
             [=](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], t[1], with_bias ? std::optional(t[2]) : std::nullopt)}; });
       };
       const int64_t width = rows == 2 ? 33 : 1040;  // one that is no multiple of 16 bytes
-      const vector<Tensor> in{random({rows, width}), random({17, width}), random({17})};
+      const int64_t out = rows % 2 == 0 ? 84 : 17;
+      const vector<Tensor> in{random({rows, width}), random({out, width}), random({out})};
       expect_like_reference(GetParam(), with(ops::linear), with(linear_reference), in);
       const at::NoGradGuard no_grad;
       for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
@@ -171,6 +213,19 @@ TEST(Linear, ARowDependsOnNoOtherRow) {
       EXPECT_TRUE(same_bits(ops::linear(x.narrow(0, row, 1).clone(), weight, bias), y.narrow(0, row, 1))) << type << ", row " << row;
     for (const int64_t rows : {2, 3, 7, 16, 33})
       EXPECT_TRUE(same_bits(ops::linear(x.narrow(0, 5, rows), weight, bias), y.narrow(0, 5, rows)));
+  }
+}
+
+// At the same number of rows; ConstantWeights changes when a weight is read, not what comes of it.
+TEST_P(PointwiseOnDevices, LinearRowsDependOnNoOtherRow) {
+  const at::NoGradGuard no_grad;
+  const Tensor weight = random({260, 200}, at::kBFloat16).to(GetParam());
+  for (const int64_t rows : {1, 4, 7, 16, 40, 64, 128}) {
+    const Tensor x = random({rows, 200}, at::kBFloat16).to(GetParam()), y = ops::linear(x, weight);
+    const Tensor others = x.flip({0}) * 3;
+    others.select(0, rows / 2).copy_(x.select(0, rows / 2));
+    const ConstantWeights constant;
+    EXPECT_TRUE(same_bits(ops::linear(others, weight).select(0, rows / 2), y.select(0, rows / 2))) << rows << " rows";
   }
 }
 
@@ -247,6 +302,9 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
       {"rms_norm", {x, f({6}), 1e-5}},
       {"rms_norm_forward", {x, f({6}).to(at::kBFloat16), 1e-5}},
       {"rms_norm_add_", {f({5, 6}), x, f({6}), 1e-5}},
+      {"rms_norm_add", {f({5, 6}), x, f({6}), 1e-5}},
+      {"rms_norm_add_forward", {f({5, 6}), x, f({6}), 1e-5}},
+      {"rms_norm_add_backward", {f({5, 6}), f({5, 6}), x, f({6}), f({5})}},
       {"rms_norm_backward", {f({5, 6}), x, f({6}), f({5})}},
       {"swiglu", {x}},
       {"swiglu_backward", {f({5, 3}), x}},

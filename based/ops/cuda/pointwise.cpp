@@ -25,6 +25,18 @@ Tensor norm_add(Tensor residual, const Tensor& x, const Tensor& weight, double e
   return rms_norm_add_with(kCuda, residual, x, weight, eps);
 }
 
+std::tuple<Tensor, Tensor, Tensor> norm_sum(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  const OnDevice device("rms_norm_add", {{"residual", residual}, {"x", x}, {"weight", weight}});
+  return rms_norm_add_forward_with(kCuda, residual, x, weight, eps);
+}
+
+std::tuple<Tensor, Tensor, Tensor> norm_sum_backward(const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum,
+                                                     const Tensor& weight, const Tensor& inverse_rms) {
+  const OnDevice device("rms_norm_add_backward",
+                        {{"grad_sum", grad_sum}, {"grad_y", grad_y}, {"sum", sum}, {"weight", weight}, {"inverse_rms", inverse_rms}});
+  return rms_norm_add_backward_with(kCuda, grad_sum, grad_y, sum, weight, inverse_rms);
+}
+
 std::tuple<Tensor, Tensor> norm_backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& inverse_rms) {
   const OnDevice device("rms_norm_backward", {{"grad_y", grad_y}, {"x", x}, {"weight", weight}, {"inverse_rms", inverse_rms}});
   return rms_norm_backward_with(kCuda, grad_y, x, weight, inverse_rms);
@@ -49,6 +61,8 @@ TORCH_LIBRARY_IMPL(based, CUDA, m) {
   m.impl("rms_norm_forward", norm);
   m.impl("rms_norm_add_", norm_add);
   m.impl("rms_norm_backward", norm_backward);
+  m.impl("rms_norm_add_forward", norm_sum);
+  m.impl("rms_norm_add_backward", norm_sum_backward);
   m.impl("swiglu", swiglu_forward);
   m.impl("swiglu_backward", swiglu_backward);
   m.impl("rotary", turn);

@@ -1,0 +1,18 @@
+#pragma once
+#include <optional>
+#include <vector>
+
+#include "based/ops/torch.h"
+
+namespace based::ops {
+
+using torch::Tensor;
+
+// x [tokens, Σ widths] as views of its columns, one a width. Unlike with narrow, gradients that lie side by side in one tensor, as those of
+// short_conv do for halves of one, become x's gradient as they are, and others are put side by side in one pass.
+std::vector<Tensor> split_columns(const Tensor& x, at::IntArrayRef widths);
+
+// The tensor [tokens, Σ widths] whose columns these [tokens, width] are, where they are all of one and its rows follow each other.
+std::optional<Tensor> joined_columns(const std::vector<Tensor>& parts);
+
+}  // namespace based::ops
