@@ -13,16 +13,18 @@ namespace based {
 namespace {
 
 void for_each_line(std::istream& in, const std::string& source, std::ostream& out,
-                   const std::function<void(const std::string& line, const std::string& where)>& each) {
+                   const std::function<void(const std::string& line, int64_t number)>& each) {
   int64_t number = 0;
   for (std::string line; std::getline(in, line);) {
     ++number;
     if (line.empty() || line == "\r") continue;
-    each(line, source + ":" + std::to_string(number));
+    each(line, number);
     if (!out) throw Error("the output cannot be written");
   }
   if (in.bad()) throw Error(source + ": cannot be read to its end");
 }
+
+std::string place(const std::string& source, int64_t number) { return source + ":" + std::to_string(number); }
 
 Json parse_object(const std::string& line, const std::string& where) {
   Json value = parse_json(line, where);
@@ -58,11 +60,12 @@ std::string line_of(const char* key, const std::vector<int32_t>& values) {
 
 void encode_json_lines(const Tokenizer& tokenizer, Specials specials, std::istream& in, const std::string& source, std::ostream& out) {
   std::string plain;
-  for_each_line(in, source, out, [&](const std::string& line, const std::string& where) {
+  for_each_line(in, source, out, [&](const std::string& line, int64_t number) {
     if (read_only_member(line, "text", plain)) {
       out << line_of("ids", tokenizer.encode(plain, specials));
       return;
     }
+    const std::string where = place(source, number);
     const Json value = parse_object(line, where);
     const auto text = value.find("text"), bytes = value.find("bytes");
     if ((text == value.end()) == (bytes == value.end())) throw Error(where + ": needs either 'text' or 'bytes'");
@@ -78,7 +81,8 @@ void encode_json_lines(const Tokenizer& tokenizer, Specials specials, std::istre
 }
 
 void decode_json_lines(const Tokenizer& tokenizer, std::istream& in, const std::string& source, std::ostream& out) {
-  for_each_line(in, source, out, [&](const std::string& line, const std::string& where) {
+  for_each_line(in, source, out, [&](const std::string& line, int64_t number) {
+    const std::string where = place(source, number);
     const Json value = parse_object(line, where);
     const auto ids = value.find("ids");
     if (ids == value.end()) throw Error(where + ": needs 'ids'");
