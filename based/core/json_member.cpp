@@ -1,6 +1,5 @@
 #include "based/core/json_member.h"
 
-#include <array>
 #include <charconv>
 
 #include "based/core/utf8.h"

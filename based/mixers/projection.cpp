@@ -5,14 +5,6 @@
 #include "based/ops/pointwise.h"
 
 namespace based {
-namespace {
-thread_local int skip_initialisation = 0;
-}
-
-SkipInitialisation::SkipInitialisation() { ++skip_initialisation; }
-SkipInitialisation::~SkipInitialisation() { --skip_initialisation; }
-bool SkipInitialisation::active() { return skip_initialisation > 0; }
-
 Tensor initial_normal(torch::IntArrayRef shape, double std) {
   return SkipInitialisation::active() ? torch::empty(shape) : torch::randn(shape) * std;
 }

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 
+#include "based/core/thread_flag.h"
 #include "based/ops/torch.h"
 
 namespace based {
@@ -10,14 +11,7 @@ namespace based {
 using torch::Tensor;
 
 // While one lives on this thread, parameters are left empty instead of drawn: for a model whose weights are about to be loaded.
-class SkipInitialisation {
- public:
-  SkipInitialisation();
-  ~SkipInitialisation();
-  SkipInitialisation(const SkipInitialisation&) = delete;
-  SkipInitialisation& operator=(const SkipInitialisation&) = delete;
-  static bool active();
-};
+struct SkipInitialisation : ThreadFlag<SkipInitialisation> {};
 
 // N(0, std) of this shape, or empty under SkipInitialisation.
 Tensor initial_normal(torch::IntArrayRef shape, double std);

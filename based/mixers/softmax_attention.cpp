@@ -42,7 +42,7 @@ SoftmaxAttention::SoftmaxAttention(const char* name, const SoftmaxAttentionConfi
 
 Tensor SoftmaxAttention::forward(const Tensor& x, const Sequences& rows) {
   const Inputs in = project(x, config_.rotary_dim > 0 ? rows.positions() : Tensor());
-  return output(ops::causal_attention(in.q, in.k, in.v, rows.cu_seqlens(), rows.cu_seqlens(), window_, scale(), rows.max_length()));
+  return output(ops::causal_attention(in.q, in.k, in.v, rows.cu_seqlens(), rows.cu_seqlens(), window_, scale()));
 }
 
 MixerState SoftmaxAttention::make_state(int64_t slots) const {
@@ -63,9 +63,8 @@ Tensor SoftmaxAttention::prefill(const Tensor& x, const Sequences& rows, MixerSt
   const int64_t capacity = k.size(1);
   const RingPlan plan = state.paged() ? plan_pages(state["position"], rows, slots, state.pages())
                                       : plan_ring(state["position"], rows, slots, capacity, window_ == 0 ? capacity : window_ - 1);
-  const Tensor y =
-      ops::causal_attention(in.q, join_history(read_ring(k, plan), in.k, plan), join_history(read_ring(v, plan), in.v, plan),
-                            rows.cu_seqlens(), plan.with_history.cu_seqlens(), window_, scale(), plan.with_history.max_length());
+  const Tensor y = ops::causal_attention(in.q, join_history(read_ring(k, plan), in.k, plan), join_history(read_ring(v, plan), in.v, plan),
+                                         rows.cu_seqlens(), plan.with_history.cu_seqlens(), window_, scale());
   write_ring(k, in.k, plan);
   write_ring(v, in.v, plan);
   state.put("position", slots, after);

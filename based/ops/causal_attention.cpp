@@ -80,7 +80,7 @@ using Forward = std::tuple<Tensor, Tensor>;            // y, log_sum_exp
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // of q, k, v
 
 Forward forward_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                          int64_t window, double scale, int64_t) {
+                          int64_t window, double scale) {
   check_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window);
   const Starts starts = checked_starts(q, k, cu_seqlens_q, cu_seqlens_k);
   const at::ScalarType type = sum_type(q);
@@ -99,22 +99,22 @@ Forward forward_reference(const Tensor& q, const Tensor& k, const Tensor& v, con
 }
 
 Forward forward_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                     int64_t window, double, int64_t) {
+                     int64_t window, double) {
   check_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window);
   return {at::empty(q.sizes(), q.options()), at::empty({q.size(0), q.size(1)}, q.options().dtype(sum_type(q)))};
 }
 
 Gradients backward_reference(const Tensor& grad_y, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
-                             const Tensor& cu_seqlens_k, int64_t window, double scale, const Tensor&, const Tensor&, int64_t) {
+                             const Tensor& cu_seqlens_k, int64_t window, double scale, const Tensor&, const Tensor&) {
   const auto function = [&](const std::vector<Tensor>& in) {
-    return std::vector<Tensor>{std::get<0>(forward_reference(in[0], in[1], in[2], cu_seqlens_q, cu_seqlens_k, window, scale, 0))};
+    return std::vector<Tensor>{std::get<0>(forward_reference(in[0], in[1], in[2], cu_seqlens_q, cu_seqlens_k, window, scale))};
   };
   const std::vector<Tensor> g = gradients_by_autograd(function, {q, k, v}, {grad_y});
   return {g[0], g[1], g[2]};
 }
 
 Gradients backward_meta(const Tensor&, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&, const Tensor&, int64_t, double,
-                        const Tensor&, const Tensor&, int64_t) {
+                        const Tensor&, const Tensor&) {
   return {at::empty(q.sizes(), q.options()), at::empty(k.sizes(), k.options()), at::empty(v.sizes(), v.options())};
 }
 
@@ -192,7 +192,7 @@ Launch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
 
 Forward causal_attention_forward_with(const CausalAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
                                       const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window, double scale) {
-  if (!uses_kernel(kOp, q, table.forward != nullptr)) return forward_reference(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, 0);
+  if (!uses_kernel(kOp, q, table.forward != nullptr)) return forward_reference(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
   check_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window);
   if (cu_seqlens_q.is_cpu()) checked_starts(q, k, cu_seqlens_q, cu_seqlens_k);
   Launch launch = prepare(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
@@ -208,7 +208,7 @@ Gradients causal_attention_backward_with(const CausalAttentionKernels& table, co
                                          const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window,
                                          double scale, const Tensor& y, const Tensor& log_sum_exp) {
   if (!uses_kernel("causal_attention_backward", q, table.backward != nullptr))
-    return backward_reference(grad_y, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, y, log_sum_exp, 0);
+    return backward_reference(grad_y, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, y, log_sum_exp);
   if (cu_seqlens_q.is_cpu()) checked_starts(q, k, cu_seqlens_q, cu_seqlens_k);
   Launch launch = prepare(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
   const Tensor output = y.contiguous(), sums = log_sum_exp.contiguous(), cotangent = grad_y.contiguous();
@@ -260,12 +260,12 @@ const CausalAttentionKernels kCpu{kernels::cpu::causal_attention_scratch, kernel
                                   kernels::cpu::causal_attention_step};
 
 Forward forward_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                    int64_t window, double scale, int64_t) {
+                    int64_t window, double scale) {
   return causal_attention_forward_with(kCpu, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
 }
 
 Gradients backward_cpu(const Tensor& grad_y, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
-                       const Tensor& cu_seqlens_k, int64_t window, double scale, const Tensor& y, const Tensor& log_sum_exp, int64_t) {
+                       const Tensor& cu_seqlens_k, int64_t window, double scale, const Tensor& y, const Tensor& log_sum_exp) {
   return causal_attention_backward_with(kCpu, grad_y, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, y, log_sum_exp);
 }
 
@@ -275,9 +275,9 @@ Tensor step_cpu(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring
 }
 
 Forward call_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                     int64_t window, double scale, int64_t max_seqlen) {
+                     int64_t window, double scale) {
   static const auto op = find_operator<decltype(call_forward)>("based::causal_attention_forward");
-  return op.call(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, max_seqlen);
+  return op.call(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
 }
 
 struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFunction> {
@@ -285,13 +285,12 @@ struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFuncti
   using Variables = torch::autograd::variable_list;
 
   static Tensor forward(Context* context, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
-                        const Tensor& cu_seqlens_k, int64_t window, double scale, int64_t max_seqlen) {
+                        const Tensor& cu_seqlens_k, int64_t window, double scale) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const auto [y, log_sum_exp] = call_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, max_seqlen);
+    const auto [y, log_sum_exp] = call_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
     context->save_for_backward({q, k, v, cu_seqlens_q, cu_seqlens_k, y, log_sum_exp});
     context->saved_data["window"] = window;
     context->saved_data["scale"] = scale;
-    context->saved_data["max_seqlen"] = max_seqlen;
     return y;
   }
 
@@ -299,24 +298,24 @@ struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFuncti
     static const auto op = find_operator<decltype(backward_reference)>("based::causal_attention_backward");
     const Variables saved = context->get_saved_variables();
     const auto [q, k, v] = op.call(grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], context->saved_data["window"].toInt(),
-                                   context->saved_data["scale"].toDouble(), saved[5], saved[6], context->saved_data["max_seqlen"].toInt());
-    return {q, k, v, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+                                   context->saved_data["scale"].toDouble(), saved[5], saved[6]);
+    return {q, k, v, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window,
-                 double scale, int64_t max_seqlen) {
-  return std::get<0>(call_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, max_seqlen));
+                 double scale) {
+  return std::get<0>(call_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale));
 }
 
 Tensor attention_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                          int64_t window, double scale, int64_t max_seqlen) {
+                          int64_t window, double scale) {
   if (!wants_gradient({q, k, v})) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    return attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, max_seqlen);
+    return attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
   }
   if (!has_kernel(q) && !q.is_meta()) return causal_attention_reference(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
-  return CausalAttentionFunction::apply(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, max_seqlen);
+  return CausalAttentionFunction::apply(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
 }
 
 Tensor step_autograd(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring, Tensor position, const Tensor& slots,
@@ -330,13 +329,13 @@ Tensor step_autograd(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k
 
 Tensor causal_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                                   int64_t window, double scale) {
-  return std::get<0>(forward_reference(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, 0));
+  return std::get<0>(forward_reference(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale));
 }
 
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                        int64_t window, double scale, int64_t max_seqlen) {
+                        int64_t window, double scale) {
   static const auto op = find_operator<decltype(attention)>("based::causal_attention");
-  return op.call(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, max_seqlen);
+  return op.call(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
 }
 
 Tensor causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& k_ring, Tensor& v_ring, Tensor& position,
@@ -348,15 +347,13 @@ Tensor causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, 
 namespace {
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
+  m.def("causal_attention(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int window, float scale) -> Tensor");
   m.def(
-      "causal_attention(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int window, float scale, "
-      "int max_seqlen=0) -> Tensor");
-  m.def(
-      "causal_attention_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int window, float scale, "
-      "int max_seqlen=0) -> (Tensor y, Tensor log_sum_exp)");
+      "causal_attention_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int window, float scale) -> "
+      "(Tensor y, Tensor log_sum_exp)");
   m.def(
       "causal_attention_backward(Tensor grad_y, Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int window, "
-      "float scale, Tensor y, Tensor log_sum_exp, int max_seqlen=0) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v)");
+      "float scale, Tensor y, Tensor log_sum_exp) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v)");
   m.def(
       "causal_attention_step(Tensor q, Tensor k, Tensor v, Tensor(a!) k_ring, Tensor(b!) v_ring, Tensor(c!) position, Tensor slots, "
       "float scale) -> Tensor");

@@ -9,10 +9,9 @@ using torch::Tensor;
 // q [q_tokens, heads, head_dim], k and v [k_tokens, kv_heads, head_dim]; heads is a multiple of kv_heads; cu_seqlens_q, cu_seqlens_k int64
 // [rows + 1]. A row's queries are its last tokens: with Lq queries and Lk ≥ Lq keys, query i sees keys j with
 //   i + Lk − Lq − window < j ≤ i + Lk − Lq,
-// so `window` counts the keys seen, itself included; window 0 means all. max_seqlen: no row has more keys; 0: not known, which costs a GPU
-// empty blocks. Differentiable in q, k, v.
+// so `window` counts the keys seen, itself included; window 0 means all. Differentiable in q, k, v.
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                        int64_t window, double scale, int64_t max_seqlen = 0);
+                        int64_t window, double scale);
 Tensor causal_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                                   int64_t window, double scale);
 

@@ -2,7 +2,6 @@
 
 #include "based/kernels/cpu/isa.h"
 #include "based/ops/arguments.h"
-#include "based/ops/constant_weights.h"
 #include "based/ops/launch.h"
 #include "based/ops/pointwise.h"
 
@@ -10,13 +9,8 @@ namespace based::ops {
 namespace {
 
 constexpr const char* kOp = "linear";
-thread_local int constant_weights = 0;
 
 }  // namespace
-
-ConstantWeights::ConstantWeights() { ++constant_weights; }
-ConstantWeights::~ConstantWeights() { --constant_weights; }
-bool ConstantWeights::active() { return constant_weights > 0; }
 
 void check_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
   require(at::isFloatingType(x.scalar_type()), kOp, "x must be floating, got ", x.scalar_type());

@@ -102,6 +102,48 @@ kernels::RmsNorm prepare(const Tensor& x, const Tensor& weight) {
   return to;
 }
 
+bool norm_uses_kernel(const char* op, const PointwiseKernels& table, const Tensor& x, const Tensor& weight) {
+  return uses_kernel(op, x, has_kernel(weight) && weight.numel() <= table.rms_norm_width);
+}
+
+// rms_norm of x + added, which is left in `sum`; both undefined: of x. inverse_rms is undefined where it is not to be kept.
+Forward launch_forward(const PointwiseKernels& table, const Tensor& x, const Tensor& added, const Tensor& sum, const Tensor& weight,
+                       double eps, bool keep_inverse_rms) {
+  const Tensor rows = x.contiguous(), scale = weight.contiguous(), y = at::empty(x.sizes(), weight.options());
+  const Tensor more = added.defined() ? added.contiguous() : Tensor();
+  Tensor inverse_rms;
+  kernels::RmsNorm to = prepare(rows, scale);
+  if (added.defined()) to.add = more.const_data_ptr(), to.sum = sum.mutable_data_ptr();
+  to.y = y.mutable_data_ptr();
+  if (keep_inverse_rms) {
+    inverse_rms = at::empty(rows_of(x), x.options().dtype(at::kFloat));
+    to.inverse_rms = inverse_rms.mutable_data_ptr<float>();
+  }
+  to.eps = static_cast<float>(eps);
+  require_ok(table.rms_norm(to));
+  return {y, inverse_rms};
+}
+
+// Gradients of the sum and the weight; in between that of what was added, undefined where nothing was.
+AddGradients launch_backward(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum,
+                             const Tensor& weight, const Tensor& inverse_rms, bool added) {
+  const Tensor rows = sum.contiguous(), scale = weight.contiguous(), cotangent = grad_y.contiguous(), inverse = inverse_rms.contiguous();
+  const Tensor more = grad_sum ? grad_sum->contiguous() : Tensor(), grad = at::empty(sum.sizes(), sum.options());
+  const Tensor grad_added = added ? at::empty(sum.sizes(), weight.options()) : Tensor();
+  const Tensor grad_weight = at::empty(weight.sizes(), weight.options().dtype(at::kFloat));
+  kernels::RmsNormBackward to;
+  to.forward = prepare(rows, scale);
+  to.forward.inverse_rms = inverse.data_ptr<float>();
+  to.grad_y = cotangent.const_data_ptr();
+  if (grad_sum) to.grad_sum = more.const_data_ptr();
+  to.grad_x = grad.mutable_data_ptr();
+  if (added) to.grad_add = grad_added.mutable_data_ptr();
+  to.grad_weight = grad_weight.mutable_data_ptr<float>();
+  const Tensor scratch = scratch_memory(table.rms_norm_backward_scratch(to), sum);
+  require_ok(table.rms_norm_backward(to, scratch.mutable_data_ptr()));
+  return {grad, grad_added, grad_weight.to(weight.scalar_type())};
+}
+
 }  // namespace
 
 const PointwiseKernels kCpuPointwise{kernels::cpu::rms_norm_forward,  kernels::cpu::rms_norm_backward_scratch,
@@ -109,86 +151,38 @@ const PointwiseKernels kCpuPointwise{kernels::cpu::rms_norm_forward,  kernels::c
                                      kernels::cpu::swiglu_backward,   kernels::cpu::rotary};
 
 Forward rms_norm_forward_with(const PointwiseKernels& table, const Tensor& x, const Tensor& weight, double eps) {
-  if (!uses_kernel(kOp, x, has_kernel(weight) && weight.numel() <= table.rms_norm_width)) return forward_reference(x, weight, eps);
+  if (!norm_uses_kernel(kOp, table, x, weight)) return forward_reference(x, weight, eps);
   check(x, weight);
-  const Tensor rows = x.contiguous(), scale = weight.contiguous(), y = at::empty(x.sizes(), weight.options());
-  const Tensor inverse_rms = at::empty(rows_of(x), x.options().dtype(at::kFloat));
-  kernels::RmsNorm to = prepare(rows, scale);
-  to.y = y.mutable_data_ptr();
-  to.inverse_rms = inverse_rms.mutable_data_ptr<float>();
-  to.eps = static_cast<float>(eps);
-  require_ok(table.rms_norm(to));
-  return {y, inverse_rms};
+  return launch_forward(table, x, {}, {}, weight, eps, true);
 }
 
 AddForward rms_norm_add_forward_with(const PointwiseKernels& table, const Tensor& residual, const Tensor& x, const Tensor& weight,
                                      double eps) {
-  if (!uses_kernel(kAdd, residual, has_kernel(weight) && weight.numel() <= table.rms_norm_width))
-    return add_forward_reference(residual, x, weight, eps);
+  if (!norm_uses_kernel(kAdd, table, residual, weight)) return add_forward_reference(residual, x, weight, eps);
   check_add(kAdd, residual, x, weight);
-  const Tensor rows = residual.contiguous(), added = x.contiguous(), scale = weight.contiguous();
-  const Tensor sum = at::empty(rows.sizes(), rows.options()), y = at::empty(rows.sizes(), weight.options());
-  const Tensor inverse_rms = at::empty(rows_of(rows), rows.options().dtype(at::kFloat));
-  kernels::RmsNorm to = prepare(rows, scale);
-  to.add = added.const_data_ptr();
-  to.sum = sum.mutable_data_ptr();
-  to.y = y.mutable_data_ptr();
-  to.inverse_rms = inverse_rms.mutable_data_ptr<float>();
-  to.eps = static_cast<float>(eps);
-  require_ok(table.rms_norm(to));
+  const Tensor sum = at::empty(residual.sizes(), residual.options());
+  const auto [y, inverse_rms] = launch_forward(table, residual, x, sum, weight, eps, true);
   return {sum, y, inverse_rms};
 }
 
 Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
-  if (!uses_kernel(kAddInPlace, residual, has_kernel(weight) && weight.numel() <= table.rms_norm_width))
-    return add_reference(residual, x, weight, eps);
+  if (!norm_uses_kernel(kAddInPlace, table, residual, weight)) return add_reference(residual, x, weight, eps);
   check_add_in_place(residual, x, weight);
-  const Tensor scale = weight.contiguous(), added = x.contiguous(), y = at::empty(residual.sizes(), weight.options());
-  kernels::RmsNorm to = prepare(residual, scale);
-  to.add = added.const_data_ptr();
-  to.sum = residual.mutable_data_ptr();
-  to.y = y.mutable_data_ptr();
-  to.eps = static_cast<float>(eps);
-  require_ok(table.rms_norm(to));
-  return y;
+  return std::get<0>(launch_forward(table, residual, x, residual, weight, eps, false));
 }
 
 AddGradients rms_norm_add_backward_with(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y,
                                         const Tensor& sum, const Tensor& weight, const Tensor& inverse_rms) {
-  if (!uses_kernel("rms_norm_add_backward", sum, has_kernel(weight) && weight.numel() <= table.rms_norm_width))
+  if (!norm_uses_kernel("rms_norm_add_backward", table, sum, weight))
     return add_backward_reference(grad_sum, grad_y, sum, weight, inverse_rms);
-  const Tensor rows = sum.contiguous(), scale = weight.contiguous(), cotangent = grad_y.contiguous(), inverse = inverse_rms.contiguous();
-  const Tensor more = grad_sum ? grad_sum->contiguous() : Tensor(),
-               grad_weight = at::empty(weight.sizes(), weight.options().dtype(at::kFloat));
-  const Tensor grad_residual = at::empty(sum.sizes(), sum.options()), grad_x = at::empty(sum.sizes(), weight.options());
-  kernels::RmsNormBackward to;
-  to.forward = prepare(rows, scale);
-  to.forward.inverse_rms = inverse.data_ptr<float>();
-  to.grad_y = cotangent.const_data_ptr();
-  if (grad_sum) to.grad_sum = more.const_data_ptr();
-  to.grad_x = grad_residual.mutable_data_ptr();
-  to.grad_add = grad_x.mutable_data_ptr();
-  to.grad_weight = grad_weight.mutable_data_ptr<float>();
-  const Tensor scratch = scratch_memory(table.rms_norm_backward_scratch(to), sum);
-  require_ok(table.rms_norm_backward(to, scratch.mutable_data_ptr()));
-  return {grad_residual, grad_x, grad_weight.to(weight.scalar_type())};
+  return launch_backward(table, grad_sum, grad_y, sum, weight, inverse_rms, true);
 }
 
 Gradients rms_norm_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& x, const Tensor& weight,
                                  const Tensor& inverse_rms) {
-  if (!uses_kernel("rms_norm_backward", x, has_kernel(weight) && weight.numel() <= table.rms_norm_width))
-    return backward_reference(grad_y, x, weight, inverse_rms);
-  const Tensor rows = x.contiguous(), scale = weight.contiguous(), cotangent = grad_y.contiguous(), inverse = inverse_rms.contiguous();
-  const Tensor grad_x = at::empty(x.sizes(), x.options()), grad_weight = at::empty(weight.sizes(), weight.options().dtype(at::kFloat));
-  kernels::RmsNormBackward to;
-  to.forward = prepare(rows, scale);
-  to.forward.inverse_rms = inverse.data_ptr<float>();
-  to.grad_y = cotangent.const_data_ptr();
-  to.grad_x = grad_x.mutable_data_ptr();
-  to.grad_weight = grad_weight.mutable_data_ptr<float>();
-  const Tensor scratch = scratch_memory(table.rms_norm_backward_scratch(to), x);
-  require_ok(table.rms_norm_backward(to, scratch.mutable_data_ptr()));
-  return {grad_x, grad_weight.to(weight.scalar_type())};
+  if (!norm_uses_kernel("rms_norm_backward", table, x, weight)) return backward_reference(grad_y, x, weight, inverse_rms);
+  const auto [grad_x, none, grad_weight] = launch_backward(table, {}, grad_y, x, weight, inverse_rms, false);
+  return {grad_x, grad_weight};
 }
 
 namespace {

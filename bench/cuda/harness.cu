@@ -78,6 +78,12 @@ Buffer random_buffer(int64_t count, kernels::DType dtype, double scale, uint64_t
   return buffer;
 }
 
+std::vector<Buffer> random_buffers(int sets, int64_t count, kernels::DType dtype, uint64_t seed) {
+  std::vector<Buffer> buffers;
+  for (int i = 0; i < sets; ++i) buffers.push_back(random_buffer(count, dtype, 1, seed + static_cast<uint64_t>(i)));
+  return buffers;
+}
+
 Buffer copy_of(const Buffer& from) {
   Buffer buffer(from.bytes());
   check(cudaMemcpy(buffer.as(), from.as(), static_cast<size_t>(from.bytes()), cudaMemcpyDeviceToDevice), "copy");
@@ -162,6 +168,10 @@ void Report::add(const Result& result) {
   if (result.error >= 0) std::printf("  error %.2e", result.error);
   std::printf("\n");
   std::fflush(stdout);
+}
+
+void Report::time(const std::string& name, int64_t bytes, int sets, const std::function<void(int, cudaStream_t)>& call) {
+  add({"", name, median_ms(sets, call), "ms", static_cast<double>(bytes) / kBytesPerMs});
 }
 
 void Report::fail(const std::string& what) {

@@ -47,6 +47,8 @@ class Buffer {
 
 // Normal numbers times `scale`, different for each seed.
 Buffer random_buffer(int64_t count, kernels::DType dtype, double scale, uint64_t seed);
+// `sets` of them, with seeds from `seed` on.
+std::vector<Buffer> random_buffers(int sets, int64_t count, kernels::DType dtype, uint64_t seed);
 Buffer copy_of(const Buffer& from);
 Buffer upload(const std::vector<int64_t>& values);
 // Elements as double, on the host.
@@ -79,6 +81,8 @@ class Report {
  public:
   void add(const Result& result);
   void fail(const std::string& what);
+  // Times a call beside the time that its bytes take; see median_ms.
+  void time(const std::string& name, int64_t bytes, int sets, const std::function<void(int set, cudaStream_t)>& call);
   // Prints the error and fails where it is not ≤ `limit` (NaN never is).
   void expect(const std::string& what, double error, double limit);
   int failures() const { return failures_; }

@@ -257,24 +257,12 @@ void verify_short_conv_step(Report& report, int64_t channels, int32_t taps, DTyp
   report.expect("short_conv_step taps " + std::to_string(taps) + type_name(dtype), relative_error(step, last), 1e-6);
 }
 
-template <typename Call>
-void time_layer(Report& report, const std::string& name, int64_t bytes, int sets, const Call& call) {
-  const double ms = median_ms(sets, call);
-  report.add({"", name, ms, "ms", static_cast<double>(bytes) / kBytesPerMs});
-}
-
-std::vector<Buffer> sets_of(int sets, int64_t count, uint64_t seed, DType dtype = DType::bf16) {
-  std::vector<Buffer> buffers;
-  for (int i = 0; i < sets; ++i) buffers.push_back(random_buffer(count, dtype, 1, seed + i));
-  return buffers;
-}
-
 // With an fp32 residual stream: alone, and with the stream's gradient in grad_x and the sum of both rounded for the branch before.
 void time_rms_norm_backward(Report& report, int64_t rows, int64_t width) {
   const int sets = 2;
   const int64_t count = rows * width;
-  const std::vector<Buffer> x = sets_of(sets, count, 1, DType::f32), g = sets_of(sets, count, 100),
-                            grad_x = sets_of(sets, count, 200, DType::f32), grad_add = sets_of(sets, count, 300);
+  const std::vector<Buffer> x = random_buffers(sets, count, DType::f32, 1), g = random_buffers(sets, count, DType::bf16, 100),
+                            grad_x = random_buffers(sets, count, DType::f32, 200), grad_add = random_buffers(sets, count, DType::bf16, 300);
   const Buffer weight = random_buffer(width, DType::bf16, 1, 400), inverse_rms = random_buffer(rows, DType::f32, 1, 401);
   Buffer grad_weight(width * 4);
   for (const bool residual : {false, true}) {
@@ -284,7 +272,7 @@ void time_rms_norm_backward(Report& report, int64_t rows, int64_t width) {
     b.grad_weight = grad_weight.as<float>();
     const Buffer scratch(gpu::rms_norm_backward_scratch(b));
     const std::string name = "rms_norm backward " + std::to_string(rows) + "x" + std::to_string(width) + (residual ? " residual" : "");
-    time_layer(report, name, count * (residual ? 16 : 10), sets, [&](int i, cudaStream_t stream) {
+    report.time(name, count * (residual ? 16 : 10), sets, [&](int i, cudaStream_t stream) {
       b.forward.x = x[i].as(), b.grad_y = g[i].as(), b.grad_x = grad_x[i].as();
       if (residual) b.grad_sum = grad_x[i].as(), b.grad_add = grad_add[i].as();
       check(gpu::rms_norm_backward(b, scratch.as(), Stream{stream}));
@@ -329,8 +317,8 @@ void time_short_conv_backward(Report& report, int32_t taps, DType dtype) {
   };
   Buffer scratch(gpu::short_conv_backward_scratch(arguments(0)));
   const std::string name = "short_conv backward 32768x2048 taps " + std::to_string(taps) + " gated" + type_name(dtype);
-  time_layer(report, name, 5 * count * size, sets,
-             [&](int i, cudaStream_t stream) { check(gpu::short_conv_backward(arguments(i), scratch.as(), Stream{stream})); });
+  report.time(name, 5 * count * size, sets,
+              [&](int i, cudaStream_t stream) { check(gpu::short_conv_backward(arguments(i), scratch.as(), Stream{stream})); });
 }
 
 }  // namespace
@@ -373,18 +361,19 @@ void verify_layers(Report& report) {
 void time_layers(Report& report) {
   const int64_t tokens = 16 * 2048, width = 1024, bytes = tokens * width * 2;
   const int sets = working_sets(bytes);
-  const std::vector<Buffer> x = sets_of(sets, tokens * width, 1), h = sets_of(sets, tokens * 2 * width, 100);
+  const std::vector<Buffer> x = random_buffers(sets, tokens * width, DType::bf16, 1),
+                            h = random_buffers(sets, tokens * 2 * width, DType::bf16, 100);
   std::vector<Buffer> y;
   for (int i = 0; i < sets; ++i) y.emplace_back(tokens * width * 2);
   const Buffer weight = random_buffer(width * 4, DType::bf16, 1, 300), starts = upload({0, tokens});
-  time_layer(report, "rms_norm 32768x1024 bf16", 2 * bytes, sets, [&](int i, cudaStream_t stream) {
+  report.time("rms_norm 32768x1024 bf16", 2 * bytes, sets, [&](int i, cudaStream_t stream) {
     check(gpu::rms_norm_forward(
         {x[i].as(), nullptr, nullptr, weight.as(), y[i].as(), nullptr, tokens, width, 1e-5F, DType::bf16, DType::bf16}, Stream{stream}));
   });
-  time_layer(report, "swiglu 32768x1024 bf16", 3 * bytes, sets, [&](int i, cudaStream_t stream) {
+  report.time("swiglu 32768x1024 bf16", 3 * bytes, sets, [&](int i, cudaStream_t stream) {
     check(gpu::swiglu_forward({h[i].as(), y[i].as(), tokens, width, DType::bf16}, Stream{stream}));
   });
-  time_layer(report, "short_conv 32768x1024 taps 3 gated bf16", 3 * bytes, sets, [&](int i, cudaStream_t stream) {
+  report.time("short_conv 32768x1024 taps 3 gated bf16", 3 * bytes, sets, [&](int i, cudaStream_t stream) {
     const kernels::ShortConv p{x[i].as(), h[i].as(), weight.as(), nullptr, y[i].as(), nullptr, starts.as<int64_t>(), nullptr, tokens, 1,
                                width,     width,     2 * width,   width,   3,         true,    DType::bf16};
     check(gpu::short_conv_forward(p, Stream{stream}));

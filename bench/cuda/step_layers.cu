@@ -41,28 +41,16 @@ void verify_one(Report& report, int64_t rows, int64_t in, int64_t out, DType dty
   report.expect(name, relative_error(got, expected), dtype == DType::bf16 ? 2.5e-3 : 2e-6);
 }
 
-std::vector<Buffer> buffers_of(int sets, int64_t count, DType dtype, uint64_t seed) {
-  std::vector<Buffer> buffers;
-  for (int i = 0; i < sets; ++i) buffers.push_back(random_buffer(count, dtype, 1, seed + i));
-  return buffers;
-}
-
-template <typename Call>
-void time_layer(Report& report, const std::string& name, int64_t bytes, int sets, const Call& call) {
-  const double ms = median_ms(sets, call);
-  report.add({"", name, ms, "ms", static_cast<double>(bytes) / kBytesPerMs});
-}
-
 // Each call has another weight, so that it comes from memory as in a step.
 void time_linear(Report& report, int64_t rows, int64_t in, int64_t out) {
   const int64_t bytes = in * out * 2;
   const int sets = working_sets(bytes);
-  const std::vector<Buffer> weight = buffers_of(sets, in * out, DType::bf16, 1);
+  const std::vector<Buffer> weight = random_buffers(sets, in * out, DType::bf16, 1);
   const Buffer x = random_buffer(rows * in, DType::bf16, 1, 100), bias = random_buffer(out, DType::bf16, 1, 101), y(rows * out * 2);
   kernels::Linear p{x.as(), nullptr, bias.as(), y.as(), rows, in, out, in, in, out, DType::bf16, DType::bf16, false, true};
   const std::string name = "linear " + std::to_string(rows) + " x " + std::to_string(in) + " -> " + std::to_string(out) + " bf16";
   if (!gpu::linear_supports(p)) return;
-  time_layer(report, name, bytes, sets, [&](int i, cudaStream_t stream) {
+  report.time(name, bytes, sets, [&](int i, cudaStream_t stream) {
     p.weight = weight[i].as();
     check(gpu::linear(p, Stream{stream}));
   });
@@ -72,11 +60,11 @@ void time_pointwise(Report& report, int64_t rows, int64_t width) {
   const std::string at = std::to_string(rows) + "x" + std::to_string(width) + " bf16";
   Buffer residual = random_buffer(rows * width, DType::f32, 1, 1), y(rows * 2 * width * 2);
   const Buffer x = random_buffer(rows * 4 * width, DType::bf16, 1, 2), weight = random_buffer(width * 8, DType::bf16, 1, 3);
-  time_layer(report, "rms_norm, residual added, " + at, rows * width * 12, 2, [&](int, cudaStream_t stream) {
+  report.time("rms_norm, residual added, " + at, rows * width * 12, 2, [&](int, cudaStream_t stream) {
     check(gpu::rms_norm_forward(
         {residual.as(), x.as(), residual.as(), weight.as(), y.as(), nullptr, rows, width, 1e-5F, DType::f32, DType::bf16}, Stream{stream}));
   });
-  time_layer(report, "swiglu of twice " + at, rows * 2 * width * 6, 2, [&](int, cudaStream_t stream) {
+  report.time("swiglu of twice " + at, rows * 2 * width * 6, 2, [&](int, cudaStream_t stream) {
     check(gpu::swiglu_forward({x.as(), y.as(), rows, 2 * width, DType::bf16}, Stream{stream}));
   });
   Buffer state = random_buffer(rows * 2 * width * 2, DType::f32, 1, 4);
@@ -84,8 +72,8 @@ void time_pointwise(Report& report, int64_t rows, int64_t width) {
   conv.x = x.as(), conv.gate = x.as<char>() + 4 * width, conv.weight = weight.as(), conv.bias = weight.as(), conv.y = y.as();
   conv.state = state.as<float>(), conv.tokens = conv.rows = rows, conv.channels = 2 * width;
   conv.x_stride = conv.gate_stride = 4 * width, conv.y_stride = 2 * width, conv.taps = 3, conv.silu = true, conv.dtype = DType::bf16;
-  time_layer(report, "short_conv_step of twice " + at, rows * 2 * width * (3 * 2 + 2 * 2 * 4), 2,
-             [&](int, cudaStream_t stream) { check(gpu::short_conv_step(conv, Stream{stream})); });
+  report.time("short_conv_step of twice " + at, rows * 2 * width * (3 * 2 + 2 * 2 * 4), 2,
+              [&](int, cudaStream_t stream) { check(gpu::short_conv_step(conv, Stream{stream})); });
 }
 
 void time_sample(Report& report, int64_t rows, int64_t vocab) {
@@ -114,8 +102,8 @@ void time_sample(Report& report, int64_t rows, int64_t vocab) {
                                vocab,
                                vocab,
                                DType::bf16};
-  time_layer(report, "sample " + std::to_string(rows) + "x" + std::to_string(vocab) + " top-k top-p bf16", rows * vocab * 2, 2,
-             [&](int, cudaStream_t stream) { check(gpu::sample(sample, Stream{stream})); });
+  report.time("sample " + std::to_string(rows) + "x" + std::to_string(vocab) + " top-k top-p bf16", rows * vocab * 2, 2,
+              [&](int, cudaStream_t stream) { check(gpu::sample(sample, Stream{stream})); });
 }
 
 }  // namespace

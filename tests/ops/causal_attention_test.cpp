@@ -35,14 +35,7 @@ Inputs make_inputs(const Case& c) {
           1 / std::sqrt(static_cast<double>(c.head_dim))};
 }
 
-// The longest row said, as models do.
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window,
-                 double scale) {
-  const int64_t longest = cu_seqlens_k.size(0) > 1 ? cu_seqlens_k.diff().max().item<int64_t>() : 0;
-  return causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, longest);
-}
-
-Function calling(const Inputs& in, decltype(&attention) op = attention) {
+Function calling(const Inputs& in, decltype(&causal_attention) op = causal_attention) {
   return [=](const vector<Tensor>& t) {
     const auto there = [&](const Tensor& starts) { return starts.to(t[0].device()); };
     return vector<Tensor>{op(t[0], t[1], t[2], there(in.cu_seqlens_q), there(in.cu_seqlens_k), in.window, in.scale)};
@@ -237,9 +230,9 @@ TEST(CausalAttention, ErrorsNameOperatorArgumentAndValue) {
   const c10::IValue cu = two_rows(), slots = five_slots();
   const Tensor q = f({5, 2, 8}), k = f({5, 1, 8}), v = f({5, 1, 8}), position = torch::tensor({0, 1, 2, 3, 9}, at::kLong);
   return vector<SchemaCase>{
-      {"causal_attention", {q, k, v, cu, cu, int64_t{2}, 0.3, int64_t{0}}},
-      {"causal_attention_forward", {q, k, v, cu, cu, int64_t{0}, 0.3, int64_t{5}}},
-      {"causal_attention_backward", {f({5, 2, 8}), q, k, v, cu, cu, int64_t{2}, 0.3, f({5, 2, 8}), f({5, 2}), int64_t{0}}},
+      {"causal_attention", {q, k, v, cu, cu, int64_t{2}, 0.3}},
+      {"causal_attention_forward", {q, k, v, cu, cu, int64_t{0}, 0.3}},
+      {"causal_attention_backward", {f({5, 2, 8}), q, k, v, cu, cu, int64_t{2}, 0.3, f({5, 2, 8}), f({5, 2})}},
       {"causal_attention_step", {q, k, v, f({5, 4, 1, 8}), f({5, 4, 1, 8}), position, slots, 0.3}},
   };
 });

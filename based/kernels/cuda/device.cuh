@@ -111,8 +111,8 @@ __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 // Contiguous copies by the copy engine (sm_90): addresses and sizes are multiples of 16. A load completes on a barrier in shared memory
 // that was told how many bytes to expect; phases of a barrier alternate between 0 and 1.
-__device__ __forceinline__ void barrier_init(uint32_t barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals = 1) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");

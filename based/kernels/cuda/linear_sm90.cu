@@ -64,9 +64,6 @@ __device__ __forceinline__ uint32_t address_in_block(uint32_t shared, int rank) 
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared), "r"(rank));
   return there;
 }
-__device__ __forceinline__ void barrier_init_for(uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -119,7 +116,7 @@ struct Block {  // a block's place
     Ring r;
     r.slot = threadIdx.x % 32;
     if (r.slot < plan.weight_stages) barrier_init(weights_here(r));
-    if (r.slot < plan.row_stages) barrier_init(rows_here(r)), barrier_init_for(consumed(r), kMultipliers / 32);
+    if (r.slot < plan.row_stages) barrier_init(rows_here(r)), barrier_init(consumed(r), kMultipliers / 32);
     fence_shared_proxy();
     __syncwarp();
   }

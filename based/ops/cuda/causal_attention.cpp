@@ -24,14 +24,6 @@ bool flash_applies(const Tensor& q, const Tensor& k) {
 // `window` keys seen, the token's own included, as keys to the left of it; none: all.
 std::optional<int64_t> keys_to_the_left(int64_t window) { return window == 0 ? std::nullopt : std::optional(window - 1); }
 
-// Bounds of the rows' queries and keys; where they are not known, their lengths are on the GPU, and all tokens are one.
-struct Longest {
-  int64_t q, k;
-  Longest(const Tensor& queries, const Tensor& keys, int64_t max_seqlen)
-      : q(max_seqlen > 0 ? std::min(max_seqlen, queries.size(0)) : queries.size(0)),
-        k(max_seqlen > 0 ? std::min(max_seqlen, keys.size(0)) : keys.size(0)) {}
-};
-
 Tensor with_unit_stride(const Tensor& x) { return x.stride(2) == 1 ? x : x.contiguous(); }
 
 // While one lives, ATen's flash attention adds up gradients in a fixed order instead of by atomics.
@@ -56,20 +48,19 @@ class FixedOrder {
 };
 
 Forward forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window,
-                double scale, int64_t max_seqlen) {
+                double scale) {
   const OnDevice device("causal_attention", {{"q", q}, {"k", k}, {"v", v}, {"cu_seqlens_q", cu_seqlens_q}, {"cu_seqlens_k", cu_seqlens_k}});
   check_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window);
   if (!flash_applies(q, k)) return causal_attention_forward_with(kCuda, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
-  const Longest longest(q, k, max_seqlen);
+  // The longest row is on the GPU; all tokens are an upper bound of it, which costs empty blocks only.
   const auto [y, log_sum_exp, seed, offset, none] = at::_flash_attention_forward(
-      with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), cu_seqlens_q.to(at::kInt), cu_seqlens_k.to(at::kInt), longest.q,
-      longest.k, /*dropout_p=*/0, /*is_causal=*/true, /*return_debug_mask=*/false, scale, keys_to_the_left(window), /*window_right=*/0);
+      with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), cu_seqlens_q.to(at::kInt), cu_seqlens_k.to(at::kInt), q.size(0),
+      k.size(0), /*dropout_p=*/0, /*is_causal=*/true, /*return_debug_mask=*/false, scale, keys_to_the_left(window), /*window_right=*/0);
   return {y.contiguous(), log_sum_exp.t().contiguous()};
 }
 
 Gradients backward(const Tensor& grad_y, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
-                   const Tensor& cu_seqlens_k, int64_t window, double scale, const Tensor& y, const Tensor& log_sum_exp,
-                   int64_t max_seqlen) {
+                   const Tensor& cu_seqlens_k, int64_t window, double scale, const Tensor& y, const Tensor& log_sum_exp) {
   const OnDevice device("causal_attention_backward", {{"grad_y", grad_y},
                                                       {"q", q},
                                                       {"k", k},
@@ -82,10 +73,9 @@ Gradients backward(const Tensor& grad_y, const Tensor& q, const Tensor& k, const
     return causal_attention_backward_with(kCuda, grad_y, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, y, log_sum_exp);
   const Tensor no_dropout = at::empty({2}, q.options().dtype(at::kUInt64));
   const FixedOrder fixed_order;
-  const Longest longest(q, k, max_seqlen);
   auto [grad_q, grad_k, grad_v] = at::_flash_attention_backward(
       grad_y.contiguous(), with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), y.contiguous(), log_sum_exp.t().contiguous(),
-      cu_seqlens_q.to(at::kInt), cu_seqlens_k.to(at::kInt), longest.q, longest.k, /*dropout_p=*/0, /*is_causal=*/true, no_dropout,
+      cu_seqlens_q.to(at::kInt), cu_seqlens_k.to(at::kInt), q.size(0), k.size(0), /*dropout_p=*/0, /*is_causal=*/true, no_dropout,
       no_dropout, scale, keys_to_the_left(window), /*window_right=*/0);
   return {grad_q.contiguous(), grad_k.contiguous(), grad_v.contiguous()};
 }
