@@ -24,6 +24,7 @@ std::vector<Size> sizes(const Context& context) {
   if (gpu) batches = {1, 4, 16, 64, 128, 256, 512}, contexts = {128, 512, 2048, 8192, 32768}, fixed = {16, 2048};
   if (context.quick) batches = {1, 4, 16}, contexts = {64, 256, 1024}, fixed = {4, 64};
   std::vector<Size> all;
+  all.reserve(batches.size() + contexts.size());
   for (const int64_t batch : batches) all.push_back({batch, fixed.context});
   for (const int64_t length : contexts)
     if (length != fixed.context || std::find(batches.begin(), batches.end(), fixed.batch) == batches.end())

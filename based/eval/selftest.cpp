@@ -156,6 +156,15 @@ std::vector<OperatorCheck> other_checks() {
        },
        [](const Tensors& x) { return ops::swiglu(x[0]); },
        [](const Tensors& x) { return x[0].narrow(1, 0, 48) * torch::silu(x[0].narrow(1, 48, 48)); }},
+      {"linear_swiglu",
+       [] {
+         return Tensors{draw({1, 96}), draw({64, 96}, 0.2)};
+       },
+       [](const Tensors& x) { return ops::linear_swiglu(x[0], x[1]); },
+       [](const Tensors& x) {
+         const Tensor h = torch::matmul(x[0], x[1].t());
+         return h.narrow(1, 0, 32) * torch::silu(h.narrow(1, 32, 32));
+       }},
       {"rotary",
        [] {
          return Tensors{draw({tokens, 2, 16})};

@@ -42,6 +42,7 @@ void Session::save(const std::string& path, const std::string& model_hash) const
   StateSnapshot snapshot{model_hash, ids_, {}, {}};
   const std::vector<StateTensor> tensors = state_.extract(0).named();
   std::vector<Tensor> kept;  // the views point into these
+  kept.reserve(tensors.size());
   for (const auto& tensor : tensors) kept.push_back(tensor.value.cpu().contiguous());
   for (size_t i = 0; i < tensors.size(); ++i) snapshot.tensors.push_back(view_of(tensors[i].name, kept[i]));
   write_state_file(path, snapshot);

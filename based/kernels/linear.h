@@ -31,6 +31,9 @@ namespace cuda {
 // 2048: where cuBLAS is not faster.
 bool linear_supports(const Linear&);
 Status linear(const Linear&, Stream);
+// y [rows, out / 2]: the first half of the outputs times the SiLU of the second. One row, of the types and alignment above.
+bool linear_swiglu_supports(const Linear&);
+Status linear_swiglu(const Linear&, Stream);
 }  // namespace cuda
 
 }  // namespace based::kernels

@@ -47,8 +47,7 @@ Mlp::Mlp(const ModelConfig& config) : gated_(config.mlp == "swiglu") {
 }
 
 Tensor Mlp::forward(const Tensor& x) {
-  const Tensor h = fc1_->forward(x);
-  return fc2_->forward(gated_ ? ops::swiglu(h) : torch::gelu(h));
+  return fc2_->forward(gated_ ? ops::linear_swiglu(x, fc1_->weight()) : torch::gelu(fc1_->forward(x)));
 }
 
 Block::Block(const ModelConfig& config, int64_t layer) {

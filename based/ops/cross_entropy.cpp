@@ -66,9 +66,18 @@ Tensor cross_entropy_softmax_with(kernels::Status (*kernel)(const kernels::Cross
   return loss.sum();
 }
 
+void add_product(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory) {
+  if (sum.scalar_type() == a.scalar_type()) {
+    sum.addmm_(a, b);
+  } else {
+    if (!memory.defined()) memory = at::empty(sum.sizes(), a.options());
+    sum.add_(at::mm_out(memory, a, b));
+  }
+}
+
 // The gradient is made where the logits are, in the forward: they are large, and making them again would cost a third more.
-Forward cross_entropy_with(CrossEntropySoftmax softmax, int64_t chunk_bytes, const Tensor& hidden, const Tensor& weight,
-                           const Tensor& labels, int64_t labelled, bool grad_hidden, bool grad_weight) {
+Forward cross_entropy_with(const CrossEntropyParts& parts, const Tensor& hidden, const Tensor& weight, const Tensor& labels,
+                           int64_t labelled, bool grad_hidden, bool grad_weight) {
   check(hidden, weight, labels, labelled);
   const at::ScalarType type = sum_type(hidden);
   const Tensor chosen = rows_with_label(labels, labelled);
@@ -76,27 +85,24 @@ Forward cross_entropy_with(CrossEntropySoftmax softmax, int64_t chunk_bytes, con
   const Tensor targets = chosen.defined() ? labels.index_select(0, chosen) : labels;
   check_targets(targets, weight.size(0));
   const int64_t count = targets.size(0), vocab = weight.size(0);
-  const int64_t chunk = std::min(std::max(chunk_bytes / (vocab * hidden.element_size()), kChunkRows), count);
+  const int64_t chunk = std::min(std::max(parts.chunk_bytes / (vocab * hidden.element_size()), kChunkRows), count);
   Tensor loss = at::zeros({}, hidden.options().dtype(type));
   const Tensor by_input = grad_hidden ? at::empty(inputs.sizes(), inputs.options()) : Tensor();
-  // Transposed: logits are then read along their rows. In fp32, and by way of `product` where that is not the type of the products.
+  // Transposed: logits are then read along their rows.
   Tensor by_weight = grad_weight ? at::zeros({weight.size(1), vocab}, weight.options().dtype(type)) : Tensor();
-  Tensor product = grad_weight && type != hidden.scalar_type() ? at::empty(by_weight.sizes(), hidden.options()) : Tensor();
+  Tensor product;
   const Tensor memory = at::empty({chunk, vocab}, hidden.options());
   for (int64_t begin = 0; begin < count; begin += chunk) {
     const int64_t size = std::min(chunk, count - begin);
     const Tensor x = inputs.narrow(0, begin, size);
     Tensor logits = memory.narrow(0, 0, size);
     at::mm_out(logits, x, weight.t());
-    loss += softmax(logits, targets.narrow(0, begin, size), 1.0 / static_cast<double>(count), grad_hidden || grad_weight);
+    loss += parts.softmax(logits, targets.narrow(0, begin, size), 1.0 / static_cast<double>(count), grad_hidden || grad_weight);
     if (grad_hidden) {
       Tensor rows = by_input.narrow(0, begin, size);
       at::mm_out(rows, logits, weight);
     }
-    if (grad_weight && product.defined())
-      by_weight.add_(at::mm_out(product, x.t(), logits));
-    else if (grad_weight)
-      by_weight.addmm_(x.t(), logits);
+    if (grad_weight) parts.add_product(by_weight, x.t(), logits, product);
   }
   if (count > 0) loss /= count;
   Tensor all_by_hidden = by_input;
@@ -109,7 +115,7 @@ namespace {
 
 Forward forward_reference(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled, bool grad_hidden,
                           bool grad_weight) {
-  return cross_entropy_with(softmax_reference, kChunkBytes, hidden, weight, labels, labelled, grad_hidden, grad_weight);
+  return cross_entropy_with({softmax_reference, add_product, kChunkBytes}, hidden, weight, labels, labelled, grad_hidden, grad_weight);
 }
 
 Tensor softmax_cpu(Tensor& logits, const Tensor& targets, double scale, bool gradient) {
@@ -119,7 +125,7 @@ Tensor softmax_cpu(Tensor& logits, const Tensor& targets, double scale, bool gra
 Forward forward_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled, bool grad_hidden,
                     bool grad_weight) {
   const auto with = [&](const Tensor& x, const Tensor& w) {
-    return cross_entropy_with(softmax_cpu, kChunkBytes, x, w, labels, labelled, grad_hidden, grad_weight);
+    return cross_entropy_with({softmax_cpu, add_product, kChunkBytes}, x, w, labels, labelled, grad_hidden, grad_weight);
   };
   if (!faster_in_fp32(hidden)) return with(hidden, weight);
   check(hidden, weight, labels, labelled);  // before the types become one

@@ -97,7 +97,8 @@ struct LinearLaunch {
   Tensor x, weight, bias, y;
   kernels::Linear arguments;
 };
-LinearLaunch prepare_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias);
+// `columns` of y: the weight's rows, or half of them for SwiGLU.
+LinearLaunch prepare_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, int64_t columns);
 
 struct PointwiseKernels {
   kernels::Status (*rms_norm)(const kernels::RmsNorm&);
@@ -112,11 +113,17 @@ extern const PointwiseKernels kCpuPointwise;
 
 // Logits [rows, vocab] become (softmax − one-hot)·scale in place where `gradient`; returns the sum of the losses.
 using CrossEntropySoftmax = Tensor (*)(Tensor& logits, const Tensor& targets, double scale, bool gradient);
-// loss, its gradient by hidden and by weight (undefined where not asked for). The logits of a chunk take `chunk_bytes`, or those of 64
-// rows. `labelled`: see cross_entropy.
-std::tuple<Tensor, Tensor, Tensor> cross_entropy_with(CrossEntropySoftmax softmax, int64_t chunk_bytes, const Tensor& hidden,
-                                                      const Tensor& weight, const Tensor& labels, int64_t labelled, bool grad_hidden,
-                                                      bool grad_weight);
+// sum [m, n] += a [m, k] · b [k, n], where the sum may be of a wider type than a and b; `memory` lives from chunk to chunk.
+using AddProduct = void (*)(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory);
+void add_product(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory);  // by ATen, on any device
+struct CrossEntropyParts {
+  CrossEntropySoftmax softmax;
+  AddProduct add_product;
+  int64_t chunk_bytes;  // of a chunk's logits, which are those of 64 rows at least
+};
+// loss, its gradient by hidden and by weight (undefined where not asked for). `labelled`: see cross_entropy.
+std::tuple<Tensor, Tensor, Tensor> cross_entropy_with(const CrossEntropyParts& parts, const Tensor& hidden, const Tensor& weight,
+                                                      const Tensor& labels, int64_t labelled, bool grad_hidden, bool grad_weight);
 // The softmax by a kernel, or in ATen where the logits' type has none.
 Tensor cross_entropy_softmax_with(kernels::Status (*kernel)(const kernels::CrossEntropy&), Tensor& logits, const Tensor& targets,
                                   double scale, bool gradient);

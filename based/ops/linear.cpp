@@ -22,11 +22,11 @@ void check_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& b
   require_shape(kOp, "bias", *bias, {weight.size(0)});
 }
 
-LinearLaunch prepare_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+LinearLaunch prepare_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, int64_t columns) {
   LinearLaunch launch{with_unit_columns(x),
                       with_unit_columns(weight),
                       bias ? bias->contiguous() : Tensor(),
-                      at::empty({x.size(0), weight.size(0)}, x.options()),
+                      at::empty({x.size(0), columns}, x.options()),
                       {}};
   kernels::Linear& to = launch.arguments;
   to.x = launch.x.const_data_ptr();
@@ -76,9 +76,20 @@ Tensor forward_cpu(const Tensor& x, const Tensor& weight, const OptionalTensor& 
   check_linear(x, weight, bias);
   if (x.size(0) > kBatchInvariantRows) return many_rows(x, weight, bias);
   if (!has_kernel(x)) return row_by_row(x, weight, bias);
-  const LinearLaunch launch = prepare_linear(x, weight, bias);
+  const LinearLaunch launch = prepare_linear(x, weight, bias, weight.size(0));
   require_ok(kernels::cpu::linear(launch.arguments));
   return launch.y;
+}
+
+// Where no kernel does both at once. Its parts have gradients of their own.
+Tensor one_after_the_other(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  return swiglu(ops::linear(x, weight, bias));
+}
+
+Tensor linear_swiglu_autograd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  if (wants_gradient({x, weight, value_or_undefined(bias)})) return one_after_the_other(x, weight, bias);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return linear_swiglu(x, weight, bias);
 }
 
 // ATen's linear layer brings its own gradient.
@@ -93,6 +104,15 @@ Tensor linear_autograd(const Tensor& x, const Tensor& weight, const OptionalTens
 
 }  // namespace
 
+Tensor linear_swiglu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  static const auto op = find_operator<decltype(forward_reference)>("based::linear_swiglu");
+  return op.call(x, weight, bias);
+}
+
+Tensor linear_swiglu_reference(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  return swiglu_reference(linear_reference(x, weight, bias));
+}
+
 Tensor linear_reference(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) { return forward_reference(x, weight, bias); }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
@@ -105,12 +125,20 @@ namespace {
 TORCH_LIBRARY_FRAGMENT(based, m) {
   m.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
   m.def("linear_reference(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", linear_reference);
+  m.def("linear_swiglu(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
+  m.def("linear_swiglu_reference(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", linear_swiglu_reference);
 }
 
-TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) { m.impl("linear", forward_reference); }
+TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {
+  m.impl("linear", forward_reference);
+  m.impl("linear_swiglu", one_after_the_other);
+}
 TORCH_LIBRARY_IMPL(based, CPU, m) { m.impl("linear", forward_cpu); }
 TORCH_LIBRARY_IMPL(based, Meta, m) { m.impl("linear", forward_meta); }
-TORCH_LIBRARY_IMPL(based, Autograd, m) { m.impl("linear", linear_autograd); }
+TORCH_LIBRARY_IMPL(based, Autograd, m) {
+  m.impl("linear", linear_autograd);
+  m.impl("linear_swiglu", linear_swiglu_autograd);
+}
 
 }  // namespace
 }  // namespace based::ops

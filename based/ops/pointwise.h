@@ -32,6 +32,9 @@ Tensor rotary_reference(const Tensor& x, const Tensor& positions, int64_t dim, d
 constexpr int64_t kBatchInvariantRows = 64;
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias = {});
 Tensor linear_reference(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias = {});
+// swiglu(linear(…)), at once where a kernel does that: one row on a GPU.
+Tensor linear_swiglu(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias = {});
+Tensor linear_swiglu_reference(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias = {});
 
 // Mean over labels ≠ −100 of the cross entropy of hidden·weightᵀ: hidden [tokens, d], weight [vocab, d], labels int64 [tokens]; 0 where
 // there is no label. The result is fp32 (fp64 for double inputs). Logits are made only where a label is, in chunks; the logits of a

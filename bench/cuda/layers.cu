@@ -284,7 +284,7 @@ void time_rms_norm_backward(Report& report, int64_t rows, int64_t width) {
 void time_short_conv_backward(Report& report, int32_t taps, DType dtype) {
   const int64_t rows = 16, tokens = rows * 2048, channels = 2048, count = tokens * channels, size = kernels::dtype_size(dtype);
   const int sets = 2;
-  const std::vector<Buffer> inputs = sets_of(sets, 2 * count, 1, dtype), g = sets_of(sets, count, 100, dtype);
+  const std::vector<Buffer> inputs = random_buffers(sets, 2 * count, dtype, 1), g = random_buffers(sets, count, dtype, 100);
   std::vector<Buffer> grads;
   for (int i = 0; i < sets; ++i) grads.emplace_back(2 * count * size);
   std::vector<int64_t> row_starts;

@@ -180,25 +180,31 @@ TEST(Rotary, StaysExactFarOutAndReadsColumnSlices) {
   EXPECT_TRUE(close(rotary(x, positions, 32, 10000, false), rotary_reference(x.to(at::kDouble), positions, 32, 10000, false), 1e-5));
 }
 
+using LinearOp = decltype(&linear);
+
+// With a width that is no multiple of 16 bytes among them.
+void expect_linear_equals(at::DeviceType device, LinearOp op, LinearOp reference, bool with_bias, int64_t rows, int64_t out) {
+  const auto with = [with_bias](LinearOp of) {
+    return Function(
+        [=](const vector<Tensor>& t) { return vector<Tensor>{of(t[0], t[1], with_bias ? std::optional(t[2]) : std::nullopt)}; });
+  };
+  const int64_t width = rows == 2 ? 33 : 1040;
+  const vector<Tensor> in{random({rows, width}), random({out, width}), random({out})};
+  expect_like_reference(device, with(op), with(reference), in);
+  const at::NoGradGuard no_grad;
+  for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const vector<Tensor> typed{in[0].to(type), in[1].to(type), in[2].to(type)};
+    EXPECT_TRUE(close(on_device(with(op), device)(typed)[0], with(reference)(in)[0], type == at::kBFloat16 ? 2e-2 : 1e-4)) << rows << type;
+  }
+}
+
 TEST_P(PointwiseOnDevices, LinearEqualsTheReference) {
   for (const int64_t rows : {0, 1, 2, 3, 4, 5, 16, 63, 64, 65, 128, 200})
     for (const bool with_bias : {false, true}) {
-      const auto with = [&](decltype(&linear) op) {
-        return Function(
-            [=](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], t[1], with_bias ? std::optional(t[2]) : std::nullopt)}; });
-      };
-      const int64_t width = rows == 2 ? 33 : 1040;  // one that is no multiple of 16 bytes
-      const int64_t out = rows % 2 == 0 ? 84 : 17;
-      const vector<Tensor> in{random({rows, width}), random({out, width}), random({out})};
-      expect_like_reference(GetParam(), with(ops::linear), with(linear_reference), in);
-      const at::NoGradGuard no_grad;
-      for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
-        const vector<Tensor> typed{in[0].to(type), in[1].to(type), in[2].to(type)};
-        EXPECT_TRUE(
-            close(on_device(with(ops::linear), GetParam())(typed)[0], with(linear_reference)(in)[0], type == at::kBFloat16 ? 2e-2 : 1e-4))
-            << rows << type;
-      }
+      expect_linear_equals(GetParam(), linear, linear_reference, with_bias, rows, rows % 2 == 0 ? 84 : 17);
+      if (rows < 6) expect_linear_equals(GetParam(), linear_swiglu, linear_swiglu_reference, with_bias, rows, 84);
     }
+  expect_linear_equals(GetParam(), linear_swiglu, linear_swiglu_reference, true, 1, 20000);  // more outputs than warps at once
   EXPECT_TRUE(gradcheck([](const vector<Tensor>& t) { return vector<Tensor>{ops::linear(t[0], t[1], t[2])}; },
                         {random({3, 4}), random({2, 4}), random({2})}));
 }

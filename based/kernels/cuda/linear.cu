@@ -20,29 +20,32 @@ constexpr int kMostParts = 4;     // of a weight's row
 constexpr int kFlight = 4;        // units of a weight's row that a lane has under way
 constexpr int kStep = 32 * kFlight;
 
-// What a warp reads: of every warps / parts-th output of the block's, units first, first + 1, … last - 1, a lane every 32nd.
-template <typename T>
+// What a warp reads: of every warps / parts-th output of the block's, units first, first + 1, … last - 1, a lane every 32nd. Of kHalves = 2
+// (SwiGLU) an output is that of the first half of the weight's rows and the one behind it in the second, its gate.
+template <typename T, int kHalves>
 struct Share {
   static constexpr int kUnit = 16 / sizeof(T);
   int first, last, out, end, stride;
   __device__ __forceinline__ Share(const Linear& p, int parts) {
     const int units = static_cast<int>(p.in / kUnit), warp = threadIdx.x / 32, part = warp % parts;
+    const int64_t outputs = p.out / kHalves;
     first = units * part / parts, last = units * (part + 1) / parts, stride = static_cast<int>(blockDim.x) / 32 / parts;
-    out = static_cast<int>(p.out * blockIdx.x / gridDim.x) + warp / parts, end = static_cast<int>(p.out * (blockIdx.x + 1) / gridDim.x);
+    out = static_cast<int>(outputs * blockIdx.x / gridDim.x) + warp / parts, end = static_cast<int>(outputs * (blockIdx.x + 1) / gridDim.x);
   }
 };
 
 // The requests of a warp's share, in order; each of kFlight is renewed as soon as it has been used.
-template <typename T>
+template <typename T, int kHalves>
 struct Requests {
   uint4 units[kFlight];
-  const Share<T>& share;
+  const Share<T, kHalves>& share;
   const T* weight;
-  int64_t to_next_output;
+  int64_t to_next_output, to_gate;
   int unit, out;
+  bool gate = false;
 
-  __device__ __forceinline__ Requests(const Linear& p, const Share<T>& of)
-      : share(of), to_next_output(of.stride * p.weight_stride), unit(of.first), out(of.out) {
+  __device__ __forceinline__ Requests(const Linear& p, const Share<T, kHalves>& of)
+      : share(of), to_next_output(of.stride * p.weight_stride), to_gate(p.out / 2 * p.weight_stride), unit(of.first), out(of.out) {
     weight = static_cast<const T*>(p.weight) + out * p.weight_stride + (unit + static_cast<int>(threadIdx.x) % 32) * share.kUnit;
   }
   __device__ __forceinline__ void renew(int f) {
@@ -51,7 +54,10 @@ struct Requests {
   }
   __device__ __forceinline__ void advance() {
     unit += kStep, weight += kStep * share.kUnit;
-    if (unit >= share.last) weight += to_next_output - (unit - share.first) * share.kUnit, unit = share.first, out += share.stride;
+    if (unit < share.last) return;
+    weight -= (unit - share.first) * share.kUnit, unit = share.first;
+    if (kHalves == 2) gate = !gate, weight += gate ? to_gate : -to_gate;
+    if (!gate) weight += to_next_output, out += share.stride;
   }
   __device__ __forceinline__ void send_first() {
 #pragma unroll
@@ -69,9 +75,10 @@ __device__ __forceinline__ void add_products(const float (&weight)[kUnit], const
 }
 
 // This lane's part of an output's sums, of each row.
-template <typename T, int kRows>
-__device__ __forceinline__ void multiply(const Linear& p, const Share<T>& share, Requests<T>& requests, bool any, float (&sum)[kRows]) {
-  constexpr int kUnit = Share<T>::kUnit;
+template <typename T, int kRows, int kHalves>
+__device__ __forceinline__ void multiply(const Linear& p, const Share<T, kHalves>& share, Requests<T, kHalves>& requests, bool any,
+                                         float (&sum)[kRows]) {
+  constexpr int kUnit = Share<T, kHalves>::kUnit;
   const int lane = threadIdx.x % 32;
   const T* x = static_cast<const T*>(p.x);
   for (int first = share.first; first < share.last; first += kStep) {
@@ -93,13 +100,27 @@ __device__ __forceinline__ void multiply(const Linear& p, const Share<T>& share,
   }
 }
 
-template <typename T, typename Y, int kRows>
+// An output of one row: with its bias, and of kHalves = 2 times the SiLU of its gate.
+template <typename T, typename Y, int kHalves>
+__device__ __forceinline__ void write_output(const Linear& p, int row, int out, const float (&sum)[kHalves]) {
+  float value[kHalves];
+#pragma unroll
+  for (int h = 0; h < kHalves; ++h) {
+    const float bias = p.bias != nullptr ? to_float(static_cast<const T*>(p.bias)[out + h * (p.out / 2)]) : 0.0F;
+    value[h] = sum[h] + bias;
+  }
+  Y* y = static_cast<Y*>(p.y) + row * p.y_stride + out;
+  if constexpr (kHalves == 2) value[0] *= value[1] * sigmoid(value[1]);
+  *y = from_float<Y>(value[0] + (p.accumulate ? to_float(*y) : 0.0F));
+}
+
+template <typename T, typename Y, int kRows, int kHalves>
 __global__ void __launch_bounds__(32 * kMostWarps, kRows == 1 ? kWarpsAtOnce / kMostWarps : 1)
     few_rows(const __grid_constant__ Linear p, int parts) {
-  __shared__ float sums[2][kMostWarps][kRows];  // of an output and of the next
+  __shared__ float sums[2][kMostWarps][kRows][kHalves];  // of an output and of the next
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Share<T> share(p, parts);
-  Requests<T> requests(p, share);
+  const Share<T, kHalves> share(p, parts);
+  Requests<T, kHalves> requests(p, share);
   let_next_kernel_start();
   if (p.weight_is_constant) requests.send_first();
   wait_for_earlier_kernels();
@@ -107,41 +128,47 @@ __global__ void __launch_bounds__(32 * kMostWarps, kRows == 1 ? kWarpsAtOnce / k
   const int rounds = (share.end - share.out + warp / parts + share.stride - 1) / share.stride;  // the same in all warps of the block
   for (int round = 0; round < rounds; ++round) {
     const int out = share.out + round * share.stride;
-    float sum[kRows] = {};
-    multiply<T>(p, share, requests, out < share.end, sum);
+    float sum[kHalves][kRows] = {};
 #pragma unroll
-    for (int row = 0; row < kRows; ++row) {
+    for (int h = 0; h < kHalves; ++h) {
+      multiply<T>(p, share, requests, out < share.end, sum[h]);
 #pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2) sum[row] += __shfl_xor_sync(~0U, sum[row], distance);
-      if (parts > 1 && lane == 0) sums[round % 2][warp][row] = sum[row];
+      for (int row = 0; row < kRows; ++row) {
+#pragma unroll
+        for (int distance = 16; distance > 0; distance /= 2) sum[h][row] += __shfl_xor_sync(~0U, sum[h][row], distance);
+        if (parts > 1 && lane == 0) sums[round % 2][warp][row][h] = sum[h][row];
+      }
     }
     if (parts > 1) __syncthreads();
     if (warp % parts != 0 || out >= share.end || lane != 0) continue;
-    const float bias = p.bias != nullptr ? to_float(static_cast<const T*>(p.bias)[out]) : 0.0F;
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
-      for (int part = 1; part < parts; ++part) sum[row] += sums[round % 2][warp + part][row];
-      Y* y = static_cast<Y*>(p.y) + row * p.y_stride + out;
-      *y = from_float<Y>(sum[row] + bias + (p.accumulate ? to_float(*y) : 0.0F));
+      float all[kHalves];
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        all[h] = sum[h][row];
+        for (int part = 1; part < parts; ++part) all[h] += sums[round % 2][warp + part][row][h];
+      }
+      write_output<T, Y>(p, row, out, all);
     }
   }
 }
 
 // As many parts as warps fit at once, of 3 units a lane or more where the warps already fill a quarter of the device.
-int parts_of(const Linear& p, int64_t most_warps) {
+int parts_of(const Linear& p, int64_t outputs, int64_t most_warps) {
   const int64_t units = p.in * dtype_size(p.dtype) / 16;
   int parts = 1;
-  while (parts < kMostParts && p.out * parts * 2 <= most_warps && (units / (parts * 2) >= 96 || p.out * parts * 8 <= most_warps))
+  while (parts < kMostParts && outputs * parts * 2 <= most_warps && (units / (parts * 2) >= 96 || outputs * parts * 8 <= most_warps))
     parts *= 2;
   return parts;
 }
 
-template <typename T, typename Y, int kRows>
+template <typename T, typename Y, int kRows, int kHalves = 1>
 Status run_rows(const Linear& p, Stream stream) {
-  const int64_t most_warps = static_cast<int64_t>(multiprocessors()) * kWarpsAtOnce;
-  const int parts = parts_of(p, most_warps), warps = p.out > 4 * most_warps ? kMostWarps : kMostWarps / 2;
-  const auto blocks = static_cast<unsigned>(std::min(ceil_div(p.out * parts, warps), most_warps / warps));
-  return launch_overlapped(few_rows<T, Y, kRows>, {blocks, static_cast<unsigned>(32 * warps)}, stream, p, parts);
+  const int64_t most_warps = static_cast<int64_t>(multiprocessors()) * kWarpsAtOnce, outputs = p.out / kHalves;
+  const int parts = parts_of(p, outputs, most_warps), warps = outputs > 4 * most_warps ? kMostWarps : kMostWarps / 2;
+  const auto blocks = static_cast<unsigned>(std::min(ceil_div(outputs * parts, warps), most_warps / warps));
+  return launch_overlapped(few_rows<T, Y, kRows, kHalves>, {blocks, static_cast<unsigned>(32 * warps)}, stream, p, parts);
 }
 
 template <typename T, typename Y>
@@ -172,6 +199,16 @@ Status linear(const Linear& p, Stream stream) {
   const bool bf = p.dtype == DType::bf16, y_bf = p.y_dtype == DType::bf16;
   return bf ? (y_bf ? choose_rows<bf16, bf16>(p, stream) : choose_rows<bf16, float>(p, stream))
             : (y_bf ? choose_rows<float, bf16>(p, stream) : choose_rows<float, float>(p, stream));
+}
+
+bool linear_swiglu_supports(const Linear& p) {
+  return p.rows <= 1 && p.dtype == p.y_dtype && p.out % 2 == 0 && !p.accumulate && linear_supports(p);
+}
+
+Status linear_swiglu(const Linear& p, Stream stream) {
+  if (p.rows == 0 || p.out == 0) return {};
+  if (!linear_swiglu_supports(p)) return {"linear_swiglu: more than one row, an odd number of outputs, or rows of no multiple of 16 bytes"};
+  return p.dtype == DType::bf16 ? run_rows<bf16, bf16, 1, 2>(p, stream) : run_rows<float, float, 1, 2>(p, stream);
 }
 
 }  // namespace based::kernels::cuda

@@ -8,9 +8,8 @@ namespace {
 
 using namespace detail;
 
-constexpr int kRun = 16;  // tokens a thread walks along
 constexpr int kThreads = 128;
-constexpr int kTogether = 4;  // tokens whose loads a thread has under way
+constexpr int kTogether = 8;  // tokens whose loads a thread has under way
 
 __device__ __forceinline__ float activate(float x, bool silu) { return silu ? x * sigmoid(x) : x; }
 
@@ -47,12 +46,12 @@ struct Walk {
   }
 };
 
-// kTaps: known taps, whose window stays in registers; kCount channels a thread.
+// kTaps: known taps, whose window stays in registers; kCount channels a thread, which walks along `run` tokens.
 template <typename T, int kTaps, int kCount>
-__global__ void __launch_bounds__(kThreads) convolve(const __grid_constant__ ShortConv p) {
+__global__ void __launch_bounds__(kThreads) convolve(const __grid_constant__ ShortConv p, int run) {
   const int64_t c = (blockIdx.y * int64_t{kThreads} + threadIdx.x) * kCount;
   if (c >= p.channels) return;
-  const int64_t first = blockIdx.x * int64_t{kRun}, last = min(first + kRun, p.tokens);
+  const int64_t first = blockIdx.x * int64_t{run}, last = min(first + run, p.tokens);
   int64_t row = row_of(p.row_start, p.rows, first);
   Walk<T, kTaps, kCount> walk;
 #pragma unroll
@@ -189,9 +188,9 @@ Status short_conv_forward(const ShortConv& p, Stream stream) {
     const bool four = p.channels % 4 == 0 && p.x_stride % 4 == 0 && p.gate_stride % 4 == 0 && p.y_stride % 4 == 0 && aligned16(p.x) &&
                       aligned16(p.gate) && aligned16(p.y);
     auto* kernel = bf ? choose_taps<bf16>(p.taps, four) : choose_taps<float>(p.taps, four);
-    const dim3 grid(static_cast<unsigned>(ceil_div(p.tokens, kRun)),
-                    static_cast<unsigned>(ceil_div(p.channels, kThreads * (four ? 4 : 1))));
-    kernel<<<grid, kThreads, 0, s>>>(p);
+    const int run = p.tokens >= 4096 ? 64 : 16;  // a long walk starts once, short ones fill the GPU
+    const dim3 grid(static_cast<unsigned>(ceil_div(p.tokens, run)), static_cast<unsigned>(ceil_div(p.channels, kThreads * (four ? 4 : 1))));
+    kernel<<<grid, kThreads, 0, s>>>(p, run);
   } else if (p.tokens > 0) {
     auto* kernel = bf ? convolve_any<bf16> : convolve_any<float>;
     kernel<<<dim3(static_cast<unsigned>(p.tokens), static_cast<unsigned>(ceil_div(p.channels, kThreads))), kThreads, 0, s>>>(p);

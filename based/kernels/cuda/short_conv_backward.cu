@@ -18,8 +18,6 @@ constexpr int kBytes = 8, kAhead = 4, kWaves = 2, kShortestRun = 32;
 // Its blocks on a multiprocessor: with one more, four channels spill registers, which costs more than the block brings.
 constexpr int resident_blocks(int64_t channels_a_thread, int taps) { return channels_a_thread == 4 && taps == 4 ? 3 : 4; }
 
-__device__ __forceinline__ float fast_sigmoid(float x) { return __fdividef(1.0F, 1.0F + __expf(-x)); }
-
 // kBytes of elements, which stay packed until they are needed.
 __device__ __forceinline__ void unpack(uint2 packed, float (&to)[2]) {
   to[0] = __uint_as_float(packed.x), to[1] = __uint_as_float(packed.y);
@@ -117,7 +115,7 @@ struct BackwardWalk {
 #pragma unroll
       for (int j = 0; j < kKept; ++j) z = fmaf(weight[j][i], window[j][i], z);
       z = fmaf(weight[kKept][i], input[i], z);
-      const float sigma = kUsual || p.forward.silu ? fast_sigmoid(z) : 1.0F, act = z * sigma;
+      const float sigma = kUsual || p.forward.silu ? sigmoid(z) : 1.0F, act = z * sigma;
       const float dz = g[i] * (gated() ? scale[i] : 1.0F) * fmaf(act, 1 - sigma, sigma);
       gate_gradient[i] = g[i] * act;
       if (counts) {

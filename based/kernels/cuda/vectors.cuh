@@ -54,6 +54,7 @@ __device__ __forceinline__ float sum_over_block(float value, float* shared) {
   return sum;
 }
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0F / (1.0F + __expf(-x)); }
+// To 4e-7: an exact division would take the short convolution a quarter longer.
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0F, 1.0F + __expf(-x)); }
 
 }  // namespace based::kernels::cuda::detail

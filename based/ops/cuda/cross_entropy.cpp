@@ -12,10 +12,18 @@ Tensor softmax(Tensor& logits, const Tensor& targets, double scale, bool gradien
   return cross_entropy_softmax_with(launch<kernels::cuda::cross_entropy, kernels::CrossEntropy>, logits, targets, scale, gradient);
 }
 
+// bf16 products are added to an fp32 sum by cuBLAS itself: no product in memory, none rounded.
+void add_product_on_gpu(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory) {
+  if (sum.scalar_type() == at::kFloat && a.scalar_type() == at::kBFloat16)
+    at::addmm_out(sum, sum, a, b, at::kFloat);
+  else
+    add_product(sum, a, b, memory);
+}
+
 std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled,
                                            bool grad_hidden, bool grad_weight) {
   const OnDevice device("cross_entropy", {{"hidden", hidden}, {"weight", weight}, {"labels", labels}});
-  return cross_entropy_with(softmax, kChunkBytes, hidden, weight, labels, labelled, grad_hidden, grad_weight);
+  return cross_entropy_with({softmax, add_product_on_gpu, kChunkBytes}, hidden, weight, labels, labelled, grad_hidden, grad_weight);
 }
 
 TORCH_LIBRARY_IMPL(based, CUDA, m) { m.impl("cross_entropy_forward", forward); }

@@ -4,6 +4,7 @@
 #include "based/ops/constant_weights.h"
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
+#include "based/ops/pointwise.h"
 
 namespace based::ops {
 namespace {
@@ -12,14 +13,31 @@ Tensor forward(const Tensor& x, const Tensor& weight, const OptionalTensor& bias
   const OnDevice device("linear", {{"x", x}, {"weight", weight}, {"bias", bias}});
   check_linear(x, weight, bias);
   if (!has_kernel(x) || x.size(0) > 128) return at::linear(x, weight, bias);
-  LinearLaunch launch = prepare_linear(x, weight, bias);
+  LinearLaunch launch = prepare_linear(x, weight, bias, weight.size(0));
   launch.arguments.weight_is_constant = ConstantWeights::active() && launch.weight.is_same(weight);
   if (!kernels::cuda::linear_supports(launch.arguments)) return at::linear(x, weight, bias);
   require_ok(kernels::cuda::linear(launch.arguments, current_stream()));
   return launch.y;
 }
 
-TORCH_LIBRARY_IMPL(based, CUDA, m) { m.impl("linear", forward); }
+Tensor forward_swiglu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  const OnDevice device("linear_swiglu", {{"x", x}, {"weight", weight}, {"bias", bias}});
+  check_linear(x, weight, bias);
+  if (has_kernel(x) && x.size(0) == 1 && weight.size(0) % 2 == 0) {
+    LinearLaunch launch = prepare_linear(x, weight, bias, weight.size(0) / 2);
+    launch.arguments.weight_is_constant = ConstantWeights::active() && launch.weight.is_same(weight);
+    if (kernels::cuda::linear_swiglu_supports(launch.arguments)) {
+      require_ok(kernels::cuda::linear_swiglu(launch.arguments, current_stream()));
+      return launch.y;
+    }
+  }
+  return swiglu(forward(x, weight, bias));
+}
+
+TORCH_LIBRARY_IMPL(based, CUDA, m) {
+  m.impl("linear", forward);
+  m.impl("linear_swiglu", forward_swiglu);
+}
 
 }  // namespace
 }  // namespace based::ops
