@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "based/ops/constant_weights.h"
+#include "based/ops/recorded_step.h"
 
 namespace based {
 
@@ -33,7 +33,7 @@ Engine::Engine(LanguageModel& model, int64_t slots, int64_t max_tokens) : model_
 
 void Engine::record_step() {
   step_ = record(model_.device(), [this] {
-    const ops::ConstantWeights constant;
+    const ops::RecordedStep recorded;
     const Tensor logits = model_.logits(model_.step(last_, state_, all_slots_));
     drawn_.copy_(ops::sample(logits.narrow(1, 0, model_.config().vocab_size), options_));
     last_.copy_(drawn_.clamp_min(0));  // −1, for logits that are not finite, is no id to look up

@@ -17,6 +17,7 @@ struct CausalAttention {             // caller owns all memory
   const int64_t* q_start = nullptr;  // [rows + 1], queries of row r are q_start[r] .. q_start[r+1]
   const int64_t* k_start = nullptr;  // [rows + 1], keys of row r; at least as many as queries
   int64_t rows = 0;
+  int64_t q_tokens = 0, k_tokens = 0;  // of all rows; what the CUDA kernels, which see no lengths on the host, are launched for
   int64_t q_stride = 0, k_stride = 0, v_stride = 0;  // elements from one token to the next
   int64_t window = 0;                                // 0: all keys
   int32_t heads = 0, kv_heads = 0, head_dim = 64;    // head_dim 1..256
@@ -31,6 +32,8 @@ struct CausalAttentionBackward {
   void* grad_q = nullptr;        // [q_tokens, heads, head_dim], contiguous
   void* grad_k = nullptr;        // [k_tokens, kv_heads, head_dim], contiguous
   void* grad_v = nullptr;        // [k_tokens, kv_heads, head_dim], contiguous
+  // Elements from one token of a gradient to the next, for the CUDA kernels: the gradients may be parts of one tensor there.
+  int64_t grad_q_stride = 0, grad_k_stride = 0, grad_v_stride = 0;
 };
 
 // One token a row. The ring holds key p at p mod capacity; the new key goes in, then the last min(position, capacity) keys are attended
@@ -50,6 +53,8 @@ struct CausalAttentionStep {
   float scale = 1;
   DType dtype = DType::f32;       // of q, k, v, y
   DType ring_dtype = DType::f32;  // of both rings
+  // CUDA: no kernel queued before this one that may still run writes the rings, positions or slots, so they are read while it does.
+  bool ring_is_settled = false;
 };
 
 namespace cpu {
@@ -63,6 +68,11 @@ Status causal_attention_step(const CausalAttentionStep&);
 }  // namespace cpu
 
 namespace cuda {
+// Hopper, bf16, head_dim a multiple of 8 up to 128, everything aligned to 16 bytes.
+bool causal_attention_supports(const CausalAttention&);
+Status causal_attention_forward(const CausalAttention&, Stream);
+int64_t causal_attention_backward_scratch(const CausalAttentionBackward&);
+Status causal_attention_backward(const CausalAttentionBackward&, void* scratch, Stream);
 Status causal_attention_step(const CausalAttentionStep&, Stream);
 }  // namespace cuda
 

@@ -32,6 +32,8 @@ struct TaylorAttention {         // caller owns all memory
   int64_t tokens = 0, rows = 0;
   int32_t heads = 0, feature_dim = 16, head_dim = 64;  // feature_dim 1..64
   DType dtype = DType::f32;                            // of q, k, v, y; sums are fp32 whatever this is
+  // CUDA, one token a row: no kernel queued before this one that may still run writes the states or slots, so they are read while it does.
+  bool state_is_settled = false;
 };
 
 // Gradients. The forward's inputs and its denominator and y are given again; `initial_*` is the state that the forward started from.

@@ -4,6 +4,7 @@
 #include "based/ops/arguments.h"
 #include "based/ops/launch.h"
 #include "based/ops/recompute.h"
+#include "based/ops/recorded_step.h"
 #include "based/ops/rows.h"
 
 namespace based::ops {
@@ -162,15 +163,12 @@ Tensor step_meta(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_rin
   return at::empty(q.sizes(), q.options());
 }
 
-// Memory of a launch, kept until it is over.
-struct Launch {
-  Tensor q, k, v, q_starts, k_starts;
-  kernels::CausalAttention arguments;
-};
+}  // namespace
 
-Launch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window,
-               double scale) {
-  Launch launch{with_packed_heads(q), with_packed_heads(k), with_packed_heads(v), cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), {}};
+CausalAttentionLaunch prepare_causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
+                                               const Tensor& cu_seqlens_k, int64_t window, double scale) {
+  CausalAttentionLaunch launch{with_packed_heads(q),      with_packed_heads(k),      with_packed_heads(v),
+                               cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), {}};
   kernels::CausalAttention& to = launch.arguments;
   to.q = launch.q.const_data_ptr();
   to.k = launch.k.const_data_ptr();
@@ -178,6 +176,7 @@ Launch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
   to.q_start = launch.q_starts.const_data_ptr<int64_t>();
   to.k_start = launch.k_starts.const_data_ptr<int64_t>();
   to.rows = cu_seqlens_q.size(0) - 1;
+  to.q_tokens = q.size(0), to.k_tokens = k.size(0);
   to.q_stride = launch.q.stride(0), to.k_stride = launch.k.stride(0), to.v_stride = launch.v.stride(0);
   to.window = window;
   to.heads = static_cast<int32_t>(q.size(1));
@@ -188,14 +187,12 @@ Launch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
   return launch;
 }
 
-}  // namespace
-
 Forward causal_attention_forward_with(const CausalAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
                                       const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window, double scale) {
   if (!uses_kernel(kOp, q, table.forward != nullptr)) return forward_reference(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
   check_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window);
   if (cu_seqlens_q.is_cpu()) checked_starts(q, k, cu_seqlens_q, cu_seqlens_k);
-  Launch launch = prepare(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
+  CausalAttentionLaunch launch = prepare_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
   const Tensor y = at::empty(q.sizes(), q.options()), log_sum_exp = at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kFloat));
   launch.arguments.y = y.mutable_data_ptr();
   launch.arguments.log_sum_exp = log_sum_exp.mutable_data_ptr<float>();
@@ -204,21 +201,34 @@ Forward causal_attention_forward_with(const CausalAttentionKernels& table, const
   return {y, log_sum_exp};
 }
 
+namespace {
+
+// Of q, k and v that may be columns of one projection: side by side, its gradient is already there.
+Gradients empty_gradients(const Tensor& q, const Tensor& k, const Tensor& v, bool joint) {
+  if (!joint || q.size(0) != k.size(0))
+    return {at::empty(q.sizes(), q.options()), at::empty(k.sizes(), k.options()), at::empty(v.sizes(), v.options())};
+  const int64_t heads = q.size(1), kv_heads = k.size(1);
+  const Tensor all = at::empty({q.size(0), heads + 2 * kv_heads, q.size(2)}, q.options());
+  return {all.narrow(1, 0, heads), all.narrow(1, heads, kv_heads), all.narrow(1, heads + kv_heads, kv_heads)};
+}
+
+}  // namespace
+
 Gradients causal_attention_backward_with(const CausalAttentionKernels& table, const Tensor& grad_y, const Tensor& q, const Tensor& k,
                                          const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window,
                                          double scale, const Tensor& y, const Tensor& log_sum_exp) {
   if (!uses_kernel("causal_attention_backward", q, table.backward != nullptr))
     return backward_reference(grad_y, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, y, log_sum_exp);
   if (cu_seqlens_q.is_cpu()) checked_starts(q, k, cu_seqlens_q, cu_seqlens_k);
-  Launch launch = prepare(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
+  CausalAttentionLaunch launch = prepare_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
   const Tensor output = y.contiguous(), sums = log_sum_exp.contiguous(), cotangent = grad_y.contiguous();
   launch.arguments.y = output.data_ptr();
   launch.arguments.log_sum_exp = sums.data_ptr<float>();
   kernels::CausalAttentionBackward to;
   to.forward = launch.arguments;
   to.grad_y = cotangent.const_data_ptr();
-  const Tensor grad_q = at::empty(q.sizes(), q.options()), grad_k = at::empty(k.sizes(), k.options());
-  const Tensor grad_v = at::empty(v.sizes(), v.options());
+  const auto [grad_q, grad_k, grad_v] = empty_gradients(q, k, v, table.joint_gradients);
+  to.grad_q_stride = grad_q.stride(0), to.grad_k_stride = grad_k.stride(0), to.grad_v_stride = grad_v.stride(0);
   to.grad_q = grad_q.mutable_data_ptr();
   to.grad_k = grad_k.mutable_data_ptr();
   to.grad_v = grad_v.mutable_data_ptr();
@@ -249,6 +259,7 @@ Tensor causal_attention_step_with(const CausalAttentionKernels& table, const Ten
   to.head_dim = static_cast<int32_t>(q.size(2));
   to.scale = static_cast<float>(scale);
   to.dtype = kernel_dtype(q), to.ring_dtype = kernel_dtype(k_ring);
+  to.ring_is_settled = RecordedStep::active();
   require_ok(table.step(to));
   return y;
 }

@@ -45,12 +45,21 @@ Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Ten
                                   Tensor k_state, const Tensor& slots, const OptionalTensor& decay);
 
 // A null forward or backward: the reference runs.
+// A launch's arguments, and the memory behind them; y and log_sum_exp are the caller's to add.
+struct CausalAttentionLaunch {
+  Tensor q, k, v, q_starts, k_starts;
+  kernels::CausalAttention arguments;
+};
+CausalAttentionLaunch prepare_causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
+                                               const Tensor& cu_seqlens_k, int64_t window, double scale);
+
 struct CausalAttentionKernels {
   int64_t (*forward_scratch)(const kernels::CausalAttention&);
   kernels::Status (*forward)(const kernels::CausalAttention&, void* scratch);
   int64_t (*backward_scratch)(const kernels::CausalAttentionBackward&);
   kernels::Status (*backward)(const kernels::CausalAttentionBackward&, void* scratch);
   kernels::Status (*step)(const kernels::CausalAttentionStep&);
+  bool joint_gradients = false;  // the backward may write them side by side, as columns of one tensor
 };
 
 // Shapes and types of [tokens, heads, head_dim], head_dim at most 256, key heads a divisor of heads. Throws Error.

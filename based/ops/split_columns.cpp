@@ -33,8 +33,7 @@ std::optional<Tensor> joined_columns(const std::vector<Tensor>& parts) {
       return std::nullopt;
     columns += part.size(1);
   }
-  if (first.stride(0) != columns) return std::nullopt;
-  return first.as_strided({first.size(0), columns}, {columns, 1}, first.storage_offset());
+  return first.as_strided({first.size(0), columns}, first.strides(), first.storage_offset());
 }
 
 std::vector<Tensor> split_columns(const Tensor& x, at::IntArrayRef widths) {

@@ -12,7 +12,7 @@ using torch::Tensor;
 // short_conv do for halves of one, become x's gradient as they are, and others are put side by side in one pass.
 std::vector<Tensor> split_columns(const Tensor& x, at::IntArrayRef widths);
 
-// The tensor [tokens, Σ widths] whose columns these [tokens, width] are, where they are all of one and its rows follow each other.
+// The view [tokens, Σ widths] whose columns these [tokens, width] are, where they lie side by side in one tensor.
 std::optional<Tensor> joined_columns(const std::vector<Tensor>& parts);
 
 }  // namespace based::ops

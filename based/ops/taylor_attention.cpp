@@ -4,6 +4,7 @@
 #include "based/ops/arguments.h"
 #include "based/ops/launch.h"
 #include "based/ops/recompute.h"
+#include "based/ops/recorded_step.h"
 #include "based/ops/taylor_attention_reference.h"
 
 namespace based::ops {
@@ -214,6 +215,7 @@ Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Ten
   launch.arguments.kv_state = kv_state.mutable_data_ptr<float>();
   launch.arguments.k_state = k_state.mutable_data_ptr<float>();
   launch.arguments.slot = slot.const_data_ptr<int64_t>();
+  launch.arguments.state_is_settled = RecordedStep::active();
   require_ok(table.step(launch.arguments));
   return y;
 }

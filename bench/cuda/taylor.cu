@@ -19,11 +19,11 @@ struct Shape {
   std::vector<int64_t> lengths;
   int32_t heads = 2, feature_dim = 16, head_dim = 64;
   DType dtype = DType::bf16;
-  bool state = false, decay = false;
+  bool state = false, decay = false, settled = false;
   std::string name() const {
     char text[80];
-    std::snprintf(text, sizeof text, "%s H%d f%d d%d%s%s rows", dtype == DType::bf16 ? "bf16" : "fp32", heads, feature_dim, head_dim,
-                  state ? " state" : "", decay ? " decay" : "");
+    std::snprintf(text, sizeof text, "%s H%d f%d d%d%s%s%s rows", dtype == DType::bf16 ? "bf16" : "fp32", heads, feature_dim, head_dim,
+                  state ? " state" : "", decay ? " decay" : "", settled ? " settled" : "");
     std::string s = text;
     for (size_t i = 0; i < lengths.size() && i < 5; ++i) {
       s += ' ';
@@ -49,6 +49,7 @@ struct Problem {
     for (const int64_t n : shape.lengths) starts.push_back(starts.back() + n);
     p.rows = static_cast<int64_t>(shape.lengths.size()), p.tokens = starts.back();
     p.heads = shape.heads, p.feature_dim = shape.feature_dim, p.head_dim = shape.head_dim, p.dtype = shape.dtype;
+    p.state_is_settled = shape.settled;
     const int64_t narrow = p.tokens * p.heads * p.feature_dim, wide = p.tokens * p.heads * p.head_dim;
     const double scale = 1.2 / std::pow(p.feature_dim, 0.25);
     q = random_buffer(narrow, p.dtype, scale, 5 * seed), k = random_buffer(narrow, p.dtype, scale, 5 * seed + 1);
@@ -223,14 +224,15 @@ void time_forward(Report& report, int64_t batch, int64_t length, const std::stri
   if (!(error <= allowed(DType::bf16))) report.fail(name);
 }
 
-void time_step(Report& report, int64_t batch, const std::string& headline, int32_t head_dim = 64) {
-  Shape shape{std::vector<int64_t>(batch, 1), 16, 16, head_dim, DType::bf16, true, false};
+// With `settled` a call requests its states while the one before it, which is of another set, runs: as the layers of a decode step do.
+void time_step(Report& report, int64_t batch, bool settled, const std::string& headline, int32_t head_dim = 64) {
+  Shape shape{std::vector<int64_t>(batch, 1), 16, 16, head_dim, DType::bf16, true, false, settled};
   const int64_t state = batch * 16 * packed_features(16) * (head_dim + 1) * 4;
   std::vector<std::unique_ptr<Problem>> problems;
   for (int i = 0; i < working_sets(state); ++i) problems.push_back(std::make_unique<Problem>(shape, 200 + i, 1));
   const double ms = median_ms(static_cast<int>(problems.size()),
                               [&](int set, cudaStream_t stream) { check(gpu::taylor_attention_step(problems[set]->p, Stream{stream})); });
-  report.add({headline, "taylor_update B" + std::to_string(batch) + " d" + std::to_string(head_dim), ms, "ms",
+  report.add({headline, "taylor_update B" + std::to_string(batch) + " d" + std::to_string(head_dim) + (settled ? " settled" : ""), ms, "ms",
               static_cast<double>(2 * state) / kBytesPerMs});
 }
 
@@ -266,11 +268,15 @@ void verify_taylor(Report& report, bool quick) {
     const int64_t tokens = std::accumulate(shape.lengths.begin(), shape.lengths.end(), int64_t{0});
     if (tokens > 1 && tokens < 600) verify_backward(report, shape, seed++);
   }
-  for (const Shape& shape : std::vector<Shape>{{{1, 1, 1, 1, 1}},
-                                               {{1, 1}, 3, 16, 112},
-                                               {{1, 1}, 2, 16, 64, DType::f32, true, true},
-                                               {{1, 1, 1}, 2, 7, 5, DType::f32},
-                                               {{1}, 2, 32, 128, DType::bf16}}) {
+  for (Shape shape : std::vector<Shape>{{{1, 1, 1, 1, 1}},
+                                        {{1, 1}, 3, 16, 112},
+                                        {{1, 1}, 2, 16, 64, DType::f32, true, true},
+                                        {{1, 1, 1}, 2, 7, 5, DType::f32},
+                                        {{1}, 2, 32, 128, DType::bf16},
+                                        {std::vector<int64_t>(40, 1), 16, 16, 64, DType::bf16},
+                                        {std::vector<int64_t>(20, 1), 16, 16, 112, DType::bf16, true, true}}) {
+    verify_step(report, shape, seed++);
+    shape.settled = true;
     verify_step(report, shape, seed++);
   }
 }
@@ -285,10 +291,12 @@ void time_taylor(Report& report) {
   time_forward(report, 2, 4096, "", 112);
   time_forward_backward(report, 4, 2048, "taylor_forward_backward_b4_n2048");
   time_forward_backward(report, 8, 2048, "");
-  time_step(report, 1, "");
-  time_step(report, 16, "");
-  time_step(report, 128, "taylor_update_b128");
-  time_step(report, 128, "", 112);
+  for (const bool settled : {false, true}) {
+    time_step(report, 1, settled, "");
+    time_step(report, 16, settled, "");
+    time_step(report, 128, settled, settled ? "taylor_update_b128" : "");
+    time_step(report, 128, settled, "", 112);
+  }
 }
 
 }  // namespace based::bench

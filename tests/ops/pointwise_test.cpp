@@ -1,6 +1,6 @@
 #include "based/ops/pointwise.h"
 
-#include "based/ops/constant_weights.h"
+#include "based/ops/recorded_step.h"
 #include "tests/ops/testing.h"
 
 namespace based::ops {
@@ -222,7 +222,7 @@ TEST(Linear, ARowDependsOnNoOtherRow) {
   }
 }
 
-// At the same number of rows; ConstantWeights changes when a weight is read, not what comes of it.
+// At the same number of rows; a recorded step changes when a weight is read, not what comes of it.
 TEST_P(PointwiseOnDevices, LinearRowsDependOnNoOtherRow) {
   const at::NoGradGuard no_grad;
   const Tensor weight = random({260, 200}, at::kBFloat16).to(GetParam());
@@ -230,7 +230,7 @@ TEST_P(PointwiseOnDevices, LinearRowsDependOnNoOtherRow) {
     const Tensor x = random({rows, 200}, at::kBFloat16).to(GetParam()), y = ops::linear(x, weight);
     const Tensor others = x.flip({0}) * 3;
     others.select(0, rows / 2).copy_(x.select(0, rows / 2));
-    const ConstantWeights constant;
+    const RecordedStep recorded;
     EXPECT_TRUE(same_bits(ops::linear(others, weight).select(0, rows / 2), y.select(0, rows / 2))) << rows << " rows";
   }
 }
@@ -317,6 +317,7 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
       {"rotary", {f({5, 2, 8}), at::arange(5), int64_t{4}, 100.0, true}},
       {"linear", {x, f({7, 6}), f({7})}},
       {"linear", {x, f({7, 6}), none}},
+      {"linear_swiglu", {x, f({8, 6}), none}},
       {"cross_entropy", {x, f({7, 6}), labels, int64_t{-1}}},
       {"cross_entropy_forward", {x, f({7, 6}), labels, int64_t{4}, true, false}},
       {"cross_entropy_forward", {x, f({7, 6}), labels.clamp_min(0), int64_t{5}, true, true}},

@@ -1,5 +1,7 @@
-// Decode attention over a ring of keys (algorithm 3). Warps share a head's keys; in a warp, groups of lanes take a key each, 16 bytes of it
-// a lane. The first keys of every warp are requested before the position is known: which of them count is decided when they have come.
+// Decode attention over a ring of keys (algorithm 3). The first keys of every warp are requested before the position is known: which of
+// them count is decided when they have come.
+//   streamed (bf16, sm_90): a warp a head, keys through shared memory to the tensor cores.
+//   plain: warps share a head's keys; in a warp, groups of lanes take a key each, 16 bytes of it a lane.
 #include <algorithm>
 
 #include "based/kernels/causal_attention.h"
@@ -18,10 +20,15 @@ struct Split {
   int heads, warps;  // heads of a block, warps of a head
 };
 
+// Where in the ring key `written` goes; 32 bits where they do.
+__device__ __forceinline__ int64_t ring_place(int64_t written, int64_t capacity) {
+  return (written | capacity) >> 32 == 0 ? static_cast<uint32_t>(written) % static_cast<uint32_t>(capacity) : written % capacity;
+}
+
 // kLanes lanes hold a key.
 template <typename T, typename R, bool kVector, int kLanes, int kKeys>
 struct Attention {
-  static constexpr int kGroups = 32 / kLanes, kTile = kKeys * kGroups;
+  static constexpr int kGroups = 32 / kLanes;
   const CausalAttentionStep& p;
   int64_t slot, count, newest;  // keys seen with the new one, and where in the ring that is
   int lane, group, part, held;  // the lane's first element of a key, and how many it has
@@ -46,17 +53,6 @@ struct Attention {
       v[u].template load<kVector>(v_ring + first + u * kGroups * stride, held);
     }
   }
-  // Keys i, i + 1, … of a chunk in shared memory, `key_bytes` apart.
-  __device__ __forceinline__ void fetch(uint32_t keys, uint32_t values, int i, uint32_t key_bytes) {
-#pragma unroll
-    for (int u = 0; u < kKeys; ++u) {
-      const uint32_t at = (i + group + u * kGroups) * key_bytes;
-      if (held == 0) continue;
-      const uint4 a = load_shared_16(keys + at), b = load_shared_16(values + at);
-      k[u].word[0] = a.x, k[u].word[1] = a.y, k[u].word[2] = a.z, k[u].word[3] = a.w;
-      v[u].word[0] = b.x, v[u].word[1] = b.y, v[u].word[2] = b.z, v[u].word[3] = b.w;
-    }
-  }
   // The token's own q, k and v: requested before the ring's keys, which would hold them up.
   __device__ __forceinline__ void request_token(int64_t row, int head) {
     const int64_t at = int64_t{head / (p.heads / p.kv_heads)} * p.head_dim + part;
@@ -67,7 +63,9 @@ struct Attention {
   }
   __device__ __forceinline__ void set_position(int64_t written) {
     count = min(written + 1, p.capacity);
-    newest = (written | p.capacity) >> 32 == 0 ? static_cast<uint32_t>(written) % static_cast<uint32_t>(p.capacity) : written % p.capacity;
+    newest = ring_place(written, p.capacity);
+  }
+  __device__ __forceinline__ void set_query() {
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) q[i] = query.get(i) * (p.scale * 1.44269504088896341F);
   }
@@ -135,20 +133,21 @@ __global__ void __launch_bounds__(32 * kMostWarps)
   extern __shared__ float shared[];
   const int64_t row = blockIdx.x;
   const int warp = threadIdx.x / 32, head = blockIdx.y * split.heads + warp / split.warps, part = warp % split.warps;
-  using Tile = Attention<T, R, kVector, kLanes, sizeof(R) == 2 ? 8 : 4>;
+  constexpr int kKeys = sizeof(R) == 2 ? 8 : 4, kTile = kKeys * 32 / kLanes;
+  using Tile = Attention<T, R, kVector, kLanes, kKeys>;
   Tile attention(p, row, min(head, p.heads - 1));
   const bool active = head < p.heads;
-  int64_t base = part * Tile::kTile;
+  int64_t base = part * kTile;
   attention.request_token(row, min(head, p.heads - 1));
   const int64_t written = p.position[attention.slot];
   attention.request(base, active ? p.capacity : 0);
-  attention.set_position(written);
+  attention.set_position(written), attention.set_query();
   Sums sums;
   if (active) {
     if (part == 0) attention.take_new(head, attention.group == 0, sums);
     for (; base < attention.count; attention.request(base, attention.count)) {
       attention.add_tile(base, sums);
-      base += split.warps * Tile::kTile;
+      base += split.warps * kTile;
     }
   }
   merge_warps(p, attention, sums, shared);
@@ -156,66 +155,210 @@ __global__ void __launch_bounds__(32 * kMostWarps)
   if (part == 0 && active) write_output<T>(p, shared, split.warps, row, head);
 }
 
-// The streamed kernel: `stages` of `keys` keys and values each in shared memory, then a barrier for each.
-struct Stream90 {
-  int keys, stages, warps, chunks;  // warps of a head, chunks of a full ring
-  uint32_t key_bytes;               // of all heads
-  __host__ __device__ uint32_t partial_at() const { return stages * keys * 2 * key_bytes + stages * 8; }
-  int shared_bytes(const CausalAttentionStep& p) const { return static_cast<int>(partial_at()) + p.heads * warps * (p.head_dim + 2) * 4; }
-};
+// The streamed kernel (sm_90). A warp has a head: it requests tiles of 16 keys and values into a ring of its own in shared memory, kRing
+// tiles ahead, and takes two at a time to the tensor cores. The order of its sums depends on neither kRing nor the blocks that a row has.
+constexpr int kTileKeys = 16;
 
-template <int kLanes>
-__global__ void __launch_bounds__(32 * kMostWarps) step_streamed(const __grid_constant__ CausalAttentionStep p, const Stream90 plan) {
+template <int kSteps, int kRing>
+constexpr int warp_bytes() {
+  return kRing * 2 * kTileKeys * kSteps * 32;
+}
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  extern __shared__ __align__(16) float shared[];
-  overlap_kernels();
-  const int64_t row = blockIdx.x, slot = p.slot != nullptr ? p.slot[row] : row;
-  const uint32_t base = shared_address(shared), half = plan.keys * plan.key_bytes, barriers = base + 2 * plan.stages * half;
-  const char* rings[2] = {static_cast<const char*>(p.k_ring) + slot * p.capacity * plan.key_bytes,
-                          static_cast<const char*>(p.v_ring) + slot * p.capacity * plan.key_bytes};
-  const auto request = [&](int chunk, int stage) {
-    const uint32_t bytes = static_cast<uint32_t>(min(p.capacity - chunk * plan.keys, int64_t{plan.keys})) * plan.key_bytes;
-    barrier_expect(barriers + 8 * stage, 2 * bytes);
-    for (int i = 0; i < 2; ++i) bulk_load(base + (2 * stage + i) * half, rings[i] + int64_t{chunk} * half, bytes, barriers + 8 * stage);
-  };
-  const int first = min(plan.chunks, plan.stages);
-  using Tile = Attention<bf16, bf16, true, kLanes, 4>;
-  const int warp = threadIdx.x / 32, head = warp / plan.warps, part = warp % plan.warps;
-  Tile attention(p, row, head);
-  attention.request_token(row, head);
-  const int64_t written = p.position[slot];
-  if (threadIdx.x == 0) {
-#pragma unroll 1
-    for (int s = 0; s < plan.stages; ++s) barrier_init(barriers + 8 * s);
-    fence_shared_proxy();
-#pragma unroll 1
-    for (int chunk = 0; chunk < first; ++chunk) request(chunk, chunk);
+// kSteps: head_dim in steps of 16, rounded up; what is beyond head_dim is zero.
+template <int kSteps, int kRing>
+struct HeadWarp {
+  static constexpr int kRow = kSteps * 32, kTile = 2 * kTileKeys * kRow;          // bytes
+  static constexpr int kBatch = 2;                                                // tiles at a time
+  static constexpr int kLanes = kSteps <= 4 ? 8 : 16, kKeysAtOnce = 32 / kLanes;  // lanes of a key's copy
+  const CausalAttentionStep& p;
+  const int64_t row;
+  const int head, kv_head, lane;
+  const uint32_t base;  // kRing tiles, each of keys and then values
+  int64_t slot, stride;
+  char *k_ring, *v_ring;
+  int count, newest;  // keys seen with the new one, and where in the ring that is
+  uint32_t q[kSteps][2];
+  uint4 token;  // lanes 0 … 15: 16 bytes each of the token's key, 16 … 31: of its value
+  float top = -INFINITY, total = 0, sum[kSteps][4] = {};
+
+  __device__ __forceinline__ HeadWarp(const CausalAttentionStep& params, int64_t at, int of, uint32_t shared)
+      : p(params), row(at), head(of), kv_head(of / (params.heads / params.kv_heads)), lane(threadIdx.x % 32), base(shared) {
+    slot = p.slot != nullptr ? p.slot[row] : row, stride = int64_t{p.kv_heads} * p.head_dim * 2;
+    const int64_t first = slot * p.capacity * stride + int64_t{kv_head} * p.head_dim * 2;
+    k_ring = static_cast<char*>(p.k_ring) + first, v_ring = static_cast<char*>(p.v_ring) + first;
   }
-  attention.set_position(written);
-  Sums sums;
-  if (part == 0) attention.take_new(head, attention.group == 0, sums);
-  __syncthreads();
-  if (threadIdx.x == 0) ++p.position[slot];
-  const int chunks = max(first, (static_cast<int>(attention.count) + plan.keys - 1) / plan.keys);
-  const uint32_t within = (head / (p.heads / p.kv_heads) * p.head_dim + attention.part) * 2;
-  uint32_t phase = 0;
-#pragma unroll 1
-  for (int chunk = 0, stage = 0; chunk < chunks; ++chunk) {
-    const uint32_t at = base + 2 * stage * half + within;
-    barrier_wait(barriers + 8 * stage, phase);
-    for (int i = part * Tile::kTile; i < plan.keys; i += plan.warps * Tile::kTile) {
-      attention.fetch(at, at + half, i, plan.key_bytes);
-      attention.add_tile(chunk * plan.keys + i, sums);
-    }
-    if (chunk + plan.stages < chunks) {
-      __syncthreads();
-      if (threadIdx.x == 0) request(chunk + plan.stages, stage);
-    }
-    if (++stage == plan.stages) stage = 0, phase ^= 1;
+  // Units of 16 bytes are permuted in each row, so that the same unit of eight rows lies in eight different banks.
+  __device__ __forceinline__ uint32_t address(int place, int which, int key, int unit) const {
+    const int permuted = unit ^ (kSteps == 7 ? key / 4 % 2 : key % 8);
+    return base + place * kTile + (which * kTileKeys + key) * kRow + permuted * 16;
   }
-  float* partial = reinterpret_cast<float*>(reinterpret_cast<char*>(shared) + plan.partial_at());
-  merge_warps(p, attention, sums, partial);
-  if (part == 0) write_output<bf16>(p, partial, plan.warps, row, head);
+  // The address 2j units on.
+  __device__ __forceinline__ static uint32_t step(uint32_t at, int j) { return kSteps == 7 ? at + 32 * j : at ^ (32 * j); }
+
+  __device__ __forceinline__ void request(int tile, int place) const {
+    const int unit = lane % kLanes, key = lane / kLanes;
+    if (unit >= 2 * kSteps) return;
+    const int64_t from = (int64_t{tile} * kTileKeys + key) * stride + unit * 16;
+#pragma unroll
+    for (int i = 0; i < kTileKeys; i += kKeysAtOnce) {
+      const bool valid = tile * kTileKeys + key + i < p.capacity && unit * kUnit < p.head_dim;
+      const int64_t at = valid ? from + i * stride : 0;
+      copy_async_16(address(place, 0, key + i, unit), k_ring + at, valid);
+      copy_async_16(address(place, 1, key + i, unit), v_ring + at, valid);
+    }
+  }
+  __device__ __forceinline__ void request_token() {
+    const auto* query = static_cast<const bf16*>(p.q) + row * p.q_stride + int64_t{head} * p.head_dim;
+    const auto* own = lane < 16 ? static_cast<const bf16*>(p.k) + row * p.k_stride : static_cast<const bf16*>(p.v) + row * p.v_stride;
+    const int d = lane % 16 * kUnit;
+    token = make_uint4(0, 0, 0, 0);
+    if (d < p.head_dim) token = *reinterpret_cast<const uint4*>(own + int64_t{kv_head} * p.head_dim + d);
+#pragma unroll
+    for (int i = 0; i < 2 * kSteps; ++i) {
+      const int at = 8 * i + 2 * (lane % 4);
+      q[i / 2][i % 2] = at < p.head_dim ? *reinterpret_cast<const uint32_t*>(query + at) : 0;
+    }
+  }
+  __device__ __forceinline__ void set_position(int64_t written) {
+    count = static_cast<int>(min(written + 1, p.capacity)), newest = static_cast<int>(ring_place(written, p.capacity));
+  }
+  // The new key into the ring in memory, once for the heads that share it.
+  __device__ __forceinline__ void store_token() const {
+    const int d = lane % 16 * kUnit;
+    if (d < p.head_dim && head % (p.heads / p.kv_heads) == 0)
+      *reinterpret_cast<uint4*>((lane < 16 ? k_ring : v_ring) + newest * stride + d * 2) = token;
+  }
+  // The new key into its tile; and zeros for values that are no key's yet, for 0 times what they hold may be NaN.
+  __device__ __forceinline__ void complete(int tile, int place) const {
+    const int unit = lane % 16, first = tile * kTileKeys, own = newest - first;
+    const bool has_own = own >= 0 && own < kTileKeys;
+    if (first + kTileKeys <= count && !has_own) return;
+    if (unit < 2 * kSteps) {
+      if (has_own) store_shared_16(address(place, lane / 16, own, unit), token.x, token.y, token.z, token.w);
+      for (int key = max(count - first, 0); key < kTileKeys; ++key) {
+        if (lane < 16) store_shared_16(address(place, 1, key, unit), 0, 0, 0, 0);
+      }
+    }
+    __syncwarp();
+  }
+  // Scores of keys lane / 4 and that + 8. The query is the same in all columns of b, so every lane of a row has them.
+  __device__ __forceinline__ float2 scores(int tile, int place) const {
+    const uint32_t at = address(place, 0, lane % 16, lane / 16);
+    float d[2][4] = {};
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) {
+      uint32_t keys[4];
+      ldmatrix(keys, step(at, j));
+      mma_16x8x16(d[j % 2], keys, q[j][0], q[j][1]);
+    }
+    const int key = tile * kTileKeys + lane / 4;
+    const float scale = p.scale * 1.44269504088896341F;
+    return make_float2(key < count ? (d[0][0] + d[1][0]) * scale : -INFINITY, key + 8 < count ? (d[0][2] + d[1][2]) * scale : -INFINITY);
+  }
+  // Weights as two bf16: rounded in the even columns of b, what rounding left in the odd ones. Both columns' sums together are exact.
+  __device__ __forceinline__ static uint32_t columns(float weight) {
+    const float rounded = to_float(from_float<bf16>(weight));
+    return transpose_matrix(pack_bf16(rounded, weight - rounded));
+  }
+  __device__ __forceinline__ void add_values(int place, float2 weight) {
+    const uint32_t at = address(place, 1, lane % 8 + lane / 16 * 8, lane / 8 % 2), b0 = columns(weight.x), b1 = columns(weight.y);
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) {
+      uint32_t values[4];
+      ldmatrix_transposed(values, step(at, j));
+      mma_16x8x16(sum[j], values, b0, b1);
+    }
+  }
+  __device__ __forceinline__ void add_batch(int tile, const int (&place)[kBatch]) {
+    float2 s[kBatch];
+    float largest = top;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) s[i] = scores(tile + i, place[i]), largest = fmaxf(largest, fmaxf(s[i].x, s[i].y));
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, distance));
+    if (largest != top) {
+      const float factor = exp2f(top - largest);
+      total *= factor, top = largest;
+#pragma unroll
+      for (auto& part : sum) {
+#pragma unroll
+        for (float& x : part) x *= factor;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const float2 weight = make_float2(exp2f(s[i].x - top), exp2f(s[i].y - top));
+      total += weight.x + weight.y;
+      add_values(place[i], weight);
+    }
+  }
+  __device__ __forceinline__ void add_keys() {
+    int next = 0;
+#pragma unroll 1
+    for (int tile = 0; tile * kTileKeys < count; tile += kBatch) {
+      int place[kBatch];
+#pragma unroll
+      for (int& at : place) at = next, next = next + 1 == kRing ? 0 : next + 1;
+      copy_async_wait<kRing - kBatch>();
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) complete(tile + i, place[i]);
+      add_batch(tile, place);
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if ((tile + i + kRing) * kTileKeys < count) request(tile + i + kRing, place[i]);
+        copy_async_commit();
+      }
+    }
+    copy_async_wait<0>();  // a short text has not waited for all
+  }
+  __device__ __forceinline__ void write() {
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) total += __shfl_xor_sync(~0U, total, distance);
+    bf16* y = static_cast<bf16*>(p.y) + (row * p.heads + head) * p.head_dim;
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) {
+      const int d = 16 * j + lane / 4;
+      if (j % 4 != lane % 4) continue;
+      if (d < p.head_dim) y[d] = from_float<bf16>((sum[j][0] + sum[j][1]) / total);
+      if (d + 8 < p.head_dim) y[d + 8] = from_float<bf16>((sum[j][2] + sum[j][3]) / total);
+    }
+  }
+};
+#endif
+
+// The heads of a row are shared out over the `split` blocks of a cluster; its barrier tells when all have read the position.
+template <int kSteps, int kRing>
+__global__ void __launch_bounds__(32 * kMostWarps, kSteps <= 4 ? 2 : 1)
+    step_streamed(const __grid_constant__ CausalAttentionStep p, const int split) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(256) char memory[];
+  let_next_kernel_start();
+  if (!p.ring_is_settled) wait_for_earlier_kernels();
+  const int warp = threadIdx.x / 32, rank = blockIdx.x % split;
+  HeadWarp<kSteps, kRing> own(p, blockIdx.x / split, rank * (blockDim.x / 32) + warp,
+                              shared_address(memory) + warp * warp_bytes<kSteps, kRing>());
+  const int64_t written = p.position[own.slot];
+  if (!p.ring_is_settled) own.request_token();  // before the ring's keys, which would hold it up
+#pragma unroll
+  for (int tile = 0; tile < kRing; ++tile) {
+    if (tile * kTileKeys < p.capacity) own.request(tile, tile);
+    copy_async_commit();
+  }
+  own.set_position(written);
+  cluster_arrive();  // the position has been read
+  if (p.ring_is_settled) {
+    wait_for_earlier_kernels();
+    own.request_token();
+  }
+  own.store_token();
+  own.add_keys();
+  own.write();
+  if (threadIdx.x != 0 || rank != 0) return;
+  cluster_wait();
+  p.position[own.slot] = written + 1;
 #endif
 }
 
@@ -241,18 +384,38 @@ auto* choose(const CausalAttentionStep& p) {
   return vector ? choose_lanes<T, R, true>(p.head_dim) : choose_lanes<T, R, false>(p.head_dim);
 }
 
-// No stages where the streamed kernel does not apply.
-Stream90 plan_stream(const CausalAttentionStep& p) {
-  Stream90 plan{16, 0, std::max(1, kMostWarps / p.heads), 0, static_cast<uint32_t>(p.kv_heads * p.head_dim * 2)};
-  const int64_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 128, tile = p.head_dim <= 64 ? 16 : 8;
-  if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 9 || p.dtype != DType::bf16 || p.ring_dtype != DType::bf16 ||
-      p.head_dim % kUnit != 0 || p.head_dim <= 32 || p.head_dim > 128 || p.heads > kMostWarps || !aligned16(p.k_ring) ||
-      !aligned16(p.v_ring) || !aligned16(p.y)) {
-    return plan;
-  }
-  plan.keys = static_cast<int>(tile), plan.chunks = static_cast<int>(ceil_div(p.capacity, tile));
-  plan.stages = static_cast<int>(std::min<int64_t>((limit - plan.shared_bytes(p)) / (2 * plan.keys * plan.key_bytes), 8));
-  return plan;
+// Blocks of a row, warps of a block.
+struct Cluster {
+  int split = 1, warps = 0;
+};
+
+bool can_stream(const CausalAttentionStep& p) {
+  return is_hopper() && p.dtype == DType::bf16 && p.ring_dtype == DType::bf16 && p.head_dim > 32 && p.head_dim <= 128 && whole_units(p) &&
+         p.capacity <= 0x3fffffff;
+}
+
+// Few rows: as many blocks as there are multiprocessors. No warps where the heads cannot be shared out so that a block's rings fit.
+Cluster share_heads(const CausalAttentionStep& p, int bytes_of_warp) {
+  const int most_bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), blocks = multiprocessors();
+  const auto fits = [&](int split) { return p.heads / split <= kMostWarps && p.heads / split * bytes_of_warp <= most_bytes; };
+  int split = 1;
+  while (split < 8 && p.heads % (2 * split) == 0 && (!fits(split) || 2 * split * p.rows <= blocks)) split *= 2;
+  return {split, fits(split) ? p.heads / split : 0};
+}
+
+template <int kSteps, int kRing>
+Status launch_streamed(const CausalAttentionStep& p, const Cluster& cluster, Stream stream) {
+  const int shared = cluster.warps * warp_bytes<kSteps, kRing>();
+  if (const cudaError_t e = allow_shared_memory(step_streamed<kSteps, kRing>, shared); e != cudaSuccess) return status_of(e);
+  const auto blocks = static_cast<unsigned>(p.rows * cluster.split), threads = static_cast<unsigned>(32 * cluster.warps);
+  return launch_overlapped(step_streamed<kSteps, kRing>, {blocks, threads, shared, static_cast<unsigned>(cluster.split)}, stream, p,
+                           cluster.split);
+}
+
+// Four tiles ahead where a block has few heads; with all heads two, so that more blocks fit.
+template <int kSteps>
+Status stream_rows(const CausalAttentionStep& p, const Cluster& cluster, Stream stream) {
+  return cluster.warps <= 4 ? launch_streamed<kSteps, 4>(p, cluster, stream) : launch_streamed<kSteps, 2>(p, cluster, stream);
 }
 
 }  // namespace
@@ -260,11 +423,13 @@ Stream90 plan_stream(const CausalAttentionStep& p) {
 Status causal_attention_step(const CausalAttentionStep& p, Stream stream) {
   if (p.rows == 0) return {};
   if (p.head_dim > 32 * kUnit) return {"causal_attention_step: head_dim is larger than 256"};
-  if (const Stream90 plan = plan_stream(p); plan.stages >= 2) {
-    auto* streamed = p.head_dim <= 64 ? step_streamed<8> : step_streamed<16>;
-    if (const cudaError_t e = allow_shared_memory(streamed, plan.shared_bytes(p)); e != cudaSuccess) return status_of(e);
-    return launch_overlapped(
-        streamed, {static_cast<unsigned>(p.rows), static_cast<unsigned>(32 * p.heads * plan.warps), plan.shared_bytes(p)}, stream, p, plan);
+  if (can_stream(p)) {
+    const int steps = p.head_dim <= 64 ? 4 : p.head_dim <= 112 ? 7 : 8;
+    if (const Cluster cluster = share_heads(p, steps * warp_bytes<1, 2>()); cluster.warps > 0) {
+      return steps == 4   ? stream_rows<4>(p, cluster, stream)
+             : steps == 7 ? stream_rows<7>(p, cluster, stream)
+                          : stream_rows<8>(p, cluster, stream);
+    }
   }
   const bool bf = p.dtype == DType::bf16, ring_bf = p.ring_dtype == DType::bf16;
   auto* kernel =

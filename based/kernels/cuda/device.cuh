@@ -52,6 +52,13 @@ __device__ __forceinline__ uint32_t mul_bf16(uint32_t a, uint32_t b) {
   return r;
 }
 
+// 2^x by the special function unit, within two units in the last place; subnormal results are 0.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 // 16 bytes from global to shared memory, asynchronously; zeros where not `valid`.
@@ -68,6 +75,12 @@ __device__ __forceinline__ void copy_async_wait() {
 }
 
 // Four 8 x 8 matrices of 16-bit elements; lane 8m + r gives the address of row r of matrix m.
+__device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
 __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -77,6 +90,12 @@ __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], uint32_t a
 __device__ __forceinline__ void stmatrix(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
+}
+// An 8 x 8 matrix of 16-bit elements, of which lane l holds elements 2(l mod 4) and the next of row l / 4.
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t x) {
+  uint32_t r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(x));
+  return r;
 }
 __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
   uint4 v;
@@ -95,6 +114,11 @@ __device__ __forceinline__ float load_shared_float(uint32_t address) {
 __device__ __forceinline__ float2 load_shared_float2(uint32_t address) {
   float2 v;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ float4 load_shared_float4(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
   return v;
 }
 __device__ __forceinline__ void store_shared_float(uint32_t address, float x) {
@@ -117,6 +141,9 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals = 1)
 __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t phase) {
   asm volatile(
       "{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra ready;\nbra wait;\nready:\n}\n" ::
@@ -134,9 +161,11 @@ __device__ __forceinline__ void bulk_store(void* global, uint32_t shared, uint32
                "r"(bytes)
                : "memory");
 }
-// Until all bulk stores of this thread have read their shared memory; or have been written.
+// Until all bulk stores of this thread have read their shared memory. The end of the kernel waits for what they write.
 __device__ __forceinline__ void bulk_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-__device__ __forceinline__ void bulk_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// The barrier of a cluster: a block that has arrived may go on, and wait later.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 // Orders ordinary accesses to shared memory before later ones of the copy engine and the tensor cores; before the barrier.
 __device__ __forceinline__ void fence_shared_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #endif

@@ -2,12 +2,11 @@
 // for all rows, and one of `splits` parts of `in`; the blocks of the same outputs are a cluster and add their sums up through each other's
 // shared memory, in a fixed order. One warp requests, four multiply. Constant weights are on their way before the kernels before this one
 // have ended; their ring is separate from the rows', so that it can run far ahead.
-#include <cuda.h>
-
 #include <algorithm>
 
 #include "based/kernels/cuda/launch.h"
 #include "based/kernels/cuda/linear_launchers.h"
+#include "based/kernels/cuda/tensor_map.h"
 #include "based/kernels/cuda/vectors.cuh"
 #include "based/kernels/cuda/wgmma.cuh"
 
@@ -57,24 +56,14 @@ __device__ __forceinline__ void load_tile(uint32_t shared, const CUtensorMap& ma
                "l"(&map), "r"(column), "r"(row), "r"(barrier)
                : "memory");
 }
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 __device__ __forceinline__ uint32_t address_in_block(uint32_t shared, int rank) {
   uint32_t there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared), "r"(rank));
   return there;
 }
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
 __device__ __forceinline__ float4 load_cluster_float4(uint32_t address) {
   float4 v;
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
-  return v;
-}
-__device__ __forceinline__ float4 load_shared_float4(uint32_t address) {
-  float4 v;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
   return v;
 }
 __device__ __forceinline__ void store_shared_float4(uint32_t address, float a, float b, float c, float d) {
@@ -298,23 +287,12 @@ Plan make_plan(const Linear& p) {
   return plan;
 }
 
-// [height, width] in bf16 as tiles of [box, kSlab], swizzled; what lies outside is read as 0.
+// [height, width] as tiles of [box, kSlab].
 Status describe(CUtensorMap& map, const void* data, int64_t height, int64_t width, int64_t stride, int box) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  static void* const entry = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? found : nullptr;
-  }();
-  if (entry == nullptr) return {"linear: the driver has no cuTensorMapEncodeTiled"};
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(height)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride) * 2};
-  const cuuint32_t boxes[2] = {kSlab, static_cast<cuuint32_t>(box)}, steps[2] = {1, 1};
-  const CUresult done = reinterpret_cast<Encode>(entry)(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), sizes, strides,
-                                                        boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return done == CUDA_SUCCESS ? Status{} : Status{"linear: the driver refused to describe the weight or the rows to the copy engine"};
+  const cuuint32_t boxes[2] = {kSlab, static_cast<cuuint32_t>(box)};
+  return describe_tiles(map, data, sizes, strides, boxes);
 }
 
 template <typename Y, int kRows>

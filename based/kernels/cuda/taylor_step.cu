@@ -53,19 +53,19 @@ struct Vector {
   }
 };
 
-// φ(q), φ(k) of a row and head into shared memory, the denominator's state updated; returns the thread's part of the denominator.
+// φ(q), φ(k) of a row and head into shared memory, the denominator's state updated; returns the thread's part of the denominator. `pair`
+// and `old` are those of the thread's first feature.
 template <typename T>
-__device__ __forceinline__ float make_features(const TaylorAttention& p, int64_t row_head, int64_t state, float decay, float* phi_q,
-                                               float* phi_k, int count) {
+__device__ __forceinline__ float make_features(const TaylorAttention& p, int64_t row_head, float* sums, const FeaturePair& pair, float old,
+                                               float* phi_q, float* phi_k, int count) {
   const T *q = static_cast<const T*>(p.q) + row_head * p.feature_dim, *k = static_cast<const T*>(p.k) + row_head * p.feature_dim;
+  const float decay = p.decay != nullptr ? p.decay[blockIdx.y] : 1.0F;
   float sum = 0;
   for (int f = threadIdx.x; f < count; f += kThreads) {
-    const float old = p.k_state[state * count + f];
-    const FeaturePair pair(f, p.feature_dim);
-    const float a = pair.of(q), b = pair.of(k);
+    const FeaturePair of = f < kThreads ? pair : FeaturePair(f, p.feature_dim);
+    const float a = of.of(q), b = of.of(k), updated = (f < kThreads ? old : sums[f]) * decay + b;
     phi_q[f] = a, phi_k[f] = b;
-    const float updated = old * decay + b;
-    p.k_state[state * count + f] = updated;
+    sums[f] = updated;
     sum += a * updated;
   }
   return sum;
@@ -75,14 +75,16 @@ template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ TaylorAttention p, const int features) {
   extern __shared__ float shared[];
   float *phi_q = shared, *phi_k = phi_q + features, *warp_sums = phi_k + features, *partial = warp_sums + 32;
-  overlap_kernels();
+  let_next_kernel_start();
+  if (!p.state_is_settled) wait_for_earlier_kernels();
   const int64_t row = blockIdx.x, slot = p.slot != nullptr ? p.slot[row] : row, state = slot * p.heads + blockIdx.y;
   const int columns = p.head_dim / kWidth, groups = kThreads / columns;
   const int group = threadIdx.x / columns, column = threadIdx.x % columns * kWidth;
   const bool active = group < groups;
   const int64_t out = (row * p.heads + blockIdx.y) * p.head_dim;
-  float* kv = p.kv_state + state * features * p.head_dim + column;
+  float *kv = p.kv_state + state * features * p.head_dim + column, *sums = p.k_state + state * features;
 
+  const float old = static_cast<int>(threadIdx.x) < features ? sums[threadIdx.x] : 0.0F;
   Vector<kWidth> held[kHeld];
   if (active) {
 #pragma unroll
@@ -90,12 +92,17 @@ __global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ Ta
       if (group + i * groups < features) held[i].load(kv + static_cast<int64_t>(group + i * groups) * p.head_dim);
     }
   }
-  const float decay = p.decay != nullptr ? p.decay[blockIdx.y] : 1.0F;
+  const FeaturePair pair(min(static_cast<int>(threadIdx.x), features - 1), p.feature_dim);
+  if (p.state_is_settled) wait_for_earlier_kernels();
+  T raw[kWidth];
+#pragma unroll
+  for (int c = 0; c < kWidth; ++c) raw[c] = active ? static_cast<const T*>(p.v)[out + column + c] : from_float<T>(0);
   const float denominator =
-      sum_over_block(make_features<T>(p, row * p.heads + blockIdx.y, state, decay, phi_q, phi_k, features), warp_sums);
+      sum_over_block(make_features<T>(p, row * p.heads + blockIdx.y, sums, pair, old, phi_q, phi_k, features), warp_sums);
+  const float decay = p.decay != nullptr ? p.decay[blockIdx.y] : 1.0F;
   float v[kWidth], sum[kWidth];
 #pragma unroll
-  for (int c = 0; c < kWidth; ++c) v[c] = active ? to_float(static_cast<const T*>(p.v)[out + column + c]) : 0.0F, sum[c] = 0;
+  for (int c = 0; c < kWidth; ++c) v[c] = to_float(raw[c]), sum[c] = 0;
   for (int base = group; active && base < features; base += kHeld * groups) {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -164,23 +171,40 @@ struct Streamed {
     for (int i = threadIdx.x; i * 16 < count * plan.element; i += kThreads)
       copy_async_16(to + i * 16, reinterpret_cast<const char*>(from) + i * 16, true);
   }
-  // Requests everything that belongs to the block's n-th item; the small things by all threads, one group of copies an item.
-  __device__ __forceinline__ void request(uint32_t n, uint32_t s) const {
+  // What belongs to the block's n-th item: the denominator's state, by all threads; the state, by one; and what the token brings, which
+  // ends the group of copies that the item is waited for by.
+  __device__ __forceinline__ void request_sums(uint32_t n, uint32_t s) const {
+    if (item(n) >= plan.items) return;
+    const float* sums = p.k_state + state_of(n) * plan.features;
+    for (int f = threadIdx.x; f < plan.features; f += kThreads)
+      copy_async_4(shared_address(stage(s)) + plan.k_state_at() + 4 * f, sums + f);
+  }
+  __device__ __forceinline__ void request_state(uint32_t n, uint32_t s) const {
+    if (item(n) >= plan.items || threadIdx.x != 0) return;
+    bulk_store_wait_read();
+    barrier_expect(barrier(s), plan.state_bytes());
+    bulk_load(shared_address(stage(s)), p.kv_state + state_of(n) * plan.features * p.head_dim, plan.state_bytes(), barrier(s));
+  }
+  __device__ __forceinline__ void request_token(uint32_t n, uint32_t s) const {
     if (item(n) < plan.items) {
-      const int64_t state = state_of(n);
       const uint32_t to = shared_address(stage(s));
-      const float* sums = p.k_state + state * plan.features;
-      for (int f = threadIdx.x; f < plan.features; f += kThreads) copy_async_4(to + plan.k_state_at() + 4 * f, sums + f);
       copy(to + plan.state_bytes(), static_cast<const T*>(p.v) + int64_t{item(n)} * p.head_dim, p.head_dim);
       copy(to + plan.q_at(), static_cast<const T*>(p.q) + int64_t{item(n)} * p.feature_dim, p.feature_dim);
       copy(to + plan.k_at(), static_cast<const T*>(p.k) + int64_t{item(n)} * p.feature_dim, p.feature_dim);
-      if (threadIdx.x == 0) {
-        bulk_store_wait_read();
-        barrier_expect(barrier(s), plan.state_bytes());
-        bulk_load(to, p.kv_state + state * plan.features * p.head_dim, plan.state_bytes(), barrier(s));
-      }
     }
     copy_async_commit();
+  }
+  // The first items, as far as they may be requested before the kernels before this one have ended.
+  __device__ __forceinline__ void request_first() const {
+    const int count = plan.stages - 1;
+    if (p.state_is_settled) {
+      for (int s = 0; s < count; ++s) request_sums(s, s), request_state(s, s);
+      wait_for_earlier_kernels();
+      for (int s = 0; s < count; ++s) request_token(s, s);
+    } else {
+      wait_for_earlier_kernels();
+      for (int s = 0; s < count; ++s) request_sums(s, s), request_token(s, s), request_state(s, s);
+    }
   }
   // φ(q), φ(k) into shared memory, the denominator's state updated; returns the thread's part of the denominator.
   __device__ __forceinline__ float make_features(uint32_t s, int64_t state, float decay, float* phi_q, float* phi_k) const {
@@ -234,14 +258,16 @@ __global__ void __launch_bounds__(kThreads)
     fence_shared_proxy();
   }
   __syncthreads();
-  overlap_kernels();
-  for (int s = 0; s < plan.stages - 1; ++s) stream.request(s, s);
+  let_next_kernel_start();
+  stream.request_first();
   uint32_t s = 0, phase = 0;
 #pragma unroll 1
   for (uint32_t n = 0; stream.item(n) < plan.items; ++n) {
     const int64_t item = stream.item(n), state = stream.state_of(n);
     // Into the stage of item n − 1, whose state has been on its way out for a while.
-    stream.request(n + plan.stages - 1, s == 0 ? plan.stages - 1 : s - 1);
+    const uint32_t free = s == 0 ? plan.stages - 1 : s - 1;
+    stream.request_sums(n + plan.stages - 1, free), stream.request_token(n + plan.stages - 1, free);
+    stream.request_state(n + plan.stages - 1, free);
     switch (plan.stages) {
       case 2: copy_async_wait<1>(); break;
       case 3: copy_async_wait<2>(); break;
@@ -266,7 +292,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (++s == static_cast<uint32_t>(plan.stages)) s = 0, phase ^= 1;
   }
-  if (threadIdx.x == 0) bulk_store_wait();
+  if (threadIdx.x == 0) bulk_store_wait_read();
 #endif
 }
 
@@ -275,8 +301,8 @@ Stream90 plan_stream(const TaylorAttention& p, int features) {
   const int element = static_cast<int>(dtype_size(p.dtype));
   Stream90 plan{features, p.head_dim, p.feature_dim, element, p.rows * p.heads};
   const bool whole_units = p.head_dim * element % 16 == 0 && p.feature_dim * element % 16 == 0;
-  if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 9 || !whole_units || p.head_dim > 4 * kThreads || !aligned16(p.kv_state) ||
-      !aligned16(p.q) || !aligned16(p.k) || !aligned16(p.v)) {
+  if (!is_hopper() || !whole_units || p.head_dim > 4 * kThreads || !aligned16(p.kv_state) || !aligned16(p.q) || !aligned16(p.k) ||
+      !aligned16(p.v)) {
     return plan;
   }
   // Two blocks a multiprocessor where each can still have two stages: while one computes, the other's copies run.

@@ -1,10 +1,10 @@
 // As many rows as a step of decoding has go through kernels of our own, which read the weights at memory speed; more through cuBLAS.
 #include "based/kernels/linear.h"
 
-#include "based/ops/constant_weights.h"
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
 #include "based/ops/pointwise.h"
+#include "based/ops/recorded_step.h"
 
 namespace based::ops {
 namespace {
@@ -14,7 +14,7 @@ Tensor forward(const Tensor& x, const Tensor& weight, const OptionalTensor& bias
   check_linear(x, weight, bias);
   if (!has_kernel(x) || x.size(0) > 128) return at::linear(x, weight, bias);
   LinearLaunch launch = prepare_linear(x, weight, bias, weight.size(0));
-  launch.arguments.weight_is_constant = ConstantWeights::active() && launch.weight.is_same(weight);
+  launch.arguments.weight_is_constant = RecordedStep::active() && launch.weight.is_same(weight);
   if (!kernels::cuda::linear_supports(launch.arguments)) return at::linear(x, weight, bias);
   require_ok(kernels::cuda::linear(launch.arguments, current_stream()));
   return launch.y;
@@ -25,7 +25,7 @@ Tensor forward_swiglu(const Tensor& x, const Tensor& weight, const OptionalTenso
   check_linear(x, weight, bias);
   if (has_kernel(x) && x.size(0) == 1 && weight.size(0) % 2 == 0) {
     LinearLaunch launch = prepare_linear(x, weight, bias, weight.size(0) / 2);
-    launch.arguments.weight_is_constant = ConstantWeights::active() && launch.weight.is_same(weight);
+    launch.arguments.weight_is_constant = RecordedStep::active() && launch.weight.is_same(weight);
     if (kernels::cuda::linear_swiglu_supports(launch.arguments)) {
       require_ok(kernels::cuda::linear_swiglu(launch.arguments, current_stream()));
       return launch.y;
