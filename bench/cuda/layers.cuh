@@ -1,4 +1,4 @@
-// The decode attention and the small layers around the mixers: against sums in double on the host, and their speed.
+// The softmax attention and the small layers around the mixers: against sums in double on the host, and their speed.
 #pragma once
 #include "bench/cuda/harness.cuh"
 
@@ -6,6 +6,8 @@ namespace based::bench {
 
 void verify_causal_attention_step(Report& report);
 void time_causal_attention_step(Report& report);
+void verify_causal_attention(Report& report);
+void time_causal_attention(Report& report);
 void verify_layers(Report& report);
 void time_layers(Report& report);
 // The layers of a step of decoding: few tokens, so that launches and weights count.

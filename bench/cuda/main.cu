@@ -15,6 +15,7 @@ int main(int argc, char** argv) {
   Report report;
   if (mode == "verify" || mode == "verify-quick") {
     verify_taylor(report, mode == "verify-quick");
+    verify_causal_attention(report);
     verify_causal_attention_step(report);
     verify_layers(report);
     verify_linear(report);
@@ -22,6 +23,7 @@ int main(int argc, char** argv) {
   } else if (mode == "profile" || (mode == "time" && argc == 4)) {
     if (mode == "profile") call_once_only();
     time_taylor(report);
+    time_causal_attention(report);
     time_causal_attention_step(report);
     time_layers(report);
     time_step_layers(report);

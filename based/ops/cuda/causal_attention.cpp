@@ -1,5 +1,4 @@
-// The step has a kernel of our own; forward and backward in bf16 go through the flash attention that LibTorch carries, in fp32 through the
-// reference.
+// In bf16 kernels of our own on Hopper, elsewhere the flash attention that LibTorch carries; in fp32 the reference, but for the step.
 #include "based/kernels/causal_attention.h"
 
 #include <ATen/ops/_flash_attention_backward.h>
@@ -14,8 +13,22 @@ namespace {
 using Forward = std::tuple<Tensor, Tensor>;            // y, log_sum_exp
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // of q, k, v
 
-const CausalAttentionKernels kCuda{nullptr, nullptr, nullptr, nullptr,
-                                   launch<kernels::cuda::causal_attention_step, kernels::CausalAttentionStep>};
+kernels::Status launch_forward(const kernels::CausalAttention& arguments, void*) {
+  return kernels::cuda::causal_attention_forward(arguments, current_stream());
+}
+const CausalAttentionKernels kCuda{[](const kernels::CausalAttention&) -> int64_t { return 0; },
+                                   launch_forward,
+                                   kernels::cuda::causal_attention_backward_scratch,
+                                   launch_with_scratch<kernels::cuda::causal_attention_backward, kernels::CausalAttentionBackward>,
+                                   launch<kernels::cuda::causal_attention_step, kernels::CausalAttentionStep>,
+                                   /*joint_gradients=*/true};
+const CausalAttentionKernels kNoKernels{};
+
+bool kernels_apply(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
+                   int64_t window, double scale) {
+  if (q.scalar_type() != at::kBFloat16) return false;
+  return kernels::cuda::causal_attention_supports(prepare_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale).arguments);
+}
 
 bool flash_applies(const Tensor& q, const Tensor& k) {
   return q.scalar_type() == at::kBFloat16 && q.size(2) % 8 == 0 && q.size(0) > 0 && k.size(0) < std::numeric_limits<int32_t>::max();
@@ -51,7 +64,9 @@ Forward forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
                 double scale) {
   const OnDevice device("causal_attention", {{"q", q}, {"k", k}, {"v", v}, {"cu_seqlens_q", cu_seqlens_q}, {"cu_seqlens_k", cu_seqlens_k}});
   check_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window);
-  if (!flash_applies(q, k)) return causal_attention_forward_with(kCuda, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
+  if (kernels_apply(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale))
+    return causal_attention_forward_with(kCuda, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
+  if (!flash_applies(q, k)) return causal_attention_forward_with(kNoKernels, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
   // The longest row is on the GPU; all tokens are an upper bound of it, which costs empty blocks only.
   const auto [y, log_sum_exp, seed, offset, none] = at::_flash_attention_forward(
       with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), cu_seqlens_q.to(at::kInt), cu_seqlens_k.to(at::kInt), q.size(0),
@@ -69,8 +84,10 @@ Gradients backward(const Tensor& grad_y, const Tensor& q, const Tensor& k, const
                                                       {"cu_seqlens_k", cu_seqlens_k},
                                                       {"y", y},
                                                       {"log_sum_exp", log_sum_exp}});
-  if (!flash_applies(q, k))
+  if (kernels_apply(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale))
     return causal_attention_backward_with(kCuda, grad_y, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, y, log_sum_exp);
+  if (!flash_applies(q, k))
+    return causal_attention_backward_with(kNoKernels, grad_y, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, y, log_sum_exp);
   const Tensor no_dropout = at::empty({2}, q.options().dtype(at::kUInt64));
   const FixedOrder fixed_order;
   auto [grad_q, grad_k, grad_v] = at::_flash_attention_backward(

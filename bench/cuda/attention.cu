@@ -1,0 +1,220 @@
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "based/kernels/causal_attention.h"
+#include "bench/cuda/layers.cuh"
+
+namespace based::bench {
+namespace {
+
+using kernels::CausalAttention;
+using kernels::CausalAttentionBackward;
+using kernels::DType;
+using kernels::Stream;
+namespace gpu = kernels::cuda;
+
+struct Shape {
+  std::vector<int64_t> queries, keys;  // of each row
+  int32_t heads, kv_heads, head_dim;
+  int64_t window;
+};
+
+std::vector<int64_t> starts(const std::vector<int64_t>& lengths) {
+  std::vector<int64_t> start{0};
+  for (const int64_t n : lengths) start.push_back(start.back() + n);
+  return start;
+}
+
+// k and v, and their gradients, are parts of one tensor, as after a joint projection; q's tokens are further apart than they need be.
+struct Problem {
+  CausalAttentionBackward b;
+  int64_t q_width, kv_width;
+  Buffer q, kv, y, log_sum_exp, grad_y, grad_q, grad_kv, q_start, k_start, scratch;
+
+  Problem(const Shape& s, uint64_t seed) : q_width(s.heads * s.head_dim), kv_width(s.kv_heads * s.head_dim) {
+    CausalAttention& p = b.forward;
+    const std::vector<int64_t> q_starts = starts(s.queries), k_starts = starts(s.keys);
+    p.rows = static_cast<int64_t>(s.queries.size()), p.q_tokens = q_starts.back(), p.k_tokens = k_starts.back();
+    p.heads = s.heads, p.kv_heads = s.kv_heads, p.head_dim = s.head_dim, p.window = s.window, p.dtype = DType::bf16;
+    p.scale = 1 / std::sqrt(static_cast<float>(s.head_dim)), p.q_stride = q_width + 64, p.k_stride = p.v_stride = 2 * kv_width;
+    q = random_buffer(p.q_tokens * p.q_stride, p.dtype, 1.5, 3 * seed),
+    kv = random_buffer(p.k_tokens * 2 * kv_width, p.dtype, 1, 3 * seed + 1);
+    grad_y = random_buffer(p.q_tokens * q_width, p.dtype, 1, 3 * seed + 2);
+    y = Buffer(p.q_tokens * q_width * 2), log_sum_exp = Buffer(p.q_tokens * s.heads * 4);
+    grad_q = Buffer(p.q_tokens * p.q_stride * 2), grad_kv = Buffer(p.k_tokens * 2 * kv_width * 2);
+    q_start = upload(q_starts), k_start = upload(k_starts);
+    p.q = q.as(), p.k = kv.as(), p.v = kv.as<char>() + kv_width * 2, p.y = y.as(), p.log_sum_exp = log_sum_exp.as<float>();
+    p.q_start = q_start.as<int64_t>(), p.k_start = k_start.as<int64_t>();
+    b.grad_y = grad_y.as(), b.grad_q = grad_q.as(), b.grad_k = grad_kv.as(), b.grad_v = grad_kv.as<char>() + kv_width * 2;
+    b.grad_q_stride = p.q_stride, b.grad_k_stride = b.grad_v_stride = 2 * kv_width;
+    scratch = Buffer(gpu::causal_attention_backward_scratch(b));
+  }
+};
+
+struct Expected {
+  std::vector<double> y, log_sum_exp, grad_q, grad_kv;
+};
+
+// A query's head: what the definition reads and what it adds to. `kv` and `grad_kv` are at the row's first key.
+struct Query {
+  const double *q, *dy, *kv;
+  double *y, *log_sum_exp, *grad_q, *grad_kv;
+};
+
+// Attends over keys [first, last] by the definition.
+void attend(const Problem& problem, const Query& at, int64_t first, int64_t last) {
+  const int64_t dim = problem.b.forward.head_dim, stride = 2 * problem.kv_width, v = problem.kv_width;
+  const auto scale = static_cast<double>(problem.b.forward.scale);
+  std::vector<double> weight;
+  double total = 0, mean = 0;
+  for (int64_t j = first; j <= last; ++j) {
+    double score = 0;
+    for (int64_t d = 0; d < dim; ++d) score += at.q[d] * at.kv[j * stride + d];
+    weight.push_back(std::exp(score * scale));
+    total += weight.back();
+  }
+  *at.log_sum_exp = std::log(total);
+  for (int64_t j = first; j <= last; ++j) {
+    const double w = weight[j - first] / total;
+    for (int64_t d = 0; d < dim; ++d) at.y[d] += w * at.kv[j * stride + v + d], mean += at.dy[d] * w * at.kv[j * stride + v + d];
+  }
+  for (int64_t j = first; j <= last; ++j) {
+    const double w = weight[j - first] / total;
+    double product = 0;
+    for (int64_t d = 0; d < dim; ++d) product += at.dy[d] * at.kv[j * stride + v + d];
+    const double ds = w * (product - mean) * scale;
+    for (int64_t d = 0; d < dim; ++d) {
+      at.grad_q[d] += ds * at.kv[j * stride + d];
+      at.grad_kv[j * stride + d] += ds * at.q[d], at.grad_kv[j * stride + v + d] += w * at.dy[d];
+    }
+  }
+}
+
+Expected reference(const Problem& problem, const Shape& s) {
+  const CausalAttention& p = problem.b.forward;
+  const std::vector<double> q = download(p.q, p.dtype, p.q_tokens * p.q_stride),
+                            dy = download(problem.b.grad_y, p.dtype, p.q_tokens * problem.q_width),
+                            kv = download(p.k, p.dtype, p.k_tokens * 2 * problem.kv_width);
+  Expected e;
+  e.y.resize(dy.size()), e.log_sum_exp.resize(p.q_tokens * s.heads), e.grad_q.resize(dy.size()), e.grad_kv.resize(kv.size());
+  const std::vector<int64_t> q_starts = starts(s.queries), k_starts = starts(s.keys);
+  for (int64_t r = 0; r < p.rows; ++r) {
+    for (int64_t i = 0; i < s.queries[r]; ++i) {
+      for (int64_t h = 0; h < s.heads; ++h) {
+        const int64_t token = q_starts[r] + i, last = i + s.keys[r] - s.queries[r], at = (token * s.heads + h) * s.head_dim;
+        const int64_t key = k_starts[r] * 2 * problem.kv_width + h / (s.heads / s.kv_heads) * s.head_dim;
+        attend(problem,
+               {&q[token * p.q_stride + h * s.head_dim], &dy[at], &kv[key], &e.y[at], &e.log_sum_exp[token * s.heads + h], &e.grad_q[at],
+                &e.grad_kv[key]},
+               s.window == 0 ? 0 : std::max<int64_t>(0, last - s.window + 1), last);
+      }
+    }
+  }
+  return e;
+}
+
+std::vector<char> bytes_of(const Buffer& buffer) {
+  std::vector<char> bytes(static_cast<size_t>(buffer.bytes()));
+  check(cudaMemcpy(bytes.data(), buffer.as(), bytes.size(), cudaMemcpyDeviceToHost), "download");
+  return bytes;
+}
+
+void verify_backward(Report& report, Problem& problem, const Expected& expected, const std::string& name) {
+  const CausalAttention& p = problem.b.forward;
+  check(gpu::causal_attention_backward(problem.b, problem.scratch.as(), {}));
+  check(cudaDeviceSynchronize(), "causal_attention_backward");
+  const std::vector<double> wide = download(problem.b.grad_q, p.dtype, p.q_tokens * p.q_stride);
+  std::vector<double> grad_q;
+  for (size_t i = 0; i < wide.size(); ++i) {
+    if (static_cast<int64_t>(i) % p.q_stride < problem.q_width) grad_q.push_back(wide[i]);
+  }
+  const std::vector<double> grad_kv = download(problem.b.grad_k, p.dtype, static_cast<int64_t>(expected.grad_kv.size()));
+  const auto part = [&](const std::vector<double>& all, bool second) {
+    std::vector<double> half;
+    for (size_t i = 0; i < all.size(); ++i) {
+      if ((static_cast<int64_t>(i) / problem.kv_width % 2 == 1) == second) half.push_back(all[i]);
+    }
+    return half;
+  };
+  const std::vector<double> grad_v = part(expected.grad_kv, true);
+  if (p.window == 1) {  // weights are 1 whatever the scores are: only rounding is left of grad_q and grad_k
+    const auto sum = [](std::vector<double> x, const std::vector<double>& y) {
+      for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+      return x;
+    };
+    report.expect(name + ": grad_q", relative_error(sum(grad_v, grad_q), grad_v), 1e-2);
+    report.expect(name + ": grad_k", relative_error(sum(grad_v, part(grad_kv, false)), grad_v), 1e-2);
+  } else {
+    report.expect(name + ": grad_q", relative_error(grad_q, expected.grad_q), 1e-2);
+    report.expect(name + ": grad_k", relative_error(part(grad_kv, false), part(expected.grad_kv, false)), 1e-2);
+  }
+  report.expect(name + ": grad_v", relative_error(part(grad_kv, true), grad_v), 1e-2);
+  const std::vector<char> q_bits = bytes_of(problem.grad_q), kv_bits = bytes_of(problem.grad_kv);
+  problem.grad_q.poison(), problem.grad_kv.poison(), problem.scratch.poison();
+  check(gpu::causal_attention_backward(problem.b, problem.scratch.as(), {}));
+  check(cudaDeviceSynchronize(), "causal_attention_backward");
+  if (bytes_of(problem.grad_q) != q_bits || bytes_of(problem.grad_kv) != kv_bits) report.fail(name + ": the same bits again");
+}
+
+void verify(Report& report, const Shape& s, uint64_t seed) {
+  Problem problem(s, seed);
+  const CausalAttention& p = problem.b.forward;
+  const Expected expected = reference(problem, s);
+  std::string name = "causal_attention H" + std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + " d" + std::to_string(s.head_dim) +
+                     " window " + std::to_string(s.window) + " keys";
+  for (size_t r = 0; r < s.keys.size(); ++r) name += ' ' + std::to_string(s.keys[r]) + (s.keys[r] > s.queries[r] ? "+" : "");
+  if (!gpu::causal_attention_supports(p)) return report.fail(name + ": supported");
+  check(gpu::causal_attention_forward(p, {}));
+  check(cudaDeviceSynchronize(), "causal_attention_forward");
+  report.expect(name + ": y", relative_error(download(p.y, p.dtype, p.q_tokens * problem.q_width), expected.y), 4e-3);
+  report.expect(name + ": log_sum_exp", relative_error(download(p.log_sum_exp, DType::f32, p.q_tokens * s.heads), expected.log_sum_exp),
+                1e-5);
+  verify_backward(report, problem, expected, name);
+}
+
+void time(Report& report, int64_t rows, int64_t length, int32_t head_dim, int64_t window) {
+  const std::vector<int64_t> lengths(rows, length);
+  const Shape s{lengths, lengths, 16, 16, head_dim, window};
+  const int64_t bytes = rows * length * 16 * head_dim * 2;
+  std::vector<std::unique_ptr<Problem>> problems;
+  for (int i = 0; i < 2; ++i) problems.push_back(std::make_unique<Problem>(s, 70 + i));
+  const std::string name =
+      " B" + std::to_string(rows) + " L" + std::to_string(length) + " d" + std::to_string(head_dim) + " w" + std::to_string(window);
+  report.time("causal_attention" + name, 4 * bytes, 2,
+              [&](int set, cudaStream_t stream) { check(gpu::causal_attention_forward(problems[set]->b.forward, Stream{stream})); });
+  report.time("causal_attention backward" + name, 8 * bytes, 2, [&](int set, cudaStream_t stream) {
+    check(gpu::causal_attention_backward(problems[set]->b, problems[set]->scratch.as(), Stream{stream}));
+  });
+}
+
+}  // namespace
+
+void verify_causal_attention(Report& report) {
+  const std::vector<int64_t> lengths{0, 1, 63, 64, 65, 200, 513}, longer{5, 1, 100, 64, 300, 201, 600};
+  uint64_t seed = 1;
+  for (const Shape& s : std::vector<Shape>{{lengths, lengths, 2, 2, 64, 0},
+                                           {lengths, lengths, 2, 2, 64, 1},
+                                           {lengths, lengths, 4, 2, 64, 16},
+                                           {lengths, lengths, 2, 2, 64, 64},
+                                           {lengths, lengths, 4, 1, 64, 100},
+                                           {lengths, longer, 6, 2, 64, 0},
+                                           {lengths, longer, 2, 2, 64, 64},
+                                           {lengths, longer, 2, 1, 64, 100},
+                                           {{300, 200, 129}, {300, 200, 129}, 3, 3, 40, 0},
+                                           {lengths, longer, 4, 2, 112, 0},
+                                           {lengths, lengths, 2, 2, 112, 64},
+                                           {lengths, longer, 2, 2, 128, 100},
+                                           {lengths, lengths, 2, 2, 128, 0}}) {
+    verify(report, s, seed++);
+  }
+}
+
+void time_causal_attention(Report& report) {
+  time(report, 16, 2048, 64, 0);
+  time(report, 16, 2048, 64, 64);
+  time(report, 16, 2048, 112, 0);
+  time(report, 2, 16384, 64, 0);
+}
+
+}  // namespace based::bench
