@@ -9,7 +9,7 @@
 namespace based::kernels::cpu::BASED_ISA {
 namespace {
 
-constexpr int64_t max_head_dim = 256;
+inline constexpr int64_t max_head_dim = 256;
 
 template <class T, class U>
 void write_row(const T* x, int64_t head_dim, U* to) {
