@@ -44,7 +44,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> taylor_attention_backward_wit
 Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state,
                                   Tensor k_state, const Tensor& slots, const OptionalTensor& decay);
 
-// A null forward or backward: the reference runs.
 // A launch's arguments, and the memory behind them; y and log_sum_exp are the caller's to add.
 struct CausalAttentionLaunch {
   Tensor q, k, v, q_starts, k_starts;
@@ -53,6 +52,7 @@ struct CausalAttentionLaunch {
 CausalAttentionLaunch prepare_causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
                                                const Tensor& cu_seqlens_k, int64_t window, double scale);
 
+// A null forward or backward: the reference runs.
 struct CausalAttentionKernels {
   int64_t (*forward_scratch)(const kernels::CausalAttention&);
   kernels::Status (*forward)(const kernels::CausalAttention&, void* scratch);
