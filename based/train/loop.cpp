@@ -1,5 +1,6 @@
 #include "based/train/loop.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -16,6 +17,7 @@ namespace {
 
 constexpr size_t kWindow = 64, kWindowMin = 32;
 constexpr double kSpike = 6;                // standard deviations
+constexpr double kLeastDeviation = 0.05;    // nats: where losses hardly differ, a little more is no spike
 constexpr int64_t kReadEveryOnDevice = 32;  // waiting costs a device some idle microseconds
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -245,8 +247,7 @@ double LossWindow::add(double loss) {
     const double mean = std::accumulate(losses_.begin(), losses_.end(), 0.0) / count;
     double squares = 0;
     for (const double one : losses_) squares += (one - mean) * (one - mean);
-    const double deviation = std::sqrt(squares / count);
-    if (deviation > 0) deviations = (loss - mean) / deviation;
+    deviations = (loss - mean) / std::max(std::sqrt(squares / count), kLeastDeviation);
   }
   if (losses_.size() == kWindow) losses_.erase(losses_.begin());
   losses_.push_back(loss);

@@ -30,7 +30,8 @@ using Figures = std::map<std::string, double>;
 // Finds losses far above those before. One that is not finite never enters the window.
 class LossWindow {
  public:
-  // How many standard deviations `loss` lies above the mean of the window, which it then enters; 0 while that has few entries.
+  // How many standard deviations, of 0.05 nats at least, `loss` lies above the mean of the window, which it then enters; 0 while that has
+  // few entries.
   double add(double loss);
 
   template <class Visitor>

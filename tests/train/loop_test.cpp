@@ -260,6 +260,14 @@ TEST(Loop, Bf16TrainsOnFp32Masters) {
   }
 }
 
+TEST(LossWindow, CallsNoRippleASpike) {
+  LossWindow flat, equal;
+  for (int i = 0; i < 40; ++i) flat.add(i % 2 ? 0.001 : 0.002), equal.add(3);
+  EXPECT_LT(flat.add(0.1), 3) << "a hundred of its own standard deviations";
+  EXPECT_GT(flat.add(2), 20);
+  EXPECT_GT(equal.add(5), 20);
+}
+
 TEST(LossWindow, FindsSpikesOnceItHasSeenEnough) {
   LossWindow window;
   for (int i = 0; i < 31; ++i) EXPECT_EQ(window.add(i % 2 ? 1.0 : 1.2), 0) << "too few to tell";
