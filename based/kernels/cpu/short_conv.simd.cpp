@@ -90,8 +90,8 @@ void outputs(const ShortConv& p, const Filter<T>& filter, const Piece& piece, co
 template <class T>
 void run_piece(const ShortConv& p, const Filter<T>& filter, const Piece& piece) {
   const int64_t kept = p.taps - 1, slot = p.slot ? p.slot[piece.row] : piece.row;
+  if (piece.first > 0) return outputs(p, filter, piece, nullptr);  // begins further in than the taps reach back
   alignas(64) float history[max_taps * block];
-  if (piece.first > 0) return outputs(p, filter, piece, history);
   float* state = p.state ? p.state + (slot * p.channels + filter.first) * kept : nullptr;
   if (!state || filter.n < block) std::fill_n(history, kept * block, 0.0f);
   if (state) split(state, kept, filter.n, history, block);
