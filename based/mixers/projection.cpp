@@ -5,6 +5,7 @@
 #include "based/ops/pointwise.h"
 
 namespace based {
+
 Tensor initial_normal(torch::IntArrayRef shape, double std) {
   return SkipInitialisation::active() ? torch::empty(shape) : torch::randn(shape) * std;
 }

@@ -4,6 +4,7 @@
 #include "based/ops/arguments.h"
 #include "based/ops/launch.h"
 #include "based/ops/pointwise.h"
+#include "based/ops/recorded_step.h"
 
 namespace based::ops {
 namespace {
@@ -36,6 +37,7 @@ LinearLaunch prepare_linear(const Tensor& x, const Tensor& weight, const Optiona
   to.rows = x.size(0), to.in = x.size(1), to.out = weight.size(0);
   to.x_stride = launch.x.stride(0), to.weight_stride = launch.weight.stride(0), to.y_stride = launch.y.stride(0);
   to.dtype = to.y_dtype = kernel_dtype(x);
+  to.weight_is_constant = RecordedStep::active() && launch.weight.is_same(weight);
   return launch;
 }
 

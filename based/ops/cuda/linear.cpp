@@ -4,7 +4,6 @@
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
 #include "based/ops/pointwise.h"
-#include "based/ops/recorded_step.h"
 
 namespace based::ops {
 namespace {
@@ -13,8 +12,7 @@ Tensor forward(const Tensor& x, const Tensor& weight, const OptionalTensor& bias
   const OnDevice device("linear", {{"x", x}, {"weight", weight}, {"bias", bias}});
   check_linear(x, weight, bias);
   if (!has_kernel(x) || x.size(0) > 128) return at::linear(x, weight, bias);
-  LinearLaunch launch = prepare_linear(x, weight, bias, weight.size(0));
-  launch.arguments.weight_is_constant = RecordedStep::active() && launch.weight.is_same(weight);
+  const LinearLaunch launch = prepare_linear(x, weight, bias, weight.size(0));
   if (!kernels::cuda::linear_supports(launch.arguments)) return at::linear(x, weight, bias);
   require_ok(kernels::cuda::linear(launch.arguments, current_stream()));
   return launch.y;
@@ -24,8 +22,7 @@ Tensor forward_swiglu(const Tensor& x, const Tensor& weight, const OptionalTenso
   const OnDevice device("linear_swiglu", {{"x", x}, {"weight", weight}, {"bias", bias}});
   check_linear(x, weight, bias);
   if (has_kernel(x) && x.size(0) == 1 && weight.size(0) % 2 == 0) {
-    LinearLaunch launch = prepare_linear(x, weight, bias, weight.size(0) / 2);
-    launch.arguments.weight_is_constant = RecordedStep::active() && launch.weight.is_same(weight);
+    const LinearLaunch launch = prepare_linear(x, weight, bias, weight.size(0) / 2);
     if (kernels::cuda::linear_swiglu_supports(launch.arguments)) {
       require_ok(kernels::cuda::linear_swiglu(launch.arguments, current_stream()));
       return launch.y;
