@@ -47,7 +47,7 @@ void measure(Context& context, const Shape& shape) {
   model->train();
   const double error = check_gradients(*model, shape.preset);
   AdamW optimizer(*model, {});
-  TrainStep step(*model, optimizer);
+  TrainStep step(*model, optimizer, /*recorded=*/context.device.is_cuda());
   const TokenBatch tokens = random_tokens(*model, shape.rows, shape.length);
   const auto count = static_cast<double>(shape.rows * shape.length);
   reset_peak_memory(context.device);

@@ -6,6 +6,7 @@
 #include "based/kernels/taylor_attention.h"
 #include "based/mixers/mixer.h"
 #include "based/models/language_model.h"
+#include "based/ops/adamw.h"
 #include "based/ops/causal_attention.h"
 #include "based/ops/long_conv.h"
 #include "based/ops/paged_attention.h"
@@ -120,8 +121,40 @@ Tensor by_paged_steps(const Tensors& x) {
   return torch::cat(rows);
 }
 
+// The master of a parameter after two steps.
+Tensor by_adamw(const Tensors& x) {
+  const bool own = x[0].element_size() > 2;
+  Tensor master = own ? x[0].clone() : x[0].to(torch::kFloat);
+  ops::AdamwStep step;
+  step.masters = {master}, step.rounded = {own ? master : x[0].clone()}, step.gradients = {x[1]};
+  step.first_moments = {torch::zeros_like(master)}, step.second_moments = {torch::zeros_like(master)};
+  step.steps = {torch::zeros({}, torch::dtype(torch::kFloat).device(x[0].device()))};
+  step.rate = torch::full({}, 0.1, torch::dtype(torch::kFloat).device(x[0].device()));
+  step.decay = 0.1;
+  for (int i = 0; i < 2; ++i) ops::adamw_(step);
+  return master;
+}
+
+// Two equal gradients: the corrected moments are the gradient and its square.
+Tensor by_adamw_formula(const Tensors& x) {
+  const Tensor move = 0.1 * x[1] / (x[1].abs() + 1e-8);
+  return ((x[0] * 0.99 - move) * 0.99) - move;
+}
+
+Tensor by_rotary_formula(const Tensors& x) {
+  const Tensor angle = torch::outer(torch::arange(tokens, torch::kDouble), torch::pow(10000.0, -torch::arange(8, torch::kDouble) / 8));
+  const Tensor cos = torch::cos(angle).unsqueeze(1), sin = torch::sin(angle).unsqueeze(1);
+  const Tensor heads = x[0].view({tokens, 2, 16}), a = heads.narrow(2, 0, 8), b = heads.narrow(2, 8, 8);
+  return torch::cat({a * cos - b * sin, a * sin + b * cos}, 2).flatten(1);
+}
+
 std::vector<OperatorCheck> other_checks() {
   return {
+      {"adamw_",
+       [] {
+         return Tensors{draw({33, 80}), draw({33, 80})};
+       },
+       by_adamw, by_adamw_formula, false},
       {"paged_attention_step",
        [] {
          return Tensors{draw({tokens, 4, 16}), draw({tokens, 2, 16}), draw({tokens, 2, 16})};
@@ -165,18 +198,14 @@ std::vector<OperatorCheck> other_checks() {
          const Tensor h = torch::matmul(x[0], x[1].t());
          return h.narrow(1, 0, 32) * torch::silu(h.narrow(1, 32, 32));
        }},
-      {"rotary",
+      {"rotary_",
        [] {
-         return Tensors{draw({tokens, 2, 16})};
+         return Tensors{draw({tokens, 2 * 16})};
        },
-       [](const Tensors& x) { return ops::rotary(x[0], torch::arange(tokens).to(x[0].device()), 16, 10000, false); },
        [](const Tensors& x) {
-         const Tensor angle =
-             torch::arange(tokens, torch::kDouble).unsqueeze(1) * torch::pow(10000.0, -torch::arange(8, torch::kDouble) / 8).unsqueeze(0);
-         const Tensor cos = torch::cos(angle).unsqueeze(1), sin = torch::sin(angle).unsqueeze(1);
-         const Tensor a = x[0].narrow(2, 0, 8), b = x[0].narrow(2, 8, 8);
-         return torch::cat({a * cos - b * sin, a * sin + b * cos}, 2);
-       }},
+         return ops::rotary_(x[0].clone(), torch::arange(tokens).to(x[0].device()), {2, 16, 16});
+       },
+       by_rotary_formula},
       {"linear, few rows",
        [] {
          return Tensors{draw({5, 96}), draw({70, 96}, 0.2), draw({70})};

@@ -84,12 +84,13 @@ Tensor SoftmaxAttention::step(const Tensor& x, MixerState& state, const Slots& s
 SoftmaxAttention::Inputs SoftmaxAttention::project(const Tensor& x, const Tensor& positions) const {
   const int64_t q = config_.heads * head_dim_, kv = config_.kv_heads * head_dim_;
   const auto heads = [this](const Tensor& columns) { return columns.view({columns.size(0), columns.size(1) / head_dim_, head_dim_}); };
-  const auto all = ops::split_columns(qkv_proj_->forward(x), {q + kv, kv});
-  Tensor turned = all[0];
-  if (config_.rotary_dim > 0)  // queries and keys lie side by side and are turned together
-    turned = ops::rotary(heads(turned), positions, config_.rotary_dim, config_.rotary_base, config_.rotary_interleaved).flatten(1);
-  const auto qk = ops::split_columns(turned, {q, kv});
-  return {heads(qk[0]), heads(qk[1]), heads(all[1])};
+  Tensor qkv = qkv_proj_->forward(x);
+  if (config_.rotary_dim > 0) {  // queries and keys lie side by side and are turned together
+    qkv = ops::rotary_(qkv, positions,
+                       {config_.heads + config_.kv_heads, head_dim_, config_.rotary_dim, config_.rotary_base, config_.rotary_interleaved});
+  }
+  const auto columns = ops::split_columns(qkv, {q, kv, kv});
+  return {heads(columns[0]), heads(columns[1]), heads(columns[2])};
 }
 
 Tensor SoftmaxAttention::output(const Tensor& y) const { return out_proj_->forward(y.reshape({-1, config_.heads * head_dim_})); }

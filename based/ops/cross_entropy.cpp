@@ -88,8 +88,9 @@ Forward cross_entropy_with(const CrossEntropyParts& parts, const Tensor& hidden,
   const int64_t chunk = std::min(std::max(parts.chunk_bytes / (vocab * hidden.element_size()), kChunkRows), count);
   Tensor loss = at::zeros({}, hidden.options().dtype(type));
   const Tensor by_input = grad_hidden ? at::empty(inputs.sizes(), inputs.options()) : Tensor();
-  // Transposed: logits are then read along their rows.
-  Tensor by_weight = grad_weight ? at::zeros({weight.size(1), vocab}, weight.options().dtype(type)) : Tensor();
+  const auto sums = [&](int64_t rows, int64_t columns) { return at::zeros({rows, columns}, weight.options().dtype(type)); };
+  Tensor by_weight;  // transposed
+  if (grad_weight) by_weight = parts.sums_by_word ? sums(vocab, weight.size(1)).t() : sums(weight.size(1), vocab);
   Tensor product;
   const Tensor memory = at::empty({chunk, vocab}, hidden.options());
   for (int64_t begin = 0; begin < count; begin += chunk) {

@@ -12,6 +12,7 @@
 #include "based/kernels/short_conv.h"
 #include "based/kernels/taylor_attention.h"
 #include "based/ops/arguments.h"
+#include "based/ops/pointwise.h"
 #include "based/ops/torch.h"
 
 namespace based::ops {
@@ -128,7 +129,8 @@ void add_product(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory);
 struct CrossEntropyParts {
   CrossEntropySoftmax softmax;
   AddProduct add_product;
-  int64_t chunk_bytes;  // of a chunk's logits, which are those of 64 rows at least
+  int64_t chunk_bytes;        // of a chunk's logits, which are those of 64 rows at least
+  bool sums_by_word = false;  // weight's gradient lies as weight does; or transposed, so that logits are read along their rows
 };
 // loss, its gradient by hidden and by weight (undefined where not asked for). `labelled`: see cross_entropy.
 std::tuple<Tensor, Tensor, Tensor> cross_entropy_with(const CrossEntropyParts& parts, const Tensor& hidden, const Tensor& weight,
@@ -150,6 +152,6 @@ std::tuple<Tensor, Tensor> rms_norm_backward_with(const PointwiseKernels& table,
                                                   const Tensor& weight, const Tensor& inverse_rms);
 Tensor swiglu_with(const PointwiseKernels& table, const Tensor& h);
 Tensor swiglu_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& h);
-Tensor rotary_with(const PointwiseKernels& table, const Tensor& x, const Tensor& positions, int64_t dim, double base, bool interleaved);
+void rotary_with(const PointwiseKernels& table, Tensor x, const Tensor& positions, const Rotation& rotation);
 
 }  // namespace based::ops

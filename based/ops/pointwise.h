@@ -22,10 +22,16 @@ Tensor rms_norm_add_(Tensor residual, const Tensor& x, const Tensor& weight, dou
 Tensor swiglu(const Tensor& h);
 Tensor swiglu_reference(const Tensor& h);
 
-// Rotary positions on the first `dim` dimensions of every head (even, at most 256): x [tokens, heads, head_dim], positions int64 [tokens].
-// Halves (a, b) -> (a cos − b sin, a sin + b cos), angle = position · base^(−2i/dim); interleaved: pairs (2i, 2i + 1) instead.
-Tensor rotary(const Tensor& x, const Tensor& positions, int64_t dim, double base, bool interleaved);
-Tensor rotary_reference(const Tensor& x, const Tensor& positions, int64_t dim, double base, bool interleaved);
+// Rotary positions in place, on the first `dim` dimensions (even, at most 256) of each of the first `heads` heads of x [tokens, columns];
+// positions int64 [tokens]. Halves (a, b) -> (a cos − b sin, a sin + b cos), angle = position · base^(−2i/dim); interleaved: pairs
+// (2i, 2i + 1) instead; inverse: turned back. Returns x; the reference returns a copy.
+struct Rotation {
+  int64_t heads = 1, head_dim = 64, dim = 64;
+  double base = 10000;
+  bool interleaved = false, inverse = false;
+};
+Tensor rotary_(Tensor x, const Tensor& positions, const Rotation& rotation);
+Tensor rotary_reference(const Tensor& x, const Tensor& positions, const Rotation& rotation);
 
 // x [rows, in] · weight[out, in]ᵀ + bias. With gradients off on the CPU, up to kBatchInvariantRows rows go through a kernel whose result
 // for a row does not depend on the other rows, bit for bit; this is what makes `step` independent of the batch.

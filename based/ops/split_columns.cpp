@@ -16,7 +16,9 @@ struct SplitFunction : torch::autograd::Function<SplitFunction> {
     return x.split_with_sizes(widths, 1);
   }
 
+  // The view keeps no base: whoever comes next can see that it alone has this memory.
   static Variables backward(Context*, const Variables& grads) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
     const auto joined = joined_columns(grads);
     return {joined ? *joined : at::cat(grads, 1), Tensor()};
   }

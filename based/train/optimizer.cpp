@@ -3,6 +3,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "based/ops/adamw.h"
+
 namespace based {
 
 void check_optimizer_options(const OptimizerOptions& options) {
@@ -37,51 +39,62 @@ AdamW::AdamW(const torch::nn::Module& module, const OptimizerOptions& options) :
     slots_.push_back({item.key(), parameter, master, torch::zeros_like(master), torch::zeros_like(master),
                       torch::zeros({}, torch::dtype(torch::kFloat).device(parameter.device()))});
   }
+  collected_.resize(slots_.size());
 }
 
 void AdamW::zero_grad() {
-  for (auto& slot : slots_) {
-    slot.parameter.mutable_grad().reset();
-    slot.master.mutable_grad().reset();
-  }
+  for (auto& slot : slots_) slot.parameter.mutable_grad().reset();
+  for (Tensor& gradient : collected_) gradient.reset();
+  scale_.reset();
 }
 
 void AdamW::collect_gradients() {
   const torch::NoGradGuard no_grad;
-  std::vector<Tensor> first, parts;  // those that have no sum yet
-  for (auto& slot : slots_) {
-    Tensor& from = slot.parameter.mutable_grad();
-    if (!slot.has_master() || !from.defined()) continue;
-    Tensor& sum = slot.master.mutable_grad();
-    if (sum.defined()) {
-      sum.add_(from);
-    } else {
-      sum = torch::empty_like(slot.master);
-      first.push_back(sum);
-      parts.push_back(from);
+  std::vector<size_t> more;
+  std::vector<Tensor> sums, first;  // sums begin as what the first backward left
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    Tensor &from = slots_[i].parameter.mutable_grad(), &kept = collected_[i];
+    if (!slots_[i].has_master() || !from.defined()) continue;
+    if (!kept.defined()) {
+      kept = from;
+      from.reset();
+      continue;
     }
+    more.push_back(i);
+    if (kept.scalar_type() == slots_[i].master.scalar_type()) continue;
+    first.push_back(kept);
+    sums.push_back(torch::empty_like(slots_[i].master));
+    kept = sums.back();
+  }
+  if (!sums.empty()) torch::_foreach_copy_(sums, first);
+  for (const size_t i : more) {
+    Tensor& from = slots_[i].parameter.mutable_grad();
+    collected_[i].add_(from);
     from.reset();
   }
-  if (!first.empty()) torch::_foreach_copy_(first, parts);
 }
 
-std::vector<Tensor> AdamW::gradients() const {
-  std::vector<Tensor> found;
-  for (const auto& slot : slots_)
-    if (slot.master.grad().defined()) found.push_back(slot.master.grad());
-  return found;
-}
+const Tensor& AdamW::gradient(size_t slot) const { return slots_[slot].has_master() ? collected_[slot] : slots_[slot].parameter.grad(); }
 
 Tensor AdamW::clip_gradients() {
   const torch::NoGradGuard no_grad;
-  std::vector<Tensor> found = gradients();
-  if (found.empty()) return torch::zeros({}, torch::dtype(torch::kDouble).device(device()));
-  const Tensor norm = torch::stack(torch::_foreach_norm(found, 2)).norm().to(torch::kDouble);
-  // Multiplied also where it is 1, which changes no bit: whether it is, the host does not know.
-  if (options_.clip > 0) {
-    const Tensor scale = (options_.clip / (norm + 1e-6)).masked_fill(norm <= options_.clip, 1.0);
-    torch::_foreach_mul_(found, scale.to(found[0].scalar_type()));
+  std::vector<Tensor> narrow, wide, norms;  // 16-bit ones, whose squares are summed in fp32, and the others
+  std::vector<bool> is_narrow;
+  torch::Dtype type = torch::kFloat;  // of the update of the first
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Tensor& found = gradient(i);
+    if (!found.defined()) continue;
+    if (is_narrow.empty()) type = slots_[i].master.scalar_type();
+    is_narrow.push_back(found.element_size() == 2);
+    (is_narrow.back() ? narrow : wide).push_back(found);
   }
+  if (is_narrow.empty()) return torch::zeros({}, torch::dtype(torch::kDouble).device(device()));
+  if (!narrow.empty()) narrow = torch::_foreach_norm(narrow, 2, torch::kFloat);
+  if (!wide.empty()) wide = torch::_foreach_norm(wide, 2);
+  for (size_t i = 0, n = 0, w = 0; i < is_narrow.size(); ++i) norms.push_back(is_narrow[i] ? narrow[n++] : wide[w++]);
+  Tensor norm = torch::stack(norms).norm().to(torch::kDouble);
+  // A factor also where it is 1, which changes no bit: whether it is, the host does not know.
+  if (options_.clip > 0) scale_ = (options_.clip / (norm + 1e-6)).masked_fill(norm <= options_.clip, 1.0).to(type);
   return norm;
 }
 
@@ -91,28 +104,25 @@ Tensor AdamW::make_rate(double rate) const {
 
 void AdamW::step(const Tensor& rate, const Tensor& usable) {
   const torch::NoGradGuard no_grad;
-  const std::optional<Tensor> unusable = usable.defined() ? std::optional(1 - usable) : std::nullopt;
   for (const Group& group : groups_) {
-    std::vector<Tensor> parameters, grads, first, second, steps, rounded, masters;
+    ops::AdamwStep update;
     for (const size_t member : group.members) {
-      Slot& slot = slots_[member];
-      if (!slot.master.grad().defined()) continue;
-      parameters.push_back(slot.master);
-      grads.push_back(slot.master.grad());
-      first.push_back(slot.first_moment);
-      second.push_back(slot.second_moment);
-      steps.push_back(slot.steps);
-      if (slot.has_master()) {
-        rounded.push_back(slot.parameter);
-        masters.push_back(slot.master);
-      }
+      const Slot& slot = slots_[member];
+      if (!gradient(member).defined()) continue;
+      update.masters.push_back(slot.master);
+      update.rounded.push_back(slot.parameter);
+      update.gradients.push_back(gradient(member));
+      update.first_moments.push_back(slot.first_moment);
+      update.second_moments.push_back(slot.second_moment);
+      update.steps.push_back(slot.steps);
     }
-    if (parameters.empty()) continue;
-    usable.defined() ? torch::_foreach_add_(steps, usable) : torch::_foreach_add_(steps, 1);
-    at::_fused_adamw_(parameters, grads, first, second, {}, steps, rate, options_.beta1, options_.beta2, group.decay, options_.eps, false,
-                      false, /*grad_scale=*/{}, /*found_inf=*/unusable);
-    if (!rounded.empty()) torch::_foreach_copy_(rounded, masters);
+    if (update.masters.empty()) continue;
+    update.rate = rate, update.scale = scale_;
+    if (usable.defined()) update.usable = usable;
+    update.beta1 = options_.beta1, update.beta2 = options_.beta2, update.eps = options_.eps, update.decay = group.decay;
+    ops::adamw_(update);
   }
+  scale_.reset();
 }
 
 }  // namespace based

@@ -1,5 +1,6 @@
 // AdamW, its learning rate schedule and clipping.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -45,10 +46,11 @@ class AdamW {
   AdamW(const torch::nn::Module& module, const OptimizerOptions& options);
 
   void zero_grad();
-  // After each backward: 16-bit gradients are added to the masters' in fp32. fp32 ones are added up by autograd itself.
+  // After each backward: takes 16-bit gradients off their parameters. The first stay as they are, more are added up in fp32. fp32 ones
+  // are added up by autograd itself.
   void collect_gradients();
-  // Global 2-norm of the gradients before they are scaled to at most options.clip: by clip/(norm + 1e-6), as torch does. Double [], where
-  // the parameters are; nothing waits for it.
+  // Global 2-norm of the gradients: double [], where the parameters are; nothing waits for it. The next step() scales them to at most
+  // options.clip, by clip/(norm + 1e-6) as torch does; the gradients themselves stay as they are.
   Tensor clip_gradients();
   // A rate as step takes it, beside the parameters: double [], on a GPU float [].
   Tensor make_rate(double rate) const;
@@ -72,10 +74,12 @@ class AdamW {
     double decay = 0;
     std::vector<size_t> members;
   };
-  std::vector<Tensor> gradients() const;
+  const Tensor& gradient(size_t slot) const;  // undefined where there is none
   OptimizerOptions options_;
   std::vector<Slot> slots_;
   std::vector<Group> groups_;
+  std::vector<Tensor> collected_;  // of slots with a master: 16 bits of one backward, or the fp32 sum of more
+  std::optional<Tensor> scale_;    // of the gradients, for the next step
 };
 
 }  // namespace based

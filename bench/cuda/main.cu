@@ -5,6 +5,7 @@
 //   kernel_bench profile        every timed case once, for a profiler
 #include <cstring>
 
+#include "bench/cuda/adamw.cuh"
 #include "bench/cuda/harness.cuh"
 #include "bench/cuda/layers.cuh"
 #include "bench/cuda/taylor.cuh"
@@ -19,6 +20,7 @@ int main(int argc, char** argv) {
     verify_causal_attention_step(report);
     verify_layers(report);
     verify_linear(report);
+    verify_adamw(report);
     std::printf("%d failed\n", report.failures());
   } else if (mode == "profile" || (mode == "time" && argc == 4)) {
     if (mode == "profile") call_once_only();
@@ -27,6 +29,7 @@ int main(int argc, char** argv) {
     time_causal_attention_step(report);
     time_layers(report);
     time_step_layers(report);
+    time_adamw(report);
     if (mode == "time") report.write(argv[2], argv[3]);
   } else {
     std::fprintf(stderr, "kernel_bench verify | verify-quick | profile | time FILE COMMIT\n");

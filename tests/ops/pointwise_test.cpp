@@ -141,6 +141,8 @@ TEST_P(PointwiseOnDevices, SwigluEqualsTheReference) {
   EXPECT_TRUE(same_bits(swiglu(wide.narrow(1, 1, 8)), swiglu(wide.narrow(1, 1, 8).contiguous())));
 }
 
+Tensor turned_copy(const Tensor& x, const Tensor& positions, const Rotation& rotation) { return rotary_(x.clone(), positions, rotation); }
+
 TEST_P(PointwiseOnDevices, RotaryEqualsTheReference) {
   struct Sizes {
     int64_t tokens, heads, head_dim, dim;
@@ -148,36 +150,54 @@ TEST_P(PointwiseOnDevices, RotaryEqualsTheReference) {
   for (const bool interleaved : {false, true}) {
     for (const Sizes& s : {Sizes{0, 2, 8, 8}, Sizes{1, 1, 2, 2}, Sizes{7, 3, 10, 6}, Sizes{65, 2, 64, 64}, Sizes{5, 1, 16, 0}}) {
       const Tensor positions = at::arange(s.tokens) * 1000 + 3;
-      const auto with = [&](decltype(&rotary) op) {
-        return Function(
-            [=](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], positions.to(t[0].device()), s.dim, 10000, interleaved)}; });
-      };
-      expect_like_reference(GetParam(), with(rotary), with(rotary_reference), {random({s.tokens, s.heads, s.head_dim})});
+      for (const bool inverse : {false, true}) {
+        const Rotation rotation{s.heads, s.head_dim, s.dim, 10000, interleaved, inverse};
+        const auto with = [&](decltype(&rotary_reference) op) {
+          return Function([=](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], positions.to(t[0].device()), rotation)}; });
+        };
+        expect_like_reference(GetParam(), with(turned_copy), with(rotary_reference), {random({s.tokens, s.heads * s.head_dim + 6})});
+      }
     }
     const Tensor positions = torch::tensor({5, 0, 90}, at::kLong);
-    EXPECT_TRUE(gradcheck([&](const vector<Tensor>& t) { return vector<Tensor>{rotary(t[0], positions, 4, 100, interleaved)}; },
-                          {random({3, 2, 6})}));
+    const auto op = [&](const vector<Tensor>& t) { return vector<Tensor>{turned_copy(t[0], positions, {2, 6, 4, 100, interleaved})}; };
+    EXPECT_TRUE(gradcheck(op, {random({3, 14})}));
   }
 }
 
+TEST_P(PointwiseOnDevices, RotaryLeavesAGradientAloneThatOthersSee) {
+  const at::TensorOptions options = at::TensorOptions().dtype(at::kFloat).device(GetParam());
+  const Tensor x = at::ones({4, 16}, options).requires_grad_(), positions = at::arange(4, options.dtype(at::kLong));
+  const Tensor grad = at::ones({4, 16}, options);
+  const Tensor of_x = torch::autograd::grad({turned_copy(x, positions, {1, 16, 16})}, {x}, {grad})[0];
+  EXPECT_TRUE(same_bits(grad, at::ones({4, 16}, options)));
+  EXPECT_FALSE(same_bits(of_x, grad));
+  // The gradient of a sum goes to both of its terms, in one tensor.
+  const Tensor a = at::ones({4, 16}, options).requires_grad_(), b = at::ones({4, 16}, options).requires_grad_();
+  const auto grads = torch::autograd::grad({turned_copy(a, positions, {1, 16, 16}) + b}, {a, b}, {grad});
+  EXPECT_TRUE(same_bits(grads[0], of_x));
+  EXPECT_TRUE(same_bits(grads[1], grad));
+}
+
 TEST(Rotary, TurnsHalvesOrPairs) {
-  const Tensor x = torch::tensor({{{1.0, 2.0, 3.0, 4.0, 5.0}}}, at::kDouble), position = torch::tensor({3}, at::kLong);
+  const Tensor x = torch::tensor({{1.0, 2.0, 3.0, 4.0, 5.0, 6.0}}, at::kDouble), position = torch::tensor({3}, at::kLong);
   const double a = 3, b = 3 / 10.0;  // angles of base 100 and dim 4
   const auto turn = [](double x0, double x1, double angle) {
     return std::pair{x0 * std::cos(angle) - x1 * std::sin(angle), x0 * std::sin(angle) + x1 * std::cos(angle)};
   };
   const auto [p0, p2] = turn(1, 3, a);
   const auto [p1, p3] = turn(2, 4, b);
-  EXPECT_TRUE(close(rotary(x, position, 4, 100, false), torch::tensor({{{p0, p1, p2, p3, 5.0}}}, at::kDouble), 1e-14));
+  EXPECT_TRUE(close(turned_copy(x, position, {1, 5, 4, 100}), torch::tensor({{p0, p1, p2, p3, 5.0, 6.0}}, at::kDouble), 1e-14));
   const auto [i0, i1] = turn(1, 2, a);
   const auto [i2, i3] = turn(3, 4, b);
-  EXPECT_TRUE(close(rotary(x, position, 4, 100, true), torch::tensor({{{i0, i1, i2, i3, 5.0}}}, at::kDouble), 1e-14));
+  EXPECT_TRUE(close(turned_copy(x, position, {1, 5, 4, 100, true}), torch::tensor({{i0, i1, i2, i3, 5.0, 6.0}}, at::kDouble), 1e-14));
 }
 
-TEST(Rotary, StaysExactFarOutAndReadsColumnSlices) {
+TEST(Rotary, StaysExactFarOutAndTurnsColumnSlices) {
   const Tensor positions = torch::tensor({100000, 1000000, 16777217}, at::kLong), wide = random({3, 96}, at::kFloat);
-  const Tensor x = wide.narrow(1, 32, 64).view({3, 2, 32});
-  EXPECT_TRUE(close(rotary(x, positions, 32, 10000, false), rotary_reference(x.to(at::kDouble), positions, 32, 10000, false), 1e-5));
+  const Tensor before = wide.clone(), exact = rotary_reference(wide.narrow(1, 32, 64).to(at::kDouble), positions, {2, 32, 32});
+  rotary_(wide.narrow(1, 32, 64), positions, {2, 32, 32});
+  EXPECT_TRUE(close(wide.narrow(1, 32, 64), exact, 1e-5));
+  EXPECT_TRUE(same_bits(wide.narrow(1, 0, 32), before.narrow(1, 0, 32)));
 }
 
 using LinearOp = decltype(&linear);
@@ -284,10 +304,14 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
   EXPECT_EQ(error_of([&] { rms_norm(x, at::zeros({7}), 1e-5); }), "rms_norm: weight must have shape [8], got [7]");
   EXPECT_EQ(error_of([&] { swiglu(at::zeros({4, 7})); }), "swiglu: h must have an even number of columns, got 7");
   EXPECT_EQ(error_of([&] {
-              rotary(at::zeros({4, 2, 8}), positions, 5, 1e4, false);
+              rotary_(at::zeros({4, 16}), positions, {2, 8, 5});
             }),
-            "rotary: dim must be even and at most head_dim and 256, got 5 with head_dim 8");
-  EXPECT_EQ(error_of([&] { rotary(at::zeros({5, 2, 8}), positions, 4, 1e4, false); }), "rotary: positions must have shape [5], got [4]");
+            "rotary_: dim must be even and at most head_dim and 256, got 5 with head_dim 8");
+  EXPECT_EQ(error_of([&] { rotary_(at::zeros({5, 16}), positions, {2, 8, 4}); }), "rotary_: positions must have shape [5], got [4]");
+  EXPECT_EQ(error_of([&] {
+              rotary_(at::zeros({4, 15}), positions, {2, 8, 4});
+            }),
+            "rotary_: x must have 2 heads of 8 columns, got 15 columns");
   EXPECT_EQ(error_of([&] { ops::linear(x, at::zeros({3, 7})); }), "linear: weight must have shape [any, 8], got [3, 7]");
   EXPECT_EQ(error_of([&] { ops::linear(x, at::zeros({3, 8}, at::kBFloat16)); }), "linear: weight must be Float, got BFloat16");
   const Tensor labels = torch::tensor({0, 1, 9, -100}, at::kLong);
@@ -314,7 +338,7 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
       {"rms_norm_backward", {f({5, 6}), x, f({6}), f({5})}},
       {"swiglu", {x}},
       {"swiglu_backward", {f({5, 3}), x}},
-      {"rotary", {f({5, 2, 8}), at::arange(5), int64_t{4}, 100.0, true}},
+      {"rotary_", {f({5, 20}), at::arange(1, 6), int64_t{2}, int64_t{8}, int64_t{4}, 100.0, true, false}},
       {"linear", {x, f({7, 6}), f({7})}},
       {"linear", {x, f({7, 6}), none}},
       {"linear_swiglu", {x, f({8, 6}), none}},

@@ -82,7 +82,7 @@ TEST(Schemas, OnlyDeclaredArgumentsChangeAndNoOutputSharesMemory) {
 }
 
 TEST(Schemas, MetaTensorsKeepTheAutogradGraph) {
-  for (const char* name : {"taylor_attention", "causal_attention", "short_conv", "rms_norm", "rms_norm_add", "swiglu", "rotary", "linear",
+  for (const char* name : {"taylor_attention", "causal_attention", "short_conv", "rms_norm", "rms_norm_add", "swiglu", "linear",
                            "linear_swiglu", "cross_entropy"})
     for (const SchemaCase& c : cases()) {
       if (std::string(name) != c.name) continue;

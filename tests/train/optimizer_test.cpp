@@ -72,14 +72,66 @@ TEST(AdamW, AStepThatIsNotUsableChangesNothing) {
   }
 }
 
+// A clipped step is one with gradients that were scaled before, to the bit; the gradients themselves stay as they are.
 TEST(AdamW, ClipsTheGlobalNorm) {
-  TwoParameters module;
-  AdamW optimizer(module, {});
-  module.matrix.mutable_grad() = torch::full({2, 2}, 3.0, torch::kDouble);
-  module.vector.mutable_grad() = torch::full({2}, 4.0, torch::kDouble);
-  const double norm = std::sqrt(4 * 9 + 2 * 16.0);
-  EXPECT_NEAR(optimizer.clip_gradients().item<double>(), norm, 1e-12);
-  EXPECT_NEAR(module.matrix.grad()[0][0].item<double>(), 3 / (norm + 1e-6), 1e-12);
+  for (const torch::Dtype dtype : {torch::kDouble, torch::kFloat}) {
+    TwoParameters module, plain;
+    module.to(dtype), plain.to(dtype);
+    AdamW optimizer(module, {}), without(plain, {});
+    const double norm = std::sqrt(4 * 9 + 2 * 16.0);
+    for (const bool clip : {true, false, true}) {  // a factor belongs to the next step alone
+      module.matrix.mutable_grad() = torch::full_like(module.matrix, 3.0);
+      module.vector.mutable_grad() = torch::full_like(module.vector, 4.0);
+      Tensor scale = torch::ones({}, dtype);
+      if (clip) {
+        const Tensor found = optimizer.clip_gradients();
+        EXPECT_NEAR(found.item<double>(), norm, dtype == torch::kDouble ? 1e-12 : 1e-6);
+        scale = (1 / (found + 1e-6)).to(dtype);
+      }
+      optimizer.step(0.01);
+      EXPECT_EQ(module.matrix.grad()[0][0].item<double>(), 3);
+      plain.matrix.mutable_grad() = torch::full_like(plain.matrix, 3.0) * scale;
+      plain.vector.mutable_grad() = torch::full_like(plain.vector, 4.0) * scale;
+      without.step(0.01);
+      EXPECT_TRUE(torch::equal(module.matrix, plain.matrix)) << dtype;
+      EXPECT_TRUE(torch::equal(module.vector, plain.vector)) << dtype;
+      EXPECT_TRUE(torch::equal(optimizer.slots()[0].second_moment, without.slots()[0].second_moment)) << dtype;
+    }
+  }
+}
+
+// Gradients of 16 bits: one backward's as they are, more added up in fp32, where the second does not vanish beside the first.
+TEST(AdamW, AddsUpMicroBatchesInFp32) {
+  const Tensor big = torch::tensor({256.0, 1.0}), small = torch::tensor({0.75, 0.001});
+  for (const int64_t batches : {1, 2, 3}) {
+    TwoParameters half, full;
+    half.to(torch::kBFloat16), full.to(torch::kFloat);
+    AdamW optimizer(half, {}), wide(full, {});
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad(), wide.zero_grad();
+      Tensor sum = torch::zeros({2});
+      for (int64_t batch = 0; batch < batches; ++batch) {
+        const Tensor gradient = (batch == 0 ? big : small).to(torch::kBFloat16);
+        half.vector.mutable_grad() = gradient.clone();
+        half.matrix.mutable_grad() = torch::zeros({2, 2}, torch::kBFloat16);
+        optimizer.collect_gradients();
+        EXPECT_FALSE(half.vector.grad().defined());
+        sum += gradient;
+      }
+      full.vector.mutable_grad() = sum;
+      full.matrix.mutable_grad() = torch::zeros({2, 2});
+      EXPECT_TRUE(torch::equal(optimizer.clip_gradients(), wide.clip_gradients())) << batches;
+      optimizer.step(0.01), wide.step(0.01);
+      for (size_t i = 0; i < 2; ++i) {
+        const AdamW::Slot &one = optimizer.slots()[i], &other = wide.slots()[i];
+        EXPECT_TRUE(torch::equal(one.master, other.master)) << batches;
+        EXPECT_TRUE(torch::equal(one.parameter, one.master.to(torch::kBFloat16))) << batches;
+        EXPECT_TRUE(torch::equal(one.second_moment, other.second_moment)) << batches;
+      }
+    }
+    optimizer.zero_grad();
+    EXPECT_EQ(optimizer.clip_gradients().item<double>(), 0) << "nothing is left";
+  }
 }
 
 TEST(LearningRate, RisesLinearlyThenFollowsACosine) {

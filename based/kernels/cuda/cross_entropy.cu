@@ -1,4 +1,5 @@
-// Cross entropy and its gradient: a block a row, which is read once for the sum and once more for the gradient.
+// Cross entropy and its gradient: a block a row, which is read for the sum and once more for the gradient; where two rows fit into the
+// shared memory of a multiprocessor, they are kept there in between.
 #include "based/kernels/cross_entropy.h"
 
 #include "based/kernels/cuda/launch.h"
@@ -10,6 +11,7 @@ namespace {
 using namespace detail;
 
 constexpr int kThreads = 512;
+constexpr int kKeptBytes = 112 * 1024;  // of a row at most: two blocks share a multiprocessor
 
 // Σ exp(x − top), kept together with the largest x so far.
 struct ExpSum {
@@ -37,14 +39,25 @@ __device__ __forceinline__ ExpSum merge_over_block(ExpSum mine) {
   return all;
 }
 
-template <typename T, int kCount>
+// A thread's own units of 16 bytes; no other thread reads them.
+__device__ __forceinline__ void keep_row(const void* row, void* kept, int64_t units) {
+  for (int64_t unit = threadIdx.x; unit < units; unit += kThreads)
+    copy_async_16(shared_address(static_cast<uint4*>(kept) + unit), static_cast<const uint4*>(row) + unit, true);
+  copy_async_commit();
+  copy_async_wait<0>();
+}
+
+template <typename T, int kCount, bool kKept>
 __global__ void __launch_bounds__(kThreads) softmax_rows(const __grid_constant__ CrossEntropy p) {
+  extern __shared__ uint4 kept[];
   T* logits = static_cast<T*>(p.logits) + blockIdx.x * p.vocab;
   const int64_t label = p.label[blockIdx.x], units = p.vocab / kCount;
+  const T* row = kKept ? reinterpret_cast<const T*>(kept) : logits;
+  if constexpr (kKept) keep_row(logits, kept, units);
   ExpSum mine;
   for (int64_t unit = threadIdx.x; unit < units; unit += kThreads) {
     float x[kCount];
-    load_floats<kCount>(logits + unit * kCount, x);
+    load_floats<kCount>(row + unit * kCount, x);
     float top = x[0], sum = 0;
 #pragma unroll
     for (int i = 1; i < kCount; ++i) top = fmaxf(top, x[i]);
@@ -60,22 +73,32 @@ __global__ void __launch_bounds__(kThreads) softmax_rows(const __grid_constant__
   const float factor = p.scale / all.sum;
   for (int64_t unit = threadIdx.x; unit < units; unit += kThreads) {
     float x[kCount];
-    load_floats<kCount>(logits + unit * kCount, x);
+    load_floats<kCount>(row + unit * kCount, x);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) x[i] = __expf(x[i] - all.top) * factor - (unit * kCount + i == label ? p.scale : 0.0F);
     store_floats<kCount>(logits + unit * kCount, x);
   }
 }
 
+template <typename T>
+Status launch_rows(const CrossEntropy& p, Stream stream) {
+  constexpr int kUnit = 16 / sizeof(T);
+  const bool vector = p.vocab % kUnit == 0 && aligned16(p.logits);
+  const int64_t bytes = p.vocab * static_cast<int64_t>(sizeof(T));
+  const bool kept = vector && p.gradient && is_hopper() && bytes <= kKeptBytes;
+  auto* kernel = kept ? softmax_rows<T, kUnit, true> : vector ? softmax_rows<T, kUnit, false> : softmax_rows<T, 1, false>;
+  if (kept) {
+    if (const cudaError_t e = allow_shared_memory(kernel, kKeptBytes); e != cudaSuccess) return status_of(e);
+  }
+  kernel<<<static_cast<unsigned>(p.rows), kThreads, kept ? static_cast<size_t>(bytes) : 0, stream_of(stream)>>>(p);
+  return launched();
+}
+
 }  // namespace
 
 Status cross_entropy(const CrossEntropy& p, Stream stream) {
   if (p.rows == 0) return {};
-  const bool vector = p.vocab % 8 == 0 && aligned16(p.logits);
-  auto* kernel = p.dtype == DType::bf16 ? (vector ? softmax_rows<bf16, 8> : softmax_rows<bf16, 1>)
-                                        : (vector ? softmax_rows<float, 8> : softmax_rows<float, 1>);
-  kernel<<<static_cast<unsigned>(p.rows), kThreads, 0, stream_of(stream)>>>(p);
-  return launched();
+  return p.dtype == DType::bf16 ? launch_rows<bf16>(p, stream) : launch_rows<float>(p, stream);
 }
 
 }  // namespace based::kernels::cuda

@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(kThreads) rotate_tokens(const __grid_constant_
     cosines[token][pair] = c, sines[token][pair] = p.inverse ? -s : s;
   }
   __syncthreads();
-  const int turned = pairs / kUnit, work = turned + (p.head_dim - p.dim) / kUnit;  // of one head: units to rotate, then units to copy
+  // Of one head: units to rotate, then units to copy.
+  const int turned = pairs / kUnit, work = turned + (p.x == p.y ? 0 : (p.head_dim - p.dim) / kUnit);
   for (int i = threadIdx.x; i < count * p.heads * work; i += blockDim.x) {
     const int token = i / (p.heads * work), n = i % work;
     const int64_t head = static_cast<int64_t>(i / work % p.heads) * p.head_dim;
@@ -62,7 +63,8 @@ Status launch_rotary(const Rotary& p, Stream stream) {
   const bool vector = !p.interleaved && p.dim % (2 * kUnit) == 0 && p.head_dim % kUnit == 0 && p.x_stride % kUnit == 0 &&
                       p.y_stride % kUnit == 0 && aligned16(p.x) && aligned16(p.y);
   const int tokens = p.tokens >= int64_t{kTokens} * 4 * multiprocessors() ? kTokens : 1;
-  const int64_t work = int64_t{tokens} * p.heads * (p.head_dim - p.dim / 2) / (vector ? kUnit : 1);
+  const int64_t of_head = p.dim / 2 + (p.x == p.y ? 0 : p.head_dim - p.dim),
+                work = int64_t{tokens} * p.heads * of_head / (vector ? kUnit : 1);
   const auto threads = static_cast<unsigned>(std::clamp<int64_t>(round_up(work, 32), 32, kThreads));
   auto* kernel = vector ? rotate_tokens<T, kUnit> : rotate_tokens<T, 1>;
   return launch_overlapped(kernel, {static_cast<unsigned>(ceil_div(p.tokens, tokens)), threads}, stream, p, tokens);

@@ -52,9 +52,9 @@ Tensor swiglu_backward(const Tensor& grad_y, const Tensor& h) {
   return swiglu_backward_with(kCuda, grad_y, h);
 }
 
-Tensor turn(const Tensor& x, const Tensor& positions, int64_t dim, double base, bool interleaved) {
-  const OnDevice device("rotary", {{"x", x}, {"positions", positions}});
-  return rotary_with(kCuda, x, positions, dim, base, interleaved);
+void turn(Tensor x, const Tensor& positions, int64_t heads, int64_t head_dim, int64_t dim, double base, bool interleaved, bool inverse) {
+  const OnDevice device("rotary_", {{"x", x}, {"positions", positions}});
+  rotary_with(kCuda, std::move(x), positions, {heads, head_dim, dim, base, interleaved, inverse});
 }
 
 TORCH_LIBRARY_IMPL(based, CUDA, m) {
@@ -65,7 +65,7 @@ TORCH_LIBRARY_IMPL(based, CUDA, m) {
   m.impl("rms_norm_add_backward", norm_sum_backward);
   m.impl("swiglu", swiglu_forward);
   m.impl("swiglu_backward", swiglu_backward);
-  m.impl("rotary", turn);
+  m.impl("rotary_", turn);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <torch/cuda.h>
 
 #include "based/kernels/taylor_attention.h"
+#include "based/ops/adamw.h"
 #include "based/ops/causal_attention.h"
 #include "based/ops/paged_attention.h"
 #include "based/ops/pointwise.h"
@@ -36,6 +37,13 @@ struct Everything {
     k_ring = at::zeros({3, 16, 4, 64}, v.options()), v_ring = k_ring.clone(), position = at::zeros({3}, cu.options());
     cache = {draw({60, 64, 4, 64}), draw({60, 64, 4, 64}), at::arange(60, cu.options()).flip(0).view({3, 20}),
              torch::tensor({1100, 0, 63}, at::kLong).to(device)};
+    for (const int64_t count : {20001, 7, 4096}) {
+      update.rounded.push_back(draw({count})), update.gradients.push_back(draw({count}));
+      update.masters.push_back(update.rounded.back().to(at::kFloat));
+      update.first_moments.push_back(at::zeros({count}, sums)), update.second_moments.push_back(at::zeros({count}, sums));
+      update.steps.push_back(at::zeros({}, sums));
+    }
+    update.rate = at::full({}, 0.1, sums), update.scale = at::full({}, 0.7, sums), update.usable = at::ones({}, sums);
   }
 
   std::vector<Tensor> run() {
@@ -43,6 +51,7 @@ struct Everything {
     const auto three = [](const Tensor& t) { return t.narrow(0, 0, 3); };
     const auto [y, last] = taylor_attention(q, k, v, cu);
     const auto [convolved, conv_last] = short_conv(x, taps, {}, {}, true, cu);
+    adamw_(update);
     return {y,
             last.kv,
             convolved,
@@ -50,7 +59,7 @@ struct Everything {
             causal_attention(wide, wide, v, cu, cu, 17, 0.125),
             rms_norm(x, weight, 1e-5),
             swiglu(h),
-            rotary(wide, positions, 64, 10000, false),
+            rotary_(wide.flatten(1).clone(), positions, {wide.size(1), wide.size(2), 64}),
             taylor_attention_step(three(q), three(k), three(v), state, slots),
             short_conv_step(three(x), taps, {}, {}, true, conv_state, slots),
             causal_attention_step(three(wide), three(wide), three(v), k_ring, v_ring, position, slots, 0.125),
@@ -59,12 +68,16 @@ struct Everything {
             k_ring.clone(),
             position.clone(),
             cache.k.clone(),
-            cache.position.clone()};
+            cache.position.clone(),
+            at::cat(update.masters),
+            at::cat(update.rounded),
+            at::stack(update.steps)};
   }
 
   Tensor q, k, v, wide, x, weight, taps, h, cu, slots, positions, conv_state, k_ring, v_ring, position;
   TaylorState state;
   PagedCache cache;
+  AdamwStep update;
 };
 
 void expect_same(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
