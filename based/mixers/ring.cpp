@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "based/core/error.h"
+#include "based/ops/transfer.h"
 
 namespace based {
 namespace {
@@ -42,7 +43,7 @@ RingPlan plan(const Tensor& position, const Sequences& rows, const Slots& slots,
     history_starts.push_back(history_starts.back() + earlier);
     joined_starts.push_back(joined_starts.back() + earlier + length);
   }
-  const auto index = [device](const std::vector<int64_t>& values) { return torch::tensor(values, torch::kInt64).to(device); };
+  const auto index = [device](const std::vector<int64_t>& values) { return ops::to_device(torch::tensor(values, torch::kInt64), device); };
   return {Sequences::packed(history_starts, history_starts.back(), device),
           Sequences::packed(joined_starts, joined_starts.back(), device),
           index(read),
@@ -51,20 +52,33 @@ RingPlan plan(const Tensor& position, const Sequences& rows, const Slots& slots,
           index(written)};
 }
 
+// The plan of an earlier layer of the pass, or a new one. `page_tokens`: 0 for rings.
+template <class Make>
+RingPlan plan_once(const Sequences& rows, int64_t capacity, int64_t history, int64_t page_tokens, Make&& make) {
+  if (rows.pass() == nullptr) return make();
+  auto& known = rows.pass()->plans[{capacity, history, page_tokens}];
+  if (!known) known = std::make_shared<const RingPlan>(make());
+  return *known;
+}
+
 }  // namespace
 
 RingPlan plan_ring(const Tensor& position, const Sequences& rows, const Slots& slots, int64_t capacity, int64_t history) {
-  return plan(position, rows, slots, capacity, history, [capacity](int64_t slot, int64_t p) { return slot * capacity + p % capacity; });
+  return plan_once(rows, capacity, history, 0, [&] {
+    return plan(position, rows, slots, capacity, history, [capacity](int64_t slot, int64_t p) { return slot * capacity + p % capacity; });
+  });
 }
 
 RingPlan plan_pages(const Tensor& position, const Sequences& rows, const Slots& slots, const StatePages& pages) {
-  const Tensor table_host = pages.table.to(torch::kCPU).contiguous();
-  const int64_t* table = table_host.const_data_ptr<int64_t>();
   const int64_t slot_pages = pages.table.size(1), capacity = slot_pages * pages.tokens;
-  return plan(position, rows, slots, capacity, capacity, [&](int64_t slot, int64_t p) {
-    const int64_t page = p < capacity ? table[slot * slot_pages + p / pages.tokens] : -1;
-    if (page < 0) throw Error("state: slot " + std::to_string(slot) + " has no page for time step " + std::to_string(p));
-    return page * pages.tokens + p % pages.tokens;
+  return plan_once(rows, capacity, capacity, pages.tokens, [&] {
+    const Tensor table_host = pages.table.to(torch::kCPU).contiguous();
+    const int64_t* table = table_host.const_data_ptr<int64_t>();
+    return plan(position, rows, slots, capacity, capacity, [&](int64_t slot, int64_t p) {
+      const int64_t page = p < capacity ? table[slot * slot_pages + p / pages.tokens] : -1;
+      if (page < 0) throw Error("state: slot " + std::to_string(slot) + " has no page for time step " + std::to_string(p));
+      return page * pages.tokens + p % pages.tokens;
+    });
   });
 }
 

@@ -7,7 +7,7 @@
 
 namespace based {
 
-// How one prefill reads and writes rings of the same capacity: planned once on the host from the slots' positions.
+// How one prefill reads and writes rings of the same capacity: planned on the host from the slots' positions, once a pass over a model.
 struct RingPlan {
   // Rows preceded by what they need of their slots' past: the latest min(position, history) steps, oldest first.
   Sequences history;       // the earlier steps alone

@@ -42,6 +42,25 @@ Sequences Sequences::packed(std::vector<int64_t> cu_seqlens, int64_t tokens, tor
 }
 
 Tensor Sequences::positions(const Tensor& first_position) const {
+  if (!first_position.defined()) {
+    std::call_once(from_zero_->made, [this] {
+      const torch::InferenceMode none(false);  // training may follow
+      from_zero_->positions = make_positions({});
+    });
+    return from_zero_->positions;
+  }
+  if (!pass_) return make_positions(first_position);
+  if (!pass_->positions.defined()) pass_->positions = make_positions(first_position);
+  return pass_->positions;
+}
+
+Sequences Sequences::for_one_pass() const {
+  Sequences copy = *this;
+  copy.pass_ = std::make_shared<Pass>();
+  return copy;
+}
+
+Tensor Sequences::make_positions(const Tensor& first_position) const {
   const Tensor starts = cu_seqlens_.narrow(0, 0, rows());
   const Tensor lengths = cu_seqlens_.narrow(0, 1, rows()) - starts;
   const Tensor offset = first_position.defined() ? first_position - starts : -starts;

@@ -2,6 +2,10 @@
 // equal rows. Rows may be empty.
 #pragma once
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
 #include <vector>
 
 #include "based/ops/torch.h"
@@ -9,6 +13,8 @@
 namespace based {
 
 using torch::Tensor;
+
+struct RingPlan;
 
 class Sequences {
  public:
@@ -27,12 +33,28 @@ class Sequences {
   // int64 [tokens]: position of each token in its row, counted from first_position[row] (int64 [rows]) or from 0 where undefined.
   Tensor positions(const Tensor& first_position = {}) const;
 
+  // A copy for one pass over a model's layers, whose states have all seen as many steps of a slot: what one layer works out of their
+  // positions serves the others, so that the host waits for a device once instead of in each layer.
+  Sequences for_one_pass() const;
+  struct Pass {
+    Tensor positions;
+    std::map<std::tuple<int64_t, int64_t, int64_t>, std::shared_ptr<const RingPlan>> plans;  // mixers/ring.h
+  };
+  Pass* pass() const { return pass_.get(); }  // null outside of a pass
+
  private:
   Sequences(std::vector<int64_t> starts, torch::Device device);
+  Tensor make_positions(const Tensor& first_position) const;
   std::vector<int64_t> starts_;
   int64_t max_length_ = 0;
   bool equal_length_ = true;
   Tensor cu_seqlens_;
+  struct FromZero {
+    std::once_flag made;
+    Tensor positions;
+  };
+  std::shared_ptr<FromZero> from_zero_ = std::make_shared<FromZero>();  // of all copies
+  std::shared_ptr<Pass> pass_;
 };
 
 // State rows of the sequences of a call: int64 [rows], no row twice.

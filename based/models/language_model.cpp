@@ -128,9 +128,10 @@ ModelState LanguageModel::make_state(int64_t slots) const {
 
 Tensor LanguageModel::prefill(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
   const Tensor first = state.position().index_select(0, slots);
-  Residual residual{embed(ids, positions_.defined() ? rows.positions(first) : Tensor()), {}};
+  const Sequences pass = rows.for_one_pass();
+  Residual residual{embed(ids, positions_.defined() ? pass.positions(first) : Tensor()), {}};
   for (size_t i = 0; i < blocks_.size(); ++i)
-    blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.prefill(x, rows, state.layers()[i], slots); });
+    blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.prefill(x, pass, state.layers()[i], slots); });
   state.position().index_copy_(0, slots, first + rows.cu_seqlens().diff());
   return norm_->forward(residual);
 }
