@@ -3,6 +3,7 @@
 #include <cmath>
 #include <memory>
 
+#include "based/kernels/cross_entropy.h"
 #include "based/kernels/pointwise.h"
 #include "based/kernels/short_conv.h"
 
@@ -280,6 +281,21 @@ void time_rms_norm_backward(Report& report, int64_t rows, int64_t width) {
   }
 }
 
+// A chunk of logits, which become their gradient.
+void time_cross_entropy(Report& report) {
+  const int64_t rows = 2668, vocab = 50304, count = rows * vocab;
+  const int sets = 2;
+  const std::vector<Buffer> logits = random_buffers(sets, count, DType::bf16, 1);
+  const Buffer label = upload(std::vector<int64_t>(rows, 17)), loss(rows * 4);
+  report.time("cross_entropy " + std::to_string(rows) + "x" + std::to_string(vocab) + " bf16", 4 * count, sets,
+              [&](int i, cudaStream_t stream) {
+                kernels::CrossEntropy p;
+                p.logits = logits[i].as(), p.label = label.as<int64_t>(), p.loss = loss.as<float>();
+                p.rows = rows, p.vocab = vocab, p.scale = 1.0F / 32768, p.gradient = true, p.dtype = DType::bf16;
+                check(gpu::cross_entropy(p, Stream{stream}));
+              });
+}
+
 // Rows of 2048, x and gate the halves of one tensor.
 void time_short_conv_backward(Report& report, int32_t taps, DType dtype) {
   const int64_t rows = 16, tokens = rows * 2048, channels = 2048, count = tokens * channels, size = kernels::dtype_size(dtype);
@@ -365,7 +381,7 @@ void time_layers(Report& report) {
                             h = random_buffers(sets, tokens * 2 * width, DType::bf16, 100);
   std::vector<Buffer> y;
   for (int i = 0; i < sets; ++i) y.emplace_back(tokens * width * 2);
-  const Buffer weight = random_buffer(width * 4, DType::bf16, 1, 300), starts = upload({0, tokens});
+  const Buffer weight = random_buffer(width * 16, DType::bf16, 1, 300);
   report.time("rms_norm 32768x1024 bf16", 2 * bytes, sets, [&](int i, cudaStream_t stream) {
     check(gpu::rms_norm_forward(
         {x[i].as(), nullptr, nullptr, weight.as(), y[i].as(), nullptr, tokens, width, 1e-5F, DType::bf16, DType::bf16}, Stream{stream}));
@@ -373,11 +389,16 @@ void time_layers(Report& report) {
   report.time("swiglu 32768x1024 bf16", 3 * bytes, sets, [&](int i, cudaStream_t stream) {
     check(gpu::swiglu_forward({h[i].as(), y[i].as(), tokens, width, DType::bf16}, Stream{stream}));
   });
-  report.time("short_conv 32768x1024 taps 3 gated bf16", 3 * bytes, sets, [&](int i, cudaStream_t stream) {
-    const kernels::ShortConv p{x[i].as(), h[i].as(), weight.as(), nullptr, y[i].as(), nullptr, starts.as<int64_t>(), nullptr, tokens, 1,
-                               width,     width,     2 * width,   width,   3,         true,    DType::bf16};
-    check(gpu::short_conv_forward(p, Stream{stream}));
-  });
+  for (const auto& [length, channels] : {std::pair{tokens, width}, {tokens / 2, 2 * width}, {int64_t{8192}, int64_t{3584}}}) {
+    const std::string name = "short_conv " + std::to_string(length) + "x" + std::to_string(channels) + " taps 3 gated bf16";
+    const Buffer end = upload({0, length});
+    report.time(name, 3 * length * channels * 2, sets, [&](int i, cudaStream_t stream) {
+      const kernels::ShortConv p{x[i].as(), h[i].as(), weight.as(), nullptr,  y[i].as(), nullptr, end.as<int64_t>(), nullptr, length, 1,
+                                 channels,  channels,  channels,    channels, 3,         true,    DType::bf16};
+      check(gpu::short_conv_forward(p, Stream{stream}));
+    });
+  }
+  time_cross_entropy(report);
   for (const int64_t norm_width : {1024, 1792}) time_rms_norm_backward(report, tokens, norm_width);
   for (const int32_t taps : {3, 4}) time_short_conv_backward(report, taps, DType::bf16);
   time_short_conv_backward(report, 3, DType::f32);

@@ -1,6 +1,8 @@
 // Gated short convolution: a thread keeps the last inputs of a few channels in registers and walks along some tokens.
 #include "based/kernels/cuda/short_conv.cuh"
 
+#include <algorithm>
+
 #include "based/kernels/cuda/launch.h"
 
 namespace based::kernels::cuda {
@@ -9,7 +11,8 @@ namespace {
 using namespace detail;
 
 constexpr int kThreads = 128;
-constexpr int kTogether = 8;  // tokens whose loads a thread has under way
+constexpr int kTogether = 8;                        // tokens whose loads a thread has under way
+constexpr int kShortestRun = 16, kLongestRun = 64;  // tokens that a thread walks along
 
 __device__ __forceinline__ float activate(float x, bool silu) { return silu ? x * sigmoid(x) : x; }
 
@@ -49,6 +52,7 @@ struct Walk {
 // kTaps: known taps, whose window stays in registers; kCount channels a thread, which walks along `run` tokens.
 template <typename T, int kTaps, int kCount>
 __global__ void __launch_bounds__(kThreads) convolve(const __grid_constant__ ShortConv p, int run) {
+  overlap_kernels();
   const int64_t c = (blockIdx.y * int64_t{kThreads} + threadIdx.x) * kCount;
   if (c >= p.channels) return;
   const int64_t first = blockIdx.x * int64_t{run}, last = min(first + run, p.tokens);
@@ -178,6 +182,18 @@ auto* choose_taps(int taps, bool four) {
   return four ? convolve<T, 4, 4> : convolve<T, 4, 1>;
 }
 
+// A long walk starts once, but the blocks must fill the multiprocessors a whole number of times: half a wave takes as long as one.
+template <typename Kernel>
+int choose_run(Kernel* kernel, int64_t tokens, int64_t blocks_of_token) {
+  int resident = 0;
+  if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, 0) != cudaSuccess) return kLongestRun;
+  for (int64_t waves = 1;; ++waves) {
+    const int64_t runs = std::max<int64_t>(1, waves * resident * multiprocessors() / blocks_of_token);
+    const int64_t run = round_up(ceil_div(tokens, runs), kTogether);
+    if (run <= kLongestRun) return static_cast<int>(std::max<int64_t>(run, kShortestRun));
+  }
+}
+
 }  // namespace
 
 Status short_conv_forward(const ShortConv& p, Stream stream) {
@@ -188,9 +204,10 @@ Status short_conv_forward(const ShortConv& p, Stream stream) {
     const bool four = p.channels % 4 == 0 && p.x_stride % 4 == 0 && p.gate_stride % 4 == 0 && p.y_stride % 4 == 0 && aligned16(p.x) &&
                       aligned16(p.gate) && aligned16(p.y);
     auto* kernel = bf ? choose_taps<bf16>(p.taps, four) : choose_taps<float>(p.taps, four);
-    const int run = p.tokens >= 4096 ? 64 : 16;  // a long walk starts once, short ones fill the GPU
-    const dim3 grid(static_cast<unsigned>(ceil_div(p.tokens, run)), static_cast<unsigned>(ceil_div(p.channels, kThreads * (four ? 4 : 1))));
-    kernel<<<grid, kThreads, 0, s>>>(p, run);
+    const int64_t blocks_of_token = ceil_div(p.channels, kThreads * (four ? 4 : 1));
+    const int run = choose_run(kernel, p.tokens, blocks_of_token);
+    const dim3 grid(static_cast<unsigned>(ceil_div(p.tokens, run)), static_cast<unsigned>(blocks_of_token));
+    if (const Status status = launch_overlapped(kernel, {grid, kThreads}, stream, p, run); !status.ok()) return status;
   } else if (p.tokens > 0) {
     auto* kernel = bf ? convolve_any<bf16> : convolve_any<float>;
     kernel<<<dim3(static_cast<unsigned>(p.tokens), static_cast<unsigned>(ceil_div(p.channels, kThreads))), kThreads, 0, s>>>(p);
