@@ -27,8 +27,8 @@ Status linear(const Linear&);
 }  // namespace cpu
 
 namespace cuda {
-// Rows of whole 16 bytes, aligned to them: at most 4; in bf16 on Hopper at most 32, at most 64 where out ≤ 4096, at most 128 where out ≤
-// 2048: where cuBLAS is not faster.
+// Rows of whole 16 bytes, aligned to them: at most 4; in bf16 on Hopper at most 32, at most 128 where out ≤ 8192: where cuBLAS is not
+// faster.
 bool linear_supports(const Linear&);
 Status linear(const Linear&, Stream);
 // y [rows, out / 2]: the first half of the outputs times the SiLU of the second. One row, of the types and alignment above.

@@ -316,8 +316,9 @@ Status choose_rows(const Linear& p, Stream stream) {
   return p.rows <= 64 ? run<Y, 64>(p, stream) : run<Y, 128>(p, stream);
 }
 
-// Beyond these outputs each multiprocessor reads the rows so often that a library's larger tiles are faster.
-int64_t most_outputs(int64_t rows) { return rows <= 32 ? INT32_MAX - 4096 : rows <= 64 ? 4096 : 2048; }
+// Beyond these outputs each multiprocessor reads the rows so often that a library's larger tiles are faster, even in a step, where this
+// kernel's weights come while the one before it runs.
+int64_t most_outputs(int64_t rows) { return rows <= 32 ? INT32_MAX - 4096 : 8192; }
 
 }  // namespace
 
