@@ -73,9 +73,12 @@ Tensor SoftmaxAttention::prefill(const Tensor& x, const Sequences& rows, MixerSt
 
 Tensor SoftmaxAttention::step(const Tensor& x, MixerState& state, const Slots& slots) {
   Tensor& position = state["position"];
-  const Tensor now = position.index_select(0, slots);
-  if (window_ == 0 && !state.paged() && now.numel() > 0) state.grow(now.max().item<int64_t>() + 1);
-  const Inputs in = project(x, now);
+  if (window_ == 0 && !state.paged() && slots.numel() > 0) state.grow(position.index_select(0, slots).max().item<int64_t>() + 1);
+  if (config_.rotary_dim > 0 && !config_.rotary_interleaved && !state.paged()) {
+    return output(ops::rotary_attention_step(qkv_proj_->forward(x), state["k"], state["v"], position, slots, scale(), config_.rotary_dim,
+                                             config_.rotary_base));
+  }
+  const Inputs in = project(x, position.index_select(0, slots));
   if (state.paged())
     return output(ops::paged_attention_step(in.q, in.k, in.v, {state["k"], state["v"], state.pages().table, position}, slots, scale()));
   return output(ops::causal_attention_step(in.q, in.k, in.v, state["k"], state["v"], position, slots, scale()));

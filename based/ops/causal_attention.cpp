@@ -237,13 +237,13 @@ Gradients causal_attention_backward_with(const CausalAttentionKernels& table, co
   return {grad_q, grad_k, grad_v};
 }
 
-Tensor causal_attention_step_with(const CausalAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring,
-                                  Tensor v_ring, Tensor position, const Tensor& slots, double scale) {
-  if (!uses_kernel(kStep, q, has_kernel(k_ring))) return step_reference(q, k, v, k_ring, v_ring, position, slots, scale);
+CausalAttentionStepLaunch prepare_causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring,
+                                                        Tensor position, const Tensor& slots, double scale) {
   check_step(q, k, v, k_ring, v_ring, position, slots);
-  const Tensor query = with_packed_heads(q), key = with_packed_heads(k), value = with_packed_heads(v), slot = slots.contiguous();
-  const Tensor y = at::empty(q.sizes(), q.options());
-  kernels::CausalAttentionStep to;
+  CausalAttentionStepLaunch launch{
+      with_packed_heads(q), with_packed_heads(k), with_packed_heads(v), slots.contiguous(), at::empty(q.sizes(), q.options()), {}};
+  const auto& [query, key, value, slot, y, none] = launch;
+  kernels::CausalAttentionStep& to = launch.arguments;
   to.q = query.const_data_ptr();
   to.k = key.const_data_ptr();
   to.v = value.const_data_ptr();
@@ -260,8 +260,15 @@ Tensor causal_attention_step_with(const CausalAttentionKernels& table, const Ten
   to.scale = static_cast<float>(scale);
   to.dtype = kernel_dtype(q), to.ring_dtype = kernel_dtype(k_ring);
   to.ring_is_settled = RecordedStep::active();
-  require_ok(table.step(to));
-  return y;
+  return launch;
+}
+
+Tensor causal_attention_step_with(const CausalAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring,
+                                  Tensor v_ring, Tensor position, const Tensor& slots, double scale) {
+  if (!uses_kernel(kStep, q, has_kernel(k_ring))) return step_reference(q, k, v, k_ring, v_ring, position, slots, scale);
+  const CausalAttentionStepLaunch launch = prepare_causal_attention_step(q, k, v, k_ring, v_ring, position, slots, scale);
+  require_ok(table.step(launch.arguments));
+  return launch.y;
 }
 
 namespace {

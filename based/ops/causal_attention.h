@@ -21,4 +21,9 @@ Tensor causal_attention_reference(const Tensor& q, const Tensor& k, const Tensor
 Tensor causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& k_ring, Tensor& v_ring, Tensor& position,
                              const Tensor& slots, double scale);
 
+// The same for the output of a joint projection, qkv [rows, (heads + 2 kv_heads)·head_dim], whose queries and keys are first turned by
+// their positions (rotary_ of pointwise.h, halves, the first `dim` of head_dim): at once where a kernel does that. qkv is used up.
+Tensor rotary_attention_step(Tensor qkv, Tensor& k_ring, Tensor& v_ring, Tensor& position, const Tensor& slots, double scale, int64_t dim,
+                             double base);
+
 }  // namespace based::ops

@@ -77,8 +77,20 @@ std::tuple<Tensor, Tensor, Tensor> causal_attention_backward_with(const CausalAt
                                                                   const Tensor& q, const Tensor& k, const Tensor& v,
                                                                   const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window,
                                                                   double scale, const Tensor& y, const Tensor& log_sum_exp);
+struct CausalAttentionStepLaunch {
+  Tensor q, k, v, slots, y;
+  kernels::CausalAttentionStep arguments;
+};
+CausalAttentionStepLaunch prepare_causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring,
+                                                        Tensor position, const Tensor& slots, double scale);
 Tensor causal_attention_step_with(const CausalAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring,
                                   Tensor v_ring, Tensor position, const Tensor& slots, double scale);
+
+// Views of a joint projection's output: q, k, v [rows, heads or kv_heads, head_dim] for this ring. Throws Error.
+std::tuple<Tensor, Tensor, Tensor> columns_of_heads(const char* op, const Tensor& qkv, const Tensor& k_ring);
+// rotary_attention_step where no kernel does it at once.
+Tensor rotary_attention_step_apart(Tensor qkv, Tensor k_ring, Tensor v_ring, Tensor position, const Tensor& slots, double scale,
+                                   int64_t dim, double base);
 
 struct ShortConvKernels {
   kernels::Status (*forward)(const kernels::ShortConv&);

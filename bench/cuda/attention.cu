@@ -192,6 +192,8 @@ void time(Report& report, int64_t rows, int64_t length, int32_t head_dim, int64_
 
 void verify_causal_attention(Report& report) {
   const std::vector<int64_t> lengths{0, 1, 63, 64, 65, 200, 513}, longer{5, 1, 100, 64, 300, 201, 600};
+  std::vector<int64_t> many;  // rows
+  for (int64_t i = 0; i < 100; ++i) many.push_back(i * 37 % 90);
   uint64_t seed = 1;
   for (const Shape& s : std::vector<Shape>{{lengths, lengths, 2, 2, 64, 0},
                                            {lengths, lengths, 2, 2, 64, 1},
@@ -201,6 +203,9 @@ void verify_causal_attention(Report& report) {
                                            {lengths, longer, 6, 2, 64, 0},
                                            {lengths, longer, 2, 2, 64, 64},
                                            {lengths, longer, 2, 1, 64, 100},
+                                           {lengths, longer, 4, 2, 64, 300},
+                                           {{100, 1500}, {100, 1700}, 2, 1, 64, 0},
+                                           {many, many, 3, 3, 64, 0},
                                            {{300, 200, 129}, {300, 200, 129}, 3, 3, 40, 0},
                                            {lengths, longer, 4, 2, 112, 0},
                                            {lengths, lengths, 2, 2, 112, 64},

@@ -1,4 +1,5 @@
 #include "based/ops/causal_attention.h"
+#include "based/ops/pointwise.h"
 
 #include "tests/ops/testing.h"
 
@@ -156,6 +157,35 @@ TEST_P(CausalAttentionSteps, EqualTheParallelForm) {
   }
 }
 
+TEST_P(CausalAttentionSteps, WithRotaryAreTheTwoOneAfterTheOther) {
+  const at::NoGradGuard no_grad;
+  struct Sizes {
+    int64_t rows, heads, kv_heads, head_dim, dim, capacity;
+  };
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    for (const Sizes& s : {Sizes{5, 16, 16, 64, 64, 64}, Sizes{3, 4, 2, 112, 112, 16}, Sizes{140, 8, 8, 128, 128, 20},
+                           Sizes{2, 4, 4, 64, 32, 7}, Sizes{3, 6, 2, 24, 24, 9}}) {
+      torch::manual_seed(6);
+      const auto there = [&](at::IntArrayRef sizes) { return random(sizes, type).to(GetParam()); };
+      Tensor k_ring = there({s.rows + 2, s.capacity, s.kv_heads, s.head_dim}), v_ring = there(k_ring.sizes());
+      Tensor position = (at::arange(s.rows + 2, at::kLong) * 1001 % 5000).to(GetParam());
+      Tensor k_apart = k_ring.clone(), v_apart = v_ring.clone(), position_apart = position.clone();
+      const Tensor slots = (at::arange(s.rows, at::kLong) + 1).to(GetParam()),
+                   qkv = there({s.rows, (s.heads + 2 * s.kv_heads) * s.head_dim});
+      const Tensor turned = rotary_(qkv.clone(), position.index_select(0, slots), {s.heads + s.kv_heads, s.head_dim, s.dim, 500});
+      const Tensor all = turned.view({s.rows, -1, s.head_dim});
+      const Tensor expected =
+          causal_attention_step(all.narrow(1, 0, s.heads), all.narrow(1, s.heads, s.kv_heads),
+                                all.narrow(1, s.heads + s.kv_heads, s.kv_heads), k_apart, v_apart, position_apart, slots, 0.2);
+      EXPECT_TRUE(close(rotary_attention_step(qkv.clone(), k_ring, v_ring, position, slots, 0.2, s.dim, 500), expected, 1e-2))
+          << s.head_dim;
+      EXPECT_TRUE(close(k_ring, k_apart, type == at::kBFloat16 ? 4e-3 : 1e-6)) << s.head_dim;
+      EXPECT_TRUE(same_bits(v_ring, v_apart)) << s.head_dim;
+      EXPECT_TRUE(at::equal(position, position_apart));
+    }
+  }
+}
+
 TEST_P(CausalAttentionSteps, DependOnNoOtherRow) {
   const at::DeviceType device = GetParam();
   const at::NoGradGuard no_grad;
@@ -223,6 +253,10 @@ TEST(CausalAttention, ErrorsNameOperatorArgumentAndValue) {
               causal_attention_step(q, k.narrow(0, 0, 4), k.narrow(0, 0, 4), ring, v_ring, position, offsets({1, 1, 1}), 1);
             }),
             "causal_attention_step: slots must be 0..2, got 3");
+  EXPECT_EQ(error_of([&] {
+              rotary_attention_step(at::zeros({3, 90}), ring, v_ring, position, offsets({1, 1}), 1, 16, 1e4);
+            }),
+            "rotary_attention_step: qkv must have shape [any, 80], got [3, 90]");
 }
 
 [[maybe_unused]] const bool added = add_schema_cases([] {
@@ -234,6 +268,7 @@ TEST(CausalAttention, ErrorsNameOperatorArgumentAndValue) {
       {"causal_attention_forward", {q, k, v, cu, cu, int64_t{0}, 0.3}},
       {"causal_attention_backward", {f({5, 2, 8}), q, k, v, cu, cu, int64_t{2}, 0.3, f({5, 2, 8}), f({5, 2})}},
       {"causal_attention_step", {q, k, v, f({5, 4, 1, 8}), f({5, 4, 1, 8}), position, slots, 0.3}},
+      {"rotary_attention_step", {f({5, 32}), f({5, 4, 1, 8}), f({5, 4, 1, 8}), at::arange(1, 6), slots, 0.3, int64_t{6}, 100.0}},
   };
 });
 

@@ -1,16 +1,15 @@
 // Softmax attention backward on Hopper: bf16, head_dim ≤ 128. With P = exp(scale·S − log_sum_exp) and D_i = Σ_d dy_id y_id:
 //   dS = P ∘ (dy vᵀ − D),  dv = Pᵀ dy,  dk = scale·dSᵀ q,  dq = scale·dS k
-// The scores are made twice: by blocks that own keys of a head and walk over the queries that see them (dk, dv), and by blocks that own
-// queries and walk over their keys (dq). So every sum is one warpgroup's, in one order, at the price of seven products instead of five.
+// Long walks with head_dim ≤ 64 go to causal_attention_backward_once_sm90.cu. Here the scores are made twice: by blocks that own keys of a
+// head and walk over the queries that see them (dk, dv), and by blocks that own queries and walk over their keys (dq). So every sum is one
+// warpgroup's, in one order, at the price of seven products instead of five.
 #include <cmath>
 #include <type_traits>
 
-#include "based/kernels/cuda/causal_sm90.cuh"
+#include "based/kernels/cuda/causal_backward_sm90.cuh"
 
 namespace based::kernels::cuda::detail::causal {
 namespace {
-
-constexpr uint32_t kStatisticsBytes = kTile * 8;  // of a tile's queries
 
 // Shared memory of a block of `groups` warpgroups: the owned tiles (two for each warpgroup), the ring of the others' tiles, statistics of
 // the ring's queries, barriers.
@@ -22,21 +21,12 @@ struct Layout {
   static constexpr uint32_t kBarriers = kStatistics + kStages * kStatisticsBytes, kBytes = kBarriers + 16 * kStages + 8 + 1024;
 };
 
-struct Maps {
-  CUtensorMap q, k, v, dy;
-};
-
-// {log_sum_exp · log2 e, D} of each query, [heads, padded]: tile n of the numbering of find_part starts at 64 n. Queries that a tile lacks
-// have {∞, 0}, so that their weights are 0.
-struct Statistics {
-  float2* at;
-  int64_t padded;
-};
-
 template <int kLanes>
-__global__ void __launch_bounds__(256) prepare(const __grid_constant__ CausalAttentionBackward b, const Statistics statistics) {
+__global__ void __launch_bounds__(256)
+    prepare(const __grid_constant__ CausalAttentionBackward b, const Statistics statistics, const Scratch scratch) {
   const CausalAttention& p = b.forward;
   let_next_kernel_start();
+  if (scratch.ticket != nullptr && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *scratch.ticket = 0;
   Place place;
   if (!find_part<kTile, false>(p, blockIdx.x, place)) return;
   const int lane = threadIdx.x % kLanes, queries = place.queries - place.part * kTile;
@@ -56,6 +46,9 @@ __global__ void __launch_bounds__(256) prepare(const __grid_constant__ CausalAtt
 #pragma unroll
     for (int distance = kLanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0U, sum, distance);
     if (lane == 0) {
+      if (scratch.turn != nullptr && query == 0) {
+        scratch.turn[statistics.tile(head, place, place.part)] = 0;
+      }
       statistics.at[head * statistics.padded + int64_t{blockIdx.x} * kTile + query] =
           query < queries ? make_float2(p.log_sum_exp[at] * kLog2e, sum) : make_float2(INFINITY, 0);
     }
@@ -102,9 +95,6 @@ struct Block {
     return shared_base() + Memory::kStatistics + s.slot * kStatisticsBytes;
   }
   __device__ __forceinline__ static uint32_t own_here() { return shared_base() + Memory::kBarriers + 16 * Memory::kStages; }
-  __device__ __forceinline__ const float2* statistics_of(int head, int query_tile) const {
-    return statistics.at + head * statistics.padded + (at.q_begin / kTile + at.row + query_tile) * kTile;
-  }
 
   // One thread.
   __device__ __forceinline__ void request(int step, const Stage& s) {
@@ -115,7 +105,7 @@ struct Block {
     barrier_expect(here, Memory::kStageBytes + (kOfKeys ? kStatisticsBytes : 0));
     load_tile<kSlabs>(tile(s, 0), kOfKeys ? maps.q : maps.k, head, token, here);
     load_tile<kSlabs>(tile(s, 1), kOfKeys ? maps.dy : maps.v, head, token, here);
-    if constexpr (kOfKeys) bulk_load(statistics_at(s), statistics_of(head, number), kStatisticsBytes, here);
+    if constexpr (kOfKeys) bulk_load(statistics_at(s), statistics.of(head, at, number), kStatisticsBytes, here);
   }
   // One thread, before the block's place is known.
   __device__ __forceinline__ static void init_barriers() {
@@ -148,47 +138,12 @@ struct Block {
   }
 };
 
-// {log_sum_exp, D} of the queries of a tile: by column of the scores, in shared memory, or by row.
-struct ByColumn {
-  uint32_t at;
-  __device__ __forceinline__ void load(int j, float (&log_sum_exp)[4], float (&d)[4]) const {
-    const float4 x = load_shared_float4(at + (8 * j + 2 * (threadIdx.x % 4)) * 8);
-    log_sum_exp[0] = log_sum_exp[2] = x.x, log_sum_exp[1] = log_sum_exp[3] = x.z, d[0] = d[2] = x.y, d[1] = d[3] = x.w;
-  }
-};
+// {log_sum_exp, D} of the queries of a tile by row of the scores.
 struct ByRow {
   float2 low, high;
   __device__ __forceinline__ void load(int, float (&log_sum_exp)[4], float (&d)[4]) const {
     log_sum_exp[0] = log_sum_exp[1] = low.x, log_sum_exp[2] = log_sum_exp[3] = high.x;
     d[0] = d[1] = low.y, d[2] = d[3] = high.y;
-  }
-};
-
-// What a warpgroup knows of a tile: scores, then P; dy·v, then dS; both as operands.
-struct Pairs {
-  float s[32], ds[32];
-  uint32_t p[16], g[16];
-
-  template <typename Statistics>
-  __device__ __forceinline__ void weigh(float scale, const Statistics& statistics) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      float x[4], d[4];
-      statistics.load(j, x, d);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[4 * j + i] = exp2_approx(fmaf(s[4 * j + i], scale, -x[i]));
-    }
-  }
-  template <typename Statistics>
-  __device__ __forceinline__ void differentiate(const Statistics& statistics) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      float x[4], d[4];
-      statistics.load(j, x, d);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) ds[4 * j + i] = s[4 * j + i] * (ds[4 * j + i] - d[i]);
-    }
-    pack(p, s), pack(g, ds);
   }
 };
 
@@ -337,7 +292,7 @@ __global__ void __launch_bounds__(kGroups* kGroup, blocks_at_once(false, kGroups
   B block(b.forward, maps, place, statistics);
   block.start();
   if (block.own.first > block.own.last) return block.skip(block.count());
-  const float2* of_rows = block.statistics_of(place.head, block.first / kTile) + 16 * (threadIdx.x / 32 % 4) + threadIdx.x % 32 / 4;
+  const float2* of_rows = statistics.of(place.head, place, block.first / kTile) + 16 * (threadIdx.x / 32 % 4) + threadIdx.x % 32 / 4;
   const ByRow by_row{of_rows[0], of_rows[8]};
   Gradients<B> sum;
   add_tiles(block, sum, [&](const Stage&) { return by_row; });
@@ -368,25 +323,51 @@ Status launch(void (*kernel)(CausalAttentionBackward, Order, Maps, Statistics), 
   return launch_overlapped(kernel, {grid_of(order, heads), kGroups * kGroup, kBytes}, stream, b, order, maps, statistics);
 }
 
-template <int kSlabs, int kKeyGroups, int kQueryGroups>
-Status run(const CausalAttentionBackward& b, void* scratch, Stream stream) {
+template <int kSlabs>
+void launch_prepare(const CausalAttentionBackward& b, const Statistics& statistics, const Scratch& scratch, Stream stream) {
+  prepare<8 * kSlabs><<<dim3(static_cast<unsigned>(statistics.padded / kTile), 4), 256, 0, stream_of(stream)>>>(b, statistics, scratch);
+}
+
+template <int kSlabs, int kGroups>
+Status run(const CausalAttentionBackward& b, const Maps& maps, const Statistics& statistics, Stream stream) {
+  const CausalAttention& p = b.forward;
+  launch_prepare<kSlabs>(b, statistics, {}, stream);
+  const Order keys = make_order(p, p.k_tokens, kGroups * kTile, false);
+  const Order queries = make_order(p, p.q_tokens, kGroups * kTile, true);
+  const Status s = launch<kSlabs, kGroups>(gradients_of_keys<kSlabs, kGroups>, b, p.kv_heads, keys, maps, statistics, stream);
+  if (!s.ok()) return s;
+  return launch<kSlabs, kGroups>(gradients_of_queries<kSlabs, kGroups>, b, p.heads, queries, maps, statistics, stream);
+}
+
+// Long walks make all gradients at once. With few tiles to walk over, blocks spend their time waiting for the first: small ones then,
+// several on a multiprocessor.
+bool at_once(const CausalAttention& p) {
+  constexpr int kShortWindow = 256;
+  return p.head_dim <= 64 && (p.window == 0 || p.window > kShortWindow);
+}
+
+// Scratch: statistics, then, where all gradients are made at once, sums of dq, the ticket, turns.
+struct Sizes {
+  int64_t statistics, sums, turns;
+};
+Sizes sizes_of(const CausalAttention& p) {
+  const int64_t tokens = make_statistics(p, nullptr).padded * p.heads;
+  return {tokens * 8, at_once(p) ? tokens * 64 * 4 : 0, at_once(p) ? 16 + tokens / kTile * 4 : 0};
+}
+
+Status choose(const CausalAttentionBackward& b, void* scratch, Stream stream) {
   const CausalAttention& p = b.forward;
   const Statistics statistics = make_statistics(p, scratch);
   Maps maps;
   if (const Status s = describe(maps, b); !s.ok()) return s;
-  prepare<8 * kSlabs><<<dim3(static_cast<unsigned>(statistics.padded / kTile), 4), 256, 0, stream_of(stream)>>>(b, statistics);
-  const Order keys = make_order(p, p.k_tokens, kKeyGroups * kTile, false);
-  const Order queries = make_order(p, p.q_tokens, kQueryGroups * kTile, true);
-  const Status s = launch<kSlabs, kKeyGroups>(gradients_of_keys<kSlabs, kKeyGroups>, b, p.kv_heads, keys, maps, statistics, stream);
-  if (!s.ok()) return s;
-  return launch<kSlabs, kQueryGroups>(gradients_of_queries<kSlabs, kQueryGroups>, b, p.heads, queries, maps, statistics, stream);
-}
-
-// Blocks with few tiles to walk over spend their time waiting for the first: small ones, several on a multiprocessor.
-Status choose(const CausalAttentionBackward& b, void* scratch, Stream stream) {
-  const CausalAttention& p = b.forward;
-  if (p.head_dim > 64) return run<2, 2, 2>(b, scratch, stream);
-  return p.window > 0 && p.window <= 256 ? run<1, 1, 1>(b, scratch, stream) : run<1, 2, 3>(b, scratch, stream);
+  if (p.head_dim > 64) return run<2, 2>(b, maps, statistics, stream);
+  if (!at_once(p)) return run<1, 1>(b, maps, statistics, stream);
+  const Sizes sizes = sizes_of(p);
+  char* sums = static_cast<char*>(scratch) + sizes.statistics;
+  int* ticket = reinterpret_cast<int*>(sums + sizes.sums);
+  const Scratch parts{reinterpret_cast<float4*>(sums), ticket + 4, ticket};
+  launch_prepare<1>(b, statistics, parts, stream);
+  return gradients_at_once(b, maps, statistics, parts, stream);
 }
 
 }  // namespace
@@ -395,7 +376,8 @@ Status choose(const CausalAttentionBackward& b, void* scratch, Stream stream) {
 namespace based::kernels::cuda {
 
 int64_t causal_attention_backward_scratch(const CausalAttentionBackward& b) {
-  return detail::causal::make_statistics(b.forward, nullptr).padded * b.forward.heads * 8;
+  const detail::causal::Sizes sizes = detail::causal::sizes_of(b.forward);
+  return sizes.statistics + sizes.sums + sizes.turns;
 }
 
 Status causal_attention_backward(const CausalAttentionBackward& b, void* scratch, Stream stream) {

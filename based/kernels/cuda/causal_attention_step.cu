@@ -7,6 +7,7 @@
 #include "based/kernels/causal_attention.h"
 #include "based/kernels/cuda/attention_sums.cuh"
 #include "based/kernels/cuda/launch.h"
+#include "based/kernels/cuda/rotary_angle.cuh"
 
 namespace based::kernels::cuda {
 namespace {
@@ -158,6 +159,7 @@ __global__ void __launch_bounds__(32 * kMostWarps)
 // The streamed kernel (sm_90). A warp has a head: it requests tiles of 16 keys and values into a ring of its own in shared memory, kRing
 // tiles ahead, and takes two at a time to the tensor cores. The order of its sums depends on neither kRing nor the blocks that a row has.
 constexpr int kTileKeys = 16;
+constexpr int kTurnBytes = 64 * 8;  // of a block: {cosine, sine} of each pair of a head
 
 template <int kSteps, int kRing>
 constexpr int warp_bytes() {
@@ -174,7 +176,7 @@ struct HeadWarp {
   const CausalAttentionStep& p;
   const int64_t row;
   const int head, kv_head, lane;
-  const uint32_t base;  // kRing tiles, each of keys and then values
+  const uint32_t base, turns;  // kRing tiles, each of keys and then values; the turns of the token's pairs
   int64_t slot, stride;
   char *k_ring, *v_ring;
   int count, newest;  // keys seen with the new one, and where in the ring that is
@@ -183,7 +185,13 @@ struct HeadWarp {
   float top = -INFINITY, total = 0, sum[kSteps][4] = {};
 
   __device__ __forceinline__ HeadWarp(const CausalAttentionStep& params, int64_t at, int of, uint32_t shared)
-      : p(params), row(at), head(of), kv_head(of / (params.heads / params.kv_heads)), lane(threadIdx.x % 32), base(shared) {
+      : p(params),
+        row(at),
+        head(of),
+        kv_head(of / (params.heads / params.kv_heads)),
+        lane(threadIdx.x % 32),
+        base(shared + threadIdx.x / 32 * (warp_bytes<kSteps, kRing>())),
+        turns(shared + blockDim.x / 32 * (warp_bytes<kSteps, kRing>())) {
     slot = p.slot != nullptr ? p.slot[row] : row, stride = int64_t{p.kv_heads} * p.head_dim * 2;
     const int64_t first = slot * p.capacity * stride + int64_t{kv_head} * p.head_dim * 2;
     k_ring = static_cast<char*>(p.k_ring) + first, v_ring = static_cast<char*>(p.v_ring) + first;
@@ -222,6 +230,40 @@ struct HeadWarp {
   }
   __device__ __forceinline__ void set_position(int64_t written) {
     count = static_cast<int>(min(written + 1, p.capacity)), newest = static_cast<int>(ring_place(written, p.capacity));
+  }
+  // Rotary: pair d is (d, d + 8 kSteps), head_dim being 16 kSteps. By all warps of the block.
+  __device__ __forceinline__ void find_turns(int64_t written) const {
+    for (int pair = threadIdx.x; pair < 8 * kSteps; pair += blockDim.x) {
+      const float2 turn = rotary_turn(written, rotary_frequency(pair, 16 * kSteps, p.rotary_base));
+      store_shared_float(turns + 8 * pair, turn.x), store_shared_float(turns + 8 * pair + 4, turn.y);
+    }
+    __syncthreads();
+  }
+  // Two neighbouring pairs, {a, b} turned by t = {cosine, sine, cosine, sine}.
+  __device__ __forceinline__ static uint32_t turned_first(uint32_t a, uint32_t b, float4 t) {
+    return pack_bf16(low_float(a) * t.x - low_float(b) * t.y, high_float(a) * t.z - high_float(b) * t.w);
+  }
+  __device__ __forceinline__ static uint32_t turned_second(uint32_t a, uint32_t b, float4 t) {
+    return pack_bf16(low_float(a) * t.y + low_float(b) * t.x, high_float(a) * t.w + high_float(b) * t.z);
+  }
+  __device__ __forceinline__ void turn_token() {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const float4 t = load_shared_float4(turns + 8 * (8 * i + 2 * (lane % 4)));
+      uint32_t &a = q[i / 2][i % 2], &b = q[(i + kSteps) / 2][(i + kSteps) % 2];
+      const uint32_t first = turned_first(a, b, t);
+      b = turned_second(a, b, t), a = first;
+    }
+    const int unit = lane % 16;
+    const bool is_first = unit < kSteps;
+    uint32_t words[4] = {token.x, token.y, token.z, token.w};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const uint32_t other = __shfl_sync(~0U, words[w], (is_first ? lane + kSteps : lane - kSteps) % 32);
+      const float4 t = load_shared_float4(turns + 8 * ((is_first ? unit : unit - kSteps) * 8 % (8 * kSteps) + 2 * w));
+      if (lane < 16 && unit < 2 * kSteps) words[w] = is_first ? turned_first(words[w], other, t) : turned_second(other, words[w], t);
+    }
+    token = make_uint4(words[0], words[1], words[2], words[3]);
   }
   // The new key into the ring in memory, once for the heads that share it.
   __device__ __forceinline__ void store_token() const {
@@ -338,8 +380,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, kSteps <= 4 ? 2 : 1)
   let_next_kernel_start();
   if (!p.ring_is_settled) wait_for_earlier_kernels();
   const int warp = threadIdx.x / 32, rank = blockIdx.x % split;
-  HeadWarp<kSteps, kRing> own(p, blockIdx.x / split, rank * (blockDim.x / 32) + warp,
-                              shared_address(memory) + warp * warp_bytes<kSteps, kRing>());
+  HeadWarp<kSteps, kRing> own(p, blockIdx.x / split, rank * (blockDim.x / 32) + warp, shared_address(memory));
   const int64_t written = p.position[own.slot];
   if (!p.ring_is_settled) own.request_token();  // before the ring's keys, which would hold it up
 #pragma unroll
@@ -349,10 +390,12 @@ __global__ void __launch_bounds__(32 * kMostWarps, kSteps <= 4 ? 2 : 1)
   }
   own.set_position(written);
   cluster_arrive();  // the position has been read
+  if (p.rotary_base != 0) own.find_turns(written);
   if (p.ring_is_settled) {
     wait_for_earlier_kernels();
     own.request_token();
   }
+  if (p.rotary_base != 0) own.turn_token();
   own.store_token();
   own.add_keys();
   own.write();
@@ -396,7 +439,7 @@ bool can_stream(const CausalAttentionStep& p) {
 
 // Few rows: as many blocks as there are multiprocessors. No warps where the heads cannot be shared out so that a block's rings fit.
 Cluster share_heads(const CausalAttentionStep& p, int bytes_of_warp) {
-  const int most_bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), blocks = multiprocessors();
+  const int most_bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kTurnBytes, blocks = multiprocessors();
   const auto fits = [&](int split) { return p.heads / split <= kMostWarps && p.heads / split * bytes_of_warp <= most_bytes; };
   int split = 1;
   while (split < 8 && p.heads % (2 * split) == 0 && (!fits(split) || 2 * split * p.rows <= blocks)) split *= 2;
@@ -405,7 +448,7 @@ Cluster share_heads(const CausalAttentionStep& p, int bytes_of_warp) {
 
 template <int kSteps, int kRing>
 Status launch_streamed(const CausalAttentionStep& p, const Cluster& cluster, Stream stream) {
-  const int shared = cluster.warps * warp_bytes<kSteps, kRing>();
+  const int shared = cluster.warps * warp_bytes<kSteps, kRing>() + kTurnBytes;
   if (const cudaError_t e = allow_shared_memory(step_streamed<kSteps, kRing>, shared); e != cudaSuccess) return status_of(e);
   const auto blocks = static_cast<unsigned>(p.rows * cluster.split), threads = static_cast<unsigned>(32 * cluster.warps);
   return launch_overlapped(step_streamed<kSteps, kRing>, {blocks, threads, shared, static_cast<unsigned>(cluster.split)}, stream, p,
@@ -418,18 +461,23 @@ Status stream_rows(const CausalAttentionStep& p, const Cluster& cluster, Stream 
   return cluster.warps <= 4 ? launch_streamed<kSteps, 4>(p, cluster, stream) : launch_streamed<kSteps, 2>(p, cluster, stream);
 }
 
+int steps_of(const CausalAttentionStep& p) { return p.head_dim <= 64 ? 4 : p.head_dim <= 112 ? 7 : 8; }
+// No warps where the streamed kernel does not apply.
+Cluster plan_streamed(const CausalAttentionStep& p) { return can_stream(p) ? share_heads(p, steps_of(p) * warp_bytes<1, 2>()) : Cluster{}; }
+
 }  // namespace
+
+bool causal_attention_step_turns(const CausalAttentionStep& p) { return p.head_dim == 16 * steps_of(p) && plan_streamed(p).warps > 0; }
 
 Status causal_attention_step(const CausalAttentionStep& p, Stream stream) {
   if (p.rows == 0) return {};
   if (p.head_dim > 32 * kUnit) return {"causal_attention_step: head_dim is larger than 256"};
-  if (can_stream(p)) {
-    const int steps = p.head_dim <= 64 ? 4 : p.head_dim <= 112 ? 7 : 8;
-    if (const Cluster cluster = share_heads(p, steps * warp_bytes<1, 2>()); cluster.warps > 0) {
-      return steps == 4   ? stream_rows<4>(p, cluster, stream)
-             : steps == 7 ? stream_rows<7>(p, cluster, stream)
-                          : stream_rows<8>(p, cluster, stream);
-    }
+  if (p.rotary_base != 0 && !causal_attention_step_turns(p)) return {"causal_attention_step: no kernel that turns q and k"};
+  if (const Cluster cluster = plan_streamed(p); cluster.warps > 0) {
+    const int steps = steps_of(p);
+    return steps == 4   ? stream_rows<4>(p, cluster, stream)
+           : steps == 7 ? stream_rows<7>(p, cluster, stream)
+                        : stream_rows<8>(p, cluster, stream);
   }
   const bool bf = p.dtype == DType::bf16, ring_bf = p.ring_dtype == DType::bf16;
   auto* kernel =

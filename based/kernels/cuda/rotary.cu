@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "based/kernels/cuda/launch.h"
+#include "based/kernels/cuda/rotary_angle.cuh"
 #include "based/kernels/cuda/vectors.cuh"
 #include "based/kernels/pointwise.h"
 
@@ -22,15 +23,12 @@ __global__ void __launch_bounds__(kThreads) rotate_tokens(const __grid_constant_
   overlap_kernels();
   const int64_t first = blockIdx.x * int64_t{tokens_of_block};
   const int count = static_cast<int>(min(p.tokens - first, int64_t{tokens_of_block})), pairs = p.dim / 2;
-  for (int i = threadIdx.x; i < pairs; i += blockDim.x) frequencies[i] = exp2(-2.0 * i / p.dim * log2(p.base));
+  for (int i = threadIdx.x; i < pairs; i += blockDim.x) frequencies[i] = rotary_frequency(i, p.dim, p.base);
   __syncthreads();
   for (int i = threadIdx.x; i < count * pairs; i += blockDim.x) {
     const int token = i / pairs, pair = i % pairs;
-    constexpr double kTurn = 6.283185307179586476925;
-    const double angle = static_cast<double>(p.position[first + token]) * frequencies[pair];
-    float s, c;
-    sincosf(static_cast<float>(angle - kTurn * rint(angle / kTurn)), &s, &c);
-    cosines[token][pair] = c, sines[token][pair] = p.inverse ? -s : s;
+    const float2 turn = rotary_turn(p.position[first + token], frequencies[pair]);
+    cosines[token][pair] = turn.x, sines[token][pair] = p.inverse ? -turn.y : turn.y;
   }
   __syncthreads();
   // Of one head: units to rotate, then units to copy.

@@ -1,7 +1,8 @@
 // A block a row, which lies in shared memory where it fits; seen tokens are penalised as they are read. The kept logits are those above a
 // threshold, and a threshold is found without sorting: logits are mapped to integers of the same order, and the integer is built bit by bit
 // from counts (top-k) or sums of probabilities (top-p) of what lies above it. With top-k the threads' own largest logits bound it from
-// below, and the few logits above that bound are all that is looked at from then on.
+// below, and the few logits above that bound are all that is looked at from then on, by one warp if there are very few: what a step of that
+// search takes is the time to agree on a sum.
 #include "based/kernels/sample.h"
 
 #include "based/kernels/cuda/launch.h"
@@ -28,25 +29,25 @@ struct Best {
   }
 };
 
-__device__ __forceinline__ Best best_of_block(Best mine) {
-  __shared__ Best shared[kThreads / 32];
+__device__ __forceinline__ Best best_of_warp(Best mine) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2)
     mine.take(__shfl_xor_sync(~0U, mine.score, distance), __shfl_xor_sync(~0U, mine.token, distance));
+  return mine;
+}
+__device__ __forceinline__ Best best_of_block(Best mine) {
+  __shared__ Best shared[kThreads / 32];
+  mine = best_of_warp(mine);
   __syncthreads();
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = mine;
   __syncthreads();
-  Best all = shared[threadIdx.x % 32];
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2)
-    all.take(__shfl_xor_sync(~0U, all.score, distance), __shfl_xor_sync(~0U, all.token, distance));
-  return all;
+  return best_of_warp(shared[threadIdx.x % 32]);
 }
 
-// The k-th largest of the threads' keys, k at most kThreads.
-__device__ __forceinline__ uint32_t nth_of_threads(uint32_t key, int k) {
+// The k-th largest of the threads' keys, k at most kThreads, without its bits below last_bit.
+__device__ __forceinline__ uint32_t nth_of_threads(uint32_t key, int k, int last_bit) {
   uint32_t found = 0;
-  for (int bit = 31; bit >= 0; --bit) {
+  for (int bit = 31; bit >= last_bit; --bit) {
     const uint32_t higher = found | (1U << bit);
     if (__syncthreads_count(key >= higher) >= k) found = higher;
   }
@@ -83,6 +84,7 @@ struct Row {
   int64_t vocab;
   float penalty;
   const uint32_t* seen;  // null: no penalty
+  static constexpr int kTeam = kThreads;
 
   template <typename Body>
   __device__ __forceinline__ void each(Body&& body) const {
@@ -102,16 +104,19 @@ struct Row {
   }
 };
 
-// Some logits of a row, those that count.
+// Some logits of a row, those that count, for the first kOfThreads threads.
 constexpr int kMostListed = 2048;
+constexpr int kMostOfWarp = 512;
+template <int kOfThreads>
 struct List {
   const float* logit;
   const int* token;
   int count;
+  static constexpr int kTeam = kOfThreads;
 
   template <typename Body>
   __device__ __forceinline__ void each(Body&& body) const {
-    for (int i = threadIdx.x; i < count; i += kThreads) body(token[i], logit[i]);
+    for (int i = threadIdx.x; i < count; i += kTeam) body(token[i], logit[i]);
   }
 };
 
@@ -129,6 +134,11 @@ struct Filter {
     of.each([&](int64_t, float x) {
       if (ordered(x) >= key) sum += kNumber ? 1.0F : __expf((x - top) * inverse_temperature);
     });
+    if constexpr (Source::kTeam == 32) {
+#pragma unroll
+      for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0U, sum, distance);
+      return sum;
+    }
     const float all = sum_over_block(sum, shared);
     __syncthreads();
     return all;
@@ -145,7 +155,7 @@ struct Filter {
   }
 };
 
-// The token drawn of the row's, every thread's; `most_likely` where rounding left none.
+// The token drawn of the row's, of every thread of the source's team; `most_likely` where rounding left none.
 template <typename Source>
 __device__ __forceinline__ int64_t draw(const Sample& p, int64_t row, const Source& from, Best most_likely, int last_bit, float* shared) {
   const float temperature = p.temperature[row];
@@ -160,13 +170,13 @@ __device__ __forceinline__ int64_t draw(const Sample& p, int64_t row, const Sour
     const uint64_t bits = sample_bits(static_cast<uint64_t>(p.seed[row]), static_cast<uint64_t>(p.position[row]), static_cast<uint64_t>(w));
     drawn.take((x - of.top) / temperature - logf(-logf(sample_uniform(bits))), w);
   });
-  drawn = best_of_block(drawn);
+  drawn = Source::kTeam == 32 ? best_of_warp(drawn) : best_of_block(drawn);
   return drawn.token < p.vocab ? drawn.token : most_likely.token;
 }
 
 // The logits that are at least `key` in order, in the order of the threads that read them; false where they are too many.
 template <typename Source>
-__device__ __forceinline__ bool list_above(const Source& from, uint32_t key, List& list) {
+__device__ __forceinline__ bool list_above(const Source& from, uint32_t key, List<kThreads>& list) {
   __shared__ float logits[kMostListed];
   __shared__ int tokens[kMostListed];
   int mine = 0;
@@ -228,9 +238,16 @@ __global__ void __launch_bounds__(kThreads) sample_rows(const __grid_constant__ 
   const Row<T, kCount> all{kCount > 1 ? copy : logits, p.vocab, penalty, penalty == 1 ? nullptr : marks};
   const int last_bit = sizeof(T) == 2 && penalty == 1 ? 16 : 0;  // a bf16's other bits tell nothing
   const int64_t k = p.top_k[row];
-  List list{};
-  const bool few = k > 0 && k <= kThreads && k < p.vocab && list_above(all, nth_of_threads(ordered(mine.score), static_cast<int>(k)), list);
-  const int64_t token = few ? draw(p, row, list, most_likely, last_bit, shared) : draw(p, row, all, most_likely, last_bit, shared);
+  List<kThreads> list{};
+  const bool few =
+      k > 0 && k <= kThreads && k < p.vocab && list_above(all, nth_of_threads(ordered(mine.score), static_cast<int>(k), last_bit), list);
+  int64_t token = 0;
+  if (few && list.count <= kMostOfWarp) {
+    if (threadIdx.x >= 32) return;
+    token = draw(p, row, List<32>{list.logit, list.token, list.count}, most_likely, last_bit, shared);
+  } else {
+    token = few ? draw(p, row, list, most_likely, last_bit, shared) : draw(p, row, all, most_likely, last_bit, shared);
+  }
   if (threadIdx.x != 0) return;
   p.token[row] = token;
   sample_set_seen(marks, token);
@@ -238,7 +255,7 @@ __global__ void __launch_bounds__(kThreads) sample_rows(const __grid_constant__ 
 
 template <typename T>
 Status launch_sample(const Sample& p, Stream stream) {
-  constexpr int kCount = 4;
+  constexpr int kCount = 16 / sizeof(T);
   const int64_t bytes = round_up(p.vocab, kCount) * static_cast<int64_t>(sizeof(T));
   const bool fits = bytes <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 8 * kMostListed - 2048;
   auto* kernel = fits ? sample_rows<T, kCount> : sample_rows<T, 1>;

@@ -104,10 +104,26 @@ Tensor step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Te
   return causal_attention_step_with(kCuda, q, k, v, k_ring, v_ring, position, slots, scale);
 }
 
+Tensor rotary_step(Tensor qkv, Tensor k_ring, Tensor v_ring, Tensor position, const Tensor& slots, double scale, int64_t dim, double base) {
+  const OnDevice device("rotary_attention_step",
+                        {{"qkv", qkv}, {"k_ring", k_ring}, {"v_ring", v_ring}, {"position", position}, {"slots", slots}});
+  const auto [q, k, v] = columns_of_heads("rotary_attention_step", qkv, k_ring);
+  if (has_kernel(qkv) && has_kernel(k_ring) && dim == q.size(2)) {
+    CausalAttentionStepLaunch launch = prepare_causal_attention_step(q, k, v, k_ring, v_ring, position, slots, scale);
+    if (kernels::cuda::causal_attention_step_turns(launch.arguments)) {
+      launch.arguments.rotary_base = base;
+      require_ok(kernels::cuda::causal_attention_step(launch.arguments, current_stream()));
+      return launch.y;
+    }
+  }
+  return rotary_attention_step_apart(qkv, k_ring, v_ring, position, slots, scale, dim, base);
+}
+
 TORCH_LIBRARY_IMPL(based, CUDA, m) {
   m.impl("causal_attention_forward", forward);
   m.impl("causal_attention_backward", backward);
   m.impl("causal_attention_step", step);
+  m.impl("rotary_attention_step", rotary_step);
 }
 
 }  // namespace
