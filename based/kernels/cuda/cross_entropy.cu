@@ -39,6 +39,13 @@ __device__ __forceinline__ ExpSum merge_over_block(ExpSum mine) {
   return all;
 }
 
+// e^(x − top). Of a bf16 in one rounding less, which costs an instruction less.
+template <typename T>
+__device__ __forceinline__ float exp_below(float x, float top) {
+  constexpr float kLog2e = 1.44269504088896341F;
+  return sizeof(T) == 2 ? exp2_approx(fmaf(x, kLog2e, -top * kLog2e)) : __expf(x - top);
+}
+
 // A thread's own units of 16 bytes; no other thread reads them.
 __device__ __forceinline__ void keep_row(const void* row, void* kept, int64_t units) {
   for (int64_t unit = threadIdx.x; unit < units; unit += kThreads)
@@ -63,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) softmax_rows(const __grid_constant__
     for (int i = 1; i < kCount; ++i) top = fmaxf(top, x[i]);
     if (top > mine.top) mine.merge(top, 0);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) sum += __expf(x[i] - mine.top);
+    for (int i = 0; i < kCount; ++i) sum += exp_below<T>(x[i], mine.top);
     mine.sum += sum;
   }
   const float of_label = to_float(logits[label]);
@@ -75,7 +82,11 @@ __global__ void __launch_bounds__(kThreads) softmax_rows(const __grid_constant__
     float x[kCount];
     load_floats<kCount>(row + unit * kCount, x);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = __expf(x[i] - all.top) * factor - (unit * kCount + i == label ? p.scale : 0.0F);
+    for (int i = 0; i < kCount; ++i) x[i] = exp_below<T>(x[i], all.top) * factor;
+    if (label - unit * kCount >= 0 && label - unit * kCount < kCount) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[i] -= label == unit * kCount + i ? p.scale : 0.0F;
+    }
     store_floats<kCount>(logits + unit * kCount, x);
   }
 }
