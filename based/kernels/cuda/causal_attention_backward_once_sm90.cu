@@ -71,7 +71,7 @@ __device__ __forceinline__ uint32_t own_here(int slot) { return place_here(slot)
 __device__ __forceinline__ void init_barriers() {
   for (int i = 0; i < kGroups * kParts; ++i) barrier_init(ds_here(0, i), 4), barrier_init(ds_read(0, i), 4);
   for (int i = 0; i < kSenders; ++i) barrier_init(dq_here(i), 4), barrier_init(dq_read(i));
-  for (int i = 0; i < 2; ++i) barrier_init(place_here(i)), barrier_init(place_left(i), kUsers), barrier_init(own_here(i));
+  for (int i = 0; i < 2; ++i) barrier_init(place_here(i), 32), barrier_init(place_left(i), 32 * kUsers), barrier_init(own_here(i));
   Walk<Memory::kStages>::init(shared_base() + Memory::kBarriers, kGroups * 4);
   fence_shared_proxy();
 }
@@ -114,8 +114,7 @@ __device__ __forceinline__ void for_each_place(const Arguments& a, const Work& w
     barrier_wait(place_here(slot), s.phase);
     if (place_at(slot).head < 0) return;
     work(Block(a, slot), s.phase);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(place_left(slot));
+    barrier_arrive(place_left(slot));
   }
 }
 
@@ -396,8 +395,8 @@ __device__ __forceinline__ void deal(const Arguments& a) {
     barrier_wait(place_left(slot), s.phase ^ 1);
     const bool more = take_place(a, last_row, last_heads, place_at(slot));
     if (one && !more) place_at(slot).head = -1;
-    __syncwarp();
-    if (one) barrier_arrive(place_here(slot));
+    __syncwarp();  // its own lanes read the place, too
+    barrier_arrive(place_here(slot));
     if (!more) return;
     const Block block(a, slot);
     if (one) bring(stage, block);

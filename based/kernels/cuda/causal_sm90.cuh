@@ -110,12 +110,11 @@ struct Walk {
   __device__ __forceinline__ uint32_t here(const Stage& s) const { return barriers + 16 * s.slot; }
   __device__ __forceinline__ uint32_t consumed(const Stage& s) const { return here(s) + 8; }
   __device__ __forceinline__ void wait() const { barrier_wait(here(stage), stage.phase); }
-  __device__ __forceinline__ void release(const Stage& s) const {
-    if (threadIdx.x % 32 == 0) barrier_arrive(consumed(s));
-  }
+  // By every lane for itself: racecheck does not follow a warp's barrier to an arrival of one lane for all.
+  __device__ __forceinline__ void release(const Stage& s) const { barrier_arrive(consumed(s)); }
   // One thread, before any other uses the barriers.
   __device__ __forceinline__ static void init(uint32_t barriers, int warps) {
-    for (int i = 0; i < kStages; ++i) barrier_init(barriers + 16 * i), barrier_init(barriers + 16 * i + 8, warps);
+    for (int i = 0; i < kStages; ++i) barrier_init(barriers + 16 * i), barrier_init(barriers + 16 * i + 8, 32 * warps);
   }
   // A warp for each stage requests the first steps.
   template <typename Request>
