@@ -206,6 +206,7 @@ void verify_causal_attention(Report& report) {
                                            {lengths, longer, 4, 2, 64, 300},
                                            {{100, 1500}, {100, 1700}, 2, 1, 64, 0},
                                            {many, many, 3, 3, 64, 0},
+                                           {{1030, 2048, 900}, {1030, 2048, 900}, 6, 6, 64, 0},  // more walks than multiprocessors
                                            {{300, 200, 129}, {300, 200, 129}, 3, 3, 40, 0},
                                            {lengths, longer, 4, 2, 112, 0},
                                            {lengths, lengths, 2, 2, 112, 64},
