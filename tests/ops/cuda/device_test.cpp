@@ -154,6 +154,38 @@ TEST_F(Device, GradientsAreTheSameBitsEveryTime) {
   expect_same(gradients_of_all(), gradients_of_all());
 }
 
+// At the size of training, where a multiprocessor does many pieces of the work after one another: against fp32, a row at a time.
+TEST_F(Device, AttentionOfATrainingBatchAgreesWithFp32) {
+  constexpr int64_t rows = 16, length = 2048;
+  torch::manual_seed(52);
+  const auto draw = [&] { return at::randn({rows * length, 16, 64}, at::dtype(at::kBFloat16).device(at::kCUDA)); };
+  std::vector<Tensor> leaves{draw(), draw(), draw()};
+  for (Tensor& leaf : leaves) leaf.requires_grad_();
+  const Tensor grad_y = draw(), cu = (at::arange(rows + 1, at::kLong) * length).cuda();
+  const auto run = [&] {
+    const Tensor y = causal_attention(leaves[0], leaves[1], leaves[2], cu, cu, 0, 0.125);
+    std::vector<Tensor> all = torch::autograd::grad({y}, leaves, {grad_y});
+    all.push_back(y.detach());
+    return all;
+  };
+  const std::vector<Tensor> ours = run();
+  expect_same(run(), ours);
+  const Tensor later = at::ones({length, length}, at::dtype(at::kBool).device(at::kCUDA)).triu(1);
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto of_row = [&](const Tensor& t) { return t.detach().narrow(0, row * length, length).transpose(0, 1).to(at::kFloat); };
+    std::vector<Tensor> exact{of_row(leaves[0]), of_row(leaves[1]), of_row(leaves[2])};
+    for (Tensor& leaf : exact) leaf.requires_grad_();
+    const Tensor scores = at::matmul(exact[0], exact[1].transpose(1, 2)) * 0.125;
+    const Tensor y = at::matmul(scores.masked_fill(later, -INFINITY).softmax(-1), exact[2]);
+    std::vector<Tensor> expected = torch::autograd::grad({y}, exact, {of_row(grad_y)});
+    expected.push_back(y.detach());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const double error = ((of_row(ours[i]) - expected[i]).norm() / expected[i].norm()).item<double>();
+      EXPECT_LT(error, 1e-2) << "row " << row << ", of q, k, v, y: " << i;
+    }
+  }
+}
+
 // Offsets are 64-bit: the last row of more than 2^31 elements is as right as it is alone.
 TEST_F(Device, TensorsBeyondTwoToThe31Elements) {
   const at::NoGradGuard no_grad;
