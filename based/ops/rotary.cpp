@@ -7,12 +7,15 @@ namespace {
 
 constexpr const char* kOp = "rotary_";
 
+// Columns side by side, and no row over another: what may be written in place.
+bool can_be_written(const Tensor& x) { return x.numel() == 0 || (x.stride(1) == 1 && (x.size(0) == 1 || x.stride(0) >= x.size(1))); }
+
 void check(const Tensor& x, const Tensor& positions, const Rotation& r) {
   require(at::isFloatingType(x.scalar_type()), kOp, "x must be floating, got ", x.scalar_type());
   require_shape(kOp, "x", x, {-1, -1});
   require(r.heads >= 1 && r.head_dim >= 1 && r.heads <= x.size(1) / r.head_dim, kOp, "x must have ", r.heads, " heads of ", r.head_dim,
           " columns, got ", x.size(1), " columns");
-  require(x.stride(1) == 1 || x.numel() == 0, kOp, "columns of x must lie side by side");
+  require(can_be_written(x), kOp, "columns of x must lie side by side, and its rows apart");
   require_type(kOp, "positions", positions, at::kLong);
   require_shape(kOp, "positions", positions, {x.size(0)});
   require(r.dim >= 0 && r.dim % 2 == 0 && r.dim <= std::min<int64_t>(r.head_dim, 256), kOp,
@@ -86,7 +89,7 @@ void turn_cpu(Tensor x, const Tensor& positions, int64_t heads, int64_t head_dim
 
 // Whether nobody else can see this memory, so that it may be written.
 bool is_sole_owner(const Tensor& tensor) {
-  return !torch::GradMode::is_enabled() && tensor.use_count() == 1 && tensor.storage().use_count() == 1 && tensor.stride(1) == 1;
+  return !torch::GradMode::is_enabled() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
 }
 
 struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
@@ -109,7 +112,7 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
     auto& saved = context->saved_data;
     const Rotation back{saved["heads"].toInt(),   saved["head_dim"].toInt(),     saved["dim"].toInt(),
                         saved["base"].toDouble(), saved["interleaved"].toBool(), !saved["inverse"].toBool()};
-    const Tensor grad = is_sole_owner(grads[0]) ? grads[0] : grads[0].clone(at::MemoryFormat::Contiguous);
+    const Tensor grad = is_sole_owner(grads[0]) && can_be_written(grads[0]) ? grads[0] : grads[0].clone(at::MemoryFormat::Contiguous);
     turn(grad, context->get_saved_variables()[0], back);
     return {grad, Tensor(), Tensor()};
   }

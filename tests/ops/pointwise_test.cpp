@@ -176,6 +176,15 @@ TEST_P(PointwiseOnDevices, RotaryLeavesAGradientAloneThatOthersSee) {
   const auto grads = torch::autograd::grad({turned_copy(a, positions, {1, 16, 16}) + b}, {a, b}, {grad});
   EXPECT_TRUE(same_bits(grads[0], of_x));
   EXPECT_TRUE(same_bits(grads[1], grad));
+  // Rows that are one and the same in memory, as the gradient of a sum over them may be.
+  struct OneRow : torch::autograd::Function<OneRow> {
+    static Tensor forward(torch::autograd::AutogradContext*, const Tensor& t) { return t.sum(0); }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, const torch::autograd::variable_list& of) {
+      const at::AutoDispatchBelowADInplaceOrView no_base;
+      return {(of[0] + 0).expand({4, 16})};
+    }
+  };
+  EXPECT_TRUE(same_bits(torch::autograd::grad({OneRow::apply(turned_copy(a, positions, {1, 16, 16})).sum()}, {a})[0], of_x));
 }
 
 TEST(Rotary, TurnsHalvesOrPairs) {
@@ -312,6 +321,10 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
               rotary_(at::zeros({4, 15}), positions, {2, 8, 4});
             }),
             "rotary_: x must have 2 heads of 8 columns, got 15 columns");
+  EXPECT_EQ(error_of([&] {
+              rotary_(at::zeros({1, 16}).expand({4, 16}), positions, {2, 8, 4});
+            }),
+            "rotary_: columns of x must lie side by side, and its rows apart");
   EXPECT_EQ(error_of([&] { ops::linear(x, at::zeros({3, 7})); }), "linear: weight must have shape [any, 8], got [3, 7]");
   EXPECT_EQ(error_of([&] { ops::linear(x, at::zeros({3, 8}, at::kBFloat16)); }), "linear: weight must be Float, got BFloat16");
   const Tensor labels = torch::tensor({0, 1, 9, -100}, at::kLong);
