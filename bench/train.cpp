@@ -1,4 +1,5 @@
-// A step of training a language model, as `based train` runs it: bf16 with fp32 masters, batches from the host, clipping, the fused update.
+// A step of training a language model, as `based train` runs it: bf16 with fp32 masters, batches from the host, clipping, the fused update;
+// on a GPU recorded, as with train.graph = true.
 #include "based/models/device.h"
 #include "based/train/text_data.h"
 #include "bench/model.h"

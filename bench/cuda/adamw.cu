@@ -12,18 +12,6 @@ using kernels::DType;
 using kernels::Stream;
 namespace gpu = kernels::cuda;
 
-Buffer upload_floats(const std::vector<float>& values) {
-  Buffer buffer(static_cast<int64_t>(values.size()) * 4);
-  check(cudaMemcpy(buffer.as(), values.data(), values.size() * 4, cudaMemcpyHostToDevice), "upload");
-  return buffer;
-}
-
-Buffer zeros(int64_t bytes) {
-  Buffer buffer(bytes);
-  check(cudaMemset(buffer.as(), 0, static_cast<size_t>(buffer.bytes())), "cudaMemset");
-  return buffer;
-}
-
 // Tensors one after another in one memory for each kind.
 struct Parameters {
   DType gradient_dtype;

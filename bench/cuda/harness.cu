@@ -90,9 +90,23 @@ Buffer copy_of(const Buffer& from) {
   return buffer;
 }
 
-Buffer upload(const std::vector<int64_t>& values) {
-  Buffer buffer(static_cast<int64_t>(values.size()) * 8);
-  check(cudaMemcpy(buffer.as(), values.data(), values.size() * 8, cudaMemcpyHostToDevice), "upload");
+namespace {
+
+template <typename T>
+Buffer upload_any(const std::vector<T>& values) {
+  Buffer buffer(static_cast<int64_t>(values.size() * sizeof(T)));
+  check(cudaMemcpy(buffer.as(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
+  return buffer;
+}
+
+}  // namespace
+
+Buffer upload(const std::vector<int64_t>& values) { return upload_any(values); }
+Buffer upload_floats(const std::vector<float>& values) { return upload_any(values); }
+
+Buffer zeros(int64_t bytes) {
+  Buffer buffer(bytes);
+  check(cudaMemset(buffer.as(), 0, static_cast<size_t>(buffer.bytes())), "cudaMemset");
   return buffer;
 }
 

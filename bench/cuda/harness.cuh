@@ -51,6 +51,8 @@ Buffer random_buffer(int64_t count, kernels::DType dtype, double scale, uint64_t
 std::vector<Buffer> random_buffers(int sets, int64_t count, kernels::DType dtype, uint64_t seed);
 Buffer copy_of(const Buffer& from);
 Buffer upload(const std::vector<int64_t>& values);
+Buffer upload_floats(const std::vector<float>& values);
+Buffer zeros(int64_t bytes);
 // Elements as double, on the host.
 std::vector<double> download(const void* from, kernels::DType dtype, int64_t count);
 

@@ -238,8 +238,7 @@ void verify_short_conv_step(Report& report, int64_t channels, int32_t taps, DTyp
   std::vector<int64_t> all, first;
   for (int64_t r = 0; r <= rows; ++r) all.push_back(r * length), first.push_back(r);
   const Buffer all_starts = upload(all);
-  Buffer y(rows * length * channels * 4), stepped(rows * channels * 4), state(rows * channels * taps * 4);
-  check(cudaMemset(state.as(), 0, static_cast<size_t>(state.bytes())), "cudaMemset");
+  const Buffer y(rows * length * channels * 4), stepped(rows * channels * 4), state = zeros(rows * channels * taps * 4);
   kernels::ShortConv p{x.as(),  nullptr,       weight.as(), nullptr,  y.as(),   nullptr,  all_starts.as<int64_t>(),
                        nullptr, rows * length, rows,        channels, channels, channels, channels,
                        taps,    true,          dtype};

@@ -79,15 +79,9 @@ void time_pointwise(Report& report, int64_t rows, int64_t width) {
 void time_sample(Report& report, int64_t rows, int64_t vocab) {
   const int64_t words = kernels::sample_seen_words(vocab);
   const Buffer logits = random_buffer(rows * vocab, DType::bf16, 3, 1);
-  const auto all = [&](float value) {
-    Buffer buffer(rows * 4);
-    const std::vector<float> values(static_cast<size_t>(rows), value);
-    check(cudaMemcpy(buffer.as(), values.data(), values.size() * 4, cudaMemcpyHostToDevice), "upload");
-    return buffer;
-  };
+  const auto all = [&](float value) { return upload_floats(std::vector<float>(static_cast<size_t>(rows), value)); };
   const Buffer number = upload(std::vector<int64_t>(static_cast<size_t>(rows), 50)), one = all(1), p = all(0.95F), none = all(0);
-  Buffer token(rows * 8), seen(rows * words * 4);
-  check(cudaMemset(seen.as(), 0, static_cast<size_t>(seen.bytes())), "cudaMemset");
+  const Buffer token(rows * 8), seen = zeros(rows * words * 4);
   const kernels::Sample sample{logits.as(),
                                token.as<int64_t>(),
                                number.as<int64_t>(),

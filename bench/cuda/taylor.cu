@@ -61,8 +61,7 @@ struct Problem {
     if (shape.decay) {
       std::vector<float> rates(p.heads);
       for (int h = 0; h < p.heads; ++h) rates[h] = 1 - 0.5F / static_cast<float>(2 << (h % 6));
-      decay = Buffer(p.heads * 4);
-      check(cudaMemcpy(decay.as(), rates.data(), rates.size() * 4, cudaMemcpyHostToDevice), "decay");
+      decay = upload_floats(rates);
       p.decay = decay.as<float>();
     }
     if (shape.state) make_states(shape, seed, states);

@@ -44,11 +44,6 @@ constexpr int kUsers = 4 * (kGroups + 1) + kSenders;  // warps that read what wa
 // Registers of a thread that owns keys, that makes dq, of the four warps: 512 together.
 constexpr int kOwnersRegisters = 208, kQueriesRegisters = 64, kHelpersRegisters = 32;
 
-template <int kCount>
-__device__ __forceinline__ void next(Stage& s) {
-  if (++s.slot == kCount) s.slot = 0, s.phase ^= 1;
-}
-
 // dS of a warpgroup, dq, and what was dealt out: where they are, and the barriers that say that they are there and that nobody needs them.
 __device__ __forceinline__ uint32_t ds_at(int group, int slot) {
   return shared_base() + Memory::kDs + (group * kParts + slot) * kSlabBytes;
@@ -263,7 +258,7 @@ __device__ __forceinline__ void make_queries(Stage& part, Stage& out, const Bloc
 #pragma unroll
     for (int j = 0; j < 4 * kGroups; ++j) {
       const uint32_t at = j % 4 * 2048;
-      wgmma_64x64x16_transposed(d, part_of(block.own_tile(j / 4, 0), at), part_of(ds_at(j / 4, slot), at), j > 0);
+      wgmma_64x64x16_shared<1>(d, part_of(block.own_tile(j / 4, 0), at), part_of(ds_at(j / 4, slot), at), j > 0);
     }
     wgmma_commit();
     wgmma_wait<0>();

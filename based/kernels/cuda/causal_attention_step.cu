@@ -465,15 +465,18 @@ int steps_of(const CausalAttentionStep& p) { return p.head_dim <= 64 ? 4 : p.hea
 // No warps where the streamed kernel does not apply.
 Cluster plan_streamed(const CausalAttentionStep& p) { return can_stream(p) ? share_heads(p, steps_of(p) * warp_bytes<1, 2>()) : Cluster{}; }
 
+bool turns(const CausalAttentionStep& p, const Cluster& streamed) { return p.head_dim == 16 * steps_of(p) && streamed.warps > 0; }
+
 }  // namespace
 
-bool causal_attention_step_turns(const CausalAttentionStep& p) { return p.head_dim == 16 * steps_of(p) && plan_streamed(p).warps > 0; }
+bool causal_attention_step_turns(const CausalAttentionStep& p) { return turns(p, plan_streamed(p)); }
 
 Status causal_attention_step(const CausalAttentionStep& p, Stream stream) {
   if (p.rows == 0) return {};
   if (p.head_dim > 32 * kUnit) return {"causal_attention_step: head_dim is larger than 256"};
-  if (p.rotary_base != 0 && !causal_attention_step_turns(p)) return {"causal_attention_step: no kernel that turns q and k"};
-  if (const Cluster cluster = plan_streamed(p); cluster.warps > 0) {
+  const Cluster cluster = plan_streamed(p);
+  if (p.rotary_base != 0 && !turns(p, cluster)) return {"causal_attention_step: no kernel that turns q and k"};
+  if (cluster.warps > 0) {
     const int steps = steps_of(p);
     return steps == 4   ? stream_rows<4>(p, cluster, stream)
            : steps == 7 ? stream_rows<7>(p, cluster, stream)

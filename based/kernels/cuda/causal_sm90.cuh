@@ -97,6 +97,12 @@ struct Stage {
 
 __device__ __forceinline__ Stage agreed(const Stage& s) { return {agreed(s.slot), s.phase}; }
 
+// The next place of kCount.
+template <int kCount>
+__device__ __forceinline__ void next(Stage& s) {
+  if (++s.slot == kCount) s.slot = 0, s.phase ^= 1;
+}
+
 // Steps of a walk, whose operands pass through a ring of stages. The warpgroups of a block take the same steps, each at its own pace; the
 // block's first thread requests a stage again two steps after its own warpgroup has used it, so that it seldom waits for the others.
 template <int kStages>
@@ -135,7 +141,7 @@ struct Walk {
   }
   __device__ __forceinline__ void advance() { next(stage), ++step; }
   __device__ __forceinline__ static void next(Stage& s) {
-    if (++s.slot == kStages) s.slot = 0, s.phase ^= 1;
+    causal::next<kStages>(s);
     s.slot = agreed(s.slot);
   }
 };
