@@ -8,6 +8,7 @@
 #include "based/models/language_model.h"
 #include "based/ops/adamw.h"
 #include "based/ops/causal_attention.h"
+#include "based/ops/gated_mlp.h"
 #include "based/ops/long_conv.h"
 #include "based/ops/paged_attention.h"
 #include "based/ops/pointwise.h"
@@ -197,6 +198,15 @@ std::vector<OperatorCheck> other_checks() {
        [](const Tensors& x) {
          const Tensor h = torch::matmul(x[0], x[1].t());
          return h.narrow(1, 0, 32) * torch::silu(h.narrow(1, 32, 32));
+       }},
+      {"gated_mlp",
+       [] {
+         return Tensors{draw({300, 64}), draw({512, 64}, 0.2), draw({48, 256}, 0.2)};
+       },
+       [](const Tensors& x) { return ops::gated_mlp(x[0], x[1], x[2]); },
+       [](const Tensors& x) {
+         const Tensor h = torch::matmul(x[0], x[1].t());
+         return torch::matmul(h.narrow(1, 0, 256) * torch::silu(h.narrow(1, 256, 256)), x[2].t());
        }},
       {"rotary_",
        [] {

@@ -3,6 +3,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include "based/models/activation_checkpoint.h"
+#include "based/ops/gated_mlp.h"
 #include "based/ops/pointwise.h"
 
 namespace based {
@@ -47,7 +48,7 @@ Mlp::Mlp(const ModelConfig& config) : gated_(config.mlp == "swiglu") {
 }
 
 Tensor Mlp::forward(const Tensor& x) {
-  return fc2_->forward(gated_ ? ops::linear_swiglu(x, fc1_->weight()) : torch::gelu(fc1_->forward(x)));
+  return gated_ ? ops::gated_mlp(x, fc1_->weight(), fc2_->weight()) : fc2_->forward(torch::gelu(fc1_->forward(x)));
 }
 
 Block::Block(const ModelConfig& config, int64_t layer) {

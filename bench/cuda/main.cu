@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "bench/cuda/adamw.cuh"
+#include "bench/cuda/gated_mlp.cuh"
 #include "bench/cuda/harness.cuh"
 #include "bench/cuda/layers.cuh"
 #include "bench/cuda/taylor.cuh"
@@ -20,6 +21,7 @@ int main(int argc, char** argv) {
     verify_causal_attention_step(report);
     verify_layers(report);
     verify_linear(report);
+    verify_gated_mlp(report);
     verify_adamw(report);
     std::printf("%d failed\n", report.failures());
   } else if (mode == "profile" || (mode == "time" && argc == 4)) {
@@ -29,6 +31,7 @@ int main(int argc, char** argv) {
     time_causal_attention_step(report);
     time_layers(report);
     time_step_layers(report);
+    time_gated_mlp(report);
     time_adamw(report);
     if (mode == "time") report.write(argv[2], argv[3]);
   } else {

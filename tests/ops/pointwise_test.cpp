@@ -1,5 +1,6 @@
 #include "based/ops/pointwise.h"
 
+#include "based/ops/gated_mlp.h"
 #include "based/ops/recorded_step.h"
 #include "tests/ops/testing.h"
 
@@ -238,6 +239,29 @@ TEST_P(PointwiseOnDevices, LinearEqualsTheReference) {
                         {random({3, 4}), random({2, 4}), random({2})}));
 }
 
+TEST_P(PointwiseOnDevices, GatedMlpEqualsTheReference) {
+  const auto with = [](decltype(&gated_mlp) op) {
+    return Function([op](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], t[1], t[2])}; });
+  };
+  struct Sizes {
+    int64_t rows, in, width, out;
+  };
+  for (const Sizes& s : {Sizes{0, 8, 256, 8}, Sizes{1, 24, 128, 16}, Sizes{129, 64, 256, 40}, Sizes{300, 200, 512, 72},
+                         Sizes{700, 72, 768, 8}, Sizes{140, 33, 256, 9}, Sizes{140, 32, 100, 8}})
+    expect_like_reference(GetParam(), with(gated_mlp), with(gated_mlp_reference),
+                          {random({s.rows, s.in}), random({2 * s.width, s.in}) / 4, random({s.out, s.width}) / 4}, 1e-2);
+  EXPECT_TRUE(gradcheck(with(gated_mlp), {random({3, 4}), random({6, 4}), random({2, 3})}));
+}
+
+TEST(GatedMlp, NamesWhatDoesNotFit) {
+  const Tensor x = at::zeros({3, 4}), in = at::zeros({6, 4});
+  EXPECT_EQ(error_of([&] {
+              gated_mlp(x, at::zeros({5, 4}), at::zeros({2, 2}));
+            }),
+            "gated_mlp: weight_in must have an even number of rows, got 5");
+  EXPECT_EQ(error_of([&] { gated_mlp(x, in, at::zeros({2, 4})); }), "gated_mlp: weight_out must have shape [any, 3], got [2, 4]");
+}
+
 TEST(Linear, ARowDependsOnNoOtherRow) {
   const at::NoGradGuard no_grad;
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
@@ -355,6 +379,7 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
       {"linear", {x, f({7, 6}), f({7})}},
       {"linear", {x, f({7, 6}), none}},
       {"linear_swiglu", {x, f({8, 6}), none}},
+      {"gated_mlp", {x, f({8, 6}), f({7, 4})}},
       {"cross_entropy", {x, f({7, 6}), labels, int64_t{-1}}},
       {"cross_entropy_forward", {x, f({7, 6}), labels, int64_t{4}, true, false}},
       {"cross_entropy_forward", {x, f({7, 6}), labels.clamp_min(0), int64_t{5}, true, true}},

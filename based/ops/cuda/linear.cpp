@@ -1,6 +1,7 @@
 // As many rows as a step of decoding has go through kernels of our own, which read the weights at memory speed; more through cuBLAS.
 #include "based/kernels/linear.h"
 
+#include "based/ops/cuda/gated_hidden.h"
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
 #include "based/ops/pointwise.h"
@@ -28,6 +29,7 @@ Tensor forward_swiglu(const Tensor& x, const Tensor& weight, const OptionalTenso
       return launch.y;
     }
   }
+  if (!bias && gated_hidden_supports(x, weight)) return gated_hidden(x, weight);
   return swiglu(forward(x, weight, bias));
 }
 
