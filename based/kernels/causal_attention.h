@@ -72,7 +72,8 @@ Status causal_attention_step(const CausalAttentionStep&);
 namespace cuda {
 // Hopper, bf16, head_dim a multiple of 8 up to 128, everything aligned to 16 bytes.
 bool causal_attention_supports(const CausalAttention&);
-Status causal_attention_forward(const CausalAttention&, Stream);
+int64_t causal_attention_scratch(const CausalAttention&);
+Status causal_attention_forward(const CausalAttention&, void* scratch, Stream);
 int64_t causal_attention_backward_scratch(const CausalAttentionBackward&);
 Status causal_attention_backward(const CausalAttentionBackward&, void* scratch, Stream);
 Status causal_attention_step(const CausalAttentionStep&, Stream);

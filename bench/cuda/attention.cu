@@ -48,7 +48,7 @@ struct Problem {
     p.q_start = q_start.as<int64_t>(), p.k_start = k_start.as<int64_t>();
     b.grad_y = grad_y.as(), b.grad_q = grad_q.as(), b.grad_k = grad_kv.as(), b.grad_v = grad_kv.as<char>() + kv_width * 2;
     b.grad_q_stride = p.q_stride, b.grad_k_stride = b.grad_v_stride = 2 * kv_width;
-    scratch = Buffer(gpu::causal_attention_backward_scratch(b));
+    scratch = Buffer(std::max(gpu::causal_attention_scratch(p), gpu::causal_attention_backward_scratch(b)));
   }
 };
 
@@ -157,20 +157,44 @@ void verify_backward(Report& report, Problem& problem, const Expected& expected,
   if (bytes_of(problem.grad_q) != q_bits || bytes_of(problem.grad_kv) != kv_bits) report.fail(name + ": the same bits again");
 }
 
-void verify(Report& report, const Shape& s, uint64_t seed) {
-  Problem problem(s, seed);
-  const CausalAttention& p = problem.b.forward;
-  const Expected expected = reference(problem, s);
+std::string name_of(const Shape& s) {
   std::string name = "causal_attention H" + std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + " d" + std::to_string(s.head_dim) +
                      " window " + std::to_string(s.window) + " keys";
   for (size_t r = 0; r < s.keys.size(); ++r) name += ' ' + std::to_string(s.keys[r]) + (s.keys[r] > s.queries[r] ? "+" : "");
-  if (!gpu::causal_attention_supports(p)) return report.fail(name + ": supported");
-  check(gpu::causal_attention_forward(p, {}));
+  return name;
+}
+
+void verify_forward(Report& report, const Problem& problem, const Expected& expected, const std::string& name) {
+  const CausalAttention& p = problem.b.forward;
+  check(gpu::causal_attention_forward(p, problem.scratch.as(), {}));
   check(cudaDeviceSynchronize(), "causal_attention_forward");
   report.expect(name + ": y", relative_error(download(p.y, p.dtype, p.q_tokens * problem.q_width), expected.y), 4e-3);
-  report.expect(name + ": log_sum_exp", relative_error(download(p.log_sum_exp, DType::f32, p.q_tokens * s.heads), expected.log_sum_exp),
+  report.expect(name + ": log_sum_exp", relative_error(download(p.log_sum_exp, DType::f32, p.q_tokens * p.heads), expected.log_sum_exp),
                 1e-5);
-  verify_backward(report, problem, expected, name);
+}
+
+void verify(Report& report, const Shape& s, uint64_t seed) {
+  Problem problem(s, seed);
+  const Expected expected = reference(problem, s);
+  if (!gpu::causal_attention_supports(problem.b.forward)) return report.fail(name_of(s) + ": supported");
+  verify_forward(report, problem, expected, name_of(s));
+  verify_backward(report, problem, expected, name_of(s));
+}
+
+// The first half of a row's keys score so far above the rest that weights relative to those overflow.
+void verify_loud_keys(Report& report, const std::vector<int64_t>& lengths) {
+  const Shape s{lengths, lengths, 2, 2, 64, 0};
+  Problem problem(s, 60);
+  const int64_t token_bytes = 2 * problem.kv_width * 2;
+  const Buffer loud = random_buffer(problem.kv.bytes() / 2, DType::bf16, 40, 190);
+  int64_t token = 0;
+  for (const int64_t n : lengths) {
+    check(cudaMemcpy(problem.kv.as<char>() + token * token_bytes, loud.as<char>() + token * token_bytes, n / 2 * token_bytes,
+                     cudaMemcpyDeviceToDevice),
+          "copy");
+    token += n;
+  }
+  verify_forward(report, problem, reference(problem, s), name_of(s) + ", half of them loud");
 }
 
 void time(Report& report, int64_t rows, int64_t length, int32_t head_dim, int64_t window) {
@@ -181,8 +205,9 @@ void time(Report& report, int64_t rows, int64_t length, int32_t head_dim, int64_
   for (int i = 0; i < 2; ++i) problems.push_back(std::make_unique<Problem>(s, 70 + i));
   const std::string name =
       " B" + std::to_string(rows) + " L" + std::to_string(length) + " d" + std::to_string(head_dim) + " w" + std::to_string(window);
-  report.time("causal_attention" + name, 4 * bytes, 2,
-              [&](int set, cudaStream_t stream) { check(gpu::causal_attention_forward(problems[set]->b.forward, Stream{stream})); });
+  report.time("causal_attention" + name, 4 * bytes, 2, [&](int set, cudaStream_t stream) {
+    check(gpu::causal_attention_forward(problems[set]->b.forward, problems[set]->scratch.as(), Stream{stream}));
+  });
   report.time("causal_attention backward" + name, 8 * bytes, 2, [&](int set, cudaStream_t stream) {
     check(gpu::causal_attention_backward(problems[set]->b, problems[set]->scratch.as(), Stream{stream}));
   });
@@ -207,6 +232,9 @@ void verify_causal_attention(Report& report) {
                                            {{100, 1500}, {100, 1700}, 2, 1, 64, 0},
                                            {many, many, 3, 3, 64, 0},
                                            {{1030, 2048, 900}, {1030, 2048, 900}, 6, 6, 64, 0},  // more walks than multiprocessors
+                                           {{1000, 1500}, {1200, 1500}, 4, 2, 64, 300},
+                                           {{100, 2100, 1}, {150, 3001, 70}, 2, 1, 64, 0},
+                                           {{1025, 1090}, {1025, 1090}, 3, 3, 40, 0},
                                            {{300, 200, 129}, {300, 200, 129}, 3, 3, 40, 0},
                                            {lengths, longer, 4, 2, 112, 0},
                                            {lengths, lengths, 2, 2, 112, 64},
@@ -214,6 +242,7 @@ void verify_causal_attention(Report& report) {
                                            {lengths, lengths, 2, 2, 128, 0}}) {
     verify(report, s, seed++);
   }
+  verify_loud_keys(report, {400, 1700});
 }
 
 void time_causal_attention(Report& report) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "based/kernels/cuda/causal_backward_sm90.cuh"
+#include "based/kernels/cuda/causal_deal.cuh"
 
 namespace based::kernels::cuda::detail::causal {
 namespace {
@@ -35,8 +36,7 @@ struct Arguments {
   Maps maps;
   Statistics statistics;
   Scratch scratch;
-  int numbers;   // of parts of kKeys keys, see find_part()
-  int together;  // key heads whose sums the L2 cache holds: their blocks work at the same time
+  Deck deck;  // parts of kKeys keys; the L2 cache holds the sums of the heads that are taken together
 };
 
 #if BASED_HAS_WGMMA
@@ -345,50 +345,15 @@ __device__ __forceinline__ void bring(Stage& s, const Block& block) {
   }
 }
 
-// A warp: the part of kKeys keys numbered `number` as find_part() numbers them; false: there is none. Looks for its row from `last_row`
-// down, and leaves that there.
-__device__ __forceinline__ bool find(const CausalAttention& p, int number, int& last_row, Place& place) {
-  for (int top = last_row; top >= 0; top -= 32) {
-    const int row = top - static_cast<int>(threadIdx.x) % 32;
-    const int64_t from = row >= 0 ? p.k_start[row] : 0, to = row >= 0 ? p.k_start[row + 1] : 0;
-    const int number_of_first = static_cast<int>(from / kKeys) + row;
-    const bool here = row >= 0 && number_of_first <= number && (row + 1 == p.rows || to / kKeys + row + 1 > number);
-    if (__ballot_sync(~0U, here) == 0) continue;
-    if (here) {
-      place.q_begin = p.q_start[row], place.k_begin = from, place.queries = static_cast<int>(p.q_start[row + 1] - place.q_begin);
-      place.keys = static_cast<int>(to - from), place.row = row, place.part = number - number_of_first, place.share = p.heads / p.kv_heads;
-    }
-    __syncwarp();
-    last_row = agreed(place.row);
-    return agreed(place.part * kKeys < place.keys) != 0;
-  }
-  return false;
-}
-
-// A warp: the next place for this block, in `place`. Tickets are heads together by heads together, the last keys first.
-__device__ __forceinline__ bool take_place(const Arguments& a, int& last_row, int& last_heads, Place& place) {
-  const CausalAttention& p = a.b.forward;
-  while (true) {
-    const int ticket = agreed(threadIdx.x % 32 == 0 ? atomicAdd(a.scratch.ticket, 1) : 0);
-    if (ticket >= a.numbers * p.kv_heads) return false;
-    const int heads = ticket / (a.numbers * a.together), rest = ticket - heads * a.numbers * a.together;
-    const int width = min(a.together, p.kv_heads - heads * a.together), from_end = rest / width;
-    if (heads != last_heads) last_heads = heads, last_row = static_cast<int>(p.rows) - 1;
-    if (!find(p, a.numbers - 1 - from_end, last_row, place)) continue;
-    if (threadIdx.x % 32 == 0) place.head = heads * a.together + rest - from_end * width;
-    return true;
-  }
-}
-
 // A warp deals places out to its block, one ahead.
 __device__ __forceinline__ void deal(const Arguments& a) {
-  int last_row = static_cast<int>(a.b.forward.rows) - 1, last_heads = 0;
+  LastPlace last;
   const bool one = threadIdx.x % 32 == 0;
   Stage stage;
   for (Stage s;; next<2>(s)) {
     const int slot = agreed(s.slot);
     barrier_wait(place_left(slot), s.phase ^ 1);
-    const bool more = take_place(a, last_row, last_heads, place_at(slot));
+    const bool more = take_place<kKeys, true>(a.b.forward, a.deck, last, place_at(slot));
     if (one && !more) place_at(slot).head = -1;
     __syncwarp();  // its own lanes read the place, too
     barrier_arrive(place_here(slot));
@@ -471,7 +436,7 @@ Status gradients_at_once(const CausalAttentionBackward& b, const Maps& maps, con
   if (const cudaError_t e = allow_shared_memory(gradients, Memory::kBytes); e != cudaSuccess) return status_of(e);
   const int together = static_cast<int>(std::clamp<int64_t>(heads, 1, p.kv_heads));
   const dim3 blocks(static_cast<unsigned>(std::min<int64_t>(places, multiprocessors())));
-  const Arguments a{b, maps, statistics, scratch, static_cast<int>(numbers), together};
+  const Arguments a{b, maps, statistics, scratch, {scratch.ticket, static_cast<int>(numbers), p.kv_heads, together}};
   if (const Status s = launch_overlapped(gradients, {blocks, kThreads, Memory::kBytes}, stream, a); !s.ok()) return s;
   const dim3 tiles(static_cast<unsigned>(statistics.padded / kTile), static_cast<unsigned>(p.heads));
   return launch_overlapped(finish, {tiles, kGroup}, stream, b, statistics, scratch.dq);

@@ -2,9 +2,7 @@
 // over the tiles of keys and values that they see, the last one first. A warpgroup multiplies the weights of a tile and its values while it
 // makes the weights of the next; with head_dim ≤ 64 two blocks share a multiprocessor, so that products of one hide exponentials of the
 // other.
-#include <cmath>
-
-#include "based/kernels/cuda/causal_sm90.cuh"
+#include "based/kernels/cuda/causal_forward_sm90.cuh"
 
 namespace based::kernels::cuda::detail::causal {
 namespace {
@@ -20,22 +18,18 @@ struct Layout {
   static constexpr uint32_t kBytes = kBarriers + 16 * kStages + 8 + 1024;
 };
 
-struct Maps {
-  CUtensorMap q, k, v;
-};
-
 #if BASED_HAS_WGMMA
 template <int kSlabs>
 struct Block {
   using Memory = Layout<kSlabs>;
   const CausalAttention& p;
-  const Maps& maps;
+  const ForwardMaps& maps;
   const Place& at;
   int group, first_query, window, kv_head;
   Tiles own, all;  // tiles of keys that this warpgroup sees, that some warpgroup sees
   Walk<Memory::kStages> walk;
 
-  __device__ __forceinline__ Block(const CausalAttention& of, const Maps& with, const Place& place)
+  __device__ __forceinline__ Block(const CausalAttention& of, const ForwardMaps& with, const Place& place)
       : p(of), maps(with), at(place), walk(shared_base() + Memory::kBarriers) {
     group = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / kGroup, 0);
     first_query = at.part * kQueries + group * kTile, window = window_of(of), kv_head = at.head / at.share;
@@ -79,67 +73,12 @@ struct Block {
   }
 };
 
-// The running softmax of a thread's two rows; sums are the thread's own columns' until the end. Weights are relative to `top`, which
-// follows a row's maximum only when that has grown by kSlack powers of two: then most tiles leave the sums so far as they are.
-struct Softmax {
-  static constexpr float kSlack = 8;
-  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-
-  // Scores become weights; `kept` is what the weighted sums so far are to be multiplied by.
-  __device__ __forceinline__ void update(float (&s)[32], float scale, float (&kept)[2]) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float most = -INFINITY;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) most = fmaxf(most, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
-      most = fmaxf(most, __shfl_xor_sync(~0U, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0U, most, 2));
-      most *= scale;
-      const bool grown = most > top[r] + kSlack;
-      kept[r] = grown ? exp2_approx(top[r] - most) : 1.0F;
-      top[r] = grown ? most : top[r];
-      const float base = top[r] == -INFINITY ? 0.0F : top[r];
-      float total = 0;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        float &a = s[4 * j + 2 * r], &b = s[4 * j + 2 * r + 1];
-        a = exp2_approx(fmaf(a, scale, -base)), b = exp2_approx(fmaf(b, scale, -base));
-        total += a + b;
-      }
-      sum[r] = fmaf(sum[r], kept[r], total);
-    }
-  }
-  __device__ __forceinline__ void finish() {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sum[r] += __shfl_xor_sync(~0U, sum[r], 1);
-      sum[r] += __shfl_xor_sync(~0U, sum[r], 2);
-    }
-  }
-};
-
 // Weights of a tile from its scores.
 template <int kSlabs>
 __device__ __forceinline__ void weigh(const Block<kSlabs>& block, int tile, float (&s)[32], Softmax& softmax, float (&kept)[2]) {
   const int shift = block.first_query + block.at.shift() - tile * kTile;
   mask(s, shift - block.window + 1, shift);
   softmax.update(s, block.p.scale * kLog2e, kept);
-}
-
-template <int kSlabs>
-__device__ __forceinline__ void write(const Block<kSlabs>& block, const Softmax& softmax, const float (&out)[kSlabs][32]) {
-  const CausalAttention& p = block.p;
-  const int row = 16 * (threadIdx.x / 32 % 4) + threadIdx.x % 32 / 4, rows = min(block.at.queries - block.first_query, kTile);
-  const int64_t head = (block.at.q_begin + block.first_query) * p.heads + block.at.head;
-  if (p.log_sum_exp != nullptr && threadIdx.x % 4 == 0) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (row + 8 * r < rows) p.log_sum_exp[head + (row + 8 * r) * p.heads] = fmaf(softmax.top[r], kLn2, __logf(softmax.sum[r]));
-    }
-  }
-  group_meets(block.group);  // nobody reads the queries any more: outputs go there
-  store_tile<kSlabs>(static_cast<bf16*>(p.y) + head * p.head_dim, int64_t{p.heads} * p.head_dim, p.head_dim, rows, block.queries(), out,
-                     make_float2(1 / softmax.sum[0], 1 / softmax.sum[1]));
 }
 
 template <int kSlabs>
@@ -194,13 +133,15 @@ __device__ __forceinline__ void attend(Block<kSlabs>& block) {
   settle_all(out);
   block.walk.release(before);
   block.skip(block.own.first - block.all.first);
-  write(block, softmax, out);
+  group_meets(block.group);  // nobody reads the queries any more: outputs go there
+  write(block.p, block.at, block.first_query, block.queries(), softmax, out);
 }
 #endif
 
 template <int kSlabs>
 __global__ void __launch_bounds__(kConsumers, kSlabs == 1 ? 2 : 1)
-    attend_queries(const __grid_constant__ CausalAttention p, const __grid_constant__ Order order, const __grid_constant__ Maps maps) {
+    attend_queries(const __grid_constant__ CausalAttention p, const __grid_constant__ Order order,
+                   const __grid_constant__ ForwardMaps maps) {
 #if BASED_HAS_WGMMA
   if (threadIdx.x == 0) Block<kSlabs>::init_barriers();
   Place place;
@@ -215,14 +156,19 @@ template <int kSlabs>
 Status run(const CausalAttention& p, Stream stream) {
   const Order order = make_order(p, p.q_tokens, kQueries, true);
   if (!fits(order)) return {"causal_attention: too many tokens for one launch"};
-  Maps maps;
-  if (const Status s = describe_heads(maps.q, p.q, p.q_tokens, p.q_stride, p.heads, p.head_dim, kTile); !s.ok()) return s;
-  if (const Status s = describe_heads(maps.k, p.k, p.k_tokens, p.k_stride, p.kv_heads, p.head_dim, kTile); !s.ok()) return s;
-  if (const Status s = describe_heads(maps.v, p.v, p.k_tokens, p.v_stride, p.kv_heads, p.head_dim, kTile); !s.ok()) return s;
+  ForwardMaps maps;
+  if (const Status s = describe(maps, p, kTile); !s.ok()) return s;
   auto* kernel = attend_queries<kSlabs>;
   if (const cudaError_t e = allow_shared_memory(kernel, Layout<kSlabs>::kBytes); e != cudaSuccess) return status_of(e);
   kernel<<<grid_of(order, p.heads), kConsumers, Layout<kSlabs>::kBytes, stream_of(stream)>>>(p, order, maps);
   return launched();
+}
+
+// Long walks, on average, fill a pipeline of large tiles. With few tiles to walk over, blocks spend their time waiting for the first: small
+// ones then, several on a multiprocessor.
+bool is_long(const CausalAttention& p) {
+  constexpr int64_t kShortWindow = 256, kShortRow = 1024;
+  return p.head_dim <= 64 && (p.window == 0 || p.window > kShortWindow) && p.k_tokens >= kShortRow * p.rows;
 }
 
 }  // namespace
@@ -237,8 +183,11 @@ bool causal_attention_supports(const CausalAttention& p) {
          detail::aligned16(p.k) && detail::aligned16(p.v) && detail::aligned16(p.y);
 }
 
-Status causal_attention_forward(const CausalAttention& p, Stream stream) {
+int64_t causal_attention_scratch(const CausalAttention& p) { return detail::causal::is_long(p) ? 16 : 0; }
+
+Status causal_attention_forward(const CausalAttention& p, void* scratch, Stream stream) {
   if (p.q_tokens == 0 || p.heads == 0) return {};
+  if (detail::causal::is_long(p)) return detail::causal::attend_long(p, static_cast<int*>(scratch), stream);
   return p.head_dim <= 64 ? detail::causal::run<1>(p, stream) : detail::causal::run<2>(p, stream);
 }
 

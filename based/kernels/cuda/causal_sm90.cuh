@@ -157,11 +157,12 @@ __device__ __forceinline__ int window_of(const CausalAttention& p) {
 
 __device__ __forceinline__ Tiles agreed(const Tiles& t) { return {agreed(t.first), agreed(t.last)}; }
 
-// The tiles of keys that 64 queries from `query` on see, and the tiles of queries that see 64 keys from `key` on.
+// The tiles of kKeys keys that 64 queries from `query` on see, and the tiles of queries that see 64 keys from `key` on.
+template <int kKeys = kTile>
 __device__ __forceinline__ Tiles tiles_of_keys(const Place& at, int query, int window) {
   if (query >= at.queries) return {kAllKeys, -1};
   const int from = query + at.shift(), to = min(query + kTile, at.queries) - 1 + at.shift();
-  return {max(from - window + 1, 0) / kTile, to / kTile};
+  return {max(from - window + 1, 0) / kKeys, to / kKeys};
 }
 __device__ __forceinline__ Tiles tiles_of_queries(const Place& at, int key, int window) {
   const int from = max(key - at.shift(), 0);
@@ -183,22 +184,24 @@ __device__ __forceinline__ uint64_t part_of(uint32_t tile, uint32_t bytes) {
   return kRest | (((tile & 0x3ffff) >> 4) + (bytes >> 4));
 }
 
-// Sets to −∞ what lies outside low ≤ column − row ≤ high in a tile of scores.
-__device__ __forceinline__ void mask(float (&s)[32], int low, int high) {
-  if (low <= 1 - kTile && high >= kTile - 1) return;
+// Sets to −∞ what lies outside low ≤ column − row ≤ high in a tile of scores, 64 rows by twice kCount columns.
+template <int kCount>
+__device__ __forceinline__ void mask(float (&s)[kCount], int low, int high) {
+  if (low <= 1 - kTile && high >= 2 * kCount - 1) return;
   const int offset = 2 * (threadIdx.x % 4) - (16 * (threadIdx.x / 32 % 4) + threadIdx.x % 32 / 4);
   low -= offset, high -= offset;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     const int x = 8 * (i / 4) + (i & 1) - (i & 2 ? 8 : 0);
     s[i] = x >= low && x <= high ? s[i] : -INFINITY;
   }
 }
 
 // A tile's accumulators as the A operand of the next product.
-__device__ __forceinline__ void pack(uint32_t (&w)[16], const float (&s)[32]) {
+template <int kWords>
+__device__ __forceinline__ void pack(uint32_t (&w)[kWords], const float (&s)[2 * kWords]) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i) w[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
+  for (int i = 0; i < kWords; ++i) w[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
 }
 
 // d = a·bᵀ, both 64-token tiles of a head in shared memory.
@@ -224,15 +227,15 @@ __device__ __forceinline__ void multiply_tokens(float (&d)[32], const uint32_t (
   for (int i = 0; i < 4 * kSlabs; ++i) wgmma_64x64x16<0>(d, a[i], part_of(b, i / 4 * kSlabBytes + i % 4 * 32), i != 0);
 }
 
-// d += w·b, b a 64-token tile of a head.
-template <int kSlabs>
-__device__ __forceinline__ void add_weighted(float (&d)[kSlabs][32], const uint32_t (&w)[16], uint32_t b) {
+// d += w·b, b a tile of a head: four tokens for each word of w.
+template <int kSlabs, int kWords>
+__device__ __forceinline__ void add_weighted(float (&d)[kSlabs][32], const uint32_t (&w)[kWords], uint32_t b) {
 #pragma unroll
   for (int slab = 0; slab < kSlabs; ++slab) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kWords / 4; ++i) {
       const uint32_t part[4] = {w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3]};
-      wgmma_64x64x16<1>(d[slab], part, part_of(b, slab * kSlabBytes + i * 2048), true);
+      wgmma_64x64x16<1>(d[slab], part, part_of(b, slab * (kWords * 512) + i * 2048), true);
     }
   }
 }

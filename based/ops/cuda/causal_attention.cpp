@@ -13,11 +13,8 @@ namespace {
 using Forward = std::tuple<Tensor, Tensor>;            // y, log_sum_exp
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // of q, k, v
 
-kernels::Status launch_forward(const kernels::CausalAttention& arguments, void*) {
-  return kernels::cuda::causal_attention_forward(arguments, current_stream());
-}
-const CausalAttentionKernels kCuda{[](const kernels::CausalAttention&) -> int64_t { return 0; },
-                                   launch_forward,
+const CausalAttentionKernels kCuda{kernels::cuda::causal_attention_scratch,
+                                   launch_with_scratch<kernels::cuda::causal_attention_forward, kernels::CausalAttention>,
                                    kernels::cuda::causal_attention_backward_scratch,
                                    launch_with_scratch<kernels::cuda::causal_attention_backward, kernels::CausalAttentionBackward>,
                                    launch<kernels::cuda::causal_attention_step, kernels::CausalAttentionStep>,
