@@ -48,9 +48,14 @@ class GatedConv final : public Mixer {
   }
 
   Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
-    const auto [y, last] = run(x, rows, state["conv"].index_select(0, slots));
-    state.put("conv", slots, last);
-    return y;
+    if (torch::GradMode::is_enabled()) {
+      const auto [y, last] = run(x, rows, state["conv"].index_select(0, slots));
+      state.put("conv", slots, last);
+      return y;
+    }
+    const auto u = ops::split_columns(in_proj_->forward(x), {width_, width_});
+    return out_proj_->forward(
+        ops::short_conv_prefill(u[0], conv_->weight(), conv_->bias(), u[1], true, rows.cu_seqlens(), state["conv"], slots));
   }
 
   Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override {

@@ -73,6 +73,10 @@ class TaylorAttention final : public Mixer {
 
   Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
     const Inputs in = project(x);
+    if (!torch::GradMode::is_enabled()) {
+      ops::TaylorState sums{state["kv"], state["k"]};
+      return output(x, ops::taylor_attention_prefill(in.q, in.k, in.v, rows.cu_seqlens(), sums, slots, rates(x)));
+    }
     const ops::TaylorState initial{state["kv"].index_select(0, slots), state["k"].index_select(0, slots)};
     const auto [y, last] = ops::taylor_attention(in.q, in.k, in.v, rows.cu_seqlens(), initial, rates(x));
     state.put("kv", slots, last.kv);

@@ -13,6 +13,7 @@
 #include "based/kernels/taylor_attention.h"
 #include "based/ops/arguments.h"
 #include "based/ops/pointwise.h"
+#include "based/ops/taylor_attention.h"
 #include "based/ops/torch.h"
 
 namespace based::ops {
@@ -42,6 +43,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> taylor_attention_backward_wit
     const TaylorAttentionKernels& table, const Tensor& grad_y, const OptionalTensor& grad_kv_state, const OptionalTensor& grad_k_state,
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, const OptionalTensor& initial_kv_state,
     const OptionalTensor& initial_k_state, const OptionalTensor& decay, const Tensor& y, const Tensor& denominator);
+Tensor taylor_attention_prefill_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
+                                     const Tensor& cu_seqlens, const TaylorState& state, const Tensor& slots, const OptionalTensor& decay);
 Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state,
                                   Tensor k_state, const Tensor& slots, const OptionalTensor& decay);
 
@@ -109,6 +112,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> short_conv_backward_with(cons
                                                                             const Tensor& weight, const OptionalTensor& bias,
                                                                             const OptionalTensor& gate, bool silu, const Tensor& cu_seqlens,
                                                                             const OptionalTensor& initial_state);
+struct ShortConvLayer {
+  const Tensor &x, &weight;
+  const OptionalTensor &bias, &gate;
+  bool silu;
+};
+Tensor short_conv_prefill_with(const ShortConvKernels& table, const ShortConvLayer& layer, const Tensor& cu_seqlens, Tensor state,
+                               const Tensor& slots);
 Tensor short_conv_step_with(const ShortConvKernels& table, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                             const OptionalTensor& gate, bool silu, Tensor state, const Tensor& slots);
 

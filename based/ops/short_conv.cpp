@@ -14,6 +14,7 @@ using Forward = std::tuple<Tensor, Tensor>;                            // y, fin
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;  // of x, weight, bias, gate, initial_state
 
 constexpr const char* kOp = "short_conv";
+constexpr const char* kPrefill = "short_conv_prefill";
 constexpr const char* kStep = "short_conv_step";
 
 void check_layer(const char* op, const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate) {
@@ -32,12 +33,16 @@ void check_layer(const char* op, const Tensor& x, const Tensor& weight, const Op
   }
 }
 
+void check_rows(const char* op, const Tensor& cu_seqlens) {
+  require_type(op, "cu_seqlens", cu_seqlens, at::kLong);
+  require_shape(op, "cu_seqlens", cu_seqlens, {-1});
+  require(cu_seqlens.size(0) >= 1, op, "cu_seqlens must have one entry more than rows, got ", cu_seqlens.sizes());
+}
+
 void check(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, const Tensor& cu_seqlens,
            const OptionalTensor& initial_state) {
   check_layer(kOp, x, weight, bias, gate);
-  require_type(kOp, "cu_seqlens", cu_seqlens, at::kLong);
-  require_shape(kOp, "cu_seqlens", cu_seqlens, {-1});
-  require(cu_seqlens.size(0) >= 1, kOp, "cu_seqlens must have one entry more than rows, got ", cu_seqlens.sizes());
+  check_rows(kOp, cu_seqlens);
   if (!initial_state) return;
   require_type(kOp, "initial_state", *initial_state, sum_type(x));
   require_shape(kOp, "initial_state", *initial_state, {cu_seqlens.size(0) - 1, x.size(1), weight.size(1) - 1});
@@ -98,13 +103,39 @@ Gradients backward_meta(const Tensor&, const OptionalTensor&, const Tensor& x, c
   return {like(x), like(weight), like(bias), like(gate), like(initial_state)};
 }
 
+// A state that is updated in place, for `rows` of its slots.
+void check_slots(const char* op, const Tensor& x, const Tensor& weight, const Tensor& state, const Tensor& slots, int64_t rows) {
+  require_type(op, "state", state, sum_type(x));
+  require_shape(op, "state", state, {-1, x.size(1), weight.size(1) - 1});
+  require(state.is_contiguous(), op, "the state must be contiguous");
+  require_slots(op, slots, rows, state.size(0));
+}
+
+void check_prefill(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, const Tensor& cu_seqlens,
+                   const Tensor& state, const Tensor& slots) {
+  check_layer(kPrefill, x, weight, bias, gate);
+  check_rows(kPrefill, cu_seqlens);
+  check_slots(kPrefill, x, weight, state, slots, cu_seqlens.size(0) - 1);
+}
+
+Tensor prefill_reference(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
+                         const Tensor& cu_seqlens, Tensor state, const Tensor& slots) {
+  check_prefill(x, weight, bias, gate, cu_seqlens, state, slots);
+  const auto [y, last] = forward_reference(x, weight, bias, gate, silu, cu_seqlens, state.index_select(0, slots));
+  state.index_copy_(0, slots, last);
+  return y;
+}
+
+Tensor prefill_meta(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool,
+                    const Tensor& cu_seqlens, Tensor state, const Tensor& slots) {
+  check_prefill(x, weight, bias, gate, cu_seqlens, state, slots);
+  return at::empty(x.sizes(), x.options());
+}
+
 void check_step(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, const Tensor& state,
                 const Tensor& slots) {
   check_layer(kStep, x, weight, bias, gate);
-  require_type(kStep, "state", state, sum_type(x));
-  require_shape(kStep, "state", state, {-1, x.size(1), weight.size(1) - 1});
-  require(state.is_contiguous(), kStep, "the state must be contiguous");
-  require_slots(kStep, slots, x.size(0), state.size(0));
+  check_slots(kStep, x, weight, state, slots, x.size(0));
 }
 
 Tensor step_reference(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
@@ -160,27 +191,40 @@ Launch prepare(const Tensor& x, const Tensor& weight, const OptionalTensor& bias
   return launch;
 }
 
+// y; `state` is updated in place: a row's is that of its slot, or where `slots` is null, of its number.
+Tensor convolve(const ShortConvKernels& table, Launch launch, const Tensor& cu_seqlens, const Tensor& state, const int64_t* slots) {
+  const Tensor& x = launch.x;
+  check_row_starts(kOp, "cu_seqlens", cu_seqlens, x.size(0));
+  const Tensor starts = cu_seqlens.contiguous(), y = at::empty(x.sizes(), x.options());
+  kernels::ShortConv& to = launch.arguments;
+  to.y = y.mutable_data_ptr();
+  to.y_stride = y.stride(0);
+  to.state = state.mutable_data_ptr<float>();
+  to.slot = slots;
+  to.row_start = starts.const_data_ptr<int64_t>();
+  to.rows = cu_seqlens.size(0) - 1;
+  require_ok(table.forward(to));
+  return y;
+}
+
 }  // namespace
 
 Forward short_conv_with(const ShortConvKernels& table, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                         const OptionalTensor& gate, bool silu, const Tensor& cu_seqlens, const OptionalTensor& initial_state) {
   if (!uses_kernel(kOp, x)) return forward_reference(x, weight, bias, gate, silu, cu_seqlens, initial_state);
   check(x, weight, bias, gate, cu_seqlens, initial_state);
-  check_row_starts(kOp, "cu_seqlens", cu_seqlens, x.size(0));
-  const Tensor starts = cu_seqlens.contiguous();
-  Launch launch = prepare(x, weight, bias, gate, silu);
-  const int64_t rows = cu_seqlens.size(0) - 1;
   const Tensor state = initial_state ? initial_state->clone(at::MemoryFormat::Contiguous)
-                                     : at::zeros({rows, x.size(1), weight.size(1) - 1}, x.options().dtype(at::kFloat));
-  const Tensor y = at::empty(x.sizes(), x.options());
-  kernels::ShortConv& to = launch.arguments;
-  to.y = y.mutable_data_ptr();
-  to.y_stride = y.stride(0);
-  to.state = state.mutable_data_ptr<float>();
-  to.row_start = starts.const_data_ptr<int64_t>();
-  to.rows = rows;
-  require_ok(table.forward(to));
-  return {y, state};
+                                     : at::zeros({cu_seqlens.size(0) - 1, x.size(1), weight.size(1) - 1}, x.options().dtype(at::kFloat));
+  return {convolve(table, prepare(x, weight, bias, gate, silu), cu_seqlens, state, nullptr), state};
+}
+
+Tensor short_conv_prefill_with(const ShortConvKernels& table, const ShortConvLayer& layer, const Tensor& cu_seqlens, Tensor state,
+                               const Tensor& slots) {
+  const auto& [x, weight, bias, gate, silu] = layer;
+  if (!uses_kernel(kPrefill, x)) return prefill_reference(x, weight, bias, gate, silu, cu_seqlens, state, slots);
+  check_prefill(x, weight, bias, gate, cu_seqlens, state, slots);
+  const Tensor slot = slots.contiguous();
+  return convolve(table, prepare(x, weight, bias, gate, silu), cu_seqlens, state, slot.const_data_ptr<int64_t>());
 }
 
 Gradients short_conv_backward_with(const ShortConvKernels& table, const Tensor& grad_y, const OptionalTensor& grad_state, const Tensor& x,
@@ -254,6 +298,11 @@ Gradients backward_cpu(const Tensor& grad_y, const OptionalTensor& grad_state, c
   return short_conv_backward_with(kCpu, grad_y, grad_state, x, weight, bias, gate, silu, cu_seqlens, initial_state);
 }
 
+Tensor prefill_cpu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
+                   const Tensor& cu_seqlens, Tensor state, const Tensor& slots) {
+  return short_conv_prefill_with(kCpu, {x, weight, bias, gate, silu}, cu_seqlens, state, slots);
+}
+
 Tensor step_cpu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu, Tensor state,
                 const Tensor& slots) {
   return short_conv_step_with(kCpu, x, weight, bias, gate, silu, state, slots);
@@ -296,6 +345,13 @@ Forward short_conv_autograd(const Tensor& x, const Tensor& weight, const Optiona
   return {out[0], out[1]};
 }
 
+Tensor prefill_autograd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
+                        const Tensor& cu_seqlens, Tensor state, const Tensor& slots) {
+  require_no_gradient(kPrefill, {x, weight, value_or_undefined(bias), value_or_undefined(gate), state});
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return short_conv_prefill(x, weight, bias, gate, silu, cu_seqlens, state, slots);
+}
+
 Tensor step_autograd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu, Tensor state,
                      const Tensor& slots) {
   require_no_gradient(kStep, {x, weight, value_or_undefined(bias), value_or_undefined(gate), state});
@@ -316,6 +372,12 @@ Forward short_conv(const Tensor& x, const Tensor& weight, const OptionalTensor& 
   return op.call(x, weight, bias, gate, silu, cu_seqlens, initial_state);
 }
 
+Tensor short_conv_prefill(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
+                          const Tensor& cu_seqlens, Tensor& state, const Tensor& slots) {
+  static const auto op = find_operator<decltype(prefill_reference)>("based::short_conv_prefill");
+  return op.call(x, weight, bias, gate, silu, cu_seqlens, state, slots);
+}
+
 Tensor short_conv_step(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
                        Tensor& state, const Tensor& slots) {
   static const auto op = find_operator<decltype(step_reference)>("based::short_conv_step");
@@ -332,6 +394,9 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
       "short_conv_backward(Tensor grad_y, Tensor? grad_state, Tensor x, Tensor weight, Tensor? bias, Tensor? gate, bool silu, "
       "Tensor cu_seqlens, Tensor? initial_state) -> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias, Tensor grad_gate, "
       "Tensor grad_initial_state)");
+  m.def(
+      "short_conv_prefill(Tensor x, Tensor weight, Tensor? bias, Tensor? gate, bool silu, Tensor cu_seqlens, Tensor(a!) state, "
+      "Tensor slots) -> Tensor");
   m.def("short_conv_step(Tensor x, Tensor weight, Tensor? bias, Tensor? gate, bool silu, Tensor(a!) state, Tensor slots) -> Tensor");
   m.def(
       "short_conv_reference(Tensor x, Tensor weight, Tensor? bias, Tensor? gate, bool silu, Tensor cu_seqlens, "
@@ -342,23 +407,27 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
 TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {
   m.impl("short_conv", forward_reference);
   m.impl("short_conv_backward", backward_reference);
+  m.impl("short_conv_prefill", prefill_reference);
   m.impl("short_conv_step", step_reference);
 }
 
 TORCH_LIBRARY_IMPL(based, CPU, m) {
   m.impl("short_conv", forward_cpu);
   m.impl("short_conv_backward", backward_cpu);
+  m.impl("short_conv_prefill", prefill_cpu);
   m.impl("short_conv_step", step_cpu);
 }
 
 TORCH_LIBRARY_IMPL(based, Meta, m) {
   m.impl("short_conv", forward_meta);
   m.impl("short_conv_backward", backward_meta);
+  m.impl("short_conv_prefill", prefill_meta);
   m.impl("short_conv_step", step_meta);
 }
 
 TORCH_LIBRARY_IMPL(based, Autograd, m) {
   m.impl("short_conv", short_conv_autograd);
+  m.impl("short_conv_prefill", prefill_autograd);
   m.impl("short_conv_step", step_autograd);
 }
 

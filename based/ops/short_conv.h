@@ -20,6 +20,11 @@ std::tuple<Tensor, Tensor> short_conv_reference(const Tensor& x, const Tensor& w
                                                 const std::optional<Tensor>& gate, bool silu, const Tensor& cu_seqlens,
                                                 const std::optional<Tensor>& initial_state = {});
 
+// The same for rows that go on from slots of a state: state [slots, channels, taps − 1] is updated in place, row r's is that of slots[r],
+// none twice. No gradients.
+Tensor short_conv_prefill(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, const std::optional<Tensor>& gate,
+                          bool silu, const Tensor& cu_seqlens, Tensor& state, const Tensor& slots);
+
 // One token for each slot: x, gate [rows, channels]; state [slots, channels, taps − 1] is updated in place. No gradients.
 Tensor short_conv_step(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, const std::optional<Tensor>& gate,
                        bool silu, Tensor& state, const Tensor& slots);

@@ -13,6 +13,8 @@ namespace {
 using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor>;            // y, kv_state, k_state, denominator
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;  // of q, k, v, initial_kv_state, initial_k_state
 
+constexpr const char* kPrefill = "taylor_attention_prefill";
+
 void check_decay(const char* op, const OptionalTensor& decay, const Tensor& q) {
   if (!decay) return;
   require_shape(op, "decay", *decay, {q.size(1)});
@@ -79,6 +81,20 @@ Gradients backward_meta(const Tensor&, const OptionalTensor&, const OptionalTens
           initial_k_state ? at::empty_like(*initial_k_state) : Tensor()};
 }
 
+// States that are updated in place, for `rows` of their slots.
+void check_slots(const char* op, const Tensor& q, const Tensor& v, const Tensor& kv_state, const Tensor& k_state, const Tensor& slots,
+                 int64_t rows) {
+  check_state(op, kv_state, k_state, kv_state.dim() ? kv_state.size(0) : -1, q, v);
+  require(kv_state.is_contiguous() && k_state.is_contiguous(), op, "the state must be contiguous");
+  require_slots(op, slots, rows, kv_state.size(0));
+}
+
+void check_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, const Tensor& kv_state,
+                   const Tensor& k_state, const Tensor& slots, const OptionalTensor& decay) {
+  check_taylor_attention(kPrefill, {q, k, v, cu_seqlens, {}, {}, decay});
+  check_slots(kPrefill, q, v, kv_state, k_state, slots, cu_seqlens.size(0) - 1);
+}
+
 Tensor step_reference(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
                       const OptionalTensor& decay) {
   check_taylor_attention_step(q, k, v, kv_state, k_state, slots, decay);
@@ -89,6 +105,21 @@ Tensor step_reference(const Tensor& q, const Tensor& k, const Tensor& v, Tensor 
 Tensor step_meta(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
                  const OptionalTensor& decay) {
   check_taylor_attention_step(q, k, v, kv_state, k_state, slots, decay);
+  return at::empty(v.sizes(), v.options());
+}
+
+Tensor prefill_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, Tensor kv_state, Tensor k_state,
+                         const Tensor& slots, const OptionalTensor& decay) {
+  check_prefill(q, k, v, cu_seqlens, kv_state, k_state, slots, decay);
+  const auto [y, kv, sum_k, denominator] =
+      forward_reference(q, k, v, cu_seqlens, kv_state.index_select(0, slots), k_state.index_select(0, slots), decay);
+  kv_state.index_copy_(0, slots, kv), k_state.index_copy_(0, slots, sum_k);
+  return y;
+}
+
+Tensor prefill_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, Tensor kv_state, Tensor k_state,
+                    const Tensor& slots, const OptionalTensor& decay) {
+  check_prefill(q, k, v, cu_seqlens, kv_state, k_state, slots, decay);
   return at::empty(v.sizes(), v.options());
 }
 
@@ -204,6 +235,21 @@ Gradients taylor_attention_backward_with(const TaylorAttentionKernels& table, co
   return {grad_q, grad_k, grad_v, grad_initial_kv, grad_initial_k};
 }
 
+Tensor taylor_attention_prefill_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
+                                     const Tensor& cu_seqlens, const TaylorState& state, const Tensor& slots, const OptionalTensor& decay) {
+  if (!uses_kernel(kPrefill, q)) return prefill_reference(q, k, v, cu_seqlens, state.kv, state.k, slots, decay);
+  check_prefill(q, k, v, cu_seqlens, state.kv, state.k, slots, decay);
+  Launch launch = prepare_rows(q, k, v, cu_seqlens, decay);
+  const Tensor y = at::empty(v.sizes(), v.options()), slot = slots.contiguous();
+  launch.arguments.y = y.mutable_data_ptr();
+  launch.arguments.kv_state = state.kv.mutable_data_ptr<float>();
+  launch.arguments.k_state = state.k.mutable_data_ptr<float>();
+  launch.arguments.slot = slot.const_data_ptr<int64_t>();
+  const Tensor scratch = scratch_memory(table.forward_scratch(launch.arguments), q);
+  require_ok(table.forward(launch.arguments, scratch.mutable_data_ptr()));
+  return y;
+}
+
 Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state,
                                   Tensor k_state, const Tensor& slots, const OptionalTensor& decay) {
   if (!uses_kernel("taylor_attention_step", q, v.size(-1) <= table.step_head_dim))
@@ -241,6 +287,11 @@ Gradients backward_cpu(const Tensor& grad_y, const OptionalTensor& grad_kv_state
 Tensor step_cpu(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
                 const OptionalTensor& decay) {
   return taylor_attention_step_with(kCpu, q, k, v, kv_state, k_state, slots, decay);
+}
+
+Tensor prefill_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, Tensor kv_state, Tensor k_state,
+                   const Tensor& slots, const OptionalTensor& decay) {
+  return taylor_attention_prefill_with(kCpu, q, k, v, cu_seqlens, {kv_state, k_state}, slots, decay);
 }
 
 Forward call_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, const OptionalTensor& initial_kv_state,
@@ -295,6 +346,14 @@ std::tuple<Tensor, Tensor, Tensor> attention_autograd(const Tensor& q, const Ten
   return {out[0], out[1], out[2]};
 }
 
+Tensor prefill_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, Tensor kv_state, Tensor k_state,
+                        const Tensor& slots, const OptionalTensor& decay) {
+  require_no_gradient(kPrefill, {q, k, v, kv_state, k_state});
+  static const auto op = find_operator<decltype(prefill_reference)>("based::taylor_attention_prefill");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.call(q, k, v, cu_seqlens, kv_state, k_state, slots, decay);
+}
+
 Tensor step_autograd(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
                      const OptionalTensor& decay) {
   require_no_gradient("taylor_attention_step", {q, k, v, kv_state, k_state});
@@ -320,9 +379,7 @@ void check_taylor_attention_step(const Tensor& q, const Tensor& k, const Tensor&
                                  const Tensor& slots, const OptionalTensor& decay) {
   const char* op = "taylor_attention_step";
   check_qkv(op, q, k, v);
-  check_state(op, kv_state, k_state, kv_state.dim() ? kv_state.size(0) : -1, q, v);
-  require(kv_state.is_contiguous() && k_state.is_contiguous(), op, "the state must be contiguous");
-  require_slots(op, slots, q.size(0), kv_state.size(0));
+  check_slots(op, q, v, kv_state, k_state, slots, q.size(0));
   check_decay(op, decay, q);
 }
 
@@ -333,6 +390,12 @@ std::tuple<Tensor, TaylorState> taylor_attention(const Tensor& q, const Tensor& 
   if (initial_state) kv = initial_state->kv, sum_k = initial_state->k;
   auto [y, kv_state, k_state] = op.call(q, k, v, cu_seqlens, kv, sum_k, decay);
   return {y, {kv_state, k_state}};
+}
+
+Tensor taylor_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, TaylorState& state,
+                                const Tensor& slots, const OptionalTensor& decay) {
+  static const auto op = find_operator<decltype(prefill_reference)>("based::taylor_attention_prefill");
+  return op.call(q, k, v, cu_seqlens, state.kv, state.k, slots, decay);
 }
 
 Tensor taylor_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, const Tensor& slots,
@@ -355,6 +418,9 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
       "Tensor cu_seqlens, Tensor? initial_kv_state, Tensor? initial_k_state, Tensor? decay, Tensor y, Tensor denominator) -> "
       "(Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_initial_kv_state, Tensor grad_initial_k_state)");
   m.def(
+      "taylor_attention_prefill(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, Tensor(a!) kv_state, Tensor(b!) k_state, Tensor slots, "
+      "Tensor? decay=None) -> Tensor");
+  m.def(
       "taylor_attention_step(Tensor q, Tensor k, Tensor v, Tensor(a!) kv_state, Tensor(b!) k_state, Tensor slots, "
       "Tensor? decay=None) -> Tensor");
   m.def("taylor_features(Tensor x) -> Tensor", taylor_features);
@@ -366,23 +432,27 @@ TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {
   m.impl("taylor_attention", attention);
   m.impl("taylor_attention_forward", forward_reference);
   m.impl("taylor_attention_backward", backward_reference);
+  m.impl("taylor_attention_prefill", prefill_reference);
   m.impl("taylor_attention_step", step_reference);
 }
 
 TORCH_LIBRARY_IMPL(based, CPU, m) {
   m.impl("taylor_attention_forward", forward_cpu);
   m.impl("taylor_attention_backward", backward_cpu);
+  m.impl("taylor_attention_prefill", prefill_cpu);
   m.impl("taylor_attention_step", step_cpu);
 }
 
 TORCH_LIBRARY_IMPL(based, Meta, m) {
   m.impl("taylor_attention_forward", forward_meta);
   m.impl("taylor_attention_backward", backward_meta);
+  m.impl("taylor_attention_prefill", prefill_meta);
   m.impl("taylor_attention_step", step_meta);
 }
 
 TORCH_LIBRARY_IMPL(based, Autograd, m) {
   m.impl("taylor_attention", attention_autograd);
+  m.impl("taylor_attention_prefill", prefill_autograd);
   m.impl("taylor_attention_step", step_autograd);
 }
 

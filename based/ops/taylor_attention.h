@@ -31,6 +31,10 @@ std::tuple<Tensor, TaylorState> taylor_attention_reference(const Tensor& q, cons
 Tensor taylor_attention_quadratic(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                                   const std::optional<Tensor>& decay = {});
 
+// The same for rows that go on from slots of a state, which is updated in place: row r's is that of slots[r], none twice. No gradients.
+Tensor taylor_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, TaylorState& state,
+                                const Tensor& slots, const std::optional<Tensor>& decay = {});
+
 // One token for each slot (paper, algorithm 2): the state [slots, heads, …] is updated in place at `slots` (int64 [rows]);
 // q, k, v [rows, heads, …]. Returns [rows, heads, head_dim]. No gradients.
 Tensor taylor_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, const Tensor& slots,

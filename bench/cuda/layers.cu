@@ -232,6 +232,33 @@ void verify_short_conv(Report& report, const Convolution& s) {
 }
 
 // A step after the forward must continue it: outputs of a row's last token by either way.
+// Rows that go on from slots of a state in the opposite order, against rows in order.
+void verify_short_conv_slots(Report& report, int32_t taps, DType dtype) {
+  const std::vector<int64_t> row_starts{0, 70, 71, 71, 203};
+  const int64_t rows = 4, tokens = row_starts.back(), channels = 36, of_row = channels * (taps - 1);
+  const Buffer x = random_buffer(tokens * channels, dtype, 1, 1), weight = random_buffer(channels * taps, dtype, 0.5, 3),
+               initial = random_buffer(rows * of_row, DType::f32, 1, 5), starts = upload(row_starts), slots = upload({3, 2, 1, 0});
+  const Buffer y(tokens * channels * 4), y_by_slot(tokens * channels * 4), state = copy_of(initial), by_slot = copy_of(initial);
+  for (int64_t r = 0; r < rows; ++r) {
+    check(cudaMemcpy(by_slot.as<float>() + (rows - 1 - r) * of_row, initial.as<float>() + r * of_row, of_row * 4, cudaMemcpyDeviceToDevice),
+          "copy");
+  }
+  kernels::ShortConv p;
+  p.x = x.as(), p.weight = weight.as(), p.y = y.as(), p.state = state.as<float>(), p.row_start = starts.as<int64_t>();
+  p.tokens = tokens, p.rows = rows, p.channels = p.x_stride = p.y_stride = channels, p.taps = taps, p.dtype = dtype;
+  check(gpu::short_conv_forward(p, {}));
+  p.y = y_by_slot.as(), p.state = by_slot.as<float>(), p.slot = slots.as<int64_t>();
+  check(gpu::short_conv_forward(p, {}));
+  std::vector<double> reversed;
+  for (int64_t r = rows - 1; r >= 0; --r) {
+    for (const double v : download(by_slot.as<float>() + r * of_row, DType::f32, of_row)) reversed.push_back(v);
+  }
+  const std::string name = "short_conv by slot taps " + std::to_string(taps) + type_name(dtype);
+  report.expect(name + ": y",
+                relative_error(download(y_by_slot.as(), dtype, tokens * channels), download(y.as(), dtype, tokens * channels)), 0);
+  report.expect(name + ": state", relative_error(reversed, download(state.as(), DType::f32, rows * of_row)), 0);
+}
+
 void verify_short_conv_step(Report& report, int64_t channels, int32_t taps, DType dtype) {
   const int64_t rows = 3, length = 9;
   const Buffer x = random_buffer(rows * length * channels, dtype, 1, 1), weight = random_buffer(channels * taps, dtype, 0.5, 3);
@@ -385,6 +412,8 @@ void verify_layers(Report& report) {
     verify_short_conv(report, {starts, 37, taps, true, fp, true, true});
     verify_short_conv(report, {{0, 2000, 2000, 4099}, 512, taps, true, bf, true});
   }
+  verify_short_conv_slots(report, 3, bf);
+  verify_short_conv_slots(report, 8, fp);
   verify_short_conv_step(report, 40, 3, bf);
   verify_short_conv_step(report, 17, 4, fp);
 }

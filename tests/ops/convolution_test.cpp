@@ -170,6 +170,23 @@ TEST_P(ShortConvSteps, DependOnNoOtherRow) {
   }
 }
 
+TEST_P(ShortConvSteps, PrefillsGoOnFromSlots) {
+  const at::DeviceType device = GetParam();
+  const at::NoGradGuard no_grad;
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    torch::manual_seed(8);
+    const auto there = [&](at::IntArrayRef sizes, at::ScalarType of) { return random(sizes, of).to(device); };
+    const Tensor start = there({6, 36, 2}, type == at::kDouble ? at::kDouble : at::kFloat), x = there({75, 36}, type);
+    const Tensor gate = there({75, 36}, type), weight = there({36, 3}, type), bias = there({36}, type);
+    const Tensor cu = offsets({70, 1, 0, 4}).to(device), slots = torch::tensor({5, 0, 3, 2}, at::kLong).to(device);
+    Tensor state = start.clone();
+    const Tensor y = short_conv_prefill(x, weight, bias, gate, true, cu, state, slots);
+    const auto [expected, last] = short_conv(x, weight, bias, gate, true, cu, start.index_select(0, slots));
+    EXPECT_TRUE(same_bits(y, expected)) << type;
+    EXPECT_TRUE(same_bits(state, start.index_copy(0, slots, last))) << type;
+  }
+}
+
 TEST(ShortConv, ColumnSlicesEqualCopies) {
   torch::manual_seed(3);
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
@@ -291,6 +308,7 @@ TEST(LongConv, ErrorsNameOperatorArgumentAndValue) {
       {"short_conv", {x, weight, none, none, false, cu, none}},
       {"short_conv_backward", {f({5, 6}), f({2, 6, 2}), x, weight, f({6}), f({5, 6}), true, cu, f({2, 6, 2})}},
       {"short_conv_backward", {f({5, 6}), none, x, weight, none, none, false, cu, none}},
+      {"short_conv_prefill", {x, weight, f({6}), f({5, 6}), true, cu, f({5, 6, 2}), torch::tensor({3, 0}, at::kLong)}},
       {"short_conv_step", {x, weight, f({6}), f({5, 6}), true, f({5, 6, 2}), slots}},
       {"long_conv", {x, weight, cu, none, none}},
       {"long_conv", {x, weight, cu, f({4, 6}), offsets({1, 3})}},

@@ -209,6 +209,27 @@ TEST(TaylorAttention, PackedRowsEqualRowsAlone) {
 
 BASED_ON_EVERY_DEVICE(TaylorAttentionRows);
 
+TEST_P(TaylorAttentionRows, APrefillGoesOnFromSlots) {
+  const at::DeviceType device = GetParam();
+  const at::NoGradGuard no_grad;
+  for (const auto& [type, sums] :
+       {std::pair{at::kFloat, at::kFloat}, std::pair{at::kBFloat16, at::kFloat}, std::pair{at::kDouble, at::kDouble}}) {
+    torch::manual_seed(6);
+    const int64_t heads = 2, features = kernels::packed_features(16);
+    const auto there = [&](at::IntArrayRef sizes, at::ScalarType of, double scale) { return random(sizes, of, scale).to(device); };
+    const TaylorState start{there({6, heads, features, 24}, sums, 0.1), there({6, heads, features}, sums, 0.1) + 20};
+    const Tensor q = there({835, heads, 16}, type, 0.5), k = there({835, heads, 16}, type, 0.5), v = there({835, heads, 24}, type, 1);
+    const Tensor cu = offsets({700, 1, 0, 134}).to(device), slots = torch::tensor({5, 0, 3, 2}, at::kLong).to(device);
+    TaylorState state{start.kv.clone(), start.k.clone()};
+    const Tensor y = taylor_attention_prefill(q, k, v, cu, state, slots);
+    const TaylorState initial{start.kv.index_select(0, slots), start.k.index_select(0, slots)};
+    const auto [expected, last] = taylor_attention(q, k, v, cu, initial);
+    EXPECT_TRUE(same_bits(y, expected)) << type;
+    EXPECT_TRUE(same_bits(state.kv, start.kv.index_copy(0, slots, last.kv))) << type;
+    EXPECT_TRUE(same_bits(state.k, start.k.index_copy(0, slots, last.k))) << type;
+  }
+}
+
 TEST_P(TaylorAttentionRows, AStepDependsOnNoOtherRow) {
   const at::DeviceType device = GetParam();
   const at::NoGradGuard no_grad;
@@ -294,6 +315,8 @@ TEST(TaylorAttention, ErrorsNameOperatorArgumentAndValue) {
       {"taylor_attention_backward",
        {f({5, 2, 6}), f({2, 2, features, 6}), none, q, k, v, cu, kv, sums, decay, f({5, 2, 6}), f({5, 2}) + 9}},
       {"taylor_attention_backward", {f({5, 2, 6}), none, none, q, k, v, cu, none, none, none, f({5, 2, 6}), f({5, 2}) + 9}},
+      {"taylor_attention_prefill",
+       {q, k, v, cu, f({5, 2, features, 6}), f({5, 2, features}) + 20, torch::tensor({3, 0}, at::kLong), decay}},
       {"taylor_attention_step", {q, k, v, f({5, 2, features, 6}), f({5, 2, features}) + 20, slots, none}},
       {"taylor_features", {q}},
   };

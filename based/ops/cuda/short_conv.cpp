@@ -30,6 +30,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_y
   return short_conv_backward_with(kCuda, grad_y, grad_state, x, weight, bias, gate, silu, cu_seqlens, initial_state);
 }
 
+Tensor prefill(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
+               const Tensor& cu_seqlens, Tensor state, const Tensor& slots) {
+  const OnDevice device(
+      "short_conv_prefill",
+      {{"x", x}, {"weight", weight}, {"bias", bias}, {"gate", gate}, {"cu_seqlens", cu_seqlens}, {"state", state}, {"slots", slots}});
+  return short_conv_prefill_with(kCuda, {x, weight, bias, gate, silu}, cu_seqlens, state, slots);
+}
+
 Tensor step(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu, Tensor state,
             const Tensor& slots) {
   const OnDevice device("short_conv_step",
@@ -40,6 +48,7 @@ Tensor step(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, c
 TORCH_LIBRARY_IMPL(based, CUDA, m) {
   m.impl("short_conv", forward);
   m.impl("short_conv_backward", backward);
+  m.impl("short_conv_prefill", prefill);
   m.impl("short_conv_step", step);
 }
 

@@ -48,6 +48,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_y
                                         decay, y, denominator);
 }
 
+Tensor prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, Tensor kv_state, Tensor k_state,
+               const Tensor& slots, const OptionalTensor& decay) {
+  const OnDevice device("taylor_attention_prefill", {{"q", q},
+                                                     {"k", k},
+                                                     {"v", v},
+                                                     {"cu_seqlens", cu_seqlens},
+                                                     {"kv_state", kv_state},
+                                                     {"k_state", k_state},
+                                                     {"slots", slots},
+                                                     {"decay", decay}});
+  return taylor_attention_prefill_with(kCuda, q, k, v, cu_seqlens, {kv_state, k_state}, slots, decay);
+}
+
 Tensor step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
             const OptionalTensor& decay) {
   const OnDevice device("taylor_attention_step",
@@ -58,6 +71,7 @@ Tensor step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, 
 TORCH_LIBRARY_IMPL(based, CUDA, m) {
   m.impl("taylor_attention_forward", forward);
   m.impl("taylor_attention_backward", backward);
+  m.impl("taylor_attention_prefill", prefill);
   m.impl("taylor_attention_step", step);
 }
 
