@@ -34,6 +34,7 @@ struct TaylorAttention {         // caller owns all memory
   DType dtype = DType::f32;                            // of q, k, v, y; sums are fp32 whatever this is
   // CUDA, one token a row: no kernel queued before this one that may still run writes the states or slots, so they are read while it does.
   bool state_is_settled = false;
+  float scale = 1;  // CUDA, one token a row: q and k are multiplied by it first, and rounded
 };
 
 // Gradients. The forward's inputs and its denominator and y are given again; `initial_*` is the state that the forward started from.

@@ -2,6 +2,7 @@
 //   kernel_bench verify         small shapes, all kernels
 //   kernel_bench verify-quick   the same under a sanitizer
 //   kernel_bench time FILE COMMIT   times, and the result file
+//   kernel_bench step           the step in one kernel alone, checked and timed
 //   kernel_bench profile        every timed case once, for a profiler
 #include <cstring>
 
@@ -15,7 +16,10 @@ int main(int argc, char** argv) {
   using namespace based::bench;
   const std::string mode = argc > 1 ? argv[1] : "";
   Report report;
-  if (mode == "verify" || mode == "verify-quick") {
+  if (mode == "step") {
+    verify_step_program(report);
+    time_step_program(report);
+  } else if (mode == "verify" || mode == "verify-quick") {
     verify_taylor(report, mode == "verify-quick");
     verify_causal_attention(report);
     verify_causal_attention_step(report);
@@ -23,6 +27,7 @@ int main(int argc, char** argv) {
     verify_linear(report);
     verify_gated_mlp(report);
     verify_adamw(report);
+    verify_step_program(report);
     std::printf("%d failed\n", report.failures());
   } else if (mode == "profile" || (mode == "time" && argc == 4)) {
     if (mode == "profile") call_once_only();
@@ -32,10 +37,11 @@ int main(int argc, char** argv) {
     time_layers(report);
     time_step_layers(report);
     time_gated_mlp(report);
+    time_step_program(report);
     time_adamw(report);
     if (mode == "time") report.write(argv[2], argv[3]);
   } else {
-    std::fprintf(stderr, "kernel_bench verify | verify-quick | profile | time FILE COMMIT\n");
+    std::fprintf(stderr, "kernel_bench verify | verify-quick | step | profile | time FILE COMMIT\n");
     return 2;
   }
   return report.failures() == 0 ? 0 : 1;

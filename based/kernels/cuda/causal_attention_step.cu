@@ -8,6 +8,7 @@
 #include "based/kernels/cuda/attention_sums.cuh"
 #include "based/kernels/cuda/launch.h"
 #include "based/kernels/cuda/rotary_angle.cuh"
+#include "based/kernels/cuda/step_log.h"
 
 namespace based::kernels::cuda {
 namespace {
@@ -478,9 +479,8 @@ Status causal_attention_step(const CausalAttentionStep& p, Stream stream) {
   if (p.rotary_base != 0 && !turns(p, cluster)) return {"causal_attention_step: no kernel that turns q and k"};
   if (cluster.warps > 0) {
     const int steps = steps_of(p);
-    return steps == 4   ? stream_rows<4>(p, cluster, stream)
-           : steps == 7 ? stream_rows<7>(p, cluster, stream)
-                        : stream_rows<8>(p, cluster, stream);
+    auto* run = steps == 4 ? stream_rows<4> : steps == 7 ? stream_rows<7> : stream_rows<8>;
+    return noted(p, stream, run(p, cluster, stream));
   }
   const bool bf = p.dtype == DType::bf16, ring_bf = p.ring_dtype == DType::bf16;
   auto* kernel =

@@ -151,6 +151,14 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t phase) {
       "r"(phase)
       : "memory");
 }
+__device__ __forceinline__ bool barrier_passed(uint32_t barrier, uint32_t phase) {
+  uint32_t done;
+  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+               : "=r"(done)
+               : "r"(barrier), "r"(phase)
+               : "memory");
+  return done != 0;
+}
 __device__ __forceinline__ void bulk_load(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared), "l"(global),
                "r"(bytes), "r"(barrier)

@@ -7,6 +7,7 @@
 
 #include "based/kernels/cuda/launch.h"
 #include "based/kernels/cuda/linear_launchers.h"
+#include "based/kernels/cuda/step_log.h"
 #include "based/kernels/cuda/vectors.cuh"
 
 namespace based::kernels::cuda {
@@ -197,8 +198,9 @@ Status linear(const Linear& p, Stream stream) {
   if (!linear_supports(p)) return {"linear: too many rows, or rows that are no multiples of 16 bytes"};
   if (p.rows > 1 && linear_sm90_supports(p)) return linear_sm90(p, stream);
   const bool bf = p.dtype == DType::bf16, y_bf = p.y_dtype == DType::bf16;
-  return bf ? (y_bf ? choose_rows<bf16, bf16>(p, stream) : choose_rows<bf16, float>(p, stream))
-            : (y_bf ? choose_rows<float, bf16>(p, stream) : choose_rows<float, float>(p, stream));
+  auto* choose =
+      bf ? (y_bf ? choose_rows<bf16, bf16> : choose_rows<bf16, float>) : (y_bf ? choose_rows<float, bf16> : choose_rows<float, float>);
+  return noted(p, stream, choose(p, stream));
 }
 
 bool linear_swiglu_supports(const Linear& p) {
@@ -208,7 +210,8 @@ bool linear_swiglu_supports(const Linear& p) {
 Status linear_swiglu(const Linear& p, Stream stream) {
   if (p.rows == 0 || p.out == 0) return {};
   if (!linear_swiglu_supports(p)) return {"linear_swiglu: more than one row, an odd number of outputs, or rows of no multiple of 16 bytes"};
-  return p.dtype == DType::bf16 ? run_rows<bf16, bf16, 1, 2>(p, stream) : run_rows<float, float, 1, 2>(p, stream);
+  auto* run = p.dtype == DType::bf16 ? run_rows<bf16, bf16, 1, 2> : run_rows<float, float, 1, 2>;
+  return noted(LinearSwiglu{p}, stream, run(p, stream));
 }
 
 }  // namespace based::kernels::cuda

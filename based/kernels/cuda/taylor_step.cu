@@ -2,7 +2,9 @@
 //   streamed (sm_90): a block on each multiprocessor walks over rows and heads; the copy engine brings whole states to shared memory a few
 //     ahead, the threads update them there, and the copy engine takes them back.
 //   plain: a block for each row and head; its threads keep their share of the state in registers.
+#include "based/kernels/cuda/feature_pair.cuh"
 #include "based/kernels/cuda/launch.h"
+#include "based/kernels/cuda/step_log.h"
 #include "based/kernels/cuda/vectors.cuh"
 #include "based/kernels/taylor_attention.h"
 
@@ -13,24 +15,6 @@ using namespace detail;
 
 constexpr int kThreads = 256;
 constexpr int kHeld = 10;  // vectors of the state that a thread has in flight
-
-// Packed feature f: 1, x_i, or x_i x_j. Row i of the triangle of pairs has feature_dim − i entries.
-struct FeaturePair {
-  int i = -1, j = -1;
-  __device__ __forceinline__ FeaturePair(int f, int d) {
-    if (f == 0) return;
-    i = f - 1;
-    if (f <= d) return;
-    int rest = f - 1 - d;
-    for (i = 0; rest >= d - i; ++i) rest -= d - i;
-    j = i + rest;
-  }
-  template <typename T>
-  __device__ __forceinline__ float of(const T* x) const {
-    const float a = i < 0 ? 1.0F : to_float(x[i]);
-    return j < 0 ? a : a * to_float(x[j]) * (i == j ? 0.70710678118654752F : 1.0F);
-  }
-};
 
 // A vector of kWidth floats, moved past the caches: no state is read twice.
 template <int kWidth>
@@ -63,7 +47,7 @@ __device__ __forceinline__ float make_features(const TaylorAttention& p, int64_t
   float sum = 0;
   for (int f = threadIdx.x; f < count; f += kThreads) {
     const FeaturePair of = f < kThreads ? pair : FeaturePair(f, p.feature_dim);
-    const float a = of.of(q), b = of.of(k), updated = (f < kThreads ? old : sums[f]) * decay + b;
+    const float a = of.of(q, p.scale), b = of.of(k, p.scale), updated = (f < kThreads ? old : sums[f]) * decay + b;
     phi_q[f] = a, phi_k[f] = b;
     sums[f] = updated;
     sum += a * updated;
@@ -214,7 +198,7 @@ struct Streamed {
     float sum = 0;
     for (int f = threadIdx.x; f < plan.features; f += kThreads) {
       const FeaturePair pair(f, p.feature_dim);
-      const float b = pair.of(k), a = pair.of(q), updated = sums[f] * decay + b;
+      const float b = pair.of(k, p.scale), a = pair.of(q, p.scale), updated = sums[f] * decay + b;
       phi_q[f] = a, phi_k[f] = b;
       p.k_state[state * plan.features + f] = updated;
       sum += a * updated;
@@ -326,7 +310,8 @@ Status taylor_attention_step(const TaylorAttention& p, Stream stream) {
     auto* streamed = p.dtype == DType::bf16 ? step_streamed<bf16> : step_streamed<float>;
     const int shared = plan.shared_bytes();
     if (const cudaError_t e = allow_shared_memory(streamed, shared); e != cudaSuccess) return status_of(e);
-    return launch_overlapped(streamed, {static_cast<unsigned>(plan.blocks * multiprocessors()), kThreads, shared}, stream, p, plan);
+    const Launch launch{static_cast<unsigned>(plan.blocks * multiprocessors()), kThreads, shared};
+    return noted(p, stream, launch_overlapped(streamed, launch, stream, p, plan));
   }
   const bool vectors = p.head_dim % 4 == 0 && aligned16(p.kv_state);
   if (p.head_dim > kThreads * (vectors ? 4 : 1)) return {"taylor_attention_step: head_dim is larger than 256"};
@@ -335,7 +320,8 @@ Status taylor_attention_step(const TaylorAttention& p, Stream stream) {
   auto* kernel =
       p.dtype == DType::bf16 ? (vectors ? step_rows<bf16, 4> : step_rows<bf16, 1>) : (vectors ? step_rows<float, 4> : step_rows<float, 1>);
   if (const cudaError_t e = allow_shared_memory(kernel, bytes); e != cudaSuccess) return status_of(e);
-  return launch_overlapped(kernel, {dim3(static_cast<unsigned>(p.rows), p.heads), kThreads, bytes}, stream, p, features);
+  const Launch launch{dim3(static_cast<unsigned>(p.rows), p.heads), kThreads, bytes};
+  return noted(p, stream, launch_overlapped(kernel, launch, stream, p, features));
 }
 
 }  // namespace based::kernels::cuda

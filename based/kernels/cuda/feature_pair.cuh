@@ -1,0 +1,35 @@
+// Packed features of the Taylor state, one by one.
+#pragma once
+#include "based/kernels/cuda/device.cuh"
+
+namespace based::kernels::cuda::detail {
+
+// As a layer in between would leave it.
+template <typename T>
+__device__ __forceinline__ float rounded_product(T x, float scale) {
+  return to_float(from_float<T>(to_float(x) * scale));
+}
+
+// Packed feature f: 1, x_i, or x_i x_j. Row i of the triangle of pairs has feature_dim − i entries.
+struct FeaturePair {
+  int i = -1, j = -1;
+  __device__ __forceinline__ FeaturePair(int f, int d) {
+    if (f == 0) return;
+    i = f - 1;
+    if (f <= d) return;
+    int rest = f - 1 - d;
+    for (i = 0; rest >= d - i; ++i) rest -= d - i;
+    j = i + rest;
+  }
+  // Of x_i and x_j.
+  __device__ __forceinline__ float of(float a, float b) const {
+    if (i < 0) return 1.0F;
+    return j < 0 ? a : a * b * (i == j ? 0.70710678118654752F : 1.0F);
+  }
+  template <typename T>
+  __device__ __forceinline__ float of(const T* x, float scale) const {
+    return of(i < 0 ? 1.0F : rounded_product(x[i], scale), j < 0 ? 1.0F : rounded_product(x[j], scale));
+  }
+};
+
+}  // namespace based::kernels::cuda::detail

@@ -1,0 +1,501 @@
+// A whole step of one row in one kernel (see step_program.h). In each block one thread requests the block's rows of all weights, through a
+// ring in shared memory and as far ahead as that reaches, and one warp what else the layers read; the others compute, layer after layer,
+// and look into mailboxes for what other blocks make. Every sum has one owner and a fixed order. An instruction is executed once in a few
+// microseconds, so its code is cold where it is long: loops are hardly unrolled.
+#include <algorithm>
+
+#include "based/kernels/cuda/feature_pair.cuh"
+#include "based/kernels/cuda/rotary_angle.cuh"
+#include "based/kernels/cuda/step_requests.cuh"
+#include "based/kernels/cuda/vectors.cuh"
+
+namespace based::kernels::cuda::detail {
+namespace {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// Mailboxes. A word is written and read at once, so its tag says that its element has come; nothing else needs an order.
+__device__ __forceinline__ uint4 peek4(const uint32_t* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ bool is_here(uint4 v, uint32_t tag) {
+  return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 0xffff0000U) == 0;
+}
+__device__ __forceinline__ uint2 elements(uint4 v) { return make_uint2(__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.z, v.w, 0x5410)); }
+// Four elements, of a mailbox or of memory.
+__device__ __forceinline__ uint2 receive4(const uint32_t* in, const void* memory, int first, uint32_t tag) {
+  if (in == nullptr) return __ldcg(reinterpret_cast<const uint2*>(static_cast<const bf16*>(memory) + first));
+  uint4 v;
+  do v = peek4(in + first);
+  while (!is_here(v, tag));
+  return elements(v);
+}
+__device__ __forceinline__ float receive(const uint32_t* in, const void* memory, int at, uint32_t tag) {
+  if (in == nullptr) return to_float(__ushort_as_bfloat16(__ldcg(static_cast<const unsigned short*>(memory) + at)));
+  uint32_t v;
+  do asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(in + at) : "memory");
+  while (((v ^ tag) & 0xffff0000U) != 0);
+  return low_float(v);
+}
+__device__ __forceinline__ uint4 as_uint4(float4 v) {
+  return make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
+}
+__device__ __forceinline__ float sum_over_warp(float x) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(~0U, x, distance);
+  return x;
+}
+__device__ __forceinline__ void unpack8(uint4 u, float (&x)[8]) {
+  x[0] = low_float(u.x), x[1] = high_float(u.x), x[2] = low_float(u.y), x[3] = high_float(u.y);
+  x[4] = low_float(u.z), x[5] = high_float(u.z), x[6] = low_float(u.w), x[7] = high_float(u.w);
+}
+
+// The threads that compute.
+struct Computer {
+  const StepProgram& program;
+  StepShared& shared;
+  const uint32_t ring;
+  const int threads, thread, lane, warp;
+  RingPlace at, slot;
+  const uint32_t tag;      // of this launch, in the upper half
+  float sum[4] = {};       // of the residual stream, elements 4 thread …
+  float4 seen[kStepHeld];  // of a state, by see_taylor or see_window
+  float seen_sum = 0;
+  uint32_t late = 0, *late_to = nullptr;  // a word of a state that other blocks read, until they have
+
+  __device__ __forceinline__ Computer(const StepProgram& p, StepShared& s, uint32_t r)
+      : program(p),
+        shared(s),
+        ring(r),
+        threads(p.threads),
+        thread(static_cast<int>(threadIdx.x)),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        warp(static_cast<int>(threadIdx.x) / 32),
+        tag((__ldcg(p.counters) + 1) << 16) {}
+
+  __device__ __forceinline__ void meet() const { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
+  // An output's element, to whom it concerns.
+  __device__ __forceinline__ void send(const StepInstruction& step, void* y, int at, float value) const {
+    const bf16 element = from_float<bf16>(value);
+    if (step.out != nullptr)
+      asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(step.out + at), "r"(tag | __bfloat16_as_ushort(element)) : "memory");
+    if ((step.stores & 1) != 0) static_cast<bf16*>(y)[at] = element;
+  }
+  // Sum over the block; every thread gets it. Meets once.
+  __device__ __forceinline__ float sum_over_threads(float x) const {
+    x = sum_over_warp(x);
+    if (lane == 0) shared.warps[warp] = x;
+    meet();
+    return sum_over_warp(shared.warps[lane]);  // of no warp: 0
+  }
+
+  __device__ void normalise(const StepInstruction& step) {
+    const RmsNorm& p = step.arguments.norm;
+    const int first = 4 * thread;
+    const bool active = first < p.width;
+    float weight[4] = {}, add[4] = {};
+    if (active) load_floats<4>(reinterpret_cast<const bf16*>(shared.slots[slot.stage].companions) + first, weight);
+    if (active) {
+      uint2 raw = make_uint2(0, 0);
+      if (p.add != nullptr) raw = receive4(step.in[0], p.add, first, tag);
+      if (step.loads_x) {
+        const float4 x = __ldcg(reinterpret_cast<const float4*>(p.x) + thread);
+        sum[0] = x.x, sum[1] = x.y, sum[2] = x.z, sum[3] = x.w;
+      }
+      add[0] = low_float(raw.x), add[1] = high_float(raw.x), add[2] = low_float(raw.y), add[3] = high_float(raw.y);
+    }
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i] = active ? sum[i] + add[i] : 0.0F, squares = fmaf(sum[i], sum[i], squares);
+    const float r = rsqrtf(sum_over_threads(squares) / static_cast<float>(p.width) + p.eps);
+    if (late_to != nullptr) *late_to = late, late_to = nullptr;  // all blocks have sent what comes after the state was read
+    if (!active) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) weight[i] *= sum[i] * r;
+    const uint2 y = make_uint2(pack_bf16(weight[0], weight[1]), pack_bf16(weight[2], weight[3]));
+    reinterpret_cast<uint2*>(shared.x)[thread] = y;
+    if (BlockShare(step.share).place != 0) return;
+    if ((step.stores & 1) != 0) reinterpret_cast<uint2*>(p.y)[thread] = y;
+    if (p.sum != nullptr) reinterpret_cast<float4*>(p.sum)[thread] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    if ((step.stores & 2) != 0 && thread == 0) *p.inverse_rms = r;
+  }
+
+  // The warp's part of x: of group j, 32 elements, a lane has 8. Lanes of odd rows take two groups in the opposite order, so that rows,
+  // which lie multiples of 128 bytes apart, are read from different banks; their sums are in the odd columns.
+  template <int kGroups>
+  __device__ __forceinline__ int unit_of(int j) const {
+    const int swapped = kGroups % 2 == 0 ? j ^ (lane / 4 % 2) : j;
+    return (warp * kGroups + swapped) * 4 + lane % 4;
+  }
+  // The stage `count` places on, and its phase.
+  __device__ __forceinline__ RingPlace ahead(int count) const {
+    RingPlace to{at.stage + count, at.phase};
+    if (to.stage >= program.stages) to.stage -= program.stages, to.phase ^= 1;
+    return to;
+  }
+  // Until the next stages, at most 32, have come. By a warp; a lane looks at one.
+  __device__ __forceinline__ void await_stages(int count) const {
+    const RingPlace mine = ahead(min(lane, count - 1));
+    while (!__all_sync(~0U, barrier_passed(shared_address(&shared.full[mine.stage]), mine.phase))) {}
+  }
+  __device__ __forceinline__ void release_stages(int count) {
+    __syncwarp();
+    if (lane < count) barrier_arrive(shared_address(&shared.empty[ahead(lane).stage]));
+    at = ahead(count);
+  }
+  __device__ __forceinline__ uint32_t row_at(int row, int shift, int row_bytes) const {
+    return ring + ahead(row >> shift).stage * step_stage_bytes(threads) + (row & ((1 << shift) - 1)) * row_bytes;
+  }
+  // The sums of `rows` rows as they come through the ring, 2^shift a stage, into shared.sums: [row][warp]. x is in shared memory.
+  template <int kGroups>
+  __device__ __forceinline__ void multiply(int rows, int shift) {
+    constexpr int kTogether = kGroups < 4 ? kGroups : 4;
+    uint4 x[kGroups];
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) x[j] = shared.x[unit_of<kGroups>(j)];
+    const int row = lane / 4, odd = row % 2;
+#pragma unroll 1
+    for (int first = 0; first < rows; first += kStepTileRows) {
+      const int tile = min(rows - first, kStepTileRows), stages = (tile + (1 << shift) - 1) >> shift;
+      await_stages(stages);
+      const uint32_t from = row_at(min(row, tile - 1), shift, kGroups * threads * 2),
+                     from_high = row_at(min(row + 8, tile - 1), shift, kGroups * threads * 2);
+      float d[2][4] = {};
+#pragma unroll
+      for (int base = 0; base < kGroups; base += kTogether) {
+        uint4 a[kTogether], b[kTogether];
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+          const int unit = 16 * unit_of<kGroups>(base + j);
+          a[j] = load_shared_16(from + unit), b[j] = load_shared_16(from_high + unit);
+        }
+        if (base + kTogether == kGroups) release_stages(stages);
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+          const uint4& v = x[base + j];
+          mma_16x8x16(d[0], {a[j].x, b[j].x, a[j].y, b[j].y}, v.x, v.y);
+          mma_16x8x16(d[1], {a[j].z, b[j].z, a[j].w, b[j].w}, v.z, v.w);
+        }
+      }
+      const float top = odd ? d[0][1] + d[1][1] : d[0][0] + d[1][0], bottom = odd ? d[0][3] + d[1][3] : d[0][2] + d[1][2];
+      if (lane % 4 < 2) shared.sums[(first + row + lane % 4 * 8) * kStepSumStride + warp] = lane % 4 == 0 ? top : bottom;
+    }
+  }
+  // Of a row, from all warps; by 16 lanes.
+  __device__ __forceinline__ float row_sum(int row) const {
+    float all = lane % 16 < threads / 32 ? shared.sums[row * kStepSumStride + lane % 16] : 0.0F;
+#pragma unroll
+    for (int distance = 8; distance > 0; distance /= 2) all += __shfl_xor_sync(~0U, all, distance);
+    return all;
+  }
+
+  // Element `of` of what a block's share needs, from its place in memory's words.
+  template <typename T>
+  __device__ __forceinline__ T companion(int source, const T* memory, int of, int in_share) const {
+    const char* part = shared.slots[slot.stage].companions + source * StepSlot::kPart;
+    const auto odd = reinterpret_cast<uintptr_t>(memory + (of - in_share)) % 4;
+    return *reinterpret_cast<const T*>(part + odd + in_share * sizeof(T));
+  }
+  __device__ void finish(const StepInstruction& step, int out, int in_share, float value, float gate) const {
+    const Linear& p = step.arguments.linear.linear;
+    if (const auto* bias = static_cast<const bf16*>(p.bias); bias != nullptr) {
+      value += to_float(companion(kStepBias, bias, out, in_share));
+      if (step.kind != StepKind::linear) gate += to_float(companion(kStepGateBias, bias + p.out / 2, out, in_share));
+    }
+    if (step.kind == StepKind::swiglu) value *= gate * sigmoid(gate);
+    if (step.kind != StepKind::conv) return send(step, p.y, out, value);
+    const bf16 rounded = from_float<bf16>(value), rounded_gate = from_float<bf16>(gate);  // as the layers leave them to each other
+    if ((step.stores & 2) != 0) static_cast<bf16*>(p.y)[out] = rounded, static_cast<bf16*>(p.y)[out + p.out / 2] = rounded_gate;
+    const ShortConv& c = step.arguments.linear.conv;
+    const auto *taps = static_cast<const bf16*>(c.weight), *bias = static_cast<const bf16*>(c.bias);
+    const auto tap = [&](int i) { return to_float(companion(kStepTaps, taps, 3 * out + i, 3 * in_share + i)); };
+    const float2 old = reinterpret_cast<const float2*>(shared.slots[slot.stage].companions + kStepState * StepSlot::kPart)[in_share];
+    const float x = to_float(rounded), before = bias != nullptr ? to_float(companion(kStepTapsBias, bias, out, in_share)) : 0;
+    const float z = fmaf(tap(2), x, fmaf(tap(1), old.y, fmaf(tap(0), old.x, before)));
+    send(step, c.y, out, (c.silu ? z * sigmoid(z) : z) * to_float(rounded_gate));
+    reinterpret_cast<float2*>(c.state)[slot_of(c.slot) * c.channels + out] = make_float2(old.y, x);
+  }
+
+  // The warp's part of x to its place in shared memory: four elements a lane, or twice four.
+  __device__ __forceinline__ void take_x(const StepInstruction& step) const {
+    const int count = 32 * step.groups, first = warp * count + 4 * lane, second = count > 128 ? first + 128 : first;
+    if (4 * lane < count) {
+      uint2 a, b;
+      if (step.in[0] != nullptr) {
+        uint4 v, w;
+        do v = peek4(step.in[0] + first), w = peek4(step.in[0] + second);
+        while (!is_here(v, tag) || !is_here(w, tag));
+        a = elements(v), b = elements(w);
+      } else {
+        const void* x = step.arguments.linear.linear.x;
+        a = receive4(nullptr, x, first, tag), b = receive4(nullptr, x, second, tag);
+      }
+      reinterpret_cast<uint2*>(shared.x)[first / 4] = a, reinterpret_cast<uint2*>(shared.x)[second / 4] = b;
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ void multiply(int groups, int rows, int shift) {
+    switch (groups) {
+      case 1: return multiply<1>(rows, shift);
+      case 2: return multiply<2>(rows, shift);
+      case 4: return multiply<4>(rows, shift);
+      default: return multiply<8>(rows, shift);
+    }
+  }
+  __device__ __forceinline__ void apply_linear(const StepInstruction& step) {
+    const bool pairs = step.kind != StepKind::linear;
+    const BlockShare share(step.share);
+    const int shift = step.stage_shift, half = (1 << shift) / 2, most = pairs ? kStepRows / 2 : kStepRows;  // outputs whose sums fit
+    if (!step.x_is_shared) take_x(step);
+#pragma unroll 1
+    for (int first = 0; first < share.count; first += most) {
+      if (first > 0) meet();
+      const int count = min(share.count - first, most);
+      // A stage of pairs holds the outputs' rows and then their gates'; the last one may hold fewer, in the same places.
+      multiply(step.groups, pairs ? (count + half - 1) >> (shift - 1) << shift : count, shift);
+      meet();
+#pragma unroll 1
+      for (int base = 0; base < count; base += threads / 16) {
+        const int mine = base + thread / 16, out = min(mine, count - 1), row = pairs ? (out & ~(half - 1)) * 2 + (out & (half - 1)) : out;
+        const float value = row_sum(row), gate = pairs ? row_sum(row + half) : 0.0F;
+        if (mine < count && lane % 16 == 0) finish(step, share.first + first + out, first + out, value, gate);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static int64_t slot_of(const int64_t* slot) { return slot != nullptr ? *slot : 0; }
+
+  // A block's share of a Taylor state: kStepColumns of a head.
+  struct TaylorShare {
+    int features, slices, item, head, slice, column;
+    int64_t state, stride;  // of the head; of a thread's vectors
+    __device__ __forceinline__ TaylorShare(const StepInstruction& step, int threads, int thread) {
+      const TaylorAttention& p = step.arguments.taylor;
+      features = static_cast<int>(packed_features(p.feature_dim)), slices = p.head_dim / kStepColumns;
+      item = BlockShare(step.share).place, head = item / slices, slice = item % slices;
+      column = slice * kStepColumns + thread % 4 * 4, state = slot_of(p.slot) * p.heads + head;
+      stride = int64_t{threads} / 16 * p.head_dim;
+    }
+    __device__ __forceinline__ bool any(const TaylorAttention& p) const { return item < p.heads * slices; }
+    __device__ __forceinline__ float4* vectors(const TaylorAttention& p, int thread) const {
+      return reinterpret_cast<float4*>(p.kv_state + (state * features + thread / 4) * p.head_dim + column);
+    }
+  };
+
+  __device__ void see_taylor(const StepInstruction& step) {
+    const TaylorAttention& p = step.arguments.taylor;
+    const TaylorShare share(step, threads, thread);
+    if (!share.any(p)) return;
+    if (thread < share.features) seen_sum = __ldcg(p.k_state + share.state * share.features + thread);
+#pragma unroll
+    for (int i = 0; i < kStepHeld; ++i)
+      if (thread / 4 + i * (threads / 4) < share.features) seen[i] = __ldcs(share.vectors(p, thread) + i * share.stride);
+  }
+
+  __device__ void apply_taylor(const StepInstruction& step) {
+    const TaylorAttention& p = step.arguments.taylor;
+    const TaylorShare share(step, threads, thread);
+    if (!share.any(p)) return;
+    const int features = share.features, head = share.head;
+    float4 held[kStepHeld];
+#pragma unroll
+    for (int i = 0; i < kStepHeld; ++i) held[i] = seen[i];
+    const FeaturePair pair(min(thread, features - 1), p.feature_dim);
+    float part = 0;
+    if (thread < features) {
+      const int first = head * p.feature_dim, i = first + max(pair.i, 0), j = first + max(pair.j, 0);
+      const auto scaled = [&](int which, const void* memory, int at) {
+        return rounded_product(from_float<bf16>(receive(step.in[which], memory, at, tag)), p.scale);
+      };
+      const float a = pair.of(scaled(0, p.q, i), scaled(0, p.q, j)), b = pair.of(scaled(1, p.k, i), scaled(1, p.k, j)),
+                  updated = seen_sum + b;
+      shared.features[0][thread] = a, shared.features[1][thread] = b;
+      part = a * updated;
+      if (share.slice == 0)
+        late = __float_as_uint(updated), late_to = reinterpret_cast<uint32_t*>(p.k_state + share.state * features + thread);
+    }
+    const uint2 raw = receive4(step.in[2], p.v, head * p.head_dim + share.column, tag);
+    const float denominator = sum_over_threads(part);
+    const float v[4] = {low_float(raw.x), high_float(raw.x), low_float(raw.y), high_float(raw.y)};
+    float4 y = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < kStepHeld; ++i) {
+      const int f = thread / 4 + i * (threads / 4);
+      if (f >= features) continue;
+      const float a = shared.features[0][f], b = shared.features[1][f];
+      held[i].x = fmaf(b, v[0], held[i].x), held[i].y = fmaf(b, v[1], held[i].y);
+      held[i].z = fmaf(b, v[2], held[i].z), held[i].w = fmaf(b, v[3], held[i].w);
+      y.x = fmaf(a, held[i].x, y.x), y.y = fmaf(a, held[i].y, y.y), y.z = fmaf(a, held[i].z, y.z), y.w = fmaf(a, held[i].w, y.w);
+      __stcs(share.vectors(p, thread) + i * share.stride, held[i]);
+    }
+#pragma unroll
+    for (int d = 16; d >= 4; d /= 2) {
+      y.x += __shfl_xor_sync(~0U, y.x, d), y.y += __shfl_xor_sync(~0U, y.y, d);
+      y.z += __shfl_xor_sync(~0U, y.z, d), y.w += __shfl_xor_sync(~0U, y.w, d);
+    }
+    if (lane < 4) reinterpret_cast<float4*>(shared.sums)[warp * 4 + lane] = y;
+    meet();
+    if (thread >= kStepColumns) return;
+    float all = 0;
+#pragma unroll 4
+    for (int w = 0; w < threads / 32; ++w) all += shared.sums[w * kStepColumns + thread];
+    send(step, p.y, head * p.head_dim + share.slice * kStepColumns + thread, all / denominator);
+  }
+  // A block's head of a window layer.
+  struct WindowShare {
+    int head, units, key, unit;
+    int64_t slot, stride;
+    bf16 *k_ring, *v_ring;
+    __device__ __forceinline__ WindowShare(const StepInstruction& step, int thread) {
+      const CausalAttentionStep& p = step.arguments.window;
+      head = BlockShare(step.share).place, units = p.head_dim / 8, key = thread / units, unit = thread % units;
+      slot = slot_of(p.slot), stride = int64_t{p.heads} * p.head_dim;
+      const int64_t first = slot * p.capacity * stride + head * p.head_dim;
+      k_ring = static_cast<bf16*>(p.k_ring) + first, v_ring = static_cast<bf16*>(p.v_ring) + first;
+    }
+  };
+
+  __device__ void see_window(const StepInstruction& step) {
+    const CausalAttentionStep& p = step.arguments.window;
+    const WindowShare share(step, thread);
+    if (share.head >= p.heads) return;
+    if (share.key < p.capacity) {
+      const int64_t at = share.key * share.stride + share.unit * 8;
+      seen[0] = __ldcg(reinterpret_cast<const float4*>(share.k_ring + at)),
+      seen[1] = __ldcg(reinterpret_cast<const float4*>(share.v_ring + at));
+    }
+    const int64_t written = __ldcg(p.position + share.slot);
+    if (thread == 0) shared.position = written;
+    if (thread < p.head_dim / 2) shared.turns[thread] = rotary_turn(written, rotary_frequency(thread, p.head_dim, p.rotary_base));
+  }
+
+  __device__ void apply_window(const StepInstruction& step) {
+    const CausalAttentionStep& p = step.arguments.window;
+    const WindowShare share(step, thread);
+    const int head = share.head, units = share.units, key = share.key, unit = share.unit, capacity = static_cast<int>(p.capacity);
+    if (head >= p.heads) return;
+    const int64_t written = shared.position, stride = share.stride;
+    const int newest = static_cast<int>(written % capacity), count = static_cast<int>(min(written + 1, p.capacity));
+    bf16 *k_ring = share.k_ring, *v_ring = share.v_ring;
+    float *query = reinterpret_cast<float*>(shared.x), *own = query + 128, *scores = own + 128, *parts = shared.sums + 4 * kStepMostThreads;
+    auto* values = reinterpret_cast<uint4*>(shared.sums);
+    const uint4 keys = as_uint4(seen[0]);
+    if (key < capacity && key != newest) values[thread] = as_uint4(seen[1]);
+    const int at = head * p.head_dim;
+    if (thread < 2 * units) {
+      const uint2 v = receive4(step.in[2], p.v, at + 4 * thread, tag);
+      reinterpret_cast<uint2*>(values + newest * units)[thread] = v;
+      reinterpret_cast<uint2*>(v_ring + newest * stride)[thread] = v;
+    }
+    if (thread < p.head_dim / 2) {
+      const int other = thread + p.head_dim / 2;
+      const float2 t = shared.turns[thread];
+      const float a = receive(step.in[0], p.q, at + thread, tag), b = receive(step.in[0], p.q, at + other, tag),
+                  c = receive(step.in[1], p.k, at + thread, tag), d = receive(step.in[1], p.k, at + other, tag);
+      query[thread] = to_float(from_float<bf16>(a * t.x - b * t.y)), query[other] = to_float(from_float<bf16>(a * t.y + b * t.x));
+      const bf16 low = from_float<bf16>(c * t.x - d * t.y), high = from_float<bf16>(c * t.y + d * t.x);
+      own[thread] = to_float(low), own[other] = to_float(high);
+      k_ring[newest * stride + thread] = low, k_ring[newest * stride + other] = high;
+    }
+    meet();
+    if (key < capacity) {
+      float k[8], s = 0;
+      unpack8(keys, k);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) s = fmaf(query[unit * 8 + i], key == newest ? own[unit * 8 + i] : k[i], s);
+      parts[thread] = s;
+    }
+    meet();
+    if (thread < capacity) {
+      float s = 0;
+#pragma unroll 2
+      for (int i = 0; i < units; ++i) s += parts[thread * units + i];
+      scores[thread] = thread < count ? s * p.scale * 1.44269504088896341F : -INFINITY;
+    }
+    meet();
+    if (thread < 2 && head == 0)
+      late = static_cast<uint32_t>((written + 1) >> 32 * thread), late_to = reinterpret_cast<uint32_t*>(p.position + share.slot) + thread;
+    if (thread < p.head_dim)
+      send(step, p.y, at + thread, weighted(scores, reinterpret_cast<const bf16*>(values) + thread, count, p.head_dim));
+  }
+  // An element of the values' sum, weighted by the softmax of the scores.
+  __device__ __forceinline__ static float weighted(const float* scores, const bf16* values, int count, int stride) {
+    float top = -INFINITY, total = 0, sum = 0;
+#pragma unroll 4
+    for (int i = 0; i < count; ++i) top = fmaxf(top, scores[i]);
+#pragma unroll 4
+    for (int i = 0; i < count; ++i) {
+      const float weight = exp2f(scores[i] - top);
+      total += weight;
+      sum = fmaf(weight, to_float(values[i * stride]), sum);
+    }
+    return sum / total;
+  }
+
+  __device__ __forceinline__ void run(const StepInstruction& step) {
+    switch (step.kind) {
+      case StepKind::norm: return normalise(step);
+      case StepKind::linear:
+      case StepKind::swiglu:
+      case StepKind::conv: return apply_linear(step);
+      case StepKind::taylor: return apply_taylor(step);
+      case StepKind::window: return apply_window(step);
+      case StepKind::see_taylor: return see_taylor(step);
+      case StepKind::see_window: return see_window(step);
+    }
+  }
+  __device__ __forceinline__ void run_all() {
+    for (int i = 0; i < program.instruction_count; ++i) {
+      barrier_wait(shared_address(&shared.slot_full[slot.stage]), slot.phase);
+      const StepInstruction& step = shared.slots[slot.stage].step;
+      run(step);
+      meet();
+      if (thread == 0) barrier_arrive(shared_address(&shared.slot_empty[slot.stage]));
+      slot.advance(kStepSlots);
+    }
+    if (thread != 0 || atomicAdd(program.counters + 1, 1) + 1 != gridDim.x) return;
+    ++program.counters[0], program.counters[1] = 0;
+  }
+};
+#endif
+
+// kThreads: at most, the two warps that request included. With fewer, each has more registers.
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads, 1) run_step(const __grid_constant__ StepProgram program) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) char memory[];
+  StepShared& shared = *reinterpret_cast<StepShared*>(memory + program.stages * step_stage_bytes(program.threads));
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < program.stages)
+    barrier_init(shared_address(&shared.full[thread])), barrier_init(shared_address(&shared.empty[thread]), program.threads / 32);
+  if (thread < kStepSlots)
+    barrier_init(shared_address(&shared.slot_full[thread]), 32), barrier_init(shared_address(&shared.slot_empty[thread]));
+  if (thread < 32) shared.warps[thread] = 0;
+  fence_shared_proxy();
+  __syncthreads();
+  const int warp = thread / 32 - program.threads / 32;  // of those that request
+  if (warp < 0) {
+    Computer(program, shared, shared_address(memory)).run_all();
+  } else if (warp == 0) {
+    if (thread % 32 == 0) request_weights(program, shared, shared_address(memory));
+  } else {
+    request_instructions(program, shared);
+  }
+#endif
+}
+
+}  // namespace
+
+Status step_kernel(int threads, StepKernel& kernel) {
+  const int limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  if (!is_hopper() || threads > kStepMostThreads || threads % 32 != 0) return {"step program: no kernel for this device"};
+  const int stages = std::min(kStepMostStages, (limit - static_cast<int>(sizeof(StepShared))) / step_stage_bytes(threads));
+  auto* run = threads <= 448 ? run_step<448 + 64> : run_step<kStepMostThreads + 64>;
+  kernel = {reinterpret_cast<void*>(run), multiprocessors(), threads + 64, stages,
+            stages * step_stage_bytes(threads) + static_cast<int>(sizeof(StepShared))};
+  if (stages < kStepTileStages) return {"step program: too little shared memory"};
+  return status_of(allow_shared_memory(run, kernel.shared_bytes));
+}
+
+}  // namespace based::kernels::cuda::detail

@@ -1,0 +1,106 @@
+// What a block of the step's kernel requests ahead of its computing: weights through a ring, instructions and their companions through
+// slots.
+#pragma once
+#include "based/kernels/cuda/device.cuh"
+#include "based/kernels/cuda/step_program.cuh"
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+namespace based::kernels::cuda::detail {
+
+// A place in the ring, and the phase of its barriers.
+struct RingPlace {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void advance(int stages) {
+    if (++stage == stages) stage = 0, phase ^= 1;
+  }
+};
+
+// The outputs that this block computes, and which of the shares they are.
+struct BlockShare {
+  int place, first, count;
+  __device__ __forceinline__ explicit BlockShare(const StepShare& of) {
+    place = static_cast<int>(blockIdx.x) + of.turn;
+    if (place >= static_cast<int>(gridDim.x)) place -= static_cast<int>(gridDim.x);
+    first = place * of.each + min(place, of.extra), count = of.each + (place < of.extra ? 1 : 0);
+  }
+};
+
+__device__ __forceinline__ void bulk_load_once(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier, uint64_t policy) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
+               : "memory");
+}
+__device__ __forceinline__ uint64_t first_out_of_cache() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+// By one thread: every weight of the block's, in order.
+inline __device__ void request_weights(const StepProgram& program, StepShared& shared, uint32_t ring) {
+  const uint64_t policy = first_out_of_cache();
+  const uint32_t stage_bytes = step_stage_bytes(program.threads);
+  RingPlace at;
+  bool is_first_round = true;
+  StepFetch next = program.fetches[0];
+  for (int i = 0; i < program.fetch_count; ++i) {
+    const StepFetch fetch = next;
+    if (i + 1 < program.fetch_count) next = program.fetches[i + 1];
+    const BlockShare share(fetch.share);
+    const bool pairs = fetch.to_gate != 0;
+    const int step = step_stage_rows(program.threads, fetch.row_bytes) / (pairs ? 2 : 1);
+    const char* from = fetch.weight + int64_t{share.first} * fetch.row_bytes;
+    for (int left = share.count; left > 0; left -= step) {
+      if (!is_first_round) barrier_wait(shared_address(&shared.empty[at.stage]), at.phase ^ 1);
+      const uint32_t bytes = min(left, step) * fetch.row_bytes, full = shared_address(&shared.full[at.stage]),
+                     to = ring + at.stage * stage_bytes;
+      barrier_expect(full, pairs ? 2 * bytes : bytes);
+      bulk_load_once(to, from, bytes, full, policy);
+      if (pairs) bulk_load_once(to + step * fetch.row_bytes, from + fetch.to_gate, bytes, full, policy);
+      from += bytes;
+      at.advance(program.stages);
+      if (at.stage == 0) is_first_round = false;
+    }
+  }
+}
+
+// By one warp: every instruction and its companions, in order.
+inline __device__ void request_instructions(const StepProgram& program, StepShared& shared) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  RingPlace at;
+  bool is_first_round = true;
+  StepCompanions next = program.companions[0];
+  for (int i = 0; i < program.instruction_count; ++i) {
+    const StepCompanions these = next;
+    if (i + 1 < program.instruction_count) next = program.companions[i + 1];
+    if (!is_first_round) barrier_wait(shared_address(&shared.slot_empty[at.stage]), at.phase ^ 1);
+    const StepSlot& slot = shared.slots[at.stage];
+    const char* instruction = reinterpret_cast<const char*>(program.instructions + i);
+    if (lane < static_cast<int>(sizeof(StepInstruction) / 16))
+      copy_async_16(shared_address(&slot.step) + 16 * lane, instruction + 16 * lane, true);
+    const uint32_t to = shared_address(slot.companions);
+    if (these.whole) {
+#pragma unroll 2
+      for (int unit = lane; unit < these.each[0] / 16; unit += 32) copy_async_16(to + 16 * unit, these.source[0] + 16 * unit, true);
+    } else {
+      const BlockShare share(these.share);
+#pragma unroll
+      for (int s = 0; s < kStepSources; ++s) {
+        if (these.source[s] == nullptr) continue;
+        const char* from = these.source[s] + int64_t{share.first} * these.each[s];
+        if (s == kStepState && these.slot != nullptr) from += *these.slot * these.slot_bytes;
+        const int odd = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 4), words = (odd + share.count * these.each[s] + 3) / 4;
+#pragma unroll 1
+        for (int word = lane; word < words; word += 32) copy_async_4(to + s * StepSlot::kPart + 4 * word, from - odd + 4 * word);
+      }
+    }
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&shared.slot_full[at.stage])) : "memory");
+    at.advance(kStepSlots);
+    if (at.stage == 0) is_first_round = false;
+  }
+  copy_async_commit();
+  copy_async_wait<0>();
+}
+
+}  // namespace based::kernels::cuda::detail
+#endif
