@@ -58,7 +58,7 @@ class TaylorAttention final : public Mixer {
   }
 
   Tensor forward(const Tensor& x, const Sequences& rows) override {
-    const Inputs in = project(x);
+    const Inputs in = scaled(project(x));
     return output(x, std::get<0>(ops::taylor_attention(in.q, in.k, in.v, rows.cu_seqlens(), {}, rates(x))));
   }
 
@@ -72,7 +72,7 @@ class TaylorAttention final : public Mixer {
   }
 
   Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
-    const Inputs in = project(x);
+    const Inputs in = scaled(project(x));
     if (!torch::GradMode::is_enabled()) {
       ops::TaylorState sums{state["kv"], state["k"]};
       return output(x, ops::taylor_attention_prefill(in.q, in.k, in.v, rows.cu_seqlens(), sums, slots, rates(x)));
@@ -87,7 +87,7 @@ class TaylorAttention final : public Mixer {
   Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override {
     const Inputs in = project(x);
     ops::TaylorState sums{state["kv"], state["k"]};
-    return output(x, ops::taylor_attention_step(in.q, in.k, in.v, sums, slots, rates(x)));
+    return output(x, ops::taylor_attention_step(in.q, in.k, in.v, sums, slots, rates(x), scale()));
   }
 
  private:
@@ -95,13 +95,15 @@ class TaylorAttention final : public Mixer {
     Tensor q, k, v;
   };
 
-  // q·k of the scaled ones is q·k/√d'.
   Inputs project(const Tensor& x) const {
-    const double scale = std::pow(static_cast<double>(config_.feature_dim), -0.25);
-    return {(q_proj_->forward(x) * scale).view({-1, config_.heads, config_.feature_dim}),
-            (k_proj_->forward(x) * scale).view({-1, config_.heads, config_.feature_dim}),
+    return {q_proj_->forward(x).view({-1, config_.heads, config_.feature_dim}),
+            k_proj_->forward(x).view({-1, config_.heads, config_.feature_dim}),
             v_proj_->forward(x).view({-1, config_.heads, config_.head_dim})};
   }
+
+  // q·k of the scaled ones is q·k/√d'.
+  double scale() const { return std::pow(static_cast<double>(config_.feature_dim), -0.25); }
+  Inputs scaled(const Inputs& in) const { return {in.q * scale(), in.k * scale(), in.v}; }
 
   // Moved once to where the model is: a copy in each call would wait there, and cannot be recorded.
   std::optional<Tensor> rates(const Tensor& x) {

@@ -140,9 +140,9 @@ Tensor LanguageModel::prefill(const Tensor& ids, const Sequences& rows, ModelSta
 Tensor LanguageModel::step(const Tensor& ids, ModelState& state, const Slots& slots) {
   const Tensor position = state.position().index_select(0, slots);
   Residual residual{embed(ids, position), {}};
+  state.position().index_copy_(0, slots, position + 1);  // here, so that the layers' kernels follow one another
   for (size_t i = 0; i < blocks_.size(); ++i)
     blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.step(x, state.layers()[i], slots); });
-  state.position().index_copy_(0, slots, position + 1);
   return norm_->forward(residual);
 }
 

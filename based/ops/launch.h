@@ -30,6 +30,7 @@ struct TaylorAttentionKernels {
   kernels::Status (*backward)(const kernels::TaylorAttentionBackward&, void* scratch);
   kernels::Status (*step)(const kernels::TaylorAttention&);
   int64_t step_head_dim = kNoLimit;  // the largest that the step's kernel takes
+  bool step_scales = false;          // it multiplies q and k by a scale
 };
 
 // y, kv_state, k_state, denominator
@@ -45,8 +46,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> taylor_attention_backward_wit
     const OptionalTensor& initial_k_state, const OptionalTensor& decay, const Tensor& y, const Tensor& denominator);
 Tensor taylor_attention_prefill_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
                                      const Tensor& cu_seqlens, const TaylorState& state, const Tensor& slots, const OptionalTensor& decay);
-Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state,
-                                  Tensor k_state, const Tensor& slots, const OptionalTensor& decay);
+Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, TaylorState state,
+                                  const Tensor& slots, const OptionalTensor& decay, double scale);
 
 // A launch's arguments, and the memory behind them; y and log_sum_exp are the caller's to add.
 struct CausalAttentionLaunch {

@@ -95,15 +95,17 @@ void check_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
   check_slots(kPrefill, q, v, kv_state, k_state, slots, cu_seqlens.size(0) - 1);
 }
 
+Tensor scaled(const Tensor& x, double scale) { return scale == 1 ? x : x * scale; }
+
 Tensor step_reference(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
-                      const OptionalTensor& decay) {
+                      const OptionalTensor& decay, double scale) {
   check_taylor_attention_step(q, k, v, kv_state, k_state, slots, decay);
   TaylorState state{kv_state, k_state};
-  return taylor_attention_step_reference(q, k, v, state, slots, decay);
+  return taylor_attention_step_reference(scaled(q, scale), scaled(k, scale), v, state, slots, decay);
 }
 
 Tensor step_meta(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
-                 const OptionalTensor& decay) {
+                 const OptionalTensor& decay, double) {
   check_taylor_attention_step(q, k, v, kv_state, k_state, slots, decay);
   return at::empty(v.sizes(), v.options());
 }
@@ -250,16 +252,18 @@ Tensor taylor_attention_prefill_with(const TaylorAttentionKernels& table, const 
   return y;
 }
 
-Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state,
-                                  Tensor k_state, const Tensor& slots, const OptionalTensor& decay) {
+Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, TaylorState state,
+                                  const Tensor& slots, const OptionalTensor& decay, double scale) {
   if (!uses_kernel("taylor_attention_step", q, v.size(-1) <= table.step_head_dim))
-    return step_reference(q, k, v, kv_state, k_state, slots, decay);
-  check_taylor_attention_step(q, k, v, kv_state, k_state, slots, decay);
-  Launch launch = prepare(q, k, v, decay);
+    return step_reference(q, k, v, state.kv, state.k, slots, decay, scale);
+  check_taylor_attention_step(q, k, v, state.kv, state.k, slots, decay);
+  const double apart = table.step_scales ? 1 : scale;
+  Launch launch = prepare(scaled(q, apart), scaled(k, apart), v, decay);
+  if (table.step_scales) launch.arguments.scale = static_cast<float>(scale);
   const Tensor y = at::empty(v.sizes(), v.options()), slot = slots.contiguous();
   launch.arguments.y = y.mutable_data_ptr();
-  launch.arguments.kv_state = kv_state.mutable_data_ptr<float>();
-  launch.arguments.k_state = k_state.mutable_data_ptr<float>();
+  launch.arguments.kv_state = state.kv.mutable_data_ptr<float>();
+  launch.arguments.k_state = state.k.mutable_data_ptr<float>();
   launch.arguments.slot = slot.const_data_ptr<int64_t>();
   launch.arguments.state_is_settled = RecordedStep::active();
   require_ok(table.step(launch.arguments));
@@ -285,8 +289,8 @@ Gradients backward_cpu(const Tensor& grad_y, const OptionalTensor& grad_kv_state
 }
 
 Tensor step_cpu(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
-                const OptionalTensor& decay) {
-  return taylor_attention_step_with(kCpu, q, k, v, kv_state, k_state, slots, decay);
+                const OptionalTensor& decay, double scale) {
+  return taylor_attention_step_with(kCpu, q, k, v, {kv_state, k_state}, slots, decay, scale);
 }
 
 Tensor prefill_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, Tensor kv_state, Tensor k_state,
@@ -355,11 +359,11 @@ Tensor prefill_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const
 }
 
 Tensor step_autograd(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
-                     const OptionalTensor& decay) {
+                     const OptionalTensor& decay, double scale) {
   require_no_gradient("taylor_attention_step", {q, k, v, kv_state, k_state});
   static const auto op = find_operator<decltype(step_reference)>("based::taylor_attention_step");
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return op.call(q, k, v, kv_state, k_state, slots, decay);
+  return op.call(q, k, v, kv_state, k_state, slots, decay, scale);
 }
 
 }  // namespace
@@ -399,9 +403,9 @@ Tensor taylor_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& 
 }
 
 Tensor taylor_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, const Tensor& slots,
-                             const OptionalTensor& decay) {
+                             const OptionalTensor& decay, double scale) {
   static const auto op = find_operator<decltype(step_reference)>("based::taylor_attention_step");
-  return op.call(q, k, v, state.kv, state.k, slots, decay);
+  return op.call(q, k, v, state.kv, state.k, slots, decay, scale);
 }
 
 namespace {
@@ -422,7 +426,7 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
       "Tensor? decay=None) -> Tensor");
   m.def(
       "taylor_attention_step(Tensor q, Tensor k, Tensor v, Tensor(a!) kv_state, Tensor(b!) k_state, Tensor slots, "
-      "Tensor? decay=None) -> Tensor");
+      "Tensor? decay=None, float scale=1.0) -> Tensor");
   m.def("taylor_features(Tensor x) -> Tensor", taylor_features);
   m.def("taylor_attention_quadratic(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, Tensor? decay=None) -> Tensor",
         taylor_attention_quadratic);

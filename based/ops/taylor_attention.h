@@ -36,9 +36,9 @@ Tensor taylor_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& 
                                 const Tensor& slots, const std::optional<Tensor>& decay = {});
 
 // One token for each slot (paper, algorithm 2): the state [slots, heads, …] is updated in place at `slots` (int64 [rows]);
-// q, k, v [rows, heads, …]. Returns [rows, heads, head_dim]. No gradients.
+// q, k, v [rows, heads, …]; q and k are multiplied by `scale` first. Returns [rows, heads, head_dim]. No gradients.
 Tensor taylor_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, const Tensor& slots,
-                             const std::optional<Tensor>& decay = {});
+                             const std::optional<Tensor>& decay = {}, double scale = 1);
 
 // φ(x): [..., d] -> [..., packed_features(d)] in the order of based/kernels/taylor_attention.h.
 Tensor taylor_features(const Tensor& x);

@@ -317,7 +317,7 @@ TEST(TaylorAttention, ErrorsNameOperatorArgumentAndValue) {
       {"taylor_attention_backward", {f({5, 2, 6}), none, none, q, k, v, cu, none, none, none, f({5, 2, 6}), f({5, 2}) + 9}},
       {"taylor_attention_prefill",
        {q, k, v, cu, f({5, 2, features, 6}), f({5, 2, features}) + 20, torch::tensor({3, 0}, at::kLong), decay}},
-      {"taylor_attention_step", {q, k, v, f({5, 2, features, 6}), f({5, 2, features}) + 20, slots, none}},
+      {"taylor_attention_step", {q, k, v, f({5, 2, features, 6}), f({5, 2, features}) + 20, slots, none, 0.5}},
       {"taylor_features", {q}},
   };
 });

@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include "based/core/error.h"
+#include "based/kernels/step_program.h"
 
 namespace based {
 namespace {
@@ -21,6 +22,7 @@ class Graph final : public Replay {
     for (int i = 0; i < kWarmUps; ++i) body();
     stream.synchronize();
     graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    const kernels::cuda::StepLog log;
     try {
       body();
       graph_.capture_end();
@@ -28,6 +30,8 @@ class Graph final : public Replay {
       break_off(stream);
       throw Error(std::string("this step cannot be recorded as a CUDA graph: ") + error.what_without_backtrace());
     }
+    fuse(log);
+    graph_.instantiate();
   }
   void run() override {
     const c10::cuda::CUDAGuard on_device(device_);
@@ -35,6 +39,15 @@ class Graph final : public Replay {
   }
 
  private:
+  // Kernels of one text's step become one, where they can.
+  void fuse(const kernels::cuda::StepLog& log) {
+    const auto allocate = [this](int64_t bytes) {
+      programs_.push_back(torch::empty({bytes}, torch::dtype(torch::kByte).device(device_)));
+      return programs_.back().mutable_data_ptr();
+    };
+    const kernels::cuda::StepFusion done = kernels::cuda::fuse_step(graph_.raw_cuda_graph(), log, allocate);
+    if (!done.status.ok()) throw Error(std::string("this step's kernels cannot be joined: ") + done.status.what);
+  }
   // Without it the stream would go on capturing, and the device refuse whatever else is asked of it.
   void break_off(const c10::cuda::CUDAStream& stream) {
     try {
@@ -50,7 +63,8 @@ class Graph final : public Replay {
   }
 
   torch::Device device_;
-  at::cuda::CUDAGraph graph_;
+  std::vector<torch::Tensor> programs_;  // memory of kernels that are whole steps
+  at::cuda::CUDAGraph graph_{/*keep_graph=*/true};
 };
 
 [[maybe_unused]] const bool registered = [] {

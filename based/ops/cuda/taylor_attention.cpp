@@ -12,7 +12,8 @@ const TaylorAttentionKernels kCuda{kernels::cuda::taylor_attention_scratch,
                                    kernels::cuda::taylor_attention_backward_scratch,
                                    launch_with_scratch<kernels::cuda::taylor_attention_backward, TaylorAttentionBackward>,
                                    launch<kernels::cuda::taylor_attention_step, TaylorAttention>,
-                                   /*step_head_dim=*/256};
+                                   /*step_head_dim=*/256,
+                                   /*step_scales=*/true};
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                                                    const OptionalTensor& initial_kv_state, const OptionalTensor& initial_k_state,
@@ -62,10 +63,10 @@ Tensor prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
 }
 
 Tensor step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
-            const OptionalTensor& decay) {
+            const OptionalTensor& decay, double scale) {
   const OnDevice device("taylor_attention_step",
                         {{"q", q}, {"k", k}, {"v", v}, {"kv_state", kv_state}, {"k_state", k_state}, {"slots", slots}, {"decay", decay}});
-  return taylor_attention_step_with(kCuda, q, k, v, kv_state, k_state, slots, decay);
+  return taylor_attention_step_with(kCuda, q, k, v, {kv_state, k_state}, slots, decay, scale);
 }
 
 TORCH_LIBRARY_IMPL(based, CUDA, m) {

@@ -1,0 +1,73 @@
+#include "based/generate/replay.h"
+
+#include <gtest/gtest.h>
+#include <torch/cuda.h>
+
+#include "based/models/language_model.h"
+#include "based/ops/recorded_step.h"
+
+namespace based {
+namespace {
+
+using torch::Tensor;
+
+// Layers as wide as a model's of the paper, so that a recorded step of one text is one kernel (on Hopper).
+std::shared_ptr<LanguageModel> wide_model(const std::string& preset) {
+  ModelConfig config = find_preset(preset);
+  config.layers = {"conv", "linear", "window", "conv", "window", "linear"};
+  config.vocab_size = 1000;
+  torch::manual_seed(11);
+  auto model = std::make_shared<LanguageModel>(config);
+  model->to(torch::kCUDA, torch::kBFloat16);
+  model->eval();
+  return model;
+}
+
+// Logits of steps, one after the other, [steps, vocabulary].
+class Decoder {
+ public:
+  explicit Decoder(LanguageModel& model) : model_(model), state_(model.make_state(1)) {
+    const auto ids = torch::dtype(torch::kInt64).device(model.device());
+    slots_ = torch::zeros({1}, ids), ids_ = torch::zeros({1}, ids);
+    logits_ = torch::zeros({1, model.config().padded_vocab()}, torch::dtype(torch::kBFloat16).device(model.device()));
+  }
+  void step() { logits_.copy_(model_.logits(model_.step(ids_, state_, slots_))); }
+  Tensor steps(const std::function<void()>& step) {
+    state_.zero(slots_);
+    std::vector<Tensor> all;
+    for (int64_t i = 0; i < 40; ++i) {
+      ids_.fill_(i * 37 % 1000);
+      step();
+      all.push_back(logits_.to(torch::kFloat));
+    }
+    return torch::cat(all);
+  }
+
+ private:
+  LanguageModel& model_;
+  ModelState state_;
+  Tensor slots_, ids_, logits_;
+};
+
+TEST(Replay, ARecordedStepOfOneTextIsTheStepOfItsKernels) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  for (const char* preset : {"based-360m", "based-1.4b"}) {
+    const torch::InferenceMode inference;
+    const auto model = wide_model(preset);
+    Decoder decoder(*model);
+    const auto step = [&] {
+      const ops::RecordedStep recorded;
+      decoder.step();
+    };
+    const Tensor expected = decoder.steps([&] { decoder.step(); });
+    const auto replay = record(model->device(), step);
+    const auto again = record(model->device(), step);  // beside the first one
+    const Tensor logits = decoder.steps([&] { replay->run(); });
+    EXPECT_LT(((logits - expected).norm() / expected.norm()).item<double>(), 2e-2) << preset;
+    EXPECT_TRUE(torch::equal(logits, decoder.steps([&] { again->run(); }))) << preset;
+    EXPECT_TRUE(torch::equal(logits, decoder.steps([&] { replay->run(); }))) << preset;
+  }
+}
+
+}  // namespace
+}  // namespace based
