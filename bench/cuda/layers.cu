@@ -3,6 +3,7 @@
 #include <cmath>
 #include <memory>
 
+#include "based/kernels/column_sums.h"
 #include "based/kernels/cross_entropy.h"
 #include "based/kernels/pointwise.h"
 #include "based/kernels/short_conv.h"
@@ -284,6 +285,32 @@ void verify_short_conv_step(Report& report, int64_t channels, int32_t taps, DTyp
   report.expect("short_conv_step taps " + std::to_string(taps) + type_name(dtype), relative_error(step, last), 1e-6);
 }
 
+// Columns of a wider matrix.
+void verify_column_sums(Report& report, int64_t rows, int64_t columns, DType dtype) {
+  const int64_t stride = columns + 16;
+  const Buffer x = random_buffer(rows * stride + columns, dtype, 1, 1), sums(columns * 4);
+  const kernels::ColumnSums p{x.as(), sums.as(), rows, columns, stride, dtype};
+  const Buffer scratch(gpu::column_sums_scratch(p));
+  check(gpu::column_sums(p, scratch.as(), {}));
+  const std::vector<double> all = download(x.as(), dtype, rows * stride);
+  std::vector<double> exact(columns);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; ++c) exact[c] += all[r * stride + c];
+  }
+  report.expect("column_sums " + std::to_string(rows) + "x" + std::to_string(columns) + type_name(dtype),
+                relative_error(download(sums.as(), dtype, columns), exact), allowed(dtype));
+}
+
+void time_column_sums(Report& report, int64_t rows, int64_t columns) {
+  const int sets = working_sets(rows * columns * 2);
+  const std::vector<Buffer> x = random_buffers(sets, rows * columns, DType::bf16, 1);
+  const Buffer sums(columns * 2), scratch(gpu::column_sums_scratch({nullptr, nullptr, rows, columns, columns, DType::bf16}));
+  report.time("column_sums " + std::to_string(rows) + "x" + std::to_string(columns) + " bf16", rows * columns * 2, sets,
+              [&](int i, cudaStream_t stream) {
+                check(gpu::column_sums({x[i].as(), sums.as(), rows, columns, columns, DType::bf16}, scratch.as(), Stream{stream}));
+              });
+}
+
 // With an fp32 residual stream: alone, and with the stream's gradient in grad_x and the sum of both rounded for the branch before.
 void time_rms_norm_backward(Report& report, int64_t rows, int64_t width) {
   const int sets = 2;
@@ -414,6 +441,9 @@ void verify_layers(Report& report) {
   }
   verify_short_conv_slots(report, 3, bf);
   verify_short_conv_slots(report, 8, fp);
+  for (const int64_t rows : {1, 70, 5000}) {
+    verify_column_sums(report, rows, 8, bf), verify_column_sums(report, rows, 1040, bf), verify_column_sums(report, rows, 132, fp);
+  }
   verify_short_conv_step(report, 40, 3, bf);
   verify_short_conv_step(report, 17, 4, fp);
 }
@@ -442,6 +472,7 @@ void time_layers(Report& report) {
       check(gpu::short_conv_forward(p, Stream{stream}));
     });
   }
+  for (const int64_t columns : {1024, 4096}) time_column_sums(report, tokens, columns);
   time_cross_entropy(report);
   for (const int32_t dim : {32, 64}) time_rotary(report, dim);
   for (const int64_t norm_width : {1024, 1792}) time_rms_norm_backward(report, tokens, norm_width);

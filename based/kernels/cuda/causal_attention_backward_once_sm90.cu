@@ -393,15 +393,16 @@ __global__ void __launch_bounds__(kThreads, 1) gradients(const __grid_constant__
 #endif
 }
 
-// Writes dq from its sums, which lie as their warpgroup had them: a block a tile of a head.
+// Writes dq from its sums, which lie as their warpgroup had them: a block a tile of a head. Neighbours are the heads of a tile, whose
+// gradients lie side by side in memory.
 __global__ void __launch_bounds__(kGroup) finish(const __grid_constant__ CausalAttentionBackward b,
                                                  const __grid_constant__ Statistics statistics, const float4* __restrict__ sums) {
   constexpr int kWidth = kTile + 8;  // so that neighbouring rows are in different banks
   __shared__ __align__(16) bf16 tile[kTile * kWidth];
   const CausalAttention& p = b.forward;
-  const int head = static_cast<int>(blockIdx.y);
+  const int number = static_cast<int>(blockIdx.x) / p.heads, head = static_cast<int>(blockIdx.x) - number * p.heads;
   Place place;
-  const bool found = find_part<kTile, false>(p, blockIdx.x, place);
+  const bool found = find_part<kTile, false>(p, number, place);
   wait_for_earlier_kernels();
   if (!found) return;
   const float4* from = sums + statistics.tile(head, place, place.part) * (Memory::kDqBytes / 16) + threadIdx.x;
@@ -432,13 +433,13 @@ Status gradients_at_once(const CausalAttentionBackward& b, const Maps& maps, con
   const CausalAttention& p = b.forward;
   const int64_t numbers = p.k_tokens / kKeys + p.rows, places = numbers * p.kv_heads;
   const int64_t heads = kCacheBytes / ((p.k_tokens / p.rows + 1) * kTokenBytes * (p.heads / p.kv_heads));
-  if (places > 1 << 30 || statistics.padded / kTile > 0x7fffffff) return {"causal_attention: too many tokens for one launch"};
+  if (places > 1 << 30 || statistics.padded / kTile * p.heads > 0x7fffffff) return {"causal_attention: too many tokens for one launch"};
   if (const cudaError_t e = allow_shared_memory(gradients, Memory::kBytes); e != cudaSuccess) return status_of(e);
   const int together = static_cast<int>(std::clamp<int64_t>(heads, 1, p.kv_heads));
   const dim3 blocks(static_cast<unsigned>(std::min<int64_t>(places, multiprocessors())));
   const Arguments a{b, maps, statistics, scratch, {scratch.ticket, static_cast<int>(numbers), p.kv_heads, together}};
   if (const Status s = launch_overlapped(gradients, {blocks, kThreads, Memory::kBytes}, stream, a); !s.ok()) return s;
-  const dim3 tiles(static_cast<unsigned>(statistics.padded / kTile), static_cast<unsigned>(p.heads));
+  const dim3 tiles(static_cast<unsigned>(statistics.padded / kTile * p.heads));
   return launch_overlapped(finish, {tiles, kGroup}, stream, b, statistics, scratch.dq);
 }
 

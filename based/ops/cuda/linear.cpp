@@ -1,6 +1,7 @@
 // As many rows as a step of decoding has go through kernels of our own, which read the weights at memory speed; more through cuBLAS.
 #include "based/kernels/linear.h"
 
+#include "based/kernels/column_sums.h"
 #include "based/ops/cuda/gated_hidden.h"
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
@@ -32,6 +33,51 @@ Tensor forward_swiglu(const Tensor& x, const Tensor& weight, const OptionalTenso
   if (!bias && gated_hidden_supports(x, weight)) return gated_hidden(x, weight);
   return swiglu(forward(x, weight, bias));
 }
+
+// The gradient of a bias.
+Tensor column_sums(const Tensor& x) {
+  const Tensor rows = with_unit_columns(x), sums = at::empty({x.size(1)}, x.options());
+  const kernels::ColumnSums p{rows.const_data_ptr(), sums.mutable_data_ptr(), x.size(0), x.size(1), rows.stride(0), kernel_dtype(x)};
+  if (!kernels::cuda::column_sums_supports(p)) return x.sum(0);
+  const Tensor scratch = scratch_memory(kernels::cuda::column_sums_scratch(p), x);
+  require_ok(kernels::cuda::column_sums(p, scratch.mutable_data_ptr(), current_stream()));
+  return sums;
+}
+
+struct LinearFunction : torch::autograd::Function<LinearFunction> {
+  using Context = torch::autograd::AutogradContext;
+  using Variables = torch::autograd::variable_list;
+
+  static Tensor forward(Context* context, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    context->save_for_backward({x, weight});
+    return at::linear(x, weight, bias);
+  }
+
+  static Variables backward(Context* context, const Variables& grads) {
+    const Variables saved = context->get_saved_variables();
+    const Tensor &x = saved[0], &weight = saved[1], &grad_y = grads[0];
+    const OnDevice device("linear_backward", {{"grad_y", grad_y}, {"weight", weight}});
+    Variables found(3);
+    if (context->needs_input_grad(0)) found[0] = at::matmul(grad_y, weight);
+    if (context->needs_input_grad(1)) found[1] = at::matmul(grad_y.t(), x);
+    if (context->needs_input_grad(2)) found[2] = column_sums(grad_y);
+    return found;
+  }
+};
+
+// ATen's linear layer brings its own gradient, but is slow at a bias'.
+Tensor autograd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  const OnDevice device("linear", {{"x", x}, {"weight", weight}, {"bias", bias}});
+  if (!wants_gradient({x, weight, value_or_undefined(bias)})) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return ops::linear(x, weight, bias);
+  }
+  check_linear(x, weight, bias);
+  return bias && has_kernel(x) ? LinearFunction::apply(x, weight, *bias) : at::linear(x, weight, bias);
+}
+
+TORCH_LIBRARY_IMPL(based, AutogradCUDA, m) { m.impl("linear", autograd); }
 
 TORCH_LIBRARY_IMPL(based, CUDA, m) {
   m.impl("linear", forward);
