@@ -138,6 +138,7 @@ struct Computer {
   __device__ __forceinline__ void await_stages(int count) const {
     const RingPlace mine = ahead(min(lane, count - 1));
     while (!__all_sync(~0U, barrier_passed(shared_address(&shared.full[mine.stage]), mine.phase))) {}
+    __syncwarp();  // what one lane has seen come is there for all
   }
   __device__ __forceinline__ void release_stages(int count) {
     __syncwarp();
