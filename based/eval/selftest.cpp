@@ -190,6 +190,34 @@ std::vector<OperatorCheck> other_checks() {
        },
        [](const Tensors& x) { return ops::swiglu(x[0]); },
        [](const Tensors& x) { return x[0].narrow(1, 0, 48) * torch::silu(x[0].narrow(1, 48, 48)); }},
+      {"rotary_",
+       [] {
+         return Tensors{draw({tokens, 2 * 16})};
+       },
+       [](const Tensors& x) {
+         return ops::rotary_(x[0].clone(), torch::arange(tokens).to(x[0].device()), {2, 16, 16});
+       },
+       by_rotary_formula},
+      {"cross_entropy",
+       [] {
+         return Tensors{draw({64, 32}), draw({100, 32}, 0.3)};
+       },
+       [](const Tensors& x) { return ops::cross_entropy(x[0], x[1], (torch::arange(64) % 7 * 3).to(x[0].device())); },
+       [](const Tensors& x) { return at::cross_entropy_loss(torch::linear(x[0], x[1]), torch::arange(64) % 7 * 3); }},
+  };
+}
+
+std::vector<OperatorCheck> product_checks() {
+  return {
+      {"linear, few rows",
+       [] {
+         return Tensors{draw({5, 96}), draw({70, 96}, 0.2), draw({70})};
+       },
+       [](const Tensors& x) {
+         const torch::NoGradGuard no_grad;
+         return ops::linear(x[0], x[1], x[2]);
+       },
+       [](const Tensors& x) { return torch::linear(x[0], x[1], x[2]); }, false},
       {"linear_swiglu",
        [] {
          return Tensors{draw({1, 96}), draw({64, 96}, 0.2)};
@@ -208,29 +236,6 @@ std::vector<OperatorCheck> other_checks() {
          const Tensor h = torch::matmul(x[0], x[1].t());
          return torch::matmul(h.narrow(1, 0, 256) * torch::silu(h.narrow(1, 256, 256)), x[2].t());
        }},
-      {"rotary_",
-       [] {
-         return Tensors{draw({tokens, 2 * 16})};
-       },
-       [](const Tensors& x) {
-         return ops::rotary_(x[0].clone(), torch::arange(tokens).to(x[0].device()), {2, 16, 16});
-       },
-       by_rotary_formula},
-      {"linear, few rows",
-       [] {
-         return Tensors{draw({5, 96}), draw({70, 96}, 0.2), draw({70})};
-       },
-       [](const Tensors& x) {
-         const torch::NoGradGuard no_grad;
-         return ops::linear(x[0], x[1], x[2]);
-       },
-       [](const Tensors& x) { return torch::linear(x[0], x[1], x[2]); }, false},
-      {"cross_entropy",
-       [] {
-         return Tensors{draw({64, 32}), draw({100, 32}, 0.3)};
-       },
-       [](const Tensors& x) { return ops::cross_entropy(x[0], x[1], (torch::arange(64) % 7 * 3).to(x[0].device())); },
-       [](const Tensors& x) { return at::cross_entropy_loss(torch::linear(x[0], x[1]), torch::arange(64) % 7 * 3); }},
   };
 }
 
@@ -280,7 +285,8 @@ std::vector<SelfTestResult> run_selftest(torch::Device device, const std::functi
   const Isa best = kernels::cpu::best_isa();
   torch::manual_seed(20);
   auto operators = attention_checks();
-  for (auto& other : other_checks()) operators.push_back(std::move(other));
+  for (auto* more : {other_checks, product_checks})
+    for (auto& one : more()) operators.push_back(std::move(one));
   const auto check_operators = [&](const std::string& where) {
     for (const auto& one : operators)
       for (const auto type : {torch::kFloat32, torch::kBFloat16})
