@@ -46,8 +46,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> taylor_attention_backward_wit
     const OptionalTensor& initial_k_state, const OptionalTensor& decay, const Tensor& y, const Tensor& denominator);
 Tensor taylor_attention_prefill_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
                                      const Tensor& cu_seqlens, const TaylorState& state, const Tensor& slots, const OptionalTensor& decay);
-Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, TaylorState state,
-                                  const Tensor& slots, const OptionalTensor& decay, double scale);
+Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
+                                  const TaylorState& state, const Tensor& slots, const OptionalTensor& decay, double scale);
 
 // A launch's arguments, and the memory behind them; y and log_sum_exp are the caller's to add.
 struct CausalAttentionLaunch {

@@ -252,8 +252,8 @@ Tensor taylor_attention_prefill_with(const TaylorAttentionKernels& table, const 
   return y;
 }
 
-Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, TaylorState state,
-                                  const Tensor& slots, const OptionalTensor& decay, double scale) {
+Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
+                                  const TaylorState& state, const Tensor& slots, const OptionalTensor& decay, double scale) {
   if (!uses_kernel("taylor_attention_step", q, v.size(-1) <= table.step_head_dim))
     return step_reference(q, k, v, state.kv, state.k, slots, decay, scale);
   check_taylor_attention_step(q, k, v, state.kv, state.k, slots, decay);
