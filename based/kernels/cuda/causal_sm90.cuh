@@ -89,18 +89,14 @@ __device__ __forceinline__ bool find_place(const CausalAttention& p, const Order
 }
 
 #if BASED_HAS_WGMMA
-// A place in a ring of stages, and the phase of its barriers.
-struct Stage {
-  int slot = 0;
-  uint32_t phase = 0;
-};
+using Stage = RingPlace;
 
 __device__ __forceinline__ Stage agreed(const Stage& s) { return {agreed(s.slot), s.phase}; }
 
 // The next place of kCount.
 template <int kCount>
 __device__ __forceinline__ void next(Stage& s) {
-  if (++s.slot == kCount) s.slot = 0, s.phase ^= 1;
+  s.advance(kCount);
 }
 
 // Steps of a walk, whose operands pass through a ring of stages. The warpgroups of a block take the same steps, each at its own pace; the
@@ -272,9 +268,6 @@ __device__ __forceinline__ void store_tile(bf16* to, int64_t stride, int width, 
     }
   }
 }
-
-// The threads of one warpgroup.
-__device__ __forceinline__ void group_meets(int group) { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kGroup) : "memory"); }
 
 __device__ __forceinline__ uint32_t shared_base() {
   extern __shared__ uint8_t shared[];

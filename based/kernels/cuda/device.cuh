@@ -174,6 +174,14 @@ __device__ __forceinline__ void bulk_store_wait_read() { asm volatile("cp.async.
 // The barrier of a cluster: a block that has arrived may go on, and wait later.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+// A place in a ring of stages, and the phase of its barriers.
+struct RingPlace {
+  int slot = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void advance(int stages) {
+    if (++slot == stages) slot = 0, phase ^= 1;
+  }
+};
 // Orders ordinary accesses to shared memory before later ones of the copy engine and the tensor cores; before the barrier.
 __device__ __forceinline__ void fence_shared_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #endif

@@ -138,12 +138,9 @@ struct SwigluGradient {
 #endif
 };
 
-// [height, width], contiguous, as boxes of [box, kBox].
+// [height, width], contiguous.
 Status describe(CUtensorMap& map, const void* data, int64_t height, int64_t width, int box) {
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(height)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(width) * 2};
-  const cuuint32_t boxes[2] = {kBox, static_cast<cuuint32_t>(box)};
-  return describe_tiles(map, data, sizes, strides, boxes);
+  return describe_matrix(map, data, height, width, width, box);
 }
 
 // Measured: 4 to 16 pairs of rows together are alike.

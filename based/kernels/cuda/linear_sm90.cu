@@ -42,20 +42,7 @@ struct Plan {
 };
 
 #if BASED_HAS_WGMMA
-struct Ring {  // a place in a ring of stages, and the phase of its barrier
-  int slot = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void advance(int stages) {
-    if (++slot == stages) slot = 0, phase ^= 1;
-  }
-};
-
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
-__device__ __forceinline__ void load_tile(uint32_t shared, const CUtensorMap& map, int column, int row, uint32_t barrier) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(shared),
-               "l"(&map), "r"(column), "r"(row), "r"(barrier)
-               : "memory");
-}
 __device__ __forceinline__ uint32_t address_in_block(uint32_t shared, int rank) {
   uint32_t there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared), "r"(rank));
@@ -94,42 +81,42 @@ struct Block {  // a block's place
     split = static_cast<int>(blockIdx.x) % plan.splits, first_out = static_cast<int>(blockIdx.x) / plan.splits * kOutputs;
     first = plan.steps * split / plan.splits, steps = plan.steps * (split + 1) / plan.splits - first;
   }
-  __device__ __forceinline__ uint32_t weights_at(const Ring& r) const { return base + r.slot * Memory::kWeightBytes; }
-  __device__ __forceinline__ uint32_t rows_at(const Ring& r) const { return base + plan.rows_at + r.slot * Memory::kRowBytes; }
-  __device__ __forceinline__ uint32_t weights_here(const Ring& r) const { return base + plan.barriers_at + r.slot * 8; }
-  __device__ __forceinline__ uint32_t rows_here(const Ring& r) const { return weights_here(r) + 8 * kMostStages; }
-  __device__ __forceinline__ uint32_t consumed(const Ring& r) const { return weights_here(r) + 16 * kMostStages; }
+  __device__ __forceinline__ uint32_t weights_at(const RingPlace& r) const { return base + r.slot * Memory::kWeightBytes; }
+  __device__ __forceinline__ uint32_t rows_at(const RingPlace& r) const { return base + plan.rows_at + r.slot * Memory::kRowBytes; }
+  __device__ __forceinline__ uint32_t weights_here(const RingPlace& r) const { return base + plan.barriers_at + r.slot * 8; }
+  __device__ __forceinline__ uint32_t rows_here(const RingPlace& r) const { return weights_here(r) + 8 * kMostStages; }
+  __device__ __forceinline__ uint32_t consumed(const RingPlace& r) const { return weights_here(r) + 16 * kMostStages; }
 
   // By all lanes of a warp, a stage each.
   __device__ __forceinline__ void init_barriers() const {
-    Ring r;
+    RingPlace r;
     r.slot = threadIdx.x % 32;
     if (r.slot < plan.weight_stages) barrier_init(weights_here(r));
     if (r.slot < plan.row_stages) barrier_init(rows_here(r)), barrier_init(consumed(r), kMultipliers / 32);
     fence_shared_proxy();
     __syncwarp();
   }
-  __device__ __forceinline__ void request_weights(const CUtensorMap& weights, int step, const Ring& r) const {
+  __device__ __forceinline__ void request_weights(const CUtensorMap& weights, int step, const RingPlace& r) const {
     barrier_expect(weights_here(r), Memory::kWeightBytes);
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab)
-      load_tile(weights_at(r) + slab * kOutputs * 128, weights, ((first + step) * kSlabs + slab) * kSlab, first_out, weights_here(r));
+      load_box(weights_at(r) + slab * kOutputs * 128, weights, ((first + step) * kSlabs + slab) * kSlab, first_out, weights_here(r));
   }
-  __device__ __forceinline__ void request_rows(const CUtensorMap& rows, int step, const Ring& r) const {
+  __device__ __forceinline__ void request_rows(const CUtensorMap& rows, int step, const RingPlace& r) const {
     barrier_expect(rows_here(r), Memory::kRowBytes);
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab)
-      load_tile(rows_at(r) + slab * kRows * 128, rows, ((first + step) * kSlabs + slab) * kSlab, 0, rows_here(r));
+      load_box(rows_at(r) + slab * kRows * 128, rows, ((first + step) * kSlabs + slab) * kSlab, 0, rows_here(r));
   }
   // One thread; these three in this order.
   __device__ __forceinline__ void request_first_weights(const CUtensorMap& weights) const {
-    for (Ring r; r.slot < min(steps, plan.weight_stages); ++r.slot) request_weights(weights, r.slot, r);
+    for (RingPlace r; r.slot < min(steps, plan.weight_stages); ++r.slot) request_weights(weights, r.slot, r);
   }
   __device__ __forceinline__ void request_first_rows(const CUtensorMap& rows) const {
-    for (Ring r; r.slot < min(steps, plan.row_stages); ++r.slot) request_rows(rows, r.slot, r);
+    for (RingPlace r; r.slot < min(steps, plan.row_stages); ++r.slot) request_rows(rows, r.slot, r);
   }
   __device__ __forceinline__ void request_the_rest(const CUtensorMap& weights, const CUtensorMap& rows) const {
-    Ring weight, row;
+    RingPlace weight, row;
     for (int step = 0; step + plan.row_stages < steps; ++step) {
       barrier_wait(consumed(row), row.phase);
       request_rows(rows, step + plan.row_stages, row);
@@ -138,7 +125,7 @@ struct Block {  // a block's place
     }
   }
   __device__ __forceinline__ void multiply_all(float (&d)[kRows / 2]) const {
-    Ring weight, row;
+    RingPlace weight, row;
     uint32_t before = 0;
     for (int step = 0; step < steps; ++step) {
       barrier_wait(weights_here(weight), weight.phase);
@@ -287,20 +274,12 @@ Plan make_plan(const Linear& p) {
   return plan;
 }
 
-// [height, width] as tiles of [box, kSlab].
-Status describe(CUtensorMap& map, const void* data, int64_t height, int64_t width, int64_t stride, int box) {
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(height)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride) * 2};
-  const cuuint32_t boxes[2] = {kSlab, static_cast<cuuint32_t>(box)};
-  return describe_tiles(map, data, sizes, strides, boxes);
-}
-
 template <typename Y, int kRows>
 Status run(const Linear& p, Stream stream) {
   const Plan plan = make_plan<kRows>(p);
   CUtensorMap weights, rows;
-  if (const Status s = describe(weights, p.weight, p.out, p.in, p.weight_stride, kOutputs); !s.ok()) return s;
-  if (const Status s = describe(rows, p.x, p.rows, p.in, p.x_stride, kRows); !s.ok()) return s;
+  if (const Status s = describe_matrix(weights, p.weight, p.out, p.in, p.weight_stride, kOutputs); !s.ok()) return s;
+  if (const Status s = describe_matrix(rows, p.x, p.rows, p.in, p.x_stride, kRows); !s.ok()) return s;
   auto* kernel = many_rows<Y, kRows>;
   const int shared = plan.barriers_at + Layout<kRows>::kBarrierBytes + 1024;
   if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);

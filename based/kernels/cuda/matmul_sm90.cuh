@@ -49,20 +49,6 @@ struct Place {
 __device__ __forceinline__ int first_tile() { return static_cast<int>(blockIdx.x / 2); }
 __device__ __forceinline__ int tile_step() { return static_cast<int>(gridDim.x / 2); }
 
-template <int kStages>
-struct Stage {  // a place in the ring, and the phase of its barriers
-  int slot = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void advance() {
-    if (++slot == kStages) slot = 0, phase ^= 1;
-  }
-};
-
-__device__ __forceinline__ void load_box(uint32_t shared, const CUtensorMap& map, int column, int row, uint32_t barrier) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(shared),
-               "l"(&map), "r"(column), "r"(row), "r"(barrier)
-               : "memory");
-}
 // From memory to the L2 cache.
 __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int column, int row) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(column), "r"(row) : "memory");
@@ -91,9 +77,6 @@ __device__ __forceinline__ void arrive_in_block(uint32_t barrier, uint32_t rank)
       "r"(rank)
       : "memory");
 }
-
-// The threads of one of the warpgroups that multiply.
-__device__ __forceinline__ void group_meets(int group) { asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(kGroup) : "memory"); }
 
 // Where a lane's four 8 x 8 matrices of the 16 rows of its warp begin: rows 0, 8, 0, 8, columns 8j, 8j, 8j + 8, 8j + 8 of a box.
 __device__ __forceinline__ uint32_t matrix_place(uint32_t box, int j) {
@@ -181,10 +164,10 @@ struct Ring {
 template <class TheRing, int kStages>
 __device__ __forceinline__ void request_all(const TheRing& ring, const Tiles& tiles, const Operands& from) {
   const int rank = static_cast<int>(rank_in_cluster());
-  Stage<kStages> stage;
+  RingPlace stage;
   for (int tile = first_tile(); tile < tiles.count(); tile += tile_step()) {
     const Place place(tiles, tile);
-    for (int step = 0; step < tiles.steps; ++step, stage.advance()) {
+    for (int step = 0; step < tiles.steps; ++step, stage.advance(kStages)) {
       barrier_wait(ring.consumed(stage.slot), stage.phase ^ 1);
       ring.request(from, stage.slot, step * kDepth, place.row, place.column * tiles.b_step + rank * tiles.b_half, rank);
     }
@@ -193,11 +176,11 @@ __device__ __forceinline__ void request_all(const TheRing& ring, const Tiles& ti
 
 template <class TheRing, int kStages, class Epilogue>
 __device__ __forceinline__ void multiply_all(const TheRing& ring, const Tiles& tiles, int group, Epilogue& epilogue) {
-  Stage<kStages> stage;
+  RingPlace stage;
   for (int tile = first_tile(); tile < tiles.count(); tile += tile_step()) {
     float d[128];
     int before = 0;
-    for (int step = 0; step < tiles.steps; ++step, stage.advance()) {
+    for (int step = 0; step < tiles.steps; ++step, stage.advance(kStages)) {
       barrier_wait(ring.here(stage.slot), stage.phase);
       wgmma_begin();
       ring.multiply(d, stage.slot, group, step > 0);

@@ -95,7 +95,7 @@ struct Computer {
     const int first = 4 * thread;
     const bool active = first < p.width;
     float weight[4] = {}, add[4] = {};
-    if (active) load_floats<4>(reinterpret_cast<const bf16*>(shared.slots[slot.stage].companions) + first, weight);
+    if (active) load_floats<4>(reinterpret_cast<const bf16*>(shared.slots[slot.slot].companions) + first, weight);
     if (active) {
       uint2 raw = make_uint2(0, 0);
       if (p.add != nullptr) raw = receive4(step.in[0], p.add, first, tag);
@@ -130,23 +130,23 @@ struct Computer {
   }
   // The stage `count` places on, and its phase.
   __device__ __forceinline__ RingPlace ahead(int count) const {
-    RingPlace to{at.stage + count, at.phase};
-    if (to.stage >= program.stages) to.stage -= program.stages, to.phase ^= 1;
+    RingPlace to{at.slot + count, at.phase};
+    if (to.slot >= program.stages) to.slot -= program.stages, to.phase ^= 1;
     return to;
   }
   // Until the next stages, at most 32, have come. By a warp; a lane looks at one.
   __device__ __forceinline__ void await_stages(int count) const {
     const RingPlace mine = ahead(min(lane, count - 1));
-    while (!__all_sync(~0U, barrier_passed(shared_address(&shared.full[mine.stage]), mine.phase))) {}
+    while (!__all_sync(~0U, barrier_passed(shared_address(&shared.full[mine.slot]), mine.phase))) {}
     __syncwarp();  // what one lane has seen come is there for all
   }
   __device__ __forceinline__ void release_stages(int count) {
     __syncwarp();
-    if (lane < count) barrier_arrive(shared_address(&shared.empty[ahead(lane).stage]));
+    if (lane < count) barrier_arrive(shared_address(&shared.empty[ahead(lane).slot]));
     at = ahead(count);
   }
   __device__ __forceinline__ uint32_t row_at(int row, int shift, int row_bytes) const {
-    return ring + ahead(row >> shift).stage * step_stage_bytes(threads) + (row & ((1 << shift) - 1)) * row_bytes;
+    return ring + ahead(row >> shift).slot * step_stage_bytes(threads) + (row & ((1 << shift) - 1)) * row_bytes;
   }
   // The sums of `rows` rows as they come through the ring, 2^shift a stage, into shared.sums: [row][warp]. x is in shared memory.
   template <int kGroups>
@@ -194,7 +194,7 @@ struct Computer {
   // Element `of` of what a block's share needs, from its place in memory's words.
   template <typename T>
   __device__ __forceinline__ T companion(int source, const T* memory, int of, int in_share) const {
-    const char* part = shared.slots[slot.stage].companions + source * StepSlot::kPart;
+    const char* part = shared.slots[slot.slot].companions + source * StepSlot::kPart;
     const auto odd = reinterpret_cast<uintptr_t>(memory + (of - in_share)) % 4;
     return *reinterpret_cast<const T*>(part + odd + in_share * sizeof(T));
   }
@@ -211,7 +211,7 @@ struct Computer {
     const ShortConv& c = step.arguments.linear.conv;
     const auto *taps = static_cast<const bf16*>(c.weight), *bias = static_cast<const bf16*>(c.bias);
     const auto tap = [&](int i) { return to_float(companion(kStepTaps, taps, 3 * out + i, 3 * in_share + i)); };
-    const float2 old = reinterpret_cast<const float2*>(shared.slots[slot.stage].companions + kStepState * StepSlot::kPart)[in_share];
+    const float2 old = reinterpret_cast<const float2*>(shared.slots[slot.slot].companions + kStepState * StepSlot::kPart)[in_share];
     const float x = to_float(rounded), before = bias != nullptr ? to_float(companion(kStepTapsBias, bias, out, in_share)) : 0;
     const float z = fmaf(tap(2), x, fmaf(tap(1), old.y, fmaf(tap(0), old.x, before)));
     send(step, c.y, out, (c.silu ? z * sigmoid(z) : z) * to_float(rounded_gate));
@@ -448,11 +448,11 @@ struct Computer {
   }
   __device__ __forceinline__ void run_all() {
     for (int i = 0; i < program.instruction_count; ++i) {
-      barrier_wait(shared_address(&shared.slot_full[slot.stage]), slot.phase);
-      const StepInstruction& step = shared.slots[slot.stage].step;
+      barrier_wait(shared_address(&shared.slot_full[slot.slot]), slot.phase);
+      const StepInstruction& step = shared.slots[slot.slot].step;
       run(step);
       meet();
-      if (thread == 0) barrier_arrive(shared_address(&shared.slot_empty[slot.stage]));
+      if (thread == 0) barrier_arrive(shared_address(&shared.slot_empty[slot.slot]));
       slot.advance(kStepSlots);
     }
     if (thread != 0 || atomicAdd(program.counters + 1, 1) + 1 != gridDim.x) return;

@@ -7,15 +7,6 @@
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 namespace based::kernels::cuda::detail {
 
-// A place in the ring, and the phase of its barriers.
-struct RingPlace {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void advance(int stages) {
-    if (++stage == stages) stage = 0, phase ^= 1;
-  }
-};
-
 // The outputs that this block computes, and which of the shares they are.
 struct BlockShare {
   int place, first, count;
@@ -51,15 +42,15 @@ inline __device__ void request_weights(const StepProgram& program, StepShared& s
     const int step = step_stage_rows(program.threads, fetch.row_bytes) / (pairs ? 2 : 1);
     const char* from = fetch.weight + int64_t{share.first} * fetch.row_bytes;
     for (int left = share.count; left > 0; left -= step) {
-      if (!is_first_round) barrier_wait(shared_address(&shared.empty[at.stage]), at.phase ^ 1);
-      const uint32_t bytes = min(left, step) * fetch.row_bytes, full = shared_address(&shared.full[at.stage]),
-                     to = ring + at.stage * stage_bytes;
+      if (!is_first_round) barrier_wait(shared_address(&shared.empty[at.slot]), at.phase ^ 1);
+      const uint32_t bytes = min(left, step) * fetch.row_bytes, full = shared_address(&shared.full[at.slot]),
+                     to = ring + at.slot * stage_bytes;
       barrier_expect(full, pairs ? 2 * bytes : bytes);
       bulk_load_once(to, from, bytes, full, policy);
       if (pairs) bulk_load_once(to + step * fetch.row_bytes, from + fetch.to_gate, bytes, full, policy);
       from += bytes;
       at.advance(program.stages);
-      if (at.stage == 0) is_first_round = false;
+      if (at.slot == 0) is_first_round = false;
     }
   }
 }
@@ -73,8 +64,8 @@ inline __device__ void request_instructions(const StepProgram& program, StepShar
   for (int i = 0; i < program.instruction_count; ++i) {
     const StepCompanions these = next;
     if (i + 1 < program.instruction_count) next = program.companions[i + 1];
-    if (!is_first_round) barrier_wait(shared_address(&shared.slot_empty[at.stage]), at.phase ^ 1);
-    const StepSlot& slot = shared.slots[at.stage];
+    if (!is_first_round) barrier_wait(shared_address(&shared.slot_empty[at.slot]), at.phase ^ 1);
+    const StepSlot& slot = shared.slots[at.slot];
     const char* instruction = reinterpret_cast<const char*>(program.instructions + i);
     if (lane < static_cast<int>(sizeof(StepInstruction) / 16))
       copy_async_16(shared_address(&slot.step) + 16 * lane, instruction + 16 * lane, true);
@@ -94,9 +85,9 @@ inline __device__ void request_instructions(const StepProgram& program, StepShar
         for (int word = lane; word < words; word += 32) copy_async_4(to + s * StepSlot::kPart + 4 * word, from - odd + 4 * word);
       }
     }
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&shared.slot_full[at.stage])) : "memory");
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&shared.slot_full[at.slot])) : "memory");
     at.advance(kStepSlots);
-    if (at.stage == 0) is_first_round = false;
+    if (at.slot == 0) is_first_round = false;
   }
   copy_async_commit();
   copy_async_wait<0>();

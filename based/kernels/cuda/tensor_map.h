@@ -35,7 +35,20 @@ inline Status describe_heads(CUtensorMap& map, const void* data, int64_t tokens,
   return describe_tiles(map, data, sizes, strides, boxes);
 }
 
+// [height, width] as boxes of `box` rows of 64 elements; `stride` elements from one row to the next.
+inline Status describe_matrix(CUtensorMap& map, const void* data, int64_t height, int64_t width, int64_t stride, int box) {
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(width), static_cast<cuuint64_t>(height)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride) * 2};
+  const cuuint32_t boxes[2] = {64, static_cast<cuuint32_t>(box)};
+  return describe_tiles(map, data, sizes, strides, boxes);
+}
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void load_box(uint32_t shared, const CUtensorMap& map, int column, int row, uint32_t barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(shared),
+               "l"(&map), "r"(column), "r"(row), "r"(barrier)
+               : "memory");
+}
 __device__ __forceinline__ void load_heads(uint32_t shared, const CUtensorMap& map, int column, int head, int token, uint32_t barrier) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared),
                "l"(&map), "r"(column), "r"(head), "r"(token), "r"(barrier)

@@ -33,6 +33,9 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// The 128 threads of the warpgroup numbered `group`.
+__device__ __forceinline__ void group_meets(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
+
 // Call on accumulators after the wait for them: keeps the compiler from reading them earlier.
 template <int kCount>
 __device__ __forceinline__ void settle(float (&d)[kCount]) {
