@@ -18,7 +18,7 @@ struct Decoder {
     constexpr int64_t piece = 2048;
     for (int64_t done = 0; done < tokens; done += piece) {
       const int64_t length = std::min(piece, tokens - done), rows = slots.size(0);
-      model.prefill(random_ids(model, rows * length), Sequences::equal(rows, length), state, slots);
+      model.prefill_last(random_ids(model, rows * length), Sequences::equal(rows, length), state, slots);
     }
   }
   void step() { ids = model.logits(model.step(ids, state, slots)).narrow(1, 0, model.config().vocab_size).argmax(1); }

@@ -34,7 +34,6 @@ void run_prefill(Context& context) {
     constexpr int64_t rows = 2;
     const int64_t tokens = rows * shape.length;
     const torch::Tensor ids = random_ids(model, tokens), slots = torch::arange(rows, ids.options());
-    const torch::Tensor last = (slots + 1) * shape.length - 1;
     constexpr int repeats = 11;
     size_t used = 0;
     std::vector<ModelState> states;  // each empty once
@@ -43,15 +42,13 @@ void run_prefill(Context& context) {
         [&] {
           ModelState& state = states.at(used++);
           const Sequences texts = Sequences::equal(rows, shape.length, context.device);
-          model.logits(model.prefill(ids, texts, state, slots).index_select(0, last));
+          model.logits(model.prefill_last(ids, texts, state, slots));
           torch::cuda::synchronize();
         },
         repeats);
-    // Two operations a weight and token; the embedding for the last tokens' logits alone.
-    const double weights = static_cast<double>(model.parameter_count() - model.config().padded_vocab() * model.config().d_model);
     context.add(rate("prefill_" + short_name(shape.preset) + "_2x" + std::to_string(shape.length),
                      "prefill 2 x " + std::to_string(shape.length), bench, static_cast<double>(tokens), seconds,
-                     2 * weights * static_cast<double>(tokens) / gemm, "bf16 GEMM, the weights' operations"));
+                     prefill_operations(model) * static_cast<double>(tokens) / gemm, "bf16 GEMM, the weights' operations"));
   }
 }
 

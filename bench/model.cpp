@@ -55,7 +55,10 @@ void verify_model(BenchModel& result) {
   const torch::Tensor ids = random_ids(model, tokens), slots = torch::zeros({1}, ids.options());
   ModelState state = model.make_state(1);
   const Sequences first = Sequences::equal(1, prefilled, model.device());
-  std::vector<torch::Tensor> rows{model.prefill(ids.narrow(0, 0, prefilled), first, state, slots)};
+  const torch::Tensor prompt = ids.narrow(0, 0, prefilled);
+  std::vector<torch::Tensor> rows{model.prefill(prompt, first, state, slots).narrow(0, 0, prefilled - 1)};
+  state.zero(slots);
+  rows.push_back(model.prefill_last(prompt, first, state, slots));
   for (int64_t t = prefilled; t < tokens; ++t) rows.push_back(model.step(ids.narrow(0, t, 1), state, slots));
   const std::shared_ptr<LanguageModel> exact = exact_copy(model);
   exact->eval();
@@ -91,6 +94,14 @@ std::shared_ptr<LanguageModel> random_preset(const Context& context, const std::
       if (parameter.key().ends_with("bias")) parameter.value().zero_();
     }
   return model;
+}
+
+double prefill_operations(const LanguageModel& model) {
+  const std::string last_mlp = "layers." + std::to_string(model.layers() - 1) + ".mlp.";
+  int64_t weights = 0;
+  for (const auto& parameter : model.named_parameters())
+    if (parameter.key() != "embedding" && parameter.key().rfind(last_mlp, 0) != 0) weights += parameter.value().numel();
+  return 2 * static_cast<double>(weights);
 }
 
 BenchModel verified_preset(const Context& context, const std::string& preset) {

@@ -21,6 +21,8 @@ std::shared_ptr<LanguageModel> random_preset(const Context& context, const std::
 std::shared_ptr<LanguageModel> exact_copy(const LanguageModel& model);
 // The same as verified_model for this preset, whatever the context names.
 BenchModel verified_preset(const Context& context, const std::string& preset);
+// Operations of LanguageModel::prefill_last a token: two a weight, without the embedding's and the last layer's MLP, where few tokens come.
+double prefill_operations(const LanguageModel& model);
 // Bytes of the weights that a decoding step reads: all, the embedding once, as the output projection.
 double weight_bytes(const LanguageModel& model);
 // What a decoding step must move for one text of this length: sums are read and written, keys and values are read.

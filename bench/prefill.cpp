@@ -9,15 +9,14 @@ void run(Context& context) {
   const BenchModel bench = verified_model(context);
   LanguageModel* const model = bench.model.get();
   const double rate = context.ceilings.product_gflops();
-  // Two operations a weight and token; the embedding only for the last token's logits.
-  const double per_token = 2.0 * static_cast<double>(model->parameter_count() - model->config().padded_vocab() * model->config().d_model);
+  const double per_token = prefill_operations(*model);
   for (const int64_t tokens : {512, 4096}) {
     const torch::Tensor ids = random_ids(*model, tokens), slots = torch::tensor({int64_t{0}});
     ModelState state = model->make_state(1);
     const double seconds = median_seconds(
         [&] {
           state.zero(slots);
-          model->logits(model->prefill(ids, Sequences::equal(1, tokens), state, slots).narrow(0, tokens - 1, 1));
+          model->logits(model->prefill_last(ids, Sequences::equal(1, tokens), state, slots));
         },
         tokens > 1000 ? 3 : 5);
     const double count = static_cast<double>(tokens), floor = per_token * count / (rate * 1e9);

@@ -96,7 +96,7 @@ void Engine::read_prompts(const std::vector<std::vector<int64_t>>& prompts, cons
   const torch::Device device = model_.device();
   state_.zero(slots);
   const auto tokens = static_cast<int64_t>(ids.size());
-  if (tokens > 0) model_.prefill(torch::tensor(ids).to(device), Sequences::packed(starts, tokens, device), state_, slots);
+  if (tokens > 0) model_.prefill_last(torch::tensor(ids).to(device), Sequences::packed(starts, tokens, device), state_, slots);
   last_.index_copy_(0, slots, torch::tensor(last).to(device));
 }
 

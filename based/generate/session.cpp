@@ -25,7 +25,7 @@ void Session::append(const std::vector<int64_t>& ids) {
   const int64_t end = static_cast<int64_t>(ids_.size()) - 1;
   for (int64_t at = unseen; at < end; at += prefill_piece) {
     const int64_t length = std::min(prefill_piece, end - at);
-    model_.prefill(all.narrow(0, at, length), Sequences::equal(1, length, model_.device()), state_, slot_);
+    model_.prefill_last(all.narrow(0, at, length), Sequences::equal(1, length, model_.device()), state_, slot_);
   }
 }
 

@@ -59,9 +59,7 @@ Block::Block(const ModelConfig& config, int64_t layer) {
   mlp_ = register_module("mlp", std::make_shared<Mlp>(config));
 }
 
-template <class Mix>
-void Block::run(Residual& residual, Mix&& mix) {
-  residual.pending = mix(*mixer_, norm1_->forward(residual));
+void Block::run_mlp(Residual& residual) {
   if (mlp_) residual.pending = mlp_->forward(norm2_->forward(residual));
 }
 
@@ -127,14 +125,33 @@ ModelState LanguageModel::make_state(int64_t slots) const {
   return ModelState(std::move(layers), torch::zeros({slots}, torch::dtype(torch::kInt64).device(device())));
 }
 
-Tensor LanguageModel::prefill(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
+Residual LanguageModel::read(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
   const Tensor first = state.position().index_select(0, slots);
   const Sequences pass = rows.for_one_pass();
   Residual residual{embed(ids, positions_.defined() ? pass.positions(first) : Tensor()), {}};
-  for (size_t i = 0; i < blocks_.size(); ++i)
-    blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.prefill(x, pass, state.layers()[i], slots); });
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    if (i > 0) blocks_[i - 1]->run_mlp(residual);
+    blocks_[i]->run_mixer(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.prefill(x, pass, state.layers()[i], slots); });
+  }
   state.position().index_copy_(0, slots, first + rows.cu_seqlens().diff());
+  return residual;
+}
+
+Tensor LanguageModel::finish(Residual& residual) {
+  blocks_.back()->run_mlp(residual);
   return norm_->forward(residual);
+}
+
+Tensor LanguageModel::prefill(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
+  Residual residual = read(ids, rows, state, slots);
+  return finish(residual);
+}
+
+Tensor LanguageModel::prefill_last(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
+  const Residual all = read(ids, rows, state, slots);
+  const Tensor last = (rows.cu_seqlens().slice(0, 1) - 1).clamp_min(0);
+  Residual residual{all.sum.index_select(0, last), all.pending.index_select(0, last)};
+  return finish(residual);
 }
 
 Tensor LanguageModel::step(const Tensor& ids, ModelState& state, const Slots& slots) {

@@ -47,7 +47,16 @@ class Block : public torch::nn::Module {
   const Mixer& mixer() const { return *mixer_; }
   // residual + mixer(norm1(residual)), then + mlp(norm2(·)); `mix` runs the mixer in one of its forms. The last sum is left pending.
   template <class Mix>
-  void run(Residual& residual, Mix&& mix);
+  void run(Residual& residual, Mix&& mix) {
+    run_mixer(residual, mix);
+    run_mlp(residual);
+  }
+  // Its halves: tokens see each other in the first one alone.
+  template <class Mix>
+  void run_mixer(Residual& residual, Mix&& mix) {
+    residual.pending = mix(*mixer_, norm1_->forward(residual));
+  }
+  void run_mlp(Residual& residual);
 
  private:
   std::shared_ptr<Norm> norm1_, norm2_;
@@ -82,9 +91,15 @@ class LanguageModel : public torch::nn::Module {
   // As Mixer::prefill and Mixer::step; both return hidden states after the last norm.
   Tensor prefill(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
   Tensor step(const Tensor& ids, ModelState& state, const Slots& slots);
+  // As prefill, for those who go on from the state: [rows, d_model], of each row's last token alone, so that behind the last layer's mixer
+  // nothing is computed for the others. That of a row without tokens means nothing.
+  Tensor prefill_last(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
 
  private:
   Tensor embed(const Tensor& ids, const Tensor& positions);
+  // The residual stream behind the last layer's mixer, of all tokens.
+  Residual read(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
+  Tensor finish(Residual& residual);  // the last layer's MLP and norm
   ModelConfig config_;
   Tensor embedding_, positions_;
   std::vector<std::shared_ptr<Block>> blocks_;
