@@ -275,6 +275,19 @@ TEST(Linear, ARowDependsOnNoOtherRow) {
   }
 }
 
+// More rows than a step has, some of them not where a library likes them to be.
+TEST_P(PointwiseOnDevices, LinearOfManyRowsTakesColumnSlices) {
+  const at::NoGradGuard no_grad;
+  const Tensor wide = random({300, 99}), weights = random({44, 99}), biases = random({47});
+  for (const int64_t first : {0, 3, 8, 19}) {
+    const vector<Tensor> in{wide.narrow(1, first, 80), weights.narrow(1, first, 80), biases.narrow(0, first / 8, 44)};
+    vector<Tensor> there;
+    for (const Tensor& whole : {wide, weights, biases}) there.push_back(whole.to(GetParam(), at::kBFloat16));
+    const Tensor y = ops::linear(there[0].narrow(1, first, 80), there[1].narrow(1, first, 80), there[2].narrow(0, first / 8, 44));
+    EXPECT_TRUE(close(y.to(at::kCPU, at::kDouble), ops::linear_reference(in[0], in[1], in[2]), 1e-2)) << first;
+  }
+}
+
 // At the same number of rows; a recorded step changes when a weight is read, not what comes of it.
 TEST_P(PointwiseOnDevices, LinearRowsDependOnNoOtherRow) {
   const at::NoGradGuard no_grad;
