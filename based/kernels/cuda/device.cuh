@@ -184,6 +184,12 @@ struct RingPlace {
 };
 // Orders ordinary accesses to shared memory before later ones of the copy engine and the tensor cores; before the barrier.
 __device__ __forceinline__ void fence_shared_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// For what one kernel alone reads or writes, once: the L2 cache lets go of it first.
+__device__ __forceinline__ uint64_t first_out_of_cache() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 #endif
 
 }  // namespace based::kernels::cuda::detail

@@ -34,24 +34,28 @@ struct SwigluOf {
 #if BASED_HAS_WGMMA
   __device__ __forceinline__ static void init(uint32_t) {}
   __device__ __forceinline__ static void feed(const Params&, const Tiles&, uint32_t, uint32_t, int) {}
+  static constexpr int kOfABox = kKeepsH ? 3 : 1, kParts = 2 * kOfABox;
   const Params& p;
   Outbox out;
+  uint32_t u[2][16], gate[2][16];
+  int row = 0, to = 0;
   __device__ __forceinline__ SwigluOf(const Params& params, uint32_t boxes, uint32_t, int group) : p(params), out{boxes, group} {}
-  __device__ __forceinline__ void finish(const float (&d)[128], int row, int column) {
+  __device__ __forceinline__ void take(const float (&d)[128], int of_row, int column) {
+    row = of_row, to = column * (kColumns / 2);
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const int to = column * (kColumns / 2) + n * kBox;
-      uint32_t u[16], gate[16];
-      pack_box(d, n, u), pack_box(d, n + 2, gate);
-      if constexpr (kKeepsH) out.send(p.h, to, row, u), out.send(p.h, p.width + to, row, gate);
+    for (int n = 0; n < 2; ++n) pack_box(d, n, u[n]), pack_box(d, n + 2, gate[n]);
+  }
+  __device__ __forceinline__ void part(int i) {
+    const int n = i / kOfABox, column = to + n * kBox;
+    if (kKeepsH && i % 3 == 0) return out.send(p.h, column, row, u[n]);
+    if (kKeepsH && i % 3 == 1) return out.send(p.h, p.width + column, row, gate[n]);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const float low = low_float(gate[i]), high = high_float(gate[i]);
-        const float2 s = sigmoids(low, high);
-        u[i] = pack_bf16(low_float(u[i]) * (low * s.x), high_float(u[i]) * (high * s.y));
-      }
-      out.send(p.y, to, row, u);
+    for (int k = 0; k < 16; ++k) {
+      const float low = low_float(gate[n][k]), high = high_float(gate[n][k]);
+      const float2 s = sigmoids(low, high);
+      u[n][k] = pack_bf16(low_float(u[n][k]) * (low * s.x), high_float(u[n][k]) * (high * s.y));
     }
+    out.send(p.y, column, row, u[n]);
   }
 #endif
 };
@@ -65,9 +69,10 @@ struct SwigluGradient {
     int width;
   };
 #if BASED_HAS_WGMMA
-  static constexpr int kPairs = kColumns / kBox;  // of a tile
+  static constexpr int kPairs = kColumns / kBox, kParts = kPairs;  // of a tile
   const Params& p;
   uint32_t boxes, barriers, phase = 0;
+  uint32_t g[kPairs][16];  // the sums, rounded, as they would have been on their way through memory
 
   __device__ __forceinline__ SwigluGradient(const Params& params, uint32_t of_boxes, uint32_t of_barriers, int)
       : p(params), boxes(of_boxes), barriers(of_barriers) {}
@@ -79,18 +84,20 @@ struct SwigluGradient {
   }
 
   // Pair n of all that a block's tiles have.
-  __device__ __forceinline__ static void request(const Params& p, const Tiles& tiles, uint32_t boxes, uint32_t barriers, int group, int n) {
+  __device__ __forceinline__ static void request(const Params& p, const Tiles& tiles, uint32_t boxes, uint32_t barriers, int group, int n,
+                                                 uint64_t policy) {
     const int tile = first_tile() + n / kPairs * tile_step();
     if (tile >= tiles.count()) return;
     const Place place(tiles, tile);
     const int row = place.row + group * kBox, column = place.column * kColumns + n % kPairs * kBox;
     const uint32_t to = pair(boxes, n), barrier = here(barriers, n);
     barrier_expect(barrier, 2 * kBoxBytes);
-    load_box(to, p.h, column, row, barrier), load_box(to + kBoxBytes, p.h, p.width + column, row, barrier);
+    load_box_once(to, p.h, column, row, barrier, policy), load_box_once(to + kBoxBytes, p.h, p.width + column, row, barrier, policy);
     if (n % kPairs < 2) prefetch_box(p.h, column + 2 * kBox, row), prefetch_box(p.h, p.width + column + 2 * kBox, row);
   }
   __device__ __forceinline__ static void feed(const Params& p, const Tiles& tiles, uint32_t boxes, uint32_t barriers, int group) {
-    request(p, tiles, boxes, barriers, group, 0), request(p, tiles, boxes, barriers, group, 1);
+    const uint64_t policy = first_out_of_cache();
+    request(p, tiles, boxes, barriers, group, 0, policy), request(p, tiles, boxes, barriers, group, 1, policy);
     int n = 0;
     for (int tile = first_tile(); tile < tiles.count(); tile += tile_step()) {
       const Place place(tiles, tile);
@@ -98,29 +105,35 @@ struct SwigluGradient {
       for (int i = 0; i < kPairs; ++i, ++n) {
         const int column = place.column * kColumns + i * kBox;
         barrier_wait(written(barriers, n), n / 2 % 2);
-        store_box(p.grad_h, column, row, pair(boxes, n)), store_box(p.grad_h, p.width + column, row, pair(boxes, n) + kBoxBytes);
+        store_box_once(p.grad_h, column, row, pair(boxes, n), policy);
+        store_box_once(p.grad_h, p.width + column, row, pair(boxes, n) + kBoxBytes, policy);
         commit_stores();
         stores_are_read<0>();
-        request(p, tiles, boxes, barriers, group, n + 2);
+        request(p, tiles, boxes, barriers, group, n + 2, policy);
       }
     }
   }
 
-  __device__ __forceinline__ void finish(const float (&d)[128], int, int) {
+  __device__ __forceinline__ void take(const float (&d)[128], int, int) {
 #pragma unroll
-    for (int n = 0; n < kPairs; ++n) {
-      const uint32_t at = pair(boxes, n);
-      barrier_wait(here(barriers, n), phase);
-      uint32_t u[16], gate[16];
-      read_box(at, u), read_box(at + kBoxBytes, gate);
+    for (int n = 0; n < kPairs; ++n) pack_box(d, n, g[n]);
+  }
+  __device__ __forceinline__ void part(int n) {
+    const uint32_t at = pair(boxes, n);
+    barrier_wait(here(barriers, n), phase);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) differentiate(d[32 * n + 2 * i], d[32 * n + 2 * i + 1], u[i], gate[i]);
+    for (int j = 0; j < 8; j += 2) {
+      const uint32_t place = matrix_place(at, j);
+      uint32_t u[4], gate[4];
+      ldmatrix(u, place), ldmatrix(gate, place + kBoxBytes);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) differentiate(low_float(g[n][2 * j + i]), high_float(g[n][2 * j + i]), u[i], gate[i]);
       __syncwarp();
-      write_box(at, u), write_box(at + kBoxBytes, gate);
-      fence_shared_proxy();
-      barrier_arrive(written(barriers, n));
-      if (n % 2 == 1) phase ^= 1;
+      stmatrix(place, u[0], u[1], u[2], u[3]), stmatrix(place + kBoxBytes, gate[0], gate[1], gate[2], gate[3]);
     }
+    fence_shared_proxy();
+    barrier_arrive(written(barriers, n));
+    if (n % 2 == 1) phase ^= 1;
   }
 
  private:

@@ -65,6 +65,20 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, int column, in
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(column), "r"(row), "r"(shared)
                : "memory");
 }
+// Both for what nobody reads again soon; `policy` is first_out_of_cache().
+__device__ __forceinline__ void load_box_once(uint32_t shared, const CUtensorMap& map, int column, int row, uint32_t barrier,
+                                              uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(
+          shared),
+      "l"(&map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void store_box_once(const CUtensorMap& map, int column, int row, uint32_t shared, uint64_t policy) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%1, %2}], [%3], %4;" ::"l"(&map), "r"(column),
+               "r"(row), "r"(shared), "l"(policy)
+               : "memory");
+}
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ __forceinline__ void stores_are_read() {
@@ -86,14 +100,6 @@ __device__ __forceinline__ uint32_t matrix_place(uint32_t box, int j) {
 __device__ __forceinline__ void write_box(uint32_t box, const uint32_t (&x)[16]) {
 #pragma unroll
   for (int j = 0; j < 8; j += 2) stmatrix(matrix_place(box, j), x[2 * j], x[2 * j + 1], x[2 * j + 2], x[2 * j + 3]);
-}
-__device__ __forceinline__ void read_box(uint32_t box, uint32_t (&x)[16]) {
-#pragma unroll
-  for (int j = 0; j < 8; j += 2) {
-    uint32_t r[4];
-    ldmatrix(r, matrix_place(box, j));
-    x[2 * j] = r[0], x[2 * j + 1] = r[1], x[2 * j + 2] = r[2], x[2 * j + 3] = r[3];
-  }
 }
 // Columns 64n and on of the sums, in pairs of a row.
 template <int kCount>
@@ -174,35 +180,67 @@ __device__ __forceinline__ void request_all(const TheRing& ring, const Tiles& ti
   }
 }
 
+// A tile's sums are taken at once, but what becomes of them is done in parts behind the next tile's products, which the tensor cores
+// make meanwhile.
 template <class TheRing, int kStages, class Epilogue>
-__device__ __forceinline__ void multiply_all(const TheRing& ring, const Tiles& tiles, int group, Epilogue& epilogue) {
+struct Multiplier {
+  const TheRing& ring;
+  const Tiles& tiles;
+  Epilogue& epilogue;
+  int group;
   RingPlace stage;
-  for (int tile = first_tile(); tile < tiles.count(); tile += tile_step()) {
-    float d[128];
-    int before = 0;
-    for (int step = 0; step < tiles.steps; ++step, stage.advance(kStages)) {
-      barrier_wait(ring.here(stage.slot), stage.phase);
-      wgmma_begin();
-      ring.multiply(d, stage.slot, group, step > 0);
-      wgmma_commit();
-      wgmma_wait<1>();
-      if (step > 0) ring.release(before);
-      before = stage.slot;
-    }
-    wgmma_wait<0>();
-    ring.release(before);
-    settle(d);
-    const Place place(tiles, tile);
-    epilogue.finish(d, place.row + group * kBox, place.column);
+  int before = 0;
+
+  __device__ __forceinline__ void issue(float (&d)[128], int step) {
+    barrier_wait(ring.here(stage.slot), stage.phase);
+    wgmma_begin();
+    ring.multiply(d, stage.slot, group, step > 0);
+    wgmma_commit();
   }
-}
+  // The step before this one has been read.
+  __device__ __forceinline__ void retire(int step) {
+    wgmma_wait<1>();
+    if (step > 0) ring.release(before);
+    before = stage.slot;
+    stage.advance(kStages);
+  }
+  __device__ __forceinline__ void all_parts() {
+#pragma unroll
+    for (int i = 0; i < Epilogue::kParts; ++i) epilogue.part(i);
+  }
+  __device__ __forceinline__ void run() {
+    const int every = tiles.steps / Epilogue::kParts;  // steps from one part to the next, so that memory is asked evenly
+    const bool hides = every > 0;
+    float d[128];
+    for (int tile = first_tile();; tile += tile_step()) {
+      const bool some = tile != first_tile(), more = tile < tiles.count();
+      if (some && !(hides && more)) all_parts();
+      if (!more) break;
+      int step = 0;
+      if (some && hides) {
+#pragma unroll
+        for (int i = 0; i < Epilogue::kParts; ++i) {
+          issue(d, step), epilogue.part(i), retire(step++);
+          for (int e = 1; e < every; ++e) issue(d, step), retire(step++);
+        }
+      }
+      for (; step < tiles.steps; ++step) issue(d, step), retire(step);
+      wgmma_wait<0>();
+      ring.release(before);
+      settle(d);
+      const Place place(tiles, tile);
+      epilogue.take(d, place.row + group * kBox, place.column);
+    }
+  }
+};
 #endif
 
 // An Epilogue has
 //   kStages                       stages of the ring; kBoxes boxes and kBarriers barriers of each warpgroup that multiplies
 //   init(barriers)                of a warpgroup
 //   feed(params, tiles, boxes, barriers, group)   what one more thread does beside that warpgroup
-//   finish(d, row, column)        with a tile's sums, by the warpgroup
+//   take(d, row, column)          a tile's sums, by the warpgroup: what it keeps of them should be half of their registers
+//   part(i)                       one of kParts parts of what becomes of them, in order
 template <class Epilogue>
 constexpr int kSharedBytes = 1024 + Epilogue::kStages*(static_cast<int>(kStageBytes) + 16) +
                              2 * (Epilogue::kBoxes * static_cast<int>(kBoxBytes) + Epilogue::kBarriers * 8);
@@ -236,7 +274,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int group = static_cast<int>(threadIdx.x) / kGroup - 1;
     Epilogue epilogue(params, boxes(group), own_barriers(group), group);
-    multiply_all<decltype(ring), kStages>(ring, tiles, group, epilogue);
+    Multiplier<decltype(ring), kStages, Epilogue>{ring, tiles, epilogue, group}.run();
     if (threadIdx.x % kGroup == 0) stores_are_read<0>();
   }
   cluster_arrive(), cluster_wait();  // the other block may still write here, or arrive

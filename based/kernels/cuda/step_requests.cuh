@@ -22,11 +22,6 @@ __device__ __forceinline__ void bulk_load_once(uint32_t shared, const void* glob
                "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
                : "memory");
 }
-__device__ __forceinline__ uint64_t first_out_of_cache() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
 // By one thread: every weight of the block's, in order.
 inline __device__ void request_weights(const StepProgram& program, StepShared& shared, uint32_t ring) {
   const uint64_t policy = first_out_of_cache();
