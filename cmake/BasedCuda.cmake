@@ -20,3 +20,6 @@ add_library(based_cuda_flags INTERFACE)
 target_compile_options(based_cuda_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:
   -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=[sm_80,compute_80] --expt-relaxed-constexpr -lineinfo>)
 target_link_libraries(based_cuda_flags INTERFACE CUDA::cudart)
+if(BASED_RACECHECK)
+  target_compile_definitions(based_cuda_flags INTERFACE BASED_RACECHECK)
+endif()

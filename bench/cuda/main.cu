@@ -1,8 +1,8 @@
 // Checks every CUDA kernel against sums in double, then times them. No torch.
 //   kernel_bench verify         small shapes, all kernels
-//   kernel_bench verify-quick   the same for a sanitizer, but for the step in one kernel, whose barriers racecheck does not follow
+//   kernel_bench verify-quick   the same for a sanitizer, but for the step in one kernel, which racecheck needs BASED_RACECHECK for
 //   kernel_bench time FILE COMMIT   times, and the result file
-//   kernel_bench step           the step in one kernel alone, checked and timed
+//   kernel_bench step           the step in one kernel alone, checked and timed; verify-step: only checked
 //   kernel_bench profile        every timed case once, for a profiler
 #include <cstring>
 
@@ -16,9 +16,9 @@ int main(int argc, char** argv) {
   using namespace based::bench;
   const std::string mode = argc > 1 ? argv[1] : "";
   Report report;
-  if (mode == "step") {
+  if (mode == "step" || mode == "verify-step") {
     verify_step_program(report);
-    time_step_program(report);
+    if (mode == "step") time_step_program(report);
   } else if (mode == "verify" || mode == "verify-quick") {
     verify_taylor(report, mode == "verify-quick");
     verify_causal_attention(report);
@@ -41,7 +41,7 @@ int main(int argc, char** argv) {
     time_adamw(report);
     if (mode == "time") report.write(argv[2], argv[3]);
   } else {
-    std::fprintf(stderr, "kernel_bench verify | verify-quick | step | profile | time FILE COMMIT\n");
+    std::fprintf(stderr, "kernel_bench verify | verify-quick | verify-step | step | profile | time FILE COMMIT\n");
     return 2;
   }
   return report.failures() == 0 ? 0 : 1;

@@ -134,15 +134,17 @@ struct Computer {
     if (to.slot >= program.stages) to.slot -= program.stages, to.phase ^= 1;
     return to;
   }
-  // Until the next stages, at most 32, have come. By a warp; a lane looks at one.
+  // Until the next stages, at most 32, have come. By a warp.
   __device__ __forceinline__ void await_stages(int count) const {
-    const RingPlace mine = ahead(min(lane, count - 1));
-    while (!__all_sync(~0U, barrier_passed(shared_address(&shared.full[mine.slot]), mine.phase))) {}
+    for_warp(lane, count, [&](int i) {
+      const RingPlace next = ahead(i);
+      barrier_wait(shared_address(&shared.full[next.slot]), next.phase);
+    });
     __syncwarp();  // what one lane has seen come is there for all
   }
   __device__ __forceinline__ void release_stages(int count) {
     __syncwarp();
-    if (lane < count) barrier_arrive(shared_address(&shared.empty[ahead(lane).slot]));
+    for_warp(lane, count, [&](int i) { barrier_arrive(shared_address(&shared.empty[ahead(i).slot])); });
     at = ahead(count);
   }
   __device__ __forceinline__ uint32_t row_at(int row, int shift, int row_bytes) const {
@@ -452,7 +454,7 @@ struct Computer {
       const StepInstruction& step = shared.slots[slot.slot].step;
       run(step);
       meet();
-      if (thread == 0) barrier_arrive(shared_address(&shared.slot_empty[slot.slot]));
+      for_warp(lane, 1, [&](int) { barrier_arrive(shared_address(&shared.slot_empty[slot.slot])); });
       slot.advance(kStepSlots);
     }
     if (thread != 0 || atomicAdd(program.counters + 1, 1) + 1 != gridDim.x) return;
@@ -469,9 +471,11 @@ __global__ void __launch_bounds__(kThreads, 1) run_step(const __grid_constant__ 
   StepShared& shared = *reinterpret_cast<StepShared*>(memory + program.stages * step_stage_bytes(program.threads));
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < program.stages)
-    barrier_init(shared_address(&shared.full[thread])), barrier_init(shared_address(&shared.empty[thread]), program.threads / 32);
+    barrier_init(shared_address(&shared.full[thread])),
+        barrier_init(shared_address(&shared.empty[thread]), program.threads / 32 * kWarpArrivals);
   if (thread < kStepSlots)
-    barrier_init(shared_address(&shared.slot_full[thread]), 32), barrier_init(shared_address(&shared.slot_empty[thread]));
+    barrier_init(shared_address(&shared.slot_full[thread]), 32),
+        barrier_init(shared_address(&shared.slot_empty[thread]), program.threads / 32 * kWarpArrivals);
   if (thread < 32) shared.warps[thread] = 0;
   fence_shared_proxy();
   __syncthreads();

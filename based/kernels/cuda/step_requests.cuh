@@ -7,6 +7,31 @@
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 namespace based::kernels::cuda::detail {
 
+// What one lane waits or arrives for in its warp's name, thing i by lane i. compute-sanitizer's racecheck follows each thread alone, and no
+// barrier that copies arrive at: built for it, every lane does it for itself.
+#ifdef BASED_RACECHECK
+constexpr int kWarpArrivals = 32;
+#else
+constexpr int kWarpArrivals = 1;
+#endif
+template <typename F>
+__device__ __forceinline__ void for_warp(int lane, int count, F&& each) {
+  if constexpr (kWarpArrivals == 1) {
+    if (lane < count) each(lane);
+  } else {
+    for (int i = 0; i < count; ++i) each(i);
+  }
+}
+
+// When the thread's own copies have come; the barrier counts every lane.
+__device__ __forceinline__ void arrive_with_copies(uint32_t barrier) {
+  if constexpr (kWarpArrivals == 1) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+  } else {
+    copy_async_commit(), copy_async_wait<0>(), barrier_arrive(barrier);
+  }
+}
+
 // The outputs that this block computes, and which of the shares they are.
 struct BlockShare {
   int place, first, count;
@@ -80,7 +105,7 @@ inline __device__ void request_instructions(const StepProgram& program, StepShar
         for (int word = lane; word < words; word += 32) copy_async_4(to + s * StepSlot::kPart + 4 * word, from - odd + 4 * word);
       }
     }
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&shared.slot_full[at.slot])) : "memory");
+    arrive_with_copies(shared_address(&shared.slot_full[at.slot]));
     at.advance(kStepSlots);
     if (at.slot == 0) is_first_round = false;
   }
