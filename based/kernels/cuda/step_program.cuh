@@ -87,6 +87,7 @@ struct StepProgram {
 
 constexpr int kStepMostThreads = 512;
 constexpr int kStepMostStages = 16;
+constexpr int kStepUnderWay = 44 << 10;  // bytes at most between memory and a ring: behind more, mailboxes' words wait
 constexpr int kStepMostWarps = kStepMostThreads / 32;
 constexpr int kStepRows = 192;                      // of weights, whose sums are in shared memory together
 constexpr int kStepSumStride = kStepMostWarps + 1;  // of a row's sums

@@ -51,8 +51,9 @@ __device__ __forceinline__ void bulk_load_once(uint32_t shared, const void* glob
 inline __device__ void request_weights(const StepProgram& program, StepShared& shared, uint32_t ring) {
   const uint64_t policy = first_out_of_cache();
   const uint32_t stage_bytes = step_stage_bytes(program.threads);
-  RingPlace at;
+  RingPlace at, landing;
   bool is_first_round = true;
+  int under_way = 0;  // stages
   StepFetch next = program.fetches[0];
   for (int i = 0; i < program.fetch_count; ++i) {
     const StepFetch fetch = next;
@@ -62,6 +63,11 @@ inline __device__ void request_weights(const StepProgram& program, StepShared& s
     const int step = step_stage_rows(program.threads, fetch.row_bytes) / (pairs ? 2 : 1);
     const char* from = fetch.weight + int64_t{share.first} * fetch.row_bytes;
     for (int left = share.count; left > 0; left -= step) {
+      if (under_way >= kStepUnderWay / static_cast<int>(stage_bytes)) {
+        barrier_wait(shared_address(&shared.full[landing.slot]), landing.phase);
+        landing.advance(program.stages), --under_way;
+      }
+      ++under_way;
       if (!is_first_round) barrier_wait(shared_address(&shared.empty[at.slot]), at.phase ^ 1);
       const uint32_t bytes = min(left, step) * fetch.row_bytes, full = shared_address(&shared.full[at.slot]),
                      to = ring + at.slot * stage_bytes;
