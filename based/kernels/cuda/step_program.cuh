@@ -119,9 +119,9 @@ struct StepShared {
 };
 
 constexpr int step_stage_bytes(int threads) { return 2 * 16 * threads; }
-// Rows of weights in a stage: 1, 2, 4 or 8; 0 where they do not fit.
+// Rows of weights in a stage: 1, 2, 4, 8 or 16; 0 where they do not fit.
 constexpr int step_stage_rows(int threads, int64_t row_bytes) {
-  int rows = 8;
+  int rows = kStepTileRows;
   while (rows > 0 && rows * row_bytes > step_stage_bytes(threads)) rows /= 2;
   return rows;
 }

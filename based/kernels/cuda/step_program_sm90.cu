@@ -121,13 +121,6 @@ struct Computer {
     if ((step.stores & 2) != 0 && thread == 0) *p.inverse_rms = r;
   }
 
-  // The warp's part of x: of group j, 32 elements, a lane has 8. Lanes of odd rows take two groups in the opposite order, so that rows,
-  // which lie multiples of 128 bytes apart, are read from different banks; their sums are in the odd columns.
-  template <int kGroups>
-  __device__ __forceinline__ int unit_of(int j) const {
-    const int swapped = kGroups % 2 == 0 ? j ^ (lane / 4 % 2) : j;
-    return (warp * kGroups + swapped) * 4 + lane % 4;
-  }
   // The stage `count` places on, and its phase.
   __device__ __forceinline__ RingPlace ahead(int count) const {
     RingPlace to{at.slot + count, at.phase};
@@ -147,42 +140,53 @@ struct Computer {
     for_warp(lane, count, [&](int i) { barrier_arrive(shared_address(&shared.empty[ahead(i).slot])); });
     at = ahead(count);
   }
-  __device__ __forceinline__ uint32_t row_at(int row, int shift, int row_bytes) const {
-    return ring + ahead(row >> shift).slot * step_stage_bytes(threads) + (row & ((1 << shift) - 1)) * row_bytes;
-  }
   // The sums of `rows` rows as they come through the ring, 2^shift a stage, into shared.sums: [row][warp]. x is in shared memory.
+  // A lane reads 8 elements of a row at once, as the tensor cores want them of two rows: in their upper row are elements 0, 1, 4 and 5, in
+  // their lower one the others, and even columns have the x of the upper ones, odd columns of the lower ones. Lanes of odd rows take
+  // neighbouring groups of 32 elements in the opposite order, so that rows, which lie multiples of 128 bytes apart, are read from
+  // different banks; columns 2, 3, 6 and 7 have x in that order. So all of a row's sum is with lane `odd` of its four.
   template <int kGroups>
   __device__ __forceinline__ void multiply(int rows, int shift) {
-    constexpr int kTogether = kGroups < 4 ? kGroups : 4;
-    uint4 x[kGroups];
+    constexpr int kTogether = kGroups < 4 ? kGroups : 4, kRowBytes = kGroups * 2;
+    const int row = lane / 4, odd = row % 2, first_unit = warp * kGroups * 4 + lane % 4;
+    uint2 x[kGroups];
 #pragma unroll
-    for (int j = 0; j < kGroups; ++j) x[j] = shared.x[unit_of<kGroups>(j)];
-    const int row = lane / 4, odd = row % 2;
+    for (int j = 0; j < kGroups; ++j) {
+      const uint4 u = shared.x[first_unit + 4 * (kGroups > 1 ? j ^ (row / 2 % 2) : j)];
+      x[j] = odd != 0 ? make_uint2(u.y, u.w) : make_uint2(u.x, u.z);
+    }
+    const uint32_t end = ring + program.stages * step_stage_bytes(threads), row_bytes = kRowBytes * threads;
+    const int swap = kGroups > 1 ? 64 * odd : 0;  // bytes from an even group to the one that is read in its place
 #pragma unroll 1
     for (int first = 0; first < rows; first += kStepTileRows) {
       const int tile = min(rows - first, kStepTileRows), stages = (tile + (1 << shift) - 1) >> shift;
       await_stages(stages);
-      const uint32_t from = row_at(min(row, tile - 1), shift, kGroups * threads * 2),
-                     from_high = row_at(min(row + 8, tile - 1), shift, kGroups * threads * 2);
+      // Stages are full of rows, so the rows of several lie one after the other.
+      const uint32_t tile_at = ring + at.slot * step_stage_bytes(threads);
+      uint32_t from[2] = {tile_at + min(row, tile - 1) * row_bytes, tile_at + min(row + 8, tile - 1) * row_bytes};
       float d[2][4] = {};
 #pragma unroll
-      for (int base = 0; base < kGroups; base += kTogether) {
-        uint4 a[kTogether], b[kTogether];
+      for (uint32_t& f : from) f = (f >= end ? f - (end - ring) : f) + 16 * first_unit;
 #pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-          const int unit = 16 * unit_of<kGroups>(base + j);
-          a[j] = load_shared_16(from + unit), b[j] = load_shared_16(from_high + unit);
-        }
+      for (int base = 0; base < kGroups; base += kTogether) {
+        uint4 a[2][kTogether];
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) a[half][j] = load_shared_16(from[half] + (j % 2 == 0 ? swap : -swap) + 64 * (base + j));
         if (base + kTogether == kGroups) release_stages(stages);
 #pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-          const uint4& v = x[base + j];
-          mma_16x8x16(d[0], {a[j].x, b[j].x, a[j].y, b[j].y}, v.x, v.y);
-          mma_16x8x16(d[1], {a[j].z, b[j].z, a[j].w, b[j].w}, v.z, v.w);
-        }
+        for (int j = 0; j < kTogether; ++j)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const uint4& v = a[half][j];
+            mma_16x8x16(d[half], {v.x, v.y, v.z, v.w}, x[base + j].x, x[base + j].y);
+          }
       }
-      const float top = odd ? d[0][1] + d[1][1] : d[0][0] + d[1][0], bottom = odd ? d[0][3] + d[1][3] : d[0][2] + d[1][2];
-      if (lane % 4 < 2) shared.sums[(first + row + lane % 4 * 8) * kStepSumStride + warp] = lane % 4 == 0 ? top : bottom;
+      if (lane % 4 == odd) {
+        float* sums = shared.sums + (first + row) * kStepSumStride + warp;
+        sums[0] = d[0][0] + d[0][3], sums[8 * kStepSumStride] = d[1][0] + d[1][3];
+      }
     }
   }
   // Of a row, from all warps; by 16 lanes.
