@@ -89,8 +89,8 @@ constexpr int kStepMostThreads = 512;
 constexpr int kStepMostStages = 16;
 constexpr int kStepUnderWay = 44 << 10;  // bytes at most between memory and a ring: behind more, mailboxes' words wait
 constexpr int kStepMostWarps = kStepMostThreads / 32;
-constexpr int kStepRows = 192;                      // of weights, whose sums are in shared memory together
-constexpr int kStepSumStride = kStepMostWarps + 1;  // of a row's sums
+constexpr int kStepRows = 96;                       // of weights, whose sums are in shared memory together, twice
+constexpr int kStepSumStride = kStepMostWarps + 4;  // of a row's sums: reading four at once, neighbours are in different banks
 constexpr int kStepTileRows = 16;                   // of weights, that the tensor cores multiply together
 constexpr int kStepTileStages = kStepTileRows / 2;  // at most, of a tile
 constexpr int kStepSlots = 4;                       // instructions in shared memory
@@ -111,7 +111,7 @@ struct StepShared {
   uint64_t full[kStepMostStages], empty[kStepMostStages], slot_full[kStepSlots], slot_empty[kStepSlots];
   StepSlot slots[kStepSlots];
   uint4 x[kStepMostThreads];  // 8 elements each
-  float sums[kStepRows * kStepSumStride];
+  alignas(16) float sums[2 * kStepRows * kStepSumStride];
   float features[2][kStepFeatures];  // of a query, of a key
   float2 turns[64];                  // what see_window saw
   int64_t position;

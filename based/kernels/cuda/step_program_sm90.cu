@@ -62,6 +62,7 @@ struct Computer {
   float sum[4] = {};       // of the residual stream, elements 4 thread …
   float4 seen[kStepHeld];  // of a state, by see_taylor or see_window
   float seen_sum = 0;
+  int sums_half = 0;
   uint32_t late = 0, *late_to = nullptr;  // a word of a state that other blocks read, until they have
 
   __device__ __forceinline__ Computer(const StepProgram& p, StepShared& s, uint32_t r)
@@ -140,7 +141,9 @@ struct Computer {
     for_warp(lane, count, [&](int i) { barrier_arrive(shared_address(&shared.empty[ahead(i).slot])); });
     at = ahead(count);
   }
-  // The sums of `rows` rows as they come through the ring, 2^shift a stage, into shared.sums: [row][warp]. x is in shared memory.
+  // Of the rows that are multiplied now; who finishes those before reads the other half.
+  __device__ __forceinline__ float* sums() const { return shared.sums + sums_half * (kStepRows * kStepSumStride); }
+  // The sums of `rows` rows as they come through the ring, 2^shift a stage, into sums(): [row][warp]. x is in shared memory.
   // A lane reads 8 elements of a row at once, as the tensor cores want them of two rows: in their upper row are elements 0, 1, 4 and 5, in
   // their lower one the others, and even columns have the x of the upper ones, odd columns of the lower ones. Lanes of odd rows take
   // neighbouring groups of 32 elements in the opposite order, so that rows, which lie multiples of 128 bytes apart, are read from
@@ -184,17 +187,22 @@ struct Computer {
           }
       }
       if (lane % 4 == odd) {
-        float* sums = shared.sums + (first + row) * kStepSumStride + warp;
-        sums[0] = d[0][0] + d[0][3], sums[8 * kStepSumStride] = d[1][0] + d[1][3];
+        float* to = sums() + (first + row) * kStepSumStride + warp;
+        to[0] = d[0][0] + d[0][3], to[8 * kStepSumStride] = d[1][0] + d[1][3];
       }
     }
   }
-  // Of a row, from all warps; by 16 lanes.
+  // Of a row, from all warps.
   __device__ __forceinline__ float row_sum(int row) const {
-    float all = lane % 16 < threads / 32 ? shared.sums[row * kStepSumStride + lane % 16] : 0.0F;
+    const auto* parts = reinterpret_cast<const float4*>(sums() + row * kStepSumStride);
+    float4 all = make_float4(0, 0, 0, 0);
 #pragma unroll
-    for (int distance = 8; distance > 0; distance /= 2) all += __shfl_xor_sync(~0U, all, distance);
-    return all;
+    for (int i = 0; i < kStepMostWarps / 4; ++i) {
+      const float4 v = parts[i];
+      const int there = threads / 32 - 4 * i;  // the others have been left from before
+      all.x += there > 0 ? v.x : 0, all.y += there > 1 ? v.y : 0, all.z += there > 2 ? v.z : 0, all.w += there > 3 ? v.w : 0;
+    }
+    return (all.x + all.y) + (all.z + all.w);
   }
 
   // Element `of` of what a block's share needs, from its place in memory's words.
@@ -257,17 +265,15 @@ struct Computer {
     if (!step.x_is_shared) take_x(step);
 #pragma unroll 1
     for (int first = 0; first < share.count; first += most) {
-      if (first > 0) meet();
       const int count = min(share.count - first, most);
       // A stage of pairs holds the outputs' rows and then their gates'; the last one may hold fewer, in the same places.
       multiply(step.groups, pairs ? (count + half - 1) >> (shift - 1) << shift : count, shift);
       meet();
-#pragma unroll 1
-      for (int base = 0; base < count; base += threads / 16) {
-        const int mine = base + thread / 16, out = min(mine, count - 1), row = pairs ? (out & ~(half - 1)) * 2 + (out & (half - 1)) : out;
-        const float value = row_sum(row), gate = pairs ? row_sum(row + half) : 0.0F;
-        if (mine < count && lane % 16 == 0) finish(step, share.first + first + out, first + out, value, gate);
+      if (thread < count) {
+        const int row = pairs ? (thread & ~(half - 1)) * 2 + (thread & (half - 1)) : thread;
+        finish(step, share.first + first + thread, first + thread, row_sum(row), pairs ? row_sum(row + half) : 0.0F);
       }
+      sums_half ^= 1;
     }
   }
 
@@ -385,6 +391,7 @@ struct Computer {
     const int64_t written = shared.position, stride = share.stride;
     const int newest = static_cast<int>(written % capacity), count = static_cast<int>(min(written + 1, p.capacity));
     bf16 *k_ring = share.k_ring, *v_ring = share.v_ring;
+    meet();  // sums are finished
     float *query = reinterpret_cast<float*>(shared.x), *own = query + 128, *scores = own + 128, *parts = shared.sums + 4 * kStepMostThreads;
     auto* values = reinterpret_cast<uint4*>(shared.sums);
     const uint4 keys = as_uint4(seen[0]);
@@ -457,7 +464,8 @@ struct Computer {
       barrier_wait(shared_address(&shared.slot_full[slot.slot]), slot.phase);
       const StepInstruction& step = shared.slots[slot.slot].step;
       run(step);
-      meet();
+      if (step.kind != StepKind::linear && step.kind != StepKind::swiglu && step.kind != StepKind::conv) meet();
+      __syncwarp();
       for_warp(lane, 1, [&](int) { barrier_arrive(shared_address(&shared.slot_empty[slot.slot])); });
       slot.advance(kStepSlots);
     }
