@@ -20,6 +20,9 @@ struct ShortConv {               // caller owns all memory; strides count elemen
   int32_t taps = 3;  // 1..128
   bool silu = true;
   DType dtype = DType::f32;  // of x, gate, weight, bias, y; sums are fp32
+  // CUDA, one token a row: no kernel queued before this one writes weight, bias or slots or touches the state, so they may be read while
+  // it still runs.
+  bool state_is_settled = false;
 };
 
 // Gradients, the same bits for any number of threads. `initial_state` is the state that the forward started from.

@@ -3,9 +3,9 @@
 
 namespace based::ops {
 
-// While one lives on this thread, a step of decoding is being recorded, in which nothing that was or is queued on a GPU writes the weights
-// of linear layers, and a layer's state is written by that layer's kernel alone. Kernels may then read both before the kernels queued ahead
-// of them have ended.
+// While one lives on this thread, a step of decoding is being recorded, in which nothing that was or is queued on a GPU writes weights,
+// biases or the numbers of slots, and a layer's state is written by that layer's kernel alone. Kernels may then read these before the
+// kernels queued ahead of them have ended.
 struct RecordedStep : ThreadFlag<RecordedStep> {};
 
 }  // namespace based::ops

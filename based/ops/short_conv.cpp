@@ -4,6 +4,7 @@
 #include "based/ops/arguments.h"
 #include "based/ops/launch.h"
 #include "based/ops/recompute.h"
+#include "based/ops/recorded_step.h"
 #include "based/ops/rows.h"
 #include "based/ops/split_columns.h"
 
@@ -277,6 +278,7 @@ Tensor short_conv_step_with(const ShortConvKernels& table, const Tensor& x, cons
   to.y_stride = y.stride(0);
   to.state = state.mutable_data_ptr<float>();
   to.slot = slot.const_data_ptr<int64_t>();
+  to.state_is_settled = RecordedStep::active();
   require_ok(table.step(to));
   return y;
 }

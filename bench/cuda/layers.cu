@@ -260,7 +260,7 @@ void verify_short_conv_slots(Report& report, int32_t taps, DType dtype) {
   report.expect(name + ": state", relative_error(reversed, download(state.as(), DType::f32, rows * of_row)), 0);
 }
 
-void verify_short_conv_step(Report& report, int64_t channels, int32_t taps, DType dtype) {
+void verify_short_conv_step(Report& report, int64_t channels, int32_t taps, DType dtype, bool settled = false) {
   const int64_t rows = 3, length = 9;
   const Buffer x = random_buffer(rows * length * channels, dtype, 1, 1), weight = random_buffer(channels * taps, dtype, 0.5, 3);
   std::vector<int64_t> all, first;
@@ -272,9 +272,10 @@ void verify_short_conv_step(Report& report, int64_t channels, int32_t taps, DTyp
                        taps,    true,          dtype};
   check(gpu::short_conv_forward(p, {}));
   const int64_t size = kernels::dtype_size(dtype);
-  p.state = state.as<float>(), p.y = stepped.as(), p.x_stride = length * channels, p.tokens = rows;
+  p.state = state.as<float>(), p.y = stepped.as(), p.x_stride = length * channels, p.tokens = rows, p.state_is_settled = settled;
   for (int64_t t = 0; t < length; ++t) {
     p.x = x.as<char>() + t * channels * size;
+    if (settled) check(cudaDeviceSynchronize(), "step");
     check(gpu::short_conv_step(p, {}));
   }
   const auto forward = download(y.as(), dtype, rows * length * channels), step = download(stepped.as(), dtype, rows * channels);
@@ -282,7 +283,8 @@ void verify_short_conv_step(Report& report, int64_t channels, int32_t taps, DTyp
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < channels; ++c) last.push_back(forward[((r + 1) * length - 1) * channels + c]);
   }
-  report.expect("short_conv_step taps " + std::to_string(taps) + type_name(dtype), relative_error(step, last), 1e-6);
+  report.expect("short_conv_step taps " + std::to_string(taps) + type_name(dtype) + (settled ? " settled" : ""), relative_error(step, last),
+                1e-6);
 }
 
 // Columns of a wider matrix.
@@ -444,7 +446,7 @@ void verify_layers(Report& report) {
   for (const int64_t rows : {1, 70, 5000}) {
     verify_column_sums(report, rows, 8, bf), verify_column_sums(report, rows, 1040, bf), verify_column_sums(report, rows, 132, fp);
   }
-  verify_short_conv_step(report, 40, 3, bf);
+  verify_short_conv_step(report, 40, 3, bf), verify_short_conv_step(report, 40, 3, bf, true);
   verify_short_conv_step(report, 17, 4, fp);
 }
 

@@ -116,18 +116,20 @@ __global__ void update_states(const __grid_constant__ ShortConv p) {
 // Three taps, the usual number: a thread a row and four channels, whose state is 32 bytes in a row.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) step_rows_of_three(const __grid_constant__ ShortConv p) {
-  overlap_kernels();
+  let_next_kernel_start();
+  if (!p.state_is_settled) wait_for_earlier_kernels();
   constexpr int kCount = 4;
   const int64_t row = blockIdx.x, c = (blockIdx.y * int64_t{kThreads} + threadIdx.x) * kCount;
   if (c >= p.channels) return;
   float* state = p.state + ((p.slot != nullptr ? p.slot[row] : row) * p.channels + c) * 2;
   float old[2 * kCount], x[kCount], y[kCount], gate[kCount] = {1, 1, 1, 1}, bias[kCount] = {}, weight[3][kCount];
   load_floats<2 * kCount>(state, old);
-  load_floats<kCount>(static_cast<const T*>(p.x) + row * p.x_stride + c, x);
-  if (p.gate != nullptr) load_floats<kCount>(static_cast<const T*>(p.gate) + row * p.gate_stride + c, gate);
   if (p.bias != nullptr) load_floats<kCount>(static_cast<const T*>(p.bias) + c, bias);
 #pragma unroll
   for (int i = 0; i < 3; ++i) load_floats<kCount>(static_cast<const T*>(p.weight) + 3 * c + i * kCount, weight[i]);
+  if (p.state_is_settled) wait_for_earlier_kernels();
+  load_floats<kCount>(static_cast<const T*>(p.x) + row * p.x_stride + c, x);
+  if (p.gate != nullptr) load_floats<kCount>(static_cast<const T*>(p.gate) + row * p.gate_stride + c, gate);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const auto w = [&](int j) { return weight[(3 * i + j) / kCount][(3 * i + j) % kCount]; };
