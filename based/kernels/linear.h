@@ -17,7 +17,7 @@ struct Linear {                  // caller owns all memory; strides count elemen
   DType dtype = DType::f32;    // of x, weight and bias; products are summed in fp32
   DType y_dtype = DType::f32;  // of y; rounded once
   bool accumulate = false;     // y += x·weightᵀ + bias (residual stream) instead of y =
-  // CUDA: no kernel queued before this one writes the weight, so it may be read while they still run.
+  // CUDA: no kernel queued before this one writes the weight or the bias, so they may be read while it still runs.
   bool weight_is_constant = false;
 };
 
@@ -31,7 +31,8 @@ namespace cuda {
 // faster.
 bool linear_supports(const Linear&);
 Status linear(const Linear&, Stream);
-// y [rows, out / 2]: the first half of the outputs times the SiLU of the second. One row, of the types and alignment above.
+// y [rows, out / 2]: the first half of the outputs times the SiLU of the second. One row, of the types and alignment above; in bf16 on
+// Hopper as many rows as above, where 16 divides out.
 bool linear_swiglu_supports(const Linear&);
 Status linear_swiglu(const Linear&, Stream);
 }  // namespace cuda

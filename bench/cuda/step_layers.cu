@@ -41,18 +41,50 @@ void verify_one(Report& report, int64_t rows, int64_t in, int64_t out, DType dty
   report.expect(name, relative_error(got, expected), dtype == DType::bf16 ? 2.5e-3 : 2e-6);
 }
 
+// The first half of the outputs times the SiLU of the second.
+void verify_swiglu_of(Report& report, int64_t rows, int64_t in, int64_t width, bool with_bias) {
+  const int64_t x_stride = in + 8, weight_stride = in + 16, y_stride = width + 8;
+  const DType dtype = DType::bf16;
+  const Buffer x = random_buffer(rows * x_stride, dtype, 1, 1), weight = random_buffer(2 * width * weight_stride, dtype, 0.1, 2),
+               bias = random_buffer(2 * width, dtype, 1, 3);
+  Buffer y(rows * y_stride * 2);
+  const kernels::Linear p{
+      x.as(), weight.as(), with_bias ? bias.as() : nullptr, y.as(), rows, in, 2 * width, x_stride, weight_stride, y_stride, dtype, dtype,
+      false,  with_bias};
+  const std::string name = "linear_swiglu " + std::to_string(rows) + " x " + std::to_string(in) + " -> 2 x " + std::to_string(width);
+  if (!gpu::linear_swiglu_supports(p)) return report.fail(name + ": not supported");
+  check(gpu::linear_swiglu(p, {}));
+  const auto hx = download(x.as(), dtype, rows * x_stride), hw = download(weight.as(), dtype, 2 * width * weight_stride),
+             hb = download(bias.as(), dtype, 2 * width), hy = download(y.as(), dtype, rows * y_stride);
+  std::vector<double> expected, got;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t o = 0; o < width; ++o) {
+      double sum = with_bias ? hb[o] : 0, gate = with_bias ? hb[o + width] : 0;
+      for (int64_t i = 0; i < in; ++i) {
+        sum += hx[r * x_stride + i] * hw[o * weight_stride + i], gate += hx[r * x_stride + i] * hw[(o + width) * weight_stride + i];
+      }
+      expected.push_back(sum * gate / (1 + std::exp(-gate))), got.push_back(hy[r * y_stride + o]);
+    }
+    for (int64_t o = width; o < y_stride; ++o)
+      if (!std::isnan(hy[r * y_stride + o])) report.fail(name + ": wrote beyond a row");
+  }
+  report.expect(name, relative_error(got, expected), 2.5e-3);
+}
+
 // Each call has another weight, so that it comes from memory as in a step.
-void time_linear(Report& report, int64_t rows, int64_t in, int64_t out) {
+void time_linear(Report& report, int64_t rows, int64_t in, int64_t out, bool swiglu = false) {
   const int64_t bytes = in * out * 2;
   const int sets = working_sets(bytes);
   const std::vector<Buffer> weight = random_buffers(sets, in * out, DType::bf16, 1);
   const Buffer x = random_buffer(rows * in, DType::bf16, 1, 100), bias = random_buffer(out, DType::bf16, 1, 101), y(rows * out * 2);
   kernels::Linear p{x.as(), nullptr, bias.as(), y.as(), rows, in, out, in, in, out, DType::bf16, DType::bf16, false, true};
-  const std::string name = "linear " + std::to_string(rows) + " x " + std::to_string(in) + " -> " + std::to_string(out) + " bf16";
-  if (!gpu::linear_supports(p)) return;
+  if (swiglu) p.y_stride = out / 2;
+  const std::string name = std::string(swiglu ? "linear_swiglu " : "linear ") + std::to_string(rows) + " x " + std::to_string(in) + " -> " +
+                           std::to_string(out) + " bf16";
+  if (swiglu ? !gpu::linear_swiglu_supports(p) : !gpu::linear_supports(p)) return;
   report.time(name, bytes, sets, [&](int i, cudaStream_t stream) {
     p.weight = weight[i].as();
-    check(gpu::linear(p, Stream{stream}));
+    check(swiglu ? gpu::linear_swiglu(p, Stream{stream}) : gpu::linear(p, Stream{stream}));
   });
 }
 
@@ -103,6 +135,11 @@ void time_sample(Report& report, int64_t rows, int64_t vocab) {
 }  // namespace
 
 void verify_linear(Report& report) {
+  for (const int64_t rows : {1, 2, 8, 16, 20, 64, 65, 128}) {
+    verify_swiglu_of(report, rows, 104, 8, true), verify_swiglu_of(report, rows, 512, 88, false);
+    verify_swiglu_of(report, rows, 1792, 128, true);
+  }
+  verify_swiglu_of(report, 128, 256, 3584, false);
   for (const int64_t rows : {1, 8, 32}) verify_one(report, rows, 1792, 7168, DType::bf16);  // more than shared memory holds
   for (const int64_t in : {8, 64, 104, 1792, 3584}) {
     for (const int64_t out : {4, 68, 260, 1792}) {
@@ -122,6 +159,7 @@ void time_step_layers(Report& report) {
     for (const Size& s :
          std::initializer_list<Size>{{1792, 7168}, {3584, 1792}, {1792, 1792}, {1792, 256}, {1024, 4096}, {2048, 1024}, {1792, 50304}})
       time_linear(report, rows, s.in, s.out);
+    for (const int64_t width : {1024, 1792}) time_linear(report, rows, width, 4 * width, true);
     time_pointwise(report, rows, 1792);
     time_sample(report, rows, 50304);
   }

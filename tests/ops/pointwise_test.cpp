@@ -232,7 +232,8 @@ TEST_P(PointwiseOnDevices, LinearEqualsTheReference) {
   for (const int64_t rows : {0, 1, 2, 3, 4, 5, 16, 63, 64, 65, 128, 200})
     for (const bool with_bias : {false, true}) {
       expect_linear_equals(GetParam(), linear, linear_reference, with_bias, rows, rows % 2 == 0 ? 84 : 17);
-      if (rows < 6) expect_linear_equals(GetParam(), linear_swiglu, linear_swiglu_reference, with_bias, rows, 84);
+      for (const int64_t out : {84, 272})
+        if (rows < 6 || out == 272) expect_linear_equals(GetParam(), linear_swiglu, linear_swiglu_reference, with_bias, rows, out);
     }
   expect_linear_equals(GetParam(), linear_swiglu, linear_swiglu_reference, true, 1, 20000);  // more outputs than warps at once
   EXPECT_TRUE(gradcheck([](const vector<Tensor>& t) { return vector<Tensor>{ops::linear(t[0], t[1], t[2])}; },
@@ -291,13 +292,15 @@ TEST_P(PointwiseOnDevices, LinearOfManyRowsTakesColumnSlices) {
 // At the same number of rows; a recorded step changes when a weight is read, not what comes of it.
 TEST_P(PointwiseOnDevices, LinearRowsDependOnNoOtherRow) {
   const at::NoGradGuard no_grad;
-  const Tensor weight = random({260, 200}, at::kBFloat16).to(GetParam());
-  for (const int64_t rows : {1, 4, 7, 16, 40, 64, 128}) {
-    const Tensor x = random({rows, 200}, at::kBFloat16).to(GetParam()), y = ops::linear(x, weight);
-    const Tensor others = x.flip({0}) * 3;
-    others.select(0, rows / 2).copy_(x.select(0, rows / 2));
-    const RecordedStep recorded;
-    EXPECT_TRUE(same_bits(ops::linear(others, weight).select(0, rows / 2), y.select(0, rows / 2))) << rows << " rows";
+  const Tensor weight = random({272, 200}, at::kBFloat16).to(GetParam());
+  for (const LinearOp op : {linear, linear_swiglu}) {
+    for (const int64_t rows : {1, 4, 7, 16, 40, 64, 128}) {
+      const Tensor x = random({rows, 200}, at::kBFloat16).to(GetParam()), y = op(x, weight, {});
+      const Tensor others = x.flip({0}) * 3;
+      others.select(0, rows / 2).copy_(x.select(0, rows / 2));
+      const RecordedStep recorded;
+      EXPECT_TRUE(same_bits(op(others, weight, {}).select(0, rows / 2), y.select(0, rows / 2))) << rows << " rows";
+    }
   }
 }
 

@@ -173,6 +173,8 @@ __device__ __forceinline__ void bulk_store(void* global, uint32_t shared, uint32
 __device__ __forceinline__ void bulk_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // The barrier of a cluster: a block that has arrived may go on, and wait later.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+// Without an order of memory, which would be a fence of the whole device: for barriers that have been initialised.
+__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 // A place in a ring of stages, and the phase of its barriers.
 struct RingPlace {

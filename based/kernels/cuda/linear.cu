@@ -204,12 +204,14 @@ Status linear(const Linear& p, Stream stream) {
 }
 
 bool linear_swiglu_supports(const Linear& p) {
-  return p.rows <= 1 && p.dtype == p.y_dtype && p.out % 2 == 0 && !p.accumulate && linear_supports(p);
+  if (p.rows > 1) return linear_swiglu_sm90_supports(p);
+  return p.dtype == p.y_dtype && p.out % 2 == 0 && !p.accumulate && linear_supports(p);
 }
 
 Status linear_swiglu(const Linear& p, Stream stream) {
   if (p.rows == 0 || p.out == 0) return {};
-  if (!linear_swiglu_supports(p)) return {"linear_swiglu: more than one row, an odd number of outputs, or rows of no multiple of 16 bytes"};
+  if (!linear_swiglu_supports(p)) return {"linear_swiglu: too many rows, an odd number of outputs, or rows of no multiple of 16 bytes"};
+  if (p.rows > 1) return linear_swiglu_sm90(p, stream);
   auto* run = p.dtype == DType::bf16 ? run_rows<bf16, bf16, 1, 2> : run_rows<float, float, 1, 2>;
   return noted(LinearSwiglu{p}, stream, run(p, stream));
 }

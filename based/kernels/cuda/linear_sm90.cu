@@ -1,7 +1,7 @@
-// 2 to 128 rows in bf16 (decoding of many texts), bound by reading the weights and by what the L2 cache delivers. A block owns 64 outputs,
-// for all rows, and one of `splits` parts of `in`; the blocks of the same outputs are a cluster and add their sums up through each other's
-// shared memory, in a fixed order. One warp requests, four multiply. Constant weights are on their way before the kernels before this one
-// have ended; their ring is separate from the rows', so that it can run far ahead.
+// 2 to 128 rows in bf16 (decoding of many texts), bound by what a multiprocessor takes in from the L2 cache and by chains of latencies. A
+// block owns 64 outputs, for all rows, and one of `splits` parts of `in`; the blocks of the same outputs are a cluster and send their sums
+// to the block that adds them up, in a fixed order. One warp requests, four multiply. Constant weights are on their way before the kernels
+// before this one have ended; their ring is separate from the rows', so that it can run far ahead.
 #include <algorithm>
 
 #include "based/kernels/cuda/launch.h"
@@ -19,26 +19,25 @@ constexpr int kMultipliers = 128;  // threads; one more warp requests
 constexpr int kMostSplits = 8;
 constexpr int kMostStages = 16;
 constexpr int kUnitBytes = kMultipliers * 16;  // of sums: 8 rows by kOutputs, 16 bytes a thread
+constexpr int kBarrierBytes = (3 * kMostStages + 1) * 8;
 
-// Shared memory: the ring of weights, the ring of rows, then barriers; at the end, sums where the rings were. Up to 64 rows two blocks fit
-// on a multiprocessor, of this layer and of one that waits for it; with more rows, all the rows under way at once are worth more. Measured.
+// Shared memory: the ring of weights, the ring of rows, the cluster's sums (without a cluster: where the rings were), barriers. Up to 64
+// rows two blocks fit on a multiprocessor, of this layer and of one that waits for it; with more rows, all the rows under way at once are
+// worth more, and small stages. Measured.
 template <int kRows>
 struct Layout {
-  static constexpr int kSlabs = kRows == 64 ? 1 : 2;  // of a stage
+  static constexpr int kSlabs = kRows < 64 ? 2 : 1;  // of a stage
   static constexpr int kDepth = kSlabs * kSlab;
   static constexpr int kWeightBytes = kSlabs * kOutputs * 128, kRowBytes = kSlabs * kRows * 128;  // of a stage
-  static constexpr int kRowStages = kRows == 128 ? 3 : kRows == 64 ? 6 : 4;
-  static constexpr int kBarrierBytes = 3 * kMostStages * 8;
-  static constexpr int kLimit = (kRows == 128 ? 170 : 113) * 1024 - kBarrierBytes - 1024;  // stages start at multiples of 1024
-  static constexpr int kWeightStages = (kLimit - kRowStages * kRowBytes) / kWeightBytes;
-  static_assert(kWeightStages >= kRowStages && kWeightStages <= kMostStages);
+  static constexpr int kRowStages = kRows == 128 ? 7 : kRows == 64 ? 5 : 4;
+  static constexpr int kLimit = (kRows == 128 ? 205 : 113) * 1024 - kBarrierBytes - 1024;  // stages start at multiples of 1024
 };
 
 struct Plan {
   int splits = 1;  // blocks of a cluster
   int weight_stages = 1, row_stages = 1;
-  int steps = 0;                     // stages in all of `in`
-  int rows_at = 0, barriers_at = 0;  // in shared memory
+  int steps = 0;                                  // stages in all of `in`
+  int rows_at = 0, sums_at = 0, barriers_at = 0;  // in shared memory
 };
 
 #if BASED_HAS_WGMMA
@@ -48,16 +47,25 @@ __device__ __forceinline__ uint32_t address_in_block(uint32_t shared, int rank) 
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared), "r"(rank));
   return there;
 }
-__device__ __forceinline__ float4 load_cluster_float4(uint32_t address) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
-  return v;
-}
 __device__ __forceinline__ void store_shared_float4(uint32_t address, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
+// To a block of the cluster, whose barrier hears of it.
+__device__ __forceinline__ void send_float4(uint32_t there, uint32_t barrier, float a, float b, float c, float d) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there), "f"(a), "f"(b),
+               "f"(c), "f"(d), "r"(barrier)
+               : "memory");
+}
 // The warps that multiply, without the one that requests.
 __device__ __forceinline__ void multipliers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(kMultipliers) : "memory"); }
+
+// 32 outputs and their gates, 8 of these after 8 of those, so that the same thread gets the sums of both; `group`: of 8 outputs.
+__device__ __forceinline__ void load_pairs(uint32_t shared, const CUtensorMap& map, int column, int group, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %3, %4}], [%5];" ::"r"(shared),
+      "l"(&map), "r"(column), "r"(0), "r"(group), "r"(barrier)
+      : "memory");
+}
 
 // d += 64 weights' rows · kRows rows of x, 16 elements of k.
 template <int kRows>
@@ -69,8 +77,8 @@ __device__ __forceinline__ void multiply(float (&d)[kRows / 2], uint64_t weight,
   if constexpr (kRows == 128) wgmma_64x128x16_shared(d, weight, x, true);
 }
 
-template <int kRows>
-struct Block {  // a block's place
+template <int kRows, bool kSwiglu>
+struct Block {  // a block's place; of kSwiglu, the outputs are 32 u and their gates
   using Memory = Layout<kRows>;
   static constexpr int kSlabs = Memory::kSlabs;
   const Plan& plan;
@@ -78,7 +86,8 @@ struct Block {  // a block's place
   int split, first_out, first, steps;
 
   __device__ __forceinline__ Block(const Plan& of, uint32_t shared) : plan(of), base((shared + 1023) & ~1023U) {
-    split = static_cast<int>(blockIdx.x) % plan.splits, first_out = static_cast<int>(blockIdx.x) / plan.splits * kOutputs;
+    split = static_cast<int>(blockIdx.x) % plan.splits,
+    first_out = static_cast<int>(blockIdx.x) / plan.splits * (kSwiglu ? kOutputs / 2 : kOutputs);
     first = plan.steps * split / plan.splits, steps = plan.steps * (split + 1) / plan.splits - first;
   }
   __device__ __forceinline__ uint32_t weights_at(const RingPlace& r) const { return base + r.slot * Memory::kWeightBytes; }
@@ -86,21 +95,35 @@ struct Block {  // a block's place
   __device__ __forceinline__ uint32_t weights_here(const RingPlace& r) const { return base + plan.barriers_at + r.slot * 8; }
   __device__ __forceinline__ uint32_t rows_here(const RingPlace& r) const { return weights_here(r) + 8 * kMostStages; }
   __device__ __forceinline__ uint32_t consumed(const RingPlace& r) const { return weights_here(r) + 16 * kMostStages; }
+  __device__ __forceinline__ uint32_t sums_here() const { return base + plan.barriers_at + 24 * kMostStages; }
 
   // By all lanes of a warp, a stage each.
   __device__ __forceinline__ void init_barriers() const {
     RingPlace r;
     r.slot = threadIdx.x % 32;
+    if (r.slot == 31) {
+      constexpr int kUnits = kRows / 8;
+      barrier_init(sums_here());
+      if (plan.splits > 1 && split < kUnits) barrier_expect(sums_here(), (plan.splits - 1) * max(1, kUnits / plan.splits) * kUnitBytes);
+    }
     if (r.slot < plan.weight_stages) barrier_init(weights_here(r));
     if (r.slot < plan.row_stages) barrier_init(rows_here(r)), barrier_init(consumed(r), kMultipliers / 32);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     fence_shared_proxy();
     __syncwarp();
   }
   __device__ __forceinline__ void request_weights(const CUtensorMap& weights, int step, const RingPlace& r) const {
     barrier_expect(weights_here(r), Memory::kWeightBytes);
 #pragma unroll
-    for (int slab = 0; slab < kSlabs; ++slab)
-      load_box(weights_at(r) + slab * kOutputs * 128, weights, ((first + step) * kSlabs + slab) * kSlab, first_out, weights_here(r));
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      const uint32_t to = weights_at(r) + slab * kOutputs * 128;
+      const int column = ((first + step) * kSlabs + slab) * kSlab;
+      if constexpr (kSwiglu) {
+        load_pairs(to, weights, column, first_out / 8, weights_here(r));
+      } else {
+        load_box(to, weights, column, first_out, weights_here(r));
+      }
+    }
   }
   __device__ __forceinline__ void request_rows(const CUtensorMap& rows, int step, const RingPlace& r) const {
     barrier_expect(rows_here(r), Memory::kRowBytes);
@@ -175,52 +198,93 @@ __device__ __forceinline__ void write_units(const Linear& p, const float4 (&sum)
   }
 }
 
+// The same of u and their gates: a lane has two rows of one u, and of its gate, in each unit; a warp 8 of the outputs, in kUnits ≤ 4 units.
+template <typename Y, int kUnits>
+__device__ __forceinline__ void write_swiglu(const Linear& p, const float4 (&sum)[kUnits], uint32_t place, int first_row, int first_out) {
+  const int lane = threadIdx.x % 32;
+  const int64_t width = p.out / 2, first = first_out + static_cast<int>(threadIdx.x) / 32 * 8, out = first + lane / 4;
+  float bias[2] = {};
+  if (p.bias != nullptr && out < width) {
+    const bf16* b = static_cast<const bf16*>(p.bias) + out;
+    bias[0] = to_float(b[0]), bias[1] = to_float(b[width]);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    const uint32_t to = place - lane * 16 + u * kUnitBytes + 4 * (lane % 4 * 16 + lane / 4);
+    const float gate[2] = {sum[u].z + bias[1], sum[u].w + bias[1]};
+    store_shared_float(to, (sum[u].x + bias[0]) * gate[0] * sigmoid(gate[0]));
+    store_shared_float(to + 32, (sum[u].y + bias[0]) * gate[1] * sigmoid(gate[1]));
+  }
+  __syncwarp();
+  const int unit = lane / 8, row = lane % 8;
+  const int64_t r = first_row + 8 * unit + row;
+  if (unit >= kUnits || r >= p.rows || first >= width) return;
+  const uint32_t from = place - lane * 16 + unit * kUnitBytes + row * 32;
+  const float4 a = load_shared_float4(from), b = load_shared_float4(from + 16);
+  const float y[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+  store_floats<8>(static_cast<Y*>(p.y) + r * p.y_stride + first, y);
+}
+
 // The parts of the sums from all blocks of a cluster, added up in order; each block does it for some of the rows and writes those.
-template <typename Y, int kRows, int kSplits>
-__device__ __forceinline__ void add_up(const Linear& p, const float (&d)[kRows / 2], uint32_t base, int split, int first_out) {
+template <typename Y, bool kSwiglu, int kRows, int kSplits>
+__device__ __forceinline__ void add_up(const Linear& p, const float (&d)[kRows / 2], const Block<kRows, kSwiglu>& block) {
   constexpr int kUnits = kRows / 8, kOwned = kUnits > kSplits ? kUnits / kSplits : 1;
   constexpr int kBatch = kOwned < 4 ? kOwned : 4;  // units whose parts are under way at once
-  const uint32_t mine = base + threadIdx.x * 16;
+  const int split = block.split;
+  const uint32_t mine = block.base + block.plan.sums_at + threadIdx.x * 16;
 #pragma unroll
-  for (int u = 0; u < kUnits; ++u) store_shared_float4(mine + u * kUnitBytes, d[4 * u], d[4 * u + 1], d[4 * u + 2], d[4 * u + 3]);
-  if constexpr (kSplits > 1) cluster_arrive(), cluster_wait();
-  for (int first = 0; first < kOwned && split < kUnits; first += kBatch) {
-    const uint32_t place = mine + (split * kOwned + first) * kUnitBytes;
-    float4 part[kSplits][kBatch], sum[kBatch];
-#pragma unroll
-    for (int s = 0; s < kSplits; ++s) {
-      const uint32_t there = kSplits > 1 ? address_in_block(place, s) : place;
-#pragma unroll
-      for (int u = 0; u < kBatch; ++u)
-        part[s][u] = kSplits > 1 ? load_cluster_float4(there + u * kUnitBytes) : load_shared_float4(there + u * kUnitBytes);
+  for (int u = 0; u < kUnits; ++u) {
+    const int owner = u / kOwned;
+    const uint32_t to = mine + (kSplits == 1 ? u : split * kOwned + u % kOwned) * kUnitBytes;
+    if (kSplits == 1 || owner == split) {
+      store_shared_float4(to, d[4 * u], d[4 * u + 1], d[4 * u + 2], d[4 * u + 3]);
+    } else {
+      send_float4(address_in_block(to, owner), address_in_block(block.sums_here(), owner), d[4 * u], d[4 * u + 1], d[4 * u + 2],
+                  d[4 * u + 3]);
     }
+  }
+  if (split >= kUnits) return;
+  if constexpr (kSplits > 1) barrier_wait(block.sums_here(), 0);
+#pragma unroll 1
+  for (int first = 0; first < kOwned; first += kBatch) {
+    const uint32_t place = mine + first * kUnitBytes;
+    float4 sum[kBatch];
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
-      sum[u] = part[0][u];
+      sum[u] = load_shared_float4(place + u * kUnitBytes);
 #pragma unroll
-      for (int s = 1; s < kSplits; ++s)
-        sum[u].x += part[s][u].x, sum[u].y += part[s][u].y, sum[u].z += part[s][u].z, sum[u].w += part[s][u].w;
+      for (int s = 1; s < kSplits; ++s) {
+        const float4 part = load_shared_float4(place + (s * kOwned + u) * kUnitBytes);
+        sum[u].x += part.x, sum[u].y += part.y, sum[u].z += part.z, sum[u].w += part.w;
+      }
     }
-    write_units<Y>(p, sum, place, (split * kOwned + first) * 8, first_out);
+    const int first_row = (split * kOwned + first) * 8;
+    if constexpr (kSwiglu) {
+      write_swiglu<Y>(p, sum, place, first_row, block.first_out);
+    } else {
+      write_units<Y>(p, sum, place, first_row, block.first_out);
+    }
   }
-  if constexpr (kSplits > 1) cluster_arrive(), cluster_wait();  // the others may still read these sums
 }
 #endif
 
-template <typename Y, int kRows>
-__global__ void __launch_bounds__(kMultipliers + 32, 2)
+template <typename Y, bool kSwiglu, int kRows>
+__global__ void __launch_bounds__(kMultipliers + 32, kRows == 128 ? 1 : 2)
     many_rows(const __grid_constant__ Linear p, const __grid_constant__ Plan plan, const __grid_constant__ CUtensorMap weights,
               const __grid_constant__ CUtensorMap rows) {
 #if BASED_HAS_WGMMA
   extern __shared__ char memory[];
-  const Block<kRows> block(plan, shared_address(memory));
+  const Block<kRows, kSwiglu> block(plan, shared_address(memory));
   const bool requests = threadIdx.x >= kMultipliers, first_lane = threadIdx.x % 32 == 0;
   if (requests) {
     if (first_lane) prefetch_map(weights), prefetch_map(rows);
     block.init_barriers();
     if (first_lane && p.weight_is_constant) block.request_first_weights(weights);
+    __syncwarp();
   }
   let_next_kernel_start();
+  if (plan.splits > 1) cluster_arrive_relaxed(), cluster_wait();
   __syncthreads();
   if (requests) {
     if (first_lane) {
@@ -229,18 +293,17 @@ __global__ void __launch_bounds__(kMultipliers + 32, 2)
       if (!p.weight_is_constant) block.request_first_weights(weights);
       block.request_the_rest(weights, rows);
     }
-    if (plan.splits > 1) cluster_arrive(), cluster_wait(), cluster_arrive(), cluster_wait();  // as the others do
     return;
   }
   float d[kRows / 2] = {};
   block.multiply_all(d);
   wait_for_earlier_kernels();  // before this thread writes anything that they read
-  multipliers_meet();          // nobody reads the stages any more: sums go there
+  multipliers_meet();          // nobody reads the stages any more: without a cluster, sums go there
   switch (plan.splits) {
-    case 1: return add_up<Y, kRows, 1>(p, d, block.base, block.split, block.first_out);
-    case 2: return add_up<Y, kRows, 2>(p, d, block.base, block.split, block.first_out);
-    case 4: return add_up<Y, kRows, 4>(p, d, block.base, block.split, block.first_out);
-    default: return add_up<Y, kRows, 8>(p, d, block.base, block.split, block.first_out);
+    case 1: return add_up<Y, kSwiglu, kRows, 1>(p, d, block);
+    case 2: return add_up<Y, kSwiglu, kRows, 2>(p, d, block);
+    case 4: return add_up<Y, kSwiglu, kRows, 4>(p, d, block);
+    default: return add_up<Y, kSwiglu, kRows, 8>(p, d, block);
   }
 #endif
 }
@@ -267,32 +330,46 @@ Plan make_plan(const Linear& p) {
   Plan plan;
   plan.steps = static_cast<int>(ceil_div(p.in, Memory::kDepth));
   plan.splits = choose_splits<kRows>(p, plan.steps);
-  const int most = static_cast<int>(ceil_div(plan.steps, plan.splits));
-  plan.weight_stages = std::min(most, Memory::kWeightStages), plan.row_stages = std::min(most, Memory::kRowStages);
+  const int most = static_cast<int>(ceil_div(plan.steps, plan.splits)), units = std::max(kRows / 8, plan.splits);
+  const int sums = plan.splits == 1 ? 0 : units * kUnitBytes;
+  plan.row_stages = std::min(most, Memory::kRowStages);
+  const int left = Memory::kLimit - sums - plan.row_stages * Memory::kRowBytes;
+  plan.weight_stages = std::min({most, kMostStages, left / Memory::kWeightBytes});
+  plan.row_stages = std::min(plan.row_stages, plan.weight_stages);
   plan.rows_at = plan.weight_stages * Memory::kWeightBytes;
-  plan.barriers_at = std::max(plan.rows_at + plan.row_stages * Memory::kRowBytes, kRows / 8 * kUnitBytes);
+  const int rings = plan.rows_at + plan.row_stages * Memory::kRowBytes;
+  plan.sums_at = plan.splits == 1 ? 0 : rings;
+  plan.barriers_at = plan.splits == 1 ? std::max(rings, units * kUnitBytes) : rings + sums;
   return plan;
 }
 
-template <typename Y, int kRows>
+Status describe_weights(CUtensorMap& map, const Linear& p, bool swiglu) {
+  if (!swiglu) return describe_matrix(map, p.weight, p.out, p.in, p.weight_stride, kOutputs);
+  const int64_t width = p.out / 2, row = p.weight_stride * 2;
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(p.in), 8, 2, static_cast<cuuint64_t>(width / 8)};
+  const cuuint64_t strides[3] = {static_cast<cuuint64_t>(row), static_cast<cuuint64_t>(width * row), static_cast<cuuint64_t>(8 * row)};
+  return describe_tiles(map, p.weight, sizes, strides, {kSlab, 8, 2, kOutputs / 16});
+}
+
+template <typename Y, bool kSwiglu, int kRows>
 Status run(const Linear& p, Stream stream) {
   const Plan plan = make_plan<kRows>(p);
   CUtensorMap weights, rows;
-  if (const Status s = describe_matrix(weights, p.weight, p.out, p.in, p.weight_stride, kOutputs); !s.ok()) return s;
+  if (const Status s = describe_weights(weights, p, kSwiglu); !s.ok()) return s;
   if (const Status s = describe_matrix(rows, p.x, p.rows, p.in, p.x_stride, kRows); !s.ok()) return s;
-  auto* kernel = many_rows<Y, kRows>;
-  const int shared = plan.barriers_at + Layout<kRows>::kBarrierBytes + 1024;
+  auto* kernel = many_rows<Y, kSwiglu, kRows>;
+  const int shared = plan.barriers_at + kBarrierBytes + 1024;
   if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);
   const auto blocks = static_cast<unsigned>(ceil_div(p.out, kOutputs) * plan.splits);
   return launch_overlapped(kernel, {blocks, kMultipliers + 32, shared, static_cast<unsigned>(plan.splits)}, stream, p, plan, weights, rows);
 }
 
-template <typename Y>
+template <typename Y, bool kSwiglu>
 Status choose_rows(const Linear& p, Stream stream) {
-  if (p.rows <= 8) return run<Y, 8>(p, stream);
-  if (p.rows <= 16) return run<Y, 16>(p, stream);
-  if (p.rows <= 32) return run<Y, 32>(p, stream);
-  return p.rows <= 64 ? run<Y, 64>(p, stream) : run<Y, 128>(p, stream);
+  if (p.rows <= 8) return run<Y, kSwiglu, 8>(p, stream);
+  if (p.rows <= 16) return run<Y, kSwiglu, 16>(p, stream);
+  if (p.rows <= 32) return run<Y, kSwiglu, 32>(p, stream);
+  return p.rows <= 64 ? run<Y, kSwiglu, 64>(p, stream) : run<Y, kSwiglu, 128>(p, stream);
 }
 
 // Beyond these outputs each multiprocessor reads the rows so often that a library's larger tiles are faster, even in a step, where this
@@ -308,7 +385,13 @@ bool linear_sm90_supports(const Linear& p) {
 }
 
 Status linear_sm90(const Linear& p, Stream stream) {
-  return p.y_dtype == DType::bf16 ? choose_rows<bf16>(p, stream) : choose_rows<float>(p, stream);
+  return p.y_dtype == DType::bf16 ? choose_rows<bf16, false>(p, stream) : choose_rows<float, false>(p, stream);
 }
+
+bool linear_swiglu_sm90_supports(const Linear& p) {
+  return linear_sm90_supports(p) && p.y_dtype == DType::bf16 && p.out % 16 == 0 && p.y_stride % 8 == 0;
+}
+
+Status linear_swiglu_sm90(const Linear& p, Stream stream) { return choose_rows<bf16, true>(p, stream); }
 
 }  // namespace based::kernels::cuda::detail

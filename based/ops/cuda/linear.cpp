@@ -23,7 +23,7 @@ Tensor forward(const Tensor& x, const Tensor& weight, const OptionalTensor& bias
 Tensor forward_swiglu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
   const OnDevice device("linear_swiglu", {{"x", x}, {"weight", weight}, {"bias", bias}});
   check_linear(x, weight, bias);
-  if (has_kernel(x) && x.size(0) == 1 && weight.size(0) % 2 == 0) {
+  if (has_kernel(x) && x.size(0) <= 128 && weight.size(0) % 2 == 0) {
     const LinearLaunch launch = prepare_linear(x, weight, bias, weight.size(0) / 2);
     if (kernels::cuda::linear_swiglu_supports(launch.arguments)) {
       require_ok(kernels::cuda::linear_swiglu(launch.arguments, current_stream()));
