@@ -12,6 +12,7 @@
 #include "based/ops/long_conv.h"
 #include "based/ops/paged_attention.h"
 #include "based/ops/pointwise.h"
+#include "based/ops/projected_conv.h"
 #include "based/ops/short_conv.h"
 #include "based/ops/taylor_attention.h"
 
@@ -172,6 +173,12 @@ std::vector<OperatorCheck> other_checks() {
        },
        [](const Tensors& x) { return std::get<0>(ops::short_conv(x[0], x[1], x[2], x[3], true, row_starts(x[0]))); },
        [](const Tensors& x) { return std::get<0>(ops::short_conv_reference(x[0], x[1], x[2], x[3], true, row_starts(x[0]))); }},
+      {"projected_conv",
+       [] {
+         return Tensors{draw({tokens, 40}), draw({96, 40}, 0.16), draw({96}), draw({48, 3}), draw({48})};
+       },
+       [](const Tensors& x) { return std::get<0>(ops::projected_conv(x[0], x[1], x[2], x[3], x[4], row_starts(x[0]))); },
+       [](const Tensors& x) { return std::get<0>(ops::projected_conv_reference(x[0], x[1], x[2], x[3], x[4], row_starts(x[0]))); }},
       {"long_conv",
        [] {
          return Tensors{draw({tokens, 8}), draw({8, 100}, 0.2)};

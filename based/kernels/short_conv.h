@@ -37,6 +37,7 @@ struct ShortConvBackward {
   float* grad_bias = nullptr;            // [channels], or null
   float* grad_initial_state = nullptr;   // [rows, channels, taps − 1], or null
   int64_t grad_x_stride = 0, grad_gate_stride = 0;
+  float* grad_sums = nullptr;  // [2, channels]: grad_x and grad_gate, unrounded, summed over all tokens, or null; CUDA, see below
 };
 
 namespace cpu {
@@ -48,6 +49,7 @@ Status short_conv_step(const ShortConv&);
 
 namespace cuda {
 Status short_conv_forward(const ShortConv&, Stream);
+bool short_conv_backward_sums(const ShortConvBackward&);  // whether grad_sums may be asked for: with a gate, SiLU and 3 or 4 taps
 int64_t short_conv_backward_scratch(const ShortConvBackward&);
 Status short_conv_backward(const ShortConvBackward&, void* scratch, Stream);
 Status short_conv_step(const ShortConv&, Stream);

@@ -2,6 +2,7 @@
 #include "based/mixers/mixer.h"
 #include "based/mixers/parameters.h"
 #include "based/ops/arguments.h"
+#include "based/ops/projected_conv.h"
 #include "based/ops/short_conv.h"
 #include "based/ops/split_columns.h"
 
@@ -65,8 +66,8 @@ class GatedConv final : public Mixer {
 
  private:
   std::tuple<Tensor, Tensor> run(const Tensor& x, const Sequences& rows, const std::optional<Tensor>& initial) const {
-    const auto u = ops::split_columns(in_proj_->forward(x), {width_, width_});
-    const auto [y, last] = ops::short_conv(u[0], conv_->weight(), conv_->bias(), u[1], true, rows.cu_seqlens(), initial);
+    const auto [y, last] = ops::projected_conv(x, in_proj_->weight(), ops::if_defined(in_proj_->bias()), conv_->weight(), conv_->bias(),
+                                               rows.cu_seqlens(), initial);
     return {out_proj_->forward(y), last};
   }
 

@@ -230,7 +230,7 @@ Tensor short_conv_prefill_with(const ShortConvKernels& table, const ShortConvLay
 
 Gradients short_conv_backward_with(const ShortConvKernels& table, const Tensor& grad_y, const OptionalTensor& grad_state, const Tensor& x,
                                    const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
-                                   const Tensor& cu_seqlens, const OptionalTensor& initial_state) {
+                                   const Tensor& cu_seqlens, const OptionalTensor& initial_state, Tensor* sums_of_gradients) {
   if (!uses_kernel("short_conv_backward", x))
     return backward_reference(grad_y, grad_state, x, weight, bias, gate, silu, cu_seqlens, initial_state);
   check_row_starts(kOp, "cu_seqlens", cu_seqlens, x.size(0));
@@ -261,6 +261,10 @@ Gradients short_conv_backward_with(const ShortConvKernels& table, const Tensor& 
     grad_initial = at::empty(initial.sizes(), sums);
     to.initial_state = initial.const_data_ptr<float>();
     to.grad_initial_state = grad_initial.mutable_data_ptr<float>();
+  }
+  if (sums_of_gradients != nullptr && table.backward_sums != nullptr && table.backward_sums(to)) {
+    *sums_of_gradients = at::empty({2 * x.size(1)}, sums);
+    to.grad_sums = sums_of_gradients->mutable_data_ptr<float>();
   }
   const Tensor scratch = scratch_memory(table.backward_scratch(to), x);
   require_ok(table.backward(to, scratch.mutable_data_ptr()));

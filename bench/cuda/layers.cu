@@ -163,6 +163,13 @@ ConvolutionGradients convolve(const Convolution& s, const ConvolutionGradients& 
   return out;
 }
 
+// Of the gradients of x, then of the gate.
+std::vector<double> column_sums_of(const ConvolutionGradients& of, int64_t channels) {
+  std::vector<double> sums(2 * channels);
+  for (size_t i = 0; i < of.x.size(); ++i) sums[i % channels] += of.x[i], sums[channels + i % channels] += of.gate[i];
+  return sums;
+}
+
 // The channels of a tensor whose tokens are `stride` apart.
 std::vector<double> download_tokens(const void* from, DType dtype, int64_t tokens, int64_t channels, int64_t stride) {
   const std::vector<double> all = download(from, dtype, (tokens - 1) * stride + channels);
@@ -204,6 +211,9 @@ void verify_short_conv(Report& report, const Convolution& s) {
                                grad_gate, gw.as<float>(),      gb.as<float>(), gi.as<float>(),      stride,
                                stride};
   if (s.plain) b.initial_state = b.grad_state = nullptr, b.grad_gate = nullptr, b.grad_bias = b.grad_initial_state = nullptr;
+  const Buffer sums(2 * s.channels * 4);
+  const bool has_sums = gpu::short_conv_backward_sums(b);
+  if (has_sums) b.grad_sums = sums.as<float>();
   Buffer scratch(gpu::short_conv_backward_scratch(b));
   check(gpu::short_conv_backward(b, scratch.as(), {}));
   ConvolutionGradients in;
@@ -228,6 +238,7 @@ void verify_short_conv(Report& report, const Convolution& s) {
   if (s.plain) return;
   report.expect(name + ": grad gate", strided_error(grad_gate, out.gate), allowed(s.dtype));
   report.expect(name + ": grad bias", error(gb, DType::f32, out.bias), 2e-6);
+  if (has_sums) report.expect(name + ": sums of gradients", error(sums, DType::f32, column_sums_of(out, s.channels)), 2e-6);
   if (kept > 0) report.expect(name + ": state", error(state, DType::f32, out.state), 1e-7);
   if (kept > 0) report.expect(name + ": grad state", error(gi, DType::f32, out.initial), 2e-6);
 }
@@ -378,7 +389,7 @@ void time_short_conv_backward(Report& report, int32_t taps, DType dtype) {
   for (int64_t r = 0; r <= rows; ++r) row_starts.push_back(r * 2048);
   const Buffer weight = random_buffer(channels * taps, dtype, 0.5, 300), bias = random_buffer(channels, dtype, 0.5, 301),
                starts = upload(row_starts);
-  Buffer gw(channels * taps * 4), gb(channels * 4);
+  Buffer gw(channels * taps * 4), gb(channels * 4), sums(2 * channels * 4);
   const auto arguments = [&](int i) {
     kernels::ShortConvBackward b;
     b.forward = {inputs[i].as(),
@@ -400,6 +411,7 @@ void time_short_conv_backward(Report& report, int32_t taps, DType dtype) {
                  dtype};
     b.grad_y = g[i].as(), b.grad_x = grads[i].as(), b.grad_gate = grads[i].as<char>() + count * size;
     b.grad_weight = gw.as<float>(), b.grad_bias = gb.as<float>(), b.grad_x_stride = b.grad_gate_stride = channels;
+    b.grad_sums = sums.as<float>();
     return b;
   };
   Buffer scratch(gpu::short_conv_backward_scratch(arguments(0)));

@@ -1,4 +1,5 @@
 #include "based/ops/long_conv.h"
+#include "based/ops/projected_conv.h"
 #include "based/ops/short_conv.h"
 #include "tests/ops/testing.h"
 
@@ -93,6 +94,81 @@ TEST_P(ShortConvCases, KernelsEqualTheDoubleReference) {
     for (size_t i = 0; i < inputs.size(); ++i)
       EXPECT_TRUE(close(actual_gradients[i], expected_gradients[i], tolerance)) << type << ", gradient " << i;
   }
+}
+
+struct ProjectedCase {
+  vector<int64_t> lengths;
+  int64_t channels = 48, taps = 3;
+  bool in_bias = true, bias = true, initial = true;
+  at::ScalarType type = at::kBFloat16;
+};
+
+// The operator as a function of x, in_weight, weight and, where there are such, the biases and the initial state.
+Function projecting(const ProjectedCase& c, decltype(&projected_conv) op) {
+  return [=, cu_seqlens = offsets(c.lengths)](const vector<Tensor>& t) {
+    std::optional<Tensor> in_bias, bias, initial;
+    size_t next = 3;
+    if (c.in_bias) in_bias = t[next++];
+    if (c.bias) bias = t[next++];
+    if (c.initial) initial = t[next];
+    const auto [y, state] = op(t[0], t[1], in_bias, t[2], bias, cu_seqlens.to(t[0].device()), initial);
+    return vector<Tensor>{y, state};
+  };
+}
+
+vector<Tensor> projected_inputs(const ProjectedCase& c, int64_t in) {
+  torch::manual_seed(29);
+  const int64_t tokens = offsets(c.lengths)[-1].item<int64_t>(), rows = static_cast<int64_t>(c.lengths.size());
+  vector<Tensor> t{random({tokens, in}), random({2 * c.channels, in}) / std::sqrt(static_cast<double>(in)), random({c.channels, c.taps})};
+  if (c.in_bias) t.push_back(random({2 * c.channels}));
+  if (c.bias) t.push_back(random({c.channels}));
+  if (c.initial) t.push_back(random({rows, c.channels, c.taps - 1}));
+  for (Tensor& x : t) x = x.to(at::kBFloat16).to(at::kDouble);
+  return t;
+}
+
+BASED_ON_EVERY_DEVICE(ProjectedConvs);
+
+TEST_P(ProjectedConvs, EqualTheDoubleReference) {
+  // Rows that end around the runs of 32 tokens that a kernel's thread takes; taps, channels and types that it does not take.
+  const vector<int64_t> short_rows{0, 1, 2, 28, 1, 0, 1, 29, 2, 33, 63, 3, 128};
+  for (const ProjectedCase& c :
+       {ProjectedCase{short_rows}, ProjectedCase{{300}, 64, 4}, ProjectedCase{short_rows, 40, 4, true, false, false},
+        ProjectedCase{{70, 2}, 48, 3, false}, ProjectedCase{{}}, ProjectedCase{{200}, 37, 2}, ProjectedCase{{31, 65}, 48, 9},
+        ProjectedCase{short_rows, 48, 3, true, true, true, at::kFloat}, ProjectedCase{{9, 40}, 6, 3, true, true, true, at::kDouble}}) {
+    const NanFilledMemory nan_filled;
+    const vector<Tensor> exact = projected_inputs(c, 24);
+    const Function op = on_device(projecting(c, projected_conv), GetParam());
+    const auto expected = projecting(c, projected_conv_reference)(exact);
+    const vector<Tensor> cotangents = random_like(expected);
+    const auto expected_gradients = gradients(projecting(c, projected_conv_reference), exact, cotangents);
+    const bool is_bf16 = c.type == at::kBFloat16;
+    const double tolerance = is_bf16 ? 2e-2 : 1e-5;
+    vector<Tensor> typed, typed_cotangents;
+    for (size_t i = 0; i < exact.size(); ++i)
+      typed.push_back(exact[i].to(c.initial && i + 1 == exact.size() && is_bf16 ? at::kFloat : c.type));
+    const auto actual = op(typed);
+    for (size_t i = 0; i < actual.size(); ++i) {
+      EXPECT_TRUE(close(actual[i], expected[i], tolerance)) << "output " << i << " of " << exact[0].sizes();
+      typed_cotangents.push_back(cotangents[i].to(actual[i].scalar_type()));
+    }
+    const auto actual_gradients = gradients(op, typed, typed_cotangents);
+    for (size_t i = 0; i < exact.size(); ++i)
+      EXPECT_TRUE(close(actual_gradients[i], expected_gradients[i], tolerance, 1e-2)) << "gradient " << i << " of " << exact[0].sizes();
+    if (c.in_bias && is_bf16) {
+      EXPECT_TRUE(same_bits(gradients(op, typed, typed_cotangents)[3], actual_gradients[3]));
+    }
+  }
+}
+
+TEST(ProjectedConv, GradcheckAndErrors) {
+  const ProjectedCase c{{4, 0, 1, 5}, 2};
+  EXPECT_TRUE(gradcheck(projecting(c, projected_conv), projected_inputs(c, 3)));
+  const Tensor x = at::zeros({3, 4}), cu = torch::tensor({0, 3}, at::kLong);
+  EXPECT_EQ(error_of([&] {
+              projected_conv(x, at::zeros({5, 4}), {}, at::zeros({2, 3}), {}, cu);
+            }),
+            "projected_conv: in_weight must have shape [4, any], got [5, 4]");
 }
 
 TEST(ShortConv, ReferenceFollowsTheFormula) {
@@ -310,6 +386,8 @@ TEST(LongConv, ErrorsNameOperatorArgumentAndValue) {
       {"short_conv_backward", {f({5, 6}), none, x, weight, none, none, false, cu, none}},
       {"short_conv_prefill", {x, weight, f({6}), f({5, 6}), true, cu, f({5, 6, 2}), torch::tensor({3, 0}, at::kLong)}},
       {"short_conv_step", {x, weight, f({6}), f({5, 6}), true, f({5, 6, 2}), slots}},
+      {"projected_conv", {x, f({8, 6}), f({8}), f({4, 3}), f({4}), cu, f({2, 4, 2})}},
+      {"projected_conv", {x, f({8, 6}), none, f({4, 3}), none, cu, none}},
       {"long_conv", {x, weight, cu, none, none}},
       {"long_conv", {x, weight, cu, f({4, 6}), offsets({1, 3})}},
   };

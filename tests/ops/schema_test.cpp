@@ -82,8 +82,8 @@ TEST(Schemas, OnlyDeclaredArgumentsChangeAndNoOutputSharesMemory) {
 }
 
 TEST(Schemas, MetaTensorsKeepTheAutogradGraph) {
-  for (const char* name : {"taylor_attention", "causal_attention", "short_conv", "rms_norm", "rms_norm_add", "swiglu", "linear",
-                           "linear_swiglu", "gated_mlp", "cross_entropy"})
+  for (const char* name : {"taylor_attention", "causal_attention", "short_conv", "projected_conv", "rms_norm", "rms_norm_add", "swiglu",
+                           "linear", "linear_swiglu", "gated_mlp", "cross_entropy"})
     for (const SchemaCase& c : cases()) {
       if (std::string(name) != c.name) continue;
       Stack arguments = on_meta(c.arguments);

@@ -14,7 +14,7 @@ using namespace detail;
 constexpr int kThreads = 128;
 // Of walk_backward: bytes of a token that a thread handles; tokens whose loads it has under way; waves of blocks, so that a slow
 // multiprocessor gets fewer; the shortest run of tokens, so that what a thread reads around its run stays a small part.
-constexpr int kBytes = 8, kAhead = 4, kWaves = 2, kShortestRun = 32;
+constexpr int kBytes = 8, kWaves = 2, kShortestRun = 32;
 // Its blocks on a multiprocessor: with one more, four channels spill registers, which costs more than the block brings.
 constexpr int resident_blocks(int64_t channels_a_thread, int taps) { return channels_a_thread == 4 && taps == 4 ? 3 : 4; }
 
@@ -45,19 +45,22 @@ struct Segment {
 // are still to come. kCount channels a thread; kUsual: there are a gate and its gradient, and the activation is SiLU.
 template <typename T, int kTaps, bool kUsual>
 struct BackwardWalk {
-  static constexpr int kCount = kBytes / sizeof(T), kKept = kTaps - 1;
+  static constexpr int kCount = kBytes / sizeof(T), kKept = kTaps - 1, kAhead = kCount == 4 && kTaps == 3 ? 3 : 4;
   const ShortConvBackward& p;
   int64_t c;
   float weight[kTaps][kCount], bias[kCount];
   float window[kKept][kCount], pending[kKept][kCount];  // the last inputs, and their gradients so far; oldest first
-  float sums[kTaps + 1][kCount] = {};
+  float sums[kTaps + 1][kCount] = {}, gate_sum[kCount] = {};
+  float (&more)[kCount];  // in shared memory, rarely touched: what the sum of grad_x has beside Σ_j weight_j · Σ dz
   uint2 x[kAhead], gate[kAhead], grad_y[kAhead];
   const T *next_x, *next_gate, *next_grad_y;  // of the token to load
   T *to_input, *to_gate;                      // of the token whose gradient is complete, of the token at hand
 
-  __device__ __forceinline__ BackwardWalk(const ShortConvBackward& params, int64_t channel) : p(params), c(channel) {
+  __device__ __forceinline__ BackwardWalk(const ShortConvBackward& params, int64_t channel, float (&of_thread)[kCount])
+      : p(params), c(channel), more(of_thread) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
+      more[i] = 0;
       bias[i] = p.forward.bias != nullptr ? to_float(static_cast<const T*>(p.forward.bias)[c + i]) : 0.0F;
 #pragma unroll
       for (int j = 0; j < kTaps; ++j) weight[j][i] = to_float(static_cast<const T*>(p.forward.weight)[(c + i) * kTaps + j]);
@@ -123,6 +126,13 @@ struct BackwardWalk {
         for (int j = 0; j < kKept; ++j) sums[j][i] = fmaf(dz, window[j][i], sums[j][i]);
         sums[kKept][i] = fmaf(dz, input[i], sums[kKept][i]);
         sums[kTaps][i] += dz;
+        if constexpr (kUsual) {
+          gate_sum[i] += gate_gradient[i];
+#pragma unroll
+          for (int j = 0; j < kKept; ++j) {
+            if (!kInside && token - kKept + j < s.start) more[i] -= weight[j][i] * dz;  // that input is before the row
+          }
+        }
       }
       input_gradient[i] = fmaf(weight[0][i], dz, pending[0][i]);
 #pragma unroll
@@ -149,7 +159,11 @@ struct BackwardWalk {
       if (token < s.lowest || token >= s.last) continue;
       if (p.grad_state != nullptr) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) pending[j][i] += p.grad_state[(s.row * p.forward.channels + c + i) * kKept + j];
+        for (int i = 0; i < kCount; ++i) {
+          const float of_state = p.grad_state[(s.row * p.forward.channels + c + i) * kKept + j];
+          pending[j][i] += of_state;
+          if (kUsual && token >= s.start) more[i] += of_state;
+        }
       }
       store_input(s, token, pending[j]);
     }
@@ -172,7 +186,10 @@ struct BackwardWalk {
   }
 };
 
-// A thread a run of tokens and a few channels; its sums go to `partial` [runs, taps + 1, channels].
+// Of each part of the sums over tokens: those of the taps, of the bias, and where they are wanted, of both gradients.
+__host__ __device__ constexpr int sums_of(int taps, bool usual) { return taps + (usual ? 3 : 1); }
+
+// A thread a run of tokens and a few channels; its sums go to `partial` [runs, sums, channels].
 template <typename T, int kTaps, bool kUsual>
 __global__ void __launch_bounds__(kThreads, resident_blocks(kBytes / sizeof(T), kTaps))
     walk_backward(const __grid_constant__ ShortConvBackward p, float* partial, int64_t run_tokens) {
@@ -182,7 +199,8 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kBytes / sizeof(T), 
   const int64_t units = f.channels / Walk::kCount, at = blockIdx.x * int64_t{kThreads} + threadIdx.x, run = at / units;
   const int64_t first = run * run_tokens, last = min(first + run_tokens, f.tokens);
   if (first >= last) return;
-  Walk walk(p, at % units * Walk::kCount);
+  __shared__ float more[kThreads][Walk::kCount];
+  Walk walk(p, at % units * Walk::kCount, more[threadIdx.x]);
   int64_t row = row_of(f.row_start, f.rows, first);
   for (int64_t token = first; token < last; ++row) {
     const int64_t start = f.row_start[row], stop = f.row_start[row + 1];
@@ -194,8 +212,20 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kBytes / sizeof(T), 
     walk.take(s, token);
     token += s.last;
   }
+  float* to = partial + run * sums_of(kTaps, kUsual) * f.channels + walk.c;
 #pragma unroll
-  for (int j = 0; j <= kTaps; ++j) store_floats<Walk::kCount>(partial + (run * (kTaps + 1) + j) * f.channels + walk.c, walk.sums[j]);
+  for (int j = 0; j <= kTaps; ++j) store_floats<Walk::kCount>(to + j * f.channels, walk.sums[j]);
+  if constexpr (kUsual) {
+    float input_sum[Walk::kCount];
+#pragma unroll
+    for (int i = 0; i < Walk::kCount; ++i) {
+      input_sum[i] = walk.more[i];
+#pragma unroll
+      for (int j = 0; j < kTaps; ++j) input_sum[i] = fmaf(walk.weight[j][i], walk.sums[kTaps][i], input_sum[i]);
+    }
+    store_floats<Walk::kCount>(to + (kTaps + 1) * f.channels, input_sum);
+    store_floats<Walk::kCount>(to + (kTaps + 2) * f.channels, walk.gate_sum);
+  }
 }
 
 // The final state of a row without tokens is its initial state.
@@ -283,22 +313,26 @@ __global__ void backward_states(const __grid_constant__ ShortConvBackward p, con
   }
 }
 
-// Column j · channels + c of `partial`: tap j of channel c, or its bias where j = taps.
+// Column j · channels + c of `partial`: tap j of channel c; where j = taps its bias; then the sums of the gradients of x and of the gate.
 __global__ void __launch_bounds__(kSumThreads)
-    sum_parts(const float* partial, int64_t parts, int64_t channels, int taps, float* grad_weight, float* grad_bias) {
+    sum_parts(const __grid_constant__ ShortConvBackward p, const float* partial, int64_t parts, int sums) {
   overlap_kernels();
-  const float sum = sum_column_of_warp(partial, parts, channels * (taps + 1));
+  const int64_t channels = p.forward.channels, taps = p.forward.taps;
+  const float sum = sum_column_of_warp(partial, parts, channels * sums);
   const int64_t column = blockIdx.x * int64_t{kSumColumns} + threadIdx.x / 32, j = column / channels, c = column % channels;
-  if (threadIdx.x % 32 != 0 || j > taps) return;
+  if (threadIdx.x % 32 != 0 || j >= sums) return;
   if (j < taps) {
-    grad_weight[c * taps + j] = sum;
-  } else if (grad_bias != nullptr) {
-    grad_bias[c] = sum;
+    p.grad_weight[c * taps + j] = sum;
+  } else if (j > taps) {
+    if (p.grad_sums != nullptr) p.grad_sums[column - (taps + 1) * channels] = sum;
+  } else if (p.grad_bias != nullptr) {
+    p.grad_bias[c] = sum;
   }
 }
 
 struct BackwardPlan {
   bool walks;                     // walk_backward serves
+  bool usual;                     // it is for a gate and SiLU, and adds up the gradients of x and of the gate, too
   int64_t tokens = 0, parts = 0;  // a part of the sums is over so many tokens
   int64_t grad_z_bytes = 0;
 };
@@ -306,9 +340,10 @@ BackwardPlan plan_backward(const ShortConvBackward& p) {
   const ShortConv& f = p.forward;
   const int64_t count = kBytes / dtype_size(f.dtype);
   const auto fits = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kBytes == 0; };
-  BackwardPlan plan{(f.taps == 3 || f.taps == 4) && f.channels % count == 0 && f.x_stride % count == 0 && f.gate_stride % count == 0 &&
-                    p.grad_x_stride % count == 0 && p.grad_gate_stride % count == 0 && fits(f.x) && fits(f.gate) && fits(p.grad_y) &&
-                    fits(p.grad_x) && fits(p.grad_gate)};
+  const bool walks = (f.taps == 3 || f.taps == 4) && f.channels % count == 0 && f.x_stride % count == 0 && f.gate_stride % count == 0 &&
+                     p.grad_x_stride % count == 0 && p.grad_gate_stride % count == 0 && fits(f.x) && fits(f.gate) && fits(p.grad_y) &&
+                     fits(p.grad_x) && fits(p.grad_gate);
+  BackwardPlan plan{walks, walks && f.gate != nullptr && p.grad_gate != nullptr && f.silu};
   if (plan.walks) {
     const int64_t threads = int64_t{kWaves} * resident_blocks(count, f.taps) * multiprocessors() * kThreads;
     plan.tokens = std::max<int64_t>(kShortestRun, ceil_div(f.tokens * (f.channels / count), threads));
@@ -324,9 +359,8 @@ template <typename T>
 Status walk(const ShortConvBackward& p, const BackwardPlan& plan, float* partial, Stream stream) {
   const ShortConv& f = p.forward;
   if (f.tokens > 0) {
-    const bool usual = f.gate != nullptr && p.grad_gate != nullptr && f.silu;
-    auto* kernel = f.taps == 3 ? (usual ? walk_backward<T, 3, true> : walk_backward<T, 3, false>)
-                               : (usual ? walk_backward<T, 4, true> : walk_backward<T, 4, false>);
+    auto* kernel = f.taps == 3 ? (plan.usual ? walk_backward<T, 3, true> : walk_backward<T, 3, false>)
+                               : (plan.usual ? walk_backward<T, 4, true> : walk_backward<T, 4, false>);
     const int64_t threads = plan.parts * (f.channels * dtype_size(f.dtype) / kBytes);
     const Status status =
         launch_overlapped(kernel, {static_cast<unsigned>(ceil_div(threads, kThreads)), kThreads}, stream, p, partial, plan.tokens);
@@ -353,23 +387,27 @@ Status any_backward(const ShortConvBackward& p, const BackwardPlan& plan, float*
 
 }  // namespace
 
+bool short_conv_backward_sums(const ShortConvBackward& p) { return plan_backward(p).usual; }
+
 int64_t short_conv_backward_scratch(const ShortConvBackward& p) {
   const BackwardPlan plan = plan_backward(p);
-  return plan.grad_z_bytes + plan.parts * p.forward.channels * (p.forward.taps + 1) * 4;
+  return plan.grad_z_bytes + plan.parts * p.forward.channels * sums_of(p.forward.taps, plan.usual) * 4;
 }
 
 Status short_conv_backward(const ShortConvBackward& p, void* scratch, Stream stream) {
   const ShortConv& f = p.forward;
   if (f.channels == 0) return {};
   const BackwardPlan plan = plan_backward(p);
+  if (p.grad_sums != nullptr && !plan.usual) return {"short_conv_backward: no kernel for these adds the gradients up"};
   auto* grad_z = static_cast<float*>(scratch);
   float* partial = grad_z + plan.grad_z_bytes / 4;
   const bool bf = f.dtype == DType::bf16;
   const Status status = plan.walks ? (bf ? walk<bf16> : walk<float>)(p, plan, partial, stream)
                                    : (bf ? any_backward<bf16> : any_backward<float>)(p, plan, grad_z, partial, stream);
   if (!status.ok()) return status;
-  const Launch launch{static_cast<unsigned>(ceil_div(f.channels * (f.taps + 1), kSumColumns)), kSumThreads};
-  return launch_overlapped(sum_parts, launch, stream, partial, plan.parts, f.channels, f.taps, p.grad_weight, p.grad_bias);
+  const int sums = sums_of(f.taps, plan.usual);
+  const Launch launch{static_cast<unsigned>(ceil_div(f.channels * sums, kSumColumns)), kSumThreads};
+  return launch_overlapped(sum_parts, launch, stream, p, partial, plan.parts, sums);
 }
 
 }  // namespace based::kernels::cuda

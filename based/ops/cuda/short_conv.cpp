@@ -1,12 +1,17 @@
+#include "based/ops/short_conv.h"
+
+#include "based/ops/cuda/column_sums.h"
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
+#include "based/ops/projected_conv.h"
+#include "based/ops/split_columns.h"
 
 namespace based::ops {
 namespace {
 
 const ShortConvKernels kCuda{launch<kernels::cuda::short_conv_forward, kernels::ShortConv>, kernels::cuda::short_conv_backward_scratch,
                              launch_with_scratch<kernels::cuda::short_conv_backward, kernels::ShortConvBackward>,
-                             launch<kernels::cuda::short_conv_step, kernels::ShortConv>};
+                             launch<kernels::cuda::short_conv_step, kernels::ShortConv>, kernels::cuda::short_conv_backward_sums};
 
 std::tuple<Tensor, Tensor> forward(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
                                    const Tensor& cu_seqlens, const OptionalTensor& initial_state) {
@@ -44,6 +49,62 @@ Tensor step(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, c
                         {{"x", x}, {"weight", weight}, {"bias", bias}, {"gate", gate}, {"state", state}, {"slots", slots}});
   return short_conv_step_with(kCuda, x, weight, bias, gate, silu, state, slots);
 }
+
+// The product and the convolution with one gradient for both, since the convolution's kernel has what the projection's bias needs.
+struct ProjectedConvFunction : torch::autograd::Function<ProjectedConvFunction> {
+  using Context = torch::autograd::AutogradContext;
+  using Variables = torch::autograd::variable_list;
+
+  static Variables forward(Context* context, const Tensor& x, const Tensor& in_weight, const OptionalTensor& in_bias, const Tensor& weight,
+                           const OptionalTensor& bias, const Tensor& cu_seqlens, const OptionalTensor& initial_state) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const Tensor u = at::linear(x, in_weight, in_bias);
+    const auto halves = u.split(weight.size(0), 1);
+    const auto [y, state] = short_conv(halves[0], weight, bias, halves[1], true, cu_seqlens, initial_state);
+    context->save_for_backward({x, in_weight, u, weight, value_or_undefined(bias), cu_seqlens, value_or_undefined(initial_state)});
+    context->set_materialize_grads(false);
+    return {y, state};
+  }
+
+  static Variables backward(Context* context, const Variables& grads) {
+    const Variables saved = context->get_saved_variables();
+    const Tensor &x = saved[0], &in_weight = saved[1], &u = saved[2], &weight = saved[3];
+    const OnDevice device("projected_conv_backward", {{"x", x}, {"weight", weight}});
+    const auto halves = u.split(weight.size(0), 1);
+    const Tensor grad_y = grads[0].defined() ? grads[0] : at::zeros_like(halves[0]);
+    const bool wants_bias = context->needs_input_grad(2);
+    Tensor sums;
+    const auto [of_u, of_weight, of_bias, of_gate, of_state] =
+        short_conv_backward_with(kCuda, grad_y, if_defined(grads[1]), halves[0], weight, if_defined(saved[4]), halves[1], true, saved[5],
+                                 if_defined(saved[6]), wants_bias ? &sums : nullptr);
+    const auto joined = joined_columns({of_u, of_gate});
+    const Tensor grad_u = joined ? *joined : at::cat({of_u, of_gate}, 1);
+    Variables found{Tensor(), Tensor(), Tensor(), of_weight, of_bias, Tensor(), of_state};
+    if (context->needs_input_grad(0)) found[0] = at::matmul(grad_u, in_weight);
+    if (context->needs_input_grad(1)) found[1] = at::matmul(grad_u.t(), x);
+    if (wants_bias) found[2] = sums.defined() ? sums.to(x.scalar_type()) : column_sums(grad_u);
+    return found;
+  }
+};
+
+std::tuple<Tensor, Tensor> projected_conv_autograd(const Tensor& x, const Tensor& in_weight, const OptionalTensor& in_bias,
+                                                   const Tensor& weight, const OptionalTensor& bias, const Tensor& cu_seqlens,
+                                                   const OptionalTensor& initial_state) {
+  const OnDevice device("projected_conv", {{"x", x},
+                                           {"in_weight", in_weight},
+                                           {"in_bias", in_bias},
+                                           {"weight", weight},
+                                           {"bias", bias},
+                                           {"cu_seqlens", cu_seqlens},
+                                           {"initial_state", initial_state}});
+  const bool trains = wants_gradient({x, in_weight, value_or_undefined(in_bias), weight, value_or_undefined(bias)});
+  if (!in_bias || !has_kernel(x) || !trains) return projected_conv_by_parts(x, in_weight, in_bias, weight, bias, cu_seqlens, initial_state);
+  check_projected_conv(x, in_weight, in_bias, weight);
+  const auto out = ProjectedConvFunction::apply(x, in_weight, in_bias, weight, bias, cu_seqlens, initial_state);
+  return {out[0], out[1]};
+}
+
+TORCH_LIBRARY_IMPL(based, AutogradCUDA, m) { m.impl("projected_conv", projected_conv_autograd); }
 
 TORCH_LIBRARY_IMPL(based, CUDA, m) {
   m.impl("short_conv", forward);
