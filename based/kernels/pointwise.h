@@ -6,7 +6,7 @@ namespace based::kernels {
 
 // y = s · rsqrt(mean(s²) + eps) · weight over each row, where s = x + add. Sums are fp32.
 struct RmsNorm {                 // caller owns all memory; rows are contiguous
-  const void* x = nullptr;       // [rows, width], x_dtype
+  const void* x = nullptr;       // [rows, width], x_dtype; null: 0, where there are add and sum
   const void* add = nullptr;     // [rows, width], dtype; null: 0
   void* sum = nullptr;           // [rows, width], x_dtype: s; may be x itself; null: not kept
   const void* weight = nullptr;  // [width], dtype
@@ -23,7 +23,7 @@ struct RmsNormBackward {
   RmsNorm forward;                 // x is s; weight and inverse_rms are read; no add
   const void* grad_y = nullptr;    // [rows, width], dtype
   const void* grad_sum = nullptr;  // [rows, width], x_dtype: what else s has as gradient, added; null: 0
-  void* grad_x = nullptr;          // [rows, width], x_dtype; may be grad_sum
+  void* grad_x = nullptr;          // [rows, width], x_dtype; may be grad_sum; null: not wanted
   void* grad_add = nullptr;        // [rows, width], dtype: the same gradient for the forward's `add`; null: not wanted
   float* grad_weight = nullptr;    // [width]
 };

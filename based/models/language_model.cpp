@@ -3,6 +3,8 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include "based/models/activation_checkpoint.h"
+#include "based/ops/arguments.h"
+#include "based/ops/embedding.h"
 #include "based/ops/gated_mlp.h"
 #include "based/ops/pointwise.h"
 
@@ -30,13 +32,18 @@ Norm::Norm(const ModelConfig& config) : eps_(config.norm_eps) {
 
 Tensor Norm::forward(Residual& residual) {
   const Tensor added = std::exchange(residual.pending, Tensor());
-  if (added.defined() && !bias_.defined()) {
-    if (!torch::GradMode::is_enabled()) return ops::rms_norm_add_(residual.sum, added, weight_, eps_);
+  const bool trains = torch::GradMode::is_enabled();
+  if (added.defined() && !bias_.defined() && (trains || residual.sum.defined())) {
+    if (!trains) return ops::rms_norm_add_(residual.sum, added, weight_, eps_);
     Tensor y;
-    std::tie(residual.sum, y) = ops::rms_norm_add(residual.sum, added, weight_, eps_);
+    std::tie(residual.sum, y) = ops::rms_norm_add(ops::if_defined(residual.sum), added, weight_, eps_);
     return y;
   }
-  if (added.defined()) torch::GradMode::is_enabled() ? residual.sum = residual.sum + added : residual.sum.add_(added);
+  if (!residual.sum.defined()) {
+    residual.sum = added.to(ops::sum_type(added));
+  } else if (added.defined()) {
+    trains ? residual.sum = residual.sum + added : residual.sum.add_(added);
+  }
   if (!bias_.defined()) return ops::rms_norm(residual.sum, weight_, eps_);
   return torch::layer_norm(residual.sum.to(weight_.scalar_type()), {residual.sum.size(-1)}, weight_, bias_, eps_);
 }
@@ -83,17 +90,19 @@ int64_t LanguageModel::parameter_count() const {
   return sum;
 }
 
-Tensor LanguageModel::embed(const Tensor& ids, const Tensor& positions) {
-  Tensor x = torch::embedding(embedding_, ids);
-  if (positions_.defined()) x = x + torch::embedding(positions_, positions);
-  if (is_training() && config_.embedding_dropout > 0) x = torch::dropout(x, config_.embedding_dropout, true);
-  return x.scalar_type() == torch::kBFloat16 ? x.to(torch::kFloat) : x;
+Residual LanguageModel::begin(Tensor embedded, const Tensor& positions) {
+  if (positions_.defined()) embedded = embedded + torch::embedding(positions_, positions);
+  if (is_training() && config_.embedding_dropout > 0) embedded = torch::dropout(embedded, config_.embedding_dropout, true);
+  return {{}, embedded};
 }
 
-Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows) {
+Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows) { return run(torch::embedding(embedding_, ids), rows); }
+
+Tensor LanguageModel::run(const Tensor& embedded, const Sequences& rows) {
   const auto mix = [rows](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); };  // by value: the backward pass runs it again
   const bool recompute = checkpoint_activations_ && torch::GradMode::is_enabled();
-  Residual residual{embed(ids, positions_.defined() ? rows.positions() : Tensor()), {}};
+  Residual residual = begin(embedded, positions_.defined() ? rows.positions() : Tensor());
+  if (recompute) residual = {residual.pending.to(ops::sum_type(residual.pending)), {}};
   for (const auto& block : blocks_) {
     if (!recompute) {
       block->run(residual, mix);
@@ -110,7 +119,8 @@ Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows) {
 }
 
 Tensor LanguageModel::loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled) {
-  return cross_entropy(forward(ids, rows), labels, labelled);
+  const ops::Embedded embedded = ops::tied_embedding(embedding_, ids);
+  return ops::cross_entropy(run(embedded.rows, rows), embedded.table, labels, labelled);
 }
 
 Tensor LanguageModel::cross_entropy(const Tensor& hidden, const Tensor& labels, int64_t labelled) {
@@ -128,7 +138,7 @@ ModelState LanguageModel::make_state(int64_t slots) const {
 Residual LanguageModel::read(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
   const Tensor first = state.position().index_select(0, slots);
   const Sequences pass = rows.for_one_pass();
-  Residual residual{embed(ids, positions_.defined() ? pass.positions(first) : Tensor()), {}};
+  Residual residual = begin(torch::embedding(embedding_, ids), positions_.defined() ? pass.positions(first) : Tensor());
   for (size_t i = 0; i < blocks_.size(); ++i) {
     if (i > 0) blocks_[i - 1]->run_mlp(residual);
     blocks_[i]->run_mixer(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.prefill(x, pass, state.layers()[i], slots); });
@@ -156,7 +166,7 @@ Tensor LanguageModel::prefill_last(const Tensor& ids, const Sequences& rows, Mod
 
 Tensor LanguageModel::step(const Tensor& ids, ModelState& state, const Slots& slots) {
   const Tensor position = state.position().index_select(0, slots);
-  Residual residual{embed(ids, position), {}};
+  Residual residual = begin(torch::embedding(embedding_, ids), position);
   state.position().index_copy_(0, slots, position + 1);  // here, so that the layers' kernels follow one another
   for (size_t i = 0; i < blocks_.size(); ++i)
     blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.step(x, state.layers()[i], slots); });

@@ -14,7 +14,7 @@ namespace based {
 
 // The residual stream, and what a layer has given but not yet added: the norm that comes next adds it in the same pass.
 struct Residual {
-  Tensor sum;      // [tokens, d_model]
+  Tensor sum;      // [tokens, d_model]; undefined: nothing has been added yet
   Tensor pending;  // likewise, or undefined
 };
 
@@ -96,7 +96,10 @@ class LanguageModel : public torch::nn::Module {
   Tensor prefill_last(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
 
  private:
-  Tensor embed(const Tensor& ids, const Tensor& positions);
+  // Hidden states after the last norm, from the embedding's rows.
+  Tensor run(const Tensor& embedded, const Sequences& rows);
+  // The stream as it begins: the embedding's rows, and what else is added to them.
+  Residual begin(Tensor embedded, const Tensor& positions);
   // The residual stream behind the last layer's mixer, of all tokens.
   Residual read(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
   Tensor finish(Residual& residual);  // the last layer's MLP and norm

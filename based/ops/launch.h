@@ -7,6 +7,7 @@
 
 #include "based/kernels/causal_attention.h"
 #include "based/kernels/cross_entropy.h"
+#include "based/kernels/embedding.h"
 #include "based/kernels/linear.h"
 #include "based/kernels/pointwise.h"
 #include "based/kernels/short_conv.h"
@@ -96,6 +97,19 @@ std::tuple<Tensor, Tensor, Tensor> columns_of_heads(const char* op, const Tensor
 Tensor rotary_attention_step_apart(Tensor qkv, Tensor k_ring, Tensor v_ring, Tensor position, const Tensor& slots, double scale,
                                    int64_t dim, double base);
 
+// Whether nobody else can see this memory, so that a backward pass may write it.
+inline bool is_sole_owner(const Tensor& tensor) {
+  return !torch::GradMode::is_enabled() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
+}
+
+// The gradient of an embedding by a kernel, or else in ATen; see embedding_backward_.
+struct EmbeddingKernels {
+  bool (*supports)(const kernels::EmbeddingBackward&);
+  int64_t (*scratch)(const kernels::EmbeddingBackward&);
+  kernels::Status (*backward)(const kernels::EmbeddingBackward&, void* scratch);
+};
+void embedding_backward_with(const EmbeddingKernels& table, Tensor sum, const Tensor& grad, const Tensor& ids);
+
 struct ShortConvKernels {
   kernels::Status (*forward)(const kernels::ShortConv&);
   int64_t (*backward_scratch)(const kernels::ShortConvBackward&);
@@ -148,9 +162,10 @@ extern const PointwiseKernels kCpuPointwise;
 
 // Logits [rows, vocab] become (softmax − one-hot)·scale in place where `gradient`; returns the sum of the losses.
 using CrossEntropySoftmax = Tensor (*)(Tensor& logits, const Tensor& targets, double scale, bool gradient);
-// sum [m, n] += a [m, k] · b [k, n], where the sum may be of a wider type than a and b; `memory` lives from chunk to chunk.
-using AddProduct = void (*)(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory);
-void add_product(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory);  // by ATen, on any device
+// sum [m, n] += a [m, k] · b [k, n], where the sum may be of a wider type than a and b; the first one finds nothing in it. `memory` lives
+// from chunk to chunk.
+using AddProduct = void (*)(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory, bool first);
+void add_product(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory, bool first);  // by ATen, on any device
 struct CrossEntropyParts {
   CrossEntropySoftmax softmax;
   AddProduct add_product;
@@ -166,11 +181,12 @@ Tensor cross_entropy_softmax_with(kernels::Status (*kernel)(const kernels::Cross
 
 // y, inverse_rms
 std::tuple<Tensor, Tensor> rms_norm_forward_with(const PointwiseKernels& table, const Tensor& x, const Tensor& weight, double eps);
-std::tuple<Tensor, Tensor, Tensor> rms_norm_add_forward_with(const PointwiseKernels& table, const Tensor& residual, const Tensor& x,
+std::tuple<Tensor, Tensor, Tensor> rms_norm_add_forward_with(const PointwiseKernels& table, const OptionalTensor& residual, const Tensor& x,
                                                              const Tensor& weight, double eps);  // sum, y, inverse_rms
 std::tuple<Tensor, Tensor, Tensor> rms_norm_add_backward_with(const PointwiseKernels& table, const OptionalTensor& grad_sum,
                                                               const Tensor& grad_y, const Tensor& sum, const Tensor& weight,
-                                                              const Tensor& inverse_rms);  // of residual, x, weight
+                                                              const Tensor& inverse_rms,
+                                                              bool of_residual);  // of residual, x, weight
 Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const Tensor& x, const Tensor& weight, double eps);
 // Gradients of x, weight.
 std::tuple<Tensor, Tensor> rms_norm_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& x,

@@ -12,9 +12,10 @@ using torch::Tensor;
 // x · rsqrt(mean(x²) + eps) · weight over the last dimension, sums in fp32; the result has weight's type (x may be the fp32 residual).
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
 Tensor rms_norm_reference(const Tensor& x, const Tensor& weight, double eps);
-// residual + x, and the rms_norm of it: one pass there and one back. Types as above; x has weight's.
-std::tuple<Tensor, Tensor> rms_norm_add(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps);
-std::tuple<Tensor, Tensor> rms_norm_add_reference(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps);
+// residual + x, and the rms_norm of it: one pass there and one back. Types as above; x has weight's. Without a residual the sum is x, in
+// fp32 where x is bf16.
+std::tuple<Tensor, Tensor> rms_norm_add(const std::optional<Tensor>& residual, const Tensor& x, const Tensor& weight, double eps);
+std::tuple<Tensor, Tensor> rms_norm_add_reference(const std::optional<Tensor>& residual, const Tensor& x, const Tensor& weight, double eps);
 // residual += x in place, then its rms_norm: one pass where there is a kernel. x has weight's type; residual is contiguous. No gradient.
 Tensor rms_norm_add_(Tensor residual, const Tensor& x, const Tensor& weight, double eps);
 

@@ -46,10 +46,15 @@ Gradients backward_meta(const Tensor&, const Tensor& x, const Tensor& weight, co
   return {at::empty(x.sizes(), x.options()), at::empty(weight.sizes(), weight.options())};
 }
 
-void check_add(const char* op, const Tensor& residual, const Tensor& x, const Tensor& weight) {
-  check(residual, weight);
-  require_shape(op, "x", x, residual.sizes());
+void check_add(const char* op, const OptionalTensor& residual, const Tensor& x, const Tensor& weight) {
+  check(residual ? *residual : x, weight);
+  if (residual) require_shape(op, "x", x, residual->sizes());
   require_type(op, "x", x, weight.scalar_type());
+}
+
+// Of the sum.
+at::TensorOptions options_of_sum(const OptionalTensor& residual, const Tensor& x) {
+  return residual ? residual->options() : x.options().dtype(sum_type(x));
 }
 
 void check_add_in_place(const Tensor& residual, const Tensor& x, const Tensor& weight) {
@@ -57,28 +62,31 @@ void check_add_in_place(const Tensor& residual, const Tensor& x, const Tensor& w
   require(residual.is_contiguous(), kAddInPlace, "residual must be contiguous");
 }
 
-AddForward add_forward_reference(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+AddForward add_forward_reference(const OptionalTensor& residual, const Tensor& x, const Tensor& weight, double eps) {
   check_add(kAdd, residual, x, weight);
-  const Tensor sum = residual + x;
+  const Tensor sum = residual ? *residual + x : x.to(sum_type(x), /*non_blocking=*/false, /*copy=*/true);
   const auto [y, inverse_rms] = forward_reference(sum, weight, eps);
   return {sum, y, inverse_rms};
 }
 
-AddForward add_forward_meta(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+AddForward add_forward_meta(const OptionalTensor& residual, const Tensor& x, const Tensor& weight, double eps) {
   check_add(kAdd, residual, x, weight);
-  const auto [y, inverse_rms] = forward_meta(residual, weight, eps);
-  return {at::empty_like(residual), y, inverse_rms};
+  const Tensor sum = at::empty(x.sizes(), options_of_sum(residual, x));
+  const auto [y, inverse_rms] = forward_meta(sum, weight, eps);
+  return {sum, y, inverse_rms};
 }
 
 AddGradients add_backward_reference(const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum, const Tensor& weight,
-                                    const Tensor& inverse_rms) {
+                                    const Tensor& inverse_rms, bool of_residual) {
   const auto [of_norm, grad_weight] = backward_reference(grad_y, sum, weight, inverse_rms);
   const Tensor grad = grad_sum ? of_norm + *grad_sum : of_norm;
-  return {grad, grad.to(weight.scalar_type()), grad_weight};
+  return {of_residual ? grad : Tensor(), grad.to(weight.scalar_type(), /*non_blocking=*/false, /*copy=*/true), grad_weight};
 }
 
-AddGradients add_backward_meta(const OptionalTensor&, const Tensor&, const Tensor& sum, const Tensor& weight, const Tensor&) {
-  return {at::empty_like(sum), at::empty(sum.sizes(), weight.options()), at::empty(weight.sizes(), weight.options())};
+AddGradients add_backward_meta(const OptionalTensor&, const Tensor&, const Tensor& sum, const Tensor& weight, const Tensor&,
+                               bool of_residual) {
+  return {of_residual ? at::empty_like(sum) : Tensor(), at::empty(sum.sizes(), weight.options()),
+          at::empty(weight.sizes(), weight.options())};
 }
 
 Tensor add_reference(Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
@@ -106,17 +114,19 @@ bool norm_uses_kernel(const char* op, const PointwiseKernels& table, const Tenso
   return uses_kernel(op, x, has_kernel(weight) && weight.numel() <= table.rms_norm_width);
 }
 
-// rms_norm of x + added, which is left in `sum`; both undefined: of x. inverse_rms is undefined where it is not to be kept.
+// rms_norm of x + added, which is left in `sum`; both undefined: of x; x undefined: of `added`. inverse_rms is undefined where it is not to
+// be kept.
 Forward launch_forward(const PointwiseKernels& table, const Tensor& x, const Tensor& added, const Tensor& sum, const Tensor& weight,
                        double eps, bool keep_inverse_rms) {
-  const Tensor rows = x.contiguous(), scale = weight.contiguous(), y = at::empty(x.sizes(), weight.options());
+  const Tensor rows = x.defined() ? x.contiguous() : sum, scale = weight.contiguous(), y = at::empty(rows.sizes(), weight.options());
   const Tensor more = added.defined() ? added.contiguous() : Tensor();
   Tensor inverse_rms;
   kernels::RmsNorm to = prepare(rows, scale);
+  if (!x.defined()) to.x = nullptr;
   if (added.defined()) to.add = more.const_data_ptr(), to.sum = sum.mutable_data_ptr();
   to.y = y.mutable_data_ptr();
   if (keep_inverse_rms) {
-    inverse_rms = at::empty(rows_of(x), x.options().dtype(at::kFloat));
+    inverse_rms = at::empty(rows_of(rows), rows.options().dtype(at::kFloat));
     to.inverse_rms = inverse_rms.mutable_data_ptr<float>();
   }
   to.eps = static_cast<float>(eps);
@@ -124,11 +134,11 @@ Forward launch_forward(const PointwiseKernels& table, const Tensor& x, const Ten
   return {y, inverse_rms};
 }
 
-// Gradients of the sum and the weight; in between that of what was added, undefined where nothing was.
+// Gradients of the sum and the weight; in between that of what was added. The first and the second are undefined where nobody wants them.
 AddGradients launch_backward(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum,
-                             const Tensor& weight, const Tensor& inverse_rms, bool added) {
+                             const Tensor& weight, const Tensor& inverse_rms, bool of_sum, bool added) {
   const Tensor rows = sum.contiguous(), scale = weight.contiguous(), cotangent = grad_y.contiguous(), inverse = inverse_rms.contiguous();
-  const Tensor more = grad_sum ? grad_sum->contiguous() : Tensor(), grad = at::empty(sum.sizes(), sum.options());
+  const Tensor more = grad_sum ? grad_sum->contiguous() : Tensor(), grad = of_sum ? at::empty(sum.sizes(), sum.options()) : Tensor();
   const Tensor grad_added = added ? at::empty(sum.sizes(), weight.options()) : Tensor();
   const Tensor grad_weight = at::empty(weight.sizes(), weight.options().dtype(at::kFloat));
   kernels::RmsNormBackward to;
@@ -136,7 +146,7 @@ AddGradients launch_backward(const PointwiseKernels& table, const OptionalTensor
   to.forward.inverse_rms = inverse.data_ptr<float>();
   to.grad_y = cotangent.const_data_ptr();
   if (grad_sum) to.grad_sum = more.const_data_ptr();
-  to.grad_x = grad.mutable_data_ptr();
+  if (of_sum) to.grad_x = grad.mutable_data_ptr();
   if (added) to.grad_add = grad_added.mutable_data_ptr();
   to.grad_weight = grad_weight.mutable_data_ptr<float>();
   const Tensor scratch = scratch_memory(table.rms_norm_backward_scratch(to), sum);
@@ -156,12 +166,12 @@ Forward rms_norm_forward_with(const PointwiseKernels& table, const Tensor& x, co
   return launch_forward(table, x, {}, {}, weight, eps, true);
 }
 
-AddForward rms_norm_add_forward_with(const PointwiseKernels& table, const Tensor& residual, const Tensor& x, const Tensor& weight,
+AddForward rms_norm_add_forward_with(const PointwiseKernels& table, const OptionalTensor& residual, const Tensor& x, const Tensor& weight,
                                      double eps) {
-  if (!norm_uses_kernel(kAdd, table, residual, weight)) return add_forward_reference(residual, x, weight, eps);
+  if (!norm_uses_kernel(kAdd, table, residual ? *residual : x, weight)) return add_forward_reference(residual, x, weight, eps);
   check_add(kAdd, residual, x, weight);
-  const Tensor sum = at::empty(residual.sizes(), residual.options());
-  const auto [y, inverse_rms] = launch_forward(table, residual, x, sum, weight, eps, true);
+  const Tensor sum = at::empty(x.sizes(), options_of_sum(residual, x));
+  const auto [y, inverse_rms] = launch_forward(table, value_or_undefined(residual), x, sum, weight, eps, true);
   return {sum, y, inverse_rms};
 }
 
@@ -172,16 +182,16 @@ Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const T
 }
 
 AddGradients rms_norm_add_backward_with(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y,
-                                        const Tensor& sum, const Tensor& weight, const Tensor& inverse_rms) {
+                                        const Tensor& sum, const Tensor& weight, const Tensor& inverse_rms, bool of_residual) {
   if (!norm_uses_kernel("rms_norm_add_backward", table, sum, weight))
-    return add_backward_reference(grad_sum, grad_y, sum, weight, inverse_rms);
-  return launch_backward(table, grad_sum, grad_y, sum, weight, inverse_rms, true);
+    return add_backward_reference(grad_sum, grad_y, sum, weight, inverse_rms, of_residual);
+  return launch_backward(table, grad_sum, grad_y, sum, weight, inverse_rms, of_residual, true);
 }
 
 Gradients rms_norm_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& x, const Tensor& weight,
                                  const Tensor& inverse_rms) {
   if (!norm_uses_kernel("rms_norm_backward", table, x, weight)) return backward_reference(grad_y, x, weight, inverse_rms);
-  const auto [grad_x, none, grad_weight] = launch_backward(table, {}, grad_y, x, weight, inverse_rms, false);
+  const auto [grad_x, none, grad_weight] = launch_backward(table, {}, grad_y, x, weight, inverse_rms, true, false);
   return {grad_x, grad_weight};
 }
 
@@ -203,13 +213,13 @@ Gradients backward_cpu(const Tensor& grad_y, const Tensor& x, const Tensor& weig
   return rms_norm_backward_with(kCpuPointwise, grad_y, x, weight, inverse_rms);
 }
 
-AddForward add_forward_cpu(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+AddForward add_forward_cpu(const OptionalTensor& residual, const Tensor& x, const Tensor& weight, double eps) {
   return rms_norm_add_forward_with(kCpuPointwise, residual, x, weight, eps);
 }
 
 AddGradients add_backward_cpu(const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum, const Tensor& weight,
-                              const Tensor& inverse_rms) {
-  return rms_norm_add_backward_with(kCpuPointwise, grad_sum, grad_y, sum, weight, inverse_rms);
+                              const Tensor& inverse_rms, bool of_residual) {
+  return rms_norm_add_backward_with(kCpuPointwise, grad_sum, grad_y, sum, weight, inverse_rms, of_residual);
 }
 
 Forward call_forward(const Tensor& x, const Tensor& weight, double eps) {
@@ -244,7 +254,7 @@ Tensor norm_autograd(const Tensor& x, const Tensor& weight, double eps) {
   return norm(x, weight, eps);
 }
 
-AddForward call_add_forward(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+AddForward call_add_forward(const OptionalTensor& residual, const Tensor& x, const Tensor& weight, double eps) {
   static const auto op = find_operator<decltype(call_add_forward)>("based::rms_norm_add_forward");
   return op.call(residual, x, weight, eps);
 }
@@ -253,10 +263,11 @@ struct RmsNormAddFunction : torch::autograd::Function<RmsNormAddFunction> {
   using Context = torch::autograd::AutogradContext;
   using Variables = torch::autograd::variable_list;
 
-  static Variables forward(Context* context, const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  static Variables forward(Context* context, const OptionalTensor& residual, const Tensor& x, const Tensor& weight, double eps) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const auto [sum, y, inverse_rms] = call_add_forward(residual, x, weight, eps);
     context->save_for_backward({sum, weight, inverse_rms});
+    context->saved_data["has_residual"] = residual.has_value();
     context->set_materialize_grads(false);
     return {sum, y};
   }
@@ -265,18 +276,19 @@ struct RmsNormAddFunction : torch::autograd::Function<RmsNormAddFunction> {
     static const auto op = find_operator<decltype(add_backward_reference)>("based::rms_norm_add_backward");
     const Variables saved = context->get_saved_variables();
     const Tensor grad_y = grads[1].defined() ? grads[1] : at::zeros(saved[0].sizes(), saved[1].options());
-    const auto [residual, x, weight] = op.call(if_defined(grads[0]), grad_y, saved[0], saved[1], saved[2]);
+    const bool of_residual = context->saved_data["has_residual"].toBool();
+    const auto [residual, x, weight] = op.call(if_defined(grads[0]), grad_y, saved[0], saved[1], saved[2], of_residual);
     return {residual, x, weight, Tensor()};
   }
 };
 
-Forward add(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+Forward add(const OptionalTensor& residual, const Tensor& x, const Tensor& weight, double eps) {
   const auto [sum, y, inverse_rms] = call_add_forward(residual, x, weight, eps);
   return {sum, y};
 }
 
-Forward add_norm_autograd(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
-  if (wants_gradient({residual, x, weight})) {
+Forward add_norm_autograd(const OptionalTensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  if (wants_gradient({value_or_undefined(residual), x, weight})) {
     const auto out = RmsNormAddFunction::apply(residual, x, weight, eps);
     return {out[0], out[1]};
   }
@@ -286,12 +298,12 @@ Forward add_norm_autograd(const Tensor& residual, const Tensor& x, const Tensor&
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> rms_norm_add(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+std::tuple<Tensor, Tensor> rms_norm_add(const OptionalTensor& residual, const Tensor& x, const Tensor& weight, double eps) {
   static const auto op = find_operator<decltype(add)>("based::rms_norm_add");
   return op.call(residual, x, weight, eps);
 }
 
-std::tuple<Tensor, Tensor> rms_norm_add_reference(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+std::tuple<Tensor, Tensor> rms_norm_add_reference(const OptionalTensor& residual, const Tensor& x, const Tensor& weight, double eps) {
   const auto [sum, y, inverse_rms] = add_forward_reference(residual, x, weight, eps);
   return {sum, y};
 }
@@ -314,11 +326,11 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor y, Tensor inverse_rms)");
   m.def("rms_norm_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor inverse_rms) -> (Tensor grad_x, Tensor grad_weight)");
-  m.def("rms_norm_add(Tensor residual, Tensor x, Tensor weight, float eps) -> (Tensor sum, Tensor y)");
-  m.def("rms_norm_add_forward(Tensor residual, Tensor x, Tensor weight, float eps) -> (Tensor sum, Tensor y, Tensor inverse_rms)");
+  m.def("rms_norm_add(Tensor? residual, Tensor x, Tensor weight, float eps) -> (Tensor sum, Tensor y)");
+  m.def("rms_norm_add_forward(Tensor? residual, Tensor x, Tensor weight, float eps) -> (Tensor sum, Tensor y, Tensor inverse_rms)");
   m.def(
-      "rms_norm_add_backward(Tensor? grad_sum, Tensor grad_y, Tensor sum, Tensor weight, Tensor inverse_rms) -> (Tensor grad_residual, "
-      "Tensor grad_x, Tensor grad_weight)");
+      "rms_norm_add_backward(Tensor? grad_sum, Tensor grad_y, Tensor sum, Tensor weight, Tensor inverse_rms, bool of_residual) -> "
+      "(Tensor grad_residual, Tensor grad_x, Tensor grad_weight)");
   m.def("rms_norm_add_(Tensor(a!) residual, Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("rms_norm_reference(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm_reference);
 }

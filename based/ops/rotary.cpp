@@ -87,11 +87,6 @@ void turn_cpu(Tensor x, const Tensor& positions, int64_t heads, int64_t head_dim
   rotary_with(kCpuPointwise, std::move(x), positions, {heads, head_dim, dim, base, interleaved, inverse});
 }
 
-// Whether nobody else can see this memory, so that it may be written.
-bool is_sole_owner(const Tensor& tensor) {
-  return !torch::GradMode::is_enabled() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
-}
-
 struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
   using Context = torch::autograd::AutogradContext;
   using Variables = torch::autograd::variable_list;

@@ -1,4 +1,5 @@
 #include "based/ops/pointwise.h"
+#include "based/ops/arguments.h"
 
 #include "based/ops/gated_mlp.h"
 #include "based/ops/recorded_step.h"
@@ -79,6 +80,33 @@ TEST_P(PointwiseOnDevices, RmsNormOfASumEqualsTheReference) {
     expect_like_reference(GetParam(), with(rms_norm_add), with(rms_norm_add_reference),
                           {random({rows, width}), random({rows, width}), random({width})});
   EXPECT_TRUE(gradcheck(with(rms_norm_add), {random({3, 2, 5}), random({3, 2, 5}), random({5})}));
+}
+
+TEST_P(PointwiseOnDevices, RmsNormOfASumMayBeginTheStream) {
+  for (const auto& [rows, width] : {std::pair{0, 5}, std::pair{3, 7}, std::pair{130, 64}, std::pair{40, 1024}, std::pair{2, 8200}})
+    for (const at::ScalarType type : {at::kBFloat16, at::kFloat, at::kDouble}) {
+      const NanFilledMemory nan_filled;
+      const Function op = [](const vector<Tensor>& t) {
+        const auto [sum, y] = rms_norm_add(std::nullopt, t[0], t[1], 1e-5);
+        return vector<Tensor>{sum, y};
+      };
+      const vector<Tensor> in{random({rows, width}, type).to(GetParam()), random({width}, type).to(GetParam())};
+      const auto out = op(in);
+      EXPECT_EQ(out[0].scalar_type(), sum_type(in[0]));
+      EXPECT_TRUE(at::equal(out[0], in[0].to(sum_type(in[0]))));
+      EXPECT_TRUE(same_bits(out[1], rms_norm(out[0], in[1], 1e-5)));
+      vector<Tensor> exact, cotangents, exact_cotangents;
+      for (const Tensor& t : in) exact.push_back(t.cpu().to(at::kDouble));
+      for (const Tensor& t : out) {
+        cotangents.push_back(random({rows, width}, t.scalar_type()).to(GetParam()));
+        exact_cotangents.push_back(cotangents.back().cpu().to(at::kDouble));
+      }
+      const auto actual = gradients(op, in, cotangents), expected = gradients(op, exact, exact_cotangents);
+      for (size_t i = 0; i < 2; ++i) {
+        EXPECT_EQ(actual[i].scalar_type(), type);
+        EXPECT_TRUE(close(actual[i], expected[i], type == at::kBFloat16 ? 2e-2 : 1e-5)) << "input " << i << ", " << type;
+      }
+    }
 }
 
 // An fp32 residual, and only one of the results used.
@@ -387,7 +415,11 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
       {"rms_norm_add_", {f({5, 6}), x, f({6}), 1e-5}},
       {"rms_norm_add", {f({5, 6}), x, f({6}), 1e-5}},
       {"rms_norm_add_forward", {f({5, 6}), x, f({6}), 1e-5}},
-      {"rms_norm_add_backward", {f({5, 6}), f({5, 6}), x, f({6}), f({5})}},
+      {"rms_norm_add", {none, x.to(at::kBFloat16), f({6}).to(at::kBFloat16), 1e-5}},
+      {"rms_norm_add_forward", {none, x, f({6}), 1e-5}},
+      {"rms_norm_add_backward", {f({5, 6}), f({5, 6}), x, f({6}), f({5}), true}},
+      {"rms_norm_add_backward", {f({5, 6}), f({5, 6}).to(at::kBFloat16), x, f({6}).to(at::kBFloat16), f({5}), false}},
+      {"embedding_backward_", {f({9, 6}), f({5, 6}), torch::tensor({3, 0, 3, 8, 3}, at::kLong)}},
       {"rms_norm_backward", {f({5, 6}), x, f({6}), f({5})}},
       {"swiglu", {x}},
       {"swiglu_backward", {f({5, 3}), x}},

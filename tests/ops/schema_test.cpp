@@ -85,7 +85,7 @@ TEST(Schemas, MetaTensorsKeepTheAutogradGraph) {
   for (const char* name : {"taylor_attention", "causal_attention", "short_conv", "projected_conv", "rms_norm", "rms_norm_add", "swiglu",
                            "linear", "linear_swiglu", "gated_mlp", "cross_entropy"})
     for (const SchemaCase& c : cases()) {
-      if (std::string(name) != c.name) continue;
+      if (std::string(name) != c.name || c.arguments[0].isNone()) continue;
       Stack arguments = on_meta(c.arguments);
       arguments[0] = arguments[0].toTensor().requires_grad_();
       const Tensor y = call(name, arguments)[0].toTensor();

@@ -18,7 +18,7 @@ constexpr int64_t row_parts = 16;
 
 Status check(const RmsNorm& p) {
   if (p.rows < 0 || p.width < 0) return {"rms_norm: sizes must not be negative"};
-  if (p.rows * p.width > 0 && (!p.x || !p.weight)) return {"rms_norm: x and weight must be given"};
+  if (p.rows * p.width > 0 && ((!p.x && !(p.add && p.sum)) || !p.weight)) return {"rms_norm: x, or add and sum, and weight must be given"};
   return {};
 }
 
@@ -40,7 +40,8 @@ Status rms_norm_backward(const RmsNormBackward& b, void* scratch) {
   if (p.width == 0) return {};
   if (p.add) return {"rms_norm: the backward takes the sum as x, and no add"};
   if (!b.grad_weight || !scratch) return {"rms_norm: grad_weight and scratch must be given"};
-  if (p.rows > 0 && (!p.inverse_rms || !b.grad_y || !b.grad_x)) return {"rms_norm: inverse_rms, grad_y and grad_x must be given"};
+  if (p.rows > 0 && (!p.inverse_rms || !b.grad_y || !(b.grad_x || b.grad_add)))
+    return {"rms_norm: inverse_rms, grad_y and grad_x or grad_add must be given"};
   float* parts = static_cast<float*>(scratch);
   const int64_t each = (p.rows + row_parts - 1) / row_parts;
   parallel_for(row_parts, rows_worth_a_thread(p.width * std::max<int64_t>(1, each)), [&](int64_t begin, int64_t end) {

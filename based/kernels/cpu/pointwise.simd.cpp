@@ -17,14 +17,14 @@ BASED_INLINE void over_vectors(int64_t width, Body&& body) {
 
 template <class X, class T>
 void rms_norm(const RmsNorm& p, int64_t row) {
-  const X* x = static_cast<const X*>(p.x) + row * p.width;
+  const X* x = p.x ? static_cast<const X*>(p.x) + row * p.width : nullptr;
   const T* add = p.add ? static_cast<const T*>(p.add) + row * p.width : nullptr;
   const T* weight = static_cast<const T*>(p.weight);
   X* kept = p.sum ? static_cast<X*>(p.sum) + row * p.width : nullptr;
   T* y = static_cast<T*>(p.y) + row * p.width;
   Vec squares{};
   over_vectors(p.width, [&](int64_t i, int n) {
-    Vec s = load_some(x + i, n);
+    Vec s = x ? load_some(x + i, n) : Vec{};
     if (add) s += load_some(add + i, n);
     if (kept) {
       store_some(kept + i, s, n);
@@ -47,7 +47,7 @@ void rms_norm_backward(const RmsNormBackward& b, int64_t row, float* grad_weight
   const RmsNorm& p = b.forward;
   const X* x = static_cast<const X*>(p.x) + row * p.width;
   const T *weight = static_cast<const T*>(p.weight), *grad_y = static_cast<const T*>(b.grad_y) + row * p.width;
-  X* grad_x = static_cast<X*>(b.grad_x) + row * p.width;
+  X* grad_x = b.grad_x ? static_cast<X*>(b.grad_x) + row * p.width : nullptr;
   const X* grad_sum = b.grad_sum ? static_cast<const X*>(b.grad_sum) + row * p.width : nullptr;
   T* grad_add = b.grad_add ? static_cast<T*>(b.grad_add) + row * p.width : nullptr;
   const float r = p.inverse_rms[row];
@@ -65,7 +65,7 @@ void rms_norm_backward(const RmsNormBackward& b, int64_t row, float* grad_weight
       asm("" : "+m"(grad));  // rounded first: the same bits as the two gradients added by themselves
       grad = grad + load_some(grad_sum + i, n);
     }
-    store_some(grad_x + i, grad, n);
+    if (grad_x) store_some(grad_x + i, grad, n);
     if (grad_add) store_some(grad_add + i, grad, n);
   });
 }

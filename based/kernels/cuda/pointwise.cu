@@ -60,7 +60,12 @@ __global__ void __launch_bounds__(kMostThreads) norm_rows(const __grid_constant_
   float s[kUnits][kUnit], weight[kUnits][kUnit], squares = 0;
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
-    access.load(static_cast<const X*>(p.x) + row * p.width, u, s[u]);
+    if (p.x != nullptr) {
+      access.load(static_cast<const X*>(p.x) + row * p.width, u, s[u]);
+    } else {
+#pragma unroll
+      for (int c = 0; c < kUnit; ++c) s[u][c] = 0;
+    }
     access.load(static_cast<const T*>(p.weight), u, weight[u]);
     if (p.add != nullptr) {
       float add[kUnit];
@@ -140,7 +145,7 @@ __global__ void __launch_bounds__(kMostThreads, kUnits == 1 ? kBackwardThreads /
     for (int u = 0; u < kUnits; ++u) {
 #pragma unroll
       for (int c = 0; c < kUnit; ++c) g[u][c] = __fadd_rn(r * (g[u][c] - x[u][c] * dot), other[u][c]);  // as two sums apart
-      access.store(static_cast<X*>(p.grad_x) + row * f.width, u, g[u]);
+      if (p.grad_x != nullptr) access.store(static_cast<X*>(p.grad_x) + row * f.width, u, g[u]);
       if (p.grad_add != nullptr) access.store(static_cast<T*>(p.grad_add) + row * f.width, u, g[u]);
     }
   }

@@ -13,11 +13,13 @@ Tensor softmax(Tensor& logits, const Tensor& targets, double scale, bool gradien
 }
 
 // bf16 products are added to an fp32 sum by cuBLAS itself: no product in memory, none rounded.
-void add_product_on_gpu(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory) {
-  if (sum.scalar_type() == at::kFloat && a.scalar_type() == at::kBFloat16)
-    at::addmm_out(sum, sum, a, b, at::kFloat);
+void add_product_on_gpu(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory, bool first) {
+  if (sum.scalar_type() != at::kFloat || a.scalar_type() != at::kBFloat16)
+    add_product(sum, a, b, memory, first);
+  else if (first)
+    at::mm_out(sum, a, b, at::kFloat);
   else
-    add_product(sum, a, b, memory);
+    at::addmm_out(sum, sum, a, b, at::kFloat);
 }
 
 std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled,

@@ -1,0 +1,171 @@
+// Tokens are sorted by their rows of the table, and cut into pieces, so that a row that many tokens have is shared out over many blocks. A
+// block adds up the rows of its piece; what a row has in several pieces is added by a second launch, in their order.
+#include "based/kernels/embedding.h"
+
+#include <algorithm>
+#include <bit>
+#include <cub/device/device_radix_sort.cuh>
+
+#include "based/kernels/cuda/launch.h"
+#include "based/kernels/cuda/vectors.cuh"
+
+namespace based::kernels::cuda {
+namespace {
+
+using namespace detail;
+
+constexpr int kPiece = 32;     // sorted tokens
+constexpr int kThreads = 128;  // 16 bytes of a row each
+constexpr int kAhead = 8;      // tokens whose loads a thread has under way
+constexpr uint64_t kNone = ~uint64_t{0};
+
+// row · 2³² + token, so that sorting keeps a row's tokens in order.
+__device__ __forceinline__ int64_t row_of_key(uint64_t key) { return static_cast<int64_t>(key >> 32); }
+__device__ __forceinline__ int64_t token_of_key(uint64_t key) { return static_cast<int64_t>(key & 0xffffffffU); }
+
+__global__ void __launch_bounds__(256) make_keys(const __grid_constant__ EmbeddingBackward p, uint64_t* keys) {
+  const int64_t token = blockIdx.x * int64_t{256} + threadIdx.x;
+  if (token < p.tokens) keys[token] = static_cast<uint64_t>(p.id[token]) << 32 | static_cast<uint64_t>(token);
+}
+
+// This thread's columns of a row of `width` elements.
+template <typename T>
+struct Columns {
+  static constexpr int kCount = 16 / sizeof(T);
+  int64_t width, first;
+  __device__ __forceinline__ explicit Columns(int64_t all) : width(all), first((blockIdx.y * int64_t{kThreads} + threadIdx.x) * kCount) {}
+  __device__ __forceinline__ bool any() const { return first < width; }
+  template <typename U>
+  __device__ __forceinline__ U* of(U* rows, int64_t row) const {
+    return rows + row * width + first;
+  }
+};
+
+template <typename T>
+__device__ __forceinline__ void add_unit(uint4 unit, float (&to)[Columns<T>::kCount]) {
+  Elements<T, Columns<T>::kCount> e;
+  memcpy(&e, &unit, 16);
+#pragma unroll
+  for (int i = 0; i < Columns<T>::kCount; ++i) to[i] += to_float(e.x[i]);
+}
+
+// `partial` [pieces, 2, width]: sums of the piece's first row where it began in an earlier piece, and of its last where it goes on in a
+// later one and began here.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) add_pieces(const __grid_constant__ EmbeddingBackward p, const uint64_t* keys, float* partial) {
+  constexpr int kCount = Columns<T>::kCount;
+  __shared__ uint64_t shared[kPiece + 2];  // the piece's keys, and one before and behind
+  overlap_kernels();
+  const int64_t begin = blockIdx.x * int64_t{kPiece};
+  const int count = static_cast<int>(min(p.tokens - begin, int64_t{kPiece}));
+  for (int i = threadIdx.x; i < count + 2; i += kThreads) {
+    const int64_t at = begin + i - 1;
+    shared[i] = at >= 0 && at < p.tokens ? keys[at] : kNone;
+  }
+  __syncthreads();
+  const Columns<T> columns(p.width);
+  if (!columns.any()) return;
+  const auto key = [&](int i) { return shared[i + 1]; };
+  const auto ends = [&](int i) { return row_of_key(key(i)) != row_of_key(key(i + 1)); };
+  bool began_before = row_of_key(key(0)) == row_of_key(key(-1));
+  float sum[kCount] = {};
+  for (int first = 0; first < count; first += kAhead) {
+    uint4 grad[kAhead], old[kAhead];
+#pragma unroll
+    for (int t = 0; t < kAhead; ++t) {
+      const int i = first + t;
+      if (i >= count) continue;
+      grad[t] = __ldg(reinterpret_cast<const uint4*>(columns.of(static_cast<const T*>(p.grad), token_of_key(key(i)))));
+      if (ends(i)) old[t] = *reinterpret_cast<const uint4*>(columns.of(static_cast<const T*>(p.to), row_of_key(key(i))));
+    }
+#pragma unroll
+    for (int t = 0; t < kAhead; ++t) {
+      const int i = first + t;
+      if (i >= count) continue;
+      add_unit<T>(grad[t], sum);
+      if (!ends(i)) continue;
+      if (began_before) {
+        store_floats<kCount>(columns.of(partial, 2 * blockIdx.x), sum);
+      } else {
+        add_unit<T>(old[t], sum);
+        store_floats<kCount>(columns.of(static_cast<T*>(p.to), row_of_key(key(i))), sum);
+      }
+      began_before = false;
+#pragma unroll
+      for (int c = 0; c < kCount; ++c) sum[c] = 0;
+    }
+  }
+  if (!ends(count - 1)) store_floats<kCount>(columns.of(partial, 2 * blockIdx.x + (began_before ? 0 : 1)), sum);
+}
+
+// The rows that began in piece blockIdx.x and went on.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    join_pieces(const __grid_constant__ EmbeddingBackward p, const uint64_t* keys, const float* partial) {
+  constexpr int kCount = Columns<T>::kCount;
+  overlap_kernels();
+  const int64_t behind = (blockIdx.x + int64_t{1}) * kPiece;
+  const Columns<T> columns(p.width);
+  if (behind >= p.tokens || !columns.any()) return;
+  const int64_t row = row_of_key(keys[behind - 1]), begin = blockIdx.x * int64_t{kPiece};
+  if (row_of_key(keys[behind]) != row || (begin > 0 && row_of_key(keys[begin - 1]) == row)) return;
+  float sum[kCount];
+  load_floats<kCount>(columns.of(partial, 2 * blockIdx.x + 1), sum);
+  for (int64_t at = behind, piece = blockIdx.x + 1; at < p.tokens && row_of_key(keys[at]) == row; at += kPiece, ++piece) {
+    float more[kCount];
+    load_floats<kCount>(columns.of(partial, 2 * piece), more);
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) sum[c] += more[c];
+  }
+  T* to = columns.of(static_cast<T*>(p.to), row);
+  add_unit<T>(*reinterpret_cast<const uint4*>(to), sum);
+  store_floats<kCount>(to, sum);
+}
+
+struct Scratch {
+  int64_t pieces, keys_bytes, sort_bytes;
+  int last_bit;  // of a key
+  explicit Scratch(const EmbeddingBackward& p)
+      : pieces(ceil_div(p.tokens, kPiece)),
+        keys_bytes(round_up(p.tokens * 8, 16)),
+        last_bit(32 + std::bit_width(static_cast<uint64_t>(std::max<int64_t>(p.rows - 1, 1)))) {
+    size_t bytes = 0;
+    uint64_t* none = nullptr;
+    cub::DeviceRadixSort::SortKeys(nullptr, bytes, none, none, static_cast<int>(p.tokens), 32, last_bit);
+    sort_bytes = round_up(static_cast<int64_t>(bytes), 16);
+  }
+  int64_t bytes(int64_t width) const { return 2 * keys_bytes + sort_bytes + pieces * 2 * width * 4; }
+};
+
+template <typename T>
+Status run(const EmbeddingBackward& p, void* scratch, Stream stream) {
+  const Scratch layout(p);
+  auto* unsorted = static_cast<uint64_t*>(scratch);
+  auto* keys = unsorted + layout.keys_bytes / 8;
+  void* sorting = keys + layout.keys_bytes / 8;
+  auto* partial = reinterpret_cast<float*>(static_cast<char*>(sorting) + layout.sort_bytes);
+  make_keys<<<static_cast<unsigned>(ceil_div(p.tokens, 256)), 256, 0, stream_of(stream)>>>(p, unsorted);
+  size_t bytes = static_cast<size_t>(layout.sort_bytes);
+  const cudaError_t sorted =
+      cub::DeviceRadixSort::SortKeys(sorting, bytes, unsorted, keys, static_cast<int>(p.tokens), 32, layout.last_bit, stream_of(stream));
+  if (sorted != cudaSuccess) return status_of(sorted);
+  const dim3 grid(static_cast<unsigned>(layout.pieces), static_cast<unsigned>(ceil_div(p.width, kThreads * Columns<T>::kCount)));
+  if (const Status s = launch_overlapped(add_pieces<T>, {grid, kThreads}, stream, p, keys, partial); !s.ok()) return s;
+  return launch_overlapped(join_pieces<T>, {grid, kThreads}, stream, p, keys, partial);
+}
+
+}  // namespace
+
+bool embedding_backward_supports(const EmbeddingBackward& p) {
+  return p.width % (16 / dtype_size(p.dtype)) == 0 && aligned16(p.grad) && aligned16(p.to) && std::max(p.tokens, p.rows) < int64_t{1} << 31;
+}
+
+int64_t embedding_backward_scratch(const EmbeddingBackward& p) { return p.tokens == 0 ? 0 : Scratch(p).bytes(p.width); }
+
+Status embedding_backward(const EmbeddingBackward& p, void* scratch, Stream stream) {
+  if (p.tokens == 0 || p.width == 0) return {};
+  if (!embedding_backward_supports(p)) return {"embedding_backward: rows that are no multiples of 16 bytes, or too many"};
+  return p.dtype == DType::bf16 ? run<bf16>(p, scratch, stream) : run<float>(p, scratch, stream);
+}
+
+}  // namespace based::kernels::cuda

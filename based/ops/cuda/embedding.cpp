@@ -1,0 +1,20 @@
+#include "based/ops/embedding.h"
+
+#include "based/ops/cuda/on_device.h"
+#include "based/ops/launch.h"
+
+namespace based::ops {
+namespace {
+
+const EmbeddingKernels kCuda{kernels::cuda::embedding_backward_supports, kernels::cuda::embedding_backward_scratch,
+                             launch_with_scratch<kernels::cuda::embedding_backward, kernels::EmbeddingBackward>};
+
+void backward(Tensor sum, const Tensor& grad, const Tensor& ids) {
+  const OnDevice device("embedding_backward_", {{"sum", sum}, {"grad", grad}, {"ids", ids}});
+  embedding_backward_with(kCuda, std::move(sum), grad, ids);
+}
+
+TORCH_LIBRARY_IMPL(based, CUDA, m) { m.impl("embedding_backward_", backward); }
+
+}  // namespace
+}  // namespace based::ops

@@ -1,0 +1,21 @@
+// Rows of a table, as a language model has them at its beginning, where the same table gives the logits at its end.
+#pragma once
+#include "based/ops/torch.h"
+
+namespace based::ops {
+
+using torch::Tensor;
+
+struct Embedded {
+  Tensor rows;   // [tokens, width]
+  Tensor table;  // the table again, for its other use
+};
+// The rows of `table` [vocab, width] for ids int64 [tokens]. Where gradients are on and the other use takes the table that is returned,
+// that one's gradient comes first, and the rows' are added to it where it lies.
+Embedded tied_embedding(const Tensor& table, const Tensor& ids);
+
+// sum[ids[t]] += grad[t] for all tokens t: sum [vocab, width], grad [tokens, width], ids int64. What a row gets is summed in fp32 and in a
+// fixed order. No gradient.
+void embedding_backward_(Tensor sum, const Tensor& grad, const Tensor& ids);
+
+}  // namespace based::ops

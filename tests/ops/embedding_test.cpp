@@ -1,0 +1,83 @@
+#include "based/ops/embedding.h"
+
+#include "based/ops/arguments.h"
+#include "based/ops/pointwise.h"
+#include "tests/ops/testing.h"
+
+namespace based::ops {
+namespace {
+
+using namespace testing;
+using std::vector;
+
+struct EmbeddingCase {
+  int64_t tokens, rows, width;
+  int64_t often = 0;  // so many tokens have the same row
+};
+
+Tensor make_ids(const EmbeddingCase& c) {
+  torch::manual_seed(47);
+  const Tensor ids = torch::randint(c.rows, {c.tokens}, at::kLong);
+  if (c.often > 0) ids.narrow(0, (c.tokens - c.often) / 2, c.often).fill_(c.rows / 2);
+  return ids;
+}
+
+BASED_ON_EVERY_DEVICE(Embeddings);
+
+TEST_P(Embeddings, GradientsAreAddedToWhatIsThere) {
+  // Rows of one token, of a few, of many pieces of 32; the first and the last row; widths that no kernel takes.
+  for (const EmbeddingCase& c :
+       {EmbeddingCase{0, 5, 8}, EmbeddingCase{1, 1, 8}, EmbeddingCase{33, 1, 16}, EmbeddingCase{1000, 7, 1032},
+        EmbeddingCase{3000, 50257, 64, 1500}, EmbeddingCase{64, 70000, 24, 32}, EmbeddingCase{97, 2, 2056}, EmbeddingCase{300, 40, 7}})
+    for (const at::ScalarType type : {at::kBFloat16, at::kFloat, at::kDouble}) {
+      const NanFilledMemory nan_filled;
+      const Tensor ids = make_ids(c), before = random({c.rows, c.width}, type), grad = random({c.tokens, c.width}, type);
+      const Tensor expected = before.to(at::kDouble).index_add(0, ids, grad.to(at::kDouble));
+      const auto run = [&] {
+        Tensor sum = before.to(GetParam(), /*non_blocking=*/false, /*copy=*/true);
+        embedding_backward_(sum, grad.to(GetParam()), ids.to(GetParam()));
+        return sum;
+      };
+      const Tensor sum = run();
+      EXPECT_TRUE(close(sum, expected, type == at::kBFloat16 ? 4e-3 : 1e-5)) << c.tokens << " tokens, " << c.rows << " rows, " << type;
+      EXPECT_TRUE(same_bits(sum, run()));
+    }
+}
+
+// As in a language model: the table gives the rows and the logits, and its gradient is that of both.
+TEST_P(Embeddings, ATableUsedTwiceGetsBothGradients) {
+  const Tensor ids = torch::tensor({3, 0, 3, 8, 3, 1, 8}, at::kLong), labels = torch::tensor({1, 2, -100, 8, 0, 0, 3}, at::kLong);
+  const auto loss = [&](const vector<Tensor>& t, bool apart) {
+    const Tensor ids_there = ids.to(t[0].device()), labels_there = labels.to(t[0].device());
+    const Embedded in = apart ? Embedded{at::embedding(t[0], ids_there), t[0]} : tied_embedding(t[0], ids_there);
+    return vector<Tensor>{cross_entropy(in.rows * t[1], in.table, labels_there)};
+  };
+  for (const at::ScalarType type : {at::kBFloat16, at::kFloat, at::kDouble}) {
+    const vector<Tensor> in{random({9, 16}, type), random({16}, type)};
+    const vector<Tensor> cotangent{torch::tensor(0.75, sum_type(in[0]))};
+    const Function joint = on_device([&](const vector<Tensor>& t) { return loss(t, false); }, GetParam());
+    const Function apart = on_device([&](const vector<Tensor>& t) { return loss(t, true); }, GetParam());
+    const auto actual = gradients(joint, in, cotangent), expected = gradients(apart, in, cotangent);
+    for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(close(actual[i], expected[i], type == at::kBFloat16 ? 2e-2 : 1e-5)) << i << ", " << type;
+  }
+  // One of the uses alone.
+  const Tensor table = random({9, 4}).requires_grad_();
+  const Embedded in = tied_embedding(table, ids);
+  const Tensor both = torch::autograd::grad({in.rows.sum()}, {table}, {}, /*retain_graph=*/true)[0];
+  EXPECT_TRUE(same_bits(both, at::zeros({9, 4}, at::kDouble).index_add(0, ids, at::ones({7, 4}, at::kDouble))));
+  EXPECT_TRUE(same_bits(torch::autograd::grad({in.table.sum()}, {table}, {}, /*retain_graph=*/true)[0], at::ones({9, 4}, at::kDouble)));
+  // A gradient that somebody else has stays as it is.
+  const Tensor of_table = at::ones({9, 4}, at::kDouble);
+  torch::autograd::grad({in.rows, in.table}, {table}, {at::ones({7, 4}, at::kDouble), of_table});
+  EXPECT_TRUE(same_bits(of_table, at::ones({9, 4}, at::kDouble)));
+}
+
+TEST(Embedding, ErrorsNameOperatorArgumentAndValue) {
+  EXPECT_EQ(error_of([] {
+              embedding_backward_(at::zeros({3, 4}), at::zeros({2, 5}), at::zeros({2}, at::kLong));
+            }),
+            "embedding_backward_: grad must have shape [2, 4], got [2, 5]");
+}
+
+}  // namespace
+}  // namespace based::ops
