@@ -35,6 +35,9 @@ struct TaylorAttention {         // caller owns all memory
   // CUDA, one token a row: no kernel queued before this one that may still run writes the states or slots, so they are read while it does.
   bool state_is_settled = false;
   float scale = 1;  // CUDA, one token a row: q and k are multiplied by it first, and rounded
+  // CUDA, where taylor_attention_takes_strides: elements from one token to the next, of q and k and their gradients, of v and its; 0: all
+  // heads of all tokens side by side.
+  int32_t qk_stride = 0, v_stride = 0;
 };
 
 // Gradients. The forward's inputs and its denominator and y are given again; `initial_*` is the state that the forward started from.
@@ -65,6 +68,8 @@ Status taylor_attention_step(const TaylorAttention&);
 }  // namespace cpu
 
 namespace cuda {
+// Whether the forward, and a backward with its denominator, take q, k and v that are columns of wider tensors.
+bool taylor_attention_takes_strides(const TaylorAttention&);
 int64_t taylor_attention_scratch(const TaylorAttention&);
 Status taylor_attention_forward(const TaylorAttention&, void* scratch, Stream);
 int64_t taylor_attention_backward_scratch(const TaylorAttentionBackward&);

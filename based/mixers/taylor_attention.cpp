@@ -9,6 +9,8 @@
 #include "based/mixers/mixer.h"
 #include "based/mixers/parameters.h"
 #include "based/ops/arguments.h"
+#include "based/ops/pointwise.h"
+#include "based/ops/split_columns.h"
 
 namespace based {
 namespace {
@@ -58,7 +60,7 @@ class TaylorAttention final : public Mixer {
   }
 
   Tensor forward(const Tensor& x, const Sequences& rows) override {
-    const Inputs in = scaled(project(x));
+    const Inputs in = config_.bias ? scaled(project(x)) : project_at_once(x);
     return output(x, std::get<0>(ops::taylor_attention(in.q, in.k, in.v, rows.cu_seqlens(), {}, rates(x))));
   }
 
@@ -99,6 +101,22 @@ class TaylorAttention final : public Mixer {
     return {q_proj_->forward(x).view({-1, config_.heads, config_.feature_dim}),
             k_proj_->forward(x).view({-1, config_.heads, config_.feature_dim}),
             v_proj_->forward(x).view({-1, config_.heads, config_.head_dim})};
+  }
+
+  // Scaled, too. One product, and two for its gradients: x is read once, and what the three give to its gradient needs no adding up. A
+  // power of two changes no bit of the products if the weights are multiplied by it instead.
+  Inputs project_at_once(const Tensor& x) const {
+    int exponent = 0;
+    const bool scales_weights = std::frexp(scale(), &exponent) == 0.5;
+    const auto weight_of = [&](const Projection& projection) {
+      return scales_weights && scale() != 1 ? projection.weight() * scale() : projection.weight();
+    };
+    const int64_t narrow = config_.heads * config_.feature_dim, wide = config_.heads * config_.head_dim;
+    const auto parts = ops::split_columns(ops::linear(x, torch::cat({weight_of(*q_proj_), weight_of(*k_proj_), v_proj_->weight()})),
+                                          {narrow, narrow, wide});
+    const Inputs in{parts[0].view({-1, config_.heads, config_.feature_dim}), parts[1].view({-1, config_.heads, config_.feature_dim}),
+                    parts[2].view({-1, config_.heads, config_.head_dim})};
+    return scales_weights ? in : scaled(in);
   }
 
   // q·k of the scaled ones is q·k/√d'.

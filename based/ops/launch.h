@@ -30,8 +30,9 @@ struct TaylorAttentionKernels {
   int64_t (*backward_scratch)(const kernels::TaylorAttentionBackward&);
   kernels::Status (*backward)(const kernels::TaylorAttentionBackward&, void* scratch);
   kernels::Status (*step)(const kernels::TaylorAttention&);
-  int64_t step_head_dim = kNoLimit;  // the largest that the step's kernel takes
-  bool step_scales = false;          // it multiplies q and k by a scale
+  int64_t step_head_dim = kNoLimit;                                  // the largest that the step's kernel takes
+  bool step_scales = false;                                          // it multiplies q and k by a scale
+  bool (*takes_strides)(const kernels::TaylorAttention&) = nullptr;  // forward and backward, of these; null: of none
 };
 
 // y, kv_state, k_state, denominator

@@ -5,6 +5,7 @@
 #include "based/ops/launch.h"
 #include "based/ops/recompute.h"
 #include "based/ops/recorded_step.h"
+#include "based/ops/split_columns.h"
 #include "based/ops/taylor_attention_reference.h"
 
 namespace based::ops {
@@ -131,9 +132,19 @@ struct Launch {
   kernels::TaylorAttention arguments;
 };
 
-Launch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& decay) {
-  Launch launch{q.contiguous(), k.contiguous(), v.contiguous(), Tensor(), decay ? decay->to(at::kFloat).contiguous() : Tensor(), {}};
+// Whether q, k and v are all the columns of one tensor.
+bool are_columns(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const auto joined = joined_columns({q.flatten(1), k.flatten(1), v.flatten(1)});
+  return joined && joined->is_contiguous() && joined->stride(0) <= std::numeric_limits<int32_t>::max();
+}
+
+// `as_columns`: they stay where they are.
+Launch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& decay, bool as_columns = false) {
+  const Tensor rates = decay ? decay->to(at::kFloat).contiguous() : Tensor();
+  Launch launch =
+      as_columns ? Launch{q, k, v, Tensor(), rates, {}} : Launch{q.contiguous(), k.contiguous(), v.contiguous(), Tensor(), rates, {}};
   kernels::TaylorAttention& to = launch.arguments;
+  if (as_columns) to.qk_stride = static_cast<int32_t>(q.stride(0)), to.v_stride = static_cast<int32_t>(v.stride(0));
   to.q = launch.q.const_data_ptr();
   to.k = launch.k.const_data_ptr();
   to.v = launch.v.const_data_ptr();
@@ -146,13 +157,23 @@ Launch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Optional
   return launch;
 }
 
-Launch prepare_rows(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, const OptionalTensor& decay) {
-  Launch launch = prepare(q, k, v, decay);
+Launch prepare_rows(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
+                    const OptionalTensor& decay) {
+  Launch launch = prepare(q, k, v, decay, table.takes_strides != nullptr && are_columns(q, k, v));
+  if (launch.arguments.qk_stride != 0 && !table.takes_strides(launch.arguments)) launch = prepare(q, k, v, decay);
   check_row_starts("taylor_attention", "cu_seqlens", cu_seqlens, q.size(0));
   launch.cu_seqlens = cu_seqlens.contiguous();
   launch.arguments.row_start = launch.cu_seqlens.const_data_ptr<int64_t>();
   launch.arguments.rows = cu_seqlens.size(0) - 1;
   return launch;
+}
+
+// Side by side, where q, k and v are.
+std::tuple<Tensor, Tensor, Tensor> empty_gradients(const Tensor& q, const Tensor& k, const Tensor& v, bool as_columns) {
+  if (!as_columns) return {at::empty(q.sizes(), q.options()), at::empty(k.sizes(), k.options()), at::empty(v.sizes(), v.options())};
+  const int64_t narrow = q.size(1) * q.size(2), wide = v.size(1) * v.size(2);
+  const auto parts = at::empty({q.size(0), 2 * narrow + wide}, q.options()).split_with_sizes({narrow, narrow, wide}, 1);
+  return {parts[0].view(q.sizes()), parts[1].view(k.sizes()), parts[2].view(v.sizes())};
 }
 
 // Every weight is at least 1/2, so a denominator is at least half of the decayed number of tokens, which the state's first feature counts.
@@ -176,7 +197,7 @@ Forward taylor_attention_forward_with(const TaylorAttentionKernels& table, const
                                       const OptionalTensor& initial_k_state, const OptionalTensor& decay) {
   if (!uses_kernel("taylor_attention", q)) return forward_reference(q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay);
   check_taylor_attention("taylor_attention", {q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay});
-  Launch launch = prepare_rows(q, k, v, cu_seqlens, decay);
+  Launch launch = prepare_rows(table, q, k, v, cu_seqlens, decay);
   const int64_t rows = launch.arguments.rows, heads = q.size(1), features = kernels::packed_features(q.size(2));
   const at::TensorOptions sums = q.options().dtype(at::kFloat);
   const auto start = [&](const OptionalTensor& initial, at::IntArrayRef sizes) {
@@ -203,7 +224,7 @@ Gradients taylor_attention_backward_with(const TaylorAttentionKernels& table, co
   if (!uses_kernel("taylor_attention_backward", q))
     return backward_reference(grad_y, grad_kv_state, grad_k_state, q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay, y,
                               denominator);
-  Launch launch = prepare_rows(q, k, v, cu_seqlens, decay);
+  Launch launch = prepare_rows(table, q, k, v, cu_seqlens, decay);
   const int64_t rows = launch.arguments.rows, heads = q.size(1), features = kernels::packed_features(q.size(2));
   const at::TensorOptions sums = q.options().dtype(at::kFloat);
   const Tensor cotangent = grad_y.contiguous(), output = y.contiguous(), divisor = denominator.contiguous();
@@ -212,8 +233,7 @@ Gradients taylor_attention_backward_with(const TaylorAttentionKernels& table, co
   kernels::TaylorAttentionBackward to;
   to.forward = launch.arguments;
   to.grad_y = cotangent.const_data_ptr();
-  const Tensor grad_q = at::empty(q.sizes(), q.options()), grad_k = at::empty(k.sizes(), k.options());
-  const Tensor grad_v = at::empty(v.sizes(), v.options());
+  const auto [grad_q, grad_k, grad_v] = empty_gradients(q, k, v, launch.arguments.qk_stride != 0);
   to.grad_q = grad_q.mutable_data_ptr();
   to.grad_k = grad_k.mutable_data_ptr();
   to.grad_v = grad_v.mutable_data_ptr();
@@ -241,7 +261,7 @@ Tensor taylor_attention_prefill_with(const TaylorAttentionKernels& table, const 
                                      const Tensor& cu_seqlens, const TaylorState& state, const Tensor& slots, const OptionalTensor& decay) {
   if (!uses_kernel(kPrefill, q)) return prefill_reference(q, k, v, cu_seqlens, state.kv, state.k, slots, decay);
   check_prefill(q, k, v, cu_seqlens, state.kv, state.k, slots, decay);
-  Launch launch = prepare_rows(q, k, v, cu_seqlens, decay);
+  Launch launch = prepare_rows(table, q, k, v, cu_seqlens, decay);
   const Tensor y = at::empty(v.sizes(), v.options()), slot = slots.contiguous();
   launch.arguments.y = y.mutable_data_ptr();
   launch.arguments.kv_state = state.kv.mutable_data_ptr<float>();

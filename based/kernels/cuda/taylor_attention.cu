@@ -4,6 +4,8 @@
 
 namespace based::kernels::cuda {
 
+bool taylor_attention_takes_strides(const TaylorAttention& p) { return p.tokens > 0 && detail::taylor_forward_sm90_supports(p); }
+
 int64_t taylor_attention_scratch(const TaylorAttention& p) {
   if (p.tokens == 0 || p.rows == 0) return 0;
   return detail::taylor_forward_sm90_supports(p) ? detail::taylor_forward_sm90_scratch(p) : detail::taylor_forward_generic_scratch(p);

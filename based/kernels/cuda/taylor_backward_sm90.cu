@@ -50,7 +50,8 @@ __global__ void sum_slices(const __grid_constant__ TaylorAttentionBackward p, co
   const float* from = work.partial + blockIdx.y * work.plan.slices * count + i;
   float sum = 0;
   for (int s = 0; s < work.plan.slices; ++s) sum += from[s * count];
-  static_cast<bf16*>(blockIdx.y == 0 ? p.grad_q : p.grad_k)[i] = from_float<bf16>(sum);
+  const int64_t narrow = int64_t{f.heads} * f.feature_dim, at = i / narrow * f.qk_stride + i % narrow;
+  static_cast<bf16*>(blockIdx.y == 0 ? p.grad_q : p.grad_k)[at] = from_float<bf16>(sum);
 }
 
 #if BASED_HAS_WGMMA
@@ -67,10 +68,11 @@ struct Gradient {
 
   __device__ __forceinline__ const bf16* dn() const { return work.dn + int64_t{block.head} * p.forward.head_dim + block.first; }
   __device__ __forceinline__ Source source() const {
-    return kBackward ? Source{block.q, dn(), work.dd + block.head} : Source{block.k, block.v, nullptr};
+    return kBackward ? Source{block.q, dn(), block.wide, work.dd + block.head} : Source{block.k, block.v, block.v_wide, nullptr};
   }
   __device__ __forceinline__ const bf16* rows() const { return kBackward ? block.k : block.q; }
   __device__ __forceinline__ const bf16* row_values() const { return kBackward ? block.v : dn(); }
+  __device__ __forceinline__ int64_t row_wide() const { return kBackward ? block.v_wide : block.wide; }
   __device__ __forceinline__ float* parked(int64_t number) const {
     return parked_state(p.forward, work.plan, number, slice) + (kBackward ? work.parked : 0);
   }
@@ -109,16 +111,17 @@ struct Gradient {
   }
   __device__ __forceinline__ void store_gradient(const float (&dx)[8], int64_t token, int tokens) const {
     const int lane = threadIdx.x % 32, row = 16 * (threadIdx.x / 32) + lane / 4, column = 2 * (lane % 4), fd = p.forward.feature_dim;
-    const int64_t count = p.forward.tokens * block.narrow;
+    const int64_t narrow = int64_t{p.forward.heads} * fd, count = p.forward.tokens * narrow;
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
       const int r = row + (i & 2 ? 8 : 0), c = column + (i & 4 ? 8 : 0);
       if (r >= tokens || c >= fd) continue;
-      const int64_t at = (token + r) * block.narrow + block.head * fd + c;
+      const int64_t at = block.head * fd + c;
       if (work.partial == nullptr) {
-        *reinterpret_cast<uint32_t*>(static_cast<bf16*>(kBackward ? p.grad_k : p.grad_q) + at) = pack_bf16(dx[i], dx[i + 1]);
+        bf16* to = static_cast<bf16*>(kBackward ? p.grad_k : p.grad_q) + (token + r) * block.narrow + at;
+        *reinterpret_cast<uint32_t*>(to) = pack_bf16(dx[i], dx[i + 1]);
       } else {
-        float* to = work.partial + ((kBackward ? work.plan.slices : 0) + slice) * count + at;
+        float* to = work.partial + ((kBackward ? work.plan.slices : 0) + slice) * count + (token + r) * narrow + at;
         *reinterpret_cast<float2*>(to) = make_float2(dx[i], dx[i + 1]);
       }
     }
@@ -279,8 +282,8 @@ __device__ __forceinline__ void walk(const Gradient<kBackward>& job, RegisterSta
   const auto request = [&](int i, uint32_t stage) {
     const int64_t at = at_chunk(i);
     const int tokens = static_cast<int>(min(end - at, int64_t{kChunk}));
-    copy_value_tile(base + stage * kValueBytes, from.values + at * block.wide, block.wide, tokens, block.width);
-    copy_value_tile(base + kAtRows + stage * kValueBytes, job.row_values() + at * block.wide, block.wide, tokens, block.width);
+    copy_value_tile(base + stage * kValueBytes, from.values + at * from.wide, from.wide, tokens, block.width);
+    copy_value_tile(base + kAtRows + stage * kValueBytes, job.row_values() + at * job.row_wide(), job.row_wide(), tokens, block.width);
     x.load(from.x + (at + token) * block.narrow, fd, token < tokens);
     ra.load(job.rows() + (at + row) * block.narrow, fd, row < tokens);
     rb.load(job.rows() + (at + row + 8) * block.narrow, fd, row + 8 < tokens);
@@ -313,7 +316,7 @@ __device__ __forceinline__ void walk(const Gradient<kBackward>& job, RegisterSta
     job.store_gradient(dx, at, tokens);
     if constexpr (kBackward) {
       bf16* to = static_cast<bf16*>(p.grad_v) + int64_t{block.head} * p.forward.head_dim + block.first;
-      store_output(to, block, base + kAtOutput, dv, make_float2(1, 1), at, tokens);
+      store_output(to, block.v_wide, block, base + kAtOutput, dv, make_float2(1, 1), at, tokens);
     }
   }
 }
@@ -397,7 +400,9 @@ bool taylor_backward_sm90_supports(const TaylorAttentionBackward& p) {
 
 int64_t taylor_backward_sm90_scratch(const TaylorAttentionBackward& p) { return make_layout(p).bytes; }
 
-Status taylor_backward_sm90(const TaylorAttentionBackward& p, void* scratch, Stream stream) {
+Status taylor_backward_sm90(const TaylorAttentionBackward& arguments, void* scratch, Stream stream) {
+  TaylorAttentionBackward p = arguments;
+  p.forward = with_strides(p.forward);
   const TaylorAttention& f = p.forward;
   Layout l = make_layout(p);
   auto* at = static_cast<char*>(scratch);

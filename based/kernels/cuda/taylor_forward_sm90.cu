@@ -62,7 +62,7 @@ __device__ __forceinline__ void attend_tokens(const TaylorAttention& p, const Bl
   k.load(block.k + (begin + token) * block.narrow, p.feature_dim, begin + token < end);
   qa.load(block.q + (begin + row) * block.narrow, p.feature_dim, begin + row < end);
   qb.load(block.q + (begin + row + 8) * block.narrow, p.feature_dim, begin + row + 8 < end);
-  copy_value_tile(base, block.v + begin * block.wide, block.wide, static_cast<int>(min(end - begin, int64_t{kChunk})), block.width);
+  copy_value_tile(base, block.v + begin * block.v_wide, block.v_wide, static_cast<int>(min(end - begin, int64_t{kChunk})), block.width);
   copy_async_commit();
   store_state<true>(s, high, low);
   uint32_t stage = 0;
@@ -71,7 +71,7 @@ __device__ __forceinline__ void attend_tokens(const TaylorAttention& p, const Bl
     const int tokens = static_cast<int>(min(end - at, int64_t{kChunk}));
     store_features(features, k, token, half);
     if (next < end) {
-      copy_value_tile(base + (stage ^ kValueBytes), block.v + next * block.wide, block.wide,
+      copy_value_tile(base + (stage ^ kValueBytes), block.v + next * block.v_wide, block.v_wide,
                       static_cast<int>(min(end - next, int64_t{kChunk})), block.width);
       k.load(block.k + (next + token) * block.narrow, p.feature_dim, next + token < end);
     }
@@ -125,7 +125,7 @@ __device__ __forceinline__ void attend_tokens(const TaylorAttention& p, const Bl
     settle(out);
     __syncthreads();
     if (next < end) store_state<true>(s, high, low);
-    store_output(block.y, block, base + kAtOutput, out, make_float2(1.0F / sum.x, 1.0F / sum.y), at, tokens);
+    store_output(block.y, block.wide, block, base + kAtOutput, out, make_float2(1.0F / sum.x, 1.0F / sum.y), at, tokens);
   }
 }
 #endif
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, 3) sum_segments(const __grid_constan
   } else {
     s.clear();
     const int64_t begin = work.begin + (work.segment - 1) * plan.segment;
-    sum_tokens<false>({block.k, block.v, nullptr}, p, block, s, begin, begin + plan.segment);
+    sum_tokens<false>({block.k, block.v, block.v_wide, nullptr}, p, block, s, begin, begin + plan.segment);
   }
   s.park(parked_state(p, plan, blockIdx.x, blockIdx.z));
 #endif
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_segments(const __grid_cons
 
 bool taylor_forward_sm90_supports(const TaylorAttention& p) {
   return p.dtype == DType::bf16 && p.decay == nullptr && (p.feature_dim == 8 || p.feature_dim == 16) && p.head_dim % 8 == 0 &&
-         aligned16(p.q) && aligned16(p.k) && aligned16(p.v) && aligned16(p.y) && is_hopper();
+         p.qk_stride % 8 == 0 && p.v_stride % 8 == 0 && aligned16(p.q) && aligned16(p.k) && aligned16(p.v) && aligned16(p.y) && is_hopper();
 }
 
 int64_t taylor_forward_sm90_scratch(const TaylorAttention& p) {
@@ -183,7 +183,8 @@ int64_t taylor_forward_sm90_scratch(const TaylorAttention& p) {
   return needs_parking(p, plan) ? parked_floats(p, plan) * 4 : 0;
 }
 
-Status taylor_forward_sm90(const TaylorAttention& p, void* scratch, Stream stream) {
+Status taylor_forward_sm90(const TaylorAttention& arguments, void* scratch, Stream stream) {
+  const TaylorAttention p = with_strides(arguments);
   Plan plan = plan_segments(p, 1);
   if (plan.numbers > 0x7fffffff) return {"taylor_attention: too many rows for one launch"};
   const dim3 grid(static_cast<unsigned>(plan.numbers), p.heads, plan.slices);

@@ -35,6 +35,13 @@ struct Plan {
   int32_t slices, width;  // slices of the head dimension and their width
 };
 
+// With strides that are not 0: the kernels are short of registers, and read them from the parameters.
+inline TaylorAttention with_strides(TaylorAttention p) {
+  if (p.qk_stride == 0) p.qk_stride = p.heads * p.feature_dim;
+  if (p.v_stride == 0) p.v_stride = p.heads * p.head_dim;
+  return p;
+}
+
 inline int64_t parked_floats(const TaylorAttention& p, const Plan& plan) { return plan.numbers * p.heads * plan.slices * kStateFloats; }
 
 // Segments so that about two blocks a multiprocessor have work, with `jobs` blocks for each segment, head and slice.
@@ -275,12 +282,12 @@ __device__ __forceinline__ uint32_t shared_base() {
 struct Block {
   const bf16 *q, *k, *v;  // at token 0 of this head and slice
   bf16* y;
-  int64_t narrow, wide;  // elements from a token to the next, of q and k, of v and y
+  int64_t narrow, v_wide, wide;  // elements from a token to the next, of q and k, of v, of y
   int head, first, width;
 
   __device__ __forceinline__ Block(const TaylorAttention& p, const Plan& plan, int slice) {
     head = blockIdx.y, first = slice * plan.width, width = min(plan.width, p.head_dim - first);
-    narrow = int64_t{p.heads} * p.feature_dim, wide = int64_t{p.heads} * p.head_dim;
+    narrow = p.qk_stride, v_wide = p.v_stride, wide = int64_t{p.heads} * p.head_dim;
     q = static_cast<const bf16*>(p.q) + head * p.feature_dim, k = static_cast<const bf16*>(p.k) + head * p.feature_dim;
     v = static_cast<const bf16*>(p.v) + int64_t{head} * p.head_dim + first;
     y = static_cast<bf16*>(p.y) + int64_t{head} * p.head_dim + first;
@@ -291,10 +298,10 @@ __device__ __forceinline__ float* parked_state(const TaylorAttention& p, const P
   return plan.parked + ((number * p.heads + blockIdx.y) * plan.slices + slice) * kStateFloats;
 }
 
-// Writes up to `rows` rows of accumulators, scaled, to `to` (at token 0 of this head and slice) through a tile in shared memory, of which
-// each warp uses its own part.
-__device__ __forceinline__ void store_output(bf16* to, const Block& block, uint32_t tile, const float (&out)[32], float2 scale,
-                                             int64_t token, int rows) {
+// Writes up to `rows` rows of accumulators, scaled, to `to` (at token 0 of this head and slice, tokens `wide` apart) through a tile in
+// shared memory, of which each warp uses its own part.
+__device__ __forceinline__ void store_output(bf16* to, int64_t wide, const Block& block, uint32_t tile, const float (&out)[32],
+                                             float2 scale, int64_t token, int rows) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, matrix = lane / 8;
   const int row = 16 * warp + 8 * (matrix & 1) + lane % 8;
 #pragma unroll
@@ -309,7 +316,7 @@ __device__ __forceinline__ void store_output(bf16* to, const Block& block, uint3
   for (int i = 0; i < 4; ++i) {
     const int r = 16 * warp + 4 * i + lane / 8, unit = lane % 8;
     if (r < rows && unit * 8 < block.width) {
-      *reinterpret_cast<uint4*>(to + (token + r) * block.wide + unit * 8) = load_shared_16(tile + r * 128 + ((unit ^ (r & 7)) * 16));
+      *reinterpret_cast<uint4*>(to + (token + r) * wide + unit * 8) = load_shared_16(tile + r * 128 + ((unit ^ (r & 7)) * 16));
     }
   }
   __syncwarp();
@@ -395,6 +402,7 @@ __device__ __forceinline__ void sums_product(const RegisterState& s, const uint3
 // denominator's sums (the gradients of the denominators), [tokens, heads]; all at token 0 of this head.
 struct Source {
   const bf16 *x, *values;
+  int64_t wide;  // from a token's values to the next
   const float* weights;
 };
 
@@ -414,7 +422,7 @@ __device__ __forceinline__ void sum_tokens(const Source& from, const TaylorAtten
   Row16 x;
   float weight = 0;
   const auto request = [&](int64_t at, uint32_t stage) {
-    copy_value_tile(base + stage * kValueBytes, from.values + at * block.wide, block.wide, static_cast<int>(min(end - at, int64_t{kChunk})),
+    copy_value_tile(base + stage * kValueBytes, from.values + at * from.wide, from.wide, static_cast<int>(min(end - at, int64_t{kChunk})),
                     block.width);
     x.load(from.x + (at + token) * block.narrow, p.feature_dim, at + token < end);
     if constexpr (kWeighted) weight = at + token < end ? from.weights[(at + token) * p.heads] : 0.0F;

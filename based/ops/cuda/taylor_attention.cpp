@@ -13,7 +13,8 @@ const TaylorAttentionKernels kCuda{kernels::cuda::taylor_attention_scratch,
                                    launch_with_scratch<kernels::cuda::taylor_attention_backward, TaylorAttentionBackward>,
                                    launch<kernels::cuda::taylor_attention_step, TaylorAttention>,
                                    /*step_head_dim=*/256,
-                                   /*step_scales=*/true};
+                                   /*step_scales=*/true,
+                                   kernels::cuda::taylor_attention_takes_strides};
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                                                    const OptionalTensor& initial_kv_state, const OptionalTensor& initial_k_state,
