@@ -2,9 +2,11 @@
 
 #include <cmath>
 #include <memory>
+#include <set>
 
 #include "based/kernels/column_sums.h"
 #include "based/kernels/cross_entropy.h"
+#include "based/kernels/embedding.h"
 #include "based/kernels/pointwise.h"
 #include "based/kernels/short_conv.h"
 
@@ -299,6 +301,43 @@ void verify_short_conv_step(Report& report, int64_t channels, int32_t taps, DTyp
 }
 
 // Columns of a wider matrix.
+// Every third token has the same row.
+std::vector<int64_t> embedding_ids(int64_t tokens, int64_t rows) {
+  std::vector<int64_t> ids(tokens);
+  for (int64_t t = 0; t < tokens; ++t) ids[t] = t % 3 == 0 ? rows / 2 : t * 7919 % rows;
+  return ids;
+}
+
+void verify_embedding(Report& report, int64_t tokens, int64_t rows, int64_t width, DType dtype) {
+  const std::vector<int64_t> ids = embedding_ids(tokens, rows);
+  const Buffer grad = random_buffer(tokens * width, dtype, 1, 1), id = upload(ids), to = random_buffer(rows * width, dtype, 1, 2);
+  std::vector<double> exact = download(to.as(), dtype, rows * width);
+  const std::vector<double> g = download(grad.as(), dtype, tokens * width);
+  for (int64_t i = 0; i < tokens * width; ++i) exact[ids[i / width] * width + i % width] += g[i];
+  const kernels::EmbeddingBackward p{grad.as(), id.as<int64_t>(), to.as(), tokens, rows, width, dtype};
+  const Buffer scratch(gpu::embedding_backward_scratch(p));
+  check(gpu::embedding_backward(p, scratch.as(), {}));
+  report.expect(
+      "embedding backward " + std::to_string(tokens) + " of " + std::to_string(rows) + "x" + std::to_string(width) + type_name(dtype),
+      relative_error(download(to.as(), dtype, rows * width), exact), allowed(dtype));
+}
+
+void time_embedding(Report& report, int64_t tokens, int64_t rows, int64_t width) {
+  const int sets = 2;
+  const std::vector<Buffer> grad = random_buffers(sets, tokens * width, DType::bf16, 1),
+                            to = random_buffers(sets, rows * width, DType::bf16, 10);
+  const std::vector<int64_t> ids = embedding_ids(tokens, rows);
+  const Buffer id = upload(ids);
+  const auto arguments = [&](int i) {
+    return kernels::EmbeddingBackward{grad[i].as(), id.as<int64_t>(), to[i].as(), tokens, rows, width, DType::bf16};
+  };
+  const Buffer scratch(gpu::embedding_backward_scratch(arguments(0)));
+  const auto used = static_cast<int64_t>(std::set<int64_t>(ids.begin(), ids.end()).size());
+  report.time("embedding backward " + std::to_string(tokens) + " of " + std::to_string(rows) + "x" + std::to_string(width) + " bf16",
+              (tokens + 2 * used) * width * 2, sets,
+              [&](int i, cudaStream_t stream) { check(gpu::embedding_backward(arguments(i), scratch.as(), Stream{stream})); });
+}
+
 void verify_column_sums(Report& report, int64_t rows, int64_t columns, DType dtype) {
   const int64_t stride = columns + 16;
   const Buffer x = random_buffer(rows * stride + columns, dtype, 1, 1), sums(columns * 4);
@@ -455,6 +494,8 @@ void verify_layers(Report& report) {
   }
   verify_short_conv_slots(report, 3, bf);
   verify_short_conv_slots(report, 8, fp);
+  verify_embedding(report, 1, 3, 8, fp), verify_embedding(report, 33, 5, 64, bf), verify_embedding(report, 5000, 300, 1032, bf);
+  verify_embedding(report, 1000, 70000, 20, fp);
   for (const int64_t rows : {1, 70, 5000}) {
     verify_column_sums(report, rows, 8, bf), verify_column_sums(report, rows, 1040, bf), verify_column_sums(report, rows, 132, fp);
   }
@@ -491,6 +532,7 @@ void time_layers(Report& report) {
   for (const int32_t dim : {32, 64}) time_rotary(report, dim);
   for (const int64_t norm_width : {1024, 1792}) time_rms_norm_backward(report, tokens, norm_width);
   for (const int32_t taps : {3, 4}) time_short_conv_backward(report, taps, DType::bf16);
+  time_embedding(report, tokens, 50264, width);
   time_short_conv_backward(report, 3, DType::f32);
 }
 
