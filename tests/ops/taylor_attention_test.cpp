@@ -1,6 +1,7 @@
 #include "based/ops/taylor_attention.h"
 
 #include "based/kernels/taylor_attention.h"
+#include "based/ops/split_columns.h"
 #include "tests/ops/testing.h"
 
 namespace based::ops {
@@ -228,6 +229,34 @@ TEST_P(TaylorAttentionRows, APrefillGoesOnFromSlots) {
     EXPECT_TRUE(same_bits(state.kv, start.kv.index_copy(0, slots, last.kv))) << type;
     EXPECT_TRUE(same_bits(state.k, start.k.index_copy(0, slots, last.k))) << type;
   }
+}
+
+// The columns of one projection, whose gradient the three are in the end; a head dimension of two slices, and sizes that no fast kernel
+// takes.
+TEST_P(TaylorAttentionRows, ColumnsOfOneTensorEqualCopies) {
+  const int64_t heads = 3;
+  for (const auto& [feature_dim, head_dim] : {std::pair{16, 64}, std::pair{8, 120}, std::pair{16, 24}, std::pair{5, 7}})
+    for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) {
+      const NanFilledMemory nan_filled;
+      torch::manual_seed(8);
+      const int64_t features = feature_dim, width = head_dim;
+      const Tensor qkv = random({835, heads * (2 * features + width)}, type, 0.5), cu = offsets({700, 1, 0, 134});
+      const auto attend = [&](bool copies) {
+        const Function function = [=](const vector<Tensor>& t) {
+          const auto parts = split_columns(t[0], {heads * features, heads * features, heads * width});
+          vector<Tensor> in;
+          for (const Tensor& part : parts) in.push_back(part.view({-1, heads, part.size(1) / heads}));
+          if (copies)
+            for (Tensor& x : in) x = x.contiguous();
+          const auto [y, state] = taylor_attention(in[0], in[1], in[2], cu.to(t[0].device()));
+          return vector<Tensor>{y, state.kv, state.k};
+        };
+        return on_device(function, GetParam());
+      };
+      const auto expected = attend(true)({qkv}), actual = attend(false)({qkv}), cotangents = random_like(expected);
+      for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << "output " << i << ", " << width;
+      EXPECT_TRUE(same_bits(gradients(attend(false), {qkv}, cotangents)[0], gradients(attend(true), {qkv}, cotangents)[0])) << width;
+    }
 }
 
 TEST_P(TaylorAttentionRows, AStepDependsOnNoOtherRow) {

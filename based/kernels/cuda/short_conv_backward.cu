@@ -12,11 +12,11 @@ namespace {
 using namespace detail;
 
 constexpr int kThreads = 128;
-// Of walk_backward: bytes of a token that a thread handles; tokens whose loads it has under way; waves of blocks, so that a slow
-// multiprocessor gets fewer; the shortest run of tokens, so that what a thread reads around its run stays a small part.
+// Of walk_backward: bytes of a token that a thread handles; waves of blocks, so that a slow multiprocessor gets fewer; the shortest run of
+// tokens, so that what a thread reads around its run stays a small part.
 constexpr int kBytes = 8, kWaves = 2, kShortestRun = 32;
 // Its blocks on a multiprocessor: with one more, four channels spill registers, which costs more than the block brings.
-constexpr int resident_blocks(int64_t channels_a_thread, int taps) { return channels_a_thread == 4 && taps == 4 ? 3 : 4; }
+constexpr int resident_blocks(int64_t channels_a_thread) { return channels_a_thread == 4 ? 3 : 4; }
 
 // kBytes of elements, which stay packed until they are needed.
 __device__ __forceinline__ void unpack(uint2 packed, float (&to)[2]) {
@@ -42,25 +42,23 @@ struct Segment {
 };
 
 // One pass for a known number of taps: z is computed again, and the gradients of the last inputs wait in registers for the outputs that
-// are still to come. kCount channels a thread; kUsual: there are a gate and its gradient, and the activation is SiLU.
+// are still to come. kCount channels a thread, loads of kAhead tokens under way; kUsual: there are a gate and its gradient, whose sums are
+// wanted with those of the inputs' gradients, and the activation is SiLU.
 template <typename T, int kTaps, bool kUsual>
 struct BackwardWalk {
-  static constexpr int kCount = kBytes / sizeof(T), kKept = kTaps - 1, kAhead = kCount == 4 && kTaps == 3 ? 3 : 4;
+  static constexpr int kCount = kBytes / sizeof(T), kKept = kTaps - 1, kAhead = kCount == 4 ? kTaps + 1 : 4;
   const ShortConvBackward& p;
   int64_t c;
   float weight[kTaps][kCount], bias[kCount];
   float window[kKept][kCount], pending[kKept][kCount];  // the last inputs, and their gradients so far; oldest first
-  float sums[kTaps + 1][kCount] = {}, gate_sum[kCount] = {};
-  float (&more)[kCount];  // in shared memory, rarely touched: what the sum of grad_x has beside Σ_j weight_j · Σ dz
+  float sums[kTaps + 1][kCount] = {}, input_sum[kCount] = {}, gate_sum[kCount] = {};
   uint2 x[kAhead], gate[kAhead], grad_y[kAhead];
   const T *next_x, *next_gate, *next_grad_y;  // of the token to load
   T *to_input, *to_gate;                      // of the token whose gradient is complete, of the token at hand
 
-  __device__ __forceinline__ BackwardWalk(const ShortConvBackward& params, int64_t channel, float (&of_thread)[kCount])
-      : p(params), c(channel), more(of_thread) {
+  __device__ __forceinline__ BackwardWalk(const ShortConvBackward& params, int64_t channel) : p(params), c(channel) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      more[i] = 0;
       bias[i] = p.forward.bias != nullptr ? to_float(static_cast<const T*>(p.forward.bias)[c + i]) : 0.0F;
 #pragma unroll
       for (int j = 0; j < kTaps; ++j) weight[j][i] = to_float(static_cast<const T*>(p.forward.weight)[(c + i) * kTaps + j]);
@@ -96,8 +94,16 @@ struct BackwardWalk {
     }
   }
 
+  __device__ __forceinline__ void store_token(const float (&g)[kCount]) {
+    store_floats<kCount>(to_input, g);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (kUsual) input_sum[i] += g[i];
+    }
+  }
+
   __device__ __forceinline__ void store_input(const Segment& s, int token, const float (&g)[kCount]) {
-    if (token >= s.start) return store_floats<kCount>(to_input, g);
+    if (token >= s.start) return store_token(g);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       p.grad_initial_state[(s.row * p.forward.channels + c + i) * kKept + kKept + token - s.start] = g[i];
@@ -126,13 +132,7 @@ struct BackwardWalk {
         for (int j = 0; j < kKept; ++j) sums[j][i] = fmaf(dz, window[j][i], sums[j][i]);
         sums[kKept][i] = fmaf(dz, input[i], sums[kKept][i]);
         sums[kTaps][i] += dz;
-        if constexpr (kUsual) {
-          gate_sum[i] += gate_gradient[i];
-#pragma unroll
-          for (int j = 0; j < kKept; ++j) {
-            if (!kInside && token - kKept + j < s.start) more[i] -= weight[j][i] * dz;  // that input is before the row
-          }
-        }
+        if (kUsual) gate_sum[i] += gate_gradient[i];
       }
       input_gradient[i] = fmaf(weight[0][i], dz, pending[0][i]);
 #pragma unroll
@@ -144,7 +144,7 @@ struct BackwardWalk {
     }
     if (counts && (kUsual || p.grad_gate != nullptr)) store_floats<kCount>(to_gate, gate_gradient);
     if constexpr (kInside) {
-      store_floats<kCount>(to_input, input_gradient);
+      store_token(input_gradient);
     } else if (token - kKept >= s.lowest) {
       store_input(s, token - kKept, input_gradient);
     }
@@ -159,11 +159,7 @@ struct BackwardWalk {
       if (token < s.lowest || token >= s.last) continue;
       if (p.grad_state != nullptr) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-          const float of_state = p.grad_state[(s.row * p.forward.channels + c + i) * kKept + j];
-          pending[j][i] += of_state;
-          if (kUsual && token >= s.start) more[i] += of_state;
-        }
+        for (int i = 0; i < kCount; ++i) pending[j][i] += p.grad_state[(s.row * p.forward.channels + c + i) * kKept + j];
       }
       store_input(s, token, pending[j]);
     }
@@ -191,7 +187,7 @@ __host__ __device__ constexpr int sums_of(int taps, bool usual) { return taps + 
 
 // A thread a run of tokens and a few channels; its sums go to `partial` [runs, sums, channels].
 template <typename T, int kTaps, bool kUsual>
-__global__ void __launch_bounds__(kThreads, resident_blocks(kBytes / sizeof(T), kTaps))
+__global__ void __launch_bounds__(kThreads, resident_blocks(kBytes / sizeof(T)))
     walk_backward(const __grid_constant__ ShortConvBackward p, float* partial, int64_t run_tokens) {
   overlap_kernels();
   using Walk = BackwardWalk<T, kTaps, kUsual>;
@@ -199,8 +195,7 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kBytes / sizeof(T), 
   const int64_t units = f.channels / Walk::kCount, at = blockIdx.x * int64_t{kThreads} + threadIdx.x, run = at / units;
   const int64_t first = run * run_tokens, last = min(first + run_tokens, f.tokens);
   if (first >= last) return;
-  __shared__ float more[kThreads][Walk::kCount];
-  Walk walk(p, at % units * Walk::kCount, more[threadIdx.x]);
+  Walk walk(p, at % units * Walk::kCount);
   int64_t row = row_of(f.row_start, f.rows, first);
   for (int64_t token = first; token < last; ++row) {
     const int64_t start = f.row_start[row], stop = f.row_start[row + 1];
@@ -216,14 +211,7 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kBytes / sizeof(T), 
 #pragma unroll
   for (int j = 0; j <= kTaps; ++j) store_floats<Walk::kCount>(to + j * f.channels, walk.sums[j]);
   if constexpr (kUsual) {
-    float input_sum[Walk::kCount];
-#pragma unroll
-    for (int i = 0; i < Walk::kCount; ++i) {
-      input_sum[i] = walk.more[i];
-#pragma unroll
-      for (int j = 0; j < kTaps; ++j) input_sum[i] = fmaf(walk.weight[j][i], walk.sums[kTaps][i], input_sum[i]);
-    }
-    store_floats<Walk::kCount>(to + (kTaps + 1) * f.channels, input_sum);
+    store_floats<Walk::kCount>(to + (kTaps + 1) * f.channels, walk.input_sum);
     store_floats<Walk::kCount>(to + (kTaps + 2) * f.channels, walk.gate_sum);
   }
 }
@@ -345,7 +333,7 @@ BackwardPlan plan_backward(const ShortConvBackward& p) {
                      fits(p.grad_x) && fits(p.grad_gate);
   BackwardPlan plan{walks, walks && f.gate != nullptr && p.grad_gate != nullptr && f.silu};
   if (plan.walks) {
-    const int64_t threads = int64_t{kWaves} * resident_blocks(count, f.taps) * multiprocessors() * kThreads;
+    const int64_t threads = int64_t{kWaves} * resident_blocks(count) * multiprocessors() * kThreads;
     plan.tokens = std::max<int64_t>(kShortestRun, ceil_div(f.tokens * (f.channels / count), threads));
   } else {
     plan.tokens = std::max<int64_t>(32, ceil_div(f.tokens, 8 * multiprocessors()));
