@@ -1,7 +1,6 @@
 // As many rows as a step of decoding has go through kernels of our own, which read the weights at memory speed; more through cuBLAS.
 #include "based/kernels/linear.h"
 
-#include "based/kernels/column_sums.h"
 #include "based/ops/cuda/column_sums.h"
 #include "based/ops/cuda/gated_hidden.h"
 #include "based/ops/cuda/on_device.h"
@@ -76,14 +75,4 @@ TORCH_LIBRARY_IMPL(based, CUDA, m) {
 }
 
 }  // namespace
-
-Tensor column_sums(const Tensor& x) {
-  const Tensor rows = with_unit_columns(x), sums = at::empty({x.size(1)}, x.options());
-  const kernels::ColumnSums p{rows.const_data_ptr(), sums.mutable_data_ptr(), x.size(0), x.size(1), rows.stride(0), kernel_dtype(x)};
-  if (!kernels::cuda::column_sums_supports(p)) return x.sum(0);
-  const Tensor scratch = scratch_memory(kernels::cuda::column_sums_scratch(p), x);
-  require_ok(kernels::cuda::column_sums(p, scratch.mutable_data_ptr(), current_stream()));
-  return sums;
-}
-
 }  // namespace based::ops
