@@ -97,11 +97,12 @@ class TaylorAttention final : public Mixer {
     Tensor q, k, v;
   };
 
-  Inputs project(const Tensor& x) const {
-    return {q_proj_->forward(x).view({-1, config_.heads, config_.feature_dim}),
-            k_proj_->forward(x).view({-1, config_.heads, config_.feature_dim}),
-            v_proj_->forward(x).view({-1, config_.heads, config_.head_dim})};
+  // Of [tokens, heads · dim].
+  Inputs by_heads(const Tensor& q, const Tensor& k, const Tensor& v) const {
+    return {q.view({-1, config_.heads, config_.feature_dim}), k.view({-1, config_.heads, config_.feature_dim}),
+            v.view({-1, config_.heads, config_.head_dim})};
   }
+  Inputs project(const Tensor& x) const { return by_heads(q_proj_->forward(x), k_proj_->forward(x), v_proj_->forward(x)); }
 
   // Scaled, too. One product, and two for its gradients: x is read once, and what the three give to its gradient needs no adding up. A
   // power of two changes no bit of the products if the weights are multiplied by it instead.
@@ -114,8 +115,7 @@ class TaylorAttention final : public Mixer {
     const int64_t narrow = config_.heads * config_.feature_dim, wide = config_.heads * config_.head_dim;
     const auto parts = ops::split_columns(ops::linear(x, torch::cat({weight_of(*q_proj_), weight_of(*k_proj_), v_proj_->weight()})),
                                           {narrow, narrow, wide});
-    const Inputs in{parts[0].view({-1, config_.heads, config_.feature_dim}), parts[1].view({-1, config_.heads, config_.feature_dim}),
-                    parts[2].view({-1, config_.heads, config_.head_dim})};
+    const Inputs in = by_heads(parts[0], parts[1], parts[2]);
     return scales_weights ? in : scaled(in);
   }
 

@@ -19,8 +19,7 @@ struct SplitFunction : torch::autograd::Function<SplitFunction> {
   // The view keeps no base: whoever comes next can see that it alone has this memory.
   static Variables backward(Context*, const Variables& grads) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const auto joined = joined_columns(grads);
-    return {joined ? *joined : at::cat(grads, 1), Tensor()};
+    return {join_columns(grads), Tensor()};
   }
 };
 
@@ -36,6 +35,11 @@ std::optional<Tensor> joined_columns(const std::vector<Tensor>& parts) {
     columns += part.size(1);
   }
   return first.as_strided({first.size(0), columns}, first.strides(), first.storage_offset());
+}
+
+Tensor join_columns(const std::vector<Tensor>& parts) {
+  const auto joined = joined_columns(parts);
+  return joined ? *joined : at::cat(parts, 1);
 }
 
 std::vector<Tensor> split_columns(const Tensor& x, at::IntArrayRef widths) {

@@ -14,5 +14,7 @@ std::vector<Tensor> split_columns(const Tensor& x, at::IntArrayRef widths);
 
 // The view [tokens, Σ widths] whose columns these [tokens, width] are, where they lie side by side in one tensor.
 std::optional<Tensor> joined_columns(const std::vector<Tensor>& parts);
+// That view, or else a copy of them side by side.
+Tensor join_columns(const std::vector<Tensor>& parts);
 
 }  // namespace based::ops

@@ -140,9 +140,8 @@ bool are_columns(const Tensor& q, const Tensor& k, const Tensor& v) {
 
 // `as_columns`: they stay where they are.
 Launch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& decay, bool as_columns = false) {
-  const Tensor rates = decay ? decay->to(at::kFloat).contiguous() : Tensor();
-  Launch launch =
-      as_columns ? Launch{q, k, v, Tensor(), rates, {}} : Launch{q.contiguous(), k.contiguous(), v.contiguous(), Tensor(), rates, {}};
+  const auto laid = [as_columns](const Tensor& x) { return as_columns ? x : x.contiguous(); };
+  Launch launch{laid(q), laid(k), laid(v), Tensor(), decay ? decay->to(at::kFloat).contiguous() : Tensor(), {}};
   kernels::TaylorAttention& to = launch.arguments;
   if (as_columns) to.qk_stride = static_cast<int32_t>(q.stride(0)), to.v_stride = static_cast<int32_t>(v.stride(0));
   to.q = launch.q.const_data_ptr();

@@ -300,7 +300,6 @@ void verify_short_conv_step(Report& report, int64_t channels, int32_t taps, DTyp
                 1e-6);
 }
 
-// Columns of a wider matrix.
 // Every third token has the same row.
 std::vector<int64_t> embedding_ids(int64_t tokens, int64_t rows) {
   std::vector<int64_t> ids(tokens);
@@ -338,6 +337,7 @@ void time_embedding(Report& report, int64_t tokens, int64_t rows, int64_t width)
               [&](int i, cudaStream_t stream) { check(gpu::embedding_backward(arguments(i), scratch.as(), Stream{stream})); });
 }
 
+// Columns of a wider matrix.
 void verify_column_sums(Report& report, int64_t rows, int64_t columns, DType dtype) {
   const int64_t stride = columns + 16;
   const Buffer x = random_buffer(rows * stride + columns, dtype, 1, 1), sums(columns * 4);

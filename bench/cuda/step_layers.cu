@@ -14,7 +14,34 @@ using kernels::DType;
 using kernels::Stream;
 namespace gpu = kernels::cuda;
 
-// Rows and weights lie further apart than they are long; the memory around y stays as it was.
+// x·weightᵀ + bias in double, [rows, out].
+std::vector<double> exact_outputs(const kernels::Linear& p) {
+  const auto x = download(p.x, p.dtype, p.rows * p.x_stride), weight = download(p.weight, p.dtype, p.out * p.weight_stride),
+             bias = p.bias != nullptr ? download(p.bias, p.dtype, p.out) : std::vector<double>(p.out);
+  std::vector<double> y;
+  for (int64_t r = 0; r < p.rows; ++r) {
+    for (int64_t o = 0; o < p.out; ++o) {
+      double sum = bias[o];
+      for (int64_t i = 0; i < p.in; ++i) sum += x[r * p.x_stride + i] * weight[o * p.weight_stride + i];
+      y.push_back(sum);
+    }
+  }
+  return y;
+}
+
+// Against `exact` [rows, width]; the memory between the rows stays as it was.
+void expect_rows(Report& report, const std::string& name, const kernels::Linear& p, const std::vector<double>& exact, int64_t width) {
+  const auto y = download(p.y, p.y_dtype, p.rows * p.y_stride);
+  std::vector<double> got;
+  for (int64_t r = 0; r < p.rows; ++r) {
+    for (int64_t o = 0; o < width; ++o) got.push_back(y[r * p.y_stride + o]);
+    for (int64_t o = width; o < p.y_stride; ++o)
+      if (!std::isnan(y[r * p.y_stride + o])) report.fail(name + ": wrote beyond a row");
+  }
+  report.expect(name, relative_error(got, exact), p.dtype == DType::bf16 ? 2.5e-3 : 2e-6);
+}
+
+// Rows and weights lie further apart than they are long.
 void verify_one(Report& report, int64_t rows, int64_t in, int64_t out, DType dtype) {
   const int64_t x_stride = in + 8, weight_stride = in + 16, y_stride = out + 4;
   const Buffer x = random_buffer(rows * x_stride, dtype, 1, 1), weight = random_buffer(out * weight_stride, dtype, 1, 2),
@@ -26,19 +53,7 @@ void verify_one(Report& report, int64_t rows, int64_t in, int64_t out, DType dty
                            (dtype == DType::bf16 ? " bf16" : " fp32");
   if (!gpu::linear_supports(p)) return report.fail(name + ": not supported");
   check(gpu::linear(p, {}));
-  const auto hx = download(x.as(), dtype, rows * x_stride), hw = download(weight.as(), dtype, out * weight_stride),
-             hb = download(bias.as(), dtype, out), hy = download(y.as(), dtype, rows * y_stride);
-  std::vector<double> expected, got;
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t o = 0; o < out; ++o) {
-      double sum = hb[o];
-      for (int64_t i = 0; i < in; ++i) sum += hx[r * x_stride + i] * hw[o * weight_stride + i];
-      expected.push_back(sum), got.push_back(hy[r * y_stride + o]);
-    }
-    for (int64_t o = out; o < y_stride; ++o)
-      if (!std::isnan(hy[r * y_stride + o])) report.fail(name + ": wrote beyond a row");
-  }
-  report.expect(name, relative_error(got, expected), dtype == DType::bf16 ? 2.5e-3 : 2e-6);
+  expect_rows(report, name, p, exact_outputs(p), out);
 }
 
 // The first half of the outputs times the SiLU of the second.
@@ -54,21 +69,13 @@ void verify_swiglu_of(Report& report, int64_t rows, int64_t in, int64_t width, b
   const std::string name = "linear_swiglu " + std::to_string(rows) + " x " + std::to_string(in) + " -> 2 x " + std::to_string(width);
   if (!gpu::linear_swiglu_supports(p)) return report.fail(name + ": not supported");
   check(gpu::linear_swiglu(p, {}));
-  const auto hx = download(x.as(), dtype, rows * x_stride), hw = download(weight.as(), dtype, 2 * width * weight_stride),
-             hb = download(bias.as(), dtype, 2 * width), hy = download(y.as(), dtype, rows * y_stride);
-  std::vector<double> expected, got;
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t o = 0; o < width; ++o) {
-      double sum = with_bias ? hb[o] : 0, gate = with_bias ? hb[o + width] : 0;
-      for (int64_t i = 0; i < in; ++i) {
-        sum += hx[r * x_stride + i] * hw[o * weight_stride + i], gate += hx[r * x_stride + i] * hw[(o + width) * weight_stride + i];
-      }
-      expected.push_back(sum * gate / (1 + std::exp(-gate))), got.push_back(hy[r * y_stride + o]);
-    }
-    for (int64_t o = width; o < y_stride; ++o)
-      if (!std::isnan(hy[r * y_stride + o])) report.fail(name + ": wrote beyond a row");
+  const std::vector<double> h = exact_outputs(p);
+  std::vector<double> exact;
+  for (int64_t i = 0; i < rows * width; ++i) {
+    const double u = h[i / width * 2 * width + i % width], gate = h[i / width * 2 * width + width + i % width];
+    exact.push_back(u * gate / (1 + std::exp(-gate)));
   }
-  report.expect(name, relative_error(got, expected), 2.5e-3);
+  expect_rows(report, name, p, exact, width);
 }
 
 // Each call has another weight, so that it comes from memory as in a step.

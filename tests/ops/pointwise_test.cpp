@@ -1,6 +1,6 @@
 #include "based/ops/pointwise.h"
-#include "based/ops/arguments.h"
 
+#include "based/ops/arguments.h"
 #include "based/ops/gated_mlp.h"
 #include "based/ops/recorded_step.h"
 #include "tests/ops/testing.h"

@@ -77,8 +77,7 @@ struct ProjectedConvFunction : torch::autograd::Function<ProjectedConvFunction> 
     const auto [of_u, of_weight, of_bias, of_gate, of_state] =
         short_conv_backward_with(kCuda, grad_y, if_defined(grads[1]), halves[0], weight, if_defined(saved[4]), halves[1], true, saved[5],
                                  if_defined(saved[6]), wants_bias ? &sums : nullptr);
-    const auto joined = joined_columns({of_u, of_gate});
-    const Tensor grad_u = joined ? *joined : at::cat({of_u, of_gate}, 1);
+    const Tensor grad_u = join_columns({of_u, of_gate});
     Variables found{Tensor(), Tensor(), Tensor(), of_weight, of_bias, Tensor(), of_state};
     if (context->needs_input_grad(0)) found[0] = at::matmul(grad_u, in_weight);
     if (context->needs_input_grad(1)) found[1] = at::matmul(grad_u.t(), x);
