@@ -98,7 +98,7 @@ class Translator {
     const Linear& layer = before.step.arguments.linear.linear;
     if (before.step.kind != StepKind::linear || p.x != layer.y || p.gate != static_cast<const char*>(p.x) + 2 * p.channels) return false;
     if (p.rows != 1 || p.dtype != DType::bf16 || p.taps != 3 || layer.out != 2 * p.channels || p.state == nullptr) return false;
-    if (reinterpret_cast<uintptr_t>(p.state) % 8 != 0) return false;
+    if (!aligned16(p.state) || !aligned16(p.weight) || !aligned16(p.bias) || p.channels % 8 != 0) return false;
     if (ceil_div(p.channels, multiprocessors()) > kStepBiased) return false;
     before.step.kind = StepKind::conv;
     before.step.arguments.linear.conv = p;
@@ -121,7 +121,8 @@ class Translator {
     const int64_t warps = threads_ / 32, groups = p.in / (32 * warps), share = ceil_div(outputs, multiprocessors());
     if (p.in % (32 * warps) != 0 || (groups != 1 && groups != 2 && groups != 4 && groups != 8)) return {};
     if (p.weight_stride != p.in || p.out > 1 << 20 || p.out % 2 != 0 || !aligned16(p.x) || !aligned16(p.weight)) return {};
-    if (step_stage_rows(threads_, 2 * p.in) < 2 || (p.bias != nullptr && share > kStepBiased)) return {};
+    if (step_stage_rows(threads_, 2 * p.in) < 2 || (p.bias != nullptr && (share > kStepBiased || p.out % 8 != 0 || !aligned16(p.bias))))
+      return {};
     Planned to = make(kind);
     to.step.arguments.linear = {p, {}};
     to.step.groups = static_cast<int32_t>(groups);
@@ -334,7 +335,7 @@ class Plan {
 int choose_threads(const StepLog& log) {
   int best = kStepMostThreads;
   int64_t most = -1;
-  for (int threads = kStepMostThreads; threads >= 256; threads -= 32) {
+  for (int threads = kStepMostThreads; threads >= kStepFewestThreads; threads -= 32) {
     const Translator translate(threads);
     const int64_t known = std::count_if(log.launches().begin(), log.launches().end(), [&](const StepLaunch& launch) {
       return std::visit([&](const auto& p) { return translate(p).has_value(); }, launch.arguments);

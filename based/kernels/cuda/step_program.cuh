@@ -52,8 +52,6 @@ struct alignas(16) StepInstruction {
   StepArguments arguments;
 };
 
-static_assert(sizeof(StepInstruction) <= 32 * 16);  // a warp requests it at once
-
 // What a block's requests need of a layer, in the order of the layers.
 struct alignas(16) StepFetch {
   const char* weight = nullptr;
@@ -63,7 +61,8 @@ struct alignas(16) StepFetch {
 };
 
 // What else an instruction reads that no instruction before it writes: brought to shared memory some instructions ahead, since memory busy
-// with weights answers late. Of source i bytes each[i] for every output of the block's share, or all of them where `whole`.
+// with weights answers late. Of source i bytes each[i] for every output of the block's share, or all of them where `whole`. Sources begin
+// and end at multiples of 16 bytes.
 constexpr int kStepSources = 5;
 struct alignas(16) StepCompanions {
   const char* source[kStepSources] = {};
@@ -86,12 +85,13 @@ struct StepProgram {
 };
 
 constexpr int kStepMostThreads = 512;
+constexpr int kStepFewestThreads = 256;
 constexpr int kStepMostStages = 16;
 constexpr int kStepUnderWay = 44 << 10;  // bytes at most between memory and a ring: behind more, mailboxes' words wait
-constexpr int kStepMostWarps = kStepMostThreads / 32;
+constexpr int kStepMostWarps = kStepMostThreads / 32, kStepFewestWarps = kStepFewestThreads / 32;
 constexpr int kStepRows = 96;                       // of weights, whose sums are in shared memory together, twice
 constexpr int kStepSumStride = kStepMostWarps + 4;  // of a row's sums: reading four at once, neighbours are in different banks
-constexpr int kStepTileRows = 16;                   // of weights, that the tensor cores multiply together
+constexpr int kStepTileRows = 16;                   // of weights, that are multiplied together
 constexpr int kStepTileStages = kStepTileRows / 2;  // at most, of a tile
 constexpr int kStepSlots = 4;                       // instructions in shared memory
 constexpr int kStepBiased = 64;                     // outputs of a block's share, if they need companions
@@ -99,11 +99,11 @@ constexpr int kStepColumns = 16;                    // of a head's state, a bloc
 constexpr int kStepHeld = 3;                        // vectors of that share that a thread holds
 constexpr int kStepFeatures = 192;                  // at most
 
-// An instruction and its companions; source i begins in the i-th part, as many bytes into its word as in memory.
+// An instruction and its companions; source i begins in the i-th part, as many bytes behind a multiple of 16 as in memory.
 struct StepSlot {
   StepInstruction step;
   char companions[kStepMostThreads * 8];
-  static constexpr int kPart = kStepBiased * 8 + 16;
+  static constexpr int kPart = kStepBiased * 8 + 32;
 };
 
 // Shared memory: stages of the ring, then this.
@@ -115,7 +115,7 @@ struct StepShared {
   float features[2][kStepFeatures];  // of a query, of a key
   float2 turns[64];                  // what see_window saw
   int64_t position;
-  float warps[32];
+  alignas(16) float warps[kStepMostWarps];
 };
 
 constexpr int step_stage_bytes(int threads) { return 2 * 16 * threads; }

@@ -1,5 +1,5 @@
 // A whole step of one row in one kernel (see step_program.h). In each block one thread requests the block's rows of all weights, through a
-// ring in shared memory and as far ahead as that reaches, and one warp what else the layers read; the others compute, layer after layer,
+// ring in shared memory and as far ahead as that reaches, and another what else the layers read; the others compute, layer after layer,
 // and look into mailboxes for what other blocks make. Every sum has one owner and a fixed order. An instruction is executed once in a few
 // microseconds, so its code is cold where it is long: loops are hardly unrolled.
 #include <algorithm>
@@ -46,6 +46,19 @@ __device__ __forceinline__ float sum_over_warp(float x) {
   for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(~0U, x, distance);
   return x;
 }
+__device__ __forceinline__ uint64_t two_words(uint32_t low, uint32_t high) {
+  uint64_t both;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(both) : "r"(low), "r"(high));
+  return both;
+}
+// As in device.cuh, with neighbouring registers: otherwise they are moved there each time.
+__device__ __forceinline__ void mma_16x8x16(float (&d)[4], uint4 a, uint64_t b) {
+  asm volatile(
+      "{\n.reg .b32 low, high;\nmov.b64 {low, high}, %8;\n"
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {low, high}, {%0, %1, %2, %3};\n}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
+}
 __device__ __forceinline__ void unpack8(uint4 u, float (&x)[8]) {
   x[0] = low_float(u.x), x[1] = high_float(u.x), x[2] = low_float(u.y), x[3] = high_float(u.y);
   x[4] = low_float(u.z), x[5] = high_float(u.z), x[6] = low_float(u.w), x[7] = high_float(u.w);
@@ -57,7 +70,9 @@ struct Computer {
   StepShared& shared;
   const uint32_t ring;
   const int threads, thread, lane, warp;
-  RingPlace at, slot;
+  const uint32_t ring_bytes;
+  uint32_t at = 0;         // the next stage, in the ring
+  RingPlace mine, slot;    // the stage that the lane sees to of the next ones
   const uint32_t tag;      // of this launch, in the upper half
   float sum[4] = {};       // of the residual stream, elements 4 thread …
   float4 seen[kStepHeld];  // of a state, by see_taylor or see_window
@@ -73,7 +88,10 @@ struct Computer {
         thread(static_cast<int>(threadIdx.x)),
         lane(static_cast<int>(threadIdx.x) % 32),
         warp(static_cast<int>(threadIdx.x) / 32),
-        tag((__ldcg(p.counters) + 1) << 16) {}
+        ring_bytes(p.stages * step_stage_bytes(p.threads)),
+        tag((__ldcg(p.counters) + 1) << 16) {
+    if (kWarpArrivals == 1) mine.slot = lane % kStepTileStages;
+  }
 
   __device__ __forceinline__ void meet() const { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
   // An output's element, to whom it concerns.
@@ -88,7 +106,13 @@ struct Computer {
     x = sum_over_warp(x);
     if (lane == 0) shared.warps[warp] = x;
     meet();
-    return sum_over_warp(shared.warps[lane]);  // of no warp: 0
+    float4 all = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < kStepMostWarps / 4; ++i) {  // of no warp: 0
+      const float4 v = reinterpret_cast<const float4*>(shared.warps)[i];
+      all.x += v.x, all.y += v.y, all.z += v.z, all.w += v.w;
+    }
+    return (all.x + all.y) + (all.z + all.w);
   }
 
   __device__ void normalise(const StepInstruction& step) {
@@ -122,24 +146,22 @@ struct Computer {
     if ((step.stores & 2) != 0 && thread == 0) *p.inverse_rms = r;
   }
 
-  // The stage `count` places on, and its phase.
-  __device__ __forceinline__ RingPlace ahead(int count) const {
-    RingPlace to{at.slot + count, at.phase};
-    if (to.slot >= program.stages) to.slot -= program.stages, to.phase ^= 1;
-    return to;
-  }
-  // Until the next stages, at most 32, have come. By a warp.
+  // Until the next stages have come, kStepTileStages at most. By a warp.
   __device__ __forceinline__ void await_stages(int count) const {
     for_warp(lane, count, [&](int i) {
-      const RingPlace next = ahead(i);
+      const RingPlace next = kWarpArrivals == 1 ? mine : ahead(mine, i, program.stages);
       barrier_wait(shared_address(&shared.full[next.slot]), next.phase);
     });
     __syncwarp();  // what one lane has seen come is there for all
   }
   __device__ __forceinline__ void release_stages(int count) {
     __syncwarp();
-    for_warp(lane, count, [&](int i) { barrier_arrive(shared_address(&shared.empty[ahead(i).slot])); });
-    at = ahead(count);
+    for_warp(lane, count, [&](int i) {
+      const RingPlace next = kWarpArrivals == 1 ? mine : ahead(mine, i, program.stages);
+      barrier_arrive(shared_address(&shared.empty[next.slot]));
+    });
+    mine = ahead(mine, count, program.stages);
+    at += count * step_stage_bytes(threads), at = min(at, at - ring_bytes);
   }
   // Of the rows that are multiplied now; who finishes those before reads the other half.
   __device__ __forceinline__ float* sums() const { return shared.sums + sums_half * (kStepRows * kStepSumStride); }
@@ -150,46 +172,41 @@ struct Computer {
   // different banks; columns 2, 3, 6 and 7 have x in that order. So all of a row's sum is with lane `odd` of its four.
   template <int kGroups>
   __device__ __forceinline__ void multiply(int rows, int shift) {
-    constexpr int kTogether = kGroups < 4 ? kGroups : 4, kRowBytes = kGroups * 2;
+    constexpr int kTogether = kGroups < 2 ? 1 : 2, kChunks = kGroups / kTogether;
     const int row = lane / 4, odd = row % 2, first_unit = warp * kGroups * 4 + lane % 4;
-    uint2 x[kGroups];
+    uint64_t x[kGroups];
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
-      const uint4 u = shared.x[first_unit + 4 * (kGroups > 1 ? j ^ (row / 2 % 2) : j)];
-      x[j] = odd != 0 ? make_uint2(u.y, u.w) : make_uint2(u.x, u.z);
+      const int unit = first_unit + 4 * (kGroups > 1 ? j ^ (row / 2 % 2) : j);
+      const uint32_t* words = reinterpret_cast<const uint32_t*>(&shared.x[unit]) + odd;
+      x[j] = two_words(words[0], words[2]);
     }
-    const uint32_t end = ring + program.stages * step_stage_bytes(threads), row_bytes = kRowBytes * threads;
-    const int swap = kGroups > 1 ? 64 * odd : 0;  // bytes from an even group to the one that is read in its place
+    const uint32_t row_bytes = kGroups * 2 * threads, row_at = row * row_bytes, swap = kGroups > 1 ? 64 * odd : 0;
+    const uint32_t lane_at = ring + 16 * first_unit + swap;  // of even groups; 2 swap less of odd ones
+    float* to = sums() + row * kStepSumStride + warp;
 #pragma unroll 1
-    for (int first = 0; first < rows; first += kStepTileRows) {
+    for (int first = 0; first < rows; first += kStepTileRows, to += kStepTileRows * kStepSumStride) {
       const int tile = min(rows - first, kStepTileRows), stages = (tile + (1 << shift) - 1) >> shift;
       await_stages(stages);
-      // Stages are full of rows, so the rows of several lie one after the other.
-      const uint32_t tile_at = ring + at.slot * step_stage_bytes(threads);
-      uint32_t from[2] = {tile_at + min(row, tile - 1) * row_bytes, tile_at + min(row + 8, tile - 1) * row_bytes};
+      uint32_t from[2];  // row, and the eighth after it
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {  // stages are full of rows, so the rows of several lie one after the other
+        const uint32_t in_ring = at + min(row_at + i * 8 * row_bytes, (tile - 1) * row_bytes);
+        from[i] = lane_at + min(in_ring, in_ring - ring_bytes);  // beyond its end: from its beginning
+      }
+      uint4 a[2][2][kTogether];  // what comes is a chunk ahead of what is multiplied
       float d[2][4] = {};
 #pragma unroll
-      for (uint32_t& f : from) f = (f >= end ? f - (end - ring) : f) + 16 * first_unit;
+      for (int chunk = 0; chunk <= kChunks; ++chunk) {
 #pragma unroll
-      for (int base = 0; base < kGroups; base += kTogether) {
-        uint4 a[2][kTogether];
+        for (int i = 0; chunk < kChunks && i < 2 * kTogether; ++i)
+          a[chunk % 2][i % 2][i / 2] = load_shared_16(from[i % 2] - (i / 2 == 0 ? 0 : 2 * swap) + 64 * (chunk * kTogether + i / 2));
+        if (chunk == kChunks - 1) release_stages(stages);
 #pragma unroll
-        for (int j = 0; j < kTogether; ++j)
-#pragma unroll
-          for (int half = 0; half < 2; ++half) a[half][j] = load_shared_16(from[half] + (j % 2 == 0 ? swap : -swap) + 64 * (base + j));
-        if (base + kTogether == kGroups) release_stages(stages);
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j)
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const uint4& v = a[half][j];
-            mma_16x8x16(d[half], {v.x, v.y, v.z, v.w}, x[base + j].x, x[base + j].y);
-          }
+        for (int i = 0; chunk > 0 && i < 2 * kTogether; ++i)
+          mma_16x8x16(d[i % 2], a[(chunk - 1) % 2][i % 2][i / 2], x[(chunk - 1) * kTogether + i / 2]);
       }
-      if (lane % 4 == odd) {
-        float* to = sums() + (first + row) * kStepSumStride + warp;
-        to[0] = d[0][0] + d[0][3], to[8 * kStepSumStride] = d[1][0] + d[1][3];
-      }
+      if (lane % 4 == odd) to[0] = d[0][0] + d[0][3], to[8 * kStepSumStride] = d[1][0] + d[1][3];
     }
   }
   // Of a row, from all warps.
@@ -199,7 +216,7 @@ struct Computer {
 #pragma unroll
     for (int i = 0; i < kStepMostWarps / 4; ++i) {
       const float4 v = parts[i];
-      const int there = threads / 32 - 4 * i;  // the others have been left from before
+      const int there = i < kStepFewestWarps / 4 ? 4 : threads / 32 - 4 * i;  // the others have been left from before
       all.x += there > 0 ? v.x : 0, all.y += there > 1 ? v.y : 0, all.z += there > 2 ? v.z : 0, all.w += there > 3 ? v.w : 0;
     }
     return (all.x + all.y) + (all.z + all.w);
@@ -209,27 +226,42 @@ struct Computer {
   template <typename T>
   __device__ __forceinline__ T companion(int source, const T* memory, int of, int in_share) const {
     const char* part = shared.slots[slot.slot].companions + source * StepSlot::kPart;
-    const auto odd = reinterpret_cast<uintptr_t>(memory + (of - in_share)) % 4;
+    const auto odd = reinterpret_cast<uintptr_t>(memory + (of - in_share)) % 16;
     return *reinterpret_cast<const T*>(part + odd + in_share * sizeof(T));
   }
-  __device__ void finish(const StepInstruction& step, int out, int in_share, float value, float gate) const {
+  // What an output needs beside its sums; taken before they are there.
+  struct Extras {
+    bf16 bias = {}, gate_bias = {}, taps[3] = {}, taps_bias = {};
+    float2 old = make_float2(0, 0);
+  };
+  __device__ __forceinline__ Extras extras_of(const StepInstruction& step, int out, int in_share) const {
+    Extras e;
     const Linear& p = step.arguments.linear.linear;
     if (const auto* bias = static_cast<const bf16*>(p.bias); bias != nullptr) {
-      value += to_float(companion(kStepBias, bias, out, in_share));
-      if (step.kind != StepKind::linear) gate += to_float(companion(kStepGateBias, bias + p.out / 2, out, in_share));
+      e.bias = companion(kStepBias, bias, out, in_share);
+      if (step.kind != StepKind::linear) e.gate_bias = companion(kStepGateBias, bias + p.out / 2, out, in_share);
     }
+    if (step.kind != StepKind::conv) return e;
+    const ShortConv& c = step.arguments.linear.conv;
+    const auto *taps = static_cast<const bf16*>(c.weight), *bias = static_cast<const bf16*>(c.bias);
+#pragma unroll
+    for (int i = 0; i < 3; ++i) e.taps[i] = companion(kStepTaps, taps, 3 * out + i, 3 * in_share + i);
+    if (bias != nullptr) e.taps_bias = companion(kStepTapsBias, bias, out, in_share);
+    e.old = companion(kStepState, reinterpret_cast<const float2*>(c.state), out, in_share);
+    return e;
+  }
+  __device__ __forceinline__ void finish(const StepInstruction& step, int out, float value, float gate, const Extras& e) const {
+    const Linear& p = step.arguments.linear.linear;
+    value += to_float(e.bias), gate += to_float(e.gate_bias);
     if (step.kind == StepKind::swiglu) value *= gate * sigmoid(gate);
     if (step.kind != StepKind::conv) return send(step, p.y, out, value);
     const bf16 rounded = from_float<bf16>(value), rounded_gate = from_float<bf16>(gate);  // as the layers leave them to each other
-    if ((step.stores & 2) != 0) static_cast<bf16*>(p.y)[out] = rounded, static_cast<bf16*>(p.y)[out + p.out / 2] = rounded_gate;
     const ShortConv& c = step.arguments.linear.conv;
-    const auto *taps = static_cast<const bf16*>(c.weight), *bias = static_cast<const bf16*>(c.bias);
-    const auto tap = [&](int i) { return to_float(companion(kStepTaps, taps, 3 * out + i, 3 * in_share + i)); };
-    const float2 old = reinterpret_cast<const float2*>(shared.slots[slot.slot].companions + kStepState * StepSlot::kPart)[in_share];
-    const float x = to_float(rounded), before = bias != nullptr ? to_float(companion(kStepTapsBias, bias, out, in_share)) : 0;
-    const float z = fmaf(tap(2), x, fmaf(tap(1), old.y, fmaf(tap(0), old.x, before)));
+    const auto tap = [&e](int i) { return to_float(e.taps[i]); };
+    const float x = to_float(rounded), z = fmaf(tap(2), x, fmaf(tap(1), e.old.y, fmaf(tap(0), e.old.x, to_float(e.taps_bias))));
     send(step, c.y, out, (c.silu ? z * sigmoid(z) : z) * to_float(rounded_gate));
-    reinterpret_cast<float2*>(c.state)[slot_of(c.slot) * c.channels + out] = make_float2(old.y, x);
+    if ((step.stores & 2) != 0) static_cast<bf16*>(p.y)[out] = rounded, static_cast<bf16*>(p.y)[out + p.out / 2] = rounded_gate;
+    reinterpret_cast<float2*>(c.state)[slot_of(c.slot) * c.channels + out] = make_float2(e.old.y, x);
   }
 
   // The warp's part of x to its place in shared memory: four elements a lane, or twice four.
@@ -239,7 +271,7 @@ struct Computer {
       uint2 a, b;
       if (step.in[0] != nullptr) {
         uint4 v, w;
-        do v = peek4(step.in[0] + first), w = peek4(step.in[0] + second);
+        do v = peek4(step.in[0] + first), w = count > 128 ? peek4(step.in[0] + second) : v;
         while (!is_here(v, tag) || !is_here(w, tag));
         a = elements(v), b = elements(w);
       } else {
@@ -262,16 +294,18 @@ struct Computer {
     const bool pairs = step.kind != StepKind::linear;
     const BlockShare share(step.share);
     const int shift = step.stage_shift, half = (1 << shift) / 2, most = pairs ? kStepRows / 2 : kStepRows;  // outputs whose sums fit
-    if (!step.x_is_shared) take_x(step);
 #pragma unroll 1
     for (int first = 0; first < share.count; first += most) {
       const int count = min(share.count - first, most);
+      Extras extras;
+      if (thread < count) extras = extras_of(step, share.first + first + thread, first + thread);
+      if (first == 0 && !step.x_is_shared) take_x(step);
       // A stage of pairs holds the outputs' rows and then their gates'; the last one may hold fewer, in the same places.
       multiply(step.groups, pairs ? (count + half - 1) >> (shift - 1) << shift : count, shift);
       meet();
       if (thread < count) {
         const int row = pairs ? (thread & ~(half - 1)) * 2 + (thread & (half - 1)) : thread;
-        finish(step, share.first + first + thread, first + thread, row_sum(row), pairs ? row_sum(row + half) : 0.0F);
+        finish(step, share.first + first + thread, row_sum(row), pairs ? row_sum(row + half) : 0.0F, extras);
       }
       sums_half ^= 1;
     }
@@ -464,7 +498,7 @@ struct Computer {
       barrier_wait(shared_address(&shared.slot_full[slot.slot]), slot.phase);
       const StepInstruction& step = shared.slots[slot.slot].step;
       run(step);
-      if (step.kind != StepKind::linear && step.kind != StepKind::swiglu && step.kind != StepKind::conv) meet();
+      meet();
       __syncwarp();
       for_warp(lane, 1, [&](int) { barrier_arrive(shared_address(&shared.slot_empty[slot.slot])); });
       slot.advance(kStepSlots);
@@ -486,18 +520,20 @@ __global__ void __launch_bounds__(kThreads, 1) run_step(const __grid_constant__ 
     barrier_init(shared_address(&shared.full[thread])),
         barrier_init(shared_address(&shared.empty[thread]), program.threads / 32 * kWarpArrivals);
   if (thread < kStepSlots)
-    barrier_init(shared_address(&shared.slot_full[thread]), 32),
+    barrier_init(shared_address(&shared.slot_full[thread])),
         barrier_init(shared_address(&shared.slot_empty[thread]), program.threads / 32 * kWarpArrivals);
-  if (thread < 32) shared.warps[thread] = 0;
+  if (thread < kStepMostWarps) shared.warps[thread] = 0;
   fence_shared_proxy();
   __syncthreads();
   const int warp = thread / 32 - program.threads / 32;  // of those that request
   if (warp < 0) {
     Computer(program, shared, shared_address(memory)).run_all();
-  } else if (warp == 0) {
-    if (thread % 32 == 0) request_weights(program, shared, shared_address(memory));
-  } else {
-    request_instructions(program, shared);
+  } else if (thread % 32 == 0) {
+    if (warp == 0) {
+      request_weights(program, shared, shared_address(memory));
+    } else {
+      request_instructions(program, shared);
+    }
   }
 #endif
 }

@@ -7,8 +7,8 @@
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 namespace based::kernels::cuda::detail {
 
-// What one lane waits or arrives for in its warp's name, thing i by lane i. compute-sanitizer's racecheck follows each thread alone, and no
-// barrier that copies arrive at: built for it, every lane does it for itself.
+// What one lane waits or arrives for in its warp's name, thing i by lane i. compute-sanitizer's racecheck follows each thread alone: built
+// for it, every lane does it for itself.
 #ifdef BASED_RACECHECK
 constexpr int kWarpArrivals = 32;
 #else
@@ -23,13 +23,10 @@ __device__ __forceinline__ void for_warp(int lane, int count, F&& each) {
   }
 }
 
-// When the thread's own copies have come; the barrier counts every lane.
-__device__ __forceinline__ void arrive_with_copies(uint32_t barrier) {
-  if constexpr (kWarpArrivals == 1) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-  } else {
-    copy_async_commit(), copy_async_wait<0>(), barrier_arrive(barrier);
-  }
+// `count` places on, at most once around.
+__device__ __forceinline__ RingPlace ahead(RingPlace from, int count, int stages) {
+  const int to = from.slot + count;
+  return to < stages ? RingPlace{to, from.phase} : RingPlace{to - stages, from.phase ^ 1};
 }
 
 // The outputs that this block computes, and which of the shares they are.
@@ -81,9 +78,9 @@ inline __device__ void request_weights(const StepProgram& program, StepShared& s
   }
 }
 
-// By one warp: every instruction and its companions, in order.
+// By one thread: every instruction and its companions, in order; by the copy engine, too, since loads of a thread's own would stand before
+// other threads' looks into mailboxes.
 inline __device__ void request_instructions(const StepProgram& program, StepShared& shared) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
   RingPlace at;
   bool is_first_round = true;
   StepCompanions next = program.companions[0];
@@ -92,31 +89,29 @@ inline __device__ void request_instructions(const StepProgram& program, StepShar
     if (i + 1 < program.instruction_count) next = program.companions[i + 1];
     if (!is_first_round) barrier_wait(shared_address(&shared.slot_empty[at.slot]), at.phase ^ 1);
     const StepSlot& slot = shared.slots[at.slot];
-    const char* instruction = reinterpret_cast<const char*>(program.instructions + i);
-    if (lane < static_cast<int>(sizeof(StepInstruction) / 16))
-      copy_async_16(shared_address(&slot.step) + 16 * lane, instruction + 16 * lane, true);
-    const uint32_t to = shared_address(slot.companions);
-    if (these.whole) {
-#pragma unroll 2
-      for (int unit = lane; unit < these.each[0] / 16; unit += 32) copy_async_16(to + 16 * unit, these.source[0] + 16 * unit, true);
-    } else {
-      const BlockShare share(these.share);
+    const BlockShare share(these.share);
+    const uint32_t full = shared_address(&shared.slot_full[at.slot]), to = shared_address(slot.companions);
+    const char* from[kStepSources];
+    uint32_t bytes[kStepSources], all = sizeof(StepInstruction);
 #pragma unroll
-      for (int s = 0; s < kStepSources; ++s) {
-        if (these.source[s] == nullptr) continue;
-        const char* from = these.source[s] + int64_t{share.first} * these.each[s];
-        if (s == kStepState && these.slot != nullptr) from += *these.slot * these.slot_bytes;
-        const int odd = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 4), words = (odd + share.count * these.each[s] + 3) / 4;
-#pragma unroll 1
-        for (int word = lane; word < words; word += 32) copy_async_4(to + s * StepSlot::kPart + 4 * word, from - odd + 4 * word);
+    for (int s = 0; s < kStepSources; ++s) {
+      from[s] = these.source[s], bytes[s] = these.each[s];
+      if (!these.whole && from[s] != nullptr) {
+        from[s] += int64_t{share.first} * these.each[s];
+        if (s == kStepState && these.slot != nullptr) from[s] += *these.slot * these.slot_bytes;
+        const auto odd = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from[s]) % 16);
+        from[s] -= odd, bytes[s] = (odd + share.count * these.each[s] + 15) / 16 * 16;
       }
+      all += bytes[s];
     }
-    arrive_with_copies(shared_address(&shared.slot_full[at.slot]));
+    barrier_expect(full, all);
+    bulk_load(shared_address(&slot.step), program.instructions + i, sizeof(StepInstruction), full);
+#pragma unroll
+    for (int s = 0; s < kStepSources; ++s)
+      if (bytes[s] > 0) bulk_load(to + s * StepSlot::kPart, from[s], bytes[s], full);
     at.advance(kStepSlots);
     if (at.slot == 0) is_first_round = false;
   }
-  copy_async_commit();
-  copy_async_wait<0>();
 }
 
 }  // namespace based::kernels::cuda::detail
