@@ -1,5 +1,6 @@
 #include "based/kernels/cross_entropy.h"
 
+#include "based/ops/cuda/library_product.h"
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
 
@@ -12,8 +13,9 @@ Tensor softmax(Tensor& logits, const Tensor& targets, double scale, bool gradien
   return cross_entropy_softmax_with(launch<kernels::cuda::cross_entropy, kernels::CrossEntropy>, logits, targets, scale, gradient);
 }
 
-// bf16 products are added to an fp32 sum by cuBLAS itself: no product in memory, none rounded.
+// bf16 products are added to an fp32 sum by cuBLAS itself: no product in memory, none rounded. The sums lie by word: transposed.
 void add_product_on_gpu(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory, bool first) {
+  if (add_product_by_library(sum.t(), b, a.t(), first)) return;
   if (sum.scalar_type() != at::kFloat || a.scalar_type() != at::kBFloat16)
     add_product(sum, a, b, memory, first);
   else if (first)

@@ -4,6 +4,7 @@
 #include "based/kernels/gated_mlp.h"
 #include "based/ops/arguments.h"
 #include "based/ops/cuda/gated_hidden.h"
+#include "based/ops/cuda/library_product.h"
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/pointwise.h"
 
@@ -46,7 +47,7 @@ struct GatedMlpFunction : torch::autograd::Function<GatedMlpFunction> {
     Tensor h;
     const Tensor a = gated_hidden(x, weight_in, &h);
     context->save_for_backward({x, weight_in, weight_out, h, a});
-    return at::linear(a, weight_out);
+    return linear_by_library(a, weight_out, {});
   }
 
   static Variables backward(Context* context, const Variables& grads) {
@@ -58,7 +59,7 @@ struct GatedMlpFunction : torch::autograd::Function<GatedMlpFunction> {
     if (!context->needs_input_grad(0) && !context->needs_input_grad(1)) return found;
     const Tensor grad_h = hidden_gradient(grad_y, weight_out, h);
     if (context->needs_input_grad(1)) found[1] = at::matmul(grad_h.t(), x);
-    if (context->needs_input_grad(0)) found[0] = at::matmul(grad_h, weight_in);
+    if (context->needs_input_grad(0)) found[0] = input_gradient_by_library(grad_h, weight_in);
     return found;
   }
 };

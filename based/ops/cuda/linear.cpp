@@ -3,6 +3,7 @@
 
 #include "based/ops/cuda/column_sums.h"
 #include "based/ops/cuda/gated_hidden.h"
+#include "based/ops/cuda/library_product.h"
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
 #include "based/ops/pointwise.h"
@@ -13,7 +14,7 @@ namespace {
 Tensor forward(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
   const OnDevice device("linear", {{"x", x}, {"weight", weight}, {"bias", bias}});
   check_linear(x, weight, bias);
-  if (!has_kernel(x) || x.size(0) > 128) return at::linear(x, weight, bias);
+  if (!has_kernel(x) || x.size(0) > 128) return linear_by_library(x, weight, bias);
   const LinearLaunch launch = prepare_linear(x, weight, bias, weight.size(0));
   if (!kernels::cuda::linear_supports(launch.arguments)) return at::linear(x, weight, bias);
   require_ok(kernels::cuda::linear(launch.arguments, current_stream()));
@@ -38,10 +39,11 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   using Context = torch::autograd::AutogradContext;
   using Variables = torch::autograd::variable_list;
 
-  static Tensor forward(Context* context, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  static Tensor forward(Context* context, const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     context->save_for_backward({x, weight});
-    return at::linear(x, weight, bias);
+    context->saved_data["has_bias"] = bias.has_value();
+    return linear_by_library(x, weight, bias);
   }
 
   static Variables backward(Context* context, const Variables& grads) {
@@ -49,14 +51,13 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     const Tensor &x = saved[0], &weight = saved[1], &grad_y = grads[0];
     const OnDevice device("linear_backward", {{"grad_y", grad_y}, {"weight", weight}});
     Variables found(3);
-    if (context->needs_input_grad(0)) found[0] = at::matmul(grad_y, weight);
+    if (context->needs_input_grad(0)) found[0] = input_gradient_by_library(grad_y, weight);
     if (context->needs_input_grad(1)) found[1] = at::matmul(grad_y.t(), x);
-    if (context->needs_input_grad(2)) found[2] = column_sums(grad_y);
+    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2)) found[2] = column_sums(grad_y);
     return found;
   }
 };
 
-// ATen's linear layer brings its own gradient, but is slow at a bias'.
 Tensor autograd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
   const OnDevice device("linear", {{"x", x}, {"weight", weight}, {"bias", bias}});
   if (!wants_gradient({x, weight, value_or_undefined(bias)})) {
@@ -64,7 +65,7 @@ Tensor autograd(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
     return ops::linear(x, weight, bias);
   }
   check_linear(x, weight, bias);
-  return bias && has_kernel(x) ? LinearFunction::apply(x, weight, *bias) : at::linear(x, weight, bias);
+  return has_kernel(x) ? LinearFunction::apply(x, weight, bias) : at::linear(x, weight, bias);
 }
 
 TORCH_LIBRARY_IMPL(based, AutogradCUDA, m) { m.impl("linear", autograd); }

@@ -1,6 +1,7 @@
 #include "based/ops/short_conv.h"
 
 #include "based/ops/cuda/column_sums.h"
+#include "based/ops/cuda/library_product.h"
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
 #include "based/ops/projected_conv.h"
@@ -58,7 +59,7 @@ struct ProjectedConvFunction : torch::autograd::Function<ProjectedConvFunction> 
   static Variables forward(Context* context, const Tensor& x, const Tensor& in_weight, const OptionalTensor& in_bias, const Tensor& weight,
                            const OptionalTensor& bias, const Tensor& cu_seqlens, const OptionalTensor& initial_state) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const Tensor u = at::linear(x, in_weight, in_bias);
+    const Tensor u = linear_by_library(x, in_weight, in_bias);
     const auto halves = u.split(weight.size(0), 1);
     const auto [y, state] = short_conv(halves[0], weight, bias, halves[1], true, cu_seqlens, initial_state);
     context->save_for_backward({x, in_weight, u, weight, value_or_undefined(bias), cu_seqlens, value_or_undefined(initial_state)});
@@ -79,7 +80,7 @@ struct ProjectedConvFunction : torch::autograd::Function<ProjectedConvFunction> 
                                  if_defined(saved[6]), wants_bias ? &sums : nullptr);
     const Tensor grad_u = join_columns({of_u, of_gate});
     Variables found{Tensor(), Tensor(), Tensor(), of_weight, of_bias, Tensor(), of_state};
-    if (context->needs_input_grad(0)) found[0] = at::matmul(grad_u, in_weight);
+    if (context->needs_input_grad(0)) found[0] = input_gradient_by_library(grad_u, in_weight);
     if (context->needs_input_grad(1)) found[1] = at::matmul(grad_u.t(), x);
     if (wants_bias) found[2] = sums.defined() ? sums.to(x.scalar_type()) : column_sums(grad_u);
     return found;

@@ -3,6 +3,8 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/cuda.h>
 
+#include <array>
+
 #include "based/kernels/taylor_attention.h"
 #include "based/ops/adamw.h"
 #include "based/ops/causal_attention.h"
@@ -189,6 +191,33 @@ TEST_F(Device, AttentionOfATrainingBatchAgreesWithFp32) {
 }
 
 // Offsets are 64-bit: the last row of more than 2^31 elements is as right as it is alone.
+// More rows than fit onto the device at once, so that cuBLAS is asked directly; outputs few and many beside inputs; rows that begin where
+// no library likes them to.
+TEST_F(Device, LinearLayersOfABatchAndTheirGradientsAgreeWithFp32) {
+  torch::manual_seed(3);
+  const auto options = torch::dtype(at::kBFloat16).device(at::kCUDA);
+  for (const auto& [in, out, first] : {std::array<int64_t, 3>{256, 1024, 0}, {520, 512, 0}, {256, 1024, 8}, {256, 512, 3}}) {
+    const Tensor whole = torch::randn({9000, in + first}, options), bias = torch::randn({out}, options).requires_grad_();
+    const Tensor weight = (torch::randn({out, in}, options) * 0.05).requires_grad_(), grad_y = torch::randn({9000, out}, options);
+    const auto leaf = [](const Tensor& t, at::ScalarType type) { return t.detach().to(type, false, true).requires_grad_(); };
+    const Tensor x = whole.narrow(1, first, in).requires_grad_();
+    const Tensor exact_x = leaf(x, at::kFloat), exact_weight = leaf(weight, at::kFloat), exact_bias = leaf(bias, at::kFloat);
+    for (const bool biased : {true, false}) {
+      const auto if_biased = [&](const Tensor& t) { return biased ? std::optional(t) : std::nullopt; };
+      const Tensor y = ops::linear(x, weight, if_biased(bias)), exact = at::linear(exact_x, exact_weight, if_biased(exact_bias));
+      EXPECT_TRUE(close(y, exact, 1e-2)) << in << " to " << out << " from column " << first;
+      {
+        const at::NoGradGuard no_grad;
+        EXPECT_TRUE(close(ops::linear(x, weight, if_biased(bias)), exact, 1e-2)) << in << " to " << out;
+      }
+      const auto found = torch::autograd::grad({y}, {x, weight}, {grad_y});
+      const auto expected = torch::autograd::grad({exact}, {exact_x, exact_weight}, {grad_y.to(at::kFloat)});
+      for (size_t i = 0; i < found.size(); ++i)
+        EXPECT_TRUE(close(found[i], expected[i], 1e-2)) << "gradient " << i << ", " << in << " to " << out;
+    }
+  }
+}
+
 TEST_F(Device, TensorsBeyondTwoToThe31Elements) {
   const at::NoGradGuard no_grad;
   size_t free_bytes = 0, all_bytes = 0;

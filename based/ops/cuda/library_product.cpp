@@ -1,0 +1,186 @@
+#include "based/ops/cuda/library_product.h"
+
+#include <ATen/cuda/CUDAContext.h>
+#include <cublasLt.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+
+namespace based::ops {
+namespace {
+
+template <class Function>
+void find(Function& function, const char* name) {
+  function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+}
+
+// The cuBLAS that LibTorch has loaded: linking would choose between its own and the toolkit's.
+struct Library {
+  decltype(&cublasLtMatmul) multiply;
+  decltype(&cublasLtMatmulAlgoGetHeuristic) propose;
+  decltype(&cublasLtMatmulAlgoConfigGetAttribute) ask;
+  decltype(&cublasLtMatmulDescCreate) make_product;
+  decltype(&cublasLtMatmulDescDestroy) drop_product;
+  decltype(&cublasLtMatmulDescSetAttribute) set_product;
+  decltype(&cublasLtMatrixLayoutCreate) make_layout;
+  decltype(&cublasLtMatrixLayoutDestroy) drop_layout;
+  decltype(&cublasLtMatmulPreferenceCreate) make_preference;
+  decltype(&cublasLtMatmulPreferenceDestroy) drop_preference;
+  decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference;
+
+  Library() {
+    find(multiply, "cublasLtMatmul"), find(propose, "cublasLtMatmulAlgoGetHeuristic"), find(ask, "cublasLtMatmulAlgoConfigGetAttribute");
+    find(make_product, "cublasLtMatmulDescCreate"), find(drop_product, "cublasLtMatmulDescDestroy");
+    find(set_product, "cublasLtMatmulDescSetAttribute");
+    find(make_layout, "cublasLtMatrixLayoutCreate"), find(drop_layout, "cublasLtMatrixLayoutDestroy");
+    find(make_preference, "cublasLtMatmulPreferenceCreate"), find(drop_preference, "cublasLtMatmulPreferenceDestroy");
+    find(set_preference, "cublasLtMatmulPreferenceSetAttribute");
+  }
+  bool complete() const {
+    return multiply && propose && ask && make_product && drop_product && set_product && make_layout && drop_layout && make_preference &&
+           drop_preference && set_preference;
+  }
+};
+
+// One of the two matrices that are multiplied.
+struct Factor {
+  const Tensor& matrix;
+  bool transposed = false;
+};
+
+// d = b·a, or d + b·a, plus the bias, in rows; cuBLAS' columns are contiguous, so that to it everything is its own transpose, dᵀ = aᵀ·bᵀ.
+class Product {
+ public:
+  explicit Product(const Library& library) : library_(library) {}
+  Product(const Product&) = delete;
+  Product& operator=(const Product&) = delete;
+  ~Product() {
+    for (const auto layout : layouts_)
+      if (layout != nullptr) library_.drop_layout(layout);
+    if (product_ != nullptr) library_.drop_product(product_);
+    if (preference_ != nullptr) library_.drop_preference(preference_);
+  }
+
+  bool describe(const Factor& a, const Factor& b, const OptionalTensor& bias, const Tensor& d) {
+    bool done = good(library_.make_product(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F)) && good(library_.make_preference(&preference_)) &&
+                set(CUBLASLT_MATMUL_DESC_TRANSA, a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N) &&
+                set(CUBLASLT_MATMUL_DESC_TRANSB, b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+    if (bias) {
+      done = done && set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS) &&
+             set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias->const_data_ptr());
+    }
+    return done && add(0, a.matrix, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES) &&
+           add(1, b.matrix, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES) && add(2, d, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
+  }
+
+  // The proposal with the given tiles, or else the first; false where there is none.
+  bool choose(cublasLtMatmulTile_t wanted, uint64_t workspace) {
+    constexpr int kProposals = 8;
+    const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
+    const auto& [a, b, d] = layouts_;
+    cublasLtMatmulHeuristicResult_t all[kProposals];
+    int found = 0;
+    if (!prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace) ||
+        !good(library_.propose(handle, product_, a, b, d, d, preference_, kProposals, all, &found)) || found == 0)
+      return false;
+    const auto* best = std::find_if(all, all + found, [&](const auto& proposal) {
+      cublasLtMatmulTile_t tile{};
+      size_t written = 0;
+      return good(library_.ask(&proposal.algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile, &written)) && tile == wanted;
+    });
+    chosen_ = best != all + found ? *best : all[0];
+    return true;
+  }
+
+  bool run(const Tensor& a, const Tensor& b, const Tensor& d, bool accumulate) const {
+    const float one = 1, beta = accumulate ? 1 : 0;
+    void* const to = d.mutable_data_ptr();
+    return good(library_.multiply(at::cuda::getCurrentCUDABlasLtHandle(), product_, &one, a.const_data_ptr(), layouts_[0],
+                                  b.const_data_ptr(), layouts_[1], &beta, to, layouts_[2], to, layouts_[2], &chosen_.algo,
+                                  chosen_.workspaceSize > 0 ? at::cuda::getCUDABlasLtWorkspace() : nullptr, chosen_.workspaceSize,
+                                  at::cuda::getCurrentCUDAStream()));
+  }
+
+ private:
+  static bool good(cublasStatus_t status) { return status == CUBLAS_STATUS_SUCCESS; }
+  template <class Value>
+  bool set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
+    return good(library_.set_product(product_, attribute, &value, sizeof(value)));
+  }
+  template <class Value>
+  bool prefer(cublasLtMatmulPreferenceAttributes_t attribute, const Value& value) {
+    return good(library_.set_preference(preference_, attribute, &value, sizeof(value)));
+  }
+  bool add(int place, const Tensor& matrix, cublasLtMatmulPreferenceAttributes_t of_alignment) {
+    uint32_t alignment = 256;
+    while (reinterpret_cast<uintptr_t>(matrix.const_data_ptr()) % alignment != 0) alignment /= 2;
+    const cudaDataType_t type = matrix.scalar_type() == at::kFloat ? CUDA_R_32F : CUDA_R_16BF;
+    return prefer(of_alignment, alignment) && good(library_.make_layout(&layouts_[place], type, static_cast<uint64_t>(matrix.size(1)),
+                                                                        static_cast<uint64_t>(matrix.size(0)), matrix.stride(0)));
+  }
+
+  const Library& library_;
+  cublasLtMatmulDesc_t product_ = nullptr;
+  cublasLtMatmulPreference_t preference_ = nullptr;
+  cublasLtMatrixLayout_t layouts_[3] = {};  // of a, b, d
+  cublasLtMatmulHeuristicResult_t chosen_{};
+};
+
+// Rows whose elements lie side by side.
+bool is_plain(const Tensor& x) {
+  return x.scalar_type() == at::kBFloat16 && x.dim() == 2 && x.stride(1) == 1 && x.stride(0) >= x.size(1) && x.numel() > 0;
+}
+
+// Otherwise sums split over blocks may be faster, and cuBLAS' own choice is.
+bool fills_device(int64_t rows, int64_t columns) {
+  constexpr int64_t kTileRows = 128, kTileColumns = 256;
+  return rows / kTileRows * (columns / kTileColumns) >= at::cuda::getCurrentDeviceProperties()->multiProcessorCount;
+}
+
+// What cuBLAS chooses is fast on a cool device. On one that draws all the power it may, others are (H200, bf16, µs: its own, then these).
+// 32768 x 1024 -> 4096: 418, 390; -> 3072: 337, 302: tiles that leave while the next are made.
+// 2668ᵀ x 50304 x 1024 added in fp32: 445, 412: smaller ones.
+constexpr cublasLtMatmulTile_t kWideTile = CUBLASLT_MATMUL_TILE_128x160, kAddedTile = CUBLASLT_MATMUL_TILE_128x128;
+constexpr int64_t kWide = 3;  // outputs for an input, from which results are what a product waits for
+
+const Library& library() {
+  static const Library found;
+  return found;
+}
+
+uint64_t all_workspace() { return at::cuda::getCUDABlasLtWorkspaceSize(); }
+
+}  // namespace
+
+Tensor linear_by_library(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  const int64_t columns = weight.size(0);
+  const bool plain_bias = !bias || (bias->scalar_type() == at::kBFloat16 && bias->is_contiguous());
+  if (library().complete() && is_plain(x) && is_plain(weight) && plain_bias && fills_device(x.size(0), columns)) {
+    const bool wide = columns >= kWide * weight.size(1);
+    const Tensor y = at::empty({x.size(0), columns}, x.options());
+    Product product(library());
+    if (product.describe({weight, true}, {x}, bias, y) &&
+        product.choose(wide ? kWideTile : CUBLASLT_MATMUL_TILE_UNDEFINED, wide ? all_workspace() : 0) && product.run(weight, x, y, false))
+      return y;
+  }
+  return at::linear(x, weight, bias);
+}
+
+Tensor input_gradient_by_library(const Tensor& grad_y, const Tensor& weight) {
+  if (library().complete() && is_plain(grad_y) && is_plain(weight) && fills_device(grad_y.size(0), weight.size(1))) {
+    const Tensor y = at::empty({grad_y.size(0), weight.size(1)}, grad_y.options());
+    Product product(library());
+    if (product.describe({weight}, {grad_y}, {}, y) && product.choose(CUBLASLT_MATMUL_TILE_UNDEFINED, 0) &&
+        product.run(weight, grad_y, y, false))
+      return y;
+  }
+  return at::matmul(grad_y, weight);
+}
+
+bool add_product_by_library(const Tensor& sum, const Tensor& a, const Tensor& b, bool first) {
+  if (!library().complete() || !is_plain(a) || !is_plain(b) || sum.scalar_type() != at::kFloat || !sum.is_contiguous()) return false;
+  Product product(library());
+  return product.describe({b}, {a, true}, {}, sum) && product.choose(kAddedTile, all_workspace()) && product.run(b, a, sum, !first);
+}
+
+}  // namespace based::ops
