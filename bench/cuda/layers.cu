@@ -145,8 +145,9 @@ struct Convolution {
   int32_t taps;
   bool silu;
   DType dtype;
-  bool halves = false;  // x and gate, and their gradients, are the halves of one tensor
-  bool plain = false;   // no gate, no bias, no states
+  bool halves = false;   // x and gate, and their gradients, are the halves of one tensor
+  bool plain = false;    // no gate, no biases, no states
+  bool in_bias = false;  // x and the gate have biases of their own
 };
 
 // Inputs of row r, channel c from taps − 1 before its start on.
@@ -160,6 +161,12 @@ std::vector<double> row_inputs(const Convolution& s, const std::vector<double>& 
 struct ConvolutionGradients {
   std::vector<double> y, state, x, gate, weight, bias, initial;
 };
+
+// Tokens' channels with what is added to each.
+std::vector<double> with_bias(std::vector<double> tokens, const std::vector<double>& bias) {
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] += bias[i % bias.size()];
+  return tokens;
+}
 
 ConvolutionGradients convolve(const Convolution& s, const ConvolutionGradients& in, const std::vector<double>& g,
                               const std::vector<double>& g_state) {
@@ -212,7 +219,8 @@ void verify_short_conv(Report& report, const Convolution& s) {
   const int64_t stride = (s.halves ? 2 : 1) * s.channels, second = s.halves ? s.channels : count, size = kernels::dtype_size(s.dtype);
   const Buffer inputs = random_buffer(2 * count, s.dtype, 1, 1), weight = random_buffer(s.channels * s.taps, s.dtype, 0.5, 3),
                bias = random_buffer(s.channels, s.dtype, 0.5, 4), initial = random_buffer(states, DType::f32, 1, 5),
-               g = random_buffer(count, s.dtype, 1, 6), g_state = random_buffer(states, DType::f32, 1, 7), starts = upload(s.starts);
+               g = random_buffer(count, s.dtype, 1, 6), g_state = random_buffer(states, DType::f32, 1, 7), starts = upload(s.starts),
+               in_bias = random_buffer(2 * s.channels, s.dtype, 0.5, 8);
   Buffer y(count * 4), state = copy_of(initial), grads(2 * count * 4), gw(s.channels * s.taps * 4), gb(s.channels * 4), gi(states * 4);
   const char* gate = inputs.as<char>() + second * size;
   char* grad_gate = grads.as<char>() + second * size;
@@ -234,6 +242,7 @@ void verify_short_conv(Report& report, const Convolution& s) {
                        s.silu,
                        s.dtype};
   if (s.plain) p.gate = nullptr, p.bias = nullptr, p.state = nullptr;
+  if (s.in_bias) p.x_bias = in_bias.as(), p.gate_bias = in_bias.as<char>() + s.channels * size;
   check(gpu::short_conv_forward(p, {}));
   kernels::ShortConvBackward b{p,         initial.as<float>(), g.as(),         g_state.as<float>(), grads.as(),
                                grad_gate, gw.as<float>(),      gb.as<float>(), gi.as<float>(),      stride,
@@ -247,13 +256,18 @@ void verify_short_conv(Report& report, const Convolution& s) {
   ConvolutionGradients in;
   in.x = download_tokens(inputs.as(), s.dtype, tokens, s.channels, stride);
   in.gate = s.plain ? std::vector<double>(count, 1.0) : download_tokens(gate, s.dtype, tokens, s.channels, stride);
+  if (s.in_bias) {
+    in.x = with_bias(in.x, download(p.x_bias, s.dtype, s.channels)),
+    in.gate = with_bias(in.gate, download(p.gate_bias, s.dtype, s.channels));
+  }
   in.weight = download(weight.as(), s.dtype, s.channels * s.taps);
   in.bias = s.plain ? std::vector<double>(s.channels) : download(bias.as(), s.dtype, s.channels);
   in.initial = s.plain ? std::vector<double>(states) : download(initial.as(), DType::f32, states);
   const ConvolutionGradients out =
       convolve(s, in, download(g.as(), s.dtype, count), s.plain ? std::vector<double>(states) : download(g_state.as(), DType::f32, states));
   const std::string name = "short_conv taps " + std::to_string(s.taps) + " channels " + std::to_string(s.channels) + " rows " +
-                           std::to_string(rows) + (s.halves ? " halves" : "") + (s.plain ? " plain" : "") + type_name(s.dtype);
+                           std::to_string(rows) + (s.halves ? " halves" : "") + (s.plain ? " plain" : "") + (s.in_bias ? " biased" : "") +
+                           type_name(s.dtype);
   const auto error = [](const Buffer& a, DType dtype, const std::vector<double>& ref) {
     return relative_error(download(a.as(), dtype, static_cast<int64_t>(ref.size())), ref);
   };
@@ -445,6 +459,26 @@ void time_rotary(Report& report, int32_t dim) {
               });
 }
 
+// x and gate the halves of one tensor, with biases of their own.
+void time_short_conv(Report& report, int64_t length, int64_t channels) {
+  const int sets = working_sets(3 * length * channels * 2);
+  const std::vector<Buffer> inputs = random_buffers(sets, length * 2 * channels, DType::bf16, 1);
+  std::vector<Buffer> y;
+  for (int i = 0; i < sets; ++i) y.emplace_back(length * channels * 2);
+  const Buffer weight = random_buffer(channels * 3, DType::bf16, 0.5, 300), bias = random_buffer(3 * channels, DType::bf16, 0.5, 301),
+               end = upload({0, length});
+  report.time("short_conv " + std::to_string(length) + "x" + std::to_string(channels) + " taps 3 gated biased bf16",
+              3 * length * channels * 2, sets, [&](int i, cudaStream_t stream) {
+                kernels::ShortConv p;
+                p.x = inputs[i].as(), p.gate = inputs[i].as<char>() + channels * 2, p.x_stride = p.gate_stride = 2 * channels;
+                p.weight = weight.as(), p.bias = bias.as(), p.x_bias = bias.as<char>() + channels * 2,
+                p.gate_bias = bias.as<char>() + channels * 4;
+                p.y = y[i].as(), p.y_stride = p.channels = channels, p.row_start = end.as<int64_t>(), p.tokens = length, p.rows = 1;
+                p.dtype = DType::bf16;
+                check(gpu::short_conv_forward(p, Stream{stream}));
+              });
+}
+
 // Rows of 2048, x and gate the halves of one tensor.
 void time_short_conv_backward(Report& report, int32_t taps, DType dtype) {
   const int64_t rows = 16, tokens = rows * 2048, channels = 2048, count = tokens * channels, size = kernels::dtype_size(dtype);
@@ -455,7 +489,7 @@ void time_short_conv_backward(Report& report, int32_t taps, DType dtype) {
   std::vector<int64_t> row_starts;
   for (int64_t r = 0; r <= rows; ++r) row_starts.push_back(r * 2048);
   const Buffer weight = random_buffer(channels * taps, dtype, 0.5, 300), bias = random_buffer(channels, dtype, 0.5, 301),
-               starts = upload(row_starts);
+               in_bias = random_buffer(2 * channels, dtype, 0.5, 302), starts = upload(row_starts);
   Buffer gw(channels * taps * 4), gb(channels * 4), sums(2 * channels * 4);
   const auto arguments = [&](int i) {
     kernels::ShortConvBackward b;
@@ -479,10 +513,11 @@ void time_short_conv_backward(Report& report, int32_t taps, DType dtype) {
     b.grad_y = g[i].as(), b.grad_x = grads[i].as(), b.grad_gate = grads[i].as<char>() + count * size;
     b.grad_weight = gw.as<float>(), b.grad_bias = gb.as<float>(), b.grad_x_stride = b.grad_gate_stride = channels;
     b.grad_sums = sums.as<float>();
+    b.forward.x_bias = in_bias.as(), b.forward.gate_bias = in_bias.as<char>() + channels * size;
     return b;
   };
   Buffer scratch(gpu::short_conv_backward_scratch(arguments(0)));
-  const std::string name = "short_conv backward 32768x2048 taps " + std::to_string(taps) + " gated" + type_name(dtype);
+  const std::string name = "short_conv backward 32768x2048 taps " + std::to_string(taps) + " gated biased" + type_name(dtype);
   report.time(name, 5 * count * size, sets,
               [&](int i, cudaStream_t stream) { check(gpu::short_conv_backward(arguments(i), scratch.as(), Stream{stream})); });
 }
@@ -520,6 +555,9 @@ void verify_layers(Report& report) {
     verify_short_conv(report, {starts, 64, taps, true, bf, false, true});
     verify_short_conv(report, {starts, 37, taps, true, fp, true, true});
     verify_short_conv(report, {{0, 2000, 2000, 4099}, 512, taps, true, bf, true});
+    verify_short_conv(report, {{0, 2000, 2000, 4099}, 512, taps, true, bf, true, false, true});
+    for (const int64_t channels : {516, 37}) verify_short_conv(report, {starts, channels, taps, true, bf, true, false, true});
+    verify_short_conv(report, {starts, 24, taps, true, fp, true, false, true});
   }
   verify_short_conv_slots(report, 3, bf);
   verify_short_conv_slots(report, 8, fp);
@@ -547,15 +585,8 @@ void time_layers(Report& report) {
   report.time("swiglu 32768x1024 bf16", 3 * bytes, sets, [&](int i, cudaStream_t stream) {
     check(gpu::swiglu_forward({h[i].as(), y[i].as(), tokens, width, DType::bf16}, Stream{stream}));
   });
-  for (const auto& [length, channels] : {std::pair{tokens, width}, {tokens / 2, 2 * width}, {int64_t{8192}, int64_t{3584}}}) {
-    const std::string name = "short_conv " + std::to_string(length) + "x" + std::to_string(channels) + " taps 3 gated bf16";
-    const Buffer end = upload({0, length});
-    report.time(name, 3 * length * channels * 2, sets, [&](int i, cudaStream_t stream) {
-      const kernels::ShortConv p{x[i].as(), h[i].as(), weight.as(), nullptr,  y[i].as(), nullptr, end.as<int64_t>(), nullptr, length, 1,
-                                 channels,  channels,  channels,    channels, 3,         true,    DType::bf16};
-      check(gpu::short_conv_forward(p, Stream{stream}));
-    });
-  }
+  for (const auto& [length, channels] : {std::pair<int64_t, int64_t>{tokens, 2048}, {8192, 3584}, {100, 2048}})
+    time_short_conv(report, length, channels);
   for (const int64_t columns : {1024, 4096}) time_column_sums(report, tokens, columns);
   time_cross_entropy(report);
   for (const int32_t dim : {32, 64}) time_rotary(report, dim);

@@ -248,6 +248,9 @@ TEST(ShortConv, RefusesWhatItCannotCompute) {
   EXPECT_STREQ(cpu::short_conv_forward(p).what, "short_conv: row_start must not decrease");
   p.tokens = 1;
   EXPECT_STREQ(cpu::short_conv_step(p).what, "short_conv_step: a step has one token a row");
+  const float bias = 0;
+  p.x_bias = &bias;
+  EXPECT_STREQ(cpu::short_conv_forward(p).what, "short_conv: x and the gate must have their biases");
 }
 
 }  // namespace

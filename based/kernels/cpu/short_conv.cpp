@@ -14,6 +14,7 @@ Status check(const ShortConv& p) {
   if (p.taps < 1 || p.taps > short_conv_max_taps) return {"short_conv: taps must be 1..128"};
   if (p.channels > 0 && !p.weight) return {"short_conv: weight must be given"};
   if (p.tokens > 0 && p.channels > 0 && !p.x) return {"short_conv: x must be given"};
+  if (p.x_bias || p.gate_bias) return {"short_conv: x and the gate must have their biases"};
   return {};
 }
 

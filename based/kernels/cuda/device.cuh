@@ -59,11 +59,21 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return r;
 }
 
+// 1 / x by the special function unit, within one unit in the last place; 0 where that is subnormal.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 // 16 bytes from global to shared memory, asynchronously; zeros where not `valid`.
 __device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copy_async_8(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(global) : "memory");
 }
 __device__ __forceinline__ void copy_async_4(uint32_t shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
@@ -96,6 +106,11 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t x) {
   uint32_t r;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(x));
   return r;
+}
+__device__ __forceinline__ uint2 load_shared_8(uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+  return v;
 }
 __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
   uint4 v;

@@ -1,4 +1,5 @@
-// Gated short convolution: a thread keeps the last inputs of a few channels in registers and walks along some tokens.
+// Gated short convolution: a thread keeps the last inputs of a few channels in registers and walks along some tokens, several of which
+// are on their way to it through shared memory.
 #include "based/kernels/cuda/short_conv.cuh"
 
 #include <algorithm>
@@ -12,78 +13,99 @@ namespace {
 using namespace detail;
 
 constexpr int kThreads = 128;
-constexpr int kTogether = 8;                        // tokens whose loads a thread has under way
-constexpr int kShortestRun = 16, kLongestRun = 64;  // tokens that a thread walks along
+// Tokens that a thread has under way; waves of blocks, so that a slow multiprocessor gets fewer; the shortest run of tokens that a thread
+// walks along.
+constexpr int kAhead = 8, kWaves = 2, kShortestRun = 16;
+constexpr int resident_blocks(int taps) { return taps == 3 ? 7 : 6; }  // as many as registers allow
 
 __device__ __forceinline__ float activate(float x, bool silu) { return silu ? x * sigmoid(x) : x; }
 
-// kCount channels and the window of their last kTaps inputs, in registers.
-template <typename T, int kTaps, int kCount>
+// Each thread copies what it alone reads, so nobody waits for another. The window is a ring: the oldest input is replaced.
+template <typename T, int kTaps>
 struct Walk {
-  float weight[kCount][kTaps], bias[kCount], window[kTaps][kCount];
+  static constexpr int kCount = kWalkBytes / sizeof(T), kKept = kTaps - 1, kHalf = kThreads * kWalkBytes, kSlot = 2 * kHalf;
+  const ShortConv& p;
+  const int64_t c;
+  const WalkFilter<T, kTaps> filter;
+  float gate_bias[kCount], window[kKept][kCount];
+  const uint32_t ring;  // this thread's place in the first slot
+  uint32_t put = 0, get = 0;
+  const T *next_x, *next_gate;  // of the token to request
+  T* to;
+  int to_request;
 
-  // kTokens tokens of one row, whose loads are all under way before the first is used.
-  template <int kTokens>
-  __device__ __forceinline__ void take(const ShortConv& p, int64_t token, int64_t c) {
-    float input[kTokens][kCount], gate[kTokens][kCount];
+  __device__ __forceinline__ Walk(const ShortConv& params, uint32_t shared, int64_t channel, int64_t first, int tokens)
+      : p(params), c(channel), filter(params, channel), ring(shared + threadIdx.x * kWalkBytes), to_request(tokens) {
+    next_x = static_cast<const T*>(p.x) + first * p.x_stride + c, next_gate = static_cast<const T*>(p.gate) + first * p.gate_stride + c;
+    to = static_cast<T*>(p.y) + first * p.y_stride + c;
+#pragma unroll 1
+    for (int t = 0; t < kAhead; ++t) request();
 #pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      load_floats<kCount>(static_cast<const T*>(p.x) + (token + t) * p.x_stride + c, input[t]);
-      if (p.gate != nullptr) load_floats<kCount>(static_cast<const T*>(p.gate) + (token + t) * p.gate_stride + c, gate[t]);
+    for (int i = 0; i < kCount; ++i) gate_bias[i] = element_or_zero<T>(p.gate_bias, c + i);
+  }
+
+  __device__ __forceinline__ static uint32_t after(uint32_t slot) { return slot == (kAhead - 1) * kSlot ? 0 : slot + kSlot; }
+
+  // A group of copies for each token, past the last one an empty one: so many tokens, so many groups.
+  __device__ __forceinline__ void request() {
+    if (to_request > 0) {
+      copy_async_8(ring + put, next_x);
+      if (p.gate != nullptr) copy_async_8(ring + put + kHalf, next_gate);
     }
+    copy_async_commit();
+    --to_request, next_x += p.x_stride, next_gate += p.gate_stride, put = after(put);
+  }
+
+  // The next token, which must have arrived.
+  template <int kOldest>
+  __device__ __forceinline__ void take() {
+    float input[kCount], gate[kCount] = {}, y[kCount];
+    unpack(load_shared_8(ring + get), input);
+    if (p.gate != nullptr) unpack(load_shared_8(ring + get + kHalf), gate);
+    get = after(get);
 #pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      float y[kCount];
+    for (int i = 0; i < kCount; ++i) {
+      y[i] = filter.bias[i];
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        y[i] = bias[i];
-#pragma unroll
-        for (int j = 0; j < kTaps; ++j) {
-          window[j][i] = j + 1 < kTaps ? window[j + 1][i] : input[t][i];
-          y[i] = fmaf(weight[i][j], window[j][i], y[i]);
-        }
-        y[i] = activate(y[i], p.silu);
-        if (p.gate != nullptr) y[i] *= gate[t][i];
-      }
-      store_floats<kCount>(static_cast<T*>(p.y) + (token + t) * p.y_stride + c, y);
+      for (int j = 0; j < kKept; ++j) y[i] = fmaf(filter.weight[j][i], window[(kOldest + j) % kKept][i], y[i]);
+      y[i] = activate(fmaf(filter.weight[kKept][i], input[i], y[i]), p.silu);
+      window[kOldest][i] = input[i];
+      if (p.gate != nullptr) y[i] *= gate[i] + gate_bias[i];
     }
+    store_floats<kCount>(to, y);
+    to += p.y_stride;
+    request();
+  }
+
+  // `tokens` tokens of a row, of which the window has the inputs before them.
+  __device__ __forceinline__ void take_row(int tokens) {
+    for (; tokens >= kKept; tokens -= kKept) {
+      copy_async_wait<kAhead - kKept>();
+      take<0>(), take<1>();
+      if constexpr (kKept == 3) take<2>();
+    }
+    copy_async_wait<kAhead - kKept>();
+    if (tokens > 0) take<0>();
+    if (tokens > 1) take<1>();
   }
 };
 
-// kTaps: known taps, whose window stays in registers; kCount channels a thread, which walks along `run` tokens.
-template <typename T, int kTaps, int kCount>
-__global__ void __launch_bounds__(kThreads) convolve(const __grid_constant__ ShortConv p, int run) {
+template <typename T, int kTaps>
+__global__ void __launch_bounds__(kThreads, resident_blocks(kTaps)) convolve(const __grid_constant__ ShortConv p, int64_t run_tokens) {
+  using Walk = Walk<T, kTaps>;
+  __shared__ alignas(16) char ring[kAhead * Walk::kSlot];
   overlap_kernels();
-  const int64_t c = (blockIdx.y * int64_t{kThreads} + threadIdx.x) * kCount;
-  if (c >= p.channels) return;
-  const int64_t first = blockIdx.x * int64_t{run}, last = min(first + run, p.tokens);
+  const int64_t units = p.channels / Walk::kCount, at = blockIdx.x * int64_t{kThreads} + threadIdx.x, first = at / units * run_tokens;
+  const int64_t last = min(first + run_tokens, p.tokens);
+  if (first >= last) return;
+  Walk walk(p, shared_address(ring), at % units * Walk::kCount, first, static_cast<int>(last - first));
   int64_t row = row_of(p.row_start, p.rows, first);
-  Walk<T, kTaps, kCount> walk;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    walk.bias[i] = p.bias != nullptr ? to_float(static_cast<const T*>(p.bias)[c + i]) : 0.0F;
-#pragma unroll
-    for (int j = 0; j < kTaps; ++j) walk.weight[i][j] = to_float(static_cast<const T*>(p.weight)[(c + i) * kTaps + j]);
-  }
-  int64_t start = p.row_start[row], stop = p.row_start[row + 1];
-  bool refill = true;
-  for (int64_t token = first; token < last; ++token) {
-    while (token >= stop) ++row, start = stop, stop = p.row_start[row + 1], refill = true;
-    if (refill) {
-      const int64_t slot = p.slot != nullptr ? p.slot[row] : row;
-#pragma unroll
-      for (int j = 1; j < kTaps; ++j) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) walk.window[j][i] = input_at<T>(p, p.state, slot, start, token - kTaps + j, c + i);
-      }
-      refill = false;
-    }
-    if (token + kTogether <= min(stop, last)) {
-      walk.template take<kTogether>(p, token, c);
-      token += kTogether - 1;
-    } else {
-      walk.template take<1>(p, token, c);
-    }
+  for (int64_t token = first; token < last; ++row) {
+    const int64_t start = p.row_start[row], end = min(p.row_start[row + 1], last);
+    if (end <= token) continue;
+    inputs_before<T>(p, p.state, p.slot != nullptr ? p.slot[row] : row, start, token, walk.c, walk.window);
+    walk.take_row(static_cast<int>(end - token));
+    token = end;
   }
 }
 
@@ -93,13 +115,11 @@ __global__ void __launch_bounds__(kThreads) convolve_any(const __grid_constant__
   const int64_t c = blockIdx.y * int64_t{kThreads} + threadIdx.x, token = blockIdx.x;
   if (c >= p.channels) return;
   const int64_t row = row_of(p.row_start, p.rows, token), start = p.row_start[row], slot = p.slot != nullptr ? p.slot[row] : row;
-  float y = p.bias != nullptr ? to_float(static_cast<const T*>(p.bias)[c]) : 0.0F;
+  float y = element_or_zero<T>(p.bias, c);
   for (int j = 0; j < p.taps; ++j) {
     y = fmaf(to_float(static_cast<const T*>(p.weight)[c * p.taps + j]), input_at<T>(p, p.state, slot, start, token - p.taps + 1 + j, c), y);
   }
-  y = activate(y, p.silu);
-  if (p.gate != nullptr) y *= to_float(static_cast<const T*>(p.gate)[token * p.gate_stride + c]);
-  static_cast<T*>(p.y)[token * p.y_stride + c] = from_float<T>(y);
+  static_cast<T*>(p.y)[token * p.y_stride + c] = from_float<T>(activate(y, p.silu) * gate_at<T>(p, token, c));
 }
 
 // The states after the rows, once every token has been convolved. Ascending, so that old inputs are read before they are overwritten.
@@ -180,21 +200,13 @@ auto* choose_step(int taps) {
 }
 
 template <typename T>
-auto* choose_taps(int taps, bool four) {
-  if (taps == 3) return four ? convolve<T, 3, 4> : convolve<T, 3, 1>;
-  return four ? convolve<T, 4, 4> : convolve<T, 4, 1>;
-}
-
-// A long walk starts once, but the blocks must fill the multiprocessors a whole number of times: half a wave takes as long as one.
-template <typename Kernel>
-int choose_run(Kernel* kernel, int64_t tokens, int64_t blocks_of_token) {
-  int resident = 0;
-  if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, 0) != cudaSuccess) return kLongestRun;
-  for (int64_t waves = 1;; ++waves) {
-    const int64_t runs = std::max<int64_t>(1, waves * resident * multiprocessors() / blocks_of_token);
-    const int64_t run = round_up(ceil_div(tokens, runs), kTogether);
-    if (run <= kLongestRun) return static_cast<int>(std::max<int64_t>(run, kShortestRun));
-  }
+Status walk(const ShortConv& p, Stream stream) {
+  auto* kernel = p.taps == 3 ? convolve<T, 3> : convolve<T, 4>;
+  const int64_t units = p.channels * dtype_size(p.dtype) / kWalkBytes;
+  const int64_t threads = int64_t{kWaves} * resident_blocks(p.taps) * multiprocessors() * kThreads;
+  const int64_t run = std::max<int64_t>(kShortestRun, ceil_div(p.tokens * units, threads));
+  const int64_t blocks = ceil_div(ceil_div(p.tokens, run) * units, kThreads);
+  return launch_overlapped(kernel, {static_cast<unsigned>(blocks), kThreads}, stream, p, run);
 }
 
 }  // namespace
@@ -203,14 +215,8 @@ Status short_conv_forward(const ShortConv& p, Stream stream) {
   if (p.rows == 0) return {};
   const bool bf = p.dtype == DType::bf16;
   const cudaStream_t s = stream_of(stream);
-  if (p.tokens > 0 && (p.taps == 3 || p.taps == 4)) {
-    const bool four = p.channels % 4 == 0 && p.x_stride % 4 == 0 && p.gate_stride % 4 == 0 && p.y_stride % 4 == 0 && aligned16(p.x) &&
-                      aligned16(p.gate) && aligned16(p.y);
-    auto* kernel = bf ? choose_taps<bf16>(p.taps, four) : choose_taps<float>(p.taps, four);
-    const int64_t blocks_of_token = ceil_div(p.channels, kThreads * (four ? 4 : 1));
-    const int run = choose_run(kernel, p.tokens, blocks_of_token);
-    const dim3 grid(static_cast<unsigned>(ceil_div(p.tokens, run)), static_cast<unsigned>(blocks_of_token));
-    if (const Status status = launch_overlapped(kernel, {grid, kThreads}, stream, p, run); !status.ok()) return status;
+  if (p.tokens > 0 && fits_walk(p) && fits_walk(p.y, p.y_stride, p.dtype)) {
+    if (const Status status = (bf ? walk<bf16> : walk<float>)(p, stream); !status.ok()) return status;
   } else if (p.tokens > 0) {
     auto* kernel = bf ? convolve_any<bf16> : convolve_any<float>;
     kernel<<<dim3(static_cast<unsigned>(p.tokens), static_cast<unsigned>(ceil_div(p.channels, kThreads))), kThreads, 0, s>>>(p);
@@ -224,6 +230,7 @@ Status short_conv_forward(const ShortConv& p, Stream stream) {
 
 Status short_conv_step(const ShortConv& p, Stream stream) {
   if (p.rows == 0) return {};
+  if (p.x_bias != nullptr || p.gate_bias != nullptr) return {"short_conv_step: x and the gate must have their biases"};
   const bool bf = p.dtype == DType::bf16;
   const bool four = p.taps == 3 && p.channels % 4 == 0 && p.x_stride % 4 == 0 && p.y_stride % 4 == 0 && p.gate_stride % 4 == 0 &&
                     aligned16(p.x) && aligned16(p.weight) && aligned16(p.bias) && aligned16(p.gate) && aligned16(p.y) && aligned16(p.state);

@@ -12,19 +12,11 @@ namespace {
 using namespace detail;
 
 constexpr int kThreads = 128;
-// Of walk_backward: bytes of a token that a thread handles; waves of blocks, so that a slow multiprocessor gets fewer; the shortest run of
-// tokens, so that what a thread reads around its run stays a small part.
-constexpr int kBytes = 8, kWaves = 2, kShortestRun = 32;
+// Of walk_backward: waves of blocks, so that a slow multiprocessor gets fewer; the shortest run of tokens, so that what a thread reads
+// around its run stays a small part.
+constexpr int kWaves = 2, kShortestRun = 32;
 // Its blocks on a multiprocessor: with one more, four channels spill registers, which costs more than the block brings.
 constexpr int resident_blocks(int64_t channels_a_thread) { return channels_a_thread == 4 ? 3 : 4; }
-
-// kBytes of elements, which stay packed until they are needed.
-__device__ __forceinline__ void unpack(uint2 packed, float (&to)[2]) {
-  to[0] = __uint_as_float(packed.x), to[1] = __uint_as_float(packed.y);
-}
-__device__ __forceinline__ void unpack(uint2 packed, float (&to)[4]) {
-  to[0] = low_float(packed.x), to[1] = high_float(packed.x), to[2] = low_float(packed.y), to[3] = high_float(packed.y);
-}
 
 // Adds to a pointer so that the compiler keeps nothing but the pointer: it would keep the multiples of the stride that unrolled loops need.
 template <typename T>
@@ -46,23 +38,20 @@ struct Segment {
 // wanted with those of the inputs' gradients, and the activation is SiLU.
 template <typename T, int kTaps, bool kUsual>
 struct BackwardWalk {
-  static constexpr int kCount = kBytes / sizeof(T), kKept = kTaps - 1, kAhead = kCount == 4 ? kTaps + 1 : 4;
+  static constexpr int kCount = kWalkBytes / sizeof(T), kKept = kTaps - 1, kAhead = 4;
   const ShortConvBackward& p;
   int64_t c;
-  float weight[kTaps][kCount], bias[kCount];
-  float window[kKept][kCount], pending[kKept][kCount];  // the last inputs, and their gradients so far; oldest first
+  const WalkFilter<T, kTaps> filter;
+  uint2 gate_bias{};
+  float window[kKept][kCount], pending[kKept][kCount];  // the last inputs without x's bias, and their gradients so far; oldest first
   float sums[kTaps + 1][kCount] = {}, input_sum[kCount] = {}, gate_sum[kCount] = {};
   uint2 x[kAhead], gate[kAhead], grad_y[kAhead];
   const T *next_x, *next_gate, *next_grad_y;  // of the token to load
   T *to_input, *to_gate;                      // of the token whose gradient is complete, of the token at hand
 
-  __device__ __forceinline__ BackwardWalk(const ShortConvBackward& params, int64_t channel) : p(params), c(channel) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      bias[i] = p.forward.bias != nullptr ? to_float(static_cast<const T*>(p.forward.bias)[c + i]) : 0.0F;
-#pragma unroll
-      for (int j = 0; j < kTaps; ++j) weight[j][i] = to_float(static_cast<const T*>(p.forward.weight)[(c + i) * kTaps + j]);
-    }
+  __device__ __forceinline__ BackwardWalk(const ShortConvBackward& params, int64_t channel)
+      : p(params), c(channel), filter(params.forward, channel) {
+    if (p.forward.gate_bias != nullptr) gate_bias = *reinterpret_cast<const uint2*>(static_cast<const T*>(p.forward.gate_bias) + c);
   }
 
   __device__ __forceinline__ bool gated() const { return kUsual || p.forward.gate != nullptr; }
@@ -85,12 +74,11 @@ struct BackwardWalk {
     to_gate = static_cast<T*>(p.grad_gate) + first * p.grad_gate_stride + c;
 #pragma unroll
     for (int t = 0; t < kAhead; ++t) load(t, t < s.end);
+    inputs_before<T>(f, p.initial_state, s.row, first + s.start, first, c, window);
 #pragma unroll
     for (int j = 0; j < kKept; ++j) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        window[j][i] = input_at<T>(f, p.initial_state, s.row, first + s.start, first - kKept + j, c + i), pending[j][i] = 0;
-      }
+      for (int i = 0; i < kCount; ++i) pending[j][i] = 0;
     }
   }
 
@@ -113,19 +101,19 @@ struct BackwardWalk {
   // One token, whose slot then takes another. kInside: the token and the one kKept before it are in the segment.
   template <bool kInside>
   __device__ __forceinline__ void take(const Segment& s, int slot, int token) {
-    float input[kCount], g[kCount], scale[kCount] = {}, gate_gradient[kCount], input_gradient[kCount];
-    unpack(x[slot], input), unpack(grad_y[slot], g);
+    float input[kCount], g[kCount], scale[kCount] = {}, more[kCount], gate_gradient[kCount], input_gradient[kCount];
+    unpack(x[slot], input), unpack(grad_y[slot], g), unpack(gate_bias, more);
     if (gated()) unpack(gate[slot], scale);
     load(slot, token + kAhead < s.end);
     const bool counts = kInside || token < s.last;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      float z = bias[i];
+      float z = filter.bias[i];
 #pragma unroll
-      for (int j = 0; j < kKept; ++j) z = fmaf(weight[j][i], window[j][i], z);
-      z = fmaf(weight[kKept][i], input[i], z);
+      for (int j = 0; j < kKept; ++j) z = fmaf(filter.weight[j][i], window[j][i], z);
+      z = fmaf(filter.weight[kKept][i], input[i], z);
       const float sigma = kUsual || p.forward.silu ? sigmoid(z) : 1.0F, act = z * sigma;
-      const float dz = g[i] * (gated() ? scale[i] : 1.0F) * fmaf(act, 1 - sigma, sigma);
+      const float dz = g[i] * (gated() ? scale[i] + more[i] : 1.0F) * fmaf(act, 1 - sigma, sigma);
       gate_gradient[i] = g[i] * act;
       if (counts) {
 #pragma unroll
@@ -134,13 +122,13 @@ struct BackwardWalk {
         sums[kTaps][i] += dz;
         if (kUsual) gate_sum[i] += gate_gradient[i];
       }
-      input_gradient[i] = fmaf(weight[0][i], dz, pending[0][i]);
+      input_gradient[i] = fmaf(filter.weight[0][i], dz, pending[0][i]);
 #pragma unroll
       for (int j = 0; j + 1 < kKept; ++j) {
         window[j][i] = window[j + 1][i];
-        pending[j][i] = fmaf(weight[j + 1][i], dz, pending[j + 1][i]);
+        pending[j][i] = fmaf(filter.weight[j + 1][i], dz, pending[j + 1][i]);
       }
-      window[kKept - 1][i] = input[i], pending[kKept - 1][i] = weight[kKept][i] * dz;
+      window[kKept - 1][i] = input[i], pending[kKept - 1][i] = filter.weight[kKept][i] * dz;
     }
     if (counts && (kUsual || p.grad_gate != nullptr)) store_floats<kCount>(to_gate, gate_gradient);
     if constexpr (kInside) {
@@ -162,6 +150,16 @@ struct BackwardWalk {
         for (int i = 0; i < kCount; ++i) pending[j][i] += p.grad_state[(s.row * p.forward.channels + c + i) * kKept + j];
       }
       store_input(s, token, pending[j]);
+    }
+  }
+
+  // The filter's gradient: Σ dz (x + b) = Σ dz x + b Σ dz.
+  __device__ __forceinline__ void add_bias_to_sums() {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float added = element_or_zero<T>(p.forward.x_bias, c + i) * sums[kTaps][i];
+#pragma unroll
+      for (int j = 0; j < kTaps; ++j) sums[j][i] += added;
     }
   }
 
@@ -187,7 +185,7 @@ __host__ __device__ constexpr int sums_of(int taps, bool usual) { return taps + 
 
 // A thread a run of tokens and a few channels; its sums go to `partial` [runs, sums, channels].
 template <typename T, int kTaps, bool kUsual>
-__global__ void __launch_bounds__(kThreads, resident_blocks(kBytes / sizeof(T)))
+__global__ void __launch_bounds__(kThreads, resident_blocks(kWalkBytes / sizeof(T)))
     walk_backward(const __grid_constant__ ShortConvBackward p, float* partial, int64_t run_tokens) {
   overlap_kernels();
   using Walk = BackwardWalk<T, kTaps, kUsual>;
@@ -207,6 +205,7 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kBytes / sizeof(T)))
     walk.take(s, token);
     token += s.last;
   }
+  walk.add_bias_to_sums();
   float* to = partial + run * sums_of(kTaps, kUsual) * f.channels + walk.c;
 #pragma unroll
   for (int j = 0; j <= kTaps; ++j) store_floats<Walk::kCount>(to + j * f.channels, walk.sums[j]);
@@ -230,14 +229,15 @@ template <typename T>
 __device__ __forceinline__ float output_gradient(const ShortConvBackward& p, int64_t row, int64_t start, int64_t token, int64_t c,
                                                  float& act) {
   const ShortConv& f = p.forward;
-  float z = f.bias != nullptr ? to_float(static_cast<const T*>(f.bias)[c]) : 0.0F;
+  float z = element_or_zero<T>(f.bias, c);
   for (int j = 0; j < f.taps; ++j) {
     z = fmaf(to_float(static_cast<const T*>(f.weight)[c * f.taps + j]),
              input_at<T>(f, p.initial_state, row, start, token - f.taps + 1 + j, c), z);
   }
-  const float s = sigmoid(z), gate = f.gate != nullptr ? to_float(static_cast<const T*>(f.gate)[token * f.gate_stride + c]) : 1.0F;
+  const float s = sigmoid(z);
   act = f.silu ? z * s : z;
-  return to_float(static_cast<const T*>(p.grad_y)[token * f.channels + c]) * gate * (f.silu ? s * (1 + z * (1 - s)) : 1.0F);
+  return to_float(static_cast<const T*>(p.grad_y)[token * f.channels + c]) * gate_at<T>(f, token, c) *
+         (f.silu ? s * (1 + z * (1 - s)) : 1.0F);
 }
 
 // The block's dw and dbias go to `partial` [blocks, taps + 1, channels].
@@ -326,11 +326,9 @@ struct BackwardPlan {
 };
 BackwardPlan plan_backward(const ShortConvBackward& p) {
   const ShortConv& f = p.forward;
-  const int64_t count = kBytes / dtype_size(f.dtype);
-  const auto fits = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kBytes == 0; };
-  const bool walks = (f.taps == 3 || f.taps == 4) && f.channels % count == 0 && f.x_stride % count == 0 && f.gate_stride % count == 0 &&
-                     p.grad_x_stride % count == 0 && p.grad_gate_stride % count == 0 && fits(f.x) && fits(f.gate) && fits(p.grad_y) &&
-                     fits(p.grad_x) && fits(p.grad_gate);
+  const int64_t count = kWalkBytes / dtype_size(f.dtype);
+  const bool walks = fits_walk(f) && fits_walk(p.grad_y, f.channels, f.dtype) && fits_walk(p.grad_x, p.grad_x_stride, f.dtype) &&
+                     fits_walk(p.grad_gate, p.grad_gate_stride, f.dtype) && fits_walk(f.gate_bias, 0, f.dtype);
   BackwardPlan plan{walks, walks && f.gate != nullptr && p.grad_gate != nullptr && f.silu};
   if (plan.walks) {
     const int64_t threads = int64_t{kWaves} * resident_blocks(count) * multiprocessors() * kThreads;
@@ -349,7 +347,7 @@ Status walk(const ShortConvBackward& p, const BackwardPlan& plan, float* partial
   if (f.tokens > 0) {
     auto* kernel = f.taps == 3 ? (plan.usual ? walk_backward<T, 3, true> : walk_backward<T, 3, false>)
                                : (plan.usual ? walk_backward<T, 4, true> : walk_backward<T, 4, false>);
-    const int64_t threads = plan.parts * (f.channels * dtype_size(f.dtype) / kBytes);
+    const int64_t threads = plan.parts * (f.channels * dtype_size(f.dtype) / kWalkBytes);
     const Status status =
         launch_overlapped(kernel, {static_cast<unsigned>(ceil_div(threads, kThreads)), kThreads}, stream, p, partial, plan.tokens);
     if (!status.ok()) return status;

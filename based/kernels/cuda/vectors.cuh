@@ -54,7 +54,8 @@ __device__ __forceinline__ float sum_over_block(float value, float* shared) {
   return sum;
 }
 
-// To 4e-7: an exact division would take the short convolution a quarter longer.
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0F, 1.0F + __expf(-x)); }
+// To 4e-7: an exact division would take the short convolution a quarter longer, __expf and __fdividef, which mind subnormals, a few
+// percent.
+__device__ __forceinline__ float sigmoid(float x) { return reciprocal_approx(1.0F + exp2_approx(x * -1.44269504F)); }
 
 }  // namespace based::kernels::cuda::detail
