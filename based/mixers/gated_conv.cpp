@@ -54,9 +54,8 @@ class GatedConv final : public Mixer {
       state.put("conv", slots, last);
       return y;
     }
-    const auto u = ops::split_columns(in_proj_->forward(x), {width_, width_});
-    return out_proj_->forward(
-        ops::short_conv_prefill(u[0], conv_->weight(), conv_->bias(), u[1], true, rows.cu_seqlens(), state["conv"], slots));
+    return out_proj_->forward(ops::projected_conv_prefill(x, in_proj_->weight(), ops::if_defined(in_proj_->bias()), conv_->weight(),
+                                                          conv_->bias(), rows.cu_seqlens(), state["conv"], slots));
   }
 
   Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override {

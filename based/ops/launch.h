@@ -119,22 +119,21 @@ struct ShortConvKernels {
   bool (*backward_sums)(const kernels::ShortConvBackward&) = nullptr;  // whether the backward can give grad_sums; null: it cannot
 };
 
-// y, final state
-std::tuple<Tensor, Tensor> short_conv_with(const ShortConvKernels& table, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                                           const OptionalTensor& gate, bool silu, const Tensor& cu_seqlens,
-                                           const OptionalTensor& initial_state);
-// Gradients of x, weight, bias, gate, initial_state; `sums`, if given, becomes [2·channels], those of x and of the gate summed over all
-// tokens in fp32, where the kernel gives them.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> short_conv_backward_with(const ShortConvKernels& table, const Tensor& grad_y,
-                                                                            const OptionalTensor& grad_state, const Tensor& x,
-                                                                            const Tensor& weight, const OptionalTensor& bias,
-                                                                            const OptionalTensor& gate, bool silu, const Tensor& cu_seqlens,
-                                                                            const OptionalTensor& initial_state, Tensor* sums = nullptr);
 struct ShortConvLayer {
   const Tensor &x, &weight;
   const OptionalTensor &bias, &gate;
   bool silu;
+  Tensor in_bias = {};  // [2·channels], what x and the gate still lack; a GPU's kernels add it
 };
+// y, final state
+std::tuple<Tensor, Tensor> short_conv_with(const ShortConvKernels& table, const ShortConvLayer& layer, const Tensor& cu_seqlens,
+                                           const OptionalTensor& initial_state);
+// Gradients of x, weight, bias, gate, initial_state; `sums`, if given, becomes [2·channels], those of x and of the gate summed over all
+// tokens in fp32, where the kernel gives them.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> short_conv_backward_with(const ShortConvKernels& table, const Tensor& grad_y,
+                                                                            const OptionalTensor& grad_state, const ShortConvLayer& layer,
+                                                                            const Tensor& cu_seqlens, const OptionalTensor& initial_state,
+                                                                            Tensor* sums = nullptr);
 Tensor short_conv_prefill_with(const ShortConvKernels& table, const ShortConvLayer& layer, const Tensor& cu_seqlens, Tensor state,
                                const Tensor& slots);
 Tensor short_conv_step_with(const ShortConvKernels& table, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,

@@ -27,6 +27,13 @@ std::tuple<Tensor, Tensor> projected_conv_by_parts(const Tensor& x, const Tensor
   return short_conv(u[0], weight, bias, u[1], true, cu_seqlens, initial_state);
 }
 
+Tensor projected_conv_prefill_by_parts(const Tensor& x, const Tensor& in_weight, const OptionalTensor& in_bias, const Tensor& weight,
+                                       const OptionalTensor& bias, const Tensor& cu_seqlens, Tensor state, const Tensor& slots) {
+  check_projected_conv(x, in_weight, in_bias, weight);
+  const auto u = split_columns(ops::linear(x, in_weight, in_bias), {weight.size(0), weight.size(0)});
+  return short_conv_prefill(u[0], weight, bias, u[1], true, cu_seqlens, state, slots);
+}
+
 std::tuple<Tensor, Tensor> projected_conv_reference(const Tensor& x, const Tensor& in_weight, const OptionalTensor& in_bias,
                                                     const Tensor& weight, const OptionalTensor& bias, const Tensor& cu_seqlens,
                                                     const OptionalTensor& initial_state) {
@@ -41,6 +48,12 @@ std::tuple<Tensor, Tensor> projected_conv(const Tensor& x, const Tensor& in_weig
   return op.call(x, in_weight, in_bias, weight, bias, cu_seqlens, initial_state);
 }
 
+Tensor projected_conv_prefill(const Tensor& x, const Tensor& in_weight, const OptionalTensor& in_bias, const Tensor& weight,
+                              const OptionalTensor& bias, const Tensor& cu_seqlens, Tensor& state, const Tensor& slots) {
+  static const auto op = find_operator<decltype(projected_conv_prefill_by_parts)>("based::projected_conv_prefill");
+  return op.call(x, in_weight, in_bias, weight, bias, cu_seqlens, state, slots);
+}
+
 namespace {
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
@@ -48,12 +61,18 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
       "projected_conv(Tensor x, Tensor in_weight, Tensor? in_bias, Tensor weight, Tensor? bias, Tensor cu_seqlens, "
       "Tensor? initial_state=None) -> (Tensor y, Tensor state)");
   m.def(
+      "projected_conv_prefill(Tensor x, Tensor in_weight, Tensor? in_bias, Tensor weight, Tensor? bias, Tensor cu_seqlens, "
+      "Tensor(a!) state, Tensor slots) -> Tensor");
+  m.def(
       "projected_conv_reference(Tensor x, Tensor in_weight, Tensor? in_bias, Tensor weight, Tensor? bias, Tensor cu_seqlens, "
       "Tensor? initial_state=None) -> (Tensor y, Tensor state)",
       projected_conv_reference);
 }
 
-TORCH_LIBRARY_IMPL(based, CompositeImplicitAutograd, m) { m.impl("projected_conv", projected_conv_by_parts); }
+TORCH_LIBRARY_IMPL(based, CompositeImplicitAutograd, m) {
+  m.impl("projected_conv", projected_conv_by_parts);
+  m.impl("projected_conv_prefill", projected_conv_prefill_by_parts);
+}
 
 }  // namespace
 }  // namespace based::ops

@@ -163,7 +163,7 @@ Tensor step_meta(const Tensor& x, const Tensor& weight, const OptionalTensor& bi
 
 // Memory of a launch, kept until it is over.
 struct Launch {
-  Tensor x, weight, bias, gate;
+  Tensor x, weight, bias, gate, in_bias;
   kernels::ShortConv arguments;
 };
 
@@ -175,9 +175,14 @@ std::tuple<Tensor, Tensor> empty_gradients(const Tensor& x, const OptionalTensor
   return {halves[0], halves[1]};
 }
 
-Launch prepare(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu) {
-  Launch launch{
-      with_unit_columns(x), weight.contiguous(), bias ? bias->contiguous() : Tensor(), gate ? with_unit_columns(*gate) : Tensor(), {}};
+Launch prepare(const ShortConvLayer& layer) {
+  const auto& [x, weight, bias, gate, silu, in_bias] = layer;
+  Launch launch{with_unit_columns(x),
+                weight.contiguous(),
+                bias ? bias->contiguous() : Tensor(),
+                gate ? with_unit_columns(*gate) : Tensor(),
+                in_bias.defined() ? in_bias.contiguous() : Tensor(),
+                {}};
   kernels::ShortConv& to = launch.arguments;
   to.x = launch.x.const_data_ptr();
   to.weight = launch.weight.const_data_ptr();
@@ -189,6 +194,10 @@ Launch prepare(const Tensor& x, const Tensor& weight, const OptionalTensor& bias
   to.taps = static_cast<int32_t>(weight.size(1));
   to.silu = silu;
   to.dtype = kernel_dtype(x);
+  if (in_bias.defined()) {
+    to.x_bias = launch.in_bias.const_data_ptr();
+    to.gate_bias = static_cast<const char*>(to.x_bias) + to.channels * kernels::dtype_size(to.dtype);
+  }
   return launch;
 }
 
@@ -210,32 +219,34 @@ Tensor convolve(const ShortConvKernels& table, Launch launch, const Tensor& cu_s
 
 }  // namespace
 
-Forward short_conv_with(const ShortConvKernels& table, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                        const OptionalTensor& gate, bool silu, const Tensor& cu_seqlens, const OptionalTensor& initial_state) {
+Forward short_conv_with(const ShortConvKernels& table, const ShortConvLayer& layer, const Tensor& cu_seqlens,
+                        const OptionalTensor& initial_state) {
+  const auto& [x, weight, bias, gate, silu, in_bias] = layer;
   if (!uses_kernel(kOp, x)) return forward_reference(x, weight, bias, gate, silu, cu_seqlens, initial_state);
   check(x, weight, bias, gate, cu_seqlens, initial_state);
   const Tensor state = initial_state ? initial_state->clone(at::MemoryFormat::Contiguous)
                                      : at::zeros({cu_seqlens.size(0) - 1, x.size(1), weight.size(1) - 1}, x.options().dtype(at::kFloat));
-  return {convolve(table, prepare(x, weight, bias, gate, silu), cu_seqlens, state, nullptr), state};
+  return {convolve(table, prepare(layer), cu_seqlens, state, nullptr), state};
 }
 
 Tensor short_conv_prefill_with(const ShortConvKernels& table, const ShortConvLayer& layer, const Tensor& cu_seqlens, Tensor state,
                                const Tensor& slots) {
-  const auto& [x, weight, bias, gate, silu] = layer;
+  const auto& [x, weight, bias, gate, silu, in_bias] = layer;
   if (!uses_kernel(kPrefill, x)) return prefill_reference(x, weight, bias, gate, silu, cu_seqlens, state, slots);
   check_prefill(x, weight, bias, gate, cu_seqlens, state, slots);
   const Tensor slot = slots.contiguous();
-  return convolve(table, prepare(x, weight, bias, gate, silu), cu_seqlens, state, slot.const_data_ptr<int64_t>());
+  return convolve(table, prepare(layer), cu_seqlens, state, slot.const_data_ptr<int64_t>());
 }
 
-Gradients short_conv_backward_with(const ShortConvKernels& table, const Tensor& grad_y, const OptionalTensor& grad_state, const Tensor& x,
-                                   const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
-                                   const Tensor& cu_seqlens, const OptionalTensor& initial_state, Tensor* sums_of_gradients) {
+Gradients short_conv_backward_with(const ShortConvKernels& table, const Tensor& grad_y, const OptionalTensor& grad_state,
+                                   const ShortConvLayer& layer, const Tensor& cu_seqlens, const OptionalTensor& initial_state,
+                                   Tensor* sums_of_gradients) {
+  const auto& [x, weight, bias, gate, silu, in_bias] = layer;
   if (!uses_kernel("short_conv_backward", x))
     return backward_reference(grad_y, grad_state, x, weight, bias, gate, silu, cu_seqlens, initial_state);
   check_row_starts(kOp, "cu_seqlens", cu_seqlens, x.size(0));
   const Tensor starts = cu_seqlens.contiguous();
-  Launch launch = prepare(x, weight, bias, gate, silu);
+  Launch launch = prepare(layer);
   launch.arguments.row_start = starts.const_data_ptr<int64_t>();
   launch.arguments.rows = cu_seqlens.size(0) - 1;
   const at::TensorOptions sums = x.options().dtype(at::kFloat);
@@ -275,7 +286,7 @@ Tensor short_conv_step_with(const ShortConvKernels& table, const Tensor& x, cons
                             const OptionalTensor& gate, bool silu, Tensor state, const Tensor& slots) {
   if (!uses_kernel(kStep, x)) return step_reference(x, weight, bias, gate, silu, state, slots);
   check_step(x, weight, bias, gate, state, slots);
-  Launch launch = prepare(x, weight, bias, gate, silu);
+  Launch launch = prepare({x, weight, bias, gate, silu});
   const Tensor y = at::empty(x.sizes(), x.options()), slot = slots.contiguous();
   kernels::ShortConv& to = launch.arguments;
   to.y = y.mutable_data_ptr();
@@ -295,13 +306,13 @@ const ShortConvKernels kCpu{kernels::cpu::short_conv_forward, [](const kernels::
 
 Forward forward_cpu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
                     const Tensor& cu_seqlens, const OptionalTensor& initial_state) {
-  return short_conv_with(kCpu, x, weight, bias, gate, silu, cu_seqlens, initial_state);
+  return short_conv_with(kCpu, {x, weight, bias, gate, silu}, cu_seqlens, initial_state);
 }
 
 Gradients backward_cpu(const Tensor& grad_y, const OptionalTensor& grad_state, const Tensor& x, const Tensor& weight,
                        const OptionalTensor& bias, const OptionalTensor& gate, bool silu, const Tensor& cu_seqlens,
                        const OptionalTensor& initial_state) {
-  return short_conv_backward_with(kCpu, grad_y, grad_state, x, weight, bias, gate, silu, cu_seqlens, initial_state);
+  return short_conv_backward_with(kCpu, grad_y, grad_state, {x, weight, bias, gate, silu}, cu_seqlens, initial_state);
 }
 
 Tensor prefill_cpu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,

@@ -161,6 +161,31 @@ TEST_P(ProjectedConvs, EqualTheDoubleReference) {
   }
 }
 
+// Rows that are shorter than the taps, too; tokens and channels for the kernel that walks and for the one that does not.
+TEST_P(ProjectedConvs, PrefillsGoOnFromSlots) {
+  const at::NoGradGuard no_grad;
+  for (const ProjectedCase& c : {ProjectedCase{{70, 0, 1, 200}}, ProjectedCase{{5, 1}, 37, 4}, ProjectedCase{{40, 3}, 48, 3, false, false},
+                                 ProjectedCase{{40, 3}, 48, 3, true, true, true, at::kFloat}}) {
+    const NanFilledMemory nan_filled;
+    const vector<Tensor> exact = projected_inputs(c, 24);
+    const auto rows = static_cast<int64_t>(c.lengths.size());
+    const auto expected = projecting(c, projected_conv_reference)(exact);
+    const Tensor slots = torch::arange(rows, 0, -1), cu = offsets(c.lengths);
+    Tensor state = at::zeros({rows + 2, c.channels, c.taps - 1}).to(GetParam());
+    state.index_copy_(0, slots.to(GetParam()), exact.back().to(at::kFloat).to(GetParam()));
+    const Tensor before = state.clone();
+    vector<Tensor> t;
+    for (const Tensor& x : exact) t.push_back(x.to(c.type).to(GetParam()));
+    const auto given = [](bool is, const Tensor& x) { return is ? std::optional<Tensor>(x) : std::nullopt; };
+    const Tensor y = projected_conv_prefill(t[0], t[1], given(c.in_bias, t[3]), t[2], given(c.bias, t[c.in_bias ? 4 : 3]),
+                                            cu.to(GetParam()), state, slots.to(GetParam()));
+    const double tolerance = c.type == at::kBFloat16 ? 2e-2 : 1e-5;
+    EXPECT_TRUE(close(y, expected[0], tolerance)) << exact[0].sizes();
+    EXPECT_TRUE(close(state.index_select(0, slots.to(GetParam())), expected[1], tolerance)) << exact[0].sizes();
+    EXPECT_TRUE(same_bits(state[0], before[0]) && same_bits(state[rows + 1], before[rows + 1]));
+  }
+}
+
 TEST(ProjectedConv, GradcheckAndErrors) {
   const ProjectedCase c{{4, 0, 1, 5}, 2};
   EXPECT_TRUE(gradcheck(projecting(c, projected_conv), projected_inputs(c, 3)));
@@ -388,6 +413,7 @@ TEST(LongConv, ErrorsNameOperatorArgumentAndValue) {
       {"short_conv_step", {x, weight, f({6}), f({5, 6}), true, f({5, 6, 2}), slots}},
       {"projected_conv", {x, f({8, 6}), f({8}), f({4, 3}), f({4}), cu, f({2, 4, 2})}},
       {"projected_conv", {x, f({8, 6}), none, f({4, 3}), none, cu, none}},
+      {"projected_conv_prefill", {x, f({8, 6}), f({8}), f({4, 3}), f({4}), cu, f({5, 4, 2}), torch::tensor({3, 0}, at::kLong)}},
       {"long_conv", {x, weight, cu, none, none}},
       {"long_conv", {x, weight, cu, f({4, 6}), offsets({1, 3})}},
   };
