@@ -13,6 +13,8 @@ void time_layers(Report& report);
 // The layers of a step of decoding: few tokens, so that launches and weights count.
 void verify_linear(Report& report);
 void time_step_layers(Report& report);
+// Norms whose halves are in the layers before and after.
+void verify_step_norms(Report& report);
 // A whole step in one kernel.
 void verify_step_program(Report& report);
 void time_step_program(Report& report);

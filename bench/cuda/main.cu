@@ -3,6 +3,7 @@
 //   kernel_bench verify-quick   the same for a sanitizer, but for the step in one kernel, which racecheck needs BASED_RACECHECK for
 //   kernel_bench time FILE COMMIT   times, and the result file
 //   kernel_bench step           the step in one kernel alone, checked and timed; verify-step: only checked
+//   kernel_bench verify-norms   norms in the layers before and after alone
 //   kernel_bench profile        every timed case once, for a profiler
 #include <cstring>
 
@@ -16,7 +17,9 @@ int main(int argc, char** argv) {
   using namespace based::bench;
   const std::string mode = argc > 1 ? argv[1] : "";
   Report report;
-  if (mode == "step" || mode == "verify-step") {
+  if (mode == "verify-norms") {
+    verify_step_norms(report);
+  } else if (mode == "step" || mode == "verify-step") {
     verify_step_program(report);
     if (mode == "step") time_step_program(report);
   } else if (mode == "verify" || mode == "verify-quick") {
@@ -25,6 +28,7 @@ int main(int argc, char** argv) {
     verify_causal_attention_step(report);
     verify_layers(report);
     verify_linear(report);
+    verify_step_norms(report);
     verify_gated_mlp(report);
     verify_adamw(report);
     if (mode == "verify") verify_step_program(report);
@@ -41,7 +45,7 @@ int main(int argc, char** argv) {
     time_adamw(report);
     if (mode == "time") report.write(argv[2], argv[3]);
   } else {
-    std::fprintf(stderr, "kernel_bench verify | verify-quick | verify-step | step | profile | time FILE COMMIT\n");
+    std::fprintf(stderr, "kernel_bench verify | verify-quick | verify-step | verify-norms | step | profile | time FILE COMMIT\n");
     return 2;
   }
   return report.failures() == 0 ? 0 : 1;

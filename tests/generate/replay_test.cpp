@@ -23,24 +23,25 @@ std::shared_ptr<LanguageModel> wide_model(const std::string& preset) {
   return model;
 }
 
-// Logits of steps, one after the other, [steps, vocabulary].
+// Logits of steps of `texts` texts, one after the other, [steps, texts, vocabulary].
 class Decoder {
  public:
-  explicit Decoder(LanguageModel& model) : model_(model), state_(model.make_state(1)) {
+  explicit Decoder(LanguageModel& model, int64_t texts = 1) : model_(model), state_(model.make_state(texts)) {
     const auto ids = torch::dtype(torch::kInt64).device(model.device());
-    slots_ = torch::zeros({1}, ids), ids_ = torch::zeros({1}, ids);
-    logits_ = torch::zeros({1, model.config().padded_vocab()}, torch::dtype(torch::kBFloat16).device(model.device()));
+    slots_ = torch::arange(texts, ids), ids_ = torch::zeros({texts}, ids);
+    logits_ = torch::zeros({texts, model.config().padded_vocab()}, torch::dtype(torch::kBFloat16).device(model.device()));
   }
   void step() { logits_.copy_(model_.logits(model_.step(ids_, state_, slots_))); }
-  Tensor steps(const std::function<void()>& step) {
+  // Text t reads words of its own, but for the first one each text's are `others` further.
+  Tensor steps(const std::function<void()>& step, int64_t others = 0) {
     state_.zero(slots_);
     std::vector<Tensor> all;
     for (int64_t i = 0; i < 40; ++i) {
-      ids_.fill_(i * 37 % 1000);
+      ids_.copy_((slots_ * 131 + (slots_ > 0) * others + i * 37) % 1000);
       step();
       all.push_back(logits_.to(torch::kFloat));
     }
-    return torch::cat(all);
+    return torch::stack(all);
   }
 
  private:
@@ -66,6 +67,31 @@ TEST(Replay, ARecordedStepOfOneTextIsTheStepOfItsKernels) {
     EXPECT_LT(((logits - expected).norm() / expected.norm()).item<double>(), 2e-2) << preset;
     EXPECT_TRUE(torch::equal(logits, decoder.steps([&] { again->run(); }))) << preset;
     EXPECT_TRUE(torch::equal(logits, decoder.steps([&] { replay->run(); }))) << preset;
+  }
+}
+
+// Of several texts, norms are in the layers before and after (on Hopper).
+TEST(Replay, ARecordedStepOfSeveralTextsIsTheStepOfItsKernels) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  for (const char* preset : {"based-360m", "based-1.4b"}) {
+    const torch::InferenceMode inference;
+    const auto model = wide_model(preset);
+    for (const int64_t texts : {2, 16, 128}) {
+      Decoder decoder(*model, texts);
+      const auto step = [&] {
+        const ops::RecordedStep recorded;
+        decoder.step();
+      };
+      const Tensor expected = decoder.steps([&] { decoder.step(); });
+      const auto replay = record(model->device(), step);
+      const auto again = record(model->device(), step);  // beside the first one
+      const auto run = [&] { replay->run(); };
+      const Tensor logits = decoder.steps(run);
+      EXPECT_LT(((logits - expected).norm() / expected.norm()).item<double>(), 2e-2) << preset << texts;
+      EXPECT_TRUE(torch::equal(logits, decoder.steps([&] { again->run(); }))) << preset << texts;
+      EXPECT_TRUE(torch::equal(logits, decoder.steps(run))) << preset << texts;
+      EXPECT_TRUE(torch::equal(logits.select(1, 0), decoder.steps(run, 500).select(1, 0))) << preset << texts;
+    }
   }
 }
 

@@ -39,13 +39,14 @@ class Graph final : public Replay {
   }
 
  private:
-  // Kernels of one text's step become one, where they can.
+  // Kernels of one text's step become one, and norms of several texts' go, where they can.
   void fuse(const kernels::cuda::StepLog& log) {
     const auto allocate = [this](int64_t bytes) {
       programs_.push_back(torch::empty({bytes}, torch::dtype(torch::kByte).device(device_)));
       return programs_.back().mutable_data_ptr();
     };
-    const kernels::cuda::StepFusion done = kernels::cuda::fuse_step(graph_.raw_cuda_graph(), log, allocate);
+    kernels::cuda::StepFusion done = kernels::cuda::fuse_step(graph_.raw_cuda_graph(), log, allocate);
+    if (done.status.ok() && done.kernels == 0) done = kernels::cuda::fuse_norms(graph_.raw_cuda_graph(), log, allocate);
     if (!done.status.ok()) throw Error(std::string("this step's kernels cannot be joined: ") + done.status.what);
   }
   // Without it the stream would go on capturing, and the device refuse whatever else is asked of it.

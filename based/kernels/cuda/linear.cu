@@ -196,7 +196,7 @@ bool linear_supports(const Linear& p) {
 Status linear(const Linear& p, Stream stream) {
   if (p.rows == 0 || p.out == 0) return {};
   if (!linear_supports(p)) return {"linear: too many rows, or rows that are no multiples of 16 bytes"};
-  if (p.rows > 1 && linear_sm90_supports(p)) return linear_sm90(p, stream);
+  if (p.rows > 1 && linear_sm90_supports(p)) return noted(p, stream, linear_sm90(p, stream));
   const bool bf = p.dtype == DType::bf16, y_bf = p.y_dtype == DType::bf16;
   auto* choose =
       bf ? (y_bf ? choose_rows<bf16, bf16> : choose_rows<bf16, float>) : (y_bf ? choose_rows<float, bf16> : choose_rows<float, float>);
@@ -211,7 +211,7 @@ bool linear_swiglu_supports(const Linear& p) {
 Status linear_swiglu(const Linear& p, Stream stream) {
   if (p.rows == 0 || p.out == 0) return {};
   if (!linear_swiglu_supports(p)) return {"linear_swiglu: too many rows, an odd number of outputs, or rows of no multiple of 16 bytes"};
-  if (p.rows > 1) return linear_swiglu_sm90(p, stream);
+  if (p.rows > 1) return noted(LinearSwiglu{p}, stream, linear_swiglu_sm90(p, stream));
   auto* run = p.dtype == DType::bf16 ? run_rows<bf16, bf16, 1, 2> : run_rows<float, float, 1, 2>;
   return noted(LinearSwiglu{p}, stream, run(p, stream));
 }

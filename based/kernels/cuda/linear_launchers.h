@@ -1,5 +1,7 @@
 // The forms of the linear layer that linear() chooses from.
 #pragma once
+#include <cuda_runtime.h>
+
 #include "based/kernels/linear.h"
 
 namespace based::kernels::cuda::detail {
@@ -10,5 +12,29 @@ Status linear_sm90(const Linear&, Stream);
 // The same with outputs that come in two halves, y = the first times the SiLU of the second; y_stride a multiple of 8.
 bool linear_swiglu_sm90_supports(const Linear&);
 Status linear_swiglu_sm90(const Linear&, Stream);
+
+// A norm between two layers of 2 to 128 rows, as its halves in their kernels. The layer before it adds its outputs to the residual
+// stream, in the place of y, and gives the stream times the norm's weight and each tile's sums of squares; the layer after it multiplies
+// that, and its sums by 1 / rms.
+struct NormAfter {
+  const float* x = nullptr;      // [rows, out], the residual stream
+  float* sum = nullptr;          // [rows, out], x + outputs; may be x
+  const void* weight = nullptr;  // [out], bf16, constant
+  void* y = nullptr;             // [rows, out], bf16: sum · weight
+  float* squares = nullptr;      // [joined_norm_parts(out), 128]
+};
+struct NormBefore {
+  const float* squares = nullptr;  // of the layer's x before weights
+  int64_t parts = 0;
+  float eps = 0;
+};
+struct JoinedNorm {
+  NormBefore before;
+  NormAfter after;
+};
+int64_t joined_norm_parts(int64_t width);
+// In the place of a captured launch of the same layer; `linear_sm90_supports`, y in bf16. After a norm, p.x is what the layer before gave.
+Status put_linear_before_norm(cudaGraphNode_t node, const Linear& p, const NormAfter& after);
+Status put_linear_after_norm(cudaGraphNode_t node, const Linear& p, bool swiglu, const NormBefore& before);
 
 }  // namespace based::kernels::cuda::detail

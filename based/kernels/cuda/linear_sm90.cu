@@ -19,9 +19,13 @@ constexpr int kMultipliers = 128;  // threads; one more warp requests
 constexpr int kMostSplits = 8;
 constexpr int kMostStages = 16;
 constexpr int kUnitBytes = kMultipliers * 16;  // of sums: 8 rows by kOutputs, 16 bytes a thread
-constexpr int kBarrierBytes = (3 * kMostStages + 1) * 8;
+constexpr int kBarrierBytes = (3 * kMostStages + 2) * 8;
 
-// Shared memory: the ring of weights, the ring of rows, the cluster's sums (without a cluster: where the rings were), barriers. Up to 64
+// What becomes of the sums: y; SwiGLU's y; or they are added to the residual stream, whose norm the next layer takes (JoinedNorm).
+enum class Form { plain, swiglu, adds };
+
+// Shared memory: the ring of weights, the ring of rows, the cluster's sums (without a cluster: where the rings were), barriers, and four
+// floats a row for norms: scales, or four warps' sums of squares. Up to 64
 // rows two blocks fit on a multiprocessor, of this layer and of one that waits for it; with more rows, all the rows under way at once are
 // worth more, and small stages. Measured.
 template <int kRows>
@@ -30,7 +34,8 @@ struct Layout {
   static constexpr int kDepth = kSlabs * kSlab;
   static constexpr int kWeightBytes = kSlabs * kOutputs * 128, kRowBytes = kSlabs * kRows * 128;  // of a stage
   static constexpr int kRowStages = kRows == 128 ? 7 : kRows == 64 ? 5 : 4;
-  static constexpr int kLimit = (kRows == 128 ? 205 : 113) * 1024 - kBarrierBytes - 1024;  // stages start at multiples of 1024
+  static constexpr int kEndBytes = kBarrierBytes + kRows * 16;
+  static constexpr int kLimit = (kRows == 128 ? 205 : 113) * 1024 - kEndBytes - 1024;  // stages start at multiples of 1024
 };
 
 struct Plan {
@@ -41,6 +46,8 @@ struct Plan {
 };
 
 #if BASED_HAS_WGMMA
+constexpr int kHeldUnits = 4;  // whose part of the residual stream a thread requests before it has their sums
+constexpr int outputs_of(Form form) { return form == Form::swiglu ? kOutputs / 2 : kOutputs; }
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 __device__ __forceinline__ uint32_t address_in_block(uint32_t shared, int rank) {
   uint32_t there;
@@ -56,8 +63,12 @@ __device__ __forceinline__ void send_float4(uint32_t there, uint32_t barrier, fl
                "f"(c), "f"(d), "r"(barrier)
                : "memory");
 }
-// The warps that multiply, without the one that requests.
-__device__ __forceinline__ void multipliers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(kMultipliers) : "memory"); }
+// The warps that multiply, without those that request; of kScaled, they have then heard of the warp that makes the scales.
+template <bool kScaled>
+__device__ __forceinline__ void multipliers_meet() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kMultipliers + 32 * kScaled) : "memory");
+}
+__device__ __forceinline__ void scales_are_made() { asm volatile("bar.arrive 1, %0;" ::"n"(kMultipliers + 32) : "memory"); }
 
 // 32 outputs and their gates, 8 of these after 8 of those, so that the same thread gets the sums of both; `group`: of 8 outputs.
 __device__ __forceinline__ void load_pairs(uint32_t shared, const CUtensorMap& map, int column, int group, uint32_t barrier) {
@@ -77,8 +88,8 @@ __device__ __forceinline__ void multiply(float (&d)[kRows / 2], uint64_t weight,
   if constexpr (kRows == 128) wgmma_64x128x16_shared(d, weight, x, true);
 }
 
-template <int kRows, bool kSwiglu>
-struct Block {  // a block's place; of kSwiglu, the outputs are 32 u and their gates
+template <int kRows, Form kForm>
+struct Block {  // a block's place; of SwiGLU, the outputs are 32 u and their gates
   using Memory = Layout<kRows>;
   static constexpr int kSlabs = Memory::kSlabs;
   const Plan& plan;
@@ -87,7 +98,7 @@ struct Block {  // a block's place; of kSwiglu, the outputs are 32 u and their g
 
   __device__ __forceinline__ Block(const Plan& of, uint32_t shared) : plan(of), base((shared + 1023) & ~1023U) {
     split = static_cast<int>(blockIdx.x) % plan.splits,
-    first_out = static_cast<int>(blockIdx.x) / plan.splits * (kSwiglu ? kOutputs / 2 : kOutputs);
+    first_out = static_cast<int>(blockIdx.x) / plan.splits * outputs_of(kForm);
     first = plan.steps * split / plan.splits, steps = plan.steps * (split + 1) / plan.splits - first;
   }
   __device__ __forceinline__ uint32_t weights_at(const RingPlace& r) const { return base + r.slot * Memory::kWeightBytes; }
@@ -96,6 +107,7 @@ struct Block {  // a block's place; of kSwiglu, the outputs are 32 u and their g
   __device__ __forceinline__ uint32_t rows_here(const RingPlace& r) const { return weights_here(r) + 8 * kMostStages; }
   __device__ __forceinline__ uint32_t consumed(const RingPlace& r) const { return weights_here(r) + 16 * kMostStages; }
   __device__ __forceinline__ uint32_t sums_here() const { return base + plan.barriers_at + 24 * kMostStages; }
+  __device__ __forceinline__ uint32_t scales_at() const { return base + plan.barriers_at + kBarrierBytes; }
 
   // By all lanes of a warp, a stage each.
   __device__ __forceinline__ void init_barriers() const {
@@ -118,7 +130,7 @@ struct Block {  // a block's place; of kSwiglu, the outputs are 32 u and their g
     for (int slab = 0; slab < kSlabs; ++slab) {
       const uint32_t to = weights_at(r) + slab * kOutputs * 128;
       const int column = ((first + step) * kSlabs + slab) * kSlab;
-      if constexpr (kSwiglu) {
+      if constexpr (kForm == Form::swiglu) {
         load_pairs(to, weights, column, first_out / 8, weights_here(r));
       } else {
         load_box(to, weights, column, first_out, weights_here(r));
@@ -172,15 +184,39 @@ struct Block {  // a block's place; of kSwiglu, the outputs are 32 u and their g
   }
 };
 
-// Writes kUnits units of sums; a warp has 16 of the outputs. Its lanes, which have two rows by two outputs of each unit, exchange them
-// through the places of their own sums, so that each writes four neighbours of a row.
-template <typename Y, int kUnits>
-__device__ __forceinline__ void write_units(const Linear& p, const float4 (&sum)[kUnits], uint32_t place, int first_row, int first_out) {
+// Of x's rows in the order of the norm before it, by one warp: 1 / rms from the tiles' sums of squares, added up in their order.
+template <int kRows>
+__device__ __forceinline__ void make_scales(const NormBefore& norm, int64_t width, uint32_t to) {
+  constexpr int kLanes = kRows / 4, kGroups = 32 / kLanes, kTogether = 32 / kGroups;  // lanes of four rows each; parts under way
+  const int lane = threadIdx.x % 32, group = lane / kLanes, row = lane % kLanes * 4;
+  float4 sum = {};
+  for (int64_t first = group; first < norm.parts; first += 32) {
+    float4 part[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int64_t at = first + i * kGroups;
+      part[i] = at < norm.parts ? __ldcg(reinterpret_cast<const float4*>(norm.squares + at * kRows + row)) : float4{};
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) sum.x += part[i].x, sum.y += part[i].y, sum.z += part[i].z, sum.w += part[i].w;
+  }
+#pragma unroll
+  for (int distance = 16; distance >= kLanes; distance /= 2) {
+    sum.x += __shfl_xor_sync(~0U, sum.x, distance), sum.y += __shfl_xor_sync(~0U, sum.y, distance);
+    sum.z += __shfl_xor_sync(~0U, sum.z, distance), sum.w += __shfl_xor_sync(~0U, sum.w, distance);
+  }
+  const float mean = 1 / static_cast<float>(width);
+  if (group == 0)
+    store_shared_float4(to + row * 4, rsqrtf(fmaf(sum.x, mean, norm.eps)), rsqrtf(fmaf(sum.y, mean, norm.eps)),
+                        rsqrtf(fmaf(sum.z, mean, norm.eps)), rsqrtf(fmaf(sum.w, mean, norm.eps)));
+}
+
+// Hands out kUnits units of sums; a warp has 16 of the outputs. Its lanes, which have two rows by two outputs of each unit, exchange them
+// through the places of their own sums, so that each takes four neighbours of a row: outputs lane mod 4 of the warp's, row lane / 4.
+template <int kUnits, typename Take>
+__device__ __forceinline__ void hand_out(const float4 (&sum)[kUnits], uint32_t place, const Take& take) {
   const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 4;
-  const int64_t out = first_out + static_cast<int>(threadIdx.x) / 32 * 16 + column;
   const uint32_t warp_place = place - lane * 16, to = warp_place + 4 * (lane % 4 * 32 + ((lane / 4) ^ (lane % 2 * 8)));
-  float bias[4] = {};
-  if (p.bias != nullptr && out < p.out) load_floats<4>(static_cast<const bf16*>(p.bias) + out, bias);
   __syncwarp();
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
@@ -189,48 +225,114 @@ __device__ __forceinline__ void write_units(const Linear& p, const float4 (&sum)
   }
   __syncwarp();
 #pragma unroll
-  for (int u = 0; u < kUnits; ++u) {
-    const float4 v = load_shared_float4(warp_place + u * kUnitBytes + 4 * (row * 16 + (column ^ (row / 2 % 2 * 8))));
-    const int64_t r = first_row + 8 * u + row;
-    if (r >= p.rows || out >= p.out) continue;
-    const float y[4] = {v.x + bias[0], v.y + bias[1], v.z + bias[2], v.w + bias[3]};
-    store_floats<4>(static_cast<Y*>(p.y) + r * p.y_stride + out, y);
-  }
+  for (int u = 0; u < kUnits; ++u) take(u, load_shared_float4(warp_place + u * kUnitBytes + 4 * (row * 16 + (column ^ (row / 2 % 2 * 8)))));
 }
 
-// The same of u and their gates: a lane has two rows of one u, and of its gate, in each unit; a warp 8 of the outputs, in kUnits ≤ 4 units.
-template <typename Y, int kUnits>
-__device__ __forceinline__ void write_swiglu(const Linear& p, const float4 (&sum)[kUnits], uint32_t place, int first_row, int first_out) {
-  const int lane = threadIdx.x % 32;
-  const int64_t width = p.out / 2, first = first_out + static_cast<int>(threadIdx.x) / 32 * 8, out = first + lane / 4;
-  float bias[2] = {};
-  if (p.bias != nullptr && out < width) {
+// The end of a block: what becomes of its sums. What it needs from memory besides is requested before the sums are there.
+template <typename Y, Form kForm, bool kScaled>
+struct End {
+  const Linear& p;
+  const JoinedNorm& norm;
+  uint32_t scales;  // in shared memory: of rows, where kScaled; where sums are squared, those of rows, of the four warps
+  int64_t out;      // of SwiGLU the warp's first, else the lane's first
+  float bias[4] = {}, weight[4];
+  float4 residual[kHeldUnits];
+
+  __device__ __forceinline__ End(const Linear& of, const JoinedNorm& joined, uint32_t scales_at, int first_out)
+      : p(of), norm(joined), scales(scales_at) {
+    const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    out = kForm == Form::swiglu ? first_out + warp * 8 : first_out + warp * 16 + lane % 4 * 4;
     const bf16* b = static_cast<const bf16*>(p.bias) + out;
-    bias[0] = to_float(b[0]), bias[1] = to_float(b[width]);
+    if constexpr (kForm == Form::swiglu) {
+      if (p.bias != nullptr && out < p.out / 2) bias[0] = to_float(b[lane / 4]), bias[1] = to_float(b[p.out / 2 + lane / 4]);
+    } else if (out < p.out) {
+      if (p.bias != nullptr) load_floats<4>(b, bias);
+      if constexpr (kForm == Form::adds) load_floats<4>(static_cast<const bf16*>(norm.after.weight) + out, weight);
+    }
   }
-  __syncwarp();
+  // Of the residual stream, `units` units of 8 rows.
+  __device__ __forceinline__ void request_residual(int first_row, int units) {
 #pragma unroll
-  for (int u = 0; u < kUnits; ++u) {
-    const uint32_t to = place - lane * 16 + u * kUnitBytes + 4 * (lane % 4 * 16 + lane / 4);
-    const float gate[2] = {sum[u].z + bias[1], sum[u].w + bias[1]};
-    store_shared_float(to, (sum[u].x + bias[0]) * gate[0] * sigmoid(gate[0]));
-    store_shared_float(to + 32, (sum[u].y + bias[0]) * gate[1] * sigmoid(gate[1]));
+    for (int u = 0; u < kHeldUnits; ++u) {
+      const int64_t row = first_row + 8 * u + static_cast<int>(threadIdx.x) % 32 / 4;
+      if (u < units && row < p.rows && out < p.out)
+        residual[u] = __ldcg(reinterpret_cast<const float4*>(norm.after.x + row * p.out + out));
+    }
   }
-  __syncwarp();
-  const int unit = lane / 8, row = lane % 8;
-  const int64_t r = first_row + 8 * unit + row;
-  if (unit >= kUnits || r >= p.rows || first >= width) return;
-  const uint32_t from = place - lane * 16 + unit * kUnitBytes + row * 32;
-  const float4 a = load_shared_float4(from), b = load_shared_float4(from + 16);
-  const float y[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-  store_floats<8>(static_cast<Y*>(p.y) + r * p.y_stride + first, y);
-}
 
-// The parts of the sums from all blocks of a cluster, added up in order; each block does it for some of the rows and writes those.
-template <typename Y, bool kSwiglu, int kRows, int kSplits>
-__device__ __forceinline__ void add_up(const Linear& p, const float (&d)[kRows / 2], const Block<kRows, kSwiglu>& block) {
+  template <int kUnits>
+  __device__ __forceinline__ void write(const float4 (&sum)[kUnits], uint32_t place, int first_row) const {
+    hand_out(sum, place, [&](int u, const float4& v) {
+      const int64_t row = first_row + 8 * u + static_cast<int>(threadIdx.x) % 32 / 4;
+      if (row >= p.rows || out >= p.out) return;
+      const float r = kScaled ? load_shared_float(scales + static_cast<uint32_t>(row) * 4) : 1.0F;
+      const float y[4] = {fmaf(v.x, r, bias[0]), fmaf(v.y, r, bias[1]), fmaf(v.z, r, bias[2]), fmaf(v.w, r, bias[3])};
+      store_floats<4>(static_cast<Y*>(p.y) + row * p.y_stride + out, y);
+    });
+  }
+  // The same of u and their gates: a lane has two rows of one u, and of its gate, in each unit; a warp 8 of the outputs, kUnits ≤ 4.
+  template <int kUnits>
+  __device__ __forceinline__ void write_swiglu(const float4 (&sum)[kUnits], uint32_t place, int first_row) const {
+    const int lane = threadIdx.x % 32;
+    __syncwarp();
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      const float2 r =
+          kScaled ? load_shared_float2(scales + static_cast<uint32_t>(first_row + 8 * u + lane % 4 * 2) * 4) : make_float2(1, 1);
+      const uint32_t to = place - lane * 16 + u * kUnitBytes + 4 * (lane % 4 * 16 + lane / 4);
+      const float gate[2] = {fmaf(sum[u].z, r.x, bias[1]), fmaf(sum[u].w, r.y, bias[1])};
+      store_shared_float(to, fmaf(sum[u].x, r.x, bias[0]) * gate[0] * sigmoid(gate[0]));
+      store_shared_float(to + 32, fmaf(sum[u].y, r.y, bias[0]) * gate[1] * sigmoid(gate[1]));
+    }
+    __syncwarp();
+    const int unit = lane / 8, row = lane % 8;
+    const int64_t r = first_row + 8 * unit + row;
+    if (unit >= kUnits || r >= p.rows || out >= p.out / 2) return;
+    const uint32_t from = place - lane * 16 + unit * kUnitBytes + row * 32;
+    const float4 a = load_shared_float4(from), b = load_shared_float4(from + 16);
+    const float y[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    store_floats<8>(static_cast<Y*>(p.y) + r * p.y_stride + out, y);
+  }
+  // Rounded as y would be, and added to the residual stream; a warp's part of the squares of each row.
+  template <int kRows, int kUnits>
+  __device__ __forceinline__ void add(const float4 (&sum)[kUnits], uint32_t place, int first_row) const {
+    hand_out(sum, place, [&](int u, const float4& v) {
+      const int lane = threadIdx.x % 32, row = first_row + 8 * u + lane / 4;
+      const bool valid = row < p.rows && out < p.out;
+      const float y[4] = {v.x + bias[0], v.y + bias[1], v.z + bias[2], v.w + bias[3]};
+      const float x[4] = {residual[u].x, residual[u].y, residual[u].z, residual[u].w};
+      float s[4], z[4], squares = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        s[i] = x[i] + to_float(from_float<bf16>(y[i])), z[i] = s[i] * weight[i];
+        squares = valid ? fmaf(s[i], s[i], squares) : 0.0F;
+      }
+      if (valid) {
+        store_floats<4>(norm.after.sum + row * p.out + out, s);
+        store_floats<4>(static_cast<bf16*>(norm.after.y) + row * p.out + out, z);
+      }
+      squares += __shfl_xor_sync(~0U, squares, 1), squares += __shfl_xor_sync(~0U, squares, 2);
+      if (lane % 4 == 0) store_shared_float(scales + (static_cast<int>(threadIdx.x) / 32 * kRows + row) * 4, squares);
+    });
+  }
+  // Once all of the block's have been added: `count` rows' squares of all four warps.
+  template <int kRows>
+  __device__ __forceinline__ void write_squares(int first_row, int count, int first_out) const {
+    multipliers_meet<false>();
+    const int row = first_row + static_cast<int>(threadIdx.x);
+    if (static_cast<int>(threadIdx.x) >= count) return;
+    float sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < kMultipliers / 32; ++warp) sum += load_shared_float(scales + (warp * kRows + row) * 4);
+    norm.after.squares[first_out / kOutputs * kRows + row] = sum;
+  }
+};
+
+// The parts of the sums from all blocks of a cluster, added up in order; each block does it for some of the rows and ends those.
+template <typename Y, Form kForm, bool kScaled, int kRows, int kSplits>
+__device__ __forceinline__ void add_up(End<Y, kForm, kScaled>& end, const float (&d)[kRows / 2], const Block<kRows, kForm>& block) {
   constexpr int kUnits = kRows / 8, kOwned = kUnits > kSplits ? kUnits / kSplits : 1;
-  constexpr int kBatch = kOwned < 4 ? kOwned : 4;  // units whose parts are under way at once
+  constexpr int kBatch = kOwned < kHeldUnits ? kOwned : kHeldUnits;  // units whose parts are under way at once
   const int split = block.split;
   const uint32_t mine = block.base + block.plan.sums_at + threadIdx.x * 16;
 #pragma unroll
@@ -260,23 +362,28 @@ __device__ __forceinline__ void add_up(const Linear& p, const float (&d)[kRows /
       }
     }
     const int first_row = (split * kOwned + first) * 8;
-    if constexpr (kSwiglu) {
-      write_swiglu<Y>(p, sum, place, first_row, block.first_out);
-    } else {
-      write_units<Y>(p, sum, place, first_row, block.first_out);
+    if constexpr (kForm == Form::swiglu) end.write_swiglu(sum, place, first_row);
+    if constexpr (kForm == Form::plain) end.write(sum, place, first_row);
+    if constexpr (kForm == Form::adds) {
+      end.template add<kRows>(sum, place, first_row);
+      if (first + kBatch < kOwned) end.request_residual(first_row + 8 * kBatch, kBatch);
     }
   }
+  if constexpr (kForm == Form::adds) end.template write_squares<kRows>(split * kOwned * 8, kOwned * 8, block.first_out);
 }
 #endif
 
-template <typename Y, bool kSwiglu, int kRows>
-__global__ void __launch_bounds__(kMultipliers + 32, kRows == 128 ? 1 : 2)
-    many_rows(const __grid_constant__ Linear p, const __grid_constant__ Plan plan, const __grid_constant__ CUtensorMap weights,
-              const __grid_constant__ CUtensorMap rows) {
+template <bool kScaled>
+constexpr int kThreads = kMultipliers + 32 + 32 * kScaled;
+
+template <typename Y, Form kForm, bool kScaled, int kRows>
+__global__ void __launch_bounds__(kThreads<kScaled>, kRows == 128 ? 1 : 2)
+    many_rows(const __grid_constant__ Linear p, const __grid_constant__ JoinedNorm norm, const __grid_constant__ Plan plan,
+              const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows) {
 #if BASED_HAS_WGMMA
   extern __shared__ char memory[];
-  const Block<kRows, kSwiglu> block(plan, shared_address(memory));
-  const bool requests = threadIdx.x >= kMultipliers, first_lane = threadIdx.x % 32 == 0;
+  const Block<kRows, kForm> block(plan, shared_address(memory));
+  const bool requests = threadIdx.x / 32 == kMultipliers / 32, first_lane = threadIdx.x % 32 == 0;
   if (requests) {
     if (first_lane) prefetch_map(weights), prefetch_map(rows);
     block.init_barriers();
@@ -295,15 +402,29 @@ __global__ void __launch_bounds__(kMultipliers + 32, kRows == 128 ? 1 : 2)
     }
     return;
   }
+  if constexpr (kScaled) {
+    if (threadIdx.x >= kMultipliers) {
+      wait_for_earlier_kernels();
+      make_scales<kRows>(norm.before, p.in, block.scales_at());
+      return scales_are_made();
+    }
+  }
+  if (!p.weight_is_constant) wait_for_earlier_kernels();
+  End<Y, kForm, kScaled> end(p, norm, block.scales_at(), block.first_out);
+  if constexpr (kForm == Form::adds) {
+    const int owned = max(1, kRows / 8 / plan.splits);
+    wait_for_earlier_kernels();
+    end.request_residual(block.split * owned * 8, min(owned, kHeldUnits));
+  }
   float d[kRows / 2] = {};
   block.multiply_all(d);
-  wait_for_earlier_kernels();  // before this thread writes anything that they read
-  multipliers_meet();          // nobody reads the stages any more: without a cluster, sums go there
+  wait_for_earlier_kernels();    // before this thread writes anything that they read
+  multipliers_meet<kScaled>();  // nobody reads the stages any more: without a cluster, sums go there
   switch (plan.splits) {
-    case 1: return add_up<Y, kSwiglu, kRows, 1>(p, d, block);
-    case 2: return add_up<Y, kSwiglu, kRows, 2>(p, d, block);
-    case 4: return add_up<Y, kSwiglu, kRows, 4>(p, d, block);
-    default: return add_up<Y, kSwiglu, kRows, 8>(p, d, block);
+    case 1: return add_up<Y, kForm, kScaled, kRows, 1>(end, d, block);
+    case 2: return add_up<Y, kForm, kScaled, kRows, 2>(end, d, block);
+    case 4: return add_up<Y, kForm, kScaled, kRows, 4>(end, d, block);
+    default: return add_up<Y, kForm, kScaled, kRows, 8>(end, d, block);
   }
 #endif
 }
@@ -351,25 +472,45 @@ Status describe_weights(CUtensorMap& map, const Linear& p, bool swiglu) {
   return describe_tiles(map, p.weight, sizes, strides, {kSlab, 8, 2, kOutputs / 16});
 }
 
-template <typename Y, bool kSwiglu, int kRows>
-Status run(const Linear& p, Stream stream) {
-  const Plan plan = make_plan<kRows>(p);
-  CUtensorMap weights, rows;
-  if (const Status s = describe_weights(weights, p, kSwiglu); !s.ok()) return s;
-  if (const Status s = describe_matrix(rows, p.x, p.rows, p.in, p.x_stride, kRows); !s.ok()) return s;
-  auto* kernel = many_rows<Y, kSwiglu, kRows>;
-  const int shared = plan.barriers_at + kBarrierBytes + 1024;
-  if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);
-  const auto blocks = static_cast<unsigned>(ceil_div(p.out, kOutputs) * plan.splits);
-  return launch_overlapped(kernel, {blocks, kMultipliers + 32, shared, static_cast<unsigned>(plan.splits)}, stream, p, plan, weights, rows);
+// Where a launch goes: to a stream, or in the place of a captured one.
+struct Target {
+  Stream stream;
+  cudaGraphNode_t node = nullptr;
+};
+
+template <typename... Params>
+Status put_in_place(cudaGraphNode_t node, void (*kernel)(Params...), const Launch& launch, const std::type_identity_t<Params>&... params) {
+  const void* arguments[] = {&params...};
+  cudaKernelNodeParams to = {};
+  to.func = reinterpret_cast<void*>(kernel), to.gridDim = launch.grid, to.blockDim = launch.block;
+  to.sharedMemBytes = static_cast<unsigned>(launch.shared_bytes), to.kernelParams = const_cast<void**>(arguments);
+  if (const cudaError_t e = cudaGraphKernelNodeSetParams(node, &to); e != cudaSuccess) return status_of(e);
+  cudaLaunchAttributeValue value = {};
+  value.clusterDim = {launch.cluster, 1, 1};
+  return launch.cluster == 1 ? Status{} : status_of(cudaGraphKernelNodeSetAttribute(node, cudaLaunchAttributeClusterDimension, &value));
 }
 
-template <typename Y, bool kSwiglu>
-Status choose_rows(const Linear& p, Stream stream) {
-  if (p.rows <= 8) return run<Y, kSwiglu, 8>(p, stream);
-  if (p.rows <= 16) return run<Y, kSwiglu, 16>(p, stream);
-  if (p.rows <= 32) return run<Y, kSwiglu, 32>(p, stream);
-  return p.rows <= 64 ? run<Y, kSwiglu, 64>(p, stream) : run<Y, kSwiglu, 128>(p, stream);
+template <typename Y, Form kForm, bool kScaled, int kRows>
+Status run(const Linear& p, const JoinedNorm& norm, const Target& target) {
+  const Plan plan = make_plan<kRows>(p);
+  CUtensorMap weights, rows;
+  if (const Status s = describe_weights(weights, p, kForm == Form::swiglu); !s.ok()) return s;
+  if (const Status s = describe_matrix(rows, p.x, p.rows, p.in, p.x_stride, kRows); !s.ok()) return s;
+  auto* kernel = many_rows<Y, kForm, kScaled, kRows>;
+  const int shared = plan.barriers_at + Layout<kRows>::kEndBytes + 1024;
+  if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);
+  const auto blocks = static_cast<unsigned>(ceil_div(p.out, kOutputs) * plan.splits);
+  const Launch launch{blocks, kThreads<kScaled>, shared, static_cast<unsigned>(plan.splits)};
+  if (target.node != nullptr) return put_in_place(target.node, kernel, launch, p, norm, plan, weights, rows);
+  return launch_overlapped(kernel, launch, target.stream, p, norm, plan, weights, rows);
+}
+
+template <typename Y, Form kForm, bool kScaled = false>
+Status choose_rows(const Linear& p, const JoinedNorm& norm, const Target& target) {
+  if (p.rows <= 8) return run<Y, kForm, kScaled, 8>(p, norm, target);
+  if (p.rows <= 16) return run<Y, kForm, kScaled, 16>(p, norm, target);
+  if (p.rows <= 32) return run<Y, kForm, kScaled, 32>(p, norm, target);
+  return p.rows <= 64 ? run<Y, kForm, kScaled, 64>(p, norm, target) : run<Y, kForm, kScaled, 128>(p, norm, target);
 }
 
 // Beyond these outputs each multiprocessor reads the rows so often that a library's larger tiles are faster, even in a step, where this
@@ -385,13 +526,24 @@ bool linear_sm90_supports(const Linear& p) {
 }
 
 Status linear_sm90(const Linear& p, Stream stream) {
-  return p.y_dtype == DType::bf16 ? choose_rows<bf16, false>(p, stream) : choose_rows<float, false>(p, stream);
+  return p.y_dtype == DType::bf16 ? choose_rows<bf16, Form::plain>(p, {}, {stream}) : choose_rows<float, Form::plain>(p, {}, {stream});
 }
 
 bool linear_swiglu_sm90_supports(const Linear& p) {
   return linear_sm90_supports(p) && p.y_dtype == DType::bf16 && p.out % 16 == 0 && p.y_stride % 8 == 0;
 }
 
-Status linear_swiglu_sm90(const Linear& p, Stream stream) { return choose_rows<bf16, true>(p, stream); }
+Status linear_swiglu_sm90(const Linear& p, Stream stream) { return choose_rows<bf16, Form::swiglu>(p, {}, {stream}); }
+
+int64_t joined_norm_parts(int64_t width) { return ceil_div(width, kOutputs); }
+
+Status put_linear_before_norm(cudaGraphNode_t node, const Linear& p, const NormAfter& after) {
+  return choose_rows<bf16, Form::adds>(p, {{}, after}, {{}, node});
+}
+
+Status put_linear_after_norm(cudaGraphNode_t node, const Linear& p, bool swiglu, const NormBefore& before) {
+  return swiglu ? choose_rows<bf16, Form::swiglu, true>(p, {before, {}}, {{}, node})
+                : choose_rows<bf16, Form::plain, true>(p, {before, {}}, {{}, node});
+}
 
 }  // namespace based::kernels::cuda::detail

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <optional>
 
+#include "based/kernels/cuda/step_graph.h"
 #include "based/kernels/cuda/step_log.h"
 #include "based/kernels/cuda/step_program.cuh"
 
@@ -14,25 +15,6 @@ using namespace detail;
 thread_local StepLog* active_log = nullptr;
 
 constexpr size_t kWorthwhile = 8;  // launches; fewer stay kernels of their own
-
-struct Range {
-  const char* begin;
-  int64_t bytes;
-};
-using Ranges = std::vector<Range>;
-Range range(const void* begin, int64_t bytes) { return {static_cast<const char*>(begin), begin == nullptr ? 0 : bytes}; }
-bool overlap(const Ranges& a, const Ranges& b) {
-  return std::any_of(a.begin(), a.end(), [&](const Range& x) {
-    return std::any_of(b.begin(), b.end(), [&](const Range& y) {
-      return x.bytes > 0 && y.bytes > 0 && x.begin < y.begin + y.bytes && y.begin < x.begin + x.bytes;
-    });
-  });
-}
-void append(Ranges& to, const Ranges& from) { to.insert(to.end(), from.begin(), from.end()); }
-
-bool contains(const Range& outer, const Range& inner) {
-  return inner.begin >= outer.begin && inner.begin + inner.bytes <= outer.begin + outer.bytes;
-}
 
 // Memory of a launch. `early`: read before other blocks' outputs have come. Of a state the first slot stands for the one that is meant: in
 // a recorded step nothing but the layer's own kernel touches it.
@@ -343,28 +325,6 @@ int choose_threads(const StepLog& log) {
     if (known > most) most = known, best = threads;
   }
   return best;
-}
-
-using Nodes = std::vector<cudaGraphNode_t>;
-struct Edges {
-  Nodes nodes;
-  std::vector<cudaGraphEdgeData> data;
-};
-template <typename Query>
-cudaError_t read_edges(Query query, cudaGraphNode_t node, Edges& to) {
-  size_t count = 0;
-  if (const cudaError_t error = query(node, nullptr, nullptr, &count); error != cudaSuccess) return error;
-  to.nodes.resize(count), to.data.resize(count);
-  return count == 0 ? cudaSuccess : query(node, to.nodes.data(), to.data.data(), &count);
-}
-cudaGraphNode_t node_of(const StepLaunch& launch) { return static_cast<cudaGraphNode_t>(launch.node); }
-
-// Whether nothing in the graph comes between two launches, or beside them.
-bool follows(const StepLaunch& before, const StepLaunch& after) {
-  Edges out, in;
-  return read_edges(cudaGraphNodeGetDependentNodes, node_of(before), out) == cudaSuccess &&
-         read_edges(cudaGraphNodeGetDependencies, node_of(after), in) == cudaSuccess && out.nodes == Nodes{node_of(after)} &&
-         in.nodes == Nodes{node_of(before)};
 }
 
 // The program's memory: counters, its lists, mailboxes.

@@ -1,0 +1,176 @@
+// Norms of a step of several texts whose halves are in the products before and after: against sums in double, and their bits.
+#include <cmath>
+
+#include "based/kernels/step_program.h"
+#include "bench/cuda/layers.cuh"
+
+namespace based::bench {
+namespace {
+
+using kernels::DType;
+using kernels::Linear;
+using kernels::Stream;
+namespace gpu = kernels::cuda;
+using Values = std::vector<double>;
+
+constexpr float kEps = 1e-5F;
+
+// layer -> norm -> two readers, and the next norm.
+struct Chain {
+  int64_t rows, in, width, out;
+  bool with_bias, swiglu;
+  Buffer x, residual, weight, bias, norm_weight, reader_weight, reader_bias, other_weight;
+  Buffer y, normalised, read, other, closing;
+
+  Chain(int64_t of_rows, int64_t of_width, bool of_bias, bool of_swiglu)
+      : rows(of_rows), in(2 * of_width), width(of_width), out(of_swiglu ? 2 * of_width : 264), with_bias(of_bias), swiglu(of_swiglu) {
+    const double scale = 1 / std::sqrt(double(in));
+    x = random_buffer(rows * in, DType::bf16, 1, 1), residual = random_buffer(rows * width, DType::f32, 3, 2);
+    weight = random_buffer(width * in, DType::bf16, scale, 3), bias = random_buffer(width, DType::bf16, 1, 4);
+    norm_weight = random_buffer(width, DType::bf16, 1, 5), reader_weight = random_buffer(out * width, DType::bf16, scale, 6);
+    reader_bias = random_buffer(out, DType::bf16, 1, 7), other_weight = random_buffer(64 * width, DType::bf16, scale, 8);
+    y = Buffer(rows * width * 2), normalised = Buffer(rows * width * 2), read = Buffer(rows * out * 2), other = Buffer(rows * 64 * 2);
+    closing = Buffer(rows * width * 2);
+  }
+  int64_t read_width() const { return swiglu ? out / 2 : out; }
+  Linear layer(const Buffer& from, const Buffer& by, const Buffer* added, const Buffer& to, int64_t ins, int64_t outs) const {
+    return {from.as(), by.as(), with_bias && added != nullptr ? added->as() : nullptr,
+            to.as(),   rows,    ins,
+            outs,      ins,     ins,
+            outs,      DType::bf16, DType::bf16,
+            false,     true};
+  }
+  Linear first() const { return layer(x, weight, &bias, y, in, width); }
+  Linear reader() const {
+    Linear p = layer(normalised, reader_weight, &reader_bias, read, width, out);
+    p.y_stride = read_width();
+    return p;
+  }
+  void launch(Stream stream) const {
+    check(gpu::linear(first(), stream));
+    check(gpu::rms_norm_forward({residual.as(), y.as(), residual.as(), norm_weight.as(), normalised.as(), nullptr, rows, width, kEps,
+                                 DType::f32, DType::bf16},
+                                stream));
+    check(swiglu ? gpu::linear_swiglu(reader(), stream) : gpu::linear(reader(), stream));
+    check(gpu::linear(layer(normalised, other_weight, nullptr, other, width, 64), stream));
+    check(gpu::rms_norm_forward({residual.as(), nullptr, nullptr, norm_weight.as(), closing.as(), nullptr, rows, width, kEps, DType::f32,
+                                 DType::bf16},
+                                stream));
+  }
+};
+
+// Runs the chain with its norm joined to the layers around it.
+class JoinedChain {
+ public:
+  JoinedChain(Report& report, const std::string& name, const Chain& chain) {
+    check(cudaStreamCreate(&stream_), "cudaStreamCreate");
+    cudaGraph_t graph = nullptr;
+    const gpu::StepLog log;
+    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    chain.launch({stream_});
+    check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
+    const gpu::StepFusion done = gpu::fuse_norms(graph, log, [this](int64_t bytes) {
+      memory_ = Buffer(bytes);
+      return memory_.as();
+    });
+    check(done.status);
+    if (done.launches != 4 || done.kernels != 3) report.fail(name + ": the norm is still there");
+    check(cudaGraphInstantiate(&exec_, graph, 0), "cudaGraphInstantiate");
+    check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  }
+  JoinedChain(const JoinedChain&) = delete;
+  ~JoinedChain() {
+    cudaGraphExecDestroy(exec_);
+    cudaStreamDestroy(stream_);
+  }
+  void run() {
+    check(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch");
+    check(cudaStreamSynchronize(stream_), "a chain");
+  }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  cudaGraphExec_t exec_ = nullptr;
+  Buffer memory_;
+};
+
+Values product(const Values& x, const Buffer& weight, const Buffer* bias, int64_t rows, int64_t in, int64_t out) {
+  const Values w = download(weight.as(), DType::bf16, out * in),
+               b = bias != nullptr ? download(bias->as(), DType::bf16, out) : Values(static_cast<size_t>(out));
+  Values y;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t o = 0; o < out; ++o) {
+      double sum = b[o];
+      for (int64_t i = 0; i < in; ++i) sum += x[r * in + i] * w[o * in + i];
+      y.push_back(sum);
+    }
+  }
+  return y;
+}
+
+struct Exact {
+  Values residual, read, other;
+};
+Exact exact(const Chain& c, int64_t rows) {
+  Exact to;
+  to.residual = product(download(c.x.as(), DType::bf16, rows * c.in), c.weight, c.with_bias ? &c.bias : nullptr, rows, c.in, c.width);
+  const Values before = download(c.residual.as(), DType::f32, rows * c.width), scale = download(c.norm_weight.as(), DType::bf16, c.width);
+  Values normalised;
+  for (int64_t r = 0; r < rows; ++r) {
+    double squares = 0;
+    for (int64_t i = r * c.width; i < (r + 1) * c.width; ++i) to.residual[i] += before[i], squares += to.residual[i] * to.residual[i];
+    for (int64_t i = 0; i < c.width; ++i)
+      normalised.push_back(to.residual[r * c.width + i] * scale[i] / std::sqrt(squares / double(c.width) + kEps));
+  }
+  const Values h = product(normalised, c.reader_weight, c.with_bias ? &c.reader_bias : nullptr, rows, c.width, c.out);
+  to.other = product(normalised, c.other_weight, nullptr, rows, c.width, 64);
+  if (!c.swiglu) return to.read = h, to;
+  for (int64_t i = 0; i < rows * c.out / 2; ++i) {
+    const double u = h[i / (c.out / 2) * c.out + i % (c.out / 2)], gate = h[i / (c.out / 2) * c.out + c.out / 2 + i % (c.out / 2)];
+    to.read.push_back(u * gate / (1 + std::exp(-gate)));
+  }
+  return to;
+}
+
+void verify_chain(Report& report, int64_t rows, int64_t width, bool with_bias, bool swiglu) {
+  const std::string name = "norm in layers " + std::to_string(rows) + " x " + std::to_string(width) + (with_bias ? " bias" : "") +
+                           (swiglu ? " swiglu" : "");
+  const Chain chain(rows, width, with_bias, swiglu);
+  const int64_t compared = std::min<int64_t>(rows, 3);  // the first and, below, the last rows
+  const Exact expected = exact(chain, compared);
+  const Values start = download(chain.residual.as(), DType::f32, rows * width);
+  JoinedChain joined(report, name, chain);
+  joined.run();
+  const auto values = [&](const Buffer& b, DType dtype, int64_t columns) { return download(b.as(), dtype, rows * columns); };
+  const auto head = [&](Values v, const Values& like) { return v.resize(like.size()), v; };
+  const Values residual = values(chain.residual, DType::f32, width), read = values(chain.read, DType::bf16, chain.read_width());
+  report.expect(name + ", stream", relative_error(head(residual, expected.residual), expected.residual), 1e-3);
+  report.expect(name + ", layer", relative_error(head(read, expected.read), expected.read), 5e-3);
+  report.expect(name + ", other", relative_error(head(values(chain.other, DType::bf16, 64), expected.other), expected.other), 5e-3);
+  // All rows, against the kernels one by one; other rows' contents do not matter to a row, and a run is like another.
+  const auto restore = [&](int64_t first_row) {
+    std::vector<float> x(start.begin(), start.end());
+    for (int64_t i = first_row * width; i < rows * width; ++i) x[static_cast<size_t>(i)] *= -2;
+    check(cudaMemcpy(chain.residual.as(), x.data(), x.size() * 4, cudaMemcpyHostToDevice), "copy");
+  };
+  restore(rows), chain.launch({}), check(cudaDeviceSynchronize(), "a chain");
+  report.expect(name + ", as kernels", relative_error(read, values(chain.read, DType::bf16, chain.read_width())), 5e-3);
+  report.expect(name + ", stream as kernels", relative_error(residual, values(chain.residual, DType::f32, width)), 1e-6);
+  restore(rows), joined.run();
+  if (values(chain.read, DType::bf16, chain.read_width()) != read) report.fail(name + ": two runs differ");
+  restore(1), joined.run();
+  Values changed = values(chain.read, DType::bf16, chain.read_width());
+  changed.resize(static_cast<size_t>(chain.read_width()));
+  if (changed != Values(read.begin(), read.begin() + chain.read_width())) report.fail(name + ": a row depends on others");
+}
+
+}  // namespace
+
+void verify_step_norms(Report& report) {
+  for (const int64_t rows : {2, 5, 16, 33, 64, 128}) {
+    for (const int64_t width : {1024, 1792}) verify_chain(report, rows, width, true, false), verify_chain(report, rows, width, false, true);
+  }
+  verify_chain(report, 20, 4296, true, true), verify_chain(report, 128, 4296, true, false);  // no whole tiles; rows in several batches
+}
+
+}  // namespace based::bench
