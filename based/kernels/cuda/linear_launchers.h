@@ -2,6 +2,8 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <span>
+
 #include "based/kernels/linear.h"
 
 namespace based::kernels::cuda::detail {
@@ -35,6 +37,9 @@ struct JoinedNorm {
 int64_t joined_norm_parts(int64_t width);
 // In the place of a captured launch of the same layer; `linear_sm90_supports`, y in bf16. After a norm, p.x is what the layer before gave.
 Status put_linear_before_norm(cudaGraphNode_t node, const Linear& p, const NormAfter& after);
-Status put_linear_after_norm(cudaGraphNode_t node, const Linear& p, bool swiglu, const NormBefore& before);
+Status put_linear_swiglu_after_norm(cudaGraphNode_t node, const Linear& p, const NormBefore& before);
+// Up to kMostLayersAtOnce layers of the same x in one launch; alike but for weight, bias, out and y.
+constexpr int kMostLayersAtOnce = 3;
+Status put_linears_after_norm(cudaGraphNode_t node, std::span<const Linear> layers, const NormBefore& before);
 
 }  // namespace based::kernels::cuda::detail

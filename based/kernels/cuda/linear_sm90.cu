@@ -3,6 +3,7 @@
 // to the block that adds them up, in a fixed order. One warp requests, four multiply. Constant weights are on their way before the kernels
 // before this one have ended; their ring is separate from the rows', so that it can run far ahead.
 #include <algorithm>
+#include <span>
 
 #include "based/kernels/cuda/launch.h"
 #include "based/kernels/cuda/linear_launchers.h"
@@ -43,6 +44,15 @@ struct Plan {
   int weight_stages = 1, row_stages = 1;
   int steps = 0;                                  // stages in all of `in`
   int rows_at = 0, sums_at = 0, barriers_at = 0;  // in shared memory
+};
+
+// More layers of the same x and `in`, in the same launch: their tiles follow those of the first.
+struct Others {
+  int count = 0;
+  struct Other {
+    CUtensorMap weights;
+    Linear layer;
+  } other[kMostLayersAtOnce - 1];
 };
 
 #if BASED_HAS_WGMMA
@@ -96,9 +106,8 @@ struct Block {  // a block's place; of SwiGLU, the outputs are 32 u and their ga
   uint32_t base;  // of shared memory
   int split, first_out, first, steps;
 
-  __device__ __forceinline__ Block(const Plan& of, uint32_t shared) : plan(of), base((shared + 1023) & ~1023U) {
-    split = static_cast<int>(blockIdx.x) % plan.splits,
-    first_out = static_cast<int>(blockIdx.x) / plan.splits * outputs_of(kForm);
+  __device__ __forceinline__ Block(const Plan& of, uint32_t shared, int tile) : plan(of), base((shared + 1023) & ~1023U) {
+    split = static_cast<int>(blockIdx.x) % plan.splits, first_out = tile * outputs_of(kForm);
     first = plan.steps * split / plan.splits, steps = plan.steps * (split + 1) / plan.splits - first;
   }
   __device__ __forceinline__ uint32_t weights_at(const RingPlace& r) const { return base + r.slot * Memory::kWeightBytes; }
@@ -378,11 +387,23 @@ constexpr int kThreads = kMultipliers + 32 + 32 * kScaled;
 
 template <typename Y, Form kForm, bool kScaled, int kRows>
 __global__ void __launch_bounds__(kThreads<kScaled>, kRows == 128 ? 1 : 2)
-    many_rows(const __grid_constant__ Linear p, const __grid_constant__ JoinedNorm norm, const __grid_constant__ Plan plan,
-              const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows) {
+    many_rows(const __grid_constant__ Linear first_layer, const __grid_constant__ Others others, const __grid_constant__ JoinedNorm norm,
+              const __grid_constant__ Plan plan, const __grid_constant__ CUtensorMap first_weights, const __grid_constant__ CUtensorMap rows) {
 #if BASED_HAS_WGMMA
   extern __shared__ char memory[];
-  const Block<kRows, kForm> block(plan, shared_address(memory));
+  int tile = static_cast<int>(blockIdx.x) / plan.splits;
+  const Linear* layer = &first_layer;
+  const CUtensorMap* map = &first_weights;
+  if constexpr (kForm == Form::plain && kScaled) {
+    for (int i = 0; i < others.count; ++i) {
+      const int tiles = static_cast<int>(layer->out + kOutputs - 1) / kOutputs;
+      if (tile < tiles) break;
+      tile -= tiles, layer = &others.other[i].layer, map = &others.other[i].weights;
+    }
+  }
+  const Linear& p = *layer;
+  const CUtensorMap& weights = *map;
+  const Block<kRows, kForm> block(plan, shared_address(memory), tile);
   const bool requests = threadIdx.x / 32 == kMultipliers / 32, first_lane = threadIdx.x % 32 == 0;
   if (requests) {
     if (first_lane) prefetch_map(weights), prefetch_map(rows);
@@ -477,6 +498,7 @@ struct Target {
   Stream stream;
   cudaGraphNode_t node = nullptr;
 };
+using Layers = std::span<const Linear>;  // of one launch
 
 template <typename... Params>
 Status put_in_place(cudaGraphNode_t node, void (*kernel)(Params...), const Launch& launch, const std::type_identity_t<Params>&... params) {
@@ -491,26 +513,36 @@ Status put_in_place(cudaGraphNode_t node, void (*kernel)(Params...), const Launc
 }
 
 template <typename Y, Form kForm, bool kScaled, int kRows>
-Status run(const Linear& p, const JoinedNorm& norm, const Target& target) {
-  const Plan plan = make_plan<kRows>(p);
+Status run(Layers layers, const JoinedNorm& norm, const Target& target) {
+  const Linear& p = layers[0];
+  Linear all = p;
+  Others others;
+  for (const Linear& layer : layers.subspan(1)) {
+    auto& other = others.other[others.count++];
+    other.layer = layer;
+    if (const Status s = describe_weights(other.weights, layer, false); !s.ok()) return s;
+    all.out = round_up(all.out, kOutputs) + layer.out;
+  }
+  const Plan plan = make_plan<kRows>(all);
   CUtensorMap weights, rows;
   if (const Status s = describe_weights(weights, p, kForm == Form::swiglu); !s.ok()) return s;
   if (const Status s = describe_matrix(rows, p.x, p.rows, p.in, p.x_stride, kRows); !s.ok()) return s;
   auto* kernel = many_rows<Y, kForm, kScaled, kRows>;
   const int shared = plan.barriers_at + Layout<kRows>::kEndBytes + 1024;
   if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);
-  const auto blocks = static_cast<unsigned>(ceil_div(p.out, kOutputs) * plan.splits);
+  const auto blocks = static_cast<unsigned>(ceil_div(all.out, kOutputs) * plan.splits);
   const Launch launch{blocks, kThreads<kScaled>, shared, static_cast<unsigned>(plan.splits)};
-  if (target.node != nullptr) return put_in_place(target.node, kernel, launch, p, norm, plan, weights, rows);
-  return launch_overlapped(kernel, launch, target.stream, p, norm, plan, weights, rows);
+  if (target.node != nullptr) return put_in_place(target.node, kernel, launch, p, others, norm, plan, weights, rows);
+  return launch_overlapped(kernel, launch, target.stream, p, others, norm, plan, weights, rows);
 }
 
 template <typename Y, Form kForm, bool kScaled = false>
-Status choose_rows(const Linear& p, const JoinedNorm& norm, const Target& target) {
-  if (p.rows <= 8) return run<Y, kForm, kScaled, 8>(p, norm, target);
-  if (p.rows <= 16) return run<Y, kForm, kScaled, 16>(p, norm, target);
-  if (p.rows <= 32) return run<Y, kForm, kScaled, 32>(p, norm, target);
-  return p.rows <= 64 ? run<Y, kForm, kScaled, 64>(p, norm, target) : run<Y, kForm, kScaled, 128>(p, norm, target);
+Status choose_rows(Layers layers, const JoinedNorm& norm, const Target& target) {
+  const int64_t rows = layers[0].rows;
+  if (rows <= 8) return run<Y, kForm, kScaled, 8>(layers, norm, target);
+  if (rows <= 16) return run<Y, kForm, kScaled, 16>(layers, norm, target);
+  if (rows <= 32) return run<Y, kForm, kScaled, 32>(layers, norm, target);
+  return rows <= 64 ? run<Y, kForm, kScaled, 64>(layers, norm, target) : run<Y, kForm, kScaled, 128>(layers, norm, target);
 }
 
 // Beyond these outputs each multiprocessor reads the rows so often that a library's larger tiles are faster, even in a step, where this
@@ -526,24 +558,27 @@ bool linear_sm90_supports(const Linear& p) {
 }
 
 Status linear_sm90(const Linear& p, Stream stream) {
-  return p.y_dtype == DType::bf16 ? choose_rows<bf16, Form::plain>(p, {}, {stream}) : choose_rows<float, Form::plain>(p, {}, {stream});
+  return p.y_dtype == DType::bf16 ? choose_rows<bf16, Form::plain>({&p, 1}, {}, {stream}) : choose_rows<float, Form::plain>({&p, 1}, {}, {stream});
 }
 
 bool linear_swiglu_sm90_supports(const Linear& p) {
   return linear_sm90_supports(p) && p.y_dtype == DType::bf16 && p.out % 16 == 0 && p.y_stride % 8 == 0;
 }
 
-Status linear_swiglu_sm90(const Linear& p, Stream stream) { return choose_rows<bf16, Form::swiglu>(p, {}, {stream}); }
+Status linear_swiglu_sm90(const Linear& p, Stream stream) { return choose_rows<bf16, Form::swiglu>({&p, 1}, {}, {stream}); }
 
 int64_t joined_norm_parts(int64_t width) { return ceil_div(width, kOutputs); }
 
 Status put_linear_before_norm(cudaGraphNode_t node, const Linear& p, const NormAfter& after) {
-  return choose_rows<bf16, Form::adds>(p, {{}, after}, {{}, node});
+  return choose_rows<bf16, Form::adds>({&p, 1}, {{}, after}, {{}, node});
 }
 
-Status put_linear_after_norm(cudaGraphNode_t node, const Linear& p, bool swiglu, const NormBefore& before) {
-  return swiglu ? choose_rows<bf16, Form::swiglu, true>(p, {before, {}}, {{}, node})
-                : choose_rows<bf16, Form::plain, true>(p, {before, {}}, {{}, node});
+Status put_linears_after_norm(cudaGraphNode_t node, std::span<const Linear> layers, const NormBefore& before) {
+  return choose_rows<bf16, Form::plain, true>(layers, {before, {}}, {{}, node});
+}
+
+Status put_linear_swiglu_after_norm(cudaGraphNode_t node, const Linear& p, const NormBefore& before) {
+  return choose_rows<bf16, Form::swiglu, true>({&p, 1}, {before, {}}, {{}, node});
 }
 
 }  // namespace based::kernels::cuda::detail

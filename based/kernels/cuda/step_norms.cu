@@ -138,18 +138,45 @@ struct Between {
   float* squares = nullptr;
 };
 
-Status replace(cudaGraph_t graph, const std::vector<StepLaunch>& launches, const Join& join, const Between& between) {
+// The layers of launches `first`, `first` + 1, … that can be one launch: one beside the other, neither reads nor overwrites what another gives.
+std::vector<Linear> layers_at_once(const std::vector<StepLaunch>& launches, const Join& join, size_t first, const void* z) {
+  const auto& norm = std::get<RmsNorm>(launches[join.layer + 1].arguments);
+  std::vector<Linear> layers;
+  Ranges outputs;
+  for (size_t i = first; i < join.readers.size() && layers.size() < kMostLayersAtOnce; ++i) {
+    const size_t at = join.readers[i];
+    const auto* layer = std::get_if<Linear>(&launches[at].arguments);
+    if (layer == nullptr || at != join.readers[first] + layers.size()) break;
+    const Ranges y = TrafficOf()(*layer).writes;
+    if (overlap(y, outputs) || layer->weight_is_constant != std::get<Linear>(launches[join.readers[first]].arguments).weight_is_constant) break;
+    append(outputs, y), layers.push_back(*layer_after(launches[at], norm, z));
+  }
+  return layers;
+}
+
+// How many kernels are left.
+struct Replaced {
+  Status status;
+  int kernels = 1;
+};
+Replaced replace(cudaGraph_t graph, const std::vector<StepLaunch>& launches, const Join& join, const Between& between) {
   const auto& layer = std::get<Linear>(launches[join.layer].arguments);
   const auto& norm = std::get<RmsNorm>(launches[join.layer + 1].arguments);
+  const NormBefore before{between.squares, joined_norm_parts(norm.width), norm.eps};
   const NormAfter after{static_cast<const float*>(norm.x), static_cast<float*>(norm.sum), norm.weight, between.z, between.squares};
-  Status status = put_linear_before_norm(node_of(launches[join.layer]), layer, after);
-  for (const size_t reader : join.readers) {
-    const std::optional<Linear> with_z = layer_after(launches[reader], norm, between.z);
-    if (!status.ok() || !with_z) break;
-    status = put_linear_after_norm(node_of(launches[reader]), *with_z, std::holds_alternative<LinearSwiglu>(launches[reader].arguments),
-                                   {between.squares, joined_norm_parts(norm.width), norm.eps});
+  std::vector<size_t> gone = {join.layer + 1};
+  Replaced done{put_linear_before_norm(node_of(launches[join.layer]), layer, after)};
+  for (size_t i = 0; i < join.readers.size() && done.status.ok(); ++done.kernels) {
+    const StepLaunch& reader = launches[join.readers[i]];
+    const std::vector<Linear> layers = layers_at_once(launches, join, i, between.z);
+    done.status = layers.empty() ? put_linear_swiglu_after_norm(node_of(reader), *layer_after(reader, norm, between.z), before)
+                                 : put_linears_after_norm(node_of(reader), layers, before);
+    for (size_t j = 1; j < layers.size(); ++j) gone.push_back(join.readers[i + j]);
+    i += std::max<size_t>(layers.size(), 1);
   }
-  return status.ok() ? status_of(take_out(graph, node_of(launches[join.layer + 1]))) : status;
+  for (const size_t launch : gone)
+    if (done.status.ok()) done.status = status_of(take_out(graph, node_of(launches[launch])));
+  return done;
 }
 
 }  // namespace
@@ -167,9 +194,10 @@ StepFusion fuse_norms(void* graph, const StepLog& log, const std::function<void*
   }
   auto* memory = static_cast<char*>(allocate(z_bytes + squares_bytes));
   for (const Join& join : joins) {
-    done.status = replace(static_cast<cudaGraph_t>(graph), log.launches(), join, {memory, reinterpret_cast<float*>(memory + z_bytes)});
-    if (!done.status.ok()) return done;
-    done.launches += 2 + static_cast<int>(join.readers.size()), done.kernels += 1 + static_cast<int>(join.readers.size());
+    const Between between{memory, reinterpret_cast<float*>(memory + z_bytes)};
+    const Replaced replaced = replace(static_cast<cudaGraph_t>(graph), log.launches(), join, between);
+    if (done.status = replaced.status; !done.status.ok()) return done;
+    done.launches += 2 + static_cast<int>(join.readers.size()), done.kernels += replaced.kernels;
   }
   return done;
 }
