@@ -49,9 +49,10 @@ struct StepFusion {
 };
 StepFusion fuse_step(void* graph, const StepLog& log, const std::function<void*(int64_t bytes)>& allocate);
 
-// A step of 2 to 128 texts, under the same conditions: where a layer is followed by a norm that adds its outputs to the residual stream, and
-// layers alone read that norm's y, half of the norm goes to the end of the layer before it and half to the end of those after it. What a
-// norm reads and gives is taken for read by nobody behind the next norm. `launches` are the kernels of such places, `kernels` what is left.
+// A step of 2 to 128 texts, under the same conditions: where a layer is followed by a norm that adds its outputs to the residual stream,
+// and layers alone read that norm's y, half of the norm goes to the end of the layer before it and half to the end of those after it. What
+// a norm reads and gives is taken for read by nobody behind the next norm. `launches` are the kernels of such places, `kernels` what is
+// left.
 StepFusion fuse_norms(void* graph, const StepLog& log, const std::function<void*(int64_t bytes)>& allocate);
 
 }  // namespace based::kernels::cuda

@@ -34,9 +34,9 @@ struct Chain {
   }
   int64_t read_width() const { return swiglu ? out / 2 : out; }
   Linear layer(const Buffer& from, const Buffer& by, const Buffer* added, const Buffer& to, int64_t ins, int64_t outs) const {
-    return {from.as(), by.as(), with_bias && added != nullptr ? added->as() : nullptr,
-            to.as(),   rows,    ins,
-            outs,      ins,     ins,
+    return {from.as(), by.as(),     with_bias && added != nullptr ? added->as() : nullptr,
+            to.as(),   rows,        ins,
+            outs,      ins,         ins,
             outs,      DType::bf16, DType::bf16,
             false,     true};
   }
@@ -48,14 +48,13 @@ struct Chain {
   }
   void launch(Stream stream) const {
     check(gpu::linear(first(), stream));
-    check(gpu::rms_norm_forward({residual.as(), y.as(), residual.as(), norm_weight.as(), normalised.as(), nullptr, rows, width, kEps,
-                                 DType::f32, DType::bf16},
-                                stream));
+    check(gpu::rms_norm_forward(
+        {residual.as(), y.as(), residual.as(), norm_weight.as(), normalised.as(), nullptr, rows, width, kEps, DType::f32, DType::bf16},
+        stream));
     check(swiglu ? gpu::linear_swiglu(reader(), stream) : gpu::linear(reader(), stream));
     check(gpu::linear(layer(normalised, other_weight, nullptr, other, width, 64), stream));
-    check(gpu::rms_norm_forward({residual.as(), nullptr, nullptr, norm_weight.as(), closing.as(), nullptr, rows, width, kEps, DType::f32,
-                                 DType::bf16},
-                                stream));
+    check(gpu::rms_norm_forward(
+        {residual.as(), nullptr, nullptr, norm_weight.as(), closing.as(), nullptr, rows, width, kEps, DType::f32, DType::bf16}, stream));
   }
 };
 
@@ -133,8 +132,8 @@ Exact exact(const Chain& c, int64_t rows) {
 }
 
 void verify_chain(Report& report, int64_t rows, int64_t width, bool with_bias, bool swiglu) {
-  const std::string name = "norm in layers " + std::to_string(rows) + " x " + std::to_string(width) + (with_bias ? " bias" : "") +
-                           (swiglu ? " swiglu" : "");
+  const std::string name =
+      "norm in layers " + std::to_string(rows) + " x " + std::to_string(width) + (with_bias ? " bias" : "") + (swiglu ? " swiglu" : "");
   const Chain chain(rows, width, with_bias, swiglu);
   const int64_t compared = std::min<int64_t>(rows, 3);  // the first and, below, the last rows
   const Exact expected = exact(chain, compared);

@@ -264,8 +264,7 @@ struct End {
 #pragma unroll
     for (int u = 0; u < kHeldUnits; ++u) {
       const int64_t row = first_row + 8 * u + static_cast<int>(threadIdx.x) % 32 / 4;
-      if (u < units && row < p.rows && out < p.out)
-        residual[u] = __ldcg(reinterpret_cast<const float4*>(norm.after.x + row * p.out + out));
+      if (u < units && row < p.rows && out < p.out) residual[u] = __ldcg(reinterpret_cast<const float4*>(norm.after.x + row * p.out + out));
     }
   }
 
@@ -388,7 +387,8 @@ constexpr int kThreads = kMultipliers + 32 + 32 * kScaled;
 template <typename Y, Form kForm, bool kScaled, int kRows>
 __global__ void __launch_bounds__(kThreads<kScaled>, kRows == 128 ? 1 : 2)
     many_rows(const __grid_constant__ Linear first_layer, const __grid_constant__ Others others, const __grid_constant__ JoinedNorm norm,
-              const __grid_constant__ Plan plan, const __grid_constant__ CUtensorMap first_weights, const __grid_constant__ CUtensorMap rows) {
+              const __grid_constant__ Plan plan, const __grid_constant__ CUtensorMap first_weights,
+              const __grid_constant__ CUtensorMap rows) {
 #if BASED_HAS_WGMMA
   extern __shared__ char memory[];
   int tile = static_cast<int>(blockIdx.x) / plan.splits;
@@ -439,7 +439,7 @@ __global__ void __launch_bounds__(kThreads<kScaled>, kRows == 128 ? 1 : 2)
   }
   float d[kRows / 2] = {};
   block.multiply_all(d);
-  wait_for_earlier_kernels();    // before this thread writes anything that they read
+  wait_for_earlier_kernels();   // before this thread writes anything that they read
   multipliers_meet<kScaled>();  // nobody reads the stages any more: without a cluster, sums go there
   switch (plan.splits) {
     case 1: return add_up<Y, kForm, kScaled, kRows, 1>(end, d, block);
@@ -558,7 +558,8 @@ bool linear_sm90_supports(const Linear& p) {
 }
 
 Status linear_sm90(const Linear& p, Stream stream) {
-  return p.y_dtype == DType::bf16 ? choose_rows<bf16, Form::plain>({&p, 1}, {}, {stream}) : choose_rows<float, Form::plain>({&p, 1}, {}, {stream});
+  return p.y_dtype == DType::bf16 ? choose_rows<bf16, Form::plain>({&p, 1}, {}, {stream})
+                                  : choose_rows<float, Form::plain>({&p, 1}, {}, {stream});
 }
 
 bool linear_swiglu_sm90_supports(const Linear& p) {

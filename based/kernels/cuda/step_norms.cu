@@ -37,8 +37,9 @@ struct TrafficOf {
   Traffic operator()(const TaylorAttention& p) const {
     const int64_t narrow = int64_t{p.heads} * p.feature_dim, wide = int64_t{p.heads} * p.head_dim;
     const int64_t qk = p.qk_stride != 0 ? p.qk_stride : narrow, v = p.v_stride != 0 ? p.v_stride : wide;
-    return {{matrix(p.q, p.tokens, qk, narrow, p.dtype), matrix(p.k, p.tokens, qk, narrow, p.dtype), matrix(p.v, p.tokens, v, wide, p.dtype)},
-            {matrix(p.y, p.tokens, wide, wide, p.dtype), range(p.denominator, 4 * p.tokens * p.heads)}};
+    return {
+        {matrix(p.q, p.tokens, qk, narrow, p.dtype), matrix(p.k, p.tokens, qk, narrow, p.dtype), matrix(p.v, p.tokens, v, wide, p.dtype)},
+        {matrix(p.y, p.tokens, wide, wide, p.dtype), range(p.denominator, 4 * p.tokens * p.heads)}};
   }
   Traffic operator()(const CausalAttentionStep& p) const {
     const int64_t wide = int64_t{p.heads} * p.head_dim, narrow = int64_t{p.kv_heads} * p.head_dim;
@@ -56,7 +57,8 @@ struct TrafficOf {
 
 // The norm adds the layer's outputs to the stream, and the layer can do so itself.
 bool can_add(const Linear& layer, const RmsNorm& norm) {
-  if (layer.rows < 2 || layer.rows != norm.rows || layer.out != norm.width || layer.y != norm.add || layer.y_stride != norm.width) return false;
+  if (layer.rows < 2 || layer.rows != norm.rows || layer.out != norm.width || layer.y != norm.add || layer.y_stride != norm.width)
+    return false;
   if (layer.y_dtype != DType::bf16 || !layer.weight_is_constant || !linear_sm90_supports(layer)) return false;
   if (norm.x == nullptr || norm.sum == nullptr || norm.inverse_rms != nullptr) return false;
   if (norm.x_dtype != DType::f32 || norm.dtype != DType::bf16) return false;
@@ -138,7 +140,8 @@ struct Between {
   float* squares = nullptr;
 };
 
-// The layers of launches `first`, `first` + 1, … that can be one launch: one beside the other, neither reads nor overwrites what another gives.
+// The layers of launches `first`, `first` + 1, … that can be one launch: one beside the other, neither reads nor overwrites what another
+// gives.
 std::vector<Linear> layers_at_once(const std::vector<StepLaunch>& launches, const Join& join, size_t first, const void* z) {
   const auto& norm = std::get<RmsNorm>(launches[join.layer + 1].arguments);
   std::vector<Linear> layers;
@@ -148,7 +151,8 @@ std::vector<Linear> layers_at_once(const std::vector<StepLaunch>& launches, cons
     const auto* layer = std::get_if<Linear>(&launches[at].arguments);
     if (layer == nullptr || at != join.readers[first] + layers.size()) break;
     const Ranges y = TrafficOf()(*layer).writes;
-    if (overlap(y, outputs) || layer->weight_is_constant != std::get<Linear>(launches[join.readers[first]].arguments).weight_is_constant) break;
+    if (overlap(y, outputs) || layer->weight_is_constant != std::get<Linear>(launches[join.readers[first]].arguments).weight_is_constant)
+      break;
     append(outputs, y), layers.push_back(*layer_after(launches[at], norm, z));
   }
   return layers;
