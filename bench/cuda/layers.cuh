@@ -1,5 +1,6 @@
 // The softmax attention and the small layers around the mixers: against sums in double on the host, and their speed.
 #pragma once
+#include "based/kernels/linear.h"
 #include "bench/cuda/harness.cuh"
 
 namespace based::bench {
@@ -13,6 +14,8 @@ void time_layers(Report& report);
 // The layers of a step of decoding: few tokens, so that launches and weights count.
 void verify_linear(Report& report);
 void time_step_layers(Report& report);
+// x·weightᵀ + bias in double, [rows, out], of x [rows, x_stride] on the host.
+std::vector<double> exact_outputs(const std::vector<double>& x, const kernels::Linear& p);
 // Norms whose halves are in the layers before and after.
 void verify_step_norms(Report& report);
 // A whole step in one kernel.

@@ -14,9 +14,10 @@ using kernels::DType;
 using kernels::Stream;
 namespace gpu = kernels::cuda;
 
-// x·weightᵀ + bias in double, [rows, out].
-std::vector<double> exact_outputs(const kernels::Linear& p) {
-  const auto x = download(p.x, p.dtype, p.rows * p.x_stride), weight = download(p.weight, p.dtype, p.out * p.weight_stride),
+}  // namespace
+
+std::vector<double> exact_outputs(const std::vector<double>& x, const kernels::Linear& p) {
+  const auto weight = download(p.weight, p.dtype, p.out * p.weight_stride),
              bias = p.bias != nullptr ? download(p.bias, p.dtype, p.out) : std::vector<double>(p.out);
   std::vector<double> y;
   for (int64_t r = 0; r < p.rows; ++r) {
@@ -28,6 +29,10 @@ std::vector<double> exact_outputs(const kernels::Linear& p) {
   }
   return y;
 }
+
+namespace {
+
+std::vector<double> expected_outputs(const kernels::Linear& p) { return exact_outputs(download(p.x, p.dtype, p.rows * p.x_stride), p); }
 
 // Against `exact` [rows, width]; the memory between the rows stays as it was.
 void expect_rows(Report& report, const std::string& name, const kernels::Linear& p, const std::vector<double>& exact, int64_t width) {
@@ -53,7 +58,7 @@ void verify_one(Report& report, int64_t rows, int64_t in, int64_t out, DType dty
                            (dtype == DType::bf16 ? " bf16" : " fp32");
   if (!gpu::linear_supports(p)) return report.fail(name + ": not supported");
   check(gpu::linear(p, {}));
-  expect_rows(report, name, p, exact_outputs(p), out);
+  expect_rows(report, name, p, expected_outputs(p), out);
 }
 
 // The first half of the outputs times the SiLU of the second.
@@ -69,7 +74,7 @@ void verify_swiglu_of(Report& report, int64_t rows, int64_t in, int64_t width, b
   const std::string name = "linear_swiglu " + std::to_string(rows) + " x " + std::to_string(in) + " -> 2 x " + std::to_string(width);
   if (!gpu::linear_swiglu_supports(p)) return report.fail(name + ": not supported");
   check(gpu::linear_swiglu(p, {}));
-  const std::vector<double> h = exact_outputs(p);
+  const std::vector<double> h = expected_outputs(p);
   std::vector<double> exact;
   for (int64_t i = 0; i < rows * width; ++i) {
     const double u = h[i / width * 2 * width + i % width], gate = h[i / width * 2 * width + width + i % width];

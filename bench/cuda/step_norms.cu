@@ -46,13 +46,14 @@ struct Chain {
     p.y_stride = read_width();
     return p;
   }
+  Linear second_reader() const { return layer(normalised, other_weight, nullptr, other, width, 64); }
   void launch(Stream stream) const {
     check(gpu::linear(first(), stream));
     check(gpu::rms_norm_forward(
         {residual.as(), y.as(), residual.as(), norm_weight.as(), normalised.as(), nullptr, rows, width, kEps, DType::f32, DType::bf16},
         stream));
     check(swiglu ? gpu::linear_swiglu(reader(), stream) : gpu::linear(reader(), stream));
-    check(gpu::linear(layer(normalised, other_weight, nullptr, other, width, 64), stream));
+    check(gpu::linear(second_reader(), stream));
     check(gpu::rms_norm_forward(
         {residual.as(), nullptr, nullptr, norm_weight.as(), closing.as(), nullptr, rows, width, kEps, DType::f32, DType::bf16}, stream));
   }
@@ -93,26 +94,13 @@ class JoinedChain {
   Buffer memory_;
 };
 
-Values product(const Values& x, const Buffer& weight, const Buffer* bias, int64_t rows, int64_t in, int64_t out) {
-  const Values w = download(weight.as(), DType::bf16, out * in),
-               b = bias != nullptr ? download(bias->as(), DType::bf16, out) : Values(static_cast<size_t>(out));
-  Values y;
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t o = 0; o < out; ++o) {
-      double sum = b[o];
-      for (int64_t i = 0; i < in; ++i) sum += x[r * in + i] * w[o * in + i];
-      y.push_back(sum);
-    }
-  }
-  return y;
-}
-
 struct Exact {
   Values residual, read, other;
 };
 Exact exact(const Chain& c, int64_t rows) {
   Exact to;
-  to.residual = product(download(c.x.as(), DType::bf16, rows * c.in), c.weight, c.with_bias ? &c.bias : nullptr, rows, c.in, c.width);
+  const auto outputs = [rows](const Values& x, Linear p) { return p.rows = rows, exact_outputs(x, p); };
+  to.residual = outputs(download(c.x.as(), DType::bf16, rows * c.in), c.first());
   const Values before = download(c.residual.as(), DType::f32, rows * c.width), scale = download(c.norm_weight.as(), DType::bf16, c.width);
   Values normalised;
   for (int64_t r = 0; r < rows; ++r) {
@@ -121,8 +109,8 @@ Exact exact(const Chain& c, int64_t rows) {
     for (int64_t i = 0; i < c.width; ++i)
       normalised.push_back(to.residual[r * c.width + i] * scale[i] / std::sqrt(squares / double(c.width) + kEps));
   }
-  const Values h = product(normalised, c.reader_weight, c.with_bias ? &c.reader_bias : nullptr, rows, c.width, c.out);
-  to.other = product(normalised, c.other_weight, nullptr, rows, c.width, 64);
+  const Values h = outputs(normalised, c.reader());
+  to.other = outputs(normalised, c.second_reader());
   if (!c.swiglu) return to.read = h, to;
   for (int64_t i = 0; i < rows * c.out / 2; ++i) {
     const double u = h[i / (c.out / 2) * c.out + i % (c.out / 2)], gate = h[i / (c.out / 2) * c.out + c.out / 2 + i % (c.out / 2)];

@@ -427,6 +427,7 @@ __global__ void __launch_bounds__(kThreads<kScaled>, kRows == 128 ? 1 : 2)
     if (threadIdx.x >= kMultipliers) {
       wait_for_earlier_kernels();
       make_scales<kRows>(norm.before, p.in, block.scales_at());
+      __syncwarp();
       return scales_are_made();
     }
   }
