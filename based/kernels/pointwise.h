@@ -26,7 +26,6 @@ struct RmsNormBackward {
   void* grad_x = nullptr;          // [rows, width], x_dtype; may be grad_sum; null: not wanted
   void* grad_add = nullptr;        // [rows, width], dtype: the same gradient for the forward's `add`; null: not wanted
   float* grad_weight = nullptr;    // [width]
-  const void* y = nullptr;         // [rows, width], dtype: the forward's, which may be read instead of a wider x; null: x is read
 };
 
 // y = h[:, :width] ⊙ SiLU(h[:, width:])

@@ -184,8 +184,8 @@ std::tuple<Tensor, Tensor> rms_norm_forward_with(const PointwiseKernels& table, 
 std::tuple<Tensor, Tensor, Tensor> rms_norm_add_forward_with(const PointwiseKernels& table, const OptionalTensor& residual, const Tensor& x,
                                                              const Tensor& weight, double eps);  // sum, y, inverse_rms
 std::tuple<Tensor, Tensor, Tensor> rms_norm_add_backward_with(const PointwiseKernels& table, const OptionalTensor& grad_sum,
-                                                              const Tensor& grad_y, const Tensor& sum, const Tensor& y,
-                                                              const Tensor& weight, const Tensor& inverse_rms,
+                                                              const Tensor& grad_y, const Tensor& sum, const Tensor& weight,
+                                                              const Tensor& inverse_rms,
                                                               bool of_residual);  // of residual, x, weight
 Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const Tensor& x, const Tensor& weight, double eps);
 // Gradients of x, weight.

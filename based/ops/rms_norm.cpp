@@ -52,11 +52,6 @@ void check_add(const char* op, const OptionalTensor& residual, const Tensor& x, 
   require_type(op, "x", x, weight.scalar_type());
 }
 
-// What a norm's forward leaves for its backward.
-struct Normed {
-  Tensor sum, y, weight, inverse_rms;  // y undefined: not kept
-};
-
 // Of the sum.
 at::TensorOptions options_of_sum(const OptionalTensor& residual, const Tensor& x) {
   return residual ? residual->options() : x.options().dtype(sum_type(x));
@@ -81,14 +76,14 @@ AddForward add_forward_meta(const OptionalTensor& residual, const Tensor& x, con
   return {sum, y, inverse_rms};
 }
 
-AddGradients add_backward_reference(const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum, const Tensor&,
-                                    const Tensor& weight, const Tensor& inverse_rms, bool of_residual) {
+AddGradients add_backward_reference(const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum, const Tensor& weight,
+                                    const Tensor& inverse_rms, bool of_residual) {
   const auto [of_norm, grad_weight] = backward_reference(grad_y, sum, weight, inverse_rms);
   const Tensor grad = grad_sum ? of_norm + *grad_sum : of_norm;
   return {of_residual ? grad : Tensor(), grad.to(weight.scalar_type(), /*non_blocking=*/false, /*copy=*/true), grad_weight};
 }
 
-AddGradients add_backward_meta(const OptionalTensor&, const Tensor&, const Tensor& sum, const Tensor&, const Tensor& weight, const Tensor&,
+AddGradients add_backward_meta(const OptionalTensor&, const Tensor&, const Tensor& sum, const Tensor& weight, const Tensor&,
                                bool of_residual) {
   return {of_residual ? at::empty_like(sum) : Tensor(), at::empty(sum.sizes(), weight.options()),
           at::empty(weight.sizes(), weight.options())};
@@ -140,11 +135,9 @@ Forward launch_forward(const PointwiseKernels& table, const Tensor& x, const Ten
 }
 
 // Gradients of the sum and the weight; in between that of what was added. The first and the second are undefined where nobody wants them.
-AddGradients launch_backward(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y, const Normed& forward,
-                             bool of_sum, bool added) {
-  const auto& [sum, y, weight, inverse_rms] = forward;
+AddGradients launch_backward(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum,
+                             const Tensor& weight, const Tensor& inverse_rms, bool of_sum, bool added) {
   const Tensor rows = sum.contiguous(), scale = weight.contiguous(), cotangent = grad_y.contiguous(), inverse = inverse_rms.contiguous();
-  const Tensor result = y.defined() ? y.contiguous() : Tensor();
   const Tensor more = grad_sum ? grad_sum->contiguous() : Tensor(), grad = of_sum ? at::empty(sum.sizes(), sum.options()) : Tensor();
   const Tensor grad_added = added ? at::empty(sum.sizes(), weight.options()) : Tensor();
   const Tensor grad_weight = at::empty(weight.sizes(), weight.options().dtype(at::kFloat));
@@ -152,7 +145,6 @@ AddGradients launch_backward(const PointwiseKernels& table, const OptionalTensor
   to.forward = prepare(rows, scale);
   to.forward.inverse_rms = inverse.data_ptr<float>();
   to.grad_y = cotangent.const_data_ptr();
-  if (y.defined()) to.y = result.const_data_ptr();
   if (grad_sum) to.grad_sum = more.const_data_ptr();
   if (of_sum) to.grad_x = grad.mutable_data_ptr();
   if (added) to.grad_add = grad_added.mutable_data_ptr();
@@ -190,17 +182,16 @@ Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const T
 }
 
 AddGradients rms_norm_add_backward_with(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y,
-                                        const Tensor& sum, const Tensor& y, const Tensor& weight, const Tensor& inverse_rms,
-                                        bool of_residual) {
+                                        const Tensor& sum, const Tensor& weight, const Tensor& inverse_rms, bool of_residual) {
   if (!norm_uses_kernel("rms_norm_add_backward", table, sum, weight))
-    return add_backward_reference(grad_sum, grad_y, sum, y, weight, inverse_rms, of_residual);
-  return launch_backward(table, grad_sum, grad_y, {sum, y, weight, inverse_rms}, of_residual, true);
+    return add_backward_reference(grad_sum, grad_y, sum, weight, inverse_rms, of_residual);
+  return launch_backward(table, grad_sum, grad_y, sum, weight, inverse_rms, of_residual, true);
 }
 
 Gradients rms_norm_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& x, const Tensor& weight,
                                  const Tensor& inverse_rms) {
   if (!norm_uses_kernel("rms_norm_backward", table, x, weight)) return backward_reference(grad_y, x, weight, inverse_rms);
-  const auto [grad_x, none, grad_weight] = launch_backward(table, {}, grad_y, {x, {}, weight, inverse_rms}, true, false);
+  const auto [grad_x, none, grad_weight] = launch_backward(table, {}, grad_y, x, weight, inverse_rms, true, false);
   return {grad_x, grad_weight};
 }
 
@@ -226,9 +217,9 @@ AddForward add_forward_cpu(const OptionalTensor& residual, const Tensor& x, cons
   return rms_norm_add_forward_with(kCpuPointwise, residual, x, weight, eps);
 }
 
-AddGradients add_backward_cpu(const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum, const Tensor& y,
-                              const Tensor& weight, const Tensor& inverse_rms, bool of_residual) {
-  return rms_norm_add_backward_with(kCpuPointwise, grad_sum, grad_y, sum, y, weight, inverse_rms, of_residual);
+AddGradients add_backward_cpu(const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum, const Tensor& weight,
+                              const Tensor& inverse_rms, bool of_residual) {
+  return rms_norm_add_backward_with(kCpuPointwise, grad_sum, grad_y, sum, weight, inverse_rms, of_residual);
 }
 
 Forward call_forward(const Tensor& x, const Tensor& weight, double eps) {
@@ -275,7 +266,7 @@ struct RmsNormAddFunction : torch::autograd::Function<RmsNormAddFunction> {
   static Variables forward(Context* context, const OptionalTensor& residual, const Tensor& x, const Tensor& weight, double eps) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const auto [sum, y, inverse_rms] = call_add_forward(residual, x, weight, eps);
-    context->save_for_backward({sum, y, weight, inverse_rms});
+    context->save_for_backward({sum, weight, inverse_rms});
     context->saved_data["has_residual"] = residual.has_value();
     context->set_materialize_grads(false);
     return {sum, y};
@@ -284,9 +275,9 @@ struct RmsNormAddFunction : torch::autograd::Function<RmsNormAddFunction> {
   static Variables backward(Context* context, const Variables& grads) {
     static const auto op = find_operator<decltype(add_backward_reference)>("based::rms_norm_add_backward");
     const Variables saved = context->get_saved_variables();
-    const Tensor grad_y = grads[1].defined() ? grads[1] : at::zeros_like(saved[1]);
+    const Tensor grad_y = grads[1].defined() ? grads[1] : at::zeros(saved[0].sizes(), saved[1].options());
     const bool of_residual = context->saved_data["has_residual"].toBool();
-    const auto [residual, x, weight] = op.call(if_defined(grads[0]), grad_y, saved[0], saved[1], saved[2], saved[3], of_residual);
+    const auto [residual, x, weight] = op.call(if_defined(grads[0]), grad_y, saved[0], saved[1], saved[2], of_residual);
     return {residual, x, weight, Tensor()};
   }
 };
@@ -338,8 +329,7 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
   m.def("rms_norm_add(Tensor? residual, Tensor x, Tensor weight, float eps) -> (Tensor sum, Tensor y)");
   m.def("rms_norm_add_forward(Tensor? residual, Tensor x, Tensor weight, float eps) -> (Tensor sum, Tensor y, Tensor inverse_rms)");
   m.def(
-      "rms_norm_add_backward(Tensor? grad_sum, Tensor grad_y, Tensor sum, Tensor y, Tensor weight, Tensor inverse_rms, bool of_residual) "
-      "-> "
+      "rms_norm_add_backward(Tensor? grad_sum, Tensor grad_y, Tensor sum, Tensor weight, Tensor inverse_rms, bool of_residual) -> "
       "(Tensor grad_residual, Tensor grad_x, Tensor grad_weight)");
   m.def("rms_norm_add_(Tensor(a!) residual, Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("rms_norm_reference(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm_reference);

@@ -109,7 +109,7 @@ TEST_P(PointwiseOnDevices, RmsNormOfASumMayBeginTheStream) {
     }
 }
 
-// An fp32 residual, and only one of the results used. On a device its gradient comes from y, which is rounded.
+// An fp32 residual, and only one of the results used.
 TEST_P(PointwiseOnDevices, RmsNormOfASumKeepsTheTypes) {
   for (const int used : {0, 1, 2}) {
     const Function op = [used](const vector<Tensor>& t) {
@@ -127,7 +127,7 @@ TEST_P(PointwiseOnDevices, RmsNormOfASumKeepsTheTypes) {
     const auto actual = gradients(op, in, cotangents), expected = gradients(op, exact, exact_cotangents);
     for (size_t i = 0; i < (used == 0 ? 2u : 3u); ++i) {
       EXPECT_EQ(actual[i].scalar_type(), in[i].scalar_type());
-      EXPECT_TRUE(close(actual[i], expected[i], i == 0 ? 2e-3 : 2e-2)) << "input " << i << ", used " << used;
+      EXPECT_TRUE(close(actual[i], expected[i], i == 0 ? 1e-4 : 2e-2)) << "input " << i << ", used " << used;
     }
   }
   EXPECT_EQ(error_of([] {
@@ -417,9 +417,8 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
       {"rms_norm_add_forward", {f({5, 6}), x, f({6}), 1e-5}},
       {"rms_norm_add", {none, x.to(at::kBFloat16), f({6}).to(at::kBFloat16), 1e-5}},
       {"rms_norm_add_forward", {none, x, f({6}), 1e-5}},
-      {"rms_norm_add_backward", {f({5, 6}), f({5, 6}), x, f({5, 6}), f({6}), f({5}), true}},
-      {"rms_norm_add_backward",
-       {f({5, 6}), f({5, 6}).to(at::kBFloat16), x, f({5, 6}).to(at::kBFloat16), f({6}).to(at::kBFloat16), f({5}), false}},
+      {"rms_norm_add_backward", {f({5, 6}), f({5, 6}), x, f({6}), f({5}), true}},
+      {"rms_norm_add_backward", {f({5, 6}), f({5, 6}).to(at::kBFloat16), x, f({6}).to(at::kBFloat16), f({5}), false}},
       {"embedding_backward_", {f({9, 6}), f({5, 6}), torch::tensor({3, 0, 3, 8, 3}, at::kLong)}},
       {"rms_norm_backward", {f({5, 6}), x, f({6}), f({5})}},
       {"swiglu", {x}},

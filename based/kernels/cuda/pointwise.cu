@@ -18,8 +18,7 @@ constexpr int kHeld = 4;  // units of a row that a thread keeps in registers
 
 constexpr int kMostThreads = 256;
 
-constexpr int kBackwardThreads = 1024;     // of norm_rows_backward, on a multiprocessor: what their registers allow
-constexpr float kSmallestWeight = 1e-30F;  // that y is divided by: below, y might have been rounded to 0
+constexpr int kBackwardThreads = 1024;  // of norm_rows_backward, on a multiprocessor: what their registers allow
 
 int norm_threads(int64_t width, int units) { return static_cast<int>(round_up(ceil_div(width, kUnit * units), 32)); }
 
@@ -119,25 +118,15 @@ __global__ void __launch_bounds__(kMostThreads, kUnits == 1 ? kBackwardThreads /
   const RmsNorm& f = p.forward;
   const RowAccess<kVector> access{f.width};
   float weight[kUnits][kUnit], sum[kUnits][kUnit] = {};
-  bool from_y[kUnits];  // s = y / (weight · inverse_rms): y is half as wide
 #pragma unroll
-  for (int u = 0; u < kUnits; ++u) {
-    access.load(static_cast<const T*>(f.weight), u, weight[u]);
-    from_y[u] = sizeof(T) < sizeof(X) && p.y != nullptr;
-#pragma unroll
-    for (int c = 0; c < kUnit; ++c) from_y[u] = from_y[u] && fabsf(weight[u][c]) >= kSmallestWeight;
-  }
+  for (int u = 0; u < kUnits; ++u) access.load(static_cast<const T*>(f.weight), u, weight[u]);
   int parity = 0;
   for (int64_t row = blockIdx.x; row < f.rows; row += gridDim.x, parity ^= 1) {
     const float r = f.inverse_rms[row];
     float x[kUnits][kUnit], g[kUnits][kUnit], other[kUnits][kUnit] = {}, dot = 0;
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      if (from_y[u]) {
-        access.load(static_cast<const T*>(p.y) + row * f.width, u, x[u]);
-      } else {
-        access.load(static_cast<const X*>(f.x) + row * f.width, u, x[u]);
-      }
+      access.load(static_cast<const X*>(f.x) + row * f.width, u, x[u]);
       access.load(static_cast<const T*>(p.grad_y) + row * f.width, u, g[u]);
       if (p.grad_sum != nullptr) access.load(static_cast<const X*>(p.grad_sum) + row * f.width, u, other[u]);
     }
@@ -145,7 +134,7 @@ __global__ void __launch_bounds__(kMostThreads, kUnits == 1 ? kBackwardThreads /
     for (int u = 0; u < kUnits; ++u) {
 #pragma unroll
       for (int c = 0; c < kUnit; ++c) {
-        x[u][c] *= from_y[u] ? __frcp_rn(weight[u][c]) : r;
+        x[u][c] *= r;
         sum[u][c] = fmaf(g[u][c], x[u][c], sum[u][c]);
         g[u][c] *= weight[u][c];
         dot = fmaf(g[u][c], x[u][c], dot);
@@ -253,8 +242,8 @@ Status rms_norm_backward(const RmsNormBackward& p, void* scratch, Stream stream)
   if (threads > kMostThreads) return {kTooWide};
   const int64_t blocks = norm_blocks(f);
   auto* partial = static_cast<float*>(scratch);
-  const bool vector = norm_aligned(f) && aligned16(p.grad_y) && aligned16(p.grad_sum) && aligned16(p.grad_x) && aligned16(p.grad_add) &&
-                      aligned16(p.y) && aligned16(scratch);
+  const bool vector =
+      norm_aligned(f) && aligned16(p.grad_y) && aligned16(p.grad_sum) && aligned16(p.grad_x) && aligned16(p.grad_add) && aligned16(scratch);
   auto* kernel = narrow ? choose_norm_backward<1>(f, vector) : choose_norm_backward<kHeld>(f, vector);
   if (f.rows != 0) {
     const Status status = launch_overlapped(kernel, {static_cast<unsigned>(blocks), static_cast<unsigned>(threads)}, stream, p, partial);

@@ -31,11 +31,10 @@ std::tuple<Tensor, Tensor, Tensor> norm_sum(const OptionalTensor& residual, cons
 }
 
 std::tuple<Tensor, Tensor, Tensor> norm_sum_backward(const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum,
-                                                     const Tensor& y, const Tensor& weight, const Tensor& inverse_rms, bool of_residual) {
-  const OnDevice device(
-      "rms_norm_add_backward",
-      {{"grad_sum", grad_sum}, {"grad_y", grad_y}, {"sum", sum}, {"y", y}, {"weight", weight}, {"inverse_rms", inverse_rms}});
-  return rms_norm_add_backward_with(kCuda, grad_sum, grad_y, sum, y, weight, inverse_rms, of_residual);
+                                                     const Tensor& weight, const Tensor& inverse_rms, bool of_residual) {
+  const OnDevice device("rms_norm_add_backward",
+                        {{"grad_sum", grad_sum}, {"grad_y", grad_y}, {"sum", sum}, {"weight", weight}, {"inverse_rms", inverse_rms}});
+  return rms_norm_add_backward_with(kCuda, grad_sum, grad_y, sum, weight, inverse_rms, of_residual);
 }
 
 std::tuple<Tensor, Tensor> norm_backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& inverse_rms) {
