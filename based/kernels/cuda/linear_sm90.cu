@@ -26,9 +26,8 @@ constexpr int kBarrierBytes = (3 * kMostStages + 2) * 8;
 enum class Form { plain, swiglu, adds };
 
 // Shared memory: the ring of weights, the ring of rows, the cluster's sums (without a cluster: where the rings were), barriers, and four
-// floats a row for norms: scales, or four warps' sums of squares. Up to 64
-// rows two blocks fit on a multiprocessor, of this layer and of one that waits for it; with more rows, all the rows under way at once are
-// worth more, and small stages. Measured.
+// floats a row for norms: scales, or four warps' sums of squares. Up to 64 rows two blocks fit on a multiprocessor, of this layer and of
+// one that waits for it; with more rows, all the rows under way at once are worth more, and small stages. Measured.
 template <int kRows>
 struct Layout {
   static constexpr int kSlabs = kRows < 64 ? 2 : 1;  // of a stage

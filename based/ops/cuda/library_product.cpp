@@ -73,7 +73,7 @@ class Product {
            add(1, b.matrix, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES) && add(2, d, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
   }
 
-  // The proposal with the given tiles, or else the first; false where there is none.
+  // On Hopper the proposal with the given tiles, if there is one; else the first; false where there is none.
   bool choose(cublasLtMatmulTile_t wanted, uint64_t workspace) {
     constexpr int kProposals = 8;
     const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
@@ -83,10 +83,11 @@ class Product {
     if (!prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace) ||
         !good(library_.propose(handle, product_, a, b, d, d, preference_, kProposals, all, &found)) || found == 0)
       return false;
+    const bool measured = at::cuda::getCurrentDeviceProperties()->major == 9;
     const auto* best = std::find_if(all, all + found, [&](const auto& proposal) {
       cublasLtMatmulTile_t tile{};
       size_t written = 0;
-      return good(library_.ask(&proposal.algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile, &written)) && tile == wanted;
+      return measured && good(library_.ask(&proposal.algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile, &written)) && tile == wanted;
     });
     chosen_ = best != all + found ? *best : all[0];
     return true;
