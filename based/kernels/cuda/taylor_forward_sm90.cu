@@ -175,7 +175,8 @@ __global__ void __launch_bounds__(kThreads, 2) attend_segments(const __grid_cons
 
 bool taylor_forward_sm90_supports(const TaylorAttention& p) {
   return p.dtype == DType::bf16 && p.decay == nullptr && (p.feature_dim == 8 || p.feature_dim == 16) && p.head_dim % 8 == 0 &&
-         p.qk_stride % 8 == 0 && p.v_stride % 8 == 0 && aligned16(p.q) && aligned16(p.k) && aligned16(p.v) && aligned16(p.y) && is_hopper();
+         p.qk_stride % 8 == 0 && p.v_stride % 8 == 0 && p.v_stride <= kLargestStride && aligned16(p.q) && aligned16(p.k) &&
+         aligned16(p.v) && aligned16(p.y) && is_hopper();
 }
 
 int64_t taylor_forward_sm90_scratch(const TaylorAttention& p) {

@@ -35,6 +35,8 @@ struct Plan {
   int32_t slices, width;  // slices of the head dimension and their width
 };
 
+constexpr int64_t kLargestStride = 1 << 25;  // of values: offsets within a tile are 32-bit, since registers are short
+
 // With strides that are not 0: the kernels are short of registers, and read them from the parameters.
 inline TaylorAttention with_strides(TaylorAttention p) {
   if (p.qk_stride == 0) p.qk_stride = p.heads * p.feature_dim;
@@ -265,12 +267,12 @@ __device__ __forceinline__ void query_features(uint32_t (&f)[4], const Row16& a,
 }
 
 // Copies up to 64 rows of `width` ≤ 64 elements to a tile of 128-byte rows, units permuted by unit ^ (row mod 8); zeros beyond.
-__device__ __forceinline__ void copy_value_tile(uint32_t tile, const bf16* first, int64_t row_stride, int rows, int width) {
+__device__ __forceinline__ void copy_value_tile(uint32_t tile, const bf16* first, int row_stride, int rows, int width) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = (threadIdx.x + i * kThreads) / 8, unit = threadIdx.x % 8;
     const bool valid = row < rows && unit * 8 < width;
-    copy_async_16(tile + row * 128 + ((unit ^ (row & 7)) * 16), valid ? first + row * row_stride + unit * 8 : first, valid);
+    copy_async_16(tile + row * 128 + ((unit ^ (row & 7)) * 16), first + (valid ? row * row_stride + unit * 8 : 0), valid);
   }
 }
 
