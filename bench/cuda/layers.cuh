@@ -16,6 +16,8 @@ void verify_linear(Report& report);
 void time_step_layers(Report& report);
 // x·weightᵀ + bias in double, [rows, out], of x [rows, x_stride] on the host.
 std::vector<double> exact_outputs(const std::vector<double>& x, const kernels::Linear& p);
+// The first half of each row of h [rows, 2·width] times the SiLU of the second.
+std::vector<double> exact_swiglu(const std::vector<double>& h, int64_t width);
 // Norms whose halves are in the layers before and after.
 void verify_step_norms(Report& report);
 // A whole step in one kernel.

@@ -30,6 +30,13 @@ std::vector<double> exact_outputs(const std::vector<double>& x, const kernels::L
   return y;
 }
 
+std::vector<double> exact_swiglu(const std::vector<double>& h, int64_t width) {
+  std::vector<double> y;
+  for (auto row = h.begin(); row != h.end(); row += 2 * width)
+    for (int64_t i = 0; i < width; ++i) y.push_back(row[i] * row[width + i] / (1 + std::exp(-row[width + i])));
+  return y;
+}
+
 namespace {
 
 std::vector<double> expected_outputs(const kernels::Linear& p) { return exact_outputs(download(p.x, p.dtype, p.rows * p.x_stride), p); }
@@ -74,13 +81,7 @@ void verify_swiglu_of(Report& report, int64_t rows, int64_t in, int64_t width, b
   const std::string name = "linear_swiglu " + std::to_string(rows) + " x " + std::to_string(in) + " -> 2 x " + std::to_string(width);
   if (!gpu::linear_swiglu_supports(p)) return report.fail(name + ": not supported");
   check(gpu::linear_swiglu(p, {}));
-  const std::vector<double> h = expected_outputs(p);
-  std::vector<double> exact;
-  for (int64_t i = 0; i < rows * width; ++i) {
-    const double u = h[i / width * 2 * width + i % width], gate = h[i / width * 2 * width + width + i % width];
-    exact.push_back(u * gate / (1 + std::exp(-gate)));
-  }
-  expect_rows(report, name, p, exact, width);
+  expect_rows(report, name, p, exact_swiglu(expected_outputs(p), width), width);
 }
 
 // Each call has another weight, so that it comes from memory as in a step.

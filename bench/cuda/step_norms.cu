@@ -1,8 +1,8 @@
 // Norms of a step of several texts whose halves are in the products before and after: against sums in double, and their bits.
 #include <cmath>
 
-#include "based/kernels/step_program.h"
 #include "bench/cuda/layers.cuh"
+#include "bench/cuda/step_graph.cuh"
 
 namespace based::bench {
 namespace {
@@ -59,41 +59,6 @@ struct Chain {
   }
 };
 
-// Runs the chain with its norm joined to the layers around it.
-class JoinedChain {
- public:
-  JoinedChain(Report& report, const std::string& name, const Chain& chain) {
-    check(cudaStreamCreate(&stream_), "cudaStreamCreate");
-    cudaGraph_t graph = nullptr;
-    const gpu::StepLog log;
-    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    chain.launch({stream_});
-    check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
-    const gpu::StepFusion done = gpu::fuse_norms(graph, log, [this](int64_t bytes) {
-      memory_ = Buffer(bytes);
-      return memory_.as();
-    });
-    check(done.status);
-    if (done.launches != 4 || done.kernels != (chain.swiglu ? 3 : 2)) report.fail(name + ": kernels are still there");
-    check(cudaGraphInstantiate(&exec_, graph, 0), "cudaGraphInstantiate");
-    check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  }
-  JoinedChain(const JoinedChain&) = delete;
-  ~JoinedChain() {
-    cudaGraphExecDestroy(exec_);
-    cudaStreamDestroy(stream_);
-  }
-  void run() {
-    check(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch");
-    check(cudaStreamSynchronize(stream_), "a chain");
-  }
-
- private:
-  cudaStream_t stream_ = nullptr;
-  cudaGraphExec_t exec_ = nullptr;
-  Buffer memory_;
-};
-
 struct Exact {
   Values residual, read, other;
 };
@@ -110,12 +75,8 @@ Exact exact(const Chain& c, int64_t rows) {
       normalised.push_back(to.residual[r * c.width + i] * scale[i] / std::sqrt(squares / double(c.width) + kEps));
   }
   const Values h = outputs(normalised, c.reader());
+  to.read = c.swiglu ? exact_swiglu(h, c.read_width()) : h;
   to.other = outputs(normalised, c.second_reader());
-  if (!c.swiglu) return to.read = h, to;
-  for (int64_t i = 0; i < rows * c.out / 2; ++i) {
-    const double u = h[i / (c.out / 2) * c.out + i % (c.out / 2)], gate = h[i / (c.out / 2) * c.out + c.out / 2 + i % (c.out / 2)];
-    to.read.push_back(u * gate / (1 + std::exp(-gate)));
-  }
   return to;
 }
 
@@ -126,7 +87,8 @@ void verify_chain(Report& report, int64_t rows, int64_t width, bool with_bias, b
   const int64_t compared = std::min<int64_t>(rows, 3);  // the first and, below, the last rows
   const Exact expected = exact(chain, compared);
   const Values start = download(chain.residual.as(), DType::f32, rows * width);
-  JoinedChain joined(report, name, chain);
+  StepGraph joined([&](Stream stream) { chain.launch(stream); }, gpu::fuse_norms);
+  if (joined.done().launches != 4 || joined.done().kernels != (swiglu ? 3 : 2)) report.fail(name + ": kernels are still there");
   joined.run();
   const auto values = [&](const Buffer& b, DType dtype, int64_t columns) { return download(b.as(), dtype, rows * columns); };
   const auto head = [&](Values v, const Values& like) { return v.resize(like.size()), v; };

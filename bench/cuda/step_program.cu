@@ -4,8 +4,8 @@
 #include <cmath>
 #include <memory>
 
-#include "based/kernels/step_program.h"
 #include "bench/cuda/layers.cuh"
+#include "bench/cuda/step_graph.cuh"
 #include "bench/cuda/step_reference.cuh"
 
 namespace based::bench {
@@ -51,8 +51,8 @@ class Step {
     for (Buffer& b : activations_) b = Buffer(4 * s.width * 2);
     logits_ = Buffer(s.vocabulary * 2);
   }
-  void launch(cudaStream_t stream) {
-    stream_ = Stream{stream};
+  void launch(Stream stream) {
+    stream_ = stream;
     void *y = at(0), *u = at(1), *mixed = at(2), *out = at(3);
     bool first = true;
     for (StepLayer& layer : layers_) {
@@ -123,64 +123,30 @@ class Step {
   Stream stream_;
 };
 
-// A step as a graph.
-class Graph {
- public:
-  Graph(Step& step, bool fused) {
-    check(cudaStreamCreate(&stream_), "cudaStreamCreate");
-    step.launch(stream_);  // what the launchers do once
-    check(cudaStreamSynchronize(stream_), "a step");
-    cudaGraph_t graph = nullptr;
-    gpu::StepLog log;
-    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    step.launch(stream_);
-    check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
-    launches_ = static_cast<int>(log.launches().size());
-    if (fused) {
-      done_ = gpu::fuse_step(graph, log, [this](int64_t bytes) {
-        memory_.push_back(Buffer(bytes));
-        return memory_.back().as();
-      });
-      check(done_.status);
-    }
-    check(cudaGraphInstantiate(&exec_, graph, 0), "cudaGraphInstantiate");
-    check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+// A step as a graph, once one has run as kernels.
+StepGraph make_graph(Step& step, bool fused) {
+  step.launch({});  // what the launchers do once
+  check(cudaDeviceSynchronize(), "a step");
+  return {[&](Stream stream) { step.launch(stream); }, fused ? gpu::fuse_step : nullptr};
+}
+bool is_one_kernel(const StepGraph& graph) { return graph.done().kernels == 1 && graph.done().launches == graph.launches(); }
+double median_ms(StepGraph& graph) {
+  cudaEvent_t events[2];
+  for (cudaEvent_t& e : events) check(cudaEventCreate(&e), "cudaEventCreate");
+  std::vector<double> times;
+  for (int i = 0; i < 30; ++i) {
+    check(cudaEventRecord(events[0], graph.stream()), "event");
+    for (int j = 0; j < 4; ++j) graph.launch();
+    check(cudaEventRecord(events[1], graph.stream()), "event");
+    graph.wait();
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, events[0], events[1]), "event");
+    if (i >= 5) times.push_back(ms / 4);
   }
-  Graph(const Graph&) = delete;
-  ~Graph() {
-    cudaGraphExecDestroy(exec_);
-    cudaStreamDestroy(stream_);
-  }
-  void run() {
-    check(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch");
-    check(cudaStreamSynchronize(stream_), "a step's graph");
-  }
-  bool is_one_kernel() const { return done_.kernels == 1 && done_.launches == launches_; }
-  double median_ms() {
-    cudaEvent_t events[2];
-    for (cudaEvent_t& e : events) check(cudaEventCreate(&e), "cudaEventCreate");
-    std::vector<double> times;
-    for (int i = 0; i < 30; ++i) {
-      check(cudaEventRecord(events[0], stream_), "event");
-      for (int j = 0; j < 4; ++j) check(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch");
-      check(cudaEventRecord(events[1], stream_), "event");
-      check(cudaStreamSynchronize(stream_), "steps");
-      float ms = 0;
-      check(cudaEventElapsedTime(&ms, events[0], events[1]), "event");
-      if (i >= 5) times.push_back(ms / 4);
-    }
-    for (cudaEvent_t& e : events) check(cudaEventDestroy(e), "event");
-    std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
-    return times[times.size() / 2];
-  }
-
- private:
-  cudaStream_t stream_ = nullptr;
-  cudaGraphExec_t exec_ = nullptr;
-  std::vector<Buffer> memory_;
-  gpu::StepFusion done_;
-  int launches_ = 0;
-};
+  for (cudaEvent_t& e : events) check(cudaEventDestroy(e), "event");
+  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
+  return times[times.size() / 2];
+}
 
 struct Model {
   StepSizes sizes;
@@ -201,8 +167,8 @@ void verify_one(Report& report, const std::string& name, const StepSizes& sizes,
     Model& m = models[fused];
     Step step(sizes, m.layers, m.norm, m.vocabulary);
     if (fused == 0 && in_double) reference.start(step.x());
-    Graph graph(step, fused == 1);
-    if (fused == 1 && !graph.is_one_kernel()) report.fail(name + ": the step is not one kernel");
+    StepGraph graph = make_graph(step, fused == 1);
+    if (fused == 1 && !is_one_kernel(graph)) report.fail(name + ": the step is not one kernel");
     for (int i = 0; i < 3; ++i) graph.run();
     logits[fused] = download(step.logits().as(), DType::bf16, sizes.vocabulary),
     x[fused] = download(step.x().as(), DType::f32, sizes.width);
@@ -236,9 +202,9 @@ void time_one(Report& report, const std::string& name, const StepSizes& sizes, c
   for (const StepLayer& layer : model.layers)
     bytes += layer.in.bytes() + layer.value.bytes() + layer.out.bytes() + layer.fc1.bytes() + layer.fc2.bytes();
   for (const bool fused : {false, true}) {
-    Graph graph(step, fused);
-    if (fused && !graph.is_one_kernel()) report.fail(name + ": the step is not one kernel");
-    report.add({"", name + (fused ? ", one kernel" : ", kernels one by one"), graph.median_ms(), "ms", double(bytes) / kBytesPerMs});
+    StepGraph graph = make_graph(step, fused);
+    if (fused && !is_one_kernel(graph)) report.fail(name + ": the step is not one kernel");
+    report.add({"", name + (fused ? ", one kernel" : ", kernels one by one"), median_ms(graph), "ms", double(bytes) / kBytesPerMs});
   }
 }
 

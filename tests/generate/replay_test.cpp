@@ -26,7 +26,7 @@ std::shared_ptr<LanguageModel> wide_model(const std::string& preset) {
 // Logits of steps of `texts` texts, one after the other, [steps, texts, vocabulary].
 class Decoder {
  public:
-  explicit Decoder(LanguageModel& model, int64_t texts = 1) : model_(model), state_(model.make_state(texts)) {
+  Decoder(LanguageModel& model, int64_t texts) : model_(model), state_(model.make_state(texts)) {
     const auto ids = torch::dtype(torch::kInt64).device(model.device());
     slots_ = torch::arange(texts, ids), ids_ = torch::zeros({texts}, ids);
     logits_ = torch::zeros({texts, model.config().padded_vocab()}, torch::dtype(torch::kBFloat16).device(model.device()));
@@ -50,12 +50,11 @@ class Decoder {
   Tensor slots_, ids_, logits_;
 };
 
-TEST(Replay, ARecordedStepOfOneTextIsTheStepOfItsKernels) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+void expect_recorded_step_like_its_kernels(int64_t texts) {
   for (const char* preset : {"based-360m", "based-1.4b"}) {
     const torch::InferenceMode inference;
     const auto model = wide_model(preset);
-    Decoder decoder(*model);
+    Decoder decoder(*model, texts);
     const auto step = [&] {
       const ops::RecordedStep recorded;
       decoder.step();
@@ -63,36 +62,24 @@ TEST(Replay, ARecordedStepOfOneTextIsTheStepOfItsKernels) {
     const Tensor expected = decoder.steps([&] { decoder.step(); });
     const auto replay = record(model->device(), step);
     const auto again = record(model->device(), step);  // beside the first one
-    const Tensor logits = decoder.steps([&] { replay->run(); });
-    EXPECT_LT(((logits - expected).norm() / expected.norm()).item<double>(), 2e-2) << preset;
-    EXPECT_TRUE(torch::equal(logits, decoder.steps([&] { again->run(); }))) << preset;
-    EXPECT_TRUE(torch::equal(logits, decoder.steps([&] { replay->run(); }))) << preset;
+    const auto run = [&] { replay->run(); };
+    const Tensor logits = decoder.steps(run);
+    EXPECT_LT(((logits - expected).norm() / expected.norm()).item<double>(), 2e-2) << preset << ", " << texts;
+    EXPECT_TRUE(torch::equal(logits, decoder.steps([&] { again->run(); }))) << preset << ", " << texts;
+    EXPECT_TRUE(torch::equal(logits, decoder.steps(run))) << preset << ", " << texts;
+    EXPECT_TRUE(torch::equal(logits.select(1, 0), decoder.steps(run, 500).select(1, 0))) << preset << ", " << texts;
   }
+}
+
+TEST(Replay, ARecordedStepOfOneTextIsTheStepOfItsKernels) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  expect_recorded_step_like_its_kernels(1);
 }
 
 // Of several texts, norms are in the layers before and after (on Hopper).
 TEST(Replay, ARecordedStepOfSeveralTextsIsTheStepOfItsKernels) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
-  for (const char* preset : {"based-360m", "based-1.4b"}) {
-    const torch::InferenceMode inference;
-    const auto model = wide_model(preset);
-    for (const int64_t texts : {2, 16, 128}) {
-      Decoder decoder(*model, texts);
-      const auto step = [&] {
-        const ops::RecordedStep recorded;
-        decoder.step();
-      };
-      const Tensor expected = decoder.steps([&] { decoder.step(); });
-      const auto replay = record(model->device(), step);
-      const auto again = record(model->device(), step);  // beside the first one
-      const auto run = [&] { replay->run(); };
-      const Tensor logits = decoder.steps(run);
-      EXPECT_LT(((logits - expected).norm() / expected.norm()).item<double>(), 2e-2) << preset << texts;
-      EXPECT_TRUE(torch::equal(logits, decoder.steps([&] { again->run(); }))) << preset << texts;
-      EXPECT_TRUE(torch::equal(logits, decoder.steps(run))) << preset << texts;
-      EXPECT_TRUE(torch::equal(logits.select(1, 0), decoder.steps(run, 500).select(1, 0))) << preset << texts;
-    }
-  }
+  for (const int64_t texts : {2, 16, 128}) expect_recorded_step_like_its_kernels(texts);
 }
 
 }  // namespace

@@ -49,6 +49,14 @@ struct Factor {
 };
 
 // d = b·a, or d + b·a, plus the bias, in rows; cuBLAS' columns are contiguous, so that to it everything is its own transpose, dᵀ = aᵀ·bᵀ.
+struct Request {
+  Factor a, b;
+  OptionalTensor bias;
+  const Tensor& d;
+  bool accumulate = false;
+  cublasLtMatmulTile_t tile = CUBLASLT_MATMUL_TILE_UNDEFINED;  // wanted, with a workspace; undefined: cuBLAS' first choice without one
+};
+
 class Product {
  public:
   explicit Product(const Library& library) : library_(library) {}
@@ -61,7 +69,12 @@ class Product {
     if (preference_ != nullptr) library_.drop_preference(preference_);
   }
 
-  bool describe(const Factor& a, const Factor& b, const OptionalTensor& bias, const Tensor& d) {
+  // False where cuBLAS has no kernel for it.
+  bool multiply(const Request& request) { return describe(request) && choose(request.tile) && run(request); }
+
+ private:
+  bool describe(const Request& request) {
+    const auto& [a, b, bias, d, accumulate, tile] = request;
     bool done = good(library_.make_product(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F)) && good(library_.make_preference(&preference_)) &&
                 set(CUBLASLT_MATMUL_DESC_TRANSA, a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N) &&
                 set(CUBLASLT_MATMUL_DESC_TRANSB, b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -74,8 +87,9 @@ class Product {
   }
 
   // On Hopper the proposal with the given tiles, if there is one; else the first; false where there is none.
-  bool choose(cublasLtMatmulTile_t wanted, uint64_t workspace) {
+  bool choose(cublasLtMatmulTile_t wanted) {
     constexpr int kProposals = 8;
+    const uint64_t workspace = wanted != CUBLASLT_MATMUL_TILE_UNDEFINED ? at::cuda::getCUDABlasLtWorkspaceSize() : 0;
     const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
     const auto& [a, b, d] = layouts_;
     cublasLtMatmulHeuristicResult_t all[kProposals];
@@ -93,16 +107,15 @@ class Product {
     return true;
   }
 
-  bool run(const Tensor& a, const Tensor& b, const Tensor& d, bool accumulate) const {
-    const float one = 1, beta = accumulate ? 1 : 0;
-    void* const to = d.mutable_data_ptr();
-    return good(library_.multiply(at::cuda::getCurrentCUDABlasLtHandle(), product_, &one, a.const_data_ptr(), layouts_[0],
-                                  b.const_data_ptr(), layouts_[1], &beta, to, layouts_[2], to, layouts_[2], &chosen_.algo,
+  bool run(const Request& request) const {
+    const float one = 1, beta = request.accumulate ? 1 : 0;
+    void* const to = request.d.mutable_data_ptr();
+    return good(library_.multiply(at::cuda::getCurrentCUDABlasLtHandle(), product_, &one, request.a.matrix.const_data_ptr(), layouts_[0],
+                                  request.b.matrix.const_data_ptr(), layouts_[1], &beta, to, layouts_[2], to, layouts_[2], &chosen_.algo,
                                   chosen_.workspaceSize > 0 ? at::cuda::getCUDABlasLtWorkspace() : nullptr, chosen_.workspaceSize,
                                   at::cuda::getCurrentCUDAStream()));
   }
 
- private:
   static bool good(cublasStatus_t status) { return status == CUBLAS_STATUS_SUCCESS; }
   template <class Value>
   bool set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
@@ -144,44 +157,35 @@ bool fills_device(int64_t rows, int64_t columns) {
 constexpr cublasLtMatmulTile_t kWideTile = CUBLASLT_MATMUL_TILE_128x160, kAddedTile = CUBLASLT_MATMUL_TILE_128x128;
 constexpr int64_t kWide = 3;  // outputs for an input, from which results are what a product waits for
 
-const Library& library() {
-  static const Library found;
-  return found;
+bool multiply(const Request& request) {
+  static const Library library;
+  return library.complete() && Product(library).multiply(request);
 }
-
-uint64_t all_workspace() { return at::cuda::getCUDABlasLtWorkspaceSize(); }
 
 }  // namespace
 
 Tensor linear_by_library(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
   const int64_t columns = weight.size(0);
   const bool plain_bias = !bias || (bias->scalar_type() == at::kBFloat16 && bias->is_contiguous());
-  if (library().complete() && is_plain(x) && is_plain(weight) && plain_bias && fills_device(x.size(0), columns)) {
-    const bool wide = columns >= kWide * weight.size(1);
+  if (is_plain(x) && is_plain(weight) && plain_bias && fills_device(x.size(0), columns)) {
     const Tensor y = at::empty({x.size(0), columns}, x.options());
-    Product product(library());
-    if (product.describe({weight, true}, {x}, bias, y) &&
-        product.choose(wide ? kWideTile : CUBLASLT_MATMUL_TILE_UNDEFINED, wide ? all_workspace() : 0) && product.run(weight, x, y, false))
-      return y;
+    const bool wide = columns >= kWide * weight.size(1);
+    if (multiply({{weight, true}, {x}, bias, y, false, wide ? kWideTile : CUBLASLT_MATMUL_TILE_UNDEFINED})) return y;
   }
   return at::linear(x, weight, bias);
 }
 
 Tensor input_gradient_by_library(const Tensor& grad_y, const Tensor& weight) {
-  if (library().complete() && is_plain(grad_y) && is_plain(weight) && fills_device(grad_y.size(0), weight.size(1))) {
+  if (is_plain(grad_y) && is_plain(weight) && fills_device(grad_y.size(0), weight.size(1))) {
     const Tensor y = at::empty({grad_y.size(0), weight.size(1)}, grad_y.options());
-    Product product(library());
-    if (product.describe({weight}, {grad_y}, {}, y) && product.choose(CUBLASLT_MATMUL_TILE_UNDEFINED, 0) &&
-        product.run(weight, grad_y, y, false))
-      return y;
+    if (multiply({{weight}, {grad_y}, {}, y})) return y;
   }
   return at::matmul(grad_y, weight);
 }
 
 bool add_product_by_library(const Tensor& sum, const Tensor& a, const Tensor& b, bool first) {
-  if (!library().complete() || !is_plain(a) || !is_plain(b) || sum.scalar_type() != at::kFloat || !sum.is_contiguous()) return false;
-  Product product(library());
-  return product.describe({b}, {a, true}, {}, sum) && product.choose(kAddedTile, all_workspace()) && product.run(b, a, sum, !first);
+  return is_plain(a) && is_plain(b) && sum.scalar_type() == at::kFloat && sum.is_contiguous() &&
+         multiply({{b}, {a, true}, {}, sum, !first, kAddedTile});
 }
 
 }  // namespace based::ops

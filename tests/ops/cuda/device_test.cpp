@@ -190,7 +190,6 @@ TEST_F(Device, AttentionOfATrainingBatchAgreesWithFp32) {
   }
 }
 
-// Offsets are 64-bit: the last row of more than 2^31 elements is as right as it is alone.
 // More rows than fit onto the device at once, so that cuBLAS is asked directly; outputs few and many beside inputs; rows that begin where
 // no library likes them to.
 TEST_F(Device, LinearLayersOfABatchAndTheirGradientsAgreeWithFp32) {
@@ -218,6 +217,7 @@ TEST_F(Device, LinearLayersOfABatchAndTheirGradientsAgreeWithFp32) {
   }
 }
 
+// Offsets are 64-bit: the last row of more than 2^31 elements is as right as it is alone.
 TEST_F(Device, TensorsBeyondTwoToThe31Elements) {
   const at::NoGradGuard no_grad;
   size_t free_bytes = 0, all_bytes = 0;
