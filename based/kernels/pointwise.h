@@ -22,10 +22,10 @@ struct RmsNorm {                 // caller owns all memory; rows are contiguous
 struct RmsNormBackward {
   RmsNorm forward;                 // x is s; weight and inverse_rms are read; no add
   const void* grad_y = nullptr;    // [rows, width], dtype
-  const void* grad_sum = nullptr;  // [rows, width], x_dtype: what else s has as gradient, added; null: 0
-  void* grad_x = nullptr;          // [rows, width], x_dtype; may be grad_sum; null: not wanted
-  void* grad_add = nullptr;        // [rows, width], dtype: the same gradient for the forward's `add`; null: not wanted
-  float* grad_weight = nullptr;    // [width]
+  const void* grad_sum = nullptr;  // [rows, width], dtype: what else s has as gradient, added; null: 0
+  void* grad_x = nullptr;          // [rows, width], x_dtype; null: not wanted
+  void* grad_add = nullptr;      // [rows, width], dtype: the same gradient, for what s was added up from; may be grad_sum; null: not wanted
+  float* grad_weight = nullptr;  // [width]
 };
 
 // y = h[:, :width] ⊙ SiLU(h[:, width:])

@@ -183,10 +183,9 @@ Tensor cross_entropy_softmax_with(kernels::Status (*kernel)(const kernels::Cross
 std::tuple<Tensor, Tensor> rms_norm_forward_with(const PointwiseKernels& table, const Tensor& x, const Tensor& weight, double eps);
 std::tuple<Tensor, Tensor, Tensor> rms_norm_add_forward_with(const PointwiseKernels& table, const OptionalTensor& residual, const Tensor& x,
                                                              const Tensor& weight, double eps);  // sum, y, inverse_rms
-std::tuple<Tensor, Tensor, Tensor> rms_norm_add_backward_with(const PointwiseKernels& table, const OptionalTensor& grad_sum,
-                                                              const Tensor& grad_y, const Tensor& sum, const Tensor& weight,
-                                                              const Tensor& inverse_rms,
-                                                              bool of_residual);  // of residual, x, weight
+// Gradients of residual and x, which are the same, and of weight.
+std::tuple<Tensor, Tensor> rms_norm_add_backward_with(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y,
+                                                      const Tensor& sum, const Tensor& weight, const Tensor& inverse_rms);
 Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const Tensor& x, const Tensor& weight, double eps);
 // Gradients of x, weight.
 std::tuple<Tensor, Tensor> rms_norm_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& x,

@@ -13,7 +13,8 @@ using torch::Tensor;
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
 Tensor rms_norm_reference(const Tensor& x, const Tensor& weight, double eps);
 // residual + x, and the rms_norm of it: one pass there and one back. Types as above; x has weight's. Without a residual the sum is x, in
-// fp32 where x is bf16.
+// fp32 where x is bf16. Gradients have weight's type, that of an fp32 sum too: it is the gradient of x, which is rounded in any case, so
+// that the backward reads and writes it once.
 std::tuple<Tensor, Tensor> rms_norm_add(const std::optional<Tensor>& residual, const Tensor& x, const Tensor& weight, double eps);
 std::tuple<Tensor, Tensor> rms_norm_add_reference(const std::optional<Tensor>& residual, const Tensor& x, const Tensor& weight, double eps);
 // residual += x in place, then its rms_norm: one pass where there is a kernel. x has weight's type; residual is contiguous. No gradient.

@@ -6,12 +6,11 @@
 namespace based::ops {
 namespace {
 
-using Forward = std::tuple<Tensor, Tensor>;               // y, inverse_rms
-using Gradients = std::tuple<Tensor, Tensor>;             // of x, weight
-using AddForward = std::tuple<Tensor, Tensor, Tensor>;    // sum, y, inverse_rms
-using AddGradients = std::tuple<Tensor, Tensor, Tensor>;  // of residual, x, weight
+using Forward = std::tuple<Tensor, Tensor>;             // y, inverse_rms
+using Gradients = std::tuple<Tensor, Tensor>;           // of x, weight
+using AddForward = std::tuple<Tensor, Tensor, Tensor>;  // sum, y, inverse_rms
 
-constexpr const char *kOp = "rms_norm", *kAdd = "rms_norm_add", *kAddInPlace = "rms_norm_add_";
+constexpr const char *kOp = "rms_norm", *kAdd = "rms_norm_add", *kAddInPlace = "rms_norm_add_", *kAddBackward = "rms_norm_add_backward";
 
 void check(const Tensor& x, const Tensor& weight) {
   require(at::isFloatingType(x.scalar_type()), kOp, "x must be floating, got ", x.scalar_type());
@@ -76,17 +75,15 @@ AddForward add_forward_meta(const OptionalTensor& residual, const Tensor& x, con
   return {sum, y, inverse_rms};
 }
 
-AddGradients add_backward_reference(const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum, const Tensor& weight,
-                                    const Tensor& inverse_rms, bool of_residual) {
+Gradients add_backward_reference(const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum, const Tensor& weight,
+                                 const Tensor& inverse_rms) {
+  if (grad_sum) require_type(kAddBackward, "grad_sum", *grad_sum, weight.scalar_type());
   const auto [of_norm, grad_weight] = backward_reference(grad_y, sum, weight, inverse_rms);
-  const Tensor grad = grad_sum ? of_norm + *grad_sum : of_norm;
-  return {of_residual ? grad : Tensor(), grad.to(weight.scalar_type(), /*non_blocking=*/false, /*copy=*/true), grad_weight};
+  return {(grad_sum ? of_norm + *grad_sum : of_norm).to(weight.scalar_type()), grad_weight};
 }
 
-AddGradients add_backward_meta(const OptionalTensor&, const Tensor&, const Tensor& sum, const Tensor& weight, const Tensor&,
-                               bool of_residual) {
-  return {of_residual ? at::empty_like(sum) : Tensor(), at::empty(sum.sizes(), weight.options()),
-          at::empty(weight.sizes(), weight.options())};
+Gradients add_backward_meta(const OptionalTensor&, const Tensor&, const Tensor& sum, const Tensor& weight, const Tensor&) {
+  return {at::empty(sum.sizes(), weight.options()), at::empty(weight.sizes(), weight.options())};
 }
 
 Tensor add_reference(Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
@@ -134,24 +131,22 @@ Forward launch_forward(const PointwiseKernels& table, const Tensor& x, const Ten
   return {y, inverse_rms};
 }
 
-// Gradients of the sum and the weight; in between that of what was added. The first and the second are undefined where nobody wants them.
-AddGradients launch_backward(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum,
-                             const Tensor& weight, const Tensor& inverse_rms, bool of_sum, bool added) {
-  const Tensor rows = sum.contiguous(), scale = weight.contiguous(), cotangent = grad_y.contiguous(), inverse = inverse_rms.contiguous();
-  const Tensor more = grad_sum ? grad_sum->contiguous() : Tensor(), grad = of_sum ? at::empty(sum.sizes(), sum.options()) : Tensor();
-  const Tensor grad_added = added ? at::empty(sum.sizes(), weight.options()) : Tensor();
+// The first gradient has x's type; that of a sum which was added up here, `added`, has weight's.
+Gradients launch_backward(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& x,
+                          const Tensor& weight, const Tensor& inverse_rms, bool added) {
+  const Tensor rows = x.contiguous(), scale = weight.contiguous(), cotangent = grad_y.contiguous(), inverse = inverse_rms.contiguous();
+  const Tensor more = grad_sum ? grad_sum->contiguous() : Tensor(), grad = at::empty(x.sizes(), added ? weight.options() : x.options());
   const Tensor grad_weight = at::empty(weight.sizes(), weight.options().dtype(at::kFloat));
   kernels::RmsNormBackward to;
   to.forward = prepare(rows, scale);
   to.forward.inverse_rms = inverse.data_ptr<float>();
   to.grad_y = cotangent.const_data_ptr();
   if (grad_sum) to.grad_sum = more.const_data_ptr();
-  if (of_sum) to.grad_x = grad.mutable_data_ptr();
-  if (added) to.grad_add = grad_added.mutable_data_ptr();
+  (added ? to.grad_add : to.grad_x) = grad.mutable_data_ptr();
   to.grad_weight = grad_weight.mutable_data_ptr<float>();
-  const Tensor scratch = scratch_memory(table.rms_norm_backward_scratch(to), sum);
+  const Tensor scratch = scratch_memory(table.rms_norm_backward_scratch(to), x);
   require_ok(table.rms_norm_backward(to, scratch.mutable_data_ptr()));
-  return {grad, grad_added, grad_weight.to(weight.scalar_type())};
+  return {grad, grad_weight.to(weight.scalar_type())};
 }
 
 }  // namespace
@@ -181,18 +176,17 @@ Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const T
   return std::get<0>(launch_forward(table, residual, x, residual, weight, eps, false));
 }
 
-AddGradients rms_norm_add_backward_with(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y,
-                                        const Tensor& sum, const Tensor& weight, const Tensor& inverse_rms, bool of_residual) {
-  if (!norm_uses_kernel("rms_norm_add_backward", table, sum, weight))
-    return add_backward_reference(grad_sum, grad_y, sum, weight, inverse_rms, of_residual);
-  return launch_backward(table, grad_sum, grad_y, sum, weight, inverse_rms, of_residual, true);
+Gradients rms_norm_add_backward_with(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum,
+                                     const Tensor& weight, const Tensor& inverse_rms) {
+  if (!norm_uses_kernel(kAddBackward, table, sum, weight)) return add_backward_reference(grad_sum, grad_y, sum, weight, inverse_rms);
+  if (grad_sum) require_type(kAddBackward, "grad_sum", *grad_sum, weight.scalar_type());
+  return launch_backward(table, grad_sum, grad_y, sum, weight, inverse_rms, true);
 }
 
 Gradients rms_norm_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& x, const Tensor& weight,
                                  const Tensor& inverse_rms) {
   if (!norm_uses_kernel("rms_norm_backward", table, x, weight)) return backward_reference(grad_y, x, weight, inverse_rms);
-  const auto [grad_x, none, grad_weight] = launch_backward(table, {}, grad_y, x, weight, inverse_rms, true, false);
-  return {grad_x, grad_weight};
+  return launch_backward(table, {}, grad_y, x, weight, inverse_rms, false);
 }
 
 namespace {
@@ -217,9 +211,9 @@ AddForward add_forward_cpu(const OptionalTensor& residual, const Tensor& x, cons
   return rms_norm_add_forward_with(kCpuPointwise, residual, x, weight, eps);
 }
 
-AddGradients add_backward_cpu(const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum, const Tensor& weight,
-                              const Tensor& inverse_rms, bool of_residual) {
-  return rms_norm_add_backward_with(kCpuPointwise, grad_sum, grad_y, sum, weight, inverse_rms, of_residual);
+Gradients add_backward_cpu(const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum, const Tensor& weight,
+                           const Tensor& inverse_rms) {
+  return rms_norm_add_backward_with(kCpuPointwise, grad_sum, grad_y, sum, weight, inverse_rms);
 }
 
 Forward call_forward(const Tensor& x, const Tensor& weight, double eps) {
@@ -259,6 +253,7 @@ AddForward call_add_forward(const OptionalTensor& residual, const Tensor& x, con
   return op.call(residual, x, weight, eps);
 }
 
+// The gradients of residual and x are one tensor, of weight's type; so is that of the sum, which is the next sum's residual.
 struct RmsNormAddFunction : torch::autograd::Function<RmsNormAddFunction> {
   using Context = torch::autograd::AutogradContext;
   using Variables = torch::autograd::variable_list;
@@ -276,9 +271,8 @@ struct RmsNormAddFunction : torch::autograd::Function<RmsNormAddFunction> {
     static const auto op = find_operator<decltype(add_backward_reference)>("based::rms_norm_add_backward");
     const Variables saved = context->get_saved_variables();
     const Tensor grad_y = grads[1].defined() ? grads[1] : at::zeros(saved[0].sizes(), saved[1].options());
-    const bool of_residual = context->saved_data["has_residual"].toBool();
-    const auto [residual, x, weight] = op.call(if_defined(grads[0]), grad_y, saved[0], saved[1], saved[2], of_residual);
-    return {residual, x, weight, Tensor()};
+    const auto [x, weight] = op.call(if_defined(grads[0]), grad_y, saved[0], saved[1], saved[2]);
+    return {context->saved_data["has_residual"].toBool() ? x : Tensor(), x, weight, Tensor()};
   }
 };
 
@@ -290,6 +284,7 @@ Forward add(const OptionalTensor& residual, const Tensor& x, const Tensor& weigh
 Forward add_norm_autograd(const OptionalTensor& residual, const Tensor& x, const Tensor& weight, double eps) {
   if (wants_gradient({value_or_undefined(residual), x, weight})) {
     const auto out = RmsNormAddFunction::apply(residual, x, weight, eps);
+    out[0].grad_fn()->mutable_input_metadata(out[0].output_nr()).set_grad_dtype(weight.scalar_type());
     return {out[0], out[1]};
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
@@ -329,8 +324,8 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
   m.def("rms_norm_add(Tensor? residual, Tensor x, Tensor weight, float eps) -> (Tensor sum, Tensor y)");
   m.def("rms_norm_add_forward(Tensor? residual, Tensor x, Tensor weight, float eps) -> (Tensor sum, Tensor y, Tensor inverse_rms)");
   m.def(
-      "rms_norm_add_backward(Tensor? grad_sum, Tensor grad_y, Tensor sum, Tensor weight, Tensor inverse_rms, bool of_residual) -> "
-      "(Tensor grad_residual, Tensor grad_x, Tensor grad_weight)");
+      "rms_norm_add_backward(Tensor? grad_sum, Tensor grad_y, Tensor sum, Tensor weight, Tensor inverse_rms) -> "
+      "(Tensor grad_x, Tensor grad_weight)");
   m.def("rms_norm_add_(Tensor(a!) residual, Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("rms_norm_reference(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm_reference);
 }

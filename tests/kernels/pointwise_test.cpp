@@ -70,15 +70,15 @@ TEST(RmsNorm, AgreesWithDoubles) {
 
 struct NormGradients {
   Buffer x, weight, add;
-  // grad_sum: that the sum has besides; empty: none, and no grad_add.
+  // grad_sum: that the sum has besides, in the memory of grad_add; empty: none, and no grad_add.
   NormGradients(const RmsNorm& forward, Buffer& grad_y, const Reals& grad_sum = {})
-      : x(forward.x_dtype, grad_sum.empty() ? Reals(static_cast<size_t>(forward.rows * forward.width), std::nan("")) : grad_sum),
+      : x(forward.x_dtype, forward.rows * forward.width),
         weight(DType::f32, forward.width),
-        add(forward.dtype, forward.rows * forward.width) {
+        add(forward.dtype, grad_sum.empty() ? Reals(static_cast<size_t>(forward.rows * forward.width), std::nan("")) : grad_sum) {
     RmsNormBackward b;
     b.forward = forward;
     b.grad_y = grad_y.data(), b.grad_x = x.data(), b.grad_weight = weight.floats();
-    if (!grad_sum.empty()) b.grad_sum = x.data(), b.grad_add = add.data();
+    if (!grad_sum.empty()) b.grad_sum = b.grad_add = add.data();
     std::vector<unsigned char> scratch(static_cast<size_t>(cpu::rms_norm_backward_scratch(b)), 0xff);
     const Status status = cpu::rms_norm_backward(b, scratch.data());
     EXPECT_TRUE(status.ok()) << status.what;
@@ -111,7 +111,7 @@ void check_rms_norm_backward(int64_t rows, int64_t width, DType x_dtype, DType d
     expect_close(g.weight.values(), grad_weight, 4e-6, "grad_weight");
     EXPECT_TRUE(g.x.guards_intact() && g.weight.guards_intact());
     if (n > 0) {
-      const Reals more = random_reals(n, 4, x_dtype);
+      const Reals more = random_reals(n, 4, dtype);
       Reals both = grad_x;
       for (size_t i = 0; i < both.size(); ++i) both[i] += more[i];
       const NormGradients of_sum(p, grad_y, more);

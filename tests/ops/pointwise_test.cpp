@@ -127,13 +127,29 @@ TEST_P(PointwiseOnDevices, RmsNormOfASumKeepsTheTypes) {
     const auto actual = gradients(op, in, cotangents), expected = gradients(op, exact, exact_cotangents);
     for (size_t i = 0; i < (used == 0 ? 2u : 3u); ++i) {
       EXPECT_EQ(actual[i].scalar_type(), in[i].scalar_type());
-      EXPECT_TRUE(close(actual[i], expected[i], i == 0 ? 1e-4 : 2e-2)) << "input " << i << ", used " << used;
+      EXPECT_TRUE(close(actual[i], expected[i], i == 2 ? 2e-2 : 5e-3)) << "input " << i << ", used " << used;
     }
   }
   EXPECT_EQ(error_of([] {
               rms_norm_add(at::zeros({2, 8}), at::zeros({2, 7}), at::ones({8}), 1e-5);
             }),
             "rms_norm_add: x must have shape [2, 8], got [2, 7]");
+}
+
+// Between two sums the gradient stays in bf16, though the stream itself is fp32; a gradient from elsewhere becomes so.
+TEST_P(PointwiseOnDevices, TheGradientOfAStreamHasTheWeightsType) {
+  const auto of = [](at::ScalarType type) { return random({9, 40}, type).to(GetParam()).set_requires_grad(true); };
+  const Tensor start = of(at::kFloat), a = of(at::kBFloat16), b = of(at::kBFloat16);
+  const Tensor weight = random({40}, at::kBFloat16).to(GetParam()), cotangent = random({9, 40}, at::kFloat).to(GetParam());
+  const auto [sum, y] = rms_norm_add(start, a, weight, 1e-5);
+  const auto [all, z] = rms_norm_add(sum, b, weight, 1e-5);
+  std::vector<at::ScalarType> seen;
+  for (const Tensor& t : {sum, all}) t.register_hook([&](const Tensor& grad) { seen.push_back(grad.scalar_type()); });
+  torch::autograd::backward({all, y, z}, {cotangent, cotangent.to(at::kBFloat16), cotangent.to(at::kBFloat16)});
+  EXPECT_EQ(seen, (std::vector<at::ScalarType>{at::kBFloat16, at::kBFloat16}));
+  EXPECT_EQ(start.grad().scalar_type(), at::kFloat);
+  EXPECT_TRUE(at::equal(start.grad(), a.grad().to(at::kFloat)));
+  EXPECT_FALSE(start.grad().data_ptr() == a.grad().data_ptr());
 }
 
 TEST_P(PointwiseOnDevices, RmsNormAddsInPlaceFirst) {
@@ -417,8 +433,8 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
       {"rms_norm_add_forward", {f({5, 6}), x, f({6}), 1e-5}},
       {"rms_norm_add", {none, x.to(at::kBFloat16), f({6}).to(at::kBFloat16), 1e-5}},
       {"rms_norm_add_forward", {none, x, f({6}), 1e-5}},
-      {"rms_norm_add_backward", {f({5, 6}), f({5, 6}), x, f({6}), f({5}), true}},
-      {"rms_norm_add_backward", {f({5, 6}), f({5, 6}).to(at::kBFloat16), x, f({6}).to(at::kBFloat16), f({5}), false}},
+      {"rms_norm_add_backward", {f({5, 6}), f({5, 6}), x, f({6}), f({5})}},
+      {"rms_norm_add_backward", {f({5, 6}).to(at::kBFloat16), f({5, 6}).to(at::kBFloat16), x, f({6}).to(at::kBFloat16), f({5})}},
       {"embedding_backward_", {f({9, 6}), f({5, 6}), torch::tensor({3, 0, 3, 8, 3}, at::kLong)}},
       {"rms_norm_backward", {f({5, 6}), x, f({6}), f({5})}},
       {"swiglu", {x}},

@@ -48,7 +48,7 @@ void rms_norm_backward(const RmsNormBackward& b, int64_t row, float* grad_weight
   const X* x = static_cast<const X*>(p.x) + row * p.width;
   const T *weight = static_cast<const T*>(p.weight), *grad_y = static_cast<const T*>(b.grad_y) + row * p.width;
   X* grad_x = b.grad_x ? static_cast<X*>(b.grad_x) + row * p.width : nullptr;
-  const X* grad_sum = b.grad_sum ? static_cast<const X*>(b.grad_sum) + row * p.width : nullptr;
+  const T* grad_sum = b.grad_sum ? static_cast<const T*>(b.grad_sum) + row * p.width : nullptr;
   T* grad_add = b.grad_add ? static_cast<T*>(b.grad_add) + row * p.width : nullptr;
   const float r = p.inverse_rms[row];
   Vec dots{};

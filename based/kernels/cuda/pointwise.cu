@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kMostThreads, kUnits == 1 ? kBackwardThreads /
     for (int u = 0; u < kUnits; ++u) {
       access.load(static_cast<const X*>(f.x) + row * f.width, u, x[u]);
       access.load(static_cast<const T*>(p.grad_y) + row * f.width, u, g[u]);
-      if (p.grad_sum != nullptr) access.load(static_cast<const X*>(p.grad_sum) + row * f.width, u, other[u]);
+      if (p.grad_sum != nullptr) access.load(static_cast<const T*>(p.grad_sum) + row * f.width, u, other[u]);
     }
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {

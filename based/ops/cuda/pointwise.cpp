@@ -30,11 +30,11 @@ std::tuple<Tensor, Tensor, Tensor> norm_sum(const OptionalTensor& residual, cons
   return rms_norm_add_forward_with(kCuda, residual, x, weight, eps);
 }
 
-std::tuple<Tensor, Tensor, Tensor> norm_sum_backward(const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum,
-                                                     const Tensor& weight, const Tensor& inverse_rms, bool of_residual) {
+std::tuple<Tensor, Tensor> norm_sum_backward(const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum, const Tensor& weight,
+                                             const Tensor& inverse_rms) {
   const OnDevice device("rms_norm_add_backward",
                         {{"grad_sum", grad_sum}, {"grad_y", grad_y}, {"sum", sum}, {"weight", weight}, {"inverse_rms", inverse_rms}});
-  return rms_norm_add_backward_with(kCuda, grad_sum, grad_y, sum, weight, inverse_rms, of_residual);
+  return rms_norm_add_backward_with(kCuda, grad_sum, grad_y, sum, weight, inverse_rms);
 }
 
 std::tuple<Tensor, Tensor> norm_backward(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& inverse_rms) {
