@@ -21,7 +21,6 @@ Engine::Engine(LanguageModel& model, int64_t slots, int64_t max_tokens) : model_
   const auto reals = torch::dtype(torch::kFloat).device(model.device());
   all_slots_ = torch::arange(slots, ids);
   last_ = torch::zeros({slots}, ids);
-  drawn_ = torch::zeros({slots}, ids);
   options_ = {
       state_.position(),           torch::zeros({slots}, ids),
       torch::zeros({slots}, ids),  torch::zeros({slots}, reals),
@@ -35,8 +34,7 @@ void Engine::record_step() {
   step_ = record(model_.device(), [this] {
     const ops::RecordedStep recorded;
     const Tensor logits = model_.logits(model_.step(last_, state_, all_slots_));
-    drawn_.copy_(ops::sample(logits.narrow(1, 0, model_.config().vocab_size), options_));
-    last_.copy_(drawn_.clamp_min(0));  // −1, for logits that are not finite, is no id to look up
+    ops::sample_(last_, logits.narrow(1, 0, model_.config().vocab_size), options_);
   });
   state_.zero(all_slots_);
   last_.zero_();
@@ -146,7 +144,7 @@ void Engine::run(int64_t steps) {
 
 const std::vector<int64_t>& Engine::step() {
   run(1);
-  const Tensor drawn = drawn_.cpu();
+  const Tensor drawn = last_.cpu();
   const int64_t* token = drawn.const_data_ptr<int64_t>();
   tokens_.assign(token, token + slots());
   for (size_t slot = 0; slot < taken_.size(); ++slot) {

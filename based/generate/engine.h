@@ -46,8 +46,8 @@ class Engine {
 
   LanguageModel& model_;
   ModelState state_;
-  std::optional<PagePool> pages_;    // of a state that grows
-  Tensor all_slots_, last_, drawn_;  // int64 [slots]: 0, 1, …; each text's last token, which the next step reads; what a step drew
+  std::optional<PagePool> pages_;  // of a state that grows
+  Tensor all_slots_, last_;        // int64 [slots]: 0, 1, …; each text's last token, which a step reads and then replaces
   ops::SampleOptions options_;
   std::vector<bool> taken_;
   std::vector<int64_t> tokens_;

@@ -1,8 +1,19 @@
-// The gradient of an embedding, the same bits every time: each row of the table gets the sum of its tokens' gradients.
+// Rows of a table of embeddings as a step of decoding begins, and the gradient of an embedding, the same bits every time: each row of the
+// table gets the sum of its tokens' gradients.
 #pragma once
 #include "based/kernels/kernel.h"
 
 namespace based::kernels {
+
+struct EmbeddingStep {            // caller owns all memory
+  const void* table = nullptr;    // [vocab, width]
+  const int64_t* id = nullptr;    // [rows]; a negative one has row 0, one past the table NaN
+  const int64_t* slot = nullptr;  // [rows], different
+  int64_t* position = nullptr;    // [slots]; that of each row's slot grows by 1
+  float* y = nullptr;             // [rows, width]
+  int64_t rows = 0, vocab = 0, width = 0;
+  DType dtype = DType::f32;  // of table
+};
 
 struct EmbeddingBackward {      // caller owns all memory
   const void* grad = nullptr;   // [tokens, width]
@@ -17,6 +28,7 @@ namespace cuda {
 bool embedding_backward_supports(const EmbeddingBackward&);
 int64_t embedding_backward_scratch(const EmbeddingBackward&);
 Status embedding_backward(const EmbeddingBackward&, void* scratch, Stream);
+Status embedding_step(const EmbeddingStep&, Stream);
 }  // namespace cuda
 
 }  // namespace based::kernels

@@ -165,9 +165,9 @@ Tensor LanguageModel::prefill_last(const Tensor& ids, const Sequences& rows, Mod
 }
 
 Tensor LanguageModel::step(const Tensor& ids, ModelState& state, const Slots& slots) {
-  const Tensor position = state.position().index_select(0, slots);
-  Residual residual = begin(torch::embedding(embedding_, ids), position);
-  state.position().index_copy_(0, slots, position + 1);  // here, so that the layers' kernels follow one another
+  const Tensor position = positions_.defined() ? state.position().index_select(0, slots) : Tensor();
+  const Tensor embedded = ops::embedding_step_(state.position(), slots, embedding_, ids);  // first: the layers' kernels follow one another
+  Residual residual = positions_.defined() ? begin(embedded.to(embedding_.scalar_type()), position) : Residual{embedded, {}};
   for (size_t i = 0; i < blocks_.size(); ++i)
     blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.step(x, state.layers()[i], slots); });
   return norm_->forward(residual);

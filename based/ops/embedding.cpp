@@ -6,7 +6,7 @@
 namespace based::ops {
 namespace {
 
-constexpr const char* kOp = "embedding_backward_";
+constexpr const char *kOp = "embedding_backward_", *kStep = "embedding_step_";
 
 void check(const Tensor& sum, const Tensor& grad, const Tensor& ids) {
   require(at::isFloatingType(sum.scalar_type()), kOp, "sum must be floating, got ", sum.scalar_type());
@@ -28,6 +28,33 @@ void backward_autograd(Tensor sum, const Tensor& grad, const Tensor& ids) {
   require_no_gradient(kOp, {sum, grad});
   const at::AutoDispatchBelowADInplaceOrView guard;
   embedding_backward_(sum, grad, ids);
+}
+
+void check_step(const Tensor& position, const Tensor& slots, const Tensor& table, const Tensor& ids) {
+  require(at::isFloatingType(table.scalar_type()), kStep, "table must be floating, got ", table.scalar_type());
+  require_shape(kStep, "table", table, {-1, -1});
+  require_type(kStep, "ids", ids, at::kLong);
+  require_shape(kStep, "ids", ids, {-1});
+  require_type(kStep, "position", position, at::kLong);
+  require_shape(kStep, "position", position, {-1});
+  require_slots(kStep, slots, ids.size(0), position.size(0));
+}
+
+Tensor step_reference(Tensor position, const Tensor& slots, const Tensor& table, const Tensor& ids) {
+  check_step(position, slots, table, ids);
+  position.index_add_(0, slots, at::ones_like(slots));
+  return at::embedding(table, ids.clamp_min(0)).to(sum_type(table));
+}
+
+Tensor step_meta(Tensor position, const Tensor& slots, const Tensor& table, const Tensor& ids) {
+  check_step(position, slots, table, ids);
+  return at::empty({ids.size(0), table.size(1)}, table.options().dtype(sum_type(table)));
+}
+
+Tensor step_autograd(Tensor position, const Tensor& slots, const Tensor& table, const Tensor& ids) {
+  require_no_gradient(kStep, {table});
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return embedding_step_(std::move(position), slots, table, ids);
 }
 
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
@@ -70,6 +97,25 @@ void embedding_backward_with(const EmbeddingKernels& table, Tensor sum, const Te
   require_ok(table.backward(p, scratch.mutable_data_ptr()));
 }
 
+Tensor embedding_step_with(const EmbeddingKernels& kernels, Tensor position, const Tensor& slots, const Tensor& table, const Tensor& ids) {
+  if (!uses_kernel(kStep, table, has_kernel(table) && position.is_contiguous()))
+    return step_reference(std::move(position), slots, table, ids);
+  check_step(position, slots, table, ids);
+  const Tensor rows = table.contiguous(), row_ids = ids.contiguous(), row_slots = slots.contiguous();
+  const Tensor y = step_meta(position, slots, table, ids);
+  kernels::EmbeddingStep p;
+  p.table = rows.const_data_ptr(), p.id = row_ids.const_data_ptr<int64_t>(), p.slot = row_slots.const_data_ptr<int64_t>();
+  p.position = position.mutable_data_ptr<int64_t>(), p.y = y.mutable_data_ptr<float>();
+  p.rows = ids.size(0), p.vocab = table.size(0), p.width = table.size(1), p.dtype = kernel_dtype(table);
+  require_ok(kernels.step(p));
+  return y;
+}
+
+Tensor embedding_step_(Tensor position, const Tensor& slots, const Tensor& table, const Tensor& ids) {
+  static const auto op = find_operator<decltype(step_reference)>("based::embedding_step_");
+  return op.call(std::move(position), slots, table, ids);
+}
+
 void embedding_backward_(Tensor sum, const Tensor& grad, const Tensor& ids) {
   static const auto op = find_operator<decltype(backward_reference)>("based::embedding_backward_");
   op.call(std::move(sum), grad, ids);
@@ -83,11 +129,25 @@ Embedded tied_embedding(const Tensor& table, const Tensor& ids) {
 
 namespace {
 
-TORCH_LIBRARY_FRAGMENT(based, m) { m.def("embedding_backward_(Tensor(a!) sum, Tensor grad, Tensor ids) -> ()"); }
+TORCH_LIBRARY_FRAGMENT(based, m) {
+  m.def("embedding_backward_(Tensor(a!) sum, Tensor grad, Tensor ids) -> ()");
+  m.def("embedding_step_(Tensor(a!) position, Tensor slots, Tensor table, Tensor ids) -> Tensor");
+}
 
-TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) { m.impl("embedding_backward_", backward_reference); }
-TORCH_LIBRARY_IMPL(based, Meta, m) { m.impl("embedding_backward_", backward_meta); }
-TORCH_LIBRARY_IMPL(based, Autograd, m) { m.impl("embedding_backward_", backward_autograd); }
+TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {
+  m.impl("embedding_backward_", backward_reference);
+  m.impl("embedding_step_", step_reference);
+}
+
+TORCH_LIBRARY_IMPL(based, Meta, m) {
+  m.impl("embedding_backward_", backward_meta);
+  m.impl("embedding_step_", step_meta);
+}
+
+TORCH_LIBRARY_IMPL(based, Autograd, m) {
+  m.impl("embedding_backward_", backward_autograd);
+  m.impl("embedding_step_", step_autograd);
+}
 
 }  // namespace
 }  // namespace based::ops

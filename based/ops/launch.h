@@ -103,13 +103,15 @@ inline bool is_sole_owner(const Tensor& tensor) {
   return !torch::GradMode::is_enabled() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
 }
 
-// The gradient of an embedding by a kernel, or else in ATen; see embedding_backward_.
+// By a kernel, or else in ATen; see embedding_backward_ and embedding_step_.
 struct EmbeddingKernels {
   bool (*supports)(const kernels::EmbeddingBackward&);
   int64_t (*scratch)(const kernels::EmbeddingBackward&);
   kernels::Status (*backward)(const kernels::EmbeddingBackward&, void* scratch);
+  kernels::Status (*step)(const kernels::EmbeddingStep&);
 };
 void embedding_backward_with(const EmbeddingKernels& table, Tensor sum, const Tensor& grad, const Tensor& ids);
+Tensor embedding_step_with(const EmbeddingKernels& kernels, Tensor position, const Tensor& slots, const Tensor& table, const Tensor& ids);
 
 struct ShortConvKernels {
   kernels::Status (*forward)(const kernels::ShortConv&);

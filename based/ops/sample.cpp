@@ -5,9 +5,9 @@
 namespace based::ops {
 namespace {
 
-constexpr const char* kOp = "sample";
+constexpr const char* kOp = "sample_";
 
-void check(const Tensor& logits, const SampleOptions& options) {
+void check(const Tensor& token, const Tensor& logits, const SampleOptions& options) {
   require(has_kernel(logits), kOp, "logits must be Float or BFloat16, got ", logits.scalar_type());
   require_shape(kOp, "logits", logits, {-1, -1});
   require(logits.size(1) >= 1, kOp, "logits must have a column a word, got ", logits.sizes());
@@ -16,6 +16,7 @@ void check(const Tensor& logits, const SampleOptions& options) {
     require_shape(kOp, name, tensor, {logits.size(0)});
     require(tensor.is_contiguous(), kOp, name, " must be contiguous");
   };
+  option("token", token, at::kLong);
   option("position", options.position, at::kLong);
   option("seed", options.seed, at::kLong);
   option("top_k", options.top_k, at::kLong);
@@ -28,22 +29,22 @@ void check(const Tensor& logits, const SampleOptions& options) {
   require(options.seen.is_contiguous(), kOp, "seen must be contiguous");
 }
 
-Tensor sample_meta(const Tensor& logits, const Tensor& position, const Tensor& seed, const Tensor& top_k, const Tensor& temperature,
-                   const Tensor& top_p, const Tensor& min_p, const Tensor& penalty, Tensor seen) {
-  check(logits, {position, seed, top_k, temperature, top_p, min_p, penalty, seen});
-  return at::empty({logits.size(0)}, position.options());
+void sample_meta(Tensor token, const Tensor& logits, const Tensor& position, const Tensor& seed, const Tensor& top_k,
+                 const Tensor& temperature, const Tensor& top_p, const Tensor& min_p, const Tensor& penalty, Tensor seen) {
+  check(token, logits, {position, seed, top_k, temperature, top_p, min_p, penalty, seen});
 }
 
-Tensor sample_cpu(const Tensor& logits, const Tensor& position, const Tensor& seed, const Tensor& top_k, const Tensor& temperature,
-                  const Tensor& top_p, const Tensor& min_p, const Tensor& penalty, Tensor seen) {
-  return sample_with(kernels::cpu::sample, logits, {position, seed, top_k, temperature, top_p, min_p, penalty, seen});
+void sample_cpu(Tensor token, const Tensor& logits, const Tensor& position, const Tensor& seed, const Tensor& top_k,
+                const Tensor& temperature, const Tensor& top_p, const Tensor& min_p, const Tensor& penalty, Tensor seen) {
+  sample_with(kernels::cpu::sample, token, logits, {position, seed, top_k, temperature, top_p, min_p, penalty, seen});
 }
 
 }  // namespace
 
-Tensor sample_with(kernels::Status (*kernel)(const kernels::Sample&), const Tensor& logits, const SampleOptions& options) {
-  check(logits, options);
-  const Tensor rows = with_unit_columns(logits), token = at::empty({logits.size(0)}, options.position.options());
+void sample_with(kernels::Status (*kernel)(const kernels::Sample&), const Tensor& token, const Tensor& logits,
+                 const SampleOptions& options) {
+  check(token, logits, options);
+  const Tensor rows = with_unit_columns(logits);
   kernels::Sample to;
   to.logits = rows.const_data_ptr();
   to.token = token.mutable_data_ptr<int64_t>();
@@ -58,26 +59,25 @@ Tensor sample_with(kernels::Status (*kernel)(const kernels::Sample&), const Tens
   to.rows = logits.size(0), to.vocab = logits.size(1), to.logits_stride = rows.stride(0);
   to.dtype = kernel_dtype(logits);
   require_ok(kernel(to));
-  return token;
 }
 
-Tensor sample(const Tensor& logits, const SampleOptions& options) {
-  static const auto op = find_operator<decltype(sample_meta)>("based::sample");
+void sample_(Tensor token, const Tensor& logits, const SampleOptions& options) {
+  static const auto op = find_operator<decltype(sample_meta)>("based::sample_");
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return op.call(logits, options.position, options.seed, options.top_k, options.temperature, options.top_p, options.min_p, options.penalty,
-                 options.seen);
+  op.call(std::move(token), logits, options.position, options.seed, options.top_k, options.temperature, options.top_p, options.min_p,
+          options.penalty, options.seen);
 }
 
 namespace {
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
   m.def(
-      "sample(Tensor logits, Tensor position, Tensor seed, Tensor top_k, Tensor temperature, Tensor top_p, Tensor min_p, "
-      "Tensor penalty, Tensor(a!) seen) -> Tensor token");
+      "sample_(Tensor(a!) token, Tensor logits, Tensor position, Tensor seed, Tensor top_k, Tensor temperature, Tensor top_p, "
+      "Tensor min_p, Tensor penalty, Tensor(b!) seen) -> ()");
 }
 
-TORCH_LIBRARY_IMPL(based, CPU, m) { m.impl("sample", sample_cpu); }
-TORCH_LIBRARY_IMPL(based, Meta, m) { m.impl("sample", sample_meta); }
+TORCH_LIBRARY_IMPL(based, CPU, m) { m.impl("sample_", sample_cpu); }
+TORCH_LIBRARY_IMPL(based, Meta, m) { m.impl("sample_", sample_meta); }
 
 }  // namespace
 }  // namespace based::ops

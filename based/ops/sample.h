@@ -1,4 +1,4 @@
-// torch.ops.based.sample: the next token of every row, drawn where the logits are, so that a step needs no host.
+// torch.ops.based.sample_: the next token of every row, drawn where the logits are, so that a step needs no host.
 #pragma once
 #include "based/kernels/sample.h"
 #include "based/ops/torch.h"
@@ -15,11 +15,12 @@ struct SampleOptions {
   Tensor seen;                       // int32 [rows, kernels::sample_seen_words(vocab)], the tokens that are penalised; gains the drawn ones
 };
 
-// logits [rows, vocab], fp32 or bf16 -> int64 [rows]; −1 where a row's logits are not finite. The draw depends on the
+// logits [rows, vocab], fp32 or bf16 -> token, int64 [rows], contiguous; −1 where a row's logits are not finite. The draw depends on the
 // row's logits and options alone. No gradient.
-Tensor sample(const Tensor& logits, const SampleOptions& options);
+void sample_(Tensor token, const Tensor& logits, const SampleOptions& options);
 
 // Inside of based/ops: by this kernel, on the device that it is for.
-Tensor sample_with(kernels::Status (*kernel)(const kernels::Sample&), const Tensor& logits, const SampleOptions& options);
+void sample_with(kernels::Status (*kernel)(const kernels::Sample&), const Tensor& token, const Tensor& logits,
+                 const SampleOptions& options);
 
 }  // namespace based::ops

@@ -1,6 +1,7 @@
 // The linear layer of few rows, and what else a step of decoding is made of, at the sizes of the 1.4B model.
 #include <cmath>
 
+#include "based/kernels/embedding.h"
 #include "based/kernels/linear.h"
 #include "based/kernels/pointwise.h"
 #include "based/kernels/sample.h"
@@ -145,9 +146,31 @@ void time_sample(Report& report, int64_t rows, int64_t vocab) {
               [&](int, cudaStream_t stream) { check(gpu::sample(sample, Stream{stream})); });
 }
 
+void verify_embedding_step(Report& report, int64_t rows, int64_t width, DType dtype) {
+  const int64_t vocab = 300;
+  std::vector<int64_t> ids, slots, exact(rows + 2, 5);
+  for (int64_t r = 0; r < rows; ++r) ids.push_back(r % 5 == 1 ? -1 : r * 37 % vocab), slots.push_back((r + 1) % (rows + 2));
+  const Buffer table = random_buffer(vocab * width, dtype, 1, 1), id = upload(ids), slot = upload(slots), position = upload(exact),
+               y(rows * width * 4);
+  check(gpu::embedding_step(
+      {table.as(), id.as<int64_t>(), slot.as<int64_t>(), position.as<int64_t>(), y.as<float>(), rows, vocab, width, dtype}, {}));
+  const std::vector<double> all = download(table.as(), dtype, vocab * width);
+  std::vector<double> wanted;
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto from = all.begin() + std::max<int64_t>(ids[r], 0) * width;
+    wanted.insert(wanted.end(), from, from + width), ++exact[slots[r]];
+  }
+  std::vector<int64_t> found(exact.size());
+  check(cudaMemcpy(found.data(), position.as(), found.size() * 8, cudaMemcpyDeviceToHost), "positions");
+  const std::string name = "embedding_step " + std::to_string(rows) + "x" + std::to_string(width);
+  report.expect(name, found == exact ? relative_error(download(y.as(), DType::f32, rows * width), wanted) : 1, 0);
+}
+
 }  // namespace
 
 void verify_linear(Report& report) {
+  verify_embedding_step(report, 1, 1792, DType::bf16), verify_embedding_step(report, 128, 1024, DType::bf16);
+  verify_embedding_step(report, 3, 7, DType::bf16), verify_embedding_step(report, 5, 20, DType::f32);
   for (const int64_t rows : {1, 2, 8, 16, 20, 64, 65, 128}) {
     verify_swiglu_of(report, rows, 104, 8, true), verify_swiglu_of(report, rows, 512, 88, false);
     verify_swiglu_of(report, rows, 1792, 128, true);

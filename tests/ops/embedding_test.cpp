@@ -44,6 +44,34 @@ TEST_P(Embeddings, GradientsAreAddedToWhatIsThere) {
     }
 }
 
+TEST_P(Embeddings, AStepBeginsWithRowsAndAdvancesPositions) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [rows, vocab, width] : {std::tuple{0, 5, 8}, std::tuple{1, 9, 1792}, std::tuple{7, 300, 24}, std::tuple{5, 300, 7}})
+    for (const at::ScalarType type : {at::kBFloat16, at::kFloat, at::kDouble}) {
+      const NanFilledMemory nan_filled;
+      torch::manual_seed(48);
+      const Tensor table = random({vocab, width}, type), ids = torch::randint(-1, vocab, {rows}, at::kLong);
+      const Tensor slots = torch::randperm(10, at::kLong).narrow(0, 0, rows), before = torch::randint(1000, {10}, at::kLong);
+      Tensor position = before.to(GetParam(), /*non_blocking=*/false, /*copy=*/true);
+      const Tensor y = embedding_step_(position, slots.to(GetParam()), table.to(GetParam()), ids.to(GetParam()));
+      EXPECT_EQ(y.scalar_type(), sum_type(table));
+      EXPECT_TRUE(at::equal(y.cpu(), at::embedding(table, ids.clamp_min(0)).to(sum_type(table)))) << rows << " rows, " << type;
+      EXPECT_TRUE(at::equal(position.cpu(), before.index_add(0, slots, at::ones_like(slots))));
+    }
+  const Tensor position = at::zeros({3}, at::kLong), table = at::zeros({4, 8});
+  const auto slots = [](std::vector<int64_t> values) { return torch::tensor(values, at::kLong); };
+  EXPECT_EQ(error_of([&] {
+              embedding_step_(position, slots({0, 3}), table, slots({1, 1}));
+            }),
+            "embedding_step_: slots must be 0..2, got 3");
+  EXPECT_EQ(error_of([&] {
+              embedding_step_(position, slots({1, 1}), table, slots({1, 1}));
+            }),
+            "embedding_step_: slots must differ, got 1 twice");
+  EXPECT_EQ(error_of([&] { embedding_step_(position, slots({1}), table, at::zeros({1})); }),
+            "embedding_step_: ids must be Long, got Float");
+}
+
 // As in a language model: the table gives the rows and the logits, and its gradient is that of both.
 TEST_P(Embeddings, ATableUsedTwiceGetsBothGradients) {
   const Tensor ids = torch::tensor({3, 0, 3, 8, 3, 1, 8}, at::kLong), labels = torch::tensor({1, 2, -100, 8, 0, 0, 3}, at::kLong);

@@ -436,6 +436,7 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
       {"rms_norm_add_backward", {f({5, 6}), f({5, 6}), x, f({6}), f({5})}},
       {"rms_norm_add_backward", {f({5, 6}).to(at::kBFloat16), f({5, 6}).to(at::kBFloat16), x, f({6}).to(at::kBFloat16), f({5})}},
       {"embedding_backward_", {f({9, 6}), f({5, 6}), torch::tensor({3, 0, 3, 8, 3}, at::kLong)}},
+      {"embedding_step_", {at::arange(4), torch::tensor({2, 0}, at::kLong), f({9, 6}), torch::tensor({3, 8}, at::kLong)}},
       {"rms_norm_backward", {f({5, 6}), x, f({6}), f({5})}},
       {"swiglu", {x}},
       {"swiglu_backward", {f({5, 3}), x}},

@@ -27,10 +27,16 @@ SampleOptions options(int64_t rows, int64_t vocab, const Choice& choice, at::Dev
           at::zeros({rows, kernels::sample_seen_words(vocab)}, ids.dtype(at::kInt))};
 }
 
+Tensor drawn(const Tensor& logits, const SampleOptions& options) {
+  const Tensor token = at::full({logits.size(0)}, -2, options.position.options());
+  sample_(token, logits, options);
+  return token;
+}
+
 // How often each word of these logits is drawn, in `draws` rows that differ in their positions.
 Tensor frequencies(const Tensor& logits, const Choice& choice, at::DeviceType device, int64_t draws = 20000) {
   const Tensor rows = logits.to(at::kFloat).to(device).expand({draws, -1});
-  return at::bincount(sample(rows, options(draws, logits.size(0), choice, device)).cpu(), {}, logits.size(0)).to(at::kDouble) /
+  return at::bincount(drawn(rows, options(draws, logits.size(0), choice, device)).cpu(), {}, logits.size(0)).to(at::kDouble) /
          static_cast<double>(draws);
 }
 
@@ -70,14 +76,14 @@ TEST_P(Sample, ARowDependsOnSeedAndPositionAlone) {
   const SampleOptions all = options(9, 1000, {0.9, 50, 0.9, 0.01, 1.3}, GetParam());
   all.seen.copy_(at::randint(1 << 30, all.seen.sizes(), at::kInt));
   const Tensor seen = all.seen.clone();
-  const Tensor together = sample(logits, all);
+  const Tensor together = drawn(logits, all);
   for (int64_t row = 0; row < 9; ++row) {
     const auto one = [&](const Tensor& t) { return t.narrow(0, row, 1).clone(); };
     const SampleOptions alone{one(all.position), one(all.seed),  one(all.top_k),   one(all.temperature),
                               one(all.top_p),    one(all.min_p), one(all.penalty), one(seen)};
-    EXPECT_TRUE(same_bits(sample(one(logits), alone), one(together)));
+    EXPECT_TRUE(same_bits(drawn(one(logits), alone), one(together)));
   }
-  EXPECT_FALSE(at::equal(sample(logits, options(9, 1000, {5}, GetParam())), sample(logits, [&] {
+  EXPECT_FALSE(at::equal(drawn(logits, options(9, 1000, {5}, GetParam())), drawn(logits, [&] {
                            SampleOptions other = options(9, 1000, {5}, GetParam());
                            other.seed = other.seed + 1;
                            return other;
@@ -92,14 +98,14 @@ TEST_P(Sample, PenalisesSeenTokensAndRemembersTheDrawnOne) {
       const Tensor logits = random({6, vocab}, type, 2), is_seen = at::rand({6, vocab}) < 0.3;
       const Tensor wide = logits.to(at::kFloat), penalised = at::where(is_seen, at::where(wide > 0, wide / 1.5, wide * 1.5), wide);
       for (Choice choice : {Choice{0}, Choice{0.8}, Choice{1, 0, 0.9}, Choice{0.9, 20, 0.95, 0.01}}) {
-        const Tensor expected = sample(penalised.to(GetParam()), options(6, vocab, choice, GetParam()));
+        const Tensor expected = drawn(penalised.to(GetParam()), options(6, vocab, choice, GetParam()));
         choice.penalty = 1.5;
         const SampleOptions given = options(6, vocab, choice, GetParam());
         Tensor words = at::zeros(given.seen.sizes(), at::kLong), after = is_seen.clone();
         words.scatter_add_(1, at::arange(vocab).div(32, "floor").expand({6, vocab}),
                            is_seen.to(at::kLong) * at::pow(2, at::arange(vocab).remainder(32)));
         given.seen.copy_(words.to(at::kInt));
-        const Tensor token = sample(logits.to(GetParam()), given);
+        const Tensor token = drawn(logits.to(GetParam()), given);
         EXPECT_TRUE(same_bits(token, expected)) << vocab << ' ' << type << ' ' << choice.temperature;
         after.scatter_(1, token.cpu().unsqueeze(1), true);
         const Tensor found = given.seen.cpu().to(at::kLong).bitwise_and(0xffffffff).index_select(1, at::arange(vocab).div(32, "floor"));
@@ -117,7 +123,7 @@ TEST_P(Sample, TakesTheSmallestOfEqualsAndTellsWhatIsNotFinite) {
   logits[3].fill_(-INFINITY);
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const Tensor wide = at::cat({logits, at::full({4, 3}, 9)}, 1).to(type).to(GetParam());  // columns that may not be drawn
-    const Tensor token = sample(wide.narrow(1, 0, 700), options(4, 700, {0}, GetParam()));
+    const Tensor token = drawn(wide.narrow(1, 0, 700), options(4, 700, {0}, GetParam()));
     EXPECT_TRUE(at::equal(token.cpu(), torch::tensor({300, -1, -1, -1}, at::kLong))) << token;
   }
 }
@@ -130,7 +136,7 @@ TEST(SampleKernels, GiveTheSameTokensOnCpuAndOn_cuda) {
                                Choice{0.8, 100, 0.8, 0.02}, Choice{0.8, 100, 0.8, 0.02, 1.2}}) {
     const SampleOptions on_cpu = options(64, 5003, choice), on_gpu = options(64, 5003, choice, at::kCUDA);
     on_cpu.seen.fill_(0x5a5a5a5a), on_gpu.seen.fill_(0x5a5a5a5a);
-    const Tensor here = sample(logits, on_cpu), there = sample(logits.cuda(), on_gpu).cpu();
+    const Tensor here = drawn(logits, on_cpu), there = drawn(logits.cuda(), on_gpu).cpu();
     // A sum that lands next to the threshold may fall on either side.
     EXPECT_GE((here == there).sum().item<int64_t>(), 63) << choice.temperature << ' ' << choice.top_k << ' ' << choice.top_p;
   }
@@ -139,18 +145,19 @@ TEST(SampleKernels, GiveTheSameTokensOnCpuAndOn_cuda) {
 TEST(SampleKernels, ErrorsNameOperatorArgumentAndValue) {
   SampleOptions wrong = options(2, 5, {});
   wrong.top_p = at::ones({3});
-  EXPECT_EQ(error_of([&] { sample(at::zeros({2, 5}), wrong); }), "sample: top_p must have shape [2], got [3]");
-  EXPECT_EQ(error_of([&] { sample(at::zeros({2, 5}), options(2, 40, {})); }), "sample: seen must have shape [2, 1], got [2, 2]");
+  EXPECT_EQ(error_of([&] { drawn(at::zeros({2, 5}), wrong); }), "sample_: top_p must have shape [2], got [3]");
+  EXPECT_EQ(error_of([&] { drawn(at::zeros({2, 5}), options(2, 40, {})); }), "sample_: seen must have shape [2, 1], got [2, 2]");
   EXPECT_EQ(error_of([&] {
-              sample(at::zeros({2, 5}, at::kDouble), options(2, 5, {}));
+              drawn(at::zeros({2, 5}, at::kDouble), options(2, 5, {}));
             }),
-            "sample: logits must be Float or BFloat16, got Double");
+            "sample_: logits must be Float or BFloat16, got Double");
 }
 
 [[maybe_unused]] const bool added = add_schema_cases([] {
   const SampleOptions o = options(5, 7, {});
-  return std::vector<SchemaCase>{
-      {"sample", {small_random({5, 7}), o.position, o.seed, o.top_k, o.temperature, o.top_p, o.min_p, o.penalty, o.seen}}};
+  return std::vector<SchemaCase>{{"sample_",
+                                  {at::full({5}, -2, at::kLong), small_random({5, 7}), o.position, o.seed, o.top_k, o.temperature, o.top_p,
+                                   o.min_p, o.penalty, o.seen}}};
 });
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Tokens are sorted by their rows of the table, and cut into pieces, so that a row that many tokens have is shared out over many blocks. A
-// block adds up the rows of its piece; what a row has in several pieces is added by a second launch, in their order.
+// The backward: tokens are sorted by their rows of the table, and cut into pieces, so that a row that many tokens have is shared out over
+// many blocks. A block adds up the rows of its piece; what a row has in several pieces is added by a second launch, in their order.
 #include "based/kernels/embedding.h"
 
 #include <algorithm>
@@ -122,6 +122,22 @@ __global__ void __launch_bounds__(kThreads)
   store_floats<kCount>(to, sum);
 }
 
+// A block a row.
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads) begin_rows(const __grid_constant__ EmbeddingStep p) {
+  overlap_kernels();
+  const int64_t row = blockIdx.x, id = p.id[row];
+  if (threadIdx.x == 0) ++p.position[p.slot[row]];
+  const T* from = static_cast<const T*>(p.table) + max(id, int64_t{0}) * p.width;
+  for (int64_t i = threadIdx.x * kCount; i < p.width; i += kThreads * kCount) {
+    float y[kCount];
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) y[c] = NAN;
+    if (id < p.vocab) load_floats<kCount>(from + i, y);
+    store_floats<kCount>(p.y + row * p.width + i, y);
+  }
+}
+
 struct Scratch {
   int64_t pieces, keys_bytes, sort_bytes;
   int last_bit;  // of a key
@@ -166,6 +182,13 @@ Status embedding_backward(const EmbeddingBackward& p, void* scratch, Stream stre
   if (p.tokens == 0 || p.width == 0) return {};
   if (!embedding_backward_supports(p)) return {"embedding_backward: rows that are no multiples of 16 bytes, or too many"};
   return p.dtype == DType::bf16 ? run<bf16>(p, scratch, stream) : run<float>(p, scratch, stream);
+}
+
+Status embedding_step(const EmbeddingStep& p, Stream stream) {
+  if (p.rows == 0) return {};
+  const bool vector = p.width % 8 == 0 && aligned16(p.table) && aligned16(p.y), bf = p.dtype == DType::bf16;
+  auto* kernel = bf ? (vector ? begin_rows<bf16, 8> : begin_rows<bf16, 1>) : (vector ? begin_rows<float, 8> : begin_rows<float, 1>);
+  return launch_overlapped(kernel, {static_cast<unsigned>(p.rows), kThreads}, stream, p);
 }
 
 }  // namespace based::kernels::cuda

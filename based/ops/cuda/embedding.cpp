@@ -7,14 +7,23 @@ namespace based::ops {
 namespace {
 
 const EmbeddingKernels kCuda{kernels::cuda::embedding_backward_supports, kernels::cuda::embedding_backward_scratch,
-                             launch_with_scratch<kernels::cuda::embedding_backward, kernels::EmbeddingBackward>};
+                             launch_with_scratch<kernels::cuda::embedding_backward, kernels::EmbeddingBackward>,
+                             launch<kernels::cuda::embedding_step, kernels::EmbeddingStep>};
 
 void backward(Tensor sum, const Tensor& grad, const Tensor& ids) {
   const OnDevice device("embedding_backward_", {{"sum", sum}, {"grad", grad}, {"ids", ids}});
   embedding_backward_with(kCuda, std::move(sum), grad, ids);
 }
 
-TORCH_LIBRARY_IMPL(based, CUDA, m) { m.impl("embedding_backward_", backward); }
+Tensor step(Tensor position, const Tensor& slots, const Tensor& table, const Tensor& ids) {
+  const OnDevice device("embedding_step_", {{"position", position}, {"slots", slots}, {"table", table}, {"ids", ids}});
+  return embedding_step_with(kCuda, std::move(position), slots, table, ids);
+}
+
+TORCH_LIBRARY_IMPL(based, CUDA, m) {
+  m.impl("embedding_backward_", backward);
+  m.impl("embedding_step_", step);
+}
 
 }  // namespace
 }  // namespace based::ops
