@@ -13,6 +13,8 @@ void verify_layers(Report& report);
 void time_layers(Report& report);
 // The layers of a step of decoding: few tokens, so that launches and weights count.
 void verify_linear(Report& report);
+void verify_sample(Report& report);
+void time_sample(Report& report, int64_t rows);
 void time_step_layers(Report& report);
 // x·weightᵀ + bias in double, [rows, out], of x [rows, x_stride] on the host.
 std::vector<double> exact_outputs(const std::vector<double>& x, const kernels::Linear& p);

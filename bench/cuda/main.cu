@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
     verify_causal_attention_step(report);
     verify_layers(report);
     verify_linear(report);
+    verify_sample(report);
     verify_step_norms(report);
     verify_gated_mlp(report);
     verify_adamw(report);

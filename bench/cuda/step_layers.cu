@@ -4,7 +4,6 @@
 #include "based/kernels/embedding.h"
 #include "based/kernels/linear.h"
 #include "based/kernels/pointwise.h"
-#include "based/kernels/sample.h"
 #include "based/kernels/short_conv.h"
 #include "bench/cuda/layers.cuh"
 
@@ -122,30 +121,6 @@ void time_pointwise(Report& report, int64_t rows, int64_t width) {
               [&](int, cudaStream_t stream) { check(gpu::short_conv_step(conv, Stream{stream})); });
 }
 
-void time_sample(Report& report, int64_t rows, int64_t vocab) {
-  const int64_t words = kernels::sample_seen_words(vocab);
-  const Buffer logits = random_buffer(rows * vocab, DType::bf16, 3, 1);
-  const auto all = [&](float value) { return upload_floats(std::vector<float>(static_cast<size_t>(rows), value)); };
-  const Buffer number = upload(std::vector<int64_t>(static_cast<size_t>(rows), 50)), one = all(1), p = all(0.95F), none = all(0);
-  const Buffer token(rows * 8), seen = zeros(rows * words * 4);
-  const kernels::Sample sample{logits.as(),
-                               token.as<int64_t>(),
-                               number.as<int64_t>(),
-                               number.as<int64_t>(),
-                               one.as<float>(),
-                               number.as<int64_t>(),
-                               p.as<float>(),
-                               none.as<float>(),
-                               one.as<float>(),
-                               seen.as<uint32_t>(),
-                               rows,
-                               vocab,
-                               vocab,
-                               DType::bf16};
-  report.time("sample " + std::to_string(rows) + "x" + std::to_string(vocab) + " top-k top-p bf16", rows * vocab * 2, 2,
-              [&](int, cudaStream_t stream) { check(gpu::sample(sample, Stream{stream})); });
-}
-
 void verify_embedding_step(Report& report, int64_t rows, int64_t width, DType dtype) {
   const int64_t vocab = 300;
   std::vector<int64_t> ids, slots, exact(rows + 2, 5);
@@ -197,7 +172,7 @@ void time_step_layers(Report& report) {
       time_linear(report, rows, s.in, s.out);
     for (const int64_t width : {1024, 1792}) time_linear(report, rows, width, 4 * width, true);
     time_pointwise(report, rows, 1792);
-    time_sample(report, rows, 50304);
+    time_sample(report, rows);
   }
 }
 

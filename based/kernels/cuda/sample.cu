@@ -1,8 +1,8 @@
 // A block a row, which lies in shared memory where it fits; seen tokens are penalised as they are read. The kept logits are those above a
 // threshold, and a threshold is found without sorting: logits are mapped to integers of the same order, and the integer is built bit by bit
 // from counts (top-k) or sums of probabilities (top-p) of what lies above it. With top-k the threads' own largest logits bound it from
-// below, and the few logits above that bound are all that is looked at from then on, by one warp if there are very few: what a step of that
-// search takes is the time to agree on a sum.
+// below, and the few logits above that bound are all that is looked at from then on, by one warp, in registers, if there are very few: what
+// a step of that search takes is the time to agree on a sum, which one instruction does for integers.
 #include "based/kernels/sample.h"
 
 #include "based/kernels/cuda/launch.h"
@@ -14,44 +14,64 @@ namespace {
 using namespace detail;
 
 constexpr int kThreads = 1024;
+constexpr uint32_t kNoToken = ~0U;
 
-// A float's bits as an integer of the same order.
+// A float's bits as an integer of the same order; zeros are equal, NaN is above all else.
 __device__ __forceinline__ uint32_t ordered(float x) {
-  const uint32_t bits = __float_as_uint(x);
+  const uint32_t bits = __float_as_uint(x + 0.0F);
   return bits >> 31 != 0 ? ~bits : bits | 0x80000000U;
 }
+__device__ __forceinline__ float value_of(uint32_t key) { return __uint_as_float(key >> 31 != 0 ? key & 0x7fffffffU : ~key); }
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+  return a;
+}
 
-struct Best {
-  float score;
-  int64_t token;
-  __device__ __forceinline__ void take(float other_score, int64_t other_token) {
-    if (other_score > score || (other_score == score && other_token < token)) score = other_score, token = other_token;
+struct Options {  // of a row, all loaded at once
+  float temperature, top_p, min_p, penalty;
+  int64_t top_k;
+  uint64_t seed, position;
+  __device__ __forceinline__ Options(const Sample& p, int64_t row)
+      : temperature(p.temperature[row]),
+        top_p(p.top_p[row]),
+        min_p(p.min_p[row]),
+        penalty(p.penalty[row]),
+        top_k(p.top_k[row]),
+        seed(static_cast<uint64_t>(p.seed[row])),
+        position(static_cast<uint64_t>(p.position[row])) {}
+  __device__ __forceinline__ bool keeps_top(int64_t vocab) const { return top_k > 0 && top_k < vocab; }
+};
+
+struct Best {  // the smallest token of the largest key
+  uint32_t key = 0, token = kNoToken;
+  __device__ __forceinline__ void take(float score, uint32_t other) {
+    const uint32_t k = ordered(score);
+    if (k > key || (k == key && other < token)) key = k, token = other;
   }
 };
 
-__device__ __forceinline__ Best best_of_warp(Best mine) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2)
-    mine.take(__shfl_xor_sync(~0U, mine.score, distance), __shfl_xor_sync(~0U, mine.token, distance));
-  return mine;
+__device__ __forceinline__ Best best_of_warp(const Best& mine) {
+  const uint32_t key = __reduce_max_sync(~0U, mine.key);
+  return {key, __reduce_min_sync(~0U, mine.key == key ? mine.token : kNoToken)};
 }
-__device__ __forceinline__ Best best_of_block(Best mine) {
+__device__ __forceinline__ Best best_of_block(const Best& mine) {
   __shared__ Best shared[kThreads / 32];
-  mine = best_of_warp(mine);
+  const Best of_warp = best_of_warp(mine);
   __syncthreads();
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = mine;
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = of_warp;
   __syncthreads();
   return best_of_warp(shared[threadIdx.x % 32]);
 }
 
-// The k-th largest of the threads' keys, k at most kThreads, without its bits below last_bit.
-__device__ __forceinline__ uint32_t nth_of_threads(uint32_t key, int k, int last_bit) {
-  uint32_t found = 0;
+// The largest key, at least `least` and without its bits below last_bit, for which `enough` lies at or above it.
+template <typename Enough>
+__device__ __forceinline__ uint32_t largest_key(uint32_t least, int last_bit, const Enough& enough) {
+  uint32_t key = 0;
   for (int bit = 31; bit >= last_bit; --bit) {
-    const uint32_t higher = found | (1U << bit);
-    if (__syncthreads_count(key >= higher) >= k) found = higher;
+    const uint32_t higher = key | (1U << bit);
+    if (higher <= least || enough(higher)) key = higher;
   }
-  return found;
+  return max(key, least);
 }
 
 // The sum of the values of the threads before this one, and of all.
@@ -60,21 +80,17 @@ struct Before {
 };
 __device__ __forceinline__ Before sum_of_threads_before(int value) {
   __shared__ int warps[kThreads / 32];
-  const int lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x / 32);
   int up_to = value;
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
     const int other = __shfl_up_sync(~0U, up_to, distance);
     if (lane >= distance) up_to += other;
   }
-  if (lane == 31) warps[threadIdx.x / 32] = up_to;
+  if (lane == 31) warps[warp] = up_to;
   __syncthreads();
-  Before sum{up_to - value, 0};
-  for (int w = 0; w < kThreads / 32; ++w) {
-    if (w < static_cast<int>(threadIdx.x / 32)) sum.mine += warps[w];
-    sum.all += warps[w];
-  }
-  return sum;
+  const int of_warp = warps[lane];
+  return {up_to - value + __reduce_add_sync(~0U, lane < warp ? of_warp : 0), __reduce_add_sync(~0U, of_warp)};
 }
 
 // kCount logits are read at a time, of `vocab` rounded up to that.
@@ -84,112 +100,188 @@ struct Row {
   int64_t vocab;
   float penalty;
   const uint32_t* seen;  // null: no penalty
-  static constexpr int kTeam = kThreads;
 
+  __device__ __forceinline__ void penalise(int64_t w, float (&x)[kCount]) const {
+    if (seen == nullptr) return;
+    const uint32_t marks = seen[w / 32] >> (w % 32);  // kCount divides 32
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if ((marks >> i & 1) != 0) x[i] = sample_penalised(x[i], penalty);
+    }
+  }
+  static __device__ __forceinline__ float largest(const float (&x)[kCount]) {
+    float most = x[0];
+#pragma unroll
+    for (int i = 1; i < kCount; ++i) most = max_or_nan(most, x[i]);
+    return most;
+  }
+  // body(token, logit) of all, or where there is a logit of at least `least` among those read at a time.
   template <typename Body>
-  __device__ __forceinline__ void each(Body&& body) const {
+  __device__ __forceinline__ void each(const Body& body, float least = -INFINITY) const {
     for (int64_t w = threadIdx.x * kCount; w < vocab; w += kThreads * kCount) {
       float x[kCount];
-      load_floats<kCount>(logits + w, x);
-      if (seen != nullptr) {
-        const uint32_t marks = seen[w / 32] >> (w % 32);  // kCount divides 32
+      load_floats<kCount>(logits + w, x), penalise(w, x);
+      if (largest(x) < least) continue;
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-          if ((marks >> i & 1) != 0) x[i] = sample_penalised(x[i], penalty);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) body(w + i, x[i]);
+      for (int i = 0; i < kCount; ++i) body(static_cast<uint32_t>(w) + i, x[i]);
     }
   }
 };
 
-// Some logits of a row, those that count, for the first kOfThreads threads.
+// Some logits of a row, those that count.
 constexpr int kMostListed = 2048;
-constexpr int kMostOfWarp = 512;
-template <int kOfThreads>
 struct List {
   const float* logit;
-  const int* token;
+  const uint32_t* token;
   int count;
-  static constexpr int kTeam = kOfThreads;
-
   template <typename Body>
-  __device__ __forceinline__ void each(Body&& body) const {
-    for (int i = threadIdx.x; i < count; i += kTeam) body(token[i], logit[i]);
+  __device__ __forceinline__ void each(const Body& body) const {
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) body(token[i], logit[i]);
   }
 };
 
+__device__ __forceinline__ float share_of(float whole, float share) { return whole * share; }
+__device__ __forceinline__ uint64_t share_of(uint64_t whole, float share) {
+  return static_cast<uint64_t>(ceil(static_cast<double>(whole) * static_cast<double>(share)));
+}
+
+// What may be drawn, by all threads of the block.
 template <typename Source>
-struct Filter {
-  const Source& of;
+struct OfBlock {
+  const Source& from;
   float top, inverse_temperature;
-  int last_bit;  // bits of a key below this one are the same for all
   float* shared;
 
-  // Σ of exp((x − top)/temperature), or the count, of logits that are at least `key` in order.
-  template <bool kNumber>
-  __device__ __forceinline__ float above(uint32_t key) const {
-    float sum = 0;
-    of.each([&](int64_t, float x) {
-      if (ordered(x) >= key) sum += kNumber ? 1.0F : __expf((x - top) * inverse_temperature);
+  template <typename Value>
+  __device__ __forceinline__ float sum(uint32_t key, const Value& value) const {
+    float mine = 0;
+    from.each([&](uint32_t, float x) {
+      if (ordered(x) >= key) mine += value(x);
     });
-    if constexpr (Source::kTeam == 32) {
-#pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0U, sum, distance);
-      return sum;
-    }
-    const float all = sum_over_block(sum, shared);
+    const float all = sum_over_block(mine, shared);
     __syncthreads();
     return all;
   }
-  // The largest key, at least `least`, above which there is `enough`; counts up to 2^24 are exact.
-  template <bool kNumber>
-  __device__ __forceinline__ uint32_t threshold(float enough, uint32_t least) const {
-    uint32_t key = 0;
-    for (int bit = 31; bit >= last_bit; --bit) {
-      const uint32_t higher = key | (1U << bit);
-      if (higher <= least || above<kNumber>(higher) >= enough) key = higher;
-    }
-    return max(key, least);
+  // How many there are from this key on, exact up to 2^24; and the sum of their exp((x − top)/temperature).
+  __device__ __forceinline__ float count(uint32_t key) const {
+    return sum(key, [](float) { return 1.0F; });
   }
+  __device__ __forceinline__ float weight(uint32_t key) const {
+    return sum(key, [&](float x) { return __expf((x - top) * inverse_temperature); });
+  }
+  template <typename Body>
+  __device__ __forceinline__ void each(const Body& body) const {
+    from.each(body);
+  }
+  static __device__ __forceinline__ Best best(const Best& mine) { return best_of_block(mine); }
 };
 
-// The token drawn of the row's, of every thread of the source's team; `most_likely` where rounding left none.
-template <typename Source>
-__device__ __forceinline__ int64_t draw(const Sample& p, int64_t row, const Source& from, Best most_likely, int last_bit, float* shared) {
-  const float temperature = p.temperature[row];
-  const Filter<Source> of{from, most_likely.score, 1 / temperature, last_bit, shared};
+// The same by one warp. Weights are multiples of 2^-38, so that their sums are exact.
+struct OfWarp {
+  static constexpr int kMost = 256, kEach = kMost / 32;
+  uint32_t key[kEach], token[kEach];
+  uint64_t of_key[kEach];
+
+  __device__ __forceinline__ OfWarp(const List& list, float top, float inverse_temperature) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int at = 32 * i + static_cast<int>(threadIdx.x);
+      const bool exists = at < list.count;
+      const float x = exists ? list.logit[at] : -INFINITY;
+      key[i] = exists ? ordered(x) : 0, token[i] = exists ? list.token[at] : kNoToken;
+      of_key[i] = __float2ull_rn(__expf((x - top) * inverse_temperature) * 0x1p38F);
+    }
+  }
+  __device__ __forceinline__ uint32_t count(uint32_t least) const {
+    uint32_t mine = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) mine += key[i] >= least;
+    return __reduce_add_sync(~0U, mine);
+  }
+  __device__ __forceinline__ uint64_t weight(uint32_t least) const {
+    uint64_t mine = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) mine += key[i] >= least ? of_key[i] : 0;
+    constexpr int kBits = 21;  // twice as many hold the sum of a lane
+    const uint32_t low = __reduce_add_sync(~0U, static_cast<uint32_t>(mine) & ((1U << kBits) - 1));
+    return (uint64_t{__reduce_add_sync(~0U, static_cast<uint32_t>(mine >> kBits))} << kBits) + low;
+  }
+  template <typename Body>
+  __device__ __forceinline__ void each(const Body& body) const {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (key[i] != 0) body(token[i], value_of(key[i]));
+    }
+  }
+  static __device__ __forceinline__ Best best(const Best& mine) { return best_of_warp(mine); }
+};
+
+// The token drawn, of every thread that takes part.
+template <typename Candidates>
+__device__ __forceinline__ uint32_t draw(const Options& o, int64_t vocab, const Candidates& of, float top, int last_bit) {
   uint32_t least = 0;
-  if (p.top_k[row] > 0 && p.top_k[row] < p.vocab) least = of.template threshold<true>(static_cast<float>(p.top_k[row]), 0);
-  if (p.min_p[row] > 0) least = max(least, ordered(most_likely.score + temperature * logf(p.min_p[row])));
-  if (p.top_p[row] < 1) least = of.template threshold<false>(p.top_p[row] * of.template above<false>(least), least);
-  Best drawn{-INFINITY, p.vocab};
-  from.each([&](int64_t w, float x) {
+  if (o.keeps_top(vocab)) {
+    using Count = decltype(of.count(0));
+    least = largest_key(0, last_bit, [&](uint32_t key) { return of.count(key) >= static_cast<Count>(o.top_k); });
+  }
+  if (o.min_p > 0) least = max(least, ordered(top + o.temperature * logf(o.min_p)));
+  if (o.top_p < 1) {
+    const auto enough = share_of(of.weight(least), o.top_p);
+    least = largest_key(least, last_bit, [&](uint32_t key) { return of.weight(key) >= enough; });
+  }
+  Best drawn, most_likely;  // of these where rounding left none
+  of.each([&](uint32_t w, float x) {
+    most_likely.take(x, w);
     if (ordered(x) < least || isinf(x)) return;
-    const uint64_t bits = sample_bits(static_cast<uint64_t>(p.seed[row]), static_cast<uint64_t>(p.position[row]), static_cast<uint64_t>(w));
-    drawn.take((x - of.top) / temperature - logf(-logf(sample_uniform(bits))), w);
+    drawn.take((x - top) / o.temperature - logf(-logf(sample_uniform(sample_bits(o.seed, o.position, w)))), w);
   });
-  drawn = Source::kTeam == 32 ? best_of_warp(drawn) : best_of_block(drawn);
-  return drawn.token < p.vocab ? drawn.token : most_likely.token;
+  drawn = of.best(drawn);
+  return drawn.token != kNoToken ? drawn.token : of.best(most_likely).token;
 }
 
 // The logits that are at least `key` in order, in the order of the threads that read them; false where they are too many.
 template <typename Source>
-__device__ __forceinline__ bool list_above(const Source& from, uint32_t key, List<kThreads>& list) {
+__device__ __forceinline__ bool list_above(const Source& from, uint32_t key, List& list) {
   __shared__ float logits[kMostListed];
-  __shared__ int tokens[kMostListed];
+  __shared__ uint32_t tokens[kMostListed];
   int mine = 0;
-  from.each([&](int64_t, float x) { mine += ordered(x) >= key; });
+  from.each([&](uint32_t, float x) { mine += ordered(x) >= key; }, value_of(key));
   const Before sum = sum_of_threads_before(mine);
   if (sum.all > kMostListed) return false;
   int at = sum.mine;
-  from.each([&](int64_t w, float x) {
-    if (ordered(x) >= key) logits[at] = x, tokens[at++] = static_cast<int>(w);
-  });
+  if (mine > 0) {
+    const auto add = [&](uint32_t w, float x) {
+      if (ordered(x) >= key) logits[at] = x, tokens[at++] = w;
+    };
+    from.each(add, value_of(key));
+  }
   __syncthreads();
   list = {logits, tokens, sum.all};
   return true;
+}
+
+// The largest logit of this thread, NaN if it has one. The row is copied to `copy` on the way where kCount > 1.
+template <typename T, int kCount>
+__device__ __forceinline__ float read_row(const T* logits, T* copy, const Row<T, kCount>& row) {
+  const bool whole_units = reinterpret_cast<uintptr_t>(logits) % (kCount * sizeof(T)) == 0;
+  float most = -INFINITY;
+#pragma unroll 8
+  for (int64_t w = threadIdx.x * kCount; w < row.vocab; w += kThreads * kCount) {
+    Elements<T, kCount> unit;
+    if (whole_units && w + kCount <= row.vocab) {
+      unit = *reinterpret_cast<const Elements<T, kCount>*>(logits + w);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) unit.x[i] = w + i < row.vocab ? logits[w + i] : from_float<T>(-INFINITY);
+    }
+    if constexpr (kCount > 1) *reinterpret_cast<Elements<T, kCount>*>(copy + w) = unit;
+    float x[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = to_float(unit.x[i]);
+    row.penalise(w, x);
+    most = max_or_nan(most, row.largest(x));
+  }
+  return most;
 }
 
 // kCount 1: the row is read where it lies.
@@ -199,54 +291,34 @@ __global__ void __launch_bounds__(kThreads) sample_rows(const __grid_constant__ 
   __shared__ float shared[32];
   overlap_kernels();
   const int64_t row = blockIdx.x;
+  const Options o(p, row);
   const T* logits = static_cast<const T*>(p.logits) + row * p.logits_stride;
-  Best mine{-INFINITY, p.vocab};
-  bool has_nan = false;
   T* copy = reinterpret_cast<T*>(row_memory);
-  const float penalty = p.penalty[row];
   uint32_t* marks = p.seen + row * sample_seen_words(p.vocab);
-  const bool whole_units = reinterpret_cast<uintptr_t>(logits) % (kCount * sizeof(T)) == 0;
-#pragma unroll 4
-  for (int64_t w = threadIdx.x * kCount; w < p.vocab; w += kThreads * kCount) {
-    Elements<T, kCount> unit;
-    if (whole_units && w + kCount <= p.vocab) {
-      unit = *reinterpret_cast<const Elements<T, kCount>*>(logits + w);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) unit.x[i] = w + i < p.vocab ? logits[w + i] : from_float<T>(-INFINITY);
-    }
-    if constexpr (kCount > 1) *reinterpret_cast<Elements<T, kCount>*>(copy + w) = unit;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (w + i >= p.vocab) break;
-      float x = to_float(unit.x[i]);
-      if (penalty != 1 && sample_is_seen(marks, w + i)) x = sample_penalised(x, penalty);
-      has_nan |= isnan(x);
-      mine.take(x, w + i);
-    }
-  }
-  has_nan = __syncthreads_or(has_nan);
-  const Best most_likely = best_of_block(mine);
-  const float temperature = p.temperature[row];
-  if (has_nan || isinf(most_likely.score) || temperature == 0) {
-    if (threadIdx.x != 0) return;
-    const bool fails = has_nan || isinf(most_likely.score);
-    p.token[row] = fails ? -1 : most_likely.token;
-    if (!fails) sample_set_seen(marks, most_likely.token);
+  const Row<T, kCount> all{kCount > 1 ? copy : logits, p.vocab, o.penalty, o.penalty == 1 ? nullptr : marks};
+  const float mine = read_row(logits, copy, all);
+  const float top = value_of(best_of_block({ordered(mine), kNoToken}).key);
+  const int last_bit = sizeof(T) == 2 && o.penalty == 1 ? 16 : 0;  // a bf16's other bits tell nothing
+  uint32_t token = kNoToken;                                       // of thread 0
+  List list{};
+  if (!isfinite(top)) {
+    if (threadIdx.x == 0) p.token[row] = -1;
     return;
   }
-  const Row<T, kCount> all{kCount > 1 ? copy : logits, p.vocab, penalty, penalty == 1 ? nullptr : marks};
-  const int last_bit = sizeof(T) == 2 && penalty == 1 ? 16 : 0;  // a bf16's other bits tell nothing
-  const int64_t k = p.top_k[row];
-  List<kThreads> list{};
-  const bool few =
-      k > 0 && k <= kThreads && k < p.vocab && list_above(all, nth_of_threads(ordered(mine.score), static_cast<int>(k), last_bit), list);
-  int64_t token = 0;
-  if (few && list.count <= kMostOfWarp) {
-    if (threadIdx.x >= 32) return;
-    token = draw(p, row, List<32>{list.logit, list.token, list.count}, most_likely, last_bit, shared);
+  if (o.temperature == 0) {
+    Best best;
+    if (mine == top) all.each([&](uint32_t w, float x) { best.take(x, w); }, top);
+    token = best_of_block(best).token;
+  } else if (o.keeps_top(p.vocab) && o.top_k <= kThreads &&
+             list_above(all, largest_key(0, last_bit, [&](uint32_t key) { return __syncthreads_count(ordered(mine) >= key) >= o.top_k; }),
+                        list)) {
+    if (list.count > OfWarp::kMost) {
+      token = draw(o, p.vocab, OfBlock<List>{list, top, 1 / o.temperature, shared}, top, last_bit);
+    } else if (threadIdx.x < 32) {
+      token = draw(o, p.vocab, OfWarp(list, top, 1 / o.temperature), top, last_bit);
+    }
   } else {
-    token = few ? draw(p, row, list, most_likely, last_bit, shared) : draw(p, row, all, most_likely, last_bit, shared);
+    token = draw(o, p.vocab, OfBlock<Row<T, kCount>>{all, top, 1 / o.temperature, shared}, top, last_bit);
   }
   if (threadIdx.x != 0) return;
   p.token[row] = token;
@@ -268,6 +340,7 @@ Status launch_sample(const Sample& p, Stream stream) {
 
 Status sample(const Sample& p, Stream stream) {
   if (p.rows == 0) return {};
+  if (p.vocab > INT32_MAX) return {"sample: more than 2^31 - 1 tokens to draw from"};
   return p.dtype == DType::bf16 ? launch_sample<bf16>(p, stream) : launch_sample<float>(p, stream);
 }
 
