@@ -27,6 +27,33 @@ __device__ __forceinline__ float max_or_nan(float a, float b) {
   return a;
 }
 
+template <typename T, int kCount>
+__device__ __forceinline__ void to_floats(const Elements<T, kCount>& unit, float (&x)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = to_float(unit.x[i]);
+}
+template <int kCount>
+__device__ __forceinline__ float largest_of(const float (&x)[kCount]) {
+  float most = x[0];
+#pragma unroll
+  for (int i = 1; i < kCount; ++i) most = max_or_nan(most, x[i]);
+  return most;
+}
+template <typename T, int kCount>
+__device__ __forceinline__ float largest_of(const Elements<T, kCount>& unit) {
+  if constexpr (sizeof(T) == 2 && kCount % 2 == 0) {  // two at a time
+    uint32_t pair[kCount / 2];
+    memcpy(pair, &unit, sizeof pair);
+#pragma unroll
+    for (int i = 1; i < kCount / 2; ++i) asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(pair[0]) : "r"(pair[i]));
+    return max_or_nan(__uint_as_float(pair[0] << 16), __uint_as_float(pair[0] & 0xffff0000U));
+  } else {
+    float x[kCount];
+    to_floats(unit, x);
+    return largest_of(x);
+  }
+}
+
 struct Options {  // of a row, all loaded at once
   float temperature, top_p, min_p, penalty;
   int64_t top_k;
@@ -109,19 +136,21 @@ struct Row {
       if ((marks >> i & 1) != 0) x[i] = sample_penalised(x[i], penalty);
     }
   }
-  static __device__ __forceinline__ float largest(const float (&x)[kCount]) {
-    float most = x[0];
-#pragma unroll
-    for (int i = 1; i < kCount; ++i) most = max_or_nan(most, x[i]);
-    return most;
+  // Of the logits read at w.
+  __device__ __forceinline__ float largest(int64_t w, const Elements<T, kCount>& unit) const {
+    if (seen == nullptr) return largest_of(unit);
+    float x[kCount];
+    to_floats(unit, x), penalise(w, x);
+    return largest_of(x);
   }
   // body(token, logit) of all, or where there is a logit of at least `least` among those read at a time.
   template <typename Body>
   __device__ __forceinline__ void each(const Body& body, float least = -INFINITY) const {
     for (int64_t w = threadIdx.x * kCount; w < vocab; w += kThreads * kCount) {
+      const auto unit = *reinterpret_cast<const Elements<T, kCount>*>(logits + w);
+      if (largest(w, unit) < least) continue;
       float x[kCount];
-      load_floats<kCount>(logits + w, x), penalise(w, x);
-      if (largest(x) < least) continue;
+      to_floats(unit, x), penalise(w, x);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) body(static_cast<uint32_t>(w) + i, x[i]);
     }
@@ -275,11 +304,7 @@ __device__ __forceinline__ float read_row(const T* logits, T* copy, const Row<T,
       for (int i = 0; i < kCount; ++i) unit.x[i] = w + i < row.vocab ? logits[w + i] : from_float<T>(-INFINITY);
     }
     if constexpr (kCount > 1) *reinterpret_cast<Elements<T, kCount>*>(copy + w) = unit;
-    float x[kCount];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = to_float(unit.x[i]);
-    row.penalise(w, x);
-    most = max_or_nan(most, row.largest(x));
+    most = max_or_nan(most, row.largest(w, unit));
   }
   return most;
 }
