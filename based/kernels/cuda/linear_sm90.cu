@@ -176,10 +176,10 @@ struct Block {  // a block's place; of SwiGLU, the outputs are 32 u and their ga
       wgmma_begin();
 #pragma unroll
       for (int slab = 0; slab < kSlabs; ++slab) {
-        const uint32_t w = weights_at(weight) + slab * kOutputs * 128, x = rows_at(row) + slab * kRows * 128;
+        const uint64_t w = operand(weights_at(weight) + slab * kOutputs * 128, 0, 1024, Swizzle::bytes128);
+        const uint64_t x = operand(rows_at(row) + slab * kRows * 128, 0, 1024, Swizzle::bytes128);
 #pragma unroll
-        for (int k = 0; k < kSlab / 16; ++k)
-          multiply<kRows>(d, operand(w + 32 * k, 0, 1024, Swizzle::bytes128), operand(x + 32 * k, 0, 1024, Swizzle::bytes128));
+        for (int k = 0; k < kSlab / 16; ++k) multiply<kRows>(d, w + 2 * k, x + 2 * k);
       }
       wgmma_commit();
       wgmma_wait<1>();  // the step before this one has been read
@@ -403,7 +403,8 @@ __global__ void __launch_bounds__(kThreads<kScaled>, kRows == 128 ? 1 : 2)
   const Linear& p = *layer;
   const CUtensorMap& weights = *map;
   const Block<kRows, kForm> block(plan, shared_address(memory), tile);
-  const bool requests = threadIdx.x / 32 == kMultipliers / 32, first_lane = threadIdx.x % 32 == 0;
+  const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
+  const bool requests = warp == kMultipliers / 32, first_lane = threadIdx.x % 32 == 0;
   if (requests) {
     if (first_lane) prefetch_map(weights), prefetch_map(rows);
     block.init_barriers();
@@ -423,7 +424,7 @@ __global__ void __launch_bounds__(kThreads<kScaled>, kRows == 128 ? 1 : 2)
     return;
   }
   if constexpr (kScaled) {
-    if (threadIdx.x >= kMultipliers) {
+    if (warp >= kMultipliers / 32) {
       wait_for_earlier_kernels();
       make_scales<kRows>(norm.before, p.in, block.scales_at());
       __syncwarp();
