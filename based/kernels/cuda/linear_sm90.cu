@@ -1,7 +1,7 @@
 // 2 to 128 rows in bf16 (decoding of many texts), bound by what a multiprocessor takes in from the L2 cache and by chains of latencies. A
 // block owns 64 outputs, for all rows, and one of `splits` parts of `in`; the blocks of the same outputs are a cluster and send their sums
-// to the block that adds them up, in a fixed order. One warp requests, four multiply. Constant weights are on their way before the kernels
-// before this one have ended; their ring is separate from the rows', so that it can run far ahead.
+// to the block that adds them up, in a fixed order. One warp requests, four multiply, of 128 rows four each half. Constant weights are on
+// their way before the kernels before this one have ended; their ring is separate from the rows', so that it can run far ahead.
 #include <algorithm>
 #include <span>
 
@@ -16,11 +16,11 @@ namespace {
 
 constexpr int kSlab = 64;  // elements of `in`, 128 bytes, as wide as the swizzle
 constexpr int kOutputs = 64;
-constexpr int kMultipliers = 128;  // threads; one more warp requests
+constexpr int kGroup = 128;  // threads that multiply some of the rows; one more warp requests
 constexpr int kMostSplits = 8;
 constexpr int kMostStages = 16;
-constexpr int kUnitBytes = kMultipliers * 16;  // of sums: 8 rows by kOutputs, 16 bytes a thread
-constexpr int kBarrierBytes = (3 * kMostStages + 2) * 8;
+constexpr int kUnitBytes = kGroup * 16;  // of sums: 8 rows by kOutputs, 16 bytes a thread
+constexpr int kBarrierBytes = (3 * kMostStages + 4) * 8;
 
 // What becomes of the sums: y; SwiGLU's y; or they are added to the residual stream, whose norm the next layer takes (JoinedNorm).
 enum class Form { plain, swiglu, adds };
@@ -30,7 +30,8 @@ enum class Form { plain, swiglu, adds };
 // one that waits for it; with more rows, all the rows under way at once are worth more, and small stages. Measured.
 template <int kRows>
 struct Layout {
-  static constexpr int kSlabs = kRows < 64 ? 2 : 1;  // of a stage
+  static constexpr int kGroups = kRows == 128 ? 2 : 1, kGroupRows = kRows / kGroups;  // warpgroups, and the rows of each
+  static constexpr int kSlabs = kRows < 64 ? 2 : 1;                                   // of a stage
   static constexpr int kDepth = kSlabs * kSlab;
   static constexpr int kWeightBytes = kSlabs * kOutputs * 128, kRowBytes = kSlabs * kRows * 128;  // of a stage
   static constexpr int kRowStages = kRows == 128 ? 7 : kRows == 64 ? 5 : 4;
@@ -72,12 +73,15 @@ __device__ __forceinline__ void send_float4(uint32_t there, uint32_t barrier, fl
                "f"(c), "f"(d), "r"(barrier)
                : "memory");
 }
-// The warps that multiply, without those that request; of kScaled, they have then heard of the warp that makes the scales.
-template <bool kScaled>
+// All that multiply; of kScaled, they have then heard of the warp that makes the scales. Other barriers are the groups' own.
+template <int kGroups, bool kScaled>
 __device__ __forceinline__ void multipliers_meet() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kMultipliers + 32 * kScaled) : "memory");
+  asm volatile("bar.sync 8, %0;" ::"n"(kGroups * kGroup + 32 * kScaled) : "memory");
 }
-__device__ __forceinline__ void scales_are_made() { asm volatile("bar.arrive 1, %0;" ::"n"(kMultipliers + 32) : "memory"); }
+template <int kGroups>
+__device__ __forceinline__ void scales_are_made() {
+  asm volatile("bar.arrive 8, %0;" ::"n"(kGroups * kGroup + 32) : "memory");
+}
 
 // 32 outputs and their gates, 8 of these after 8 of those, so that the same thread gets the sums of both; `group`: of 8 outputs.
 __device__ __forceinline__ void load_pairs(uint32_t shared, const CUtensorMap& map, int column, int group, uint32_t barrier) {
@@ -100,7 +104,7 @@ __device__ __forceinline__ void multiply(float (&d)[kRows / 2], uint64_t weight,
 template <int kRows, Form kForm>
 struct Block {  // a block's place; of SwiGLU, the outputs are 32 u and their gates
   using Memory = Layout<kRows>;
-  static constexpr int kSlabs = Memory::kSlabs;
+  static constexpr int kSlabs = Memory::kSlabs, kGroups = Memory::kGroups, kUnits = Memory::kGroupRows / 8;
   const Plan& plan;
   uint32_t base;  // of shared memory
   int split, first_out, first, steps;
@@ -114,20 +118,23 @@ struct Block {  // a block's place; of SwiGLU, the outputs are 32 u and their ga
   __device__ __forceinline__ uint32_t weights_here(const RingPlace& r) const { return base + plan.barriers_at + r.slot * 8; }
   __device__ __forceinline__ uint32_t rows_here(const RingPlace& r) const { return weights_here(r) + 8 * kMostStages; }
   __device__ __forceinline__ uint32_t consumed(const RingPlace& r) const { return weights_here(r) + 16 * kMostStages; }
-  __device__ __forceinline__ uint32_t sums_here() const { return base + plan.barriers_at + 24 * kMostStages; }
+  __device__ __forceinline__ uint32_t sums_here(int group) const { return base + plan.barriers_at + 24 * kMostStages + group * 8; }
+  __device__ __forceinline__ uint32_t sums_at(int group) const {
+    return base + plan.sums_at + group * max(kUnits, plan.splits) * kUnitBytes;
+  }
   __device__ __forceinline__ uint32_t scales_at() const { return base + plan.barriers_at + kBarrierBytes; }
 
   // By all lanes of a warp, a stage each.
   __device__ __forceinline__ void init_barriers() const {
     RingPlace r;
     r.slot = threadIdx.x % 32;
-    if (r.slot == 31) {
-      constexpr int kUnits = kRows / 8;
-      barrier_init(sums_here());
-      if (plan.splits > 1 && split < kUnits) barrier_expect(sums_here(), (plan.splits - 1) * max(1, kUnits / plan.splits) * kUnitBytes);
+    for (int group = 0; group < (r.slot == 31 ? kGroups : 0); ++group) {  // by one lane: racecheck follows that
+      const uint32_t here = sums_here(group);
+      barrier_init(here);
+      if (plan.splits > 1 && split < kUnits) barrier_expect(here, (plan.splits - 1) * max(1, kUnits / plan.splits) * kUnitBytes);
     }
     if (r.slot < plan.weight_stages) barrier_init(weights_here(r));
-    if (r.slot < plan.row_stages) barrier_init(rows_here(r)), barrier_init(consumed(r), kMultipliers / 32);
+    if (r.slot < plan.row_stages) barrier_init(rows_here(r)), barrier_init(consumed(r), kGroups * kGroup / 32);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     fence_shared_proxy();
     __syncwarp();
@@ -167,7 +174,7 @@ struct Block {  // a block's place; of SwiGLU, the outputs are 32 u and their ga
       row.advance(plan.row_stages), weight.advance(plan.weight_stages);
     }
   }
-  __device__ __forceinline__ void multiply_all(float (&d)[kRows / 2]) const {
+  __device__ __forceinline__ void multiply_all(float (&d)[4 * kUnits], int group) const {
     RingPlace weight, row;
     uint32_t before = 0;
     for (int step = 0; step < steps; ++step) {
@@ -177,9 +184,9 @@ struct Block {  // a block's place; of SwiGLU, the outputs are 32 u and their ga
 #pragma unroll
       for (int slab = 0; slab < kSlabs; ++slab) {
         const uint64_t w = operand(weights_at(weight) + slab * kOutputs * 128, 0, 1024, Swizzle::bytes128);
-        const uint64_t x = operand(rows_at(row) + slab * kRows * 128, 0, 1024, Swizzle::bytes128);
+        const uint64_t x = operand(rows_at(row) + (slab * kRows + group * Memory::kGroupRows) * 128, 0, 1024, Swizzle::bytes128);
 #pragma unroll
-        for (int k = 0; k < kSlab / 16; ++k) multiply<kRows>(d, w + 2 * k, x + 2 * k);
+        for (int k = 0; k < kSlab / 16; ++k) multiply<Memory::kGroupRows>(d, w + 2 * k, x + 2 * k);
       }
       wgmma_commit();
       wgmma_wait<1>();  // the step before this one has been read
@@ -242,13 +249,14 @@ struct End {
   const Linear& p;
   const JoinedNorm& norm;
   uint32_t scales;  // in shared memory: of rows, where kScaled; where sums are squared, those of rows, of the four warps
+  int warp;         // of its group
   int64_t out;      // of SwiGLU the warp's first, else the lane's first
   float bias[4] = {}, weight[4];
   float4 residual[kHeldUnits];
 
   __device__ __forceinline__ End(const Linear& of, const JoinedNorm& joined, uint32_t scales_at, int first_out)
-      : p(of), norm(joined), scales(scales_at) {
-    const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
+      : p(of), norm(joined), scales(scales_at), warp(static_cast<int>(threadIdx.x) % kGroup / 32) {
+    const int lane = threadIdx.x % 32;
     out = kForm == Form::swiglu ? first_out + warp * 8 : first_out + warp * 16 + lane % 4 * 4;
     const bf16* b = static_cast<const bf16*>(p.bias) + out;
     if constexpr (kForm == Form::swiglu) {
@@ -319,29 +327,30 @@ struct End {
         store_floats<4>(static_cast<bf16*>(norm.after.y) + row * p.out + out, z);
       }
       squares += __shfl_xor_sync(~0U, squares, 1), squares += __shfl_xor_sync(~0U, squares, 2);
-      if (lane % 4 == 0) store_shared_float(scales + (static_cast<int>(threadIdx.x) / 32 * kRows + row) * 4, squares);
+      if (lane % 4 == 0) store_shared_float(scales + (warp * kRows + row) * 4, squares);
     });
   }
   // Once all of the block's have been added: `count` rows' squares of all four warps.
   template <int kRows>
   __device__ __forceinline__ void write_squares(int first_row, int count, int first_out) const {
-    multipliers_meet<false>();
-    const int row = first_row + static_cast<int>(threadIdx.x);
-    if (static_cast<int>(threadIdx.x) >= count) return;
+    const int thread = static_cast<int>(threadIdx.x) % kGroup, row = first_row + thread;
+    group_meets(static_cast<int>(threadIdx.x) / kGroup);
+    if (thread >= count) return;
     float sum = 0;
 #pragma unroll
-    for (int warp = 0; warp < kMultipliers / 32; ++warp) sum += load_shared_float(scales + (warp * kRows + row) * 4);
+    for (int w = 0; w < kGroup / 32; ++w) sum += load_shared_float(scales + (w * kRows + row) * 4);
     norm.after.squares[first_out / kOutputs * kRows + row] = sum;
   }
 };
 
 // The parts of the sums from all blocks of a cluster, added up in order; each block does it for some of the rows and ends those.
 template <typename Y, Form kForm, bool kScaled, int kRows, int kSplits>
-__device__ __forceinline__ void add_up(End<Y, kForm, kScaled>& end, const float (&d)[kRows / 2], const Block<kRows, kForm>& block) {
-  constexpr int kUnits = kRows / 8, kOwned = kUnits > kSplits ? kUnits / kSplits : 1;
+__device__ __forceinline__ void add_up(End<Y, kForm, kScaled>& end, const float (&d)[Block<kRows, kForm>::kUnits * 4],
+                                       const Block<kRows, kForm>& block, int group) {
+  constexpr int kUnits = Block<kRows, kForm>::kUnits, kOwned = kUnits > kSplits ? kUnits / kSplits : 1;
   constexpr int kBatch = kOwned < kHeldUnits ? kOwned : kHeldUnits;  // units whose parts are under way at once
-  const int split = block.split;
-  const uint32_t mine = block.base + block.plan.sums_at + threadIdx.x * 16;
+  const int split = block.split, group_row = group * kUnits * 8;
+  const uint32_t mine = block.sums_at(group) + threadIdx.x % kGroup * 16, here = block.sums_here(group);
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
     const int owner = u / kOwned;
@@ -349,12 +358,11 @@ __device__ __forceinline__ void add_up(End<Y, kForm, kScaled>& end, const float 
     if (kSplits == 1 || owner == split) {
       store_shared_float4(to, d[4 * u], d[4 * u + 1], d[4 * u + 2], d[4 * u + 3]);
     } else {
-      send_float4(address_in_block(to, owner), address_in_block(block.sums_here(), owner), d[4 * u], d[4 * u + 1], d[4 * u + 2],
-                  d[4 * u + 3]);
+      send_float4(address_in_block(to, owner), address_in_block(here, owner), d[4 * u], d[4 * u + 1], d[4 * u + 2], d[4 * u + 3]);
     }
   }
   if (split >= kUnits) return;
-  if constexpr (kSplits > 1) barrier_wait(block.sums_here(), 0);
+  if constexpr (kSplits > 1) barrier_wait(here, 0);
 #pragma unroll 1
   for (int first = 0; first < kOwned; first += kBatch) {
     const uint32_t place = mine + first * kUnitBytes;
@@ -368,7 +376,7 @@ __device__ __forceinline__ void add_up(End<Y, kForm, kScaled>& end, const float 
         sum[u].x += part.x, sum[u].y += part.y, sum[u].z += part.z, sum[u].w += part.w;
       }
     }
-    const int first_row = (split * kOwned + first) * 8;
+    const int first_row = group_row + (split * kOwned + first) * 8;
     if constexpr (kForm == Form::swiglu) end.write_swiglu(sum, place, first_row);
     if constexpr (kForm == Form::plain) end.write(sum, place, first_row);
     if constexpr (kForm == Form::adds) {
@@ -376,20 +384,21 @@ __device__ __forceinline__ void add_up(End<Y, kForm, kScaled>& end, const float 
       if (first + kBatch < kOwned) end.request_residual(first_row + 8 * kBatch, kBatch);
     }
   }
-  if constexpr (kForm == Form::adds) end.template write_squares<kRows>(split * kOwned * 8, kOwned * 8, block.first_out);
+  if constexpr (kForm == Form::adds) end.template write_squares<kRows>(group_row + split * kOwned * 8, kOwned * 8, block.first_out);
 }
 #endif
 
-template <bool kScaled>
-constexpr int kThreads = kMultipliers + 32 + 32 * kScaled;
+template <int kRows, bool kScaled>
+constexpr int kThreads = Layout<kRows>::kGroups* kGroup + 32 + 32 * kScaled;
 
 template <typename Y, Form kForm, bool kScaled, int kRows>
-__global__ void __launch_bounds__(kThreads<kScaled>, kRows == 128 ? 1 : 2)
+__global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2)
     many_rows(const __grid_constant__ Linear first_layer, const __grid_constant__ Others others, const __grid_constant__ JoinedNorm norm,
               const __grid_constant__ Plan plan, const __grid_constant__ CUtensorMap first_weights,
               const __grid_constant__ CUtensorMap rows) {
 #if BASED_HAS_WGMMA
   extern __shared__ char memory[];
+  constexpr int kGroups = Layout<kRows>::kGroups, kUnits = Layout<kRows>::kGroupRows / 8;
   int tile = static_cast<int>(blockIdx.x) / plan.splits;
   const Linear* layer = &first_layer;
   const CUtensorMap* map = &first_weights;
@@ -403,8 +412,9 @@ __global__ void __launch_bounds__(kThreads<kScaled>, kRows == 128 ? 1 : 2)
   const Linear& p = *layer;
   const CUtensorMap& weights = *map;
   const Block<kRows, kForm> block(plan, shared_address(memory), tile);
+  // So the compiler knows that a warp goes one way, and keeps places in the rings and descriptors in uniform registers.
   const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
-  const bool requests = warp == kMultipliers / 32, first_lane = threadIdx.x % 32 == 0;
+  const bool requests = warp == kGroups * kGroup / 32, first_lane = threadIdx.x % 32 == 0;
   if (requests) {
     if (first_lane) prefetch_map(weights), prefetch_map(rows);
     block.init_barriers();
@@ -424,29 +434,30 @@ __global__ void __launch_bounds__(kThreads<kScaled>, kRows == 128 ? 1 : 2)
     return;
   }
   if constexpr (kScaled) {
-    if (warp >= kMultipliers / 32) {
+    if (warp >= kGroups * kGroup / 32) {
       wait_for_earlier_kernels();
       make_scales<kRows>(norm.before, p.in, block.scales_at());
       __syncwarp();
-      return scales_are_made();
+      return scales_are_made<kGroups>();
     }
   }
+  const int group = warp / (kGroup / 32);
   if (!p.weight_is_constant) wait_for_earlier_kernels();
   End<Y, kForm, kScaled> end(p, norm, block.scales_at(), block.first_out);
   if constexpr (kForm == Form::adds) {
-    const int owned = max(1, kRows / 8 / plan.splits);
+    const int owned = max(1, kUnits / plan.splits);
     wait_for_earlier_kernels();
-    end.request_residual(block.split * owned * 8, min(owned, kHeldUnits));
+    end.request_residual((group * kUnits + block.split * owned) * 8, min(owned, kHeldUnits));
   }
-  float d[kRows / 2] = {};
-  block.multiply_all(d);
-  wait_for_earlier_kernels();   // before this thread writes anything that they read
-  multipliers_meet<kScaled>();  // nobody reads the stages any more: without a cluster, sums go there
+  float d[4 * kUnits] = {};
+  block.multiply_all(d, group);
+  wait_for_earlier_kernels();            // before this thread writes anything that they read
+  multipliers_meet<kGroups, kScaled>();  // nobody reads the stages any more: without a cluster, sums go there
   switch (plan.splits) {
-    case 1: return add_up<Y, kForm, kScaled, kRows, 1>(end, d, block);
-    case 2: return add_up<Y, kForm, kScaled, kRows, 2>(end, d, block);
-    case 4: return add_up<Y, kForm, kScaled, kRows, 4>(end, d, block);
-    default: return add_up<Y, kForm, kScaled, kRows, 8>(end, d, block);
+    case 1: return add_up<Y, kForm, kScaled, kRows, 1>(end, d, block, group);
+    case 2: return add_up<Y, kForm, kScaled, kRows, 2>(end, d, block, group);
+    case 4: return add_up<Y, kForm, kScaled, kRows, 4>(end, d, block, group);
+    default: return add_up<Y, kForm, kScaled, kRows, 8>(end, d, block, group);
   }
 #endif
 }
@@ -473,7 +484,8 @@ Plan make_plan(const Linear& p) {
   Plan plan;
   plan.steps = static_cast<int>(ceil_div(p.in, Memory::kDepth));
   plan.splits = choose_splits<kRows>(p, plan.steps);
-  const int most = static_cast<int>(ceil_div(plan.steps, plan.splits)), units = std::max(kRows / 8, plan.splits);
+  const int most = static_cast<int>(ceil_div(plan.steps, plan.splits));
+  const int units = Memory::kGroups * std::max(Memory::kGroupRows / 8, plan.splits);
   const int sums = plan.splits == 1 ? 0 : units * kUnitBytes;
   plan.row_stages = std::min(most, Memory::kRowStages);
   const int left = Memory::kLimit - sums - plan.row_stages * Memory::kRowBytes;
@@ -532,7 +544,7 @@ Status run(Layers layers, const JoinedNorm& norm, const Target& target) {
   const int shared = plan.barriers_at + Layout<kRows>::kEndBytes + 1024;
   if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);
   const auto blocks = static_cast<unsigned>(ceil_div(all.out, kOutputs) * plan.splits);
-  const Launch launch{blocks, kThreads<kScaled>, shared, static_cast<unsigned>(plan.splits)};
+  const Launch launch{blocks, kThreads<kRows, kScaled>, shared, static_cast<unsigned>(plan.splits)};
   if (target.node != nullptr) return put_in_place(target.node, kernel, launch, p, others, norm, plan, weights, rows);
   return launch_overlapped(kernel, launch, target.stream, p, others, norm, plan, weights, rows);
 }
