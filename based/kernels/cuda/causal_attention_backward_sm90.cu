@@ -74,7 +74,7 @@ struct Block {
 
   __device__ __forceinline__ Block(const CausalAttention& of, const Maps& with, const Place& place, const Statistics& given)
       : p(of), maps(with), at(place), statistics(given), walk(shared_base() + Memory::kBarriers) {
-    group = kGroups == 1 ? 0 : __shfl_sync(~0U, static_cast<int>(threadIdx.x) / kGroup, 0);
+    group = kGroups == 1 ? 0 : agreed(static_cast<int>(threadIdx.x) / kGroup);
     first = at.part * kOwned + group * kTile, window = window_of(of), share = at.share;
     own = tiles(first), all = own;
 #pragma unroll

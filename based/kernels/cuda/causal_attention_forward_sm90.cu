@@ -31,7 +31,7 @@ struct Block {
 
   __device__ __forceinline__ Block(const CausalAttention& of, const ForwardMaps& with, const Place& place)
       : p(of), maps(with), at(place), walk(shared_base() + Memory::kBarriers) {
-    group = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / kGroup, 0);
+    group = agreed(static_cast<int>(threadIdx.x) / kGroup);
     first_query = at.part * kQueries + group * kTile, window = window_of(of), kv_head = at.head / at.share;
     const Tiles first = tiles_of_keys(at, at.part * kQueries, window), second = tiles_of_keys(at, at.part * kQueries + kTile, window);
     own = agreed(tiles_of_keys(at, first_query, window)), all = agreed(either(first, second));

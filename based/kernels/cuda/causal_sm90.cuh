@@ -41,8 +41,7 @@ inline dim3 grid_of(const Order& o, int heads) {
   return {static_cast<unsigned>(heads), o.together, static_cast<unsigned>(ceil_div(o.rows, o.together) * o.parts)};
 }
 
-// Tells the compiler that all threads of a warp agree, so that what follows from `x` needs no registers of each thread.
-__device__ __forceinline__ int agreed(int x) { return __shfl_sync(~0U, x, 0); }
+using detail::agreed;
 
 // A block's part of a row.
 struct Place {

@@ -412,8 +412,7 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
   const Linear& p = *layer;
   const CUtensorMap& weights = *map;
   const Block<kRows, kForm> block(plan, shared_address(memory), tile);
-  // So the compiler knows that a warp goes one way, and keeps places in the rings and descriptors in uniform registers.
-  const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
+  const int warp = agreed(static_cast<int>(threadIdx.x) / 32);
   const bool requests = warp == kGroups * kGroup / 32, first_lane = threadIdx.x % 32 == 0;
   if (requests) {
     if (first_lane) prefetch_map(weights), prefetch_map(rows);

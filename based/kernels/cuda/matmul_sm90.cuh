@@ -265,14 +265,14 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
   cluster_arrive(), cluster_wait();
   let_next_kernel_start();
   wait_for_earlier_kernels();
-  if (threadIdx.x < kGroup) {
+  const int warp = agreed(static_cast<int>(threadIdx.x) / 32);
+  if (warp < kGroup / 32) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    const int warp = static_cast<int>(threadIdx.x) / 32;
     if (threadIdx.x == 0) request_all<decltype(ring), kStages>(ring, tiles, from);
     if (threadIdx.x % 32 == 0 && (warp == 1 || warp == 2)) Epilogue::feed(params, tiles, boxes(warp - 1), own_barriers(warp - 1), warp - 1);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    const int group = static_cast<int>(threadIdx.x) / kGroup - 1;
+    const int group = warp / (kGroup / 32) - 1;
     Epilogue epilogue(params, boxes(group), own_barriers(group), group);
     Multiplier<decltype(ring), kStages, Epilogue>{ring, tiles, epilogue, group}.run();
     if (threadIdx.x % kGroup == 0) stores_are_read<0>();

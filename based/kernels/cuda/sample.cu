@@ -46,7 +46,7 @@ __device__ __forceinline__ float largest_of(const Elements<T, kCount>& unit) {
     memcpy(pair, &unit, sizeof pair);
 #pragma unroll
     for (int i = 1; i < kCount / 2; ++i) asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(pair[0]) : "r"(pair[i]));
-    return max_or_nan(__uint_as_float(pair[0] << 16), __uint_as_float(pair[0] & 0xffff0000U));
+    return max_or_nan(low_float(pair[0]), high_float(pair[0]));
   } else {
     float x[kCount];
     to_floats(unit, x);

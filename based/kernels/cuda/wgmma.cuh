@@ -14,6 +14,10 @@
 
 namespace based::kernels::cuda::detail {
 
+// Tells the compiler that all threads of a warp agree, so that what follows from `x`, a branch too, needs no registers of each thread: a
+// product's descriptors lie in uniform ones, and moving them there takes longer than what a warpgroup waits for otherwise.
+__device__ __forceinline__ int agreed(int x) { return __shfl_sync(~0U, x, 0); }
+
 enum class Swizzle : uint64_t { none = 0, bytes128 = 1 };
 
 // Where an operand lies in shared memory, in units of 16 bytes (8 elements).
