@@ -100,9 +100,8 @@ void embedding_backward_with(const EmbeddingKernels& table, Tensor sum, const Te
 Tensor embedding_step_with(const EmbeddingKernels& kernels, Tensor position, const Tensor& slots, const Tensor& table, const Tensor& ids) {
   if (!uses_kernel(kStep, table, has_kernel(table) && position.is_contiguous()))
     return step_reference(std::move(position), slots, table, ids);
-  check_step(position, slots, table, ids);
+  const Tensor y = step_meta(position, slots, table, ids);  // which checks
   const Tensor rows = table.contiguous(), row_ids = ids.contiguous(), row_slots = slots.contiguous();
-  const Tensor y = step_meta(position, slots, table, ids);
   kernels::EmbeddingStep p;
   p.table = rows.const_data_ptr(), p.id = row_ids.const_data_ptr<int64_t>(), p.slot = row_slots.const_data_ptr<int64_t>();
   p.position = position.mutable_data_ptr<int64_t>(), p.y = y.mutable_data_ptr<float>();

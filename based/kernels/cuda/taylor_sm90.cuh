@@ -78,7 +78,7 @@ __device__ __forceinline__ bool find_work(const TaylorAttention& p, int64_t leng
     row += count;
     if (count < kThreads) break;
   }
-  row = __shfl_sync(~0U, row, 0);  // tells the compiler that all threads agree
+  row = agreed(row);
   if (row < 0) return false;
   const int64_t start = p.row_start[row], stop = p.row_start[row + 1];
   work.row = row;

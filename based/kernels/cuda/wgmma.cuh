@@ -14,9 +14,12 @@
 
 namespace based::kernels::cuda::detail {
 
-// Tells the compiler that all threads of a warp agree, so that what follows from `x`, a branch too, needs no registers of each thread: a
-// product's descriptors lie in uniform ones, and moving them there takes longer than what a warpgroup waits for otherwise.
-__device__ __forceinline__ int agreed(int x) { return __shfl_sync(~0U, x, 0); }
+// Tells the compiler that all threads of a warp agree, so that what follows from `x`, a branch too, needs no registers of each thread. A
+// product's descriptors must lie in uniform registers, and moves into them would stand between two products.
+template <typename T>
+__device__ __forceinline__ T agreed(T x) {
+  return __shfl_sync(~0U, x, 0);
+}
 
 enum class Swizzle : uint64_t { none = 0, bytes128 = 1 };
 
