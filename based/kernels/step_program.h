@@ -10,7 +10,7 @@
 #include "based/kernels/linear.h"
 #include "based/kernels/pointwise.h"
 #include "based/kernels/short_conv.h"
-#include "based/kernels/taylor_attention.h"
+#include "based/kernels/taylor_deferred.h"
 
 namespace based::kernels::cuda {
 
@@ -19,7 +19,7 @@ struct LinearSwiglu {
 };
 // A kernel launch in a CUDA graph that is being captured.
 struct StepLaunch {
-  std::variant<RmsNorm, Linear, LinearSwiglu, ShortConv, TaylorAttention, CausalAttentionStep> arguments;
+  std::variant<RmsNorm, Linear, LinearSwiglu, ShortConv, TaylorAttention, TaylorDeferred, CausalAttentionStep> arguments;
   void* node = nullptr;  // cudaGraphNode_t
 };
 

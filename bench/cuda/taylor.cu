@@ -1,9 +1,11 @@
 #include "bench/cuda/taylor.cuh"
 
+#include <array>
 #include <cmath>
 #include <memory>
 #include <numeric>
 
+#include "based/kernels/taylor_deferred.h"
 #include "bench/cuda/taylor_reference.cuh"
 
 namespace based::bench {
@@ -135,6 +137,49 @@ void verify_step(Report& report, Shape shape, uint64_t seed) {
   report.expect(name + ": k state", state_error(problem, p.k_state, k.as<double>(), state), 1e-6);
 }
 
+// Steps whose tokens wait beside the sums, beside plain steps: every y against the sums in double, and the states bit for bit once nothing
+// waits. Half of the rows are some tokens ahead. With another scale than 1, which the sums in double do not know, the states alone.
+void verify_deferred(Report& report, Shape shape, uint64_t seed, float scale) {
+  shape.lengths.assign(shape.lengths.size(), 1), shape.state = true;
+  Problem plain(shape, seed);
+  const int64_t rows = plain.p.rows, heads = rows * plain.p.heads, width = heads * plain.p.head_dim;
+  const int64_t features = packed_features(plain.p.feature_dim), size = kernels::dtype_size(plain.p.dtype);
+  const Buffer kv = copy_of(plain.kv_state), sums = copy_of(plain.k_state), y(width * size), denominator(heads * 4);
+  const Buffer waiting_k(heads * kernels::kTaylorWaiting * plain.p.feature_dim * size), waiting_v(width * kernels::kTaylorWaiting * size);
+  const Buffer count = zeros(heads * 4), exact(width * 8), exact_denominator(heads * 8);
+  kernels::TaylorDeferred deferred{plain.p, waiting_k.as(), waiting_v.as(), count.as<int32_t>()};
+  deferred.step.kv_state = kv.as<float>(), deferred.step.k_state = sums.as<float>(), deferred.step.y = y.as();
+  deferred.step.denominator = denominator.as<float>(), deferred.step.scale = plain.p.scale = scale;
+  const std::string name = "deferred " + shape.name();
+  const auto expect_same_states = [&](const char* when) {
+    check(cudaDeviceSynchronize(), "deferred");
+    const bool same = download(kv.as(), DType::f32, heads * features * plain.p.head_dim) ==
+                          download(plain.p.kv_state, DType::f32, heads * features * plain.p.head_dim) &&
+                      download(sums.as(), DType::f32, heads * features) == download(plain.p.k_state, DType::f32, heads * features);
+    report.expect(name + when, same ? 0 : 1, 0);
+  };
+  const int ahead = 5, steps = kernels::kTaylorWaiting + ahead + 3;
+  double worst = 0, worst_denominator = 0;
+  for (int step = 0; step < steps; ++step) {
+    const Problem token(shape, seed + 100 + step);
+    const int64_t now = step < ahead ? (rows + 1) / 2 : rows;
+    for (TaylorAttention* p : {&plain.p, &deferred.step}) p->q = token.p.q, p->k = token.p.k, p->v = token.p.v, p->rows = p->tokens = now;
+    taylor_reference_forward(plain.p, 0, 1, exact.as<double>(), exact_denominator.as<double>());
+    check(gpu::taylor_attention_step(plain.p, {}));
+    check(gpu::taylor_deferred_step(deferred, {}));
+    check(cudaDeviceSynchronize(), "deferred");
+    worst = std::max(worst, relative_error(y.as(), shape.dtype, exact.as<double>(), now * plain.p.heads * plain.p.head_dim));
+    worst_denominator =
+        std::max(worst_denominator, relative_error(denominator.as(), DType::f32, exact_denominator.as<double>(), now * plain.p.heads));
+    if (step + 1 == kernels::kTaylorWaiting && rows == 1) expect_same_states(": states when full");
+  }
+  if (scale == 1) report.expect(name + ": y", worst, shape.dtype == DType::bf16 ? 2.5e-3 : 2e-6);
+  if (scale == 1) report.expect(name + ": denominator", worst_denominator, 2e-6);
+  check(gpu::taylor_deferred_settle(deferred, {}));
+  expect_same_states(": states, settled");
+  report.expect(name + ": what waits then", download(count.as(), DType::f32, heads) == std::vector<double>(heads) ? 0 : 1, 0);
+}
+
 // A problem's gradients by the kernel, from a forward by the kernel.
 struct Gradients {
   kernels::TaylorAttentionBackward p;
@@ -235,6 +280,29 @@ void time_step(Report& report, int64_t batch, bool settled, const std::string& h
               static_cast<double>(2 * state) / kBytesPerMs});
 }
 
+// The same where tokens wait: the mean of a whole round of steps, of which one writes the sums. Floor: the sums read once and written once
+// a round, what waits read, on the mean, and the token's key and value written.
+void time_deferred(Report& report, int64_t batch, int32_t head_dim) {
+  const Shape shape{std::vector<int64_t>(batch, 1), 16, 16, head_dim, DType::bf16, true, false, true};
+  const int64_t heads = batch * 16, state = heads * packed_features(16) * (head_dim + 1) * 4, token = heads * (16 + head_dim) * 2;
+  std::vector<std::unique_ptr<Problem>> problems;
+  std::vector<std::array<Buffer, 3>> buffers;
+  std::vector<kernels::TaylorDeferred> calls;
+  for (int i = 0; i < working_sets(state); ++i) {
+    problems.push_back(std::make_unique<Problem>(shape, 200 + i, 1));
+    const int64_t room = heads * kernels::kTaylorWaiting;
+    buffers.push_back(
+        {random_buffer(room * 16, DType::bf16, 0.5, 300 + i), random_buffer(room * head_dim, DType::bf16, 1, 400 + i), zeros(heads * 4)});
+    calls.push_back({problems.back()->p, buffers.back()[0].as(), buffers.back()[1].as(), buffers.back()[2].as<int32_t>()});
+  }
+  const int sets = static_cast<int>(calls.size());
+  const double ms = median_ms(kernels::kTaylorWaiting * sets,
+                              [&](int call, cudaStream_t stream) { check(gpu::taylor_deferred_step(calls[call % sets], Stream{stream})); });
+  const double bytes = static_cast<double>(state) * (1 + 1.0 / kernels::kTaylorWaiting) +
+                       static_cast<double>(token) * (1 + (kernels::kTaylorWaiting - 1) / 2.0);
+  report.add({"", "taylor_deferred B" + std::to_string(batch) + " d" + std::to_string(head_dim), ms, "ms", bytes / kBytesPerMs});
+}
+
 }  // namespace
 
 void verify_taylor(Report& report, bool quick) {
@@ -278,6 +346,17 @@ void verify_taylor(Report& report, bool quick) {
     shape.settled = true;
     verify_step(report, shape, seed++);
   }
+  for (Shape shape : std::vector<Shape>{{{1}, 2, 16, 112},
+                                        {{1, 1, 1}, 3, 16, 64, DType::bf16, true, true},
+                                        {{1, 1}, 2, 8, 64, DType::f32, true, true},
+                                        {{1, 1}, 1, 24, 48, DType::bf16},
+                                        {{1}, 1, 24, 128, DType::bf16},
+                                        {std::vector<int64_t>(40, 1), 16, 16, 64, DType::bf16},
+                                        {std::vector<int64_t>(20, 1), 16, 16, 112, DType::bf16, true, true}}) {
+    verify_deferred(report, shape, seed++, 1);
+    shape.settled = true;
+    verify_deferred(report, shape, seed++, 0.7F);
+  }
 }
 
 void time_taylor(Report& report) {
@@ -296,6 +375,7 @@ void time_taylor(Report& report) {
     time_step(report, 128, settled, settled ? "taylor_update_b128" : "");
     time_step(report, 128, settled, "", 112);
   }
+  for (const int32_t head_dim : {64, 112}) time_deferred(report, 128, head_dim);
 }
 
 }  // namespace based::bench

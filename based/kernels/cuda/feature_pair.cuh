@@ -21,6 +21,9 @@ struct FeaturePair {
     for (i = 0; rest >= d - i; ++i) rest -= d - i;
     j = i + rest;
   }
+  // In two bytes.
+  __device__ __forceinline__ explicit FeaturePair(char2 packed) : i(packed.x), j(packed.y) {}
+  __device__ __forceinline__ char2 packed() const { return make_char2(static_cast<signed char>(i), static_cast<signed char>(j)); }
   // Of x_i and x_j.
   __device__ __forceinline__ float of(float a, float b) const {
     if (i < 0) return 1.0F;

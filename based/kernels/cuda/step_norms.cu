@@ -41,6 +41,7 @@ struct TrafficOf {
         {matrix(p.q, p.tokens, qk, narrow, p.dtype), matrix(p.k, p.tokens, qk, narrow, p.dtype), matrix(p.v, p.tokens, v, wide, p.dtype)},
         {matrix(p.y, p.tokens, wide, wide, p.dtype), range(p.denominator, 4 * p.tokens * p.heads)}};
   }
+  Traffic operator()(const TaylorDeferred& p) const { return (*this)(p.step); }
   Traffic operator()(const CausalAttentionStep& p) const {
     const int64_t wide = int64_t{p.heads} * p.head_dim, narrow = int64_t{p.kv_heads} * p.head_dim;
     return {{matrix(p.q, p.rows, p.q_stride, wide, p.dtype), matrix(p.k, p.rows, p.k_stride, narrow, p.dtype),

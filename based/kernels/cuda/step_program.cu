@@ -60,6 +60,7 @@ class Translator {
     to.access.outputs = {range(p.y, 2 * p.heads * p.head_dim)};
     return to;
   }
+  std::optional<Planned> operator()(const TaylorDeferred&) const { return {}; }  // only worth it for many texts
   std::optional<Planned> operator()(const CausalAttentionStep& p) const {
     if (p.rows != 1 || p.dtype != DType::bf16 || p.ring_dtype != DType::bf16 || !p.ring_is_settled || p.rotary_base == 0) return {};
     if (p.heads != p.kv_heads || p.heads > multiprocessors() || p.head_dim % 16 != 0 || p.head_dim > 128) return {};

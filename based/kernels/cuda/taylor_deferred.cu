@@ -1,0 +1,381 @@
+// Steps whose tokens wait beside the sums (based/kernels/taylor_deferred.h). A block brings a state to shared memory by the copy engine,
+// reads it out, and goes on to the next of its rows and heads; several blocks a multiprocessor, so that some read memory while others
+// compute. A state goes back only when it has taken in what waits.
+#include <algorithm>
+
+#include "based/kernels/cuda/feature_pair.cuh"
+#include "based/kernels/cuda/launch.h"
+#include "based/kernels/cuda/step_log.h"
+#include "based/kernels/cuda/vectors.cuh"
+#include "based/kernels/taylor_deferred.h"
+
+namespace based::kernels::cuda {
+namespace {
+
+using namespace detail;
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kColumns = 4;     // of a state, that a lane has
+constexpr int kMostBlocks = 4;  // of a multiprocessor: more would have fewer than 64 registers a thread
+constexpr int kTogether = 4;    // tokens that a state takes in while its vectors are in registers
+
+static_assert(kTaylorWaiting % kTogether == 0);
+
+// A block's shared memory, all of one row and head: the state, q, k, what waits with the token behind it, the warps' shares of y (or φ of
+// some keys), φ(q), pairs of indices, the warps' shares of the denominator, weights of what waits, and the barrier of the copies.
+struct Place {
+  int features, head_dim, feature_dim, element;  // element: bytes of one of q, k, v
+  int64_t items;                                 // rows x heads
+
+  __host__ __device__ int state_bytes() const { return features * head_dim * 4; }
+  __host__ __device__ int k_bytes() const { return feature_dim * element; }
+  __host__ __device__ int v_bytes() const { return head_dim * element; }
+  __host__ __device__ int q_at() const { return state_bytes(); }
+  __host__ __device__ int k_at() const { return q_at() + k_bytes(); }
+  __host__ __device__ int waiting_k_at() const { return k_at() + k_bytes(); }
+  __host__ __device__ int waiting_v_at() const { return waiting_k_at() + kTaylorWaiting * k_bytes(); }
+  __host__ __device__ int partial_at() const { return waiting_v_at() + kTaylorWaiting * v_bytes(); }
+  __host__ __device__ int phi_q_at() const { return partial_at() + std::max(kWarps * head_dim, kTogether * features) * 4; }
+  __host__ __device__ int warp_sums_at() const { return phi_q_at() + features * 4; }
+  __host__ __device__ int weights_at() const { return warp_sums_at() + kWarps * 4; }
+  __host__ __device__ int pairs_at() const { return weights_at() + kTaylorWaiting * 4; }
+  __host__ __device__ int barrier_at() const { return (pairs_at() + features * 2 + 7) / 8 * 8; }
+  __host__ __device__ int shared_bytes() const { return barrier_at() + 8; }
+};
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+__device__ __forceinline__ float power(float rate, int n) {
+  float x = 1;
+  for (int i = 0; i < n; ++i) x *= rate;
+  return x;
+}
+
+template <typename T>
+struct Deferred {
+  const TaylorDeferred& all;
+  const Place& place;
+  char* shared;
+  const TaylorAttention& p = all.step;
+  int next_waiting = 0;  // of the item that is requested next
+  float next_sum = 0;    // of its denominator's state, the thread's first feature
+
+  struct Item {
+    uint32_t number;
+    int64_t state;
+    int waiting;  // without the token itself, whose place it is
+    float rate, sum;
+    __device__ __forceinline__ bool fills() const { return waiting + 1 == kTaylorWaiting; }
+  };
+  __device__ __forceinline__ T* waiting_k() const { return reinterpret_cast<T*>(shared + place.waiting_k_at()); }
+  __device__ __forceinline__ T* waiting_v() const { return reinterpret_cast<T*>(shared + place.waiting_v_at()); }
+  __device__ __forceinline__ float* partial() const { return reinterpret_cast<float*>(shared + place.partial_at()); }
+  __device__ __forceinline__ float* phi_q() const { return reinterpret_cast<float*>(shared + place.phi_q_at()); }
+  __device__ __forceinline__ float* warp_sums() const { return reinterpret_cast<float*>(shared + place.warp_sums_at()); }
+  __device__ __forceinline__ float* weights() const { return reinterpret_cast<float*>(shared + place.weights_at()); }
+  __device__ __forceinline__ char2* pairs() const { return reinterpret_cast<char2*>(shared + place.pairs_at()); }
+  __device__ __forceinline__ uint32_t barrier() const { return shared_address(shared + place.barrier_at()); }
+  __device__ __forceinline__ FeaturePair pair(int f) const { return FeaturePair(pairs()[f]); }
+  __device__ __forceinline__ int64_t state_of(uint32_t item) const {
+    const uint32_t heads = p.heads, row = item / heads;
+    return (p.slot != nullptr ? p.slot[row] : row) * heads + item % heads;
+  }
+
+  // How much waits, and the thread's part of the denominator's state: loaded while the item before is computed.
+  __device__ __forceinline__ void look_ahead(uint32_t item) {
+    if (item >= place.items) return;
+    const int64_t state = state_of(item);
+    next_waiting = all.waiting[state];
+    if (threadIdx.x < place.features) next_sum = p.k_state[state * place.features + threadIdx.x];
+  }
+  // The state and what waits, and what the token brings; by one thread.
+  __device__ __forceinline__ void request_state(uint32_t item) const {
+    const int64_t state = state_of(item);
+    const uint32_t to = shared_address(shared), k_bytes = place.k_bytes(), v_bytes = place.v_bytes();
+    barrier_expect(barrier(), place.state_bytes() + 2 * k_bytes + v_bytes + next_waiting * (k_bytes + v_bytes));
+    bulk_load(to, p.kv_state + state * place.features * p.head_dim, place.state_bytes(), barrier());
+    if (next_waiting == 0) return;
+    const auto *k = static_cast<const T*>(all.waiting_k), *v = static_cast<const T*>(all.waiting_v);
+    bulk_load(to + place.waiting_k_at(), k + state * kTaylorWaiting * p.feature_dim, next_waiting * k_bytes, barrier());
+    bulk_load(to + place.waiting_v_at(), v + state * kTaylorWaiting * p.head_dim, next_waiting * v_bytes, barrier());
+  }
+  __device__ __forceinline__ void request_token(uint32_t item) const {
+    const uint32_t to = shared_address(shared);
+    const auto *q = static_cast<const T*>(p.q), *k = static_cast<const T*>(p.k), *v = static_cast<const T*>(p.v);
+    bulk_load(to + place.q_at(), q + int64_t{item} * p.feature_dim, place.k_bytes(), barrier());
+    bulk_load(to + place.k_at(), k + int64_t{item} * p.feature_dim, place.k_bytes(), barrier());
+    bulk_load(to + place.waiting_v_at() + next_waiting * place.v_bytes(), v + int64_t{item} * p.head_dim, place.v_bytes(), barrier());
+  }
+
+  // w(q·k), where k is the t-th that waits or the token's.
+  __device__ __forceinline__ float weight(const Item& item, int t) const {
+    constexpr int kUnit = 16 / sizeof(T);
+    const bool newest = t == item.waiting;
+    const T *q = reinterpret_cast<const T*>(shared + place.q_at()), *k = waiting_k() + t * p.feature_dim;
+    if (newest) k = reinterpret_cast<const T*>(shared + place.k_at());
+    float s = 0;
+    for (int i = 0; i < p.feature_dim; i += kUnit) {
+      float a[kUnit], b[kUnit];
+      load_floats<kUnit>(q + i, a), load_floats<kUnit>(k + i, b);
+#pragma unroll
+      for (int j = 0; j < kUnit; ++j) s = fmaf(rounded_product(a[j], p.scale), newest ? scaled(b[j]) : b[j], s);
+    }
+    return (1 + s + 0.5F * s * s) * power(item.rate, item.waiting - t);
+  }
+  __device__ __forceinline__ float scaled(float x) const { return to_float(from_float<T>(x * p.scale)); }
+  __device__ __forceinline__ float rounded_product(float x, float scale) const { return to_float(from_float<T>(x * scale)); }
+
+  // φ(q), the weights of what waits, and the warps' shares of the denominator into shared memory; the token to what waits.
+  __device__ __forceinline__ void look(const Item& item) const {
+    const T *q = reinterpret_cast<const T*>(shared + place.q_at()), *k = reinterpret_cast<const T*>(shared + place.k_at());
+    float sum = 0;
+    for (int f = threadIdx.x; f < place.features; f += kThreads) {
+      const float a = pair(f).of(q, p.scale);
+      phi_q()[f] = a;
+      sum += a * (f < kThreads ? item.sum : p.k_state[item.state * place.features + f]);
+    }
+    sum *= power(item.rate, item.waiting + 1);
+    if (const int t = kThreads - 1 - static_cast<int>(threadIdx.x); t <= item.waiting) {
+      const float w = weight(item, t);
+      weights()[t] = w;
+      sum += w;
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0U, sum, distance);
+    if (threadIdx.x % 32 == 0) warp_sums()[threadIdx.x / 32] = sum;
+    const int64_t at = item.state * kTaylorWaiting + item.waiting;
+    for (int i = threadIdx.x; i < p.feature_dim; i += kThreads) {
+      const T x = from_float<T>(to_float(k[i]) * p.scale);
+      waiting_k()[item.waiting * p.feature_dim + i] = x;
+      if (!item.fills()) static_cast<T*>(all.waiting_k)[at * p.feature_dim + i] = x;
+    }
+    for (int i = threadIdx.x; !item.fills() && i < place.v_bytes() / 16; i += kThreads)
+      reinterpret_cast<uint4*>(static_cast<T*>(all.waiting_v) + at * p.head_dim)[i] =
+          reinterpret_cast<const uint4*>(waiting_v() + item.waiting * p.head_dim)[i];
+  }
+
+  // A warp's features are every so-manieth, and as many at once as have room for their columns in its lanes.
+  struct Share {
+    int lanes, together, first, step, column;
+    bool active;
+    __device__ __forceinline__ explicit Share(int head_dim) {
+      const int lane = threadIdx.x % 32;
+      lanes = head_dim / kColumns, together = 32 / lanes;
+      first = threadIdx.x / 32 * together + lane / lanes, step = kWarps * together;
+      column = lane % lanes * kColumns, active = lane < together * lanes;
+    }
+  };
+  // The warp's share of y's numerator in partial().
+  __device__ __forceinline__ void read(const Item& item, const Share& share) const {
+    const float* state = reinterpret_cast<const float*>(shared) + share.column;
+    float sum[kColumns] = {};
+    if (share.active) {
+#pragma unroll 5
+      for (int f = share.first; f < place.features; f += share.step) {
+        const float4 x = *reinterpret_cast<const float4*>(state + f * p.head_dim);
+        const float a = phi_q()[f];
+        sum[0] = fmaf(a, x.x, sum[0]), sum[1] = fmaf(a, x.y, sum[1]), sum[2] = fmaf(a, x.z, sum[2]), sum[3] = fmaf(a, x.w, sum[3]);
+      }
+      const float rate = power(item.rate, item.waiting + 1);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) sum[c] *= rate;
+      for (int t = share.first; t <= item.waiting; t += share.step) {
+        float v[kColumns];
+        load_floats<kColumns>(waiting_v() + t * p.head_dim + share.column, v);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) sum[c] = fmaf(weights()[t], v[c], sum[c]);
+      }
+    }
+    const int lane = threadIdx.x % 32;
+    float whole[kColumns] = {};
+    for (int i = 0; i < share.together; ++i)
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) whole[c] += __shfl_sync(~0U, sum[c], (lane + i * share.lanes) % 32);
+    if (lane < share.lanes)
+      *reinterpret_cast<float4*>(partial() + threadIdx.x / 32 * p.head_dim + share.column) =
+          make_float4(whole[0], whole[1], whole[2], whole[3]);
+  }
+  // The state takes in all that waits, in the order and by the operations of as many steps; all threads, who have done with partial().
+  __device__ __forceinline__ void take_in(const Item& item, const Share& share) const {
+    auto* table = reinterpret_cast<float4*>(partial());  // φ of kTogether keys
+    float sum = item.sum;
+#pragma unroll 1
+    for (int first = 0; first < kTaylorWaiting; first += kTogether) {
+      for (int f = threadIdx.x; f < place.features; f += kThreads) {
+        const FeaturePair of = pair(f);
+        const T* k = waiting_k() + first * p.feature_dim;
+        const auto phi = [&](int t) { return of.of(k + t * p.feature_dim, 1.0F); };
+        const float4 b = make_float4(phi(0), phi(1), phi(2), phi(3));
+        table[f] = b;
+        float* beyond = p.k_state + item.state * place.features + f;
+        float x = f < kThreads ? sum : *beyond;
+        x = x * item.rate + b.x, x = x * item.rate + b.y, x = x * item.rate + b.z, x = x * item.rate + b.w;
+        if (f < kThreads) sum = x;
+        if (f >= kThreads || first + kTogether == kTaylorWaiting) *beyond = x;
+      }
+      __syncthreads();
+      if (p.decay == nullptr) {
+        add<false>(item, share, first, table);
+      } else {
+        add<true>(item, share, first, table);
+      }
+      __syncthreads();
+    }
+  }
+  template <bool kDecays>
+  __device__ __forceinline__ void add(const Item& item, const Share& share, int first, const float4* table) const {
+    if (!share.active) return;
+    float* state = reinterpret_cast<float*>(shared) + share.column;
+    float v[kTogether][kColumns];
+#pragma unroll
+    for (int t = 0; t < kTogether; ++t) load_floats<kColumns>(waiting_v() + (first + t) * p.head_dim + share.column, v[t]);
+#pragma unroll 2
+    for (int f = share.first; f < place.features; f += share.step) {
+      float4* at = reinterpret_cast<float4*>(state + f * p.head_dim);
+      const float4 b = table[f];
+      float x[kColumns];
+      load_floats<kColumns>(reinterpret_cast<const float*>(at), x);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const auto after = [&](float phi, float value) { x[c] = fmaf(phi, value, kDecays ? x[c] * item.rate : x[c]); };
+        after(b.x, v[0][c]), after(b.y, v[1][c]), after(b.z, v[2][c]), after(b.w, v[3][c]);
+      }
+      *at = make_float4(x[0], x[1], x[2], x[3]);
+    }
+  }
+  __device__ __forceinline__ void write_y(const Item& item) const {
+    float denominator = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) denominator += warp_sums()[w];
+    for (int d = threadIdx.x; d < p.head_dim; d += kThreads) {
+      float y = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) y += partial()[w * p.head_dim + d];
+      static_cast<T*>(p.y)[int64_t{item.number} * p.head_dim + d] = from_float<T>(y / denominator);
+    }
+    if (threadIdx.x != 0) return;
+    all.waiting[item.state] = item.fills() ? 0 : item.waiting + 1;
+    if (p.denominator != nullptr) p.denominator[item.number] = denominator;
+  }
+};
+#endif
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, kMostBlocks)
+    step_deferred(const __grid_constant__ TaylorDeferred all, const __grid_constant__ Place place) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) char shared[];
+  Deferred<T> stream{all, place, shared};
+  const TaylorAttention& p = all.step;
+  if (threadIdx.x == 0) barrier_init(stream.barrier()), fence_shared_proxy();
+  let_next_kernel_start();
+  if (!p.state_is_settled) wait_for_earlier_kernels();
+  stream.look_ahead(blockIdx.x);
+  if (threadIdx.x == 0) stream.request_state(blockIdx.x);
+  for (int f = threadIdx.x; f < place.features; f += kThreads) stream.pairs()[f] = FeaturePair(f, p.feature_dim).packed();
+  if (p.state_is_settled) wait_for_earlier_kernels();
+  if (threadIdx.x == 0) stream.request_token(blockIdx.x);
+  const typename Deferred<T>::Share share(p.head_dim);
+  __syncthreads();
+  uint32_t phase = 0;
+#pragma unroll 1
+  for (uint32_t number = blockIdx.x; number < place.items; phase ^= 1) {
+    const typename Deferred<T>::Item item{number, stream.state_of(number), stream.next_waiting,
+                                          p.decay != nullptr ? p.decay[number % p.heads] : 1.0F, stream.next_sum};
+    number += gridDim.x;
+    stream.look_ahead(number);
+    barrier_wait(stream.barrier(), phase);
+    stream.look(item);
+    __syncthreads();
+    stream.read(item, share);
+    fence_shared_proxy();
+    __syncthreads();
+    if (item.fills()) {
+      stream.write_y(item);
+      __syncthreads();
+      stream.take_in(item, share);
+      fence_shared_proxy();
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        bulk_store(p.kv_state + item.state * place.features * p.head_dim, shared_address(shared), place.state_bytes());
+        bulk_store_wait_read();
+      }
+    }
+    if (threadIdx.x == 0 && number < place.items) stream.request_state(number), stream.request_token(number);
+    if (!item.fills()) stream.write_y(item);
+    __syncthreads();
+  }
+#endif
+}
+
+// A block for each row and head.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) settle_rows(const TaylorDeferred all, const int features) {
+  const TaylorAttention& p = all.step;
+  overlap_kernels();
+  const int64_t slot = p.slot != nullptr ? p.slot[blockIdx.x] : blockIdx.x, state = slot * p.heads + blockIdx.y;
+  const int waiting = all.waiting[state];
+  if (waiting == 0) return;
+  const T* keys = static_cast<const T*>(all.waiting_k) + state * kTaylorWaiting * p.feature_dim;
+  const T* values = static_cast<const T*>(all.waiting_v) + state * kTaylorWaiting * p.head_dim;
+  const float rate = p.decay != nullptr ? p.decay[blockIdx.y] : 1.0F;
+  for (int f = threadIdx.x / 32; f < features; f += kWarps) {
+    const FeaturePair pair(f, p.feature_dim);
+    for (int d = threadIdx.x % 32; d <= p.head_dim; d += 32) {  // the last one is the denominator's
+      float* at = d < p.head_dim ? p.kv_state + (state * features + f) * p.head_dim + d : p.k_state + state * features + f;
+      float x = *at;
+      for (int t = 0; t < waiting; ++t) {
+        const float b = pair.of(keys + t * p.feature_dim, 1.0F);
+        x = d < p.head_dim ? fmaf(b, to_float(values[t * p.head_dim + d]), x * rate) : x * rate + b;
+      }
+      *at = x;
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) all.waiting[state] = 0;
+}
+
+Place place_of(const TaylorAttention& p) {
+  return {static_cast<int>(packed_features(p.feature_dim)), p.head_dim, p.feature_dim, static_cast<int>(dtype_size(p.dtype)),
+          p.rows * p.heads};
+}
+
+// Blocks of a multiprocessor.
+int blocks_that_fit(const Place& place) {
+  const int all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  const int reserved = device_attribute(cudaDevAttrReservedSharedMemoryPerBlock);
+  return std::min(kMostBlocks, all / (place.shared_bytes() + reserved));
+}
+
+}  // namespace
+
+bool taylor_deferred_takes(const TaylorAttention& p) {
+  const Place place = place_of(p);
+  return is_hopper() && place.k_bytes() % 16 == 0 && place.v_bytes() % 16 == 0 && p.head_dim <= 32 * kColumns && p.feature_dim < 128 &&
+         place.items <= 0x3fffffff && blocks_that_fit(place) > 0 && aligned16(p.kv_state) && aligned16(p.q) && aligned16(p.k) &&
+         aligned16(p.v);
+}
+
+bool taylor_deferred_is_faster(const TaylorAttention& p) {
+  return taylor_deferred_takes(p) && p.rows * p.heads >= int64_t{blocks_that_fit(place_of(p))} * multiprocessors();
+}
+
+Status taylor_deferred_step(const TaylorDeferred& p, Stream stream) {
+  if (p.step.rows == 0) return {};
+  if (!taylor_deferred_takes(p.step) || !aligned16(p.waiting_k) || !aligned16(p.waiting_v))
+    return {"taylor_deferred_step: takes sm_90, head_dim up to 128, head_dim and feature_dim of whole 16 bytes, and states of some 200 KB"};
+  const Place place = place_of(p.step);
+  auto* kernel = p.step.dtype == DType::bf16 ? step_deferred<bf16> : step_deferred<float>;
+  if (const cudaError_t e = allow_shared_memory(kernel, place.shared_bytes()); e != cudaSuccess) return status_of(e);
+  const int64_t blocks = std::min<int64_t>(place.items, int64_t{blocks_that_fit(place)} * multiprocessors());
+  const Launch launch{static_cast<unsigned>(blocks), kThreads, place.shared_bytes()};
+  return noted(p, stream, launch_overlapped(kernel, launch, stream, p, place));
+}
+
+Status taylor_deferred_settle(const TaylorDeferred& p, Stream stream) {
+  if (p.step.rows == 0) return {};
+  auto* kernel = p.step.dtype == DType::bf16 ? settle_rows<bf16> : settle_rows<float>;
+  const Launch launch{dim3(static_cast<unsigned>(p.step.rows), p.step.heads), kThreads, 0};
+  return launch_overlapped(kernel, launch, stream, p, static_cast<int>(packed_features(p.step.feature_dim)));
+}
+
+}  // namespace based::kernels::cuda
