@@ -1,5 +1,6 @@
 #include "bench/model.h"
 
+#include "based/kernels/taylor_deferred.h"
 #include "based/models/weights.h"
 
 #include <malloc.h>
@@ -19,17 +20,24 @@ double weight_bytes(const LanguageModel& model) {
   return sum;
 }
 
-double state_traffic(const LanguageModel& model, int64_t tokens) {
+double state_traffic(const ModelState& state, int64_t tokens) {
   double bytes = 0;
-  const ModelState one = model.make_state(1);
-  for (const MixerState& layer : one.layers())
+  const auto slots = static_cast<double>(state.slots());
+  for (const MixerState& layer : state.layers())
     for (const StateTensor& tensor : layer.tensors()) {
-      const double size = static_cast<double>(tensor.value.nbytes());
-      // What lies in a ring or in a cache has a position beside it; a cache is as long as the text, and empty as it is made.
-      const bool keys =
-          std::any_of(layer.tensors().begin(), layer.tensors().end(), [](const StateTensor& t) { return t.name == "position"; });
-      const double grown = static_cast<double>(tokens * tensor.value.size(-1) * tensor.value.element_size());
-      bytes += tensor.grows ? grown * static_cast<double>(tensor.value.size(-2)) : keys ? size : 2 * size;
+      const double size = static_cast<double>(tensor.value.nbytes()) / slots;
+      // What lies in a ring or in a cache has a position beside it; a cache is as long as the text.
+      if (tensor.grows) {
+        bytes += static_cast<double>(tokens * tensor.value.size(-1) * tensor.value.element_size() * tensor.value.size(-2));
+        continue;
+      }
+      constexpr double round = kernels::kTaylorWaiting;
+      const bool deferred = layer.has("waiting"), waits = tensor.name.rfind("waiting", 0) == 0;
+      const double touched = waits                   ? tensor.name == "waiting" ? 2 : ((round - 1) / 2 + 1) / round
+                             : deferred              ? 1 + 1 / round
+                             : layer.has("position") ? 1
+                                                     : 2;
+      bytes += touched * size;
     }
   return bytes;
 }

@@ -25,8 +25,9 @@ BenchModel verified_preset(const Context& context, const std::string& preset);
 double prefill_operations(const LanguageModel& model);
 // Bytes of the weights that a decoding step reads: all, the embedding once, as the output projection.
 double weight_bytes(const LanguageModel& model);
-// What a decoding step must move for one text of this length: sums are read and written, keys and values are read.
-double state_traffic(const LanguageModel& model, int64_t tokens);
+// What a decoding step must move of such a state for one text of this length: sums are read and written, keys and values are read. Where
+// tokens wait beside sums, these are written once for all that wait, and what waits is read, on the mean.
+double state_traffic(const ModelState& state, int64_t tokens);
 torch::Tensor random_ids(const LanguageModel& model, int64_t count);
 int64_t resident_bytes();
 

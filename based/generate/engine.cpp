@@ -17,6 +17,7 @@ Engine::Engine(LanguageModel& model, int64_t slots, int64_t max_tokens) : model_
     pages_.emplace(slots, max_tokens, model.device());
     state_.use_pages(pages_->pages(), pages_->size());
   }
+  model.prepare_for_steps(state_);
   const auto ids = torch::dtype(torch::kInt64).device(model.device());
   const auto reals = torch::dtype(torch::kFloat).device(model.device());
   all_slots_ = torch::arange(slots, ids);

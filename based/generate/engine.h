@@ -24,6 +24,7 @@ class Engine {
   int64_t slots() const { return static_cast<int64_t>(taken_.size()); }
   int64_t free_slots() const;
   int64_t state_bytes() const;
+  const ModelState& state() const { return state_; }
 
   // Prompts of any lengths, read together by one prefill, into free slots, which are returned. Throws Error where there are too few, for an
   // empty prompt and for an id outside the vocabulary, UsageError for wrong options and for prompts beyond max_tokens.

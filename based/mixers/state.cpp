@@ -48,6 +48,8 @@ const Tensor& MixerState::operator[](const std::string& name) const {
   return tensor->value;
 }
 
+bool MixerState::has(const std::string& name) const { return find(tensors_, name) != nullptr; }
+
 int64_t MixerState::slots() const {
   if (paged()) return pages_.table.size(0);
   return tensors_.empty() ? 0 : tensors_.front().value.size(0);

@@ -27,6 +27,7 @@ class MixerState {
 
   Tensor& operator[](const std::string& name);  // throws Error where absent
   const Tensor& operator[](const std::string& name) const;
+  bool has(const std::string& name) const;
   std::vector<StateTensor>& tensors() { return tensors_; }
   const std::vector<StateTensor>& tensors() const { return tensors_; }
 

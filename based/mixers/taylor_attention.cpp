@@ -1,6 +1,6 @@
 // Second-order Taylor linear attention (paper, section 4.1): exp(q·k/√d') replaced by 1 + s + s²/2, s = q·k/√d', so that the sums over the
 // past are a state of fixed size.
-#include "based/ops/taylor_attention.h"
+#include "based/ops/taylor_deferred.h"
 
 #include <cmath>
 #include <vector>
@@ -73,8 +73,20 @@ class TaylorAttention final : public Mixer {
                        {"k", torch::zeros({slots, config_.heads, features}, options)}});
   }
 
+  // Besides, tokens that the sums have not taken in yet: "waiting_k", "waiting_v" and their number, "waiting"; see ops/taylor_deferred.h.
+  void prepare_for_steps(MixerState& state) const override {
+    const auto waiting = ops::taylor_waiting({state["kv"], state["k"]}, config_.feature_dim, q_proj_->weight().scalar_type());
+    if (!waiting) return;
+    for (const auto& [name, tensor] : {std::pair("waiting_k", waiting->k), {"waiting_v", waiting->v}, {"waiting", waiting->count}})
+      state.tensors().push_back({name, tensor});
+  }
+
   Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
     const Inputs in = scaled(project(x));
+    if (auto waiting = waiting_in(state)) {
+      ops::TaylorState sums{state["kv"], state["k"]};
+      ops::taylor_deferred_settle_(sums, *waiting, slots, rates(x));
+    }
     if (!torch::GradMode::is_enabled()) {
       ops::TaylorState sums{state["kv"], state["k"]};
       return output(x, ops::taylor_attention_prefill(in.q, in.k, in.v, rows.cu_seqlens(), sums, slots, rates(x)));
@@ -89,10 +101,16 @@ class TaylorAttention final : public Mixer {
   Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override {
     const Inputs in = project(x);
     ops::TaylorState sums{state["kv"], state["k"]};
+    if (auto waiting = waiting_in(state))
+      return output(x, ops::taylor_deferred_step(in.q, in.k, in.v, sums, *waiting, slots, rates(x), scale()));
     return output(x, ops::taylor_attention_step(in.q, in.k, in.v, sums, slots, rates(x), scale()));
   }
 
  private:
+  static std::optional<ops::TaylorWaiting> waiting_in(const MixerState& state) {
+    if (!state.has("waiting")) return {};
+    return ops::TaylorWaiting{state["waiting_k"], state["waiting_v"], state["waiting"]};
+  }
   struct Inputs {
     Tensor q, k, v;
   };

@@ -11,10 +11,10 @@
 #include "based/kernels/linear.h"
 #include "based/kernels/pointwise.h"
 #include "based/kernels/short_conv.h"
-#include "based/kernels/taylor_attention.h"
+#include "based/kernels/taylor_deferred.h"
 #include "based/ops/arguments.h"
 #include "based/ops/pointwise.h"
-#include "based/ops/taylor_attention.h"
+#include "based/ops/taylor_deferred.h"
 #include "based/ops/torch.h"
 
 namespace based::ops {
@@ -23,6 +23,17 @@ namespace based::ops {
 bool faster_in_fp32(const Tensor& x);
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();  // beyond a limit the reference runs
+
+// Memory of a launch, kept until it is over.
+struct TaylorLaunch {
+  Tensor q, k, v, cu_seqlens, decay;
+  kernels::TaylorAttention arguments;
+};
+struct TaylorStepLaunch : TaylorLaunch {
+  Tensor slots, y;
+};
+TaylorStepLaunch prepare_taylor_step(const Tensor& q, const Tensor& k, const Tensor& v, const TaylorState& state, const Tensor& slots,
+                                     const OptionalTensor& decay);
 
 struct TaylorAttentionKernels {
   int64_t (*forward_scratch)(const kernels::TaylorAttention&);
@@ -50,6 +61,20 @@ Tensor taylor_attention_prefill_with(const TaylorAttentionKernels& table, const 
                                      const Tensor& cu_seqlens, const TaylorState& state, const Tensor& slots, const OptionalTensor& decay);
 Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
                                   const TaylorState& state, const Tensor& slots, const OptionalTensor& decay, double scale);
+
+// Steps whose tokens wait beside the state; a table that a GPU's backend fills, empty where there is none.
+struct TaylorDeferredKernels {
+  bool (*is_faster)(const kernels::TaylorAttention&) = nullptr;
+  bool (*takes)(const kernels::TaylorAttention&) = nullptr;
+  kernels::Status (*step)(const kernels::TaylorDeferred&) = nullptr;
+  kernels::Status (*settle)(const kernels::TaylorDeferred&) = nullptr;
+};
+TaylorDeferredKernels& taylor_deferred_on_cuda();
+Tensor taylor_deferred_step_with(const TaylorDeferredKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
+                                 const TaylorState& state, const TaylorWaiting& waiting, const Tensor& slots, const OptionalTensor& decay,
+                                 double scale);
+void taylor_deferred_settle_with(const TaylorDeferredKernels& table, const TaylorState& state, const TaylorWaiting& waiting,
+                                 const Tensor& slots, const OptionalTensor& decay);
 
 // A launch's arguments, and the memory behind them; y and log_sum_exp are the caller's to add.
 struct CausalAttentionLaunch {

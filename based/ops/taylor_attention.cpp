@@ -15,6 +15,7 @@ using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor>;            // y, kv_
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;  // of q, k, v, initial_kv_state, initial_k_state
 
 constexpr const char* kPrefill = "taylor_attention_prefill";
+constexpr const char* kStep = "taylor_attention_step";
 
 void check_decay(const char* op, const OptionalTensor& decay, const Tensor& q) {
   if (!decay) return;
@@ -100,14 +101,14 @@ Tensor scaled(const Tensor& x, double scale) { return scale == 1 ? x : x * scale
 
 Tensor step_reference(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
                       const OptionalTensor& decay, double scale) {
-  check_taylor_attention_step(q, k, v, kv_state, k_state, slots, decay);
+  check_taylor_attention_step(kStep, q, k, v, kv_state, k_state, slots, decay);
   TaylorState state{kv_state, k_state};
   return taylor_attention_step_reference(scaled(q, scale), scaled(k, scale), v, state, slots, decay);
 }
 
 Tensor step_meta(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
                  const OptionalTensor& decay, double) {
-  check_taylor_attention_step(q, k, v, kv_state, k_state, slots, decay);
+  check_taylor_attention_step(kStep, q, k, v, kv_state, k_state, slots, decay);
   return at::empty(v.sizes(), v.options());
 }
 
@@ -126,12 +127,6 @@ Tensor prefill_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   return at::empty(v.sizes(), v.options());
 }
 
-// Memory of a launch, kept until it is over.
-struct Launch {
-  Tensor q, k, v, cu_seqlens, decay;
-  kernels::TaylorAttention arguments;
-};
-
 // Whether q, k and v are all the columns of one tensor.
 bool are_columns(const Tensor& q, const Tensor& k, const Tensor& v) {
   const auto joined = joined_columns({q.flatten(1), k.flatten(1), v.flatten(1)});
@@ -139,9 +134,9 @@ bool are_columns(const Tensor& q, const Tensor& k, const Tensor& v) {
 }
 
 // `as_columns`: they stay where they are.
-Launch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& decay, bool as_columns = false) {
+TaylorLaunch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& decay, bool as_columns = false) {
   const auto laid = [as_columns](const Tensor& x) { return as_columns ? x : x.contiguous(); };
-  Launch launch{laid(q), laid(k), laid(v), Tensor(), decay ? decay->to(at::kFloat).contiguous() : Tensor(), {}};
+  TaylorLaunch launch{laid(q), laid(k), laid(v), Tensor(), decay ? decay->to(at::kFloat).contiguous() : Tensor(), {}};
   kernels::TaylorAttention& to = launch.arguments;
   if (as_columns) to.qk_stride = static_cast<int32_t>(q.stride(0)), to.v_stride = static_cast<int32_t>(v.stride(0));
   to.q = launch.q.const_data_ptr();
@@ -156,9 +151,9 @@ Launch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Optional
   return launch;
 }
 
-Launch prepare_rows(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                    const OptionalTensor& decay) {
-  Launch launch = prepare(q, k, v, decay, table.takes_strides != nullptr && are_columns(q, k, v));
+TaylorLaunch prepare_rows(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
+                          const OptionalTensor& decay) {
+  TaylorLaunch launch = prepare(q, k, v, decay, table.takes_strides != nullptr && are_columns(q, k, v));
   if (launch.arguments.qk_stride != 0 && !table.takes_strides(launch.arguments)) launch = prepare(q, k, v, decay);
   check_row_starts("taylor_attention", "cu_seqlens", cu_seqlens, q.size(0));
   launch.cu_seqlens = cu_seqlens.contiguous();
@@ -176,7 +171,8 @@ std::tuple<Tensor, Tensor, Tensor> empty_gradients(const Tensor& q, const Tensor
 }
 
 // Every weight is at least 1/2, so a denominator is at least half of the decayed number of tokens, which the state's first feature counts.
-[[maybe_unused]] bool denominators_are_bounded(const Launch& launch, const Tensor& denominator, const OptionalTensor& initial_k_state) {
+[[maybe_unused]] bool denominators_are_bounded(const TaylorLaunch& launch, const Tensor& denominator,
+                                               const OptionalTensor& initial_k_state) {
   const kernels::TaylorAttention& in = launch.arguments;
   for (int64_t row = 0; row < in.rows; ++row)
     for (int64_t head = 0; head < in.heads; ++head) {
@@ -196,7 +192,7 @@ Forward taylor_attention_forward_with(const TaylorAttentionKernels& table, const
                                       const OptionalTensor& initial_k_state, const OptionalTensor& decay) {
   if (!uses_kernel("taylor_attention", q)) return forward_reference(q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay);
   check_taylor_attention("taylor_attention", {q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay});
-  Launch launch = prepare_rows(table, q, k, v, cu_seqlens, decay);
+  TaylorLaunch launch = prepare_rows(table, q, k, v, cu_seqlens, decay);
   const int64_t rows = launch.arguments.rows, heads = q.size(1), features = kernels::packed_features(q.size(2));
   const at::TensorOptions sums = q.options().dtype(at::kFloat);
   const auto start = [&](const OptionalTensor& initial, at::IntArrayRef sizes) {
@@ -223,7 +219,7 @@ Gradients taylor_attention_backward_with(const TaylorAttentionKernels& table, co
   if (!uses_kernel("taylor_attention_backward", q))
     return backward_reference(grad_y, grad_kv_state, grad_k_state, q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay, y,
                               denominator);
-  Launch launch = prepare_rows(table, q, k, v, cu_seqlens, decay);
+  TaylorLaunch launch = prepare_rows(table, q, k, v, cu_seqlens, decay);
   const int64_t rows = launch.arguments.rows, heads = q.size(1), features = kernels::packed_features(q.size(2));
   const at::TensorOptions sums = q.options().dtype(at::kFloat);
   const Tensor cotangent = grad_y.contiguous(), output = y.contiguous(), divisor = denominator.contiguous();
@@ -260,7 +256,7 @@ Tensor taylor_attention_prefill_with(const TaylorAttentionKernels& table, const 
                                      const Tensor& cu_seqlens, const TaylorState& state, const Tensor& slots, const OptionalTensor& decay) {
   if (!uses_kernel(kPrefill, q)) return prefill_reference(q, k, v, cu_seqlens, state.kv, state.k, slots, decay);
   check_prefill(q, k, v, cu_seqlens, state.kv, state.k, slots, decay);
-  Launch launch = prepare_rows(table, q, k, v, cu_seqlens, decay);
+  TaylorLaunch launch = prepare_rows(table, q, k, v, cu_seqlens, decay);
   const Tensor y = at::empty(v.sizes(), v.options()), slot = slots.contiguous();
   launch.arguments.y = y.mutable_data_ptr();
   launch.arguments.kv_state = state.kv.mutable_data_ptr<float>();
@@ -271,22 +267,26 @@ Tensor taylor_attention_prefill_with(const TaylorAttentionKernels& table, const 
   return y;
 }
 
-Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
-                                  const TaylorState& state, const Tensor& slots, const OptionalTensor& decay, double scale) {
-  if (!uses_kernel("taylor_attention_step", q, v.size(-1) <= table.step_head_dim))
-    return step_reference(q, k, v, state.kv, state.k, slots, decay, scale);
-  check_taylor_attention_step(q, k, v, state.kv, state.k, slots, decay);
-  const double apart = table.step_scales ? 1 : scale;
-  Launch launch = prepare(scaled(q, apart), scaled(k, apart), v, decay);
-  if (table.step_scales) launch.arguments.scale = static_cast<float>(scale);
-  const Tensor y = at::empty(v.sizes(), v.options()), slot = slots.contiguous();
-  launch.arguments.y = y.mutable_data_ptr();
+TaylorStepLaunch prepare_taylor_step(const Tensor& q, const Tensor& k, const Tensor& v, const TaylorState& state, const Tensor& slots,
+                                     const OptionalTensor& decay) {
+  TaylorStepLaunch launch{prepare(q, k, v, decay), slots.contiguous(), at::empty(v.sizes(), v.options())};
+  launch.arguments.y = launch.y.mutable_data_ptr();
   launch.arguments.kv_state = state.kv.mutable_data_ptr<float>();
   launch.arguments.k_state = state.k.mutable_data_ptr<float>();
-  launch.arguments.slot = slot.const_data_ptr<int64_t>();
+  launch.arguments.slot = launch.slots.const_data_ptr<int64_t>();
   launch.arguments.state_is_settled = RecordedStep::active();
+  return launch;
+}
+
+Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
+                                  const TaylorState& state, const Tensor& slots, const OptionalTensor& decay, double scale) {
+  if (!uses_kernel(kStep, q, v.size(-1) <= table.step_head_dim)) return step_reference(q, k, v, state.kv, state.k, slots, decay, scale);
+  check_taylor_attention_step(kStep, q, k, v, state.kv, state.k, slots, decay);
+  const double apart = table.step_scales ? 1 : scale;
+  TaylorStepLaunch launch = prepare_taylor_step(scaled(q, apart), scaled(k, apart), v, state, slots, decay);
+  if (table.step_scales) launch.arguments.scale = static_cast<float>(scale);
   require_ok(table.step(launch.arguments));
-  return y;
+  return launch.y;
 }
 
 namespace {
@@ -379,7 +379,7 @@ Tensor prefill_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const
 
 Tensor step_autograd(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
                      const OptionalTensor& decay, double scale) {
-  require_no_gradient("taylor_attention_step", {q, k, v, kv_state, k_state});
+  require_no_gradient(kStep, {q, k, v, kv_state, k_state});
   static const auto op = find_operator<decltype(step_reference)>("based::taylor_attention_step");
   const at::AutoDispatchBelowADInplaceOrView guard;
   return op.call(q, k, v, kv_state, k_state, slots, decay, scale);
@@ -398,9 +398,8 @@ void check_taylor_attention(const char* op, const TaylorArguments& in) {
   check_decay(op, in.decay, in.q);
 }
 
-void check_taylor_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& kv_state, const Tensor& k_state,
-                                 const Tensor& slots, const OptionalTensor& decay) {
-  const char* op = "taylor_attention_step";
+void check_taylor_attention_step(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& kv_state,
+                                 const Tensor& k_state, const Tensor& slots, const OptionalTensor& decay) {
   check_qkv(op, q, k, v);
   check_slots(op, q, v, kv_state, k_state, slots, q.size(0));
   check_decay(op, decay, q);

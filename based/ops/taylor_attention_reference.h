@@ -20,8 +20,8 @@ struct TaylorForward {
 
 // Shapes, types and ranges, without reading device memory. Throws Error.
 void check_taylor_attention(const char* op, const TaylorArguments& in);
-void check_taylor_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& kv_state, const Tensor& k_state,
-                                 const Tensor& slots, const std::optional<Tensor>& decay);
+void check_taylor_attention_step(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& kv_state,
+                                 const Tensor& k_state, const Tensor& slots, const std::optional<Tensor>& decay);
 
 TaylorForward taylor_attention_chunked(const TaylorArguments& in);
 Tensor taylor_attention_step_reference(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, const Tensor& slots,

@@ -72,6 +72,22 @@ TEST_P(EngineOnDevices, GreedyTextsOfAnyLengthsAreThoseOfSessions) {
   for (size_t i = 0; i < prompts.size(); ++i) EXPECT_EQ(texts[i], by_session(*model, prompts[i], 20)) << i;
 }
 
+// Among so many slots that a GPU's steps leave their tokens beside the sums; texts join at different steps.
+TEST_P(EngineOnDevices, TextsAmongManySlotsAreThoseOfSessions) {
+  const auto model = this->model();
+  Engine engine(*model, 300, kMaxTokens);
+  const std::vector<std::vector<int64_t>> prompts{prompt(30, 3), prompt(1, 11), prompt(50, 200)};
+  std::vector<std::vector<int64_t>> texts(prompts.size());
+  std::vector<int64_t> slots;
+  for (size_t step = 0; step < 45; ++step) {
+    if (step % 5 == 0 && slots.size() < prompts.size()) slots.push_back(engine.join({prompts[slots.size()]}, SamplingOptions{0})[0]);
+    const std::vector<int64_t>& tokens = engine.step();
+    for (size_t i = 0; i < slots.size(); ++i) texts[i].push_back(tokens[static_cast<size_t>(slots[i])]);
+  }
+  for (size_t i = 0; i < prompts.size(); ++i)
+    EXPECT_EQ(texts[i], by_session(*model, prompts[i], static_cast<int64_t>(texts[i].size()))) << i;
+}
+
 // Slots with other options and older texts beside each other, so that a penalty or a mark in the wrong row would show.
 TEST_P(EngineOnDevices, DrawnAndPenalisedTextsAreThoseOfSessions) {
   const auto model = this->model();

@@ -22,6 +22,7 @@ const std::multimap<std::string, Options>& more_options() {
       {"taylor_attention", {24, "heads = 3\nfeature_dim = 5\nhead_dim = 7\nbias = true"}},
       {"taylor_attention", {32, "heads = 2\nfeature_dim = 4\ndecay = true"}},
       {"taylor_attention", {10, "heads = 1\nfeature_dim = 1"}},
+      {"taylor_attention", {64, "heads = 4\nfeature_dim = 8"}},
       {"sliding_window", {40, "heads = 4\nkv_heads = 2\nwindow = 7\nrotary_dim = 4\nqkv_bias = true\nout_bias = true"}},
       {"sliding_window", {33, "heads = 3\nwindow = 1\nrotary_dim = 0"}},
       {"sliding_window", {24, "heads = 2\nwindow = 65\nrotary_interleaved = true\nrotary_base = 500.0"}},
@@ -106,11 +107,24 @@ TEST_P(EveryMixerInDouble, ObeysTheExactLaws) {
 INSTANTIATE_TEST_SUITE_P(Registry, EveryMixerInDouble, testing::ValuesIn(subjects()),
                          [](const testing::TestParamInfo<Subject>& subject) { return subject.param.name; });
 
-// A mixer whose growing state lies in pages, which are given to the slots in no order.
-class InPages final : public Mixer {
+// A mixer whose states are those of another, changed.
+class WithState : public Mixer {
  public:
-  explicit InPages(std::shared_ptr<Mixer> of) : of_(register_module("of", std::move(of))) {}
+  explicit WithState(std::shared_ptr<Mixer> of) : of_(register_module("of", std::move(of))) {}
   Tensor forward(const Tensor& x, const Sequences& rows) override { return of_->forward(x, rows); }
+  Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
+    return of_->prefill(x, rows, state, slots);
+  }
+  Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override { return of_->step(x, state, slots); }
+
+ protected:
+  std::shared_ptr<Mixer> of_;
+};
+
+// Growing states lie in pages, which are given to the slots in no order.
+class InPages final : public WithState {
+ public:
+  using WithState::WithState;
   MixerState make_state(int64_t slots) const override {
     constexpr int64_t tokens = 32, slot_pages = 2048 / tokens + 1;
     MixerState state = of_->make_state(slots);
@@ -118,13 +132,17 @@ class InPages final : public Mixer {
     state.use_pages({table.to(state["position"].device()), tokens}, slots * slot_pages);
     return state;
   }
-  Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
-    return of_->prefill(x, rows, state, slots);
-  }
-  Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override { return of_->step(x, state, slots); }
+};
 
- private:
-  std::shared_ptr<Mixer> of_;
+// States prepared for steps, with so many slots that a GPU's are changed by that.
+class Prepared final : public WithState {
+ public:
+  using WithState::WithState;
+  MixerState make_state(int64_t) const override {
+    MixerState state = of_->make_state(600);
+    of_->prepare_for_steps(state);
+    return state;
+  }
 };
 
 std::vector<Subject> growing_subjects_in_pages() {
@@ -150,6 +168,29 @@ TEST_P(EveryGrowingMixerInPages, ObeysTheLawsOfItsState) {
 INSTANTIATE_TEST_SUITE_P(Registry, EveryGrowingMixerInPages,
                          testing::Combine(testing::ValuesIn(growing_subjects_in_pages()),
                                           testing::Values(torch::kFloat32, torch::kBFloat16), testing::Values(torch::kCPU, torch::kCUDA)),
+                         test_name);
+
+std::vector<Subject> prepared_subjects() {
+  std::vector<Subject> all;
+  for (const Subject& subject : subjects()) {
+    if (subject.make()->make_state(1).grows()) continue;
+    Subject prepared = subject;
+    prepared.make = [make = subject.make]() -> std::shared_ptr<Mixer> { return std::make_shared<Prepared>(make()); };
+    all.push_back(prepared);
+  }
+  return all;
+}
+
+class EveryMixerPrepared : public EveryMixer {};
+TEST_P(EveryMixerPrepared, ObeysTheLawsOfStates) {
+  EXPECT_EQ(forms_agree(subject(), dtype(), {1, 11, 12, 13, 24, 65, 257}), "");
+  EXPECT_EQ(rows_independent(subject(), dtype()), "");
+  EXPECT_EQ(state_is_a_value(subject(), dtype()), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, EveryMixerPrepared,
+                         testing::Combine(testing::ValuesIn(prepared_subjects()), testing::Values(torch::kFloat32, torch::kBFloat16),
+                                          testing::Values(torch::kCUDA)),
                          test_name);
 
 // The state stays in fp32 (and a window's or a cache's keys are each rounded once): bf16 does not get worse with length.

@@ -1,0 +1,123 @@
+// Steps whose tokens wait beside the state: the same as plain steps, and the same state when nothing waits.
+#include "based/ops/taylor_deferred.h"
+
+#include "based/kernels/taylor_deferred.h"
+#include "tests/ops/testing.h"
+
+namespace based::ops {
+namespace {
+
+using namespace testing;
+using std::vector;
+
+constexpr int64_t kWaiting = kernels::kTaylorWaiting, kHeads = 3, kSlots = 5;
+
+struct Deferred {
+  TaylorState state, plain;
+  TaylorWaiting waiting;
+
+  Deferred(at::Device device, at::ScalarType type, int64_t feature_dim, int64_t head_dim) {
+    const auto sums = at::dtype(type == at::kDouble ? at::kDouble : at::kFloat).device(device);
+    const auto activations = sums.dtype(type);
+    const int64_t features = kernels::packed_features(feature_dim);
+    state = {at::zeros({kSlots, kHeads, features, head_dim}, sums), at::zeros({kSlots, kHeads, features}, sums)};
+    plain = {state.kv.clone(), state.k.clone()};
+    waiting = {at::zeros({kSlots, kHeads, kWaiting, feature_dim}, activations),
+               at::zeros({kSlots, kHeads, kWaiting, head_dim}, activations), at::zeros({kSlots, kHeads}, sums.dtype(at::kInt))};
+  }
+};
+
+using Place = std::tuple<at::DeviceType, at::ScalarType>;
+class TaylorDeferredOnDevices : public ::testing::TestWithParam<Place> {
+ protected:
+  void SetUp() override { BASED_NEEDS(std::get<0>(GetParam())); }
+};
+
+// Two slots in turn and both together, through several rounds; one of them is some tokens ahead.
+TEST_P(TaylorDeferredOnDevices, StepsAndStatesAreThoseOfPlainSteps) {
+  const at::NoGradGuard no_grad;
+  torch::manual_seed(3);
+  const auto [device, type] = GetParam();
+  const double scale = 0.7, allowed = type == at::kBFloat16 ? 1e-2 : type == at::kFloat ? 1e-5 : 1e-12;
+  for (const bool decays : {false, true}) {
+    Deferred of(device, type, 16, 64);
+    const auto decay = decays ? std::optional<Tensor>(torch::tensor({0.9, 0.99, 1.0}, of.state.kv.options())) : std::nullopt;
+    for (int64_t token = 0; token < 2 * kWaiting + 9; ++token) {
+      const vector<int64_t> slots = token < 3 ? vector<int64_t>{3} : vector<int64_t>{1, 3};
+      const Tensor at = torch::tensor(slots, at::kLong).to(device);
+      const auto rows = static_cast<int64_t>(slots.size());
+      const Tensor q = random({rows, kHeads, 16}, type).to(device), k = random({rows, kHeads, 16}, type).to(device);
+      const Tensor v = random({rows, kHeads, 64}, type).to(device);
+      const Tensor y = taylor_deferred_step(q, k, v, of.state, of.waiting, at, decay, scale);
+      const Tensor expected = taylor_attention_step(q, k, v, of.plain, at, decay, scale);
+      EXPECT_LT(relative_error(y, expected), allowed) << "token " << token << (decays ? ", decay" : "");
+    }
+    EXPECT_TRUE(at::equal(of.waiting.count.select(1, 0).cpu(), torch::tensor({0, 6, 0, 9, 0}, at::kInt)));
+    taylor_deferred_settle_(of.state, of.waiting, torch::tensor({3, 0, 1}, at::kLong).to(device), decay);
+    EXPECT_EQ(of.waiting.count.sum().item<int64_t>(), 0);
+    if (device == at::kCUDA || type == at::kDouble) {
+      EXPECT_TRUE(same_bits(of.state.kv, of.plain.kv)) << decays;
+      EXPECT_TRUE(same_bits(of.state.k, of.plain.k)) << decays;
+    } else {  // a CPU's plain steps are a kernel's, whose products are added at once
+      EXPECT_LT(relative_error(of.state.kv, of.plain.kv), allowed);
+      EXPECT_LT(relative_error(of.state.k, of.plain.k), allowed);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, TaylorDeferredOnDevices,
+                         ::testing::Values(Place{at::kCPU, at::kDouble}, Place{at::kCPU, at::kFloat}, Place{at::kCPU, at::kBFloat16},
+                                           Place{at::kCUDA, at::kFloat}, Place{at::kCUDA, at::kBFloat16}),
+                         [](const auto& given) {
+                           return (std::get<0>(given.param) == at::kCUDA ? "cuda_" : "cpu_") +
+                                  std::string(toString(std::get<1>(given.param)));
+                         });
+
+TEST(TaylorDeferred, ThereIsRoomOnlyWhereStepsAreFaster) {
+  Deferred of(at::kCPU, at::kFloat, 16, 64);
+  EXPECT_FALSE(taylor_waiting(of.state, 16, at::kFloat).has_value());
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  const auto sums = at::dtype(at::kFloat).device(at::kCUDA);
+  const auto state = [&](int64_t slots, int64_t head_dim) {
+    return TaylorState{at::zeros({slots, 16, 153, head_dim}, sums), at::zeros({slots, 16, 153}, sums)};
+  };
+  EXPECT_TRUE(taylor_waiting(state(128, 64), 16, at::kBFloat16).has_value());
+  EXPECT_FALSE(taylor_waiting(state(2, 64), 16, at::kBFloat16).has_value());    // too few
+  EXPECT_FALSE(taylor_waiting(state(128, 12), 16, at::kBFloat16).has_value());  // no whole 16 bytes
+}
+
+TEST(TaylorDeferred, ErrorsNameTheArgument) {
+  const at::NoGradGuard no_grad;
+  Deferred of(at::kCPU, at::kFloat, 16, 64);
+  const Tensor q = random({1, kHeads, 16}, at::kFloat), v = random({1, kHeads, 64}, at::kFloat), slot = torch::tensor({0}, at::kLong);
+  const auto step = [&](const TaylorWaiting& with) {
+    TaylorWaiting waiting = with;
+    return error_of([&] { taylor_deferred_step(q, q, v, of.state, waiting, slot); });
+  };
+  TaylorWaiting wrong = of.waiting;
+  wrong.k = at::zeros({kSlots, kHeads, kWaiting + 1, 16});
+  EXPECT_EQ(step(wrong).rfind("taylor_deferred_step: waiting_k must have shape [any, any, 12, any]", 0), 0U) << step(wrong);
+  wrong = of.waiting, wrong.count = of.waiting.count.to(at::kLong);
+  EXPECT_EQ(step(wrong).rfind("taylor_deferred_step: waiting must", 0), 0U) << step(wrong);
+  EXPECT_EQ(error_of([&] { taylor_deferred_settle_(of.state, of.waiting, torch::tensor({7}, at::kLong)); }),
+            "taylor_deferred_settle_: slots must be 0..4, got 7");
+}
+
+[[maybe_unused]] const bool added = add_schema_cases([] {
+  const auto f = small_random;
+  const int64_t features = kernels::packed_features(4);
+  const auto waiting = [&](int64_t count) { return at::full({5, 2}, count, at::kInt); };
+  const c10::IValue none, slots = five_slots();
+  const Tensor q = f({5, 2, 4}), k = f({5, 2, 4}), v = f({5, 2, 6});
+  return vector<SchemaCase>{
+      {"taylor_deferred_step",
+       {q, k, v, f({5, 2, features, 6}), f({5, 2, features}) + 20, f({5, 2, kWaiting, 4}), f({5, 2, kWaiting, 6}), waiting(kWaiting - 1),
+        slots, none, 0.5}},
+      {"taylor_deferred_settle_",
+       {f({5, 2, features, 6}), f({5, 2, features}) + 20, f({5, 2, kWaiting, 4}), f({5, 2, kWaiting, 6}), waiting(3), slots,
+        torch::tensor({0.9F, 1.0F})}},
+  };
+});
+
+}  // namespace
+}  // namespace based::ops
