@@ -30,11 +30,15 @@ Norm::Norm(const ModelConfig& config) : eps_(config.norm_eps) {
   if (config.norm == "layer_norm") bias_ = register_parameter("bias", torch::zeros({config.d_model}));
 }
 
-Tensor Norm::forward(Residual& residual) {
-  const Tensor added = std::exchange(residual.pending, Tensor());
+Tensor Norm::forward(Residual& residual, bool leaves) {
+  const Tensor added = std::exchange(residual.pending, Tensor()), earlier = std::exchange(residual.earlier, Tensor());
   const bool trains = torch::GradMode::is_enabled();
   if (added.defined() && !bias_.defined() && (trains || residual.sum.defined())) {
-    if (!trains) return ops::rms_norm_add_(residual.sum, added, weight_, eps_);
+    if (!trains && leaves && !earlier.defined()) {
+      residual.earlier = added;
+      return ops::rms_norm_of_sum(residual.sum, added, weight_, eps_);
+    }
+    if (!trains) return ops::rms_norm_add_(residual.sum, added, weight_, eps_, ops::if_defined(earlier));
     Tensor y;
     std::tie(residual.sum, y) = ops::rms_norm_add(ops::if_defined(residual.sum), added, weight_, eps_);
     return y;
@@ -66,8 +70,8 @@ Block::Block(const ModelConfig& config, int64_t layer) {
   mlp_ = register_module("mlp", std::make_shared<Mlp>(config));
 }
 
-void Block::run_mlp(Residual& residual) {
-  if (mlp_) residual.pending = mlp_->forward(norm2_->forward(residual));
+void Block::run_mlp(Residual& residual, bool leaves_sum) {
+  if (mlp_) residual.pending = mlp_->forward(norm2_->forward(residual, leaves_sum));
 }
 
 LanguageModel::LanguageModel(ModelConfig config) : config_(std::move(config)) {
@@ -144,7 +148,7 @@ Residual LanguageModel::read(const Tensor& ids, const Sequences& rows, ModelStat
   const Sequences pass = rows.for_one_pass();
   Residual residual = begin(torch::embedding(embedding_, ids), positions_.defined() ? pass.positions(first) : Tensor());
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    if (i > 0) blocks_[i - 1]->run_mlp(residual);
+    if (i > 0) blocks_[i - 1]->run_mlp(residual, /*leaves_sum=*/true);  // up to the next layer's norm
     blocks_[i]->run_mixer(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.prefill(x, pass, state.layers()[i], slots); });
   }
   state.position().index_copy_(0, slots, first + rows.cu_seqlens().diff());

@@ -14,15 +14,17 @@ namespace based {
 
 // The residual stream, and what a layer has given but not yet added: the norm that comes next adds it in the same pass.
 struct Residual {
-  Tensor sum;      // [tokens, d_model]; undefined: nothing has been added yet
-  Tensor pending;  // likewise, or undefined
+  Tensor sum;           // [tokens, d_model]; undefined: nothing has been added yet
+  Tensor pending;       // likewise, or undefined
+  Tensor earlier = {};  // likewise: what was given before `pending`, and seen by a norm that left the sum as it was
 };
 
 class Norm : public torch::nn::Module {
  public:
   Norm(const ModelConfig& config);
-  // Of the whole stream; nothing is pending afterwards. The result has the weight's type. Without gradients the sum is updated in place.
-  Tensor forward(Residual& residual);
+  // Of the whole stream; nothing is pending afterwards. The result has the weight's type. Without gradients the sum is updated in place, or
+  // by the norm after this one where this one `leaves` it, which saves its being written.
+  Tensor forward(Residual& residual, bool leaves = false);
 
  private:
   double eps_;
@@ -56,7 +58,7 @@ class Block : public torch::nn::Module {
   void run_mixer(Residual& residual, Mix&& mix) {
     residual.pending = mix(*mixer_, norm1_->forward(residual));
   }
-  void run_mlp(Residual& residual);
+  void run_mlp(Residual& residual, bool leaves_sum = false);
 
  private:
   std::shared_ptr<Norm> norm1_, norm2_;

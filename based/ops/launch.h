@@ -213,7 +213,9 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_add_forward_with(const PointwiseKern
 // Gradients of residual and x, which are the same, and of weight.
 std::tuple<Tensor, Tensor> rms_norm_add_backward_with(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y,
                                                       const Tensor& sum, const Tensor& weight, const Tensor& inverse_rms);
-Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const Tensor& x, const Tensor& weight, double eps);
+Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const Tensor& x, const Tensor& weight, double eps,
+                         const OptionalTensor& earlier);
+Tensor rms_norm_of_sum_with(const PointwiseKernels& table, const Tensor& residual, const Tensor& x, const Tensor& weight, double eps);
 // Gradients of x, weight.
 std::tuple<Tensor, Tensor> rms_norm_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& x,
                                                   const Tensor& weight, const Tensor& inverse_rms);

@@ -11,6 +11,7 @@ using Gradients = std::tuple<Tensor, Tensor>;           // of x, weight
 using AddForward = std::tuple<Tensor, Tensor, Tensor>;  // sum, y, inverse_rms
 
 constexpr const char *kOp = "rms_norm", *kAdd = "rms_norm_add", *kAddInPlace = "rms_norm_add_", *kAddBackward = "rms_norm_add_backward";
+constexpr const char* kOfSum = "rms_norm_of_sum";
 
 void check(const Tensor& x, const Tensor& weight) {
   require(at::isFloatingType(x.scalar_type()), kOp, "x must be floating, got ", x.scalar_type());
@@ -56,8 +57,10 @@ at::TensorOptions options_of_sum(const OptionalTensor& residual, const Tensor& x
   return residual ? residual->options() : x.options().dtype(sum_type(x));
 }
 
-void check_add_in_place(const Tensor& residual, const Tensor& x, const Tensor& weight) {
+void check_add_in_place(const Tensor& residual, const Tensor& x, const Tensor& weight, const OptionalTensor& earlier) {
   check_add(kAddInPlace, residual, x, weight);
+  if (earlier) require_shape(kAddInPlace, "earlier", *earlier, residual.sizes());
+  if (earlier) require_type(kAddInPlace, "earlier", *earlier, weight.scalar_type());
   require(residual.is_contiguous(), kAddInPlace, "residual must be contiguous");
 }
 
@@ -86,13 +89,24 @@ Gradients add_backward_meta(const OptionalTensor&, const Tensor&, const Tensor& 
   return {at::empty(sum.sizes(), weight.options()), at::empty(weight.sizes(), weight.options())};
 }
 
-Tensor add_reference(Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
-  check_add_in_place(residual, x, weight);
+Tensor add_reference(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& earlier) {
+  check_add_in_place(residual, x, weight, earlier);
+  if (earlier) residual.add_(*earlier);
   return std::get<0>(forward_reference(residual.add_(x), weight, eps));
 }
 
-Tensor add_meta(Tensor residual, const Tensor& x, const Tensor& weight, double) {
-  check_add_in_place(residual, x, weight);
+Tensor add_meta(Tensor residual, const Tensor& x, const Tensor& weight, double, const OptionalTensor& earlier) {
+  check_add_in_place(residual, x, weight, earlier);
+  return at::empty(residual.sizes(), weight.options());
+}
+
+Tensor of_sum_reference(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  check_add(kOfSum, residual, x, weight);
+  return std::get<0>(forward_reference(residual + x, weight, eps));
+}
+
+Tensor of_sum_meta(const Tensor& residual, const Tensor& x, const Tensor& weight, double) {
+  check_add(kOfSum, residual, x, weight);
   return at::empty(residual.sizes(), weight.options());
 }
 
@@ -111,16 +125,18 @@ bool norm_uses_kernel(const char* op, const PointwiseKernels& table, const Tenso
   return uses_kernel(op, x, has_kernel(weight) && weight.numel() <= table.rms_norm_width);
 }
 
-// rms_norm of x + added, which is left in `sum`; both undefined: of x; x undefined: of `added`. inverse_rms is undefined where it is not to
-// be kept.
+// rms_norm of (x + earlier) + added, which is left in `sum`; any of these may be undefined, x where there is a sum. inverse_rms is
+// undefined where it is not to be kept.
 Forward launch_forward(const PointwiseKernels& table, const Tensor& x, const Tensor& added, const Tensor& sum, const Tensor& weight,
-                       double eps, bool keep_inverse_rms) {
+                       double eps, bool keep_inverse_rms, const Tensor& earlier = {}) {
   const Tensor rows = x.defined() ? x.contiguous() : sum, scale = weight.contiguous(), y = at::empty(rows.sizes(), weight.options());
-  const Tensor more = added.defined() ? added.contiguous() : Tensor();
+  const Tensor more = added.defined() ? added.contiguous() : Tensor(), before = earlier.defined() ? earlier.contiguous() : Tensor();
   Tensor inverse_rms;
   kernels::RmsNorm to = prepare(rows, scale);
   if (!x.defined()) to.x = nullptr;
-  if (added.defined()) to.add = more.const_data_ptr(), to.sum = sum.mutable_data_ptr();
+  if (added.defined()) to.add = more.const_data_ptr();
+  if (earlier.defined()) to.earlier = before.const_data_ptr();
+  if (sum.defined()) to.sum = sum.mutable_data_ptr();
   to.y = y.mutable_data_ptr();
   if (keep_inverse_rms) {
     inverse_rms = at::empty(rows_of(rows), rows.options().dtype(at::kFloat));
@@ -170,10 +186,17 @@ AddForward rms_norm_add_forward_with(const PointwiseKernels& table, const Option
   return {sum, y, inverse_rms};
 }
 
-Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
-  if (!norm_uses_kernel(kAddInPlace, table, residual, weight)) return add_reference(residual, x, weight, eps);
-  check_add_in_place(residual, x, weight);
-  return std::get<0>(launch_forward(table, residual, x, residual, weight, eps, false));
+Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const Tensor& x, const Tensor& weight, double eps,
+                         const OptionalTensor& earlier) {
+  if (!norm_uses_kernel(kAddInPlace, table, residual, weight)) return add_reference(residual, x, weight, eps, earlier);
+  check_add_in_place(residual, x, weight, earlier);
+  return std::get<0>(launch_forward(table, residual, x, residual, weight, eps, false, value_or_undefined(earlier)));
+}
+
+Tensor rms_norm_of_sum_with(const PointwiseKernels& table, const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  if (!norm_uses_kernel(kOfSum, table, residual, weight)) return of_sum_reference(residual, x, weight, eps);
+  check_add(kOfSum, residual, x, weight);
+  return std::get<0>(launch_forward(table, residual, x, {}, weight, eps, false));
 }
 
 Gradients rms_norm_add_backward_with(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y, const Tensor& sum,
@@ -193,14 +216,24 @@ namespace {
 
 Forward forward_cpu(const Tensor& x, const Tensor& weight, double eps) { return rms_norm_forward_with(kCpuPointwise, x, weight, eps); }
 
-Tensor add_cpu(Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
-  return rms_norm_add_with(kCpuPointwise, residual, x, weight, eps);
+Tensor add_cpu(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& earlier) {
+  return rms_norm_add_with(kCpuPointwise, residual, x, weight, eps, earlier);
 }
 
-Tensor add_autograd(Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
+Tensor add_autograd(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& earlier) {
   require_no_gradient(kAddInPlace, {residual, x, weight});
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return rms_norm_add_(residual, x, weight, eps);
+  return rms_norm_add_(residual, x, weight, eps, earlier);
+}
+
+Tensor of_sum_cpu(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  return rms_norm_of_sum_with(kCpuPointwise, residual, x, weight, eps);
+}
+
+Tensor of_sum_autograd(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  require_no_gradient(kOfSum, {residual, x, weight});
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return rms_norm_of_sum(residual, x, weight, eps);
 }
 
 Gradients backward_cpu(const Tensor& grad_y, const Tensor& x, const Tensor& weight, const Tensor& inverse_rms) {
@@ -310,8 +343,13 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   return op.call(x, weight, eps);
 }
 
-Tensor rms_norm_add_(Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
+Tensor rms_norm_add_(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& earlier) {
   static const auto op = find_operator<decltype(add_reference)>("based::rms_norm_add_");
+  return op.call(residual, x, weight, eps, earlier);
+}
+
+Tensor rms_norm_of_sum(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  static const auto op = find_operator<decltype(of_sum_reference)>("based::rms_norm_of_sum");
   return op.call(residual, x, weight, eps);
 }
 
@@ -326,7 +364,8 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
   m.def(
       "rms_norm_add_backward(Tensor? grad_sum, Tensor grad_y, Tensor sum, Tensor weight, Tensor inverse_rms) -> "
       "(Tensor grad_x, Tensor grad_weight)");
-  m.def("rms_norm_add_(Tensor(a!) residual, Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("rms_norm_add_(Tensor(a!) residual, Tensor x, Tensor weight, float eps, Tensor? earlier=None) -> Tensor");
+  m.def("rms_norm_of_sum(Tensor residual, Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("rms_norm_reference(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm_reference);
 }
 
@@ -334,6 +373,7 @@ TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {
   m.impl("rms_norm", norm);
   m.impl("rms_norm_forward", forward_reference);
   m.impl("rms_norm_add_", add_reference);
+  m.impl("rms_norm_of_sum", of_sum_reference);
   m.impl("rms_norm_add", add);
   m.impl("rms_norm_add_forward", add_forward_reference);
   m.impl("rms_norm_add_backward", add_backward_reference);
@@ -343,6 +383,7 @@ TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {
 TORCH_LIBRARY_IMPL(based, CPU, m) {
   m.impl("rms_norm_forward", forward_cpu);
   m.impl("rms_norm_add_", add_cpu);
+  m.impl("rms_norm_of_sum", of_sum_cpu);
   m.impl("rms_norm_add_forward", add_forward_cpu);
   m.impl("rms_norm_add_backward", add_backward_cpu);
   m.impl("rms_norm_backward", backward_cpu);
@@ -351,6 +392,7 @@ TORCH_LIBRARY_IMPL(based, CPU, m) {
 TORCH_LIBRARY_IMPL(based, Meta, m) {
   m.impl("rms_norm_forward", forward_meta);
   m.impl("rms_norm_add_", add_meta);
+  m.impl("rms_norm_of_sum", of_sum_meta);
   m.impl("rms_norm_add_forward", add_forward_meta);
   m.impl("rms_norm_add_backward", add_backward_meta);
   m.impl("rms_norm_backward", backward_meta);
@@ -359,6 +401,7 @@ TORCH_LIBRARY_IMPL(based, Meta, m) {
 TORCH_LIBRARY_IMPL(based, Autograd, m) {
   m.impl("rms_norm", norm_autograd);
   m.impl("rms_norm_add_", add_autograd);
+  m.impl("rms_norm_of_sum", of_sum_autograd);
   m.impl("rms_norm_add", add_norm_autograd);
 }
 

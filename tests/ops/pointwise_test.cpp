@@ -171,6 +171,28 @@ TEST_P(PointwiseOnDevices, RmsNormAddsInPlaceFirst) {
               rms_norm_add_(at::zeros({2, 8}), at::zeros({2, 7}), at::ones({8}), 1e-5);
             }),
             "rms_norm_add_: x must have shape [2, 8], got [2, 7]");
+  EXPECT_EQ(error_of([] {
+              rms_norm_add_(at::zeros({2, 8}), at::zeros({2, 8}), at::ones({8}), 1e-5, at::zeros({2, 6}));
+            }),
+            "rms_norm_add_: earlier must have shape [2, 8], got [2, 6]");
+}
+
+// A norm that leaves the sum to the next one: the same bits as two norms that each keep it.
+TEST_P(PointwiseOnDevices, ASumLeftToTheNextNormHasTheSameBits) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [rows, width] : {std::pair{0, 5}, std::pair{3, 7}, std::pair{9, 1792}, std::pair{2, 4000}, std::pair{2, 8200}})
+    for (const auto& [residual_type, type] :
+         {std::pair{at::kDouble, at::kDouble}, std::pair{at::kFloat, at::kFloat}, std::pair{at::kFloat, at::kBFloat16}}) {
+      const NanFilledMemory nan_filled;
+      const auto draw = [&](at::ScalarType of) { return random({rows, width}, of).to(GetParam()); };
+      const Tensor start = draw(residual_type), a = draw(type), b = draw(type), weight = random({width}, type).to(GetParam());
+      const Tensor kept = start.clone(), left = start.clone();
+      const Tensor first = rms_norm_add_(kept, a, weight, 1e-5), second = rms_norm_add_(kept, b, weight, 1e-5);
+      EXPECT_TRUE(same_bits(rms_norm_of_sum(left, a, weight, 1e-5), first)) << rows << " x " << width << ' ' << type;
+      EXPECT_TRUE(same_bits(left, start));
+      EXPECT_TRUE(same_bits(rms_norm_add_(left, b, weight, 1e-5, a), second)) << rows << " x " << width << ' ' << type;
+      EXPECT_TRUE(same_bits(left, kept)) << rows << " x " << width << ' ' << type;
+    }
 }
 
 TEST_P(PointwiseOnDevices, SwigluEqualsTheReference) {
@@ -428,7 +450,9 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
   return vector<SchemaCase>{
       {"rms_norm", {x, f({6}), 1e-5}},
       {"rms_norm_forward", {x, f({6}).to(at::kBFloat16), 1e-5}},
-      {"rms_norm_add_", {f({5, 6}), x, f({6}), 1e-5}},
+      {"rms_norm_add_", {f({5, 6}), x, f({6}), 1e-5, none}},
+      {"rms_norm_add_", {f({5, 6}), x, f({6}), 1e-5, f({5, 6})}},
+      {"rms_norm_of_sum", {f({5, 6}), x, f({6}), 1e-5}},
       {"rms_norm_add", {f({5, 6}), x, f({6}), 1e-5}},
       {"rms_norm_add_forward", {f({5, 6}), x, f({6}), 1e-5}},
       {"rms_norm_add", {none, x.to(at::kBFloat16), f({6}).to(at::kBFloat16), 1e-5}},

@@ -19,13 +19,19 @@ template <class X, class T>
 void rms_norm(const RmsNorm& p, int64_t row) {
   const X* x = p.x ? static_cast<const X*>(p.x) + row * p.width : nullptr;
   const T* add = p.add ? static_cast<const T*>(p.add) + row * p.width : nullptr;
+  const T* earlier = p.earlier ? static_cast<const T*>(p.earlier) + row * p.width : nullptr;
   const T* weight = static_cast<const T*>(p.weight);
   X* kept = p.sum ? static_cast<X*>(p.sum) + row * p.width : nullptr;
   T* y = static_cast<T*>(p.y) + row * p.width;
   Vec squares{};
-  over_vectors(p.width, [&](int64_t i, int n) {
+  const auto summed = [&](int64_t i, int n) {
     Vec s = x ? load_some(x + i, n) : Vec{};
+    if (earlier) s += load_some(earlier + i, n);
     if (add) s += load_some(add + i, n);
+    return s;
+  };
+  over_vectors(p.width, [&](int64_t i, int n) {
+    Vec s = summed(i, n);
     if (kept) {
       store_some(kept + i, s, n);
       s = load_some(kept + i, n);  // as it was rounded
@@ -35,8 +41,7 @@ void rms_norm(const RmsNorm& p, int64_t row) {
   const float inverse = 1 / __builtin_sqrtf(reduce_add(squares) / static_cast<float>(p.width) + p.eps);
   if (p.inverse_rms) p.inverse_rms[row] = inverse;
   over_vectors(p.width, [&](int64_t i, int n) {
-    Vec s = load_some(kept ? kept + i : x + i, n);
-    if (add && !kept) s += load_some(add + i, n);
+    const Vec s = kept ? load_some(kept + i, n) : summed(i, n);
     store_some(y + i, s * inverse * load_some(weight + i, n), n);
   });
 }

@@ -26,7 +26,8 @@ Range matrix(const void* begin, int64_t rows, int64_t stride, int64_t width, DTy
 struct TrafficOf {
   Traffic operator()(const RmsNorm& p) const {
     const auto all = [&p](const void* begin, DType dtype) { return matrix(begin, p.rows, p.width, p.width, dtype); };
-    return {{all(p.x, p.x_dtype), all(p.add, p.dtype)}, {all(p.sum, p.x_dtype), all(p.y, p.dtype), range(p.inverse_rms, 4 * p.rows)}};
+    return {{all(p.x, p.x_dtype), all(p.add, p.dtype), all(p.earlier, p.dtype)},
+            {all(p.sum, p.x_dtype), all(p.y, p.dtype), range(p.inverse_rms, 4 * p.rows)}};
   }
   Traffic operator()(const Linear& p) const { return layer(p, p.out); }
   Traffic operator()(const LinearSwiglu& p) const { return layer(p.linear, p.linear.out / 2); }
@@ -61,7 +62,7 @@ bool can_add(const Linear& layer, const RmsNorm& norm) {
   if (layer.rows < 2 || layer.rows != norm.rows || layer.out != norm.width || layer.y != norm.add || layer.y_stride != norm.width)
     return false;
   if (layer.y_dtype != DType::bf16 || !layer.weight_is_constant || !linear_sm90_supports(layer)) return false;
-  if (norm.x == nullptr || norm.sum == nullptr || norm.inverse_rms != nullptr) return false;
+  if (norm.x == nullptr || norm.sum == nullptr || norm.inverse_rms != nullptr || norm.earlier != nullptr) return false;
   if (norm.x_dtype != DType::f32 || norm.dtype != DType::bf16) return false;
   if (!aligned16(norm.x) || !aligned16(norm.sum) || !aligned16(norm.weight)) return false;
   const TrafficOf traffic;

@@ -34,7 +34,8 @@ class Translator {
   explicit Translator(int threads) : threads_(threads) {}
 
   std::optional<Planned> operator()(const RmsNorm& p) const {
-    if (p.rows != 1 || p.x_dtype != DType::f32 || p.dtype != DType::bf16 || p.width % 8 != 0 || p.width > 4 * threads_) return {};
+    if (p.rows != 1 || p.x_dtype != DType::f32 || p.dtype != DType::bf16 || p.earlier != nullptr) return {};
+    if (p.width % 8 != 0 || p.width > 4 * threads_) return {};
     if (!aligned16(p.x) || !aligned16(p.add) || !aligned16(p.sum) || !aligned16(p.weight) || !aligned16(p.y)) return {};
     Planned to = make(StepKind::norm);
     to.step.arguments.norm = p;

@@ -20,9 +20,14 @@ std::tuple<Tensor, Tensor> norm(const Tensor& x, const Tensor& weight, double ep
   return rms_norm_forward_with(kCuda, x, weight, eps);
 }
 
-Tensor norm_add(Tensor residual, const Tensor& x, const Tensor& weight, double eps) {
-  const OnDevice device("rms_norm_add_", {{"residual", residual}, {"x", x}, {"weight", weight}});
-  return rms_norm_add_with(kCuda, residual, x, weight, eps);
+Tensor norm_add(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& earlier) {
+  const OnDevice device("rms_norm_add_", {{"residual", residual}, {"x", x}, {"weight", weight}, {"earlier", earlier}});
+  return rms_norm_add_with(kCuda, residual, x, weight, eps, earlier);
+}
+
+Tensor norm_of_sum(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+  const OnDevice device("rms_norm_of_sum", {{"residual", residual}, {"x", x}, {"weight", weight}});
+  return rms_norm_of_sum_with(kCuda, residual, x, weight, eps);
 }
 
 std::tuple<Tensor, Tensor, Tensor> norm_sum(const OptionalTensor& residual, const Tensor& x, const Tensor& weight, double eps) {
@@ -60,6 +65,7 @@ void turn(Tensor x, const Tensor& positions, int64_t heads, int64_t head_dim, in
 TORCH_LIBRARY_IMPL(based, CUDA, m) {
   m.impl("rms_norm_forward", norm);
   m.impl("rms_norm_add_", norm_add);
+  m.impl("rms_norm_of_sum", norm_of_sum);
   m.impl("rms_norm_backward", norm_backward);
   m.impl("rms_norm_add_forward", norm_sum);
   m.impl("rms_norm_add_backward", norm_sum_backward);
