@@ -5,25 +5,16 @@
 #include <algorithm>
 #include <span>
 
-#include "based/kernels/cuda/launch.h"
-#include "based/kernels/cuda/linear_launchers.h"
+#include "based/kernels/cuda/linear_end_sm90.cuh"
 #include "based/kernels/cuda/tensor_map.h"
-#include "based/kernels/cuda/vectors.cuh"
-#include "based/kernels/cuda/wgmma.cuh"
 
 namespace based::kernels::cuda::detail {
 namespace {
 
 constexpr int kSlab = 64;  // elements of `in`, 128 bytes, as wide as the swizzle
-constexpr int kOutputs = 64;
-constexpr int kGroup = 128;  // threads that multiply some of the rows; one more warp requests
 constexpr int kMostSplits = 8;
 constexpr int kMostStages = 16;
-constexpr int kUnitBytes = kGroup * 16;  // of sums: 8 rows by kOutputs, 16 bytes a thread
 constexpr int kBarrierBytes = (3 * kMostStages + 4) * 8;
-
-// What becomes of the sums: y; SwiGLU's y; or they are added to the residual stream, whose norm the next layer takes (JoinedNorm).
-enum class Form { plain, swiglu, adds };
 
 // Shared memory: the ring of weights, the ring of rows, the cluster's sums (without a cluster: where the rings were), barriers, and four
 // floats a row for norms: scales, or four warps' sums of squares. Up to 64 rows two blocks fit on a multiprocessor, of this layer and of
@@ -56,16 +47,11 @@ struct Others {
 };
 
 #if BASED_HAS_WGMMA
-constexpr int kHeldUnits = 4;  // whose part of the residual stream a thread requests before it has their sums
-constexpr int outputs_of(Form form) { return form == Form::swiglu ? kOutputs / 2 : kOutputs; }
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 __device__ __forceinline__ uint32_t address_in_block(uint32_t shared, int rank) {
   uint32_t there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared), "r"(rank));
   return there;
-}
-__device__ __forceinline__ void store_shared_float4(uint32_t address, float a, float b, float c, float d) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 // To a block of the cluster, whose barrier hears of it.
 __device__ __forceinline__ void send_float4(uint32_t there, uint32_t barrier, float a, float b, float c, float d) {
@@ -122,6 +108,8 @@ struct Block {  // a block's place; of SwiGLU, the outputs are 32 u and their ga
   __device__ __forceinline__ uint32_t sums_at(int group) const {
     return base + plan.sums_at + group * max(kUnits, plan.splits) * kUnitBytes;
   }
+  // Where a group turns its y into rows, when the stages have been read.
+  __device__ __forceinline__ uint32_t tile(int group) const { return base + group * kUnits * 8 * kOutputs * 2; }
   __device__ __forceinline__ uint32_t scales_at() const { return base + plan.barriers_at + kBarrierBytes; }
 
   // By all lanes of a warp, a stage each.
@@ -226,123 +214,6 @@ __device__ __forceinline__ void make_scales(const NormBefore& norm, int64_t widt
                         rsqrtf(fmaf(sum.z, mean, norm.eps)), rsqrtf(fmaf(sum.w, mean, norm.eps)));
 }
 
-// Hands out kUnits units of sums; a warp has 16 of the outputs. Its lanes, which have two rows by two outputs of each unit, exchange them
-// through the places of their own sums, so that each takes four neighbours of a row: outputs lane mod 4 of the warp's, row lane / 4.
-template <int kUnits, typename Take>
-__device__ __forceinline__ void hand_out(const float4 (&sum)[kUnits], uint32_t place, const Take& take) {
-  const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 4;
-  const uint32_t warp_place = place - lane * 16, to = warp_place + 4 * (lane % 4 * 32 + ((lane / 4) ^ (lane % 2 * 8)));
-  __syncwarp();
-#pragma unroll
-  for (int u = 0; u < kUnits; ++u) {
-    store_shared_float(to + u * kUnitBytes, sum[u].x), store_shared_float(to + u * kUnitBytes + 64, sum[u].y);
-    store_shared_float((to ^ 32) + u * kUnitBytes, sum[u].z), store_shared_float((to ^ 32) + u * kUnitBytes + 64, sum[u].w);
-  }
-  __syncwarp();
-#pragma unroll
-  for (int u = 0; u < kUnits; ++u) take(u, load_shared_float4(warp_place + u * kUnitBytes + 4 * (row * 16 + (column ^ (row / 2 % 2 * 8)))));
-}
-
-// The end of a block: what becomes of its sums. What it needs from memory besides is requested before the sums are there.
-template <typename Y, Form kForm, bool kScaled>
-struct End {
-  const Linear& p;
-  const JoinedNorm& norm;
-  uint32_t scales;  // in shared memory: of rows, where kScaled; where sums are squared, those of rows, of the four warps
-  int warp;         // of its group
-  int64_t out;      // of SwiGLU the warp's first, else the lane's first
-  float bias[4] = {}, weight[4];
-  float4 residual[kHeldUnits];
-
-  __device__ __forceinline__ End(const Linear& of, const JoinedNorm& joined, uint32_t scales_at, int first_out)
-      : p(of), norm(joined), scales(scales_at), warp(static_cast<int>(threadIdx.x) % kGroup / 32) {
-    const int lane = threadIdx.x % 32;
-    out = kForm == Form::swiglu ? first_out + warp * 8 : first_out + warp * 16 + lane % 4 * 4;
-    const bf16* b = static_cast<const bf16*>(p.bias) + out;
-    if constexpr (kForm == Form::swiglu) {
-      if (p.bias != nullptr && out < p.out / 2) bias[0] = to_float(b[lane / 4]), bias[1] = to_float(b[p.out / 2 + lane / 4]);
-    } else if (out < p.out) {
-      if (p.bias != nullptr) load_floats<4>(b, bias);
-      if constexpr (kForm == Form::adds) load_floats<4>(static_cast<const bf16*>(norm.after.weight) + out, weight);
-    }
-  }
-  // Of the residual stream, `units` units of 8 rows.
-  __device__ __forceinline__ void request_residual(int first_row, int units) {
-#pragma unroll
-    for (int u = 0; u < kHeldUnits; ++u) {
-      const int64_t row = first_row + 8 * u + static_cast<int>(threadIdx.x) % 32 / 4;
-      if (u < units && row < p.rows && out < p.out) residual[u] = __ldcg(reinterpret_cast<const float4*>(norm.after.x + row * p.out + out));
-    }
-  }
-
-  template <int kUnits>
-  __device__ __forceinline__ void write(const float4 (&sum)[kUnits], uint32_t place, int first_row) const {
-    hand_out(sum, place, [&](int u, const float4& v) {
-      const int64_t row = first_row + 8 * u + static_cast<int>(threadIdx.x) % 32 / 4;
-      if (row >= p.rows || out >= p.out) return;
-      const float r = kScaled ? load_shared_float(scales + static_cast<uint32_t>(row) * 4) : 1.0F;
-      const float y[4] = {fmaf(v.x, r, bias[0]), fmaf(v.y, r, bias[1]), fmaf(v.z, r, bias[2]), fmaf(v.w, r, bias[3])};
-      store_floats<4>(static_cast<Y*>(p.y) + row * p.y_stride + out, y);
-    });
-  }
-  // The same of u and their gates: a lane has two rows of one u, and of its gate, in each unit; a warp 8 of the outputs, kUnits ≤ 4.
-  template <int kUnits>
-  __device__ __forceinline__ void write_swiglu(const float4 (&sum)[kUnits], uint32_t place, int first_row) const {
-    const int lane = threadIdx.x % 32;
-    __syncwarp();
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      const float2 r =
-          kScaled ? load_shared_float2(scales + static_cast<uint32_t>(first_row + 8 * u + lane % 4 * 2) * 4) : make_float2(1, 1);
-      const uint32_t to = place - lane * 16 + u * kUnitBytes + 4 * (lane % 4 * 16 + lane / 4);
-      const float gate[2] = {fmaf(sum[u].z, r.x, bias[1]), fmaf(sum[u].w, r.y, bias[1])};
-      store_shared_float(to, fmaf(sum[u].x, r.x, bias[0]) * gate[0] * sigmoid(gate[0]));
-      store_shared_float(to + 32, fmaf(sum[u].y, r.y, bias[0]) * gate[1] * sigmoid(gate[1]));
-    }
-    __syncwarp();
-    const int unit = lane / 8, row = lane % 8;
-    const int64_t r = first_row + 8 * unit + row;
-    if (unit >= kUnits || r >= p.rows || out >= p.out / 2) return;
-    const uint32_t from = place - lane * 16 + unit * kUnitBytes + row * 32;
-    const float4 a = load_shared_float4(from), b = load_shared_float4(from + 16);
-    const float y[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    store_floats<8>(static_cast<Y*>(p.y) + r * p.y_stride + out, y);
-  }
-  // Rounded as y would be, and added to the residual stream; a warp's part of the squares of each row.
-  template <int kRows, int kUnits>
-  __device__ __forceinline__ void add(const float4 (&sum)[kUnits], uint32_t place, int first_row) const {
-    hand_out(sum, place, [&](int u, const float4& v) {
-      const int lane = threadIdx.x % 32, row = first_row + 8 * u + lane / 4;
-      const bool valid = row < p.rows && out < p.out;
-      const float y[4] = {v.x + bias[0], v.y + bias[1], v.z + bias[2], v.w + bias[3]};
-      const float x[4] = {residual[u].x, residual[u].y, residual[u].z, residual[u].w};
-      float s[4], z[4], squares = 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        s[i] = x[i] + to_float(from_float<bf16>(y[i])), z[i] = s[i] * weight[i];
-        squares = valid ? fmaf(s[i], s[i], squares) : 0.0F;
-      }
-      if (valid) {
-        store_floats<4>(norm.after.sum + row * p.out + out, s);
-        store_floats<4>(static_cast<bf16*>(norm.after.y) + row * p.out + out, z);
-      }
-      squares += __shfl_xor_sync(~0U, squares, 1), squares += __shfl_xor_sync(~0U, squares, 2);
-      if (lane % 4 == 0) store_shared_float(scales + (warp * kRows + row) * 4, squares);
-    });
-  }
-  // Once all of the block's have been added: `count` rows' squares of all four warps.
-  template <int kRows>
-  __device__ __forceinline__ void write_squares(int first_row, int count, int first_out) const {
-    const int thread = static_cast<int>(threadIdx.x) % kGroup, row = first_row + thread;
-    group_meets(static_cast<int>(threadIdx.x) / kGroup);
-    if (thread >= count) return;
-    float sum = 0;
-#pragma unroll
-    for (int w = 0; w < kGroup / 32; ++w) sum += load_shared_float(scales + (w * kRows + row) * 4);
-    norm.after.squares[first_out / kOutputs * kRows + row] = sum;
-  }
-};
-
 // The parts of the sums from all blocks of a cluster, added up in order; each block does it for some of the rows and ends those.
 template <typename Y, Form kForm, bool kScaled, int kRows, int kSplits>
 __device__ __forceinline__ void add_up(End<Y, kForm, kScaled>& end, const float (&d)[Block<kRows, kForm>::kUnits * 4],
@@ -351,6 +222,7 @@ __device__ __forceinline__ void add_up(End<Y, kForm, kScaled>& end, const float 
   constexpr int kBatch = kOwned < kHeldUnits ? kOwned : kHeldUnits;  // units whose parts are under way at once
   const int split = block.split, group_row = group * kUnits * 8;
   const uint32_t mine = block.sums_at(group) + threadIdx.x % kGroup * 16, here = block.sums_here(group);
+  static_assert(kForm == Form::adds || kOwned <= kBatch, "a batch has the tile to itself");
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
     const int owner = u / kOwned;
@@ -377,14 +249,29 @@ __device__ __forceinline__ void add_up(End<Y, kForm, kScaled>& end, const float 
       }
     }
     const int first_row = group_row + (split * kOwned + first) * 8;
-    if constexpr (kForm == Form::swiglu) end.write_swiglu(sum, place, first_row);
-    if constexpr (kForm == Form::plain) end.write(sum, place, first_row);
-    if constexpr (kForm == Form::adds) {
+    if constexpr (kForm != Form::adds) {
+      end.write(sum, block.tile(group), first_row);
+    } else {
       end.template add<kRows>(sum, place, first_row);
       if (first + kBatch < kOwned) end.request_residual(first_row + 8 * kBatch, kBatch);
     }
   }
-  if constexpr (kForm == Form::adds) end.template write_squares<kRows>(group_row + split * kOwned * 8, kOwned * 8, block.first_out);
+  if constexpr (kForm == Form::adds) end.template write_squares<kRows>(group_row + split * kOwned * 8, kOwned * 8);
+}
+
+// Without a cluster: y comes from registers; what is added to the stream goes through the sums' memory, as with one.
+template <typename Y, Form kForm, bool kScaled, int kRows>
+__device__ __forceinline__ void end_alone(End<Y, kForm, kScaled>& end, const float (&d)[Block<kRows, kForm>::kUnits * 4],
+                                          const Block<kRows, kForm>& block, int group) {
+  if constexpr (kForm == Form::adds) {
+    add_up<Y, kForm, kScaled, kRows, 1>(end, d, block, group);
+  } else {
+    constexpr int kUnits = Block<kRows, kForm>::kUnits;
+    float4 sum[kUnits];
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) sum[u] = make_float4(d[4 * u], d[4 * u + 1], d[4 * u + 2], d[4 * u + 3]);
+    end.write(sum, block.tile(group), group * kUnits * 8);
+  }
 }
 #endif
 
@@ -451,9 +338,9 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
   float d[4 * kUnits] = {};
   block.multiply_all(d, group);
   wait_for_earlier_kernels();            // before this thread writes anything that they read
-  multipliers_meet<kGroups, kScaled>();  // nobody reads the stages any more: without a cluster, sums go there
+  multipliers_meet<kGroups, kScaled>();  // nobody reads the stages any more: y is turned there, or sums go there
   switch (plan.splits) {
-    case 1: return add_up<Y, kForm, kScaled, kRows, 1>(end, d, block, group);
+    case 1: return end_alone(end, d, block, group);
     case 2: return add_up<Y, kForm, kScaled, kRows, 2>(end, d, block, group);
     case 4: return add_up<Y, kForm, kScaled, kRows, 4>(end, d, block, group);
     default: return add_up<Y, kForm, kScaled, kRows, 8>(end, d, block, group);
