@@ -56,8 +56,11 @@ struct Deferred {
   const Place& place;
   char* shared;
   const TaylorAttention& p = all.step;
-  int next_waiting = 0;  // of the item that is requested next
-  float next_sum = 0;    // of its denominator's state, the thread's first feature
+  // Of the item that is requested next: its state, how much waits there, and the thread's first feature of its denominator's state; and the
+  // slot of the one after it. Loaded an item ahead, since each of them is a memory latency behind the one before.
+  int64_t next_state = 0, slot_after = 0;
+  int next_waiting = 0;
+  float next_sum = 0;
 
   struct Item {
     uint32_t number;
@@ -75,21 +78,22 @@ struct Deferred {
   __device__ __forceinline__ char2* pairs() const { return reinterpret_cast<char2*>(shared + place.pairs_at()); }
   __device__ __forceinline__ uint32_t barrier() const { return shared_address(shared + place.barrier_at()); }
   __device__ __forceinline__ FeaturePair pair(int f) const { return FeaturePair(pairs()[f]); }
-  __device__ __forceinline__ int64_t state_of(uint32_t item) const {
-    const uint32_t heads = p.heads, row = item / heads;
-    return (p.slot != nullptr ? p.slot[row] : row) * heads + item % heads;
+  __device__ __forceinline__ int64_t slot_of(uint32_t item) const {
+    const uint32_t row = item / p.heads;
+    return p.slot == nullptr || item >= place.items ? row : p.slot[row];
   }
 
-  // How much waits, and the thread's part of the denominator's state: loaded while the item before is computed.
+  // `item` is next; `slot_after` is its slot.
   __device__ __forceinline__ void look_ahead(uint32_t item) {
     if (item >= place.items) return;
-    const int64_t state = state_of(item);
-    next_waiting = all.waiting[state];
-    if (threadIdx.x < place.features) next_sum = p.k_state[state * place.features + threadIdx.x];
+    next_state = slot_after * p.heads + item % p.heads;
+    next_waiting = all.waiting[next_state];
+    if (threadIdx.x < place.features) next_sum = p.k_state[next_state * place.features + threadIdx.x];
+    slot_after = slot_of(item + gridDim.x);
   }
   // The state and what waits, and what the token brings; by one thread.
-  __device__ __forceinline__ void request_state(uint32_t item) const {
-    const int64_t state = state_of(item);
+  __device__ __forceinline__ void request_state() const {
+    const int64_t state = next_state;
     const uint32_t to = shared_address(shared), k_bytes = place.k_bytes(), v_bytes = place.v_bytes();
     barrier_expect(barrier(), place.state_bytes() + 2 * k_bytes + v_bytes + next_waiting * (k_bytes + v_bytes));
     bulk_load(to, p.kv_state + state * place.features * p.head_dim, place.state_bytes(), barrier());
@@ -269,8 +273,9 @@ __global__ void __launch_bounds__(kThreads, kMostBlocks)
   if (threadIdx.x == 0) barrier_init(stream.barrier()), fence_shared_proxy();
   let_next_kernel_start();
   if (!p.state_is_settled) wait_for_earlier_kernels();
+  stream.slot_after = stream.slot_of(blockIdx.x);
   stream.look_ahead(blockIdx.x);
-  if (threadIdx.x == 0) stream.request_state(blockIdx.x);
+  if (threadIdx.x == 0) stream.request_state();
   for (int f = threadIdx.x; f < place.features; f += kThreads) stream.pairs()[f] = FeaturePair(f, p.feature_dim).packed();
   if (p.state_is_settled) wait_for_earlier_kernels();
   if (threadIdx.x == 0) stream.request_token(blockIdx.x);
@@ -279,7 +284,7 @@ __global__ void __launch_bounds__(kThreads, kMostBlocks)
   uint32_t phase = 0;
 #pragma unroll 1
   for (uint32_t number = blockIdx.x; number < place.items; phase ^= 1) {
-    const typename Deferred<T>::Item item{number, stream.state_of(number), stream.next_waiting,
+    const typename Deferred<T>::Item item{number, stream.next_state, stream.next_waiting,
                                           p.decay != nullptr ? p.decay[number % p.heads] : 1.0F, stream.next_sum};
     number += gridDim.x;
     stream.look_ahead(number);
@@ -300,7 +305,7 @@ __global__ void __launch_bounds__(kThreads, kMostBlocks)
         bulk_store_wait_read();
       }
     }
-    if (threadIdx.x == 0 && number < place.items) stream.request_state(number), stream.request_token(number);
+    if (threadIdx.x == 0 && number < place.items) stream.request_state(), stream.request_token(number);
     if (!item.fills()) stream.write_y(item);
     __syncthreads();
   }
