@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "based/kernels/cpu/isa.h"
-#include "based/kernels/taylor_attention.h"
+#include "based/kernels/taylor_deferred.h"
 #include "based/mixers/mixer.h"
 #include "based/models/language_model.h"
 #include "based/ops/adamw.h"
@@ -14,7 +14,7 @@
 #include "based/ops/pointwise.h"
 #include "based/ops/projected_conv.h"
 #include "based/ops/short_conv.h"
-#include "based/ops/taylor_attention.h"
+#include "based/ops/taylor_deferred.h"
 
 namespace based {
 namespace {
@@ -67,8 +67,29 @@ Tensor row_starts(const Tensor& like) {
 }
 constexpr int64_t tokens = 196;
 
+// The first row's tokens one by one, as plain steps or as steps whose tokens wait beside the state.
+Tensor taylor_steps(const Tensors& x, bool deferred) {
+  const auto sums = torch::dtype(torch::kFloat).device(x[0].device());
+  ops::TaylorState state{torch::zeros({1, 2, kernels::packed_features(16), 24}, sums),
+                         torch::zeros({1, 2, kernels::packed_features(16)}, sums)};
+  ops::TaylorWaiting waiting{torch::zeros({1, 2, kernels::kTaylorWaiting, 16}, x[0].options()),
+                             torch::zeros({1, 2, kernels::kTaylorWaiting, 24}, x[0].options()),
+                             torch::zeros({1, 2}, sums.dtype(torch::kInt))};
+  const Tensor slot = torch::zeros({1}, sums.dtype(torch::kInt64));
+  Tensors rows;
+  for (int64_t t = 0; t < 65; ++t) {
+    const Tensor q = x[0].narrow(0, t, 1), k = x[1].narrow(0, t, 1), v = x[2].narrow(0, t, 1);
+    rows.push_back(deferred ? ops::taylor_deferred_step(q, k, v, state, waiting, slot) : ops::taylor_attention_step(q, k, v, state, slot));
+  }
+  return torch::cat(rows);
+}
+
 std::vector<OperatorCheck> attention_checks() {
   const auto qkv = [] { return Tensors{draw({tokens, 2, 16}, 0.5), draw({tokens, 2, 16}, 0.5), draw({tokens, 2, 24})}; };
+  const auto first_row = [](const Tensors& x) {
+    return std::get<0>(ops::taylor_attention_reference(x[0].narrow(0, 0, 65), x[1].narrow(0, 0, 65), x[2].narrow(0, 0, 65),
+                                                       torch::tensor({int64_t{0}, int64_t{65}})));
+  };
   return {
       {"taylor_attention", qkv, [](const Tensors& x) { return std::get<0>(ops::taylor_attention(x[0], x[1], x[2], row_starts(x[0]))); },
        [](const Tensors& x) { return std::get<0>(ops::taylor_attention_reference(x[0], x[1], x[2], row_starts(x[0]))); }},
@@ -80,22 +101,8 @@ std::vector<OperatorCheck> attention_checks() {
          return std::get<0>(
              ops::taylor_attention_reference(x[0], x[1], x[2], row_starts(x[0]), {}, torch::tensor({0.97F, 0.99F}).to(torch::kDouble)));
        }},
-      {"taylor_attention_step", qkv,
-       [](const Tensors& x) {
-         const auto sums = torch::dtype(torch::kFloat).device(x[0].device());
-         ops::TaylorState state{torch::zeros({1, 2, kernels::packed_features(16), 24}, sums),
-                                torch::zeros({1, 2, kernels::packed_features(16)}, sums)};
-         Tensors rows;
-         for (int64_t t = 0; t < 65; ++t)
-           rows.push_back(ops::taylor_attention_step(x[0].narrow(0, t, 1), x[1].narrow(0, t, 1), x[2].narrow(0, t, 1), state,
-                                                     torch::zeros({1}, sums.dtype(torch::kInt64))));
-         return torch::cat(rows);
-       },
-       [](const Tensors& x) {
-         return std::get<0>(ops::taylor_attention_reference(x[0].narrow(0, 0, 65), x[1].narrow(0, 0, 65), x[2].narrow(0, 0, 65),
-                                                            torch::tensor({int64_t{0}, int64_t{65}})));
-       },
-       false},
+      {"taylor_attention_step", qkv, [](const Tensors& x) { return taylor_steps(x, false); }, first_row, false},
+      {"taylor_deferred_step", qkv, [](const Tensors& x) { return taylor_steps(x, true); }, first_row, false},
       {"causal_attention, full",
        [] {
          return Tensors{draw({tokens, 4, 16}), draw({tokens, 2, 16}), draw({tokens, 2, 16})};

@@ -1,17 +1,17 @@
-// torch.ops.based.taylor_deferred_step: steps of Taylor attention whose tokens wait beside the state, which takes them in 16 at once, so
+// torch.ops.based.taylor_deferred_step: steps of Taylor attention whose tokens wait beside the state, which takes them in 12 at once, so
 // that a step reads the state and does not write it (based/kernels/taylor_deferred.h).
 #pragma once
 #include "based/ops/taylor_attention.h"
 
 namespace based::ops {
 
-// What a state has not taken in yet: k [slots, heads, 16, feature_dim], scaled, v [slots, heads, 16, head_dim], of the type of q; count
+// What a state has not taken in yet: k [slots, heads, 12, feature_dim], scaled, v [slots, heads, 12, head_dim], of the type of q; count
 // int32 [slots, heads], how many, the same for all heads of a slot. The sums with what waits are the state of taylor_attention_step.
 struct TaylorWaiting {
   Tensor k, v, count;
 };
 
-// Room beside a state of so many slots for q of this type, where steps of all slots are faster so (on Hopper, from some 17 slots of 16
+// Room beside a state of so many slots for q of this type, where steps of all slots are faster so (on Hopper, from 25 to 33 slots of 16
 // heads on); nothing elsewhere.
 std::optional<TaylorWaiting> taylor_waiting(const TaylorState& state, int64_t feature_dim, at::ScalarType type);
 
