@@ -64,7 +64,7 @@ Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Ten
 
 // Steps whose tokens wait beside the state; a table that a GPU's backend fills, empty where there is none.
 struct TaylorDeferredKernels {
-  bool (*is_faster)(const kernels::TaylorAttention&) = nullptr;
+  bool (*is_faster)(const kernels::TaylorAttention&, c10::Device) = nullptr;
   bool (*takes)(const kernels::TaylorAttention&) = nullptr;
   kernels::Status (*step)(const kernels::TaylorDeferred&) = nullptr;
   kernels::Status (*settle)(const kernels::TaylorDeferred&) = nullptr;

@@ -172,7 +172,7 @@ std::optional<TaylorWaiting> taylor_waiting(const TaylorState& state, int64_t fe
   kernels::TaylorAttention p;
   p.tokens = p.rows = slots, p.heads = static_cast<int32_t>(heads), p.feature_dim = static_cast<int32_t>(feature_dim);
   p.head_dim = static_cast<int32_t>(head_dim), p.dtype = kernel_dtype(at::empty({0}, options));
-  if (!table.is_faster(p)) return {};
+  if (!table.is_faster(p, state.kv.device())) return {};
   return TaylorWaiting{at::zeros({slots, heads, kTaylorWaiting, feature_dim}, options),
                        at::zeros({slots, heads, kTaylorWaiting, head_dim}, options), at::zeros({slots, heads}, options.dtype(at::kInt))};
 }

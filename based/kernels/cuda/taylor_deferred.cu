@@ -57,7 +57,7 @@ struct Deferred {
   char* shared;
   const TaylorAttention& p = all.step;
   // Of the item that is requested next: its state, how much waits there, and the thread's first feature of its denominator's state; and the
-  // slot of the one after it. Loaded an item ahead, since each of them is a memory latency behind the one before.
+  // slot of the one after it. Loaded an item ahead, the slot two, since each of them is a memory latency behind the one before.
   int64_t next_state = 0, slot_after = 0;
   int next_waiting = 0;
   float next_sum = 0;
@@ -121,12 +121,11 @@ struct Deferred {
       float a[kUnit], b[kUnit];
       load_floats<kUnit>(q + i, a), load_floats<kUnit>(k + i, b);
 #pragma unroll
-      for (int j = 0; j < kUnit; ++j) s = fmaf(rounded_product(a[j], p.scale), newest ? scaled(b[j]) : b[j], s);
+      for (int j = 0; j < kUnit; ++j) s = fmaf(scaled(a[j]), newest ? scaled(b[j]) : b[j], s);
     }
     return (1 + s + 0.5F * s * s) * power(item.rate, item.waiting - t);
   }
   __device__ __forceinline__ float scaled(float x) const { return to_float(from_float<T>(x * p.scale)); }
-  __device__ __forceinline__ float rounded_product(float x, float scale) const { return to_float(from_float<T>(x * scale)); }
 
   // φ(q), the weights of what waits, and the warps' shares of the denominator into shared memory; the token to what waits.
   __device__ __forceinline__ void look(const Item& item) const {

@@ -7,7 +7,10 @@ namespace {
 using kernels::TaylorAttention;
 using kernels::TaylorDeferred;
 
-bool is_faster(const TaylorAttention& p) { return kernels::cuda::taylor_deferred_is_faster(p); }
+bool is_faster(const TaylorAttention& p, c10::Device device) {
+  const c10::cuda::CUDAGuard on_device(device);
+  return kernels::cuda::taylor_deferred_is_faster(p);
+}
 
 [[maybe_unused]] const bool registered = [] {
   taylor_deferred_on_cuda() = {is_faster, kernels::cuda::taylor_deferred_takes, launch<kernels::cuda::taylor_deferred_step, TaylorDeferred>,

@@ -5,13 +5,13 @@
 
 #include <array>
 
-#include "based/kernels/taylor_attention.h"
+#include "based/kernels/taylor_deferred.h"
 #include "based/ops/adamw.h"
 #include "based/ops/causal_attention.h"
 #include "based/ops/paged_attention.h"
 #include "based/ops/pointwise.h"
 #include "based/ops/short_conv.h"
-#include "based/ops/taylor_attention.h"
+#include "based/ops/taylor_deferred.h"
 #include "tests/ops/testing.h"
 
 namespace based::ops {
@@ -35,6 +35,9 @@ struct Everything {
     positions = at::arange(300, cu.options());
     const auto sums = at::dtype(at::kFloat).device(device);
     state = {at::zeros({3, 4, kernels::packed_features(16), 64}, sums), at::zeros({3, 4, kernels::packed_features(16)}, sums)};
+    read_only = {state.kv.clone(), state.k.clone()};
+    waiting = {at::zeros({3, 4, kernels::kTaylorWaiting, 16}, q.options()), at::zeros({3, 4, kernels::kTaylorWaiting, 64}, q.options()),
+               at::full({3, 4}, kernels::kTaylorWaiting - 2, sums.dtype(at::kInt))};
     conv_state = at::zeros({3, 256, 2}, sums);
     k_ring = at::zeros({3, 16, 4, 64}, v.options()), v_ring = k_ring.clone(), position = at::zeros({3}, cu.options());
     cache = {draw({60, 64, 4, 64}), draw({60, 64, 4, 64}), at::arange(60, cu.options()).flip(0).view({3, 20}),
@@ -64,6 +67,11 @@ struct Everything {
             rotary_(wide.flatten(1).clone(), positions, {wide.size(1), wide.size(2), 64}),
             taylor_attention_prefill(q, k, v, cu, state, slots),
             taylor_attention_step(three(q), three(k), three(v), state, slots),
+            taylor_deferred_step(three(q), three(k), three(v), read_only, waiting, slots),  // this one waits, the next one is taken in
+            taylor_deferred_step(three(q), three(k), three(v), read_only, waiting, slots),
+            taylor_deferred_step(three(q), three(k), three(v), read_only, waiting, slots),
+            read_only.kv.clone(),
+            waiting.count.clone(),
             short_conv_prefill(x, taps, {}, {}, true, cu, conv_state, slots),
             short_conv_step(three(x), taps, {}, {}, true, conv_state, slots),
             causal_attention_step(three(wide), three(wide), three(v), k_ring, v_ring, position, slots, 0.125),
@@ -79,7 +87,8 @@ struct Everything {
   }
 
   Tensor q, k, v, wide, x, weight, taps, h, cu, slots, positions, conv_state, k_ring, v_ring, position;
-  TaylorState state;
+  TaylorState state, read_only;
+  TaylorWaiting waiting;
   PagedCache cache;
   AdamwStep update;
 };
