@@ -7,7 +7,6 @@
 
 #include "based/core/text.h"
 #include "based/generate/engine.h"
-#include "based/kernels/taylor_deferred.h"
 #include "bench/model.h"
 
 namespace based::bench {
@@ -48,7 +47,7 @@ void fill(Engine& engine, const LanguageModel& model, const Size& size) {
 }
 
 Result measure(Context& context, const BenchModel& bench, const std::string& preset, const Size& size) {
-  const int64_t steps = context.device.is_cuda() ? 2 * kernels::kTaylorWaiting : 4, repeats = context.quick ? 3 : 7;
+  const int64_t steps = context.device.is_cuda() ? kTimedSteps : 4, repeats = context.quick ? 3 : 7;
   const double rows = static_cast<double>(size.batch), weights = weight_bytes(*bench.model);
   const double rate = (context.device.is_cuda() ? context.ceilings.copy_gb_s() : context.ceilings.read_gb_s()) * 1e9;
   Result result;

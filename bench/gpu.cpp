@@ -2,7 +2,6 @@
 #include <torch/cuda.h>
 
 #include "based/generate/engine.h"
-#include "based/kernels/taylor_deferred.h"
 #include "bench/model.h"
 
 namespace based::bench {
@@ -64,14 +63,13 @@ void run_decode(Context& context) {
       for (auto& prompt : prompts)
         for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int64_t>((31 * i + 7 * prompts.size()) % 1000);
       engine.join(prompts, SamplingOptions{1, 50, 0.95});
-      constexpr int64_t steps = 2 * kernels::kTaylorWaiting;  // whole rounds: one step in a round writes the sums
-      const auto each = [&](const std::function<void()>& body) { return median_seconds(body, 7) / static_cast<double>(steps); };
+      const auto each = [&](const std::function<void()>& body) { return median_seconds(body, 7) / static_cast<double>(kTimedSteps); };
       const double seconds = each([&] {
-        engine.run(steps);
+        engine.run(kTimedSteps);
         torch::cuda::synchronize();
       });
       const double fetching = each([&] {
-        for (int64_t i = 0; i < steps; ++i) engine.step();
+        for (int64_t i = 0; i < kTimedSteps; ++i) engine.step();
       });
       const double rows = static_cast<double>(batch);
       Result result =

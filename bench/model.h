@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 
+#include "based/kernels/taylor_deferred.h"
 #include "based/models/language_model.h"
 #include "bench/case.h"
 
@@ -28,6 +29,8 @@ double weight_bytes(const LanguageModel& model);
 // What a decoding step must move of such a state for one text of this length: sums are read and written, keys and values are read. Where
 // tokens wait beside sums, these are written once for all that wait, and what waits is read, on the mean.
 double state_traffic(const ModelState& state, int64_t tokens);
+// Steps of an engine on a GPU that are timed at once: whole rounds, since one step in a round writes the sums of Taylor's states.
+constexpr int64_t kTimedSteps = 2 * kernels::kTaylorWaiting;
 torch::Tensor random_ids(const LanguageModel& model, int64_t count);
 int64_t resident_bytes();
 

@@ -83,15 +83,11 @@ class TaylorAttention final : public Mixer {
 
   Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
     const Inputs in = scaled(project(x));
-    if (auto waiting = waiting_in(state)) {
-      ops::TaylorState sums{state["kv"], state["k"]};
-      ops::taylor_deferred_settle_(sums, *waiting, slots, rates(x));
-    }
-    if (!torch::GradMode::is_enabled()) {
-      ops::TaylorState sums{state["kv"], state["k"]};
+    ops::TaylorState sums{state["kv"], state["k"]};
+    if (auto waiting = waiting_in(state)) ops::taylor_deferred_settle_(sums, *waiting, slots, rates(x));
+    if (!torch::GradMode::is_enabled())
       return output(x, ops::taylor_attention_prefill(in.q, in.k, in.v, rows.cu_seqlens(), sums, slots, rates(x)));
-    }
-    const ops::TaylorState initial{state["kv"].index_select(0, slots), state["k"].index_select(0, slots)};
+    const ops::TaylorState initial{sums.kv.index_select(0, slots), sums.k.index_select(0, slots)};
     const auto [y, last] = ops::taylor_attention(in.q, in.k, in.v, rows.cu_seqlens(), initial, rates(x));
     state.put("kv", slots, last.kv);
     state.put("k", slots, last.k);

@@ -125,6 +125,14 @@ Tensor step_autograd(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k
   return op.call(q, k, v, kv_state, k_state, waiting_k, waiting_v, count, slots, decay, scale);
 }
 
+// Of `rows` rows of one token, without memory.
+kernels::TaylorAttention shape_of(const TaylorState& state, int64_t feature_dim, const Tensor& activations, int64_t rows) {
+  kernels::TaylorAttention p;
+  p.tokens = p.rows = rows, p.heads = static_cast<int32_t>(state.kv.size(1)), p.feature_dim = static_cast<int32_t>(feature_dim);
+  p.head_dim = static_cast<int32_t>(state.kv.size(3)), p.dtype = kernel_dtype(activations);
+  return p;
+}
+
 kernels::TaylorDeferred beside(const kernels::TaylorAttention& step, const TaylorWaiting& waiting) {
   return {step, waiting.k.mutable_data_ptr(), waiting.v.mutable_data_ptr(), waiting.count.mutable_data_ptr<int32_t>()};
 }
@@ -139,11 +147,11 @@ TaylorDeferredKernels& taylor_deferred_on_cuda() {
 Tensor taylor_deferred_step_with(const TaylorDeferredKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
                                  const TaylorState& state, const TaylorWaiting& waiting, const Tensor& slots, const OptionalTensor& decay,
                                  double scale) {
-  check_step(q, k, v, state, waiting, slots, decay);
-  const auto reference = [&] {
+  const auto reference = [&] {  // which checks
     return step_reference(q, k, v, state.kv, state.k, waiting.k, waiting.v, waiting.count, slots, decay, scale);
   };
   if (!uses_kernel(kStep, q)) return reference();
+  check_step(q, k, v, state, waiting, slots, decay);
   TaylorStepLaunch launch = prepare_taylor_step(q, k, v, state, slots, decay);
   launch.arguments.scale = static_cast<float>(scale);
   if (!uses_kernel(kStep, q, table.takes(launch.arguments))) return reference();
@@ -153,26 +161,22 @@ Tensor taylor_deferred_step_with(const TaylorDeferredKernels& table, const Tenso
 
 void taylor_deferred_settle_with(const TaylorDeferredKernels& table, const TaylorState& state, const TaylorWaiting& waiting,
                                  const Tensor& slots, const OptionalTensor& decay) {
-  check_settle(state, waiting, slots, decay);
   if (!uses_kernel(kSettle, waiting.k)) return settle_reference(state.kv, state.k, waiting.k, waiting.v, waiting.count, slots, decay);
+  check_settle(state, waiting, slots, decay);
   const Tensor slot = slots.contiguous(), rates = decay ? decay->to(at::kFloat).contiguous() : Tensor();
-  kernels::TaylorAttention p;
+  kernels::TaylorAttention p = shape_of(state, waiting.k.size(3), waiting.k, slot.size(0));
   p.kv_state = state.kv.mutable_data_ptr<float>(), p.k_state = state.k.mutable_data_ptr<float>();
   p.slot = slot.const_data_ptr<int64_t>(), p.decay = decay ? rates.const_data_ptr<float>() : nullptr;
-  p.tokens = p.rows = slot.size(0), p.heads = static_cast<int32_t>(waiting.k.size(1)), p.dtype = kernel_dtype(waiting.k);
-  p.feature_dim = static_cast<int32_t>(waiting.k.size(3)), p.head_dim = static_cast<int32_t>(waiting.v.size(3));
   require_ok(table.settle(beside(p, waiting)));
 }
 
 std::optional<TaylorWaiting> taylor_waiting(const TaylorState& state, int64_t feature_dim, at::ScalarType type) {
   const TaylorDeferredKernels& table = taylor_deferred_on_cuda();
   const auto options = state.kv.options().dtype(type);
-  if (!state.kv.is_cuda() || table.is_faster == nullptr || !has_kernel(at::empty({0}, options))) return {};
+  const Tensor none = at::empty({0}, options);
+  if (!none.is_cuda() || table.is_faster == nullptr || !has_kernel(none)) return {};
   const int64_t slots = state.kv.size(0), heads = state.kv.size(1), head_dim = state.kv.size(3);
-  kernels::TaylorAttention p;
-  p.tokens = p.rows = slots, p.heads = static_cast<int32_t>(heads), p.feature_dim = static_cast<int32_t>(feature_dim);
-  p.head_dim = static_cast<int32_t>(head_dim), p.dtype = kernel_dtype(at::empty({0}, options));
-  if (!table.is_faster(p, state.kv.device())) return {};
+  if (!table.is_faster(shape_of(state, feature_dim, none, slots), none.device())) return {};
   return TaylorWaiting{at::zeros({slots, heads, kTaylorWaiting, feature_dim}, options),
                        at::zeros({slots, heads, kTaylorWaiting, head_dim}, options), at::zeros({slots, heads}, options.dtype(at::kInt))};
 }

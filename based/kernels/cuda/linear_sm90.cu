@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
 
 // As many splits as multiprocessors are free, while a part of `in` is long enough to be worth the adding up. Measured: with few rows that
 // is cheap, and a second block on each multiprocessor pays for long parts; with many, parts of less than 768 cost more than they save,
-// since the next layer's blocks can begin on multiprocessors that are left free.
+// it seems since the next layer's blocks can begin on multiprocessors that are left free.
 template <int kRows>
 int choose_splits(const Linear& p, int steps) {
   const int64_t tiles = ceil_div(p.out, kOutputs), places = multiprocessors();

@@ -35,7 +35,7 @@ struct Everything {
     positions = at::arange(300, cu.options());
     const auto sums = at::dtype(at::kFloat).device(device);
     state = {at::zeros({3, 4, kernels::packed_features(16), 64}, sums), at::zeros({3, 4, kernels::packed_features(16)}, sums)};
-    read_only = {state.kv.clone(), state.k.clone()};
+    deferred = {state.kv.clone(), state.k.clone()};
     waiting = {at::zeros({3, 4, kernels::kTaylorWaiting, 16}, q.options()), at::zeros({3, 4, kernels::kTaylorWaiting, 64}, q.options()),
                at::full({3, 4}, kernels::kTaylorWaiting - 2, sums.dtype(at::kInt))};
     conv_state = at::zeros({3, 256, 2}, sums);
@@ -67,10 +67,10 @@ struct Everything {
             rotary_(wide.flatten(1).clone(), positions, {wide.size(1), wide.size(2), 64}),
             taylor_attention_prefill(q, k, v, cu, state, slots),
             taylor_attention_step(three(q), three(k), three(v), state, slots),
-            taylor_deferred_step(three(q), three(k), three(v), read_only, waiting, slots),  // this one waits, the next one is taken in
-            taylor_deferred_step(three(q), three(k), three(v), read_only, waiting, slots),
-            taylor_deferred_step(three(q), three(k), three(v), read_only, waiting, slots),
-            read_only.kv.clone(),
+            taylor_deferred_step(three(q), three(k), three(v), deferred, waiting, slots),  // waits; the next one is taken in
+            taylor_deferred_step(three(q), three(k), three(v), deferred, waiting, slots),
+            taylor_deferred_step(three(q), three(k), three(v), deferred, waiting, slots),
+            deferred.kv.clone(),
             waiting.count.clone(),
             short_conv_prefill(x, taps, {}, {}, true, cu, conv_state, slots),
             short_conv_step(three(x), taps, {}, {}, true, conv_state, slots),
@@ -87,7 +87,7 @@ struct Everything {
   }
 
   Tensor q, k, v, wide, x, weight, taps, h, cu, slots, positions, conv_state, k_ring, v_ring, position;
-  TaylorState state, read_only;
+  TaylorState state, deferred;
   TaylorWaiting waiting;
   PagedCache cache;
   AdamwStep update;
