@@ -57,7 +57,7 @@ void run_decode(Context& context) {
   for (const std::string& preset :
        context.quick ? std::vector<std::string>{"based-demo"} : std::vector<std::string>{"based-360m", "based-1.4b"}) {
     const BenchModel bench = verified_preset(context, preset);
-    for (const int64_t batch : context.quick ? std::vector<int64_t>{4} : std::vector<int64_t>{1, 16, 128, 512}) {
+    for (const int64_t batch : context.quick ? std::vector<int64_t>{4} : std::vector<int64_t>{1, 16, 128, 256, 512}) {
       Engine engine(*bench.model, batch);
       std::vector<std::vector<int64_t>> prompts(static_cast<size_t>(batch), std::vector<int64_t>(64));
       for (auto& prompt : prompts)

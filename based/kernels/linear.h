@@ -27,8 +27,8 @@ Status linear(const Linear&);
 }  // namespace cpu
 
 namespace cuda {
-// Rows of whole 16 bytes, aligned to them: at most 4; in bf16 on Hopper at most 32, at most 128 where out ≤ 8192: where cuBLAS is not
-// faster.
+// Rows of whole 16 bytes, aligned to them: at most 4; in bf16 on Hopper at most 32, at most 128 where out ≤ 8192, and with a
+// constant weight at most 512 where ⌈rows / 128⌉·⌈out / 64⌉ is at most twice the number of multiprocessors: where cuBLAS is not faster.
 bool linear_supports(const Linear&);
 Status linear(const Linear&, Stream);
 // y [rows, out / 2]: the first half of the outputs times the SiLU of the second. One row, of the types and alignment above; in bf16 on

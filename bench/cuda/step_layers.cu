@@ -76,8 +76,8 @@ void verify_swiglu_of(Report& report, int64_t rows, int64_t in, int64_t width, b
                bias = random_buffer(2 * width, dtype, 1, 3);
   Buffer y(rows * y_stride * 2);
   const kernels::Linear p{
-      x.as(), weight.as(), with_bias ? bias.as() : nullptr, y.as(), rows, in, 2 * width, x_stride, weight_stride, y_stride, dtype, dtype,
-      false,  with_bias};
+      x.as(), weight.as(), with_bias ? bias.as() : nullptr, y.as(), rows, in, 2 * width, x_stride, weight_stride, y_stride, dtype,
+      dtype,  false,       with_bias || rows > 128};
   const std::string name = "linear_swiglu " + std::to_string(rows) + " x " + std::to_string(in) + " -> 2 x " + std::to_string(width);
   if (!gpu::linear_swiglu_supports(p)) return report.fail(name + ": not supported");
   check(gpu::linear_swiglu(p, {}));
@@ -146,7 +146,7 @@ void verify_embedding_step(Report& report, int64_t rows, int64_t width, DType dt
 void verify_linear(Report& report) {
   verify_embedding_step(report, 1, 1792, DType::bf16), verify_embedding_step(report, 128, 1024, DType::bf16);
   verify_embedding_step(report, 3, 7, DType::bf16), verify_embedding_step(report, 5, 20, DType::f32);
-  for (const int64_t rows : {1, 2, 8, 16, 20, 64, 65, 128}) {
+  for (const int64_t rows : {1, 2, 8, 16, 20, 64, 65, 128, 131, 256}) {
     verify_swiglu_of(report, rows, 104, 8, true), verify_swiglu_of(report, rows, 512, 88, false);
     verify_swiglu_of(report, rows, 1792, 128, true);
   }
@@ -157,7 +157,7 @@ void verify_linear(Report& report) {
       verify_one(report, 1, in, out, DType::bf16);
       verify_one(report, 3, in, out, DType::f32);
       if (in * out > 300000 && in != 1792) continue;
-      for (const int64_t rows : {2, 5, 16, 17, 64, 100, 128}) verify_one(report, rows, in, out, DType::bf16);
+      for (const int64_t rows : {2, 5, 16, 17, 64, 100, 128, 129, 250}) verify_one(report, rows, in, out, DType::bf16);
     }
   }
 }

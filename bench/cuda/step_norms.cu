@@ -116,7 +116,7 @@ void verify_chain(Report& report, int64_t rows, int64_t width, bool with_bias, b
 }  // namespace
 
 void verify_step_norms(Report& report) {
-  for (const int64_t rows : {2, 5, 16, 33, 64, 128}) {
+  for (const int64_t rows : {2, 5, 16, 33, 64, 128, 130, 256, 400}) {
     for (const int64_t width : {1024, 1792}) verify_chain(report, rows, width, true, false), verify_chain(report, rows, width, false, true);
   }
   verify_chain(report, 20, 4296, true, true), verify_chain(report, 128, 4296, true, false);  // no whole tiles; rows in several batches

@@ -54,12 +54,13 @@ struct End {
   uint32_t scales;  // in shared memory: of rows, where kScaled; where sums are squared, those of rows, of the four warps
   int warp;         // of its group
   int first_out;    // of the block
+  int block_row;    // the block's first, to which rows below are relative
   int64_t out;      // of the lane, its first
   float bias[4] = {}, weight[4];
   float4 residual[kHeldUnits];
 
-  __device__ __forceinline__ End(const Linear& of, const JoinedNorm& joined, uint32_t scales_at, int first)
-      : p(of), norm(joined), scales(scales_at), warp(static_cast<int>(threadIdx.x) % kGroup / 32), first_out(first) {
+  __device__ __forceinline__ End(const Linear& of, const JoinedNorm& joined, uint32_t scales_at, int first, int row)
+      : p(of), norm(joined), scales(scales_at), warp(static_cast<int>(threadIdx.x) % kGroup / 32), first_out(first), block_row(row) {
     const int lane = threadIdx.x % 32;
     out = kForm == Form::swiglu ? first_out + warp * 8 + lane / 4 : first_out + warp * 16 + (kForm == Form::adds ? lane % 4 * 4 : lane / 4);
     const bf16* b = static_cast<const bf16*>(p.bias) + out;
@@ -77,7 +78,7 @@ struct End {
   __device__ __forceinline__ void request_residual(int first_row, int units) {
 #pragma unroll
     for (int u = 0; u < kHeldUnits; ++u) {
-      const int64_t row = first_row + 8 * u + static_cast<int>(threadIdx.x) % 32 / 4;
+      const int64_t row = block_row + first_row + 8 * u + static_cast<int>(threadIdx.x) % 32 / 4;
       if (u < units && row < p.rows && out < p.out) residual[u] = __ldcg(reinterpret_cast<const float4*>(norm.after.x + row * p.out + out));
     }
   }
@@ -98,7 +99,8 @@ struct End {
         const uint32_t to = tile + row * 64 + (warp ^ (row / 2 % 4)) * 16;
         stmatrix_transposed(to, pack_bf16(a[0] * b[0] * sigmoid(b[0]), a[1] * b[1] * sigmoid(b[1])));
       } else if constexpr (std::is_same_v<Y, float>) {
-        store_float(first_row + 8 * u + lane % 4 * 2, a[0], b[0]), store_float(first_row + 8 * u + lane % 4 * 2 + 1, a[1], b[1]);
+        store_float(block_row + first_row + 8 * u + lane % 4 * 2, a[0], b[0]),
+            store_float(block_row + first_row + 8 * u + lane % 4 * 2 + 1, a[1], b[1]);
       } else {
         const uint32_t to = tile + row * 128 + ((warp * 2 + lane / 8 % 2) ^ (row % 8)) * 16;
         stmatrix_transposed(to, pack_bf16(a[0], a[1]), pack_bf16(b[0], b[1]));
@@ -117,6 +119,7 @@ struct End {
   // The tile's rows, neighbouring threads neighbouring outputs: of SwiGLU eight each, else four.
   template <int kUnits>
   __device__ __forceinline__ void hand_on(uint32_t tile, int first_row) const {
+    first_row += block_row;
     constexpr bool kWide = kForm == Form::swiglu;
     constexpr int kAtOnce = kWide ? 32 : 8;
     const int thread = static_cast<int>(threadIdx.x) % kGroup, row = thread / (kWide ? 4 : 16);
@@ -140,7 +143,8 @@ struct End {
   __device__ __forceinline__ void add(const float4 (&sum)[kUnits], uint32_t place, int first_row) const {
     hand_out(sum, place, [&](int u, const float4& v) {
       const int lane = threadIdx.x % 32, row = first_row + 8 * u + lane / 4;
-      const bool valid = row < p.rows && out < p.out;
+      const int64_t at = block_row + row;
+      const bool valid = at < p.rows && out < p.out;
       const float y[4] = {v.x + bias[0], v.y + bias[1], v.z + bias[2], v.w + bias[3]};
       const float x[4] = {residual[u].x, residual[u].y, residual[u].z, residual[u].w};
       float s[4], z[4], squares = 0;
@@ -150,8 +154,8 @@ struct End {
         squares = valid ? fmaf(s[i], s[i], squares) : 0.0F;
       }
       if (valid) {
-        store_floats<4>(norm.after.sum + row * p.out + out, s);
-        store_floats<4>(static_cast<bf16*>(norm.after.y) + row * p.out + out, z);
+        store_floats<4>(norm.after.sum + at * p.out + out, s);
+        store_floats<4>(static_cast<bf16*>(norm.after.y) + at * p.out + out, z);
       }
       squares += __shfl_xor_sync(~0U, squares, 1), squares += __shfl_xor_sync(~0U, squares, 2);
       if (lane % 4 == 0) store_shared_float(scales + (warp * kRows + row) * 4, squares);
@@ -166,7 +170,7 @@ struct End {
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < kGroup / 32; ++w) sum += load_shared_float(scales + (w * kRows + row) * 4);
-    norm.after.squares[first_out / kOutputs * kRows + row] = sum;
+    norm.after.squares[block_row * ((p.out + kOutputs - 1) / kOutputs) + first_out / kOutputs * kRows + row] = sum;
   }
 };
 #endif

@@ -1,7 +1,7 @@
-// 2 to 128 rows in bf16 (decoding of many texts), bound by what a multiprocessor takes in from the L2 cache and by chains of latencies. A
-// block owns 64 outputs, for all rows, and one of `splits` parts of `in`; the blocks of the same outputs are a cluster and send their sums
-// to the block that adds them up, in a fixed order. One warp requests, four multiply, of 128 rows four each half. Constant weights are on
-// their way before the kernels before this one have ended; their ring is separate from the rows', so that it can run far ahead.
+// 2 to 512 rows in bf16 (decoding of many texts), bound by what a multiprocessor takes in from the L2 cache and by chains of latencies. A
+// block owns 64 outputs, for up to 128 rows, and one of `splits` parts of `in`; the blocks of the same outputs are a cluster and send their
+// sums to the block that adds them up, in a fixed order. One warp requests, four multiply, of 128 rows four each half. Constant weights are
+// on their way before the kernels before this one have ended; their ring is separate from the rows', so that it can run far ahead.
 #include <algorithm>
 #include <span>
 
@@ -11,7 +11,8 @@
 namespace based::kernels::cuda::detail {
 namespace {
 
-constexpr int kSlab = 64;  // elements of `in`, 128 bytes, as wide as the swizzle
+constexpr int kSlab = 64;       // elements of `in`, 128 bytes, as wide as the swizzle
+constexpr int kMostRows = 128;  // of a block
 constexpr int kMostSplits = 8;
 constexpr int kMostStages = 16;
 constexpr int kBarrierBytes = (3 * kMostStages + 4) * 8;
@@ -93,10 +94,11 @@ struct Block {  // a block's place; of SwiGLU, the outputs are 32 u and their ga
   static constexpr int kSlabs = Memory::kSlabs, kGroups = Memory::kGroups, kUnits = Memory::kGroupRows / 8;
   const Plan& plan;
   uint32_t base;  // of shared memory
-  int split, first_out, first, steps;
+  int split, first_out, first_row, first, steps;
 
   __device__ __forceinline__ Block(const Plan& of, uint32_t shared, int tile) : plan(of), base((shared + 1023) & ~1023U) {
     split = static_cast<int>(blockIdx.x) % plan.splits, first_out = tile * outputs_of(kForm);
+    first_row = kRows == 128 ? static_cast<int>(blockIdx.y) * kRows : 0;
     first = plan.steps * split / plan.splits, steps = plan.steps * (split + 1) / plan.splits - first;
   }
   __device__ __forceinline__ uint32_t weights_at(const RingPlace& r) const { return base + r.slot * Memory::kWeightBytes; }
@@ -144,7 +146,7 @@ struct Block {  // a block's place; of SwiGLU, the outputs are 32 u and their ga
     barrier_expect(rows_here(r), Memory::kRowBytes);
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab)
-      load_box(rows_at(r) + slab * kRows * 128, rows, ((first + step) * kSlabs + slab) * kSlab, 0, rows_here(r));
+      load_box(rows_at(r) + slab * kRows * 128, rows, ((first + step) * kSlabs + slab) * kSlab, first_row, rows_here(r));
   }
   // One thread; these three in this order.
   __device__ __forceinline__ void request_first_weights(const CUtensorMap& weights) const {
@@ -192,13 +194,14 @@ template <int kRows>
 __device__ __forceinline__ void make_scales(const NormBefore& norm, int64_t width, uint32_t to) {
   constexpr int kLanes = kRows / 4, kGroups = 32 / kLanes, kTogether = 32 / kGroups;  // lanes of four rows each; parts under way
   const int lane = threadIdx.x % 32, group = lane / kLanes, row = lane % kLanes * 4;
+  const float* squares = norm.squares + (kRows == 128 ? blockIdx.y * norm.parts * kRows : 0) + row;
   float4 sum = {};
   for (int64_t first = group; first < norm.parts; first += 32) {
     float4 part[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       const int64_t at = first + i * kGroups;
-      part[i] = at < norm.parts ? __ldcg(reinterpret_cast<const float4*>(norm.squares + at * kRows + row)) : float4{};
+      part[i] = at < norm.parts ? __ldcg(reinterpret_cast<const float4*>(squares + at * kRows)) : float4{};
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) sum.x += part[i].x, sum.y += part[i].y, sum.z += part[i].z, sum.w += part[i].w;
@@ -329,7 +332,7 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
   }
   const int group = warp / (kGroup / 32);
   if (!p.weight_is_constant) wait_for_earlier_kernels();
-  End<Y, kForm, kScaled> end(p, norm, block.scales_at(), block.first_out);
+  End<Y, kForm, kScaled> end(p, norm, block.scales_at(), block.first_out, block.first_row);
   if constexpr (kForm == Form::adds) {
     const int owned = max(1, kUnits / plan.splits);
     wait_for_earlier_kernels();
@@ -348,12 +351,14 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
 #endif
 }
 
+int64_t tiles_of(const Linear& p) { return ceil_div(p.out, kOutputs) * ceil_div(p.rows, kMostRows); }
+
 // As many splits as multiprocessors are free, while a part of `in` is long enough to be worth the adding up. Measured: with few rows that
 // is cheap, and a second block on each multiprocessor pays for long parts; with many, parts of less than 768 cost more than they save,
 // it seems since the next layer's blocks can begin on multiprocessors that are left free.
 template <int kRows>
 int choose_splits(const Linear& p, int steps) {
-  const int64_t tiles = ceil_div(p.out, kOutputs), places = multiprocessors();
+  const int64_t tiles = tiles_of(p), places = multiprocessors();
   int splits = 1;
   while (splits < kMostSplits && 2 * splits <= steps) {
     const int64_t blocks = tiles * 2 * splits, part = p.in / (2 * splits);
@@ -431,7 +436,8 @@ Status run(Layers layers, const JoinedNorm& norm, const Target& target) {
   const int shared = plan.barriers_at + Layout<kRows>::kEndBytes + 1024;
   if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);
   const auto blocks = static_cast<unsigned>(ceil_div(all.out, kOutputs) * plan.splits);
-  const Launch launch{blocks, kThreads<kRows, kScaled>, shared, static_cast<unsigned>(plan.splits)};
+  const Launch launch{dim3(blocks, static_cast<unsigned>(ceil_div(p.rows, kMostRows))), kThreads<kRows, kScaled>, shared,
+                      static_cast<unsigned>(plan.splits)};
   if (target.node != nullptr) return put_in_place(target.node, kernel, launch, p, others, norm, plan, weights, rows);
   return launch_overlapped(kernel, launch, target.stream, p, others, norm, plan, weights, rows);
 }
@@ -446,15 +452,18 @@ Status choose_rows(Layers layers, const JoinedNorm& norm, const Target& target) 
 }
 
 // Beyond these outputs each multiprocessor reads the rows so often that a library's larger tiles are faster, even in a step, where this
-// kernel's weights come while the one before it runs.
-int64_t most_outputs(int64_t rows) { return rows <= 32 ? INT32_MAX - 4096 : 8192; }
+// kernel's weights come while the one before it runs. More rows than a block's, in a step alone: two blocks for each multiprocessor.
+bool is_faster(const Linear& p) {
+  if (p.rows <= kMostRows) return p.out <= (p.rows <= 32 ? INT32_MAX - 4096 : 8192);
+  return p.weight_is_constant && p.rows <= 4 * kMostRows && tiles_of(p) <= 2 * multiprocessors();
+}
 
 }  // namespace
 
 bool linear_sm90_supports(const Linear& p) {
-  return is_hopper() && p.dtype == DType::bf16 && !p.accumulate && p.rows <= 128 && p.in > 0 && p.out % 4 == 0 && p.y_stride % 4 == 0 &&
-         p.in % 8 == 0 && p.x_stride % 8 == 0 && p.weight_stride % 8 == 0 && p.in <= INT32_MAX && p.out <= most_outputs(p.rows) &&
-         aligned16(p.x) && aligned16(p.weight) && aligned16(p.bias) && aligned16(p.y);
+  return is_hopper() && p.dtype == DType::bf16 && !p.accumulate && p.in > 0 && p.out % 4 == 0 && p.y_stride % 4 == 0 && p.in % 8 == 0 &&
+         p.x_stride % 8 == 0 && p.weight_stride % 8 == 0 && p.in <= INT32_MAX && is_faster(p) && aligned16(p.x) && aligned16(p.weight) &&
+         aligned16(p.bias) && aligned16(p.y);
 }
 
 Status linear_sm90(const Linear& p, Stream stream) {
@@ -469,6 +478,7 @@ bool linear_swiglu_sm90_supports(const Linear& p) {
 Status linear_swiglu_sm90(const Linear& p, Stream stream) { return choose_rows<bf16, Form::swiglu>({&p, 1}, {}, {stream}); }
 
 int64_t joined_norm_parts(int64_t width) { return ceil_div(width, kOutputs); }
+int64_t joined_norm_squares(int64_t rows, int64_t width) { return ceil_div(rows, kMostRows) * joined_norm_parts(width) * kMostRows; }
 
 Status put_linear_before_norm(cudaGraphNode_t node, const Linear& p, const NormAfter& after) {
   return choose_rows<bf16, Form::adds>({&p, 1}, {{}, after}, {{}, node});

@@ -196,7 +196,7 @@ StepFusion fuse_norms(void* graph, const StepLog& log, const std::function<void*
   for (const Join& join : joins) {
     const auto& layer = std::get<Linear>(log.launches()[join.layer].arguments);
     z_bytes = std::max(z_bytes, round_up(2 * layer.rows * layer.out, 256));
-    squares_bytes = std::max(squares_bytes, joined_norm_parts(layer.out) * 128 * 4);
+    squares_bytes = std::max(squares_bytes, joined_norm_squares(layer.rows, layer.out) * 4);
   }
   auto* memory = static_cast<char*>(allocate(z_bytes + squares_bytes));
   for (const Join& join : joins) {

@@ -148,7 +148,7 @@ bool is_plain(const Tensor& x) {
 // Otherwise sums split over blocks may be faster, and cuBLAS' own choice is.
 bool fills_device(int64_t rows, int64_t columns) {
   constexpr int64_t kTileRows = 128, kTileColumns = 256;
-  return rows / kTileRows * (columns / kTileColumns) >= at::cuda::getCurrentDeviceProperties()->multiProcessorCount;
+  return rows > kTileRows && rows / kTileRows * (columns / kTileColumns) >= at::cuda::getCurrentDeviceProperties()->multiProcessorCount;
 }
 
 // What cuBLAS chooses is fast on a cool device. On one that draws all the power it may, others are (H200, bf16, µs: its own, then these).

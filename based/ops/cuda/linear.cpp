@@ -11,20 +11,25 @@
 namespace based::ops {
 namespace {
 
+constexpr int64_t kMostRows = 512;  // of which kernels are asked
+
 Tensor forward(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
   const OnDevice device("linear", {{"x", x}, {"weight", weight}, {"bias", bias}});
   check_linear(x, weight, bias);
-  if (!has_kernel(x) || x.size(0) > 128) return linear_by_library(x, weight, bias);
-  const LinearLaunch launch = prepare_linear(x, weight, bias, weight.size(0));
-  if (!kernels::cuda::linear_supports(launch.arguments)) return at::linear(x, weight, bias);
-  require_ok(kernels::cuda::linear(launch.arguments, current_stream()));
-  return launch.y;
+  if (has_kernel(x) && x.size(0) <= kMostRows) {
+    const LinearLaunch launch = prepare_linear(x, weight, bias, weight.size(0));
+    if (kernels::cuda::linear_supports(launch.arguments)) {
+      require_ok(kernels::cuda::linear(launch.arguments, current_stream()));
+      return launch.y;
+    }
+  }
+  return linear_by_library(x, weight, bias);
 }
 
 Tensor forward_swiglu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
   const OnDevice device("linear_swiglu", {{"x", x}, {"weight", weight}, {"bias", bias}});
   check_linear(x, weight, bias);
-  if (has_kernel(x) && x.size(0) <= 128 && weight.size(0) % 2 == 0) {
+  if (has_kernel(x) && x.size(0) <= kMostRows && weight.size(0) % 2 == 0) {
     const LinearLaunch launch = prepare_linear(x, weight, bias, weight.size(0) / 2);
     if (kernels::cuda::linear_swiglu_supports(launch.arguments)) {
       require_ok(kernels::cuda::linear_swiglu(launch.arguments, current_stream()));
