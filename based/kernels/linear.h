@@ -27,8 +27,10 @@ Status linear(const Linear&);
 }  // namespace cpu
 
 namespace cuda {
-// Rows of whole 16 bytes, aligned to them: at most 4; in bf16 on Hopper at most 32, at most 128 where out ≤ 8192, and with a
-// constant weight at most 512 where ⌈rows / 128⌉·⌈out / 64⌉ is at most twice the number of multiprocessors: where cuBLAS is not faster.
+// No layer of more rows has a kernel.
+constexpr int64_t most_linear_rows(bool weight_is_constant) { return weight_is_constant ? 512 : 128; }
+// Rows of whole 16 bytes, aligned to them: at most 4; in bf16 on Hopper at most 32, at most 128 where out ≤ 8192, and most_linear_rows
+// where ⌈rows / 128⌉·⌈out / 64⌉ is at most twice the number of multiprocessors: where cuBLAS is not faster.
 bool linear_supports(const Linear&);
 Status linear(const Linear&, Stream);
 // y [rows, out / 2]: the first half of the outputs times the SiLU of the second. One row, of the types and alignment above; in bf16 on

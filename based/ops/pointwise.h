@@ -44,8 +44,8 @@ Tensor rotary_reference(const Tensor& x, const Tensor& positions, const Rotation
 constexpr int64_t kBatchInvariantRows = 64;
 Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias = {});
 Tensor linear_reference(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias = {});
-// swiglu(linear(…)), at once where a kernel does that: on a GPU one row, and in bf16 on Hopper few rows (linear.h), more of them without a
-// bias.
+// swiglu(linear(…)), at once where a kernel does that: on a GPU one row, and in bf16 on Hopper few rows (kernels/linear.h), more
+// of them without a bias.
 Tensor linear_swiglu(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias = {});
 Tensor linear_swiglu_reference(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias = {});
 

@@ -108,7 +108,7 @@ struct End {
     }
     if constexpr (std::is_same_v<Y, bf16>) {
       group_meets(static_cast<int>(threadIdx.x) / kGroup);
-      hand_on<kUnits>(tile, first_row);
+      hand_on<kUnits>(tile, block_row + first_row);
     }
   }
   __device__ __forceinline__ void store_float(int64_t row, float a, float b) const {
@@ -116,10 +116,9 @@ struct End {
     if (row < p.rows && out < p.out) *y = a;
     if (row < p.rows && out + 8 < p.out) y[8] = b;
   }
-  // The tile's rows, neighbouring threads neighbouring outputs: of SwiGLU eight each, else four.
+  // The tile's rows, of which the first is y's row `first_row`; neighbouring threads neighbouring outputs: of SwiGLU eight each, else four.
   template <int kUnits>
   __device__ __forceinline__ void hand_on(uint32_t tile, int first_row) const {
-    first_row += block_row;
     constexpr bool kWide = kForm == Form::swiglu;
     constexpr int kAtOnce = kWide ? 32 : 8;
     const int thread = static_cast<int>(threadIdx.x) % kGroup, row = thread / (kWide ? 4 : 16);

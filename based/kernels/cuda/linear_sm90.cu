@@ -189,7 +189,8 @@ struct Block {  // a block's place; of SwiGLU, the outputs are 32 u and their ga
   }
 };
 
-// Of x's rows in the order of the norm before it, by one warp: 1 / rms from the tiles' sums of squares, added up in their order.
+// Of the block's rows of x in the order of the norm before it, by one warp: 1 / rms from the tiles' sums of squares, added up in their
+// order.
 template <int kRows>
 __device__ __forceinline__ void make_scales(const NormBefore& norm, int64_t width, uint32_t to) {
   constexpr int kLanes = kRows / 4, kGroups = 32 / kLanes, kTogether = 32 / kGroups;  // lanes of four rows each; parts under way
@@ -454,8 +455,8 @@ Status choose_rows(Layers layers, const JoinedNorm& norm, const Target& target) 
 // Beyond these outputs each multiprocessor reads the rows so often that a library's larger tiles are faster, even in a step, where this
 // kernel's weights come while the one before it runs. More rows than a block's, in a step alone: two blocks for each multiprocessor.
 bool is_faster(const Linear& p) {
-  if (p.rows <= kMostRows) return p.out <= (p.rows <= 32 ? INT32_MAX - 4096 : 8192);
-  return p.weight_is_constant && p.rows <= 4 * kMostRows && tiles_of(p) <= 2 * multiprocessors();
+  if (p.rows > most_linear_rows(p.weight_is_constant)) return false;
+  return p.rows > kMostRows ? tiles_of(p) <= 2 * multiprocessors() : p.out <= (p.rows <= 32 ? INT32_MAX - 4096 : 8192);
 }
 
 }  // namespace

@@ -7,16 +7,18 @@
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
 #include "based/ops/pointwise.h"
+#include "based/ops/recorded_step.h"
 
 namespace based::ops {
 namespace {
 
-constexpr int64_t kMostRows = 512;  // of which kernels are asked
+// Asked before a launch is prepared, which takes memory.
+bool may_have_kernel(const Tensor& x) { return has_kernel(x) && x.size(0) <= kernels::cuda::most_linear_rows(RecordedStep::active()); }
 
 Tensor forward(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
   const OnDevice device("linear", {{"x", x}, {"weight", weight}, {"bias", bias}});
   check_linear(x, weight, bias);
-  if (has_kernel(x) && x.size(0) <= kMostRows) {
+  if (may_have_kernel(x)) {
     const LinearLaunch launch = prepare_linear(x, weight, bias, weight.size(0));
     if (kernels::cuda::linear_supports(launch.arguments)) {
       require_ok(kernels::cuda::linear(launch.arguments, current_stream()));
@@ -29,7 +31,7 @@ Tensor forward(const Tensor& x, const Tensor& weight, const OptionalTensor& bias
 Tensor forward_swiglu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
   const OnDevice device("linear_swiglu", {{"x", x}, {"weight", weight}, {"bias", bias}});
   check_linear(x, weight, bias);
-  if (has_kernel(x) && x.size(0) <= kMostRows && weight.size(0) % 2 == 0) {
+  if (may_have_kernel(x) && weight.size(0) % 2 == 0) {
     const LinearLaunch launch = prepare_linear(x, weight, bias, weight.size(0) / 2);
     if (kernels::cuda::linear_swiglu_supports(launch.arguments)) {
       require_ok(kernels::cuda::linear_swiglu(launch.arguments, current_stream()));
