@@ -56,7 +56,7 @@ std::vector<Preset> make_presets() {
       {"based-360m", "the paper's Based at 363M: 5 linear, 5 window (64), 17 convolution layers",
        with_vocab(based_model({1024, 16, 16, 64}, hybrid_layers(27, {1, 6, 11, 16, 21}, {2, 7, 12, 17, 22})), gpt2_vocab)},
       {"based-1.4b", "the paper's Based at 1.35B: 7 linear, 7 window (16), 22 convolution layers",
-       with_vocab(based_model({1792, 16, 16, 16}, hybrid_layers(36, {1, 6, 11, 16, 21, 26, 31}, {2, 7, 12, 17, 22, 27, 32})), gpt2_vocab)},
+       with_vocab(based_model({1792, 16, 16, 16}, hybrid_layers(36, {1, 6, 11, 16, 21, 27, 33}, {2, 7, 12, 17, 22, 28, 34})), gpt2_vocab)},
       {"attn-360m", "the paper's Transformer++ at 360M", with_vocab(attention_model(1024, 16, 24), gpt2_vocab)},
       {"attn-1.4b", "the paper's Transformer++ at 1.33B", with_vocab(attention_model(1680, 24, 36), gpt2_vocab)},
       {"based-demo", "the language model of `make demo`: trains in two minutes on two cores",
