@@ -1,0 +1,27 @@
+# Whether an installed program finds LibTorch where the folder that it was built with is gone: PREFIX is an installation, LIBTORCH the folder of
+# the libraries. The path to LIBTORCH is taken out of a copy of the program, as if that folder had been removed.
+set(copy "${PREFIX}/../moved")
+file(REMOVE_RECURSE "${copy}")
+file(COPY "${PREFIX}/bin" "${PREFIX}/lib" DESTINATION "${copy}")
+set(program "${copy}/bin/based")
+file(READ_ELF "${program}" RUNPATH runpath)
+list(JOIN runpath ":" before)
+list(REMOVE_ITEM runpath "${LIBTORCH}")
+list(JOIN runpath ":" after)
+if(before STREQUAL after)
+  message(FATAL_ERROR "the run path ${before} does not name ${LIBTORCH}")
+endif()
+file(RPATH_CHANGE FILE "${program}" OLD_RPATH "${before}" NEW_RPATH "${after}")
+
+function(expect_started wanted what)
+  execute_process(COMMAND ${ARGN} "${program}" --version RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(wanted AND status OR NOT wanted AND NOT status)
+    message(FATAL_ERROR "${what}: ended with ${status}: ${output}")
+  endif()
+  message("${what}: ${output}")
+endfunction()
+
+expect_started(FALSE "LibTorch nowhere")
+expect_started(TRUE "LibTorch in LD_LIBRARY_PATH" "${CMAKE_COMMAND}" -E env "LD_LIBRARY_PATH=${LIBTORCH}")
+file(CREATE_LINK "${LIBTORCH}" "${copy}/lib/libtorch" SYMBOLIC)
+expect_started(TRUE "LibTorch in lib/libtorch")
