@@ -24,11 +24,12 @@ std::string shard_name(int64_t number) {
 }  // namespace
 
 ShardWriter::ShardWriter(const std::string& folder, const Tokenizer& tokenizer, int64_t max_tokens)
-    : folder_(folder), vocab_size_(tokenizer.vocab_size()), max_tokens_(max_tokens), tokenizer_hash_(tokenizer.hash()) {
+    : folder_(folder),
+      lock_(std::in_place, folder),
+      vocab_size_(tokenizer.vocab_size()),
+      max_tokens_(max_tokens),
+      tokenizer_hash_(tokenizer.hash()) {
   if (max_tokens < 1) throw UsageError("tokens a shard must be at least 1, got " + std::to_string(max_tokens));
-  std::error_code error;
-  made_folder_ = fs::create_directories(folder, error);
-  if (error) throw Error(folder + ": cannot make the folder: " + error.message());
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() == ".tokens")
       throw Error(entry.path().string() + ": the folder holds token shards already; remove them first");
@@ -39,7 +40,6 @@ ShardWriter::~ShardWriter() {
   if (finished_) return;
   std::error_code ignored;
   for (int64_t number = 0; number < number_; ++number) fs::remove(folder_ + "/" + shard_name(number), ignored);
-  if (made_folder_) fs::remove(folder_, ignored);  // where it is empty
 }
 
 void ShardWriter::add_document(std::span<const int32_t> ids) {
@@ -58,6 +58,7 @@ void ShardWriter::finish() {
   if (tokens_.empty()) throw Error(folder_ + ": nothing to write: there were no documents");
   write_shard(true);
   finished_ = true;
+  lock_.reset();
 }
 
 void ShardWriter::write_shard(bool last) {

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "based/core/files.h"
+#include "based/core/folder_lock.h"
 #include "based/data/tokenizer.h"
 
 namespace based {
@@ -42,8 +43,8 @@ struct TokenShard {
 // A view of `file`. Throws Error as "<source>: byte 16: what is wrong", whatever the bytes are.
 TokenShard parse_shard(std::span<const std::byte> file, const std::string& source, ShardCheck check);
 
-// Writes a set. The folder is made where needed and must hold no shards. A writer that goes before finish() takes its shards with it; what
-// a killed process leaves behind is refused when it is opened.
+// Writes a set. The folder is made where needed, must hold no shards, and is locked until the set is whole or given up. A writer that goes
+// before finish() takes its shards with it; what a killed process leaves behind is refused when it is opened.
 class ShardWriter {
  public:
   static constexpr int64_t kTokens = int64_t{1} << 25;
@@ -62,9 +63,10 @@ class ShardWriter {
   void write_shard(bool last);
 
   std::string folder_;
+  std::optional<FolderLock> lock_;  // until the set is whole
   int64_t vocab_size_, max_tokens_, number_ = 0;
   uint64_t tokenizer_hash_;
-  bool finished_ = false, made_folder_ = false;
+  bool finished_ = false;
   std::vector<int32_t> tokens_;
   std::vector<uint64_t> starts_;
 };

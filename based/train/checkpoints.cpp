@@ -1,18 +1,12 @@
 #include "based/train/checkpoints.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <filesystem>
 
 #include "based/core/files.h"
 #include "based/core/log.h"
 #include "based/core/manifest.h"
-#include "based/core/text.h"
 
 namespace based {
 namespace {
@@ -49,19 +43,6 @@ auto with_errors(Body&& body) {
 }
 
 }  // namespace
-
-FolderLock::FolderLock(const std::string& folder) {
-  const std::string path = (fs::path(folder) / ".lock").string();
-  descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) throw Error(path + ": cannot write: " + system_message(errno));
-  if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return;
-  const int error = errno;
-  ::close(descriptor_);
-  if (error == EWOULDBLOCK) throw Error(folder + ": another run is writing to this folder; wait for it, or name another one");
-  throw Error(path + ": cannot be locked: " + system_message(error));
-}
-
-FolderLock::~FolderLock() { ::close(descriptor_); }
 
 Checkpoints::Checkpoints(std::string folder, int64_t keep) : folder_(std::move(folder)), keep_(keep) { BASED_ASSERT(keep >= 1); }
 

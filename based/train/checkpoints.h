@@ -17,18 +17,6 @@
 
 namespace based {
 
-// One run at a time writes to a folder. Throws Error where another process holds it; released when the process ends, however it does.
-class FolderLock {
- public:
-  explicit FolderLock(const std::string& folder);
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
-  ~FolderLock();
-
- private:
-  int descriptor_ = -1;
-};
-
 class Checkpoints {
  public:
   // `folder` is made by the first save. `keep`: how many of the newest stay, besides the best.

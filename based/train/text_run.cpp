@@ -5,6 +5,7 @@
 #include <set>
 
 #include "based/core/files.h"
+#include "based/core/folder_lock.h"
 #include "based/core/hash.h"
 #include "based/core/interrupt.h"
 #include "based/core/log.h"

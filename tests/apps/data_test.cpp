@@ -131,6 +131,41 @@ TEST_F(Data, InterruptedItLeavesNothing) {
   }
 }
 
+// The first waits for more of a pipe, its first shards written; the second neither fails late nor takes them away.
+TEST_F(Data, ASecondPackFailsAtOnceAndTouchesNothing) {
+  ASSERT_EQ(mkfifo(file("pipe.jsonl").c_str(), 0600), 0);
+  const std::string options = "--tokenizer bytes --shard-tokens 8 --out " + file("set");
+  const Started first({"data", "pack", file("pipe.jsonl"), "--tokenizer", "bytes", "--shard-tokens", "8", "--out", file("set")},
+                      file("out"), file("err"));
+  std::ofstream pipe(file("pipe.jsonl"));
+  for (int i = 0; i < 100; ++i) pipe << "{\"text\":\"" << std::string(4000, 'x') << "\"}\n";  // more than is read at once
+  pipe.flush();
+  while (!std::filesystem::exists(file("set/00001.tokens"))) usleep(1000);
+  for (const std::string& text : {write("good.txt", "x"), write("bad.fa", ">x\nAC1\n")}) {
+    const Ran second = run("data pack " + text + options);
+    EXPECT_EQ(second.code, 1);
+    EXPECT_THAT(second.err, AllOf(HasSubstr("set: another run is writing to this folder (process "), HasSubstr("wait for it")));
+  }
+  pipe.close();
+  EXPECT_EQ(first.status(), 0) << read_file(file("err"));
+  EXPECT_EQ(run("data inspect " + file("set")).code, 0);
+  EXPECT_FALSE(std::filesystem::exists(file("set/.lock")));
+}
+
+// One pack that has written nothing yet holds the folder as well: the second must not take its place.
+TEST_F(Data, APackThatHasWrittenNothingYetHoldsItsFolder) {
+  ASSERT_EQ(mkfifo(file("pipe.txt").c_str(), 0600), 0);
+  const Started first({"data", "pack", file("pipe.txt"), "--tokenizer", "bytes", "--out", file("set")}, file("out"), file("err"));
+  std::ofstream pipe(file("pipe.txt"));
+  while (!std::filesystem::exists(file("set"))) usleep(1000);
+  const std::string second = "data pack " + write("a.txt", "the second") + "--tokenizer bytes --out " + file("set");
+  EXPECT_EQ(run(second).code, 1);
+  pipe << "the first";
+  pipe.close();
+  EXPECT_EQ(first.status(), 0) << read_file(file("err"));
+  EXPECT_THAT(run("data inspect " + file("set")).out, HasSubstr("10 tokens in 1 documents"));
+}
+
 // One good shard, damaged in one place after another.
 TEST_F(Data, ADamagedSetIsNamedByFileAndByte) {
   ASSERT_EQ(run("data pack " + write("a.txt", "hello world") + "--tokenizer bytes --out " + file("set")).code, 0);

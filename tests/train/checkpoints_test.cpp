@@ -133,15 +133,5 @@ TEST(Checkpoints, KilledAtAnyMomentThereIsAWholeOne) {
   EXPECT_GT(cut_short, 5) << "some of the kills must come inside a save";
 }
 
-TEST(FolderLock, OneRunAtATime) {
-  const TemporaryFolder folder;
-  const std::string here = folder.path().string();
-  {
-    const FolderLock lock(here);
-    EXPECT_THAT(message_of<Error>([&] { FolderLock second(here); }), HasSubstr("another run is writing to this folder"));
-  }
-  const FolderLock again(here);
-}
-
 }  // namespace
 }  // namespace based

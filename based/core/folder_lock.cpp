@@ -1,0 +1,67 @@
+#include "based/core/folder_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+
+#include "based/core/text.h"
+
+namespace based {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Of a lock's file; "" where its holder has not written it yet. Read as a number, since the file may be anything.
+std::string holder(int descriptor) {
+  std::array<char, 32> text{};
+  const ssize_t length = ::pread(descriptor, text.data(), text.size(), 0);
+  int64_t process = 0;
+  if (length <= 0 || std::from_chars(text.data(), text.data() + length, process).ec != std::errc()) return "";
+  return " (process " + std::to_string(process) + ")";
+}
+
+}  // namespace
+
+FolderLock::FolderLock(const std::string& folder) : folder_(folder), path_((fs::path(folder) / ".lock").string()) {
+  while (!open_and_lock()) {}
+}
+
+bool FolderLock::open_and_lock() {
+  std::error_code failed;
+  made_ = fs::create_directories(folder_, failed) || made_;
+  if (failed) throw Error(folder_ + ": cannot make the folder: " + failed.message());
+  descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (descriptor_ < 0 && errno == ENOENT && !fs::exists(folder_)) return false;  // its last holder took the folder with it
+  if (descriptor_ < 0) throw Error(path_ + ": cannot write: " + system_message(errno));
+  if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
+    const int error = errno;
+    const std::string who = holder(descriptor_);
+    ::close(descriptor_);
+    if (error != EWOULDBLOCK) throw Error(path_ + ": cannot be locked: " + system_message(error));
+    throw Error(folder_ + ": another run is writing to this folder" + who + "; wait for it, or name another folder");
+  }
+  struct stat locked {};
+  if (::fstat(descriptor_, &locked) != 0 || locked.st_nlink == 0) {  // its last holder removed it between our open and our lock
+    ::close(descriptor_);
+    return false;
+  }
+  const std::string process = std::to_string(::getpid()) + "\n";
+  // A lock that cannot name its holder, on a full disk, is a lock all the same.
+  if (::ftruncate(descriptor_, 0) == 0 && ::pwrite(descriptor_, process.data(), process.size(), 0) < 0) errno = 0;
+  return true;
+}
+
+FolderLock::~FolderLock() {
+  std::error_code ignored;
+  fs::remove(path_, ignored);
+  if (made_) fs::remove(folder_, ignored);  // where it is empty
+  ::close(descriptor_);
+}
+
+}  // namespace based
