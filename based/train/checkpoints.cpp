@@ -85,8 +85,18 @@ void Checkpoints::save(int64_t step, int64_t best, const std::function<void(cons
     throw;
   }
   link("latest", step);
-  if (best >= 0) link("best", best);
-  with_errors([&] { prune(step, best); });
+  with_errors([&] {
+    // Of an evaluation whose save failed there is nothing to link to: the best that there is stays.
+    const int64_t kept = best >= 0 && !fs::exists(path(best)) ? linked_best() : best;
+    if (kept >= 0) link("best", kept);
+    prune(step, kept);
+  });
+}
+
+int64_t Checkpoints::linked_best() const {
+  std::error_code none;
+  const std::string name = fs::read_symlink(fs::path(folder_) / "best", none).string();
+  return step_of(name).value_or(-1);
 }
 
 // A convenience for readers, so that a file system without links is no reason to fail.

@@ -36,6 +36,7 @@ class Checkpoints {
 
  private:
   void link(const char* name, int64_t step) const;
+  int64_t linked_best() const;  // below 0: none
   void prune(int64_t newest, int64_t best) const;
   void remove(int64_t step) const;
 

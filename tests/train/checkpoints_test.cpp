@@ -106,6 +106,24 @@ TEST(Checkpoints, ASaveThatFailsLeavesThoseBefore) {
   EXPECT_THAT(checkpoints.steps(), ElementsAre(3));
 }
 
+// The best evaluation so far, at step 2, could not be saved: the best that was saved is not given up for it.
+TEST(Checkpoints, ABestThatCouldNotBeSavedLeavesTheOneBefore) {
+  const TemporaryFolder folder;
+  Checkpoints checkpoints(folder.path().string(), 1);
+  save(checkpoints, 1, 1);
+  {
+    const FileSizeLimit limit(500);
+    EXPECT_THROW(save(checkpoints, 2, 2), Error);
+  }
+  for (const int64_t step : {3, 4}) {
+    save(checkpoints, step, 2);
+    EXPECT_EQ(target(folder, "best"), "step-1") << step;
+    EXPECT_THAT(checkpoints.steps(), ElementsAre(1, step));
+  }
+  save(checkpoints, 5, 5);
+  EXPECT_EQ(target(folder, "best"), "step-5");
+}
+
 // A process that saves over and over is killed at some moment: there is a whole checkpoint, and what it left is swept away.
 TEST(Checkpoints, KilledAtAnyMomentThereIsAWholeOne) {
   const TemporaryFolder folder;
