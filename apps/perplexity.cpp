@@ -42,7 +42,9 @@ void run(const Options& options) {
 
   const InterruptScope interrupts;
   Progress progress("perplexity", static_cast<int64_t>(ids.size()));
-  const Perplexity result = measure_perplexity(*loaded.model, ids, options.perplexity, [&](int64_t done) {
+  PerplexityOptions perplexity = options.perplexity;
+  perplexity.model = options.model;
+  const Perplexity result = measure_perplexity(*loaded.model, ids, perplexity, [&](int64_t done) {
     progress.update(done);
     return !interrupted();
   });

@@ -10,7 +10,7 @@ namespace {
 struct Options {
   std::string config, device, out = "out/train";
   std::vector<std::string> set;
-  bool resume = false, json = false, keys = false;
+  bool resume = false, overwrite = false, json = false, keys = false;
 };
 
 void print_json(const Options& options, const TextRunResult& result) {
@@ -25,7 +25,9 @@ void print_json(const Options& options, const TextRunResult& result) {
                {"skipped_steps", loop.state.skipped},
                {"failed_saves", loop.failed_saves},
                {"checkpoint", result.checkpoint},
-               {"evaluation", loop.state.evaluation}});
+               {"evaluation", loop.state.evaluation},
+               {"failure", nullptr}});
+  if (!result.failure.empty()) line["failure"] = result.failure;
   if (loop.state.best_step >= 0) line["best"] = {{"step", loop.state.best_step}, {"loss", loop.state.best_loss}};
   print_line(dump_json(line));
 }
@@ -50,9 +52,11 @@ void run(const Options& options) {
   Config config = Config::parse_toml_file(options.config);
   for (const auto& assignment : options.set) config.override_with(assignment);
   if (!options.device.empty()) config.set("train.device", Config(options.device, "--device: "));
-  const TextRunResult result = run_text_training(read_config<TextRun>(config), options.out, options.resume);
-  options.json ? print_json(options, result) : print_text(options, result);
+  const TextRunResult result = run_text_training(read_config<TextRun>(config), options.out, options.resume, options.overwrite);
+  if (options.json) print_json(options, result);
   if (result.loop.failed_saves > 0) log_warning(std::to_string(result.loop.failed_saves) + " checkpoints could not be saved on the way");
+  if (!result.failure.empty()) throw Error(result.failure);
+  if (!options.json) print_text(options, result);
   if (!result.loop.interrupted) return;
   log_warning("stopped by a signal: step " + std::to_string(result.loop.state.step) + " is kept in " + result.checkpoint +
               "; the same command with --resume goes on");
@@ -66,6 +70,7 @@ void setup(CommandLine app) {
   app.add_option("--device", options->device, "cpu, cuda or cuda:N; in place of train.device");
   app.add_option("--out", options->out, "folder for the model, the tokenizer, the metrics and the checkpoints");
   app.add_flag("--resume", options->resume, "go on from the newest whole checkpoint in --out; begin where there is none");
+  app.add_flag("--overwrite", options->overwrite, "begin where --out holds a model without checkpoints, which is removed");
   app.add_flag("--keys", options->keys, "list every key with its default");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { run(*options); });

@@ -10,6 +10,11 @@ Perplexity measure_perplexity(LanguageModel& model, const std::vector<int64_t>& 
                               const std::function<bool(int64_t)>& progress) {
   const torch::NoGradGuard no_grad;
   const int64_t count = static_cast<int64_t>(ids.size()), context = options.context > 0 ? options.context : count;
+  const int64_t positions = model.config().max_positions, longest = std::min(context, count);
+  if (positions > 0 && longest > positions) {
+    throw Error(options.model + " learns " + std::to_string(positions) + " positions (max_positions), a context has " +
+                std::to_string(longest) + " tokens; a shorter context is needed");
+  }
   const Tensor all = torch::tensor(ids), slot = torch::tensor({int64_t{0}});
   ModelState state = model.make_state(1);
   Perplexity sum;
@@ -25,7 +30,12 @@ Perplexity measure_perplexity(LanguageModel& model, const std::vector<int64_t>& 
     const int64_t predicted = std::min(seen + length == context ? length - 1 : length, count - 1 - at);
     if (predicted > 0) {
       const Tensor loss = model.cross_entropy(hidden.narrow(0, 0, predicted), all.narrow(0, at + 1, predicted));
-      sum.nats += loss.item<double>() * static_cast<double>(predicted);
+      const double nats = loss.item<double>();
+      if (!std::isfinite(nats)) {
+        throw Error(options.model + ": the loss of tokens " + std::to_string(at) + " to " + std::to_string(at + length) +
+                    " is not finite; the weights may be damaged, or the training diverged");
+      }
+      sum.nats += nats * static_cast<double>(predicted);
       sum.tokens += predicted;
     }
     at += length;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "based/models/language_model.h"
@@ -9,8 +10,9 @@
 namespace based {
 
 struct PerplexityOptions {
-  int64_t context = 0;   // forget everything after this many tokens; 0: one state carried over the whole text
-  int64_t piece = 1024;  // tokens that go through the parallel form at once; bounds memory, does not change the result
+  int64_t context = 0;              // forget everything after this many tokens; 0: one state carried over the whole text
+  std::string model = "the model";  // its name, for messages
+  int64_t piece = 1024;             // tokens that go through the parallel form at once; bounds memory, does not change the result
 };
 
 struct Perplexity {
@@ -19,6 +21,7 @@ struct Perplexity {
   double value() const;
 };
 
+// Throws Error, before anything runs, where a context is longer than the positions that the model learns, and where the loss is not finite.
 // `progress` is told the tokens done; returning false stops and gives what was summed.
 Perplexity measure_perplexity(LanguageModel& model, const std::vector<int64_t>& ids, const PerplexityOptions& options,
                               const std::function<bool(int64_t)>& progress = {});

@@ -46,6 +46,12 @@ void check_model_config(const ModelConfig& config) {
   }
 }
 
+Config model_table(const Config& config) {
+  if (config.is_null()) return Config(Config::Table{});
+  config_detail::table_of(config, "model");
+  return config;
+}
+
 ModelConfig read_model_config(const Config& config) {
   Config keys = config;
   ModelConfig result;

@@ -42,6 +42,8 @@ struct ModelConfig {
 // Throws UsageError where a size is out of bounds or a layer names no mixer.
 void check_model_config(const ModelConfig& config);
 
+// [model] of an experiment, an empty table where there is none; throws UsageError where it is no table.
+Config model_table(const Config& config);
 // [model] of an experiment: {preset = "name", and keys that override the preset's}, or all keys.
 ModelConfig read_model_config(const Config& config);
 

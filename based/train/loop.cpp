@@ -60,8 +60,7 @@ class Loop {
   }
 
   LoopResult run() {
-    const double start = now();
-    LoopState& state = result_.state;
+    const LoopState& state = result_.state;
     const bool finished_before = state.step >= options_.steps;
     model_.train();
     reset_peak_memory(model_.device());
@@ -71,16 +70,43 @@ class Loop {
     }
     if (!unread_.empty()) read();
     result_.interrupted = state.step < options_.steps;
-    if (!result_.interrupted && !finished_before) evaluate();
+    if (!finished_before) end();
     progress_.finish();
-    if (hooks_.checkpoint && !finished_before && saved_ != state.step) hooks_.checkpoint(state);
     model_.eval();
-    result_.seconds = now() - start;
+    result_.seconds = now() - start_;
     result_.peak_memory = peak_memory(model_.device());
     return result_;
   }
 
  private:
+  void end() {
+    if (!result_.interrupted) {
+      evaluate();
+      const auto loss = last_figures_.find("loss");
+      if (loss != last_figures_.end() && !std::isfinite(loss->second))
+        diverged(result_.state.step, "the last evaluation's loss is not finite");
+    }
+    require_finite_weights();
+    if (hooks_.checkpoint && saved_ != result_.state.step) result_.last_save_failure = save();
+  }
+
+  [[noreturn]] void diverged(int64_t step, const std::string& what) {
+    progress_.finish();
+    result_.seconds = now() - start_;
+    result_.peak_memory = peak_memory(model_.device());
+    throw Diverged("training: step " + std::to_string(step) + ": " + what + "; try a lower learning rate", result_);
+  }
+
+  void require_finite_weights() {
+    const torch::NoGradGuard no_grad;
+    const auto parameters = model_.named_parameters();
+    std::vector<Tensor> finite;
+    for (const auto& item : parameters) finite.push_back(item.value().isfinite().all());
+    const Tensor usable = torch::stack(finite).cpu();
+    for (size_t i = 0; i < finite.size(); ++i)
+      if (!usable.const_data_ptr<bool>()[i]) diverged(result_.state.step, "the weights of " + parameters[i].key() + " are not finite");
+  }
+
   static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
   // Launches a step; on the CPU it is done then.
@@ -165,8 +191,9 @@ class Loop {
     if (hooks_.metrics) hooks_.metrics->write({{"step", step.at}, {"skipped", what}, {"windows", step.windows}});
     log_warning(describe(step, what + ", the update is skipped"));
     if (state.skipped_in_a_row < options_.max_bad_steps) return;
-    throw Error("training: " + describe(step, what) + "; " + std::to_string(state.skipped_in_a_row) +
-                " steps in a row could not be used, the run ends here; try a lower learning rate, and look at the data of these windows");
+    diverged(step.at, what + (step.windows.empty() ? "" : "; windows " + dump_json(Json(step.windows))) + "; " +
+                          std::to_string(state.skipped_in_a_row) +
+                          " steps in a row could not be used, the run ends here; look at the data of these windows");
   }
 
   void look_for_spike(const Step& step) {
@@ -183,20 +210,28 @@ class Loop {
     const LoopState& state = result_.state;
     bool best = false;
     if (due(options_.evaluate_every, state.step)) best = evaluate();
-    if (hooks_.checkpoint && (due(options_.checkpoint_every, state.step) || (best && options_.checkpoint_best))) save();
+    if (!hooks_.checkpoint || !(due(options_.checkpoint_every, state.step) || (best && options_.checkpoint_best))) return;
+    require_finite_weights();
+    // The run outlives a save that fails: what was saved before is still there, and the next one may work.
+    const std::string failure = save();
+    if (failure.empty()) return;
+    ++result_.failed_saves;
+    log_warning("the checkpoint of step " + std::to_string(state.step) + " could not be saved (" + std::to_string(result_.failed_saves) +
+                " so far), those before are kept, training goes on: " + failure);
   }
 
   // Whether it is the best so far.
   bool evaluate() {
     if (!hooks_.evaluate) return false;
+    require_finite_weights();
     LoopState& state = result_.state;
     model_.eval();
-    const Figures figures = hooks_.evaluate(state.step);
+    last_figures_ = hooks_.evaluate(state.step);
     model_.train();
     Json line{{"step", state.step}};
-    for (const auto& [name, value] : figures) line["eval_" + name] = value;
+    for (const auto& [name, value] : last_figures_) line["eval_" + name] = value;
     if (hooks_.metrics) hooks_.metrics->write(line);
-    state.evaluation = finite(figures);
+    state.evaluation = finite(last_figures_);
     show();
     const auto loss = state.evaluation.find("loss");
     if (loss == state.evaluation.end() || (state.best_step >= 0 && loss->second >= state.best_loss)) return false;
@@ -205,15 +240,14 @@ class Loop {
     return true;
   }
 
-  // The run outlives a save that fails: what was saved before is still there, and the next one may work.
-  void save() {
+  // Gives what kept it from working, or "".
+  std::string save() {
     try {
       hooks_.checkpoint(result_.state);
       saved_ = result_.state.step;
+      return "";
     } catch (const Error& error) {
-      ++result_.failed_saves;
-      log_warning("the checkpoint of step " + std::to_string(result_.state.step) + " could not be saved (" +
-                  std::to_string(result_.failed_saves) + " so far), those before are kept, training goes on: " + error.what());
+      return error.what();
     }
   }
 
@@ -234,6 +268,8 @@ class Loop {
   std::vector<Step> unread_;  // launched, in order
   Progress progress_;
   LoopResult result_;
+  Figures last_figures_;  // of the last evaluation, those that are not finite too
+  const double start_ = now();
   double seconds_ = 0;
   int64_t tokens_ = 0, saved_ = -1;
 };

@@ -71,20 +71,30 @@ struct LoopState {
 struct LoopHooks {
   std::function<Batch(int64_t index)> batch;               // index: step·accumulate + its batch within the step
   std::function<Figures(int64_t step)> evaluate;           // null: none; "loss" decides which is the best
-  std::function<void(const LoopState& state)> checkpoint;  // null: none. An Error that it throws before the end is reported and counted
+  std::function<void(const LoopState& state)> checkpoint;  // null: none. An Error that it throws is reported and counted
   Metrics* metrics = nullptr;
 };
 
 struct LoopResult {
   LoopState state;
-  bool interrupted = false;  // by SIGINT or SIGTERM; the step under way was finished and saved
-  int64_t failed_saves = 0;
+  bool interrupted = false;                   // by SIGINT or SIGTERM; the step under way was finished and saved
+  int64_t failed_saves = 0;                   // on the way
+  std::string last_save_failure;              // why the state at the end could not be saved; empty: it was
   double seconds = 0, tokens_per_second = 0;  // of this call
   int64_t peak_memory = 0;                    // bytes; see models/device.h
 };
 
-// Goes on from `state` to options.steps. A step whose loss or gradient is not finite changes nothing but the counters; throws Error where
-// there are too many in a row, naming their batches, and where the last checkpoint cannot be saved. On a GPU the steps are launched ahead,
+// What training came to that no later step mends: too many steps in a row that could not be used, weights that are not finite, or a last
+// evaluation that is not.
+class Diverged : public Error {
+ public:
+  Diverged(const std::string& message, LoopResult up_to) : Error(message), result(std::move(up_to)) {}
+  LoopResult result;  // up to there
+};
+
+// Goes on from `state` to options.steps. A step whose loss or gradient is not finite changes nothing but the counters. Throws Diverged,
+// naming the batches or the weights; looks at the weights before each evaluation and checkpoint, so that none is made of weights that are
+// not finite. On a GPU the steps are launched ahead,
 // and what they gave is read when a line of metrics is due, before an evaluation or a checkpoint, or after read_every; the result is the
 // same, but that a run which ends for too many bad steps may have launched some more.
 LoopResult train_loop(LanguageModel& model, AdamW& optimizer, const OptimizerOptions& schedule, const LoopOptions& options,

@@ -6,19 +6,26 @@
 #include "based/ops/adamw.h"
 
 namespace based {
+namespace {
+
+constexpr double kMaxLearningRate = 1e6, kMinEps = 1e-30;
+
+}  // namespace
 
 void check_optimizer_options(const OptimizerOptions& options) {
   const auto require = [](bool right, const char* what) {
     if (!right) throw UsageError(std::string("optimizer: ") + what);
   };
-  require(options.learning_rate > 0 && std::isfinite(options.learning_rate), "learning_rate must be above 0");
+  // Each condition is false for NaN. Rates that large, or an eps that fp32 rounds to 0, serve no training and overflow.
+  require(options.learning_rate > 0 && options.learning_rate <= kMaxLearningRate, "learning_rate must be above 0 and at most 1e6");
   require(options.min_learning_rate >= 0 && options.min_learning_rate <= options.learning_rate,
           "min_learning_rate must be 0 to learning_rate");
   require(options.warmup >= 0 && options.warmup <= 1, "warmup must be 0 to 1, a share of the steps");
-  require(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1, "beta1 and beta2 must be 0 to 1");
-  require(options.eps > 0, "eps must be above 0");
-  require(options.weight_decay >= 0, "weight_decay must not be negative");
-  require(options.clip >= 0, "clip must not be negative");
+  require(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1, "beta1 and beta2 must be 0 to below 1");
+  require(options.eps >= kMinEps && options.eps <= 1, "eps must be 1e-30 to 1");
+  require(options.weight_decay >= 0 && options.weight_decay * options.learning_rate <= 1,
+          "weight_decay must be 0 to 1/learning_rate: more would turn the weights' signs at each step");
+  require(options.clip >= 0 && std::isfinite(options.clip), "clip must be a number of at least 0; 0 is no clipping");
 }
 
 double learning_rate(const OptimizerOptions& options, int64_t step, int64_t steps) {

@@ -34,6 +34,7 @@ struct OptimizerOptions {
   }
 };
 
+// Throws UsageError naming the option that is out of its range; none may be infinite or NaN.
 void check_optimizer_options(const OptimizerOptions& options);
 
 // Rate of step 0 … steps − 1: (step + 1)/warmup_steps of the peak while warming up, then a cosine to the minimum.

@@ -37,6 +37,7 @@ void check_run(const TextRun& run) {
   require(!run.train.graph || !run.data.documents, "train.graph needs rows that are all alike: leave it, or data.documents, off");
   require(!run.train.graph || !run.train.checkpoint_activations,
           "train.graph cannot record train.checkpoint_activations, which draws its random numbers again: leave one of them off");
+  require(run.train.batch <= INT32_MAX / run.train.length, "train.batch times train.length must be below 2^31 tokens");
   require(run.checkpoint.every >= 0, "checkpoint.every must not be negative");
   require(run.checkpoint.keep >= 1, "checkpoint.keep must be at least 1");
 }
@@ -57,10 +58,23 @@ bool may_change(const std::string& key) {
   return free.contains(key) || key.starts_with("checkpoint.");
 }
 
+using Leaves = std::map<std::string, std::string>;  // a key with its dots -> its value as JSON
+
+// The keys that a run began with. One that there was not yet when it was saved has its default, and is named in `added`.
+Leaves leaves_of(const Config& saved, std::string& added) {
+  TextRun none;
+  none.model = write_config(ModelConfig{});
+  Leaves leaves, defaults;
+  collect_leaves(saved, "", leaves);
+  collect_leaves(write_config(none), "", defaults);
+  for (const auto& [key, value] : defaults)
+    if (leaves.try_emplace(key, value).second) added += (added.empty() ? "" : ", ") + key + " = " + value;
+  return leaves;
+}
+
 // The first key in which a run that goes on differs from the one that was saved.
-void require_same_run(const Config& saved, const Config& now, const std::string& out) {
-  std::map<std::string, std::string> before, after;
-  collect_leaves(saved, "", before);
+void require_same_run(const Leaves& before, const Config& now, const std::string& out) {
+  Leaves after;
   collect_leaves(now, "", after);
   for (const auto& [key, value] : before) after.try_emplace(key, "absent");
   for (const auto& [key, value] : after) {
@@ -72,6 +86,17 @@ void require_same_run(const Config& saved, const Config& now, const std::string&
   }
 }
 
+// [model] as it was written, with no key that a model has not and no value out of bounds; vocab_size is not known yet.
+Config model_keys(const TextRun& run) {
+  const Config keys = model_table(run.model);
+  const int64_t positions = read_model_config(keys).max_positions;
+  if (positions > 0 && run.train.length > positions) {
+    throw UsageError("train.length = " + std::to_string(run.train.length) +
+                     " is more than model.max_positions = " + std::to_string(positions) + ", the positions that the model learns");
+  }
+  return keys;
+}
+
 std::string hex_hash(const TextData& data) { return hex(data.train->hash()) + hex(data.valid->hash()); }
 
 class TextTraining {
@@ -80,19 +105,25 @@ class TextTraining {
       : run_(run),
         out_(out),
         device_(parse_device(run.train.device, "train.device")),
+        model_keys_(model_keys(run)),
+        lock_(out),
         checkpoints_((fs::path(out) / "checkpoints").string(), run.checkpoint.keep) {}
 
-  TextRunResult run(bool resume) {
+  TextRunResult run(bool resume, bool overwrite) {
     find_checkpoint(resume);
+    const bool replaces = from_.empty() && holds_model();
+    if (replaces && !overwrite) {
+      throw UsageError(out_ + ": holds a model and no checkpoints to go on from; --overwrite replaces it, another --out keeps it");
+    }
     data_ = load_text_data(run_.data, run_.train.length, from_);
-    Config model_keys = run_.model.is_null() ? Config(Config::Table{}) : run_.model;
-    model_keys.set("vocab_size", Config(data_.tokenizer->vocab_size()));
-    const ModelConfig config = read_model_config(model_keys);
+    model_keys_.set("vocab_size", Config(data_.tokenizer->vocab_size()));
+    const ModelConfig config = read_model_config(model_keys_);
     run_.model = write_config(config);
     if (!from_.empty()) state_ = checked_state();
     loader_ = std::make_unique<Loader>(data_.train, loader_config(run_.train.batch / run_.train.accumulate));
     loader_->seek(state_.data);
     make_model(config);
+    if (replaces) remove_model();
     prepare_folder();
     return train();
   }
@@ -105,23 +136,36 @@ class TextTraining {
     }
     if (resume && !there) log_info("--resume: no checkpoint in " + out_ + " yet; the run begins anew");
     if (!there) return;
-    lock_ = std::make_unique<FolderLock>(out_);
     result_.resumed_from = *checkpoints_.newest_whole();
     from_ = checkpoints_.path(result_.resumed_from);
     log_info("going on from step " + std::to_string(result_.resumed_from) + ", " + from_);
   }
 
+  std::string in_out(const char* name) const { return (fs::path(out_) / name).string(); }
+
+  bool holds_model() const { return fs::exists(in_out("config.json")) || fs::exists(in_out("model.safetensors")); }
+
+  // At the start, so that no moment leaves an old model among the files of this run.
+  void remove_model() const {
+    log_info("--overwrite: the model in " + out_ + " is removed");
+    for (const char* name : {"config.json", "model.safetensors"}) {
+      std::error_code error;
+      fs::remove(in_out(name), error);
+      if (error) throw Error(in_out(name) + ": cannot be removed: " + error.message());
+    }
+  }
+
   RunState checked_state() const {
     RunState state = load_run_state(from_);
-    require_same_run(state.run, write_config(run_), out_);
+    std::string added;
+    Leaves before = leaves_of(state.run, added);
+    if (!added.empty()) log_info("--resume: the run was saved before there were these keys, which have their defaults: " + added);
+    require_same_run(before, write_config(run_), out_);
     if (state.data_hash != hex_hash(data_)) {
       throw UsageError("--resume: the tokens of data.train or data.valid (" + run_.data.train +
                        ") are not those that the run began with; put the text back, or train into another folder");
     }
     const Config here(run_.train.device);
-    std::map<std::string, std::string> before{
-        {"train.device", Config(std::string("cpu")).to_json(-1)}};  // as it was before there was the key
-    collect_leaves(state.run, "", before);
     if (before["train.device"] != here.to_json(-1)) {
       log_warning("the run began on " + before["train.device"] + " and goes on on " + here.to_json(-1) +
                   ": from the same weights, moments and data, but sums round differently, and dropout draws other numbers");
@@ -161,13 +205,9 @@ class TextTraining {
   }
 
   void prepare_folder() {
-    std::error_code error;
-    fs::create_directories(out_, error);
-    if (error) throw Error(out_ + ": cannot be made: " + error.message());
-    if (!lock_) lock_ = std::make_unique<FolderLock>(out_);
     checkpoints_.sweep();
     remove_stale_temporaries(out_);
-    write_file_atomic((fs::path(out_) / "run.json").string(), write_config(run_).to_json() + "\n");
+    write_file_atomic(in_out("run.json"), write_config(run_).to_json() + "\n");
     metrics_ = std::make_unique<Metrics>(out_, from_.empty() ? std::nullopt : std::optional(state_.metrics));
     sync_folder(out_);
   }
@@ -221,17 +261,37 @@ class TextTraining {
     hooks.checkpoint = [&](const LoopState& state) { save(state); };
     hooks.metrics = metrics_.get();
     result_.checkpoint = from_;
-    result_.loop = train_loop(*result_.model, *optimizer_, run_.optimizer, options, hooks, state_.loop);
+    try {
+      result_.loop = train_loop(*result_.model, *optimizer_, run_.optimizer, options, hooks, state_.loop);
+    } catch (const Diverged& diverged) {
+      result_.loop = diverged.result;
+      result_.failure = std::string(diverged.what()) + "; no model of it is left, " + kept();
+      return std::move(result_);
+    }
+    // Also where the checkpoint, which is three times as large, found no room.
     data_.tokenizer->save(out_);
     save_model(*result_.model, out_);
+    if (!result_.loop.last_save_failure.empty()) {
+      result_.failure = std::string(result_.loop.interrupted ? "stopped by a signal: " : "") + "the checkpoint of the last step, " +
+                        std::to_string(result_.loop.state.step) + ", could not be saved (" + result_.loop.last_save_failure +
+                        "); the model of that step is in " + out_ + ", " + kept();
+    }
     return std::move(result_);
+  }
+
+  std::string kept() const {
+    if (result_.checkpoint.empty()) return "no checkpoint was saved before";
+    const std::string best = in_out("checkpoints/best");
+    std::error_code ignored;
+    return "the last checkpoint, " + result_.checkpoint + ", is kept" + (fs::exists(best, ignored) ? ", and the best, " + best : "");
   }
 
   TextRun run_;
   std::string out_, from_;  // from_: the checkpoint that the run goes on from; empty: none
   torch::Device device_;
+  Config model_keys_;
+  FolderLock lock_;
   Checkpoints checkpoints_;
-  std::unique_ptr<FolderLock> lock_;
   TextData data_;
   RunState state_;
   std::unique_ptr<Loader> loader_;
@@ -242,9 +302,9 @@ class TextTraining {
 
 }  // namespace
 
-TextRunResult run_text_training(const TextRun& run, const std::string& out, bool resume) {
+TextRunResult run_text_training(const TextRun& run, const std::string& out, bool resume, bool overwrite) {
   check_run(run);
-  return TextTraining(run, out).run(resume);
+  return TextTraining(run, out).run(resume, overwrite);
 }
 
 }  // namespace based

@@ -68,16 +68,21 @@ struct TextRunResult {
   LoopResult loop;
   int64_t parameters = 0, train_tokens = 0, valid_tokens = 0;
   int64_t resumed_from = -1;  // the checkpoint's step; −1: began anew
-  std::string checkpoint;     // folder of the last one
+  std::string checkpoint;     // folder of the last one; empty: none
+  std::string failure;        // what kept the run from ending well, and what is kept; empty: nothing
   std::shared_ptr<LanguageModel> model;
 };
 
-// Leaves in `out`: config.json, model.safetensors, the tokenizer's files, run.json (all keys), metrics (metrics.h) and checkpoints/
-// (checkpoints.h, run_state.h). Throws UsageError for a wrong config, and Error for data that cannot be used, before anything is written.
+// Leaves in `out`, which is locked from the start: config.json, model.safetensors, the tokenizer's files, run.json (all keys), metrics
+// (metrics.h) and checkpoints/ (checkpoints.h, run_state.h). Throws UsageError for a wrong config, and Error where another run writes to
+// `out` and for data that cannot be used, before anything is written. A run that diverges leaves no model of its end, and one whose last
+// checkpoint cannot be saved leaves its model all the same: both are said in `failure`.
 //
 // `resume`: goes on from the newest whole checkpoint in `out`, to the same end, bit for bit, as if the run had never stopped (on another
 // device from the same values, that is not to the same bits); UsageError where a key that matters or the data has changed. Where there is
 // none the run begins anew and says so. Without `resume` a folder that has checkpoints is refused with UsageError.
-TextRunResult run_text_training(const TextRun& run, const std::string& out, bool resume = false);
+//
+// A model in `out` without checkpoints is refused with UsageError, unless `overwrite`: then it is removed before the run begins.
+TextRunResult run_text_training(const TextRun& run, const std::string& out, bool resume = false, bool overwrite = false);
 
 }  // namespace based

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +13,8 @@
 #include <thread>
 
 #include "based/core/files.h"
+#include "based/core/json.h"
+#include "tests/apps/program.h"
 #include "tests/core/temporary_folder.h"
 #include "tests/train/results.h"
 
@@ -51,6 +54,7 @@ class Training {
   Training& operator=(const Training&) = delete;
 
   void signal(int number) const { kill(process_, number); }
+  pid_t process() const { return process_; }
   bool running() {
     if (process_ <= 0) return false;
     if (waitpid(process_, &status_, WNOHANG) == 0) return true;
@@ -186,6 +190,112 @@ TEST(TrainProgram, AFolderWithCheckpointsIsNotOverwritten) {
   EXPECT_EQ(results_of(out), before);
 }
 
+// The first waits for its text on a pipe; the second must not even look for checkpoints meanwhile.
+TEST(TrainProgram, TheFolderIsLockedBeforeAnythingIsRead) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 3), out = folder.file("out"), pipe = folder.file("pipe.txt");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  Training first(config, out, {"--set", "data.train=" + pipe, "--set", "data.valid=" + folder.file("text.txt")});
+  std::ofstream text(pipe);  // opened as soon as the first reads it
+  const auto others = [&](const std::string& options) { return run("train " + config + options + " --out " + out); };
+  for (const char* options : {"", " --resume", " --overwrite"}) {
+    const Ran second = others(options);
+    EXPECT_EQ(second.code, 1) << options;
+    EXPECT_THAT(second.err, HasSubstr(out + ": another run is writing to this folder (process " + std::to_string(first.process()) + ")"));
+  }
+  text << read_file(folder.file("text.txt"));
+  text.close();
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_EQ(others("").code, 2) << "its checkpoints are there";
+}
+
+TEST(TrainProgram, AModelWithoutCheckpointsIsKeptUnlessTold) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 3), out = folder.file("out"), command = "train " + config + " --out " + out;
+  ASSERT_EQ(run(command).code, 0);
+  fs::remove_all(out + "/checkpoints");
+  const auto before = results_of(out);
+  for (const char* options : {"", " --resume"}) {
+    const Ran refused = run(command + options + " --set train.seed=5");
+    EXPECT_EQ(refused.code, 2) << options;
+    EXPECT_THAT(refused.err, HasSubstr(out + ": holds a model and no checkpoints to go on from; --overwrite replaces it"));
+    EXPECT_EQ(results_of(out), before) << options;
+  }
+  EXPECT_EQ(run(command + " --overwrite --set train.seed=5").code, 0);
+  EXPECT_NE(results_of(out).at("model.safetensors"), before.at("model.safetensors"));
+  EXPECT_EQ(run(command + " --overwrite").code, 2) << "checkpoints are not overwritten";
+}
+
+// Room for the model and not for a checkpoint, which has the moments too.
+TEST(TrainProgram, AFullDiskAtTheLastCheckpointLeavesTheModel) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 4), out = folder.file("out"), whole = folder.file("whole");
+  ASSERT_EQ(Training(config, whole, {}).wait(), 0);
+  const uintmax_t limit = fs::file_size(whole + "/model.safetensors") + 512;
+  ASSERT_LT(limit, fs::file_size(whole + "/checkpoints/latest/optimizer.safetensors"));
+  Training full(config, out, {}, limit);
+  EXPECT_EQ(full.wait(), 1);
+  EXPECT_THAT(full.err(), HasSubstr("the checkpoint of the last step, 4, could not be saved"));
+  EXPECT_THAT(full.err(), HasSubstr("the model of that step is in " + out + ", no checkpoint was saved before"));
+  EXPECT_TRUE(read_file(out + "/model.safetensors") == read_file(whole + "/model.safetensors"));
+  EXPECT_TRUE(fs::exists(out + "/config.json"));
+}
+
+// A rate at which the loss overflows at once; fewer steps than end a run by themselves.
+TEST(TrainProgram, ADivergedRunFailsAndKeepsTheLastGoodCheckpoint) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 6), out = folder.file("out");
+  const Ran ran =
+      run("train " + config + " --json --out " + out +
+          " --set optimizer.learning_rate=1e6 --set optimizer.weight_decay=0 --set optimizer.warmup=0 --set train.evaluate_every=0");
+  EXPECT_EQ(ran.code, 1);
+  EXPECT_THAT(ran.err, HasSubstr("training: step 6: the last evaluation's loss is not finite"));
+  const std::string kept = out + "/checkpoints/step-5";
+  EXPECT_THAT(ran.err, HasSubstr("the last checkpoint, " + kept + ", is kept"));
+  const Json json = parse_json(ran.out, "stdout");
+  EXPECT_THAT(json["failure"].get<std::string>(), HasSubstr("loss is not finite"));
+  EXPECT_EQ(json["checkpoint"], kept);
+  EXPECT_TRUE(fs::exists(kept + "/model.safetensors"));
+  EXPECT_FALSE(fs::exists(out + "/model.safetensors"));
+  const Ran good = run("train " + config + " --json --out " + folder.file("good"));
+  EXPECT_TRUE(parse_json(good.out, "stdout")["failure"].is_null());
+  EXPECT_EQ(run("perplexity --model " + kept + " --data " + folder.file("text.txt")).code, 1);
+  EXPECT_THAT(run("perplexity --model " + kept + " --data " + folder.file("text.txt")).err,
+              HasSubstr("based: " + kept + ": the loss of tokens 0 to "));
+}
+
+TEST(TrainProgram, ValuesOutsideTheirRangeAreWrongUsage) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 2), out = folder.file("out");
+  const std::map<std::string, std::string> says{{"optimizer.learning_rate=1e300", "learning_rate must be above 0 and at most 1e6"},
+                                                {"optimizer.weight_decay=inf", "weight_decay must be 0 to 1/learning_rate"},
+                                                {"optimizer.clip=nan", "clip must be a number"},
+                                                {"data.valid_fraction=nan", "data.valid_fraction must be above 0 and below 1"},
+                                                {"model.embedding_dropout=nan", "model.embedding_dropout must be 0 to 1"},
+                                                {"model.norm_eps=inf", "model.norm_eps must be 0 to 1"},
+                                                {"model.max_positions=8", "train.length = 16 is more than model.max_positions = 8"},
+                                                {"model=5", "--set model=5: 'model' must be a table, not the integer 5"},
+                                                {"train.batch=4611686018427387904", "train.batch times train.length must be below 2^31"}};
+  for (const auto& [setting, message] : says) {
+    const Ran ran = run("train " + config + " --out " + out + " --set " + setting);
+    EXPECT_EQ(ran.code, 2) << setting;
+    EXPECT_THAT(ran.err, HasSubstr(message)) << setting;
+  }
+  EXPECT_FALSE(fs::exists(out));
+}
+
+TEST(TrainProgram, MeasuringMoreTokensThanTheModelHasPositionsIsRefused) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 2), out = folder.file("out"), text = folder.file("text.txt");
+  ASSERT_EQ(run("train " + config + " --set model.max_positions=16 --out " + out).code, 0);
+  for (const char* context : {"0", "17"}) {
+    const Ran ran = run("perplexity --model " + out + " --data " + text + " --context " + context);
+    EXPECT_EQ(ran.code, 1) << context;
+    EXPECT_THAT(ran.err, HasSubstr("based: " + out + " learns 16 positions (max_positions), a context has")) << context;
+  }
+  EXPECT_EQ(run("perplexity --model " + out + " --data " + text + " --context 16").code, 0);
+}
+
 // Past RLIMIT_FSIZE no checkpoint can be written.
 TEST(TrainProgram, AFullDiskKeepsTheOldCheckpointAndTheRunGoesOn) {
   const TemporaryFolder folder;
@@ -242,7 +352,8 @@ TEST(TrainProgram, TheRunsAtThePapersSizeDifferInTheModelAlone) {
 TEST(TrainProgram, ALearningRateThatDivergesEndsWithItsWindows) {
   const TemporaryFolder folder;
   const std::string config = write_config(folder, 100), out = folder.file("out");
-  Training training(config, out, {"--set", "optimizer.learning_rate=1e30", "--set", "train.max_bad_steps=4"});
+  Training training(config, out,
+                    {"--set", "optimizer.learning_rate=1e6", "--set", "optimizer.weight_decay=0", "--set", "train.max_bad_steps=4"});
   EXPECT_EQ(training.wait(), 1);
   EXPECT_THAT(training.err(), HasSubstr("4 steps in a row could not be used"));
   EXPECT_THAT(training.err(), HasSubstr("; windows ["));

@@ -192,7 +192,49 @@ TEST(Loop, ASaveThatFailsIsCountedAndTrainingGoesOn) {
   EXPECT_EQ(saved, (std::vector<int64_t>{2, 8, 9}));
   run.options.steps = 12;
   run.hooks.checkpoint = [](const LoopState&) { throw Error("disk full"); };
-  EXPECT_EQ(message_of<Error>([&] { run.go(result.state); }), "disk full") << "the last one must not be lost silently";
+  const LoopResult full = run.go(result.state);
+  EXPECT_EQ(full.last_save_failure, "disk full");
+  EXPECT_EQ(full.state.step, 12);
+}
+
+// A weight spoilt in the sixth of eight steps, whose loss no label asks for: no step is skipped, and the end would pass for a good one.
+TEST(Loop, WeightsThatAreNotFiniteEndItBeforeTheyAreSavedOrEvaluated) {
+  for (const int64_t every : {0, 3}) {
+    Trial run(8);
+    std::vector<int64_t> saved, evaluated;
+    run.options.checkpoint_every = 3;
+    run.options.evaluate_every = every;
+    run.hooks.checkpoint = [&](const LoopState& state) { saved.push_back(state.step); };
+    run.hooks.evaluate = [&](int64_t step) {
+      evaluated.push_back(step);
+      return Figures{{"loss", 1.0}};
+    };
+    run.hooks.batch = [&](int64_t index) {
+      const torch::NoGradGuard no_grad;
+      if (index == 5) run.model->named_parameters()["embedding"][256].fill_(std::numeric_limits<double>::quiet_NaN());
+      Batch batch = batch_at(index);
+      if (index >= 5) batch.labels.fill_(-100);
+      return batch;
+    };
+    try {
+      run.go();
+      ADD_FAILURE() << "it ended well";
+    } catch (const Diverged& diverged) {
+      EXPECT_THAT(diverged.what(), HasSubstr("training: step 6: the weights of embedding are not finite"));
+      EXPECT_EQ(diverged.result.state.step, 6);
+    }
+    EXPECT_EQ(saved, (std::vector<int64_t>{3}));
+    EXPECT_EQ(evaluated, every == 0 ? std::vector<int64_t>{} : std::vector<int64_t>{3});
+  }
+}
+
+TEST(Loop, ALastEvaluationThatIsNotFiniteIsNoGoodEnd) {
+  Trial run(4);
+  int64_t saves = 0;
+  run.hooks.checkpoint = [&](const LoopState&) { ++saves; };
+  run.hooks.evaluate = [](int64_t) { return Figures{{"loss", std::numeric_limits<double>::quiet_NaN()}}; };
+  EXPECT_THAT(message_of<Diverged>([&] { run.go(); }), HasSubstr("step 4: the last evaluation's loss is not finite"));
+  EXPECT_EQ(saves, 0);
 }
 
 TEST(Loop, TheBestEvaluationIsSaved) {

@@ -1,8 +1,12 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
+#include <map>
 
 #include "based/train/optimizer.h"
+#include "tests/core/temporary_folder.h"
 
 namespace based {
 namespace {
@@ -132,6 +136,39 @@ TEST(AdamW, AddsUpMicroBatchesInFp32) {
     optimizer.zero_grad();
     EXPECT_EQ(optimizer.clip_gradients().item<double>(), 0) << "nothing is left";
   }
+}
+
+// Every option of a number: what is no number, and what lies outside its range.
+TEST(OptimizerOptions, EachHasARange) {
+  const double none = std::nan(""), infinite = std::numeric_limits<double>::infinity();
+  const std::map<std::string, std::vector<double>> wrong{{"learning_rate", {0, -1e-3, 1e300, 1e7}},
+                                                         {"min_learning_rate", {-1e-9, 2e-3, 1e300}},
+                                                         {"warmup", {-0.1, 1.1}},
+                                                         {"beta1", {-0.1, 1}},
+                                                         {"beta2", {-0.1, 1}},
+                                                         {"eps", {0, -1e-8, 1e-300, 2}},
+                                                         {"weight_decay", {-0.1, 1e4, 1e300}},
+                                                         {"clip", {-1}}};
+  size_t tried = 0;
+  OptimizerOptions().visit([&]<class T>(const char* name, T&, const char*) {
+    if constexpr (std::is_same_v<T, double>) {
+      ASSERT_TRUE(wrong.contains(name)) << name;
+      std::vector<double> values = wrong.at(name);
+      values.insert(values.end(), {none, infinite, -infinite});
+      for (const double value : values) {
+        OptimizerOptions options;
+        options.visit([&]<class U>(const char* field, U& out, const char*) {
+          if constexpr (std::is_same_v<U, double>)
+            if (std::string(field) == name) out = value;
+        });
+        EXPECT_THAT(message_of<UsageError>([&] { check_optimizer_options(options); }), ::testing::HasSubstr(name))
+            << name << " = " << value;
+        ++tried;
+      }
+    }
+  });
+  EXPECT_EQ(tried, 45u);
+  check_optimizer_options(OptimizerOptions());
 }
 
 TEST(LearningRate, RisesLinearlyThenFollowsACosine) {

@@ -368,6 +368,36 @@ TEST(Resume, AnotherRunIsRefused) {
   EXPECT_EQ(results_of(out).at("metrics.jsonl"), before.at("metrics.jsonl"));
 }
 
+// As a checkpoint of a program that had neither key: with the default the run goes on, with another value it would be another run.
+TEST(Resume, KeysThatCameLaterHaveTheirDefaults) {
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.train.steps = 4;
+  run.checkpoint.every = 2;
+  run.checkpoint.keep = 100;
+  const std::string out = folder.file("out"), step = out + "/checkpoints/step-2";
+  run_text_training(run, out);
+  const auto before = results_of(out);
+  take_back_to(out, 2);
+  std::string state = read_file(step + "/trainer.json");
+  for (const char* line : {"\"accumulate\": 1,", "\"norm_eps\": 1e-05,"}) {
+    ASSERT_THAT(state, HasSubstr(line));
+    state.erase(state.find(line), std::string(line).size());
+  }
+  write_file_atomic(step + "/trainer.json", state);
+  write_manifest(step);
+  run.train.accumulate = 2;
+  EXPECT_THAT(message_of<UsageError>([&] { run_text_training(run, out, true); }),
+              HasSubstr("--resume: train.accumulate is 2, the run in " + out + " has 1"));
+  run.train.accumulate = 1;
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(run_text_training(run, out, true).resumed_from, 2);
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(),
+      HasSubstr("the run was saved before there were these keys, which have their defaults: model.norm_eps = 1e-05, train.accumulate = 1"));
+  EXPECT_TRUE(results_of(out).at("model.safetensors") == before.at("model.safetensors"));
+}
+
 TEST(Resume, AFileThatTheManifestCoversButThatMakesNoSenseIsNamed) {
   const TemporaryFolder folder;
   TextRun run = small_run(folder);
