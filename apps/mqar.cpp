@@ -54,7 +54,7 @@ void setup_generate(CommandLine app) {
 struct TrainOptions {
   std::string config, out = "out/mqar";
   std::vector<std::string> set;
-  bool json = false, keys = false;
+  bool fresh = false, json = false, keys = false;
 };
 
 void train(const TrainOptions& options) {
@@ -63,24 +63,27 @@ void train(const TrainOptions& options) {
   Config config = Config::parse_toml_file(options.config);
   for (const auto& assignment : options.set) config.override_with(assignment);
   const MqarSweep sweep = read_config<MqarSweep>(config);
-  const size_t points = expand_sweep(sweep).size();
-  const std::vector<MqarResult> results = run_sweep(sweep, options.out);
+  const SweepOutcome outcome = run_sweep(sweep, options.out, options.fresh);
+  const bool complete = static_cast<int64_t>(outcome.results.size()) == outcome.points;
   if (options.json) {
     std::string rows;
-    for (const auto& result : results) rows += (rows.empty() ? "" : ",") + write_config(result).to_json(-1);
-    print_line("{\"complete\":" + std::string(results.size() == points ? "true" : "false") + ",\"results\":[" + rows + "]}");
+    for (const auto& result : outcome.results) rows += (rows.empty() ? "" : ",") + write_config(result).to_json(-1);
+    print_line("{\"complete\":" + std::string(complete ? "true" : "false") + ",\"runs\":" + std::to_string(outcome.points) +
+               ",\"reused\":" + std::to_string(outcome.reused) + ",\"results\":[" + rows + "]}");
   } else {
     print_line("recall  state bytes  parameters  model");
-    for (const auto& result : results) {
+    for (const auto& result : outcome.results) {
       std::string line = format_number(result.recall, 3) + padded_left(grouped(result.state_bytes), 14);
       line += padded_left(grouped(result.parameters), 13) + "  " + result.name;
       print_line(line + (result.label.empty() ? "" : " " + result.label));
     }
-    print_line("in " + options.out + ": results.jsonl, figure.svg, figure.png");
+    print_line("in " + options.out + ": results.jsonl, figure.svg, figure.png; " + std::to_string(outcome.reused) + " of " +
+               std::to_string(outcome.points) + " from results.jsonl" + (outcome.reused > 0 ? " (--fresh trains them again)" : ""));
   }
-  if (results.size() < points) {
-    std::fprintf(stderr, "based: interrupted; %zu of %zu runs are finished and kept in %s; the same command goes on\n", results.size(),
-                 points, options.out.c_str());
+  if (!complete) {
+    std::fprintf(stderr, "based: interrupted; %zu of %lld runs are finished and kept in %s; the same command%s goes on\n",
+                 outcome.results.size(), static_cast<long long>(outcome.points), options.out.c_str(),
+                 options.fresh ? " without --fresh" : "");
     throw Exit{1};
   }
 }
@@ -90,6 +93,7 @@ void setup_train(CommandLine app) {
   app.add_option("config", options->config, "TOML file of a sweep; --keys lists its keys");
   app.add_option("--set", options->set, "key=value, in place of the file's: run.epochs=2");
   app.add_option("--out", options->out, "folder for results.jsonl and the figure");
+  app.add_flag("--fresh", options->fresh, "train every run, also those that are finished in --out");
   app.add_flag("--keys", options->keys, "list every key with its default");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { train(*options); });

@@ -5,12 +5,16 @@
 #include <filesystem>
 #include <fstream>
 #include <numeric>
+#include <set>
 
 #include "based/core/files.h"
+#include "based/core/folder_lock.h"
 #include "based/core/hash.h"
 #include "based/core/interrupt.h"
 #include "based/core/log.h"
 #include "based/core/random.h"
+#include "based/core/text.h"
+#include "based/experiments/results_version.h"
 #include "based/models/weights.h"
 
 namespace based {
@@ -18,6 +22,7 @@ namespace {
 
 // Test data come from seeds far from the training data's, whatever the number of segments.
 constexpr int64_t test_seed_offset = 1'000'000;
+constexpr size_t max_points = 10'000;
 
 MqarConfig segment_config(const MqarTask& task, const MqarSegment& segment, int64_t index, bool test) {
   MqarConfig config;
@@ -66,6 +71,9 @@ void expand_lists(const Config& table, const std::string& path, const std::strin
       const std::string here = prefix.empty() ? key : prefix + "." + key;
       if (value.is_table() && self(self, value, here)) return true;
       if (!value.is_array() || key == "layers") continue;
+      if (std::get<Config::Array>(value.value()).empty()) {
+        throw UsageError(value.where() + "model." + here + " is an empty list: nothing would be trained; name at least one value");
+      }
       for (const Config& element : std::get<Config::Array>(value.value())) {
         Config one = table;
         one.set(here, element);
@@ -76,7 +84,9 @@ void expand_lists(const Config& table, const std::string& path, const std::strin
     }
     return false;
   };
-  if (!visit(visit, table, "")) found.emplace_back(table, label);
+  if (visit(visit, table, "")) return;
+  if (found.size() == max_points) throw UsageError("the lists in [[models]] make more than " + std::to_string(max_points) + " models");
+  found.emplace_back(table, label);
 }
 
 Config laid_over(Config base, const Config& top) {
@@ -106,7 +116,11 @@ std::vector<MqarResult> read_results(const std::string& path) {
       log_warning(path + ": the last line is cut off (an earlier run was killed while writing it); it is done again");
       break;
     }
-    results.push_back(read_config<MqarResult>(Config::parse_json(line, path + ":" + std::to_string(number))));
+    try {
+      results.push_back(read_config<MqarResult>(Config::parse_json(line, path + ":" + std::to_string(number))));
+    } catch (const UsageError& error) {  // a damaged file, no wrong usage
+      throw Error(std::string(error.what()) + "; mend the line or remove it");
+    }
   }
   return results;
 }
@@ -134,20 +148,79 @@ Data make_data(const MqarTask& task) {
   return data;
 }
 
+// What results.jsonl says about one sweep.
+struct Known {
+  std::vector<MqarResult> all;        // as the file has them
+  std::map<std::string, size_t> own;  // a point's key -> its result of this code, in `all`
+};
+
+// Names the sweep's results that other code has made; they are not used. `fresh`: own ones are taken out.
+Known look_up(std::vector<MqarResult> all, const std::set<std::string>& keys, const std::string& path, bool fresh) {
+  Known known;
+  std::map<std::string, std::string> other;  // a version -> its runs
+  for (MqarResult& result : all) {
+    const bool wanted = keys.contains(result.key), own = wanted && result.code == results_version;
+    if (own && fresh) continue;
+    if (own) known.own.emplace(result.key, known.all.size());
+    if (wanted && !own) {
+      std::string& names = other[result.code.empty() ? "code before versions" : "code " + result.code];
+      names += (names.empty() ? "" : ", ") + result.name + (result.label.empty() ? "" : " " + result.label);
+    }
+    known.all.push_back(std::move(result));
+  }
+  for (const auto& [version, names] : other)
+    log_warning(path + ": has results of " + version + ", which are not used (this is code " + results_version + "): " + names);
+  return known;
+}
+
 std::string point_name(const MqarPoint& point) { return point.name + (point.label.empty() ? "" : " " + point.label); }
+
+OptimizerOptions optimizer_of(const MqarSweep& sweep, double rate) {
+  OptimizerOptions options = sweep.optimizer;
+  options.learning_rate = rate;
+  options.min_learning_rate = std::min(options.min_learning_rate, rate);
+  return options;
+}
+
+int64_t epoch_steps_of(const MqarSweep& sweep) {
+  int64_t steps = 0;
+  for (const auto& segment : sweep.task.train) steps += segment.examples / sweep.run.batch;
+  return steps;
+}
+
+void check_sweep(const MqarSweep& sweep) {
+  const auto require = [](bool right, const char* what) {
+    if (!right) throw UsageError(what);
+  };
+  require(!sweep.models.empty(), "a sweep needs at least one [[models]]");
+  require(!sweep.task.train.empty() && !sweep.task.test.empty(), "task.train and task.test each need at least one segment");
+  require(sweep.run.epochs >= 1 && sweep.run.batch >= 1, "run.epochs and run.batch must be at least 1");
+  require(!sweep.run.learning_rates.empty(), "run.learning_rates must not be empty");
+  for (const double rate : sweep.run.learning_rates) check_optimizer_options(optimizer_of(sweep, rate));
+  for (const bool test : {false, true})
+    for (const auto& segment : test ? sweep.task.test : sweep.task.train) check_mqar(segment_config(sweep.task, segment, 0, test));
+  for (const auto& segment : sweep.task.train)
+    require(segment.examples >= sweep.run.batch, "every training segment needs run.batch examples");
+  for (const auto& segment : sweep.task.test) require(segment.examples >= 1, "every test segment needs examples");
+  require(sweep.run.epochs <= INT32_MAX / epoch_steps_of(sweep), "run.epochs times the batches of an epoch must be below 2^31 steps");
+}
+
+void check_positions(const ModelConfig& model, int64_t length) {
+  if (model.max_positions == 0 || length <= model.max_positions) return;
+  throw UsageError("examples of " + std::to_string(length) + " tokens are more than model.max_positions = " +
+                   std::to_string(model.max_positions) + ", the positions that the model learns");
+}
 
 // False: interrupted, nothing to keep.
 bool run_point(const MqarSweep& sweep, const MqarPoint& point, const Data& data, const std::string& folder, MqarResult& result) {
   torch::manual_seed(static_cast<uint64_t>(sweep.run.seed));
   LanguageModel model(point.model);
-  OptimizerOptions optimizer_options = sweep.optimizer;
-  optimizer_options.learning_rate = point.learning_rate;
-  optimizer_options.min_learning_rate = std::min(optimizer_options.min_learning_rate, point.learning_rate);
+  const OptimizerOptions optimizer_options = optimizer_of(sweep, point.learning_rate);
   AdamW optimizer(model, optimizer_options);
   std::vector<std::pair<size_t, int64_t>> order;
   int64_t epoch = -1;
   LoopOptions options;
-  const int64_t epoch_steps = static_cast<int64_t>(epoch_order(data.train, sweep.run, 0).size());
+  const int64_t epoch_steps = epoch_steps_of(sweep);
   options.steps = epoch_steps * sweep.run.epochs;
   options.label = point_name(point);
   LoopHooks hooks;
@@ -156,7 +229,12 @@ bool run_point(const MqarSweep& sweep, const MqarPoint& point, const Data& data,
     const auto [segment, first] = order[static_cast<size_t>(step % epoch_steps)];
     return batch_of(data.train[segment], first, sweep.run.batch);
   };
-  const LoopResult loop = train_loop(model, optimizer, optimizer_options, options, hooks);
+  LoopResult loop;
+  try {
+    loop = train_loop(model, optimizer, optimizer_options, options, hooks);
+  } catch (const Diverged& diverged) {
+    throw Error(point_name(point) + ", learning rate " + format_number(point.learning_rate, 6) + ": " + diverged.what());
+  }
   if (loop.interrupted) return false;
   save_model(model, folder);
   const MqarRecall recall = measure_recall(model, data.test, sweep.run.batch);
@@ -179,13 +257,16 @@ MqarRecall measure_recall(LanguageModel& model, const std::vector<MqarData>& tes
   model.eval();
   MqarRecall recall;
   double examples = 0;
+  for (const auto& segment : test) check_positions(model.config(), segment.length);
   for (const auto& segment : test) {
     int64_t hits = 0, labels = 0;
     for (int64_t first = 0; first < segment.examples; first += batch) {
       const Batch rows = batch_of(segment, first, std::min(batch, segment.examples - first));
       const Tensor at = (rows.labels != kNoLabel).nonzero().squeeze(1);
       const Tensor hidden = model.forward(rows.ids, rows.rows).index_select(0, at);
-      hits += (model.logits(hidden).argmax(1) == rows.labels.index_select(0, at)).sum().item<int64_t>();
+      const auto [best, said] = model.logits(hidden).max(1);
+      if (!best.isfinite().all().item<bool>()) throw Error("the recall cannot be measured: what the model says is not finite");
+      hits += (said == rows.labels.index_select(0, at)).sum().item<int64_t>();
       labels += at.size(0);
     }
     recall.segments.push_back(static_cast<double>(hits) / static_cast<double>(std::max<int64_t>(labels, 1)));
@@ -197,61 +278,61 @@ MqarRecall measure_recall(LanguageModel& model, const std::vector<MqarData>& tes
 }
 
 std::vector<MqarPoint> expand_sweep(const MqarSweep& sweep) {
-  const auto require = [](bool right, const char* what) {
-    if (!right) throw UsageError(what);
-  };
-  check_optimizer_options(sweep.optimizer);
-  require(!sweep.models.empty(), "a sweep needs at least one [[models]]");
-  require(!sweep.task.train.empty() && !sweep.task.test.empty(), "task.train and task.test each need at least one segment");
-  require(sweep.run.epochs >= 1 && sweep.run.batch >= 1, "run.epochs and run.batch must be at least 1");
-  require(!sweep.run.learning_rates.empty(), "run.learning_rates must not be empty");
-  for (const bool test : {false, true})
-    for (const auto& segment : test ? sweep.task.test : sweep.task.train) check_mqar(segment_config(sweep.task, segment, 0, test));
-  for (const auto& segment : sweep.task.train)
-    require(segment.examples >= sweep.run.batch, "every training segment needs run.batch examples");
+  check_sweep(sweep);
   std::vector<MqarPoint> points;
   for (const auto& entry : sweep.models) {
-    require(!entry.name.empty(), "every [[models]] needs a name");
-    Config keys = laid_over(sweep.model.is_null() ? Config(Config::Table{}) : sweep.model, entry.model);
+    if (entry.name.empty()) throw UsageError("every [[models]] needs a name");
+    Config keys = laid_over(model_table(sweep.model), model_table(entry.model));
     keys.set("vocab_size", Config(sweep.task.vocab_size));
     std::vector<std::pair<Config, std::string>> tables;
     expand_lists(keys, "", "", tables);
-    for (const auto& [table, label] : tables)
-      for (const double rate : sweep.run.learning_rates) points.push_back({entry.name, label, read_model_config(table), rate});
+    for (const auto& [table, label] : tables) {
+      const ModelConfig model = read_model_config(table);
+      for (const auto* segments : {&sweep.task.train, &sweep.task.test})
+        for (const auto& segment : *segments) check_positions(model, segment.length);
+      for (const double rate : sweep.run.learning_rates) points.push_back({entry.name, label, model, rate});
+    }
   }
   return points;
 }
 
-std::vector<MqarResult> run_sweep(const MqarSweep& sweep, const std::string& out) {
+SweepOutcome run_sweep(const MqarSweep& sweep, const std::string& out, bool fresh) {
   const std::vector<MqarPoint> points = expand_sweep(sweep);
-  std::filesystem::create_directories(out);
+  const FolderLock lock(out);
   const std::string path = (std::filesystem::path(out) / "results.jsonl").string();
-  std::vector<MqarResult> known = read_results(path), results;
+  std::set<std::string> keys;
+  for (const MqarPoint& point : points) keys.insert(key_of(sweep, point));
+  Known known = look_up(read_results(path), keys, path, fresh);
+  if (fresh) write_results(path, known.all);
+  SweepOutcome outcome;
+  outcome.points = static_cast<int64_t>(points.size());
   const InterruptScope interrupts;
   Data data;
   for (size_t i = 0; i < points.size() && !interrupted(); ++i) {
     const MqarPoint& point = points[i];
     MqarResult result;
     result.key = key_of(sweep, point);
-    const auto done = std::find_if(known.begin(), known.end(), [&](const MqarResult& one) { return one.key == result.key; });
-    if (done != known.end()) {
-      results.push_back(*done);
+    if (const auto own = known.own.find(result.key); own != known.own.end()) {
+      outcome.results.push_back(known.all[own->second]);
+      ++outcome.reused;
       continue;
     }
     if (data.train.empty()) data = make_data(sweep.task);
+    result.code = results_version;
     result.name = point.name;
     result.label = point.label;
     result.learning_rate = point.learning_rate;
-    result.model = (std::filesystem::path("models") / result.key.substr(0, 12)).string();
+    result.model = (std::filesystem::path("models") / (result.key.substr(0, 12) + "-" + result.code.substr(0, 8))).string();
     if (!run_point(sweep, point, data, (std::filesystem::path(out) / result.model).string(), result)) break;
     log_info(std::to_string(i + 1) + "/" + std::to_string(points.size()) + " " + point_name(point) + ": recall " +
              std::to_string(result.recall).substr(0, 5) + ", state " + std::to_string(result.state_bytes) + " bytes");
-    known.push_back(result);
-    results.push_back(result);
-    write_results(path, known);
+    known.own.emplace(result.key, known.all.size());
+    known.all.push_back(result);
+    outcome.results.push_back(result);
+    write_results(path, known.all);
   }
-  if (!results.empty()) write_plot(recall_figure(sweep, results), (std::filesystem::path(out) / "figure").string());
-  return results;
+  if (!outcome.results.empty()) write_plot(recall_figure(sweep, outcome.results), (std::filesystem::path(out) / "figure").string());
+  return outcome;
 }
 
 Plot recall_figure(const MqarSweep& sweep, const std::vector<MqarResult>& results) {

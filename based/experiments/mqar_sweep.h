@@ -1,6 +1,6 @@
 // Recall against state size (figures 2 and 3 of the paper): trains many small models on multi-query associative recall and records, for
 // each, the bytes of the state that really runs and the recall it reached. From one TOML file; every list in a model's entry but `layers`
-// is an axis of the sweep. Finished runs are skipped, so an interrupted sweep goes on.
+// is an axis of the sweep. Runs that the same code has finished are skipped, so an interrupted sweep goes on.
 #pragma once
 #include <string>
 #include <vector>
@@ -93,12 +93,13 @@ struct MqarPoint {
   ModelConfig model;
   double learning_rate = 0;
 };
-// In the order of the file. Throws UsageError for a wrong config.
+// In the order of the file, at least one. Throws UsageError for a wrong config.
 std::vector<MqarPoint> expand_sweep(const MqarSweep& sweep);
 
 struct MqarResult {
-  std::string name, label, key;  // key: of the whole configuration; a finished run with this key is not done again
-  std::string model;             // folder of the trained model, beside results.jsonl
+  std::string name, label;
+  std::string key, code;  // the whole configuration, hashed, and results_version: a finished run with both is not done again
+  std::string model;      // folder of the trained model, beside results.jsonl
   double learning_rate = 0;
   int64_t state_bytes = 0, parameters = 0;
   double recall = 0, loss = 0, seconds = 0;
@@ -110,6 +111,7 @@ struct MqarResult {
     field("name", name, "");
     field("label", label, "");
     field("key", key, "");
+    field("code", code, "");
     field("model", model, "");
     field("learning_rate", learning_rate, "");
     field("state_bytes", state_bytes, "");
@@ -122,11 +124,19 @@ struct MqarResult {
   }
 };
 
-// Trains what is not yet in `out`/results.jsonl and writes figure.svg and figure.png there. Stops cleanly at SIGINT, keeping what is
-// finished: then fewer results than points come back.
-std::vector<MqarResult> run_sweep(const MqarSweep& sweep, const std::string& out);
+struct SweepOutcome {
+  std::vector<MqarResult> results;  // in the order of the points
+  int64_t points = 0, reused = 0;   // reused: results taken from results.jsonl
+};
 
-// Share of labels that the model's most likely token hits, over all segments and in each.
+// Trains what is not yet in `out`/results.jsonl and writes figure.svg and figure.png there; `out` is locked meanwhile. Results of other
+// code are named, not used, and stay in the file. `fresh`: those of the same code are taken out and made again too. Stops cleanly at
+// SIGINT, keeping what is finished: then there are fewer results than points. Throws UsageError for a wrong config, Error where another run
+// writes to `out`, where results.jsonl is damaged and where a run diverges; results before that are kept.
+SweepOutcome run_sweep(const MqarSweep& sweep, const std::string& out, bool fresh = false);
+
+// Share of labels that the model's most likely token hits, over all segments and in each. Throws Error where the model learns fewer
+// positions than an example has tokens, and where what it says is not finite.
 struct MqarRecall {
   double mean = 0;
   std::vector<double> segments;

@@ -68,5 +68,116 @@ TEST(MqarGenerate, WhatCannotBeIsRefused) {
   EXPECT_EQ(folder.entries(), 0u);
 }
 
+class MqarTrain : public testing::Test {
+ protected:
+  MqarTrain() {
+    write_file_atomic(folder_.file("sweep.toml"), R"(
+[task]
+vocab_size = 32
+train = [{length = 16, pairs = 2, examples = 64}]
+test = [{length = 16, pairs = 2, examples = 40}]
+[run]
+batch = 16
+[model]
+d_model = 16
+mlp = "none"
+[[models]]
+name = "Based"
+model.layers = ["base_conv", "mixer"]
+model.mixers.mixer = {type = "taylor_attention", heads = 1, feature_dim = [2, 4]}
+)");
+  }
+  Ran train(const std::string& options = "") { return run("mqar train " + folder_.file("sweep.toml") + " --out " + out_ + " " + options); }
+  std::string results() const { return read_file(out_ + "/results.jsonl"); }
+  TemporaryFolder folder_;
+  std::string out_ = folder_.file("out");
+};
+
+TEST_F(MqarTrain, SaysHowManyRunsWereThereAndMakesThemAnewWhenTold) {
+  const Ran first = train();
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_THAT(first.out, HasSubstr("; 0 of 2 from results.jsonl\n"));
+  const std::string rows = results();
+  const Ran again = train();
+  EXPECT_THAT(again.out, HasSubstr("; 2 of 2 from results.jsonl (--fresh trains them again)\n"));
+  EXPECT_EQ(results(), rows);
+  const Json json = parse_json(train("--json").out, "stdout");
+  EXPECT_EQ(json["runs"], 2);
+  EXPECT_EQ(json["reused"], 2);
+  const Ran fresh = train("--fresh");
+  EXPECT_THAT(fresh.out, HasSubstr("; 0 of 2 from results.jsonl\n"));
+  EXPECT_NE(results(), rows) << "the seconds differ";
+  EXPECT_EQ(std::count(rows.begin(), rows.end(), '\n'), 2);
+}
+
+TEST_F(MqarTrain, ResultsOfOtherCodeAreNamedAndNotUsed) {
+  ASSERT_EQ(train().code, 0);
+  std::string rows = results();
+  const size_t code = rows.find("\"code\":\"");
+  ASSERT_NE(code, std::string::npos);
+  rows[code + 8] = rows[code + 8] == '0' ? '1' : '0';
+  write_file_atomic(out_ + "/results.jsonl", rows);
+  const Ran other = train();
+  EXPECT_EQ(other.code, 0) << other.err;
+  EXPECT_THAT(other.out, HasSubstr("; 1 of 2 from results.jsonl"));
+  EXPECT_THAT(other.err, HasSubstr("results.jsonl: has results of code " + rows.substr(code + 8, 16) + ", which are not used"));
+  EXPECT_THAT(other.err, HasSubstr(": Based feature_dim=2\n"));
+  EXPECT_TRUE(results().starts_with(rows)) << "they stay in the file";
+}
+
+TEST_F(MqarTrain, ASecondSweepIntoTheSameFolderFailsAtOnce) {
+  const Started first({"mqar", "train", folder_.file("sweep.toml"), "--out", out_, "--set", "run.epochs=100000"}, folder_.file("o"),
+                      folder_.file("e"));
+  for (int i = 0; i < 30'000 && !std::filesystem::exists(out_ + "/.lock"); ++i) usleep(1000);
+  const Ran second = train();
+  EXPECT_EQ(second.code, 1);
+  EXPECT_THAT(second.err, HasSubstr(out_ + ": another run is writing to this folder (process "));
+  first.signal(SIGINT);
+  EXPECT_EQ(WEXITSTATUS(first.status()), 1);
+}
+
+TEST_F(MqarTrain, WhatCannotRunIsWrongUsage) {
+  const std::map<std::string, std::string> says{
+      {"model.d_model=[]", "model.d_model is an empty list: nothing would be trained"},
+      {"models.0.model.mixers.mixer.feature_dim=[]", "feature_dim is an empty list"},
+      {"run.epochs=4611686018427387904", "run.epochs times the batches of an epoch must be below 2^31"},
+      {"model=5", "--set model=5: 'model' must be a table, not the integer 5"},
+      {"models.0.model=5", "--set models.0.model=5: 'model' must be a table"},
+      {"run.learning_rates=[1e-3,1e300]", "learning_rate must be above 0 and at most 1e6"},
+      {"run.learning_rates=[nan]", "learning_rate must be above 0"},
+      {"optimizer.eps=nan", "eps must be"},
+      {"task.power_a=inf", "power_a must be"},
+      {"model.max_positions=8", "examples of 16 tokens are more than model.max_positions = 8"}};
+  for (const auto& [setting, message] : says) {
+    const Ran ran = train("--set '" + setting + "'");
+    EXPECT_EQ(ran.code, 2) << setting;
+    EXPECT_THAT(ran.err, HasSubstr(message)) << setting;
+  }
+  write_file_atomic(folder_.file("sweep.toml"), "[[models]]\nname = \"nothing\"\n[task]\ntrain = [{}]\ntest = [{}]\n");
+  const Ran no_model = train();
+  EXPECT_EQ(no_model.code, 2);
+  EXPECT_THAT(no_model.err, HasSubstr("model.layers"));
+  EXPECT_FALSE(std::filesystem::exists(out_)) << "nothing was written";
+}
+
+TEST_F(MqarTrain, ADamagedResultsFileIsNamedByLine) {
+  ASSERT_EQ(train().code, 0);
+  const std::string rows = results();
+  for (const char* line : {"{\"nmae\":\"x\"}\n", "{\"recall\":\"high\"}\n", "7\n", "{\n"}) {
+    write_file_atomic(out_ + "/results.jsonl", rows + line);
+    const Ran ran = train();
+    EXPECT_EQ(ran.code, 1) << line;
+    EXPECT_THAT(ran.err, HasSubstr("results.jsonl:3")) << line;
+  }
+}
+
+TEST_F(MqarTrain, EvaluatingMoreTokensThanTheModelHasPositionsIsRefused) {
+  ASSERT_EQ(train("--set model.max_positions=16").code, 0);
+  const std::string model = out_ + "/" + parse_json(results().substr(0, results().find('\n')), "row")["model"].get<std::string>();
+  const Ran ran = run("mqar eval --model " + model + " --length 32 --pairs 2");
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_THAT(ran.err, HasSubstr("examples of 32 tokens are more than model.max_positions = 16"));
+}
+
 }  // namespace
 }  // namespace based

@@ -48,7 +48,7 @@ TEST(MqarSweep, ListsAreAxesAndLayersAreNot) {
 TEST(MqarSweep, RunsDrawsAndSkipsWhatIsFinished) {
   const TemporaryFolder folder;
   const MqarSweep sweep = small_sweep();
-  const auto first = run_sweep(sweep, folder.file("out"));
+  const auto first = run_sweep(sweep, folder.file("out")).results;
   ASSERT_EQ(first.size(), 3U);
   for (const auto& result : first) {
     EXPECT_EQ(result.segments.size(), 2U);
@@ -57,7 +57,10 @@ TEST(MqarSweep, RunsDrawsAndSkipsWhatIsFinished) {
   EXPECT_LT(first[0].state_bytes, first[1].state_bytes);
   EXPECT_TRUE(std::filesystem::exists(folder.file("out/figure.svg")));
   const auto written = std::filesystem::last_write_time(folder.file("out/results.jsonl"));
-  const auto second = run_sweep(sweep, folder.file("out"));
+  const SweepOutcome again = run_sweep(sweep, folder.file("out"));
+  const auto& second = again.results;
+  EXPECT_EQ(again.points, 3);
+  EXPECT_EQ(again.reused, 3);
   ASSERT_EQ(second.size(), 3U);
   EXPECT_EQ(std::filesystem::last_write_time(folder.file("out/results.jsonl")), written);
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ(first[i].recall, second[i].recall);
@@ -73,6 +76,19 @@ TEST(MqarSweep, RefusesASweepThatCannotRun) {
   sweep = small_sweep();
   sweep.task.train[0].pairs = 100;
   EXPECT_THROW(expand_sweep(sweep), UsageError);
+}
+
+TEST(MqarSweep, RecallOfWhatIsNotFiniteIsAnError) {
+  const MqarSweep sweep = small_sweep();
+  LanguageModel model(expand_sweep(sweep)[0].model);
+  const torch::NoGradGuard no_grad;
+  model.parameters()[0].fill_(std::nan(""));
+  MqarConfig config;
+  config.vocab_size = 32;
+  config.length = 16;
+  config.pairs = 2;
+  config.examples = 8;
+  EXPECT_THROW(measure_recall(model, {make_mqar(config)}, 4), Error);
 }
 
 TEST(MqarSweep, RecallCountsLabelsOnly) {
