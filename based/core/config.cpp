@@ -87,8 +87,8 @@ std::vector<std::string> split_dots(std::string_view key, const std::string& whe
 
 Config::Config(Value value, std::string where) : value_(std::move(value)), where_(std::move(where)) {}
 
-Config Config::parse_toml_file(const std::string& path) { return parse_toml(read_file(path), path); }
-Config Config::parse_json_file(const std::string& path) { return parse_json(read_file(path), path); }
+Config Config::parse_toml_file(const std::string& path) { return parse_toml(read_file(path, kMaxConfigBytes), path); }
+Config Config::parse_json_file(const std::string& path) { return parse_json(read_regular_file(path, kMaxConfigBytes), path); }
 
 Config Config::parse_json(std::string_view text, const std::string& file) { return from_json(based::parse_json(text, file), file, ""); }
 

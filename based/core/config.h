@@ -22,6 +22,9 @@
 
 namespace based {
 
+// What a file may have at most; no configuration is larger.
+inline constexpr uint64_t kMaxConfigBytes = 16 << 20;
+
 class Config {
  public:
   using Array = std::vector<Config>;
@@ -32,9 +35,9 @@ class Config {
   Config(Value value, std::string where = "");
 
   static Config parse_toml(std::string_view text, const std::string& file);  // throws UsageError with file:line
-  static Config parse_toml_file(const std::string& path);
+  static Config parse_toml_file(const std::string& path);                    // a pipe is read, too
   static Config parse_json(std::string_view text, const std::string& file);  // throws Error with file and path of the key
-  static Config parse_json_file(const std::string& path);
+  static Config parse_json_file(const std::string& path);                    // a regular file
   std::string to_json(int indent = 2) const;
 
   bool is_null() const { return std::holds_alternative<std::monostate>(value_); }

@@ -33,7 +33,6 @@ namespace {
 
 // toml++ bounds nested values but not dotted keys, and frees deep trees by recursion.
 constexpr int kMaxDotsInKey = 16;
-constexpr size_t kMaxTomlBytes = 16 << 20;
 
 // The end of the string that starts at `at` (a quote character); single-line strings end at a line break at the latest.
 size_t skip_string(std::string_view text, size_t at) {
@@ -119,7 +118,7 @@ struct Converter {
 }  // namespace
 
 Config Config::parse_toml(std::string_view text, const std::string& file) {
-  if (text.size() > kMaxTomlBytes) throw UsageError(file + ": larger than 16 MiB, which no configuration is");
+  if (text.size() > kMaxConfigBytes) throw UsageError(file + ": larger than 16 MiB, which no configuration is");
   check_dotted_keys(text, file);
   try {
     const toml::table root = toml::parse(text, std::string_view(file));

@@ -36,9 +36,9 @@ class Descriptor {
   int number_;
 };
 
-int open_for_reading(const std::string& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) fail(path, "cannot open", errno);
+int opened(const std::string& path, int flags, const char* failure) {
+  const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  if (descriptor < 0) fail(path, failure, errno);
   return descriptor;
 }
 
@@ -47,6 +47,25 @@ struct stat status_of(int descriptor, const std::string& path) {
   if (::fstat(descriptor, &status) != 0) fail(path, "cannot read its size", errno);
   if (S_ISDIR(status.st_mode)) throw Error(path + ": is a folder, not a file");
   return status;
+}
+
+struct stat status_of_regular(int descriptor, const std::string& path) {
+  const struct stat status = status_of(descriptor, path);
+  if (!S_ISREG(status.st_mode)) throw Error(path + ": not a regular file");
+  return status;
+}
+
+// The name behind all links of `path`; there need not be a file yet.
+std::string end_of_links(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as the kernel allows
+  std::filesystem::path at = path;
+  for (int links = 0; links <= kMostLinks; ++links) {
+    std::error_code no_link;
+    const std::filesystem::path next = std::filesystem::read_symlink(at, no_link);
+    if (no_link) return at.string();
+    at = at.parent_path() / next;
+  }
+  fail(path, "cannot write", ELOOP);
 }
 
 // Past RLIMIT_FSIZE a write would kill the process by SIGXFSZ; blocked and taken away again, it is just the error EFBIG.
@@ -76,11 +95,12 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
-}  // namespace
-
-std::string read_file(const std::string& path) {
-  const Descriptor file(open_for_reading(path));
-  std::string content(static_cast<size_t>(status_of(file.get(), path).st_size), '\0');
+std::string read_to_the_end(const Descriptor& file, uint64_t size, const std::string& path, uint64_t limit) {
+  const auto check = [&](uint64_t bytes) {
+    if (bytes > limit) throw Error(path + ": longer than the " + std::to_string(limit) + " bytes that are read of it at most");
+  };
+  check(size);
+  std::string content(static_cast<size_t>(size), '\0');
   size_t filled = 0;
   while (true) {
     if (filled == content.size()) {
@@ -92,6 +112,7 @@ std::string read_file(const std::string& path) {
       if (got == 0) return content;
       content.append(more, static_cast<size_t>(got));
       filled = content.size();
+      check(filled);
       continue;
     }
     const ssize_t got = ::read(file.get(), content.data() + filled, content.size() - filled);
@@ -102,15 +123,33 @@ std::string read_file(const std::string& path) {
   }
 }
 
-AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_(temporary_sibling(path)) {
+}  // namespace
+
+std::string read_file(const std::string& path, uint64_t limit) {
+  const Descriptor file(opened(path, O_RDONLY, "cannot open"));
+  return read_to_the_end(file, static_cast<uint64_t>(status_of(file.get(), path).st_size), path, limit);
+}
+
+std::string read_regular_file(const std::string& path, uint64_t limit) {
+  const Descriptor file(opened(path, O_RDONLY | O_NONBLOCK, "cannot open"));
+  return read_to_the_end(file, static_cast<uint64_t>(status_of_regular(file.get(), path).st_size), path, limit);
+}
+
+AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(end_of_links(path)) {
   // A rename would replace a device or a pipe by a file.
-  struct stat status {};
-  if (::stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
-    temporary_.clear();
-    throw Error(path_ + ": cannot be written: it is no regular file; name another");
-  }
-  descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  struct stat before {};
+  const bool exists = ::stat(target_.c_str(), &before) == 0;
+  if (exists && !S_ISREG(before.st_mode)) throw Error(path_ + ": cannot be written: it is no regular file; name another");
+  const std::string temporary = temporary_sibling(target_);
+  descriptor_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (descriptor_ < 0) fail(path_, "cannot write", errno);
+  if (exists && ::fchmod(descriptor_, before.st_mode & 07777) != 0) {
+    const int error = errno;
+    ::close(descriptor_);
+    ::unlink(temporary.c_str());
+    fail(path_, "the new file cannot have the mode of the one before", error);
+  }
+  temporary_ = temporary;
 }
 
 AtomicFile::~AtomicFile() {
@@ -133,9 +172,9 @@ void AtomicFile::commit() {
   if (::fsync(descriptor_) != 0) fail(path_, "cannot write to disk", errno);
   const int descriptor = std::exchange(descriptor_, -1);
   if (::close(descriptor) != 0) fail(path_, "cannot write", errno);
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail(path_, "cannot put the new file in place", errno);
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail(path_, "cannot put the new file in place", errno);
   temporary_.clear();
-  sync_folder(folder_of(path_));
+  sync_folder(folder_of(target_));
 }
 
 void write_file_atomic(const std::string& path, std::string_view content) {
@@ -144,11 +183,12 @@ void write_file_atomic(const std::string& path, std::string_view content) {
   file.commit();
 }
 
+void check_writable(const std::string& path) { const AtomicFile made_and_removed(path); }
+
 AppendFile::AppendFile(const std::string& path, uint64_t keep) : path_(path) {
-  descriptor_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) fail(path_, "cannot write", errno);
+  descriptor_ = opened(path, O_WRONLY | O_CREAT | O_NONBLOCK, "cannot write");
   try {
-    size_ = std::min(keep, static_cast<uint64_t>(status_of(descriptor_, path_).st_size));
+    size_ = std::min(keep, static_cast<uint64_t>(status_of_regular(descriptor_, path_).st_size));
     if (::ftruncate(descriptor_, static_cast<off_t>(size_)) != 0) fail(path_, "cannot be cut to its records", errno);
   } catch (...) {
     ::close(descriptor_);
@@ -195,10 +235,8 @@ void sync_folder(const std::string& folder) {
 }
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-  const Descriptor file(open_for_reading(path));
-  const struct stat status = status_of(file.get(), path);
-  if (!S_ISREG(status.st_mode)) throw Error(path + ": not a regular file");
-  const auto size = static_cast<size_t>(status.st_size);
+  const Descriptor file(opened(path, O_RDONLY | O_NONBLOCK, "cannot open"));
+  const auto size = static_cast<size_t>(status_of_regular(file.get(), path).st_size);
   if (size == 0) return;
   void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (address == MAP_FAILED) fail(path, "cannot map into memory", errno);

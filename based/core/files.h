@@ -10,10 +10,17 @@
 
 namespace based {
 
-std::string read_file(const std::string& path);  // refuses folders
+// What is read of a file at most, unless its reader knows better.
+inline constexpr uint64_t kMaxReadBytes = uint64_t{1} << 31;
+
+// A file or a pipe to its end. Refuses folders, and whatever has more than `limit` bytes, as a device without an end has.
+std::string read_file(const std::string& path, uint64_t limit = kMaxReadBytes);
+// The same for a file of a known folder, which nobody feeds: it must be a regular one, since opening a pipe waits for its other end.
+std::string read_regular_file(const std::string& path, uint64_t limit = kMaxReadBytes);
 
 // Writes a temporary sibling, syncs it, renames it over `path` and syncs the folder: after a crash at any moment `path` is the old file or
-// the new one, whole. Where the disk is full, the old file stays and the temporary is removed.
+// the new one, whole. Where the disk is full, the old file stays and the temporary is removed. A link stays, and what it points to is
+// written; an existing file's mode stays, too.
 void write_file_atomic(const std::string& path, std::string_view content);
 
 // The same for content that is made piece by piece. Without commit the destructor removes the temporary and `path` stays as it was.
@@ -28,9 +35,12 @@ class AtomicFile {
   void commit();  // at most once; afterwards nothing may be written
 
  private:
-  std::string path_, temporary_;
+  std::string path_, target_, temporary_;  // as named; where its links end
   int descriptor_ = -1;
 };
+
+// Throws now what AtomicFile would throw after long work: the folder is absent, say, or `path` is a folder.
+void check_writable(const std::string& path);
 
 // A log that grows by whole records. A record for which there is no room is kept in memory and written before the next one, so that none
 // is torn or lost while the disk is full.

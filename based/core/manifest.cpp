@@ -13,6 +13,7 @@ namespace {
 
 constexpr const char* kFormat = "based-manifest";
 constexpr int64_t kVersion = 1;
+constexpr uint64_t kMaxBytes = 16 << 20;  // of manifest.json
 
 [[noreturn]] void fail(const std::string& source, const std::string& what) { throw Error(source + ": " + what); }
 
@@ -93,7 +94,7 @@ void write_manifest(const std::string& folder) {
 void verify_manifest(const std::string& folder) {
   const std::filesystem::path base(folder);
   const std::string path = (base / kManifestName).string();
-  for (const ManifestFile& wanted : parse_manifest(read_file(path), path).files) {
+  for (const ManifestFile& wanted : parse_manifest(read_regular_file(path, kMaxBytes), path).files) {
     const std::string name = (base / wanted.name).string();
     const MappedFile file(name);
     if (static_cast<int64_t>(file.bytes().size()) != wanted.size) {

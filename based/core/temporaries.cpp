@@ -22,8 +22,18 @@ bool is_temporary(const std::string& name) {
 }  // namespace
 
 std::string temporary_sibling(const std::string& path) {
+  constexpr size_t kMostOfName = 100;  // the shortest limit in use, 143 bytes, leaves room behind it
   static std::atomic<uint64_t> counter{0};
-  return path + std::string(kTemporary) + std::to_string(::getpid()) + "-" + std::to_string(counter++);
+  const std::filesystem::path full(path);
+  std::string name = full.filename().string();
+  if (name.size() > kMostOfName) {
+    size_t cut = kMostOfName;
+    while (cut > 1 && (static_cast<unsigned char>(name[cut]) & 0xc0) == 0x80) --cut;  // no character is split
+    name.resize(cut);
+  }
+  name += kTemporary;
+  name += std::to_string(::getpid()) + "-" + std::to_string(counter++);
+  return (full.parent_path() / name).string();
 }
 
 void remove_stale_temporaries(const std::string& folder) {

@@ -4,7 +4,9 @@
 
 namespace based {
 
-std::string temporary_sibling(const std::string& path);  // "a.tmp-<process>-<number>", another one each time
+// "a.tmp-<process>-<number>" for a file "a", another one each time. Of a long name only the beginning is in it, so that any name that the
+// file system allows can be written.
+std::string temporary_sibling(const std::string& path);
 
 // Removes what writers left in `folder` when their process was killed. Only where nobody is writing there. Throws Error.
 void remove_stale_temporaries(const std::string& folder);

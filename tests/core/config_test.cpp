@@ -235,6 +235,12 @@ TEST(Config, FilesAreNamedWhereTheyCannotBeRead) {
             "/nonexistent/run.toml: cannot open: No such file or directory");
 }
 
+TEST(Config, FilesWithoutEndAreNotReadToIt) {
+  EXPECT_EQ(message_of<Error>([] { Config::parse_toml_file("/dev/zero"); }),
+            "/dev/zero: longer than the 16777216 bytes that are read of it at most");
+  EXPECT_EQ(message_of<Error>([] { Config::parse_json_file("/dev/zero"); }), "/dev/zero: not a regular file");
+}
+
 TEST(Config, NearestWordIsNearEnough) {
   const std::vector<std::string> known = {"steps", "lr", "window"};
   EXPECT_EQ(nearest("stpes", known), "steps");

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "based/core/temporaries.h"
+#include "based/core/utf8.h"
 #include "file_size_limit.h"
 #include "temporary_folder.h"
 
@@ -127,6 +128,92 @@ TEST(Files, ADeviceAPipeOrAFolderIsNotReplaced) {
     EXPECT_THROW(write_file_atomic(path, "x"), Error) << path;
     EXPECT_EQ(std::filesystem::status(path).type(), before) << path;
   }
+}
+
+// A pipe, whose other end may never open, and a device without an end.
+TEST(Files, WhereARegularFileIsNeededNothingElseIsOpened) {
+  const TemporaryFolder folder;
+  const std::string pipe = folder.file("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const std::string& path : {pipe, std::string("/dev/zero")}) {
+    EXPECT_EQ(message_of<Error>([&] { read_regular_file(path); }), path + ": not a regular file");
+    EXPECT_EQ(message_of<Error>([&] { MappedFile mapped(path); }), path + ": not a regular file");
+    EXPECT_THAT(message_of<Error>([&] { AppendFile log(path, 0); }), HasSubstr(path + ": "));
+  }
+  EXPECT_EQ(message_of<Error>([&] { read_regular_file(folder.path().string()); }), folder.path().string() + ": is a folder, not a file");
+}
+
+TEST(Files, NoMoreIsReadThanTheLimitWhichTheMessageNames) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("a"), sparse = folder.file("sparse");
+  write_file_atomic(path, std::string(100, 'x'));
+  write_file_atomic(sparse, "");
+  std::filesystem::resize_file(sparse, uint64_t{1} << 40);
+  EXPECT_EQ(read_file(path, 100).size(), 100u);
+  EXPECT_EQ(read_regular_file(path, 100).size(), 100u);
+  for (const std::string& longer : {path, sparse, std::string("/dev/zero")})
+    EXPECT_EQ(message_of<Error>([&] { read_file(longer, 99); }), longer + ": longer than the 99 bytes that are read of it at most");
+}
+
+TEST(Files, ALinkStaysAndItsTargetIsReplaced) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder.file("there"));
+  write_file_atomic(folder.file("there/old"), "old");
+  std::filesystem::create_symlink("there/link", folder.file("link"));
+  std::filesystem::create_symlink("old", folder.file("there/link"));
+  std::filesystem::create_symlink(folder.file("there/new"), folder.file("dangling"));
+  for (const auto& [link, target] : {std::pair("link", "there/old"), {"dangling", "there/new"}}) {
+    write_file_atomic(folder.file(link), "content");
+    EXPECT_TRUE(std::filesystem::is_symlink(folder.file(link))) << link;
+    EXPECT_TRUE(std::filesystem::is_regular_file(std::filesystem::symlink_status(folder.file(target)))) << link;
+    EXPECT_EQ(read_file(folder.file(target)), "content") << link;
+  }
+  EXPECT_TRUE(std::filesystem::is_symlink(folder.file("there/link")));
+  std::filesystem::create_symlink("circle", folder.file("circle"));
+  EXPECT_THAT(message_of<Error>([&] { write_file_atomic(folder.file("circle"), "x"); }), HasSubstr(folder.file("circle") + ": "));
+}
+
+TEST(Files, AnExistingFilesModeStaysAndANewOneFollowsTheMask) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("a");
+  const auto mode_of = [](const std::string& name) {
+    struct stat status {};
+    ::stat(name.c_str(), &status);
+    return status.st_mode & 07777;
+  };
+  const mode_t before = ::umask(027);
+  write_file_atomic(path, "new");
+  EXPECT_EQ(mode_of(path), 0640u);
+  for (const mode_t mode : {0600u, 0666u, 0755u}) {
+    ::chmod(path.c_str(), mode);
+    write_file_atomic(path, "again");
+    EXPECT_EQ(mode_of(path), mode);
+  }
+  ::umask(before);
+}
+
+TEST(Files, TheLongestNamesCanBeWritten) {
+  const TemporaryFolder folder;
+  for (const std::string& name :
+       {std::string(255, 'n'), std::string("\xc3\xa9").append(200, 'n'), std::string(99, 'n') + "\xc3\xa9" + "end"}) {
+    write_file_atomic(folder.file(name), "x");
+    EXPECT_EQ(read_file(folder.file(name)), "x");
+    const std::string temporary = std::filesystem::path(temporary_sibling(folder.file(name))).filename().string();
+    EXPECT_LE(temporary.size(), 140u) << "some file systems allow 143 bytes";
+    EXPECT_TRUE(is_valid_utf8(temporary)) << temporary;
+  }
+}
+
+TEST(Files, WhetherAPlaceCanBeWrittenIsKnownBefore) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("a"), absent = folder.file("no/a"), here = folder.path().string();
+  write_file_atomic(path, "old");
+  check_writable(path);
+  check_writable(folder.file("b"));
+  EXPECT_EQ(read_file(path), "old");
+  EXPECT_EQ(folder.entries(), 1u) << "nothing is left";
+  EXPECT_EQ(message_of<Error>([&] { check_writable(absent); }), absent + ": cannot write: No such file or directory");
+  EXPECT_THAT(message_of<Error>([&] { check_writable(here); }), HasSubstr("no regular file"));
 }
 
 TEST(Files, WhatKilledWritersLeftIsRemoved) {
