@@ -131,6 +131,11 @@ BpeTrainer::BpeTrainer(BpeTrainConfig config) : config_(std::move(config)) {
     if (special.size() < 2 || special.size() > kMaxTokenBytes || !is_valid_utf8(special) || !seen.insert(special).second) {
       throw UsageError("specials: " + in_quotes(special) + " must be UTF-8 text of at least two bytes, given once");
     }
+    for (const unsigned char byte : byte_alphabet()) {
+      if (special == token_name(std::string(1, static_cast<char>(byte))))
+        throw UsageError("specials: " + special + " is how the tokenizer's files write byte " + std::to_string(byte) +
+                         "; take a longer text, <" + special + "> for example");
+    }
   }
 }
 
@@ -168,9 +173,11 @@ Vocabulary BpeTrainer::train() const {
   std::unordered_map<std::string, int32_t> id_of;
   for (size_t id = config_.specials.size(); id < vocabulary.tokens.size(); ++id) id_of[vocabulary.tokens[id]] = static_cast<int32_t>(id);
   std::set<Pair> listed;
+  const std::set<std::string> specials(config_.specials.begin(), config_.specials.end());
   Pair pair;
   while (static_cast<int64_t>(vocabulary.tokens.size()) < config_.vocab_size && pairs.pop(config_.min_frequency, pair)) {
     const std::string spelled = vocabulary.tokens[static_cast<size_t>(pair.first)] + vocabulary.tokens[static_cast<size_t>(pair.second)];
+    if (specials.contains(token_name(spelled))) continue;
     // A pair of before may come back where its parts were spelled by another way; it is in the list already.
     if (!listed.insert(pair).second) {
       pairs.merge(pair, id_of.at(spelled));

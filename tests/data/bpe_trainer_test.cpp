@@ -77,6 +77,26 @@ TEST(BpeTrainer, RefusesWhatCannotBe) {
               HasSubstr("once"));
 }
 
+// In the files a special token stands as it is, and the others by their names, where é is byte 0xe9.
+TEST(BpeTrainer, ASpecialTokenIsNeverTheNameOfAnother) {
+  for (const std::string bad : {"\u00a7", "\u00e9", "\u0120"}) {
+    EXPECT_THAT(message_of<UsageError>([&] { BpeTrainer({.vocab_size = 300, .min_frequency = 2, .specials = {bad}}); }),
+                HasSubstr("specials: " + bad + " is how the tokenizer's files write byte"));
+  }
+  for (const std::string special : {"user", "us", "\u0120user", "us\u00e9", "\u00e9\u00e9"}) {
+    BpeTrainer trainer({.vocab_size = 300, .min_frequency = 2, .specials = {special}});
+    const std::string text = "user users user us us\xe9 us\xe9 us\xe9s \xe9\xe9\xe9\xe9 \xe9\xe9\xe9\xe9 user\nuser\nuser\nuser\nuser\n";
+    trainer.add(text);
+    const BpeTokenizer tokenizer(trainer.train());
+    const TemporaryFolder folder;
+    tokenizer.save(folder.path());
+    const auto again = make_tokenizer(folder.path());
+    EXPECT_EQ(again->hash(), tokenizer.hash()) << special;
+    EXPECT_EQ(again->decode(again->encode(text)), text) << special;
+    EXPECT_EQ(again->encode(special, Specials::recognised), std::vector<int32_t>{0}) << special;
+  }
+}
+
 // Files of the Python `tokenizers` library for the same text and settings.
 TEST(BpeTrainer, ReproducesTheReferenceFilesByteForByte) {
   const std::string text = test::data_set("tinyshakespeare/input.txt"), reference = test::golden("tokenizer/shakespeare1024");
