@@ -16,6 +16,8 @@
 namespace based {
 namespace {
 
+constexpr uint64_t kMaxVocabularyBytes = 256 << 20;  // of each file
+
 // Throws for one entry of a file; where() is "<file>: <entry>".
 using Where = std::function<std::string()>;
 
@@ -295,13 +297,23 @@ Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source
   return builder.finish(false);
 }
 
-Vocabulary read_vocabulary(const std::string& folder) {
+std::string vocabulary_file(const std::string& folder) {
   namespace fs = std::filesystem;
-  const std::string json = folder + "/tokenizer.json", vocab = folder + "/vocab.json", merges = folder + "/merges.txt";
-  std::error_code ignored;
-  if (fs::exists(json, ignored)) return parse_tokenizer_json(read_file(json), json);
-  if (!fs::exists(vocab, ignored)) throw Error(folder + ": no tokenizer here: neither tokenizer.json nor vocab.json with merges.txt");
-  return parse_vocab_and_merges(read_file(vocab), vocab, read_file(merges), merges);
+  for (const char* name : {"tokenizer.json", "vocab.json"}) {
+    const fs::path path = fs::path(folder) / name;
+    std::error_code error;
+    if (fs::exists(path, error)) return path.string();
+    if (error) throw Error(path.string() + ": " + error.message());
+  }
+  throw Error(folder + ": no tokenizer here: neither tokenizer.json nor vocab.json with merges.txt");
+}
+
+Vocabulary read_vocabulary(const std::string& folder) {
+  const std::filesystem::path path = vocabulary_file(folder);
+  const auto read = [](const std::string& file) { return read_regular_file(file, kMaxVocabularyBytes); };
+  if (path.filename() == "tokenizer.json") return parse_tokenizer_json(read(path), path);
+  const std::string merges = path.parent_path() / "merges.txt";
+  return parse_vocab_and_merges(read(path), path, read(merges), merges);
 }
 
 }  // namespace based

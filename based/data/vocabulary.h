@@ -24,6 +24,10 @@ struct Vocabulary {
 
 inline constexpr size_t kMaxTokenBytes = 65536;
 
+// The file of the folder that a tokenizer is read from: tokenizer.json, or where there is none vocab.json, which has merges.txt beside it.
+// Throws Error where neither is there.
+std::string vocabulary_file(const std::string& folder);
+
 // Reads tokenizer.json where the folder has one, else vocab.json and merges.txt; there a token of more than one byte that no merge makes is
 // a special token, and one that two other tokens spell is a sign of missing merges. Throws Error as "<file>: <entry>: what is wrong" for
 // ids that are negative, double or leave a gap, bytes without a token, empty or overlong tokens, merges of unknown tokens, double merges,

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "based/core/files.h"
 #include "based/core/json.h"
@@ -166,6 +167,9 @@ TEST(TokenizerJson, TruncatedAnywhereIsAnError) {
 TEST(Vocabulary, AFolderWithoutATokenizerSaysWhatIsMissing) {
   const TemporaryFolder folder;
   EXPECT_THAT(message_of<Error>([&] { read_vocabulary(folder.path()); }), HasSubstr("neither tokenizer.json nor vocab.json"));
+  ASSERT_EQ(::mkfifo(folder.file("tokenizer.json").c_str(), 0600), 0);
+  EXPECT_THAT(message_of<Error>([&] { read_vocabulary(folder.path()); }), HasSubstr("tokenizer.json: not a regular file"));
+  std::filesystem::remove(folder.file("tokenizer.json"));
   write_file_atomic(folder.file("vocab.json"), dump_json(bytes_and()));
   EXPECT_THAT(message_of<Error>([&] { read_vocabulary(folder.path()); }), HasSubstr("merges.txt"));
 }
