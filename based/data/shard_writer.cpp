@@ -1,8 +1,11 @@
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 
 #include "based/core/hash.h"
 #include "based/core/interrupt.h"
+#include "based/core/log.h"
+#include "based/core/temporaries.h"
 #include "based/data/documents.h"
 #include "based/data/shards.h"
 
@@ -21,6 +24,32 @@ std::string shard_name(int64_t number) {
   return std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0') + digits + ".tokens";
 }
 
+bool is_unfinished(const std::vector<std::string>& shards) {
+  try {
+    for (const std::string& path : shards) {
+      if (parse_shard(MappedFile(path).bytes(), path, ShardCheck::header).last) return false;
+    }
+  } catch (const Error&) {  // nothing that a writer leaves
+    return false;
+  }
+  return true;
+}
+
+// Removes what a killed writer left; a set, or what may be a part of one, is another's and stays.
+void clear(const std::string& folder) {
+  std::vector<std::string> shards;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() == ".tokens") shards.push_back(entry.path().string());
+  }
+  std::sort(shards.begin(), shards.end());
+  if (!is_unfinished(shards)) throw Error(shards.front() + ": the folder holds token shards already; remove them first");
+  if (!shards.empty()) {
+    log_warning(folder + ": " + std::to_string(shards.size()) + " shards are of a set that was never finished; they are removed");
+  }
+  for (const std::string& path : shards) fs::remove(path);
+  remove_stale_temporaries(folder);
+}
+
 }  // namespace
 
 ShardWriter::ShardWriter(const std::string& folder, const Tokenizer& tokenizer, int64_t max_tokens)
@@ -30,10 +59,7 @@ ShardWriter::ShardWriter(const std::string& folder, const Tokenizer& tokenizer, 
       max_tokens_(max_tokens),
       tokenizer_hash_(tokenizer.hash()) {
   if (max_tokens < 1) throw UsageError("tokens a shard must be at least 1, got " + std::to_string(max_tokens));
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.path().extension() == ".tokens")
-      throw Error(entry.path().string() + ": the folder holds token shards already; remove them first");
-  }
+  clear(folder);
 }
 
 ShardWriter::~ShardWriter() {

@@ -43,8 +43,9 @@ struct TokenShard {
 // A view of `file`. Throws Error as "<source>: byte 16: what is wrong", whatever the bytes are.
 TokenShard parse_shard(std::span<const std::byte> file, const std::string& source, ShardCheck check);
 
-// Writes a set. The folder is made where needed, must hold no shards, and is locked until the set is whole or given up. A writer that goes
-// before finish() takes its shards with it; what a killed process leaves behind is refused when it is opened.
+// Writes a set. The folder is made where needed, must hold no set, and is locked until the set is whole or given up. A writer that goes
+// before finish() takes its shards with it; what a killed process leaves behind, shards without a last one, is refused when it is opened,
+// and removed by the next writer.
 class ShardWriter {
  public:
   static constexpr int64_t kTokens = int64_t{1} << 25;

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <numeric>
@@ -112,6 +114,44 @@ TEST(Shards, AWriterThatIsGivenUpLeavesNothing) {
   }
   EXPECT_EQ(read_file(folder.file("a/other")), "x");
   EXPECT_FALSE(std::filesystem::exists(folder.file("a/00000.tokens")));
+}
+
+// Killed behind its second shard, inside the third.
+TEST(Shards, WhatAKilledWriterLeftIsClearedByTheNext) {
+  const TemporaryFolder folder;
+  const std::vector<int32_t> ids = {1, 2, 3};
+  const auto add = [&](ShardWriter& writer) {
+    for (int i = 0; i < 3; ++i) writer.add_document(ids);
+  };
+  const pid_t child = fork();
+  if (child == 0) {
+    ShardWriter writer(folder.file("a"), Numbers(300), 3);
+    add(writer);
+    AtomicFile third(folder.file("a/00002.tokens"));
+    _exit(0);
+  }
+  waitpid(child, nullptr, 0);
+  const auto left = [&](const std::string& part_of_name) {
+    int count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(folder.file("a")))
+      count += entry.path().filename().string().find(part_of_name) != std::string::npos;
+    return count;
+  };
+  ASSERT_EQ(left(".tokens"), 3);
+  ASSERT_EQ(left(".tmp-"), 1);
+  EXPECT_THROW(TokenDataset(folder.file("a")), Error);
+  {
+    ShardWriter writer(folder.file("a"), Numbers(300), 6);
+    add(writer);
+    writer.finish();
+  }
+  EXPECT_EQ(TokenDataset(folder.file("a")).tokens(), 9);
+  EXPECT_EQ(left(".tokens"), 2);
+  EXPECT_EQ(left(".tmp-"), 0);
+  std::filesystem::remove(folder.file("a/00000.tokens"));
+  EXPECT_THROW(ShardWriter(folder.file("a"), Numbers(300)), Error) << "the last shard of a set is no leftover";
+  write_file_atomic(folder.file("a/00001.tokens"), "a stranger's");
+  EXPECT_THROW(ShardWriter(folder.file("a"), Numbers(300)), Error);
 }
 
 // One shard with three documents in a vocabulary of 300, as bytes that a test may damage.
