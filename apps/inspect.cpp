@@ -4,6 +4,7 @@
 #include "based/core/json.h"
 #include "based/core/progress.h"
 #include "based/core/safetensors.h"
+#include "based/mixers/shapes_only.h"
 #include "based/models/language_model.h"
 
 namespace based::apps {
@@ -40,7 +41,7 @@ void show_tensors(const SafetensorsFile& file, bool json) {
 
 void show_model(const Options& options, const std::string& config_path) {
   const ModelConfig config = read_config<ModelConfig>(Config::parse_json_file(config_path));
-  const SkipInitialisation only_shapes;
+  const ShapesOnly no_memory;
   LanguageModel model([&] {
     check_model_config(config);
     return config;

@@ -1,6 +1,7 @@
 #include "apps/command.h"
 #include "based/core/json.h"
 #include "based/mixers/mixer.h"
+#include "based/mixers/shapes_only.h"
 
 namespace based::apps {
 namespace {
@@ -18,6 +19,7 @@ struct Row {
 };
 
 Row measure(const MixerInfo& info, const Options& options) {
+  const ShapesOnly no_memory;
   Config config{Config::Table{}};
   for (const auto& assignment : options.set) {
     // An option that this mixer does not have belongs to another one of the list.
@@ -47,8 +49,9 @@ void check_known(const Options& options) {
 }
 
 void run(const Options& options) {
-  if (options.d_model < 1) throw UsageError("--d-model must be at least 1");
-  if (options.tokens < 1) throw UsageError("--tokens must be at least 1");
+  constexpr int64_t kMaxWidth = 1 << 16, kMaxTokens = int64_t{1} << 40;
+  if (options.d_model < 1 || options.d_model > kMaxWidth) throw UsageError("--d-model must be 1 to " + std::to_string(kMaxWidth));
+  if (options.tokens < 1 || options.tokens > kMaxTokens) throw UsageError("--tokens must be 1 to " + std::to_string(kMaxTokens));
   check_known(options);
   Json list = Json::array();
   for (const auto& info : mixers()) {

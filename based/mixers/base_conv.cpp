@@ -6,6 +6,7 @@
 #include "based/mixers/mixer.h"
 #include "based/mixers/parameters.h"
 #include "based/mixers/ring.h"
+#include "based/mixers/shapes_only.h"
 #include "based/ops/arguments.h"
 #include "based/ops/long_conv.h"
 #include "based/ops/pointwise.h"
@@ -44,9 +45,10 @@ class LongFilter : public torch::nn::Module {
     hidden_ = register_module("hidden", std::make_shared<Projection>(config.d_emb, config.d_hidden, true));
     out_ = register_module("out", std::make_shared<Projection>(config.d_hidden, channels, true));
     const int64_t bands = (config.d_emb - 1) / 2;
-    const Tensor t = torch::arange(config.l_max, torch::kFloat64).unsqueeze(1);
+    const auto options = torch::dtype(torch::kFloat64).device(parameter_device());
+    const Tensor t = torch::arange(config.l_max, options).unsqueeze(1);
     const Tensor angle = t * (2 * std::numbers::pi / static_cast<double>(config.l_max)) *
-                         torch::linspace(1e-4, static_cast<double>(bands - 1), bands, torch::kFloat64);
+                         torch::linspace(1e-4, static_cast<double>(bands - 1), bands, options);
     embedding_ = torch::cat({t / std::max<double>(1, static_cast<double>(config.l_max - 1)), angle.cos(), -angle.sin()}, 1);
   }
 
@@ -67,6 +69,15 @@ class LongFilter : public torch::nn::Module {
   Tensor embedding_;  // [l_max, d_emb], fp64
 };
 
+// The network sees all positions at once, so that a few options could ask for any memory.
+void check_implicit(const BaseConvConfig& config) {
+  constexpr int64_t kMostFeatures = int64_t{1} << 26;  // 512 MiB in fp64
+  const int64_t features = config.l_max * std::max(config.d_emb, config.d_hidden);
+  if (features <= kMostFeatures) return;
+  throw UsageError("base_conv: an implicit filter may have l_max · max(d_emb, d_hidden) up to " + std::to_string(kMostFeatures) + ", got " +
+                   std::to_string(features) + "; make l_max, d_emb or d_hidden smaller");
+}
+
 // torch::silu treats the last elements of a tensor differently, so that a row's bits would depend on the batch.
 Tensor row_silu(const Tensor& x) { return ops::swiglu(torch::cat({torch::ones_like(x), x}, 1)); }
 
@@ -82,6 +93,7 @@ class BaseConv final : public Mixer {
     check_option("base_conv", "l_max", config.l_max, 1, int64_t{1} << 24);
     check_option("base_conv", "d_emb", config.d_emb, 3, 4097);
     check_option("base_conv", "d_hidden", config.d_hidden, 1, 65536);
+    if (config.implicit) check_implicit(config);
     if (config.d_emb % 2 == 0) throw UsageError("base_conv: d_emb must be odd, got " + std::to_string(config.d_emb));
     filter_ = register_module("filter", std::make_shared<LongFilter>(config, channels_));
   }
@@ -95,7 +107,7 @@ class BaseConv final : public Mixer {
   // inputs, and "position".
   MixerState make_state(int64_t slots) const override {
     const Tensor& weight = projection_->weight();
-    const auto options = weight.options().requires_grad(false);
+    const auto options = state_options(weight);
     if (conv_) {
       return MixerState({{"conv", torch::zeros({slots, channels_, config_.kernel_size - 1}, options.dtype(ops::sum_type(weight)))}});
     }

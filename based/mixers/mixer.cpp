@@ -1,6 +1,9 @@
 #include "based/mixers/mixer.h"
 
+#include <algorithm>
+
 #include "based/core/error.h"
+#include "based/mixers/shapes_only.h"
 
 namespace based {
 
@@ -30,9 +33,19 @@ const MixerInfo& find_mixer(const std::string& name) {
 }
 
 int64_t state_bytes(const Mixer& mixer, int64_t tokens) {
-  MixerState state = mixer.make_state(1);
-  state.grow(tokens);
-  return state.bytes();
+  const ShapesOnly no_memory;
+  const MixerState one = mixer.make_state(1);
+  int64_t sum = 0;
+  for (const StateTensor& tensor : one.tensors()) {
+    int64_t bytes = static_cast<int64_t>(tensor.value.element_size());
+    for (int64_t d = 0; d < tensor.value.dim(); ++d) {
+      const int64_t size = tensor.grows && d == 1 ? std::max(tokens, tensor.value.size(1)) : tensor.value.size(d);
+      if (__builtin_mul_overflow(bytes, size, &bytes))
+        throw Error("state: the bytes of '" + tensor.name + "' after " + std::to_string(tokens) + " tokens do not fit into 63 bits");
+    }
+    sum += bytes;
+  }
+  return sum;
 }
 
 }  // namespace based

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "based/core/error.h"
+#include "based/mixers/shapes_only.h"
 
 namespace based {
 
@@ -15,7 +16,8 @@ void check_option(const char* mixer, const char* option, int64_t value, int64_t 
 
 Tensor initial_filter(torch::IntArrayRef shape, int64_t taps) {
   const double bound = 1 / std::sqrt(static_cast<double>(taps));
-  return SkipInitialisation::active() ? torch::empty(shape) : torch::empty(shape).uniform_(-bound, bound);
+  const Tensor filter = torch::empty(shape, parameter_device());
+  return SkipInitialisation::active() || ShapesOnly::active() ? filter : filter.uniform_(-bound, bound);
 }
 
 ShortFilter::ShortFilter(int64_t channels, int64_t taps, bool bias) {

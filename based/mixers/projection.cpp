@@ -2,19 +2,21 @@
 
 #include <cmath>
 
+#include "based/mixers/shapes_only.h"
 #include "based/ops/pointwise.h"
 
 namespace based {
 
 Tensor initial_normal(torch::IntArrayRef shape, double std) {
-  return SkipInitialisation::active() ? torch::empty(shape) : torch::randn(shape) * std;
+  if (SkipInitialisation::active() || ShapesOnly::active()) return torch::empty(shape, parameter_device());
+  return torch::randn(shape) * std;
 }
 
 double output_initial_std(int64_t layers) { return initial_std / std::sqrt(2.0 * static_cast<double>(layers)); }
 
 Projection::Projection(int64_t in, int64_t out, bool bias, double std) {
   weight_ = register_parameter("weight", initial_normal({out, in}, std));
-  if (bias) bias_ = register_parameter("bias", torch::zeros({out}));
+  if (bias) bias_ = register_parameter("bias", torch::zeros({out}, parameter_device()));
 }
 
 Tensor Projection::forward(const Tensor& x) const {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "based/mixers/shapes_only.h"
 #include "based/ops/causal_attention.h"
 #include "based/ops/paged_attention.h"
 #include "based/ops/pointwise.h"
@@ -46,7 +47,7 @@ Tensor SoftmaxAttention::forward(const Tensor& x, const Sequences& rows) {
 }
 
 MixerState SoftmaxAttention::make_state(int64_t slots) const {
-  const auto options = qkv_proj_->weight().options().requires_grad(false);
+  const auto options = state_options(qkv_proj_->weight());
   const bool grows = window_ == 0;
   return MixerState({{"k", torch::zeros({slots, window_, config_.kv_heads, head_dim_}, options), grows},
                      {"v", torch::zeros({slots, window_, config_.kv_heads, head_dim_}, options), grows},

@@ -8,6 +8,7 @@
 #include "based/kernels/taylor_attention.h"
 #include "based/mixers/mixer.h"
 #include "based/mixers/parameters.h"
+#include "based/mixers/shapes_only.h"
 #include "based/ops/arguments.h"
 #include "based/ops/pointwise.h"
 #include "based/ops/split_columns.h"
@@ -67,7 +68,7 @@ class TaylorAttention final : public Mixer {
   // "kv" [slots, heads, packed_features, head_dim] and the denominator's "k" [slots, heads, packed_features]; fp32, fp64 in fp64.
   MixerState make_state(int64_t slots) const override {
     const Tensor& weight = q_proj_->weight();
-    const auto options = weight.options().dtype(ops::sum_type(weight)).requires_grad(false);
+    const auto options = state_options(weight).dtype(ops::sum_type(weight));
     const int64_t features = kernels::packed_features(config_.feature_dim);
     return MixerState({{"kv", torch::zeros({slots, config_.heads, features, config_.head_dim}, options)},
                        {"k", torch::zeros({slots, config_.heads, features}, options)}});

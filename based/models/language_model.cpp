@@ -2,7 +2,9 @@
 
 #include <torch/nn/modules/container/modulelist.h>
 
+#include "based/mixers/shapes_only.h"
 #include "based/models/activation_checkpoint.h"
+#include "based/models/limits.h"
 #include "based/ops/arguments.h"
 #include "based/ops/embedding.h"
 #include "based/ops/gated_mlp.h"
@@ -26,8 +28,8 @@ std::shared_ptr<Mixer> make_layer_mixer(const ModelConfig& config, int64_t layer
 }  // namespace
 
 Norm::Norm(const ModelConfig& config) : eps_(config.norm_eps) {
-  weight_ = register_parameter("weight", torch::ones({config.d_model}));
-  if (config.norm == "layer_norm") bias_ = register_parameter("bias", torch::zeros({config.d_model}));
+  weight_ = register_parameter("weight", torch::ones({config.d_model}, parameter_device()));
+  if (config.norm == "layer_norm") bias_ = register_parameter("bias", torch::zeros({config.d_model}, parameter_device()));
 }
 
 Tensor Norm::forward(Residual& residual, bool leaves) {
@@ -103,6 +105,7 @@ Residual LanguageModel::begin(Tensor embedded, const Tensor& positions) {
 Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows) { return run(torch::embedding(embedding_, ids), rows); }
 
 Tensor LanguageModel::run(const Tensor& embedded, const Sequences& rows) {
+  require_positions(config_, rows.max_length(), "a row");
   const auto mix = [rows](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); };  // by value: the backward pass runs it again
   const bool recompute = checkpoint_activations_ && torch::GradMode::is_enabled();
   Residual residual = begin(embedded, positions_.defined() ? rows.positions() : Tensor());
@@ -183,7 +186,7 @@ Tensor LanguageModel::step(const Tensor& ids, ModelState& state, const Slots& sl
 
 int64_t parameter_count(const ModelConfig& config) {
   check_model_config(config);
-  const SkipInitialisation only_shapes;
+  const ShapesOnly no_memory;
   const auto count = [](const torch::nn::Module& module) {
     int64_t sum = 0;
     for (const auto& parameter : module.parameters()) sum += parameter.numel();

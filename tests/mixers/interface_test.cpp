@@ -5,6 +5,7 @@
 #include "based/core/error.h"
 #include "based/mixers/mixer.h"
 #include "based/mixers/projection.h"
+#include "based/mixers/shapes_only.h"
 
 namespace based {
 namespace {
@@ -107,6 +108,8 @@ TEST(Registry, RefusesWrongOptions) {
   EXPECT_THAT(error_of([] { make("gated_conv", "expansion = 1", 33); }), HasSubstr("must be even"));
   EXPECT_THAT(error_of([] { make("base_conv", "kernel_size = -2", 32); }), HasSubstr("kernel_size must be 1..128"));
   EXPECT_THAT(error_of([] { make("base_conv", "kernel_size = -1\nimplicit = true\nd_emb = 4", 32); }), HasSubstr("d_emb must be odd"));
+  EXPECT_THAT(error_of([] { make("base_conv", "kernel_size = -1\nimplicit = true\nl_max = 16777216\nd_emb = 129", 32); }),
+              HasSubstr("l_max · max(d_emb, d_hidden) up to 67108864, got 2164260864"));
 }
 
 TEST(StateBytes, AreThoseOfThePaper) {
@@ -118,6 +121,39 @@ TEST(StateBytes, AreThoseOfThePaper) {
   const auto half = make("sliding_window", "window = 64\nkv_heads = 4", 1024);
   half->to(torch::kBFloat16);
   EXPECT_EQ(state_bytes(*half, 1000), 2 * 64 * 256 * 2 + 8);
+}
+
+// A machine that could hold these has not been built.
+TEST(StateBytes, TakeNoMemory) {
+  const ShapesOnly no_memory;
+  const int64_t tokens = int64_t{1} << 40;
+  EXPECT_EQ(state_bytes(*make("attention", "", 1024), tokens), 2 * tokens * 1024 * 4 + 8);
+  EXPECT_EQ(state_bytes(*make("sliding_window", "window = 1048576\nheads = 256", 65536), 1), (int64_t{1} << 36) * 8 + 8);
+  EXPECT_EQ(state_bytes(*make("taylor_attention", "heads = 4096\nfeature_dim = 64\nhead_dim = 65536", 65536), 1),
+            int64_t{4096} * 2145 * 65537 * 4);
+  EXPECT_EQ(state_bytes(*make("base_conv", "kernel_size = -1\nl_max = 16777216", 65536), 1), (int64_t{1} << 40) * 4 + 8);
+  EXPECT_THAT(error_of([] { state_bytes(*make("attention", "", 1024), INT64_MAX); }), HasSubstr("do not fit into 63 bits"));
+}
+
+TEST(StateBytes, OfAModelWithMemoryTakeNoneEither) {
+  EXPECT_EQ(state_bytes(*make("attention", "", 64), int64_t{1} << 40), 2 * (int64_t{1} << 40) * 64 * 4 + 8);
+}
+
+TEST(ShapesOnly, ParametersHaveTheShapesAndTypesOfRealOnes) {
+  for (const MixerInfo& info : mixers()) {
+    const auto real = info.make(Config(Config::Table{}), {64, 0, 1});
+    const ShapesOnly no_memory;
+    const auto without = info.make(Config(Config::Table{}), {64, 0, 1});
+    const auto shapes = without->named_parameters();
+    for (const StateTensor& tensor : without->make_state(2).tensors())
+      EXPECT_TRUE(tensor.value.is_meta()) << info.name << " " << tensor.name;
+    ASSERT_EQ(shapes.size(), real->named_parameters().size()) << info.name;
+    for (const auto& item : real->named_parameters()) {
+      EXPECT_TRUE(shapes[item.key()].is_meta()) << info.name << " " << item.key();
+      EXPECT_EQ(shapes[item.key()].sizes(), item.value().sizes()) << info.name << " " << item.key();
+      EXPECT_EQ(shapes[item.key()].scalar_type(), item.value().scalar_type()) << info.name << " " << item.key();
+    }
+  }
 }
 
 TEST(InitialWeights, HaveTheStatedScale) {

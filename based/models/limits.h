@@ -1,0 +1,17 @@
+// What a model cannot take, said before it is tried.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "based/models/config.h"
+
+namespace based {
+
+// Throws Error where `what`, a text of `tokens` tokens, is longer than the positions that the model has learnt (max_positions).
+void require_positions(const ModelConfig& config, int64_t tokens, const std::string& what);
+
+// Throws Error naming `what` for an id outside 0 … vocab_size − 1.
+void require_ids(const ModelConfig& config, std::span<const int64_t> ids, const std::string& what);
+
+}  // namespace based
