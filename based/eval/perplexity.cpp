@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "based/models/limits.h"
+
 namespace based {
 
 double Perplexity::value() const { return tokens > 0 ? std::exp(nats / static_cast<double>(tokens)) : std::nan(""); }
@@ -10,11 +12,8 @@ Perplexity measure_perplexity(LanguageModel& model, const std::vector<int64_t>& 
                               const std::function<bool(int64_t)>& progress) {
   const torch::NoGradGuard no_grad;
   const int64_t count = static_cast<int64_t>(ids.size()), context = options.context > 0 ? options.context : count;
-  const int64_t positions = model.config().max_positions, longest = std::min(context, count);
-  if (positions > 0 && longest > positions) {
-    throw Error(options.model + " learns " + std::to_string(positions) + " positions (max_positions), a context has " +
-                std::to_string(longest) + " tokens; a shorter context is needed");
-  }
+  require_ids(model.config(), ids, "the text");
+  require_positions(model.config(), std::min(context, count), "a context");
   const Tensor all = torch::tensor(ids), slot = torch::tensor({int64_t{0}});
   ModelState state = model.make_state(1);
   Perplexity sum;

@@ -1,6 +1,7 @@
 #include "based/generate/session.h"
 
 #include "based/core/state_file.h"
+#include "based/models/limits.h"
 #include "based/models/tensor_view.h"
 
 namespace based {
@@ -15,9 +16,8 @@ Session::Session(LanguageModel& model)
 
 void Session::append(const std::vector<int64_t>& ids) {
   if (ids.empty()) return;
-  for (const int64_t id : ids)
-    if (id < 0 || id >= model_.config().vocab_size)
-      throw Error("token id " + std::to_string(id) + " is outside the vocabulary of " + std::to_string(model_.config().vocab_size));
+  require_ids(model_.config(), ids, "the text");
+  require_positions(model_.config(), static_cast<int64_t>(ids_.size() + ids.size()) - 1, "the text");
   const torch::InferenceMode inference;
   const int64_t unseen = static_cast<int64_t>(ids_.empty() ? 0 : ids_.size() - 1);
   ids_.insert(ids_.end(), ids.begin(), ids.end());
@@ -31,6 +31,7 @@ void Session::append(const std::vector<int64_t>& ids) {
 
 int64_t Session::next(const SamplingOptions& options) {
   if (ids_.empty()) throw Error("generation needs at least one token of prompt");
+  require_positions(model_.config(), static_cast<int64_t>(ids_.size()), "the text");
   const torch::InferenceMode inference;
   const Tensor hidden = model_.step(torch::full({1}, ids_.back(), slot_.options()), state_, slot_);
   const Tensor logits = model_.logits(hidden).narrow(1, 0, model_.config().vocab_size).to(torch::kCPU, torch::kFloat).contiguous();
@@ -53,19 +54,18 @@ void Session::load(const std::string& path, const std::string& model_hash) {
   const StateFile file(path);
   file.require_model(model_hash);
   const StateSnapshot& snapshot = file.snapshot();
+  const int64_t expected = std::max<int64_t>(0, static_cast<int64_t>(snapshot.token_ids.size()) - 1);
+  require_ids(model_.config(), snapshot.token_ids, path);
+  require_positions(model_.config(), expected, path);
   std::vector<StateTensor> tensors;
   for (const auto& view : snapshot.tensors) tensors.push_back({view.name, tensor_of(view), false});
-  for (const int64_t id : snapshot.token_ids)
-    if (id < 0 || id >= model_.config().vocab_size)
-      throw Error(path + ": token id " + std::to_string(id) + " is outside the model's vocabulary");
   ModelState state = model_.make_state(1);
   try {
     state.load_named(tensors, 0);
   } catch (const Error& error) {
     throw Error(path + ": " + error.what());
   }
-  const int64_t seen = state.position()[0].item<int64_t>(),
-                expected = std::max<int64_t>(0, static_cast<int64_t>(snapshot.token_ids.size()) - 1);
+  const int64_t seen = state.position()[0].item<int64_t>();
   if (seen != expected)
     throw Error(path + ": the state has seen " + std::to_string(seen) + " tokens, its text has " +
                 std::to_string(snapshot.token_ids.size()));

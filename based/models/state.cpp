@@ -3,6 +3,27 @@
 #include "based/core/error.h"
 
 namespace based {
+namespace {
+
+// By this name a mixer's state, and the model's, counts the tokens that the slot has seen: int64 [slots].
+bool counts_tokens(const std::string& name) { return name == "position" || name.ends_with(".position"); }
+
+// `tensors`, which have the shapes of `expected`, are of one text: every count of its tokens says the same, and caches hold all of them.
+void check_tokens(const std::vector<StateTensor>& tensors, const std::vector<StateTensor>& expected) {
+  const int64_t seen = tensors.front().value.item<int64_t>();
+  if (seen < 0) throw Error("state: tensor 'position' is negative, " + std::to_string(seen));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& [name, value, grows] = tensors[i];
+    if (counts_tokens(name) && value.item<int64_t>() != seen)
+      throw Error("state: tensor '" + name + "' is " + std::to_string(value.item<int64_t>()) + ", where 'position' is " +
+                  std::to_string(seen));
+    if (expected[i].grows && value.size(1) < seen)
+      throw Error("state: tensor '" + name + "' holds " + std::to_string(value.size(1)) + " tokens of the " + std::to_string(seen) +
+                  " that 'position' says");
+  }
+}
+
+}  // namespace
 
 int64_t ModelState::bytes() const {
   int64_t sum = position_.defined() ? static_cast<int64_t>(position_.nbytes()) : 0;
@@ -68,6 +89,7 @@ void ModelState::load_named(const std::vector<StateTensor>& tensors, int64_t slo
     if (wanted.grows && shape.size() > 1 && expected_shape.size() > 1) shape[1] = expected_shape[1] = 0;
     if (shape != expected_shape) throw Error("state: tensor '" + given.name + "' has another shape than the model's");
   }
+  check_tokens(tensors, expected);
   size_t next = 1;
   for (auto& layer : one.layers_)
     for (auto& tensor : layer.tensors()) tensor.value = tensors[next++].value;

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "based/core/files.h"
+#include "based/core/state_file.h"
 #include "based/generate/text_stream.h"
 #include "based/models/weights.h"
 #include "tests/core/temporary_folder.h"
@@ -61,6 +62,63 @@ TEST_P(EveryModel, AStateOfAnotherModelOrADamagedOneIsRefusedAndTheSessionStays)
   EXPECT_EQ(other.ids(), (std::vector<int64_t>{4, 5}));
 }
 
+// Right checksums around wrong fields, one after another.
+TEST_P(EveryModel, ACraftedStateIsRefusedAndTheSessionStays) {
+  const TemporaryFolder folder;
+  const auto model = tiny(GetParam());
+  const std::string path = folder.file("a.state"), crafted = folder.file("crafted.state"), hash = "00112233445566778899aabbccddeeff";
+  Session session(*model), other(*model);
+  session.append({1, 2, 3, 4, 5, 6, 7, 8, 9});
+  session.save(path, hash);
+  other.append({4, 5});
+  const StateFile file(path);
+  const auto message = [&](const StateSnapshot& snapshot) {
+    write_state_file(crafted, snapshot);
+    return message_of<Error>([&] { other.load(crafted, hash); });
+  };
+  const auto refuses = [&](const StateSnapshot& snapshot, const std::string& what) {
+    EXPECT_NE(message(snapshot), "") << what;
+    EXPECT_EQ(other.ids(), (std::vector<int64_t>{4, 5})) << what;
+  };
+  const StateSnapshot& whole = file.snapshot();
+  const std::vector<StateTensor> known = model->make_state(1).named();
+  for (size_t i = 0; i < whole.tensors.size(); ++i) {
+    const TensorView& tensor = whole.tensors[i];
+    StateSnapshot changed = whole;
+    TensorView& view = changed.tensors[i];
+    view.name += "x";
+    refuses(changed, tensor.name + " renamed");
+    (view = tensor).shape.push_back(1);
+    refuses(changed, tensor.name + " with a dimension more");
+    (view = tensor).dtype = tensor.dtype == DType::I64 ? DType::F64 : DType::I32;
+    refuses(changed, tensor.name + " of another type");
+    changed.tensors.erase(changed.tensors.begin() + static_cast<int64_t>(i));
+    refuses(changed, tensor.name + " absent");
+    for (const int64_t value : {int64_t{-1}, int64_t{0}, int64_t{7}, int64_t{9}, int64_t{1} << 40, INT64_MAX, INT64_MIN}) {
+      if (tensor.dtype != DType::I64) break;
+      changed = whole;
+      changed.tensors[i].bytes = std::as_bytes(std::span(&value, 1));
+      refuses(changed, tensor.name + " = " + std::to_string(value));
+    }
+    for (const int64_t steps : {0, 1, 7}) {
+      if (!known[i].grows) break;
+      changed = whole;
+      TensorView& cut = changed.tensors[i];
+      cut.bytes = cut.bytes.first(cut.bytes.size() / static_cast<size_t>(cut.shape[1]) * static_cast<size_t>(steps));
+      cut.shape[1] = steps;
+      refuses(changed, tensor.name + " of " + std::to_string(steps) + " steps");
+    }
+  }
+  for (const std::vector<int64_t>& ids :
+       {std::vector<int64_t>{}, {1, 2, 3, 4, 5, 6, 7, 8}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {1, 2, 3, 4, 5, 6, 7, 8, 257}}) {
+    StateSnapshot changed = whole;
+    changed.token_ids = ids;
+    refuses(changed, std::to_string(ids.size()) + " tokens");
+  }
+  EXPECT_EQ(message(whole), "") << "unchanged it is taken";
+  EXPECT_EQ(other.ids(), session.ids());
+}
+
 TEST_P(EveryModel, APromptInPiecesIsThePromptAtOnce) {
   const auto model = tiny(GetParam());
   Session whole(*model), pieces(*model);
@@ -82,6 +140,27 @@ TEST(Session, RefusesIdsOutsideTheVocabularyAndAnEmptyText) {
   EXPECT_THROW(session.next({}), Error);
   EXPECT_THROW(session.append({257}), Error);
   EXPECT_THROW(session.append({-1}), Error);
+}
+
+TEST(Session, SaysWhereLearntPositionsEnd) {
+  const TemporaryFolder folder;
+  ModelConfig config = find_preset("attn-tiny");
+  config.max_positions = 4;
+  LanguageModel model(config);
+  model.eval();
+  Session session(model);
+  const auto message = [&](auto run) { return message_of<Error>(run); };
+  EXPECT_NE(message([&] {
+              session.append({1, 2, 3, 4, 5, 6});
+            }).find("5 positions are needed, and the model has learnt 4 (max_positions)"),
+            std::string::npos);
+  EXPECT_TRUE(session.ids().empty());
+  session.append({1, 2, 3, 4});
+  EXPECT_NO_THROW(session.next({}));
+  EXPECT_NE(message([&] { session.next({}); }).find("max_positions"), std::string::npos);
+  EXPECT_EQ(session.ids().size(), 5U);
+  session.save(folder.file("a.state"), "x");
+  EXPECT_NO_THROW(Session(model).load(folder.file("a.state"), "x"));
 }
 
 TEST(TextStream, EndsBeforeAStopStringThatTokensCut) {
