@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "apps/command.h"
+#include "apps/failure.h"
 #include "based/core/error.h"
 
 namespace based::apps {
@@ -49,7 +50,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "based: %s\n", error.what());
     return 2;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "based: %s\n", error.what());
+    std::fprintf(stderr, "based: %s\n", based::apps::failure_line(error).c_str());
     return 1;
   }
 }

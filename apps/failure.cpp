@@ -1,0 +1,33 @@
+#include "apps/failure.h"
+
+#include <c10/util/Exception.h>
+
+#include <new>
+#include <regex>
+
+#include "based/core/progress.h"
+#include "based/models/device.h"
+
+namespace based::apps {
+namespace {
+
+constexpr const char* kSmaller = "; a smaller model, batch or context needs less";
+
+}  // namespace
+
+std::string failure_line(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
+    const auto taken = static_cast<double>(peak_memory(torch::kCPU));
+    return "out of memory: " + format_bytes(taken) + " are taken, and no more is given" + kSmaller;
+  }
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  if (of_torch == nullptr) return error.what();
+  const std::string text = of_torch->what_without_backtrace();
+  // "… you tried to allocate 17179869184 bytes. …" on a CPU, "… Tried to allocate 20.00 GiB. …" on a GPU.
+  std::smatch asked;
+  if (std::regex_search(text, asked, std::regex("ried to allocate ([0-9.]+ [A-Za-z]+)")))
+    return "out of memory: " + asked[1].str() + " were asked for at once" + kSmaller;
+  return text;
+}
+
+}  // namespace based::apps
