@@ -1,13 +1,16 @@
 #include <chrono>
+#include <exception>
 
 #include "apps/command.h"
+#include "based/core/files.h"
 #include "based/core/interrupt.h"
 #include "based/core/json.h"
 #include "based/generate/session.h"
+#include "based/generate/text_model.h"
 #include "based/generate/text_stream.h"
 #include "based/models/device.h"
+#include "based/models/limits.h"
 #include "based/models/tensor_view.h"
-#include "based/models/weights.h"
 
 namespace based::apps {
 namespace {
@@ -59,20 +62,33 @@ Generated generate(const Options& options, const Tokenizer& tokenizer, Session& 
   return out;
 }
 
+// What kept the state from being saved, where it is to be: the text is given out all the same.
+std::exception_ptr save_state(const Options& options, const Session& session, const std::string& hash) {
+  try {
+    if (!options.save_state.empty()) session.save(options.save_state, hash);
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
 void run(const Options& options) {
   check_sampling_options(options.sampling);
   if (options.max_tokens < 0) throw UsageError("--max-tokens must not be negative");
   if (options.prompt.empty() && options.state.empty()) throw UsageError("generate needs --prompt TEXT or --state FILE");
   const auto dtype = options.dtype.empty() ? std::nullopt : std::optional(parse_float_type(options.dtype, "--dtype"));
   const torch::Device device = parse_device(options.device, "--device");
-  const auto tokenizer = make_tokenizer(options.model);
-  const LoadedModel loaded = load_model(options.model, dtype, device);
+  if (!options.save_state.empty()) check_writable(options.save_state);
+  const TextModel loaded = load_text_model(options.model, dtype, device);
   Session session(*loaded.model);
   if (!options.state.empty()) session.load(options.state, loaded.hash);
-  session.append(encode_ids(*tokenizer, options.prompt));
-  const size_t prompt_tokens = session.ids().size();
-  const Generated out = generate(options, *tokenizer, session);
-  if (!options.save_state.empty()) session.save(options.save_state, loaded.hash);
+  const std::vector<int64_t> prompt = encode_ids(*loaded.tokenizer, options.prompt);
+  const size_t prompt_tokens = session.ids().size() + prompt.size();
+  const int64_t most = std::min(options.max_tokens, int64_t{1} << 62) + static_cast<int64_t>(prompt_tokens);
+  require_positions(loaded.model->config(), most - 1, "the prompt and --max-tokens");  // the last token is not read
+  session.append(prompt);
+  const Generated out = generate(options, *loaded.tokenizer, session);
+  const std::exception_ptr not_saved = save_state(options, session, loaded.hash);
 
   const double rate = out.seconds > 0 ? static_cast<double>(out.ids.size()) / out.seconds : 0;
   if (options.json)
@@ -84,6 +100,7 @@ void run(const Options& options) {
                           {"state_bytes", session.state().bytes()}}));
   else
     print_line(options.stream ? "" : options.prompt + out.text);
+  if (not_saved) std::rethrow_exception(not_saved);
   std::fprintf(stderr, "%zu tokens, %.1f tokens/s, state %lld bytes%s\n", out.ids.size(), rate,
                static_cast<long long>(session.state().bytes()),
                options.save_state.empty() ? "" : (", saved in " + options.save_state).c_str());

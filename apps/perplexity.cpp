@@ -4,9 +4,9 @@
 #include "based/core/interrupt.h"
 #include "based/core/json.h"
 #include "based/core/progress.h"
+#include "based/generate/text_model.h"
 #include "based/generate/text_stream.h"
 #include "based/models/tensor_view.h"
-#include "based/models/weights.h"
 
 #include <cmath>
 
@@ -34,10 +34,9 @@ struct Options {
 void run(const Options& options) {
   if (options.perplexity.context < 0 || options.perplexity.context == 1) throw UsageError("--context must be 0, or at least 2 tokens");
   const auto dtype = options.dtype.empty() ? std::nullopt : std::optional(parse_float_type(options.dtype, "--dtype"));
-  const auto tokenizer = make_tokenizer(options.model);
-  const LoadedModel loaded = load_model(options.model, dtype);
+  const TextModel loaded = load_text_model(options.model, dtype);
   const std::string text = read_file(options.data);
-  const std::vector<int64_t> ids = encode_ids(*tokenizer, text);
+  const std::vector<int64_t> ids = encode_ids(*loaded.tokenizer, text);
   if (ids.size() < 2) throw Error(options.data + ": needs at least two tokens, has " + std::to_string(ids.size()));
 
   const InterruptScope interrupts;

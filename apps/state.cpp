@@ -1,11 +1,12 @@
 #include "apps/command.h"
+#include "based/core/files.h"
 #include "based/core/json.h"
 #include "based/core/progress.h"
 #include "based/core/state_file.h"
 #include "based/generate/session.h"
+#include "based/generate/text_model.h"
 #include "based/generate/text_stream.h"
 #include "based/models/tensor_view.h"
-#include "based/models/weights.h"
 
 namespace based::apps {
 namespace {
@@ -15,15 +16,15 @@ struct Options {
   bool json = false;
 };
 
-LoadedModel load(const Options& options) {
-  return load_model(options.model, options.dtype.empty() ? std::nullopt : std::optional(parse_float_type(options.dtype, "--dtype")));
+TextModel load(const Options& options) {
+  return load_text_model(options.model, options.dtype.empty() ? std::nullopt : std::optional(parse_float_type(options.dtype, "--dtype")));
 }
 
 void save(const Options& options) {
-  const auto tokenizer = make_tokenizer(options.model);
-  const std::vector<int64_t> ids = encode_ids(*tokenizer, options.prompt);
-  if (ids.empty()) throw UsageError("state save needs a --prompt of at least one token");
-  const LoadedModel loaded = load(options);
+  if (options.prompt.empty()) throw UsageError("state save needs a --prompt of at least one token");
+  check_writable(options.file);
+  const TextModel loaded = load(options);
+  const std::vector<int64_t> ids = encode_ids(*loaded.tokenizer, options.prompt);
   Session session(*loaded.model);
   session.append(ids);
   session.save(options.file, loaded.hash);
@@ -34,12 +35,11 @@ void save(const Options& options) {
 
 // Restores the file into the model and shows the text that it stands for.
 void load_and_show(const Options& options) {
-  const auto tokenizer = make_tokenizer(options.model);
-  const LoadedModel loaded = load(options);
+  const TextModel loaded = load(options);
   Session session(*loaded.model);
   session.load(options.file, loaded.hash);
   const std::vector<int32_t> ids(session.ids().begin(), session.ids().end());
-  const std::string text = tokenizer->decode(ids);
+  const std::string text = loaded.tokenizer->decode(ids);
   print_line(options.json ? dump_json({{"file", options.file}, {"tokens", ids.size()}, {"text", text}, {"loads", true}}) : text);
 }
 

@@ -3,10 +3,13 @@
 #include <filesystem>
 
 #include "based/core/hash.h"
+#include "based/mixers/shapes_only.h"
 #include "based/models/tensor_view.h"
 
 namespace based {
 namespace {
+
+constexpr const char* kTokenizer = "tokenizer";  // in the metadata of the weights' file
 
 std::string in(const std::string& folder, const char* name) { return (std::filesystem::path(folder) / name).string(); }
 
@@ -18,8 +21,10 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 
 bool is_float(DType dtype) { return dtype == DType::F32 || dtype == DType::BF16 || dtype == DType::F64 || dtype == DType::F16; }
 
-// Everything that keeps `file` from filling the model's parameters, one line each.
-std::string disagreements(const SafetensorsFile& file, const torch::OrderedDict<std::string, Tensor>& parameters) {
+// Everything that keeps `file` from filling the parameters of such a model, one line each.
+std::string disagreements(const SafetensorsFile& file, const ModelConfig& config) {
+  const ShapesOnly nothing_else;
+  const auto parameters = LanguageModel(config).named_parameters();
   std::string list;
   for (const auto& item : parameters) {
     const TensorView* view = file.find(item.key());
@@ -48,7 +53,7 @@ torch::Dtype common_dtype(const SafetensorsFile& file) {
 
 }  // namespace
 
-void save_model(const LanguageModel& model, const std::string& folder) {
+void save_model(const LanguageModel& model, const std::string& folder, std::optional<uint64_t> tokenizer) {
   std::filesystem::create_directories(folder);
   std::vector<Tensor> kept;  // dense copies where needed; the views point into them
   std::vector<TensorView> views;
@@ -56,30 +61,39 @@ void save_model(const LanguageModel& model, const std::string& folder) {
     kept.push_back(item.value().detach().cpu().contiguous());
     views.push_back(view_of(item.key(), kept.back()));
   }
-  write_safetensors(in(folder, "model.safetensors"), views, {{"format", "pt"}});
+  std::map<std::string, std::string> metadata{{"format", "pt"}};
+  if (tokenizer) metadata[kTokenizer] = hex(*tokenizer);
+  write_safetensors(in(folder, "model.safetensors"), views, metadata);
   write_file_atomic(in(folder, "config.json"), write_config(model.config()).to_json() + "\n");
 }
 
-LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dtype, torch::Device device) {
+ModelFiles read_model_files(const std::string& folder) {
   if (!std::filesystem::is_directory(folder))
     throw Error(folder + ": is not a model's folder; it holds config.json and model.safetensors, as `based train` leaves them");
-  const std::string config_path = in(folder, "config.json"), weights_path = in(folder, "model.safetensors");
-  const ModelConfig config = read_config<ModelConfig>(Config::parse_json_file(config_path));
-  const SafetensorsFile file(weights_path);
+  ModelFiles files{in(folder, "config.json"), in(folder, "model.safetensors"), {}, {}};
+  files.config = read_config<ModelConfig>(Config::parse_json_file(files.config_path));
+  check_model_config(files.config);
+  const SafetensorsFile weights(files.weights_path);
+  if (weights.metadata().contains(kTokenizer)) files.tokenizer = weights.metadata().at(kTokenizer);
+  return files;
+}
+
+LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dtype, torch::Device device) {
+  const ModelFiles files = read_model_files(folder);
+  const SafetensorsFile file(files.weights_path);
+  if (const std::string list = disagreements(file, files.config); !list.empty())
+    throw Error(files.weights_path + ": does not fit " + files.config_path + ":" + list);
   LoadedModel loaded;
   {
     const SkipInitialisation weights_follow;
-    loaded.model = std::make_shared<LanguageModel>(config);
+    loaded.model = std::make_shared<LanguageModel>(files.config);
   }
-  const auto parameters = loaded.model->named_parameters();
-  if (const std::string list = disagreements(file, parameters); !list.empty())
-    throw Error(weights_path + ": does not fit " + config_path + ":" + list);
   const torch::NoGradGuard no_grad;
   loaded.model->to(device, dtype ? *dtype : common_dtype(file));
   for (const auto& item : loaded.model->named_parameters()) item.value().copy_(tensor_of(file.at(item.key())));
   loaded.model->eval();
   Hasher128 hasher;
-  for (const auto& path : {config_path, weights_path}) hasher.update(MappedFile(path).bytes());
+  for (const auto& path : {files.config_path, files.weights_path}) hasher.update(MappedFile(path).bytes());
   loaded.hash = hasher.digest().hex();
   return loaded;
 }

@@ -221,7 +221,7 @@ class TextTraining {
       state.data_hash = hex_hash(data_);
       state.threads = torch::get_num_threads();
       state.run = write_config(run_);
-      save_model(*result_.model, folder);
+      save_model(*result_.model, folder, data_.tokenizer->hash());
       data_.tokenizer->save(folder);
       save_run_state(folder, state, *optimizer_);
     });
@@ -270,7 +270,7 @@ class TextTraining {
     }
     // Also where the checkpoint, which is three times as large, found no room.
     data_.tokenizer->save(out_);
-    save_model(*result_.model, out_);
+    save_model(*result_.model, out_, data_.tokenizer->hash());
     if (!result_.loop.last_save_failure.empty()) {
       result_.failure = std::string(result_.loop.interrupted ? "stopped by a signal: " : "") + "the checkpoint of the last step, " +
                         std::to_string(result_.loop.state.step) + ", could not be saved (" + result_.loop.last_save_failure +

@@ -69,6 +69,35 @@ TEST_F(Weights, MixedTypesNeedAWord) {
   EXPECT_EQ(load_model(folder_.path(), torch::kFloat).model->named_parameters().begin()->value().scalar_type(), torch::kFloat);
 }
 
+TEST_F(Weights, RecordTheirTokenizer) {
+  EXPECT_EQ(read_model_files(folder_.path()).tokenizer, std::nullopt);
+  save_model(model_, folder_.path(), 0xabc);
+  EXPECT_EQ(read_model_files(folder_.path()).tokenizer, "0000000000000abc");
+  const std::string hash = load_model(folder_.path()).hash;
+  save_model(model_, folder_.path(), 0xdef);
+  EXPECT_NE(load_model(folder_.path()).hash, hash);
+}
+
+// What is to be loaded is compared with the file before memory is taken for it.
+TEST_F(Weights, AConfigOfAHugeModelIsRefusedWithoutItsMemory) {
+  Config config = write_config(tiny());
+  config.set("d_model", Config(int64_t{1} << 16));
+  config.set("vocab_size", Config(int64_t{1} << 24));
+  config.set("layers", Config(Config::Array(1024, Config(std::string("gated_conv")))));
+  write_file_atomic(folder_.file("config.json"), config.to_json());
+  EXPECT_THAT(message_of<Error>([&] { load_model(folder_.path()); }),
+              HasSubstr("embedding: shape [16, 8], the model's is [16777216, 65536]"));
+}
+
+TEST_F(Weights, MorePositionsThanLearntAreNamed) {
+  ModelConfig config = tiny();
+  config.max_positions = 4;
+  LanguageModel model(config);
+  EXPECT_NO_THROW(model.forward(torch::zeros({8}, torch::kInt64), Sequences::equal(2, 4)));
+  EXPECT_THAT(message_of<Error>([&] { model.forward(torch::zeros({5}, torch::kInt64), Sequences::equal(1, 5)); }),
+              HasSubstr("max_positions"));
+}
+
 TEST_F(Weights, AConfigOutOfBoundsIsRefusedBeforeMemoryIsAsked) {
   for (const char* key : {"d_model", "vocab_size", "max_positions", "mlp_width"}) {
     Config config = write_config(tiny());

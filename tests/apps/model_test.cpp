@@ -1,0 +1,204 @@
+// A model's folder as the commands that read text take it: what does not go together, is too large or cannot be kept is said in a line.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <fstream>
+
+#include "based/core/json.h"
+#include "based/core/safetensors.h"
+#include "tests/apps/program.h"
+
+namespace based {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr const char* kSmallMemory = "ulimit -v 6000000; ";  // KiB: far more than the program, far less than what is named to it
+
+class Model : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    shared_ = new TemporaryFolder;
+    std::string text;
+    for (int i = 0; i < 300; ++i) text += "the cat number " + std::to_string(i * 37 % 101) + " sat on the mat\n";
+    write_file_atomic(shared("text.txt"), text);
+    write_file_atomic(shared("run.toml"),
+                      "[model]\nd_model = 8\nlayers = [\"attention\"]\nmlp_width = 8\n[model.mixers.attention]\ntype = \"attention\"\n"
+                      "heads = 1\n[data]\ntrain = \"" +
+                          shared("text.txt") +
+                          "\"\nbpe_vocab_size = 300\n[train]\nsteps = 1\nbatch = 1\nlength = 8\nevaluate_batches = 1\n");
+    const Ran learnt = run("train " + shared("run.toml") + " --out " + shared("m"));
+    ASSERT_EQ(learnt.code, 0) << learnt.err;
+    const Ran positions = run("train " + shared("run.toml") + " --set model.max_positions=8 --out " + shared("positions"));
+    ASSERT_EQ(positions.code, 0) << positions.err;
+  }
+  static void TearDownTestSuite() {
+    delete shared_;
+    shared_ = nullptr;
+  }
+  static std::string shared(const std::string& name) { return shared_->file(name); }
+  std::string file(const std::string& name) const { return folder_.file(name); }
+  // A copy to damage.
+  std::string model(const std::string& name = "m") {
+    fs::copy(shared(name), file(name), fs::copy_options::recursive);
+    return file(name);
+  }
+  // The tokenizer of another text in the place of the folder's.
+  void exchange_tokenizer(const std::string& folder, int vocab_size) {
+    std::ofstream(file("other.txt")) << "an entirely different text, which gives different merges; different, entirely\n"
+                                     << "quick brown foxes jump over lazy dogs and quick brown dogs jump over lazy foxes\n"
+                                     << "quick brown foxes jump over lazy dogs and quick brown dogs jump over lazy foxes\n";
+    const Ran ran = run("tokenize train " + file("other.txt") + " --vocab-size " + std::to_string(vocab_size) + " --out " + folder);
+    ASSERT_EQ(ran.code, 0) << ran.err;
+  }
+  void expect_refused(const std::string& arguments, const testing::Matcher<std::string>& says, const std::string& before = "") {
+    const Ran ran = run(arguments, before);
+    EXPECT_EQ(ran.code, 1) << arguments << "\n" << ran.err;
+    EXPECT_THAT(ran.out, IsEmpty()) << arguments;
+    EXPECT_THAT(ran.err, says) << arguments;
+    EXPECT_THAT(ran.err, Not(HasSubstr("frame #"))) << arguments;
+  }
+  // Each command that turns text into ids or ids into text.
+  std::vector<std::string> commands(const std::string& folder) {
+    return {"generate --prompt cat --max-tokens 2 --model " + folder, "perplexity --data " + shared("text.txt") + " --model " + folder,
+            "state save " + file("new.state") + " --prompt cat --model " + folder, "state load " + file("a.state") + " --model " + folder};
+  }
+  TemporaryFolder folder_;
+  static TemporaryFolder* shared_;
+};
+TemporaryFolder* Model::shared_ = nullptr;
+
+TEST_F(Model, AnotherTokenizerIsRefused) {
+  const std::string m = model();
+  ASSERT_EQ(run("state save " + file("a.state") + " --prompt 'the cat' --model " + m).code, 0);
+  for (const std::string& command : commands(m)) EXPECT_EQ(run(command).code, 0) << command << "\n" << run(command).err;
+  exchange_tokenizer(m, 300);
+  for (const std::string& command : commands(m))
+    expect_refused(command,
+                   AllOf(HasSubstr(m + "/tokenizer.json: is not the tokenizer of " + m + "/model.safetensors"), HasSubstr("back")));
+  for (const int size : {299, 301}) {
+    exchange_tokenizer(m, size);
+    for (const std::string& command : commands(m))
+      expect_refused(command,
+                     HasSubstr(m + "/tokenizer.json: has " + std::to_string(size) + " tokens, the model of " + m + "/config.json 300"));
+  }
+}
+
+// As other programs and earlier versions leave them.
+TEST_F(Model, WeightsThatRecordNoTokenizerLoadWithAWordAndTheirStatesAreOfTheTokenizer) {
+  const std::string m = model(), weights = m + "/model.safetensors";
+  {
+    const SafetensorsFile file(weights);
+    write_safetensors(weights, file.tensors(), {{"format", "pt"}});
+  }
+  ASSERT_EQ(run("state save " + file("a.state") + " --prompt 'the cat' --model " + m).code, 0);
+  for (const std::string& command : commands(m)) {
+    const Ran ran = run(command);
+    EXPECT_EQ(ran.code, 0) << ran.err;
+    EXPECT_THAT(ran.err, HasSubstr(weights + ": does not record its tokenizer")) << command;
+  }
+  exchange_tokenizer(m, 300);
+  expect_refused(commands(m).back(), HasSubstr("a.state: made by model "));
+}
+
+TEST_F(Model, MorePositionsThanLearntAreRefusedBeforeAnythingRuns) {
+  const std::string m = shared("positions"), prompt = " --prompt 'qqqqq' --model " + m;  // a token a letter
+  const std::string says = "(max_positions)";
+  EXPECT_EQ(run("generate --max-tokens 4" + prompt).code, 0);
+  expect_refused("generate --max-tokens 5" + prompt, AllOf(HasSubstr("9 positions are needed"), HasSubstr(says)));
+  expect_refused("generate --stream --max-tokens 9223372036854775807" + prompt, HasSubstr(says));
+  expect_refused("state save " + file("a.state") + " --prompt qqqqqqqqqq --model " + m, HasSubstr(says));
+  EXPECT_FALSE(fs::exists(file("a.state")));
+  EXPECT_EQ(run("perplexity --context 8 --data " + shared("text.txt") + " --model " + m).code, 0);
+  for (const char* context : {"0", "9"})
+    expect_refused("perplexity --data " + shared("text.txt") + " --model " + m + " --context " + context, HasSubstr(says));
+}
+
+TEST_F(Model, ThePlaceForTheStateIsLookedAtFirst) {
+  const std::string nowhere = file("none/a.state");
+  for (const std::string& place : {nowhere, folder_.path().string()}) {
+    expect_refused("generate --stream --prompt cat --model " + shared("m") + " --save-state " + place, HasSubstr(place + ": cannot"));
+    expect_refused("state save " + place + " --prompt cat --model " + shared("m"), HasSubstr(place + ": cannot"));
+  }
+}
+
+TEST_F(Model, AStateThatCannotBeSavedDoesNotKeepBackTheText) {
+  const std::string command = "generate --prompt cat --max-tokens 40 --model " + shared("m") + " --save-state " + file("a.state");
+  const std::string text = run(command).out;
+  ASSERT_THAT(text, testing::StartsWith("cat"));
+  fs::remove(file("a.state"));
+  const Ran full = run(command, "ulimit -f 1; ");
+  EXPECT_EQ(full.code, 1);
+  EXPECT_EQ(full.out, text);
+  EXPECT_THAT(full.err, HasSubstr("a.state: cannot write: File too large"));
+  EXPECT_FALSE(fs::exists(file("a.state")));
+}
+
+TEST_F(Model, WhereMemoryEndsALineSaysHowMuchWasAskedFor) {
+  const Ran ran = run("train " + shared("run.toml") +
+                          " --set model.mlp_width=1048576 --set model.d_model=65536 --set model.mixers.attention.heads=256 "
+                          "--set model.layers='[\"gated_conv\"]' --out " +
+                          file("out"),
+                      kSmallMemory);
+  EXPECT_EQ(ran.code, 1);
+  EXPECT_THAT(ran.err, HasSubstr("based: out of memory: 68719476736 bytes were asked for at once; a smaller model"));
+  EXPECT_THAT(ran.err, Not(HasSubstr("Exception raised from")));
+}
+
+TEST_F(Model, FilesThatNeverEndAndPipesThatNobodyFeedsAreRefused) {
+  for (const char* name : {"config.json", "model.safetensors", "tokenizer.json"}) {
+    const std::string m = model(), path = m + "/" + name;
+    fs::remove(path);
+    ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+    expect_refused(commands(m).front(), HasSubstr(path + ": not a regular file"), "timeout 60 ");
+    fs::remove(path);
+    fs::create_symlink("/dev/zero", path);
+    expect_refused(commands(m).front(), HasSubstr(path + ": not a regular file"), kSmallMemory);
+    fs::remove_all(m);
+  }
+  ASSERT_EQ(::mkfifo(file("pipe").c_str(), 0600), 0);
+  expect_refused("state info " + file("pipe"), HasSubstr("pipe: not a regular file"), "timeout 60 ");
+  expect_refused("inspect " + file("pipe"), HasSubstr("pipe: not a regular file"), "timeout 60 ");
+  expect_refused("train /dev/zero --out " + file("out"), HasSubstr("/dev/zero: longer than the 16777216 bytes"), kSmallMemory);
+}
+
+TEST_F(Model, WhatAPersonNamesMayBeAPipe) {
+  const Ran config = run("train /dev/stdin --out " + file("out"), "cat " + shared("run.toml") + " | ");
+  EXPECT_EQ(config.code, 0) << config.err;
+  const Ran text = run("perplexity --data /dev/stdin --model " + shared("m"), "cat " + shared("text.txt") + " | ");
+  EXPECT_EQ(text.out, run("perplexity --data " + shared("text.txt") + " --model " + shared("m")).out);
+  EXPECT_EQ(text.code, 0) << text.err;
+}
+
+// The sizes of what no machine could hold.
+TEST_F(Model, SizesAreComputedNotTaken) {
+  fs::create_directory(file("huge"));
+  const std::string config =
+      R"({"d_model": 65536, "layers": ["x", "attention"], "mixers": {"x": {"type": "taylor_attention", "heads": 256, "feature_dim": 64, "head_dim": 65536},
+    "attention": {"type": "attention", "heads": 256}}})";
+  write_file_atomic(file("huge/config.json"), config);
+  const Ran inspect = run("inspect --json " + file("huge"), kSmallMemory);
+  ASSERT_EQ(inspect.code, 0) << inspect.err;
+  const int64_t fixed = int64_t{256} * 2145 * 65537 * 4 + 8 + 8;
+  EXPECT_EQ(parse_json(inspect.out, "stdout")["state_bytes_100000"], fixed + int64_t{2} * 65536 * 4 * 100'000);
+  const Ran mixers = run("mixers --json --tokens 3000000 --d-model 4096", kSmallMemory);
+  ASSERT_EQ(mixers.code, 0) << mixers.err;
+  for (const auto& mixer : parse_json(mixers.out, "stdout")["mixers"]) {
+    if (mixer["name"] == "attention") {
+      EXPECT_EQ(mixer["state_bytes"], int64_t{2} * 4096 * 4 * 3'000'000 + 8);
+    }
+  }
+  const Ran implicit = run("mixers --set kernel_size=-1 --set implicit=true --set l_max=16777216 --set d_emb=129", kSmallMemory);
+  EXPECT_EQ(implicit.code, 2);
+  EXPECT_THAT(implicit.err, HasSubstr("make l_max, d_emb or d_hidden smaller"));
+  for (const char* wrong : {"--tokens 0", "--tokens 4611686018427387904", "--d-model 0", "--d-model 1000000000"})
+    EXPECT_EQ(run(std::string("mixers ") + wrong).code, 2) << wrong;
+}
+
+}  // namespace
+}  // namespace based
