@@ -13,7 +13,7 @@ Perplexity measure_perplexity(LanguageModel& model, const std::vector<int64_t>& 
   const torch::NoGradGuard no_grad;
   const int64_t count = static_cast<int64_t>(ids.size()), context = options.context > 0 ? options.context : count;
   require_ids(model.config(), ids, "the text");
-  require_positions(model.config(), std::min(context, count), "a context");
+  require_positions(model.config(), std::min(context, count), "the context");
   const Tensor all = torch::tensor(ids), slot = torch::tensor({int64_t{0}});
   ModelState state = model.make_state(1);
   Perplexity sum;

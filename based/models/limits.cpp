@@ -5,7 +5,7 @@ namespace based {
 void require_positions(const ModelConfig& config, int64_t tokens, const std::string& what) {
   if (config.max_positions == 0 || tokens <= config.max_positions) return;
   throw Error(what + ": " + std::to_string(tokens) + " positions are needed, and the model has learnt " +
-              std::to_string(config.max_positions) + " (max_positions); take a shorter text");
+              std::to_string(config.max_positions) + " (max_positions); take fewer tokens");
 }
 
 void require_ids(const ModelConfig& config, std::span<const int64_t> ids, const std::string& what) {
