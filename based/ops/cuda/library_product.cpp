@@ -2,17 +2,17 @@
 
 #include <ATen/cuda/CUDAContext.h>
 #include <cublasLt.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 
+#include "based/core/loaded_library.h"
+#include "based/core/log.h"
+
+#define BASED_TEXT_OF(x) #x
+#define BASED_TEXT(x) BASED_TEXT_OF(x)
+
 namespace based::ops {
 namespace {
-
-template <class Function>
-void find(Function& function, const char* name) {
-  function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
-}
 
 // The cuBLAS that LibTorch has loaded: linking would choose between its own and the toolkit's.
 struct Library {
@@ -29,12 +29,18 @@ struct Library {
   decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference;
 
   Library() {
-    find(multiply, "cublasLtMatmul"), find(propose, "cublasLtMatmulAlgoGetHeuristic"), find(ask, "cublasLtMatmulAlgoConfigGetAttribute");
-    find(make_product, "cublasLtMatmulDescCreate"), find(drop_product, "cublasLtMatmulDescDestroy");
-    find(set_product, "cublasLtMatmulDescSetAttribute");
-    find(make_layout, "cublasLtMatrixLayoutCreate"), find(drop_layout, "cublasLtMatrixLayoutDestroy");
-    find(make_preference, "cublasLtMatmulPreferenceCreate"), find(drop_preference, "cublasLtMatmulPreferenceDestroy");
-    find(set_preference, "cublasLtMatmulPreferenceSetAttribute");
+    static constexpr const char* kName = "libcublasLt.so." BASED_TEXT(CUBLAS_VER_MAJOR);
+    const LoadedLibrary loaded(kName);
+    loaded.find(multiply, "cublasLtMatmul"), loaded.find(propose, "cublasLtMatmulAlgoGetHeuristic");
+    loaded.find(ask, "cublasLtMatmulAlgoConfigGetAttribute");
+    loaded.find(make_product, "cublasLtMatmulDescCreate"), loaded.find(drop_product, "cublasLtMatmulDescDestroy");
+    loaded.find(set_product, "cublasLtMatmulDescSetAttribute");
+    loaded.find(make_layout, "cublasLtMatrixLayoutCreate"), loaded.find(drop_layout, "cublasLtMatrixLayoutDestroy");
+    loaded.find(make_preference, "cublasLtMatmulPreferenceCreate"), loaded.find(drop_preference, "cublasLtMatmulPreferenceDestroy");
+    loaded.find(set_preference, "cublasLtMatmulPreferenceSetAttribute");
+    if (!complete())
+      log_warning(std::string("linear: LibTorch has not loaded ") + kName +
+                  "; its own choice of products runs, which is slower and rounds differently");
   }
   bool complete() const {
     return multiply && propose && ask && make_product && drop_product && set_product && make_layout && drop_layout && make_preference &&
