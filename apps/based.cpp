@@ -7,6 +7,7 @@
 #include "apps/command.h"
 #include "apps/failure.h"
 #include "based/core/error.h"
+#include "based/kernels/cpu/crowding.h"
 
 namespace based::apps {
 
@@ -42,6 +43,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   setenv("THP_MEM_ALLOC_ENABLE", "1", 0);  // LibTorch asks for huge pages: weights are read faster, and buffers fault 512 times less
+  const based::kernels::cpu::CrowdingWatch watch;
   try {
     return based::apps::run(argc, argv);
   } catch (const based::apps::Exit& exit) {

@@ -1,0 +1,69 @@
+#include "based/kernels/cpu/crowding.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
+namespace based::kernels::cpu {
+namespace {
+
+TEST(Crowding, BeginsAfterTwoHighSharesInARow) {
+  Crowding crowding;
+  for (const double share : {0.0, 0.9, 0.1, 0.9, 0.2}) EXPECT_FALSE(crowding.update(share)) << share;
+  EXPECT_FALSE(crowding.update(0.5));
+  EXPECT_TRUE(crowding.update(0.5));
+}
+
+TEST(Crowding, EndsAfterTenLowSharesInARow) {
+  Crowding crowding;
+  for (int i = 0; i < 2; ++i) crowding.update(1);
+  for (int i = 0; i < 9; ++i) EXPECT_TRUE(crowding.update(0.01));
+  EXPECT_TRUE(crowding.update(0.6)) << "the count begins again";
+  for (int i = 0; i < 9; ++i) EXPECT_TRUE(crowding.update(0.01));
+  EXPECT_FALSE(crowding.update(0.01));
+}
+
+TEST(Crowding, ThreadsOnOneCoreWaitForIt) {
+  if (!nanoseconds_without_core()) GTEST_SKIP() << "/proc/self/task/*/schedstat is not here";
+  std::atomic<bool> ends{false};
+  const auto work = [&ends] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    sched_setaffinity(0, sizeof one, &one);
+    std::thread other([&ends] {
+      while (!ends) {}
+    });
+    while (!ends) {}
+    other.join();
+  };
+  const int64_t before = *nanoseconds_without_core();
+  std::thread both(work);
+  const auto last = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (*nanoseconds_without_core() - before < 10'000'000 && std::chrono::steady_clock::now() < last) std::this_thread::yield();
+  EXPECT_GE(*nanoseconds_without_core() - before, 10'000'000);
+  ends = true;
+  both.join();
+}
+
+#ifdef _OPENMP
+size_t threads() {
+  const std::filesystem::directory_iterator all("/proc/self/task");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+TEST(Crowding, IdleThreadsComeAndGo) {
+  const size_t before = threads();
+  add_idle_threads(true);
+  EXPECT_GT(threads(), std::max<size_t>(before, std::thread::hardware_concurrency()));
+  add_idle_threads(false);
+  EXPECT_EQ(threads(), 1U) << "the calling thread's own loops have theirs made again";
+}
+#endif
+
+}  // namespace
+}  // namespace based::kernels::cpu
