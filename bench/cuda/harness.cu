@@ -2,6 +2,7 @@
 #include <cmath>
 #include <ctime>
 
+#include "based/kernels/device_code.h"
 #include "bench/cuda/harness.cuh"
 
 namespace based::bench {
@@ -198,6 +199,11 @@ void Report::expect(const std::string& what, double error, double limit) {
   std::printf("%-76s error %.2e (allowed %.1e)\n", what.c_str(), error, limit);
   std::fflush(stdout);
   if (!(error <= limit)) fail(what);
+}
+
+void Report::no_kernel(const std::string& what) {
+  if (kernels::cuda::runs_hopper_code()) return fail(what + ": no kernel takes it");
+  ++without_kernel_;
 }
 
 void Report::write(const std::string& path, const std::string& commit) const {

@@ -87,12 +87,15 @@ class Report {
   void time(const std::string& name, int64_t bytes, int sets, const std::function<void(int set, cudaStream_t)>& call);
   // Prints the error and fails where it is not ≤ `limit` (NaN never is).
   void expect(const std::string& what, double error, double limit);
+  // For a case that no kernel takes here. Where the device runs Hopper's kernels, which take every case, it fails.
+  void no_kernel(const std::string& what);
   int failures() const { return failures_; }
+  int without_kernel() const { return without_kernel_; }
   void write(const std::string& path, const std::string& commit) const;
 
  private:
   std::vector<Result> results_;
-  int failures_ = 0;
+  int failures_ = 0, without_kernel_ = 0;
 };
 
 constexpr double kBytesPerMs = 4300e6;  // measured device copy, read + write

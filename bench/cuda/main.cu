@@ -7,6 +7,7 @@
 //   kernel_bench profile        every timed case once, for a profiler
 #include <cstring>
 
+#include "based/kernels/device_code.h"
 #include "bench/cuda/adamw.cuh"
 #include "bench/cuda/gated_mlp.cuh"
 #include "bench/cuda/harness.cuh"
@@ -17,6 +18,7 @@ int main(int argc, char** argv) {
   using namespace based::bench;
   const std::string mode = argc > 1 ? argv[1] : "";
   Report report;
+  if (const char* what = based::kernels::cuda::missing_code()) std::fprintf(stderr, "kernel_bench: %s\n", what);
   if (mode == "verify-norms") {
     verify_step_norms(report);
   } else if (mode == "step" || mode == "verify-step") {
@@ -33,7 +35,7 @@ int main(int argc, char** argv) {
     verify_gated_mlp(report);
     verify_adamw(report);
     if (mode == "verify") verify_step_program(report);
-    std::printf("%d failed\n", report.failures());
+    std::printf("%d failed, %d cases without a kernel on this device\n", report.failures(), report.without_kernel());
   } else if (mode == "profile" || (mode == "time" && argc == 4)) {
     if (mode == "profile") call_once_only();
     time_taylor(report);

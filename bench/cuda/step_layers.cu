@@ -63,7 +63,7 @@ void verify_one(Report& report, int64_t rows, int64_t in, int64_t out, DType dty
                           x_stride, weight_stride, y_stride,  dtype,  dtype, false, true};
   const std::string name = "linear " + std::to_string(rows) + " x " + std::to_string(in) + " -> " + std::to_string(out) +
                            (dtype == DType::bf16 ? " bf16" : " fp32");
-  if (!gpu::linear_supports(p)) return report.fail(name + ": not supported");
+  if (!gpu::linear_supports(p)) return report.no_kernel(name);
   check(gpu::linear(p, {}));
   expect_rows(report, name, p, expected_outputs(p), out);
 }
@@ -79,7 +79,7 @@ void verify_swiglu_of(Report& report, int64_t rows, int64_t in, int64_t width, b
       x.as(), weight.as(), with_bias ? bias.as() : nullptr, y.as(), rows, in, 2 * width, x_stride, weight_stride, y_stride, dtype,
       dtype,  false,       with_bias || rows > 128};
   const std::string name = "linear_swiglu " + std::to_string(rows) + " x " + std::to_string(in) + " -> 2 x " + std::to_string(width);
-  if (!gpu::linear_swiglu_supports(p)) return report.fail(name + ": not supported");
+  if (!gpu::linear_swiglu_supports(p)) return report.no_kernel(name);
   check(gpu::linear_swiglu(p, {}));
   expect_rows(report, name, p, exact_swiglu(expected_outputs(p), width), width);
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 
+#include "based/kernels/device_code.h"
 #include "bench/cuda/layers.cuh"
 #include "bench/cuda/step_graph.cuh"
 #include "bench/cuda/step_reference.cuh"
@@ -211,6 +212,7 @@ void time_one(Report& report, const std::string& name, const StepSizes& sizes, c
 }  // namespace
 
 void verify_step_program(Report& report) {
+  if (!gpu::runs_hopper_code()) return report.no_kernel("a step in one kernel");
   verify_one(report, "step of 3 layers of 512", kSmall, "ctw", true);
   verify_one(report, "step of 3 layers of 1024", kMiddle, "ctw", false);
   verify_one(report, "step of 6 layers of 1792", kLarge, "ctwctw", false);

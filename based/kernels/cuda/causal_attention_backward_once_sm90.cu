@@ -390,6 +390,8 @@ __global__ void __launch_bounds__(kThreads, 1) gradients(const __grid_constant__
       if (threadIdx.x % 32 == 0) send(phase, step, block, warp - 1);
     });
   }
+#else
+  __trap();
 #endif
 }
 

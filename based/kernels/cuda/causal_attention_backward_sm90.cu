@@ -277,6 +277,8 @@ __global__ void __launch_bounds__(kGroups* kGroup, blocks_at_once(true, kGroups)
   group_meets(block.group);  // nobody reads the owned tiles any more: gradients go there
   write(block, b.grad_k, b.grad_k_stride, 0, b.forward.scale, sum.of_x);
   write(block, b.grad_v, b.grad_v_stride, 1, 1.0F, sum.of_v);
+#else
+  __trap();
 #endif
 }
 
@@ -299,6 +301,8 @@ __global__ void __launch_bounds__(kGroups* kGroup, blocks_at_once(false, kGroups
   group_meets(block.group);
   wait_for_earlier_kernels();  // whose gradients are complete when this one's are
   write(block, b.grad_q, b.grad_q_stride, 0, b.forward.scale, sum.of_x);
+#else
+  __trap();
 #endif
 }
 

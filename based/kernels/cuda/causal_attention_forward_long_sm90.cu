@@ -248,6 +248,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     barrier_arrive(place_left(slot));
   }
+#else
+  __trap();
 #endif
 }
 

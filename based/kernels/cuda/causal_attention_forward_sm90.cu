@@ -149,6 +149,8 @@ __global__ void __launch_bounds__(kConsumers, kSlabs == 1 ? 2 : 1)
   Block<kSlabs> block(p, maps, place);
   block.start();
   attend(block);
+#else
+  __trap();
 #endif
 }
 
@@ -177,7 +179,7 @@ bool is_long(const CausalAttention& p) {
 namespace based::kernels::cuda {
 
 bool causal_attention_supports(const CausalAttention& p) {
-  return detail::is_hopper() && p.dtype == DType::bf16 && p.head_dim >= 8 && p.head_dim <= 128 && p.head_dim % 8 == 0 && p.kv_heads > 0 &&
+  return runs_hopper_code() && p.dtype == DType::bf16 && p.head_dim >= 8 && p.head_dim <= 128 && p.head_dim % 8 == 0 && p.kv_heads > 0 &&
          p.heads % p.kv_heads == 0 && p.scale > 0 && p.q_stride % 8 == 0 && p.k_stride % 8 == 0 && p.v_stride % 8 == 0 &&
          p.q_tokens <= detail::causal::kMostTokens && p.k_tokens <= detail::causal::kMostTokens && detail::aligned16(p.q) &&
          detail::aligned16(p.k) && detail::aligned16(p.v) && detail::aligned16(p.y);

@@ -403,6 +403,8 @@ __global__ void __launch_bounds__(32 * kMostWarps, kSteps <= 4 ? 2 : 1)
   if (threadIdx.x != 0 || rank != 0) return;
   cluster_wait();
   p.position[own.slot] = written + 1;
+#else
+  __trap();
 #endif
 }
 
@@ -434,8 +436,8 @@ struct Cluster {
 };
 
 bool can_stream(const CausalAttentionStep& p) {
-  return is_hopper() && p.dtype == DType::bf16 && p.ring_dtype == DType::bf16 && p.head_dim > 32 && p.head_dim <= 128 && whole_units(p) &&
-         p.capacity <= 0x3fffffff;
+  return runs_hopper_code() && p.dtype == DType::bf16 && p.ring_dtype == DType::bf16 && p.head_dim > 32 && p.head_dim <= 128 &&
+         whole_units(p) && p.capacity <= 0x3fffffff;
 }
 
 // Few rows: as many blocks as there are multiprocessors. No warps where the heads cannot be shared out so that a block's rings fit.

@@ -96,7 +96,7 @@ Status launch_rows(const CrossEntropy& p, Stream stream) {
   constexpr int kUnit = 16 / sizeof(T);
   const bool vector = p.vocab % kUnit == 0 && aligned16(p.logits);
   const int64_t bytes = p.vocab * static_cast<int64_t>(sizeof(T));
-  const bool kept = vector && p.gradient && is_hopper() && bytes <= kKeptBytes;
+  const bool kept = vector && p.gradient && runs_hopper_code() && bytes <= kKeptBytes;
   auto* kernel = kept ? softmax_rows<T, kUnit, true> : vector ? softmax_rows<T, kUnit, false> : softmax_rows<T, 1, false>;
   if (kept) {
     if (const cudaError_t e = allow_shared_memory(kernel, kKeptBytes); e != cudaSuccess) return status_of(e);

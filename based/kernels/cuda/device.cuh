@@ -24,7 +24,8 @@ __device__ __forceinline__ bf16 from_float<bf16>(float x) {
 }
 
 // For kernels launched by launch_overlapped(): until the kernels before this one on the stream have ended and their memory is written; and
-// that the next one may start, to do what needs nothing of this one.
+// that the next one may start, to do what needs nothing of this one. Code for other GPUs has neither instruction and needs none, since
+// launch_overlapped() overlaps only where the device runs the code for Hopper.
 __device__ __forceinline__ void wait_for_earlier_kernels() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

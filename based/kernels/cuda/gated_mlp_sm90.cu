@@ -174,7 +174,7 @@ Status run(const Tiles& tiles, const Operands& from, const typename Epilogue::Pa
 }
 
 bool fits(int64_t rows, int64_t width, int64_t depth) {
-  return is_hopper() && depth > 0 && depth % 8 == 0 && std::max({rows, width, depth}) <= 1 << 29;
+  return runs_hopper_code() && depth > 0 && depth % 8 == 0 && std::max({rows, width, depth}) <= 1 << 29;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "based/kernels/device_code.h"
 #include "based/kernels/kernel.h"
 
 namespace based::kernels::cuda::detail {
@@ -23,14 +24,9 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 
 inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 
-// Kernels with wgmma are built for sm_90a, which runs on compute capability 9.0 and nothing else.
-inline bool is_hopper() {
-  return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 && device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
-}
-
 // A launch that may begin while kernels before it on the stream still run (programmatic dependent launch), so that one kernel's start
-// hides behind another's end. Such a kernel calls wait_for_earlier_kernels() before it touches memory that they read or write. The code
-// for sm_80 cannot wait, and runs on everything but Hopper.
+// hides behind another's end. Such a kernel calls wait_for_earlier_kernels() before it touches memory that they read or write. Code for
+// other targets than sm_90a may have no such wait: its kernels run one after the other.
 struct Launch {
   dim3 grid, block;
   int64_t shared_bytes = 0;
@@ -46,7 +42,7 @@ Status launch_overlapped(void (*kernel)(Params...), const Launch& launch, Stream
   cudaLaunchConfig_t config = {};
   config.gridDim = launch.grid, config.blockDim = launch.block, config.stream = stream_of(stream);
   config.dynamicSmemBytes = static_cast<size_t>(launch.shared_bytes);
-  config.attrs = attributes, config.numAttrs = !is_hopper() ? 0 : launch.cluster == 1 ? 1 : 2;
+  config.attrs = attributes, config.numAttrs = !runs_hopper_code() ? 0 : launch.cluster == 1 ? 1 : 2;
   return status_of(cudaLaunchKernelEx(&config, kernel, params...));
 }
 

@@ -349,6 +349,8 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
     case 4: return add_up<Y, kForm, kScaled, kRows, 4>(end, d, block, group);
     default: return add_up<Y, kForm, kScaled, kRows, 8>(end, d, block, group);
   }
+#else
+  __trap();
 #endif
 }
 
@@ -462,9 +464,9 @@ bool is_faster(const Linear& p) {
 }  // namespace
 
 bool linear_sm90_supports(const Linear& p) {
-  return is_hopper() && p.dtype == DType::bf16 && !p.accumulate && p.in > 0 && p.out % 4 == 0 && p.y_stride % 4 == 0 && p.in % 8 == 0 &&
-         p.x_stride % 8 == 0 && p.weight_stride % 8 == 0 && p.in <= INT32_MAX && is_faster(p) && aligned16(p.x) && aligned16(p.weight) &&
-         aligned16(p.bias) && aligned16(p.y);
+  return runs_hopper_code() && p.dtype == DType::bf16 && !p.accumulate && p.in > 0 && p.out % 4 == 0 && p.y_stride % 4 == 0 &&
+         p.in % 8 == 0 && p.x_stride % 8 == 0 && p.weight_stride % 8 == 0 && p.in <= INT32_MAX && is_faster(p) && aligned16(p.x) &&
+         aligned16(p.weight) && aligned16(p.bias) && aligned16(p.y);
 }
 
 Status linear_sm90(const Linear& p, Stream stream) {

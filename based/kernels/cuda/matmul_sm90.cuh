@@ -278,6 +278,8 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
     if (threadIdx.x % kGroup == 0) stores_are_read<0>();
   }
   cluster_arrive(), cluster_wait();  // the other block may still write here, or arrive
+#else
+  __trap();
 #endif
 }
 

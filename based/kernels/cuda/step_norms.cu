@@ -189,7 +189,7 @@ Replaced replace(cudaGraph_t graph, const std::vector<StepLaunch>& launches, con
 
 StepFusion fuse_norms(void* graph, const StepLog& log, const std::function<void*(int64_t bytes)>& allocate) {
   StepFusion done;
-  if (!is_hopper()) return done;
+  if (!runs_hopper_code()) return done;
   const std::vector<Join> joins = Search(log.launches()).joins();
   if (joins.empty()) return done;
   int64_t z_bytes = 0, squares_bytes = 0;

@@ -535,6 +535,8 @@ __global__ void __launch_bounds__(kThreads, 1) run_step(const __grid_constant__ 
       request_instructions(program, shared);
     }
   }
+#else
+  __trap();
 #endif
 }
 
@@ -542,7 +544,7 @@ __global__ void __launch_bounds__(kThreads, 1) run_step(const __grid_constant__ 
 
 Status step_kernel(int threads, StepKernel& kernel) {
   const int limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  if (!is_hopper() || threads > kStepMostThreads || threads % 32 != 0) return {"step program: no kernel for this device"};
+  if (!runs_hopper_code() || threads > kStepMostThreads || threads % 32 != 0) return {"step program: no kernel for this device"};
   const int stages = std::min(kStepMostStages, (limit - static_cast<int>(sizeof(StepShared))) / step_stage_bytes(threads));
   auto* run = threads <= 448 ? run_step<448 + 64> : run_step<kStepMostThreads + 64>;
   kernel = {reinterpret_cast<void*>(run), multiprocessors(), threads + 64, stages,

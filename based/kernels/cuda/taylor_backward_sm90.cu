@@ -345,6 +345,8 @@ __global__ void __launch_bounds__(kThreads, 3) park_states(const __grid_constant
   } else {
     Gradient<true>(p, work, slice).park(item);
   }
+#else
+  __trap();
 #endif
 }
 
@@ -358,6 +360,8 @@ __global__ void __launch_bounds__(kThreads, 2) gradients(const __grid_constant__
   } else {
     run<true>(p, work, item, slice);
   }
+#else
+  __trap();
 #endif
 }
 

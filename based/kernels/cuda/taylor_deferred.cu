@@ -308,6 +308,8 @@ __global__ void __launch_bounds__(kThreads, kMostBlocks)
     if (!item.fills()) stream.write_y(item);
     __syncthreads();
   }
+#else
+  __trap();
 #endif
 }
 
@@ -354,9 +356,9 @@ int blocks_that_fit(const Place& place) {
 
 bool taylor_deferred_takes(const TaylorAttention& p) {
   const Place place = place_of(p);
-  return is_hopper() && place.k_bytes() % 16 == 0 && place.v_bytes() % 16 == 0 && p.head_dim <= 32 * kColumns && p.feature_dim < 128 &&
-         place.items <= 0x3fffffff && blocks_that_fit(place) > 0 && aligned16(p.kv_state) && aligned16(p.q) && aligned16(p.k) &&
-         aligned16(p.v);
+  return runs_hopper_code() && place.k_bytes() % 16 == 0 && place.v_bytes() % 16 == 0 && p.head_dim <= 32 * kColumns &&
+         p.feature_dim < 128 && place.items <= 0x3fffffff && blocks_that_fit(place) > 0 && aligned16(p.kv_state) && aligned16(p.q) &&
+         aligned16(p.k) && aligned16(p.v);
 }
 
 bool taylor_deferred_is_faster(const TaylorAttention& p) {

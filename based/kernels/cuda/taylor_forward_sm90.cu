@@ -146,6 +146,8 @@ __global__ void __launch_bounds__(kThreads, 3) sum_segments(const __grid_constan
     sum_tokens<false>({block.k, block.v, block.v_wide, nullptr}, p, block, s, begin, begin + plan.segment);
   }
   s.park(parked_state(p, plan, blockIdx.x, blockIdx.z));
+#else
+  __trap();
 #endif
 }
 
@@ -168,6 +170,8 @@ __global__ void __launch_bounds__(kThreads, 2) attend_segments(const __grid_cons
   const int64_t begin = work.begin + work.segment * plan.segment;
   attend_tokens(p, block, s, begin, min(begin + plan.segment, work.end));
   if (p.kv_state != nullptr && work.segment == work.segments - 1) packed_state(p, plan, block, work.row).store(s);
+#else
+  __trap();
 #endif
 }
 
@@ -176,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_segments(const __grid_cons
 bool taylor_forward_sm90_supports(const TaylorAttention& p) {
   return p.dtype == DType::bf16 && p.decay == nullptr && (p.feature_dim == 8 || p.feature_dim == 16) && p.head_dim % 8 == 0 &&
          p.qk_stride % 8 == 0 && p.v_stride % 8 == 0 && p.v_stride <= kLargestStride && aligned16(p.q) && aligned16(p.k) &&
-         aligned16(p.v) && aligned16(p.y) && is_hopper();
+         aligned16(p.v) && aligned16(p.y) && runs_hopper_code();
 }
 
 int64_t taylor_forward_sm90_scratch(const TaylorAttention& p) {

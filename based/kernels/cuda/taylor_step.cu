@@ -277,6 +277,8 @@ __global__ void __launch_bounds__(kThreads)
     if (++s == static_cast<uint32_t>(plan.stages)) s = 0, phase ^= 1;
   }
   if (threadIdx.x == 0) bulk_store_wait_read();
+#else
+  __trap();
 #endif
 }
 
@@ -285,7 +287,7 @@ Stream90 plan_stream(const TaylorAttention& p, int features) {
   const int element = static_cast<int>(dtype_size(p.dtype));
   Stream90 plan{features, p.head_dim, p.feature_dim, element, p.rows * p.heads};
   const bool whole_units = p.head_dim * element % 16 == 0 && p.feature_dim * element % 16 == 0;
-  if (!is_hopper() || !whole_units || p.head_dim > 4 * kThreads || !aligned16(p.kv_state) || !aligned16(p.q) || !aligned16(p.k) ||
+  if (!runs_hopper_code() || !whole_units || p.head_dim > 4 * kThreads || !aligned16(p.kv_state) || !aligned16(p.q) || !aligned16(p.k) ||
       !aligned16(p.v)) {
     return plan;
   }

@@ -5,7 +5,8 @@
 
 #include "based/kernels/cuda/device.cuh"
 
-// Code with wgmma is compiled for sm_90a alone; for other targets the same kernels are empty and never launched.
+// Code with wgmma is compiled for sm_90a alone. For other targets the same kernels stop with an error: runs_hopper_code() keeps the host
+// from launching them.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define BASED_HAS_WGMMA 1
 #else

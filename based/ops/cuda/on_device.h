@@ -18,7 +18,7 @@ struct NamedTensor {
 // memory's addresses.
 class OnDevice {
  public:
-  OnDevice(const char* op, std::initializer_list<NamedTensor> arguments) : guard_(common_device(op, arguments)) {}
+  OnDevice(const char* op, std::initializer_list<NamedTensor> arguments);
 
  private:
   static c10::Device common_device(const char* op, std::initializer_list<NamedTensor> arguments);

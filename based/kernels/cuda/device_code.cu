@@ -1,0 +1,51 @@
+#include "based/kernels/device_code.h"
+
+#include <array>
+#include <atomic>
+
+#include "based/kernels/cuda/launch.h"
+#include "based/kernels/cuda/wgmma.cuh"
+
+namespace based::kernels::cuda {
+namespace {
+
+// The size of this kernel's shared memory says for which target the code was compiled that the driver has loaded. Nothing is launched, so
+// the question may be asked while a step is recorded.
+constexpr size_t kHopperBytes = 256, kOtherBytes = 128;
+__global__ void tell_target(int* to) {
+  __shared__ volatile char mark[BASED_HAS_WGMMA ? kHopperBytes : kOtherBytes];
+  mark[threadIdx.x] = static_cast<char>(*to);
+  *to = mark[0];
+}
+
+bool is_hopper() {
+  return detail::device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+         detail::device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
+}
+
+bool has_loaded_hopper_code() {
+  cudaFuncAttributes attributes{};
+  return is_hopper() && cudaFuncGetAttributes(&attributes, tell_target) == cudaSuccess && attributes.sharedSizeBytes >= kHopperBytes;
+}
+
+}  // namespace
+
+bool runs_hopper_code() {
+  enum Answer : char { unknown, no, yes };
+  static std::array<std::atomic<Answer>, 64> answers;  // by device: launchers ask before every launch
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  if (device >= static_cast<int>(answers.size())) return has_loaded_hopper_code();
+  Answer answer = answers[device];
+  if (answer == unknown) answers[device] = answer = has_loaded_hopper_code() ? yes : no;
+  return answer == yes;
+}
+
+const char* missing_code() {
+  if (!is_hopper() || runs_hopper_code()) return nullptr;
+  return "this GPU's kernels for sm_90a were not compiled into the program, or CUDA_FORCE_PTX_JIT kept the driver from loading them: "
+         "slower "
+         "kernels run";
+}
+
+}  // namespace based::kernels::cuda
