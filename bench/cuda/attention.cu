@@ -198,6 +198,52 @@ void verify_loud_keys(Report& report, const std::vector<int64_t>& lengths) {
   verify_forward(report, problem, reference(problem, s), name_of(s) + ", half of them loud");
 }
 
+// The bytes of every second row, from the first on: `token_bytes` for each token.
+std::vector<char> bytes_of_even_rows(const Buffer& buffer, const std::vector<int64_t>& lengths, int64_t token_bytes) {
+  const std::vector<char> all = bytes_of(buffer);
+  const std::vector<int64_t> start = starts(lengths);
+  std::vector<char> bytes;
+  for (size_t r = 0; r < lengths.size(); r += 2)
+    bytes.insert(bytes.end(), all.begin() + start[r] * token_bytes, all.begin() + start[r + 1] * token_bytes);
+  return bytes;
+}
+
+// The other rows' tokens become `poison`, the bits of a bf16.
+void poison_odd_rows(const Buffer& buffer, const std::vector<int64_t>& lengths, int64_t token_bytes, uint16_t poison) {
+  const std::vector<int64_t> start = starts(lengths);
+  for (size_t r = 1; r < lengths.size(); r += 2) {
+    const std::vector<uint16_t> bad(static_cast<size_t>(lengths[r] * token_bytes / 2), poison);
+    check(cudaMemcpy(buffer.as<char>() + start[r] * token_bytes, bad.data(), 2 * bad.size(), cudaMemcpyHostToDevice), "poison");
+  }
+}
+
+// What is not finite in a row changes no bit of its neighbours' outputs and gradients.
+void verify_poisoned_rows(Report& report, const Shape& s, uint64_t seed) {
+  Problem problem(s, seed);
+  const std::string name = name_of(s) + ", every second row ";
+  if (!gpu::causal_attention_supports(problem.b.forward)) return report.no_kernel(name);
+  const int64_t q_bytes = problem.b.forward.q_stride * 2, kv_bytes = problem.kv_width * 4, y_bytes = problem.q_width * 2;
+  const auto run = [&] {
+    problem.y.poison(), problem.log_sum_exp.poison(), problem.grad_q.poison(), problem.grad_kv.poison(), problem.scratch.poison();
+    check(gpu::causal_attention_forward(problem.b.forward, problem.scratch.as(), {}));
+    check(gpu::causal_attention_backward(problem.b, problem.scratch.as(), {}));
+    check(cudaDeviceSynchronize(), "causal_attention");
+    return std::vector<std::vector<char>>{
+        bytes_of_even_rows(problem.y, s.queries, y_bytes), bytes_of_even_rows(problem.log_sum_exp, s.queries, int64_t{s.heads} * 4),
+        bytes_of_even_rows(problem.grad_q, s.queries, q_bytes), bytes_of_even_rows(problem.grad_kv, s.keys, kv_bytes)};
+  };
+  const auto expected = run();
+  constexpr uint16_t kNan = 0x7fc0, kInfinity = 0x7f80;
+  for (const uint16_t poison : {kNan, kInfinity}) {
+    poison_odd_rows(problem.q, s.queries, q_bytes, poison), poison_odd_rows(problem.kv, s.keys, kv_bytes, poison);
+    poison_odd_rows(problem.grad_y, s.queries, y_bytes, poison);
+    const auto found = run();
+    const char* const what[] = {"y", "log_sum_exp", "grad_q", "gradients of keys and values"};
+    for (size_t i = 0; i < found.size(); ++i)
+      report.expect(name + (poison == kNan ? "NaN: " : "infinite: ") + what[i], found[i] == expected[i] ? 0 : 1, 0);
+  }
+}
+
 void time(Report& report, int64_t rows, int64_t length, int32_t head_dim, int64_t window) {
   const std::vector<int64_t> lengths(rows, length);
   const Shape s{lengths, lengths, 16, 16, head_dim, window};
@@ -244,6 +290,17 @@ void verify_causal_attention(Report& report) {
     verify(report, s, seed++);
   }
   verify_loud_keys(report, {400, 1700});
+  const std::vector<int64_t> ragged{40, 33, 1, 100, 65, 1, 191, 70, 130, 64}, more{50, 40, 90, 100, 66, 5, 200, 70, 333, 64};
+  for (const Shape& s : std::vector<Shape>{{ragged, ragged, 2, 2, 64, 0},
+                                           {ragged, ragged, 4, 2, 64, 16},
+                                           {ragged, more, 4, 1, 64, 100},
+                                           {ragged, more, 6, 2, 40, 0},
+                                           {ragged, ragged, 2, 2, 128, 64},
+                                           {ragged, more, 4, 2, 112, 0},
+                                           {{1030, 900, 1500, 2000}, {1200, 1000, 1500, 2100}, 4, 2, 64, 0},
+                                           {{1030, 900, 1500, 2000}, {1030, 900, 1500, 2000}, 2, 2, 64, 300}}) {
+    verify_poisoned_rows(report, s, seed++);
+  }
 }
 
 void time_causal_attention(Report& report) {

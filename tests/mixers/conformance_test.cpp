@@ -78,6 +78,7 @@ TEST_P(EveryMixer, ForwardPrefillAndStepAgree) { EXPECT_EQ(forms_agree(subject()
 TEST_P(EveryMixer, IsCausal) { EXPECT_EQ(causal(subject(), dtype()), ""); }
 TEST_P(EveryMixer, RowsAreIndependent) { EXPECT_EQ(rows_independent(subject(), dtype()), ""); }
 TEST_P(EveryMixer, PackedRowsEqualSeparateOnes) { EXPECT_EQ(packed_equals_separate(subject(), dtype()), ""); }
+TEST_P(EveryMixer, RowsDoNotPoisonTheirNeighbours) { EXPECT_EQ(rows_do_not_poison(subject(), dtype()), ""); }
 TEST_P(EveryMixer, GradientsFlowThroughTheState) { EXPECT_EQ(gradients_flow_through_state(subject(), dtype()), ""); }
 TEST_P(EveryMixer, StateIsAValue) { EXPECT_EQ(state_is_a_value(subject(), dtype()), ""); }
 TEST_P(EveryMixer, StateBytesAreReal) { EXPECT_EQ(state_bytes_are_real(subject(), dtype()), ""); }
@@ -161,6 +162,7 @@ class EveryGrowingMixerInPages : public EveryMixer {};
 TEST_P(EveryGrowingMixerInPages, ObeysTheLawsOfItsState) {
   EXPECT_EQ(forms_agree(subject(), dtype(), {1, 2, 31, 32, 33, 257, 2048}), "");
   EXPECT_EQ(rows_independent(subject(), dtype()), "");
+  EXPECT_EQ(rows_do_not_poison(subject(), dtype()), "");
   EXPECT_EQ(gradients_flow_through_state(subject(), dtype()), "");
   EXPECT_EQ(state_is_a_value(subject(), dtype()), "");
 }
@@ -185,6 +187,7 @@ class EveryMixerPrepared : public EveryMixer {};
 TEST_P(EveryMixerPrepared, ObeysTheLawsOfStates) {
   EXPECT_EQ(forms_agree(subject(), dtype(), {1, 11, 12, 13, 24, 65, 257}), "");
   EXPECT_EQ(rows_independent(subject(), dtype()), "");
+  EXPECT_EQ(rows_do_not_poison(subject(), dtype()), "");
   EXPECT_EQ(state_is_a_value(subject(), dtype()), "");
 }
 

@@ -267,6 +267,56 @@ Violation packed_equals_separate(const Subject& subject, torch::Dtype dtype) {
   return compare("packed rows", packed, separate, tolerance(dtype));
 }
 
+Violation rows_do_not_poison(const Subject& subject, torch::Dtype dtype) {
+  const Twins twins = make_twins(subject, dtype);
+  Mixer& mixer = *twins.tested;
+  const std::vector<int64_t> starts = {0, 40, 73, 74, 174, 239, 240, 303};  // every second row is poisoned
+  const auto rows = static_cast<int64_t>(starts.size()) - 1;
+  const Sequences packed = Sequences::packed(starts, starts.back(), subject.device);
+  const Slots slots = torch::arange(rows, torch::dtype(torch::kInt64).device(subject.device));
+  const Tensor x = draw_input(subject, starts.back(), dtype), g = torch::randn_like(x), next = draw_input(subject, rows, dtype);
+  // Of each other row: output and gradient of x, output of prefill and of two steps, the state; then of a text in a row's place.
+  const auto results_of = [&](const Tensor& input, const Tensor& grad, const Tensor& token) {
+    std::vector<Tensor> by_token = differentiate(mixer, input, grad, [&](const Tensor& in) { return mixer.forward(in, packed); }).values;
+    by_token.resize(2);
+    const torch::NoGradGuard no_grad;
+    MixerState state = mixer.make_state(rows);
+    by_token.push_back(mixer.prefill(input, packed, state, slots));
+    std::vector<std::pair<std::string, Tensor>> all;
+    for (int64_t row = 0; row < rows; row += 2) {
+      const char* names[] = {"output", "gradient of x", "output of prefill"};
+      for (size_t i = 0; i < by_token.size(); ++i)
+        all.emplace_back(names[i], by_token[i].narrow(0, starts[row], starts[row + 1] - starts[row]));
+    }
+    for (int step = 0; step < 2; ++step) {
+      const Tensor y = mixer.step(token, state, slots);
+      for (int64_t row = 0; row < rows; row += 2) all.emplace_back("output of a step", y[row]);
+    }
+    for (int64_t row = 0; row < rows; row += 2) {
+      const MixerState of_row = state.extract(row);
+      for (const StateTensor& tensor : of_row.tensors()) all.emplace_back("state's " + tensor.name, tensor.value);
+    }
+    // A slot has nothing left of the text that was in it.
+    const Tensor text = x.narrow(0, 0, starts[1]), its_slot = slot(1, subject.device);
+    state.zero(its_slot);
+    all.emplace_back("output of prefill into its slot", mixer.prefill(text, one_row(text), state, its_slot));
+    all.emplace_back("output of a step in its slot", step_by_step(mixer, text.narrow(0, 0, 2), state, its_slot));
+    return all;
+  };
+  const auto expected = results_of(x, g, next);
+  for (const double poison : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    const Tensor bad_x = x.clone(), bad_g = g.clone(), bad_next = next.clone();
+    for (int64_t row = 1; row < rows; row += 2) {
+      for (const Tensor& tensor : {bad_x, bad_g}) tensor.narrow(0, starts[row], starts[row + 1] - starts[row]).fill_(poison);
+      bad_next[row].fill_(poison);
+    }
+    const auto actual = results_of(bad_x, bad_g, bad_next);
+    for (size_t i = 0; i < expected.size(); ++i)
+      if (!same_bits(actual[i].second, expected[i].second)) return expected[i].first + " changes with a neighbour that is not finite";
+  }
+  return {};
+}
+
 Violation gradients_flow_through_state(const Subject& subject, torch::Dtype dtype) {
   const Twins twins = make_twins(subject, dtype);
   const Tensor x = draw_input(subject, 90, dtype), g = torch::randn_like(x);

@@ -30,6 +30,9 @@ Violation causal(const Subject& subject, torch::Dtype dtype);
 Violation rows_independent(const Subject& subject, torch::Dtype dtype);
 // Rows in one packed call, among them empty ones, give the values and gradients that they give one by one.
 Violation packed_equals_separate(const Subject& subject, torch::Dtype dtype);
+// What is not finite in some rows, inputs and the gradients of their outputs, changes no bit of the others: not in one packed call and its
+// gradients, not in prefill and not in steps, nor of a text that gets its slot afterwards.
+Violation rows_do_not_poison(const Subject& subject, torch::Dtype dtype);
 // Two calls of prefill, the state of the first into the second, give the gradients of one forward.
 Violation gradients_flow_through_state(const Subject& subject, torch::Dtype dtype);
 // Zeroed, forked, extracted and inserted slots continue bit for bit; a slot is its own; nothing is kept outside the state.

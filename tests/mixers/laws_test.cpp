@@ -16,6 +16,7 @@ enum class Fault {
   batch_in_step,      // a row of a step depends on how many rows there are
   slot_state_mixed,   // a step disturbs the slot of a neighbour
   leaks_across_rows,  // packed rows are one row
+  weighs_with_zero,   // the next row takes part in a sum, times 0
   state_detached,     // no gradient through the state
   memory_outside,     // something is kept in the mixer itself
   half_state,         // sums in bf16, and without decay
@@ -53,6 +54,7 @@ class Peer final : public Mixer {
       Tensor sum = fault_ == Fault::prefill_restarts ? torch::zeros_like(before[row]) : before[row];
       if (fault_ == Fault::leaks_across_rows && !outputs.empty()) sum = sum + outputs.back();
       const Tensor extra = fault_ == Fault::sees_future && rows.length(row) > 0 ? 1e-3 * u[rows.starts()[row + 1] - 1] : Tensor();
+      if (fault_ == Fault::weighs_with_zero && rows.starts()[row + 1] < u.size(0)) sum = sum + 0 * u[rows.starts()[row + 1]];
       for (int64_t t = rows.starts()[row]; t < rows.starts()[row + 1]; ++t) {
         sum = decay() * sum + u[t];
         outputs.push_back(extra.defined() ? sum + extra : sum);
@@ -116,6 +118,7 @@ TEST_F(Laws, AreObeyedByAPlainMixer) {
     EXPECT_EQ(causal(peer(Fault::none), dtype), "");
     EXPECT_EQ(rows_independent(peer(Fault::none), dtype), "");
     EXPECT_EQ(packed_equals_separate(peer(Fault::none), dtype), "");
+    EXPECT_EQ(rows_do_not_poison(peer(Fault::none), dtype), "");
     EXPECT_EQ(gradients_flow_through_state(peer(Fault::none), dtype), "");
     EXPECT_EQ(state_is_a_value(peer(Fault::none), dtype), "");
     EXPECT_EQ(state_bytes_are_real(peer(Fault::none), dtype), "");
@@ -141,6 +144,8 @@ TEST_F(Laws, RowsMustNotMeet) {
 }
 
 TEST_F(Laws, PackedRowsMustNotMeet) { EXPECT_NE(packed_equals_separate(peer(Fault::leaks_across_rows), torch::kFloat32), ""); }
+
+TEST_F(Laws, NeighboursMustNotBePoisoned) { EXPECT_NE(rows_do_not_poison(peer(Fault::weighs_with_zero), torch::kFloat32), ""); }
 
 TEST_F(Laws, GradientsMustCrossTheState) { EXPECT_NE(gradients_flow_through_state(peer(Fault::state_detached), torch::kFloat64), ""); }
 

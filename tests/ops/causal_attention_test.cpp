@@ -225,6 +225,45 @@ TEST_P(CausalAttentionSlices, EqualCopies) {
   }
 }
 
+BASED_ON_EVERY_DEVICE(CausalAttentionRows);
+
+TEST_P(CausalAttentionRows, ThatAreNotFiniteChangeNoOther) {
+  for (const Case& c :
+       {Case{{40, 33, 1, 100, 65, 1, 63}, {}, 4, 2, 64, 0}, Case{{40, 33, 1, 100, 65, 1, 63}, {}, 2, 2, 64, 16},
+        Case{{40, 33, 130}, {}, 2, 1, 128, 0}, Case{{40, 33, 130}, {}, 2, 2, 136, 0}, Case{{1030, 900, 1300}, {}, 1, 1, 64, 0}}) {
+    const Inputs in = make_inputs(c);
+    const Function op = on_device(calling(in), GetParam());
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      const vector<Tensor> inputs = as_type(in.tensors, type), cotangents = random_like({inputs[0]});
+      const auto results = [&](const vector<Tensor>& t, const vector<Tensor>& of_outputs) {
+        vector<Tensor> all = gradients(op, t, of_outputs);
+        all.push_back(op(t)[0]);
+        return all;
+      };
+      const vector<Tensor> expected = results(inputs, cotangents);
+      for (const double poison : {std::nan(""), HUGE_VAL}) {
+        vector<Tensor> bad = inputs, bad_cotangents = cotangents;
+        for (Tensor& t : bad) t = t.clone();
+        bad_cotangents[0] = cotangents[0].clone();
+        const auto row = [&](const Tensor& t, size_t number) {
+          const int64_t begin = in.cu_seqlens_q[static_cast<int64_t>(number)].item<int64_t>();
+          return t.narrow(0, begin, c.queries[number]);
+        };
+        for (size_t number = 1; number < c.queries.size(); number += 2) {
+          for (const Tensor& t : bad) row(t, number).fill_(poison);
+          row(bad_cotangents[0], number).fill_(poison);
+        }
+        const vector<Tensor> actual = results(bad, bad_cotangents);
+        for (size_t i = 0; i < actual.size(); ++i)
+          for (size_t number = 0; number < c.queries.size(); number += 2)
+            EXPECT_TRUE(at::equal(row(actual[i], number), row(expected[i], number)))
+                << type << ", head_dim " << c.head_dim << ", window " << c.window << ", " << poison << ", result " << i << ", row "
+                << number;
+      }
+    }
+  }
+}
+
 TEST(CausalAttention, LaterTokensDoNotReachEarlierOnes) {
   for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
     const Inputs in = make_inputs({{130}, {}, 2, 2, 16, 0});

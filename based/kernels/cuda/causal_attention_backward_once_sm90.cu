@@ -163,11 +163,20 @@ __device__ __forceinline__ void skip(Ring& ring, const Block& block, int tiles) 
   }
 }
 
+// For q and dy of the tile numbered `tile`, and zeros in them behind their row's end.
+__device__ __forceinline__ void wait(const Ring& ring, const Block& block, int tile) {
+  ring.walk.wait();
+  if (const int rows = block.at.queries - tile * kTile; rows < kTile) {
+    clear_rows<1>(block.tile(ring.walk.stage, 0), rows), clear_rows<1>(block.tile(ring.walk.stage, 1), rows);
+    rows_are_cleared(block.group);
+  }
+}
+
 // Walks over the warpgroup's tiles. While the weights of one are made, its dy·v and the gradients from the tile before are multiplied.
 __device__ __forceinline__ void add_tiles(Ring& ring, const Block& block, const Tiles& own, Sums& sum) {
   Pairs pairs;
   skip(ring, block, own.first - block.all.first);
-  ring.walk.wait();
+  wait(ring, block, own.first);
   Stage before = ring.walk.stage;
   wgmma_begin();
   multiply(block, sum, pairs, before);
@@ -178,7 +187,7 @@ __device__ __forceinline__ void add_tiles(Ring& ring, const Block& block, const 
   settle(pairs.ds);
   pairs.differentiate(ByColumn{block.statistics_at(before)});
   ring.walk.advance();
-  if (own.first < own.last) ring.walk.wait();
+  if (own.first < own.last) wait(ring, block, own.first + 1);
   for (int tile = own.first + 1; tile <= own.last; ++tile) {
     const Stage now = ring.walk.stage;
     wgmma_begin();
@@ -191,7 +200,7 @@ __device__ __forceinline__ void add_tiles(Ring& ring, const Block& block, const 
     settle(pairs.s);
     // The branches of waiting for the next tile here keep the compiler from waiting for the products before it makes the weights.
     ring.walk.advance();
-    if (tile < own.last) ring.walk.wait();
+    if (tile < own.last) wait(ring, block, tile + 1);
     wgmma_wait<0>();
     settle(pairs.s), settle(pairs.ds), settle_all(sum.of_k), settle_all(sum.of_v);
     ring.walk.release(before);
@@ -218,6 +227,10 @@ __device__ __forceinline__ void own_keys(Ring& ring, const Block& block, uint32_
   const Tiles own = block.group == 0 ? block.own[0] : block.own[1];
   Sums sum;
   barrier_wait(own_here(block.slot), phase);
+  if (const int keys = max(block.at.keys - block.first, 0); keys < kTile) {  // dq is a sum over all keys of the tile
+    clear_rows<1>(block.own_tile(block.group, 0), keys), clear_rows<1>(block.own_tile(block.group, 1), keys);
+    rows_are_cleared(block.group);
+  }
   load_tokens<1>(sum.v, block.own_tile(block.group, 1));
   for (int turn = 0; turn < block.at.share; ++turn) {
     if (own.first <= own.last) {

@@ -132,6 +132,13 @@ struct Block {
   __device__ __forceinline__ void refill() {
     walk.refill([&](int step, const Stage& s) { request(step, s); });
   }
+  // For the tiles of a step, numbered `number`, and zeros in them behind their row's end.
+  __device__ __forceinline__ void wait(int number) const {
+    walk.wait();
+    if (const int rows = (kOfKeys ? at.queries : at.keys) - number * kTile; rows < kTile) {
+      clear_rows<kSlabs>(tile(walk.stage, 0), rows), clear_rows<kSlabs>(tile(walk.stage, 1), rows), rows_are_cleared(group);
+    }
+  }
   // Tiles that only the other warpgroup needs.
   __device__ __forceinline__ void skip(int tiles) {
     for (; tiles > 0; --tiles, walk.advance()) refill(), walk.wait(), walk.release(walk.stage);
@@ -202,7 +209,7 @@ __device__ __forceinline__ void add_tiles(B& block, Gradients<B>& sum, const Of&
   const Owned<B> owned(block);
   Pairs pairs;
   block.skip(block.own.first - block.all.first);
-  block.walk.wait();
+  block.wait(block.own.first);
   Stage before = block.walk.stage;
   wgmma_begin();
   multiply(block, owned, pairs, before);
@@ -214,7 +221,7 @@ __device__ __forceinline__ void add_tiles(B& block, Gradients<B>& sum, const Of&
   settle(pairs.ds);
   pairs.differentiate(statistics_of(before));
   block.walk.advance();
-  if (block.own.first < block.own.last) block.walk.wait();
+  if (block.own.first < block.own.last) block.wait(block.own.first + 1);
   for (int tile = block.own.first + 1; tile <= block.own.last; ++tile) {
     const Stage now = block.walk.stage;
     wgmma_begin();
@@ -227,7 +234,7 @@ __device__ __forceinline__ void add_tiles(B& block, Gradients<B>& sum, const Of&
     settle(pairs.s);
     // The branches of waiting for the next tile here keep the compiler from waiting for the products before it makes the weights.
     block.walk.advance();
-    if (tile < block.own.last) block.walk.wait();
+    if (tile < block.own.last) block.wait(tile + 1);
     wgmma_wait<0>();
     settle(pairs.s), settle(pairs.ds), sum.settle_both();
     block.walk.release(before);

@@ -120,6 +120,11 @@ __device__ __forceinline__ void attend(Ring& ring, const Block& block, uint32_t 
   uint32_t w[32];
   barrier_wait(queries_here(block.slot), phase);
   ring.wait();
+  // The next row's queries too: what they are decides how the warp makes its weights, and so how this row's are rounded.
+  const int row_queries = block.at.queries - block.first_query, keys = block.at.keys - own.last * kKeys;
+  if (row_queries < kTile || keys < kKeys) {
+    clear_rows<1>(queries, row_queries), clear_rows<1, kKeys>(block.values_at(ring.stage), keys), rows_are_cleared(block.group);
+  }
   take_turn(block.group);
   wgmma_begin();
   multiply(s, queries, block.keys_at(ring.stage));

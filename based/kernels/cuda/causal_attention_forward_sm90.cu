@@ -90,6 +90,9 @@ __device__ __forceinline__ void attend(Block<kSlabs>& block) {
   uint32_t w[16];
   barrier_wait(block.queries_here(), 0);
   block.walk.wait();
+  if (const int keys = block.at.keys - block.own.last * kTile; keys < kTile) {
+    clear_rows<kSlabs>(block.values_at(block.walk.stage), keys), rows_are_cleared(block.group);
+  }
   wgmma_begin();
   multiply_tokens<kSlabs>(s, block.queries(), block.keys_at(block.walk.stage));
   wgmma_commit();

@@ -1,7 +1,7 @@
 // Parts of the Hopper kernels for softmax attention (bf16, head_dim ≤ 128). A warpgroup owns 64 tokens of a row and of one head, and walks
 // over the tokens that they attend over, or are attended by, in tiles of 64. The warpgroups of a block own neighbouring tokens and share
-// the tiles, which the copy engine brings into a ring. Rows are read up to the end of their last tile: what belongs to the next row is
-// masked.
+// the tiles, which the copy engine brings into a ring. Rows are read up to the end of their last tile. What belongs to the next row there
+// is masked, and cleared where products multiply it by 0: 0 times what is not finite is NaN.
 #pragma once
 #include <algorithm>
 
@@ -172,6 +172,19 @@ __device__ __forceinline__ void load_tile(uint32_t shared, const CUtensorMap& ma
 #pragma unroll
   for (int slab = 0; slab < kSlabs; ++slab) load_heads(shared + slab * kSlabBytes, map, slab * 64, head, static_cast<int>(token), barrier);
 }
+
+// Zeros in rows [first, kRows) of a tile of kSlabs slabs, for what follows of the warpgroup `group`, which calls it with all its threads.
+// Warpgroups that share the tile all do, each before it reads: what they write is the same.
+template <int kSlabs, int kRows = kTile>
+__device__ __forceinline__ void clear_rows(uint32_t tile, int first) {
+#pragma unroll 1
+  for (int unit = first * 8 + static_cast<int>(threadIdx.x) % kGroup; unit < kRows * 8; unit += kGroup) {
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) store_shared_16(tile + slab * (kRows * 128) + unit * 16, 0, 0, 0, 0);
+  }
+}
+// Then, before the products.
+__device__ __forceinline__ void rows_are_cleared(int group) { fence_shared_proxy(), group_meets(group); }
 
 // The part of a tile `bytes` after its start as an operand. The same as operand(tile + bytes, …), in fewer instructions for many parts.
 __device__ __forceinline__ uint64_t part_of(uint32_t tile, uint32_t bytes) {
