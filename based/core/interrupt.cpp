@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <csignal>
 
@@ -13,11 +14,12 @@ std::atomic<int> caught{0};
 static_assert(std::atomic<int>::is_always_lock_free, "used in a signal handler");
 
 int depth = 0;
-struct sigaction before_int, before_term;
+constexpr std::array kSignals{SIGINT, SIGTERM, SIGHUP};
+std::array<struct sigaction, kSignals.size()> before;
 
 void on_signal(int signal) {
   int none = 0;
-  if (!caught.compare_exchange_strong(none, signal)) _exit(kExitCode);
+  if (!caught.compare_exchange_strong(none, signal) && signal != SIGHUP) _exit(kExitCode);
 }
 
 }  // namespace
@@ -30,14 +32,15 @@ InterruptScope::InterruptScope() {
   caught = 0;
   struct sigaction action {};
   action.sa_handler = on_signal;  // without SA_RESTART: a read from the terminal ends too
-  sigaction(SIGINT, &action, &before_int);
-  sigaction(SIGTERM, &action, &before_term);
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], nullptr, &before[i]);
+    if (before[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &action, nullptr);
+  }
 }
 
 InterruptScope::~InterruptScope() {
   if (--depth > 0) return;
-  sigaction(SIGINT, &before_int, nullptr);
-  sigaction(SIGTERM, &before_term, nullptr);
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before[i], nullptr);
 }
 
 }  // namespace based

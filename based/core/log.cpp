@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "based/core/progress.h"
+#include "based/core/text.h"
 
 namespace based {
 namespace {
@@ -16,7 +17,11 @@ class StderrSink final : public spdlog::sinks::base_sink<std::mutex> {
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
-    formatter_->format(message, line);
+    // What a message quotes may come from a file.
+    const std::string text = escape_controls({message.payload.data(), message.payload.size()}, true);
+    spdlog::details::log_msg shown = message;
+    shown.payload = text;
+    formatter_->format(shown, line);
     write_above_progress({line.data(), line.size()});
   }
   void flush_() override {}

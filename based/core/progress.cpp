@@ -4,12 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+
+#include "based/core/descriptors.h"
+#include "based/core/text.h"
 
 namespace based {
 namespace {
@@ -24,14 +26,7 @@ Progress* active = nullptr;  // the line being drawn on a terminal, if any
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // Failing to write progress must not fail the work.
-void write_all(int descriptor, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t done = ::write(descriptor, text.data(), text.size());
-    if (done < 0 && errno == EINTR) continue;
-    if (done <= 0) return;
-    text.remove_prefix(static_cast<size_t>(done));
-  }
-}
+void write_progress(int descriptor, std::string_view text) { static_cast<void>(write_all(descriptor, text)); }
 
 bool is_terminal(const ProgressOptions& options) {
   if (options.terminal_width != 0) return options.terminal_width > 0;
@@ -54,7 +49,7 @@ std::string format(const char* pattern, double value) {
 }  // namespace
 
 Progress::Progress(std::string label, int64_t total, ProgressOptions options, int64_t done)
-    : label_(std::move(label)), total_(total), first_(done), done_(done), options_(options), started_(now()), last_drawn_(started_) {
+    : label_(escape_controls(label)), total_(total), first_(done), done_(done), options_(options), started_(now()), last_drawn_(started_) {
   terminal_ = !options_.quiet && is_terminal(options_);
   if (terminal_) {
     const std::lock_guard lock(stderr_mutex);
@@ -85,9 +80,9 @@ void Progress::finish() {
 
 void Progress::draw(bool last) {
   if (terminal_) {
-    write_all(options_.descriptor, kClearLine + line(terminal_columns(options_) - 1) + (last ? "\n" : ""));
+    write_progress(options_.descriptor, kClearLine + line(terminal_columns(options_) - 1) + (last ? "\n" : ""));
   } else {
-    write_all(options_.descriptor, line(-1) + "\n");
+    write_progress(options_.descriptor, line(-1) + "\n");
   }
   last_drawn_ = now();
   dirty_ = false;
@@ -105,7 +100,7 @@ std::string Progress::line(int columns) const {
   }
   out.append("  ").append(std::to_string(done_));
   if (total_ > 0) out.append("/").append(std::to_string(total_));
-  for (const auto& [name, value] : fields_) out.append("  ").append(name).append(" ").append(value);
+  for (const auto& [name, value] : fields_) out.append("  ").append(escape_controls(name)).append(" ").append(escape_controls(value));
   const double elapsed = now() - started_;
   if (total_ > 0 && done_ < total_ && done_ > first_) {
     out += "  ETA " + format_duration(elapsed * static_cast<double>(total_ - done_) / static_cast<double>(done_ - first_));
@@ -118,8 +113,8 @@ std::string Progress::line(int columns) const {
 
 void write_above_progress(std::string_view text) {
   const std::lock_guard lock(stderr_mutex);
-  if (active != nullptr) write_all(active->options_.descriptor, kClearLine);
-  write_all(STDERR_FILENO, text);
+  if (active != nullptr) write_progress(active->options_.descriptor, kClearLine);
+  write_progress(STDERR_FILENO, text);
   if (active != nullptr) active->draw(false);
 }
 

@@ -10,6 +10,9 @@ namespace based {
 std::string printable(std::string_view text, size_t limit = 80);
 std::string in_quotes(std::string_view text, size_t limit = 80);  // 'text', printable
 
+// Control characters as \u001b (U+0000 to U+001F, U+007F to U+009F) and bytes that are no UTF-8 as \xNN: what a terminal may be shown of a
+// text from a file. Text in JSON means the same afterwards. All else, and where asked line breaks, stay.
+std::string escape_controls(std::string_view text, bool keep_line_breaks = false);
 bool has_control_characters(std::string_view utf8);  // below U+0020, and U+007F to U+009F
 
 std::string format_number(double value, int digits);             // digits behind the point: 3.142

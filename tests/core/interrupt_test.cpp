@@ -2,13 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <csignal>
 
 namespace based {
 namespace {
 
 TEST(Interrupt, TheFirstSignalSetsAFlag) {
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const InterruptScope scope;
     EXPECT_FALSE(interrupted());
     std::raise(signal);
@@ -37,6 +39,32 @@ TEST(InterruptDeathTest, TheSecondSignalExitsWith130) {
         std::raise(SIGINT);
       },
       testing::ExitedWithCode(130), "");
+}
+
+// Shells pass SIGHUP on and the terminal sends it too; a service manager sends it behind SIGTERM.
+TEST(InterruptDeathTest, AHangUpIsNoSecondSignal) {
+  EXPECT_EXIT(
+      {
+        const InterruptScope scope;
+        for (const int signal : {SIGHUP, SIGHUP, SIGHUP}) std::raise(signal);
+        _exit(interrupt_signal() == SIGHUP ? 7 : 8);
+      },
+      testing::ExitedWithCode(7), "");
+}
+
+TEST(InterruptDeathTest, ASignalThatWasIgnoredStaysIgnored) {
+  EXPECT_EXIT(
+      {
+        std::signal(SIGINT, SIG_IGN);
+        {
+          const InterruptScope scope;
+          std::raise(SIGINT);
+          if (interrupted()) _exit(8);
+        }
+        std::raise(SIGINT);
+        _exit(7);
+      },
+      testing::ExitedWithCode(7), "");
 }
 
 TEST(InterruptDeathTest, OutsideOfAScopeSignalsActAsBefore) {
