@@ -10,7 +10,7 @@ namespace {
 
 // In the folder for temporary files (TMPDIR), removed at the end.
 struct Folder {
-  std::string path = temporary_sibling(std::filesystem::temp_directory_path() / "based-bench-load");
+  std::string path = temporary_sibling(temporary_folder() + "/based-bench-load");
   Folder() { std::filesystem::create_directories(path); }
   ~Folder() { std::filesystem::remove_all(path); }
   Folder(const Folder&) = delete;

@@ -218,7 +218,10 @@ void read(const Config& config, std::string& out, const std::string& path) {
   out = *value;
 }
 
-void read(const Config& config, Config& out, const std::string&) { out = config; }
+void read(const Config& config, Config& out, const std::string& path) {
+  if (!config.is_null()) table_of(config, path);
+  out = config;
+}
 
 const Config::Array& array_of(const Config& config, const std::string& path) {
   const auto* items = std::get_if<Config::Array>(&config.value());

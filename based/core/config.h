@@ -7,7 +7,7 @@
 //   };
 //   auto config = read_config<WindowConfig>(Config::parse_toml_file("run.toml"));
 //
-// Fields may be bool, int64_t, double, std::string, Config (a raw subtree), std::map<std::string, Config>, another visited struct, or a
+// Fields may be bool, int64_t, double, std::string, Config (a table as it is), std::map<std::string, Config>, another visited struct, or a
 // std::vector of any of these.
 #pragma once
 #include <cstdint>
@@ -67,6 +67,16 @@ struct FieldHelp {
 // T as a default-constructed struct with the keys of `config` laid over it. Throws UsageError for an unknown key or a wrong type.
 template <class T>
 T read_config(const Config& config);
+// What `read` gives, which reads what a program has written (a model's config.json, a line of results): what is wrong there is an Error,
+// not wrong usage.
+template <class Read>
+auto read_stored(const Read& read) {
+  try {
+    return read();
+  } catch (const UsageError& error) {
+    throw Error(error.what());
+  }
+}
 // All fields, defaults included, in the visitor's order.
 template <class T>
 Config write_config(const T& value);

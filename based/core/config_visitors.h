@@ -124,7 +124,7 @@ std::string type_name() {
   } else if constexpr (std::same_as<T, std::string>) {
     return "string";
   } else if constexpr (std::same_as<T, Config>) {
-    return "any";
+    return "table";
   } else if constexpr (List<T>) {
     return "list of " + type_name<typename Element<T>::type>();
   } else {

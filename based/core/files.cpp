@@ -125,6 +125,13 @@ std::string read_to_the_end(const Descriptor& file, uint64_t size, const std::st
 
 }  // namespace
 
+bool path_exists(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0) return true;
+  if (errno != ENOENT) fail(path, "cannot be looked for", errno);
+  return false;
+}
+
 std::string read_file(const std::string& path, uint64_t limit) {
   const Descriptor file(opened(path, O_RDONLY, "cannot open"));
   return read_to_the_end(file, static_cast<uint64_t>(status_of(file.get(), path).st_size), path, limit);

@@ -10,6 +10,9 @@
 
 namespace based {
 
+// Whether there is something at `path`. Error where that cannot be known, since the way there is closed or leads through a file.
+bool path_exists(const std::string& path);
+
 // What is read of a file at most, unless its reader knows better.
 inline constexpr uint64_t kMaxReadBytes = uint64_t{1} << 31;
 

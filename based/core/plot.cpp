@@ -13,6 +13,7 @@
 #include "based/core/files.h"
 #include "based/core/log.h"
 #include "based/core/plot_layout.h"
+#include "based/core/temporaries.h"
 #include "based/core/text.h"
 
 extern char** environ;
@@ -111,8 +112,7 @@ std::string gnuplot_script(const Plot& plot, const Layout& layout, const std::st
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& content) {
-    const char* folder = std::getenv("TMPDIR");
-    path_ = std::string(folder != nullptr && *folder != '\0' ? folder : "/tmp") + "/based-plot-XXXXXX";
+    path_ = temporary_folder() + "/based-plot-XXXXXX";
     const int descriptor = mkstemp(path_.data());
     if (descriptor < 0) throw Error(path_ + ": cannot make a temporary file: " + system_message(errno));
     close(descriptor);

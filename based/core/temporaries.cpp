@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <filesystem>
 #include <string_view>
 
@@ -42,6 +43,15 @@ void remove_stale_temporaries(const std::string& folder) {
     if (entry.is_regular_file(error) && is_temporary(entry.path().filename().string())) std::filesystem::remove(entry.path(), error);
   }
   if (error) throw Error(folder + ": what a killed run left cannot be removed: " + error.message());
+}
+
+std::string temporary_folder() {
+  const char* named = std::getenv("TMPDIR");
+  if (named == nullptr || *named == '\0') return "/tmp";
+  std::error_code error;
+  if (!std::filesystem::is_directory(named, error))
+    throw Error("TMPDIR=" + std::string(named) + ": no folder for temporary files; set it to one, or leave it away");
+  return named;
 }
 
 }  // namespace based

@@ -11,4 +11,7 @@ std::string temporary_sibling(const std::string& path);
 // Removes what writers left in `folder` when their process was killed. Only where nobody is writing there. Throws Error.
 void remove_stale_temporaries(const std::string& folder);
 
+// The folder for files that nobody is to find: TMPDIR's or /tmp. Throws Error that names TMPDIR where it is none.
+std::string temporary_folder();
+
 }  // namespace based

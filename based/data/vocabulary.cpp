@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 #include <functional>
 #include <optional>
 #include <unordered_map>
@@ -298,12 +297,9 @@ Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source
 }
 
 std::string vocabulary_file(const std::string& folder) {
-  namespace fs = std::filesystem;
   for (const char* name : {"tokenizer.json", "vocab.json"}) {
-    const fs::path path = fs::path(folder) / name;
-    std::error_code error;
-    if (fs::exists(path, error)) return path.string();
-    if (error) throw Error(path.string() + ": " + error.message());
+    const std::string path = std::filesystem::path(folder) / name;
+    if (path_exists(path)) return path;
   }
   throw Error(folder + ": no tokenizer here: neither tokenizer.json nor vocab.json with merges.txt");
 }

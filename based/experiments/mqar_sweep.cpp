@@ -36,12 +36,16 @@ MqarConfig segment_config(const MqarTask& task, const MqarSegment& segment, int6
   return config;
 }
 
+}  // namespace
+
 std::vector<MqarData> make_segments(const MqarTask& task, bool test) {
   std::vector<MqarData> data;
   const auto& segments = test ? task.test : task.train;
   for (size_t i = 0; i < segments.size(); ++i) data.push_back(make_mqar(segment_config(task, segments[i], static_cast<int64_t>(i), test)));
   return data;
 }
+
+namespace {
 
 Batch batch_of(const MqarData& data, int64_t first, int64_t count) {
   const auto rows = [&](const std::vector<int32_t>& values) {
@@ -108,7 +112,7 @@ std::string key_of(const MqarSweep& sweep, const MqarPoint& point) {
 
 std::vector<MqarResult> read_results(const std::string& path) {
   std::vector<MqarResult> results;
-  if (!std::filesystem::exists(path)) return results;
+  if (!path_exists(path)) return results;
   std::ifstream in(path);
   std::string line;
   for (int64_t number = 1; std::getline(in, line); ++number) {
@@ -116,11 +120,7 @@ std::vector<MqarResult> read_results(const std::string& path) {
       log_warning(path + ": the last line is cut off (an earlier run was killed while writing it); it is done again");
       break;
     }
-    try {
-      results.push_back(read_config<MqarResult>(Config::parse_json(line, path + ":" + std::to_string(number))));
-    } catch (const UsageError& error) {  // a damaged file, no wrong usage
-      throw Error(std::string(error.what()) + "; mend the line or remove it");
-    }
+    results.push_back(read_stored([&] { return read_config<MqarResult>(Config::parse_json(line, path + ":" + std::to_string(number))); }));
   }
   return results;
 }

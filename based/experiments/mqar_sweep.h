@@ -86,6 +86,9 @@ struct MqarSweep {
   }
 };
 
+// The data of task.train or of task.test, one a segment.
+std::vector<MqarData> make_segments(const MqarTask& task, bool test);
+
 // One training run of the sweep.
 struct MqarPoint {
   std::string name;   // the series

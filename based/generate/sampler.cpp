@@ -1,24 +1,24 @@
 #include "based/generate/sampler.h"
 
-#include <cmath>
-
+#include "based/core/json.h"
 #include "based/kernels/sample.h"
 
 namespace based {
 namespace {
 
 void check(bool right, const char* name, const char* range, double value) {
-  if (!right) throw UsageError(std::string(name) + " must be " + range + ", got " + std::to_string(value));
+  if (!right) throw UsageError(std::string(name) + " must be " + range + ", got " + dump_json(value));
 }
 
 }  // namespace
 
 void check_sampling_options(const SamplingOptions& options) {
-  check(options.temperature >= 0 && std::isfinite(options.temperature), "temperature", "0 or more", options.temperature);
+  check(options.temperature >= 0 && options.temperature <= 1e3, "temperature", "0 to 1000", options.temperature);
   check(options.top_k >= 0, "top-k", "0 or more", static_cast<double>(options.top_k));
   check(options.top_p > 0 && options.top_p <= 1, "top-p", "above 0, at most 1", options.top_p);
   check(options.min_p >= 0 && options.min_p <= 1, "min-p", "0 to 1", options.min_p);
-  check(options.repetition_penalty > 0 && std::isfinite(options.repetition_penalty), "repetition-penalty", "above 0",
+  // In fp32 a factor far from 1 makes logits infinite, as damaged weights do.
+  check(options.repetition_penalty >= 1e-3 && options.repetition_penalty <= 1e3, "repetition-penalty", "0.001 to 1000",
         options.repetition_penalty);
 }
 

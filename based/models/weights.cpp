@@ -71,8 +71,11 @@ ModelFiles read_model_files(const std::string& folder) {
   if (!std::filesystem::is_directory(folder))
     throw Error(folder + ": is not a model's folder; it holds config.json and model.safetensors, as `based train` leaves them");
   ModelFiles files{in(folder, "config.json"), in(folder, "model.safetensors"), {}, {}};
-  files.config = read_config<ModelConfig>(Config::parse_json_file(files.config_path));
-  check_model_config(files.config);
+  files.config = read_stored([&] {
+    const ModelConfig config = read_config<ModelConfig>(Config::parse_json_file(files.config_path));
+    check_model_config(config);
+    return config;
+  });
   const SafetensorsFile weights(files.weights_path);
   if (weights.metadata().contains(kTokenizer)) files.tokenizer = weights.metadata().at(kTokenizer);
   return files;

@@ -51,7 +51,7 @@ void save_run_state(const std::string& folder, const RunState& state, const Adam
 
 RunState load_run_state(const std::string& folder) {
   const std::string path = in(folder, "trainer.json");
-  const RunState state = read_config<RunState>(Config::parse_json_file(path));
+  const RunState state = read_stored([&] { return read_config<RunState>(Config::parse_json_file(path)); });
   if (state.loop.step < 0 || state.metrics.metrics < 0 || state.metrics.tensorboard < 0) {
     throw Error(path + ": loop.step and the positions in the metrics must not be negative");
   }

@@ -46,7 +46,7 @@ struct RunConfig {
   void visit(Visitor&& field) {
     field("name", name, "name of the run");
     field("train", train, "training");
-    field("free", free, "anything");
+    field("free", free, "any keys");
     field("mixers", mixers, "options by mixer");
   }
 };
@@ -55,7 +55,7 @@ RunConfig read_toml(const std::string& text) { return read_config<RunConfig>(Con
 
 TEST(Config, ReadsEveryKindOfField) {
   const RunConfig run = read_toml(R"(name = "mqar"
-free = [1, "two", 3.5, {x = true}]
+free = {list = [1, "two", 3.5, {x = true}]}
 [train]
 steps = 20
 resume = true
@@ -70,7 +70,7 @@ feature_dim = 16
 [mixers.window]
 )");
   EXPECT_EQ(run.name, "mqar");
-  EXPECT_EQ(run.free.to_json(-1), R"([1,"two",3.5,{"x":true}])");
+  EXPECT_EQ(run.free.to_json(-1), R"({"list":[1,"two",3.5,{"x":true}]})");
   EXPECT_EQ(run.train.steps, 20);
   EXPECT_TRUE(run.train.resume);
   EXPECT_EQ(run.train.optimizer.lr, 1.0);
@@ -198,7 +198,7 @@ TEST(Config, JsonErrorsNameFileAndPath) {
 TEST(Config, Overrides) {
   Config config = Config::parse_toml("[train]\nsteps = 1\n[[train.stages]]\nlr = 1.0", "run.toml");
   for (const char* set : {"train.steps=200", "name=hello world", "train.optimizer.betas=[0.1, 0.2]", "train.stages.0.lr=5",
-                          "mixers.new.x=1", "free=a=b", "train.resume=true"}) {
+                          "mixers.new.x=1", "free.x=a=b", "train.resume=true"}) {
     config.override_with(set);
   }
   const RunConfig run = read_config<RunConfig>(config);
@@ -207,7 +207,7 @@ TEST(Config, Overrides) {
   EXPECT_THAT(run.train.optimizer.betas, ElementsAre(0.1, 0.2));
   EXPECT_EQ(run.train.stages.at(0).lr, 5.0);
   EXPECT_EQ(run.mixers.at("new").to_json(-1), R"({"x":1})");
-  EXPECT_EQ(run.free.to_json(-1), R"("a=b")");
+  EXPECT_EQ(run.free.to_json(-1), R"({"x":"a=b"})");
   EXPECT_TRUE(run.train.resume);
 }
 
@@ -228,6 +228,23 @@ TEST(Config, OverrideErrorsNameTheFlag) {
   EXPECT_EQ(error("train.stages.1.lr=3"),
             "--set train.stages.1.lr=3: cannot set 'train.stages.1.lr': 'train.stages' is a list of 1, and '1' is no index into it");
   EXPECT_EQ(error("name=1\nfree=2"), "") << "a line break does not start another key: the whole text is the value";
+}
+
+TEST(Config, ATableThatIsNoneIsNamed) {
+  Config config;
+  config.override_with("free=5");
+  EXPECT_EQ(message_of<UsageError>([&] { read_config<RunConfig>(config); }), "--set free=5: 'free' must be a table, not the integer 5");
+}
+
+TEST(Config, WhatIsWrongInAStoredFileIsNoWrongUsage) {
+  try {
+    read_stored([] { return read_toml("nmae = 1"); });
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const UsageError& error) {
+    ADD_FAILURE() << error.what();
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()), "run.toml:1: unknown key 'nmae'; did you mean 'name'?");
+  }
 }
 
 TEST(Config, FilesAreNamedWhereTheyCannotBeRead) {

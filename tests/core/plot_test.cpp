@@ -162,6 +162,13 @@ TEST(Plot, FailuresOfGnuplotAreReported) {
   EXPECT_THAT(message_of<Error>([&] { write_plot(recall_plot(), folder.file("p")); }), HasSubstr("gnuplot failed: "));
 }
 
+TEST(Plot, AFolderForTemporaryFilesThatIsNoneIsNamed) {
+  const TemporaryFolder folder;
+  setenv("TMPDIR", "/dev/null", 1);
+  EXPECT_THAT(message_of<Error>([&] { write_plot(recall_plot(), folder.file("p")); }), HasSubstr("TMPDIR=/dev/null: no folder"));
+  unsetenv("TMPDIR");
+}
+
 TEST(Plot, WithoutGnuplotThereIsTheSvgAndAWarning) {
   const TemporaryFolder folder;
   const std::string before = std::getenv("PATH");

@@ -76,9 +76,10 @@ TEST(Sampler, RepetitionPenaltyMakesSeenTokensLessLikely) {
 }
 
 TEST(Sampler, RefusesOptionsOutOfRangeAndLogitsThatAreNotFinite) {
-  for (const auto& wrong :
-       {with([](auto& o) { o.temperature = -1; }), with([](auto& o) { o.temperature = std::nan(""); }), with([](auto& o) { o.top_k = -1; }),
-        with([](auto& o) { o.top_p = 0; }), with([](auto& o) { o.min_p = 2; }), with([](auto& o) { o.repetition_penalty = 0; })})
+  for (const auto& wrong : {with([](auto& o) { o.temperature = -1; }), with([](auto& o) { o.temperature = std::nan(""); }),
+                            with([](auto& o) { o.top_k = -1; }), with([](auto& o) { o.top_p = 0; }), with([](auto& o) { o.min_p = 2; }),
+                            with([](auto& o) { o.repetition_penalty = 0; }), with([](auto& o) { o.repetition_penalty = 1e-60; }),
+                            with([](auto& o) { o.repetition_penalty = 1e60; }), with([](auto& o) { o.temperature = 1e60; })})
     EXPECT_THROW(check_sampling_options(wrong), UsageError);
   std::vector<float> bad{1.F, std::numeric_limits<float>::quiet_NaN()};
   EXPECT_THROW(sample_token(bad, {}, {}), Error);
