@@ -126,15 +126,16 @@ BpeTrainer::BpeTrainer(BpeTrainConfig config) : config_(std::move(config)) {
                      std::to_string(config_.vocab_size));
   }
   if (config_.min_frequency < 1) throw UsageError("min_frequency must be at least 1, got " + std::to_string(config_.min_frequency));
-  std::set<std::string> seen;
   for (const std::string& special : config_.specials) {
-    if (special.size() < 2 || special.size() > kMaxTokenBytes || !is_valid_utf8(special) || !seen.insert(special).second) {
+    if (special.size() < 2 || special.size() > kMaxTokenBytes || !is_valid_utf8(special) || !special_names_.insert(special).second) {
       throw UsageError("specials: " + in_quotes(special) + " must be UTF-8 text of at least two bytes, given once");
     }
-    for (const unsigned char byte : byte_alphabet()) {
-      if (special == token_name(std::string(1, static_cast<char>(byte))))
-        throw UsageError("specials: " + special + " is how the tokenizer's files write byte " + std::to_string(byte) +
-                         "; take a longer text, <" + special + "> for example");
+  }
+  for (const unsigned char byte : byte_alphabet()) {
+    const std::string name = token_name(std::string(1, static_cast<char>(byte)));
+    if (special_names_.contains(name)) {
+      throw UsageError("specials: " + in_quotes(name) + " is the name that the tokenizer's files give to byte " + std::to_string(byte) +
+                       "; put something around it, for example <|" + name + "|>");
     }
   }
 }
@@ -173,11 +174,10 @@ Vocabulary BpeTrainer::train() const {
   std::unordered_map<std::string, int32_t> id_of;
   for (size_t id = config_.specials.size(); id < vocabulary.tokens.size(); ++id) id_of[vocabulary.tokens[id]] = static_cast<int32_t>(id);
   std::set<Pair> listed;
-  const std::set<std::string> specials(config_.specials.begin(), config_.specials.end());
   Pair pair;
   while (static_cast<int64_t>(vocabulary.tokens.size()) < config_.vocab_size && pairs.pop(config_.min_frequency, pair)) {
     const std::string spelled = vocabulary.tokens[static_cast<size_t>(pair.first)] + vocabulary.tokens[static_cast<size_t>(pair.second)];
-    if (specials.contains(token_name(spelled))) continue;
+    if (special_names_.contains(token_name(spelled))) continue;  // in the files one name is one id
     // A pair of before may come back where its parts were spelled by another way; it is in the list already.
     if (!listed.insert(pair).second) {
       pairs.merge(pair, id_of.at(spelled));

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "based/data/vocabulary.h"
@@ -13,11 +14,9 @@
 namespace based {
 
 struct BpeTrainConfig {
-  int64_t vocab_size = 32768;  // special tokens and the 256 bytes included; fewer come out where no pair is frequent enough
-  int64_t min_frequency = 2;   // pairs seen less often are not merged
-  // Take the first ids, in this order. No pair is merged into a token that is written in the files as one of them: two tokens cannot have
-  // one name.
-  std::vector<std::string> specials;
+  int64_t vocab_size = 32768;         // special tokens and the 256 bytes included; fewer come out where no pair is frequent enough
+  int64_t min_frequency = 2;          // pairs seen less often are not merged
+  std::vector<std::string> specials;  // take the first ids, in this order; a token of the same name is not learnt
 
   template <class Visitor>
   void visit(Visitor&& field) {
@@ -29,7 +28,7 @@ struct BpeTrainConfig {
 
 class BpeTrainer {
  public:
-  explicit BpeTrainer(BpeTrainConfig config);  // throws UsageError for a vocabulary too small for the bytes, or bad special tokens
+  explicit BpeTrainer(BpeTrainConfig config);  // UsageError for a vocabulary that cannot hold the bytes, or bad special tokens
 
   // Counts the pre-tokens of one document; may be called any number of times.
   void add(std::string_view text);
@@ -39,6 +38,7 @@ class BpeTrainer {
 
  private:
   BpeTrainConfig config_;
+  std::unordered_set<std::string> special_names_;
   std::unordered_map<std::string, int64_t> counts_;  // of pre-tokens
 };
 

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "based/core/interrupt.h"
@@ -75,7 +76,11 @@ class ByteStream {
 
 void append_bounded(std::string& document, std::string_view more, const std::string& path) {
   if (document.size() + more.size() > kMaxDocumentBytes) throw Error(path + ": a document is longer than 2 GiB; split it");
-  document += more;
+  try {
+    document += more;
+  } catch (const std::bad_alloc&) {
+    throw Error(path + ": a document is too long for the memory here, at " + std::to_string(document.size()) + " bytes; split it");
+  }
 }
 
 // Calls `line` with every line, without its line feed, and its number from 1.

@@ -98,6 +98,29 @@ TEST(BpeTrainer, ASpecialTokenIsNeverTheNameOfAnother) {
 }
 
 // Files of the Python `tokenizers` library for the same text and settings.
+// In the files a special token is its text and any other its name: two tokens of one name could not be told apart.
+TEST(BpeTrainer, ATokenIsNotLearntUnderTheNameOfASpecialOne) {
+  for (const std::string special : {"user", "\xc4\xa0user", "us"}) {
+    BpeTrainer trainer({.vocab_size = 300, .min_frequency = 1, .specials = {special}});
+    trainer.add("user user user used");
+    const BpeTokenizer tokenizer(trainer.train());
+    const TemporaryFolder folder;
+    tokenizer.save(folder.path());
+    const auto again = make_tokenizer(folder.path());
+    EXPECT_EQ(again->hash(), tokenizer.hash()) << special;
+    EXPECT_GT(again->vocab_size(), 258) << special;
+    EXPECT_EQ(again->decode(again->encode("a user used " + special)), "a user used " + special);
+    EXPECT_EQ(again->encode(special, Specials::recognised), std::vector<int32_t>{0});
+  }
+}
+
+TEST(BpeTrainer, ASpecialTokenWithTheNameOfAByteIsRefused) {
+  for (const char* special : {"\xc2\xa7", "\xc3\xa9", "\xc4\xa0"}) {
+    const auto made = [&] { BpeTrainer({.vocab_size = 300, .min_frequency = 1, .specials = {special}}); };
+    EXPECT_THAT(message_of<UsageError>(made), HasSubstr("is the name that the tokenizer's files give to byte")) << special;
+  }
+}
+
 TEST(BpeTrainer, ReproducesTheReferenceFilesByteForByte) {
   const std::string text = test::data_set("tinyshakespeare/input.txt"), reference = test::golden("tokenizer/shakespeare1024");
   BASED_NEEDS(text);
