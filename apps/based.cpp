@@ -1,11 +1,11 @@
 // The program: subcommands, exit codes (0 done, 1 failed, 2 bad usage), messages on stderr, results on stdout.
-#include <CLI/CLI.hpp>
-#include <cstdio>
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 
 #include "apps/command.h"
 #include "apps/failure.h"
+#include "based/core/descriptors.h"
 #include "based/core/error.h"
 #include "based/kernels/cpu/crowding.h"
 
@@ -21,38 +21,43 @@ const Command* const commands[] = {
 #undef BASED_COMMAND
 };
 
-int run(int argc, char** argv) {
-  CLI::App app{"Based: linear attention language models with a state of fixed size"};
-  app.name("based");
-  app.set_version_flag("--version", std::string("based ") + version);
-  app.failure_message(CLI::FailureMessage::help);
-  for (const Command* command : commands) command->setup(CommandLine(app).add_subcommand(command->name, command->summary));
+void run(int argc, char** argv) {
+  Program program("based", "Based: linear attention language models with a state of fixed size", version);
+  for (const Command* command : commands) command->setup(program.commands().add_subcommand(command->name, command->summary));
+  program.run(argc, argv);
+}
+
+// The exit code of `body`, whose exceptions become messages.
+template <class Body>
+int exit_code(const Body& body) {
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    std::fprintf(stderr, "based: %s\nRun `based %s--help` for its options.\n", error.what(),
-                 app.get_subcommands().empty() ? "" : (app.get_subcommands().front()->get_name() + " ").c_str());
+    body();
+    return 0;
+  } catch (const Exit& exit) {
+    return exit.code;
+  } catch (const UsageError& error) {
+    print_message(error.what());
     return 2;
+  } catch (const std::exception& error) {
+    print_message(failure_line(error));
+    return 1;
   }
-  return 0;
 }
 
 }  // namespace
 }  // namespace based::apps
 
 int main(int argc, char** argv) {
+  using namespace based;
+  open_standard_descriptors();
+  // Writing where nobody reads, or beyond a file's largest size, is an error like any other: the work goes on where it can.
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   setenv("THP_MEM_ALLOC_ENABLE", "1", 0);  // LibTorch asks for huge pages: weights are read faster, and buffers fault 512 times less
-  const based::kernels::cpu::CrowdingWatch watch;
-  try {
-    return based::apps::run(argc, argv);
-  } catch (const based::apps::Exit& exit) {
-    return exit.code;
-  } catch (const based::UsageError& error) {
-    std::fprintf(stderr, "based: %s\n", error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "based: %s\n", based::apps::failure_line(error).c_str());
-    return 1;
-  }
+  const kernels::cpu::CrowdingWatch watch;
+  const int code = apps::exit_code([&] { apps::run(argc, argv); });
+  const int written = apps::exit_code([] {
+    if (apps::output()) apps::output().flush();  // also what a command that failed had to say
+  });
+  return code != 0 ? code : written;
 }

@@ -18,7 +18,7 @@ struct Options {
   std::vector<std::string> names;
   std::string model, commit, device = "cpu", plot;
   std::vector<std::string> presets;
-  int threads = 0;
+  int64_t threads = 0;
   bool quick = false, json = false, compare = false;
 };
 
@@ -136,8 +136,7 @@ void run(const Options& options) {
     return;
   }
   const torch::Device device = parse_device(options.device, "--device");
-  if (options.threads < 0) throw UsageError("--threads must be at least 1");
-  if (options.threads > 0) torch::set_num_threads(options.threads);
+  if (options.threads > 0) torch::set_num_threads(static_cast<int>(options.threads));
   bench::Context context;
   context.quick = options.quick;
   context.device = context.ceilings.device = device;
@@ -167,7 +166,7 @@ void run(const Options& options) {
   }
   report["gemm_bf16_gflops"] = context.ceilings.gemm_gflops(torch::kBFloat16);
   report["results"] = results;
-  print_line(dump_json(report, 2));
+  print_text(dump_json(report, 2) + "\n");
 }
 
 void setup(CommandLine app) {
@@ -175,7 +174,7 @@ void setup(CommandLine app) {
   app.add_option("name", options->names, "cases to run, or all; none: list them");
   app.add_option("--device", options->device, "cpu, cuda or cuda:N; on a GPU, without names, all that measure one");
   app.add_option("--commit", options->commit, "goes into the JSON, for results that are kept");
-  app.add_option("--threads", options->threads, "CPU threads; 0: all cores");
+  app.add_option("--threads", options->threads, "CPU threads; 0: all cores", {0, 4096});
   app.add_option("--model", options->model, "decode, position and prefill: a model's folder instead of based-360m with random weights");
   app.add_flag("--compare", options->compare,
                "decode: models side by side, against the number of texts and their length, on either device");

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "apps/command_line.h"
+#include "apps/output.h"
 #include "based/core/config.h"
 #include "based/core/text.h"
 
@@ -30,9 +31,6 @@ struct Command {
 
 // A line a key, with its default and help: what --keys prints for a config file.
 void print_keys(const std::vector<FieldHelp>& keys);
-
-// One object a line for machines, human text otherwise: results go to stdout, everything else to stderr.
-void print_line(const std::string& text);
 
 std::string grouped(int64_t count);    // 363,123,456
 std::string scientific(double value);  // 1.2e-07

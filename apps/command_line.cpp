@@ -1,25 +1,131 @@
 #include "apps/command_line.h"
 
 #include <CLI/CLI.hpp>
-#include <type_traits>
+#include <charconv>
+#include <cmath>
+#include <sstream>
+#include <string_view>
+
+#include "apps/output.h"
+#include "based/core/config.h"
+#include "based/core/text.h"
 
 namespace based::apps {
+namespace {
 
-void CommandLine::add(const std::string& name, Value value, const std::string& help, bool required) {
-  std::visit(
-      [&](auto* target) {
-        CLI::Option* option = app_->add_option(name, *target, help);
-        constexpr bool is_list =
-            std::is_same_v<decltype(target), std::vector<std::string>*> || std::is_same_v<decltype(target), std::vector<int64_t>*>;
-        if (!is_list) option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // scripts append what they override
-        bool has_default = true;
-        if constexpr (requires { target->empty(); }) has_default = !target->empty();
-        if (required)
-          option->required();
-        else if (has_default)
-          option->capture_default_str();
-      },
-      value);
+template <class T>
+struct IsList : std::false_type {};
+template <class T>
+struct IsList<std::vector<T>> : std::true_type {};
+
+std::string show(const std::string& value) { return value; }
+std::string show(bool value) { return value ? "true" : "false"; }
+std::string show(int64_t value) { return std::to_string(value); }
+std::string show(double value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+std::string range_text(const Range<int64_t>& range) {
+  return "an integer from " + std::to_string(range.least) + " to " + std::to_string(range.most);
+}
+
+std::string range_text(const Range<double>& range) {
+  constexpr Range<double> all;
+  std::string text = "a number";
+  if (range.least > all.least) text += (range.most < all.most ? " from " : " of at least ") + show(range.least);
+  if (range.most < all.most) text += (range.least > all.least ? " to " : " of at most ") + show(range.most);
+  return text;
+}
+
+[[noreturn]] void refuse(const std::string& name, const std::string& wanted, const std::string& text) {
+  throw UsageError(name + " must be " + wanted + ", got " + in_quotes(text));
+}
+
+void parse(const std::string&, const std::string& text, std::string& value, Range<std::string>) { value = text; }
+
+void parse(const std::string& name, const std::string& text, bool& value, Range<bool>) {
+  if (text != "true" && text != "false") refuse(name, "true or false", text);
+  value = text == "true";
+}
+
+template <class T>
+void parse(const std::string& name, const std::string& text, T& value, const Range<T>& range) {
+  T read{};
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, read);
+  bool right = error == std::errc() && stop == end && read >= range.least && read <= range.most;
+  if constexpr (std::is_same_v<T, double>) right = right && std::isfinite(read);
+  if (!right) refuse(name, range_text(range), text);
+  value = read;
+}
+
+const char* type_name(const std::string&) { return "TEXT"; }
+const char* type_name(bool) { return "true|false"; }
+const char* type_name(int64_t) { return "INT"; }
+const char* type_name(double) { return "NUMBER"; }
+
+// The command that the arguments lead to, as far as they could be read, and its name with those before it.
+std::pair<const CLI::App*, std::string> reached(const CLI::App& program) {
+  const CLI::App* app = &program;
+  std::string name = app->get_name();
+  while (app->remaining_size() == 0 && !app->get_subcommands().empty()) {
+    app = app->get_subcommands().back();
+    name += " " + app->get_name();
+  }
+  return {app, name};
+}
+
+// What CLI11 found wrong. It asks for what is missing first; what it did not know is the better reason.
+std::string explanation(const CLI::App& app, const CLI::ParseError& error) {
+  for (const std::string& word : app.remaining()) {
+    if (word == "--") continue;
+    std::vector<std::string> known;
+    std::string kind = "argument", given = word;
+    if (word.starts_with("-")) {
+      kind = "option";
+      given = word.substr(0, word.find('='));
+      for (const CLI::Option* option : app.get_options())
+        if (option->nonpositional()) known.push_back(option->get_name());
+    } else if (app.get_subcommands().empty()) {
+      for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) known.push_back(command->get_name());
+      if (!known.empty()) kind = "command";
+    }
+    const std::string near = nearest(given, known);
+    return "unknown " + kind + " " + in_quotes(given) + (near.empty() ? "" : "; did you mean '" + near + "'?");
+  }
+  return error.what();
+}
+
+}  // namespace
+
+void CommandLine::add(const std::string& name, AnyTarget any, const std::string& help, bool required) {
+  const auto add_one = [&]<class T>(Target<T> target) {
+    const auto read = [name, target](const CLI::results_t& given) {
+      if constexpr (IsList<T>::value) {
+        target.value->clear();
+        for (const std::string& text : given) parse(name, text, target.value->emplace_back(), Range<typename T::value_type>());
+      } else {
+        parse(name, given.back(), *target.value, target.range);
+      }
+      return true;
+    };
+    CLI::Option* option = app_->add_option(name, CLI::callback_t(read), help);
+    option->type_size(1)->required(required);
+    if constexpr (IsList<T>::value) {
+      option->type_name(type_name(typename T::value_type()));
+      // CLI11 takes "[a,b]" apart where it may take several values at once. So an option takes one at a time, and a positional argument
+      // expects so many that there is always one more to take.
+      constexpr int endless = CLI::detail::expected_max_vector_size;
+      option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->expected(name.starts_with("-") ? 1 : endless, endless);
+    } else {
+      option->type_name(type_name(*target.value));
+      option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // scripts append what they override
+      if (const std::string text = show(*target.value); !required) option->default_str(text);
+    }
+  };
+  std::visit(add_one, any);
 }
 
 void CommandLine::add_flag(const std::string& name, bool& value, const std::string& help) { app_->add_flag(name, value, help); }
@@ -30,5 +136,36 @@ CommandLine CommandLine::add_subcommand(const std::string& name, const std::stri
 }
 
 void CommandLine::callback(std::function<void()> body) { app_->callback(std::move(body)); }
+
+Program::Program(const std::string& name, const std::string& summary, const std::string& version)
+    : app_(std::make_unique<CLI::App>(summary)) {
+  app_->name(name);
+  app_->set_version_flag("--version", name + " " + version);
+}
+
+Program::~Program() = default;
+
+CommandLine Program::commands() { return CommandLine(*app_); }
+
+void Program::run(int argc, char** argv) {
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    const std::string_view word = argv[i];
+    // CLI11 would take the next argument for its value.
+    if (word.starts_with("--") && word.ends_with("=") && std::count(word.begin(), word.end(), '=') == 1) {
+      const std::string option(word.substr(0, word.size() - 1));
+      throw UsageError(option + "= has nothing behind it; an empty value is written " + option + " ''");
+    }
+  }
+  try {
+    app_->parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) {  // --help, --version
+      app_->exit(error, output(), output());
+      return;
+    }
+    const auto [app, name] = reached(*app_);
+    throw UsageError(explanation(*app, error) + "\nRun `" + name + " --help` for its options.");
+  }
+}
 
 }  // namespace based::apps

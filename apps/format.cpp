@@ -5,12 +5,6 @@
 
 namespace based::apps {
 
-void print_line(const std::string& text) {
-  std::fputs(text.c_str(), stdout);
-  std::fputc('\n', stdout);
-  std::fflush(stdout);
-}
-
 void print_keys(const std::vector<FieldHelp>& keys) {
   for (const auto& key : keys) {
     std::string line = padded(key.name + " = " + key.default_value, 38) + "  ";

@@ -40,7 +40,7 @@ Generated generate(const Options& options, const Tokenizer& tokenizer, Session& 
     if (options.json)
       print_line(dump_json({{"text", piece}}));
     else
-      std::fputs(piece.c_str(), stdout), std::fflush(stdout);
+      print_text(piece);
   };
   const auto start = std::chrono::steady_clock::now();
   while (static_cast<int64_t>(out.ids.size()) < options.max_tokens && !text.stopped()) {
@@ -99,7 +99,7 @@ void run(const Options& options) {
                           {"tokens_per_second", rate},
                           {"state_bytes", session.state().bytes()}}));
   else
-    print_line(options.stream ? "" : options.prompt + out.text);
+    print_text((options.stream ? "" : options.prompt + out.text) + "\n");
   if (not_saved) std::rethrow_exception(not_saved);
   std::fprintf(stderr, "%zu tokens, %.1f tokens/s, state %lld bytes%s\n", out.ids.size(), rate,
                static_cast<long long>(session.state().bytes()),

@@ -10,12 +10,6 @@ struct Options {
   bool json = false;
 };
 
-std::string scientific(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1e", value);
-  return text;
-}
-
 void run(const Options& options) {
   Json list = Json::array();
   int64_t failed = 0, skipped = 0;
@@ -40,7 +34,7 @@ void run(const Options& options) {
                  "  gradients " + scientific(result.gradient_error) + "  tolerance " + scientific(result.tolerance));
   }
   if (options.json)
-    print_line(dump_json(list, 2));
+    print_text(dump_json(list, 2) + "\n");
   else
     print_line(std::to_string(options.files.size() - static_cast<size_t>(failed + skipped)) + " passed, " + std::to_string(failed) +
                " failed, " + std::to_string(skipped) + " skipped");

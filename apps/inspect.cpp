@@ -40,12 +40,13 @@ void show_tensors(const SafetensorsFile& file, bool json) {
 }
 
 void show_model(const Options& options, const std::string& config_path) {
-  const ModelConfig config = read_config<ModelConfig>(Config::parse_json_file(config_path));
+  const ModelConfig config = read_stored([&] {
+    const ModelConfig read = read_config<ModelConfig>(Config::parse_json_file(config_path));
+    check_model_config(read);
+    return read;
+  });
   const ShapesOnly no_memory;
-  LanguageModel model([&] {
-    check_model_config(config);
-    return config;
-  }());
+  LanguageModel model(config);
   const int64_t near = state_bytes(model, 100), far = state_bytes(model, 100000);
   if (options.json) {
     print_line(dump_json({{"folder", options.path},
@@ -64,16 +65,16 @@ void show_model(const Options& options, const std::string& config_path) {
   print_line("layers: " + layers);
   print_line("state: " + grouped(near) + " bytes after 100 tokens, " + grouped(far) + " after 100,000");
   const std::string weights = (std::filesystem::path(options.path) / "model.safetensors").string();
-  if (std::filesystem::exists(weights)) show_tensors(SafetensorsFile(weights), false);
+  if (path_exists(weights)) show_tensors(SafetensorsFile(weights), false);
 }
 
 void run(const Options& options) {
   const std::filesystem::path path(options.path);
-  if (!std::filesystem::exists(path)) throw Error(options.path + ": does not exist");
+  if (!path_exists(options.path)) throw Error(options.path + ": does not exist");
   if (!std::filesystem::is_directory(path)) return show_tensors(SafetensorsFile(options.path), options.json);
-  const auto config = path / "config.json";
-  if (!std::filesystem::exists(config)) throw Error(options.path + ": holds no config.json, so it is not a model's folder");
-  show_model(options, config.string());
+  const std::string config = (path / "config.json").string();
+  if (!path_exists(config)) throw Error(options.path + ": holds no config.json, so it is not a model's folder");
+  show_model(options, config);
 }
 
 void setup(CommandLine app) {

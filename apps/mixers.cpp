@@ -49,9 +49,6 @@ void check_known(const Options& options) {
 }
 
 void run(const Options& options) {
-  constexpr int64_t kMaxWidth = 1 << 16, kMaxTokens = int64_t{1} << 40;
-  if (options.d_model < 1 || options.d_model > kMaxWidth) throw UsageError("--d-model must be 1 to " + std::to_string(kMaxWidth));
-  if (options.tokens < 1 || options.tokens > kMaxTokens) throw UsageError("--tokens must be 1 to " + std::to_string(kMaxTokens));
   check_known(options);
   Json list = Json::array();
   for (const auto& info : mixers()) {
@@ -81,8 +78,8 @@ void run(const Options& options) {
 
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
-  app.add_option("--d-model", options->d_model, "width at which parameters and state are counted");
-  app.add_option("--tokens", options->tokens, "text length at which growing states are counted");
+  app.add_option("--d-model", options->d_model, "width at which parameters and state are counted", {1, 1 << 16});
+  app.add_option("--tokens", options->tokens, "text length at which growing states are counted", {1, int64_t{1} << 40});
   app.add_option("--set", options->set, "option=value of the mixers that have it, for example feature_dim=8");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { run(*options); });

@@ -39,7 +39,7 @@ void setup_generate(CommandLine app) {
   app.add_option("--vocab-size", config.vocab_size, "tokens: 0 the filler, then keys, values from the half on");
   app.add_option("--length", config.length, "tokens an example");
   app.add_option("--pairs", config.pairs, "key-value pairs an example");
-  app.add_option("--examples", config.examples, "examples");
+  app.add_option("--examples", config.examples, "examples", {1});
   app.add_option("--power-a", config.power_a, "exponent of the gaps");
   app.add_option("--seed", config.seed, "seed of the data");
   app.add_option("--random-fillers", config.random_fillers, "true or false");
@@ -81,9 +81,9 @@ void train(const TrainOptions& options) {
                std::to_string(outcome.points) + " from results.jsonl" + (outcome.reused > 0 ? " (--fresh trains them again)" : ""));
   }
   if (!complete) {
-    std::fprintf(stderr, "based: interrupted; %zu of %lld runs are finished and kept in %s; the same command%s goes on\n",
-                 outcome.results.size(), static_cast<long long>(outcome.points), options.out.c_str(),
-                 options.fresh ? " without --fresh" : "");
+    print_message("interrupted; " + std::to_string(outcome.results.size()) + " of " + std::to_string(outcome.points) +
+                  " runs are finished and kept in " + options.out + "; the same command" + (options.fresh ? " without --fresh" : "") +
+                  " goes on");
     throw Exit{1};
   }
 }
@@ -101,15 +101,17 @@ void setup_train(CommandLine app) {
 
 struct EvalOptions {
   std::string model;
-  MqarConfig config;
+  MqarTask task;
+  MqarSegment segment;
   bool json = false;
 };
 
+// On test data, whose streams no training of a sweep draws from, whatever the seeds.
 void evaluate(EvalOptions options) {
   const LoadedModel loaded = load_model(options.model);
-  options.config.vocab_size = loaded.model->config().vocab_size;
-  check_mqar(options.config);
-  const MqarData data = make_mqar(options.config);
+  options.task.vocab_size = loaded.model->config().vocab_size;
+  options.task.test = {options.segment};
+  const MqarData data = make_segments(options.task, true).front();
   const MqarRecall recall = measure_recall(*loaded.model, {data}, 32);
   const int64_t bytes = state_bytes(*loaded.model, data.length);
   print_line(options.json ? dump_json({{"recall", recall.mean}, {"state_bytes", bytes}, {"data_hash", hex(data.hash())}})
@@ -119,10 +121,12 @@ void evaluate(EvalOptions options) {
 void setup_eval(CommandLine app) {
   auto options = std::make_shared<EvalOptions>();
   app.add_required("--model", options->model, "the model's folder");
-  app.add_option("--length", options->config.length, "tokens an example");
-  app.add_option("--pairs", options->config.pairs, "key-value pairs an example");
-  app.add_option("--examples", options->config.examples, "examples");
-  app.add_option("--seed", options->config.seed, "seed of the data");
+  app.add_option("--length", options->segment.length, "tokens an example");
+  app.add_option("--pairs", options->segment.pairs, "key-value pairs an example");
+  app.add_option("--examples", options->segment.examples, "examples", {1});
+  app.add_option("--power-a", options->task.power_a, "exponent of the gaps");
+  app.add_option("--random-fillers", options->task.random_fillers, "true or false");
+  app.add_option("--seed", options->task.seed, "task.seed of the sweep whose first test segment is wanted", {0, 1'000'000'000'000});
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { evaluate(*options); });
 }

@@ -71,7 +71,7 @@ void run(const Options& options) {
                       : ""));
   }
   if (!whole) {
-    std::fprintf(stderr, "based: interrupted; the figure is of the text up to there\n");
+    print_message("interrupted; the figure is of the text up to there");
     throw Exit{1};
   }
 }

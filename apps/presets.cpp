@@ -7,7 +7,7 @@ namespace {
 
 void run(bool json, const std::string& name) {
   if (!name.empty()) {
-    print_line(write_config(find_preset(name)).to_json());
+    print_text(write_config(find_preset(name)).to_json() + "\n");
     return;
   }
   Json list = Json::array();

@@ -33,7 +33,7 @@ void run(const Options& options) {
   int64_t failed = 0;
   for (const auto& result : results) failed += !result.pass;
   if (json)
-    print_line(dump_json({{"pass", failed == 0}, {"device", device.str()}, {"checks", list}}, 2));
+    print_text(dump_json({{"pass", failed == 0}, {"device", device.str()}, {"checks", list}}, 2) + "\n");
   else
     print_line(std::to_string(results.size() - static_cast<size_t>(failed)) + " passed, " + std::to_string(failed) + " failed");
   if (failed > 0) throw Exit{1};

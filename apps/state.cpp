@@ -40,7 +40,10 @@ void load_and_show(const Options& options) {
   session.load(options.file, loaded.hash);
   const std::vector<int32_t> ids(session.ids().begin(), session.ids().end());
   const std::string text = loaded.tokenizer->decode(ids);
-  print_line(options.json ? dump_json({{"file", options.file}, {"tokens", ids.size()}, {"text", text}, {"loads", true}}) : text);
+  if (options.json)
+    print_line(dump_json({{"file", options.file}, {"tokens", ids.size()}, {"text", text}, {"loads", true}}));
+  else
+    print_text(text + "\n");
 }
 
 void info(const Options& options) {

@@ -36,8 +36,8 @@ void train(const TrainOptions& options) {
   const BpeTokenizer tokenizer(trainer.train());
   tokenizer.save(options.out);
   if (tokenizer.vocab_size() < options.config.vocab_size) {
-    std::cerr << "based: fewer tokens than the " << options.config.vocab_size << " asked for: no other pair occurs "
-              << options.config.min_frequency << " times\n";
+    print_message("fewer tokens than the " + std::to_string(options.config.vocab_size) + " asked for: no other pair occurs " +
+                  std::to_string(options.config.min_frequency) + " times");
   }
   print_line(options.json
                  ? dump_json({{"tokens", tokenizer.vocab_size()}, {"documents", documents}, {"bytes", bytes}, {"folder", options.out}})
@@ -72,19 +72,18 @@ void with_input(const std::string& file, Run run) {
     if (!in) throw Error(file + ": cannot open: " + system_message(errno));
     run(in, file);
   }
-  if (!std::cout.flush()) throw Error("standard output cannot be written");
 }
 
 void encode(const LinesOptions& options) {
   const auto tokenizer = make_tokenizer(options.tokenizer);
   with_input(options.file, [&](std::istream& in, const std::string& name) {
-    encode_json_lines(*tokenizer, options.special ? Specials::recognised : Specials::as_text, in, name, std::cout);
+    encode_json_lines(*tokenizer, options.special ? Specials::recognised : Specials::as_text, in, name, output());
   });
 }
 
 void decode(const LinesOptions& options) {
   const auto tokenizer = make_tokenizer(options.tokenizer);
-  with_input(options.file, [&](std::istream& in, const std::string& name) { decode_json_lines(*tokenizer, in, name, std::cout); });
+  with_input(options.file, [&](std::istream& in, const std::string& name) { decode_json_lines(*tokenizer, in, name, output()); });
 }
 
 void setup_lines(CommandLine app, bool encodes) {

@@ -32,6 +32,8 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 600, 80
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 CUDA_CONDITION = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*\b(USE_CUDA|WITH_CUDA|HAVE_CUDA|BASED_(WITH_)?CUDA|__CUDACC__|__CUDA_ARCH__)\b")
+# Results leave by one door, which checks every write: apps/output.h.
+STANDARD_OUTPUT = re.compile(r"\bstd::cout\b|\bstdout\b|(?<![\w:])(std::)?(printf|puts|putchar)\s*\(")
 MACHINE_PATH = re.compile(r"(?<![\w./$}])/(home|root|work|Users|mnt|scratch)/[A-Za-z0-9_]")
 # A line that opens a function's body: a parameter list, then qualifiers or an initialiser list, then a brace that ends the line.
 NO_FUNCTION = re.compile(r"^\s*(namespace|class|struct|union|enum|extern|if|for|while|switch|else|do|try|catch|#)\b|=\s*\{$")
@@ -116,6 +118,10 @@ def violations(root):
             for number, line in enumerate(lines, 1):
                 if CUDA_CONDITION.match(line):
                     yield relative, number, "CUDA is chosen by folder in CMake, not by #if in shared code"
+        if parts[0] in ("apps", "based", "bench") and path.suffix in {".h", ".cpp"}:
+            for number, line in enumerate(lines, 1):
+                if STANDARD_OUTPUT.search(without_text(line)):
+                    yield relative, number, "standard output is written through apps/output.h only"
         for number, reason in violations_of_length(lines):
             yield relative, number, reason
 
@@ -143,6 +149,8 @@ def selftest():
         "based/data/torch.cpp": ("#include <ATen/ATen.h>\n", "must not include torch"),
         "based/train/app.cpp": ('#include "apps/command.h"\n', "must not include apps/command.h"),
         "based/ops/cuda.cpp": ("#ifdef BASED_WITH_CUDA\n#endif\n", "CUDA is chosen by folder"),
+        "apps/out.cpp": ('std::printf("x");\n', "through apps/output.h only"),
+        "bench/out.cpp": ("std::fputc('x', stdout);\n", "through apps/output.h only"),
         "based/nolayer/a.cpp": ("int x;\n", "unknown layer"),
         "based/core/long.cpp": ("int x;\n" * (MAX_FILE_LINES + 1), f"file of {MAX_FILE_LINES + 1} lines"),
         "based/core/function.cpp": ("int f(int x,\n      int y) {\n" + body + "  return x;\n}\n", "function of 83 lines"),

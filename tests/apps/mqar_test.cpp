@@ -179,5 +179,27 @@ TEST_F(MqarTrain, EvaluatingMoreTokensThanTheModelHasPositionsIsRefused) {
   EXPECT_THAT(ran.err, HasSubstr("examples of 32 tokens are more than model.max_positions = 16"));
 }
 
+// The sweep's own figure again, from a model that has learnt its few training examples by heart.
+TEST(MqarEval, MeasuresOnTheTestDataOfTheSweep) {
+  const TemporaryFolder folder;
+  write_file_atomic(folder.file("sweep.toml"),
+                    "[task]\nvocab_size = 64\npower_a = 0.5\nrandom_fillers = false\nseed = 3\n"
+                    "train = [{length = 32, pairs = 4, examples = 8}]\ntest = [{length = 32, pairs = 4, examples = 200}]\n"
+                    "[run]\nbatch = 8\nepochs = 60\nlearning_rates = [0.01]\n[[models]]\nname = \"one\"\n"
+                    "[models.model]\nd_model = 32\nlayers = [\"gated_conv\"]\nmlp_width = 32\n");
+  const Ran sweep = run("mqar train " + folder.file("sweep.toml") + " --json --out " + folder.file("out"));
+  ASSERT_EQ(sweep.code, 0) << sweep.err;
+  const Json result = parse_json(sweep.out, "stdout")["results"][0];
+  const std::string eval = "mqar eval --json --length 32 --pairs 4 --examples 200 --model " + folder.file("out/") +
+                           result["model"].get<std::string>() + " --seed 3 --power-a 0.5 --random-fillers ";
+  const Ran same = run(eval + "false"), other = run(eval + "true");
+  ASSERT_EQ(same.code, 0) << same.err;
+  EXPECT_DOUBLE_EQ(parse_json(same.out, "stdout")["recall"].get<double>(), result["recall"].get<double>());
+  EXPECT_NE(parse_json(same.out, "stdout")["data_hash"], parse_json(other.out, "stdout")["data_hash"]);
+  const Ran none = run(eval + "true --examples 0");
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("--examples must be an integer from 1"));
+}
+
 }  // namespace
 }  // namespace based

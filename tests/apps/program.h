@@ -6,6 +6,8 @@
 #include <array>
 #include <csignal>
 #include <cstdio>
+#include <fstream>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -35,14 +37,18 @@ inline Ran run(const std::string& arguments, const std::string& before = "") {
 // The program in the background, its streams into files, to send signals to.
 class Started {
  public:
-  Started(std::vector<std::string> arguments, const std::string& out, const std::string& err) : child_(fork()) {
+  // `before` is called in the child, with its streams in place.
+  Started(std::vector<std::string> arguments, const std::string& out, const std::string& err, const std::function<void()>& before = {})
+      : child_(fork()) {
     if (child_ != 0) return;
     arguments.insert(arguments.begin(), BASED_PROGRAM);
     std::vector<char*> words;
     words.reserve(arguments.size() + 1);
     for (std::string& word : arguments) words.push_back(word.data());
     words.push_back(nullptr);
-    if (std::freopen(out.c_str(), "w", stdout) && std::freopen(err.c_str(), "w", stderr)) execv(BASED_PROGRAM, words.data());
+    if (!std::freopen(out.c_str(), "w", stdout) || !std::freopen(err.c_str(), "w", stderr)) _exit(127);
+    if (before) before();
+    execv(BASED_PROGRAM, words.data());
     _exit(127);
   }
   void signal(int number) const { ::kill(child_, number); }
@@ -50,6 +56,29 @@ class Started {
     int status = 0;
     waitpid(child_, &status, 0);
     return status;
+  }
+  // The same, and SIGKILL's where it has not ended by then.
+  int status_within(int seconds) const {
+    int status = 0;
+    for (int waits = 0; waitpid(child_, &status, WNOHANG) == 0; usleep(2000)) {
+      if (++waits == seconds * 500) signal(SIGKILL);
+    }
+    return status;
+  }
+  // Waits until it handles `number` by itself; false where it ended before.
+  bool catches(int number) const {
+    const auto line_with = [this](const std::string& key) {
+      std::ifstream status("/proc/" + std::to_string(child_) + "/status");
+      for (std::string line; std::getline(status, line);)
+        if (line.starts_with(key)) return line.substr(key.size());
+      return std::string();
+    };
+    while (true) {
+      const std::string caught = line_with("SigCgt:");
+      if (caught.empty() || line_with("State:\t").starts_with('Z')) return false;
+      if (std::stoull(caught, nullptr, 16) >> (number - 1) & 1) return true;
+      usleep(1000);
+    }
   }
 
  private:

@@ -84,6 +84,7 @@ TEST_F(Tokenize, WrongUsageExitsWithTwo) {
   expect_refused("train " + book + out + " --vocab-size many", 2, {"--vocab-size"});
   expect_refused("train " + book + out + " --min-frequency 0", 2, {"min_frequency"});
   expect_refused("train " + book + out + " --special x", 2, {"'x'"});
+  expect_refused("train " + book + out + " --special \u00a7", 2, {"specials: '\\xc2\\xa7' is the name"});
   expect_refused("train " + book + out + " --format csv", 2, {"'csv'"});
   expect_refused("encode", 2, {"--tokenizer"});
   expect_refused("decode --tokenizer bytes --special", 2, {"--special"});
@@ -101,6 +102,7 @@ TEST_F(Tokenize, FailuresExitWithOneAndNameFileAndPlace) {
   expect_refused("train " + file("cut.txt.zst") + out, 1, {"cut.txt.zst: cut off"});
   expect_refused("train " + book + " --out " + book, 1, {"book.txt: cannot make the folder"});
   expect_refused("encode --tokenizer " + file("none"), 1, {file("none") + ": no tokenizer here"});
+  expect_refused("encode --tokenizer " + book + "/bpe", 1, {book + "/bpe/tokenizer.json: cannot be looked for: Not a directory"});
   expect_refused("encode --tokenizer bytes " + file("none.jsonl"), 1, {"none.jsonl: cannot open: No such file or directory"});
   expect_refused("encode --tokenizer bytes " + folder_.path().string(), 1, {folder_.path().string()});
   expect_refused("decode --tokenizer bytes " + file("ids.jsonl"), 1, {"ids.jsonl:1: 'ids'[1] must be an integer from 0 to 256"});
