@@ -1,0 +1,77 @@
+// One row a subcommand of `based`: how it is made to work on small files, and what its options are. every_command_test.cpp asks the same
+// questions of each.
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+namespace based {
+
+// In `arguments` "@/name" is a file of the test's folder and "%" a path where nothing is yet. A word that starts with "<" names what is
+// read; "|" likewise, and it may be a pipe.
+struct CommandRow {
+  std::string name, arguments;
+  // What options of free text are given to be refused; any_text: nothing is wrong. Those that name inputs stand in `arguments`.
+  std::map<std::string, std::string> bad_text = {};
+  // For what takes long: arguments behind the others that make it last, and what it says when it is told to stop.
+  std::string lasting = {}, stopped = {};
+  std::string leaves = {};  // below "%": what is there even if standard output could not be written
+};
+
+inline const std::string any_text = "any text";
+inline const std::string no_path = "/dev/null/x";  // where nothing can be written
+
+inline const std::vector<CommandRow>& command_rows() {
+  static const std::vector<CommandRow> rows{
+      {"mixers", "", {{"--set", "nonsense"}}},
+      {"presets", ""},
+      {"train",
+       "<@/run.toml --out %",
+       {{"--set", "nonsense"}, {"--device", "tpu"}, {"--out", no_path}},
+       "--set train.steps=10000000",
+       "stopped by a signal",
+       "/model.safetensors"},
+      {"generate",
+       "--model <@/model --prompt the --max-tokens 5 --state <@/a.state --save-state %",
+       {{"--prompt", any_text}, {"--stop", any_text}, {"--save-state", no_path}, {"--dtype", "fp8"}, {"--device", "tpu"}},
+       "--max-tokens 10000000",
+       "tokens/s"},
+      {"perplexity", "--model <@/model --data <@/text.txt", {{"--dtype", "fp8"}}, "--data @/long.txt", "interrupted"},
+      {"tokenize train",
+       "|@/text.txt --vocab-size 300 --out %",
+       {{"--out", no_path}, {"--special", "x"}, {"--format", "csv"}},
+       "",
+       "",
+       "/tokenizer.json"},
+      {"tokenize encode", "--tokenizer <@/bpe |@/lines.jsonl"},
+      {"tokenize decode", "--tokenizer <@/bpe |@/ids.jsonl"},
+      {"tokenize inspect", "--tokenizer <@/bpe"},
+      {"data pack",
+       "|@/lines.jsonl --tokenizer <@/bpe --out %",
+       {{"--out", no_path}, {"--format", "csv"}},
+       "@/long.jsonl",
+       "interrupted; no shards are left there",
+       "/00000.tokens"},
+      {"data inspect", "<@/shards --tokenizer <@/bpe"},
+      {"mqar generate", "--vocab-size 64 --length 32 --examples 20", {{"--compat", "zology"}, {"--dump", no_path}}},
+      {"mqar train",
+       "<@/sweep.toml --out %",
+       {{"--set", "nonsense"}, {"--out", no_path}},
+       "--set run.epochs=1000000",
+       "interrupted; 0 of 1 runs are finished",
+       "/results.jsonl"},
+      {"mqar eval", "--model <@/recall --length 32 --examples 20"},
+      {"state save", "% --model <@/model --prompt the", {{"--prompt", any_text}, {"--dtype", "fp8"}}},
+      {"state load", "<@/a.state --model <@/model", {{"--dtype", "fp8"}}},
+      {"state info", "<@/a.state"},
+      {"inspect", "<@/recall"},
+      {"bench",
+       "--model <@/recall decode --quick --threads 1",
+       {{"--device", "tpu"}, {"--commit", any_text}, {"--preset", "based-tine"}, {"--plot", no_path}}},
+      {"selftest", "", {{"--device", "tpu"}}},
+      {"golden", "<@/golden.safetensors"},
+  };
+  return rows;
+}
+
+}  // namespace based

@@ -1,0 +1,299 @@
+// The same questions to every subcommand: what if standard output cannot be written, a signal comes, an option's value is wrong, an input
+// is no file, empty, endless, or a pipe that nobody writes to?
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <sstream>
+
+#include "tests/apps/commands.h"
+#include "tests/apps/program.h"
+
+namespace based {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr int kSeconds = 20;                 // nothing here may take longer
+constexpr rlim_t kMemory = rlim_t{3} << 29;  // 1.5 GiB: more than any of the inputs needs
+constexpr off_t kHuge = off_t{1} << 40;      // of a file without content
+
+std::string lines(const std::string& line, int count) {
+  std::string text;
+  for (int i = 0; i < count; ++i) text += line;
+  return text;
+}
+
+// What --help says under `heading`: the first word of each line, and its second.
+std::vector<std::pair<std::string, std::string>> listed(const std::string& help, const std::string& heading) {
+  std::vector<std::pair<std::string, std::string>> found;
+  std::istringstream text(help.substr(std::min(help.size(), help.find("\n" + heading + ":\n") + heading.size() + 3)));
+  for (std::string line; std::getline(text, line) && !line.empty();) {
+    std::istringstream words(line);
+    std::string first, second;
+    words >> first >> second;
+    if (line.starts_with("  ") && line[2] != ' ') found.emplace_back(first, second);
+  }
+  return help.find("\n" + heading + ":\n") == std::string::npos ? std::vector<std::pair<std::string, std::string>>() : found;
+}
+
+class EveryCommand : public testing::Test {
+ protected:
+  std::string file(const std::string& name) const { return folder_.file(name); }
+
+  void SetUp() override {
+    setenv("OMP_NUM_THREADS", "1", 1);  // several run at once
+    write_file_atomic(file("text.txt"), lines("the cat sat on the mat and looked at the other cat\n", 40));
+    write_file_atomic(file("lines.jsonl"), lines("{\"text\":\"the cat sat on the mat\"}\n", 40));
+    write_file_atomic(file("ids.jsonl"), lines("{\"ids\":[1,2,3]}\n", 40));
+    write_file_atomic(file("run.toml"), "[model]\nd_model = 8\nlayers = [\"gated_conv\"]\nmlp_width = 8\n[data]\ntrain = \"" +
+                                            file("text.txt") + "\"\ntokenizer = \"" + file("bpe") +
+                                            "\"\n[train]\nbatch = 2\nlength = 16\nevaluate_batches = 1\nsteps = 2\n");
+    write_file_atomic(file("sweep.toml"),
+                      "[task]\nvocab_size = 64\ntrain = [{length = 32, pairs = 4, examples = 8}]\ntest = [{length = 32, pairs = 4, "
+                      "examples = 8}]\n[run]\nbatch = 4\n[[models]]\nname = \"one\"\n[models.model]\nd_model = 8\nlayers = "
+                      "[\"gated_conv\"]\nmlp_width = 8\n");
+    fs::copy_file(BASED_SOURCE_DIR "/tests/goldens/based/base_conv_k4_e2_bias1_L37.safetensors", file("golden.safetensors"));
+    works("tokenize train @/text.txt --vocab-size 300 --special <|endoftext|> --out @/bpe");
+    works("train @/run.toml --out @/model");
+    works("state save @/a.state --model @/model --prompt the");
+    works("data pack @/lines.jsonl --tokenizer @/bpe --out @/shards");
+    works("mqar train @/sweep.toml --out @/sweep");
+    for (const auto& entry : fs::directory_iterator(file("sweep/models"))) fs::rename(entry.path(), file("recall"));
+  }
+
+  std::vector<std::string> words(const std::string& arguments) {
+    std::vector<std::string> found;
+    std::istringstream text(arguments);
+    for (std::string word; text >> word;) {
+      if (word.starts_with("@/")) word = file(word.substr(2));
+      if (word == "%") word = new_path_ = file("new-" + std::to_string(files_++));
+      found.push_back(word);
+    }
+    return found;
+  }
+  // Those of a row, the marks of inputs taken away.
+  std::vector<std::string> words(const CommandRow& row) {
+    std::string plain = row.name + " " + row.arguments;
+    for (const char* mark : {"<@", "|@"})
+      for (size_t at; (at = plain.find(mark)) != std::string::npos;) plain.erase(at, 1);
+    return words(plain);
+  }
+
+  struct Running {
+    std::string err;
+    Started program;
+  };
+  Running start(const std::vector<std::string>& arguments, const std::string& out, const std::function<void()>& before = {}) {
+    const std::string err = file("err-" + std::to_string(files_++));
+    return {err, Started(arguments, out, err, before)};
+  }
+  // Its exit code, 128 and the signal's number, or -1 where it took too long; and what it said.
+  static Ran ended(const Running& running) {
+    const int status = running.program.status_within(kSeconds);
+    Ran ran;
+    ran.code = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status) == SIGKILL ? -1 : 128 + WTERMSIG(status);
+    ran.err = read_file(running.err);
+    return ran;
+  }
+  void works(const std::string& arguments) {
+    const Ran ran = ended(start(words(arguments), "/dev/null"));
+    ASSERT_EQ(ran.code, 0) << arguments << "\n" << ran.err;
+  }
+
+  TemporaryFolder folder_;
+  std::string new_path_;  // what the last "%" stands for
+  int files_ = 0;
+};
+
+TEST(EveryCommandOfTheProgram, HasARow) {
+  std::set<std::string> there, rows;
+  for (const auto& [command, summary] : listed(run("--help").out, "Subcommands")) {
+    const auto nested = listed(run(command + " --help").out, "Subcommands");
+    if (nested.empty()) there.insert(command);
+    for (const auto& [name, more] : nested) there.insert(command + " " + name);
+  }
+  for (const CommandRow& row : command_rows()) rows.insert(row.name);
+  EXPECT_GT(there.size(), 20U);
+  EXPECT_EQ(rows, there) << "tests/apps/commands.h needs one row a subcommand";
+}
+
+TEST_F(EveryCommand, SaysThatStandardOutputCannotBeWritten) {
+  const std::string file_out = file("out");
+  for (const CommandRow& row : command_rows()) {
+    SCOPED_TRACE(row.name);
+    for (const char* how : {"full", "closed", "without a reader"}) {
+      const auto before = [how] {
+        int ends[2];
+        if (std::string_view(how) == "closed") close(1);
+        if (std::string_view(how) == "without a reader" && pipe(ends) == 0) dup2(ends[1], 1), close(ends[0]), close(ends[1]);
+      };
+      const Ran ran = ended(start(words(row), std::string_view(how) == "full" ? "/dev/full" : "/dev/null", before));
+      EXPECT_EQ(ran.code, 1) << how << "\n" << ran.err;
+      EXPECT_THAT(ran.err, HasSubstr("based: standard output cannot be written: ")) << how;
+      EXPECT_TRUE(row.leaves.empty() || fs::exists(new_path_ + row.leaves)) << how;
+    }
+  }
+}
+
+// Whoever does not catch signals has nothing to keep: it ends at once, by the signal.
+TEST_F(EveryCommand, ThatTakesLongEndsAtASignalAndSaysSo) {
+  write_file_atomic(file("long.txt"), lines("the cat sat on the mat and looked at the other cat\n", 60'000));
+  write_file_atomic(file("long.jsonl"), lines("{\"text\":\"the cat sat on the mat and looked at the other cat\"}\n", 1'000'000));
+  for (const CommandRow& row : command_rows()) {
+    if (row.lasting.empty()) continue;
+    SCOPED_TRACE(row.name);
+    for (const int signal : {SIGTERM, SIGHUP, SIGPIPE}) {
+      std::vector<std::string> arguments = words(row);
+      for (const std::string& word : words(row.lasting)) arguments.push_back(word);
+      const Running running = start(arguments, file("out"));
+      ASSERT_TRUE(running.program.catches(SIGTERM)) << ended(running).err;
+      running.program.signal(signal);
+      if (signal == SIGPIPE) running.program.signal(SIGTERM);  // it went on until then
+      const Ran ran = ended(running);
+      EXPECT_EQ(ran.code, 1) << strsignal(signal) << "\n" << ran.err;
+      EXPECT_THAT(ran.err, HasSubstr(row.stopped)) << strsignal(signal);
+    }
+  }
+}
+
+TEST_F(EveryCommand, RefusesBadValuesAndNamesTheOption) {
+  const std::string number = "99999999999999999999";
+  const std::map<std::string, std::vector<std::string>> bad{
+      {"INT", {"x", number}}, {"NUMBER", {"nan", "0x1p3"}}, {"true|false", {"maybe"}}};
+  for (const CommandRow& row : command_rows()) {
+    for (const auto& [option, shown] : listed(run(row.name + " --help").out, "Options")) {
+      const std::string type = shown.substr(0, shown.find('='));
+      if (!option.starts_with("--") || (type != "TEXT" && !bad.contains(type))) continue;  // a flag
+      SCOPED_TRACE(row.name + " " + option);
+      std::vector<std::string> values;
+      if (type != "TEXT") {
+        values = bad.at(type);
+      } else if (row.bad_text.contains(option)) {
+        values = {row.bad_text.at(option)};
+      } else {
+        EXPECT_THAT(" " + row.arguments, AnyOf(HasSubstr(" " + option + " <"), HasSubstr(" " + option + " |"), HasSubstr("--model @")))
+            << "its row says nothing of this option";
+      }
+      for (const std::string& value : values) {
+        if (value == any_text) continue;
+        std::vector<std::string> arguments = words(row);
+        arguments.insert(arguments.end(), {option, value});
+        const Ran ran = ended(start(arguments, "/dev/null"));
+        if (value == no_path) {
+          EXPECT_THAT(ran.code, AnyOf(1, 2)) << ran.err;
+          EXPECT_THAT(ran.err, AnyOf(HasSubstr(no_path), HasSubstr(option)));
+        } else {
+          EXPECT_EQ(ran.code, 2) << value << "\n" << ran.err;
+          EXPECT_THAT(ran.err, AnyOf(HasSubstr(option), HasSubstr(option.substr(2)), HasSubstr("specials"))) << value;
+        }
+      }
+    }
+  }
+}
+
+// Something bad instead of a file, under a name that ends as the file's.
+std::string bad_input(const std::string& kind, const std::string& path) {
+  if (kind == "empty") write_file_atomic(path, "");
+  if (kind == "folder") fs::create_directories(path);
+  if (kind == "endless") fs::create_symlink("/dev/zero", path);
+  if (kind == "a pipe") mkfifo(path.c_str(), 0600);
+  if (kind == "huge") {
+    std::ofstream(path).put('x');
+    fs::resize_file(path, static_cast<uintmax_t>(kHuge));
+  }
+  return path;  // nothing there: "missing"
+}
+
+TEST_F(EveryCommand, RefusesInputsThatAreNoneAndNamesThem) {
+  const std::vector<std::string> kinds{"missing", "folder", "empty", "endless", "huge", "a pipe"};
+  const auto limited = [] {
+    const rlimit memory{kMemory, kMemory};
+    setrlimit(RLIMIT_DATA, &memory);
+  };
+  for (const CommandRow& row : command_rows()) {
+    const std::vector<std::string> marked = words(row.name + " " + row.arguments);
+    for (size_t at = 0; at < marked.size(); ++at) {
+      const bool may_be_pipe = marked[at][0] == '|';
+      if (!may_be_pipe && marked[at][0] != '<') continue;
+      const std::string input = file(marked[at].substr(3));
+      // The input itself, and what lies in it where it is a folder.
+      std::vector<std::string> places{""};
+      for (const char* name : {"config.json", "model.safetensors", "tokenizer.json", "00000.tokens"})
+        if (fs::exists(input + "/" + name)) places.emplace_back(name);
+      for (const std::string& place : places) {
+        std::vector<std::pair<std::string, std::string>> tried;
+        std::vector<Running> running;  // at once, since some would wait
+        for (const std::string& kind : kinds) {
+          if (kind == "a pipe" && may_be_pipe) continue;
+          // Other files of the folder serve as well, or there is less to look at.
+          if (kind == "missing" && (place == "tokenizer.json" || (place == "model.safetensors" && row.name == "inspect"))) continue;
+          std::string path = file("bad-" + std::to_string(files_++) + fs::path(input).extension().string());
+          std::vector<std::string> arguments = words(row);
+          arguments[at] = path;
+          if (!place.empty()) {
+            fs::create_directories(path);
+            for (const auto& entry : fs::directory_iterator(input))
+              if (entry.path().filename() != place) fs::create_symlink(entry.path(), fs::path(path) / entry.path().filename());
+            path += "/" + place;
+          }
+          tried.emplace_back(kind, bad_input(kind, path));
+          running.push_back(start(arguments, "/dev/null", limited));
+        }
+        for (size_t i = 0; i < running.size(); ++i) {
+          const auto& [kind, path] = tried[i];
+          SCOPED_TRACE(row.name + " " + marked[at] + " " + place + ": " + kind);
+          const Ran ran = ended(running[i]);
+          // Nothing in an input of lines or keys may be all right; or what is missing in it is named.
+          if (kind == "empty" && (may_be_pipe || path.ends_with(".toml"))) {
+            EXPECT_THAT(ran.code, AnyOf(0, 1, 2)) << ran.err;
+            continue;
+          }
+          EXPECT_THAT(ran.code, AnyOf(1, 2)) << ran.err;
+          EXPECT_THAT(ran.err, HasSubstr(kind == "missing" && !place.empty() ? fs::path(path).parent_path().string() : path));
+        }
+      }
+    }
+  }
+}
+
+// What `based train … 2>&1 | head -1` does: nobody reads either stream any more.
+TEST_F(EveryCommand, TrainingOutlivesTheReaderOfItsMessages) {
+  const Started training(words("train @/run.toml --out %"), "/dev/null", "/dev/null", [] {
+    int ends[2];
+    if (pipe(ends) == 0) dup2(ends[1], 1), dup2(ends[1], 2), close(ends[0]), close(ends[1]);
+  });
+  const int status = training.status_within(kSeconds);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
+  EXPECT_TRUE(fs::exists(new_path_ + "/model.safetensors"));
+}
+
+TEST_F(EveryCommand, FilesAreNotWrittenByWhatWasMeantForAClosedDescriptor) {
+  const Ran ran = ended(start(words("train @/run.toml --out %"), "/dev/null", [] { close(0), close(1), close(2); }));
+  EXPECT_EQ(ran.code, 1);
+  const std::string metrics = read_file(new_path_ + "/metrics.jsonl");
+  std::istringstream text(metrics);
+  for (std::string line; std::getline(text, line);) EXPECT_EQ(line.front(), '{') << metrics;
+}
+
+// nohup, and jobs in the background of a script.
+TEST_F(EveryCommand, SignalsThatWereIgnoredBeforeStayIgnored) {
+  const Running running = start(words("train @/run.toml --out % --set train.steps=10000000"), "/dev/null", [] {
+    std::signal(SIGINT, SIG_IGN);
+    std::signal(SIGHUP, SIG_IGN);
+  });
+  ASSERT_TRUE(running.program.catches(SIGTERM));
+  for (const int signal : {SIGINT, SIGHUP}) running.program.signal(signal);
+  usleep(300'000);
+  EXPECT_FALSE(fs::exists(new_path_ + "/model.safetensors")) << "it stopped";
+  running.program.signal(SIGTERM);
+  EXPECT_EQ(ended(running).code, 1);
+  EXPECT_TRUE(fs::exists(new_path_ + "/model.safetensors"));
+}
+
+}  // namespace
+}  // namespace based
