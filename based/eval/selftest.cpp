@@ -218,6 +218,15 @@ std::vector<OperatorCheck> other_checks() {
        },
        [](const Tensors& x) { return ops::cross_entropy(x[0], x[1], (torch::arange(64) % 7 * 3).to(x[0].device())); },
        [](const Tensors& x) { return at::cross_entropy_loss(torch::linear(x[0], x[1]), torch::arange(64) % 7 * 3); }},
+      {"token_log_probabilities",
+       [] {
+         return Tensors{draw({64, 32}), draw({100, 32}, 0.3)};
+       },
+       [](const Tensors& x) { return ops::token_log_probabilities(x[0], x[1], (torch::arange(64) % 7 * 3).to(x[0].device())); },
+       [](const Tensors& x) {
+         return torch::linear(x[0], x[1]).log_softmax(1).gather(1, (torch::arange(64) % 7 * 3).unsqueeze(1)).squeeze(1);
+       },
+       false},
   };
 }
 

@@ -9,25 +9,39 @@ namespace {
 using Forward = std::tuple<Tensor, Tensor, Tensor>;  // loss, its gradient by hidden and by weight (undefined where not asked for)
 
 constexpr const char* kOp = "cross_entropy";
+constexpr const char* kScores = "token_log_probabilities";
 constexpr int64_t kIgnored = -100;
 constexpr int64_t kChunkBytes = int64_t{8} << 20;  // of logits: what stays in the cache from one product to the next
 constexpr int64_t kChunkRows = 64;                 // at least: below it, adding up weight's gradient costs more than its products
 
+void check_product(const char* op, const Tensor& hidden, const Tensor& weight, const char* name, const Tensor& words) {
+  require(at::isFloatingType(hidden.scalar_type()), op, "hidden must be floating, got ", hidden.scalar_type());
+  require_shape(op, "hidden", hidden, {-1, -1});
+  require_like(op, "weight", weight, hidden);
+  require_shape(op, "weight", weight, {-1, hidden.size(1)});
+  require(weight.size(0) >= 1, op, "weight must have a row a word, got ", weight.sizes());
+  require_type(op, name, words, at::kLong);
+  require_shape(op, name, words, {hidden.size(0)});
+}
+
+void check_scores(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+  check_product(kScores, hidden, weight, "targets", targets);
+}
+
 void check(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled = -1) {
-  require(at::isFloatingType(hidden.scalar_type()), kOp, "hidden must be floating, got ", hidden.scalar_type());
-  require_shape(kOp, "hidden", hidden, {-1, -1});
-  require_like(kOp, "weight", weight, hidden);
-  require_shape(kOp, "weight", weight, {-1, hidden.size(1)});
-  require(weight.size(0) >= 1, kOp, "weight must have a row a word, got ", weight.sizes());
-  require_type(kOp, "labels", labels, at::kLong);
-  require_shape(kOp, "labels", labels, {hidden.size(0)});
+  check_product(kOp, hidden, weight, "labels", labels);
   require(labelled >= -1 && labelled <= labels.size(0), kOp, "labelled must be -1 or 0..", labels.size(0), ", got ", labelled);
 }
 
-void check_targets(const Tensor& targets, int64_t vocab) {
+void check_targets(const char* op, const Tensor& targets, int64_t vocab) {
   if (!targets.is_cpu() || targets.numel() == 0) return;  // values on a device are not waited for
   const int64_t least = targets.min().item<int64_t>(), most = targets.max().item<int64_t>();
-  require(least >= 0 && most < vocab, kOp, "labels must be -100 or 0..", vocab - 1, ", got ", least < 0 ? least : most);
+  require(least >= 0 && most < vocab, op, op == kOp ? "labels must be -100 or 0.." : "targets must be 0..", vocab - 1, ", got ",
+          least < 0 ? least : most);
+}
+
+int64_t rows_of_a_chunk(const CrossEntropyParts& parts, const Tensor& hidden, const Tensor& weight, int64_t rows) {
+  return std::min(std::max(parts.chunk_bytes / (weight.size(0) * hidden.element_size()), kChunkRows), rows);
 }
 
 // The rows that have a label; undefined: all have one. Where the caller knows how many there are, nothing waits for a device.
@@ -43,7 +57,7 @@ Tensor rows_with_label(const Tensor& labels, int64_t labelled) {
 
 Tensor softmax_reference(Tensor& logits, const Tensor& targets, double scale, bool gradient) {
   const Tensor target = targets.unsqueeze(1), log_probability = logits.to(sum_type(logits)).log_softmax(1);
-  const Tensor loss = -log_probability.gather(1, target).sum();
+  const Tensor loss = -log_probability.gather(1, target).squeeze(1);
   if (gradient) logits.copy_(log_probability.exp().scatter_add_(1, target, at::full_like(target, -1, log_probability.options())) * scale);
   return loss;
 }
@@ -63,7 +77,7 @@ Tensor cross_entropy_softmax_with(kernels::Status (*kernel)(const kernels::Cross
   to.gradient = gradient;
   to.dtype = kernel_dtype(logits);
   require_ok(kernel(to));
-  return loss.sum();
+  return loss;
 }
 
 void add_product(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory, bool first) {
@@ -76,6 +90,21 @@ void add_product(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory, 
   }
 }
 
+Tensor token_log_probabilities_with(const CrossEntropyParts& parts, const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+  check_scores(hidden, weight, targets);
+  check_targets(kScores, targets, weight.size(0));
+  const int64_t count = targets.size(0), chunk = rows_of_a_chunk(parts, hidden, weight, count);
+  const Tensor scores = at::empty({count}, hidden.options().dtype(sum_type(hidden)));
+  const Tensor memory = at::empty({chunk, weight.size(0)}, hidden.options());
+  for (int64_t begin = 0; begin < count; begin += chunk) {
+    const int64_t size = std::min(chunk, count - begin);
+    Tensor logits = memory.narrow(0, 0, size);
+    at::mm_out(logits, hidden.narrow(0, begin, size), weight.t());
+    scores.narrow(0, begin, size).copy_(parts.softmax(logits, targets.narrow(0, begin, size), 1, /*gradient=*/false).neg_());
+  }
+  return scores;
+}
+
 // The gradient is made where the logits are, in the forward: they are large, and making them again would cost a third more.
 Forward cross_entropy_with(const CrossEntropyParts& parts, const Tensor& hidden, const Tensor& weight, const Tensor& labels,
                            int64_t labelled, bool grad_hidden, bool grad_weight) {
@@ -84,9 +113,9 @@ Forward cross_entropy_with(const CrossEntropyParts& parts, const Tensor& hidden,
   const Tensor chosen = rows_with_label(labels, labelled);
   const Tensor inputs = chosen.defined() ? hidden.index_select(0, chosen) : hidden;
   const Tensor targets = chosen.defined() ? labels.index_select(0, chosen) : labels;
-  check_targets(targets, weight.size(0));
+  check_targets(kOp, targets, weight.size(0));
   const int64_t count = targets.size(0), vocab = weight.size(0);
-  const int64_t chunk = std::min(std::max(parts.chunk_bytes / (vocab * hidden.element_size()), kChunkRows), count);
+  const int64_t chunk = rows_of_a_chunk(parts, hidden, weight, count);
   Tensor loss = at::zeros({}, hidden.options().dtype(type));
   const Tensor by_input = grad_hidden ? at::empty(inputs.sizes(), inputs.options()) : Tensor();
   const auto sums = [&](int64_t rows, int64_t columns) {
@@ -102,7 +131,7 @@ Forward cross_entropy_with(const CrossEntropyParts& parts, const Tensor& hidden,
     const Tensor x = inputs.narrow(0, begin, size);
     Tensor logits = memory.narrow(0, 0, size);
     at::mm_out(logits, x, weight.t());
-    loss += parts.softmax(logits, targets.narrow(0, begin, size), 1.0 / static_cast<double>(count), grad_hidden || grad_weight);
+    loss += parts.softmax(logits, targets.narrow(0, begin, size), 1.0 / static_cast<double>(count), grad_hidden || grad_weight).sum();
     if (grad_hidden) {
       Tensor rows = by_input.narrow(0, begin, size);
       at::mm_out(rows, logits, weight);
@@ -137,6 +166,28 @@ Forward forward_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& la
   const auto [loss, by_hidden, by_weight] = with(hidden.to(at::kFloat), weight.to(at::kFloat));
   const auto rounded = [](const Tensor& gradient) { return gradient.defined() ? gradient.to(at::kBFloat16) : gradient; };
   return {loss, rounded(by_hidden), rounded(by_weight)};
+}
+
+Tensor scores_reference(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+  return token_log_probabilities_with({softmax_reference, add_product, kChunkBytes}, hidden, weight, targets);
+}
+
+Tensor scores_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+  const CrossEntropyParts parts{softmax_cpu, add_product, kChunkBytes};
+  if (!faster_in_fp32(hidden)) return token_log_probabilities_with(parts, hidden, weight, targets);
+  check_scores(hidden, weight, targets);
+  return token_log_probabilities_with(parts, hidden.to(at::kFloat), weight.to(at::kFloat), targets);
+}
+
+Tensor scores_meta(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+  check_scores(hidden, weight, targets);
+  return at::empty({hidden.size(0)}, hidden.options().dtype(sum_type(hidden)));
+}
+
+Tensor scores_autograd(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+  require(!wants_gradient({hidden, weight}), kScores, "has no gradient; turn gradients off around it");
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return token_log_probabilities(hidden, weight, targets);
 }
 
 Forward forward_meta(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled, bool grad_hidden,
@@ -195,6 +246,11 @@ Tensor cross_entropy_reference(const Tensor& hidden, const Tensor& weight, const
   return at::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, kIgnored) / (labels != kIgnored).sum().clamp_min(1);
 }
 
+Tensor token_log_probabilities(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+  static const auto op = find_operator<decltype(scores_reference)>("based::token_log_probabilities");
+  return op.call(hidden, weight, targets);
+}
+
 Tensor cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled) {
   static const auto op = find_operator<decltype(loss_of)>("based::cross_entropy");
   return op.call(hidden, weight, labels, labelled);
@@ -207,17 +263,28 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
   m.def(
       "cross_entropy_forward(Tensor hidden, Tensor weight, Tensor labels, int labelled, bool grad_hidden, bool grad_weight) -> "
       "(Tensor loss, Tensor grad_hidden, Tensor grad_weight)");
+  m.def("token_log_probabilities(Tensor hidden, Tensor weight, Tensor targets) -> Tensor");
   m.def("cross_entropy_reference(Tensor hidden, Tensor weight, Tensor labels) -> Tensor", cross_entropy_reference);
 }
 
 TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {
   m.impl("cross_entropy", loss_of);
   m.impl("cross_entropy_forward", forward_reference);
+  m.impl("token_log_probabilities", scores_reference);
 }
 
-TORCH_LIBRARY_IMPL(based, CPU, m) { m.impl("cross_entropy_forward", forward_cpu); }
-TORCH_LIBRARY_IMPL(based, Meta, m) { m.impl("cross_entropy_forward", forward_meta); }
-TORCH_LIBRARY_IMPL(based, Autograd, m) { m.impl("cross_entropy", loss_autograd); }
+TORCH_LIBRARY_IMPL(based, CPU, m) {
+  m.impl("cross_entropy_forward", forward_cpu);
+  m.impl("token_log_probabilities", scores_cpu);
+}
+TORCH_LIBRARY_IMPL(based, Meta, m) {
+  m.impl("cross_entropy_forward", forward_meta);
+  m.impl("token_log_probabilities", scores_meta);
+}
+TORCH_LIBRARY_IMPL(based, Autograd, m) {
+  m.impl("cross_entropy", loss_autograd);
+  m.impl("token_log_probabilities", scores_autograd);
+}
 
 }  // namespace
 }  // namespace based::ops

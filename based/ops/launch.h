@@ -187,7 +187,7 @@ struct PointwiseKernels {
 };
 extern const PointwiseKernels kCpuPointwise;
 
-// Logits [rows, vocab] become (softmax − one-hot)·scale in place where `gradient`; returns the sum of the losses.
+// Logits [rows, vocab] become (softmax − one-hot)·scale in place where `gradient`; returns the loss of each row.
 using CrossEntropySoftmax = Tensor (*)(Tensor& logits, const Tensor& targets, double scale, bool gradient);
 // sum [m, n] += a [m, k] · b [k, n], where the sum may be of a wider type than a and b; the first one finds nothing in it. `memory` lives
 // from chunk to chunk.
@@ -202,6 +202,8 @@ struct CrossEntropyParts {
 // loss, its gradient by hidden and by weight (undefined where not asked for). `labelled`: see cross_entropy.
 std::tuple<Tensor, Tensor, Tensor> cross_entropy_with(const CrossEntropyParts& parts, const Tensor& hidden, const Tensor& weight,
                                                       const Tensor& labels, int64_t labelled, bool grad_hidden, bool grad_weight);
+// token_log_probabilities, likewise.
+Tensor token_log_probabilities_with(const CrossEntropyParts& parts, const Tensor& hidden, const Tensor& weight, const Tensor& targets);
 // The softmax by a kernel, or in ATen where the logits' type has none.
 Tensor cross_entropy_softmax_with(kernels::Status (*kernel)(const kernels::CrossEntropy&), Tensor& logits, const Tensor& targets,
                                   double scale, bool gradient);

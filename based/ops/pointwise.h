@@ -56,4 +56,8 @@ Tensor linear_swiglu_reference(const Tensor& x, const Tensor& weight, const std:
 Tensor cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled = -1);
 Tensor cross_entropy_reference(const Tensor& hidden, const Tensor& weight, const Tensor& labels);
 
+// The log-probability of each row's target under softmax(hidden·weightᵀ), fp32 [tokens] (fp64 for double inputs): targets int64 [tokens],
+// 0 .. vocab − 1. The logits of all rows never exist. No gradient.
+Tensor token_log_probabilities(const Tensor& hidden, const Tensor& weight, const Tensor& targets);
+
 }  // namespace based::ops

@@ -402,6 +402,24 @@ TEST(CrossEntropy, OfEqualLogitsIsTheLogarithmOfTheVocabulary) {
   EXPECT_EQ(cross_entropy(at::zeros({3, 8}), at::ones({50, 8}), at::full({3}, -100, at::kLong)).item<double>(), 0);
 }
 
+TEST_P(PointwiseOnDevices, TokenLogProbabilitiesAreThoseOfTheSoftmax) {
+  for (const auto& [tokens, vocab] : {std::pair<int64_t, int64_t>{0, 5}, {1, 1}, {40, 100}, {2500, 1009}}) {
+    torch::manual_seed(31);
+    const Tensor targets = torch::randint(vocab, {tokens}, at::kLong), hidden = random({tokens, 16}).to(at::kBFloat16),
+                 weight = random({vocab, 16}, at::kDouble, 0.3).to(at::kBFloat16);
+    const Tensor all = at::linear(hidden.to(at::kDouble), weight.to(at::kDouble)).log_softmax(1);
+    const Tensor expected = all.gather(1, targets.unsqueeze(1)).squeeze(1);
+    for (const auto& [type, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}}) {
+      const auto there = [&](const Tensor& t) { return t.to(GetParam(), type); };
+      EXPECT_TRUE(close(token_log_probabilities(there(hidden), there(weight), targets.to(GetParam())), expected, tolerance)) << type;
+    }
+  }
+  EXPECT_EQ(error_of([] {
+              token_log_probabilities(at::zeros({2, 8}), at::zeros({5, 8}), torch::tensor({0, 5}, at::kLong));
+            }),
+            "token_log_probabilities: targets must be 0..4, got 5");
+}
+
 TEST(CrossEntropy, HugeLogitsStayFinite) {
   const Tensor hidden = at::full({2, 1}, 1e4F), weight = torch::tensor({{1.0F}, {-1.0F}, {0.5F}}),
                labels = torch::tensor({0, 1}, at::kLong);
@@ -472,6 +490,7 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
       {"cross_entropy", {x, f({7, 6}), labels, int64_t{-1}}},
       {"cross_entropy_forward", {x, f({7, 6}), labels, int64_t{4}, true, false}},
       {"cross_entropy_forward", {x, f({7, 6}), labels.clamp_min(0), int64_t{5}, true, true}},
+      {"token_log_probabilities", {x, f({7, 6}), labels.clamp_min(0)}},
   };
 });
 

@@ -31,7 +31,15 @@ std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& hidden, const Tensor& w
                             grad_hidden, grad_weight);
 }
 
-TORCH_LIBRARY_IMPL(based, CUDA, m) { m.impl("cross_entropy_forward", forward); }
+Tensor scores(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+  const OnDevice device("token_log_probabilities", {{"hidden", hidden}, {"weight", weight}, {"targets", targets}});
+  return token_log_probabilities_with({softmax, add_product_on_gpu, kChunkBytes}, hidden, weight, targets);
+}
+
+TORCH_LIBRARY_IMPL(based, CUDA, m) {
+  m.impl("cross_entropy_forward", forward);
+  m.impl("token_log_probabilities", scores);
+}
 
 }  // namespace
 }  // namespace based::ops

@@ -63,6 +63,7 @@ struct Everything {
             conv_last,
             causal_attention(wide, wide, v, cu, cu, 17, 0.125),
             rms_norm(x, weight, 1e-5),
+            token_log_probabilities(x, x, at::arange(x.size(0), cu.options())),
             swiglu(h),
             rotary_(wide.flatten(1).clone(), positions, {wide.size(1), wide.size(2), 64}),
             taylor_attention_prefill(q, k, v, cu, state, slots),
