@@ -1,15 +1,36 @@
 #include "apps/command.h"
 #include "based/core/json.h"
-#include "based/models/language_model.h"
+#include "based/data/tokenizer.h"
+#include "based/models/tensor_view.h"
+#include "based/models/weights.h"
 
 namespace based::apps {
 namespace {
 
-void run(bool json, const std::string& name) {
-  if (!name.empty()) {
-    print_text(write_config(find_preset(name)).to_json() + "\n");
-    return;
-  }
+struct Options {
+  std::string name, out, tokenizer, dtype = "fp32";
+  int64_t seed = 0;
+  bool json = false;
+};
+
+// A model that has learnt nothing: for trying how fast and how large it is.
+void make_model(const Options& options) {
+  const torch::Dtype dtype = parse_float_type(options.dtype, "--dtype");
+  const ModelConfig& config = find_preset(options.name);
+  const auto tokenizer = make_tokenizer(options.tokenizer);
+  if (tokenizer->vocab_size() != config.vocab_size)
+    throw UsageError("--tokenizer " + options.tokenizer + ": has " + std::to_string(tokenizer->vocab_size()) + " tokens, " + options.name +
+                     " takes " + std::to_string(config.vocab_size));
+  if (path_exists(options.out)) throw UsageError("--out " + options.out + ": is there already; name a new folder");
+  torch::manual_seed(static_cast<uint64_t>(options.seed));
+  LanguageModel model(config);
+  model.to(dtype);
+  tokenizer->save(options.out);
+  save_model(model, options.out, tokenizer->hash());
+  print_line("a model of " + grouped(model.parameter_count()) + " parameters that has learnt nothing is in " + options.out);
+}
+
+void list(bool json) {
   Json list = Json::array();
   for (const auto& preset : presets()) {
     const int64_t parameters = parameter_count(preset.config);
@@ -28,16 +49,27 @@ void run(bool json, const std::string& name) {
   if (json) print_line(dump_json({{"presets", list}}));
 }
 
+void run(const Options& options) {
+  parse_float_type(options.dtype, "--dtype");
+  if (options.out.empty() != options.tokenizer.empty()) throw UsageError("--out and --tokenizer go together");
+  if (options.out.empty() && options.name.empty()) return list(options.json);
+  if (options.name.empty()) throw UsageError("--out needs the name of a preset");
+  options.out.empty() ? print_text(write_config(find_preset(options.name)).to_json() + "\n") : make_model(options);
+}
+
 void setup(CommandLine app) {
-  auto json = std::make_shared<bool>(false);
-  auto name = std::make_shared<std::string>();
-  app.add_option("name", *name, "print this preset's config.json");
-  app.add_flag("--json", *json, "for machines");
-  app.callback([json, name] { run(*json, *name); });
+  auto options = std::make_shared<Options>();
+  app.add_option("name", options->name, "print this preset's config.json");
+  app.add_option("--out", options->out, "instead: a new folder for a model of this preset with initial weights, to try its speed and size");
+  app.add_option("--tokenizer", options->tokenizer, "with --out: the tokenizer's folder, or 'bytes'");
+  app.add_option("--dtype", options->dtype, "with --out: fp32, bf16 or fp64");
+  app.add_option("--seed", options->seed, "with --out: of the weights");
+  app.add_flag("--json", options->json, "for machines");
+  app.callback([options] { run(*options); });
 }
 
 }  // namespace
 
-const Command command_presets{"presets", "List the model presets with their exact parameter counts", setup};
+const Command command_presets{"presets", "List the model presets with their exact parameter counts; make a fresh model of one", setup};
 
 }  // namespace based::apps

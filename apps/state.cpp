@@ -28,9 +28,9 @@ void save(const Options& options) {
   Session session(*loaded.model);
   session.append(ids);
   session.save(options.file, loaded.hash);
-  print_line(options.json ? dump_json({{"file", options.file}, {"tokens", ids.size()}, {"state_bytes", session.state().bytes()}})
+  print_line(options.json ? dump_json({{"file", options.file}, {"tokens", ids.size()}, {"state_bytes", session.state_bytes()}})
                           : "saved the state after " + grouped(static_cast<int64_t>(ids.size())) + " tokens (" +
-                                format_bytes(static_cast<double>(session.state().bytes())) + ") in " + options.file);
+                                format_bytes(static_cast<double>(session.state_bytes())) + ") in " + options.file);
 }
 
 // Restores the file into the model and shows the text that it stands for.

@@ -32,18 +32,14 @@ std::vector<Size> sizes(const Context& context) {
   return all;
 }
 
-// Texts of random words join in groups, so that no prefill needs more memory than steps do.
+// Every slot gets a text of random words.
 void fill(Engine& engine, const LanguageModel& model, const Size& size) {
-  constexpr int64_t most_tokens = 16384;
-  const int64_t group = std::max<int64_t>(1, most_tokens / size.context);
-  for (int64_t done = 0; done < size.batch; done += group) {
-    std::vector<std::vector<int64_t>> prompts;
-    for (int64_t row = done; row < std::min(done + group, size.batch); ++row) {
-      const torch::Tensor ids = random_ids(model, size.context).cpu();
-      prompts.emplace_back(ids.const_data_ptr<int64_t>(), ids.const_data_ptr<int64_t>() + size.context);
-    }
-    engine.join(prompts, SamplingOptions{1, 50, 0.95});
+  for (int64_t row = 0; row < size.batch; ++row) {
+    const torch::Tensor ids = random_ids(model, size.context).cpu();
+    const int64_t* id = ids.const_data_ptr<int64_t>();
+    engine.add(std::vector<int64_t>(id, id + size.context), {.sampling = {1, 50, 0.95}});
   }
+  engine.read();
 }
 
 Result measure(Context& context, const BenchModel& bench, const std::string& preset, const Size& size) {
@@ -58,7 +54,7 @@ Result measure(Context& context, const BenchModel& bench, const std::string& pre
   result.bound = "weights read once, state read, and written as often as it is";
   result.more = {{"batch", rows}, {"context", static_cast<double>(size.context)}, {"weight_bytes", weights}, {"fits", 1}};
   try {
-    Engine engine(*bench.model, size.batch, size.batch * (size.context + steps * (repeats + 1)));
+    Engine engine(*bench.model, {.slots = size.batch, .cache_tokens = size.batch * (size.context + steps * (repeats + 1))});
     result.floor = rows * rate / (weights + rows * state_traffic(engine.state(), size.context));
     fill(engine, *bench.model, size);
     const double seconds = median_seconds(

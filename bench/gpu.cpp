@@ -52,33 +52,43 @@ void run_prefill(Context& context) {
   }
 }
 
+// Every slot gets a text of 64 tokens.
+void fill(Engine& engine) {
+  std::vector<int64_t> prompt(64);
+  for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = (31 * static_cast<int64_t>(i) + 7 * engine.slots()) % 1000;
+  for (int64_t i = 0; i < engine.slots(); ++i) engine.add(prompt, {.sampling = {1, 50, 0.95}});
+  engine.read();
+}
+
+Result measure_decode(const BenchModel& bench, const EngineOptions& options, const std::string& headline, double copy) {
+  Engine engine(*bench.model, options);
+  fill(engine);
+  const auto each = [&](const std::function<void()>& body) { return median_seconds(body, 7) / static_cast<double>(kTimedSteps); };
+  const double seconds = each([&] {
+    engine.run(kTimedSteps);
+    torch::cuda::synchronize();
+  });
+  const double fetching = each([&] {
+    for (int64_t i = 0; i < kTimedSteps; ++i) engine.step();
+  });
+  const auto rows = static_cast<double>(options.slots);
+  Result result =
+      rate(headline, "decode B=" + std::to_string(options.slots) + ", top-k top-p" + (options.decode.invariant ? ", invariant" : ""), bench,
+           rows, seconds, (weight_bytes(*bench.model) + rows * state_traffic(engine.state(), 0)) / copy,
+           "weights read once, state read, and written as often as it is, at the copy rate");
+  result.more["ms_with_tokens_fetched"] = fetching * 1e3;  // the host waits for the tokens of each step
+  return result;
+}
+
 void run_decode(Context& context) {
   const double copy = context.ceilings.copy_gb_s() * 1e9;
   for (const std::string& preset :
        context.quick ? std::vector<std::string>{"based-demo"} : std::vector<std::string>{"based-360m", "based-1.4b"}) {
     const BenchModel bench = verified_preset(context, preset);
-    for (const int64_t batch : context.quick ? std::vector<int64_t>{4} : std::vector<int64_t>{1, 16, 128, 256, 512}) {
-      Engine engine(*bench.model, batch);
-      std::vector<std::vector<int64_t>> prompts(static_cast<size_t>(batch), std::vector<int64_t>(64));
-      for (auto& prompt : prompts)
-        for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int64_t>((31 * i + 7 * prompts.size()) % 1000);
-      engine.join(prompts, SamplingOptions{1, 50, 0.95});
-      const auto each = [&](const std::function<void()>& body) { return median_seconds(body, 7) / static_cast<double>(kTimedSteps); };
-      const double seconds = each([&] {
-        engine.run(kTimedSteps);
-        torch::cuda::synchronize();
-      });
-      const double fetching = each([&] {
-        for (int64_t i = 0; i < kTimedSteps; ++i) engine.step();
-      });
-      const double rows = static_cast<double>(batch);
-      Result result =
-          rate("decode_" + short_name(preset) + "_b" + std::to_string(batch), "decode B=" + std::to_string(batch) + ", top-k top-p", bench,
-               rows, seconds, (weight_bytes(*bench.model) + rows * state_traffic(engine.state(), 0)) / copy,
-               "weights read once, state read, and written as often as it is, at the copy rate");
-      result.more["ms_with_tokens_fetched"] = fetching * 1e3;  // the host waits for the tokens of each step
-      context.add(std::move(result));
-    }
+    const std::string name = "decode_" + short_name(preset) + "_b";
+    for (const int64_t batch : context.quick ? std::vector<int64_t>{4} : std::vector<int64_t>{1, 16, 128, 256, 512})
+      context.add(measure_decode(bench, {.slots = batch}, name + std::to_string(batch), copy));
+    context.add(measure_decode(bench, {.slots = 128, .decode = {.invariant = true}}, name + "128_invariant", copy));
   }
 }
 

@@ -1,46 +1,82 @@
 #include "based/eval/perplexity.h"
 
+#include <algorithm>
 #include <cmath>
+#include <set>
+#include <span>
 
+#include "based/generate/engine.h"
 #include "based/models/limits.h"
 
 namespace based {
+namespace {
+
+// The contexts of all documents, one after the other.
+class Contexts {
+ public:
+  Contexts(const std::vector<std::vector<int64_t>>& documents, int64_t length) : documents_(documents), length_(length) {}
+
+  // The next one that predicts anything; empty: there are no more.
+  std::span<const int64_t> next() {
+    for (; document_ < documents_.size(); ++document_, at_ = 0) {
+      const std::vector<int64_t>& ids = documents_[document_];
+      const auto size = static_cast<int64_t>(ids.size());
+      if (at_ + 1 >= size) continue;
+      const int64_t begin = at_, end = length_ > 0 ? std::min(size, begin + length_) : size;
+      at_ = end;
+      return std::span(ids).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+    }
+    return {};
+  }
+
+ private:
+  const std::vector<std::vector<int64_t>>& documents_;
+  int64_t length_, at_ = 0;
+  size_t document_ = 0;
+};
+
+}  // namespace
 
 double Perplexity::value() const { return tokens > 0 ? std::exp(nats / static_cast<double>(tokens)) : std::nan(""); }
 
-Perplexity measure_perplexity(LanguageModel& model, const std::vector<int64_t>& ids, const PerplexityOptions& options,
+Perplexity measure_perplexity(LanguageModel& model, const std::vector<std::vector<int64_t>>& documents, const PerplexityOptions& options,
                               const std::function<bool(int64_t)>& progress) {
-  const torch::NoGradGuard no_grad;
-  const int64_t count = static_cast<int64_t>(ids.size()), context = options.context > 0 ? options.context : count;
-  require_ids(model.config(), ids, "the text");
-  require_positions(model.config(), std::min(context, count), "the context");
-  const Tensor all = torch::tensor(ids), slot = torch::tensor({int64_t{0}});
-  ModelState state = model.make_state(1);
-  Perplexity sum;
-  int64_t seen = 0;  // tokens of this context that the state holds
-  for (int64_t at = 0; at + 1 < count;) {
-    if (seen == context) {
-      state.zero(slot);
-      seen = 0;
-    }
-    const int64_t length = std::min({options.piece, context - seen, count - at});
-    const Tensor hidden = model.prefill(all.narrow(0, at, length), Sequences::equal(1, length), state, slot);
-    // The last token of a context predicts nothing: the one after it starts anew.
-    const int64_t predicted = std::min(seen + length == context ? length - 1 : length, count - 1 - at);
-    if (predicted > 0) {
-      const Tensor loss = model.cross_entropy(hidden.narrow(0, 0, predicted), all.narrow(0, at + 1, predicted));
-      const double nats = loss.item<double>();
-      if (!std::isfinite(nats)) {
-        throw Error(options.model + ": the loss of tokens " + std::to_string(at) + " to " + std::to_string(at + length) +
-                    " is not finite; the weights may be damaged, or the training diverged");
-      }
-      sum.nats += nats * static_cast<double>(predicted);
-      sum.tokens += predicted;
-    }
-    at += length;
-    seen += length;
-    if (progress && !progress(at)) break;
+  Engine engine(model, {.slots = options.batch > 0          ? options.batch
+                                 : model.device().is_cuda() ? 64
+                                                            : 8,
+                        .prefill_tokens = model.device().is_cuda() ? 32768 : 2048,
+                        .decode = {.steps = Steps::plain}});
+  for (const auto& document : documents) {
+    const auto size = static_cast<int64_t>(document.size());
+    require_positions(model.config(), options.context > 0 ? std::min(options.context, size) : size, options.model + ": a context");
   }
+  Contexts contexts(documents, options.context);
+  Perplexity sum;
+  std::set<int64_t> under_way;
+  const auto add = [&] {
+    const std::span<const int64_t> ids = contexts.next();
+    if (!ids.empty()) under_way.insert(engine.add(std::vector<int64_t>(ids.begin(), ids.end()), {.max_tokens = 0, .scores = true}));
+    return !ids.empty();
+  };
+  const auto take = [&](int64_t sequence) {
+    const std::vector<float>& scores = engine.scores(sequence);
+    for (const float log_probability : scores) sum.nats -= log_probability;
+    sum.tokens += static_cast<int64_t>(scores.size());
+    if (!std::isfinite(sum.nats))
+      throw Error(options.model + ": a token's probability is not a number; the weights may be damaged, or the training diverged");
+  };
+  while (static_cast<int64_t>(under_way.size()) < 2 * engine.slots() && add()) {}
+  bool goes_on = true;
+  while (goes_on && !engine.idle()) {
+    for (const Engine::Drawn& ended : engine.step()) {
+      take(ended.sequence);
+      engine.remove(ended.sequence);
+      under_way.erase(ended.sequence);
+      add();
+    }
+    goes_on = !progress || progress(engine.tokens_read());
+  }
+  for (const int64_t sequence : under_way) take(sequence);  // as far as they came
   return sum;
 }
 

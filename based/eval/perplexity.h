@@ -1,4 +1,4 @@
-// How well a model predicts a text: exp of the mean negative log likelihood of its tokens.
+// How well a model predicts texts: exp of the mean negative log likelihood of their tokens.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -10,9 +10,9 @@
 namespace based {
 
 struct PerplexityOptions {
-  int64_t context = 0;              // forget everything after this many tokens; 0: one state carried over the whole text
+  int64_t context = 0;              // forget everything after this many tokens; 0: one state over each document
+  int64_t batch = 0;                // documents, or contexts of one, that are read side by side; 0: 8 on the CPU, 64 on a GPU
   std::string model = "the model";  // its name, for messages
-  int64_t piece = 1024;             // tokens that go through the parallel form at once; bounds memory, does not change the result
 };
 
 struct Perplexity {
@@ -21,9 +21,10 @@ struct Perplexity {
   double value() const;
 };
 
-// Throws Error, before anything runs, where a context is longer than the positions that the model learns, and where the loss is not finite.
-// `progress` is told the tokens done; returning false stops and gives what was summed.
-Perplexity measure_perplexity(LanguageModel& model, const std::vector<int64_t>& ids, const PerplexityOptions& options,
+// Of documents that know nothing of each other, on the model's device. `progress` is told the tokens done; returning false stops and gives
+// what was summed. Throws Error for a context longer than the model has positions, and where a
+// token's probability is not a number.
+Perplexity measure_perplexity(LanguageModel& model, const std::vector<std::vector<int64_t>>& documents, const PerplexityOptions& options,
                               const std::function<bool(int64_t)>& progress = {});
 
 }  // namespace based

@@ -15,6 +15,7 @@
 #include "based/core/random.h"
 #include "based/core/text.h"
 #include "based/experiments/results_version.h"
+#include "based/generate/engine.h"
 #include "based/models/weights.h"
 
 namespace based {
@@ -253,21 +254,33 @@ bool run_point(const MqarSweep& sweep, const MqarPoint& point, const Data& data,
 }  // namespace
 
 MqarRecall measure_recall(LanguageModel& model, const std::vector<MqarData>& test, int64_t batch) {
-  const torch::NoGradGuard no_grad;
   model.eval();
   MqarRecall recall;
   double examples = 0;
   for (const auto& segment : test) check_positions(model.config(), segment.length);
   for (const auto& segment : test) {
-    int64_t hits = 0, labels = 0;
-    for (int64_t first = 0; first < segment.examples; first += batch) {
-      const Batch rows = batch_of(segment, first, std::min(batch, segment.examples - first));
-      const Tensor at = (rows.labels != kNoLabel).nonzero().squeeze(1);
-      const Tensor hidden = model.forward(rows.ids, rows.rows).index_select(0, at);
-      const auto [best, said] = model.logits(hidden).max(1);
-      if (!best.isfinite().all().item<bool>()) throw Error("the recall cannot be measured: what the model says is not finite");
-      hits += (said == rows.labels.index_select(0, at)).sum().item<int64_t>();
-      labels += at.size(0);
+    Engine engine(model, {.slots = batch, .prefill_tokens = batch * segment.length, .decode = {.steps = Steps::plain}});
+    int64_t hits = 0, labels = 0, next = 0;
+    std::map<int64_t, int64_t> examples_of;  // of the engine's sequences
+    while (next < segment.examples || !engine.idle()) {
+      for (; next < segment.examples && static_cast<int64_t>(examples_of.size()) < batch; ++next) {
+        const auto first = segment.inputs.begin() + next * segment.length;
+        std::vector<int64_t> text(first, first + segment.length);
+        text.push_back(0);  // an engine reads all tokens but the last
+        examples_of[engine.add(std::move(text), {.max_tokens = 0, .predictions = true})] = next;
+      }
+      for (const Engine::Drawn& ended : engine.step()) {
+        const int32_t* label = segment.labels.data() + examples_of.at(ended.sequence) * segment.length;
+        const std::vector<int64_t>& predictions = engine.predictions(ended.sequence);
+        for (int64_t t = 0; t < segment.length; ++t) {
+          if (label[t] == kNoLabel) continue;
+          const int64_t said = predictions[static_cast<size_t>(t)];
+          if (said < 0) throw Error("the recall cannot be measured: what the model says is not finite");
+          ++labels, hits += said == label[t];
+        }
+        engine.remove(ended.sequence);
+        examples_of.erase(ended.sequence);
+      }
     }
     recall.segments.push_back(static_cast<double>(hits) / static_cast<double>(std::max<int64_t>(labels, 1)));
     recall.mean += recall.segments.back() * static_cast<double>(segment.examples);

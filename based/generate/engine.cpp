@@ -1,159 +1,486 @@
 #include "based/generate/engine.h"
 
 #include <algorithm>
+#include <utility>
 
-#include "based/ops/recorded_step.h"
+#include "based/models/limits.h"
+#include "based/ops/transfer.h"
 
 namespace based {
 
-Engine::Engine(LanguageModel& model, int64_t slots, int64_t max_tokens) : model_(model) {
-  if (slots < 1) throw UsageError("an engine needs at least one slot, got " + std::to_string(slots));
+int64_t default_prefill_tokens(torch::Device device) { return device.is_cuda() ? 8192 : 2048; }
+
+Engine::Engine(LanguageModel& model, const EngineOptions& options)
+    : model_(model),
+      prefill_tokens_(options.prefill_tokens > 0 ? options.prefill_tokens : default_prefill_tokens(model.device())),
+      alone_(options.decode.invariant),
+      ahead_(options.ahead),
+      patience_(options.patience) {
+  if (options.slots < 1) throw UsageError("an engine needs at least one slot, got " + std::to_string(options.slots));
+  if (options.cache_tokens < 0 || options.prefill_tokens < 0) throw UsageError("an engine's numbers of tokens must not be negative");
   const torch::InferenceMode inference;
-  state_ = model.make_state(slots);
-  if (state_.grows()) {
-    if (max_tokens < 1)
-      throw UsageError("the model's state grows with the text: max_tokens must say how many tokens all texts may have, got " +
-                       std::to_string(max_tokens));
-    pages_.emplace(slots, max_tokens, model.device());
+  DecodeOptions decode = options.decode;
+  const int64_t width = DecodeStep::width(options.slots, decode, model.device());
+  state_ = model.make_state(width);
+  if (state_.grows() && options.cache_tokens > 0) {
+    pages_.emplace(width, options.cache_tokens, model.device());
     state_.use_pages(pages_->pages(), pages_->size());
+  } else if (state_.grows()) {
+    decode.steps = Steps::plain;
   }
-  model.prepare_for_steps(state_);
-  const auto ids = torch::dtype(torch::kInt64).device(model.device());
-  const auto reals = torch::dtype(torch::kFloat).device(model.device());
-  all_slots_ = torch::arange(slots, ids);
-  last_ = torch::zeros({slots}, ids);
-  options_ = {
-      state_.position(),           torch::zeros({slots}, ids),
-      torch::zeros({slots}, ids),  torch::zeros({slots}, reals),
-      torch::ones({slots}, reals), torch::zeros({slots}, reals),
-      torch::ones({slots}, reals), torch::zeros({slots, kernels::sample_seen_words(model.config().vocab_size)}, ids.dtype(torch::kInt))};
-  taken_.resize(static_cast<size_t>(slots));
-  record_step();
+  owner_.assign(static_cast<size_t>(options.slots), -1);
+  decode_ = std::make_unique<DecodeStep>(model, state_, decode);
+  if (decode_->recorded() && slots() > 1 && !pages_) warm_up();
 }
 
-void Engine::record_step() {
-  step_ = record(model_.device(), [this] {
-    const ops::RecordedStep recorded;
-    const Tensor logits = model_.logits(model_.step(last_, state_, all_slots_));
-    ops::sample_(last_, logits.narrow(1, 0, model_.config().vocab_size), options_);
-  });
-  state_.zero(all_slots_);
-  last_.zero_();
+// Whatever a GPU loads and allocates when it first reads prompts is there before the first ones come.
+void Engine::warm_up() {
+  std::vector<int64_t> slots, starts{0};
+  for (int64_t slot = 0; slot < this->slots(); ++slot) {
+    slots.push_back(slot);
+    starts.push_back(starts.back() + std::max<int64_t>(1, prefill_tokens_ / this->slots()));
+  }
+  const Tensor ids = torch::zeros({starts.back()}, torch::dtype(torch::kInt64).device(model_.device())), all = on_device(slots);
+  model_.prefill_last(ids, Sequences::packed(starts, starts.back(), model_.device()), state_, all);
+  state_.zero(all);
 }
 
 int64_t Engine::state_bytes() const { return state_.bytes() + (pages_ ? static_cast<int64_t>(pages_->pages().table.nbytes()) : 0); }
 
-int64_t Engine::free_slots() const { return std::count(taken_.begin(), taken_.end(), false); }
+int64_t Engine::free_slots() const { return std::count(owner_.begin(), owner_.end(), -1); }
 
-void Engine::set_options(const Tensor& slots, const SamplingOptions& options) {
-  options_.seed.index_fill_(0, slots, options.seed);
-  options_.top_k.index_fill_(0, slots, options.top_k);
-  options_.temperature.index_fill_(0, slots, options.temperature);
-  options_.top_p.index_fill_(0, slots, options.top_p);
-  options_.min_p.index_fill_(0, slots, options.min_p);
-  options_.penalty.index_fill_(0, slots, options.repetition_penalty);
+Tensor Engine::on_device(const std::vector<int64_t>& values) const {
+  return ops::to_device(torch::tensor(values, torch::kInt64), model_.device());
 }
 
-void Engine::set_seen(const Tensor& slots, const std::vector<std::vector<int64_t>>& prompts) {
-  const int64_t words = options_.seen.size(1);
-  const Tensor seen = torch::zeros({static_cast<int64_t>(prompts.size()), words}, torch::kInt);
-  auto* row = reinterpret_cast<uint32_t*>(seen.mutable_data_ptr<int32_t>());
-  for (const auto& prompt : prompts) {
-    for (const int64_t id : prompt) kernels::sample_set_seen(row, id);
-    row += words;
-  }
-  options_.seen.index_copy_(0, slots, seen.to(slots.device()));
+Engine::Sequence& Engine::find(int64_t sequence) {
+  const auto found = sequences_.find(sequence);
+  if (found == sequences_.end()) throw Error("engine: no sequence " + std::to_string(sequence));
+  return found->second;
 }
 
-std::vector<int64_t> Engine::check_prompts(const std::vector<std::vector<int64_t>>& prompts) const {
-  if (static_cast<int64_t>(prompts.size()) > free_slots())
-    throw Error("engine: " + std::to_string(prompts.size()) + " texts for " + std::to_string(free_slots()) + " free slots");
-  int64_t tokens = 0;
-  for (const auto& prompt : prompts) {
-    if (prompt.empty()) throw Error("engine: generation needs at least one token of prompt");
-    for (const int64_t id : prompt)
-      if (id < 0 || id >= model_.config().vocab_size)
-        throw Error("token id " + std::to_string(id) + " is outside the vocabulary of " + std::to_string(model_.config().vocab_size));
-    tokens += static_cast<int64_t>(prompt.size());
-  }
-  if (pages_ && tokens > pages_->free_tokens())
-    throw UsageError("the prompts have " + std::to_string(tokens) + " tokens, and of the engine's max_tokens " +
-                     std::to_string(pages_->free_tokens()) + " are free: give a larger max_tokens, or let texts leave first");
-  std::vector<int64_t> chosen;
-  for (int64_t slot = 0; slot < slots() && chosen.size() < prompts.size(); ++slot)
-    if (!taken_[static_cast<size_t>(slot)]) chosen.push_back(slot);
-  return chosen;
+// --- sequences come and go
+
+// From token `from` on. The last one needs no position until a step reads it.
+void Engine::check_text(const std::vector<int64_t>& text, size_t from) const {
+  const auto tokens = static_cast<int64_t>(text.size());
+  if (text.empty()) throw Error("generation needs at least one token of prompt");
+  require_ids(model_.config(), std::span(text).subspan(from), "the text");
+  require_positions(model_.config(), tokens - 1, "the text");
+  if (pages_ && tokens - 1 > pages_->max_tokens())
+    throw Error("a text of " + std::to_string(tokens) + " tokens, where the cache of all sequences has room for " +
+                std::to_string(pages_->max_tokens()) + ": give it more tokens");
 }
 
-void Engine::read_prompts(const std::vector<std::vector<int64_t>>& prompts, const Tensor& slots) {
-  std::vector<int64_t> ids, last, starts{0};
-  for (const auto& prompt : prompts) {
-    ids.insert(ids.end(), prompt.begin(), prompt.end() - 1);  // the last one is the first step's
-    last.push_back(prompt.back());
-    starts.push_back(static_cast<int64_t>(ids.size()));
-  }
-  const torch::Device device = model_.device();
-  state_.zero(slots);
-  const auto tokens = static_cast<int64_t>(ids.size());
-  if (tokens > 0) model_.prefill_last(torch::tensor(ids).to(device), Sequences::packed(starts, tokens, device), state_, slots);
-  last_.index_copy_(0, slots, torch::tensor(last).to(device));
+int64_t Engine::add_sequence(Sequence sequence) {
+  check_sampling_options(sequence.options.sampling);
+  if (sequence.options.max_tokens < -1)
+    throw UsageError("max_tokens must be -1 or more, got " + std::to_string(sequence.options.max_tokens));
+  check_text(sequence.text, 0);
+  sequences_.emplace(next_, std::move(sequence));
+  waiting_.push_back(next_);
+  return next_++;
 }
 
-std::vector<int64_t> Engine::join(const std::vector<std::vector<int64_t>>& prompts, const SamplingOptions& options) {
-  check_sampling_options(options);
-  if (prompts.empty()) return {};
-  const std::vector<int64_t> chosen = check_prompts(prompts);
+int64_t Engine::add(std::vector<int64_t> text, const SequenceOptions& options) {
+  Sequence sequence;
+  sequence.options = options;
+  sequence.text = std::move(text);
+  return add_sequence(std::move(sequence));
+}
+
+int64_t Engine::add(SequenceState from, const SequenceOptions& options) {
+  Sequence sequence;
+  sequence.options = options;
+  sequence.text = std::move(from.ids);
+  sequence.seen = from.state.position()[0].item<int64_t>();
+  if (sequence.seen < 0 || sequence.unread() < 0)
+    throw Error("a state that has seen " + std::to_string(sequence.seen) + " tokens, where its text has " +
+                std::to_string(sequence.text.size()));
+  if (sequence.seen > 0) sequence.held = std::move(from.state);
+  return add_sequence(std::move(sequence));
+}
+
+void Engine::extend(int64_t id, const std::vector<int64_t>& more) {
+  land_early();
+  Sequence& sequence = find(id);
+  if (sequence.finish != Finish::none) throw Error("engine: sequence " + std::to_string(id) + " has ended");
+  std::vector<int64_t> text = sequence.text;
+  text.insert(text.end(), more.begin(), more.end());
+  check_text(text, sequence.text.size());
+  sequence.text = std::move(text);
+  if (sequence.reads || more.empty()) return;  // it waits already
+  sequence.reads = true;
+  --going_on_;
+  waiting_.push_front(id);
+  if (!decode_->recorded()) return;
+  sequence.held = extract(sequence.slot, sequence.seen);  // a recorded step would step its slot, too
+  release_slot(sequence);
+}
+
+void Engine::set_sampling(int64_t id, const SamplingOptions& sampling) {
+  check_sampling_options(sampling);
+  Sequence& sequence = find(id);
+  if (sequence.options.sampling == sampling) return;
+  land_early();
+  sequence.options.sampling = sampling;
   const torch::InferenceMode inference;
-  const Tensor slots = torch::tensor(chosen).to(model_.device());
-  for (size_t i = 0; pages_ && i < chosen.size(); ++i) pages_->hold(chosen[i], static_cast<int64_t>(prompts[i].size()) - 1);
-  if (pages_) pages_->upload();
-  try {
-    read_prompts(prompts, slots);
-  } catch (...) {  // out of memory
-    for (size_t i = 0; pages_ && i < chosen.size(); ++i) pages_->release(chosen[i]);
-    throw;
+  if (sequence.slot >= 0) decode_->set_sampling({sequence.slot}, {sampling});
+}
+
+void Engine::end(int64_t id) {
+  if (find(id).options.keep_state) land_early();
+  finish_sequence(find(id), Finish::stop);
+}
+
+void Engine::remove(int64_t id) {
+  Sequence& sequence = find(id);
+  sequence.options.keep_state = false;
+  finish_sequence(sequence, Finish::stop);
+  sequences_.erase(id);
+}
+
+void Engine::finish_sequence(Sequence& sequence, Finish why) {
+  if (sequence.finish != Finish::none) return;
+  sequence.finish = why;
+  const bool keeps = sequence.options.keep_state && why != Finish::not_finite;
+  if (sequence.slot >= 0 && owner_[static_cast<size_t>(sequence.slot)] == staged_ && staged_ >= 0) {
+    if (keeps) sequence.held = staging_.extract(0);
+    staged_ = -1;
+  } else if (sequence.slot >= 0 && keeps) {
+    sequence.held = extract(sequence.slot, sequence.seen);
+  } else if (!keeps) {
+    sequence.held.reset();
   }
-  set_options(slots, options);
-  set_seen(slots, prompts);
-  for (const int64_t slot : chosen) taken_[static_cast<size_t>(slot)] = true;
-  return chosen;
+  if (sequence.reads) {
+    std::erase_if(waiting_, [&](int64_t id) { return &sequences_.at(id) == &sequence; });
+  } else {
+    --going_on_;
+  }
+  release_slot(sequence);
 }
 
-void Engine::leave(int64_t slot) {
-  BASED_ASSERT(slot >= 0 && slot < slots());
-  taken_[static_cast<size_t>(slot)] = false;
-  if (pages_) pages_->release(slot);
+void Engine::release_slot(Sequence& sequence) {
+  if (sequence.slot < 0) return;
+  owner_[static_cast<size_t>(sequence.slot)] = -1;
+  if (pages_) pages_->release(sequence.slot);
+  reserved_ -= std::exchange(sequence.reserved, 0);
+  sequence.slot = -1;
 }
 
-void Engine::give_pages() {
-  const int64_t texts = slots() - free_slots();
-  if (texts > pages_->free_tokens())
-    throw UsageError("the engine's texts have max_tokens tokens, and " + std::to_string(texts) +
-                     " more do not fit: give a larger max_tokens, or let a text leave");
-  for (int64_t slot = 0; slot < slots(); ++slot)
-    if (taken_[static_cast<size_t>(slot)]) pages_->hold(slot, pages_->tokens(slot) + 1);
-  pages_->upload();
+ModelState Engine::extract(int64_t slot, int64_t tokens) {
+  const torch::InferenceMode inference;
+  model_.flush(state_, on_device({slot}));
+  ModelState one = state_.extract(slot);
+  one.trim(tokens);
+  return one;
+}
+
+SequenceState Engine::snapshot(int64_t id) {
+  land_early();
+  Sequence& sequence = find(id);
+  const torch::InferenceMode inference;
+  if (id == staged_) return {sequence.text, staging_.extract(0)};
+  if (sequence.slot >= 0) return {sequence.text, extract(sequence.slot, sequence.seen)};
+  if (sequence.held) return {sequence.text, sequence.held->extract(0)};
+  if (sequence.finish != Finish::none) throw Error("engine: sequence " + std::to_string(id) + " has ended, and its state was not kept");
+  return {sequence.text, model_.make_state(1)};
+}
+
+// --- reading
+
+// A slot, and room in the cache for all that the sequence may need, where that is known; false: there is none yet.
+bool Engine::give_slot(int64_t id, Sequence& sequence) {
+  const auto tokens = static_cast<int64_t>(sequence.text.size());
+  const int64_t to_draw = std::max<int64_t>(1, sequence.options.max_tokens - sequence.drawn);
+  if (pages_ && !reserve(sequence, std::min(tokens - 1 + to_draw, pages_->max_tokens()))) return false;
+  if (sequence.slot < 0) {
+    const auto free = std::find(owner_.begin(), owner_.end(), -1);
+    BASED_ASSERT(free != owner_.end());
+    sequence.slot = free - owner_.begin();
+    *free = id;
+  }
+  if (pages_) pages_->hold(sequence.slot, tokens - 1);
+  return true;
+}
+
+bool Engine::reserve(Sequence& sequence, int64_t tokens) {
+  const int64_t more = tokens - sequence.reserved;
+  if (reserved_ + more > pages_->max_tokens()) return false;
+  reserved_ += more;
+  sequence.reserved = tokens;
+  return true;
+}
+
+// The state of sequences that lay in no slot.
+void Engine::put_into_slots(const std::vector<Sequence*>& sequences) {
+  std::vector<int64_t> fresh;
+  for (const Sequence* one : sequences)
+    if (one->seen == 0) fresh.push_back(one->slot);
+  if (!fresh.empty()) state_.zero(on_device(fresh));
+  for (Sequence* one : sequences) {
+    if (one->held) state_.insert(*one->held, one->slot);
+    one->held.reset();
+  }
+}
+
+// The probabilities of the tokens behind those that are being read, of the sequences that keep them: `hidden` is of all tokens read, and
+// `tokens` how many are of each sequence.
+void Engine::keep_scores(const Tensor& hidden, const std::vector<Sequence*>& sequences, const std::vector<int64_t>& tokens) {
+  std::vector<int64_t> rows, targets;
+  for (int64_t i = 0, row = 0; i < static_cast<int64_t>(sequences.size()); row += tokens[i++])
+    for (int64_t t = 0; sequences[i]->options.scores && t < tokens[i]; ++t) {
+      rows.push_back(row + t);
+      targets.push_back(sequences[i]->text[sequences[i]->seen + t + 1]);
+    }
+  const bool all = static_cast<int64_t>(rows.size()) == hidden.size(0);
+  const Tensor chosen = all ? hidden : hidden.index_select(0, on_device(rows));
+  const Tensor scores = model_.token_log_probabilities(chosen, on_device(targets)).to(torch::kCPU, torch::kFloat);
+  const float* score = scores.const_data_ptr<float>();
+  for (size_t i = 0; i < sequences.size(); ++i)
+    if (sequences[i]->options.scores) {
+      sequences[i]->scores.insert(sequences[i]->scores.end(), score, score + tokens[i]);
+      score += tokens[i];
+    }
+}
+
+// Likewise, the most likely tokens; their logits exist so many rows at a time.
+void Engine::keep_predictions(const Tensor& hidden, const std::vector<Sequence*>& sequences, const std::vector<int64_t>& tokens) {
+  constexpr int64_t rows_at_once = 4096;
+  std::vector<Tensor> parts;
+  for (int64_t row = 0; row < hidden.size(0); row += rows_at_once) {
+    const Tensor some = hidden.narrow(0, row, std::min(rows_at_once, hidden.size(0) - row));
+    const auto [best, token] = model_.logits(some).narrow(1, 0, model_.config().vocab_size).max(1);
+    parts.push_back(token.masked_fill(best.isfinite().logical_not(), -1));
+  }
+  const Tensor all = torch::cat(parts).cpu();
+  const int64_t* token = all.const_data_ptr<int64_t>();
+  for (size_t i = 0; i < sequences.size(); token += tokens[i++])
+    if (sequences[i]->options.predictions) sequences[i]->predictions.insert(sequences[i]->predictions.end(), token, token + tokens[i]);
+}
+
+// Up to `most_tokens` more tokens of each of the sequences, into these slots of a state.
+void Engine::read_pieces(ModelState& state, const std::vector<int64_t>& slots, const std::vector<Sequence*>& sequences,
+                         int64_t most_tokens) {
+  std::vector<int64_t> ids, starts{0}, some, tokens;
+  bool scores = false, predictions = false;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const Sequence& one = *sequences[i];
+    tokens.push_back(std::min(one.unread(), most_tokens));
+    if (tokens.back() == 0) continue;
+    ids.insert(ids.end(), one.text.begin() + one.seen, one.text.begin() + one.seen + tokens.back());
+    starts.push_back(static_cast<int64_t>(ids.size()));
+    some.push_back(slots[i]);
+    scores = scores || one.options.scores;
+    predictions = predictions || one.options.predictions;
+  }
+  if (some.empty()) return;
+  tokens_read_ += static_cast<int64_t>(ids.size());
+  const Sequences rows = Sequences::packed(starts, static_cast<int64_t>(ids.size()), model_.device());
+  const Tensor read = on_device(ids), into = on_device(some);
+  if (scores || predictions) {
+    const Tensor hidden = model_.prefill(read, rows, state, into);
+    if (scores) keep_scores(hidden, sequences, tokens);
+    if (predictions) keep_predictions(hidden, sequences, tokens);
+  } else {
+    model_.prefill_last(read, rows, state, into);
+  }
+  for (size_t i = 0; i < sequences.size(); ++i) sequences[i]->seen += tokens[i];
+}
+
+// What has been read goes on with steps.
+void Engine::start(const std::vector<Sequence*>& sequences) {
+  std::vector<int64_t> slots;
+  std::vector<SamplingOptions> sampling;
+  std::vector<const std::vector<int64_t>*> texts;
+  for (Sequence* one : sequences) {
+    if (one->unread() > 0) continue;
+    one->reads = false;
+    ++going_on_;
+    slots.push_back(one->slot), sampling.push_back(one->options.sampling), texts.push_back(&one->text);
+  }
+  if (slots.empty()) return;
+  decode_->set_sampling(slots, sampling);
+  decode_->set_texts(slots, texts);
+}
+
+// Sequences that have slots; on the way nothing of them may be lost, whatever runs out.
+void Engine::read_together(const std::vector<int64_t>& ids, int64_t most_tokens) {
+  std::vector<Sequence*> sequences;
+  std::vector<int64_t> slots;
+  for (const int64_t id : ids) sequences.push_back(&sequences_.at(id)), slots.push_back(sequences.back()->slot);
+  if (pages_) pages_->upload();
+  put_into_slots(sequences);
+  read_pieces(state_, slots, sequences, most_tokens);
+  start(sequences);
+}
+
+void Engine::stage(int64_t id, Sequence& sequence) {
+  staged_ = id;
+  staging_ = model_.make_state(1);
+  if (sequence.held) staging_.insert(*sequence.held, 0);
+  sequence.held.reset();
+}
+
+// The next piece of the staged sequence, which goes to its slot behind the last one. What is left of the budget.
+int64_t Engine::read_staged(int64_t budget) {
+  if (staged_ < 0) return budget;
+  Sequence& sequence = sequences_.at(staged_);
+  const int64_t before = sequence.seen;
+  read_pieces(staging_, {0}, {&sequence}, budget);
+  if (sequence.unread() == 0) {
+    if (pages_) pages_->upload();
+    staging_.trim(sequence.seen);
+    state_.insert(staging_, sequence.slot);
+    staging_ = {};
+    staged_ = -1;
+    start({&sequence});
+  }
+  return budget - (sequence.seen - before);
+}
+
+bool Engine::read_some() {
+  const int64_t begun = prefill_tokens_;
+  int64_t budget = read_staged(begun);
+  std::vector<int64_t> together;
+  while (!waiting_.empty() && budget > 0) {
+    const int64_t id = waiting_.front();
+    Sequence& sequence = sequences_.at(id);
+    // Pieces that begin at multiples of prefill_tokens_ are the same whatever else was read.
+    const int64_t first = alone_ ? prefill_tokens_ - sequence.seen % prefill_tokens_ : budget;
+    const bool whole = sequence.unread() <= first;
+    if (!whole && !alone_ && budget < begun) break;
+    if (!whole && decode_->recorded() && staged_ >= 0) break;
+    if ((sequence.slot < 0 && free_slots() == 0) || !give_slot(id, sequence)) break;
+    budget -= std::min(sequence.unread(), first);
+    if (!whole && decode_->recorded()) {
+      waiting_.pop_front();
+      stage(id, sequence);
+      read_staged(first);
+      continue;
+    }
+    if (whole) waiting_.pop_front();
+    together.push_back(id);
+    if (!alone_ && whole) continue;
+    read_together(together, first);
+    together.clear();
+  }
+  if (!together.empty()) read_together(together, begun);
+  return budget < begun;
+}
+
+bool Engine::can_wait() {
+  if (patience_ == 0 || going_on_ == 0 || staged_ >= 0) return false;
+  unused_ += std::min(free_slots(), static_cast<int64_t>(waiting_.size()));
+  if (unused_ < patience_ * slots()) return true;
+  unused_ = 0;
+  return false;
+}
+
+void Engine::read() {
+  const torch::InferenceMode inference;
+  while (read_some()) {}
+}
+
+// --- steps
+
+// Those that can take another token; the others end.
+std::vector<int64_t> Engine::slots_to_step() {
+  std::vector<int64_t> slots;
+  const int64_t positions = model_.config().max_positions;
+  for (size_t slot = 0; slot < owner_.size(); ++slot) {
+    if (owner_[slot] < 0) continue;
+    Sequence& sequence = sequences_.at(owner_[slot]);
+    if (sequence.reads) continue;
+    Finish why = Finish::none;
+    if (sequence.options.max_tokens == sequence.drawn) why = Finish::length;
+    if (positions > 0 && sequence.seen >= positions) why = Finish::positions;
+    const int64_t after = sequence.seen + 1;
+    if (why == Finish::none && pages_ && after > sequence.reserved && !reserve(sequence, after)) why = Finish::cache_full;
+    if (why != Finish::none) {
+      drawn_.push_back({owner_[slot], -1, 0, why});
+      finish_sequence(sequence, why);
+      continue;
+    }
+    if (pages_) pages_->hold(static_cast<int64_t>(slot), after);
+    slots.push_back(static_cast<int64_t>(slot));
+  }
+  if (pages_) pages_->upload();
+  return slots;
+}
+
+// A recorded step steps idle slots, too: their positions must stay among those that the model has.
+void Engine::rewind_others(const std::vector<int64_t>& slots) {
+  std::vector<int64_t> others;
+  for (int64_t slot = 0; slot < state_.slots(); ++slot)
+    if (!std::binary_search(slots.begin(), slots.end(), slot)) others.push_back(slot);
+  if (!others.empty()) state_.position().index_fill_(0, on_device(others), 0);
+}
+
+void Engine::take_token(int64_t id, int64_t token, float log_probability) {
+  Sequence& sequence = sequences_.at(id);
+  Finish why = Finish::none;
+  ++sequence.seen;
+  if (token < 0) {
+    why = Finish::not_finite;
+  } else {
+    sequence.text.push_back(token);
+    ++sequence.drawn;
+    const auto& stops = sequence.options.stop_tokens;
+    if (std::find(stops.begin(), stops.end(), token) != stops.end())
+      why = Finish::stop;
+    else if (sequence.drawn == sequence.options.max_tokens)
+      why = Finish::length;
+  }
+  drawn_.push_back({id, token, log_probability, why});
+  if (why != Finish::none) finish_sequence(sequence, why);
+}
+
+void Engine::launch() {
+  const std::vector<int64_t> slots = slots_to_step();
+  if (slots.empty()) return;
+  if (model_.config().max_positions > 0 && decode_->recorded()) rewind_others(slots);
+  decode_->run(slots);
+  for (const int64_t slot : slots) in_flight_.emplace_back(slot, owner_[static_cast<size_t>(slot)]);
+}
+
+// The tokens of the step that has been launched, of sequences that still want them.
+void Engine::land() {
+  if (in_flight_.empty()) return;
+  const int64_t* tokens = decode_->tokens();
+  const float* log_probabilities = decode_->keeps_log_probabilities() ? decode_->log_probabilities() : nullptr;
+  for (const auto& [slot, sequence] : std::exchange(in_flight_, {}))
+    if (owner_[static_cast<size_t>(slot)] == sequence)
+      take_token(sequence, tokens[slot], log_probabilities != nullptr ? log_probabilities[slot] : 0);
+}
+
+void Engine::land_early() {
+  const torch::InferenceMode inference;
+  std::swap(drawn_, landed_);
+  land();
+  std::swap(drawn_, landed_);
+}
+
+const std::vector<Engine::Drawn>& Engine::step() {
+  const torch::InferenceMode inference;
+  drawn_ = std::exchange(landed_, {});
+  const bool under_way = !in_flight_.empty() || !drawn_.empty();
+  const auto begin = [this] {
+    if (!can_wait()) read_some();
+    launch();
+  };
+  if (!under_way) begin();
+  land();
+  if (ahead_) begin();
+  return drawn_;
 }
 
 void Engine::run(int64_t steps) {
   const torch::InferenceMode inference;
   for (int64_t i = 0; i < steps; ++i) {
-    if (pages_) give_pages();
-    step_->run();
+    launch();
+    for (const auto& [slot, sequence] : std::exchange(in_flight_, {})) ++sequences_.at(sequence).seen;
   }
-}
-
-const std::vector<int64_t>& Engine::step() {
-  run(1);
-  const Tensor drawn = last_.cpu();
-  const int64_t* token = drawn.const_data_ptr<int64_t>();
-  tokens_.assign(token, token + slots());
-  for (size_t slot = 0; slot < taken_.size(); ++slot) {
-    if (taken_[slot] && tokens_[slot] < 0)
-      throw Error("sampling: the model's logits of slot " + std::to_string(slot) + " are not finite; its weights may be damaged");
-    if (!taken_[slot]) tokens_[slot] = -1;
-  }
-  return tokens_;
 }
 
 }  // namespace based

@@ -1,58 +1,151 @@
-// Many texts at once, in the slots of one state of fixed size. A step draws one token for every slot; on a GPU it is one recorded graph, in
-// which the token is drawn too, so texts join and leave without a new recording. A text's tokens do not depend on its neighbours, bit for
-// bit, as long as the number of slots is the same.
+// Many sequences at once, in the slots of one state. Sequences are added, forked, saved, taken up again and removed at any time, also while
+// others go on; those that find no free slot wait for one. A prompt is read by the parallel form, in pieces of bounded memory between the
+// steps of the others; a step then draws one token for every sequence whose prompt has been read.
+//
+// A sequence's tokens do not depend on what its neighbours hold. Its bits do, on a GPU: on the number of slots, and on which prompts are
+// read together; not where EngineOptions::decode.invariant is set.
 #pragma once
+#include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "based/generate/decode_step.h"
 #include "based/generate/pages.h"
-#include "based/generate/replay.h"
-#include "based/generate/sampler.h"
-#include "based/models/language_model.h"
-#include "based/ops/sample.h"
+#include "based/generate/sequence.h"
 
 namespace based {
 
+struct EngineOptions {
+  int64_t slots = 1;
+  // Of models whose state grows (attention over everything): the tokens that all sequences together may have. Their keys and values lie in
+  // pages of a pool of that size, which sequences take as they grow and give back; one waits until all that it may need is free. 0: the
+  // cache grows with the texts, and steps are plain.
+  int64_t cache_tokens = 0;
+  int64_t prefill_tokens = 0;  // of prompts, read between two steps; 0: 2048 on the CPU, 8192 on a GPU
+  // How many steps' worth of free slots may go by before prompts are read between the steps of others: reading a few costs a GPU as much as
+  // a few steps, so that throughput gains where several are read together. 0: they are read at once.
+  int64_t patience = 0;
+  // step() begins the next step before it returns, so that a GPU works while the caller looks at the tokens. What then asks for a
+  // sequence's state or changes its text waits for that step first; its token is the next one that step() gives.
+  bool ahead = false;
+  DecodeOptions decode = {};
+};
+
+int64_t default_prefill_tokens(torch::Device device);
+
 class Engine {
  public:
-  // max_tokens: for models whose state grows (attention over everything), the tokens that all texts together may have; their keys and
-  // values lie in pages of a pool of that size, which texts take as they grow and give back when they leave. Throws UsageError where such
-  // a model is given none.
-  Engine(LanguageModel& model, int64_t slots, int64_t max_tokens = 0);
+  // Throws UsageError for options out of range.
+  Engine(LanguageModel& model, const EngineOptions& options);
 
-  int64_t slots() const { return static_cast<int64_t>(taken_.size()); }
+  int64_t slots() const { return static_cast<int64_t>(owner_.size()); }
   int64_t free_slots() const;
   int64_t state_bytes() const;
   const ModelState& state() const { return state_; }
+  // Nothing is left to do: no sequence waits, is read or goes on.
+  bool idle() const { return waiting_.empty() && staged_ < 0 && going_on_ == 0 && landed_.empty(); }
 
-  // Prompts of any lengths, read together by one prefill, into free slots, which are returned. Throws Error where there are too few, for an
-  // empty prompt and for an id outside the vocabulary, UsageError for wrong options and for prompts beyond max_tokens.
-  std::vector<int64_t> join(const std::vector<std::vector<int64_t>>& prompts, const SamplingOptions& options);
-  void leave(int64_t slot);  // frees it
+  // The number of the new sequence. Throws Error for an empty text, for an id outside the vocabulary, and for a text that can never have
+  // room; UsageError for wrong options.
+  int64_t add(std::vector<int64_t> text, const SequenceOptions& options);
+  int64_t add(SequenceState from, const SequenceOptions& options);  // what of its text the state has not seen is read first
+  int64_t fork(int64_t sequence, const SequenceOptions& options) { return add(snapshot(sequence), options); }
+  // More text behind a sequence that has not ended, which is read before others that wait; throws as add.
+  void extend(int64_t sequence, const std::vector<int64_t>& more);
+  void set_sampling(int64_t sequence, const SamplingOptions& sampling);  // from its next token on
+  void end(int64_t sequence);                                            // as if a stop token had come
+  void remove(int64_t sequence);                                         // it is forgotten, wherever it was
 
-  // The next token of every slot, −1 for free ones. Throws Error where a text's logits are not finite; UsageError where the texts have
-  // max_tokens tokens: nothing has changed then, and the step can be made when a text has left.
-  const std::vector<int64_t>& step();
-  // Steps without waiting for their tokens, for measuring.
+  // In canonical form, in memory of its own. Taking it flushes the sequence's buffers, so that both go on with the same bits. Of an ended
+  // sequence only where its options keep the state (Error).
+  SequenceState snapshot(int64_t sequence);
+  const std::vector<int64_t>& text(int64_t sequence) const { return sequences_.at(sequence).text; }
+  Finish finish(int64_t sequence) const { return sequences_.at(sequence).finish; }
+  // Of SequenceOptions::scores: the log-probabilities of the text's tokens from the second one on that the state has seen and predicted.
+  const std::vector<float>& scores(int64_t sequence) const { return sequences_.at(sequence).scores; }
+  // Of SequenceOptions::predictions: what the model holds for the most likely token behind each token that the state has seen, −1
+  // where it says nothing finite.
+  const std::vector<int64_t>& predictions(int64_t sequence) const { return sequences_.at(sequence).predictions; }
+  bool keeps_log_probabilities() const { return decode_->keeps_log_probabilities(); }
+
+  struct Drawn {
+    int64_t sequence = 0;
+    int64_t token = -1;         // −1: it ended before one could be drawn
+    float log_probability = 0;  // of the token by the model's own softmax; where DecodeOptions asks for it
+    Finish finish = Finish::none;
+  };
+  // Reads what prompts wait, up to prefill_tokens of them, and draws a token for every sequence that has been read. What has ended gives
+  // its slot to one that waits; its text stays until it is removed.
+  const std::vector<Drawn>& step();
+  // Reads all prompts for which there are slots.
+  void read();
+  int64_t tokens_read() const { return tokens_read_; }  // of prompts, in all
+  // Steps without looking at their tokens, for measuring: all sequences must have been read, and none ends.
   void run(int64_t steps);
 
  private:
-  std::vector<int64_t> check_prompts(const std::vector<std::vector<int64_t>>& prompts) const;  // their slots
-  void read_prompts(const std::vector<std::vector<int64_t>>& prompts, const Tensor& slots);
-  void set_options(const Tensor& slots, const SamplingOptions& options);
-  void set_seen(const Tensor& slots, const std::vector<std::vector<int64_t>>& prompts);
-  void record_step();
-  void give_pages();  // for one more token of every text
+  struct Sequence {
+    SequenceOptions options;
+    std::vector<int64_t> text;
+    std::vector<float> scores;
+    std::vector<int64_t> predictions;
+    std::optional<ModelState> held;  // its state, where it lies in no slot; absent: nothing has been read
+    int64_t seen = 0;                // tokens that its state has taken in
+    int64_t drawn = 0, slot = -1;
+    int64_t reserved = 0;  // tokens of the cache that it may fill
+    Finish finish = Finish::none;
+    bool reads = true;  // part of the text but the last token has not been seen
+    int64_t unread() const { return static_cast<int64_t>(text.size()) - 1 - seen; }
+  };
+
+  void warm_up();
+  void check_text(const std::vector<int64_t>& text, size_t from) const;
+  int64_t add_sequence(Sequence sequence);
+  // Reading, and what leads to it.
+  bool read_some();
+  bool can_wait();
+  bool give_slot(int64_t id, Sequence& sequence);
+  bool reserve(Sequence& sequence, int64_t tokens);
+  int64_t read_staged(int64_t budget);
+  void stage(int64_t id, Sequence& sequence);
+  void read_together(const std::vector<int64_t>& ids, int64_t most_tokens);
+  void keep_predictions(const Tensor& hidden, const std::vector<Sequence*>& sequences, const std::vector<int64_t>& tokens);
+  void keep_scores(const Tensor& hidden, const std::vector<Sequence*>& sequences, const std::vector<int64_t>& tokens);
+  void read_pieces(ModelState& state, const std::vector<int64_t>& slots, const std::vector<Sequence*>& sequences, int64_t most_tokens);
+  void put_into_slots(const std::vector<Sequence*>& sequences);
+  void start(const std::vector<Sequence*>& sequences);
+  // Steps.
+  std::vector<int64_t> slots_to_step();
+  void launch();
+  void land();
+  void land_early();
+  void rewind_others(const std::vector<int64_t>& slots);
+  void take_token(int64_t sequence, int64_t token, float log_probability);
+  void finish_sequence(Sequence& sequence, Finish why);
+  void release_slot(Sequence& sequence);
+  ModelState extract(int64_t slot, int64_t tokens);
+  Tensor on_device(const std::vector<int64_t>& values) const;
+  Sequence& find(int64_t sequence);
 
   LanguageModel& model_;
+  int64_t prefill_tokens_;
+  bool alone_;  // each prompt by itself, in pieces that begin at multiples of prefill_tokens_
   ModelState state_;
   std::optional<PagePool> pages_;  // of a state that grows
-  Tensor all_slots_, last_;        // int64 [slots]: 0, 1, …; each text's last token, which a step reads and then replaces
-  ops::SampleOptions options_;
-  std::vector<bool> taken_;
-  std::vector<int64_t> tokens_;
-  std::unique_ptr<Replay> step_;
+  std::unique_ptr<DecodeStep> decode_;
+  std::map<int64_t, Sequence> sequences_;
+  std::deque<int64_t> waiting_;  // to be read, in this order
+  std::vector<int64_t> owner_;   // the sequence in each slot; −1: none
+  // A recorded step steps all slots, so a prompt that takes several pieces is read in a state of its own: this sequence's, −1 for none.
+  int64_t staged_ = -1;
+  ModelState staging_;
+  int64_t next_ = 0, going_on_ = 0, reserved_ = 0, tokens_read_ = 0;
+  bool ahead_;
+  int64_t patience_, unused_ = 0;                       // unused_: slots that were free while sequences waited, added up over steps
+  std::vector<std::pair<int64_t, int64_t>> in_flight_;  // slot and sequence of each token of a step that has been launched
+  std::vector<Drawn> drawn_, landed_;                   // what step() gives; what the next one gives first
 };
 
 }  // namespace based

@@ -17,6 +17,7 @@ class PagePool {
   StatePages pages() const { return {table_, page_tokens}; }
   int64_t size() const { return size_; }
 
+  int64_t max_tokens() const { return max_tokens_; }
   int64_t free_tokens() const { return max_tokens_ - held_; }
   // Gives the slot pages for a text of this length; free_tokens() must allow it. The table in pages() changes with the next upload().
   void hold(int64_t slot, int64_t tokens);

@@ -1,5 +1,7 @@
 #include "based/generate/replay.h"
 
+#include <map>
+
 namespace based {
 namespace {
 
@@ -14,13 +16,13 @@ class Plain final : public Replay {
 
 }  // namespace
 
-Recorder& cuda_recorder() {
-  static Recorder recorder = nullptr;
-  return recorder;
+Recorder& recorder_of(torch::DeviceType type) {
+  static std::map<torch::DeviceType, Recorder> recorders;
+  return recorders[type];
 }
 
-std::unique_ptr<Replay> record(torch::Device device, std::function<void()> body) {
-  if (device.is_cuda() && cuda_recorder() != nullptr) return cuda_recorder()(device, body);
+std::unique_ptr<Replay> record(torch::Device device, std::function<void()> body, Recording recording) {
+  if (const Recorder recorder = recorder_of(device.type())) return recorder(device, body, recording);
   return std::make_unique<Plain>(std::move(body));
 }
 

@@ -1,8 +1,7 @@
-// From logits to the next token. Stateless: the draw depends only on the seed and the token's position in its text, so that a text
+// How the next token is drawn (kernels/sample.h): stateless, by the seed and the token's position in its text alone, so that a text
 // continued from a saved state goes on as if it had never stopped.
 #pragma once
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "based/core/config.h"
@@ -17,6 +16,8 @@ struct SamplingOptions {
   double repetition_penalty = 1;  // divides positive and multiplies negative logits of tokens already in the text
   int64_t seed = 0;
 
+  bool operator==(const SamplingOptions&) const = default;
+
   template <class Visitor>
   void visit(Visitor&& field) {
     field("temperature", temperature, "0: the most likely token; 1: as the model says");
@@ -30,9 +31,5 @@ struct SamplingOptions {
 
 // Throws UsageError for values out of range or not finite.
 void check_sampling_options(const SamplingOptions& options);
-
-// logits of the ids that may be drawn; `text`: the tokens so far, whose count is the position of the draw. By the kernel that the engine
-// draws with (kernels/sample.h), so that both give the same tokens. Throws Error where no logit is finite.
-int64_t sample_token(std::span<const float> logits, const SamplingOptions& options, std::span<const int64_t> text);
 
 }  // namespace based

@@ -79,13 +79,17 @@ class TaylorAttention final : public Mixer {
     const auto waiting = ops::taylor_waiting({state["kv"], state["k"]}, config_.feature_dim, q_proj_->weight().scalar_type());
     if (!waiting) return;
     for (const auto& [name, tensor] : {std::pair("waiting_k", waiting->k), {"waiting_v", waiting->v}, {"waiting", waiting->count}})
-      state.tensors().push_back({name, tensor});
+      state.tensors().push_back({name, tensor, /*grows=*/false, /*buffer=*/true});
+  }
+  void flush(MixerState& state, const Slots& slots) override {
+    ops::TaylorState sums{state["kv"], state["k"]};
+    if (auto waiting = waiting_in(state)) ops::taylor_deferred_settle_(sums, *waiting, slots, rates(sums.kv));
   }
 
   Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
     const Inputs in = scaled(project(x));
+    flush(state, slots);
     ops::TaylorState sums{state["kv"], state["k"]};
-    if (auto waiting = waiting_in(state)) ops::taylor_deferred_settle_(sums, *waiting, slots, rates(x));
     if (!torch::GradMode::is_enabled())
       return output(x, ops::taylor_attention_prefill(in.q, in.k, in.v, rows.cu_seqlens(), sums, slots, rates(x)));
     const ops::TaylorState initial{sums.kv.index_select(0, slots), sums.k.index_select(0, slots)};

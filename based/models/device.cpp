@@ -4,6 +4,8 @@
 #include <sys/resource.h>
 #include <torch/cuda.h>
 
+#include <fstream>
+#include <limits>
 #include <mutex>
 
 #include "based/core/error.h"
@@ -49,6 +51,14 @@ int64_t peak_memory(torch::Device device) {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return int64_t{1024} * usage.ru_maxrss;
+}
+
+int64_t available_memory(torch::Device device) {
+  if (device.is_cuda()) return static_cast<int64_t>(c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first);
+  std::ifstream info("/proc/meminfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.starts_with("MemAvailable:")) return int64_t{1024} * std::stoll(line.substr(13));
+  return std::numeric_limits<int64_t>::max();  // no Linux: not known
 }
 
 void reset_peak_memory(torch::Device device) {

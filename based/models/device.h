@@ -21,4 +21,7 @@ void synchronize(torch::Device device);
 int64_t peak_memory(torch::Device device);
 void reset_peak_memory(torch::Device device);
 
+// Bytes that can be had there now without anything else having to give way.
+int64_t available_memory(torch::Device device);
+
 }  // namespace based

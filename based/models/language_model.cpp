@@ -134,6 +134,10 @@ Tensor LanguageModel::cross_entropy(const Tensor& hidden, const Tensor& labels, 
   return ops::cross_entropy(hidden, embedding_, labels, labelled);
 }
 
+Tensor LanguageModel::token_log_probabilities(const Tensor& hidden, const Tensor& targets) {
+  return ops::token_log_probabilities(hidden, embedding_, targets);
+}
+
 Tensor LanguageModel::logits(const Tensor& hidden) { return ops::linear(hidden, embedding_); }
 
 ModelState LanguageModel::make_state(int64_t slots) const {
@@ -144,6 +148,10 @@ ModelState LanguageModel::make_state(int64_t slots) const {
 
 void LanguageModel::prepare_for_steps(ModelState& state) const {
   for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i]->mixer().prepare_for_steps(state.layers()[i]);
+}
+
+void LanguageModel::flush(ModelState& state, const Slots& slots) {
+  for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i]->mixer().flush(state.layers()[i], slots);
 }
 
 Residual LanguageModel::read(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {

@@ -86,11 +86,14 @@ class LanguageModel : public torch::nn::Module {
   // Mean cross entropy over labels ≠ −100, int64 [tokens], of which there are `labelled`; −1: they are counted, which waits for a device.
   Tensor loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled = -1);
   Tensor cross_entropy(const Tensor& hidden, const Tensor& labels, int64_t labelled = -1);
+  // Of each row's target, int64 [n], under the softmax of its logits: fp32 [n]. No gradient.
+  Tensor token_log_probabilities(const Tensor& hidden, const Tensor& targets);
   // hidden [n, d_model] -> [n, padded_vocab].
   Tensor logits(const Tensor& hidden);
 
   ModelState make_state(int64_t slots) const;
-  void prepare_for_steps(ModelState& state) const;  // see Mixer::prepare_for_steps
+  void prepare_for_steps(ModelState& state) const;    // see Mixer::prepare_for_steps
+  void flush(ModelState& state, const Slots& slots);  // see Mixer::flush
   // As Mixer::prefill and Mixer::step; both return hidden states after the last norm.
   Tensor prefill(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
   Tensor step(const Tensor& ids, ModelState& state, const Slots& slots);

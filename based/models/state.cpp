@@ -13,7 +13,8 @@ void check_tokens(const std::vector<StateTensor>& tensors, const std::vector<Sta
   const int64_t seen = tensors.front().value.item<int64_t>();
   if (seen < 0) throw Error("state: tensor 'position' is negative, " + std::to_string(seen));
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto& [name, value, grows] = tensors[i];
+    const std::string& name = tensors[i].name;
+    const Tensor& value = tensors[i].value;
     if (counts_tokens(name) && value.item<int64_t>() != seen)
       throw Error("state: tensor '" + name + "' is " + std::to_string(value.item<int64_t>()) + ", where 'position' is " +
                   std::to_string(seen));
@@ -45,6 +46,11 @@ void ModelState::use_pages(const StatePages& pages, int64_t pool) {
 void ModelState::zero(const Slots& slots) {
   for (auto& layer : layers_) layer.zero(slots);
   position_.index_fill_(0, slots, 0);
+}
+
+void ModelState::trim(int64_t steps) {
+  for (auto& layer : layers_)
+    if (layer.grows()) layer.trim(steps);
 }
 
 void ModelState::copy(int64_t from, int64_t to) {

@@ -22,6 +22,7 @@ class ModelState {
   bool grows() const;
   void use_pages(const StatePages& pages, int64_t pool);  // of the layers whose state grows
   void zero(const Slots& slots);
+  void trim(int64_t steps);  // of the layers whose state grows, to the first `steps`
   void copy(int64_t from, int64_t to);
   ModelState extract(int64_t slot) const;
   void insert(const ModelState& one, int64_t slot);

@@ -1,6 +1,7 @@
 #include "based/models/weights.h"
 
 #include <filesystem>
+#include <future>
 
 #include "based/core/hash.h"
 #include "based/mixers/shapes_only.h"
@@ -70,7 +71,7 @@ void save_model(const LanguageModel& model, const std::string& folder, std::opti
 ModelFiles read_model_files(const std::string& folder) {
   if (!std::filesystem::is_directory(folder))
     throw Error(folder + ": is not a model's folder; it holds config.json and model.safetensors, as `based train` leaves them");
-  ModelFiles files{in(folder, "config.json"), in(folder, "model.safetensors"), {}, {}};
+  ModelFiles files{in(folder, "config.json"), in(folder, "model.safetensors"), {}, {}, torch::kFloat};
   files.config = read_stored([&] {
     const ModelConfig config = read_config<ModelConfig>(Config::parse_json_file(files.config_path));
     check_model_config(config);
@@ -78,26 +79,48 @@ ModelFiles read_model_files(const std::string& folder) {
   });
   const SafetensorsFile weights(files.weights_path);
   if (weights.metadata().contains(kTokenizer)) files.tokenizer = weights.metadata().at(kTokenizer);
+  for (const auto& view : weights.tensors())
+    if (is_float(view.dtype)) files.dtype = torch_dtype(view.dtype);
   return files;
 }
+
+namespace {
+
+// In memory of its own, or on a device; the view may lie at any address.
+Tensor placed(const TensorView& view, torch::Dtype dtype, torch::Device device) {
+  const torch::Dtype stored = torch_dtype(view.dtype);
+  const bool aligned = reinterpret_cast<uintptr_t>(view.bytes.data()) % torch::elementSize(stored) == 0;
+  if (!aligned || view.bytes.empty()) return tensor_of(view).to(device, dtype);
+  const Tensor mapped = torch::from_blob(const_cast<std::byte*>(view.bytes.data()), view.shape, torch::dtype(stored));
+  if (device.is_cpu()) return mapped.to(dtype, /*non_blocking=*/false, /*copy=*/true);
+  return mapped.to(device).to(dtype);  // the bytes of the file travel, and what they become is made there
+}
+
+std::string hash_of(const ModelFiles& files) {
+  Hasher128 hasher;
+  for (const auto& path : {files.config_path, files.weights_path}) hasher.update(MappedFile(path).bytes());
+  return hasher.digest().hex();
+}
+
+}  // namespace
 
 LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dtype, torch::Device device) {
   const ModelFiles files = read_model_files(folder);
   const SafetensorsFile file(files.weights_path);
   if (const std::string list = disagreements(file, files.config); !list.empty())
     throw Error(files.weights_path + ": does not fit " + files.config_path + ":" + list);
+  const torch::Dtype type = dtype ? *dtype : common_dtype(file);
+  auto hash = std::async(std::launch::async, [&] { return hash_of(files); });  // while the weights travel
   LoadedModel loaded;
   {
-    const SkipInitialisation weights_follow;
+    const SkipInitialisation weights_follow;  // what is made here is never touched, and so takes no memory
     loaded.model = std::make_shared<LanguageModel>(files.config);
   }
   const torch::NoGradGuard no_grad;
-  loaded.model->to(device, dtype ? *dtype : common_dtype(file));
-  for (const auto& item : loaded.model->named_parameters()) item.value().copy_(tensor_of(file.at(item.key())));
+  for (const auto& item : loaded.model->named_parameters()) item.value().set_data(placed(file.at(item.key()), type, device));
+  for (const auto& item : loaded.model->named_buffers()) item.value().set_data(item.value().to(device, type));
   loaded.model->eval();
-  Hasher128 hasher;
-  for (const auto& path : {files.config_path, files.weights_path}) hasher.update(MappedFile(path).bytes());
-  loaded.hash = hasher.digest().hex();
+  loaded.hash = hash.get();
   return loaded;
 }
 

@@ -13,6 +13,7 @@ struct ModelFiles {
   std::string config_path, weights_path;
   ModelConfig config;                    // checked
   std::optional<std::string> tokenizer;  // hash of the tokenizer that the weights belong to; none where they do not record it
+  torch::Dtype dtype;                    // of the weights
 };
 ModelFiles read_model_files(const std::string& folder);  // throws Error
 

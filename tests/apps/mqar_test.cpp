@@ -142,7 +142,7 @@ TEST_F(MqarTrain, WhatCannotRunIsWrongUsage) {
       {"models.0.model.mixers.mixer.feature_dim=[]", "feature_dim is an empty list"},
       {"run.epochs=4611686018427387904", "run.epochs times the batches of an epoch must be below 2^31"},
       {"model=5", "--set model=5: 'model' must be a table, not the integer 5"},
-      {"models.0.model=5", "--set models.0.model=5: 'model' must be a table"},
+      {"models.0.model=5", "--set models.0.model=5: 'models[0].model' must be a table"},
       {"run.learning_rates=[1e-3,1e300]", "learning_rate must be above 0 and at most 1e6"},
       {"run.learning_rates=[nan]", "learning_rate must be above 0"},
       {"optimizer.eps=nan", "eps must be"},

@@ -4,41 +4,32 @@
 #include <torch/cuda.h>
 
 #include "based/generate/session.h"
+#include "tests/core/temporary_folder.h"
+#include "tests/generate/texts.h"
 
 namespace based {
 namespace {
 
-std::shared_ptr<LanguageModel> tiny(torch::DeviceType device, const std::string& preset = "based-tiny") {
-  torch::manual_seed(5);
-  auto model = std::make_shared<LanguageModel>(find_preset(preset));
-  // Larger weights than initial ones, so that the most likely token is not a matter of rounding.
-  const torch::NoGradGuard no_grad;
-  for (auto& parameter : model->parameters()) parameter.mul_(4);
-  model->to(device);
-  model->eval();
-  return model;
+// The tokens that each sequence gets, until all have ended or so many steps are made.
+std::map<int64_t, std::vector<int64_t>> tokens_of(Engine& engine, int64_t steps = 10000) {
+  std::map<int64_t, std::vector<int64_t>> tokens;
+  for (int64_t i = 0; i < steps && !engine.idle(); ++i)
+    for (const Engine::Drawn& drawn : engine.step())
+      if (drawn.token >= 0) tokens[drawn.sequence].push_back(drawn.token);
+  return tokens;
 }
 
-std::vector<int64_t> prompt(int64_t length, int64_t start) {
-  std::vector<int64_t> ids;
-  for (int64_t i = 0; i < length; ++i) ids.push_back((start + 7 * i) % 257);
-  return ids;
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
 }
 
-std::vector<int64_t> by_session(LanguageModel& model, const std::vector<int64_t>& text, int64_t tokens,
-                                const SamplingOptions& options = {0}) {
-  Session session(model);
-  session.append(text);
-  std::vector<int64_t> ids;
-  for (int64_t i = 0; i < tokens; ++i) ids.push_back(session.next(options));
-  return ids;
-}
-
-std::vector<int64_t> tokens_of(Engine& engine, int64_t slot, int64_t steps) {
-  std::vector<int64_t> ids;
-  for (int64_t i = 0; i < steps; ++i) ids.push_back(engine.step()[static_cast<size_t>(slot)]);
-  return ids;
-}
+constexpr SamplingOptions kGreedy{0};
+constexpr SamplingOptions kDrawn{0.8, 40, 0.95, 0.01, 1.3, 7};
 
 // On every device, with a state of fixed size and with one that grows and lies in pages.
 class EngineOnDevices : public testing::TestWithParam<std::tuple<torch::DeviceType, const char*>> {
@@ -47,9 +38,9 @@ class EngineOnDevices : public testing::TestWithParam<std::tuple<torch::DeviceTy
     if (device() == torch::kCUDA && !torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   }
   static torch::DeviceType device() { return std::get<0>(GetParam()); }
-  static std::shared_ptr<LanguageModel> model() { return tiny(device(), std::get<1>(GetParam())); }
+  static std::shared_ptr<LanguageModel> model() { return distinct_model(device(), std::get<1>(GetParam())); }
 };
-constexpr int64_t kMaxTokens = 600;  // of the engines' texts, several pages each
+constexpr int64_t kCache = 600;  // tokens of the engines' texts, several pages each
 
 INSTANTIATE_TEST_SUITE_P(Devices, EngineOnDevices,
                          testing::Combine(testing::Values(torch::kCPU, torch::kCUDA), testing::Values("based-tiny", "attn-tiny")),
@@ -58,163 +49,385 @@ INSTANTIATE_TEST_SUITE_P(Devices, EngineOnDevices,
                                   (std::get<0>(given.param) == torch::kCPU ? "_on_cpu" : "_on_cuda");
                          });
 
-TEST_P(EngineOnDevices, GreedyTextsOfAnyLengthsAreThoseOfSessions) {
+TEST_P(EngineOnDevices, GreedyTextsOfAnyLengthsAreThoseOfTheModelAlone) {
   const auto model = this->model();
-  const std::vector<std::vector<int64_t>> prompts{prompt(1, 3), prompt(70, 11), prompt(2, 200), prompt(9, 50)};
-  Engine engine(*model, 5, kMaxTokens);
-  const std::vector<int64_t> slots = engine.join(prompts, SamplingOptions{0});
-  std::vector<std::vector<int64_t>> texts(prompts.size());
-  for (int step = 0; step < 20; ++step) {
-    const std::vector<int64_t>& tokens = engine.step();
-    for (size_t i = 0; i < prompts.size(); ++i) texts[i].push_back(tokens[static_cast<size_t>(slots[i])]);
-    EXPECT_EQ(tokens[4], -1);
+  const std::vector<std::vector<int64_t>> prompts{some_text(1, 3), some_text(70, 11), some_text(2, 200), some_text(9, 50)};
+  Engine engine(*model, {.slots = 5, .cache_tokens = kCache});
+  std::vector<int64_t> sequences;
+  for (const auto& prompt : prompts) sequences.push_back(engine.add(prompt, {.sampling = kGreedy, .max_tokens = 20}));
+  auto tokens = tokens_of(engine);
+  EXPECT_TRUE(engine.idle());
+  EXPECT_EQ(engine.free_slots(), 5);
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_EQ(tokens[sequences[i]], greedy_text(*model, prompts[i], 20)) << i;
+    EXPECT_EQ(engine.finish(sequences[i]), Finish::length);
   }
-  for (size_t i = 0; i < prompts.size(); ++i) EXPECT_EQ(texts[i], by_session(*model, prompts[i], 20)) << i;
 }
 
-// Among so many slots that a GPU's steps leave their tokens beside the sums; texts join at different steps.
-TEST_P(EngineOnDevices, TextsAmongManySlotsAreThoseOfSessions) {
+// More sequences than slots, of different lengths: slots are given again as soon as they are free.
+TEST_P(EngineOnDevices, SequencesWaitForSlotsAndGetThemInOrder) {
   const auto model = this->model();
-  Engine engine(*model, 300, kMaxTokens);
-  const std::vector<std::vector<int64_t>> prompts{prompt(30, 3), prompt(1, 11), prompt(50, 200)};
-  std::vector<std::vector<int64_t>> texts(prompts.size());
-  std::vector<int64_t> slots;
-  for (size_t step = 0; step < 45; ++step) {
-    if (step % 5 == 0 && slots.size() < prompts.size()) slots.push_back(engine.join({prompts[slots.size()]}, SamplingOptions{0})[0]);
-    const std::vector<int64_t>& tokens = engine.step();
-    for (size_t i = 0; i < slots.size(); ++i) texts[i].push_back(tokens[static_cast<size_t>(slots[i])]);
+  Engine engine(*model, {.slots = 3, .cache_tokens = kCache});
+  std::map<int64_t, std::vector<int64_t>> expected;
+  for (int64_t i = 0; i < 11; ++i) {
+    const auto prompt = some_text(1 + 13 * i % 40, i);
+    const int64_t tokens = 3 + 7 * i % 12;
+    expected[engine.add(prompt, {.sampling = kGreedy, .max_tokens = tokens})] = greedy_text(*model, prompt, tokens);
   }
-  for (size_t i = 0; i < prompts.size(); ++i)
-    EXPECT_EQ(texts[i], by_session(*model, prompts[i], static_cast<int64_t>(texts[i].size()))) << i;
+  EXPECT_EQ(tokens_of(engine), expected);
+}
+
+// Among so many slots that a GPU's steps leave their tokens beside the sums; texts are added at different steps.
+TEST_P(EngineOnDevices, TextsAmongManySlotsAreThoseOfTheModelAlone) {
+  const auto model = this->model();
+  Engine engine(*model, {.slots = 300, .cache_tokens = kCache});
+  const std::vector<std::vector<int64_t>> prompts{some_text(30, 3), some_text(1, 11), some_text(50, 200)};
+  std::map<int64_t, std::vector<int64_t>> tokens, expected;
+  for (const auto& prompt : prompts) {
+    expected[engine.add(prompt, {.sampling = kGreedy, .max_tokens = 40})] = greedy_text(*model, prompt, 40);
+    for (auto& [sequence, some] : tokens_of(engine, 5)) tokens[sequence].insert(tokens[sequence].end(), some.begin(), some.end());
+  }
+  for (auto& [sequence, some] : tokens_of(engine)) tokens[sequence].insert(tokens[sequence].end(), some.begin(), some.end());
+  EXPECT_EQ(tokens, expected);
 }
 
 // Slots with other options and older texts beside each other, so that a penalty or a mark in the wrong row would show.
 TEST_P(EngineOnDevices, DrawnAndPenalisedTextsAreThoseOfSessions) {
   const auto model = this->model();
-  const std::vector<SamplingOptions> options{
-      {0, 0, 1, 0, 1.5}, {0.8, 40, 0.95, 0.01, 1.3, 7}, {1, 0, 1, 0, 1, 8}, {1.2, 0, 0.9, 0, 0.7, 9}};
-  const std::vector<std::vector<int64_t>> prompts{prompt(60, 3), prompt(12, 11), prompt(2, 200), prompt(33, 50)};
-  Engine engine(*model, 4, kMaxTokens);
-  for (int round = 0; round < 2; ++round) {
-    std::vector<int64_t> slots;
-    for (size_t i = 0; i < prompts.size(); ++i) slots.push_back(engine.join({prompts[i]}, options[(i + round) % 4])[0]);
-    std::vector<std::vector<int64_t>> texts(prompts.size());
-    for (int step = 0; step < 40; ++step) {
-      const std::vector<int64_t>& tokens = engine.step();
-      for (size_t i = 0; i < prompts.size(); ++i) texts[i].push_back(tokens[static_cast<size_t>(slots[i])]);
+  const std::vector<SamplingOptions> options{{0, 0, 1, 0, 1.5}, kDrawn, {1, 0, 1, 0, 1, 8}, {1.2, 0, 0.9, 0, 0.7, 9}};
+  const std::vector<std::vector<int64_t>> prompts{some_text(60, 3), some_text(12, 11), some_text(2, 200), some_text(33, 50)};
+  Engine engine(*model, {.slots = 4, .cache_tokens = kCache});
+  for (size_t round = 0; round < 2; ++round) {
+    std::map<int64_t, std::vector<int64_t>> expected;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      const SamplingOptions& sampling = options[(i + round) % 4];
+      expected[engine.add(prompts[i], {.sampling = sampling, .max_tokens = 40})] = session_text(*model, prompts[i], 40, sampling);
     }
-    for (size_t i = 0; i < prompts.size(); ++i) EXPECT_EQ(texts[i], by_session(*model, prompts[i], 40, options[(i + round) % 4])) << i;
-    for (const int64_t slot : slots) engine.leave(slot);
+    EXPECT_EQ(tokens_of(engine), expected) << round;
   }
 }
 
-TEST_P(EngineOnDevices, TextsJoinAndLeaveWithoutDisturbingOthers) {
+TEST_P(EngineOnDevices, TextsComeAndGoWithoutDisturbingOthers) {
   const auto model = this->model();
-  const SamplingOptions drawn{0.8, 40, 0.95, 0.01, 1, 7};
-  Engine alone(*model, 3, kMaxTokens);
-  const int64_t its_slot = alone.join({prompt(30, 5)}, drawn)[0];
-  const std::vector<int64_t> expected = tokens_of(alone, its_slot, 24);
+  const SequenceOptions drawn{.sampling = kDrawn, .max_tokens = 24};
+  Engine alone(*model, {.slots = 3, .cache_tokens = kCache});
+  const int64_t its_own = alone.add(some_text(30, 5), drawn);
+  const std::vector<int64_t> expected = tokens_of(alone)[its_own];
 
-  Engine engine(*model, 3, kMaxTokens);
-  const int64_t other = engine.join({prompt(4, 9)}, drawn)[0];
-  const int64_t slot = engine.join({prompt(30, 5)}, drawn)[0];
-  EXPECT_EQ(engine.free_slots(), 1);
-  std::vector<int64_t> text = tokens_of(engine, slot, 8);
-  engine.leave(other);
-  for (const int64_t id : tokens_of(engine, slot, 8)) text.push_back(id);
-  EXPECT_EQ(engine.join({prompt(50, 1)}, SamplingOptions{0})[0], other);
-  for (const int64_t id : tokens_of(engine, slot, 8)) text.push_back(id);
+  Engine engine(*model, {.slots = 3, .cache_tokens = kCache});
+  const int64_t other = engine.add(some_text(4, 9), drawn);
+  const int64_t sequence = engine.add(some_text(30, 5), drawn);
+  std::vector<int64_t> text = tokens_of(engine, 8)[sequence];
+  engine.remove(other);
+  EXPECT_EQ(engine.free_slots(), 2);
+  engine.add(some_text(50, 1), {.sampling = kGreedy});
+  const auto rest = tokens_of(engine, 16);
+  text.insert(text.end(), rest.at(sequence).begin(), rest.at(sequence).end());
   EXPECT_EQ(text, expected);
 }
 
-TEST_P(EngineOnDevices, ASlotKeepsNothingOfItsLastText) {
-  const auto model = this->model();
-  Engine engine(*model, 2, kMaxTokens);
-  const int64_t slot = engine.join({prompt(40, 3)}, SamplingOptions{0})[0];
-  const std::vector<int64_t> expected = tokens_of(engine, slot, 10);
-  engine.leave(slot);
-  const int64_t again = engine.join({prompt(90, 8)}, SamplingOptions{1})[0];
-  tokens_of(engine, again, 5);
-  engine.leave(again);
-  EXPECT_EQ(tokens_of(engine, engine.join({prompt(40, 3)}, SamplingOptions{0})[0], 10), expected);
-}
-
 // Texts of many lengths through two slots of a small pool: pages go from text to text, and no text sees another's keys.
-TEST_P(EngineOnDevices, PagesGoFromTextToText) {
+TEST_P(EngineOnDevices, SlotsAndPagesKeepNothingOfTheirLastText) {
   const auto model = this->model();
-  Engine engine(*model, 2, 300);
+  Engine engine(*model, {.slots = 2, .cache_tokens = 300});
   const int64_t bytes = engine.state_bytes();
   for (int64_t round = 0; round < 6; ++round) {
-    const auto a = prompt(20 + 37 * round % 150, round), b = prompt(1 + 61 * round % 90, 3 * round);
-    const int64_t slot_a = engine.join({a}, SamplingOptions{0})[0], slot_b = engine.join({b}, SamplingOptions{0})[0];
-    std::vector<int64_t> text_a, text_b;
-    for (int step = 0; step < 70 && step < 10 + 20 * round; ++step) {
-      const std::vector<int64_t>& tokens = engine.step();
-      if (step == 5) engine.leave(slot_b);
-      if (step <= 5) text_b.push_back(tokens[static_cast<size_t>(slot_b)]);
-      text_a.push_back(tokens[static_cast<size_t>(slot_a)]);
-    }
-    EXPECT_EQ(text_a, by_session(*model, a, static_cast<int64_t>(text_a.size()))) << round;
-    EXPECT_EQ(text_b, by_session(*model, b, 6)) << round;
-    engine.leave(slot_a);
+    const auto a = some_text(20 + 37 * round % 150, round), b = some_text(1 + 61 * round % 90, 3 * round);
+    const int64_t tokens = std::min<int64_t>(70, 10 + 20 * round);
+    const int64_t of_a = engine.add(a, {.sampling = kGreedy, .max_tokens = tokens});
+    const int64_t of_b = engine.add(b, {.sampling = kGreedy, .max_tokens = 6});
+    auto texts = tokens_of(engine);
+    EXPECT_EQ(texts[of_a], greedy_text(*model, a, tokens)) << round;
+    EXPECT_EQ(texts[of_b], greedy_text(*model, b, 6)) << round;
+    engine.remove(of_a), engine.remove(of_b);
   }
   EXPECT_EQ(engine.state_bytes(), bytes);
 }
 
+// Long prompts are read in pieces between the others' steps, which go on meanwhile.
+TEST_P(EngineOnDevices, LongPromptsAreReadInPiecesBetweenTheStepsOfOthers) {
+  const auto model = this->model();
+  Engine engine(*model, {.slots = 3, .cache_tokens = kCache, .prefill_tokens = 32});
+  const auto first = some_text(20, 3), first_long = some_text(150, 8), second_long = some_text(99, 70);
+  const int64_t going_on = engine.add(first, {.sampling = kGreedy, .max_tokens = 30});
+  std::map<int64_t, std::vector<int64_t>> expected{{going_on, greedy_text(*model, first, 30)}};
+  auto tokens = tokens_of(engine, 1);
+  expected[engine.add(first_long, {.sampling = kGreedy, .max_tokens = 9})] = greedy_text(*model, first_long, 9);
+  expected[engine.add(second_long, {.sampling = kGreedy, .max_tokens = 9})] = greedy_text(*model, second_long, 9);
+  for (int i = 0; i < 4; ++i) {  // 149 tokens are five pieces of at most 32
+    const auto& drawn = engine.step();
+    ASSERT_EQ(drawn.size(), 1U) << i;
+    tokens[going_on].push_back(drawn[0].token);
+  }
+  for (auto& [sequence, some] : tokens_of(engine)) tokens[sequence].insert(tokens[sequence].end(), some.begin(), some.end());
+  EXPECT_EQ(tokens, expected);
+}
+
+// Saved while others go on, forked, and taken up by another engine: all go on with the same tokens, and with the same bits of state.
+TEST_P(EngineOnDevices, ASnapshotGoesOnAsTheSequenceItself) {
+  const auto model = this->model();
+  const TemporaryFolder folder;
+  for (const int64_t slots : {4, 200}) {  // 200: a GPU's steps leave tokens beside the sums
+    const EngineOptions options{.slots = slots, .cache_tokens = 900};
+    Engine engine(*model, options), other(*model, options);
+    engine.add(some_text(40, 90), {.sampling = kGreedy});
+    const int64_t sequence = engine.add(some_text(70, 4), {.sampling = kDrawn, .max_tokens = 50, .keep_state = true});
+    tokens_of(engine, 17);
+    const SequenceState saved = engine.snapshot(sequence);
+    EXPECT_EQ(saved.ids, engine.text(sequence));
+    EXPECT_EQ(saved.state.position()[0].item<int64_t>(), 70 + 17 - 1);
+    save_sequence(folder.file("a"), saved, "00112233445566778899aabbccddeeff");
+    const int64_t forked = engine.fork(sequence, {.sampling = kDrawn, .max_tokens = 33, .keep_state = true});
+    const int64_t restored = other.add(load_sequence(folder.file("a"), *model, "00112233445566778899aabbccddeeff"),
+                                       {.sampling = kDrawn, .max_tokens = 33, .keep_state = true});
+    auto here = tokens_of(engine, 40), there = tokens_of(other);
+    EXPECT_EQ(here[sequence].size(), 33U);
+    EXPECT_EQ(here[forked], here[sequence]);
+    EXPECT_EQ(there[restored], here[sequence]);
+    const SequenceState a = engine.snapshot(sequence), b = engine.snapshot(forked), c = other.snapshot(restored);
+    EXPECT_EQ(a.ids, c.ids);
+    const auto of_a = a.state.named(), of_b = b.state.named(), of_c = c.state.named();
+    ASSERT_EQ(of_a.size(), of_c.size());
+    for (size_t i = 0; i < of_a.size(); ++i) {
+      EXPECT_TRUE(torch::equal(of_a[i].value, of_b[i].value)) << of_a[i].name;
+      EXPECT_TRUE(torch::equal(of_a[i].value, of_c[i].value)) << of_a[i].name;
+    }
+  }
+}
+
+// A state of any engine is the state of a session, tensor by tensor: also pages and buffers come out in the one canonical form.
+TEST_P(EngineOnDevices, SnapshotsHaveOneCanonicalForm) {
+  const auto model = this->model();
+  Engine engine(*model, {.slots = 200, .cache_tokens = 900}), alone(*model, {});
+  const auto text = some_text(70, 4);
+  const int64_t a = engine.add(text, {.sampling = kGreedy}), b = alone.add(text, {.sampling = kGreedy});
+  tokens_of(engine, 17), tokens_of(alone, 17);
+  const SequenceState of_many = engine.snapshot(a), of_one = alone.snapshot(b);
+  EXPECT_EQ(of_many.ids, of_one.ids);
+  const auto many = of_many.state.named(), one = of_one.state.named();
+  ASSERT_EQ(many.size(), one.size());
+  for (size_t i = 0; i < many.size(); ++i) {
+    EXPECT_EQ(many[i].name, one[i].name);
+    ASSERT_EQ(many[i].value.sizes(), one[i].value.sizes()) << many[i].name;
+    EXPECT_TRUE(torch::allclose(many[i].value, one[i].value, 1e-3, 1e-4)) << many[i].name;
+  }
+}
+
+TEST_P(EngineOnDevices, MoreTextBehindASequenceIsReadBeforeItGoesOn) {
+  const auto model = this->model();
+  const auto first = some_text(12, 3), more = some_text(90, 60);
+  Engine engine(*model, {.slots = 2, .cache_tokens = kCache, .prefill_tokens = 32});
+  engine.add(some_text(5, 8), {.sampling = kGreedy});
+  const int64_t sequence = engine.add(first, {.sampling = kGreedy, .max_tokens = 25});
+  tokens_of(engine, 10);
+  std::vector<int64_t> text = engine.text(sequence);
+  EXPECT_EQ(text.size(), 22U);
+  engine.extend(sequence, more);
+  text.insert(text.end(), more.begin(), more.end());
+  EXPECT_EQ(tokens_of(engine, 40)[sequence], greedy_text(*model, text, 15));
+}
+
+// Where the next step is begun before the tokens of this one are given out.
+TEST_P(EngineOnDevices, StepsAheadGiveTheSameTokens) {
+  const auto model = this->model();
+  Engine engine(*model, {.slots = 3, .cache_tokens = kCache, .patience = 2, .ahead = true});
+  std::map<int64_t, std::vector<int64_t>> expected;
+  for (int64_t i = 0; i < 11; ++i) {
+    const auto prompt = some_text(1 + 13 * i % 40, i);
+    const int64_t tokens = 3 + 7 * i % 12;
+    expected[engine.add(prompt, {.sampling = kGreedy, .max_tokens = tokens})] = greedy_text(*model, prompt, tokens);
+  }
+  EXPECT_EQ(tokens_of(engine), expected);
+
+  // Asked for its state, ended and removed while a step is under way.
+  const auto text = some_text(20, 9);
+  const int64_t sequence = engine.add(text, {.sampling = kGreedy, .max_tokens = 30});
+  const int64_t removed = engine.add(some_text(7, 5), {.sampling = kGreedy}), ended = engine.add(some_text(9, 5), {.sampling = kGreedy});
+  auto tokens = tokens_of(engine, 4);
+  const SequenceState saved = engine.snapshot(sequence);
+  EXPECT_EQ(saved.ids, engine.text(sequence));
+  EXPECT_EQ(saved.state.position()[0].item<int64_t>() + 1, static_cast<int64_t>(saved.ids.size()));
+  engine.remove(removed);
+  engine.end(ended);
+  const int64_t extended = engine.add(saved, {.sampling = kGreedy, .max_tokens = 5});
+  auto rest = tokens_of(engine);
+  tokens[sequence].insert(tokens[sequence].end(), rest[sequence].begin(), rest[sequence].end());
+  EXPECT_EQ(tokens[sequence], greedy_text(*model, text, 30));
+  EXPECT_EQ(rest[extended], greedy_text(*model, saved.ids, 5));
+  EXPECT_EQ(engine.free_slots(), 3);
+}
+
+// A state whose sums are not finite, beside sequences that go on.
+TEST_P(EngineOnDevices, OneThatIsNotFiniteEndsAlone) {
+  const auto model = this->model();
+  const auto text = some_text(20, 3);
+  Engine engine(*model, {.slots = 3, .cache_tokens = kCache});
+  const int64_t right = engine.add(text, {.sampling = kGreedy, .max_tokens = 12, .keep_state = true});
+  tokens_of(engine, 2);
+  SequenceState wrong = engine.snapshot(right);
+  const torch::InferenceMode inference;
+  for (auto& layer : wrong.state.layers())
+    for (auto& tensor : layer.tensors())
+      if (torch::isFloatingType(tensor.value.scalar_type())) tensor.value.fill_(NAN);
+  const int64_t broken = engine.add(wrong, {.sampling = kGreedy, .max_tokens = 12});
+  EXPECT_EQ(tokens_of(engine)[right].size(), 10U);
+  EXPECT_EQ(engine.finish(broken), Finish::not_finite);
+  EXPECT_EQ(engine.text(broken), wrong.ids);
+  EXPECT_EQ(engine.finish(right), Finish::length);
+  const std::vector<int64_t> expected = greedy_text(*model, text, 12), all = engine.text(right);
+  EXPECT_EQ(std::vector<int64_t>(all.begin() + 20, all.end()), expected);
+}
+
+TEST_P(EngineOnDevices, LogProbabilitiesAreThoseOfTheModel) {
+  const auto model = this->model();
+  const auto text = some_text(9, 3);
+  Engine engine(*model, {.slots = 3, .cache_tokens = kCache, .decode = {.log_probabilities = true}});
+  engine.add(some_text(40, 8), {.sampling = kGreedy});
+  const int64_t sequence = engine.add(text, {.sampling = kDrawn, .max_tokens = 20});
+  std::vector<float> given;
+  for (int i = 0; i < 20; ++i)
+    for (const auto& drawn : engine.step())
+      if (drawn.sequence == sequence) given.push_back(drawn.log_probability);
+  ASSERT_EQ(given.size(), 20U);
+  const torch::InferenceMode inference;
+  const torch::Tensor ids = torch::tensor(engine.text(sequence)).to(model->device());
+  const torch::Tensor hidden = model->forward(ids.narrow(0, 0, 28), Sequences::equal(1, 28, model->device()));
+  const torch::Tensor logits = model->logits(hidden).narrow(1, 0, model->config().vocab_size).log_softmax(1);
+  const torch::Tensor expected = logits.narrow(0, 8, 20).gather(1, ids.narrow(0, 9, 20).unsqueeze(1)).squeeze(1).cpu();
+  EXPECT_TRUE(torch::allclose(torch::tensor(given), expected, 1e-3, 1e-3)) << torch::tensor(given) << expected;
+}
+
+// Plain steps and recorded, fused ones: greedy tokens agree in fp32, and in bf16 logits differ by what rounding explains.
+TEST_P(EngineOnDevices, PlainStepsGiveTheTokensOfRecordedOnes) {
+  const auto model = this->model();
+  const auto text = some_text(33, 6);
+  for (const Steps steps : {Steps::fused, Steps::plain}) {
+    Engine engine(*model, {.slots = 2, .cache_tokens = kCache, .decode = {.steps = steps}});
+    const int64_t sequence = engine.add(text, {.sampling = kGreedy, .max_tokens = 60});
+    EXPECT_EQ(tokens_of(engine)[sequence], greedy_text(*model, text, 60));
+  }
+}
+
+// Alone in a small engine, and last of many in a large one, after other texts in its slot, with its prompt read in pieces.
+TEST_P(EngineOnDevices, InvariantBitsDependOnTheTextAlone) {
+  const auto model = this->model();
+  const auto text = some_text(75, 6);
+  const auto state_after = [&](Engine& engine) {
+    const int64_t sequence = engine.add(text, {.sampling = kDrawn, .max_tokens = 30, .keep_state = true});
+    tokens_of(engine);
+    return engine.snapshot(sequence);
+  };
+  const DecodeOptions invariant{.invariant = true};
+  Engine small(*model, {.slots = 1, .cache_tokens = kCache, .prefill_tokens = 32, .decode = invariant});
+  Engine large(*model, {.slots = 150, .cache_tokens = 9000, .prefill_tokens = 32, .decode = invariant});
+  for (int64_t i = 0; i < 149; ++i) large.add(some_text(3 + i % 40, i), {.sampling = kDrawn, .max_tokens = 2 + i % 50});
+  tokens_of(large, 9);
+  const SequenceState a = state_after(small), b = state_after(large);
+  EXPECT_EQ(a.ids, b.ids);
+  const auto of_a = a.state.named(), of_b = b.state.named();
+  for (size_t i = 0; i < of_a.size(); ++i) EXPECT_TRUE(torch::equal(of_a[i].value, of_b[i].value)) << of_a[i].name;
+}
+
 TEST(Engine, RefusesWhatItCannotDo) {
-  const auto model = tiny(torch::kCPU);
-  EXPECT_THROW(Engine(*model, 0), UsageError);
-  Engine engine(*model, 2);
-  EXPECT_THROW(engine.join({{}}, {}), Error);
-  EXPECT_THROW(engine.join({{257}}, {}), Error);
-  EXPECT_THROW(engine.join({{1}, {2}, {3}}, {}), Error);
-  EXPECT_THROW(engine.join({{1}}, SamplingOptions{.repetition_penalty = 0}), UsageError);
+  const auto model = distinct_model(torch::kCPU);
+  EXPECT_THROW(Engine(*model, {.slots = 0}), UsageError);
+  EXPECT_THROW(Engine(*model, {.cache_tokens = -1}), UsageError);
+  Engine engine(*model, {.slots = 2});
+  EXPECT_THROW(engine.add(std::vector<int64_t>{}, {}), Error);
+  EXPECT_THROW(engine.add({257}, {}), Error);
+  EXPECT_THROW(engine.add({-1}, {}), Error);
+  EXPECT_THROW(engine.add({1}, {.sampling = {.repetition_penalty = 0}}), UsageError);
+  EXPECT_THROW(engine.add({1}, {.max_tokens = -2}), UsageError);
+  EXPECT_THROW(engine.remove(7), Error);
+  EXPECT_TRUE(engine.idle());
   EXPECT_EQ(engine.free_slots(), 2);
 }
 
-std::string usage_error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "no error";
+TEST(Engine, ASequenceThatOutgrowsTheCacheEndsAloneAndLeavesItsRoom) {
+  const auto model = distinct_model(torch::kCPU, "attn-tiny");
+  Engine engine(*model, {.slots = 3, .cache_tokens = 100});
+  EXPECT_EQ(error_of([&] { engine.add(some_text(102, 1), {}); }),
+            "a text of 102 tokens, where the cache of all sequences has room for 100: give it more tokens");
+  const auto text = some_text(60, 4), shorter = some_text(30, 7), waits = some_text(13, 1);
+  const int64_t first = engine.add(text, {.sampling = kGreedy}), second = engine.add(shorter, {.sampling = kGreedy, .max_tokens = 4});
+  const int64_t third = engine.add(waits, {.sampling = kGreedy, .max_tokens = 5});  // 60, 33 and 17 keys: it waits for the second
+  auto tokens = tokens_of(engine);
+  EXPECT_EQ(engine.finish(first), Finish::cache_full);
+  EXPECT_EQ(tokens[second], greedy_text(*model, shorter, 4));
+  EXPECT_EQ(tokens[third], greedy_text(*model, waits, 5));
+  EXPECT_EQ(tokens[first].size(), 41U);
+  EXPECT_EQ(tokens[first], greedy_text(*model, text, static_cast<int64_t>(tokens[first].size())));
+  EXPECT_EQ(engine.free_slots(), 3);
 }
 
-TEST(Engine, ATextThatOutgrowsMaxTokensIsAnErrorThatNamesIt) {
-  const auto model = tiny(torch::kCPU, "attn-tiny");
-  EXPECT_EQ(usage_error_of([&] { Engine(*model, 2); }),
-            "the model's state grows with the text: max_tokens must say how many tokens all texts may have, got 0");
-  Engine engine(*model, 3, 100);
-  const auto text = prompt(60, 4);
-  const int64_t slot = engine.join({text}, SamplingOptions{0})[0], other = engine.join({prompt(30, 7)}, SamplingOptions{0})[0];
-  EXPECT_EQ(usage_error_of([&] { engine.join({prompt(13, 1)}, {}); }),
-            "the prompts have 13 tokens, and of the engine's max_tokens 12 are free: give a larger max_tokens, or let texts leave first");
-  std::vector<int64_t> tokens = tokens_of(engine, slot, 6);  // 59 + 29 keys, and two a step
-  EXPECT_EQ(usage_error_of([&] { engine.step(); }),
-            "the engine's texts have max_tokens tokens, and 2 more do not fit: give a larger max_tokens, or let a text leave");
-  EXPECT_EQ(engine.free_slots(), 1);
-  engine.leave(other);  // what is left goes on as if nothing had happened
-  for (const int64_t id : tokens_of(engine, slot, 35)) tokens.push_back(id);
-  EXPECT_EQ(tokens, by_session(*model, text, 41));
-  EXPECT_NE(usage_error_of([&] { engine.step(); }), "no error");
+TEST(Engine, EndsAtTheModelsLastPosition) {
+  ModelConfig config = find_preset("based-tiny");
+  config.max_positions = 16;
+  torch::manual_seed(3);
+  LanguageModel model(config);
+  model.eval();
+  Engine engine(model, {.slots = 2});
+  EXPECT_NE(error_of([&] { engine.add(some_text(18, 1), {}); }).find("17 positions are needed"), std::string::npos);
+  const int64_t sequence = engine.add(some_text(10, 1), {.sampling = kGreedy});
+  EXPECT_EQ(tokens_of(engine)[sequence].size(), 7U);  // positions 9 to 15 are stepped over
+  EXPECT_EQ(engine.finish(sequence), Finish::positions);
 }
 
-TEST(Engine, TellsOfLogitsThatAreNotFinite) {
-  const auto model = tiny(torch::kCPU);
-  Engine engine(*model, 2);
-  engine.join({{1, 2}}, SamplingOptions{0});
-  {
-    const torch::NoGradGuard no_grad;
-    model->named_parameters()["norm.weight"].fill_(NAN);
+TEST(Engine, EndsAtAStopTokenAndAtOnceWhereNothingIsAskedFor) {
+  const auto model = distinct_model(torch::kCPU);
+  const std::vector<int64_t> greedy = greedy_text(*model, some_text(5, 2), 12);
+  Engine engine(*model, {.slots = 2});
+  const int64_t sequence = engine.add(some_text(5, 2), {.sampling = kGreedy, .stop_tokens = {greedy[7]}});
+  const int64_t none = engine.add(some_text(5, 2), {.max_tokens = 0});
+  const auto first = std::find(greedy.begin(), greedy.end(), greedy[7]);
+  auto tokens = tokens_of(engine);
+  EXPECT_EQ(tokens[sequence], std::vector<int64_t>(greedy.begin(), first + 1));
+  EXPECT_EQ(engine.finish(sequence), Finish::stop);
+  EXPECT_EQ(tokens.count(none), 0U);
+  EXPECT_EQ(engine.finish(none), Finish::length);
+  EXPECT_THROW(engine.snapshot(none), Error);  // its state was not asked for
+}
+
+// What a device cannot record is made by plain steps, with the same tokens; a recording that cannot be fused is used as it is.
+TEST(Engine, FallsBackFromFusedToRecordedToPlainSteps) {
+  static int fused, recorded;
+  static bool can_record;
+  struct Ran final : Replay {
+    explicit Ran(std::function<void()> step) : body(std::move(step)) {}
+    void run() override { body(); }
+    std::function<void()> body;
+  };
+  struct Restore {
+    ~Restore() { recorder_of(torch::kCPU) = nullptr; }
+  } const restore;
+  recorder_of(torch::kCPU) = [](torch::Device, const std::function<void()>& body, Recording recording) -> std::unique_ptr<Replay> {
+    ++(recording == Recording::fused ? fused : recorded);
+    if (recording == Recording::fused || !can_record) throw Error("cannot be done here");
+    body();  // as a warm-up does
+    return std::make_unique<Ran>(body);
+  };
+  const auto model = distinct_model(torch::kCPU);
+  const auto text = some_text(30, 5), longer = some_text(70, 9);
+  for (const bool can : {true, false}) {
+    fused = recorded = 0, can_record = can;
+    Engine engine(*model, {.slots = 2, .prefill_tokens = 32});
+    EXPECT_EQ(fused, 1);
+    EXPECT_EQ(recorded, 1);
+    const int64_t a = engine.add(text, {.sampling = kGreedy, .max_tokens = 20});
+    const int64_t b = engine.add(longer, {.sampling = kGreedy, .max_tokens = 20});  // read in pieces
+    auto tokens = tokens_of(engine);
+    EXPECT_EQ(tokens[a], greedy_text(*model, text, 20));
+    EXPECT_EQ(tokens[b], greedy_text(*model, longer, 20));
   }
-  EXPECT_THROW(engine.step(), Error);
+  Engine plain(*model, {.decode = {.steps = Steps::plain}});
+  EXPECT_EQ(fused, 1);
 }
 
 // The same greedy text from the same weights, in fp32, wherever it is made.
 TEST(Generation, CpuAndGpuAgree) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
-  EXPECT_EQ(by_session(*tiny(torch::kCUDA), prompt(100, 4), 200), by_session(*tiny(torch::kCPU), prompt(100, 4), 200));
+  EXPECT_EQ(session_text(*distinct_model(torch::kCUDA), some_text(100, 4), 200, kGreedy),
+            session_text(*distinct_model(torch::kCPU), some_text(100, 4), 200, kGreedy));
 }
 
 }  // namespace

@@ -60,8 +60,8 @@ void expect_recorded_step_like_its_kernels(int64_t texts) {
       decoder.step();
     };
     const Tensor expected = decoder.steps([&] { decoder.step(); });
-    const auto replay = record(model->device(), step);
-    const auto again = record(model->device(), step);  // beside the first one
+    const auto replay = record(model->device(), step, Recording::fused);
+    const auto again = record(model->device(), step, Recording::fused);  // beside the first one
     const auto run = [&] { replay->run(); };
     const Tensor logits = decoder.steps(run);
     EXPECT_LT(((logits - expected).norm() / expected.norm()).item<double>(), 2e-2) << preset << ", " << texts;

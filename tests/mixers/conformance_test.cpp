@@ -117,6 +117,7 @@ class WithState : public Mixer {
     return of_->prefill(x, rows, state, slots);
   }
   Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override { return of_->step(x, state, slots); }
+  void flush(MixerState& state, const Slots& slots) override { of_->flush(state, slots); }
 
  protected:
   std::shared_ptr<Mixer> of_;

@@ -145,8 +145,8 @@ TEST(ShapesOnly, ParametersHaveTheShapesAndTypesOfRealOnes) {
     const ShapesOnly no_memory;
     const auto without = info.make(Config(Config::Table{}), {64, 0, 1});
     const auto shapes = without->named_parameters();
-    for (const StateTensor& tensor : without->make_state(2).tensors())
-      EXPECT_TRUE(tensor.value.is_meta()) << info.name << " " << tensor.name;
+    const MixerState state = without->make_state(2);
+    for (const StateTensor& tensor : state.tensors()) EXPECT_TRUE(tensor.value.is_meta()) << info.name << " " << tensor.name;
     ASSERT_EQ(shapes.size(), real->named_parameters().size()) << info.name;
     for (const auto& item : real->named_parameters()) {
       EXPECT_TRUE(shapes[item.key()].is_meta()) << info.name << " " << item.key();

@@ -13,7 +13,7 @@ constexpr int kWarmUps = 3;  // cuBLAS and the allocator settle before anything 
 
 class Graph final : public Replay {
  public:
-  Graph(torch::Device device, const std::function<void()>& body) : device_(device) {
+  Graph(torch::Device device, const std::function<void()>& body, Recording recording) : device_(device) {
     const c10::cuda::CUDAGuard on_device(device);
     const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index());
     stream.synchronize();
@@ -30,8 +30,12 @@ class Graph final : public Replay {
       break_off(stream);
       throw Error(std::string("this step cannot be recorded as a CUDA graph: ") + error.what_without_backtrace());
     }
-    fuse(log);
-    graph_.instantiate();
+    if (recording == Recording::fused) fuse(log);
+    try {
+      graph_.instantiate();
+    } catch (const c10::Error& error) {
+      throw Error(std::string("this step's graph cannot be made ready: ") + error.what_without_backtrace());
+    }
   }
   void run() override {
     const c10::cuda::CUDAGuard on_device(device_);
@@ -69,8 +73,8 @@ class Graph final : public Replay {
 };
 
 [[maybe_unused]] const bool registered = [] {
-  cuda_recorder() = [](torch::Device device, const std::function<void()>& body) -> std::unique_ptr<Replay> {
-    return std::make_unique<Graph>(device, body);
+  recorder_of(torch::kCUDA) = [](torch::Device device, const std::function<void()>& body, Recording recording) -> std::unique_ptr<Replay> {
+    return std::make_unique<Graph>(device, body, recording);
   };
   return true;
 }();

@@ -1,0 +1,159 @@
+#include "based/generate/decode_step.h"
+
+#include "based/core/log.h"
+#include "based/models/device.h"
+#include "based/ops/pointwise.h"
+#include "based/ops/recorded_step.h"
+#include "based/ops/transfer.h"
+
+namespace based {
+namespace {
+
+// Log-probability of `token` under softmax(logits), fp32 [rows].
+Tensor log_probability_of(const Tensor& logits, const Tensor& token) {
+  const Tensor wide = logits.to(torch::kFloat);
+  return (wide.gather(1, token.clamp_min(0).unsqueeze(1)).squeeze(1) - wide.logsumexp(1));
+}
+
+}  // namespace
+
+Slots DecodeStep::on_device(const std::vector<int64_t>& slots) const {
+  return ops::to_device(torch::tensor(slots, torch::kInt64), model_.device());
+}
+
+int64_t DecodeStep::width(int64_t slots, const DecodeOptions& options, torch::Device device) {
+  if (!options.invariant || device.is_cpu()) return slots;
+  return (slots + invariant_width - 1) / invariant_width * invariant_width;
+}
+
+DecodeStep::DecodeStep(LanguageModel& model, ModelState& state, const DecodeOptions& options)
+    : model_(model), state_(state), decode_(options) {
+  const int64_t slots = state.slots();
+  const auto ids = torch::dtype(torch::kInt64).device(model.device());
+  const auto reals = torch::dtype(torch::kFloat).device(model.device());
+  all_slots_ = torch::arange(slots, ids);
+  token_ = torch::zeros({slots}, ids);
+  if (options.log_probabilities) log_probability_ = torch::zeros({slots}, reals);
+  options_ = {
+      state_.position(),           torch::zeros({slots}, ids),
+      torch::zeros({slots}, ids),  torch::zeros({slots}, reals),
+      torch::ones({slots}, reals), torch::zeros({slots}, reals),
+      torch::ones({slots}, reals), torch::zeros({slots, kernels::sample_seen_words(model.config().vocab_size)}, ids.dtype(torch::kInt))};
+  const auto host = [&](const Tensor& like) {
+    return torch::empty({slots}, torch::dtype(like.scalar_type()).pinned_memory(model.device().is_cuda()));
+  };
+  token_host_ = host(token_);
+  if (log_probability_.defined()) log_probability_host_ = host(log_probability_);
+  if (options.steps != Steps::plain && recorder_of(model.device().type()) != nullptr) record_all();
+}
+
+// Of all slots, or of `invariant_width` of them at a time, so that a step's kernels are the same for any number of slots.
+bool DecodeStep::try_recording(Recording recording, std::string& reason) {
+  const int64_t slots = state_.slots(), at_once = decode_.invariant ? invariant_width : slots;
+  try {
+    for (int64_t first = 0; first < slots; first += at_once) {
+      const Slots some = all_slots_.narrow(0, first, std::min(at_once, slots - first));
+      recordings_.push_back(record(
+          model_.device(),
+          [this, some] {
+            const ops::RecordedStep recorded;
+            step(some.size(0) == all_slots_.size(0) ? Slots() : some);
+          },
+          recording));
+    }
+    return true;
+  } catch (const Error& error) {
+    recordings_.clear();
+    reason = error.what();
+    return false;
+  }
+}
+
+void DecodeStep::record_all() {
+  if (!decode_.invariant) model_.prepare_for_steps(state_);
+  std::string reason;
+  if (!try_recording(Recording::fused, reason)) {
+    log_warning("decoding: kernels of a step stay by themselves: " + reason);
+    if (!try_recording(Recording::as_launched, reason)) log_warning("decoding: steps are not recorded and slower: " + reason);
+  }
+  state_.zero(all_slots_);
+  token_.zero_();
+}
+
+void DecodeStep::draw(const Slots& slots, Tensor token, ops::SampleOptions options, Tensor log_probability) {
+  Tensor logits = model_.logits(model_.step(token, state_, slots)).narrow(1, 0, model_.config().vocab_size);
+  if (!options.position.defined()) options.position = state_.position().index_select(0, slots);  // the step has moved it
+  if (logits.scalar_type() == torch::kDouble) logits = logits.to(torch::kFloat);                 // what sampling takes
+  ops::sample_(token, logits, options);
+  if (log_probability.defined()) log_probability.copy_(log_probability_of(logits, token));
+}
+
+void DecodeStep::step(const Slots& slots) {
+  if (!slots.defined()) return draw(all_slots_, token_, options_, log_probability_);
+  const auto of = [&](const Tensor& all) { return all.defined() ? all.index_select(0, slots) : Tensor(); };
+  const Tensor token = of(token_), log_probability = of(log_probability_);
+  const ops::SampleOptions options{{},
+                                   of(options_.seed),
+                                   of(options_.top_k),
+                                   of(options_.temperature),
+                                   of(options_.top_p),
+                                   of(options_.min_p),
+                                   of(options_.penalty),
+                                   of(options_.seen)};
+  draw(slots, token, options, log_probability);
+  token_.index_copy_(0, slots, token);
+  options_.seen.index_copy_(0, slots, options.seen);
+  if (log_probability.defined()) log_probability_.index_copy_(0, slots, log_probability);
+}
+
+void DecodeStep::set_sampling(const std::vector<int64_t>& slots, const std::vector<SamplingOptions>& options) {
+  const Slots index = on_device(slots);
+  const auto set = [&]<class T>(Tensor& all, auto SamplingOptions::*field, T) {
+    std::vector<T> values;
+    for (const SamplingOptions& one : options) values.push_back(static_cast<T>(one.*field));
+    all.index_copy_(0, index, ops::to_device(torch::tensor(values), model_.device()));
+  };
+  set(options_.seed, &SamplingOptions::seed, int64_t{});
+  set(options_.top_k, &SamplingOptions::top_k, int64_t{});
+  set(options_.temperature, &SamplingOptions::temperature, float{});
+  set(options_.top_p, &SamplingOptions::top_p, float{});
+  set(options_.min_p, &SamplingOptions::min_p, float{});
+  set(options_.penalty, &SamplingOptions::repetition_penalty, float{});
+}
+
+void DecodeStep::set_texts(const std::vector<int64_t>& slots, const std::vector<const std::vector<int64_t>*>& texts) {
+  const Slots index = on_device(slots);
+  const Tensor seen = torch::zeros({static_cast<int64_t>(texts.size()), options_.seen.size(1)}, torch::kInt);
+  auto* row = reinterpret_cast<uint32_t*>(seen.mutable_data_ptr<int32_t>());
+  std::vector<int64_t> last;
+  for (const auto* text : texts) {
+    for (const int64_t id : *text) kernels::sample_set_seen(row, id);
+    row += seen.size(1);
+    last.push_back(text->back());
+  }
+  options_.seen.index_copy_(0, index, ops::to_device(seen, model_.device()));
+  token_.index_copy_(0, index, ops::to_device(torch::tensor(last), model_.device()));
+}
+
+void DecodeStep::run(const std::vector<int64_t>& slots) {
+  if (recorded()) {
+    for (const auto& recording : recordings_) recording->run();
+    return;
+  }
+  const auto count = static_cast<int64_t>(slots.size());
+  const int64_t at_once = decode_.invariant ? ops::kBatchInvariantRows : count;
+  if (count == state_.slots() && count <= at_once) return step({});
+  const Slots all = on_device(slots);
+  for (int64_t first = 0; first < count; first += at_once) step(all.narrow(0, first, std::min(at_once, count - first)));
+}
+
+const int64_t* DecodeStep::tokens() {
+  token_host_.copy_(token_, /*non_blocking=*/true);
+  if (log_probability_.defined()) log_probability_host_.copy_(log_probability_, /*non_blocking=*/true);
+  synchronize(model_.device());
+  return token_host_.const_data_ptr<int64_t>();
+}
+
+const float* DecodeStep::log_probabilities() { return log_probability_host_.const_data_ptr<float>(); }
+
+}  // namespace based

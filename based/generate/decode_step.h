@@ -1,0 +1,67 @@
+// One token for sequences in the slots of a state: the model's step, and the draw behind it, on the model's device.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "based/generate/replay.h"
+#include "based/generate/sampler.h"
+#include "based/models/language_model.h"
+#include "based/ops/sample.h"
+
+namespace based {
+
+// How steps are made where a device can record them.
+enum class Steps {
+  fused,  // as a recording whose kernels are joined; where they cannot be, recorded; where that cannot be, plain; it says so once
+  plain,  // the model's operators one by one, of no other slots than those that are named
+};
+
+struct DecodeOptions {
+  Steps steps = Steps::fused;
+  // A slot's bits depend on its tokens and the model alone: steps are always made of `invariant_width` slots, and no state has buffers.
+  bool invariant = false;
+  bool log_probabilities = false;
+};
+
+class DecodeStep {
+ public:
+  static constexpr int64_t invariant_width = 128;
+  // The slots that a state must have for so many sequences.
+  static int64_t width(int64_t slots, const DecodeOptions& options, torch::Device device);
+
+  // Of a state that is zeroed, and is zeroed again afterwards. The state must outlive this and keep its addresses where steps are recorded.
+  DecodeStep(LanguageModel& model, ModelState& state, const DecodeOptions& options);
+
+  bool recorded() const { return !recordings_.empty(); }  // run() then steps all slots, whatever is named
+  bool keeps_log_probabilities() const { return log_probability_.defined(); }
+
+  void set_sampling(const std::vector<int64_t>& slots, const std::vector<SamplingOptions>& options);
+  // The last token of each slot's text, which the next step reads, and the tokens that a repetition penalty is for.
+  void set_texts(const std::vector<int64_t>& slots, const std::vector<const std::vector<int64_t>*>& texts);
+
+  // A step of these slots, in ascending order; asynchronous on a GPU.
+  void run(const std::vector<int64_t>& slots);
+  // What the last run drew for each slot of the state, −1 where its logits are not finite; waits for it. Of slots that were not stepped the
+  // entry means nothing.
+  const int64_t* tokens();
+  const float* log_probabilities();  // of what was drawn, by the model's own softmax; after tokens()
+
+ private:
+  Slots on_device(const std::vector<int64_t>& slots) const;
+  // Of the named slots alone; undefined: of all.
+  void step(const Slots& slots);
+  void draw(const Slots& slots, Tensor token, ops::SampleOptions options, Tensor log_probability);
+  void record_all();
+  bool try_recording(Recording recording, std::string& reason);
+
+  LanguageModel& model_;
+  ModelState& state_;
+  DecodeOptions decode_;
+  Tensor all_slots_, token_, log_probability_;  // [slots]: 0, 1, …; each text's last token, int64; its own, fp32 (undefined: not kept)
+  Tensor token_host_, log_probability_host_;
+  ops::SampleOptions options_;
+  std::vector<std::unique_ptr<Replay>> recordings_;  // one after the other they step all slots
+};
+
+}  // namespace based

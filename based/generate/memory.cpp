@@ -1,0 +1,52 @@
+#include "based/generate/memory.h"
+
+#include <algorithm>
+
+#include "based/core/progress.h"
+#include "based/mixers/shapes_only.h"
+#include "based/models/device.h"
+
+namespace based {
+namespace {
+
+// Of one slot, and of what does not depend on their number; estimated where it is working memory.
+struct Needed {
+  double fixed = 0, slot = 0;
+};
+
+Needed needed(const ModelPlace& place, const EngineOptions& engine) {
+  const ModelConfig& config = place.config;
+  const auto element = static_cast<double>(torch::elementSize(place.dtype));
+  const ShapesOnly no_memory;
+  LanguageModel model(config);
+  model.to(place.dtype);
+  Needed bytes;
+  bytes.fixed = static_cast<double>(model.parameter_count()) * element;
+  const auto width = static_cast<double>(config.d_model), hidden = static_cast<double>(config.mlp_width);
+  // Activations of a prompt's piece: the fp32 stream, a norm, projections, the MLP.
+  bytes.fixed += static_cast<double>(default_prefill_tokens(place.device)) * (4 * width + element * (6 * width + 3 * hidden));
+  const double logits = static_cast<double>(config.padded_vocab()) * (element + 4);
+  const double empty = static_cast<double>(state_bytes(model, 0));
+  const double cache_token = static_cast<double>(state_bytes(model, 1 << 12) - state_bytes(model, 0)) / (1 << 12);
+  bytes.slot = empty + logits + cache_token * static_cast<double>(engine.cache_tokens) / static_cast<double>(engine.slots);
+  return bytes;
+}
+
+}  // namespace
+
+bool grows(const ModelConfig& config) {
+  const ShapesOnly no_memory;
+  return LanguageModel(config).make_state(1).grows();
+}
+
+void require_memory(const ModelPlace& model, const EngineOptions& engine, const std::string& option) {
+  const Needed bytes = needed(model, engine);
+  const double have = 0.95 * static_cast<double>(available_memory(model.device));
+  if (bytes.fixed + bytes.slot * static_cast<double>(engine.slots) <= have) return;
+  const auto fit = static_cast<int64_t>((have - bytes.fixed) / bytes.slot);
+  throw Error(option + " " + std::to_string(engine.slots) + ": weights and buffers take " + format_bytes(bytes.fixed) + " and each slot " +
+              format_bytes(bytes.slot) + ", of " + format_bytes(have) + " that are free on " + model.device.str() + "; " +
+              (fit < 1 ? "not even one slot fits" : "at most " + std::to_string(fit) + " slots fit"));
+}
+
+}  // namespace based

@@ -1,0 +1,49 @@
+#include "based/generate/sequence.h"
+
+#include <array>
+
+#include "based/core/state_file.h"
+#include "based/models/limits.h"
+#include "based/models/tensor_view.h"
+
+namespace based {
+
+const char* finish_name(Finish finish) {
+  static constexpr std::array<const char*, 6> kNames{"none", "length", "stop", "cache_full", "positions", "not_finite"};
+  return kNames.at(static_cast<size_t>(finish));
+}
+
+void save_sequence(const std::string& path, const SequenceState& sequence, const std::string& model_hash) {
+  StateSnapshot snapshot{model_hash, sequence.ids, {}, {}};
+  const std::vector<StateTensor> tensors = sequence.state.named();
+  std::vector<Tensor> kept;  // the views point into these
+  kept.reserve(tensors.size());
+  for (const auto& tensor : tensors) kept.push_back(tensor.value.cpu().contiguous());
+  for (size_t i = 0; i < tensors.size(); ++i) snapshot.tensors.push_back(view_of(tensors[i].name, kept[i]));
+  write_state_file(path, snapshot);
+}
+
+SequenceState load_sequence(const std::string& path, const LanguageModel& model, const std::string& model_hash) {
+  const torch::InferenceMode inference;
+  const StateFile file(path);
+  file.require_model(model_hash);
+  const StateSnapshot& snapshot = file.snapshot();
+  if (snapshot.token_ids.empty()) throw Error(path + ": the state of an empty text");
+  require_ids(model.config(), snapshot.token_ids, path);
+  require_positions(model.config(), static_cast<int64_t>(snapshot.token_ids.size()) - 1, path);
+  std::vector<StateTensor> tensors;
+  for (const auto& view : snapshot.tensors) tensors.push_back({view.name, tensor_of(view), false});
+  SequenceState loaded{snapshot.token_ids, model.make_state(1)};
+  try {
+    loaded.state.load_named(tensors, 0);
+  } catch (const Error& error) {
+    throw Error(path + ": " + error.what());
+  }
+  const int64_t seen = loaded.state.position()[0].item<int64_t>(), most = static_cast<int64_t>(loaded.ids.size()) - 1;
+  if (seen < 0 || seen > most)
+    throw Error(path + ": the state has seen " + std::to_string(seen) + " tokens, where its text has " + std::to_string(most) +
+                " before the last one");
+  return loaded;
+}
+
+}  // namespace based

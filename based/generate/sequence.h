@@ -1,0 +1,43 @@
+// A text that a model continues, as an engine takes it and gives it back.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "based/generate/sampler.h"
+#include "based/models/language_model.h"
+
+namespace based {
+
+// Why a sequence has ended.
+enum class Finish {
+  none,        // it goes on
+  length,      // max_tokens
+  stop,        // one of its stop tokens
+  cache_full,  // its state grows, and the engine's cache has no room for another token
+  positions,   // the model has no position for another token (max_positions)
+  not_finite,  // its logits are not finite
+};
+const char* finish_name(Finish finish);  // "none", "length", …
+
+struct SequenceOptions {
+  SamplingOptions sampling = {};
+  int64_t max_tokens = -1;                // new tokens; −1: until something else ends it
+  std::vector<int64_t> stop_tokens = {};  // a drawn one of these is the last
+  bool scores = false;                    // keep the log-probability of each token of the prompt but the first (Engine::scores)
+  bool predictions = false;               // keep the most likely token behind each of the prompt but the last (Engine::predictions)
+  bool keep_state = false;                // the state after the last token stays with the engine until the sequence is removed
+};
+
+// A text and what a model's state is after its first `state.position()` tokens: one slot in canonical form, on the model's device. The rest
+// of the text has not been read; its last token never has.
+struct SequenceState {
+  std::vector<int64_t> ids;
+  ModelState state;
+};
+
+// A state file: version, hash of the model, token ids, state, checksum. Any engine on any device reads what another has written.
+void save_sequence(const std::string& path, const SequenceState& sequence, const std::string& model_hash);
+// Throws Error, naming the file, where it is damaged, of another model, or not of this one's shapes and vocabulary.
+SequenceState load_sequence(const std::string& path, const LanguageModel& model, const std::string& model_hash);
+
+}  // namespace based

@@ -1,0 +1,61 @@
+#include "based/generate/text_generator.h"
+
+namespace based {
+namespace {
+
+std::string reason(Finish finish) { return finish == Finish::stop ? "end_of_text" : finish_name(finish); }
+
+}  // namespace
+
+int64_t TextGenerator::add(TextRequest request) {
+  Text text{TextStream(tokenizer_, request.stops), {}};
+  if (const auto end = tokenizer_.end_of_text()) request.options.stop_tokens.push_back(*end);
+  int64_t sequence = 0;
+  if (request.state) {
+    std::vector<int64_t>& ids = request.state->ids;
+    ids.insert(ids.end(), request.ids.begin(), request.ids.end());
+    sequence = engine_.add(std::move(*request.state), request.options);
+  } else {
+    sequence = engine_.add(std::move(request.ids), request.options);
+  }
+  text.out.prompt_tokens = static_cast<int64_t>(engine_.text(sequence).size());
+  texts_.emplace(sequence, std::move(text));
+  return sequence;
+}
+
+void TextGenerator::give(int64_t sequence, Text& text, const std::string& piece, const Piece& to) {
+  text.out.text += piece;
+  if (to && !piece.empty()) to(sequence, piece);
+}
+
+void TextGenerator::step(const Piece& piece, const Ended& ended) {
+  for (const Engine::Drawn& drawn : engine_.step()) {
+    const auto found = texts_.find(drawn.sequence);
+    if (found == texts_.end()) continue;  // it was not added here
+    Text& text = found->second;
+    if (drawn.token >= 0) {
+      text.out.ids.push_back(drawn.token);
+      if (engine_.keeps_log_probabilities()) text.out.log_probabilities.push_back(drawn.log_probability);
+      if (drawn.finish != Finish::stop) give(drawn.sequence, text, text.stream.push(drawn.token), piece);
+    }
+    if (drawn.finish == Finish::none && !text.stream.stopped()) continue;
+    if (drawn.finish == Finish::none) engine_.end(drawn.sequence);
+    give(drawn.sequence, text, text.stream.finish(), piece);
+    text.out.finish_reason = text.stream.stopped() ? "stop" : reason(drawn.finish);
+    GeneratedText out = std::move(text.out);
+    texts_.erase(found);
+    ended(drawn.sequence, std::move(out));
+  }
+}
+
+GeneratedText TextGenerator::break_off(int64_t sequence, const Piece& piece) {
+  Text& text = texts_.at(sequence);
+  engine_.end(sequence);
+  give(sequence, text, text.stream.finish(), piece);
+  text.out.finish_reason = "interrupted";
+  GeneratedText out = std::move(text.out);
+  texts_.erase(sequence);
+  return out;
+}
+
+}  // namespace based
