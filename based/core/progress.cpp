@@ -48,7 +48,7 @@ std::string format(const char* pattern, double value) {
 
 }  // namespace
 
-Progress::Progress(std::string label, int64_t total, ProgressOptions options, int64_t done)
+Progress::Progress(const std::string& label, int64_t total, ProgressOptions options, int64_t done)
     : label_(escape_controls(label)), total_(total), first_(done), done_(done), options_(options), started_(now()), last_drawn_(started_) {
   terminal_ = !options_.quiet && is_terminal(options_);
   if (terminal_) {

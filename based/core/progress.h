@@ -22,7 +22,7 @@ class Progress {
   using Fields = std::vector<std::pair<std::string, std::string>>;  // name, value as it is to be shown
 
   // `done` of `total` steps are behind us already (a resumed run); total 0: unknown, no bar and no ETA.
-  Progress(std::string label, int64_t total, ProgressOptions options = {}, int64_t done = 0);
+  Progress(const std::string& label, int64_t total, ProgressOptions options = {}, int64_t done = 0);
   ~Progress();  // as finish()
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;

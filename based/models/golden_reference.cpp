@@ -264,6 +264,8 @@ ReferenceParameters ReferenceParameters::below(const std::string& prefix) const 
 ReferenceMixer reference_mixer(const std::string& mixer, const Json& config, const ReferenceParameters& parameters, int64_t length) {
   const std::string& path = parameters.path();
   if (starts_with(mixer, "gated_short_conv")) return gated_conv(parameters);
+  if (mixer.find("with fixed decay") != std::string::npos)
+    return {"", {}, {}, "the reference decays the numerator alone, ours the denominator too"};
   if (starts_with(mixer, "linear_attention/taylor_exp")) return taylor_attention(config, parameters);
   if (starts_with(mixer, "base_conv")) return base_conv(config, parameters, length);
   if (mixer == "causal_attention" || mixer == "attention") {

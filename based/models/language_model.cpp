@@ -130,10 +130,6 @@ Tensor LanguageModel::loss(const Tensor& ids, const Tensor& labels, const Sequen
   return ops::cross_entropy(run(embedded.rows, rows), embedded.table, labels, labelled);
 }
 
-Tensor LanguageModel::cross_entropy(const Tensor& hidden, const Tensor& labels, int64_t labelled) {
-  return ops::cross_entropy(hidden, embedding_, labels, labelled);
-}
-
 Tensor LanguageModel::token_log_probabilities(const Tensor& hidden, const Tensor& targets) {
   return ops::token_log_probabilities(hidden, embedding_, targets);
 }

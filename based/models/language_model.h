@@ -85,7 +85,6 @@ class LanguageModel : public torch::nn::Module {
   Tensor forward(const Tensor& ids, const Sequences& rows);
   // Mean cross entropy over labels ≠ −100, int64 [tokens], of which there are `labelled`; −1: they are counted, which waits for a device.
   Tensor loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled = -1);
-  Tensor cross_entropy(const Tensor& hidden, const Tensor& labels, int64_t labelled = -1);
   // Of each row's target, int64 [n], under the softmax of its logits: fp32 [n]. No gradient.
   Tensor token_log_probabilities(const Tensor& hidden, const Tensor& targets);
   // hidden [n, d_model] -> [n, padded_vocab].

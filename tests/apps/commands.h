@@ -40,7 +40,7 @@ inline const std::vector<CommandRow>& command_rows() {
         {"--save-state", no_path},
         {"--dtype", "fp8"},
         {"--device", "tpu"}},
-       "--max-tokens 10000000",
+       "--max-tokens 10000000 --temperature 0",  // drawn tokens come upon the end of text some time
        "tokens/s"},
       {"perplexity",
        "--model <@/model --data |@/text.txt",

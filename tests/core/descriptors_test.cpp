@@ -18,8 +18,7 @@ TEST(DescriptorsDeathTest, ThoseThatWereClosedExistAfterwardsAndStillFail) {
         for (const int number : {0, 1, 2}) close(number);
         open_standard_descriptors();
         char byte = 0;
-        const bool right =
-            open("/dev/null", O_RDONLY) == 3 && read(0, &byte, 1) < 0 && write_all(1, "x") == EBADF && write_all(2, "x") == 0;
+        const bool right = open("/dev/null", O_RDONLY) > 2 && read(0, &byte, 1) < 0 && write_all(1, "x") == EBADF && write_all(2, "x") == 0;
         _exit(right ? 7 : 8);
       },
       testing::ExitedWithCode(7), "");

@@ -42,15 +42,6 @@ class BatchTest : public testing::Test {
       lines += "{\"prompt\":\"number " + std::to_string(i) + "\",\"max_tokens\":" + std::to_string(2 + 7 * i % 10) + "}\n";
     write_prompts(lines);
   }
-  static std::string error_of(const std::function<void()>& call) {
-    try {
-      call();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
-  }
-
   TemporaryFolder folder_;
   std::shared_ptr<LanguageModel> model_ = distinct_model(torch::kCPU);
   ByteTokenizer tokenizer_;
@@ -120,7 +111,7 @@ TEST_F(BatchTest, WhatAKilledRunHasFinishedIsNotDoneAgain) {
   const std::string out = folder_.file("out.jsonl"), again = folder_.file("again.jsonl");
   EXPECT_EQ(run(out).report.finished, 11);
   EXPECT_FALSE(std::filesystem::exists(out + ".partial"));
-  EXPECT_THAT(error_of([&] { run(out); }), HasSubstr("is there already"));
+  EXPECT_THAT(message_of<Error>([&] { run(out); }), HasSubstr("is there already"));
   const std::string whole = read_file(out);
 
   // As it is while a run goes on: what decides it, then results in the order in which they came; the last line was being written.
@@ -131,8 +122,8 @@ TEST_F(BatchTest, WhatAKilledRunHasFinishedIsNotDoneAgain) {
   const PromptsFile prompts(folder_.file("prompts.jsonl"));
   const std::string head = dump_json({{"prompts", prompts.hash()}, {"run", {{"max_tokens", 12}}}}) + "\n";
   write_file_atomic(again + ".partial", head + lines[4] + lines[0] + lines[7] + lines[2].substr(0, 20));
-  EXPECT_THAT(error_of([&] { run(again); }), HasSubstr("--resume does the rest"));
-  EXPECT_THAT(error_of([&] { run(again, true, 13); }), HasSubstr("begun with other prompts, another model or other options"));
+  EXPECT_THAT(message_of<Error>([&] { run(again); }), HasSubstr("--resume does the rest"));
+  EXPECT_THAT(message_of<Error>([&] { run(again, true, 13); }), HasSubstr("begun with other prompts, another model or other options"));
   const Outcome outcome = run(again, true);
   EXPECT_EQ(outcome.report.kept, 3);
   EXPECT_EQ(outcome.report.finished, 8);
@@ -153,8 +144,8 @@ TEST_F(BatchTest, AnInterruptedRunGivesOutWhatIsFinished) {
 
 TEST_F(BatchTest, AFileWithoutPromptsIsAnError) {
   write_prompts("\n  \n");
-  EXPECT_THAT(error_of([&] { run(); }), HasSubstr("holds no prompts"));
-  EXPECT_THAT(error_of([&] { PromptsFile(folder_.file("none")); }), HasSubstr("none"));
+  EXPECT_THAT(message_of<Error>([&] { run(); }), HasSubstr("holds no prompts"));
+  EXPECT_THAT(message_of<Error>([&] { PromptsFile(folder_.file("none")); }), HasSubstr("none"));
 }
 
 }  // namespace

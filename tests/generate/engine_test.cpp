@@ -19,15 +19,6 @@ std::map<int64_t, std::vector<int64_t>> tokens_of(Engine& engine, int64_t steps 
   return tokens;
 }
 
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 constexpr SamplingOptions kGreedy{0};
 constexpr SamplingOptions kDrawn{0.8, 40, 0.95, 0.01, 1.3, 7};
 
@@ -346,7 +337,7 @@ TEST(Engine, RefusesWhatItCannotDo) {
 TEST(Engine, ASequenceThatOutgrowsTheCacheEndsAloneAndLeavesItsRoom) {
   const auto model = distinct_model(torch::kCPU, "attn-tiny");
   Engine engine(*model, {.slots = 3, .cache_tokens = 100});
-  EXPECT_EQ(error_of([&] { engine.add(some_text(102, 1), {}); }),
+  EXPECT_EQ(message_of<Error>([&] { engine.add(some_text(102, 1), {}); }),
             "a text of 102 tokens, where the cache of all sequences has room for 100: give it more tokens");
   const auto text = some_text(60, 4), shorter = some_text(30, 7), waits = some_text(13, 1);
   const int64_t first = engine.add(text, {.sampling = kGreedy}), second = engine.add(shorter, {.sampling = kGreedy, .max_tokens = 4});
@@ -367,7 +358,7 @@ TEST(Engine, EndsAtTheModelsLastPosition) {
   LanguageModel model(config);
   model.eval();
   Engine engine(model, {.slots = 2});
-  EXPECT_NE(error_of([&] { engine.add(some_text(18, 1), {}); }).find("17 positions are needed"), std::string::npos);
+  EXPECT_NE(message_of<Error>([&] { engine.add(some_text(18, 1), {}); }).find("17 positions are needed"), std::string::npos);
   const int64_t sequence = engine.add(some_text(10, 1), {.sampling = kGreedy});
   EXPECT_EQ(tokens_of(engine)[sequence].size(), 7U);  // positions 9 to 15 are stepped over
   EXPECT_EQ(engine.finish(sequence), Finish::positions);
