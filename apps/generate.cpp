@@ -80,11 +80,10 @@ void run_many(const Options& options) {
   const torch::Device device = parse_device(options.device, "--device");
   const auto dtype = options.dtype.empty() ? std::nullopt : std::optional(parse_float_type(options.dtype, "--dtype"));
   const ModelFiles stored = read_model_files(options.model);
-  const auto tokenizer = make_tokenizer(options.model);
   const PromptsFile prompts(options.prompts);
   const PromptDefaults defaults = defaults_of(options);
   const int64_t slots = std::min(options.slots > 0 ? options.slots : device.is_cuda() ? 128 : 8, prompts.size());
-  const int64_t longest = grows(stored.config) ? prompts.longest(*tokenizer, defaults) : 0;
+  const int64_t longest = grows(stored.config) ? prompts.longest(*make_tokenizer(options.model), defaults) : 0;
   EngineOptions engine_of = engine_options(options, slots, slots * longest);
   engine_of.ahead = true;
   engine_of.patience = device.is_cuda() ? 4 : 0;

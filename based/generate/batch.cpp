@@ -3,7 +3,6 @@
 #include <chrono>
 #include <filesystem>
 #include <map>
-#include <set>
 
 #include "based/core/config.h"
 #include "based/core/files.h"

@@ -304,7 +304,7 @@ void Engine::start(const std::vector<Sequence*>& sequences) {
   decode_->set_texts(slots, texts);
 }
 
-// Sequences that have slots; on the way nothing of them may be lost, whatever runs out.
+// Sequences that have slots: their states go there, their prompts are read by one prefill, and those that are read to the end go on.
 void Engine::read_together(const std::vector<int64_t>& ids, int64_t most_tokens) {
   std::vector<Sequence*> sequences;
   std::vector<int64_t> slots;
