@@ -55,7 +55,7 @@ Result measure(Context& context, const BenchModel& bench, const std::string& pre
   result.more = {{"batch", rows}, {"context", static_cast<double>(size.context)}, {"weight_bytes", weights}, {"fits", 1}};
   try {
     Engine engine(*bench.model, {.slots = size.batch, .cache_tokens = size.batch * (size.context + steps * (repeats + 1))});
-    result.floor = rows * rate / (weights + rows * state_traffic(engine.state(), size.context));
+    result.floor = rows * rate / (weights + rows * state_traffic(engine, size.context));
     fill(engine, *bench.model, size);
     const double seconds = median_seconds(
                                [&] {

@@ -72,10 +72,13 @@ Result measure_decode(const BenchModel& bench, const EngineOptions& options, con
     for (int64_t i = 0; i < kTimedSteps; ++i) engine.step();
   });
   const auto rows = static_cast<double>(options.slots);
-  Result result =
-      rate(headline, "decode B=" + std::to_string(options.slots) + ", top-k top-p" + (options.decode.invariant ? ", invariant" : ""), bench,
-           rows, seconds, (weight_bytes(*bench.model) + rows * state_traffic(engine.state(), 0)) / copy,
-           "weights read once, state read, and written as often as it is, at the copy rate");
+  Result result = rate(headline,
+                       "decode B=" + std::to_string(options.slots) + ", top-k top-p" +
+                           (options.decode.invariant                  ? ", invariant"
+                            : options.decode.steps == Steps::recorded ? ", not fused"
+                                                                      : ""),
+                       bench, rows, seconds, (weight_bytes(*bench.model) + rows * state_traffic(engine, 0)) / copy,
+                       "weights read once, state read, and written as often as it is, at the copy rate");
   result.more["ms_with_tokens_fetched"] = fetching * 1e3;  // the host waits for the tokens of each step
   return result;
 }
@@ -89,6 +92,8 @@ void run_decode(Context& context) {
     for (const int64_t batch : context.quick ? std::vector<int64_t>{4} : std::vector<int64_t>{1, 16, 128, 256, 512})
       context.add(measure_decode(bench, {.slots = batch}, name + std::to_string(batch), copy));
     context.add(measure_decode(bench, {.slots = 128, .decode = {.invariant = true}}, name + "128_invariant", copy));
+    for (const int64_t batch : {1, 128})
+      context.add(measure_decode(bench, {.slots = batch, .decode = {.steps = Steps::recorded}}, "", copy));
   }
 }
 

@@ -21,25 +21,26 @@ double weight_bytes(const LanguageModel& model) {
 
 namespace {
 
-// How often a step touches each byte of a tensor that does not grow, on the mean of a round where tokens wait.
-double touches(const MixerState& layer, const std::string& name) {
-  constexpr double round = kernels::kTaylorWaiting;
-  if (name == "waiting_k" || name == "waiting_v") return ((round - 1) / 2 + 1) / round;  // those that wait, and the token's
-  if (layer.has("position")) return 1;                                                   // a ring or a cache has a position beside it
-  if (layer.has("waiting") && name != "waiting") return 1 + 1 / round;
-  return 2;
+// How often a step touches each byte of a tensor that does not grow.
+double touches(const MixerState& layer, const std::string& name, bool waits) {
+  if (layer.has("position")) return 1;  // a ring or a cache has a position beside it
+  return waits && (name == "kv" || name == "k") ? 1 + 1.0 / kernels::kTaylorWaiting : 2;
 }
 
 }  // namespace
 
-double state_traffic(const ModelState& state, int64_t tokens) {
-  double bytes = 0;
+double state_traffic(const Engine& engine, int64_t tokens) {
+  constexpr double round = kernels::kTaylorWaiting,
+                   waiting = ((round - 1) / 2 + 1) / round;  // those that wait on the mean, and the token's
+  const ModelState& state = engine.state();
+  const auto slots = static_cast<double>(state.slots());
+  double bytes = static_cast<double>(engine.pending_bytes()) / slots * waiting;
   for (const MixerState& layer : state.layers())
     for (const StateTensor& tensor : layer.tensors()) {
-      const double size = static_cast<double>(tensor.value.nbytes()) / static_cast<double>(state.slots());
+      const double size = static_cast<double>(tensor.value.nbytes()) / slots;
       // A cache is as long as the text.
       bytes += tensor.grows ? static_cast<double>(tokens * tensor.value.size(-1) * tensor.value.element_size() * tensor.value.size(-2))
-                            : touches(layer, tensor.name) * size;
+                            : touches(layer, tensor.name, engine.pending_bytes() > 0) * size;
     }
   return bytes;
 }

@@ -71,7 +71,7 @@ endfunction()
 # Sweeps run on the CPU; the folders of CUDA are left out.
 function(based_results_version target)
   set(folder "${PROJECT_SOURCE_DIR}/based")
-  set(patterns core/random.* data/labels.h data/mqar* kernels/*.h kernels/cpu/*.h kernels/cpu/*.cpp generate/replay.*)
+  set(patterns core/random.* data/labels.h data/mqar* kernels/*.h kernels/cpu/*.h kernels/cpu/*.cpp)
   foreach(layer ops mixers models train experiments)
     list(APPEND patterns ${layer}/*.h ${layer}/*.def ${layer}/*.cpp)
   endforeach()

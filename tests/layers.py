@@ -17,10 +17,11 @@ BELOW = {
     "data": ["core"],
     "ops": ["core", "kernels"],
 }
+BELOW["decode"] = [*BELOW["ops"], "ops"]
 BELOW["mixers"] = [*BELOW["ops"], "ops"]
 BELOW["models"] = [*BELOW["mixers"], "mixers"]
 BELOW["theory"] = ["core", "mixers", "models"]
-BELOW["generate"] = [*BELOW["models"], "models", "data"]
+BELOW["generate"] = [*BELOW["models"], "models", "data", "decode"]
 BELOW["train"] = [*BELOW["generate"], "generate"]
 BELOW["serve"] = BELOW["train"]
 BELOW["eval"] = [*BELOW["train"], "train"]

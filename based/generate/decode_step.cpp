@@ -3,7 +3,6 @@
 #include "based/core/log.h"
 #include "based/models/device.h"
 #include "based/ops/pointwise.h"
-#include "based/ops/recorded_step.h"
 #include "based/ops/transfer.h"
 
 namespace based {
@@ -44,22 +43,18 @@ DecodeStep::DecodeStep(LanguageModel& model, ModelState& state, const DecodeOpti
   };
   token_host_ = host(token_);
   if (log_probability_.defined()) log_probability_host_ = host(log_probability_);
-  if (options.steps != Steps::plain && recorder_of(model.device().type()) != nullptr) record_all();
+  if (options.steps != Steps::plain && ops::recorder_of(model.device().type()) != nullptr) record_all();
 }
 
 // Of all slots, or of `invariant_width` of them at a time, so that a step's kernels are the same for any number of slots.
-bool DecodeStep::try_recording(Recording recording, std::string& reason) {
+bool DecodeStep::try_recording(bool fused, std::string& reason) {
   const int64_t slots = state_.slots(), at_once = decode_.invariant ? invariant_width : slots;
   try {
     for (int64_t first = 0; first < slots; first += at_once) {
       const Slots some = all_slots_.narrow(0, first, std::min(at_once, slots - first));
-      recordings_.push_back(record(
-          model_.device(),
-          [this, some] {
-            const ops::RecordedStep recorded;
-            step(some.size(0) == all_slots_.size(0) ? Slots() : some);
-          },
-          recording));
+      const auto body = [this, some] { step(some.size(0) == all_slots_.size(0) ? Slots() : some); };
+      recordings_.push_back(fused ? decode::record_step(model_.device(), body, {/*defers=*/!decode_.invariant})
+                                  : decode::RecordedStep{nullptr, ops::record(model_.device(), body)});
     }
     return true;
   } catch (const Error& error) {
@@ -70,14 +65,32 @@ bool DecodeStep::try_recording(Recording recording, std::string& reason) {
 }
 
 void DecodeStep::record_all() {
-  if (!decode_.invariant) model_.prepare_for_steps(state_);
   std::string reason;
-  if (!try_recording(Recording::fused, reason)) {
-    log_warning("decoding: kernels of a step stay by themselves: " + reason);
-    if (!try_recording(Recording::as_launched, reason)) log_warning("decoding: steps are not recorded and slower: " + reason);
-  }
+  const bool fused = decode_.steps == Steps::fused && try_recording(/*fused=*/true, reason);
+  if (!fused && decode_.steps == Steps::fused) log_warning("decoding: kernels of a step stay by themselves: " + reason);
+  if (!fused && !try_recording(/*fused=*/false, reason)) log_warning("decoding: steps are not recorded and slower: " + reason);
+  for (const auto& recording : recordings_)
+    if (recording.plan) pending_.insert(pending_.end(), recording.plan->pending().begin(), recording.plan->pending().end());
   state_.zero(all_slots_);
   token_.zero_();
+}
+
+void DecodeStep::flush(const std::vector<int64_t>& slots) {
+  if (pending_.empty()) return;
+  const Slots index = on_device(slots);
+  for (const auto& pending : pending_) pending->flush(index);
+}
+
+int64_t DecodeStep::pending_bytes() const {
+  int64_t sum = 0;
+  for (const auto& pending : pending_) sum += pending->bytes();
+  return sum;
+}
+
+void DecodeStep::forget_pending(const std::vector<int64_t>& slots) {
+  if (pending_.empty()) return;
+  const Slots index = on_device(slots);
+  for (const auto& pending : pending_) pending->forget(index);
 }
 
 void DecodeStep::draw(const Slots& slots, Tensor token, ops::SampleOptions options, Tensor log_probability) {
@@ -137,7 +150,7 @@ void DecodeStep::set_texts(const std::vector<int64_t>& slots, const std::vector<
 
 void DecodeStep::run(const std::vector<int64_t>& slots) {
   if (recorded()) {
-    for (const auto& recording : recordings_) recording->run();
+    for (const auto& recording : recordings_) recording.replay->run();
     return;
   }
   const auto count = static_cast<int64_t>(slots.size());

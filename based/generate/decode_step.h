@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "based/generate/replay.h"
+#include "based/decode/record.h"
 #include "based/generate/sampler.h"
 #include "based/models/language_model.h"
 #include "based/ops/sample.h"
@@ -13,8 +13,9 @@ namespace based {
 
 // How steps are made where a device can record them.
 enum class Steps {
-  fused,  // as a recording whose kernels are joined; where they cannot be, recorded; where that cannot be, plain; it says so once
-  plain,  // the model's operators one by one, of no other slots than those that are named
+  fused,     // as a recording whose kernels are joined; where they cannot be, recorded; where that cannot be, plain; it says so once
+  recorded,  // as a recording of what the operators launch
+  plain,     // the model's operators one by one, of no other slots than those that are named
 };
 
 struct DecodeOptions {
@@ -40,6 +41,13 @@ class DecodeStep {
   // The last token of each slot's text, which the next step reads, and the tokens that a repetition penalty is for.
   void set_texts(const std::vector<int64_t>& slots, const std::vector<const std::vector<int64_t>*>& texts);
 
+  // The state's value at these slots; and what it is where another text's state is put there. See decode/pending.h.
+  void flush(const std::vector<int64_t>& slots);
+  void forget_pending(const std::vector<int64_t>& slots);
+  int64_t pending_bytes() const;  // beside the state's; 0: nothing waits
+
+  // A step of all slots, operator by operator.
+  void run_all() { step({}); }
   // A step of these slots, in ascending order; asynchronous on a GPU.
   void run(const std::vector<int64_t>& slots);
   // What the last run drew for each slot of the state, −1 where its logits are not finite; waits for it. Of slots that were not stepped the
@@ -53,7 +61,7 @@ class DecodeStep {
   void step(const Slots& slots);
   void draw(const Slots& slots, Tensor token, ops::SampleOptions options, Tensor log_probability);
   void record_all();
-  bool try_recording(Recording recording, std::string& reason);
+  bool try_recording(bool fused, std::string& reason);
 
   LanguageModel& model_;
   ModelState& state_;
@@ -61,7 +69,8 @@ class DecodeStep {
   Tensor all_slots_, token_, log_probability_;  // [slots]: 0, 1, …; each text's last token, int64; its own, fp32 (undefined: not kept)
   Tensor token_host_, log_probability_host_;
   ops::SampleOptions options_;
-  std::vector<std::unique_ptr<Replay>> recordings_;  // one after the other they step all slots
+  std::vector<decode::RecordedStep> recordings_;                 // one after the other they step all slots
+  std::vector<std::shared_ptr<decode::PendingTokens>> pending_;  // of their plans
 };
 
 }  // namespace based

@@ -45,7 +45,9 @@ void Engine::warm_up() {
   state_.zero(all);
 }
 
-int64_t Engine::state_bytes() const { return state_.bytes() + (pages_ ? static_cast<int64_t>(pages_->pages().table.nbytes()) : 0); }
+int64_t Engine::state_bytes() const {
+  return state_.bytes() + pending_bytes() + (pages_ ? static_cast<int64_t>(pages_->pages().table.nbytes()) : 0);
+}
 
 int64_t Engine::free_slots() const { return std::count(owner_.begin(), owner_.end(), -1); }
 
@@ -170,10 +172,15 @@ void Engine::release_slot(Sequence& sequence) {
 
 ModelState Engine::extract(int64_t slot, int64_t tokens) {
   const torch::InferenceMode inference;
-  model_.flush(state_, on_device({slot}));
+  decode_->flush({slot});
   ModelState one = state_.extract(slot);
   one.trim(tokens);
   return one;
+}
+
+void Engine::insert(const ModelState& one, int64_t slot) {
+  state_.insert(one, slot);
+  decode_->forget_pending({slot});
 }
 
 SequenceState Engine::snapshot(int64_t id) {
@@ -217,9 +224,9 @@ void Engine::put_into_slots(const std::vector<Sequence*>& sequences) {
   std::vector<int64_t> fresh;
   for (const Sequence* one : sequences)
     if (one->seen == 0) fresh.push_back(one->slot);
-  if (!fresh.empty()) state_.zero(on_device(fresh));
+  if (!fresh.empty()) state_.zero(on_device(fresh)), decode_->forget_pending(fresh);
   for (Sequence* one : sequences) {
-    if (one->held) state_.insert(*one->held, one->slot);
+    if (one->held) insert(*one->held, one->slot);
     one->held.reset();
   }
 }
@@ -331,7 +338,7 @@ int64_t Engine::read_staged(int64_t budget) {
   if (sequence.unread() == 0) {
     if (pages_) pages_->upload();
     staging_.trim(sequence.seen);
-    state_.insert(staging_, sequence.slot);
+    insert(staging_, sequence.slot);
     staging_ = {};
     staged_ = -1;
     start({&sequence});

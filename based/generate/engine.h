@@ -43,6 +43,7 @@ class Engine {
   int64_t slots() const { return static_cast<int64_t>(owner_.size()); }
   int64_t free_slots() const;
   int64_t state_bytes() const;
+  int64_t pending_bytes() const { return decode_->pending_bytes(); }  // of these, for tokens that wait beside states (decode/pending.h)
   const ModelState& state() const { return state_; }
   // Nothing is left to do: no sequence waits, is read or goes on.
   bool idle() const { return waiting_.empty() && staged_ < 0 && going_on_ == 0 && landed_.empty(); }
@@ -126,6 +127,7 @@ class Engine {
   void finish_sequence(Sequence& sequence, Finish why);
   void release_slot(Sequence& sequence);
   ModelState extract(int64_t slot, int64_t tokens);
+  void insert(const ModelState& one, int64_t slot);
   Tensor on_device(const std::vector<int64_t>& values) const;
   Sequence& find(int64_t sequence);
 

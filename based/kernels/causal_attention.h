@@ -55,7 +55,8 @@ struct CausalAttentionStep {
   DType ring_dtype = DType::f32;  // of both rings
   // CUDA: no kernel queued before this one that may still run writes the rings, positions or slots, so they are read while it does.
   bool ring_is_settled = false;
-  // CUDA, where causal_attention_step_turns(): q and k are first turned as by Rotary (pointwise.h), all of head_dim by halves; 0: not.
+  // CUDA, where causal_attention_step_turns() (causal_attention_plan.h): q and k are first turned as by Rotary (pointwise.h), all of
+  // head_dim by halves; 0: not.
   double rotary_base = 0;
 };
 
@@ -77,7 +78,6 @@ Status causal_attention_forward(const CausalAttention&, void* scratch, Stream);
 int64_t causal_attention_backward_scratch(const CausalAttentionBackward&);
 Status causal_attention_backward(const CausalAttentionBackward&, void* scratch, Stream);
 Status causal_attention_step(const CausalAttentionStep&, Stream);
-bool causal_attention_step_turns(const CausalAttentionStep&);  // bf16 on Hopper, head_dim 64, 112 or 128
 }  // namespace cuda
 
 }  // namespace based::kernels

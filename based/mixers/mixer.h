@@ -22,11 +22,6 @@ class Mixer : public torch::nn::Module {
   // Parallel form that continues each row from its slot's state and leaves the state after the row there. Differentiable with respect to
   // x, the parameters and the state: where gradients are on, the state's tensors are replaced, not written in place.
   virtual Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) = 0;
-  // A state that steps of all of its slots are to be made with, by a recorded step for example, may get buffers behind its own tensors
-  // that make them faster (StateTensor::buffer); prefill and step know them.
-  virtual void prepare_for_steps(MixerState&) const {}
-  // What these slots have in buffers goes into the state's own tensors, as without buffers it would have been there.
-  virtual void flush(MixerState&, const Slots&) {}
   // One token for each named slot: x is [rows, d_model]. In place, no gradients. A row's result depends on no other row, bit for bit.
   virtual Tensor step(const Tensor& x, MixerState& state, const Slots& slots) = 0;
 };

@@ -107,19 +107,17 @@ void MixerState::write_row(StateTensor& tensor, int64_t slot, const Tensor& row)
 
 MixerState MixerState::extract(int64_t slot) const {
   MixerState one;
-  for (const StateTensor& tensor : tensors_)
-    if (!tensor.buffer) one.tensors_.push_back({tensor.name, row(tensor, slot).unsqueeze(0).clone(), tensor.grows});
+  for (const StateTensor& tensor : tensors_) one.tensors_.push_back({tensor.name, row(tensor, slot).unsqueeze(0).clone(), tensor.grows});
   return one;
 }
 
 void MixerState::insert(const MixerState& one, int64_t slot) {
-  const auto is_buffer = [](const StateTensor& tensor) { return tensor.buffer; };
-  const auto own = static_cast<size_t>(std::find_if(tensors_.begin(), tensors_.end(), is_buffer) - tensors_.begin());
-  if (one.tensors_.size() != own) {
-    throw Error("state: a state of " + std::to_string(one.tensors_.size()) + " tensors does not fit one of " + std::to_string(own));
+  if (one.tensors_.size() != tensors_.size()) {
+    throw Error("state: a state of " + std::to_string(one.tensors_.size()) + " tensors does not fit one of " +
+                std::to_string(tensors_.size()));
   }
   // All is checked before anything is written.
-  for (size_t i = 0; i < own; ++i) {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
     if (!same_kind(one.tensors_[i], tensors_[i]) || one.tensors_[i].value.size(0) != 1) {
       throw Error("state: one slot of " + describe(one.tensors_[i]) + " does not fit " + describe(tensors_[i]));
     }
@@ -130,11 +128,10 @@ void MixerState::insert(const MixerState& one, int64_t slot) {
                   " time steps");
     }
   }
-  for (size_t i = 0; i < own; ++i) {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
     if (tensors_[i].grows && !paged()) grow(one.tensors_[i].value.size(1));
     write_row(tensors_[i], slot, one.tensors_[i].value.select(0, 0));
   }
-  for (size_t i = own; i < tensors_.size(); ++i) tensors_[i].value.select(0, slot).zero_();
 }
 
 void MixerState::use_pages(const StatePages& pages, int64_t pool) {

@@ -12,9 +12,6 @@ struct StateTensor {
   std::string name;
   Tensor value;        // [slots, …]
   bool grows = false;  // dimension 1 is time and grows with the text (attention's cache)
-  // Beside the state's own tensors, for an engine's steps (Mixer::prepare_for_steps). It is no part of the value: a flushed slot's holds
-  // nothing, and no copy in memory of its own has it.
-  bool buffer = false;
 };
 
 // Where growing tensors lie when their memory is fixed: page i of a slot, `tokens` time steps of it, is page table[slot, i] of a pool.
@@ -41,8 +38,8 @@ class MixerState {
   void zero(const Slots& slots);                                                // as make_state leaves them
   void put(const std::string& name, const Slots& slots, const Tensor& values);  // values [rows, …] as the slots' new values; write_rows
   void copy(int64_t from, int64_t to);                                          // fork: slot `to` becomes slot `from`
-  MixerState extract(int64_t slot) const;                                       // one flushed slot, in memory of its own, without buffers
-  // The reverse; shapes and names must agree (Error), growing ones grow; the slot's buffers hold nothing afterwards.
+  MixerState extract(int64_t slot) const;                                       // one slot, in memory of its own
+  // The reverse; shapes and names must agree (Error), growing ones grow.
   void insert(const MixerState& one, int64_t slot);
   void grow(int64_t capacity);  // growing tensors to at least this many time steps (doubling)
   void trim(int64_t steps);     // growing tensors to at most this many, the first ones

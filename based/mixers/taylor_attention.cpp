@@ -1,6 +1,6 @@
 // Second-order Taylor linear attention (paper, section 4.1): exp(q·k/√d') replaced by 1 + s + s²/2, s = q·k/√d', so that the sums over the
 // past are a state of fixed size.
-#include "based/ops/taylor_deferred.h"
+#include "based/ops/taylor_attention.h"
 
 #include <cmath>
 #include <vector>
@@ -56,7 +56,6 @@ class TaylorAttention final : public Mixer {
         "o_proj", std::make_shared<Projection>(config.heads * config_.head_dim, d, config.bias, output_initial_std(context.layers)));
     if (config.decay) {
       head_scale_ = register_module("head_scale", std::make_shared<Projection>(d, config.heads, false));
-      rates_ = decay_rates(config.heads);
     }
   }
 
@@ -74,21 +73,8 @@ class TaylorAttention final : public Mixer {
                        {"k", torch::zeros({slots, config_.heads, features}, options)}});
   }
 
-  // Besides, tokens that the sums have not taken in yet: "waiting_k", "waiting_v" and their number, "waiting"; see ops/taylor_deferred.h.
-  void prepare_for_steps(MixerState& state) const override {
-    const auto waiting = ops::taylor_waiting({state["kv"], state["k"]}, config_.feature_dim, q_proj_->weight().scalar_type());
-    if (!waiting) return;
-    for (const auto& [name, tensor] : {std::pair("waiting_k", waiting->k), {"waiting_v", waiting->v}, {"waiting", waiting->count}})
-      state.tensors().push_back({name, tensor, /*grows=*/false, /*buffer=*/true});
-  }
-  void flush(MixerState& state, const Slots& slots) override {
-    ops::TaylorState sums{state["kv"], state["k"]};
-    if (auto waiting = waiting_in(state)) ops::taylor_deferred_settle_(sums, *waiting, slots, rates(sums.kv));
-  }
-
   Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
     const Inputs in = scaled(project(x));
-    flush(state, slots);
     ops::TaylorState sums{state["kv"], state["k"]};
     if (!torch::GradMode::is_enabled())
       return output(x, ops::taylor_attention_prefill(in.q, in.k, in.v, rows.cu_seqlens(), sums, slots, rates(x)));
@@ -102,16 +88,10 @@ class TaylorAttention final : public Mixer {
   Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override {
     const Inputs in = project(x);
     ops::TaylorState sums{state["kv"], state["k"]};
-    if (auto waiting = waiting_in(state))
-      return output(x, ops::taylor_deferred_step(in.q, in.k, in.v, sums, *waiting, slots, rates(x), scale()));
     return output(x, ops::taylor_attention_step(in.q, in.k, in.v, sums, slots, rates(x), scale()));
   }
 
  private:
-  static std::optional<ops::TaylorWaiting> waiting_in(const MixerState& state) {
-    if (!state.has("waiting")) return {};
-    return ops::TaylorWaiting{state["waiting_k"], state["waiting_v"], state["waiting"]};
-  }
   struct Inputs {
     Tensor q, k, v;
   };
@@ -142,14 +122,15 @@ class TaylorAttention final : public Mixer {
   double scale() const { return std::pow(static_cast<double>(config_.feature_dim), -0.25); }
   Inputs scaled(const Inputs& in) const { return {in.q * scale(), in.k * scale(), in.v}; }
 
-  // Moved once to where the model is: a copy in each call would wait there, and cannot be recorded.
+  // Moved once to where the model is, in the type of the sums: a copy in each call would wait there, and cannot be recorded.
   std::optional<Tensor> rates(const Tensor& x) {
     if (!config_.decay) return std::nullopt;
-    if (rates_.device() != x.device()) {
+    const at::ScalarType type = ops::sum_type(x);
+    if (!rates_.defined() || rates_.device() != x.device() || rates_.scalar_type() != type) {
       const torch::InferenceMode none(false);  // training may follow
-      rates_ = rates_.to(x.device());
+      rates_ = decay_rates(config_.heads).to(x.device(), type);
     }
-    return rates_.to(ops::sum_type(x));
+    return rates_;
   }
 
   Tensor output(const Tensor& x, Tensor y) const {
@@ -159,7 +140,7 @@ class TaylorAttention final : public Mixer {
 
   TaylorAttentionConfig config_;
   std::shared_ptr<Projection> q_proj_, k_proj_, v_proj_, o_proj_, head_scale_;
-  Tensor rates_;  // [heads], fp64; not a buffer, since rounding it to bf16 would turn 1 − 1/512 into 1
+  Tensor rates_;  // [heads]; not a buffer of the module, since rounding it to bf16 would turn 1 − 1/512 into 1
 };
 
 }  // namespace

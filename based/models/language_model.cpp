@@ -142,14 +142,6 @@ ModelState LanguageModel::make_state(int64_t slots) const {
   return ModelState(std::move(layers), torch::zeros({slots}, torch::dtype(torch::kInt64).device(device())));
 }
 
-void LanguageModel::prepare_for_steps(ModelState& state) const {
-  for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i]->mixer().prepare_for_steps(state.layers()[i]);
-}
-
-void LanguageModel::flush(ModelState& state, const Slots& slots) {
-  for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i]->mixer().flush(state.layers()[i], slots);
-}
-
 Residual LanguageModel::read(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
   const Tensor first = state.position().index_select(0, slots);
   const Sequences pass = rows.for_one_pass();

@@ -91,8 +91,6 @@ class LanguageModel : public torch::nn::Module {
   Tensor logits(const Tensor& hidden);
 
   ModelState make_state(int64_t slots) const;
-  void prepare_for_steps(ModelState& state) const;    // see Mixer::prepare_for_steps
-  void flush(ModelState& state, const Slots& slots);  // see Mixer::flush
   // As Mixer::prefill and Mixer::step; both return hidden states after the last norm.
   Tensor prefill(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
   Tensor step(const Tensor& ids, ModelState& state, const Slots& slots);

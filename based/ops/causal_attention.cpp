@@ -4,7 +4,6 @@
 #include "based/ops/arguments.h"
 #include "based/ops/launch.h"
 #include "based/ops/recompute.h"
-#include "based/ops/recorded_step.h"
 #include "based/ops/rows.h"
 
 namespace based::ops {
@@ -237,29 +236,34 @@ Gradients causal_attention_backward_with(const CausalAttentionKernels& table, co
   return {grad_q, grad_k, grad_v};
 }
 
+kernels::CausalAttentionStep causal_attention_step_arguments(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& k_ring,
+                                                             const Tensor& v_ring, const Tensor& position, const Tensor& slots,
+                                                             const Tensor& y) {
+  kernels::CausalAttentionStep to;
+  to.q = q.const_data_ptr();
+  to.k = k.const_data_ptr();
+  to.v = v.const_data_ptr();
+  to.y = y.mutable_data_ptr();
+  to.k_ring = k_ring.mutable_data_ptr();
+  to.v_ring = v_ring.mutable_data_ptr();
+  to.position = static_cast<int64_t*>(position.mutable_data_ptr());
+  to.slot = static_cast<const int64_t*>(slots.const_data_ptr());
+  to.rows = q.size(0), to.capacity = k_ring.size(1);
+  to.q_stride = q.stride(0), to.k_stride = k.stride(0), to.v_stride = v.stride(0);
+  to.heads = static_cast<int32_t>(q.size(1));
+  to.kv_heads = static_cast<int32_t>(k.size(1));
+  to.head_dim = static_cast<int32_t>(q.size(2));
+  to.dtype = kernel_dtype(q), to.ring_dtype = kernel_dtype(k_ring);
+  return to;
+}
+
 CausalAttentionStepLaunch prepare_causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring,
                                                         Tensor position, const Tensor& slots, double scale) {
   check_step(q, k, v, k_ring, v_ring, position, slots);
   CausalAttentionStepLaunch launch{
       with_packed_heads(q), with_packed_heads(k), with_packed_heads(v), slots.contiguous(), at::empty(q.sizes(), q.options()), {}};
-  const auto& [query, key, value, slot, y, none] = launch;
-  kernels::CausalAttentionStep& to = launch.arguments;
-  to.q = query.const_data_ptr();
-  to.k = key.const_data_ptr();
-  to.v = value.const_data_ptr();
-  to.y = y.mutable_data_ptr();
-  to.k_ring = k_ring.mutable_data_ptr();
-  to.v_ring = v_ring.mutable_data_ptr();
-  to.position = position.mutable_data_ptr<int64_t>();
-  to.slot = slot.const_data_ptr<int64_t>();
-  to.rows = q.size(0), to.capacity = k_ring.size(1);
-  to.q_stride = query.stride(0), to.k_stride = key.stride(0), to.v_stride = value.stride(0);
-  to.heads = static_cast<int32_t>(q.size(1));
-  to.kv_heads = static_cast<int32_t>(k.size(1));
-  to.head_dim = static_cast<int32_t>(q.size(2));
-  to.scale = static_cast<float>(scale);
-  to.dtype = kernel_dtype(q), to.ring_dtype = kernel_dtype(k_ring);
-  to.ring_is_settled = RecordedStep::active();
+  launch.arguments = causal_attention_step_arguments(launch.q, launch.k, launch.v, k_ring, v_ring, position, launch.slots, launch.y);
+  launch.arguments.scale = static_cast<float>(scale);
   return launch;
 }
 

@@ -32,6 +32,9 @@ struct TaylorLaunch {
 struct TaylorStepLaunch : TaylorLaunch {
   Tensor slots, y;
 };
+// What a kernel is told of a step; all contiguous, decay fp32 or undefined.
+kernels::TaylorAttention taylor_step_arguments(const Tensor& q, const Tensor& k, const Tensor& v, const TaylorState& state,
+                                               const Tensor& slots, const Tensor& decay, const Tensor& y);
 TaylorStepLaunch prepare_taylor_step(const Tensor& q, const Tensor& k, const Tensor& v, const TaylorState& state, const Tensor& slots,
                                      const OptionalTensor& decay);
 
@@ -62,14 +65,12 @@ Tensor taylor_attention_prefill_with(const TaylorAttentionKernels& table, const 
 Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
                                   const TaylorState& state, const Tensor& slots, const OptionalTensor& decay, double scale);
 
-// Steps whose tokens wait beside the state; a table that a GPU's backend fills, empty where there is none.
+// Steps whose tokens wait beside the state.
 struct TaylorDeferredKernels {
-  bool (*is_faster)(const kernels::TaylorAttention&, c10::Device) = nullptr;
-  bool (*takes)(const kernels::TaylorAttention&) = nullptr;
-  kernels::Status (*step)(const kernels::TaylorDeferred&) = nullptr;
-  kernels::Status (*settle)(const kernels::TaylorDeferred&) = nullptr;
+  bool (*takes)(const kernels::TaylorAttention&);
+  kernels::Status (*step)(const kernels::TaylorDeferred&);
+  kernels::Status (*settle)(const kernels::TaylorDeferred&);
 };
-TaylorDeferredKernels& taylor_deferred_on_cuda();
 Tensor taylor_deferred_step_with(const TaylorDeferredKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
                                  const TaylorState& state, const TaylorWaiting& waiting, const Tensor& slots, const OptionalTensor& decay,
                                  double scale);
@@ -112,6 +113,10 @@ struct CausalAttentionStepLaunch {
   Tensor q, k, v, slots, y;
   kernels::CausalAttentionStep arguments;
 };
+// What a kernel is told; a token's heads side by side, the rest contiguous.
+kernels::CausalAttentionStep causal_attention_step_arguments(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& k_ring,
+                                                             const Tensor& v_ring, const Tensor& position, const Tensor& slots,
+                                                             const Tensor& y);
 CausalAttentionStepLaunch prepare_causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring,
                                                         Tensor position, const Tensor& slots, double scale);
 Tensor causal_attention_step_with(const CausalAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring,
@@ -163,11 +168,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> short_conv_backward_with(cons
                                                                             Tensor* sums = nullptr);
 Tensor short_conv_prefill_with(const ShortConvKernels& table, const ShortConvLayer& layer, const Tensor& cu_seqlens, Tensor state,
                                const Tensor& slots);
+// What a kernel is told of a step, its y, state and slots among it; bias and gate undefined where there are none.
+kernels::ShortConv short_conv_step_arguments(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& gate, bool silu,
+                                             const Tensor& state, const Tensor& slots, const Tensor& y);
 Tensor short_conv_step_with(const ShortConvKernels& table, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                             const OptionalTensor& gate, bool silu, Tensor state, const Tensor& slots);
 
 // Shapes and types. Throws Error.
 void check_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias);
+// What a kernel is told; rows may lie any distance apart, a row's entries side by side. `bias`: undefined where there is none.
+kernels::Linear linear_arguments(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& y);
 // Memory of a linear layer's launch, its result among it.
 struct LinearLaunch {
   Tensor x, weight, bias, y;
@@ -215,6 +225,9 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_add_forward_with(const PointwiseKern
 // Gradients of residual and x, which are the same, and of weight.
 std::tuple<Tensor, Tensor> rms_norm_add_backward_with(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y,
                                                       const Tensor& sum, const Tensor& weight, const Tensor& inverse_rms);
+// What a kernel is told; x, added, sum and earlier may be undefined.
+kernels::RmsNorm rms_norm_arguments(const Tensor& x, const Tensor& added, const Tensor& sum, const Tensor& weight, double eps,
+                                    const Tensor& earlier, const Tensor& y);
 Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const Tensor& x, const Tensor& weight, double eps,
                          const OptionalTensor& earlier);
 Tensor rms_norm_of_sum_with(const PointwiseKernels& table, const Tensor& residual, const Tensor& x, const Tensor& weight, double eps);

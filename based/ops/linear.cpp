@@ -4,7 +4,6 @@
 #include "based/ops/arguments.h"
 #include "based/ops/launch.h"
 #include "based/ops/pointwise.h"
-#include "based/ops/recorded_step.h"
 
 namespace based::ops {
 namespace {
@@ -23,21 +22,25 @@ void check_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& b
   require_shape(kOp, "bias", *bias, {weight.size(0)});
 }
 
+kernels::Linear linear_arguments(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& y) {
+  kernels::Linear to;
+  to.x = x.const_data_ptr();
+  to.weight = weight.const_data_ptr();
+  if (bias.defined()) to.bias = bias.const_data_ptr();
+  to.y = y.mutable_data_ptr();
+  to.rows = x.size(0), to.in = x.size(1), to.out = weight.size(0);
+  to.x_stride = x.stride(0), to.weight_stride = weight.stride(0), to.y_stride = y.stride(0);
+  to.dtype = kernel_dtype(x), to.y_dtype = kernel_dtype(y);
+  return to;
+}
+
 LinearLaunch prepare_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, int64_t columns) {
   LinearLaunch launch{with_unit_columns(x),
                       with_unit_columns(weight),
                       bias ? bias->contiguous() : Tensor(),
                       at::empty({x.size(0), columns}, x.options()),
                       {}};
-  kernels::Linear& to = launch.arguments;
-  to.x = launch.x.const_data_ptr();
-  to.weight = launch.weight.const_data_ptr();
-  if (bias) to.bias = launch.bias.const_data_ptr();
-  to.y = launch.y.mutable_data_ptr();
-  to.rows = x.size(0), to.in = x.size(1), to.out = weight.size(0);
-  to.x_stride = launch.x.stride(0), to.weight_stride = launch.weight.stride(0), to.y_stride = launch.y.stride(0);
-  to.dtype = to.y_dtype = kernel_dtype(x);
-  to.weight_is_constant = RecordedStep::active() && launch.weight.is_same(weight);
+  launch.arguments = linear_arguments(launch.x, launch.weight, launch.bias, launch.y);
   return launch;
 }
 

@@ -132,17 +132,11 @@ Forward launch_forward(const PointwiseKernels& table, const Tensor& x, const Ten
   const Tensor rows = x.defined() ? x.contiguous() : sum, scale = weight.contiguous(), y = at::empty(rows.sizes(), weight.options());
   const Tensor more = added.defined() ? added.contiguous() : Tensor(), before = earlier.defined() ? earlier.contiguous() : Tensor();
   Tensor inverse_rms;
-  kernels::RmsNorm to = prepare(rows, scale);
-  if (!x.defined()) to.x = nullptr;
-  if (added.defined()) to.add = more.const_data_ptr();
-  if (earlier.defined()) to.earlier = before.const_data_ptr();
-  if (sum.defined()) to.sum = sum.mutable_data_ptr();
-  to.y = y.mutable_data_ptr();
+  kernels::RmsNorm to = rms_norm_arguments(x.defined() ? rows : x, more, sum, scale, eps, before, y);
   if (keep_inverse_rms) {
     inverse_rms = at::empty(rows_of(rows), rows.options().dtype(at::kFloat));
     to.inverse_rms = inverse_rms.mutable_data_ptr<float>();
   }
-  to.eps = static_cast<float>(eps);
   require_ok(table.rms_norm(to));
   return {y, inverse_rms};
 }
@@ -166,6 +160,18 @@ Gradients launch_backward(const PointwiseKernels& table, const OptionalTensor& g
 }
 
 }  // namespace
+
+kernels::RmsNorm rms_norm_arguments(const Tensor& x, const Tensor& added, const Tensor& sum, const Tensor& weight, double eps,
+                                    const Tensor& earlier, const Tensor& y) {
+  kernels::RmsNorm to = prepare(x.defined() ? x : sum, weight);
+  if (!x.defined()) to.x = nullptr;
+  if (added.defined()) to.add = added.const_data_ptr();
+  if (earlier.defined()) to.earlier = earlier.const_data_ptr();
+  if (sum.defined()) to.sum = sum.mutable_data_ptr();
+  to.y = y.mutable_data_ptr();
+  to.eps = static_cast<float>(eps);
+  return to;
+}
 
 const PointwiseKernels kCpuPointwise{kernels::cpu::rms_norm_forward,  kernels::cpu::rms_norm_backward_scratch,
                                      kernels::cpu::rms_norm_backward, kernels::cpu::swiglu_forward,

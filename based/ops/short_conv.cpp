@@ -4,7 +4,6 @@
 #include "based/ops/arguments.h"
 #include "based/ops/launch.h"
 #include "based/ops/recompute.h"
-#include "based/ops/recorded_step.h"
 #include "based/ops/rows.h"
 #include "based/ops/split_columns.h"
 
@@ -175,6 +174,21 @@ std::tuple<Tensor, Tensor> empty_gradients(const Tensor& x, const OptionalTensor
   return {halves[0], halves[1]};
 }
 
+kernels::ShortConv layer_arguments(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& gate, bool silu) {
+  kernels::ShortConv to;
+  to.x = x.const_data_ptr();
+  to.weight = weight.const_data_ptr();
+  to.x_stride = x.stride(0);
+  if (bias.defined()) to.bias = bias.const_data_ptr();
+  if (gate.defined()) to.gate = gate.const_data_ptr(), to.gate_stride = gate.stride(0);
+  to.tokens = to.rows = x.size(0);
+  to.channels = x.size(1);
+  to.taps = static_cast<int32_t>(weight.size(1));
+  to.silu = silu;
+  to.dtype = kernel_dtype(x);
+  return to;
+}
+
 Launch prepare(const ShortConvLayer& layer) {
   const auto& [x, weight, bias, gate, silu, in_bias] = layer;
   Launch launch{with_unit_columns(x),
@@ -184,16 +198,7 @@ Launch prepare(const ShortConvLayer& layer) {
                 in_bias.defined() ? in_bias.contiguous() : Tensor(),
                 {}};
   kernels::ShortConv& to = launch.arguments;
-  to.x = launch.x.const_data_ptr();
-  to.weight = launch.weight.const_data_ptr();
-  to.x_stride = launch.x.stride(0);
-  if (bias) to.bias = launch.bias.const_data_ptr();
-  if (gate) to.gate = launch.gate.const_data_ptr(), to.gate_stride = launch.gate.stride(0);
-  to.tokens = to.rows = x.size(0);
-  to.channels = x.size(1);
-  to.taps = static_cast<int32_t>(weight.size(1));
-  to.silu = silu;
-  to.dtype = kernel_dtype(x);
+  to = layer_arguments(launch.x, launch.weight, launch.bias, launch.gate, silu);
   if (in_bias.defined()) {
     to.x_bias = launch.in_bias.const_data_ptr();
     to.gate_bias = static_cast<const char*>(to.x_bias) + to.channels * kernels::dtype_size(to.dtype);
@@ -282,19 +287,23 @@ Gradients short_conv_backward_with(const ShortConvKernels& table, const Tensor& 
   return {grad_x, grad_weight.to(weight.scalar_type()), bias ? grad_bias.to(bias->scalar_type()) : Tensor(), grad_gate, grad_initial};
 }
 
+kernels::ShortConv short_conv_step_arguments(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& gate, bool silu,
+                                             const Tensor& state, const Tensor& slots, const Tensor& y) {
+  kernels::ShortConv to = layer_arguments(x, weight, bias, gate, silu);
+  to.y = y.mutable_data_ptr();
+  to.y_stride = y.stride(0);
+  to.state = static_cast<float*>(state.mutable_data_ptr());
+  to.slot = static_cast<const int64_t*>(slots.const_data_ptr());
+  return to;
+}
+
 Tensor short_conv_step_with(const ShortConvKernels& table, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                             const OptionalTensor& gate, bool silu, Tensor state, const Tensor& slots) {
   if (!uses_kernel(kStep, x)) return step_reference(x, weight, bias, gate, silu, state, slots);
   check_step(x, weight, bias, gate, state, slots);
-  Launch launch = prepare({x, weight, bias, gate, silu});
-  const Tensor y = at::empty(x.sizes(), x.options()), slot = slots.contiguous();
-  kernels::ShortConv& to = launch.arguments;
-  to.y = y.mutable_data_ptr();
-  to.y_stride = y.stride(0);
-  to.state = state.mutable_data_ptr<float>();
-  to.slot = slot.const_data_ptr<int64_t>();
-  to.state_is_settled = RecordedStep::active();
-  require_ok(table.step(to));
+  const Launch launch = prepare({x, weight, bias, gate, silu});
+  const Tensor y = at::empty(x.sizes(), x.options());
+  require_ok(table.step(short_conv_step_arguments(launch.x, launch.weight, launch.bias, launch.gate, silu, state, slots.contiguous(), y)));
   return y;
 }
 

@@ -4,7 +4,6 @@
 #include "based/ops/arguments.h"
 #include "based/ops/launch.h"
 #include "based/ops/recompute.h"
-#include "based/ops/recorded_step.h"
 #include "based/ops/split_columns.h"
 #include "based/ops/taylor_attention_reference.h"
 
@@ -133,21 +132,27 @@ bool are_columns(const Tensor& q, const Tensor& k, const Tensor& v) {
   return joined && joined->is_contiguous() && joined->stride(0) <= std::numeric_limits<int32_t>::max();
 }
 
-// `as_columns`: they stay where they are.
-TaylorLaunch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& decay, bool as_columns = false) {
-  const auto laid = [as_columns](const Tensor& x) { return as_columns ? x : x.contiguous(); };
-  TaylorLaunch launch{laid(q), laid(k), laid(v), Tensor(), decay ? decay->to(at::kFloat).contiguous() : Tensor(), {}};
-  kernels::TaylorAttention& to = launch.arguments;
-  if (as_columns) to.qk_stride = static_cast<int32_t>(q.stride(0)), to.v_stride = static_cast<int32_t>(v.stride(0));
-  to.q = launch.q.const_data_ptr();
-  to.k = launch.k.const_data_ptr();
-  to.v = launch.v.const_data_ptr();
-  if (decay) to.decay = launch.decay.const_data_ptr<float>();
+kernels::TaylorAttention arguments_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& decay) {
+  kernels::TaylorAttention to;
+  to.q = q.const_data_ptr();
+  to.k = k.const_data_ptr();
+  to.v = v.const_data_ptr();
+  if (decay.defined()) to.decay = static_cast<const float*>(decay.const_data_ptr());
   to.tokens = to.rows = q.size(0);
   to.heads = static_cast<int32_t>(q.size(1));
   to.feature_dim = static_cast<int32_t>(q.size(2));
   to.head_dim = static_cast<int32_t>(v.size(2));
   to.dtype = kernel_dtype(q);
+  return to;
+}
+
+// `as_columns`: they stay where they are.
+TaylorLaunch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& decay, bool as_columns = false) {
+  const auto laid = [as_columns](const Tensor& x) { return as_columns ? x : x.contiguous(); };
+  TaylorLaunch launch{laid(q), laid(k), laid(v), Tensor(), decay ? decay->to(at::kFloat).contiguous() : Tensor(), {}};
+  kernels::TaylorAttention& to = launch.arguments;
+  to = arguments_of(launch.q, launch.k, launch.v, launch.decay);
+  if (as_columns) to.qk_stride = static_cast<int32_t>(q.stride(0)), to.v_stride = static_cast<int32_t>(v.stride(0));
   return launch;
 }
 
@@ -267,14 +272,20 @@ Tensor taylor_attention_prefill_with(const TaylorAttentionKernels& table, const 
   return y;
 }
 
+kernels::TaylorAttention taylor_step_arguments(const Tensor& q, const Tensor& k, const Tensor& v, const TaylorState& state,
+                                               const Tensor& slots, const Tensor& decay, const Tensor& y) {
+  kernels::TaylorAttention to = arguments_of(q, k, v, decay);
+  to.y = y.mutable_data_ptr();
+  to.kv_state = static_cast<float*>(state.kv.mutable_data_ptr());
+  to.k_state = static_cast<float*>(state.k.mutable_data_ptr());
+  to.slot = static_cast<const int64_t*>(slots.const_data_ptr());
+  return to;
+}
+
 TaylorStepLaunch prepare_taylor_step(const Tensor& q, const Tensor& k, const Tensor& v, const TaylorState& state, const Tensor& slots,
                                      const OptionalTensor& decay) {
   TaylorStepLaunch launch{prepare(q, k, v, decay), slots.contiguous(), at::empty(v.sizes(), v.options())};
-  launch.arguments.y = launch.y.mutable_data_ptr();
-  launch.arguments.kv_state = state.kv.mutable_data_ptr<float>();
-  launch.arguments.k_state = state.k.mutable_data_ptr<float>();
-  launch.arguments.slot = launch.slots.const_data_ptr<int64_t>();
-  launch.arguments.state_is_settled = RecordedStep::active();
+  launch.arguments = taylor_step_arguments(launch.q, launch.k, launch.v, state, launch.slots, launch.decay, launch.y);
   return launch;
 }
 

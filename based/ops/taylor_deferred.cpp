@@ -139,11 +139,6 @@ kernels::TaylorDeferred beside(const kernels::TaylorAttention& step, const Taylo
 
 }  // namespace
 
-TaylorDeferredKernels& taylor_deferred_on_cuda() {
-  static TaylorDeferredKernels kernels;
-  return kernels;
-}
-
 Tensor taylor_deferred_step_with(const TaylorDeferredKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
                                  const TaylorState& state, const TaylorWaiting& waiting, const Tensor& slots, const OptionalTensor& decay,
                                  double scale) {
@@ -170,15 +165,11 @@ void taylor_deferred_settle_with(const TaylorDeferredKernels& table, const Taylo
   require_ok(table.settle(beside(p, waiting)));
 }
 
-std::optional<TaylorWaiting> taylor_waiting(const TaylorState& state, int64_t feature_dim, at::ScalarType type) {
-  const TaylorDeferredKernels& table = taylor_deferred_on_cuda();
+TaylorWaiting taylor_waiting(const TaylorState& state, int64_t feature_dim, at::ScalarType type) {
   const auto options = state.kv.options().dtype(type);
-  const Tensor none = at::empty({0}, options);
-  if (!none.is_cuda() || table.is_faster == nullptr || !has_kernel(none)) return {};
   const int64_t slots = state.kv.size(0), heads = state.kv.size(1), head_dim = state.kv.size(3);
-  if (!table.is_faster(shape_of(state, feature_dim, none, slots), none.device())) return {};
-  return TaylorWaiting{at::zeros({slots, heads, kTaylorWaiting, feature_dim}, options),
-                       at::zeros({slots, heads, kTaylorWaiting, head_dim}, options), at::zeros({slots, heads}, options.dtype(at::kInt))};
+  return {at::zeros({slots, heads, kTaylorWaiting, feature_dim}, options), at::zeros({slots, heads, kTaylorWaiting, head_dim}, options),
+          at::zeros({slots, heads}, options.dtype(at::kInt))};
 }
 
 Tensor taylor_deferred_step(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, TaylorWaiting& waiting,

@@ -11,9 +11,8 @@ struct TaylorWaiting {
   Tensor k, v, count;
 };
 
-// Room beside a state of so many slots for q of this type, where steps of all slots are faster so (on Hopper, from 25 to 33 slots of 16
-// heads on); nothing elsewhere.
-std::optional<TaylorWaiting> taylor_waiting(const TaylorState& state, int64_t feature_dim, at::ScalarType type);
+// Room beside a state of so many slots for q of this type; nothing waits. Worth it where kernels::taylor_deferred_is_faster().
+TaylorWaiting taylor_waiting(const TaylorState& state, int64_t feature_dim, at::ScalarType type);
 
 // As taylor_attention_step, with y rounded otherwise: what waits is weighted by w(q·k), the rest by φ(q)·φ(k).
 Tensor taylor_deferred_step(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, TaylorWaiting& waiting,

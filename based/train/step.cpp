@@ -54,8 +54,7 @@ void TrainStep::record_step(const std::vector<Batch>& batches) {
   enabled_ = torch::zeros({}, torch::dtype(torch::kFloat).device(device));
   const Tensor random = random_state(device);
   try {
-    replay_ = record(
-        device, [this] { figures_.copy_(launch(fixed_, rate_, false)); }, Recording::as_launched);
+    replay_ = ops::record(device, [this] { figures_.copy_(launch(fixed_, rate_, false)); });
   } catch (const Error& error) {
     throw Error(std::string(error.what()) + "; train without the recording (train.graph = false)");
   }

@@ -3,8 +3,8 @@
 #include <memory>
 #include <vector>
 
-#include "based/generate/replay.h"
 #include "based/models/language_model.h"
+#include "based/ops/replay.h"
 #include "based/train/optimizer.h"
 
 namespace based {
@@ -18,7 +18,7 @@ struct Batch {
 
 class TrainStep {
  public:
-  // `recorded`: the first step is recorded (generate/replay.h) and replayed from then on, with the same numbers as without. All steps'
+  // `recorded`: the first step is recorded (ops/replay.h) and replayed from then on, with the same numbers as without. All steps'
   // batches must then have the same rows and as many labels, which are known; and nothing may be recomputed in the backward pass.
   TrainStep(LanguageModel& model, AdamW& optimizer, bool recorded = false);
 
@@ -36,7 +36,7 @@ class TrainStep {
   LanguageModel& model_;
   AdamW& optimizer_;
   const bool recorded_;
-  std::unique_ptr<Replay> replay_;
+  std::unique_ptr<ops::Replay> replay_;
   std::vector<Batch> fixed_;  // the memory that a recorded step reads, with rate_ and enabled_; it writes figures_
   Tensor rate_, figures_;
   Tensor enabled_;  // float []: 0 keeps a step from updating anything; undefined: 1

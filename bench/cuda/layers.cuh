@@ -22,8 +22,5 @@ std::vector<double> exact_outputs(const std::vector<double>& x, const kernels::L
 std::vector<double> exact_swiglu(const std::vector<double>& h, int64_t width);
 // Norms whose halves are in the layers before and after.
 void verify_step_norms(Report& report);
-// A whole step in one kernel.
-void verify_step_program(Report& report);
-void time_step_program(Report& report);
 
 }  // namespace based::bench

@@ -21,9 +21,6 @@ int main(int argc, char** argv) {
   if (const char* what = based::kernels::cuda::missing_code()) std::fprintf(stderr, "kernel_bench: %s\n", what);
   if (mode == "verify-norms") {
     verify_step_norms(report);
-  } else if (mode == "step" || mode == "verify-step") {
-    verify_step_program(report);
-    if (mode == "step") time_step_program(report);
   } else if (mode == "verify" || mode == "verify-quick") {
     verify_taylor(report, mode == "verify-quick");
     verify_causal_attention(report);
@@ -34,7 +31,6 @@ int main(int argc, char** argv) {
     verify_step_norms(report);
     verify_gated_mlp(report);
     verify_adamw(report);
-    if (mode == "verify") verify_step_program(report);
     std::printf("%d failed, %d cases without a kernel on this device\n", report.failures(), report.without_kernel());
   } else if (mode == "profile" || (mode == "time" && argc == 4)) {
     if (mode == "profile") call_once_only();
@@ -44,11 +40,10 @@ int main(int argc, char** argv) {
     time_layers(report);
     time_step_layers(report);
     time_gated_mlp(report);
-    time_step_program(report);
     time_adamw(report);
     if (mode == "time") report.write(argv[2], argv[3]);
   } else {
-    std::fprintf(stderr, "kernel_bench verify | verify-quick | verify-step | verify-norms | step | profile | time FILE COMMIT\n");
+    std::fprintf(stderr, "kernel_bench verify | verify-quick | verify-norms | profile | time FILE COMMIT\n");
     return 2;
   }
   return report.failures() == 0 ? 0 : 1;

@@ -2,8 +2,8 @@
 #include <cmath>
 
 #include "based/kernels/device_code.h"
+#include "based/kernels/linear_hopper.h"
 #include "bench/cuda/layers.cuh"
-#include "bench/cuda/step_graph.cuh"
 
 namespace based::bench {
 namespace {
@@ -21,7 +21,7 @@ struct Chain {
   int64_t rows, in, width, out;
   bool with_bias, swiglu;
   Buffer x, residual, weight, bias, norm_weight, reader_weight, reader_bias, other_weight;
-  Buffer y, normalised, read, other, closing;
+  Buffer y, normalised, read, other, closing, between, squares;
 
   Chain(int64_t of_rows, int64_t of_width, bool of_bias, bool of_swiglu)
       : rows(of_rows), in(2 * of_width), width(of_width), out(of_swiglu ? 2 * of_width : 264), with_bias(of_bias), swiglu(of_swiglu) {
@@ -32,6 +32,7 @@ struct Chain {
     reader_bias = random_buffer(out, DType::bf16, 1, 7), other_weight = random_buffer(64 * width, DType::bf16, scale, 8);
     y = Buffer(rows * width * 2), normalised = Buffer(rows * width * 2), read = Buffer(rows * out * 2), other = Buffer(rows * 64 * 2);
     closing = Buffer(rows * width * 2);
+    between = Buffer(rows * width * 2), squares = Buffer(kernels::joined_norm_squares(rows, width) * 4);
   }
   int64_t read_width() const { return swiglu ? out / 2 : out; }
   Linear layer(const Buffer& from, const Buffer& by, const Buffer* added, const Buffer& to, int64_t ins, int64_t outs) const {
@@ -57,6 +58,17 @@ struct Chain {
     check(gpu::linear(second_reader(), stream));
     check(gpu::rms_norm_forward(
         {residual.as(), nullptr, nullptr, norm_weight.as(), closing.as(), nullptr, rows, width, kEps, DType::f32, DType::bf16}, stream));
+  }
+  // The norm's halves in the layers before and after; readers that are alike at once.
+  void launch_joined(Stream stream) const {
+    const kernels::NormAfter after{residual.as<const float>(), residual.as<float>(), norm_weight.as(), between.as(), squares.as<float>()};
+    const kernels::NormBefore before{squares.as<float>(), kernels::joined_norm_parts(width), kEps};
+    check(gpu::linear_before_norm(first(), after, stream));
+    Linear one = reader(), two = second_reader();
+    one.x = two.x = between.as();
+    if (!swiglu) return check(gpu::linears_after_norm(std::vector<Linear>{one, two}, before, stream));
+    check(gpu::linear_swiglu_after_norm(one, before, stream));
+    check(gpu::linears_after_norm(std::vector<Linear>{two}, before, stream));
   }
 };
 
@@ -89,9 +101,8 @@ void verify_chain(Report& report, int64_t rows, int64_t width, bool with_bias, b
   const int64_t compared = std::min<int64_t>(rows, 3);  // the first and, below, the last rows
   const Exact expected = exact(chain, compared);
   const Values start = download(chain.residual.as(), DType::f32, rows * width);
-  StepGraph joined([&](Stream stream) { chain.launch(stream); }, gpu::fuse_norms);
-  if (joined.done().launches != 4 || joined.done().kernels != (swiglu ? 3 : 2)) report.fail(name + ": kernels are still there");
-  joined.run();
+  chain.launch_joined({});
+  check(cudaDeviceSynchronize(), name.c_str());
   const auto values = [&](const Buffer& b, DType dtype, int64_t columns) { return download(b.as(), dtype, rows * columns); };
   const auto head = [&](Values v, const Values& like) { return v.resize(like.size()), v; };
   const Values residual = values(chain.residual, DType::f32, width), read = values(chain.read, DType::bf16, chain.read_width());
@@ -107,9 +118,9 @@ void verify_chain(Report& report, int64_t rows, int64_t width, bool with_bias, b
   restore(rows), chain.launch({}), check(cudaDeviceSynchronize(), "a chain");
   report.expect(name + ", as kernels", relative_error(read, values(chain.read, DType::bf16, chain.read_width())), 5e-3);
   report.expect(name + ", stream as kernels", relative_error(residual, values(chain.residual, DType::f32, width)), 1e-6);
-  restore(rows), joined.run();
+  restore(rows), chain.launch_joined({}), check(cudaDeviceSynchronize(), "a chain");
   if (values(chain.read, DType::bf16, chain.read_width()) != read) report.fail(name + ": two runs differ");
-  restore(1), joined.run();
+  restore(1), chain.launch_joined({}), check(cudaDeviceSynchronize(), "a chain");
   Values changed = values(chain.read, DType::bf16, chain.read_width());
   changed.resize(static_cast<size_t>(chain.read_width()));
   if (changed != Values(read.begin(), read.begin() + chain.read_width())) report.fail(name + ": a row depends on others");

@@ -151,7 +151,7 @@ void verify_deferred(Report& report, Shape shape, uint64_t seed, float scale) {
   deferred.step.kv_state = kv.as<float>(), deferred.step.k_state = sums.as<float>(), deferred.step.y = y.as();
   deferred.step.denominator = denominator.as<float>(), deferred.step.scale = plain.p.scale = scale;
   const std::string name = "deferred " + shape.name();
-  if (!gpu::taylor_deferred_takes(deferred.step)) return report.no_kernel(name);
+  if (!kernels::taylor_deferred_takes(deferred.step, gpu::this_gpu())) return report.no_kernel(name);
   const auto expect_same_states = [&](const char* when) {
     check(cudaDeviceSynchronize(), "deferred");
     const bool same = download(kv.as(), DType::f32, heads * features * plain.p.head_dim) ==

@@ -383,17 +383,19 @@ TEST(Engine, EndsAtAStopTokenAndAtOnceWhereNothingIsAskedFor) {
 TEST(Engine, FallsBackFromFusedToRecordedToPlainSteps) {
   static int fused, recorded;
   static bool can_record;
-  struct Ran final : Replay {
+  struct Ran final : ops::Replay {
     explicit Ran(std::function<void()> step) : body(std::move(step)) {}
     void run() override { body(); }
     std::function<void()> body;
   };
   struct Restore {
-    ~Restore() { recorder_of(torch::kCPU) = nullptr; }
+    ~Restore() { ops::recorder_of(torch::kCPU) = nullptr, decode::backend_of(torch::kCPU) = {}; }
   } const restore;
-  recorder_of(torch::kCPU) = [](torch::Device, const std::function<void()>& body, Recording recording) -> std::unique_ptr<Replay> {
-    ++(recording == Recording::fused ? fused : recorded);
-    if (recording == Recording::fused || !can_record) throw Error("cannot be done here");
+  decode::backend_of(torch::kCPU) = {[](torch::Device) { return decode::Gpu{}; }, nullptr, nullptr, [](const decode::Plan&, void*) {}};
+  ops::recorder_of(torch::kCPU) = [](torch::Device, const std::function<void()>& body,
+                                     const ops::Rewrite& rewrite) -> std::unique_ptr<ops::Replay> {
+    ++(rewrite ? fused : recorded);
+    if (rewrite || !can_record) throw Error("cannot be done here");
     body();  // as a warm-up does
     return std::make_unique<Ran>(body);
   };

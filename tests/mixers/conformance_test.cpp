@@ -136,17 +136,6 @@ class InPages final : public WithState {
   }
 };
 
-// States prepared for steps, with so many slots that a GPU's are changed by that.
-class Prepared final : public WithState {
- public:
-  using WithState::WithState;
-  MixerState make_state(int64_t) const override {
-    MixerState state = of_->make_state(600);
-    of_->prepare_for_steps(state);
-    return state;
-  }
-};
-
 std::vector<Subject> growing_subjects_in_pages() {
   std::vector<Subject> all;
   for (const Subject& subject : subjects()) {
@@ -171,30 +160,6 @@ TEST_P(EveryGrowingMixerInPages, ObeysTheLawsOfItsState) {
 INSTANTIATE_TEST_SUITE_P(Registry, EveryGrowingMixerInPages,
                          testing::Combine(testing::ValuesIn(growing_subjects_in_pages()),
                                           testing::Values(torch::kFloat32, torch::kBFloat16), testing::Values(torch::kCPU, torch::kCUDA)),
-                         test_name);
-
-std::vector<Subject> prepared_subjects() {
-  std::vector<Subject> all;
-  for (const Subject& subject : subjects()) {
-    if (subject.make()->make_state(1).grows()) continue;
-    Subject prepared = subject;
-    prepared.make = [make = subject.make]() -> std::shared_ptr<Mixer> { return std::make_shared<Prepared>(make()); };
-    all.push_back(prepared);
-  }
-  return all;
-}
-
-class EveryMixerPrepared : public EveryMixer {};
-TEST_P(EveryMixerPrepared, ObeysTheLawsOfStates) {
-  EXPECT_EQ(forms_agree(subject(), dtype(), {1, 11, 12, 13, 24, 65, 257}), "");
-  EXPECT_EQ(rows_independent(subject(), dtype()), "");
-  EXPECT_EQ(rows_do_not_poison(subject(), dtype()), "");
-  EXPECT_EQ(state_is_a_value(subject(), dtype()), "");
-}
-
-INSTANTIATE_TEST_SUITE_P(Registry, EveryMixerPrepared,
-                         testing::Combine(testing::ValuesIn(prepared_subjects()), testing::Values(torch::kFloat32, torch::kBFloat16),
-                                          testing::Values(torch::kCUDA)),
                          test_name);
 
 // The state stays in fp32 (and a window's or a cache's keys are each rounded once): bf16 does not get worse with length.

@@ -352,7 +352,6 @@ Violation state_is_a_value(const Subject& subject, torch::Dtype dtype) {
 
   MixerState state = mixer.make_state(3);
   serve(a, state, 0);
-  mixer.flush(state, slot(0, subject.device));
   const MixerState neighbour = state.extract(0);
   serve(a, state, 1);
   state.zero(slot(1, subject.device));

@@ -2,7 +2,6 @@
 
 #include "based/ops/arguments.h"
 #include "based/ops/gated_mlp.h"
-#include "based/ops/recorded_step.h"
 #include "tests/ops/testing.h"
 
 namespace based::ops {
@@ -355,7 +354,7 @@ TEST_P(PointwiseOnDevices, LinearOfManyRowsTakesColumnSlices) {
   }
 }
 
-// At the same number of rows; a recorded step changes when a weight is read, not what comes of it.
+// At the same number of rows.
 TEST_P(PointwiseOnDevices, LinearRowsDependOnNoOtherRow) {
   const at::NoGradGuard no_grad;
   const Tensor weight = random({272, 200}, at::kBFloat16).to(GetParam());
@@ -364,7 +363,6 @@ TEST_P(PointwiseOnDevices, LinearRowsDependOnNoOtherRow) {
       const Tensor x = random({rows, 200}, at::kBFloat16).to(GetParam()), y = op(x, weight, {});
       const Tensor others = x.flip({0}) * 3;
       others.select(0, rows / 2).copy_(x.select(0, rows / 2));
-      const RecordedStep recorded;
       EXPECT_TRUE(same_bits(op(others, weight, {}).select(0, rows / 2), y.select(0, rows / 2))) << rows << " rows";
     }
   }

@@ -395,8 +395,8 @@ Status causal_attention_backward(const CausalAttentionBackward& b, void* scratch
   const CausalAttention& p = b.forward;
   if (p.k_tokens == 0 || p.heads == 0) return {};
   if (p.log_sum_exp == nullptr) return {"causal_attention_backward: log_sum_exp must be given"};
-  if ((b.grad_q_stride | b.grad_k_stride | b.grad_v_stride) % 8 != 0 || !detail::aligned16(b.grad_y) || !detail::aligned16(b.grad_q) ||
-      !detail::aligned16(b.grad_k) || !detail::aligned16(b.grad_v)) {
+  if ((b.grad_q_stride | b.grad_k_stride | b.grad_v_stride) % 8 != 0 || !aligned16(b.grad_y) || !aligned16(b.grad_q) ||
+      !aligned16(b.grad_k) || !aligned16(b.grad_v)) {
     return {"causal_attention_backward: grad_y and the gradients must be aligned to 16 bytes"};
   }
   if (p.q_tokens == 0) {

@@ -184,8 +184,8 @@ namespace based::kernels::cuda {
 bool causal_attention_supports(const CausalAttention& p) {
   return runs_hopper_code() && p.dtype == DType::bf16 && p.head_dim >= 8 && p.head_dim <= 128 && p.head_dim % 8 == 0 && p.kv_heads > 0 &&
          p.heads % p.kv_heads == 0 && p.scale > 0 && p.q_stride % 8 == 0 && p.k_stride % 8 == 0 && p.v_stride % 8 == 0 &&
-         p.q_tokens <= detail::causal::kMostTokens && p.k_tokens <= detail::causal::kMostTokens && detail::aligned16(p.q) &&
-         detail::aligned16(p.k) && detail::aligned16(p.v) && detail::aligned16(p.y);
+         p.q_tokens <= detail::causal::kMostTokens && p.k_tokens <= detail::causal::kMostTokens && aligned16(p.q) && aligned16(p.k) &&
+         aligned16(p.v) && aligned16(p.y);
 }
 
 int64_t causal_attention_scratch(const CausalAttention& p) { return detail::causal::is_long(p) ? 16 : 0; }

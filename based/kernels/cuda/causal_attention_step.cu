@@ -5,17 +5,18 @@
 #include <algorithm>
 
 #include "based/kernels/causal_attention.h"
+#include "based/kernels/causal_attention_plan.h"
 #include "based/kernels/cuda/attention_sums.cuh"
 #include "based/kernels/cuda/launch.h"
 #include "based/kernels/cuda/rotary_angle.cuh"
-#include "based/kernels/cuda/step_log.h"
 
 namespace based::kernels::cuda {
 namespace {
 
 using namespace detail;
 
-constexpr int kMostWarps = 16;
+using Cluster = AttentionCluster;
+constexpr int kMostWarps = Cluster::kMostWarps, kTileKeys = Cluster::kTileKeys, kTurnBytes = Cluster::kTurnBytes;
 
 // Where this block's warps are in the problem.
 struct Split {
@@ -159,9 +160,6 @@ __global__ void __launch_bounds__(32 * kMostWarps)
 
 // The streamed kernel (sm_90). A warp has a head: it requests tiles of 16 keys and values into a ring of its own in shared memory, kRing
 // tiles ahead, and takes two at a time to the tensor cores. The order of its sums depends on neither kRing nor the blocks that a row has.
-constexpr int kTileKeys = 16;
-constexpr int kTurnBytes = 64 * 8;  // of a block: {cosine, sine} of each pair of a head
-
 template <int kSteps, int kRing>
 constexpr int warp_bytes() {
   return kRing * 2 * kTileKeys * kSteps * 32;
@@ -413,11 +411,6 @@ __global__ void advance_positions(const __grid_constant__ CausalAttentionStep p)
   if (row < p.rows) ++p.position[p.slot != nullptr ? p.slot[row] : row];
 }
 
-bool whole_units(const CausalAttentionStep& p) {
-  return p.head_dim % kUnit == 0 && p.q_stride % kUnit == 0 && p.k_stride % kUnit == 0 && p.v_stride % kUnit == 0 && aligned16(p.q) &&
-         aligned16(p.k) && aligned16(p.v) && aligned16(p.k_ring) && aligned16(p.v_ring);
-}
-
 template <typename T, typename R, bool kVector>
 auto* choose_lanes(int head_dim) {
   if (head_dim <= 4 * kUnit) return step_rows<T, R, kVector, 4>;
@@ -426,27 +419,8 @@ auto* choose_lanes(int head_dim) {
 }
 template <typename T, typename R>
 auto* choose(const CausalAttentionStep& p) {
-  const bool vector = whole_units(p);
+  const bool vector = has_whole_units(p);
   return vector ? choose_lanes<T, R, true>(p.head_dim) : choose_lanes<T, R, false>(p.head_dim);
-}
-
-// Blocks of a row, warps of a block.
-struct Cluster {
-  int split = 1, warps = 0;
-};
-
-bool can_stream(const CausalAttentionStep& p) {
-  return runs_hopper_code() && p.dtype == DType::bf16 && p.ring_dtype == DType::bf16 && p.head_dim > 32 && p.head_dim <= 128 &&
-         whole_units(p) && p.capacity <= 0x3fffffff;
-}
-
-// Few rows: as many blocks as there are multiprocessors. No warps where the heads cannot be shared out so that a block's rings fit.
-Cluster share_heads(const CausalAttentionStep& p, int bytes_of_warp) {
-  const int most_bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kTurnBytes, blocks = multiprocessors();
-  const auto fits = [&](int split) { return p.heads / split <= kMostWarps && p.heads / split * bytes_of_warp <= most_bytes; };
-  int split = 1;
-  while (split < 8 && p.heads % (2 * split) == 0 && (!fits(split) || 2 * split * p.rows <= blocks)) split *= 2;
-  return {split, fits(split) ? p.heads / split : 0};
 }
 
 template <int kSteps, int kRing>
@@ -464,25 +438,17 @@ Status stream_rows(const CausalAttentionStep& p, const Cluster& cluster, Stream 
   return cluster.warps <= 4 ? launch_streamed<kSteps, 4>(p, cluster, stream) : launch_streamed<kSteps, 2>(p, cluster, stream);
 }
 
-int steps_of(const CausalAttentionStep& p) { return p.head_dim <= 64 ? 4 : p.head_dim <= 112 ? 7 : 8; }
-// No warps where the streamed kernel does not apply.
-Cluster plan_streamed(const CausalAttentionStep& p) { return can_stream(p) ? share_heads(p, steps_of(p) * warp_bytes<1, 2>()) : Cluster{}; }
-
-bool turns(const CausalAttentionStep& p, const Cluster& streamed) { return p.head_dim == 16 * steps_of(p) && streamed.warps > 0; }
-
 }  // namespace
-
-bool causal_attention_step_turns(const CausalAttentionStep& p) { return turns(p, plan_streamed(p)); }
 
 Status causal_attention_step(const CausalAttentionStep& p, Stream stream) {
   if (p.rows == 0) return {};
   if (p.head_dim > 32 * kUnit) return {"causal_attention_step: head_dim is larger than 256"};
-  const Cluster cluster = plan_streamed(p);
-  if (p.rotary_base != 0 && !turns(p, cluster)) return {"causal_attention_step: no kernel that turns q and k"};
+  const Cluster cluster = plan_streamed_attention(p, this_gpu());
+  if (p.rotary_base != 0 && !causal_attention_step_turns(p, this_gpu())) return {"causal_attention_step: no kernel that turns q and k"};
   if (cluster.warps > 0) {
-    const int steps = steps_of(p);
+    const int steps = attention_steps(p);
     auto* run = steps == 4 ? stream_rows<4> : steps == 7 ? stream_rows<7> : stream_rows<8>;
-    return noted(p, stream, run(p, cluster, stream));
+    return run(p, cluster, stream);
   }
   const bool bf = p.dtype == DType::bf16, ring_bf = p.ring_dtype == DType::bf16;
   auto* kernel =

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <mutex>
 
 #include "based/kernels/cuda/launch.h"
 #include "based/kernels/cuda/wgmma.cuh"
@@ -39,6 +40,25 @@ bool runs_hopper_code() {
   Answer answer = answers[device];
   if (answer == unknown) answers[device] = answer = has_loaded_hopper_code() ? yes : no;
   return answer == yes;
+}
+
+Gpu this_gpu() {
+  struct Known {
+    std::once_flag asked;
+    Gpu gpu;
+  };
+  static std::array<Known, 64> known;  // by device: launchers ask before every launch
+  const auto ask = [] {
+    const auto of = [](cudaDeviceAttr attribute) { return detail::device_attribute(attribute); };
+    return Gpu{of(cudaDevAttrMultiProcessorCount), runs_hopper_code(), of(cudaDevAttrMaxSharedMemoryPerMultiprocessor),
+               of(cudaDevAttrReservedSharedMemoryPerBlock)};
+  };
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return {};
+  if (device >= static_cast<int>(known.size())) return ask();
+  Known& here = known[device];
+  std::call_once(here.asked, [&] { here.gpu = ask(); });
+  return here.gpu;
 }
 
 const char* missing_code() {

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "based/kernels/device_code.h"
+#include "based/kernels/gpu.h"
 #include "based/kernels/kernel.h"
 
 namespace based::kernels::cuda::detail {
@@ -51,10 +52,5 @@ template <typename Kernel>
 cudaError_t allow_shared_memory(Kernel* kernel, int bytes) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
-
-constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-constexpr int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
-
-inline bool aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 }  // namespace based::kernels::cuda::detail

@@ -6,9 +6,8 @@
 #include <algorithm>
 
 #include "based/kernels/cuda/launch.h"
-#include "based/kernels/cuda/linear_launchers.h"
-#include "based/kernels/cuda/step_log.h"
 #include "based/kernels/cuda/vectors.cuh"
+#include "based/kernels/linear_hopper.h"
 
 namespace based::kernels::cuda {
 namespace {
@@ -182,38 +181,28 @@ Status choose_rows(const Linear& p, Stream stream) {
   }
 }
 
-bool whole_units(const Linear& p) {
-  const int64_t unit = 16 / dtype_size(p.dtype);
-  return p.in % unit == 0 && p.x_stride % unit == 0 && p.weight_stride % unit == 0 && aligned16(p.x) && aligned16(p.weight);
-}
-
 }  // namespace
 
-bool linear_supports(const Linear& p) {
-  return whole_units(p) && p.out <= INT32_MAX / 2 && p.in <= INT32_MAX / 16 && (p.rows <= 4 || linear_sm90_supports(p));
-}
+bool linear_supports(const Linear& p) { return kernels::linear_supports(p, this_gpu()); }
 
 Status linear(const Linear& p, Stream stream) {
   if (p.rows == 0 || p.out == 0) return {};
   if (!linear_supports(p)) return {"linear: too many rows, or rows that are no multiples of 16 bytes"};
-  if (p.rows > 1 && linear_sm90_supports(p)) return noted(p, stream, linear_sm90(p, stream));
+  if (p.rows > 1 && linear_hopper_supports(p, this_gpu())) return linear_sm90(p, stream);
   const bool bf = p.dtype == DType::bf16, y_bf = p.y_dtype == DType::bf16;
   auto* choose =
       bf ? (y_bf ? choose_rows<bf16, bf16> : choose_rows<bf16, float>) : (y_bf ? choose_rows<float, bf16> : choose_rows<float, float>);
-  return noted(p, stream, choose(p, stream));
+  return choose(p, stream);
 }
 
-bool linear_swiglu_supports(const Linear& p) {
-  if (p.rows > 1) return linear_swiglu_sm90_supports(p);
-  return p.dtype == p.y_dtype && p.out % 2 == 0 && !p.accumulate && linear_supports(p);
-}
+bool linear_swiglu_supports(const Linear& p) { return kernels::linear_swiglu_supports(p, this_gpu()); }
 
 Status linear_swiglu(const Linear& p, Stream stream) {
   if (p.rows == 0 || p.out == 0) return {};
   if (!linear_swiglu_supports(p)) return {"linear_swiglu: too many rows, an odd number of outputs, or rows of no multiple of 16 bytes"};
-  if (p.rows > 1) return noted(LinearSwiglu{p}, stream, linear_swiglu_sm90(p, stream));
+  if (p.rows > 1) return linear_swiglu_sm90(p, stream);
   auto* run = p.dtype == DType::bf16 ? run_rows<bf16, bf16, 1, 2> : run_rows<float, float, 1, 2>;
-  return noted(LinearSwiglu{p}, stream, run(p, stream));
+  return run(p, stream);
 }
 
 }  // namespace based::kernels::cuda

@@ -1,22 +1,21 @@
 // The end of a block of linear_sm90.cu: what becomes of its sums.
 #pragma once
 #include "based/kernels/cuda/launch.h"
-#include "based/kernels/cuda/linear_launchers.h"
 #include "based/kernels/cuda/vectors.cuh"
 #include "based/kernels/cuda/wgmma.cuh"
+#include "based/kernels/linear_hopper.h"
 
 namespace based::kernels::cuda::detail {
 
-constexpr int kOutputs = 64;             // of a block
 constexpr int kGroup = 128;              // threads that multiply some of the rows
-constexpr int kUnitBytes = kGroup * 16;  // of sums: 8 rows by kOutputs, 16 bytes a thread
+constexpr int kUnitBytes = kGroup * 16;  // of sums: 8 rows by kLinearOutputs, 16 bytes a thread
 
 // What becomes of the sums: y; SwiGLU's y; or they are added to the residual stream, whose norm the next layer takes (JoinedNorm).
 enum class Form { plain, swiglu, adds };
 
 #if BASED_HAS_WGMMA
 constexpr int kHeldUnits = 4;  // whose part of the residual stream a thread requests before it has their sums
-constexpr int outputs_of(Form form) { return form == Form::swiglu ? kOutputs / 2 : kOutputs; }
+constexpr int outputs_of(Form form) { return form == Form::swiglu ? kLinearOutputs / 2 : kLinearOutputs; }
 __device__ __forceinline__ void store_shared_float4(uint32_t address, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
@@ -169,7 +168,7 @@ struct End {
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < kGroup / 32; ++w) sum += load_shared_float(scales + (w * kRows + row) * 4);
-    norm.after.squares[block_row * ((p.out + kOutputs - 1) / kOutputs) + first_out / kOutputs * kRows + row] = sum;
+    norm.after.squares[block_row * ((p.out + kLinearOutputs - 1) / kLinearOutputs) + first_out / kLinearOutputs * kRows + row] = sum;
   }
 };
 #endif

@@ -8,11 +8,11 @@
 #include "based/kernels/cuda/linear_end_sm90.cuh"
 #include "based/kernels/cuda/tensor_map.h"
 
-namespace based::kernels::cuda::detail {
+namespace based::kernels::cuda {
+namespace detail {
 namespace {
 
-constexpr int kSlab = 64;       // elements of `in`, 128 bytes, as wide as the swizzle
-constexpr int kMostRows = 128;  // of a block
+constexpr int kSlab = 64;  // elements of `in`, 128 bytes, as wide as the swizzle
 constexpr int kMostSplits = 8;
 constexpr int kMostStages = 16;
 constexpr int kBarrierBytes = (3 * kMostStages + 4) * 8;
@@ -25,7 +25,7 @@ struct Layout {
   static constexpr int kGroups = kRows == 128 ? 2 : 1, kGroupRows = kRows / kGroups;  // warpgroups, and the rows of each
   static constexpr int kSlabs = kRows < 64 ? 2 : 1;                                   // of a stage
   static constexpr int kDepth = kSlabs * kSlab;
-  static constexpr int kWeightBytes = kSlabs * kOutputs * 128, kRowBytes = kSlabs * kRows * 128;  // of a stage
+  static constexpr int kWeightBytes = kSlabs * kLinearOutputs * 128, kRowBytes = kSlabs * kRows * 128;  // of a stage
   static constexpr int kRowStages = kRows == 128 ? 7 : kRows == 64 ? 5 : 4;
   static constexpr int kEndBytes = kBarrierBytes + kRows * 16;
   static constexpr int kLimit = (kRows == 128 ? 205 : 113) * 1024 - kEndBytes - 1024;  // stages start at multiples of 1024
@@ -111,7 +111,7 @@ struct Block {  // a block's place; of SwiGLU, the outputs are 32 u and their ga
     return base + plan.sums_at + group * max(kUnits, plan.splits) * kUnitBytes;
   }
   // Where a group turns its y into rows, when the stages have been read.
-  __device__ __forceinline__ uint32_t tile(int group) const { return base + group * kUnits * 8 * kOutputs * 2; }
+  __device__ __forceinline__ uint32_t tile(int group) const { return base + group * kUnits * 8 * kLinearOutputs * 2; }
   __device__ __forceinline__ uint32_t scales_at() const { return base + plan.barriers_at + kBarrierBytes; }
 
   // By all lanes of a warp, a stage each.
@@ -133,7 +133,7 @@ struct Block {  // a block's place; of SwiGLU, the outputs are 32 u and their ga
     barrier_expect(weights_here(r), Memory::kWeightBytes);
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      const uint32_t to = weights_at(r) + slab * kOutputs * 128;
+      const uint32_t to = weights_at(r) + slab * kLinearOutputs * 128;
       const int column = ((first + step) * kSlabs + slab) * kSlab;
       if constexpr (kForm == Form::swiglu) {
         load_pairs(to, weights, column, first_out / 8, weights_here(r));
@@ -173,7 +173,7 @@ struct Block {  // a block's place; of SwiGLU, the outputs are 32 u and their ga
       wgmma_begin();
 #pragma unroll
       for (int slab = 0; slab < kSlabs; ++slab) {
-        const uint64_t w = operand(weights_at(weight) + slab * kOutputs * 128, 0, 1024, Swizzle::bytes128);
+        const uint64_t w = operand(weights_at(weight) + slab * kLinearOutputs * 128, 0, 1024, Swizzle::bytes128);
         const uint64_t x = operand(rows_at(row) + (slab * kRows + group * Memory::kGroupRows) * 128, 0, 1024, Swizzle::bytes128);
 #pragma unroll
         for (int k = 0; k < kSlab / 16; ++k) multiply<Memory::kGroupRows>(d, w + 2 * k, x + 2 * k);
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
   const CUtensorMap* map = &first_weights;
   if constexpr (kForm == Form::plain && kScaled) {
     for (int i = 0; i < others.count; ++i) {
-      const int tiles = static_cast<int>(layer->out + kOutputs - 1) / kOutputs;
+      const int tiles = static_cast<int>(layer->out + kLinearOutputs - 1) / kLinearOutputs;
       if (tile < tiles) break;
       tile -= tiles, layer = &others.other[i].layer, map = &others.other[i].weights;
     }
@@ -354,7 +354,7 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
 #endif
 }
 
-int64_t tiles_of(const Linear& p) { return ceil_div(p.out, kOutputs) * ceil_div(p.rows, kMostRows); }
+int64_t tiles_of(const Linear& p) { return ceil_div(p.out, kLinearOutputs) * ceil_div(p.rows, kLinearRows); }
 
 // As many splits as multiprocessors are free, while a part of `in` is long enough to be worth the adding up. Measured: with few rows that
 // is cheap, and a second block on each multiprocessor pays for long parts; with many, parts of less than 768 cost more than they save,
@@ -394,34 +394,17 @@ Plan make_plan(const Linear& p) {
 }
 
 Status describe_weights(CUtensorMap& map, const Linear& p, bool swiglu) {
-  if (!swiglu) return describe_matrix(map, p.weight, p.out, p.in, p.weight_stride, kOutputs);
+  if (!swiglu) return describe_matrix(map, p.weight, p.out, p.in, p.weight_stride, kLinearOutputs);
   const int64_t width = p.out / 2, row = p.weight_stride * 2;
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(p.in), 8, 2, static_cast<cuuint64_t>(width / 8)};
   const cuuint64_t strides[3] = {static_cast<cuuint64_t>(row), static_cast<cuuint64_t>(width * row), static_cast<cuuint64_t>(8 * row)};
-  return describe_tiles(map, p.weight, sizes, strides, {kSlab, 8, 2, kOutputs / 16});
+  return describe_tiles(map, p.weight, sizes, strides, {kSlab, 8, 2, kLinearOutputs / 16});
 }
 
-// Where a launch goes: to a stream, or in the place of a captured one.
-struct Target {
-  Stream stream;
-  cudaGraphNode_t node = nullptr;
-};
 using Layers = std::span<const Linear>;  // of one launch
 
-template <typename... Params>
-Status put_in_place(cudaGraphNode_t node, void (*kernel)(Params...), const Launch& launch, const std::type_identity_t<Params>&... params) {
-  const void* arguments[] = {&params...};
-  cudaKernelNodeParams to = {};
-  to.func = reinterpret_cast<void*>(kernel), to.gridDim = launch.grid, to.blockDim = launch.block;
-  to.sharedMemBytes = static_cast<unsigned>(launch.shared_bytes), to.kernelParams = const_cast<void**>(arguments);
-  if (const cudaError_t e = cudaGraphKernelNodeSetParams(node, &to); e != cudaSuccess) return status_of(e);
-  cudaLaunchAttributeValue value = {};
-  value.clusterDim = {launch.cluster, 1, 1};
-  return launch.cluster == 1 ? Status{} : status_of(cudaGraphKernelNodeSetAttribute(node, cudaLaunchAttributeClusterDimension, &value));
-}
-
 template <typename Y, Form kForm, bool kScaled, int kRows>
-Status run(Layers layers, const JoinedNorm& norm, const Target& target) {
+Status run(Layers layers, const JoinedNorm& norm, Stream stream) {
   const Linear& p = layers[0];
   Linear all = p;
   Others others;
@@ -429,7 +412,7 @@ Status run(Layers layers, const JoinedNorm& norm, const Target& target) {
     auto& other = others.other[others.count++];
     other.layer = layer;
     if (const Status s = describe_weights(other.weights, layer, false); !s.ok()) return s;
-    all.out = round_up(all.out, kOutputs) + layer.out;
+    all.out = round_up(all.out, kLinearOutputs) + layer.out;
   }
   const Plan plan = make_plan<kRows>(all);
   CUtensorMap weights, rows;
@@ -438,61 +421,42 @@ Status run(Layers layers, const JoinedNorm& norm, const Target& target) {
   auto* kernel = many_rows<Y, kForm, kScaled, kRows>;
   const int shared = plan.barriers_at + Layout<kRows>::kEndBytes + 1024;
   if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);
-  const auto blocks = static_cast<unsigned>(ceil_div(all.out, kOutputs) * plan.splits);
-  const Launch launch{dim3(blocks, static_cast<unsigned>(ceil_div(p.rows, kMostRows))), kThreads<kRows, kScaled>, shared,
+  const auto blocks = static_cast<unsigned>(ceil_div(all.out, kLinearOutputs) * plan.splits);
+  const Launch launch{dim3(blocks, static_cast<unsigned>(ceil_div(p.rows, kLinearRows))), kThreads<kRows, kScaled>, shared,
                       static_cast<unsigned>(plan.splits)};
-  if (target.node != nullptr) return put_in_place(target.node, kernel, launch, p, others, norm, plan, weights, rows);
-  return launch_overlapped(kernel, launch, target.stream, p, others, norm, plan, weights, rows);
+  return launch_overlapped(kernel, launch, stream, p, others, norm, plan, weights, rows);
 }
 
 template <typename Y, Form kForm, bool kScaled = false>
-Status choose_rows(Layers layers, const JoinedNorm& norm, const Target& target) {
+Status choose_rows(Layers layers, const JoinedNorm& norm, Stream stream) {
   const int64_t rows = layers[0].rows;
-  if (rows <= 8) return run<Y, kForm, kScaled, 8>(layers, norm, target);
-  if (rows <= 16) return run<Y, kForm, kScaled, 16>(layers, norm, target);
-  if (rows <= 32) return run<Y, kForm, kScaled, 32>(layers, norm, target);
-  return rows <= 64 ? run<Y, kForm, kScaled, 64>(layers, norm, target) : run<Y, kForm, kScaled, 128>(layers, norm, target);
-}
-
-// Beyond these outputs each multiprocessor reads the rows so often that a library's larger tiles are faster, even in a step, where this
-// kernel's weights come while the one before it runs. More rows than a block's, in a step alone: two blocks for each multiprocessor.
-bool is_faster(const Linear& p) {
-  if (p.rows > most_linear_rows(p.weight_is_constant)) return false;
-  return p.rows > kMostRows ? tiles_of(p) <= 2 * multiprocessors() : p.out <= (p.rows <= 32 ? INT32_MAX - 4096 : 8192);
+  if (rows <= 8) return run<Y, kForm, kScaled, 8>(layers, norm, stream);
+  if (rows <= 16) return run<Y, kForm, kScaled, 16>(layers, norm, stream);
+  if (rows <= 32) return run<Y, kForm, kScaled, 32>(layers, norm, stream);
+  return rows <= 64 ? run<Y, kForm, kScaled, 64>(layers, norm, stream) : run<Y, kForm, kScaled, 128>(layers, norm, stream);
 }
 
 }  // namespace
 
-bool linear_sm90_supports(const Linear& p) {
-  return runs_hopper_code() && p.dtype == DType::bf16 && !p.accumulate && p.in > 0 && p.out % 4 == 0 && p.y_stride % 4 == 0 &&
-         p.in % 8 == 0 && p.x_stride % 8 == 0 && p.weight_stride % 8 == 0 && p.in <= INT32_MAX && is_faster(p) && aligned16(p.x) &&
-         aligned16(p.weight) && aligned16(p.bias) && aligned16(p.y);
-}
-
 Status linear_sm90(const Linear& p, Stream stream) {
-  return p.y_dtype == DType::bf16 ? choose_rows<bf16, Form::plain>({&p, 1}, {}, {stream})
-                                  : choose_rows<float, Form::plain>({&p, 1}, {}, {stream});
+  return p.y_dtype == DType::bf16 ? choose_rows<bf16, Form::plain>({&p, 1}, {}, stream)
+                                  : choose_rows<float, Form::plain>({&p, 1}, {}, stream);
 }
 
-bool linear_swiglu_sm90_supports(const Linear& p) {
-  return linear_sm90_supports(p) && p.y_dtype == DType::bf16 && p.out % 16 == 0 && p.y_stride % 8 == 0;
+Status linear_swiglu_sm90(const Linear& p, Stream stream) { return choose_rows<bf16, Form::swiglu>({&p, 1}, {}, stream); }
+
+}  // namespace detail
+
+Status linear_before_norm(const Linear& p, const NormAfter& after, Stream stream) {
+  return detail::choose_rows<detail::bf16, detail::Form::adds>({&p, 1}, {{}, after}, stream);
 }
 
-Status linear_swiglu_sm90(const Linear& p, Stream stream) { return choose_rows<bf16, Form::swiglu>({&p, 1}, {}, {stream}); }
-
-int64_t joined_norm_parts(int64_t width) { return ceil_div(width, kOutputs); }
-int64_t joined_norm_squares(int64_t rows, int64_t width) { return ceil_div(rows, kMostRows) * joined_norm_parts(width) * kMostRows; }
-
-Status put_linear_before_norm(cudaGraphNode_t node, const Linear& p, const NormAfter& after) {
-  return choose_rows<bf16, Form::adds>({&p, 1}, {{}, after}, {{}, node});
+Status linears_after_norm(std::span<const Linear> layers, const NormBefore& before, Stream stream) {
+  return detail::choose_rows<detail::bf16, detail::Form::plain, true>(layers, {before, {}}, stream);
 }
 
-Status put_linears_after_norm(cudaGraphNode_t node, std::span<const Linear> layers, const NormBefore& before) {
-  return choose_rows<bf16, Form::plain, true>(layers, {before, {}}, {{}, node});
+Status linear_swiglu_after_norm(const Linear& p, const NormBefore& before, Stream stream) {
+  return detail::choose_rows<detail::bf16, detail::Form::swiglu, true>({&p, 1}, {before, {}}, stream);
 }
 
-Status put_linear_swiglu_after_norm(cudaGraphNode_t node, const Linear& p, const NormBefore& before) {
-  return choose_rows<bf16, Form::swiglu, true>({&p, 1}, {before, {}}, {{}, node});
-}
-
-}  // namespace based::kernels::cuda::detail
+}  // namespace based::kernels::cuda

@@ -5,7 +5,6 @@
 
 #include "based/kernels/cuda/column_sums.cuh"
 #include "based/kernels/cuda/launch.h"
-#include "based/kernels/cuda/step_log.h"
 #include "based/kernels/cuda/vectors.cuh"
 
 namespace based::kernels::cuda {
@@ -229,7 +228,7 @@ Status rms_norm_forward(const RmsNorm& p, Stream stream) {
   const int threads = norm_threads(p.width, narrow ? 1 : kHeld);
   if (threads > kMostThreads) return {kTooWide};
   auto* kernel = narrow ? choose_norm<1>(p, norm_aligned(p)) : choose_norm<kHeld>(p, norm_aligned(p));
-  return noted(p, stream, launch_overlapped(kernel, {static_cast<unsigned>(p.rows), static_cast<unsigned>(threads)}, stream, p));
+  return launch_overlapped(kernel, {static_cast<unsigned>(p.rows), static_cast<unsigned>(threads)}, stream, p);
 }
 
 int64_t rms_norm_backward_scratch(const RmsNormBackward& p) { return norm_blocks(p.forward) * p.forward.width * 4; }

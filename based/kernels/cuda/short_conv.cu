@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "based/kernels/cuda/launch.h"
-#include "based/kernels/cuda/step_log.h"
 
 namespace based::kernels::cuda {
 namespace {
@@ -237,7 +236,7 @@ Status short_conv_step(const ShortConv& p, Stream stream) {
   auto* kernel =
       four ? (bf ? step_rows_of_three<bf16> : step_rows_of_three<float>) : (bf ? choose_step<bf16>(p.taps) : choose_step<float>(p.taps));
   const dim3 grid(static_cast<unsigned>(p.rows), static_cast<unsigned>(ceil_div(p.channels, kThreads * (four ? 4 : 1))));
-  return noted(p, stream, launch_overlapped(kernel, {grid, kThreads}, stream, p));
+  return launch_overlapped(kernel, {grid, kThreads}, stream, p);
 }
 
 }  // namespace based::kernels::cuda

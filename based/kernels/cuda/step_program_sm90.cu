@@ -9,8 +9,10 @@
 #include "based/kernels/cuda/step_requests.cuh"
 #include "based/kernels/cuda/vectors.cuh"
 
-namespace based::kernels::cuda::detail {
+namespace based::kernels::cuda {
 namespace {
+
+using namespace detail;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 // Mailboxes. A word is written and read at once, so its tag says that its element has come; nothing else needs an order.
@@ -542,15 +544,19 @@ __global__ void __launch_bounds__(kThreads, 1) run_step(const __grid_constant__ 
 
 }  // namespace
 
-Status step_kernel(int threads, StepKernel& kernel) {
-  const int limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+Status step_program(const StepProgram& planned, Stream stream) {
+  StepProgram program = planned;
+  const int threads = program.threads, limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   if (!runs_hopper_code() || threads > kStepMostThreads || threads % 32 != 0) return {"step program: no kernel for this device"};
-  const int stages = std::min(kStepMostStages, (limit - static_cast<int>(sizeof(StepShared))) / step_stage_bytes(threads));
+  program.stages = std::min(kStepMostStages, (limit - static_cast<int>(sizeof(StepShared))) / step_stage_bytes(threads));
+  if (program.stages < kStepTileStages) return {"step program: too little shared memory"};
   auto* run = threads <= 448 ? run_step<448 + 64> : run_step<kStepMostThreads + 64>;
-  kernel = {reinterpret_cast<void*>(run), multiprocessors(), threads + 64, stages,
-            stages * step_stage_bytes(threads) + static_cast<int>(sizeof(StepShared))};
-  if (stages < kStepTileStages) return {"step program: too little shared memory"};
-  return status_of(allow_shared_memory(run, kernel.shared_bytes));
+  const int shared = program.stages * step_stage_bytes(threads) + static_cast<int>(sizeof(StepShared));
+  if (const cudaError_t error = allow_shared_memory(run, shared); error != cudaSuccess) return status_of(error);
+  void* arguments[] = {&program};
+  return status_of(cudaLaunchCooperativeKernel(run, dim3(static_cast<unsigned>(multiprocessors())),
+                                               dim3(static_cast<unsigned>(threads + 64)), arguments, static_cast<size_t>(shared),
+                                               stream_of(stream)));
 }
 
-}  // namespace based::kernels::cuda::detail
+}  // namespace based::kernels::cuda

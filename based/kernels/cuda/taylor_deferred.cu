@@ -5,7 +5,6 @@
 
 #include "based/kernels/cuda/feature_pair.cuh"
 #include "based/kernels/cuda/launch.h"
-#include "based/kernels/cuda/step_log.h"
 #include "based/kernels/cuda/vectors.cuh"
 #include "based/kernels/taylor_deferred.h"
 
@@ -14,34 +13,8 @@ namespace {
 
 using namespace detail;
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kColumns = 4;     // of a state, that a lane has
-constexpr int kMostBlocks = 4;  // of a multiprocessor: more would have fewer than 64 registers a thread
-constexpr int kTogether = 4;    // tokens that a state takes in while its vectors are in registers
-
-static_assert(kTaylorWaiting % kTogether == 0);
-
-// A block's shared memory, all of one row and head: the state, q, k, what waits with the token behind it, the warps' shares of y (or φ of
-// some keys), φ(q), pairs of indices, the warps' shares of the denominator, weights of what waits, and the barrier of the copies.
-struct Place {
-  int features, head_dim, feature_dim, element;  // element: bytes of one of q, k, v
-  int64_t items;                                 // rows x heads
-
-  __host__ __device__ int state_bytes() const { return features * head_dim * 4; }
-  __host__ __device__ int k_bytes() const { return feature_dim * element; }
-  __host__ __device__ int v_bytes() const { return head_dim * element; }
-  __host__ __device__ int q_at() const { return state_bytes(); }
-  __host__ __device__ int k_at() const { return q_at() + k_bytes(); }
-  __host__ __device__ int waiting_k_at() const { return k_at() + k_bytes(); }
-  __host__ __device__ int waiting_v_at() const { return waiting_k_at() + kTaylorWaiting * k_bytes(); }
-  __host__ __device__ int partial_at() const { return waiting_v_at() + kTaylorWaiting * v_bytes(); }
-  __host__ __device__ int phi_q_at() const { return partial_at() + std::max(kWarps * head_dim, kTogether * features) * 4; }
-  __host__ __device__ int warp_sums_at() const { return phi_q_at() + features * 4; }
-  __host__ __device__ int weights_at() const { return warp_sums_at() + kWarps * 4; }
-  __host__ __device__ int pairs_at() const { return weights_at() + kTaylorWaiting * 4; }
-  __host__ __device__ int barrier_at() const { return (pairs_at() + features * 2 + 7) / 8 * 8; }
-  __host__ __device__ int shared_bytes() const { return barrier_at() + 8; }
-};
+using Place = TaylorDeferredPlace;
+constexpr int kWarps = Place::kWarps, kThreads = 32 * kWarps;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 __device__ __forceinline__ float power(float rate, int n) {
@@ -162,15 +135,15 @@ struct Deferred {
     bool active;
     __device__ __forceinline__ explicit Share(int head_dim) {
       const int lane = threadIdx.x % 32;
-      lanes = head_dim / kColumns, together = 32 / lanes;
+      lanes = head_dim / Place::kColumns, together = 32 / lanes;
       first = threadIdx.x / 32 * together + lane / lanes, step = kWarps * together;
-      column = lane % lanes * kColumns, active = lane < together * lanes;
+      column = lane % lanes * Place::kColumns, active = lane < together * lanes;
     }
   };
   // The warp's share of y's numerator in partial().
   __device__ __forceinline__ void read(const Item& item, const Share& share) const {
     const float* state = reinterpret_cast<const float*>(shared) + share.column;
-    float sum[kColumns] = {};
+    float sum[Place::kColumns] = {};
     if (share.active) {
 #pragma unroll 5
       for (int f = share.first; f < place.features; f += share.step) {
@@ -180,29 +153,29 @@ struct Deferred {
       }
       const float rate = power(item.rate, item.waiting + 1);
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) sum[c] *= rate;
+      for (int c = 0; c < Place::kColumns; ++c) sum[c] *= rate;
       for (int t = share.first; t <= item.waiting; t += share.step) {
-        float v[kColumns];
-        load_floats<kColumns>(waiting_v() + t * p.head_dim + share.column, v);
+        float v[Place::kColumns];
+        load_floats<Place::kColumns>(waiting_v() + t * p.head_dim + share.column, v);
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) sum[c] = fmaf(weights()[t], v[c], sum[c]);
+        for (int c = 0; c < Place::kColumns; ++c) sum[c] = fmaf(weights()[t], v[c], sum[c]);
       }
     }
     const int lane = threadIdx.x % 32;
-    float whole[kColumns] = {};
+    float whole[Place::kColumns] = {};
     for (int i = 0; i < share.together; ++i)
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) whole[c] += __shfl_sync(~0U, sum[c], (lane + i * share.lanes) % 32);
+      for (int c = 0; c < Place::kColumns; ++c) whole[c] += __shfl_sync(~0U, sum[c], (lane + i * share.lanes) % 32);
     if (lane < share.lanes)
       *reinterpret_cast<float4*>(partial() + threadIdx.x / 32 * p.head_dim + share.column) =
           make_float4(whole[0], whole[1], whole[2], whole[3]);
   }
   // The state takes in all that waits, in the order and by the operations of as many steps; all threads, who have done with partial().
   __device__ __forceinline__ void take_in(const Item& item, const Share& share) const {
-    auto* table = reinterpret_cast<float4*>(partial());  // φ of kTogether keys
+    auto* table = reinterpret_cast<float4*>(partial());  // φ of Place::kTogether keys
     float sum = item.sum;
 #pragma unroll 1
-    for (int first = 0; first < kTaylorWaiting; first += kTogether) {
+    for (int first = 0; first < kTaylorWaiting; first += Place::kTogether) {
       for (int f = threadIdx.x; f < place.features; f += kThreads) {
         const FeaturePair of = pair(f);
         const T* k = waiting_k() + first * p.feature_dim;
@@ -213,7 +186,7 @@ struct Deferred {
         float x = f < kThreads ? sum : *beyond;
         x = x * item.rate + b.x, x = x * item.rate + b.y, x = x * item.rate + b.z, x = x * item.rate + b.w;
         if (f < kThreads) sum = x;
-        if (f >= kThreads || first + kTogether == kTaylorWaiting) *beyond = x;
+        if (f >= kThreads || first + Place::kTogether == kTaylorWaiting) *beyond = x;
       }
       __syncthreads();
       if (p.decay == nullptr) {
@@ -228,17 +201,17 @@ struct Deferred {
   __device__ __forceinline__ void add(const Item& item, const Share& share, int first, const float4* table) const {
     if (!share.active) return;
     float* state = reinterpret_cast<float*>(shared) + share.column;
-    float v[kTogether][kColumns];
+    float v[Place::kTogether][Place::kColumns];
 #pragma unroll
-    for (int t = 0; t < kTogether; ++t) load_floats<kColumns>(waiting_v() + (first + t) * p.head_dim + share.column, v[t]);
+    for (int t = 0; t < Place::kTogether; ++t) load_floats<Place::kColumns>(waiting_v() + (first + t) * p.head_dim + share.column, v[t]);
 #pragma unroll 2
     for (int f = share.first; f < place.features; f += share.step) {
       float4* at = reinterpret_cast<float4*>(state + f * p.head_dim);
       const float4 b = table[f];
-      float x[kColumns];
-      load_floats<kColumns>(reinterpret_cast<const float*>(at), x);
+      float x[Place::kColumns];
+      load_floats<Place::kColumns>(reinterpret_cast<const float*>(at), x);
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
+      for (int c = 0; c < Place::kColumns; ++c) {
         const auto after = [&](float phi, float value) { x[c] = fmaf(phi, value, kDecays ? x[c] * item.rate : x[c]); };
         after(b.x, v[0][c]), after(b.y, v[1][c]), after(b.z, v[2][c]), after(b.w, v[3][c]);
       }
@@ -263,7 +236,7 @@ struct Deferred {
 #endif
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads, kMostBlocks)
+__global__ void __launch_bounds__(kThreads, Place::kMostBlocks)
     step_deferred(const __grid_constant__ TaylorDeferred all, const __grid_constant__ Place place) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char shared[];
@@ -340,41 +313,18 @@ __global__ void __launch_bounds__(kThreads) settle_rows(const TaylorDeferred all
   if (threadIdx.x == 0) all.waiting[state] = 0;
 }
 
-Place place_of(const TaylorAttention& p) {
-  return {static_cast<int>(packed_features(p.feature_dim)), p.head_dim, p.feature_dim, static_cast<int>(dtype_size(p.dtype)),
-          p.rows * p.heads};
-}
-
-// Blocks of a multiprocessor.
-int blocks_that_fit(const Place& place) {
-  const int all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  const int reserved = device_attribute(cudaDevAttrReservedSharedMemoryPerBlock);
-  return std::min(kMostBlocks, all / (place.shared_bytes() + reserved));
-}
-
 }  // namespace
-
-bool taylor_deferred_takes(const TaylorAttention& p) {
-  const Place place = place_of(p);
-  return runs_hopper_code() && place.k_bytes() % 16 == 0 && place.v_bytes() % 16 == 0 && p.head_dim <= 32 * kColumns &&
-         p.feature_dim < 128 && place.items <= 0x3fffffff && blocks_that_fit(place) > 0 && aligned16(p.kv_state) && aligned16(p.q) &&
-         aligned16(p.k) && aligned16(p.v);
-}
-
-bool taylor_deferred_is_faster(const TaylorAttention& p) {
-  return taylor_deferred_takes(p) && p.rows * p.heads >= int64_t{blocks_that_fit(place_of(p))} * multiprocessors();
-}
 
 Status taylor_deferred_step(const TaylorDeferred& p, Stream stream) {
   if (p.step.rows == 0) return {};
-  if (!taylor_deferred_takes(p.step) || !aligned16(p.waiting_k) || !aligned16(p.waiting_v))
+  if (!taylor_deferred_takes(p.step, this_gpu()) || !aligned16(p.waiting_k) || !aligned16(p.waiting_v))
     return {"taylor_deferred_step: takes sm_90, head_dim up to 128, head_dim and feature_dim of whole 16 bytes, and states of some 200 KB"};
-  const Place place = place_of(p.step);
+  const Place place(p.step);
   auto* kernel = p.step.dtype == DType::bf16 ? step_deferred<bf16> : step_deferred<float>;
   if (const cudaError_t e = allow_shared_memory(kernel, place.shared_bytes()); e != cudaSuccess) return status_of(e);
-  const int64_t blocks = std::min<int64_t>(place.items, int64_t{blocks_that_fit(place)} * multiprocessors());
+  const int64_t blocks = std::min<int64_t>(place.items, int64_t{place.blocks_that_fit(this_gpu())} * multiprocessors());
   const Launch launch{static_cast<unsigned>(blocks), kThreads, place.shared_bytes()};
-  return noted(p, stream, launch_overlapped(kernel, launch, stream, p, place));
+  return launch_overlapped(kernel, launch, stream, p, place);
 }
 
 Status taylor_deferred_settle(const TaylorDeferred& p, Stream stream) {

@@ -4,7 +4,6 @@
 //   plain: a block for each row and head; its threads keep their share of the state in registers.
 #include "based/kernels/cuda/feature_pair.cuh"
 #include "based/kernels/cuda/launch.h"
-#include "based/kernels/cuda/step_log.h"
 #include "based/kernels/cuda/vectors.cuh"
 #include "based/kernels/taylor_attention.h"
 
@@ -313,7 +312,7 @@ Status taylor_attention_step(const TaylorAttention& p, Stream stream) {
     const int shared = plan.shared_bytes();
     if (const cudaError_t e = allow_shared_memory(streamed, shared); e != cudaSuccess) return status_of(e);
     const Launch launch{static_cast<unsigned>(plan.blocks * multiprocessors()), kThreads, shared};
-    return noted(p, stream, launch_overlapped(streamed, launch, stream, p, plan));
+    return launch_overlapped(streamed, launch, stream, p, plan);
   }
   const bool vectors = p.head_dim % 4 == 0 && aligned16(p.kv_state);
   if (p.head_dim > kThreads * (vectors ? 4 : 1)) return {"taylor_attention_step: head_dim is larger than 256"};
@@ -323,7 +322,7 @@ Status taylor_attention_step(const TaylorAttention& p, Stream stream) {
       p.dtype == DType::bf16 ? (vectors ? step_rows<bf16, 4> : step_rows<bf16, 1>) : (vectors ? step_rows<float, 4> : step_rows<float, 1>);
   if (const cudaError_t e = allow_shared_memory(kernel, bytes); e != cudaSuccess) return status_of(e);
   const Launch launch{dim3(static_cast<unsigned>(p.rows), p.heads), kThreads, bytes};
-  return noted(p, stream, launch_overlapped(kernel, launch, stream, p, features));
+  return launch_overlapped(kernel, launch, stream, p, features);
 }
 
 }  // namespace based::kernels::cuda

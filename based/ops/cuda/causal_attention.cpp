@@ -4,6 +4,7 @@
 #include <ATen/ops/_flash_attention_backward.h>
 #include <ATen/ops/_flash_attention_forward.h>
 
+#include "based/kernels/causal_attention_plan.h"
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
 
@@ -107,7 +108,7 @@ Tensor rotary_step(Tensor qkv, Tensor k_ring, Tensor v_ring, Tensor position, co
   const auto [q, k, v] = columns_of_heads("rotary_attention_step", qkv, k_ring);
   if (has_kernel(qkv) && has_kernel(k_ring) && dim == q.size(2)) {
     CausalAttentionStepLaunch launch = prepare_causal_attention_step(q, k, v, k_ring, v_ring, position, slots, scale);
-    if (kernels::cuda::causal_attention_step_turns(launch.arguments)) {
+    if (kernels::causal_attention_step_turns(launch.arguments, kernels::cuda::this_gpu())) {
       launch.arguments.rotary_base = base;
       require_ok(kernels::cuda::causal_attention_step(launch.arguments, current_stream()));
       return launch.y;

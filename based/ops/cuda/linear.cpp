@@ -7,13 +7,14 @@
 #include "based/ops/cuda/on_device.h"
 #include "based/ops/launch.h"
 #include "based/ops/pointwise.h"
-#include "based/ops/recorded_step.h"
 
 namespace based::ops {
 namespace {
 
 // Asked before a launch is prepared, which takes memory.
-bool may_have_kernel(const Tensor& x) { return has_kernel(x) && x.size(0) <= kernels::cuda::most_linear_rows(RecordedStep::active()); }
+bool may_have_kernel(const Tensor& x) {
+  return has_kernel(x) && x.size(0) <= kernels::cuda::most_linear_rows(/*weight_is_constant=*/false);
+}
 
 Tensor forward(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
   const OnDevice device("linear", {{"x", x}, {"weight", weight}, {"bias", bias}});

@@ -7,16 +7,10 @@ namespace {
 using kernels::TaylorAttention;
 using kernels::TaylorDeferred;
 
-bool is_faster(const TaylorAttention& p, c10::Device device) {
-  const c10::cuda::CUDAGuard on_device(device);
-  return kernels::cuda::taylor_deferred_is_faster(p);
-}
+bool takes(const TaylorAttention& p) { return kernels::taylor_deferred_takes(p, kernels::cuda::this_gpu()); }
 
-[[maybe_unused]] const bool registered = [] {
-  taylor_deferred_on_cuda() = {is_faster, kernels::cuda::taylor_deferred_takes, launch<kernels::cuda::taylor_deferred_step, TaylorDeferred>,
-                               launch<kernels::cuda::taylor_deferred_settle, TaylorDeferred>};
-  return true;
-}();
+const TaylorDeferredKernels kCuda{takes, launch<kernels::cuda::taylor_deferred_step, TaylorDeferred>,
+                                  launch<kernels::cuda::taylor_deferred_settle, TaylorDeferred>};
 
 Tensor step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, Tensor waiting_k, Tensor waiting_v,
             Tensor waiting, const Tensor& slots, const OptionalTensor& decay, double scale) {
@@ -30,8 +24,7 @@ Tensor step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, 
                                                  {"waiting", waiting},
                                                  {"slots", slots},
                                                  {"decay", decay}});
-  return taylor_deferred_step_with(taylor_deferred_on_cuda(), q, k, v, {kv_state, k_state}, {waiting_k, waiting_v, waiting}, slots, decay,
-                                   scale);
+  return taylor_deferred_step_with(kCuda, q, k, v, {kv_state, k_state}, {waiting_k, waiting_v, waiting}, slots, decay, scale);
 }
 
 void settle(Tensor kv_state, Tensor k_state, const Tensor& waiting_k, const Tensor& waiting_v, Tensor waiting, const Tensor& slots,
@@ -43,7 +36,7 @@ void settle(Tensor kv_state, Tensor k_state, const Tensor& waiting_k, const Tens
                                                     {"waiting", waiting},
                                                     {"slots", slots},
                                                     {"decay", decay}});
-  taylor_deferred_settle_with(taylor_deferred_on_cuda(), {kv_state, k_state}, {waiting_k, waiting_v, waiting}, slots, decay);
+  taylor_deferred_settle_with(kCuda, {kv_state, k_state}, {waiting_k, waiting_v, waiting}, slots, decay);
 }
 
 TORCH_LIBRARY_IMPL(based, CUDA, m) {

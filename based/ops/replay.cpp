@@ -1,8 +1,8 @@
-#include "based/generate/replay.h"
+#include "based/ops/replay.h"
 
 #include <map>
 
-namespace based {
+namespace based::ops {
 namespace {
 
 class Plain final : public Replay {
@@ -21,9 +21,9 @@ Recorder& recorder_of(torch::DeviceType type) {
   return recorders[type];
 }
 
-std::unique_ptr<Replay> record(torch::Device device, std::function<void()> body, Recording recording) {
-  if (const Recorder recorder = recorder_of(device.type())) return recorder(device, body, recording);
+std::unique_ptr<Replay> record(torch::Device device, std::function<void()> body, const Rewrite& rewrite) {
+  if (const Recorder recorder = recorder_of(device.type())) return recorder(device, body, rewrite);
   return std::make_unique<Plain>(std::move(body));
 }
 
-}  // namespace based
+}  // namespace based::ops

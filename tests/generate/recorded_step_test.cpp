@@ -1,10 +1,9 @@
-#include "based/generate/replay.h"
+#include "based/decode/record.h"
 
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
 #include "based/models/language_model.h"
-#include "based/ops/recorded_step.h"
 
 namespace based {
 namespace {
@@ -55,29 +54,27 @@ void expect_recorded_step_like_its_kernels(int64_t texts) {
     const torch::InferenceMode inference;
     const auto model = wide_model(preset);
     Decoder decoder(*model, texts);
-    const auto step = [&] {
-      const ops::RecordedStep recorded;
-      decoder.step();
-    };
+    const auto step = [&] { decoder.step(); };
     const Tensor expected = decoder.steps([&] { decoder.step(); });
-    const auto replay = record(model->device(), step, Recording::fused);
-    const auto again = record(model->device(), step, Recording::fused);  // beside the first one
-    const auto run = [&] { replay->run(); };
+    const auto recorded = decode::record_step(model->device(), step, {/*defers=*/false});
+    const auto beside = decode::record_step(model->device(), step, {/*defers=*/false});
+    const auto run = [&] { recorded.replay->run(); };
     const Tensor logits = decoder.steps(run);
     EXPECT_LT(((logits - expected).norm() / expected.norm()).item<double>(), 2e-2) << preset << ", " << texts;
-    EXPECT_TRUE(torch::equal(logits, decoder.steps([&] { again->run(); }))) << preset << ", " << texts;
+    EXPECT_TRUE(torch::equal(logits, decoder.steps([&] { beside.replay->run(); }))) << preset << ", " << texts;
     EXPECT_TRUE(torch::equal(logits, decoder.steps(run))) << preset << ", " << texts;
+    EXPECT_LT(recorded.plan->launches(), static_cast<int64_t>(recorded.plan->units().size())) << recorded.plan->text();
     EXPECT_TRUE(torch::equal(logits.select(1, 0), decoder.steps(run, 500).select(1, 0))) << preset << ", " << texts;
   }
 }
 
-TEST(Replay, ARecordedStepOfOneTextIsTheStepOfItsKernels) {
+TEST(RecordedStep, OfOneTextIsTheStepOfItsKernels) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   expect_recorded_step_like_its_kernels(1);
 }
 
 // Of several texts, norms are in the layers before and after (on Hopper).
-TEST(Replay, ARecordedStepOfSeveralTextsIsTheStepOfItsKernels) {
+TEST(RecordedStep, OfSeveralTextsIsTheStepOfItsKernels) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   for (const int64_t texts : {2, 16, 128}) expect_recorded_step_like_its_kernels(texts);
 }

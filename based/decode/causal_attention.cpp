@@ -1,0 +1,98 @@
+// A step of softmax attention over a ring: the ring is read ahead where the layer alone touches it.
+#include "based/decode/step_program.h"
+#include "based/kernels/causal_attention_plan.h"
+#include "based/ops/arguments.h"
+#include "based/ops/launch.h"
+
+namespace based::decode {
+namespace {
+
+using kernels::CausalAttentionStep;
+using kernels::DType;
+
+class WindowKernel final : public StepKernel {
+ public:
+  struct Parts {
+    CausalAttentionStep arguments;
+    Span q, k, v, k_ring, v_ring, position, slots, y;
+  };
+  explicit WindowKernel(Parts parts) : parts_(std::move(parts)) {}
+
+  bool read_early(const Effects& effects, size_t unit) override {
+    parts_.arguments.ring_is_settled = effects.is_constant(parts_.slots) && effects.is_private(parts_.position, unit) &&
+                                       effects.is_private(parts_.k_ring, unit) && effects.is_private(parts_.v_ring, unit);
+    return parts_.arguments.ring_is_settled;
+  }
+  Status launch(Stream stream) const override { return launcher<CausalAttentionStep>(parts_.arguments, stream); }
+  int64_t rows() const override { return parts_.arguments.rows; }
+
+  std::optional<Planned> instruction(const StepLimits& limits, std::string& why) const override {
+    using namespace kernels;
+    const CausalAttentionStep& p = parts_.arguments;
+    why = "is not one row in bf16, with rotary positions, of a ring that is its own";
+    if (p.rows != 1 || p.dtype != DType::bf16 || p.ring_dtype != DType::bf16 || !p.ring_is_settled || p.rotary_base == 0) return {};
+    why = "has heads or a ring that a block cannot take";
+    if (p.heads != p.kv_heads || p.heads > limits.gpu.multiprocessors || p.head_dim % 16 != 0 || p.head_dim > 128) return {};
+    if (p.capacity > 128 || p.capacity * p.head_dim / 8 > limits.threads) return {};
+    if (!aligned16(p.v) || !aligned16(p.k_ring) || !aligned16(p.v_ring)) return {};
+    Planned to;
+    to.step.kind = StepKind::window;
+    to.step.arguments.window = p;
+    to.states = {parts_.k_ring, parts_.v_ring, parts_.position};
+    to.early = to.states;
+    to.reads = {parts_.q, parts_.k, parts_.v};
+    to.outputs = {parts_.y};
+    return to;
+  }
+
+ private:
+  Parts parts_;
+};
+
+struct Ring {
+  Tensor k, v, position, slots;
+};
+
+std::unique_ptr<WindowKernel::Parts> parts_of(const Operands& call, const Tensor& q, const Tensor& k, const Tensor& v, const Ring& ring,
+                                              double scale, std::string& why) {
+  why = "no kernel for this type";
+  if (!ops::has_kernel(q) || !ops::has_kernel(ring.k)) return nullptr;
+  const Tensor y = call.result();
+  why = "heads that lie apart";
+  for (const Tensor& tensor : {q, k, v})
+    if (tensor.stride(2) != 1 || tensor.stride(1) != tensor.size(2)) return nullptr;
+  for (const Tensor& tensor : {ring.k, ring.v, ring.position, ring.slots, y})
+    if (!tensor.is_contiguous()) return nullptr;
+  auto parts = std::make_unique<WindowKernel::Parts>(WindowKernel::Parts{
+      ops::causal_attention_step_arguments(q, k, v, ring.k, ring.v, ring.position, ring.slots, y), call.span(q), call.span(k), call.span(v),
+      call.span(ring.k), call.span(ring.v), call.span(ring.position), call.span(ring.slots), call.span(y)});
+  parts->arguments.scale = static_cast<float>(scale);
+  return parts;
+}
+
+std::unique_ptr<StepKernel> lower_step(const Operands& call, std::string& why) {
+  auto parts = parts_of(call, call.tensor(0), call.tensor(1), call.tensor(2),
+                        {call.tensor(3), call.tensor(4), call.tensor(5), call.tensor(6)}, call.number(7), why);
+  if (parts == nullptr) return nullptr;
+  return std::make_unique<WindowKernel>(std::move(*parts));
+}
+
+// Queries and keys are turned by the kernel, where it does that.
+std::unique_ptr<StepKernel> lower_rotary(const Operands& call, std::string& why) {
+  const Tensor qkv = call.tensor(0), k_ring = call.tensor(1);
+  const auto [q, k, v] = ops::columns_of_heads("rotary_attention_step", qkv, k_ring);
+  auto parts = parts_of(call, q, k, v, {k_ring, call.tensor(2), call.tensor(3), call.tensor(4)}, call.number(5), why);
+  if (parts == nullptr) return nullptr;
+  parts->arguments.rotary_base = call.number(7);
+  why = "no kernel turns such queries and keys";
+  if (call.integer(6) != q.size(2) || !kernels::causal_attention_step_turns(parts->arguments, call.gpu)) return nullptr;
+  return std::make_unique<WindowKernel>(std::move(*parts));
+}
+
+constexpr Lowering kLowerings[] = {{"based::causal_attention_step", lower_step}, {"based::rotary_attention_step", lower_rotary}};
+
+}  // namespace
+
+std::span<const Lowering> lowerings_of_causal_attention() { return kLowerings; }
+
+}  // namespace based::decode

@@ -1,0 +1,144 @@
+#include "based/decode/join_norms.h"
+
+#include <algorithm>
+
+namespace based::decode {
+namespace {
+
+using kernels::DType;
+using kernels::Linear;
+using kernels::RmsNorm;
+
+const LinearParts* linear_of(const Unit& unit) { return unit.kernel != nullptr ? unit.kernel->linear() : nullptr; }
+const NormParts* norm_of(const Unit& unit) { return unit.kernel != nullptr ? unit.kernel->norm() : nullptr; }
+
+// Whether the norm adds the layer's outputs to the stream, and the layer can do so itself; else why not.
+const char* why_not_added(const LinearParts& layer, const NormParts& norm, const Gpu& gpu) {
+  const Linear& p = layer.arguments;
+  const RmsNorm& n = norm.arguments;
+  if (layer.gated || !(layer.y == norm.add) || p.out != n.width || p.rows != n.rows || p.y_stride != n.width)
+    return "it adds something else than the outputs of the layer before it";
+  if (n.x_dtype != DType::f32 || n.dtype != DType::bf16 || p.y_dtype != DType::bf16)
+    return "the stream is not fp32, or the layers not bf16";
+  if (!p.weight_is_constant || !kernels::linear_hopper_supports(p, gpu)) return "the layer before it is a library's";
+  if (norm.sum.storage < 0 || n.inverse_rms != nullptr) return "its sum is not kept";
+  if (!kernels::aligned16(n.x) || !kernels::aligned16(n.sum) || !kernels::aligned16(n.weight))
+    return "the stream lies at no whole 16 bytes";
+  if (overlap(norm.sum, layer.x) || !(norm.sum == norm.x)) return "its sum does not replace the stream";
+  return nullptr;
+}
+
+// Whether a layer can multiply what the norm's first half leaves.
+bool can_follow(const LinearParts& layer, const NormParts& norm, const Gpu& gpu) {
+  const Linear& p = layer.arguments;
+  if (!(layer.x == norm.y) || p.x_stride != norm.arguments.width || p.in != norm.arguments.width || p.rows != norm.arguments.rows)
+    return false;
+  return p.y_dtype == DType::bf16 &&
+         (layer.gated ? kernels::linear_swiglu_hopper_supports(p, gpu) : kernels::linear_hopper_supports(p, gpu));
+}
+
+// The units that read the norm's y; empty, with a reason, unless all are layers and none reads the outputs of the layer before it.
+std::vector<size_t> readers_of(const std::vector<Unit>& units, size_t at, const Gpu& gpu, std::string& why) {
+  const NormParts& norm = *norm_of(units[at]);
+  const Span outputs = linear_of(units[at - 1])->y;
+  std::vector<size_t> readers;
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (i != at && overlap(outputs, units[i].reads))
+      return why = "something else reads the outputs of the layer before it", std::vector<size_t>{};
+    if (i == at || !overlap(norm.y, units[i].reads)) continue;
+    const LinearParts* layer = linear_of(units[i]);
+    if (layer == nullptr || !can_follow(*layer, norm, gpu))
+      return why = units[i].op + ", which no norm can be a part of, reads it", std::vector<size_t>{};
+    readers.push_back(i);
+  }
+  if (readers.empty()) why = "no layer reads it";
+  return readers;
+}
+
+// The layers of readers `first`, `first` + 1, … that can be one launch: one beside the other, no two of which write the same memory.
+std::vector<Linear> layers_at_once(const std::vector<Unit>& units, const std::vector<size_t>& readers, size_t first, const void* z) {
+  std::vector<Linear> layers;
+  Spans outputs;
+  for (size_t i = first; i < readers.size() && layers.size() < kernels::kMostLayersAtOnce; ++i) {
+    const LinearParts& layer = *linear_of(units[readers[i]]);
+    if (layer.gated || readers[i] != readers[first] + layers.size()) break;
+    const bool clash =
+        std::any_of(outputs.begin(), outputs.end(), [&](const Span& y) { return overlap(y, layer.y) || share_memory(y, layer.y); });
+    if (clash || layer.arguments.weight_is_constant != linear_of(units[readers[first]])->arguments.weight_is_constant) break;
+    outputs.push_back(layer.y), layers.push_back(layer.arguments);
+    layers.back().x = z;
+  }
+  return layers;
+}
+
+}  // namespace
+
+std::vector<NormJoin> find_norm_joins(const std::vector<Unit>& units, const Gpu& gpu, std::vector<std::string>& reasons) {
+  std::vector<NormJoin> found;
+  reasons.assign(units.size(), "");
+  size_t free = 0;  // the units from here on read no norm that has been joined
+  for (size_t i = 0; i < units.size(); ++i) {
+    const NormParts* norm = norm_of(units[i]);
+    if (norm == nullptr) continue;
+    if (!gpu.runs_hopper_code) {
+      reasons[i] = "layers with norms are for Hopper";
+      continue;
+    }
+    const LinearParts* layer = i > 0 ? linear_of(units[i - 1]) : nullptr;
+    if (layer == nullptr || norm->add.storage < 0) {
+      reasons[i] = "no layer right before it adds to the stream";
+      continue;
+    }
+    if (const char* why = why_not_added(*layer, *norm, gpu)) {
+      reasons[i] = why;
+      continue;
+    }
+    if (i - 1 < free) {
+      reasons[i] = "the layer before it, or one behind, is part of another norm";
+      continue;
+    }
+    std::vector<size_t> readers = readers_of(units, i, gpu, reasons[i]);
+    if (readers.empty()) continue;
+    free = readers.back() + 1;
+    found.push_back({i - 1, std::move(readers)});
+  }
+  return found;
+}
+
+std::vector<JoinedLaunch> join_norms(const std::vector<Unit>& units, const std::vector<NormJoin>& joins, at::Device device,
+                                     Tensor& memory) {
+  int64_t z_bytes = 0, squares_bytes = 0;
+  for (const NormJoin& join : joins) {
+    const Linear& layer = linear_of(units[join.layer])->arguments;
+    z_bytes = std::max(z_bytes, kernels::round_up(2 * layer.rows * layer.out, 256));
+    squares_bytes = std::max(squares_bytes, kernels::joined_norm_squares(layer.rows, layer.out) * 4);
+  }
+  memory = at::empty({z_bytes + squares_bytes}, at::dtype(at::kByte).device(device));
+  auto* z = static_cast<char*>(memory.mutable_data_ptr());
+  auto* squares = z != nullptr ? reinterpret_cast<float*>(z + z_bytes) : nullptr;
+  std::vector<JoinedLaunch> launches;
+  for (const NormJoin& join : joins) {
+    const RmsNorm& norm = norm_of(units[join.layer + 1])->arguments;
+    const kernels::NormBefore before{squares, kernels::joined_norm_parts(norm.width), norm.eps};
+    const LayerBeforeNorm first{linear_of(units[join.layer])->arguments,
+                                {static_cast<const float*>(norm.x), static_cast<float*>(norm.sum), norm.weight, z, squares}};
+    launches.push_back({{join.layer, join.layer + 1}, [first](Stream stream) { return launcher<LayerBeforeNorm>(first, stream); }});
+    for (size_t i = 0; i < join.readers.size();) {
+      const LinearParts& reader = *linear_of(units[join.readers[i]]);
+      if (reader.gated) {
+        GatedLayerAfterNorm gated{reader.arguments, before};
+        gated.layer.x = z;
+        launches.push_back({{join.readers[i++]}, [gated](Stream stream) { return launcher<GatedLayerAfterNorm>(gated, stream); }});
+        continue;
+      }
+      const LayersAfterNorm layers{layers_at_once(units, join.readers, i, z), before};
+      const auto begin = join.readers.begin() + static_cast<std::ptrdiff_t>(i);
+      launches.push_back({{begin, begin + static_cast<std::ptrdiff_t>(layers.layers.size())},
+                          [layers](Stream stream) { return launcher<LayersAfterNorm>(layers, stream); }});
+      i += layers.layers.size();
+    }
+  }
+  return launches;
+}
+
+}  // namespace based::decode

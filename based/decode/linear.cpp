@@ -1,0 +1,78 @@
+// Linear layers: weights that nothing writes are read ahead; a row's layer is an instruction of the step's program.
+#include "based/decode/step_program.h"
+#include "based/kernels/linear_hopper.h"
+#include "based/ops/arguments.h"
+#include "based/ops/launch.h"
+
+namespace based::decode {
+namespace {
+
+using kernels::DType;
+using kernels::Linear;
+using kernels::StepKind;
+
+class LinearKernel final : public StepKernel {
+ public:
+  explicit LinearKernel(LinearParts parts) : parts_(std::move(parts)) {}
+
+  bool read_early(const Effects& effects, size_t) override {
+    parts_.arguments.weight_is_constant = effects.is_constant(parts_.weight) && effects.is_constant(parts_.bias);
+    return parts_.arguments.weight_is_constant;
+  }
+  Status launch(Stream stream) const override {
+    return parts_.gated ? launcher<GatedLinear>({parts_.arguments}, stream) : launcher<Linear>(parts_.arguments, stream);
+  }
+  int64_t rows() const override { return parts_.arguments.rows; }
+  const LinearParts* linear() const override { return &parts_; }
+
+  std::optional<Planned> instruction(const StepLimits& limits, std::string& why) const override {
+    const Linear& p = parts_.arguments;
+    const int64_t outputs = parts_.gated ? p.out / 2 : p.out;
+    why = "is not one row in bf16 of constant weights";
+    if (p.rows != 1 || p.dtype != DType::bf16 || p.y_dtype != DType::bf16 || p.accumulate || !p.weight_is_constant) return {};
+    why = "its rows cannot be shared out over a block's threads";
+    const int64_t warps = limits.threads / 32, groups = p.in / (32 * warps), share = kernels::ceil_div(outputs, limits.gpu.multiprocessors);
+    if (p.in % (32 * warps) != 0 || (groups != 1 && groups != 2 && groups != 4 && groups != 8)) return {};
+    if (p.weight_stride != p.in || p.out > 1 << 20 || p.out % 2 != 0 || !kernels::aligned16(p.x) || !kernels::aligned16(p.weight))
+      return {};
+    const int rows = kernels::step_stage_rows(limits.threads, 2 * p.in);
+    if (rows < 2 || (p.bias != nullptr && (share > kernels::kStepBiased || p.out % 8 != 0 || !kernels::aligned16(p.bias)))) return {};
+    Planned to;
+    to.step.kind = parts_.gated ? StepKind::swiglu : StepKind::linear;
+    to.step.arguments.linear = {p, {}};
+    to.step.groups = static_cast<int32_t>(groups);
+    while (2 << to.step.stage_shift <= rows) ++to.step.stage_shift;
+    to.early = {parts_.bias, parts_.weight};
+    to.reads = {parts_.x};
+    to.outputs = {parts_.y};
+    return to;
+  }
+
+ private:
+  LinearParts parts_;
+};
+
+std::unique_ptr<StepKernel> lower(const Operands& call, bool gated, std::string& why) {
+  const Tensor x = call.tensor(0), weight = call.tensor(1), bias = call.tensor(2), y = call.result();
+  why = "no kernel for this type";
+  if (!ops::has_kernel(x)) return nullptr;
+  why = "rows that lie apart";
+  if (x.stride(1) != 1 || weight.stride(1) != 1 || y.stride(1) != 1 || (bias.defined() && !bias.is_contiguous())) return nullptr;
+  LinearParts parts{ops::linear_arguments(x, weight, bias, y), gated, call.span(x), call.span(weight), call.span(bias), call.span(y)};
+  Linear constant = parts.arguments;
+  constant.weight_is_constant = true;
+  why = "a library multiplies these faster";
+  if (!(gated ? kernels::linear_swiglu_supports(constant, call.gpu) : kernels::linear_supports(constant, call.gpu))) return nullptr;
+  return std::make_unique<LinearKernel>(std::move(parts));
+}
+
+constexpr Lowering kLowerings[] = {
+    {"based::linear", [](const Operands& call, std::string& why) { return lower(call, false, why); }},
+    {"based::linear_swiglu", [](const Operands& call, std::string& why) { return lower(call, true, why); }},
+};
+
+}  // namespace
+
+std::span<const Lowering> lowerings_of_linear() { return kLowerings; }
+
+}  // namespace based::decode

@@ -1,0 +1,127 @@
+#include "based/decode/plan.h"
+
+#include <algorithm>
+#include <array>
+
+#include "based/decode/join_norms.h"
+#include "based/decode/step_program.h"
+
+namespace based::decode {
+namespace {
+
+// Calls that take memory and leave it as it is.
+bool only_allocates(const std::string& op) {
+  static constexpr std::array kNames{"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::resize_"};
+  return std::any_of(kNames.begin(), kNames.end(), [&](const char* name) { return op.rfind(name, 0) == 0; });
+}
+
+// Whether the calls that it made have made all of its nodes.
+bool is_made_of(const Call& call, const std::vector<Call>& calls) {
+  const void* last = call.before;
+  for (const size_t inner : call.inner) {
+    if (calls[inner].before != last) return false;
+    last = calls[inner].after;
+  }
+  return !call.inner.empty() && last == call.after;
+}
+
+}  // namespace
+
+const char* form_name(Form form) {
+  static constexpr std::array<const char*, 5> kNames{"as it is", "reads ahead", "deferred", "joined", "whole step"};
+  return kNames.at(static_cast<size_t>(form));
+}
+
+Plan::Plan(Trace& trace, const Gpu& gpu, at::Device device, NodesBetween nodes, const PlanOptions& options) {
+  const Effects effects(units_, [&trace](const Span& span) { return trace.is_external(span); });
+  for (const size_t call : trace.outermost()) collect(trace, call, nodes);
+  forms_.assign(units_.size(), Form::as_it_is);
+  for (const Unit& unit : units_) reasons_.push_back(unit.why);
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (units_[i].kernel == nullptr) continue;
+    reasons_[i] = "";
+    if (!units_[i].kernel->read_early(effects, i)) continue;
+    forms_[i] = Form::reads_ahead;
+    if (auto deferred = options.defers ? units_[i].kernel->deferred(gpu, effects, i) : nullptr) {
+      units_[i].kernel = std::move(deferred);
+      pending_.push_back(units_[i].kernel->pending());
+      forms_[i] = Form::deferred;
+    }
+  }
+  const bool is_one_text =
+      std::any_of(units_.begin(), units_.end(), [](const Unit& unit) { return unit.kernel && unit.kernel->rows() == 1; });
+  is_one_text ? plan_programs(effects, gpu, device) : plan_joins(gpu, device);
+  for (size_t i = 0; i < units_.size(); ++i) {
+    const bool own = forms_[i] == Form::reads_ahead || forms_[i] == Form::deferred;
+    if (own) put_stage({forms_[i], {i}, [kernel = units_[i].kernel.get()](Stream stream) { return kernel->launch(stream); }});
+    if (forms_[i] == Form::as_it_is) put_stage({forms_[i], {i}, {}});
+  }
+  std::sort(stages_.begin(), stages_.end(), [](const Stage& a, const Stage& b) { return a.units.front() < b.units.front(); });
+}
+
+void Plan::collect(Trace& trace, size_t number, NodesBetween nodes) {
+  Call& call = trace.calls()[number];
+  const bool recorded = nodes != nullptr;
+  if (recorded && call.before == call.after) return;
+  const size_t before = units_.size();
+  if (call.kernel == nullptr && (!recorded || is_made_of(call, trace.calls())))
+    for (const size_t inner : call.inner) collect(trace, inner, nodes);
+  if (units_.size() > before || (!recorded && (call.writes.empty() || only_allocates(call.name)))) return;
+  units_.push_back({call.name, call.reads, call.writes, std::move(call.kernel), call.why, {}});
+  if (recorded) units_.back().nodes = nodes(call.before, call.after);
+  if (recorded && units_.back().nodes.empty()) units_.back().kernel = nullptr, units_.back().why = "its launches are no chain";
+}
+
+void Plan::put_stage(Stage stage) {
+  for (const size_t unit : stage.units) forms_[unit] = stage.form;
+  stages_.push_back(std::move(stage));
+}
+
+void Plan::plan_programs(const Effects& effects, const Gpu& gpu, at::Device device) {
+  std::vector<std::string> reasons;
+  std::vector<StepProgramPlan> programs = plan_step_programs(units_, effects, gpu, reasons);
+  for (size_t i = 0; i < units_.size(); ++i)
+    if (units_[i].kernel != nullptr) reasons_[i] = reasons[i];
+  for (const StepProgramPlan& planned : programs) {
+    const kernels::StepProgram program = upload(planned.stretch, device, memory_.emplace_back());
+    Stage stage{Form::whole_step, {}, [program](Stream stream) { return launcher<kernels::StepProgram>(program, stream); }};
+    for (size_t i = planned.first; i < planned.behind; ++i) stage.units.push_back(i);
+    put_stage(std::move(stage));
+  }
+}
+
+void Plan::plan_joins(const Gpu& gpu, at::Device device) {
+  std::vector<std::string> reasons;
+  const std::vector<NormJoin> joins = find_norm_joins(units_, gpu, reasons);
+  for (size_t i = 0; i < units_.size(); ++i)
+    if (!reasons[i].empty()) reasons_[i] = reasons[i];
+  if (joins.empty()) return;
+  for (JoinedLaunch& joined : join_norms(units_, joins, device, memory_.emplace_back()))
+    put_stage({Form::joined, std::move(joined.units), std::move(joined.launch)});
+}
+
+std::string Plan::text() const {
+  std::string all = std::to_string(units_.size()) + " operators, " + std::to_string(stages_.size()) + " launches\n";
+  for (const Line& line : report())
+    all += "  " + std::to_string(line.units) + " " + line.op + ", " + form_name(line.form) +
+           (line.launches != line.units ? " (" + std::to_string(line.launches) + " launches)" : "") +
+           (line.why.empty() ? "" : ": " + line.why) + "\n";
+  return all;
+}
+
+std::vector<Plan::Line> Plan::report() const {
+  std::vector<size_t> begins(units_.size(), 0);
+  for (const Stage& stage : stages_) begins[stage.units.front()] = 1;
+  std::vector<Line> lines;
+  for (size_t i = 0; i < units_.size(); ++i) {
+    const bool done = forms_[i] == Form::joined || forms_[i] == Form::whole_step;
+    const std::string why = done ? "" : reasons_[i];
+    auto found = std::find_if(lines.begin(), lines.end(),
+                              [&](const Line& line) { return line.op == units_[i].op && line.form == forms_[i] && line.why == why; });
+    if (found == lines.end()) found = lines.insert(lines.end(), {units_[i].op, forms_[i], 0, 0, why});
+    ++found->units, found->launches += static_cast<int64_t>(begins[i]);
+  }
+  return lines;
+}
+
+}  // namespace based::decode

@@ -1,0 +1,61 @@
+#include "based/decode/record.h"
+
+#include <map>
+
+#include "based/core/error.h"
+
+namespace based::decode {
+namespace {
+
+// LibTorch knows the shape of this operator's result in Python only.
+Tensor index_select_without_memory(const Tensor& self, int64_t dim, const Tensor& index) {
+  std::vector<int64_t> sizes = self.sizes().vec();
+  sizes[static_cast<size_t>(dim < 0 ? dim + self.dim() : dim)] = index.numel();
+  return at::empty(sizes, self.options());
+}
+
+}  // namespace
+
+Backend& backend_of(torch::DeviceType type) {
+  static std::map<torch::DeviceType, Backend> backends;
+  return backends[type];
+}
+
+Gpu gpu_of(torch::Device device) {
+  const Backend& backend = backend_of(device.type());
+  if (backend.gpu == nullptr) throw Error("device " + device.str() + " has no plans of steps in this program");
+  return backend.gpu(device);
+}
+
+RecordedStep record_step(torch::Device device, const std::function<void()>& body, const PlanOptions& options) {
+  const Backend& backend = backend_of(device.type());
+  RecordedStep to;
+  if (backend.apply == nullptr) {
+    to.replay = ops::record(device, body);
+    return to;
+  }
+  const Gpu gpu = backend.gpu(device);
+  std::unique_ptr<Trace> trace;  // of the last run, which is the one recorded
+  const auto traced = [&] {
+    trace.reset();
+    trace = std::make_unique<Trace>(gpu, backend.last_node);
+    body();
+    trace->stop();
+  };
+  to.replay = ops::record(device, traced, [&](void* graph) {
+    to.plan = std::make_unique<Plan>(*trace, gpu, device, backend.nodes_between, options);
+    backend.apply(*to.plan, graph);
+  });
+  return to;
+}
+
+std::unique_ptr<Plan> plan_step(const std::function<void()>& body, const Gpu& gpu, const PlanOptions& options) {
+  torch::Library shapes(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__);  // while this runs
+  shapes.impl("index_select", index_select_without_memory);
+  Trace trace(gpu, nullptr);
+  body();
+  trace.stop();
+  return std::make_unique<Plan>(trace, gpu, torch::kMeta, nullptr, options);
+}
+
+}  // namespace based::decode

@@ -1,0 +1,73 @@
+// A step of the short convolution: its state is read ahead; behind the layer that makes its input and gate it is part of that instruction.
+#include "based/decode/step_program.h"
+#include "based/ops/arguments.h"
+#include "based/ops/launch.h"
+
+namespace based::decode {
+namespace {
+
+using kernels::DType;
+using kernels::ShortConv;
+
+class ConvKernel final : public StepKernel {
+ public:
+  struct Parts {
+    ShortConv arguments;
+    Span x, gate, weight, bias, state, slots, y;
+  };
+  explicit ConvKernel(Parts parts) : parts_(std::move(parts)) {}
+
+  bool read_early(const Effects& effects, size_t unit) override {
+    parts_.arguments.state_is_settled = effects.is_constant(parts_.weight) && effects.is_constant(parts_.bias) &&
+                                        effects.is_constant(parts_.slots) && effects.is_private(parts_.state, unit);
+    return parts_.arguments.state_is_settled;
+  }
+  Status launch(Stream stream) const override { return launcher<ShortConv>(parts_.arguments, stream); }
+  int64_t rows() const override { return parts_.arguments.rows; }
+
+  bool join_instruction(Planned& before, const StepLimits& limits) const override {
+    const ShortConv& p = parts_.arguments;
+    const kernels::Linear& layer = before.step.arguments.linear.linear;
+    if (before.step.kind != kernels::StepKind::linear || layer.out != 2 * p.channels || p.rows != 1 || p.dtype != DType::bf16) return false;
+    if (p.taps != 3 || !p.state_is_settled || p.channels % 8 != 0) return false;
+    const Span &made = before.outputs[0], &x = parts_.x, &gate = parts_.gate;
+    const bool halves = x.storage == made.storage && x.begin == made.begin && gate.storage == made.storage && gate.begin == x.end;
+    if (!halves || kernels::ceil_div(p.channels, limits.gpu.multiprocessors) > kernels::kStepBiased) return false;
+    if (!kernels::aligned16(p.state) || !kernels::aligned16(p.weight) || !kernels::aligned16(p.bias)) return false;
+    before.step.kind = kernels::StepKind::conv;
+    before.step.arguments.linear.conv = p;
+    append(before.early, {parts_.weight, parts_.bias, parts_.state});
+    before.outputs.insert(before.outputs.begin(), parts_.y);
+    before.states = {parts_.state};
+    return true;
+  }
+  std::optional<Planned> instruction(const StepLimits&, std::string& why) const override {
+    why = "is not behind the layer that makes its input and gate";
+    return {};
+  }
+
+ private:
+  Parts parts_;
+};
+
+std::unique_ptr<StepKernel> lower(const Operands& call, std::string& why) {
+  const Tensor x = call.tensor(0), weight = call.tensor(1), bias = call.tensor(2), gate = call.tensor(3), state = call.tensor(5),
+               slots = call.tensor(6), y = call.result();
+  why = "no kernel for this type";
+  if (!ops::has_kernel(x)) return nullptr;
+  why = "rows that lie apart";
+  for (const Tensor& tensor : {weight, bias, state, slots})
+    if (tensor.defined() && !tensor.is_contiguous()) return nullptr;
+  if (x.stride(1) != 1 || (gate.defined() && gate.stride(1) != 1)) return nullptr;
+  return std::make_unique<ConvKernel>(
+      ConvKernel::Parts{ops::short_conv_step_arguments(x, weight, bias, gate, call.flag(4), state, slots, y), call.span(x), call.span(gate),
+                        call.span(weight), call.span(bias), call.span(state), call.span(slots), call.span(y)});
+}
+
+constexpr Lowering kLowerings[] = {{"based::short_conv_step", lower}};
+
+}  // namespace
+
+std::span<const Lowering> lowerings_of_short_conv() { return kLowerings; }
+
+}  // namespace based::decode

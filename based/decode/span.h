@@ -1,0 +1,36 @@
+// Places of values in a step. Storages are numbered as a step meets them: memory that is freed and taken again is another storage, so two
+// spans overlap where they are the same value's memory, not where addresses happen to be.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace based::decode {
+
+struct Span {
+  int64_t storage = -1;           // −1: nothing
+  int64_t begin = 0, end = 0;     // bytes
+  const void* address = nullptr;  // of `begin`; null where there is no memory
+  int64_t bytes() const { return end - begin; }
+  bool operator==(const Span& other) const { return storage == other.storage && begin == other.begin && end == other.end; }
+};
+using Spans = std::vector<Span>;
+
+inline bool overlap(const Span& a, const Span& b) { return a.storage >= 0 && a.storage == b.storage && a.begin < b.end && b.begin < a.end; }
+inline bool overlap(const Span& a, const Spans& all) {
+  return std::any_of(all.begin(), all.end(), [&](const Span& b) { return overlap(a, b); });
+}
+inline bool overlap(const Spans& some, const Spans& all) {
+  return std::any_of(some.begin(), some.end(), [&](const Span& a) { return overlap(a, all); });
+}
+inline bool contains(const Span& outer, const Span& inner) {
+  return outer.storage >= 0 && outer.storage == inner.storage && outer.begin <= inner.begin && inner.end <= outer.end;
+}
+// Whether they share addresses, as values of different times may.
+inline bool share_memory(const Span& a, const Span& b) {
+  const auto *x = static_cast<const char*>(a.address), *y = static_cast<const char*>(b.address);
+  return x != nullptr && y != nullptr && x < y + b.bytes() && y < x + a.bytes();
+}
+inline void append(Spans& to, const Spans& from) { to.insert(to.end(), from.begin(), from.end()); }
+
+}  // namespace based::decode

@@ -1,0 +1,284 @@
+#include "based/decode/step_program.h"
+
+#include <cstring>
+
+namespace based::decode {
+namespace {
+
+using kernels::StepKind;
+
+constexpr size_t kWorthwhile = 8;  // units; fewer stay kernels of their own
+
+kernels::StepCompanions companions_of(const Planned& planned) {
+  using namespace kernels;
+  const StepInstruction& step = planned.step;
+  StepCompanions to;
+  to.share = step.share;
+  const auto set = [&to](int i, const void* source, int64_t each) {
+    if (source != nullptr) to.source[i] = static_cast<const char*>(source), to.each[i] = static_cast<int32_t>(each);
+  };
+  if (step.kind == StepKind::norm) {
+    to.whole = true;
+    set(0, step.arguments.norm.weight, 2 * step.arguments.norm.width);
+  }
+  if (!planned.is_linear()) return to;
+  const Linear& p = step.arguments.linear.linear;
+  set(kStepBias, p.bias, 2);
+  if (p.bias != nullptr && step.kind != StepKind::linear) set(kStepGateBias, static_cast<const char*>(p.bias) + p.out, 2);
+  if (step.kind != StepKind::conv) return to;
+  const ShortConv& c = step.arguments.linear.conv;
+  set(kStepTaps, c.weight, 6), set(kStepTapsBias, c.bias, 2), set(kStepState, c.state, 8);
+  to.slot = c.slot, to.slot_bytes = c.channels * 8;
+  return to;
+}
+
+bool refuse(std::string& why, const char* reason) {
+  why = reason;
+  return false;
+}
+
+}  // namespace
+
+std::optional<Planned> StepKernel::instruction(const StepLimits&, std::string& why) const {
+  why = "has no instruction in the kernel of a whole step";
+  return {};
+}
+
+bool StepStretch::add(const Unit& unit, std::string& why) {
+  if (unit.kernel == nullptr) return refuse(why, unit.why.c_str());
+  if (!steps_.empty() && !outputs_.empty()) {
+    Planned joint = steps_.back();
+    if (unit.kernel->join_instruction(joint, limits_)) {
+      if (overlap(joint.early, written_)) return refuse(why, "reads early what the step has written");
+      const Span& y = joint.outputs[0];
+      if (overlap(y, read_) || overlap(y, residual_) || overlap(y, joint.outputs[1])) return refuse(why, "writes what is read before");
+      outputs_.pop_back();  // the layer's own, which comes second now
+      joint.step.share = share_of(joint);
+      append(read_, joint.early);
+      steps_.pop_back();
+      push(joint);
+      return true;
+    }
+  }
+  std::optional<Planned> next = unit.kernel->instruction(limits_, why);
+  return next && add_instruction(std::move(*next), why);
+}
+
+bool StepStretch::add_instruction(Planned next, std::string& why) {
+  if (overlap(next.early, written_)) return refuse(why, "reads early what the step has written");
+  const StepKind kind = next.step.kind;
+  const bool attends = kind == StepKind::taylor || kind == StepKind::window;
+  if (attends && late_) return refuse(why, "follows another mixer with a state without a norm between");
+  next.step.x_is_shared = finds_x(next);
+  if (next.step.x_is_shared) next.reads.clear();
+  std::vector<Output*> sources;
+  if (!find_sources(next, sources)) return refuse(why, "reads what no block sends to the others");
+  if (overlap(next.outputs, read_) || overlap(next.outputs, {residual_})) return refuse(why, "writes what is read before");
+  if (kind == StepKind::norm && !follow_residual(next, sources[0])) return refuse(why, "is of another residual stream");
+  connect(next, sources);
+  if (kind == StepKind::norm && sources[0] != nullptr && late_ && sources[0]->step > *late_) late_.reset();
+  next.step.share = share_of(next);
+  if (attends) see_ahead(next);
+  push(next);
+  return true;
+}
+
+bool StepStretch::finish(size_t behind, std::string& why) {
+  if (late_) return refuse(why, "ends between a mixer's state and the norm that waits for it");
+  for (Planned& planned : steps_)
+    if (planned.sum.storage >= 0 && !effects_.is_wanted(planned.sum, behind)) planned.step.arguments.norm.sum = nullptr;
+  for (const Output& output : outputs_) {
+    if (!effects_.is_wanted(output.memory, behind)) continue;
+    for (const Span& read : read_)
+      if (share_memory(output.memory, read)) return refuse(why, "its results lie where other blocks may still read");
+    steps_[output.step].step.stores |= 1U << output.index;
+  }
+  return true;
+}
+
+std::vector<kernels::StepInstruction> StepStretch::instructions(uint32_t* mailboxes) const {
+  std::vector<kernels::StepInstruction> all;
+  for (const Planned& planned : steps_) {
+    all.push_back(planned.step);
+    for (int i = 0; i < 3; ++i)
+      if (planned.in[i] >= 0) all.back().in[i] = mailboxes + planned.in[i];
+    if (planned.out >= 0) all.back().out = mailboxes + planned.out;
+  }
+  return all;
+}
+
+std::vector<kernels::StepCompanions> StepStretch::companions() const {
+  std::vector<kernels::StepCompanions> all;
+  for (const Planned& planned : steps_) all.push_back(companions_of(planned));
+  return all;
+}
+
+std::vector<kernels::StepFetch> StepStretch::fetches() const {
+  std::vector<kernels::StepFetch> all;
+  for (const Planned& planned : steps_) {
+    if (!planned.is_linear()) continue;
+    const kernels::Linear& p = planned.step.arguments.linear.linear;
+    all.push_back({static_cast<const char*>(p.weight), planned.step.kind == StepKind::linear ? 0 : p.out * p.in, planned.step.share,
+                   static_cast<int32_t>(2 * p.in)});
+  }
+  return all;
+}
+
+// Of each read the output that it is, null: memory from before the program. False: part of an output, or what no mailbox has.
+bool StepStretch::find_sources(const Planned& next, std::vector<Output*>& sources) {
+  for (const Span& read : next.reads) {
+    sources.push_back(nullptr);
+    if (!overlap(read, written_)) continue;
+    const auto found = std::find_if(outputs_.begin(), outputs_.end(), [&](const Output& o) { return contains(o.memory, read); });
+    if (found == outputs_.end() || !found->is_heard || (read.begin - found->memory.begin) % 8 != 0) return false;
+    sources.back() = &*found;
+  }
+  return true;
+}
+
+void StepStretch::connect(Planned& next, const std::vector<Output*>& sources) {
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i] == nullptr) {
+      read_.push_back(next.reads[i]);
+      continue;
+    }
+    int64_t& mailbox = steps_[sources[i]->step].out;
+    if (mailbox < 0) mailbox = mailbox_words_, mailbox_words_ += kernels::round_up(sources[i]->memory.bytes() / 2, 64);
+    next.in[i] = mailbox + (next.reads[i].begin - sources[i]->memory.begin) / 2;
+  }
+  append(read_, next.early);
+}
+
+void StepStretch::push(const Planned& next) {
+  const StepKind kind = next.step.kind;
+  for (size_t i = 0; i < next.outputs.size(); ++i) {
+    const Span& memory = next.outputs[i];
+    if (memory.bytes() == 0) continue;
+    std::erase_if(outputs_, [&](const Output& o) { return overlap(o.memory, memory); });
+    if (overlap(memory, shared_x_)) shared_x_ = {};
+    outputs_.push_back({memory, steps_.size(), static_cast<int>(i), i == 0 && kind != StepKind::norm});
+  }
+  append(written_, next.outputs), append(written_, next.states);
+  if (kind == StepKind::norm) shared_x_ = next.outputs[0];
+  if (kind == StepKind::window || (next.is_linear() && !next.step.x_is_shared)) shared_x_ = {};  // its place is used
+  steps_.push_back(next);
+}
+
+// Nobody always has the larger share.
+kernels::StepShare StepStretch::share_of(const Planned& planned) const {
+  const int blocks = limits_.gpu.multiprocessors;
+  int64_t outputs = 1;
+  if (planned.is_linear()) outputs = planned.step.arguments.linear.linear.out / (planned.step.kind == StepKind::linear ? 1 : 2);
+  return {static_cast<int32_t>(outputs / blocks), static_cast<int32_t>(outputs % blocks),
+          static_cast<int32_t>(steps_.size() * 37 % static_cast<size_t>(blocks))};
+}
+
+// A state is requested a few instructions before it is used; registers hold one.
+void StepStretch::see_ahead(Planned& next) {
+  constexpr size_t kAhead = 5;
+  Planned see;
+  see.step = next.step;
+  see.step.kind = next.step.kind == StepKind::taylor ? StepKind::see_taylor : StepKind::see_window;
+  const size_t at = std::max(attended_, steps_.size() - std::min(kAhead, steps_.size()));
+  steps_.insert(steps_.begin() + static_cast<std::ptrdiff_t>(at), see);
+  for (Output& output : outputs_) output.step += output.step >= at ? 1 : 0;
+  late_ = steps_.size(), attended_ = steps_.size() + 1;
+}
+
+// The residual stream stays in registers, and its memory is written by the last norm alone: once it has heard of all blocks, if they
+// have read it.
+bool StepStretch::follow_residual(Planned& next, const Output* add) {
+  const bool sums = next.sum.storage >= 0, loads = residual_.storage < 0 || !(next.x == residual_);
+  if (loads && (overlap(next.x, next.sum) || overlap(next.x, written_))) return false;
+  const bool hears_all = add != nullptr && steps_[add->step].step.share.each > 0;
+  if (sums && (!hears_all || (!(next.sum == next.x) && overlap(next.sum, written_)))) return false;
+  if (!sums && next.reads[0].storage >= 0) return false;
+  next.step.loads_x = loads;
+  if (loads) read_.push_back(next.x);
+  for (Planned& before : steps_)
+    if (before.step.kind == StepKind::norm && sums && before.sum == next.sum) before.step.arguments.norm.sum = nullptr;
+  residual_ = sums ? next.sum : next.x;
+  if (sums) written_.push_back(next.sum);
+  return true;
+}
+
+bool StepStretch::finds_x(const Planned& next) const {
+  if (next.step.kind != StepKind::linear && next.step.kind != StepKind::swiglu) return false;
+  const kernels::Linear& p = next.step.arguments.linear.linear;
+  return shared_x_.storage >= 0 && shared_x_.bytes() == 2 * p.in && next.reads[0] == shared_x_;
+}
+
+namespace {
+
+// The number of threads by which most of the layers' rows can be shared out.
+int choose_threads(const std::vector<Unit>& units, const Gpu& gpu) {
+  int best = kernels::kStepMostThreads;
+  int64_t most = -1;
+  std::string why;
+  for (int threads = kernels::kStepMostThreads; threads >= kernels::kStepFewestThreads; threads -= 32) {
+    const int64_t known = std::count_if(units.begin(), units.end(), [&](const Unit& unit) {
+      return unit.kernel != nullptr && unit.kernel->instruction({threads, gpu}, why).has_value();
+    });
+    if (known > most) most = known, best = threads;
+  }
+  return best;
+}
+
+}  // namespace
+
+std::vector<StepProgramPlan> plan_step_programs(const std::vector<Unit>& units, const Effects& effects, const Gpu& gpu,
+                                                std::vector<std::string>& reasons) {
+  std::vector<StepProgramPlan> found;
+  reasons.assign(units.size(), "");
+  if (!gpu.runs_hopper_code) {
+    reasons.assign(units.size(), "the kernel of a whole step is for Hopper");
+    return found;
+  }
+  const StepLimits limits{choose_threads(units, gpu), gpu};
+  for (size_t first = 0, next = 0; first < units.size(); first = std::max(next, first + 1)) {
+    StepStretch stretch(limits, effects);
+    std::string why;
+    for (next = first; next < units.size() && stretch.add(units[next], why); ++next) {}
+    if (next < units.size()) reasons[next] = why;
+    if (next - first < kWorthwhile || !stretch.finish(next, why)) {
+      if (next - first < kWorthwhile) why = "too few units in a row for a kernel of their own";
+      for (size_t i = first; i < next; ++i) reasons[i] = why;
+      continue;
+    }
+    found.push_back({first, next, std::move(stretch)});
+  }
+  return found;
+}
+
+// Counters, the program's lists, mailboxes: zeros, since launches count from 1.
+kernels::StepProgram upload(const StepStretch& stretch, at::Device device, Tensor& memory) {
+  constexpr size_t kAlignment = 256;
+  const auto bytes_of = [](const auto& values) {
+    return static_cast<size_t>(kernels::round_up(static_cast<int64_t>(values.size() * sizeof(values[0])), kAlignment));
+  };
+  const auto fetches = stretch.fetches();
+  const auto companions = stretch.companions();
+  auto instructions = stretch.instructions(nullptr);
+  const size_t fetches_at = kAlignment, companions_at = fetches_at + bytes_of(fetches),
+               instructions_at = companions_at + bytes_of(companions), mailboxes_at = instructions_at + bytes_of(instructions);
+  const Tensor image = at::zeros({static_cast<int64_t>(mailboxes_at) + stretch.mailbox_bytes()}, at::kByte);
+  memory = at::empty(image.sizes(), image.options().device(device));
+  auto* base = static_cast<char*>(memory.mutable_data_ptr());
+  kernels::StepProgram program;
+  program.instruction_count = stretch.count(), program.fetch_count = static_cast<int32_t>(fetches.size());
+  program.threads = stretch.threads();
+  if (base == nullptr) return program;
+  instructions = stretch.instructions(reinterpret_cast<uint32_t*>(base + mailboxes_at));
+  const auto put = [&image](size_t at, const auto& values) {
+    std::memcpy(static_cast<char*>(image.mutable_data_ptr()) + at, values.data(), values.size() * sizeof(values[0]));
+  };
+  put(fetches_at, fetches), put(companions_at, companions), put(instructions_at, instructions);
+  memory.copy_(image);
+  program.counters = reinterpret_cast<unsigned*>(base);
+  program.fetches = reinterpret_cast<const kernels::StepFetch*>(base + fetches_at);
+  program.companions = reinterpret_cast<const kernels::StepCompanions*>(base + companions_at);
+  program.instructions = reinterpret_cast<const kernels::StepInstruction*>(base + instructions_at);
+  return program;
+}
+
+}  // namespace based::decode

@@ -1,0 +1,130 @@
+// A step of Taylor attention: the state is read ahead; with many rows its updates are put off (kernels/taylor_deferred.h).
+#include "based/decode/pending.h"
+#include "based/decode/step_program.h"
+#include "based/kernels/taylor_deferred.h"
+#include "based/ops/arguments.h"
+#include "based/ops/launch.h"
+#include "based/ops/taylor_deferred.h"
+
+namespace based::decode {
+namespace {
+
+using kernels::DType;
+using kernels::TaylorAttention;
+
+struct Parts {
+  TaylorAttention arguments;
+  ops::TaylorState state;  // kept, since it outlives the step
+  Tensor decay;            // likewise, or undefined
+  at::ScalarType type;
+  Span q, k, v, kv, k_sums, slots, rates, y;
+};
+
+class Waiting final : public PendingTokens {
+ public:
+  explicit Waiting(const Parts& parts)
+      : state_(parts.state),
+        waiting_(ops::taylor_waiting(parts.state, parts.arguments.feature_dim, parts.type)),
+        decay_(ops::if_defined(parts.decay)) {}
+  void flush(const Tensor& slots) override { ops::taylor_deferred_settle_(state_, waiting_, slots, decay_); }
+  void forget(const Tensor& slots) override { waiting_.count.index_fill_(0, slots, 0); }
+  int64_t bytes() const override { return static_cast<int64_t>(waiting_.k.nbytes() + waiting_.v.nbytes() + waiting_.count.nbytes()); }
+  const ops::TaylorWaiting& tensors() const { return waiting_; }
+
+ private:
+  ops::TaylorState state_;
+  ops::TaylorWaiting waiting_;
+  std::optional<Tensor> decay_;
+};
+
+class DeferredKernel final : public StepKernel {
+ public:
+  explicit DeferredKernel(const Parts& parts) : waiting_(std::make_shared<Waiting>(parts)) {
+    const ops::TaylorWaiting& tensors = waiting_->tensors();
+    arguments_ = {parts.arguments, tensors.k.mutable_data_ptr(), tensors.v.mutable_data_ptr(),
+                  static_cast<int32_t*>(tensors.count.mutable_data_ptr())};
+  }
+  bool read_early(const Effects&, size_t) override { return true; }  // as the kernel that it is instead of
+  Status launch(Stream stream) const override { return launcher<kernels::TaylorDeferred>(arguments_, stream); }
+  int64_t rows() const override { return arguments_.step.rows; }
+  std::shared_ptr<PendingTokens> pending() const override { return waiting_; }
+
+ private:
+  std::shared_ptr<Waiting> waiting_;
+  kernels::TaylorDeferred arguments_;
+};
+
+class TaylorKernel final : public StepKernel {
+ public:
+  explicit TaylorKernel(Parts parts) : parts_(std::move(parts)) {}
+
+  bool read_early(const Effects& effects, size_t unit) override {
+    parts_.arguments.state_is_settled =
+        effects.is_constant(parts_.slots) && effects.is_private(parts_.kv, unit) && effects.is_private(parts_.k_sums, unit);
+    return parts_.arguments.state_is_settled;
+  }
+  Status launch(Stream stream) const override { return launcher<TaylorAttention>(parts_.arguments, stream); }
+  int64_t rows() const override { return parts_.arguments.rows; }
+
+  std::unique_ptr<StepKernel> deferred(const Gpu& gpu, const Effects& effects, size_t) const override {
+    if (!parts_.arguments.state_is_settled || !effects.is_constant(parts_.rates)) return nullptr;
+    if (!kernels::taylor_deferred_is_faster(parts_.arguments, gpu)) return nullptr;
+    return std::make_unique<DeferredKernel>(parts_);
+  }
+
+  std::optional<Planned> instruction(const StepLimits& limits, std::string& why) const override {
+    using namespace kernels;
+    const TaylorAttention& p = parts_.arguments;
+    const int64_t features = packed_features(p.feature_dim);
+    why = "is not one row in bf16, without decay, of a state that is its own";
+    if (p.rows != 1 || p.dtype != DType::bf16 || p.decay != nullptr || !p.state_is_settled || parts_.decay.defined()) return {};
+    why = "has a state that cannot be shared out over blocks";
+    if (p.head_dim % kStepColumns != 0 || features > std::min(limits.threads, kStepFeatures) || features * 4 > limits.threads * kStepHeld)
+      return {};
+    if (p.heads * (p.head_dim / kStepColumns) > limits.gpu.multiprocessors || !aligned16(p.kv_state) || !aligned16(p.v)) return {};
+    Planned to;
+    to.step.kind = StepKind::taylor;
+    to.step.arguments.taylor = p;
+    to.states = {parts_.kv, parts_.k_sums};
+    to.early = to.states;
+    to.reads = {parts_.q, parts_.k, parts_.v};
+    to.outputs = {parts_.y};
+    return to;
+  }
+
+ private:
+  Parts parts_;
+};
+
+std::unique_ptr<StepKernel> lower(const Operands& call, std::string& why) {
+  const Tensor q = call.tensor(0), k = call.tensor(1), v = call.tensor(2), kv = call.tensor(3), sums = call.tensor(4),
+               slots = call.tensor(5), decay = call.tensor(6), y = call.result();
+  why = "no kernel for this type";
+  if (!ops::has_kernel(q) || (decay.defined() && decay.scalar_type() != at::kFloat)) return nullptr;
+  why = "rows that lie apart";
+  for (const Tensor& tensor : {q, k, v, kv, sums, slots, decay})
+    if (tensor.defined() && !tensor.is_contiguous()) return nullptr;
+  const ops::TaylorState state{kv, sums};
+  Parts parts{ops::taylor_step_arguments(q, k, v, state, slots, decay, y),
+              state,
+              decay,
+              q.scalar_type(),
+              call.span(q),
+              call.span(k),
+              call.span(v),
+              call.span(kv),
+              call.span(sums),
+              call.span(slots),
+              call.span(decay),
+              call.span(y)};
+  parts.arguments.scale = static_cast<float>(call.number(7));
+  return std::make_unique<TaylorKernel>(std::move(parts));
+}
+
+constexpr Lowering kLowerings[] = {{"based::taylor_attention_step", lower}};
+
+}  // namespace
+
+std::span<const Lowering> lowerings_of_taylor_attention() { return kLowerings; }
+
+}  // namespace based::decode

@@ -1,0 +1,133 @@
+#include "based/decode/trace.h"
+
+#include <ATen/record_function.h>
+
+#include "based/core/error.h"
+
+namespace based::decode {
+namespace {
+
+thread_local Trace* listening = nullptr;
+
+// Every tensor in a value; others have none.
+template <class See>
+void for_each_tensor(const c10::IValue& value, See&& see) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) see(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const Tensor& tensor : value.toTensorVector()) see(tensor);
+  } else if (value.isList()) {
+    for (const c10::IValue& one : value.toListRef()) for_each_tensor(one, see);
+  }
+}
+
+}  // namespace
+
+struct Listener {
+  // Arguments are there at a call's beginning only, results at its end.
+  struct Context : at::ObserverContext {
+    size_t call = 0;
+    std::vector<c10::IValue> inputs;
+  };
+  static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
+    if (listening == nullptr || !listening->listens_ || !function.operator_schema()) return nullptr;
+    auto context = std::make_unique<Context>();
+    context->call = listening->begin(function);
+    context->inputs.assign(function.inputs().begin(), function.inputs().end());
+    return context;
+  }
+  static void end(const at::RecordFunction& function, at::ObserverContext* context) {
+    if (context == nullptr || listening == nullptr) return;
+    const auto* known = static_cast<const Context*>(context);
+    try {
+      listening->end(known->call, known->inputs, function);
+    } catch (...) {  // a callback's errors would only be logged
+      listening->error_ = std::current_exception();
+      listening->listens_ = true;
+    }
+  }
+};
+
+Trace::Trace(const Gpu& gpu, LastNode last_node) : gpu_(gpu), last_node_(last_node) {
+  BASED_ASSERT(listening == nullptr);
+  listening = this;
+  handle_ = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(Listener::begin, Listener::end).needsInputs(true).needsOutputs(true).scopes({at::RecordScope::FUNCTION}));
+}
+
+void Trace::stop() {
+  if (listening != this) return;
+  at::removeCallback(handle_);
+  listening = nullptr;
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+Trace::~Trace() {
+  error_ = nullptr;
+  stop();
+}
+
+Span Trace::span_of(const Tensor& tensor) {
+  if (!tensor.has_storage()) return {};
+  const auto& storage = tensor.storage();
+  const auto [found, is_new] = number_.try_emplace(storage.unsafeGetStorageImpl(), static_cast<int64_t>(storages_.size()));
+  if (is_new) {
+    storages_.emplace_back(storage.getWeakStorageImpl());
+    external_.push_back(!results_);
+  }
+  int64_t reach = tensor.numel() > 0 ? 1 : 0;
+  for (int64_t d = 0; d < tensor.dim() && reach > 0; ++d) reach += (tensor.size(d) - 1) * tensor.stride(d);
+  const auto element = static_cast<int64_t>(tensor.element_size()), begin = tensor.storage_offset() * element;
+  const auto* memory = static_cast<const char*>(storage.data());
+  return {found->second, begin, begin + reach * element, memory != nullptr ? memory + begin : nullptr};
+}
+
+size_t Trace::begin(const at::RecordFunction& function) {
+  const size_t number = calls_.size();
+  (open_.empty() ? outermost_ : calls_[open_.back()].inner).push_back(number);
+  open_.push_back(number);
+  Call& call = calls_.emplace_back();
+  call.name = function.name();
+  call.before = last_node_ != nullptr ? last_node_() : nullptr;
+  const auto schema = function.operator_schema();  // a copy
+  const auto& arguments = schema->arguments();
+  const auto inputs = function.inputs();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const bool written = i < arguments.size() && arguments[i].alias_info() != nullptr && arguments[i].alias_info()->isWrite();
+    for_each_tensor(inputs[i], [&](const Tensor& tensor) {
+      calls_[number].reads.push_back(span_of(tensor));
+      if (written) calls_[number].writes.push_back(calls_[number].reads.back());
+    });
+  }
+  return number;
+}
+
+void Trace::end(size_t number, const std::vector<c10::IValue>& inputs, const at::RecordFunction& function) {
+  listens_ = false;  // what a lowering asks of tensors is no part of the step
+  open_.pop_back();
+  Call& call = calls_[number];
+  call.after = last_node_ != nullptr ? last_node_() : nullptr;
+  const std::vector<c10::IValue> outputs(function.outputs().begin(), function.outputs().end());
+  results_ = true;
+  for (const c10::IValue& value : outputs)
+    for_each_tensor(value, [&](const Tensor& tensor) {
+      const Span span = span_of(tensor);
+      if (std::any_of(call.reads.begin(), call.reads.end(), [&](const Span& read) { return read.storage == span.storage; })) return;
+      call.makes = true;
+      call.writes.push_back(span);
+    });
+  results_ = false;
+  const auto schema = function.operator_schema();
+  if (gpu_.multiprocessors == 0) {
+    call.why = "a CPU runs operators one by one";
+  } else if (outputs.size() != schema->returns().size()) {
+    call.why = "has failed";
+  } else if (const Lowering* lowering = find_lowering(call.name); lowering != nullptr) {
+    call.kernel = lowering->lower(Operands(gpu_, inputs, outputs, [this](const Tensor& tensor) { return span_of(tensor); }), call.why);
+  } else {
+    call.why = "no lowering of this operator";
+  }
+  listens_ = true;
+}
+
+}  // namespace based::decode

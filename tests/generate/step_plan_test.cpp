@@ -1,0 +1,191 @@
+#include "based/generate/step_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/cuda.h>
+
+#include "based/core/error.h"
+#include "based/mixers/mixer.h"
+#include "based/mixers/projection.h"
+#include "based/mixers/shapes_only.h"
+#include "based/models/language_model.h"
+#include "based/ops/pointwise.h"
+
+namespace based {
+namespace {
+
+using decode::Form;
+using kernels::kH200;
+using testing::HasSubstr;
+using torch::Tensor;
+
+struct Counts {
+  int64_t operators = 0, launches = 0;
+  int64_t whole_step = 0, joined = 0, reads_ahead = 0, deferred = 0, as_it_is = 0;  // operators
+  bool operator==(const Counts&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Counts& c) {
+  return out << '{' << c.operators << ", " << c.launches << ", " << c.whole_step << ", " << c.joined << ", " << c.reads_ahead << ", "
+             << c.deferred << ", " << c.as_it_is << '}';
+}
+Counts counts_of(const decode::Plan& plan) {
+  Counts counts{static_cast<int64_t>(plan.units().size()), plan.launches()};
+  for (const auto& line : plan.report()) {
+    int64_t* const of_form[] = {&counts.as_it_is, &counts.reads_ahead, &counts.deferred, &counts.joined, &counts.whole_step};
+    *of_form[static_cast<size_t>(line.form)] += line.units;
+  }
+  return counts;
+}
+
+struct Expected {
+  const char* preset;
+  int64_t slots;
+  Counts counts;
+};
+
+// What becomes of the paper's models on an H200. A change of these numbers is a change of speed: look at `based inspect NAME --plan`.
+TEST(StepPlan, OfThePapersModels) {
+  const std::vector<Expected> all = {
+      {"based-360m", 1, {203, 3, 201, 0, 0, 0, 2}},      {"based-360m", 16, {203, 139, 0, 172, 28, 0, 3}},
+      {"based-360m", 128, {203, 140, 0, 169, 24, 5, 5}}, {"based-1.4b", 1, {270, 3, 268, 0, 0, 0, 2}},
+      {"based-1.4b", 16, {270, 184, 0, 230, 37, 0, 3}},  {"based-1.4b", 128, {270, 185, 0, 227, 31, 7, 5}},
+      {"attn-360m", 1, {220, 220, 0, 0, 97, 0, 123}},    {"attn-360m", 16, {220, 172, 0, 144, 1, 0, 75}},
+      {"attn-360m", 128, {220, 173, 0, 141, 2, 0, 77}},  {"attn-1.4b", 1, {328, 328, 0, 0, 145, 0, 183}},
+      {"attn-1.4b", 16, {328, 256, 0, 216, 1, 0, 111}},  {"attn-1.4b", 128, {364, 329, 0, 105, 38, 0, 221}},
+  };
+  for (const auto& [preset, slots, counts] : all) {
+    const auto plan = plan_decode_step(find_preset(preset), kH200, {.slots = slots});
+    EXPECT_EQ(counts_of(*plan), counts) << preset << ", " << slots << " slots\n" << plan->text();
+  }
+}
+
+TEST(StepPlan, NothingIsSilent) {
+  for (const int64_t slots : {1, 128}) {
+    for (const char* preset : {"based-360m", "attn-360m", "based-demo"}) {
+      for (const auto& line : plan_decode_step(find_preset(preset), kH200, {.slots = slots})->report()) {
+        if (line.form != Form::as_it_is) continue;
+        EXPECT_NE(line.why, "") << preset << ": " << line.op;
+      }
+    }
+  }
+}
+
+TEST(StepPlan, OfOtherDevicesAndTypes) {
+  const auto on_cpu = plan_decode_step(find_preset("based-tiny"), {}, {.slots = 2, .dtype = torch::kFloat32});
+  EXPECT_EQ(counts_of(*on_cpu).as_it_is, counts_of(*on_cpu).operators);
+  EXPECT_THAT(on_cpu->text(), HasSubstr("a CPU runs operators one by one"));
+  const auto older = plan_decode_step(find_preset("based-360m"), {108, false, 167936, 1024}, {.slots = 16});
+  EXPECT_EQ(counts_of(*older).joined, 0);
+  EXPECT_THAT(older->text(), HasSubstr("for Hopper"));
+  const auto fp32 = plan_decode_step(find_preset("based-360m"), kH200, {.slots = 1, .dtype = torch::kFloat32});
+  EXPECT_EQ(counts_of(*fp32).whole_step, 0);
+  EXPECT_THAT(fp32->text(), HasSubstr("is not one row in bf16"));
+  const auto invariant = plan_decode_step(find_preset("based-360m"), kH200, {.slots = 1, .invariant = true});
+  EXPECT_EQ(counts_of(*invariant).deferred, 0) << "waiting tokens change the order of sums";
+  EXPECT_THROW(plan_decode_step(find_preset("based-360m"), kH200, {.slots = 0}), UsageError);
+}
+
+TEST(StepPlan, AModelThatLooksAtValuesIsNamed) {
+  ModelConfig config = find_preset("based-tiny");
+  config.layers = {"long"};
+  config.mixers = {{"long", Config::parse_json(R"({"type": "base_conv", "kernel_size": -1})", "test")}};
+  EXPECT_THROW(plan_decode_step(config, kH200, {.slots = 2}), Error);
+}
+
+// A mixer that is not in the tree (delta rule: S ← S + β (v − S k) kᵀ, y = S q), from ATen's operators and our projections. Nothing
+// outside of these lines knows of it.
+class DeltaNet {
+ public:
+  DeltaNet(int64_t d_model, int64_t heads, torch::Device device) : heads_(heads), head_dim_(d_model / heads) {
+    const auto make = [&](int64_t out) {
+      auto made = std::make_shared<Projection>(d_model, out, false);
+      if (!device.is_meta()) made->to(device);
+      made->to(torch::kBFloat16);
+      return made;
+    };
+    q_ = make(d_model), k_ = make(d_model), v_ = make(d_model), beta_ = make(8 * heads), out_ = make(d_model);
+  }
+  Tensor step(const Tensor& x, Tensor state, const Tensor& slots) const {  // state fp32 [slots, heads, head_dim, head_dim]
+    const auto by_head = [&](const Tensor& t) { return t.view({-1, heads_, head_dim_}).to(torch::kFloat); };
+    const Tensor q = by_head(q_->forward(x)), k = by_head(k_->forward(x)), v = by_head(v_->forward(x));
+    const Tensor beta = torch::sigmoid(beta_->forward(x).narrow(1, 0, heads_).to(torch::kFloat)).unsqueeze(-1);
+    const Tensor unit = k / k.norm(2, -1, true).clamp_min(1e-6);
+    Tensor s = state.index_select(0, slots);
+    const Tensor error = (v - torch::matmul(s, unit.unsqueeze(-1)).squeeze(-1)) * beta;
+    s = s + error.unsqueeze(-1) * unit.unsqueeze(-2);
+    state.index_copy_(0, slots, s);
+    return out_->forward(torch::matmul(s, q.unsqueeze(-1)).squeeze(-1).reshape({x.size(0), -1}).to(x.scalar_type()));
+  }
+  Tensor make_state(int64_t slots, torch::Device device) const { return torch::zeros({slots, heads_, head_dim_, head_dim_}, device); }
+
+ private:
+  int64_t heads_, head_dim_;
+  std::shared_ptr<Projection> q_, k_, v_, beta_, out_;
+};
+
+// Two such layers between norms, as a model has them.
+class DeltaModel {
+ public:
+  DeltaModel(int64_t rows, torch::Device device)
+      : first_(kWidth, 8, device), second_(kWidth, 8, device), device_(device), weight_(torch::ones({kWidth}, bf16())) {
+    torch::manual_seed(3);
+    slots_ = torch::arange(rows, torch::dtype(torch::kInt64).device(device));
+    input_ = device.is_meta() ? torch::empty({rows, kWidth}, device) : torch::randn({rows, kWidth}, torch::kCPU).to(device);
+    head_ = device.is_meta() ? torch::empty({256, kWidth}, bf16()) : (torch::randn({256, kWidth}) * 0.05).to(device, torch::kBFloat16);
+    y_ = torch::zeros({rows, 256}, bf16());
+    states_ = {first_.make_state(rows, device), second_.make_state(rows, device)};
+  }
+  void step() {
+    Tensor stream = input_.clone();
+    Tensor y = first_.step(ops::rms_norm(stream, weight_, 1e-5), states_[0], slots_);
+    y = second_.step(ops::rms_norm_add_(stream, y, weight_, 1e-5), states_[1], slots_);
+    y_.copy_(ops::linear(ops::rms_norm_add_(stream, y, weight_, 1e-5), head_));
+  }
+  Tensor steps(const std::function<void()>& step, int count) {
+    for (Tensor& state : states_) state.zero_();
+    std::vector<Tensor> all;
+    for (int i = 0; i < count; ++i) step(), all.push_back(y_.to(torch::kFloat));
+    return torch::stack(all);
+  }
+
+ private:
+  static constexpr int64_t kWidth = 1024;
+  torch::TensorOptions bf16() const { return torch::dtype(torch::kBFloat16).device(device_); }
+  DeltaNet first_, second_;
+  torch::Device device_;
+  Tensor weight_, slots_, input_, head_, y_;
+  std::vector<Tensor> states_;
+};
+
+TEST(StepPlan, AMixerThatIsNotInTheTreeIsFused) {
+  const torch::InferenceMode inference;
+  std::unique_ptr<DeltaModel> model;
+  {
+    const ShapesOnly no_memory;
+    model = std::make_unique<DeltaModel>(16, torch::kMeta);
+  }
+  const auto plan = decode::plan_step([&] { model->step(); }, kH200, {});
+  std::map<std::pair<std::string, Form>, int64_t> units;
+  for (const auto& line : plan->report()) units[{line.op, line.form}] += line.units;
+  const auto joined_norms = units[{"based::rms_norm_add_", Form::joined}], joined = units[{"based::linear", Form::joined}];
+  EXPECT_EQ(joined_norms, 2) << plan->text();
+  EXPECT_EQ(joined, 7) << "two that are before norms, four behind one, and the head\n" << plan->text();
+  EXPECT_EQ((units[{"based::linear", Form::reads_ahead}]), 4) << plan->text();
+  EXPECT_GT((units[{"aten::bmm", Form::as_it_is}] + units[{"aten::baddbmm", Form::as_it_is}]), 0) << plan->text();
+}
+
+TEST(StepPlan, AMixerThatIsNotInTheTreeGivesTheSameWhenFused) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  const torch::InferenceMode inference;
+  for (const int64_t rows : {1, 16, 128}) {
+    DeltaModel model(rows, torch::kCUDA);
+    const Tensor expected = model.steps([&] { model.step(); }, 30);
+    const auto recorded = decode::record_step(torch::kCUDA, [&] { model.step(); }, {});
+    const Tensor found = model.steps([&] { recorded.replay->run(); }, 30);
+    EXPECT_LT(((found - expected).norm() / expected.norm()).item<double>(), 2e-2) << rows;
+    EXPECT_TRUE(torch::equal(found, model.steps([&] { recorded.replay->run(); }, 30))) << rows;
+  }
+}
+
+}  // namespace
+}  // namespace based
