@@ -4,15 +4,19 @@
 #include "based/core/json.h"
 #include "based/core/progress.h"
 #include "based/core/safetensors.h"
+#include "based/generate/step_plan.h"
 #include "based/mixers/shapes_only.h"
+#include "based/models/device.h"
 #include "based/models/language_model.h"
+#include "based/models/tensor_view.h"
 
 namespace based::apps {
 namespace {
 
 struct Options {
-  std::string path;
-  bool json = false;
+  std::string path, device, dtype;
+  int64_t slots = 0;
+  bool json = false, plan = false, invariant = false;
 };
 
 Json tensor_json(const TensorView& tensor) {
@@ -39,12 +43,53 @@ void show_tensors(const SafetensorsFile& file, bool json) {
   print_line(std::to_string(list.size()) + " tensors, " + format_bytes(static_cast<double>(bytes)));
 }
 
-void show_model(const Options& options, const std::string& config_path) {
-  const ModelConfig config = read_stored([&] {
-    const ModelConfig read = read_config<ModelConfig>(Config::parse_json_file(config_path));
+ModelConfig read_model_config(const std::string& folder) {
+  const std::string path = (std::filesystem::path(folder) / "config.json").string();
+  if (!path_exists(path)) throw Error(folder + ": holds no config.json, so it is not a model's folder");
+  return read_stored([&] {
+    const ModelConfig read = read_config<ModelConfig>(Config::parse_json_file(path));
     check_model_config(read);
     return read;
   });
+}
+
+decode::Gpu parse_gpu(const std::string& name) {
+  if (name == "h200") return kernels::kH200;
+  const torch::Device device = parse_device(name, "--device");
+  return device.is_cpu() ? decode::Gpu{} : decode::gpu_of(device);
+}
+
+Json plan_json(const decode::Plan& plan) {
+  Json lines = Json::array();
+  for (const auto& line : plan.report()) {
+    lines.push_back(
+        {{"operator", line.op}, {"form", decode::form_name(line.form)}, {"operators", line.units}, {"launches", line.launches}});
+    if (!line.why.empty()) lines.back()["why"] = line.why;
+  }
+  return {{"operators", plan.units().size()}, {"launches", plan.launches()}, {"lines", lines}};
+}
+
+// What a step of the model becomes on a device.
+void show_plan(Options options) {
+  if (options.device.empty()) options.device = "cuda";
+  if (options.dtype.empty()) options.dtype = "bf16";
+  if (options.slots == 0) options.slots = 1;
+  const decode::Gpu gpu = parse_gpu(options.device);
+  const StepPlanOptions of{options.slots, parse_float_type(options.dtype, "--dtype"), options.invariant};
+  const ModelConfig config = path_exists(options.path) ? read_model_config(options.path) : find_preset(options.path);
+  const auto plan = plan_decode_step(config, gpu, of);
+  if (options.json) return print_line(dump_json(plan_json(*plan)));
+  print_line("a step of " + std::to_string(options.slots) + (options.slots == 1 ? " text" : " texts") + " in " + options.dtype + " on " +
+             options.device + ": " + grouped(static_cast<int64_t>(plan->units().size())) + " operators in " + grouped(plan->launches()) +
+             " launches");
+  for (const auto& line : plan->report())
+    print_line(padded_left(std::to_string(line.units), 5) + " " + padded(line.op, 30) + " " + padded(decode::form_name(line.form), 11) +
+               padded_left(std::to_string(line.launches), 5) + (line.launches == 1 ? " launch  " : " launches") +
+               (line.why.empty() ? "" : "  " + line.why));
+}
+
+void show_model(const Options& options) {
+  const ModelConfig config = read_model_config(options.path);
   const ShapesOnly no_memory;
   LanguageModel model(config);
   const int64_t near = state_bytes(model, 100), far = state_bytes(model, 100000);
@@ -70,17 +115,24 @@ void show_model(const Options& options, const std::string& config_path) {
 
 void run(const Options& options) {
   const std::filesystem::path path(options.path);
+  if (options.plan) return show_plan(options);
+  if (!options.device.empty() || !options.dtype.empty() || options.slots != 0 || options.invariant)
+    throw UsageError("--device, --dtype, --slots and --invariant are about a step; give --plan with them");
   if (!path_exists(options.path)) throw Error(options.path + ": does not exist");
   if (!std::filesystem::is_directory(path)) return show_tensors(SafetensorsFile(options.path), options.json);
-  const std::string config = (path / "config.json").string();
-  if (!path_exists(config)) throw Error(options.path + ": holds no config.json, so it is not a model's folder");
-  show_model(options, config);
+  show_model(options);
 }
 
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
-  app.add_required("path", options->path, "a model's folder, or a .safetensors file");
+  app.add_required("path", options->path, "a model's folder, or a .safetensors file; with --plan also a preset's name");
   app.add_flag("--json", options->json, "for machines");
+  app.add_flag("--plan", options->plan,
+               "what becomes of the operators of one step of decoding: which share a launch, which do not and why");
+  app.add_option("--device", options->device, "with --plan: cuda (the default), cuda:N, cpu, or h200, which need not be here");
+  app.add_option("--slots", options->slots, "with --plan: texts side by side (default: 1)", {1, 65536});
+  app.add_option("--dtype", options->dtype, "with --plan: bf16 (the default), fp32 or fp64");
+  app.add_flag("--invariant", options->invariant, "with --plan: of steps whose bits depend on the text alone");
   app.callback([options] { run(*options); });
 }
 

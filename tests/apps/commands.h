@@ -74,7 +74,7 @@ inline const std::vector<CommandRow>& command_rows() {
       {"state save", "% --model <@/model --prompt the", {{"--prompt", any_text}, {"--dtype", "fp8"}}},
       {"state load", "<@/a.state --model <@/model", {{"--dtype", "fp8"}}},
       {"state info", "<@/a.state"},
-      {"inspect", "<@/recall"},
+      {"inspect", "<@/recall --plan --device h200", {{"--device", "tpu"}, {"--dtype", "fp8"}}},
       {"bench",
        "--model <@/recall decode --quick --threads 1",
        {{"--device", "tpu"}, {"--commit", any_text}, {"--preset", "based-tine"}, {"--plot", no_path}}},
