@@ -3,6 +3,7 @@
 
 #include "based/kernels/device_code.h"
 #include "based/kernels/linear_hopper.h"
+#include "based/kernels/pointwise.h"
 #include "bench/cuda/layers.cuh"
 
 namespace based::bench {

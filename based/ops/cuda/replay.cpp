@@ -32,6 +32,7 @@ class Graph final : public Replay {
       throw;
     }
     if (rewrite) rewrite(graph_.raw_cuda_graph());
+    stream.synchronize();  // memory that was filled there is used on other streams
     try {
       graph_.instantiate();
     } catch (const c10::Error& error) {
