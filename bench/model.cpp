@@ -23,7 +23,7 @@ namespace {
 
 // How often a step touches each byte of a tensor that does not grow.
 double touches(const MixerState& layer, const std::string& name, bool waits) {
-  if (layer.has("position")) return 1;  // a ring or a cache has a position beside it
+  if (layer.has("v") || layer.has("input")) return 1;  // a ring is read, and one step of it written
   return waits && (name == "kv" || name == "k") ? 1 + 1.0 / kernels::kTaylorWaiting : 2;
 }
 

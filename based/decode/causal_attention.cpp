@@ -14,13 +14,13 @@ class WindowKernel final : public StepKernel {
  public:
   struct Parts {
     CausalAttentionStep arguments;
-    Span q, k, v, k_ring, v_ring, position, slots, y;
+    Span q, k, v, k_ring, v_ring, slots, y;
   };
   explicit WindowKernel(Parts parts) : parts_(std::move(parts)) {}
 
   bool read_early(const Effects& effects, size_t unit) override {
-    parts_.arguments.ring_is_settled = effects.is_constant(parts_.slots) && effects.is_private(parts_.position, unit) &&
-                                       effects.is_private(parts_.k_ring, unit) && effects.is_private(parts_.v_ring, unit);
+    parts_.arguments.ring_is_settled = effects.is_constant(parts_.slots) && effects.is_private(parts_.k_ring, unit) &&
+                                       effects.is_private(parts_.v_ring, unit);
     return parts_.arguments.ring_is_settled;
   }
   Status launch(Stream stream) const override { return launcher<CausalAttentionStep>(parts_.arguments, stream); }
@@ -38,7 +38,8 @@ class WindowKernel final : public StepKernel {
     Planned to;
     to.step.kind = StepKind::window;
     to.step.arguments.window = p;
-    to.states = {parts_.k_ring, parts_.v_ring, parts_.position};
+    // The position was written before the program; an output that gets its memory later comes behind a norm that has heard of all blocks.
+    to.states = {parts_.k_ring, parts_.v_ring};
     to.early = to.states;
     to.reads = {parts_.q, parts_.k, parts_.v};
     to.outputs = {parts_.y};
@@ -50,7 +51,7 @@ class WindowKernel final : public StepKernel {
 };
 
 struct Ring {
-  Tensor k, v, position, slots;
+  Tensor k, v, positions, slots;
 };
 
 std::unique_ptr<WindowKernel::Parts> parts_of(const Operands& call, const Tensor& q, const Tensor& k, const Tensor& v, const Ring& ring,
@@ -61,11 +62,11 @@ std::unique_ptr<WindowKernel::Parts> parts_of(const Operands& call, const Tensor
   why = "heads that lie apart";
   for (const Tensor& tensor : {q, k, v})
     if (tensor.stride(2) != 1 || tensor.stride(1) != tensor.size(2)) return nullptr;
-  for (const Tensor& tensor : {ring.k, ring.v, ring.position, ring.slots, y})
+  for (const Tensor& tensor : {ring.k, ring.v, ring.positions, ring.slots, y})
     if (!tensor.is_contiguous()) return nullptr;
   auto parts = std::make_unique<WindowKernel::Parts>(WindowKernel::Parts{
-      ops::causal_attention_step_arguments(q, k, v, ring.k, ring.v, ring.position, ring.slots, y), call.span(q), call.span(k), call.span(v),
-      call.span(ring.k), call.span(ring.v), call.span(ring.position), call.span(ring.slots), call.span(y)});
+      ops::causal_attention_step_arguments(q, k, v, ring.k, ring.v, ring.positions, ring.slots, y), call.span(q), call.span(k), call.span(v),
+      call.span(ring.k), call.span(ring.v), call.span(ring.slots), call.span(y)});
   parts->arguments.scale = static_cast<float>(scale);
   return parts;
 }

@@ -122,11 +122,11 @@ std::vector<OperatorCheck> attention_checks() {
 Tensor by_paged_steps(const Tensors& x) {
   const auto ids = torch::dtype(torch::kInt64).device(x[0].device());
   const Tensor pool = torch::zeros({14, 16, x[1].size(1), x[1].size(2)}, x[1].options());
-  const ops::PagedCache cache{pool, pool.clone(), torch::arange(13, ids).mul(5).remainder(13).add(1).view({1, 13}), torch::zeros({1}, ids)};
+  const ops::AttentionCache cache{pool, pool.clone(), torch::arange(13, ids).mul(5).remainder(13).add(1).view({1, 13})};
   Tensors rows;
   for (int64_t t = 0; t < tokens; ++t)
-    rows.push_back(
-        ops::paged_attention_step(x[0].narrow(0, t, 1), x[1].narrow(0, t, 1), x[2].narrow(0, t, 1), cache, torch::zeros({1}, ids), 0.25));
+    rows.push_back(ops::paged_attention_step(x[0].narrow(0, t, 1), x[1].narrow(0, t, 1), x[2].narrow(0, t, 1), cache,
+                                             torch::full({1}, t, ids), torch::zeros({1}, ids), 0.25));
   return torch::cat(rows);
 }
 

@@ -36,24 +36,25 @@ struct CausalAttentionBackward {
   int64_t grad_q_stride = 0, grad_k_stride = 0, grad_v_stride = 0;
 };
 
-// One token a row. The ring holds key p at p mod capacity; the new key goes in, then the last min(position, capacity) keys are attended
-// over in the order of their positions, so a ring that was grown before it wrapped gives the same bits.
+// One token a row. The ring holds key p at p mod capacity; the new key, p = position[row], goes in, then the last min(p + 1, capacity) keys
+// are attended over in the order of their positions, so a ring that was grown before it wrapped gives the same bits.
 struct CausalAttentionStep {
-  const void* q = nullptr;        // [rows, heads, head_dim]
-  const void* k = nullptr;        // [rows, kv_heads, head_dim]
-  const void* v = nullptr;        // [rows, kv_heads, head_dim]
-  void* y = nullptr;              // [rows, heads, head_dim], contiguous
-  void* k_ring = nullptr;         // [slots, capacity, kv_heads, head_dim]
-  void* v_ring = nullptr;         // [slots, capacity, kv_heads, head_dim]
-  int64_t* position = nullptr;    // [slots], keys written so far; one more after the call
-  const int64_t* slot = nullptr;  // [rows], no slot twice; null: row r uses slot r
+  const void* q = nullptr;            // [rows, heads, head_dim]
+  const void* k = nullptr;            // [rows, kv_heads, head_dim]
+  const void* v = nullptr;            // [rows, kv_heads, head_dim]
+  void* y = nullptr;                  // [rows, heads, head_dim], contiguous
+  void* k_ring = nullptr;             // [slots, capacity, kv_heads, head_dim]
+  void* v_ring = nullptr;             // [slots, capacity, kv_heads, head_dim]
+  const int64_t* position = nullptr;  // [rows], of the row's token in its text: the keys before it
+  const int64_t* slot = nullptr;      // [rows], no slot twice; null: row r uses slot r
   int64_t rows = 0, capacity = 0;
   int64_t q_stride = 0, k_stride = 0, v_stride = 0;  // elements from one row to the next
   int32_t heads = 0, kv_heads = 0, head_dim = 64;    // head_dim 1..256
   float scale = 1;
   DType dtype = DType::f32;       // of q, k, v, y
   DType ring_dtype = DType::f32;  // of both rings
-  // CUDA: no kernel queued before this one that may still run writes the rings, positions or slots, so they are read while it does.
+  // CUDA: no kernel queued before this one that may still run writes the rings or slots, so they are read while it does. Positions may be
+  // being written.
   bool ring_is_settled = false;
   // CUDA, where causal_attention_step_turns() (causal_attention_plan.h): q and k are first turned as by Rotary (pointwise.h), all of
   // head_dim by halves; 0: not.

@@ -6,7 +6,7 @@
 namespace based::kernels {
 
 // Of the streamed kernel: blocks of a row, warps of a block, a head each; no warps where it does not apply.
-struct AttentionCluster {
+struct AttentionShare {
   static constexpr int kMostWarps = 16, kTileKeys = 16;
   static constexpr int kTurnBytes = 64 * 8;  // of a block: {cosine, sine} of each pair of a head
   int split = 1, warps = 0;
@@ -22,14 +22,14 @@ inline bool has_whole_units(const CausalAttentionStep& p) {
 }
 
 // Few rows: as many blocks as there are multiprocessors. No warps where the heads cannot be shared out so that a block's rings fit.
-inline AttentionCluster plan_streamed_attention(const CausalAttentionStep& p, const Gpu& gpu) {
+inline AttentionShare plan_streamed_attention(const CausalAttentionStep& p, const Gpu& gpu) {
   if (!gpu.runs_hopper_code || p.dtype != DType::bf16 || p.ring_dtype != DType::bf16 || p.head_dim <= 32 || p.head_dim > 128 ||
       !has_whole_units(p) || p.capacity > 0x3fffffff)
     return {};
-  const int bytes_of_warp = attention_steps(p) * 2 * 2 * AttentionCluster::kTileKeys * 32;
-  const int most_bytes = gpu.shared_bytes - gpu.reserved_shared_bytes - AttentionCluster::kTurnBytes;
+  const int bytes_of_warp = attention_steps(p) * 2 * 2 * AttentionShare::kTileKeys * 32;
+  const int most_bytes = gpu.shared_bytes - gpu.reserved_shared_bytes - AttentionShare::kTurnBytes;
   const auto fits = [&](int split) {
-    return p.heads / split <= AttentionCluster::kMostWarps && p.heads / split * bytes_of_warp <= most_bytes;
+    return p.heads / split <= AttentionShare::kMostWarps && p.heads / split * bytes_of_warp <= most_bytes;
   };
   int split = 1;
   while (split < 8 && p.heads % (2 * split) == 0 && (!fits(split) || 2 * split * p.rows <= gpu.multiprocessors)) split *= 2;

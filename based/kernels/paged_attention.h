@@ -1,9 +1,9 @@
 // One token a row against keys and values that lie in pages of a pool: the memory of all texts is fixed, and each has as much of it as its
-// length needs. For p = position[slot], the keys written so far,
+// length needs. For p = position[row], the place of the row's token in its text,
 //   y = Σ_j softmax_j(scale·q·k_j) v_j,   0 ≤ j ≤ p,
-// where key j of a slot lies in page page_table[slot][j / page_tokens] at place j mod page_tokens. The new key goes to place p first, and
-// the position advances. Query head h reads key head h / (heads / kv_heads).
-// A slot whose place p has no page (−1, or beyond its row of the table) is idle: nothing is written, its position stays, y is 0.
+// where key j of a slot lies in page page_table[slot][j / page_tokens] at place j mod page_tokens. The new key goes to place p first. Query
+// head h reads key head h / (heads / kv_heads). A slot whose place p has no page (−1, or beyond its row of the table) is idle: nothing is
+// written, y is 0.
 #pragma once
 #include "based/kernels/kernel.h"
 
@@ -17,7 +17,7 @@ struct PagedAttention {                                          // caller owns 
   void* k_pages = nullptr;                                       // [pages, page_tokens, kv_heads, head_dim]
   void* v_pages = nullptr;                                       // [pages, page_tokens, kv_heads, head_dim]
   const int64_t* page_table = nullptr;                           // [slots, slot_pages], −1 or 0 .. pages − 1; no page in two places
-  int64_t* position = nullptr;                                   // [slots]
+  const int64_t* position = nullptr;                             // [rows]
   const int64_t* slot = nullptr;                                 // [rows], no slot twice
   int64_t rows = 0, pages = 0, page_tokens = 0, slot_pages = 0;  // page_tokens: a power of two
   int64_t q_stride = 0, k_stride = 0, v_stride = 0;              // elements from one row to the next

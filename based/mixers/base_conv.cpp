@@ -5,7 +5,7 @@
 
 #include "based/mixers/mixer.h"
 #include "based/mixers/parameters.h"
-#include "based/mixers/ring.h"
+#include "based/mixers/past.h"
 #include "based/mixers/shapes_only.h"
 #include "based/ops/arguments.h"
 #include "based/ops/long_conv.h"
@@ -98,73 +98,55 @@ class BaseConv final : public Mixer {
     filter_ = register_module("filter", std::make_shared<LongFilter>(config, channels_));
   }
 
-  Tensor forward(const Tensor& x, const Sequences& rows) override {
-    if (conv_) return std::get<0>(run_short(x, rows, std::nullopt));
-    return gated(x, x + ops::long_conv(x, filter_->forward().to(x.scalar_type()), rows.cu_seqlens()));
+  Tensor forward(const Tensor& x, const Pass& pass) override {
+    if (!conv_) return gated(x, x + ops::long_conv(x, filter_->forward().to(x.scalar_type()), pass.cu_seqlens()));
+    return x + std::get<0>(ops::short_conv(x, conv_->weight(), conv_->bias(), gate_of(x), config_.use_act, pass.cu_seqlens()));
   }
 
   // Short: "conv" [slots, channels, kernel_size − 1], the latest inputs. Long: "input" [slots, l_max, channels], a ring of the latest
-  // inputs, and "position".
+  // inputs.
   MixerState make_state(int64_t slots) const override {
     const Tensor& weight = projection_->weight();
     const auto options = state_options(weight);
     if (conv_) {
       return MixerState({{"conv", torch::zeros({slots, channels_, config_.kernel_size - 1}, options.dtype(ops::sum_type(weight)))}});
     }
-    return MixerState({{"input", torch::zeros({slots, config_.l_max, channels_}, options)},
-                       {"position", torch::zeros({slots}, options.dtype(torch::kInt64))}});
+    return MixerState({{"input", torch::zeros({slots, config_.l_max, channels_}, options)}});
   }
 
-  Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
+  Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     if (conv_) {
-      const auto [y, last] = run_short(x, rows, state["conv"].index_select(0, slots));
-      state.put("conv", slots, last);
-      return y;
+      return x + ops::short_conv_prefill(x, conv_->weight(), conv_->bias(), gate_of(x), config_.use_act, pass.cu_seqlens(), state["conv"],
+                                         pass.slots());
     }
-    const RingPlan plan = plan_ring(state["position"], rows, slots, config_.l_max, config_.l_max - 1);
-    const Tensor y = x + ops::long_conv(x, filter_->forward().to(x.scalar_type()), rows.cu_seqlens(), read_ring(state["input"], plan),
-                                        plan.history.cu_seqlens());
-    write_ring(state["input"], x, plan);
-    state.put("position", slots, state["position"].index_select(0, slots) + rows.cu_seqlens().diff());
-    return gated(x, y);
+    Past past(state, pass, "input");
+    const Tensor earlier = past.advance("input", x);
+    return gated(x, x + ops::long_conv(x, filter_->forward().to(x.scalar_type()), pass.cu_seqlens(), earlier, past.earlier_cu_seqlens()));
   }
 
-  Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override {
-    if (!conv_) return gated(x, x + long_step(x, state, slots));
-    const Tensor gate = projection_->forward(x);
-    return x + ops::short_conv_step(x, conv_->weight(), conv_->bias(), config_.use_act ? row_silu(gate) : gate, config_.use_act,
-                                    state["conv"], slots);
+  Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
+    if (!conv_) return gated(x, x + long_step(x, state["input"], pass));
+    return x + ops::short_conv_step(x, conv_->weight(), conv_->bias(), gate_of(x), config_.use_act, state["conv"], pass.slots());
   }
 
  private:
-  std::tuple<Tensor, Tensor> run_short(const Tensor& x, const Sequences& rows, const std::optional<Tensor>& initial) const {
+  Tensor gate_of(const Tensor& x) const {
     const Tensor gate = projection_->forward(x);
-    const auto [y, last] = ops::short_conv(x, conv_->weight(), conv_->bias(), config_.use_act ? row_silu(gate) : gate, config_.use_act,
-                                           rows.cu_seqlens(), initial);
-    return {x + y, last};
+    return config_.use_act ? row_silu(gate) : gate;
   }
-
-  Tensor gated(const Tensor& x, const Tensor& conv) const {
-    const Tensor gate = projection_->forward(x);
-    return x + (config_.use_act ? row_silu(conv) * row_silu(gate) : conv * gate);
-  }
+  Tensor gated(const Tensor& x, const Tensor& conv) const { return x + (config_.use_act ? row_silu(conv) : conv) * gate_of(x); }
 
   // Σ_j filter[:, j] x_{t−j} over the ring, a slot at a time: a sum over several rows at once would be split by their number.
-  Tensor long_step(const Tensor& x, MixerState& state, const Slots& slots) const {
+  Tensor long_step(const Tensor& x, const Tensor& ring, const Pass& pass) const {
     const Tensor taps = filter_->forward().t();  // [l_max, channels]
-    const Tensor slots_host = slots.to(torch::kCPU);
-    Tensor& ring = state["input"];
     Tensor y = torch::empty_like(x);
     for (int64_t row = 0; row < x.size(0); ++row) {
-      const int64_t slot = slots_host[row].item<int64_t>();
-      const int64_t at = state["position"][slot].item<int64_t>();
-      const Tensor inputs = ring.select(0, slot);
+      const int64_t at = pass.seen_on_host()[row], count = std::min(at + 1, config_.l_max);
+      const Tensor inputs = ring.select(0, pass.slots_on_host()[row]);
       inputs[at % config_.l_max].copy_(x[row]);
-      const int64_t count = std::min(at + 1, config_.l_max);
-      const Tensor steps = torch::remainder(at - torch::arange(count, slots.options()), config_.l_max);
+      const Tensor steps = torch::remainder(at - torch::arange(count, pass.slots().options()), config_.l_max);
       y[row].copy_((inputs.index_select(0, steps) * taps.narrow(0, 0, count)).sum(0));
     }
-    state.put("position", slots, state["position"].index_select(0, slots) + 1);
     return y;
   }
 

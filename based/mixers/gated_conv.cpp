@@ -40,7 +40,10 @@ class GatedConv final : public Mixer {
                                 std::make_shared<Projection>(width_, context.d_model, config.use_bias, output_initial_std(context.layers)));
   }
 
-  Tensor forward(const Tensor& x, const Sequences& rows) override { return std::get<0>(run(x, rows, std::nullopt)); }
+  Tensor forward(const Tensor& x, const Pass& pass) override {
+    return out_proj_->forward(std::get<0>(
+        ops::projected_conv(x, in_proj_->weight(), ops::if_defined(in_proj_->bias()), conv_->weight(), conv_->bias(), pass.cu_seqlens())));
+  }
 
   // "conv" [slots, width, taps − 1]: the latest inputs of the convolution.
   MixerState make_state(int64_t slots) const override {
@@ -49,28 +52,17 @@ class GatedConv final : public Mixer {
     return MixerState({{"conv", torch::zeros({slots, width_, weight.size(1) - 1}, options)}});
   }
 
-  Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
-    if (torch::GradMode::is_enabled()) {
-      const auto [y, last] = run(x, rows, state["conv"].index_select(0, slots));
-      state.put("conv", slots, last);
-      return y;
-    }
+  Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     return out_proj_->forward(ops::projected_conv_prefill(x, in_proj_->weight(), ops::if_defined(in_proj_->bias()), conv_->weight(),
-                                                          conv_->bias(), rows.cu_seqlens(), state["conv"], slots));
+                                                          conv_->bias(), pass.cu_seqlens(), state["conv"], pass.slots()));
   }
 
-  Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override {
+  Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
     const auto u = ops::split_columns(in_proj_->forward(x), {width_, width_});
-    return out_proj_->forward(ops::short_conv_step(u[0], conv_->weight(), conv_->bias(), u[1], true, state["conv"], slots));
+    return out_proj_->forward(ops::short_conv_step(u[0], conv_->weight(), conv_->bias(), u[1], true, state["conv"], pass.slots()));
   }
 
  private:
-  std::tuple<Tensor, Tensor> run(const Tensor& x, const Sequences& rows, const std::optional<Tensor>& initial) const {
-    const auto [y, last] = ops::projected_conv(x, in_proj_->weight(), ops::if_defined(in_proj_->bias()), conv_->weight(), conv_->bias(),
-                                               rows.cu_seqlens(), initial);
-    return {out_proj_->forward(y), last};
-  }
-
   int64_t width_ = 0;  // of one branch
   std::shared_ptr<Projection> in_proj_, out_proj_;
   std::shared_ptr<ShortFilter> conv_;

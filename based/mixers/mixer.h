@@ -5,25 +5,26 @@
 #include <vector>
 
 #include "based/core/config.h"
-#include "based/mixers/sequences.h"
+#include "based/mixers/pass.h"
 #include "based/mixers/state.h"
 #include "based/ops/torch.h"
 
 namespace based {
 
 // forward(x), prefill in any split and step token by token give the same answer; tests/mixers/conformance_test.cpp checks this and more
-// for every registered mixer. x and the result are [tokens, d_model], rows as `Sequences` says.
+// for every registered mixer. x and the result are [tokens, d_model]; whose tokens they are, `pass` says.
 class Mixer : public torch::nn::Module {
  public:
   // Parallel form, every row from a zero state; differentiable.
-  virtual Tensor forward(const Tensor& x, const Sequences& rows) = 0;
+  virtual Tensor forward(const Tensor& x, const Pass& pass) = 0;
   // Zeroed, of fixed size and address (growing states excepted). Accumulators are fp32 whatever the activations' type, fp64 in fp64.
   virtual MixerState make_state(int64_t slots) const = 0;
   // Parallel form that continues each row from its slot's state and leaves the state after the row there. Differentiable with respect to
   // x, the parameters and the state: where gradients are on, the state's tensors are replaced, not written in place.
-  virtual Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) = 0;
-  // One token for each named slot: x is [rows, d_model]. In place, no gradients. A row's result depends on no other row, bit for bit.
-  virtual Tensor step(const Tensor& x, MixerState& state, const Slots& slots) = 0;
+  virtual Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) = 0;
+  // One token for each of the pass's slots: x is [rows, d_model]. In place, no gradients. A row's result depends on no other row, bit for
+  // bit.
+  virtual Tensor step(const Tensor& x, MixerState& state, const Pass& pass) = 0;
 };
 
 // What a maker is told besides the mixer's own options.

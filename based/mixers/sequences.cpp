@@ -49,15 +49,7 @@ Tensor Sequences::positions(const Tensor& first_position) const {
     });
     return from_zero_->positions;
   }
-  if (!pass_) return make_positions(first_position);
-  if (!pass_->positions.defined()) pass_->positions = make_positions(first_position);
-  return pass_->positions;
-}
-
-Sequences Sequences::for_one_pass() const {
-  Sequences copy = *this;
-  copy.pass_ = std::make_shared<Pass>();
-  return copy;
+  return make_positions(first_position);
 }
 
 Tensor Sequences::make_positions(const Tensor& first_position) const {

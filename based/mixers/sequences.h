@@ -2,10 +2,8 @@
 // equal rows. Rows may be empty.
 #pragma once
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <tuple>
 #include <vector>
 
 #include "based/ops/torch.h"
@@ -13,8 +11,6 @@
 namespace based {
 
 using torch::Tensor;
-
-struct RingPlan;
 
 class Sequences {
  public:
@@ -33,15 +29,6 @@ class Sequences {
   // int64 [tokens]: position of each token in its row, counted from first_position[row] (int64 [rows]) or from 0 where undefined.
   Tensor positions(const Tensor& first_position = {}) const;
 
-  // A copy for one pass over a model's layers, whose states have all seen as many steps of a slot: what one layer works out of their
-  // positions serves the others, so that the host waits for a device once instead of in each layer.
-  Sequences for_one_pass() const;
-  struct Pass {
-    Tensor positions;
-    std::map<std::tuple<int64_t, int64_t, int64_t>, std::shared_ptr<const RingPlan>> plans;  // mixers/ring.h
-  };
-  Pass* pass() const { return pass_.get(); }  // null outside of a pass
-
  private:
   Sequences(std::vector<int64_t> starts, torch::Device device);
   Tensor make_positions(const Tensor& first_position) const;
@@ -54,10 +41,9 @@ class Sequences {
     Tensor positions;
   };
   std::shared_ptr<FromZero> from_zero_ = std::make_shared<FromZero>();  // of all copies
-  std::shared_ptr<Pass> pass_;
 };
 
-// State rows of the sequences of a call: int64 [rows], no row twice.
+// Rows of a state, one for each sequence: int64 [rows], none twice.
 using Slots = Tensor;
 
 }  // namespace based

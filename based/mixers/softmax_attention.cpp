@@ -1,13 +1,12 @@
 #include "based/mixers/softmax_attention.h"
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 
+#include "based/mixers/past.h"
 #include "based/mixers/shapes_only.h"
+#include "based/ops/attention_cache.h"
 #include "based/ops/causal_attention.h"
-#include "based/ops/paged_attention.h"
-#include "based/ops/pointwise.h"
 #include "based/ops/split_columns.h"
 
 namespace based {
@@ -41,60 +40,41 @@ SoftmaxAttention::SoftmaxAttention(const char* name, const SoftmaxAttentionConfi
       register_module("out_proj", std::make_shared<Projection>(d_model, d_model, config.out_bias, output_initial_std(context.layers)));
 }
 
-Tensor SoftmaxAttention::forward(const Tensor& x, const Sequences& rows) {
-  const Inputs in = project(x, config_.rotary_dim > 0 ? rows.positions() : Tensor());
-  return output(ops::causal_attention(in.q, in.k, in.v, rows.cu_seqlens(), rows.cu_seqlens(), window_, scale()));
+Tensor SoftmaxAttention::forward(const Tensor& x, const Pass& pass) {
+  const Inputs in = project(x, pass);
+  return output(ops::causal_attention(in.q, in.k, in.v, pass.cu_seqlens(), pass.cu_seqlens(), window_, scale()));
 }
 
 MixerState SoftmaxAttention::make_state(int64_t slots) const {
   const auto options = state_options(qkv_proj_->weight());
   const bool grows = window_ == 0;
   return MixerState({{"k", torch::zeros({slots, window_, config_.kv_heads, head_dim_}, options), grows},
-                     {"v", torch::zeros({slots, window_, config_.kv_heads, head_dim_}, options), grows},
-                     {"position", torch::zeros({slots}, options.dtype(torch::kInt64))}});
+                     {"v", torch::zeros({slots, window_, config_.kv_heads, head_dim_}, options), grows}});
 }
 
-Tensor SoftmaxAttention::prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) {
-  const Tensor before = state["position"].index_select(0, slots);
-  const Tensor after = before + rows.cu_seqlens().diff();
-  if (window_ == 0 && !state.paged() && after.numel() > 0) state.grow(after.max().item<int64_t>());
-  const Inputs in = project(x, config_.rotary_dim > 0 ? rows.positions(before) : Tensor());
-
-  Tensor &k = state["k"], &v = state["v"];
-  const int64_t capacity = k.size(1);
-  const RingPlan plan = state.paged() ? plan_pages(state["position"], rows, slots, state.pages())
-                                      : plan_ring(state["position"], rows, slots, capacity, window_ == 0 ? capacity : window_ - 1);
-  const Tensor y = ops::causal_attention(in.q, join_history(read_ring(k, plan), in.k, plan), join_history(read_ring(v, plan), in.v, plan),
-                                         rows.cu_seqlens(), plan.with_history.cu_seqlens(), window_, scale());
-  write_ring(k, in.k, plan);
-  write_ring(v, in.v, plan);
-  state.put("position", slots, after);
-  return output(y);
+Tensor SoftmaxAttention::prefill(const Tensor& x, MixerState& state, const Pass& pass) {
+  const Inputs in = project(x, pass);
+  Past past(state, pass, "k");
+  const Tensor k = past.extend("k", in.k), v = past.extend("v", in.v);
+  return output(ops::causal_attention(in.q, k, v, pass.cu_seqlens(), past.joined_cu_seqlens(), window_, scale()));
 }
 
-Tensor SoftmaxAttention::step(const Tensor& x, MixerState& state, const Slots& slots) {
-  Tensor& position = state["position"];
-  if (window_ == 0 && !state.paged() && slots.numel() > 0) state.grow(position.index_select(0, slots).max().item<int64_t>() + 1);
-  if (config_.rotary_dim > 0 && !config_.rotary_interleaved && !state.paged()) {
-    return output(ops::rotary_attention_step(qkv_proj_->forward(x), state["k"], state["v"], position, slots, scale(), config_.rotary_dim,
-                                             config_.rotary_base));
-  }
-  const Inputs in = project(x, position.index_select(0, slots));
-  if (state.paged())
-    return output(ops::paged_attention_step(in.q, in.k, in.v, {state["k"], state["v"], state.pages().table, position}, slots, scale()));
-  return output(ops::causal_attention_step(in.q, in.k, in.v, state["k"], state["v"], position, slots, scale()));
+Tensor SoftmaxAttention::step(const Tensor& x, MixerState& state, const Pass& pass) {
+  return output(
+      ops::attention_step(qkv_proj_->forward(x), attention_cache(state, pass), pass.positions(), pass.slots(), scale(), rotation()));
 }
 
-SoftmaxAttention::Inputs SoftmaxAttention::project(const Tensor& x, const Tensor& positions) const {
+SoftmaxAttention::Inputs SoftmaxAttention::project(const Tensor& x, const Pass& pass) const {
   const int64_t q = config_.heads * head_dim_, kv = config_.kv_heads * head_dim_;
   const auto heads = [this](const Tensor& columns) { return columns.view({columns.size(0), columns.size(1) / head_dim_, head_dim_}); };
   Tensor qkv = qkv_proj_->forward(x);
-  if (config_.rotary_dim > 0) {  // queries and keys lie side by side and are turned together
-    qkv = ops::rotary_(qkv, positions,
-                       {config_.heads + config_.kv_heads, head_dim_, config_.rotary_dim, config_.rotary_base, config_.rotary_interleaved});
-  }
+  if (config_.rotary_dim > 0) qkv = ops::rotary_(qkv, pass.positions(), rotation());
   const auto columns = ops::split_columns(qkv, {q, kv, kv});
   return {heads(columns[0]), heads(columns[1]), heads(columns[2])};
+}
+
+ops::Rotation SoftmaxAttention::rotation() const {
+  return {config_.heads + config_.kv_heads, head_dim_, config_.rotary_dim, config_.rotary_base, config_.rotary_interleaved};
 }
 
 Tensor SoftmaxAttention::output(const Tensor& y) const { return out_proj_->forward(y.reshape({-1, config_.heads * head_dim_})); }

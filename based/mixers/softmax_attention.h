@@ -5,7 +5,7 @@
 
 #include "based/mixers/mixer.h"
 #include "based/mixers/parameters.h"
-#include "based/mixers/ring.h"
+#include "based/ops/pointwise.h"
 
 namespace based {
 
@@ -34,18 +34,19 @@ class SoftmaxAttention : public Mixer {
   // window: keys that a token sees, itself included; 0: all. `name` is for messages.
   SoftmaxAttention(const char* name, const SoftmaxAttentionConfig& config, int64_t window, const MixerContext& context);
 
-  Tensor forward(const Tensor& x, const Sequences& rows) override;
-  // "k" and "v" [slots, capacity, kv_heads, head_dim] in the activations' type, keys already rotated; "position" int64 [slots]. A ring of
-  // `window` steps, or a cache that grows or lies in pages.
+  Tensor forward(const Tensor& x, const Pass& pass) override;
+  // "k" and "v" [slots, capacity, kv_heads, head_dim] in the activations' type, keys already rotated: a ring of `window` steps, or a cache
+  // that grows.
   MixerState make_state(int64_t slots) const override;
-  Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override;
-  Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override;
+  Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override;
+  Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override;
 
  private:
   struct Inputs {
     Tensor q, k, v;  // [tokens, heads or kv_heads, head_dim]
   };
-  Inputs project(const Tensor& x, const Tensor& positions) const;
+  Inputs project(const Tensor& x, const Pass& pass) const;
+  ops::Rotation rotation() const;  // of queries and keys, which lie side by side
   Tensor output(const Tensor& y) const;
   double scale() const;
 

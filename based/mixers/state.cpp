@@ -61,6 +61,11 @@ int64_t MixerState::bytes() const {
   return sum;
 }
 
+bool MixerState::grows(const std::string& name) const {
+  const StateTensor* tensor = find(tensors_, name);
+  return tensor != nullptr && tensor->grows;
+}
+
 bool MixerState::grows() const {
   return std::any_of(tensors_.begin(), tensors_.end(), [](const StateTensor& tensor) { return tensor.grows; });
 }
@@ -74,11 +79,6 @@ void MixerState::zero(const Slots& slots) {
     const Tensor pages = pages_.table.index_select(0, slots);
     tensor.value.index_fill_(0, pages.masked_select(pages >= 0), 0);
   }
-}
-
-void MixerState::put(const std::string& name, const Slots& slots, const Tensor& values) {
-  Tensor& value = (*this)[name];
-  value = write_rows(value, slots, values);
 }
 
 void MixerState::copy(int64_t from, int64_t to) {
@@ -159,11 +159,6 @@ void MixerState::trim(int64_t steps) {
   BASED_ASSERT(!paged());
   for (StateTensor& tensor : tensors_)
     if (tensor.grows && tensor.value.size(1) > steps) tensor.value = tensor.value.narrow(1, 0, steps).clone();
-}
-
-Tensor write_rows(const Tensor& whole, const Tensor& index, const Tensor& values) {
-  if (torch::GradMode::is_enabled()) return whole.index_copy(0, index, values.to(whole.scalar_type()));
-  return whole.index_copy_(0, index, values.to(whole.scalar_type()));
 }
 
 }  // namespace based

@@ -32,13 +32,13 @@ class MixerState {
   const std::vector<StateTensor>& tensors() const { return tensors_; }
 
   int64_t slots() const;
-  int64_t bytes() const;  // of all slots
-  bool grows() const;
+  int64_t bytes() const;                      // of all slots
+  bool grows() const;                         // any of its tensors
+  bool grows(const std::string& name) const;  // this one
 
-  void zero(const Slots& slots);                                                // as make_state leaves them
-  void put(const std::string& name, const Slots& slots, const Tensor& values);  // values [rows, …] as the slots' new values; write_rows
-  void copy(int64_t from, int64_t to);                                          // fork: slot `to` becomes slot `from`
-  MixerState extract(int64_t slot) const;                                       // one slot, in memory of its own
+  void zero(const Slots& slots);           // as make_state leaves them
+  void copy(int64_t from, int64_t to);     // fork: slot `to` becomes slot `from`
+  MixerState extract(int64_t slot) const;  // one slot, in memory of its own
   // The reverse; shapes and names must agree (Error), growing ones grow.
   void insert(const MixerState& one, int64_t slot);
   void grow(int64_t capacity);  // growing tensors to at least this many time steps (doubling)
@@ -56,9 +56,5 @@ class MixerState {
   std::vector<StateTensor> tensors_;
   StatePages pages_;
 };
-
-// `whole` with whole[index[i]] = values[i]: a new tensor where gradients are on (so that the old one stays valid for the backward), written
-// in place where they are off. Values are cast to the type of `whole`.
-Tensor write_rows(const Tensor& whole, const Tensor& index, const Tensor& values);
 
 }  // namespace based

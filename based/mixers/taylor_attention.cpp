@@ -59,9 +59,9 @@ class TaylorAttention final : public Mixer {
     }
   }
 
-  Tensor forward(const Tensor& x, const Sequences& rows) override {
+  Tensor forward(const Tensor& x, const Pass& pass) override {
     const Inputs in = config_.bias ? scaled(project(x)) : project_at_once(x);
-    return output(x, std::get<0>(ops::taylor_attention(in.q, in.k, in.v, rows.cu_seqlens(), {}, rates(x))));
+    return output(x, std::get<0>(ops::taylor_attention(in.q, in.k, in.v, pass.cu_seqlens(), {}, rates(x))));
   }
 
   // "kv" [slots, heads, packed_features, head_dim] and the denominator's "k" [slots, heads, packed_features]; fp32, fp64 in fp64.
@@ -73,22 +73,15 @@ class TaylorAttention final : public Mixer {
                        {"k", torch::zeros({slots, config_.heads, features}, options)}});
   }
 
-  Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
+  Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     const Inputs in = scaled(project(x));
-    ops::TaylorState sums{state["kv"], state["k"]};
-    if (!torch::GradMode::is_enabled())
-      return output(x, ops::taylor_attention_prefill(in.q, in.k, in.v, rows.cu_seqlens(), sums, slots, rates(x)));
-    const ops::TaylorState initial{sums.kv.index_select(0, slots), sums.k.index_select(0, slots)};
-    const auto [y, last] = ops::taylor_attention(in.q, in.k, in.v, rows.cu_seqlens(), initial, rates(x));
-    state.put("kv", slots, last.kv);
-    state.put("k", slots, last.k);
-    return output(x, y);
+    return output(x, ops::taylor_attention_prefill(in.q, in.k, in.v, pass.cu_seqlens(), {state["kv"], state["k"]}, pass.slots(), rates(x)));
   }
 
-  Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override {
+  Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
     const Inputs in = project(x);
     ops::TaylorState sums{state["kv"], state["k"]};
-    return output(x, ops::taylor_attention_step(in.q, in.k, in.v, sums, slots, rates(x), scale()));
+    return output(x, ops::taylor_attention_step(in.q, in.k, in.v, sums, pass.slots(), rates(x), scale()));
   }
 
  private:

@@ -116,7 +116,8 @@ Run run_mixer(const SafetensorsFile& file, const ReferenceMixer& reference, cons
   const auto mixer = find_mixer(reference.type).make(Config(reference.options, file.path() + ": "), {x.size(2), 0, 1});
   mixer->to(place.device, place.dtype);
   load_parameters(file, *mixer, reference.names);
-  const Tensor y = mixer->forward(x.flatten(0, 1), Sequences::equal(x.size(0), x.size(1), place.device)).view_as(x);
+  const Pass pass(Sequences::equal(x.size(0), x.size(1), place.device));
+  const Tensor y = mixer->forward(x.flatten(0, 1), pass).view_as(x);
   Run run{{{"y", y}}, {{"x", x}}, (y * read(file, "g").to(y.options())).sum()};
   add_parameters(run, file, *mixer, reference.names);
   return run;

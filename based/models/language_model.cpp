@@ -106,7 +106,8 @@ Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows) { return
 
 Tensor LanguageModel::run(const Tensor& embedded, const Sequences& rows) {
   require_positions(config_, rows.max_length(), "a row");
-  const auto mix = [rows](Mixer& mixer, const Tensor& x) { return mixer.forward(x, rows); };  // by value: the backward pass runs it again
+  const auto pass = std::make_shared<const Pass>(rows);
+  const auto mix = [pass](Mixer& mixer, const Tensor& x) { return mixer.forward(x, *pass); };  // by value: the backward runs it again
   const bool recompute = checkpoint_activations_ && torch::GradMode::is_enabled();
   Residual residual = begin(embedded, positions_.defined() ? rows.positions() : Tensor());
   if (recompute) residual = {residual.pending.to(ops::sum_type(residual.pending)), {}};
@@ -143,14 +144,14 @@ ModelState LanguageModel::make_state(int64_t slots) const {
 }
 
 Residual LanguageModel::read(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
-  const Tensor first = state.position().index_select(0, slots);
-  const Sequences pass = rows.for_one_pass();
-  Residual residual = begin(torch::embedding(embedding_, ids), positions_.defined() ? pass.positions(first) : Tensor());
+  const Tensor seen = state.position().index_select(0, slots);
+  const Pass pass(rows, slots, seen);
+  Residual residual = begin(torch::embedding(embedding_, ids), positions_.defined() ? pass.positions() : Tensor());
   for (size_t i = 0; i < blocks_.size(); ++i) {
     if (i > 0) blocks_[i - 1]->run_mlp(residual, /*leaves_sum=*/true);  // up to the next layer's norm
-    blocks_[i]->run_mixer(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.prefill(x, pass, state.layers()[i], slots); });
+    blocks_[i]->run_mixer(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.prefill(x, state.layers()[i], pass); });
   }
-  state.position().index_copy_(0, slots, first + rows.cu_seqlens().diff());
+  state.position().index_copy_(0, slots, seen + rows.cu_seqlens().diff());
   return residual;
 }
 
@@ -172,11 +173,11 @@ Tensor LanguageModel::prefill_last(const Tensor& ids, const Sequences& rows, Mod
 }
 
 Tensor LanguageModel::step(const Tensor& ids, ModelState& state, const Slots& slots) {
-  const Tensor position = positions_.defined() ? state.position().index_select(0, slots) : Tensor();
-  const Tensor embedded = ops::embedding_step_(state.position(), slots, embedding_, ids);  // first: the layers' kernels follow one another
-  Residual residual = positions_.defined() ? begin(embedded.to(embedding_.scalar_type()), position) : Residual{embedded, {}};
+  const auto [embedded, positions] = ops::embedding_step_(state.position(), slots, embedding_, ids);
+  const Pass pass = Pass::step(slots, positions);
+  Residual residual = positions_.defined() ? begin(embedded.to(embedding_.scalar_type()), positions) : Residual{embedded, {}};
   for (size_t i = 0; i < blocks_.size(); ++i)
-    blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.step(x, state.layers()[i], slots); });
+    blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.step(x, state.layers()[i], pass); });
   return norm_->forward(residual);
 }
 

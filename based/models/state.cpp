@@ -1,27 +1,42 @@
 #include "based/models/state.h"
 
+#include <algorithm>
+
 #include "based/core/error.h"
 
 namespace based {
 namespace {
 
-// By this name a mixer's state, and the model's, counts the tokens that the slot has seen: int64 [slots].
-bool counts_tokens(const std::string& name) { return name == "position" || name.ends_with(".position"); }
+using Named = std::vector<StateTensor>;
 
-// `tensors`, which have the shapes of `expected`, are of one text: every count of its tokens says the same, and caches hold all of them.
-void check_tokens(const std::vector<StateTensor>& tensors, const std::vector<StateTensor>& expected) {
+bool same(const Tensor& a, const Tensor& b) { return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && torch::equal(a, b); }
+
+// Until positions were counted once, layers with a ring or a cache counted them, too: "layers.3.position". What the model's state has not
+// must say what 'position' says, and goes.
+Named without_counts_of_layers(const Named& tensors, const Named& expected) {
+  const auto is_expected = [&](const std::string& name) {
+    return std::any_of(expected.begin(), expected.end(), [&](const StateTensor& tensor) { return tensor.name == name; });
+  };
+  Named kept;
+  for (const StateTensor& tensor : tensors) {
+    if (!tensor.name.starts_with("layers.") || !tensor.name.ends_with(".position") || is_expected(tensor.name)) {
+      kept.push_back(tensor);
+      continue;
+    }
+    if (kept.empty() || kept.front().name != "position" || !same(tensor.value, kept.front().value))
+      throw Error("state: tensor '" + tensor.name + "' says another number of tokens than 'position'");
+  }
+  return kept;
+}
+
+// `tensors`, which have the shapes of `expected`: caches hold all tokens that 'position' says.
+void check_tokens(const Named& tensors, const Named& expected) {
   const int64_t seen = tensors.front().value.item<int64_t>();
   if (seen < 0) throw Error("state: tensor 'position' is negative, " + std::to_string(seen));
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const std::string& name = tensors[i].name;
-    const Tensor& value = tensors[i].value;
-    if (counts_tokens(name) && value.item<int64_t>() != seen)
-      throw Error("state: tensor '" + name + "' is " + std::to_string(value.item<int64_t>()) + ", where 'position' is " +
-                  std::to_string(seen));
-    if (expected[i].grows && value.size(1) < seen)
-      throw Error("state: tensor '" + name + "' holds " + std::to_string(value.size(1)) + " tokens of the " + std::to_string(seen) +
-                  " that 'position' says");
-  }
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (expected[i].grows && tensors[i].value.size(1) < seen)
+      throw Error("state: tensor '" + tensors[i].name + "' holds " + std::to_string(tensors[i].value.size(1)) + " tokens of the " +
+                  std::to_string(seen) + " that 'position' says");
 }
 
 }  // namespace
@@ -79,9 +94,9 @@ std::vector<StateTensor> ModelState::named() const {
   return all;
 }
 
-void ModelState::load_named(const std::vector<StateTensor>& tensors, int64_t slot) {
+void ModelState::load_named(const std::vector<StateTensor>& given_tensors, int64_t slot) {
   ModelState one = extract(slot);
-  std::vector<StateTensor> expected = one.named();
+  const Named expected = one.named(), tensors = without_counts_of_layers(given_tensors, expected);
   if (tensors.size() != expected.size())
     throw Error("state: holds " + std::to_string(tensors.size()) + " tensors, the model has " + std::to_string(expected.size()));
   for (size_t i = 0; i < tensors.size(); ++i) {

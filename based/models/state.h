@@ -1,4 +1,4 @@
-// The state of a whole model: its mixers' states and the number of tokens each slot has seen. A value like theirs.
+// The state of a whole model: its mixers' states and, once for all of them, the number of tokens each slot has seen. A value like theirs.
 #pragma once
 #include <string>
 #include <vector>
@@ -14,7 +14,7 @@ class ModelState {
 
   std::vector<MixerState>& layers() { return layers_; }
   const std::vector<MixerState>& layers() const { return layers_; }
-  Tensor& position() { return position_; }  // int64 [slots], tokens seen
+  Tensor& position() { return position_; }  // int64 [slots], tokens seen: the place of the next one in its text
   const Tensor& position() const { return position_; }
 
   int64_t slots() const { return position_.size(0); }
@@ -30,6 +30,7 @@ class ModelState {
   // Flat names for files: "position", "layers.3.kv", …
   std::vector<StateTensor> named() const;
   // The reverse of named() for a state of this shape: fills slot `slot`. Throws Error naming what is missing, unexpected or misshapen.
+  // Counts of single layers, which older states had, are compared with 'position' and left out.
   void load_named(const std::vector<StateTensor>& tensors, int64_t slot);
 
  private:

@@ -118,7 +118,7 @@ Gradients backward_meta(const Tensor&, const Tensor& q, const Tensor& k, const T
   return {at::empty(q.sizes(), q.options()), at::empty(k.sizes(), k.options()), at::empty(v.sizes(), v.options())};
 }
 
-void check_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& k_ring, const Tensor& v_ring, const Tensor& position,
+void check_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& k_ring, const Tensor& v_ring, const Tensor& positions,
                 const Tensor& slots) {
   check_attention_heads(kStep, q, k, v);
   require_shape(kStep, "k", k, {q.size(0), -1, -1});
@@ -127,26 +127,25 @@ void check_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
   require_shape(kStep, "v_ring", v_ring, k_ring.sizes());
   require(at::isFloatingType(k_ring.scalar_type()), kStep, "k_ring must be floating, got ", k_ring.scalar_type());
   require_type(kStep, "v_ring", v_ring, k_ring.scalar_type());
-  require_shape(kStep, "position", position, {k_ring.size(0)});
-  require_type(kStep, "position", position, at::kLong);
-  require(k_ring.is_contiguous() && v_ring.is_contiguous() && position.is_contiguous(), kStep, "the state must be contiguous");
+  require_shape(kStep, "positions", positions, {q.size(0)});
+  require_type(kStep, "positions", positions, at::kLong);
+  require(k_ring.is_contiguous() && v_ring.is_contiguous(), kStep, "the state must be contiguous");
   require_slots(kStep, slots, q.size(0), k_ring.size(0));
 }
 
-Tensor step_reference(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring, Tensor position, const Tensor& slots,
-                      double scale) {
-  check_step(q, k, v, k_ring, v_ring, position, slots);
+Tensor step_reference(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring, const Tensor& positions,
+                      const Tensor& slots, double scale) {
+  check_step(q, k, v, k_ring, v_ring, positions, slots);
   const at::ScalarType type = sum_type(q);
   const int64_t capacity = k_ring.size(1), kv_heads = k.size(1), group = q.size(1) / kv_heads;
   Tensor y = at::empty(q.sizes(), q.options());
   // Row by row, and sums by elementwise operators: the order of additions must not depend on the other rows.
   for (int64_t row = 0; row < q.size(0); ++row) {
-    const int64_t slot = slots[row].item<int64_t>(), written = position[slot].item<int64_t>();
+    const int64_t slot = slots[row].item<int64_t>(), written = positions[row].item<int64_t>();
     k_ring[slot][written % capacity].copy_(k[row]);
     v_ring[slot][written % capacity].copy_(v[row]);
-    position[slot].add_(1);
     const int64_t first = std::max<int64_t>(0, written + 1 - capacity);
-    const Tensor seen = at::arange(first, written + 1, position.options()).remainder(capacity);
+    const Tensor seen = at::arange(first, written + 1, positions.options()).remainder(capacity);
     const Tensor keys = k_ring[slot].index_select(0, seen).to(type).unsqueeze(2);    // [keys, kv_heads, 1, head_dim]
     const Tensor values = v_ring[slot].index_select(0, seen).to(type).unsqueeze(2);  // likewise
     const Tensor query = q[row].to(type).reshape({kv_heads, group, -1});
@@ -156,9 +155,9 @@ Tensor step_reference(const Tensor& q, const Tensor& k, const Tensor& v, Tensor 
   return y;
 }
 
-Tensor step_meta(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring, Tensor position, const Tensor& slots,
-                 double) {
-  check_step(q, k, v, k_ring, v_ring, position, slots);
+Tensor step_meta(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring, const Tensor& positions,
+                 const Tensor& slots, double) {
+  check_step(q, k, v, k_ring, v_ring, positions, slots);
   return at::empty(q.sizes(), q.options());
 }
 
@@ -246,7 +245,7 @@ kernels::CausalAttentionStep causal_attention_step_arguments(const Tensor& q, co
   to.y = y.mutable_data_ptr();
   to.k_ring = k_ring.mutable_data_ptr();
   to.v_ring = v_ring.mutable_data_ptr();
-  to.position = static_cast<int64_t*>(position.mutable_data_ptr());
+  to.position = static_cast<const int64_t*>(position.const_data_ptr());
   to.slot = static_cast<const int64_t*>(slots.const_data_ptr());
   to.rows = q.size(0), to.capacity = k_ring.size(1);
   to.q_stride = q.stride(0), to.k_stride = k.stride(0), to.v_stride = v.stride(0);
@@ -258,19 +257,25 @@ kernels::CausalAttentionStep causal_attention_step_arguments(const Tensor& q, co
 }
 
 CausalAttentionStepLaunch prepare_causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring,
-                                                        Tensor position, const Tensor& slots, double scale) {
-  check_step(q, k, v, k_ring, v_ring, position, slots);
-  CausalAttentionStepLaunch launch{
-      with_packed_heads(q), with_packed_heads(k), with_packed_heads(v), slots.contiguous(), at::empty(q.sizes(), q.options()), {}};
-  launch.arguments = causal_attention_step_arguments(launch.q, launch.k, launch.v, k_ring, v_ring, position, launch.slots, launch.y);
+                                                        const Tensor& positions, const Tensor& slots, double scale) {
+  check_step(q, k, v, k_ring, v_ring, positions, slots);
+  CausalAttentionStepLaunch launch{with_packed_heads(q),
+                                   with_packed_heads(k),
+                                   with_packed_heads(v),
+                                   positions.contiguous(),
+                                   slots.contiguous(),
+                                   at::empty(q.sizes(), q.options()),
+                                   {}};
+  launch.arguments =
+      causal_attention_step_arguments(launch.q, launch.k, launch.v, k_ring, v_ring, launch.positions, launch.slots, launch.y);
   launch.arguments.scale = static_cast<float>(scale);
   return launch;
 }
 
 Tensor causal_attention_step_with(const CausalAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring,
-                                  Tensor v_ring, Tensor position, const Tensor& slots, double scale) {
-  if (!uses_kernel(kStep, q, has_kernel(k_ring))) return step_reference(q, k, v, k_ring, v_ring, position, slots, scale);
-  const CausalAttentionStepLaunch launch = prepare_causal_attention_step(q, k, v, k_ring, v_ring, position, slots, scale);
+                                  Tensor v_ring, const Tensor& positions, const Tensor& slots, double scale) {
+  if (!uses_kernel(kStep, q, has_kernel(k_ring))) return step_reference(q, k, v, k_ring, v_ring, positions, slots, scale);
+  const CausalAttentionStepLaunch launch = prepare_causal_attention_step(q, k, v, k_ring, v_ring, positions, slots, scale);
   require_ok(table.step(launch.arguments));
   return launch.y;
 }
@@ -291,9 +296,9 @@ Gradients backward_cpu(const Tensor& grad_y, const Tensor& q, const Tensor& k, c
   return causal_attention_backward_with(kCpu, grad_y, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, y, log_sum_exp);
 }
 
-Tensor step_cpu(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring, Tensor position, const Tensor& slots,
-                double scale) {
-  return causal_attention_step_with(kCpu, q, k, v, k_ring, v_ring, position, slots, scale);
+Tensor step_cpu(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring, const Tensor& positions,
+                const Tensor& slots, double scale) {
+  return causal_attention_step_with(kCpu, q, k, v, k_ring, v_ring, positions, slots, scale);
 }
 
 Forward call_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
@@ -340,11 +345,11 @@ Tensor attention_autograd(const Tensor& q, const Tensor& k, const Tensor& v, con
   return CausalAttentionFunction::apply(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
 }
 
-Tensor step_autograd(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring, Tensor position, const Tensor& slots,
-                     double scale) {
+Tensor step_autograd(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring, const Tensor& positions,
+                     const Tensor& slots, double scale) {
   require_no_gradient(kStep, {q, k, v, k_ring, v_ring});
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return causal_attention_step(q, k, v, k_ring, v_ring, position, slots, scale);
+  return causal_attention_step(q, k, v, k_ring, v_ring, positions, slots, scale);
 }
 
 }  // namespace
@@ -360,10 +365,10 @@ Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
   return op.call(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
 }
 
-Tensor causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& k_ring, Tensor& v_ring, Tensor& position,
+Tensor causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& k_ring, Tensor& v_ring, const Tensor& positions,
                              const Tensor& slots, double scale) {
   static const auto op = find_operator<decltype(step_reference)>("based::causal_attention_step");
-  return op.call(q, k, v, k_ring, v_ring, position, slots, scale);
+  return op.call(q, k, v, k_ring, v_ring, positions, slots, scale);
 }
 
 namespace {
@@ -377,7 +382,7 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
       "causal_attention_backward(Tensor grad_y, Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int window, "
       "float scale, Tensor y, Tensor log_sum_exp) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v)");
   m.def(
-      "causal_attention_step(Tensor q, Tensor k, Tensor v, Tensor(a!) k_ring, Tensor(b!) v_ring, Tensor(c!) position, Tensor slots, "
+      "causal_attention_step(Tensor q, Tensor k, Tensor v, Tensor(a!) k_ring, Tensor(b!) v_ring, Tensor positions, Tensor slots, "
       "float scale) -> Tensor");
   m.def(
       "causal_attention_reference(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int window, float scale) -> "

@@ -16,14 +16,14 @@ Tensor causal_attention_reference(const Tensor& q, const Tensor& k, const Tensor
                                   int64_t window, double scale);
 
 // One token for each slot (paper, algorithm 3). The ring k_ring, v_ring [slots, capacity, kv_heads, head_dim] holds key p at p mod
-// capacity; position int64 [slots] counts the keys written. Writes k and v [rows, kv_heads, head_dim], advances position, attends over the
-// last min(position, capacity) keys. A full cache is a ring that is grown before it wraps. No gradients.
-Tensor causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& k_ring, Tensor& v_ring, Tensor& position,
+// capacity; positions int64 [rows] are those of the rows' tokens in their texts, from 0. Writes k and v [rows, kv_heads, head_dim] as keys
+// p = positions[row], attends over the last min(p + 1, capacity) keys. A full cache is a ring that is grown before it wraps. No gradients.
+Tensor causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& k_ring, Tensor& v_ring, const Tensor& positions,
                              const Tensor& slots, double scale);
 
 // The same for the output of a joint projection, qkv [rows, (heads + 2 kv_heads)·head_dim], whose queries and keys are first turned by
 // their positions (rotary_ of pointwise.h, halves, the first `dim` of head_dim): at once where a kernel does that. qkv is used up.
-Tensor rotary_attention_step(Tensor qkv, Tensor& k_ring, Tensor& v_ring, Tensor& position, const Tensor& slots, double scale, int64_t dim,
-                             double base);
+Tensor rotary_attention_step(Tensor qkv, Tensor& k_ring, Tensor& v_ring, const Tensor& positions, const Tensor& slots, double scale,
+                             int64_t dim, double base);
 
 }  // namespace based::ops

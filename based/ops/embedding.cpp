@@ -30,31 +30,35 @@ void backward_autograd(Tensor sum, const Tensor& grad, const Tensor& ids) {
   embedding_backward_(sum, grad, ids);
 }
 
-void check_step(const Tensor& position, const Tensor& slots, const Tensor& table, const Tensor& ids) {
+using Step = std::tuple<Tensor, Tensor>;  // EmbeddedStep's
+
+void check_step(const Tensor& seen, const Tensor& slots, const Tensor& table, const Tensor& ids) {
   require(at::isFloatingType(table.scalar_type()), kStep, "table must be floating, got ", table.scalar_type());
   require_shape(kStep, "table", table, {-1, -1});
   require_type(kStep, "ids", ids, at::kLong);
   require_shape(kStep, "ids", ids, {-1});
-  require_type(kStep, "position", position, at::kLong);
-  require_shape(kStep, "position", position, {-1});
-  require_slots(kStep, slots, ids.size(0), position.size(0));
+  require_type(kStep, "seen", seen, at::kLong);
+  require_shape(kStep, "seen", seen, {-1});
+  require_slots(kStep, slots, ids.size(0), seen.size(0));
 }
 
-Tensor step_reference(Tensor position, const Tensor& slots, const Tensor& table, const Tensor& ids) {
-  check_step(position, slots, table, ids);
-  position.index_add_(0, slots, at::ones_like(slots));
-  return at::embedding(table, ids.clamp_min(0)).to(sum_type(table));
+Step step_reference(Tensor seen, const Tensor& slots, const Tensor& table, const Tensor& ids) {
+  check_step(seen, slots, table, ids);
+  Tensor positions = seen.index_select(0, slots);
+  seen.index_copy_(0, slots, positions + 1);
+  return {at::embedding(table, ids.clamp_min(0)).to(sum_type(table)), std::move(positions)};
 }
 
-Tensor step_meta(Tensor position, const Tensor& slots, const Tensor& table, const Tensor& ids) {
-  check_step(position, slots, table, ids);
-  return at::empty({ids.size(0), table.size(1)}, table.options().dtype(sum_type(table)));
+Step step_meta(Tensor seen, const Tensor& slots, const Tensor& table, const Tensor& ids) {
+  check_step(seen, slots, table, ids);
+  return {at::empty({ids.size(0), table.size(1)}, table.options().dtype(sum_type(table))), at::empty(ids.sizes(), ids.options())};
 }
 
-Tensor step_autograd(Tensor position, const Tensor& slots, const Tensor& table, const Tensor& ids) {
+Step step_autograd(Tensor seen, const Tensor& slots, const Tensor& table, const Tensor& ids) {
   require_no_gradient(kStep, {table});
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return embedding_step_(std::move(position), slots, table, ids);
+  const auto [rows, positions] = embedding_step_(std::move(seen), slots, table, ids);
+  return {rows, positions};
 }
 
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
@@ -97,22 +101,24 @@ void embedding_backward_with(const EmbeddingKernels& table, Tensor sum, const Te
   require_ok(table.backward(p, scratch.mutable_data_ptr()));
 }
 
-Tensor embedding_step_with(const EmbeddingKernels& kernels, Tensor position, const Tensor& slots, const Tensor& table, const Tensor& ids) {
-  if (!uses_kernel(kStep, table, has_kernel(table) && position.is_contiguous()))
-    return step_reference(std::move(position), slots, table, ids);
-  const Tensor y = step_meta(position, slots, table, ids);  // which checks
+EmbeddedStep embedding_step_with(const EmbeddingKernels& kernels, Tensor seen, const Tensor& slots, const Tensor& table,
+                                 const Tensor& ids) {
+  const bool by_kernel = uses_kernel(kStep, table, has_kernel(table) && seen.is_contiguous());
+  const auto [y, positions] = by_kernel ? step_meta(seen, slots, table, ids) : step_reference(seen, slots, table, ids);  // which check
+  if (!by_kernel) return {y, positions};
   const Tensor rows = table.contiguous(), row_ids = ids.contiguous(), row_slots = slots.contiguous();
   kernels::EmbeddingStep p;
   p.table = rows.const_data_ptr(), p.id = row_ids.const_data_ptr<int64_t>(), p.slot = row_slots.const_data_ptr<int64_t>();
-  p.position = position.mutable_data_ptr<int64_t>(), p.y = y.mutable_data_ptr<float>();
+  p.seen = seen.mutable_data_ptr<int64_t>(), p.row_position = positions.mutable_data_ptr<int64_t>(), p.y = y.mutable_data_ptr<float>();
   p.rows = ids.size(0), p.vocab = table.size(0), p.width = table.size(1), p.dtype = kernel_dtype(table);
   require_ok(kernels.step(p));
-  return y;
+  return {y, positions};
 }
 
-Tensor embedding_step_(Tensor position, const Tensor& slots, const Tensor& table, const Tensor& ids) {
+EmbeddedStep embedding_step_(Tensor seen, const Tensor& slots, const Tensor& table, const Tensor& ids) {
   static const auto op = find_operator<decltype(step_reference)>("based::embedding_step_");
-  return op.call(std::move(position), slots, table, ids);
+  auto [rows, positions] = op.call(std::move(seen), slots, table, ids);
+  return {std::move(rows), std::move(positions)};
 }
 
 void embedding_backward_(Tensor sum, const Tensor& grad, const Tensor& ids) {
@@ -130,7 +136,7 @@ namespace {
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
   m.def("embedding_backward_(Tensor(a!) sum, Tensor grad, Tensor ids) -> ()");
-  m.def("embedding_step_(Tensor(a!) position, Tensor slots, Tensor table, Tensor ids) -> Tensor");
+  m.def("embedding_step_(Tensor(a!) seen, Tensor slots, Tensor table, Tensor ids) -> (Tensor rows, Tensor positions)");
 }
 
 TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {

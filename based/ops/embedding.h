@@ -14,10 +14,14 @@ struct Embedded {
 // that one's gradient comes first, and the rows' are added to it where it lies.
 Embedded tied_embedding(const Tensor& table, const Tensor& ids);
 
-// As a step of decoding begins, one launch on a GPU: the rows of `table` for ids int64 [rows], in fp32 where it is bf16 (the residual
-// stream), and position[slots[r]] += 1, slots int64 [rows], all different. A negative id, which stands for a text that is not drawn on, has
-// row 0. No gradient.
-Tensor embedding_step_(Tensor position, const Tensor& slots, const Tensor& table, const Tensor& ids);
+struct EmbeddedStep {
+  Tensor rows;       // [rows, width], fp32 where the table is bf16 (the residual stream)
+  Tensor positions;  // int64 [rows], of the tokens in their texts, from 0
+};
+// As a step of decoding begins, one launch on a GPU: the rows of `table` for ids int64 [rows], and positions[r] = seen[slots[r]]++: `seen`
+// int64 [slots] counts the tokens of a slot's text, slots int64 [rows] are all different. A negative id, which stands for a text that is
+// not drawn on, has row 0. No gradient.
+EmbeddedStep embedding_step_(Tensor seen, const Tensor& slots, const Tensor& table, const Tensor& ids);
 
 // sum[ids[t]] += grad[t] for all tokens t: sum [vocab, width], grad [tokens, width], ids int64. What a row gets is summed in fp32 and in a
 // fixed order. No gradient.

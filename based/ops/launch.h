@@ -13,6 +13,7 @@
 #include "based/kernels/short_conv.h"
 #include "based/kernels/taylor_deferred.h"
 #include "based/ops/arguments.h"
+#include "based/ops/embedding.h"
 #include "based/ops/pointwise.h"
 #include "based/ops/taylor_deferred.h"
 #include "based/ops/torch.h"
@@ -110,7 +111,7 @@ std::tuple<Tensor, Tensor, Tensor> causal_attention_backward_with(const CausalAt
                                                                   const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window,
                                                                   double scale, const Tensor& y, const Tensor& log_sum_exp);
 struct CausalAttentionStepLaunch {
-  Tensor q, k, v, slots, y;
+  Tensor q, k, v, positions, slots, y;
   kernels::CausalAttentionStep arguments;
 };
 // What a kernel is told; a token's heads side by side, the rest contiguous.
@@ -118,14 +119,14 @@ kernels::CausalAttentionStep causal_attention_step_arguments(const Tensor& q, co
                                                              const Tensor& v_ring, const Tensor& position, const Tensor& slots,
                                                              const Tensor& y);
 CausalAttentionStepLaunch prepare_causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring,
-                                                        Tensor position, const Tensor& slots, double scale);
+                                                        const Tensor& positions, const Tensor& slots, double scale);
 Tensor causal_attention_step_with(const CausalAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring,
-                                  Tensor v_ring, Tensor position, const Tensor& slots, double scale);
+                                  Tensor v_ring, const Tensor& positions, const Tensor& slots, double scale);
 
 // Views of a joint projection's output: q, k, v [rows, heads or kv_heads, head_dim] for this ring. Throws Error.
 std::tuple<Tensor, Tensor, Tensor> columns_of_heads(const char* op, const Tensor& qkv, const Tensor& k_ring);
 // rotary_attention_step where no kernel does it at once.
-Tensor rotary_attention_step_apart(Tensor qkv, Tensor k_ring, Tensor v_ring, Tensor position, const Tensor& slots, double scale,
+Tensor rotary_attention_step_apart(Tensor qkv, Tensor k_ring, Tensor v_ring, const Tensor& positions, const Tensor& slots, double scale,
                                    int64_t dim, double base);
 
 // Whether nobody else can see this memory, so that a backward pass may write it.
@@ -141,7 +142,7 @@ struct EmbeddingKernels {
   kernels::Status (*step)(const kernels::EmbeddingStep&);
 };
 void embedding_backward_with(const EmbeddingKernels& table, Tensor sum, const Tensor& grad, const Tensor& ids);
-Tensor embedding_step_with(const EmbeddingKernels& kernels, Tensor position, const Tensor& slots, const Tensor& table, const Tensor& ids);
+EmbeddedStep embedding_step_with(const EmbeddingKernels& kernels, Tensor seen, const Tensor& slots, const Tensor& table, const Tensor& ids);
 
 struct ShortConvKernels {
   kernels::Status (*forward)(const kernels::ShortConv&);
@@ -166,6 +167,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> short_conv_backward_with(cons
                                                                             const OptionalTensor& grad_state, const ShortConvLayer& layer,
                                                                             const Tensor& cu_seqlens, const OptionalTensor& initial_state,
                                                                             Tensor* sums = nullptr);
+// short_conv_prefill as the operator: in place.
+Tensor short_conv_prefill_in_place(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
+                                   const Tensor& cu_seqlens, Tensor state, const Tensor& slots);
 Tensor short_conv_prefill_with(const ShortConvKernels& table, const ShortConvLayer& layer, const Tensor& cu_seqlens, Tensor state,
                                const Tensor& slots);
 // What a kernel is told of a step, its y, state and slots among it; bias and gate undefined where there are none.

@@ -3,6 +3,7 @@
 #include "based/ops/arguments.h"
 #include "based/ops/launch.h"
 #include "based/ops/pointwise.h"
+#include "based/ops/rows.h"
 #include "based/ops/short_conv.h"
 #include "based/ops/split_columns.h"
 
@@ -31,7 +32,7 @@ Tensor projected_conv_prefill_by_parts(const Tensor& x, const Tensor& in_weight,
                                        const OptionalTensor& bias, const Tensor& cu_seqlens, Tensor state, const Tensor& slots) {
   check_projected_conv(x, in_weight, in_bias, weight);
   const auto u = split_columns(ops::linear(x, in_weight, in_bias), {weight.size(0), weight.size(0)});
-  return short_conv_prefill(u[0], weight, bias, u[1], true, cu_seqlens, state, slots);
+  return short_conv_prefill_in_place(u[0], weight, bias, u[1], true, cu_seqlens, state, slots);
 }
 
 std::tuple<Tensor, Tensor> projected_conv_reference(const Tensor& x, const Tensor& in_weight, const OptionalTensor& in_bias,
@@ -50,6 +51,11 @@ std::tuple<Tensor, Tensor> projected_conv(const Tensor& x, const Tensor& in_weig
 
 Tensor projected_conv_prefill(const Tensor& x, const Tensor& in_weight, const OptionalTensor& in_bias, const Tensor& weight,
                               const OptionalTensor& bias, const Tensor& cu_seqlens, Tensor& state, const Tensor& slots) {
+  if (at::GradMode::is_enabled()) {
+    const auto [y, last] = projected_conv(x, in_weight, in_bias, weight, bias, cu_seqlens, state.index_select(0, slots));
+    write_rows(state, slots, last);
+    return y;
+  }
   static const auto op = find_operator<decltype(projected_conv_prefill_by_parts)>("based::projected_conv_prefill");
   return op.call(x, in_weight, in_bias, weight, bias, cu_seqlens, state, slots);
 }

@@ -24,7 +24,7 @@ std::tuple<Tensor, Tensor> projected_conv_reference(const Tensor& x, const Tenso
                                                     const Tensor& weight, const std::optional<Tensor>& bias, const Tensor& cu_seqlens,
                                                     const std::optional<Tensor>& initial_state = {});
 
-// The same for rows that go on from slots of a state, as in short_conv_prefill. No gradients.
+// The same for rows that go on from slots of a state, as short_conv_prefill does.
 Tensor projected_conv_prefill(const Tensor& x, const Tensor& in_weight, const std::optional<Tensor>& in_bias, const Tensor& weight,
                               const std::optional<Tensor>& bias, const Tensor& cu_seqlens, Tensor& state, const Tensor& slots);
 Tensor projected_conv_prefill_by_parts(const Tensor& x, const Tensor& in_weight, const std::optional<Tensor>& in_bias, const Tensor& weight,

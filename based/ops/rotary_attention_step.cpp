@@ -8,25 +8,25 @@ namespace {
 
 constexpr const char* kOp = "rotary_attention_step";
 
-Tensor step_meta(Tensor qkv, Tensor k_ring, Tensor v_ring, Tensor position, const Tensor& slots, double scale, int64_t, double) {
+Tensor step_meta(Tensor qkv, Tensor k_ring, Tensor v_ring, const Tensor& positions, const Tensor& slots, double scale, int64_t, double) {
   const auto [q, k, v] = columns_of_heads(kOp, qkv, k_ring);
-  return causal_attention_step(q, k, v, k_ring, v_ring, position, slots, scale);
+  return causal_attention_step(q, k, v, k_ring, v_ring, positions, slots, scale);
 }
 
-Tensor step_autograd(Tensor qkv, Tensor k_ring, Tensor v_ring, Tensor position, const Tensor& slots, double scale, int64_t dim,
+Tensor step_autograd(Tensor qkv, Tensor k_ring, Tensor v_ring, const Tensor& positions, const Tensor& slots, double scale, int64_t dim,
                      double base) {
   require_no_gradient(kOp, {qkv, k_ring, v_ring});
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return rotary_attention_step(std::move(qkv), k_ring, v_ring, position, slots, scale, dim, base);
+  return rotary_attention_step(std::move(qkv), k_ring, v_ring, positions, slots, scale, dim, base);
 }
 
 }  // namespace
 
-Tensor rotary_attention_step_apart(Tensor qkv, Tensor k_ring, Tensor v_ring, Tensor position, const Tensor& slots, double scale,
+Tensor rotary_attention_step_apart(Tensor qkv, Tensor k_ring, Tensor v_ring, const Tensor& positions, const Tensor& slots, double scale,
                                    int64_t dim, double base) {
   const auto [q, k, v] = columns_of_heads(kOp, qkv, k_ring);
-  rotary_(qkv, position.index_select(0, slots), {q.size(1) + k.size(1), q.size(2), dim, base});
-  return causal_attention_step(q, k, v, k_ring, v_ring, position, slots, scale);
+  rotary_(qkv, positions, {q.size(1) + k.size(1), q.size(2), dim, base});
+  return causal_attention_step(q, k, v, k_ring, v_ring, positions, slots, scale);
 }
 
 std::tuple<Tensor, Tensor, Tensor> columns_of_heads(const char* op, const Tensor& qkv, const Tensor& k_ring) {
@@ -39,17 +39,17 @@ std::tuple<Tensor, Tensor, Tensor> columns_of_heads(const char* op, const Tensor
   return {all.narrow(1, 0, heads), all.narrow(1, heads, kv_heads), all.narrow(1, heads + kv_heads, kv_heads)};
 }
 
-Tensor rotary_attention_step(Tensor qkv, Tensor& k_ring, Tensor& v_ring, Tensor& position, const Tensor& slots, double scale, int64_t dim,
-                             double base) {
+Tensor rotary_attention_step(Tensor qkv, Tensor& k_ring, Tensor& v_ring, const Tensor& positions, const Tensor& slots, double scale,
+                             int64_t dim, double base) {
   static const auto op = find_operator<decltype(rotary_attention_step_apart)>("based::rotary_attention_step");
-  return op.call(std::move(qkv), k_ring, v_ring, position, slots, scale, dim, base);
+  return op.call(std::move(qkv), k_ring, v_ring, positions, slots, scale, dim, base);
 }
 
 namespace {
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
   m.def(
-      "rotary_attention_step(Tensor(a!) qkv, Tensor(b!) k_ring, Tensor(c!) v_ring, Tensor(d!) position, Tensor slots, float scale, "
+      "rotary_attention_step(Tensor(a!) qkv, Tensor(b!) k_ring, Tensor(c!) v_ring, Tensor positions, Tensor slots, float scale, "
       "int dim, float base) -> Tensor");
 }
 

@@ -38,4 +38,13 @@ Tensor join(const std::vector<Tensor>& pieces, at::IntArrayRef sizes, const at::
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, 0);
 }
 
+void write_rows(Tensor& whole, const Tensor& index, const Tensor& values) {
+  const Tensor cast = values.to(whole.scalar_type());
+  if (at::GradMode::is_enabled()) {
+    whole = whole.index_copy(0, index, cast);
+  } else {
+    whole.index_copy_(0, index, cast);
+  }
+}
+
 }  // namespace based::ops

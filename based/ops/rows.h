@@ -1,4 +1,4 @@
-// Packed rows in ATen: consecutive rows of equal length are handled together, as one batch.
+// Rows in ATen: packed ones, of which consecutive rows of equal length are handled together, as one batch; and those of a state.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -25,5 +25,9 @@ Tensor other_tokens_of(const Tensor& packed, const Run& run);
 
 // Pieces of the runs one after another along dimension 0; zeros of `sizes` where there are none.
 Tensor join(const std::vector<Tensor>& pieces, at::IntArrayRef sizes, const at::TensorOptions& options);
+
+// whole[index[i]] = values[i], cast to the type of `whole`: that is replaced where gradients are on, so that the old one stays valid for
+// the backward, and written in place where they are off.
+void write_rows(Tensor& whole, const Tensor& index, const Tensor& values);
 
 }  // namespace based::ops

@@ -375,7 +375,7 @@ Tensor prefill_autograd(const Tensor& x, const Tensor& weight, const OptionalTen
                         const Tensor& cu_seqlens, Tensor state, const Tensor& slots) {
   require_no_gradient(kPrefill, {x, weight, value_or_undefined(bias), value_or_undefined(gate), state});
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return short_conv_prefill(x, weight, bias, gate, silu, cu_seqlens, state, slots);
+  return short_conv_prefill_in_place(x, weight, bias, gate, silu, cu_seqlens, state, slots);
 }
 
 Tensor step_autograd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu, Tensor state,
@@ -400,6 +400,14 @@ Forward short_conv(const Tensor& x, const Tensor& weight, const OptionalTensor& 
 
 Tensor short_conv_prefill(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
                           const Tensor& cu_seqlens, Tensor& state, const Tensor& slots) {
+  if (!at::GradMode::is_enabled()) return short_conv_prefill_in_place(x, weight, bias, gate, silu, cu_seqlens, state, slots);
+  const auto [y, last] = short_conv(x, weight, bias, gate, silu, cu_seqlens, state.index_select(0, slots));
+  write_rows(state, slots, last);
+  return y;
+}
+
+Tensor short_conv_prefill_in_place(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
+                                   const Tensor& cu_seqlens, Tensor state, const Tensor& slots) {
   static const auto op = find_operator<decltype(prefill_reference)>("based::short_conv_prefill");
   return op.call(x, weight, bias, gate, silu, cu_seqlens, state, slots);
 }

@@ -20,8 +20,8 @@ std::tuple<Tensor, Tensor> short_conv_reference(const Tensor& x, const Tensor& w
                                                 const std::optional<Tensor>& gate, bool silu, const Tensor& cu_seqlens,
                                                 const std::optional<Tensor>& initial_state = {});
 
-// The same for rows that go on from slots of a state: state [slots, channels, taps − 1] is updated in place, row r's is that of slots[r],
-// none twice. No gradients.
+// The same for rows that go on from slots of a state [slots, channels, taps − 1]: row r's is that of slots[r], none twice. Where gradients
+// are on, it is differentiable and the state is replaced; where they are off, and as torch.ops.based.short_conv_prefill, in place.
 Tensor short_conv_prefill(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, const std::optional<Tensor>& gate,
                           bool silu, const Tensor& cu_seqlens, Tensor& state, const Tensor& slots);
 

@@ -4,6 +4,7 @@
 #include "based/ops/arguments.h"
 #include "based/ops/launch.h"
 #include "based/ops/recompute.h"
+#include "based/ops/rows.h"
 #include "based/ops/split_columns.h"
 #include "based/ops/taylor_attention_reference.h"
 
@@ -425,8 +426,14 @@ std::tuple<Tensor, TaylorState> taylor_attention(const Tensor& q, const Tensor& 
   return {y, {kv_state, k_state}};
 }
 
-Tensor taylor_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, TaylorState& state,
+Tensor taylor_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, TaylorStateRef state,
                                 const Tensor& slots, const OptionalTensor& decay) {
+  if (at::GradMode::is_enabled()) {
+    const TaylorState initial{state.kv.index_select(0, slots), state.k.index_select(0, slots)};
+    const auto [y, last] = taylor_attention(q, k, v, cu_seqlens, initial, decay);
+    write_rows(state.kv, slots, last.kv), write_rows(state.k, slots, last.k);
+    return y;
+  }
   static const auto op = find_operator<decltype(prefill_reference)>("based::taylor_attention_prefill");
   return op.call(q, k, v, cu_seqlens, state.kv, state.k, slots, decay);
 }

@@ -14,6 +14,12 @@ using torch::Tensor;
 struct TaylorState {
   Tensor kv, k;
 };
+// A state whose tensors are somebody's, who has what becomes of them.
+struct TaylorStateRef {
+  Tensor &kv, &k;
+  TaylorStateRef(Tensor& kv_sums, Tensor& k_sums) : kv(kv_sums), k(k_sums) {}
+  TaylorStateRef(TaylorState& state) : kv(state.kv), k(state.k) {}
+};
 
 // q, k [tokens, heads, feature_dim] (already scaled by feature_dim^-1/4), v [tokens, heads, head_dim], cu_seqlens int64 [rows + 1],
 // initial_state of the rows (zero where absent), decay [heads] in (0, 1], not differentiated.
@@ -31,8 +37,9 @@ std::tuple<Tensor, TaylorState> taylor_attention_reference(const Tensor& q, cons
 Tensor taylor_attention_quadratic(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                                   const std::optional<Tensor>& decay = {});
 
-// The same for rows that go on from slots of a state, which is updated in place: row r's is that of slots[r], none twice. No gradients.
-Tensor taylor_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, TaylorState& state,
+// The same for rows that go on from slots of a state: row r's is that of slots[r], none twice. Where gradients are on, it is differentiable
+// and the state's tensors are replaced; where they are off, and as the operator torch.ops.based.taylor_attention_prefill, in place.
+Tensor taylor_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, TaylorStateRef state,
                                 const Tensor& slots, const std::optional<Tensor>& decay = {});
 
 // One token for each slot (paper, algorithm 2): the state [slots, heads, …] is updated in place at `slots` (int64 [rows]);

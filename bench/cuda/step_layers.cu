@@ -123,22 +123,25 @@ void time_pointwise(Report& report, int64_t rows, int64_t width) {
 
 void verify_embedding_step(Report& report, int64_t rows, int64_t width, DType dtype) {
   const int64_t vocab = 300;
-  std::vector<int64_t> ids, slots, exact(rows + 2, 5);
+  std::vector<int64_t> ids, slots, exact(rows + 2), before;
+  for (int64_t s = 0; s < rows + 2; ++s) exact[s] = 3 * s + 5;
   for (int64_t r = 0; r < rows; ++r) ids.push_back(r % 5 == 1 ? -1 : r * 37 % vocab), slots.push_back((r + 1) % (rows + 2));
-  const Buffer table = random_buffer(vocab * width, dtype, 1, 1), id = upload(ids), slot = upload(slots), position = upload(exact),
-               y(rows * width * 4);
-  check(gpu::embedding_step(
-      {table.as(), id.as<int64_t>(), slot.as<int64_t>(), position.as<int64_t>(), y.as<float>(), rows, vocab, width, dtype}, {}));
+  const Buffer table = random_buffer(vocab * width, dtype, 1, 1), id = upload(ids), slot = upload(slots), seen = upload(exact),
+               position = upload(slots), y(rows * width * 4);
+  check(gpu::embedding_step({table.as(), id.as<int64_t>(), slot.as<int64_t>(), seen.as<int64_t>(), position.as<int64_t>(), y.as<float>(),
+                             rows, vocab, width, dtype},
+                            {}));
   const std::vector<double> all = download(table.as(), dtype, vocab * width);
   std::vector<double> wanted;
   for (int64_t r = 0; r < rows; ++r) {
     const auto from = all.begin() + std::max<int64_t>(ids[r], 0) * width;
-    wanted.insert(wanted.end(), from, from + width), ++exact[slots[r]];
+    wanted.insert(wanted.end(), from, from + width), before.push_back(exact[slots[r]]++);
   }
-  std::vector<int64_t> found(exact.size());
-  check(cudaMemcpy(found.data(), position.as(), found.size() * 8, cudaMemcpyDeviceToHost), "positions");
+  std::vector<int64_t> found(exact.size()), of_rows(before.size());
+  check(cudaMemcpy(found.data(), seen.as(), found.size() * 8, cudaMemcpyDeviceToHost), "tokens seen");
+  check(cudaMemcpy(of_rows.data(), position.as(), of_rows.size() * 8, cudaMemcpyDeviceToHost), "positions");
   const std::string name = "embedding_step " + std::to_string(rows) + "x" + std::to_string(width);
-  report.expect(name, found == exact ? relative_error(download(y.as(), DType::f32, rows * width), wanted) : 1, 0);
+  report.expect(name, found == exact && of_rows == before ? relative_error(download(y.as(), DType::f32, rows * width), wanted) : 1, 0);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "based/core/files.h"
@@ -94,7 +95,8 @@ TEST_P(EveryModel, ACraftedStateIsRefusedAndTheSessionStays) {
     refuses(changed, tensor.name + " of another type");
     changed.tensors.erase(changed.tensors.begin() + static_cast<int64_t>(i));
     refuses(changed, tensor.name + " absent");
-    for (const int64_t value : {int64_t{-1}, int64_t{0}, int64_t{7}, int64_t{9}, int64_t{1} << 40, INT64_MAX, INT64_MIN}) {
+    // Fewer tokens than the text has are those that the state has seen.
+    for (const int64_t value : {int64_t{-1}, int64_t{9}, int64_t{1} << 40, INT64_MAX, INT64_MIN}) {
       if (tensor.dtype != DType::I64) break;
       changed = whole;
       changed.tensors[i].bytes = std::as_bytes(std::span(&value, 1));
@@ -124,6 +126,40 @@ TEST_P(EveryModel, ACraftedStateIsRefusedAndTheSessionStays) {
   }());
   EXPECT_EQ(message(whole), "") << "unchanged it is taken";
   EXPECT_EQ(other.ids(), session.ids());
+}
+
+// Of every layer, as those with a ring or a cache had it.
+TEST_P(EveryModel, AStateWithCountsOfLayersIsTakenWhereTheyAgree) {
+  const TemporaryFolder folder;
+  const auto model = tiny(GetParam());
+  const std::string path = folder.file("a.state"), older = folder.file("older.state"), hash = "00112233445566778899aabbccddeeff";
+  Session session(*model);
+  session.append({1, 2, 3, 4, 5, 6, 7, 8, 9});
+  session.save(path, hash);
+  const StateFile file(path);
+  const auto write = [&](const int64_t& count) {
+    StateSnapshot snapshot = file.snapshot();
+    ASSERT_EQ(snapshot.tensors.front().name, "position");
+    for (const TensorView& tensor : snapshot.tensors) ASSERT_TRUE(tensor.name == "position" || !tensor.name.ends_with(".position"));
+    for (int64_t layer = 0; layer < model->layers(); ++layer) {
+      TensorView view = snapshot.tensors.front();
+      view.name = "layers." + std::to_string(layer) + ".position", view.bytes = std::as_bytes(std::span(&count, 1));
+      const auto next = std::find_if(snapshot.tensors.begin(), snapshot.tensors.end(), [&](const TensorView& tensor) {
+        return tensor.name.starts_with("layers." + std::to_string(layer + 1) + ".");
+      });
+      snapshot.tensors.insert(next, view);
+    }
+    write_state_file(older, snapshot);
+  };
+  const int64_t right = 8, wrong = 7;
+  write(right);
+  Session other(*model);
+  other.load(older, hash);
+  EXPECT_EQ(other.ids(), session.ids());
+  EXPECT_EQ(other.next(SamplingOptions{0}), session.next(SamplingOptions{0}));
+  write(wrong);
+  EXPECT_EQ(message_of<Error>([&] { other.load(older, hash); }),
+            older + ": state: tensor 'layers.0.position' says another number of tokens than 'position'");
 }
 
 TEST_P(EveryModel, APromptInPiecesIsThePromptAtOnce) {

@@ -112,11 +112,9 @@ INSTANTIATE_TEST_SUITE_P(Registry, EveryMixerInDouble, testing::ValuesIn(subject
 class WithState : public Mixer {
  public:
   explicit WithState(std::shared_ptr<Mixer> of) : of_(register_module("of", std::move(of))) {}
-  Tensor forward(const Tensor& x, const Sequences& rows) override { return of_->forward(x, rows); }
-  Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
-    return of_->prefill(x, rows, state, slots);
-  }
-  Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override { return of_->step(x, state, slots); }
+  Tensor forward(const Tensor& x, const Pass& pass) override { return of_->forward(x, pass); }
+  Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override { return of_->prefill(x, state, pass); }
+  Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override { return of_->step(x, state, pass); }
   void flush(MixerState& state, const Slots& slots) override { of_->flush(state, slots); }
 
  protected:
@@ -131,7 +129,7 @@ class InPages final : public WithState {
     constexpr int64_t tokens = 32, slot_pages = 2048 / tokens + 1;
     MixerState state = of_->make_state(slots);
     const Tensor table = torch::randperm(slots * slot_pages, torch::kInt64).view({slots, slot_pages});
-    state.use_pages({table.to(state["position"].device()), tokens}, slots * slot_pages);
+    state.use_pages({table.to(state.tensors()[0].value.device()), tokens}, slots * slot_pages);
     return state;
   }
 };

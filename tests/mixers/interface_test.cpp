@@ -115,28 +115,28 @@ TEST(Registry, RefusesWrongOptions) {
 TEST(StateBytes, AreThoseOfThePaper) {
   // 153 packed features of 16, 64 values and the denominator, 16 heads, fp32.
   EXPECT_EQ(state_bytes(*make("taylor_attention", "", 1024), 1000), 16 * 153 * (64 + 1) * 4);
-  EXPECT_EQ(state_bytes(*make("sliding_window", "window = 64", 1024), 1000), 2 * 64 * 1024 * 4 + 8);
-  EXPECT_EQ(state_bytes(*make("attention", "", 1024), 1000), 2 * 1000 * 1024 * 4 + 8);
+  EXPECT_EQ(state_bytes(*make("sliding_window", "window = 64", 1024), 1000), 2 * 64 * 1024 * 4);
+  EXPECT_EQ(state_bytes(*make("attention", "", 1024), 1000), 2 * 1000 * 1024 * 4);
   EXPECT_EQ(state_bytes(*make("gated_conv", "", 1024), 1000), 2048 * 2 * 4);
   const auto half = make("sliding_window", "window = 64\nkv_heads = 4", 1024);
   half->to(torch::kBFloat16);
-  EXPECT_EQ(state_bytes(*half, 1000), 2 * 64 * 256 * 2 + 8);
+  EXPECT_EQ(state_bytes(*half, 1000), 2 * 64 * 256 * 2);
 }
 
 // A machine that could hold these has not been built.
 TEST(StateBytes, TakeNoMemory) {
   const ShapesOnly no_memory;
   const int64_t tokens = int64_t{1} << 40;
-  EXPECT_EQ(state_bytes(*make("attention", "", 1024), tokens), 2 * tokens * 1024 * 4 + 8);
-  EXPECT_EQ(state_bytes(*make("sliding_window", "window = 1048576\nheads = 256", 65536), 1), (int64_t{1} << 36) * 8 + 8);
+  EXPECT_EQ(state_bytes(*make("attention", "", 1024), tokens), 2 * tokens * 1024 * 4);
+  EXPECT_EQ(state_bytes(*make("sliding_window", "window = 1048576\nheads = 256", 65536), 1), (int64_t{1} << 36) * 8);
   EXPECT_EQ(state_bytes(*make("taylor_attention", "heads = 4096\nfeature_dim = 64\nhead_dim = 65536", 65536), 1),
             int64_t{4096} * 2145 * 65537 * 4);
-  EXPECT_EQ(state_bytes(*make("base_conv", "kernel_size = -1\nl_max = 16777216", 65536), 1), (int64_t{1} << 40) * 4 + 8);
+  EXPECT_EQ(state_bytes(*make("base_conv", "kernel_size = -1\nl_max = 16777216", 65536), 1), (int64_t{1} << 40) * 4);
   EXPECT_THAT(error_of([] { state_bytes(*make("attention", "", 1024), INT64_MAX); }), HasSubstr("do not fit into 63 bits"));
 }
 
 TEST(StateBytes, OfAModelWithMemoryTakeNoneEither) {
-  EXPECT_EQ(state_bytes(*make("attention", "", 64), int64_t{1} << 40), 2 * (int64_t{1} << 40) * 64 * 4 + 8);
+  EXPECT_EQ(state_bytes(*make("attention", "", 64), int64_t{1} << 40), 2 * (int64_t{1} << 40) * 64 * 4);
 }
 
 TEST(ShapesOnly, ParametersHaveTheShapesAndTypesOfRealOnes) {

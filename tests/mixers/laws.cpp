@@ -63,11 +63,52 @@ double relative_error(const Tensor& actual, const Tensor& expected) {
 
 bool same_bits(const Tensor& a, const Tensor& b) { return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && a.equal(b); }
 
-bool same_bits(const MixerState& a, const MixerState& b) {
-  for (const StateTensor& tensor : a.tensors()) {
-    if (!same_bits(tensor.value, b[tensor.name])) return false;
+// A layer's state with what a model counts beside it.
+struct State {
+  MixerState layer;
+  Tensor seen;  // int64 [slots], tokens
+
+  void zero(const Slots& slots) {
+    layer.zero(slots);
+    seen.index_fill_(0, slots, 0);
   }
-  return a.tensors().size() == b.tensors().size();
+  void copy(int64_t from, int64_t to) {
+    layer.copy(from, to);
+    seen[to].copy_(seen[from]);
+  }
+  State extract(int64_t slot) const { return {layer.extract(slot), seen.narrow(0, slot, 1).clone()}; }
+  void insert(const State& one, int64_t slot) {
+    layer.insert(one.layer, slot);
+    seen[slot].copy_(one.seen[0]);
+  }
+};
+
+State make_state(const Mixer& mixer, int64_t slots, torch::Device device) {
+  MixerState layer = mixer.make_state(slots);
+  return {layer, torch::zeros({std::max(slots, layer.slots())}, torch::dtype(torch::kInt64).device(device))};
+}
+
+// As a model calls a mixer.
+Tensor forward(Mixer& mixer, const Tensor& x, const Sequences& rows) { return mixer.forward(x, Pass(rows)); }
+Tensor forward(Mixer& mixer, const Tensor& x) { return forward(mixer, x, one_row(x)); }
+Tensor prefill(Mixer& mixer, const Tensor& x, const Sequences& rows, State& state, const Slots& slots) {
+  const Tensor seen = state.seen.index_select(0, slots);
+  const Tensor y = mixer.prefill(x, state.layer, Pass(rows, slots, seen));
+  state.seen.index_copy_(0, slots, seen + rows.cu_seqlens().diff());
+  return y;
+}
+Tensor prefill(Mixer& mixer, const Tensor& x, State& state, const Slots& slots) { return prefill(mixer, x, one_row(x), state, slots); }
+Tensor step(Mixer& mixer, const Tensor& x, State& state, const Slots& slots) {
+  const Tensor seen = state.seen.index_select(0, slots);
+  state.seen.index_copy_(0, slots, seen + 1);
+  return mixer.step(x, state.layer, Pass::step(slots, seen));
+}
+
+bool same_bits(const State& a, const State& b) {
+  for (const StateTensor& tensor : a.layer.tensors()) {
+    if (!same_bits(tensor.value, b.layer[tensor.name])) return false;
+  }
+  return a.layer.tensors().size() == b.layer.tensors().size() && same_bits(a.seen, b.seen);
 }
 
 double tolerance(torch::Dtype dtype) { return dtype == torch::kFloat64 ? 1e-10 : dtype == torch::kFloat32 ? 1e-4 : 4e-2; }
@@ -94,23 +135,23 @@ std::vector<int64_t> random_split(int64_t length, std::mt19937_64& random) {
 // A piece of one token goes through step or prefill, in turn.
 Tensor run_in_pieces(Mixer& mixer, const Tensor& x, const std::vector<int64_t>& pieces) {
   const torch::NoGradGuard no_grad;
-  MixerState state = mixer.make_state(3);
+  State state = make_state(mixer, 3, x.device());
   const Slots slots = slot(1, x.device());
   std::vector<Tensor> outputs;
   int64_t at = 0, turn = 0;
   for (const int64_t piece : pieces) {
     const Tensor part = x.narrow(0, at, piece);
-    const bool step = piece == 1 && turn++ % 2 == 0;
-    outputs.push_back(step ? mixer.step(part, state, slots) : mixer.prefill(part, one_row(part), state, slots));
+    const bool steps = piece == 1 && turn++ % 2 == 0;
+    outputs.push_back(steps ? step(mixer, part, state, slots) : prefill(mixer, part, state, slots));
     at += piece;
   }
   return torch::cat(outputs);
 }
 
-Tensor step_by_step(Mixer& mixer, const Tensor& x, MixerState& state, const Slots& slots) {
+Tensor step_by_step(Mixer& mixer, const Tensor& x, State& state, const Slots& slots) {
   const torch::NoGradGuard no_grad;
   std::vector<Tensor> outputs;
-  for (int64_t t = 0; t < x.size(0); ++t) outputs.push_back(mixer.step(x.narrow(0, t, 1), state, slots));
+  for (int64_t t = 0; t < x.size(0); ++t) outputs.push_back(step(mixer, x.narrow(0, t, 1), state, slots));
   return torch::cat(outputs);
 }
 
@@ -151,19 +192,20 @@ Violation compare(const std::string& what, const Results& actual, const Results&
 
 // Steps of some slots of `start` together against the same steps alone; on a GPU against the same batch in which all other rows, inputs and
 // states, are others.
-Violation steps_independent(const Subject& subject, Mixer& mixer, const MixerState& start, const Tensor& x, const Tensor& other_x) {
-  const auto copy = [](MixerState state) {
-    for (StateTensor& tensor : state.tensors()) tensor.value = tensor.value.clone();
+Violation steps_independent(const Subject& subject, Mixer& mixer, const State& start, const Tensor& x, const Tensor& other_x) {
+  const auto copy = [](State state) {
+    for (StateTensor& tensor : state.layer.tensors()) tensor.value = tensor.value.clone();
+    state.seen = state.seen.clone();
     return state;
   };
   for (const std::vector<int64_t>& batch : {std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6}, {5, 2}, {6, 1, 3}, {4, 0, 2, 6, 1}}) {
     const Tensor slots = torch::tensor(batch, torch::kInt64).to(subject.device);
-    MixerState in_batch = copy(start);
+    State in_batch = copy(start);
     std::vector<Tensor> together;
-    for (int round = 0; round < 2; ++round) together.push_back(mixer.step(x.index_select(0, slots), in_batch, slots));
+    for (int round = 0; round < 2; ++round) together.push_back(step(mixer, x.index_select(0, slots), in_batch, slots));
     for (size_t i = 0; i < batch.size(); ++i) {
       const auto row = static_cast<int64_t>(i), here = batch[i];
-      MixerState changed = copy(start);
+      State changed = copy(start);
       Tensor inputs = x.narrow(0, here, 1), its_slots = slot(here, subject.device);
       if (subject.device.is_cuda()) {
         inputs = other_x.index_select(0, slots);
@@ -173,7 +215,7 @@ Violation steps_independent(const Subject& subject, Mixer& mixer, const MixerSta
           if (neighbour != here) changed.zero(slot(neighbour, subject.device));
       }
       for (const Tensor& expected : together) {
-        const Tensor y = mixer.step(inputs, changed, its_slots);
+        const Tensor y = step(mixer, inputs, changed, its_slots);
         if (!same_bits(y[subject.device.is_cuda() ? row : 0], expected[row]))
           return "step: row of slot " + std::to_string(here) + " differs in a batch of " + std::to_string(batch.size());
       }
@@ -192,14 +234,14 @@ Violation forms_agree(const Subject& subject, torch::Dtype dtype, const std::vec
   std::mt19937_64 random(11);
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   const Tensor x = draw_input(subject, longest, dtype);
-  const Tensor expected = twins.exact->forward(in_double(x), Sequences::equal(1, x.size(0)));
+  const Tensor expected = forward(*twins.exact, in_double(x));
 
-  MixerState state = twins.tested->make_state(2);
+  State state = make_state(*twins.tested, 2, subject.device);
   Violation violation = compare("step by step", step_by_step(*twins.tested, x, state, slot(1, subject.device)), expected, tolerance(dtype));
   for (const int64_t length : lengths) {
     const Tensor part = x.narrow(0, 0, length), expected_part = expected.narrow(0, 0, length);
     const std::string at = " of " + std::to_string(length) + " tokens";
-    if (violation.empty()) violation = compare("forward" + at, twins.tested->forward(part, one_row(part)), expected_part, tolerance(dtype));
+    if (violation.empty()) violation = compare("forward" + at, forward(*twins.tested, part), expected_part, tolerance(dtype));
     for (int i = 0; i < 4 && violation.empty(); ++i) {
       const Tensor y = run_in_pieces(*twins.tested, part, random_split(length, random));
       violation = compare("prefill in pieces" + at, y, expected_part, tolerance(dtype));
@@ -213,11 +255,11 @@ Violation causal(const Subject& subject, torch::Dtype dtype) {
   const torch::NoGradGuard no_grad;
   constexpr int64_t length = 150;
   const Tensor x = draw_input(subject, length, dtype);
-  const Tensor y = twins.tested->forward(x, one_row(x));
+  const Tensor y = forward(*twins.tested, x);
   for (const int64_t cut : {1, 2, 17, 64, 65, 149}) {
     Tensor other = x.clone();
     other.narrow(0, cut, length - cut).add_(draw_input(subject, length - cut, dtype));
-    const Tensor changed = twins.tested->forward(other, one_row(other)).narrow(0, 0, cut);
+    const Tensor changed = forward(*twins.tested, other).narrow(0, 0, cut);
     // The same sums over the same inputs, but an FFT mixes all inputs before it takes them apart again.
     const double allowed = dtype == torch::kFloat64 ? 1e-12 : dtype == torch::kFloat32 ? 1e-5 : 1e-2;
     const Violation violation = compare("outputs before " + std::to_string(cut), changed, y.narrow(0, 0, cut), allowed);
@@ -232,17 +274,17 @@ Violation rows_independent(const Subject& subject, torch::Dtype dtype) {
   Mixer& mixer = *twins.tested;
   const std::vector<int64_t> lengths = {3, 0, 70, 1, 33, 130, 64};
   const auto rows = static_cast<int64_t>(lengths.size());
-  MixerState start = mixer.make_state(rows + 1);
+  State start = make_state(mixer, rows + 1, subject.device);
   std::vector<int64_t> starts = {0};
   std::vector<Tensor> inputs, alone;
   for (int64_t row = 0; row < rows; ++row) {
     inputs.push_back(draw_input(subject, lengths[row], dtype));
     starts.push_back(starts.back() + lengths[row]);
-    alone.push_back(mixer.prefill(inputs[row], one_row(inputs[row]), start, slot(row, subject.device)));
+    alone.push_back(prefill(mixer, inputs[row], start, slot(row, subject.device)));
   }
-  MixerState together = mixer.make_state(rows);
-  const Tensor packed = mixer.prefill(torch::cat(inputs), Sequences::packed(starts, starts.back(), subject.device), together,
-                                      torch::arange(rows, torch::dtype(torch::kInt64).device(subject.device)));
+  State together = make_state(mixer, rows, subject.device);
+  const Tensor packed = prefill(mixer, torch::cat(inputs), Sequences::packed(starts, starts.back(), subject.device), together,
+                                torch::arange(rows, torch::dtype(torch::kInt64).device(subject.device)));
   Violation violation = compare("prefill of a mixed batch", packed, torch::cat(alone), tolerance(dtype));
   if (!violation.empty()) return violation;
 
@@ -257,12 +299,12 @@ Violation packed_equals_separate(const Subject& subject, torch::Dtype dtype) {
     std::vector<Tensor> outputs;
     for (size_t row = 0; row + 1 < starts.size(); ++row) {
       const Tensor part = input.narrow(0, starts[row], starts[row + 1] - starts[row]);
-      outputs.push_back(twins.tested->forward(part, one_row(part)));
+      outputs.push_back(forward(*twins.tested, part));
     }
     return torch::cat(outputs);
   });
   const Results packed = differentiate(*twins.tested, x, g, [&](const Tensor& input) {
-    return twins.tested->forward(input, Sequences::packed(starts, starts.back(), subject.device));
+    return forward(*twins.tested, input, Sequences::packed(starts, starts.back(), subject.device));
   });
   return compare("packed rows", packed, separate, tolerance(dtype));
 }
@@ -277,29 +319,29 @@ Violation rows_do_not_poison(const Subject& subject, torch::Dtype dtype) {
   const Tensor x = draw_input(subject, starts.back(), dtype), g = torch::randn_like(x), next = draw_input(subject, rows, dtype);
   // Of each other row: output and gradient of x, output of prefill and of two steps, the state; then of a text in a row's place.
   const auto results_of = [&](const Tensor& input, const Tensor& grad, const Tensor& token) {
-    std::vector<Tensor> by_token = differentiate(mixer, input, grad, [&](const Tensor& in) { return mixer.forward(in, packed); }).values;
+    std::vector<Tensor> by_token = differentiate(mixer, input, grad, [&](const Tensor& in) { return forward(mixer, in, packed); }).values;
     by_token.resize(2);
     const torch::NoGradGuard no_grad;
-    MixerState state = mixer.make_state(rows);
-    by_token.push_back(mixer.prefill(input, packed, state, slots));
+    State state = make_state(mixer, rows, subject.device);
+    by_token.push_back(prefill(mixer, input, packed, state, slots));
     std::vector<std::pair<std::string, Tensor>> all;
     for (int64_t row = 0; row < rows; row += 2) {
       const char* names[] = {"output", "gradient of x", "output of prefill"};
       for (size_t i = 0; i < by_token.size(); ++i)
         all.emplace_back(names[i], by_token[i].narrow(0, starts[row], starts[row + 1] - starts[row]));
     }
-    for (int step = 0; step < 2; ++step) {
-      const Tensor y = mixer.step(token, state, slots);
+    for (int round = 0; round < 2; ++round) {
+      const Tensor y = step(mixer, token, state, slots);
       for (int64_t row = 0; row < rows; row += 2) all.emplace_back("output of a step", y[row]);
     }
     for (int64_t row = 0; row < rows; row += 2) {
-      const MixerState of_row = state.extract(row);
+      const MixerState of_row = state.layer.extract(row);
       for (const StateTensor& tensor : of_row.tensors()) all.emplace_back("state's " + tensor.name, tensor.value);
     }
     // A slot has nothing left of the text that was in it.
     const Tensor text = x.narrow(0, 0, starts[1]), its_slot = slot(1, subject.device);
     state.zero(its_slot);
-    all.emplace_back("output of prefill into its slot", mixer.prefill(text, one_row(text), state, its_slot));
+    all.emplace_back("output of prefill into its slot", prefill(mixer, text, state, its_slot));
     all.emplace_back("output of a step in its slot", step_by_step(mixer, text.narrow(0, 0, 2), state, its_slot));
     return all;
   };
@@ -320,16 +362,15 @@ Violation rows_do_not_poison(const Subject& subject, torch::Dtype dtype) {
 Violation gradients_flow_through_state(const Subject& subject, torch::Dtype dtype) {
   const Twins twins = make_twins(subject, dtype);
   const Tensor x = draw_input(subject, 90, dtype), g = torch::randn_like(x);
-  const Results whole =
-      differentiate(*twins.tested, x, g, [&](const Tensor& input) { return twins.tested->forward(input, one_row(input)); });
+  const Results whole = differentiate(*twins.tested, x, g, [&](const Tensor& input) { return forward(*twins.tested, input); });
   for (const int64_t cut : {1, 33, 89}) {
     // The second call gets slots in another order, and a neighbour that is not part of the loss.
     const Results pieces = differentiate(*twins.tested, x, g, [&](const Tensor& input) {
-      MixerState state = twins.tested->make_state(2);
+      State state = make_state(*twins.tested, 2, subject.device);
       const Tensor first = input.narrow(0, 0, cut), second = input.narrow(0, cut, input.size(0) - cut);
-      const Tensor y = twins.tested->prefill(first, one_row(first), state, slot(1, subject.device));
-      const Tensor other = twins.tested->prefill(torch::cat({second, second}), Sequences::equal(2, second.size(0), subject.device), state,
-                                                 torch::tensor({1, 0}, torch::kInt64).to(subject.device));
+      const Tensor y = prefill(*twins.tested, first, state, slot(1, subject.device));
+      const Tensor other = prefill(*twins.tested, torch::cat({second, second}), Sequences::equal(2, second.size(0), subject.device), state,
+                                   torch::tensor({1, 0}, torch::kInt64).to(subject.device));
       return torch::cat({y, other.narrow(0, 0, second.size(0))});
     });
     const Violation violation = compare("prefill cut at " + std::to_string(cut), pieces, whole, tolerance(dtype));
@@ -343,16 +384,16 @@ Violation state_is_a_value(const Subject& subject, torch::Dtype dtype) {
   const torch::NoGradGuard no_grad;
   Mixer& mixer = *twins.tested;
   const Tensor a = draw_input(subject, 75, dtype), b = draw_input(subject, 20, dtype), more = draw_input(subject, 9, dtype);
-  const auto serve = [&](const Tensor& prompt, MixerState& state, int64_t at) {
+  const auto serve = [&](const Tensor& prompt, State& state, int64_t at) {
     const Slots slots = slot(at, subject.device);
-    return torch::cat({mixer.prefill(prompt, one_row(prompt), state, slots), step_by_step(mixer, more, state, slots)});
+    return torch::cat({prefill(mixer, prompt, state, slots), step_by_step(mixer, more, state, slots)});
   };
-  MixerState fresh = mixer.make_state(3);
+  State fresh = make_state(mixer, 3, subject.device);
   const Tensor b_alone = serve(b, fresh, 1);
 
-  MixerState state = mixer.make_state(3);
+  State state = make_state(mixer, 3, subject.device);
   serve(a, state, 0);
-  const MixerState neighbour = state.extract(0);
+  const State neighbour = state.extract(0);
   serve(a, state, 1);
   state.zero(slot(1, subject.device));
   if (!same_bits(serve(b, state, 1), b_alone)) return "a request differs after another one in its slot";
@@ -363,7 +404,7 @@ Violation state_is_a_value(const Subject& subject, torch::Dtype dtype) {
   if (!same_bits(step_by_step(mixer, more, state, slot(2, subject.device)), from_original)) return "a forked slot continues differently";
 
   const Tensor expected = step_by_step(mixer, more, state, slot(0, subject.device));
-  MixerState elsewhere = mixer.make_state(2);
+  State elsewhere = make_state(mixer, 2, subject.device);
   elsewhere.insert(neighbour, 1);
   if (!same_bits(step_by_step(mixer, more, elsewhere, slot(1, subject.device)), expected))
     return "an extracted state continues differently elsewhere";
@@ -378,16 +419,16 @@ Violation state_bytes_are_real(const Subject& subject, torch::Dtype dtype) {
   const Twins twins = make_twins(subject, dtype);
   const torch::NoGradGuard no_grad;
   for (const int64_t tokens : {1, 100, 257}) {
-    MixerState state = twins.tested->make_state(1);
+    State state = make_state(*twins.tested, 1, subject.device);
     const Tensor x = draw_input(subject, tokens, dtype);
-    twins.tested->prefill(x, one_row(x), state, slot(0, subject.device));
+    prefill(*twins.tested, x, state, slot(0, subject.device));
     int64_t bytes = 0;
-    for (const StateTensor& tensor : state.tensors()) bytes += static_cast<int64_t>(tensor.value.storage().nbytes());
+    for (const StateTensor& tensor : state.layer.tensors()) bytes += static_cast<int64_t>(tensor.value.storage().nbytes());
     if (bytes != state_bytes(*twins.tested, tokens)) {
       return "after " + std::to_string(tokens) + " tokens the state takes " + std::to_string(bytes) + " bytes, state_bytes says " +
              std::to_string(state_bytes(*twins.tested, tokens));
     }
-    if (!state.grows() && bytes != twins.tested->make_state(1).bytes()) return "the state grew, and does not say so";
+    if (!state.layer.grows() && bytes != twins.tested->make_state(1).bytes()) return "the state grew, and does not say so";
   }
   return {};
 }
@@ -406,7 +447,7 @@ Violation parameters_survive_saving(const Subject& subject, torch::Dtype dtype) 
   in.load_from(file);
   loaded->load(in);
   const Tensor x = draw_input(subject, 40, dtype);
-  if (!same_bits(loaded->forward(x, one_row(x)), twins.tested->forward(x, one_row(x)))) return "a mixer with the saved parameters differs";
+  if (!same_bits(forward(*loaded, x), forward(*twins.tested, x))) return "a mixer with the saved parameters differs";
   return {};
 }
 
@@ -414,8 +455,8 @@ Violation error_does_not_grow(const Subject& subject, torch::Dtype dtype, int64_
   const Twins twins = make_twins(subject, dtype);
   const torch::NoGradGuard no_grad;
   const Tensor x = draw_input(subject, length, dtype);
-  const Tensor expected = twins.exact->forward(in_double(x), Sequences::equal(1, x.size(0)));
-  MixerState state = twins.tested->make_state(1);
+  const Tensor expected = forward(*twins.exact, in_double(x));
+  State state = make_state(*twins.tested, 1, subject.device);
   const Tensor y = in_double(step_by_step(*twins.tested, x, state, slot(0, subject.device)));
   const auto error = [&](int64_t from) {
     const Tensor e = expected.narrow(0, from, 1000);

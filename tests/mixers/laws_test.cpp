@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "based/ops/rows.h"
+
 namespace based::laws {
 namespace {
 
@@ -34,9 +36,10 @@ class Peer final : public Mixer {
     if (fault != Fault::unregistered) scale_ = register_parameter("scale", scale_);
   }
 
-  Tensor forward(const Tensor& x, const Sequences& rows) override {
-    MixerState state = make_state(rows.rows());
-    return prefill(x, rows, state, torch::arange(rows.rows()));
+  Tensor forward(const Tensor& x, const Pass& pass) override {
+    const int64_t rows = pass.rows().rows();
+    MixerState state = make_state(rows);
+    return prefill(x, state, Pass(pass.rows(), torch::arange(rows), torch::zeros({rows}, torch::kInt64)));
   }
 
   MixerState make_state(int64_t slots) const override {
@@ -46,9 +49,10 @@ class Peer final : public Mixer {
     return MixerState({{"sum", torch::zeros({slots, d_model_}, type)}});
   }
 
-  Tensor prefill(const Tensor& x, const Sequences& rows, MixerState& state, const Slots& slots) override {
+  Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
+    const Sequences& rows = pass.rows();
     const Tensor u = torch::matmul(x, weight_.t()).to(state["sum"].scalar_type());
-    const Tensor before = state["sum"].index_select(0, slots);
+    const Tensor before = state["sum"].index_select(0, pass.slots());
     std::vector<Tensor> outputs, last;
     for (int64_t row = 0; row < rows.rows(); ++row) {
       Tensor sum = fault_ == Fault::prefill_restarts ? torch::zeros_like(before[row]) : before[row];
@@ -61,12 +65,13 @@ class Peer final : public Mixer {
       }
       last.push_back(fault_ == Fault::state_detached ? sum.detach() : sum);
     }
-    state.put("sum", slots, torch::stack(last));
+    ops::write_rows(state["sum"], pass.slots(), torch::stack(last));
     if (fault_ == Fault::state_grows) state["sum"] = torch::cat({state["sum"], torch::zeros_like(state["sum"])}, 1).narrow(1, 0, d_model_);
     return outputs.empty() ? x : output(torch::stack(outputs).to(x.scalar_type()));
   }
 
-  Tensor step(const Tensor& x, MixerState& state, const Slots& slots) override {
+  Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
+    const Slots& slots = pass.slots();
     std::vector<Tensor> sums;
     for (int64_t row = 0; row < x.size(0); ++row) {
       Tensor before = state["sum"].select(0, slots[row].item<int64_t>());

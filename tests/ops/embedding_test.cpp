@@ -52,24 +52,21 @@ TEST_P(Embeddings, AStepBeginsWithRowsAndAdvancesPositions) {
       torch::manual_seed(48);
       const Tensor table = random({vocab, width}, type), ids = torch::randint(-1, vocab, {rows}, at::kLong);
       const Tensor slots = torch::randperm(10, at::kLong).narrow(0, 0, rows), before = torch::randint(1000, {10}, at::kLong);
-      Tensor position = before.to(GetParam(), /*non_blocking=*/false, /*copy=*/true);
-      const Tensor y = embedding_step_(position, slots.to(GetParam()), table.to(GetParam()), ids.to(GetParam()));
+      Tensor seen = before.to(GetParam(), /*non_blocking=*/false, /*copy=*/true);
+      const auto [y, positions] = embedding_step_(seen, slots.to(GetParam()), table.to(GetParam()), ids.to(GetParam()));
       EXPECT_EQ(y.scalar_type(), sum_type(table));
       EXPECT_TRUE(at::equal(y.cpu(), at::embedding(table, ids.clamp_min(0)).to(sum_type(table)))) << rows << " rows, " << type;
-      EXPECT_TRUE(at::equal(position.cpu(), before.index_add(0, slots, at::ones_like(slots))));
+      EXPECT_TRUE(at::equal(seen.cpu(), before.index_add(0, slots, at::ones_like(slots))));
+      EXPECT_TRUE(at::equal(positions.cpu(), before.index_select(0, slots)));
     }
-  const Tensor position = at::zeros({3}, at::kLong), table = at::zeros({4, 8});
+  const Tensor seen = at::zeros({3}, at::kLong), table = at::zeros({4, 8});
   const auto slots = [](std::vector<int64_t> values) { return torch::tensor(values, at::kLong); };
+  EXPECT_EQ(error_of([&] { embedding_step_(seen, slots({0, 3}), table, slots({1, 1})); }), "embedding_step_: slots must be 0..2, got 3");
   EXPECT_EQ(error_of([&] {
-              embedding_step_(position, slots({0, 3}), table, slots({1, 1}));
-            }),
-            "embedding_step_: slots must be 0..2, got 3");
-  EXPECT_EQ(error_of([&] {
-              embedding_step_(position, slots({1, 1}), table, slots({1, 1}));
+              embedding_step_(seen, slots({1, 1}), table, slots({1, 1}));
             }),
             "embedding_step_: slots must differ, got 1 twice");
-  EXPECT_EQ(error_of([&] { embedding_step_(position, slots({1}), table, at::zeros({1})); }),
-            "embedding_step_: ids must be Long, got Float");
+  EXPECT_EQ(error_of([&] { embedding_step_(seen, slots({1}), table, at::zeros({1})); }), "embedding_step_: ids must be Long, got Float");
 }
 
 // As in a language model: the table gives the rows and the logits, and its gradient is that of both.

@@ -15,7 +15,7 @@ struct Case {
 };
 
 // Pools of NaN, and a table that gives the slots pages in a mixed order, as many as their texts and `more` tokens need.
-PagedCache make_cache(const Case& c, const vector<int64_t>& lengths, int64_t more, at::ScalarType type, at::DeviceType device) {
+AttentionCache make_cache(const Case& c, const vector<int64_t>& lengths, int64_t more, at::ScalarType type, at::DeviceType device) {
   const auto slots = static_cast<int64_t>(lengths.size());
   int64_t pages = 0, slot_pages = 1;
   vector<int64_t> counts;
@@ -28,7 +28,7 @@ PagedCache make_cache(const Case& c, const vector<int64_t>& lengths, int64_t mor
   for (int64_t slot = 0; slot < slots; ++slot)
     for (int64_t i = 0; i < counts[slot]; ++i) table[slot][i] = order[next++];
   const Tensor pool = at::full({pages + 3, c.page_tokens, c.kv_heads, c.head_dim}, NAN, at::dtype(type).device(device));
-  return {pool, pool.clone(), table.to(device), at::zeros({slots}, at::dtype(at::kLong).device(device))};
+  return {pool, pool.clone(), table.to(device)};
 }
 
 struct Texts {
@@ -47,7 +47,7 @@ Texts draw(const Case& c, const vector<int64_t>& lengths) {
 }
 
 // Token `t` of every text that has one goes in, in one call; results as [tokens, heads, head_dim] a text.
-vector<Tensor> by_steps(const Texts& texts, const PagedCache& cache, double scale) {
+vector<Tensor> by_steps(const Texts& texts, const AttentionCache& cache, double scale) {
   const auto options = cache.k.options();
   vector<vector<Tensor>> rows(texts.q.size());
   for (int64_t t = 0;; ++t) {
@@ -61,7 +61,8 @@ vector<Tensor> by_steps(const Texts& texts, const PagedCache& cache, double scal
       return at::stack(tokens).to(options);
     };
     const Tensor at_slots = torch::tensor(slots, at::kLong).to(options.device());
-    const Tensor y = paged_attention_step(gather(texts.q), gather(texts.k), gather(texts.v), cache, at_slots, scale);
+    const Tensor y =
+        paged_attention_step(gather(texts.q), gather(texts.k), gather(texts.v), cache, at::full_like(at_slots, t), at_slots, scale);
     for (size_t i = 0; i < slots.size(); ++i) rows[slots[i]].push_back(y[static_cast<int64_t>(i)]);
   }
   vector<Tensor> all;
@@ -88,7 +89,7 @@ TEST_P(PagedAttentionCases, StepsEqualPlainAttentionInDouble) {
   const Texts texts = draw(c, c.lengths);
   const double scale = 1 / std::sqrt(static_cast<double>(c.head_dim));
   for (const auto& [type, tolerance] : {std::pair{at::kDouble, 1e-12}, std::pair{at::kFloat, 1e-4}, std::pair{at::kBFloat16, 2e-2}}) {
-    const PagedCache cache = make_cache(c, c.lengths, 0, type, device);
+    const AttentionCache cache = make_cache(c, c.lengths, 0, type, device);
     const vector<Tensor> found = by_steps(texts, cache, scale);
     for (size_t slot = 0; slot < found.size(); ++slot) {
       if (!found[slot].defined()) continue;
@@ -96,7 +97,6 @@ TEST_P(PagedAttentionCases, StepsEqualPlainAttentionInDouble) {
       const Tensor expected = causal_attention_reference(texts.q[slot], texts.k[slot], texts.v[slot], cu, cu, 0, scale);
       EXPECT_TRUE(close(found[slot], expected, tolerance)) << type << ", slot " << slot;
     }
-    EXPECT_TRUE(at::equal(cache.position.cpu(), torch::tensor(c.lengths, at::kLong)));
   }
 }
 
@@ -111,16 +111,15 @@ TEST_P(PagedAttention, LongTextsEqualTheReference) {
       const Case c{8, 4, 64, 64, {}};
       vector<int64_t> lengths;
       for (int64_t row = 0; row < rows; ++row) lengths.push_back(row < 3 ? 700 * (3 - row) + row : row);
-      const PagedCache cache = make_cache(c, lengths, 1, type, GetParam());
+      const AttentionCache cache = make_cache(c, lengths, 1, type, GetParam());
       cache.k.normal_(), cache.v.normal_();
-      cache.position.copy_(torch::tensor(lengths, at::kLong));
+      const Tensor positions = torch::tensor(lengths, at::kLong).to(GetParam());
       const auto one_token = [&](int64_t heads) { return random({rows, heads, c.head_dim}, type).to(GetParam()); };
-      const Tensor q = one_token(8), k = one_token(4), v = one_token(4), slots = at::arange(rows, cache.position.options());
+      const Tensor q = one_token(8), k = one_token(4), v = one_token(4), slots = at::arange(rows, positions.options());
       const auto wide = [](const Tensor& x) { return x.cpu().to(at::kDouble); };
-      const PagedCache exact{wide(cache.k), wide(cache.v), cache.page_table.cpu(), cache.position.cpu().clone()};
-      const Tensor expected = paged_attention_step_reference(wide(q), wide(k), wide(v), exact, slots.cpu(), 0.125);
-      EXPECT_TRUE(close(paged_attention_step(q, k, v, cache, slots, 0.125), expected, tolerance)) << type << ' ' << rows;
-      EXPECT_TRUE(at::equal(cache.position.cpu(), exact.position));
+      const AttentionCache exact{wide(cache.k), wide(cache.v), cache.page_table.cpu()};
+      const Tensor expected = paged_attention_step_reference(wide(q), wide(k), wide(v), exact, positions.cpu(), slots.cpu(), 0.125);
+      EXPECT_TRUE(close(paged_attention_step(q, k, v, cache, positions, slots, 0.125), expected, tolerance)) << type << ' ' << rows;
       EXPECT_TRUE(same_bits(cache.k.cpu().to(at::kDouble), exact.k));
     }
 }
@@ -134,23 +133,23 @@ TEST_P(PagedAttention, ARowDependsOnNoOtherRow) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
     const auto draw_row = [&](int64_t heads) { return random({5, heads, 24}, type).to(GetParam()); };
     const Tensor q = draw_row(6), k = draw_row(2), v = draw_row(2), other_q = draw_row(6), other_k = draw_row(2), other_v = draw_row(2);
-    PagedCache cache = make_cache(c, lengths, 3, type, GetParam());
+    AttentionCache cache = make_cache(c, lengths, 3, type, GetParam());
     cache.k.normal_(), cache.v.normal_();
-    cache.position.copy_(torch::tensor(lengths, at::kLong));
     const Tensor slots = torch::tensor({3, 0, 4, 1, 2}, at::kLong).to(GetParam());
-    const auto copy = [&] { return PagedCache{cache.k.clone(), cache.v.clone(), cache.page_table.clone(), cache.position.clone()}; };
-    const Tensor y = paged_attention_step(q, k, v, copy(), slots, 0.2);
+    const Tensor positions = torch::tensor(lengths, at::kLong).to(GetParam()).index_select(0, slots);
+    const auto copy = [&] { return AttentionCache{cache.k.clone(), cache.v.clone(), cache.page_table.clone()}; };
+    const Tensor y = paged_attention_step(q, k, v, copy(), positions, slots, 0.2);
     for (int64_t row = 0; row < 5; ++row) {
-      const PagedCache changed = copy();
-      const int64_t slot = slots[row].item<int64_t>();
-      for (int64_t neighbour = 0; neighbour < 5; ++neighbour)
-        if (neighbour != slot) changed.position[neighbour] = lengths[neighbour] / 2;
+      const Tensor other_positions = positions.div(2, "floor");
+      other_positions[row].copy_(positions[row]);
       const auto with_own = [&](Tensor all, const Tensor& own) { return all = all.clone(), all[row].copy_(own[row]), all; };
-      const Tensor in_others = paged_attention_step(with_own(other_q, q), with_own(other_k, k), with_own(other_v, v), changed, slots, 0.2);
+      const Tensor in_others =
+          paged_attention_step(with_own(other_q, q), with_own(other_k, k), with_own(other_v, v), copy(), other_positions, slots, 0.2);
       EXPECT_TRUE(same_bits(in_others[row], y[row])) << type << ' ' << row;
       if (GetParam() != at::kCPU) continue;
       const auto one = [&](const Tensor& x) { return x.narrow(0, row, 1); };
-      EXPECT_TRUE(same_bits(paged_attention_step(one(q), one(k), one(v), copy(), one(slots), 0.2)[0], y[row])) << type << ' ' << row;
+      EXPECT_TRUE(same_bits(paged_attention_step(one(q), one(k), one(v), copy(), one(positions), one(slots), 0.2)[0], y[row]))
+          << type << ' ' << row;
     }
   }
 }
@@ -160,36 +159,37 @@ TEST_P(PagedAttention, ASlotWithoutAPageIsIdle) {
   const NanFilledMemory nan_filled;
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
     const auto options = at::dtype(type).device(GetParam());
-    const PagedCache cache{at::full({3, 4, 2, 8}, NAN, options), at::full({3, 4, 2, 8}, NAN, options),
-                           torch::tensor({2, 0, -1, -1, 1, -1}, at::kLong).view({3, 2}).to(GetParam()),
-                           torch::tensor({8, 3, 0}, at::kLong).to(GetParam())};  // full, without pages, empty
-    const Tensor x = at::ones({3, 2, 8}, options), slots = at::arange(3, cache.position.options());
-    const Tensor y = paged_attention_step(x, x, x, cache, slots, 1);
+    const AttentionCache cache{at::full({3, 4, 2, 8}, NAN, options), at::full({3, 4, 2, 8}, NAN, options),
+                               torch::tensor({2, 0, -1, -1, 1, -1}, at::kLong).view({3, 2}).to(GetParam())};
+    const Tensor positions = torch::tensor({8, 3, 0}, at::kLong).to(GetParam());  // full, without pages, empty
+    const Tensor x = at::ones({3, 2, 8}, options), slots = at::arange(3, positions.options());
+    const Tensor y = paged_attention_step(x, x, x, cache, positions, slots, 1);
     EXPECT_TRUE(at::equal(y.cpu().to(at::kFloat), torch::tensor({0.F, 0.F, 1.F}).view({3, 1, 1}).expand({3, 2, 8}))) << y;
-    EXPECT_TRUE(at::equal(cache.position.cpu(), torch::tensor({8, 3, 1}, at::kLong)));
     EXPECT_EQ(cache.k.isnan().sum().item<int64_t>(), (3 * 4 - 1) * 2 * 8);
   }
 }
 
 TEST(PagedAttentionErrors, NameOperatorArgumentAndValue) {
   const Tensor q = at::zeros({2, 4, 8}), k = at::zeros({2, 2, 8}), pool = at::zeros({3, 4, 2, 8}), slots = torch::tensor({0, 1}, at::kLong);
-  const Tensor table = at::zeros({2, 2}, at::kLong), position = at::zeros({2}, at::kLong);
-  const auto call = [&](const PagedCache& cache) { return error_of([&] { paged_attention_step(q, k, k, cache, slots, 1); }); };
-  EXPECT_EQ(call({at::zeros({3, 6, 2, 8}), at::zeros({3, 6, 2, 8}), table, position}),
+  const Tensor table = at::zeros({2, 2}, at::kLong), zeros = at::zeros({2}, at::kLong);
+  const auto call = [&](const AttentionCache& cache, const Tensor& positions) {
+    return error_of([&] { paged_attention_step(q, k, k, cache, positions, slots, 1); });
+  };
+  EXPECT_EQ(call({at::zeros({3, 6, 2, 8}), at::zeros({3, 6, 2, 8}), table}, zeros),
             "paged_attention_step: a page must hold a power of two of tokens, got 6");
-  EXPECT_EQ(call({pool, at::zeros({2, 4, 2, 8}), table, position}),
+  EXPECT_EQ(call({pool, at::zeros({2, 4, 2, 8}), table}, zeros),
             "paged_attention_step: v_pages must have shape [3, 4, 2, 8], got [2, 4, 2, 8]");
-  EXPECT_EQ(call({pool, pool.clone(), table, at::zeros({3}, at::kLong)}), "paged_attention_step: position must have shape [2], got [3]");
-  EXPECT_EQ(call({pool, pool.clone(), at::full({2, 2}, 3, at::kLong), position}),
+  EXPECT_EQ(call({pool, pool.clone(), table}, at::zeros({3}, at::kLong)), "paged_attention_step: positions must have shape [2], got [3]");
+  EXPECT_EQ(call({pool, pool.clone(), at::full({2, 2}, 3, at::kLong)}, zeros),
             "paged_attention: page_table must name pages of the pool for all keys of a slot");
 }
 
 [[maybe_unused]] const bool added = add_schema_cases([] {
   const auto f = small_random;
   const c10::IValue slots = five_slots();
-  const Tensor table = at::arange(10, at::kLong).view({5, 2}), position = torch::tensor({0, 1, 2, 3, 5}, at::kLong);
+  const Tensor table = at::arange(10, at::kLong).view({5, 2}), positions = torch::tensor({0, 1, 2, 3, 5}, at::kLong);
   return vector<SchemaCase>{{"paged_attention_step",
-                             {f({5, 2, 8}), f({5, 1, 8}), f({5, 1, 8}), f({10, 4, 1, 8}), f({10, 4, 1, 8}), table, position, slots, 0.3}}};
+                             {f({5, 2, 8}), f({5, 1, 8}), f({5, 1, 8}), f({10, 4, 1, 8}), f({10, 4, 1, 8}), table, positions, slots, 0.3}}};
 });
 
 }  // namespace

@@ -119,12 +119,11 @@ Status causal_attention_step(const CausalAttentionStep& p) {
   int64_t keys = 0;
   for (int64_t row = 0; row < p.rows; ++row) {
     const int64_t slot = p.slot ? p.slot[row] : row;
-    if (slot < 0 || p.position[slot] < 0) return {"causal_attention_step: slots and positions must not be negative"};
-    keys += std::min(p.position[slot] + 1, p.capacity);
+    if (slot < 0 || p.position[row] < 0) return {"causal_attention_step: slots and positions must not be negative"};
+    keys += std::min(p.position[row] + 1, p.capacity);
   }
   over_rows_and_heads(p.rows, p.heads, p.kv_heads, p.head_dim, keys,
                       [&](int64_t row, int64_t kv_head) { BASED_DISPATCH(attention_step_row, p, row, kv_head); });
-  for (int64_t row = 0; row < p.rows; ++row) ++p.position[p.slot ? p.slot[row] : row];
   return {};
 }
 

@@ -16,7 +16,7 @@ struct RingRows {
 
 template <class T, class Ring>
 void step_row(const CausalAttentionStep& p, int64_t row, int64_t kv_head) {
-  const int64_t d = p.head_dim, slot = p.slot ? p.slot[row] : row, position = p.position[slot];
+  const int64_t d = p.head_dim, slot = p.slot ? p.slot[row] : row, position = p.position[row];
   const int64_t row_size = p.kv_heads * d, base = slot * p.capacity * row_size + kv_head * d;
   Ring* k = static_cast<Ring*>(p.k_ring) + base;
   Ring* v = static_cast<Ring*>(p.v_ring) + base;

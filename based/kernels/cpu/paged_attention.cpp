@@ -16,19 +16,19 @@ Status check(const PagedAttention& p) {
   if (!p.q || !p.k || !p.v || !p.y || !p.page_table || !p.position || !p.slot || (p.pages > 0 && (!p.k_pages || !p.v_pages)))
     return {"paged_attention: q, k, v, y, both pools, page_table, position and slot must be given"};
   for (int64_t row = 0; row < p.rows; ++row)
-    if (p.slot[row] < 0 || p.position[p.slot[row]] < 0) return {"paged_attention: slots and positions must not be negative"};
+    if (p.slot[row] < 0 || p.position[row] < 0) return {"paged_attention: slots and positions must not be negative"};
   return {};
 }
 
 const int64_t* pages_of(const PagedAttention& p, int64_t row) { return p.page_table + p.slot[row] * p.slot_pages; }
 
 bool idle(const PagedAttention& p, int64_t row) {
-  const int64_t page = p.position[p.slot[row]] / p.page_tokens;
+  const int64_t page = p.position[row] / p.page_tokens;
   return page >= p.slot_pages || pages_of(p, row)[page] < 0;
 }
 
 bool pages_exist(const PagedAttention& p, int64_t row) {
-  for (int64_t i = 0; i <= p.position[p.slot[row]] / p.page_tokens; ++i)
+  for (int64_t i = 0; i <= p.position[row] / p.page_tokens; ++i)
     if (pages_of(p, row)[i] < 0 || pages_of(p, row)[i] >= p.pages) return false;
   return true;
 }
@@ -44,7 +44,7 @@ Status paged_attention_step(const PagedAttention& p, void*) {
   for (int64_t row = 0; row < p.rows; ++row) {
     if (idle(p, row)) continue;
     if (!pages_exist(p, row)) return {"paged_attention: page_table must name pages of the pool for all keys of a slot"};
-    keys += p.position[p.slot[row]] + 1;
+    keys += p.position[row] + 1;
   }
   over_rows_and_heads(p.rows, p.heads, p.kv_heads, p.head_dim, keys, [&](int64_t row, int64_t kv_head) {
     if (!idle(p, row)) {
@@ -54,8 +54,6 @@ Status paged_attention_step(const PagedAttention& p, void*) {
     const int64_t size = p.heads / p.kv_heads * p.head_dim * dtype_size(p.dtype);
     std::memset(static_cast<char*>(p.y) + (row * p.kv_heads + kv_head) * size, 0, static_cast<size_t>(size));
   });
-  for (int64_t row = 0; row < p.rows; ++row)
-    if (!idle(p, row)) ++p.position[p.slot[row]];
   return {};
 }
 

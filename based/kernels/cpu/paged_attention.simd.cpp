@@ -16,7 +16,7 @@ struct PagedRows {
 
 template <class T>
 void step_row(const PagedAttention& p, int64_t row, int64_t kv_head) {
-  const int64_t d = p.head_dim, slot = p.slot[row], position = p.position[slot], group = p.heads / p.kv_heads;
+  const int64_t d = p.head_dim, slot = p.slot[row], position = p.position[row], group = p.heads / p.kv_heads;
   const int64_t shift = __builtin_ctzll(static_cast<uint64_t>(p.page_tokens));
   const auto rows_of = [&](void* pages) {
     return PagedRows<T>{static_cast<T*>(pages) + kv_head * d, p.page_table + slot * p.slot_pages, shift, p.page_tokens - 1, p.kv_heads * d};

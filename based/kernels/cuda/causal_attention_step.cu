@@ -15,8 +15,8 @@ namespace {
 
 using namespace detail;
 
-using Cluster = AttentionCluster;
-constexpr int kMostWarps = Cluster::kMostWarps, kTileKeys = Cluster::kTileKeys, kTurnBytes = Cluster::kTurnBytes;
+using Share = AttentionShare;
+constexpr int kMostWarps = Share::kMostWarps, kTileKeys = Share::kTileKeys, kTurnBytes = Share::kTurnBytes;
 
 // Where this block's warps are in the problem.
 struct Split {
@@ -131,8 +131,7 @@ __device__ __forceinline__ void write_output(const CausalAttentionStep& p, const
 }
 
 template <typename T, typename R, bool kVector, int kLanes>
-__global__ void __launch_bounds__(32 * kMostWarps)
-    step_rows(const __grid_constant__ CausalAttentionStep p, const Split split, const bool advance) {
+__global__ void __launch_bounds__(32 * kMostWarps) step_rows(const __grid_constant__ CausalAttentionStep p, const Split split) {
   extern __shared__ float shared[];
   const int64_t row = blockIdx.x;
   const int warp = threadIdx.x / 32, head = blockIdx.y * split.heads + warp / split.warps, part = warp % split.warps;
@@ -142,7 +141,7 @@ __global__ void __launch_bounds__(32 * kMostWarps)
   const bool active = head < p.heads;
   int64_t base = part * kTile;
   attention.request_token(row, min(head, p.heads - 1));
-  const int64_t written = p.position[attention.slot];
+  const int64_t written = p.position[row];
   attention.request(base, active ? p.capacity : 0);
   attention.set_position(written), attention.set_query();
   Sums sums;
@@ -154,7 +153,6 @@ __global__ void __launch_bounds__(32 * kMostWarps)
     }
   }
   merge_warps(p, attention, sums, shared);
-  if (advance && threadIdx.x == 0) ++p.position[attention.slot];
   if (part == 0 && active) write_output<T>(p, shared, split.warps, row, head);
 }
 
@@ -230,13 +228,12 @@ struct HeadWarp {
   __device__ __forceinline__ void set_position(int64_t written) {
     count = static_cast<int>(min(written + 1, p.capacity)), newest = static_cast<int>(ring_place(written, p.capacity));
   }
-  // Rotary: pair d is (d, d + 8 kSteps), head_dim being 16 kSteps. By all warps of the block.
+  // Rotary: pair d is (d, d + 8 kSteps), head_dim being 16 kSteps. A thread finds the same pairs each time.
   __device__ __forceinline__ void find_turns(int64_t written) const {
     for (int pair = threadIdx.x; pair < 8 * kSteps; pair += blockDim.x) {
       const float2 turn = rotary_turn(written, rotary_frequency(pair, 16 * kSteps, p.rotary_base));
       store_shared_float(turns + 8 * pair, turn.x), store_shared_float(turns + 8 * pair + 4, turn.y);
     }
-    __syncthreads();
   }
   // Two neighbouring pairs, {a, b} turned by t = {cosine, sine, cosine, sine}.
   __device__ __forceinline__ static uint32_t turned_first(uint32_t a, uint32_t b, float4 t) {
@@ -370,7 +367,7 @@ struct HeadWarp {
 };
 #endif
 
-// The heads of a row are shared out over the `split` blocks of a cluster; its barrier tells when all have read the position.
+// The heads of a row are shared out over `split` blocks.
 template <int kSteps, int kRing>
 __global__ void __launch_bounds__(32 * kMostWarps, kSteps <= 4 ? 2 : 1)
     step_streamed(const __grid_constant__ CausalAttentionStep p, const int split) {
@@ -380,35 +377,35 @@ __global__ void __launch_bounds__(32 * kMostWarps, kSteps <= 4 ? 2 : 1)
   if (!p.ring_is_settled) wait_for_earlier_kernels();
   const int warp = threadIdx.x / 32, rank = blockIdx.x % split;
   HeadWarp<kSteps, kRing> own(p, blockIdx.x / split, rank * (blockDim.x / 32) + warp, shared_address(memory));
-  const int64_t written = p.position[own.slot];
+  // Positions are written as a step begins. Before that is waited for, the newest one is most often there, so turns are found by what is
+  // there, and again where it was another. A volatile read is made each time, and not from a cache of the block.
+  const auto* position = static_cast<const volatile int64_t*>(p.position) + own.row;
+  int64_t written = *position;
   if (!p.ring_is_settled) own.request_token();  // before the ring's keys, which would hold it up
 #pragma unroll
   for (int tile = 0; tile < kRing; ++tile) {
     if (tile * kTileKeys < p.capacity) own.request(tile, tile);
     copy_async_commit();
   }
-  own.set_position(written);
-  cluster_arrive();  // the position has been read
   if (p.rotary_base != 0) own.find_turns(written);
   if (p.ring_is_settled) {
     wait_for_earlier_kernels();
     own.request_token();
+    const int64_t early = written;
+    written = *position;
+    if (p.rotary_base != 0 && written != early) own.find_turns(written);
   }
-  if (p.rotary_base != 0) own.turn_token();
+  own.set_position(written);
+  if (p.rotary_base != 0) {
+    __syncthreads();
+    own.turn_token();
+  }
   own.store_token();
   own.add_keys();
   own.write();
-  if (threadIdx.x != 0 || rank != 0) return;
-  cluster_wait();
-  p.position[own.slot] = written + 1;
 #else
   __trap();
 #endif
-}
-
-__global__ void advance_positions(const __grid_constant__ CausalAttentionStep p) {
-  const int64_t row = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  if (row < p.rows) ++p.position[p.slot != nullptr ? p.slot[row] : row];
 }
 
 template <typename T, typename R, bool kVector>
@@ -424,18 +421,17 @@ auto* choose(const CausalAttentionStep& p) {
 }
 
 template <int kSteps, int kRing>
-Status launch_streamed(const CausalAttentionStep& p, const Cluster& cluster, Stream stream) {
-  const int shared = cluster.warps * warp_bytes<kSteps, kRing>() + kTurnBytes;
+Status launch_streamed(const CausalAttentionStep& p, const Share& share, Stream stream) {
+  const int shared = share.warps * warp_bytes<kSteps, kRing>() + kTurnBytes;
   if (const cudaError_t e = allow_shared_memory(step_streamed<kSteps, kRing>, shared); e != cudaSuccess) return status_of(e);
-  const auto blocks = static_cast<unsigned>(p.rows * cluster.split), threads = static_cast<unsigned>(32 * cluster.warps);
-  return launch_overlapped(step_streamed<kSteps, kRing>, {blocks, threads, shared, static_cast<unsigned>(cluster.split)}, stream, p,
-                           cluster.split);
+  const auto blocks = static_cast<unsigned>(p.rows * share.split), threads = static_cast<unsigned>(32 * share.warps);
+  return launch_overlapped(step_streamed<kSteps, kRing>, {blocks, threads, shared}, stream, p, share.split);
 }
 
 // Four tiles ahead where a block has few heads; with all heads two, so that more blocks fit.
 template <int kSteps>
-Status stream_rows(const CausalAttentionStep& p, const Cluster& cluster, Stream stream) {
-  return cluster.warps <= 4 ? launch_streamed<kSteps, 4>(p, cluster, stream) : launch_streamed<kSteps, 2>(p, cluster, stream);
+Status stream_rows(const CausalAttentionStep& p, const Share& share, Stream stream) {
+  return share.warps <= 4 ? launch_streamed<kSteps, 4>(p, share, stream) : launch_streamed<kSteps, 2>(p, share, stream);
 }
 
 }  // namespace
@@ -443,23 +439,22 @@ Status stream_rows(const CausalAttentionStep& p, const Cluster& cluster, Stream 
 Status causal_attention_step(const CausalAttentionStep& p, Stream stream) {
   if (p.rows == 0) return {};
   if (p.head_dim > 32 * kUnit) return {"causal_attention_step: head_dim is larger than 256"};
-  const Cluster cluster = plan_streamed_attention(p, this_gpu());
+  const Share share = plan_streamed_attention(p, this_gpu());
   if (p.rotary_base != 0 && !causal_attention_step_turns(p, this_gpu())) return {"causal_attention_step: no kernel that turns q and k"};
-  if (cluster.warps > 0) {
+  if (share.warps > 0) {
     const int steps = attention_steps(p);
     auto* run = steps == 4 ? stream_rows<4> : steps == 7 ? stream_rows<7> : stream_rows<8>;
-    return run(p, cluster, stream);
+    return run(p, share, stream);
   }
   const bool bf = p.dtype == DType::bf16, ring_bf = p.ring_dtype == DType::bf16;
   auto* kernel =
       bf ? (ring_bf ? choose<bf16, bf16>(p) : choose<bf16, float>(p)) : (ring_bf ? choose<float, bf16>(p) : choose<float, float>(p));
-  // A short ring: one block has the whole row, and advances its position when all its warps have read it. A long one: blocks of one head.
+  // A short ring: one block has the whole row. A long one: blocks of one head.
   const bool whole_row = p.heads <= kMostWarps && p.capacity * p.heads * p.head_dim <= 256 * 1024;
   const Split split = whole_row ? Split{p.heads, std::max(1, kMostWarps / p.heads)} : Split{1, 8};
   const int warps = split.heads * split.warps, bytes = warps * (p.head_dim + 2) * 4;
   const dim3 grid(static_cast<unsigned>(p.rows), static_cast<unsigned>(ceil_div(p.heads, split.heads)));
-  kernel<<<grid, 32 * warps, bytes, stream_of(stream)>>>(p, split, whole_row);
-  if (!whole_row) advance_positions<<<static_cast<unsigned>(ceil_div(p.rows, 128)), 128, 0, stream_of(stream)>>>(p);
+  kernel<<<grid, 32 * warps, bytes, stream_of(stream)>>>(p, split);
   return launched();
 }
 

@@ -127,7 +127,7 @@ template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads) begin_rows(const __grid_constant__ EmbeddingStep p) {
   overlap_kernels();
   const int64_t row = blockIdx.x, id = p.id[row];
-  if (threadIdx.x == 0) ++p.position[p.slot[row]];
+  if (threadIdx.x == 0) p.row_position[row] = p.seen[p.slot[row]]++;
   const T* from = static_cast<const T*>(p.table) + max(id, int64_t{0}) * p.width;
   for (int64_t i = threadIdx.x * kCount; i < p.width; i += kThreads * kCount) {
     float y[kCount];

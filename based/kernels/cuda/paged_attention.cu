@@ -22,8 +22,6 @@ struct Cut {
   int group, parts, shift;
 };
 
-__device__ __forceinline__ int64_t slot_of(const PagedAttention& p, int64_t row) { return p.slot[row]; }
-
 __device__ __forceinline__ bool is_idle(const PagedAttention& p, int64_t slot, int64_t written, int shift) {
   return written >> shift >= p.slot_pages || p.page_table[slot * p.slot_pages + (written >> shift)] < 0;
 }
@@ -117,7 +115,7 @@ template <typename T, bool kVector, int kLanes, int kGroup>
 __global__ void __launch_bounds__(32 * kWarps) attend_pages(const __grid_constant__ PagedAttention p, const Cut cut, float* parts_of_rows) {
   extern __shared__ float shared[];  // [kGroup][kWarps][head_dim + 2]
   using Tile = Pages<T, kVector, kLanes, kGroup>;
-  const int64_t row = blockIdx.x, slot = slot_of(p, row), written = p.position[slot];
+  const int64_t row = blockIdx.x, slot = p.slot[row], written = p.position[row];
   const int head = blockIdx.y * kGroup, part = blockIdx.z, warp = threadIdx.x / 32, width = p.head_dim + 2;
   Sums sums[kGroup];
   const Tile tile(p, row, slot, head, cut.shift);
@@ -147,12 +145,7 @@ __global__ void __launch_bounds__(32 * kWarps) attend_pages(const __grid_constan
   }
 }
 
-__device__ __forceinline__ void advance(const PagedAttention& p, int64_t row, int shift) {
-  const int64_t slot = slot_of(p, row);
-  if (!is_idle(p, slot, p.position[slot], shift)) ++p.position[slot];
-}
-
-// A warp a head of a row: y from the sums of its parts. The first one advances the position, which every block of attend_pages has read.
+// A warp a head of a row: y from the sums of its parts.
 template <typename T>
 __global__ void merge_parts(const __grid_constant__ PagedAttention p, const Cut cut, const float* parts_of_rows) {
   const int64_t row = blockIdx.x, head_of_row = row * p.heads + blockIdx.y;
@@ -160,12 +153,6 @@ __global__ void merge_parts(const __grid_constant__ PagedAttention p, const Cut 
   const Merged merged(parts_of_rows + head_of_row * cut.parts * width, cut.parts, width);
   for (int d = threadIdx.x; d < p.head_dim; d += 32)
     static_cast<T*>(p.y)[head_of_row * p.head_dim + d] = from_float<T>(merged.at(d).output());
-  if (blockIdx.y == 0 && threadIdx.x == 0) advance(p, row, cut.shift);
-}
-
-__global__ void advance_positions(const __grid_constant__ PagedAttention p, const int shift) {
-  const int64_t row = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  if (row < p.rows) advance(p, row, shift);
 }
 
 bool whole_units(const PagedAttention& p) {
@@ -204,11 +191,7 @@ Status launch_step(const PagedAttention& p, float* scratch, cudaStream_t stream)
   const dim3 grid(rows, heads / static_cast<unsigned>(cut.group), static_cast<unsigned>(cut.parts));
   const int bytes = cut.group * kWarps * (p.head_dim + 2) * 4;
   choose<T>(p, cut)<<<grid, 32 * kWarps, static_cast<size_t>(bytes), stream>>>(p, cut, scratch);
-  if (cut.parts > 1) {
-    merge_parts<T><<<dim3(rows, heads), 32, 0, stream>>>(p, cut, scratch);
-  } else {
-    advance_positions<<<static_cast<unsigned>(ceil_div(p.rows, 128)), 128, 0, stream>>>(p, cut.shift);
-  }
+  if (cut.parts > 1) merge_parts<T><<<dim3(rows, heads), 32, 0, stream>>>(p, cut, scratch);
   return launched();
 }
 

@@ -414,7 +414,7 @@ struct Computer {
       seen[0] = __ldcg(reinterpret_cast<const float4*>(share.k_ring + at)),
       seen[1] = __ldcg(reinterpret_cast<const float4*>(share.v_ring + at));
     }
-    const int64_t written = __ldcg(p.position + share.slot);
+    const int64_t written = __ldcg(p.position);
     if (thread == 0) shared.position = written;
     if (thread < p.head_dim / 2) shared.turns[thread] = rotary_turn(written, rotary_frequency(thread, p.head_dim, p.rotary_base));
   }
@@ -464,8 +464,6 @@ struct Computer {
       scores[thread] = thread < count ? s * p.scale * 1.44269504088896341F : -INFINITY;
     }
     meet();
-    if (thread < 2 && head == 0)
-      late = static_cast<uint32_t>((written + 1) >> 32 * thread), late_to = reinterpret_cast<uint32_t*>(p.position + share.slot) + thread;
     if (thread < p.head_dim)
       send(step, p.y, at + thread, weighted(scores, reinterpret_cast<const bf16*>(values) + thread, count, p.head_dim));
   }

@@ -95,26 +95,27 @@ Gradients backward(const Tensor& grad_y, const Tensor& q, const Tensor& k, const
   return {grad_q.contiguous(), grad_k.contiguous(), grad_v.contiguous()};
 }
 
-Tensor step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring, Tensor position, const Tensor& slots,
+Tensor step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring, const Tensor& positions, const Tensor& slots,
             double scale) {
   const OnDevice device("causal_attention_step",
-                        {{"q", q}, {"k", k}, {"v", v}, {"k_ring", k_ring}, {"v_ring", v_ring}, {"position", position}, {"slots", slots}});
-  return causal_attention_step_with(kCuda, q, k, v, k_ring, v_ring, position, slots, scale);
+                        {{"q", q}, {"k", k}, {"v", v}, {"k_ring", k_ring}, {"v_ring", v_ring}, {"positions", positions}, {"slots", slots}});
+  return causal_attention_step_with(kCuda, q, k, v, k_ring, v_ring, positions, slots, scale);
 }
 
-Tensor rotary_step(Tensor qkv, Tensor k_ring, Tensor v_ring, Tensor position, const Tensor& slots, double scale, int64_t dim, double base) {
+Tensor rotary_step(Tensor qkv, Tensor k_ring, Tensor v_ring, const Tensor& positions, const Tensor& slots, double scale, int64_t dim,
+                   double base) {
   const OnDevice device("rotary_attention_step",
-                        {{"qkv", qkv}, {"k_ring", k_ring}, {"v_ring", v_ring}, {"position", position}, {"slots", slots}});
+                        {{"qkv", qkv}, {"k_ring", k_ring}, {"v_ring", v_ring}, {"positions", positions}, {"slots", slots}});
   const auto [q, k, v] = columns_of_heads("rotary_attention_step", qkv, k_ring);
   if (has_kernel(qkv) && has_kernel(k_ring) && dim == q.size(2)) {
-    CausalAttentionStepLaunch launch = prepare_causal_attention_step(q, k, v, k_ring, v_ring, position, slots, scale);
+    CausalAttentionStepLaunch launch = prepare_causal_attention_step(q, k, v, k_ring, v_ring, positions, slots, scale);
     if (kernels::causal_attention_step_turns(launch.arguments, kernels::cuda::this_gpu())) {
       launch.arguments.rotary_base = base;
       require_ok(kernels::cuda::causal_attention_step(launch.arguments, current_stream()));
       return launch.y;
     }
   }
-  return rotary_attention_step_apart(qkv, k_ring, v_ring, position, slots, scale, dim, base);
+  return rotary_attention_step_apart(qkv, k_ring, v_ring, positions, slots, scale, dim, base);
 }
 
 TORCH_LIBRARY_IMPL(based, CUDA, m) {

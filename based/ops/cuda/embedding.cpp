@@ -15,9 +15,10 @@ void backward(Tensor sum, const Tensor& grad, const Tensor& ids) {
   embedding_backward_with(kCuda, std::move(sum), grad, ids);
 }
 
-Tensor step(Tensor position, const Tensor& slots, const Tensor& table, const Tensor& ids) {
-  const OnDevice device("embedding_step_", {{"position", position}, {"slots", slots}, {"table", table}, {"ids", ids}});
-  return embedding_step_with(kCuda, std::move(position), slots, table, ids);
+std::tuple<Tensor, Tensor> step(Tensor seen, const Tensor& slots, const Tensor& table, const Tensor& ids) {
+  const OnDevice device("embedding_step_", {{"seen", seen}, {"slots", slots}, {"table", table}, {"ids", ids}});
+  const auto [rows, positions] = embedding_step_with(kCuda, std::move(seen), slots, table, ids);
+  return {rows, positions};
 }
 
 TORCH_LIBRARY_IMPL(based, CUDA, m) {

@@ -39,9 +39,9 @@ struct Everything {
     waiting = {at::zeros({3, 4, kernels::kTaylorWaiting, 16}, q.options()), at::zeros({3, 4, kernels::kTaylorWaiting, 64}, q.options()),
                at::full({3, 4}, kernels::kTaylorWaiting - 2, sums.dtype(at::kInt))};
     conv_state = at::zeros({3, 256, 2}, sums);
-    k_ring = at::zeros({3, 16, 4, 64}, v.options()), v_ring = k_ring.clone(), position = at::zeros({3}, cu.options());
-    cache = {draw({60, 64, 4, 64}), draw({60, 64, 4, 64}), at::arange(60, cu.options()).flip(0).view({3, 20}),
-             torch::tensor({1100, 0, 63}, at::kLong).to(device)};
+    k_ring = at::zeros({3, 16, 4, 64}, v.options()), v_ring = k_ring.clone(), seen = at::zeros({3}, cu.options());
+    cache = {draw({60, 64, 4, 64}), draw({60, 64, 4, 64}), at::arange(60, cu.options()).flip(0).view({3, 20})};
+    in_pages = torch::tensor({63, 1100, 0}, at::kLong).to(device);
     for (const int64_t count : {20001, 7, 4096}) {
       update.rounded.push_back(draw({count})), update.gradients.push_back(draw({count}));
       update.masters.push_back(update.rounded.back().to(at::kFloat));
@@ -56,6 +56,7 @@ struct Everything {
     const auto three = [](const Tensor& t) { return t.narrow(0, 0, 3); };
     const auto [y, last] = taylor_attention(q, k, v, cu);
     const auto [convolved, conv_last] = short_conv(x, taps, {}, {}, true, cu);
+    const auto [embedded, in_rings] = embedding_step_(seen, slots, x, cu.narrow(0, 0, 3));
     adamw_(update);
     return {y,
             last.kv,
@@ -75,22 +76,23 @@ struct Everything {
             waiting.count.clone(),
             short_conv_prefill(x, taps, {}, {}, true, cu, conv_state, slots),
             short_conv_step(three(x), taps, {}, {}, true, conv_state, slots),
-            causal_attention_step(three(wide), three(wide), three(v), k_ring, v_ring, position, slots, 0.125),
-            paged_attention_step(three(wide), three(wide), three(v), cache, slots, 0.125),
+            causal_attention_step(three(wide), three(wide), three(v), k_ring, v_ring, in_rings, slots, 0.125),
+            paged_attention_step(three(wide), three(wide), three(v), cache, in_pages, slots, 0.125),
             state.kv.clone(),
             k_ring.clone(),
-            position.clone(),
+            embedded,
+            in_rings,
+            seen.clone(),
             cache.k.clone(),
-            cache.position.clone(),
             at::cat(update.masters),
             at::cat(update.rounded),
             at::stack(update.steps)};
   }
 
-  Tensor q, k, v, wide, x, weight, taps, h, cu, slots, positions, conv_state, k_ring, v_ring, position;
+  Tensor q, k, v, wide, x, weight, taps, h, cu, slots, positions, conv_state, k_ring, v_ring, seen, in_pages;
   TaylorState state, deferred;
   TaylorWaiting waiting;
-  PagedCache cache;
+  AttentionCache cache;
   AdamwStep update;
 };
 
@@ -254,7 +256,7 @@ TEST_F(Device, TensorsBeyondTwoToThe31Elements) {
     pool.narrow(0, first, 2).copy_(at::arange(2 * 64 * width).view({2, 64, 16, 64}).sin());
   const Tensor table = torch::tensor({int64_t{0}, int64_t{1}, pages - 2, pages - 1}).view({2, 2}).cuda();
   const Tensor token = at::randn({1, 16, 64}, options).expand({2, 16, 64}), slots = at::arange(2, table.options());
-  const Tensor y = paged_attention_step(token, token, token, {pool, pool, table, at::full({2}, 100, table.options())}, slots, 0.125);
+  const Tensor y = paged_attention_step(token, token, token, {pool, pool, table}, at::full_like(slots, 100), slots, 0.125);
   EXPECT_TRUE(same_bits(y[0], y[1]));
   EXPECT_TRUE(same_bits(pool[1], pool[pages - 1]));
 }
