@@ -4,6 +4,7 @@
 
 #include "based/core/error.h"
 #include "based/mixers/mixer.h"
+#include "based/mixers/past.h"
 #include "based/mixers/projection.h"
 #include "based/mixers/shapes_only.h"
 
@@ -43,6 +44,66 @@ TEST(Sequences, RefuseWrongOffsets) {
   EXPECT_THAT(error_of([] { Sequences::packed({0, 3, 2}, 2); }), HasSubstr("entry 2 is 2 after 3"));
   EXPECT_THAT(error_of([] { Sequences::packed({0, 3}, 4); }), HasSubstr("must end at the number of tokens, 4, got 3"));
   EXPECT_THAT(error_of([] { Sequences::equal(-1, 4); }), HasSubstr("must not be negative"));
+}
+
+Tensor numbers(std::vector<int64_t> values) { return torch::tensor(values, torch::kInt64); }
+
+TEST(Pass, CountsPositionsFromWhatTheSlotsHaveSeen) {
+  const Sequences rows = Sequences::packed({0, 2, 2, 5}, 5);
+  EXPECT_TRUE(Pass(rows).positions().equal(numbers({0, 1, 0, 1, 2})));
+  const Pass from_state(rows, numbers({4, 0, 2}), numbers({10, 20, 30}));
+  EXPECT_TRUE(from_state.positions().equal(numbers({10, 11, 30, 31, 32})));
+  EXPECT_EQ(from_state.longest(), 33);
+  EXPECT_EQ(from_state.slots_on_host(), (std::vector<int64_t>{4, 0, 2}));
+  const Pass step = Pass::step(numbers({1, 0}), numbers({7, 0}));
+  EXPECT_TRUE(step.positions().equal(numbers({7, 0})));
+  EXPECT_EQ(step.longest(), 8);
+}
+
+// Two slots' steps, each a number; what Past gives of them, wherever they lie.
+struct Steps {
+  MixerState state;
+  // Rows of slots 1 and 0, which have seen `seen`, with the numbers from `first` on.
+  std::pair<Tensor, Tensor> extend(const Tensor& seen, int64_t first, const std::vector<int64_t>& starts) {
+    const Pass pass(Sequences::packed(starts, starts.back()), numbers({1, 0}), seen);
+    Past past(state, pass, "step");
+    const Tensor all = past.extend("step", torch::arange(first, first + starts.back()).to(torch::kFloat).unsqueeze(1));
+    return {all.flatten().to(torch::kInt64), past.joined_cu_seqlens()};
+  }
+};
+
+TEST(Past, GivesEarlierAndNewStepsOfARing) {
+  Steps ring{MixerState({{"step", torch::zeros({2, 3, 1})}})};
+  auto [all, starts] = ring.extend(numbers({0, 0}), 0, {0, 4, 5});
+  EXPECT_TRUE(all.equal(numbers({0, 1, 2, 3, 4}))) << all;
+  std::tie(all, starts) = ring.extend(numbers({4, 1}), 10, {0, 1, 3});  // the two steps before, which a token may see with its own
+  EXPECT_TRUE(all.equal(numbers({2, 3, 10, 4, 11, 12}))) << all;
+  EXPECT_TRUE(starts.equal(numbers({0, 3, 6})));
+  EXPECT_TRUE(ring.state["step"].flatten().to(torch::kInt64).equal(numbers({4, 11, 12, 3, 10, 2}))) << ring.state["step"];
+}
+
+TEST(Past, GivesAllStepsOfWhatGrowsAndOfPages) {
+  Steps growing{MixerState({{"step", torch::zeros({2, 0, 1}), true}})}, paged = growing;
+  paged.state.use_pages({numbers({3, 1, 2, 0}).view({2, 2}), 2}, 4);
+  for (Steps* steps : {&growing, &paged}) {
+    auto [all, starts] = steps->extend(numbers({0, 0}), 0, {0, 2, 3});
+    std::tie(all, starts) = steps->extend(numbers({2, 1}), 10, {0, 1, 3});
+    EXPECT_TRUE(all.equal(numbers({0, 1, 10, 2, 11, 12}))) << all;
+    EXPECT_TRUE(steps->state.extract(1)["step"].flatten().narrow(0, 0, 3).equal(torch::tensor({0.F, 1.F, 10.F})));
+  }
+  EXPECT_THAT(error_of([&] { paged.extend(numbers({4, 0}), 0, {0, 1, 1}); }), HasSubstr("slot 1 has no page for time step 4"));
+}
+
+// The backward of a pass needs the state as it was.
+TEST(Past, ReplacesAStateWhereGradientsAreOn) {
+  for (const bool gradients : {true, false}) {
+    const torch::AutoGradMode mode(gradients);
+    Steps ring{MixerState({{"step", torch::zeros({2, 3, 1})}})};
+    const Tensor before = ring.state["step"];
+    ring.extend(numbers({0, 0}), 1, {0, 1, 2});
+    EXPECT_EQ(before.sum().item<float>(), gradients ? 0 : 3);
+    EXPECT_EQ(ring.state["step"].sum().item<float>(), 3);
+  }
 }
 
 MixerState two_tensors(int64_t slots, int64_t time) {

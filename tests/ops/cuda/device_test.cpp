@@ -8,6 +8,7 @@
 #include "based/kernels/taylor_deferred.h"
 #include "based/ops/adamw.h"
 #include "based/ops/causal_attention.h"
+#include "based/ops/embedding.h"
 #include "based/ops/paged_attention.h"
 #include "based/ops/pointwise.h"
 #include "based/ops/short_conv.h"
