@@ -115,7 +115,6 @@ class WithState : public Mixer {
   Tensor forward(const Tensor& x, const Pass& pass) override { return of_->forward(x, pass); }
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override { return of_->prefill(x, state, pass); }
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override { return of_->step(x, state, pass); }
-  void flush(MixerState& state, const Slots& slots) override { of_->flush(state, slots); }
 
  protected:
   std::shared_ptr<Mixer> of_;
