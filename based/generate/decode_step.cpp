@@ -1,9 +1,7 @@
 #include "based/generate/decode_step.h"
 
 #include "based/core/log.h"
-#include "based/models/device.h"
 #include "based/ops/pointwise.h"
-#include "based/ops/transfer.h"
 
 namespace based {
 namespace {
@@ -38,11 +36,10 @@ DecodeStep::DecodeStep(LanguageModel& model, ModelState& state, const DecodeOpti
       torch::zeros({slots}, ids),  torch::zeros({slots}, reals),
       torch::ones({slots}, reals), torch::zeros({slots}, reals),
       torch::ones({slots}, reals), torch::zeros({slots, kernels::sample_seen_words(model.config().vocab_size)}, ids.dtype(torch::kInt))};
-  const auto host = [&](const Tensor& like) {
-    return torch::empty({slots}, torch::dtype(like.scalar_type()).pinned_memory(model.device().is_cuda()));
-  };
-  token_host_ = host(token_);
-  if (log_probability_.defined()) log_probability_host_ = host(log_probability_);
+  for (size_t i = 0; i < kFetches; ++i) {
+    token_at_host_.emplace_back(token_);
+    if (log_probability_.defined()) log_probability_at_host_.emplace_back(log_probability_);
+  }
   if (options.steps != Steps::plain && ops::recorder_of(model.device().type()) != nullptr) record_all();
 }
 
@@ -160,13 +157,19 @@ void DecodeStep::run(const std::vector<int64_t>& slots) {
   for (int64_t first = 0; first < count; first += at_once) step(all.narrow(0, first, std::min(at_once, count - first)));
 }
 
-const int64_t* DecodeStep::tokens() {
-  token_host_.copy_(token_, /*non_blocking=*/true);
-  if (log_probability_.defined()) log_probability_host_.copy_(log_probability_, /*non_blocking=*/true);
-  synchronize(model_.device());
-  return token_host_.const_data_ptr<int64_t>();
+void DecodeStep::fetch() {
+  BASED_ASSERT(begun_ - ended_ < kFetches);
+  const size_t to = begun_++ % kFetches;
+  token_at_host_[to].begin(token_);
+  if (log_probability_.defined()) log_probability_at_host_[to].begin(log_probability_);
 }
 
-const float* DecodeStep::log_probabilities() { return log_probability_host_.const_data_ptr<float>(); }
+DecodeStep::Fetched DecodeStep::fetched() {
+  BASED_ASSERT(begun_ > ended_);
+  const size_t from = ended_++ % kFetches;
+  Fetched got{token_at_host_[from].wait().const_data_ptr<int64_t>()};
+  if (log_probability_.defined()) got.log_probabilities = log_probability_at_host_[from].wait().const_data_ptr<float>();
+  return got;
+}
 
 }  // namespace based

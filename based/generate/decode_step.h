@@ -8,6 +8,7 @@
 #include "based/generate/sampler.h"
 #include "based/models/language_model.h"
 #include "based/ops/sample.h"
+#include "based/ops/transfer.h"
 
 namespace based {
 
@@ -50,10 +51,16 @@ class DecodeStep {
   void run_all() { step({}); }
   // A step of these slots, in ascending order; asynchronous on a GPU.
   void run(const std::vector<int64_t>& slots);
-  // What the last run drew for each slot of the state, −1 where its logits are not finite; waits for it. Of slots that were not stepped the
-  // entry means nothing.
-  const int64_t* tokens();
-  const float* log_probabilities();  // of what was drawn, by the model's own softmax; after tokens()
+  // Begins to bring what the last run drew to the host; at most `kFetches` of them may be under way, so that a step can be launched before
+  // the tokens of the one before are looked at.
+  void fetch();
+  struct Fetched {
+    const int64_t* tokens = nullptr;           // of each slot of the state, −1 where its logits are not finite
+    const float* log_probabilities = nullptr;  // of these, by the model's own softmax; null where they are not kept
+  };
+  // What the oldest fetch brought; waits for it alone. Of slots that were not stepped the entry means nothing. Good until the next fetch().
+  Fetched fetched();
+  static constexpr size_t kFetches = 2;
 
  private:
   Slots on_device(const std::vector<int64_t>& slots) const;
@@ -67,7 +74,8 @@ class DecodeStep {
   ModelState& state_;
   DecodeOptions decode_;
   Tensor all_slots_, token_, log_probability_;  // [slots]: 0, 1, …; each text's last token, int64; its own, fp32 (undefined: not kept)
-  Tensor token_host_, log_probability_host_;
+  std::vector<ops::ToHost> token_at_host_, log_probability_at_host_;  // each fetch takes the next one
+  size_t begun_ = 0, ended_ = 0;                                      // fetches
   ops::SampleOptions options_;
   std::vector<decode::RecordedStep> recordings_;                 // one after the other they step all slots
   std::vector<std::shared_ptr<decode::PendingTokens>> pending_;  // of their plans

@@ -391,20 +391,29 @@ void Engine::read() {
 
 // --- steps
 
-// Those that can take another token; the others end.
+// Why a sequence cannot have so many tokens taken in; what it may need of the cache is then reserved.
+Finish Engine::limit(Sequence& sequence, int64_t tokens) {
+  const int64_t positions = model_.config().max_positions;
+  if (positions > 0 && tokens > positions) return Finish::positions;
+  if (pages_ && tokens > sequence.reserved && !reserve(sequence, tokens)) return Finish::cache_full;
+  return Finish::none;
+}
+
+// Those that can take another token behind those in flight; the others end. None at all where a token in flight must be looked at first: an
+// end may follow, and the state that a step too many would change may be asked for.
 std::vector<int64_t> Engine::slots_to_step() {
   std::vector<int64_t> slots;
-  const int64_t positions = model_.config().max_positions;
   for (size_t slot = 0; slot < owner_.size(); ++slot) {
     if (owner_[slot] < 0) continue;
     Sequence& sequence = sequences_.at(owner_[slot]);
     if (sequence.reads) continue;
-    Finish why = Finish::none;
-    if (sequence.options.max_tokens == sequence.drawn) why = Finish::length;
-    if (positions > 0 && sequence.seen >= positions) why = Finish::positions;
-    const int64_t after = sequence.seen + 1;
-    if (why == Finish::none && pages_ && after > sequence.reserved && !reserve(sequence, after)) why = Finish::cache_full;
+    const bool flies = sequence.in_flight > 0, last = sequence.drawn + sequence.in_flight == sequence.options.max_tokens;
+    if (flies && sequence.options.keep_state) return {};
+    if (flies && last) continue;  // it ends with that token
+    const int64_t after = sequence.seen + sequence.in_flight + 1;
+    const Finish why = last ? Finish::length : limit(sequence, after);
     if (why != Finish::none) {
+      if (flies) return {};
       drawn_.push_back({owner_[slot], -1, 0, why});
       finish_sequence(sequence, why);
       continue;
@@ -424,8 +433,7 @@ void Engine::rewind_others(const std::vector<int64_t>& slots) {
   if (!others.empty()) state_.position().index_fill_(0, on_device(others), 0);
 }
 
-void Engine::take_token(int64_t id, int64_t token, float log_probability) {
-  Sequence& sequence = sequences_.at(id);
+void Engine::take_token(int64_t id, Sequence& sequence, int64_t token, float log_probability) {
   Finish why = Finish::none;
   ++sequence.seen;
   if (token < 0) {
@@ -443,50 +451,65 @@ void Engine::take_token(int64_t id, int64_t token, float log_probability) {
   if (why != Finish::none) finish_sequence(sequence, why);
 }
 
-void Engine::launch() {
+// False: there is nothing to step, or not yet.
+bool Engine::launch() {
   const std::vector<int64_t> slots = slots_to_step();
-  if (slots.empty()) return;
+  if (slots.empty()) return false;
   if (model_.config().max_positions > 0 && decode_->recorded()) rewind_others(slots);
   decode_->run(slots);
-  for (const int64_t slot : slots) in_flight_.emplace_back(slot, owner_[static_cast<size_t>(slot)]);
+  auto& flight = in_flight_.emplace_back();
+  for (const int64_t slot : slots) {
+    flight.emplace_back(slot, owner_[static_cast<size_t>(slot)]);
+    ++sequences_.at(flight.back().second).in_flight;
+  }
+  return true;
 }
 
-// The tokens of the step that has been launched, of sequences that still want them.
+// The tokens of the oldest step in flight, of sequences that still want them.
 void Engine::land() {
   if (in_flight_.empty()) return;
-  const int64_t* tokens = decode_->tokens();
-  const float* log_probabilities = decode_->keeps_log_probabilities() ? decode_->log_probabilities() : nullptr;
-  for (const auto& [slot, sequence] : std::exchange(in_flight_, {}))
-    if (owner_[static_cast<size_t>(slot)] == sequence)
-      take_token(sequence, tokens[slot], log_probabilities != nullptr ? log_probabilities[slot] : 0);
+  const DecodeStep::Fetched got = decode_->fetched();
+  const auto flight = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  for (const auto& [slot, id] : flight) {
+    const auto found = sequences_.find(id);
+    if (found == sequences_.end() || found->second.finish != Finish::none) continue;
+    --found->second.in_flight;
+    take_token(id, found->second, got.tokens[slot], got.log_probabilities != nullptr ? got.log_probabilities[slot] : 0);
+  }
 }
 
 void Engine::land_early() {
   const torch::InferenceMode inference;
   std::swap(drawn_, landed_);
-  land();
+  while (!in_flight_.empty()) land();
   std::swap(drawn_, landed_);
 }
 
 const std::vector<Engine::Drawn>& Engine::step() {
   const torch::InferenceMode inference;
-  drawn_ = std::exchange(landed_, {});
-  const bool under_way = !in_flight_.empty() || !drawn_.empty();
   const auto begin = [this] {
     if (!can_wait()) read_some();
-    launch();
+    if (launch()) decode_->fetch();
   };
-  if (!under_way) begin();
-  land();
-  if (ahead_) begin();
+  drawn_ = std::exchange(landed_, {});
+  if (drawn_.empty()) {
+    if (in_flight_.empty()) begin();
+    if (ahead_ && !in_flight_.empty()) begin();
+    land();
+  }
+  if (ahead_ && in_flight_.empty()) begin();  // where the tokens had to be looked at first
   return drawn_;
 }
 
 void Engine::run(int64_t steps) {
   const torch::InferenceMode inference;
-  for (int64_t i = 0; i < steps; ++i) {
-    launch();
-    for (const auto& [slot, sequence] : std::exchange(in_flight_, {})) ++sequences_.at(sequence).seen;
+  for (int64_t i = 0; i < steps && launch(); ++i) {
+    for (const auto& [slot, id] : in_flight_.front()) {
+      ++sequences_.at(id).seen;
+      sequences_.at(id).in_flight = 0;
+    }
+    in_flight_.clear();
   }
 }
 

@@ -27,8 +27,9 @@ struct EngineOptions {
   // How many steps' worth of free slots may go by before prompts are read between the steps of others: reading a few costs a GPU as much as
   // a few steps, so that throughput gains where several are read together. 0: they are read at once.
   int64_t patience = 0;
-  // step() begins the next step before it returns, so that a GPU works while the caller looks at the tokens. What then asks for a
-  // sequence's state or changes its text waits for that step first; its token is the next one that step() gives.
+  // step() launches the next step before it waits for the tokens of this one, so that a GPU never waits for the host. What then asks for a
+  // sequence's state or changes its text waits for that step first; its token is the next one that step() gives. A sequence that a stop
+  // token ends has been stepped once too often: beside sequences whose state is kept, tokens are therefore looked at first.
   bool ahead = false;
   DecodeOptions decode = {};
 };
@@ -95,7 +96,8 @@ class Engine {
     std::optional<ModelState> held;  // its state, where it lies in no slot; absent: nothing has been read
     int64_t seen = 0;                // tokens that its state has taken in
     int64_t drawn = 0, slot = -1;
-    int64_t reserved = 0;  // tokens of the cache that it may fill
+    int64_t in_flight = 0;  // steps of it that have been launched, whose tokens nobody has looked at
+    int64_t reserved = 0;   // tokens of the cache that it may fill
     Finish finish = Finish::none;
     bool reads = true;  // part of the text but the last token has not been seen
     int64_t unread() const { return static_cast<int64_t>(text.size()) - 1 - seen; }
@@ -118,12 +120,13 @@ class Engine {
   void put_into_slots(const std::vector<Sequence*>& sequences);
   void start(const std::vector<Sequence*>& sequences);
   // Steps.
+  Finish limit(Sequence& sequence, int64_t tokens);
   std::vector<int64_t> slots_to_step();
-  void launch();
+  bool launch();
   void land();
   void land_early();
   void rewind_others(const std::vector<int64_t>& slots);
-  void take_token(int64_t sequence, int64_t token, float log_probability);
+  void take_token(int64_t id, Sequence& sequence, int64_t token, float log_probability);
   void finish_sequence(Sequence& sequence, Finish why);
   void release_slot(Sequence& sequence);
   ModelState extract(int64_t slot, int64_t tokens);
@@ -145,9 +148,10 @@ class Engine {
   ModelState staging_;
   int64_t next_ = 0, going_on_ = 0, reserved_ = 0, tokens_read_ = 0;
   bool ahead_;
-  int64_t patience_, unused_ = 0;                       // unused_: slots that were free while sequences waited, added up over steps
-  std::vector<std::pair<int64_t, int64_t>> in_flight_;  // slot and sequence of each token of a step that has been launched
-  std::vector<Drawn> drawn_, landed_;                   // what step() gives; what the next one gives first
+  int64_t patience_, unused_ = 0;      // unused_: slots that were free while sequences waited, added up over steps
+  std::vector<Drawn> drawn_, landed_;  // what step() gives; what the next one gives first
+  // Slot and sequence of each token of the steps that have been launched, of which there are at most DecodeStep::kFetches.
+  std::deque<std::vector<std::pair<int64_t, int64_t>>> in_flight_;
 };
 
 }  // namespace based

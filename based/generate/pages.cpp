@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "based/core/error.h"
+#include "based/ops/transfer.h"
 
 namespace based {
 namespace {
@@ -47,7 +48,7 @@ void PagePool::upload() {
   if (changed_.empty()) return;
   std::vector<int64_t> entries;
   for (const auto& [entry, page] : changed_) entries.insert(entries.end(), {entry, page});
-  const Tensor pairs = torch::tensor(entries).view({-1, 2}).to(table_.device());
+  const Tensor pairs = ops::to_device(torch::tensor(entries).view({-1, 2}), table_.device());
   table_.view({-1}).index_copy_(0, pairs.select(1, 0), pairs.select(1, 1));
   changed_.clear();
 }

@@ -1,10 +1,28 @@
 #include "based/ops/transfer.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 namespace based::ops {
 
 // The pinned block goes back to LibTorch's allocator at once, which hands it out again only when the copy is over.
 Tensor to_device(const Tensor& host, torch::Device device) {
   return device.is_cpu() ? host : host.pin_memory().to(device, host.scalar_type(), /*non_blocking=*/true);
+}
+
+ToHost::ToHost(const Tensor& like) {
+  const bool gpu = !like.device().is_cpu();
+  host_ = torch::empty(like.sizes(), torch::dtype(like.scalar_type()).pinned_memory(gpu));
+  if (gpu) copied_.emplace(like.device().type());
+}
+
+void ToHost::begin(const Tensor& from) {
+  host_.copy_(from, /*non_blocking=*/true);
+  if (copied_) copied_->record(c10::impl::VirtualGuardImpl(from.device().type()).getStream(from.device()));
+}
+
+const Tensor& ToHost::wait() {
+  if (copied_) copied_->synchronize();
+  return host_;
 }
 
 }  // namespace based::ops

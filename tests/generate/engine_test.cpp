@@ -10,18 +10,6 @@
 namespace based {
 namespace {
 
-// The tokens that each sequence gets, until all have ended or so many steps are made.
-std::map<int64_t, std::vector<int64_t>> tokens_of(Engine& engine, int64_t steps = 10000) {
-  std::map<int64_t, std::vector<int64_t>> tokens;
-  for (int64_t i = 0; i < steps && !engine.idle(); ++i)
-    for (const Engine::Drawn& drawn : engine.step())
-      if (drawn.token >= 0) tokens[drawn.sequence].push_back(drawn.token);
-  return tokens;
-}
-
-constexpr SamplingOptions kGreedy{0};
-constexpr SamplingOptions kDrawn{0.8, 40, 0.95, 0.01, 1.3, 7};
-
 // On every device, with a state of fixed size and with one that grows and lies in pages.
 class EngineOnDevices : public testing::TestWithParam<std::tuple<torch::DeviceType, const char*>> {
  protected:

@@ -1,5 +1,6 @@
 // Models and texts of the tests of generation, and what a text's continuation must be.
 #pragma once
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -46,5 +47,17 @@ inline std::vector<int64_t> session_text(LanguageModel& model, const std::vector
   for (int64_t i = 0; i < tokens; ++i) ids.push_back(session.next(options));
   return ids;
 }
+
+// The tokens that each sequence gets, until all have ended or so many steps are made.
+inline std::map<int64_t, std::vector<int64_t>> tokens_of(Engine& engine, int64_t steps = 10000) {
+  std::map<int64_t, std::vector<int64_t>> tokens;
+  for (int64_t i = 0; i < steps && !engine.idle(); ++i)
+    for (const Engine::Drawn& drawn : engine.step())
+      if (drawn.token >= 0) tokens[drawn.sequence].push_back(drawn.token);
+  return tokens;
+}
+
+constexpr SamplingOptions kGreedy{0};
+constexpr SamplingOptions kDrawn{0.8, 40, 0.95, 0.01, 1.3, 7};
 
 }  // namespace based

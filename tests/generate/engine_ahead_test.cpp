@@ -1,0 +1,205 @@
+// An engine that launches the next step before it looks at the tokens of this one: nothing that it gives out may show it.
+#include <gtest/gtest.h>
+#include <torch/cuda.h>
+
+#include "based/generate/engine.h"
+#include "tests/generate/texts.h"
+
+namespace based {
+namespace {
+
+// While it exists the CPU records steps, too: what replays one calls the step again, of all slots, after `before`.
+class RecordedOnCpu {
+ public:
+  explicit RecordedOnCpu(std::function<void()> before = [] {}) {
+    before_ = std::move(before);
+    recorder_of(torch::kCPU) = [](torch::Device, const std::function<void()>& body, Recording) -> std::unique_ptr<Replay> {
+      return std::make_unique<Again>(body);
+    };
+  }
+  RecordedOnCpu(const RecordedOnCpu&) = delete;
+  RecordedOnCpu& operator=(const RecordedOnCpu&) = delete;
+  ~RecordedOnCpu() { recorder_of(torch::kCPU) = nullptr; }
+
+ private:
+  struct Again final : Replay {
+    explicit Again(std::function<void()> step) : body(std::move(step)) {}
+    void run() override { before_(), body(); }
+    std::function<void()> body;
+  };
+  static inline std::function<void()> before_;
+};
+
+// On every device, with a state of fixed size and with one that grows and lies in pages, with steps of all slots and of those that go on.
+class EngineAhead : public testing::TestWithParam<std::tuple<torch::DeviceType, const char*, Steps>> {
+ protected:
+  void SetUp() override {
+    if (device() == torch::kCUDA && !torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+    if (device() == torch::kCPU && std::get<Steps>(GetParam()) == Steps::fused) recorded_.emplace();
+    model_ = distinct_model(device(), std::get<const char*>(GetParam()));
+  }
+  static torch::DeviceType device() { return std::get<torch::DeviceType>(GetParam()); }
+
+  // `invariant`: so that states have the same bits whatever was read and stepped together.
+  static EngineOptions options(bool ahead, bool invariant = false) {
+    EngineOptions options{.slots = 3, .cache_tokens = 600, .prefill_tokens = 32, .ahead = ahead};
+    options.decode.steps = std::get<Steps>(GetParam());
+    options.decode.invariant = invariant;
+    return options;
+  }
+  static void expect_equal(const SequenceState& a, const SequenceState& b) {
+    EXPECT_EQ(a.ids, b.ids);
+    const auto of_a = a.state.named(), of_b = b.state.named();
+    ASSERT_EQ(of_a.size(), of_b.size());
+    for (size_t i = 0; i < of_a.size(); ++i) EXPECT_TRUE(torch::equal(of_a[i].value, of_b[i].value)) << of_a[i].name;
+  }
+  // What a text's state is when it has grown to that length, its last token drawn but not read.
+  SequenceState state_of(const std::vector<int64_t>& text, const SamplingOptions& sampling, size_t length) {
+    Engine alone(*model_, options(false, true));
+    const int64_t sequence = alone.add(text, {.sampling = sampling});
+    while (alone.text(sequence).size() < length) alone.step();
+    return alone.snapshot(sequence);
+  }
+
+  std::optional<RecordedOnCpu> recorded_;
+  std::shared_ptr<LanguageModel> model_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Devices, EngineAhead,
+                         testing::Combine(testing::Values(torch::kCPU, torch::kCUDA), testing::Values("based-tiny", "attn-tiny"),
+                                          testing::Values(Steps::fused, Steps::plain)),
+                         [](const auto& given) {
+                           return std::string(std::get<const char*>(given.param)).substr(0, 4) +
+                                  (std::get<torch::DeviceType>(given.param) == torch::kCPU ? "_on_cpu" : "_on_cuda") +
+                                  (std::get<Steps>(given.param) == Steps::plain ? "_plain" : "_recorded");
+                         });
+
+// More texts than slots, of many lengths, some ended by a token, some read in pieces.
+TEST_P(EngineAhead, TokensAndEndsAreThoseOfOneStepAtATime) {
+  std::vector<std::map<int64_t, std::vector<int64_t>>> tokens;
+  std::vector<std::vector<Finish>> ends;
+  for (const bool ahead : {false, true}) {
+    Engine engine(*model_, options(ahead, true));
+    for (int64_t i = 0; i < 14; ++i) {
+      const auto prompt = some_text(1 + 29 * i % 90, i);
+      SequenceOptions one{.sampling = kDrawn, .max_tokens = 17 * i % 20};
+      one.sampling.seed = i;
+      if (i % 3 == 1) one.stop_tokens = {session_text(*model_, prompt, 5, one.sampling).back()};
+      engine.add(prompt, one);
+    }
+    tokens.push_back(tokens_of(engine));
+    auto& finish = ends.emplace_back();
+    for (int64_t i = 0; i < 14; ++i) finish.push_back(engine.finish(i));
+    EXPECT_EQ(engine.free_slots(), 3);
+  }
+  EXPECT_EQ(tokens[0], tokens[1]);
+  EXPECT_EQ(ends[0], ends[1]);
+  EXPECT_EQ(std::count(ends[1].begin(), ends[1].end(), Finish::stop), 4);
+}
+
+// Beside a text that ends by its length, and one that ends by a token, both without a state to keep.
+TEST_P(EngineAhead, StatesThatAreKeptAreThoseAfterTheLastToken) {
+  const auto text = some_text(40, 4), other = some_text(9, 77);
+  const std::vector<int64_t> drawn = session_text(*model_, text, 12, kDrawn), others = session_text(*model_, other, 4, kDrawn);
+  const auto first = std::find(drawn.begin(), drawn.end(), drawn[10]) - drawn.begin() + 1;
+  for (const bool by_length : {true, false}) {
+    Engine engine(*model_, options(true, true));
+    engine.add(other, {.sampling = kDrawn, .max_tokens = 7});
+    engine.add(other, {.sampling = kDrawn, .stop_tokens = {others.back()}});
+    SequenceOptions kept{.sampling = kDrawn, .keep_state = true};
+    if (by_length)
+      kept.max_tokens = first;
+    else
+      kept.stop_tokens = {drawn[10]};
+    const int64_t sequence = engine.add(text, kept);
+    EXPECT_EQ(tokens_of(engine)[sequence], std::vector<int64_t>(drawn.begin(), drawn.begin() + first));
+    EXPECT_EQ(engine.finish(sequence), by_length ? Finish::length : Finish::stop);
+    expect_equal(engine.snapshot(sequence), state_of(text, kDrawn, text.size() + static_cast<size_t>(first)));
+  }
+}
+
+// While a step is in flight: it is waited for, and its tokens are the next ones that are given out.
+TEST_P(EngineAhead, WhatIsAskedForWhileAStepIsInFlightIsExact) {
+  const auto text = some_text(40, 4), more = some_text(11, 60);
+  Engine engine(*model_, options(true, true));
+  const int64_t sequence = engine.add(text, {.sampling = kDrawn, .max_tokens = 30});
+  const int64_t removed = engine.add(some_text(9, 77), {.sampling = kDrawn}), ended = engine.add(some_text(3, 5), {.sampling = kDrawn});
+  auto tokens = tokens_of(engine, 6)[sequence];
+  const auto go_on = [&](Engine& with, int64_t steps) {
+    const auto some = tokens_of(with, steps)[sequence];
+    tokens.insert(tokens.end(), some.begin(), some.end());
+  };
+  const SequenceState saved = engine.snapshot(sequence);
+  expect_equal(saved, state_of(text, kDrawn, saved.ids.size()));
+  engine.remove(removed);
+  engine.end(ended);
+  go_on(engine, 3);
+  const int64_t forked = engine.fork(sequence, {.sampling = kDrawn, .max_tokens = 4, .keep_state = true});
+  const std::vector<int64_t> at_fork = engine.text(sequence);
+  go_on(engine, 100);
+  EXPECT_EQ(tokens, session_text(*model_, text, 30, kDrawn));
+  std::vector<int64_t> expected(engine.text(forked));
+  EXPECT_EQ(expected.size(), at_fork.size() + 4);
+  const std::vector<int64_t> all = engine.text(sequence);
+  EXPECT_EQ(expected, std::vector<int64_t>(all.begin(), all.begin() + static_cast<int64_t>(expected.size())));
+  expect_equal(engine.snapshot(forked), state_of(text, kDrawn, expected.size()));
+
+  const int64_t extended = engine.add(text, {.sampling = kGreedy, .max_tokens = 25});
+  tokens_of(engine, 9);
+  engine.extend(extended, more);
+  std::vector<int64_t> before = engine.text(extended);
+  const auto left = 25 - (static_cast<int64_t>(before.size() - text.size() - more.size()));
+  tokens_of(engine);
+  const auto& after = engine.text(extended);
+  EXPECT_EQ(std::vector<int64_t>(after.begin() + static_cast<int64_t>(before.size()), after.end()), greedy_text(*model_, before, left));
+}
+
+// The last positions and the last pages are not stepped over.
+TEST_P(EngineAhead, LimitsEndTextsWhereTheyEndThemOneStepAtATime) {
+  ModelConfig config = model_->config();
+  config.max_positions = 48;
+  torch::manual_seed(3);
+  LanguageModel model(config);
+  model.to(device());
+  model.eval();
+  for (const int64_t cache : {600, 90}) {
+    std::vector<std::vector<std::vector<int64_t>>> texts;
+    std::vector<std::vector<Finish>> ends;
+    for (const bool ahead : {false, true}) {
+      EngineOptions with = options(ahead, true);
+      with.cache_tokens = cache;
+      Engine engine(model, with);
+      std::vector<int64_t> sequences;
+      for (int64_t i = 0; i < 5; ++i) sequences.push_back(engine.add(some_text(10 + 9 * i, i), {.sampling = kGreedy}));
+      tokens_of(engine);
+      texts.emplace_back(), ends.emplace_back();
+      for (const int64_t one : sequences) texts.back().push_back(engine.text(one)), ends.back().push_back(engine.finish(one));
+      EXPECT_EQ(engine.free_slots(), 3);
+    }
+    EXPECT_EQ(texts[0], texts[1]) << cache;
+    EXPECT_EQ(ends[0], ends[1]) << cache;
+  }
+}
+
+TEST(EngineAheadOnCpu, AStepIsLaunchedBeforeTheTokensOfTheOneBeforeAreLookedAt) {
+  Engine* engine = nullptr;
+  int64_t sequence = -1;
+  std::vector<size_t> drawn_at_launch;
+  const RecordedOnCpu recorded([&] {
+    if (engine != nullptr) drawn_at_launch.push_back(engine->text(sequence).size() - 20);
+  });
+  const auto model = distinct_model(torch::kCPU);
+  for (const bool keep : {false, true}) {  // a state that is kept has not seen a token too many
+    Engine here(*model, {.slots = 2, .ahead = true});
+    sequence = here.add(some_text(20, 3), {.sampling = kGreedy, .max_tokens = 6, .keep_state = keep});
+    engine = &here;
+    drawn_at_launch.clear();
+    for (size_t i = 0; !here.idle(); ++i) EXPECT_EQ(here.step().size(), 1U) << i;
+    engine = nullptr;
+    const std::vector<size_t> expected = keep ? std::vector<size_t>{0, 1, 2, 3, 4, 5} : std::vector<size_t>{0, 0, 1, 2, 3, 4};
+    EXPECT_EQ(drawn_at_launch, expected) << keep;
+  }
+}
+
+}  // namespace
+}  // namespace based
