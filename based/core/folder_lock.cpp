@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
+#include <utility>
 
 #include "based/core/text.h"
 
@@ -28,27 +29,20 @@ std::string holder(int descriptor) {
 
 }  // namespace
 
-FolderLock::FolderLock(const std::string& folder) : folder_(folder), path_((fs::path(folder) / ".lock").string()) {
-  while (!open_and_lock()) {}
-}
-
-bool FolderLock::open_and_lock() {
-  std::error_code failed;
-  made_ = fs::create_directories(folder_, failed) || made_;
-  if (failed) throw Error(folder_ + ": cannot make the folder: " + failed.message());
+bool LockFile::take(const std::string& name, const std::string& kind) {
   descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (descriptor_ < 0 && errno == ENOENT && !fs::exists(folder_)) return false;  // its last holder took the folder with it
+  if (descriptor_ < 0 && errno == ENOENT && !fs::exists(fs::absolute(path_).parent_path())) return false;
   if (descriptor_ < 0) throw Error(path_ + ": cannot write: " + system_message(errno));
   if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
     const std::string who = holder(descriptor_);
-    ::close(descriptor_);
+    ::close(std::exchange(descriptor_, -1));
     if (error != EWOULDBLOCK) throw Error(path_ + ": cannot be locked: " + system_message(error));
-    throw Error(folder_ + ": another run is writing to this folder" + who + "; wait for it, or name another folder");
+    throw Error(name + ": another run is writing to this " + kind + who + "; wait for it, or name another " + kind);
   }
   struct stat locked {};
   if (::fstat(descriptor_, &locked) != 0 || locked.st_nlink == 0) {  // its last holder removed it between our open and our lock
-    ::close(descriptor_);
+    ::close(std::exchange(descriptor_, -1));
     return false;
   }
   const std::string process = std::to_string(::getpid()) + "\n";
@@ -57,11 +51,35 @@ bool FolderLock::open_and_lock() {
   return true;
 }
 
+void LockFile::remove() {
+  std::error_code ignored;
+  if (descriptor_ >= 0 && !path_.empty()) fs::remove(std::exchange(path_, {}), ignored);
+}
+
+LockFile::~LockFile() {
+  remove();
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+FolderLock::FolderLock(const std::string& folder) : folder_(folder), lock_((fs::path(folder) / ".lock").string()) {
+  do {  // its last holder may take the folder with it
+    std::error_code failed;
+    made_ = fs::create_directories(folder_, failed) || made_;
+    if (failed) throw Error(folder_ + ": cannot make the folder: " + failed.message());
+  } while (!lock_.take(folder_, "folder"));
+}
+
 FolderLock::~FolderLock() {
   std::error_code ignored;
-  fs::remove(path_, ignored);
+  lock_.remove();
   if (made_) fs::remove(folder_, ignored);  // where it is empty
-  ::close(descriptor_);
+}
+
+FileLock::FileLock(const std::string& file) : lock_(file + ".lock") {
+  const fs::path folder = fs::absolute(file).parent_path();
+  do {
+    if (!fs::is_directory(folder)) throw Error(file + ": its folder " + folder.string() + " is not there");
+  } while (!lock_.take(file, "file"));
 }
 
 }  // namespace based

@@ -1,4 +1,4 @@
-// One process at a time writes to a folder.
+// One process at a time writes to a folder, or to a file.
 #pragma once
 #include <string>
 
@@ -6,9 +6,25 @@
 
 namespace based {
 
-// Taken before the folder is looked into. Makes the folder where it is absent; its file .lock, which names the holder's process, is there
-// as long as the lock. Throws Error where another holds it. Released when the process ends, however it does; a folder that the lock made
-// and that is left empty goes with it.
+// What a lock is: a file that names the holder's process and is there as long as the lock. Released when the process ends, however it does.
+class LockFile {
+ public:
+  explicit LockFile(std::string path) : path_(std::move(path)) {}
+  LockFile(const LockFile&) = delete;
+  LockFile& operator=(const LockFile&) = delete;
+  ~LockFile();
+
+  // False: the file or its folder went away meanwhile; to be tried again. Throws Error where another holds it: it is for `name`, a `kind`.
+  bool take(const std::string& name, const std::string& kind);
+  void remove();  // the lock itself is held until the end
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+};
+
+// Taken before the folder is looked into. Makes the folder where it is absent; its lock is the file .lock in it. Throws Error where another
+// holds it. A folder that the lock made and that is left empty goes with it.
 class FolderLock {
  public:
   explicit FolderLock(const std::string& folder);
@@ -17,11 +33,18 @@ class FolderLock {
   ~FolderLock();
 
  private:
-  bool open_and_lock();  // false: the file went away meanwhile, to be tried again
-
-  std::string folder_, path_;
-  int descriptor_ = -1;
+  std::string folder_;
+  LockFile lock_;
   bool made_ = false;  // the folder
+};
+
+// Taken before a file is looked at that is written piece by piece; the lock is `file`.lock. Throws Error where another holds it.
+class FileLock {
+ public:
+  explicit FileLock(const std::string& file);
+
+ private:
+  LockFile lock_;
 };
 
 }  // namespace based

@@ -6,6 +6,7 @@
 
 #include "based/core/config.h"
 #include "based/core/files.h"
+#include "based/core/folder_lock.h"
 #include "based/core/hash.h"
 #include "based/core/interrupt.h"
 #include "based/core/log.h"
@@ -43,6 +44,7 @@ class Results {
  public:
   Results(const BatchOutput& output, const PromptsFile& prompts) : output_(output), total_(prompts.size()) {
     if (output.out.empty()) return;
+    lock_.emplace(output.out);
     partial_ = output.out + ".partial";
     const std::string head = dump_json({{"prompts", prompts.hash()}, {"run", output.run}}) + "\n";
     const bool there = std::filesystem::exists(partial_);
@@ -113,6 +115,7 @@ class Results {
 
   const BatchOutput& output_;
   int64_t total_, next_ = 0;
+  std::optional<FileLock> lock_;  // of the output: no other run looks at what is there, or adds to it
   std::string partial_;
   std::unique_ptr<AppendFile> file_;
   std::map<int64_t, std::string> lines_;

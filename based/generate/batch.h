@@ -52,7 +52,8 @@ struct BatchReport {
 
 // Results go to `out`, one JSON object a prompt, in the order of the file; until all are there, in the order in which they came, to
 // `out`.partial, which a killed run leaves and `resume` goes on from. Without `out` they go to `print`, in the order of the file, as soon
-// as they can. `run`: what decides the results (model, options); a resumed one must have the same (UsageError).
+// as they can. Throws Error where another process writes to `out`. `run`: what decides the results (model, options); a resumed one must
+// have the same (UsageError).
 struct BatchOutput {
   std::string out;
   bool resume = false;

@@ -94,6 +94,24 @@ TEST_F(Prompts, AnInterruptedOrKilledRunGoesOn) {
   }
 }
 
+TEST_F(Prompts, TwoRunsDoNotWriteOneFile) {
+  const std::string command = prompts(400) + " --max-tokens 60 --out " + folder_->file("one.jsonl");
+  const std::string partial = folder_->file("one.jsonl.partial");
+  const Started started({"generate", "--prompts", folder_->file("p.jsonl"), "--slots", "3", "--model", folder_->file("m"), "--max-tokens",
+                         "100000", "--out", folder_->file("one.jsonl")},
+                        folder_->file("o"), folder_->file("e"));
+  for (int i = 0; i < 60'000 && lines_of(partial) < 1; ++i) usleep(500);
+  for (const char* more : {"", " --resume"}) {
+    const Ran second = run(command + more);
+    EXPECT_EQ(second.code, 1);
+    EXPECT_THAT(second.err, HasSubstr("one.jsonl: another run is writing to this file (process "));
+  }
+  started.signal(SIGKILL);
+  started.status();
+  EXPECT_EQ(run(command).code, 2) << "what a killed run left is no obstacle";
+  EXPECT_FALSE(std::filesystem::exists(folder_->file("one.jsonl.lock")));
+}
+
 TEST_F(Prompts, WhatDoesNotFitTheMemoryIsSaidFirst) {
   prompts(3);
   const Ran ran =

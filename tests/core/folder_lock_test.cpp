@@ -26,6 +26,20 @@ TEST(FolderLock, OneAtATimeAndTheHolderIsNamed) {
   const FolderLock again(here);
 }
 
+TEST(FileLock, OneAtATimeAndTheHolderIsNamed) {
+  const TemporaryFolder folder;
+  const std::string file = folder.file("out.jsonl");
+  {
+    const FileLock lock(file), other(folder.file("other.jsonl"));
+    EXPECT_EQ(message_of<Error>([&] { FileLock second(file); }),
+              file + ": another run is writing to this file (process " + std::to_string(getpid()) + "); wait for it, or name another file");
+    EXPECT_EQ(read_file(file + ".lock"), std::to_string(getpid()) + "\n") << "the second changed nothing";
+  }
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+  const FileLock again(file);
+  EXPECT_THAT(message_of<Error>([&] { FileLock lock(folder.file("none/out.jsonl")); }), HasSubstr("none is not there"));
+}
+
 TEST(FolderLock, AFolderThatItMadeAndThatStaysEmptyGoesWithIt) {
   const TemporaryFolder folder;
   const std::string made = folder.file("a"), kept = folder.file("b");
