@@ -2,6 +2,7 @@
 #include <exception>
 
 #include "apps/command.h"
+#include "apps/place.h"
 #include "based/core/files.h"
 #include "based/core/interrupt.h"
 #include "based/core/json.h"
@@ -9,9 +10,7 @@
 #include "based/generate/batch.h"
 #include "based/generate/memory.h"
 #include "based/generate/text_model.h"
-#include "based/models/device.h"
 #include "based/models/limits.h"
-#include "based/models/tensor_view.h"
 
 namespace based::apps {
 namespace {
@@ -76,19 +75,17 @@ Json run_of(const Options& options, const std::string& model_hash) {
           {"logprobs", options.logprobs}};
 }
 
-void run_many(const Options& options) {
-  const torch::Device device = parse_device(options.device, "--device");
-  const auto dtype = options.dtype.empty() ? std::nullopt : std::optional(parse_float_type(options.dtype, "--dtype"));
+void run_many(const Options& options, const Place& place) {
   const ModelFiles stored = read_model_files(options.model);
   const PromptsFile prompts(options.prompts);
   const PromptDefaults defaults = defaults_of(options);
-  const int64_t slots = std::min(options.slots > 0 ? options.slots : device.is_cuda() ? 128 : 8, prompts.size());
+  const int64_t slots = std::min(options.slots > 0 ? options.slots : place.device.is_cuda() ? 128 : 8, prompts.size());
   const int64_t longest = grows(stored.config) ? prompts.longest(*make_tokenizer(options.model), defaults) : 0;
   EngineOptions engine_of = engine_options(options, slots, slots * longest);
-  engine_of.ahead = true;
-  engine_of.patience = device.is_cuda() ? 4 : 0;
-  require_memory({stored.config, dtype ? *dtype : stored.dtype, device}, engine_of, "--slots");
-  const TextModel loaded = load_text_model(options.model, dtype, device);
+  engine_of.ahead = place.device.is_cuda();  // a CPU has nothing to do meanwhile
+  engine_of.patience = place.device.is_cuda() ? 4 : 0;
+  require_memory({stored.config, place.dtype.value_or(stored.dtype), place.device}, engine_of, "--slots");
+  const TextModel loaded = load_text_model(options.model, place.dtype, place.device);
   Engine engine(*loaded.model, engine_of);
   const BatchOutput output{options.out, options.resume, run_of(options, loaded.hash), print_line};
   const BatchReport report = generate_batch(engine, *loaded.tokenizer, prompts, defaults, output);
@@ -163,11 +160,9 @@ void report(const Options& options, const Generated& out, int64_t state_bytes) {
                 " tokens/s; state " + grouped(state_bytes) + " bytes");
 }
 
-void run_one(const Options& options) {
-  const torch::Device device = parse_device(options.device, "--device");
-  const auto dtype = options.dtype.empty() ? std::nullopt : std::optional(parse_float_type(options.dtype, "--dtype"));
+void run_one(const Options& options, const Place& place) {
   if (!options.save_state.empty()) check_writable(options.save_state);
-  const TextModel loaded = load_text_model(options.model, dtype, device);
+  const TextModel loaded = load_text_model(options.model, place.dtype, place.device);
   const PromptDefaults defaults = defaults_of(options);
   TextRequest request{encode_ids(*loaded.tokenizer, options.prompt), {}, defaults.options, defaults.stops};
   request.options.keep_state = !options.save_state.empty();
@@ -176,7 +171,7 @@ void run_one(const Options& options) {
   const int64_t most = prompt + std::min(options.max_tokens, int64_t{1} << 62);
   require_positions(loaded.model->config(), most - 1, "the prompt and --max-tokens");  // the last token is not read
   // On a GPU a step is recorded where its memory is fixed.
-  Engine engine(*loaded.model, engine_options(options, 1, device.is_cuda() ? most : 0));
+  Engine engine(*loaded.model, engine_options(options, 1, place.device.is_cuda() ? most : 0));
   TextGenerator generator(engine, *loaded.tokenizer);
   const Generated out = generate(options, generator, std::move(request));
   report(options, out, engine.state_bytes());
@@ -190,7 +185,8 @@ void run_one(const Options& options) {
 
 void run(const Options& options) {
   check(options);
-  options.prompts.empty() ? run_one(options) : run_many(options);
+  const Place place = parse_place(options.device, options.dtype);
+  options.prompts.empty() ? run_one(options, place) : run_many(options, place);
 }
 
 void setup(CommandLine app) {

@@ -1,13 +1,12 @@
 #include "based/eval/perplexity.h"
 #include "apps/command.h"
+#include "apps/place.h"
 #include "based/core/interrupt.h"
 #include "based/core/json.h"
 #include "based/core/progress.h"
 #include "based/data/documents.h"
 #include "based/generate/text_model.h"
 #include "based/generate/text_stream.h"
-#include "based/models/device.h"
-#include "based/models/tensor_view.h"
 
 #include <algorithm>
 #include <chrono>
@@ -37,9 +36,8 @@ struct Options {
 void run(const Options& options) {
   if (options.perplexity.context < 0 || options.perplexity.context == 1) throw UsageError("--context must be 0, or at least 2 tokens");
   const TextFormat format = text_format(options.format);
-  const torch::Device device = parse_device(options.device, "--device");
-  const auto dtype = options.dtype.empty() ? std::nullopt : std::optional(parse_float_type(options.dtype, "--dtype"));
-  const TextModel loaded = load_text_model(options.model, dtype, device);
+  const Place place = parse_place(options.device, options.dtype);
+  const TextModel loaded = load_text_model(options.model, place.dtype, place.device);
   std::vector<std::vector<int64_t>> documents;
   int64_t tokens = 0, words = 0, bytes = 0;
   read_documents(options.data, format, [&](std::string_view text) {

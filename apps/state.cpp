@@ -1,4 +1,5 @@
 #include "apps/command.h"
+#include "apps/place.h"
 #include "based/core/files.h"
 #include "based/core/json.h"
 #include "based/core/progress.h"
@@ -6,7 +7,6 @@
 #include "based/generate/session.h"
 #include "based/generate/text_model.h"
 #include "based/generate/text_stream.h"
-#include "based/models/tensor_view.h"
 
 namespace based::apps {
 namespace {
@@ -16,9 +16,7 @@ struct Options {
   bool json = false;
 };
 
-TextModel load(const Options& options) {
-  return load_text_model(options.model, options.dtype.empty() ? std::nullopt : std::optional(parse_float_type(options.dtype, "--dtype")));
-}
+TextModel load(const Options& options) { return load_text_model(options.model, parse_place("cpu", options.dtype).dtype); }
 
 void save(const Options& options) {
   if (options.prompt.empty()) throw UsageError("state save needs a --prompt of at least one token");

@@ -1,0 +1,23 @@
+// Where a stored model runs and with numbers of what type, as --device and --dtype say it.
+#pragma once
+#include <optional>
+#include <string>
+
+#include "based/models/device.h"
+#include "based/models/tensor_view.h"
+
+namespace based::apps {
+
+struct Place {
+  torch::Device device = torch::kCPU;
+  std::optional<torch::Dtype> dtype;  // absent: as stored
+};
+
+// Throws UsageError, naming the option.
+inline Place parse_place(const std::string& device, const std::string& dtype) {
+  Place place{parse_device(device, "--device"), std::nullopt};
+  if (!dtype.empty()) place.dtype = parse_float_type(dtype, "--dtype");
+  return place;
+}
+
+}  // namespace based::apps
