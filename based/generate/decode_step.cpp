@@ -146,8 +146,12 @@ void DecodeStep::set_texts(const std::vector<int64_t>& slots, const std::vector<
 }
 
 void DecodeStep::run(const std::vector<int64_t>& slots) {
-  if (recorded()) {
+  if (!recordings_.empty()) {
     for (const auto& recording : recordings_) recording.replay->run();
+    return;
+  }
+  if (steps_all()) {
+    for (int64_t first = 0; first < state_.slots(); first += invariant_width) step(all_slots_.narrow(0, first, invariant_width));
     return;
   }
   const auto count = static_cast<int64_t>(slots.size());

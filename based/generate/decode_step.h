@@ -35,7 +35,8 @@ class DecodeStep {
   // Of a state that is zeroed, and is zeroed again afterwards. The state must outlive this and keep its addresses where steps are recorded.
   DecodeStep(LanguageModel& model, ModelState& state, const DecodeOptions& options);
 
-  bool recorded() const { return !recordings_.empty(); }  // run() then steps all slots, whatever is named
+  // run() steps all slots, whatever is named: where steps are recorded, and where a GPU's are invariant.
+  bool steps_all() const { return !recordings_.empty() || (decode_.invariant && !model_.device().is_cpu()); }
   bool keeps_log_probabilities() const { return log_probability_.defined(); }
 
   void set_sampling(const std::vector<int64_t>& slots, const std::vector<SamplingOptions>& options);

@@ -26,11 +26,13 @@ Engine::Engine(LanguageModel& model, const EngineOptions& options)
     pages_.emplace(width, options.cache_tokens, model.device());
     state_.use_pages(pages_->pages(), pages_->size());
   } else if (state_.grows()) {
+    if (decode.invariant && !model.device().is_cpu())
+      throw UsageError("an engine's invariant steps on a GPU need cache_tokens where the state grows");
     decode.steps = Steps::plain;
   }
   owner_.assign(static_cast<size_t>(options.slots), -1);
   decode_ = std::make_unique<DecodeStep>(model, state_, decode);
-  if (decode_->recorded() && slots() > 1 && !pages_) warm_up();
+  if (decode_->steps_all() && slots() > 1 && !pages_) warm_up();
 }
 
 // Whatever a GPU loads and allocates when it first reads prompts is there before the first ones come.
@@ -115,8 +117,8 @@ void Engine::extend(int64_t id, const std::vector<int64_t>& more) {
   sequence.reads = true;
   --going_on_;
   waiting_.push_front(id);
-  if (!decode_->recorded()) return;
-  sequence.held = extract(sequence.slot, sequence.seen);  // a recorded step would step its slot, too
+  if (!decode_->steps_all()) return;
+  sequence.held = extract(sequence.slot, sequence.seen);  // its slot would be stepped, too
   release_slot(sequence);
 }
 
@@ -357,10 +359,10 @@ bool Engine::read_some() {
     const int64_t first = alone_ ? prefill_tokens_ - sequence.seen % prefill_tokens_ : budget;
     const bool whole = sequence.unread() <= first;
     if (!whole && !alone_ && budget < begun) break;
-    if (!whole && decode_->recorded() && staged_ >= 0) break;
+    if (!whole && decode_->steps_all() && staged_ >= 0) break;
     if ((sequence.slot < 0 && free_slots() == 0) || !give_slot(id, sequence)) break;
     budget -= std::min(sequence.unread(), first);
-    if (!whole && decode_->recorded()) {
+    if (!whole && decode_->steps_all()) {
       waiting_.pop_front();
       stage(id, sequence);
       read_staged(first);
@@ -425,7 +427,7 @@ std::vector<int64_t> Engine::slots_to_step() {
   return slots;
 }
 
-// A recorded step steps idle slots, too: their positions must stay among those that the model has.
+// Where all slots are stepped, idle ones are, too: their positions must stay among those that the model has.
 void Engine::rewind_others(const std::vector<int64_t>& slots) {
   std::vector<int64_t> others;
   for (int64_t slot = 0; slot < state_.slots(); ++slot)
@@ -455,7 +457,7 @@ void Engine::take_token(int64_t id, Sequence& sequence, int64_t token, float log
 bool Engine::launch() {
   const std::vector<int64_t> slots = slots_to_step();
   if (slots.empty()) return false;
-  if (model_.config().max_positions > 0 && decode_->recorded()) rewind_others(slots);
+  if (model_.config().max_positions > 0 && decode_->steps_all()) rewind_others(slots);
   decode_->run(slots);
   auto& flight = in_flight_.emplace_back();
   for (const int64_t slot : slots) {

@@ -143,7 +143,7 @@ class Engine {
   std::map<int64_t, Sequence> sequences_;
   std::deque<int64_t> waiting_;  // to be read, in this order
   std::vector<int64_t> owner_;   // the sequence in each slot; −1: none
-  // A recorded step steps all slots, so a prompt that takes several pieces is read in a state of its own: this sequence's, −1 for none.
+  // Where all slots are stepped, a prompt that takes several pieces is read in a state of its own: this sequence's, −1 for none.
   int64_t staged_ = -1;
   ModelState staging_;
   int64_t next_ = 0, going_on_ = 0, reserved_ = 0, tokens_read_ = 0;

@@ -296,15 +296,17 @@ TEST_P(EngineOnDevices, InvariantBitsDependOnTheTextAlone) {
     tokens_of(engine);
     return engine.snapshot(sequence);
   };
-  const DecodeOptions invariant{.invariant = true};
-  Engine small(*model, {.slots = 1, .cache_tokens = kCache, .prefill_tokens = 32, .decode = invariant});
-  Engine large(*model, {.slots = 150, .cache_tokens = 9000, .prefill_tokens = 32, .decode = invariant});
-  for (int64_t i = 0; i < 149; ++i) large.add(some_text(3 + i % 40, i), {.sampling = kDrawn, .max_tokens = 2 + i % 50});
-  tokens_of(large, 9);
-  const SequenceState a = state_after(small), b = state_after(large);
-  EXPECT_EQ(a.ids, b.ids);
-  const auto of_a = a.state.named(), of_b = b.state.named();
-  for (size_t i = 0; i < of_a.size(); ++i) EXPECT_TRUE(torch::equal(of_a[i].value, of_b[i].value)) << of_a[i].name;
+  for (const Steps steps : {Steps::fused, Steps::plain}) {
+    const DecodeOptions invariant{.steps = steps, .invariant = true};
+    Engine small(*model, {.slots = 1, .cache_tokens = kCache, .prefill_tokens = 32, .decode = invariant});
+    Engine large(*model, {.slots = 150, .cache_tokens = 9000, .prefill_tokens = 32, .decode = invariant});
+    for (int64_t i = 0; i < 149; ++i) large.add(some_text(3 + i % 40, i), {.sampling = kDrawn, .max_tokens = 2 + i % 50});
+    tokens_of(large, 9);
+    const SequenceState a = state_after(small), b = state_after(large);
+    EXPECT_EQ(a.ids, b.ids);
+    const auto of_a = a.state.named(), of_b = b.state.named();
+    for (size_t i = 0; i < of_a.size(); ++i) EXPECT_TRUE(torch::equal(of_a[i].value, of_b[i].value)) << of_a[i].name;
+  }
 }
 
 TEST(Engine, RefusesWhatItCannotDo) {
