@@ -1,0 +1,72 @@
+#include "based/generate/decode_step.h"
+
+#include <gtest/gtest.h>
+#include <torch/cuda.h>
+
+#include "tests/generate/texts.h"
+
+namespace based {
+namespace {
+
+// Of the most likely token behind each token of a text but the last, which a step reads in the first and in the last slot: [steps, 2].
+Tensor log_probabilities(LanguageModel& model, int64_t slots, Steps steps, const std::vector<int64_t>& text) {
+  const torch::InferenceMode inference;
+  ModelState state = model.make_state(slots);
+  DecodeStep step(model, state, {.steps = steps, .log_probabilities = true});
+  std::vector<int64_t> all;
+  for (int64_t slot = 0; slot < slots; ++slot) all.push_back(slot);
+  step.set_sampling(all, std::vector<SamplingOptions>(all.size(), kGreedy));
+  std::vector<float> kept;
+  std::vector<int64_t> prefix;
+  for (const int64_t id : text) {
+    prefix.push_back(id);
+    step.set_texts(all, std::vector<const std::vector<int64_t>*>(all.size(), &prefix));
+    step.run(all);
+    step.fetch();
+    const float* got = step.fetched().log_probabilities;
+    kept.push_back(got[0]), kept.push_back(got[slots - 1]);
+  }
+  return torch::tensor(kept).view({-1, 2});
+}
+
+// "wide": layers as wide as a model's of the paper, so that a step of one text is one kernel (on Hopper).
+std::shared_ptr<LanguageModel> model_of(const std::string& preset) {
+  if (preset != "wide") return distinct_model(torch::kCUDA, preset);
+  ModelConfig config = find_preset("based-360m");
+  config.layers = {"conv", "linear", "window", "conv", "window", "linear"};
+  config.vocab_size = 1000;
+  torch::manual_seed(11);
+  auto model = std::make_shared<LanguageModel>(config);
+  model->to(torch::kCUDA);
+  model->eval();
+  return model;
+}
+
+// The reference has the same weights and rounds nothing to bf16. Joined kernels round elsewhere than plain ones, not more.
+TEST(DecodeStep, FusedStepsInBf16AreAsNearToFp32AsPlainOnes) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  const auto text = some_text(100, 3);
+  for (const char* preset : {"based-tiny", "based-demo", "wide"}) {
+    const auto model = model_of(preset), exact = model_of(preset);
+    model->to(torch::kBFloat16);
+    exact->to(torch::kBFloat16);
+    exact->to(torch::kFloat);
+    for (const int64_t slots : {1, 8, 200}) {  // each is joined in another way
+      const Tensor expected = log_probabilities(*exact, slots, Steps::plain, text);
+      const Tensor plain = log_probabilities(*model, slots, Steps::plain, text),
+                   fused = log_probabilities(*model, slots, Steps::fused, text);
+      const auto rms = [](const Tensor& x) { return x.square().mean().sqrt().item<double>(); };
+      const double of_plain = rms(plain - expected), of_fused = rms(fused - expected), between = rms(fused - plain);
+      const std::string where = std::string(preset) + ", " + std::to_string(slots) + " slots: plain " + std::to_string(of_plain) +
+                                ", fused " + std::to_string(of_fused) + ", between them " + std::to_string(between);
+      std::puts(where.c_str());
+      EXPECT_TRUE(fused.isfinite().all().item<bool>()) << where;
+      EXPECT_LT(of_fused, 1.5 * of_plain) << where;
+      EXPECT_LT(between, 2 * of_plain) << where;
+      EXPECT_LT((fused - plain).abs().max().item<double>(), 0.15) << where;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace based
