@@ -1,15 +1,19 @@
 #include "based/generate/decode_step.h"
 
+#include <limits>
+
 #include "based/core/log.h"
 #include "based/ops/pointwise.h"
 
 namespace based {
 namespace {
 
-// Log-probability of `token` under softmax(logits), fp32 [rows].
-Tensor log_probability_of(const Tensor& logits, const Tensor& token) {
-  const Tensor wide = logits.to(torch::kFloat);
-  return (wide.gather(1, token.clamp_min(0).unsqueeze(1)).squeeze(1) - wide.logsumexp(1));
+// Log-probability of `token` under the softmax of the first `vocab` columns, fp32 [rows]. The others stay, as logits of nothing: on a GPU
+// the order of a row's sum depends on where the row begins, and rows of padded length begin alike.
+Tensor log_probability_of(const Tensor& padded, int64_t vocab, const Tensor& token) {
+  const Tensor wide = padded.to(torch::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  wide.narrow(1, vocab, wide.size(1) - vocab).fill_(-std::numeric_limits<float>::infinity());
+  return wide.gather(1, token.clamp_min(0).unsqueeze(1)).squeeze(1) - wide.logsumexp(1);
 }
 
 }  // namespace
@@ -91,11 +95,12 @@ void DecodeStep::forget_pending(const std::vector<int64_t>& slots) {
 }
 
 void DecodeStep::draw(const Slots& slots, Tensor token, ops::SampleOptions options, Tensor log_probability) {
-  Tensor logits = model_.logits(model_.step(token, state_, slots)).narrow(1, 0, model_.config().vocab_size);
+  const Tensor padded = model_.logits(model_.step(token, state_, slots));
+  Tensor logits = padded.narrow(1, 0, model_.config().vocab_size);
   if (!options.position.defined()) options.position = state_.position().index_select(0, slots);  // the step has moved it
   if (logits.scalar_type() == torch::kDouble) logits = logits.to(torch::kFloat);                 // what sampling takes
   ops::sample_(token, logits, options);
-  if (log_probability.defined()) log_probability.copy_(log_probability_of(logits, token));
+  if (log_probability.defined()) log_probability.copy_(log_probability_of(padded, logits.size(1), token));
 }
 
 void DecodeStep::step(const Slots& slots) {

@@ -59,7 +59,6 @@ TEST(DecodeStep, FusedStepsInBf16AreAsNearToFp32AsPlainOnes) {
       const double of_plain = rms(plain - expected), of_fused = rms(fused - expected), between = rms(fused - plain);
       const std::string where = std::string(preset) + ", " + std::to_string(slots) + " slots: plain " + std::to_string(of_plain) +
                                 ", fused " + std::to_string(of_fused) + ", between them " + std::to_string(between);
-      std::puts(where.c_str());
       EXPECT_TRUE(fused.isfinite().all().item<bool>()) << where;
       EXPECT_LT(of_fused, 1.5 * of_plain) << where;
       EXPECT_LT(between, 2 * of_plain) << where;

@@ -291,19 +291,24 @@ TEST_P(EngineOnDevices, PlainStepsGiveTheTokensOfRecordedOnes) {
 TEST_P(EngineOnDevices, InvariantBitsDependOnTheTextAlone) {
   const auto model = this->model();
   const auto text = some_text(75, 6);
+  std::vector<std::vector<float>> log_probabilities;
   const auto state_after = [&](Engine& engine) {
     const int64_t sequence = engine.add(text, {.sampling = kDrawn, .max_tokens = 30, .keep_state = true});
-    tokens_of(engine);
+    auto& kept = log_probabilities.emplace_back();
+    while (!engine.idle())
+      for (const Engine::Drawn& drawn : engine.step())
+        if (drawn.sequence == sequence) kept.push_back(drawn.log_probability);
     return engine.snapshot(sequence);
   };
   for (const Steps steps : {Steps::fused, Steps::plain}) {
-    const DecodeOptions invariant{.steps = steps, .invariant = true};
+    const DecodeOptions invariant{.steps = steps, .invariant = true, .log_probabilities = true};
     Engine small(*model, {.slots = 1, .cache_tokens = kCache, .prefill_tokens = 32, .decode = invariant});
     Engine large(*model, {.slots = 150, .cache_tokens = 9000, .prefill_tokens = 32, .decode = invariant});
     for (int64_t i = 0; i < 149; ++i) large.add(some_text(3 + i % 40, i), {.sampling = kDrawn, .max_tokens = 2 + i % 50});
     tokens_of(large, 9);
     const SequenceState a = state_after(small), b = state_after(large);
     EXPECT_EQ(a.ids, b.ids);
+    EXPECT_EQ(log_probabilities.end()[-2], log_probabilities.back());
     const auto of_a = a.state.named(), of_b = b.state.named();
     for (size_t i = 0; i < of_a.size(); ++i) EXPECT_TRUE(torch::equal(of_a[i].value, of_b[i].value)) << of_a[i].name;
   }
