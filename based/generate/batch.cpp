@@ -142,7 +142,7 @@ class Batch {
     while (!interrupted()) {
       feed();
       if (generator_.idle()) break;
-      generator_.step({}, [&](int64_t sequence, GeneratedText text) { take(sequence, text); });
+      generator_.step({}, [&](int64_t sequence, GeneratedText text) { take(sequence, std::move(text)); });
       progress.update(results_.size(), {{"tokens/s", format_count(static_cast<double>(report_.tokens) / seconds())}});
     }
     report_.seconds = seconds();
@@ -182,13 +182,14 @@ class Batch {
     return result;
   }
 
-  void take(int64_t sequence, const GeneratedText& text) {
+  void take(int64_t sequence, GeneratedText text) {
     const Begun begun = begun_.at(sequence);
     const int64_t index = begun.index;
     begun_.erase(sequence);
     engine_.remove(sequence);
     Json result = head(index, begun.id);
-    result.update({{"text", text.text}, {"ids", text.ids}, {"prompt_tokens", text.prompt_tokens}, {"finish_reason", text.finish_reason}});
+    result["text"] = std::move(text.text), result["ids"] = text.ids;
+    result["prompt_tokens"] = text.prompt_tokens, result["finish_reason"] = text.finish_reason;
     if (!text.log_probabilities.empty()) result["log_probabilities"] = text.log_probabilities;
     report_.tokens += static_cast<int64_t>(text.ids.size());
     report_.prompt_tokens += text.prompt_tokens;

@@ -35,16 +35,18 @@ Engine::Engine(LanguageModel& model, const EngineOptions& options)
   if (decode_->steps_all() && slots() > 1 && !pages_) warm_up();
 }
 
-// Whatever a GPU loads and allocates when it first reads prompts is there before the first ones come.
+// Whatever a GPU loads and allocates when it first reads prompts, many or one, is there before the first ones come.
 void Engine::warm_up() {
   std::vector<int64_t> slots, starts{0};
+  const int64_t tokens = std::max<int64_t>(1, prefill_tokens_ / this->slots());
   for (int64_t slot = 0; slot < this->slots(); ++slot) {
     slots.push_back(slot);
-    starts.push_back(starts.back() + std::max<int64_t>(1, prefill_tokens_ / this->slots()));
+    starts.push_back(starts.back() + tokens);
+    if (slot > 0 && slot + 1 < this->slots()) continue;
+    const Tensor ids = torch::zeros({starts.back()}, torch::dtype(torch::kInt64).device(model_.device()));
+    model_.prefill_last(ids, Sequences::packed(starts, starts.back(), model_.device()), state_, on_device(slots));
   }
-  const Tensor ids = torch::zeros({starts.back()}, torch::dtype(torch::kInt64).device(model_.device())), all = on_device(slots);
-  model_.prefill_last(ids, Sequences::packed(starts, starts.back(), model_.device()), state_, all);
-  state_.zero(all);
+  state_.zero(on_device(slots));
 }
 
 int64_t Engine::state_bytes() const {
