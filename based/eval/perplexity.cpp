@@ -44,7 +44,7 @@ Perplexity measure_perplexity(LanguageModel& model, const std::vector<std::vecto
   Engine engine(model, {.slots = options.batch > 0          ? options.batch
                                  : model.device().is_cuda() ? 64
                                                             : 8,
-                        .prefill_tokens = model.device().is_cuda() ? 32768 : 2048,
+                        .prefill_tokens = model.device().is_cuda() ? 32768 : 0,
                         .decode = {.steps = Steps::plain}});
   for (const auto& document : documents) {
     const auto size = static_cast<int64_t>(document.size());

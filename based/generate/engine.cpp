@@ -8,7 +8,8 @@
 
 namespace based {
 
-int64_t default_prefill_tokens(torch::Device device) { return device.is_cuda() ? 8192 : 2048; }
+// A CPU works on what its caches hold.
+int64_t default_prefill_tokens(torch::Device device) { return device.is_cuda() ? 8192 : 1024; }
 
 Engine::Engine(LanguageModel& model, const EngineOptions& options)
     : model_(model),

@@ -23,7 +23,7 @@ struct EngineOptions {
   // pages of a pool of that size, which sequences take as they grow and give back; one waits until all that it may need is free. 0: the
   // cache grows with the texts, and steps are plain.
   int64_t cache_tokens = 0;
-  int64_t prefill_tokens = 0;  // of prompts, read between two steps; 0: 2048 on the CPU, 8192 on a GPU
+  int64_t prefill_tokens = 0;  // of prompts, read between two steps; 0: 1024 on the CPU, 8192 on a GPU
   // How many steps' worth of free slots may go by before prompts are read between the steps of others: reading a few costs a GPU as much as
   // a few steps, so that throughput gains where several are read together. 0: they are read at once.
   int64_t patience = 0;
