@@ -19,8 +19,8 @@ class WindowKernel final : public StepKernel {
   explicit WindowKernel(Parts parts) : parts_(std::move(parts)) {}
 
   bool read_early(const Effects& effects, size_t unit) override {
-    parts_.arguments.ring_is_settled = effects.is_constant(parts_.slots) && effects.is_private(parts_.k_ring, unit) &&
-                                       effects.is_private(parts_.v_ring, unit);
+    parts_.arguments.ring_is_settled =
+        effects.is_constant(parts_.slots) && effects.is_private(parts_.k_ring, unit) && effects.is_private(parts_.v_ring, unit);
     return parts_.arguments.ring_is_settled;
   }
   Status launch(Stream stream) const override { return launcher<CausalAttentionStep>(parts_.arguments, stream); }
@@ -64,9 +64,9 @@ std::unique_ptr<WindowKernel::Parts> parts_of(const Operands& call, const Tensor
     if (tensor.stride(2) != 1 || tensor.stride(1) != tensor.size(2)) return nullptr;
   for (const Tensor& tensor : {ring.k, ring.v, ring.positions, ring.slots, y})
     if (!tensor.is_contiguous()) return nullptr;
-  auto parts = std::make_unique<WindowKernel::Parts>(WindowKernel::Parts{
-      ops::causal_attention_step_arguments(q, k, v, ring.k, ring.v, ring.positions, ring.slots, y), call.span(q), call.span(k), call.span(v),
-      call.span(ring.k), call.span(ring.v), call.span(ring.slots), call.span(y)});
+  auto parts = std::make_unique<WindowKernel::Parts>(
+      WindowKernel::Parts{ops::causal_attention_step_arguments(q, k, v, ring.k, ring.v, ring.positions, ring.slots, y), call.span(q),
+                          call.span(k), call.span(v), call.span(ring.k), call.span(ring.v), call.span(ring.slots), call.span(y)});
   parts->arguments.scale = static_cast<float>(scale);
   return parts;
 }

@@ -10,7 +10,7 @@ Tensor to_device(const Tensor& host, torch::Device device) {
 }
 
 ToHost::ToHost(const Tensor& like) {
-  const bool gpu = !like.device().is_cpu();
+  const bool gpu = like.device().is_cuda();
   host_ = torch::empty(like.sizes(), torch::dtype(like.scalar_type()).pinned_memory(gpu));
   if (gpu) copied_.emplace(like.device().type());
 }

@@ -13,16 +13,15 @@ class RecordedOnCpu {
  public:
   explicit RecordedOnCpu(std::function<void()> before = [] {}) {
     before_ = std::move(before);
-    recorder_of(torch::kCPU) = [](torch::Device, const std::function<void()>& body, Recording) -> std::unique_ptr<Replay> {
-      return std::make_unique<Again>(body);
-    };
+    ops::recorder_of(torch::kCPU) = [](torch::Device, const std::function<void()>& body,
+                                       const ops::Rewrite&) -> std::unique_ptr<ops::Replay> { return std::make_unique<Again>(body); };
   }
   RecordedOnCpu(const RecordedOnCpu&) = delete;
   RecordedOnCpu& operator=(const RecordedOnCpu&) = delete;
-  ~RecordedOnCpu() { recorder_of(torch::kCPU) = nullptr; }
+  ~RecordedOnCpu() { ops::recorder_of(torch::kCPU) = nullptr; }
 
  private:
-  struct Again final : Replay {
+  struct Again final : ops::Replay {
     explicit Again(std::function<void()> step) : body(std::move(step)) {}
     void run() override { before_(), body(); }
     std::function<void()> body;
