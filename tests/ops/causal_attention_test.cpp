@@ -1,7 +1,6 @@
 #include "based/ops/causal_attention.h"
 #include "based/ops/embedding.h"
 #include "based/ops/pointwise.h"
-#include "based/ops/recorded_step.h"
 
 #include "tests/ops/testing.h"
 
@@ -201,7 +200,6 @@ TEST_P(CausalAttentionSteps, TakePositionsThatAreWrittenRightBefore) {
       Tensor k_ring = k_start.clone(), v_ring = v_start.clone(), k_then = k_start.clone(), v_then = v_start.clone();
       const Tensor expected = rotary_attention_step(qkv.clone(), k_ring, v_ring, positions, slots, 0.2, head_dim, 500);
       const Tensor columns = qkv.clone(), seen = before.clone(), ids = at::zeros_like(slots);
-      const RecordedStep recorded;
       const EmbeddedStep begun = embedding_step_(seen, slots, table, ids);
       const Tensor y = rotary_attention_step(columns, k_then, v_then, begun.positions, slots, 0.2, head_dim, 500);
       EXPECT_TRUE(same_bits(y, expected)) << rows;

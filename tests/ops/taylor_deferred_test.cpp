@@ -73,17 +73,16 @@ INSTANTIATE_TEST_SUITE_P(Devices, TaylorDeferredOnDevices,
                                   std::string(toString(std::get<1>(given.param)));
                          });
 
-TEST(TaylorDeferred, ThereIsRoomOnlyWhereStepsAreFaster) {
-  Deferred of(at::kCPU, at::kFloat, 16, 64);
-  EXPECT_FALSE(taylor_waiting(of.state, 16, at::kFloat).has_value());
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
-  const auto sums = at::dtype(at::kFloat).device(at::kCUDA);
-  const auto state = [&](int64_t slots, int64_t head_dim) {
-    return TaylorState{at::zeros({slots, 16, 153, head_dim}, sums), at::zeros({slots, 16, 153}, sums)};
+TEST(TaylorDeferred, IsWorthItForManyTextsOnHopper) {
+  const auto is_faster = [](int64_t rows, int32_t head_dim, const kernels::Gpu& gpu) {
+    kernels::TaylorAttention p;
+    p.tokens = p.rows = rows, p.heads = 16, p.feature_dim = 16, p.head_dim = head_dim, p.dtype = kernels::DType::bf16;
+    return kernels::taylor_deferred_is_faster(p, gpu);
   };
-  EXPECT_TRUE(taylor_waiting(state(128, 64), 16, at::kBFloat16).has_value());
-  EXPECT_FALSE(taylor_waiting(state(2, 64), 16, at::kBFloat16).has_value());    // too few
-  EXPECT_FALSE(taylor_waiting(state(128, 12), 16, at::kBFloat16).has_value());  // no whole 16 bytes
+  EXPECT_TRUE(is_faster(128, 64, kernels::kH200));
+  EXPECT_FALSE(is_faster(2, 64, kernels::kH200)) << "too few";
+  EXPECT_FALSE(is_faster(128, 12, kernels::kH200)) << "no whole 16 bytes";
+  EXPECT_FALSE(is_faster(128, 64, {132, false, 233472, 1024})) << "no Hopper";
 }
 
 TEST(TaylorDeferred, ErrorsNameTheArgument) {
