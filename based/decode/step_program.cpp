@@ -57,6 +57,7 @@ bool StepStretch::add(const Unit& unit, std::string& why) {
       append(read_, joint.early);
       steps_.pop_back();
       push(joint);
+      ++units_;
       return true;
     }
   }
@@ -78,9 +79,21 @@ bool StepStretch::add_instruction(Planned next, std::string& why) {
   connect(next, sources);
   if (kind == StepKind::norm && sources[0] != nullptr && late_ && sources[0]->step > *late_) late_.reset();
   next.step.share = share_of(next);
+  if (kind == StepKind::norm && sources[0] != nullptr && steps_[sources[0]->step].step.share.each > 0)
+    meetings_.push_back({units_, sources[0]->unit});
   if (attends) see_ahead(next);
   push(next);
+  ++units_;
   return true;
+}
+
+// Nobody reads there any more what was there before: each block that reads it has done so before a norm in front of this heard of it.
+bool StepStretch::may_store(const Output& output) const {
+  size_t done = 0;  // units that all blocks have done
+  for (const Meeting& meeting : meetings_)
+    if (meeting.unit <= output.unit) done = std::max(done, meeting.heard + 1);
+  return std::none_of(earlier_.begin(), earlier_.end(),
+                      [&](const EarlierMemory& read) { return read.unit >= done && share_memory(read.memory, output.memory); });
 }
 
 bool StepStretch::finish(size_t behind, std::string& why) {
@@ -89,8 +102,7 @@ bool StepStretch::finish(size_t behind, std::string& why) {
     if (planned.sum.storage >= 0 && !effects_.is_wanted(planned.sum, behind)) planned.step.arguments.norm.sum = nullptr;
   for (const Output& output : outputs_) {
     if (!effects_.is_wanted(output.memory, behind)) continue;
-    for (const Span& read : read_)
-      if (share_memory(output.memory, read)) return refuse(why, "its results lie where other blocks may still read");
+    if (!may_store(output)) return refuse(why, "its results lie where other blocks may still read");
     steps_[output.step].step.stores |= 1U << output.index;
   }
   return true;
@@ -140,6 +152,7 @@ void StepStretch::connect(Planned& next, const std::vector<Output*>& sources) {
   for (size_t i = 0; i < sources.size(); ++i) {
     if (sources[i] == nullptr) {
       read_.push_back(next.reads[i]);
+      earlier_.push_back({next.reads[i], units_});
       continue;
     }
     int64_t& mailbox = steps_[sources[i]->step].out;
@@ -147,6 +160,7 @@ void StepStretch::connect(Planned& next, const std::vector<Output*>& sources) {
     next.in[i] = mailbox + (next.reads[i].begin - sources[i]->memory.begin) / 2;
   }
   append(read_, next.early);
+  for (const Span& early : next.early) earlier_.push_back({early, SIZE_MAX});  // by threads that run ahead of all others
 }
 
 void StepStretch::push(const Planned& next) {
@@ -156,7 +170,7 @@ void StepStretch::push(const Planned& next) {
     if (memory.bytes() == 0) continue;
     std::erase_if(outputs_, [&](const Output& o) { return overlap(o.memory, memory); });
     if (overlap(memory, shared_x_)) shared_x_ = {};
-    outputs_.push_back({memory, steps_.size(), static_cast<int>(i), i == 0 && kind != StepKind::norm});
+    outputs_.push_back({memory, steps_.size(), static_cast<int>(i), i == 0 && kind != StepKind::norm, units_});
   }
   append(written_, next.outputs), append(written_, next.states);
   if (kind == StepKind::norm) shared_x_ = next.outputs[0];
@@ -194,7 +208,7 @@ bool StepStretch::follow_residual(Planned& next, const Output* add) {
   if (sums && (!hears_all || (!(next.sum == next.x) && overlap(next.sum, written_)))) return false;
   if (!sums && next.reads[0].storage >= 0) return false;
   next.step.loads_x = loads;
-  if (loads) read_.push_back(next.x);
+  if (loads) read_.push_back(next.x), earlier_.push_back({next.x, units_});
   for (Planned& before : steps_)
     if (before.step.kind == StepKind::norm && sums && before.sum == next.sum) before.step.arguments.norm.sum = nullptr;
   residual_ = sums ? next.sum : next.x;

@@ -52,8 +52,19 @@ class StepStretch {
     size_t step;
     int index;      // of the instruction's outputs
     bool is_heard;  // by other blocks, through a mailbox
+    size_t unit;    // that made it, of those that were added
+  };
+  // A place from before the program that is read while unit `unit` runs.
+  struct EarlierMemory {
+    Span memory;
+    size_t unit;
+  };
+  // The norm of unit `unit` waits for all blocks to have done unit `heard`, and all before it.
+  struct Meeting {
+    size_t unit, heard;
   };
   bool add_instruction(Planned next, std::string& why);
+  bool may_store(const Output& output) const;
   bool find_sources(const Planned& next, std::vector<Output*>& sources);
   void connect(Planned& next, const std::vector<Output*>& sources);
   void push(const Planned& next);
@@ -67,6 +78,9 @@ class StepStretch {
   std::vector<Planned> steps_;
   std::vector<Output> outputs_;
   Spans read_, written_;  // memory from before the program; by the program
+  std::vector<EarlierMemory> earlier_;
+  std::vector<Meeting> meetings_;
+  size_t units_ = 0;
   int64_t mailbox_words_ = 0;
   size_t attended_ = 0;           // behind the latest taylor or window
   std::optional<size_t> late_;    // that instruction, until a norm has heard of all blocks after it
