@@ -22,7 +22,8 @@ TEST(RecordedAttention, TakesPositionsThatAreWrittenRightBefore) {
     const Tensor k_start = random({rows, capacity, heads, head_dim}), v_start = random({rows, capacity, heads, head_dim});
     const Tensor qkv = random({rows, 3 * heads * head_dim}), table = random({8, 16});
     const Tensor slots = torch::arange(rows, torch::kInt64).flip(0).contiguous().to(torch::kCUDA), ids = torch::zeros_like(slots);
-    Tensor k_ring = k_start.clone(), v_ring = v_start.clone(), seen = torch::zeros_like(slots), y = torch::empty({rows, heads, head_dim}, bf16);
+    Tensor k_ring = k_start.clone(), v_ring = v_start.clone(), seen = torch::zeros_like(slots),
+           y = torch::empty({rows, heads, head_dim}, bf16);
     const auto step = [&] {
       const ops::EmbeddedStep begun = ops::embedding_step_(seen, slots, table, ids);
       y.copy_(ops::rotary_attention_step(qkv.clone(), k_ring, v_ring, begun.positions, slots, 0.2, head_dim, 500));
