@@ -225,11 +225,11 @@ struct HeadWarp {
       q[i / 2][i % 2] = at < p.head_dim ? *reinterpret_cast<const uint32_t*>(query + at) : 0;
     }
   }
-  __device__ __forceinline__ void set_position(int64_t written) {
+  // Of the token in the ring; and rotary turns, where pair d is (d, d + 8 kSteps), head_dim being 16 kSteps. A thread finds the same pairs
+  // each time.
+  __device__ __forceinline__ void find_places(int64_t written) {
     count = static_cast<int>(min(written + 1, p.capacity)), newest = static_cast<int>(ring_place(written, p.capacity));
-  }
-  // Rotary: pair d is (d, d + 8 kSteps), head_dim being 16 kSteps. A thread finds the same pairs each time.
-  __device__ __forceinline__ void find_turns(int64_t written) const {
+    if (p.rotary_base == 0) return;
     for (int pair = threadIdx.x; pair < 8 * kSteps; pair += blockDim.x) {
       const float2 turn = rotary_turn(written, rotary_frequency(pair, 16 * kSteps, p.rotary_base));
       store_shared_float(turns + 8 * pair, turn.x), store_shared_float(turns + 8 * pair + 4, turn.y);
@@ -377,25 +377,23 @@ __global__ void __launch_bounds__(32 * kMostWarps, kSteps <= 4 ? 2 : 1)
   if (!p.ring_is_settled) wait_for_earlier_kernels();
   const int warp = threadIdx.x / 32, rank = blockIdx.x % split;
   HeadWarp<kSteps, kRing> own(p, blockIdx.x / split, rank * (blockDim.x / 32) + warp, shared_address(memory));
-  // Positions are written as a step begins. Before that is waited for, the newest one is most often there, so turns are found by what is
-  // there, and again where it was another. A volatile read is made each time, and not from a cache of the block.
-  const auto* position = static_cast<const volatile int64_t*>(p.position) + own.row;
-  int64_t written = *position;
+  // Positions are written as a step begins. Before that is waited for, the newest one is most often there, so places and turns are found
+  // by what is there, and again where it was another. They are read from the L2 cache, where they are written.
+  const int64_t* position = p.position + own.row;
+  const int64_t early = __ldcg(position);
   if (!p.ring_is_settled) own.request_token();  // before the ring's keys, which would hold it up
 #pragma unroll
   for (int tile = 0; tile < kRing; ++tile) {
     if (tile * kTileKeys < p.capacity) own.request(tile, tile);
     copy_async_commit();
   }
-  if (p.rotary_base != 0) own.find_turns(written);
+  own.find_places(early);
   if (p.ring_is_settled) {
     wait_for_earlier_kernels();
+    const int64_t written = __ldcg(position);
     own.request_token();
-    const int64_t early = written;
-    written = *position;
-    if (p.rotary_base != 0 && written != early) own.find_turns(written);
+    if (written != early) own.find_places(written);
   }
-  own.set_position(written);
   if (p.rotary_base != 0) {
     __syncthreads();
     own.turn_token();
