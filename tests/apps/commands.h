@@ -1,5 +1,5 @@
-// One row a subcommand of `based`: how it is made to work on small files, and what its options are. every_command_test.cpp asks the same
-// questions of each.
+// A row or more for each subcommand of `based`: how it is made to work on small files, and what its options are. every_command_test.cpp
+// asks the same questions of each.
 #pragma once
 #include <map>
 #include <string>
@@ -74,7 +74,8 @@ inline const std::vector<CommandRow>& command_rows() {
       {"state save", "% --model <@/model --prompt the", {{"--prompt", any_text}, {"--dtype", "fp8"}}},
       {"state load", "<@/a.state --model <@/model", {{"--dtype", "fp8"}}},
       {"state info", "<@/a.state"},
-      {"inspect", "<@/recall --plan --device h200", {{"--device", "tpu"}, {"--dtype", "fp8"}}},
+      {"inspect", "<@/recall", {{"--device", "tpu"}, {"--dtype", "fp8"}}},
+      {"inspect", "based-360m --plan --device h200", {{"--device", "tpu"}, {"--dtype", "fp8"}}},  // reads sizes, no weights
       {"bench",
        "--model <@/recall decode --quick --threads 1",
        {{"--device", "tpu"}, {"--commit", any_text}, {"--preset", "based-tine"}, {"--plot", no_path}}},
