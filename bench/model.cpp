@@ -24,13 +24,13 @@ namespace {
 // How often a step touches each byte of a tensor that does not grow.
 double touches(const MixerState& layer, const std::string& name, bool waits) {
   if (layer.has("v") || layer.has("input")) return 1;  // a ring is read, and one step of it written
-  return waits && (name == "kv" || name == "k") ? 1 + 1.0 / kernels::kTaylorWaiting : 2;
+  return waits && (name == "kv" || name == "k") ? 1 + 1.0 / kernels::kTaylorPending : 2;
 }
 
 }  // namespace
 
 double state_traffic(const Engine& engine, int64_t tokens) {
-  constexpr double round = kernels::kTaylorWaiting,
+  constexpr double round = kernels::kTaylorPending,
                    waiting = ((round - 1) / 2 + 1) / round;  // those that wait on the mean, and the token's
   const ModelState& state = engine.state();
   const auto slots = static_cast<double>(state.slots());

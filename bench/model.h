@@ -31,7 +31,7 @@ double weight_bytes(const LanguageModel& model);
 // tokens wait beside sums, these are written once for all that wait, and what waits is read, on the mean.
 double state_traffic(const Engine& engine, int64_t tokens);
 // Steps of an engine on a GPU that are timed at once: whole rounds, since one step in a round writes the sums of Taylor's states.
-constexpr int64_t kTimedSteps = 2 * kernels::kTaylorWaiting;
+constexpr int64_t kTimedSteps = 2 * kernels::kTaylorPending;
 torch::Tensor random_ids(const LanguageModel& model, int64_t count);
 int64_t resident_bytes();
 

@@ -86,7 +86,7 @@ std::unique_ptr<StepKernel> lower_rotary(const Operands& call, std::string& why)
   if (parts == nullptr) return nullptr;
   parts->arguments.rotary_base = call.number(7);
   why = "no kernel turns such queries and keys";
-  if (call.integer(6) != q.size(2) || !kernels::causal_attention_step_turns(parts->arguments, call.gpu)) return nullptr;
+  if (call.integer(6) != q.size(2) || !kernels::causal_attention_step_fuses_rotary(parts->arguments, call.gpu)) return nullptr;
   return std::make_unique<WindowKernel>(std::move(*parts));
 }
 

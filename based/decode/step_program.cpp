@@ -69,7 +69,7 @@ bool StepStretch::add_instruction(Planned next, std::string& why) {
   if (overlap(next.early, written_)) return refuse(why, "reads early what the step has written");
   const StepKind kind = next.step.kind;
   const bool attends = kind == StepKind::taylor || kind == StepKind::window;
-  if (attends && late_) return refuse(why, "follows another mixer with a state without a norm between");
+  if (attends && deferred_store_) return refuse(why, "follows another mixer with a state without a norm between");
   next.step.x_is_shared = finds_x(next);
   if (next.step.x_is_shared) next.reads.clear();
   std::vector<Output*> sources;
@@ -77,11 +77,11 @@ bool StepStretch::add_instruction(Planned next, std::string& why) {
   if (overlap(next.outputs, read_) || overlap(next.outputs, {residual_})) return refuse(why, "writes what is read before");
   if (kind == StepKind::norm && !follow_residual(next, sources[0])) return refuse(why, "is of another residual stream");
   connect(next, sources);
-  if (kind == StepKind::norm && sources[0] != nullptr && late_ && sources[0]->step > *late_) late_.reset();
+  if (kind == StepKind::norm && sources[0] != nullptr && deferred_store_ && sources[0]->step > *deferred_store_) deferred_store_.reset();
   next.step.share = share_of(next);
   if (kind == StepKind::norm && sources[0] != nullptr && steps_[sources[0]->step].step.share.each > 0)
     meetings_.push_back({units_, sources[0]->unit});
-  if (attends) see_ahead(next);
+  if (attends) prefetch_state(next);
   push(next);
   ++units_;
   return true;
@@ -97,7 +97,7 @@ bool StepStretch::may_store(const Output& output) const {
 }
 
 bool StepStretch::finish(size_t behind, std::string& why) {
-  if (late_) return refuse(why, "ends between a mixer's state and the norm that waits for it");
+  if (deferred_store_) return refuse(why, "ends between a mixer's state and the norm that waits for it");
   for (Planned& planned : steps_)
     if (planned.sum.storage >= 0 && !effects_.is_wanted(planned.sum, behind)) planned.step.arguments.norm.sum = nullptr;
   for (const Output& output : outputs_) {
@@ -188,15 +188,15 @@ kernels::StepShare StepStretch::share_of(const Planned& planned) const {
 }
 
 // A state is requested a few instructions before it is used; registers hold one.
-void StepStretch::see_ahead(Planned& next) {
+void StepStretch::prefetch_state(Planned& next) {
   constexpr size_t kAhead = 5;
   Planned see;
   see.step = next.step;
-  see.step.kind = next.step.kind == StepKind::taylor ? StepKind::see_taylor : StepKind::see_window;
+  see.step.kind = next.step.kind == StepKind::taylor ? StepKind::prefetch_taylor : StepKind::prefetch_window;
   const size_t at = std::max(attended_, steps_.size() - std::min(kAhead, steps_.size()));
   steps_.insert(steps_.begin() + static_cast<std::ptrdiff_t>(at), see);
   for (Output& output : outputs_) output.step += output.step >= at ? 1 : 0;
-  late_ = steps_.size(), attended_ = steps_.size() + 1;
+  deferred_store_ = steps_.size(), attended_ = steps_.size() + 1;
 }
 
 // The residual stream stays in registers, and its memory is written by the last norm alone: once it has heard of all blocks, if they

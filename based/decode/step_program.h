@@ -69,7 +69,7 @@ class StepStretch {
   void connect(Planned& next, const std::vector<Output*>& sources);
   void push(const Planned& next);
   kernels::StepShare share_of(const Planned& planned) const;
-  void see_ahead(Planned& next);
+  void prefetch_state(Planned& next);
   bool follow_residual(Planned& next, const Output* add);
   bool finds_x(const Planned& next) const;
 
@@ -82,9 +82,9 @@ class StepStretch {
   std::vector<Meeting> meetings_;
   size_t units_ = 0;
   int64_t mailbox_words_ = 0;
-  size_t attended_ = 0;           // behind the latest taylor or window
-  std::optional<size_t> late_;    // that instruction, until a norm has heard of all blocks after it
-  Span residual_{}, shared_x_{};  // what registers and shared memory hold
+  size_t attended_ = 0;                   // behind the latest taylor or window
+  std::optional<size_t> deferred_store_;  // that instruction, until a norm has heard of all blocks after it
+  Span residual_{}, shared_x_{};          // what registers and shared memory hold
 };
 
 // A stretch of units [first, behind) that becomes one kernel.

@@ -20,37 +20,37 @@ struct Parts {
   Span q, k, v, kv, k_sums, slots, rates, y;
 };
 
-class Waiting final : public PendingTokens {
+class TaylorPendingTokens final : public PendingTokens {
  public:
-  explicit Waiting(const Parts& parts)
+  explicit TaylorPendingTokens(const Parts& parts)
       : state_(parts.state),
-        waiting_(ops::taylor_waiting(parts.state, parts.arguments.feature_dim, parts.type)),
+        pending_(ops::taylor_pending(parts.state, parts.arguments.feature_dim, parts.type)),
         decay_(ops::if_defined(parts.decay)) {}
-  void flush(const Tensor& slots) override { ops::taylor_deferred_settle_(state_, waiting_, slots, decay_); }
-  void forget(const Tensor& slots) override { waiting_.count.index_fill_(0, slots, 0); }
-  int64_t bytes() const override { return static_cast<int64_t>(waiting_.k.nbytes() + waiting_.v.nbytes() + waiting_.count.nbytes()); }
-  const ops::TaylorWaiting& tensors() const { return waiting_; }
+  void flush(const Tensor& slots) override { ops::taylor_deferred_flush_(state_, pending_, slots, decay_); }
+  void forget(const Tensor& slots) override { pending_.count.index_fill_(0, slots, 0); }
+  int64_t bytes() const override { return static_cast<int64_t>(pending_.k.nbytes() + pending_.v.nbytes() + pending_.count.nbytes()); }
+  const ops::TaylorPending& tensors() const { return pending_; }
 
  private:
   ops::TaylorState state_;
-  ops::TaylorWaiting waiting_;
+  ops::TaylorPending pending_;
   std::optional<Tensor> decay_;
 };
 
 class DeferredKernel final : public StepKernel {
  public:
-  explicit DeferredKernel(const Parts& parts) : waiting_(std::make_shared<Waiting>(parts)) {
-    const ops::TaylorWaiting& tensors = waiting_->tensors();
+  explicit DeferredKernel(const Parts& parts) : pending_(std::make_shared<TaylorPendingTokens>(parts)) {
+    const ops::TaylorPending& tensors = pending_->tensors();
     arguments_ = {parts.arguments, tensors.k.mutable_data_ptr(), tensors.v.mutable_data_ptr(),
                   static_cast<int32_t*>(tensors.count.mutable_data_ptr())};
   }
   bool read_early(const Effects&, size_t) override { return true; }  // as the kernel that it is instead of
   Status launch(Stream stream) const override { return launcher<kernels::TaylorDeferred>(arguments_, stream); }
   int64_t rows() const override { return arguments_.step.rows; }
-  std::shared_ptr<PendingTokens> pending() const override { return waiting_; }
+  std::shared_ptr<PendingTokens> pending() const override { return pending_; }
 
  private:
-  std::shared_ptr<Waiting> waiting_;
+  std::shared_ptr<TaylorPendingTokens> pending_;
   kernels::TaylorDeferred arguments_;
 };
 

@@ -72,8 +72,8 @@ Tensor taylor_steps(const Tensors& x, bool deferred) {
   const auto sums = torch::dtype(torch::kFloat).device(x[0].device());
   ops::TaylorState state{torch::zeros({1, 2, kernels::packed_features(16), 24}, sums),
                          torch::zeros({1, 2, kernels::packed_features(16)}, sums)};
-  ops::TaylorWaiting waiting{torch::zeros({1, 2, kernels::kTaylorWaiting, 16}, x[0].options()),
-                             torch::zeros({1, 2, kernels::kTaylorWaiting, 24}, x[0].options()),
+  ops::TaylorPending waiting{torch::zeros({1, 2, kernels::kTaylorPending, 16}, x[0].options()),
+                             torch::zeros({1, 2, kernels::kTaylorPending, 24}, x[0].options()),
                              torch::zeros({1, 2}, sums.dtype(torch::kInt))};
   const Tensor slot = torch::zeros({1}, sums.dtype(torch::kInt64));
   Tensors rows;

@@ -56,7 +56,7 @@ struct CausalAttentionStep {
   // CUDA: no kernel queued before this one that may still run writes the rings or slots, so they are read while it does. Positions may be
   // being written.
   bool ring_is_settled = false;
-  // CUDA, where causal_attention_step_turns() (causal_attention_plan.h): q and k are first turned as by Rotary (pointwise.h), all of
+  // CUDA, where causal_attention_step_fuses_rotary() (causal_attention_plan.h): q and k are first turned as by Rotary (pointwise.h), all of
   // head_dim by halves; 0: not.
   double rotary_base = 0;
 };

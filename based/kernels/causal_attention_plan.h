@@ -37,7 +37,7 @@ inline AttentionShare plan_streamed_attention(const CausalAttentionStep& p, cons
 }
 
 // Whether a kernel turns q and k by their positions, too: bf16 on Hopper, head_dim 64, 112 or 128.
-inline bool causal_attention_step_turns(const CausalAttentionStep& p, const Gpu& gpu) {
+inline bool causal_attention_step_fuses_rotary(const CausalAttentionStep& p, const Gpu& gpu) {
   return p.head_dim == 16 * attention_steps(p) && plan_streamed_attention(p, gpu).warps > 0;
 }
 

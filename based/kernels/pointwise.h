@@ -4,7 +4,7 @@
 
 namespace based::kernels {
 
-// y = s · rsqrt(mean(s²) + eps) · weight over each row, where s = (x + earlier) + add. Sums are fp32.
+// y = s · rsqrt(mean(s²) + eps) · weight over each row, where s = (x + deferred) + add. Sums are fp32.
 struct RmsNorm {                 // caller owns all memory; rows are contiguous
   const void* x = nullptr;       // [rows, width], x_dtype; null: 0, where there are add and sum
   const void* add = nullptr;     // [rows, width], dtype; null: 0
@@ -14,9 +14,9 @@ struct RmsNorm {                 // caller owns all memory; rows are contiguous
   float* inverse_rms = nullptr;  // [rows], rsqrt(mean(s²) + eps); kept for the backward; may be null
   int64_t rows = 0, width = 0;
   float eps = 1e-5F;
-  DType x_dtype = DType::f32;     // of x and sum (the residual stream may be fp32 where activations are bf16)
-  DType dtype = DType::f32;       // of add, earlier, weight and y
-  const void* earlier = nullptr;  // [rows, width], dtype: what a norm before this one saw as `add` and did not keep; null: 0
+  DType x_dtype = DType::f32;      // of x and sum (the residual stream may be fp32 where activations are bf16)
+  DType dtype = DType::f32;        // of add, deferred, weight and y
+  const void* deferred = nullptr;  // [rows, width], dtype: what a norm before this one saw as `add` and did not keep; null: 0
 };
 
 // Gradients of y = rms_norm(s), the same bits for any number of threads.

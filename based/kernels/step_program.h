@@ -11,14 +11,14 @@
 namespace based::kernels {
 
 enum class StepKind : int32_t {
-  norm,        // by every block for itself; the sum stays in registers, y in shared memory
-  linear,      // y = weight · x + bias
-  swiglu,      // outputs in pairs, the second is the gate
-  conv,        // outputs in pairs, of which a short convolution and its gate are made
-  taylor,      // a block 16 columns of a head
-  window,      // a block a head
-  see_taylor,  // what a later taylor or window reads in all blocks and one of them writes
-  see_window,
+  norm,             // by every block for itself; the sum stays in registers, y in shared memory
+  linear,           // y = weight · x + bias
+  swiglu,           // outputs in pairs, the second is the gate
+  conv,             // outputs in pairs, of which a short convolution and its gate are made
+  taylor,           // a block 16 columns of a head
+  window,           // a block a head
+  prefetch_taylor,  // what a later taylor or window reads in all blocks and one of them writes
+  prefetch_window,
 };
 
 struct LinearWithConv {

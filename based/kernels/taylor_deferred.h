@@ -1,6 +1,6 @@
 // Steps of Taylor attention that write no sums: a token's key and value wait beside the sums of its row and head, and a step reads both,
 //   y_t = (Σ_f φ(q_t)_f S_f + Σ_i w(q_t·k_i) v_i) / (the same of the denominator),   i over those that wait and t itself.
-// A step whose token makes kTaylorWaiting of them takes them in, one after the other, as the steps of algorithm 2 would have, bit for bit.
+// A step whose token makes kTaylorPending of them takes them in, one after the other, as the steps of algorithm 2 would have, bit for bit.
 // So a step moves little more than half of what algorithm 2 does, since its time is that of reading and writing the sums.
 #pragma once
 #include <algorithm>
@@ -10,13 +10,13 @@
 
 namespace based::kernels {
 
-constexpr int kTaylorWaiting = 12;
+constexpr int kTaylorPending = 12;
 
 struct TaylorDeferred {        // caller owns all memory
   TaylorAttention step;        // as for taylor_attention_step; its states are the sums of what does not wait
-  void* waiting_k = nullptr;   // [slots, heads, kTaylorWaiting, feature_dim], of the type of q, scaled
-  void* waiting_v = nullptr;   // [slots, heads, kTaylorWaiting, head_dim]
-  int32_t* waiting = nullptr;  // [slots, heads], how many wait, 0 … kTaylorWaiting − 1
+  void* pending_k = nullptr;   // [slots, heads, kTaylorPending, feature_dim], of the type of q, scaled
+  void* pending_v = nullptr;   // [slots, heads, kTaylorPending, head_dim]
+  int32_t* pending = nullptr;  // [slots, heads], how many wait, 0 … kTaylorPending − 1
 };
 
 // A block's shared memory, all of one row and head: the state, q, k, what waits with the token behind it, the warps' shares of y (or φ of
@@ -26,7 +26,7 @@ struct TaylorDeferredPlace {
   static constexpr int kColumns = 4;     // of a state, that a lane has
   static constexpr int kMostBlocks = 4;  // of a multiprocessor: more would have fewer than 64 registers a thread
   static constexpr int kTogether = 4;    // tokens that a state takes in while its vectors are in registers
-  static_assert(kTaylorWaiting % kTogether == 0);
+  static_assert(kTaylorPending % kTogether == 0);
 
   int features, head_dim, feature_dim, element;  // element: bytes of one of q, k, v
   int64_t items;                                 // rows x heads
@@ -43,13 +43,13 @@ struct TaylorDeferredPlace {
   constexpr int v_bytes() const { return head_dim * element; }
   constexpr int q_at() const { return state_bytes(); }
   constexpr int k_at() const { return q_at() + k_bytes(); }
-  constexpr int waiting_k_at() const { return k_at() + k_bytes(); }
-  constexpr int waiting_v_at() const { return waiting_k_at() + kTaylorWaiting * k_bytes(); }
-  constexpr int partial_at() const { return waiting_v_at() + kTaylorWaiting * v_bytes(); }
+  constexpr int pending_k_at() const { return k_at() + k_bytes(); }
+  constexpr int pending_v_at() const { return pending_k_at() + kTaylorPending * k_bytes(); }
+  constexpr int partial_at() const { return pending_v_at() + kTaylorPending * v_bytes(); }
   constexpr int phi_q_at() const { return partial_at() + std::max(kWarps * head_dim, kTogether * features) * 4; }
   constexpr int warp_sums_at() const { return phi_q_at() + features * 4; }
   constexpr int weights_at() const { return warp_sums_at() + kWarps * 4; }
-  constexpr int pairs_at() const { return weights_at() + kTaylorWaiting * 4; }
+  constexpr int pairs_at() const { return weights_at() + kTaylorPending * 4; }
   constexpr int barrier_at() const { return (pairs_at() + features * 2 + 7) / 8 * 8; }
   constexpr int shared_bytes() const { return barrier_at() + 8; }
 
@@ -75,7 +75,7 @@ inline bool taylor_deferred_is_faster(const TaylorAttention& p, const Gpu& gpu) 
 namespace cuda {
 Status taylor_deferred_step(const TaylorDeferred&, Stream);
 // The sums of `rows` slots take in what waits; q, k, v and y are not looked at.
-Status taylor_deferred_settle(const TaylorDeferred&, Stream);
+Status taylor_deferred_flush(const TaylorDeferred&, Stream);
 }  // namespace cuda
 
 }  // namespace based::kernels

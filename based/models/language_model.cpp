@@ -32,15 +32,16 @@ Norm::Norm(const ModelConfig& config) : eps_(config.norm_eps) {
   if (config.norm == "layer_norm") bias_ = register_parameter("bias", torch::zeros({config.d_model}, parameter_device()));
 }
 
-Tensor Norm::forward(Residual& residual, bool leaves) {
-  const Tensor added = std::exchange(residual.pending, Tensor()), earlier = std::exchange(residual.earlier, Tensor());
+Tensor Norm::forward(Residual& residual, bool skip_residual_write) {
+  const Tensor added = std::exchange(residual.pending, Tensor()),
+               deferred_mlp_output = std::exchange(residual.deferred_mlp_output, Tensor());
   const bool trains = torch::GradMode::is_enabled();
   if (added.defined() && !bias_.defined() && (trains || residual.sum.defined())) {
-    if (!trains && leaves && !earlier.defined()) {
-      residual.earlier = added;
+    if (!trains && skip_residual_write && !deferred_mlp_output.defined()) {
+      residual.deferred_mlp_output = added;
       return ops::rms_norm_of_sum(residual.sum, added, weight_, eps_);
     }
-    if (!trains) return ops::rms_norm_add_(residual.sum, added, weight_, eps_, ops::if_defined(earlier));
+    if (!trains) return ops::rms_norm_add_(residual.sum, added, weight_, eps_, ops::if_defined(deferred_mlp_output));
     Tensor y;
     std::tie(residual.sum, y) = ops::rms_norm_add(ops::if_defined(residual.sum), added, weight_, eps_);
     return y;
@@ -72,8 +73,8 @@ Block::Block(const ModelConfig& config, int64_t layer) {
   mlp_ = register_module("mlp", std::make_shared<Mlp>(config));
 }
 
-void Block::run_mlp(Residual& residual, bool leaves_sum) {
-  if (mlp_) residual.pending = mlp_->forward(norm2_->forward(residual, leaves_sum));
+void Block::run_mlp(Residual& residual, bool skip_residual_write) {
+  if (mlp_) residual.pending = mlp_->forward(norm2_->forward(residual, skip_residual_write));
 }
 
 LanguageModel::LanguageModel(ModelConfig config) : config_(std::move(config)) {
@@ -96,7 +97,7 @@ int64_t LanguageModel::parameter_count() const {
   return sum;
 }
 
-Residual LanguageModel::begin(Tensor embedded, const Tensor& positions) {
+Residual LanguageModel::embed(Tensor embedded, const Tensor& positions) {
   if (positions_.defined()) embedded = embedded + torch::embedding(positions_, positions);
   if (is_training() && config_.embedding_dropout > 0) embedded = torch::dropout(embedded, config_.embedding_dropout, true);
   return {{}, embedded};
@@ -109,7 +110,7 @@ Tensor LanguageModel::run(const Tensor& embedded, const Sequences& rows) {
   const auto pass = std::make_shared<const Pass>(rows);
   const auto mix = [pass](Mixer& mixer, const Tensor& x) { return mixer.forward(x, *pass); };  // by value: the backward runs it again
   const bool recompute = checkpoint_activations_ && torch::GradMode::is_enabled();
-  Residual residual = begin(embedded, positions_.defined() ? rows.positions() : Tensor());
+  Residual residual = embed(embedded, positions_.defined() ? rows.positions() : Tensor());
   if (recompute) residual = {residual.pending.to(ops::sum_type(residual.pending)), {}};
   for (const auto& block : blocks_) {
     if (!recompute) {
@@ -143,39 +144,39 @@ ModelState LanguageModel::make_state(int64_t slots) const {
   return ModelState(std::move(layers), torch::zeros({slots}, torch::dtype(torch::kInt64).device(device())));
 }
 
-Residual LanguageModel::read(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
+Residual LanguageModel::run_mixers(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
   const Tensor seen = state.position().index_select(0, slots);
   const Pass pass(rows, slots, seen);
-  Residual residual = begin(torch::embedding(embedding_, ids), positions_.defined() ? pass.positions() : Tensor());
+  Residual residual = embed(torch::embedding(embedding_, ids), positions_.defined() ? pass.positions() : Tensor());
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    if (i > 0) blocks_[i - 1]->run_mlp(residual, /*leaves_sum=*/true);  // up to the next layer's norm
+    if (i > 0) blocks_[i - 1]->run_mlp(residual, /*skip_residual_write=*/true);  // up to the next layer's norm
     blocks_[i]->run_mixer(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.prefill(x, state.layers()[i], pass); });
   }
   state.position().index_copy_(0, slots, seen + rows.cu_seqlens().diff());
   return residual;
 }
 
-Tensor LanguageModel::finish(Residual& residual) {
+Tensor LanguageModel::final_norm(Residual& residual) {
   blocks_.back()->run_mlp(residual);
   return norm_->forward(residual);
 }
 
 Tensor LanguageModel::prefill(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
-  Residual residual = read(ids, rows, state, slots);
-  return finish(residual);
+  Residual residual = run_mixers(ids, rows, state, slots);
+  return final_norm(residual);
 }
 
 Tensor LanguageModel::prefill_last(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
-  const Residual all = read(ids, rows, state, slots);
+  const Residual all = run_mixers(ids, rows, state, slots);
   const Tensor last = (rows.cu_seqlens().slice(0, 1) - 1).clamp_min(0);
   Residual residual{all.sum.index_select(0, last), all.pending.index_select(0, last)};
-  return finish(residual);
+  return final_norm(residual);
 }
 
 Tensor LanguageModel::step(const Tensor& ids, ModelState& state, const Slots& slots) {
   const auto [embedded, positions] = ops::embedding_step_(state.position(), slots, embedding_, ids);
   const Pass pass = Pass::step(slots, positions);
-  Residual residual = positions_.defined() ? begin(embedded.to(embedding_.scalar_type()), positions) : Residual{embedded, {}};
+  Residual residual = positions_.defined() ? embed(embedded.to(embedding_.scalar_type()), positions) : Residual{embedded, {}};
   for (size_t i = 0; i < blocks_.size(); ++i)
     blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.step(x, state.layers()[i], pass); });
   return norm_->forward(residual);

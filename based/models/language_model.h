@@ -14,17 +14,17 @@ namespace based {
 
 // The residual stream, and what a layer has given but not yet added: the norm that comes next adds it in the same pass.
 struct Residual {
-  Tensor sum;           // [tokens, d_model]; undefined: nothing has been added yet
-  Tensor pending;       // likewise, or undefined
-  Tensor earlier = {};  // likewise: what was given before `pending`, and seen by a norm that left the sum as it was
+  Tensor sum;                       // [tokens, d_model]; undefined: nothing has been added yet
+  Tensor pending;                   // likewise, or undefined
+  Tensor deferred_mlp_output = {};  // likewise: what was given before `pending`, and seen by a norm that left the sum as it was
 };
 
 class Norm : public torch::nn::Module {
  public:
   Norm(const ModelConfig& config);
   // Of the whole stream; nothing is pending afterwards. The result has the weight's type. Without gradients the sum is updated in place, or
-  // by the norm after this one where this one `leaves` it, which saves its being written.
-  Tensor forward(Residual& residual, bool leaves = false);
+  // by the norm after this one where this one `skip_residual_write`s it, which saves its being written.
+  Tensor forward(Residual& residual, bool skip_residual_write = false);
 
  private:
   double eps_;
@@ -58,7 +58,7 @@ class Block : public torch::nn::Module {
   void run_mixer(Residual& residual, Mix&& mix) {
     residual.pending = mix(*mixer_, norm1_->forward(residual));
   }
-  void run_mlp(Residual& residual, bool leaves_sum = false);
+  void run_mlp(Residual& residual, bool skip_residual_write = false);
 
  private:
   std::shared_ptr<Norm> norm1_, norm2_;
@@ -102,10 +102,10 @@ class LanguageModel : public torch::nn::Module {
   // Hidden states after the last norm, from the embedding's rows.
   Tensor run(const Tensor& embedded, const Sequences& rows);
   // The stream as it begins: the embedding's rows, and what else is added to them.
-  Residual begin(Tensor embedded, const Tensor& positions);
+  Residual embed(Tensor embedded, const Tensor& positions);
   // The residual stream behind the last layer's mixer, of all tokens.
-  Residual read(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
-  Tensor finish(Residual& residual);  // the last layer's MLP and norm
+  Residual run_mixers(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
+  Tensor final_norm(Residual& residual);  // the last layer's MLP and norm
   ModelConfig config_;
   Tensor embedding_, positions_;
   std::vector<std::shared_ptr<Block>> blocks_;

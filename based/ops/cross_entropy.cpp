@@ -123,7 +123,7 @@ Forward cross_entropy_with(const CrossEntropyParts& parts, const Tensor& hidden,
     return count > 0 ? at::empty({rows, columns}, options) : at::zeros({rows, columns}, options);
   };
   Tensor by_weight;  // transposed
-  if (grad_weight) by_weight = parts.sums_by_word ? sums(vocab, weight.size(1)).t() : sums(weight.size(1), vocab);
+  if (grad_weight) by_weight = parts.weight_grad_row_major ? sums(vocab, weight.size(1)).t() : sums(weight.size(1), vocab);
   Tensor product;
   const Tensor memory = at::empty({chunk, vocab}, hidden.options());
   for (int64_t begin = 0; begin < count; begin += chunk) {

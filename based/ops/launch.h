@@ -70,13 +70,13 @@ Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Ten
 struct TaylorDeferredKernels {
   bool (*takes)(const kernels::TaylorAttention&);
   kernels::Status (*step)(const kernels::TaylorDeferred&);
-  kernels::Status (*settle)(const kernels::TaylorDeferred&);
+  kernels::Status (*flush)(const kernels::TaylorDeferred&);
 };
 Tensor taylor_deferred_step_with(const TaylorDeferredKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
-                                 const TaylorState& state, const TaylorWaiting& waiting, const Tensor& slots, const OptionalTensor& decay,
+                                 const TaylorState& state, const TaylorPending& pending, const Tensor& slots, const OptionalTensor& decay,
                                  double scale);
-void taylor_deferred_settle_with(const TaylorDeferredKernels& table, const TaylorState& state, const TaylorWaiting& waiting,
-                                 const Tensor& slots, const OptionalTensor& decay);
+void taylor_deferred_flush_with(const TaylorDeferredKernels& table, const TaylorState& state, const TaylorPending& pending,
+                                const Tensor& slots, const OptionalTensor& decay);
 
 // A launch's arguments, and the memory behind them; y and log_sum_exp are the caller's to add.
 struct CausalAttentionLaunch {
@@ -210,8 +210,8 @@ void add_product(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory, 
 struct CrossEntropyParts {
   CrossEntropySoftmax softmax;
   AddProduct add_product;
-  int64_t chunk_bytes;        // of a chunk's logits, which are those of 64 rows at least
-  bool sums_by_word = false;  // weight's gradient lies as weight does; or transposed, so that logits are read along their rows
+  int64_t chunk_bytes;                 // of a chunk's logits, which are those of 64 rows at least
+  bool weight_grad_row_major = false;  // weight's gradient lies as weight does; or transposed, so that logits are read along their rows
 };
 // loss, its gradient by hidden and by weight (undefined where not asked for). `labelled`: see cross_entropy.
 std::tuple<Tensor, Tensor, Tensor> cross_entropy_with(const CrossEntropyParts& parts, const Tensor& hidden, const Tensor& weight,
@@ -229,11 +229,11 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_add_forward_with(const PointwiseKern
 // Gradients of residual and x, which are the same, and of weight.
 std::tuple<Tensor, Tensor> rms_norm_add_backward_with(const PointwiseKernels& table, const OptionalTensor& grad_sum, const Tensor& grad_y,
                                                       const Tensor& sum, const Tensor& weight, const Tensor& inverse_rms);
-// What a kernel is told; x, added, sum and earlier may be undefined.
+// What a kernel is told; x, added, sum and deferred may be undefined.
 kernels::RmsNorm rms_norm_arguments(const Tensor& x, const Tensor& added, const Tensor& sum, const Tensor& weight, double eps,
-                                    const Tensor& earlier, const Tensor& y);
+                                    const Tensor& deferred, const Tensor& y);
 Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const Tensor& x, const Tensor& weight, double eps,
-                         const OptionalTensor& earlier);
+                         const OptionalTensor& deferred);
 Tensor rms_norm_of_sum_with(const PointwiseKernels& table, const Tensor& residual, const Tensor& x, const Tensor& weight, double eps);
 // Gradients of x, weight.
 std::tuple<Tensor, Tensor> rms_norm_backward_with(const PointwiseKernels& table, const Tensor& grad_y, const Tensor& x,

@@ -87,12 +87,10 @@ Tensor forward_cpu(const Tensor& x, const Tensor& weight, const OptionalTensor& 
 }
 
 // Where no kernel does both at once. Its parts have gradients of their own.
-Tensor one_after_the_other(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
-  return swiglu(ops::linear(x, weight, bias));
-}
+Tensor swiglu_fallback(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) { return swiglu(ops::linear(x, weight, bias)); }
 
 Tensor linear_swiglu_autograd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
-  if (wants_gradient({x, weight, value_or_undefined(bias)})) return one_after_the_other(x, weight, bias);
+  if (wants_gradient({x, weight, value_or_undefined(bias)})) return swiglu_fallback(x, weight, bias);
   const at::AutoDispatchBelowADInplaceOrView guard;
   return linear_swiglu(x, weight, bias);
 }
@@ -136,7 +134,7 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
 
 TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {
   m.impl("linear", forward_reference);
-  m.impl("linear_swiglu", one_after_the_other);
+  m.impl("linear_swiglu", swiglu_fallback);
 }
 TORCH_LIBRARY_IMPL(based, CPU, m) { m.impl("linear", forward_cpu); }
 TORCH_LIBRARY_IMPL(based, Meta, m) { m.impl("linear", forward_meta); }

@@ -17,10 +17,10 @@ Tensor rms_norm_reference(const Tensor& x, const Tensor& weight, double eps);
 // that the backward reads and writes it once.
 std::tuple<Tensor, Tensor> rms_norm_add(const std::optional<Tensor>& residual, const Tensor& x, const Tensor& weight, double eps);
 std::tuple<Tensor, Tensor> rms_norm_add_reference(const std::optional<Tensor>& residual, const Tensor& x, const Tensor& weight, double eps);
-// residual += earlier (where given), += x in place, then its rms_norm: one pass where there is a kernel. x and earlier have weight's type;
-// residual is contiguous. No gradient.
-Tensor rms_norm_add_(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const std::optional<Tensor>& earlier = {});
-// rms_norm of residual + x, which is not kept: x is the `earlier` of the next rms_norm_add_. An fp32 stream is then written every other
+// residual += deferred (where given), += x in place, then its rms_norm: one pass where there is a kernel. x and deferred have weight's
+// type; residual is contiguous. No gradient.
+Tensor rms_norm_add_(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const std::optional<Tensor>& deferred = {});
+// rms_norm of residual + x, which is not kept: x is the `deferred` of the next rms_norm_add_. An fp32 stream is then written every other
 // time, and bf16 read instead. No gradient.
 Tensor rms_norm_of_sum(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps);
 

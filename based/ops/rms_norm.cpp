@@ -57,10 +57,10 @@ at::TensorOptions options_of_sum(const OptionalTensor& residual, const Tensor& x
   return residual ? residual->options() : x.options().dtype(sum_type(x));
 }
 
-void check_add_in_place(const Tensor& residual, const Tensor& x, const Tensor& weight, const OptionalTensor& earlier) {
+void check_add_in_place(const Tensor& residual, const Tensor& x, const Tensor& weight, const OptionalTensor& deferred) {
   check_add(kAddInPlace, residual, x, weight);
-  if (earlier) require_shape(kAddInPlace, "earlier", *earlier, residual.sizes());
-  if (earlier) require_type(kAddInPlace, "earlier", *earlier, weight.scalar_type());
+  if (deferred) require_shape(kAddInPlace, "deferred", *deferred, residual.sizes());
+  if (deferred) require_type(kAddInPlace, "deferred", *deferred, weight.scalar_type());
   require(residual.is_contiguous(), kAddInPlace, "residual must be contiguous");
 }
 
@@ -89,14 +89,14 @@ Gradients add_backward_meta(const OptionalTensor&, const Tensor&, const Tensor& 
   return {at::empty(sum.sizes(), weight.options()), at::empty(weight.sizes(), weight.options())};
 }
 
-Tensor add_reference(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& earlier) {
-  check_add_in_place(residual, x, weight, earlier);
-  if (earlier) residual.add_(*earlier);
+Tensor add_reference(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& deferred) {
+  check_add_in_place(residual, x, weight, deferred);
+  if (deferred) residual.add_(*deferred);
   return std::get<0>(forward_reference(residual.add_(x), weight, eps));
 }
 
-Tensor add_meta(Tensor residual, const Tensor& x, const Tensor& weight, double, const OptionalTensor& earlier) {
-  check_add_in_place(residual, x, weight, earlier);
+Tensor add_meta(Tensor residual, const Tensor& x, const Tensor& weight, double, const OptionalTensor& deferred) {
+  check_add_in_place(residual, x, weight, deferred);
   return at::empty(residual.sizes(), weight.options());
 }
 
@@ -125,12 +125,12 @@ bool norm_uses_kernel(const char* op, const PointwiseKernels& table, const Tenso
   return uses_kernel(op, x, has_kernel(weight) && weight.numel() <= table.rms_norm_width);
 }
 
-// rms_norm of (x + earlier) + added, which is left in `sum`; any of these may be undefined, x where there is a sum. inverse_rms is
+// rms_norm of (x + deferred) + added, which is left in `sum`; any of these may be undefined, x where there is a sum. inverse_rms is
 // undefined where it is not to be kept.
 Forward launch_forward(const PointwiseKernels& table, const Tensor& x, const Tensor& added, const Tensor& sum, const Tensor& weight,
-                       double eps, bool keep_inverse_rms, const Tensor& earlier = {}) {
+                       double eps, bool keep_inverse_rms, const Tensor& deferred = {}) {
   const Tensor rows = x.defined() ? x.contiguous() : sum, scale = weight.contiguous(), y = at::empty(rows.sizes(), weight.options());
-  const Tensor more = added.defined() ? added.contiguous() : Tensor(), before = earlier.defined() ? earlier.contiguous() : Tensor();
+  const Tensor more = added.defined() ? added.contiguous() : Tensor(), before = deferred.defined() ? deferred.contiguous() : Tensor();
   Tensor inverse_rms;
   kernels::RmsNorm to = rms_norm_arguments(x.defined() ? rows : x, more, sum, scale, eps, before, y);
   if (keep_inverse_rms) {
@@ -162,11 +162,11 @@ Gradients launch_backward(const PointwiseKernels& table, const OptionalTensor& g
 }  // namespace
 
 kernels::RmsNorm rms_norm_arguments(const Tensor& x, const Tensor& added, const Tensor& sum, const Tensor& weight, double eps,
-                                    const Tensor& earlier, const Tensor& y) {
+                                    const Tensor& deferred, const Tensor& y) {
   kernels::RmsNorm to = prepare(x.defined() ? x : sum, weight);
   if (!x.defined()) to.x = nullptr;
   if (added.defined()) to.add = added.const_data_ptr();
-  if (earlier.defined()) to.earlier = earlier.const_data_ptr();
+  if (deferred.defined()) to.deferred = deferred.const_data_ptr();
   if (sum.defined()) to.sum = sum.mutable_data_ptr();
   to.y = y.mutable_data_ptr();
   to.eps = static_cast<float>(eps);
@@ -193,10 +193,10 @@ AddForward rms_norm_add_forward_with(const PointwiseKernels& table, const Option
 }
 
 Tensor rms_norm_add_with(const PointwiseKernels& table, Tensor residual, const Tensor& x, const Tensor& weight, double eps,
-                         const OptionalTensor& earlier) {
-  if (!norm_uses_kernel(kAddInPlace, table, residual, weight)) return add_reference(residual, x, weight, eps, earlier);
-  check_add_in_place(residual, x, weight, earlier);
-  return std::get<0>(launch_forward(table, residual, x, residual, weight, eps, false, value_or_undefined(earlier)));
+                         const OptionalTensor& deferred) {
+  if (!norm_uses_kernel(kAddInPlace, table, residual, weight)) return add_reference(residual, x, weight, eps, deferred);
+  check_add_in_place(residual, x, weight, deferred);
+  return std::get<0>(launch_forward(table, residual, x, residual, weight, eps, false, value_or_undefined(deferred)));
 }
 
 Tensor rms_norm_of_sum_with(const PointwiseKernels& table, const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
@@ -222,14 +222,14 @@ namespace {
 
 Forward forward_cpu(const Tensor& x, const Tensor& weight, double eps) { return rms_norm_forward_with(kCpuPointwise, x, weight, eps); }
 
-Tensor add_cpu(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& earlier) {
-  return rms_norm_add_with(kCpuPointwise, residual, x, weight, eps, earlier);
+Tensor add_cpu(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& deferred) {
+  return rms_norm_add_with(kCpuPointwise, residual, x, weight, eps, deferred);
 }
 
-Tensor add_autograd(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& earlier) {
+Tensor add_autograd(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& deferred) {
   require_no_gradient(kAddInPlace, {residual, x, weight});
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return rms_norm_add_(residual, x, weight, eps, earlier);
+  return rms_norm_add_(residual, x, weight, eps, deferred);
 }
 
 Tensor of_sum_cpu(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
@@ -349,9 +349,9 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   return op.call(x, weight, eps);
 }
 
-Tensor rms_norm_add_(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& earlier) {
+Tensor rms_norm_add_(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& deferred) {
   static const auto op = find_operator<decltype(add_reference)>("based::rms_norm_add_");
-  return op.call(residual, x, weight, eps, earlier);
+  return op.call(residual, x, weight, eps, deferred);
 }
 
 Tensor rms_norm_of_sum(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
@@ -370,7 +370,7 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
   m.def(
       "rms_norm_add_backward(Tensor? grad_sum, Tensor grad_y, Tensor sum, Tensor weight, Tensor inverse_rms) -> "
       "(Tensor grad_x, Tensor grad_weight)");
-  m.def("rms_norm_add_(Tensor(a!) residual, Tensor x, Tensor weight, float eps, Tensor? earlier=None) -> Tensor");
+  m.def("rms_norm_add_(Tensor(a!) residual, Tensor x, Tensor weight, float eps, Tensor? deferred=None) -> Tensor");
   m.def("rms_norm_of_sum(Tensor residual, Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("rms_norm_reference(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm_reference);
 }

@@ -7,18 +7,18 @@ namespace based::ops {
 
 // What a state has not taken in yet: k [slots, heads, 12, feature_dim], scaled, v [slots, heads, 12, head_dim], of the type of q; count
 // int32 [slots, heads], how many, the same for all heads of a slot. The sums with what waits are the state of taylor_attention_step.
-struct TaylorWaiting {
+struct TaylorPending {
   Tensor k, v, count;
 };
 
 // Room beside a state of so many slots for q of this type; nothing waits. Worth it where kernels::taylor_deferred_is_faster().
-TaylorWaiting taylor_waiting(const TaylorState& state, int64_t feature_dim, at::ScalarType type);
+TaylorPending taylor_pending(const TaylorState& state, int64_t feature_dim, at::ScalarType type);
 
 // As taylor_attention_step, with y rounded otherwise: what waits is weighted by w(q·k), the rest by φ(q)·φ(k).
-Tensor taylor_deferred_step(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, TaylorWaiting& waiting,
+Tensor taylor_deferred_step(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, TaylorPending& pending,
                             const Tensor& slots, const std::optional<Tensor>& decay = {}, double scale = 1);
 
 // The state at `slots` takes in what waits there: it is then, bit for bit, what as many taylor_attention_step leave on the same device.
-void taylor_deferred_settle_(TaylorState& state, TaylorWaiting& waiting, const Tensor& slots, const std::optional<Tensor>& decay = {});
+void taylor_deferred_flush_(TaylorState& state, TaylorPending& pending, const Tensor& slots, const std::optional<Tensor>& decay = {});
 
 }  // namespace based::ops

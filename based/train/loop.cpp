@@ -50,7 +50,7 @@ class Loop {
         schedule_(schedule),
         options_(options),
         hooks_(hooks),
-        read_every_(options.read_every > 0    ? options.read_every
+        sync_every_(options.sync_every > 0    ? options.sync_every
                     : model.device().is_cpu() ? 1
                                               : kReadEveryOnDevice),
         step_(model, optimizer, options.recorded),
@@ -121,13 +121,13 @@ class Loop {
       step.tokens += batch.ids.numel();
       step.windows.insert(step.windows.end(), batch.windows.begin(), batch.windows.end());
     }
-    step.figures = step_.run(batches, step.rate, /*look=*/read_every_ == 1);
+    step.figures = step_.run(batches, step.rate, /*look=*/sync_every_ == 1);
     return step;
   }
 
   bool must_read() const {
     const int64_t at = result_.state.step;
-    return static_cast<int64_t>(unread_.size()) >= read_every_ || at == options_.steps || due(options_.log_every, at) ||
+    return static_cast<int64_t>(unread_.size()) >= sync_every_ || at == options_.steps || due(options_.log_every, at) ||
            due(options_.evaluate_every, at) || due(options_.checkpoint_every, at);
   }
 
@@ -263,7 +263,7 @@ class Loop {
   const OptimizerOptions& schedule_;
   const LoopOptions& options_;
   const LoopHooks& hooks_;
-  const int64_t read_every_;
+  const int64_t sync_every_;
   TrainStep step_;
   std::vector<Step> unread_;  // launched, in order
   Progress progress_;

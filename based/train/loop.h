@@ -20,7 +20,7 @@ struct LoopOptions {
   bool checkpoint_best = false;  // also where an evaluation is the best so far
   int64_t log_every = 10;        // steps between lines of the metrics
   int64_t max_bad_steps = 10;    // so many in a row whose loss or gradient is not finite end the run
-  int64_t read_every = 0;  // steps whose figures are read together, at the latest; 0: 1 on the CPU, 32 on a GPU, which must be waited for
+  int64_t sync_every = 0;  // steps whose figures are read together, at the latest; 0: 1 on the CPU, 32 on a GPU, which must be waited for
   bool recorded = false;   // see TrainStep
   std::string label = "train";  // of the progress line
 };
@@ -95,7 +95,7 @@ class Diverged : public Error {
 // Goes on from `state` to options.steps. A step whose loss or gradient is not finite changes nothing but the counters. Throws Diverged,
 // naming the batches or the weights; looks at the weights before each evaluation and checkpoint, so that none is made of weights that are
 // not finite. On a GPU the steps are launched ahead,
-// and what they gave is read when a line of metrics is due, before an evaluation or a checkpoint, or after read_every; the result is the
+// and what they gave is read when a line of metrics is due, before an evaluation or a checkpoint, or after sync_every; the result is the
 // same, but that a run which ends for too many bad steps may have launched some more.
 LoopResult train_loop(LanguageModel& model, AdamW& optimizer, const OptimizerOptions& schedule, const LoopOptions& options,
                       const LoopHooks& hooks, LoopState state = {});

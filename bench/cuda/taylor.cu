@@ -145,9 +145,9 @@ void verify_deferred(Report& report, Shape shape, uint64_t seed, float scale) {
   const int64_t rows = plain.p.rows, heads = rows * plain.p.heads, width = heads * plain.p.head_dim;
   const int64_t features = packed_features(plain.p.feature_dim), size = kernels::dtype_size(plain.p.dtype);
   const Buffer kv = copy_of(plain.kv_state), sums = copy_of(plain.k_state), y(width * size), denominator(heads * 4);
-  const Buffer waiting_k(heads * kernels::kTaylorWaiting * plain.p.feature_dim * size), waiting_v(width * kernels::kTaylorWaiting * size);
+  const Buffer pending_k(heads * kernels::kTaylorPending * plain.p.feature_dim * size), pending_v(width * kernels::kTaylorPending * size);
   const Buffer count = zeros(heads * 4), exact(width * 8), exact_denominator(heads * 8);
-  kernels::TaylorDeferred deferred{plain.p, waiting_k.as(), waiting_v.as(), count.as<int32_t>()};
+  kernels::TaylorDeferred deferred{plain.p, pending_k.as(), pending_v.as(), count.as<int32_t>()};
   deferred.step.kv_state = kv.as<float>(), deferred.step.k_state = sums.as<float>(), deferred.step.y = y.as();
   deferred.step.denominator = denominator.as<float>(), deferred.step.scale = plain.p.scale = scale;
   const std::string name = "deferred " + shape.name();
@@ -159,7 +159,7 @@ void verify_deferred(Report& report, Shape shape, uint64_t seed, float scale) {
                       download(sums.as(), DType::f32, heads * features) == download(plain.p.k_state, DType::f32, heads * features);
     report.expect(name + when, same ? 0 : 1, 0);
   };
-  const int ahead = rows <= 8 ? 5 : 1, steps = kernels::kTaylorWaiting + ahead + 1;
+  const int ahead = rows <= 8 ? 5 : 1, steps = kernels::kTaylorPending + ahead + 1;
   double worst = 0, worst_denominator = 0;
   for (int step = 0; step < steps; ++step) {
     const Problem token(shape, seed + 100 + step);
@@ -172,11 +172,11 @@ void verify_deferred(Report& report, Shape shape, uint64_t seed, float scale) {
     worst = std::max(worst, relative_error(y.as(), shape.dtype, exact.as<double>(), now * plain.p.heads * plain.p.head_dim));
     worst_denominator =
         std::max(worst_denominator, relative_error(denominator.as(), DType::f32, exact_denominator.as<double>(), now * plain.p.heads));
-    if (step + 1 == kernels::kTaylorWaiting && rows == 1) expect_same_states(": states when full");
+    if (step + 1 == kernels::kTaylorPending && rows == 1) expect_same_states(": states when full");
   }
   if (scale == 1) report.expect(name + ": y", worst, shape.dtype == DType::bf16 ? 2.5e-3 : 2e-6);
   if (scale == 1) report.expect(name + ": denominator", worst_denominator, 2e-6);
-  check(gpu::taylor_deferred_settle(deferred, {}));
+  check(gpu::taylor_deferred_flush(deferred, {}));
   expect_same_states(": states, settled");
   report.expect(name + ": what waits then", download(count.as(), DType::f32, heads) == std::vector<double>(heads) ? 0 : 1, 0);
 }
@@ -291,16 +291,16 @@ void time_deferred(Report& report, int64_t batch, int32_t head_dim) {
   std::vector<kernels::TaylorDeferred> calls;
   for (int i = 0; i < working_sets(state); ++i) {
     problems.push_back(std::make_unique<Problem>(shape, 200 + i, 1));
-    const int64_t room = heads * kernels::kTaylorWaiting;
+    const int64_t room = heads * kernels::kTaylorPending;
     buffers.push_back(
         {random_buffer(room * 16, DType::bf16, 0.5, 300 + i), random_buffer(room * head_dim, DType::bf16, 1, 400 + i), zeros(heads * 4)});
     calls.push_back({problems.back()->p, buffers.back()[0].as(), buffers.back()[1].as(), buffers.back()[2].as<int32_t>()});
   }
   const int sets = static_cast<int>(calls.size());
-  const double ms = median_ms(kernels::kTaylorWaiting * sets,
+  const double ms = median_ms(kernels::kTaylorPending * sets,
                               [&](int call, cudaStream_t stream) { check(gpu::taylor_deferred_step(calls[call % sets], Stream{stream})); });
-  const double bytes = static_cast<double>(state) * (1 + 1.0 / kernels::kTaylorWaiting) +
-                       static_cast<double>(token) * (1 + (kernels::kTaylorWaiting - 1) / 2.0);
+  const double bytes = static_cast<double>(state) * (1 + 1.0 / kernels::kTaylorPending) +
+                       static_cast<double>(token) * (1 + (kernels::kTaylorPending - 1) / 2.0);
   report.add({"", "taylor_deferred B" + std::to_string(batch) + " d" + std::to_string(head_dim), ms, "ms", bytes / kBytesPerMs});
 }
 

@@ -173,7 +173,7 @@ TEST_P(PointwiseOnDevices, RmsNormAddsInPlaceFirst) {
   EXPECT_EQ(error_of([] {
               rms_norm_add_(at::zeros({2, 8}), at::zeros({2, 8}), at::ones({8}), 1e-5, at::zeros({2, 6}));
             }),
-            "rms_norm_add_: earlier must have shape [2, 8], got [2, 6]");
+            "rms_norm_add_: deferred must have shape [2, 8], got [2, 6]");
 }
 
 // A norm that leaves the sum to the next one: the same bits as two norms that each keep it.

@@ -10,11 +10,11 @@ namespace {
 using namespace testing;
 using std::vector;
 
-constexpr int64_t kWaiting = kernels::kTaylorWaiting, kHeads = 3, kSlots = 5;
+constexpr int64_t kPending = kernels::kTaylorPending, kHeads = 3, kSlots = 5;
 
 struct Deferred {
   TaylorState state, plain;
-  TaylorWaiting waiting;
+  TaylorPending pending;
 
   Deferred(at::Device device, at::ScalarType type, int64_t feature_dim, int64_t head_dim) {
     const auto sums = at::dtype(type == at::kDouble ? at::kDouble : at::kFloat).device(device);
@@ -22,8 +22,8 @@ struct Deferred {
     const int64_t features = kernels::packed_features(feature_dim);
     state = {at::zeros({kSlots, kHeads, features, head_dim}, sums), at::zeros({kSlots, kHeads, features}, sums)};
     plain = {state.kv.clone(), state.k.clone()};
-    waiting = {at::zeros({kSlots, kHeads, kWaiting, feature_dim}, activations),
-               at::zeros({kSlots, kHeads, kWaiting, head_dim}, activations), at::zeros({kSlots, kHeads}, sums.dtype(at::kInt))};
+    pending = {at::zeros({kSlots, kHeads, kPending, feature_dim}, activations),
+               at::zeros({kSlots, kHeads, kPending, head_dim}, activations), at::zeros({kSlots, kHeads}, sums.dtype(at::kInt))};
   }
 };
 
@@ -42,19 +42,19 @@ TEST_P(TaylorDeferredOnDevices, StepsAndStatesAreThoseOfPlainSteps) {
   for (const bool decays : {false, true}) {
     Deferred of(device, type, 16, 64);
     const auto decay = decays ? std::optional<Tensor>(torch::tensor({0.9, 0.99, 1.0}, of.state.kv.options())) : std::nullopt;
-    for (int64_t token = 0; token < 2 * kWaiting + 9; ++token) {
+    for (int64_t token = 0; token < 2 * kPending + 9; ++token) {
       const vector<int64_t> slots = token < 3 ? vector<int64_t>{3} : vector<int64_t>{1, 3};
       const Tensor at = torch::tensor(slots, at::kLong).to(device);
       const auto rows = static_cast<int64_t>(slots.size());
       const Tensor q = random({rows, kHeads, 16}, type).to(device), k = random({rows, kHeads, 16}, type).to(device);
       const Tensor v = random({rows, kHeads, 64}, type).to(device);
-      const Tensor y = taylor_deferred_step(q, k, v, of.state, of.waiting, at, decay, scale);
+      const Tensor y = taylor_deferred_step(q, k, v, of.state, of.pending, at, decay, scale);
       const Tensor expected = taylor_attention_step(q, k, v, of.plain, at, decay, scale);
       EXPECT_LT(relative_error(y, expected), allowed) << "token " << token << (decays ? ", decay" : "");
     }
-    EXPECT_TRUE(at::equal(of.waiting.count.select(1, 0).cpu(), torch::tensor({0, 6, 0, 9, 0}, at::kInt)));
-    taylor_deferred_settle_(of.state, of.waiting, torch::tensor({3, 0, 1}, at::kLong).to(device), decay);
-    EXPECT_EQ(of.waiting.count.sum().item<int64_t>(), 0);
+    EXPECT_TRUE(at::equal(of.pending.count.select(1, 0).cpu(), torch::tensor({0, 6, 0, 9, 0}, at::kInt)));
+    taylor_deferred_flush_(of.state, of.pending, torch::tensor({3, 0, 1}, at::kLong).to(device), decay);
+    EXPECT_EQ(of.pending.count.sum().item<int64_t>(), 0);
     if (device == at::kCUDA || type == at::kDouble) {
       EXPECT_TRUE(same_bits(of.state.kv, of.plain.kv)) << decays;
       EXPECT_TRUE(same_bits(of.state.k, of.plain.k)) << decays;
@@ -89,31 +89,31 @@ TEST(TaylorDeferred, ErrorsNameTheArgument) {
   const at::NoGradGuard no_grad;
   Deferred of(at::kCPU, at::kFloat, 16, 64);
   const Tensor q = random({1, kHeads, 16}, at::kFloat), v = random({1, kHeads, 64}, at::kFloat), slot = torch::tensor({0}, at::kLong);
-  const auto step = [&](const TaylorWaiting& with) {
-    TaylorWaiting waiting = with;
-    return error_of([&] { taylor_deferred_step(q, q, v, of.state, waiting, slot); });
+  const auto step = [&](const TaylorPending& with) {
+    TaylorPending pending = with;
+    return error_of([&] { taylor_deferred_step(q, q, v, of.state, pending, slot); });
   };
-  TaylorWaiting wrong = of.waiting;
-  wrong.k = at::zeros({kSlots, kHeads, kWaiting + 1, 16});
-  EXPECT_EQ(step(wrong).rfind("taylor_deferred_step: waiting_k must have shape [any, any, 12, any]", 0), 0U) << step(wrong);
-  wrong = of.waiting, wrong.count = of.waiting.count.to(at::kLong);
-  EXPECT_EQ(step(wrong).rfind("taylor_deferred_step: waiting must", 0), 0U) << step(wrong);
-  EXPECT_EQ(error_of([&] { taylor_deferred_settle_(of.state, of.waiting, torch::tensor({7}, at::kLong)); }),
-            "taylor_deferred_settle_: slots must be 0..4, got 7");
+  TaylorPending wrong = of.pending;
+  wrong.k = at::zeros({kSlots, kHeads, kPending + 1, 16});
+  EXPECT_EQ(step(wrong).rfind("taylor_deferred_step: pending_k must have shape [any, any, 12, any]", 0), 0U) << step(wrong);
+  wrong = of.pending, wrong.count = of.pending.count.to(at::kLong);
+  EXPECT_EQ(step(wrong).rfind("taylor_deferred_step: pending must", 0), 0U) << step(wrong);
+  EXPECT_EQ(error_of([&] { taylor_deferred_flush_(of.state, of.pending, torch::tensor({7}, at::kLong)); }),
+            "taylor_deferred_flush_: slots must be 0..4, got 7");
 }
 
 [[maybe_unused]] const bool added = add_schema_cases([] {
   const auto f = small_random;
   const int64_t features = kernels::packed_features(4);
-  const auto waiting = [&](int64_t count) { return at::full({5, 2}, count, at::kInt); };
+  const auto pending = [&](int64_t count) { return at::full({5, 2}, count, at::kInt); };
   const c10::IValue none, slots = five_slots();
   const Tensor q = f({5, 2, 4}), k = f({5, 2, 4}), v = f({5, 2, 6});
   return vector<SchemaCase>{
       {"taylor_deferred_step",
-       {q, k, v, f({5, 2, features, 6}), f({5, 2, features}) + 20, f({5, 2, kWaiting, 4}), f({5, 2, kWaiting, 6}), waiting(kWaiting - 1),
+       {q, k, v, f({5, 2, features, 6}), f({5, 2, features}) + 20, f({5, 2, kPending, 4}), f({5, 2, kPending, 6}), pending(kPending - 1),
         slots, none, 0.5}},
-      {"taylor_deferred_settle_",
-       {f({5, 2, features, 6}), f({5, 2, features}) + 20, f({5, 2, kWaiting, 4}), f({5, 2, kWaiting, 6}), waiting(3), slots,
+      {"taylor_deferred_flush_",
+       {f({5, 2, features, 6}), f({5, 2, features}) + 20, f({5, 2, kPending, 4}), f({5, 2, kPending, 6}), pending(3), slots,
         torch::tensor({0.9F, 1.0F})}},
   };
 });

@@ -104,11 +104,11 @@ TEST(Loop, AGradientThatIsNotFiniteIsSkippedToo) {
 
 // As on a GPU, which is not waited for: figures are read some steps later, and nothing else differs.
 TEST(Loop, ReadingFiguresLaterChangesNothing) {
-  const auto train = [](int64_t read_every, int64_t accumulate, const std::string& folder) {
+  const auto train = [](int64_t sync_every, int64_t accumulate, const std::string& folder) {
     Trial run(40);
     Metrics metrics(folder, std::nullopt);
     run.hooks.metrics = &metrics;
-    run.options.read_every = read_every;
+    run.options.sync_every = sync_every;
     run.options.accumulate = accumulate;
     run.options.log_every = 7;
     run.options.evaluate_every = 11;
@@ -169,7 +169,7 @@ void expect_ended_by_bad_steps(Trial& run) {
 
 TEST(Loop, TooManyBadStepsInARowEndItThoughTheyAreReadLater) {
   Trial run(100);
-  run.options.read_every = 8;
+  run.options.sync_every = 8;
   run.options.log_every = 1000;
   expect_ended_by_bad_steps(run);
 }

@@ -38,7 +38,7 @@ Status rms_norm_backward(const RmsNormBackward& b, void* scratch) {
   const RmsNorm& p = b.forward;
   if (Status status = check(p); !status.ok()) return status;
   if (p.width == 0) return {};
-  if (p.add || p.earlier) return {"rms_norm: the backward takes the sum as x, and no add"};
+  if (p.add || p.deferred) return {"rms_norm: the backward takes the sum as x, and no add"};
   if (!b.grad_weight || !scratch) return {"rms_norm: grad_weight and scratch must be given"};
   if (p.rows > 0 && (!p.inverse_rms || !b.grad_y || !(b.grad_x || b.grad_add)))
     return {"rms_norm: inverse_rms, grad_y and grad_x or grad_add must be given"};

@@ -19,14 +19,14 @@ template <class X, class T>
 void rms_norm(const RmsNorm& p, int64_t row) {
   const X* x = p.x ? static_cast<const X*>(p.x) + row * p.width : nullptr;
   const T* add = p.add ? static_cast<const T*>(p.add) + row * p.width : nullptr;
-  const T* earlier = p.earlier ? static_cast<const T*>(p.earlier) + row * p.width : nullptr;
+  const T* deferred = p.deferred ? static_cast<const T*>(p.deferred) + row * p.width : nullptr;
   const T* weight = static_cast<const T*>(p.weight);
   X* kept = p.sum ? static_cast<X*>(p.sum) + row * p.width : nullptr;
   T* y = static_cast<T*>(p.y) + row * p.width;
   Vec squares{};
   const auto summed = [&](int64_t i, int n) {
     Vec s = x ? load_some(x + i, n) : Vec{};
-    if (earlier) s += load_some(earlier + i, n);
+    if (deferred) s += load_some(deferred + i, n);
     if (add) s += load_some(add + i, n);
     return s;
   };

@@ -72,21 +72,22 @@ __device__ __forceinline__ void init_barriers() {
 }
 
 // What a block does for the keys of one place.
-struct Block {
+struct OncePassBlock {
   const Arguments& a;
   const CausalAttention& p;
   Place at;
   int slot, group, first, window;  // the warpgroup's first key
   Tiles own[kGroups], all;         // tiles of queries that a warpgroup's keys need, that some warpgroup's need
 
-  __device__ __forceinline__ Block(const Arguments& of, int place_slot)
+  __device__ __forceinline__ OncePassBlock(const Arguments& of, int place_slot)
       : a(of), p(of.b.forward), at(place_at(place_slot)), slot(place_slot) {
-    group = agreed(static_cast<int>(threadIdx.x) / kGroup);
-    at.head = agreed(at.head), at.part = agreed(at.part), at.queries = agreed(at.queries), at.keys = agreed(at.keys);
+    group = warp_uniform(static_cast<int>(threadIdx.x) / kGroup);
+    at.head = warp_uniform(at.head), at.part = warp_uniform(at.part), at.queries = warp_uniform(at.queries),
+    at.keys = warp_uniform(at.keys);
     first = at.part * kKeys + group * kTile, window = window_of(p);
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) own[i] = agreed(tiles_of_queries(at, at.part * kKeys + i * kTile, window));
-    all = agreed(either(own[0], own[1]));
+    for (int i = 0; i < kGroups; ++i) own[i] = warp_uniform(tiles_of_queries(at, at.part * kKeys + i * kTile, window));
+    all = warp_uniform(either(own[0], own[1]));
   }
   __device__ __forceinline__ int count() const { return max(all.last - all.first + 1, 0); }
   __device__ __forceinline__ uint32_t own_tile(int of, int which) const {
@@ -105,10 +106,10 @@ struct Block {
 template <typename Work>
 __device__ __forceinline__ void for_each_place(const Arguments& a, const Work& work) {
   for (Stage s;; next<2>(s)) {
-    const int slot = agreed(s.slot);
+    const int slot = warp_uniform(s.slot);
     barrier_wait(place_here(slot), s.phase);
     if (place_at(slot).head < 0) return;
-    work(Block(a, slot), s.phase);
+    work(OncePassBlock(a, slot), s.phase);
     barrier_arrive(place_left(slot));
   }
 }
@@ -123,24 +124,24 @@ struct Sums {
   uint32_t v[4][4];
 };
 
-__device__ __forceinline__ void multiply(const Block& block, const Sums& sum, Pairs& pairs, const Stage& stage) {
+__device__ __forceinline__ void multiply(const OncePassBlock& block, const Sums& sum, Pairs& pairs, const Stage& stage) {
   multiply_tokens<1>(pairs.s, block.own_tile(block.group, 0), block.tile(stage, 0));
   wgmma_commit();
   multiply_tokens<1>(pairs.ds, sum.v, block.tile(stage, 1));
   wgmma_commit();
 }
-__device__ __forceinline__ void add(const Block& block, Sums& sum, const Pairs& pairs, const Stage& stage) {
+__device__ __forceinline__ void add(const OncePassBlock& block, Sums& sum, const Pairs& pairs, const Stage& stage) {
   add_weighted<1>(sum.of_v, pairs.p, block.tile(stage, 1));
   add_weighted<1>(sum.of_k, pairs.g, block.tile(stage, 0));
   wgmma_commit();
 }
-__device__ __forceinline__ void weigh(const Block& block, int tile, Pairs& pairs, const Stage& stage) {
+__device__ __forceinline__ void weigh(const OncePassBlock& block, int tile, Pairs& pairs, const Stage& stage) {
   const int distance = block.first - block.at.shift() - tile * kTile;
   mask(pairs.s, distance, distance + block.window - 1);
   pairs.weigh(block.p.scale * kLog2e, ByColumn{block.statistics_at(stage)});
 }
 // Gives dS of a tile to the warpgroup that makes dq.
-__device__ __forceinline__ void hand_over(const Block& block, const uint32_t (&ds)[16], Stage& part) {
+__device__ __forceinline__ void hand_over(const OncePassBlock& block, const uint32_t (&ds)[16], Stage& part) {
   barrier_wait(ds_read(block.group, part.slot), part.phase ^ 1);
   const int lane = threadIdx.x % 32, matrix = lane / 8, row = 16 * (threadIdx.x / 32 % 4) + 8 * (matrix & 1) + lane % 8;
   const uint32_t to = ds_at(block.group, part.slot) + row * 128;
@@ -154,7 +155,7 @@ __device__ __forceinline__ void hand_over(const Block& block, const uint32_t (&d
   next<kParts>(part);
 }
 // Tiles that only the other warpgroup needs.
-__device__ __forceinline__ void skip(Ring& ring, const Block& block, int tiles) {
+__device__ __forceinline__ void skip(Ring& ring, const OncePassBlock& block, int tiles) {
   const uint32_t none[16] = {};
 #pragma unroll 1
   for (; tiles > 0; --tiles, ring.walk.advance()) {
@@ -164,7 +165,7 @@ __device__ __forceinline__ void skip(Ring& ring, const Block& block, int tiles) 
 }
 
 // For q and dy of the tile numbered `tile`, and zeros in them behind their row's end.
-__device__ __forceinline__ void wait(const Ring& ring, const Block& block, int tile) {
+__device__ __forceinline__ void wait(const Ring& ring, const OncePassBlock& block, int tile) {
   ring.walk.wait();
   if (const int rows = block.at.queries - tile * kTile; rows < kTile) {
     clear_rows<1>(block.tile(ring.walk.stage, 0), rows), clear_rows<1>(block.tile(ring.walk.stage, 1), rows);
@@ -173,7 +174,7 @@ __device__ __forceinline__ void wait(const Ring& ring, const Block& block, int t
 }
 
 // Walks over the warpgroup's tiles. While the weights of one are made, its dy·v and the gradients from the tile before are multiplied.
-__device__ __forceinline__ void add_tiles(Ring& ring, const Block& block, const Tiles& own, Sums& sum) {
+__device__ __forceinline__ void add_tiles(Ring& ring, const OncePassBlock& block, const Tiles& own, Sums& sum) {
   Pairs pairs;
   skip(ring, block, own.first - block.all.first);
   wait(ring, block, own.first);
@@ -181,10 +182,10 @@ __device__ __forceinline__ void add_tiles(Ring& ring, const Block& block, const 
   wgmma_begin();
   multiply(block, sum, pairs, before);
   wgmma_wait<1>();
-  settle(pairs.s);
+  accumulator_fence(pairs.s);
   weigh(block, own.first, pairs, before);
   wgmma_wait<0>();
-  settle(pairs.ds);
+  accumulator_fence(pairs.ds);
   pairs.differentiate(ByColumn{block.statistics_at(before)});
   ring.walk.advance();
   if (own.first < own.last) wait(ring, block, own.first + 1);
@@ -192,17 +193,17 @@ __device__ __forceinline__ void add_tiles(Ring& ring, const Block& block, const 
     const Stage now = ring.walk.stage;
     wgmma_begin();
     multiply(block, sum, pairs, now);
-    add(block, sum, pairs, agreed(before));
+    add(block, sum, pairs, warp_uniform(before));
     hand_over(block, pairs.g, ring.part);  // here, where the scores have to be waited for
     wgmma_wait<2>();
-    settle(pairs.s);
+    accumulator_fence(pairs.s);
     weigh(block, tile, pairs, now);
-    settle(pairs.s);
+    accumulator_fence(pairs.s);
     // The branches of waiting for the next tile here keep the compiler from waiting for the products before it makes the weights.
     ring.walk.advance();
     if (tile < own.last) wait(ring, block, tile + 1);
     wgmma_wait<0>();
-    settle(pairs.s), settle(pairs.ds), settle_all(sum.of_k), settle_all(sum.of_v);
+    accumulator_fence(pairs.s), accumulator_fence(pairs.ds), accumulator_fence_all(sum.of_k), accumulator_fence_all(sum.of_v);
     ring.walk.release(before);
     pairs.differentiate(ByColumn{block.statistics_at(now)});
     before = now;
@@ -211,18 +212,18 @@ __device__ __forceinline__ void add_tiles(Ring& ring, const Block& block, const 
   add(block, sum, pairs, before);
   hand_over(block, pairs.g, ring.part);
   wgmma_wait<0>();
-  settle_all(sum.of_k), settle_all(sum.of_v);
+  accumulator_fence_all(sum.of_k), accumulator_fence_all(sum.of_v);
   ring.walk.release(before);
   skip(ring, block, block.all.last - own.last);
 }
 
-__device__ __forceinline__ void write(const Block& block, void* gradient, int64_t stride, float scale, const float (&d)[1][32]) {
+__device__ __forceinline__ void write(const OncePassBlock& block, void* gradient, int64_t stride, float scale, const float (&d)[1][32]) {
   const int64_t token = block.at.k_begin + block.first;
   store_tile<1>(static_cast<bf16*>(gradient) + token * stride + block.at.head * block.p.head_dim, stride, block.p.head_dim,
                 min(block.at.keys - block.first, kTile), block.own_tile(block.group, 1), d, make_float2(scale, scale));
 }
 
-__device__ __forceinline__ void own_keys(Ring& ring, const Block& block, uint32_t phase) {
+__device__ __forceinline__ void own_keys(Ring& ring, const OncePassBlock& block, uint32_t phase) {
   const CausalAttentionBackward& b = block.a.b;
   const Tiles own = block.group == 0 ? block.own[0] : block.own[1];
   Sums sum;
@@ -239,17 +240,17 @@ __device__ __forceinline__ void own_keys(Ring& ring, const Block& block, uint32_
       skip(ring, block, block.count());
     }
   }
-  group_meets(block.group);  // nobody reads the owned values any more: gradients go there
+  group_barrier(block.group);  // nobody reads the owned values any more: gradients go there
   write(block, b.grad_k, b.grad_k_stride, block.p.scale, sum.of_k);
   __syncwarp();
   write(block, b.grad_v, b.grad_v_stride, 1.0F, sum.of_v);
-  fence_shared_proxy();  // before the copy engine brings other values there
+  fence_shared_proxy();  // before TMA brings other values there
 }
 
 // The steps of a block's walk: tiles of queries of each head that reads its keys.
 struct Steps {
   int first, last, heads, head, tile;
-  __device__ __forceinline__ explicit Steps(const Block& block) : first(block.all.first), last(block.all.last) {
+  __device__ __forceinline__ explicit Steps(const OncePassBlock& block) : first(block.all.first), last(block.all.last) {
     head = block.at.head * block.at.share, heads = first <= last ? block.at.share : 0, tile = first;
   }
   __device__ __forceinline__ bool more() const { return heads > 0; }
@@ -259,12 +260,12 @@ struct Steps {
 };
 
 // The warpgroup that makes dq: where it is in the places for dS and for dq.
-__device__ __forceinline__ void make_queries(Stage& part, Stage& out, const Block& block, uint32_t phase) {
+__device__ __forceinline__ void make_queries(Stage& part, Stage& out, const OncePassBlock& block, uint32_t phase) {
   barrier_wait(own_here(block.slot), phase);
 #pragma unroll 1
   for (Steps i(block); i.more(); i.next(), next<kParts>(part), next<kSenders>(out)) {
     float d[32];
-    const int slot = agreed(part.slot);
+    const int slot = warp_uniform(part.slot);
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) barrier_wait(ds_here(group, slot), part.phase);
     wgmma_begin();
@@ -275,7 +276,7 @@ __device__ __forceinline__ void make_queries(Stage& part, Stage& out, const Bloc
     }
     wgmma_commit();
     wgmma_wait<0>();
-    settle(d);
+    accumulator_fence(d);
     if (threadIdx.x % 32 == 0) barrier_arrive(ds_read(0, slot)), barrier_arrive(ds_read(1, slot));
     barrier_wait(dq_read(out.slot), out.phase ^ 1);
     const uint32_t to = dq_at(out.slot) + threadIdx.x % kGroup * 16;
@@ -305,12 +306,12 @@ __device__ __forceinline__ void bulk_add(void* global, uint32_t shared, uint32_t
 }
 // Until all bulk stores and additions of this thread are in memory.
 __device__ __forceinline__ void bulk_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// Orders this thread's ordinary accesses and those of the copy engine.
+// Orders this thread's ordinary accesses and those of TMA.
 __device__ __forceinline__ void fence_proxy() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // A thread for each place for dq: when it is this block's turn, adds what is there to the sums in memory, and passes the turn on. `step`
 // counts over all places.
-__device__ __forceinline__ void send(uint32_t& phase, int& step, const Block& block, int which) {
+__device__ __forceinline__ void send(uint32_t& phase, int& step, const OncePassBlock& block, int which) {
   const Scratch& scratch = block.a.scratch;
 #pragma unroll 1
   for (Steps i(block); i.more(); i.next(), ++step) {
@@ -336,7 +337,7 @@ __device__ __forceinline__ void send(uint32_t& phase, int& step, const Block& bl
 }
 
 // One thread: keys and values of a place, and the tiles of its walk.
-__device__ __forceinline__ void bring(Stage& s, const Block& block) {
+__device__ __forceinline__ void bring(Stage& s, const OncePassBlock& block) {
   const Walk<Memory::kStages> walk(shared_base() + Memory::kBarriers);
   const Maps& maps = block.a.maps;
   barrier_expect(own_here(block.slot), Memory::kOwnBytes);
@@ -364,14 +365,14 @@ __device__ __forceinline__ void deal(const Arguments& a) {
   const bool one = threadIdx.x % 32 == 0;
   Stage stage;
   for (Stage s;; next<2>(s)) {
-    const int slot = agreed(s.slot);
+    const int slot = warp_uniform(s.slot);
     barrier_wait(place_left(slot), s.phase ^ 1);
     const bool more = take_place<kKeys, true>(a.b.forward, a.deck, last, place_at(slot));
     if (one && !more) place_at(slot).head = -1;
     __syncwarp();  // its own lanes read the place, too
     barrier_arrive(place_here(slot));
     if (!more) return;
-    const Block block(a, slot);
+    const OncePassBlock block(a, slot);
     if (one) bring(stage, block);
     __syncwarp();
   }
@@ -382,24 +383,24 @@ __global__ void __launch_bounds__(kThreads, 1) gradients(const __grid_constant__
 #if BASED_HAS_WGMMA
   if (threadIdx.x == 0) init_barriers();
   __syncthreads();
-  const int group = agreed(static_cast<int>(threadIdx.x) / kGroup);
+  const int group = warp_uniform(static_cast<int>(threadIdx.x) / kGroup);
   if (group < kGroups) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kOwnersRegisters));
     Ring ring{Walk<Memory::kStages>(shared_base() + Memory::kBarriers), {}};
-    for_each_place(a, [&](const Block& block, uint32_t phase) { own_keys(ring, block, phase); });
+    for_each_place(a, [&](const OncePassBlock& block, uint32_t phase) { own_keys(ring, block, phase); });
   } else if (group == kGroups) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kQueriesRegisters));
     Stage part, out;
-    for_each_place(a, [&](const Block& block, uint32_t phase) { make_queries(part, out, block, phase); });
+    for_each_place(a, [&](const OncePassBlock& block, uint32_t phase) { make_queries(part, out, block, phase); });
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kHelpersRegisters));
     // Tickets, turns and statistics come from the kernel before this one; nothing happens here without them.
     wait_for_earlier_kernels(), let_next_kernel_start();
-    const int warp = agreed(static_cast<int>(threadIdx.x) / 32 % 4);
+    const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32 % 4);
     if (warp == 0) return deal(a);
     uint32_t phase = 0;
     int step = 0;
-    for_each_place(a, [&](const Block& block, uint32_t) {
+    for_each_place(a, [&](const OncePassBlock& block, uint32_t) {
       if (threadIdx.x % 32 == 0) send(phase, step, block, warp - 1);
     });
   }

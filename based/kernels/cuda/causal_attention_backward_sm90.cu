@@ -14,7 +14,7 @@ namespace {
 // Shared memory of a block of `groups` warpgroups: the owned tiles (two for each warpgroup), the ring of the others' tiles, statistics of
 // the ring's queries, barriers.
 template <int kSlabs, int kGroups>
-struct Layout {
+struct BackwardLayout {
   static constexpr int kStages = kGroups == 1 ? 3 : kSlabs == 1 ? 5 : 4;
   static constexpr uint32_t kTileBytes = kSlabs * kSlabBytes, kStageBytes = 2 * kTileBytes;
   static constexpr uint32_t kRing = kGroups * 2 * kTileBytes, kStatistics = kRing + kStages * kStageBytes;
@@ -58,11 +58,11 @@ __global__ void __launch_bounds__(256)
 #if BASED_HAS_WGMMA
 // kOfKeys: the block owns keys and values and walks over q and dy; else the other way round.
 template <bool kOfKeysHere, int kSlabsHere, int kGroupsHere>
-struct Block {
+struct BackwardBlock {
   static constexpr bool kOfKeys = kOfKeysHere;
   static constexpr int kSlabs = kSlabsHere, kGroups = kGroupsHere, kThreads = kGroups * kGroup, kOwned = kGroups * kTile;
   static constexpr bool kInRegisters = kOfKeys && kSlabs == 1;  // the owned tiles
-  using Memory = Layout<kSlabs, kGroups>;
+  using Memory = BackwardLayout<kSlabs, kGroups>;
   const CausalAttention& p;
   const Maps& maps;
   const Place& at;
@@ -72,14 +72,14 @@ struct Block {
   int turn_at, head;                // the step with which the walk over the head that is requested begins, and that head
   Walk<Memory::kStages> walk;
 
-  __device__ __forceinline__ Block(const CausalAttention& of, const Maps& with, const Place& place, const Statistics& given)
+  __device__ __forceinline__ BackwardBlock(const CausalAttention& of, const Maps& with, const Place& place, const Statistics& given)
       : p(of), maps(with), at(place), statistics(given), walk(shared_base() + Memory::kBarriers) {
-    group = kGroups == 1 ? 0 : agreed(static_cast<int>(threadIdx.x) / kGroup);
+    group = kGroups == 1 ? 0 : warp_uniform(static_cast<int>(threadIdx.x) / kGroup);
     first = at.part * kOwned + group * kTile, window = window_of(of), share = at.share;
     own = tiles(first), all = own;
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) all = either(all, tiles(at.part * kOwned + i * kTile));
-    own = agreed(own), all = agreed(all), turn_at = 0, head = kOfKeys ? at.head * share : at.head / share;
+    own = warp_uniform(own), all = warp_uniform(all), turn_at = 0, head = kOfKeys ? at.head * share : at.head / share;
   }
   __device__ __forceinline__ Tiles tiles(int token) const {
     return kOfKeys ? tiles_of_queries(at, token, window) : tiles_of_keys(at, token, window);
@@ -159,9 +159,9 @@ template <typename B>
 struct Gradients {
   float of_x[B::kSlabs][32] = {}, of_v[B::kOfKeys ? B::kSlabs : 1][32] = {};
 
-  __device__ __forceinline__ void settle_both() {
-    settle_all(of_x);
-    if constexpr (B::kOfKeys) settle_all(of_v);
+  __device__ __forceinline__ void fence_both() {
+    accumulator_fence_all(of_x);
+    if constexpr (B::kOfKeys) accumulator_fence_all(of_v);
   }
 };
 
@@ -215,10 +215,10 @@ __device__ __forceinline__ void add_tiles(B& block, Gradients<B>& sum, const Of&
   multiply(block, owned, pairs, before);
   block.refill();
   wgmma_wait<1>();
-  settle(pairs.s);
+  accumulator_fence(pairs.s);
   weigh(block, block.own.first, pairs, statistics_of(before));
   wgmma_wait<0>();
-  settle(pairs.ds);
+  accumulator_fence(pairs.ds);
   pairs.differentiate(statistics_of(before));
   block.walk.advance();
   if (block.own.first < block.own.last) block.wait(block.own.first + 1);
@@ -226,17 +226,17 @@ __device__ __forceinline__ void add_tiles(B& block, Gradients<B>& sum, const Of&
     const Stage now = block.walk.stage;
     wgmma_begin();
     multiply(block, owned, pairs, now);
-    add(block, sum, pairs, agreed(before));
+    add(block, sum, pairs, warp_uniform(before));
     block.refill();
     wgmma_wait<2>();
-    settle(pairs.s);
+    accumulator_fence(pairs.s);
     weigh(block, tile, pairs, statistics_of(now));
-    settle(pairs.s);
+    accumulator_fence(pairs.s);
     // The branches of waiting for the next tile here keep the compiler from waiting for the products before it makes the weights.
     block.walk.advance();
     if (tile < block.own.last) block.wait(tile + 1);
     wgmma_wait<0>();
-    settle(pairs.s), settle(pairs.ds), sum.settle_both();
+    accumulator_fence(pairs.s), accumulator_fence(pairs.ds), sum.fence_both();
     block.walk.release(before);
     pairs.differentiate(statistics_of(now));
     before = now;
@@ -244,7 +244,7 @@ __device__ __forceinline__ void add_tiles(B& block, Gradients<B>& sum, const Of&
   wgmma_begin();
   add(block, sum, pairs, before);
   wgmma_wait<0>();
-  sum.settle_both();
+  sum.fence_both();
   block.walk.release(before);
   block.skip(block.all.last - block.own.last);
 }
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(kGroups* kGroup, blocks_at_once(true, kGroups)
     gradients_of_keys(const __grid_constant__ CausalAttentionBackward b, const __grid_constant__ Order order,
                       const __grid_constant__ Maps maps, const __grid_constant__ Statistics statistics) {
 #if BASED_HAS_WGMMA
-  using B = Block<true, kSlabs, kGroups>;
+  using B = BackwardBlock<true, kSlabs, kGroups>;
   if (threadIdx.x == 0) B::init_barriers();
   Place place;
   if (!find_place<B::kOwned, true>(b.forward, order, place)) return;
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(kGroups* kGroup, blocks_at_once(true, kGroups)
       block.skip(block.count());
     }
   }
-  group_meets(block.group);  // nobody reads the owned tiles any more: gradients go there
+  group_barrier(block.group);  // nobody reads the owned tiles any more: gradients go there
   write(block, b.grad_k, b.grad_k_stride, 0, b.forward.scale, sum.of_x);
   write(block, b.grad_v, b.grad_v_stride, 1, 1.0F, sum.of_v);
 #else
@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(kGroups* kGroup, blocks_at_once(false, kGroups
     gradients_of_queries(const __grid_constant__ CausalAttentionBackward b, const __grid_constant__ Order order,
                          const __grid_constant__ Maps maps, const __grid_constant__ Statistics statistics) {
 #if BASED_HAS_WGMMA
-  using B = Block<false, kSlabs, kGroups>;
+  using B = BackwardBlock<false, kSlabs, kGroups>;
   if (threadIdx.x == 0) B::init_barriers();
   Place place;
   if (!find_place<B::kOwned, false>(b.forward, order, place)) return;
@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(kGroups* kGroup, blocks_at_once(false, kGroups
   const ByRow by_row{of_rows[0], of_rows[8]};
   Gradients<B> sum;
   add_tiles(block, sum, [&](const Stage&) { return by_row; });
-  group_meets(block.group);
+  group_barrier(block.group);
   wait_for_earlier_kernels();  // whose gradients are complete when this one's are
   write(block, b.grad_q, b.grad_q_stride, 0, b.forward.scale, sum.of_x);
 #else
@@ -328,7 +328,7 @@ Status describe(Maps& maps, const CausalAttentionBackward& b) {
 template <int kSlabs, int kGroups>
 Status launch(void (*kernel)(CausalAttentionBackward, Order, Maps, Statistics), const CausalAttentionBackward& b, int heads,
               const Order& order, const Maps& maps, const Statistics& statistics, Stream stream) {
-  constexpr int kBytes = Layout<kSlabs, kGroups>::kBytes;
+  constexpr int kBytes = BackwardLayout<kSlabs, kGroups>::kBytes;
   if (!fits(order)) return {"causal_attention: too many tokens for one launch"};
   if (const cudaError_t e = allow_shared_memory(kernel, kBytes); e != cudaSuccess) return status_of(e);
   return launch_overlapped(kernel, {grid_of(order, heads), kGroups * kGroup, kBytes}, stream, b, order, maps, statistics);

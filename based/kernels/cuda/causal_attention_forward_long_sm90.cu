@@ -44,20 +44,21 @@ __device__ __forceinline__ void init_barriers() {
 }
 
 // What a block does for the queries of one place.
-struct Block {
+struct LongBlock {
   const CausalAttention& p;
   Place at;
   int slot, group, first_query, window;  // the warpgroup's first query
   Tiles own, all;                        // tiles of keys that this warpgroup sees, that some warpgroup sees
 
-  __device__ __forceinline__ Block(const CausalAttention& of, int place_slot) : p(of), at(place_at(place_slot)), slot(place_slot) {
-    group = agreed(static_cast<int>(threadIdx.x) / kGroup);
-    at.head = agreed(at.head), at.part = agreed(at.part), at.queries = agreed(at.queries), at.keys = agreed(at.keys);
+  __device__ __forceinline__ LongBlock(const CausalAttention& of, int place_slot) : p(of), at(place_at(place_slot)), slot(place_slot) {
+    group = warp_uniform(static_cast<int>(threadIdx.x) / kGroup);
+    at.head = warp_uniform(at.head), at.part = warp_uniform(at.part), at.queries = warp_uniform(at.queries),
+    at.keys = warp_uniform(at.keys);
     first_query = at.part * kQueries + group * kTile, window = window_of(of);
-    own = agreed(tiles_of_keys<kKeys>(at, first_query, window)), all = tiles_of_keys<kKeys>(at, at.part * kQueries, window);
+    own = warp_uniform(tiles_of_keys<kKeys>(at, first_query, window)), all = tiles_of_keys<kKeys>(at, at.part * kQueries, window);
 #pragma unroll
     for (int i = 1; i < kGroups; ++i) all = either(all, tiles_of_keys<kKeys>(at, at.part * kQueries + i * kTile, window));
-    all = agreed(all);
+    all = warp_uniform(all);
   }
   __device__ __forceinline__ uint32_t queries(int of) const { return shared_base() + slot * Memory::kQueryBytes + of * kSlabBytes; }
   __device__ __forceinline__ static uint32_t keys_at(const Stage& s) {
@@ -67,7 +68,7 @@ struct Block {
 };
 
 // The warpgroups' turns at the tensor cores, one after the other, each as often as the others: their numbers of barriers are after those of
-// group_meets().
+// group_barrier().
 __device__ __forceinline__ void take_turn(int group) {
   asm volatile("bar.sync %0, %1;" ::"r"(group + 1 + kGroups), "n"(2 * kGroup) : "memory");
 }
@@ -109,7 +110,7 @@ __device__ __forceinline__ void multiply_again(float (&s)[64], uint32_t queries,
   }
 }
 
-__device__ __forceinline__ void attend(Ring& ring, const Block& block, uint32_t phase) {
+__device__ __forceinline__ void attend(Ring& ring, const LongBlock& block, uint32_t phase) {
   const Tiles own = block.own;
   const uint32_t queries = block.queries(block.group);
   const float scale = block.p.scale * kLog2e;
@@ -130,7 +131,7 @@ __device__ __forceinline__ void attend(Ring& ring, const Block& block, uint32_t 
   multiply(s, queries, block.keys_at(ring.stage));
   pass_turn(block.group);
   wgmma_wait<0>();
-  settle(s);
+  accumulator_fence(s);
   mask(s, diagonal - own.last * kKeys - block.window + 1, diagonal - own.last * kKeys);
   softmax.update(s, scale, kept);
   pack(w, s);
@@ -143,11 +144,11 @@ __device__ __forceinline__ void attend(Ring& ring, const Block& block, uint32_t 
     take_turn(block.group);
     wgmma_begin();
     multiply(s, queries, block.keys_at(now));
-    add_weighted<1>(out, w, block.values_at(agreed(before)));
+    add_weighted<1>(out, w, block.values_at(warp_uniform(before)));
     wgmma_commit();
     pass_turn(block.group);
     wgmma_wait<1>();
-    settle(s);
+    accumulator_fence(s);
     const int high = diagonal - tile * kKeys, low = high - block.window + 1;
     // Every query has seen a key before.
     const bool inside = low <= 1 - kTile && high >= kKeys;
@@ -158,12 +159,12 @@ __device__ __forceinline__ void attend(Ring& ring, const Block& block, uint32_t 
       mask(s, low, high);
       softmax.update(s, scale, kept);
     }
-    settle(s);
+    accumulator_fence(s);
     // The branches of waiting for the next tile here keep the compiler from waiting for the products before it makes the weights.
     ring.advance();
     if (tile > own.first) ring.wait();
     wgmma_wait<0>();
-    settle_all(out), settle(s);
+    accumulator_fence_all(out), accumulator_fence(s);
     ring.release(before);
     if (!done) {
       multiply_again(s, queries, block.keys_at(now));
@@ -181,16 +182,16 @@ __device__ __forceinline__ void attend(Ring& ring, const Block& block, uint32_t 
   wgmma_commit();
   softmax.finish();
   wgmma_wait<0>();
-  settle_all(out);
+  accumulator_fence_all(out);
   ring.release(before);
   skip(ring, block.group, own.first - block.all.first);
-  group_meets(block.group);  // nobody reads the queries any more: outputs go there
+  group_barrier(block.group);  // nobody reads the queries any more: outputs go there
   write(block.p, block.at, block.first_query, queries, softmax, out);
-  fence_shared_proxy();  // before the copy engine brings other queries there
+  fence_shared_proxy();  // before TMA brings other queries there
 }
 
 // One thread: queries of a place, and the tiles of its walk.
-__device__ __forceinline__ void bring(Stage& s, const Block& block, const ForwardMaps& maps) {
+__device__ __forceinline__ void bring(Stage& s, const LongBlock& block, const ForwardMaps& maps) {
   const Ring ring(shared_base() + Memory::kBarriers);
   const int query = static_cast<int>(block.at.q_begin) + block.at.part * kQueries, key = static_cast<int>(block.at.k_begin);
   const int kv_head = block.at.head / block.at.share;
@@ -213,14 +214,14 @@ __device__ __forceinline__ void deal(const CausalAttention& p, const Deck& deck,
   const bool one = threadIdx.x % 32 == 0;
   Stage stage;
   for (Stage s;; next<2>(s)) {
-    const int slot = agreed(s.slot);
+    const int slot = warp_uniform(s.slot);
     barrier_wait(place_left(slot), s.phase ^ 1);
     const bool more = take_place<kQueries, false>(p, deck, last, place_at(slot));
     if (one && !more) place_at(slot).head = -1;
     __syncwarp();  // its own lanes read the place, too
     barrier_arrive(place_here(slot));
     if (!more) return;
-    const Block block(p, slot);
+    const LongBlock block(p, slot);
     if (one) bring(stage, block, maps);
     __syncwarp();
   }
@@ -232,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #if BASED_HAS_WGMMA
   if (threadIdx.x == 0) init_barriers();
   __syncthreads();
-  const int group = agreed(static_cast<int>(threadIdx.x) / kGroup);
+  const int group = warp_uniform(static_cast<int>(threadIdx.x) / kGroup);
   if (group == kGroups) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kHelpersRegisters));
     if (threadIdx.x / 32 == kConsumers / 32) deal(p, deck, maps);
@@ -242,10 +243,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   Ring ring(shared_base() + Memory::kBarriers);
   if (group == kGroups - 1) pass_turn(group);
   for (Stage s;; next<2>(s)) {
-    const int slot = agreed(s.slot);
+    const int slot = warp_uniform(s.slot);
     barrier_wait(place_here(slot), s.phase);
     if (place_at(slot).head < 0) return;
-    const Block block(p, slot);
+    const LongBlock block(p, slot);
     if (block.own.first <= block.own.last) {
       attend(ring, block, s.phase);
     } else {

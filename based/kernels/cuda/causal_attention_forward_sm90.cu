@@ -11,7 +11,7 @@ constexpr int kGroups = 2, kConsumers = kGroups * kGroup, kQueries = kGroups * k
 
 // Shared memory: queries, the ring of keys and values, barriers.
 template <int kSlabs>
-struct Layout {
+struct ForwardLayout {
   static constexpr int kStages = kSlabs == 1 ? 5 : 4;
   static constexpr uint32_t kTileBytes = kSlabs * kSlabBytes, kStageBytes = 2 * kTileBytes;
   static constexpr uint32_t kRing = kGroups * kTileBytes, kBarriers = kRing + kStages * kStageBytes;
@@ -20,8 +20,8 @@ struct Layout {
 
 #if BASED_HAS_WGMMA
 template <int kSlabs>
-struct Block {
-  using Memory = Layout<kSlabs>;
+struct ForwardBlock {
+  using Memory = ForwardLayout<kSlabs>;
   const CausalAttention& p;
   const ForwardMaps& maps;
   const Place& at;
@@ -29,12 +29,12 @@ struct Block {
   Tiles own, all;  // tiles of keys that this warpgroup sees, that some warpgroup sees
   Walk<Memory::kStages> walk;
 
-  __device__ __forceinline__ Block(const CausalAttention& of, const ForwardMaps& with, const Place& place)
+  __device__ __forceinline__ ForwardBlock(const CausalAttention& of, const ForwardMaps& with, const Place& place)
       : p(of), maps(with), at(place), walk(shared_base() + Memory::kBarriers) {
-    group = agreed(static_cast<int>(threadIdx.x) / kGroup);
+    group = warp_uniform(static_cast<int>(threadIdx.x) / kGroup);
     first_query = at.part * kQueries + group * kTile, window = window_of(of), kv_head = at.head / at.share;
     const Tiles first = tiles_of_keys(at, at.part * kQueries, window), second = tiles_of_keys(at, at.part * kQueries + kTile, window);
-    own = agreed(tiles_of_keys(at, first_query, window)), all = agreed(either(first, second));
+    own = warp_uniform(tiles_of_keys(at, first_query, window)), all = warp_uniform(either(first, second));
   }
   __device__ __forceinline__ uint32_t queries() const { return shared_base() + group * Memory::kTileBytes; }
   __device__ __forceinline__ uint32_t keys_at(const Stage& s) const { return shared_base() + Memory::kRing + s.slot * Memory::kStageBytes; }
@@ -75,14 +75,14 @@ struct Block {
 
 // Weights of a tile from its scores.
 template <int kSlabs>
-__device__ __forceinline__ void weigh(const Block<kSlabs>& block, int tile, float (&s)[32], Softmax& softmax, float (&kept)[2]) {
+__device__ __forceinline__ void weigh(const ForwardBlock<kSlabs>& block, int tile, float (&s)[32], Softmax& softmax, float (&kept)[2]) {
   const int shift = block.first_query + block.at.shift() - tile * kTile;
   mask(s, shift - block.window + 1, shift);
   softmax.update(s, block.p.scale * kLog2e, kept);
 }
 
 template <int kSlabs>
-__device__ __forceinline__ void attend(Block<kSlabs>& block) {
+__device__ __forceinline__ void attend(ForwardBlock<kSlabs>& block) {
   if (block.own.last < block.own.first) return block.skip(block.all.last - block.all.first + 1);
   block.skip(block.all.last - block.own.last);
   Softmax softmax;
@@ -97,7 +97,7 @@ __device__ __forceinline__ void attend(Block<kSlabs>& block) {
   multiply_tokens<kSlabs>(s, block.queries(), block.keys_at(block.walk.stage));
   wgmma_commit();
   wgmma_wait<0>();
-  settle(s);
+  accumulator_fence(s);
   weigh(block, block.own.last, s, softmax, kept);
   pack(w, s);
   Stage before = block.walk.stage;
@@ -108,18 +108,18 @@ __device__ __forceinline__ void attend(Block<kSlabs>& block) {
     wgmma_begin();
     multiply_tokens<kSlabs>(s, block.queries(), block.keys_at(now));
     wgmma_commit();
-    add_weighted<kSlabs>(out, w, block.values_at(agreed(before)));
+    add_weighted<kSlabs>(out, w, block.values_at(warp_uniform(before)));
     wgmma_commit();
     block.refill();
     wgmma_wait<1>();
-    settle(s);
+    accumulator_fence(s);
     weigh(block, tile, s, softmax, kept);
-    settle(s);
+    accumulator_fence(s);
     // The branches of waiting for the next tile here keep the compiler from waiting for the products before it makes the weights.
     block.walk.advance();
     if (tile > block.own.first) block.walk.wait();
     wgmma_wait<0>();
-    settle_all(out), settle(s);
+    accumulator_fence_all(out), accumulator_fence(s);
     block.walk.release(before);
     if (__any_sync(~0U, kept[0] != 1.0F || kept[1] != 1.0F)) {
 #pragma unroll
@@ -133,10 +133,10 @@ __device__ __forceinline__ void attend(Block<kSlabs>& block) {
   wgmma_commit();
   softmax.finish();
   wgmma_wait<0>();
-  settle_all(out);
+  accumulator_fence_all(out);
   block.walk.release(before);
   block.skip(block.own.first - block.all.first);
-  group_meets(block.group);  // nobody reads the queries any more: outputs go there
+  group_barrier(block.group);  // nobody reads the queries any more: outputs go there
   write(block.p, block.at, block.first_query, block.queries(), softmax, out);
 }
 #endif
@@ -146,10 +146,10 @@ __global__ void __launch_bounds__(kConsumers, kSlabs == 1 ? 2 : 1)
     attend_queries(const __grid_constant__ CausalAttention p, const __grid_constant__ Order order,
                    const __grid_constant__ ForwardMaps maps) {
 #if BASED_HAS_WGMMA
-  if (threadIdx.x == 0) Block<kSlabs>::init_barriers();
+  if (threadIdx.x == 0) ForwardBlock<kSlabs>::init_barriers();
   Place place;
   if (!find_place<kQueries, false>(p, order, place)) return;
-  Block<kSlabs> block(p, maps, place);
+  ForwardBlock<kSlabs> block(p, maps, place);
   block.start();
   attend(block);
 #else
@@ -164,8 +164,8 @@ Status run(const CausalAttention& p, Stream stream) {
   ForwardMaps maps;
   if (const Status s = describe(maps, p, kTile); !s.ok()) return s;
   auto* kernel = attend_queries<kSlabs>;
-  if (const cudaError_t e = allow_shared_memory(kernel, Layout<kSlabs>::kBytes); e != cudaSuccess) return status_of(e);
-  kernel<<<grid_of(order, p.heads), kConsumers, Layout<kSlabs>::kBytes, stream_of(stream)>>>(p, order, maps);
+  if (const cudaError_t e = allow_shared_memory(kernel, ForwardLayout<kSlabs>::kBytes); e != cudaSuccess) return status_of(e);
+  kernel<<<grid_of(order, p.heads), kConsumers, ForwardLayout<kSlabs>::kBytes, stream_of(stream)>>>(p, order, maps);
   return launched();
 }
 

@@ -236,19 +236,19 @@ struct HeadWarp {
     }
   }
   // Two neighbouring pairs, {a, b} turned by t = {cosine, sine, cosine, sine}.
-  __device__ __forceinline__ static uint32_t turned_first(uint32_t a, uint32_t b, float4 t) {
+  __device__ __forceinline__ static uint32_t rotated_first(uint32_t a, uint32_t b, float4 t) {
     return pack_bf16(low_float(a) * t.x - low_float(b) * t.y, high_float(a) * t.z - high_float(b) * t.w);
   }
-  __device__ __forceinline__ static uint32_t turned_second(uint32_t a, uint32_t b, float4 t) {
+  __device__ __forceinline__ static uint32_t rotated_second(uint32_t a, uint32_t b, float4 t) {
     return pack_bf16(low_float(a) * t.y + low_float(b) * t.x, high_float(a) * t.w + high_float(b) * t.z);
   }
-  __device__ __forceinline__ void turn_token() {
+  __device__ __forceinline__ void rotate_token() {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const float4 t = load_shared_float4(turns + 8 * (8 * i + 2 * (lane % 4)));
       uint32_t &a = q[i / 2][i % 2], &b = q[(i + kSteps) / 2][(i + kSteps) % 2];
-      const uint32_t first = turned_first(a, b, t);
-      b = turned_second(a, b, t), a = first;
+      const uint32_t first = rotated_first(a, b, t);
+      b = rotated_second(a, b, t), a = first;
     }
     const int unit = lane % 16;
     const bool is_first = unit < kSteps;
@@ -257,7 +257,7 @@ struct HeadWarp {
     for (int w = 0; w < 4; ++w) {
       const uint32_t other = __shfl_sync(~0U, words[w], (is_first ? lane + kSteps : lane - kSteps) % 32);
       const float4 t = load_shared_float4(turns + 8 * ((is_first ? unit : unit - kSteps) * 8 % (8 * kSteps) + 2 * w));
-      if (lane < 16 && unit < 2 * kSteps) words[w] = is_first ? turned_first(words[w], other, t) : turned_second(other, words[w], t);
+      if (lane < 16 && unit < 2 * kSteps) words[w] = is_first ? rotated_first(words[w], other, t) : rotated_second(other, words[w], t);
     }
     token = make_uint4(words[0], words[1], words[2], words[3]);
   }
@@ -396,7 +396,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, kSteps <= 4 ? 2 : 1)
   }
   if (p.rotary_base != 0) {
     __syncthreads();
-    own.turn_token();
+    own.rotate_token();
   }
   own.store_token();
   own.add_keys();
@@ -438,7 +438,8 @@ Status causal_attention_step(const CausalAttentionStep& p, Stream stream) {
   if (p.rows == 0) return {};
   if (p.head_dim > 32 * kUnit) return {"causal_attention_step: head_dim is larger than 256"};
   const Share share = plan_streamed_attention(p, this_gpu());
-  if (p.rotary_base != 0 && !causal_attention_step_turns(p, this_gpu())) return {"causal_attention_step: no kernel that turns q and k"};
+  if (p.rotary_base != 0 && !causal_attention_step_fuses_rotary(p, this_gpu()))
+    return {"causal_attention_step: no kernel that turns q and k"};
   if (share.warps > 0) {
     const int steps = attention_steps(p);
     auto* run = steps == 4 ? stream_rows<4> : steps == 7 ? stream_rows<7> : stream_rows<8>;

@@ -37,8 +37,8 @@ __device__ __forceinline__ bool find(const CausalAttention& p, int number, int& 
       place.row = row, place.part = number - number_of_first, place.share = p.heads / p.kv_heads;
     }
     __syncwarp();
-    last_row = agreed(place.row);
-    return agreed(place.part * kLength < (kOfKeys ? place.keys : place.queries)) != 0;
+    last_row = warp_uniform(place.row);
+    return warp_uniform(place.part * kLength < (kOfKeys ? place.keys : place.queries)) != 0;
   }
   return false;
 }
@@ -47,7 +47,7 @@ __device__ __forceinline__ bool find(const CausalAttention& p, int number, int& 
 template <int kLength, bool kOfKeys>
 __device__ __forceinline__ bool take_place(const CausalAttention& p, const Deck& deck, LastPlace& last, Place& place) {
   while (true) {
-    const int ticket = agreed(threadIdx.x % 32 == 0 ? atomicAdd(deck.ticket, 1) : 0);
+    const int ticket = warp_uniform(threadIdx.x % 32 == 0 ? atomicAdd(deck.ticket, 1) : 0);
     if (ticket >= deck.numbers * deck.heads) return false;
     const int heads = ticket / (deck.numbers * deck.together), rest = ticket - heads * deck.numbers * deck.together;
     const int width = min(deck.together, deck.heads - heads * deck.together), from_end = rest / width;

@@ -1,6 +1,6 @@
 // Parts of the Hopper kernels for softmax attention (bf16, head_dim ≤ 128). A warpgroup owns 64 tokens of a row and of one head, and walks
 // over the tokens that they attend over, or are attended by, in tiles of 64. The warpgroups of a block own neighbouring tokens and share
-// the tiles, which the copy engine brings into a ring. Rows are read up to the end of their last tile. What belongs to the next row there
+// the tiles, which TMA brings into a ring. Rows are read up to the end of their last tile. What belongs to the next row there
 // is masked, and cleared where products multiply it by 0: 0 times what is not finite is NaN.
 #pragma once
 #include <algorithm>
@@ -41,7 +41,7 @@ inline dim3 grid_of(const Order& o, int heads) {
   return {static_cast<unsigned>(heads), o.together, static_cast<unsigned>(ceil_div(o.rows, o.together) * o.parts)};
 }
 
-using detail::agreed;
+using detail::warp_uniform;
 
 // A block's part of a row.
 struct Place {
@@ -73,10 +73,10 @@ __device__ __forceinline__ bool find_part(const CausalAttention& p, uint32_t num
     if (count < static_cast<int>(blockDim.x)) break;
   }
   if (row < 0) return false;
-  place.row = agreed(row);
+  place.row = warp_uniform(row);
   place.q_begin = found[0], place.k_begin = found[2];
-  place.queries = agreed(static_cast<int>(found[1] - found[0])), place.keys = agreed(static_cast<int>(found[3] - found[2]));
-  place.part = agreed(static_cast<int>(number - (found[kOfKeys ? 2 : 0] / kLength + row)));
+  place.queries = warp_uniform(static_cast<int>(found[1] - found[0])), place.keys = warp_uniform(static_cast<int>(found[3] - found[2]));
+  place.part = warp_uniform(static_cast<int>(number - (found[kOfKeys ? 2 : 0] / kLength + row)));
   return place.part * kLength < (kOfKeys ? place.keys : place.queries);
 }
 
@@ -90,7 +90,7 @@ __device__ __forceinline__ bool find_place(const CausalAttention& p, const Order
 #if BASED_HAS_WGMMA
 using Stage = RingPlace;
 
-__device__ __forceinline__ Stage agreed(const Stage& s) { return {agreed(s.slot), s.phase}; }
+__device__ __forceinline__ Stage warp_uniform(const Stage& s) { return {warp_uniform(s.slot), s.phase}; }
 
 // The next place of kCount.
 template <int kCount>
@@ -120,7 +120,7 @@ struct Walk {
   // A warp for each stage requests the first steps.
   template <typename Request>
   __device__ __forceinline__ void start(int count, const Request& request) {
-    const int warp = agreed(static_cast<int>(threadIdx.x) / 32);
+    const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
     steps = count;
     if (threadIdx.x % 32 == 0 && warp < min(kStages, steps)) request(warp, Stage{warp, 0});
   }
@@ -137,7 +137,7 @@ struct Walk {
   __device__ __forceinline__ void advance() { next(stage), ++step; }
   __device__ __forceinline__ static void next(Stage& s) {
     causal::next<kStages>(s);
-    s.slot = agreed(s.slot);
+    s.slot = warp_uniform(s.slot);
   }
 };
 
@@ -150,7 +150,7 @@ __device__ __forceinline__ int window_of(const CausalAttention& p) {
   return p.window > 0 && p.window < kAllKeys ? static_cast<int>(p.window) : kAllKeys;
 }
 
-__device__ __forceinline__ Tiles agreed(const Tiles& t) { return {agreed(t.first), agreed(t.last)}; }
+__device__ __forceinline__ Tiles warp_uniform(const Tiles& t) { return {warp_uniform(t.first), warp_uniform(t.last)}; }
 
 // The tiles of kKeys keys that 64 queries from `query` on see, and the tiles of queries that see 64 keys from `key` on.
 template <int kKeys = kTile>
@@ -184,7 +184,7 @@ __device__ __forceinline__ void clear_rows(uint32_t tile, int first) {
   }
 }
 // Then, before the products.
-__device__ __forceinline__ void rows_are_cleared(int group) { fence_shared_proxy(), group_meets(group); }
+__device__ __forceinline__ void rows_are_cleared(int group) { fence_shared_proxy(), group_barrier(group); }
 
 // The part of a tile `bytes` after its start as an operand. The same as operand(tile + bytes, …), in fewer instructions for many parts.
 __device__ __forceinline__ uint64_t part_of(uint32_t tile, uint32_t bytes) {
@@ -249,9 +249,9 @@ __device__ __forceinline__ void add_weighted(float (&d)[kSlabs][32], const uint3
 }
 
 template <int kSlabs>
-__device__ __forceinline__ void settle_all(float (&d)[kSlabs][32]) {
+__device__ __forceinline__ void accumulator_fence_all(float (&d)[kSlabs][32]) {
 #pragma unroll
-  for (int slab = 0; slab < kSlabs; ++slab) settle(d[slab]);
+  for (int slab = 0; slab < kSlabs; ++slab) accumulator_fence(d[slab]);
 }
 
 // Writes up to `rows` rows of accumulators, scaled, to `to` through a tile in shared memory of which each warp uses its own part.

@@ -149,7 +149,7 @@ __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// Contiguous copies by the copy engine (sm_90): addresses and sizes are multiples of 16. A load completes on a barrier in shared memory
+// Contiguous copies by TMA (sm_90): addresses and sizes are multiples of 16. A load completes on a barrier in shared memory
 // that was told how many bytes to expect; phases of a barrier alternate between 0 and 1.
 __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals = 1) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -200,7 +200,7 @@ struct RingPlace {
     if (++slot == stages) slot = 0, phase ^= 1;
   }
 };
-// Orders ordinary accesses to shared memory before later ones of the copy engine and the tensor cores; before the barrier.
+// Orders ordinary accesses to shared memory before later ones of TMA and the tensor cores; before the barrier.
 __device__ __forceinline__ void fence_shared_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // For what one kernel alone reads or writes, once: the L2 cache lets go of it first.
 __device__ __forceinline__ uint64_t first_out_of_cache() {

@@ -31,7 +31,7 @@ __device__ __forceinline__ void stmatrix_transposed(uint32_t address, uint32_t a
 // Hands out kUnits units of sums; a warp has 16 of the outputs. Its lanes, which have two rows by two outputs of each unit, exchange them
 // through the places of their own sums, so that each takes four neighbours of a row: outputs lane mod 4 of the warp's, row lane / 4.
 template <int kUnits, typename Take>
-__device__ __forceinline__ void hand_out(const float4 (&sum)[kUnits], uint32_t place, const Take& take) {
+__device__ __forceinline__ void exchange_fragments(const float4 (&sum)[kUnits], uint32_t place, const Take& take) {
   const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 4;
   const uint32_t warp_place = place - lane * 16, to = warp_place + 4 * (lane % 4 * 32 + ((lane / 4) ^ (lane % 2 * 8)));
   __syncwarp();
@@ -47,7 +47,7 @@ __device__ __forceinline__ void hand_out(const float4 (&sum)[kUnits], uint32_t p
 
 // The end of a block: what becomes of its sums. What it needs from memory besides is requested before the sums are there.
 template <typename Y, Form kForm, bool kScaled>
-struct End {
+struct Epilogue {
   const Linear& p;
   const JoinedNorm& norm;
   uint32_t scales;  // in shared memory: of rows, where kScaled; where sums are squared, those of rows, of the four warps
@@ -58,7 +58,7 @@ struct End {
   float bias[4] = {}, weight[4];
   float4 residual[kHeldUnits];
 
-  __device__ __forceinline__ End(const Linear& of, const JoinedNorm& joined, uint32_t scales_at, int first, int row)
+  __device__ __forceinline__ Epilogue(const Linear& of, const JoinedNorm& joined, uint32_t scales_at, int first, int row)
       : p(of), norm(joined), scales(scales_at), warp(static_cast<int>(threadIdx.x) % kGroup / 32), first_out(first), block_row(row) {
     const int lane = threadIdx.x % 32;
     out = kForm == Form::swiglu ? first_out + warp * 8 + lane / 4 : first_out + warp * 16 + (kForm == Form::adds ? lane % 4 * 4 : lane / 4);
@@ -106,8 +106,8 @@ struct End {
       }
     }
     if constexpr (std::is_same_v<Y, bf16>) {
-      group_meets(static_cast<int>(threadIdx.x) / kGroup);
-      hand_on<kUnits>(tile, block_row + first_row);
+      group_barrier(static_cast<int>(threadIdx.x) / kGroup);
+      store_tile<kUnits>(tile, block_row + first_row);
     }
   }
   __device__ __forceinline__ void store_float(int64_t row, float a, float b) const {
@@ -117,7 +117,7 @@ struct End {
   }
   // The tile's rows, of which the first is y's row `first_row`; neighbouring threads neighbouring outputs: of SwiGLU eight each, else four.
   template <int kUnits>
-  __device__ __forceinline__ void hand_on(uint32_t tile, int first_row) const {
+  __device__ __forceinline__ void store_tile(uint32_t tile, int first_row) const {
     constexpr bool kWide = kForm == Form::swiglu;
     constexpr int kAtOnce = kWide ? 32 : 8;
     const int thread = static_cast<int>(threadIdx.x) % kGroup, row = thread / (kWide ? 4 : 16);
@@ -139,7 +139,7 @@ struct End {
   // Rounded as y would be, and added to the residual stream; a warp's part of the squares of each row.
   template <int kRows, int kUnits>
   __device__ __forceinline__ void add(const float4 (&sum)[kUnits], uint32_t place, int first_row) const {
-    hand_out(sum, place, [&](int u, const float4& v) {
+    exchange_fragments(sum, place, [&](int u, const float4& v) {
       const int lane = threadIdx.x % 32, row = first_row + 8 * u + lane / 4;
       const int64_t at = block_row + row;
       const bool valid = at < p.rows && out < p.out;
@@ -163,7 +163,7 @@ struct End {
   template <int kRows>
   __device__ __forceinline__ void write_squares(int first_row, int count) const {
     const int thread = static_cast<int>(threadIdx.x) % kGroup, row = first_row + thread;
-    group_meets(static_cast<int>(threadIdx.x) / kGroup);
+    group_barrier(static_cast<int>(threadIdx.x) / kGroup);
     if (thread >= count) return;
     float sum = 0;
 #pragma unroll

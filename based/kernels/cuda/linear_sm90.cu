@@ -21,7 +21,7 @@ constexpr int kBarrierBytes = (3 * kMostStages + 4) * 8;
 // floats a row for norms: scales, or four warps' sums of squares. Up to 64 rows two blocks fit on a multiprocessor, of this layer and of
 // one that waits for it; with more rows, all the rows under way at once are worth more, and small stages. Measured.
 template <int kRows>
-struct Layout {
+struct LinearLayout {
   static constexpr int kGroups = kRows == 128 ? 2 : 1, kGroupRows = kRows / kGroups;  // warpgroups, and the rows of each
   static constexpr int kSlabs = kRows < 64 ? 2 : 1;                                   // of a stage
   static constexpr int kDepth = kSlabs * kSlab;
@@ -31,7 +31,7 @@ struct Layout {
   static constexpr int kLimit = (kRows == 128 ? 205 : 113) * 1024 - kEndBytes - 1024;  // stages start at multiples of 1024
 };
 
-struct Plan {
+struct LinearPlan {
   int splits = 1;  // blocks of a cluster
   int weight_stages = 1, row_stages = 1;
   int steps = 0;                                  // stages in all of `in`
@@ -62,7 +62,7 @@ __device__ __forceinline__ void send_float4(uint32_t there, uint32_t barrier, fl
 }
 // All that multiply; of kScaled, they have then heard of the warp that makes the scales. Other barriers are the groups' own.
 template <int kGroups, bool kScaled>
-__device__ __forceinline__ void multipliers_meet() {
+__device__ __forceinline__ void multipliers_barrier() {
   asm volatile("bar.sync 8, %0;" ::"n"(kGroups * kGroup + 32 * kScaled) : "memory");
 }
 template <int kGroups>
@@ -89,14 +89,14 @@ __device__ __forceinline__ void multiply(float (&d)[kRows / 2], uint64_t weight,
 }
 
 template <int kRows, Form kForm>
-struct Block {  // a block's place; of SwiGLU, the outputs are 32 u and their gates
-  using Memory = Layout<kRows>;
+struct LinearBlock {  // a block's place; of SwiGLU, the outputs are 32 u and their gates
+  using Memory = LinearLayout<kRows>;
   static constexpr int kSlabs = Memory::kSlabs, kGroups = Memory::kGroups, kUnits = Memory::kGroupRows / 8;
-  const Plan& plan;
+  const LinearPlan& plan;
   uint32_t base;  // of shared memory
   int split, first_out, first_row, first, steps;
 
-  __device__ __forceinline__ Block(const Plan& of, uint32_t shared, int tile) : plan(of), base((shared + 1023) & ~1023U) {
+  __device__ __forceinline__ LinearBlock(const LinearPlan& of, uint32_t shared, int tile) : plan(of), base((shared + 1023) & ~1023U) {
     split = static_cast<int>(blockIdx.x) % plan.splits, first_out = tile * outputs_of(kForm);
     first_row = kRows == 128 ? static_cast<int>(blockIdx.y) * kRows : 0;
     first = plan.steps * split / plan.splits, steps = plan.steps * (split + 1) / plan.splits - first;
@@ -185,7 +185,7 @@ struct Block {  // a block's place; of SwiGLU, the outputs are 32 u and their ga
       row.advance(plan.row_stages), weight.advance(plan.weight_stages);
     }
     wgmma_wait<0>();
-    settle(d);
+    accumulator_fence(d);
   }
 };
 
@@ -220,9 +220,9 @@ __device__ __forceinline__ void make_scales(const NormBefore& norm, int64_t widt
 
 // The parts of the sums from all blocks of a cluster, added up in order; each block does it for some of the rows and ends those.
 template <typename Y, Form kForm, bool kScaled, int kRows, int kSplits>
-__device__ __forceinline__ void add_up(End<Y, kForm, kScaled>& end, const float (&d)[Block<kRows, kForm>::kUnits * 4],
-                                       const Block<kRows, kForm>& block, int group) {
-  constexpr int kUnits = Block<kRows, kForm>::kUnits, kOwned = kUnits > kSplits ? kUnits / kSplits : 1;
+__device__ __forceinline__ void add_up(Epilogue<Y, kForm, kScaled>& end, const float (&d)[LinearBlock<kRows, kForm>::kUnits * 4],
+                                       const LinearBlock<kRows, kForm>& block, int group) {
+  constexpr int kUnits = LinearBlock<kRows, kForm>::kUnits, kOwned = kUnits > kSplits ? kUnits / kSplits : 1;
   constexpr int kBatch = kOwned < kHeldUnits ? kOwned : kHeldUnits;  // units whose parts are under way at once
   const int split = block.split, group_row = group * kUnits * 8;
   const uint32_t mine = block.sums_at(group) + threadIdx.x % kGroup * 16, here = block.sums_here(group);
@@ -265,12 +265,12 @@ __device__ __forceinline__ void add_up(End<Y, kForm, kScaled>& end, const float 
 
 // Without a cluster: y comes from registers; what is added to the stream goes through the sums' memory, as with one.
 template <typename Y, Form kForm, bool kScaled, int kRows>
-__device__ __forceinline__ void end_alone(End<Y, kForm, kScaled>& end, const float (&d)[Block<kRows, kForm>::kUnits * 4],
-                                          const Block<kRows, kForm>& block, int group) {
+__device__ __forceinline__ void epilogue_alone(Epilogue<Y, kForm, kScaled>& end, const float (&d)[LinearBlock<kRows, kForm>::kUnits * 4],
+                                               const LinearBlock<kRows, kForm>& block, int group) {
   if constexpr (kForm == Form::adds) {
     add_up<Y, kForm, kScaled, kRows, 1>(end, d, block, group);
   } else {
-    constexpr int kUnits = Block<kRows, kForm>::kUnits;
+    constexpr int kUnits = LinearBlock<kRows, kForm>::kUnits;
     float4 sum[kUnits];
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) sum[u] = make_float4(d[4 * u], d[4 * u + 1], d[4 * u + 2], d[4 * u + 3]);
@@ -280,16 +280,16 @@ __device__ __forceinline__ void end_alone(End<Y, kForm, kScaled>& end, const flo
 #endif
 
 template <int kRows, bool kScaled>
-constexpr int kThreads = Layout<kRows>::kGroups* kGroup + 32 + 32 * kScaled;
+constexpr int kThreads = LinearLayout<kRows>::kGroups* kGroup + 32 + 32 * kScaled;
 
 template <typename Y, Form kForm, bool kScaled, int kRows>
 __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2)
     many_rows(const __grid_constant__ Linear first_layer, const __grid_constant__ Others others, const __grid_constant__ JoinedNorm norm,
-              const __grid_constant__ Plan plan, const __grid_constant__ CUtensorMap first_weights,
+              const __grid_constant__ LinearPlan plan, const __grid_constant__ CUtensorMap first_weights,
               const __grid_constant__ CUtensorMap rows) {
 #if BASED_HAS_WGMMA
   extern __shared__ char memory[];
-  constexpr int kGroups = Layout<kRows>::kGroups, kUnits = Layout<kRows>::kGroupRows / 8;
+  constexpr int kGroups = LinearLayout<kRows>::kGroups, kUnits = LinearLayout<kRows>::kGroupRows / 8;
   int tile = static_cast<int>(blockIdx.x) / plan.splits;
   const Linear* layer = &first_layer;
   const CUtensorMap* map = &first_weights;
@@ -302,8 +302,8 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
   }
   const Linear& p = *layer;
   const CUtensorMap& weights = *map;
-  const Block<kRows, kForm> block(plan, shared_address(memory), tile);
-  const int warp = agreed(static_cast<int>(threadIdx.x) / 32);
+  const LinearBlock<kRows, kForm> block(plan, shared_address(memory), tile);
+  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
   const bool requests = warp == kGroups * kGroup / 32, first_lane = threadIdx.x % 32 == 0;
   if (requests) {
     if (first_lane) prefetch_map(weights), prefetch_map(rows);
@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
   }
   const int group = warp / (kGroup / 32);
   if (!p.weight_is_constant) wait_for_earlier_kernels();
-  End<Y, kForm, kScaled> end(p, norm, block.scales_at(), block.first_out, block.first_row);
+  Epilogue<Y, kForm, kScaled> end(p, norm, block.scales_at(), block.first_out, block.first_row);
   if constexpr (kForm == Form::adds) {
     const int owned = max(1, kUnits / plan.splits);
     wait_for_earlier_kernels();
@@ -341,10 +341,10 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
   }
   float d[4 * kUnits] = {};
   block.multiply_all(d, group);
-  wait_for_earlier_kernels();            // before this thread writes anything that they read
-  multipliers_meet<kGroups, kScaled>();  // nobody reads the stages any more: y is turned there, or sums go there
+  wait_for_earlier_kernels();               // before this thread writes anything that they read
+  multipliers_barrier<kGroups, kScaled>();  // nobody reads the stages any more: y is turned there, or sums go there
   switch (plan.splits) {
-    case 1: return end_alone(end, d, block, group);
+    case 1: return epilogue_alone(end, d, block, group);
     case 2: return add_up<Y, kForm, kScaled, kRows, 2>(end, d, block, group);
     case 4: return add_up<Y, kForm, kScaled, kRows, 4>(end, d, block, group);
     default: return add_up<Y, kForm, kScaled, kRows, 8>(end, d, block, group);
@@ -374,9 +374,9 @@ int choose_splits(const Linear& p, int steps) {
 }
 
 template <int kRows>
-Plan make_plan(const Linear& p) {
-  using Memory = Layout<kRows>;
-  Plan plan;
+LinearPlan make_plan(const Linear& p) {
+  using Memory = LinearLayout<kRows>;
+  LinearPlan plan;
   plan.steps = static_cast<int>(ceil_div(p.in, Memory::kDepth));
   plan.splits = choose_splits<kRows>(p, plan.steps);
   const int most = static_cast<int>(ceil_div(plan.steps, plan.splits));
@@ -414,12 +414,12 @@ Status run(Layers layers, const JoinedNorm& norm, Stream stream) {
     if (const Status s = describe_weights(other.weights, layer, false); !s.ok()) return s;
     all.out = round_up(all.out, kLinearOutputs) + layer.out;
   }
-  const Plan plan = make_plan<kRows>(all);
+  const LinearPlan plan = make_plan<kRows>(all);
   CUtensorMap weights, rows;
   if (const Status s = describe_weights(weights, p, kForm == Form::swiglu); !s.ok()) return s;
   if (const Status s = describe_matrix(rows, p.x, p.rows, p.in, p.x_stride, kRows); !s.ok()) return s;
   auto* kernel = many_rows<Y, kForm, kScaled, kRows>;
-  const int shared = plan.barriers_at + Layout<kRows>::kEndBytes + 1024;
+  const int shared = plan.barriers_at + LinearLayout<kRows>::kEndBytes + 1024;
   if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);
   const auto blocks = static_cast<unsigned>(ceil_div(all.out, kLinearOutputs) * plan.splits);
   const Launch launch{dim3(blocks, static_cast<unsigned>(ceil_div(p.rows, kLinearRows))), kThreads<kRows, kScaled>, shared,

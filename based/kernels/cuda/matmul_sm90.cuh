@@ -116,10 +116,10 @@ struct Outbox {
     const uint32_t box = boxes + turn * kBoxBytes;
     const bool leads = threadIdx.x % kGroup == 0;
     if (leads) stores_are_read<1>();
-    group_meets(group);
+    group_barrier(group);
     write_box(box, x);
     fence_shared_proxy();
-    group_meets(group);
+    group_barrier(group);
     if (leads) store_box(map, column, row, box), commit_stores();
     turn ^= 1;
   }
@@ -227,7 +227,7 @@ struct Multiplier {
       for (; step < tiles.steps; ++step) issue(d, step), retire(step);
       wgmma_wait<0>();
       ring.release(before);
-      settle(d);
+      accumulator_fence(d);
       const Place place(tiles, tile);
       epilogue.take(d, place.row + group * kBox, place.column);
     }
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
   cluster_arrive(), cluster_wait();
   let_next_kernel_start();
   wait_for_earlier_kernels();
-  const int warp = agreed(static_cast<int>(threadIdx.x) / 32);
+  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
   if (warp < kGroup / 32) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) request_all<decltype(ring), kStages>(ring, tiles, from);

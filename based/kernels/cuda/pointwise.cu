@@ -66,11 +66,11 @@ __global__ void __launch_bounds__(kMostThreads) norm_rows(const __grid_constant_
       for (int c = 0; c < kUnit; ++c) s[u][c] = 0;
     }
     access.load(static_cast<const T*>(p.weight), u, weight[u]);
-    float earlier[kUnit] = {}, add[kUnit] = {};
-    if (p.earlier != nullptr) access.load(static_cast<const T*>(p.earlier) + row * p.width, u, earlier);
+    float deferred[kUnit] = {}, add[kUnit] = {};
+    if (p.deferred != nullptr) access.load(static_cast<const T*>(p.deferred) + row * p.width, u, deferred);
     if (p.add != nullptr) access.load(static_cast<const T*>(p.add) + row * p.width, u, add);
 #pragma unroll
-    for (int c = 0; c < kUnit; ++c) s[u][c] = (s[u][c] + earlier[c]) + add[c];
+    for (int c = 0; c < kUnit; ++c) s[u][c] = (s[u][c] + deferred[c]) + add[c];
 #pragma unroll
     for (int c = 0; c < kUnit; ++c) squares = fmaf(s[u][c], s[u][c], squares);
   }
@@ -214,7 +214,7 @@ int64_t norm_blocks(const RmsNorm& p) {
 }
 
 bool norm_aligned(const RmsNorm& p) {
-  return p.width % kUnit == 0 && aligned16(p.x) && aligned16(p.add) && aligned16(p.earlier) && aligned16(p.sum) && aligned16(p.weight) &&
+  return p.width % kUnit == 0 && aligned16(p.x) && aligned16(p.add) && aligned16(p.deferred) && aligned16(p.sum) && aligned16(p.weight) &&
          aligned16(p.y);
 }
 

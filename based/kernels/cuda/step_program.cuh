@@ -25,7 +25,7 @@ struct StepShared {
   uint4 x[kStepMostThreads];  // 8 elements each
   alignas(16) float sums[2 * kStepRows * kStepSumStride];
   float features[2][kStepFeatures];  // of a query, of a key
-  float2 turns[64];                  // what see_window saw
+  float2 turns[64];                  // what prefetch_window saw
   int64_t position;
   alignas(16) float warps[kStepMostWarps];
 };

@@ -77,7 +77,7 @@ struct Computer {
   RingPlace mine, slot;    // the stage that the lane sees to of the next ones
   const uint32_t tag;      // of this launch, in the upper half
   float sum[4] = {};       // of the residual stream, elements 4 thread …
-  float4 seen[kStepHeld];  // of a state, by see_taylor or see_window
+  float4 seen[kStepHeld];  // of a state, by prefetch_taylor or prefetch_window
   float seen_sum = 0;
   int sums_half = 0;
   uint32_t late = 0, *late_to = nullptr;  // a word of a state that other blocks read, until they have
@@ -95,7 +95,7 @@ struct Computer {
     if (kWarpArrivals == 1) mine.slot = lane % kStepTileStages;
   }
 
-  __device__ __forceinline__ void meet() const { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
+  __device__ __forceinline__ void compute_barrier() const { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
   // An output's element, to whom it concerns.
   __device__ __forceinline__ void send(const StepInstruction& step, void* y, int at, float value) const {
     const bf16 element = from_float<bf16>(value);
@@ -107,7 +107,7 @@ struct Computer {
   __device__ __forceinline__ float sum_over_threads(float x) const {
     x = sum_over_warp(x);
     if (lane == 0) shared.warps[warp] = x;
-    meet();
+    compute_barrier();
     float4 all = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < kStepMostWarps / 4; ++i) {  // of no warp: 0
@@ -304,7 +304,7 @@ struct Computer {
       if (first == 0 && !step.x_is_shared) take_x(step);
       // A stage of pairs holds the outputs' rows and then their gates'; the last one may hold fewer, in the same places.
       multiply(step.groups, pairs ? (count + half - 1) >> (shift - 1) << shift : count, shift);
-      meet();
+      compute_barrier();
       if (thread < count) {
         const int row = pairs ? (thread & ~(half - 1)) * 2 + (thread & (half - 1)) : thread;
         finish(step, share.first + first + thread, row_sum(row), pairs ? row_sum(row + half) : 0.0F, extras);
@@ -332,7 +332,7 @@ struct Computer {
     }
   };
 
-  __device__ void see_taylor(const StepInstruction& step) {
+  __device__ void prefetch_taylor(const StepInstruction& step) {
     const TaylorAttention& p = step.arguments.taylor;
     const TaylorShare share(step, threads, thread);
     if (!share.any(p)) return;
@@ -384,7 +384,7 @@ struct Computer {
       y.z += __shfl_xor_sync(~0U, y.z, d), y.w += __shfl_xor_sync(~0U, y.w, d);
     }
     if (lane < 4) reinterpret_cast<float4*>(shared.sums)[warp * 4 + lane] = y;
-    meet();
+    compute_barrier();
     if (thread >= kStepColumns) return;
     float all = 0;
 #pragma unroll 4
@@ -405,7 +405,7 @@ struct Computer {
     }
   };
 
-  __device__ void see_window(const StepInstruction& step) {
+  __device__ void prefetch_window(const StepInstruction& step) {
     const CausalAttentionStep& p = step.arguments.window;
     const WindowShare share(step, thread);
     if (share.head >= p.heads) return;
@@ -427,7 +427,7 @@ struct Computer {
     const int64_t written = shared.position, stride = share.stride;
     const int newest = static_cast<int>(written % capacity), count = static_cast<int>(min(written + 1, p.capacity));
     bf16 *k_ring = share.k_ring, *v_ring = share.v_ring;
-    meet();  // sums are finished
+    compute_barrier();  // sums are finished
     float *query = reinterpret_cast<float*>(shared.x), *own = query + 128, *scores = own + 128, *parts = shared.sums + 4 * kStepMostThreads;
     auto* values = reinterpret_cast<uint4*>(shared.sums);
     const uint4 keys = as_uint4(seen[0]);
@@ -448,7 +448,7 @@ struct Computer {
       own[thread] = to_float(low), own[other] = to_float(high);
       k_ring[newest * stride + thread] = low, k_ring[newest * stride + other] = high;
     }
-    meet();
+    compute_barrier();
     if (key < capacity) {
       float k[8], s = 0;
       unpack8(keys, k);
@@ -456,14 +456,14 @@ struct Computer {
       for (int i = 0; i < 8; ++i) s = fmaf(query[unit * 8 + i], key == newest ? own[unit * 8 + i] : k[i], s);
       parts[thread] = s;
     }
-    meet();
+    compute_barrier();
     if (thread < capacity) {
       float s = 0;
 #pragma unroll 2
       for (int i = 0; i < units; ++i) s += parts[thread * units + i];
       scores[thread] = thread < count ? s * p.scale * 1.44269504088896341F : -INFINITY;
     }
-    meet();
+    compute_barrier();
     if (thread < p.head_dim)
       send(step, p.y, at + thread, weighted(scores, reinterpret_cast<const bf16*>(values) + thread, count, p.head_dim));
   }
@@ -489,8 +489,8 @@ struct Computer {
       case StepKind::conv: return apply_linear(step);
       case StepKind::taylor: return apply_taylor(step);
       case StepKind::window: return apply_window(step);
-      case StepKind::see_taylor: return see_taylor(step);
-      case StepKind::see_window: return see_window(step);
+      case StepKind::prefetch_taylor: return prefetch_taylor(step);
+      case StepKind::prefetch_window: return prefetch_window(step);
     }
   }
   __device__ __forceinline__ void run_all() {
@@ -498,7 +498,7 @@ struct Computer {
       barrier_wait(shared_address(&shared.slot_full[slot.slot]), slot.phase);
       const StepInstruction& step = shared.slots[slot.slot].step;
       run(step);
-      meet();
+      compute_barrier();
       __syncwarp();
       for_warp(lane, 1, [&](int) { barrier_arrive(shared_address(&shared.slot_empty[slot.slot])); });
       slot.advance(kStepSlots);

@@ -78,7 +78,7 @@ inline __device__ void request_weights(const StepProgram& program, StepShared& s
   }
 }
 
-// By one thread: every instruction and its companions, in order; by the copy engine, too, since loads of a thread's own would stand before
+// By one thread: every instruction and its companions, in order; by TMA, too, since loads of a thread's own would stand before
 // other threads' looks into mailboxes.
 inline __device__ void request_instructions(const StepProgram& program, StepShared& shared) {
   RingPlace at;

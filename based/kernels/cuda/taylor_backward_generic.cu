@@ -7,7 +7,7 @@
 namespace based::kernels::cuda::detail {
 namespace {
 
-struct Plan {
+struct BackwardPlan {
   int32_t width, features, slices;
   float *dn, *dd;  // [tokens, heads, head_dim], [tokens, heads]
   float* partial;  // [2][slices][tokens, heads, feature_dim]
@@ -18,7 +18,7 @@ int shared_floats(int width, int features, int feature_dim) {
 }
 
 template <typename T>
-__global__ void prepare(const __grid_constant__ TaylorAttentionBackward p, const Plan plan) {
+__global__ void prepare(const __grid_constant__ TaylorAttentionBackward p, const BackwardPlan plan) {
   const TaylorAttention& f = p.forward;
   const int64_t at = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   if (at >= f.tokens * f.heads) return;
@@ -32,7 +32,7 @@ __global__ void prepare(const __grid_constant__ TaylorAttentionBackward p, const
 }
 
 template <typename T>
-__global__ void sum_slices(const __grid_constant__ TaylorAttentionBackward p, const Plan plan) {
+__global__ void sum_slices(const __grid_constant__ TaylorAttentionBackward p, const BackwardPlan plan) {
   const int64_t count = p.forward.tokens * p.forward.heads * p.forward.feature_dim, i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   if (i >= count) return;
   float sum = 0;
@@ -86,7 +86,7 @@ __device__ float row_gradient(const Tile& tile, const Extra& extra, int r, int i
 template <typename T>
 struct Rows {
   const TaylorAttentionBackward& p;
-  const Plan& plan;
+  const BackwardPlan& plan;
   bool backward;
   int head, slice, first, columns;
 
@@ -135,7 +135,7 @@ struct Rows {
 
 // blockIdx.z: slice, then direction (dq; dk and dv).
 template <typename T>
-__global__ void __launch_bounds__(kGenericThreads) gradients(const __grid_constant__ TaylorAttentionBackward p, const Plan plan) {
+__global__ void __launch_bounds__(kGenericThreads) gradients(const __grid_constant__ TaylorAttentionBackward p, const BackwardPlan plan) {
   extern __shared__ float shared[];
   const TaylorAttention& f = p.forward;
   Tile tile(shared, f.feature_dim, plan.width, plan.features);
@@ -168,10 +168,10 @@ __global__ void __launch_bounds__(kGenericThreads) gradients(const __grid_consta
 }
 
 // Scratch: dn, dD, partial gradients.
-Plan make_plan(const TaylorAttentionBackward& p, void* scratch) {
+BackwardPlan make_plan(const TaylorAttentionBackward& p, void* scratch) {
   const TaylorAttention& f = p.forward;
   const int features = static_cast<int>(packed_features(f.feature_dim));
-  Plan plan{};
+  BackwardPlan plan{};
   plan.width = generic_width(f, [&](int width) { return shared_floats(width, features, f.feature_dim); });
   plan.features = features, plan.slices = static_cast<int>(ceil_div(f.head_dim, plan.width));
   plan.dn = static_cast<float*>(scratch), plan.dd = plan.dn + f.tokens * f.heads * f.head_dim;
@@ -180,7 +180,7 @@ Plan make_plan(const TaylorAttentionBackward& p, void* scratch) {
 }
 
 template <typename T>
-Status launch(const TaylorAttentionBackward& p, const Plan& plan, cudaStream_t s) {
+Status launch(const TaylorAttentionBackward& p, const BackwardPlan& plan, cudaStream_t s) {
   const TaylorAttention& f = p.forward;
   const int bytes = shared_floats(plan.width, plan.features, f.feature_dim) * 4;
   if (const cudaError_t e = allow_shared_memory(gradients<T>, bytes); e != cudaSuccess) return status_of(e);
@@ -195,13 +195,13 @@ Status launch(const TaylorAttentionBackward& p, const Plan& plan, cudaStream_t s
 
 int64_t taylor_backward_generic_scratch(const TaylorAttentionBackward& p) {
   const TaylorAttention& f = p.forward;
-  const Plan plan = make_plan(p, nullptr);
+  const BackwardPlan plan = make_plan(p, nullptr);
   return f.tokens * f.heads * (f.head_dim + 1 + int64_t{2} * plan.slices * f.feature_dim) * 4;
 }
 
 Status taylor_backward_generic(const TaylorAttentionBackward& p, void* scratch, Stream stream) {
   if (p.forward.denominator == nullptr && p.forward.tokens > 0) return {"taylor_attention_backward: the forward's denominator is missing"};
-  const Plan plan = make_plan(p, scratch);
+  const BackwardPlan plan = make_plan(p, scratch);
   return p.forward.dtype == DType::bf16 ? launch<bf16>(p, plan, stream_of(stream)) : launch<float>(p, plan, stream_of(stream));
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 // What the kernels work on besides the parameters: dn and dD, and dq and dk of slices of the head dimension, to be added up.
 struct Workspace {
-  Plan plan;
+  ChunkPlan plan;
   bf16* dn;        // [tokens, heads, head_dim]
   float* dd;       // [tokens, heads]
   float* partial;  // [2][slices][tokens, heads, feature_dim], or null: one slice
@@ -60,7 +60,7 @@ template <bool kBackward>
 struct Gradient {
   const TaylorAttentionBackward& p;
   const Workspace& work;
-  const Block block;
+  const ChunkBlock block;
   int slice;
 
   __device__ __forceinline__ Gradient(const TaylorAttentionBackward& params, const Workspace& w, int s)
@@ -182,7 +182,7 @@ __device__ __forceinline__ void state_gradient(float (&dx)[8], uint32_t row_valu
   }
   wgmma_commit();
   wgmma_wait<0>();
-  settle(d);
+  accumulator_fence(d);
   contract(sum, d, a, b);
   gather_columns(sum, dx);
 }
@@ -235,7 +235,7 @@ __device__ __forceinline__ void chunk_gradients(RegisterState& s, uint32_t base,
   for (int i = 0; i < 8; ++i) dx[i] += u[i / 4][i % 4] * (i & 2 ? row_dd.y : row_dd.x);
   add_chunk_sums<kBackward>(s, features, tokens, base + kAtWeights);
   wgmma_wait<1>();
-  settle(score), settle(product);
+  accumulator_fence(score), accumulator_fence(product);
   uint32_t g[16], w[16];
   pair_gradients<kBackward>(score, product, row_dd, base + kAtWeights, g, w);
   float pairs[8];
@@ -261,8 +261,8 @@ __device__ __forceinline__ void chunk_gradients(RegisterState& s, uint32_t base,
   }
   wgmma_commit();
   wgmma_wait<0>();
-  settle(pairs);
-  if constexpr (kBackward) settle(dv);
+  accumulator_fence(pairs);
+  if constexpr (kBackward) accumulator_fence(dv);
 #pragma unroll
   for (int i = 0; i < 8; ++i) dx[i] += pairs[i];
 }
@@ -271,7 +271,7 @@ __device__ __forceinline__ void chunk_gradients(RegisterState& s, uint32_t base,
 template <bool kBackward>
 __device__ __forceinline__ void walk(const Gradient<kBackward>& job, RegisterState& s, int64_t begin, int64_t end) {
   const TaylorAttentionBackward& p = job.p;
-  const Block& block = job.block;
+  const ChunkBlock& block = job.block;
   const Source from = job.source();
   const int fd = p.forward.feature_dim, token = threadIdx.x % kChunk, half = threadIdx.x / kChunk, lane = threadIdx.x % 32;
   const int row = 16 * (threadIdx.x / 32) + lane / 4, chunks = static_cast<int>((end - begin + kChunk - 1) / kChunk);
@@ -377,13 +377,13 @@ __global__ void pass_states(const __grid_constant__ TaylorAttentionBackward p, c
 }
 
 // Scratch in this order: dn, dD, dq and dk of slices, parked states.
-struct Layout {
+struct GradientLayout {
   Workspace work;
   int64_t dd_at, partial_at, parked_at, bytes;
 };
-Layout make_layout(const TaylorAttentionBackward& p) {
+GradientLayout make_layout(const TaylorAttentionBackward& p) {
   const TaylorAttention& f = p.forward;
-  Layout l{};
+  GradientLayout l{};
   l.work.plan = plan_segments(f, 2);
   l.work.parked = parked_floats(f, l.work.plan);
   const bool parks = l.work.plan.segment <= f.tokens || p.initial_kv_state != nullptr || p.grad_kv_state != nullptr;
@@ -408,7 +408,7 @@ Status taylor_backward_sm90(const TaylorAttentionBackward& arguments, void* scra
   TaylorAttentionBackward p = arguments;
   p.forward = with_strides(p.forward);
   const TaylorAttention& f = p.forward;
-  Layout l = make_layout(p);
+  GradientLayout l = make_layout(p);
   auto* at = static_cast<char*>(scratch);
   Workspace& work = l.work;
   work.dn = reinterpret_cast<bf16*>(at), work.dd = reinterpret_cast<float*>(at + l.dd_at);

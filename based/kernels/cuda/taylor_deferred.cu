@@ -1,4 +1,4 @@
-// Steps whose tokens wait beside the sums (based/kernels/taylor_deferred.h). A block brings a state to shared memory by the copy engine,
+// Steps whose tokens wait beside the sums (based/kernels/taylor_deferred.h). A block brings a state to shared memory by TMA,
 // reads it out, and goes on to the next of its rows and heads; several blocks a multiprocessor, so that some read memory while others
 // compute. A state goes back only when it has taken in what waits.
 #include <algorithm>
@@ -32,18 +32,18 @@ struct Deferred {
   // Of the item that is requested next: its state, how much waits there, and the thread's first feature of its denominator's state; and the
   // slot of the one after it. Loaded an item ahead, the slot two, since each of them is a memory latency behind the one before.
   int64_t next_state = 0, slot_after = 0;
-  int next_waiting = 0;
+  int next_pending = 0;
   float next_sum = 0;
 
   struct Item {
     uint32_t number;
     int64_t state;
-    int waiting;  // without the token itself, whose place it is
+    int pending;  // without the token itself, whose place it is
     float rate, sum;
-    __device__ __forceinline__ bool fills() const { return waiting + 1 == kTaylorWaiting; }
+    __device__ __forceinline__ bool fills() const { return pending + 1 == kTaylorPending; }
   };
-  __device__ __forceinline__ T* waiting_k() const { return reinterpret_cast<T*>(shared + place.waiting_k_at()); }
-  __device__ __forceinline__ T* waiting_v() const { return reinterpret_cast<T*>(shared + place.waiting_v_at()); }
+  __device__ __forceinline__ T* pending_k() const { return reinterpret_cast<T*>(shared + place.pending_k_at()); }
+  __device__ __forceinline__ T* pending_v() const { return reinterpret_cast<T*>(shared + place.pending_v_at()); }
   __device__ __forceinline__ float* partial() const { return reinterpret_cast<float*>(shared + place.partial_at()); }
   __device__ __forceinline__ float* phi_q() const { return reinterpret_cast<float*>(shared + place.phi_q_at()); }
   __device__ __forceinline__ float* warp_sums() const { return reinterpret_cast<float*>(shared + place.warp_sums_at()); }
@@ -60,7 +60,7 @@ struct Deferred {
   __device__ __forceinline__ void look_ahead(uint32_t item) {
     if (item >= place.items) return;
     next_state = slot_after * p.heads + item % p.heads;
-    next_waiting = all.waiting[next_state];
+    next_pending = all.pending[next_state];
     if (threadIdx.x < place.features) next_sum = p.k_state[next_state * place.features + threadIdx.x];
     slot_after = slot_of(item + gridDim.x);
   }
@@ -68,26 +68,26 @@ struct Deferred {
   __device__ __forceinline__ void request_state() const {
     const int64_t state = next_state;
     const uint32_t to = shared_address(shared), k_bytes = place.k_bytes(), v_bytes = place.v_bytes();
-    barrier_expect(barrier(), place.state_bytes() + 2 * k_bytes + v_bytes + next_waiting * (k_bytes + v_bytes));
+    barrier_expect(barrier(), place.state_bytes() + 2 * k_bytes + v_bytes + next_pending * (k_bytes + v_bytes));
     bulk_load(to, p.kv_state + state * place.features * p.head_dim, place.state_bytes(), barrier());
-    if (next_waiting == 0) return;
-    const auto *k = static_cast<const T*>(all.waiting_k), *v = static_cast<const T*>(all.waiting_v);
-    bulk_load(to + place.waiting_k_at(), k + state * kTaylorWaiting * p.feature_dim, next_waiting * k_bytes, barrier());
-    bulk_load(to + place.waiting_v_at(), v + state * kTaylorWaiting * p.head_dim, next_waiting * v_bytes, barrier());
+    if (next_pending == 0) return;
+    const auto *k = static_cast<const T*>(all.pending_k), *v = static_cast<const T*>(all.pending_v);
+    bulk_load(to + place.pending_k_at(), k + state * kTaylorPending * p.feature_dim, next_pending * k_bytes, barrier());
+    bulk_load(to + place.pending_v_at(), v + state * kTaylorPending * p.head_dim, next_pending * v_bytes, barrier());
   }
   __device__ __forceinline__ void request_token(uint32_t item) const {
     const uint32_t to = shared_address(shared);
     const auto *q = static_cast<const T*>(p.q), *k = static_cast<const T*>(p.k), *v = static_cast<const T*>(p.v);
     bulk_load(to + place.q_at(), q + int64_t{item} * p.feature_dim, place.k_bytes(), barrier());
     bulk_load(to + place.k_at(), k + int64_t{item} * p.feature_dim, place.k_bytes(), barrier());
-    bulk_load(to + place.waiting_v_at() + next_waiting * place.v_bytes(), v + int64_t{item} * p.head_dim, place.v_bytes(), barrier());
+    bulk_load(to + place.pending_v_at() + next_pending * place.v_bytes(), v + int64_t{item} * p.head_dim, place.v_bytes(), barrier());
   }
 
   // w(q·k), where k is the t-th that waits or the token's.
   __device__ __forceinline__ float weight(const Item& item, int t) const {
     constexpr int kUnit = 16 / sizeof(T);
-    const bool newest = t == item.waiting;
-    const T *q = reinterpret_cast<const T*>(shared + place.q_at()), *k = waiting_k() + t * p.feature_dim;
+    const bool newest = t == item.pending;
+    const T *q = reinterpret_cast<const T*>(shared + place.q_at()), *k = pending_k() + t * p.feature_dim;
     if (newest) k = reinterpret_cast<const T*>(shared + place.k_at());
     float s = 0;
     for (int i = 0; i < p.feature_dim; i += kUnit) {
@@ -96,12 +96,12 @@ struct Deferred {
 #pragma unroll
       for (int j = 0; j < kUnit; ++j) s = fmaf(scaled(a[j]), newest ? scaled(b[j]) : b[j], s);
     }
-    return (1 + s + 0.5F * s * s) * power(item.rate, item.waiting - t);
+    return (1 + s + 0.5F * s * s) * power(item.rate, item.pending - t);
   }
   __device__ __forceinline__ float scaled(float x) const { return to_float(from_float<T>(x * p.scale)); }
 
   // φ(q), the weights of what waits, and the warps' shares of the denominator into shared memory; the token to what waits.
-  __device__ __forceinline__ void look(const Item& item) const {
+  __device__ __forceinline__ void score_pending(const Item& item) const {
     const T *q = reinterpret_cast<const T*>(shared + place.q_at()), *k = reinterpret_cast<const T*>(shared + place.k_at());
     float sum = 0;
     for (int f = threadIdx.x; f < place.features; f += kThreads) {
@@ -109,8 +109,8 @@ struct Deferred {
       phi_q()[f] = a;
       sum += a * (f < kThreads ? item.sum : p.k_state[item.state * place.features + f]);
     }
-    sum *= power(item.rate, item.waiting + 1);
-    if (const int t = kThreads - 1 - static_cast<int>(threadIdx.x); t <= item.waiting) {
+    sum *= power(item.rate, item.pending + 1);
+    if (const int t = kThreads - 1 - static_cast<int>(threadIdx.x); t <= item.pending) {
       const float w = weight(item, t);
       weights()[t] = w;
       sum += w;
@@ -118,15 +118,15 @@ struct Deferred {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0U, sum, distance);
     if (threadIdx.x % 32 == 0) warp_sums()[threadIdx.x / 32] = sum;
-    const int64_t at = item.state * kTaylorWaiting + item.waiting;
+    const int64_t at = item.state * kTaylorPending + item.pending;
     for (int i = threadIdx.x; i < p.feature_dim; i += kThreads) {
       const T x = from_float<T>(to_float(k[i]) * p.scale);
-      waiting_k()[item.waiting * p.feature_dim + i] = x;
-      if (!item.fills()) static_cast<T*>(all.waiting_k)[at * p.feature_dim + i] = x;
+      pending_k()[item.pending * p.feature_dim + i] = x;
+      if (!item.fills()) static_cast<T*>(all.pending_k)[at * p.feature_dim + i] = x;
     }
     for (int i = threadIdx.x; !item.fills() && i < place.v_bytes() / 16; i += kThreads)
-      reinterpret_cast<uint4*>(static_cast<T*>(all.waiting_v) + at * p.head_dim)[i] =
-          reinterpret_cast<const uint4*>(waiting_v() + item.waiting * p.head_dim)[i];
+      reinterpret_cast<uint4*>(static_cast<T*>(all.pending_v) + at * p.head_dim)[i] =
+          reinterpret_cast<const uint4*>(pending_v() + item.pending * p.head_dim)[i];
   }
 
   // A warp's features are every so-manieth, and as many at once as have room for their columns in its lanes.
@@ -151,12 +151,12 @@ struct Deferred {
         const float a = phi_q()[f];
         sum[0] = fmaf(a, x.x, sum[0]), sum[1] = fmaf(a, x.y, sum[1]), sum[2] = fmaf(a, x.z, sum[2]), sum[3] = fmaf(a, x.w, sum[3]);
       }
-      const float rate = power(item.rate, item.waiting + 1);
+      const float rate = power(item.rate, item.pending + 1);
 #pragma unroll
       for (int c = 0; c < Place::kColumns; ++c) sum[c] *= rate;
-      for (int t = share.first; t <= item.waiting; t += share.step) {
+      for (int t = share.first; t <= item.pending; t += share.step) {
         float v[Place::kColumns];
-        load_floats<Place::kColumns>(waiting_v() + t * p.head_dim + share.column, v);
+        load_floats<Place::kColumns>(pending_v() + t * p.head_dim + share.column, v);
 #pragma unroll
         for (int c = 0; c < Place::kColumns; ++c) sum[c] = fmaf(weights()[t], v[c], sum[c]);
       }
@@ -171,14 +171,14 @@ struct Deferred {
           make_float4(whole[0], whole[1], whole[2], whole[3]);
   }
   // The state takes in all that waits, in the order and by the operations of as many steps; all threads, who have done with partial().
-  __device__ __forceinline__ void take_in(const Item& item, const Share& share) const {
+  __device__ __forceinline__ void flush_pending(const Item& item, const Share& share) const {
     auto* table = reinterpret_cast<float4*>(partial());  // φ of Place::kTogether keys
     float sum = item.sum;
 #pragma unroll 1
-    for (int first = 0; first < kTaylorWaiting; first += Place::kTogether) {
+    for (int first = 0; first < kTaylorPending; first += Place::kTogether) {
       for (int f = threadIdx.x; f < place.features; f += kThreads) {
         const FeaturePair of = pair(f);
-        const T* k = waiting_k() + first * p.feature_dim;
+        const T* k = pending_k() + first * p.feature_dim;
         const auto phi = [&](int t) { return of.of(k + t * p.feature_dim, 1.0F); };
         const float4 b = make_float4(phi(0), phi(1), phi(2), phi(3));
         table[f] = b;
@@ -186,7 +186,7 @@ struct Deferred {
         float x = f < kThreads ? sum : *beyond;
         x = x * item.rate + b.x, x = x * item.rate + b.y, x = x * item.rate + b.z, x = x * item.rate + b.w;
         if (f < kThreads) sum = x;
-        if (f >= kThreads || first + Place::kTogether == kTaylorWaiting) *beyond = x;
+        if (f >= kThreads || first + Place::kTogether == kTaylorPending) *beyond = x;
       }
       __syncthreads();
       if (p.decay == nullptr) {
@@ -203,7 +203,7 @@ struct Deferred {
     float* state = reinterpret_cast<float*>(shared) + share.column;
     float v[Place::kTogether][Place::kColumns];
 #pragma unroll
-    for (int t = 0; t < Place::kTogether; ++t) load_floats<Place::kColumns>(waiting_v() + (first + t) * p.head_dim + share.column, v[t]);
+    for (int t = 0; t < Place::kTogether; ++t) load_floats<Place::kColumns>(pending_v() + (first + t) * p.head_dim + share.column, v[t]);
 #pragma unroll 2
     for (int f = share.first; f < place.features; f += share.step) {
       float4* at = reinterpret_cast<float4*>(state + f * p.head_dim);
@@ -229,7 +229,7 @@ struct Deferred {
       static_cast<T*>(p.y)[int64_t{item.number} * p.head_dim + d] = from_float<T>(y / denominator);
     }
     if (threadIdx.x != 0) return;
-    all.waiting[item.state] = item.fills() ? 0 : item.waiting + 1;
+    all.pending[item.state] = item.fills() ? 0 : item.pending + 1;
     if (p.denominator != nullptr) p.denominator[item.number] = denominator;
   }
 };
@@ -256,12 +256,12 @@ __global__ void __launch_bounds__(kThreads, Place::kMostBlocks)
   uint32_t phase = 0;
 #pragma unroll 1
   for (uint32_t number = blockIdx.x; number < place.items; phase ^= 1) {
-    const typename Deferred<T>::Item item{number, stream.next_state, stream.next_waiting,
+    const typename Deferred<T>::Item item{number, stream.next_state, stream.next_pending,
                                           p.decay != nullptr ? p.decay[number % p.heads] : 1.0F, stream.next_sum};
     number += gridDim.x;
     stream.look_ahead(number);
     barrier_wait(stream.barrier(), phase);
-    stream.look(item);
+    stream.score_pending(item);
     __syncthreads();
     stream.read(item, share);
     fence_shared_proxy();
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(kThreads, Place::kMostBlocks)
     if (item.fills()) {
       stream.write_y(item);
       __syncthreads();
-      stream.take_in(item, share);
+      stream.flush_pending(item, share);
       fence_shared_proxy();
       __syncthreads();
       if (threadIdx.x == 0) {
@@ -288,21 +288,21 @@ __global__ void __launch_bounds__(kThreads, Place::kMostBlocks)
 
 // A block for each row and head.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) settle_rows(const TaylorDeferred all, const int features) {
+__global__ void __launch_bounds__(kThreads) flush_rows(const TaylorDeferred all, const int features) {
   const TaylorAttention& p = all.step;
   overlap_kernels();
   const int64_t slot = p.slot != nullptr ? p.slot[blockIdx.x] : blockIdx.x, state = slot * p.heads + blockIdx.y;
-  const int waiting = all.waiting[state];
-  if (waiting == 0) return;
-  const T* keys = static_cast<const T*>(all.waiting_k) + state * kTaylorWaiting * p.feature_dim;
-  const T* values = static_cast<const T*>(all.waiting_v) + state * kTaylorWaiting * p.head_dim;
+  const int pending = all.pending[state];
+  if (pending == 0) return;
+  const T* keys = static_cast<const T*>(all.pending_k) + state * kTaylorPending * p.feature_dim;
+  const T* values = static_cast<const T*>(all.pending_v) + state * kTaylorPending * p.head_dim;
   const float rate = p.decay != nullptr ? p.decay[blockIdx.y] : 1.0F;
   for (int f = threadIdx.x / 32; f < features; f += kWarps) {
     const FeaturePair pair(f, p.feature_dim);
     for (int d = threadIdx.x % 32; d <= p.head_dim; d += 32) {  // the last one is the denominator's
       float* at = d < p.head_dim ? p.kv_state + (state * features + f) * p.head_dim + d : p.k_state + state * features + f;
       float x = *at;
-      for (int t = 0; t < waiting; ++t) {
+      for (int t = 0; t < pending; ++t) {
         const float b = pair.of(keys + t * p.feature_dim, 1.0F);
         x = d < p.head_dim ? fmaf(b, to_float(values[t * p.head_dim + d]), x * rate) : x * rate + b;
       }
@@ -310,14 +310,14 @@ __global__ void __launch_bounds__(kThreads) settle_rows(const TaylorDeferred all
     }
   }
   __syncthreads();
-  if (threadIdx.x == 0) all.waiting[state] = 0;
+  if (threadIdx.x == 0) all.pending[state] = 0;
 }
 
 }  // namespace
 
 Status taylor_deferred_step(const TaylorDeferred& p, Stream stream) {
   if (p.step.rows == 0) return {};
-  if (!taylor_deferred_takes(p.step, this_gpu()) || !aligned16(p.waiting_k) || !aligned16(p.waiting_v))
+  if (!taylor_deferred_takes(p.step, this_gpu()) || !aligned16(p.pending_k) || !aligned16(p.pending_v))
     return {"taylor_deferred_step: takes sm_90, head_dim up to 128, head_dim and feature_dim of whole 16 bytes, and states of some 200 KB"};
   const Place place(p.step);
   auto* kernel = p.step.dtype == DType::bf16 ? step_deferred<bf16> : step_deferred<float>;
@@ -327,9 +327,9 @@ Status taylor_deferred_step(const TaylorDeferred& p, Stream stream) {
   return launch_overlapped(kernel, launch, stream, p, place);
 }
 
-Status taylor_deferred_settle(const TaylorDeferred& p, Stream stream) {
+Status taylor_deferred_flush(const TaylorDeferred& p, Stream stream) {
   if (p.step.rows == 0) return {};
-  auto* kernel = p.step.dtype == DType::bf16 ? settle_rows<bf16> : settle_rows<float>;
+  auto* kernel = p.step.dtype == DType::bf16 ? flush_rows<bf16> : flush_rows<float>;
   const Launch launch{dim3(static_cast<unsigned>(p.step.rows), p.step.heads), kThreads, 0};
   return launch_overlapped(kernel, launch, stream, p, static_cast<int>(packed_features(p.step.feature_dim)));
 }

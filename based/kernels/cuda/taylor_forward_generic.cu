@@ -5,7 +5,7 @@
 namespace based::kernels::cuda::detail {
 namespace {
 
-struct Plan {
+struct ForwardPlan {
   int32_t width, features;
   float* new_k_state;  // [rows, heads, features]: slices of a head read the old one, so it is replaced after all of them
 };
@@ -14,7 +14,7 @@ int shared_floats(int width, int features, int feature_dim) {
   return features * width + 2 * features + kTokens * (2 * (feature_dim + 1) + width + kTokens + 1);
 }
 
-Plan make_plan(const TaylorAttention& p) {
+ForwardPlan make_plan(const TaylorAttention& p) {
   const int features = static_cast<int>(packed_features(p.feature_dim));
   return {generic_width(p, [&](int width) { return shared_floats(width, features, p.feature_dim); }), features, nullptr};
 }
@@ -43,7 +43,7 @@ __device__ void write_outputs(const TaylorAttention& p, const Tile& tile, int64_
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kGenericThreads) attend_rows(const __grid_constant__ TaylorAttention p, const Plan plan) {
+__global__ void __launch_bounds__(kGenericThreads) attend_rows(const __grid_constant__ TaylorAttention p, const ForwardPlan plan) {
   extern __shared__ float shared[];
   Tile tile(shared, p.feature_dim, plan.width, plan.features);
   const int64_t row = blockIdx.x, slot = p.slot != nullptr ? p.slot[row] : row;
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kGenericThreads) attend_rows(const __grid_cons
   tile.store_state(kv_state, blockIdx.z == 0 ? plan.new_k_state + (row * p.heads + head) * plan.features : nullptr, p.head_dim, columns);
 }
 
-__global__ void replace_k_states(const __grid_constant__ TaylorAttention p, const Plan plan) {
+__global__ void replace_k_states(const __grid_constant__ TaylorAttention p, const ForwardPlan plan) {
   const int64_t row = blockIdx.x, slot = p.slot != nullptr ? p.slot[row] : row, per_row = int64_t{p.heads} * plan.features;
   for (int64_t i = threadIdx.x; i < per_row; i += blockDim.x) p.k_state[slot * per_row + i] = plan.new_k_state[row * per_row + i];
 }
@@ -83,7 +83,7 @@ int64_t taylor_forward_generic_scratch(const TaylorAttention& p) {
 }
 
 Status taylor_forward_generic(const TaylorAttention& p, void* scratch, Stream stream) {
-  Plan plan = make_plan(p);
+  ForwardPlan plan = make_plan(p);
   plan.new_k_state = static_cast<float*>(scratch);
   const int bytes = shared_floats(plan.width, plan.features, p.feature_dim) * 4;
   const dim3 grid(static_cast<unsigned>(p.rows), p.heads, static_cast<unsigned>(ceil_div(p.head_dim, plan.width)));

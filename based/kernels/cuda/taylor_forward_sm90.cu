@@ -12,12 +12,12 @@ constexpr uint32_t kAtFeatures = 2 * kValueBytes, kAtHigh = kAtFeatures + kFeatu
                    kAtOutput = kAtLow + kFeatureBytes, kOutputShared = kAtOutput + kValueBytes + 1024;
 
 // Slices of one head all read the state's denominator part, so they may start only from a parked copy of it.
-bool needs_parking(const TaylorAttention& p, const Plan& plan) {
+bool needs_parking(const TaylorAttention& p, const ChunkPlan& plan) {
   return plan.segment <= p.tokens || (plan.slices > 1 && p.kv_state != nullptr);
 }
 
 #if BASED_HAS_WGMMA
-__device__ __forceinline__ PackedState packed_state(const TaylorAttention& p, const Plan& plan, const Block& block, int64_t row) {
+__device__ __forceinline__ PackedState packed_state(const TaylorAttention& p, const ChunkPlan& plan, const ChunkBlock& block, int64_t row) {
   const int64_t slot = p.slot != nullptr ? p.slot[row] : row, features = plan.features;
   const int64_t at = (slot * p.heads + block.head) * features;
   return {p.kv_state + at * p.head_dim, p.k_state + at, p.feature_dim, p.head_dim, block.first, block.width};
@@ -54,7 +54,8 @@ __device__ __forceinline__ void weights(const float (&score)[32], uint32_t (&w)[
 }
 
 // Outputs of tokens [begin, end), which the state precedes; leaves the state after them.
-__device__ __forceinline__ void attend_tokens(const TaylorAttention& p, const Block& block, RegisterState& s, int64_t begin, int64_t end) {
+__device__ __forceinline__ void attend_tokens(const TaylorAttention& p, const ChunkBlock& block, RegisterState& s, int64_t begin,
+                                              int64_t end) {
   const uint32_t base = shared_base(), features = base + kAtFeatures, high = base + kAtHigh, low = base + kAtLow;
   const int token = threadIdx.x % kChunk, half = threadIdx.x / kChunk, lane = threadIdx.x % 32;
   const int row = 16 * (threadIdx.x / 32) + lane / 4;  // of the chunk; the thread's other row is row + 8
@@ -90,7 +91,7 @@ __device__ __forceinline__ void attend_tokens(const TaylorAttention& p, const Bl
     const float before = s.count;
     add_chunk_sums<false>(s, features, tokens, 0);
     wgmma_wait<1>();
-    settle(score);
+    accumulator_fence(score);
     uint32_t w[16];
     weights(score, w, sum);
     wgmma_begin();
@@ -122,7 +123,7 @@ __device__ __forceinline__ void attend_tokens(const TaylorAttention& p, const Bl
       if (row + 8 < tokens) p.denominator[(at + row + 8) * p.heads + block.head] = sum.y;
     }
     wgmma_wait<0>();
-    settle(out);
+    accumulator_fence(out);
     __syncthreads();
     if (next < end) store_state<true>(s, high, low);
     store_output(block.y, block.wide, block, base + kAtOutput, out, make_float2(1.0F / sum.x, 1.0F / sum.y), at, tokens);
@@ -131,12 +132,12 @@ __device__ __forceinline__ void attend_tokens(const TaylorAttention& p, const Bl
 #endif
 
 // States at the starts of segments, in parts: number n of a row's segment j gets the sum over segment j − 1, or the row's initial state.
-__global__ void __launch_bounds__(kThreads, 3) sum_segments(const __grid_constant__ TaylorAttention p, const Plan plan) {
+__global__ void __launch_bounds__(kThreads, 3) sum_segments(const __grid_constant__ TaylorAttention p, const ChunkPlan plan) {
 #if BASED_HAS_WGMMA
   Work work;
   if (!find_work(p, plan.segment, blockIdx.x, work)) return;
   if (work.segment == 0 && p.kv_state == nullptr) return;
-  const Block block(p, plan, blockIdx.z);
+  const ChunkBlock block(p, plan, blockIdx.z);
   RegisterState s;
   if (work.segment == 0) {
     packed_state(p, plan, block, work.row).load(s);
@@ -151,11 +152,11 @@ __global__ void __launch_bounds__(kThreads, 3) sum_segments(const __grid_constan
 #endif
 }
 
-__global__ void __launch_bounds__(kThreads, 2) attend_segments(const __grid_constant__ TaylorAttention p, const Plan plan) {
+__global__ void __launch_bounds__(kThreads, 2) attend_segments(const __grid_constant__ TaylorAttention p, const ChunkPlan plan) {
 #if BASED_HAS_WGMMA
   Work work;
   if (!find_work(p, plan.segment, blockIdx.x, work)) return;
-  const Block block(p, plan, blockIdx.z);
+  const ChunkBlock block(p, plan, blockIdx.z);
   RegisterState s;
   if (plan.parked == nullptr && p.kv_state != nullptr) {
     packed_state(p, plan, block, work.row).load(s);
@@ -184,13 +185,13 @@ bool taylor_forward_sm90_supports(const TaylorAttention& p) {
 }
 
 int64_t taylor_forward_sm90_scratch(const TaylorAttention& p) {
-  const Plan plan = plan_segments(p, 1);
+  const ChunkPlan plan = plan_segments(p, 1);
   return needs_parking(p, plan) ? parked_floats(p, plan) * 4 : 0;
 }
 
 Status taylor_forward_sm90(const TaylorAttention& arguments, void* scratch, Stream stream) {
   const TaylorAttention p = with_strides(arguments);
-  Plan plan = plan_segments(p, 1);
+  ChunkPlan plan = plan_segments(p, 1);
   if (plan.numbers > 0x7fffffff) return {"taylor_attention: too many rows for one launch"};
   const dim3 grid(static_cast<unsigned>(plan.numbers), p.heads, plan.slices);
   if (needs_parking(p, plan)) {

@@ -27,7 +27,7 @@ constexpr int kStateFloats = 80 * kThreads + 16 * 32 + 32;      // a state as it
 constexpr float kSqrt2 = 1.41421356237309505F;
 
 // How rows are split over blocks.
-struct Plan {
+struct ChunkPlan {
   int64_t segment;        // tokens of a segment
   int64_t numbers;        // segment numbers (see find_work)
   int64_t features;       // packed_features(feature_dim)
@@ -44,11 +44,13 @@ inline TaylorAttention with_strides(TaylorAttention p) {
   return p;
 }
 
-inline int64_t parked_floats(const TaylorAttention& p, const Plan& plan) { return plan.numbers * p.heads * plan.slices * kStateFloats; }
+inline int64_t parked_floats(const TaylorAttention& p, const ChunkPlan& plan) {
+  return plan.numbers * p.heads * plan.slices * kStateFloats;
+}
 
 // Segments so that about two blocks a multiprocessor have work, with `jobs` blocks for each segment, head and slice.
-inline Plan plan_segments(const TaylorAttention& p, int jobs) {
-  Plan plan{};
+inline ChunkPlan plan_segments(const TaylorAttention& p, int jobs) {
+  ChunkPlan plan{};
   plan.features = packed_features(p.feature_dim);
   plan.slices = static_cast<int32_t>(ceil_div(p.head_dim, kSliceWidth));
   plan.width = static_cast<int32_t>(round_up(ceil_div(p.head_dim, plan.slices), 8));
@@ -78,7 +80,7 @@ __device__ __forceinline__ bool find_work(const TaylorAttention& p, int64_t leng
     row += count;
     if (count < kThreads) break;
   }
-  row = agreed(row);
+  row = warp_uniform(row);
   if (row < 0) return false;
   const int64_t start = p.row_start[row], stop = p.row_start[row + 1];
   work.row = row;
@@ -281,13 +283,13 @@ __device__ __forceinline__ uint32_t shared_base() {
   return (shared_address(shared) + 1023) & ~1023U;
 }
 
-struct Block {
+struct ChunkBlock {
   const bf16 *q, *k, *v;  // at token 0 of this head and slice
   bf16* y;
   int64_t narrow, v_wide, wide;  // elements from a token to the next, of q and k, of v, of y
   int head, first, width;
 
-  __device__ __forceinline__ Block(const TaylorAttention& p, const Plan& plan, int slice) {
+  __device__ __forceinline__ ChunkBlock(const TaylorAttention& p, const ChunkPlan& plan, int slice) {
     head = blockIdx.y, first = slice * plan.width, width = min(plan.width, p.head_dim - first);
     narrow = p.qk_stride, v_wide = p.v_stride, wide = int64_t{p.heads} * p.head_dim;
     q = static_cast<const bf16*>(p.q) + head * p.feature_dim, k = static_cast<const bf16*>(p.k) + head * p.feature_dim;
@@ -296,13 +298,13 @@ struct Block {
   }
 };
 
-__device__ __forceinline__ float* parked_state(const TaylorAttention& p, const Plan& plan, int64_t number, int slice) {
+__device__ __forceinline__ float* parked_state(const TaylorAttention& p, const ChunkPlan& plan, int64_t number, int slice) {
   return plan.parked + ((number * p.heads + blockIdx.y) * plan.slices + slice) * kStateFloats;
 }
 
 // Writes up to `rows` rows of accumulators, scaled, to `to` (at token 0 of this head and slice, tokens `wide` apart) through a tile in
 // shared memory, of which each warp uses its own part.
-__device__ __forceinline__ void store_output(bf16* to, int64_t wide, const Block& block, uint32_t tile, const float (&out)[32],
+__device__ __forceinline__ void store_output(bf16* to, int64_t wide, const ChunkBlock& block, uint32_t tile, const float (&out)[32],
                                              float2 scale, int64_t token, int rows) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, matrix = lane / 8;
   const int row = 16 * warp + 8 * (matrix & 1) + lane % 8;
@@ -417,7 +419,7 @@ constexpr uint32_t kSumShared = 2 * kValueBytes + kFeatureBytes + 2 * kChunk * 4
 #if BASED_HAS_WGMMA
 // Adds tokens [begin, end) to the state.
 template <bool kWeighted>
-__device__ __forceinline__ void sum_tokens(const Source& from, const TaylorAttention& p, const Block& block, RegisterState& s,
+__device__ __forceinline__ void sum_tokens(const Source& from, const TaylorAttention& p, const ChunkBlock& block, RegisterState& s,
                                            int64_t begin, int64_t end) {
   const uint32_t base = shared_base(), features = base + kSumFeatures;
   const int token = threadIdx.x % kChunk, half = threadIdx.x / kChunk;

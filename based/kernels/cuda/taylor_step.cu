@@ -1,6 +1,6 @@
 // One token a row (algorithm 2): every state is read and written once.
-//   streamed (sm_90): a block on each multiprocessor walks over rows and heads; the copy engine brings whole states to shared memory a few
-//     ahead, the threads update them there, and the copy engine takes them back.
+//   streamed (sm_90): a block on each multiprocessor walks over rows and heads; TMA brings whole states to shared memory a few
+//     ahead, the threads update them there, and TMA takes them back.
 //   plain: a block for each row and head; its threads keep their share of the state in registers.
 #include "based/kernels/cuda/feature_pair.cuh"
 #include "based/kernels/cuda/launch.h"

@@ -1,4 +1,4 @@
-// Tensors as the copy engine sees them.
+// Tensors as TMA sees them.
 #pragma once
 #include <cuda.h>
 
@@ -24,7 +24,7 @@ Status describe_tiles(CUtensorMap& map, const void* data, const cuuint64_t (&siz
   const CUresult done = reinterpret_cast<Encode>(entry)(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<void*>(data), sizes,
                                                         strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                                         CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return done == CUDA_SUCCESS ? Status{} : Status{"the driver refused to describe a tensor to the copy engine"};
+  return done == CUDA_SUCCESS ? Status{} : Status{"the driver refused to describe a tensor to TMA"};
 }
 
 // [tokens, heads, head_dim] as tiles of `box` tokens of 64 elements of one head; `stride` elements from one token to the next.

@@ -18,7 +18,7 @@ namespace based::kernels::cuda::detail {
 // Tells the compiler that all threads of a warp agree, so that what follows from `x`, a branch too, needs no registers of each thread. A
 // product's descriptors must lie in uniform registers, and moves into them would stand between two products.
 template <typename T>
-__device__ __forceinline__ T agreed(T x) {
+__device__ __forceinline__ T warp_uniform(T x) {
   return __shfl_sync(~0U, x, 0);
 }
 
@@ -42,11 +42,11 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 
 // The 128 threads of the warpgroup numbered `group`.
-__device__ __forceinline__ void group_meets(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
+__device__ __forceinline__ void group_barrier(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
 
 // Call on accumulators after the wait for them: keeps the compiler from reading them earlier.
 template <int kCount>
-__device__ __forceinline__ void settle(float (&d)[kCount]) {
+__device__ __forceinline__ void accumulator_fence(float (&d)[kCount]) {
 #pragma unroll
   for (float& x : d) asm volatile("" : "+f"(x)::"memory");
 }

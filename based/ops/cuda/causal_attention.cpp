@@ -109,7 +109,7 @@ Tensor rotary_step(Tensor qkv, Tensor k_ring, Tensor v_ring, const Tensor& posit
   const auto [q, k, v] = columns_of_heads("rotary_attention_step", qkv, k_ring);
   if (has_kernel(qkv) && has_kernel(k_ring) && dim == q.size(2)) {
     CausalAttentionStepLaunch launch = prepare_causal_attention_step(q, k, v, k_ring, v_ring, positions, slots, scale);
-    if (kernels::causal_attention_step_turns(launch.arguments, kernels::cuda::this_gpu())) {
+    if (kernels::causal_attention_step_fuses_rotary(launch.arguments, kernels::cuda::this_gpu())) {
       launch.arguments.rotary_base = base;
       require_ok(kernels::cuda::causal_attention_step(launch.arguments, current_stream()));
       return launch.y;

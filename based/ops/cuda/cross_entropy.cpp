@@ -27,7 +27,7 @@ void add_product_on_gpu(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& m
 std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled,
                                            bool grad_hidden, bool grad_weight) {
   const OnDevice device("cross_entropy", {{"hidden", hidden}, {"weight", weight}, {"labels", labels}});
-  return cross_entropy_with({softmax, add_product_on_gpu, kChunkBytes, /*sums_by_word=*/true}, hidden, weight, labels, labelled,
+  return cross_entropy_with({softmax, add_product_on_gpu, kChunkBytes, /*weight_grad_row_major=*/true}, hidden, weight, labels, labelled,
                             grad_hidden, grad_weight);
 }
 

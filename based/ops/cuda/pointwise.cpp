@@ -20,9 +20,9 @@ std::tuple<Tensor, Tensor> norm(const Tensor& x, const Tensor& weight, double ep
   return rms_norm_forward_with(kCuda, x, weight, eps);
 }
 
-Tensor norm_add(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& earlier) {
-  const OnDevice device("rms_norm_add_", {{"residual", residual}, {"x", x}, {"weight", weight}, {"earlier", earlier}});
-  return rms_norm_add_with(kCuda, residual, x, weight, eps, earlier);
+Tensor norm_add(Tensor residual, const Tensor& x, const Tensor& weight, double eps, const OptionalTensor& deferred) {
+  const OnDevice device("rms_norm_add_", {{"residual", residual}, {"x", x}, {"weight", weight}, {"deferred", deferred}});
+  return rms_norm_add_with(kCuda, residual, x, weight, eps, deferred);
 }
 
 Tensor norm_of_sum(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {

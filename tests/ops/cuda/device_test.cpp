@@ -37,8 +37,8 @@ struct Everything {
     const auto sums = at::dtype(at::kFloat).device(device);
     state = {at::zeros({3, 4, kernels::packed_features(16), 64}, sums), at::zeros({3, 4, kernels::packed_features(16)}, sums)};
     deferred = {state.kv.clone(), state.k.clone()};
-    waiting = {at::zeros({3, 4, kernels::kTaylorWaiting, 16}, q.options()), at::zeros({3, 4, kernels::kTaylorWaiting, 64}, q.options()),
-               at::full({3, 4}, kernels::kTaylorWaiting - 2, sums.dtype(at::kInt))};
+    waiting = {at::zeros({3, 4, kernels::kTaylorPending, 16}, q.options()), at::zeros({3, 4, kernels::kTaylorPending, 64}, q.options()),
+               at::full({3, 4}, kernels::kTaylorPending - 2, sums.dtype(at::kInt))};
     conv_state = at::zeros({3, 256, 2}, sums);
     k_ring = at::zeros({3, 16, 4, 64}, v.options()), v_ring = k_ring.clone(), seen = at::zeros({3}, cu.options());
     cache = {draw({60, 64, 4, 64}), draw({60, 64, 4, 64}), at::arange(60, cu.options()).flip(0).view({3, 20})};
@@ -92,7 +92,7 @@ struct Everything {
 
   Tensor q, k, v, wide, x, weight, taps, h, cu, slots, positions, conv_state, k_ring, v_ring, seen, in_pages;
   TaylorState state, deferred;
-  TaylorWaiting waiting;
+  TaylorPending waiting;
   AttentionCache cache;
   AdamwStep update;
 };
