@@ -1,8 +1,9 @@
 // A step of softmax attention over a ring: the ring is read ahead where the layer alone touches it.
+#include "based/ops/causal_attention.h"
 #include "based/decode/step_program.h"
 #include "based/kernels/causal_attention_plan.h"
 #include "based/ops/arguments.h"
-#include "based/ops/launch.h"
+#include "based/ops/rotary_attention_step.h"
 
 namespace based::decode {
 namespace {
@@ -64,11 +65,10 @@ std::unique_ptr<WindowKernel::Parts> parts_of(const Operands& call, const Tensor
     if (tensor.stride(2) != 1 || tensor.stride(1) != tensor.size(2)) return nullptr;
   for (const Tensor& tensor : {ring.k, ring.v, ring.positions, ring.slots, y})
     if (!tensor.is_contiguous()) return nullptr;
-  auto parts = std::make_unique<WindowKernel::Parts>(
-      WindowKernel::Parts{ops::causal_attention_step_arguments(q, k, v, ring.k, ring.v, ring.positions, ring.slots, y), call.span(q),
-                          call.span(k), call.span(v), call.span(ring.k), call.span(ring.v), call.span(ring.slots), call.span(y)});
-  parts->arguments.scale = static_cast<float>(scale);
-  return parts;
+  const ops::CausalAttentionStep step{q, k, v, ring.k, ring.v, ring.positions, ring.slots, scale};
+  return std::make_unique<WindowKernel::Parts>(WindowKernel::Parts{ops::causal_attention_step_arguments(step, y), call.span(q),
+                                                                   call.span(k), call.span(v), call.span(ring.k), call.span(ring.v),
+                                                                   call.span(ring.slots), call.span(y)});
 }
 
 std::unique_ptr<StepKernel> lower_step(const Operands& call, std::string& why) {
@@ -78,14 +78,14 @@ std::unique_ptr<StepKernel> lower_step(const Operands& call, std::string& why) {
   return std::make_unique<WindowKernel>(std::move(*parts));
 }
 
-// Queries and keys are turned by the kernel, where it does that.
+// Queries and keys are rotated by the kernel, where it does that.
 std::unique_ptr<StepKernel> lower_rotary(const Operands& call, std::string& why) {
   const Tensor qkv = call.tensor(0), k_ring = call.tensor(1);
   const auto [q, k, v] = ops::columns_of_heads("rotary_attention_step", qkv, k_ring);
   auto parts = parts_of(call, q, k, v, {k_ring, call.tensor(2), call.tensor(3), call.tensor(4)}, call.number(5), why);
   if (parts == nullptr) return nullptr;
   parts->arguments.rotary_base = call.number(7);
-  why = "no kernel turns such queries and keys";
+  why = "no kernel rotates such queries and keys";
   if (call.integer(6) != q.size(2) || !kernels::causal_attention_step_fuses_rotary(parts->arguments, call.gpu)) return nullptr;
   return std::make_unique<WindowKernel>(std::move(*parts));
 }

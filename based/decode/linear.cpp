@@ -1,8 +1,8 @@
 // Linear layers: weights that nothing writes are read ahead; a row's layer is an instruction of the step's program.
+#include "based/ops/linear.h"
 #include "based/decode/step_program.h"
 #include "based/kernels/linear_hopper.h"
 #include "based/ops/arguments.h"
-#include "based/ops/launch.h"
 
 namespace based::decode {
 namespace {
@@ -58,7 +58,8 @@ std::unique_ptr<StepKernel> lower(const Operands& call, bool gated, std::string&
   if (!ops::has_kernel(x)) return nullptr;
   why = "rows that lie apart";
   if (x.stride(1) != 1 || weight.stride(1) != 1 || y.stride(1) != 1 || (bias.defined() && !bias.is_contiguous())) return nullptr;
-  LinearParts parts{ops::linear_arguments(x, weight, bias, y), gated, call.span(x), call.span(weight), call.span(bias), call.span(y)};
+  LinearParts parts{
+      ops::linear_arguments({x, weight, ops::if_defined(bias)}, y), gated, call.span(x), call.span(weight), call.span(bias), call.span(y)};
   Linear constant = parts.arguments;
   constant.weight_is_constant = true;
   why = "a library multiplies these faster";

@@ -1,7 +1,7 @@
 // Norms: halves of them become parts of the layers around (join_norms.h), or instructions of the step's program.
+#include "based/ops/rms_norm.h"
 #include "based/decode/step_program.h"
 #include "based/ops/arguments.h"
-#include "based/ops/launch.h"
 
 namespace based::decode {
 namespace {
@@ -46,7 +46,7 @@ std::unique_ptr<StepKernel> lower(const Operands& call, const Tensor& x, const T
   if (!ops::has_kernel(x) || !ops::has_kernel(weight)) return nullptr;
   why = "rows that lie apart";
   if (!x.is_contiguous() || !weight.is_contiguous() || (added.defined() && !added.is_contiguous())) return nullptr;
-  const RmsNorm arguments = ops::rms_norm_arguments(x, added, sum, weight, eps, {}, y);
+  const RmsNorm arguments = ops::rms_norm_arguments({x, added, {}, sum}, weight, eps, y);
   return std::make_unique<NormKernel>(
       NormParts{arguments, call.span(x), call.span(added), call.span(sum), call.span(weight), call.span(y)});
 }

@@ -1,7 +1,7 @@
 // A step of the short convolution: its state is read ahead; behind the layer that makes its input and gate it is part of that instruction.
+#include "based/ops/short_conv.h"
 #include "based/decode/step_program.h"
 #include "based/ops/arguments.h"
-#include "based/ops/launch.h"
 
 namespace based::decode {
 namespace {
@@ -59,9 +59,10 @@ std::unique_ptr<StepKernel> lower(const Operands& call, std::string& why) {
   for (const Tensor& tensor : {weight, bias, state, slots})
     if (tensor.defined() && !tensor.is_contiguous()) return nullptr;
   if (x.stride(1) != 1 || (gate.defined() && gate.stride(1) != 1)) return nullptr;
-  return std::make_unique<ConvKernel>(
-      ConvKernel::Parts{ops::short_conv_step_arguments(x, weight, bias, gate, call.flag(4), state, slots, y), call.span(x), call.span(gate),
-                        call.span(weight), call.span(bias), call.span(state), call.span(slots), call.span(y)});
+  const ops::ShortConvStep step{{x, weight, ops::if_defined(bias), ops::if_defined(gate), call.flag(4)}, state, slots};
+  return std::make_unique<ConvKernel>(ConvKernel::Parts{ops::short_conv_step_arguments(step, y), call.span(x), call.span(gate),
+                                                        call.span(weight), call.span(bias), call.span(state), call.span(slots),
+                                                        call.span(y)});
 }
 
 constexpr Lowering kLowerings[] = {{"based::short_conv_step", lower}};

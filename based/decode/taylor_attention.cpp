@@ -1,9 +1,9 @@
 // A step of Taylor attention: the state is read ahead; with many rows its updates are put off (kernels/taylor_deferred.h).
+#include "based/ops/taylor_attention.h"
 #include "based/decode/pending.h"
 #include "based/decode/step_program.h"
 #include "based/kernels/taylor_deferred.h"
 #include "based/ops/arguments.h"
-#include "based/ops/launch.h"
 #include "based/ops/taylor_deferred.h"
 
 namespace based::decode {
@@ -105,7 +105,7 @@ std::unique_ptr<StepKernel> lower(const Operands& call, std::string& why) {
   for (const Tensor& tensor : {q, k, v, kv, sums, slots, decay})
     if (tensor.defined() && !tensor.is_contiguous()) return nullptr;
   const ops::TaylorState state{kv, sums};
-  Parts parts{ops::taylor_step_arguments(q, k, v, state, slots, decay, y),
+  Parts parts{ops::taylor_step_arguments({q, k, v, kv, sums, slots, ops::if_defined(decay), 1}, y),
               state,
               decay,
               q.scalar_type(),

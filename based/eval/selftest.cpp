@@ -8,12 +8,17 @@
 #include "based/models/language_model.h"
 #include "based/ops/adamw.h"
 #include "based/ops/causal_attention.h"
+#include "based/ops/cross_entropy.h"
 #include "based/ops/gated_mlp.h"
+#include "based/ops/linear.h"
 #include "based/ops/long_conv.h"
 #include "based/ops/paged_attention.h"
-#include "based/ops/pointwise.h"
 #include "based/ops/projected_conv.h"
+#include "based/ops/rms_norm.h"
+#include "based/ops/rotary.h"
 #include "based/ops/short_conv.h"
+#include "based/ops/swiglu.h"
+#include "based/ops/taylor_attention.h"
 #include "based/ops/taylor_deferred.h"
 
 namespace based {

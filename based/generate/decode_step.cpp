@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "based/core/log.h"
-#include "based/ops/pointwise.h"
+#include "based/ops/linear.h"
 
 namespace based {
 namespace {

@@ -8,9 +8,10 @@
 #include "based/mixers/past.h"
 #include "based/mixers/shapes_only.h"
 #include "based/ops/arguments.h"
+#include "based/ops/linear.h"
 #include "based/ops/long_conv.h"
-#include "based/ops/pointwise.h"
 #include "based/ops/short_conv.h"
+#include "based/ops/swiglu.h"
 
 namespace based {
 namespace {

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "based/mixers/shapes_only.h"
-#include "based/ops/pointwise.h"
+#include "based/ops/linear.h"
 
 namespace based {
 

@@ -5,7 +5,7 @@
 
 #include "based/mixers/mixer.h"
 #include "based/mixers/parameters.h"
-#include "based/ops/pointwise.h"
+#include "based/ops/rotary.h"
 
 namespace based {
 

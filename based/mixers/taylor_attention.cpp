@@ -10,7 +10,7 @@
 #include "based/mixers/parameters.h"
 #include "based/mixers/shapes_only.h"
 #include "based/ops/arguments.h"
-#include "based/ops/pointwise.h"
+#include "based/ops/linear.h"
 #include "based/ops/split_columns.h"
 
 namespace based {

@@ -6,9 +6,11 @@
 #include "based/models/activation_checkpoint.h"
 #include "based/models/limits.h"
 #include "based/ops/arguments.h"
+#include "based/ops/cross_entropy.h"
 #include "based/ops/embedding.h"
 #include "based/ops/gated_mlp.h"
-#include "based/ops/pointwise.h"
+#include "based/ops/linear.h"
+#include "based/ops/rms_norm.h"
 
 namespace based {
 namespace {

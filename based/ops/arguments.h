@@ -1,6 +1,7 @@
 // What every operator does with its arguments: errors that name operator, argument and value, and the types that sums are kept in.
 #pragma once
 #include <initializer_list>
+#include <limits>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -59,6 +60,13 @@ inline at::ScalarType sum_type(const Tensor& tensor) {
 
 // Uninitialised memory for a kernel's intermediates, where `like` is.
 inline Tensor scratch_memory(int64_t bytes, const Tensor& like) { return at::empty({bytes}, like.options().dtype(at::kByte)); }
+
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();  // of kernels that take every size
+
+// Whether nobody else can see this memory, so that a backward pass may write it.
+inline bool is_sole_owner(const Tensor& tensor) {
+  return !torch::GradMode::is_enabled() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
+}
 
 // Whether gradients are asked of an operator called with these.
 bool wants_gradient(std::initializer_list<Tensor> inputs);

@@ -1,8 +1,9 @@
 #include "based/ops/attention_cache.h"
 
 #include "based/ops/causal_attention.h"
-#include "based/ops/launch.h"
 #include "based/ops/paged_attention.h"
+#include "based/ops/rotary.h"
+#include "based/ops/rotary_attention_step.h"
 
 namespace based::ops {
 

@@ -1,6 +1,6 @@
 // Keys and values of softmax attention, wherever they lie, and one token's attention over them.
 #pragma once
-#include "based/ops/pointwise.h"
+#include "based/ops/rotary.h"
 #include "based/ops/torch.h"
 
 namespace based::ops {

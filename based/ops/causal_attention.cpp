@@ -1,8 +1,6 @@
 #include "based/ops/causal_attention.h"
 
-#include "based/kernels/causal_attention.h"
-#include "based/ops/arguments.h"
-#include "based/ops/launch.h"
+#include "based/ops/operator_gradient.h"
 #include "based/ops/recompute.h"
 #include "based/ops/rows.h"
 
@@ -25,8 +23,8 @@ void check_attention_heads(const char* op, const Tensor& q, const Tensor& k, con
   require(k.size(1) >= 1 && q.size(1) % k.size(1) == 0, op, "heads must be a multiple of kv_heads, got ", q.size(1), " and ", k.size(1));
 }
 
-void check_causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                            int64_t window) {
+void check_causal_attention(const CausalAttention& in) {
+  const auto& [q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale] = in;
   check_attention_heads(kOp, q, k, v);
   require_type(kOp, "cu_seqlens_q", cu_seqlens_q, at::kLong);
   require_type(kOp, "cu_seqlens_k", cu_seqlens_k, at::kLong);
@@ -42,8 +40,9 @@ struct Starts {
   std::vector<int64_t> q, k;
 };
 
-Starts checked_starts(const Tensor& q, const Tensor& k, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k) {
-  Starts starts{row_starts(kOp, "cu_seqlens_q", cu_seqlens_q, q.size(0)), row_starts(kOp, "cu_seqlens_k", cu_seqlens_k, k.size(0))};
+Starts checked_starts(const CausalAttention& in) {
+  Starts starts{row_starts(kOp, "cu_seqlens_q", in.cu_seqlens_q, in.q.size(0)),
+                row_starts(kOp, "cu_seqlens_k", in.cu_seqlens_k, in.k.size(0))};
   for (size_t row = 0; row + 1 < starts.q.size(); ++row) {
     const int64_t queries = starts.q[row + 1] - starts.q[row], keys = starts.k[row + 1] - starts.k[row];
     require(keys >= queries, kOp, "a row must have at least as many keys as queries, got ", keys, " and ", queries, " in row ", row);
@@ -76,13 +75,13 @@ Attended attend(const Tensor& q, const Tensor& k, const Tensor& v, int64_t windo
   return {at::cat(y, 3), at::cat(log_sum_exp, 3)};
 }
 
-using Forward = std::tuple<Tensor, Tensor>;            // y, log_sum_exp
-using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // of q, k, v
+using Forward = Result<CausalAttentionForward>;
+using Gradients = Result<CausalAttentionBackward>;
 
-Forward forward_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                          int64_t window, double scale) {
-  check_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window);
-  const Starts starts = checked_starts(q, k, cu_seqlens_q, cu_seqlens_k);
+Forward forward_reference(const CausalAttention& in) {
+  const Tensor &q = in.q, &k = in.k, &v = in.v;
+  check_causal_attention(in);
+  const Starts starts = checked_starts(in);
   const at::ScalarType type = sum_type(q);
   const int64_t heads = q.size(1), kv_heads = k.size(1), head_dim = q.size(2);
   std::vector<Tensor> y, log_sum_exp;
@@ -90,7 +89,7 @@ Forward forward_reference(const Tensor& q, const Tensor& k, const Tensor& v, con
     const Tensor queries = tokens_of(q, run).to(type).transpose(1, 2).reshape({run.rows, kv_heads, heads / kv_heads, run.length, head_dim});
     const Tensor keys = other_tokens_of(k, run).to(type).transpose(1, 2).unsqueeze(2);
     const Tensor values = other_tokens_of(v, run).to(type).transpose(1, 2).unsqueeze(2);
-    const Attended out = attend(queries, keys, values, window, scale);
+    const Attended out = attend(queries, keys, values, in.window, in.scale);
     const auto tokens_first = [&](const Tensor& t, at::IntArrayRef sizes) { return t.flatten(1, 2).transpose(1, 2).reshape(sizes); };
     y.push_back(tokens_first(out.y, {run.rows * run.length, heads, head_dim}));
     log_sum_exp.push_back(tokens_first(out.log_sum_exp, {run.rows * run.length, heads}));
@@ -98,28 +97,30 @@ Forward forward_reference(const Tensor& q, const Tensor& k, const Tensor& v, con
   return {join(y, q.sizes(), q.options()).to(q.scalar_type()), join(log_sum_exp, {q.size(0), heads}, q.options().dtype(type))};
 }
 
-Forward forward_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                     int64_t window, double) {
-  check_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window);
+Forward forward_meta(const CausalAttentionForward& in) {
+  check_causal_attention(in.of);
+  const Tensor& q = in.of.q;
   return {at::empty(q.sizes(), q.options()), at::empty({q.size(0), q.size(1)}, q.options().dtype(sum_type(q)))};
 }
 
-Gradients backward_reference(const Tensor& grad_y, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
-                             const Tensor& cu_seqlens_k, int64_t window, double scale, const Tensor&, const Tensor&) {
-  const auto function = [&](const std::vector<Tensor>& in) {
-    return std::vector<Tensor>{std::get<0>(forward_reference(in[0], in[1], in[2], cu_seqlens_q, cu_seqlens_k, window, scale))};
+Gradients backward_reference(const CausalAttentionBackward& in) {
+  const CausalAttention& forward = in.of;
+  const auto function = [&](const std::vector<Tensor>& of) {
+    const auto [y, log_sum_exp] =
+        forward_reference({of[0], of[1], of[2], forward.cu_seqlens_q, forward.cu_seqlens_k, forward.window, forward.scale});
+    return std::vector<Tensor>{y};
   };
-  const std::vector<Tensor> g = gradients_by_autograd(function, {q, k, v}, {grad_y});
+  const std::vector<Tensor> g = gradients_by_autograd(function, {forward.q, forward.k, forward.v}, {in.grad_y});
   return {g[0], g[1], g[2]};
 }
 
-Gradients backward_meta(const Tensor&, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&, const Tensor&, int64_t, double,
-                        const Tensor&, const Tensor&) {
-  return {at::empty(q.sizes(), q.options()), at::empty(k.sizes(), k.options()), at::empty(v.sizes(), v.options())};
+Gradients backward_meta(const CausalAttentionBackward& in) {
+  const auto like = [](const Tensor& t) { return at::empty(t.sizes(), t.options()); };
+  return {like(in.of.q), like(in.of.k), like(in.of.v)};
 }
 
-void check_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& k_ring, const Tensor& v_ring, const Tensor& positions,
-                const Tensor& slots) {
+void check(const CausalAttentionStep& in) {
+  const auto& [q, k, v, k_ring, v_ring, positions, slots, scale] = in;
   check_attention_heads(kStep, q, k, v);
   require_shape(kStep, "k", k, {q.size(0), -1, -1});
   require_shape(kStep, "k_ring", k_ring, {-1, -1, k.size(1), k.size(2)});
@@ -133,9 +134,9 @@ void check_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
   require_slots(kStep, slots, q.size(0), k_ring.size(0));
 }
 
-Tensor step_reference(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring, const Tensor& positions,
-                      const Tensor& slots, double scale) {
-  check_step(q, k, v, k_ring, v_ring, positions, slots);
+Tensor step_reference(const CausalAttentionStep& in) {
+  const auto& [q, k, v, k_ring, v_ring, positions, slots, scale] = in;
+  check(in);
   const at::ScalarType type = sum_type(q);
   const int64_t capacity = k_ring.size(1), kv_heads = k.size(1), group = q.size(1) / kv_heads;
   Tensor y = at::empty(q.sizes(), q.options());
@@ -155,16 +156,15 @@ Tensor step_reference(const Tensor& q, const Tensor& k, const Tensor& v, Tensor 
   return y;
 }
 
-Tensor step_meta(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring, const Tensor& positions,
-                 const Tensor& slots, double) {
-  check_step(q, k, v, k_ring, v_ring, positions, slots);
-  return at::empty(q.sizes(), q.options());
+Tensor step_meta(const CausalAttentionStep& in) {
+  check(in);
+  return at::empty(in.q.sizes(), in.q.options());
 }
 
 }  // namespace
 
-CausalAttentionLaunch prepare_causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
-                                               const Tensor& cu_seqlens_k, int64_t window, double scale) {
+CausalAttentionLaunch prepare_causal_attention(const CausalAttention& in) {
+  const auto& [q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale] = in;
   CausalAttentionLaunch launch{with_packed_heads(q),      with_packed_heads(k),      with_packed_heads(v),
                                cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), {}};
   kernels::CausalAttention& to = launch.arguments;
@@ -185,12 +185,12 @@ CausalAttentionLaunch prepare_causal_attention(const Tensor& q, const Tensor& k,
   return launch;
 }
 
-Forward causal_attention_forward_with(const CausalAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
-                                      const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window, double scale) {
-  if (!uses_kernel(kOp, q, table.forward != nullptr)) return forward_reference(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
-  check_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window);
-  if (cu_seqlens_q.is_cpu()) checked_starts(q, k, cu_seqlens_q, cu_seqlens_k);
-  CausalAttentionLaunch launch = prepare_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
+Forward causal_attention_forward_with(const CausalAttentionKernels& table, const CausalAttention& in) {
+  const Tensor& q = in.q;
+  if (!uses_kernel(kOp, q, table.forward != nullptr)) return forward_reference(in);
+  check_causal_attention(in);
+  if (in.cu_seqlens_q.is_cpu()) checked_starts(in);
+  CausalAttentionLaunch launch = prepare_causal_attention(in);
   const Tensor y = at::empty(q.sizes(), q.options()), log_sum_exp = at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kFloat));
   launch.arguments.y = y.mutable_data_ptr();
   launch.arguments.log_sum_exp = log_sum_exp.mutable_data_ptr<float>();
@@ -212,14 +212,12 @@ Gradients empty_gradients(const Tensor& q, const Tensor& k, const Tensor& v, boo
 
 }  // namespace
 
-Gradients causal_attention_backward_with(const CausalAttentionKernels& table, const Tensor& grad_y, const Tensor& q, const Tensor& k,
-                                         const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window,
-                                         double scale, const Tensor& y, const Tensor& log_sum_exp) {
-  if (!uses_kernel("causal_attention_backward", q, table.backward != nullptr))
-    return backward_reference(grad_y, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, y, log_sum_exp);
-  if (cu_seqlens_q.is_cpu()) checked_starts(q, k, cu_seqlens_q, cu_seqlens_k);
-  CausalAttentionLaunch launch = prepare_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
-  const Tensor output = y.contiguous(), sums = log_sum_exp.contiguous(), cotangent = grad_y.contiguous();
+Gradients causal_attention_backward_with(const CausalAttentionKernels& table, const CausalAttentionBackward& in) {
+  const Tensor &q = in.of.q, &k = in.of.k, &v = in.of.v;
+  if (!uses_kernel("causal_attention_backward", q, table.backward != nullptr)) return backward_reference(in);
+  if (in.of.cu_seqlens_q.is_cpu()) checked_starts(in.of);
+  CausalAttentionLaunch launch = prepare_causal_attention(in.of);
+  const Tensor output = in.y.contiguous(), sums = in.log_sum_exp.contiguous(), cotangent = in.grad_y.contiguous();
   launch.arguments.y = output.data_ptr();
   launch.arguments.log_sum_exp = sums.data_ptr<float>();
   kernels::CausalAttentionBackward to;
@@ -235,9 +233,8 @@ Gradients causal_attention_backward_with(const CausalAttentionKernels& table, co
   return {grad_q, grad_k, grad_v};
 }
 
-kernels::CausalAttentionStep causal_attention_step_arguments(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& k_ring,
-                                                             const Tensor& v_ring, const Tensor& position, const Tensor& slots,
-                                                             const Tensor& y) {
+kernels::CausalAttentionStep causal_attention_step_arguments(const CausalAttentionStep& in, const Tensor& y) {
+  const auto& [q, k, v, k_ring, v_ring, positions, slots, scale] = in;
   kernels::CausalAttentionStep to;
   to.q = q.const_data_ptr();
   to.k = k.const_data_ptr();
@@ -245,37 +242,35 @@ kernels::CausalAttentionStep causal_attention_step_arguments(const Tensor& q, co
   to.y = y.mutable_data_ptr();
   to.k_ring = k_ring.mutable_data_ptr();
   to.v_ring = v_ring.mutable_data_ptr();
-  to.position = static_cast<const int64_t*>(position.const_data_ptr());
+  to.position = static_cast<const int64_t*>(positions.const_data_ptr());
   to.slot = static_cast<const int64_t*>(slots.const_data_ptr());
   to.rows = q.size(0), to.capacity = k_ring.size(1);
   to.q_stride = q.stride(0), to.k_stride = k.stride(0), to.v_stride = v.stride(0);
   to.heads = static_cast<int32_t>(q.size(1));
   to.kv_heads = static_cast<int32_t>(k.size(1));
   to.head_dim = static_cast<int32_t>(q.size(2));
+  to.scale = static_cast<float>(scale);
   to.dtype = kernel_dtype(q), to.ring_dtype = kernel_dtype(k_ring);
   return to;
 }
 
-CausalAttentionStepLaunch prepare_causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring,
-                                                        const Tensor& positions, const Tensor& slots, double scale) {
-  check_step(q, k, v, k_ring, v_ring, positions, slots);
-  CausalAttentionStepLaunch launch{with_packed_heads(q),
-                                   with_packed_heads(k),
-                                   with_packed_heads(v),
-                                   positions.contiguous(),
-                                   slots.contiguous(),
-                                   at::empty(q.sizes(), q.options()),
+CausalAttentionStepLaunch prepare_causal_attention_step(const CausalAttentionStep& in) {
+  check(in);
+  CausalAttentionStepLaunch launch{with_packed_heads(in.q),
+                                   with_packed_heads(in.k),
+                                   with_packed_heads(in.v),
+                                   in.positions.contiguous(),
+                                   in.slots.contiguous(),
+                                   at::empty(in.q.sizes(), in.q.options()),
                                    {}};
-  launch.arguments =
-      causal_attention_step_arguments(launch.q, launch.k, launch.v, k_ring, v_ring, launch.positions, launch.slots, launch.y);
-  launch.arguments.scale = static_cast<float>(scale);
+  launch.arguments = causal_attention_step_arguments(
+      {launch.q, launch.k, launch.v, in.k_ring, in.v_ring, launch.positions, launch.slots, in.scale}, launch.y);
   return launch;
 }
 
-Tensor causal_attention_step_with(const CausalAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring,
-                                  Tensor v_ring, const Tensor& positions, const Tensor& slots, double scale) {
-  if (!uses_kernel(kStep, q, has_kernel(k_ring))) return step_reference(q, k, v, k_ring, v_ring, positions, slots, scale);
-  const CausalAttentionStepLaunch launch = prepare_causal_attention_step(q, k, v, k_ring, v_ring, positions, slots, scale);
+Tensor causal_attention_step_with(const CausalAttentionKernels& table, const CausalAttentionStep& in) {
+  if (!uses_kernel(kStep, in.q, has_kernel(in.k_ring))) return step_reference(in);
+  const CausalAttentionStepLaunch launch = prepare_causal_attention_step(in);
   require_ok(table.step(launch.arguments));
   return launch.y;
 }
@@ -286,133 +281,44 @@ const CausalAttentionKernels kCpu{kernels::cpu::causal_attention_scratch, kernel
                                   kernels::cpu::causal_attention_backward_scratch, kernels::cpu::causal_attention_backward,
                                   kernels::cpu::causal_attention_step};
 
-Forward forward_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                    int64_t window, double scale) {
-  return causal_attention_forward_with(kCpu, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
-}
+Tensor attention(const CausalAttention& in) { return std::get<0>(call(CausalAttentionForward{in})); }
+Tensor attention_reference(const CausalAttention& in) { return std::get<0>(forward_reference(in)); }
 
-Gradients backward_cpu(const Tensor& grad_y, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
-                       const Tensor& cu_seqlens_k, int64_t window, double scale, const Tensor& y, const Tensor& log_sum_exp) {
-  return causal_attention_backward_with(kCpu, grad_y, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, y, log_sum_exp);
-}
-
-Tensor step_cpu(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring, const Tensor& positions,
-                const Tensor& slots, double scale) {
-  return causal_attention_step_with(kCpu, q, k, v, k_ring, v_ring, positions, slots, scale);
-}
-
-Forward call_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                     int64_t window, double scale) {
-  static const auto op = find_operator<decltype(call_forward)>("based::causal_attention_forward");
-  return op.call(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
-}
-
-struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFunction> {
-  using Context = torch::autograd::AutogradContext;
-  using Variables = torch::autograd::variable_list;
-
-  static Tensor forward(Context* context, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
-                        const Tensor& cu_seqlens_k, int64_t window, double scale) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    const auto [y, log_sum_exp] = call_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
-    context->save_for_backward({q, k, v, cu_seqlens_q, cu_seqlens_k, y, log_sum_exp});
-    context->saved_data["window"] = window;
-    context->saved_data["scale"] = scale;
-    return y;
-  }
-
-  static Variables backward(Context* context, const Variables& grads) {
-    static const auto op = find_operator<decltype(backward_reference)>("based::causal_attention_backward");
-    const Variables saved = context->get_saved_variables();
-    const auto [q, k, v] = op.call(grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], context->saved_data["window"].toInt(),
-                                   context->saved_data["scale"].toDouble(), saved[5], saved[6]);
-    return {q, k, v, Tensor(), Tensor(), Tensor(), Tensor()};
-  }
-};
-
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window,
-                 double scale) {
-  return std::get<0>(call_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale));
-}
-
-Tensor attention_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                          int64_t window, double scale) {
-  if (!wants_gradient({q, k, v})) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    return attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
-  }
-  if (!has_kernel(q) && !q.is_meta()) return causal_attention_reference(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
-  return CausalAttentionFunction::apply(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
-}
-
-Tensor step_autograd(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring, const Tensor& positions,
-                     const Tensor& slots, double scale) {
-  require_no_gradient(kStep, {q, k, v, k_ring, v_ring});
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return causal_attention_step(q, k, v, k_ring, v_ring, positions, slots, scale);
+TORCH_LIBRARY_FRAGMENT(based, m) {
+  define<CausalAttention>(m)
+      .reference<attention>()
+      .named_reference<attention_reference>()
+      .autograd<call_with_gradient<CausalAttention, CausalAttentionForward, CausalAttentionBackward, attention_reference>>();
+  define<CausalAttentionForward>(m)
+      .reference<[](const CausalAttentionForward& in) { return forward_reference(in.of); }>()
+      .meta<forward_meta>()
+      .cpu<[](const CausalAttentionForward& in) { return causal_attention_forward_with(kCpu, in.of); }>();
+  define<CausalAttentionBackward>(m)
+      .reference<backward_reference>()
+      .meta<backward_meta>()
+      .cpu<[](const CausalAttentionBackward& in) { return causal_attention_backward_with(kCpu, in); }>();
+  define<CausalAttentionStep>(m)
+      .reference<step_reference>()
+      .meta<step_meta>()
+      .cpu<[](const CausalAttentionStep& in) { return causal_attention_step_with(kCpu, in); }>()
+      .without_gradient();
 }
 
 }  // namespace
 
 Tensor causal_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                                   int64_t window, double scale) {
-  return std::get<0>(forward_reference(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale));
+  return attention_reference({q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale});
 }
 
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                         int64_t window, double scale) {
-  static const auto op = find_operator<decltype(attention)>("based::causal_attention");
-  return op.call(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
+  return call(CausalAttention{q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale});
 }
 
 Tensor causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& k_ring, Tensor& v_ring, const Tensor& positions,
                              const Tensor& slots, double scale) {
-  static const auto op = find_operator<decltype(step_reference)>("based::causal_attention_step");
-  return op.call(q, k, v, k_ring, v_ring, positions, slots, scale);
+  return call(CausalAttentionStep{q, k, v, k_ring, v_ring, positions, slots, scale});
 }
 
-namespace {
-
-TORCH_LIBRARY_FRAGMENT(based, m) {
-  m.def("causal_attention(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int window, float scale) -> Tensor");
-  m.def(
-      "causal_attention_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int window, float scale) -> "
-      "(Tensor y, Tensor log_sum_exp)");
-  m.def(
-      "causal_attention_backward(Tensor grad_y, Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int window, "
-      "float scale, Tensor y, Tensor log_sum_exp) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v)");
-  m.def(
-      "causal_attention_step(Tensor q, Tensor k, Tensor v, Tensor(a!) k_ring, Tensor(b!) v_ring, Tensor positions, Tensor slots, "
-      "float scale) -> Tensor");
-  m.def(
-      "causal_attention_reference(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int window, float scale) -> "
-      "Tensor",
-      causal_attention_reference);
-}
-
-TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {
-  m.impl("causal_attention", attention);
-  m.impl("causal_attention_forward", forward_reference);
-  m.impl("causal_attention_backward", backward_reference);
-  m.impl("causal_attention_step", step_reference);
-}
-
-TORCH_LIBRARY_IMPL(based, CPU, m) {
-  m.impl("causal_attention_forward", forward_cpu);
-  m.impl("causal_attention_backward", backward_cpu);
-  m.impl("causal_attention_step", step_cpu);
-}
-
-TORCH_LIBRARY_IMPL(based, Meta, m) {
-  m.impl("causal_attention_forward", forward_meta);
-  m.impl("causal_attention_backward", backward_meta);
-  m.impl("causal_attention_step", step_meta);
-}
-
-TORCH_LIBRARY_IMPL(based, Autograd, m) {
-  m.impl("causal_attention", attention_autograd);
-  m.impl("causal_attention_step", step_autograd);
-}
-
-}  // namespace
 }  // namespace based::ops

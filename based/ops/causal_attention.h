@@ -1,10 +1,9 @@
 // torch.ops.based.causal_attention: exact softmax attention, causal, over all keys or a sliding window; grouped heads.
 #pragma once
-#include "based/ops/torch.h"
+#include "based/kernels/causal_attention.h"
+#include "based/ops/operator.h"
 
 namespace based::ops {
-
-using torch::Tensor;
 
 // q [q_tokens, heads, head_dim], k and v [k_tokens, kv_heads, head_dim]; heads is a multiple of kv_heads; cu_seqlens_q, cu_seqlens_k int64
 // [rows + 1]. A row's queries are its last tokens: with Lq queries and Lk ≥ Lq keys, query i sees keys j with
@@ -16,14 +15,77 @@ Tensor causal_attention_reference(const Tensor& q, const Tensor& k, const Tensor
                                   int64_t window, double scale);
 
 // One token for each slot (paper, algorithm 3). The ring k_ring, v_ring [slots, capacity, kv_heads, head_dim] holds key p at p mod
-// capacity; positions int64 [rows] are those of the rows' tokens in their texts, from 0. Writes k and v [rows, kv_heads, head_dim] as keys
-// p = positions[row], attends over the last min(p + 1, capacity) keys. A full cache is a ring that is grown before it wraps. No gradients.
+// capacity; positions int64 [rows] are those of the rows' tokens in their sequences, from 0. Writes k and v [rows, kv_heads, head_dim] as
+// keys p = positions[row], attends over the last min(p + 1, capacity) keys. A full cache is a ring that is grown before it wraps. No
+// gradients.
 Tensor causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& k_ring, Tensor& v_ring, const Tensor& positions,
                              const Tensor& slots, double scale);
 
-// The same for the output of a joint projection, qkv [rows, (heads + 2 kv_heads)·head_dim], whose queries and keys are first turned by
-// their positions (rotary_ of pointwise.h, halves, the first `dim` of head_dim): at once where a kernel does that. qkv is used up.
-Tensor rotary_attention_step(Tensor qkv, Tensor& k_ring, Tensor& v_ring, const Tensor& positions, const Tensor& slots, double scale,
-                             int64_t dim, double base);
+// The operators.
+struct CausalAttention {
+  const Tensor& q;
+  const Tensor& k;
+  const Tensor& v;
+  const Tensor& cu_seqlens_q;
+  const Tensor& cu_seqlens_k;
+  int64_t window;
+  double scale;
+  BASED_OPERATOR("causal_attention -> y", q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale)
+};
+struct CausalAttentionForward {
+  CausalAttention of;
+  BASED_OPERATOR("causal_attention_forward -> y, log_sum_exp", of.q, of.k, of.v, of.cu_seqlens_q, of.cu_seqlens_k, of.window, of.scale)
+};
+struct CausalAttentionBackward {
+  const Tensor& grad_y;
+  CausalAttention of;
+  const Tensor& y;
+  const Tensor& log_sum_exp;
+  BASED_OPERATOR("causal_attention_backward -> grad_q, grad_k, grad_v", grad_y, of.q, of.k, of.v, of.cu_seqlens_q, of.cu_seqlens_k,
+                 of.window, of.scale, y, log_sum_exp)
+};
+struct CausalAttentionStep {
+  const Tensor& q;
+  const Tensor& k;
+  const Tensor& v;
+  const Tensor& k_ring;
+  const Tensor& v_ring;
+  const Tensor& positions;
+  const Tensor& slots;
+  double scale;
+  BASED_OPERATOR("causal_attention_step -> y", q, k, v, written(k_ring), written(v_ring), positions, slots, scale)
+};
+
+// Shapes and types of [tokens, heads, head_dim], head_dim at most 256, key heads a divisor of heads. Throws Error.
+void check_attention_heads(const char* op, const Tensor& q, const Tensor& k, const Tensor& v);
+// Shapes and types, without reading device memory. Throws Error.
+void check_causal_attention(const CausalAttention& in);
+
+// Them with a device's kernels. A null forward or backward: the reference runs.
+struct CausalAttentionKernels {
+  int64_t (*forward_scratch)(const kernels::CausalAttention&);
+  kernels::Status (*forward)(const kernels::CausalAttention&, void* scratch);
+  int64_t (*backward_scratch)(const kernels::CausalAttentionBackward&);
+  kernels::Status (*backward)(const kernels::CausalAttentionBackward&, void* scratch);
+  kernels::Status (*step)(const kernels::CausalAttentionStep&);
+  bool joint_gradients = false;  // the backward may write them side by side, as columns of one tensor
+};
+Result<CausalAttentionForward> causal_attention_forward_with(const CausalAttentionKernels& table, const CausalAttention& in);
+Result<CausalAttentionBackward> causal_attention_backward_with(const CausalAttentionKernels& table, const CausalAttentionBackward& in);
+Tensor causal_attention_step_with(const CausalAttentionKernels& table, const CausalAttentionStep& in);
+
+// A launch's arguments, and the memory behind them; y and log_sum_exp are the caller's to add.
+struct CausalAttentionLaunch {
+  Tensor q, k, v, q_starts, k_starts;
+  kernels::CausalAttention arguments;
+};
+CausalAttentionLaunch prepare_causal_attention(const CausalAttention& in);
+struct CausalAttentionStepLaunch {
+  Tensor q, k, v, positions, slots, y;
+  kernels::CausalAttentionStep arguments;
+};
+// What a kernel is told; a token's heads side by side, the rest contiguous.
+kernels::CausalAttentionStep causal_attention_step_arguments(const CausalAttentionStep& in, const Tensor& y);
+CausalAttentionStepLaunch prepare_causal_attention_step(const CausalAttentionStep& in);
 
 }  // namespace based::ops

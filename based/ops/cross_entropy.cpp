@@ -1,12 +1,11 @@
-#include "based/kernels/cross_entropy.h"
-#include "based/ops/arguments.h"
-#include "based/ops/launch.h"
-#include "based/ops/pointwise.h"
+#include "based/ops/cross_entropy.h"
+
+#include "based/ops/linear.h"
 
 namespace based::ops {
 namespace {
 
-using Forward = std::tuple<Tensor, Tensor, Tensor>;  // loss, its gradient by hidden and by weight (undefined where not asked for)
+using Forward = Result<CrossEntropyForward>;
 
 constexpr const char* kOp = "cross_entropy";
 constexpr const char* kScores = "token_log_probabilities";
@@ -24,13 +23,12 @@ void check_product(const char* op, const Tensor& hidden, const Tensor& weight, c
   require_shape(op, name, words, {hidden.size(0)});
 }
 
-void check_scores(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
-  check_product(kScores, hidden, weight, "targets", targets);
-}
+void check(const TokenLogProbabilities& in) { check_product(kScores, in.hidden, in.weight, "targets", in.targets); }
 
-void check(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled = -1) {
-  check_product(kOp, hidden, weight, "labels", labels);
-  require(labelled >= -1 && labelled <= labels.size(0), kOp, "labelled must be -1 or 0..", labels.size(0), ", got ", labelled);
+void check(const CrossEntropy& in) {
+  check_product(kOp, in.hidden, in.weight, "labels", in.labels);
+  require(in.labelled >= -1 && in.labelled <= in.labels.size(0), kOp, "labelled must be -1 or 0..", in.labels.size(0), ", got ",
+          in.labelled);
 }
 
 void check_targets(const char* op, const Tensor& targets, int64_t vocab) {
@@ -90,8 +88,9 @@ void add_product(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory, 
   }
 }
 
-Tensor token_log_probabilities_with(const CrossEntropyParts& parts, const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
-  check_scores(hidden, weight, targets);
+Tensor token_log_probabilities_with(const CrossEntropyParts& parts, const TokenLogProbabilities& in) {
+  const auto& [hidden, weight, targets] = in;
+  check(in);
   check_targets(kScores, targets, weight.size(0));
   const int64_t count = targets.size(0), chunk = rows_of_a_chunk(parts, hidden, weight, count);
   const Tensor scores = at::empty({count}, hidden.options().dtype(sum_type(hidden)));
@@ -106,11 +105,12 @@ Tensor token_log_probabilities_with(const CrossEntropyParts& parts, const Tensor
 }
 
 // The gradient is made where the logits are, in the forward: they are large, and making them again would cost a third more.
-Forward cross_entropy_with(const CrossEntropyParts& parts, const Tensor& hidden, const Tensor& weight, const Tensor& labels,
-                           int64_t labelled, bool grad_hidden, bool grad_weight) {
-  check(hidden, weight, labels, labelled);
+Forward cross_entropy_with(const CrossEntropyParts& parts, const CrossEntropyForward& in) {
+  const Tensor &hidden = in.of.hidden, &weight = in.of.weight, &labels = in.of.labels;
+  const bool grad_hidden = in.grad_hidden, grad_weight = in.grad_weight;
+  check(in.of);
   const at::ScalarType type = sum_type(hidden);
-  const Tensor chosen = rows_with_label(labels, labelled);
+  const Tensor chosen = rows_with_label(labels, in.of.labelled);
   const Tensor inputs = chosen.defined() ? hidden.index_select(0, chosen) : hidden;
   const Tensor targets = chosen.defined() ? labels.index_select(0, chosen) : labels;
   check_targets(kOp, targets, weight.size(0));
@@ -147,60 +147,51 @@ Forward cross_entropy_with(const CrossEntropyParts& parts, const Tensor& hidden,
 
 namespace {
 
-Forward forward_reference(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled, bool grad_hidden,
-                          bool grad_weight) {
-  return cross_entropy_with({softmax_reference, add_product, kChunkBytes}, hidden, weight, labels, labelled, grad_hidden, grad_weight);
-}
+constexpr CrossEntropyParts kReference{softmax_reference, add_product, kChunkBytes};
+
+Forward forward_reference(const CrossEntropyForward& in) { return cross_entropy_with(kReference, in); }
 
 Tensor softmax_cpu(Tensor& logits, const Tensor& targets, double scale, bool gradient) {
   return cross_entropy_softmax_with(kernels::cpu::cross_entropy, logits, targets, scale, gradient);
 }
 
-Forward forward_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled, bool grad_hidden,
-                    bool grad_weight) {
-  const auto with = [&](const Tensor& x, const Tensor& w) {
-    return cross_entropy_with({softmax_cpu, add_product, kChunkBytes}, x, w, labels, labelled, grad_hidden, grad_weight);
-  };
-  if (!faster_in_fp32(hidden)) return with(hidden, weight);
-  check(hidden, weight, labels, labelled);  // before the types become one
-  const auto [loss, by_hidden, by_weight] = with(hidden.to(at::kFloat), weight.to(at::kFloat));
+constexpr CrossEntropyParts kCpu{softmax_cpu, add_product, kChunkBytes};
+
+Forward forward_cpu(const CrossEntropyForward& in) {
+  const auto& [hidden, weight, labels, labelled] = in.of;
+  if (!faster_in_fp32(hidden)) return cross_entropy_with(kCpu, in);
+  check(in.of);  // before the types become one
+  const Tensor wide_hidden = hidden.to(at::kFloat), wide_weight = weight.to(at::kFloat);
+  const auto [loss, by_hidden, by_weight] =
+      cross_entropy_with(kCpu, {{wide_hidden, wide_weight, labels, labelled}, in.grad_hidden, in.grad_weight});
   const auto rounded = [](const Tensor& gradient) { return gradient.defined() ? gradient.to(at::kBFloat16) : gradient; };
   return {loss, rounded(by_hidden), rounded(by_weight)};
 }
 
-Tensor scores_reference(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
-  return token_log_probabilities_with({softmax_reference, add_product, kChunkBytes}, hidden, weight, targets);
+Forward forward_meta(const CrossEntropyForward& in) {
+  check(in.of);
+  const Tensor &hidden = in.of.hidden, &weight = in.of.weight;
+  return {at::empty({}, hidden.options().dtype(sum_type(hidden))), in.grad_hidden ? at::empty(hidden.sizes(), hidden.options()) : Tensor(),
+          in.grad_weight ? at::empty(weight.sizes(), weight.options()) : Tensor()};
 }
 
-Tensor scores_cpu(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
-  const CrossEntropyParts parts{softmax_cpu, add_product, kChunkBytes};
-  if (!faster_in_fp32(hidden)) return token_log_probabilities_with(parts, hidden, weight, targets);
-  check_scores(hidden, weight, targets);
-  return token_log_probabilities_with(parts, hidden.to(at::kFloat), weight.to(at::kFloat), targets);
+Tensor scores_reference(const TokenLogProbabilities& in) { return token_log_probabilities_with(kReference, in); }
+
+Tensor scores_cpu(const TokenLogProbabilities& in) {
+  if (!faster_in_fp32(in.hidden)) return token_log_probabilities_with(kCpu, in);
+  check(in);
+  return token_log_probabilities_with(kCpu, {in.hidden.to(at::kFloat), in.weight.to(at::kFloat), in.targets});
 }
 
-Tensor scores_meta(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
-  check_scores(hidden, weight, targets);
-  return at::empty({hidden.size(0)}, hidden.options().dtype(sum_type(hidden)));
+Tensor scores_meta(const TokenLogProbabilities& in) {
+  check(in);
+  return at::empty({in.hidden.size(0)}, in.hidden.options().dtype(sum_type(in.hidden)));
 }
 
-Tensor scores_autograd(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
-  require(!wants_gradient({hidden, weight}), kScores, "has no gradient; turn gradients off around it");
+Tensor scores_autograd(const TokenLogProbabilities& in) {
+  require(!wants_gradient({in.hidden, in.weight}), kScores, "has no gradient; turn gradients off around it");
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return token_log_probabilities(hidden, weight, targets);
-}
-
-Forward forward_meta(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled, bool grad_hidden,
-                     bool grad_weight) {
-  check(hidden, weight, labels, labelled);
-  return {at::empty({}, hidden.options().dtype(sum_type(hidden))), grad_hidden ? at::empty(hidden.sizes(), hidden.options()) : Tensor(),
-          grad_weight ? at::empty(weight.sizes(), weight.options()) : Tensor()};
-}
-
-Forward call_forward(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled, bool grad_hidden,
-                     bool grad_weight) {
-  static const auto op = find_operator<decltype(call_forward)>("based::cross_entropy_forward");
-  return op.call(hidden, weight, labels, labelled, grad_hidden, grad_weight);
+  return call(in);
 }
 
 struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
@@ -210,7 +201,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
   static Tensor forward(Context* context, const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled) {
     const bool grad_hidden = hidden.requires_grad(), grad_weight = weight.requires_grad();
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const auto [loss, by_hidden, by_weight] = call_forward(hidden, weight, labels, labelled, grad_hidden, grad_weight);
+    const auto [loss, by_hidden, by_weight] = call(CrossEntropyForward{{hidden, weight, labels, labelled}, grad_hidden, grad_weight});
     context->save_for_backward({by_hidden, by_weight});
     return loss;
   }
@@ -228,63 +219,35 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
   }
 };
 
-Tensor loss_of(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled) {
-  return std::get<0>(call_forward(hidden, weight, labels, labelled, false, false));
-}
+Tensor loss_of(const CrossEntropy& in) { return std::get<0>(call(CrossEntropyForward{in, false, false})); }
 
-Tensor loss_autograd(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled) {
-  if (wants_gradient({hidden, weight})) return CrossEntropyFunction::apply(hidden, weight, labels, labelled);
+Tensor loss_autograd(const CrossEntropy& in) {
+  if (wants_gradient({in.hidden, in.weight})) return CrossEntropyFunction::apply(in.hidden, in.weight, in.labels, in.labelled);
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return loss_of(hidden, weight, labels, labelled);
+  return loss_of(in);
 }
 
 }  // namespace
 
 Tensor cross_entropy_reference(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
-  check(hidden, weight, labels);
+  check(CrossEntropy{hidden, weight, labels, -1});
   const Tensor logits = at::linear(hidden, weight).to(sum_type(hidden));
   return at::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, kIgnored) / (labels != kIgnored).sum().clamp_min(1);
 }
 
 Tensor token_log_probabilities(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
-  static const auto op = find_operator<decltype(scores_reference)>("based::token_log_probabilities");
-  return op.call(hidden, weight, targets);
+  return call(TokenLogProbabilities{hidden, weight, targets});
 }
 
 Tensor cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled) {
-  static const auto op = find_operator<decltype(loss_of)>("based::cross_entropy");
-  return op.call(hidden, weight, labels, labelled);
+  return call(CrossEntropy{hidden, weight, labels, labelled});
 }
 
-namespace {
-
 TORCH_LIBRARY_FRAGMENT(based, m) {
-  m.def("cross_entropy(Tensor hidden, Tensor weight, Tensor labels, int labelled=-1) -> Tensor");
-  m.def(
-      "cross_entropy_forward(Tensor hidden, Tensor weight, Tensor labels, int labelled, bool grad_hidden, bool grad_weight) -> "
-      "(Tensor loss, Tensor grad_hidden, Tensor grad_weight)");
-  m.def("token_log_probabilities(Tensor hidden, Tensor weight, Tensor targets) -> Tensor");
+  define<CrossEntropy>(m).reference<loss_of>().autograd<loss_autograd>();
+  define<CrossEntropyForward>(m).reference<forward_reference>().cpu<forward_cpu>().meta<forward_meta>();
+  define<TokenLogProbabilities>(m).reference<scores_reference>().cpu<scores_cpu>().meta<scores_meta>().autograd<scores_autograd>();
   m.def("cross_entropy_reference(Tensor hidden, Tensor weight, Tensor labels) -> Tensor", cross_entropy_reference);
 }
 
-TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {
-  m.impl("cross_entropy", loss_of);
-  m.impl("cross_entropy_forward", forward_reference);
-  m.impl("token_log_probabilities", scores_reference);
-}
-
-TORCH_LIBRARY_IMPL(based, CPU, m) {
-  m.impl("cross_entropy_forward", forward_cpu);
-  m.impl("token_log_probabilities", scores_cpu);
-}
-TORCH_LIBRARY_IMPL(based, Meta, m) {
-  m.impl("cross_entropy_forward", forward_meta);
-  m.impl("token_log_probabilities", scores_meta);
-}
-TORCH_LIBRARY_IMPL(based, Autograd, m) {
-  m.impl("cross_entropy", loss_autograd);
-  m.impl("token_log_probabilities", scores_autograd);
-}
-
-}  // namespace
 }  // namespace based::ops

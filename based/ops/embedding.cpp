@@ -1,76 +1,60 @@
 #include "based/ops/embedding.h"
 
-#include "based/ops/arguments.h"
-#include "based/ops/launch.h"
-
 namespace based::ops {
 namespace {
 
-constexpr const char *kOp = "embedding_backward_", *kStep = "embedding_step_";
-
-void check(const Tensor& sum, const Tensor& grad, const Tensor& ids) {
-  require(at::isFloatingType(sum.scalar_type()), kOp, "sum must be floating, got ", sum.scalar_type());
-  require_shape(kOp, "sum", sum, {-1, -1});
-  require_like(kOp, "grad", grad, sum);
-  require_type(kOp, "ids", ids, at::kLong);
-  require_shape(kOp, "ids", ids, {-1});
-  require_shape(kOp, "grad", grad, {ids.size(0), sum.size(1)});
+void check(const EmbeddingBackward& in) {
+  constexpr const char* op = "embedding_backward_";
+  require(at::isFloatingType(in.sum.scalar_type()), op, "sum must be floating, got ", in.sum.scalar_type());
+  require_shape(op, "sum", in.sum, {-1, -1});
+  require_like(op, "grad", in.grad, in.sum);
+  require_type(op, "ids", in.ids, at::kLong);
+  require_shape(op, "ids", in.ids, {-1});
+  require_shape(op, "grad", in.grad, {in.ids.size(0), in.sum.size(1)});
 }
 
-void backward_reference(Tensor sum, const Tensor& grad, const Tensor& ids) {
-  check(sum, grad, ids);
-  sum.add_(at::embedding_dense_backward(grad.to(sum_type(grad)), ids, sum.size(0), /*padding_idx=*/-1, /*scale_grad_by_freq=*/false));
+void backward_reference(const EmbeddingBackward& in) {
+  check(in);
+  const Tensor grad = in.grad.to(sum_type(in.grad));
+  in.sum.add_(at::embedding_dense_backward(grad, in.ids, in.sum.size(0), /*padding_idx=*/-1, /*scale_grad_by_freq=*/false));
 }
 
-void backward_meta(Tensor sum, const Tensor& grad, const Tensor& ids) { check(sum, grad, ids); }
-
-void backward_autograd(Tensor sum, const Tensor& grad, const Tensor& ids) {
-  require_no_gradient(kOp, {sum, grad});
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  embedding_backward_(sum, grad, ids);
+void check(const EmbeddingStep& in) {
+  constexpr const char* op = "embedding_step_";
+  require(at::isFloatingType(in.table.scalar_type()), op, "table must be floating, got ", in.table.scalar_type());
+  require_shape(op, "table", in.table, {-1, -1});
+  require_type(op, "ids", in.ids, at::kLong);
+  require_shape(op, "ids", in.ids, {-1});
+  require_type(op, "seen", in.seen, at::kLong);
+  require_shape(op, "seen", in.seen, {-1});
+  require_slots(op, in.slots, in.ids.size(0), in.seen.size(0));
 }
 
-using Step = std::tuple<Tensor, Tensor>;  // EmbeddedStep's
+Tensor rows_of(const EmbeddingStep& in) { return at::embedding(in.table, in.ids.clamp_min(0)).to(sum_type(in.table)); }
 
-void check_step(const Tensor& seen, const Tensor& slots, const Tensor& table, const Tensor& ids) {
-  require(at::isFloatingType(table.scalar_type()), kStep, "table must be floating, got ", table.scalar_type());
-  require_shape(kStep, "table", table, {-1, -1});
-  require_type(kStep, "ids", ids, at::kLong);
-  require_shape(kStep, "ids", ids, {-1});
-  require_type(kStep, "seen", seen, at::kLong);
-  require_shape(kStep, "seen", seen, {-1});
-  require_slots(kStep, slots, ids.size(0), seen.size(0));
-}
-
-Step step_reference(Tensor seen, const Tensor& slots, const Tensor& table, const Tensor& ids) {
-  check_step(seen, slots, table, ids);
-  Tensor positions = seen.index_select(0, slots);
-  seen.index_copy_(0, slots, positions + 1);
-  return {at::embedding(table, ids.clamp_min(0)).to(sum_type(table)), std::move(positions)};
+Result<EmbeddingStep> step_reference(const EmbeddingStep& in) {
+  check(in);
+  Tensor positions = in.seen.index_select(0, in.slots);
+  in.seen.index_copy_(0, in.slots, positions + 1);
+  return {rows_of(in), std::move(positions)};
 }
 
 // The numbers one by one: three operators of ATen for them would take as long as a small model's layer.
-Step step_cpu(Tensor seen, const Tensor& slots, const Tensor& table, const Tensor& ids) {
-  if (!seen.is_contiguous()) return step_reference(seen, slots, table, ids);
-  check_step(seen, slots, table, ids);
-  Tensor positions = at::empty(slots.sizes(), slots.options());
-  const Tensor row_slots = slots.contiguous();
+Result<EmbeddingStep> step_cpu(const EmbeddingStep& in) {
+  if (!in.seen.is_contiguous()) return step_reference(in);
+  check(in);
+  Tensor positions = at::empty(in.slots.sizes(), in.slots.options());
+  const Tensor row_slots = in.slots.contiguous();
   const int64_t* slot = row_slots.const_data_ptr<int64_t>();
-  auto *position = positions.mutable_data_ptr<int64_t>(), *count = seen.mutable_data_ptr<int64_t>();
-  for (int64_t row = 0; row < slots.size(0); ++row) position[row] = count[slot[row]]++;
-  return {at::embedding(table, ids.clamp_min(0)).to(sum_type(table)), std::move(positions)};
+  auto *position = positions.mutable_data_ptr<int64_t>(), *count = in.seen.mutable_data_ptr<int64_t>();
+  for (int64_t row = 0; row < in.slots.size(0); ++row) position[row] = count[slot[row]]++;
+  return {rows_of(in), std::move(positions)};
 }
 
-Step step_meta(Tensor seen, const Tensor& slots, const Tensor& table, const Tensor& ids) {
-  check_step(seen, slots, table, ids);
-  return {at::empty({ids.size(0), table.size(1)}, table.options().dtype(sum_type(table))), at::empty(ids.sizes(), ids.options())};
-}
-
-Step step_autograd(Tensor seen, const Tensor& slots, const Tensor& table, const Tensor& ids) {
-  require_no_gradient(kStep, {table});
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  const auto [rows, positions] = embedding_step_(std::move(seen), slots, table, ids);
-  return {rows, positions};
+Result<EmbeddingStep> step_meta(const EmbeddingStep& in) {
+  check(in);
+  return {at::empty({in.ids.size(0), in.table.size(1)}, in.table.options().dtype(sum_type(in.table))),
+          at::empty(in.ids.sizes(), in.ids.options())};
 }
 
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
@@ -101,42 +85,38 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
 }  // namespace
 
-void embedding_backward_with(const EmbeddingKernels& table, Tensor sum, const Tensor& grad, const Tensor& ids) {
-  check(sum, grad, ids);
+void embedding_backward_with(const EmbeddingKernels& kernels, const EmbeddingBackward& in) {
+  const auto& [sum, grad, ids] = in;
+  check(in);
   const Tensor rows = grad.contiguous(), row_ids = ids.contiguous();
   kernels::EmbeddingBackward p;
   p.tokens = ids.size(0), p.rows = sum.size(0), p.width = sum.size(1);
   p.grad = rows.const_data_ptr(), p.id = row_ids.const_data_ptr<int64_t>(), p.to = sum.mutable_data_ptr();
   if (has_kernel(sum)) p.dtype = kernel_dtype(sum);
-  if (!uses_kernel(kOp, sum, has_kernel(sum) && sum.is_contiguous() && table.supports(p))) return backward_reference(sum, grad, ids);
-  const Tensor scratch = scratch_memory(table.scratch(p), sum);
-  require_ok(table.backward(p, scratch.mutable_data_ptr()));
+  if (!uses_kernel("embedding_backward_", sum, has_kernel(sum) && sum.is_contiguous() && kernels.supports(p)))
+    return backward_reference(in);
+  const Tensor scratch = scratch_memory(kernels.scratch(p), sum);
+  require_ok(kernels.backward(p, scratch.mutable_data_ptr()));
 }
 
-EmbeddedStep embedding_step_with(const EmbeddingKernels& kernels, Tensor seen, const Tensor& slots, const Tensor& table,
-                                 const Tensor& ids) {
-  const bool by_kernel = uses_kernel(kStep, table, has_kernel(table) && seen.is_contiguous());
-  const auto [y, positions] = by_kernel ? step_meta(seen, slots, table, ids) : step_reference(seen, slots, table, ids);  // which check
-  if (!by_kernel) return {y, positions};
-  const Tensor rows = table.contiguous(), row_ids = ids.contiguous(), row_slots = slots.contiguous();
+Result<EmbeddingStep> embedding_step_with(const EmbeddingKernels& kernels, const EmbeddingStep& in) {
+  if (!uses_kernel("embedding_step_", in.table, has_kernel(in.table) && in.seen.is_contiguous())) return step_reference(in);
+  auto [y, positions] = step_meta(in);  // which checks
+  const Tensor rows = in.table.contiguous(), row_ids = in.ids.contiguous(), row_slots = in.slots.contiguous();
   kernels::EmbeddingStep p;
   p.table = rows.const_data_ptr(), p.id = row_ids.const_data_ptr<int64_t>(), p.slot = row_slots.const_data_ptr<int64_t>();
-  p.seen = seen.mutable_data_ptr<int64_t>(), p.row_position = positions.mutable_data_ptr<int64_t>(), p.y = y.mutable_data_ptr<float>();
-  p.rows = ids.size(0), p.vocab = table.size(0), p.width = table.size(1), p.dtype = kernel_dtype(table);
+  p.seen = in.seen.mutable_data_ptr<int64_t>(), p.row_position = positions.mutable_data_ptr<int64_t>(), p.y = y.mutable_data_ptr<float>();
+  p.rows = in.ids.size(0), p.vocab = rows.size(0), p.width = rows.size(1), p.dtype = kernel_dtype(rows);
   require_ok(kernels.step(p));
-  return {y, positions};
+  return {std::move(y), std::move(positions)};
 }
 
 EmbeddedStep embedding_step_(Tensor seen, const Tensor& slots, const Tensor& table, const Tensor& ids) {
-  static const auto op = find_operator<decltype(step_reference)>("based::embedding_step_");
-  auto [rows, positions] = op.call(std::move(seen), slots, table, ids);
+  auto [rows, positions] = call(EmbeddingStep{seen, slots, table, ids});
   return {std::move(rows), std::move(positions)};
 }
 
-void embedding_backward_(Tensor sum, const Tensor& grad, const Tensor& ids) {
-  static const auto op = find_operator<decltype(backward_reference)>("based::embedding_backward_");
-  op.call(std::move(sum), grad, ids);
-}
+void embedding_backward_(Tensor sum, const Tensor& grad, const Tensor& ids) { call(EmbeddingBackward{sum, grad, ids}); }
 
 Embedded tied_embedding(const Tensor& table, const Tensor& ids) {
   if (!wants_gradient({table})) return {at::embedding(table, ids), table};
@@ -144,29 +124,9 @@ Embedded tied_embedding(const Tensor& table, const Tensor& ids) {
   return {out[0], out[1]};
 }
 
-namespace {
-
 TORCH_LIBRARY_FRAGMENT(based, m) {
-  m.def("embedding_backward_(Tensor(a!) sum, Tensor grad, Tensor ids) -> ()");
-  m.def("embedding_step_(Tensor(a!) seen, Tensor slots, Tensor table, Tensor ids) -> (Tensor rows, Tensor positions)");
+  define<EmbeddingBackward>(m).reference<backward_reference>().meta<[](const EmbeddingBackward& in) { check(in); }>().without_gradient();
+  define<EmbeddingStep>(m).reference<step_reference>().cpu<step_cpu>().meta<step_meta>().without_gradient();
 }
 
-TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {
-  m.impl("embedding_backward_", backward_reference);
-  m.impl("embedding_step_", step_reference);
-}
-
-TORCH_LIBRARY_IMPL(based, CPU, m) { m.impl("embedding_step_", step_cpu); }
-
-TORCH_LIBRARY_IMPL(based, Meta, m) {
-  m.impl("embedding_backward_", backward_meta);
-  m.impl("embedding_step_", step_meta);
-}
-
-TORCH_LIBRARY_IMPL(based, Autograd, m) {
-  m.impl("embedding_backward_", backward_autograd);
-  m.impl("embedding_step_", step_autograd);
-}
-
-}  // namespace
 }  // namespace based::ops

@@ -1,10 +1,9 @@
 // Rows of a table, as a language model has them at its beginning, where the same table gives the logits at its end.
 #pragma once
-#include "based/ops/torch.h"
+#include "based/kernels/embedding.h"
+#include "based/ops/operator.h"
 
 namespace based::ops {
-
-using torch::Tensor;
 
 struct Embedded {
   Tensor rows;   // [tokens, width]
@@ -16,15 +15,40 @@ Embedded tied_embedding(const Tensor& table, const Tensor& ids);
 
 struct EmbeddedStep {
   Tensor rows;       // [rows, width], fp32 where the table is bf16 (the residual stream)
-  Tensor positions;  // int64 [rows], of the tokens in their texts, from 0
+  Tensor positions;  // int64 [rows], of the tokens in their sequences, from 0
 };
 // As a step of decoding begins, one launch on a GPU: the rows of `table` for ids int64 [rows], and positions[r] = seen[slots[r]]++: `seen`
-// int64 [slots] counts the tokens of a slot's text, slots int64 [rows] are all different. A negative id, which stands for a text that is
-// not drawn on, has row 0. No gradient.
+// int64 [slots] counts the tokens of a slot's sequence, slots int64 [rows] are all different. A negative id, which stands for a sequence
+// that is not drawn on, has row 0. No gradient.
 EmbeddedStep embedding_step_(Tensor seen, const Tensor& slots, const Tensor& table, const Tensor& ids);
 
 // sum[ids[t]] += grad[t] for all tokens t: sum [vocab, width], grad [tokens, width], ids int64. What a row gets is summed in fp32 and in a
 // fixed order. No gradient.
 void embedding_backward_(Tensor sum, const Tensor& grad, const Tensor& ids);
+
+// The operators.
+struct EmbeddingBackward {
+  const Tensor& sum;
+  const Tensor& grad;
+  const Tensor& ids;
+  BASED_OPERATOR("embedding_backward_ -> ", written(sum), grad, ids)
+};
+struct EmbeddingStep {
+  const Tensor& seen;
+  const Tensor& slots;
+  const Tensor& table;
+  const Tensor& ids;
+  BASED_OPERATOR("embedding_step_ -> rows, positions", written(seen), slots, table, ids)
+};
+
+// Them with a device's kernels, or else in ATen.
+struct EmbeddingKernels {
+  bool (*supports)(const kernels::EmbeddingBackward&);
+  int64_t (*scratch)(const kernels::EmbeddingBackward&);
+  kernels::Status (*backward)(const kernels::EmbeddingBackward&, void* scratch);
+  kernels::Status (*step)(const kernels::EmbeddingStep&);
+};
+void embedding_backward_with(const EmbeddingKernels& kernels, const EmbeddingBackward& in);
+Result<EmbeddingStep> embedding_step_with(const EmbeddingKernels& kernels, const EmbeddingStep& in);
 
 }  // namespace based::ops

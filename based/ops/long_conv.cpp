@@ -1,29 +1,27 @@
 #include "based/ops/long_conv.h"
 
-#include "based/ops/arguments.h"
 #include "based/ops/rows.h"
 
 namespace based::ops {
 namespace {
 
-constexpr const char* kOp = "long_conv";
-
-void check(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const OptionalTensor& history,
-           const OptionalTensor& cu_history) {
-  require(at::isFloatingType(x.scalar_type()), kOp, "x must be floating, got ", x.scalar_type());
-  require_shape(kOp, "x", x, {-1, -1});
-  require_like(kOp, "filter", filter, x);
-  require_shape(kOp, "filter", filter, {x.size(1), -1});
-  require(filter.size(1) >= 1, kOp, "taps must be at least 1, got ", filter.size(1));
-  require_type(kOp, "cu_seqlens", cu_seqlens, at::kLong);
-  require_shape(kOp, "cu_seqlens", cu_seqlens, {-1});
-  require(cu_seqlens.size(0) >= 1, kOp, "cu_seqlens must have one entry more than rows, got ", cu_seqlens.sizes());
-  require(history.has_value() == cu_history.has_value(), kOp, "history and cu_history must be given together");
+void check(const LongConv& in) {
+  constexpr const char* op = "long_conv";
+  const auto& [x, filter, cu_seqlens, history, cu_history] = in;
+  require(at::isFloatingType(x.scalar_type()), op, "x must be floating, got ", x.scalar_type());
+  require_shape(op, "x", x, {-1, -1});
+  require_like(op, "filter", filter, x);
+  require_shape(op, "filter", filter, {x.size(1), -1});
+  require(filter.size(1) >= 1, op, "taps must be at least 1, got ", filter.size(1));
+  require_type(op, "cu_seqlens", cu_seqlens, at::kLong);
+  require_shape(op, "cu_seqlens", cu_seqlens, {-1});
+  require(cu_seqlens.size(0) >= 1, op, "cu_seqlens must have one entry more than rows, got ", cu_seqlens.sizes());
+  require(history.has_value() == cu_history.has_value(), op, "history and cu_history must be given together");
   if (!history) return;
-  require_like(kOp, "history", *history, x);
-  require_shape(kOp, "history", *history, {-1, x.size(1)});
-  require_type(kOp, "cu_history", *cu_history, at::kLong);
-  require_shape(kOp, "cu_history", *cu_history, cu_seqlens.sizes());
+  require_like(op, "history", *history, x);
+  require_shape(op, "history", *history, {-1, x.size(1)});
+  require_type(op, "cu_history", *cu_history, at::kLong);
+  require_shape(op, "cu_history", *cu_history, cu_seqlens.sizes());
 }
 
 // The last `length` outputs for x [rows, steps, channels] and filter [channels, taps], taps ≤ steps.
@@ -52,11 +50,13 @@ Tensor by_fft(const Tensor& x, const Tensor& filter, int64_t length) {
   return at::fft_irfft(spectrum, size).narrow(-1, steps - length, length).transpose(1, 2);
 }
 
-Tensor over_rows(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const OptionalTensor& history,
-                 const OptionalTensor& cu_history, Form form) {
-  check(x, filter, cu_seqlens, history, cu_history);
-  const std::vector<int64_t> starts = row_starts(kOp, "cu_seqlens", cu_seqlens, x.size(0));
-  const std::vector<int64_t> before = history ? row_starts(kOp, "cu_history", *cu_history, history->size(0)) : std::vector<int64_t>();
+template <Form kForm>
+Tensor over_rows(const LongConv& in) {
+  constexpr const char* op = "long_conv";
+  const auto& [x, filter, cu_seqlens, history, cu_history] = in;
+  check(in);
+  const std::vector<int64_t> starts = row_starts(op, "cu_seqlens", cu_seqlens, x.size(0));
+  const std::vector<int64_t> before = history ? row_starts(op, "cu_history", *cu_history, history->size(0)) : std::vector<int64_t>();
   const at::ScalarType type = sum_type(x);
   std::vector<Tensor> pieces;
   for (const Run& run : equal_runs(starts, before)) {
@@ -64,46 +64,31 @@ Tensor over_rows(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens
     if (history) inputs = at::cat({other_tokens_of(*history, run).to(type), inputs}, 1);
     if (run.length == 0) continue;
     const int64_t taps = std::min(filter.size(1), inputs.size(1));
-    pieces.push_back(form(inputs, filter.narrow(1, 0, taps).to(type), run.length).reshape({run.rows * run.length, x.size(1)}));
+    pieces.push_back(kForm(inputs, filter.narrow(1, 0, taps).to(type), run.length).reshape({run.rows * run.length, x.size(1)}));
   }
   return join(pieces, x.sizes(), x.options()).to(x.scalar_type()).contiguous();
 }
 
-Tensor convolve(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const OptionalTensor& history,
-                const OptionalTensor& cu_history) {
-  return over_rows(x, filter, cu_seqlens, history, cu_history, by_fft);
+Tensor convolve_meta(const LongConv& in) {
+  check(in);
+  return at::empty(in.x.sizes(), in.x.options());
 }
 
-Tensor convolve_meta(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const OptionalTensor& history,
-                     const OptionalTensor& cu_history) {
-  check(x, filter, cu_seqlens, history, cu_history);
-  return at::empty(x.sizes(), x.options());
+// ATen's FFT serves every type and device and brings its own gradient.
+TORCH_LIBRARY_FRAGMENT(based, m) {
+  define<LongConv>(m).composite<over_rows<by_fft>>().meta<convolve_meta>().named_reference<over_rows<direct_sum>>();
 }
 
 }  // namespace
 
 Tensor long_conv_reference(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const OptionalTensor& history,
                            const OptionalTensor& cu_history) {
-  return over_rows(x, filter, cu_seqlens, history, cu_history, direct_sum);
+  return over_rows<direct_sum>({x, filter, cu_seqlens, history, cu_history});
 }
 
 Tensor long_conv(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const OptionalTensor& history,
                  const OptionalTensor& cu_history) {
-  static const auto op = find_operator<decltype(convolve)>("based::long_conv");
-  return op.call(x, filter, cu_seqlens, history, cu_history);
+  return call(LongConv{x, filter, cu_seqlens, history, cu_history});
 }
 
-namespace {
-
-TORCH_LIBRARY_FRAGMENT(based, m) {
-  m.def("long_conv(Tensor x, Tensor filter, Tensor cu_seqlens, Tensor? history=None, Tensor? cu_history=None) -> Tensor");
-  m.def("long_conv_reference(Tensor x, Tensor filter, Tensor cu_seqlens, Tensor? history=None, Tensor? cu_history=None) -> Tensor",
-        long_conv_reference);
-}
-
-// ATen's FFT serves every type and device and brings its own gradient.
-TORCH_LIBRARY_IMPL(based, CompositeImplicitAutograd, m) { m.impl("long_conv", convolve); }
-TORCH_LIBRARY_IMPL(based, Meta, m) { m.impl("long_conv", convolve_meta); }
-
-}  // namespace
 }  // namespace based::ops

@@ -1,18 +1,24 @@
 // torch.ops.based.long_conv: causal convolution with a filter as long as the text, by FFT in O(N log N).
 #pragma once
-#include <optional>
-
-#include "based/ops/torch.h"
+#include "based/ops/operator.h"
 
 namespace based::ops {
 
-using torch::Tensor;
-
 // y_t = Σ_{j<taps} filter[:, j] x_{t−j}. x [tokens, channels], filter [channels, taps], cu_seqlens int64 [rows + 1]. Rows may be preceded
 // by history: cu_history int64 [rows + 1] and history [sum, channels] hold the inputs before each row. Never wraps. Differentiable.
-Tensor long_conv(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const std::optional<Tensor>& history = {},
-                 const std::optional<Tensor>& cu_history = {});
-Tensor long_conv_reference(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const std::optional<Tensor>& history = {},
-                           const std::optional<Tensor>& cu_history = {});
+Tensor long_conv(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const OptionalTensor& history = {},
+                 const OptionalTensor& cu_history = {});
+Tensor long_conv_reference(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const OptionalTensor& history = {},
+                           const OptionalTensor& cu_history = {});
+
+// The operator.
+struct LongConv {
+  const Tensor& x;
+  const Tensor& filter;
+  const Tensor& cu_seqlens;
+  const OptionalTensor& history;
+  const OptionalTensor& cu_history;
+  BASED_OPERATOR("long_conv -> y", x, filter, cu_seqlens, history, cu_history)
+};
 
 }  // namespace based::ops

@@ -1,30 +1,29 @@
-#include "based/ops/arguments.h"
-#include "based/ops/launch.h"
-#include "based/ops/pointwise.h"
+#include "based/ops/rotary.h"
 
 namespace based::ops {
 namespace {
 
-constexpr const char* kOp = "rotary_";
-
 // Columns side by side, and no row over another: what may be written in place.
 bool can_be_written(const Tensor& x) { return x.numel() == 0 || (x.stride(1) == 1 && (x.size(0) == 1 || x.stride(0) >= x.size(1))); }
 
-void check(const Tensor& x, const Tensor& positions, const Rotation& r) {
-  require(at::isFloatingType(x.scalar_type()), kOp, "x must be floating, got ", x.scalar_type());
-  require_shape(kOp, "x", x, {-1, -1});
-  require(r.heads >= 1 && r.head_dim >= 1 && r.heads <= x.size(1) / r.head_dim, kOp, "x must have ", r.heads, " heads of ", r.head_dim,
+void check(const Rotary& in) {
+  constexpr const char* op = "rotary_";
+  const auto& [x, positions, r] = in;
+  require(at::isFloatingType(x.scalar_type()), op, "x must be floating, got ", x.scalar_type());
+  require_shape(op, "x", x, {-1, -1});
+  require(r.heads >= 1 && r.head_dim >= 1 && r.heads <= x.size(1) / r.head_dim, op, "x must have ", r.heads, " heads of ", r.head_dim,
           " columns, got ", x.size(1), " columns");
-  require(can_be_written(x), kOp, "columns of x must lie side by side, and its rows apart");
-  require_type(kOp, "positions", positions, at::kLong);
-  require_shape(kOp, "positions", positions, {x.size(0)});
-  require(r.dim >= 0 && r.dim % 2 == 0 && r.dim <= std::min<int64_t>(r.head_dim, 256), kOp,
+  require(can_be_written(x), op, "columns of x must lie side by side, and its rows apart");
+  require_type(op, "positions", positions, at::kLong);
+  require_shape(op, "positions", positions, {x.size(0)});
+  require(r.dim >= 0 && r.dim % 2 == 0 && r.dim <= std::min<int64_t>(r.head_dim, 256), op,
           "dim must be even and at most head_dim and 256, got ", r.dim, " with head_dim ", r.head_dim);
-  require(r.base > 0, kOp, "base must be positive, got ", r.base);
+  require(r.base > 0, op, "base must be positive, got ", r.base);
 }
 
-Tensor turned(const Tensor& x, const Tensor& positions, const Rotation& r) {
-  check(x, positions, r);
+Tensor rotated(const Rotary& in) {
+  check(in);
+  const auto& [x, positions, r] = in;
   const int64_t dim = r.dim;
   const at::ScalarType type = sum_type(x);
   // In double: a position of 100,000 in fp32 leaves an angle only 3 right digits.
@@ -38,34 +37,19 @@ Tensor turned(const Tensor& x, const Tensor& positions, const Rotation& r) {
   const Tensor b = r.interleaved ? pairs.slice(2, 1, dim, 2) : pairs.narrow(2, dim / 2, dim / 2);
   const Tensor new_a = a * cosine - b * sine, new_b = a * sine + b * cosine;
   const Tensor both = r.interleaved ? at::stack({new_a, new_b}, -1).flatten(2) : at::cat({new_a, new_b}, 2);
-  const Tensor turned_heads = at::cat({both.to(x.scalar_type()), heads.narrow(2, dim, r.head_dim - dim)}, 2);
-  return at::cat({turned_heads.flatten(1), x.narrow(1, r.heads * r.head_dim, x.size(1) - r.heads * r.head_dim)}, 1);
-}
-
-// As the schema has it.
-void turn_reference(Tensor x, const Tensor& positions, int64_t heads, int64_t head_dim, int64_t dim, double base, bool interleaved,
-                    bool inverse) {
-  x.copy_(turned(x, positions, {heads, head_dim, dim, base, interleaved, inverse}));
-}
-
-void turn_meta(Tensor x, const Tensor& positions, int64_t heads, int64_t head_dim, int64_t dim, double base, bool interleaved,
-               bool inverse) {
-  check(x, positions, {heads, head_dim, dim, base, interleaved, inverse});
-}
-
-void turn(Tensor x, const Tensor& positions, const Rotation& r) {
-  static const auto op = find_operator<decltype(turn_reference)>("based::rotary_");
-  op.call(x, positions, r.heads, r.head_dim, r.dim, r.base, r.interleaved, r.inverse);
+  const Tensor rotated_heads = at::cat({both.to(x.scalar_type()), heads.narrow(2, dim, r.head_dim - dim)}, 2);
+  return at::cat({rotated_heads.flatten(1), x.narrow(1, r.heads * r.head_dim, x.size(1) - r.heads * r.head_dim)}, 1);
 }
 
 }  // namespace
 
-void rotary_with(const PointwiseKernels& table, Tensor x, const Tensor& positions, const Rotation& rotation) {
-  check(x, positions, rotation);
-  if (!uses_kernel(kOp, x)) {
-    x.copy_(turned(x, positions, rotation));
+void rotary_with(kernels::Status (*kernel)(const kernels::Rotary&), const Rotary& in) {
+  const auto& [x, positions, rotation] = in;
+  if (!uses_kernel("rotary_", x)) {
+    x.copy_(rotated(in));
     return;
   }
+  check(in);
   const Tensor position = positions.contiguous();
   kernels::Rotary to;
   to.x = to.y = x.mutable_data_ptr();
@@ -77,27 +61,22 @@ void rotary_with(const PointwiseKernels& table, Tensor x, const Tensor& position
   to.base = rotation.base;
   to.interleaved = rotation.interleaved, to.inverse = rotation.inverse;
   to.dtype = kernel_dtype(x);
-  require_ok(table.rotary(to));
+  require_ok(kernel(to));
 }
 
 namespace {
-
-void turn_cpu(Tensor x, const Tensor& positions, int64_t heads, int64_t head_dim, int64_t dim, double base, bool interleaved,
-              bool inverse) {
-  rotary_with(kCpuPointwise, std::move(x), positions, {heads, head_dim, dim, base, interleaved, inverse});
-}
 
 struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
   using Context = torch::autograd::AutogradContext;
   using Variables = torch::autograd::variable_list;
 
-  static Tensor forward(Context* context, const Tensor& x, const Tensor& positions, const Rotation& rotation) {
+  static Tensor forward(Context* context, const Tensor& x, const Tensor& positions, const Rotation& by) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     context->save_for_backward({positions});
-    context->saved_data["heads"] = rotation.heads, context->saved_data["head_dim"] = rotation.head_dim;
-    context->saved_data["dim"] = rotation.dim, context->saved_data["base"] = rotation.base;
-    context->saved_data["interleaved"] = rotation.interleaved, context->saved_data["inverse"] = rotation.inverse;
-    turn(x, positions, rotation);
+    context->saved_data["heads"] = by.heads, context->saved_data["head_dim"] = by.head_dim;
+    context->saved_data["dim"] = by.dim, context->saved_data["base"] = by.base;
+    context->saved_data["interleaved"] = by.interleaved, context->saved_data["inverse"] = by.inverse;
+    call(Rotary{x, positions, by});
     context->mark_dirty({x});
     return x;
   }
@@ -108,41 +87,35 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
     const Rotation back{saved["heads"].toInt(),   saved["head_dim"].toInt(),     saved["dim"].toInt(),
                         saved["base"].toDouble(), saved["interleaved"].toBool(), !saved["inverse"].toBool()};
     const Tensor grad = is_sole_owner(grads[0]) && can_be_written(grads[0]) ? grads[0] : grads[0].clone(at::MemoryFormat::Contiguous);
-    turn(grad, context->get_saved_variables()[0], back);
+    call(Rotary{grad, context->get_saved_variables()[0], back});
     return {grad, Tensor(), Tensor()};
   }
 };
 
-void turn_autograd(Tensor x, const Tensor& positions, int64_t heads, int64_t head_dim, int64_t dim, double base, bool interleaved,
-                   bool inverse) {
-  const Rotation rotation{heads, head_dim, dim, base, interleaved, inverse};
-  if (wants_gradient({x})) {
-    RotaryFunction::apply(x, positions, rotation);
+void rotary_autograd(const Rotary& in) {
+  if (wants_gradient({in.x})) {
+    RotaryFunction::apply(in.x, in.positions, in.by);
     return;
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
-  turn(std::move(x), positions, rotation);
+  call(in);
+}
+
+TORCH_LIBRARY_FRAGMENT(based, m) {
+  define<Rotary>(m)
+      .reference<[](const Rotary& in) { in.x.copy_(rotated(in)); }>()
+      .meta<check>()
+      .cpu<[](const Rotary& in) { rotary_with(kernels::cpu::rotary, in); }>()
+      .autograd<rotary_autograd>();
 }
 
 }  // namespace
 
-Tensor rotary_reference(const Tensor& x, const Tensor& positions, const Rotation& rotation) { return turned(x, positions, rotation); }
+Tensor rotary_reference(const Tensor& x, const Tensor& positions, const Rotation& rotation) { return rotated({x, positions, rotation}); }
 
 Tensor rotary_(Tensor x, const Tensor& positions, const Rotation& rotation) {
-  turn(x, positions, rotation);
+  call(Rotary{x, positions, rotation});
   return x;
 }
 
-namespace {
-
-TORCH_LIBRARY_FRAGMENT(based, m) {
-  m.def("rotary_(Tensor(a!) x, Tensor positions, int heads, int head_dim, int dim, float base, bool interleaved, bool inverse) -> ()");
-}
-
-TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) { m.impl("rotary_", turn_reference); }
-TORCH_LIBRARY_IMPL(based, CPU, m) { m.impl("rotary_", turn_cpu); }
-TORCH_LIBRARY_IMPL(based, Meta, m) { m.impl("rotary_", turn_meta); }
-TORCH_LIBRARY_IMPL(based, Autograd, m) { m.impl("rotary_", turn_autograd); }
-
-}  // namespace
 }  // namespace based::ops

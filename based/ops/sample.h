@@ -1,11 +1,9 @@
 // torch.ops.based.sample_: the next token of every row, drawn where the logits are, so that a step needs no host.
 #pragma once
 #include "based/kernels/sample.h"
-#include "based/ops/torch.h"
+#include "based/ops/operator.h"
 
 namespace based::ops {
-
-using torch::Tensor;
 
 // One entry a row, on the logits' device; what they mean is in kernels/sample.h.
 struct SampleOptions {
@@ -19,8 +17,21 @@ struct SampleOptions {
 // row's logits and options alone. No gradient.
 void sample_(Tensor token, const Tensor& logits, const SampleOptions& options);
 
-// Inside of based/ops: by this kernel, on the device that it is for.
-void sample_with(kernels::Status (*kernel)(const kernels::Sample&), const Tensor& token, const Tensor& logits,
-                 const SampleOptions& options);
+// The operator.
+struct Sample {
+  const Tensor& token;
+  const Tensor& logits;
+  const Tensor& position;
+  const Tensor& seed;
+  const Tensor& top_k;
+  const Tensor& temperature;
+  const Tensor& top_p;
+  const Tensor& min_p;
+  const Tensor& penalty;
+  const Tensor& seen;
+  BASED_OPERATOR("sample_ -> ", written(token), logits, position, seed, top_k, temperature, top_p, min_p, penalty, written(seen))
+};
+// With a device's kernel.
+void sample_with(kernels::Status (*kernel)(const kernels::Sample&), const Sample& in);
 
 }  // namespace based::ops

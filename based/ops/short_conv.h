@@ -3,30 +3,82 @@
 #include <optional>
 #include <tuple>
 
-#include "based/ops/torch.h"
+#include "based/kernels/short_conv.h"
+#include "based/ops/operator.h"
 
 namespace based::ops {
-
-using torch::Tensor;
 
 // y_t = act(bias + Σ_j weight[:, j] x_{t−taps+1+j}) ⊙ gate_t, act = SiLU where `silu`, else identity; no gate: 1.
 // x, gate [tokens, channels] (may be column slices of a wider tensor), weight [channels, taps], bias [channels], cu_seqlens int64 [rows +
 // 1], initial_state [rows, channels, taps − 1]: the inputs before the row, oldest first (zero where absent). Returns y and the final state.
 // Differentiable in x, gate, weight, bias, initial_state.
-std::tuple<Tensor, Tensor> short_conv(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                                      const std::optional<Tensor>& gate, bool silu, const Tensor& cu_seqlens,
-                                      const std::optional<Tensor>& initial_state = {});
-std::tuple<Tensor, Tensor> short_conv_reference(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                                                const std::optional<Tensor>& gate, bool silu, const Tensor& cu_seqlens,
-                                                const std::optional<Tensor>& initial_state = {});
+std::tuple<Tensor, Tensor> short_conv(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate,
+                                      bool silu, const Tensor& cu_seqlens, const OptionalTensor& initial_state = {});
+std::tuple<Tensor, Tensor> short_conv_reference(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                                                const OptionalTensor& gate, bool silu, const Tensor& cu_seqlens,
+                                                const OptionalTensor& initial_state = {});
 
 // The same for rows that go on from slots of a state [slots, channels, taps − 1]: row r's is that of slots[r], none twice. Where gradients
 // are on, it is differentiable and the state is replaced; where they are off, and as torch.ops.based.short_conv_prefill, in place.
-Tensor short_conv_prefill(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, const std::optional<Tensor>& gate,
-                          bool silu, const Tensor& cu_seqlens, Tensor& state, const Tensor& slots);
+Tensor short_conv_prefill(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
+                          const Tensor& cu_seqlens, Tensor& state, const Tensor& slots);
 
 // One token for each slot: x, gate [rows, channels]; state [slots, channels, taps − 1] is updated in place. No gradients.
-Tensor short_conv_step(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, const std::optional<Tensor>& gate,
-                       bool silu, Tensor& state, const Tensor& slots);
+Tensor short_conv_step(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
+                       Tensor& state, const Tensor& slots);
+
+// The operators.
+struct ShortConvLayer {
+  const Tensor& x;
+  const Tensor& weight;
+  const OptionalTensor& bias;
+  const OptionalTensor& gate;
+  bool silu;
+};
+struct ShortConv {
+  ShortConvLayer layer;
+  const Tensor& cu_seqlens;
+  const OptionalTensor& initial_state;
+  BASED_OPERATOR("short_conv -> y, state", layer.x, layer.weight, layer.bias, layer.gate, layer.silu, cu_seqlens, initial_state)
+};
+struct ShortConvBackward {
+  const Tensor& grad_y;
+  const OptionalTensor& grad_state;
+  ShortConv forward;
+  BASED_OPERATOR("short_conv_backward -> grad_x, grad_weight, grad_bias, grad_gate, grad_initial_state", grad_y, grad_state,
+                 forward.layer.x, forward.layer.weight, forward.layer.bias, forward.layer.gate, forward.layer.silu, forward.cu_seqlens,
+                 forward.initial_state)
+};
+struct ShortConvPrefill {
+  ShortConvLayer layer;
+  const Tensor& cu_seqlens;
+  const Tensor& state;
+  const Tensor& slots;
+  BASED_OPERATOR("short_conv_prefill -> y", layer.x, layer.weight, layer.bias, layer.gate, layer.silu, cu_seqlens, written(state), slots)
+};
+struct ShortConvStep {
+  ShortConvLayer layer;
+  const Tensor& state;
+  const Tensor& slots;
+  BASED_OPERATOR("short_conv_step -> y", layer.x, layer.weight, layer.bias, layer.gate, layer.silu, written(state), slots)
+};
+
+// Them with a device's kernels; the reference runs for types without. `in_bias` [2·channels] is what x and the gate still lack, which a
+// GPU's kernels add.
+struct ShortConvKernels {
+  kernels::Status (*forward)(const kernels::ShortConv&);
+  int64_t (*backward_scratch)(const kernels::ShortConvBackward&);
+  kernels::Status (*backward)(const kernels::ShortConvBackward&, void* scratch);
+  kernels::Status (*step)(const kernels::ShortConv&);
+  bool (*backward_sums)(const kernels::ShortConvBackward&) = nullptr;  // whether the backward can give grad_sums; null: it cannot
+};
+Result<ShortConv> short_conv_with(const ShortConvKernels& table, const ShortConv& in, const Tensor& in_bias = {});
+// `sums`, if given, becomes [2·channels], the gradients of x and of the gate summed over all tokens in fp32, where the kernel gives them.
+Result<ShortConvBackward> short_conv_backward_with(const ShortConvKernels& table, const ShortConvBackward& in, const Tensor& in_bias = {},
+                                                   Tensor* sums = nullptr);
+Tensor short_conv_prefill_with(const ShortConvKernels& table, const ShortConvPrefill& in, const Tensor& in_bias = {});
+Tensor short_conv_step_with(const ShortConvKernels& table, const ShortConvStep& in);
+// What a kernel is told of a step whose tensors are contiguous.
+kernels::ShortConv short_conv_step_arguments(const ShortConvStep& in, const Tensor& y);
 
 }  // namespace based::ops

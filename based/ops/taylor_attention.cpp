@@ -1,8 +1,6 @@
 #include "based/ops/taylor_attention.h"
 
-#include "based/kernels/taylor_attention.h"
-#include "based/ops/arguments.h"
-#include "based/ops/launch.h"
+#include "based/ops/operator_gradient.h"
 #include "based/ops/recompute.h"
 #include "based/ops/rows.h"
 #include "based/ops/split_columns.h"
@@ -11,8 +9,8 @@
 namespace based::ops {
 namespace {
 
-using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor>;            // y, kv_state, k_state, denominator
-using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;  // of q, k, v, initial_kv_state, initial_k_state
+using Forward = Result<TaylorAttentionForward>;
+using Gradients = Result<TaylorAttentionBackward>;
 
 constexpr const char* kPrefill = "taylor_attention_prefill";
 constexpr const char* kStep = "taylor_attention_step";
@@ -48,83 +46,73 @@ void check_state(const char* op, const Tensor& kv_state, const Tensor& k_state, 
   require_type(op, "k_state", k_state, sum_type(q));
 }
 
-Forward forward_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                          const OptionalTensor& initial_kv_state, const OptionalTensor& initial_k_state, const OptionalTensor& decay) {
-  const TaylorForward out = taylor_attention_chunked({q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay});
+Forward forward_reference(const TaylorAttention& in) {
+  const TaylorForward out = taylor_attention_chunked(in);
   return {out.y, out.kv_state.contiguous(), out.k_state.contiguous(), out.denominator.contiguous()};
 }
 
-Forward forward_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, const OptionalTensor& initial_kv_state,
-                     const OptionalTensor& initial_k_state, const OptionalTensor& decay) {
-  check_taylor_attention("taylor_attention", {q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay});
-  const int64_t rows = cu_seqlens.size(0) - 1, heads = q.size(1), features = kernels::packed_features(q.size(2));
-  const at::TensorOptions sums = q.options().dtype(sum_type(q));
-  return {at::empty(v.sizes(), v.options()), at::empty({rows, heads, features, v.size(2)}, sums), at::empty({rows, heads, features}, sums),
-          at::empty({q.size(0), heads}, sums)};
+Forward forward_meta(const TaylorAttentionForward& op) {
+  const TaylorAttention& in = op.of;
+  check_taylor_attention("taylor_attention", in);
+  const int64_t rows = in.cu_seqlens.size(0) - 1, heads = in.q.size(1), features = kernels::packed_features(in.q.size(2));
+  const at::TensorOptions sums = in.q.options().dtype(sum_type(in.q));
+  return {at::empty(in.v.sizes(), in.v.options()), at::empty({rows, heads, features, in.v.size(2)}, sums),
+          at::empty({rows, heads, features}, sums), at::empty({in.q.size(0), heads}, sums)};
 }
 
-Gradients backward_reference(const Tensor& grad_y, const OptionalTensor& grad_kv_state, const OptionalTensor& grad_k_state, const Tensor& q,
-                             const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, const OptionalTensor& initial_kv_state,
-                             const OptionalTensor& initial_k_state, const OptionalTensor& decay, const Tensor&, const Tensor&) {
-  const auto function = [&](const std::vector<Tensor>& in) {
-    const TaylorForward out = taylor_attention_chunked({in[0], in[1], in[2], cu_seqlens, if_defined(in[3]), if_defined(in[4]), decay});
+Gradients backward_reference(const TaylorAttentionBackward& in) {
+  const TaylorAttention& forward = in.of;
+  const auto function = [&](const std::vector<Tensor>& of) {
+    const TaylorForward out =
+        taylor_attention_chunked({of[0], of[1], of[2], forward.cu_seqlens, if_defined(of[3]), if_defined(of[4]), forward.decay});
     return std::vector<Tensor>{out.y, out.kv_state, out.k_state};
   };
-  const std::vector<Tensor> g =
-      gradients_by_autograd(function, {q, k, v, value_or_undefined(initial_kv_state), value_or_undefined(initial_k_state)},
-                            {grad_y, value_or_undefined(grad_kv_state), value_or_undefined(grad_k_state)});
+  const std::vector<Tensor> g = gradients_by_autograd(
+      function,
+      {forward.q, forward.k, forward.v, value_or_undefined(forward.initial_kv_state), value_or_undefined(forward.initial_k_state)},
+      {in.grad_y, value_or_undefined(in.grad_kv_state), value_or_undefined(in.grad_k_state)});
   return {g[0], g[1], g[2], g[3], g[4]};
 }
 
-Gradients backward_meta(const Tensor&, const OptionalTensor&, const OptionalTensor&, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const Tensor&, const OptionalTensor& initial_kv_state, const OptionalTensor& initial_k_state, const OptionalTensor&,
-                        const Tensor&, const Tensor&) {
-  return {at::empty_like(q), at::empty_like(k), at::empty_like(v), initial_kv_state ? at::empty_like(*initial_kv_state) : Tensor(),
-          initial_k_state ? at::empty_like(*initial_k_state) : Tensor()};
+Gradients backward_meta(const TaylorAttentionBackward& in) {
+  const auto like = [](const OptionalTensor& t) { return t ? at::empty_like(*t) : Tensor(); };
+  return {like(in.of.q), like(in.of.k), like(in.of.v), like(in.of.initial_kv_state), like(in.of.initial_k_state)};
 }
 
 // States that are updated in place, for `rows` of their slots.
-void check_slots(const char* op, const Tensor& q, const Tensor& v, const Tensor& kv_state, const Tensor& k_state, const Tensor& slots,
-                 int64_t rows) {
-  check_state(op, kv_state, k_state, kv_state.dim() ? kv_state.size(0) : -1, q, v);
-  require(kv_state.is_contiguous() && k_state.is_contiguous(), op, "the state must be contiguous");
-  require_slots(op, slots, rows, kv_state.size(0));
+template <class Op>
+void check_slots(const char* op, const Op& in, int64_t rows) {
+  check_state(op, in.kv_state, in.k_state, in.kv_state.dim() ? in.kv_state.size(0) : -1, in.q, in.v);
+  require(in.kv_state.is_contiguous() && in.k_state.is_contiguous(), op, "the state must be contiguous");
+  require_slots(op, in.slots, rows, in.kv_state.size(0));
 }
 
-void check_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, const Tensor& kv_state,
-                   const Tensor& k_state, const Tensor& slots, const OptionalTensor& decay) {
-  check_taylor_attention(kPrefill, {q, k, v, cu_seqlens, {}, {}, decay});
-  check_slots(kPrefill, q, v, kv_state, k_state, slots, cu_seqlens.size(0) - 1);
+void check(const TaylorAttentionPrefill& in) {
+  check_taylor_attention(kPrefill, {in.q, in.k, in.v, in.cu_seqlens, {}, {}, in.decay});
+  check_slots(kPrefill, in, in.cu_seqlens.size(0) - 1);
+}
+void check(const TaylorAttentionStep& in) { check_taylor_attention_step(kStep, in); }
+
+template <class Op>
+Tensor like_v(const Op& in) {
+  check(in);
+  return at::empty(in.v.sizes(), in.v.options());
 }
 
 Tensor scaled(const Tensor& x, double scale) { return scale == 1 ? x : x * scale; }
 
-Tensor step_reference(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
-                      const OptionalTensor& decay, double scale) {
-  check_taylor_attention_step(kStep, q, k, v, kv_state, k_state, slots, decay);
-  TaylorState state{kv_state, k_state};
-  return taylor_attention_step_reference(scaled(q, scale), scaled(k, scale), v, state, slots, decay);
+Tensor step_reference(const TaylorAttentionStep& in) {
+  check(in);
+  return taylor_attention_step_reference(
+      {scaled(in.q, in.scale), scaled(in.k, in.scale), in.v, in.kv_state, in.k_state, in.slots, in.decay, 1});
 }
 
-Tensor step_meta(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
-                 const OptionalTensor& decay, double) {
-  check_taylor_attention_step(kStep, q, k, v, kv_state, k_state, slots, decay);
-  return at::empty(v.sizes(), v.options());
-}
-
-Tensor prefill_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, Tensor kv_state, Tensor k_state,
-                         const Tensor& slots, const OptionalTensor& decay) {
-  check_prefill(q, k, v, cu_seqlens, kv_state, k_state, slots, decay);
-  const auto [y, kv, sum_k, denominator] =
-      forward_reference(q, k, v, cu_seqlens, kv_state.index_select(0, slots), k_state.index_select(0, slots), decay);
-  kv_state.index_copy_(0, slots, kv), k_state.index_copy_(0, slots, sum_k);
+Tensor prefill_reference(const TaylorAttentionPrefill& in) {
+  check(in);
+  const auto [y, kv, sum_k, denominator] = forward_reference(
+      {in.q, in.k, in.v, in.cu_seqlens, in.kv_state.index_select(0, in.slots), in.k_state.index_select(0, in.slots), in.decay});
+  in.kv_state.index_copy_(0, in.slots, kv), in.k_state.index_copy_(0, in.slots, sum_k);
   return y;
-}
-
-Tensor prefill_meta(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, Tensor kv_state, Tensor k_state,
-                    const Tensor& slots, const OptionalTensor& decay) {
-  check_prefill(q, k, v, cu_seqlens, kv_state, k_state, slots, decay);
-  return at::empty(v.sizes(), v.options());
 }
 
 // Whether q, k and v are all the columns of one tensor.
@@ -157,8 +145,9 @@ TaylorLaunch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Op
   return launch;
 }
 
-TaylorLaunch prepare_rows(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                          const OptionalTensor& decay) {
+TaylorLaunch prepare_rows(const TaylorAttentionKernels& table, const TaylorAttention& in) {
+  const Tensor &q = in.q, &k = in.k, &v = in.v, &cu_seqlens = in.cu_seqlens;
+  const OptionalTensor& decay = in.decay;
   TaylorLaunch launch = prepare(q, k, v, decay, table.takes_strides != nullptr && are_columns(q, k, v));
   if (launch.arguments.qk_stride != 0 && !table.takes_strides(launch.arguments)) launch = prepare(q, k, v, decay);
   check_row_starts("taylor_attention", "cu_seqlens", cu_seqlens, q.size(0));
@@ -193,19 +182,18 @@ std::tuple<Tensor, Tensor, Tensor> empty_gradients(const Tensor& q, const Tensor
 
 }  // namespace
 
-Forward taylor_attention_forward_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
-                                      const Tensor& cu_seqlens, const OptionalTensor& initial_kv_state,
-                                      const OptionalTensor& initial_k_state, const OptionalTensor& decay) {
-  if (!uses_kernel("taylor_attention", q)) return forward_reference(q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay);
-  check_taylor_attention("taylor_attention", {q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay});
-  TaylorLaunch launch = prepare_rows(table, q, k, v, cu_seqlens, decay);
+Forward taylor_attention_forward_with(const TaylorAttentionKernels& table, const TaylorAttention& in) {
+  const Tensor &q = in.q, &v = in.v;
+  if (!uses_kernel("taylor_attention", q)) return forward_reference(in);
+  check_taylor_attention("taylor_attention", in);
+  TaylorLaunch launch = prepare_rows(table, in);
   const int64_t rows = launch.arguments.rows, heads = q.size(1), features = kernels::packed_features(q.size(2));
   const at::TensorOptions sums = q.options().dtype(at::kFloat);
   const auto start = [&](const OptionalTensor& initial, at::IntArrayRef sizes) {
     return initial ? initial->clone(at::MemoryFormat::Contiguous) : at::zeros(sizes, sums);
   };
-  const Tensor kv_state = start(initial_kv_state, {rows, heads, features, v.size(2)});
-  const Tensor k_state = start(initial_k_state, {rows, heads, features});
+  const Tensor kv_state = start(in.initial_kv_state, {rows, heads, features, v.size(2)});
+  const Tensor k_state = start(in.initial_k_state, {rows, heads, features});
   const Tensor y = at::empty(v.sizes(), v.options()), denominator = at::empty({q.size(0), heads}, sums);
   launch.arguments.y = y.mutable_data_ptr();
   launch.arguments.denominator = denominator.mutable_data_ptr<float>();
@@ -213,22 +201,18 @@ Forward taylor_attention_forward_with(const TaylorAttentionKernels& table, const
   launch.arguments.k_state = k_state.mutable_data_ptr<float>();
   const Tensor scratch = scratch_memory(table.forward_scratch(launch.arguments), q);
   require_ok(table.forward(launch.arguments, scratch.mutable_data_ptr()));
-  BASED_DEBUG_ASSERT(!y.is_cpu() || denominators_are_bounded(launch, denominator, initial_k_state));
+  BASED_DEBUG_ASSERT(!y.is_cpu() || denominators_are_bounded(launch, denominator, in.initial_k_state));
   return {y, kv_state, k_state, denominator};
 }
 
-Gradients taylor_attention_backward_with(const TaylorAttentionKernels& table, const Tensor& grad_y, const OptionalTensor& grad_kv_state,
-                                         const OptionalTensor& grad_k_state, const Tensor& q, const Tensor& k, const Tensor& v,
-                                         const Tensor& cu_seqlens, const OptionalTensor& initial_kv_state,
-                                         const OptionalTensor& initial_k_state, const OptionalTensor& decay, const Tensor& y,
-                                         const Tensor& denominator) {
-  if (!uses_kernel("taylor_attention_backward", q))
-    return backward_reference(grad_y, grad_kv_state, grad_k_state, q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay, y,
-                              denominator);
-  TaylorLaunch launch = prepare_rows(table, q, k, v, cu_seqlens, decay);
+Gradients taylor_attention_backward_with(const TaylorAttentionKernels& table, const TaylorAttentionBackward& in) {
+  const Tensor &q = in.of.q, &k = in.of.k, &v = in.of.v;
+  const OptionalTensor &initial_kv_state = in.of.initial_kv_state, &initial_k_state = in.of.initial_k_state;
+  if (!uses_kernel("taylor_attention_backward", q)) return backward_reference(in);
+  TaylorLaunch launch = prepare_rows(table, in.of);
   const int64_t rows = launch.arguments.rows, heads = q.size(1), features = kernels::packed_features(q.size(2));
   const at::TensorOptions sums = q.options().dtype(at::kFloat);
-  const Tensor cotangent = grad_y.contiguous(), output = y.contiguous(), divisor = denominator.contiguous();
+  const Tensor cotangent = in.grad_y.contiguous(), output = in.y.contiguous(), divisor = in.denominator.contiguous();
   launch.arguments.y = output.data_ptr();
   launch.arguments.denominator = divisor.data_ptr<float>();
   kernels::TaylorAttentionBackward to;
@@ -247,9 +231,9 @@ Gradients taylor_attention_backward_with(const TaylorAttentionKernels& table, co
     to.grad_initial_kv_state = grad_initial_kv.mutable_data_ptr<float>();
     to.grad_initial_k_state = grad_initial_k.mutable_data_ptr<float>();
   }
-  if (grad_kv_state || grad_k_state) {
-    grad_kv = grad_kv_state ? grad_kv_state->contiguous() : at::zeros({rows, heads, features, v.size(2)}, sums);
-    grad_k_sum = grad_k_state ? grad_k_state->contiguous() : at::zeros({rows, heads, features}, sums);
+  if (in.grad_kv_state || in.grad_k_state) {
+    grad_kv = in.grad_kv_state ? in.grad_kv_state->contiguous() : at::zeros({rows, heads, features, v.size(2)}, sums);
+    grad_k_sum = in.grad_k_state ? in.grad_k_state->contiguous() : at::zeros({rows, heads, features}, sums);
     to.grad_kv_state = grad_kv.const_data_ptr<float>();
     to.grad_k_state = grad_k_sum.const_data_ptr<float>();
   }
@@ -258,44 +242,42 @@ Gradients taylor_attention_backward_with(const TaylorAttentionKernels& table, co
   return {grad_q, grad_k, grad_v, grad_initial_kv, grad_initial_k};
 }
 
-Tensor taylor_attention_prefill_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
-                                     const Tensor& cu_seqlens, const TaylorState& state, const Tensor& slots, const OptionalTensor& decay) {
-  if (!uses_kernel(kPrefill, q)) return prefill_reference(q, k, v, cu_seqlens, state.kv, state.k, slots, decay);
-  check_prefill(q, k, v, cu_seqlens, state.kv, state.k, slots, decay);
-  TaylorLaunch launch = prepare_rows(table, q, k, v, cu_seqlens, decay);
-  const Tensor y = at::empty(v.sizes(), v.options()), slot = slots.contiguous();
+Tensor taylor_attention_prefill_with(const TaylorAttentionKernels& table, const TaylorAttentionPrefill& in) {
+  if (!uses_kernel(kPrefill, in.q)) return prefill_reference(in);
+  check(in);
+  TaylorLaunch launch = prepare_rows(table, {in.q, in.k, in.v, in.cu_seqlens, {}, {}, in.decay});
+  const Tensor y = at::empty(in.v.sizes(), in.v.options()), slot = in.slots.contiguous();
   launch.arguments.y = y.mutable_data_ptr();
-  launch.arguments.kv_state = state.kv.mutable_data_ptr<float>();
-  launch.arguments.k_state = state.k.mutable_data_ptr<float>();
+  launch.arguments.kv_state = in.kv_state.mutable_data_ptr<float>();
+  launch.arguments.k_state = in.k_state.mutable_data_ptr<float>();
   launch.arguments.slot = slot.const_data_ptr<int64_t>();
-  const Tensor scratch = scratch_memory(table.forward_scratch(launch.arguments), q);
+  const Tensor scratch = scratch_memory(table.forward_scratch(launch.arguments), in.q);
   require_ok(table.forward(launch.arguments, scratch.mutable_data_ptr()));
   return y;
 }
 
-kernels::TaylorAttention taylor_step_arguments(const Tensor& q, const Tensor& k, const Tensor& v, const TaylorState& state,
-                                               const Tensor& slots, const Tensor& decay, const Tensor& y) {
-  kernels::TaylorAttention to = arguments_of(q, k, v, decay);
+kernels::TaylorAttention taylor_step_arguments(const TaylorAttentionStep& in, const Tensor& y) {
+  kernels::TaylorAttention to = arguments_of(in.q, in.k, in.v, value_or_undefined(in.decay));
   to.y = y.mutable_data_ptr();
-  to.kv_state = static_cast<float*>(state.kv.mutable_data_ptr());
-  to.k_state = static_cast<float*>(state.k.mutable_data_ptr());
-  to.slot = static_cast<const int64_t*>(slots.const_data_ptr());
+  to.kv_state = static_cast<float*>(in.kv_state.mutable_data_ptr());
+  to.k_state = static_cast<float*>(in.k_state.mutable_data_ptr());
+  to.slot = static_cast<const int64_t*>(in.slots.const_data_ptr());
   return to;
 }
 
-TaylorStepLaunch prepare_taylor_step(const Tensor& q, const Tensor& k, const Tensor& v, const TaylorState& state, const Tensor& slots,
-                                     const OptionalTensor& decay) {
-  TaylorStepLaunch launch{prepare(q, k, v, decay), slots.contiguous(), at::empty(v.sizes(), v.options())};
-  launch.arguments = taylor_step_arguments(launch.q, launch.k, launch.v, state, launch.slots, launch.decay, launch.y);
+TaylorStepLaunch prepare_taylor_step(const TaylorAttentionStep& in) {
+  TaylorStepLaunch launch{prepare(in.q, in.k, in.v, in.decay), in.slots.contiguous(), at::empty(in.v.sizes(), in.v.options())};
+  launch.arguments =
+      taylor_step_arguments({launch.q, launch.k, launch.v, in.kv_state, in.k_state, launch.slots, if_defined(launch.decay), 1}, launch.y);
   return launch;
 }
 
-Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const Tensor& q, const Tensor& k, const Tensor& v,
-                                  const TaylorState& state, const Tensor& slots, const OptionalTensor& decay, double scale) {
-  if (!uses_kernel(kStep, q, v.size(-1) <= table.step_head_dim)) return step_reference(q, k, v, state.kv, state.k, slots, decay, scale);
-  check_taylor_attention_step(kStep, q, k, v, state.kv, state.k, slots, decay);
+Tensor taylor_attention_step_with(const TaylorAttentionKernels& table, const TaylorAttentionStep& in) {
+  const auto& [q, k, v, kv_state, k_state, slots, decay, scale] = in;
+  if (!uses_kernel(kStep, q, v.size(-1) <= table.step_head_dim)) return step_reference(in);
+  check(in);
   const double apart = table.step_scales ? 1 : scale;
-  TaylorStepLaunch launch = prepare_taylor_step(scaled(q, apart), scaled(k, apart), v, state, slots, decay);
+  TaylorStepLaunch launch = prepare_taylor_step({scaled(q, apart), scaled(k, apart), v, kv_state, k_state, slots, decay, 1});
   if (table.step_scales) launch.arguments.scale = static_cast<float>(scale);
   require_ok(table.step(launch.arguments));
   return launch.y;
@@ -307,99 +289,47 @@ const TaylorAttentionKernels kCpu{kernels::cpu::taylor_attention_scratch, kernel
                                   kernels::cpu::taylor_attention_backward_scratch, kernels::cpu::taylor_attention_backward,
                                   kernels::cpu::taylor_attention_step};
 
-Forward forward_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, const OptionalTensor& initial_kv_state,
-                    const OptionalTensor& initial_k_state, const OptionalTensor& decay) {
-  return taylor_attention_forward_with(kCpu, q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay);
-}
-
-Gradients backward_cpu(const Tensor& grad_y, const OptionalTensor& grad_kv_state, const OptionalTensor& grad_k_state, const Tensor& q,
-                       const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, const OptionalTensor& initial_kv_state,
-                       const OptionalTensor& initial_k_state, const OptionalTensor& decay, const Tensor& y, const Tensor& denominator) {
-  return taylor_attention_backward_with(kCpu, grad_y, grad_kv_state, grad_k_state, q, k, v, cu_seqlens, initial_kv_state, initial_k_state,
-                                        decay, y, denominator);
-}
-
-Tensor step_cpu(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
-                const OptionalTensor& decay, double scale) {
-  return taylor_attention_step_with(kCpu, q, k, v, {kv_state, k_state}, slots, decay, scale);
-}
-
-Tensor prefill_cpu(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, Tensor kv_state, Tensor k_state,
-                   const Tensor& slots, const OptionalTensor& decay) {
-  return taylor_attention_prefill_with(kCpu, q, k, v, cu_seqlens, {kv_state, k_state}, slots, decay);
-}
-
-Forward call_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, const OptionalTensor& initial_kv_state,
-                     const OptionalTensor& initial_k_state, const OptionalTensor& decay) {
-  static const auto op = find_operator<decltype(call_forward)>("based::taylor_attention_forward");
-  return op.call(q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay);
-}
-
-struct TaylorAttentionFunction : torch::autograd::Function<TaylorAttentionFunction> {
-  using Context = torch::autograd::AutogradContext;
-  using Variables = torch::autograd::variable_list;
-
-  static Variables forward(Context* context, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                           const OptionalTensor& initial_kv_state, const OptionalTensor& initial_k_state, const OptionalTensor& decay) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    const auto [y, kv_state, k_state, denominator] = call_forward(q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay);
-    context->save_for_backward({q, k, v, cu_seqlens, value_or_undefined(initial_kv_state), value_or_undefined(initial_k_state),
-                                value_or_undefined(decay), y, denominator});
-    context->set_materialize_grads(false);
-    return {y, kv_state, k_state};
-  }
-
-  static Variables backward(Context* context, const Variables& grads) {
-    static const auto op = find_operator<decltype(backward_reference)>("based::taylor_attention_backward");
-    const Variables saved = context->get_saved_variables();
-    const Tensor grad_y = grads[0].defined() ? grads[0] : at::zeros_like(saved[7]);
-    const auto [q, k, v, kv, sum_k] = op.call(grad_y, if_defined(grads[1]), if_defined(grads[2]), saved[0], saved[1], saved[2], saved[3],
-                                              if_defined(saved[4]), if_defined(saved[5]), if_defined(saved[6]), saved[7], saved[8]);
-    return {q, k, v, Tensor(), kv, sum_k, Tensor()};
-  }
-};
-
-std::tuple<Tensor, Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                                             const OptionalTensor& initial_kv_state, const OptionalTensor& initial_k_state,
-                                             const OptionalTensor& decay) {
-  const auto [y, kv_state, k_state, denominator] = call_forward(q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay);
+Result<TaylorAttention> attention(const TaylorAttention& in) {
+  const auto [y, kv_state, k_state, denominator] = call(TaylorAttentionForward{in});
   return {y, kv_state, k_state};
 }
 
-std::tuple<Tensor, Tensor, Tensor> attention_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                                                      const OptionalTensor& initial_kv_state, const OptionalTensor& initial_k_state,
-                                                      const OptionalTensor& decay) {
-  if (!wants_gradient({q, k, v, value_or_undefined(initial_kv_state), value_or_undefined(initial_k_state)})) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    return attention(q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay);
-  }
-  if (!has_kernel(q) && !q.is_meta()) {  // ATen's own autograd
-    const TaylorForward out = taylor_attention_chunked({q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay});
-    return {out.y, out.kv_state, out.k_state};
-  }
-  const auto out = TaylorAttentionFunction::apply(q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay);
-  return {out[0], out[1], out[2]};
+// Differentiated by ATen itself.
+Result<TaylorAttention> attention_reference(const TaylorAttention& in) {
+  const TaylorForward out = taylor_attention_chunked(in);
+  return {out.y, out.kv_state, out.k_state};
 }
 
-Tensor prefill_autograd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, Tensor kv_state, Tensor k_state,
-                        const Tensor& slots, const OptionalTensor& decay) {
-  require_no_gradient(kPrefill, {q, k, v, kv_state, k_state});
-  static const auto op = find_operator<decltype(prefill_reference)>("based::taylor_attention_prefill");
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return op.call(q, k, v, cu_seqlens, kv_state, k_state, slots, decay);
-}
-
-Tensor step_autograd(const Tensor& q, const Tensor& k, const Tensor& v, Tensor kv_state, Tensor k_state, const Tensor& slots,
-                     const OptionalTensor& decay, double scale) {
-  require_no_gradient(kStep, {q, k, v, kv_state, k_state});
-  static const auto op = find_operator<decltype(step_reference)>("based::taylor_attention_step");
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return op.call(q, k, v, kv_state, k_state, slots, decay, scale);
+TORCH_LIBRARY_FRAGMENT(based, m) {
+  define<TaylorAttention>(m)
+      .reference<attention>()
+      .autograd<call_with_gradient<TaylorAttention, TaylorAttentionForward, TaylorAttentionBackward, attention_reference>>();
+  define<TaylorAttentionForward>(m)
+      .reference<[](const TaylorAttentionForward& in) { return forward_reference(in.of); }>()
+      .meta<forward_meta>()
+      .cpu<[](const TaylorAttentionForward& in) { return taylor_attention_forward_with(kCpu, in.of); }>();
+  define<TaylorAttentionBackward>(m)
+      .reference<backward_reference>()
+      .meta<backward_meta>()
+      .cpu<[](const TaylorAttentionBackward& in) { return taylor_attention_backward_with(kCpu, in); }>();
+  define<TaylorAttentionPrefill>(m)
+      .reference<prefill_reference>()
+      .meta<like_v<TaylorAttentionPrefill>>()
+      .cpu<[](const TaylorAttentionPrefill& in) { return taylor_attention_prefill_with(kCpu, in); }>()
+      .without_gradient();
+  define<TaylorAttentionStep>(m)
+      .reference<step_reference>()
+      .meta<like_v<TaylorAttentionStep>>()
+      .cpu<[](const TaylorAttentionStep& in) { return taylor_attention_step_with(kCpu, in); }>()
+      .without_gradient();
+  m.def("taylor_features(Tensor x) -> Tensor", taylor_features);
+  m.def("taylor_attention_quadratic(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, Tensor? decay=None) -> Tensor",
+        taylor_attention_quadratic);
 }
 
 }  // namespace
 
-void check_taylor_attention(const char* op, const TaylorArguments& in) {
+void check_taylor_attention(const char* op, const TaylorAttention& in) {
   check_qkv(op, in.q, in.k, in.v);
   require_shape(op, "cu_seqlens", in.cu_seqlens, {-1});
   require_type(op, "cu_seqlens", in.cu_seqlens, at::kLong);
@@ -410,91 +340,32 @@ void check_taylor_attention(const char* op, const TaylorArguments& in) {
   check_decay(op, in.decay, in.q);
 }
 
-void check_taylor_attention_step(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& kv_state,
-                                 const Tensor& k_state, const Tensor& slots, const OptionalTensor& decay) {
-  check_qkv(op, q, k, v);
-  check_slots(op, q, v, kv_state, k_state, slots, q.size(0));
-  check_decay(op, decay, q);
+void check_taylor_attention_step(const char* op, const TaylorAttentionStep& in) {
+  check_qkv(op, in.q, in.k, in.v);
+  check_slots(op, in, in.q.size(0));
+  check_decay(op, in.decay, in.q);
 }
 
 std::tuple<Tensor, TaylorState> taylor_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                                                  const std::optional<TaylorState>& initial_state, const OptionalTensor& decay) {
-  static const auto op = find_operator<decltype(attention)>("based::taylor_attention");
   OptionalTensor kv, sum_k;
   if (initial_state) kv = initial_state->kv, sum_k = initial_state->k;
-  auto [y, kv_state, k_state] = op.call(q, k, v, cu_seqlens, kv, sum_k, decay);
+  auto [y, kv_state, k_state] = call(TaylorAttention{q, k, v, cu_seqlens, kv, sum_k, decay});
   return {y, {kv_state, k_state}};
 }
 
 Tensor taylor_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, TaylorStateRef state,
                                 const Tensor& slots, const OptionalTensor& decay) {
-  if (at::GradMode::is_enabled()) {
-    const TaylorState initial{state.kv.index_select(0, slots), state.k.index_select(0, slots)};
-    const auto [y, last] = taylor_attention(q, k, v, cu_seqlens, initial, decay);
-    write_rows(state.kv, slots, last.kv), write_rows(state.k, slots, last.k);
-    return y;
-  }
-  static const auto op = find_operator<decltype(prefill_reference)>("based::taylor_attention_prefill");
-  return op.call(q, k, v, cu_seqlens, state.kv, state.k, slots, decay);
+  if (!at::GradMode::is_enabled()) return call(TaylorAttentionPrefill{q, k, v, cu_seqlens, state.kv, state.k, slots, decay});
+  const TaylorState initial{state.kv.index_select(0, slots), state.k.index_select(0, slots)};
+  const auto [y, last] = taylor_attention(q, k, v, cu_seqlens, initial, decay);
+  write_rows(state.kv, slots, last.kv), write_rows(state.k, slots, last.k);
+  return y;
 }
 
 Tensor taylor_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, const Tensor& slots,
                              const OptionalTensor& decay, double scale) {
-  static const auto op = find_operator<decltype(step_reference)>("based::taylor_attention_step");
-  return op.call(q, k, v, state.kv, state.k, slots, decay, scale);
+  return call(TaylorAttentionStep{q, k, v, state.kv, state.k, slots, decay, scale});
 }
 
-namespace {
-
-TORCH_LIBRARY_FRAGMENT(based, m) {
-  m.def(
-      "taylor_attention(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, Tensor? initial_kv_state=None, Tensor? initial_k_state=None, "
-      "Tensor? decay=None) -> (Tensor y, Tensor kv_state, Tensor k_state)");
-  m.def(
-      "taylor_attention_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, Tensor? initial_kv_state=None, "
-      "Tensor? initial_k_state=None, Tensor? decay=None) -> (Tensor y, Tensor kv_state, Tensor k_state, Tensor denominator)");
-  m.def(
-      "taylor_attention_backward(Tensor grad_y, Tensor? grad_kv_state, Tensor? grad_k_state, Tensor q, Tensor k, Tensor v, "
-      "Tensor cu_seqlens, Tensor? initial_kv_state, Tensor? initial_k_state, Tensor? decay, Tensor y, Tensor denominator) -> "
-      "(Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_initial_kv_state, Tensor grad_initial_k_state)");
-  m.def(
-      "taylor_attention_prefill(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, Tensor(a!) kv_state, Tensor(b!) k_state, Tensor slots, "
-      "Tensor? decay=None) -> Tensor");
-  m.def(
-      "taylor_attention_step(Tensor q, Tensor k, Tensor v, Tensor(a!) kv_state, Tensor(b!) k_state, Tensor slots, "
-      "Tensor? decay=None, float scale=1.0) -> Tensor");
-  m.def("taylor_features(Tensor x) -> Tensor", taylor_features);
-  m.def("taylor_attention_quadratic(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, Tensor? decay=None) -> Tensor",
-        taylor_attention_quadratic);
-}
-
-TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) {
-  m.impl("taylor_attention", attention);
-  m.impl("taylor_attention_forward", forward_reference);
-  m.impl("taylor_attention_backward", backward_reference);
-  m.impl("taylor_attention_prefill", prefill_reference);
-  m.impl("taylor_attention_step", step_reference);
-}
-
-TORCH_LIBRARY_IMPL(based, CPU, m) {
-  m.impl("taylor_attention_forward", forward_cpu);
-  m.impl("taylor_attention_backward", backward_cpu);
-  m.impl("taylor_attention_prefill", prefill_cpu);
-  m.impl("taylor_attention_step", step_cpu);
-}
-
-TORCH_LIBRARY_IMPL(based, Meta, m) {
-  m.impl("taylor_attention_forward", forward_meta);
-  m.impl("taylor_attention_backward", backward_meta);
-  m.impl("taylor_attention_prefill", prefill_meta);
-  m.impl("taylor_attention_step", step_meta);
-}
-
-TORCH_LIBRARY_IMPL(based, Autograd, m) {
-  m.impl("taylor_attention", attention_autograd);
-  m.impl("taylor_attention_prefill", prefill_autograd);
-  m.impl("taylor_attention_step", step_autograd);
-}
-
-}  // namespace
 }  // namespace based::ops

@@ -94,7 +94,7 @@ Tensor taylor_features(const Tensor& x) {
 
 namespace {
 
-TaylorForward over_runs(const TaylorArguments& in, const std::function<RunResult(const RunArguments&)>& run_form) {
+TaylorForward over_runs(const TaylorAttention& in, const std::function<RunResult(const RunArguments&)>& run_form) {
   check_taylor_attention("taylor_attention", in);
   const at::ScalarType type = sum_type(in.q);
   const Tensor q = in.q.to(type), k = in.k.to(type), v = with_ones(in.v.to(type));
@@ -119,31 +119,30 @@ TaylorForward over_runs(const TaylorArguments& in, const std::function<RunResult
 
 }  // namespace
 
-TaylorForward taylor_attention_chunked(const TaylorArguments& in) { return over_runs(in, chunked); }
+TaylorForward taylor_attention_chunked(const TaylorAttention& in) { return over_runs(in, chunked); }
 
 std::tuple<Tensor, TaylorState> taylor_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                                                           const std::optional<TaylorState>& initial_state,
-                                                           const std::optional<Tensor>& decay) {
-  TaylorArguments in{q, k, v, cu_seqlens, {}, {}, decay};
-  if (initial_state) in.initial_kv_state = initial_state->kv, in.initial_k_state = initial_state->k;
-  const TaylorForward out = over_runs(in, listing);
+                                                           const std::optional<TaylorState>& initial_state, const OptionalTensor& decay) {
+  const OptionalTensor kv = initial_state ? OptionalTensor(initial_state->kv) : std::nullopt;
+  const OptionalTensor sum_k = initial_state ? OptionalTensor(initial_state->k) : std::nullopt;
+  const TaylorForward out = over_runs({q, k, v, cu_seqlens, kv, sum_k, decay}, listing);
   return {out.y, {out.kv_state, out.k_state}};
 }
 
 Tensor taylor_attention_quadratic(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                                  const std::optional<Tensor>& decay) {
+                                  const OptionalTensor& decay) {
   return over_runs({q, k, v, cu_seqlens, {}, {}, decay}, quadratic).y;
 }
 
-Tensor taylor_attention_step_reference(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, const Tensor& slots,
-                                       const std::optional<Tensor>& decay) {
+Tensor taylor_attention_step_reference(const TaylorAttentionStep& in) {
+  const auto& [q, k, v, kv_state, k_state, slots, decay, scale] = in;
   const at::ScalarType type = sum_type(q);
   const Tensor q_features = taylor_features(q.to(type)), k_features = taylor_features(k.to(type)), values = v.to(type);
   Tensor y = at::empty_like(values);
   // Row by row, and sums by elementwise operators: the order of additions must not depend on the other rows.
   for (int64_t row = 0; row < q.size(0); ++row) {
     const int64_t slot = slots[row].item<int64_t>();
-    Tensor kv = state.kv.select(0, slot), sum_k = state.k.select(0, slot);
+    Tensor kv = kv_state.select(0, slot), sum_k = k_state.select(0, slot);
     if (decay) {
       kv.mul_(decay->to(type).view({-1, 1, 1}));
       sum_k.mul_(decay->to(type).view({-1, 1}));

@@ -4,6 +4,7 @@
 #include "based/decode/record.h"
 #include "based/ops/causal_attention.h"
 #include "based/ops/embedding.h"
+#include "based/ops/rotary_attention_step.h"
 
 namespace based::decode {
 namespace {

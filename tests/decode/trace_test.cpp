@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "based/decode/plan.h"
-#include "based/ops/pointwise.h"
+#include "based/ops/rms_norm.h"
 
 namespace based::decode {
 namespace {

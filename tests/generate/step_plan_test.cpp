@@ -9,7 +9,8 @@
 #include "based/mixers/projection.h"
 #include "based/mixers/shapes_only.h"
 #include "based/models/language_model.h"
-#include "based/ops/pointwise.h"
+#include "based/ops/linear.h"
+#include "based/ops/rms_norm.h"
 
 namespace based {
 namespace {

@@ -1,6 +1,7 @@
 #include "based/ops/causal_attention.h"
 #include "based/ops/embedding.h"
-#include "based/ops/pointwise.h"
+#include "based/ops/rotary.h"
+#include "based/ops/rotary_attention_step.h"
 
 #include "tests/ops/testing.h"
 

@@ -1,7 +1,7 @@
 #include "based/ops/embedding.h"
 
 #include "based/ops/arguments.h"
-#include "based/ops/pointwise.h"
+#include "based/ops/cross_entropy.h"
 #include "tests/ops/testing.h"
 
 namespace based::ops {

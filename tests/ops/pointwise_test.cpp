@@ -1,7 +1,12 @@
-#include "based/ops/pointwise.h"
 
 #include "based/ops/arguments.h"
+#include "based/ops/cross_entropy.h"
+#include "based/ops/embedding.h"
 #include "based/ops/gated_mlp.h"
+#include "based/ops/linear.h"
+#include "based/ops/rms_norm.h"
+#include "based/ops/rotary.h"
+#include "based/ops/swiglu.h"
 #include "tests/ops/testing.h"
 
 namespace based::ops {

@@ -7,7 +7,11 @@ namespace {
 
 void run(const AdamwStep& step) {
   if (step.masters.empty()) return;
-  const OnDevice device("adamw_", {{"masters", step.masters[0]}, {"rate", step.rate}, {"scale", step.scale}, {"usable", step.usable}});
+  const c10::Device device = step.masters[0].device();
+  for (const auto& [name, tensor] : {std::pair("rate", OptionalTensor(step.rate)), {"scale", step.scale}, {"usable", step.usable}})
+    if (tensor) require(tensor->device() == device, "adamw_", name, " must be on ", device, ", got ", tensor->device());
+  const c10::cuda::CUDAGuard guard(device);
+  warn_of_missing_code();
   adamw_with(launch<kernels::cuda::adamw, kernels::Adamw>, step);
 }
 

@@ -5,14 +5,12 @@
 #include <ATen/ops/_flash_attention_forward.h>
 
 #include "based/kernels/causal_attention_plan.h"
+#include "based/ops/causal_attention.h"
 #include "based/ops/cuda/on_device.h"
-#include "based/ops/launch.h"
+#include "based/ops/rotary_attention_step.h"
 
 namespace based::ops {
 namespace {
-
-using Forward = std::tuple<Tensor, Tensor>;            // y, log_sum_exp
-using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // of q, k, v
 
 const CausalAttentionKernels kCuda{kernels::cuda::causal_attention_scratch,
                                    launch_with_scratch<kernels::cuda::causal_attention_forward, kernels::CausalAttention>,
@@ -22,10 +20,8 @@ const CausalAttentionKernels kCuda{kernels::cuda::causal_attention_scratch,
                                    /*joint_gradients=*/true};
 const CausalAttentionKernels kNoKernels{};
 
-bool kernels_apply(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                   int64_t window, double scale) {
-  if (q.scalar_type() != at::kBFloat16) return false;
-  return kernels::cuda::causal_attention_supports(prepare_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale).arguments);
+bool kernels_apply(const CausalAttention& in) {
+  return in.q.scalar_type() == at::kBFloat16 && kernels::cuda::causal_attention_supports(prepare_causal_attention(in).arguments);
 }
 
 bool flash_applies(const Tensor& q, const Tensor& k) {
@@ -58,13 +54,12 @@ class FixedOrder {
   bool fills_ = at::globalContext().deterministicFillUninitializedMemory();
 };
 
-Forward forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, int64_t window,
-                double scale) {
-  const OnDevice device("causal_attention", {{"q", q}, {"k", k}, {"v", v}, {"cu_seqlens_q", cu_seqlens_q}, {"cu_seqlens_k", cu_seqlens_k}});
-  check_causal_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window);
-  if (kernels_apply(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale))
-    return causal_attention_forward_with(kCuda, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
-  if (!flash_applies(q, k)) return causal_attention_forward_with(kNoKernels, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale);
+Result<CausalAttentionForward> forward(const CausalAttentionForward& op) {
+  const CausalAttention& in = op.of;
+  const auto& [q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale] = in;
+  check_causal_attention(in);
+  if (kernels_apply(in)) return causal_attention_forward_with(kCuda, in);
+  if (!flash_applies(q, k)) return causal_attention_forward_with(kNoKernels, in);
   // The longest row is on the GPU; all tokens are an upper bound of it, which costs empty blocks only.
   const auto [y, log_sum_exp, seed, offset, none] = at::_flash_attention_forward(
       with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), cu_seqlens_q.to(at::kInt), cu_seqlens_k.to(at::kInt), q.size(0),
@@ -72,57 +67,37 @@ Forward forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
   return {y.contiguous(), log_sum_exp.t().contiguous()};
 }
 
-Gradients backward(const Tensor& grad_y, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
-                   const Tensor& cu_seqlens_k, int64_t window, double scale, const Tensor& y, const Tensor& log_sum_exp) {
-  const OnDevice device("causal_attention_backward", {{"grad_y", grad_y},
-                                                      {"q", q},
-                                                      {"k", k},
-                                                      {"v", v},
-                                                      {"cu_seqlens_q", cu_seqlens_q},
-                                                      {"cu_seqlens_k", cu_seqlens_k},
-                                                      {"y", y},
-                                                      {"log_sum_exp", log_sum_exp}});
-  if (kernels_apply(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale))
-    return causal_attention_backward_with(kCuda, grad_y, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, y, log_sum_exp);
-  if (!flash_applies(q, k))
-    return causal_attention_backward_with(kNoKernels, grad_y, q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, y, log_sum_exp);
+Result<CausalAttentionBackward> backward(const CausalAttentionBackward& in) {
+  const auto& [q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale] = in.of;
+  if (kernels_apply(in.of)) return causal_attention_backward_with(kCuda, in);
+  if (!flash_applies(q, k)) return causal_attention_backward_with(kNoKernels, in);
   const Tensor no_dropout = at::empty({2}, q.options().dtype(at::kUInt64));
   const FixedOrder fixed_order;
   auto [grad_q, grad_k, grad_v] = at::_flash_attention_backward(
-      grad_y.contiguous(), with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), y.contiguous(), log_sum_exp.t().contiguous(),
-      cu_seqlens_q.to(at::kInt), cu_seqlens_k.to(at::kInt), q.size(0), k.size(0), /*dropout_p=*/0, /*is_causal=*/true, no_dropout,
-      no_dropout, scale, keys_to_the_left(window), /*window_right=*/0);
+      in.grad_y.contiguous(), with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), in.y.contiguous(),
+      in.log_sum_exp.t().contiguous(), cu_seqlens_q.to(at::kInt), cu_seqlens_k.to(at::kInt), q.size(0), k.size(0), /*dropout_p=*/0,
+      /*is_causal=*/true, no_dropout, no_dropout, scale, keys_to_the_left(window), /*window_right=*/0);
   return {grad_q.contiguous(), grad_k.contiguous(), grad_v.contiguous()};
 }
 
-Tensor step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_ring, Tensor v_ring, const Tensor& positions, const Tensor& slots,
-            double scale) {
-  const OnDevice device("causal_attention_step",
-                        {{"q", q}, {"k", k}, {"v", v}, {"k_ring", k_ring}, {"v_ring", v_ring}, {"positions", positions}, {"slots", slots}});
-  return causal_attention_step_with(kCuda, q, k, v, k_ring, v_ring, positions, slots, scale);
-}
-
-Tensor rotary_step(Tensor qkv, Tensor k_ring, Tensor v_ring, const Tensor& positions, const Tensor& slots, double scale, int64_t dim,
-                   double base) {
-  const OnDevice device("rotary_attention_step",
-                        {{"qkv", qkv}, {"k_ring", k_ring}, {"v_ring", v_ring}, {"positions", positions}, {"slots", slots}});
-  const auto [q, k, v] = columns_of_heads("rotary_attention_step", qkv, k_ring);
-  if (has_kernel(qkv) && has_kernel(k_ring) && dim == q.size(2)) {
-    CausalAttentionStepLaunch launch = prepare_causal_attention_step(q, k, v, k_ring, v_ring, positions, slots, scale);
+Tensor rotary_step(const RotaryAttentionStep& in) {
+  const auto [q, k, v] = columns_of_heads("rotary_attention_step", in.qkv, in.k_ring);
+  if (has_kernel(in.qkv) && has_kernel(in.k_ring) && in.dim == q.size(2)) {
+    CausalAttentionStepLaunch launch = prepare_causal_attention_step({q, k, v, in.k_ring, in.v_ring, in.positions, in.slots, in.scale});
     if (kernels::causal_attention_step_fuses_rotary(launch.arguments, kernels::cuda::this_gpu())) {
-      launch.arguments.rotary_base = base;
+      launch.arguments.rotary_base = in.base;
       require_ok(kernels::cuda::causal_attention_step(launch.arguments, current_stream()));
       return launch.y;
     }
   }
-  return rotary_attention_step_apart(qkv, k_ring, v_ring, positions, slots, scale, dim, base);
+  return rotary_attention_step_apart(in);
 }
 
 TORCH_LIBRARY_IMPL(based, CUDA, m) {
-  m.impl("causal_attention_forward", forward);
-  m.impl("causal_attention_backward", backward);
-  m.impl("causal_attention_step", step);
-  m.impl("rotary_attention_step", rotary_step);
+  implement<CausalAttentionForward, forward>(m);
+  implement<CausalAttentionBackward, backward>(m);
+  implement<CausalAttentionStep, [](const CausalAttentionStep& in) { return causal_attention_step_with(kCuda, in); }>(m);
+  implement<RotaryAttentionStep, rotary_step>(m);
 }
 
 }  // namespace

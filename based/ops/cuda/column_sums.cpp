@@ -2,7 +2,6 @@
 
 #include "based/kernels/column_sums.h"
 #include "based/ops/cuda/on_device.h"
-#include "based/ops/launch.h"
 
 namespace based::ops {
 

@@ -1,8 +1,7 @@
-#include "based/kernels/cross_entropy.h"
+#include "based/ops/cross_entropy.h"
 
 #include "based/ops/cuda/library_product.h"
 #include "based/ops/cuda/on_device.h"
-#include "based/ops/launch.h"
 
 namespace based::ops {
 namespace {
@@ -24,21 +23,12 @@ void add_product_on_gpu(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& m
     at::addmm_out(sum, sum, a, b, at::kFloat);
 }
 
-std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled,
-                                           bool grad_hidden, bool grad_weight) {
-  const OnDevice device("cross_entropy", {{"hidden", hidden}, {"weight", weight}, {"labels", labels}});
-  return cross_entropy_with({softmax, add_product_on_gpu, kChunkBytes, /*weight_grad_row_major=*/true}, hidden, weight, labels, labelled,
-                            grad_hidden, grad_weight);
-}
-
-Tensor scores(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
-  const OnDevice device("token_log_probabilities", {{"hidden", hidden}, {"weight", weight}, {"targets", targets}});
-  return token_log_probabilities_with({softmax, add_product_on_gpu, kChunkBytes}, hidden, weight, targets);
-}
+constexpr CrossEntropyParts kLoss{softmax, add_product_on_gpu, kChunkBytes, /*weight_grad_row_major=*/true};
+constexpr CrossEntropyParts kScores{softmax, add_product_on_gpu, kChunkBytes};
 
 TORCH_LIBRARY_IMPL(based, CUDA, m) {
-  m.impl("cross_entropy_forward", forward);
-  m.impl("token_log_probabilities", scores);
+  implement<CrossEntropyForward, [](const CrossEntropyForward& in) { return cross_entropy_with(kLoss, in); }>(m);
+  implement<TokenLogProbabilities, [](const TokenLogProbabilities& in) { return token_log_probabilities_with(kScores, in); }>(m);
 }
 
 }  // namespace

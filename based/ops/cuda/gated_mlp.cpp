@@ -6,7 +6,8 @@
 #include "based/ops/cuda/gated_hidden.h"
 #include "based/ops/cuda/library_product.h"
 #include "based/ops/cuda/on_device.h"
-#include "based/ops/pointwise.h"
+#include "based/ops/linear.h"
+#include "based/ops/swiglu.h"
 
 namespace based::ops {
 namespace {
@@ -53,7 +54,7 @@ struct GatedMlpFunction : torch::autograd::Function<GatedMlpFunction> {
   static Variables backward(Context* context, const Variables& grads) {
     const Variables saved = context->get_saved_variables();
     const Tensor &x = saved[0], &weight_in = saved[1], &weight_out = saved[2], &h = saved[3], &a = saved[4], &grad_y = grads[0];
-    const OnDevice device("gated_mlp_backward", {{"grad_y", grad_y}, {"h", h}});
+    const c10::cuda::CUDAGuard guard(h.device());
     Variables found(3);
     if (context->needs_input_grad(2)) found[2] = at::matmul(grad_y.t(), a);
     if (!context->needs_input_grad(0) && !context->needs_input_grad(1)) return found;
@@ -64,15 +65,15 @@ struct GatedMlpFunction : torch::autograd::Function<GatedMlpFunction> {
   }
 };
 
-Tensor autograd(const Tensor& x, const Tensor& weight_in, const Tensor& weight_out) {
-  const OnDevice device("gated_mlp", {{"x", x}, {"weight_in", weight_in}, {"weight_out", weight_out}});
-  check_gated_mlp(x, weight_in, weight_out);
+Tensor autograd(const GatedMlp& in) {
+  const auto& [x, weight_in, weight_out] = in;
+  check_gated_mlp(in);
   const bool at_once = wants_gradient({x, weight_in, weight_out}) && gated_hidden_supports(x, weight_in) && is_plain(weight_out) &&
                        kernels::cuda::gated_hidden_backward_supports(gradient_arguments(weight_out));
   return at_once ? GatedMlpFunction::apply(x, weight_in, weight_out) : ops::linear(linear_swiglu(x, weight_in), weight_out);
 }
 
-TORCH_LIBRARY_IMPL(based, AutogradCUDA, m) { m.impl("gated_mlp", autograd); }
+TORCH_LIBRARY_IMPL(based, AutogradCUDA, m) { implement<GatedMlp, autograd>(m); }
 
 }  // namespace
 

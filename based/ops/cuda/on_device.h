@@ -3,27 +3,39 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <initializer_list>
-
-#include "based/ops/arguments.h"
+#include "based/ops/operator.h"
 
 namespace based::ops {
 
-struct NamedTensor {
-  const char* name;
-  OptionalTensor tensor;
-};
+void warn_of_missing_code();  // once
 
-// While one lives, launches go to the device of the arguments. Throws Error where they lie on different ones: a kernel would read another
-// memory's addresses.
-class OnDevice {
- public:
-  OnDevice(const char* op, std::initializer_list<NamedTensor> arguments);
+// The device of an operator's arguments. Throws Error where they lie on different ones: a kernel would read another memory's addresses.
+template <class Op>
+c10::Device common_device(const Op& op) {
+  std::optional<c10::Device> device;
+  each_tensor(op, [&](std::string_view, const Tensor& tensor) {
+    if (!device && tensor.is_cuda()) device = tensor.device();
+  });
+  BASED_ASSERT(device);
+  each_tensor(op, [&](std::string_view argument, const Tensor& tensor) {
+    require(tensor.device() == *device, op_name<Op>(), argument, " must be on ", *device, ", got ", tensor.device());
+  });
+  return *device;
+}
 
- private:
-  static c10::Device common_device(const char* op, std::initializer_list<NamedTensor> arguments);
-  c10::cuda::CUDAGuard guard_;
-};
+// A function of an operator's struct whose launches go to the device of its arguments.
+template <class Op, auto kFunction>
+Result<Op> on_device(const Op& op) {
+  const c10::cuda::CUDAGuard guard(common_device(op));
+  warn_of_missing_code();
+  return kFunction(op);
+}
+
+// Registers it, under the key of a library's block.
+template <class Op, auto kFunction>
+void implement(torch::Library& library) {
+  library.impl(op_name<Op>(), &Dispatch<Op>::template unboxed<on_device<Op, kFunction>>);
+}
 
 inline kernels::Stream current_stream() { return {c10::cuda::getCurrentCUDAStream().stream()}; }
 

@@ -5,22 +5,12 @@
 namespace based::ops {
 namespace {
 
-Tensor step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor k_pages, Tensor v_pages, const Tensor& page_table,
-            const Tensor& positions, const Tensor& slots, double scale) {
-  const OnDevice device("paged_attention_step", {{"q", q},
-                                                 {"k", k},
-                                                 {"v", v},
-                                                 {"k_pages", k_pages},
-                                                 {"v_pages", v_pages},
-                                                 {"page_table", page_table},
-                                                 {"positions", positions},
-                                                 {"slots", slots}});
-  return paged_attention_step_with(
-      {kernels::cuda::paged_attention_scratch, launch_with_scratch<kernels::cuda::paged_attention_step, kernels::PagedAttention>}, q, k, v,
-      {k_pages, v_pages, page_table}, positions, slots, scale);
-}
+const PagedAttentionKernels kCuda{kernels::cuda::paged_attention_scratch,
+                                  launch_with_scratch<kernels::cuda::paged_attention_step, kernels::PagedAttention>};
 
-TORCH_LIBRARY_IMPL(based, CUDA, m) { m.impl("paged_attention_step", step); }
+TORCH_LIBRARY_IMPL(based, CUDA, m) {
+  implement<PagedAttentionStep, [](const PagedAttentionStep& in) { return paged_attention_step_with(kCuda, in); }>(m);
+}
 
 }  // namespace
 }  // namespace based::ops
