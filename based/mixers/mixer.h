@@ -23,7 +23,7 @@ class Mixer : public torch::nn::Module {
   // x, the parameters and the state: where gradients are on, the state's tensors are replaced, not written in place.
   virtual Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) = 0;
   // One token for each of the pass's slots: x is [rows, d_model]. In place, no gradients. A row's result depends on no other row, bit for
-  // bit.
+  // bit, among up to ops::kBatchInvariantRows on the CPU, and not on their number; on a GPU, among rows of the same number.
   virtual Tensor step(const Tensor& x, MixerState& state, const Pass& pass) = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "based/core/error.h"
+#include "based/ops/pointwise.h"
 
 namespace based::laws {
 namespace {
@@ -63,6 +64,20 @@ double relative_error(const Tensor& actual, const Tensor& expected) {
 
 bool same_bits(const Tensor& a, const Tensor& b) { return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && a.equal(b); }
 
+// Empty where they are the same; else by how much they differ.
+Violation compare_bits(const std::string& what, const Tensor& actual, const Tensor& expected) {
+  if (same_bits(actual, expected)) return {};
+  std::ostringstream text;
+  text << what;
+  if (actual.sizes() != expected.sizes() || actual.scalar_type() != expected.scalar_type()) {
+    text << ": " << actual.toString() << " " << actual.sizes() << " instead of " << expected.toString() << " " << expected.sizes();
+  } else {
+    text << ": " << actual.ne(expected).sum().item<int64_t>() << " of " << actual.numel() << " numbers differ, relative error "
+         << relative_error(actual, expected);
+  }
+  return text.str();
+}
+
 // A layer's state with what a model counts beside it.
 struct State {
   MixerState layer;
@@ -102,13 +117,6 @@ Tensor step(Mixer& mixer, const Tensor& x, State& state, const Slots& slots) {
   const Tensor seen = state.seen.index_select(0, slots);
   state.seen.index_copy_(0, slots, seen + 1);
   return mixer.step(x, state.layer, Pass::step(slots, seen));
-}
-
-bool same_bits(const State& a, const State& b) {
-  for (const StateTensor& tensor : a.layer.tensors()) {
-    if (!same_bits(tensor.value, b.layer[tensor.name])) return false;
-  }
-  return a.layer.tensors().size() == b.layer.tensors().size() && same_bits(a.seen, b.seen);
 }
 
 double tolerance(torch::Dtype dtype) { return dtype == torch::kFloat64 ? 1e-10 : dtype == torch::kFloat32 ? 1e-4 : 4e-2; }
@@ -190,38 +198,45 @@ Violation compare(const std::string& what, const Results& actual, const Results&
   return {};
 }
 
-// Steps of some slots of `start` together against the same steps alone; on a GPU against the same batch in which all other rows, inputs and
-// states, are others.
-Violation steps_independent(const Subject& subject, Mixer& mixer, const State& start, const Tensor& x, const Tensor& other_x) {
-  const auto copy = [](State state) {
-    for (StateTensor& tensor : state.layer.tensors()) tensor.value = tensor.value.clone();
-    state.seen = state.seen.clone();
-    return state;
-  };
-  for (const std::vector<int64_t>& batch : {std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6}, {5, 2}, {6, 1, 3}, {4, 0, 2, 6, 1}}) {
-    const Tensor slots = torch::tensor(batch, torch::kInt64).to(subject.device);
-    State in_batch = copy(start);
-    std::vector<Tensor> together;
-    for (int round = 0; round < 2; ++round) together.push_back(step(mixer, x.index_select(0, slots), in_batch, slots));
-    for (size_t i = 0; i < batch.size(); ++i) {
-      const auto row = static_cast<int64_t>(i), here = batch[i];
-      State changed = copy(start);
-      Tensor inputs = x.narrow(0, here, 1), its_slots = slot(here, subject.device);
-      if (subject.device.is_cuda()) {
-        inputs = other_x.index_select(0, slots);
-        inputs[row].copy_(x[here]);
-        its_slots = slots;
-        for (const int64_t neighbour : batch)
-          if (neighbour != here) changed.zero(slot(neighbour, subject.device));
-      }
-      for (const Tensor& expected : together) {
-        const Tensor y = step(mixer, inputs, changed, its_slots);
-        if (!same_bits(y[subject.device.is_cuda() ? row : 0], expected[row]))
-          return "step: row of slot " + std::to_string(here) + " differs in a batch of " + std::to_string(batch.size());
-      }
-      if (!same_bits(in_batch.extract(here), changed.extract(here)))
-        return "step: the state of slot " + std::to_string(here) + " differs in a batch";
+// The most rows whose bits must not depend on their number are one less: with as many, linear layers differ within rounding.
+constexpr int64_t kMostRows = ops::kBatchInvariantRows + 1;
+constexpr int64_t kSlots = 67;  // a prime above it; as many slots behind them have neighbours that are of no interest
+
+State copy(State state) {
+  for (StateTensor& tensor : state.layer.tensors()) tensor.value = tensor.value.clone();
+  state.seen = state.seen.clone();
+  return state;
+}
+
+// A batch of n rows gives its rows the bits that two parts of it give them, for n from 2 on: so, from one n to the next, those of a row
+// alone. On a GPU a part is a batch of n, too, in which the rows of the other part, inputs and states, are others. `start` has kSlots
+// slots.
+Violation steps_independent(const Subject& subject, torch::Dtype dtype, Mixer& mixer, const State& start) {
+  std::mt19937_64 random(13);
+  State together = copy(start), apart = copy(start);
+  const Tensor order = torch::arange(kSlots, torch::kInt64).to(subject.device);
+  for (int64_t rows = 1; rows <= kMostRows; ++rows) {
+    const Tensor slots = torch::remainder(order.narrow(0, 0, rows) * 5 + rows, kSlots), x = draw_input(subject, rows, dtype);
+    const int64_t cut = rows == 1 ? 1 : 1 + static_cast<int64_t>(random() % (rows - 1));
+    const auto part = [&](int64_t from, int64_t to) {
+      if (!subject.device.is_cuda()) return step(mixer, x.narrow(0, from, to - from), apart, slots.narrow(0, from, to - from));
+      Tensor inputs = draw_input(subject, rows, dtype), among = slots + kSlots;
+      inputs.narrow(0, from, to - from).copy_(x.narrow(0, from, to - from));
+      among.narrow(0, from, to - from).copy_(slots.narrow(0, from, to - from));
+      return step(mixer, inputs, apart, among).narrow(0, from, to - from);
+    };
+    const Tensor whole = step(mixer, x, together, slots);
+    Tensor parts = part(0, cut);
+    if (cut < rows) parts = torch::cat({parts, part(cut, rows)});
+    const std::string what = "step of " + std::to_string(rows) + " rows, not " + std::to_string(cut) + " and the others apart";
+    if (rows == kMostRows) return compare(what, whole, parts, tolerance(dtype));
+    Violation violation = compare_bits(what, whole, parts);
+    for (int64_t i = 0; i < rows && rows == kMostRows - 1; ++i) {
+      const MixerState a = together.layer.extract(i), b = apart.layer.extract(i);
+      for (const StateTensor& tensor : a.tensors())
+        if (violation.empty()) violation = compare_bits("state's " + tensor.name + " after steps in batches", tensor.value, b[tensor.name]);
     }
+    if (!violation.empty()) return violation;
   }
   return {};
 }
@@ -272,23 +287,21 @@ Violation rows_independent(const Subject& subject, torch::Dtype dtype) {
   const Twins twins = make_twins(subject, dtype);
   const torch::NoGradGuard no_grad;
   Mixer& mixer = *twins.tested;
-  const std::vector<int64_t> lengths = {3, 0, 70, 1, 33, 130, 64};
-  const auto rows = static_cast<int64_t>(lengths.size());
-  State start = make_state(mixer, rows + 1, subject.device);
+  std::vector<int64_t> lengths = {3, 0, 70, 1, 33, 130, 64};
+  for (int64_t row = static_cast<int64_t>(lengths.size()); row < kMostRows; ++row) lengths.push_back(row % 4);
+  State start = make_state(mixer, subject.device.is_cuda() ? 2 * kSlots : kSlots, subject.device);
   std::vector<int64_t> starts = {0};
   std::vector<Tensor> inputs, alone;
-  for (int64_t row = 0; row < rows; ++row) {
+  for (int64_t row = 0; row < kMostRows; ++row) {
     inputs.push_back(draw_input(subject, lengths[row], dtype));
     starts.push_back(starts.back() + lengths[row]);
     alone.push_back(prefill(mixer, inputs[row], start, slot(row, subject.device)));
   }
-  State together = make_state(mixer, rows, subject.device);
+  State together = make_state(mixer, kMostRows, subject.device);
   const Tensor packed = prefill(mixer, torch::cat(inputs), Sequences::packed(starts, starts.back(), subject.device), together,
-                                torch::arange(rows, torch::dtype(torch::kInt64).device(subject.device)));
-  Violation violation = compare("prefill of a mixed batch", packed, torch::cat(alone), tolerance(dtype));
-  if (!violation.empty()) return violation;
-
-  return steps_independent(subject, mixer, start, draw_input(subject, rows, dtype), draw_input(subject, rows, dtype));
+                                torch::arange(kMostRows, torch::dtype(torch::kInt64).device(subject.device)));
+  const Violation violation = compare("prefill of a mixed batch", packed, torch::cat(alone), tolerance(dtype));
+  return violation.empty() ? steps_independent(subject, dtype, mixer, start) : violation;
 }
 
 Violation packed_equals_separate(const Subject& subject, torch::Dtype dtype) {
@@ -354,7 +367,8 @@ Violation rows_do_not_poison(const Subject& subject, torch::Dtype dtype) {
     }
     const auto actual = results_of(bad_x, bad_g, bad_next);
     for (size_t i = 0; i < expected.size(); ++i)
-      if (!same_bits(actual[i].second, expected[i].second)) return expected[i].first + " changes with a neighbour that is not finite";
+      if (!same_bits(actual[i].second, expected[i].second))
+        return compare_bits(expected[i].first + " changes with a neighbour that is not finite", actual[i].second, expected[i].second);
   }
   return {};
 }
@@ -379,6 +393,23 @@ Violation gradients_flow_through_state(const Subject& subject, torch::Dtype dtyp
   return {};
 }
 
+Violation state_is_replaced_under_gradients(const Subject& subject, torch::Dtype dtype) {
+  const Twins twins = make_twins(subject, dtype);
+  State state = make_state(*twins.tested, 2, subject.device);
+  const Slots slots = slot(1, subject.device);
+  for (const int64_t length : {40, 3}) {  // from a fresh state, and from one that is part of a graph
+    std::vector<StateTensor> before = state.layer.tensors(), copies = before;
+    for (StateTensor& tensor : copies) tensor.value = tensor.value.detach().clone();
+    prefill(*twins.tested, draw_input(subject, length, dtype).requires_grad_(true), state, slots);
+    for (size_t i = 0; i < before.size(); ++i) {
+      const std::string what = "state's " + before[i].name + " is written in place where gradients are on";
+      const Violation violation = compare_bits(what, before[i].value, copies[i].value);
+      if (!violation.empty()) return violation;
+    }
+  }
+  return {};
+}
+
 Violation state_is_a_value(const Subject& subject, torch::Dtype dtype) {
   const Twins twins = make_twins(subject, dtype);
   const torch::NoGradGuard no_grad;
@@ -390,29 +421,38 @@ Violation state_is_a_value(const Subject& subject, torch::Dtype dtype) {
   };
   State fresh = make_state(mixer, 3, subject.device);
   const Tensor b_alone = serve(b, fresh, 1);
+  Violation violation;
+  const auto differ = [&violation](const std::string& what, const Tensor& actual, const Tensor& expected) {
+    violation = compare_bits(what, actual, expected);
+    return !violation.empty();
+  };
+  const auto states_differ = [&](const std::string& what, const State& actual, const State& expected) {
+    for (const StateTensor& tensor : actual.layer.tensors())
+      if (differ(what + ", " + tensor.name, tensor.value, expected.layer[tensor.name])) return true;
+    return differ(what + ", tokens", actual.seen, expected.seen);
+  };
 
   State state = make_state(mixer, 3, subject.device);
   serve(a, state, 0);
   const State neighbour = state.extract(0);
   serve(a, state, 1);
   state.zero(slot(1, subject.device));
-  if (!same_bits(serve(b, state, 1), b_alone)) return "a request differs after another one in its slot";
-  if (!same_bits(neighbour, state.extract(0))) return "a slot changed while others were served";
+  if (differ("a request after another one in its slot", serve(b, state, 1), b_alone)) return violation;
+  if (states_differ("a slot while others were served", state.extract(0), neighbour)) return violation;
 
   state.copy(1, 2);
   const Tensor from_original = step_by_step(mixer, more, state, slot(1, subject.device));
-  if (!same_bits(step_by_step(mixer, more, state, slot(2, subject.device)), from_original)) return "a forked slot continues differently";
+  if (differ("a forked slot's steps", step_by_step(mixer, more, state, slot(2, subject.device)), from_original)) return violation;
 
   const Tensor expected = step_by_step(mixer, more, state, slot(0, subject.device));
   State elsewhere = make_state(mixer, 2, subject.device);
   elsewhere.insert(neighbour, 1);
-  if (!same_bits(step_by_step(mixer, more, elsewhere, slot(1, subject.device)), expected))
-    return "an extracted state continues differently elsewhere";
+  if (differ("an extracted state's steps elsewhere", step_by_step(mixer, more, elsewhere, slot(1, subject.device)), expected))
+    return violation;
   serve(draw_input(subject, 300, dtype), elsewhere, 0);
   elsewhere.insert(neighbour, 0);
-  if (!same_bits(step_by_step(mixer, more, elsewhere, slot(0, subject.device)), expected))
-    return "a state inserted over a longer one continues differently";
-  return {};
+  differ("steps of a state inserted over a longer one", step_by_step(mixer, more, elsewhere, slot(0, subject.device)), expected);
+  return violation;
 }
 
 Violation state_bytes_are_real(const Subject& subject, torch::Dtype dtype) {
@@ -447,8 +487,7 @@ Violation parameters_survive_saving(const Subject& subject, torch::Dtype dtype) 
   in.load_from(file);
   loaded->load(in);
   const Tensor x = draw_input(subject, 40, dtype);
-  if (!same_bits(forward(*loaded, x), forward(*twins.tested, x))) return "a mixer with the saved parameters differs";
-  return {};
+  return compare_bits("a mixer with the saved parameters", forward(*loaded, x), forward(*twins.tested, x));
 }
 
 Violation error_does_not_grow(const Subject& subject, torch::Dtype dtype, int64_t length) {

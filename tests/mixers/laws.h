@@ -1,9 +1,12 @@
 // What must hold for every mixer, each law as a function that tells what is violated. conformance_test.cpp runs them over the registry;
 // laws_test.cpp shows on a mixer with one fault at a time that each of them can fail.
 #pragma once
+#include <gtest/gtest.h>
+
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "based/mixers/mixer.h"
@@ -14,19 +17,34 @@ namespace based::laws {
 struct Subject {
   std::string name;
   int64_t d_model;
+  std::string options;                           // as TOML; none: the defaults
   std::function<std::shared_ptr<Mixer>()> make;  // with weights of its own drawing; the laws draw others
   torch::Device device = torch::kCPU;            // where it is tested; the double reference runs on the CPU
 };
 
-// Empty where the law holds.
+// How gtest names it.
+inline void PrintTo(const Subject& subject, std::ostream* to) { *to << subject.name; }
+
+// Empty where the law holds; else what differs, and by how much.
 using Violation = std::string;
+
+// Whether `law`, one of those below, holds; if not, the message says for which options.
+template <class... More>
+testing::AssertionResult obeys(Violation (*law)(const Subject&, torch::Dtype, More...), const Subject& subject, torch::Dtype dtype,
+                               const std::type_identity_t<More>&... more) {
+  const Violation violation = law(subject, dtype, more...);
+  if (violation.empty()) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << violation << "\n  of " << subject.name << ": d_model = " << subject.d_model << ", "
+                                     << (subject.options.empty() ? "default options" : subject.options) << "; " << dtype << " on "
+                                     << subject.device;
+}
 
 // At every length: forward == prefill in random splits == (up to 2048 tokens at once) step by step == the same weights in double.
 Violation forms_agree(const Subject& subject, torch::Dtype dtype, const std::vector<int64_t>& lengths);
 // Outputs before a position do not depend on inputs from there on.
 Violation causal(const Subject& subject, torch::Dtype dtype);
-// In step a row's output and state are the same, bit for bit, alone and among any others (on a GPU: among any others of the same number,
-// since cuBLAS picks its kernel by the shape); in prefill within rounding.
+// In step a row's output and state are the same, bit for bit, alone and among any others, up to kBatchInvariantRows together (on a GPU:
+// among any others of the same number, since cuBLAS picks its kernel by the shape); within rounding in prefill and in one row more.
 Violation rows_independent(const Subject& subject, torch::Dtype dtype);
 // Rows in one packed call, among them empty ones, give the values and gradients that they give one by one.
 Violation packed_equals_separate(const Subject& subject, torch::Dtype dtype);
@@ -35,6 +53,8 @@ Violation packed_equals_separate(const Subject& subject, torch::Dtype dtype);
 Violation rows_do_not_poison(const Subject& subject, torch::Dtype dtype);
 // Two calls of prefill, the state of the first into the second, give the gradients of one forward.
 Violation gradients_flow_through_state(const Subject& subject, torch::Dtype dtype);
+// Where gradients are on, prefill leaves the state's old tensors as they were: a backward may need them.
+Violation state_is_replaced_under_gradients(const Subject& subject, torch::Dtype dtype);
 // Zeroed, forked, extracted and inserted slots continue bit for bit; a slot is its own; nothing is kept outside the state.
 Violation state_is_a_value(const Subject& subject, torch::Dtype dtype);
 // state_bytes is what a state takes after that many tokens.

@@ -1,21 +1,30 @@
 // Each law can fail: a plain mixer obeys them all, and with one fault at a time it breaks the law that is about it.
 #include "tests/mixers/laws.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "based/core/error.h"
 #include "based/ops/rows.h"
+#include "tests/mixers/subjects.h"
 
 namespace based::laws {
 namespace {
 
 enum class Fault {
   none,
-  step_differs,       // the step forgets the decay
-  prefill_restarts,   // prefill ignores the state
-  sees_future,        // an output depends on the last token
-  batch_in_step,      // a row of a step depends on how many rows there are
+  step_differs,      // the step forgets the decay
+  prefill_restarts,  // prefill ignores the state
+  sees_future,       // an output depends on the last token
+  batch_in_step,     // a row of a step depends on how many rows there are
+  rows_beyond_16,    // the same, where there are more than 16
+  rows_beyond_32,
+  rows_beyond_64,     // where linear layers may round in another way: more than that
+  last_of_rows,       // the last element of all rows of a step is computed in another way
+  odd_width,          // a step's last channel is wrong where the width is odd
+  state_in_place,     // prefill writes the state in place where gradients are on
   slot_state_mixed,   // a step disturbs the slot of a neighbour
   leaks_across_rows,  // packed rows are one row
   weighs_with_zero,   // the next row takes part in a sum, times 0
@@ -65,7 +74,11 @@ class Peer final : public Mixer {
       }
       last.push_back(fault_ == Fault::state_detached ? sum.detach() : sum);
     }
-    ops::write_rows(state["sum"], pass.slots(), torch::stack(last));
+    if (fault_ == Fault::state_in_place) {
+      state["sum"].index_copy_(0, pass.slots(), torch::stack(last));
+    } else {
+      ops::write_rows(state["sum"], pass.slots(), torch::stack(last));
+    }
     if (fault_ == Fault::state_grows) state["sum"] = torch::cat({state["sum"], torch::zeros_like(state["sum"])}, 1).narrow(1, 0, d_model_);
     return outputs.empty() ? x : output(torch::stack(outputs).to(x.scalar_type()));
   }
@@ -77,7 +90,9 @@ class Peer final : public Mixer {
       Tensor before = state["sum"].select(0, slots[row].item<int64_t>());
       Tensor after = (fault_ == Fault::step_differs ? 0.99 : 1) * decay() * before + torch::mv(weight_, x[row]).to(before.scalar_type());
       if (fault_ == Fault::memory_outside) after = after + 1e-6 * static_cast<double>(steps_++);
-      if (fault_ == Fault::batch_in_step && x.size(0) > 1) after = after * (1 + 1e-6);
+      if (x.size(0) > most_rows()) after = after * (1 + (fault_ == Fault::rows_beyond_64 ? 1e-3 : 1e-6));
+      if (fault_ == Fault::last_of_rows && row + 1 == x.size(0)) after[-1] *= 1 + 1e-6;
+      if (fault_ == Fault::odd_width && d_model_ % 2 != 0) after[-1] *= 1.01;
       before.copy_(after);
       sums.push_back(before.clone());
     }
@@ -89,6 +104,17 @@ class Peer final : public Mixer {
   }
 
  private:
+  // More rows of a step give other results.
+  int64_t most_rows() const {
+    switch (fault_) {
+      case Fault::batch_in_step: return 1;
+      case Fault::rows_beyond_16: return 16;
+      case Fault::rows_beyond_32: return 32;
+      case Fault::rows_beyond_64: return 64;
+      default: return INT64_MAX;
+    }
+  }
+
   double decay() const { return fault_ == Fault::half_state ? 1 : 0.9; }
 
   Tensor output(const Tensor& sums) const {
@@ -107,7 +133,7 @@ class Peer final : public Mixer {
 };
 
 Subject peer(Fault fault) {
-  return {"peer", 12, [fault] { return std::make_shared<Peer>(12, fault); }};
+  return {"peer", 12, "", [fault] { return std::make_shared<Peer>(12, fault); }};
 }
 
 const std::vector<int64_t> kLengths = {1, 2, 65};
@@ -125,6 +151,7 @@ TEST_F(Laws, AreObeyedByAPlainMixer) {
     EXPECT_EQ(packed_equals_separate(peer(Fault::none), dtype), "");
     EXPECT_EQ(rows_do_not_poison(peer(Fault::none), dtype), "");
     EXPECT_EQ(gradients_flow_through_state(peer(Fault::none), dtype), "");
+    EXPECT_EQ(state_is_replaced_under_gradients(peer(Fault::none), dtype), "");
     EXPECT_EQ(state_is_a_value(peer(Fault::none), dtype), "");
     EXPECT_EQ(state_bytes_are_real(peer(Fault::none), dtype), "");
     EXPECT_EQ(parameters_survive_saving(peer(Fault::none), dtype), "");
@@ -148,11 +175,66 @@ TEST_F(Laws, RowsMustNotMeet) {
   EXPECT_NE(rows_independent(peer(Fault::leaks_across_rows), torch::kFloat32), "");
 }
 
+TEST_F(Laws, RowsMustNotDependOnTheirNumber) {
+  for (const Fault fault : {Fault::rows_beyond_16, Fault::rows_beyond_32, Fault::rows_beyond_64, Fault::last_of_rows})
+    EXPECT_NE(rows_independent(peer(fault), torch::kFloat32), "") << static_cast<int>(fault);
+}
+
 TEST_F(Laws, PackedRowsMustNotMeet) { EXPECT_NE(packed_equals_separate(peer(Fault::leaks_across_rows), torch::kFloat32), ""); }
 
 TEST_F(Laws, NeighboursMustNotBePoisoned) { EXPECT_NE(rows_do_not_poison(peer(Fault::weighs_with_zero), torch::kFloat32), ""); }
 
 TEST_F(Laws, GradientsMustCrossTheState) { EXPECT_NE(gradients_flow_through_state(peer(Fault::state_detached), torch::kFloat64), ""); }
+
+TEST_F(Laws, StatesMustNotBeWrittenWhereGradientsAreOn) {
+  EXPECT_NE(state_is_replaced_under_gradients(peer(Fault::state_in_place), torch::kFloat32), "");
+  EXPECT_EQ(gradients_flow_through_state(peer(Fault::state_in_place), torch::kFloat64), "");
+}
+
+// A mixer that like most has heads, which must divide the width evenly.
+struct PeerConfig {
+  int64_t heads = 16, other = 7, odd = 1;
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("other", other, "none of the widths");
+    field("odd", odd, "must be even where there is more than one channel a head");
+    field("heads", heads, "heads");
+  }
+};
+
+MixerInfo peer_with_heads() {
+  return {"peer", "",
+          [](const Config& options, const MixerContext& context) -> std::shared_ptr<Mixer> {
+            const auto config = read_config<PeerConfig>(options);
+            if (config.heads < 2 || context.d_model % config.heads != 0 || (context.d_model % 2 != 0 && config.odd % 2 != 0))
+              throw UsageError("peer: d_model is not a multiple of heads");
+            return std::make_shared<Peer>(context.d_model, Fault::odd_width);
+          },
+          [] { return config_help<PeerConfig>(); }};
+}
+
+TEST_F(Laws, AreTriedAtOddAndLargeWidths) {
+  std::string wrong, all;
+  for (const Subject& subject : subjects_of(peer_with_heads(), {{10, "heads = 2"}})) {
+    all += subject.name + ":" + std::to_string(subject.d_model) + " ";
+    if (!forms_agree(subject, torch::kFloat32, kLengths).empty()) wrong += subject.name + " ";
+  }
+  EXPECT_EQ(all, "peer:64 peer_at33:33 peer_at256:256 peer1:10 ");
+  EXPECT_EQ(wrong, "peer_at33 ");
+  EXPECT_EQ(options_at(peer_with_heads(), 33)->toml, "odd = 0\nheads = 3");
+  EXPECT_FALSE(options_at(peer_with_heads(), 1));
+}
+
+TEST_F(Laws, SayForWhichOptionsAndHowMuch) {
+  Subject subject = peer(Fault::step_differs);
+  subject.options = "heads = 3";
+  const testing::AssertionResult result = obeys(forms_agree, subject, torch::kFloat32, kLengths);
+  EXPECT_FALSE(result);
+  EXPECT_THAT(result.message(), testing::AllOf(testing::HasSubstr("relative error"), testing::HasSubstr("d_model = 12, heads = 3; Float")));
+  EXPECT_THAT(rows_independent(peer(Fault::rows_beyond_32), torch::kFloat32),
+              testing::AllOf(testing::HasSubstr("step of 33 rows"), testing::HasSubstr("relative error")));
+  EXPECT_THAT(state_is_a_value(peer(Fault::memory_outside), torch::kFloat32), testing::HasSubstr("relative error"));
+}
 
 TEST_F(Laws, StateMustBeAll) {
   EXPECT_NE(state_is_a_value(peer(Fault::memory_outside), torch::kFloat32), "");
