@@ -16,6 +16,7 @@
 #include "based/ops/projected_conv.h"
 #include "based/ops/rms_norm.h"
 #include "based/ops/rotary.h"
+#include "based/ops/rowwise.h"
 #include "based/ops/short_conv.h"
 #include "based/ops/swiglu.h"
 #include "based/ops/taylor_attention.h"
@@ -209,6 +210,12 @@ std::vector<OperatorCheck> other_checks() {
        },
        [](const Tensors& x) { return ops::swiglu(x[0]); },
        [](const Tensors& x) { return x[0].narrow(1, 0, 48) * torch::silu(x[0].narrow(1, 48, 48)); }},
+      {"rowwise_activation",
+       [] {
+         return Tensors{draw({33, 47}, 2)};
+       },
+       [](const Tensors& x) { return ops::rowwise::silu(x[0]) + ops::rowwise::sigmoid(x[0]) + ops::rowwise::softplus(x[0]); },
+       [](const Tensors& x) { return torch::silu(x[0]) + torch::sigmoid(x[0]) + torch::log1p(torch::exp(x[0])); }},
       {"rotary_",
        [] {
          return Tensors{draw({tokens, 2 * 16})};

@@ -10,6 +10,7 @@
 #include "based/ops/arguments.h"
 #include "based/ops/linear.h"
 #include "based/ops/long_conv.h"
+#include "based/ops/rowwise.h"
 #include "based/ops/short_conv.h"
 #include "based/ops/swiglu.h"
 
@@ -79,9 +80,6 @@ void check_implicit(const BaseConvConfig& config) {
                    std::to_string(features) + "; make l_max, d_emb or d_hidden smaller");
 }
 
-// torch::silu treats the last elements of a tensor differently, so that a row's bits would depend on the batch.
-Tensor row_silu(const Tensor& x) { return ops::swiglu(torch::cat({torch::ones_like(x), x}, 1)); }
-
 class BaseConv final : public Mixer {
  public:
   BaseConv(const BaseConvConfig& config, const MixerContext& context) : config_(config), channels_(context.d_model) {
@@ -133,9 +131,9 @@ class BaseConv final : public Mixer {
  private:
   Tensor gate_of(const Tensor& x) const {
     const Tensor gate = projection_->forward(x);
-    return config_.use_act ? row_silu(gate) : gate;
+    return config_.use_act ? ops::rowwise::silu(gate) : gate;
   }
-  Tensor gated(const Tensor& x, const Tensor& conv) const { return x + (config_.use_act ? row_silu(conv) : conv) * gate_of(x); }
+  Tensor gated(const Tensor& x, const Tensor& conv) const { return x + (config_.use_act ? ops::rowwise::silu(conv) : conv) * gate_of(x); }
 
   // Σ_j filter[:, j] x_{t−j} over the ring, a slot at a time: a sum over several rows at once would be split by their number.
   Tensor long_step(const Tensor& x, const Tensor& ring, const Pass& pass) const {

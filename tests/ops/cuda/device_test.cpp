@@ -14,6 +14,7 @@
 #include "based/ops/paged_attention.h"
 #include "based/ops/rms_norm.h"
 #include "based/ops/rotary.h"
+#include "based/ops/rowwise.h"
 #include "based/ops/short_conv.h"
 #include "based/ops/swiglu.h"
 #include "based/ops/taylor_attention.h"
@@ -72,6 +73,8 @@ struct Everything {
             rms_norm(x, weight, 1e-5),
             token_log_probabilities(x, x, at::arange(x.size(0), cu.options())),
             swiglu(h),
+            rowwise::softplus(h),
+            rowwise::l2_norm(h, 1e-6),
             rotary_(wide.flatten(1).clone(), positions, {wide.size(1), wide.size(2), 64}),
             taylor_attention_prefill(q, k, v, cu, state, slots),
             taylor_attention_step(three(q), three(k), three(v), state, slots),

@@ -1,0 +1,130 @@
+#include "based/ops/rowwise.h"
+
+#include <cmath>
+
+#include "based/kernels/activation.h"
+#include "based/ops/arguments.h"
+#include "based/ops/pointwise.h"
+
+namespace based::ops {
+namespace {
+
+using kernels::Activation;
+
+constexpr const char* kOp = "rowwise_activation";
+// ATen's softplus is x above this: e^−40 is less than half a unit in the last place, in fp64 too.
+constexpr double kLinear = 40;
+
+void check(const Tensor& x, int64_t function) {
+  require(at::isFloatingType(x.scalar_type()), kOp, "x must be floating, got ", x.scalar_type());
+  require(x.dim() >= 1, kOp, "x must have rows, got a single number");
+  require(function >= 0 && function <= static_cast<int64_t>(Activation::exp), kOp, "function must be 0..3, got ", function);
+}
+
+// On a GPU a number is computed in the same way wherever it lies.
+Tensor activation_reference(const Tensor& x, int64_t function) {
+  check(x, function);
+  switch (static_cast<Activation>(function)) {
+    case Activation::silu: return at::silu(x);
+    case Activation::sigmoid: return at::sigmoid(x);
+    case Activation::softplus: return at::softplus(x, 1, kLinear);
+    default: return at::exp(x);
+  }
+}
+
+Tensor activation_meta(const Tensor& x, int64_t function) {
+  check(x, function);
+  return at::empty(x.sizes(), x.options());
+}
+
+Tensor activation_cpu(const Tensor& x, int64_t function) {
+  check(x, function);
+  const Tensor in = x.contiguous(), y = at::empty(x.sizes(), x.options());
+  const int64_t rows = x.size(0);
+  if (!has_kernel(x)) {
+    for (int64_t row = 0; row < rows; ++row) y[row].copy_(activation_reference(in.narrow(0, row, 1), function)[0]);
+    return y;
+  }
+  require_ok(kernels::cpu::activate({in.const_data_ptr(), y.mutable_data_ptr(), rows, rows == 0 ? 0 : x.numel() / rows, kernel_dtype(x),
+                                     static_cast<Activation>(function)}));
+  return y;
+}
+
+Tensor call(const Tensor& x, int64_t function) {
+  static const auto op = find_operator<decltype(activation_reference)>("based::rowwise_activation");
+  return op.call(x, function);
+}
+
+struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
+  using Context = torch::autograd::AutogradContext;
+  using Variables = torch::autograd::variable_list;
+
+  static Tensor forward(Context* context, const Tensor& x, int64_t function) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const Tensor y = call(x, function);
+    context->save_for_backward({x, y});
+    context->saved_data["function"] = function;
+    return y;
+  }
+
+  static Variables backward(Context* context, const Variables& grads) {
+    const Variables saved = context->get_saved_variables();
+    const Tensor &grad = grads[0], &x = saved[0], &y = saved[1];
+    switch (static_cast<Activation>(context->saved_data["function"].toInt())) {
+      case Activation::silu: return {at::silu_backward(grad, x), {}};
+      case Activation::sigmoid: return {at::sigmoid_backward(grad, y), {}};
+      case Activation::softplus: return {at::softplus_backward(grad, x, 1, kLinear), {}};
+      default: return {grad * y, {}};
+    }
+  }
+};
+
+Tensor activation_autograd(const Tensor& x, int64_t function) {
+  if (wants_gradient({x})) return ActivationFunction::apply(x, function);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return call(x, function);
+}
+
+// Σx² over the last dimension, which stays: halves are added to halves.
+Tensor sum_of_squares(const Tensor& x) {
+  Tensor sum = x.square();
+  while (sum.size(-1) > 1) {
+    const int64_t width = sum.size(-1), half = (width + 1) / 2;
+    const Tensor first = sum.narrow(-1, 0, width / 2) + sum.narrow(-1, half, width / 2);
+    sum = width % 2 == 0 ? first : at::cat({first, sum.narrow(-1, width / 2, 1)}, -1);
+  }
+  return sum;
+}
+
+// x · scale / √(mean(x²) + eps). A scale of its own type, fp32 for bf16, is not rounded.
+Tensor normalised(const Tensor& x, double scale, double eps) {
+  require(x.dim() >= 1 && x.size(-1) >= 1, "rowwise norm", "x must have a last dimension of at least 1, got ", x.sizes());
+  const int64_t width = x.size(-1);
+  if (!has_kernel(x)) return x * scale / (sum_of_squares(x) / static_cast<double>(width) + eps).sqrt();
+  return ops::rms_norm(x, at::full({width}, scale, x.options().dtype(sum_type(x)).requires_grad(false)), eps).to(x.scalar_type());
+}
+
+TORCH_LIBRARY_FRAGMENT(based, m) { m.def("rowwise_activation(Tensor x, int function) -> Tensor"); }
+TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) { m.impl("rowwise_activation", activation_reference); }
+TORCH_LIBRARY_IMPL(based, CPU, m) { m.impl("rowwise_activation", activation_cpu); }
+TORCH_LIBRARY_IMPL(based, Meta, m) { m.impl("rowwise_activation", activation_meta); }
+TORCH_LIBRARY_IMPL(based, Autograd, m) { m.impl("rowwise_activation", activation_autograd); }
+
+}  // namespace
+
+namespace rowwise {
+
+Tensor silu(const Tensor& x) { return call(x, static_cast<int64_t>(Activation::silu)); }
+Tensor sigmoid(const Tensor& x) { return call(x, static_cast<int64_t>(Activation::sigmoid)); }
+Tensor softplus(const Tensor& x) { return call(x, static_cast<int64_t>(Activation::softplus)); }
+Tensor exp(const Tensor& x) { return call(x, static_cast<int64_t>(Activation::exp)); }
+
+Tensor l2_norm(const Tensor& x, double eps) {
+  const auto width = static_cast<double>(x.dim() >= 1 ? x.size(-1) : 0);
+  return normalised(x, 1 / std::sqrt(width), eps / width);
+}
+
+Tensor rms_norm(const Tensor& x, double eps) { return normalised(x, 1, eps); }
+
+}  // namespace rowwise
+}  // namespace based::ops

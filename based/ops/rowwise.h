@@ -1,0 +1,21 @@
+// Functions of rows, each by itself: a row's bits depend on nothing but the row, where ATen's own treat the last elements of a tensor in
+// another way than the others, or sum in an order that depends on the number of rows. A mixer's step is made of these.
+// For fp32, bf16 (arithmetic in fp32) and fp64; results have x's type and shape. All differentiable; gradients are ATen's, within rounding.
+#pragma once
+#include "based/ops/torch.h"
+
+namespace based::ops::rowwise {
+
+using torch::Tensor;
+
+// Of every number of x [rows, …].
+Tensor silu(const Tensor& x);      // x / (1 + e^−x)
+Tensor sigmoid(const Tensor& x);   // 1 / (1 + e^−x)
+Tensor softplus(const Tensor& x);  // log(1 + e^x)
+Tensor exp(const Tensor& x);
+
+// Over the last dimension of x [rows, …, width].
+Tensor l2_norm(const Tensor& x, double eps);   // x / √(Σx² + eps)
+Tensor rms_norm(const Tensor& x, double eps);  // x / √(mean(x²) + eps): ops::rms_norm without a weight
+
+}  // namespace based::ops::rowwise
