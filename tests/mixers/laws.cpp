@@ -1,6 +1,7 @@
 #include "tests/mixers/laws.h"
 
 #include <cmath>
+#include <iomanip>
 #include <limits>
 #include <random>
 #include <sstream>
@@ -62,6 +63,20 @@ double relative_error(const Tensor& actual, const Tensor& expected) {
   return error == 0 ? 0 : error / scale;
 }
 
+// Where the largest difference is, and what is there: " at [3, 0]: 1.5 instead of 2". What is not a number comes first.
+std::string where(const Tensor& actual, const Tensor& expected) {
+  if (expected.numel() == 0 || actual.sizes() != expected.sizes()) return {};
+  const Tensor a = in_double(actual).flatten(), e = in_double(expected).flatten();
+  const Tensor difference = torch::nan_to_num((a - e).abs(), std::numeric_limits<double>::infinity());
+  const int64_t at = difference.masked_fill(a.eq(e), -1).argmax().item<int64_t>();
+  std::vector<int64_t> index;
+  for (int64_t d = expected.dim(), left = at; d-- > 0; left /= expected.size(d)) index.insert(index.begin(), left % expected.size(d));
+  std::ostringstream text;
+  text << std::setprecision(9) << " at " << at::IntArrayRef(index) << ": " << a[at].item<double>() << " instead of "
+       << e[at].item<double>();
+  return text.str();
+}
+
 bool same_bits(const Tensor& a, const Tensor& b) { return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && a.equal(b); }
 
 // Empty where they are the same; else by how much they differ.
@@ -73,7 +88,7 @@ Violation compare_bits(const std::string& what, const Tensor& actual, const Tens
     text << ": " << actual.toString() << " " << actual.sizes() << " instead of " << expected.toString() << " " << expected.sizes();
   } else {
     text << ": " << actual.ne(expected).sum().item<int64_t>() << " of " << actual.numel() << " numbers differ, relative error "
-         << relative_error(actual, expected);
+         << relative_error(actual, expected) << where(actual, expected);
   }
   return text.str();
 }
@@ -125,7 +140,7 @@ Violation compare(const std::string& what, const Tensor& actual, const Tensor& e
   const double error = relative_error(actual, expected);
   if (error <= allowed) return {};
   std::ostringstream text;
-  text << what << ": relative error " << error << ", allowed " << allowed;
+  text << what << ": relative error " << error << ", allowed " << allowed << where(actual, expected);
   return text.str();
 }
 
@@ -191,7 +206,8 @@ Violation compare(const std::string& what, const Results& actual, const Results&
     const double error = relative_error(actual.values[i], expected.values[i]) * (scale == 0 ? 1 : scale / std::max(scale, floor));
     if (!(error <= allowed)) {
       std::ostringstream text;
-      text << what << ", " << expected.names[i] << ": relative error " << error << ", allowed " << allowed;
+      text << what << ", " << expected.names[i] << ": relative error " << error << ", allowed " << allowed
+           << where(actual.values[i], expected.values[i]);
       return text.str();
     }
   }
@@ -242,6 +258,19 @@ Violation steps_independent(const Subject& subject, torch::Dtype dtype, Mixer& m
 }
 
 }  // namespace
+
+std::string flags_of(const Subject& subject) {
+  std::string flags = "--d-model " + std::to_string(subject.d_model), line;
+  for (std::istringstream lines(subject.options); std::getline(lines, line);) {
+    const size_t equals = line.find('=');
+    const auto trimmed = [](const std::string& text) {
+      const size_t begin = text.find_first_not_of(' ');
+      return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(' ') + 1 - begin);
+    };
+    flags += " --set " + trimmed(line.substr(0, equals)) + "=" + trimmed(line.substr(equals + 1));
+  }
+  return flags;
+}
 
 Violation forms_agree(const Subject& subject, torch::Dtype dtype, const std::vector<int64_t>& lengths) {
   const Twins twins = make_twins(subject, dtype);
@@ -468,7 +497,10 @@ Violation state_bytes_are_real(const Subject& subject, torch::Dtype dtype) {
       return "after " + std::to_string(tokens) + " tokens the state takes " + std::to_string(bytes) + " bytes, state_bytes says " +
              std::to_string(state_bytes(*twins.tested, tokens));
     }
-    if (!state.layer.grows() && bytes != twins.tested->make_state(1).bytes()) return "the state grew, and does not say so";
+    if (!state.layer.grows() && bytes != twins.tested->make_state(1).bytes()) {
+      return "after " + std::to_string(tokens) + " tokens the state takes " + std::to_string(bytes) + " bytes, " +
+             std::to_string(twins.tested->make_state(1).bytes()) + " when it was new, and does not say that it grows";
+    }
   }
   return {};
 }

@@ -25,7 +25,10 @@ struct Subject {
 // How gtest names it.
 inline void PrintTo(const Subject& subject, std::ostream* to) { *to << subject.name; }
 
-// Empty where the law holds; else what differs, and by how much.
+// The width and the options as `based mixers` takes them: "--d-model 33 --set heads=3".
+std::string flags_of(const Subject& subject);
+
+// Empty where the law holds; else what differs, by how much and where.
 using Violation = std::string;
 
 // Whether `law`, one of those below, holds; if not, the message says for which options.
@@ -34,8 +37,7 @@ testing::AssertionResult obeys(Violation (*law)(const Subject&, torch::Dtype, Mo
                                const std::type_identity_t<More>&... more) {
   const Violation violation = law(subject, dtype, more...);
   if (violation.empty()) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << violation << "\n  of " << subject.name << ": d_model = " << subject.d_model << ", "
-                                     << (subject.options.empty() ? "default options" : subject.options) << "; " << dtype << " on "
+  return testing::AssertionFailure() << violation << "\n  of " << subject.name << ": " << flags_of(subject) << "; " << dtype << " on "
                                      << subject.device;
 }
 

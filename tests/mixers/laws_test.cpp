@@ -225,12 +225,30 @@ TEST_F(Laws, AreTriedAtOddAndLargeWidths) {
   EXPECT_FALSE(options_at(peer_with_heads(), 1));
 }
 
+// Whatever is wrong, the message has numbers in it.
+TEST_F(Laws, SayWhatDiffersByHowMuchAndWhere) {
+  const auto says = [](const std::string& pattern) { return testing::ContainsRegex(pattern); };
+  const char* const size = "relative error [0-9.einf+-]+.* at \\[[0-9, ]+\\]: [-0-9.einfa+]+ instead of [-0-9.e+]+";
+  EXPECT_THAT(causal(peer(Fault::sees_future), torch::kFloat32), says(size));
+  EXPECT_THAT(packed_equals_separate(peer(Fault::leaks_across_rows), torch::kFloat32), says(size));
+  EXPECT_THAT(rows_do_not_poison(peer(Fault::weighs_with_zero), torch::kFloat32), says(size));
+  EXPECT_THAT(gradients_flow_through_state(peer(Fault::state_detached), torch::kFloat64), says(size));
+  EXPECT_THAT(state_is_replaced_under_gradients(peer(Fault::state_in_place), torch::kFloat32), says(size));
+  EXPECT_THAT(parameters_survive_saving(peer(Fault::unregistered), torch::kFloat32), says(size));
+  EXPECT_THAT(forms_agree(peer(Fault::uninitialised), torch::kFloat32, kLengths), says("relative error inf.* at .*nan instead of"));
+  // Element 11 of the last of the rows is what that fault changes.
+  EXPECT_THAT(rows_independent(peer(Fault::last_of_rows), torch::kFloat32), says("step of 2 rows.* at \\[[01], 11\\]"));
+  EXPECT_THAT(state_bytes_are_real(peer(Fault::state_grows), torch::kFloat32), says("takes [0-9]+ bytes.* [0-9]+"));
+  EXPECT_THAT(error_does_not_grow(peer(Fault::half_state), torch::kBFloat16, 2500), says("relative error [0-9.e-]+ in the last"));
+}
+
 TEST_F(Laws, SayForWhichOptionsAndHowMuch) {
   Subject subject = peer(Fault::step_differs);
-  subject.options = "heads = 3";
+  subject.options = "heads = 3\nbias = true";
   const testing::AssertionResult result = obeys(forms_agree, subject, torch::kFloat32, kLengths);
   EXPECT_FALSE(result);
-  EXPECT_THAT(result.message(), testing::AllOf(testing::HasSubstr("relative error"), testing::HasSubstr("d_model = 12, heads = 3; Float")));
+  EXPECT_THAT(result.message(), testing::AllOf(testing::HasSubstr("relative error"), testing::HasSubstr(" instead of "),
+                                               testing::HasSubstr("of peer: --d-model 12 --set heads=3 --set bias=true; Float on cpu")));
   EXPECT_THAT(rows_independent(peer(Fault::rows_beyond_32), torch::kFloat32),
               testing::AllOf(testing::HasSubstr("step of 33 rows"), testing::HasSubstr("relative error")));
   EXPECT_THAT(state_is_a_value(peer(Fault::memory_outside), torch::kFloat32), testing::HasSubstr("relative error"));
