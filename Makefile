@@ -5,7 +5,7 @@ BUILD = build/$(PRESET)
 export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 export CTEST_PARALLEL_LEVEL = $(JOBS)
 
-.PHONY: build help setup test demo format format-check lint fuzz install clean
+.PHONY: build help setup test check demo format format-check lint fuzz install clean
 build: setup $(BUILD)/build.ninja ## set up and build the program (the default)
 	cmake --build $(BUILD) --target based
 
@@ -23,6 +23,17 @@ test: export OMP_WAIT_POLICY ?= passive
 test: setup-all $(BUILD)/build.ninja ## build and run every test; format and the sanitizer build are among them
 	cmake --build $(BUILD)
 	ctest --test-dir $(BUILD) --output-on-failure
+
+MIXERS = $(shell sed -n 's/^BASED_MIXER(\(.*\))$$/\1/p' based/mixers/mixers.def)
+check: $(if $(filter $(MIXERS),$(MIXER)),setup $(BUILD)/build.ninja) ## build and run the tests that one mixer must pass: make check MIXER=name
+ifeq ($(filter $(MIXERS),$(MIXER)),)
+	@echo "make check MIXER=name: $(if $(MIXER),there is no mixer '$(MIXER)'; )name is one of $(MIXERS)" >&2; exit 2
+else
+	cmake --build $(BUILD) --target mixers_tests
+	@filter='Registry/*/$(MIXER)*:ShapesOnly.*'; \
+	nvidia-smi -L >/dev/null 2>&1 || { filter="$$filter:-*_cuda"; echo "no GPU: on the CPU alone"; }; \
+	$(BUILD)/bin/mixers_tests --gtest_brief=1 --gtest_filter="$$filter"
+endif
 
 demo: setup-demo build ## train, generate and draw the memory-recall picture, in under five minutes; results in out/demo
 	@tools/demo
