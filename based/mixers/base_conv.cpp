@@ -106,11 +106,8 @@ class BaseConv final : public Mixer {
   // inputs.
   MixerState make_state(int64_t slots) const override {
     const Tensor& weight = projection_->weight();
-    const auto options = state_options(weight);
-    if (conv_) {
-      return MixerState({{"conv", torch::zeros({slots, channels_, config_.kernel_size - 1}, options.dtype(ops::sum_type(weight)))}});
-    }
-    return MixerState({{"input", torch::zeros({slots, config_.l_max, channels_}, options)}});
+    if (conv_) return MixerState({{"conv", torch::zeros({slots, channels_, config_.kernel_size - 1}, sum_options(weight))}});
+    return MixerState({{"input", torch::zeros({slots, config_.l_max, channels_}, state_options(weight))}});
   }
 
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {

@@ -1,7 +1,6 @@
 // BaseConv as in the paper's language models (appendix "Convolution"): y = out_proj(SiLU(conv(u1)) ⊙ u2), [u1, u2] = in_proj(x).
 #include "based/mixers/mixer.h"
 #include "based/mixers/parameters.h"
-#include "based/mixers/shapes_only.h"
 #include "based/ops/arguments.h"
 #include "based/ops/projected_conv.h"
 #include "based/ops/short_conv.h"
@@ -48,8 +47,7 @@ class GatedConv final : public Mixer {
   // "conv" [slots, width, taps − 1]: the latest inputs of the convolution.
   MixerState make_state(int64_t slots) const override {
     const Tensor& weight = conv_->weight();
-    const auto options = state_options(weight).dtype(ops::sum_type(weight));
-    return MixerState({{"conv", torch::zeros({slots, width_, weight.size(1) - 1}, options)}});
+    return MixerState({{"conv", torch::zeros({slots, width_, weight.size(1) - 1}, sum_options(weight))}});
   }
 
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {

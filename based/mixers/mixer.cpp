@@ -1,6 +1,7 @@
 #include "based/mixers/mixer.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "based/core/error.h"
 #include "based/mixers/shapes_only.h"
@@ -12,13 +13,36 @@ namespace based {
 #include "based/mixers/mixers.def"
 #undef BASED_MIXER
 
-const std::vector<MixerInfo>& mixers() {
-  static const std::vector<MixerInfo> table = {
+namespace {
+
+// A deque, since references to its elements outlive what is added.
+std::deque<MixerInfo>& table() {
+  static std::deque<MixerInfo> all = {
 #define BASED_MIXER(name) mixer_info_##name(),
 #include "based/mixers/mixers.def"
 #undef BASED_MIXER
   };
-  return table;
+  return all;
+}
+
+// As a key of a configuration has it, and a test's name.
+bool is_name(std::string_view text) {
+  const auto plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; };
+  return !text.empty() && text[0] >= 'a' && text[0] <= 'z' && std::all_of(text.begin(), text.end(), plain);
+}
+
+}  // namespace
+
+const std::deque<MixerInfo>& mixers() { return table(); }
+
+void register_mixer(const MixerInfo& info) {
+  const std::string name = info.name == nullptr ? "" : info.name;
+  if (!is_name(name)) throw Error("register_mixer: a name is lower-case letters, digits and _, a letter first, got '" + name + "'");
+  for (const MixerInfo& known : table())
+    if (name == known.name) throw Error("register_mixer: there is a mixer '" + name + "' already; choose another name");
+  if (info.summary == nullptr || info.make == nullptr || info.help == nullptr)
+    throw Error("register_mixer: '" + name + "' must have summary, make and help; BASED_DEFINE_MIXER gives all of them");
+  table().push_back(info);
 }
 
 const MixerInfo& find_mixer(const std::string& name) {

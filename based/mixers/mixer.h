@@ -1,5 +1,6 @@
 // The one interface of all sequence mixers. A mixer is one file, based/mixers/foo.cpp, and one line in mixers.def.
 #pragma once
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -41,8 +42,12 @@ struct MixerInfo {
   std::vector<FieldHelp> (*help)();                                            // its options
 };
 
-const std::vector<MixerInfo>& mixers();                // every registered mixer, in the order of mixers.def
+const std::deque<MixerInfo>& mixers();                 // every registered mixer: those of mixers.def in its order, then others
 const MixerInfo& find_mixer(const std::string& name);  // throws UsageError naming the nearest
+
+// For a program with a mixer of its own: from here on it is one of mixers(), and models may name it. Its name is lower-case letters, digits
+// and _, a letter first, and no other mixer's; else, or where something is missing, throws Error. Called before other threads make models.
+void register_mixer(const MixerInfo& info);
 
 // Bytes of one slot of the state that really runs, after `tokens` tokens (which matters where it grows).
 int64_t state_bytes(const Mixer& mixer, int64_t tokens);

@@ -5,6 +5,7 @@
 
 #include "based/core/error.h"
 #include "based/mixers/shapes_only.h"
+#include "based/ops/arguments.h"
 
 namespace based {
 
@@ -13,6 +14,14 @@ void check_option(const char* mixer, const char* option, int64_t value, int64_t 
   throw UsageError(std::string(mixer) + ": " + option + " must be " + std::to_string(low) + ".." + std::to_string(high) + ", got " +
                    std::to_string(value));
 }
+
+int64_t divided(const char* mixer, const char* name, int64_t value, const char* divisor_name, int64_t divisor, const char* advice) {
+  if (value % divisor == 0) return value / divisor;
+  throw UsageError(std::string(mixer) + ": " + name + " " + std::to_string(value) + " is not a multiple of " + divisor_name + " " +
+                   std::to_string(divisor) + advice);
+}
+
+torch::TensorOptions sum_options(const Tensor& weight) { return state_options(weight).dtype(ops::sum_type(weight)); }
 
 Tensor initial_filter(torch::IntArrayRef shape, int64_t taps) {
   const double bound = 1 / std::sqrt(static_cast<double>(taps));

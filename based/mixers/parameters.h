@@ -1,4 +1,4 @@
-// What mixers share beside Projection: checked options, and the filter of a short convolution.
+// What mixers share beside Projection: checked options, the type of a state's sums, and the filter of a short convolution.
 #pragma once
 #include <optional>
 
@@ -9,6 +9,12 @@ namespace based {
 
 // Throws UsageError "mixer: option must be low..high, got value" where it is outside.
 void check_option(const char* mixer, const char* option, int64_t value, int64_t low, int64_t high);
+
+// value / divisor. Throws UsageError "mixer: d_model 64 is not a multiple of heads 5", then `advice`, where it is none.
+int64_t divided(const char* mixer, const char* name, int64_t value, const char* divisor_name, int64_t divisor, const char* advice = "");
+
+// Of a state that sums, beside this weight: fp32 whatever the activations' type, fp64 in fp64. Other states have state_options.
+torch::TensorOptions sum_options(const Tensor& weight);
 
 // [channels, taps] uniform in ±1/√taps, or empty under SkipInitialisation.
 Tensor initial_filter(torch::IntArrayRef shape, int64_t taps);

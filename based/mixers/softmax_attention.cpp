@@ -15,18 +15,11 @@ SoftmaxAttention::SoftmaxAttention(const char* name, const SoftmaxAttentionConfi
     : config_(config), window_(window) {
   const int64_t d_model = context.d_model;
   check_option(name, "heads", config.heads, 1, 4096);
-  if (d_model % config.heads != 0) {
-    throw UsageError(std::string(name) + ": d_model " + std::to_string(d_model) + " is not a multiple of heads " +
-                     std::to_string(config.heads));
-  }
-  head_dim_ = d_model / config.heads;
+  head_dim_ = divided(name, "d_model", d_model, "heads", config.heads);
   check_option(name, "d_model / heads", head_dim_, 1, 256);
   if (config_.kv_heads == 0) config_.kv_heads = config_.heads;
   check_option(name, "kv_heads", config_.kv_heads, 1, config_.heads);
-  if (config_.heads % config_.kv_heads != 0) {
-    throw UsageError(std::string(name) + ": heads " + std::to_string(config_.heads) + " is not a multiple of kv_heads " +
-                     std::to_string(config_.kv_heads));
-  }
+  divided(name, "heads", config_.heads, "kv_heads", config_.kv_heads);
   if (config_.rotary_dim == -1) config_.rotary_dim = head_dim_;
   check_option(name, "rotary_dim", config_.rotary_dim, 0, head_dim_);
   if (config_.rotary_dim % 2 != 0) {

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "based/core/error.h"
+#include "based/ops/rows.h"
 
 namespace based {
 namespace {
@@ -49,6 +50,8 @@ const Tensor& MixerState::operator[](const std::string& name) const {
 }
 
 bool MixerState::has(const std::string& name) const { return find(tensors_, name) != nullptr; }
+
+void MixerState::put(const std::string& name, const Slots& slots, const Tensor& values) { ops::write_rows((*this)[name], slots, values); }
 
 int64_t MixerState::slots() const {
   if (paged()) return pages_.table.size(0);

@@ -31,6 +31,10 @@ class MixerState {
   std::vector<StateTensor>& tensors() { return tensors_; }
   const std::vector<StateTensor>& tensors() const { return tensors_; }
 
+  // Rows `slots` of a tensor become `values`, cast to its type. Where gradients are on the tensor is replaced, so that the old one stays
+  // valid for the backward; where they are off it is written in place.
+  void put(const std::string& name, const Slots& slots, const Tensor& values);
+
   int64_t slots() const;
   int64_t bytes() const;                      // of all slots
   bool grows() const;                         // any of its tensors

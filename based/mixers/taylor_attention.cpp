@@ -8,7 +8,6 @@
 #include "based/kernels/taylor_attention.h"
 #include "based/mixers/mixer.h"
 #include "based/mixers/parameters.h"
-#include "based/mixers/shapes_only.h"
 #include "based/ops/arguments.h"
 #include "based/ops/linear.h"
 #include "based/ops/split_columns.h"
@@ -40,13 +39,8 @@ class TaylorAttention final : public Mixer {
   TaylorAttention(const TaylorAttentionConfig& config, const MixerContext& context) : config_(config) {
     check_option("taylor_attention", "heads", config.heads, 1, 4096);
     check_option("taylor_attention", "feature_dim", config.feature_dim, 1, 64);
-    if (config_.head_dim == 0) {
-      if (context.d_model % config.heads != 0) {
-        throw UsageError("taylor_attention: d_model " + std::to_string(context.d_model) + " is not a multiple of heads " +
-                         std::to_string(config.heads) + "; give head_dim");
-      }
-      config_.head_dim = context.d_model / config.heads;
-    }
+    if (config_.head_dim == 0)
+      config_.head_dim = divided("taylor_attention", "d_model", context.d_model, "heads", config.heads, "; give head_dim");
     check_option("taylor_attention", "head_dim", config_.head_dim, 1, 65536);
     const int64_t d = context.d_model;
     q_proj_ = register_module("q_proj", std::make_shared<Projection>(d, config.heads * config.feature_dim, config.bias));
@@ -66,8 +60,7 @@ class TaylorAttention final : public Mixer {
 
   // "kv" [slots, heads, packed_features, head_dim] and the denominator's "k" [slots, heads, packed_features]; fp32, fp64 in fp64.
   MixerState make_state(int64_t slots) const override {
-    const Tensor& weight = q_proj_->weight();
-    const auto options = state_options(weight).dtype(ops::sum_type(weight));
+    const auto options = sum_options(q_proj_->weight());
     const int64_t features = kernels::packed_features(config_.feature_dim);
     return MixerState({{"kv", torch::zeros({slots, config_.heads, features, config_.head_dim}, options)},
                        {"k", torch::zeros({slots, config_.heads, features}, options)}});

@@ -157,6 +157,50 @@ TEST(Registry, NamesTheNearest) {
   EXPECT_THAT(error_of([] { find_mixer("zzzzzzzzzz"); }), HasSubstr("unknown mixer 'zzzzzzzzzz'"));
 }
 
+TEST(Registry, TakesMixersOfAProgramsOwn) {
+  const MixerInfo &first = find_mixer("taylor_attention"), &convolution = find_mixer("gated_conv");
+  const size_t known = mixers().size();
+  MixerInfo own = convolution;
+  own.name = "own_conv2";
+  register_mixer(own);
+  ASSERT_EQ(mixers().size(), known + 1);
+  EXPECT_STREQ(mixers().back().name, "own_conv2");
+  EXPECT_EQ(make("own_conv2", "taps = 4", 32)->parameters().size(), make("gated_conv", "taps = 4", 32)->parameters().size());
+  EXPECT_THAT(error_of([] { find_mixer("own_conv3"); }), HasSubstr("did you mean 'own_conv2'?"));
+  EXPECT_EQ(&find_mixer("taylor_attention"), &first) << "references stay valid";
+
+  const auto refused = [&](const char* name) {
+    MixerInfo other = own;
+    other.name = name;
+    return error_of([&] { register_mixer(other); });
+  };
+  for (const char* name : {"own_conv2", "attention"})
+    EXPECT_EQ(refused(name), "register_mixer: there is a mixer '" + std::string(name) + "' already; choose another name");
+  for (const char* name : {"", "Attention", "2d", "_x", "my-mixer", "my mixer", "a.b", "müller"})
+    EXPECT_THAT(refused(name), HasSubstr("a letter first, got '" + std::string(name) + "'"));
+  EXPECT_THAT(refused(nullptr), HasSubstr("got ''"));
+  own.name = "own_conv4", own.make = nullptr;
+  EXPECT_THAT(error_of([&] { register_mixer(own); }), HasSubstr("'own_conv4' must have summary, make and help"));
+  EXPECT_EQ(mixers().size(), known + 1);
+}
+
+TEST(State, PutsRowsInPlaceOrWhereGradientsAreOnInACopy) {
+  MixerState state({{"sum", torch::zeros({3, 2})}});
+  const Tensor before = state["sum"];
+  {
+    const torch::NoGradGuard no_grad;
+    state.put("sum", numbers({2, 0}), torch::tensor({{1., 2.}, {3., 4.}}, torch::kFloat64));
+  }
+  EXPECT_TRUE(state["sum"].is_same(before));
+  EXPECT_TRUE(before.equal(torch::tensor({{3.F, 4.F}, {0.F, 0.F}, {1.F, 2.F}})));
+  const Tensor values = torch::full({1, 2}, 5.F).requires_grad_(true);
+  state.put("sum", numbers({1}), values);
+  EXPECT_EQ(before[1].abs().sum().item<double>(), 0);
+  EXPECT_TRUE(state["sum"][1].equal(values[0]));
+  EXPECT_TRUE(state["sum"].requires_grad());
+  EXPECT_THAT(error_of([&] { state.put("sun", numbers({1}), values); }), HasSubstr("no tensor 'sun'"));
+}
+
 TEST(Registry, RefusesWrongOptions) {
   EXPECT_THAT(error_of([] { make("taylor_attention", "feture_dim = 8", 64); }), HasSubstr("feature_dim"));
   EXPECT_THAT(error_of([] { make("taylor_attention", "feature_dim = 65", 64); }), HasSubstr("feature_dim must be 1..64, got 65"));

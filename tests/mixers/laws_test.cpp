@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "based/core/error.h"
-#include "based/ops/rows.h"
 #include "tests/mixers/subjects.h"
 
 namespace based::laws {
@@ -77,7 +76,7 @@ class Peer final : public Mixer {
     if (fault_ == Fault::state_in_place) {
       state["sum"].index_copy_(0, pass.slots(), torch::stack(last));
     } else {
-      ops::write_rows(state["sum"], pass.slots(), torch::stack(last));
+      state.put("sum", pass.slots(), torch::stack(last));
     }
     if (fault_ == Fault::state_grows) state["sum"] = torch::cat({state["sum"], torch::zeros_like(state["sum"])}, 1).narrow(1, 0, d_model_);
     return outputs.empty() ? x : output(torch::stack(outputs).to(x.scalar_type()));
