@@ -1,4 +1,5 @@
-# `cmake --install`: the program, the library as one shared object, its headers, and a CMake package: find_package(Based) gives Based::based.
+# `cmake --install`: the program, the library as one shared object, its headers, and a CMake package: find_package(Based) gives Based::based
+# and, asked for it, Based::conformance.
 # A subproject installs nothing.
 if(NOT PROJECT_IS_TOP_LEVEL OR NOT BASED_WITH_TORCH)
   return()
@@ -27,7 +28,11 @@ install(DIRECTORY based DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING P
 
 set(_package "${CMAKE_INSTALL_LIBDIR}/cmake/Based")
 install(EXPORT BasedTargets NAMESPACE Based:: DESTINATION ${_package})
-configure_file(cmake/BasedConfig.cmake.in "${CMAKE_BINARY_DIR}/BasedConfig.cmake" @ONLY)
+configure_package_config_file(cmake/BasedConfig.cmake.in "${CMAKE_BINARY_DIR}/BasedConfig.cmake" INSTALL_DESTINATION ${_package}
+  PATH_VARS CMAKE_INSTALL_DATADIR)
 write_basic_package_version_file("${CMAKE_BINARY_DIR}/BasedConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${CMAKE_BINARY_DIR}/BasedConfig.cmake" "${CMAKE_BINARY_DIR}/BasedConfigVersion.cmake" cmake/FindLibTorch.cmake
   DESTINATION ${_package})
+# What Based::conformance is compiled from.
+install(FILES tests/mixers/laws.h tests/mixers/laws.cpp tests/mixers/subjects.h tests/mixers/subjects.cpp tests/mixers/conformance_test.cpp
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/based/tests/mixers)

@@ -1,32 +1,55 @@
 # LibTorch (the PyTorch C++ library) as imported targets: LibTorch::torch and, where the wheel carries CUDA and it is wanted, LibTorch::cuda.
 # Looks in Torch_DIR (the wheel's or the zip's share/cmake/Torch; a variable of CMake or of the environment) and nowhere else where that is
-# set, and in the checkout's own virtual environment otherwise.
+# set. Otherwise the first of LibTorch_ROOTS, folders with include and lib, is taken that has the wanted version; where whoever asks names
+# none, the checkout's own virtual environment's.
 # TorchConfig.cmake is not used: it stops with an error where a CUDA wheel finds no CUDA toolkit.
 if(NOT Torch_DIR AND DEFINED ENV{Torch_DIR})
   set(Torch_DIR "$ENV{Torch_DIR}" CACHE PATH "share/cmake/Torch of a LibTorch")
 endif()
+set(_torch_advice "pass -DTorch_DIR=<torch>/share/cmake/Torch")
 if(Torch_DIR)
-  get_filename_component(_torch_roots "${Torch_DIR}/../../.." ABSOLUTE)
+  set(_torch_roots "${Torch_DIR}/../../..")
+elseif(LibTorch_ROOTS)
+  set(_torch_roots ${LibTorch_ROOTS})
 else()
   file(GLOB _torch_roots "${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch")
+  string(PREPEND _torch_advice "run 'make setup', or ")
 endif()
 
-find_path(LibTorch_INCLUDE_DIR torch/csrc/api/include/torch/torch.h PATHS ${_torch_roots} PATH_SUFFIXES include NO_DEFAULT_PATH)
-foreach(_name torch_cpu c10 torch_cuda c10_cuda)
-  find_library(LibTorch_${_name} ${_name} PATHS ${_torch_roots} PATH_SUFFIXES lib NO_DEFAULT_PATH)
+# Found anew each time, not kept in the cache: a folder of libraries may have moved since.
+foreach(_variable INCLUDE_DIR torch_cpu c10 torch_cuda c10_cuda VERSION)
+  unset(LibTorch_${_variable})
+  unset(LibTorch_${_variable} CACHE)
 endforeach()
-set(_version_header "${LibTorch_INCLUDE_DIR}/torch/headeronly/version.h")
-if(EXISTS "${_version_header}")
-  file(STRINGS "${_version_header}" _lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
-  string(REGEX REPLACE "[^0-9]+" "." LibTorch_VERSION "${_lines}")
-  string(REGEX REPLACE "^\\.|\\.$" "" LibTorch_VERSION "${LibTorch_VERSION}")
-endif()
+set(_torch_seen "")
+foreach(_root IN LISTS _torch_roots)
+  get_filename_component(_root "${_root}" ABSOLUTE)
+  set(_header "${_root}/include/torch/headeronly/version.h")
+  if(NOT EXISTS "${_header}")
+    list(APPEND _torch_seen "${_root} (none)")
+    continue()
+  endif()
+  file(STRINGS "${_header}" _lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+  string(REGEX REPLACE "[^0-9]+" "." _version "${_lines}")
+  string(REGEX REPLACE "^\\.|\\.$" "" _version "${_version}")
+  list(APPEND _torch_seen "${_root} (${_version})")
+  if(LibTorch_FIND_VERSION_EXACT AND NOT _version VERSION_EQUAL LibTorch_FIND_VERSION)
+    continue()
+  endif()
+  set(LibTorch_VERSION "${_version}")
+  find_path(LibTorch_INCLUDE_DIR torch/csrc/api/include/torch/torch.h PATHS "${_root}/include" NO_DEFAULT_PATH)
+  foreach(_name torch_cpu c10 torch_cuda c10_cuda)
+    find_library(LibTorch_${_name} ${_name} PATHS "${_root}/lib" NO_DEFAULT_PATH)
+  endforeach()
+  break()
+endforeach()
+list(JOIN _torch_seen ", " _torch_seen)
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LibTorch_torch_cpu LibTorch_c10 LibTorch_INCLUDE_DIR
   VERSION_VAR LibTorch_VERSION
-  REASON_FAILURE_MESSAGE "run 'make setup', or pass -DTorch_DIR=<torch>/share/cmake/Torch")
+  REASON_FAILURE_MESSAGE "${_torch_advice}. Looked in: ${_torch_seen}")
 
 get_filename_component(LibTorch_LIBRARY_DIR "${LibTorch_torch_cpu}" DIRECTORY)
 if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)

@@ -1,13 +1,15 @@
-// Makes a small model from a preset's parts and steps it from its state: what the README shows, against the installed package.
+// A program of somebody else's: registers a mixer of its own, makes a small model of it and the library's, and steps it from its state.
 #include <cstdio>
 
 #include "based/models/language_model.h"
+#include "decayed_sum.h"
 
 int main() {
+  based::register_mixer(mixer_info_decayed_sum());
   torch::NoGradGuard no_gradients;
   based::ModelConfig config;
   config.d_model = 64;
-  config.layers = {"gated_conv", "taylor_attention", "sliding_window"};
+  config.layers = {"gated_conv", "taylor_attention", "decayed_sum", "sliding_window"};
   based::LanguageModel model(config);
   based::ModelState state = model.make_state(1);
   const torch::Tensor slot = torch::zeros({1}, torch::kInt64);

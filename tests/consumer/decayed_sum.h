@@ -1,0 +1,4 @@
+#pragma once
+#include "based/mixers/mixer.h"
+
+const based::MixerInfo& mixer_info_decayed_sum();
