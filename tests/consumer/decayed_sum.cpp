@@ -37,7 +37,7 @@ class DecayedSum final : public based::Mixer {
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override { return advance(x, pass.rows(), state, pass.slots()); }
 
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
-    return advance(x, Sequences::equal(x.size(0), 1, x.device()), state, pass.slots());
+    return advance(x, Sequences::equal(x.size(0), 1), state, pass.slots());
   }
 
  private:
