@@ -82,6 +82,7 @@ TEST_P(EveryMixer, GradientsFlowThroughTheState) { EXPECT_TRUE(obeys(gradients_f
 TEST_P(EveryMixer, StateIsReplacedWhereGradientsAreOn) { EXPECT_TRUE(obeys(state_is_replaced_under_gradients, subject(), dtype())); }
 TEST_P(EveryMixer, StateIsAValue) { EXPECT_TRUE(obeys(state_is_a_value, subject(), dtype())); }
 TEST_P(EveryMixer, StateBytesAreReal) { EXPECT_TRUE(obeys(state_bytes_are_real, subject(), dtype())); }
+TEST_P(EveryMixer, SizesAreKnownWithoutMemory) { EXPECT_TRUE(obeys(sizes_are_known_without_memory, subject(), dtype())); }
 TEST_P(EveryMixer, ParametersSurviveSaving) { EXPECT_TRUE(obeys(parameters_survive_saving, subject(), dtype())); }
 
 std::string test_name(const testing::TestParamInfo<EveryMixer::ParamType>& info) {

@@ -244,23 +244,6 @@ TEST(StateBytes, OfAModelWithMemoryTakeNoneEither) {
   EXPECT_EQ(state_bytes(*make("attention", "", 64), int64_t{1} << 40), 2 * (int64_t{1} << 40) * 64 * 4);
 }
 
-TEST(ShapesOnly, ParametersHaveTheShapesAndTypesOfRealOnes) {
-  for (const MixerInfo& info : mixers()) {
-    const auto real = info.make(Config(Config::Table{}), {64, 0, 1});
-    const ShapesOnly no_memory;
-    const auto without = info.make(Config(Config::Table{}), {64, 0, 1});
-    const auto shapes = without->named_parameters();
-    const MixerState state = without->make_state(2);
-    for (const StateTensor& tensor : state.tensors()) EXPECT_TRUE(tensor.value.is_meta()) << info.name << " " << tensor.name;
-    ASSERT_EQ(shapes.size(), real->named_parameters().size()) << info.name;
-    for (const auto& item : real->named_parameters()) {
-      EXPECT_TRUE(shapes[item.key()].is_meta()) << info.name << " " << item.key();
-      EXPECT_EQ(shapes[item.key()].sizes(), item.value().sizes()) << info.name << " " << item.key();
-      EXPECT_EQ(shapes[item.key()].scalar_type(), item.value().scalar_type()) << info.name << " " << item.key();
-    }
-  }
-}
-
 TEST(InitialWeights, HaveTheStatedScale) {
   torch::manual_seed(3);
   const auto mixer = make("attention", "heads = 4\nqkv_bias = true", 128, /*layers=*/8);

@@ -61,6 +61,8 @@ Violation state_is_replaced_under_gradients(const Subject& subject, torch::Dtype
 Violation state_is_a_value(const Subject& subject, torch::Dtype dtype);
 // state_bytes is what a state takes after that many tokens.
 Violation state_bytes_are_real(const Subject& subject, torch::Dtype dtype);
+// Under ShapesOnly parameters and states take no memory, and have the names, shapes and types that they have without it.
+Violation sizes_are_known_without_memory(const Subject& subject, torch::Dtype dtype);
 // A new mixer with the saved parameters gives the same outputs, bit for bit.
 Violation parameters_survive_saving(const Subject& subject, torch::Dtype dtype);
 // Step by step through `length` tokens: the error of the last thousand is not above that of the first thousand.

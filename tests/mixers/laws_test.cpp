@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "based/core/error.h"
+#include "based/mixers/shapes_only.h"
 #include "tests/mixers/subjects.h"
 
 namespace based::laws {
@@ -32,6 +33,7 @@ enum class Fault {
   half_state,         // sums in bf16, and without decay
   state_grows,        // a state that grows and does not say so
   unregistered,       // a parameter that is not saved
+  takes_memory,       // a parameter that is real where only shapes are asked for
   uninitialised,      // an output element that nobody wrote
 };
 
@@ -39,8 +41,9 @@ enum class Fault {
 class Peer final : public Mixer {
  public:
   Peer(int64_t d_model, Fault fault) : fault_(fault), d_model_(d_model) {
-    weight_ = register_parameter("weight", torch::randn({d_model, d_model}) / std::sqrt(static_cast<double>(d_model)));
-    scale_ = torch::randn({d_model});
+    const torch::Device device = fault == Fault::takes_memory ? torch::kCPU : parameter_device();
+    weight_ = register_parameter("weight", torch::randn({d_model, d_model}, device) / std::sqrt(static_cast<double>(d_model)));
+    scale_ = torch::randn({d_model}, device);
     if (fault != Fault::unregistered) scale_ = register_parameter("scale", scale_);
   }
 
@@ -54,7 +57,7 @@ class Peer final : public Mixer {
     const auto type = weight_.scalar_type() == torch::kFloat64 ? torch::kFloat64
                       : fault_ == Fault::half_state            ? torch::kBFloat16
                                                                : torch::kFloat32;
-    return MixerState({{"sum", torch::zeros({slots, d_model_}, type)}});
+    return MixerState({{"sum", torch::zeros({slots, d_model_}, state_options(weight_).dtype(type))}});
   }
 
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
@@ -153,6 +156,7 @@ TEST_F(Laws, AreObeyedByAPlainMixer) {
     EXPECT_EQ(state_is_replaced_under_gradients(peer(Fault::none), dtype), "");
     EXPECT_EQ(state_is_a_value(peer(Fault::none), dtype), "");
     EXPECT_EQ(state_bytes_are_real(peer(Fault::none), dtype), "");
+    EXPECT_EQ(sizes_are_known_without_memory(peer(Fault::none), dtype), "");
     EXPECT_EQ(parameters_survive_saving(peer(Fault::none), dtype), "");
   }
   EXPECT_EQ(error_does_not_grow(peer(Fault::none), torch::kBFloat16, 2500), "");
@@ -259,6 +263,11 @@ TEST_F(Laws, StateMustBeAll) {
 }
 
 TEST_F(Laws, StateBytesMustBeReal) { EXPECT_NE(state_bytes_are_real(peer(Fault::state_grows), torch::kFloat32), ""); }
+
+TEST_F(Laws, SizesMustBeKnownWithoutMemory) {
+  EXPECT_EQ(sizes_are_known_without_memory(peer(Fault::takes_memory), torch::kFloat32),
+            "parameter weight, Float [12, 12], takes memory under ShapesOnly");
+}
 
 TEST_F(Laws, EveryParameterMustBeSaved) { EXPECT_NE(parameters_survive_saving(peer(Fault::unregistered), torch::kFloat32), ""); }
 
