@@ -46,7 +46,7 @@ TEST(Sequences, RefuseWrongOffsets) {
   EXPECT_THAT(error_of([] { Sequences::equal(-1, 4); }), HasSubstr("must not be negative"));
 }
 
-Tensor numbers(std::vector<int64_t> values) { return torch::tensor(values, torch::kInt64); }
+Tensor numbers(const std::vector<int64_t>& values) { return torch::tensor(values, torch::kInt64); }
 
 TEST(Pass, CountsPositionsFromWhatTheSlotsHaveSeen) {
   const Sequences rows = Sequences::packed({0, 2, 2, 5}, 5);
