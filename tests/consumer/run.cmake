@@ -1,5 +1,5 @@
-# Installs BUILD below a folder of its own, then configures, builds and runs the consumer and its mixer's tests against that, and both without
-# LIBTORCH, the folder of the libraries that it was built with.
+# Installs BUILD below a folder of its own, then configures, builds and runs the consumer and its mixer's tests against that, compiles README's
+# C++, and runs the programs without LIBTORCH, the folder of the libraries that it was built with.
 set(root "${BUILD}/consumer")
 file(REMOVE_RECURSE "${root}")
 foreach(step
