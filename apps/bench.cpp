@@ -177,7 +177,7 @@ void setup(CommandLine app) {
   app.add_option("--threads", options->threads, "CPU threads; 0: all cores", {0, 4096});
   app.add_option("--model", options->model, "decode, position and prefill: a model's folder instead of based-360m with random weights");
   app.add_flag("--compare", options->compare,
-               "decode: models side by side, against the number of texts and their length, on either device");
+               "decode: models side by side, against the number of sequences and their length, on either device");
   app.add_option("--preset", options->presets, "with --compare: a model, may be given several times (default: based-360m and attn-360m)");
   app.add_option("--plot", options->plot, "with --compare: also write decode_batch and decode_context, .svg and .png, into this folder");
   app.add_flag("--quick", options->quick, "small sizes and few repeats: shows that it runs, not how fast");

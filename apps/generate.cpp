@@ -197,9 +197,10 @@ void setup(CommandLine app) {
                  "JSON lines {\"prompt\": \"…\"}, any number of them; a line may also give max_tokens, seed, stop, …");
   app.add_option("--out", options->out, "with --prompts: file for the results; standard output where none is named");
   app.add_flag("--resume", options->resume, "with --prompts: do what an interrupted run into --out has left");
-  app.add_option("--slots", options->slots, "with --prompts: texts that go on at once; 0: 8 on the CPU, 128 on a GPU", {0, 1 << 20});
+  app.add_option("--slots", options->slots, "with --prompts: sequences that run at once; 0: 8 on the CPU, 128 on a GPU", {0, 1 << 20});
   app.add_option("--cache-tokens", options->cache_tokens,
-                 "models whose state grows: tokens that all texts at once may have; 0: as many as they may need", {0, int64_t{1} << 50});
+                 "models whose state grows: tokens that all sequences at once may have; 0: as many as they may need",
+                 {0, int64_t{1} << 50});
   app.add_option("--state", options->state, "continue from this state file");
   app.add_option("--save-state", options->save_state, "write the state after the last token here");
   app.add_option("--max-tokens", options->max_tokens, "tokens to generate", {0});
@@ -214,9 +215,9 @@ void setup(CommandLine app) {
   app.add_option("--device", options->device, "cpu, cuda or cuda:N");
   app.add_flag("--logprobs", options->logprobs,
                "also each token's log-probability, without temperature and cuts (with --json or --prompts)");
-  app.add_flag("--plain-steps", options->plain_steps, "on a GPU: no recorded steps, no joined kernels");
+  app.add_flag("--plain-steps", options->plain_steps, "on a GPU: no recorded steps, no fused kernels");
   app.add_flag("--invariant", options->invariant,
-               "a text's bits depend on its tokens and the model alone, whatever runs beside it; slower");
+               "a sequence's bits depend on its tokens and the model alone, whatever runs beside it; slower");
   app.add_flag("--stream", options->stream, "print text as it is made");
   app.add_flag("--json", options->json, "for machines; with --stream one line a piece, then the summary");
   app.callback([options] { run(*options); });
@@ -224,6 +225,6 @@ void setup(CommandLine app) {
 
 }  // namespace
 
-const Command command_generate{"generate", "Continue texts from a recurrent state", setup};
+const Command command_generate{"generate", "Continue prompts from a recurrent state", setup};
 
 }  // namespace based::apps

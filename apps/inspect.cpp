@@ -79,9 +79,9 @@ void show_plan(Options options) {
   const ModelConfig config = path_exists(options.path) ? read_model_config(options.path) : find_preset(options.path);
   const auto plan = plan_decode_step(config, gpu, of);
   if (options.json) return print_line(dump_json(plan_json(*plan)));
-  print_line("a step of " + std::to_string(options.slots) + (options.slots == 1 ? " text" : " texts") + " in " + options.dtype + " on " +
-             options.device + ": " + grouped(static_cast<int64_t>(plan->units().size())) + " operators in " + grouped(plan->launches()) +
-             " launches");
+  print_line("a step of " + std::to_string(options.slots) + (options.slots == 1 ? " sequence" : " sequences") + " in " + options.dtype +
+             " on " + options.device + ": " + grouped(static_cast<int64_t>(plan->units().size())) + " operators in " +
+             grouped(plan->launches()) + " launches");
   for (const auto& line : plan->report())
     print_line(padded_left(std::to_string(line.units), 5) + " " + padded(line.op, 30) + " " + padded(decode::form_name(line.form), 11) +
                padded_left(std::to_string(line.launches), 5) + (line.launches == 1 ? " launch  " : " launches") +
@@ -130,9 +130,9 @@ void setup(CommandLine app) {
   app.add_flag("--plan", options->plan,
                "what becomes of the operators of one step of decoding: which share a launch, which do not and why");
   app.add_option("--device", options->device, "with --plan: cuda (the default), cuda:N, cpu, or h200, which need not be here");
-  app.add_option("--slots", options->slots, "with --plan: texts side by side (default: 1)", {1, 65536});
+  app.add_option("--slots", options->slots, "with --plan: sequences side by side (default: 1)", {1, 65536});
   app.add_option("--dtype", options->dtype, "with --plan: bf16 (the default), fp32 or fp64");
-  app.add_flag("--invariant", options->invariant, "with --plan: of steps whose bits depend on the text alone");
+  app.add_flag("--invariant", options->invariant, "with --plan: of steps whose bits depend on the sequence alone");
   app.callback([options] { run(*options); });
 }
 

@@ -79,7 +79,7 @@ void run(const Options& options) {
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
   app.add_option("--d-model", options->d_model, "width at which parameters and state are counted", {1, 1 << 16});
-  app.add_option("--tokens", options->tokens, "text length at which growing states are counted", {1, int64_t{1} << 40});
+  app.add_option("--tokens", options->tokens, "sequence length at which growing states are counted", {1, int64_t{1} << 40});
   app.add_option("--set", options->set, "option=value of the mixers that have it, for example feature_dim=8");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { run(*options); });

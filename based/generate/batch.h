@@ -1,4 +1,4 @@
-// Any number of prompts out of a file through an engine's slots, which are filled again as texts end.
+// Any number of prompts out of a file through an engine's slots, which are filled again as sequences end.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -29,7 +29,7 @@ class PromptsFile {
   Json id(int64_t index) const;            // null where there is none, or where the line is broken
   std::string place(int64_t index) const;  // "<path>:<line>"
   std::string hash() const;                // of all of it
-  // The most tokens that a text may have at its end; lines that are broken do not count.
+  // The most tokens that a sequence may have at its end; lines that are broken do not count.
   int64_t longest(const Tokenizer& tokenizer, const PromptDefaults& defaults) const;
 
  private:

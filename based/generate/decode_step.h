@@ -40,13 +40,13 @@ class DecodeStep {
   bool keeps_log_probabilities() const { return log_probability_.defined(); }
 
   void set_sampling(const std::vector<int64_t>& slots, const std::vector<SamplingOptions>& options);
-  // The last token of each slot's text, which the next step reads, and the tokens that a repetition penalty is for.
+  // The last token of each slot's sequence, which the next step reads, and the tokens that a repetition penalty is for.
   void set_texts(const std::vector<int64_t>& slots, const std::vector<const std::vector<int64_t>*>& texts);
 
-  // The state's value at these slots; and what it is where another text's state is put there. See decode/pending.h.
+  // The state's value at these slots; and what it is where another sequence's state is put there. See decode/pending.h.
   void flush(const std::vector<int64_t>& slots);
   void forget_pending(const std::vector<int64_t>& slots);
-  int64_t pending_bytes() const;  // beside the state's; 0: nothing waits
+  int64_t pending_bytes() const;  // beside the state's; 0: nothing is pending
 
   // A step of all slots, operator by operator.
   void run_all() { step({}); }
@@ -74,7 +74,7 @@ class DecodeStep {
   LanguageModel& model_;
   ModelState& state_;
   DecodeOptions decode_;
-  Tensor all_slots_, token_, log_probability_;  // [slots]: 0, 1, …; each text's last token, int64; its own, fp32 (undefined: not kept)
+  Tensor all_slots_, token_, log_probability_;  // [slots]: 0, 1, …; each sequence's last token, int64; its own, fp32 (undefined: not kept)
   std::vector<ops::ToHost> token_at_host_, log_probability_at_host_;  // each fetch takes the next one
   size_t begun_ = 0, ended_ = 0;                                      // fetches
   ops::SampleOptions options_;

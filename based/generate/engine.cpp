@@ -396,7 +396,7 @@ void Engine::read() {
 
 // --- steps
 
-// Why a sequence cannot have so many tokens taken in; what it may need of the cache is then reserved.
+// Why a sequence cannot have so many tokens read; what it may need of the cache is then reserved.
 Finish Engine::limit(Sequence& sequence, int64_t tokens) {
   const int64_t positions = model_.config().max_positions;
   if (positions > 0 && tokens > positions) return Finish::positions;

@@ -21,14 +21,14 @@ struct EngineOptions {
   int64_t slots = 1;
   // Of models whose state grows (attention over everything): the tokens that all sequences together may have. Their keys and values lie in
   // pages of a pool of that size, which sequences take as they grow and give back; one waits until all that it may need is free. 0: the
-  // cache grows with the texts, and steps are plain.
+  // cache grows with the sequences, and steps are plain.
   int64_t cache_tokens = 0;
   int64_t prefill_tokens = 0;  // of prompts, read between two steps; 0: 1024 on the CPU, 8192 on a GPU
   // How many steps' worth of free slots may go by before prompts are read between the steps of others: reading a few costs a GPU as much as
   // a few steps, so that throughput gains where several are read together. 0: they are read at once.
   int64_t patience = 0;
   // step() launches the next step before it waits for the tokens of this one, so that a GPU never waits for the host. What then asks for a
-  // sequence's state or changes its text waits for that step first; its token is the next one that step() gives. A sequence that a stop
+  // sequence's state or changes its tokens waits for that step first; its token is the next one that step() gives. A sequence that a stop
   // token ends has been stepped once too often: beside sequences whose state is kept, tokens are therefore looked at first.
   bool ahead = false;
   DecodeOptions decode = {};
@@ -44,17 +44,17 @@ class Engine {
   int64_t slots() const { return static_cast<int64_t>(owner_.size()); }
   int64_t free_slots() const;
   int64_t state_bytes() const;
-  int64_t pending_bytes() const { return decode_->pending_bytes(); }  // of these, for tokens that wait beside states (decode/pending.h)
+  int64_t pending_bytes() const { return decode_->pending_bytes(); }  // of these, for pending tokens (decode/pending.h)
   const ModelState& state() const { return state_; }
   // Nothing is left to do: no sequence waits, is read or goes on.
   bool idle() const { return waiting_.empty() && staged_ < 0 && going_on_ == 0 && landed_.empty(); }
 
-  // The number of the new sequence. Throws Error for an empty text, for an id outside the vocabulary, and for a text that can never have
+  // The number of the new sequence. Throws Error for an empty sequence, for an id outside the vocabulary, and for one that can never have
   // room; UsageError for wrong options.
   int64_t add(std::vector<int64_t> text, const SequenceOptions& options);
-  int64_t add(SequenceState from, const SequenceOptions& options);  // what of its text the state has not seen is read first
+  int64_t add(SequenceState from, const SequenceOptions& options);  // tokens that the state has not seen are read first
   int64_t fork(int64_t sequence, const SequenceOptions& options) { return add(snapshot(sequence), options); }
-  // More text behind a sequence that has not ended, which is read before others that wait; throws as add.
+  // More tokens behind a sequence that has not ended, which are read before others that wait; throws as add.
   void extend(int64_t sequence, const std::vector<int64_t>& more);
   void set_sampling(int64_t sequence, const SamplingOptions& sampling);  // from its next token on
   void end(int64_t sequence);                                            // as if a stop token had come
@@ -65,7 +65,8 @@ class Engine {
   SequenceState snapshot(int64_t sequence);
   const std::vector<int64_t>& text(int64_t sequence) const { return sequences_.at(sequence).text; }
   Finish finish(int64_t sequence) const { return sequences_.at(sequence).finish; }
-  // Of SequenceOptions::scores: the log-probabilities of the text's tokens from the second one on that the state has seen and predicted.
+  // Of SequenceOptions::scores: the log-probabilities of the sequence's tokens from the second one on that the state has seen and
+  // predicted.
   const std::vector<float>& scores(int64_t sequence) const { return sequences_.at(sequence).scores; }
   // Of SequenceOptions::predictions: what the model holds for the most likely token behind each token that the state has seen, −1
   // where it says nothing finite.
@@ -79,7 +80,7 @@ class Engine {
     Finish finish = Finish::none;
   };
   // Reads what prompts wait, up to prefill_tokens of them, and draws a token for every sequence that has been read. What has ended gives
-  // its slot to one that waits; its text stays until it is removed.
+  // its slot to one that waits; its tokens stay until it is removed.
   const std::vector<Drawn>& step();
   // Reads all prompts for which there are slots.
   void read();
@@ -94,12 +95,12 @@ class Engine {
     std::vector<float> scores;
     std::vector<int64_t> predictions;
     std::optional<ModelState> held;  // its state, where it lies in no slot; absent: nothing has been read
-    int64_t seen = 0;                // tokens that its state has taken in
+    int64_t seen = 0;                // tokens that its state has seen
     int64_t drawn = 0, slot = -1;
     int64_t in_flight = 0;  // steps of it that have been launched, whose tokens nobody has looked at
     int64_t reserved = 0;   // tokens of the cache that it may fill
     Finish finish = Finish::none;
-    bool reads = true;  // part of the text but the last token has not been seen
+    bool reads = true;  // a token before the last one has not been seen
     int64_t unread() const { return static_cast<int64_t>(text.size()) - 1 - seen; }
   };
 

@@ -12,7 +12,7 @@ struct ModelPlace {
   torch::Device device = torch::kCPU;
 };
 
-// Whether the state of such a model grows with the text.
+// Whether the state of such a model grows with the sequence.
 bool grows(const ModelConfig& config);
 
 // Throws Error where weights, states and buffers of such an engine take more than is free, naming `option` and the most slots that fit.

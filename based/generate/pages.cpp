@@ -13,7 +13,7 @@ int64_t pages_for(int64_t tokens) { return (tokens + PagePool::page_tokens - 1) 
 
 }  // namespace
 
-// Each text leaves at most page_tokens − 1 places of its last page empty.
+// Each sequence has at most page_tokens − 1 empty places in its last page.
 PagePool::PagePool(int64_t slots, int64_t max_tokens, torch::Device device)
     : max_tokens_(max_tokens), size_((max_tokens + slots * (page_tokens - 1)) / page_tokens) {
   table_ = torch::full({slots, pages_for(max_tokens)}, -1, torch::dtype(torch::kInt64).device(device));

@@ -1,4 +1,4 @@
-// Who has which page of a pool: the memory of many growing texts is fixed, and each has as much of it as its length needs.
+// Who has which page of a pool: the memory of many growing sequences is fixed, and each has as much of it as its length needs.
 #pragma once
 #include <map>
 #include <vector>
@@ -11,7 +11,7 @@ class PagePool {
  public:
   static constexpr int64_t page_tokens = 64;
 
-  // Pages for any `slots` texts that together hold at most max_tokens tokens.
+  // Pages for any `slots` sequences that together hold at most max_tokens tokens.
   PagePool(int64_t slots, int64_t max_tokens, torch::Device device);
 
   StatePages pages() const { return {table_, page_tokens}; }
@@ -19,7 +19,7 @@ class PagePool {
 
   int64_t max_tokens() const { return max_tokens_; }
   int64_t free_tokens() const { return max_tokens_ - held_; }
-  // Gives the slot pages for a text of this length; free_tokens() must allow it. The table in pages() changes with the next upload().
+  // Gives the slot pages for a sequence of this length; free_tokens() must allow it. The table in pages() changes with the next upload().
   void hold(int64_t slot, int64_t tokens);
   void release(int64_t slot);
   int64_t tokens(int64_t slot) const { return tokens_[static_cast<size_t>(slot)]; }
@@ -29,7 +29,7 @@ class PagePool {
  private:
   int64_t max_tokens_, held_ = 0, size_;
   Tensor table_;
-  std::vector<int64_t> free_, tokens_;       // pages; the text's length, a slot
+  std::vector<int64_t> free_, tokens_;       // pages; the sequence's length, a slot
   std::vector<std::vector<int64_t>> given_;  // pages a slot
   std::map<int64_t, int64_t> changed_;       // entries of the flattened table
 };

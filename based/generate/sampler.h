@@ -1,4 +1,4 @@
-// How the next token is drawn (kernels/sample.h): stateless, by the seed and the token's position in its text alone, so that a text
+// How the next token is drawn (kernels/sample.h): stateless, by the seed and the token's position in its sequence alone, so that a sequence
 // continued from a saved state goes on as if it had never stopped.
 #pragma once
 #include <cstdint>
@@ -13,7 +13,7 @@ struct SamplingOptions {
   int64_t top_k = 0;              // keep the k most likely; 0: all
   double top_p = 1;               // keep the smallest set of most likely tokens whose probability reaches p
   double min_p = 0;               // keep tokens with at least min_p times the probability of the most likely
-  double repetition_penalty = 1;  // divides positive and multiplies negative logits of tokens already in the text
+  double repetition_penalty = 1;  // divides positive and multiplies negative logits of tokens already in the sequence
   int64_t seed = 0;
 
   bool operator==(const SamplingOptions&) const = default;

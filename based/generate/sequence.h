@@ -1,4 +1,4 @@
-// A text that a model continues, as an engine takes it and gives it back.
+// A sequence that a model continues, as an engine takes it and gives it back.
 #pragma once
 #include <string>
 #include <vector>
@@ -28,8 +28,8 @@ struct SequenceOptions {
   bool keep_state = false;                // the state after the last token stays with the engine until the sequence is removed
 };
 
-// A text and what a model's state is after its first `state.position()` tokens: one slot in canonical form, on the model's device. The rest
-// of the text has not been read; its last token never has.
+// The tokens, and what a model's state is after its first `state.position()` tokens: one slot in canonical form, on the model's device. The
+// rest of them has not been read; the last token never has.
 struct SequenceState {
   std::vector<int64_t> ids;
   ModelState state;

@@ -1,5 +1,5 @@
-// One text being continued from a recurrent state: an engine's view of one sequence. The state has seen every token but the last; so a
-// prompt, a restored state and a text just generated are all continued in the same way, by a step with the last token.
+// A view of one sequence of an engine, continued from a recurrent state. The state has seen every token but the last; so a
+// prompt, a restored state and tokens just generated are all continued in the same way, by a step with the last token.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,12 +10,12 @@ namespace based {
 
 class Session {
  public:
-  // An empty text. Of `engine`, one slot is made.
+  // An empty sequence. Of `engine`, one slot is made.
   explicit Session(LanguageModel& model, EngineOptions engine = {});
 
   // Adds tokens; all but the last go through the parallel form when the next one is drawn. Throws Error for an id outside the vocabulary.
   void append(const std::vector<int64_t>& ids);
-  // Draws the next token and adds it to the text. Throws Error where the text is empty, and where it can have no next token: the logits are
+  // Draws the next token and adds it to the sequence. Throws Error where that is empty, and where it can have no next token: the logits are
   // not finite, or there is no room.
   int64_t next(const SamplingOptions& options);
 
@@ -30,7 +30,7 @@ class Session {
  private:
   LanguageModel& model_;
   Engine engine_;
-  int64_t sequence_ = -1;  // −1: the text is empty
+  int64_t sequence_ = -1;  // −1: there is none
 };
 
 }  // namespace based

@@ -1,4 +1,4 @@
-// Texts through an engine: prompts in as ids, whole characters out, an end at a stop string or at the end-of-text token.
+// Sequences of text through an engine: prompts in as ids, whole characters out, an end at a stop string or at the end-of-text token.
 #pragma once
 #include <functional>
 #include <map>
@@ -21,7 +21,7 @@ struct GeneratedText {
   std::string text;
   std::vector<int64_t> ids;              // drawn ones, the one that ended it included
   std::vector<float> log_probabilities;  // of each; empty where the engine keeps none
-  int64_t prompt_tokens = 0;             // of all the text before, a state's included
+  int64_t prompt_tokens = 0;             // of all that was there before, a state's included
   std::string finish_reason = "length";  // length, end_of_text, stop, cache_full, positions, not_finite
 };
 

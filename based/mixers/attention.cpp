@@ -1,4 +1,4 @@
-// Full causal softmax attention: exact recall of everything, from a cache that grows with the text.
+// Full causal softmax attention: exact recall of everything, from a cache that grows with the sequence.
 #include "based/mixers/softmax_attention.h"
 
 namespace based {

@@ -1,4 +1,4 @@
-// BaseConv as the recall experiments use it: y = u + conv(u) ⊙ (W u + b), by a short filter or by one as long as the text.
+// BaseConv as the recall experiments use it: y = u + conv(u) ⊙ (W u + b), by a short filter or by one as long as the sequence.
 #include <algorithm>
 #include <numbers>
 #include <vector>

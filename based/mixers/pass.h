@@ -15,7 +15,7 @@ struct PastPlan;  // mixers/past.cpp
 
 class Pass {
  public:
-  // The parallel form without a state: every row is a text from its beginning.
+  // The parallel form without a state: every row is a sequence from its beginning.
   explicit Pass(Sequences rows);
   // The parallel form from slots of a state. `seen`, int64 [rows]: the tokens that each row's slot has seen before.
   Pass(Sequences rows, Slots slots, Tensor seen);
@@ -27,12 +27,12 @@ class Pass {
   const Sequences& rows() const;  // of the parallel forms; a step has none
   const Tensor& cu_seqlens() const { return rows().cu_seqlens(); }
   const Slots& slots() const { return slots_; }  // undefined without a state
-  Tensor positions() const;                      // int64 [tokens]: each token's place in its text, from 0
+  Tensor positions() const;                      // int64 [tokens]: each token's place in its sequence, from 0
 
   // The same on the host. A device is waited for, once a pass; in a step that is to be recorded nobody may ask.
   const std::vector<int64_t>& slots_on_host() const;
   const std::vector<int64_t>& seen_on_host() const;
-  int64_t longest() const;  // tokens of the longest text, this pass included; 0 without rows
+  int64_t longest() const;  // tokens of the longest sequence, this pass included; 0 without rows
 
   // What `make` gives, made once a pass for each key.
   using PlanKey = std::tuple<int64_t, int64_t, int64_t>;

@@ -1,5 +1,5 @@
 // What states keep time step by time step, wherever it lies: tensors [slots, capacity, …] that hold step p at p mod capacity, the latest
-// `capacity` of them; such that grow with the text before they close (StateTensor::grows); or pages of a pool (StatePages).
+// `capacity` of them; such that grow with the sequence before they close (StateTensor::grows); or pages of a pool (StatePages).
 #pragma once
 #include <memory>
 #include <string>

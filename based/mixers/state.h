@@ -11,7 +11,7 @@ namespace based {
 struct StateTensor {
   std::string name;
   Tensor value;        // [slots, …]
-  bool grows = false;  // dimension 1 is time and grows with the text (attention's cache)
+  bool grows = false;  // dimension 1 is time and grows with the sequence (attention's cache)
 };
 
 // Where growing tensors lie when their memory is fixed: page i of a slot, `tokens` time steps of it, is page table[slot, i] of a pool.

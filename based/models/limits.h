@@ -8,7 +8,7 @@
 
 namespace based {
 
-// Throws Error where `what`, a text of `tokens` tokens, is longer than the positions that the model has learnt (max_positions).
+// Throws Error where `what`, a sequence of `tokens` tokens, is longer than the positions that the model has learnt (max_positions).
 void require_positions(const ModelConfig& config, int64_t tokens, const std::string& what);
 
 // Throws Error naming `what` for an id outside 0 … vocab_size − 1.

@@ -14,7 +14,7 @@ class ModelState {
 
   std::vector<MixerState>& layers() { return layers_; }
   const std::vector<MixerState>& layers() const { return layers_; }
-  Tensor& position() { return position_; }  // int64 [slots], tokens seen: the place of the next one in its text
+  Tensor& position() { return position_; }  // int64 [slots], tokens seen: the place of the next one in its sequence
   const Tensor& position() const { return position_; }
 
   int64_t slots() const { return position_.size(0); }
