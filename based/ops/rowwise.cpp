@@ -3,27 +3,34 @@
 #include <cmath>
 
 #include "based/kernels/activation.h"
-#include "based/ops/arguments.h"
-#include "based/ops/pointwise.h"
+#include "based/ops/operator.h"
+#include "based/ops/rms_norm.h"
 
 namespace based::ops {
 namespace {
 
 using kernels::Activation;
 
-constexpr const char* kOp = "rowwise_activation";
+struct RowwiseActivation {
+  const Tensor& x;
+  int64_t function;  // an Activation
+  BASED_OPERATOR("rowwise_activation -> y", x, function)
+};
 // ATen's softplus is x above this: e^−40 is less than half a unit in the last place, in fp64 too.
 constexpr double kLinear = 40;
 
-void check(const Tensor& x, int64_t function) {
-  require(at::isFloatingType(x.scalar_type()), kOp, "x must be floating, got ", x.scalar_type());
-  require(x.dim() >= 1, kOp, "x must have rows, got a single number");
-  require(function >= 0 && function <= static_cast<int64_t>(Activation::exp), kOp, "function must be 0..3, got ", function);
+void check(const RowwiseActivation& in) {
+  constexpr const char* op = "rowwise_activation";
+  const auto& [x, function] = in;
+  require(at::isFloatingType(x.scalar_type()), op, "x must be floating, got ", x.scalar_type());
+  require(x.dim() >= 1, op, "x must have rows, got a single number");
+  require(function >= 0 && function <= static_cast<int64_t>(Activation::exp), op, "function must be 0..3, got ", function);
 }
 
 // On a GPU a number is computed in the same way wherever it lies.
-Tensor activation_reference(const Tensor& x, int64_t function) {
-  check(x, function);
+Tensor activation_reference(const RowwiseActivation& in) {
+  check(in);
+  const auto& [x, function] = in;
   switch (static_cast<Activation>(function)) {
     case Activation::silu: return at::silu(x);
     case Activation::sigmoid: return at::sigmoid(x);
@@ -32,27 +39,23 @@ Tensor activation_reference(const Tensor& x, int64_t function) {
   }
 }
 
-Tensor activation_meta(const Tensor& x, int64_t function) {
-  check(x, function);
-  return at::empty(x.sizes(), x.options());
+Tensor activation_meta(const RowwiseActivation& in) {
+  check(in);
+  return at::empty(in.x.sizes(), in.x.options());
 }
 
-Tensor activation_cpu(const Tensor& x, int64_t function) {
-  check(x, function);
+Tensor activation_cpu(const RowwiseActivation& op) {
+  check(op);
+  const auto& [x, function] = op;
   const Tensor in = x.contiguous(), y = at::empty(x.sizes(), x.options());
   const int64_t rows = x.size(0);
   if (!has_kernel(x)) {
-    for (int64_t row = 0; row < rows; ++row) y[row].copy_(activation_reference(in.narrow(0, row, 1), function)[0]);
+    for (int64_t row = 0; row < rows; ++row) y[row].copy_(activation_reference({in.narrow(0, row, 1), function})[0]);
     return y;
   }
   require_ok(kernels::cpu::activate({in.const_data_ptr(), y.mutable_data_ptr(), rows, rows == 0 ? 0 : x.numel() / rows, kernel_dtype(x),
                                      static_cast<Activation>(function)}));
   return y;
-}
-
-Tensor call(const Tensor& x, int64_t function) {
-  static const auto op = find_operator<decltype(activation_reference)>("based::rowwise_activation");
-  return op.call(x, function);
 }
 
 struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
@@ -61,7 +64,7 @@ struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
 
   static Tensor forward(Context* context, const Tensor& x, int64_t function) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const Tensor y = call(x, function);
+    const Tensor y = call(RowwiseActivation{x, function});
     context->save_for_backward({x, y});
     context->saved_data["function"] = function;
     return y;
@@ -79,10 +82,10 @@ struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
   }
 };
 
-Tensor activation_autograd(const Tensor& x, int64_t function) {
-  if (wants_gradient({x})) return ActivationFunction::apply(x, function);
+Tensor activation_autograd(const RowwiseActivation& in) {
+  if (wants_gradient({in.x})) return ActivationFunction::apply(in.x, in.function);
   const at::AutoDispatchBelowADInplaceOrView guard;
-  return call(x, function);
+  return call(in);
 }
 
 // Σx² over the last dimension, which stays: halves are added to halves.
@@ -104,20 +107,24 @@ Tensor normalised(const Tensor& x, double scale, double eps) {
   return ops::rms_norm(x, at::full({width}, scale, x.options().dtype(sum_type(x)).requires_grad(false)), eps).to(x.scalar_type());
 }
 
-TORCH_LIBRARY_FRAGMENT(based, m) { m.def("rowwise_activation(Tensor x, int function) -> Tensor"); }
-TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) { m.impl("rowwise_activation", activation_reference); }
-TORCH_LIBRARY_IMPL(based, CPU, m) { m.impl("rowwise_activation", activation_cpu); }
-TORCH_LIBRARY_IMPL(based, Meta, m) { m.impl("rowwise_activation", activation_meta); }
-TORCH_LIBRARY_IMPL(based, Autograd, m) { m.impl("rowwise_activation", activation_autograd); }
+Tensor activation(const Tensor& x, Activation function) { return call(RowwiseActivation{x, static_cast<int64_t>(function)}); }
+
+TORCH_LIBRARY_FRAGMENT(based, m) {
+  define<RowwiseActivation>(m)
+      .reference<activation_reference>()
+      .meta<activation_meta>()
+      .cpu<activation_cpu>()
+      .autograd<activation_autograd>();
+}
 
 }  // namespace
 
 namespace rowwise {
 
-Tensor silu(const Tensor& x) { return call(x, static_cast<int64_t>(Activation::silu)); }
-Tensor sigmoid(const Tensor& x) { return call(x, static_cast<int64_t>(Activation::sigmoid)); }
-Tensor softplus(const Tensor& x) { return call(x, static_cast<int64_t>(Activation::softplus)); }
-Tensor exp(const Tensor& x) { return call(x, static_cast<int64_t>(Activation::exp)); }
+Tensor silu(const Tensor& x) { return activation(x, Activation::silu); }
+Tensor sigmoid(const Tensor& x) { return activation(x, Activation::sigmoid); }
+Tensor softplus(const Tensor& x) { return activation(x, Activation::softplus); }
+Tensor exp(const Tensor& x) { return activation(x, Activation::exp); }
 
 Tensor l2_norm(const Tensor& x, double eps) {
   const auto width = static_cast<double>(x.dim() >= 1 ? x.size(-1) : 0);

@@ -8,7 +8,7 @@
 
 #include "based/core/error.h"
 #include "based/mixers/shapes_only.h"
-#include "based/ops/pointwise.h"
+#include "based/ops/linear.h"
 
 namespace based::laws {
 namespace {

@@ -1,4 +1,4 @@
-// Taylor attention forward on Hopper: bf16, feature_dim 8 or 16, no decay. docs/kernels.md draws it.
+// Taylor attention forward on Hopper: bf16, feature_dim 8 or 16, no decay. docs/kernels/taylor-attention.md draws it.
 #include "based/kernels/cuda/launch.h"
 #include "based/kernels/cuda/taylor_launchers.h"
 #include "based/kernels/cuda/taylor_sm90.cuh"
