@@ -17,7 +17,7 @@ Tensor index_select_without_memory(const Tensor& self, int64_t dim, const Tensor
 }  // namespace
 
 Backend& backend_of(torch::DeviceType type) {
-  static std::map<torch::DeviceType, Backend> backends;
+  static std::map<torch::DeviceType, Backend> backends{{torch::kCUDA, cuda_backend()}};
   return backends[type];
 }
 

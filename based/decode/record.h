@@ -23,7 +23,7 @@ std::unique_ptr<Plan> plan_step(const std::function<void()>& body, const Gpu& gp
 // The GPU that is there. Throws Error where the device is none, or the program was built without its kernels.
 Gpu gpu_of(torch::Device device);
 
-// What a backend of decode/<device> sets for its type of device.
+// What plans need of a type of device. Tests set their own.
 struct Backend {
   Gpu (*gpu)(torch::Device device) = nullptr;
   Trace::LastNode last_node = nullptr;
@@ -31,5 +31,7 @@ struct Backend {
   void (*apply)(const Plan& plan, void* graph) = nullptr;  // throws Error
 };
 Backend& backend_of(torch::DeviceType type);
+// Of GPUs: from based/decode/cuda, or nothing from based/decode/without_cuda.
+Backend cuda_backend();
 
 }  // namespace based::decode

@@ -17,6 +17,7 @@
 #include "based/ops/rms_norm.h"
 #include "based/ops/rotary.h"
 #include "based/ops/rowwise.h"
+#include "based/ops/sample.h"
 #include "based/ops/short_conv.h"
 #include "based/ops/swiglu.h"
 #include "based/ops/taylor_attention.h"
@@ -73,19 +74,20 @@ Tensor row_starts(const Tensor& like) {
 }
 constexpr int64_t tokens = 196;
 
-// The first row's tokens one by one, as plain steps or as steps whose tokens wait beside the state.
+// The first row's tokens one by one, as plain steps or as steps whose tokens are pending beside the state, which are flushed once.
 Tensor taylor_steps(const Tensors& x, bool deferred) {
   const auto sums = torch::dtype(torch::kFloat).device(x[0].device());
   ops::TaylorState state{torch::zeros({1, 2, kernels::packed_features(16), 24}, sums),
                          torch::zeros({1, 2, kernels::packed_features(16)}, sums)};
-  ops::TaylorPending waiting{torch::zeros({1, 2, kernels::kTaylorPending, 16}, x[0].options()),
+  ops::TaylorPending pending{torch::zeros({1, 2, kernels::kTaylorPending, 16}, x[0].options()),
                              torch::zeros({1, 2, kernels::kTaylorPending, 24}, x[0].options()),
                              torch::zeros({1, 2}, sums.dtype(torch::kInt))};
   const Tensor slot = torch::zeros({1}, sums.dtype(torch::kInt64));
   Tensors rows;
   for (int64_t t = 0; t < 65; ++t) {
+    if (deferred && t == 41) ops::taylor_deferred_flush_(state, pending, slot);
     const Tensor q = x[0].narrow(0, t, 1), k = x[1].narrow(0, t, 1), v = x[2].narrow(0, t, 1);
-    rows.push_back(deferred ? ops::taylor_deferred_step(q, k, v, state, waiting, slot) : ops::taylor_attention_step(q, k, v, state, slot));
+    rows.push_back(deferred ? ops::taylor_deferred_step(q, k, v, state, pending, slot) : ops::taylor_attention_step(q, k, v, state, slot));
   }
   return torch::cat(rows);
 }
@@ -163,8 +165,23 @@ Tensor by_rotary_formula(const Tensors& x) {
   return torch::cat({a * cos - b * sin, a * sin + b * cos}, 2).flatten(1);
 }
 
+// The likeliest token of each row, without a penalty.
+Tensor by_sampling(const Tensors& x) {
+  const int64_t rows = x[0].size(0);
+  const auto whole = torch::dtype(torch::kInt64).device(x[0].device()), real = whole.dtype(torch::kFloat);
+  const Tensor token = torch::empty({rows}, whole), none = torch::zeros({rows}, whole), nothing = torch::zeros({rows}, real);
+  const Tensor seen = torch::zeros({rows, kernels::sample_seen_words(x[0].size(1))}, whole.dtype(torch::kInt32));
+  ops::sample_(token, x[0], {none, none, none, nothing, torch::ones({rows}, real), nothing, torch::ones({rows}, real), seen});
+  return token;
+}
+
 std::vector<OperatorCheck> other_checks() {
   return {
+      {"sample_",
+       [] {
+         return Tensors{draw({33, 500})};
+       },
+       by_sampling, [](const Tensors& x) { return x[0].argmax(1).to(torch::kDouble); }, false},
       {"adamw_",
        [] {
          return Tensors{draw({33, 80}), draw({33, 80})};
@@ -204,6 +221,18 @@ std::vector<OperatorCheck> other_checks() {
        },
        [](const Tensors& x) { return ops::rms_norm(x[0], x[1], 1e-5); },
        [](const Tensors& x) { return x[0] * torch::rsqrt((x[0] * x[0]).mean(-1, true) + 1e-5) * x[1]; }},
+      {"rms_norm_add",
+       [] {
+         return Tensors{draw({33, 80}), draw({33, 80}), draw({80})};
+       },
+       [](const Tensors& x) {
+         const auto [sum, y] = ops::rms_norm_add(x[0], x[1], x[2], 1e-5);
+         return sum + y;
+       },
+       [](const Tensors& x) {
+         const Tensor sum = x[0] + x[1];
+         return sum + sum * torch::rsqrt((sum * sum).mean(-1, true) + 1e-5) * x[2];
+       }},
       {"swiglu",
        [] {
          return Tensors{draw({33, 96})};

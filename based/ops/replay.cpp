@@ -17,7 +17,7 @@ class Plain final : public Replay {
 }  // namespace
 
 Recorder& recorder_of(torch::DeviceType type) {
-  static std::map<torch::DeviceType, Recorder> recorders;
+  static std::map<torch::DeviceType, Recorder> recorders{{torch::kCUDA, cuda_recorder()}};
   return recorders[type];
 }
 

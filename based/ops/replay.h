@@ -21,8 +21,10 @@ using Rewrite = std::function<void(void* graph)>;
 // run() calls the body. Throws Error for a body that cannot be recorded so; the device is then as before.
 std::unique_ptr<Replay> record(torch::Device device, std::function<void()> body, const Rewrite& rewrite = {});
 
-// What a backend of ops/<device> sets for its type of device; null: run() calls the body.
+// How work is recorded on devices of a type; null: run() calls the body. Tests set their own.
 using Recorder = std::unique_ptr<Replay> (*)(torch::Device device, const std::function<void()>& body, const Rewrite& rewrite);
 Recorder& recorder_of(torch::DeviceType type);
+// Of GPUs: from based/ops/cuda, or null from based/ops/without_cuda.
+Recorder cuda_recorder();
 
 }  // namespace based::ops

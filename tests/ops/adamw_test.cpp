@@ -200,12 +200,13 @@ TEST(AdamwReference, ErrorsNameOperatorArgumentAndValue) {
             "adamw_: works in place and has no gradient; turn gradients off around it");
 }
 
-[[maybe_unused]] const bool added = add_schema_cases([] {
-  const AdamwStep s = make_step({{2, 3}, {4}}, kTypes[0], at::kCPU);
-  return std::vector<SchemaCase>{{"adamw_",
-                                  {s.masters, s.rounded, s.gradients, s.first_moments, s.second_moments, s.steps, s.rate, at::ones({}),
-                                   at::ones({}), s.beta1, s.beta2, s.eps, s.decay}}};
-});
-
 }  // namespace
+
+std::vector<testing::SchemaCase> schema_cases_of_adamw() {
+  const AdamwStep s = make_step({{2, 3}, {4}}, kTypes[0], at::kCPU);
+  return {{"adamw_",
+           {s.masters, s.rounded, s.gradients, s.first_moments, s.second_moments, s.steps, s.rate, at::ones({}), at::ones({}), s.beta1,
+            s.beta2, s.eps, s.decay}}};
+}
+
 }  // namespace based::ops

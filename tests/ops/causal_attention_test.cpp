@@ -322,18 +322,19 @@ TEST(CausalAttention, ErrorsNameOperatorArgumentAndValue) {
             "rotary_attention_step: qkv must have shape [any, 80], got [3, 90]");
 }
 
-[[maybe_unused]] const bool added = add_schema_cases([] {
+}  // namespace
+
+std::vector<testing::SchemaCase> schema_cases_of_causal_attention() {
   const auto f = small_random;
   const c10::IValue cu = two_rows(), slots = five_slots();
   const Tensor q = f({5, 2, 8}), k = f({5, 1, 8}), v = f({5, 1, 8}), positions = torch::tensor({0, 1, 2, 3, 9}, at::kLong);
-  return vector<SchemaCase>{
+  return {
       {"causal_attention", {q, k, v, cu, cu, int64_t{2}, 0.3}},
       {"causal_attention_forward", {q, k, v, cu, cu, int64_t{0}, 0.3}},
       {"causal_attention_backward", {f({5, 2, 8}), q, k, v, cu, cu, int64_t{2}, 0.3, f({5, 2, 8}), f({5, 2})}},
       {"causal_attention_step", {q, k, v, f({5, 4, 1, 8}), f({5, 4, 1, 8}), positions, slots, 0.3}},
       {"rotary_attention_step", {f({5, 32}), f({5, 4, 1, 8}), f({5, 4, 1, 8}), at::arange(1, 6), slots, 0.3, int64_t{6}, 100.0}},
   };
-});
+}
 
-}  // namespace
 }  // namespace based::ops

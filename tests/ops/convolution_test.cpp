@@ -400,11 +400,13 @@ TEST(LongConv, ErrorsNameOperatorArgumentAndValue) {
             "long_conv: cu_history must end at the number of tokens, 4, got 3");
 }
 
-[[maybe_unused]] const bool added = add_schema_cases([] {
+}  // namespace
+
+std::vector<testing::SchemaCase> schema_cases_of_convolution() {
   const auto f = small_random;
   const c10::IValue none, cu = two_rows(), slots = five_slots();
   const Tensor x = f({5, 6}), weight = f({6, 3});
-  return vector<SchemaCase>{
+  return {
       {"short_conv", {x, weight, f({6}), f({5, 6}), true, cu, f({2, 6, 2})}},
       {"short_conv", {x, weight, none, none, false, cu, none}},
       {"short_conv_backward", {f({5, 6}), f({2, 6, 2}), x, weight, f({6}), f({5, 6}), true, cu, f({2, 6, 2})}},
@@ -417,7 +419,6 @@ TEST(LongConv, ErrorsNameOperatorArgumentAndValue) {
       {"long_conv", {x, weight, cu, none, none}},
       {"long_conv", {x, weight, cu, f({4, 6}), offsets({1, 3})}},
   };
-});
+}
 
-}  // namespace
 }  // namespace based::ops

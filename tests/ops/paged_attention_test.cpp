@@ -184,13 +184,14 @@ TEST(PagedAttentionErrors, NameOperatorArgumentAndValue) {
             "paged_attention: page_table must name pages of the pool for all keys of a slot");
 }
 
-[[maybe_unused]] const bool added = add_schema_cases([] {
+}  // namespace
+
+std::vector<testing::SchemaCase> schema_cases_of_paged_attention() {
   const auto f = small_random;
   const c10::IValue slots = five_slots();
   const Tensor table = at::arange(10, at::kLong).view({5, 2}), positions = torch::tensor({0, 1, 2, 3, 5}, at::kLong);
-  return vector<SchemaCase>{{"paged_attention_step",
-                             {f({5, 2, 8}), f({5, 1, 8}), f({5, 1, 8}), f({10, 4, 1, 8}), f({10, 4, 1, 8}), table, positions, slots, 0.3}}};
-});
+  return {{"paged_attention_step",
+           {f({5, 2, 8}), f({5, 1, 8}), f({5, 1, 8}), f({10, 4, 1, 8}), f({10, 4, 1, 8}), table, positions, slots, 0.3}}};
+}
 
-}  // namespace
 }  // namespace based::ops

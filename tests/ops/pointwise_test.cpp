@@ -464,11 +464,13 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
   EXPECT_EQ(error_of([&] { cross_entropy(x, at::zeros({9, 8}), labels, 5); }), "cross_entropy: labelled must be -1 or 0..4, got 5");
 }
 
-[[maybe_unused]] const bool added = add_schema_cases([] {
+}  // namespace
+
+std::vector<testing::SchemaCase> schema_cases_of_pointwise() {
   const auto f = small_random;
   const c10::IValue none;
   const Tensor x = f({5, 6}), labels = torch::tensor({0, 1, -100, 6, 3}, at::kLong);
-  return vector<SchemaCase>{
+  return {
       {"rms_norm", {x, f({6}), 1e-5}},
       {"rms_norm_forward", {x, f({6}).to(at::kBFloat16), 1e-5}},
       {"rms_norm_add_", {f({5, 6}), x, f({6}), 1e-5, none}},
@@ -495,7 +497,6 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
       {"cross_entropy_forward", {x, f({7, 6}), labels.clamp_min(0), int64_t{5}, true, true}},
       {"token_log_probabilities", {x, f({7, 6}), labels.clamp_min(0)}},
   };
-});
+}
 
-}  // namespace
 }  // namespace based::ops

@@ -90,9 +90,8 @@ TEST(Rowwise, ErrorsNameArgumentAndValue) {
             "rowwise norm: x must have a last dimension of at least 1, got [2, 0]");
 }
 
-[[maybe_unused]] const bool added = add_schema_cases([] {
-  return vector<SchemaCase>{{"rowwise_activation", {small_random({5, 6}), int64_t{2}}}};
-});
-
 }  // namespace
+
+std::vector<testing::SchemaCase> schema_cases_of_rowwise() { return {{"rowwise_activation", {small_random({5, 6}), int64_t{2}}}}; }
+
 }  // namespace based::ops

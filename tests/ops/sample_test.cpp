@@ -153,12 +153,13 @@ TEST(SampleKernels, ErrorsNameOperatorArgumentAndValue) {
             "sample_: logits must be Float or BFloat16, got Double");
 }
 
-[[maybe_unused]] const bool added = add_schema_cases([] {
-  const SampleOptions o = options(5, 7, {});
-  return std::vector<SchemaCase>{{"sample_",
-                                  {at::full({5}, -2, at::kLong), small_random({5, 7}), o.position, o.seed, o.top_k, o.temperature, o.top_p,
-                                   o.min_p, o.penalty, o.seen}}};
-});
-
 }  // namespace
+
+std::vector<testing::SchemaCase> schema_cases_of_sample() {
+  const SampleOptions o = options(5, 7, {});
+  return {{"sample_",
+           {at::full({5}, -2, at::kLong), small_random({5, 7}), o.position, o.seed, o.top_k, o.temperature, o.top_p, o.min_p, o.penalty,
+            o.seen}}};
+}
+
 }  // namespace based::ops

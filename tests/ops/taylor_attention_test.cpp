@@ -331,13 +331,15 @@ TEST(TaylorAttention, ErrorsNameOperatorArgumentAndValue) {
             "taylor_attention_step: works in place and has no gradient; turn gradients off around it");
 }
 
-[[maybe_unused]] const bool added = add_schema_cases([] {
+}  // namespace
+
+std::vector<testing::SchemaCase> schema_cases_of_taylor_attention() {
   const auto f = small_random;
   const c10::IValue none, cu = two_rows(), slots = five_slots();
   const int64_t features = kernels::packed_features(4);
   const Tensor q = f({5, 2, 4}), k = f({5, 2, 4}), v = f({5, 2, 6}), kv = f({2, 2, features, 6}), sums = f({2, 2, features}) + 20;
   const Tensor decay = torch::tensor({0.9F, 1.0F});
-  return vector<SchemaCase>{
+  return {
       {"taylor_attention", {q, k, v, cu, kv, sums, decay}},
       {"taylor_attention", {q, k, v, cu, none, none, none}},
       {"taylor_attention_forward", {q, k, v, cu, kv, sums, decay}},
@@ -349,7 +351,6 @@ TEST(TaylorAttention, ErrorsNameOperatorArgumentAndValue) {
       {"taylor_attention_step", {q, k, v, f({5, 2, features, 6}), f({5, 2, features}) + 20, slots, none, 0.5}},
       {"taylor_features", {q}},
   };
-});
+}
 
-}  // namespace
 }  // namespace based::ops

@@ -102,13 +102,15 @@ TEST(TaylorDeferred, ErrorsNameTheArgument) {
             "taylor_deferred_flush_: slots must be 0..4, got 7");
 }
 
-[[maybe_unused]] const bool added = add_schema_cases([] {
+}  // namespace
+
+std::vector<testing::SchemaCase> schema_cases_of_taylor_deferred() {
   const auto f = small_random;
   const int64_t features = kernels::packed_features(4);
   const auto pending = [&](int64_t count) { return at::full({5, 2}, count, at::kInt); };
   const c10::IValue none, slots = five_slots();
   const Tensor q = f({5, 2, 4}), k = f({5, 2, 4}), v = f({5, 2, 6});
-  return vector<SchemaCase>{
+  return {
       {"taylor_deferred_step",
        {q, k, v, f({5, 2, features, 6}), f({5, 2, features}) + 20, f({5, 2, kPending, 4}), f({5, 2, kPending, 6}), pending(kPending - 1),
         slots, none, 0.5}},
@@ -116,7 +118,6 @@ TEST(TaylorDeferred, ErrorsNameTheArgument) {
        {f({5, 2, features, 6}), f({5, 2, features}) + 20, f({5, 2, kPending, 4}), f({5, 2, kPending, 6}), pending(3), slots,
         torch::tensor({0.9F, 1.0F})}},
   };
-});
+}
 
-}  // namespace
 }  // namespace based::ops

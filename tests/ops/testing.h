@@ -1,9 +1,11 @@
 // Shared by the operators' tests: random cases, relative errors, a gradient check by finite differences, NaN-filled fresh memory.
 #pragma once
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
 #include <functional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -152,22 +154,40 @@ inline ::testing::AssertionResult gradcheck(const Function& function, const std:
   return ::testing::AssertionSuccess();
 }
 
-// Arguments of an operator in the order of its schema. Every operator's test file adds some, by which schema_test.cpp checks its shape
-// function and what its schema declares:
-//   [[maybe_unused]] const bool added = add_schema_cases([] { return std::vector<SchemaCase>{{"foo", {x, 0.5}}}; });
+// Arguments of an operator in the order of its schema, by which schema_test.cpp checks its shape function and what its schema declares. An
+// operator's test file has schema_cases_of_<name>(), and schema_cases.def the name.
 struct SchemaCase {
   const char* name;
   torch::jit::Stack arguments;
 };
-using SchemaCases = std::vector<SchemaCase> (*)();
 
-inline std::vector<SchemaCases>& schema_cases() {
-  static std::vector<SchemaCases> cases;
-  return cases;
+// The operators of ours that a call comes to, without "based::".
+inline std::set<std::string> operators_called_by(const std::function<void()>& call) {
+  static std::set<std::string> called;
+  called.clear();
+  const at::CallbackHandle handle =
+      at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& of) -> std::unique_ptr<at::ObserverContext> {
+                                   const std::string name = of.name();
+                                   if (name.starts_with("based::")) called.insert(name.substr(7));
+                                   return nullptr;
+                                 }).scopes({at::RecordScope::FUNCTION}));
+  call();
+  at::removeCallback(handle);
+  return called;
 }
-inline bool add_schema_cases(SchemaCases cases) {
-  schema_cases().push_back(cases);
-  return true;
+
+// Operators whose gradients, parts and references are called by others: those that somebody calls by name.
+inline std::vector<std::string> operators_called_by_name() {
+  std::vector<std::string> names;
+  for (const c10::OperatorName& op : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (!op.name.starts_with("based::")) continue;
+    const std::string name = op.name.substr(7);
+    const auto ends = [&](const char* suffix) { return name.ends_with(suffix); };
+    if (ends("_forward") || ends("_backward") || ends("_backward_") || ends("_reference") || ends("_quadratic") || ends("_features"))
+      continue;
+    names.push_back(name);
+  }
+  return names;
 }
 
 // Two rows of lengths 3 and 2, five slots, fp32: what the cases are made of.

@@ -112,10 +112,8 @@ void apply(const Plan& plan, void* recorded) {
   finish();
 }
 
-[[maybe_unused]] const bool registered = [] {
-  backend_of(torch::kCUDA) = {gpu, last_node, nodes_between, apply};
-  return true;
-}();
-
 }  // namespace
+
+Backend cuda_backend() { return {gpu, last_node, nodes_between, apply}; }
+
 }  // namespace based::decode

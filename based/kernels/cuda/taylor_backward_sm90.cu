@@ -2,7 +2,8 @@
 //   dq_t = Σ_{s≤t} (1 + q_t·k_s)(dn_t·v_s + dD_t) k_s       dk_s = Σ_{t≥s} (1 + q_t·k_s)(dn_t·v_s + dD_t) q_t
 //   dv_s = Σ_{t≥s} w(q_t·k_s) dn_t
 // dq walks forward with the forward's state Σ v φ(k)ᵀ, dk and dv walk backward with Σ dn φ(q)ᵀ; the two are one piece of code with q and k,
-// v and dn exchanged. "Rows" below are the tokens that get gradients, "sources" those that are summed over. docs/kernels/taylor-attention.md draws it.
+// v and dn exchanged. "Rows" below are the tokens that get gradients, "sources" those that are summed over.
+// docs/kernels/taylor-attention.md draws it.
 #include "based/kernels/cuda/launch.h"
 #include "based/kernels/cuda/taylor_launchers.h"
 #include "based/kernels/cuda/taylor_sm90.cuh"

@@ -63,13 +63,12 @@ class Graph final : public Replay {
   at::cuda::CUDAGraph graph_{/*keep_graph=*/true};
 };
 
-[[maybe_unused]] const bool registered = [] {
-  recorder_of(torch::kCUDA) = [](torch::Device device, const std::function<void()>& body,
-                                 const Rewrite& rewrite) -> std::unique_ptr<Replay> {
+}  // namespace
+
+Recorder cuda_recorder() {
+  return [](torch::Device device, const std::function<void()>& body, const Rewrite& rewrite) -> std::unique_ptr<Replay> {
     return std::make_unique<Graph>(device, body, rewrite);
   };
-  return true;
-}();
+}
 
-}  // namespace
 }  // namespace based::ops

@@ -5,21 +5,7 @@
 
 #include <array>
 
-#include "based/kernels/taylor_deferred.h"
-#include "based/ops/adamw.h"
-#include "based/ops/causal_attention.h"
-#include "based/ops/cross_entropy.h"
-#include "based/ops/embedding.h"
-#include "based/ops/linear.h"
-#include "based/ops/paged_attention.h"
-#include "based/ops/rms_norm.h"
-#include "based/ops/rotary.h"
-#include "based/ops/rowwise.h"
-#include "based/ops/short_conv.h"
-#include "based/ops/swiglu.h"
-#include "based/ops/taylor_attention.h"
-#include "based/ops/taylor_deferred.h"
-#include "tests/ops/testing.h"
+#include "tests/ops/everything.h"
 
 namespace based::ops {
 namespace {
@@ -29,80 +15,6 @@ using namespace testing;
 class Device : public ::testing::Test {
  protected:
   void SetUp() override { BASED_NEEDS(at::kCUDA); }
-};
-
-// Arguments on one device; run() calls every operator that decoding and training use, and gives all that it wrote.
-struct Everything {
-  explicit Everything(at::Device device) {
-    torch::manual_seed(51);
-    const auto draw = [&](at::IntArrayRef sizes, double scale = 1) { return random(sizes, at::kBFloat16, scale).to(device); };
-    q = draw({300, 4, 16}, 0.5), k = draw({300, 4, 16}, 0.5), v = draw({300, 4, 64}), wide = draw({300, 4, 64});
-    x = draw({300, 256}), weight = draw({256}), taps = draw({256, 3}), h = draw({300, 512});
-    cu = offsets({100, 1, 199}).to(device), slots = torch::tensor({2, 0, 1}, at::kLong).to(device);
-    positions = at::arange(300, cu.options());
-    const auto sums = at::dtype(at::kFloat).device(device);
-    state = {at::zeros({3, 4, kernels::packed_features(16), 64}, sums), at::zeros({3, 4, kernels::packed_features(16)}, sums)};
-    deferred = {state.kv.clone(), state.k.clone()};
-    waiting = {at::zeros({3, 4, kernels::kTaylorPending, 16}, q.options()), at::zeros({3, 4, kernels::kTaylorPending, 64}, q.options()),
-               at::full({3, 4}, kernels::kTaylorPending - 2, sums.dtype(at::kInt))};
-    conv_state = at::zeros({3, 256, 2}, sums);
-    k_ring = at::zeros({3, 16, 4, 64}, v.options()), v_ring = k_ring.clone(), seen = at::zeros({3}, cu.options());
-    cache = {draw({60, 64, 4, 64}), draw({60, 64, 4, 64}), at::arange(60, cu.options()).flip(0).view({3, 20})};
-    in_pages = torch::tensor({63, 1100, 0}, at::kLong).to(device);
-    for (const int64_t count : {20001, 7, 4096}) {
-      update.rounded.push_back(draw({count})), update.gradients.push_back(draw({count}));
-      update.masters.push_back(update.rounded.back().to(at::kFloat));
-      update.first_moments.push_back(at::zeros({count}, sums)), update.second_moments.push_back(at::zeros({count}, sums));
-      update.steps.push_back(at::zeros({}, sums));
-    }
-    update.rate = at::full({}, 0.1, sums), update.scale = at::full({}, 0.7, sums), update.usable = at::ones({}, sums);
-  }
-
-  std::vector<Tensor> run() {
-    const at::NoGradGuard no_grad;
-    const auto three = [](const Tensor& t) { return t.narrow(0, 0, 3); };
-    const auto [y, last] = taylor_attention(q, k, v, cu);
-    const auto [convolved, conv_last] = short_conv(x, taps, {}, {}, true, cu);
-    const auto [embedded, in_rings] = embedding_step_(seen, slots, x, cu.narrow(0, 0, 3));
-    adamw_(update);
-    return {y,
-            last.kv,
-            convolved,
-            conv_last,
-            causal_attention(wide, wide, v, cu, cu, 17, 0.125),
-            rms_norm(x, weight, 1e-5),
-            token_log_probabilities(x, x, at::arange(x.size(0), cu.options())),
-            swiglu(h),
-            rowwise::softplus(h),
-            rowwise::l2_norm(h, 1e-6),
-            rotary_(wide.flatten(1).clone(), positions, {wide.size(1), wide.size(2), 64}),
-            taylor_attention_prefill(q, k, v, cu, state, slots),
-            taylor_attention_step(three(q), three(k), three(v), state, slots),
-            taylor_deferred_step(three(q), three(k), three(v), deferred, waiting, slots),  // waits; the next one is taken in
-            taylor_deferred_step(three(q), three(k), three(v), deferred, waiting, slots),
-            taylor_deferred_step(three(q), three(k), three(v), deferred, waiting, slots),
-            deferred.kv.clone(),
-            waiting.count.clone(),
-            short_conv_prefill(x, taps, {}, {}, true, cu, conv_state, slots),
-            short_conv_step(three(x), taps, {}, {}, true, conv_state, slots),
-            causal_attention_step(three(wide), three(wide), three(v), k_ring, v_ring, in_rings, slots, 0.125),
-            paged_attention_step(three(wide), three(wide), three(v), cache, in_pages, slots, 0.125),
-            state.kv.clone(),
-            k_ring.clone(),
-            embedded,
-            in_rings,
-            seen.clone(),
-            cache.k.clone(),
-            at::cat(update.masters),
-            at::cat(update.rounded),
-            at::stack(update.steps)};
-  }
-
-  Tensor q, k, v, wide, x, weight, taps, h, cu, slots, positions, conv_state, k_ring, v_ring, seen, in_pages;
-  TaylorState state, deferred;
-  TaylorPending waiting;
-  AttentionCache cache;
-  AdamwStep update;
 };
 
 void expect_same(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {

@@ -1,0 +1,7 @@
+#include "based/decode/record.h"
+
+namespace based::decode {
+
+Backend cuda_backend() { return {}; }
+
+}  // namespace based::decode
