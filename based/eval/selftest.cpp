@@ -175,7 +175,7 @@ Tensor by_sampling(const Tensors& x) {
   return token;
 }
 
-std::vector<OperatorCheck> other_checks() {
+std::vector<OperatorCheck> update_checks() {
   return {
       {"sample_",
        [] {
@@ -197,6 +197,11 @@ std::vector<OperatorCheck> other_checks() {
          return ops::causal_attention_reference(x[0], x[1], x[2], cu, cu, 0, 0.25);
        },
        false},
+  };
+}
+
+std::vector<OperatorCheck> other_checks() {
+  return {
       {"short_conv",
        [] {
          return Tensors{draw({tokens, 48}), draw({48, 3}), draw({48}), draw({tokens, 48})};
@@ -349,7 +354,7 @@ std::vector<SelfTestResult> run_selftest(torch::Device device, const std::functi
   const Isa best = kernels::cpu::best_isa();
   torch::manual_seed(20);
   auto operators = attention_checks();
-  for (auto* more : {other_checks, product_checks})
+  for (auto* more : {update_checks, other_checks, product_checks})
     for (auto& one : more()) operators.push_back(std::move(one));
   const auto check_operators = [&](const std::string& where) {
     for (const auto& one : operators)
