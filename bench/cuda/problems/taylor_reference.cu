@@ -1,4 +1,4 @@
-#include "bench/cuda/taylor_reference.cuh"
+#include "bench/cuda/problems/taylor_reference.cuh"
 
 namespace based::bench {
 namespace {

@@ -4,9 +4,10 @@
 #include "based/kernels/device_code.h"
 #include "based/kernels/linear_hopper.h"
 #include "based/kernels/pointwise.h"
-#include "bench/cuda/layers.cuh"
+#include "tests/kernels/cuda/cases.cuh"
+#include "tests/kernels/cuda/linear_reference.cuh"
 
-namespace based::bench {
+namespace based::tests {
 namespace {
 
 using kernels::DType;
@@ -136,4 +137,4 @@ void verify_step_norms(Report& report) {
   verify_chain(report, 20, 4296, true, true), verify_chain(report, 128, 4296, true, false);  // no whole tiles; rows in several batches
 }
 
-}  // namespace based::bench
+}  // namespace based::tests

@@ -1,7 +1,7 @@
 // Sums of the definition of Taylor attention in double, one block a result row. Slow, plain, on the device.
 #pragma once
 #include "based/kernels/taylor_attention.h"
-#include "bench/cuda/harness.cuh"
+#include "bench/cuda/problems/device_memory.cuh"
 
 namespace based::bench {
 

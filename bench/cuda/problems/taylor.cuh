@@ -1,0 +1,39 @@
+// Rows of tokens for Taylor attention, with states and gradients.
+#pragma once
+#include "based/kernels/taylor_attention.h"
+#include "bench/cuda/problems/device_memory.cuh"
+
+namespace based::bench {
+
+struct TaylorShape {
+  std::vector<int64_t> lengths;
+  int32_t heads = 2, feature_dim = 16, head_dim = 64;
+  kernels::DType dtype = kernels::DType::bf16;
+  bool state = false, decay = false, settled = false;
+  std::string name() const;
+};
+
+// One problem with its buffers. States are those after some random tokens, in slots that are a permutation of the rows.
+struct TaylorProblem {
+  kernels::TaylorAttention p;
+  Buffer q, k, v, y, denominator, kv_state, k_state, decay, row_start, slot, scratch;
+
+  // `states` other than 0: random numbers, which no tokens have left, for a timing.
+  TaylorProblem(const TaylorShape& shape, uint64_t seed, int64_t states = 0);
+
+ private:
+  void make_states(const TaylorShape& shape, uint64_t seed, int64_t states);
+};
+
+// The error allowed of y. bf16: inputs are exact, features are rounded once on either side, y is rounded once.
+inline double taylor_limit(kernels::DType dtype) { return dtype == kernels::DType::bf16 ? 5e-3 : 2e-6; }
+
+// A problem's gradients by the kernel, from a forward by the kernel.
+struct TaylorBackwardProblem {
+  kernels::TaylorAttentionBackward p;
+  Buffer grad_y, grad_kv, grad_k_sums, initial_kv, initial_k, q, k, v, kv, k_sums, scratch;
+
+  TaylorBackwardProblem(const TaylorProblem& problem, const TaylorShape& shape, uint64_t seed);
+};
+
+}  // namespace based::bench

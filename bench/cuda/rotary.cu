@@ -1,0 +1,33 @@
+#include "based/kernels/pointwise.h"
+#include "bench/cuda/cases.cuh"
+
+namespace based::bench {
+namespace {
+
+using kernels::DType;
+using kernels::Stream;
+namespace gpu = kernels::cuda;
+
+// In place, the queries and keys of a joint projection of 16 heads of 64.
+void time_rotary(Report& report, int32_t dim) {
+  const int64_t tokens = 32768, columns = 3 * 1024;
+  const std::vector<Buffer> qkv = random_buffers(2, tokens * columns, DType::bf16, 1);
+  std::vector<int64_t> positions(tokens);
+  for (int64_t t = 0; t < tokens; ++t) positions[t] = t % 2048;
+  const Buffer position = upload(positions);
+  report.time("rotary 32768x32x64 dim " + std::to_string(dim) + " in place bf16", tokens * 32 * dim * 4, 2,
+              [&](int i, cudaStream_t stream) {
+                kernels::Rotary p;
+                p.x = p.y = qkv[i].as(), p.position = position.as<int64_t>(), p.tokens = tokens, p.x_stride = p.y_stride = columns;
+                p.heads = 32, p.head_dim = 64, p.dim = dim, p.dtype = DType::bf16;
+                check(gpu::rotary(p, Stream{stream}));
+              });
+}
+
+}  // namespace
+
+void time_rotary(Report& report) {
+  for (const int32_t dim : {32, 64}) time_rotary(report, dim);
+}
+
+}  // namespace based::bench
