@@ -32,6 +32,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 600, 80
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]')
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
+TESTS = re.compile(r'^\s*#\s*include\s*[<"]tests/')
 CUDA_CONDITION = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*\b(USE_CUDA|WITH_CUDA|HAVE_CUDA|BASED_(WITH_)?CUDA|__CUDACC__|__CUDA_ARCH__)\b")
 # Results leave by one door, which checks every write: apps/output.h.
 STANDARD_OUTPUT = re.compile(r"\bstd::cout\b|\bstdout\b|(?<![\w:])(std::)?(printf|puts|putchar)\s*\(")
@@ -115,6 +116,10 @@ def violations(root):
                 continue
             for number, reason in violations_of_includes(path, parts[1], lines):
                 yield relative, number, reason
+        if parts[0] in ("apps", "bench"):
+            for number, line in enumerate(lines, 1):
+                if TESTS.match(line):
+                    yield relative, number, f"{parts[0]} must not include tests"
         if parts[:2] != ("based", "kernels"):
             for number, line in enumerate(lines, 1):
                 if CUDA_CONDITION.match(line):
@@ -141,6 +146,7 @@ def selftest():
         "based/kernels/cpu/a.cpp": '#include "based/kernels/a.h"\n#if defined(__CUDACC__)\n#endif\n',
         "based/mixers/b.cpp": '#include <torch/torch.h>\n#include "based/ops/a.h"\nnamespace based {\n' + body + "}\n",
         "apps/c.cpp": '#include "based/eval/a.h"\n',
+        "tests/kernels/cuda/a.cu": '#include "bench/cuda/problems/a.cuh"\n',
     }
     planted = {
         "based/core/up.h": ('#include "based/ops/a.h"\n', "must not include based/ops"),
@@ -151,6 +157,7 @@ def selftest():
         "based/train/app.cpp": ('#include "apps/command.h"\n', "must not include apps/command.h"),
         "based/ops/cuda.cpp": ("#ifdef BASED_WITH_CUDA\n#endif\n", "CUDA is chosen by folder"),
         "apps/out.cpp": ('std::printf("x");\n', "through apps/output.h only"),
+        "bench/cuda/test.cu": ('#include "tests/kernels/cuda/report.cuh"\n', "bench must not include tests"),
         "bench/out.cpp": ("std::fputc('x', stdout);\n", "through apps/output.h only"),
         "based/nolayer/a.cpp": ("int x;\n", "unknown layer"),
         "based/core/long.cpp": ("int x;\n" * (MAX_FILE_LINES + 1), f"file of {MAX_FILE_LINES + 1} lines"),
