@@ -13,10 +13,10 @@ namespace based::bench {
 namespace {
 
 struct Size {
-  int64_t batch, context;  // texts; tokens of each
+  int64_t batch, context;  // sequences; tokens of each
 };
 
-// More texts of one length, then longer texts of one number.
+// More sequences of one length, then longer sequences of one number.
 std::vector<Size> sizes(const Context& context) {
   const bool gpu = context.device.is_cuda();
   std::vector<int64_t> batches{1, 2, 4, 8, 16}, contexts{128, 512, 2048, 8192};
@@ -85,7 +85,7 @@ Plot figure(const std::vector<Result>& results, const std::string& over, const s
   plot.footer = footer;
   plot.y = {"tokens per second", true, TickFormat::number, {}, {}};
   const std::string at = format_number(most == values.end() ? 0 : most->first, 0);
-  plot.subtitle = fixed == "batch" ? at + " texts at once" : "each text " + at + " tokens long";
+  plot.subtitle = fixed == "batch" ? at + " sequences at once" : "each sequence " + at + " tokens long";
   for (const Result& result : results) {
     if (result.more.at(fixed) != most->first || result.more.at("fits") == 0) continue;
     const std::string label = result.name.substr(result.name.find(' ') + 1);
@@ -133,15 +133,15 @@ std::string comparison_line(const std::vector<Result>& models) {
 
 Plot batch_figure(const std::vector<Result>& results, const std::string& footer) {
   Plot plot = figure(results, "batch", "context", footer);
-  plot.title = "Generation throughput against the number of texts";
-  plot.x = {"texts at once", true, TickFormat::powers_of_two, {}, {}};
+  plot.title = "Generation throughput against the number of sequences";
+  plot.x = {"sequences at once", true, TickFormat::powers_of_two, {}, {}};
   return plot;
 }
 
 Plot context_figure(const std::vector<Result>& results, const std::string& footer) {
   Plot plot = figure(results, "context", "batch", footer);
-  plot.title = "Generation throughput against the length of the text";
-  plot.x = {"tokens in the text", true, TickFormat::powers_of_two, {}, {}};
+  plot.title = "Generation throughput against the length of the sequence";
+  plot.x = {"tokens in the sequence", true, TickFormat::powers_of_two, {}, {}};
   return plot;
 }
 

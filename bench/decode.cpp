@@ -48,7 +48,7 @@ void run(Context& context) {
   }
 }
 
-// The cost of a token does not depend on its position: one decoder early in a text and far into it.
+// The cost of a token does not depend on its position: one decoder early in a sequence and far into it.
 void run_position(Context& context) {
   const torch::InferenceMode inference;
   const BenchModel bench = verified_model(context);

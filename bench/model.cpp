@@ -38,7 +38,7 @@ double state_traffic(const Engine& engine, int64_t tokens) {
   for (const MixerState& layer : state.layers())
     for (const StateTensor& tensor : layer.tensors()) {
       const double size = static_cast<double>(tensor.value.nbytes()) / slots;
-      // A cache is as long as the text.
+      // A cache is as long as the sequence.
       bytes += tensor.grows ? static_cast<double>(tokens * tensor.value.size(-1) * tensor.value.element_size() * tensor.value.size(-2))
                             : touches(layer, tensor.name, engine.pending_bytes() > 0) * size;
     }

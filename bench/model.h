@@ -27,8 +27,8 @@ BenchModel verified_preset(const Context& context, const std::string& preset);
 double prefill_operations(const LanguageModel& model);
 // Bytes of the weights that a decoding step reads: all, the embedding once, as the output projection.
 double weight_bytes(const LanguageModel& model);
-// What a step of the engine must move of its state for one text of this length: sums are read and written, keys and values are read. Where
-// tokens wait beside sums, these are written once for all that wait, and what waits is read, on the mean.
+// What a step of the engine must move of its state for one sequence of this length: sums are read and written, keys and values are read.
+// Where tokens wait beside sums, these are written once for all that wait, and what waits is read, on the mean.
 double state_traffic(const Engine& engine, int64_t tokens);
 // Steps of an engine on a GPU that are timed at once: whole rounds, since one step in a round writes the sums of Taylor's states.
 constexpr int64_t kTimedSteps = 2 * kernels::kTaylorPending;

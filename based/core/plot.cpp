@@ -66,7 +66,7 @@ void add_axis(std::string& script, const char* name, const Scale& scale) {
             "' textcolor rgb '" + kGrey + "'\n";
 }
 
-std::string gnuplot_script(const Plot& plot, const Layout& layout, const std::string& png) {
+std::string gnuplot_script(const Plot& plot, const PlotLayout& layout, const std::string& png) {
   std::string script = "set encoding utf8\nunset key\n";
   script += "set lmargin at screen " + screen_x(layout.left) + "\nset rmargin at screen " + screen_x(layout.right) + "\n";
   script += "set tmargin at screen " + screen_y(layout.top) + "\nset bmargin at screen " + screen_y(layout.bottom) + "\n";
@@ -153,7 +153,7 @@ bool run_gnuplot(const std::string& script) {
 }  // namespace
 
 std::vector<std::string> write_plot(const Plot& plot, const std::string& stem) {
-  const Layout layout = make_layout(plot);
+  const PlotLayout layout = make_layout(plot);
   write_file_atomic(stem + ".svg", plot_svg(plot));
   if (run_gnuplot(gnuplot_script(plot, layout, stem + ".png"))) return {stem + ".svg", stem + ".png"};
   log_warning("gnuplot is not installed: only " + stem + ".svg is written, and no PNG");

@@ -123,7 +123,7 @@ double text_width(const std::string& text, double size) {
 // Finds for one label after another the place beside one of its points that hides least.
 class LabelPlacer {
  public:
-  explicit LabelPlacer(const Layout& layout) : layout_(layout) {
+  explicit LabelPlacer(const PlotLayout& layout) : layout_(layout) {
     for (size_t s = 0; s < layout.series.size(); ++s) trace(layout.series[s], s);
   }
 
@@ -197,7 +197,7 @@ class LabelPlacer {
     return cost;
   }
 
-  const Layout& layout_;
+  const PlotLayout& layout_;
   std::vector<Mark> marks_;
   std::vector<Box> taken_;
 };
@@ -224,8 +224,8 @@ std::string number_text(double value) {
   return error == std::errc() ? std::string(text, end) : "?";
 }
 
-Layout make_layout(const Plot& plot) {
-  Layout layout;
+PlotLayout make_layout(const Plot& plot) {
+  PlotLayout layout;
   std::vector<double> xs, ys;
   for (const PlotSeries& given : plot.series) {
     PlotSeries series = given;

@@ -39,7 +39,7 @@ struct SeriesLabel {
   Anchor anchor = Anchor::start;
 };
 
-struct Layout {
+struct PlotLayout {
   double left = 0, right = 0, top = 0, bottom = 0;  // the plot area
   Scale x, y;
   std::vector<PlotSeries> series;   // sorted by x, drawable points only
@@ -47,7 +47,7 @@ struct Layout {
   std::vector<size_t> ranks;        // one a series, for colour and shape: what is emphasised gets the first
 };
 
-Layout make_layout(const Plot& plot);
+PlotLayout make_layout(const Plot& plot);
 
 bool draws_markers(const PlotSeries& series);  // a curve of many points is better without
 std::string number_text(double value);         // shortest digits that read back the same

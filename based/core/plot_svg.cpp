@@ -7,8 +7,8 @@ namespace based {
 namespace {
 
 using plot_detail::Anchor;
-using plot_detail::Layout;
 using plot_detail::number_text;
+using plot_detail::PlotLayout;
 
 std::string escaped(const std::string& text) {
   std::string out;
@@ -66,7 +66,7 @@ class Svg {
     return "<polygon points=\"" + points + "\"/>\n";
   }
 
-  void series(const Layout& layout, size_t index) {
+  void series(const PlotLayout& layout, size_t index) {
     const PlotSeries& series = layout.series[index];
     const std::string colour = plot_detail::rank_colour(layout.ranks[index]);
     std::string path, markers;
@@ -91,7 +91,7 @@ class Svg {
 
 std::string plot_svg(const Plot& plot) {
   using namespace plot_detail;
-  const Layout layout = make_layout(plot);
+  const PlotLayout layout = make_layout(plot);
   Svg svg;
   for (const Tick& tick : layout.y.ticks) {
     svg.line(layout.left, layout.y(tick.value), layout.right, layout.y(tick.value), kGrid);

@@ -20,9 +20,9 @@ class WindowKernel final : public StepKernel {
   explicit WindowKernel(Parts parts) : parts_(std::move(parts)) {}
 
   bool read_early(const Effects& effects, size_t unit) override {
-    parts_.arguments.ring_is_settled =
+    parts_.arguments.ring_is_private =
         effects.is_constant(parts_.slots) && effects.is_private(parts_.k_ring, unit) && effects.is_private(parts_.v_ring, unit);
-    return parts_.arguments.ring_is_settled;
+    return parts_.arguments.ring_is_private;
   }
   Status launch(Stream stream) const override { return launcher<CausalAttentionStep>(parts_.arguments, stream); }
   int64_t rows() const override { return parts_.arguments.rows; }
@@ -31,7 +31,7 @@ class WindowKernel final : public StepKernel {
     using namespace kernels;
     const CausalAttentionStep& p = parts_.arguments;
     why = "is not one row in bf16, with rotary positions, of a ring that is its own";
-    if (p.rows != 1 || p.dtype != DType::bf16 || p.ring_dtype != DType::bf16 || !p.ring_is_settled || p.rotary_base == 0) return {};
+    if (p.rows != 1 || p.dtype != DType::bf16 || p.ring_dtype != DType::bf16 || !p.ring_is_private || p.rotary_base == 0) return {};
     why = "has heads or a ring that a block cannot take";
     if (p.heads != p.kv_heads || p.heads > limits.gpu.multiprocessors || p.head_dim % 16 != 0 || p.head_dim > 128) return {};
     if (p.capacity > 128 || p.capacity * p.head_dim / 8 > limits.threads) return {};

@@ -1,6 +1,6 @@
-// Norms of a step of several texts as parts of the layers around them (kernels/linear_hopper.h): where a layer is followed by a norm that
-// adds its outputs to the residual stream, and layers alone read that norm's y, half of the norm goes to the end of the layer before it and
-// half to the end of those after it.
+// Norms of a step of several sequences as parts of the layers around them (kernels/linear_hopper.h): where a layer is followed by a norm
+// that adds its outputs to the residual stream, and layers alone read that norm's y, half of the norm goes to the end of the layer before
+// it and half to the end of those after it.
 #pragma once
 #include <string>
 #include <vector>

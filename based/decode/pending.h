@@ -9,7 +9,7 @@ class PendingTokens {
  public:
   virtual ~PendingTokens() = default;
   virtual void flush(const at::Tensor& slots) = 0;   // the state at these slots, int64 [n], takes in what waits there
-  virtual void forget(const at::Tensor& slots) = 0;  // nothing waits there: the state is that of another text
+  virtual void forget(const at::Tensor& slots) = 0;  // nothing is pending there: the state is that of another sequence
   virtual int64_t bytes() const = 0;                 // of all slots
 };
 

@@ -27,7 +27,7 @@ bool is_made_of(const Call& call, const std::vector<Call>& calls) {
 
 }  // namespace
 
-const char* form_name(Form form) {
+const char* form_name(StageForm form) {
   static constexpr std::array<const char*, 5> kNames{"as it is", "reads ahead", "deferred", "joined", "whole step"};
   return kNames.at(static_cast<size_t>(form));
 }
@@ -35,26 +35,26 @@ const char* form_name(Form form) {
 Plan::Plan(Trace& trace, const Gpu& gpu, at::Device device, NodesBetween nodes, const PlanOptions& options) {
   const Effects effects(units_, [&trace](const Span& span) { return trace.is_external(span); });
   for (const size_t call : trace.outermost()) collect(trace, call, nodes);
-  forms_.assign(units_.size(), Form::as_it_is);
+  forms_.assign(units_.size(), StageForm::as_it_is);
   for (const Unit& unit : units_) reasons_.push_back(unit.why);
   for (size_t i = 0; i < units_.size(); ++i) {
     if (units_[i].kernel == nullptr) continue;
     reasons_[i] = "";
     if (!units_[i].kernel->read_early(effects, i)) continue;
-    forms_[i] = Form::reads_ahead;
+    forms_[i] = StageForm::reads_ahead;
     if (auto deferred = options.defers ? units_[i].kernel->deferred(gpu, effects, i) : nullptr) {
       units_[i].kernel = std::move(deferred);
       pending_.push_back(units_[i].kernel->pending());
-      forms_[i] = Form::deferred;
+      forms_[i] = StageForm::deferred;
     }
   }
   const bool is_one_text =
       std::any_of(units_.begin(), units_.end(), [](const Unit& unit) { return unit.kernel && unit.kernel->rows() == 1; });
   is_one_text ? plan_programs(effects, gpu, device) : plan_joins(gpu, device);
   for (size_t i = 0; i < units_.size(); ++i) {
-    const bool own = forms_[i] == Form::reads_ahead || forms_[i] == Form::deferred;
+    const bool own = forms_[i] == StageForm::reads_ahead || forms_[i] == StageForm::deferred;
     if (own) put_stage({forms_[i], {i}, [kernel = units_[i].kernel.get()](Stream stream) { return kernel->launch(stream); }});
-    if (forms_[i] == Form::as_it_is) put_stage({forms_[i], {i}, {}});
+    if (forms_[i] == StageForm::as_it_is) put_stage({forms_[i], {i}, {}});
   }
   std::sort(stages_.begin(), stages_.end(), [](const Stage& a, const Stage& b) { return a.units.front() < b.units.front(); });
 }
@@ -84,7 +84,7 @@ void Plan::plan_programs(const Effects& effects, const Gpu& gpu, at::Device devi
     if (units_[i].kernel != nullptr) reasons_[i] = reasons[i];
   for (const StepProgramPlan& planned : programs) {
     const kernels::StepProgram program = upload(planned.stretch, device, memory_.emplace_back());
-    Stage stage{Form::whole_step, {}, [program](Stream stream) { return launcher<kernels::StepProgram>(program, stream); }};
+    Stage stage{StageForm::whole_step, {}, [program](Stream stream) { return launcher<kernels::StepProgram>(program, stream); }};
     for (size_t i = planned.first; i < planned.behind; ++i) stage.units.push_back(i);
     put_stage(std::move(stage));
   }
@@ -97,7 +97,7 @@ void Plan::plan_joins(const Gpu& gpu, at::Device device) {
     if (!reasons[i].empty()) reasons_[i] = reasons[i];
   if (joins.empty()) return;
   for (JoinedLaunch& joined : join_norms(units_, joins, device, memory_.emplace_back()))
-    put_stage({Form::joined, std::move(joined.units), std::move(joined.launch)});
+    put_stage({StageForm::joined, std::move(joined.units), std::move(joined.launch)});
 }
 
 std::string Plan::text() const {
@@ -114,7 +114,7 @@ std::vector<Plan::Line> Plan::report() const {
   for (const Stage& stage : stages_) begins[stage.units.front()] = 1;
   std::vector<Line> lines;
   for (size_t i = 0; i < units_.size(); ++i) {
-    const bool done = forms_[i] == Form::joined || forms_[i] == Form::whole_step;
+    const bool done = forms_[i] == StageForm::joined || forms_[i] == StageForm::whole_step;
     const std::string why = done ? "" : reasons_[i];
     auto found = std::find_if(lines.begin(), lines.end(),
                               [&](const Line& line) { return line.op == units_[i].op && line.form == forms_[i] && line.why == why; });

@@ -10,18 +10,18 @@
 
 namespace based::decode {
 
-enum class Form {
+enum class StageForm {
   as_it_is,     // what the operator launched
   reads_ahead,  // its kernel, which reads what nothing writes before the kernels ahead of it have ended
   deferred,     // likewise, and what it adds to its state waits beside it
   joined,       // with norms as parts of it, or several layers at once
   whole_step,   // many operators in one kernel
 };
-const char* form_name(Form form);
+const char* form_name(StageForm form);
 
 // Units of a step, next to each other or not, that are one launch; in the order of the first one.
 struct Stage {
-  Form form = Form::as_it_is;
+  StageForm form = StageForm::as_it_is;
   std::vector<size_t> units;
   std::function<Status(Stream)> launch;  // null: as it is
 };
@@ -45,7 +45,7 @@ class Plan {
   // Alike units, counted: in the order in which the step has the first of them.
   struct Line {
     std::string op;
-    Form form = Form::as_it_is;
+    StageForm form = StageForm::as_it_is;
     int64_t units = 0, launches = 0;  // launches: that begin with one of them
     std::string why;                  // not more than this; empty: nothing more is known to be had
   };
@@ -61,7 +61,7 @@ class Plan {
 
   std::vector<Unit> units_;
   std::vector<Stage> stages_;
-  std::vector<Form> forms_;  // of each unit
+  std::vector<StageForm> forms_;  // of each unit
   std::vector<std::string> reasons_;
   std::vector<std::shared_ptr<PendingTokens>> pending_;
   std::vector<Tensor> memory_;

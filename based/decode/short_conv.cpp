@@ -18,9 +18,9 @@ class ConvKernel final : public StepKernel {
   explicit ConvKernel(Parts parts) : parts_(std::move(parts)) {}
 
   bool read_early(const Effects& effects, size_t unit) override {
-    parts_.arguments.state_is_settled = effects.is_constant(parts_.weight) && effects.is_constant(parts_.bias) &&
+    parts_.arguments.state_is_private = effects.is_constant(parts_.weight) && effects.is_constant(parts_.bias) &&
                                         effects.is_constant(parts_.slots) && effects.is_private(parts_.state, unit);
-    return parts_.arguments.state_is_settled;
+    return parts_.arguments.state_is_private;
   }
   Status launch(Stream stream) const override { return launcher<ShortConv>(parts_.arguments, stream); }
   int64_t rows() const override { return parts_.arguments.rows; }
@@ -29,7 +29,7 @@ class ConvKernel final : public StepKernel {
     const ShortConv& p = parts_.arguments;
     const kernels::Linear& layer = before.step.arguments.linear.linear;
     if (before.step.kind != kernels::StepKind::linear || layer.out != 2 * p.channels || p.rows != 1 || p.dtype != DType::bf16) return false;
-    if (p.taps != 3 || !p.state_is_settled || p.channels % 8 != 0) return false;
+    if (p.taps != 3 || !p.state_is_private || p.channels % 8 != 0) return false;
     const Span &made = before.outputs[0], &x = parts_.x, &gate = parts_.gate;
     const bool halves = x.storage == made.storage && x.begin == made.begin && gate.storage == made.storage && gate.begin == x.end;
     if (!halves || kernels::ceil_div(p.channels, limits.gpu.multiprocessors) > kernels::kStepBiased) return false;

@@ -53,7 +53,7 @@ class StepKernel {
   // of this one still run. Whether anything may; the kernel is then launched anew.
   virtual bool read_early(const Effects&, size_t /*unit*/) { return false; }
   virtual Status launch(Stream) const = 0;
-  virtual int64_t rows() const = 0;  // texts of the step
+  virtual int64_t rows() const = 0;  // sequences of the step
   // With its state's updates put off: tokens wait in `pending`, which the engine owns. Null: not here, or not worth it.
   virtual std::unique_ptr<StepKernel> deferred(const Gpu&, const Effects&, size_t /*unit*/) const { return nullptr; }
   virtual std::shared_ptr<PendingTokens> pending() const { return nullptr; }

@@ -1,4 +1,4 @@
-// Plans the kernel of a whole step of one text (kernels/step_program.h) from the kernels of its calls.
+// Plans the kernel of a whole step of one sequence (kernels/step_program.h) from the kernels of its calls.
 #pragma once
 #include <optional>
 #include <string>

@@ -59,15 +59,15 @@ class TaylorKernel final : public StepKernel {
   explicit TaylorKernel(Parts parts) : parts_(std::move(parts)) {}
 
   bool read_early(const Effects& effects, size_t unit) override {
-    parts_.arguments.state_is_settled =
+    parts_.arguments.state_is_private =
         effects.is_constant(parts_.slots) && effects.is_private(parts_.kv, unit) && effects.is_private(parts_.k_sums, unit);
-    return parts_.arguments.state_is_settled;
+    return parts_.arguments.state_is_private;
   }
   Status launch(Stream stream) const override { return launcher<TaylorAttention>(parts_.arguments, stream); }
   int64_t rows() const override { return parts_.arguments.rows; }
 
   std::unique_ptr<StepKernel> deferred(const Gpu& gpu, const Effects& effects, size_t) const override {
-    if (!parts_.arguments.state_is_settled || !effects.is_constant(parts_.rates)) return nullptr;
+    if (!parts_.arguments.state_is_private || !effects.is_constant(parts_.rates)) return nullptr;
     if (!kernels::taylor_deferred_is_faster(parts_.arguments, gpu)) return nullptr;
     return std::make_unique<DeferredKernel>(parts_);
   }
@@ -77,7 +77,7 @@ class TaylorKernel final : public StepKernel {
     const TaylorAttention& p = parts_.arguments;
     const int64_t features = packed_features(p.feature_dim);
     why = "is not one row in bf16, without decay, of a state that is its own";
-    if (p.rows != 1 || p.dtype != DType::bf16 || p.decay != nullptr || !p.state_is_settled || parts_.decay.defined()) return {};
+    if (p.rows != 1 || p.dtype != DType::bf16 || p.decay != nullptr || !p.state_is_private || parts_.decay.defined()) return {};
     why = "has a state that cannot be shared out over blocks";
     if (p.head_dim % kStepColumns != 0 || features > std::min(limits.threads, kStepFeatures) || features * 4 > limits.threads * kStepHeld)
       return {};

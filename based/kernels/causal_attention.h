@@ -45,7 +45,7 @@ struct CausalAttentionStep {
   void* y = nullptr;                  // [rows, heads, head_dim], contiguous
   void* k_ring = nullptr;             // [slots, capacity, kv_heads, head_dim]
   void* v_ring = nullptr;             // [slots, capacity, kv_heads, head_dim]
-  const int64_t* position = nullptr;  // [rows], of the row's token in its text: the keys before it
+  const int64_t* position = nullptr;  // [rows], of the row's token in its sequence: the keys before it
   const int64_t* slot = nullptr;      // [rows], no slot twice; null: row r uses slot r
   int64_t rows = 0, capacity = 0;
   int64_t q_stride = 0, k_stride = 0, v_stride = 0;  // elements from one row to the next
@@ -55,9 +55,9 @@ struct CausalAttentionStep {
   DType ring_dtype = DType::f32;  // of both rings
   // CUDA: no kernel queued before this one that may still run writes the rings or slots, so they are read while it does. Positions may be
   // being written.
-  bool ring_is_settled = false;
-  // CUDA, where causal_attention_step_fuses_rotary() (causal_attention_plan.h): q and k are first turned as by Rotary (pointwise.h), all of
-  // head_dim by halves; 0: not.
+  bool ring_is_private = false;
+  // CUDA, where causal_attention_step_fuses_rotary() (causal_attention_plan.h): q and k are first rotated as by Rotary (pointwise.h), all
+  // of head_dim by halves; 0: not.
   double rotary_base = 0;
 };
 

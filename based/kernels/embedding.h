@@ -9,7 +9,7 @@ struct EmbeddingStep {              // caller owns all memory
   const void* table = nullptr;      // [vocab, width]
   const int64_t* id = nullptr;      // [rows]; a negative one has row 0, one past the table NaN
   const int64_t* slot = nullptr;    // [rows], different
-  int64_t* seen = nullptr;          // [slots], tokens of a slot's text; that of each row's slot grows by 1
+  int64_t* seen = nullptr;          // [slots], tokens of a slot's sequence; that of each row's slot grows by 1
   int64_t* row_position = nullptr;  // [rows], what `seen` was: the position of the row's token
   float* y = nullptr;               // [rows, width]
   int64_t rows = 0, vocab = 0, width = 0;

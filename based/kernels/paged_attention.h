@@ -1,5 +1,5 @@
-// One token a row against keys and values that lie in pages of a pool: the memory of all texts is fixed, and each has as much of it as its
-// length needs. For p = position[row], the place of the row's token in its text,
+// One token a row against keys and values that lie in pages of a pool: the memory of all sequences is fixed, and each has as much of it as
+// its length needs. For p = position[row], the place of the row's token in its sequence,
 //   y = Σ_j softmax_j(scale·q·k_j) v_j,   0 ≤ j ≤ p,
 // where key j of a slot lies in page page_table[slot][j / page_tokens] at place j mod page_tokens. The new key goes to place p first. Query
 // head h reads key head h / (heads / kv_heads). A slot whose place p has no page (−1, or beyond its row of the table) is idle: nothing is

@@ -22,7 +22,7 @@ struct ShortConv {               // caller owns all memory; strides count elemen
   DType dtype = DType::f32;  // of x, gate, weight, bias, y; sums are fp32
   // CUDA, one token a row: no kernel queued before this one writes weight, bias or slots or touches the state, so they may be read while
   // it still runs.
-  bool state_is_settled = false;
+  bool state_is_private = false;
   // CUDA, not in a step: added in fp32 to x and to the gate as they are read, [channels], or null: 0. A state's inputs have it already.
   const void *x_bias = nullptr, *gate_bias = nullptr;
 };

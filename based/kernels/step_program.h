@@ -1,6 +1,6 @@
-// A step of one text in one kernel. Its layers read 2.7 GB of weights in the order of the layers, and each waits for the one before it; as
-// kernels of their own they leave memory idle in between. The program's blocks stay on their multiprocessors and stream the weights of all
-// layers ahead, while they wait for each other. This is what a host plans (decode/step_program.h) and the kernel executes.
+// A step of one sequence in one kernel. Its layers read 2.7 GB of weights in the order of the layers, and each waits for the one before it;
+// as kernels of their own they leave memory idle in between. The program's blocks stay on their multiprocessors and stream the weights of
+// all layers ahead, while they wait for each other. This is what a host plans (decode/step_program.h) and the kernel executes.
 #pragma once
 #include "based/kernels/causal_attention.h"
 #include "based/kernels/linear.h"

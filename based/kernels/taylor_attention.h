@@ -33,7 +33,7 @@ struct TaylorAttention {         // caller owns all memory
   int32_t heads = 0, feature_dim = 16, head_dim = 64;  // feature_dim 1..64
   DType dtype = DType::f32;                            // of q, k, v, y; sums are fp32 whatever this is
   // CUDA, one token a row: no kernel queued before this one that may still run writes the states or slots, so they are read while it does.
-  bool state_is_settled = false;
+  bool state_is_private = false;
   float scale = 1;  // CUDA, one token a row: q and k are multiplied by it first, and rounded
   // CUDA, where taylor_attention_takes_strides: elements from one token to the next, of q and k and their gradients, of v and its; 0: all
   // heads of all tokens side by side.

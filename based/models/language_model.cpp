@@ -67,7 +67,7 @@ Tensor Mlp::forward(const Tensor& x) {
   return gated_ ? ops::gated_mlp(x, fc1_->weight(), fc2_->weight()) : fc2_->forward(torch::gelu(fc1_->forward(x)));
 }
 
-Block::Block(const ModelConfig& config, int64_t layer) {
+ModelBlock::ModelBlock(const ModelConfig& config, int64_t layer) {
   norm1_ = register_module("norm1", std::make_shared<Norm>(config));
   mixer_ = register_module("mixer", make_layer_mixer(config, layer));
   if (config.mlp == "none") return;
@@ -75,7 +75,7 @@ Block::Block(const ModelConfig& config, int64_t layer) {
   mlp_ = register_module("mlp", std::make_shared<Mlp>(config));
 }
 
-void Block::run_mlp(Residual& residual, bool skip_residual_write) {
+void ModelBlock::run_mlp(Residual& residual, bool skip_residual_write) {
   if (mlp_) residual.pending = mlp_->forward(norm2_->forward(residual, skip_residual_write));
 }
 
@@ -86,7 +86,7 @@ LanguageModel::LanguageModel(ModelConfig config) : config_(std::move(config)) {
     positions_ = register_parameter("position_embedding", initial_normal({config_.max_positions, config_.d_model}, initial_std));
   torch::nn::ModuleList layers;
   for (int64_t i = 0; i < static_cast<int64_t>(config_.layers.size()); ++i) {
-    blocks_.push_back(std::make_shared<Block>(config_, i));
+    blocks_.push_back(std::make_shared<ModelBlock>(config_, i));
     layers->push_back(blocks_.back());
   }
   register_module("layers", layers);
@@ -196,7 +196,7 @@ int64_t parameter_count(const ModelConfig& config) {
   std::map<std::string, int64_t> of_layer;
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const auto [entry, is_new] = of_layer.try_emplace(config.layers[i], 0);
-    if (is_new) entry->second = count(Block(config, static_cast<int64_t>(i)));
+    if (is_new) entry->second = count(ModelBlock(config, static_cast<int64_t>(i)));
     sum += entry->second;
   }
   return sum;

@@ -42,9 +42,9 @@ class Mlp : public torch::nn::Module {
   std::shared_ptr<Projection> fc1_, fc2_;
 };
 
-class Block : public torch::nn::Module {
+class ModelBlock : public torch::nn::Module {
  public:
-  Block(const ModelConfig& config, int64_t layer);
+  ModelBlock(const ModelConfig& config, int64_t layer);
   Mixer& mixer() { return *mixer_; }
   const Mixer& mixer() const { return *mixer_; }
   // residual + mixer(norm1(residual)), then + mlp(norm2(·)); `mix` runs the mixer in one of its forms. The last sum is left pending.
@@ -75,7 +75,7 @@ class LanguageModel : public torch::nn::Module {
   int64_t parameter_count() const;
   torch::Dtype dtype() const { return embedding_.scalar_type(); }
   torch::Device device() const { return embedding_.device(); }
-  Block& block(int64_t layer) { return *blocks_[layer]; }
+  ModelBlock& block(int64_t layer) { return *blocks_[layer]; }
   int64_t layers() const { return static_cast<int64_t>(blocks_.size()); }
 
   // While training, keep only each layer's input and compute the rest again in the backward pass; gradients stay the same.
@@ -108,7 +108,7 @@ class LanguageModel : public torch::nn::Module {
   Tensor final_norm(Residual& residual);  // the last layer's MLP and norm
   ModelConfig config_;
   Tensor embedding_, positions_;
-  std::vector<std::shared_ptr<Block>> blocks_;
+  std::vector<std::shared_ptr<ModelBlock>> blocks_;
   std::shared_ptr<Norm> norm_;
   bool checkpoint_activations_ = false;
 };

@@ -13,8 +13,9 @@ struct AttentionCache {
 };
 
 // One token for each slot: qkv [rows, (heads + 2 kv_heads)·head_dim], the output of a joint projection, which is used up; positions int64
-// [rows], those of the tokens in their texts, from 0; slots int64 [rows], none twice. Queries and keys are turned by `rotation` (dim 0:
-// not), keys and values go into the cache, and the queries attend over what it holds of their slots: [rows, heads, head_dim]. No gradients.
+// [rows], those of the tokens in their sequences, from 0; slots int64 [rows], none twice. Queries and keys are rotated by `rotation` (dim
+// 0: not), keys and values go into the cache, and the queries attend over what it holds of their slots: [rows, heads, head_dim]. No
+// gradients.
 Tensor attention_step(Tensor qkv, AttentionCache cache, const Tensor& positions, const Tensor& slots, double scale,
                       const Rotation& rotation);
 

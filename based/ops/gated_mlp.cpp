@@ -19,7 +19,7 @@ void check_gated_mlp(const GatedMlp& in) {
 namespace {
 
 // Differentiable by its parts.
-Tensor by_parts(const GatedMlp& in) {
+Tensor fallback(const GatedMlp& in) {
   check_gated_mlp(in);
   return ops::linear(linear_swiglu(in.x, in.weight_in), in.weight_out);
 }
@@ -29,7 +29,7 @@ Tensor reference(const GatedMlp& in) {
   return linear_reference(linear_swiglu_reference(in.x, in.weight_in), in.weight_out);
 }
 
-TORCH_LIBRARY_FRAGMENT(based, m) { define<GatedMlp>(m).composite<by_parts>().named_reference<reference>(); }
+TORCH_LIBRARY_FRAGMENT(based, m) { define<GatedMlp>(m).composite<fallback>().named_reference<reference>(); }
 
 }  // namespace
 

@@ -14,14 +14,14 @@ void check_projected_conv(const ProjectedConvLayer& in) {
   check_linear({in.x, in.in_weight, in.in_bias});
 }
 
-Result<ProjectedConv> projected_conv_by_parts(const ProjectedConv& in) {
+Result<ProjectedConv> projected_conv_fallback(const ProjectedConv& in) {
   const auto& [x, in_weight, in_bias, weight, bias] = in.layer;
   check_projected_conv(in.layer);
   const auto u = split_columns(ops::linear(x, in_weight, in_bias), {weight.size(0), weight.size(0)});
   return short_conv(u[0], weight, bias, u[1], true, in.cu_seqlens, in.initial_state);
 }
 
-Tensor projected_conv_prefill_by_parts(const ProjectedConvPrefill& in) {
+Tensor projected_conv_prefill_fallback(const ProjectedConvPrefill& in) {
   const auto& [x, in_weight, in_bias, weight, bias] = in.layer;
   check_projected_conv(in.layer);
   const auto u = split_columns(ops::linear(x, in_weight, in_bias), {weight.size(0), weight.size(0)});
@@ -38,8 +38,8 @@ Result<ProjectedConv> reference(const ProjectedConv& in) {
 }
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
-  define<ProjectedConv>(m).composite<projected_conv_by_parts>().named_reference<reference>();
-  define<ProjectedConvPrefill>(m).composite<projected_conv_prefill_by_parts>();
+  define<ProjectedConv>(m).composite<projected_conv_fallback>().named_reference<reference>();
+  define<ProjectedConvPrefill>(m).composite<projected_conv_prefill_fallback>();
 }
 
 }  // namespace

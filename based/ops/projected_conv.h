@@ -42,8 +42,8 @@ struct ProjectedConvPrefill {
                  written(state), slots)
 };
 // By a product, then a convolution.
-Result<ProjectedConv> projected_conv_by_parts(const ProjectedConv& in);
-Tensor projected_conv_prefill_by_parts(const ProjectedConvPrefill& in);
+Result<ProjectedConv> projected_conv_fallback(const ProjectedConv& in);
+Tensor projected_conv_prefill_fallback(const ProjectedConvPrefill& in);
 
 // Shapes and types of the projection. Throws Error.
 void check_projected_conv(const ProjectedConvLayer& in);

@@ -120,10 +120,11 @@ bool norm_uses_kernel(const char* op, const RmsNormKernels& table, const Tensor&
 Result<RmsNormForward> launch_forward(const RmsNormKernels& table, const NormedSum& of, const Tensor& weight, double eps,
                                       bool keep_inverse_rms) {
   const auto laid = [](const Tensor& tensor) { return tensor.defined() ? tensor.contiguous() : Tensor(); };
-  const NormedSum rows{laid(of.x), laid(of.added), laid(of.deferred), of.sum};
-  const Tensor &any = of.x.defined() ? rows.x : of.sum, scale = weight.contiguous(), y = at::empty(any.sizes(), weight.options());
+  const Tensor x = laid(of.x), added = laid(of.added), deferred = laid(of.deferred), scale = weight.contiguous();
+  const Tensor& any = x.defined() ? x : of.sum;
+  const Tensor y = at::empty(any.sizes(), weight.options());
   Tensor inverse_rms;
-  kernels::RmsNorm to = rms_norm_arguments(rows, scale, eps, y);
+  kernels::RmsNorm to = rms_norm_arguments({x, added, deferred, of.sum}, scale, eps, y);
   if (keep_inverse_rms) {
     inverse_rms = at::empty(rows_of(any), any.options().dtype(at::kFloat));
     to.inverse_rms = inverse_rms.mutable_data_ptr<float>();
@@ -181,8 +182,8 @@ Result<RmsNormAddForward> rms_norm_add_forward_with(const RmsNormKernels& table,
 Tensor rms_norm_add_in_place_with(const RmsNormKernels& table, const RmsNormAddInPlace& in) {
   if (!norm_uses_kernel("rms_norm_add_", table, in.residual, in.weight)) return add_in_place_reference(in);
   check(in);
-  const NormedSum sum{in.residual, in.x, value_or_undefined(in.deferred), in.residual};
-  return std::get<0>(launch_forward(table, sum, in.weight, in.eps, false));
+  const Tensor deferred = value_or_undefined(in.deferred);
+  return std::get<0>(launch_forward(table, {in.residual, in.x, deferred, in.residual}, in.weight, in.eps, false));
 }
 
 Tensor rms_norm_of_sum_with(const RmsNormKernels& table, const RmsNormOfSum& in) {

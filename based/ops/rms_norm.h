@@ -98,7 +98,7 @@ Tensor rms_norm_of_sum_with(const RmsNormKernels& table, const RmsNormOfSum& in)
 
 // What a kernel is told: the norm of (x + deferred) + added, which is left in `sum`; each may be undefined, x where there is a sum.
 struct NormedSum {
-  Tensor x, added, deferred, sum;
+  const Tensor &x, &added, &deferred, &sum;
 };
 kernels::RmsNorm rms_norm_arguments(const NormedSum& of, const Tensor& weight, double eps, const Tensor& y);
 

@@ -15,7 +15,7 @@ std::tuple<Tensor, Tensor, Tensor> columns_of_heads(const char* op, const Tensor
   return {all.narrow(1, 0, heads), all.narrow(1, heads, kv_heads), all.narrow(1, heads + kv_heads, kv_heads)};
 }
 
-Tensor rotary_attention_step_apart(const RotaryAttentionStep& in) {
+Tensor rotary_attention_step_fallback(const RotaryAttentionStep& in) {
   const auto [q, k, v] = columns_of_heads("rotary_attention_step", in.qkv, in.k_ring);
   rotary_(in.qkv, in.positions, {q.size(1) + k.size(1), q.size(2), in.dim, in.base});
   return call(CausalAttentionStep{q, k, v, in.k_ring, in.v_ring, in.positions, in.slots, in.scale});
@@ -34,7 +34,7 @@ Tensor step_meta(const RotaryAttentionStep& in) {
 }
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
-  define<RotaryAttentionStep>(m).reference<rotary_attention_step_apart>().meta<step_meta>().without_gradient();
+  define<RotaryAttentionStep>(m).reference<rotary_attention_step_fallback>().meta<step_meta>().without_gradient();
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ struct RotaryAttentionStep {
   BASED_OPERATOR("rotary_attention_step -> y", written(qkv), written(k_ring), written(v_ring), positions, slots, scale, dim, base)
 };
 // Where no kernel does it at once.
-Tensor rotary_attention_step_apart(const RotaryAttentionStep& in);
+Tensor rotary_attention_step_fallback(const RotaryAttentionStep& in);
 
 // Views of a joint projection's output: q, k, v [rows, heads or kv_heads, head_dim] for this ring. Throws Error.
 std::tuple<Tensor, Tensor, Tensor> columns_of_heads(const char* op, const Tensor& qkv, const Tensor& k_ring);

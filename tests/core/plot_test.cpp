@@ -70,7 +70,7 @@ TEST(Plot, TicksEndForRangesThatDoublesCannotDivide) {
 }
 
 TEST(Plot, PointsLieInsideAndInTheOrderOfX) {
-  const plot_detail::Layout layout = make_layout(recall_plot());
+  const plot_detail::PlotLayout layout = make_layout(recall_plot());
   for (const PlotSeries& series : layout.series) {
     for (size_t i = 0; i < series.points.size(); ++i) {
       EXPECT_GT(layout.x(series.points[i].first), layout.left);
@@ -88,7 +88,7 @@ TEST(Plot, PointsLieInsideAndInTheOrderOfX) {
 }
 
 TEST(Plot, LabelsStayApartAndOnThePicture) {
-  const plot_detail::Layout layout = make_layout(recall_plot());
+  const plot_detail::PlotLayout layout = make_layout(recall_plot());
   for (size_t i = 0; i < layout.labels.size(); ++i) {
     EXPECT_GT(layout.labels[i].x, 0);
     EXPECT_LT(layout.labels[i].x, plot_detail::kWidth);
@@ -101,7 +101,7 @@ TEST(Plot, LabelsStayApartAndOnThePicture) {
 }
 
 TEST(Plot, WhatIsEmphasisedGetsTheFirstColour) {
-  const plot_detail::Layout layout = make_layout(recall_plot());
+  const plot_detail::PlotLayout layout = make_layout(recall_plot());
   EXPECT_THAT(layout.ranks, ElementsAre(1u, 2u, 3u, 0u));
 }
 

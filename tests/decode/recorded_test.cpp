@@ -32,7 +32,7 @@ TEST(RecordedAttention, TakesPositionsThatAreWrittenRightBefore) {
     const RecordedStep recorded = record_step(torch::kCUDA, step, {});
     for (const auto& line : recorded.plan->report()) {
       if (line.op != "based::rotary_attention_step") continue;
-      EXPECT_EQ(line.form, Form::reads_ahead) << recorded.plan->text();
+      EXPECT_EQ(line.form, StageForm::reads_ahead) << recorded.plan->text();
     }
     for (int round = 0; round < 20; ++round) {
       const Tensor before = torch::randint(5000, {rows}, torch::kInt64).to(torch::kCUDA);

@@ -122,7 +122,7 @@ TEST(Plan, SaysWhyAnOperatorRunsAsItIs) {
   const Plan plan(trace, kernels::kH200, torch::kMeta, nullptr, {});
   ASSERT_EQ(plan.units().size(), 2U) << "a view launches nothing";
   for (const Plan::Line& line : plan.report()) {
-    EXPECT_EQ(line.form, Form::as_it_is);
+    EXPECT_EQ(line.form, StageForm::as_it_is);
     EXPECT_THAT(line.why, HasSubstr("no lowering"));
   }
   EXPECT_EQ(plan.launches(), 2);

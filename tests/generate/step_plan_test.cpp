@@ -15,7 +15,7 @@
 namespace based {
 namespace {
 
-using decode::Form;
+using decode::StageForm;
 using kernels::kH200;
 using testing::HasSubstr;
 using torch::Tensor;
@@ -64,7 +64,7 @@ TEST(StepPlan, NothingIsSilent) {
   for (const int64_t slots : {1, 128}) {
     for (const char* preset : {"based-360m", "attn-360m", "based-demo"}) {
       for (const auto& line : plan_decode_step(find_preset(preset), kH200, {.slots = slots})->report()) {
-        if (line.form != Form::as_it_is) continue;
+        if (line.form != StageForm::as_it_is) continue;
         EXPECT_NE(line.why, "") << preset << ": " << line.op;
       }
     }
@@ -166,13 +166,13 @@ TEST(StepPlan, AMixerThatIsNotInTheTreeIsFused) {
     model = std::make_unique<DeltaModel>(16, torch::kMeta);
   }
   const auto plan = decode::plan_step([&] { model->step(); }, kH200, {});
-  std::map<std::pair<std::string, Form>, int64_t> units;
+  std::map<std::pair<std::string, StageForm>, int64_t> units;
   for (const auto& line : plan->report()) units[{line.op, line.form}] += line.units;
-  const auto joined_norms = units[{"based::rms_norm_add_", Form::joined}], joined = units[{"based::linear", Form::joined}];
+  const auto joined_norms = units[{"based::rms_norm_add_", StageForm::joined}], joined = units[{"based::linear", StageForm::joined}];
   EXPECT_EQ(joined_norms, 2) << plan->text();
   EXPECT_EQ(joined, 7) << "two that are before norms, four behind one, and the head\n" << plan->text();
-  EXPECT_EQ((units[{"based::linear", Form::reads_ahead}]), 4) << plan->text();
-  EXPECT_GT((units[{"aten::bmm", Form::as_it_is}] + units[{"aten::baddbmm", Form::as_it_is}]), 0) << plan->text();
+  EXPECT_EQ((units[{"based::linear", StageForm::reads_ahead}]), 4) << plan->text();
+  EXPECT_GT((units[{"aten::bmm", StageForm::as_it_is}] + units[{"aten::baddbmm", StageForm::as_it_is}]), 0) << plan->text();
 }
 
 TEST(StepPlan, AMixerThatIsNotInTheTreeGivesTheSameWhenFused) {

@@ -81,7 +81,7 @@ void replace(cudaGraph_t graph, const std::vector<const Stage*>& stages, const N
   if (last == nullptr) throw Error("this step's plan cannot be made into a graph: its launches are no chain");
   if (out.nodes.empty()) return;
   const Nodes from(out.nodes.size(), last);
-  const bool overlaps = stages.back()->form != Form::whole_step;  // a cooperative launch lets nobody begin before its end
+  const bool overlaps = stages.back()->form != StageForm::whole_step;  // a cooperative launch lets nobody begin before its end
   require(cudaGraphAddDependencies(graph, from.data(), out.nodes.data(), overlaps ? out.data.data() : nullptr, from.size()));
 }
 

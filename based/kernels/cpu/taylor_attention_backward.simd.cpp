@@ -17,14 +17,14 @@ struct Backward {
   Output weights, score_gradient;     // [chunk][chunk]
   Output phi, grad_phi;               // [block + lanes][chunk], [block][chunk]
   Output grad_x;                      // [d + 1][chunk]
-  Output grad_k, grad_v, turned;      // [chunk][padded d], [chunk][padded head_dim], [chunk][padded d]
+  Output grad_k, grad_v, transposed;  // [chunk][padded d], [chunk][padded head_dim], [chunk][padded d]
   Head heads[max_heads_together];     // the state is S in the first sweep, U in the second
   Output grad_q[max_heads_together];  // [longest row][padded d]
   float* dots[max_heads_together];    // [longest row], grad_y · y
   int64_t bytes;
 
   Backward(const TaylorAttention& a, int64_t heads_together, void* scratch) : size(a) {
-    Layout layout(scratch);
+    ChunkLayout layout(scratch);
     const auto take = [&](int64_t rows, int64_t columns) { return Output{layout.take(rows * columns), columns}; };
     const int64_t chunk = size.chunk;
     q.lay(layout, size);
@@ -44,7 +44,7 @@ struct Backward {
     grad_x = take(size.d + 1, chunk);
     grad_k = take(chunk, size.padded_d);
     grad_v = take(chunk, size.padded_head_dim);
-    turned = take(chunk, size.padded_d);
+    transposed = take(chunk, size.padded_d);
     int64_t longest = 0;
     for (int64_t r = 0; r < a.rows; ++r)
       if (a.row_start[r + 1] - a.row_start[r] > longest) longest = a.row_start[r + 1] - a.row_start[r];
@@ -96,11 +96,11 @@ struct Backward {
 
   // to [n][padded d] = or += transpose of grad_x without its constant, every token times its factor.
   void turn_gradient(int64_t n, const float* factors, Output to, bool add) const {
-    load_transposed(grad_x.data + grad_x.stride, grad_x.stride, size.d, n, turned);
+    load_transposed(grad_x.data + grad_x.stride, grad_x.stride, size.d, n, transposed);
     for (int64_t t = 0; t < n; ++t)
       for (int64_t c = 0; c < size.padded_d; c += lanes) {
         float* at = to.data + t * to.stride + c;
-        const Vec x = load(turned.data + t * turned.stride + c) * factors[t];
+        const Vec x = load(transposed.data + t * transposed.stride + c) * factors[t];
         store(at, add ? load(at) + x : x);
       }
   }

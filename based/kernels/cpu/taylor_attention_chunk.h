@@ -231,9 +231,9 @@ struct FeatureGradient {
 }
 
 // Arrays laid one after another in the caller's scratch, each on a cache line. Laid from null it only counts.
-class Layout {
+class ChunkLayout {
  public:
-  explicit Layout(void* base) : base_(static_cast<char*>(base)) {}
+  explicit ChunkLayout(void* base) : base_(static_cast<char*>(base)) {}
   float* take(int64_t floats) {
     float* at = base_ ? reinterpret_cast<float*>(base_ + used_) : nullptr;
     used_ += round_up(floats * 4, 64);
@@ -271,7 +271,7 @@ struct Decay {
   float* mask;   // [2 · chunk + 16], g^(chunk - n) up to n = chunk, then 0
   int64_t chunk;
 
-  void lay(Layout& layout, const Sizes& size) {
+  void lay(ChunkLayout& layout, const Sizes& size) {
     chunk = size.chunk;
     power = layout.take(chunk + 1);
     mask = layout.take(2 * chunk + 16);
@@ -289,7 +289,7 @@ struct Decay {
 struct Projected {
   Output x, scaled;  // [d + 1][chunk]
 
-  void lay(Layout& layout, const Sizes& size) {
+  void lay(ChunkLayout& layout, const Sizes& size) {
     x = {layout.take((size.d + 1) * size.chunk), size.chunk};
     scaled = {layout.take((size.d + 1) * size.chunk), size.chunk};
   }
@@ -321,7 +321,7 @@ struct State {
   float* z;
   bool zero;
 
-  void lay(Layout& layout, const Sizes& size) {
+  void lay(ChunkLayout& layout, const Sizes& size) {
     s = {layout.take(size.packed * size.padded_head_dim), size.padded_head_dim};
     z = layout.take(size.packed);
   }
@@ -343,7 +343,7 @@ struct Head {
   Decay decay;
   State state;
 
-  void lay(Layout& layout, const Sizes& size) {
+  void lay(ChunkLayout& layout, const Sizes& size) {
     decay.lay(layout, size);
     state.lay(layout, size);
   }

@@ -17,7 +17,7 @@ struct Forward {
   int64_t bytes;
 
   Forward(const TaylorAttention& a, int64_t heads_together, void* scratch) : size(a) {
-    Layout layout(scratch);
+    ChunkLayout layout(scratch);
     q.lay(layout, size);
     k.lay(layout, size);
     v = {layout.take(size.chunk * size.padded_head_dim), size.padded_head_dim};

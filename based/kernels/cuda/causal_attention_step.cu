@@ -235,7 +235,7 @@ struct HeadWarp {
       store_shared_float(turns + 8 * pair, turn.x), store_shared_float(turns + 8 * pair + 4, turn.y);
     }
   }
-  // Two neighbouring pairs, {a, b} turned by t = {cosine, sine, cosine, sine}.
+  // Two neighbouring pairs, {a, b} rotated by t = {cosine, sine, cosine, sine}.
   __device__ __forceinline__ static uint32_t rotated_first(uint32_t a, uint32_t b, float4 t) {
     return pack_bf16(low_float(a) * t.x - low_float(b) * t.y, high_float(a) * t.z - high_float(b) * t.w);
   }
@@ -374,21 +374,21 @@ __global__ void __launch_bounds__(32 * kMostWarps, kSteps <= 4 ? 2 : 1)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(256) char memory[];
   let_next_kernel_start();
-  if (!p.ring_is_settled) wait_for_earlier_kernels();
+  if (!p.ring_is_private) wait_for_earlier_kernels();
   const int warp = threadIdx.x / 32, rank = blockIdx.x % split;
   HeadWarp<kSteps, kRing> own(p, blockIdx.x / split, rank * (blockDim.x / 32) + warp, shared_address(memory));
   // Positions are written as a step begins. Before that is waited for, the newest one is most often there, so places and turns are found
   // by what is there, and again where it was another. They are read from the L2 cache, where they are written.
   const int64_t* position = p.position + own.row;
   const int64_t early = __ldcg(position);
-  if (!p.ring_is_settled) own.request_token();  // before the ring's keys, which would hold it up
+  if (!p.ring_is_private) own.request_token();  // before the ring's keys, which would hold it up
 #pragma unroll
   for (int tile = 0; tile < kRing; ++tile) {
     if (tile * kTileKeys < p.capacity) own.request(tile, tile);
     copy_async_commit();
   }
   own.find_places(early);
-  if (p.ring_is_settled) {
+  if (p.ring_is_private) {
     wait_for_earlier_kernels();
     const int64_t written = __ldcg(position);
     own.request_token();

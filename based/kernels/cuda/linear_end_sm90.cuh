@@ -11,11 +11,11 @@ constexpr int kGroup = 128;              // threads that multiply some of the ro
 constexpr int kUnitBytes = kGroup * 16;  // of sums: 8 rows by kLinearOutputs, 16 bytes a thread
 
 // What becomes of the sums: y; SwiGLU's y; or they are added to the residual stream, whose norm the next layer takes (JoinedNorm).
-enum class Form { plain, swiglu, adds };
+enum class LinearForm { plain, swiglu, adds };
 
 #if BASED_HAS_WGMMA
 constexpr int kHeldUnits = 4;  // whose part of the residual stream a thread requests before it has their sums
-constexpr int outputs_of(Form form) { return form == Form::swiglu ? kLinearOutputs / 2 : kLinearOutputs; }
+constexpr int outputs_of(LinearForm form) { return form == LinearForm::swiglu ? kLinearOutputs / 2 : kLinearOutputs; }
 __device__ __forceinline__ void store_shared_float4(uint32_t address, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
@@ -46,7 +46,7 @@ __device__ __forceinline__ void exchange_fragments(const float4 (&sum)[kUnits], 
 }
 
 // The end of a block: what becomes of its sums. What it needs from memory besides is requested before the sums are there.
-template <typename Y, Form kForm, bool kScaled>
+template <typename Y, LinearForm kForm, bool kScaled>
 struct Epilogue {
   const Linear& p;
   const JoinedNorm& norm;
@@ -61,16 +61,17 @@ struct Epilogue {
   __device__ __forceinline__ Epilogue(const Linear& of, const JoinedNorm& joined, uint32_t scales_at, int first, int row)
       : p(of), norm(joined), scales(scales_at), warp(static_cast<int>(threadIdx.x) % kGroup / 32), first_out(first), block_row(row) {
     const int lane = threadIdx.x % 32;
-    out = kForm == Form::swiglu ? first_out + warp * 8 + lane / 4 : first_out + warp * 16 + (kForm == Form::adds ? lane % 4 * 4 : lane / 4);
+    out = kForm == LinearForm::swiglu ? first_out + warp * 8 + lane / 4
+                                      : first_out + warp * 16 + (kForm == LinearForm::adds ? lane % 4 * 4 : lane / 4);
     const bf16* b = static_cast<const bf16*>(p.bias) + out;
-    if constexpr (kForm == Form::adds) {
+    if constexpr (kForm == LinearForm::adds) {
       if (out >= p.out) return;
       if (p.bias != nullptr) load_floats<4>(b, bias);
       load_floats<4>(static_cast<const bf16*>(norm.after.weight) + out, weight);
     } else {
-      const int64_t other = kForm == Form::swiglu ? p.out / 2 : 8, end = kForm == Form::swiglu ? p.out / 2 : p.out;
+      const int64_t other = kForm == LinearForm::swiglu ? p.out / 2 : 8, end = kForm == LinearForm::swiglu ? p.out / 2 : p.out;
       if (p.bias != nullptr && out < end) bias[0] = to_float(b[0]);
-      if (p.bias != nullptr && (kForm == Form::swiglu ? out : out + 8) < end) bias[1] = to_float(b[other]);
+      if (p.bias != nullptr && (kForm == LinearForm::swiglu ? out : out + 8) < end) bias[1] = to_float(b[other]);
     }
   }
   // Of the residual stream, `units` units of 8 rows.
@@ -82,8 +83,8 @@ struct Epilogue {
     }
   }
 
-  // y of kUnits units. A lane has two rows of two outputs, 8 apart or an output and its gate; rounded, they are turned into rows in `tile`,
-  // [rows, 128 or 64 bytes], so that few instructions write whole lines: with these, cold as they are, a block's end gets longer.
+  // y of kUnits units. A lane has two rows of two outputs, 8 apart or an output and its gate; rounded, they are transposed into rows in
+  // `tile`, [rows, 128 or 64 bytes], so that few instructions write whole lines: with these, cold as they are, a block's end gets longer.
   template <int kUnits>
   __device__ __forceinline__ void write(const float4 (&sum)[kUnits], uint32_t tile, int first_row) const {
     const int lane = threadIdx.x % 32;
@@ -94,7 +95,7 @@ struct Epilogue {
       const float a[2] = {fmaf(sum[u].x, r.x, bias[0]), fmaf(sum[u].y, r.y, bias[0])};
       const float b[2] = {fmaf(sum[u].z, r.x, bias[1]), fmaf(sum[u].w, r.y, bias[1])};
       const int row = 8 * u + lane % 8;
-      if constexpr (kForm == Form::swiglu) {
+      if constexpr (kForm == LinearForm::swiglu) {
         const uint32_t to = tile + row * 64 + (warp ^ (row / 2 % 4)) * 16;
         stmatrix_transposed(to, pack_bf16(a[0] * b[0] * sigmoid(b[0]), a[1] * b[1] * sigmoid(b[1])));
       } else if constexpr (std::is_same_v<Y, float>) {
@@ -118,7 +119,7 @@ struct Epilogue {
   // The tile's rows, of which the first is y's row `first_row`; neighbouring threads neighbouring outputs: of SwiGLU eight each, else four.
   template <int kUnits>
   __device__ __forceinline__ void store_tile(uint32_t tile, int first_row) const {
-    constexpr bool kWide = kForm == Form::swiglu;
+    constexpr bool kWide = kForm == LinearForm::swiglu;
     constexpr int kAtOnce = kWide ? 32 : 8;
     const int thread = static_cast<int>(threadIdx.x) % kGroup, row = thread / (kWide ? 4 : 16);
     const int at = first_out + (kWide ? thread % 4 * 8 : thread % 16 * 4);

@@ -88,7 +88,7 @@ __device__ __forceinline__ void multiply(float (&d)[kRows / 2], uint64_t weight,
   if constexpr (kRows == 128) wgmma_64x128x16_shared(d, weight, x, true);
 }
 
-template <int kRows, Form kForm>
+template <int kRows, LinearForm kForm>
 struct LinearBlock {  // a block's place; of SwiGLU, the outputs are 32 u and their gates
   using Memory = LinearLayout<kRows>;
   static constexpr int kSlabs = Memory::kSlabs, kGroups = Memory::kGroups, kUnits = Memory::kGroupRows / 8;
@@ -135,7 +135,7 @@ struct LinearBlock {  // a block's place; of SwiGLU, the outputs are 32 u and th
     for (int slab = 0; slab < kSlabs; ++slab) {
       const uint32_t to = weights_at(r) + slab * kLinearOutputs * 128;
       const int column = ((first + step) * kSlabs + slab) * kSlab;
-      if constexpr (kForm == Form::swiglu) {
+      if constexpr (kForm == LinearForm::swiglu) {
         load_pairs(to, weights, column, first_out / 8, weights_here(r));
       } else {
         load_box(to, weights, column, first_out, weights_here(r));
@@ -219,14 +219,14 @@ __device__ __forceinline__ void make_scales(const NormBefore& norm, int64_t widt
 }
 
 // The parts of the sums from all blocks of a cluster, added up in order; each block does it for some of the rows and ends those.
-template <typename Y, Form kForm, bool kScaled, int kRows, int kSplits>
+template <typename Y, LinearForm kForm, bool kScaled, int kRows, int kSplits>
 __device__ __forceinline__ void add_up(Epilogue<Y, kForm, kScaled>& end, const float (&d)[LinearBlock<kRows, kForm>::kUnits * 4],
                                        const LinearBlock<kRows, kForm>& block, int group) {
   constexpr int kUnits = LinearBlock<kRows, kForm>::kUnits, kOwned = kUnits > kSplits ? kUnits / kSplits : 1;
   constexpr int kBatch = kOwned < kHeldUnits ? kOwned : kHeldUnits;  // units whose parts are under way at once
   const int split = block.split, group_row = group * kUnits * 8;
   const uint32_t mine = block.sums_at(group) + threadIdx.x % kGroup * 16, here = block.sums_here(group);
-  static_assert(kForm == Form::adds || kOwned <= kBatch, "a batch has the tile to itself");
+  static_assert(kForm == LinearForm::adds || kOwned <= kBatch, "a batch has the tile to itself");
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
     const int owner = u / kOwned;
@@ -253,21 +253,21 @@ __device__ __forceinline__ void add_up(Epilogue<Y, kForm, kScaled>& end, const f
       }
     }
     const int first_row = group_row + (split * kOwned + first) * 8;
-    if constexpr (kForm != Form::adds) {
+    if constexpr (kForm != LinearForm::adds) {
       end.write(sum, block.tile(group), first_row);
     } else {
       end.template add<kRows>(sum, place, first_row);
       if (first + kBatch < kOwned) end.request_residual(first_row + 8 * kBatch, kBatch);
     }
   }
-  if constexpr (kForm == Form::adds) end.template write_squares<kRows>(group_row + split * kOwned * 8, kOwned * 8);
+  if constexpr (kForm == LinearForm::adds) end.template write_squares<kRows>(group_row + split * kOwned * 8, kOwned * 8);
 }
 
 // Without a cluster: y comes from registers; what is added to the stream goes through the sums' memory, as with one.
-template <typename Y, Form kForm, bool kScaled, int kRows>
+template <typename Y, LinearForm kForm, bool kScaled, int kRows>
 __device__ __forceinline__ void epilogue_alone(Epilogue<Y, kForm, kScaled>& end, const float (&d)[LinearBlock<kRows, kForm>::kUnits * 4],
                                                const LinearBlock<kRows, kForm>& block, int group) {
-  if constexpr (kForm == Form::adds) {
+  if constexpr (kForm == LinearForm::adds) {
     add_up<Y, kForm, kScaled, kRows, 1>(end, d, block, group);
   } else {
     constexpr int kUnits = LinearBlock<kRows, kForm>::kUnits;
@@ -282,7 +282,7 @@ __device__ __forceinline__ void epilogue_alone(Epilogue<Y, kForm, kScaled>& end,
 template <int kRows, bool kScaled>
 constexpr int kThreads = LinearLayout<kRows>::kGroups* kGroup + 32 + 32 * kScaled;
 
-template <typename Y, Form kForm, bool kScaled, int kRows>
+template <typename Y, LinearForm kForm, bool kScaled, int kRows>
 __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2)
     many_rows(const __grid_constant__ Linear first_layer, const __grid_constant__ Others others, const __grid_constant__ JoinedNorm norm,
               const __grid_constant__ LinearPlan plan, const __grid_constant__ CUtensorMap first_weights,
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
   int tile = static_cast<int>(blockIdx.x) / plan.splits;
   const Linear* layer = &first_layer;
   const CUtensorMap* map = &first_weights;
-  if constexpr (kForm == Form::plain && kScaled) {
+  if constexpr (kForm == LinearForm::plain && kScaled) {
     for (int i = 0; i < others.count; ++i) {
       const int tiles = static_cast<int>(layer->out + kLinearOutputs - 1) / kLinearOutputs;
       if (tile < tiles) break;
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
   const int group = warp / (kGroup / 32);
   if (!p.weight_is_constant) wait_for_earlier_kernels();
   Epilogue<Y, kForm, kScaled> end(p, norm, block.scales_at(), block.first_out, block.first_row);
-  if constexpr (kForm == Form::adds) {
+  if constexpr (kForm == LinearForm::adds) {
     const int owned = max(1, kUnits / plan.splits);
     wait_for_earlier_kernels();
     end.request_residual((group * kUnits + block.split * owned) * 8, min(owned, kHeldUnits));
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
   float d[4 * kUnits] = {};
   block.multiply_all(d, group);
   wait_for_earlier_kernels();               // before this thread writes anything that they read
-  multipliers_barrier<kGroups, kScaled>();  // nobody reads the stages any more: y is turned there, or sums go there
+  multipliers_barrier<kGroups, kScaled>();  // nobody reads the stages any more: y is transposed there, or sums go there
   switch (plan.splits) {
     case 1: return epilogue_alone(end, d, block, group);
     case 2: return add_up<Y, kForm, kScaled, kRows, 2>(end, d, block, group);
@@ -403,7 +403,7 @@ Status describe_weights(CUtensorMap& map, const Linear& p, bool swiglu) {
 
 using Layers = std::span<const Linear>;  // of one launch
 
-template <typename Y, Form kForm, bool kScaled, int kRows>
+template <typename Y, LinearForm kForm, bool kScaled, int kRows>
 Status run(Layers layers, const JoinedNorm& norm, Stream stream) {
   const Linear& p = layers[0];
   Linear all = p;
@@ -416,7 +416,7 @@ Status run(Layers layers, const JoinedNorm& norm, Stream stream) {
   }
   const LinearPlan plan = make_plan<kRows>(all);
   CUtensorMap weights, rows;
-  if (const Status s = describe_weights(weights, p, kForm == Form::swiglu); !s.ok()) return s;
+  if (const Status s = describe_weights(weights, p, kForm == LinearForm::swiglu); !s.ok()) return s;
   if (const Status s = describe_matrix(rows, p.x, p.rows, p.in, p.x_stride, kRows); !s.ok()) return s;
   auto* kernel = many_rows<Y, kForm, kScaled, kRows>;
   const int shared = plan.barriers_at + LinearLayout<kRows>::kEndBytes + 1024;
@@ -427,7 +427,7 @@ Status run(Layers layers, const JoinedNorm& norm, Stream stream) {
   return launch_overlapped(kernel, launch, stream, p, others, norm, plan, weights, rows);
 }
 
-template <typename Y, Form kForm, bool kScaled = false>
+template <typename Y, LinearForm kForm, bool kScaled = false>
 Status choose_rows(Layers layers, const JoinedNorm& norm, Stream stream) {
   const int64_t rows = layers[0].rows;
   if (rows <= 8) return run<Y, kForm, kScaled, 8>(layers, norm, stream);
@@ -439,24 +439,24 @@ Status choose_rows(Layers layers, const JoinedNorm& norm, Stream stream) {
 }  // namespace
 
 Status linear_sm90(const Linear& p, Stream stream) {
-  return p.y_dtype == DType::bf16 ? choose_rows<bf16, Form::plain>({&p, 1}, {}, stream)
-                                  : choose_rows<float, Form::plain>({&p, 1}, {}, stream);
+  return p.y_dtype == DType::bf16 ? choose_rows<bf16, LinearForm::plain>({&p, 1}, {}, stream)
+                                  : choose_rows<float, LinearForm::plain>({&p, 1}, {}, stream);
 }
 
-Status linear_swiglu_sm90(const Linear& p, Stream stream) { return choose_rows<bf16, Form::swiglu>({&p, 1}, {}, stream); }
+Status linear_swiglu_sm90(const Linear& p, Stream stream) { return choose_rows<bf16, LinearForm::swiglu>({&p, 1}, {}, stream); }
 
 }  // namespace detail
 
 Status linear_before_norm(const Linear& p, const NormAfter& after, Stream stream) {
-  return detail::choose_rows<detail::bf16, detail::Form::adds>({&p, 1}, {{}, after}, stream);
+  return detail::choose_rows<detail::bf16, detail::LinearForm::adds>({&p, 1}, {{}, after}, stream);
 }
 
 Status linears_after_norm(std::span<const Linear> layers, const NormBefore& before, Stream stream) {
-  return detail::choose_rows<detail::bf16, detail::Form::plain, true>(layers, {before, {}}, stream);
+  return detail::choose_rows<detail::bf16, detail::LinearForm::plain, true>(layers, {before, {}}, stream);
 }
 
 Status linear_swiglu_after_norm(const Linear& p, const NormBefore& before, Stream stream) {
-  return detail::choose_rows<detail::bf16, detail::Form::swiglu, true>({&p, 1}, {before, {}}, stream);
+  return detail::choose_rows<detail::bf16, detail::LinearForm::swiglu, true>({&p, 1}, {before, {}}, stream);
 }
 
 }  // namespace based::kernels::cuda

@@ -32,15 +32,15 @@ __global__ void __launch_bounds__(kThreads) rotate_tokens(const __grid_constant_
   }
   __syncthreads();
   // Of one head: units to rotate, then units to copy.
-  const int turned = pairs / kUnit, work = turned + (p.x == p.y ? 0 : (p.head_dim - p.dim) / kUnit);
+  const int rotated = pairs / kUnit, work = rotated + (p.x == p.y ? 0 : (p.head_dim - p.dim) / kUnit);
   for (int i = threadIdx.x; i < count * p.heads * work; i += blockDim.x) {
     const int token = i / (p.heads * work), n = i % work;
     const int64_t head = static_cast<int64_t>(i / work % p.heads) * p.head_dim;
     const T* x = static_cast<const T*>(p.x) + (first + token) * p.x_stride + head;
     T* y = static_cast<T*>(p.y) + (first + token) * p.y_stride + head;
     float a[kUnit], b[kUnit];
-    if (n >= turned) {
-      const int at = p.dim + (n - turned) * kUnit;
+    if (n >= rotated) {
+      const int at = p.dim + (n - rotated) * kUnit;
       load_floats<kUnit>(x + at, a), store_floats<kUnit>(y + at, a);
       continue;
     }

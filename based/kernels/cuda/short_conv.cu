@@ -136,7 +136,7 @@ __global__ void update_states(const __grid_constant__ ShortConv p) {
 template <typename T>
 __global__ void __launch_bounds__(kThreads) step_rows_of_three(const __grid_constant__ ShortConv p) {
   let_next_kernel_start();
-  if (!p.state_is_settled) wait_for_earlier_kernels();
+  if (!p.state_is_private) wait_for_earlier_kernels();
   constexpr int kCount = 4;
   const int64_t row = blockIdx.x, c = (blockIdx.y * int64_t{kThreads} + threadIdx.x) * kCount;
   if (c >= p.channels) return;
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kThreads) step_rows_of_three(const __grid_cons
   if (p.bias != nullptr) load_floats<kCount>(static_cast<const T*>(p.bias) + c, bias);
 #pragma unroll
   for (int i = 0; i < 3; ++i) load_floats<kCount>(static_cast<const T*>(p.weight) + 3 * c + i * kCount, weight[i]);
-  if (p.state_is_settled) wait_for_earlier_kernels();
+  if (p.state_is_private) wait_for_earlier_kernels();
   load_floats<kCount>(static_cast<const T*>(p.x) + row * p.x_stride + c, x);
   if (p.gate != nullptr) load_floats<kCount>(static_cast<const T*>(p.gate) + row * p.gate_stride + c, gate);
 #pragma unroll

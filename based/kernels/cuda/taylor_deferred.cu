@@ -244,12 +244,12 @@ __global__ void __launch_bounds__(kThreads, Place::kMostBlocks)
   const TaylorAttention& p = all.step;
   if (threadIdx.x == 0) barrier_init(stream.barrier()), fence_shared_proxy();
   let_next_kernel_start();
-  if (!p.state_is_settled) wait_for_earlier_kernels();
+  if (!p.state_is_private) wait_for_earlier_kernels();
   stream.slot_after = stream.slot_of(blockIdx.x);
   stream.look_ahead(blockIdx.x);
   if (threadIdx.x == 0) stream.request_state();
   for (int f = threadIdx.x; f < place.features; f += kThreads) stream.pairs()[f] = FeaturePair(f, p.feature_dim).packed();
-  if (p.state_is_settled) wait_for_earlier_kernels();
+  if (p.state_is_private) wait_for_earlier_kernels();
   if (threadIdx.x == 0) stream.request_token(blockIdx.x);
   const typename Deferred<T>::Share share(p.head_dim);
   __syncthreads();

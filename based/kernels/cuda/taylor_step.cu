@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ Ta
   extern __shared__ float shared[];
   float *phi_q = shared, *phi_k = phi_q + features, *warp_sums = phi_k + features, *partial = warp_sums + 32;
   let_next_kernel_start();
-  if (!p.state_is_settled) wait_for_earlier_kernels();
+  if (!p.state_is_private) wait_for_earlier_kernels();
   const int64_t row = blockIdx.x, slot = p.slot != nullptr ? p.slot[row] : row, state = slot * p.heads + blockIdx.y;
   const int columns = p.head_dim / kWidth, groups = kThreads / columns;
   const int group = threadIdx.x / columns, column = threadIdx.x % columns * kWidth;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ Ta
     }
   }
   const FeaturePair pair(min(static_cast<int>(threadIdx.x), features - 1), p.feature_dim);
-  if (p.state_is_settled) wait_for_earlier_kernels();
+  if (p.state_is_private) wait_for_earlier_kernels();
   T raw[kWidth];
 #pragma unroll
   for (int c = 0; c < kWidth; ++c) raw[c] = active ? static_cast<const T*>(p.v)[out + column + c] : from_float<T>(0);
@@ -180,7 +180,7 @@ struct Streamed {
   // The first items, as far as they may be requested before the kernels before this one have ended.
   __device__ __forceinline__ void request_first() const {
     const int count = plan.stages - 1;
-    if (p.state_is_settled) {
+    if (p.state_is_private) {
       for (int s = 0; s < count; ++s) request_sums(s, s), request_state(s, s);
       wait_for_earlier_kernels();
       for (int s = 0; s < count; ++s) request_token(s, s);

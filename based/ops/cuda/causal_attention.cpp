@@ -90,7 +90,7 @@ Tensor rotary_step(const RotaryAttentionStep& in) {
       return launch.y;
     }
   }
-  return rotary_attention_step_apart(in);
+  return rotary_attention_step_fallback(in);
 }
 
 TORCH_LIBRARY_IMPL(based, CUDA, m) {

@@ -53,7 +53,7 @@ struct ProjectedConvFunction : torch::autograd::Function<ProjectedConvFunction> 
 
 Result<ProjectedConv> projected_conv_autograd(const ProjectedConv& in) {
   const auto& [x, in_weight, in_bias, weight, bias] = in.layer;
-  if (!in_bias || !has_kernel(x)) return projected_conv_by_parts(in);
+  if (!in_bias || !has_kernel(x)) return projected_conv_fallback(in);
   check_projected_conv(in.layer);
   const auto out = ProjectedConvFunction::apply(x, in_weight, *in_bias, weight, bias, in.cu_seqlens, in.initial_state);
   return {out[0], out[1]};
@@ -61,7 +61,7 @@ Result<ProjectedConv> projected_conv_autograd(const ProjectedConv& in) {
 
 Tensor projected_conv_prefill_cuda(const ProjectedConvPrefill& in) {
   const auto& [x, in_weight, in_bias, weight, bias] = in.layer;
-  if (!in_bias || !has_kernel(x)) return projected_conv_prefill_by_parts(in);
+  if (!in_bias || !has_kernel(x)) return projected_conv_prefill_fallback(in);
   check_projected_conv(in.layer);
   require_no_gradient("projected_conv_prefill", {x, in_weight, *in_bias, weight, value_or_undefined(bias), in.state});
   const at::AutoDispatchBelowADInplaceOrView guard;

@@ -23,7 +23,7 @@ struct AttentionStepProblem {
   AttentionStepProblem(const AttentionStepShape& s, uint64_t seed) {
     p.rows = s.rows, p.capacity = s.capacity, p.heads = s.heads, p.kv_heads = s.kv_heads, p.head_dim = s.head_dim;
     p.dtype = s.dtype, p.ring_dtype = s.ring_dtype, p.scale = 1 / std::sqrt(static_cast<float>(s.head_dim));
-    p.ring_is_settled = s.settled;
+    p.ring_is_private = s.settled;
     const int64_t stride = (s.heads + 2 * s.kv_heads) * s.head_dim, size = kernels::dtype_size(s.dtype);
     qkv = random_buffer(s.rows * stride, s.dtype, 1.5, 3 * seed);
     k_ring = random_buffer(s.rows * s.capacity * s.kv_heads * s.head_dim, s.ring_dtype, 1.5, 3 * seed + 1);

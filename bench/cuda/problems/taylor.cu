@@ -38,7 +38,7 @@ TaylorProblem::TaylorProblem(const TaylorShape& shape, uint64_t seed, int64_t st
   for (const int64_t n : shape.lengths) starts.push_back(starts.back() + n);
   p.rows = static_cast<int64_t>(shape.lengths.size()), p.tokens = starts.back();
   p.heads = shape.heads, p.feature_dim = shape.feature_dim, p.head_dim = shape.head_dim, p.dtype = shape.dtype;
-  p.state_is_settled = shape.settled;
+  p.state_is_private = shape.settled;
   const int64_t narrow = p.tokens * p.heads * p.feature_dim, wide = p.tokens * p.heads * p.head_dim;
   const double scale = 1.2 / std::pow(p.feature_dim, 0.25);
   q = random_buffer(narrow, p.dtype, scale, 5 * seed), k = random_buffer(narrow, p.dtype, scale, 5 * seed + 1);

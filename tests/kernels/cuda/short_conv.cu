@@ -193,7 +193,7 @@ void verify_short_conv_step(Report& report, int64_t channels, int32_t taps, DTyp
                        taps,    true,          dtype};
   check(gpu::short_conv_forward(p, {}));
   const int64_t size = kernels::dtype_size(dtype);
-  p.state = state.as<float>(), p.y = stepped.as(), p.x_stride = length * channels, p.tokens = rows, p.state_is_settled = settled;
+  p.state = state.as<float>(), p.y = stepped.as(), p.x_stride = length * channels, p.tokens = rows, p.state_is_private = settled;
   for (int64_t t = 0; t < length; ++t) {
     p.x = x.as<char>() + t * channels * size;
     if (settled) check(cudaDeviceSynchronize(), "step");
