@@ -56,6 +56,7 @@ TEST(Schemas, EveryOperatorHasACase) {
 TEST(Schemas, ShapeFunctionsAgreeWithTheOperators) {
   const at::NoGradGuard no_grad;
   for (const SchemaCase& c : cases()) {
+    SCOPED_TRACE(c.name);
     const Stack real = call(c.name, c.arguments), shapes = call(c.name, on_meta(c.arguments));
     ASSERT_EQ(real.size(), shapes.size()) << c.name;
     for (size_t i = 0; i < real.size(); ++i) {
