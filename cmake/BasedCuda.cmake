@@ -1,4 +1,5 @@
-# CUDA is chosen by folder: based/kernels/cuda/*.cu and based/ops/cuda/*.cpp are compiled with BASED_WITH_CUDA and not looked at without it.
+# CUDA is chosen by folder: based/kernels/cuda/*.cu and based/ops/cuda/*.cpp are compiled with BASED_WITH_CUDA and not looked at without it;
+# then based/ops/without_cuda and based/decode/without_cuda say that there is none.
 # Hopper's own instructions (wgmma, TMA) need the "a" architecture, which no later GPU runs; sm_80 and its PTX serve every other one.
 set(CMAKE_CUDA_ARCHITECTURES OFF)
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})

@@ -10,8 +10,9 @@ headings below, in this order, a drawing, and its line in the index. A table of 
 import itertools
 import pathlib
 import re
-import sys
 import tempfile
+
+import rules
 
 HEADINGS = ["Contract", "Algorithm", "What binds", "What would be next"]
 FOLDERS = "apps|based|bench|cmake|docs|experiments|tests|tools"
@@ -97,13 +98,6 @@ def violations(root):
             yield relative, number, reason
 
 
-def check(root):
-    found = list(violations(root))
-    for relative, number, reason in found:
-        print(f"{relative}:{number}: {reason}")
-    return 1 if found else 0
-
-
 def selftest():
     page = "# A\n\n## Contract\n\n## Algorithm\n\n```\n# a ─► b\n```\n\n## What binds\n\n## What would be next\n"
     clean = {
@@ -138,6 +132,4 @@ def selftest():
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    sys.exit(selftest() if sys.argv[1] == "--selftest" else check(pathlib.Path(sys.argv[1]).resolve()))
+    rules.main(__doc__, violations, selftest)

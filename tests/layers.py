@@ -7,8 +7,9 @@ layers.py --selftest  plants one violation of each rule in a temporary tree and 
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
+
+import rules
 
 # Each layer and those below it, which it may include. `kernels` is raw arithmetic: not even `core`.
 BELOW = {
@@ -132,13 +133,6 @@ def violations(root):
             yield relative, number, reason
 
 
-def check(root):
-    found = list(violations(root))
-    for relative, number, reason in found:
-        print(f"{relative}:{number}: {reason}")
-    return 1 if found else 0
-
-
 def selftest():
     body = "".join(f"  x += {i};\n" for i in range(MAX_FUNCTION_LINES))
     clean = {
@@ -185,6 +179,4 @@ def selftest():
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    sys.exit(selftest() if sys.argv[1] == "--selftest" else check(pathlib.Path(sys.argv[1]).resolve()))
+    rules.main(__doc__, violations, selftest)

@@ -23,7 +23,7 @@ class Norm : public torch::nn::Module {
  public:
   Norm(const ModelConfig& config);
   // Of the whole stream; nothing is pending afterwards. The result has the weight's type. Without gradients the sum is updated in place, or
-  // by the norm after this one where this one `skip_residual_write`s it, which saves its being written.
+  // by the norm after this one where `skip_residual_write` saves writing the sum.
   Tensor forward(Residual& residual, bool skip_residual_write = false);
 
  private:

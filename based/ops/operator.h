@@ -78,6 +78,12 @@ constexpr std::string_view name_of(std::string_view argument) {
   return point == argument.npos ? argument : argument.substr(point + 1);
 }
 
+template <size_t kArguments>
+constexpr auto names_of(std::array<std::string_view, kArguments> arguments) {
+  for (std::string_view& argument : arguments) argument = name_of(argument);
+  return arguments;
+}
+
 template <size_t... kIndex>
 std::tuple<decltype(static_cast<void>(kIndex), Tensor())...> tensors_of(std::index_sequence<kIndex...>);
 
@@ -110,11 +116,12 @@ struct Declared {
   static constexpr std::string_view kOutputList = operators::trimmed(Op::kDeclared.substr(kArrow + 2));
   static constexpr auto kOutputs = operators::split<operators::count_parts(kOutputList)>(kOutputList);
   static constexpr auto kArguments = operators::split<operators::count_parts(Op::kArguments)>(Op::kArguments);
+  static constexpr auto kNames = operators::names_of(kArguments);
 
   // Its index, or -1.
   static constexpr int argument(std::string_view name) {
-    for (size_t i = 0; i < kArguments.size(); ++i)
-      if (operators::name_of(kArguments[i]) == name) return static_cast<int>(i);
+    for (size_t i = 0; i < kNames.size(); ++i)
+      if (kNames[i] == name) return static_cast<int>(i);
     return -1;
   }
   static constexpr int output(std::string_view name) {
@@ -146,7 +153,7 @@ template <class Op, class Visitor>
 void each_tensor(const Op& op, Visitor&& visit) {
   size_t at = 0;
   const auto one = [&](const auto& member) {
-    const std::string_view name = operators::name_of(Declared<Op>::kArguments[at++]);
+    const std::string_view name = Declared<Op>::kNames[at++];
     if constexpr (std::is_same_v<std::decay_t<decltype(member)>, Tensor>) {
       if (member.defined()) visit(name, member);
     } else if constexpr (std::is_same_v<std::decay_t<decltype(member)>, OptionalTensor>) {
@@ -209,11 +216,13 @@ std::string schema(std::string_view suffix = "") {
 
 // For operators that have no gradient: Error where one is asked for.
 template <class Op>
-Result<Op> call_without_gradient(const Op& op) {
+void refuse_gradient(const Op& op) {
   if (at::GradMode::is_enabled())
-    each_tensor(op, [](std::string_view, const Tensor& tensor) {
-      require(!tensor.requires_grad(), op_name<Op>(), "works in place and has no gradient; turn gradients off around it");
-    });
+    each_tensor(op, [](std::string_view, const Tensor& tensor) { require_no_gradient(op_name<Op>(), {tensor}); });
+}
+template <class Op>
+Result<Op> call_without_gradient(const Op& op) {
+  refuse_gradient(op);
   const at::AutoDispatchBelowADInplaceOrView guard;
   return call(op);
 }

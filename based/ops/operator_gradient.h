@@ -31,7 +31,7 @@ template <class Forward, class Backward, size_t kOutputs>
 struct GradientByOperator : torch::autograd::Function<GradientByOperator<Forward, Backward, kOutputs>> {
   using Context = torch::autograd::AutogradContext;
   using Variables = torch::autograd::variable_list;
-  static constexpr auto& kNames = Declared<Backward>::kArguments;
+  static constexpr auto& kNames = Declared<Backward>::kNames;
   static constexpr const char* kSizes = "sizes of y";  // no argument's name
 
   static constexpr std::string_view without_grad(std::string_view name) {
@@ -53,7 +53,7 @@ struct GradientByOperator : torch::autograd::Function<GradientByOperator<Forward
     Variables saved(kNames.size());
     const auto keep = [&](std::string_view name, const auto& value) {
       for (size_t at = 0; at < kNames.size(); ++at) {
-        if (operators::name_of(kNames[at]) != name) continue;
+        if (kNames[at] != name) continue;
         if constexpr (std::is_same_v<std::decay_t<decltype(value)>, Tensor>) {
           saved[at] = value;
         } else if constexpr (std::is_same_v<std::decay_t<decltype(value)>, OptionalTensor>) {
@@ -64,7 +64,7 @@ struct GradientByOperator : torch::autograd::Function<GradientByOperator<Forward
       }
     };
     size_t at = 0;
-    (keep(operators::name_of(Declared<Forward>::kArguments[at++]), arguments), ...);
+    (keep(Declared<Forward>::kNames[at++], arguments), ...);
     for (size_t output = 0; output < outputs.size(); ++output) keep(Declared<Forward>::kOutputs[output], outputs[output]);
     context->save_for_backward(std::move(saved));
     context->saved_data[kSizes] = outputs[0].sizes();
@@ -89,7 +89,7 @@ struct GradientByOperator : torch::autograd::Function<GradientByOperator<Forward
   template <size_t kAt>
   static auto value_of(Context* context, const Variables& saved, const Variables& grads) {
     using Value = std::tuple_element_t<kAt, typename Dispatch<Backward>::Values>;
-    constexpr std::string_view name = operators::name_of(kNames[kAt]);
+    constexpr std::string_view name = kNames[kAt];
     constexpr int output = Declared<Forward>::output(without_grad(name));
     static_assert(output < static_cast<int>(kOutputs));
     static_assert(output >= 0 || Declared<Forward>::argument(name) >= 0 || Declared<Forward>::output(name) >= 0,

@@ -19,7 +19,7 @@ void check_sum(const char* op, const OptionalTensor& residual, const Tensor& x, 
   require_type(op, "x", x, weight.scalar_type());
 }
 
-void check(const RmsNormAddForward& in) { check_sum("rms_norm_add", in.residual, in.x, in.weight); }
+void check(const RmsNormAdd& in) { check_sum("rms_norm_add", in.residual, in.x, in.weight); }
 void check(const RmsNormOfSum& in) { check_sum("rms_norm_of_sum", in.residual, in.x, in.weight); }
 void check(const RmsNormAddInPlace& in) {
   constexpr const char* op = "rms_norm_add_";
@@ -31,14 +31,14 @@ void check(const RmsNormAddInPlace& in) {
 
 std::vector<int64_t> rows_of(const Tensor& x) { return x.sizes().slice(0, x.dim() - 1).vec(); }
 
-Result<RmsNormForward> forward_reference(const RmsNormForward& in) {
+Result<RmsNormForward> forward_reference(const RmsNorm& in) {
   check(in.x, in.weight);
   const Tensor sums = in.x.to(sum_type(in.x));
   const Tensor inverse_rms = (sums.square().mean(-1) + in.eps).rsqrt();
   return {(sums * inverse_rms.unsqueeze(-1) * in.weight.to(sum_type(in.weight))).to(in.weight.scalar_type()), inverse_rms};
 }
 
-Result<RmsNormForward> forward_meta(const RmsNormForward& in) {
+Result<RmsNormForward> forward_meta(const RmsNorm& in) {
   check(in.x, in.weight);
   return {at::empty(in.x.sizes(), in.weight.options()), at::empty(rows_of(in.x), in.x.options().dtype(sum_type(in.x)))};
 }
@@ -56,16 +56,20 @@ Result<RmsNormBackward> backward_meta(const RmsNormBackward& in) {
   return {at::empty(in.x.sizes(), in.x.options()), at::empty(in.weight.sizes(), in.weight.options())};
 }
 
-Result<RmsNormAddForward> add_forward_reference(const RmsNormAddForward& in) {
+Result<RmsNormAddForward> add_forward_reference(const RmsNormAdd& in) {
   check(in);
   const Tensor sum = in.residual ? *in.residual + in.x : in.x.to(sum_type(in.x), /*non_blocking=*/false, /*copy=*/true);
   const auto [y, inverse_rms] = forward_reference({sum, in.weight, in.eps});
   return {sum, y, inverse_rms};
 }
 
-Result<RmsNormAddForward> add_forward_meta(const RmsNormAddForward& in) {
+Tensor empty_sum(const RmsNormAdd& in) {
+  return at::empty(in.x.sizes(), in.residual ? in.residual->options() : in.x.options().dtype(sum_type(in.x)));
+}
+
+Result<RmsNormAddForward> add_forward_meta(const RmsNormAdd& in) {
   check(in);
-  const Tensor sum = at::empty(in.x.sizes(), in.residual ? in.residual->options() : in.x.options().dtype(sum_type(in.x)));
+  const Tensor sum = empty_sum(in);
   const auto [y, inverse_rms] = forward_meta({sum, in.weight, in.eps});
   return {sum, y, inverse_rms};
 }
@@ -165,16 +169,16 @@ kernels::RmsNorm rms_norm_arguments(const NormedSum& of, const Tensor& weight, d
   return to;
 }
 
-Result<RmsNormForward> rms_norm_forward_with(const RmsNormKernels& table, const RmsNormForward& in) {
+Result<RmsNormForward> rms_norm_forward_with(const RmsNormKernels& table, const RmsNorm& in) {
   if (!norm_uses_kernel("rms_norm", table, in.x, in.weight)) return forward_reference(in);
   check(in.x, in.weight);
   return launch_forward(table, {in.x, {}, {}, {}}, in.weight, in.eps, true);
 }
 
-Result<RmsNormAddForward> rms_norm_add_forward_with(const RmsNormKernels& table, const RmsNormAddForward& in) {
+Result<RmsNormAddForward> rms_norm_add_forward_with(const RmsNormKernels& table, const RmsNormAdd& in) {
   if (!norm_uses_kernel("rms_norm_add", table, in.residual ? *in.residual : in.x, in.weight)) return add_forward_reference(in);
   check(in);
-  const Tensor sum = at::empty(in.x.sizes(), in.residual ? in.residual->options() : in.x.options().dtype(sum_type(in.x)));
+  const Tensor sum = empty_sum(in);
   const auto [y, inverse_rms] = launch_forward(table, {value_or_undefined(in.residual), in.x, {}, sum}, in.weight, in.eps, true);
   return {sum, y, inverse_rms};
 }
@@ -205,7 +209,7 @@ Result<RmsNormBackward> rms_norm_backward_with(const RmsNormKernels& table, cons
 
 namespace {
 
-Tensor norm(const RmsNorm& in) { return std::get<0>(call(RmsNormForward{in.x, in.weight, in.eps})); }
+Tensor norm(const RmsNorm& in) { return std::get<0>(call(RmsNormForward{in})); }
 
 // The gradients of residual and x are one tensor, of weight's type; so is that of the sum, which is the next sum's residual.
 struct RmsNormAddFunction : torch::autograd::Function<RmsNormAddFunction> {
@@ -230,7 +234,7 @@ struct RmsNormAddFunction : torch::autograd::Function<RmsNormAddFunction> {
 };
 
 Result<RmsNormAdd> add(const RmsNormAdd& in) {
-  const auto [sum, y, inverse_rms] = call(RmsNormAddForward{in.residual, in.x, in.weight, in.eps});
+  const auto [sum, y, inverse_rms] = call(RmsNormAddForward{in});
   return {sum, y};
 }
 
@@ -252,18 +256,18 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
       .named_reference<[](const RmsNorm& in) { return rms_norm_reference(in.x, in.weight, in.eps); }>()
       .autograd<call_with_gradient<RmsNorm, RmsNormForward, RmsNormBackward>>();
   define<RmsNormForward>(m)
-      .reference<forward_reference>()
-      .meta<forward_meta>()
-      .cpu<[](const RmsNormForward& in) { return rms_norm_forward_with(kCpu, in); }>();
+      .reference<[](const RmsNormForward& in) { return forward_reference(in.of); }>()
+      .meta<[](const RmsNormForward& in) { return forward_meta(in.of); }>()
+      .cpu<[](const RmsNormForward& in) { return rms_norm_forward_with(kCpu, in.of); }>();
   define<RmsNormBackward>(m)
       .reference<backward_reference>()
       .meta<backward_meta>()
       .cpu<[](const RmsNormBackward& in) { return rms_norm_backward_with(kCpu, in); }>();
   define<RmsNormAdd>(m).reference<add>().autograd<add_autograd>();
   define<RmsNormAddForward>(m)
-      .reference<add_forward_reference>()
-      .meta<add_forward_meta>()
-      .cpu<[](const RmsNormAddForward& in) { return rms_norm_add_forward_with(kCpu, in); }>();
+      .reference<[](const RmsNormAddForward& in) { return add_forward_reference(in.of); }>()
+      .meta<[](const RmsNormAddForward& in) { return add_forward_meta(in.of); }>()
+      .cpu<[](const RmsNormAddForward& in) { return rms_norm_add_forward_with(kCpu, in.of); }>();
   define<RmsNormAddBackward>(m)
       .reference<add_backward_reference>()
       .meta<add_backward_meta>()

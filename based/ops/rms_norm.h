@@ -31,10 +31,8 @@ struct RmsNorm {
   BASED_OPERATOR("rms_norm -> y", x, weight, eps)
 };
 struct RmsNormForward {
-  const Tensor& x;
-  const Tensor& weight;
-  double eps;
-  BASED_OPERATOR("rms_norm_forward -> y, inverse_rms", x, weight, eps)
+  RmsNorm of;
+  BASED_OPERATOR("rms_norm_forward -> y, inverse_rms", of.x, of.weight, of.eps)
 };
 struct RmsNormBackward {
   const Tensor& grad_y;
@@ -51,11 +49,8 @@ struct RmsNormAdd {
   BASED_OPERATOR("rms_norm_add -> sum, y", residual, x, weight, eps)
 };
 struct RmsNormAddForward {
-  const OptionalTensor& residual;
-  const Tensor& x;
-  const Tensor& weight;
-  double eps;
-  BASED_OPERATOR("rms_norm_add_forward -> sum, y, inverse_rms", residual, x, weight, eps)
+  RmsNormAdd of;
+  BASED_OPERATOR("rms_norm_add_forward -> sum, y, inverse_rms", of.residual, of.x, of.weight, of.eps)
 };
 // grad_x is the gradient of residual and of x.
 struct RmsNormAddBackward {
@@ -89,9 +84,9 @@ struct RmsNormKernels {
   kernels::Status (*backward)(const kernels::RmsNormBackward&, void* scratch);
   int64_t width = kNoLimit;  // the largest that they take
 };
-Result<RmsNormForward> rms_norm_forward_with(const RmsNormKernels& table, const RmsNormForward& in);
+Result<RmsNormForward> rms_norm_forward_with(const RmsNormKernels& table, const RmsNorm& in);
 Result<RmsNormBackward> rms_norm_backward_with(const RmsNormKernels& table, const RmsNormBackward& in);
-Result<RmsNormAddForward> rms_norm_add_forward_with(const RmsNormKernels& table, const RmsNormAddForward& in);
+Result<RmsNormAddForward> rms_norm_add_forward_with(const RmsNormKernels& table, const RmsNormAdd& in);
 Result<RmsNormAddBackward> rms_norm_add_backward_with(const RmsNormKernels& table, const RmsNormAddBackward& in);
 Tensor rms_norm_add_in_place_with(const RmsNormKernels& table, const RmsNormAddInPlace& in);
 Tensor rms_norm_of_sum_with(const RmsNormKernels& table, const RmsNormOfSum& in);

@@ -270,25 +270,30 @@ Result<ShortConvBackward> short_conv_backward_with(const ShortConvKernels& table
   return {grad_x, grad_weight.to(weight.scalar_type()), bias ? grad_bias.to(bias->scalar_type()) : Tensor(), grad_gate, grad_initial};
 }
 
-kernels::ShortConv short_conv_step_arguments(const ShortConvStep& in, const Tensor& y) {
-  const auto& [x, weight, bias, gate, silu] = in.layer;
-  kernels::ShortConv to = layer_arguments(x, weight, value_or_undefined(bias), value_or_undefined(gate), silu);
+namespace {
+
+kernels::ShortConv with_step(kernels::ShortConv to, const Tensor& state, const Tensor& slots, const Tensor& y) {
   to.y = y.mutable_data_ptr();
   to.y_stride = y.stride(0);
-  to.state = static_cast<float*>(in.state.mutable_data_ptr());
-  to.slot = static_cast<const int64_t*>(in.slots.const_data_ptr());
+  to.state = static_cast<float*>(state.mutable_data_ptr());
+  to.slot = static_cast<const int64_t*>(slots.const_data_ptr());
   return to;
 }
 
-Tensor short_conv_step_with(const ShortConvKernels& table, const ShortConvStep& in) {
+}  // namespace
+
+kernels::ShortConv short_conv_step_arguments(const ShortConvStep& in, const Tensor& y) {
   const auto& [x, weight, bias, gate, silu] = in.layer;
+  return with_step(layer_arguments(x, weight, value_or_undefined(bias), value_or_undefined(gate), silu), in.state, in.slots, y);
+}
+
+Tensor short_conv_step_with(const ShortConvKernels& table, const ShortConvStep& in) {
+  const Tensor& x = in.layer.x;
   if (!uses_kernel("short_conv_step", x)) return step_reference(in);
   check(in);
-  const Tensor inputs = with_unit_columns(x), filter = weight.contiguous(), slots = in.slots.contiguous();
-  const OptionalTensor shift = bias ? OptionalTensor(bias->contiguous()) : bias,
-                       factor = gate ? OptionalTensor(with_unit_columns(*gate)) : gate;
-  const Tensor y = at::empty(x.sizes(), x.options());
-  require_ok(table.step(short_conv_step_arguments({{inputs, filter, shift, factor, silu}, in.state, slots}, y)));
+  const Launch launch = prepare(in.layer);
+  const Tensor slots = in.slots.contiguous(), y = at::empty(x.sizes(), x.options());
+  require_ok(table.step(with_step(launch.arguments, in.state, slots, y)));
   return y;
 }
 

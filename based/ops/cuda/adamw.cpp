@@ -8,8 +8,9 @@ namespace {
 void run(const AdamwStep& step) {
   if (step.masters.empty()) return;
   const c10::Device device = step.masters[0].device();
-  for (const auto& [name, tensor] : {std::pair("rate", OptionalTensor(step.rate)), {"scale", step.scale}, {"usable", step.usable}})
-    if (tensor) require(tensor->device() == device, "adamw_", name, " must be on ", device, ", got ", tensor->device());
+  require_on("adamw_", "rate", step.rate, device);
+  if (step.scale) require_on("adamw_", "scale", *step.scale, device);
+  if (step.usable) require_on("adamw_", "usable", *step.usable, device);
   const c10::cuda::CUDAGuard guard(device);
   warn_of_missing_code();
   adamw_with(launch<kernels::cuda::adamw, kernels::Adamw>, step);

@@ -9,7 +9,12 @@ namespace based::ops {
 
 void warn_of_missing_code();  // once
 
-// The device of an operator's arguments. Throws Error where they lie on different ones: a kernel would read another memory's addresses.
+// Throws Error where an argument lies elsewhere: a kernel would read another memory's addresses.
+inline void require_on(const char* op, std::string_view argument, const Tensor& tensor, c10::Device device) {
+  require(tensor.device() == device, op, argument, " must be on ", device, ", got ", tensor.device());
+}
+
+// The device of an operator's arguments. Throws Error where they lie on different ones.
 template <class Op>
 c10::Device common_device(const Op& op) {
   std::optional<c10::Device> device;
@@ -17,9 +22,7 @@ c10::Device common_device(const Op& op) {
     if (!device && tensor.is_cuda()) device = tensor.device();
   });
   BASED_ASSERT(device);
-  each_tensor(op, [&](std::string_view argument, const Tensor& tensor) {
-    require(tensor.device() == *device, op_name<Op>(), argument, " must be on ", *device, ", got ", tensor.device());
-  });
+  each_tensor(op, [&](std::string_view argument, const Tensor& tensor) { require_on(op_name<Op>(), argument, tensor, *device); });
   return *device;
 }
 

@@ -63,7 +63,7 @@ Tensor projected_conv_prefill_cuda(const ProjectedConvPrefill& in) {
   const auto& [x, in_weight, in_bias, weight, bias] = in.layer;
   if (!in_bias || !has_kernel(x)) return projected_conv_prefill_fallback(in);
   check_projected_conv(in.layer);
-  require_no_gradient("projected_conv_prefill", {x, in_weight, *in_bias, weight, value_or_undefined(bias), in.state});
+  refuse_gradient(in);
   const at::AutoDispatchBelowADInplaceOrView guard;
   const auto u = ops::linear(x, in_weight, {}).split(weight.size(0), 1);
   return short_conv_prefill_with(kCuda, {{u[0], weight, bias, u[1], true}, in.cu_seqlens, in.state, in.slots}, *in_bias);
