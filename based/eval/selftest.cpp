@@ -9,6 +9,7 @@
 #include "based/ops/adamw.h"
 #include "based/ops/causal_attention.h"
 #include "based/ops/cross_entropy.h"
+#include "based/ops/dropout.h"
 #include "based/ops/gated_mlp.h"
 #include "based/ops/linear.h"
 #include "based/ops/long_conv.h"
@@ -244,6 +245,16 @@ std::vector<OperatorCheck> other_checks() {
        },
        [](const Tensors& x) { return ops::swiglu(x[0]); },
        [](const Tensors& x) { return x[0].narrow(1, 0, 48) * torch::silu(x[0].narrow(1, 48, 48)); }},
+      {"dropout",
+       [] {
+         return Tensors{draw({33, 96})};
+       },
+       [](const Tensors& x) {
+         return ops::dropout(x[0], 0.2, {7, torch::tensor(3, at::kLong).to(x[0].device())}, 1);
+       },
+       [](const Tensors& x) {
+         return ops::dropout_reference(x[0], 0.2, {7, torch::tensor(3, at::kLong)}, 1);
+       }},
       {"rowwise_activation",
        [] {
          return Tensors{draw({33, 47}, 2)};

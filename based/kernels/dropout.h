@@ -35,4 +35,23 @@ BASED_ON_BOTH bool is_dropped(uint64_t key, uint64_t element, uint32_t threshold
   return static_cast<uint32_t>(mixed_bits(key + element * 0x9e3779b97f4a7c15u) >> 32) < threshold;
 }
 
+// y_i = x_i·scale, or 0 where element i is dropped.
+struct DropElements {             // caller owns all memory
+  const void* x = nullptr;        // [count], contiguous
+  void* y = nullptr;              // [count], contiguous; may be x
+  const int64_t* step = nullptr;  // where x is: read by the kernel, so that a recorded launch draws anew
+  int64_t count = 0, seed = 0, place = 0;
+  uint32_t threshold = 0;  // as Dropout has it, and scale
+  float scale = 1;
+  DType dtype = DType::f32;  // of x and y; the product is fp32
+};
+
+namespace cpu {
+Status dropout(const DropElements&);
+}  // namespace cpu
+
+namespace cuda {
+Status dropout(const DropElements&, Stream);
+}  // namespace cuda
+
 }  // namespace based::kernels

@@ -13,6 +13,23 @@ struct Draws {
 
 // x·keep/(1 − p), x of any shape, contiguous elements numbered from 0; p in [0, 1). `place` tells the uses of one step apart.
 // Differentiable: the gradient drops the same elements.
+// p = 0 gives x itself. Error where p > 0 and draws.step is undefined.
 Tensor dropout(const Tensor& x, double p, const Draws& draws, int64_t place);
+// By the formulas of kernels/dropout.h in ATen, for any type on any device.
+Tensor dropout_reference(const Tensor& x, double p, const Draws& draws, int64_t place);
+
+// The operator.
+struct Dropout {
+  const Tensor& x;
+  double p;
+  int64_t seed;
+  const Tensor& step;
+  int64_t place;
+  BASED_OPERATOR("dropout -> y", x, p, seed, step, place)
+};
+
+// It with a device's kernel.
+using DropoutKernel = kernels::Status (*)(const kernels::DropElements&);
+Tensor dropout_with(DropoutKernel kernel, const Dropout& in);
 
 }  // namespace based::ops

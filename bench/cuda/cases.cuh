@@ -23,5 +23,6 @@ void time_step_layers(Report& report);
 void time_sample(Report& report, int64_t rows);
 void time_gated_mlp(Report& report);
 void time_adamw(Report& report);
+void time_dropout(Report& report);
 
 }  // namespace based::bench

@@ -32,6 +32,7 @@ int main(int argc, char** argv) {
   time_step_layers(report);
   time_gated_mlp(report);
   time_adamw(report);
+  time_dropout(report);
   if (mode == "time") report.write(argv[2], argv[3]);
   return report.failures() == 0 ? 0 : 1;
 }

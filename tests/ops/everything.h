@@ -4,6 +4,7 @@
 #include "based/ops/adamw.h"
 #include "based/ops/causal_attention.h"
 #include "based/ops/cross_entropy.h"
+#include "based/ops/dropout.h"
 #include "based/ops/embedding.h"
 #include "based/ops/gated_mlp.h"
 #include "based/ops/linear.h"
@@ -75,6 +76,7 @@ struct Everything {
         rms_norm(x, weight, 1e-5),
         token_log_probabilities(x, x, at::arange(x.size(0), cu.options())),
         swiglu(h),
+        dropout(h, 0.2, {7, cu.select(0, 1)}, 3),
         rowwise::softplus(h),
         rowwise::l2_norm(h, 1e-6),
         rotary_(wide.flatten(1).clone(), positions, {wide.size(1), wide.size(2), 64}),

@@ -32,5 +32,6 @@ void verify_sample(Report& report);
 void verify_step_norms(Report& report);
 void verify_gated_mlp(Report& report);
 void verify_adamw(Report& report);
+void verify_dropout(Report& report);
 
 }  // namespace based::tests
