@@ -11,6 +11,7 @@
 #include "based/ops/cross_entropy.h"
 #include "based/ops/dropout.h"
 #include "based/ops/gated_mlp.h"
+#include "based/ops/layer_norm.h"
 #include "based/ops/linear.h"
 #include "based/ops/long_conv.h"
 #include "based/ops/paged_attention.h"
@@ -221,24 +222,6 @@ std::vector<OperatorCheck> other_checks() {
        },
        [](const Tensors& x) { return ops::long_conv(x[0], x[1], row_starts(x[0])); },
        [](const Tensors& x) { return ops::long_conv_reference(x[0], x[1], row_starts(x[0])); }},
-      {"rms_norm",
-       [] {
-         return Tensors{draw({33, 80}), draw({80})};
-       },
-       [](const Tensors& x) { return ops::rms_norm(x[0], x[1], 1e-5); },
-       [](const Tensors& x) { return x[0] * torch::rsqrt((x[0] * x[0]).mean(-1, true) + 1e-5) * x[1]; }},
-      {"rms_norm_add",
-       [] {
-         return Tensors{draw({33, 80}), draw({33, 80}), draw({80})};
-       },
-       [](const Tensors& x) {
-         const auto [sum, y] = ops::rms_norm_add(x[0], x[1], x[2], 1e-5);
-         return sum + y;
-       },
-       [](const Tensors& x) {
-         const Tensor sum = x[0] + x[1];
-         return sum + sum * torch::rsqrt((sum * sum).mean(-1, true) + 1e-5) * x[2];
-       }},
       {"swiglu",
        [] {
          return Tensors{draw({33, 96})};
@@ -269,6 +252,11 @@ std::vector<OperatorCheck> other_checks() {
          return ops::rotary_(x[0].clone(), torch::arange(tokens).to(x[0].device()), {2, 16, 16});
        },
        by_rotary_formula},
+  };
+}
+
+std::vector<OperatorCheck> loss_checks() {
+  return {
       {"cross_entropy",
        [] {
          return Tensors{draw({64, 32}), draw({100, 32}, 0.3)};
@@ -284,6 +272,54 @@ std::vector<OperatorCheck> other_checks() {
          return torch::linear(x[0], x[1]).log_softmax(1).gather(1, (torch::arange(64) % 7 * 3).unsqueeze(1)).squeeze(1);
        },
        false},
+  };
+}
+
+std::vector<OperatorCheck> norm_checks() {
+  const auto centred = [](const Tensor& x, const Tensor& weight, const Tensor& bias) {
+    const Tensor unit = x - x.mean(-1, true);
+    return unit * torch::rsqrt((unit * unit).mean(-1, true) + 1e-5) * weight + bias;
+  };
+  return {
+      {"rms_norm",
+       [] {
+         return Tensors{draw({33, 80}), draw({80})};
+       },
+       [](const Tensors& x) { return ops::rms_norm(x[0], x[1], 1e-5); },
+       [](const Tensors& x) { return x[0] * torch::rsqrt((x[0] * x[0]).mean(-1, true) + 1e-5) * x[1]; }},
+      {"rms_norm_add",
+       [] {
+         return Tensors{draw({33, 80}), draw({33, 80}), draw({80})};
+       },
+       [](const Tensors& x) {
+         const auto [sum, y] = ops::rms_norm_add(x[0], x[1], x[2], 1e-5);
+         return sum + y;
+       },
+       [](const Tensors& x) {
+         const Tensor sum = x[0] + x[1];
+         return sum + sum * torch::rsqrt((sum * sum).mean(-1, true) + 1e-5) * x[2];
+       }},
+      {"layer_norm",
+       [] {
+         return Tensors{draw({33, 80}), draw({80}), draw({80})};
+       },
+       [](const Tensors& x) { return ops::layer_norm(x[0], x[1], x[2], 1e-5); },
+       [centred](const Tensors& x) { return centred(x[0], x[1], x[2]); }},
+      {"layer_norm_add",
+       [] {
+         return Tensors{draw({33, 80}), draw({33, 80}), draw({80}), draw({80})};
+       },
+       [](const Tensors& x) {
+         const auto [sum, y] = ops::layer_norm_add(x[0], x[1], x[2], x[3], 1e-5);
+         return sum + y;
+       },
+       [centred](const Tensors& x) { return x[0] + x[1] + centred(x[0] + x[1], x[2], x[3]); }},
+      {"layer_norm_add_",
+       [] {
+         return Tensors{draw({33, 80}), draw({33, 80}), draw({80}), draw({80})};
+       },
+       [](const Tensors& x) { return ops::layer_norm_add_(x[0], x[1], x[2], x[3], 1e-5); },
+       [centred](const Tensors& x) { return centred(x[0] + x[1], x[2], x[3]); }, false},
   };
 }
 
@@ -365,7 +401,7 @@ std::vector<SelfTestResult> run_selftest(torch::Device device, const std::functi
   const Isa best = kernels::cpu::best_isa();
   torch::manual_seed(20);
   auto operators = attention_checks();
-  for (auto* more : {update_checks, other_checks, product_checks})
+  for (auto* more : {update_checks, other_checks, loss_checks, norm_checks, product_checks})
     for (auto& one : more()) operators.push_back(std::move(one));
   const auto check_operators = [&](const std::string& where) {
     for (const auto& one : operators)

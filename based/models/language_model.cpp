@@ -9,6 +9,7 @@
 #include "based/ops/cross_entropy.h"
 #include "based/ops/embedding.h"
 #include "based/ops/gated_mlp.h"
+#include "based/ops/layer_norm.h"
 #include "based/ops/linear.h"
 #include "based/ops/rms_norm.h"
 
@@ -38,7 +39,14 @@ Tensor Norm::forward(Residual& residual, bool skip_residual_write) {
   const Tensor added = std::exchange(residual.pending, Tensor()),
                deferred_mlp_output = std::exchange(residual.deferred_mlp_output, Tensor());
   const bool trains = torch::GradMode::is_enabled();
-  if (added.defined() && !bias_.defined() && (trains || residual.sum.defined())) {
+  if (added.defined() && bias_.defined() && (trains || residual.sum.defined())) {
+    BASED_ASSERT(!deferred_mlp_output.defined());  // which RMSNorm alone leaves behind
+    if (!trains) return ops::layer_norm_add_(residual.sum, added, weight_, bias_, eps_);
+    Tensor y;
+    std::tie(residual.sum, y) = ops::layer_norm_add(ops::if_defined(residual.sum), added, weight_, bias_, eps_);
+    return y;
+  }
+  if (added.defined() && (trains || residual.sum.defined())) {
     if (!trains && skip_residual_write && !deferred_mlp_output.defined()) {
       residual.deferred_mlp_output = added;
       return ops::rms_norm_of_sum(residual.sum, added, weight_, eps_);
@@ -48,13 +56,8 @@ Tensor Norm::forward(Residual& residual, bool skip_residual_write) {
     std::tie(residual.sum, y) = ops::rms_norm_add(ops::if_defined(residual.sum), added, weight_, eps_);
     return y;
   }
-  if (!residual.sum.defined()) {
-    residual.sum = added.to(ops::sum_type(added));
-  } else if (added.defined()) {
-    trains ? residual.sum = residual.sum + added : residual.sum.add_(added);
-  }
-  if (!bias_.defined()) return ops::rms_norm(residual.sum, weight_, eps_);
-  return torch::layer_norm(residual.sum.to(weight_.scalar_type()), {residual.sum.size(-1)}, weight_, bias_, eps_);
+  if (!residual.sum.defined()) residual.sum = added.to(ops::sum_type(added));
+  return bias_.defined() ? ops::layer_norm(residual.sum, weight_, bias_, eps_) : ops::rms_norm(residual.sum, weight_, eps_);
 }
 
 Mlp::Mlp(const ModelConfig& config) : gated_(config.mlp == "swiglu") {

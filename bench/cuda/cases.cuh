@@ -24,5 +24,6 @@ void time_sample(Report& report, int64_t rows);
 void time_gated_mlp(Report& report);
 void time_adamw(Report& report);
 void time_dropout(Report& report);
+void time_layer_norm(Report& report);
 
 }  // namespace based::bench

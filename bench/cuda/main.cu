@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
   time_gated_mlp(report);
   time_adamw(report);
   time_dropout(report);
+  time_layer_norm(report);
   if (mode == "time") report.write(argv[2], argv[3]);
   return report.failures() == 0 ? 0 : 1;
 }

@@ -7,6 +7,7 @@
 #include "based/ops/dropout.h"
 #include "based/ops/embedding.h"
 #include "based/ops/gated_mlp.h"
+#include "based/ops/layer_norm.h"
 #include "based/ops/linear.h"
 #include "based/ops/paged_attention.h"
 #include "based/ops/projected_conv.h"
@@ -65,6 +66,7 @@ struct Everything {
     adamw_(update);
     const auto [projected, projected_last] = projected_conv(x, in_weight, {}, taps, {}, cu);
     const auto [sum, normed] = rms_norm_add(x.to(at::kFloat), x, weight, 1e-5);
+    const auto [centred_sum, centred] = layer_norm_add(x.to(at::kFloat), x, weight, weight, 1e-5);
     const Tensor stream = x.to(at::kFloat), drawn = at::zeros({3}, cu.options()), used_up = qkv.clone();
     sample_(drawn, three(x), sampling);
     std::vector<Tensor> written{
@@ -105,6 +107,10 @@ struct Everything {
         projected_conv_prefill(x, in_weight, {}, taps, {}, cu, conv_state, slots),
         sum,
         normed,
+        centred_sum,
+        centred,
+        layer_norm(x, weight, weight, 1e-5),
+        layer_norm_add_(centred_sum.clone(), x, weight, weight, 1e-5),
         rms_norm_add_(stream, x, weight, 1e-5, x),
         stream,
         rms_norm_of_sum(stream, x, weight, 1e-5),

@@ -33,5 +33,6 @@ void verify_step_norms(Report& report);
 void verify_gated_mlp(Report& report);
 void verify_adamw(Report& report);
 void verify_dropout(Report& report);
+void verify_layer_norm(Report& report);
 
 }  // namespace based::tests

@@ -29,6 +29,7 @@ void verify_all(based::tests::Report& report, bool quick) {
   verify_gated_mlp(report);
   verify_adamw(report);
   verify_dropout(report);
+  verify_layer_norm(report);
 }
 
 }  // namespace
