@@ -14,6 +14,7 @@
 #include "based/ops/layer_norm.h"
 #include "based/ops/linear.h"
 #include "based/ops/long_conv.h"
+#include "based/ops/most_likely.h"
 #include "based/ops/paged_attention.h"
 #include "based/ops/projected_conv.h"
 #include "based/ops/rms_norm.h"
@@ -272,6 +273,16 @@ std::vector<OperatorCheck> loss_checks() {
          return torch::linear(x[0], x[1]).log_softmax(1).gather(1, (torch::arange(64) % 7 * 3).unsqueeze(1)).squeeze(1);
        },
        false},
+      {"most_likely",
+       [] {
+         return Tensors{draw({64, 32}), draw({100, 32}, 0.3)};
+       },
+       // Types may disagree on a close second: what is compared is the logit of what was said.
+       [](const Tensors& x) {
+         const Tensor said = ops::most_likely(x[0], x[1], 90).unsqueeze(1);
+         return torch::linear(x[0], x[1]).gather(1, said);
+       },
+       [](const Tensors& x) { return std::get<0>(torch::linear(x[0], x[1]).narrow(1, 0, 90).max(1, true)); }, false},
   };
 }
 

@@ -139,10 +139,8 @@ Forward cross_entropy_with(const CrossEntropyParts& parts, const CrossEntropyFor
     if (grad_weight) parts.add_product(by_weight, x.t(), logits, product, begin == 0);
   }
   if (count > 0) loss /= count;
-  Tensor all_by_hidden = by_input;
-  if (grad_hidden && chosen.defined()) all_by_hidden = at::zeros(hidden.sizes(), hidden.options()).index_copy_(0, chosen, by_input);
   if (grad_weight) by_weight = by_weight.t().to(weight.scalar_type()).contiguous();
-  return {loss, all_by_hidden, by_weight};
+  return {loss, by_input, chosen, by_weight};
 }
 
 namespace {
@@ -162,17 +160,20 @@ Forward forward_cpu(const CrossEntropyForward& in) {
   if (!faster_in_fp32(hidden)) return cross_entropy_with(kCpu, in);
   check(in.of);  // before the types become one
   const Tensor wide_hidden = hidden.to(at::kFloat), wide_weight = weight.to(at::kFloat);
-  const auto [loss, by_hidden, by_weight] =
+  const auto [loss, by_input, chosen, by_weight] =
       cross_entropy_with(kCpu, {{wide_hidden, wide_weight, labels, labelled}, in.grad_hidden, in.grad_weight});
   const auto rounded = [](const Tensor& gradient) { return gradient.defined() ? gradient.to(at::kBFloat16) : gradient; };
-  return {loss, rounded(by_hidden), rounded(by_weight)};
+  return {loss, rounded(by_input), chosen, rounded(by_weight)};
 }
 
 Forward forward_meta(const CrossEntropyForward& in) {
   check(in.of);
-  const Tensor &hidden = in.of.hidden, &weight = in.of.weight;
-  return {at::empty({}, hidden.options().dtype(sum_type(hidden))), in.grad_hidden ? at::empty(hidden.sizes(), hidden.options()) : Tensor(),
-          in.grad_weight ? at::empty(weight.sizes(), weight.options()) : Tensor()};
+  const Tensor &hidden = in.of.hidden, &weight = in.of.weight, &labels = in.of.labels;
+  const bool all = in.of.labelled < 0 || in.of.labelled == labels.size(0);  // which nobody counts without values
+  const int64_t count = all ? labels.size(0) : in.of.labelled;
+  return {at::empty({}, hidden.options().dtype(sum_type(hidden))),
+          in.grad_hidden ? at::empty({count, hidden.size(1)}, hidden.options()) : Tensor(),
+          all ? Tensor() : at::empty({count}, labels.options()), in.grad_weight ? at::empty(weight.sizes(), weight.options()) : Tensor()};
 }
 
 Tensor scores_reference(const TokenLogProbabilities& in) { return token_log_probabilities_with(kReference, in); }
@@ -201,13 +202,17 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
   static Tensor forward(Context* context, const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled) {
     const bool grad_hidden = hidden.requires_grad(), grad_weight = weight.requires_grad();
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const auto [loss, by_hidden, by_weight] = call(CrossEntropyForward{{hidden, weight, labels, labelled}, grad_hidden, grad_weight});
-    context->save_for_backward({by_hidden, by_weight});
+    const auto [loss, by_input, chosen, by_weight] =
+        call(CrossEntropyForward{{hidden, weight, labels, labelled}, grad_hidden, grad_weight});
+    context->save_for_backward({by_input, by_weight, chosen});
+    context->saved_data["tokens"] = hidden.size(0);
     return loss;
   }
 
   static Variables backward(Context* context, const Variables& grads) {
     Variables found = context->get_saved_variables(), defined;
+    const Tensor chosen = found[2];
+    found.pop_back();
     for (const Tensor& t : found)
       if (t.defined()) defined.push_back(t);
     // Together: by itself a product with a number on the device takes twice as long.
@@ -215,6 +220,8 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
     size_t next = 0;
     for (Tensor& t : found)
       if (t.defined()) t = scaled[next++];
+    if (found[0].defined() && chosen.defined())
+      found[0] = at::zeros({context->saved_data["tokens"].toInt(), found[0].size(1)}, found[0].options()).index_copy_(0, chosen, found[0]);
     return {found[0], found[1], Tensor(), Tensor()};
   }
 };

@@ -26,11 +26,12 @@ struct CrossEntropy {
   int64_t labelled;
   BASED_OPERATOR("cross_entropy -> loss", hidden, weight, labels, or_else(labelled, -1))
 };
-// Its gradients are undefined where they are not asked for.
+// Its gradients are undefined where they are not asked for. grad_rows [labels, d] is that of hidden's rows that have a label, int64 `rows`;
+// where `rows` is undefined, all have one. The others' are zeros, which nobody needs to have before the backward.
 struct CrossEntropyForward {
   CrossEntropy of;
   bool grad_hidden, grad_weight;
-  BASED_OPERATOR("cross_entropy_forward -> loss, grad_hidden, grad_weight", of.hidden, of.weight, of.labels, of.labelled, grad_hidden,
+  BASED_OPERATOR("cross_entropy_forward -> loss, grad_rows, rows, grad_weight", of.hidden, of.weight, of.labels, of.labelled, grad_hidden,
                  grad_weight)
 };
 struct TokenLogProbabilities {

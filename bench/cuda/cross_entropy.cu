@@ -3,19 +3,28 @@
 
 namespace based::bench {
 
+namespace {
+
 // A chunk of logits, which become their gradient.
-void time_cross_entropy(Report& report) {
-  const int64_t rows = 2668, vocab = 50304, count = rows * vocab;
+void time_cross_entropy(Report& report, int64_t rows, int64_t vocab, kernels::DType dtype) {
+  const int64_t count = rows * vocab;
   const int sets = 2;
-  const std::vector<Buffer> logits = random_buffers(sets, count, kernels::DType::bf16, 1);
+  const std::vector<Buffer> logits = random_buffers(sets, count, dtype, 1);
   const Buffer label = upload(std::vector<int64_t>(rows, 17)), loss(rows * 4);
-  report.time("cross_entropy " + std::to_string(rows) + "x" + std::to_string(vocab) + " bf16", 4 * count, sets,
-              [&](int i, cudaStream_t stream) {
-                kernels::CrossEntropy p;
-                p.logits = logits[i].as(), p.label = label.as<int64_t>(), p.loss = loss.as<float>();
-                p.rows = rows, p.vocab = vocab, p.scale = 1.0F / 32768, p.gradient = true, p.dtype = kernels::DType::bf16;
-                check(kernels::cuda::cross_entropy(p, kernels::Stream{stream}));
-              });
+  const std::string name = "cross_entropy " + std::to_string(rows) + "x" + std::to_string(vocab) + type_name(dtype);
+  report.time(name, 2 * kernels::dtype_size(dtype) * count, sets, [&](int i, cudaStream_t stream) {
+    kernels::CrossEntropy p;
+    p.logits = logits[i].as(), p.label = label.as<int64_t>(), p.loss = loss.as<float>();
+    p.rows = rows, p.vocab = vocab, p.scale = 1.0F / 32768, p.gradient = true, p.dtype = dtype;
+    check(kernels::cuda::cross_entropy(p, kernels::Stream{stream}));
+  });
+}
+
+}  // namespace
+
+void time_cross_entropy(Report& report) {
+  time_cross_entropy(report, 2668, 50304, kernels::DType::bf16);
+  time_cross_entropy(report, 16384, 8192, kernels::DType::f32);
 }
 
 }  // namespace based::bench

@@ -9,6 +9,7 @@
 #include "based/ops/gated_mlp.h"
 #include "based/ops/layer_norm.h"
 #include "based/ops/linear.h"
+#include "based/ops/most_likely.h"
 #include "based/ops/paged_attention.h"
 #include "based/ops/projected_conv.h"
 #include "based/ops/rms_norm.h"
@@ -118,6 +119,8 @@ struct Everything {
         linear_swiglu(x, in_weight),
         gated_mlp(x, in_weight, out_weight),
         cross_entropy(x, x, labels, labels.size(0)),
+        cross_entropy(x, x, labels.masked_fill(labels < 100, -100), labels.size(0) - 100),
+        most_likely(x, x, x.size(0) - 7),
         rotary_attention_step(used_up, k_ring, v_ring, in_rings, slots, 0.125, 64, 1e4),
         drawn,
         sampling.seen.clone()};

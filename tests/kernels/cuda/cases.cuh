@@ -34,5 +34,6 @@ void verify_gated_mlp(Report& report);
 void verify_adamw(Report& report);
 void verify_dropout(Report& report);
 void verify_layer_norm(Report& report);
+void verify_cross_entropy(Report& report);
 
 }  // namespace based::tests

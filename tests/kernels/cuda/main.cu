@@ -30,6 +30,7 @@ void verify_all(based::tests::Report& report, bool quick) {
   verify_adamw(report);
   verify_dropout(report);
   verify_layer_norm(report);
+  verify_cross_entropy(report);
 }
 
 }  // namespace
