@@ -52,7 +52,7 @@ void verify_embedding_step(Report& report, int64_t rows, int64_t width, DType dt
 void verify_embedding(Report& report) {
   const DType bf = DType::bf16, fp = DType::f32;
   verify_embedding(report, 1, 3, 8, fp), verify_embedding(report, 33, 5, 64, bf), verify_embedding(report, 5000, 300, 1032, bf);
-  verify_embedding(report, 1000, 70000, 20, fp);
+  verify_embedding(report, 1000, 70000, 20, fp), verify_embedding(report, 5000, 300, 128, fp);
 }
 
 void verify_embedding_step(Report& report) {
