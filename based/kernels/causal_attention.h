@@ -8,6 +8,15 @@
 
 namespace based::kernels {
 
+// Weights of pairs are dropped after the softmax: y_i = Σ_j keep_ij/(1 − p) softmax_j v_j. The pair of query token i, counted over all
+// rows, its head h and key j, counted within its row, is element (i·heads + h)·2^20 + j of dropout.h. CUDA in fp32 alone.
+struct AttentionDropout {
+  uint64_t seed = 0, place = 0;
+  const int64_t* step = nullptr;  // [], on the device
+  uint32_t threshold = 0;         // dropout_threshold(p); 0: nothing is dropped
+  float scale = 1;                // 1/(1 − p)
+};
+
 struct CausalAttention {             // caller owns all memory
   const void* q = nullptr;           // [q_tokens, heads, head_dim]
   const void* k = nullptr;           // [k_tokens, kv_heads, head_dim]
@@ -23,6 +32,8 @@ struct CausalAttention {             // caller owns all memory
   int32_t heads = 0, kv_heads = 0, head_dim = 64;    // head_dim 1..256
   float scale = 1;
   DType dtype = DType::f32;  // of q, k, v, y; scores and sums are fp32
+  bool single_tf32 = false;  // CUDA in fp32: products of operands rounded to TF32 (10 bits), else of operands split in two such parts
+  AttentionDropout dropout = {};
 };
 
 // Gradients, the same bits on every run and for any number of threads. Forward's inputs, y and log_sum_exp are given again.
@@ -72,7 +83,7 @@ Status causal_attention_step(const CausalAttentionStep&);
 }  // namespace cpu
 
 namespace cuda {
-// Hopper, bf16, head_dim a multiple of 8 up to 128, everything aligned to 16 bytes.
+// bf16 on Hopper, head_dim a multiple of 8, everything aligned to 16 bytes; fp32 from sm_80 on. head_dim at most 128.
 bool causal_attention_supports(const CausalAttention&);
 int64_t causal_attention_scratch(const CausalAttention&);
 Status causal_attention_forward(const CausalAttention&, void* scratch, Stream);

@@ -38,6 +38,7 @@ struct TaylorAttention {         // caller owns all memory
   // CUDA, where taylor_attention_takes_strides: elements from one token to the next, of q and k and their gradients, of v and its; 0: all
   // heads of all tokens side by side.
   int32_t qk_stride = 0, v_stride = 0;
+  bool single_tf32 = false;  // as that of CausalAttention, where the kernel of pairs runs
 };
 
 // Gradients. The forward's inputs and its denominator and y are given again; `initial_*` is the state that the forward started from.

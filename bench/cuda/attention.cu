@@ -6,17 +6,19 @@
 namespace based::bench {
 namespace {
 
+using kernels::DType;
 using kernels::Stream;
 namespace gpu = kernels::cuda;
 
-void time(Report& report, int64_t rows, int64_t length, int32_t head_dim, int64_t window) {
-  const std::vector<int64_t> lengths(rows, length);
-  const AttentionShape s{lengths, lengths, 16, 16, head_dim, window};
-  const int64_t bytes = rows * length * 16 * head_dim * 2;
+void time(Report& report, int64_t rows, int64_t length, const AttentionShape& shape) {
+  AttentionShape s = shape;
+  s.queries.assign(rows, length), s.keys = s.queries;
+  const int64_t bytes = rows * length * s.heads * s.head_dim * kernels::dtype_size(s.dtype);
   std::vector<std::unique_ptr<AttentionProblem>> problems;
   for (int i = 0; i < 2; ++i) problems.push_back(std::make_unique<AttentionProblem>(s, 70 + i));
-  const std::string name =
-      " B" + std::to_string(rows) + " L" + std::to_string(length) + " d" + std::to_string(head_dim) + " w" + std::to_string(window);
+  const std::string name = " B" + std::to_string(rows) + " L" + std::to_string(length) + " d" + std::to_string(s.head_dim) + " w" +
+                           std::to_string(s.window) + (s.dtype == DType::f32 ? s.single_tf32 ? " tf32" : " fp32" : "") +
+                           (s.dropout ? " dropout" : "");
   report.time("causal_attention" + name, 4 * bytes, 2, [&](int set, cudaStream_t stream) {
     check(gpu::causal_attention_forward(problems[set]->b.forward, problems[set]->scratch.as(), Stream{stream}));
   });
@@ -28,10 +30,15 @@ void time(Report& report, int64_t rows, int64_t length, int32_t head_dim, int64_
 }  // namespace
 
 void time_causal_attention(Report& report) {
-  time(report, 16, 2048, 64, 0);
-  time(report, 16, 2048, 64, 64);
-  time(report, 16, 2048, 112, 0);
-  time(report, 2, 16384, 64, 0);
+  time(report, 16, 2048, {{}, {}, 16, 16, 64, 0});
+  time(report, 16, 2048, {{}, {}, 16, 16, 64, 64});
+  time(report, 16, 2048, {{}, {}, 16, 16, 112, 0});
+  time(report, 2, 16384, {{}, {}, 16, 16, 64, 0});
+  for (const bool single_tf32 : {false, true}) {
+    time(report, 256, 256, {{}, {}, 1, 1, 128, 0, DType::f32, single_tf32});
+    time(report, 256, 256, {{}, {}, 1, 1, 128, 64, DType::f32, single_tf32});
+  }
+  time(report, 256, 256, {{}, {}, 1, 1, 128, 0, DType::f32, false, true});
 }
 
 }  // namespace based::bench

@@ -15,6 +15,28 @@ using kernels::Stream;
 using kernels::TaylorAttention;
 namespace gpu = kernels::cuda;
 
+// Small models in training: fp32, one head, states not asked for.
+void time_pairs(Report& report, int64_t batch, int64_t length, int32_t feature_dim, bool single_tf32) {
+  TaylorShape shape{std::vector<int64_t>(batch, length), 1, feature_dim, 128, DType::f32};
+  shape.single_tf32 = single_tf32;
+  const int64_t narrow = batch * length * feature_dim * 4, wide = batch * length * shape.head_dim * 4;
+  std::vector<std::unique_ptr<TaylorProblem>> problems;
+  std::vector<std::unique_ptr<TaylorBackwardProblem>> gradients;
+  for (int i = 0; i < working_sets(4 * narrow + 5 * wide); ++i) {
+    problems.push_back(std::make_unique<TaylorProblem>(shape, 300 + i));
+    gradients.push_back(std::make_unique<TaylorBackwardProblem>(*problems.back(), shape, 300 + i));
+  }
+  const std::string name = " B" + std::to_string(batch) + " N" + std::to_string(length) + " f" + std::to_string(feature_dim) + " d128" +
+                           (single_tf32 ? " tf32" : " fp32");
+  const int sets = static_cast<int>(problems.size());
+  report.time("taylor_forward" + name, 2 * narrow + 2 * wide, sets, [&](int set, cudaStream_t stream) {
+    check(gpu::taylor_attention_forward(problems[set]->p, problems[set]->scratch.as(), Stream{stream}));
+  });
+  report.time("taylor_backward" + name, 4 * narrow + 4 * wide, sets, [&](int set, cudaStream_t stream) {
+    check(gpu::taylor_attention_backward(gradients[set]->p, gradients[set]->scratch.as(), Stream{stream}));
+  });
+}
+
 void time_forward_backward(Report& report, int64_t batch, int64_t length, const std::string& headline) {
   const TaylorShape shape{std::vector<int64_t>(batch, length), 16, 16, 64, DType::bf16, false, false};
   const int64_t bytes = batch * length * 16 * 320;
@@ -102,6 +124,9 @@ void time_taylor(Report& report) {
   time_forward(report, 2, 4096, "", 112);
   time_forward_backward(report, 4, 2048, "taylor_forward_backward_b4_n2048");
   time_forward_backward(report, 8, 2048, "");
+  for (const int64_t length : {256, 64})
+    for (const int32_t feature_dim : {16, 24})
+      for (const bool single_tf32 : {false, true}) time_pairs(report, 256, length, feature_dim, single_tf32);
   for (const bool settled : {false, true}) {
     time_step(report, 1, settled, "");
     time_step(report, 16, settled, "");

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "based/kernels/cuda/causal_backward_sm90.cuh"
+#include "based/kernels/cuda/pair_attention.h"
 
 namespace based::kernels::cuda::detail::causal {
 namespace {
@@ -387,6 +388,7 @@ Status choose(const CausalAttentionBackward& b, void* scratch, Stream stream) {
 namespace based::kernels::cuda {
 
 int64_t causal_attention_backward_scratch(const CausalAttentionBackward& b) {
+  if (b.forward.dtype == DType::f32) return detail::pairs::backward_scratch(detail::pairs::problem_of(b.forward));
   const detail::causal::Sizes sizes = detail::causal::sizes_of(b.forward);
   return sizes.statistics + sizes.sums + sizes.turns;
 }
@@ -395,6 +397,7 @@ Status causal_attention_backward(const CausalAttentionBackward& b, void* scratch
   const CausalAttention& p = b.forward;
   if (p.k_tokens == 0 || p.heads == 0) return {};
   if (p.log_sum_exp == nullptr) return {"causal_attention_backward: log_sum_exp must be given"};
+  if (p.dtype == DType::f32) return detail::pairs::backward(detail::pairs::gradients_of(b, scratch), stream);
   if ((b.grad_q_stride | b.grad_k_stride | b.grad_v_stride) % 8 != 0 || !aligned16(b.grad_y) || !aligned16(b.grad_q) ||
       !aligned16(b.grad_k) || !aligned16(b.grad_v)) {
     return {"causal_attention_backward: grad_y and the gradients must be aligned to 16 bytes"};

@@ -3,6 +3,7 @@
 // makes the weights of the next; with head_dim ≤ 64 two blocks share a multiprocessor, so that products of one hide exponentials of the
 // other.
 #include "based/kernels/cuda/causal_forward_sm90.cuh"
+#include "based/kernels/cuda/pair_attention.h"
 
 namespace based::kernels::cuda::detail::causal {
 namespace {
@@ -182,16 +183,18 @@ bool is_long(const CausalAttention& p) {
 namespace based::kernels::cuda {
 
 bool causal_attention_supports(const CausalAttention& p) {
-  return runs_hopper_code() && p.dtype == DType::bf16 && p.head_dim >= 8 && p.head_dim <= 128 && p.head_dim % 8 == 0 && p.kv_heads > 0 &&
-         p.heads % p.kv_heads == 0 && p.scale > 0 && p.q_stride % 8 == 0 && p.k_stride % 8 == 0 && p.v_stride % 8 == 0 &&
-         p.q_tokens <= detail::causal::kMostTokens && p.k_tokens <= detail::causal::kMostTokens && aligned16(p.q) && aligned16(p.k) &&
-         aligned16(p.v) && aligned16(p.y);
+  if (p.dtype == DType::f32) return detail::pairs::supports(detail::pairs::problem_of(p));
+  return runs_hopper_code() && p.dropout.threshold == 0 && p.dtype == DType::bf16 && p.head_dim >= 8 && p.head_dim <= 128 &&
+         p.head_dim % 8 == 0 && p.kv_heads > 0 && p.heads % p.kv_heads == 0 && p.scale > 0 && p.q_stride % 8 == 0 && p.k_stride % 8 == 0 &&
+         p.v_stride % 8 == 0 && p.q_tokens <= detail::causal::kMostTokens && p.k_tokens <= detail::causal::kMostTokens && aligned16(p.q) &&
+         aligned16(p.k) && aligned16(p.v) && aligned16(p.y);
 }
 
-int64_t causal_attention_scratch(const CausalAttention& p) { return detail::causal::is_long(p) ? 16 : 0; }
+int64_t causal_attention_scratch(const CausalAttention& p) { return p.dtype == DType::bf16 && detail::causal::is_long(p) ? 16 : 0; }
 
 Status causal_attention_forward(const CausalAttention& p, void* scratch, Stream stream) {
   if (p.q_tokens == 0 || p.heads == 0) return {};
+  if (p.dtype == DType::f32) return detail::pairs::forward(detail::pairs::problem_of(p), stream);
   if (detail::causal::is_long(p)) return detail::causal::attend_long(p, static_cast<int*>(scratch), stream);
   return p.head_dim <= 64 ? detail::causal::run<1>(p, stream) : detail::causal::run<2>(p, stream);
 }

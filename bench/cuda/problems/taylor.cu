@@ -22,8 +22,11 @@ __global__ void to_float(const double* from, float* to, int64_t count) {
 
 std::string TaylorShape::name() const {
   char text[80];
-  std::snprintf(text, sizeof text, "%s H%d f%d d%d%s%s%s rows", dtype == DType::bf16 ? "bf16" : "fp32", heads, feature_dim, head_dim,
-                state ? " state" : "", decay ? " decay" : "", settled ? " settled" : "");
+  std::snprintf(text, sizeof text, "%s H%d f%d d%d%s%s%s rows",
+                dtype == DType::bf16 ? "bf16"
+                : single_tf32        ? "tf32"
+                                     : "fp32",
+                heads, feature_dim, head_dim, state ? " state" : "", decay ? " decay" : "", settled ? " settled" : "");
   std::string s = text;
   for (size_t i = 0; i < lengths.size() && i < 5; ++i) {
     s += ' ';
@@ -38,7 +41,7 @@ TaylorProblem::TaylorProblem(const TaylorShape& shape, uint64_t seed, int64_t st
   for (const int64_t n : shape.lengths) starts.push_back(starts.back() + n);
   p.rows = static_cast<int64_t>(shape.lengths.size()), p.tokens = starts.back();
   p.heads = shape.heads, p.feature_dim = shape.feature_dim, p.head_dim = shape.head_dim, p.dtype = shape.dtype;
-  p.state_is_private = shape.settled;
+  p.state_is_private = shape.settled, p.single_tf32 = shape.single_tf32;
   const int64_t narrow = p.tokens * p.heads * p.feature_dim, wide = p.tokens * p.heads * p.head_dim;
   const double scale = 1.2 / std::pow(p.feature_dim, 0.25);
   q = random_buffer(narrow, p.dtype, scale, 5 * seed), k = random_buffer(narrow, p.dtype, scale, 5 * seed + 1);
