@@ -21,6 +21,7 @@ struct TaylorAttentionConfig {
   int64_t head_dim = 0;
   bool decay = false;
   bool bias = false;
+  bool rescale_output = true;
   template <class Visitor>
   void visit(Visitor&& field) {
     field("heads", heads, "attention heads");
@@ -28,6 +29,8 @@ struct TaylorAttentionConfig {
     field("head_dim", head_dim, "size of a head's values; 0: d_model / heads");
     field("decay", decay, "fixed decay rate a head, and a projection of the input that scales the heads (paper, appendix \"Decay\")");
     field("bias", bias, "biases in the projections");
+    field("rescale_output", rescale_output,
+          "initial output projection N(0, 0.02/sqrt(2 layers)), as in language models; otherwise N(0, 0.02), as in the recall models");
   }
 };
 
@@ -46,8 +49,8 @@ class TaylorAttention final : public Mixer {
     q_proj_ = register_module("q_proj", std::make_shared<Projection>(d, config.heads * config.feature_dim, config.bias));
     k_proj_ = register_module("k_proj", std::make_shared<Projection>(d, config.heads * config.feature_dim, config.bias));
     v_proj_ = register_module("v_proj", std::make_shared<Projection>(d, config.heads * config_.head_dim, config.bias));
-    o_proj_ = register_module(
-        "o_proj", std::make_shared<Projection>(config.heads * config_.head_dim, d, config.bias, output_initial_std(context.layers)));
+    const double out_std = config.rescale_output ? output_initial_std(context.layers) : initial_std;
+    o_proj_ = register_module("o_proj", std::make_shared<Projection>(config.heads * config_.head_dim, d, config.bias, out_std));
     if (config.decay) {
       head_scale_ = register_module("head_scale", std::make_shared<Projection>(d, config.heads, false));
     }

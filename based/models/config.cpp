@@ -29,8 +29,9 @@ void check_model_config(const ModelConfig& config) {
   check_range("layers (their number)", static_cast<int64_t>(config.layers.size()), 1, 1024);
   check_range("mlp_width", config.mlp_width, 1, 1 << 20);
   check_range("max_positions", config.max_positions, 0, 1 << 24);
-  check_choice("mlp", config.mlp, {"swiglu", "gelu", "none"});
+  check_choice("mlp", config.mlp, {"swiglu", "gelu", "identity", "none"});
   check_choice("norm", config.norm, {"rms_norm", "layer_norm"});
+  if (!config.final_norm.empty()) check_choice("final_norm", config.final_norm, {"rms_norm", "layer_norm"});
   if (!(config.norm_eps >= 0 && config.norm_eps < 1)) throw UsageError("model.norm_eps must be 0 to 1");
   if (!(config.embedding_dropout >= 0 && config.embedding_dropout < 1)) throw UsageError("model.embedding_dropout must be 0 to 1");
   for (const auto& layer : config.layers) {

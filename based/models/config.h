@@ -14,9 +14,10 @@ struct ModelConfig {
   int64_t pad_vocab_multiple = 8;        // embedding rows are rounded up to this; padded logits count in the loss and are never sampled
   std::vector<std::string> layers;       // a name out of `mixers`, or a registered mixer with its defaults
   std::map<std::string, Config> mixers;  // name -> {type = "registered mixer", option = value, …}
-  std::string mlp = "swiglu";            // swiglu, gelu or none
+  std::string mlp = "swiglu";            // swiglu, gelu, identity or none
   int64_t mlp_width = 256;
   std::string norm = "rms_norm";  // rms_norm or layer_norm
+  std::string final_norm;         // the norm behind the last layer; empty: as `norm`
   double norm_eps = 1e-5;
   int64_t max_positions = 0;  // learned positions 0 … max_positions − 1; 0: none
   double embedding_dropout = 0;
@@ -30,9 +31,10 @@ struct ModelConfig {
     field("pad_vocab_multiple", pad_vocab_multiple, "embedding rows are rounded up to a multiple of this");
     field("layers", layers, "the mixer of each layer: a name out of `mixers`, or a registered mixer with its defaults");
     field("mixers", mixers, "named mixers: {type = \"a registered mixer\", and its options}");
-    field("mlp", mlp, "swiglu, gelu or none");
+    field("mlp", mlp, "swiglu, gelu, identity (the norm before it stays, as in the recall experiments) or none (no norm either)");
     field("mlp_width", mlp_width, "hidden width of the MLP");
     field("norm", norm, "rms_norm or layer_norm");
+    field("final_norm", final_norm, "the norm behind the last layer, rms_norm or layer_norm; empty: as norm");
     field("norm_eps", norm_eps, "added to the variance");
     field("max_positions", max_positions, "learned positions; 0: none");
     field("embedding_dropout", embedding_dropout, "dropout on the embeddings while training");

@@ -215,6 +215,39 @@ ReferenceModel gpt_model(const Json& config, const ReferenceParameters& paramete
   return model;
 }
 
+// A layer's mixer by its class, its options, and the prefix of its parameters within the block.
+struct RecallLayer {
+  std::string type;
+  Json options;
+  std::string prefix;
+};
+
+// Either "layers", names out of "modules"; or "n_layers" times the published config's "sequence_mixer", of which a Hybrid takes turns.
+std::vector<RecallLayer> recall_layers(const Json& config, const std::string& path) {
+  std::vector<RecallLayer> result;
+  const auto add = [&](const Json& entry, const std::string& name, const char* prefix) {
+    const Json options = entry.contains("kwargs") ? entry["kwargs"] : Json::object();
+    result.push_back({field<std::string>(entry, "name", name, path), options, prefix});
+  };
+  if (!config.contains("sequence_mixer")) {
+    const Json modules = config.contains("modules") ? config["modules"] : Json::object();
+    for (const auto& name : field<std::vector<std::string>>(config, "layers", {}, path))
+      add(modules.contains(name) ? modules[name] : Json::object(), name, "sequence_mixer.mixer.");
+    return result;
+  }
+  const Json& mixer = config["sequence_mixer"];
+  const auto turns =
+      mixer.contains("kwargs") && mixer["kwargs"].contains("configs") ? field<Json>(mixer["kwargs"], "configs", {}, path) : Json();
+  if (turns.is_array() && turns.empty()) throw Error(path + ": metadata config: 'configs' of the sequence mixer is empty");
+  for (int64_t layer = 0; layer < required_int(config, "n_layers", path); ++layer) {
+    if (turns.is_array())
+      add(turns[static_cast<size_t>(layer) % turns.size()], "", "sequence_mixer.mixer.");
+    else
+      add(mixer, "", "sequence_mixer.");
+  }
+  return result;
+}
+
 ReferenceModel recall_model(const Json& config, const ReferenceParameters& parameters, int64_t length) {
   const std::string& path = parameters.path();
   ReferenceModel model;
@@ -222,19 +255,19 @@ ReferenceModel recall_model(const Json& config, const ReferenceParameters& param
   model.config.vocab_size = parameters.size("backbone.embeddings.word_embeddings.weight", 0);
   model.config.pad_vocab_multiple = 1;
   model.config.norm = "layer_norm";
-  model.config.mlp = "none";
+  model.config.mlp = "identity";
   if (parameters.has("backbone.embeddings.position_embeddings.weight")) {
     model.config.max_positions = parameters.size("backbone.embeddings.position_embeddings.weight", 0);
   }
-  const auto layers = field<std::vector<std::string>>(config, "layers", {}, path);
-  const Json modules = config.contains("modules") ? config["modules"] : Json::object();
+  if (field<std::string>(config, "block_type", "TransformerBlock", path) != "TransformerBlock") {
+    model.skipped = "blocks of type " + dump_json(config["block_type"]) + " are not in this build";
+    return model;
+  }
+  const std::vector<RecallLayer> layers = recall_layers(config, path);
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto layer = static_cast<int64_t>(i);
-    const std::string block = "backbone.layers." + std::to_string(i) + ".", prefix = block + "sequence_mixer.mixer.";
-    const Json entry = modules.contains(layers[i]) ? modules[layers[i]] : Json::object();
-    const Json options = entry.contains("kwargs") ? entry["kwargs"] : Json::object();
-    add_layer(model, layer, module_mixer(field<std::string>(entry, "name", layers[i], path), options, parameters.below(prefix), length),
-              prefix);
+    const std::string block = "backbone.layers." + std::to_string(i) + ".", prefix = block + layers[i].prefix;
+    add_layer(model, layer, module_mixer(layers[i].type, layers[i].options, parameters.below(prefix), length), prefix);
     add_block_names(model, layer, block, "state_mixer.");
     if (parameters.has(block + "state_mixer.fc1.weight")) {
       model.config.mlp = "gelu";

@@ -28,11 +28,15 @@ std::shared_ptr<Mixer> make_layer_mixer(const ModelConfig& config, int64_t layer
   return find_mixer(type).make(Config(options, found->second.where()), context);
 }
 
+std::shared_ptr<Norm> make_final_norm(const ModelConfig& config) {
+  return std::make_shared<Norm>(config.final_norm.empty() ? config.norm : config.final_norm, config);
+}
+
 }  // namespace
 
-Norm::Norm(const ModelConfig& config) : eps_(config.norm_eps) {
+Norm::Norm(const std::string& kind, const ModelConfig& config) : eps_(config.norm_eps) {
   weight_ = register_parameter("weight", torch::ones({config.d_model}, parameter_device()));
-  if (config.norm == "layer_norm") bias_ = register_parameter("bias", torch::zeros({config.d_model}, parameter_device()));
+  if (kind == "layer_norm") bias_ = register_parameter("bias", torch::zeros({config.d_model}, parameter_device()));
 }
 
 Tensor Norm::forward(Residual& residual, bool skip_residual_write) {
@@ -71,15 +75,17 @@ Tensor Mlp::forward(const Tensor& x) {
 }
 
 ModelBlock::ModelBlock(const ModelConfig& config, int64_t layer) {
-  norm1_ = register_module("norm1", std::make_shared<Norm>(config));
+  norm1_ = register_module("norm1", std::make_shared<Norm>(config.norm, config));
   mixer_ = register_module("mixer", make_layer_mixer(config, layer));
   if (config.mlp == "none") return;
-  norm2_ = register_module("norm2", std::make_shared<Norm>(config));
-  mlp_ = register_module("mlp", std::make_shared<Mlp>(config));
+  norm2_ = register_module("norm2", std::make_shared<Norm>(config.norm, config));
+  if (config.mlp != "identity") mlp_ = register_module("mlp", std::make_shared<Mlp>(config));
 }
 
 void ModelBlock::run_mlp(Residual& residual, bool skip_residual_write) {
-  if (mlp_) residual.pending = mlp_->forward(norm2_->forward(residual, skip_residual_write));
+  if (!norm2_) return;
+  const Tensor y = norm2_->forward(residual, skip_residual_write);
+  residual.pending = mlp_ ? mlp_->forward(y) : y;
 }
 
 LanguageModel::LanguageModel(ModelConfig config) : config_(std::move(config)) {
@@ -93,7 +99,7 @@ LanguageModel::LanguageModel(ModelConfig config) : config_(std::move(config)) {
     layers->push_back(blocks_.back());
   }
   register_module("layers", layers);
-  norm_ = register_module("norm", std::make_shared<Norm>(config_));
+  norm_ = register_module("norm", make_final_norm(config_));
 }
 
 int64_t LanguageModel::parameter_count() const {
@@ -195,7 +201,7 @@ int64_t parameter_count(const ModelConfig& config) {
     for (const auto& parameter : module.parameters()) sum += parameter.numel();
     return sum;
   };
-  int64_t sum = (config.padded_vocab() + config.max_positions) * config.d_model + count(Norm(config));
+  int64_t sum = (config.padded_vocab() + config.max_positions) * config.d_model + count(*make_final_norm(config));
   std::map<std::string, int64_t> of_layer;
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const auto [entry, is_new] = of_layer.try_emplace(config.layers[i], 0);

@@ -21,7 +21,7 @@ struct Residual {
 
 class Norm : public torch::nn::Module {
  public:
-  Norm(const ModelConfig& config);
+  Norm(const std::string& kind, const ModelConfig& config);  // kind: rms_norm or layer_norm
   // Of the whole stream; nothing is pending afterwards. The result has the weight's type. Without gradients the sum is updated in place, or
   // by the norm after this one where `skip_residual_write` saves writing the sum.
   Tensor forward(Residual& residual, bool skip_residual_write = false);
@@ -47,7 +47,8 @@ class ModelBlock : public torch::nn::Module {
   ModelBlock(const ModelConfig& config, int64_t layer);
   Mixer& mixer() { return *mixer_; }
   const Mixer& mixer() const { return *mixer_; }
-  // residual + mixer(norm1(residual)), then + mlp(norm2(·)); `mix` runs the mixer in one of its forms. The last sum is left pending.
+  // residual + mixer(norm1(residual)), then + mlp(norm2(·)), or + norm2(·) where the MLP is the identity; `mix` runs the mixer in one of
+  // its forms. The last sum is left pending.
   template <class Mix>
   void run(Residual& residual, Mix&& mix) {
     run_mixer(residual, mix);
@@ -61,9 +62,9 @@ class ModelBlock : public torch::nn::Module {
   void run_mlp(Residual& residual, bool skip_residual_write = false);
 
  private:
-  std::shared_ptr<Norm> norm1_, norm2_;
+  std::shared_ptr<Norm> norm1_, norm2_;  // norm2_ null: no MLP at all
   std::shared_ptr<Mixer> mixer_;
-  std::shared_ptr<Mlp> mlp_;  // null: none
+  std::shared_ptr<Mlp> mlp_;  // null: the identity, or none
 };
 
 class LanguageModel : public torch::nn::Module {

@@ -27,9 +27,11 @@ class PrefillLast : public testing::TestWithParam<std::tuple<torch::DeviceType, 
 INSTANTIATE_TEST_SUITE_P(Models, PrefillLast,
                          testing::Combine(testing::Values(torch::kCPU, torch::kCUDA),
                                           testing::Values(Shape{"swiglu", "rms_norm"}, Shape{"gelu", "layer_norm"},
-                                                          Shape{"none", "rms_norm"})),
+                                                          Shape{"none", "rms_norm"}, Shape{"identity", "rms_norm"},
+                                                          Shape{"identity", "layer_norm"})),
                          [](const auto& given) {
-                           return std::string(std::get<1>(given.param).mlp) + (std::get<0>(given.param) == torch::kCPU ? "_cpu" : "_cuda");
+                           return std::string(std::get<1>(given.param).mlp) + "_" + std::get<1>(given.param).norm +
+                                  (std::get<0>(given.param) == torch::kCPU ? "_cpu" : "_cuda");
                          });
 
 TEST_P(PrefillLast, IsAPrefillsLastRowsAndState) {
