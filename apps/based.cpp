@@ -4,10 +4,10 @@
 #include <exception>
 
 #include "apps/command.h"
-#include "apps/failure.h"
 #include "based/core/descriptors.h"
 #include "based/core/error.h"
 #include "based/kernels/cpu/crowding.h"
+#include "based/models/failure.h"
 
 namespace based::apps {
 

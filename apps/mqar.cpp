@@ -2,8 +2,7 @@
 #include "based/core/files.h"
 #include "based/core/hash.h"
 #include "based/core/json.h"
-#include "based/core/progress.h"
-#include "based/experiments/mqar_sweep.h"
+#include "based/experiments/recall_eval.h"
 #include "based/models/weights.h"
 
 namespace based::apps {
@@ -51,68 +50,20 @@ void setup_generate(CommandLine app) {
   app.callback([options] { generate(*options); });
 }
 
-struct TrainOptions {
-  std::string config, out = "out/mqar";
-  std::vector<std::string> set;
-  bool fresh = false, json = false, keys = false;
-};
-
-void train(const TrainOptions& options) {
-  if (options.keys) return print_keys(config_help<MqarSweep>());
-  if (options.config.empty()) throw UsageError("mqar train needs a config: `based mqar train CONFIG.toml`; --keys lists its keys");
-  Config config = Config::parse_toml_file(options.config);
-  for (const auto& assignment : options.set) config.override_with(assignment);
-  const MqarSweep sweep = read_config<MqarSweep>(config);
-  const SweepOutcome outcome = run_sweep(sweep, options.out, options.fresh);
-  const bool complete = static_cast<int64_t>(outcome.results.size()) == outcome.points;
-  if (options.json) {
-    std::string rows;
-    for (const auto& result : outcome.results) rows += (rows.empty() ? "" : ",") + write_config(result).to_json(-1);
-    print_line("{\"complete\":" + std::string(complete ? "true" : "false") + ",\"runs\":" + std::to_string(outcome.points) +
-               ",\"reused\":" + std::to_string(outcome.reused) + ",\"results\":[" + rows + "]}");
-  } else {
-    print_line("recall  state bytes  parameters  model");
-    for (const auto& result : outcome.results) {
-      std::string line = format_number(result.recall, 3) + padded_left(grouped(result.state_bytes), 14);
-      line += padded_left(grouped(result.parameters), 13) + "  " + result.name;
-      print_line(line + (result.label.empty() ? "" : " " + result.label));
-    }
-    print_line("in " + options.out + ": results.jsonl, figure.svg, figure.png; " + std::to_string(outcome.reused) + " of " +
-               std::to_string(outcome.points) + " from results.jsonl" + (outcome.reused > 0 ? " (--fresh trains them again)" : ""));
-  }
-  if (!complete) {
-    print_message("interrupted; " + std::to_string(outcome.results.size()) + " of " + std::to_string(outcome.points) +
-                  " runs are finished and kept in " + options.out + "; the same command" + (options.fresh ? " without --fresh" : "") +
-                  " goes on");
-    throw Exit{1};
-  }
-}
-
-void setup_train(CommandLine app) {
-  auto options = std::make_shared<TrainOptions>();
-  app.add_option("config", options->config, "TOML file of a sweep; --keys lists its keys");
-  app.add_option("--set", options->set, "key=value, in place of the file's: run.epochs=2");
-  app.add_option("--out", options->out, "folder for results.jsonl and the figure");
-  app.add_flag("--fresh", options->fresh, "train every run, also those that are finished in --out");
-  app.add_flag("--keys", options->keys, "list every key with its default");
-  app.add_flag("--json", options->json, "for machines");
-  app.callback([options] { train(*options); });
-}
-
 struct EvalOptions {
   std::string model;
-  MqarTask task;
-  MqarSegment segment;
+  RecallTask task;
+  RecallSegment segment;
   bool json = false;
 };
 
-// On test data, whose streams no training of a sweep draws from, whatever the seeds.
+// On test data, whose streams no training of an experiment draws from, whatever the seeds.
 void evaluate(EvalOptions options) {
   const LoadedModel loaded = load_model(options.model);
   options.task.vocab_size = loaded.model->config().vocab_size;
   options.task.test = {options.segment};
-  const MqarData data = make_segments(options.task, true).front();
-  const MqarRecall recall = measure_recall(*loaded.model, {data}, 32);
+  const MqarData data = make_recall_segments(options.task, true).front();
+  const Recall recall = measure_recall(*loaded.model, {RecallData::on_device(data, torch::kCPU)}, 32);
   const int64_t bytes = state_bytes(*loaded.model, data.length);
   print_line(options.json ? dump_json({{"recall", recall.mean}, {"state_bytes", bytes}, {"data_hash", hex(data.hash())}})
                           : "recall " + format_number(recall.mean, 4) + " with " + grouped(bytes) + " bytes of state");
@@ -126,19 +77,18 @@ void setup_eval(CommandLine app) {
   app.add_option("--examples", options->segment.examples, "examples", {1});
   app.add_option("--power-a", options->task.power_a, "exponent of the gaps");
   app.add_option("--random-fillers", options->task.random_fillers, "true or false");
-  app.add_option("--seed", options->task.seed, "task.seed of the sweep whose first test segment is wanted", {0, 1'000'000'000'000});
+  app.add_option("--seed", options->task.seed, "task.seed of the experiment whose first test segment is wanted", {0, 1'000'000'000'000});
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { evaluate(*options); });
 }
 
 void setup(CommandLine app) {
   setup_generate(app.add_subcommand("generate", "Make recall data"));
-  setup_train(app.add_subcommand("train", "Train the models of a sweep and draw recall against state bytes"));
   setup_eval(app.add_subcommand("eval", "Measure the recall of a trained model"));
 }
 
 }  // namespace
 
-const Command command_mqar{"mqar", "Multi-query associative recall: data, sweeps, evaluation", setup};
+const Command command_mqar{"mqar", "Multi-query associative recall: data, evaluation", setup};
 
 }  // namespace based::apps

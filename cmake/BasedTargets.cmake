@@ -66,25 +66,3 @@ function(based_simd_sources target)
     endif()
   endforeach()
 endfunction()
-
-# based_results_version(TARGET): defines based::results_version there, made anew whenever a source that decides a sweep's figures changes.
-# Sweeps run on the CPU; the folders of CUDA are left out.
-function(based_results_version target)
-  set(folder "${PROJECT_SOURCE_DIR}/based")
-  set(patterns core/random.* data/labels.h data/mqar* kernels/*.h kernels/cpu/*.h kernels/cpu/*.cpp)
-  foreach(layer ops mixers models train experiments)
-    list(APPEND patterns ${layer}/*.h ${layer}/*.def ${layer}/*.cpp)
-  endforeach()
-  list(TRANSFORM patterns PREPEND "${folder}/")
-  file(GLOB sources CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}" ${patterns})
-  list(APPEND sources cmake/BasedTargets.cmake)  # the compiler's flags
-  list(JOIN sources "\n" lines)
-  set(list "${CMAKE_BINARY_DIR}/results_version.txt")
-  set(output "${CMAKE_BINARY_DIR}/results_version.cpp")
-  file(CONFIGURE OUTPUT "${list}" CONTENT "${lines}\n")
-  list(TRANSFORM sources PREPEND "${PROJECT_SOURCE_DIR}/")
-  set(script "${PROJECT_SOURCE_DIR}/cmake/ResultsVersion.cmake")
-  add_custom_command(OUTPUT "${output}" DEPENDS ${sources} "${list}" "${script}" VERBATIM COMMENT "Version of the code that makes results"
-    COMMAND "${CMAKE_COMMAND}" "-DLIST=${list}" "-DROOT=${PROJECT_SOURCE_DIR}" "-DLIBTORCH=${LibTorch_VERSION}" "-DOUTPUT=${output}" -P "${script}")
-  target_sources(${target} PRIVATE "${output}")
-endfunction()

@@ -29,26 +29,33 @@ std::string holder(int descriptor) {
 
 }  // namespace
 
-bool LockFile::take(const std::string& name, const std::string& kind) {
+LockFile::Taken LockFile::try_take() {
   descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (descriptor_ < 0 && errno == ENOENT && !fs::exists(fs::absolute(path_).parent_path())) return false;
+  if (descriptor_ < 0 && errno == ENOENT && !fs::exists(fs::absolute(path_).parent_path())) return Taken::gone;
   if (descriptor_ < 0) throw Error(path_ + ": cannot write: " + system_message(errno));
   if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
-    const std::string who = holder(descriptor_);
+    holder_ = holder(descriptor_);
     ::close(std::exchange(descriptor_, -1));
     if (error != EWOULDBLOCK) throw Error(path_ + ": cannot be locked: " + system_message(error));
-    throw Error(name + ": another run is writing to this " + kind + who + "; wait for it, or name another " + kind);
+    return Taken::held;
   }
   struct stat locked {};
   if (::fstat(descriptor_, &locked) != 0 || locked.st_nlink == 0) {  // its last holder removed it between our open and our lock
     ::close(std::exchange(descriptor_, -1));
-    return false;
+    return Taken::gone;
   }
   const std::string process = std::to_string(::getpid()) + "\n";
   // A lock that cannot name its holder, on a full disk, is a lock all the same.
   if (::ftruncate(descriptor_, 0) == 0 && ::pwrite(descriptor_, process.data(), process.size(), 0) < 0) errno = 0;
-  return true;
+  return Taken::yes;
+}
+
+bool LockFile::take(const std::string& name, const std::string& kind) {
+  const Taken taken = try_take();
+  if (taken == Taken::held)
+    throw Error(name + ": another run is writing to this " + kind + holder_ + "; wait for it, or name another " + kind);
+  return taken == Taken::yes;
 }
 
 void LockFile::remove() {

@@ -14,12 +14,16 @@ class LockFile {
   LockFile& operator=(const LockFile&) = delete;
   ~LockFile();
 
-  // False: the file or its folder went away meanwhile; to be tried again. Throws Error where another holds it: it is for `name`, a `kind`.
+  enum class Taken { yes, gone, held };
+  // gone: the file or its folder went away meanwhile; to be tried again. held: by another, in this process or not. Throws Error where it
+  // cannot be made.
+  Taken try_take();
+  // False: gone. Throws Error where another holds it: it is for `name`, a `kind`.
   bool take(const std::string& name, const std::string& kind);
   void remove();  // the lock itself is held until the end
 
  private:
-  std::string path_;
+  std::string path_, holder_;
   int descriptor_ = -1;
 };
 

@@ -29,6 +29,9 @@
 
 namespace based {
 
+// Raised where the examples of a config change; kept results name it.
+inline constexpr int64_t mqar_version = 1;
+
 struct MqarConfig {
   int64_t vocab_size = 8192;
   int64_t length = 64;

@@ -10,6 +10,9 @@
 
 namespace based {
 
+// Raised where a run of the same data, model and rate comes out otherwise than before by more than rounding; kept results name it.
+inline constexpr int64_t recall_version = 1;
+
 struct RecallSegment {
   int64_t length = 64, pairs = 4, examples = 1000;
 
@@ -58,6 +61,8 @@ struct RecallTraining {
   }
 };
 
+// Throws UsageError naming the segment's field that cannot be.
+void check_recall_task(const RecallTask& task);
 // The data of a task's train or test segments. Throws UsageError for a wrong task.
 std::vector<MqarData> make_recall_segments(const RecallTask& task, bool test);
 
@@ -70,6 +75,7 @@ class RecallData {
     int64_t labels = 0;             // of each example
     torch::Tensor inputs, targets;  // int64 [examples, length]; -100: no label
   };
+  static Segment on_device(const MqarData& data, torch::Device device);
   const std::vector<Segment>& train() const { return train_; }
   const std::vector<Segment>& test() const { return test_; }
   const std::string& hash() const { return hash_; }  // of all segments

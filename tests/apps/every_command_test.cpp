@@ -53,16 +53,17 @@ class EveryCommand : public testing::Test {
     write_file_atomic(file("run.toml"), "[model]\nd_model = 8\nlayers = [\"gated_conv\"]\nmlp_width = 8\n[data]\ntrain = \"" +
                                             file("text.txt") + "\"\ntokenizer = \"" + file("bpe") +
                                             "\"\n[train]\nbatch = 2\nlength = 16\nevaluate_batches = 1\nsteps = 2\n");
-    write_file_atomic(file("sweep.toml"),
-                      "[task]\nvocab_size = 64\ntrain = [{length = 32, pairs = 4, examples = 8}]\ntest = [{length = 32, pairs = 4, "
-                      "examples = 8}]\n[run]\nbatch = 4\n[[models]]\nname = \"one\"\n[models.model]\nd_model = 8\nlayers = "
-                      "[\"gated_conv\"]\nmlp_width = 8\n");
+    write_file_atomic(
+        file("sweep.toml"),
+        "kind = \"recall\"\n[task]\nvocab_size = 64\ntrain = [{length = 32, pairs = 4, examples = 8}]\ntest = [{length = 32, pairs = 4, "
+        "examples = 8}]\n[training]\nbatch = 4\n[[series]]\nname = \"one\"\n[series.model]\nd_model = 8\nlayers = "
+        "[\"gated_conv\"]\nmlp_width = 8\n");
     fs::copy_file(BASED_SOURCE_DIR "/tests/goldens/based/base_conv_k4_e2_bias1_L37.safetensors", file("golden.safetensors"));
     works("tokenize train @/text.txt --vocab-size 300 --special <|endoftext|> --out @/bpe");
     works("train @/run.toml --out @/model");
     works("state save @/a.state --model @/model --prompt the");
     works("data pack @/lines.jsonl --tokenizer @/bpe --out @/shards");
-    works("mqar train @/sweep.toml --out @/sweep");
+    works("experiment run @/sweep.toml --device cpu --save-models --out @/sweep");
     for (const auto& entry : fs::directory_iterator(file("sweep/models"))) fs::rename(entry.path(), file("recall"));
   }
 

@@ -8,7 +8,7 @@ namespace based {
 namespace {
 
 TEST(Program, HelpAndVersionGoToStdoutAndSucceed) {
-  for (const char* arguments : {"--help", "--version", "train --help", "generate --help", "mqar train --help", "state save --help"}) {
+  for (const char* arguments : {"--help", "--version", "train --help", "generate --help", "experiment run --help", "state save --help"}) {
     const Ran ran = run(arguments);
     EXPECT_EQ(ran.code, 0) << arguments;
     EXPECT_FALSE(ran.out.empty()) << arguments;

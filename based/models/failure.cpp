@@ -1,4 +1,4 @@
-#include "apps/failure.h"
+#include "based/models/failure.h"
 
 #include <c10/util/Exception.h>
 
@@ -8,7 +8,7 @@
 #include "based/core/progress.h"
 #include "based/models/device.h"
 
-namespace based::apps {
+namespace based {
 namespace {
 
 constexpr const char* kSmaller = "; a smaller model, batch or context needs less";
@@ -30,4 +30,4 @@ std::string failure_line(const std::exception& error) {
   return text;
 }
 
-}  // namespace based::apps
+}  // namespace based

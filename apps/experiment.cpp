@@ -1,0 +1,128 @@
+#include <filesystem>
+
+#include "apps/command.h"
+#include "based/core/files.h"
+#include "based/experiments/report.h"
+#include "based/experiments/sweep.h"
+
+namespace based::apps {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  std::string config, scale, out, device;
+  std::vector<std::string> set;
+  int64_t runs_per_device = 0;
+  bool fresh = false, retry = false, save_models = false, json = false, keys = false;
+
+  std::string folder() const { return out.empty() ? fs::absolute(config).parent_path().lexically_normal().string() : out; }
+  std::string in_folder(const std::string& name) const { return (fs::path(folder()) / name).string(); }
+};
+
+ExperimentFile open(const Options& options) { return read_experiment(options.config, options.scale, options.set); }
+
+void print_report(const ExperimentFile& file, const ResultsFolder& results, bool json) {
+  const Report report = make_report(file, results);
+  if (json) return print_line(report_json(file, report));
+  for (const std::string& line : report_lines(file, report)) print_line(line);
+}
+
+std::string names_of(const std::vector<torch::Device>& devices) {
+  std::string names;
+  for (const torch::Device& device : devices) names += (names.empty() ? "" : ", ") + device.str();
+  return names;
+}
+
+void run(const Options& options) {
+  if (options.keys) {
+    for (const ExperimentKind* kind : experiment_kinds()) {
+      print_line("kind = \"" + std::string(kind->name) + "\": " + kind->summary);
+      print_keys(kind->help());
+    }
+    return;
+  }
+  if (options.config.empty()) throw UsageError("experiment run needs a config: `based experiment run CONFIG.toml`; --keys lists its keys");
+  const ExperimentFile file = open(options);
+  SweepOptions sweep{sweep_devices(options.device), options.runs_per_device, options.fresh, options.retry, {}};
+  if (options.save_models) sweep.save_models = options.in_folder("models");
+  ResultsFolder results(options.in_folder("results"));
+  if (options.device.empty()) print_message("on " + names_of(sweep.devices));
+  const SweepOutcome outcome = run_sweep(file, results, sweep);
+  if (outcome.interrupted) {
+    print_message("interrupted; " + std::to_string(outcome.kept + outcome.done) + " of " + std::to_string(outcome.runs) +
+                  " runs are finished and kept in " + results.folder() + "; the same command" + (options.fresh ? " without --fresh" : "") +
+                  " goes on");
+    throw Exit{1};
+  }
+  print_report(file, results, options.json);
+  if (!options.json)
+    print_line("in " + results.folder() + "; " + std::to_string(outcome.kept) + " of " + std::to_string(outcome.runs) +
+               " runs were there before" + (outcome.kept > 0 ? " (--fresh does them again)" : ""));
+  if (outcome.failed > 0) {
+    print_message(std::to_string(outcome.failed) + " of " + std::to_string(outcome.runs) + " runs failed; --retry does them again");
+    throw Exit{1};
+  }
+}
+
+void status(const Options& options) { print_report(open(options), ResultsFolder(options.in_folder("results")), options.json); }
+
+void plot(const Options& options) {
+  const ExperimentFile file = open(options);
+  const ResultsFolder results(options.in_folder("results"));
+  const Report report = make_report(file, results);
+  const std::vector<Figure> figures = file.experiment->figures(report.points);
+  if (figures.empty()) throw Error(results.folder() + ": no run of " + options.config + " is finished: there is nothing to draw");
+  const std::string behind = file.scale.empty() ? "" : "-" + file.scale;
+  for (const Figure& figure : figures)
+    for (const std::string& written : write_plot(figure.plot, options.in_folder(figure.name + behind))) print_line(written);
+  const std::string table = options.in_folder("table" + behind + ".md");
+  write_file_atomic(table, file.experiment->table(report.points));
+  print_line(table);
+}
+
+std::shared_ptr<Options> common(CommandLine app, bool config_may_lack) {
+  auto options = std::make_shared<Options>();
+  const std::string what = "the experiment's TOML file";
+  config_may_lack ? app.add_option("config", options->config, what + "; --keys lists its keys")
+                  : app.add_required("config", options->config, what);
+  app.add_option("--scale", options->scale, "a table [scale.NAME] of the file, laid over the rest: small");
+  app.add_option("--set", options->set, "key=value, in place of the file's: training.epochs=2");
+  app.add_option("--out", options->out, "folder for results/ and the figures (default: the file's own)");
+  return options;
+}
+
+void setup_run(CommandLine app) {
+  auto options = common(app, true);
+  app.add_option("--device", options->device, "cpu, cuda, cuda:N, several with commas, or all (default: all GPUs, else the CPU)");
+  app.add_option("--runs-per-device", options->runs_per_device, "runs at once; 0: 1 on the CPU, 4 on a GPU", {0, 256});
+  app.add_flag("--fresh", options->fresh, "do all runs again, also those that are finished");
+  app.add_flag("--retry", options->retry, "do those that failed again");
+  app.add_flag("--save-models", options->save_models, "keep each trained model in models/, beside results/");
+  app.add_flag("--keys", options->keys, "list every key with its default");
+  app.add_flag("--json", options->json, "at the end what `status --json` says");
+  app.callback([options] { run(*options); });
+}
+
+void setup_status(CommandLine app) {
+  auto options = common(app, false);
+  app.add_flag("--json", options->json, "for machines: one entry a finished run");
+  app.callback([options] { status(*options); });
+}
+
+void setup_plot(CommandLine app) {
+  auto options = common(app, false);
+  app.callback([options] { plot(*options); });
+}
+
+void setup(CommandLine app) {
+  setup_run(app.add_subcommand("run", "Do the runs that are not yet done"));
+  setup_status(app.add_subcommand("status", "Say what is done, from the kept files alone"));
+  setup_plot(app.add_subcommand("plot", "Draw the figures and write the table, from the kept files alone"));
+}
+
+}  // namespace
+
+const Command command_experiment{"experiment", "Many small runs out of one file: recall against state", setup};
+
+}  // namespace based::apps

@@ -1,0 +1,229 @@
+#include "based/experiments/recall_figures.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "based/core/text.h"
+#include "based/experiments/experiment.h"
+#include "based/mixers/mixer.h"
+
+namespace based {
+namespace {
+
+// An option of a layer's mixer; its default where it is not set.
+int64_t option(const ModelConfig& model, const std::string& layer, const std::string& name) {
+  const auto named = model.mixers.find(layer);
+  const Config* set = named == model.mixers.end() ? nullptr : named->second.find(name);
+  if (set != nullptr) {
+    int64_t value = 0;
+    config_detail::read(*set, value, name);
+    return value;
+  }
+  const std::string type = named == model.mixers.end() ? layer : std::get<std::string>(named->second.find("type")->value());
+  for (const FieldHelp& help : find_mixer(type).help())
+    if (help.name == name) return std::stoll(help.default_value);
+  return 0;
+}
+
+struct PaperState {
+  const char* mixer;
+  int64_t (*elements)(const ModelConfig& model, const std::string& layer, int64_t tokens);
+};
+// As the published code counts them: keys and values; features times values, and the sum of the features; a convolution's taps.
+constexpr std::array paper_states{
+    PaperState{"attention", [](const ModelConfig& model, const std::string&, int64_t tokens) { return 2 * tokens * model.d_model; }},
+    PaperState{"sliding_window", [](const ModelConfig& model, const std::string& layer,
+                                    int64_t tokens) { return 2 * std::min(option(model, layer, "window"), tokens) * model.d_model; }},
+    PaperState{"taylor_attention",
+               [](const ModelConfig& model, const std::string& layer, int64_t) {
+                 const int64_t d = option(model, layer, "feature_dim"), heads = option(model, layer, "heads"),
+                               given = option(model, layer, "head_dim");
+                 const int64_t features = 1 + d + d * d, head_dim = given > 0 ? given : model.d_model / heads;
+                 return heads * features * (head_dim + 1);
+               }},
+    PaperState{"base_conv",
+               [](const ModelConfig& model, const std::string& layer, int64_t) {
+                 const int64_t taps = option(model, layer, "kernel_size");
+                 return (taps > 0 ? taps : option(model, layer, "l_max")) * model.d_model;
+               }},
+};
+
+std::string labelled(const RecallSegment& segment) { return std::to_string(segment.pairs) + " pairs in " + std::to_string(segment.length); }
+
+std::vector<const PointResult*> finished(const std::vector<PointResult>& points) {
+  std::vector<const PointResult*> found;
+  for (const PointResult& point : points)
+    if (!point.best.empty()) found.push_back(&point);
+  return found;
+}
+
+// The mean over a point's seeds of a list; as long as the shortest.
+std::vector<double> mean_of(const PointResult& point, const std::string& name) {
+  std::vector<double> mean;
+  for (const StoredRun* run : point.best) {
+    const std::vector<double> values = figures_of(*run, name);
+    if (run == point.best.front()) mean = values;
+    mean.resize(std::min(mean.size(), values.size()));
+    for (size_t i = 0; run != point.best.front() && i < mean.size(); ++i) mean[i] += values[i];
+  }
+  for (double& value : mean) value /= static_cast<double>(point.best.size());
+  return mean;
+}
+
+// Accuracy over all examples after each epoch.
+std::vector<double> by_epoch(const RecallTask& task, const StoredRun& run) {
+  std::vector<double> epochs;
+  const Config* rows = run.outcome.find("by_epoch");
+  if (rows == nullptr || !rows->is_array()) return epochs;
+  for (const Config& row : std::get<Config::Array>(rows->value())) {
+    std::vector<double> segments;
+    config_detail::read(row, segments, "by_epoch");
+    double sum = 0, examples = 0;
+    for (size_t i = 0; i < std::min(segments.size(), task.test.size()); ++i) {
+      sum += segments[i] * static_cast<double>(task.test[i].examples);
+      examples += static_cast<double>(task.test[i].examples);
+    }
+    epochs.push_back(sum / std::max(examples, 1.0));
+  }
+  return epochs;
+}
+
+double state_bytes_of(const PointResult& point) { return figure_of(*point.best.front(), "state_bytes"); }
+
+// Of each series the point that recalls most.
+std::vector<const PointResult*> best_of_series(const std::vector<PointResult>& points) {
+  std::vector<const PointResult*> best;
+  for (const PointResult* point : finished(points)) {
+    const auto same = std::find_if(best.begin(), best.end(), [&](const PointResult* other) { return other->series == point->series; });
+    if (same == best.end()) {
+      best.push_back(point);
+    } else if (point->score > (*same)->score) {
+      *same = point;
+    }
+  }
+  return best;
+}
+
+std::string made_from(const RecallShown& shown) {
+  int64_t examples = 0;
+  for (const auto& segment : shown.task.train) examples += segment.examples;
+  return "vocabulary " + std::to_string(shown.task.vocab_size) + ", " + std::to_string(examples) + " training examples" +
+         (shown.training.epochs == 1 ? "" : " x " + std::to_string(shown.training.epochs) + " epochs") + "; best of the learning rates" +
+         (shown.seeds > 1 ? ", mean of " + std::to_string(shown.seeds) + " seeds" : "");
+}
+
+std::string subtitle_of(const RecallTask& task) {
+  const RecallSegment& last = task.test.back();
+  return "multi-query associative recall, up to " + std::to_string(last.pairs) + " pairs in " + std::to_string(last.length) + " tokens";
+}
+
+Plot frame(const RecallShown& shown) {
+  Plot plot;
+  plot.title = shown.title;
+  plot.subtitle = subtitle_of(shown.task);
+  plot.y = {"recall", false, TickFormat::percent, 0.0, 1.0};
+  plot.footer = made_from(shown);
+  return plot;
+}
+
+Plot against_state(const RecallShown& shown, const std::vector<const PointResult*>& points) {
+  Plot plot = frame(shown);
+  plot.x = {"bytes of recurrent state", true, TickFormat::bytes, {}, {}};
+  plot.footer += "; state measured, not computed";
+  for (const PointResult* point : points) {
+    if (plot.series.empty() || plot.series.back().label != point->series) plot.series.push_back({point->series});
+    plot.series.back().points.emplace_back(state_bytes_of(*point), point->score);
+  }
+  return plot;
+}
+
+Plot epochs_figure(const RecallShown& shown, const std::vector<PointResult>& points) {
+  Plot plot = frame(shown);
+  plot.title += ": by epoch";
+  plot.subtitle += "; of each series its best point";
+  plot.x = {"epochs", false, TickFormat::number, {}, {}};
+  for (const PointResult* point : best_of_series(points)) {
+    plot.series.push_back({point_name(point->series, point->label)});
+    const std::vector<double> epochs = by_epoch(shown.task, *point->best.front());
+    for (size_t i = 0; i < epochs.size(); ++i) plot.series.back().points.emplace_back(static_cast<double>(i + 1), epochs[i]);
+  }
+  return plot;
+}
+
+Plot pairs_figure(const RecallShown& shown, const std::vector<PointResult>& points) {
+  Plot plot = frame(shown);
+  plot.title += ": by number of pairs";
+  plot.subtitle = "multi-query associative recall; of each series its best point";
+  plot.x = {"key-value pairs an example", true, TickFormat::powers_of_two, {}, {}};
+  for (const PointResult* point : best_of_series(points)) {
+    plot.series.push_back({point_name(point->series, point->label)});
+    std::map<int64_t, std::pair<double, double>> pairs;  // sum and number of segments
+    const std::vector<double> segments = mean_of(*point, "segments");
+    for (size_t i = 0; i < std::min(segments.size(), shown.task.test.size()); ++i) {
+      auto& [sum, count] = pairs[shown.task.test[i].pairs];
+      sum += segments[i], count += 1;
+    }
+    for (const auto& [number, mean] : pairs) plot.series.back().points.emplace_back(static_cast<double>(number), mean.first / mean.second);
+  }
+  return plot;
+}
+
+}  // namespace
+
+std::string point_key(const std::string& series, const std::string& label) { return series + '\n' + label; }
+
+int64_t paper_state_elements(const ModelConfig& model, int64_t tokens) {
+  int64_t sum = 0;
+  for (const std::string& layer : model.layers) {
+    const auto named = model.mixers.find(layer);
+    const std::string type = named == model.mixers.end() ? layer : std::get<std::string>(named->second.find("type")->value());
+    const auto* found =
+        std::find_if(paper_states.begin(), paper_states.end(), [&](const PaperState& state) { return state.mixer == type; });
+    if (found == paper_states.end()) return -1;
+    sum += found->elements(model, layer, tokens);
+  }
+  return sum;
+}
+
+std::vector<Figure> recall_figures(const RecallShown& shown, const std::vector<PointResult>& points) {
+  const std::vector<const PointResult*> done = finished(points);
+  if (done.empty()) return {};
+  std::vector<Figure> figures{{"figure", against_state(shown, done)}};
+  if (shown.training.epochs > 1) figures.push_back({"epochs", epochs_figure(shown, points)});
+  if (shown.task.test.size() > 1) figures.push_back({"pairs", pairs_figure(shown, points)});
+  return figures;
+}
+
+std::string recall_table(const RecallShown& shown, const std::vector<PointResult>& points) {
+  std::string head = "| series | point | accuracy | ", rule = "|---|---|---:|";
+  for (const RecallSegment& segment : shown.task.test) {
+    head += labelled(segment) + " | ";
+    rule += "---:|";
+  }
+  std::string text = "# " + shown.title + "\n\n" + made_from(shown) + ". State in bytes is measured; elements are the paper's count.\n\n";
+  text += head + "learning rate | state bytes | paper's elements | parameters | seconds a run | runs |\n" + rule +
+          "---:|---:|---:|---:|---:|---:|\n";
+  for (const PointResult& point : points) {
+    text += "| " + point.series + " | " + point.label + " | ";
+    const std::string runs = std::to_string(point.done) + "/" + std::to_string(point.runs) +
+                             (point.failed > 0 ? ", " + std::to_string(point.failed) + " failed" : "");
+    if (point.best.empty()) {
+      for (size_t i = 0; i < shown.task.test.size() + 6; ++i) text += "- | ";
+      text += runs + " |\n";
+      continue;
+    }
+    text += format_number(point.score, 4);
+    if (point.best.size() > 1) text += " (" + format_number(point.low, 4) + " to " + format_number(point.high, 4) + ")";
+    const std::vector<double> segments = mean_of(point, "segments");
+    for (size_t i = 0; i < shown.task.test.size(); ++i) text += " | " + (i < segments.size() ? format_number(segments[i], 4) : "-");
+    double seconds = 0;
+    for (const StoredRun* run : point.best) seconds += run->seconds / static_cast<double>(point.best.size());
+    const int64_t elements = paper_state_elements(shown.models.at(point_key(point.series, point.label)), point.planned->length);
+    text += " | " + Config(point.learning_rate).to_json(-1) + " | " + format_number(state_bytes_of(point), 0) + " | " +
+            (elements < 0 ? "-" : std::to_string(elements)) + " | " + std::to_string(point.planned->parameters) + " | " +
+            format_number(seconds, 1) + " | " + runs + " |\n";
+  }
+  return text;
+}
+
+}  // namespace based

@@ -1,0 +1,114 @@
+#include "based/experiments/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "based/core/json.h"
+#include "based/core/text.h"
+
+namespace based {
+namespace {
+
+// Of the rates at which no seed failed, or of all where there is none such, the one whose mean over its finished seeds is best.
+void choose_best(PointResult& point, const std::vector<const StoredRun*>& runs, const char* score) {
+  std::map<double, std::vector<const StoredRun*>> rates;
+  std::map<double, bool> failed;
+  for (const StoredRun* run : runs) {
+    if (run->failed.empty()) {
+      rates[run->learning_rate].push_back(run);
+    } else {
+      failed[run->learning_rate] = true;
+    }
+  }
+  bool best_failed = true;
+  for (const auto& [rate, seeds] : rates) {
+    double sum = 0, low = INFINITY, high = -INFINITY;
+    for (const StoredRun* run : seeds) {
+      const double value = figure_of(*run, score);
+      sum += value;
+      low = std::min(low, value), high = std::max(high, value);
+    }
+    const double mean = sum / static_cast<double>(seeds.size());
+    const bool better = point.best.empty() || failed[rate] < best_failed || (failed[rate] == best_failed && mean > point.score);
+    if (!better) continue;
+    point.best = seeds;
+    best_failed = failed[rate];
+    point.learning_rate = rate;
+    point.score = mean, point.low = low, point.high = high;
+  }
+}
+
+Json json_of(const Config& config) { return parse_json(config.to_json(-1), "a run"); }
+
+std::string count_text(double value) { return std::isfinite(value) ? std::to_string(std::llround(value)) : "-"; }
+
+}  // namespace
+
+Report make_report(const ExperimentFile& file, const ResultsFolder& results) {
+  Report report;
+  for (const PlannedRun& run : file.runs()) {
+    auto stored = results.read(run_key(*file.kind, run, torch::kCUDA), false);
+    if (!stored) stored = results.read(run_key(*file.kind, run, torch::kCPU), false);
+    report.runs.push_back(std::move(stored));
+  }
+  std::vector<std::vector<const StoredRun*>> kept;
+  for (size_t i = 0; i < file.runs().size(); ++i) {
+    const PlannedRun& run = file.runs()[i];
+    const auto found = std::find_if(report.points.begin(), report.points.end(),
+                                    [&](const PointResult& point) { return point.series == run.series && point.label == run.label; });
+    const auto at = static_cast<size_t>(found - report.points.begin());
+    if (found == report.points.end()) {
+      PointResult point;
+      point.series = run.series, point.label = run.label, point.planned = &run;
+      report.points.push_back(point);
+      kept.emplace_back();
+    }
+    PointResult& point = report.points[at];
+    ++point.runs;
+    if (!report.runs[i]) continue;
+    ++(report.runs[i]->failed.empty() ? point.done : point.failed);
+    kept[at].push_back(&*report.runs[i]);
+  }
+  for (size_t i = 0; i < kept.size(); ++i) choose_best(report.points[i], kept[i], file.kind->score);
+  return report;
+}
+
+std::string report_json(const ExperimentFile& file, const Report& report) {
+  Json points = Json::array();
+  for (size_t i = 0; i < report.runs.size(); ++i) {
+    if (!report.runs[i] || !report.runs[i]->failed.empty()) continue;
+    const StoredRun& run = *report.runs[i];
+    Json point{{"name", file.runs()[i].series},      {"label", file.runs()[i].label},
+               {"config", json_of(run.config)},      {"key", run.key},
+               {"learning_rate", run.learning_rate}, {"seed", run.seed}};
+    point.update(json_of(run.outcome));
+    point["seconds"] = run.seconds;
+    point["device"] = run.device;
+    points.push_back(std::move(point));
+  }
+  return dump_json({{"points", std::move(points)}});
+}
+
+std::vector<std::string> report_lines(const ExperimentFile& file, const Report& report) {
+  std::vector<std::string> lines{padded_left(file.kind->score, 9) + "       rate  state bytes  parameters     runs  point"};
+  int64_t done = 0, failed = 0, runs = 0;
+  for (const PointResult& point : report.points) {
+    done += point.done, failed += point.failed, runs += point.runs;
+    std::string line = padded_left(point.best.empty() ? "-" : format_number(point.score, 4), 9);
+    line += padded_left(point.best.empty() ? "-" : Config(point.learning_rate).to_json(-1).substr(0, 9), 11);
+    line += padded_left(point.best.empty() ? "-" : count_text(figure_of(*point.best[0], "state_bytes")), 13);
+    line += padded_left(std::to_string(point.planned->parameters), 12);
+    line += padded_left(std::to_string(point.done) + "/" + std::to_string(point.runs), 9);
+    lines.push_back(line + "  " + point_name(point.series, point.label) +
+                    (point.failed > 0 ? ", " + std::to_string(point.failed) + " failed" : ""));
+  }
+  for (size_t i = 0; i < report.runs.size(); ++i)
+    if (report.runs[i] && !report.runs[i]->failed.empty())
+      lines.push_back("failed: " + run_name(file.runs()[i]) + ": " + report.runs[i]->failed);
+  lines.push_back(std::to_string(done) + " of " + std::to_string(runs) + " runs are done, " + std::to_string(failed) + " failed, " +
+                  std::to_string(runs - done - failed) + " missing");
+  return lines;
+}
+
+}  // namespace based

@@ -1,0 +1,288 @@
+#include "based/experiments/sweep.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <torch/cuda.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "based/core/files.h"
+#include "based/core/folder_lock.h"
+#include "based/core/interrupt.h"
+#include "based/core/log.h"
+#include "based/core/progress.h"
+#include "based/core/text.h"
+#include "based/models/device.h"
+#include "based/models/failure.h"
+
+namespace based {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr auto kPoll = std::chrono::milliseconds(200);  // for runs that other processes do
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+enum class Stage { waiting, running, finished };
+
+struct Run {
+  std::string key;
+  Stage stage = Stage::waiting;
+  int64_t steps = 0;                          // done
+  std::optional<fs::file_time_type> replace;  // when the file was written that is to be replaced
+};
+
+// A failed device is not the run's fault.
+bool is_of_device(const std::exception& error, torch::Device device) {
+  return device.is_cuda() && dynamic_cast<const c10::Error*>(&error) != nullptr &&
+         dynamic_cast<const c10::OutOfMemoryError*>(&error) == nullptr;
+}
+
+class Sweep {
+ public:
+  Sweep(const ExperimentFile& file, ResultsFolder& results, const SweepOptions& options)
+      : file_(file), results_(results), options_(options), runs_(file.runs().size()), order_(file.runs().size()) {
+    std::iota(order_.begin(), order_.end(), size_t{0});
+    std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return planned(a).cost > planned(b).cost; });
+  }
+
+  SweepOutcome run() {
+    look_up();
+    outcome_.runs = static_cast<int64_t>(runs_.size());
+    for (const Run& run : runs_) before_ += run.steps;
+    if (left() == 0) return outcome_;
+    const InterruptScope interrupts;
+    std::vector<std::unique_ptr<DeviceData>> data;
+    for (const torch::Device& device : options_.devices) data.push_back(file_.experiment->load(device));
+    int64_t steps = 0;
+    for (size_t i = 0; i < runs_.size(); ++i)
+      if (runs_[i].stage == Stage::waiting) steps += planned(i).steps;
+    progress_ = std::make_unique<Progress>("experiment", steps);
+    std::vector<std::thread> workers;
+    for (size_t d = 0; d < data.size(); ++d) {
+      const torch::Device device = options_.devices[d];
+      const int64_t count = options_.runs_per_device > 0 ? options_.runs_per_device : device.is_cuda() ? 4 : 1;
+      for (int64_t w = 0; w < std::min(count, left()); ++w)
+        workers.emplace_back([this, device, count, held = data[d].get()] { work(device, *held, count); });
+    }
+    for (std::thread& worker : workers) worker.join();
+    progress_->finish();
+    if (!broken_.empty()) throw Error(broken_);
+    outcome_.interrupted = left() > 0;
+    return outcome_;
+  }
+
+ private:
+  const PlannedRun& planned(size_t index) const { return file_.runs()[index]; }
+  torch::DeviceType device_type() const { return options_.devices.front().type(); }
+
+  int64_t left() const {
+    return std::count_if(runs_.begin(), runs_.end(), [](const Run& run) { return run.stage != Stage::finished; });
+  }
+
+  void look_up() {
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      Run& run = runs_[i];
+      run.key = run_key(*file_.kind, planned(i), device_type());
+      const auto stored = results_.read(run.key, true);
+      if (!stored) continue;
+      if (options_.fresh || (options_.retry && !stored->failed.empty())) {
+        run.replace = fs::last_write_time(results_.file(run.key));
+        continue;
+      }
+      ++outcome_.kept;
+      finish(i, *stored);
+    }
+  }
+
+  bool there(const Run& run) const {
+    std::error_code none;
+    const auto written = fs::last_write_time(results_.file(run.key), none);
+    return !none && (!run.replace || written != *run.replace);
+  }
+
+  void finish(size_t index, const StoredRun& stored) {
+    runs_[index].stage = Stage::finished;
+    runs_[index].steps = planned(index).steps;
+    outcome_.failed += !stored.failed.empty();
+    if (!stored.failed.empty()) return;
+    const double score = figure_of(stored, file_.kind->score);
+    if (best_.empty() || score > best_score_) {
+      best_score_ = score;
+      best_ = point_name(planned(index).series, planned(index).label);
+    }
+  }
+
+  // The next run that nobody else does, claimed; none: there is no more to do here.
+  std::optional<size_t> next(std::unique_ptr<LockFile>& claim) {
+    while (true) {
+      {
+        const std::lock_guard lock(mutex_);
+        bool waiting = false;
+        for (const size_t index : order_) {
+          if (stopped()) return {};
+          Run& run = runs_[index];
+          if (run.stage != Stage::waiting || taken_elsewhere(index)) continue;
+          claim = std::make_unique<LockFile>(results_.claim(run.key));
+          const LockFile::Taken taken = claim->try_take();
+          if (taken == LockFile::Taken::yes && !taken_elsewhere(index)) {
+            run.stage = Stage::running;
+            show();
+            return index;
+          }
+          claim.reset();
+          if (taken == LockFile::Taken::gone && !path_exists(results_.folder())) throw Error(results_.folder() + ": the folder went away");
+          waiting = waiting || run.stage == Stage::waiting;
+        }
+        if (!waiting) return {};
+        show();
+      }
+      std::this_thread::sleep_for(kPoll);
+    }
+  }
+
+  // Whether another process has finished it meanwhile, which is then noted.
+  bool taken_elsewhere(size_t index) {
+    if (!there(runs_[index])) return false;
+    const auto stored = results_.read(runs_[index].key, true);
+    if (!stored) return false;
+    ++outcome_.done;
+    finish(index, *stored);
+    show();
+    return true;
+  }
+
+  bool stopped() const { return interrupted() || !broken_.empty(); }
+
+  void work(torch::Device device, const DeviceData& data, int64_t count) {
+    if (device.is_cpu() && count > 1)
+      at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency() / static_cast<unsigned>(count))));
+    try {
+      std::unique_ptr<LockFile> claim;
+      while (const auto index = next(claim)) {
+        const bool whole = one_run(*index, device, data);
+        claim.reset();
+        if (!whole) return;
+      }
+    } catch (const std::exception& error) {
+      const std::lock_guard lock(mutex_);
+      if (broken_.empty()) broken_ = failure_line(error);
+    }
+  }
+
+  // False: interrupted.
+  bool one_run(size_t index, torch::Device device, const DeviceData& data) {
+    const double start = now();
+    StoredRun stored = header(index, device);
+    RunHooks hooks;
+    hooks.progress = [&](int64_t step, int64_t, double, double) {
+      const std::lock_guard lock(mutex_);
+      runs_[index].steps = step;
+      show();
+    };
+    if (!options_.save_models.empty()) hooks.save_to = (fs::path(options_.save_models) / stored.key).string();
+    try {
+      auto outcome = file_.experiment->run(index, data, hooks);
+      if (!outcome) return false;
+      stored.outcome = std::move(*outcome);
+    } catch (const std::exception& error) {
+      if (is_of_device(error, device)) throw Error(device.str() + ": " + failure_line(error));
+      stored.failed = failure_line(error);
+      log_warning(run_name(planned(index)) + ": failed: " + stored.failed);
+    }
+    stored.seconds = now() - start;
+    keep(stored);
+    if (stored.failed.empty())
+      log_info(run_name(planned(index)) + ": " + file_.kind->score + " " + format_number(figure_of(stored, file_.kind->score), 4) + " in " +
+               format_duration(stored.seconds));
+    const std::lock_guard lock(mutex_);
+    ++outcome_.done;
+    finish(index, stored);
+    show();
+    return true;
+  }
+
+  // What cannot be written is said in full, so that it is not lost.
+  void keep(const StoredRun& stored) {
+    try {
+      results_.write(stored);
+    } catch (const Error& error) {
+      throw Error(std::string(error.what()) + "; the result, which is not kept: " + write_config(stored).to_json(-1));
+    }
+  }
+
+  StoredRun header(size_t index, torch::Device device) const {
+    const PlannedRun& run = planned(index);
+    StoredRun stored;
+    stored.key = runs_[index].key;
+    stored.kind = file_.kind->name;
+    stored.series = run.series;
+    stored.label = run.label;
+    stored.learning_rate = run.learning_rate;
+    stored.seed = run.seed;
+    stored.device = device.is_cuda() ? "cuda" : "cpu";
+    stored.config = run.config;
+    stored.versions = run.versions;
+    return stored;
+  }
+
+  void show() {  // with the mutex
+    int64_t steps = 0, running = 0;
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      steps += runs_[i].steps;
+      running += runs_[i].stage == Stage::running;
+    }
+    Progress::Fields fields{{"runs", std::to_string(static_cast<int64_t>(runs_.size()) - left()) + "/" + std::to_string(runs_.size())},
+                            {"running", std::to_string(running)}};
+    if (!best_.empty()) fields.emplace_back("best", format_number(best_score_, 3) + " (" + best_ + ")");
+    progress_->update(steps - before_, std::move(fields));
+  }
+
+  const ExperimentFile& file_;
+  ResultsFolder& results_;
+  const SweepOptions& options_;
+  std::vector<Run> runs_;
+  std::vector<size_t> order_;  // the dearest first
+  std::mutex mutex_;           // of all that follows, and of runs_
+  SweepOutcome outcome_;
+  std::string broken_, best_;
+  double best_score_ = 0;
+  int64_t before_ = 0;  // steps of the runs that are kept
+  std::unique_ptr<Progress> progress_;
+};
+
+}  // namespace
+
+std::vector<torch::Device> sweep_devices(const std::string& text) {
+  const auto gpus = static_cast<int>(torch::cuda::is_available() ? torch::cuda::device_count() : 0);
+  std::vector<torch::Device> devices;
+  if (text == "all" && gpus == 0) parse_device("cuda", "--device all, which is");
+  if (text.empty() || text == "all") {
+    for (int i = 0; i < gpus; ++i) devices.emplace_back(torch::kCUDA, static_cast<c10::DeviceIndex>(i));
+    if (gpus == 0) devices.emplace_back(torch::kCPU);
+    return devices;
+  }
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    const torch::Device device = parse_device(text.substr(begin, comma - begin), "each of --device");
+    for (const torch::Device& other : devices) {
+      if (other == device) throw UsageError("--device names " + device.str() + " twice");
+      if (other.type() != device.type()) throw UsageError("--device names the CPU and a GPU, whose results are not the same point's");
+    }
+    devices.push_back(device);
+    begin = comma + 1;
+  }
+  return devices;
+}
+
+SweepOutcome run_sweep(const ExperimentFile& file, ResultsFolder& results, const SweepOptions& options) {
+  results.make();
+  return Sweep(file, results, options).run();
+}
+
+}  // namespace based
