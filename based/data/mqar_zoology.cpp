@@ -36,8 +36,7 @@ class LegacyNumpy {
     std::vector<int32_t> all(static_cast<size_t>(n));
     std::iota(all.begin(), all.end(), 0);
     for (size_t i = all.size() - 1; i > 0; --i) std::swap(all[i], all[interval(static_cast<uint32_t>(i))]);
-    all.resize(static_cast<size_t>(count));
-    return all;
+    return {all.begin(), all.begin() + count};  // not `all` cut short, whose memory would stay: a training keeps 200,000 of them
   }
 
   // choice(len(p), count, replace=False, p): rounds of draws, of which the first of each value counts.
@@ -117,6 +116,27 @@ ZoologySeeds zoology_segment_seeds(int64_t data_seed, int64_t train_segments, in
   for (int64_t i = 0; i < train_segments; ++i) seeds.train.push_back(numpy.interval(0x7fffffff));
   for (int64_t i = 0; i < test_segments; ++i) seeds.test.push_back((int64_t{1} << 31) + numpy.interval(0x7fffffff));
   return seeds;
+}
+
+std::vector<MqarData> make_zoology_segments(const std::vector<MqarConfig>& train, const std::vector<MqarConfig>& test, MqarSide side,
+                                            int64_t data_seed, int64_t filler_seed) {
+  for (const auto* segments : {&train, &test})
+    for (const MqarConfig& segment : *segments) check_mqar(segment);
+  const ZoologySeeds seeds = zoology_segment_seeds(data_seed, static_cast<int64_t>(train.size()), static_cast<int64_t>(test.size()));
+  std::mt19937 fillers(static_cast<uint32_t>(filler_seed));
+  const bool of_train = side == MqarSide::train;
+  if (!of_train) {
+    for (const MqarConfig& segment : train)
+      if (segment.random_fillers) fillers.discard(static_cast<unsigned long long>(segment.examples * segment.length));
+  }
+  std::vector<MqarData> made;
+  const auto& wanted = of_train ? train : test;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    MqarConfig segment = wanted[i];
+    segment.seed = (of_train ? seeds.train : seeds.test)[i];
+    made.push_back(make_zoology_mqar(segment, fillers));
+  }
+  return made;
 }
 
 }  // namespace based

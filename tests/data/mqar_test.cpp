@@ -73,6 +73,43 @@ TEST(MqarZoology, SegmentSeedsAreThoseOfNumpy) {
   EXPECT_EQ(seeds.test, (std::vector<int64_t>{3987752258, 3121803228}));
 }
 
+// By the published code under numpy 2.4.6, its global generator of fillers begun at 11: sums of entry · its number, from 1.
+TEST(MqarZoology, SegmentsOfATrainingFollowEachOther) {
+  struct Segment {
+    int64_t length, pairs, examples, inputs, labels;
+    std::vector<int32_t> end;
+  };
+  const std::vector<Segment> train = {{64, 4, 5, 13123676, -3582727, {478, 231, 412, 261, 176, 233}},
+                                      {32, 8, 3, 918716, 146697, {65, 182, 109, 103, 119, 212}},
+                                      {64, 16, 4, 7325828, 1163283, {174, 229, 30, 29, 111, 358}}},
+                             test = {{64, 8, 3, 4382186, -676244, {112, 312, 245, 445, 21, 417}},
+                                     {128, 32, 2, 7053630, 1747305, {124, 216, 208, 305, 76, 498}}};
+  const auto configs = [](const std::vector<Segment>& segments) {
+    std::vector<MqarConfig> all;
+    for (const Segment& one : segments)
+      all.push_back({.vocab_size = 512, .length = one.length, .pairs = one.pairs, .examples = one.examples, .compat = "zoology"});
+    return all;
+  };
+  const auto sum = [](const std::vector<int32_t>& entries) {
+    int64_t total = 0;
+    for (size_t i = 0; i < entries.size(); ++i) total += static_cast<int64_t>(i + 1) * entries[i];
+    return total;
+  };
+  for (const MqarSide side : {MqarSide::train, MqarSide::test}) {
+    const auto& wanted = side == MqarSide::train ? train : test;
+    const std::vector<MqarData> made = make_zoology_segments(configs(train), configs(test), side, 7, 11);
+    ASSERT_EQ(made.size(), wanted.size());
+    for (size_t i = 0; i < made.size(); ++i) {
+      EXPECT_EQ(made[i].examples, wanted[i].examples);
+      EXPECT_EQ(made[i].length, wanted[i].length);
+      EXPECT_EQ(sum(made[i].inputs), wanted[i].inputs) << i;
+      EXPECT_EQ(sum(made[i].labels), wanted[i].labels) << i;
+      EXPECT_EQ(std::vector<int32_t>(made[i].inputs.end() - 6, made[i].inputs.end()), wanted[i].end) << i;
+    }
+  }
+  EXPECT_THAT(message_of<UsageError>([&] { make_zoology_segments({{.pairs = 0}}, {}, MqarSide::test, 7, 11); }), HasSubstr("pairs"));
+}
+
 void expect_valid(const MqarConfig& config, const MqarData& data) {
   const int64_t half = config.vocab_size / 2;
   ASSERT_EQ(static_cast<int64_t>(data.inputs.size()), config.examples * config.length);
