@@ -1,5 +1,8 @@
 #include "based/train/optimizer.h"
 
+#include <fnmatch.h>
+
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -9,6 +12,19 @@ namespace based {
 namespace {
 
 constexpr double kMaxLearningRate = 1e6, kMinEps = 1e-30;
+constexpr const char* kDecayRange = "weight_decay must be 0 to 1/learning_rate: more would turn the weights' signs at each step";
+
+void check_group(const OptimizerGroup& group, const OptimizerOptions& options) {
+  const auto require = [&](bool right, const std::string& what) {
+    if (!right) throw UsageError("optimizer: the group with pattern '" + group.pattern + "': " + what);
+  };
+  require(!group.pattern.empty(), "pattern must name parameters, as layers.*.mixer.*");
+  const double rate = options.learning_rate * group.learning_rate_scale;
+  require(group.learning_rate_scale >= 0 && rate <= kMaxLearningRate,
+          "learning_rate_scale must be at least 0, and times learning_rate at most 1e6");
+  require(group.weight_decay == -1 || group.weight_decay >= 0, "weight_decay must be at least 0, or -1 for the optimizer's");
+  require((group.weight_decay == -1 ? options.weight_decay : group.weight_decay) * rate <= 1, kDecayRange);
+}
 
 }  // namespace
 
@@ -23,30 +39,56 @@ void check_optimizer_options(const OptimizerOptions& options) {
   require(options.warmup >= 0 && options.warmup <= 1, "warmup must be 0 to 1, a share of the steps");
   require(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1, "beta1 and beta2 must be 0 to below 1");
   require(options.eps >= kMinEps && options.eps <= 1, "eps must be 1e-30 to 1");
-  require(options.weight_decay >= 0 && options.weight_decay * options.learning_rate <= 1,
-          "weight_decay must be 0 to 1/learning_rate: more would turn the weights' signs at each step");
+  require(options.weight_decay >= 0 && options.weight_decay * options.learning_rate <= 1, kDecayRange);
   require(options.clip >= 0 && std::isfinite(options.clip), "clip must be a number of at least 0; 0 is no clipping");
+  require(options.schedule == "step" || options.schedule == "epoch", "schedule must be step or epoch");
+  require(options.schedule == "step" || options.warmup == 0, "warmup must be 0 with schedule = \"epoch\", whose cosine begins at its peak");
+  for (const OptimizerGroup& group : options.groups) check_group(group, options);
 }
 
-double learning_rate(const OptimizerOptions& options, int64_t step, int64_t steps) {
+double learning_rate(const OptimizerOptions& options, int64_t step, int64_t steps, int64_t epoch_steps) {
+  const double range = options.learning_rate - options.min_learning_rate;
+  const auto cosine = [&](double done) { return options.min_learning_rate + range / 2 * (1 + std::cos(std::numbers::pi * done)); };
+  if (options.schedule == "epoch") {
+    if (epoch_steps < 1) throw UsageError("optimizer: schedule = \"epoch\" needs epochs, which this training has none of; use \"step\"");
+    const int64_t epochs = (steps + epoch_steps - 1) / epoch_steps;
+    return cosine(static_cast<double>(step / epoch_steps) / static_cast<double>(std::max<int64_t>(epochs, 1)));
+  }
   const double warmup = std::round(options.warmup * static_cast<double>(steps)), at = static_cast<double>(step);
   if (at < warmup) return options.learning_rate * (at + 1) / warmup;
-  const double done = (at - warmup) / std::max(1.0, static_cast<double>(steps) - warmup);
-  return options.min_learning_rate + (options.learning_rate - options.min_learning_rate) / 2 * (1 + std::cos(std::numbers::pi * done));
+  return cosine((at - warmup) / std::max(1.0, static_cast<double>(steps) - warmup));
 }
 
 AdamW::AdamW(const torch::nn::Module& module, const OptimizerOptions& options) : options_(options) {
   check_optimizer_options(options);
-  groups_ = {{options.weight_decay, {}}, {0, {}}};
+  std::vector<bool> used(options.groups.size());
   for (const auto& item : module.named_parameters()) {
     const Tensor& parameter = item.value();
     if (!parameter.requires_grad()) continue;
-    groups_[options.decay_all || parameter.dim() >= 2 ? 0 : 1].members.push_back(slots_.size());
+    double decay = options.decay_all || parameter.dim() >= 2 ? options.weight_decay : 0, rate_scale = 1;
+    const auto group = std::find_if(options.groups.begin(), options.groups.end(),
+                                    [&](const OptimizerGroup& one) { return fnmatch(one.pattern.c_str(), item.key().c_str(), 0) == 0; });
+    if (group != options.groups.end()) {
+      used[static_cast<size_t>(group - options.groups.begin())] = true;
+      if (group->weight_decay >= 0) decay = group->weight_decay;
+      rate_scale = group->learning_rate_scale;
+    }
+    members_of(decay, rate_scale).push_back(slots_.size());
     const Tensor master = parameter.element_size() == 2 ? parameter.detach().to(torch::kFloat) : parameter;
     slots_.push_back({item.key(), parameter, master, torch::zeros_like(master), torch::zeros_like(master),
                       torch::zeros({}, torch::dtype(torch::kFloat).device(parameter.device()))});
   }
   collected_.resize(slots_.size());
+  for (size_t i = 0; i < used.size(); ++i)
+    if (!used[i])
+      throw UsageError("optimizer: the pattern '" + options.groups[i].pattern + "' matches no parameter that no group before it matches" +
+                       (slots_.empty() ? "" : "; names are like '" + slots_.back().name + "'"));
+}
+
+std::vector<size_t>& AdamW::members_of(double decay, double rate_scale) {
+  for (Group& group : groups_)
+    if (group.decay == decay && group.rate_scale == rate_scale) return group.members;
+  return groups_.emplace_back(Group{decay, rate_scale, {}}).members;
 }
 
 void AdamW::zero_grad() {
@@ -124,7 +166,7 @@ void AdamW::step(const Tensor& rate, const Tensor& usable) {
       update.steps.push_back(slot.steps);
     }
     if (update.masters.empty()) continue;
-    update.rate = rate, update.scale = scale_;
+    update.rate = group.rate_scale == 1 ? rate : rate * group.rate_scale, update.scale = scale_;
     if (usable.defined()) update.usable = usable;
     update.beta1 = options_.beta1, update.beta2 = options_.beta2, update.eps = options_.eps, update.decay = group.decay;
     ops::adamw_(update);

@@ -183,5 +183,86 @@ TEST(LearningRate, RisesLinearlyThenFollowsACosine) {
   EXPECT_LT(learning_rate(options, 99, 100), 0.11);
 }
 
+// As torch.optim.lr_scheduler.CosineAnnealingLR reckons each rate from the one before, when it is stepped once an epoch.
+TEST(LearningRate, MovesByEpochAsPyTorchs) {
+  OptimizerOptions options;
+  options.learning_rate = 0.03, options.min_learning_rate = 0.001, options.warmup = 0, options.schedule = "epoch";
+  check_optimizer_options(options);
+  constexpr int64_t epochs = 32, epoch_steps = 7;
+  double rate = 0.03;
+  for (int64_t epoch = 0; epoch < epochs; ++epoch) {
+    const auto angle = [&](int64_t at) { return 1 + std::cos(M_PI * static_cast<double>(at) / epochs); };
+    if (epoch > 0) rate = 0.001 + angle(epoch) / angle(epoch - 1) * (rate - 0.001);
+    for (const int64_t step : {int64_t{0}, epoch_steps - 1}) {
+      EXPECT_NEAR(learning_rate(options, epoch * epoch_steps + step, epochs * epoch_steps, epoch_steps), rate, 1e-15) << epoch;
+    }
+  }
+  EXPECT_DOUBLE_EQ(learning_rate(options, 10, 12, 5), 0.001 + 0.029 / 4) << "two of three epochs, of which the last is short";
+  EXPECT_THAT(message_of<UsageError>([&] { learning_rate(options, 0, 10); }), ::testing::HasSubstr("needs epochs"));
+  options.warmup = 0.1;
+  EXPECT_THAT(message_of<UsageError>([&] { check_optimizer_options(options); }), ::testing::HasSubstr("warmup must be 0"));
+  options.warmup = 0, options.schedule = "month";
+  EXPECT_THAT(message_of<UsageError>([&] { check_optimizer_options(options); }), ::testing::HasSubstr("schedule must be step or epoch"));
+}
+
+// A group's parameters are trained as by an optimizer of their own.
+TEST(AdamW, GroupsHaveTheirOwnRateAndDecay) {
+  OptimizerOptions options, of_matrix, of_vector;
+  options.groups = {{"vec*", 0.5, 0.3}, {"*", 2, -1}};
+  of_matrix.learning_rate = 2e-3;
+  of_vector.weight_decay = 0.3, of_vector.decay_all = true;
+  TwoParameters grouped, matrix, vector;
+  AdamW by_groups(grouped, options), by_matrix(matrix, of_matrix), by_vector(vector, of_vector);
+  for (int step = 0; step < 3; ++step) {
+    for (TwoParameters* module : {&grouped, &matrix, &vector}) {
+      module->matrix.mutable_grad() = torch::full_like(module->matrix, 0.5 + step);
+      module->vector.mutable_grad() = torch::full_like(module->vector, -0.25 * step);
+    }
+    by_groups.step(1e-3);
+    by_matrix.step(2e-3);
+    by_vector.step(5e-4);
+    EXPECT_TRUE(torch::equal(grouped.matrix, matrix.matrix));
+    EXPECT_TRUE(torch::equal(grouped.vector, vector.vector));
+  }
+}
+
+TEST(AdamW, AGroupWithoutParametersIsRefused) {
+  TwoParameters module;
+  OptimizerOptions options;
+  for (const std::vector<OptimizerGroup>& groups :
+       {std::vector<OptimizerGroup>{{"matrx"}}, {{"*"}, {"matrx"}}, {{"*"}, {"vector"}, {"matrx"}}}) {
+    options.groups = groups;
+    const std::string wanted = groups.size() == 3 ? "'vector'" : "'matrx'";
+    EXPECT_THAT(
+        message_of<UsageError>([&] { AdamW(module, options); }),
+        ::testing::AllOf(::testing::HasSubstr("the pattern " + wanted + " matches no parameter"), ::testing::HasSubstr("'vector'")));
+  }
+}
+
+TEST(OptimizerOptions, GroupsHaveRanges) {
+  const auto refused = [](const OptimizerGroup& group) {
+    OptimizerOptions options;
+    options.groups = {group};
+    return message_of<UsageError>([&] { check_optimizer_options(options); });
+  };
+  const double none = std::nan("");
+  for (const double scale : {-1.0, 1e300, none})
+    EXPECT_THAT(refused({"a.*", scale}), ::testing::HasSubstr("pattern 'a.*': learning_rate_scale"));
+  for (const double decay : {-0.5, 1e300, none})
+    EXPECT_THAT(refused({"a.*", 1, decay}), ::testing::HasSubstr("pattern 'a.*': weight_decay"));
+  EXPECT_THAT(refused({"", 1}), ::testing::HasSubstr("pattern must name parameters"));
+}
+
+TEST(OptimizerOptions, GroupsAreTablesOfAConfig) {
+  const auto options = read_config<OptimizerOptions>(Config::parse_toml(
+      "[[groups]]\npattern = \"layers.*.norm?.*\"\nweight_decay = 0.0\n[[groups]]\npattern = \"embedding\"\nlearning_rate_scale = 0.1\n",
+      "test"));
+  ASSERT_EQ(options.groups.size(), 2U);
+  EXPECT_EQ(options.groups[0].pattern, "layers.*.norm?.*");
+  EXPECT_EQ(options.groups[0].weight_decay, 0);
+  EXPECT_EQ(options.groups[1].learning_rate_scale, 0.1);
+  EXPECT_EQ(options.groups[1].weight_decay, -1);
+}
+
 }  // namespace
 }  // namespace based
