@@ -22,8 +22,8 @@ void make_model(const Options& options) {
     throw UsageError("--tokenizer " + options.tokenizer + ": has " + std::to_string(tokenizer->vocab_size()) + " tokens, " + options.name +
                      " takes " + std::to_string(config.vocab_size));
   if (path_exists(options.out)) throw UsageError("--out " + options.out + ": is there already; name a new folder");
-  torch::manual_seed(static_cast<uint64_t>(options.seed));
-  LanguageModel model(config);
+  const auto made = based::make_model(config, options.seed);
+  LanguageModel& model = *made;
   model.to(dtype);
   tokenizer->save(options.out);
   save_model(model, options.out, tokenizer->hash());

@@ -48,13 +48,13 @@ void measure(Context& context, const Shape& shape) {
   model->train();
   const double error = check_gradients(*model, shape.preset);
   AdamW optimizer(*model, {});
-  TrainStep step(*model, optimizer, /*recorded=*/context.device.is_cuda());
+  TrainStep step(*model, optimizer, {.recordings = context.device.is_cuda() ? 1 : 0});
   const TokenBatch tokens = random_tokens(*model, shape.rows, shape.length);
   const auto count = static_cast<double>(shape.rows * shape.length);
   reset_peak_memory(context.device);
   const double seconds = median_seconds(
                              [&] {
-                               for (int i = 0; i < shape.steps; ++i) step.run({to_batch(tokens, context.device)}, 1e-4);
+                               for (int i = 0; i < shape.steps; ++i) step.run({to_batch(tokens, context.device)}, i, 1e-4);
                                synchronize(context.device);
                              },
                              context.quick ? 3 : 7) /

@@ -1,97 +1,199 @@
 #include "based/experiments/recall_run.h"
 
-#include <chrono>
-#include <cmath>
+#include <condition_variable>
+#include <map>
 #include <mutex>
-#include <numeric>
 
 #include "based/core/interrupt.h"
 #include "based/core/random.h"
-#include "based/experiments/recall_eval.h"
+#include "based/core/text.h"
+#include "based/models/device.h"
+#include "based/models/language_model.h"
 #include "based/models/weights.h"
-#include "based/train/step.h"
+#include "based/train/loop.h"
 
 namespace based {
 namespace {
 
-constexpr int64_t max_bad_steps = 10;  // in a row whose loss or gradient is not finite
+constexpr int64_t kTestTokens = int64_t{1} << 16;  // of one pass: enough to fill a GPU, and activations stay small beside training's
+constexpr int64_t kProgressEvery = 64;             // steps
 
-struct Place {
-  size_t segment = 0;
-  int64_t first = 0;
+// How products of fp32 matrices are computed is a setting of the whole process: runs of one precision go side by side, those of another
+// wait until they are done.
+class PrecisionScope {
+ public:
+  explicit PrecisionScope(const std::string& precision) {
+    if (precision != "fp32" && precision != "tf32")
+      throw UsageError("training.precision must be fp32 or tf32, got " + in_quotes(precision));
+    const bool tf32 = precision == "tf32";
+    std::unique_lock lock(mutex());
+    changed().wait(lock, [&] { return users() == 0 || at::globalContext().allowTF32CuBLAS() == tf32; });
+    at::globalContext().setAllowTF32CuBLAS(tf32);
+    ++users();
+  }
+  ~PrecisionScope() {
+    const std::lock_guard lock(mutex());
+    if (--users() == 0) at::globalContext().setAllowTF32CuBLAS(false);
+    changed().notify_all();
+  }
+  PrecisionScope(const PrecisionScope&) = delete;
+  PrecisionScope& operator=(const PrecisionScope&) = delete;
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex it;
+    return it;
+  }
+  static std::condition_variable& changed() {
+    static std::condition_variable it;
+    return it;
+  }
+  static int& users() {
+    static int it = 0;
+    return it;
+  }
 };
 
-std::vector<Place> epoch_order(const RecallRun& run, const RecallData& data, int64_t epoch) {
-  std::vector<Place> order;
-  for (size_t segment = 0; segment < data.train().size(); ++segment)
-    for (int64_t first = 0; first < data.train()[segment].examples; first += run.training.batch) order.push_back({segment, first});
-  if (run.training.shuffle) {
-    Random random(static_cast<uint64_t>(run.seed), static_cast<uint64_t>(epoch));
-    for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+// Consecutive examples of a segment.
+struct Piece {
+  const RecallData::Segment* of = nullptr;
+  int64_t first = 0, count = 0;
+};
+
+std::vector<Piece> pieces_of(const RecallData::Segment& segment, int64_t count) {
+  std::vector<Piece> pieces;
+  for (int64_t first = 0; first < segment.examples; first += count)
+    pieces.push_back({&segment, first, std::min(count, segment.examples - first)});
+  return pieces;
+}
+
+class Run {
+ public:
+  Run(const RecallRun& run, const RecallData& data, const RecallHooks& hooks)
+      : run_(run), data_(data), hooks_(hooks), precision_(run.training.precision), model_(make_model(run.model, run.seed)) {
+    model_->to(data.device());
+    for (const auto& segment : data.train())
+      for (const Piece& piece : pieces_of(segment, run.training.batch)) batches_.push_back(piece);
+    for (const auto& segment : data.test()) {
+      auto& parts = tests_.emplace_back();
+      for (const Piece& piece : pieces_of(segment, std::max<int64_t>(1, kTestTokens / segment.length))) {
+        const Tensor targets = rows_of(segment.targets, piece);
+        const Tensor places = (targets >= 0).nonzero().squeeze(1);
+        parts.push_back({piece, places, targets.index_select(0, places)});
+      }
+    }
   }
-  return order;
-}
 
-Batch batch_at(const RecallData& data, const Place& place, int64_t most) {
-  const auto& segment = data.train()[place.segment];
-  const int64_t rows = std::min(most, segment.examples - place.first);
-  Batch batch{segment.inputs.narrow(0, place.first, rows).reshape({-1}), segment.targets.narrow(0, place.first, rows).reshape({-1}),
-              Sequences::equal(rows, segment.length, data.device())};
-  batch.labelled = rows * segment.labels;
-  return batch;
-}
+  RecallOutcome go() {
+    OptimizerOptions schedule = run_.optimizer;
+    AdamW optimizer(*model_, schedule);
+    LoopOptions options;
+    options.epoch_steps = static_cast<int64_t>(batches_.size());
+    options.steps = options.epoch_steps * run_.training.epochs;
+    options.evaluate_every = options.epoch_steps;
+    options.log_every = 0;
+    options.spikes = false;
+    options.step = {.recordings = data_.device().is_cpu() ? 0 : kMostShapes, .seed = run_.seed};
+    LoopHooks loop_hooks;
+    loop_hooks.batch = [this](int64_t step) { return batch_at(step); };
+    loop_hooks.evaluate = [this](int64_t) { return evaluate(); };
+    loop_hooks.done = [this](const LoopState&) { return accuracy_ > run_.training.stop_above; };
+    loop_hooks.progress = [&](const LoopState& state) {
+      const bool due = state.step % kProgressEvery == 0 || state.step % options.epoch_steps == 0;
+      if (hooks_.progress && due) hooks_.progress(state.step, options.steps, state.loss, accuracy_);
+    };
+    const LoopResult loop = train_loop(*model_, optimizer, schedule, options, loop_hooks);
+    outcome_.interrupted = loop.interrupted;
+    if (loop.interrupted) return outcome_;
+    outcome_.accuracy = accuracy_;
+    outcome_.segments = outcome_.by_epoch.back();
+    outcome_.epochs = static_cast<int64_t>(outcome_.by_epoch.size());
+    outcome_.loss = loop.state.loss;
+    outcome_.seconds = loop.seconds;
+    outcome_.parameters = model_->parameter_count();
+    int64_t longest = 0;
+    for (const auto& segment : data_.test()) longest = std::max(longest, segment.length);
+    outcome_.state_bytes = state_bytes(*model_, longest);
+    if (!hooks_.save_to.empty()) save_model(*model_, hooks_.save_to);
+    return outcome_;
+  }
 
-// The generator that weights are drawn from is the process' own: one model at a time.
-std::unique_ptr<LanguageModel> make_model(const RecallRun& run, torch::Device device) {
-  static std::mutex one;
-  const std::lock_guard lock(one);
-  torch::manual_seed(static_cast<uint64_t>(run.seed));
-  auto model = std::make_unique<LanguageModel>(run.model);
-  model->to(device);
-  return model;
-}
+ private:
+  static constexpr int64_t kMostShapes = 64;
+
+  // What a test piece's tokens are to say: their places, and the right words.
+  struct TestPiece {
+    Piece piece;
+    Tensor places, targets;
+  };
+
+  static Tensor rows_of(const Tensor& table, const Piece& piece) { return table.narrow(0, piece.first, piece.count).flatten(); }
+
+  // Made once for each shape: they go to the device.
+  const Sequences& rows_of(const Piece& piece) {
+    const auto [found, is_new] = rows_.try_emplace({piece.count, piece.of->length});
+    if (is_new) found->second = std::make_unique<Sequences>(Sequences::equal(piece.count, piece.of->length, data_.device()));
+    return *found->second;
+  }
+
+  Batch batch_at(int64_t step) {
+    const auto count = static_cast<int64_t>(batches_.size());
+    if (run_.training.shuffle && step / count != epoch_) {
+      epoch_ = step / count;
+      order_.resize(batches_.size());
+      for (size_t i = 0; i < order_.size(); ++i) order_[i] = i;
+      Random random(static_cast<uint64_t>(run_.seed), static_cast<uint64_t>(epoch_));
+      for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[random.below(i)]);
+    }
+    const auto at = static_cast<size_t>(step % count);
+    const Piece& piece = batches_[run_.training.shuffle ? order_[at] : at];
+    return {rows_of(piece.of->inputs, piece), rows_of(piece.of->targets, piece), rows_of(piece), {}, piece.count * piece.of->labels};
+  }
+
+  Figures evaluate() {
+    const torch::NoGradGuard no_grad;
+    std::vector<Tensor> hits;  // of each segment: right ones, and ones that mean nothing
+    for (const auto& segment : tests_) {
+      Tensor sums = torch::zeros({2}, torch::dtype(torch::kInt64).device(data_.device()));
+      for (const TestPiece& test : segment) {
+        const Tensor hidden = model_->forward(rows_of(test.piece.of->inputs, test.piece), rows_of(test.piece));
+        const Tensor said = model_->most_likely(hidden.index_select(0, test.places));
+        sums += torch::stack({(said == test.targets).sum(), (said < 0).sum()});
+      }
+      hits.push_back(sums);
+    }
+    const Tensor host = torch::stack(hits).cpu();
+    auto& segments = outcome_.by_epoch.emplace_back();
+    double sum = 0, examples = 0;
+    for (size_t i = 0; i < tests_.size(); ++i) {
+      const auto& segment = data_.test()[i];
+      if (host[static_cast<int64_t>(i)][1].item<int64_t>() > 0)
+        throw Error("the recall cannot be measured: what the model says is not finite");
+      segments.push_back(host[static_cast<int64_t>(i)][0].item<double>() / static_cast<double>(segment.labels * segment.examples));
+      sum += segments.back() * static_cast<double>(segment.examples);
+      examples += static_cast<double>(segment.examples);
+    }
+    accuracy_ = sum / examples;
+    return {{"accuracy", accuracy_}};
+  }
+
+  const RecallRun& run_;
+  const RecallData& data_;
+  const RecallHooks& hooks_;
+  const PrecisionScope precision_;
+  const OwnStream stream_{data_.device()};
+  std::shared_ptr<LanguageModel> model_;
+  std::vector<Piece> batches_;  // of an epoch, in the order of the data
+  std::vector<std::vector<TestPiece>> tests_;
+  std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Sequences>> rows_;
+  std::vector<size_t> order_;
+  int64_t epoch_ = -1;
+  double accuracy_ = 0;
+  RecallOutcome outcome_;
+};
 
 }  // namespace
 
-RecallOutcome train_recall(const RecallRun& run, const RecallData& data, const RecallHooks& hooks) {
-  const auto start = std::chrono::steady_clock::now();
-  if (run.training.precision != "fp32") throw Error("training.precision = " + run.training.precision + " is not yet there");
-  const std::unique_ptr<LanguageModel> model = make_model(run, data.device());
-  AdamW optimizer(*model, run.optimizer);
-  TrainStep step(*model, optimizer);
-  const auto epoch_steps = static_cast<int64_t>(epoch_order(run, data, 0).size());
-  const int64_t steps = epoch_steps * run.training.epochs;
-  RecallOutcome outcome;
-  int64_t at = 0, bad = 0;
-  while (outcome.epochs < run.training.epochs && (outcome.epochs == 0 || !(outcome.accuracy > run.training.stop_above))) {
-    model->train();
-    for (const Place& place : epoch_order(run, data, outcome.epochs)) {
-      if ((outcome.interrupted = interrupted())) return outcome;
-      const Tensor figures = step.run({batch_at(data, place, run.training.batch)}, learning_rate(run.optimizer, at, steps)).cpu();
-      ++at;
-      const double loss = figures.const_data_ptr<double>()[0], norm = figures.const_data_ptr<double>()[1];
-      const bool usable = std::isfinite(loss) && std::isfinite(norm);
-      bad = usable ? 0 : bad + 1;
-      if (bad == max_bad_steps)
-        throw Error("training: step " + std::to_string(at) + ": loss or gradient was not finite in " + std::to_string(bad) +
-                    " steps in a row; try a lower learning rate");
-      if (usable) outcome.loss = loss;
-      if (hooks.progress) hooks.progress(at, steps, outcome.loss, outcome.accuracy);
-    }
-    const Recall recall = measure_recall(*model, data.test(), run.training.batch);
-    outcome.accuracy = recall.mean;
-    outcome.by_epoch.push_back(recall.segments);
-    ++outcome.epochs;
-    if (hooks.progress) hooks.progress(at, steps, outcome.loss, outcome.accuracy);
-  }
-  outcome.segments = outcome.by_epoch.back();
-  outcome.parameters = model->parameter_count();
-  int64_t longest = 0;
-  for (const auto& segment : data.test()) longest = std::max(longest, segment.length);
-  outcome.state_bytes = state_bytes(*model, longest);
-  if (!hooks.save_to.empty()) save_model(*model, hooks.save_to);
-  outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return outcome;
-}
+RecallOutcome train_recall(const RecallRun& run, const RecallData& data, const RecallHooks& hooks) { return Run(run, data, hooks).go(); }
 
 }  // namespace based

@@ -16,7 +16,8 @@ namespace based {
 // for every registered mixer. x and the result are [tokens, d_model]; whose tokens they are, `pass` says.
 class Mixer : public torch::nn::Module {
  public:
-  // Parallel form, every row from a zero state; differentiable.
+  // Parallel form, every row from a zero state; differentiable. Runs twice where activations are checkpointed, so what it drops in training
+  // mode it draws from pass.draws(), not from a generator.
   virtual Tensor forward(const Tensor& x, const Pass& pass) = 0;
   // Zeroed, of fixed size and address (growing states excepted). Accumulators are fp32 whatever the activations' type, fp64 in fp64.
   virtual MixerState make_state(int64_t slots) const = 0;

@@ -22,7 +22,7 @@ const std::vector<int64_t>& on_host(const Tensor& numbers, std::optional<std::ve
 Pass::Pass(std::optional<Sequences> rows, Slots slots, Tensor seen)
     : rows_(std::move(rows)), slots_(std::move(slots)), seen_(std::move(seen)) {}
 
-Pass::Pass(Sequences rows) : Pass(std::optional(std::move(rows)), {}, {}) {}
+Pass::Pass(Sequences rows, ops::Draws draws) : Pass(std::optional(std::move(rows)), {}, {}) { draws_ = std::move(draws); }
 
 Pass::Pass(Sequences rows, Slots slots, Tensor seen) : Pass(std::optional(std::move(rows)), std::move(slots), std::move(seen)) {
   BASED_ASSERT(slots_.size(0) == rows_->rows() && seen_.size(0) == rows_->rows());
@@ -43,6 +43,13 @@ Tensor Pass::positions() const {
   if (!seen_.defined()) return rows_->positions();
   if (!positions_.defined()) positions_ = rows_->positions(seen_);
   return positions_;
+}
+
+const ops::Draws& Pass::draws() const {
+  if (draws_.step.defined()) return draws_;
+  throw Error(
+      "a model that trains with dropout needs to know what to draw from: give LanguageModel::loss or forward the run's seed and its step's "
+      "number (ops::Draws), or call eval() where it does not train");
 }
 
 const std::vector<int64_t>& Pass::slots_on_host() const { return on_host(slots_, slots_on_host_); }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "based/mixers/sequences.h"
+#include "based/ops/dropout.h"
 #include "based/ops/torch.h"
 
 namespace based {
@@ -15,8 +16,8 @@ struct PastPlan;  // mixers/past.cpp
 
 class Pass {
  public:
-  // The parallel form without a state: every row is a sequence from its beginning.
-  explicit Pass(Sequences rows);
+  // The parallel form without a state: every row is a sequence from its beginning. `draws`: of a training step.
+  explicit Pass(Sequences rows, ops::Draws draws = {});
   // The parallel form from slots of a state. `seen`, int64 [rows]: the tokens that each row's slot has seen before.
   Pass(Sequences rows, Slots slots, Tensor seen);
   // One token for each slot; `seen` as above.
@@ -29,7 +30,10 @@ class Pass {
   const Slots& slots() const { return slots_; }  // undefined without a state
   Tensor positions() const;                      // int64 [tokens]: each token's place in its sequence, from 0
 
-  // The same on the host. A device is waited for, once a pass; in a step that is to be recorded nobody may ask.
+  // What dropout draws from; place 0 is the embeddings', 1 + layer a layer's. Throws Error, saying what to do, where none were given.
+  const ops::Draws& draws() const;
+
+  // Slots and tokens seen on the host. A device is waited for, once a pass; in a step that is to be recorded nobody may ask.
   const std::vector<int64_t>& slots_on_host() const;
   const std::vector<int64_t>& seen_on_host() const;
   int64_t longest() const;  // tokens of the longest sequence, this pass included; 0 without rows
@@ -48,6 +52,7 @@ class Pass {
   std::optional<Sequences> rows_;
   Slots slots_;
   Tensor seen_;
+  ops::Draws draws_;
   // Worked out when asked for, which passes with a state alone keep: they belong to one thread.
   mutable Tensor positions_;
   mutable std::optional<std::vector<int64_t>> slots_on_host_, seen_on_host_;

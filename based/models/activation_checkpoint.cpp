@@ -1,7 +1,5 @@
 #include "based/models/activation_checkpoint.h"
 
-#include "based/models/device.h"
-
 namespace based {
 namespace {
 
@@ -9,9 +7,8 @@ using Body = std::function<Tensor(const Tensor&)>;
 
 // What autograd keeps between the passes.
 struct Kept : torch::CustomClassHolder {
-  Kept(Body body_, Tensor random_) : body(std::move(body_)), random(std::move(random_)) {}
+  explicit Kept(Body body_) : body(std::move(body_)) {}
   Body body;
-  Tensor random;
 };
 
 struct Recompute : torch::autograd::Function<Recompute> {
@@ -27,11 +24,8 @@ struct Recompute : torch::autograd::Function<Recompute> {
     const auto capsule = context->saved_data["kept"].toCapsule();
     Kept& kept = *static_cast<Kept*>(capsule.get());
     const Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
-    const Tensor after = random_state(x.device());
-    set_random_state(x.device(), kept.random);
     const at::AutoGradMode grad_mode(true);
     const Tensor y = kept.body(x);
-    set_random_state(x.device(), after);
     torch::autograd::backward({y}, {gradients[0]});  // adds to the gradients of the body's parameters
     return {x.grad(), Tensor()};
   }
@@ -41,7 +35,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
 
 Tensor recompute_in_backward(std::function<Tensor(const Tensor&)> body, const Tensor& x) {
   if (!torch::GradMode::is_enabled()) return body(x);
-  return Recompute::apply(x, c10::make_intrusive<Kept>(std::move(body), random_state(x.device())));
+  return Recompute::apply(x, c10::make_intrusive<Kept>(std::move(body)));
 }
 
 }  // namespace based

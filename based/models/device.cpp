@@ -1,12 +1,12 @@
 #include "based/models/device.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <sys/resource.h>
 #include <torch/cuda.h>
 
 #include <fstream>
 #include <limits>
-#include <mutex>
 
 #include "based/core/error.h"
 
@@ -27,16 +27,15 @@ torch::Device parse_device(const std::string& text, const std::string& what) {
   return {torch::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
-torch::Tensor random_state(torch::Device device) {
-  at::Generator generator = at::globalContext().defaultGenerator(device);
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
+OwnStream::OwnStream(torch::Device device) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl streams(device.type());
+  streams.getStream(device).synchronize();  // what was filled there is used on this one
+  guard_.emplace(streams.getStreamFromGlobalPool(device));
 }
 
-void set_random_state(torch::Device device, const torch::Tensor& state) {
-  at::Generator generator = at::globalContext().defaultGenerator(device);
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
+OwnStream::~OwnStream() {
+  if (guard_) guard_->current_stream().synchronize();
 }
 
 void synchronize(torch::Device device) {

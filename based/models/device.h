@@ -1,5 +1,8 @@
 // Where a model runs, as commands and configs name it, and what it takes there.
 #pragma once
+#include <c10/core/StreamGuard.h>
+
+#include <optional>
 #include <string>
 
 #include "based/ops/torch.h"
@@ -9,9 +12,17 @@ namespace based {
 // "cpu", "cuda" or "cuda:1". Throws UsageError, naming `what`, for another word and for a GPU that is not there.
 torch::Device parse_device(const std::string& text, const std::string& what);
 
-// Of torch's random numbers there: bytes, on the CPU.
-torch::Tensor random_state(torch::Device device);
-void set_random_state(torch::Device device, const torch::Tensor& state);
+// While one lives, what this thread gives to a GPU goes to a queue of its own there, beside those of other threads.
+class OwnStream {
+ public:
+  explicit OwnStream(torch::Device device);
+  ~OwnStream();  // waits for it
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+
+ private:
+  std::optional<c10::StreamGuard> guard_;
+};
 
 // Waits for all that was launched on a GPU.
 void synchronize(torch::Device device);

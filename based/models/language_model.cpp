@@ -1,6 +1,9 @@
 #include "based/models/language_model.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn/modules/container/modulelist.h>
+
+#include <mutex>
 
 #include "based/mixers/shapes_only.h"
 #include "based/models/activation_checkpoint.h"
@@ -11,6 +14,7 @@
 #include "based/ops/gated_mlp.h"
 #include "based/ops/layer_norm.h"
 #include "based/ops/linear.h"
+#include "based/ops/most_likely.h"
 #include "based/ops/rms_norm.h"
 
 namespace based {
@@ -108,20 +112,22 @@ int64_t LanguageModel::parameter_count() const {
   return sum;
 }
 
-Residual LanguageModel::embed(Tensor embedded, const Tensor& positions) {
-  if (positions_.defined()) embedded = embedded + torch::embedding(positions_, positions);
-  if (is_training() && config_.embedding_dropout > 0) embedded = torch::dropout(embedded, config_.embedding_dropout, true);
+Residual LanguageModel::embed(Tensor embedded, const Pass& pass) {
+  if (positions_.defined()) embedded = embedded + torch::embedding(positions_, pass.positions());
+  if (drops()) embedded = ops::dropout(embedded, config_.embedding_dropout, pass.draws(), /*place=*/0);
   return {{}, embedded};
 }
 
-Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows) { return run(torch::embedding(embedding_, ids), rows); }
+Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows, const ops::Draws& draws) {
+  return run(torch::embedding(embedding_, ids), rows, draws);
+}
 
-Tensor LanguageModel::run(const Tensor& embedded, const Sequences& rows) {
+Tensor LanguageModel::run(const Tensor& embedded, const Sequences& rows, const ops::Draws& draws) {
   require_positions(config_, rows.max_length(), "a row");
-  const auto pass = std::make_shared<const Pass>(rows);
+  const auto pass = std::make_shared<const Pass>(rows, draws);
   const auto mix = [pass](Mixer& mixer, const Tensor& x) { return mixer.forward(x, *pass); };  // by value: the backward runs it again
   const bool recompute = checkpoint_activations_ && torch::GradMode::is_enabled();
-  Residual residual = embed(embedded, positions_.defined() ? rows.positions() : Tensor());
+  Residual residual = embed(embedded, *pass);
   if (recompute) residual = {residual.pending.to(ops::sum_type(residual.pending)), {}};
   for (const auto& block : blocks_) {
     if (!recompute) {
@@ -138,14 +144,16 @@ Tensor LanguageModel::run(const Tensor& embedded, const Sequences& rows) {
   return norm_->forward(residual);
 }
 
-Tensor LanguageModel::loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled) {
+Tensor LanguageModel::loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled, const ops::Draws& draws) {
   const ops::Embedded embedded = ops::tied_embedding(embedding_, ids);
-  return ops::cross_entropy(run(embedded.rows, rows), embedded.table, labels, labelled);
+  return ops::cross_entropy(run(embedded.rows, rows, draws), embedded.table, labels, labelled);
 }
 
 Tensor LanguageModel::token_log_probabilities(const Tensor& hidden, const Tensor& targets) {
   return ops::token_log_probabilities(hidden, embedding_, targets);
 }
+
+Tensor LanguageModel::most_likely(const Tensor& hidden) { return ops::most_likely(hidden, embedding_, config_.vocab_size); }
 
 Tensor LanguageModel::logits(const Tensor& hidden) { return ops::linear(hidden, embedding_); }
 
@@ -158,7 +166,7 @@ ModelState LanguageModel::make_state(int64_t slots) const {
 Residual LanguageModel::run_mixers(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
   const Tensor seen = state.position().index_select(0, slots);
   const Pass pass(rows, slots, seen);
-  Residual residual = embed(torch::embedding(embedding_, ids), positions_.defined() ? pass.positions() : Tensor());
+  Residual residual = embed(torch::embedding(embedding_, ids), pass);
   for (size_t i = 0; i < blocks_.size(); ++i) {
     if (i > 0) blocks_[i - 1]->run_mlp(residual, /*skip_residual_write=*/true);  // up to the next layer's norm
     blocks_[i]->run_mixer(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.prefill(x, state.layers()[i], pass); });
@@ -187,10 +195,22 @@ Tensor LanguageModel::prefill_last(const Tensor& ids, const Sequences& rows, Mod
 Tensor LanguageModel::step(const Tensor& ids, ModelState& state, const Slots& slots) {
   const auto [embedded, positions] = ops::embedding_step_(state.position(), slots, embedding_, ids);
   const Pass pass = Pass::step(slots, positions);
-  Residual residual = positions_.defined() ? embed(embedded.to(embedding_.scalar_type()), positions) : Residual{embedded, {}};
+  const bool as_it_is = !positions_.defined() && !drops();
+  Residual residual = as_it_is ? Residual{embedded, {}} : embed(embedded.to(embedding_.scalar_type()), pass);
   for (size_t i = 0; i < blocks_.size(); ++i)
     blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.step(x, state.layers()[i], pass); });
   return norm_->forward(residual);
+}
+
+std::shared_ptr<LanguageModel> make_model(const ModelConfig& config, int64_t seed) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  {
+    at::Generator generator = at::detail::getDefaultCPUGenerator();  // torch::manual_seed would set every GPU's, too
+    const std::lock_guard of_torch(generator.mutex());
+    generator.set_current_seed(static_cast<uint64_t>(seed));
+  }
+  return std::make_shared<LanguageModel>(config);
 }
 
 int64_t parameter_count(const ModelConfig& config) {

@@ -69,7 +69,7 @@ class ModelBlock : public torch::nn::Module {
 
 class LanguageModel : public torch::nn::Module {
  public:
-  // Parameters are drawn from torch's CPU generator (torch::manual_seed). Throws UsageError for a wrong config.
+  // Parameters are drawn from torch's CPU generator, which all threads share; see make_model. Throws UsageError for a wrong config.
   explicit LanguageModel(ModelConfig config);
 
   const ModelConfig& config() const { return config_; }
@@ -82,12 +82,15 @@ class LanguageModel : public torch::nn::Module {
   // While training, keep only each layer's input and compute the rest again in the backward pass; gradients stay the same.
   void set_checkpoint_activations(bool on) { checkpoint_activations_ = on; }
 
-  // ids int64 [tokens] -> hidden states after the last norm, [tokens, d_model].
-  Tensor forward(const Tensor& ids, const Sequences& rows);
+  // ids int64 [tokens] -> hidden states after the last norm, [tokens, d_model]. In training mode, a model with dropout needs `draws`, and
+  // throws Error without; they must stay as they are until the backward pass. The forms with a state draw nothing, and throw there.
+  Tensor forward(const Tensor& ids, const Sequences& rows, const ops::Draws& draws = {});
   // Mean cross entropy over labels ≠ −100, int64 [tokens], of which there are `labelled`; −1: they are counted, which waits for a device.
-  Tensor loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled = -1);
+  Tensor loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled = -1, const ops::Draws& draws = {});
   // Of each row's target, int64 [n], under the softmax of its logits: fp32 [n]. No gradient.
   Tensor token_log_probabilities(const Tensor& hidden, const Tensor& targets);
+  // The word that each row of hidden [n, d_model] gives the most probability, int64 [n]; −1 where what it says is not finite. No gradient.
+  Tensor most_likely(const Tensor& hidden);
   // hidden [n, d_model] -> [n, padded_vocab].
   Tensor logits(const Tensor& hidden);
 
@@ -101,9 +104,10 @@ class LanguageModel : public torch::nn::Module {
 
  private:
   // Hidden states after the last norm, from the embedding's rows.
-  Tensor run(const Tensor& embedded, const Sequences& rows);
+  Tensor run(const Tensor& embedded, const Sequences& rows, const ops::Draws& draws);
   // The stream as it begins: the embedding's rows, and what else is added to them.
-  Residual embed(Tensor embedded, const Tensor& positions);
+  Residual embed(Tensor embedded, const Pass& pass);
+  bool drops() const { return is_training() && config_.embedding_dropout > 0; }
   // The residual stream behind the last layer's mixer, of all tokens.
   Residual run_mixers(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
   Tensor final_norm(Residual& residual);  // the last layer's MLP and norm
@@ -114,6 +118,9 @@ class LanguageModel : public torch::nn::Module {
   bool checkpoint_activations_ = false;
 };
 
+// Drawn from the seed alone: the parameters that torch::manual_seed(seed) and the constructor give, whatever other threads make this way
+// meanwhile. Leaves torch's CPU generator at another place.
+std::shared_ptr<LanguageModel> make_model(const ModelConfig& config, int64_t seed);
 // Of the model that this config describes, counted on its layers without building all of it.
 int64_t parameter_count(const ModelConfig& config);
 // Bytes of one slot of the state that really runs, after `tokens` tokens.

@@ -53,8 +53,8 @@ class Loop {
         sync_every_(options.sync_every > 0    ? options.sync_every
                     : model.device().is_cpu() ? 1
                                               : kReadEveryOnDevice),
-        step_(model, optimizer, options.recorded),
-        progress_(options.label, options.steps, {}, state.step) {
+        step_(model, optimizer, options.step),
+        progress_(options.label, options.steps, {.quiet = static_cast<bool>(hooks.progress)}, state.step) {
     result_.state = std::move(state);
     if (result_.state.step > 0) saved_ = result_.state.step;  // it came from there
   }
@@ -64,12 +64,12 @@ class Loop {
     const bool finished_before = state.step >= options_.steps;
     model_.train();
     reset_peak_memory(model_.device());
-    while (state.step < options_.steps && !interrupted()) {
+    while (state.step < options_.steps && !done_ && !interrupted()) {
       one_step();
       if (state.step < options_.steps) after_step();
     }
     if (!unread_.empty()) read();
-    result_.interrupted = state.step < options_.steps;
+    result_.interrupted = state.step < options_.steps && !done_;
     if (!finished_before) end();
     progress_.finish();
     model_.eval();
@@ -81,7 +81,7 @@ class Loop {
  private:
   void end() {
     if (!result_.interrupted) {
-      evaluate();
+      if (!done_) evaluate();
       const auto loss = last_figures_.find("loss");
       if (loss != last_figures_.end() && !std::isfinite(loss->second))
         diverged(result_.state.step, "the last evaluation's loss is not finite");
@@ -113,7 +113,7 @@ class Loop {
   Step launch() {
     Step step;
     step.at = result_.state.step + 1;
-    step.rate = learning_rate(schedule_, result_.state.step, options_.steps);
+    step.rate = learning_rate(schedule_, result_.state.step, options_.steps, options_.epoch_steps);
     std::vector<Batch> batches;
     for (int64_t i = 0; i < options_.accumulate; ++i) {
       batches.push_back(hooks_.batch(result_.state.step * options_.accumulate + i));
@@ -121,7 +121,7 @@ class Loop {
       step.tokens += batch.ids.numel();
       step.windows.insert(step.windows.end(), batch.windows.begin(), batch.windows.end());
     }
-    step.figures = step_.run(batches, step.rate, /*look=*/sync_every_ == 1);
+    step.figures = step_.run(batches, result_.state.step, step.rate, /*look=*/sync_every_ == 1);
     return step;
   }
 
@@ -166,7 +166,7 @@ class Loop {
     } else {
       state.skipped_in_a_row = 0;
       state.loss = step.loss;
-      look_for_spike(step);
+      if (options_.spikes) look_for_spike(step);
     }
     if (due(options_.log_every, step.at) || step.at == options_.steps) log(step);
   }
@@ -232,6 +232,7 @@ class Loop {
     for (const auto& [name, value] : last_figures_) line["eval_" + name] = value;
     if (hooks_.metrics) hooks_.metrics->write(line);
     state.evaluation = finite(last_figures_);
+    done_ = hooks_.done && hooks_.done(state);
     show();
     const auto loss = state.evaluation.find("loss");
     if (loss == state.evaluation.end() || (state.best_step >= 0 && loss->second >= state.best_loss)) return false;
@@ -253,6 +254,7 @@ class Loop {
 
   void show() {
     const LoopState& state = result_.state;
+    if (hooks_.progress) return hooks_.progress(state);
     Progress::Fields fields{{"loss", format_number(state.loss, 3)}, {"tokens/s", format_count(result_.tokens_per_second)}};
     for (const auto& [key, value] : state.evaluation) fields.emplace_back("eval " + key, format_number(value, 3));
     progress_.update(state.step, fields);
@@ -272,6 +274,7 @@ class Loop {
   const double start_ = now();
   double seconds_ = 0;
   int64_t tokens_ = 0, saved_ = -1;
+  bool done_ = false;  // what hooks_.done said
 };
 
 }  // namespace

@@ -20,8 +20,10 @@ struct LoopOptions {
   bool checkpoint_best = false;  // also where an evaluation is the best so far
   int64_t log_every = 10;        // steps between lines of the metrics
   int64_t max_bad_steps = 10;    // so many in a row whose loss or gradient is not finite end the run
-  int64_t sync_every = 0;  // steps whose figures are read together, at the latest; 0: 1 on the CPU, 32 on a GPU, which must be waited for
-  bool recorded = false;   // see TrainStep
+  int64_t sync_every = 0;   // steps whose figures are read together, at the latest; 0: 1 on the CPU, 32 on a GPU, which must be waited for
+  int64_t epoch_steps = 0;  // see learning_rate
+  bool spikes = true;       // look for losses far above those before; batches of unlike data have them by nature
+  TrainStepOptions step = {};
   std::string label = "train";  // of the progress line
 };
 
@@ -73,6 +75,8 @@ struct LoopHooks {
   std::function<Figures(int64_t step)> evaluate;           // null: none; "loss" decides which is the best
   std::function<void(const LoopState& state)> checkpoint;  // null: none. An Error that it throws is reported and counted
   Metrics* metrics = nullptr;
+  std::function<bool(const LoopState& state)> done;      // after an evaluation: whether the run ends there. Null: never
+  std::function<void(const LoopState& state)> progress;  // as the loop goes on, in place of its line of progress
 };
 
 struct LoopResult {

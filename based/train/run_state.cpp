@@ -1,15 +1,16 @@
 #include "based/train/run_state.h"
 
+#include <array>
 #include <filesystem>
 
 #include "based/core/files.h"
-#include "based/models/device.h"
 #include "based/models/tensor_view.h"
 
 namespace based {
 namespace {
 
-constexpr const char *kRandom = "random.cpu", *kDeviceRandom = "random.cuda";
+// Generators' states, which earlier versions kept; what is drawn now depends on the seed and the step alone.
+constexpr std::array kFormerlyKept{"random.cpu", "random.cuda"};
 
 std::string in(const std::string& folder, const char* name) { return (std::filesystem::path(folder) / name).string(); }
 
@@ -25,23 +26,12 @@ std::vector<std::pair<std::string, Tensor>> tensors_of(const AdamW& optimizer) {
   return tensors;
 }
 
-void load_random_state(const SafetensorsFile& file, const std::string& name, torch::Device device) {
-  const Tensor random = tensor_of(file.at(name));
-  if (random.scalar_type() != torch::kUInt8 || random.sizes() != random_state(device).sizes()) {
-    throw Error(file.path() + ": tensor '" + name + "' is no state of torch's generator");
-  }
-  set_random_state(device, random);
-}
-
 }  // namespace
 
 void save_run_state(const std::string& folder, const RunState& state, const AdamW& optimizer) {
   std::vector<Tensor> kept;  // the views point into them
   std::vector<TensorView> views;
-  auto tensors = tensors_of(optimizer);
-  tensors.emplace_back(kRandom, random_state(torch::kCPU));
-  if (optimizer.device().is_cuda()) tensors.emplace_back(kDeviceRandom, random_state(optimizer.device()));
-  for (const auto& [name, tensor] : tensors) {
+  for (const auto& [name, tensor] : tensors_of(optimizer)) {
     kept.push_back(tensor.detach().cpu().contiguous());
     views.push_back(view_of(name, kept.back()));
   }
@@ -70,14 +60,12 @@ void load_optimizer(const std::string& folder, AdamW& optimizer) {
     Tensor target = tensor;
     target.copy_(tensor_of(view));
   }
-  const bool of_device = file.find(kDeviceRandom) != nullptr;
-  const size_t expected = tensors.size() + (of_device ? 2 : 1);
+  size_t expected = tensors.size();
+  for (const char* name : kFormerlyKept) expected += file.find(name) != nullptr;
   if (file.tensors().size() != expected) {
     throw Error(file.path() + ": holds " + std::to_string(file.tensors().size()) + " tensors, " + std::to_string(expected) +
                 " are expected for this model");
   }
-  load_random_state(file, kRandom, torch::kCPU);
-  if (of_device && optimizer.device().is_cuda()) load_random_state(file, kDeviceRandom, optimizer.device());
 }
 
 }  // namespace based

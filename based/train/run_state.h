@@ -1,6 +1,6 @@
 // What a checkpoint holds, besides the model and its tokenizer, so that a run goes on as if it had never stopped:
 //   trainer.json             RunState
-//   optimizer.safetensors    moments, step counts and fp32 masters of every parameter; torch's random numbers, of the CPU and of the GPU
+//   optimizer.safetensors    moments, step counts and fp32 masters of every parameter
 #pragma once
 #include <string>
 
@@ -32,8 +32,7 @@ struct RunState {
 void save_run_state(const std::string& folder, const RunState& state, const AdamW& optimizer);
 
 RunState load_run_state(const std::string& folder);
-// Fills an optimizer made for the same model, on any device, and sets torch's random numbers: those of a GPU only where the checkpoint has
-// some, which one that was written on a CPU has not. Throws Error naming what is missing, left over or misshapen.
+// Fills an optimizer made for the same model, on any device. Throws Error naming what is missing, left over or misshapen.
 void load_optimizer(const std::string& folder, AdamW& optimizer);
 
 }  // namespace based

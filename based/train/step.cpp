@@ -6,14 +6,21 @@
 
 namespace based {
 
-TrainStep::TrainStep(LanguageModel& model, AdamW& optimizer, bool recorded) : model_(model), optimizer_(optimizer), recorded_(recorded) {}
+TrainStep::TrainStep(LanguageModel& model, AdamW& optimizer, TrainStepOptions options)
+    : model_(model), optimizer_(optimizer), options_(options) {
+  draws_ = {options.seed, torch::zeros({}, torch::dtype(torch::kInt64).device(model.device()))};
+}
 
-Tensor TrainStep::run(const std::vector<Batch>& batches, double rate, bool look) {
-  if (!recorded_) return launch(batches, optimizer_.make_rate(rate), look);
-  if (!replay_) record_step(batches);
-  copy_in(batches);
+Tensor TrainStep::run(const std::vector<Batch>& batches, int64_t step, double rate, bool look) {
+  if (options_.recordings == 0) {
+    draws_.step.fill_(step * static_cast<int64_t>(batches.size()));
+    return launch(batches, optimizer_.make_rate(rate), look);
+  }
+  Recording& recording = recording_of(batches);
+  recording.copy_in(batches);
+  draws_.step.fill_(step * static_cast<int64_t>(batches.size()));
   rate_.fill_(rate);
-  replay_->run();
+  recording.replay->run();
   return figures_.clone();
 }
 
@@ -29,7 +36,8 @@ Tensor TrainStep::launch(const std::vector<Batch>& batches, const Tensor& rate, 
   optimizer_.zero_grad();
   for (size_t i = 0; i < batches.size(); ++i) {
     if (counts[i] == 0 && batches.size() > 1) continue;
-    Tensor loss = model_.loss(batches[i].ids, batches[i].labels, batches[i].rows, counts[i]);
+    const ops::Draws draws{draws_.seed, i == 0 ? draws_.step : draws_.step + static_cast<int64_t>(i)};
+    Tensor loss = model_.loss(batches[i].ids, batches[i].labels, batches[i].rows, counts[i], draws);
     if (batches.size() > 1) loss = loss * (static_cast<double>(counts[i]) / static_cast<double>(labels));
     total = total + loss.detach();
     if (look && !std::isfinite(total.item<double>())) return torch::stack({total, torch::zeros_like(total)});
@@ -42,34 +50,50 @@ Tensor TrainStep::launch(const std::vector<Batch>& batches, const Tensor& rate, 
   return figures;
 }
 
-void TrainStep::record_step(const std::vector<Batch>& batches) {
-  const torch::Device device = model_.device();
+TrainStep::Recording& TrainStep::recording_of(const std::vector<Batch>& batches) {
+  for (Recording& recording : recordings_)
+    if (recording.fits(batches)) return recording;
+  if (static_cast<int64_t>(recordings_.size()) == options_.recordings) {
+    throw Error("training: recorded steps take batches of the same rows and as many labels only (" + std::to_string(options_.recordings) +
+                " kinds here); train without the recording");
+  }
+  Recording& recording = recordings_.emplace_back();
   for (const Batch& batch : batches) {
     BASED_ASSERT(batch.labelled >= 0);
-    fixed_.push_back({batch.ids.clone(), batch.labels.clone(), batch.rows, {}, batch.labelled});
+    recording.batches.push_back({batch.ids.clone(), batch.labels.clone(), batch.rows, {}, batch.labelled});
   }
-  rate_ = optimizer_.make_rate(0);
-  figures_ = torch::zeros({2}, torch::dtype(torch::kDouble).device(device));
-  // Recording runs the step a few times: these update nothing, and the random numbers that they drew are drawn again.
-  enabled_ = torch::zeros({}, torch::dtype(torch::kFloat).device(device));
-  const Tensor random = random_state(device);
+  record_step(recording);
+  return recording;
+}
+
+void TrainStep::record_step(Recording& recording) {
+  const torch::Device device = model_.device();
+  if (!rate_.defined()) {
+    rate_ = optimizer_.make_rate(0);
+    figures_ = torch::zeros({2}, torch::dtype(torch::kDouble).device(device));
+    enabled_ = torch::zeros({}, torch::dtype(torch::kFloat).device(device));
+  }
+  enabled_.fill_(0);  // recording runs the step a few times: these update nothing
   try {
-    replay_ = ops::record(device, [this] { figures_.copy_(launch(fixed_, rate_, false)); });
+    recording.replay = ops::record(device, [this, &batches = recording.batches] { figures_.copy_(launch(batches, rate_, false)); });
   } catch (const Error& error) {
+    recordings_.pop_back();
     throw Error(std::string(error.what()) + "; train without the recording (train.graph = false)");
   }
-  set_random_state(device, random);
   enabled_.fill_(1);
 }
 
-void TrainStep::copy_in(const std::vector<Batch>& batches) {
-  bool fits = batches.size() == fixed_.size();
-  for (size_t i = 0; fits && i < batches.size(); ++i)
-    fits = batches[i].rows.starts() == fixed_[i].rows.starts() && batches[i].labelled == fixed_[i].labelled;
-  if (!fits) throw Error("training: a recorded step takes batches of the same rows and as many labels only; train without the recording");
-  for (size_t i = 0; i < batches.size(); ++i) {
-    fixed_[i].ids.copy_(batches[i].ids, /*non_blocking=*/true);
-    fixed_[i].labels.copy_(batches[i].labels, /*non_blocking=*/true);
+bool TrainStep::Recording::fits(const std::vector<Batch>& others) const {
+  bool same = others.size() == batches.size();
+  for (size_t i = 0; same && i < others.size(); ++i)
+    same = others[i].labelled == batches[i].labelled && others[i].rows.starts() == batches[i].rows.starts();
+  return same;
+}
+
+void TrainStep::Recording::copy_in(const std::vector<Batch>& others) {
+  for (size_t i = 0; i < others.size(); ++i) {
+    batches[i].ids.copy_(others[i].ids, /*non_blocking=*/true);
+    batches[i].labels.copy_(others[i].labels, /*non_blocking=*/true);
   }
 }
 

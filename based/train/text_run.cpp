@@ -254,7 +254,7 @@ class TextTraining {
     options.checkpoint_best = run_.checkpoint.best;
     options.log_every = run_.train.log_every;
     options.max_bad_steps = run_.train.max_bad_steps;
-    options.recorded = run_.train.graph;
+    options.step = {.recordings = run_.train.graph ? 1 : 0, .seed = run_.train.seed};
     LoopHooks hooks;
     hooks.batch = [&](int64_t) { return to_batch(loader_->next(), device_); };
     hooks.evaluate = [&](int64_t) { return evaluate(); };

@@ -146,7 +146,7 @@ TEST(Loop, ReadingFiguresLaterChangesNothing) {
 
 TEST(Loop, ARecordedStepRefusesOtherShapes) {
   Trial run(3);
-  run.options.recorded = true;
+  run.options.step.recordings = 1;
   run.hooks.batch = [](int64_t index) {
     Batch batch = batch_at(index);
     batch.labelled = 64;

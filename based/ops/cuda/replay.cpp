@@ -3,6 +3,8 @@
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <mutex>
+
 #include "based/core/error.h"
 
 namespace based::ops {
@@ -13,6 +15,8 @@ constexpr int kWarmUps = 3;  // cuBLAS and the allocator settle before anything 
 class Graph final : public Replay {
  public:
   Graph(torch::Device device, const std::function<void()>& body, const Rewrite& rewrite) : device_(device) {
+    static std::mutex one_at_a_time;  // the generator's and the allocator's records of captures are the process'
+    const std::lock_guard lock(one_at_a_time);
     const c10::cuda::CUDAGuard on_device(device);
     const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index());
     stream.synchronize();

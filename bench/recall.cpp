@@ -1,0 +1,123 @@
+// Training steps of the published recall models on a GPU, one of each shape of an epoch, recorded as `based experiment run` does it: two
+// layers (BaseConv and a mixer), vocabulary 8192, batch 256, fp32 and TF32 products.
+#include "based/data/mqar.h"
+#include "based/models/device.h"
+#include "based/train/step.h"
+#include "bench/model.h"
+
+namespace based::bench {
+namespace {
+
+struct Shape {
+  int64_t length, pairs, steps;  // of an epoch
+};
+constexpr Shape kEpoch[] = {{64, 4, 391}, {128, 8, 79}, {256, 16, 79}, {256, 32, 79}, {256, 64, 79}};
+constexpr int64_t kBatch = 256, kEpochs = 32;
+
+struct Model {
+  const char* name;
+  const char* mixer;
+  int64_t d_model, feature_dim, window;
+  double peer_64, peer_256;  // ms of zoology's step at 64/4 and 256/64 on this GPU, eager fp32; 0: not measured
+};
+constexpr Model kModels[] = {{"Based d 48, d' 8", "taylor_attention", 48, 8, 0, 4.4, 13.1},
+                             {"Based d 64, d' 16", "taylor_attention", 64, 16, 0, 4.8, 16.1},
+                             {"Based d 128, d' 24", "taylor_attention", 128, 24, 0, 6.4, 24.3},
+                             {"attention d 64", "attention", 64, 0, 0, 0, 0},
+                             {"window d 128, 64 keys", "sliding_window", 128, 0, 64, 0, 0}};
+
+ModelConfig config_of(const Model& model) {
+  ModelConfig config;
+  config.d_model = model.d_model;
+  config.vocab_size = 8192;
+  config.mlp = "identity";
+  config.norm = "layer_norm";
+  config.embedding_dropout = 0.1;
+  config.layers = {"base_conv", "mixer"};
+  Config mixer{Config::Table{}};
+  mixer.set("type", Config(std::string(model.mixer)));
+  mixer.set("heads", Config(int64_t{1}));
+  if (model.feature_dim > 0) mixer.set("feature_dim", Config(model.feature_dim));
+  if (model.window > 0) mixer.set("window", Config(model.window));
+  if (model.feature_dim == 0) {
+    mixer.set("rotary_dim", Config(int64_t{0}));
+    mixer.set("qkv_bias", Config(true));
+    mixer.set("out_bias", Config(true));
+    if (model.window == 0) mixer.set("dropout", Config(0.1));
+  }
+  config.mixers["mixer"] = mixer;
+  return config;
+}
+
+Batch batch_of(const Shape& shape, int64_t rows, torch::Device device) {
+  MqarConfig task;
+  task.length = shape.length;
+  task.pairs = shape.pairs;
+  task.examples = rows;
+  const MqarData data = make_mqar(task);
+  const auto on_device = [&](const std::vector<int32_t>& values) { return torch::tensor(values).to(torch::kInt64).to(device); };
+  return {on_device(data.inputs), on_device(data.labels), Sequences::equal(rows, shape.length, device), {}, rows * shape.pairs};
+}
+
+// Loss and the embedding's gradient of a few examples against fp64 on the CPU.
+double check(LanguageModel& model, const std::string& what) {
+  const auto gradient = [&](LanguageModel& of) {
+    of.eval();
+    const Batch batch = batch_of(kEpoch[4], 3, of.device());
+    const torch::Tensor loss = of.loss(batch.ids, batch.labels, batch.rows, batch.labelled);
+    return std::pair(loss.detach().cpu(), torch::autograd::grad({loss}, {of.named_parameters()["embedding"]})[0].cpu());
+  };
+  const auto exact = exact_copy(model);
+  const auto [loss, by_embedding] = gradient(model);
+  const auto [exact_loss, exact_by_embedding] = gradient(*exact);
+  model.train();
+  verify(loss, exact_loss, 1e-3, what + " loss");
+  return verify(by_embedding, exact_by_embedding, 5e-3, what + " gradient");
+}
+
+void measure(Context& context, const Model& shape_of, bool tf32) {
+  at::globalContext().setAllowTF32CuBLAS(tf32);
+  const ModelConfig config = config_of(shape_of);
+  torch::manual_seed(4);
+  LanguageModel model(config);
+  model.to(context.device);
+  const std::string precision = tf32 ? "tf32" : "fp32";
+  const double error = check(model, shape_of.name);
+  AdamW optimizer(model, {});
+  TrainStep step(model, optimizer, {.recordings = 5});
+  double run_seconds = 0;
+  Result result{"recall training step", std::string(shape_of.name) + " " + precision, 0, "ms", 0, 0, "", error};
+  for (const Shape& shape : kEpoch) {
+    if (context.quick && &shape != &kEpoch[4]) continue;
+    const Batch batch = batch_of(shape, kBatch, context.device);
+    const int repeats = context.quick ? 2 : 20;
+    const double seconds = median_seconds(
+                               [&] {
+                                 for (int i = 0; i < repeats; ++i) step.run({batch}, i, 1e-4);
+                                 synchronize(context.device);
+                               },
+                               context.quick ? 1 : 5) /
+                           repeats;
+    run_seconds += seconds * static_cast<double>(shape.steps * kEpochs);
+    result.more["ms_" + std::to_string(shape.length) + "_" + std::to_string(shape.pairs)] = seconds * 1e3;
+  }
+  at::globalContext().setAllowTF32CuBLAS(false);
+  result.value = run_seconds * 1e3 / (707 * kEpochs);
+  result.more["run_seconds_without_tests"] = run_seconds;
+  if (shape_of.peer_256 > 0) {
+    result.more["peer_over_ours_64_4"] = shape_of.peer_64 / result.more["ms_64_4"];
+    result.more["peer_over_ours_256_64"] = shape_of.peer_256 / result.more["ms_256_64"];
+  }
+  context.add(std::move(result));
+}
+
+void run(Context& context) {
+  for (const bool tf32 : {true, false})
+    for (const Model& model : kModels) measure(context, model, tf32);
+}
+
+}  // namespace
+
+const Case case_gpu_recall{"gpu_recall", "training steps of the published recall models, on a GPU", run, true};
+
+}  // namespace based::bench

@@ -1,0 +1,115 @@
+// What a model drops while it trains depends on the run's seed and the step's number alone, and so do its first weights on the seed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "based/models/language_model.h"
+#include "tests/core/temporary_folder.h"
+
+namespace based {
+namespace {
+
+using ::testing::HasSubstr;
+using torch::Tensor;
+
+ModelConfig small(double embedding_dropout) {
+  ModelConfig config = find_preset("based-tiny");
+  config.embedding_dropout = embedding_dropout;
+  return config;
+}
+
+ops::Draws draws_of(int64_t seed, int64_t step) { return {seed, torch::tensor(step, torch::kInt64)}; }
+
+struct Case {
+  const char* name;
+  ModelConfig (*config)();
+};
+
+class Dropout : public testing::TestWithParam<Case> {
+ protected:
+  Dropout() : model_(make_model(GetParam().config(), 3)), ids_(torch::arange(40) * 7 % 200), labels_(torch::arange(40) % 200) {}
+  Tensor hidden(const ops::Draws& draws) {
+    const torch::NoGradGuard no_grad;
+    return model_->forward(ids_, rows_, draws);
+  }
+  std::vector<Tensor> gradients(const ops::Draws& draws) {
+    model_->zero_grad();
+    model_->loss(ids_, labels_, rows_, -1, draws).backward();
+    std::vector<Tensor> all;
+    for (const Tensor& parameter : model_->parameters()) all.push_back(parameter.grad().clone());
+    return all;
+  }
+
+  std::shared_ptr<LanguageModel> model_;
+  Tensor ids_, labels_;
+  Sequences rows_ = Sequences::equal(2, 20);
+};
+
+INSTANTIATE_TEST_SUITE_P(Of, Dropout, testing::Values(Case{"embedding", [] { return small(0.2); }}),
+                         [](const auto& given) { return given.param.name; });
+
+TEST_P(Dropout, FollowsSeedAndStepAlone) {
+  model_->train();
+  const Tensor first = hidden(draws_of(1, 5));
+  torch::manual_seed(99);  // another thread may have drawn anything
+  EXPECT_TRUE(torch::equal(hidden(draws_of(1, 5)), first));
+  EXPECT_FALSE(torch::equal(hidden(draws_of(1, 6)), first));
+  EXPECT_FALSE(torch::equal(hidden(draws_of(2, 5)), first));
+  model_->eval();
+  const Tensor whole = hidden({});
+  EXPECT_TRUE(torch::equal(hidden(draws_of(1, 5)), whole));
+  EXPECT_FALSE(torch::equal(whole, first));
+}
+
+TEST_P(Dropout, IsTheSameWhereActivationsAreComputedAgain) {
+  model_->train();
+  const auto kept = gradients(draws_of(1, 5)), other = gradients(draws_of(1, 6));
+  model_->set_checkpoint_activations(true);
+  const auto again = gradients(draws_of(1, 5));
+  bool differs = false;
+  for (size_t i = 0; i < kept.size(); ++i) {
+    EXPECT_TRUE(torch::equal(kept[i], again[i])) << i;
+    differs = differs || !torch::equal(kept[i], other[i]);
+  }
+  EXPECT_TRUE(differs);
+}
+
+TEST_P(Dropout, WithNothingToDrawFromIsRefused) {
+  model_->train();
+  const auto refused = [](const auto& call) { EXPECT_THAT(message_of<Error>(call), HasSubstr("(ops::Draws), or call eval()")); };
+  refused([&] { model_->forward(ids_, rows_); });
+  refused([&] { model_->loss(ids_, labels_, rows_); });
+  const torch::NoGradGuard no_grad;
+  ModelState state = model_->make_state(1);
+  const Tensor slots = torch::zeros({1}, torch::kInt64);
+  refused([&] { model_->prefill(ids_, Sequences::equal(1, 40), state, slots); });
+  refused([&] { model_->step(ids_.slice(0, 0, 1), state, slots); });
+  model_->eval();
+  model_->prefill(ids_, Sequences::equal(1, 40), state, slots);
+  model_->step(ids_.slice(0, 0, 1), state, slots);
+}
+
+TEST(MakeModel, DrawsWhatTheConstructorDrawsAfterTheSeed) {
+  torch::manual_seed(7);
+  const LanguageModel constructed(small(0));
+  torch::randn({3});  // half of a pair of normal numbers is kept for the next draw, unless a seed is set
+  const auto made = make_model(small(0), 7);
+  const auto wanted = constructed.named_parameters();
+  for (const auto& item : made->named_parameters()) EXPECT_TRUE(torch::equal(item.value(), wanted[item.key()])) << item.key();
+}
+
+TEST(MakeModel, DrawsTheSameOnManyThreads) {
+  std::vector<std::shared_ptr<LanguageModel>> alone, together(8);
+  for (int64_t seed = 0; seed < 8; ++seed) alone.push_back(make_model(small(0), seed));
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < 8; ++i) threads.emplace_back([&together, i] { together[i] = make_model(small(0), static_cast<int64_t>(i)); });
+  for (std::thread& thread : threads) thread.join();
+  for (size_t i = 0; i < 8; ++i) {
+    const auto wanted = alone[i]->named_parameters();
+    for (const auto& item : together[i]->named_parameters()) EXPECT_TRUE(torch::equal(item.value(), wanted[item.key()])) << item.key();
+  }
+}
+
+}  // namespace
+}  // namespace based
