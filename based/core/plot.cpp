@@ -66,6 +66,37 @@ void add_axis(std::string& script, const char* name, const Scale& scale) {
             "' textcolor rgb '" + kGrey + "'\n";
 }
 
+// Its data and label to `script`, what draws it to `curves`.
+void add_series(std::string& script, std::string& curves, const PlotLayout& layout, size_t index) {
+  const PlotSeries& series = layout.series[index];
+  const SeriesLabel& label = layout.labels[index];
+  const size_t rank = layout.ranks[index];
+  add_label(script, label.x, label.y, series.label, kTextSize, label_colour(layout, index), label.anchor, series.emphasis);
+  const std::string data = "$series" + std::to_string(index), bars = "$bars" + std::to_string(index);
+  script += data + " << END\n";
+  for (const auto& [x, y] : series.points) script += number_text(x) + " " + number_text(y) + "\n";
+  script += "END\n";
+  const std::string colour = std::string(" linecolor rgb '") + (series.backdrop ? kBackdrop : rank_colour(rank)) + "'";
+  const auto separator = [&] { return curves.empty() ? "plot " : ", "; };
+  if (!series.bars.empty()) {
+    script += bars + " << END\n";
+    for (const PlotBar& bar : series.bars)
+      script += number_text(bar.x) + " " + number_text(bar.low) + " " + number_text(bar.low) + " " + number_text(bar.high) + "\n";
+    script += "END\n";
+    curves += separator() + bars + " using 1:2:3:4 with yerrorbars pointtype 0" + colour;
+  }
+  const bool markers = draws_markers(series);
+  curves += separator() + data + " using 1:2 with " + (!series.line ? "points" : markers ? "linespoints" : "lines") + colour;
+  if (series.line) curves += series.backdrop ? " linewidth 6" : series.emphasis ? " linewidth 3" : " linewidth 1.8";
+  if (series.line && !series.backdrop && is_open(rank)) curves += " dashtype (7,4)";
+  static constexpr std::array<const char*, 2 * kShapes> kPointTypes = {"7", "5", "9", "13", "11", "6", "4", "8", "12", "10"};
+  static constexpr std::array<double, kShapes> kSizes = {1, 0.9, 1.1, 1.2, 1.1};  // gnuplot's shapes differ in area
+  if (markers) {
+    const double scale = (series.emphasis ? 1.05 : 0.9) * kSizes[rank % kShapes];
+    curves += std::string(" pointtype ") + kPointTypes[rank % kPointTypes.size()] + " pointsize " + number_text(scale);
+  }
+}
+
 std::string gnuplot_script(const Plot& plot, const PlotLayout& layout, const std::string& png) {
   std::string script = "set encoding utf8\nunset key\n";
   script += "set lmargin at screen " + screen_x(layout.left) + "\nset rmargin at screen " + screen_x(layout.right) + "\n";
@@ -81,25 +112,12 @@ std::string gnuplot_script(const Plot& plot, const PlotLayout& layout, const std
   add_label(script, (layout.left + layout.right) / 2, layout.bottom + 44, plot.x.label, kTextSize, kInk, Anchor::middle);
   add_label(script, 20, kHeight - 18, plot.footer, kSmallSize, kGrey, Anchor::start);
   std::string curves;
-  for (size_t i = 0; i < layout.series.size(); ++i) {
-    const PlotSeries& series = layout.series[i];
-    if (series.points.empty()) continue;
-    const SeriesLabel& label = layout.labels[i];
-    add_label(script, label.x, label.y, series.label, kTextSize, rank_colour(layout.ranks[i]), label.anchor, series.emphasis);
-    const std::string data = "$series" + std::to_string(i);
-    script += data + " << END\n";
-    for (const auto& [x, y] : series.points) script += number_text(x) + " " + number_text(y) + "\n";
-    script += "END\n";
-    const bool markers = draws_markers(series);
-    curves += (curves.empty() ? "plot " : ", ") + data + " using 1:2 with " + (!series.line ? "points" : markers ? "linespoints" : "lines");
-    curves += std::string(" linecolor rgb '") + rank_colour(layout.ranks[i]) + "'";
-    if (series.line) curves += series.emphasis ? " linewidth 3" : " linewidth 1.8";
-    static constexpr std::array<const char*, kShapes> kPointTypes = {"7", "5", "9", "13", "11"};
-    static constexpr std::array<double, kShapes> kSizes = {1, 0.9, 1.1, 1.2, 1.1};  // gnuplot's shapes differ in area
-    if (markers) {
-      const double scale = (series.emphasis ? 1.05 : 0.9) * kSizes[layout.ranks[i] % kShapes];
-      curves += std::string(" pointtype ") + kPointTypes[layout.ranks[i] % kShapes] + " pointsize " + number_text(scale);
-    }
+  for (const bool backdrop : {true, false})
+    for (size_t i = 0; i < layout.series.size(); ++i)
+      if (layout.series[i].backdrop == backdrop && !layout.series[i].points.empty()) add_series(script, curves, layout, i);
+  for (size_t i = 0; i < layout.notes.size(); ++i) {
+    const SeriesLabel& label = layout.note_labels[i];
+    add_label(script, label.x, label.y, layout.notes[i].text, kSmallSize, kGrey, label.anchor);
   }
   // Twice the points in pixels, so that a projector shows no steps.
   const std::string terminal = "set terminal pngcairo noenhanced rounded size " + number_text(2 * kWidth) + "," + number_text(2 * kHeight) +

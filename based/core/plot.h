@@ -24,17 +24,29 @@ struct PlotAxis {
   std::optional<double> low = {}, high = {};  // otherwise from the points
 };
 
+struct PlotBar {
+  double x = 0, low = 0, high = 0;
+};
+
 struct PlotSeries {
   std::string label = {};                              // written beside its points: there is no legend to look things up in
   std::vector<std::pair<double, double>> points = {};  // (x, y), joined in the order of x; those that are not finite are left out
   bool line = true, markers = true;
-  bool emphasis = false;  // thicker
+  bool emphasis = false;           // thicker
+  std::vector<PlotBar> bars = {};  // of uncertainty, upright
+  bool backdrop = false;           // pale and wide behind the others, which it takes no colour from: a frontier
+};
+
+struct PlotNote {
+  double x = 0, y = 0;
+  std::string text;
 };
 
 struct Plot {
   std::string title, subtitle, footer;  // the footer says what made the plot: data, settings, machine
   PlotAxis x, y;
   std::vector<PlotSeries> series;
+  std::vector<PlotNote> notes = {};  // small, beside points; those for which there is no room are left out
 };
 
 // Writes `stem`.svg and `stem`.png and returns the files written. Where gnuplot is not installed, only the SVG, and a warning says so.

@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <optional>
 
 #include "based/core/text.h"
 
@@ -143,7 +144,7 @@ class LabelPlacer {
                                                   {x + 8, y + 16, Anchor::start},
                                                   {x + 8, y - 16, Anchor::start}}};
       for (size_t p = 0; p < places.size(); ++p) {
-        const Box box = box_of(places[p], series.label);
+        const Box box = box_of(places[p], series.label, kTextSize);
         const double cost =
             hidden(box, index) + 3.0 * static_cast<double>(p) + 2.0 * static_cast<double>(back) / static_cast<double>(stride);
         if (cost < best_cost) {
@@ -157,7 +158,23 @@ class LabelPlacer {
     return best;
   }
 
+  // None where it would hide something.
+  std::optional<SeriesLabel> place(const PlotNote& note) {
+    const double x = layout_.x(note.x), y = layout_.y(note.y);
+    const std::array<SeriesLabel, 4> places = {
+        {{x, y - 14, Anchor::middle}, {x, y + 14, Anchor::middle}, {x + 9, y + 8, Anchor::start}, {x - 9, y - 8, Anchor::end}}};
+    for (const SeriesLabel& at : places) {
+      const Box box = box_of(at, note.text, kSmallSize);
+      if (box.right > layout_.right || hidden(box, none) > 0) continue;
+      taken_.push_back(box);
+      return at;
+    }
+    return {};
+  }
+
  private:
+  static constexpr size_t none = SIZE_MAX;
+
   struct Mark {
     double x, y;
     size_t series;
@@ -166,6 +183,8 @@ class LabelPlacer {
 
   // The curve as dots every few points, its markers among them.
   void trace(const PlotSeries& series, size_t index) {
+    for (const PlotBar& bar : series.bars)
+      for (double y = layout_.y(bar.high); y <= layout_.y(bar.low); y += 6) marks_.push_back({layout_.x(bar.x), y, index, false});
     for (size_t i = 0; i < series.points.size(); ++i) {
       const double x = layout_.x(series.points[i].first), y = layout_.y(series.points[i].second);
       marks_.push_back({x, y, index, draws_markers(series)});
@@ -176,8 +195,8 @@ class LabelPlacer {
     }
   }
 
-  Box box_of(const SeriesLabel& place, const std::string& text) const {
-    const double width = text_width(text, kTextSize), half = 0.65 * kTextSize;
+  static Box box_of(const SeriesLabel& place, const std::string& text, double size) {
+    const double width = text_width(text, size), half = 0.65 * size;
     const double left = place.anchor == Anchor::start ? place.x : place.anchor == Anchor::end ? place.x - width : place.x - width / 2;
     return {left, place.y - half, left + width, place.y + half};
   }
@@ -190,7 +209,7 @@ class LabelPlacer {
     for (const Box& other : taken_) cost += 4 * box.overlap(other);
     for (const Mark& mark : marks_) {
       // Further off from another's marker, beside which the label would seem to be that one's.
-      const double reach = !mark.marker ? 2 : mark.series == own ? 7 : 20;
+      const double reach = !mark.marker ? 2 : own == none ? 5 : mark.series == own ? 7 : 20;
       const Box grown{box.left - reach, box.top - reach / 2, box.right + reach, box.bottom + reach / 2};
       if (grown.contains(mark.x, mark.y)) cost += (mark.marker ? 60 : 25) * (mark.series == own ? 0.7 : 1);
     }
@@ -208,6 +227,10 @@ class LabelPlacer {
 const char* rank_colour(size_t rank) {
   static constexpr std::array<const char*, 7> kColours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555"};
   return kColours[rank % kColours.size()];
+}
+
+const char* label_colour(const PlotLayout& layout, size_t series) {
+  return layout.series[series].backdrop ? kGrey : rank_colour(layout.ranks[series]);
 }
 
 double Scale::operator()(double value) const {
@@ -239,6 +262,8 @@ PlotLayout make_layout(const Plot& plot) {
       xs.push_back(x);
       ys.push_back(y);
     }
+    std::erase_if(series.bars, [](const PlotBar& bar) { return !std::isfinite(bar.x) || !std::isfinite(bar.low) || !std::isfinite(bar.high); });
+    for (const PlotBar& bar : series.bars) ys.insert(ys.end(), {bar.low, bar.high});
     layout.series.push_back(std::move(series));
   }
   if (xs.empty()) throw Error("plot: " + in_quotes(plot.title) + " has no points to draw");
@@ -255,9 +280,16 @@ PlotLayout make_layout(const Plot& plot) {
   for (const bool emphasis : {true, false}) {
     for (size_t i = 0; i < layout.series.size(); ++i) {
       if (layout.series[i].emphasis != emphasis) continue;
-      layout.ranks[i] = rank++;
+      layout.ranks[i] = rank;
+      rank += !layout.series[i].backdrop;
       if (!layout.series[i].points.empty()) layout.labels[i] = placer.place(i);
     }
+  }
+  for (const PlotNote& note : plot.notes) {
+    const auto placed = placer.place(note);
+    if (!placed) continue;
+    layout.notes.push_back(note);
+    layout.note_labels.push_back(*placed);
   }
   return layout;
 }

@@ -13,8 +13,11 @@ inline constexpr const char* kInk = "#222222";
 inline constexpr const char* kGrey = "#6b6b6b";
 inline constexpr const char* kGrid = "#e4e4e4";
 
-// Markers differ in shape too, for print without colour. By rank: ● ■ ▲ ◆ ▼.
+inline constexpr const char* kBackdrop = "#d4d4d4";
+
+// Markers differ in shape too, for print without colour. By rank: ● ■ ▲ ◆ ▼, then the same open, whose lines are dashed.
 inline constexpr size_t kShapes = 5;
+inline bool is_open(size_t rank) { return rank / kShapes % 2 == 1; }
 
 const char* rank_colour(size_t rank);
 
@@ -45,9 +48,12 @@ struct PlotLayout {
   std::vector<PlotSeries> series;   // sorted by x, drawable points only
   std::vector<SeriesLabel> labels;  // one a series
   std::vector<size_t> ranks;        // one a series, for colour and shape: what is emphasised gets the first
+  std::vector<PlotNote> notes;      // those that have room
+  std::vector<SeriesLabel> note_labels;
 };
 
 PlotLayout make_layout(const Plot& plot);
+const char* label_colour(const PlotLayout& layout, size_t series);
 
 bool draws_markers(const PlotSeries& series);  // a curve of many points is better without
 std::string number_text(double value);         // shortest digits that read back the same

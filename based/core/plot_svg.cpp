@@ -68,17 +68,29 @@ class Svg {
 
   void series(const PlotLayout& layout, size_t index) {
     const PlotSeries& series = layout.series[index];
-    const std::string colour = plot_detail::rank_colour(layout.ranks[index]);
+    const size_t rank = layout.ranks[index];
+    const std::string colour = series.backdrop ? plot_detail::kBackdrop : plot_detail::rank_colour(rank);
+    for (const PlotBar& bar : series.bars) {
+      const double x = layout.x(bar.x), low = layout.y(bar.low), high = layout.y(bar.high);
+      line(x, low, x, high, colour);
+      for (const double end : {low, high}) line(x - 4, end, x + 4, end, colour);
+    }
     std::string path, markers;
     for (const auto& [x, y] : series.points) {
       path += rounded(layout.x(x)) + "," + rounded(layout.y(y)) + " ";
-      markers += marker(layout.x(x), layout.y(y), series.emphasis ? 5.5 : 4.5, layout.ranks[index]);
+      markers += marker(layout.x(x), layout.y(y), series.emphasis ? 5.5 : 4.5, rank);
     }
     if (series.line) {
       out_ += "<polyline points=\"" + path + "\" fill=\"none\" stroke=\"" + colour + "\" stroke-linejoin=\"round\" stroke-width=\"" +
-              (series.emphasis ? "3.5" : "2") + "\"/>\n";
+              (series.backdrop   ? "7"
+               : series.emphasis ? "3.5"
+                                 : "2") +
+              "\"" + (!series.backdrop && plot_detail::is_open(rank) ? " stroke-dasharray=\"7 4\"" : "") + "/>\n";
     }
-    if (plot_detail::draws_markers(series)) out_ += "<g fill=\"" + colour + "\">\n" + markers + "</g>\n";
+    if (plot_detail::draws_markers(series)) {
+      const std::string style = plot_detail::is_open(rank) ? "white\" stroke=\"" + colour + "\" stroke-width=\"1.8" : colour;
+      out_ += "<g fill=\"" + style + "\">\n" + markers + "</g>\n";
+    }
   }
 
   std::string finish() { return out_ + "</svg>\n"; }
@@ -107,11 +119,18 @@ std::string plot_svg(const Plot& plot) {
   svg.text(20, layout.top - 20, plot.y.label, kTextSize, kInk, Anchor::start);
   svg.text((layout.left + layout.right) / 2, layout.bottom + 44, plot.x.label, kTextSize, kInk, Anchor::middle);
   svg.text(20, kHeight - 18, plot.footer, kSmallSize, kGrey, Anchor::start);
-  for (size_t i = 0; i < layout.series.size(); ++i) {
-    if (layout.series[i].points.empty()) continue;
-    svg.series(layout, i);
-    const SeriesLabel& label = layout.labels[i];
-    svg.text(label.x, label.y, layout.series[i].label, kTextSize, rank_colour(layout.ranks[i]), label.anchor, layout.series[i].emphasis);
+  for (const bool backdrop : {true, false}) {
+    for (size_t i = 0; i < layout.series.size(); ++i) {
+      const PlotSeries& series = layout.series[i];
+      if (series.points.empty() || series.backdrop != backdrop) continue;
+      svg.series(layout, i);
+      const SeriesLabel& label = layout.labels[i];
+      svg.text(label.x, label.y, series.label, kTextSize, label_colour(layout, i), label.anchor, series.emphasis);
+    }
+  }
+  for (size_t i = 0; i < layout.notes.size(); ++i) {
+    const SeriesLabel& label = layout.note_labels[i];
+    svg.text(label.x, label.y, layout.notes[i].text, kSmallSize, kGrey, label.anchor);
   }
   return svg.finish();
 }

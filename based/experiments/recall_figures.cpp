@@ -126,14 +126,36 @@ Plot frame(const RecallShown& shown) {
   return plot;
 }
 
+// As stairs: the most that is recalled with so many bytes or fewer.
+PlotSeries frontier(const std::vector<const PointResult*>& points) {
+  std::vector<std::pair<double, double>> all;
+  for (const PointResult* point : points) all.emplace_back(state_bytes_of(*point), point->score);
+  std::sort(all.begin(), all.end());
+  PlotSeries stairs{.label = "Pareto frontier", .markers = false, .backdrop = true};
+  double best = -1;
+  for (const auto& [bytes, recall] : all) {
+    if (recall <= best) continue;
+    if (best >= 0) stairs.points.emplace_back(bytes, best);
+    stairs.points.emplace_back(bytes, best = recall);
+  }
+  stairs.points.emplace_back(all.back().first, best);
+  return stairs;
+}
+
 Plot against_state(const RecallShown& shown, const std::vector<const PointResult*>& points) {
   Plot plot = frame(shown);
   plot.x = {"bytes of recurrent state", true, TickFormat::bytes, {}, {}};
   plot.footer += "; state measured, not computed";
+  if (shown.seeds > 1) plot.footer += "; bars: lowest and highest seed";
   for (const PointResult* point : points) {
-    if (plot.series.empty() || plot.series.back().label != point->series) plot.series.push_back({point->series});
-    plot.series.back().points.emplace_back(state_bytes_of(*point), point->score);
+    if (plot.series.empty() || plot.series.back().label != point->series) plot.series.push_back({.label = point->series});
+    PlotSeries& series = plot.series.back();
+    const double bytes = state_bytes_of(*point);
+    series.points.emplace_back(bytes, point->score);
+    if (point->best.size() > 1) series.bars.push_back({bytes, point->low, point->high});
+    if (!point->label.empty()) plot.notes.push_back({bytes, point->score, point->label});
   }
+  plot.series.push_back(frontier(points));
   return plot;
 }
 
@@ -143,7 +165,7 @@ Plot epochs_figure(const RecallShown& shown, const std::vector<PointResult>& poi
   plot.subtitle += "; of each series its best point";
   plot.x = {"epochs", false, TickFormat::number, {}, {}};
   for (const PointResult* point : best_of_series(points)) {
-    plot.series.push_back({point_name(point->series, point->label)});
+    plot.series.push_back({.label = point_name(point->series, point->label)});
     const std::vector<double> epochs = by_epoch(shown.task, *point->best.front());
     for (size_t i = 0; i < epochs.size(); ++i) plot.series.back().points.emplace_back(static_cast<double>(i + 1), epochs[i]);
   }
@@ -156,7 +178,7 @@ Plot pairs_figure(const RecallShown& shown, const std::vector<PointResult>& poin
   plot.subtitle = "multi-query associative recall; of each series its best point";
   plot.x = {"key-value pairs an example", true, TickFormat::powers_of_two, {}, {}};
   for (const PointResult* point : best_of_series(points)) {
-    plot.series.push_back({point_name(point->series, point->label)});
+    plot.series.push_back({.label = point_name(point->series, point->label)});
     std::map<int64_t, std::pair<double, double>> pairs;  // sum and number of segments
     const std::vector<double> segments = mean_of(*point, "segments");
     for (size_t i = 0; i < std::min(segments.size(), shown.task.test.size()); ++i) {

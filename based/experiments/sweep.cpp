@@ -24,6 +24,7 @@ namespace based {
 namespace {
 
 namespace fs = std::filesystem;
+constexpr double kShowSeconds = 0.1;
 constexpr auto kPoll = std::chrono::milliseconds(200);  // for runs that other processes do
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -183,7 +184,7 @@ class Sweep {
     hooks.progress = [&](int64_t step, int64_t, double, double) {
       const std::lock_guard lock(mutex_);
       runs_[index].steps = step;
-      show();
+      if (now() - shown_ > kShowSeconds) show();
     };
     if (!options_.save_models.empty()) hooks.save_to = (fs::path(options_.save_models) / stored.key).string();
     try {
@@ -232,6 +233,7 @@ class Sweep {
   }
 
   void show() {  // with the mutex
+    shown_ = now();
     int64_t steps = 0, running = 0;
     for (size_t i = 0; i < runs_.size(); ++i) {
       steps += runs_[i].steps;
@@ -251,7 +253,7 @@ class Sweep {
   std::mutex mutex_;           // of all that follows, and of runs_
   SweepOutcome outcome_;
   std::string broken_, best_;
-  double best_score_ = 0;
+  double best_score_ = 0, shown_ = 0;
   int64_t before_ = 0;  // steps of the runs that are kept
   std::unique_ptr<Progress> progress_;
 };

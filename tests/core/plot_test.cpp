@@ -182,5 +182,60 @@ TEST(Plot, WithoutGnuplotThereIsTheSvgAndAWarning) {
   EXPECT_EQ(read_file(folder.file("p.svg")), plot_svg(recall_plot()));
 }
 
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++count;
+  return count;
+}
+
+Plot frontier_plot() {
+  Plot plot = recall_plot();
+  plot.series[1].bars = {{4096, 0.05, 0.2}, {16384, 0.3, 0.55}};
+  plot.series.push_back({.label = "frontier", .points = {{1024, 0.5}, {131072, 0.5}}, .markers = false, .backdrop = true});
+  plot.notes = {{131072, 0.99, "alone"}, {80000, 0.99, "in the way of a curve's point"}};
+  return plot;
+}
+
+TEST(Plot, BarsAreDrawnAndWidenTheAxis) {
+  Plot plot = frontier_plot();
+  EXPECT_EQ(count_of(plot_svg(plot), "stroke=\"#cc79a7\""), count_of(plot_svg(recall_plot()), "stroke=\"#cc79a7\""));
+  EXPECT_EQ(count_of(plot_svg(plot), "<line"), count_of(plot_svg(recall_plot()), "<line") + 6) << "three lines a bar";
+  plot.y = {};
+  plot.series[1].bars[0].low = -5;
+  EXPECT_LT(make_layout(plot).y.low, -5);
+}
+
+TEST(Plot, ABackdropIsBehindTheOthersAndTakesNoColour) {
+  const Plot plot = frontier_plot();
+  const auto layout = make_layout(plot);
+  const std::string svg = plot_svg(plot);
+  EXPECT_EQ(svg.find("<polyline"), svg.rfind("<polyline", svg.find(plot_detail::kBackdrop))) << "the first line drawn";
+  EXPECT_THAT(std::vector(layout.ranks.begin(), layout.ranks.begin() + 4), ElementsAre(1, 2, 3, 0));
+}
+
+TEST(Plot, ThereAreTenMarkersBeforeOneComesAgain) {
+  Plot plot;
+  for (int i = 0; i < 7; ++i) plot.series.push_back({.label = std::to_string(i), .points = {{0, i}, {1, i}}});
+  const std::string svg = plot_svg(plot);
+  EXPECT_EQ(count_of(svg, "fill=\"white\" stroke="), 2U) << "the sixth and the seventh are open";
+  EXPECT_EQ(count_of(svg, "stroke-dasharray"), 2U);
+}
+
+TEST(Plot, NotesAreLeftOutWhereTheyWouldHideSomething) {
+  Plot plot = frontier_plot();
+  plot.notes = {{1024, 0.03, "first"}};
+  EXPECT_THAT(plot_svg(plot), HasSubstr(">first<"));
+  plot.notes.assign(40, {1024, 0.03, "first"});
+  EXPECT_LT(make_layout(plot).notes.size(), 5U);
+}
+
+TEST(Plot, GnuplotDrawsBarsBackdropsAndNotes) {
+  if (std::system("command -v gnuplot >/dev/null 2>&1") != 0) GTEST_SKIP() << "gnuplot is not installed";
+  const TemporaryFolder folder;
+  Plot plot = frontier_plot();
+  for (int i = 0; i < 7; ++i) plot.series.push_back({.label = std::to_string(i), .points = {{2000, i * 0.1}, {3000, i * 0.1}}});
+  EXPECT_THAT(write_plot(plot, folder.file("a")), SizeIs(2));
+}
+
 }  // namespace
 }  // namespace based

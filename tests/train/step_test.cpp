@@ -23,7 +23,7 @@ TEST(TrainStep, DrawsByTheSeedAndTheNumberOfEachBatch) {
     const auto model = make_model(dropping(), 1);
     model->train();
     AdamW optimizer(*model, {});
-    TrainStep step(*model, optimizer, recorded, /*seed=*/9);
+    TrainStep step(*model, optimizer, {.recordings = recorded ? 1 : 0, .seed = 9});
     const auto loss = [&](int64_t draw) {
       const torch::NoGradGuard no_grad;
       const Batch one = batch();
