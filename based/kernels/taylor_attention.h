@@ -69,8 +69,9 @@ Status taylor_attention_step(const TaylorAttention&);
 }  // namespace cpu
 
 namespace cuda {
-// Whether the forward, and a backward with its denominator, take q, k and v that are columns of wider tensors.
-bool taylor_attention_takes_strides(const TaylorAttention&);
+// Whether the forward, and a backward with its denominator, take q, k and v that are columns of wider tensors; `states`: some, or their
+// gradients, are given or asked for.
+bool taylor_attention_takes_strides(const TaylorAttention&, bool states);
 int64_t taylor_attention_scratch(const TaylorAttention&);
 Status taylor_attention_forward(const TaylorAttention&, void* scratch, Stream);
 int64_t taylor_attention_backward_scratch(const TaylorAttentionBackward&);

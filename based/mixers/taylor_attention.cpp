@@ -58,7 +58,7 @@ class TaylorAttention final : public Mixer {
 
   Tensor forward(const Tensor& x, const Pass& pass) override {
     const Inputs in = config_.bias ? scaled(project(x)) : project_at_once(x);
-    return output(x, std::get<0>(ops::taylor_attention(in.q, in.k, in.v, pass.cu_seqlens(), {}, rates(x))));
+    return output(x, ops::taylor_attention_without_state(in.q, in.k, in.v, pass.cu_seqlens(), rates(x)));
   }
 
   // "kv" [slots, heads, packed_features, head_dim] and the denominator's "k" [slots, heads, packed_features]; fp32, fp64 in fp64.

@@ -24,14 +24,19 @@ void check_attention_heads(const char* op, const Tensor& q, const Tensor& k, con
 }
 
 void check_causal_attention(const CausalAttention& in) {
-  const auto& [q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale] = in;
-  check_attention_heads(kOp, q, k, v);
+  const Tensor &cu_seqlens_q = in.cu_seqlens_q, &cu_seqlens_k = in.cu_seqlens_k;
+  check_attention_heads(kOp, in.q, in.k, in.v);
   require_type(kOp, "cu_seqlens_q", cu_seqlens_q, at::kLong);
   require_type(kOp, "cu_seqlens_k", cu_seqlens_k, at::kLong);
   require_shape(kOp, "cu_seqlens_q", cu_seqlens_q, {-1});
   require(cu_seqlens_q.size(0) >= 1, kOp, "cu_seqlens_q must have one entry more than rows, got ", cu_seqlens_q.sizes());
   require_shape(kOp, "cu_seqlens_k", cu_seqlens_k, cu_seqlens_q.sizes());
-  require(window >= 0, kOp, "window must be at least 0, got ", window);
+  require(in.window >= 0, kOp, "window must be at least 0, got ", in.window);
+  require(in.dropout_p >= 0 && in.dropout_p < 1, kOp, "dropout_p must be in [0, 1), got ", in.dropout_p);
+  if (in.dropout_p == 0) return;
+  require(in.step && in.step->defined(), kOp, "dropout needs step");
+  require_shape(kOp, "step", *in.step, {});
+  require_type(kOp, "step", *in.step, at::kLong);
 }
 
 namespace {
@@ -54,21 +59,57 @@ struct Attended {
   Tensor y, log_sum_exp;  // [rows, kv_heads, group, queries, head_dim], [rows, kv_heads, group, queries]
 };
 
+// What weights are multiplied by, [rows, heads, queries, keys] on the CPU: those of a run's queries [begin, end) and keys [first, last).
+class KeptWeights {
+ public:
+  explicit KeptWeights(const CausalAttention& in)
+      : heads_(in.q.size(1)), threshold_(kernels::dropout_threshold(in.dropout_p)), scale_(1 / (1 - in.dropout_p)) {
+    if (any()) {
+      key_ = kernels::dropout_key(static_cast<uint64_t>(in.seed), static_cast<uint64_t>(in.step->item<int64_t>()),
+                                  static_cast<uint64_t>(in.place));
+    }
+  }
+  bool any() const { return threshold_ != 0; }
+  Tensor of(const Run& run, int64_t begin, int64_t end, int64_t first, int64_t last) const {
+    Tensor kept = at::empty({run.rows, heads_, end - begin, last - first}, at::kDouble);
+    auto* to = kept.mutable_data_ptr<double>();
+    for (int64_t row = 0; row < run.rows; ++row)
+      for (int64_t head = 0; head < heads_; ++head)
+        for (int64_t query = begin; query < end; ++query)
+          for (int64_t key = first; key < last; ++key) {
+            const int64_t token = run.first_token + row * run.length + query;
+            const auto element = (static_cast<uint64_t>(token * heads_ + head) << 20) + static_cast<uint64_t>(key);
+            *to++ = kernels::is_dropped(key_, element, threshold_) ? 0 : scale_;
+          }
+    return kept;
+  }
+
+ private:
+  int64_t heads_;
+  uint32_t threshold_;
+  double scale_;
+  uint64_t key_ = 0;
+};
+
 // Queries in blocks, so that with a window the scores of far keys are never made. q [rows, kv_heads, group, queries, head_dim],
 // k and v [rows, kv_heads, 1, keys, head_dim].
-Attended attend(const Tensor& q, const Tensor& k, const Tensor& v, int64_t window, double scale) {
+Attended attend(const Tensor& q, const Tensor& k, const Tensor& v, const CausalAttention& in, const Run& run) {
   constexpr int64_t kBlock = 256;
+  const KeptWeights kept(in);
+  const int64_t window = in.window;
   const int64_t queries = q.size(3), keys = k.size(3), before = keys - queries;
   std::vector<Tensor> y, log_sum_exp;
   for (int64_t begin = 0; begin < queries; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, queries);
     const int64_t first = window == 0 ? 0 : std::max<int64_t>(0, begin + before - window + 1), last = end + before;
-    const Tensor scores = at::matmul(q.slice(3, begin, end), k.slice(3, first, last).transpose(-1, -2)) * scale;
+    const Tensor scores = at::matmul(q.slice(3, begin, end), k.slice(3, first, last).transpose(-1, -2)) * in.scale;
     const auto positions = [&](int64_t from, int64_t to) { return at::arange(from, to, q.options().dtype(at::kLong)); };
     const Tensor distance = positions(begin + before, end + before).unsqueeze(1) - positions(first, last);
     const Tensor hidden = window == 0 ? distance < 0 : (distance < 0).logical_or(distance >= window);
     const Tensor masked = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity());
-    y.push_back(at::matmul(masked.softmax(-1), v.slice(3, first, last)));
+    Tensor weights = masked.softmax(-1);
+    if (kept.any()) weights = weights * kept.of(run, begin, end, first, last).to(weights.options()).reshape(weights.sizes());
+    y.push_back(at::matmul(weights, v.slice(3, first, last)));
     log_sum_exp.push_back(masked.logsumexp(-1));
   }
   if (y.empty()) return {at::zeros_like(q), at::zeros(q.sizes().slice(0, 4), q.options())};
@@ -89,7 +130,7 @@ Forward forward_reference(const CausalAttention& in) {
     const Tensor queries = tokens_of(q, run).to(type).transpose(1, 2).reshape({run.rows, kv_heads, heads / kv_heads, run.length, head_dim});
     const Tensor keys = other_tokens_of(k, run).to(type).transpose(1, 2).unsqueeze(2);
     const Tensor values = other_tokens_of(v, run).to(type).transpose(1, 2).unsqueeze(2);
-    const Attended out = attend(queries, keys, values, in.window, in.scale);
+    const Attended out = attend(queries, keys, values, in, run);
     const auto tokens_first = [&](const Tensor& t, at::IntArrayRef sizes) { return t.flatten(1, 2).transpose(1, 2).reshape(sizes); };
     y.push_back(tokens_first(out.y, {run.rows * run.length, heads, head_dim}));
     log_sum_exp.push_back(tokens_first(out.log_sum_exp, {run.rows * run.length, heads}));
@@ -106,8 +147,8 @@ Forward forward_meta(const CausalAttentionForward& in) {
 Gradients backward_reference(const CausalAttentionBackward& in) {
   const CausalAttention& forward = in.of;
   const auto function = [&](const std::vector<Tensor>& of) {
-    const auto [y, log_sum_exp] =
-        forward_reference({of[0], of[1], of[2], forward.cu_seqlens_q, forward.cu_seqlens_k, forward.window, forward.scale});
+    const auto [y, log_sum_exp] = forward_reference({of[0], of[1], of[2], forward.cu_seqlens_q, forward.cu_seqlens_k, forward.window,
+                                                     forward.scale, forward.dropout_p, forward.seed, forward.step, forward.place});
     return std::vector<Tensor>{y};
   };
   const std::vector<Tensor> g = gradients_by_autograd(function, {forward.q, forward.k, forward.v}, {in.grad_y});
@@ -164,9 +205,14 @@ Tensor step_meta(const CausalAttentionStep& in) {
 }  // namespace
 
 CausalAttentionLaunch prepare_causal_attention(const CausalAttention& in) {
-  const auto& [q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale] = in;
-  CausalAttentionLaunch launch{with_packed_heads(q),      with_packed_heads(k),      with_packed_heads(v),
-                               cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), {}};
+  const Tensor &q = in.q, &k = in.k, &v = in.v, &cu_seqlens_q = in.cu_seqlens_q, &cu_seqlens_k = in.cu_seqlens_k;
+  CausalAttentionLaunch launch{with_packed_heads(q),
+                               with_packed_heads(k),
+                               with_packed_heads(v),
+                               cu_seqlens_q.contiguous(),
+                               cu_seqlens_k.contiguous(),
+                               in.dropout_p > 0 ? *in.step : Tensor(),
+                               {}};
   kernels::CausalAttention& to = launch.arguments;
   to.q = launch.q.const_data_ptr();
   to.k = launch.k.const_data_ptr();
@@ -176,18 +222,23 @@ CausalAttentionLaunch prepare_causal_attention(const CausalAttention& in) {
   to.rows = cu_seqlens_q.size(0) - 1;
   to.q_tokens = q.size(0), to.k_tokens = k.size(0);
   to.q_stride = launch.q.stride(0), to.k_stride = launch.k.stride(0), to.v_stride = launch.v.stride(0);
-  to.window = window;
+  to.window = in.window;
   to.heads = static_cast<int32_t>(q.size(1));
   to.kv_heads = static_cast<int32_t>(k.size(1));
   to.head_dim = static_cast<int32_t>(q.size(2));
-  to.scale = static_cast<float>(scale);
+  to.scale = static_cast<float>(in.scale);
   to.dtype = kernel_dtype(q);
+  to.single_tf32 = at::globalContext().allowTF32CuBLAS();
+  if (in.dropout_p > 0) {
+    to.dropout = {static_cast<uint64_t>(in.seed), static_cast<uint64_t>(in.place), launch.step.const_data_ptr<int64_t>(),
+                  kernels::dropout_threshold(in.dropout_p), static_cast<float>(1 / (1 - in.dropout_p))};
+  }
   return launch;
 }
 
 Forward causal_attention_forward_with(const CausalAttentionKernels& table, const CausalAttention& in) {
   const Tensor& q = in.q;
-  if (!uses_kernel(kOp, q, table.forward != nullptr)) return forward_reference(in);
+  if (!uses_kernel(kOp, q, table.forward != nullptr && (in.dropout_p == 0 || table.drops))) return forward_reference(in);
   check_causal_attention(in);
   if (in.cu_seqlens_q.is_cpu()) checked_starts(in);
   CausalAttentionLaunch launch = prepare_causal_attention(in);
@@ -214,7 +265,8 @@ Gradients empty_gradients(const Tensor& q, const Tensor& k, const Tensor& v, boo
 
 Gradients causal_attention_backward_with(const CausalAttentionKernels& table, const CausalAttentionBackward& in) {
   const Tensor &q = in.of.q, &k = in.of.k, &v = in.of.v;
-  if (!uses_kernel("causal_attention_backward", q, table.backward != nullptr)) return backward_reference(in);
+  const bool supported = table.backward != nullptr && (in.of.dropout_p == 0 || table.drops);
+  if (!uses_kernel("causal_attention_backward", q, supported)) return backward_reference(in);
   if (in.of.cu_seqlens_q.is_cpu()) checked_starts(in.of);
   CausalAttentionLaunch launch = prepare_causal_attention(in.of);
   const Tensor output = in.y.contiguous(), sums = in.log_sum_exp.contiguous(), cotangent = in.grad_y.contiguous();
@@ -307,13 +359,15 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
 }  // namespace
 
 Tensor causal_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                                  int64_t window, double scale) {
-  return attention_reference({q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale});
+                                  int64_t window, double scale, const AttentionDropout& dropout) {
+  const OptionalTensor step = if_defined(dropout.draws.step);
+  return attention_reference({q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, dropout.p, dropout.draws.seed, step, dropout.place});
 }
 
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                        int64_t window, double scale) {
-  return call(CausalAttention{q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale});
+                        int64_t window, double scale, const AttentionDropout& dropout) {
+  const OptionalTensor step = if_defined(dropout.draws.step);
+  return call(CausalAttention{q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, dropout.p, dropout.draws.seed, step, dropout.place});
 }
 
 Tensor causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& k_ring, Tensor& v_ring, const Tensor& positions,

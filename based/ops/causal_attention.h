@@ -1,18 +1,28 @@
 // torch.ops.based.causal_attention: exact softmax attention, causal, over all keys or a sliding window; grouped heads.
 #pragma once
 #include "based/kernels/causal_attention.h"
+#include "based/ops/dropout.h"
 #include "based/ops/operator.h"
 
 namespace based::ops {
 
+// Weights of pairs are dropped after the softmax, each with probability p, the others divided by 1 − p: as draws.seed, *draws.step, the
+// place and the pair say (based/kernels/causal_attention.h).
+struct AttentionDropout {
+  double p = 0;  // in [0, 1)
+  Draws draws = {};
+  int64_t place = 0;
+};
+
 // q [q_tokens, heads, head_dim], k and v [k_tokens, kv_heads, head_dim]; heads is a multiple of kv_heads; cu_seqlens_q, cu_seqlens_k int64
 // [rows + 1]. A row's queries are its last tokens: with Lq queries and Lk ≥ Lq keys, query i sees keys j with
 //   i + Lk − Lq − window < j ≤ i + Lk − Lq,
-// so `window` counts the keys seen, itself included; window 0 means all. Differentiable in q, k, v.
+// so `window` counts the keys seen, itself included; window 0 means all. With dropout rows have at most 2^20 keys. Differentiable in q, k,
+// v.
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                        int64_t window, double scale);
+                        int64_t window, double scale, const AttentionDropout& dropout = {});
 Tensor causal_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
-                                  int64_t window, double scale);
+                                  int64_t window, double scale, const AttentionDropout& dropout = {});
 
 // One token for each slot (paper, algorithm 3). The ring k_ring, v_ring [slots, capacity, kv_heads, head_dim] holds key p at p mod
 // capacity; positions int64 [rows] are those of the rows' tokens in their sequences, from 0. Writes k and v [rows, kv_heads, head_dim] as
@@ -22,6 +32,7 @@ Tensor causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, 
                              const Tensor& slots, double scale);
 
 // The operators.
+inline const OptionalTensor kNoStep;
 struct CausalAttention {
   const Tensor& q;
   const Tensor& k;
@@ -30,11 +41,17 @@ struct CausalAttention {
   const Tensor& cu_seqlens_k;
   int64_t window;
   double scale;
-  BASED_OPERATOR("causal_attention -> y", q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale)
+  double dropout_p = 0;
+  int64_t seed = 0;
+  const OptionalTensor& step = kNoStep;
+  int64_t place = 0;
+  BASED_OPERATOR("causal_attention -> y", q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, or_else(dropout_p, 0.0), or_else(seed, 0),
+                 step, or_else(place, 0))
 };
 struct CausalAttentionForward {
   CausalAttention of;
-  BASED_OPERATOR("causal_attention_forward -> y, log_sum_exp", of.q, of.k, of.v, of.cu_seqlens_q, of.cu_seqlens_k, of.window, of.scale)
+  BASED_OPERATOR("causal_attention_forward -> y, log_sum_exp", of.q, of.k, of.v, of.cu_seqlens_q, of.cu_seqlens_k, of.window, of.scale,
+                 or_else(of.dropout_p, 0.0), or_else(of.seed, 0), of.step, or_else(of.place, 0))
 };
 struct CausalAttentionBackward {
   const Tensor& grad_y;
@@ -42,7 +59,7 @@ struct CausalAttentionBackward {
   const Tensor& y;
   const Tensor& log_sum_exp;
   BASED_OPERATOR("causal_attention_backward -> grad_q, grad_k, grad_v", grad_y, of.q, of.k, of.v, of.cu_seqlens_q, of.cu_seqlens_k,
-                 of.window, of.scale, y, log_sum_exp)
+                 of.window, of.scale, of.dropout_p, of.seed, of.step, of.place, y, log_sum_exp)
 };
 struct CausalAttentionStep {
   const Tensor& q;
@@ -69,6 +86,7 @@ struct CausalAttentionKernels {
   kernels::Status (*backward)(const kernels::CausalAttentionBackward&, void* scratch);
   kernels::Status (*step)(const kernels::CausalAttentionStep&);
   bool joint_gradients = false;  // the backward may write them side by side, as columns of one tensor
+  bool drops = false;            // forward and backward know dropout
 };
 Result<CausalAttentionForward> causal_attention_forward_with(const CausalAttentionKernels& table, const CausalAttention& in);
 Result<CausalAttentionBackward> causal_attention_backward_with(const CausalAttentionKernels& table, const CausalAttentionBackward& in);
@@ -76,7 +94,7 @@ Tensor causal_attention_step_with(const CausalAttentionKernels& table, const Cau
 
 // A launch's arguments, and the memory behind them; y and log_sum_exp are the caller's to add.
 struct CausalAttentionLaunch {
-  Tensor q, k, v, q_starts, k_starts;
+  Tensor q, k, v, q_starts, k_starts, step;
   kernels::CausalAttention arguments;
 };
 CausalAttentionLaunch prepare_causal_attention(const CausalAttention& in);

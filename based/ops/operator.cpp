@@ -15,7 +15,8 @@ std::string declared(std::string_view argument, Kind kind, bool trailing, char& 
   text += name;
   if (!argument.starts_with("or_else(")) return text;
   const size_t comma = argument.find(',');
-  return text.append("=").append(trimmed(argument.substr(comma + 1, argument.rfind(')') - comma - 1)));
+  const std::string_view value = trimmed(argument.substr(comma + 1, argument.rfind(')') - comma - 1));
+  return text.append("=").append(value == "true" ? "True" : value == "false" ? "False" : value);
 }
 
 }  // namespace

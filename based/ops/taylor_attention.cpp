@@ -46,15 +46,19 @@ void check_state(const char* op, const Tensor& kv_state, const Tensor& k_state, 
   require_type(op, "k_state", k_state, sum_type(q));
 }
 
+// A state, or none of its rows.
+Tensor kept(const TaylorAttention& in, const Tensor& state) { return in.final_state ? state : state.narrow(0, 0, 0); }
+
 Forward forward_reference(const TaylorAttention& in) {
   const TaylorForward out = taylor_attention_chunked(in);
-  return {out.y, out.kv_state.contiguous(), out.k_state.contiguous(), out.denominator.contiguous()};
+  return {out.y, kept(in, out.kv_state).contiguous(), kept(in, out.k_state).contiguous(), out.denominator.contiguous()};
 }
 
 Forward forward_meta(const TaylorAttentionForward& op) {
   const TaylorAttention& in = op.of;
   check_taylor_attention("taylor_attention", in);
-  const int64_t rows = in.cu_seqlens.size(0) - 1, heads = in.q.size(1), features = kernels::packed_features(in.q.size(2));
+  const int64_t rows = in.final_state ? in.cu_seqlens.size(0) - 1 : 0, heads = in.q.size(1),
+                features = kernels::packed_features(in.q.size(2));
   const at::TensorOptions sums = in.q.options().dtype(sum_type(in.q));
   return {at::empty(in.v.sizes(), in.v.options()), at::empty({rows, heads, features, in.v.size(2)}, sums),
           at::empty({rows, heads, features}, sums), at::empty({in.q.size(0), heads}, sums)};
@@ -70,7 +74,8 @@ Gradients backward_reference(const TaylorAttentionBackward& in) {
   const std::vector<Tensor> g = gradients_by_autograd(
       function,
       {forward.q, forward.k, forward.v, value_or_undefined(forward.initial_kv_state), value_or_undefined(forward.initial_k_state)},
-      {in.grad_y, value_or_undefined(in.grad_kv_state), value_or_undefined(in.grad_k_state)});
+      {in.grad_y, forward.final_state ? value_or_undefined(in.grad_kv_state) : Tensor(),
+       forward.final_state ? value_or_undefined(in.grad_k_state) : Tensor()});
   return {g[0], g[1], g[2], g[3], g[4]};
 }
 
@@ -145,15 +150,19 @@ TaylorLaunch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Op
   return launch;
 }
 
-TaylorLaunch prepare_rows(const TaylorAttentionKernels& table, const TaylorAttention& in) {
+// `states`: some are given or asked for.
+TaylorLaunch prepare_rows(const TaylorAttentionKernels& table, const TaylorAttention& in, bool states) {
   const Tensor &q = in.q, &k = in.k, &v = in.v, &cu_seqlens = in.cu_seqlens;
   const OptionalTensor& decay = in.decay;
-  TaylorLaunch launch = prepare(q, k, v, decay, table.takes_strides != nullptr && are_columns(q, k, v));
-  if (launch.arguments.qk_stride != 0 && !table.takes_strides(launch.arguments)) launch = prepare(q, k, v, decay);
   check_row_starts("taylor_attention", "cu_seqlens", cu_seqlens, q.size(0));
+  const int64_t rows = cu_seqlens.size(0) - 1;
+  TaylorLaunch launch = prepare(q, k, v, decay, table.takes_strides != nullptr && are_columns(q, k, v));
+  launch.arguments.rows = rows;
+  if (launch.arguments.qk_stride != 0 && !table.takes_strides(launch.arguments, states)) launch = prepare(q, k, v, decay);
   launch.cu_seqlens = cu_seqlens.contiguous();
   launch.arguments.row_start = launch.cu_seqlens.const_data_ptr<int64_t>();
-  launch.arguments.rows = cu_seqlens.size(0) - 1;
+  launch.arguments.rows = rows;
+  launch.arguments.single_tf32 = at::globalContext().allowTF32CuBLAS();
   return launch;
 }
 
@@ -186,8 +195,9 @@ Forward taylor_attention_forward_with(const TaylorAttentionKernels& table, const
   const Tensor &q = in.q, &v = in.v;
   if (!uses_kernel("taylor_attention", q)) return forward_reference(in);
   check_taylor_attention("taylor_attention", in);
-  TaylorLaunch launch = prepare_rows(table, in);
-  const int64_t rows = launch.arguments.rows, heads = q.size(1), features = kernels::packed_features(q.size(2));
+  const bool states = in.final_state || in.initial_kv_state;
+  TaylorLaunch launch = prepare_rows(table, in, states);
+  const int64_t rows = states ? launch.arguments.rows : 0, heads = q.size(1), features = kernels::packed_features(q.size(2));
   const at::TensorOptions sums = q.options().dtype(at::kFloat);
   const auto start = [&](const OptionalTensor& initial, at::IntArrayRef sizes) {
     return initial ? initial->clone(at::MemoryFormat::Contiguous) : at::zeros(sizes, sums);
@@ -197,19 +207,22 @@ Forward taylor_attention_forward_with(const TaylorAttentionKernels& table, const
   const Tensor y = at::empty(v.sizes(), v.options()), denominator = at::empty({q.size(0), heads}, sums);
   launch.arguments.y = y.mutable_data_ptr();
   launch.arguments.denominator = denominator.mutable_data_ptr<float>();
-  launch.arguments.kv_state = kv_state.mutable_data_ptr<float>();
-  launch.arguments.k_state = k_state.mutable_data_ptr<float>();
+  if (states) {
+    launch.arguments.kv_state = kv_state.mutable_data_ptr<float>();
+    launch.arguments.k_state = k_state.mutable_data_ptr<float>();
+  }
   const Tensor scratch = scratch_memory(table.forward_scratch(launch.arguments), q);
   require_ok(table.forward(launch.arguments, scratch.mutable_data_ptr()));
   BASED_DEBUG_ASSERT(!y.is_cpu() || denominators_are_bounded(launch, denominator, in.initial_k_state));
-  return {y, kv_state, k_state, denominator};
+  return {y, kept(in, kv_state), kept(in, k_state), denominator};
 }
 
 Gradients taylor_attention_backward_with(const TaylorAttentionKernels& table, const TaylorAttentionBackward& in) {
   const Tensor &q = in.of.q, &k = in.of.k, &v = in.of.v;
   const OptionalTensor &initial_kv_state = in.of.initial_kv_state, &initial_k_state = in.of.initial_k_state;
   if (!uses_kernel("taylor_attention_backward", q)) return backward_reference(in);
-  TaylorLaunch launch = prepare_rows(table, in.of);
+  const bool grad_state = in.of.final_state && (in.grad_kv_state || in.grad_k_state);
+  TaylorLaunch launch = prepare_rows(table, in.of, grad_state || initial_kv_state);
   const int64_t rows = launch.arguments.rows, heads = q.size(1), features = kernels::packed_features(q.size(2));
   const at::TensorOptions sums = q.options().dtype(at::kFloat);
   const Tensor cotangent = in.grad_y.contiguous(), output = in.y.contiguous(), divisor = in.denominator.contiguous();
@@ -231,7 +244,7 @@ Gradients taylor_attention_backward_with(const TaylorAttentionKernels& table, co
     to.grad_initial_kv_state = grad_initial_kv.mutable_data_ptr<float>();
     to.grad_initial_k_state = grad_initial_k.mutable_data_ptr<float>();
   }
-  if (in.grad_kv_state || in.grad_k_state) {
+  if (grad_state) {
     grad_kv = in.grad_kv_state ? in.grad_kv_state->contiguous() : at::zeros({rows, heads, features, v.size(2)}, sums);
     grad_k_sum = in.grad_k_state ? in.grad_k_state->contiguous() : at::zeros({rows, heads, features}, sums);
     to.grad_kv_state = grad_kv.const_data_ptr<float>();
@@ -245,7 +258,7 @@ Gradients taylor_attention_backward_with(const TaylorAttentionKernels& table, co
 Tensor taylor_attention_prefill_with(const TaylorAttentionKernels& table, const TaylorAttentionPrefill& in) {
   if (!uses_kernel(kPrefill, in.q)) return prefill_reference(in);
   check(in);
-  TaylorLaunch launch = prepare_rows(table, {in.q, in.k, in.v, in.cu_seqlens, {}, {}, in.decay});
+  TaylorLaunch launch = prepare_rows(table, {in.q, in.k, in.v, in.cu_seqlens, {}, {}, in.decay}, true);
   const Tensor y = at::empty(in.v.sizes(), in.v.options()), slot = in.slots.contiguous();
   launch.arguments.y = y.mutable_data_ptr();
   launch.arguments.kv_state = in.kv_state.mutable_data_ptr<float>();
@@ -297,7 +310,7 @@ Result<TaylorAttention> attention(const TaylorAttention& in) {
 // Differentiated by ATen itself.
 Result<TaylorAttention> attention_reference(const TaylorAttention& in) {
   const TaylorForward out = taylor_attention_chunked(in);
-  return {out.y, out.kv_state, out.k_state};
+  return {out.y, kept(in, out.kv_state), kept(in, out.k_state)};
 }
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
@@ -352,6 +365,12 @@ std::tuple<Tensor, TaylorState> taylor_attention(const Tensor& q, const Tensor& 
   if (initial_state) kv = initial_state->kv, sum_k = initial_state->k;
   auto [y, kv_state, k_state] = call(TaylorAttention{q, k, v, cu_seqlens, kv, sum_k, decay});
   return {y, {kv_state, k_state}};
+}
+
+Tensor taylor_attention_without_state(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
+                                      const OptionalTensor& decay) {
+  const OptionalTensor none;
+  return std::get<0>(call(TaylorAttention{q, k, v, cu_seqlens, none, none, decay, /*final_state=*/false}));
 }
 
 Tensor taylor_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, TaylorStateRef state,

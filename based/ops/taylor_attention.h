@@ -26,6 +26,10 @@ struct TaylorStateRef {
 std::tuple<Tensor, TaylorState> taylor_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                                                  const std::optional<TaylorState>& initial_state = {}, const OptionalTensor& decay = {});
 
+// y alone, of rows that start from zero and leave no state, which costs memory and, in fp32 on a GPU, time.
+Tensor taylor_attention_without_state(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
+                                      const OptionalTensor& decay = {});
+
 // The plain references, any floating type, compared with in tests and benchmarks: the paper's listing (explicit features and running
 // sums), and the quadratic form (zero initial state, no final state).
 std::tuple<Tensor, TaylorState> taylor_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
@@ -56,12 +60,14 @@ struct TaylorAttention {
   const OptionalTensor& initial_kv_state;
   const OptionalTensor& initial_k_state;
   const OptionalTensor& decay;
-  BASED_OPERATOR("taylor_attention -> y, kv_state, k_state", q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay)
+  bool final_state = true;  // false: kv_state and k_state have no rows
+  BASED_OPERATOR("taylor_attention -> y, kv_state, k_state", q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay,
+                 or_else(final_state, true))
 };
 struct TaylorAttentionForward {
   TaylorAttention of;
   BASED_OPERATOR("taylor_attention_forward -> y, kv_state, k_state, denominator", of.q, of.k, of.v, of.cu_seqlens, of.initial_kv_state,
-                 of.initial_k_state, of.decay)
+                 of.initial_k_state, of.decay, or_else(of.final_state, true))
 };
 struct TaylorAttentionBackward {
   const Tensor& grad_y;
@@ -71,7 +77,8 @@ struct TaylorAttentionBackward {
   const Tensor& y;
   const Tensor& denominator;
   BASED_OPERATOR("taylor_attention_backward -> grad_q, grad_k, grad_v, grad_initial_kv_state, grad_initial_k_state", grad_y, grad_kv_state,
-                 grad_k_state, of.q, of.k, of.v, of.cu_seqlens, of.initial_kv_state, of.initial_k_state, of.decay, y, denominator)
+                 grad_k_state, of.q, of.k, of.v, of.cu_seqlens, of.initial_kv_state, of.initial_k_state, of.decay, of.final_state, y,
+                 denominator)
 };
 struct TaylorAttentionPrefill {
   const Tensor& q;
@@ -103,9 +110,9 @@ struct TaylorAttentionKernels {
   int64_t (*backward_scratch)(const kernels::TaylorAttentionBackward&);
   kernels::Status (*backward)(const kernels::TaylorAttentionBackward&, void* scratch);
   kernels::Status (*step)(const kernels::TaylorAttention&);
-  int64_t step_head_dim = kNoLimit;                                  // the largest that the step's kernel takes
-  bool step_scales = false;                                          // it multiplies q and k by a scale
-  bool (*takes_strides)(const kernels::TaylorAttention&) = nullptr;  // forward and backward, of these; null: of none
+  int64_t step_head_dim = kNoLimit;                                               // the largest that the step's kernel takes
+  bool step_scales = false;                                                       // it multiplies q and k by a scale
+  bool (*takes_strides)(const kernels::TaylorAttention&, bool states) = nullptr;  // forward and backward, of these; null: of none
 };
 Result<TaylorAttentionForward> taylor_attention_forward_with(const TaylorAttentionKernels& table, const TaylorAttention& in);
 Result<TaylorAttentionBackward> taylor_attention_backward_with(const TaylorAttentionKernels& table, const TaylorAttentionBackward& in);

@@ -21,6 +21,7 @@ struct Inputs {
   Tensor cu_seqlens_q, cu_seqlens_k;
   int64_t window;
   double scale;
+  AttentionDropout dropout = {};
 };
 
 Inputs make_inputs(const Case& c) {
@@ -41,7 +42,9 @@ Inputs make_inputs(const Case& c) {
 Function calling(const Inputs& in, decltype(&causal_attention) op = causal_attention) {
   return [=](const vector<Tensor>& t) {
     const auto there = [&](const Tensor& starts) { return starts.to(t[0].device()); };
-    return vector<Tensor>{op(t[0], t[1], t[2], there(in.cu_seqlens_q), there(in.cu_seqlens_k), in.window, in.scale)};
+    AttentionDropout dropout = in.dropout;
+    if (dropout.draws.step.defined()) dropout.draws.step = there(dropout.draws.step);
+    return vector<Tensor>{op(t[0], t[1], t[2], there(in.cu_seqlens_q), there(in.cu_seqlens_k), in.window, in.scale, dropout)};
   };
 }
 
@@ -55,6 +58,10 @@ vector<Tensor> as_type(const vector<Tensor>& tensors, at::ScalarType type) {
 Tensor by_pairs(const Inputs& in) {
   const Tensor &q = in.tensors[0], &k = in.tensors[1], &v = in.tensors[2];
   Tensor y = at::zeros_like(q);
+  const Draws& draws = in.dropout.draws;
+  const auto step = static_cast<uint64_t>(draws.step.defined() ? draws.step.item<int64_t>() : 0);
+  const uint64_t key = kernels::dropout_key(static_cast<uint64_t>(draws.seed), step, static_cast<uint64_t>(in.dropout.place));
+  const uint32_t threshold = kernels::dropout_threshold(in.dropout.p);
   for (int64_t row = 0; row + 1 < in.cu_seqlens_q.size(0); ++row) {
     const int64_t q_first = in.cu_seqlens_q[row].item<int64_t>(), queries = in.cu_seqlens_q[row + 1].item<int64_t>() - q_first;
     const int64_t k_first = in.cu_seqlens_k[row].item<int64_t>(), keys = in.cu_seqlens_k[row + 1].item<int64_t>() - k_first;
@@ -66,7 +73,9 @@ Tensor by_pairs(const Inputs& in) {
           if (j > self || (in.window > 0 && j <= self - in.window)) continue;
           const double weight = std::exp(in.scale * (q[q_first + i][head] * k[k_first + j][kv_head]).sum().item<double>());
           sum += weight;
-          y[q_first + i][head] += v[k_first + j][kv_head] * weight;
+          const auto element = (static_cast<uint64_t>((q_first + i) * q.size(1) + head) << 20) + static_cast<uint64_t>(j);
+          if (kernels::is_dropped(key, element, threshold)) continue;
+          y[q_first + i][head] += v[k_first + j][kv_head] * weight / (1 - in.dropout.p);
         }
         y[q_first + i][head] /= sum;
       }
@@ -120,6 +129,52 @@ TEST(CausalAttention, ReferenceEqualsAllPairs) {
     EXPECT_TRUE(close(calling(in)(in.tensors)[0], by_pairs(in), 1e-12));
     EXPECT_TRUE(close(calling(in, causal_attention_reference)(in.tensors)[0], by_pairs(in), 1e-12));
   }
+}
+
+Inputs with_dropout(const Case& c, double p, int64_t seed = 4, int64_t step = 9, int64_t place = 2) {
+  Inputs in = make_inputs(c);
+  in.dropout = {p, {seed, torch::tensor(step, at::kLong)}, place};
+  return in;
+}
+
+TEST(CausalAttention, DropoutEqualsAllPairs) {
+  for (const Case& c : {Case{{5, 0, 9}, {}, 4, 2, 3, 4}, Case{{4, 2}, {3, 0}, 2, 2, 5, 0}, Case{{5, 5}, {}, 3, 1, 4, 0}}) {
+    const Inputs in = with_dropout(c, 0.4);
+    EXPECT_TRUE(close(calling(in)(in.tensors)[0], by_pairs(in), 1e-12));
+    EXPECT_FALSE(close(calling(in)(in.tensors)[0], calling(make_inputs(c))(in.tensors)[0], 1e-2));
+    EXPECT_TRUE(gradcheck(calling(in), in.tensors));
+  }
+}
+
+BASED_ON_EVERY_DEVICE(CausalAttentionDropout);
+
+TEST_P(CausalAttentionDropout, KernelsEqualTheDoubleReference) {
+  for (const Case& c : {Case{{70, 1, 0, 130}, {}, 1, 1, 128, 0}, Case{{70, 1, 0, 130}, {}, 2, 1, 48, 16},
+                        Case{{64, 33}, {40, 0}, 4, 2, 64, 0}, Case{{40}, {}, 1, 1, 10, 0}, Case{{300}, {}, 1, 1, 136, 0}}) {
+    const Inputs in = with_dropout(c, 0.1);
+    const Function op = on_device(calling(in), GetParam());
+    const auto expected = calling(in, causal_attention_reference)(in.tensors);
+    const vector<Tensor> cotangents = random_like(expected);
+    const auto expected_gradients = gradients(calling(in, causal_attention_reference), in.tensors, cotangents);
+    for (const auto& [type, tolerance] : {std::pair{at::kFloat, 1e-4}, std::pair{at::kBFloat16, 2e-2}}) {
+      const vector<Tensor> inputs = as_type(in.tensors, type);
+      EXPECT_TRUE(close(op(inputs)[0], expected[0], tolerance)) << type << ", head_dim " << c.head_dim;
+      const auto actual = gradients(op, inputs, as_type(cotangents, type));
+      for (size_t i = 0; i < inputs.size(); ++i)
+        EXPECT_TRUE(close(actual[i], expected_gradients[i], tolerance, /*floor=*/0.1)) << type << ", gradient " << i;
+    }
+  }
+}
+
+TEST_P(CausalAttentionDropout, IsAFunctionOfSeedStepAndPlace) {
+  const Case c{{100, 28}, {}, 2, 2, 64, 0};
+  const auto run = [&](const Inputs& in) { return on_device(calling(in), GetParam())(as_type(in.tensors, at::kFloat))[0]; };
+  const Tensor y = run(with_dropout(c, 0.1));
+  EXPECT_TRUE(same_bits(run(with_dropout(c, 0.1)), y));
+  EXPECT_FALSE(close(run(with_dropout(c, 0.1, 5)), y, 1e-2));
+  EXPECT_FALSE(close(run(with_dropout(c, 0.1, 4, 10)), y, 1e-2));
+  EXPECT_FALSE(close(run(with_dropout(c, 0.1, 4, 9, 3)), y, 1e-2));
+  EXPECT_TRUE(same_bits(run(with_dropout(c, 0)), run(make_inputs(c))));
 }
 
 TEST(CausalAttention, Gradcheck) {
@@ -310,6 +365,11 @@ TEST(CausalAttention, ErrorsNameOperatorArgumentAndValue) {
   EXPECT_EQ(call(at::zeros({6, 2, 16}), at::zeros({4, 2, 16}), at::zeros({4, 2, 16}), cu_k, cu_q),
             "causal_attention: a row must have at least as many keys as queries, got 4 and 6 in row 0");
   EXPECT_EQ(call(q, k, k, cu_q, offsets({5})), "causal_attention: cu_seqlens_k must end at the number of tokens, 6, got 5");
+  const auto dropping = [&](double p, const Tensor& step) {
+    return error_of([&] { causal_attention(q, k, k, cu_q, cu_k, 0, 1, {p, {0, step}, 0}); });
+  };
+  EXPECT_EQ(dropping(1, torch::tensor(0)), "causal_attention: dropout_p must be in [0, 1), got 1");
+  EXPECT_EQ(dropping(0.1, Tensor()), "causal_attention: dropout needs step");
   Tensor ring = at::zeros({3, 8, 2, 16}), v_ring = ring.clone();
   const Tensor positions = at::zeros({4}, at::kLong);
   EXPECT_EQ(error_of([&] {
@@ -326,12 +386,14 @@ TEST(CausalAttention, ErrorsNameOperatorArgumentAndValue) {
 
 std::vector<testing::SchemaCase> schema_cases_of_causal_attention() {
   const auto f = small_random;
-  const c10::IValue cu = two_rows(), slots = five_slots();
+  const c10::IValue none, cu = two_rows(), slots = five_slots(), step = torch::tensor(7, at::kLong);
   const Tensor q = f({5, 2, 8}), k = f({5, 1, 8}), v = f({5, 1, 8}), positions = torch::tensor({0, 1, 2, 3, 9}, at::kLong);
   return {
-      {"causal_attention", {q, k, v, cu, cu, int64_t{2}, 0.3}},
-      {"causal_attention_forward", {q, k, v, cu, cu, int64_t{0}, 0.3}},
-      {"causal_attention_backward", {f({5, 2, 8}), q, k, v, cu, cu, int64_t{2}, 0.3, f({5, 2, 8}), f({5, 2})}},
+      {"causal_attention", {q, k, v, cu, cu, int64_t{2}, 0.3, 0.0, int64_t{0}, none, int64_t{0}}},
+      {"causal_attention_forward", {q, k, v, cu, cu, int64_t{0}, 0.3, 0.0, int64_t{0}, none, int64_t{0}}},
+      {"causal_attention", {q, k, v, cu, cu, int64_t{2}, 0.3, 0.2, int64_t{3}, step, int64_t{1}}},
+      {"causal_attention_backward",
+       {f({5, 2, 8}), q, k, v, cu, cu, int64_t{2}, 0.3, 0.0, int64_t{0}, none, int64_t{0}, f({5, 2, 8}), f({5, 2})}},
       {"causal_attention_step", {q, k, v, f({5, 4, 1, 8}), f({5, 4, 1, 8}), positions, slots, 0.3}},
       {"rotary_attention_step", {f({5, 32}), f({5, 4, 1, 8}), f({5, 4, 1, 8}), at::arange(1, 6), slots, 0.3, int64_t{6}, 100.0}},
   };

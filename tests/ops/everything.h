@@ -76,6 +76,8 @@ struct Everything {
         convolved,
         conv_last,
         causal_attention(wide, wide, v, cu, cu, 17, 0.125),
+        causal_attention(wide.to(at::kFloat), wide.to(at::kFloat), v.to(at::kFloat), cu, cu, 17, 0.125, {0.1, {3, cu[1]}, 2}),
+        taylor_attention_without_state(q.to(at::kFloat), k.to(at::kFloat), v.to(at::kFloat), cu),
         rms_norm(x, weight, 1e-5),
         token_log_probabilities(x, x, at::arange(x.size(0), cu.options())),
         swiglu(h),

@@ -128,6 +128,29 @@ TEST_P(TaylorAttentionOnDevices, KernelsEqualTheDoubleReference) {
   }
 }
 
+TEST_P(TaylorAttentionOnDevices, WithoutStateEqualsTheDoubleReference) {
+  const NanFilledMemory nan_filled;
+  Inputs in = make_inputs(lengths());
+  in.tensors.resize(3);
+  const auto of = [&](const vector<Tensor>& t) {
+    const auto there = [&](const Tensor& x) { return x.to(t[0].device()); };
+    const OptionalTensor decay = in.decay ? OptionalTensor(there(*in.decay)) : std::nullopt;
+    return vector<Tensor>{taylor_attention_without_state(t[0], t[1], t[2], there(in.cu_seqlens), decay)};
+  };
+  const Tensor expected = calling(taylor_attention, in)(in.tensors)[0];
+  const vector<Tensor> cotangents = random_like({expected});
+  const auto expected_gradients = gradients(of, in.tensors, cotangents);
+  EXPECT_TRUE(close(of(in.tensors)[0], expected, 1e-12));
+  const Function op = on_device(of, device());
+  for (const auto& [type, tolerance] : {std::pair{at::kFloat, 1e-4}, std::pair{at::kBFloat16, 2e-2}}) {
+    const vector<Tensor> inputs = as_type(in.tensors, type);
+    EXPECT_TRUE(close(op(inputs)[0], expected, tolerance)) << type;
+    const auto actual = gradients(op, inputs, as_type(cotangents, type));
+    for (size_t i = 0; i < inputs.size(); ++i)
+      EXPECT_TRUE(close(actual[i], expected_gradients[i], tolerance, /*floor=*/0.1)) << type << ", gradient " << i;
+  }
+}
+
 TEST_P(TaylorAttentionOnDevices, StepsEqualTheParallelForm) {
   const Case c = lengths();
   const Inputs in = make_inputs(c);
@@ -236,9 +259,10 @@ TEST_P(TaylorAttentionRows, APrefillGoesOnFromSlots) {
 TEST_P(TaylorAttentionRows, ColumnsOfOneTensorEqualCopies) {
   const int64_t heads = 3;
   for (const auto& [feature_dim, head_dim] : {std::pair{16, 64}, std::pair{8, 120}, std::pair{16, 24}, std::pair{5, 7}})
-    for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) {
+    for (const auto& [type, with_state] : {std::pair{at::kBFloat16, true}, std::pair{at::kFloat, true}, std::pair{at::kFloat, false}}) {
       const NanFilledMemory nan_filled;
       torch::manual_seed(8);
+      const bool states = with_state;
       const int64_t features = feature_dim, width = head_dim;
       const Tensor qkv = random({835, heads * (2 * features + width)}, type, 0.5), cu = offsets({700, 1, 0, 134});
       const auto attend = [&](bool copies) {
@@ -248,6 +272,7 @@ TEST_P(TaylorAttentionRows, ColumnsOfOneTensorEqualCopies) {
           for (const Tensor& part : parts) in.push_back(part.view({-1, heads, part.size(1) / heads}));
           if (copies)
             for (Tensor& x : in) x = x.contiguous();
+          if (!states) return vector<Tensor>{taylor_attention_without_state(in[0], in[1], in[2], cu.to(t[0].device()))};
           const auto [y, state] = taylor_attention(in[0], in[1], in[2], cu.to(t[0].device()));
           return vector<Tensor>{y, state.kv, state.k};
         };
@@ -340,12 +365,13 @@ std::vector<testing::SchemaCase> schema_cases_of_taylor_attention() {
   const Tensor q = f({5, 2, 4}), k = f({5, 2, 4}), v = f({5, 2, 6}), kv = f({2, 2, features, 6}), sums = f({2, 2, features}) + 20;
   const Tensor decay = torch::tensor({0.9F, 1.0F});
   return {
-      {"taylor_attention", {q, k, v, cu, kv, sums, decay}},
-      {"taylor_attention", {q, k, v, cu, none, none, none}},
-      {"taylor_attention_forward", {q, k, v, cu, kv, sums, decay}},
+      {"taylor_attention", {q, k, v, cu, kv, sums, decay, true}},
+      {"taylor_attention", {q, k, v, cu, none, none, none, true}},
+      {"taylor_attention", {q, k, v, cu, none, none, none, false}},
+      {"taylor_attention_forward", {q, k, v, cu, kv, sums, decay, true}},
       {"taylor_attention_backward",
-       {f({5, 2, 6}), f({2, 2, features, 6}), none, q, k, v, cu, kv, sums, decay, f({5, 2, 6}), f({5, 2}) + 9}},
-      {"taylor_attention_backward", {f({5, 2, 6}), none, none, q, k, v, cu, none, none, none, f({5, 2, 6}), f({5, 2}) + 9}},
+       {f({5, 2, 6}), f({2, 2, features, 6}), none, q, k, v, cu, kv, sums, decay, true, f({5, 2, 6}), f({5, 2}) + 9}},
+      {"taylor_attention_backward", {f({5, 2, 6}), none, none, q, k, v, cu, none, none, none, false, f({5, 2, 6}), f({5, 2}) + 9}},
       {"taylor_attention_prefill",
        {q, k, v, cu, f({5, 2, features, 6}), f({5, 2, features}) + 20, torch::tensor({3, 0}, at::kLong), decay}},
       {"taylor_attention_step", {q, k, v, f({5, 2, features, 6}), f({5, 2, features}) + 20, slots, none, 0.5}},

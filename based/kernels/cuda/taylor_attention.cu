@@ -23,7 +23,9 @@ bool backward_takes_pairs(const TaylorAttentionBackward& p) {
 
 }  // namespace
 
-bool taylor_attention_takes_strides(const TaylorAttention& p) { return p.tokens > 0 && detail::taylor_forward_sm90_supports(p); }
+bool taylor_attention_takes_strides(const TaylorAttention& p, bool states) {
+  return p.tokens > 0 && (detail::taylor_forward_sm90_supports(p) || (!states && takes_pairs(p)));
+}
 
 int64_t taylor_attention_scratch(const TaylorAttention& p) {
   if (p.tokens == 0 || p.rows == 0 || forward_takes_pairs(p)) return 0;

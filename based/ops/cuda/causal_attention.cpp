@@ -1,4 +1,4 @@
-// In bf16 kernels of our own on Hopper, elsewhere the flash attention that LibTorch carries; in fp32 the reference, but for the step.
+// In bf16 kernels of our own on Hopper, elsewhere the flash attention that LibTorch carries; in fp32 those of pairs of tokens.
 #include "based/kernels/causal_attention.h"
 
 #include <ATen/ops/_flash_attention_backward.h>
@@ -17,15 +17,19 @@ const CausalAttentionKernels kCuda{kernels::cuda::causal_attention_scratch,
                                    kernels::cuda::causal_attention_backward_scratch,
                                    launch_with_scratch<kernels::cuda::causal_attention_backward, kernels::CausalAttentionBackward>,
                                    launch<kernels::cuda::causal_attention_step, kernels::CausalAttentionStep>,
-                                   /*joint_gradients=*/true};
+                                   /*joint_gradients=*/true,
+                                   /*drops=*/true};
 const CausalAttentionKernels kNoKernels{};
 
 bool kernels_apply(const CausalAttention& in) {
-  return in.q.scalar_type() == at::kBFloat16 && kernels::cuda::causal_attention_supports(prepare_causal_attention(in).arguments);
+  return has_kernel(in.q) && kernels::cuda::causal_attention_supports(prepare_causal_attention(in).arguments);
 }
 
-bool flash_applies(const Tensor& q, const Tensor& k) {
-  return q.scalar_type() == at::kBFloat16 && q.size(2) % 8 == 0 && q.size(0) > 0 && k.size(0) < std::numeric_limits<int32_t>::max();
+// Its dropout draws otherwise.
+bool flash_applies(const CausalAttention& in) {
+  const Tensor &q = in.q, &k = in.k;
+  return q.scalar_type() == at::kBFloat16 && in.dropout_p == 0 && q.size(2) % 8 == 0 && q.size(0) > 0 &&
+         k.size(0) < std::numeric_limits<int32_t>::max();
 }
 
 // `window` keys seen, the token's own included, as keys to the left of it; none: all.
@@ -56,27 +60,29 @@ class FixedOrder {
 
 Result<CausalAttentionForward> forward(const CausalAttentionForward& op) {
   const CausalAttention& in = op.of;
-  const auto& [q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale] = in;
+  const Tensor &q = in.q, &k = in.k, &v = in.v;
   check_causal_attention(in);
   if (kernels_apply(in)) return causal_attention_forward_with(kCuda, in);
-  if (!flash_applies(q, k)) return causal_attention_forward_with(kNoKernels, in);
+  if (!flash_applies(in)) return causal_attention_forward_with(kNoKernels, in);
   // The longest row is on the GPU; all tokens are an upper bound of it, which costs empty blocks only.
-  const auto [y, log_sum_exp, seed, offset, none] = at::_flash_attention_forward(
-      with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), cu_seqlens_q.to(at::kInt), cu_seqlens_k.to(at::kInt), q.size(0),
-      k.size(0), /*dropout_p=*/0, /*is_causal=*/true, /*return_debug_mask=*/false, scale, keys_to_the_left(window), /*window_right=*/0);
+  const auto [y, log_sum_exp, seed, offset, none] =
+      at::_flash_attention_forward(with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), in.cu_seqlens_q.to(at::kInt),
+                                   in.cu_seqlens_k.to(at::kInt), q.size(0), k.size(0), /*dropout_p=*/0, /*is_causal=*/true,
+                                   /*return_debug_mask=*/false, in.scale, keys_to_the_left(in.window), /*window_right=*/0);
   return {y.contiguous(), log_sum_exp.t().contiguous()};
 }
 
 Result<CausalAttentionBackward> backward(const CausalAttentionBackward& in) {
-  const auto& [q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale] = in.of;
+  const Tensor &q = in.of.q, &k = in.of.k, &v = in.of.v;
   if (kernels_apply(in.of)) return causal_attention_backward_with(kCuda, in);
-  if (!flash_applies(q, k)) return causal_attention_backward_with(kNoKernels, in);
+  if (!flash_applies(in.of)) return causal_attention_backward_with(kNoKernels, in);
   const Tensor no_dropout = at::empty({2}, q.options().dtype(at::kUInt64));
   const FixedOrder fixed_order;
   auto [grad_q, grad_k, grad_v] = at::_flash_attention_backward(
       in.grad_y.contiguous(), with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), in.y.contiguous(),
-      in.log_sum_exp.t().contiguous(), cu_seqlens_q.to(at::kInt), cu_seqlens_k.to(at::kInt), q.size(0), k.size(0), /*dropout_p=*/0,
-      /*is_causal=*/true, no_dropout, no_dropout, scale, keys_to_the_left(window), /*window_right=*/0);
+      in.log_sum_exp.t().contiguous(), in.of.cu_seqlens_q.to(at::kInt), in.of.cu_seqlens_k.to(at::kInt), q.size(0), k.size(0),
+      /*dropout_p=*/0,
+      /*is_causal=*/true, no_dropout, no_dropout, in.of.scale, keys_to_the_left(in.of.window), /*window_right=*/0);
   return {grad_q.contiguous(), grad_k.contiguous(), grad_v.contiguous()};
 }
 
