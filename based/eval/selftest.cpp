@@ -97,12 +97,17 @@ Tensor taylor_steps(const Tensors& x, bool deferred) {
 
 std::vector<OperatorCheck> attention_checks() {
   const auto qkv = [] { return Tensors{draw({tokens, 2, 16}, 0.5), draw({tokens, 2, 16}, 0.5), draw({tokens, 2, 24})}; };
+  const auto qkv_of_one_width = [] { return Tensors{draw({tokens, 2, 16}), draw({tokens, 2, 16}), draw({tokens, 2, 16})}; };
+  const auto dropout = [](const Tensor& like) { return ops::AttentionDropout{0.2, {7, torch::tensor(int64_t{5}).to(like.device())}, 3}; };
   const auto first_row = [](const Tensors& x) {
     return std::get<0>(ops::taylor_attention_reference(x[0].narrow(0, 0, 65), x[1].narrow(0, 0, 65), x[2].narrow(0, 0, 65),
                                                        torch::tensor({int64_t{0}, int64_t{65}})));
   };
   return {
       {"taylor_attention", qkv, [](const Tensors& x) { return std::get<0>(ops::taylor_attention(x[0], x[1], x[2], row_starts(x[0]))); },
+       [](const Tensors& x) { return std::get<0>(ops::taylor_attention_reference(x[0], x[1], x[2], row_starts(x[0]))); }},
+      {"taylor_attention, without a state", qkv,
+       [](const Tensors& x) { return ops::taylor_attention_without_state(x[0], x[1], x[2], row_starts(x[0])); },
        [](const Tensors& x) { return std::get<0>(ops::taylor_attention_reference(x[0], x[1], x[2], row_starts(x[0]))); }},
       {"taylor_attention, decay", qkv,
        [](const Tensors& x) {
@@ -120,12 +125,16 @@ std::vector<OperatorCheck> attention_checks() {
        },
        [](const Tensors& x) { return ops::causal_attention(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 0, 0.25); },
        [](const Tensors& x) { return ops::causal_attention_reference(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 0, 0.25); }},
-      {"causal_attention, window",
-       [] {
-         return Tensors{draw({tokens, 2, 16}), draw({tokens, 2, 16}), draw({tokens, 2, 16})};
-       },
+      {"causal_attention, window", qkv_of_one_width,
        [](const Tensors& x) { return ops::causal_attention(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 17, 0.25); },
        [](const Tensors& x) { return ops::causal_attention_reference(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 17, 0.25); }},
+      {"causal_attention, dropout", qkv_of_one_width,
+       [=](const Tensors& x) {
+         return ops::causal_attention(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 0, 0.25, dropout(x[0]));
+       },
+       [=](const Tensors& x) {
+         return ops::causal_attention_reference(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 0, 0.25, dropout(x[0]));
+       }},
   };
 }
 
