@@ -2,6 +2,7 @@
 #include "based/kernels/layer_norm.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "based/kernels/cuda/column_sums.cuh"
 #include "based/kernels/cuda/launch.h"
@@ -15,7 +16,7 @@ using namespace detail;
 constexpr int kUnit = 4;  // elements a lane handles at a time: 16 bytes of fp32
 constexpr int kThreads = 256;
 constexpr int64_t kMostWidth = 1024;
-constexpr int kBackwardBlocks = 4;  // on a multiprocessor: enough loads under way, and few sums of columns
+constexpr int64_t kMostBlocks = 5;  // of a narrow backward on a multiprocessor: what its registers allow
 
 // How a row lies in kLanes lanes, kUnits units each; kVector: the width is a multiple of kUnit and everything is aligned.
 template <int kLanes, int kUnits, bool kVector>
@@ -190,8 +191,9 @@ __global__ void __launch_bounds__(kSumThreads)
 }
 
 int64_t backward_blocks(const LayerNorm& p) {
-  const int64_t lanes = p.width <= 32 ? 8 : p.width <= 64 ? 16 : 32;  // at most what a row of them is read with
-  return std::clamp<int64_t>(ceil_div(p.rows, kThreads / lanes), 1, int64_t{multiprocessors()} * kBackwardBlocks);
+  const int64_t lanes = p.width <= 32 ? 8 : p.width <= 64 ? 16 : 32;  // of a row, as choose() has them
+  const int64_t resident = std::min(kMostBlocks, kMostWidth / static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(p.width))));
+  return std::max<int64_t>(1, std::min(ceil_div(p.rows, kThreads / lanes), multiprocessors() * resident));
 }
 
 // `launch.operator()<kLanes, kUnits, kVector>()` with what the width asks for; in any case it is right.

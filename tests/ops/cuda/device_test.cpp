@@ -39,6 +39,23 @@ TEST_F(Device, AGraphEqualsTheCallsItRecorded) {
   expect_same(outputs, expected);
 }
 
+TEST_F(Device, ARecordedDropoutDrawsAnewAtEachReplay) {
+  const Tensor x = random({300, 64}, at::kFloat).to(at::kCUDA);
+  const Draws draws{7, at::zeros({}, at::TensorOptions(at::kLong).device(at::kCUDA))};
+  const c10::cuda::CUDAStreamGuard on_stream(c10::cuda::getStreamFromPool());
+  dropout(x, 0.5, draws, 2);
+  torch::cuda::synchronize();
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin();
+  const Tensor y = dropout(x, 0.5, draws, 2);
+  graph.capture_end();
+  for (int64_t step = 1; step < 4; ++step) {
+    draws.step.fill_(step);
+    graph.replay();
+    EXPECT_TRUE(same_bits(y.cpu(), dropout_reference(x.cpu(), 0.5, {7, torch::tensor(step, at::kLong)}, 2))) << "step " << step;
+  }
+}
+
 TEST_F(Device, TwoStreamsDoNotDisturbEachOther) {
   Everything alone(at::kCUDA);
   const std::vector<Tensor> first = alone.run(), second = alone.run();
@@ -85,7 +102,8 @@ TEST_F(Device, GradientsAreTheSameBitsEveryTime) {
     const Tensor sum = std::get<0>(taylor_attention(all.q, all.k, all.v, all.cu)).square().sum() +
                        causal_attention(all.wide, all.wide, all.v, all.cu, all.cu, 17, 0.125).square().sum() +
                        std::get<0>(short_conv(all.x, all.taps, {}, {}, true, all.cu)).square().sum() +
-                       rms_norm(all.x, all.weight, 1e-5).square().sum() + swiglu(all.h).square().sum();
+                       rms_norm(all.x, all.weight, 1e-5).square().sum() + layer_norm(all.x, all.weight, all.weight, 1e-5).square().sum() +
+                       swiglu(all.h).square().sum();
     return torch::autograd::grad({sum}, leaves);
   };
   expect_same(gradients_of_all(), gradients_of_all());
