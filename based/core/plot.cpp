@@ -80,20 +80,23 @@ void add_series(std::string& script, std::string& curves, const PlotLayout& layo
   const auto separator = [&] { return curves.empty() ? "plot " : ", "; };
   if (!series.bars.empty()) {
     script += bars + " << END\n";
-    for (const PlotBar& bar : series.bars)
-      script += number_text(bar.x) + " " + number_text(bar.low) + " " + number_text(bar.low) + " " + number_text(bar.high) + "\n";
+    for (const PlotBar& bar : series.bars) script += number_text(bar.x) + " " + number_text(bar.low) + " " + number_text(bar.high) + "\n";
     script += "END\n";
-    curves += separator() + bars + " using 1:2:3:4 with yerrorbars pointtype 0" + colour;
+    curves += separator() + bars + " using 1:2:(0):($3-$2) with vectors heads size screen 0.004,90 linewidth 1.4" + colour;
   }
   const bool markers = draws_markers(series);
   curves += separator() + data + " using 1:2 with " + (!series.line ? "points" : markers ? "linespoints" : "lines") + colour;
   if (series.line) curves += series.backdrop ? " linewidth 6" : series.emphasis ? " linewidth 3" : " linewidth 1.8";
-  if (series.line && !series.backdrop && is_open(rank)) curves += " dashtype (7,4)";
+  if (series.line && !series.backdrop && is_open(rank)) curves += " dashtype (12,9)";
   static constexpr std::array<const char*, 2 * kShapes> kPointTypes = {"7", "5", "9", "13", "11", "6", "4", "8", "12", "10"};
   static constexpr std::array<double, kShapes> kSizes = {1, 0.9, 1.1, 1.2, 1.1};  // gnuplot's shapes differ in area
   if (markers) {
     const double scale = (series.emphasis ? 1.05 : 0.9) * kSizes[rank % kShapes];
-    curves += std::string(" pointtype ") + kPointTypes[rank % kPointTypes.size()] + " pointsize " + number_text(scale);
+    const std::string point = std::string(" pointtype ") + kPointTypes[rank % kPointTypes.size()] + " pointsize " + number_text(scale);
+    curves += point;
+    if (layout.labels_at_end)
+      script += "set label '' at screen " + screen_x(label.x - kKeyDistance) + ", screen " + screen_y(label.y) + " front point" + point +
+                colour + "\n";
   }
 }
 

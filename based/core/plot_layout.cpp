@@ -221,6 +221,35 @@ class LabelPlacer {
   std::vector<Box> taken_;
 };
 
+// Of labels at the end: their markers and the longest text.
+double label_column(const Plot& plot) {
+  double width = 0;
+  for (const PlotSeries& series : plot.series) width = std::max(width, text_width(series.label, kTextSize));
+  return std::min(width + 48, kWidth / 2);
+}
+
+// Beside the last point of each series, and apart from each other.
+void place_at_end(PlotLayout& layout) {
+  constexpr double apart = 1.35 * kTextSize;
+  std::vector<size_t> order;
+  for (size_t i = 0; i < layout.series.size(); ++i) {
+    if (layout.series[i].points.empty()) continue;
+    layout.labels[i] = {layout.right + 32, layout.y(layout.series[i].points.back().second), Anchor::start};
+    order.push_back(i);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return layout.labels[a].y < layout.labels[b].y; });
+  double least = layout.top;
+  for (const size_t i : order) {
+    layout.labels[i].y = std::max(layout.labels[i].y, least);
+    least = layout.labels[i].y + apart;
+  }
+  double most = layout.bottom;
+  for (size_t k = order.size(); k-- > 0; most -= apart) {
+    layout.labels[order[k]].y = std::min(layout.labels[order[k]].y, most);
+    most = layout.labels[order[k]].y;
+  }
+}
+
 }  // namespace
 
 // Okabe and Ito's palette, told apart with every kind of colour blindness, without its yellow, which vanishes on white.
@@ -262,13 +291,14 @@ PlotLayout make_layout(const Plot& plot) {
       xs.push_back(x);
       ys.push_back(y);
     }
-    std::erase_if(series.bars, [](const PlotBar& bar) { return !std::isfinite(bar.x) || !std::isfinite(bar.low) || !std::isfinite(bar.high); });
+    std::erase_if(series.bars,
+                  [](const PlotBar& bar) { return !std::isfinite(bar.x) || !std::isfinite(bar.low) || !std::isfinite(bar.high); });
     for (const PlotBar& bar : series.bars) ys.insert(ys.end(), {bar.low, bar.high});
     layout.series.push_back(std::move(series));
   }
   if (xs.empty()) throw Error("plot: " + in_quotes(plot.title) + " has no points to draw");
   layout.left = 84;
-  layout.right = kWidth - 40;
+  layout.right = kWidth - (plot.labels_at_end ? label_column(plot) : 40);
   layout.top = plot.subtitle.empty() ? 86 : 110;
   layout.bottom = plot.footer.empty() ? kHeight - 66 : kHeight - 92;
   layout.x = make_scale(plot.x, xs, layout.left, layout.right);
@@ -282,9 +312,11 @@ PlotLayout make_layout(const Plot& plot) {
       if (layout.series[i].emphasis != emphasis) continue;
       layout.ranks[i] = rank;
       rank += !layout.series[i].backdrop;
-      if (!layout.series[i].points.empty()) layout.labels[i] = placer.place(i);
+      if (!layout.series[i].points.empty() && !plot.labels_at_end) layout.labels[i] = placer.place(i);
     }
   }
+  layout.labels_at_end = plot.labels_at_end;
+  if (plot.labels_at_end) place_at_end(layout);
   for (const PlotNote& note : plot.notes) {
     const auto placed = placer.place(note);
     if (!placed) continue;

@@ -13,6 +13,7 @@ inline constexpr const char* kInk = "#222222";
 inline constexpr const char* kGrey = "#6b6b6b";
 inline constexpr const char* kGrid = "#e4e4e4";
 
+inline constexpr double kKeyDistance = 12;
 inline constexpr const char* kBackdrop = "#d4d4d4";
 
 // Markers differ in shape too, for print without colour. By rank: ● ■ ▲ ◆ ▼, then the same open, whose lines are dashed.
@@ -47,6 +48,7 @@ struct PlotLayout {
   Scale x, y;
   std::vector<PlotSeries> series;   // sorted by x, drawable points only
   std::vector<SeriesLabel> labels;  // one a series
+  bool labels_at_end = false;       // then each has a marker, kKeyDistance before it
   std::vector<size_t> ranks;        // one a series, for colour and shape: what is emphasised gets the first
   std::vector<PlotNote> notes;      // those that have room
   std::vector<SeriesLabel> note_labels;

@@ -80,6 +80,7 @@ class Svg {
       path += rounded(layout.x(x)) + "," + rounded(layout.y(y)) + " ";
       markers += marker(layout.x(x), layout.y(y), series.emphasis ? 5.5 : 4.5, rank);
     }
+    if (layout.labels_at_end) markers += marker(layout.labels[index].x - plot_detail::kKeyDistance, layout.labels[index].y, 4.5, rank);
     if (series.line) {
       out_ += "<polyline points=\"" + path + "\" fill=\"none\" stroke=\"" + colour + "\" stroke-linejoin=\"round\" stroke-width=\"" +
               (series.backdrop   ? "7"

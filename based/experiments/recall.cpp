@@ -142,7 +142,11 @@ class RecallExperiment : public Experiment {
   std::string table(const std::vector<PointResult>& points) const override { return recall_table(shown(), points); }
 
  private:
-  RecallShown shown() const { return {config_.title, config_.task, config_.training, config_.training.seeds.size(), models_}; }
+  RecallShown shown() const {
+    size_t rates = config_.training.learning_rates.size();
+    for (const RecallSeries& series : config_.series) rates = std::max(rates, series.learning_rates.size());
+    return {config_.title, config_.task, config_.training, rates, config_.training.seeds.size(), models_};
+  }
 
   void add_series(const RecallSeries& series) {
     const std::string at = "series " + in_quotes(series.name) + ": ";

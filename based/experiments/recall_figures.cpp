@@ -10,6 +10,8 @@
 namespace based {
 namespace {
 
+constexpr size_t most_labels = 6;  // beside their points; more are hard to tell apart there
+
 // An option of a layer's mixer; its default where it is not set.
 int64_t option(const ModelConfig& model, const std::string& layer, const std::string& name) {
   const auto named = model.mixers.find(layer);
@@ -57,17 +59,21 @@ std::vector<const PointResult*> finished(const std::vector<PointResult>& points)
   return found;
 }
 
-// The mean over a point's seeds of a list; as long as the shortest.
-std::vector<double> mean_of(const PointResult& point, const std::string& name) {
-  std::vector<double> mean;
-  for (const StoredRun* run : point.best) {
-    const std::vector<double> values = figures_of(*run, name);
-    if (run == point.best.front()) mean = values;
-    mean.resize(std::min(mean.size(), values.size()));
-    for (size_t i = 0; run != point.best.front() && i < mean.size(); ++i) mean[i] += values[i];
+// Of lists, one a seed; as long as the shortest, as a run that stopped early has fewer epochs.
+std::vector<double> mean_of(const std::vector<std::vector<double>>& seeds) {
+  std::vector<double> mean = seeds.front();
+  for (size_t seed = 1; seed < seeds.size(); ++seed) {
+    mean.resize(std::min(mean.size(), seeds[seed].size()));
+    for (size_t i = 0; i < mean.size(); ++i) mean[i] += seeds[seed][i];
   }
-  for (double& value : mean) value /= static_cast<double>(point.best.size());
+  for (double& value : mean) value /= static_cast<double>(seeds.size());
   return mean;
+}
+
+std::vector<double> mean_segments(const PointResult& point) {
+  std::vector<std::vector<double>> seeds;
+  for (const StoredRun* run : point.best) seeds.push_back(figures_of(*run, "segments"));
+  return mean_of(seeds);
 }
 
 // Accuracy over all examples after each epoch.
@@ -108,8 +114,9 @@ std::string made_from(const RecallShown& shown) {
   int64_t examples = 0;
   for (const auto& segment : shown.task.train) examples += segment.examples;
   return "vocabulary " + std::to_string(shown.task.vocab_size) + ", " + std::to_string(examples) + " training examples" +
-         (shown.training.epochs == 1 ? "" : " x " + std::to_string(shown.training.epochs) + " epochs") + "; best of the learning rates" +
-         (shown.seeds > 1 ? ", mean of " + std::to_string(shown.seeds) + " seeds" : "");
+         (shown.training.epochs == 1 ? "" : " x " + std::to_string(shown.training.epochs) + " epochs") +
+         (shown.rates > 1 ? "; best of " + std::to_string(shown.rates) + " rates" : "") +
+         (shown.seeds > 1 ? "; mean and range of " + std::to_string(shown.seeds) + " seeds" : "");
 }
 
 std::string subtitle_of(const RecallTask& task) {
@@ -145,8 +152,7 @@ PlotSeries frontier(const std::vector<const PointResult*>& points) {
 Plot against_state(const RecallShown& shown, const std::vector<const PointResult*>& points) {
   Plot plot = frame(shown);
   plot.x = {"bytes of recurrent state", true, TickFormat::bytes, {}, {}};
-  plot.footer += "; state measured, not computed";
-  if (shown.seeds > 1) plot.footer += "; bars: lowest and highest seed";
+  plot.footer += "; state measured";
   for (const PointResult* point : points) {
     if (plot.series.empty() || plot.series.back().label != point->series) plot.series.push_back({.label = point->series});
     PlotSeries& series = plot.series.back();
@@ -155,6 +161,7 @@ Plot against_state(const RecallShown& shown, const std::vector<const PointResult
     if (point->best.size() > 1) series.bars.push_back({bytes, point->low, point->high});
     if (!point->label.empty()) plot.notes.push_back({bytes, point->score, point->label});
   }
+  plot.labels_at_end = plot.series.size() > most_labels;
   plot.series.push_back(frontier(points));
   return plot;
 }
@@ -163,10 +170,13 @@ Plot epochs_figure(const RecallShown& shown, const std::vector<PointResult>& poi
   Plot plot = frame(shown);
   plot.title += ": by epoch";
   plot.subtitle += "; of each series its best point";
+  plot.labels_at_end = true;
   plot.x = {"epochs", false, TickFormat::number, {}, {}};
   for (const PointResult* point : best_of_series(points)) {
-    plot.series.push_back({.label = point_name(point->series, point->label)});
-    const std::vector<double> epochs = by_epoch(shown.task, *point->best.front());
+    plot.series.push_back({.label = point->series});
+    std::vector<std::vector<double>> seeds;
+    for (const StoredRun* run : point->best) seeds.push_back(by_epoch(shown.task, *run));
+    const std::vector<double> epochs = mean_of(seeds);
     for (size_t i = 0; i < epochs.size(); ++i) plot.series.back().points.emplace_back(static_cast<double>(i + 1), epochs[i]);
   }
   return plot;
@@ -176,11 +186,12 @@ Plot pairs_figure(const RecallShown& shown, const std::vector<PointResult>& poin
   Plot plot = frame(shown);
   plot.title += ": by number of pairs";
   plot.subtitle = "multi-query associative recall; of each series its best point";
+  plot.labels_at_end = true;
   plot.x = {"key-value pairs an example", true, TickFormat::powers_of_two, {}, {}};
   for (const PointResult* point : best_of_series(points)) {
-    plot.series.push_back({.label = point_name(point->series, point->label)});
+    plot.series.push_back({.label = point->series});
     std::map<int64_t, std::pair<double, double>> pairs;  // sum and number of segments
-    const std::vector<double> segments = mean_of(*point, "segments");
+    const std::vector<double> segments = mean_segments(*point);
     for (size_t i = 0; i < std::min(segments.size(), shown.task.test.size()); ++i) {
       auto& [sum, count] = pairs[shown.task.test[i].pairs];
       sum += segments[i], count += 1;
@@ -236,7 +247,7 @@ std::string recall_table(const RecallShown& shown, const std::vector<PointResult
     }
     text += format_number(point.score, 4);
     if (point.best.size() > 1) text += " (" + format_number(point.low, 4) + " to " + format_number(point.high, 4) + ")";
-    const std::vector<double> segments = mean_of(point, "segments");
+    const std::vector<double> segments = mean_segments(point);
     for (size_t i = 0; i < shown.task.test.size(); ++i) text += " | " + (i < segments.size() ? format_number(segments[i], 4) : "-");
     double seconds = 0;
     for (const StoredRun* run : point.best) seconds += run->seconds / static_cast<double>(point.best.size());

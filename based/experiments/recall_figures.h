@@ -11,7 +11,7 @@ struct RecallShown {
   std::string title;
   RecallTask task;
   RecallTraining training;
-  size_t seeds = 1;
+  size_t rates = 1, seeds = 1;                // rates: the most of any series
   std::map<std::string, ModelConfig> models;  // by point_key
 };
 std::string point_key(const std::string& series, const std::string& label);

@@ -98,6 +98,8 @@ class Sweep {
       }
       ++outcome_.kept;
       finish(i, *stored);
+      // Left by a process that was killed at the very end; a lock that can be taken is gone afterwards.
+      if (path_exists(results_.claim(run.key))) LockFile(results_.claim(run.key)).try_take();
     }
   }
 

@@ -221,11 +221,27 @@ TEST(Plot, ThereAreTenMarkersBeforeOneComesAgain) {
   EXPECT_EQ(count_of(svg, "stroke-dasharray"), 2U);
 }
 
+TEST(Plot, LabelsAtTheEndStayApartAndHaveTheirMarkers) {
+  Plot plot;
+  plot.labels_at_end = true;
+  for (int i = 0; i < 12; ++i) plot.series.push_back({.label = "series " + std::to_string(i), .points = {{0, 0}, {1, 0.9 + 0.001 * i}}});
+  const auto layout = make_layout(plot);
+  std::vector<double> y;
+  for (const auto& label : layout.labels) y.push_back(label.y);
+  std::sort(y.begin(), y.end());
+  for (size_t i = 1; i < y.size(); ++i) EXPECT_GE(y[i] - y[i - 1], plot_detail::kTextSize);
+  EXPECT_GE(y.front(), layout.top);
+  EXPECT_LE(y.back(), layout.bottom);
+  const std::string svg = plot_svg(plot);
+  plot.labels_at_end = false;
+  EXPECT_EQ(count_of(svg, "<circle"), count_of(plot_svg(plot), "<circle") + 3) << "of ranks 0, 5 and 10";
+}
+
 TEST(Plot, NotesAreLeftOutWhereTheyWouldHideSomething) {
   Plot plot = frontier_plot();
-  plot.notes = {{1024, 0.03, "first"}};
-  EXPECT_THAT(plot_svg(plot), HasSubstr(">first<"));
-  plot.notes.assign(40, {1024, 0.03, "first"});
+  plot.notes = {{11000, 0.82, "middle"}};
+  EXPECT_THAT(plot_svg(plot), HasSubstr(">middle<"));
+  plot.notes.assign(40, {11000, 0.82, "middle"});
   EXPECT_LT(make_layout(plot).notes.size(), 5U);
 }
 
