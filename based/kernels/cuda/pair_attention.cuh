@@ -236,7 +236,9 @@ Status launch_parts(Kernel* kernel, const Params& params, const CausalAttention&
   return launched();
 }
 
-// Bytes of shared memory: own and other rows of both widths, and the statistics of the other side.
+// Bytes of shared memory of the forward: own rows of q, other ones of both widths; of the gradients: both of both widths, and the
+// statistics of the other side.
+inline int forward_bytes(const Problem& p) { return ((kOwn + kOther) * pitch_of(p.qk_dim) + kOther * pitch_of(p.of.head_dim)) * 4; }
 inline int shared_bytes(const Problem& p) { return (kOwn + kOther) * (pitch_of(p.qk_dim) + pitch_of(p.of.head_dim)) * 4 + 2 * kOther * 4; }
 
 }  // namespace based::kernels::cuda::detail::pairs

@@ -10,7 +10,8 @@ namespace based::kernels::cuda::detail::pairs {
 namespace {
 
 template <class Weight, int kCount, bool kSplit>
-__global__ void __launch_bounds__(kThreads, 2) of_queries(const __grid_constant__ Gradients g, const __grid_constant__ Order order) {
+__global__ void __launch_bounds__(kThreads, kCount <= 8 ? 3 : 2)
+    of_queries(const __grid_constant__ Gradients g, const __grid_constant__ Order order) {
   extern __shared__ float4 memory[];
   const Problem& p = g.forward;
   Place at;
@@ -92,7 +93,8 @@ struct Walk {
 };
 
 template <class Weight, int kCount, int kValueCount, bool kSplit>
-__global__ void __launch_bounds__(kThreads, 2) of_keys(const __grid_constant__ Gradients g, const __grid_constant__ Order order) {
+__global__ void __launch_bounds__(kThreads, kCount + kValueCount <= 16 ? 3 : 2)
+    of_keys(const __grid_constant__ Gradients g, const __grid_constant__ Order order) {
   extern __shared__ float4 memory[];
   const Problem& p = g.forward;
   Place at;

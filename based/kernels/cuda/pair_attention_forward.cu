@@ -57,7 +57,7 @@ struct Total {
 };
 
 template <class Weight, int kCount, bool kSplit>
-__global__ void __launch_bounds__(kThreads, 2) attend(const __grid_constant__ Problem p, const __grid_constant__ Order order) {
+__global__ void __launch_bounds__(kThreads, 3) attend(const __grid_constant__ Problem p, const __grid_constant__ Order order) {
   extern __shared__ float4 memory[];
   Place at;
   if (!find_place<kOwn, false>(p.of, order, at)) return;
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend(const __grid_constant__ Pr
 template <class Weight, int, int kCount, bool kSplit>
 struct Attend {
   static Status launch(const Problem& p, Stream stream) {
-    return launch_parts(attend<Weight, kCount, kSplit>, p, p.of, p.of.q_tokens, p.of.heads, true, shared_bytes(p), stream);
+    return launch_parts(attend<Weight, kCount, kSplit>, p, p.of, p.of.q_tokens, p.of.heads, true, forward_bytes(p), stream);
   }
 };
 
