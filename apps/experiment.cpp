@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <filesystem>
 
 #include "apps/command.h"
@@ -34,6 +35,15 @@ std::string names_of(const std::vector<torch::Device>& devices) {
   return names;
 }
 
+void tell_of_gpu_results(const ExperimentFile& file, const ResultsFolder& results) {
+  const auto count = std::count_if(file.runs().begin(), file.runs().end(), [&](const PlannedRun& planned) {
+    return path_exists(results.file(run_key(*file.kind, planned, torch::kCUDA)));
+  });
+  if (count == 0) return;
+  print_message(std::to_string(count) + " of " + std::to_string(file.runs().size()) + " runs are kept from a GPU, in " + results.folder() +
+                "; the CPU does them anew, beside those, which are what status and plot show");
+}
+
 void run(const Options& options) {
   if (options.keys) {
     for (const ExperimentKind* kind : experiment_kinds()) {
@@ -48,6 +58,7 @@ void run(const Options& options) {
   if (options.save_models) sweep.save_models = options.in_folder("models");
   ResultsFolder results(options.in_folder("results"));
   if (options.device.empty()) print_message("on " + names_of(sweep.devices));
+  if (sweep.devices.front().is_cpu()) tell_of_gpu_results(file, results);
   const SweepOutcome outcome = run_sweep(file, results, sweep);
   if (outcome.interrupted) {
     print_message("interrupted; " + std::to_string(outcome.kept + outcome.done) + " of " + std::to_string(outcome.runs) +

@@ -47,7 +47,8 @@ std::optional<StoredRun> ResultsFolder::read(const std::string& key, bool set_as
   try {
     run = parse(text, path, key);
   } catch (const Error& error) {
-    if (set_aside) fs::rename(path, path + ".damaged");
+    std::error_code gone;  // another process was quicker
+    if (set_aside) fs::rename(path, path + ".damaged", gone);
     log_warning(std::string(error.what()) + ": the file is damaged" +
                 (set_aside ? "; it is now " + path + ".damaged, and the run is done again" : "; its run is counted as missing"));
     return {};

@@ -65,10 +65,11 @@ class Sweep {
       if (runs_[i].stage == Stage::waiting) steps += planned(i).steps;
     progress_ = std::make_unique<Progress>("experiment", steps);
     std::vector<std::thread> workers;
+    const int64_t most = left();
     for (size_t d = 0; d < data.size(); ++d) {
       const torch::Device device = options_.devices[d];
       const int64_t count = options_.runs_per_device > 0 ? options_.runs_per_device : device.is_cuda() ? 4 : 1;
-      for (int64_t w = 0; w < std::min(count, left()); ++w)
+      for (int64_t w = 0; w < std::min(count, most); ++w)
         workers.emplace_back([this, device, count, held = data[d].get()] { work(device, *held, count); });
     }
     for (std::thread& worker : workers) worker.join();
