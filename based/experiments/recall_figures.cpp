@@ -110,13 +110,13 @@ std::vector<const PointResult*> best_of_series(const std::vector<PointResult>& p
   return best;
 }
 
-std::string made_from(const RecallShown& shown) {
+std::string made_from(const RecallShown& shown, bool with_range) {
   int64_t examples = 0;
   for (const auto& segment : shown.task.train) examples += segment.examples;
   return "vocabulary " + std::to_string(shown.task.vocab_size) + ", " + std::to_string(examples) + " training examples" +
          (shown.training.epochs == 1 ? "" : " x " + std::to_string(shown.training.epochs) + " epochs") +
          (shown.rates > 1 ? "; best of " + std::to_string(shown.rates) + " rates" : "") +
-         (shown.seeds > 1 ? "; mean and range of " + std::to_string(shown.seeds) + " seeds" : "");
+         (shown.seeds > 1 ? std::string("; mean ") + (with_range ? "and range of " : "of ") + std::to_string(shown.seeds) + " seeds" : "");
 }
 
 std::string subtitle_of(const RecallTask& task) {
@@ -129,7 +129,7 @@ Plot frame(const RecallShown& shown) {
   plot.title = shown.title;
   plot.subtitle = subtitle_of(shown.task);
   plot.y = {"recall", false, TickFormat::percent, 0.0, 1.0};
-  plot.footer = made_from(shown);
+  plot.footer = made_from(shown, false);
   return plot;
 }
 
@@ -152,12 +152,13 @@ PlotSeries frontier(const std::vector<const PointResult*>& points) {
 Plot against_state(const RecallShown& shown, const std::vector<const PointResult*>& points) {
   Plot plot = frame(shown);
   plot.x = {"bytes of recurrent state", true, TickFormat::bytes, {}, {}};
-  plot.footer += "; state measured";
+  plot.footer = made_from(shown, true) + "; state measured";
   for (const PointResult* point : points) {
     if (plot.series.empty() || plot.series.back().label != point->series) plot.series.push_back({.label = point->series});
     PlotSeries& series = plot.series.back();
     const double bytes = state_bytes_of(*point);
     series.points.emplace_back(bytes, point->score);
+    if (point->label.find(' ') != std::string::npos) series.line = false;  // several axes: in the order of x they would go to and fro
     if (point->best.size() > 1) series.bars.push_back({bytes, point->low, point->high});
     if (!point->label.empty()) plot.notes.push_back({bytes, point->score, point->label});
   }
@@ -233,7 +234,8 @@ std::string recall_table(const RecallShown& shown, const std::vector<PointResult
     head += labelled(segment) + " | ";
     rule += "---:|";
   }
-  std::string text = "# " + shown.title + "\n\n" + made_from(shown) + ". State in bytes is measured; elements are the paper's count.\n\n";
+  std::string text =
+      "# " + shown.title + "\n\n" + made_from(shown, true) + ". State in bytes is measured; elements are the paper's count.\n\n";
   text += head + "learning rate | state bytes | paper's elements | parameters | seconds a run | runs |\n" + rule +
           "---:|---:|---:|---:|---:|---:|\n";
   for (const PointResult& point : points) {
