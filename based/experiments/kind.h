@@ -22,7 +22,7 @@ struct PlannedRun {
   Config config;       // all that decides the result but code and device; without keys that have their default
   Config versions;     // of the code that decides it
   int64_t steps = 0;   // of training, for the progress line
-  int64_t length = 0;  // tokens of the longest sequence, at which state is counted
+  int64_t length = 0;  // tokens at which state is counted
   double cost = 0;     // in any unit: the dearest run is begun first
   int64_t parameters = 0;
 };

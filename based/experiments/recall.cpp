@@ -12,13 +12,14 @@
 namespace based {
 namespace {
 
-struct RecallTrainingAxes : RecallTraining {
+struct RecallTrainingAxes {
+  RecallTraining run;
   std::vector<double> learning_rates = {1e-3};
   std::vector<int64_t> seeds = {0};
 
   template <class Visitor>
   void visit(Visitor&& field) {
-    RecallTraining::visit(field);
+    run.visit(field);
     field("learning_rates", learning_rates, "each point of the figure is the best of these");
     field("seeds", seeds, "of the weights and of the order of the batches; a rate's figure is the mean over them");
   }
@@ -64,31 +65,31 @@ void require(bool right, const std::string& what) {
 
 int64_t epoch_steps(const RecallConfig& config) {
   int64_t steps = 0;
-  for (const auto& segment : config.task.train) steps += (segment.examples + config.training.batch - 1) / config.training.batch;
+  for (const auto& segment : config.task.train) steps += (segment.examples + config.training.run.batch - 1) / config.training.run.batch;
   return steps;
 }
 
-int64_t longest_of(const RecallTask& task) {
+int64_t longest_of(const std::vector<RecallSegment>& segments) {
   int64_t longest = 0;
-  for (const auto* segments : {&task.train, &task.test})
-    for (const auto& segment : *segments) longest = std::max(longest, segment.length);
+  for (const auto& segment : segments) longest = std::max(longest, segment.length);
   return longest;
 }
 
 void check_config(const RecallConfig& config) {
   require(!config.series.empty(), "an experiment needs at least one [[series]]");
   require(!config.task.train.empty() && !config.task.test.empty(), "task.train and task.test each need at least one segment");
-  require(config.training.epochs >= 1 && config.training.batch >= 1, "training.epochs and training.batch must be at least 1");
+  require(config.training.run.epochs >= 1 && config.training.run.batch >= 1, "training.epochs and training.batch must be at least 1");
+  require(config.training.run.batch <= INT32_MAX, "training.batch must be below 2^31");
   require(!config.training.learning_rates.empty(), "training.learning_rates must not be empty");
   require(!config.training.seeds.empty(), "training.seeds must not be empty");
-  require(config.training.precision == "fp32" || config.training.precision == "tf32", "training.precision must be fp32 or tf32");
-  require(!std::isnan(config.training.stop_above), "training.stop_above must be a number");
+  require(config.training.run.precision == "fp32" || config.training.run.precision == "tf32", "training.precision must be fp32 or tf32");
+  require(!std::isnan(config.training.run.stop_above), "training.stop_above must be a number");
   for (const int64_t seed : config.training.seeds) require(seed >= 0, "training.seeds must not be negative");
   check_recall_task(config.task);
   for (const bool test : {false, true})
     for (const auto& segment : test ? config.task.test : config.task.train)
       require(segment.examples >= 1, std::string("every segment of task.") + (test ? "test" : "train") + " needs examples");
-  require(config.training.epochs <= INT32_MAX / epoch_steps(config),
+  require(config.training.run.epochs <= INT32_MAX / epoch_steps(config),
           "training.epochs times the batches of an epoch must be below 2^31 steps");
   std::set<std::string> names;
   for (const RecallSeries& series : config.series) {
@@ -117,7 +118,7 @@ class RecallExperiment : public Experiment {
   const std::vector<PlannedRun>& runs() const override { return planned_; }
 
   std::unique_ptr<DeviceData> load(torch::Device device) const override {
-    if (device.is_cpu() && config_.training.precision == "tf32")
+    if (device.is_cpu() && config_.training.run.precision == "tf32")
       throw UsageError("training.precision = \"tf32\" is a GPU's: choose fp32, or --device cuda");
     return std::make_unique<RecallDeviceData>(config_.task, device);
   }
@@ -145,7 +146,7 @@ class RecallExperiment : public Experiment {
   RecallShown shown() const {
     size_t rates = config_.training.learning_rates.size();
     for (const RecallSeries& series : config_.series) rates = std::max(rates, series.learning_rates.size());
-    return {config_.title, config_.task, config_.training, rates, config_.training.seeds.size(), models_};
+    return {config_.title, config_.task, config_.training.run, rates, config_.training.seeds.size(), models_};
   }
 
   void add_series(const RecallSeries& series) {
@@ -164,12 +165,12 @@ class RecallExperiment : public Experiment {
 
   void add_point(const RecallSeries& series, const AxisPoint& point, const std::vector<double>& rates) {
     const ModelConfig model = read_model_config(point.model);
-    check_positions(model, longest_of(config_.task));
+    check_positions(model, std::max(longest_of(config_.task.train), longest_of(config_.task.test)));
     const int64_t parameters = parameter_count(model);  // looks at the mixers' options, too
     for (const double rate : rates)
       for (const int64_t seed : config_.training.seeds) {
-        RecallRun run{model, read_config<OptimizerOptions>(laid_over(write_config(config_.optimizer), series.optimizer)), config_.training,
-                      seed};
+        RecallRun run{model, read_config<OptimizerOptions>(laid_over(write_config(config_.optimizer), series.optimizer)),
+                      config_.training.run, seed};
         run.optimizer.learning_rate = rate;
         run.optimizer.min_learning_rate = std::min(run.optimizer.min_learning_rate, rate);
         check_optimizer_options(run.optimizer);
@@ -188,12 +189,12 @@ class RecallExperiment : public Experiment {
                                           {"seed", Config(run.seed)}});
     planned.versions =
         Config(Config::Table{{"data", Config(mqar_version)}, {"training", Config(recall_version)}, {"mixers", mixer_versions(run.model)}});
-    planned.steps = epoch_steps(config_) * config_.training.epochs;
-    planned.length = longest_of(config_.task);
+    planned.steps = epoch_steps(config_) * config_.training.run.epochs;
+    planned.length = longest_of(config_.task.test);
     planned.parameters = parameters;
     double tokens = 0;
     for (const auto& segment : config_.task.train) tokens += static_cast<double>(segment.length * segment.examples);
-    planned.cost = tokens * static_cast<double>(config_.training.epochs) * static_cast<double>(parameters);
+    planned.cost = tokens * static_cast<double>(config_.training.run.epochs) * static_cast<double>(parameters);
     return planned;
   }
 

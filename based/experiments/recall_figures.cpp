@@ -136,6 +136,7 @@ Plot frame(const RecallShown& shown) {
 // As stairs: the most that is recalled with so many bytes or fewer.
 PlotSeries frontier(const std::vector<const PointResult*>& points) {
   std::vector<std::pair<double, double>> all;
+  all.reserve(points.size());
   for (const PointResult* point : points) all.emplace_back(state_bytes_of(*point), point->score);
   std::sort(all.begin(), all.end());
   PlotSeries stairs{.label = "Pareto frontier", .markers = false, .backdrop = true};
