@@ -85,11 +85,13 @@ struct ZoologySeeds {
 };
 ZoologySeeds zoology_segment_seeds(int64_t data_seed, int64_t train_segments, int64_t test_segments);
 
-// All segments of one side of a published training. The segments' own seeds are not read: these are zoology_segment_seeds of `data_seed`,
-// and one generator of fillers, which begins at `filler_seed`, goes on over the train segments and then over the test segments. (The peer
-// makes its model out of the same generator first, so that its fillers follow the model; here they follow the seed alone.)
-enum class MqarSide { train, test };
-std::vector<MqarData> make_zoology_segments(const std::vector<MqarConfig>& train, const std::vector<MqarConfig>& test, MqarSide side,
-                                            int64_t data_seed, int64_t filler_seed);
+// The data of a published training. The segments' own seeds are not read: these are zoology_segment_seeds of `data_seed`, and one generator
+// of fillers, which begins at `filler_seed`, goes on over the train segments and then over the test segments. (The peer makes its model out
+// of the same generator first, so that its fillers follow the model; here they follow the seed alone.)
+struct MqarSegments {
+  std::vector<MqarData> train, test;
+};
+MqarSegments make_zoology_segments(const std::vector<MqarConfig>& train, const std::vector<MqarConfig>& test, int64_t data_seed,
+                                   int64_t filler_seed);
 
 }  // namespace based

@@ -118,25 +118,22 @@ ZoologySeeds zoology_segment_seeds(int64_t data_seed, int64_t train_segments, in
   return seeds;
 }
 
-std::vector<MqarData> make_zoology_segments(const std::vector<MqarConfig>& train, const std::vector<MqarConfig>& test, MqarSide side,
-                                            int64_t data_seed, int64_t filler_seed) {
-  for (const auto* segments : {&train, &test})
-    for (const MqarConfig& segment : *segments) check_mqar(segment);
+MqarSegments make_zoology_segments(const std::vector<MqarConfig>& train, const std::vector<MqarConfig>& test, int64_t data_seed,
+                                   int64_t filler_seed) {
   const ZoologySeeds seeds = zoology_segment_seeds(data_seed, static_cast<int64_t>(train.size()), static_cast<int64_t>(test.size()));
   std::mt19937 fillers(static_cast<uint32_t>(filler_seed));
-  const bool of_train = side == MqarSide::train;
-  if (!of_train) {
-    for (const MqarConfig& segment : train)
-      if (segment.random_fillers) fillers.discard(static_cast<unsigned long long>(segment.examples * segment.length));
-  }
-  std::vector<MqarData> made;
-  const auto& wanted = of_train ? train : test;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    MqarConfig segment = wanted[i];
-    segment.seed = (of_train ? seeds.train : seeds.test)[i];
-    made.push_back(make_zoology_mqar(segment, fillers));
-  }
-  return made;
+  const auto make = [&fillers](std::vector<MqarConfig> segments, const std::vector<int64_t>& segment_seeds) {
+    std::vector<MqarData> made;
+    for (size_t i = 0; i < segments.size(); ++i) {
+      segments[i].seed = segment_seeds[i];
+      made.push_back(make_zoology_mqar(segments[i], fillers));
+    }
+    return made;
+  };
+  MqarSegments all;
+  all.train = make(train, seeds.train);
+  all.test = make(test, seeds.test);
+  return all;
 }
 
 }  // namespace based

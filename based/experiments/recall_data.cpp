@@ -30,31 +30,16 @@ std::vector<MqarData> make_own(const RecallTask& task, bool test) {
   return data;
 }
 
-struct Both {
-  std::vector<MqarData> train, test;
-};
-
-// One generator of fillers goes on over all segments.
-Both make_zoology(const RecallTask& task) {
-  const ZoologySeeds seeds =
-      zoology_segment_seeds(task.seed, static_cast<int64_t>(task.train.size()), static_cast<int64_t>(task.test.size()));
-  std::mt19937 fillers(static_cast<uint32_t>(task.filler_seed < 0 ? task.seed : task.filler_seed));
-  const auto make = [&](const std::vector<RecallSegment>& segments, const std::vector<int64_t>& segment_seeds) {
-    std::vector<MqarData> data;
-    for (size_t i = 0; i < segments.size(); ++i) {
-      MqarConfig config = segment_config(task, segments[i]);
-      config.seed = segment_seeds[i];
-      data.push_back(make_zoology_mqar(config, fillers));
-    }
-    return data;
+MqarSegments make_zoology(const RecallTask& task) {
+  const auto configs = [&task](const std::vector<RecallSegment>& segments) {
+    std::vector<MqarConfig> all;
+    for (const RecallSegment& segment : segments) all.push_back(segment_config(task, segment));
+    return all;
   };
-  Both both;
-  both.train = make(task.train, seeds.train);
-  both.test = make(task.test, seeds.test);
-  return both;
+  return make_zoology_segments(configs(task.train), configs(task.test), task.seed, task.filler_seed < 0 ? task.seed : task.filler_seed);
 }
 
-Both make_both(const RecallTask& task) {
+MqarSegments make_both(const RecallTask& task) {
   check_recall_task(task);
   if (task.compat == "zoology") return make_zoology(task);
   return {make_own(task, false), make_own(task, true)};
@@ -82,7 +67,7 @@ void check_recall_task(const RecallTask& task) {
 std::vector<MqarData> make_recall_segments(const RecallTask& task, bool test) {
   check_recall_task(task);
   if (task.compat != "zoology") return make_own(task, test);
-  Both both = make_zoology(task);
+  MqarSegments both = make_zoology(task);
   return test ? std::move(both.test) : std::move(both.train);
 }
 
@@ -98,7 +83,7 @@ RecallData::Segment RecallData::on_device(const MqarData& data, torch::Device de
 }
 
 RecallData::RecallData(const RecallTask& task, torch::Device device) : device_(device) {
-  const Both both = make_both(task);
+  const MqarSegments both = make_both(task);
   Hasher128 hasher;
   for (const bool test : {false, true})
     for (const MqarData& data : test ? both.test : both.train) {

@@ -95,9 +95,8 @@ TEST(MqarZoology, SegmentsOfATrainingFollowEachOther) {
     for (size_t i = 0; i < entries.size(); ++i) total += static_cast<int64_t>(i + 1) * entries[i];
     return total;
   };
-  for (const MqarSide side : {MqarSide::train, MqarSide::test}) {
-    const auto& wanted = side == MqarSide::train ? train : test;
-    const std::vector<MqarData> made = make_zoology_segments(configs(train), configs(test), side, 7, 11);
+  const MqarSegments all = make_zoology_segments(configs(train), configs(test), 7, 11);
+  const auto expect_segments = [&](const std::vector<MqarData>& made, const std::vector<Segment>& wanted) {
     ASSERT_EQ(made.size(), wanted.size());
     for (size_t i = 0; i < made.size(); ++i) {
       EXPECT_EQ(made[i].examples, wanted[i].examples);
@@ -106,8 +105,10 @@ TEST(MqarZoology, SegmentsOfATrainingFollowEachOther) {
       EXPECT_EQ(sum(made[i].labels), wanted[i].labels) << i;
       EXPECT_EQ(std::vector<int32_t>(made[i].inputs.end() - 6, made[i].inputs.end()), wanted[i].end) << i;
     }
-  }
-  EXPECT_THAT(message_of<UsageError>([&] { make_zoology_segments({{.pairs = 0}}, {}, MqarSide::test, 7, 11); }), HasSubstr("pairs"));
+  };
+  expect_segments(all.train, train);
+  expect_segments(all.test, test);
+  EXPECT_THAT(message_of<UsageError>([] { make_zoology_segments({}, {{.pairs = 0}}, 7, 11); }), HasSubstr("pairs"));
 }
 
 void expect_valid(const MqarConfig& config, const MqarData& data) {

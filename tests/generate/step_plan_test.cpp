@@ -71,6 +71,19 @@ TEST(StepPlan, NothingIsSilent) {
   }
 }
 
+// Norms that read each other's outputs are parts of no layers, and no instructions of a whole step, where blocks hear of layers alone.
+TEST(StepPlan, NormsWithoutAnMlpBetweenStayAsTheyAre) {
+  ModelConfig config = find_preset("based-360m");
+  config.mlp = "identity";
+  for (const int64_t slots : {1, 16}) {
+    const auto plan = plan_decode_step(config, kH200, {.slots = slots});
+    int64_t kept = 0;
+    for (const auto& line : plan->report())
+      if (line.op == "based::rms_norm_add_" && line.form != StageForm::joined && line.form != StageForm::whole_step) kept += line.units;
+    EXPECT_GE(kept, 27) << "one a layer\n" << plan->text();
+  }
+}
+
 TEST(StepPlan, OfOtherDevicesAndTypes) {
   const auto on_cpu = plan_decode_step(find_preset("based-tiny"), {}, {.slots = 2, .dtype = torch::kFloat32});
   EXPECT_EQ(counts_of(*on_cpu).as_it_is, counts_of(*on_cpu).operators);
