@@ -6,13 +6,12 @@
 #include "based/mixers/past.h"
 #include "based/mixers/shapes_only.h"
 #include "based/ops/attention_cache.h"
-#include "based/ops/causal_attention.h"
 #include "based/ops/split_columns.h"
 
 namespace based {
 
 SoftmaxAttention::SoftmaxAttention(const char* name, const SoftmaxAttentionConfig& config, int64_t window, const MixerContext& context)
-    : config_(config), window_(window) {
+    : config_(config), window_(window), layer_(context.layer) {
   const int64_t d_model = context.d_model;
   check_option(name, "heads", config.heads, 1, 4096);
   head_dim_ = divided(name, "d_model", d_model, "heads", config.heads);
@@ -27,6 +26,7 @@ SoftmaxAttention::SoftmaxAttention(const char* name, const SoftmaxAttentionConfi
                      "; give rotary_dim = 0 for no positions");
   }
   if (!(config.rotary_base > 0)) throw UsageError(std::string(name) + ": rotary_base must be positive");
+  if (!(config.dropout >= 0 && config.dropout < 1)) throw UsageError(std::string(name) + ": dropout must be 0 to below 1");
   qkv_proj_ = register_module("qkv_proj",
                               std::make_shared<Projection>(d_model, (config_.heads + 2 * config_.kv_heads) * head_dim_, config.qkv_bias));
   out_proj_ =
@@ -35,7 +35,7 @@ SoftmaxAttention::SoftmaxAttention(const char* name, const SoftmaxAttentionConfi
 
 Tensor SoftmaxAttention::forward(const Tensor& x, const Pass& pass) {
   const Inputs in = project(x, pass);
-  return output(ops::causal_attention(in.q, in.k, in.v, pass.cu_seqlens(), pass.cu_seqlens(), window_, scale()));
+  return output(ops::causal_attention(in.q, in.k, in.v, pass.cu_seqlens(), pass.cu_seqlens(), window_, scale(), dropout(pass)));
 }
 
 MixerState SoftmaxAttention::make_state(int64_t slots) const {
@@ -49,10 +49,11 @@ Tensor SoftmaxAttention::prefill(const Tensor& x, MixerState& state, const Pass&
   const Inputs in = project(x, pass);
   Past past(state, pass, "k");
   const Tensor k = past.extend("k", in.k), v = past.extend("v", in.v);
-  return output(ops::causal_attention(in.q, k, v, pass.cu_seqlens(), past.joined_cu_seqlens(), window_, scale()));
+  return output(ops::causal_attention(in.q, k, v, pass.cu_seqlens(), past.joined_cu_seqlens(), window_, scale(), dropout(pass)));
 }
 
 Tensor SoftmaxAttention::step(const Tensor& x, MixerState& state, const Pass& pass) {
+  dropout(pass);  // refuses a model in training mode
   return output(
       ops::attention_step(qkv_proj_->forward(x), attention_cache(state, pass), pass.positions(), pass.slots(), scale(), rotation()));
 }
@@ -71,6 +72,11 @@ ops::Rotation SoftmaxAttention::rotation() const {
 }
 
 Tensor SoftmaxAttention::output(const Tensor& y) const { return out_proj_->forward(y.reshape({-1, config_.heads * head_dim_})); }
+
+ops::AttentionDropout SoftmaxAttention::dropout(const Pass& pass) const {
+  if (!is_training() || config_.dropout == 0) return {};
+  return {config_.dropout, pass.draws(), /*place=*/1 + layer_};
+}
 
 double SoftmaxAttention::scale() const { return 1 / std::sqrt(static_cast<double>(head_dim_)); }
 

@@ -5,6 +5,7 @@
 
 #include "based/mixers/mixer.h"
 #include "based/mixers/parameters.h"
+#include "based/ops/causal_attention.h"
 #include "based/ops/rotary.h"
 
 namespace based {
@@ -17,6 +18,7 @@ struct SoftmaxAttentionConfig {
   bool rotary_interleaved = false;
   bool qkv_bias = false;
   bool out_bias = false;
+  double dropout = 0;
   template <class Visitor>
   void visit(Visitor&& field) {
     field("heads", heads, "attention heads, each of size d_model / heads");
@@ -26,6 +28,7 @@ struct SoftmaxAttentionConfig {
     field("rotary_interleaved", rotary_interleaved, "rotate neighbours (2i, 2i + 1) instead of the two halves");
     field("qkv_bias", qkv_bias, "bias of the projection to queries, keys and values");
     field("out_bias", out_bias, "bias of the output projection");
+    field("dropout", dropout, "dropout of the attention weights, behind the softmax, while training");
   }
 };
 
@@ -49,9 +52,10 @@ class SoftmaxAttention : public Mixer {
   ops::Rotation rotation() const;  // of queries and keys, which lie side by side
   Tensor output(const Tensor& y) const;
   double scale() const;
+  ops::AttentionDropout dropout(const Pass& pass) const;  // nothing unless training
 
   SoftmaxAttentionConfig config_;
-  int64_t window_ = 0, head_dim_ = 0;
+  int64_t window_ = 0, head_dim_ = 0, layer_ = 0;
   std::shared_ptr<Projection> qkv_proj_, out_proj_;
 };
 

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <thread>
 
 #include "based/models/language_model.h"
@@ -26,9 +27,9 @@ struct Case {
   ModelConfig (*config)();
 };
 
-class Dropout : public testing::TestWithParam<Case> {
+class ModelDropout : public testing::TestWithParam<Case> {
  protected:
-  Dropout() : model_(make_model(GetParam().config(), 3)), ids_(torch::arange(40) * 7 % 200), labels_(torch::arange(40) % 200) {}
+  ModelDropout() : model_(make_model(GetParam().config(), 3)), ids_(torch::arange(40) * 7 % 200), labels_(torch::arange(40) % 200) {}
   Tensor hidden(const ops::Draws& draws) {
     const torch::NoGradGuard no_grad;
     return model_->forward(ids_, rows_, draws);
@@ -46,10 +47,21 @@ class Dropout : public testing::TestWithParam<Case> {
   Sequences rows_ = Sequences::equal(2, 20);
 };
 
-INSTANTIATE_TEST_SUITE_P(Of, Dropout, testing::Values(Case{"embedding", [] { return small(0.2); }}),
+ModelConfig with_mixer(const char* type) {
+  ModelConfig config = small(0);
+  config.layers = {"mixer", "mixer"};
+  config.mixers = {
+      {"mixer", Config(Config::Table{{"type", Config(std::string(type))}, {"heads", Config(int64_t{2})}, {"dropout", Config(0.2)}})}};
+  return config;
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, ModelDropout,
+                         testing::Values(Case{"embedding", [] { return small(0.2); }},
+                                         Case{"attention", [] { return with_mixer("attention"); }},
+                                         Case{"window", [] { return with_mixer("sliding_window"); }}),
                          [](const auto& given) { return given.param.name; });
 
-TEST_P(Dropout, FollowsSeedAndStepAlone) {
+TEST_P(ModelDropout, FollowsSeedAndStepAlone) {
   model_->train();
   const Tensor first = hidden(draws_of(1, 5));
   torch::manual_seed(99);  // another thread may have drawn anything
@@ -62,7 +74,7 @@ TEST_P(Dropout, FollowsSeedAndStepAlone) {
   EXPECT_FALSE(torch::equal(whole, first));
 }
 
-TEST_P(Dropout, IsTheSameWhereActivationsAreComputedAgain) {
+TEST_P(ModelDropout, IsTheSameWhereActivationsAreComputedAgain) {
   model_->train();
   const auto kept = gradients(draws_of(1, 5)), other = gradients(draws_of(1, 6));
   model_->set_checkpoint_activations(true);
@@ -75,7 +87,7 @@ TEST_P(Dropout, IsTheSameWhereActivationsAreComputedAgain) {
   EXPECT_TRUE(differs);
 }
 
-TEST_P(Dropout, WithNothingToDrawFromIsRefused) {
+TEST_P(ModelDropout, WithNothingToDrawFromIsRefused) {
   model_->train();
   const auto refused = [](const auto& call) { EXPECT_THAT(message_of<Error>(call), HasSubstr("(ops::Draws), or call eval()")); };
   refused([&] { model_->forward(ids_, rows_); });
@@ -88,6 +100,30 @@ TEST_P(Dropout, WithNothingToDrawFromIsRefused) {
   model_->eval();
   model_->prefill(ids_, Sequences::equal(1, 40), state, slots);
   model_->step(ids_.slice(0, 0, 1), state, slots);
+}
+
+// Layers with the same weights and the same input drop other pairs.
+TEST(Dropout, OfALayersAttentionIsItsOwn) {
+  const Config options(Config::Table{{"heads", Config(int64_t{2})}, {"dropout", Config(0.3)}});
+  const Tensor x = torch::randn({24, 16});
+  const Pass pass(Sequences::equal(2, 12), draws_of(4, 2));
+  std::vector<Tensor> outputs;
+  for (const int64_t layer : {0, 0, 1}) {
+    torch::manual_seed(5);
+    outputs.push_back(find_mixer("attention").make(options, {16, layer, 2})->forward(x, pass));
+  }
+  EXPECT_TRUE(torch::equal(outputs[0], outputs[1]));
+  EXPECT_FALSE(torch::equal(outputs[0], outputs[2]));
+}
+
+TEST(Dropout, OfAttentionHasARange) {
+  for (const double p : {-0.1, 1.0, std::nan("")}) {
+    const Config options(Config::Table{{"heads", Config(int64_t{2})}, {"dropout", Config(p)}});
+    EXPECT_THAT(message_of<UsageError>([&] {
+                  find_mixer("attention").make(options, {16, 0, 2});
+                }),
+                HasSubstr("attention: dropout must be 0 to below 1"));
+  }
 }
 
 TEST(MakeModel, DrawsWhatTheConstructorDrawsAfterTheSeed) {
