@@ -7,6 +7,8 @@
 
 #include <fstream>
 #include <limits>
+#include <mutex>
+#include <set>
 
 #include "based/core/error.h"
 
@@ -27,15 +29,41 @@ torch::Device parse_device(const std::string& text, const std::string& what) {
   return {torch::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
+namespace {
+
+// Streams come from a pool of a few dozen that is dealt out over and over: those that are still somebody's own are passed over.
+struct OwnedStreams {
+  std::mutex mutex;
+  std::set<std::pair<c10::DeviceIndex, c10::StreamId>> taken;
+};
+OwnedStreams& owned_streams() {
+  static OwnedStreams all;
+  return all;
+}
+constexpr int kMostOwnStreams = 32;  // of a device: what the pool has
+
+}  // namespace
+
 OwnStream::OwnStream(torch::Device device) {
   if (device.is_cpu()) return;
   const c10::impl::VirtualGuardImpl streams(device.type());
   streams.getStream(device).synchronize();  // what was filled there is used on this one
-  guard_.emplace(streams.getStreamFromGlobalPool(device));
+  OwnedStreams& all = owned_streams();
+  const std::lock_guard lock(all.mutex);
+  for (int tries = 0; tries < 4 * kMostOwnStreams && !guard_; ++tries) {
+    const c10::Stream stream = streams.getStreamFromGlobalPool(device);
+    if (all.taken.emplace(stream.device_index(), stream.id()).second) guard_.emplace(stream);
+  }
+  if (!guard_) throw Error("no more than " + std::to_string(kMostOwnStreams) + " runs at once can share a GPU");
 }
 
 OwnStream::~OwnStream() {
-  if (guard_) guard_->current_stream().synchronize();
+  if (!guard_) return;
+  const c10::Stream stream = guard_->current_stream();
+  stream.synchronize();
+  OwnedStreams& all = owned_streams();
+  const std::lock_guard lock(all.mutex);
+  all.taken.erase({stream.device_index(), stream.id()});
 }
 
 void synchronize(torch::Device device) {

@@ -12,7 +12,8 @@ namespace based {
 // "cpu", "cuda" or "cuda:1". Throws UsageError, naming `what`, for another word and for a GPU that is not there.
 torch::Device parse_device(const std::string& text, const std::string& what);
 
-// While one lives, what this thread gives to a GPU goes to a queue of its own there, beside those of other threads.
+// While one lives, what this thread gives to a GPU goes to a queue of its own there, beside those of other threads; nobody else's work goes
+// there. Throws Error where all are taken, on a GPU 32.
 class OwnStream {
  public:
   explicit OwnStream(torch::Device device);

@@ -10,6 +10,14 @@
 namespace based::ops {
 namespace {
 
+// A thread's own stream, where it has one: nobody else launches there, and cuBLAS' workspace of that stream, which what is recorded goes on
+// using, is nobody else's. The default stream cannot be recorded.
+c10::cuda::CUDAStream stream_to_record_on(torch::Device device) {
+  const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(device.index());
+  return current == c10::cuda::getDefaultCUDAStream(device.index()) ? c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())
+                                                                    : current;
+}
+
 constexpr int kWarmUps = 3;  // cuBLAS and the allocator settle before anything is recorded
 
 class Graph final : public Replay {
@@ -18,7 +26,7 @@ class Graph final : public Replay {
     static std::mutex one_at_a_time;  // the generator's and the allocator's records of captures are the process'
     const std::lock_guard lock(one_at_a_time);
     const c10::cuda::CUDAGuard on_device(device);
-    const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index());
+    const c10::cuda::CUDAStream stream = stream_to_record_on(device);
     stream.synchronize();
     c10::cuda::getCurrentCUDAStream().synchronize();
     const c10::cuda::CUDAStreamGuard on_stream(stream);
