@@ -11,6 +11,7 @@
 #include "based/ops/cross_entropy.h"
 #include "based/ops/dropout.h"
 #include "based/ops/gated_mlp.h"
+#include "based/ops/gradient_norm.h"
 #include "based/ops/layer_norm.h"
 #include "based/ops/linear.h"
 #include "based/ops/long_conv.h"
@@ -170,6 +171,13 @@ Tensor by_adamw_formula(const Tensors& x) {
   return ((x[0] * 0.99 - move) * 0.99) - move;
 }
 
+// The norm, the factor that makes it 1, and whether they are usable.
+Tensor by_gradient_norm(const Tensors& x) {
+  const Tensor loss = torch::ones({}, torch::dtype(torch::kFloat).device(x[0].device()));
+  const auto [figures, usable, scale] = ops::gradient_norm({{x[0], x[1]}, loss, {}, 1});
+  return torch::stack({figures[1], scale.to(torch::kDouble), usable.to(torch::kDouble)});
+}
+
 Tensor by_rotary_formula(const Tensors& x) {
   const Tensor angle = torch::outer(torch::arange(tokens, torch::kDouble), torch::pow(10000.0, -torch::arange(8, torch::kDouble) / 8));
   const Tensor cos = torch::cos(angle).unsqueeze(1), sin = torch::sin(angle).unsqueeze(1);
@@ -199,6 +207,16 @@ std::vector<OperatorCheck> update_checks() {
          return Tensors{draw({33, 80}), draw({33, 80})};
        },
        by_adamw, by_adamw_formula, false},
+      {"gradient_norm",
+       [] {
+         return Tensors{draw({33, 80}), draw({1025})};
+       },
+       by_gradient_norm,
+       [](const Tensors& x) {
+         const Tensor norm = (x[0].square().sum() + x[1].square().sum()).sqrt();
+         return torch::stack({norm, 1 / norm, torch::ones_like(norm)});
+       },
+       false},
       {"paged_attention_step",
        [] {
          return Tensors{draw({tokens, 4, 16}), draw({tokens, 2, 16}), draw({tokens, 2, 16})};

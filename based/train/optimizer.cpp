@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "based/ops/adamw.h"
+#include "based/ops/gradient_norm.h"
 
 namespace based {
 namespace {
@@ -125,26 +126,15 @@ void AdamW::collect_gradients() {
 
 const Tensor& AdamW::gradient(size_t slot) const { return slots_[slot].has_master() ? collected_[slot] : slots_[slot].parameter.grad(); }
 
-Tensor AdamW::clip_gradients() {
+AdamW::Findings AdamW::clip_gradients(const Tensor& loss, const Tensor& enabled) {
   const torch::NoGradGuard no_grad;
-  std::vector<Tensor> narrow, wide, norms;  // 16-bit ones, whose squares are summed in fp32, and the others
-  std::vector<bool> is_narrow;
-  torch::Dtype type = torch::kFloat;  // of the update of the first
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    const Tensor& found = gradient(i);
-    if (!found.defined()) continue;
-    if (is_narrow.empty()) type = slots_[i].master.scalar_type();
-    is_narrow.push_back(found.element_size() == 2);
-    (is_narrow.back() ? narrow : wide).push_back(found);
-  }
-  if (is_narrow.empty()) return torch::zeros({}, torch::dtype(torch::kDouble).device(device()));
-  if (!narrow.empty()) narrow = torch::_foreach_norm(narrow, 2, torch::kFloat);
-  if (!wide.empty()) wide = torch::_foreach_norm(wide, 2);
-  for (size_t i = 0, n = 0, w = 0; i < is_narrow.size(); ++i) norms.push_back(is_narrow[i] ? narrow[n++] : wide[w++]);
-  Tensor norm = torch::stack(norms).norm().to(torch::kDouble);
-  // A factor also where it is 1, which changes no bit: whether it is, the host does not know.
-  if (options_.clip > 0) scale_ = (options_.clip / (norm + 1e-6)).masked_fill(norm <= options_.clip, 1.0).to(type);
-  return norm;
+  ops::GradientNormOf of{{}, loss.detach(), {}, options_.clip};
+  for (size_t i = 0; i < slots_.size(); ++i)
+    if (gradient(i).defined()) of.gradients.push_back(gradient(i));
+  if (enabled.defined()) of.enabled = enabled;
+  const auto [figures, usable, scale] = ops::gradient_norm(of);
+  scale_ = scale;
+  return {figures, usable};
 }
 
 Tensor AdamW::make_rate(double rate) const {

@@ -72,9 +72,13 @@ class AdamW {
   // After each backward: takes 16-bit gradients off their parameters. The first stay as they are, more are added up in fp32. fp32 ones
   // are added up by autograd itself.
   void collect_gradients();
-  // Global 2-norm of the gradients: double [], where the parameters are; nothing waits for it. The next step() scales them to at most
-  // options.clip, by clip/(norm + 1e-6) as torch does; the gradients themselves stay as they are.
-  Tensor clip_gradients();
+  struct Findings {
+    Tensor figures;  // double [2]: the loss, and the global 2-norm of the gradients
+    Tensor usable;   // float [], for step(): `enabled`, undefined being 1, where both figures are finite, or 0
+  };
+  // Of a loss, fp32 or fp64 [], and its gradients, beside the parameters; nothing waits for it. The next step() scales the gradients to at
+  // most options.clip, by clip/(norm + 1e-6) as torch does; they themselves stay as they are.
+  Findings clip_gradients(const Tensor& loss, const Tensor& enabled = {});
   // A rate as step takes it, beside the parameters: double [], on a GPU float [].
   Tensor make_rate(double rate) const;
   // Changes nothing where `usable`, float [] beside the parameters, is 0 instead of 1; undefined: 1.

@@ -32,21 +32,21 @@ Tensor TrainStep::launch(const std::vector<Batch>& batches, const Tensor& rate, 
     counts.push_back(known ? batch.labelled : (batch.labels >= 0).sum().item<int64_t>());
     labels += counts.back();
   }
-  Tensor total = torch::zeros({}, torch::dtype(torch::kDouble).device(model_.device()));
+  Tensor total;  // of one batch its loss itself, of more a sum in double
+  if (batches.size() > 1) total = torch::zeros({}, torch::dtype(torch::kDouble).device(model_.device()));
   optimizer_.zero_grad();
   for (size_t i = 0; i < batches.size(); ++i) {
     if (counts[i] == 0 && batches.size() > 1) continue;
     const ops::Draws draws{draws_.seed, i == 0 ? draws_.step : draws_.step + static_cast<int64_t>(i)};
     Tensor loss = model_.loss(batches[i].ids, batches[i].labels, batches[i].rows, counts[i], draws);
     if (batches.size() > 1) loss = loss * (static_cast<double>(counts[i]) / static_cast<double>(labels));
-    total = total + loss.detach();
-    if (look && !std::isfinite(total.item<double>())) return torch::stack({total, torch::zeros_like(total)});
+    total = total.defined() ? total + loss.detach() : loss.detach();
+    if (look && !std::isfinite(total.item<double>())) return torch::stack({total, torch::zeros_like(total)}).to(torch::kDouble);
     loss.backward();
     optimizer_.collect_gradients();
   }
-  const Tensor figures = torch::stack({total, optimizer_.clip_gradients()});
-  const Tensor usable = figures.isfinite().all().to(torch::kFloat);
-  optimizer_.step(rate, enabled_.defined() ? usable * enabled_ : usable);
+  const auto [figures, usable] = optimizer_.clip_gradients(total, enabled_);
+  optimizer_.step(rate, usable);
   return figures;
 }
 

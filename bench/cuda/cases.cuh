@@ -23,6 +23,7 @@ void time_step_layers(Report& report);
 void time_sample(Report& report, int64_t rows);
 void time_gated_mlp(Report& report);
 void time_adamw(Report& report);
+void time_gradient_norm(Report& report);
 void time_dropout(Report& report);
 void time_layer_norm(Report& report);
 

@@ -32,6 +32,7 @@ int main(int argc, char** argv) {
   time_step_layers(report);
   time_gated_mlp(report);
   time_adamw(report);
+  time_gradient_norm(report);
   time_dropout(report);
   time_layer_norm(report);
   if (mode == "time") report.write(argv[2], argv[3]);

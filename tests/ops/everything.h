@@ -7,6 +7,7 @@
 #include "based/ops/dropout.h"
 #include "based/ops/embedding.h"
 #include "based/ops/gated_mlp.h"
+#include "based/ops/gradient_norm.h"
 #include "based/ops/layer_norm.h"
 #include "based/ops/linear.h"
 #include "based/ops/most_likely.h"
@@ -64,6 +65,7 @@ struct Everything {
     const auto [y, last] = taylor_attention(q, k, v, cu);
     const auto [convolved, conv_last] = short_conv(x, taps, {}, {}, true, cu);
     const auto [embedded, in_rings] = embedding_step_(seen, slots, x, cu.narrow(0, 0, 3));
+    const auto [figures, usable, scale] = gradient_norm({update.gradients, *update.scale, update.usable, 0.5});
     adamw_(update);
     const auto [projected, projected_last] = projected_conv(x, in_weight, {}, taps, {}, cu);
     const auto [sum, normed] = rms_norm_add(x.to(at::kFloat), x, weight, 1e-5);
@@ -105,6 +107,9 @@ struct Everything {
         at::cat(update.masters),
         at::cat(update.rounded),
         at::stack(update.steps),
+        figures,
+        usable,
+        scale,
         projected,
         projected_last,
         projected_conv_prefill(x, in_weight, {}, taps, {}, cu, conv_state, slots),

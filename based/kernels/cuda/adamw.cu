@@ -1,9 +1,8 @@
-// AdamW, bound by memory: a block updates a chunk of one tensor. The tensors' addresses travel in the kernel's parameters, so that nothing
-// has to be copied to the device, and a recorded launch holds them.
+// AdamW, bound by memory: a block updates a chunk of one tensor.
 #include "based/kernels/adamw.h"
 
 #include "based/kernels/cuda/device.cuh"
-#include "based/kernels/cuda/launch.h"
+#include "based/kernels/cuda/tensor_table.cuh"
 
 namespace based::kernels::cuda {
 namespace {
@@ -16,13 +15,7 @@ constexpr int kHeld = 2;            // units that a thread has in flight
 constexpr int64_t kChunk = 8192;    // elements of a block, a multiple of kUnit
 constexpr int kTableTensors = 400;  // of a launch
 
-struct Table {
-  AdamwTensor tensors[kTableTensors];
-  uint32_t first_block[kTableTensors + 1];  // tensor i has the blocks first_block[i] to first_block[i + 1]
-  int32_t count;
-  Adamw update;  // its own list is not read
-};
-static_assert(sizeof(Table) <= 32764, "the most that parameters of a kernel may take");
+using Table = TensorTable<AdamwTensor, Adamw, kTableTensors>;  // the update's own list is not read
 
 // What is the same for all elements of a block.
 struct Factors {
@@ -112,21 +105,11 @@ __device__ __forceinline__ void update_chunk(const AdamwTensor& t, int64_t at, c
   chunk.update_elements(f, vector ? chunk.count / kUnit * kUnit : 0);
 }
 
-// The tensor that this block belongs to.
-__device__ __forceinline__ int find_tensor(const Table& table) {
-  int low = 0, high = table.count;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (table.first_block[middle] <= blockIdx.x ? low : high) = middle;
-  }
-  return low;
-}
-
 __global__ void __launch_bounds__(kThreads, 4) adamw_chunks(const __grid_constant__ Table table) {
   __shared__ float corrections[2];
   const int index = find_tensor(table);
   overlap_kernels();
-  const Adamw& u = table.update;
+  const Adamw& u = table.shared;
   const AdamwTensor& t = table.tensors[index];
   if (u.usable != nullptr && *u.usable == 0) return;
   if (threadIdx.x == 0) {
@@ -148,25 +131,10 @@ __global__ void __launch_bounds__(kThreads, 4) adamw_chunks(const __grid_constan
 
 Status adamw(const Adamw& p, Stream stream) {
   Table table{};
-  table.update = p, table.update.tensors = nullptr;
-  for (int64_t next = 0; next < p.tensor_count;) {
-    table.count = 0;
-    for (; next < p.tensor_count && table.count < kTableTensors; ++next) {
-      const AdamwTensor& tensor = p.tensors[next];
-      if (tensor.count == 0) continue;
-      const int64_t blocks = table.first_block[table.count] + ceil_div(tensor.count, kChunk);
-      if (blocks > INT32_MAX) {
-        if (table.count == 0) return {"adamw: a tensor has more than 2^44 elements"};
-        break;
-      }
-      table.tensors[table.count] = tensor;
-      table.first_block[++table.count] = static_cast<uint32_t>(blocks);
-    }
-    if (table.count == 0) continue;
-    const Status status = launch_overlapped(adamw_chunks, {table.first_block[table.count], kThreads}, stream, table);
-    if (!status.ok()) return status;
-  }
-  return {};
+  table.shared = p, table.shared.tensors = nullptr;
+  return each_table(table, p.tensors, p.tensor_count, kChunk, [&](const Table& full, uint32_t blocks) {
+    return launch_overlapped(adamw_chunks, {blocks, kThreads}, stream, full);
+  });
 }
 
 }  // namespace based::kernels::cuda

@@ -32,6 +32,7 @@ void verify_sample(Report& report);
 void verify_step_norms(Report& report);
 void verify_gated_mlp(Report& report);
 void verify_adamw(Report& report);
+void verify_gradient_norm(Report& report);
 void verify_dropout(Report& report);
 void verify_layer_norm(Report& report);
 void verify_cross_entropy(Report& report);

@@ -28,6 +28,7 @@ void verify_all(based::tests::Report& report, bool quick) {
   verify_step_norms(report);
   verify_gated_mlp(report);
   verify_adamw(report);
+  verify_gradient_norm(report);
   verify_dropout(report);
   verify_layer_norm(report);
   verify_cross_entropy(report);

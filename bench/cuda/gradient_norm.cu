@@ -1,0 +1,38 @@
+#include "based/kernels/gradient_norm.h"
+
+#include "bench/cuda/cases.cuh"
+
+namespace based::bench {
+namespace {
+
+using kernels::DType;
+using kernels::Stream;
+namespace gpu = kernels::cuda;
+
+}  // namespace
+
+// The parameters of a recall model: an embedding of 8192 words, and small ones.
+void time_gradient_norm(Report& report) {
+  std::vector<int64_t> counts{8192 * 128};
+  for (int i = 0; i < 19; ++i) counts.push_back(i % 2 == 0 ? 128 : 6144);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    std::vector<Buffer> gradients;
+    std::vector<kernels::GradientNormTensor> tensors;
+    int64_t bytes = 0;
+    for (const int64_t count : counts) {
+      gradients.push_back(random_buffer(count, dtype, 1, gradients.size()));
+      tensors.push_back({gradients.back().as(), count, dtype});
+      bytes += gradients.back().bytes();
+    }
+    const Buffer loss = upload_floats({1}), figures(16), numbers(8);
+    kernels::GradientNorm p;
+    p.tensors = tensors.data(), p.tensor_count = static_cast<int64_t>(tensors.size());
+    p.loss = loss.as<float>(), p.clip = 1;
+    p.figures = figures.as<double>(), p.usable = numbers.as<float>(), p.scale = numbers.as<float>() + 1;
+    const Buffer scratch(gpu::gradient_norm_scratch(p));
+    report.time("gradient norm 1.1M" + type_name(dtype), bytes, 1,
+                [&](int, cudaStream_t stream) { check(gpu::gradient_norm(p, scratch.as(), Stream{stream})); });
+  }
+}
+
+}  // namespace based::bench
