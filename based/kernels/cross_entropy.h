@@ -7,6 +7,7 @@ namespace based::kernels {
 
 struct CrossEntropy {              // caller owns all memory
   void* logits = nullptr;          // [rows, vocab], contiguous; the gradient takes their place where `gradient` is set
+  void* half_gradient = nullptr;   // [rows, vocab], contiguous, fp16: where the gradient of fp32 logits goes instead; CUDA alone
   const int64_t* label = nullptr;  // [rows], 0..vocab − 1
   float* loss = nullptr;           // [rows]
   int64_t rows = 0, vocab = 0;

@@ -53,29 +53,52 @@ Tensor rows_with_label(const Tensor& labels, int64_t labelled) {
   return labelled == labels.size(0) ? Tensor() : at::nonzero_static(has_label, labelled).squeeze(1);
 }
 
-Tensor softmax_reference(Tensor& logits, const Tensor& targets, double scale, bool gradient) {
-  const Tensor target = targets.unsqueeze(1), log_probability = logits.to(sum_type(logits)).log_softmax(1);
-  const Tensor loss = -log_probability.gather(1, target).squeeze(1);
-  if (gradient) logits.copy_(log_probability.exp().scatter_add_(1, target, at::full_like(target, -1, log_probability.options())) * scale);
-  return loss;
+void softmax_reference(const CrossEntropyChunk& c) {
+  const Tensor target = c.targets.unsqueeze(1), log_probability = c.logits.to(sum_type(c.logits)).log_softmax(1);
+  c.losses.copy_(log_probability.gather(1, target).squeeze(1)).neg_();
+  if (!c.gradient.defined()) return;
+  c.gradient.copy_(log_probability.exp().scatter_add_(1, target, at::full_like(target, -1, log_probability.options())) * c.scale);
+}
+
+// A GPU adds up all at once; ATen's sum on a CPU would depend on the number of threads.
+Tensor sum_of(const Tensor& losses, int64_t chunk) {
+  if (!losses.is_cpu()) return losses.sum();
+  Tensor sum = at::zeros({}, losses.options());
+  for (const Tensor& part : losses.split(chunk)) sum += part.sum();
+  return sum;
+}
+
+// A probability's gradient is at most 1. Times this it is far from the largest fp16, 65504, and its 10 bits of mantissa last down to
+// probabilities of 2e-9.
+constexpr double kHalfScale = 32768;
+
+// 10 bits of mantissa are TF32's, from 6e-5 on; smaller entries are off by 3e-8 at most. Entries beyond ±65504, which are far from what a
+// norm gives and from decayed weights, become ±65504, and NaN stays.
+Tensor as_half(const Tensor& x) { return x.to(at::kHalf).clamp_(-65504, 65504); }
+
+// Those that are defined, in place, in one launch.
+void multiply_defined(std::initializer_list<Tensor> tensors, double factor) {
+  std::vector<Tensor> defined;
+  for (const Tensor& tensor : tensors)
+    if (tensor.defined()) defined.push_back(tensor);
+  at::_foreach_mul_(defined, factor);
 }
 
 }  // namespace
 
-Tensor cross_entropy_softmax_with(kernels::Status (*kernel)(const kernels::CrossEntropy&), Tensor& logits, const Tensor& targets,
-                                  double scale, bool gradient) {
-  if (!uses_kernel(kOp, logits)) return softmax_reference(logits, targets, scale, gradient);
-  const Tensor loss = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
+void cross_entropy_softmax_with(kernels::Status (*kernel)(const kernels::CrossEntropy&), const CrossEntropyChunk& chunk) {
+  const auto& [logits, targets, losses, gradient, scale] = chunk;
+  if (!uses_kernel(kOp, logits)) return softmax_reference(chunk);
   kernels::CrossEntropy to;
   to.logits = logits.mutable_data_ptr();
+  if (gradient.defined() && !gradient.is_same(logits)) to.half_gradient = gradient.mutable_data_ptr<at::Half>();
   to.label = targets.const_data_ptr<int64_t>();
-  to.loss = loss.mutable_data_ptr<float>();
+  to.loss = losses.mutable_data_ptr<float>();
   to.rows = logits.size(0), to.vocab = logits.size(1);
   to.scale = static_cast<float>(scale);
-  to.gradient = gradient;
+  to.gradient = gradient.defined();
   to.dtype = kernel_dtype(logits);
   require_ok(kernel(to));
-  return loss;
 }
 
 void add_product(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory, bool first) {
@@ -99,9 +122,9 @@ Tensor token_log_probabilities_with(const CrossEntropyParts& parts, const TokenL
     const int64_t size = std::min(chunk, count - begin);
     Tensor logits = memory.narrow(0, 0, size);
     at::mm_out(logits, hidden.narrow(0, begin, size), weight.t());
-    scores.narrow(0, begin, size).copy_(parts.softmax(logits, targets.narrow(0, begin, size), 1, /*gradient=*/false).neg_());
+    parts.softmax({logits, targets.narrow(0, begin, size), scores.narrow(0, begin, size), /*gradient=*/Tensor(), 1});
   }
-  return scores;
+  return scores.neg_();
 }
 
 // The gradient is made where the logits are, in the forward: they are large, and making them again would cost a third more.
@@ -116,7 +139,7 @@ Forward cross_entropy_with(const CrossEntropyParts& parts, const CrossEntropyFor
   check_targets(kOp, targets, weight.size(0));
   const int64_t count = targets.size(0), vocab = weight.size(0);
   const int64_t chunk = rows_of_a_chunk(parts, hidden, weight, count);
-  Tensor loss = at::zeros({}, hidden.options().dtype(type));
+  const Tensor losses = at::empty({count}, hidden.options().dtype(type));
   const Tensor by_input = grad_hidden ? at::empty(inputs.sizes(), inputs.options()) : Tensor();
   const auto sums = [&](int64_t rows, int64_t columns) {
     const at::TensorOptions options = weight.options().dtype(type);
@@ -124,21 +147,28 @@ Forward cross_entropy_with(const CrossEntropyParts& parts, const CrossEntropyFor
   };
   Tensor by_weight;  // transposed
   if (grad_weight) by_weight = parts.weight_grad_row_major ? sums(vocab, weight.size(1)).t() : sums(weight.size(1), vocab);
-  Tensor product;
+  const bool half = parts.half_gradient && (grad_hidden || grad_weight);
+  const Tensor factor_inputs = half && grad_weight ? as_half(inputs) : inputs,
+               factor_weight = half && grad_hidden ? as_half(weight) : weight;
+  const double of_mean = 1.0 / static_cast<double>(count);
+  Tensor product, no_product;
   const Tensor memory = at::empty({chunk, vocab}, hidden.options());
+  const Tensor half_memory = half ? at::empty({chunk, vocab}, hidden.options().dtype(at::kHalf)) : Tensor();
   for (int64_t begin = 0; begin < count; begin += chunk) {
     const int64_t size = std::min(chunk, count - begin);
-    const Tensor x = inputs.narrow(0, begin, size);
-    Tensor logits = memory.narrow(0, 0, size);
-    at::mm_out(logits, x, weight.t());
-    loss += parts.softmax(logits, targets.narrow(0, begin, size), 1.0 / static_cast<double>(count), grad_hidden || grad_weight).sum();
+    Tensor logits = memory.narrow(0, 0, size), gradient;
+    if (grad_hidden || grad_weight) gradient = half ? half_memory.narrow(0, 0, size) : logits;
+    at::mm_out(logits, inputs.narrow(0, begin, size), weight.t());
+    parts.softmax({logits, targets.narrow(0, begin, size), losses.narrow(0, begin, size), gradient, half ? kHalfScale : of_mean});
     if (grad_hidden) {
       Tensor rows = by_input.narrow(0, begin, size);
-      at::mm_out(rows, logits, weight);
+      parts.add_product(rows, gradient, factor_weight, no_product, /*first=*/true);
     }
-    if (grad_weight) parts.add_product(by_weight, x.t(), logits, product, begin == 0);
+    if (grad_weight) parts.add_product(by_weight, factor_inputs.narrow(0, begin, size).t(), gradient, product, begin == 0);
   }
+  Tensor loss = sum_of(losses, chunk);
   if (count > 0) loss /= count;
+  if (half && count > 0) multiply_defined({by_input, by_weight}, of_mean / kHalfScale);
   if (grad_weight) by_weight = by_weight.t().to(weight.scalar_type()).contiguous();
   return {loss, by_input, chosen, by_weight};
 }
@@ -149,9 +179,7 @@ constexpr CrossEntropyParts kReference{softmax_reference, add_product, kChunkByt
 
 Forward forward_reference(const CrossEntropyForward& in) { return cross_entropy_with(kReference, in); }
 
-Tensor softmax_cpu(Tensor& logits, const Tensor& targets, double scale, bool gradient) {
-  return cross_entropy_softmax_with(kernels::cpu::cross_entropy, logits, targets, scale, gradient);
-}
+void softmax_cpu(const CrossEntropyChunk& chunk) { cross_entropy_softmax_with(kernels::cpu::cross_entropy, chunk); }
 
 constexpr CrossEntropyParts kCpu{softmax_cpu, add_product, kChunkBytes};
 

@@ -43,8 +43,13 @@ struct TokenLogProbabilities {
 
 // Them by a device's parts.
 
-// Logits [rows, vocab] become (softmax − one-hot)·scale in place where `gradient`; returns the loss of each row.
-using CrossEntropySoftmax = Tensor (*)(Tensor& logits, const Tensor& targets, double scale, bool gradient);
+// From logits [rows, vocab] the loss of each row, `losses` [rows] in their type of sums, and (softmax − one-hot)·scale in `gradient`,
+// unless that is undefined: the logits themselves, or of their sizes in fp16.
+struct CrossEntropyChunk {
+  const Tensor &logits, &targets, &losses, &gradient;
+  double scale;
+};
+using CrossEntropySoftmax = void (*)(const CrossEntropyChunk&);
 // sum [m, n] += a [m, k] · b [k, n], where the sum may be of a wider type than a and b; the first one finds nothing in it. `memory` lives
 // from chunk to chunk.
 using AddProduct = void (*)(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory, bool first);
@@ -54,11 +59,11 @@ struct CrossEntropyParts {
   AddProduct add_product;
   int64_t chunk_bytes;                 // of a chunk's logits, which are those of 64 rows at least
   bool weight_grad_row_major = false;  // weight's gradient lies as weight does; or transposed, so that logits are read along their rows
+  bool half_gradient = false;          // fp32 inputs, whose gradients are products of fp16: add_product gives fp32 for it
 };
 Result<CrossEntropyForward> cross_entropy_with(const CrossEntropyParts& parts, const CrossEntropyForward& in);
 Tensor token_log_probabilities_with(const CrossEntropyParts& parts, const TokenLogProbabilities& in);
 // The softmax by a kernel, or in ATen where the logits' type has none.
-Tensor cross_entropy_softmax_with(kernels::Status (*kernel)(const kernels::CrossEntropy&), Tensor& logits, const Tensor& targets,
-                                  double scale, bool gradient);
+void cross_entropy_softmax_with(kernels::Status (*kernel)(const kernels::CrossEntropy&), const CrossEntropyChunk& chunk);
 
 }  // namespace based::ops

@@ -59,6 +59,15 @@ TEST(CrossEntropy, NaNComesThrough) {
   });
 }
 
+TEST(CrossEntropy, RefusesAGradientInFp16) {
+  std::vector<float> logits(10), gradient(5);
+  const int64_t label = 3;
+  float loss = 0;
+  CrossEntropy p;
+  p.logits = logits.data(), p.half_gradient = gradient.data(), p.label = &label, p.loss = &loss, p.rows = 1, p.vocab = 10;
+  EXPECT_STREQ(cpu::cross_entropy(p).what, "cross_entropy: a gradient in fp16 has a CUDA kernel alone");
+}
+
 TEST(CrossEntropy, RefusesLabelsOutsideOfTheVocabulary) {
   std::vector<float> logits(10);
   float loss = 0;

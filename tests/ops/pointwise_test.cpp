@@ -399,6 +399,38 @@ TEST_P(PointwiseOnDevices, CrossEntropyEqualsTheReference) {
   EXPECT_TRUE(gradcheck(counted(labels, 3), {random({4, 3}), random({5, 3})}));
 }
 
+// TF32 products round their operands to 10 bits: no gradient is further from the truth than that, rare words' included, nor is a mean of
+// very many.
+TEST_P(PointwiseOnDevices, CrossEntropyWithTf32IsRoundedAsTf32Is) {
+  const bool before = at::globalContext().allowTF32CuBLAS();
+  at::globalContext().setAllowTF32CuBLAS(true);
+  for (const auto& [tokens, vocab, width] : {std::tuple<int64_t, int64_t, int64_t>{1, 5, 8}, {300, 1009, 48}, {5000, 8192, 48}}) {
+    torch::manual_seed(37);
+    const Tensor labels = torch::randint(vocab / 2, {tokens}, at::kLong).masked_fill(torch::rand({tokens}) < 0.2, -100);
+    const Tensor hidden = random({tokens, width}, at::kFloat), weight = random({vocab, width}, at::kFloat, 0.3);
+    const auto of = [&](at::ScalarType type, at::DeviceType device) {
+      const Tensor x = hidden.to(device, type).requires_grad_(), w = weight.to(device, type).requires_grad_();
+      const Tensor loss = cross_entropy(x, w, labels.to(device));
+      vector<Tensor> all = torch::autograd::grad({loss}, {x, w});
+      all.push_back(loss);
+      return all;
+    };
+    const vector<Tensor> expected = of(at::kDouble, at::kCPU), actual = of(at::kFloat, GetParam());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_EQ(actual[i].scalar_type(), at::kFloat);
+      EXPECT_TRUE(close(actual[i], expected[i], 1e-3, 1e-12)) << i << " of " << tokens << " tokens";
+    }
+    // Words that are no label have probabilities alone.
+    const Tensor rare = expected[1].slice(0, vocab / 2), rare_there = actual[1].slice(0, vocab / 2);
+    EXPECT_TRUE(close(rare_there, rare, 5e-3, 1e-12)) << tokens << " tokens";
+  }
+  // What fp16 cannot hold gives large gradients, and no infinite ones.
+  const Tensor hidden = at::full({2, 8}, 1e6F).to(GetParam()), labels = torch::tensor({0, 1}, at::kLong).to(GetParam());
+  const Tensor weight = at::full({5, 8}, 1e-3F).to(GetParam()).requires_grad_();
+  EXPECT_TRUE(at::isfinite(torch::autograd::grad({cross_entropy(hidden, weight, labels)}, {weight})[0]).all().item<bool>());
+  at::globalContext().setAllowTF32CuBLAS(before);
+}
+
 TEST(CrossEntropy, OfEqualLogitsIsTheLogarithmOfTheVocabulary) {
   const Tensor labels = torch::tensor({1, -100, 3}, at::kLong);
   EXPECT_NEAR(cross_entropy(at::zeros({3, 8}), at::ones({50, 8}), labels).item<double>(), std::log(50), 1e-6);

@@ -10,6 +10,7 @@ namespace based::kernels::cpu {
 Status cross_entropy(const CrossEntropy& p) {
   if (p.rows < 0 || p.vocab < 1) return {"cross_entropy: rows must not be negative, vocab at least 1"};
   if (p.rows > 0 && (!p.logits || !p.label || !p.loss)) return {"cross_entropy: logits, label and loss must be given"};
+  if (p.half_gradient) return {"cross_entropy: a gradient in fp16 has a CUDA kernel alone"};
   for (int64_t row = 0; row < p.rows; ++row)
     if (p.label[row] < 0 || p.label[row] >= p.vocab) return {"cross_entropy: a label is outside of the vocabulary"};
   // Starting a second thread costs a few microseconds, in which one thread works through about this many logits.

@@ -2,10 +2,18 @@
 // shared memory of a multiprocessor, they are kept there in between.
 #include "based/kernels/cross_entropy.h"
 
+#include <cuda_fp16.h>
+
 #include "based/kernels/cuda/launch.h"
 #include "based/kernels/cuda/vectors.cuh"
 
 namespace based::kernels::cuda {
+
+template <>
+__device__ __forceinline__ __half detail::from_float<__half>(float x) {
+  return __float2half_rn(x);
+}
+
 namespace {
 
 using namespace detail;
@@ -54,10 +62,11 @@ __device__ __forceinline__ void keep_row(const void* row, void* kept, int64_t un
   copy_async_wait<0>();
 }
 
-template <typename T, int kCount, bool kKept>
-__global__ void __launch_bounds__(kThreads) softmax_rows(const __grid_constant__ CrossEntropy p) {
+// Logits of T, their gradient of G in `to` [rows, vocab], which may be the logits.
+template <typename T, typename G, int kCount, bool kKept>
+__global__ void __launch_bounds__(kThreads) softmax_rows(const __grid_constant__ CrossEntropy p, G* to) {
   extern __shared__ uint4 kept[];
-  T* logits = static_cast<T*>(p.logits) + blockIdx.x * p.vocab;
+  const T* logits = static_cast<const T*>(p.logits) + blockIdx.x * p.vocab;
   const int64_t label = p.label[blockIdx.x], units = p.vocab / kCount;
   const T* row = kKept ? reinterpret_cast<const T*>(kept) : logits;
   if constexpr (kKept) keep_row(logits, kept, units);
@@ -78,6 +87,7 @@ __global__ void __launch_bounds__(kThreads) softmax_rows(const __grid_constant__
   if (threadIdx.x == 0) p.loss[blockIdx.x] = all.top + logf(all.sum) - of_label;
   if (!p.gradient) return;
   const float factor = p.scale / all.sum;
+  to += blockIdx.x * p.vocab;
   for (int64_t unit = threadIdx.x; unit < units; unit += kThreads) {
     float x[kCount];
     load_floats<kCount>(row + unit * kCount, x);
@@ -87,21 +97,21 @@ __global__ void __launch_bounds__(kThreads) softmax_rows(const __grid_constant__
 #pragma unroll
       for (int i = 0; i < kCount; ++i) x[i] -= label == unit * kCount + i ? p.scale : 0.0F;
     }
-    store_floats<kCount>(logits + unit * kCount, x);
+    store_floats<kCount>(to + unit * kCount, x);
   }
 }
 
-template <typename T>
-Status launch_rows(const CrossEntropy& p, Stream stream) {
+template <typename T, typename G>
+Status launch_rows(const CrossEntropy& p, void* to, Stream stream) {
   constexpr int kUnit = 16 / sizeof(T);
-  const bool vector = p.vocab % kUnit == 0 && aligned16(p.logits);
+  const bool vector = p.vocab % kUnit == 0 && aligned16(p.logits) && aligned16(to);
   const int64_t bytes = p.vocab * static_cast<int64_t>(sizeof(T));
   const bool kept = vector && p.gradient && runs_hopper_code() && bytes <= kKeptBytes;
-  auto* kernel = kept ? softmax_rows<T, kUnit, true> : vector ? softmax_rows<T, kUnit, false> : softmax_rows<T, 1, false>;
+  auto* kernel = kept ? softmax_rows<T, G, kUnit, true> : vector ? softmax_rows<T, G, kUnit, false> : softmax_rows<T, G, 1, false>;
   if (kept) {
     if (const cudaError_t e = allow_shared_memory(kernel, kKeptBytes); e != cudaSuccess) return status_of(e);
   }
-  kernel<<<static_cast<unsigned>(p.rows), kThreads, kept ? static_cast<size_t>(bytes) : 0, stream_of(stream)>>>(p);
+  kernel<<<static_cast<unsigned>(p.rows), kThreads, kept ? static_cast<size_t>(bytes) : 0, stream_of(stream)>>>(p, static_cast<G*>(to));
   return launched();
 }
 
@@ -109,7 +119,10 @@ Status launch_rows(const CrossEntropy& p, Stream stream) {
 
 Status cross_entropy(const CrossEntropy& p, Stream stream) {
   if (p.rows == 0) return {};
-  return p.dtype == DType::bf16 ? launch_rows<bf16>(p, stream) : launch_rows<float>(p, stream);
+  if (p.half_gradient == nullptr)
+    return p.dtype == DType::bf16 ? launch_rows<bf16, bf16>(p, p.logits, stream) : launch_rows<float, float>(p, p.logits, stream);
+  if (p.dtype != DType::f32) return {"cross_entropy: a gradient in fp16 is that of fp32 logits"};
+  return launch_rows<float, __half>(p, p.half_gradient, stream);
 }
 
 }  // namespace based::kernels::cuda

@@ -1,5 +1,7 @@
 #include "based/kernels/cross_entropy.h"
 
+#include <cuda_fp16.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -32,9 +34,22 @@ void verify_cross_entropy(Report& report, int64_t rows, int64_t vocab, DType dty
   p.logits = logits.as(), p.label = label.as<int64_t>(), p.loss = loss.as<float>();
   p.rows = rows, p.vocab = vocab, p.scale = static_cast<float>(scale), p.dtype = dtype;
   check(gpu::cross_entropy(p, {}));
-  p.gradient = true, p.loss = again.as<float>();
-  check(gpu::cross_entropy(p, {}));
   const std::string name = "cross_entropy " + std::to_string(rows) + "x" + std::to_string(vocab) + type_name(dtype);
+  p.gradient = true, p.loss = again.as<float>();
+  if (dtype == DType::f32) {
+    const Buffer half(count * 2);
+    p.half_gradient = half.as();
+    check(gpu::cross_entropy(p, {}));
+    std::vector<__half> found(count);
+    check(cudaMemcpy(found.data(), half.as(), count * 2, cudaMemcpyDeviceToHost), "gradient in fp16");
+    std::vector<double> values;
+    for (const __half x : found) values.push_back(__half2float(x));
+    report.expect(name + ": gradient in fp16", relative_error(values, gradient), 5e-4);
+    report.expect(name + ": loss beside it", relative_error(download(again.as(), DType::f32, rows), losses), 2e-6);
+    report.expect(name + ": logits beside it", relative_error(download(logits.as(), dtype, count), x), 0);
+    p.half_gradient = nullptr;
+  }
+  check(gpu::cross_entropy(p, {}));
   report.expect(name + ": loss alone", relative_error(download(loss.as(), DType::f32, rows), losses), 2e-6);
   report.expect(name + ": loss", relative_error(download(again.as(), DType::f32, rows), losses), 2e-6);
   report.expect(name + ": gradient", relative_error(download(logits.as(), dtype, count), gradient), allowed(dtype));
