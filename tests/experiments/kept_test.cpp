@@ -1,0 +1,56 @@
+// The experiments of this repository: their files say what they did, and what is kept belongs to them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+
+#include "based/experiments/experiment.h"
+
+namespace based {
+namespace {
+
+std::string experiment_file(const std::string& name) {
+  return std::string(BASED_SOURCE_DIR) + "/experiments/" + name + "/" + name + ".toml";
+}
+
+struct Expected {
+  std::string name;
+  size_t points, runs;
+};
+
+TEST(KeptExperiments, HaveThePointsThatTheyAreToHave) {
+  for (const Expected& of : {Expected{"figure1", 19, 152}, Expected{"figure2", 19, 76}, Expected{"paper-protocol", 5, 20}}) {
+    SCOPED_TRACE(of.name);
+    const ExperimentFile file = read_experiment(experiment_file(of.name), "", {});
+    std::set<std::string> points;
+    for (const PlannedRun& run : file.runs()) points.insert(point_name(run.series, run.label));
+    EXPECT_EQ(points.size(), of.points);
+    EXPECT_EQ(file.runs().size(), of.runs);
+  }
+}
+
+std::set<std::string> result_names(const std::string& name, const std::string& scale) {
+  const ExperimentFile file = read_experiment(experiment_file(name), scale, {});
+  std::set<std::string> names;
+  for (const PlannedRun& run : file.runs())
+    for (const torch::DeviceType device : {torch::kCPU, torch::kCUDA}) names.insert(run_key(*file.kind, run, device) + ".json");
+  return names;
+}
+
+// What stays in the repository is found again by the program of today: keys did not change, and nothing is left over from another config.
+TEST(KeptExperiments, TheirResultsAreThoseOfTheirRuns) {
+  for (const char* name : {"figure1", "figure2", "paper-protocol"}) {
+    const std::filesystem::path folder = std::filesystem::path(experiment_file(name)).parent_path() / "results";
+    if (!std::filesystem::exists(folder)) continue;
+    std::set<std::string> names = result_names(name, "");
+    if (name == std::string("figure2")) names.merge(result_names(name, "small"));
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      const std::string file = entry.path().filename().string();
+      EXPECT_TRUE(entry.path().extension() != ".json" || names.contains(file)) << name << "/results/" << file;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace based
