@@ -10,6 +10,7 @@
 #include "based/ops/causal_attention.h"
 #include "based/ops/cross_entropy.h"
 #include "based/ops/dropout.h"
+#include "based/ops/embedding.h"
 #include "based/ops/gated_mlp.h"
 #include "based/ops/gradient_norm.h"
 #include "based/ops/layer_norm.h"
@@ -265,6 +266,17 @@ std::vector<OperatorCheck> other_checks() {
        },
        [](const Tensors& x) {
          return ops::dropout_reference(x[0], 0.2, {7, torch::tensor(3, at::kLong)}, 1);
+       }},
+      {"tied_embedding",
+       [] {
+         return Tensors{draw({33, 48})};
+       },
+       [](const Tensors& x) {
+         const ops::Draws draws{7, torch::tensor(3, at::kLong).to(x[0].device())};
+         return ops::tied_embedding(x[0], (torch::arange(80) % 31).to(x[0].device()), 0.2, draws, 1).rows;
+       },
+       [](const Tensors& x) {
+         return ops::dropout_reference(torch::embedding(x[0], torch::arange(80) % 31), 0.2, {7, torch::tensor(3, at::kLong)}, 1);
        }},
       {"rowwise_activation",
        [] {

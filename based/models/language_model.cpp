@@ -20,6 +20,8 @@
 namespace based {
 namespace {
 
+constexpr int64_t kEmbeddingPlace = 0;  // of Pass::draws()
+
 std::shared_ptr<Mixer> make_layer_mixer(const ModelConfig& config, int64_t layer) {
   const std::string& name = config.layers[layer];
   const MixerContext context{config.d_model, layer, static_cast<int64_t>(config.layers.size())};
@@ -114,20 +116,23 @@ int64_t LanguageModel::parameter_count() const {
 
 Residual LanguageModel::embed(Tensor embedded, const Pass& pass) {
   if (positions_.defined()) embedded = embedded + torch::embedding(positions_, pass.positions());
-  if (drops()) embedded = ops::dropout(embedded, config_.embedding_dropout, pass.draws(), /*place=*/0);
+  if (drops()) embedded = ops::dropout(embedded, config_.embedding_dropout, pass.draws(), kEmbeddingPlace);
   return {{}, embedded};
 }
 
 Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows, const ops::Draws& draws) {
-  return run(torch::embedding(embedding_, ids), rows, draws);
+  const auto pass = make_pass(rows, draws);
+  return run(embed(torch::embedding(embedding_, ids), *pass), pass);
 }
 
-Tensor LanguageModel::run(const Tensor& embedded, const Sequences& rows, const ops::Draws& draws) {
+std::shared_ptr<const Pass> LanguageModel::make_pass(const Sequences& rows, const ops::Draws& draws) const {
   require_positions(config_, rows.max_length(), "a row");
-  const auto pass = std::make_shared<const Pass>(rows, draws);
+  return std::make_shared<const Pass>(rows, draws);
+}
+
+Tensor LanguageModel::run(Residual residual, const std::shared_ptr<const Pass>& pass) {
   const auto mix = [pass](Mixer& mixer, const Tensor& x) { return mixer.forward(x, *pass); };  // by value: the backward runs it again
   const bool recompute = checkpoint_activations_ && torch::GradMode::is_enabled();
-  Residual residual = embed(embedded, *pass);
   if (recompute) residual = {residual.pending.to(ops::sum_type(residual.pending)), {}};
   for (const auto& block : blocks_) {
     if (!recompute) {
@@ -145,8 +150,13 @@ Tensor LanguageModel::run(const Tensor& embedded, const Sequences& rows, const o
 }
 
 Tensor LanguageModel::loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled, const ops::Draws& draws) {
-  const ops::Embedded embedded = ops::tied_embedding(embedding_, ids);
-  return ops::cross_entropy(run(embedded.rows, rows, draws), embedded.table, labels, labelled);
+  const auto pass = make_pass(rows, draws);
+  const bool in_one_pass = drops() && !positions_.defined();  // where nothing is added before the dropout
+  const ops::Embedded embedded = in_one_pass
+                                     ? ops::tied_embedding(embedding_, ids, config_.embedding_dropout, pass->draws(), kEmbeddingPlace)
+                                     : ops::tied_embedding(embedding_, ids);
+  Residual residual = in_one_pass ? Residual{{}, embedded.rows} : embed(embedded.rows, *pass);
+  return ops::cross_entropy(run(std::move(residual), pass), embedded.table, labels, labelled);
 }
 
 Tensor LanguageModel::token_log_probabilities(const Tensor& hidden, const Tensor& targets) {

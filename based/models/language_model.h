@@ -103,8 +103,10 @@ class LanguageModel : public torch::nn::Module {
   Tensor prefill_last(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
 
  private:
-  // Hidden states after the last norm, from the embedding's rows.
-  Tensor run(const Tensor& embedded, const Sequences& rows, const ops::Draws& draws);
+  // A pass without a state over all rows, which the positions reach.
+  std::shared_ptr<const Pass> make_pass(const Sequences& rows, const ops::Draws& draws) const;
+  // Hidden states after the last norm, from the stream as it begins.
+  Tensor run(Residual residual, const std::shared_ptr<const Pass>& pass);
   // The stream as it begins: the embedding's rows, and what else is added to them.
   Residual embed(Tensor embedded, const Pass& pass);
   bool drops() const { return is_training() && config_.embedding_dropout > 0; }

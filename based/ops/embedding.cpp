@@ -3,6 +3,30 @@
 namespace based::ops {
 namespace {
 
+void check(const EmbeddingRows& in) {
+  constexpr const char* op = "embedding_rows";
+  require(at::isFloatingType(in.table.scalar_type()), op, "table must be floating, got ", in.table.scalar_type());
+  require_shape(op, "table", in.table, {-1, -1});
+  require_type(op, "ids", in.ids, at::kLong);
+  require_shape(op, "ids", in.ids, {-1});
+  require(in.p >= 0 && in.p < 1, op, "p must be at least 0 and below 1, got ", in.p);
+  if (in.p == 0) return;
+  require(in.step && in.step->defined(), op, "p > 0 needs step, the number of the step that it draws for");
+  require_type(op, "step", *in.step, at::kLong);
+  require_shape(op, "step", *in.step, {});
+}
+
+Tensor rows_reference(const EmbeddingRows& in) {
+  check(in);
+  const Tensor rows = at::embedding(in.table, in.ids);
+  return in.p == 0 ? rows : call(Dropout{rows, in.p, in.seed, *in.step, in.place});
+}
+
+Tensor rows_meta(const EmbeddingRows& in) {
+  check(in);
+  return at::empty({in.ids.size(0), in.table.size(1)}, in.table.options());
+}
+
 void check(const EmbeddingBackward& in) {
   constexpr const char* op = "embedding_backward_";
   require(at::isFloatingType(in.sum.scalar_type()), op, "sum must be floating, got ", in.sum.scalar_type());
@@ -61,29 +85,52 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   using Context = torch::autograd::AutogradContext;
   using Variables = torch::autograd::variable_list;
 
-  static Variables forward(Context* context, const Tensor& table, const Tensor& ids) {
+  static Variables forward(Context* context, const Tensor& table, const Tensor& ids, double p, int64_t seed, const OptionalTensor& step,
+                           int64_t place) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    context->save_for_backward({ids});
+    context->save_for_backward({ids, value_or_undefined(step)});
     context->saved_data["sizes"] = table.sizes();
+    context->saved_data["p"] = p;
+    context->saved_data["seed"] = seed;
+    context->saved_data["place"] = place;
     context->set_materialize_grads(false);
-    return {at::embedding(table, ids), at::alias(table)};
+    return {call(EmbeddingRows{table, ids, p, seed, step, place}), at::alias(table)};
   }
 
   static Variables backward(Context* context, const Variables& grads) {
-    const Tensor &of_rows = grads[0], &of_table = grads[1];
-    if (!of_rows.defined()) return {of_table, Tensor()};
+    const Tensor &of_table = grads[1], none;
+    Tensor of_rows = grads[0];
+    if (!of_rows.defined()) return {of_table, none, none, none, none, none};
+    const Variables saved = context->get_saved_variables();
+    const auto number = [&](const char* name) { return context->saved_data[name].toInt(); };
+    if (const double p = context->saved_data["p"].toDouble(); p > 0)
+      of_rows = call(Dropout{of_rows, p, number("seed"), saved[1], number("place")});
     Tensor sum;
     if (!of_table.defined()) {
       sum = at::zeros(context->saved_data["sizes"].toIntVector(), of_rows.options());
     } else {
       sum = is_sole_owner(of_table) && of_table.is_contiguous() ? of_table : of_table.clone(at::MemoryFormat::Contiguous);
     }
-    embedding_backward_(sum, of_rows, context->get_saved_variables()[0]);
-    return {sum, Tensor()};
+    embedding_backward_(sum, of_rows, saved[0]);
+    return {sum, none, none, none, none, none};
   }
 };
 
 }  // namespace
+
+Tensor embedding_rows_with(const EmbeddingKernels& kernels, const EmbeddingRows& in) {
+  if (!uses_kernel("embedding_rows", in.table)) return rows_reference(in);
+  const Tensor y = rows_meta(in), table = in.table.contiguous(), ids = in.ids.contiguous();  // which checks
+  kernels::EmbeddingRows to;
+  to.table = table.const_data_ptr(), to.id = ids.const_data_ptr<int64_t>(), to.y = y.mutable_data_ptr();
+  to.tokens = ids.size(0), to.vocab = table.size(0), to.width = table.size(1), to.dtype = kernel_dtype(table);
+  if (in.p > 0) {
+    to.step = in.step->const_data_ptr<int64_t>(), to.seed = in.seed, to.place = in.place;
+    to.threshold = kernels::dropout_threshold(in.p), to.scale = static_cast<float>(1 / (1 - in.p));
+  }
+  require_ok(kernels.rows(to));
+  return y;
+}
 
 void embedding_backward_with(const EmbeddingKernels& kernels, const EmbeddingBackward& in) {
   const auto& [sum, grad, ids] = in;
@@ -118,13 +165,15 @@ EmbeddedStep embedding_step_(Tensor seen, const Tensor& slots, const Tensor& tab
 
 void embedding_backward_(Tensor sum, const Tensor& grad, const Tensor& ids) { call(EmbeddingBackward{sum, grad, ids}); }
 
-Embedded tied_embedding(const Tensor& table, const Tensor& ids) {
-  if (!wants_gradient({table})) return {at::embedding(table, ids), table};
-  const auto out = EmbeddingFunction::apply(table, ids);
+Embedded tied_embedding(const Tensor& table, const Tensor& ids, double p, const Draws& draws, int64_t place) {
+  const OptionalTensor step = if_defined(draws.step);
+  if (!wants_gradient({table})) return {call(EmbeddingRows{table, ids, p, draws.seed, step, place}), table};
+  const auto out = EmbeddingFunction::apply(table, ids, p, draws.seed, step, place);
   return {out[0], out[1]};
 }
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
+  define<EmbeddingRows>(m).reference<rows_reference>().meta<rows_meta>().without_gradient();
   define<EmbeddingBackward>(m).reference<backward_reference>().meta<[](const EmbeddingBackward& in) { check(in); }>().without_gradient();
   define<EmbeddingStep>(m).reference<step_reference>().cpu<step_cpu>().meta<step_meta>().without_gradient();
 }

@@ -1,5 +1,6 @@
 #include <set>
 
+#include "based/kernels/dropout.h"
 #include "based/kernels/embedding.h"
 #include "bench/cuda/cases.cuh"
 #include "bench/cuda/problems/embedding.cuh"
@@ -27,9 +28,25 @@ void time_embedding(Report& report, int64_t tokens, int64_t rows, int64_t width,
       [&](int i, cudaStream_t stream) { check(gpu::embedding_backward(arguments(i), scratch.as(), Stream{stream})); });
 }
 
+// Of a small model's batch.
+void time_embedding_rows(Report& report, double p) {
+  const int64_t tokens = 65536, vocab = 8192, width = 128, bytes = 4 * tokens * width;
+  const int sets = working_sets(bytes);
+  const Buffer table = random_buffer(vocab * width, DType::f32, 1, 1), id = upload(embedding_ids(tokens, vocab)), step = upload({5});
+  std::vector<Buffer> y;
+  for (int i = 0; i < sets; ++i) y.emplace_back(bytes);
+  report.time(std::string("embedding rows 65536 of 8192x128 fp32") + (p > 0 ? " dropout" : ""), bytes, sets,
+              [&](int i, cudaStream_t stream) {
+                check(gpu::embedding_rows({table.as(), id.as<int64_t>(), y[i].as(), step.as<int64_t>(), tokens, vocab, width, 1, 2,
+                                           kernels::dropout_threshold(p), static_cast<float>(1 / (1 - p)), DType::f32},
+                                          Stream{stream}));
+              });
+}
+
 }  // namespace
 
 void time_embedding(Report& report) {
+  time_embedding_rows(report, 0), time_embedding_rows(report, 0.1);
   time_embedding(report, kTrainedTokens, 50264, 1024, DType::bf16);
   time_embedding(report, 65536, 8192, 128, DType::f32);
 }

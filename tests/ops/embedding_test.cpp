@@ -44,6 +44,29 @@ TEST_P(Embeddings, GradientsAreAddedToWhatIsThere) {
     }
 }
 
+TEST_P(Embeddings, RowsWithDropoutHaveTheBitsOfDropoutOfTheRows) {
+  // Rows of part of a block, of a whole one, longer ones; widths that are no multiple of 16 bytes.
+  for (const EmbeddingCase& c : {EmbeddingCase{0, 5, 8}, EmbeddingCase{1, 1, 1}, EmbeddingCase{999, 30, 48}, EmbeddingCase{77, 9, 7},
+                                 EmbeddingCase{65, 300, 1024}, EmbeddingCase{9, 5, 4104}, EmbeddingCase{6, 5, 515}})
+    for (const at::ScalarType type : {at::kBFloat16, at::kFloat, at::kDouble}) {
+      const NanFilledMemory nan_filled;
+      const Draws draws{-7, torch::tensor(int64_t{12345678901}).to(GetParam())};
+      const Tensor ids = make_ids(c).to(GetParam()), table = random({c.rows, c.width}, type).to(GetParam()).requires_grad_();
+      const Tensor cotangent = random({c.tokens, c.width}, type).to(GetParam());
+      for (const double p : {0.0, 0.3}) {
+        const Tensor rows = tied_embedding(table, ids, p, draws, 5).rows;
+        EXPECT_TRUE(same_bits(rows, dropout(at::embedding(table, ids), p, draws, 5))) << c.tokens << " x " << c.width << ", " << type;
+        const Tensor gradient = torch::autograd::grad({rows}, {table}, {cotangent})[0], expected = at::zeros_like(gradient);
+        embedding_backward_(expected, dropout(cotangent, p, draws, 5), ids);
+        EXPECT_TRUE(same_bits(gradient, expected)) << c.tokens << " x " << c.width << ", " << type;
+      }
+    }
+  // Not at an aligned address.
+  const Tensor memory = random({8 * 48 + 1}, at::kFloat).to(GetParam()), ids = torch::tensor({7, 0, 7}, at::kLong).to(GetParam());
+  const Tensor table = memory.narrow(0, 1, 8 * 48).view({8, 48});
+  EXPECT_TRUE(same_bits(tied_embedding(table, ids).rows, at::embedding(table, ids)));
+}
+
 TEST_P(Embeddings, AStepBeginsWithRowsAndAdvancesPositions) {
   const at::NoGradGuard no_grad;
   for (const auto& [rows, vocab, width] : {std::tuple{0, 5, 8}, std::tuple{1, 9, 1792}, std::tuple{7, 300, 24}, std::tuple{5, 300, 7}})
@@ -102,6 +125,13 @@ TEST(Embedding, ErrorsNameOperatorArgumentAndValue) {
               embedding_backward_(at::zeros({3, 4}), at::zeros({2, 5}), at::zeros({2}, at::kLong));
             }),
             "embedding_backward_: grad must have shape [2, 4], got [2, 5]");
+  const Tensor ids = at::zeros({2}, at::kLong);
+  EXPECT_EQ(error_of([&] {
+              tied_embedding(at::zeros({3, 4}), ids, 0.5);
+            }),
+            "embedding_rows: p > 0 needs step, the number of the step that it draws for");
+  EXPECT_EQ(error_of([&] { tied_embedding(at::zeros({3, 4}), ids, 1); }), "embedding_rows: p must be at least 0 and below 1, got 1");
+  EXPECT_EQ(error_of([&] { tied_embedding(at::zeros({3, 4}), at::zeros({2})); }), "embedding_rows: ids must be Long, got Float");
 }
 
 }  // namespace

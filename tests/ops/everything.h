@@ -84,6 +84,8 @@ struct Everything {
         token_log_probabilities(x, x, at::arange(x.size(0), cu.options())),
         swiglu(h),
         dropout(h, 0.2, {7, cu.select(0, 1)}, 3),
+        tied_embedding(x, labels, 0.2, {7, cu.select(0, 1)}, 3).rows,
+        tied_embedding(x, labels).rows,
         rowwise::softplus(h),
         rowwise::l2_norm(h, 1e-6),
         rotary_(wide.flatten(1).clone(), positions, {wide.size(1), wide.size(2), 64}),

@@ -514,6 +514,8 @@ std::vector<testing::SchemaCase> schema_cases_of_pointwise() {
       {"rms_norm_add_forward", {none, x, f({6}), 1e-5}},
       {"rms_norm_add_backward", {f({5, 6}), f({5, 6}), x, f({6}), f({5})}},
       {"rms_norm_add_backward", {f({5, 6}).to(at::kBFloat16), f({5, 6}).to(at::kBFloat16), x, f({6}).to(at::kBFloat16), f({5})}},
+      {"embedding_rows", {f({9, 6}), torch::tensor({3, 0, 3, 8, 3}, at::kLong), 0.25, int64_t{7}, torch::tensor(3, at::kLong), int64_t{2}}},
+      {"embedding_rows", {f({9, 6}), torch::tensor({3, 0, 3, 8, 3}, at::kLong), 0.0, int64_t{0}, none, int64_t{0}}},
       {"embedding_backward_", {f({9, 6}), f({5, 6}), torch::tensor({3, 0, 3, 8, 3}, at::kLong)}},
       {"embedding_step_", {at::arange(4), torch::tensor({2, 0}, at::kLong), f({9, 6}), torch::tensor({3, 8}, at::kLong)}},
       {"rms_norm_backward", {f({5, 6}), x, f({6}), f({5})}},

@@ -8,6 +8,7 @@
 
 #include "based/kernels/cuda/launch.h"
 #include "based/kernels/cuda/vectors.cuh"
+#include "based/kernels/dropout.h"
 
 namespace based::kernels::cuda {
 namespace {
@@ -138,6 +139,63 @@ __global__ void __launch_bounds__(kThreads) begin_rows(const __grid_constant__ E
   }
 }
 
+// A block's threads lie side by side in as many rows as they cover, `rows_at_once`, kRowsAhead times; where a row is longer, they walk over
+// it.
+constexpr int kRowThreads = 256;
+constexpr int kRowsAhead = 4;  // whose loads a thread has under way
+
+inline __host__ __device__ int64_t rows_at_once(int64_t units) { return units < kRowThreads ? kRowThreads / units : 1; }
+
+template <typename T, int kCount, bool kDrops>
+__global__ void __launch_bounds__(kRowThreads) gather_rows(const __grid_constant__ EmbeddingRows p) {
+  using Unit = Elements<T, kCount>;
+  overlap_kernels();
+  const int64_t units = p.width / kCount, at_once = rows_at_once(units);
+  const int mine = at_once > 1 ? static_cast<int>(threadIdx.x) / static_cast<int>(units) : 0;
+  if (mine >= at_once) return;
+  const int64_t first = blockIdx.x * at_once * kRowsAhead + mine;
+  uint64_t key = 0;
+  if constexpr (kDrops) key = dropout_key(static_cast<uint64_t>(p.seed), static_cast<uint64_t>(*p.step), static_cast<uint64_t>(p.place));
+  int64_t id[kRowsAhead];
+#pragma unroll
+  for (int t = 0; t < kRowsAhead; ++t) id[t] = first + t * at_once < p.tokens ? p.id[first + t * at_once] : -1;
+  for (int64_t unit = threadIdx.x - mine * units; unit < units; unit += kRowThreads) {
+    Unit x[kRowsAhead];
+#pragma unroll
+    for (int t = 0; t < kRowsAhead; ++t) {
+#pragma unroll
+      for (int c = 0; c < kCount; ++c) x[t].x[c] = from_float<T>(NAN);
+      if (id[t] >= 0 && id[t] < p.vocab)
+        x[t] = *reinterpret_cast<const Unit*>(static_cast<const T*>(p.table) + id[t] * p.width + unit * kCount);
+    }
+#pragma unroll
+    for (int t = 0; t < kRowsAhead; ++t) {
+      const int64_t token = first + t * at_once, at = token * p.width + unit * kCount;
+      if (token >= p.tokens) continue;
+      if constexpr (kDrops) {
+#pragma unroll
+        for (int c = 0; c < kCount; ++c)
+          x[t].x[c] = from_float<T>(is_dropped(key, static_cast<uint64_t>(at + c), p.threshold) ? 0.0F : to_float(x[t].x[c]) * p.scale);
+      }
+      *reinterpret_cast<Unit*>(static_cast<T*>(p.y) + at) = x[t];
+    }
+  }
+}
+
+template <typename T, int kCount>
+Status launch_rows(const EmbeddingRows& p, Stream stream) {
+  auto* kernel = p.threshold > 0 ? gather_rows<T, kCount, true> : gather_rows<T, kCount, false>;
+  const int64_t blocks = ceil_div(p.tokens, rows_at_once(p.width / kCount) * kRowsAhead);
+  return launch_overlapped(kernel, {static_cast<unsigned>(blocks), kRowThreads}, stream, p);
+}
+
+template <typename T>
+Status launch_rows(const EmbeddingRows& p, Stream stream) {
+  constexpr int kUnit = 16 / sizeof(T);
+  const bool vector = p.width % kUnit == 0 && aligned16(p.table) && aligned16(p.y);
+  return vector ? launch_rows<T, kUnit>(p, stream) : launch_rows<T, 1>(p, stream);
+}
+
 struct Scratch {
   int64_t pieces, keys_bytes, sort_bytes;
   int last_bit;  // of a key
@@ -189,6 +247,11 @@ Status embedding_step(const EmbeddingStep& p, Stream stream) {
   const bool vector = p.width % 8 == 0 && aligned16(p.table) && aligned16(p.y), bf = p.dtype == DType::bf16;
   auto* kernel = bf ? (vector ? begin_rows<bf16, 8> : begin_rows<bf16, 1>) : (vector ? begin_rows<float, 8> : begin_rows<float, 1>);
   return launch_overlapped(kernel, {static_cast<unsigned>(p.rows), kThreads}, stream, p);
+}
+
+Status embedding_rows(const EmbeddingRows& p, Stream stream) {
+  if (p.tokens == 0 || p.width == 0) return {};
+  return p.dtype == DType::bf16 ? launch_rows<bf16>(p, stream) : launch_rows<float>(p, stream);
 }
 
 }  // namespace based::kernels::cuda

@@ -5,11 +5,13 @@
 namespace based::ops {
 namespace {
 
-const EmbeddingKernels kCuda{kernels::cuda::embedding_backward_supports, kernels::cuda::embedding_backward_scratch,
+const EmbeddingKernels kCuda{launch<kernels::cuda::embedding_rows, kernels::EmbeddingRows>, kernels::cuda::embedding_backward_supports,
+                             kernels::cuda::embedding_backward_scratch,
                              launch_with_scratch<kernels::cuda::embedding_backward, kernels::EmbeddingBackward>,
                              launch<kernels::cuda::embedding_step, kernels::EmbeddingStep>};
 
 TORCH_LIBRARY_IMPL(based, CUDA, m) {
+  implement<EmbeddingRows, [](const EmbeddingRows& in) { return embedding_rows_with(kCuda, in); }>(m);
   implement<EmbeddingBackward, [](const EmbeddingBackward& in) { embedding_backward_with(kCuda, in); }>(m);
   implement<EmbeddingStep, [](const EmbeddingStep& in) { return embedding_step_with(kCuda, in); }>(m);
 }

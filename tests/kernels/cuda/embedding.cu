@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "based/kernels/dropout.h"
 #include "based/kernels/embedding.h"
 #include "bench/cuda/problems/embedding.cuh"
 #include "tests/kernels/cuda/cases.cuh"
@@ -22,6 +23,25 @@ void verify_embedding(Report& report, int64_t tokens, int64_t rows, int64_t widt
   report.expect(
       "embedding backward " + std::to_string(tokens) + " of " + std::to_string(rows) + "x" + std::to_string(width) + type_name(dtype),
       relative_error(download(to.as(), dtype, rows * width), exact), allowed(dtype));
+}
+
+void verify_embedding_rows(Report& report, int64_t tokens, int64_t width, double p, DType dtype) {
+  const int64_t vocab = 300;
+  std::vector<int64_t> ids = embedding_ids(tokens, vocab);
+  const Buffer table = random_buffer(vocab * width, dtype, 1, 1), id = upload(ids), step = upload({12345678901}),
+               y(tokens * width * kernels::dtype_size(dtype));
+  check(gpu::embedding_rows({table.as(), id.as<int64_t>(), y.as(), step.as<int64_t>(), tokens, vocab, width, -7, 3,
+                             kernels::dropout_threshold(p), static_cast<float>(1 / (1 - p)), dtype},
+                            {}));
+  const std::vector<double> all = download(table.as(), dtype, vocab * width);
+  const uint64_t key = kernels::dropout_key(static_cast<uint64_t>(-7), 12345678901, 3);
+  std::vector<double> wanted;
+  for (int64_t i = 0; i < tokens * width; ++i) {
+    const bool dropped = kernels::is_dropped(key, static_cast<uint64_t>(i), kernels::dropout_threshold(p));
+    wanted.push_back(dropped ? 0 : all[ids[i / width] * width + i % width] / (1 - p));
+  }
+  report.expect("embedding rows " + std::to_string(tokens) + "x" + std::to_string(width) + (p > 0 ? " dropout" : "") + type_name(dtype),
+                relative_error(download(y.as(), dtype, tokens * width), wanted), p > 0 ? allowed(dtype) : 0);
 }
 
 void verify_embedding_step(Report& report, int64_t rows, int64_t width, DType dtype) {
@@ -53,6 +73,11 @@ void verify_embedding(Report& report) {
   const DType bf = DType::bf16, fp = DType::f32;
   verify_embedding(report, 1, 3, 8, fp), verify_embedding(report, 33, 5, 64, bf), verify_embedding(report, 5000, 300, 1032, bf);
   verify_embedding(report, 1000, 70000, 20, fp), verify_embedding(report, 5000, 300, 128, fp);
+  for (const DType dtype : {fp, bf})
+    for (const double p : {0.0, 0.2}) {
+      verify_embedding_rows(report, 1, 8, p, dtype), verify_embedding_rows(report, 999, 48, p, dtype);
+      verify_embedding_rows(report, 33, 7, p, dtype), verify_embedding_rows(report, 9, 4104, p, dtype);
+    }
 }
 
 void verify_embedding_step(Report& report) {
