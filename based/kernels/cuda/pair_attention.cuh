@@ -11,16 +11,16 @@
 
 namespace based::kernels::cuda::detail::pairs {
 
-using causal::find_place;
 using causal::Order;
 using causal::Place;
 
 constexpr int kOwn = 64, kOther = 32, kThreads = 128;
-constexpr int kBlocks = kOther / 8;  // of 8 columns, of the scores of a warp
-
-// Floats of a row in shared memory: 4 more than a multiple of 16, so that 8 rows' four floats, and 8 columns of four rows, lie in 32 banks.
-__host__ __device__ constexpr int padded(int width) { return (width + 15) / 16 * 16; }
-__host__ __device__ constexpr int pitch_of(int width) { return padded(width) + 4; }
+// Floats between rows of multiples of 16 in shared memory, so that 8 rows' four floats, and 8 columns of four rows, lie in 32 banks.
+constexpr int kPadding = 4;
+constexpr int64_t kMostStride = 1 << 30;  // of a token, in elements: kernels reckon with 32 bits of it
+constexpr int kBlocks = kOther / 8;       // of 8 columns, of the scores of a warp
+// Two tiles of the other side, so that one is loaded while another is used, where a block then needs no more shared memory than this.
+constexpr int kMostBytesOfTwo = 80 << 10;
 
 // d += a·b on one warp: a 16 x 8, b 8 x 8, TF32. Lane l has row l / 4 and l / 4 + 8, columns l mod 4 and l mod 4 + 4 of a; these rows and
 // column l / 4 of b; row l / 4 and l / 4 + 8, columns 2 (l mod 4) and the next of d.
@@ -30,7 +30,10 @@ __device__ __forceinline__ void mma_16x8x8(float (&d)[4], const uint32_t (&a)[4]
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four registers of an operand. The tensor cores ignore the last 13 bits.
+// To be rounded, not cut off, where the tensor cores ignore the last 13 bits. NaN stays NaN. One instruction less than cvt.rna.tf32.
+__device__ __forceinline__ float round_to_tf32(float x) { return fabsf(x) < INFINITY ? __uint_as_float(__float_as_uint(x) + 0x1000U) : x; }
+
+// Four registers of an operand, which in one part is rounded already.
 template <bool kSplit>
 struct Parts {
   uint32_t big[4], small[kSplit ? 4 : 1];
@@ -38,9 +41,9 @@ struct Parts {
   __device__ __forceinline__ void set(int i, float x) {
     if constexpr (kSplit) {
       big[i] = __float_as_uint(x) & 0xffffe000U;
-      small[i] = __float_as_uint(x - __uint_as_float(big[i])) + 0x1000U;  // to be rounded, not cut off
+      small[i] = __float_as_uint(x - __uint_as_float(big[i])) + 0x1000U;  // which rounds
     } else {
-      asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(big[i]) : "f"(x));
+      big[i] = __float_as_uint(x);
     }
   }
   __device__ __forceinline__ void load(uint32_t address) {
@@ -83,49 +86,86 @@ __device__ __forceinline__ void dot_rows(Sums<kBlocks>& s, const float* a, const
 }
 
 // sums += w·x: 16 rows of w, 32 rows of x in shared memory, of which `width` columns count. Column 2j of w's 8 is taken for its column j,
-// 2j + 1 for j + 4, since so lanes have them; rows of x likewise.
+// 2j + 1 for j + 4, since so lanes have them; rows of x likewise. Of 16 columns of x the even ones are one block of sums and the odd ones
+// the next, so that a lane reads two neighbours at once and ends with four neighbours of a row.
 template <bool kSplit, int kCount>
 __device__ __forceinline__ void add_weighted(Sums<kCount>& sums, const Sums<kBlocks>& w, const float* x, int pitch, int width) {
+  const auto rounded = [](float weight) { return kSplit ? weight : round_to_tf32(weight); };
   Parts<kSplit> a[kBlocks];
 #pragma unroll
-  for (int k = 0; k < kBlocks; ++k) a[k].set(0, w[k][0]), a[k].set(1, w[k][2]), a[k].set(2, w[k][1]), a[k].set(3, w[k][3]);
-  const float* at = x + threadIdx.x % 4 * 2 * pitch + threadIdx.x % 32 / 4;
+  for (int k = 0; k < kBlocks; ++k) {
+    a[k].set(0, rounded(w[k][0])), a[k].set(1, rounded(w[k][2]));
+    a[k].set(2, rounded(w[k][1])), a[k].set(3, rounded(w[k][3]));
+  }
+  const float* at = x + threadIdx.x % 4 * 2 * pitch + threadIdx.x % 32 / 4 * 2;
 #pragma unroll
   for (int n = 0; n < kCount; n += 2) {
     if (8 * n >= width) continue;
 #pragma unroll
     for (int k = 0; k < kBlocks; ++k) {
-      const float* even = at + 8 * k * pitch + 8 * n;
+      const float* row = at + 8 * k * pitch + 8 * n;
+      const float2 even = *reinterpret_cast<const float2*>(row), odd = *reinterpret_cast<const float2*>(row + pitch);
       Parts<kSplit> b;
-      b.set(0, even[0]), b.set(1, even[pitch]), b.set(2, even[8]), b.set(3, even[pitch + 8]);
+      b.set(0, even.x), b.set(1, odd.x), b.set(2, even.y), b.set(3, odd.y);
       multiply_add(sums[n], sums[n + 1], a[k], b);
     }
   }
 }
 
-// Row and column of a lane's element e of block n: rows l / 4 and 8 more, columns 2 (l mod 4) and the next.
+// Row and column of a lane's element e of block n of scores: rows l / 4 and 8 more, columns 2 (l mod 4) and the next.
 __device__ __forceinline__ int row_of(int e) { return threadIdx.x % 32 / 4 + e / 2 * 8; }
 __device__ __forceinline__ int column_of(int n, int e) { return 8 * n + threadIdx.x % 4 * 2 + e % 2; }
 
-// Rows of `width` floats, `count` of kRows, `stride` apart in memory; the others, and columns up to the pitch's, are zeros. Asynchronous.
+// A thread's part of rows in shared memory: four columns of every step-th row.
+struct Part {
+  int row, column, step;
+  __device__ __forceinline__ explicit Part(const Layout& l)
+      : row(static_cast<int>(threadIdx.x) >> l.shift),
+        column((static_cast<int>(threadIdx.x) & ((1 << l.shift) - 1)) * 4),
+        step(kThreads >> l.shift) {}
+};
+
+// Rows [first, first + kRows) of `rows` of a matrix, `stride` floats apart; the others, and columns up to the pitch's, are zeros.
+// Asynchronous.
 template <int kRows>
-__device__ __forceinline__ void load_rows(float* to, const float* from, int64_t stride, int width, int count, bool in_fours) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = padded(width), pitch = pitch_of(width);
-  for (int r = warp; r < kRows; r += kThreads / 32) {
-    const float* row = from + (r < count ? r * stride : 0);
-    if (in_fours) {
-      for (int c = 4 * lane; c < columns; c += 128) {
-        const bool valid = r < count && c < width;
-        copy_async_16(shared_address(to + r * pitch + c), valid ? row + c : from, valid);
+__device__ __forceinline__ void load_rows(float* to, const float* matrix, int first, int rows, int stride, const Layout& l, bool in_fours) {
+  const Part part(l);
+  if (part.column >= l.pitch - kPadding) return;
+  int row = first + part.row;
+  uint32_t shared = shared_address(to + part.row * l.pitch + part.column);
+  const float* at = matrix + static_cast<int64_t>(row) * stride + part.column;
+  const int64_t apart = static_cast<int64_t>(part.step) * stride;
+  const uint32_t shared_apart = part.step * l.pitch * 4;
+  if (in_fours) {
+    rows = part.column < l.width ? rows : 0;
+#pragma unroll 2
+    for (; row < first + kRows; row += part.step, at += apart, shared += shared_apart) copy_async_16(shared, at, row < rows);
+    return;
+  }
+#pragma unroll 1
+  for (; row < first + kRows; row += part.step, at += apart, shared += shared_apart) {
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) {
+      if (row < rows && part.column + i < l.width) {
+        copy_async_4(shared + 4 * i, at + i);
+      } else {
+        to[(row - first) * l.pitch + part.column + i] = 0;
       }
-    } else {
-      for (int c = lane; c < columns; c += 32) {
-        if (r < count && c < width) {
-          copy_async_4(shared_address(to + r * pitch + c), row + c);
-        } else {
-          to[r * pitch + c] = 0;
-        }
-      }
+    }
+  }
+}
+
+// After the wait for load_rows: where products are of one part, what this thread has loaded is rounded here, once for all warps.
+template <int kRows, bool kSplit>
+__device__ __forceinline__ void round_rows(float* rows, const Layout& l) {
+  if constexpr (!kSplit) {
+    const Part part(l);
+    if (part.column >= l.pitch - kPadding) return;
+    float* at = rows + part.row * l.pitch + part.column;
+#pragma unroll 2
+    for (int row = part.row; row < kRows; row += part.step, at += part.step * l.pitch) {
+      float4& x = *reinterpret_cast<float4*>(at);
+      x = make_float4(round_to_tf32(x.x), round_to_tf32(x.y), round_to_tf32(x.z), round_to_tf32(x.w));
     }
   }
 }
@@ -140,33 +180,61 @@ __device__ __forceinline__ void store_rows(float* to, int64_t stride, int width,
     const float factor = half == 0 ? first : second;
     float* row = to + row_of(2 * half) * stride;
 #pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-      const int c = column_of(n, 0);
-      const float a = sums[n][2 * half] * factor, b = sums[n][2 * half + 1] * factor;
-      if (in_fours && c < width) {
-        *reinterpret_cast<float2*>(row + c) = make_float2(a, b);
-      } else {
-        if (c < width) row[c] = a;
-        if (c + 1 < width) row[c + 1] = b;
+    for (int n = 0; n < kCount; n += 2) {
+      const int c = 8 * n + threadIdx.x % 4 * 4;
+      const float x[4] = {sums[n][2 * half] * factor, sums[n + 1][2 * half] * factor, sums[n][2 * half + 1] * factor,
+                          sums[n + 1][2 * half + 1] * factor};
+      if (in_fours) {
+        if (c < width) *reinterpret_cast<float4*>(row + c) = make_float4(x[0], x[1], x[2], x[3]);
+        continue;
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (c + i < width) row[c + i] = x[i];
       }
     }
   }
 }
+
+// Places [from, from + count) of a row.
+struct Span {
+  int from;
+  uint32_t count;
+  __device__ __forceinline__ bool contains(int i) const { return static_cast<uint32_t>(i - from) < count; }
+};
 
 // Which pairs a row has: query i sees key j where i + shift − window < j ≤ i + shift.
 struct Sight {
   int shift, window;
   __device__ __forceinline__ explicit Sight(const Problem& p, const Place& at)
       : shift(at.shift()), window(p.of.window > 0 && p.of.window < causal::kAllKeys ? static_cast<int>(p.of.window) : causal::kAllKeys) {}
-  __device__ __forceinline__ bool operator()(int query, int key) const {
-    const int last = query + shift;
-    return key <= last && key > last - window;
+  __device__ __forceinline__ Span keys_of(int query) const { return {query + shift - window + 1, static_cast<uint32_t>(window)}; }
+  // Of a row's `queries`.
+  __device__ __forceinline__ Span queries_of(int key, int queries) const {
+    return {key - shift, static_cast<uint32_t>(max(min(window, queries - key + shift), 0))};
   }
   // Any of `queries` and `keys` that follow these.
   __device__ __forceinline__ bool any(int query, int queries, int key, int keys) const {
     return key <= query + queries - 1 + shift && key + keys - 1 > query + shift - window;
   }
 };
+
+// The block's place, as causal::find_place() says it. Where rows are equally long the row is known without a search.
+template <bool kOfKeys>
+__device__ __forceinline__ bool find_row(const CausalAttention& p, const Order& o, Place& place) {
+  const uint32_t section = blockIdx.z / o.parts, part = blockIdx.z - section * o.parts, row = section * o.together + blockIdx.y;
+  if (row >= o.rows) return false;
+  const uint32_t number = row * o.parts + (o.last_first ? o.parts - 1 - part : part);
+  const int64_t queries[2] = {p.q_start[row], p.q_start[row + 1]}, keys[2] = {p.k_start[row], p.k_start[row + 1]};
+  const int64_t(&own)[2] = kOfKeys ? keys : queries;
+  const int64_t first = own[0] / kOwn + row;
+  if (number < first || number > own[1] / kOwn + row) return causal::find_place<kOwn, kOfKeys>(p, o, place);
+  place.q_begin = queries[0], place.k_begin = keys[0];
+  place.queries = warp_uniform(static_cast<int>(queries[1] - queries[0])), place.keys = warp_uniform(static_cast<int>(keys[1] - keys[0]));
+  place.head = static_cast<int>(blockIdx.x), place.row = static_cast<int>(row), place.share = o.share;
+  place.part = warp_uniform(static_cast<int>(number - first));
+  return place.part * kOwn < (kOfKeys ? place.keys : place.queries);
+}
 
 // What is dropped.
 struct Draw {
@@ -236,9 +304,29 @@ Status launch_parts(Kernel* kernel, const Params& params, const CausalAttention&
   return launched();
 }
 
-// Bytes of shared memory of the forward: own rows of q, other ones of both widths; of the gradients: both of both widths, and the
-// statistics of the other side.
-inline int forward_bytes(const Problem& p) { return ((kOwn + kOther) * pitch_of(p.qk_dim) + kOther * pitch_of(p.of.head_dim)) * 4; }
-inline int shared_bytes(const Problem& p) { return (kOwn + kOther) * (pitch_of(p.qk_dim) + pitch_of(p.of.head_dim)) * 4 + 2 * kOther * 4; }
+inline Layout layout_of(int width) {
+  const int padded = (width + 15) / 16 * 16;
+  int shift = 2;
+  while (4 << shift < padded) ++shift;
+  return {width, padded + kPadding, shift};
+}
+
+// Of a block: own rows of q, tiles of the other side of both widths; for gradients own rows of both widths, and what the other side is
+// normalised by with each tile.
+struct SharedMemory {
+  int bytes;
+  int32_t turn;  // floats from one tile to the other; 0: there is one
+};
+inline SharedMemory shared_memory(const Problem& p, bool gradients) {
+  const int qk = layout_of(p.qk_dim).pitch, v = layout_of(p.of.head_dim).pitch;
+  const int own = kOwn * (gradients ? qk + v : qk), tile = kOther * (qk + v + (gradients ? 2 : 0));
+  const int two = (own + 2 * tile) * 4;
+  return two <= kMostBytesOfTwo ? SharedMemory{two, tile} : SharedMemory{(own + tile) * 4, 0};
+}
+
+// What kernels read of a problem's shapes.
+inline void lay_out(Problem& p, bool gradients) {
+  p.qk = layout_of(p.qk_dim), p.v = layout_of(p.of.head_dim), p.turn = shared_memory(p, gradients).turn;
+}
 
 }  // namespace based::kernels::cuda::detail::pairs

@@ -6,12 +6,20 @@
 
 namespace based::kernels::cuda::detail::pairs {
 
+// How rows of `width` floats lie in shared memory, and how a block's threads share them: 1 << shift threads a row, four columns each.
+struct Layout {
+  int32_t width, pitch, shift;
+};
+
 // Taylor attention is told as causal attention whose queries and keys are the same tokens; its log_sum_exp are denominators.
 struct Problem {
   CausalAttention of;  // head_dim: v's
   int32_t qk_dim = 0;  // head_dim of q and k
   bool taylor = false;
-  bool in_fours = false;  // every four elements of all operands from one address on, a multiple of 16 bytes; set by the launchers
+  // The others are set by the launchers.
+  Layout qk = {}, v = {};
+  int32_t turn = 0;       // of SharedMemory
+  bool in_fours = false;  // every four elements of all operands from one address on, a multiple of 16 bytes
 };
 
 struct Gradients {
@@ -19,7 +27,7 @@ struct Gradients {
   const float* grad_y = nullptr;
   float *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;
   int64_t grad_q_stride = 0, grad_k_stride = 0, grad_v_stride = 0;
-  float* mean = nullptr;  // scratch [q_tokens, heads], grad_y·y
+  float* statistics = nullptr;  // scratch [q_tokens, heads, 2]: what weights are normalised by, grad_y·y
 };
 
 Problem problem_of(const CausalAttention&);
@@ -29,11 +37,11 @@ Gradients gradients_of(const TaylorAttentionBackward&, void* scratch);
 
 // Whether the device and the kernels take it.
 bool supports(const Problem&);
-inline int64_t backward_scratch(const Problem& p) { return p.of.q_tokens * p.of.heads * 4; }
+inline int64_t backward_scratch(const Problem& p) { return p.of.q_tokens * p.of.heads * 8; }
 Status forward(Problem, Stream);
 Status backward(Gradients, Stream);
 
-// backward()'s launches.
+// backward()'s launches, in this order: the first leaves statistics to the second.
 Status gradients_of_queries(const Gradients&, Stream);
 Status gradients_of_keys(const Gradients&, Stream);
 

@@ -1,5 +1,5 @@
-// Attention over pairs forward: a block owns 64 queries of a head and walks over the keys that they see. Values of a tile are loaded while
-// its scores are made, the next tile's keys while values are weighed.
+// Attention over pairs forward: a block owns 64 queries of a head and walks over the keys that they see. Where two tiles fit, the next one
+// is loaded while one is used; else values of a tile while its scores are made, the next tile's keys while values are weighed.
 #include "based/kernels/cuda/pair_attention.cuh"
 
 namespace based::kernels::cuda::detail::pairs {
@@ -57,50 +57,68 @@ struct Total {
 };
 
 template <class Weight, int kCount, bool kSplit>
-__global__ void __launch_bounds__(kThreads, 3) attend(const __grid_constant__ Problem p, const __grid_constant__ Order order) {
+__global__ void __launch_bounds__(kThreads, kCount <= 8 ? 4 : 3)
+    attend(const __grid_constant__ Problem p, const __grid_constant__ Order order) {
   extern __shared__ float4 memory[];
   Place at;
-  if (!find_place<kOwn, false>(p.of, order, at)) return;
-  const int qk_pitch = pitch_of(p.qk_dim), v_pitch = pitch_of(p.of.head_dim), warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
+  if (!find_row<false>(p.of, order, at)) return;
+  const int qk_pitch = p.qk.pitch, v_pitch = p.v.pitch, warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
   float *q = reinterpret_cast<float*>(memory), *k = q + kOwn * qk_pitch, *v = k + kOther * qk_pitch;
   const Sight sees(p, at);
   const int block = at.part * kOwn, first = block + 16 * warp, kv_head = at.head / at.share;
-  const float* of_q = static_cast<const float*>(p.of.q) + (at.q_begin + block) * p.of.q_stride + int64_t{at.head} * p.qk_dim;
+  const float* of_q = static_cast<const float*>(p.of.q) + at.q_begin * p.of.q_stride + int64_t{at.head} * p.qk_dim;
   const float* of_k = static_cast<const float*>(p.of.k) + at.k_begin * p.of.k_stride + int64_t{kv_head} * p.qk_dim;
   const float* of_v = static_cast<const float*>(p.of.v) + at.k_begin * p.of.v_stride + int64_t{kv_head} * p.of.head_dim;
   const int from = max(block + sees.shift - sees.window + 1, 0) / kOther * kOther, to = min(block + kOwn, at.queries) + sees.shift;
+  const Span seen_by[2] = {sees.keys_of(first + row_of(0)), sees.keys_of(first + row_of(2))};
   const Draw draw(p.of);
+  const bool two = p.turn != 0;
+  const auto load_keys = [&](int key, int tile) {
+    load_rows<kOther>(k + tile, of_k, key, at.keys, static_cast<int>(p.of.k_stride), p.qk, p.in_fours);
+  };
+  const auto load_values = [&](int key, int tile) {
+    load_rows<kOther>(v + tile, of_v, key, at.keys, static_cast<int>(p.of.v_stride), p.v, p.in_fours);
+  };
   Total<Weight> total;
   Sums<kCount> out = {};
-  load_rows<kOwn>(q, of_q, p.of.q_stride, p.qk_dim, at.queries - block, p.in_fours);
-  load_rows<kOther>(k, of_k + from * p.of.k_stride, p.of.k_stride, p.qk_dim, at.keys - from, p.in_fours);
-  copy_async_commit();
+  load_rows<kOwn>(q, of_q, block, at.queries, static_cast<int>(p.of.q_stride), p.qk, p.in_fours);
+  load_keys(from, 0);
+  if (two) load_values(from, 0);
+  copy_async_commit(), copy_async_wait<0>();
+  round_rows<kOwn, kSplit>(q, p.qk);
 #pragma unroll 1
-  for (int key = from; key < to; key += kOther) {
-    const bool seen = sees.any(first, 16, key, kOther);
+  for (int key = from, tile = 0; key < to; key += kOther, tile = p.turn - tile) {
+    const bool seen = sees.any(first, 16, key, kOther), more = key + kOther < to;
     Sums<kBlocks> s;
     copy_async_wait<0>();
+    round_rows<kOther, kSplit>(k + tile, p.qk);
+    if (two) round_rows<kOther, kSplit>(v + tile, p.v);
     __syncthreads();
-    load_rows<kOther>(v, of_v + key * p.of.v_stride, p.of.v_stride, p.of.head_dim, at.keys - key, p.in_fours);
+    if (!two) load_values(key, 0);
+    if (two && more) load_keys(key + kOther, p.turn - tile), load_values(key + kOther, p.turn - tile);
     copy_async_commit();
     if (seen) {
       float kept[2] = {1, 1};
-      dot_rows<kSplit>(s, q + 16 * warp * qk_pitch, k, qk_pitch, p.qk_dim);
-      total.weigh(s, p.of.scale * causal::kLog2e, kept, [&](int n, int e) { return sees(first + row_of(e), key + column_of(n, e)); });
+      dot_rows<kSplit>(s, q + 16 * warp * qk_pitch, k + tile, qk_pitch, p.qk_dim);
+      total.weigh(s, p.of.scale * causal::kLog2e, kept, [&](int n, int e) { return seen_by[e / 2].contains(key + column_of(n, e)); });
       if (!Weight::kTaylor && __any_sync(~0U, kept[0] != 1.0F || kept[1] != 1.0F)) {
 #pragma unroll
         for (int i = 0; i < 4 * kCount; ++i) out[i / 4][i % 4] *= kept[i / 2 % 2];
       }
+      if (!Weight::kTaylor && draw.any()) {
 #pragma unroll
-      for (int i = 0; draw.any() && i < 4 * kBlocks; ++i)
-        s[i / 4][i % 4] *= draw.factor(at.q_begin + first + row_of(i % 4), at.head, key + column_of(i / 4, i % 4));
+        for (int i = 0; i < 4 * kBlocks; ++i)
+          s[i / 4][i % 4] *= draw.factor(at.q_begin + first + row_of(i % 4), at.head, key + column_of(i / 4, i % 4));
+      }
     }
-    copy_async_wait<0>();
-    __syncthreads();
-    if (key + kOther < to)
-      load_rows<kOther>(k, of_k + (key + kOther) * p.of.k_stride, p.of.k_stride, p.qk_dim, at.keys - key - kOther, p.in_fours);
-    copy_async_commit();
-    if (seen) add_weighted<kSplit>(out, s, v, v_pitch, p.of.head_dim);
+    if (!two) {
+      copy_async_wait<0>();
+      round_rows<kOther, kSplit>(v, p.v);
+      __syncthreads();
+      if (more) load_keys(key + kOther, 0);
+      copy_async_commit();
+    }
+    if (seen) add_weighted<kSplit>(out, s, v + tile, v_pitch, p.of.head_dim);
   }
   total.finish();
   const int64_t token = at.q_begin + first, heads = p.of.heads;
@@ -116,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, 3) attend(const __grid_constant__ Pr
 template <class Weight, int, int kCount, bool kSplit>
 struct Attend {
   static Status launch(const Problem& p, Stream stream) {
-    return launch_parts(attend<Weight, kCount, kSplit>, p, p.of, p.of.q_tokens, p.of.heads, true, forward_bytes(p), stream);
+    return launch_parts(attend<Weight, kCount, kSplit>, p, p.of, p.of.q_tokens, p.of.heads, true, shared_memory(p, false).bytes, stream);
   }
 };
 
@@ -132,19 +150,6 @@ int64_t stride_of(int64_t given, int64_t heads, int64_t dim) { return given != 0
 
 __global__ void clear(float* to, int64_t stride, int width) {
   for (int i = threadIdx.x; i < width; i += blockDim.x) to[blockIdx.x * stride + i] = 0;
-}
-
-// grad_y·y of each head of each query: one warp.
-__global__ void __launch_bounds__(256) mean_gradients(const __grid_constant__ Gradients g) {
-  const CausalAttention& p = g.forward.of;
-  const int64_t at = (blockIdx.x * int64_t{256} + threadIdx.x) / 32;
-  if (at >= p.q_tokens * p.heads) return;
-  float sum = 0;
-  for (int i = threadIdx.x % 32; i < p.head_dim; i += 32)
-    sum = fmaf(g.grad_y[at * p.head_dim + i], static_cast<const float*>(p.y)[at * p.head_dim + i], sum);
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) sum += __shfl_xor_sync(~0U, sum, distance);
-  if (threadIdx.x % 32 == 0) g.mean[at] = sum;
 }
 
 }  // namespace
@@ -190,14 +195,15 @@ Gradients gradients_of(const TaylorAttentionBackward& b, void* scratch) {
 bool supports(const Problem& p) {
   const CausalAttention& of = p.of;
   return of.dtype == DType::f32 && of.head_dim >= 1 && of.head_dim <= 128 && p.qk_dim >= 1 && p.qk_dim <= 128 && of.kv_heads > 0 &&
-         of.heads % of.kv_heads == 0 && of.q_tokens <= causal::kMostTokens && of.k_tokens <= causal::kMostTokens &&
+         of.heads % of.kv_heads == 0 && std::max({of.q_stride, of.k_stride, of.v_stride}) <= kMostStride &&
+         of.q_tokens <= causal::kMostTokens && of.k_tokens <= causal::kMostTokens &&
          device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&
-         device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= shared_bytes(p);
+         device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= shared_memory(p, true).bytes;
 }
 
 Status forward(Problem p, Stream stream) {
   if (p.of.q_tokens == 0 || p.of.heads == 0) return {};
-  p.in_fours = in_fours(p);
+  p.in_fours = in_fours(p), lay_out(p, false);
   return choose<Attend>(p, p, stream);
 }
 
@@ -212,9 +218,9 @@ Status backward(Gradients g, Stream stream) {
   }
   g.forward.in_fours = in_fours(g.forward) && fours(g.grad_y, 0) && fours(g.grad_q, g.grad_q_stride) && fours(g.grad_k, g.grad_k_stride) &&
                        fours(g.grad_v, g.grad_v_stride);
-  mean_gradients<<<static_cast<unsigned>(ceil_div(p.q_tokens * p.heads, 8)), 256, 0, stream_of(stream)>>>(g);
-  if (const Status s = gradients_of_keys(g, stream); !s.ok()) return s;
-  return gradients_of_queries(g, stream);
+  lay_out(g.forward, true);
+  if (const Status s = gradients_of_queries(g, stream); !s.ok()) return s;
+  return gradients_of_keys(g, stream);
 }
 
 }  // namespace based::kernels::cuda::detail::pairs

@@ -228,7 +228,7 @@ void verify_poisoned_rows(Report& report, const AttentionShape& s, uint64_t seed
 // In fp32, in both forms of products.
 void verify_pairs(Report& report) {
   const std::vector<int64_t> lengths{0, 1, 63, 64, 65, 200, 300}, longer{5, 1, 100, 64, 300, 201, 400}, equal(20, 256),
-      some{0, 31, 64, 130};
+      some{0, 31, 64, 130}, edges{32, 33, 96, 97, 128, 129, 256, 257}, short_rows(9, 64), long_rows(2, 1024);
   uint64_t seed = 200;
   for (const bool single_tf32 : {false, true}) {
     for (AttentionShape s : std::vector<AttentionShape>{{lengths, lengths, 1, 1, 128, 0},
@@ -240,7 +240,12 @@ void verify_pairs(Report& report) {
                                                         {some, some, 2, 1, 22, 0},  // no multiples of 8 or 4
                                                         {some, some, 3, 1, 5, 33},
                                                         {{1000}, {1024}, 1, 1, 72, 0},
-                                                        {equal, equal, 1, 1, 128, 0}}) {
+                                                        {equal, equal, 1, 1, 128, 0},
+                                                        {edges, edges, 2, 1, 48, 0},
+                                                        {edges, edges, 1, 1, 80, 64},
+                                                        {short_rows, short_rows, 2, 2, 64, 0},
+                                                        {short_rows, short_rows, 1, 1, 21, 0},
+                                                        {long_rows, long_rows, 1, 1, 48, 64}}) {
       s.dtype = DType::f32, s.single_tf32 = single_tf32;
       verify(report, s, seed++);
       s.dropout = true;

@@ -145,7 +145,11 @@ void verify_pairs(Report& report, uint64_t& seed) {
                                                       {{90}, 1, 64, 64},
                                                       {{77, 20}, 2, 3, 5},
                                                       {{100, 40}, 1, 35, 100},
-                                                      {{520}, 1, 16, 64}}) {
+                                                      {{520}, 1, 16, 64},
+                                                      {{64, 64, 64}, 1, 16, 128},
+                                                      {{128, 128}, 2, 24, 64},
+                                                      {{256, 256}, 1, 8, 48},
+                                                      {{32, 33, 96, 97, 129}, 1, 8, 48}}) {
       shape.dtype = DType::f32, shape.single_tf32 = single_tf32;
       verify_forward(report, shape, seed++, pair_limit(shape));
       verify_backward(report, shape, seed++, 2 * pair_limit(shape));
