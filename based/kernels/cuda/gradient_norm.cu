@@ -18,15 +18,6 @@ constexpr int kTableTensors = 256;                // of a launch
 
 using Table = TensorTable<GradientNormTensor, float*, kTableTensors>;  // shared: the chunks' sums, a block each
 
-__device__ __forceinline__ void load_unit(const float* from, float (&to)[kUnit]) {
-  const float4 x = *reinterpret_cast<const float4*>(from);
-  to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
-}
-__device__ __forceinline__ void load_unit(const bf16* from, float (&to)[kUnit]) {
-  const uint2 x = *reinterpret_cast<const uint2*>(from);
-  to[0] = low_float(x.x), to[1] = high_float(x.x), to[2] = low_float(x.y), to[3] = high_float(x.y);
-}
-
 // A thread's part of the sum of squares over `count` elements, at most kChunk.
 template <typename G>
 __device__ __forceinline__ float sum_squares(const G* gradient, int count) {
@@ -36,7 +27,7 @@ __device__ __forceinline__ float sum_squares(const G* gradient, int count) {
   for (int u = 0; u < kHeld; ++u) {
     const int begin = (u * kThreads + static_cast<int>(threadIdx.x)) * kUnit;
     if (aligned && begin + kUnit <= count) {
-      load_unit(gradient + begin, x[u]);
+      load_floats(gradient + begin, x[u]);
     } else {
 #pragma unroll
       for (int c = 0; c < kUnit; ++c)
