@@ -56,7 +56,9 @@ Batch batch_of(const Shape& shape, int64_t rows, torch::Device device) {
   task.examples = rows;
   const MqarData data = make_mqar(task);
   const auto on_device = [&](const std::vector<int32_t>& values) { return torch::tensor(values).to(torch::kInt64).to(device); };
-  return {on_device(data.inputs), on_device(data.labels), Sequences::equal(rows, shape.length, device), {}, rows * shape.pairs};
+  const torch::Tensor labels = on_device(data.labels), places = (labels >= 0).nonzero().squeeze(1);
+  const Sequences all = Sequences::equal(rows, shape.length, device);
+  return {on_device(data.inputs), labels.index_select(0, places), all, {}, rows * shape.pairs, places};
 }
 
 // Loss and the embedding's gradient of a few examples against fp64 on the CPU.
@@ -64,7 +66,7 @@ double check(LanguageModel& model, const std::string& what) {
   const auto gradient = [&](LanguageModel& of) {
     of.eval();
     const Batch batch = batch_of(kEpoch[4], 3, of.device());
-    const torch::Tensor loss = of.loss(batch.ids, batch.labels, batch.rows, batch.labelled);
+    const torch::Tensor loss = of.loss(batch.ids, batch.labels, batch.rows, batch.labelled, {}, batch.places);
     return std::pair(loss.detach().cpu(), torch::autograd::grad({loss}, {of.named_parameters()["embedding"]})[0].cpu());
   };
   const auto exact = exact_copy(model);

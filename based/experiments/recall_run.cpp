@@ -58,12 +58,21 @@ class PrecisionScope {
 struct Piece {
   const RecallData::Segment* of = nullptr;
   int64_t first = 0, count = 0;
+  Tensor places, targets;  // int64 [labels]: the piece's tokens that have a label, and the words that they are to say
+
+  Tensor inputs() const { return of->inputs.narrow(0, first, count).flatten(); }
 };
 
+// Views of one table a segment: no step looks for labels.
 std::vector<Piece> pieces_of(const RecallData::Segment& segment, int64_t count) {
+  const Tensor words = segment.targets.flatten(), all = (words >= 0).nonzero().squeeze(1), targets = words.index_select(0, all);
+  BASED_ASSERT(all.size(0) == segment.examples * segment.labels);
+  const Tensor places = all.remainder(count * segment.length);
   std::vector<Piece> pieces;
-  for (int64_t first = 0; first < segment.examples; first += count)
-    pieces.push_back({&segment, first, std::min(count, segment.examples - first)});
+  for (int64_t first = 0; first < segment.examples; first += count) {
+    const int64_t size = std::min(count, segment.examples - first), from = first * segment.labels, labels = size * segment.labels;
+    pieces.push_back({&segment, first, size, places.narrow(0, from, labels), targets.narrow(0, from, labels)});
+  }
   return pieces;
 }
 
@@ -74,14 +83,7 @@ class Run {
     model_->to(data.device());
     for (const auto& segment : data.train())
       for (const Piece& piece : pieces_of(segment, run.training.batch)) batches_.push_back(piece);
-    for (const auto& segment : data.test()) {
-      auto& parts = tests_.emplace_back();
-      for (const Piece& piece : pieces_of(segment, std::max<int64_t>(1, kTestTokens / segment.length))) {
-        const Tensor targets = rows_of(segment.targets, piece);
-        const Tensor places = (targets >= 0).nonzero().squeeze(1);
-        parts.push_back({piece, places, targets.index_select(0, places)});
-      }
-    }
+    for (const auto& segment : data.test()) tests_.push_back(pieces_of(segment, std::max<int64_t>(1, kTestTokens / segment.length)));
   }
 
   RecallOutcome go() {
@@ -121,14 +123,6 @@ class Run {
  private:
   static constexpr int64_t kMostShapes = 64;
 
-  // What a test piece's tokens are to say: their places, and the right words.
-  struct TestPiece {
-    Piece piece;
-    Tensor places, targets;
-  };
-
-  static Tensor rows_of(const Tensor& table, const Piece& piece) { return table.narrow(0, piece.first, piece.count).flatten(); }
-
   // Made once for each shape: they go to the device.
   const Sequences& rows_of(const Piece& piece) {
     const auto [found, is_new] = rows_.try_emplace({piece.count, piece.of->length});
@@ -147,7 +141,7 @@ class Run {
     }
     const auto at = static_cast<size_t>(step % count);
     const Piece& piece = batches_[run_.training.shuffle ? order_[at] : at];
-    return {rows_of(piece.of->inputs, piece), rows_of(piece.of->targets, piece), rows_of(piece), {}, piece.count * piece.of->labels};
+    return {piece.inputs(), piece.targets, rows_of(piece), {}, piece.targets.size(0), piece.places};
   }
 
   Figures evaluate() {
@@ -155,8 +149,8 @@ class Run {
     std::vector<Tensor> hits;  // of each segment: right ones, and ones that mean nothing
     for (const auto& segment : tests_) {
       Tensor sums = torch::zeros({2}, torch::dtype(torch::kInt64).device(data_.device()));
-      for (const TestPiece& test : segment) {
-        const Tensor hidden = model_->forward(rows_of(test.piece.of->inputs, test.piece), rows_of(test.piece));
+      for (const Piece& test : segment) {
+        const Tensor hidden = model_->forward(test.inputs(), rows_of(test));
         const Tensor said = model_->most_likely(hidden.index_select(0, test.places));
         sums += torch::stack({(said == test.targets).sum(), (said < 0).sum()});
       }
@@ -184,7 +178,7 @@ class Run {
   const OwnStream stream_{data_.device()};
   std::shared_ptr<LanguageModel> model_;
   std::vector<Piece> batches_;  // of an epoch, in the order of the data
-  std::vector<std::vector<TestPiece>> tests_;
+  std::vector<std::vector<Piece>> tests_;
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Sequences>> rows_;
   std::vector<size_t> order_;
   int64_t epoch_ = -1;

@@ -149,14 +149,15 @@ Tensor LanguageModel::run(Residual residual, const std::shared_ptr<const Pass>& 
   return norm_->forward(residual);
 }
 
-Tensor LanguageModel::loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled, const ops::Draws& draws) {
+Tensor LanguageModel::loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled, const ops::Draws& draws,
+                           const Tensor& places) {
   const auto pass = make_pass(rows, draws);
   const bool in_one_pass = drops() && !positions_.defined();  // where nothing is added before the dropout
   const ops::Embedded embedded = in_one_pass
                                      ? ops::tied_embedding(embedding_, ids, config_.embedding_dropout, pass->draws(), kEmbeddingPlace)
                                      : ops::tied_embedding(embedding_, ids);
   Residual residual = in_one_pass ? Residual{{}, embedded.rows} : embed(embedded.rows, *pass);
-  return ops::cross_entropy(run(std::move(residual), pass), embedded.table, labels, labelled);
+  return ops::cross_entropy(run(std::move(residual), pass), embedded.table, labels, labelled, ops::if_defined(places));
 }
 
 Tensor LanguageModel::token_log_probabilities(const Tensor& hidden, const Tensor& targets) {

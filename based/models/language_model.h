@@ -86,7 +86,9 @@ class LanguageModel : public torch::nn::Module {
   // throws Error without; they must stay as they are until the backward pass. The forms with a state draw nothing, and throw there.
   Tensor forward(const Tensor& ids, const Sequences& rows, const ops::Draws& draws = {});
   // Mean cross entropy over labels ≠ −100, int64 [tokens], of which there are `labelled`; −1: they are counted, which waits for a device.
-  Tensor loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled = -1, const ops::Draws& draws = {});
+  // Where `places`, int64 [labels] and ascending, are the tokens that have a label, `labels` is int64 [labels], theirs alone.
+  Tensor loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled = -1, const ops::Draws& draws = {},
+              const Tensor& places = {});
   // Of each row's target, int64 [n], under the softmax of its logits: fp32 [n]. No gradient.
   Tensor token_log_probabilities(const Tensor& hidden, const Tensor& targets);
   // The word that each row of hidden [n, d_model] gives the most probability, int64 [n]; −1 where what it says is not finite. No gradient.

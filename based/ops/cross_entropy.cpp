@@ -13,33 +13,46 @@ constexpr int64_t kIgnored = -100;
 constexpr int64_t kChunkBytes = int64_t{8} << 20;  // of logits: what stays in the cache from one product to the next
 constexpr int64_t kChunkRows = 64;                 // at least: below it, adding up weight's gradient costs more than its products
 
-void check_product(const char* op, const Tensor& hidden, const Tensor& weight, const char* name, const Tensor& words) {
+// `words` are of the rows of `one_each`.
+void check_product(const char* op, const Tensor& hidden, const Tensor& weight, const char* name, const Tensor& words,
+                   const Tensor& one_each) {
   require(at::isFloatingType(hidden.scalar_type()), op, "hidden must be floating, got ", hidden.scalar_type());
   require_shape(op, "hidden", hidden, {-1, -1});
   require_like(op, "weight", weight, hidden);
   require_shape(op, "weight", weight, {-1, hidden.size(1)});
   require(weight.size(0) >= 1, op, "weight must have a row a word, got ", weight.sizes());
   require_type(op, name, words, at::kLong);
-  require_shape(op, name, words, {hidden.size(0)});
+  require_shape(op, name, words, {one_each.size(0)});
 }
 
-void check(const TokenLogProbabilities& in) { check_product(kScores, in.hidden, in.weight, "targets", in.targets); }
+void check(const TokenLogProbabilities& in) { check_product(kScores, in.hidden, in.weight, "targets", in.targets, in.hidden); }
 
 void check(const CrossEntropy& in) {
-  check_product(kOp, in.hidden, in.weight, "labels", in.labels);
-  require(in.labelled >= -1 && in.labelled <= in.labels.size(0), kOp, "labelled must be -1 or 0..", in.labels.size(0), ", got ",
-          in.labelled);
+  if (in.labelled_rows) {
+    require_shape(kOp, "labelled_rows", *in.labelled_rows, {-1});
+    require_type(kOp, "labelled_rows", *in.labelled_rows, at::kLong);
+  }
+  check_product(kOp, in.hidden, in.weight, "labels", in.labels, in.labelled_rows ? *in.labelled_rows : in.hidden);
+  const int64_t most = in.labels.size(0), least = in.labelled_rows ? most : 0;
+  require(in.labelled == -1 || (in.labelled >= least && in.labelled <= most), kOp, "labelled must be -1 or ", in.labelled_rows ? "" : "0..",
+          most, ", got ", in.labelled);
 }
 
-void check_targets(const char* op, const Tensor& targets, int64_t vocab) {
+void check_targets(const char* op, const char* rule, const Tensor& targets, int64_t vocab) {
   if (!targets.is_cpu() || targets.numel() == 0) return;  // values on a device are not waited for
   const int64_t least = targets.min().item<int64_t>(), most = targets.max().item<int64_t>();
-  require(least >= 0 && most < vocab, op, op == kOp ? "labels must be -100 or 0.." : "targets must be 0..", vocab - 1, ", got ",
-          least < 0 ? least : most);
+  require(least >= 0 && most < vocab, op, rule, vocab - 1, ", got ", least < 0 ? least : most);
 }
 
 int64_t rows_of_a_chunk(const CrossEntropyParts& parts, const Tensor& hidden, const Tensor& weight, int64_t rows) {
   return std::min(std::max(parts.chunk_bytes / (weight.size(0) * hidden.element_size()), kChunkRows), rows);
+}
+
+void check_labelled_rows(const Tensor& rows, int64_t tokens) {
+  if (!rows.is_cpu() || rows.numel() == 0) return;  // values on a device are not waited for
+  require((rows.diff() > 0).all().item<bool>(), kOp, "labelled_rows must ascend");
+  const int64_t first = rows[0].item<int64_t>(), last = rows[-1].item<int64_t>();
+  require(first >= 0 && last < tokens, kOp, "labelled_rows must be 0..", tokens - 1, ", got ", first < 0 ? first : last);
 }
 
 // The rows that have a label; undefined: all have one. Where the caller knows how many there are, nothing waits for a device.
@@ -114,7 +127,7 @@ void add_product(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory, 
 Tensor token_log_probabilities_with(const CrossEntropyParts& parts, const TokenLogProbabilities& in) {
   const auto& [hidden, weight, targets] = in;
   check(in);
-  check_targets(kScores, targets, weight.size(0));
+  check_targets(kScores, "targets must be 0..", targets, weight.size(0));
   const int64_t count = targets.size(0), chunk = rows_of_a_chunk(parts, hidden, weight, count);
   const Tensor scores = at::empty({count}, hidden.options().dtype(sum_type(hidden)));
   const Tensor memory = at::empty({chunk, weight.size(0)}, hidden.options());
@@ -133,10 +146,12 @@ Forward cross_entropy_with(const CrossEntropyParts& parts, const CrossEntropyFor
   const bool grad_hidden = in.grad_hidden, grad_weight = in.grad_weight;
   check(in.of);
   const at::ScalarType type = sum_type(hidden);
-  const Tensor chosen = rows_with_label(labels, in.of.labelled);
+  const OptionalTensor& known = in.of.labelled_rows;
+  if (known) check_labelled_rows(*known, hidden.size(0));
+  const Tensor found = known ? Tensor() : rows_with_label(labels, in.of.labelled), chosen = known ? *known : found;
   const Tensor inputs = chosen.defined() ? hidden.index_select(0, chosen) : hidden;
-  const Tensor targets = chosen.defined() ? labels.index_select(0, chosen) : labels;
-  check_targets(kOp, targets, weight.size(0));
+  const Tensor targets = found.defined() ? labels.index_select(0, found) : labels;
+  check_targets(kOp, known ? "labels of labelled_rows must be 0.." : "labels must be -100 or 0..", targets, weight.size(0));
   const int64_t count = targets.size(0), vocab = weight.size(0);
   const int64_t chunk = rows_of_a_chunk(parts, hidden, weight, count);
   const Tensor losses = at::empty({count}, hidden.options().dtype(type));
@@ -170,7 +185,7 @@ Forward cross_entropy_with(const CrossEntropyParts& parts, const CrossEntropyFor
   if (count > 0) loss /= count;
   if (half && count > 0) multiply_defined({by_input, by_weight}, of_mean / kHalfScale);
   if (grad_weight) by_weight = by_weight.t().to(weight.scalar_type()).contiguous();
-  return {loss, by_input, chosen, by_weight};
+  return {loss, by_input, found, by_weight};
 }
 
 namespace {
@@ -184,12 +199,12 @@ void softmax_cpu(const CrossEntropyChunk& chunk) { cross_entropy_softmax_with(ke
 constexpr CrossEntropyParts kCpu{softmax_cpu, add_product, kChunkBytes};
 
 Forward forward_cpu(const CrossEntropyForward& in) {
-  const auto& [hidden, weight, labels, labelled] = in.of;
+  const auto& [hidden, weight, labels, labelled, labelled_rows] = in.of;
   if (!faster_in_fp32(hidden)) return cross_entropy_with(kCpu, in);
   check(in.of);  // before the types become one
   const Tensor wide_hidden = hidden.to(at::kFloat), wide_weight = weight.to(at::kFloat);
   const auto [loss, by_input, chosen, by_weight] =
-      cross_entropy_with(kCpu, {{wide_hidden, wide_weight, labels, labelled}, in.grad_hidden, in.grad_weight});
+      cross_entropy_with(kCpu, {{wide_hidden, wide_weight, labels, labelled, labelled_rows}, in.grad_hidden, in.grad_weight});
   const auto rounded = [](const Tensor& gradient) { return gradient.defined() ? gradient.to(at::kBFloat16) : gradient; };
   return {loss, rounded(by_input), chosen, rounded(by_weight)};
 }
@@ -201,7 +216,8 @@ Forward forward_meta(const CrossEntropyForward& in) {
   const int64_t count = all ? labels.size(0) : in.of.labelled;
   return {at::empty({}, hidden.options().dtype(sum_type(hidden))),
           in.grad_hidden ? at::empty({count, hidden.size(1)}, hidden.options()) : Tensor(),
-          all ? Tensor() : at::empty({count}, labels.options()), in.grad_weight ? at::empty(weight.sizes(), weight.options()) : Tensor()};
+          all || in.of.labelled_rows ? Tensor() : at::empty({count}, labels.options()),
+          in.grad_weight ? at::empty(weight.sizes(), weight.options()) : Tensor()};
 }
 
 Tensor scores_reference(const TokenLogProbabilities& in) { return token_log_probabilities_with(kReference, in); }
@@ -227,12 +243,13 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
   using Context = torch::autograd::AutogradContext;
   using Variables = torch::autograd::variable_list;
 
-  static Tensor forward(Context* context, const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled) {
+  static Tensor forward(Context* context, const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled,
+                        const OptionalTensor& labelled_rows) {
     const bool grad_hidden = hidden.requires_grad(), grad_weight = weight.requires_grad();
     const at::AutoDispatchBelowADInplaceOrView guard;
     const auto [loss, by_input, chosen, by_weight] =
-        call(CrossEntropyForward{{hidden, weight, labels, labelled}, grad_hidden, grad_weight});
-    context->save_for_backward({by_input, by_weight, chosen});
+        call(CrossEntropyForward{{hidden, weight, labels, labelled, labelled_rows}, grad_hidden, grad_weight});
+    context->save_for_backward({by_input, by_weight, labelled_rows ? *labelled_rows : chosen});
     context->saved_data["tokens"] = hidden.size(0);
     return loss;
   }
@@ -250,14 +267,15 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
       if (t.defined()) t = scaled[next++];
     if (found[0].defined() && chosen.defined())
       found[0] = at::zeros({context->saved_data["tokens"].toInt(), found[0].size(1)}, found[0].options()).index_copy_(0, chosen, found[0]);
-    return {found[0], found[1], Tensor(), Tensor()};
+    return {found[0], found[1], Tensor(), Tensor(), Tensor()};
   }
 };
 
 Tensor loss_of(const CrossEntropy& in) { return std::get<0>(call(CrossEntropyForward{in, false, false})); }
 
 Tensor loss_autograd(const CrossEntropy& in) {
-  if (wants_gradient({in.hidden, in.weight})) return CrossEntropyFunction::apply(in.hidden, in.weight, in.labels, in.labelled);
+  if (wants_gradient({in.hidden, in.weight}))
+    return CrossEntropyFunction::apply(in.hidden, in.weight, in.labels, in.labelled, in.labelled_rows);
   const at::AutoDispatchBelowADInplaceOrView guard;
   return loss_of(in);
 }
@@ -265,7 +283,7 @@ Tensor loss_autograd(const CrossEntropy& in) {
 }  // namespace
 
 Tensor cross_entropy_reference(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
-  check(CrossEntropy{hidden, weight, labels, -1});
+  check(CrossEntropy{hidden, weight, labels, -1, {}});
   const Tensor logits = at::linear(hidden, weight).to(sum_type(hidden));
   return at::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, kIgnored) / (labels != kIgnored).sum().clamp_min(1);
 }
@@ -274,8 +292,9 @@ Tensor token_log_probabilities(const Tensor& hidden, const Tensor& weight, const
   return call(TokenLogProbabilities{hidden, weight, targets});
 }
 
-Tensor cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled) {
-  return call(CrossEntropy{hidden, weight, labels, labelled});
+Tensor cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled,
+                     const OptionalTensor& labelled_rows) {
+  return call(CrossEntropy{hidden, weight, labels, labelled, labelled_rows});
 }
 
 TORCH_LIBRARY_FRAGMENT(based, m) {

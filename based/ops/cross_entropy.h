@@ -10,8 +10,10 @@ namespace based::ops {
 // Mean over labels ≠ −100 of the cross entropy of hidden·weightᵀ: hidden [tokens, d], weight [vocab, d], labels int64 [tokens]; 0 where
 // there is no label. The result is fp32 (fp64 for double inputs). Logits are made only where a label is, in chunks; the logits of a
 // whole batch never exist. Where gradients are on, they are computed with the value; the backward only scales them.
-// `labelled` is how many labels there are; −1: they are counted, which waits for a device.
-Tensor cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled = -1);
+// `labelled` is how many labels there are; −1: they are counted, which waits for a device. Where the caller knows the rows of hidden that
+// have a label, `labelled_rows`, int64 [labels] and ascending, says them; labels is then int64 [labels], theirs alone, and none is −100.
+Tensor cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled = -1,
+                     const OptionalTensor& labelled_rows = {});
 Tensor cross_entropy_reference(const Tensor& hidden, const Tensor& weight, const Tensor& labels);
 
 // The log-probability of each row's target under softmax(hidden·weightᵀ), fp32 [tokens] (fp64 for double inputs): targets int64 [tokens],
@@ -24,15 +26,17 @@ struct CrossEntropy {
   const Tensor& weight;
   const Tensor& labels;
   int64_t labelled;
-  BASED_OPERATOR("cross_entropy -> loss", hidden, weight, labels, or_else(labelled, -1))
+  const OptionalTensor& labelled_rows;
+  BASED_OPERATOR("cross_entropy -> loss", hidden, weight, labels, or_else(labelled, -1), labelled_rows)
 };
 // Its gradients are undefined where they are not asked for. grad_rows [labels, d] is that of hidden's rows that have a label, int64 `rows`;
-// where `rows` is undefined, all have one. The others' are zeros, which nobody needs to have before the backward.
+// where `rows` is undefined, those of labelled_rows, or without it all. The others' are zeros, which nobody needs to have before the
+// backward.
 struct CrossEntropyForward {
   CrossEntropy of;
   bool grad_hidden, grad_weight;
-  BASED_OPERATOR("cross_entropy_forward -> loss, grad_rows, rows, grad_weight", of.hidden, of.weight, of.labels, of.labelled, grad_hidden,
-                 grad_weight)
+  BASED_OPERATOR("cross_entropy_forward -> loss, grad_rows, rows, grad_weight", of.hidden, of.weight, of.labels, of.labelled,
+                 of.labelled_rows, grad_hidden, grad_weight)
 };
 struct TokenLogProbabilities {
   const Tensor& hidden;

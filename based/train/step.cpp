@@ -38,7 +38,7 @@ Tensor TrainStep::launch(const std::vector<Batch>& batches, const Tensor& rate, 
   for (size_t i = 0; i < batches.size(); ++i) {
     if (counts[i] == 0 && batches.size() > 1) continue;
     const ops::Draws draws{draws_.seed, i == 0 ? draws_.step : draws_.step + static_cast<int64_t>(i)};
-    Tensor loss = model_.loss(batches[i].ids, batches[i].labels, batches[i].rows, counts[i], draws);
+    Tensor loss = model_.loss(batches[i].ids, batches[i].labels, batches[i].rows, counts[i], draws, batches[i].places);
     if (batches.size() > 1) loss = loss * (static_cast<double>(counts[i]) / static_cast<double>(labels));
     total = total.defined() ? total + loss.detach() : loss.detach();
     if (look && !std::isfinite(total.item<double>())) return torch::stack({total, torch::zeros_like(total)}).to(torch::kDouble);
@@ -60,7 +60,8 @@ TrainStep::Recording& TrainStep::recording_of(const std::vector<Batch>& batches)
   Recording& recording = recordings_.emplace_back();
   for (const Batch& batch : batches) {
     BASED_ASSERT(batch.labelled >= 0);
-    recording.batches.push_back({batch.ids.clone(), batch.labels.clone(), batch.rows, {}, batch.labelled});
+    const Tensor places = batch.places.defined() ? batch.places.clone() : Tensor();
+    recording.batches.push_back({batch.ids.clone(), batch.labels.clone(), batch.rows, {}, batch.labelled, places});
   }
   record_step(recording);
   return recording;
@@ -86,7 +87,8 @@ void TrainStep::record_step(Recording& recording) {
 bool TrainStep::Recording::fits(const std::vector<Batch>& others) const {
   bool same = others.size() == batches.size();
   for (size_t i = 0; same && i < others.size(); ++i)
-    same = others[i].labelled == batches[i].labelled && others[i].rows.starts() == batches[i].rows.starts();
+    same = others[i].labelled == batches[i].labelled && others[i].places.defined() == batches[i].places.defined() &&
+           others[i].rows.starts() == batches[i].rows.starts();
   return same;
 }
 
@@ -94,6 +96,7 @@ void TrainStep::Recording::copy_in(const std::vector<Batch>& others) {
   for (size_t i = 0; i < others.size(); ++i) {
     batches[i].ids.copy_(others[i].ids, /*non_blocking=*/true);
     batches[i].labels.copy_(others[i].labels, /*non_blocking=*/true);
+    if (others[i].places.defined()) batches[i].places.copy_(others[i].places, /*non_blocking=*/true);
   }
 }
 

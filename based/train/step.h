@@ -16,6 +16,8 @@ struct Batch {
   Sequences rows;
   std::vector<int64_t> windows = {};  // of the data, for messages
   int64_t labelled = -1;              // how many labels there are; −1: counted where that is needed, which waits for the device
+  // int64 [labels], ascending: the tokens that have a label, where that is known; `labels` is then int64 [labels], theirs alone.
+  Tensor places = {};
 };
 
 struct TrainStepOptions {

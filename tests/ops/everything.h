@@ -129,6 +129,7 @@ struct Everything {
         gated_mlp(x, in_weight, out_weight),
         cross_entropy(x, x, labels, labels.size(0)),
         cross_entropy(x, x, labels.masked_fill(labels < 100, -100), labels.size(0) - 100),
+        cross_entropy(x, x, labels.narrow(0, 7, 90), 90, labels.narrow(0, 20, 90)),
         most_likely(x, x, x.size(0) - 7),
         rotary_attention_step(used_up, k_ring, v_ring, in_rings, slots, 0.125, 64, 1e4),
         drawn,

@@ -387,6 +387,13 @@ TEST_P(PointwiseOnDevices, CrossEntropyEqualsTheReference) {
       return vector<Tensor>{cross_entropy(t[0], t[1], labels.to(t[0].device()), labelled)};
     });
   };
+  const auto placed = [](const Tensor& labels) {
+    const Tensor rows = (labels >= 0).nonzero().squeeze(1), theirs = labels.index_select(0, rows);
+    return Function([rows, theirs](const vector<Tensor>& t) {
+      const at::Device device = t[0].device();
+      return vector<Tensor>{cross_entropy(t[0], t[1], theirs.to(device), -1, rows.to(device))};
+    });
+  };
   for (const Sizes& s : {Sizes{0, 4, 5, 1}, Sizes{1, 4, 5, 1}, Sizes{40, 16, 100, 0.5}, Sizes{30, 8, 1, 1}, Sizes{2500, 16, 1009, 0.9},
                          Sizes{300, 16, 2048, 0.9}, Sizes{20, 8, 30, 0}}) {
     torch::manual_seed(29);
@@ -394,9 +401,11 @@ TEST_P(PointwiseOnDevices, CrossEntropyEqualsTheReference) {
     for (const int64_t labelled : {int64_t{-1}, (labels >= 0).sum().item<int64_t>()})
       expect_like_reference(GetParam(), counted(labels, labelled), reference(labels),
                             {random({s.tokens, s.width}), random({s.vocab, s.width}, at::kDouble, 0.3)});
+    expect_like_reference(GetParam(), placed(labels), reference(labels),
+                          {random({s.tokens, s.width}), random({s.vocab, s.width}, at::kDouble, 0.3)});
   }
   const Tensor labels = torch::tensor({2, -100, 0, 4}, at::kLong);
-  EXPECT_TRUE(gradcheck(counted(labels, 3), {random({4, 3}), random({5, 3})}));
+  for (const Function& loss : {counted(labels, 3), placed(labels)}) EXPECT_TRUE(gradcheck(loss, {random({4, 3}), random({5, 3})}));
 }
 
 // TF32 products round their operands to 10 bits: no gradient is further from the truth than that, rare words' included, nor is a mean of
@@ -494,6 +503,16 @@ TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
             }),
             "cross_entropy: labelled must be the number of labels, 3, or -1, got 4");
   EXPECT_EQ(error_of([&] { cross_entropy(x, at::zeros({9, 8}), labels, 5); }), "cross_entropy: labelled must be -1 or 0..4, got 5");
+  const auto error_of_rows = [&](const Tensor& rows, const Tensor& theirs, int64_t labelled) {
+    return error_of([&] { cross_entropy(x, at::zeros({9, 8}), theirs, labelled, rows); });
+  };
+  const Tensor rows = torch::tensor({1, 3}, at::kLong), theirs = torch::tensor({0, 8}, at::kLong);
+  EXPECT_EQ(error_of_rows(rows, theirs, 1), "cross_entropy: labelled must be -1 or 2, got 1");
+  EXPECT_EQ(error_of_rows(rows, labels, -1), "cross_entropy: labels must have shape [2], got [4]");
+  EXPECT_EQ(error_of_rows(rows.to(at::kInt), theirs, -1), "cross_entropy: labelled_rows must be Long, got Int");
+  EXPECT_EQ(error_of_rows(rows.flip(0), theirs, -1), "cross_entropy: labelled_rows must ascend");
+  EXPECT_EQ(error_of_rows(rows + 1, theirs, -1), "cross_entropy: labelled_rows must be 0..3, got 4");
+  EXPECT_EQ(error_of_rows(rows, theirs - 100, -1), "cross_entropy: labels of labelled_rows must be 0..8, got -100");
 }
 
 }  // namespace
@@ -526,9 +545,11 @@ std::vector<testing::SchemaCase> schema_cases_of_pointwise() {
       {"linear", {x, f({7, 6}), none}},
       {"linear_swiglu", {x, f({8, 6}), none}},
       {"gated_mlp", {x, f({8, 6}), f({7, 4})}},
-      {"cross_entropy", {x, f({7, 6}), labels, int64_t{-1}}},
-      {"cross_entropy_forward", {x, f({7, 6}), labels, int64_t{4}, true, false}},
-      {"cross_entropy_forward", {x, f({7, 6}), labels.clamp_min(0), int64_t{5}, true, true}},
+      {"cross_entropy", {x, f({7, 6}), labels, int64_t{-1}, none}},
+      {"cross_entropy", {x, f({7, 6}), labels.narrow(0, 0, 2), int64_t{-1}, torch::tensor({1, 4}, at::kLong)}},
+      {"cross_entropy_forward", {x, f({7, 6}), labels, int64_t{4}, none, true, false}},
+      {"cross_entropy_forward", {x, f({7, 6}), labels.clamp_min(0), int64_t{5}, none, true, true}},
+      {"cross_entropy_forward", {x, f({7, 6}), labels.narrow(0, 0, 2), int64_t{2}, torch::tensor({1, 4}, at::kLong), true, true}},
       {"token_log_probabilities", {x, f({7, 6}), labels.clamp_min(0)}},
   };
 }
