@@ -9,8 +9,7 @@ namespace {
 
 using namespace testing;
 
-// More tensors than a launch takes, of no, few and many elements, some at an odd address, one with gaps, the others of both kinds of
-// orders.
+// More tensors than a launch takes, of no, few and many elements, some at an odd address, one transposed and one with gaps.
 std::vector<Tensor> make_gradients(const std::vector<at::ScalarType>& types, at::DeviceType device) {
   std::vector<int64_t> counts{4096, 0, 1, 4097, 30001, 12};
   for (int64_t i = 0; i < 600; ++i) counts.push_back(i % 17);
