@@ -6,6 +6,7 @@ namespace based::kernels::cuda::detail {
 
 constexpr int kSumColumns = 32;  // columns a block adds up: a warp reads their neighbouring elements of one part after another
 constexpr int kSumWarps = 32;
+constexpr int kSumAhead = 12;  // elements on the way at a time, the last ones too: with few columns a sum is a row of waits
 constexpr int kSumThreads = 32 * kSumWarps;
 
 // Σ over parts of partial[part][column] for column blockIdx.x · kSumColumns + warp, in every lane; 0 past the last column.
@@ -16,8 +17,16 @@ __device__ __forceinline__ float sum_column_of_warp(const float* partial, int64_
   const int64_t column = blockIdx.x * int64_t{kSumColumns} + lane;
   float sum = 0;
   if (column < columns) {
-#pragma unroll 8
-    for (int64_t part = warp; part < parts; part += kSumWarps) sum += partial[part * columns + column];
+    for (int64_t begin = warp; begin < parts; begin += kSumAhead * kSumWarps) {
+      float ahead[kSumAhead];
+#pragma unroll
+      for (int i = 0; i < kSumAhead; ++i) {
+        const int64_t part = begin + i * kSumWarps;
+        ahead[i] = part < parts ? partial[part * columns + column] : 0.0F;
+      }
+#pragma unroll
+      for (int i = 0; i < kSumAhead; ++i) sum += ahead[i];
+    }
   }
   shared[warp][lane] = sum;
   __syncthreads();
