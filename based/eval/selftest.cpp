@@ -14,6 +14,7 @@
 #include "based/ops/gated_mlp.h"
 #include "based/ops/gradient_norm.h"
 #include "based/ops/layer_norm.h"
+#include "based/ops/layer_norm_add_twice.h"
 #include "based/ops/linear.h"
 #include "based/ops/long_conv.h"
 #include "based/ops/most_likely.h"
@@ -364,6 +365,18 @@ std::vector<OperatorCheck> norm_checks() {
          return sum + y;
        },
        [centred](const Tensors& x) { return x[0] + x[1] + centred(x[0] + x[1], x[2], x[3]); }},
+      {"layer_norm_add_twice",
+       [] {
+         return Tensors{draw({33, 80}), draw({33, 80}), draw({80}), draw({80}), draw({80}), draw({80})};
+       },
+       [](const Tensors& x) {
+         const auto [sum, y] = ops::layer_norm_add_twice({x[0], x[1], x[2], x[3], x[4], x[5], 1e-5, true});
+         return sum + y;
+       },
+       [centred](const Tensors& x) {
+         const Tensor sum = x[0] + x[1] + centred(x[0] + x[1], x[2], x[3]);
+         return sum + centred(sum, x[4], x[5]);
+       }},
       {"layer_norm_add_",
        [] {
          return Tensors{draw({33, 80}), draw({33, 80}), draw({80}), draw({80})};

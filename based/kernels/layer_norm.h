@@ -30,12 +30,33 @@ struct LayerNormBackward {
   float* grad_bias = nullptr;      // [width]
 };
 
+// The norm of s = x + add is added to s again, and that sum's norm is the result: a residual layer that is a norm alone, and the norm
+// behind it.
+struct LayerNormTwice {
+  LayerNorm first;   // its y is kept nowhere
+  LayerNorm second;  // no x and no add; sum: s + the first norm, or null; y is the result. Sizes, eps and types are the first one's
+};
+
+// Its gradients from s, out of which the second sum is computed again. The same bits every time.
+struct LayerNormTwiceBackward {
+  LayerNorm first, second;         // x of the first is s; weights, biases, means and inverse_stds are read
+  const void* grad_y = nullptr;    // [rows, width], dtype
+  const void* grad_sum = nullptr;  // [rows, width], dtype: what else the second sum has as gradient; null: 0
+  void* grad_x = nullptr;          // [rows, width], dtype: of s, of x and of add; may be grad_sum
+  float* grad_weight[2] = {};      // [width] each
+  float* grad_bias[2] = {};
+};
+
 namespace cuda {
 // Rows of up to 1024, x_dtype fp32 or that of the others.
 bool layer_norm_supports(int64_t width, DType x_dtype, DType dtype);
 Status layer_norm_forward(const LayerNorm&, Stream);
 int64_t layer_norm_backward_scratch(const LayerNormBackward&);
 Status layer_norm_backward(const LayerNormBackward&, void* scratch, Stream);
+// Of the same rows.
+Status layer_norm_twice_forward(const LayerNormTwice&, Stream);
+int64_t layer_norm_twice_backward_scratch(const LayerNormTwiceBackward&);
+Status layer_norm_twice_backward(const LayerNormTwiceBackward&, void* scratch, Stream);
 }  // namespace cuda
 
 }  // namespace based::kernels

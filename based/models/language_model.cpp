@@ -13,6 +13,7 @@
 #include "based/ops/embedding.h"
 #include "based/ops/gated_mlp.h"
 #include "based/ops/layer_norm.h"
+#include "based/ops/layer_norm_add_twice.h"
 #include "based/ops/linear.h"
 #include "based/ops/most_likely.h"
 #include "based/ops/rms_norm.h"
@@ -45,7 +46,33 @@ Norm::Norm(const std::string& kind, const ModelConfig& config) : eps_(config.nor
   if (kind == "layer_norm") bias_ = register_parameter("bias", torch::zeros({config.d_model}, parameter_device()));
 }
 
+void Residual::run_deferred_norm() {
+  if (Norm* norm = std::exchange(deferred_norm, nullptr)) pending = norm->forward(*this);
+}
+
+void Norm::add(Residual& residual, bool skip_residual_write) {
+  if (bias_.defined() && residual.pending.defined() && torch::GradMode::is_enabled()) {
+    residual.deferred_norm = this;
+  } else {
+    residual.pending = forward(residual, skip_residual_write);
+  }
+}
+
+Tensor Norm::forward_of_both(Residual& residual, bool keeps_sum) {
+  if (!bias_.defined()) {
+    residual.run_deferred_norm();
+    return forward(residual);
+  }
+  const Norm& first = *std::exchange(residual.deferred_norm, nullptr);
+  const Tensor added = std::exchange(residual.pending, Tensor());
+  const ops::OptionalTensor sum = ops::if_defined(residual.sum);
+  Tensor y;
+  std::tie(residual.sum, y) = ops::layer_norm_add_twice({sum, added, first.weight_, first.bias_, weight_, bias_, eps_, keeps_sum});
+  return y;
+}
+
 Tensor Norm::forward(Residual& residual, bool skip_residual_write) {
+  if (residual.deferred_norm) return forward_of_both(residual, /*keeps_sum=*/true);
   const Tensor added = std::exchange(residual.pending, Tensor()),
                deferred_mlp_output = std::exchange(residual.deferred_mlp_output, Tensor());
   const bool trains = torch::GradMode::is_enabled();
@@ -90,8 +117,8 @@ ModelBlock::ModelBlock(const ModelConfig& config, int64_t layer) {
 
 void ModelBlock::run_mlp(Residual& residual, bool skip_residual_write) {
   if (!norm2_) return;
-  const Tensor y = norm2_->forward(residual, skip_residual_write);
-  residual.pending = mlp_ ? mlp_->forward(y) : y;
+  if (!mlp_) return norm2_->add(residual, skip_residual_write);
+  residual.pending = mlp_->forward(norm2_->forward(residual, skip_residual_write));
 }
 
 LanguageModel::LanguageModel(ModelConfig config) : config_(std::move(config)) {
@@ -142,11 +169,12 @@ Tensor LanguageModel::run(Residual residual, const std::shared_ptr<const Pass>& 
     const auto body = [block, mix](const Tensor& in) {
       Residual inner{in, {}};
       block->run(inner, mix);
+      inner.run_deferred_norm();
       return inner.sum + inner.pending;
     };
     residual.sum = recompute_in_backward(body, residual.sum);
   }
-  return norm_->forward(residual);
+  return norm_->last(residual);
 }
 
 Tensor LanguageModel::loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled, const ops::Draws& draws,

@@ -12,11 +12,15 @@
 
 namespace based {
 
+class Norm;
+
 // The residual stream, and what a layer has given but not yet added: the norm that comes next adds it in the same pass.
 struct Residual {
   Tensor sum;                       // [tokens, d_model]; undefined: nothing has been added yet
   Tensor pending;                   // likewise, or undefined
   Tensor deferred_mlp_output = {};  // likewise: what was given before `pending`, and seen by a norm that left the sum as it was
+  Norm* deferred_norm = nullptr;    // its result, of all that stands here, is still to be added; null: none
+  void run_deferred_norm();         // leaves its result pending
 };
 
 class Norm : public torch::nn::Module {
@@ -25,8 +29,15 @@ class Norm : public torch::nn::Module {
   // Of the whole stream; nothing is pending afterwards. The result has the weight's type. Without gradients the sum is updated in place, or
   // by the norm after this one where `skip_residual_write` saves writing the sum.
   Tensor forward(Residual& residual, bool skip_residual_write = false);
+  // Adds forward(residual) to the stream: the result is pending, or left to the norm after this one, which then computes both in one pass.
+  void add(Residual& residual, bool skip_residual_write = false);
+  // forward() of a stream that nothing reads afterwards.
+  Tensor last(Residual& residual) { return residual.deferred_norm ? forward_of_both(residual, /*keeps_sum=*/false) : forward(residual); }
 
  private:
+  // Behind residual.deferred_norm.
+  Tensor forward_of_both(Residual& residual, bool keeps_sum);
+
   double eps_;
   Tensor weight_, bias_;  // no bias: RMSNorm
 };
@@ -48,7 +59,7 @@ class ModelBlock : public torch::nn::Module {
   Mixer& mixer() { return *mixer_; }
   const Mixer& mixer() const { return *mixer_; }
   // residual + mixer(norm1(residual)), then + mlp(norm2(·)), or + norm2(·) where the MLP is the identity; `mix` runs the mixer in one of
-  // its forms. The last sum is left pending.
+  // its forms. What comes last is left pending, or its norm deferred.
   template <class Mix>
   void run(Residual& residual, Mix&& mix) {
     run_mixer(residual, mix);

@@ -1,11 +1,8 @@
 #include "based/ops/layer_norm.h"
 
 namespace based::ops {
-namespace {
 
-constexpr const char* kOp = "layer_norm";
-
-void check(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+void check_layer_norm(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias) {
   require(at::isFloatingType(x.scalar_type()), op, "x must be floating, got ", x.scalar_type());
   require(x.dim() >= 1 && x.size(-1) >= 1, op, "x must have a last dimension of at least 1, got ", x.sizes());
   require(at::isFloatingType(weight.scalar_type()), op, "weight must be floating, got ", weight.scalar_type());
@@ -14,20 +11,24 @@ void check(const char* op, const Tensor& x, const Tensor& weight, const Tensor& 
   require_shape(op, "bias", bias, {x.size(-1)});
 }
 
-void check_sum(const char* op, const OptionalTensor& residual, const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  check(op, residual ? *residual : x, weight, bias);
+void check_layer_norm_of_sum(const char* op, const OptionalTensor& residual, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  check_layer_norm(op, residual ? *residual : x, weight, bias);
   if (residual) require_shape(op, "x", x, residual->sizes());
   require_type(op, "x", x, weight.scalar_type());
 }
 
-void check(const LayerNorm& in) { check(kOp, in.x, in.weight, in.bias); }
-void check(const LayerNormAdd& in) { check_sum("layer_norm_add", in.residual, in.x, in.weight, in.bias); }
+namespace {
+
+constexpr const char* kOp = "layer_norm";
+
+void check(const LayerNorm& in) { check_layer_norm(kOp, in.x, in.weight, in.bias); }
+void check(const LayerNormAdd& in) { check_layer_norm_of_sum("layer_norm_add", in.residual, in.x, in.weight, in.bias); }
 void check(const LayerNormAddInPlace& in) {
-  check_sum("layer_norm_add_", in.residual, in.x, in.weight, in.bias);
+  check_layer_norm_of_sum("layer_norm_add_", in.residual, in.x, in.weight, in.bias);
   require(in.residual.is_contiguous(), "layer_norm_add_", "residual must be contiguous");
 }
 void check(const LayerNormBackward& in) {
-  check("layer_norm_backward", in.sum, in.weight, in.bias);
+  check_layer_norm("layer_norm_backward", in.sum, in.weight, in.bias);
   if (in.grad_sum) require_type("layer_norm_backward", "grad_sum", *in.grad_sum, in.weight.scalar_type());
 }
 

@@ -62,6 +62,10 @@ struct LayerNormAddInPlace {
   BASED_OPERATOR("layer_norm_add_ -> y", written(residual), x, weight, bias, eps)
 };
 
+// Error unless x, weight and bias are those of a norm, or of one of residual + x.
+void check_layer_norm(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias);
+void check_layer_norm_of_sum(const char* op, const OptionalTensor& residual, const Tensor& x, const Tensor& weight, const Tensor& bias);
+
 // Them with a device's kernels.
 struct LayerNormKernels {
   bool (*supports)(int64_t width, kernels::DType x_dtype, kernels::DType dtype);

@@ -26,5 +26,6 @@ void time_adamw(Report& report);
 void time_gradient_norm(Report& report);
 void time_dropout(Report& report);
 void time_layer_norm(Report& report);
+void time_layer_norm_twice(Report& report);
 
 }  // namespace based::bench

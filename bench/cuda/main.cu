@@ -35,6 +35,7 @@ int main(int argc, char** argv) {
   time_gradient_norm(report);
   time_dropout(report);
   time_layer_norm(report);
+  time_layer_norm_twice(report);
   if (mode == "time") report.write(argv[2], argv[3]);
   return report.failures() == 0 ? 0 : 1;
 }

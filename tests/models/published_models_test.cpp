@@ -1,5 +1,6 @@
 // The models of the published recall experiments: as many parameters, drawn alike, and one answer in every form.
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 
 #include <cmath>
 
@@ -146,6 +147,37 @@ TEST_P(Blocks, KeepTheirGradientsWhenTheyAreComputedAgain) {
   }
   for (size_t i = 0; i < gradients[0].size(); ++i)
     EXPECT_LT((gradients[0][i] - gradients[1][i]).abs().max().item<double>(), 1e-12 * (1 + gradients[0][i].abs().max().item<double>()));
+}
+
+// There a norm that is a layer of its own, and the one behind it, are one operator; of blocks that are computed again they are two.
+TEST(PublishedModels, HaveTheSameGradientsOnAGpu) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  ModelConfig config = taylor(48, 8);
+  config.vocab_size = 61;
+  config.layers = {"base_conv", "mixer", "mixer"};
+  torch::manual_seed(4);
+  LanguageModel model(config);
+  {
+    const torch::NoGradGuard no_grad;
+    for (Tensor& parameter : model.parameters()) parameter.add_(torch::randn_like(parameter), 0.1);
+  }
+  const Tensor ids = torch::randint(61, {256}, torch::kInt64), labels = torch::randint(61, {256}, torch::kInt64);
+  const auto gradients = [&](torch::Device device, bool again) {
+    model.to(device);
+    model.set_checkpoint_activations(again);
+    model.zero_grad();
+    model.loss(ids.to(device), labels.to(device), Sequences::equal(4, 64, device)).backward();
+    std::vector<Tensor> result;
+    for (const Tensor& parameter : model.parameters()) result.push_back(parameter.grad().to(torch::kCPU, torch::kDouble, false, true));
+    return result;
+  };
+  const std::vector<Tensor> wanted = gradients(torch::kCPU, false);
+  for (const bool again : {false, true}) {
+    const std::vector<Tensor> found = gradients(torch::kCUDA, again);
+    for (size_t i = 0; i < wanted.size(); ++i)
+      EXPECT_LT((found[i] - wanted[i]).abs().max().item<double>(), 1e-3 * (1e-3 + wanted[i].abs().max().item<double>()))
+          << model.named_parameters().keys()[i] << (again ? ", computed again" : "");
+  }
 }
 
 TEST(PublishedModels, FinalNormsAreNamed) {

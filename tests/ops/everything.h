@@ -9,6 +9,7 @@
 #include "based/ops/gated_mlp.h"
 #include "based/ops/gradient_norm.h"
 #include "based/ops/layer_norm.h"
+#include "based/ops/layer_norm_add_twice.h"
 #include "based/ops/linear.h"
 #include "based/ops/most_likely.h"
 #include "based/ops/paged_attention.h"
@@ -68,9 +69,7 @@ struct Everything {
     const auto [figures, usable, scale] = gradient_norm({update.gradients, *update.scale, update.usable, 0.5});
     adamw_(update);
     const auto [projected, projected_last] = projected_conv(x, in_weight, {}, taps, {}, cu);
-    const auto [sum, normed] = rms_norm_add(x.to(at::kFloat), x, weight, 1e-5);
-    const auto [centred_sum, centred] = layer_norm_add(x.to(at::kFloat), x, weight, weight, 1e-5);
-    const Tensor stream = x.to(at::kFloat), drawn = at::zeros({3}, cu.options()), used_up = qkv.clone();
+    const Tensor drawn = at::zeros({3}, cu.options()), used_up = qkv.clone();
     sample_(drawn, three(x), sampling);
     std::vector<Tensor> written{
         y,
@@ -80,7 +79,6 @@ struct Everything {
         causal_attention(wide, wide, v, cu, cu, 17, 0.125),
         causal_attention(wide.to(at::kFloat), wide.to(at::kFloat), v.to(at::kFloat), cu, cu, 17, 0.125, {0.1, {3, cu[1]}, 2}),
         taylor_attention_without_state(q.to(at::kFloat), k.to(at::kFloat), v.to(at::kFloat), cu),
-        rms_norm(x, weight, 1e-5),
         token_log_probabilities(x, x, at::arange(x.size(0), cu.options())),
         swiglu(h),
         dropout(h, 0.2, {7, cu.select(0, 1)}, 3),
@@ -115,15 +113,6 @@ struct Everything {
         projected,
         projected_last,
         projected_conv_prefill(x, in_weight, {}, taps, {}, cu, conv_state, slots),
-        sum,
-        normed,
-        centred_sum,
-        centred,
-        layer_norm(x, weight, weight, 1e-5),
-        layer_norm_add_(centred_sum.clone(), x, weight, weight, 1e-5),
-        rms_norm_add_(stream, x, weight, 1e-5, x),
-        stream,
-        rms_norm_of_sum(stream, x, weight, 1e-5),
         ops::linear(x, in_weight),
         linear_swiglu(x, in_weight),
         gated_mlp(x, in_weight, out_weight),
@@ -136,7 +125,27 @@ struct Everything {
         sampling.seen.clone()};
     taylor_deferred_flush_(deferred, waiting, slots);
     written.push_back(deferred.kv);
+    for (const Tensor& normed : norms()) written.push_back(normed);
     return written;
+  }
+
+  std::vector<Tensor> norms() const {
+    const auto [sum, normed] = rms_norm_add(x.to(at::kFloat), x, weight, 1e-5);
+    const auto [centred_sum, centred] = layer_norm_add(x.to(at::kFloat), x, weight, weight, 1e-5);
+    const auto [twice_sum, twice] = layer_norm_add_twice({x.to(at::kFloat), x, weight, weight, weight, weight, 1e-5, true});
+    const Tensor stream = x.to(at::kFloat);
+    return {rms_norm(x, weight, 1e-5),
+            sum,
+            normed,
+            centred_sum,
+            centred,
+            twice_sum,
+            twice,
+            layer_norm(x, weight, weight, 1e-5),
+            layer_norm_add_(centred_sum.clone(), x, weight, weight, 1e-5),
+            rms_norm_add_(stream, x, weight, 1e-5, x),
+            stream,
+            rms_norm_of_sum(stream, x, weight, 1e-5)};
   }
 
   Tensor q, k, v, wide, x, weight, in_weight, out_weight, taps, h, qkv, labels, cu, slots, positions, conv_state, k_ring, v_ring, seen,

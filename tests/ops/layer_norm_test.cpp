@@ -1,5 +1,7 @@
 #include "based/ops/layer_norm.h"
 
+#include "based/ops/layer_norm_add_twice.h"
+
 #include "tests/ops/testing.h"
 
 namespace based::ops {
@@ -50,6 +52,25 @@ vector<Tensor> norm_add(const vector<Tensor>& t) {
 vector<Tensor> norm_add_by_formula(const vector<Tensor>& t) {
   const Tensor sum = t[0] + t[1];
   return {sum, layer_norm_reference(sum, t[2], t[3], kEps)};
+}
+
+vector<Tensor> add_twice(const vector<Tensor>& t) {
+  const auto [sum, y] = layer_norm_add_twice({t[0], t[1], t[2], t[3], t[4], t[5], kEps, true});
+  return {sum, y};
+}
+vector<Tensor> add_twice_by_formula(const vector<Tensor>& t) {
+  const Tensor sum = t[0] + t[1], next = sum + layer_norm_reference(sum, t[2], t[3], kEps);
+  return {next, layer_norm_reference(next, t[4], t[5], kEps)};
+}
+vector<Tensor> add_twice_by_halves(const vector<Tensor>& t) {
+  const auto [sum, added] = layer_norm_add(t[0], t[1], t[2], t[3], kEps);
+  const auto [next, y] = layer_norm_add(sum, added, t[4], t[5], kEps);
+  return {next, y};
+}
+vector<Tensor> twice_inputs(int64_t rows, int64_t width, at::ScalarType type = at::kDouble) {
+  vector<Tensor> in{random({rows, width}, type) + 1, random({rows, width}, type)};
+  for (int i = 0; i < 4; ++i) in.push_back(random({width}, type));
+  return in;
 }
 
 // Every form of the kernels: parts of a warp, several units a lane, odd widths, and rows too wide for them.
@@ -150,6 +171,71 @@ TEST_P(LayerNorms, GiveTheSameBitsAgain) {
   for (size_t i = 0; i < in.size(); ++i) EXPECT_TRUE(same_bits(once[i], again[i])) << i;
 }
 
+TEST_P(LayerNorms, OfASumTwiceEqualTheReference) {
+  for (const auto& [rows, width] : kSizes) expect_like_double(GetParam(), add_twice, add_twice_by_formula, twice_inputs(rows, width));
+  vector<Tensor> in = twice_inputs(6, 5);
+  for (int i = 0; i < 2; ++i) in[static_cast<size_t>(i)] = in[static_cast<size_t>(i)].view({3, 2, 5});
+  EXPECT_TRUE(gradcheck(add_twice, in));
+}
+
+// An fp32 stream of bf16 weights, begun or gone on with, and only one of the results used or kept.
+TEST_P(LayerNorms, OfASumTwiceKeepTheTypes) {
+  for (const bool begins : {false, true})
+    for (const int used : {0, 1, 2, 3}) {  // 3: y, and the sum is not kept
+      const Function op = [&](const vector<Tensor>& t) {
+        const auto [sum, y] =
+            layer_norm_add_twice({begins ? OptionalTensor() : OptionalTensor(t[5]), t[0], t[1], t[2], t[3], t[4], kEps, used != 3});
+        EXPECT_EQ(sum.numel() == 0, used == 3);
+        return used == 2 ? vector<Tensor>{sum, y} : vector<Tensor>{used == 0 ? sum : y};
+      };
+      const auto draw = [&](at::IntArrayRef sizes, at::ScalarType type) { return random(sizes, type).to(GetParam()); };
+      vector<Tensor> in{draw({9, 40}, at::kBFloat16)};
+      for (int i = 0; i < 4; ++i) in.push_back(draw({40}, at::kBFloat16));
+      if (!begins) in.push_back(draw({9, 40}, at::kFloat));
+      vector<Tensor> exact, cotangents, exact_cotangents;
+      for (const Tensor& t : in) exact.push_back(t.cpu().to(at::kDouble));
+      for (const Tensor& out : op(in)) {
+        EXPECT_EQ(out.scalar_type(), used == 1 || used == 3 || (used == 2 && !cotangents.empty()) ? at::kBFloat16 : at::kFloat);
+        cotangents.push_back(random({9, 40}, out.scalar_type()).to(GetParam()));
+        exact_cotangents.push_back(cotangents.back().cpu().to(at::kDouble));
+      }
+      const auto actual = gradients(op, in, cotangents), expected = gradients(op, exact, exact_cotangents);
+      for (size_t i = 0; i < in.size(); ++i) {
+        if (used == 0 && (i == 3 || i == 4)) continue;  // of y alone
+        EXPECT_EQ(actual[i].scalar_type(), in[i].scalar_type());
+        EXPECT_TRUE(close(actual[i], expected[i], 4e-2)) << "input " << i << ", used " << used << ", begins " << begins;
+      }
+    }
+}
+
+TEST_P(LayerNorms, OfASumTwiceGiveTheSameBitsAgain) {
+  const vector<Tensor> in = twice_inputs(5000, 128, at::kFloat);
+  const Function op = on_device(add_twice, GetParam());
+  const vector<Tensor> cotangents{random({5000, 128}, at::kFloat), random({5000, 128}, at::kFloat)};
+  const vector<Tensor> once = gradients(op, in, cotangents), again = gradients(op, in, cotangents);
+  for (size_t i = 0; i < in.size(); ++i) EXPECT_TRUE(same_bits(once[i], again[i])) << i;
+}
+
+// The operators that autograd calls where there are kernels, on the CPU: by halves too, and the second sum computed again.
+TEST(LayerNorm, OfASumTwiceIsItsHalvesOnTheCpu) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    const vector<Tensor> in = twice_inputs(40, 96, type);
+    const vector<Tensor> expected = add_twice_by_halves(in), cotangents{random({40, 96}, sum_type(in[0])), random({40, 96}, type)};
+    const auto [first_sum, sum, y, mean, inverse_std] =
+        call(LayerNormAddTwiceForward{{in[0], in[1], in[2], in[3], in[4], in[5], kEps, true}});
+    EXPECT_TRUE(same_bits(sum, expected[0]) && same_bits(y, expected[1])) << type;
+    const auto [x, weight, bias, next_weight, next_bias] =
+        call(LayerNormAddTwiceBackward{cotangents[0].to(type), cotangents[1], first_sum, in[2], in[3], in[4], in[5], mean, inverse_std});
+    const vector<Tensor> actual{x, x, weight, bias, next_weight, next_bias};
+    const vector<Tensor> typed{cotangents[0].to(expected[0].scalar_type()), cotangents[1]};
+    const vector<Tensor> of_halves = gradients(add_twice_by_halves, in, typed), of_operator = gradients(add_twice, in, typed);
+    for (size_t i = 0; i < in.size(); ++i) {
+      EXPECT_TRUE(same_bits(of_operator[i], of_halves[i])) << type << ' ' << i;
+      EXPECT_TRUE(close(actual[i], of_halves[i], type == at::kBFloat16 ? 4e-2 : 1e-5)) << type << ' ' << i;
+    }
+  }
+}
+
 // On the CPU a norm is ATen's, bit for bit.
 TEST(LayerNorm, IsThatOfATenOnTheCpu) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
@@ -175,6 +261,10 @@ TEST(LayerNorm, ErrorsNameOperatorArgumentAndValue) {
               layer_norm_add_(at::zeros({8, 2}).t(), x, weight, weight, kEps);
             }),
             "layer_norm_add_: residual must be contiguous");
+  EXPECT_EQ(error_of([&] {
+              layer_norm_add_twice({x, x, weight, weight, weight, at::ones({7}), kEps, true});
+            }),
+            "layer_norm_add_twice: bias must have shape [8], got [7]");
 }
 
 }  // namespace
@@ -194,6 +284,10 @@ vector<testing::SchemaCase> schema_cases_of_layer_norm() {
       {"layer_norm_backward", {none, f({5, 6}), x, weight, bias, f({5}), f({5})}},
       {"layer_norm_backward", {bf(f({5, 6})), bf(f({5, 6})), x, bf(weight), bf(bias), f({5}), f({5})}},
       {"layer_norm_add_", {f({5, 6}), x, weight, bias, 1e-5}},
+      {"layer_norm_add_twice", {f({5, 6}), x, weight, bias, f({6}), f({6}), 1e-5, true}},
+      {"layer_norm_add_twice", {none, bf(x), bf(weight), bf(bias), bf(f({6})), bf(f({6})), 1e-5, false}},
+      {"layer_norm_add_twice_forward", {f({5, 6}), bf(x), bf(weight), bf(bias), bf(f({6})), bf(f({6})), 1e-5, true}},
+      {"layer_norm_add_twice_backward", {none, f({5, 6}), x, weight, bias, f({6}), f({6}), f({2, 5}), f({2, 5})}},
   };
 }
 
