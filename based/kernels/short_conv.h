@@ -23,6 +23,7 @@ struct ShortConv {               // caller owns all memory; strides count elemen
   // CUDA, one token a row: no kernel queued before this one writes weight, bias or slots or touches the state, so they may be read while
   // it still runs.
   bool state_is_private = false;
+  bool adds_input = false;  // CUDA, not in a step: y_t is x_t more; x has its bias
   // CUDA, not in a step: added in fp32 to x and to the gate as they are read, [channels], or null: 0. A state's inputs have it already.
   const void *x_bias = nullptr, *gate_bias = nullptr;
 };
@@ -51,7 +52,7 @@ Status short_conv_step(const ShortConv&);
 
 namespace cuda {
 Status short_conv_forward(const ShortConv&, Stream);
-bool short_conv_backward_sums(const ShortConvBackward&);  // whether grad_sums may be asked for: with a gate, SiLU and 3 or 4 taps
+bool short_conv_backward_sums(const ShortConvBackward&);  // whether grad_sums may be asked for: with a gate, SiLU, 3 or 4 taps, no x added
 int64_t short_conv_backward_scratch(const ShortConvBackward&);
 Status short_conv_backward(const ShortConvBackward&, void* scratch, Stream);
 Status short_conv_step(const ShortConv&, Stream);

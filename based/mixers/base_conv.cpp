@@ -99,7 +99,8 @@ class BaseConv final : public Mixer {
 
   Tensor forward(const Tensor& x, const Pass& pass) override {
     if (!conv_) return gated(x, x + ops::long_conv(x, filter_->forward().to(x.scalar_type()), pass.cu_seqlens()));
-    return x + std::get<0>(ops::short_conv(x, conv_->weight(), conv_->bias(), gate_of(x), config_.use_act, pass.cu_seqlens()));
+    return std::get<0>(
+        ops::short_conv(x, conv_->weight(), conv_->bias(), gate_of(x), config_.use_act, pass.cu_seqlens(), {}, /*adds_input=*/true));
   }
 
   // Short: "conv" [slots, channels, kernel_size − 1], the latest inputs. Long: "input" [slots, l_max, channels], a ring of the latest

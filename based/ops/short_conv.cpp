@@ -86,7 +86,8 @@ Result<ShortConv> forward_reference(const ShortConv& in) {
     states.push_back(padded.narrow(1, run.length, taps - 1).transpose(1, 2));
   }
   const Tensor bias_or_none = bias ? bias->to(type) : Tensor(), gate_or_none = gate ? gate->to(type) : Tensor();
-  const Tensor y = finish(join(convolved, x.sizes(), inputs.options()), bias_or_none, gate_or_none, silu);
+  Tensor y = finish(join(convolved, x.sizes(), inputs.options()), bias_or_none, gate_or_none, silu);
+  if (in.adds_input) y = inputs + y;
   return {y.to(x.scalar_type()).contiguous(), join(states, initial.sizes(), initial.options()).contiguous()};
 }
 
@@ -101,8 +102,8 @@ Result<ShortConvBackward> backward_reference(const ShortConvBackward& in) {
   const ShortConv& forward = in.forward;
   const ShortConvLayer& layer = forward.layer;
   const auto function = [&](const std::vector<Tensor>& of) {
-    const auto [y, state] =
-        forward_reference({{of[0], of[1], if_defined(of[2]), if_defined(of[3]), layer.silu}, forward.cu_seqlens, if_defined(of[4])});
+    const auto [y, state] = forward_reference(
+        {{of[0], of[1], if_defined(of[2]), if_defined(of[3]), layer.silu}, forward.cu_seqlens, if_defined(of[4]), forward.adds_input});
     return std::vector<Tensor>{y, state};
   };
   const std::vector<Tensor> g = gradients_by_autograd(
@@ -217,7 +218,11 @@ Result<ShortConv> short_conv_with(const ShortConvKernels& table, const ShortConv
   const Tensor state = in.initial_state
                            ? in.initial_state->clone(at::MemoryFormat::Contiguous)
                            : at::zeros({in.cu_seqlens.size(0) - 1, x.size(1), in.layer.weight.size(1) - 1}, x.options().dtype(at::kFloat));
-  return {convolve(table, prepare(in.layer, in_bias), in.cu_seqlens, state, nullptr), state};
+  Launch launch = prepare(in.layer, in_bias);
+  launch.arguments.adds_input = in.adds_input && table.add_input;
+  Tensor y = convolve(table, std::move(launch), in.cu_seqlens, state, nullptr);
+  if (in.adds_input && !table.add_input) y.add_(x);
+  return {y, state};
 }
 
 Tensor short_conv_prefill_with(const ShortConvKernels& table, const ShortConvPrefill& in, const Tensor& in_bias) {
@@ -229,7 +234,7 @@ Tensor short_conv_prefill_with(const ShortConvKernels& table, const ShortConvPre
 
 Result<ShortConvBackward> short_conv_backward_with(const ShortConvKernels& table, const ShortConvBackward& in, const Tensor& in_bias,
                                                    Tensor* sums_of_gradients) {
-  const auto& [layer, cu_seqlens, initial_state] = in.forward;
+  const auto& [layer, cu_seqlens, initial_state, adds_input] = in.forward;
   const auto& [x, weight, bias, gate, silu] = layer;
   if (!uses_kernel("short_conv_backward", x)) return backward_reference(in);
   check_row_starts("short_conv", "cu_seqlens", cu_seqlens, x.size(0));
@@ -237,6 +242,7 @@ Result<ShortConvBackward> short_conv_backward_with(const ShortConvKernels& table
   Launch launch = prepare(layer, in_bias);
   launch.arguments.row_start = starts.const_data_ptr<int64_t>();
   launch.arguments.rows = cu_seqlens.size(0) - 1;
+  launch.arguments.adds_input = adds_input && table.add_input;
   const at::TensorOptions sums = x.options().dtype(at::kFloat);
   const Tensor cotangent = in.grad_y.contiguous(), grad_weight = at::empty(weight.sizes(), sums);
   const Tensor final_cotangent = in.grad_state ? in.grad_state->contiguous() : Tensor();
@@ -267,6 +273,7 @@ Result<ShortConvBackward> short_conv_backward_with(const ShortConvKernels& table
   }
   const Tensor scratch = scratch_memory(table.backward_scratch(to), x);
   require_ok(table.backward(to, scratch.mutable_data_ptr()));
+  if (adds_input && !table.add_input) grad_x.add_(cotangent);
   return {grad_x, grad_weight.to(weight.scalar_type()), bias ? grad_bias.to(bias->scalar_type()) : Tensor(), grad_gate, grad_initial};
 }
 
@@ -299,13 +306,13 @@ Tensor short_conv_step_with(const ShortConvKernels& table, const ShortConvStep& 
 
 std::tuple<Tensor, Tensor> short_conv_reference(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                                                 const OptionalTensor& gate, bool silu, const Tensor& cu_seqlens,
-                                                const OptionalTensor& initial_state) {
-  return forward_reference({{x, weight, bias, gate, silu}, cu_seqlens, initial_state});
+                                                const OptionalTensor& initial_state, bool adds_input) {
+  return forward_reference({{x, weight, bias, gate, silu}, cu_seqlens, initial_state, adds_input});
 }
 
 std::tuple<Tensor, Tensor> short_conv(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate,
-                                      bool silu, const Tensor& cu_seqlens, const OptionalTensor& initial_state) {
-  return call(ShortConv{{x, weight, bias, gate, silu}, cu_seqlens, initial_state});
+                                      bool silu, const Tensor& cu_seqlens, const OptionalTensor& initial_state, bool adds_input) {
+  return call(ShortConv{{x, weight, bias, gate, silu}, cu_seqlens, initial_state, adds_input});
 }
 
 Tensor short_conv_prefill(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,

@@ -11,12 +11,13 @@ namespace based::ops {
 // y_t = act(bias + Σ_j weight[:, j] x_{t−taps+1+j}) ⊙ gate_t, act = SiLU where `silu`, else identity; no gate: 1.
 // x, gate [tokens, channels] (may be column slices of a wider tensor), weight [channels, taps], bias [channels], cu_seqlens int64 [rows +
 // 1], initial_state [rows, channels, taps − 1]: the inputs before the row, oldest first (zero where absent). Returns y and the final state.
-// Differentiable in x, gate, weight, bias, initial_state.
+// With `adds_input`, x_t is added to y_t. Differentiable in x, gate, weight, bias, initial_state.
 std::tuple<Tensor, Tensor> short_conv(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate,
-                                      bool silu, const Tensor& cu_seqlens, const OptionalTensor& initial_state = {});
+                                      bool silu, const Tensor& cu_seqlens, const OptionalTensor& initial_state = {},
+                                      bool adds_input = false);
 std::tuple<Tensor, Tensor> short_conv_reference(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                                                 const OptionalTensor& gate, bool silu, const Tensor& cu_seqlens,
-                                                const OptionalTensor& initial_state = {});
+                                                const OptionalTensor& initial_state = {}, bool adds_input = false);
 
 // The same for rows that go on from slots of a state [slots, channels, taps − 1]: row r's is that of slots[r], none twice. Where gradients
 // are on, it is differentiable and the state is replaced; where they are off, and as torch.ops.based.short_conv_prefill, in place.
@@ -39,7 +40,9 @@ struct ShortConv {
   ShortConvLayer layer;
   const Tensor& cu_seqlens;
   const OptionalTensor& initial_state;
-  BASED_OPERATOR("short_conv -> y, state", layer.x, layer.weight, layer.bias, layer.gate, layer.silu, cu_seqlens, initial_state)
+  bool adds_input = false;
+  BASED_OPERATOR("short_conv -> y, state", layer.x, layer.weight, layer.bias, layer.gate, layer.silu, cu_seqlens, initial_state,
+                 or_else(adds_input, false))
 };
 struct ShortConvBackward {
   const Tensor& grad_y;
@@ -47,7 +50,7 @@ struct ShortConvBackward {
   ShortConv forward;
   BASED_OPERATOR("short_conv_backward -> grad_x, grad_weight, grad_bias, grad_gate, grad_initial_state", grad_y, grad_state,
                  forward.layer.x, forward.layer.weight, forward.layer.bias, forward.layer.gate, forward.layer.silu, forward.cu_seqlens,
-                 forward.initial_state)
+                 forward.initial_state, or_else(forward.adds_input, false))
 };
 struct ShortConvPrefill {
   ShortConvLayer layer;
@@ -71,6 +74,7 @@ struct ShortConvKernels {
   kernels::Status (*backward)(const kernels::ShortConvBackward&, void* scratch);
   kernels::Status (*step)(const kernels::ShortConv&);
   bool (*backward_sums)(const kernels::ShortConvBackward&) = nullptr;  // whether the backward can give grad_sums; null: it cannot
+  bool add_input = false;  // whether forward and backward add x on their way; where not, a pass of its own does
 };
 Result<ShortConv> short_conv_with(const ShortConvKernels& table, const ShortConv& in, const Tensor& in_bias = {});
 // `sums`, if given, becomes [2·channels], the gradients of x and of the gate summed over all tokens in fp32, where the kernel gives them.

@@ -12,7 +12,7 @@ using std::vector;
 struct ShortCase {
   vector<int64_t> lengths;
   int64_t channels = 6, taps = 3;
-  bool silu = true, bias = true, gate = true, initial = false;
+  bool silu = true, bias = true, gate = true, initial = false, adds_input = false;
 };
 
 struct ShortInputs {
@@ -49,7 +49,7 @@ Function calling(const ShortInputs& in, decltype(&short_conv) op = short_conv) {
     if (c.bias) bias = t[next++];
     if (c.gate) gate = t[next++];
     if (c.initial) initial = t[next++];
-    const auto [y, state] = op(t[0], t[1], bias, gate, c.silu, cu_seqlens.to(t[0].device()), initial);
+    const auto [y, state] = op(t[0], t[1], bias, gate, c.silu, cu_seqlens.to(t[0].device()), initial, c.adds_input);
     return vector<Tensor>{y, state};
   };
 }
@@ -66,6 +66,9 @@ const vector<ShortCase> kShortCases = {
     {{40, 9}, 4, 1, true, true, false, true},
     {{2048}, 64, 3, true, true, true, true},
     {{256, 256}, 48, 4, false, true, false, false},
+    {{256, 0, 1, 2, 257}, 48, 3, false, true, true, true, true},
+    {{63, 65}, 33, 4, true, true, true, false, true},
+    {{40, 9}, 4, 1, false, false, false, false, true},
 };
 
 class ShortConvCases : public ::testing::TestWithParam<std::tuple<ShortCase, at::DeviceType>> {
@@ -407,10 +410,12 @@ std::vector<testing::SchemaCase> schema_cases_of_convolution() {
   const c10::IValue none, cu = two_rows(), slots = five_slots();
   const Tensor x = f({5, 6}), weight = f({6, 3});
   return {
-      {"short_conv", {x, weight, f({6}), f({5, 6}), true, cu, f({2, 6, 2})}},
-      {"short_conv", {x, weight, none, none, false, cu, none}},
-      {"short_conv_backward", {f({5, 6}), f({2, 6, 2}), x, weight, f({6}), f({5, 6}), true, cu, f({2, 6, 2})}},
-      {"short_conv_backward", {f({5, 6}), none, x, weight, none, none, false, cu, none}},
+      {"short_conv", {x, weight, f({6}), f({5, 6}), true, cu, f({2, 6, 2}), false}},
+      {"short_conv", {x, weight, none, none, false, cu, none, false}},
+      {"short_conv", {x, weight, none, f({5, 6}), false, cu, none, true}},
+      {"short_conv_backward", {f({5, 6}), f({2, 6, 2}), x, weight, f({6}), f({5, 6}), true, cu, f({2, 6, 2}), false}},
+      {"short_conv_backward", {f({5, 6}), none, x, weight, none, none, false, cu, none, false}},
+      {"short_conv_backward", {f({5, 6}), none, x, weight, none, f({5, 6}), false, cu, none, true}},
       {"short_conv_prefill", {x, weight, f({6}), f({5, 6}), true, cu, f({5, 6, 2}), torch::tensor({3, 0}, at::kLong)}},
       {"short_conv_step", {x, weight, f({6}), f({5, 6}), true, f({5, 6, 2}), slots}},
       {"projected_conv", {x, f({8, 6}), f({8}), f({4, 3}), f({4}), cu, f({2, 4, 2})}},

@@ -70,6 +70,7 @@ struct Walk {
       y[i] = activate(fmaf(filter.weight[kKept][i], input[i], y[i]), p.silu);
       window[kOldest][i] = input[i];
       if (p.gate != nullptr) y[i] *= gate[i] + gate_bias[i];
+      if (p.adds_input) y[i] = __fadd_rn(y[i], input[i]);
     }
     store_floats<kCount>(to, y);
     to += p.y_stride;
@@ -118,7 +119,9 @@ __global__ void __launch_bounds__(kThreads) convolve_any(const __grid_constant__
   for (int j = 0; j < p.taps; ++j) {
     y = fmaf(to_float(static_cast<const T*>(p.weight)[c * p.taps + j]), input_at<T>(p, p.state, slot, start, token - p.taps + 1 + j, c), y);
   }
-  static_cast<T*>(p.y)[token * p.y_stride + c] = from_float<T>(activate(y, p.silu) * gate_at<T>(p, token, c));
+  y = activate(y, p.silu) * gate_at<T>(p, token, c);
+  if (p.adds_input) y = __fadd_rn(y, input_at<T>(p, p.state, slot, start, token, c));
+  static_cast<T*>(p.y)[token * p.y_stride + c] = from_float<T>(y);
 }
 
 // The states after the rows, once every token has been convolved. Ascending, so that old inputs are read before they are overwritten.
@@ -212,6 +215,7 @@ Status walk(const ShortConv& p, Stream stream) {
 
 Status short_conv_forward(const ShortConv& p, Stream stream) {
   if (p.rows == 0) return {};
+  if (p.adds_input && p.x_bias != nullptr) return {"short_conv_forward: x that is added must have its bias"};
   const bool bf = p.dtype == DType::bf16;
   const cudaStream_t s = stream_of(stream);
   if (p.tokens > 0 && fits_walk(p) && fits_walk(p.y, p.y_stride, p.dtype)) {

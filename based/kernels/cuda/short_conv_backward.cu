@@ -1,5 +1,5 @@
 // Backward of the gated short convolution. With z = bias + Σ w x, y = act(z)·gate: dz = dy·gate·act'(z), dgate = dy·act(z),
-// dx_t = Σ_j w_j dz_{t+taps−1−j} within the row, dw_j = Σ_t dz_t x_{t−taps+1+j}.
+// dx_t = Σ_j w_j dz_{t+taps−1−j} within the row, dw_j = Σ_t dz_t x_{t−taps+1+j}. Where y has x added, dx_t is dy_t more.
 #include <algorithm>
 
 #include "based/kernels/cuda/column_sums.cuh"
@@ -35,7 +35,7 @@ struct Segment {
 
 // One pass for a known number of taps: z is computed again, and the gradients of the last inputs wait in registers for the outputs that
 // are still to come. kCount channels a thread, loads of kAhead tokens under way; kUsual: there are a gate and its gradient, whose sums are
-// wanted with those of the inputs' gradients, and the activation is SiLU.
+// wanted with those of the inputs' gradients, the activation is SiLU, and y has nothing added: registers are short there.
 template <typename T, int kTaps, bool kUsual>
 struct BackwardWalk {
   static constexpr int kCount = kWalkBytes / sizeof(T), kKept = kTaps - 1, kAhead = 4;
@@ -129,6 +129,7 @@ struct BackwardWalk {
         pending[j][i] = fmaf(filter.weight[j + 1][i], dz, pending[j + 1][i]);
       }
       window[kKept - 1][i] = input[i], pending[kKept - 1][i] = filter.weight[kKept][i] * dz;
+      if (!kUsual && p.forward.adds_input) pending[kKept - 1][i] = __fadd_rn(g[i], pending[kKept - 1][i]);
     }
     if (counts && (kUsual || p.grad_gate != nullptr)) store_floats<kCount>(to_gate, gate_gradient);
     if constexpr (kInside) {
@@ -273,7 +274,7 @@ __global__ void __launch_bounds__(kThreads) backward_inputs(const __grid_constan
   const int64_t c = blockIdx.y * int64_t{kThreads} + threadIdx.x, token = blockIdx.x;
   if (c >= f.channels) return;
   const int64_t row = row_of(f.row_start, f.rows, token), stop = f.row_start[row + 1];
-  float g = 0;
+  float g = f.adds_input ? to_float(static_cast<const T*>(p.grad_y)[token * f.channels + c]) : 0.0F;
   for (int j = 0; j < f.taps; ++j) {
     const int64_t later = token + f.taps - 1 - j;
     if (later < stop) g = fmaf(to_float(static_cast<const T*>(f.weight)[c * f.taps + j]), grad_z[later * f.channels + c], g);
@@ -320,7 +321,7 @@ __global__ void __launch_bounds__(kSumThreads)
 
 struct BackwardPlan {
   bool walks;                     // walk_backward serves
-  bool usual;                     // it is for a gate and SiLU, and adds up the gradients of x and of the gate, too
+  bool usual;                     // kUsual: it adds up the gradients of x and of the gate, too
   int64_t tokens = 0, parts = 0;  // a part of the sums is over so many tokens
   int64_t grad_z_bytes = 0;
 };
@@ -329,7 +330,7 @@ BackwardPlan plan_backward(const ShortConvBackward& p) {
   const int64_t count = kWalkBytes / dtype_size(f.dtype);
   const bool walks = fits_walk(f) && fits_walk(p.grad_y, f.channels, f.dtype) && fits_walk(p.grad_x, p.grad_x_stride, f.dtype) &&
                      fits_walk(p.grad_gate, p.grad_gate_stride, f.dtype) && fits_walk(f.gate_bias, 0, f.dtype);
-  BackwardPlan plan{walks, walks && f.gate != nullptr && p.grad_gate != nullptr && f.silu};
+  BackwardPlan plan{walks, walks && f.gate != nullptr && p.grad_gate != nullptr && f.silu && !f.adds_input};
   if (plan.walks) {
     const int64_t threads = int64_t{kWaves} * resident_blocks(count) * multiprocessors() * kThreads;
     plan.tokens = std::max<int64_t>(kShortestRun, ceil_div(f.tokens * (f.channels / count), threads));

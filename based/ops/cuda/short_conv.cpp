@@ -10,9 +10,12 @@
 namespace based::ops {
 namespace {
 
-const ShortConvKernels kCuda{launch<kernels::cuda::short_conv_forward, kernels::ShortConv>, kernels::cuda::short_conv_backward_scratch,
+const ShortConvKernels kCuda{launch<kernels::cuda::short_conv_forward, kernels::ShortConv>,
+                             kernels::cuda::short_conv_backward_scratch,
                              launch_with_scratch<kernels::cuda::short_conv_backward, kernels::ShortConvBackward>,
-                             launch<kernels::cuda::short_conv_step, kernels::ShortConv>, kernels::cuda::short_conv_backward_sums};
+                             launch<kernels::cuda::short_conv_step, kernels::ShortConv>,
+                             kernels::cuda::short_conv_backward_sums,
+                             true};
 
 // The product and the convolution with one gradient for both, since the convolution's kernel has what the projection's bias needs. cuBLAS
 // multiplies faster without a bias: the convolution's kernels add it where they read the product.

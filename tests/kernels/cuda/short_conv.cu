@@ -16,6 +16,7 @@ struct Convolution {
   bool halves = false;   // x and gate, and their gradients, are the halves of one tensor
   bool plain = false;    // no gate, no biases, no states
   bool in_bias = false;  // x and the gate have biases of their own
+  bool adds_input = false;
 };
 
 // Inputs of row r, channel c from taps − 1 before its start on.
@@ -54,6 +55,7 @@ ConvolutionGradients convolve(const Convolution& s, const ConvolutionGradients& 
         const int64_t i = (s.starts[r] + t) * s.channels + c;
         const double act = s.silu ? z * sigmoid(z) : z, slope = s.silu ? sigmoid(z) * (1 + z * (1 - sigmoid(z))) : 1;
         out.y[i] = act * in.gate[i], out.gate[i] = g[i] * act;
+        if (s.adds_input) out.y[i] += x[kept + t], dx[kept + t] += g[i];
         const double dz = g[i] * in.gate[i] * slope;
         out.bias[c] += dz;
         for (int j = 0; j < s.taps; ++j) out.weight[c * s.taps + j] += dz * x[t + j], dx[t + j] += dz * in.weight[c * s.taps + j];
@@ -110,6 +112,7 @@ void verify_short_conv(Report& report, const Convolution& s) {
                        s.silu,
                        s.dtype};
   if (s.plain) p.gate = nullptr, p.bias = nullptr, p.state = nullptr;
+  p.adds_input = s.adds_input;
   if (s.in_bias) p.x_bias = in_bias.as(), p.gate_bias = in_bias.as<char>() + s.channels * size;
   check(gpu::short_conv_forward(p, {}));
   kernels::ShortConvBackward b{p,         initial.as<float>(), g.as(),         g_state.as<float>(), grads.as(),
@@ -135,7 +138,7 @@ void verify_short_conv(Report& report, const Convolution& s) {
       convolve(s, in, download(g.as(), s.dtype, count), s.plain ? std::vector<double>(states) : download(g_state.as(), DType::f32, states));
   const std::string name = "short_conv taps " + std::to_string(s.taps) + " channels " + std::to_string(s.channels) + " rows " +
                            std::to_string(rows) + (s.halves ? " halves" : "") + (s.plain ? " plain" : "") + (s.in_bias ? " biased" : "") +
-                           type_name(s.dtype);
+                           (s.adds_input ? " added" : "") + type_name(s.dtype);
   const auto error = [](const Buffer& a, DType dtype, const std::vector<double>& ref) {
     return relative_error(download(a.as(), dtype, static_cast<int64_t>(ref.size())), ref);
   };
@@ -233,6 +236,11 @@ void verify_short_conv(Report& report) {
     verify_short_conv(report, {{0, 2000, 2000, 4099}, 512, taps, true, bf, true, false, true});
     for (const int64_t channels : {516, 37}) verify_short_conv(report, {starts, channels, taps, true, bf, true, false, true});
     verify_short_conv(report, {starts, 24, taps, true, fp, true, false, true});
+    for (const bool silu : {false, true}) {
+      verify_short_conv(report, {starts, 48, taps, silu, fp, false, false, false, true});
+      verify_short_conv(report, {starts, 37, taps, silu, fp, false, false, false, true});
+      verify_short_conv(report, {starts, 64, taps, silu, bf, true, false, false, true});
+    }
   }
   verify_short_conv_slots(report, 3, bf);
   verify_short_conv_slots(report, 8, fp);
