@@ -86,6 +86,7 @@ TEST_P(RecallRunsOn, OneAmongEightHasTheBitsOfTheRunAlone) {
     for (const char* mixer : {"attention", "taylor_attention", "sliding_window", "taylor_attention", "attention", "sliding_window",
                               "base_conv", "taylor_attention"}) {
       runs.push_back(small_run(mixer, seed));
+      if (seed == 5) runs.back().model.d_model = 128;  // the same kernels, with more shared memory
       runs.back().seed += 10 * static_cast<int64_t>(runs.size());
     }
   std::vector<Trained> together(runs.size());

@@ -2,7 +2,10 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <map>
+#include <mutex>
 #include <type_traits>
+#include <utility>
 
 #include "based/kernels/device_code.h"
 #include "based/kernels/gpu.h"
@@ -47,10 +50,23 @@ Status launch_overlapped(void (*kernel)(Params...), const Launch& launch, Stream
   return status_of(cudaLaunchKernelEx(&config, kernel, params...));
 }
 
-// More than 48 KB of dynamic shared memory has to be asked for, on each device.
+// More than 48 KB of dynamic shared memory has to be asked for, on each device. What was allowed once stays: another thread may be about to
+// launch the same kernel with more than this one needs.
+inline cudaError_t allow_shared_memory(const void* kernel, int bytes) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, int> allowed;
+  int device = 0;
+  if (const cudaError_t e = cudaGetDevice(&device); e != cudaSuccess) return e;
+  const std::lock_guard lock(mutex);
+  int& most = allowed[{device, kernel}];
+  if (bytes <= most) return cudaSuccess;
+  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (e == cudaSuccess) most = bytes;
+  return e;
+}
 template <typename Kernel>
 cudaError_t allow_shared_memory(Kernel* kernel, int bytes) {
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  return allow_shared_memory(reinterpret_cast<const void*>(kernel), bytes);
 }
 
 }  // namespace based::kernels::cuda::detail
