@@ -255,7 +255,7 @@ std::string recall_table(const RecallShown& shown, const std::vector<PointResult
     double seconds = 0;
     for (const StoredRun* run : point.best) seconds += run->seconds / static_cast<double>(point.best.size());
     const int64_t elements = paper_state_elements(shown.models.at(point_key(point.series, point.label)), point.planned->length);
-    text += " | " + Config(point.learning_rate).to_json(-1) + " | " + format_number(state_bytes_of(point), 0) + " | " +
+    text += " | " + format_number(point.learning_rate, 5) + " | " + format_number(state_bytes_of(point), 0) + " | " +
             (elements < 0 ? "-" : std::to_string(elements)) + " | " + std::to_string(point.planned->parameters) + " | " +
             format_number(seconds, 1) + " | " + runs + " |\n";
   }

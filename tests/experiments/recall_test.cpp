@@ -250,7 +250,7 @@ TEST_F(RecallExperimentTest, APointIsTheBestOfItsRatesByTheMeanOverSeeds) {
   EXPECT_EQ(report.points[2].score, 0.8);
   EXPECT_THAT(report_lines(file, report).back(), HasSubstr("5 of 10 runs are done, 1 failed, 4 missing"));
   const std::string table = file.experiment->table(report.points);
-  EXPECT_THAT(table, HasSubstr("| Based | feature_dim=2 | 0.6500 (0.6000 to 0.7000) | 0.6500 | 0.3250 | 0.001 | 3000 |"));
+  EXPECT_THAT(table, HasSubstr("| Based | feature_dim=2 | 0.6500 (0.6000 to 0.7000) | 0.6500 | 0.3250 | 0.00100 | 3000 |"));
   EXPECT_THAT(table, HasSubstr("| Based | feature_dim=4 | - | "));
   const auto figures = file.experiment->figures(report.points);
   ASSERT_EQ(figures.size(), 3U);

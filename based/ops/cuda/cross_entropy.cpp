@@ -6,9 +6,7 @@
 namespace based::ops {
 namespace {
 
-// Of a chunk's logits. In bf16 enough rows that the products fill the GPU; in fp32 what stays in its cache of 50 MB from one product to the
-// next.
-constexpr int64_t kChunkBytes = int64_t{256} << 20, kFp32ChunkBytes = int64_t{32} << 20;
+constexpr int64_t kChunkBytes = int64_t{256} << 20;  // of logits: enough rows that the products fill the GPU
 
 void softmax(const CrossEntropyChunk& chunk) {
   cross_entropy_softmax_with(launch<kernels::cuda::cross_entropy, kernels::CrossEntropy>, chunk);
@@ -27,14 +25,11 @@ void add_product_on_gpu(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& m
 }
 
 constexpr CrossEntropyParts kParts{softmax, add_product_on_gpu, kChunkBytes, /*weight_grad_row_major=*/true};
-constexpr CrossEntropyParts kFp32Parts{softmax, add_product_on_gpu, kFp32ChunkBytes, /*weight_grad_row_major=*/true};
 // A TF32 product rounds its operands to 10 bits of mantissa, too, and costs twice as much in memory and in tensor cores.
-constexpr CrossEntropyParts kTf32Parts{softmax, add_product_on_gpu, kFp32ChunkBytes, /*weight_grad_row_major=*/true,
-                                       /*half_gradient=*/true};
+constexpr CrossEntropyParts kTf32Parts{softmax, add_product_on_gpu, kChunkBytes, /*weight_grad_row_major=*/true, /*half_gradient=*/true};
 
 const CrossEntropyParts& parts_for(const Tensor& hidden) {
-  if (hidden.scalar_type() != at::kFloat) return kParts;
-  return at::globalContext().allowTF32CuBLAS() ? kTf32Parts : kFp32Parts;
+  return hidden.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS() ? kTf32Parts : kParts;
 }
 
 TORCH_LIBRARY_IMPL(based, CUDA, m) {
