@@ -16,7 +16,8 @@ Recall measure_recall(LanguageModel& model, const std::vector<RecallData::Segmen
   Recall recall;
   double examples = 0;
   for (const auto& segment : test) {
-    const Tensor counts = torch::zeros({3}, torch::dtype(torch::kInt64).device(device));  // hits, labels, rows that are not finite
+    const Tensor counts =
+        torch::zeros({3}, torch::dtype(torch::kInt64).device(device));  // hits, labels, those where what it says is not finite
     for (int64_t first = 0; first < segment.examples; first += batch) {
       const int64_t rows = std::min(batch, segment.examples - first);
       const Tensor ids = segment.inputs.narrow(0, first, rows).reshape({-1}),
@@ -25,10 +26,10 @@ Recall measure_recall(LanguageModel& model, const std::vector<RecallData::Segmen
       const Slots slots = torch::arange(rows, torch::dtype(torch::kInt64).device(device));
       const Tensor hidden = model.prefill(ids, Sequences::equal(rows, segment.length, device), state, slots);
       const Tensor asked = (targets != kNoLabel).nonzero().reshape({-1});
-      const Tensor logits = model.logits(hidden.index_select(0, asked)).narrow(1, 0, model.config().vocab_size);
-      counts[0] += (logits.argmax(1) == targets.index_select(0, asked)).sum();
+      const Tensor said = model.most_likely(hidden.index_select(0, asked));
+      counts[0] += (said == targets.index_select(0, asked)).sum();
       counts[1] += asked.numel();
-      counts[2] += logits.isfinite().logical_not().sum();
+      counts[2] += (said < 0).sum();
     }
     const Tensor host = counts.cpu();
     const int64_t* count = host.const_data_ptr<int64_t>();

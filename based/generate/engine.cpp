@@ -257,25 +257,11 @@ void Engine::keep_scores(const Tensor& hidden, const std::vector<Sequence*>& seq
 }
 
 // Likewise, the most likely tokens; their logits exist so many rows at a time.
-void Engine::keep_predictions(const Tensor& hidden, const std::vector<Sequence*>& sequences, const std::vector<int64_t>& tokens) {
-  constexpr int64_t rows_at_once = 4096;
-  std::vector<Tensor> parts;
-  for (int64_t row = 0; row < hidden.size(0); row += rows_at_once) {
-    const Tensor some = hidden.narrow(0, row, std::min(rows_at_once, hidden.size(0) - row));
-    const auto [best, token] = model_.logits(some).narrow(1, 0, model_.config().vocab_size).max(1);
-    parts.push_back(token.masked_fill(best.isfinite().logical_not(), -1));
-  }
-  const Tensor all = torch::cat(parts).cpu();
-  const int64_t* token = all.const_data_ptr<int64_t>();
-  for (size_t i = 0; i < sequences.size(); token += tokens[i++])
-    if (sequences[i]->options.predictions) sequences[i]->predictions.insert(sequences[i]->predictions.end(), token, token + tokens[i]);
-}
-
 // Up to `most_tokens` more tokens of each of the sequences, into these slots of a state.
 void Engine::read_pieces(ModelState& state, const std::vector<int64_t>& slots, const std::vector<Sequence*>& sequences,
                          int64_t most_tokens) {
   std::vector<int64_t> ids, starts{0}, some, tokens;
-  bool scores = false, predictions = false;
+  bool scores = false;
   for (size_t i = 0; i < sequences.size(); ++i) {
     const Sequence& one = *sequences[i];
     tokens.push_back(std::min(one.unread(), most_tokens));
@@ -284,16 +270,13 @@ void Engine::read_pieces(ModelState& state, const std::vector<int64_t>& slots, c
     starts.push_back(static_cast<int64_t>(ids.size()));
     some.push_back(slots[i]);
     scores = scores || one.options.scores;
-    predictions = predictions || one.options.predictions;
   }
   if (some.empty()) return;
   tokens_read_ += static_cast<int64_t>(ids.size());
   const Sequences rows = Sequences::packed(starts, static_cast<int64_t>(ids.size()), model_.device());
   const Tensor read = on_device(ids), into = on_device(some);
-  if (scores || predictions) {
-    const Tensor hidden = model_.prefill(read, rows, state, into);
-    if (scores) keep_scores(hidden, sequences, tokens);
-    if (predictions) keep_predictions(hidden, sequences, tokens);
+  if (scores) {
+    keep_scores(model_.prefill(read, rows, state, into), sequences, tokens);
   } else {
     model_.prefill_last(read, rows, state, into);
   }

@@ -68,9 +68,6 @@ class Engine {
   // Of SequenceOptions::scores: the log-probabilities of the sequence's tokens from the second one on that the state has seen and
   // predicted.
   const std::vector<float>& scores(int64_t sequence) const { return sequences_.at(sequence).scores; }
-  // Of SequenceOptions::predictions: what the model holds for the most likely token behind each token that the state has seen, −1
-  // where it says nothing finite.
-  const std::vector<int64_t>& predictions(int64_t sequence) const { return sequences_.at(sequence).predictions; }
   bool keeps_log_probabilities() const { return decode_->keeps_log_probabilities(); }
 
   struct Drawn {
@@ -93,7 +90,6 @@ class Engine {
     SequenceOptions options;
     std::vector<int64_t> text;
     std::vector<float> scores;
-    std::vector<int64_t> predictions;
     std::optional<ModelState> held;  // its state, where it lies in no slot; absent: nothing has been read
     int64_t seen = 0;                // tokens that its state has seen
     int64_t drawn = 0, slot = -1;
@@ -115,7 +111,6 @@ class Engine {
   int64_t read_staged(int64_t budget);
   void stage(int64_t id, Sequence& sequence);
   void read_together(const std::vector<int64_t>& ids, int64_t most_tokens);
-  void keep_predictions(const Tensor& hidden, const std::vector<Sequence*>& sequences, const std::vector<int64_t>& tokens);
   void keep_scores(const Tensor& hidden, const std::vector<Sequence*>& sequences, const std::vector<int64_t>& tokens);
   void read_pieces(ModelState& state, const std::vector<int64_t>& slots, const std::vector<Sequence*>& sequences, int64_t most_tokens);
   void put_into_slots(const std::vector<Sequence*>& sequences);

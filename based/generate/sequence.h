@@ -24,7 +24,6 @@ struct SequenceOptions {
   int64_t max_tokens = -1;                // new tokens; −1: until something else ends it
   std::vector<int64_t> stop_tokens = {};  // a drawn one of these is the last
   bool scores = false;                    // keep the log-probability of each token of the prompt but the first (Engine::scores)
-  bool predictions = false;               // keep the most likely token behind each of the prompt but the last (Engine::predictions)
   bool keep_state = false;                // the state after the last token stays with the engine until the sequence is removed
 };
 
