@@ -105,6 +105,6 @@ struct ExperimentKind {
 };
 
 const std::vector<const ExperimentKind*>& experiment_kinds();
-const ExperimentKind& find_experiment_kind(const std::string& name);  // throws UsageError naming the nearest
+const ExperimentKind& find_experiment_kind(const std::string& name);  // throws UsageError naming those there are
 
 }  // namespace based

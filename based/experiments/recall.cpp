@@ -82,7 +82,7 @@ void check_config(const RecallConfig& config) {
   require(config.training.run.batch <= INT32_MAX, "training.batch must be below 2^31");
   require(!config.training.learning_rates.empty(), "training.learning_rates must not be empty");
   require(!config.training.seeds.empty(), "training.seeds must not be empty");
-  require(config.training.run.precision == "fp32" || config.training.run.precision == "tf32", "training.precision must be fp32 or tf32");
+  uses_tf32(config.training.run);  // refuses what is neither
   require(!std::isnan(config.training.run.stop_above), "training.stop_above must be a number");
   for (const int64_t seed : config.training.seeds) require(seed >= 0, "training.seeds must not be negative");
   check_recall_task(config.task);
@@ -118,7 +118,7 @@ class RecallExperiment : public Experiment {
   const std::vector<PlannedRun>& runs() const override { return planned_; }
 
   std::unique_ptr<DeviceData> load(torch::Device device) const override {
-    if (device.is_cpu() && config_.training.run.precision == "tf32")
+    if (device.is_cpu() && uses_tf32(config_.training.run))
       throw UsageError("training.precision = \"tf32\" is a GPU's: choose fp32, or --device cuda");
     return std::make_unique<RecallDeviceData>(config_.task, device);
   }

@@ -8,38 +8,56 @@ void check_positions(const ModelConfig& model, int64_t length) {
                    std::to_string(model.max_positions) + ", the positions that the model learns");
 }
 
-Recall measure_recall(LanguageModel& model, const std::vector<RecallData::Segment>& test, int64_t batch) {
-  for (const auto& segment : test) check_positions(model.config(), segment.length);
+std::vector<RecallPiece> recall_pieces(const RecallData::Segment& segment, int64_t count) {
+  const Tensor words = segment.targets.flatten(), all = (words >= 0).nonzero().squeeze(1), targets = words.index_select(0, all);
+  BASED_ASSERT(all.size(0) == segment.examples * segment.labels);
+  const Tensor places = all.remainder(count * segment.length);
+  std::vector<RecallPiece> pieces;
+  for (int64_t first = 0; first < segment.examples; first += count) {
+    const int64_t size = std::min(count, segment.examples - first), from = first * segment.labels, labels = size * segment.labels;
+    pieces.push_back({&segment, first, size, places.narrow(0, from, labels), targets.narrow(0, from, labels)});
+  }
+  return pieces;
+}
+
+Recall measure_recall(LanguageModel& model, const std::vector<std::vector<RecallPiece>>& segments,
+                      const std::function<Tensor(const RecallPiece&)>& read) {
   const torch::NoGradGuard no_grad;
-  model.eval();
-  const torch::Device device = model.device();
+  std::vector<Tensor> found;  // of each segment: hits, and words that mean nothing
+  for (const auto& pieces : segments) {
+    Tensor sums = torch::zeros({2}, torch::dtype(torch::kInt64).device(model.device()));
+    for (const RecallPiece& piece : pieces) {
+      const Tensor said = model.most_likely(read(piece).index_select(0, piece.places));
+      sums += torch::stack({(said == piece.targets).sum(), (said < 0).sum()});
+    }
+    found.push_back(sums);
+  }
+  const Tensor host = torch::stack(found).cpu();
+  const int64_t* count = host.const_data_ptr<int64_t>();
   Recall recall;
   double examples = 0;
-  for (const auto& segment : test) {
-    const Tensor counts =
-        torch::zeros({3}, torch::dtype(torch::kInt64).device(device));  // hits, labels, those where what it says is not finite
-    for (int64_t first = 0; first < segment.examples; first += batch) {
-      const int64_t rows = std::min(batch, segment.examples - first);
-      const Tensor ids = segment.inputs.narrow(0, first, rows).reshape({-1}),
-                   targets = segment.targets.narrow(0, first, rows).reshape({-1});
-      ModelState state = model.make_state(rows);
-      const Slots slots = torch::arange(rows, torch::dtype(torch::kInt64).device(device));
-      const Tensor hidden = model.prefill(ids, Sequences::equal(rows, segment.length, device), state, slots);
-      const Tensor asked = (targets != kNoLabel).nonzero().reshape({-1});
-      const Tensor said = model.most_likely(hidden.index_select(0, asked));
-      counts[0] += (said == targets.index_select(0, asked)).sum();
-      counts[1] += asked.numel();
-      counts[2] += (said < 0).sum();
-    }
-    const Tensor host = counts.cpu();
-    const int64_t* count = host.const_data_ptr<int64_t>();
-    if (count[2] > 0) throw Error("the recall cannot be measured: what the model says is not finite");
-    recall.segments.push_back(static_cast<double>(count[0]) / static_cast<double>(std::max<int64_t>(count[1], 1)));
+  for (const auto& pieces : segments) {
+    const RecallData::Segment& segment = *pieces.at(0).of;
+    const int64_t hits = *count++, meaningless = *count++;
+    if (meaningless > 0) throw Error("the recall cannot be measured: what the model says is not finite");
+    recall.segments.push_back(static_cast<double>(hits) / static_cast<double>(segment.labels * segment.examples));
     recall.mean += recall.segments.back() * static_cast<double>(segment.examples);
     examples += static_cast<double>(segment.examples);
   }
-  recall.mean /= std::max(examples, 1.0);
+  recall.mean /= examples;
   return recall;
+}
+
+Recall measure_recall(LanguageModel& model, const std::vector<RecallData::Segment>& test, int64_t batch) {
+  for (const auto& segment : test) check_positions(model.config(), segment.length);
+  model.eval();
+  std::vector<std::vector<RecallPiece>> segments;
+  for (const auto& segment : test) segments.push_back(recall_pieces(segment, batch));
+  return measure_recall(model, segments, [&](const RecallPiece& piece) {
+    ModelState state = model.make_state(piece.count);
+    const Slots slots = torch::arange(piece.count, torch::dtype(torch::kInt64).device(model.device()));
+    return model.prefill(piece.inputs(), Sequences::equal(piece.count, piece.of->length, model.device()), state, slots);
+  });
 }
 
 }  // namespace based

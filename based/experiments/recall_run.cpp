@@ -4,9 +4,9 @@
 #include <map>
 #include <mutex>
 
-#include "based/core/interrupt.h"
 #include "based/core/random.h"
 #include "based/core/text.h"
+#include "based/experiments/recall_eval.h"
 #include "based/models/device.h"
 #include "based/models/language_model.h"
 #include "based/models/weights.h"
@@ -22,10 +22,7 @@ constexpr int64_t kProgressEvery = 64;             // steps
 // wait until they are done.
 class PrecisionScope {
  public:
-  explicit PrecisionScope(const std::string& precision) {
-    if (precision != "fp32" && precision != "tf32")
-      throw UsageError("training.precision must be fp32 or tf32, got " + in_quotes(precision));
-    const bool tf32 = precision == "tf32";
+  explicit PrecisionScope(bool tf32) {
     std::unique_lock lock(mutex());
     changed().wait(lock, [&] { return users() == 0 || at::globalContext().allowTF32CuBLAS() == tf32; });
     at::globalContext().setAllowTF32CuBLAS(tf32);
@@ -54,41 +51,18 @@ class PrecisionScope {
   }
 };
 
-// Consecutive examples of a segment.
-struct Piece {
-  const RecallData::Segment* of = nullptr;
-  int64_t first = 0, count = 0;
-  Tensor places, targets;  // int64 [labels]: the piece's tokens that have a label, and the words that they are to say
-
-  Tensor inputs() const { return of->inputs.narrow(0, first, count).flatten(); }
-};
-
-// Views of one table a segment: no step looks for labels.
-std::vector<Piece> pieces_of(const RecallData::Segment& segment, int64_t count) {
-  const Tensor words = segment.targets.flatten(), all = (words >= 0).nonzero().squeeze(1), targets = words.index_select(0, all);
-  BASED_ASSERT(all.size(0) == segment.examples * segment.labels);
-  const Tensor places = all.remainder(count * segment.length);
-  std::vector<Piece> pieces;
-  for (int64_t first = 0; first < segment.examples; first += count) {
-    const int64_t size = std::min(count, segment.examples - first), from = first * segment.labels, labels = size * segment.labels;
-    pieces.push_back({&segment, first, size, places.narrow(0, from, labels), targets.narrow(0, from, labels)});
-  }
-  return pieces;
-}
-
 class Run {
  public:
   Run(const RecallRun& run, const RecallData& data, const RecallHooks& hooks)
-      : run_(run), data_(data), hooks_(hooks), precision_(run.training.precision), model_(make_model(run.model, run.seed)) {
+      : run_(run), data_(data), hooks_(hooks), precision_(uses_tf32(run.training)), model_(make_model(run.model, run.seed)) {
     model_->to(data.device());
     for (const auto& segment : data.train())
-      for (const Piece& piece : pieces_of(segment, run.training.batch)) batches_.push_back(piece);
-    for (const auto& segment : data.test()) tests_.push_back(pieces_of(segment, std::max<int64_t>(1, kTestTokens / segment.length)));
+      for (const RecallPiece& piece : recall_pieces(segment, run.training.batch)) batches_.push_back(piece);
+    for (const auto& segment : data.test()) tests_.push_back(recall_pieces(segment, std::max<int64_t>(1, kTestTokens / segment.length)));
   }
 
   RecallOutcome go() {
-    OptimizerOptions schedule = run_.optimizer;
-    AdamW optimizer(*model_, schedule);
+    AdamW optimizer(*model_, run_.optimizer);
     LoopOptions options;
     options.epoch_steps = static_cast<int64_t>(batches_.size());
     options.steps = options.epoch_steps * run_.training.epochs;
@@ -104,7 +78,7 @@ class Run {
       const bool due = state.step % kProgressEvery == 0 || state.step % options.epoch_steps == 0;
       if (hooks_.progress && due) hooks_.progress(state.step, options.steps, state.loss, accuracy_);
     };
-    const LoopResult loop = train_loop(*model_, optimizer, schedule, options, loop_hooks);
+    const LoopResult loop = train_loop(*model_, optimizer, run_.optimizer, options, loop_hooks);
     outcome_.interrupted = loop.interrupted;
     if (loop.interrupted) return outcome_;
     outcome_.accuracy = accuracy_;
@@ -124,7 +98,7 @@ class Run {
   static constexpr int64_t kMostShapes = 64;
 
   // Made once for each shape: they go to the device.
-  const Sequences& rows_of(const Piece& piece) {
+  const Sequences& rows_of(const RecallPiece& piece) {
     const auto [found, is_new] = rows_.try_emplace({piece.count, piece.of->length});
     if (is_new) found->second = std::make_unique<Sequences>(Sequences::equal(piece.count, piece.of->length, data_.device()));
     return *found->second;
@@ -140,34 +114,15 @@ class Run {
       for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[random.below(i)]);
     }
     const auto at = static_cast<size_t>(step % count);
-    const Piece& piece = batches_[run_.training.shuffle ? order_[at] : at];
+    const RecallPiece& piece = batches_[run_.training.shuffle ? order_[at] : at];
     return {piece.inputs(), piece.targets, rows_of(piece), {}, piece.targets.size(0), piece.places};
   }
 
   Figures evaluate() {
-    const torch::NoGradGuard no_grad;
-    std::vector<Tensor> hits;  // of each segment: right ones, and ones that mean nothing
-    for (const auto& segment : tests_) {
-      Tensor sums = torch::zeros({2}, torch::dtype(torch::kInt64).device(data_.device()));
-      for (const Piece& test : segment) {
-        const Tensor hidden = model_->forward(test.inputs(), rows_of(test));
-        const Tensor said = model_->most_likely(hidden.index_select(0, test.places));
-        sums += torch::stack({(said == test.targets).sum(), (said < 0).sum()});
-      }
-      hits.push_back(sums);
-    }
-    const Tensor host = torch::stack(hits).cpu();
-    auto& segments = outcome_.by_epoch.emplace_back();
-    double sum = 0, examples = 0;
-    for (size_t i = 0; i < tests_.size(); ++i) {
-      const auto& segment = data_.test()[i];
-      if (host[static_cast<int64_t>(i)][1].item<int64_t>() > 0)
-        throw Error("the recall cannot be measured: what the model says is not finite");
-      segments.push_back(host[static_cast<int64_t>(i)][0].item<double>() / static_cast<double>(segment.labels * segment.examples));
-      sum += segments.back() * static_cast<double>(segment.examples);
-      examples += static_cast<double>(segment.examples);
-    }
-    accuracy_ = sum / examples;
+    Recall recall =
+        measure_recall(*model_, tests_, [this](const RecallPiece& piece) { return model_->forward(piece.inputs(), rows_of(piece)); });
+    accuracy_ = recall.mean;
+    outcome_.by_epoch.push_back(std::move(recall.segments));
     return {{"accuracy", accuracy_}};
   }
 
@@ -177,8 +132,8 @@ class Run {
   const PrecisionScope precision_;
   const OwnStream stream_{data_.device()};
   std::shared_ptr<LanguageModel> model_;
-  std::vector<Piece> batches_;  // of an epoch, in the order of the data
-  std::vector<std::vector<Piece>> tests_;
+  std::vector<RecallPiece> batches_;  // of an epoch, in the order of the data
+  std::vector<std::vector<RecallPiece>> tests_;
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Sequences>> rows_;
   std::vector<size_t> order_;
   int64_t epoch_ = -1;
@@ -187,6 +142,11 @@ class Run {
 };
 
 }  // namespace
+
+bool uses_tf32(const RecallTraining& training) {
+  if (training.precision == "fp32" || training.precision == "tf32") return training.precision == "tf32";
+  throw UsageError("training.precision must be fp32 or tf32, got " + in_quotes(training.precision));
+}
 
 RecallOutcome train_recall(const RecallRun& run, const RecallData& data, const RecallHooks& hooks) { return Run(run, data, hooks).go(); }
 

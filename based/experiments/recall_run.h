@@ -61,6 +61,9 @@ struct RecallTraining {
   }
 };
 
+// Throws UsageError for a precision that there is not.
+bool uses_tf32(const RecallTraining& training);
+
 // Throws UsageError naming the segment's field that cannot be.
 void check_recall_task(const RecallTask& task);
 // The data of a task's train or test segments. Throws UsageError for a wrong task.
