@@ -23,7 +23,7 @@ Axis first_axis(const Config& table, const std::string& prefix) {
     const std::string path = config_detail::join(prefix, key);
     if (value.is_array() && key != "layers") return {path, &value};
     if (!value.is_table()) continue;
-    if (const Axis found = first_axis(value, path); found.list != nullptr) return found;
+    if (Axis found = first_axis(value, path); found.list != nullptr) return found;
   }
   return {};
 }

@@ -33,6 +33,7 @@ std::vector<MqarData> make_own(const RecallTask& task, bool test) {
 MqarSegments make_zoology(const RecallTask& task) {
   const auto configs = [&task](const std::vector<RecallSegment>& segments) {
     std::vector<MqarConfig> all;
+    all.reserve(segments.size());
     for (const RecallSegment& segment : segments) all.push_back(segment_config(task, segment));
     return all;
   };

@@ -52,6 +52,7 @@ Recall measure_recall(LanguageModel& model, const std::vector<RecallData::Segmen
   for (const auto& segment : test) check_positions(model.config(), segment.length);
   model.eval();
   std::vector<std::vector<RecallPiece>> segments;
+  segments.reserve(test.size());
   for (const auto& segment : test) segments.push_back(recall_pieces(segment, batch));
   return measure_recall(model, segments, [&](const RecallPiece& piece) {
     ModelState state = model.make_state(piece.count);
