@@ -1,5 +1,5 @@
-# based_library(NAME FOLDER [DEPENDS ...] [TORCH]): an object library of every .cpp (and .cu) in based/FOLDER. Files are found by folder, so
-# that a new operator or mixer edits no list. Object libraries, because a static one drops files that only register themselves.
+# based_library(NAME FOLDERS [DEPENDS ...] [TORCH]): an object library of every .cpp (and .cu) in each based/FOLDER. Files are found by folder,
+# so that a new operator or mixer edits no list. Object libraries, because a static one drops files that only register themselves.
 add_library(based_flags INTERFACE)
 target_include_directories(based_flags INTERFACE "${PROJECT_SOURCE_DIR}")
 set(_warnings -Wall -Wextra -Wshadow -Wno-unknown-pragmas)
@@ -19,9 +19,13 @@ if(BASED_WITH_FUZZERS)
   target_compile_options(based_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
-function(based_library name folder)
+function(based_library name folders)
   cmake_parse_arguments(ARG "TORCH" "" "DEPENDS" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/based/${folder}/*.cpp" "${PROJECT_SOURCE_DIR}/based/${folder}/*.cu")
+  set(sources "")
+  foreach(folder IN LISTS folders)
+    file(GLOB found CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/based/${folder}/*.cpp" "${PROJECT_SOURCE_DIR}/based/${folder}/*.cu")
+    list(APPEND sources ${found})
+  endforeach()
   list(FILTER sources EXCLUDE REGEX "\\.simd\\.cpp$")
   if(NOT sources)
     add_library(${name} INTERFACE)

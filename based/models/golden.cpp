@@ -7,29 +7,15 @@
 #include <sstream>
 
 #include "based/mixers/mixer.h"
-#include "based/models/golden_reference.h"
+#include "based/models/golden/reference_model.h"
 #include "based/models/language_model.h"
 #include "based/models/tensor_view.h"
-#include "based/ops/taylor_attention.h"
 #include "based/ops/torch.h"
 
 namespace based {
 namespace {
 
-using torch::Tensor;
-
-// How a file is run.
-struct Place {
-  torch::Device device;
-  torch::Dtype dtype;
-};
-
-// What one run in one precision gives under the file's names: outputs, and the inputs that have gradients.
-struct Run {
-  std::vector<std::pair<std::string, Tensor>> outputs;
-  std::vector<std::pair<std::string, Tensor>> inputs;
-  Tensor objective;  // a scalar whose gradients the file holds
-};
+using namespace golden;  // what a file is run by
 
 // The largest error over its tolerance seen so far.
 struct Comparison {
@@ -54,8 +40,6 @@ struct Comparison {
     }
   }
 };
-
-Tensor read(const SafetensorsFile& file, const std::string& name) { return tensor_of(file.at(name)); }
 
 // "… 1e-11 in float64, 5e-5 in float32 …": the number before "in <type>", or 0 where there is none.
 double stated_tolerance(const std::string& text, const std::string& type) {
@@ -137,25 +121,6 @@ Run run_model(const SafetensorsFile& file, const ReferenceModel& reference, cons
   return run;
 }
 
-// q, k, v [rows, heads, tokens, size], not yet scaled.
-Run run_taylor_core(const SafetensorsFile& file, const Place& place) {
-  Run run;
-  std::vector<Tensor> packed;
-  for (const char* name : {"q", "k", "v"}) {
-    const Tensor tensor = read(file, name).to(place.device, place.dtype).requires_grad_(true);
-    if (tensor.dim() != 4) throw Error(file.path() + ": '" + name + "' must be [rows, heads, tokens, size]");
-    run.inputs.emplace_back(name, tensor);
-    packed.push_back(tensor.transpose(1, 2).flatten(0, 1));
-  }
-  const Tensor& q = run.inputs[0].second;
-  const double scale = std::pow(static_cast<double>(q.size(3)), -0.25);
-  const Sequences rows = Sequences::equal(q.size(0), q.size(2), place.device);
-  const auto [y, state] = ops::taylor_attention(packed[0] * scale, packed[1] * scale, packed[2], rows.cu_seqlens());
-  run.outputs = {{"y", y.unflatten(0, {q.size(0), q.size(2)}).transpose(1, 2)}};
-  run.objective = (run.outputs[0].second * read(file, "g").to(y.options())).sum();
-  return run;
-}
-
 Comparison compare(const SafetensorsFile& file, const Run& run) {
   Comparison result;
   for (const auto& [name, tensor] : run.outputs) {
@@ -174,21 +139,12 @@ Comparison compare(const SafetensorsFile& file, const Run& run) {
   return result;
 }
 
-// How to run the file, or why not.
-struct Case {
-  std::function<Run(const Place&)> run;
-  std::string skipped;
-};
-
 Case make_case(const SafetensorsFile& file, const std::string& mixer) {
   const Json config = parse_json(file.metadata_at("config"), file.path() + ": metadata config");
-  const ReferenceParameters parameters(file, "");
-  if (mixer == "taylor linear attention, core only") {
-    // The peer's own default.
-    const double eps = config.contains("eps") && config["eps"].is_number() ? config["eps"].get<double>() : 1e-6;
-    if (eps > 1e-12) return {{}, "the reference adds an eps above 1e-12 to the denominator; ours is at least 1/2 and needs none"};
-    return {[&file](const Place& place) { return run_taylor_core(file, place); }, ""};
-  }
+  const PeerParameters parameters(file, "");
+  for (const Family& family : families())
+    if (family.operators != nullptr)
+      if (auto found = family.operators(file, mixer, config)) return *found;
   if (mixer.rfind("language model checkpoint", 0) == 0) return {{}, "the weights lie in another file, a checkpoint as it was released"};
   if (mixer.rfind("language model", 0) == 0) {
     const ReferenceModel reference = reference_model(mixer, config, parameters, row_length(file));
@@ -196,7 +152,7 @@ Case make_case(const SafetensorsFile& file, const std::string& mixer) {
     return {[&file, reference](const Place& place) { return run_model(file, reference, place); }, ""};
   }
   if (file.find("x") == nullptr) return {{}, "mixer '" + mixer + "' is not in this build"};
-  const ReferenceMixer reference = reference_mixer(mixer, config, parameters, row_length(file));
+  const ReferenceMixer reference = reference_mixer({mixer, config, parameters, row_length(file)});
   if (!reference.skipped.empty()) return {{}, reference.skipped};
   return {[&file, reference](const Place& place) { return run_mixer(file, reference, place); }, ""};
 }

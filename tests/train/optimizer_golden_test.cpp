@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "based/core/json.h"
-#include "based/models/golden_reference.h"
+#include "based/models/golden/reference_model.h"
 #include "based/models/tensor_view.h"
 #include "based/train/loop.h"
 #include "tests/data/goldens.h"
@@ -12,7 +12,8 @@ namespace {
 
 void expect_agreement(const SafetensorsFile& file, torch::Dtype dtype) {
   const Json config = parse_json(file.metadata_at("config"), file.path());
-  const ReferenceModel reference = reference_model("AdamW", config, ReferenceParameters(file, ""), config["n_positions"]);
+  const golden::ReferenceModel reference =
+      golden::reference_model("AdamW", config, golden::PeerParameters(file, ""), config["n_positions"]);
   ASSERT_EQ(reference.skipped, "");
   LanguageModel model(reference.config);
   model.to(dtype);
