@@ -11,6 +11,7 @@
 #include "based/ops/cross_entropy.h"
 #include "based/ops/dropout.h"
 #include "based/ops/embedding.h"
+#include "based/ops/gated_delta_rule.h"
 #include "based/ops/gated_mlp.h"
 #include "based/ops/gradient_norm.h"
 #include "based/ops/layer_norm.h"
@@ -138,6 +139,37 @@ std::vector<OperatorCheck> attention_checks() {
        [=](const Tensors& x) {
          return ops::causal_attention_reference(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 0, 0.25, dropout(x[0]));
        }},
+  };
+}
+
+// q, k, v, logarithms of decays, beta and an initial state, of one row.
+Tensors delta_rule_inputs() {
+  return {draw({tokens, 2, 16}),   draw({tokens, 2, 16}, 0.25), draw({tokens, 2, 24}), -draw({tokens, 2, 16}).abs() * 0.25,
+          draw({tokens, 2}).abs(), draw({1, 2, 16, 24})};
+}
+ops::GatedDeltaRuleInputs delta_rule(const Tensors& x, int64_t begin = 0, int64_t length = tokens) {
+  const auto part = [&](size_t i) { return x[i].narrow(0, begin, length); };
+  return {part(0), part(1), part(2), part(3), part(4), {}, true, 0.25};
+}
+Tensor one_row(const Tensors& x, int64_t length = tokens) { return torch::tensor({int64_t{0}, length}).to(x[0].device()); }
+
+// A prompt of 100 tokens in two pieces, then token by token.
+Tensor by_delta_rule_steps(const Tensors& x) {
+  Tensor state = x[5].to(ops::sum_type(x[5])).clone();
+  const Tensor slot = torch::zeros({1}, torch::dtype(torch::kInt64).device(x[0].device()));
+  Tensors rows;
+  for (const int64_t begin : {0, 50}) rows.push_back(ops::gated_delta_rule_prefill(delta_rule(x, begin, 50), one_row(x, 50), state, slot));
+  for (int64_t t = 100; t < tokens; ++t) rows.push_back(ops::gated_delta_rule_step(delta_rule(x, t, 1), state, slot));
+  return torch::cat(rows);
+}
+
+std::vector<OperatorCheck> delta_rule_checks() {
+  const auto reference = [](const Tensors& x) { return std::get<0>(ops::gated_delta_rule_reference(delta_rule(x), one_row(x), x[5])); };
+  return {
+      {"gated_delta_rule", delta_rule_inputs,
+       [](const Tensors& x) { return std::get<0>(ops::gated_delta_rule(delta_rule(x), one_row(x), x[5].to(ops::sum_type(x[5])))); },
+       reference},
+      {"gated_delta_rule, steps", delta_rule_inputs, by_delta_rule_steps, reference, false},
   };
 }
 
@@ -464,7 +496,7 @@ std::vector<SelfTestResult> run_selftest(torch::Device device, const std::functi
   const Isa best = kernels::cpu::best_isa();
   torch::manual_seed(20);
   auto operators = attention_checks();
-  for (auto* more : {update_checks, other_checks, loss_checks, norm_checks, product_checks})
+  for (auto* more : {delta_rule_checks, update_checks, other_checks, loss_checks, norm_checks, product_checks})
     for (auto& one : more()) operators.push_back(std::move(one));
   const auto check_operators = [&](const std::string& where) {
     for (const auto& one : operators)
