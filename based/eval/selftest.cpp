@@ -17,6 +17,7 @@
 #include "based/ops/layer_norm.h"
 #include "based/ops/layer_norm_add_twice.h"
 #include "based/ops/linear.h"
+#include "based/ops/linear_attention.h"
 #include "based/ops/long_conv.h"
 #include "based/ops/most_likely.h"
 #include "based/ops/paged_attention.h"
@@ -97,6 +98,31 @@ Tensor taylor_steps(const Tensors& x, bool deferred) {
     rows.push_back(deferred ? ops::taylor_deferred_step(q, k, v, state, pending, slot) : ops::taylor_attention_step(q, k, v, state, slot));
   }
   return torch::cat(rows);
+}
+
+// The first row's tokens one by one; features are positive.
+Tensor linear_attention_steps(const Tensors& x) {
+  const auto sums = torch::dtype(torch::kFloat).device(x[0].device());
+  Tensor kv = torch::zeros({1, 2, 16, 24}, sums), k = torch::zeros({1, 2, 16}, sums);
+  const Tensor slot = torch::zeros({1}, sums.dtype(torch::kInt64));
+  Tensors rows;
+  for (int64_t t = 0; t < 65; ++t)
+    rows.push_back(
+        ops::linear_attention_step(x[0].narrow(0, t, 1).abs(), x[1].narrow(0, t, 1).abs(), x[2].narrow(0, t, 1), kv, k, slot, 1e-6));
+  return torch::cat(rows);
+}
+
+std::vector<OperatorCheck> linear_attention_checks() {
+  const auto qkv = [] { return Tensors{draw({tokens, 2, 16}), draw({tokens, 2, 16}), draw({tokens, 2, 24})}; };
+  const auto reference = [](const Tensors& x) {
+    return std::get<0>(ops::linear_attention_reference(x[0].abs(), x[1].abs(), x[2], row_starts(x[0]), {}, 1e-6));
+  };
+  return {
+      {"linear_attention", qkv,
+       [](const Tensors& x) { return std::get<0>(ops::linear_attention(x[0].abs(), x[1].abs(), x[2], row_starts(x[0]), {}, 1e-6)); },
+       reference},
+      {"linear_attention_step", qkv, linear_attention_steps, [=](const Tensors& x) { return reference(x).narrow(0, 0, 65); }, false},
+  };
 }
 
 std::vector<OperatorCheck> attention_checks() {
@@ -496,7 +522,7 @@ std::vector<SelfTestResult> run_selftest(torch::Device device, const std::functi
   const Isa best = kernels::cpu::best_isa();
   torch::manual_seed(20);
   auto operators = attention_checks();
-  for (auto* more : {delta_rule_checks, update_checks, other_checks, loss_checks, norm_checks, product_checks})
+  for (auto* more : {delta_rule_checks, linear_attention_checks, update_checks, other_checks, loss_checks, norm_checks, product_checks})
     for (auto& one : more()) operators.push_back(std::move(one));
   const auto check_operators = [&](const std::string& where) {
     for (const auto& one : operators)

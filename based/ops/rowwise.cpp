@@ -88,9 +88,8 @@ Tensor activation_autograd(const RowwiseActivation& in) {
   return call(in);
 }
 
-// Σx² over the last dimension, which stays: halves are added to halves.
-Tensor sum_of_squares(const Tensor& x) {
-  Tensor sum = x.square();
+// Over the last dimension, which stays: halves are added to halves.
+Tensor sum_of(Tensor sum) {
   while (sum.size(-1) > 1) {
     const int64_t width = sum.size(-1), half = (width + 1) / 2;
     const Tensor first = sum.narrow(-1, 0, width / 2) + sum.narrow(-1, half, width / 2);
@@ -103,7 +102,7 @@ Tensor sum_of_squares(const Tensor& x) {
 Tensor normalised(const Tensor& x, double scale, double eps) {
   require(x.dim() >= 1 && x.size(-1) >= 1, "rowwise norm", "x must have a last dimension of at least 1, got ", x.sizes());
   const int64_t width = x.size(-1);
-  if (!has_kernel(x)) return x * scale / (sum_of_squares(x) / static_cast<double>(width) + eps).sqrt();
+  if (!has_kernel(x)) return x * scale / (sum_of(x.square()) / static_cast<double>(width) + eps).sqrt();
   return ops::rms_norm(x, at::full({width}, scale, x.options().dtype(sum_type(x)).requires_grad(false)), eps).to(x.scalar_type());
 }
 
@@ -125,6 +124,11 @@ Tensor silu(const Tensor& x) { return activation(x, Activation::silu); }
 Tensor sigmoid(const Tensor& x) { return activation(x, Activation::sigmoid); }
 Tensor softplus(const Tensor& x) { return activation(x, Activation::softplus); }
 Tensor exp(const Tensor& x) { return activation(x, Activation::exp); }
+
+Tensor sum(const Tensor& x) {
+  require(x.dim() >= 1 && x.size(-1) >= 1, "rowwise sum", "x must have a last dimension of at least 1, got ", x.sizes());
+  return sum_of(x.to(sum_type(x))).to(x.scalar_type());
+}
 
 Tensor l2_norm(const Tensor& x, double eps) {
   const auto width = static_cast<double>(x.dim() >= 1 ? x.size(-1) : 0);

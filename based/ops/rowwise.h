@@ -15,6 +15,7 @@ Tensor softplus(const Tensor& x);  // log(1 + e^x)
 Tensor exp(const Tensor& x);
 
 // Over the last dimension of x [rows, …, width].
+Tensor sum(const Tensor& x);                   // Σx [rows, …, 1]
 Tensor l2_norm(const Tensor& x, double eps);   // x / √(Σx² + eps)
 Tensor rms_norm(const Tensor& x, double eps);  // x / √(mean(x²) + eps): ops::rms_norm without a weight
 

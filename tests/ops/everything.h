@@ -11,6 +11,7 @@
 #include "based/ops/layer_norm.h"
 #include "based/ops/layer_norm_add_twice.h"
 #include "based/ops/linear.h"
+#include "based/ops/linear_attention.h"
 #include "based/ops/most_likely.h"
 #include "based/ops/paged_attention.h"
 #include "based/ops/projected_conv.h"
@@ -47,6 +48,7 @@ struct Everything {
     deferred = {state.kv.clone(), state.k.clone()};
     waiting = {at::zeros({3, 4, kernels::kTaylorPending, 16}, q.options()), at::zeros({3, 4, kernels::kTaylorPending, 64}, q.options()),
                at::full({3, 4}, kernels::kTaylorPending - 2, sums.dtype(at::kInt))};
+    kv_sums = at::zeros({3, 4, 16, 64}, sums), k_sums = at::zeros({3, 4, 16}, sums);
     conv_state = at::zeros({3, 256, 2}, sums);
     k_ring = at::zeros({3, 16, 4, 64}, v.options()), v_ring = k_ring.clone(), seen = at::zeros({3}, cu.options());
     cache = {draw({60, 64, 4, 64}), draw({60, 64, 4, 64}), at::arange(60, cu.options()).flip(0).view({3, 20})};
@@ -122,7 +124,9 @@ struct Everything {
         most_likely(x, x, x.size(0) - 7),
         rotary_attention_step(used_up, k_ring, v_ring, in_rings, slots, 0.125, 64, 1e4),
         drawn,
-        sampling.seen.clone()};
+        sampling.seen.clone(),
+        linear_attention_step(three(q).abs(), three(k).abs(), three(v), kv_sums, k_sums, slots, 1e-6),
+        kv_sums.clone()};
     taylor_deferred_flush_(deferred, waiting, slots);
     written.push_back(deferred.kv);
     for (const Tensor& normed : norms()) written.push_back(normed);
@@ -148,8 +152,8 @@ struct Everything {
             rms_norm_of_sum(stream, x, weight, 1e-5)};
   }
 
-  Tensor q, k, v, wide, x, weight, in_weight, out_weight, taps, h, qkv, labels, cu, slots, positions, conv_state, k_ring, v_ring, seen,
-      in_pages;
+  Tensor q, k, v, wide, x, weight, in_weight, out_weight, taps, h, qkv, labels, cu, slots, positions, conv_state, kv_sums, k_sums, k_ring,
+      v_ring, seen, in_pages;
   TaylorState state, deferred;
   TaylorPending waiting;
   AttentionCache cache;

@@ -20,6 +20,7 @@ const vector<Case>& cases() {
       {"sigmoid", rowwise::sigmoid, [](const Tensor& x) { return at::sigmoid(x); }},
       {"softplus", rowwise::softplus, [](const Tensor& x) { return at::log1p(at::exp(x)); }},
       {"exp", rowwise::exp, [](const Tensor& x) { return at::exp(x); }},
+      {"sum", rowwise::sum, [](const Tensor& x) { return x.sum(-1, true); }},
       {"l2_norm", [](const Tensor& x) { return rowwise::l2_norm(x, 1e-3); },
        [](const Tensor& x) { return x / (x.square().sum(-1, true) + 1e-3).sqrt(); }},
       {"rms_norm", [](const Tensor& x) { return rowwise::rms_norm(x, 1e-3); },

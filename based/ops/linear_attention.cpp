@@ -1,0 +1,200 @@
+#include "based/ops/linear_attention.h"
+
+#include <cmath>
+
+#include "based/ops/rows.h"
+#include "based/ops/running_sums.h"
+
+namespace based::ops {
+namespace {
+
+// Of every chunk the weights within it are a square of this size.
+constexpr int64_t kChunk = 128;
+
+template <class Op>
+void check_features(const char* op, const Op& in) {
+  require(at::isFloatingType(in.q.scalar_type()), op, "q must be floating, got ", in.q.scalar_type());
+  require_shape(op, "q", in.q, {-1, -1, -1});
+  require(in.q.size(2) >= 1, op, "features must be at least 1, got ", in.q.size(2));
+  require_like(op, "k", in.k, in.q);
+  require_like(op, "v", in.v, in.q);
+  require_shape(op, "k", in.k, in.q.sizes());
+  require_shape(op, "v", in.v, {in.q.size(0), in.q.size(1), -1});
+  require(in.v.size(2) >= 1, op, "head_dim must be at least 1, got ", in.v.size(2));
+  require(in.eps >= 0 && std::isfinite(in.eps), op, "eps must be a number of at least 0, got ", in.eps);
+}
+
+void check_rows(const char* op, const Tensor& cu_seqlens) {
+  require_type(op, "cu_seqlens", cu_seqlens, at::kLong);
+  require_shape(op, "cu_seqlens", cu_seqlens, {-1});
+  require(cu_seqlens.size(0) >= 1, op, "cu_seqlens must have one entry more than rows, got ", cu_seqlens.sizes());
+}
+
+template <class Op>
+void check_state(const char* op, const Op& in, const Tensor& kv_state, const Tensor& k_state, int64_t rows) {
+  require_shape(op, "kv_state", kv_state, {rows, in.q.size(1), in.q.size(2), in.v.size(2)});
+  require_shape(op, "k_state", k_state, {rows, in.q.size(1), in.q.size(2)});
+  require_type(op, "kv_state", kv_state, sum_type(in.q));
+  require_type(op, "k_state", k_state, sum_type(in.q));
+}
+
+template <class Op>
+void check_slots(const char* op, const Op& in, int64_t rows) {
+  check_state(op, in, in.kv_state, in.k_state, in.kv_state.dim() ? in.kv_state.size(0) : -1);
+  require(in.kv_state.is_contiguous() && in.k_state.is_contiguous(), op, "the state must be contiguous");
+  require_slots(op, in.slots, rows, in.kv_state.size(0));
+}
+
+void check(const LinearAttention& in) {
+  constexpr const char* op = "linear_attention";
+  check_features(op, in);
+  check_rows(op, in.cu_seqlens);
+  require(in.initial_kv_state.has_value() == in.initial_k_state.has_value(), op,
+          "initial_kv_state and initial_k_state must be given together");
+  if (in.initial_kv_state) check_state(op, in, *in.initial_kv_state, *in.initial_k_state, in.cu_seqlens.size(0) - 1);
+}
+
+void check(const LinearAttentionPrefill& in) {
+  constexpr const char* op = "linear_attention_prefill";
+  check_features(op, in);
+  check_rows(op, in.cu_seqlens);
+  check_slots(op, in, in.cu_seqlens.size(0) - 1);
+}
+
+void check(const LinearAttentionStep& in) {
+  constexpr const char* op = "linear_attention_step";
+  check_features(op, in);
+  check_slots(op, in, in.q.size(0));
+}
+
+RunResult token_by_token(const SumsOfRun& in) {
+  Tensor state = in.state;
+  std::vector<Tensor> sums;
+  for (int64_t t = 0; t < in.q.size(2); ++t) {
+    state = state + in.k.select(2, t).unsqueeze(-1) * in.v.select(2, t).unsqueeze(-2);
+    sums.push_back((in.q.select(2, t).unsqueeze(-1) * state).sum(-2));
+  }
+  return {sums.empty() ? at::zeros_like(in.v) : at::stack(sums, 2), state};
+}
+
+// What is before the chunk is in the state; what is inside it is a square of weights.
+RunResult one_chunk(const SumsOfRun& in) {
+  const Tensor weights = at::matmul(in.q, in.k.transpose(-1, -2)).tril();
+  return {at::matmul(weights, in.v) + at::matmul(in.q, in.state), in.state + at::matmul(in.k.transpose(-1, -2), in.v)};
+}
+
+RunResult chunked(const SumsOfRun& in) { return by_chunks(in, kChunk, one_chunk); }
+
+Result<LinearAttention> attend(const LinearAttention& in, const RunForm& form) {
+  check(in);
+  const at::ScalarType type = sum_type(in.q);
+  const AttentionSums out = over_runs({"linear_attention", in.q.to(type), in.k.to(type), in.v, in.cu_seqlens, in.initial_kv_state,
+                                       in.initial_k_state, in.q.size(2), in.eps},
+                                      form);
+  const auto kept = [&](const Tensor& state) {
+    std::vector<int64_t> sizes = state.sizes().vec();
+    if (!in.final_state) sizes[0] = 0;
+    return sizes[0] == 0 ? at::empty(sizes, state.options()) : state.contiguous();
+  };
+  return {out.y.contiguous(), kept(out.kv_state), kept(out.k_state)};
+}
+
+Result<LinearAttention> forward(const LinearAttention& in) { return attend(in, chunked); }
+Result<LinearAttention> forward_reference(const LinearAttention& in) { return attend(in, token_by_token); }
+
+Result<LinearAttention> forward_meta(const LinearAttention& in) {
+  check(in);
+  const int64_t rows = in.final_state ? in.cu_seqlens.size(0) - 1 : 0, heads = in.q.size(1), features = in.q.size(2);
+  const at::TensorOptions sums = in.q.options().dtype(sum_type(in.q));
+  return {at::empty(in.v.sizes(), in.v.options()), at::empty({rows, heads, features, in.v.size(2)}, sums),
+          at::empty({rows, heads, features}, sums)};
+}
+
+Tensor prefill(const LinearAttentionPrefill& in) {
+  check(in);
+  const auto [y, kv, sum_k] =
+      forward({in.q, in.k, in.v, in.cu_seqlens, in.kv_state.index_select(0, in.slots), in.k_state.index_select(0, in.slots), in.eps});
+  in.kv_state.index_copy_(0, in.slots, kv), in.k_state.index_copy_(0, in.slots, sum_k);
+  return y;
+}
+
+struct StepOfRows {
+  Tensor kv, k;  // the sums, with this token
+  Tensor y;
+};
+// Of one row or several, in the type of the sums, which are changed in place.
+StepOfRows step_rows(const Tensor& q, const Tensor& k, const Tensor& v, StepOfRows sums, double eps) {
+  sums.kv.add_(k.unsqueeze(-1) * v.unsqueeze(-2));
+  sums.k.add_(k);
+  sums.y = (q.unsqueeze(-1) * sums.kv).sum(-2) / ((q * sums.k).sum(-1, /*keepdim=*/true) + eps);
+  return sums;
+}
+
+Tensor step(const LinearAttentionStep& in) {
+  check(in);
+  const at::ScalarType type = sum_type(in.q);
+  const Tensor q = in.q.to(type), k = in.k.to(type), v = in.v.to(type);
+  if (!in.q.is_cpu()) {  // at once, and without a look at the slots, so that it can be recorded
+    const StepOfRows rows = step_rows(q, k, v, {in.kv_state.index_select(0, in.slots), in.k_state.index_select(0, in.slots), {}}, in.eps);
+    in.kv_state.index_copy_(0, in.slots, rows.kv), in.k_state.index_copy_(0, in.slots, rows.k);
+    return rows.y.to(in.v.scalar_type());
+  }
+  // Row by row: the order of additions must not depend on the other rows.
+  const Tensor y = at::empty_like(v);
+  for (int64_t row = 0; row < q.size(0); ++row) {
+    const int64_t slot = in.slots[row].item<int64_t>();
+    y[row].copy_(step_rows(q[row], k[row], v[row], {in.kv_state[slot], in.k_state[slot], {}}, in.eps).y);
+  }
+  return y.to(in.v.scalar_type());
+}
+
+template <class Op>
+Tensor like_v(const Op& in) {
+  check(in);
+  return at::empty(in.v.sizes(), in.v.options());
+}
+
+TORCH_LIBRARY_FRAGMENT(based, m) {
+  define<LinearAttention>(m).composite<forward>().meta<forward_meta>().named_reference<forward_reference>();
+  define<LinearAttentionPrefill>(m).reference<prefill>().meta<like_v<LinearAttentionPrefill>>().without_gradient();
+  define<LinearAttentionStep>(m).reference<step>().meta<like_v<LinearAttentionStep>>().without_gradient();
+}
+
+OptionalTensor kv_of(const std::optional<LinearAttentionState>& state) { return state ? OptionalTensor(state->kv) : std::nullopt; }
+OptionalTensor k_of(const std::optional<LinearAttentionState>& state) { return state ? OptionalTensor(state->k) : std::nullopt; }
+
+}  // namespace
+
+std::tuple<Tensor, LinearAttentionState> linear_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
+                                                          const std::optional<LinearAttentionState>& initial_state, double eps) {
+  auto [y, kv, sum_k] = call(LinearAttention{q, k, v, cu_seqlens, kv_of(initial_state), k_of(initial_state), eps});
+  return {y, {kv, sum_k}};
+}
+
+Tensor linear_attention_without_state(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, double eps) {
+  const OptionalTensor none;
+  return std::get<0>(call(LinearAttention{q, k, v, cu_seqlens, none, none, eps, /*final_state=*/false}));
+}
+
+std::tuple<Tensor, LinearAttentionState> linear_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                                    const Tensor& cu_seqlens,
+                                                                    const std::optional<LinearAttentionState>& initial_state, double eps) {
+  auto [y, kv, sum_k] = forward_reference({q, k, v, cu_seqlens, kv_of(initial_state), k_of(initial_state), eps});
+  return {y, {kv, sum_k}};
+}
+
+Tensor linear_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, Tensor& kv_state,
+                                Tensor& k_state, const Tensor& slots, double eps) {
+  if (!at::GradMode::is_enabled()) return call(LinearAttentionPrefill{q, k, v, cu_seqlens, kv_state, k_state, slots, eps});
+  const LinearAttentionState initial{kv_state.index_select(0, slots), k_state.index_select(0, slots)};
+  const auto [y, last] = linear_attention(q, k, v, cu_seqlens, initial, eps);
+  write_rows(kv_state, slots, last.kv), write_rows(k_state, slots, last.k);
+  return y;
+}
+
+Tensor linear_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& kv_state, Tensor& k_state, const Tensor& slots,
+                             double eps) {
+  return call(LinearAttentionStep{q, k, v, kv_state, k_state, slots, eps});
+}
+
+}  // namespace based::ops
