@@ -82,6 +82,9 @@ inline const std::vector<CommandRow>& command_rows() {
        "--model <@/recall decode --quick --threads 1",
        {{"--device", "tpu"}, {"--commit", any_text}, {"--preset", "based-tine"}, {"--plot", no_path}}},
       {"selftest", "", {{"--device", "tpu"}}},
+      {"theory list", ""},
+      {"theory verify", "shift_down"},
+      {"theory show", "one_hot", {{"--out", no_path}}},
       {"golden", "<@/golden.safetensors"},
   };
   return rows;

@@ -1,0 +1,177 @@
+#include <algorithm>
+
+#include "apps/command.h"
+#include "based/core/files.h"
+#include "based/core/interrupt.h"
+#include "based/core/json.h"
+#include "based/core/progress.h"
+#include "based/theory/draw.h"
+
+namespace based::apps {
+namespace {
+
+using theory::Statement;
+
+struct ListOptions {
+  bool json = false;
+};
+
+void list(const ListOptions& options) {
+  Json all = Json::array();
+  for (const Statement* statement : theory::statements()) {
+    if (options.json)
+      all.push_back({{"name", statement->name},
+                     {"place", statement->place},
+                     {"claim", statement->claim},
+                     {"can_be_shown", statement->example != nullptr}});
+    else
+      print_line(padded(statement->name, 22) + " " + statement->claim + "  [" + statement->place + "]");
+  }
+  if (options.json) print_line(dump_json(all));
+}
+
+struct VerifyOptions {
+  std::vector<std::string> names;
+  bool json = false;
+};
+
+std::string layers_text(const theory::Result& result) {
+  if (!result.least_layers) return "-";
+  const std::string least = std::to_string(*result.least_layers), most = std::to_string(*result.most_layers);
+  return least == most ? least : least + "–" + most;
+}
+
+// Padded by characters, where `padded` counts bytes: sizes are written with ≤ and …
+std::string column(const std::string& text, size_t width) {
+  const auto characters = static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+  return text + std::string(width > characters ? width - characters : 0, ' ') + "  ";
+}
+
+void print_row(const std::string& name, const std::string& verdict, const std::string& built, const std::string& claimed,
+               const std::string& inputs, const std::string& sizes) {
+  print_line(column(name, 20) + column(verdict, 17) + column(built, 7) + column(claimed, 20) + padded_left(inputs, 10) + "  " + sizes);
+}
+
+void print_result(const Statement& statement, const theory::Result& result) {
+  print_row(statement.name, result.verdict(), layers_text(result), result.claimed_layers.empty() ? "-" : result.claimed_layers,
+            grouped(result.inputs), result.sizes);
+  for (const auto& [printed, shown, repair] : result.corrections) {
+    print_line("    printed: " + printed);
+    print_line("      but:   " + shown);
+    print_line("      so:    " + repair);
+  }
+  for (const std::string& note : result.notes) print_line("    note:    " + note);
+  for (const std::string& failure : result.failures) print_line("    FAILS:   " + failure);
+}
+
+Json result_json(const Statement& statement, const theory::Result& result) {
+  Json corrections = Json::array();
+  for (const auto& [printed, shown, repair] : result.corrections)
+    corrections.push_back({{"printed", printed}, {"shown", shown}, {"repair", repair}});
+  Json json{{"name", statement.name},      {"place", statement.place},   {"claim", statement.claim},
+            {"sizes", result.sizes},       {"inputs", result.inputs},    {"layers_claimed", result.claimed_layers},
+            {"verdict", result.verdict()}, {"corrections", corrections}, {"notes", result.notes},
+            {"failures", result.failures}};
+  if (result.least_layers) json["layers_built"] = {*result.least_layers, *result.most_layers};
+  return json;
+}
+
+theory::Result tried(const Statement& statement, size_t number, size_t of) {
+  Progress progress(std::string(statement.name) + " (" + std::to_string(number + 1) + " of " + std::to_string(of) + ")", 0);
+  theory::Trial trial([&](int64_t inputs) {
+    progress.update(inputs);
+    if (interrupted()) throw Error("interrupted while " + std::string(statement.name) + " was tried");
+  });
+  try {
+    statement.verify(trial);
+  } catch (const Error& error) {
+    if (interrupted()) throw;
+    trial.require(false, error.what());  // a number that does not fit, for one
+  }
+  return trial.result();
+}
+
+void verify(const VerifyOptions& options) {
+  std::vector<const Statement*> chosen;
+  for (const std::string& name : options.names) chosen.push_back(&theory::find_statement(name));
+  if (chosen.empty()) chosen = theory::statements();
+  const InterruptScope scope;
+  Json results = Json::array();
+  int64_t failed = 0, repaired = 0;
+  if (!options.json) print_row("statement", "verdict", "layers", "claimed", "inputs", "sizes");
+  for (size_t k = 0; k < chosen.size(); ++k) {
+    const theory::Result result = tried(*chosen[k], k, chosen.size());
+    failed += !result.holds();
+    repaired += result.holds() && !result.corrections.empty();
+    if (options.json)
+      results.push_back(result_json(*chosen[k], result));
+    else
+      print_result(*chosen[k], result);
+  }
+  if (options.json)
+    print_text(dump_json({{"pass", failed == 0}, {"statements", results}}, 2) + "\n");
+  else
+    print_line(grouped(static_cast<int64_t>(chosen.size())) +
+               " statements: " + grouped(static_cast<int64_t>(chosen.size()) - failed - repaired) + " hold, " + grouped(repaired) +
+               " as repaired, " + grouped(failed) + " fail");
+  if (failed > 0) throw Exit{1};
+}
+
+struct ShowOptions {
+  std::string name, out;
+  bool json = false;
+};
+
+void show(const ShowOptions& options) {
+  const Statement& statement = theory::find_statement(options.name);
+  if (statement.example == nullptr) {
+    std::string names;
+    for (const Statement* other : theory::statements())
+      if (other->example != nullptr) names += (names.empty() ? "" : ", ") + std::string(other->name);
+    throw UsageError("theory show: " + options.name + " has no construction to draw; these have: " + names);
+  }
+  if (!options.out.empty()) write_file_atomic(options.out, theory::draw_svg(statement));
+  if (!options.json) return print_text(theory::draw_text(statement));
+  const theory::Example example = statement.example();
+  Json layers = Json::array();
+  for (const auto& [what, matrix] : theory::frames(example)) {
+    Json rows = Json::array();
+    for (int64_t i = 0; i < matrix.size.rows; ++i) rows.push_back(std::vector<int64_t>(matrix.row(i), matrix.row(i) + matrix.size.columns));
+    layers.push_back({{"what", what}, {"rows", rows}});
+  }
+  const theory::Program& program = example.program;
+  print_line(dump_json({{"name", statement.name},
+                        {"about", example.about},
+                        {"layers", program.depth()},
+                        {"outer", {program.outer.rows, program.outer.columns}},
+                        {"inner", {program.inner.rows, program.inner.columns}},
+                        {"parameters", program.parameters()},
+                        {"all_parameters", program.all_parameters()},
+                        {"frames", layers}}));
+}
+
+void setup(CommandLine app) {
+  auto listing = std::make_shared<ListOptions>();
+  CommandLine command = app.add_subcommand("list", "Name every statement that can be tried");
+  command.add_flag("--json", listing->json, "for machines");
+  command.callback([listing] { list(*listing); });
+
+  auto verifying = std::make_shared<VerifyOptions>();
+  command = app.add_subcommand("verify", "Build the paper's constructions, run them, and compare what comes out with what is stated");
+  command.add_option("names", verifying->names, "statements, as `based theory list` names them (default: all)");
+  command.add_flag("--json", verifying->json, "for machines");
+  command.callback([verifying] { verify(*verifying); });
+
+  auto showing = std::make_shared<ShowOptions>();
+  command = app.add_subcommand("show", "Draw a construction layer by layer on a small input");
+  command.add_required("name", showing->name, "a statement, as `based theory list` names it");
+  command.add_option("--out", showing->out, "write an SVG here, too");
+  command.add_flag("--json", showing->json, "for machines");
+  command.callback([showing] { show(*showing); });
+}
+
+}  // namespace
+
+const Command command_theory{"theory", "The paper's constructions, built, run and compared with its statements", setup};
+
+}  // namespace based::apps

@@ -1,0 +1,75 @@
+#include "based/theory/integers.h"
+#include "based/theory/statements/recall_inputs.h"
+
+namespace based::theory {
+namespace {
+
+constexpr int64_t kDrawn = 100'000;  // instances of each larger size
+constexpr int64_t kWhole = 20;       // of them put through all layers, cell by cell, instead of the circuit
+
+std::string text_of(const RecallSizes& sizes) { return std::to_string(sizes.length) + "x" + std::to_string(sizes.tokens); }
+
+// The constant of O(log log N̄), and what the O(N̄ log N̄) of the inner dimension comes to.
+void count_layers(Trial& trial, const RecallSizes& sizes, const Program& program) {
+  const int64_t longest = std::max(sizes.length, sizes.tokens), bits = ceil_log2(longest + 1), rounds = ceil_log2(bits);
+  trial.layers(program, "O(log log N̄)");
+  trial.require(program.depth() <= 80 + 4 * rounds, "more than 80 + 4⌈log⌈log(N̄ + 1)⌉⌉ layers");
+  trial.require(program.inner.rows <= 20 * longest * bits + 30 * longest, "more rows than 20·N̄·⌈log(N̄ + 1)⌉ + 30·N̄");
+  trial.require(program.inner.columns <= longest * bits, "more columns than N̄·⌈log(N̄ + 1)⌉");
+}
+
+void try_all(Trial& trial) {
+  for (const auto& [length, tokens] :
+       {std::pair<int64_t, int64_t>{1, 8}, {2, 2}, {2, 3}, {3, 2}, {3, 3}, {2, 8}, {3, 4}, {4, 2}, {4, 3}, {5, 2}}) {
+    const RecallSizes sizes{length, tokens};
+    const Program program = recall_program(sizes);
+    count_layers(trial, sizes, program);
+    RecallCheck check(trial, sizes, program);
+    for_all_tokens(sizes, [&](const Tokens& instance) {
+      if (instance.one_match()) check.add(instance);
+    });
+    check.finish();
+    trial.size(text_of(sizes));
+  }
+}
+
+void try_drawn(Trial& trial) {
+  Random random(7);
+  for (const auto& [length, tokens] : {std::pair<int64_t, int64_t>{8, 8}, {16, 16}, {12, 31}, {31, 12}, {32, 32}}) {
+    const RecallSizes sizes{length, tokens};
+    const Program program = recall_program(sizes);
+    count_layers(trial, sizes, program);
+    for (int64_t k = 0; k < kWhole; ++k) {
+      const Tokens instance = draw_tokens(random, sizes, k % kTokenKinds);
+      const IntMatrix input = instance.one_hot(tokens);
+      trial.compare(program, input, recall_by_definition(sizes, input), program.tuple());
+    }
+    RecallCheck check(trial, sizes, program);
+    for (int64_t k = 0; k < kDrawn; ++k) check.add(draw_tokens(random, sizes, k % kTokenKinds));
+    check.finish();
+    trial.size(text_of(sizes));
+    trial.note(program.tuple() + ": ⌈log⌈log(N̄ + 1)⌉⌉ = " + std::to_string(ceil_log2(ceil_log2(std::max(length, tokens) + 1))) + ", " +
+               std::to_string(program.parameters()) + " parameters that are not 0 of " + std::to_string(program.all_parameters()));
+  }
+}
+
+void verify(Trial& trial) {
+  try_all(trial);
+  try_drawn(trial);
+  trial.note("layers built: 80 + 3⌈log b⌉ + ⌈log b̄⌉, so 80 + 4⌈log⌈log(N̄ + 1)⌉⌉ at most");
+}
+
+Example example() {
+  const RecallSizes sizes{2, 2};
+  const Tokens tokens{{1, 0}, {0, 1}, {1, 1}};
+  return {
+      recall_program(sizes), tokens.one_hot(2),
+      "Queries, keys and values of two tokens below each other: the second query finds the first key, whose value is the second token."};
+}
+
+}  // namespace
+
+extern const Statement statement_mqar{"mqar", "Theorem 'MQAR:math'", "recall of one-hot tokens, one match a query, in O(log log N̄) layers",
+                                      verify, example};
+
+}  // namespace based::theory

@@ -1,0 +1,22 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "based/theory/statement.h"
+
+namespace based::theory {
+namespace {
+
+class EveryStatement : public testing::TestWithParam<const Statement*> {};
+
+TEST_P(EveryStatement, Holds) {
+  Trial trial;
+  GetParam()->verify(trial);
+  EXPECT_THAT(trial.result().failures, testing::IsEmpty());
+  EXPECT_GT(trial.result().inputs, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Theory, EveryStatement, testing::ValuesIn(statements()),
+                         [](const auto& one) { return std::string(one.param->name); });
+
+}  // namespace
+}  // namespace based::theory
