@@ -32,14 +32,16 @@ struct Result {
 class Trial {
  public:
   // `counted` is called with the inputs so far, often; it may throw to end the trial.
-  explicit Trial(std::function<void(int64_t)> counted = {}) : counted_(std::move(counted)) {}
+  // `quick`: a share of the random inputs, for tests.
+  explicit Trial(std::function<void(int64_t)> counted = {}, bool quick = false) : counted_(std::move(counted)), quick_(quick) {}
+  bool quick() const { return quick_; }
 
   void size(const std::string& text);
   void count(int64_t inputs = 1);
-  void layers(const Program& program, const std::string& claimed);  // claimed in words
-  void layers(const Program& program, int64_t claimed);             // fails where more were built
-  bool require(bool holds, const std::string& failure);             // returns `holds`
-  void correct(const Correction& correction, bool shown);           // fails unless the counterexample is one
+  void layers(int64_t built, const std::string& claimed);  // claimed in words
+  void layers(int64_t built, int64_t claimed);             // fails where more were built
+  bool require(bool holds, const std::string& failure);    // returns `holds`
+  void correct(const Correction& correction, bool shown);  // fails unless the counterexample is one
   void note(const std::string& text) { result_.notes.push_back(text); }
   // Runs `program` and compares the top left of what comes out. `sized` names the case in a failure.
   bool compare(const Program& program, const IntMatrix& input, const IntMatrix& expected, const std::string& sized);
@@ -47,6 +49,7 @@ class Trial {
 
  private:
   std::function<void(int64_t)> counted_;
+  bool quick_;
   Result result_;
 };
 

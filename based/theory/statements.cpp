@@ -21,16 +21,15 @@ void Trial::count(int64_t inputs) {
   if (counted_) counted_(result_.inputs);
 }
 
-void Trial::layers(const Program& program, const std::string& claimed) {
-  const int64_t built = program.depth();
+void Trial::layers(int64_t built, const std::string& claimed) {
   result_.least_layers = std::min(built, result_.least_layers.value_or(built));
   result_.most_layers = std::max(built, result_.most_layers.value_or(built));
   result_.claimed_layers = claimed;
 }
 
-void Trial::layers(const Program& program, int64_t claimed) {
-  layers(program, std::to_string(claimed));
-  require(program.depth() <= claimed, std::to_string(program.depth()) + " layers were built, " + std::to_string(claimed) + " are claimed");
+void Trial::layers(int64_t built, int64_t claimed) {
+  layers(built, std::to_string(claimed));
+  require(built <= claimed, std::to_string(built) + " layers were built, " + std::to_string(claimed) + " are claimed");
 }
 
 bool Trial::require(bool holds, const std::string& failure) {

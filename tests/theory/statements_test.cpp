@@ -9,7 +9,7 @@ namespace {
 class EveryStatement : public testing::TestWithParam<const Statement*> {};
 
 TEST_P(EveryStatement, Holds) {
-  Trial trial;
+  Trial trial({}, true);
   GetParam()->verify(trial);
   EXPECT_THAT(trial.result().failures, testing::IsEmpty());
   EXPECT_GT(trial.result().inputs, 0);

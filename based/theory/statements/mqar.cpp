@@ -12,7 +12,7 @@ std::string text_of(const RecallSizes& sizes) { return std::to_string(sizes.leng
 // The constant of O(log log N̄), and what the O(N̄ log N̄) of the inner dimension comes to.
 void count_layers(Trial& trial, const RecallSizes& sizes, const Program& program) {
   const int64_t longest = std::max(sizes.length, sizes.tokens), bits = ceil_log2(longest + 1), rounds = ceil_log2(bits);
-  trial.layers(program, "O(log log N̄)");
+  trial.layers(program.depth(), "O(log log N̄)");
   trial.require(program.depth() <= 80 + 4 * rounds, "more than 80 + 4⌈log⌈log(N̄ + 1)⌉⌉ layers");
   trial.require(program.inner.rows <= 20 * longest * bits + 30 * longest, "more rows than 20·N̄·⌈log(N̄ + 1)⌉ + 30·N̄");
   trial.require(program.inner.columns <= longest * bits, "more columns than N̄·⌈log(N̄ + 1)⌉");
@@ -45,7 +45,7 @@ void try_drawn(Trial& trial) {
       trial.compare(program, input, recall_by_definition(sizes, input), program.tuple());
     }
     RecallCheck check(trial, sizes, program);
-    for (int64_t k = 0; k < kDrawn; ++k) check.add(draw_tokens(random, sizes, k % kTokenKinds));
+    for (int64_t k = 0; k < (trial.quick() ? kDrawn / 100 : kDrawn); ++k) check.add(draw_tokens(random, sizes, k % kTokenKinds));
     check.finish();
     trial.size(text_of(sizes));
     trial.note(program.tuple() + ": ⌈log⌈log(N̄ + 1)⌉⌉ = " + std::to_string(ceil_log2(ceil_log2(std::max(length, tokens) + 1))) + ", " +

@@ -34,7 +34,7 @@ void try_numbers(Trial& trial) {
     for (const int64_t columns : {(int64_t{1} << bits) - 1, (int64_t{1} << bits) / 2 + 1}) {
       const OneHot of{static_cast<int64_t>(numbers.size()), bits, columns};
       const Program program = program_of(of);
-      trial.layers(program, "⌈log log N⌉ + O(1)");
+      trial.layers(program.depth(), "⌈log log N⌉ + O(1)");
       trial.require(program.depth() == 7 + ceil_log2(bits), "more than 7 layers and one a doubling of the bits");
       trial.compare(program, bits_of(numbers, bits), one_hot_of(numbers, columns), program.tuple());
     }

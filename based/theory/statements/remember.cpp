@@ -23,7 +23,7 @@ void verify(Trial& trial) {
     const Region region{occupied, first, rows};
     const Layer layer = random_layer(random, {rows, columns});
     const Program program{{occupied, columns}, {rows_to_remember(region, layer), columns}, remember(region, layer)};
-    trial.layers(program, 8);
+    trial.layers(program.depth(), 8);
     return Case{program, program.tuple(),
                 [=](Random& from) {
                   return random_matrix(from, {occupied, columns}, -kLargest, kLargest);

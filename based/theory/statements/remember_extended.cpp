@@ -14,7 +14,7 @@ void verify(Trial& trial) {
     std::vector<Layer> layers;
     for (int64_t k = 0; k < depth; ++k) layers.push_back(random_layer(random, {rows, columns}));
     const Program program{{occupied, columns}, {rows_to_remember(region, layers), columns}, remember(region, layers)};
-    trial.layers(program, "O(L)");
+    trial.layers(program.depth(), "O(L)");
     trial.require(program.depth() == 3 * depth, "not three layers for each");
     return Case{program, program.tuple(),
                 [=](Random& from) {

@@ -8,7 +8,7 @@ void verify(Trial& trial) {
   try_cases(trial, "N ≤ 12, d ≤ 8, r ≤ 5", [&](Random& random) {
     const int64_t rows = random.between(1, 12), columns = random.between(1, 8), times = random.between(1, 5);
     const Program program{{rows, columns}, {rows * times, columns}, {repeat_matrix(rows, times)}};
-    trial.layers(program, 1);
+    trial.layers(program.depth(), 1);
     return Case{program, program.tuple(),
                 [=](Random& from) {
                   return random_matrix(from, {rows, columns}, -kLargest, kLargest);

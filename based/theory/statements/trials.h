@@ -45,7 +45,7 @@ inline void try_layer(Trial& trial, int64_t claimed, const std::string& tried, c
     const Size drawn{random.between(1, 12), random.between(1, 8)};
     const CellCase one = draw(random, drawn);
     const Program program = one_layer(one.size, one.layer);
-    trial.layers(program, claimed);
+    trial.layers(program.depth(), claimed);
     return Case{program, program.tuple(), [one](Random& from) { return random_matrix(from, one.size, -kLargest, kLargest); },
                 [one](const IntMatrix& u) {
                   IntMatrix expected(one.size);
