@@ -80,6 +80,20 @@ void load_parameters(const SafetensorsFile& file, torch::nn::Module& module, con
   }
 }
 
+// The file's buffers into ours, which have as many numbers.
+void load_buffers(const SafetensorsFile& file, torch::nn::Module& module, const std::map<std::string, std::string>& names) {
+  const torch::NoGradGuard no_grad;
+  auto buffers = module.named_buffers();
+  for (const auto& [theirs, ours] : names) {
+    const Tensor value = read(file, "buffer." + theirs);
+    Tensor& buffer = buffers[ours];
+    if (value.numel() != buffer.numel())
+      throw Error(file.path() + ": 'buffer." + theirs + "' has " + std::to_string(value.numel()) + " numbers, our '" + ours + "' " +
+                  std::to_string(buffer.numel()));
+    buffer.copy_(value.view_as(buffer));
+  }
+}
+
 // Every parameter with a stored gradient, under the file's name.
 void add_parameters(Run& run, const SafetensorsFile& file, torch::nn::Module& module, const std::map<std::string, std::string>& names) {
   const auto parameters = module.named_parameters();
@@ -100,6 +114,7 @@ Run run_mixer(const SafetensorsFile& file, const ReferenceMixer& reference, cons
   const auto mixer = find_mixer(reference.type).make(Config(reference.options, file.path() + ": "), {x.size(2), 0, 1});
   mixer->to(place.device, place.dtype);
   load_parameters(file, *mixer, reference.names);
+  load_buffers(file, *mixer, reference.buffers);
   const Pass pass(Sequences::equal(x.size(0), x.size(1), place.device));
   const Tensor y = mixer->forward(x.flatten(0, 1), pass).view_as(x);
   Run run{{{"y", y}}, {{"x", x}}, (y * read(file, "g").to(y.options())).sum()};
@@ -113,6 +128,7 @@ Run run_model(const SafetensorsFile& file, const ReferenceModel& reference, cons
   model.to(place.device, place.dtype);
   model.eval();
   load_parameters(file, model, reference.names);
+  load_buffers(file, model, reference.buffers);
   const Sequences rows = Sequences::equal(ids.size(0), ids.size(1), place.device);
   const Tensor logits = model.logits(model.forward(ids.flatten(), rows)).view({ids.size(0), ids.size(1), -1});
   Run run{{}, {}, model.loss(ids.flatten(), labels.flatten(), rows)};

@@ -118,7 +118,7 @@ LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dt
   }
   const torch::NoGradGuard no_grad;
   for (const auto& item : loaded.model->named_parameters()) item.value().set_data(placed(file.at(item.key()), type, device));
-  for (const auto& item : loaded.model->named_buffers()) item.value().set_data(item.value().to(device, type));
+  for (const auto& item : loaded.model->named_buffers()) item.value().set_data(item.value().to(device));
   loaded.model->eval();
   loaded.hash = hash.get();
   return loaded;

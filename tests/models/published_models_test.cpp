@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "based/models/language_model.h"
+#include "tests/models/drawn.h"
 
 namespace based {
 namespace {
@@ -53,13 +54,6 @@ TEST(PublishedModels, HaveAsManyParameters) {
   for (const auto& [d_model, counts] : of_taylor)
     for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(parameter_count(taylor(d_model, 8 * (i + 1))), counts[static_cast<size_t>(i)]) << d_model;
   for (int64_t keys = 8; keys <= 1024; keys *= 2) EXPECT_EQ(parameter_count(window(128, keys)), 1132928) << keys;
-}
-
-// Of draws from N(0, std): mean and deviation within five of their own deviations.
-void expect_normal(const std::string& name, const Tensor& drawn, double std) {
-  const auto n = static_cast<double>(drawn.numel());
-  EXPECT_NEAR(drawn.mean().item<double>(), 0, 5 * std / std::sqrt(n)) << name;
-  EXPECT_NEAR(drawn.std().item<double>(), std, 5 * std / std::sqrt(2 * n)) << name;
 }
 
 TEST(PublishedModels, AreDrawnAsTheirAuthorsDrawThem) {

@@ -42,10 +42,11 @@ struct PeerMixer {
 
 // One of our mixers that computes what the peer's does.
 struct ReferenceMixer {
-  std::string type;                          // registered name; empty: none
-  Config::Table options;                     // of ours
-  std::map<std::string, std::string> names;  // the peer's parameters -> ours; empty: a constant of the peer that ours computes
-  std::string skipped;                       // why there is no comparison; empty: there is
+  std::string type;                                 // registered name; empty: none
+  Config::Table options;                            // of ours
+  std::map<std::string, std::string> names;         // the peer's parameters -> ours; empty: a constant of the peer that ours computes
+  std::string skipped;                              // why there is no comparison; empty: there is
+  std::map<std::string, std::string> buffers = {};  // the peer's -> ours: constants that the peer keeps in another precision, or has drawn
 };
 
 // How a file is run.

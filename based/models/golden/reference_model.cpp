@@ -16,9 +16,9 @@ void add_layer(ReferenceModel& model, int64_t layer, const ReferenceMixer& mixer
   entry.emplace_back("type", Config(mixer.type));
   model.config.layers.push_back(name);
   model.config.mixers[name] = Config(entry);
-  for (const auto& [theirs, ours] : mixer.names) {
-    model.names[prefix + theirs] = ours.empty() ? "" : "layers." + std::to_string(layer) + ".mixer." + ours;
-  }
+  const std::string our_prefix = "layers." + std::to_string(layer) + ".mixer.";
+  for (const auto& [theirs, ours] : mixer.names) model.names[prefix + theirs] = ours.empty() ? "" : our_prefix + ours;
+  for (const auto& [theirs, ours] : mixer.buffers) model.buffers[prefix + theirs] = our_prefix + ours;
 }
 
 void add_block_names(ReferenceModel& model, int64_t layer, const std::string& theirs, const std::string& their_mlp) {

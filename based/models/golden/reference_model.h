@@ -15,6 +15,7 @@ struct ReferenceModel {
   ModelConfig config;
   std::map<std::string, std::string> names;
   std::string skipped;
+  std::map<std::string, std::string> buffers;
 };
 
 // GPTLMHeadModel of the paper's code ("language model …") and the recall experiments' LanguageModel ("…, synthetic-task form"). `mixer` and

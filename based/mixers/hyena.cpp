@@ -1,0 +1,153 @@
+// Hyena (Poli et al. 2023): (x_1, …, x_N, v) = short_conv(in_proj(x)); w = v ⊙ x_1; w = conv_i(w) ⊙ x_{i+1}, i < N; y = out_proj(w). The
+// filters of conv_i are as long as the text, made by a network with sines from their taps' positions and damped exponentially.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "based/mixers/constant.h"
+#include "based/mixers/long_filter.h"
+#include "based/mixers/mixer.h"
+#include "based/mixers/parameters.h"
+#include "based/mixers/shapes_only.h"
+#include "based/ops/arguments.h"
+#include "based/ops/short_conv.h"
+#include "based/ops/split_columns.h"
+
+namespace based {
+namespace {
+
+struct HyenaConfig {
+  int64_t order = 2;
+  int64_t l_max = 1024;
+  int64_t filter_order = 64;
+  int64_t emb_dim = 3;
+  int64_t num_inner_mlps = 2;
+  double w = 1;
+  int64_t short_filter_order = 3;
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("order", order, "gates; between each two of them is a long convolution");
+    field("l_max", l_max, "taps of the long filters");
+    field("filter_order", filter_order, "width of the network that makes the filters");
+    field("emb_dim", emb_dim, "features of a tap's position, an odd number: itself, cosines and sines");
+    field("num_inner_mlps", num_inner_mlps, "layers of the network between its first and its last");
+    field("w", w, "initial frequency of the network's sines");
+    field("short_filter_order", short_filter_order, "tokens that the convolution in front sees, the present one included");
+  }
+};
+
+void check(const HyenaConfig& config, int64_t channels) {
+  check_option("hyena", "order", config.order, 2, 16);
+  check_option("hyena", "l_max", config.l_max, 1, int64_t{1} << 24);
+  check_option("hyena", "filter_order", config.filter_order, 1, 65536);
+  check_option("hyena", "emb_dim", config.emb_dim, 3, 4097);
+  if (config.emb_dim % 2 == 0) throw UsageError("hyena: emb_dim must be odd, got " + std::to_string(config.emb_dim));
+  check_option("hyena", "num_inner_mlps", config.num_inner_mlps, 0, 64);
+  check_option("hyena", "short_filter_order", config.short_filter_order, 1, 128);
+  check_network("hyena", "l_max", config.l_max, "max(emb_dim, filter_order, (order − 1) · d_model)",
+                std::max({config.emb_dim, config.filter_order, channels}));
+}
+
+// k_t = out(sin(f ⊙ inner(… sin(f ⊙ first(z_t)))) ⊙ exp(−|δ| t/(taps−1)), and the input itself, scaled by `bias`, in tap 0. z begins as the
+// position features and is learned; all sines share f; δ goes from log(0.01)/1.5 to log(0.01)/0.3 over the channels.
+class SineFilter final : public NetworkFilter {
+ public:
+  SineFilter(const HyenaConfig& config, int64_t channels) : NetworkFilter(config.l_max) {
+    const auto fp32 = torch::dtype(torch::kFloat32).device(parameter_device());
+    const auto fp64 = fp32.dtype(torch::kFloat64);
+    z_ = register_parameter("z", position_features(config.l_max, config.emb_dim).to(torch::kFloat32));
+    frequency_ = register_parameter("frequency", torch::full({config.filter_order}, config.w, fp32));
+    const auto layer = [&](const std::string& name, int64_t in) {
+      layers_.push_back(register_module(name, std::make_shared<Projection>(in, config.filter_order, true)));
+    };
+    layer("first", config.emb_dim);
+    for (int64_t i = 0; i < config.num_inner_mlps; ++i) layer("inner" + std::to_string(i), config.filter_order);
+    out_ = register_module("out", std::make_shared<Projection>(config.filter_order, channels, false));
+    bias_ = register_parameter("bias", initial_normal({channels}, 1));
+    const auto constant = [&](const char* name, const Tensor& value) { return register_module(name, std::make_shared<Constant>(value)); };
+    positions_ = constant("positions", torch::linspace(0, 1, config.l_max, fp64));
+    decay_ = constant("decay", torch::linspace(std::log(0.01) / 1.5, std::log(0.01) / 0.3, channels, fp64));
+  }
+
+ protected:
+  Tensor make(int64_t count) const override {
+    Tensor h = widened(z_).narrow(0, 0, count);
+    for (const auto& layer : layers_) h = torch::sin(widened(frequency_) * widened_linear(*layer, h));
+    const Tensor damping = torch::exp(-torch::outer(positions_->value().narrow(0, 0, count), decay_->value().abs()));
+    const Tensor taps = widened_linear(*out_, h) * damping.to(h.scalar_type());
+    return torch::cat({taps.narrow(0, 0, 1) + widened(bias_), taps.narrow(0, 1, count - 1)}).t();
+  }
+
+ private:
+  Tensor z_, frequency_, bias_;
+  std::vector<std::shared_ptr<Projection>> layers_;
+  std::shared_ptr<Projection> out_;
+  std::shared_ptr<Constant> positions_, decay_;
+};
+
+class Hyena final : public Mixer {
+ public:
+  Hyena(const HyenaConfig& config, const MixerContext& context) : config_(config), width_(context.d_model) {
+    check(config, (config.order - 1) * width_);
+    const int64_t projected = (config.order + 1) * width_;
+    in_proj_ = register_module("in_proj", std::make_shared<Projection>(width_, projected, true));
+    conv_ = register_module("conv", std::make_shared<ShortFilter>(projected, config.short_filter_order, true));
+    filter_ = register_module("filter", std::make_shared<SineFilter>(config, (config.order - 1) * width_));
+    out_proj_ = register_module("out_proj", std::make_shared<Projection>(width_, width_, true, output_initial_std(context.layers)));
+  }
+
+  Tensor forward(const Tensor& x, const Pass& pass) override {
+    const Tensor u =
+        std::get<0>(ops::short_conv(in_proj_->forward(x), conv_->weight(), conv_->bias(), {}, /*silu=*/false, pass.cu_seqlens()));
+    return gated(u, [&](const LongConvolution& conv, const Tensor& w, const std::string&) { return conv.forward(w, pass); });
+  }
+
+  // "conv" [slots, (order + 1) · d_model, short_filter_order − 1], the latest projections; "input1" … [slots, l_max, d_model], what each of
+  // the order − 1 long convolutions saw last, in a ring.
+  MixerState make_state(int64_t slots) const override {
+    const Tensor& weight = in_proj_->weight();
+    std::vector<StateTensor> tensors = {
+        {"conv", torch::zeros({slots, weight.size(0), config_.short_filter_order - 1}, sum_options(weight))}};
+    for (int64_t i = 1; i < config_.order; ++i)
+      tensors.push_back({ring(i), torch::zeros({slots, config_.l_max, width_}, state_options(weight))});
+    return MixerState(std::move(tensors));
+  }
+
+  Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
+    const Tensor u = ops::short_conv_prefill(in_proj_->forward(x), conv_->weight(), conv_->bias(), {}, /*silu=*/false, pass.cu_seqlens(),
+                                             state["conv"], pass.slots());
+    return gated(u,
+                 [&](const LongConvolution& conv, const Tensor& w, const std::string& name) { return conv.prefill(w, state, name, pass); });
+  }
+
+  Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
+    const Tensor u =
+        ops::short_conv_step(in_proj_->forward(x), conv_->weight(), conv_->bias(), {}, /*silu=*/false, state["conv"], pass.slots());
+    return gated(u, [&](const LongConvolution& conv, const Tensor& w, const std::string& name) { return conv.step(w, state[name], pass); });
+  }
+
+ private:
+  static std::string ring(int64_t i) { return "input" + std::to_string(i); }
+
+  // `convolve` does the i-th long convolution, whose inputs are kept under a name.
+  template <class Convolve>
+  Tensor gated(const Tensor& u, Convolve&& convolve) const {
+    const auto parts = ops::split_columns(u, std::vector<int64_t>(static_cast<size_t>(config_.order) + 1, width_));
+    Tensor w = parts.back() * parts[0];
+    for (int64_t i = 1; i < config_.order; ++i) w = convolve(LongConvolution{*filter_, (i - 1) * width_}, w, ring(i)) * parts[i];
+    return out_proj_->forward(w);
+  }
+
+  HyenaConfig config_;
+  int64_t width_;
+  std::shared_ptr<Projection> in_proj_, out_proj_;
+  std::shared_ptr<ShortFilter> conv_;
+  std::shared_ptr<SineFilter> filter_;
+};
+
+}  // namespace
+
+BASED_DEFINE_MIXER(hyena, Hyena, HyenaConfig, "gates and long convolutions whose filters a network makes from positions")
+
+}  // namespace based
