@@ -10,22 +10,10 @@
 #include "based/ops/long_conv.h"
 
 namespace based {
-namespace {
-
-bool same(const Tensor& a, const Tensor& b) { return a.scalar_type() == b.scalar_type() && a.device() == b.device() && a.equal(b); }
-
-}  // namespace
 
 Tensor NetworkFilter::taps(int64_t count) const {
   if (at::GradMode::is_enabled()) return make(count);
-  const std::vector<Tensor> weights = parameters();
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (!std::equal(weights.begin(), weights.end(), weights_.begin(), weights_.end(), same)) {
-    weights_.clear();
-    for (const Tensor& weight : weights) weights_.push_back(weight.detach().clone());
-    known_ = make(size());
-  }
-  return known_.narrow(1, 0, count);
+  return kept_.get(*this, [this] { return make(size()); }).narrow(1, 0, count);
 }
 
 Tensor position_features(int64_t taps, int64_t size) {

@@ -2,10 +2,9 @@
 // such a convolution keeps.
 #pragma once
 #include <memory>
-#include <mutex>
 #include <string>
-#include <vector>
 
+#include "based/mixers/kept.h"
 #include "based/mixers/pass.h"
 #include "based/mixers/projection.h"
 #include "based/mixers/state.h"
@@ -24,7 +23,7 @@ class LongFilter : public torch::nn::Module {
   int64_t size_;
 };
 
-// One that a network makes. Where gradients are off, as while a text is decoded, it is made once and then kept until a weight changes.
+// One that a network makes; see Kept.
 class NetworkFilter : public LongFilter {
  public:
   using LongFilter::LongFilter;
@@ -34,9 +33,7 @@ class NetworkFilter : public LongFilter {
   virtual Tensor make(int64_t count) const = 0;  // as taps
 
  private:
-  mutable std::mutex mutex_;
-  mutable std::vector<Tensor> weights_;  // copies of those that made `known_`
-  mutable Tensor known_;
+  Kept<Tensor> kept_;
 };
 
 // z_t = (t/(taps−1), cos(f_i w_t) …, −sin(f_i w_t) …), w_t = 2π t/taps, f from 1e-4 to bands−1 evenly, bands = (size−1)/2. [taps, size] in

@@ -23,10 +23,14 @@ int64_t divided(const char* mixer, const char* name, int64_t value, const char* 
 
 torch::TensorOptions sum_options(const Tensor& weight) { return state_options(weight).dtype(ops::sum_type(weight)); }
 
+Tensor initial_uniform(torch::IntArrayRef shape, double low, double high) {
+  const Tensor values = torch::empty(shape, parameter_device());
+  return SkipInitialisation::active() || ShapesOnly::active() ? values : values.uniform_(low, high);
+}
+
 Tensor initial_filter(torch::IntArrayRef shape, int64_t taps) {
   const double bound = 1 / std::sqrt(static_cast<double>(taps));
-  const Tensor filter = torch::empty(shape, parameter_device());
-  return SkipInitialisation::active() || ShapesOnly::active() ? filter : filter.uniform_(-bound, bound);
+  return initial_uniform(shape, -bound, bound);
 }
 
 ShortFilter::ShortFilter(int64_t channels, int64_t taps, bool bias) {

@@ -16,7 +16,9 @@ int64_t divided(const char* mixer, const char* name, int64_t value, const char* 
 // Of a state that sums, beside this weight: fp32 whatever the activations' type, fp64 in fp64. Other states have state_options.
 torch::TensorOptions sum_options(const Tensor& weight);
 
-// [channels, taps] uniform in ±1/√taps, or empty under SkipInitialisation.
+// Uniform in [low, high], or empty under SkipInitialisation.
+Tensor initial_uniform(torch::IntArrayRef shape, double low, double high);
+// [channels, taps] uniform in ±1/√taps, likewise.
 Tensor initial_filter(torch::IntArrayRef shape, int64_t taps);
 
 // Filter of a depthwise causal convolution: "weight" [channels, taps], the last tap weighs the present token, and "bias" [channels].

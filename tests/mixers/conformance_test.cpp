@@ -29,6 +29,8 @@ const std::multimap<std::string, Options>& more_options() {
       {"base_conv", {17, "kernel_size = -1\nl_max = 64\nimplicit = true\nd_emb = 5\nuse_act = true"}},
       {"hyena", {24, "order = 3\nl_max = 70\nfilter_order = 8\nemb_dim = 5\nnum_inner_mlps = 1\nshort_filter_order = 4\nw = 3.0"}},
       {"hyena", {256, "l_max = 64\nfilter_order = 16"}},
+      {"h3", {33, "d_state = 6\nhead_dim = 3"}},
+      {"h3", {256, "d_state = 2"}},
   };
   return all;
 }
@@ -192,7 +194,8 @@ std::vector<Subject> small_subjects() {
   const std::map<std::string, Options> small = {{"taylor_attention", {32, "heads = 2\nfeature_dim = 8"}},
                                                 {"sliding_window", {32, "heads = 2\nwindow = 16"}},
                                                 {"attention", {16, "heads = 1"}},
-                                                {"hyena", {16, "l_max = 64\nfilter_order = 8"}}};
+                                                {"hyena", {16, "l_max = 64\nfilter_order = 8"}},
+                                                {"h3", {16, "d_state = 8"}}};
   std::vector<Subject> all;
   for (const MixerInfo& info : mixers()) {
     const auto found = small.find(info.name);

@@ -30,8 +30,28 @@ ReferenceMixer hyena(const PeerMixer& peer) {
   return mixer;
 }
 
+ReferenceMixer h3(const PeerMixer& peer) {
+  ReferenceMixer mixer{"h3", {}, {}, ""};
+  mixer.options = {{"d_state", Config(peer.parameters.size("ssm_k_kernel.kernel.B", 1))},
+                   {"head_dim", Config(divide(peer.parameters.size("q_proj.weight", 0), peer.parameters.size("D", 0), "q_proj rows",
+                                              peer.parameters.path()))}};
+  for (const char* name : {"q_proj", "k_proj", "v_proj"}) add_pair(mixer, name, name);
+  add_pair(mixer, "output_linear", "o_proj");
+  mixer.names.insert({{"ssm_k_kernel.kernel.B", "shift.B"},
+                      {"ssm_k_kernel.kernel.C", "shift.C"},
+                      {"ssm_k_D", "shift.D"},
+                      {"kernel.kernel.log_dt", "diagonal.log_dt"},
+                      {"kernel.kernel.inv_A_real", "diagonal.log_decay"},
+                      {"kernel.kernel.A_imag", "diagonal.frequency"},
+                      {"kernel.kernel.B", "diagonal.B"},
+                      {"kernel.kernel.C", "diagonal.C"},
+                      {"D", "diagonal.D"}});
+  return mixer;
+}
+
 std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
   if (peer.name == "Hyena" || peer.name == "hyena") return hyena(peer);
+  if (peer.name == "H3" || peer.name == "h3") return h3(peer);
   return std::nullopt;
 }
 

@@ -1,0 +1,272 @@
+// H3 (Fu et al. 2022): y = out(q ⊙ diagonal(shift(k) ⊙ v)). shift is a state-space model whose matrix shifts, so a convolution of d_state
+// taps; diagonal one with complex poles, a convolution as long as the text. With head_dim > 1, k and v are multiplied as vectors of a head,
+// and q contracts the k side.
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <utility>
+#include <vector>
+
+#include "based/mixers/kept.h"
+#include "based/mixers/mixer.h"
+#include "based/mixers/parameters.h"
+#include "based/mixers/shapes_only.h"
+#include "based/ops/arguments.h"
+#include "based/ops/long_conv.h"
+#include "based/ops/rows.h"
+#include "based/ops/short_conv.h"
+
+namespace based {
+namespace {
+
+struct H3Config {
+  int64_t d_state = 64;
+  int64_t head_dim = 1;
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("d_state", d_state, "taps of the shift model, and twice the poles of the diagonal one: an even number, 2..128");
+    field("head_dim", head_dim, "channels of a head: a head's keys and values are multiplied as vectors");
+  }
+};
+
+torch::TensorOptions fp32() { return torch::dtype(torch::kFloat32).device(parameter_device()); }
+
+// shift: x_t = (k_t, k_{t−1}, …) by the matrix that shifts, so y_t = Σ_j (Σ_i B_i C_{i+j}) k_{t−j} + D k_t.
+class ShiftModel : public torch::nn::Module {
+ public:
+  ShiftModel(int64_t channels, int64_t taps) {
+    b_ = register_parameter("B", torch::cat({torch::ones({channels, 1}, fp32()), torch::zeros({channels, taps - 1}, fp32())}, 1));
+    c_ = register_parameter("C", initial_filter({channels, taps}, taps));
+    d_ = register_parameter("D", initial_normal({channels}, 1));
+  }
+
+  // [channels, taps] as ops::short_conv takes it, the present token's tap last; in fp32 (fp64 in fp64).
+  Tensor filter() const {
+    return kept_.get(*this, [this] { return make(); });
+  }
+
+ private:
+  Tensor make() const {
+    const at::ScalarType type = ops::sum_type(b_);
+    const int64_t taps = b_.size(1);
+    const Tensor shifted = at::constant_pad_nd(c_.to(type), {0, taps - 1}).unfold(1, taps, 1);  // [channels, i, j]: C_{i+j}
+    const Tensor filter = torch::matmul(b_.to(type).unsqueeze(1), shifted).squeeze(1);
+    return torch::cat({filter.narrow(1, 0, 1) + d_.to(type).unsqueeze(1), filter.narrow(1, 1, taps - 1)}, 1).flip(1);
+  }
+
+  Tensor b_, c_, d_;
+  Kept<Tensor> kept_;
+};
+
+// Σ over dimension 1 in an order that depends on its size alone: sums of ATen may depend on the other sizes.
+Tensor sum_of(Tensor x) {
+  while (x.size(1) > 1) {
+    const int64_t half = x.size(1) / 2;
+    const Tensor sums = x.narrow(1, 0, half) + x.narrow(1, half, half);
+    x = x.size(1) % 2 == 0 ? sums : torch::cat({sums, x.narrow(1, 2 * half, 1)}, 1);
+  }
+  return x.squeeze(1);
+}
+
+// diagonal: h_t = a h_{t−1} + b u_t, y_t = Re(c h_t) + D u_t, for each pole of each group of channels. By the bilinear rule a = (1 + A
+// dt/2) / (1 − A dt/2), b = B dt / (1 − A dt/2); c = 2 C, since every pole stands for itself and its conjugate.
+class DiagonalModel : public torch::nn::Module {
+ public:
+  // `copies` channels share a group's poles: channel = group · copies + copy.
+  DiagonalModel(int64_t groups, int64_t poles, int64_t copies) : groups_(groups), poles_(poles), copies_(copies) {
+    log_dt_ = register_parameter("log_dt", initial_uniform({groups}, std::log(0.001), std::log(0.1)));
+    log_decay_ = register_parameter("log_decay", torch::full({groups, poles}, std::log(0.5), fp32()));
+    frequency_ = register_parameter("frequency", (torch::arange(poles, fp32()) * std::numbers::pi).repeat({groups, 1}));
+    b_ = register_parameter("B", torch::cat({torch::ones({groups, poles, 1}, fp32()), torch::zeros({groups, poles, 1}, fp32())}, 2));
+    c_ = register_parameter("C", initial_normal({groups, poles, 2}, 1 / std::numbers::sqrt2));
+    d_ = register_parameter("D", initial_normal({groups}, 1));
+  }
+
+  // [slots, 2, poles, channels], real and imaginary parts; fp32, fp64 in fp64.
+  Tensor make_state(int64_t slots) const { return torch::zeros({slots, 2, poles_, groups_ * copies_}, sum_options(log_dt_)); }
+
+  // u and y [tokens, channels] in the state's type. `state` [rows, 2, poles, channels]: before each row, then after it; none: zero before.
+  Tensor run(const Tensor& u, const Sequences& rows, std::optional<Tensor>& state) const {
+    const int64_t piece = std::clamp<int64_t>(rows.max_length(), 1, kPiece);
+    const Discrete model = discrete();
+    const Powers powers = powers_of(model, piece, u.scalar_type());
+    std::vector<Tensor> outputs, states;
+    for (const ops::Run& run : ops::equal_runs(rows.starts())) {
+      const Tensor inputs = ops::tokens_of(u, run);
+      Tensor h = state ? state->narrow(0, run.first_row, run.rows) : Tensor();
+      std::vector<Tensor> pieces;
+      for (int64_t at = 0; at < run.length; at += piece) {
+        const Tensor part = inputs.narrow(1, at, std::min(piece, run.length - at));
+        pieces.push_back(convolved(part, powers));
+        if (h.defined()) pieces.back() = pieces.back() + response(h, part.size(1), powers);
+        if (state || at + piece < run.length) h = advanced(h, part, powers);
+      }
+      if (!pieces.empty()) outputs.push_back(torch::cat(pieces, 1).flatten(0, 1));
+      if (state) states.push_back(h);
+    }
+    if (state && !states.empty()) state = torch::cat(states);
+    return ops::join(outputs, u.sizes(), u.options());
+  }
+
+  // One token for each of the state's rows: u and y [rows, channels].
+  Tensor step(const Tensor& u, Tensor& state) const {
+    const Channels of = kept_.get(*this, [&] { return channels(u.scalar_type()); });
+    const Tensor input = u.unsqueeze(1), re = state.select(1, 0), im = state.select(1, 1);
+    const Tensor next = of.a * re - of.a_im * im + of.b * input, next_im = of.a * im + of.a_im * re + of.b_im * input;
+    state = torch::stack({next, next_im}, 1);
+    return sum_of(of.c * next - of.c_im * next_im) + of.d * u;
+  }
+
+ private:
+  static constexpr int64_t kPiece = 1024;  // bounds the memory of `Powers`
+
+  // Complex128 [groups, poles]: the angles of long texts are large, and small differences of them are heard.
+  struct Discrete {
+    Tensor a, b, c;
+  };
+  Discrete discrete() const {
+    const auto wide = [](const Tensor& parameter) { return parameter.to(torch::kFloat64); };
+    const Tensor dt = wide(log_dt_).exp().unsqueeze(1);
+    const Tensor half = torch::complex(-wide(log_decay_).exp(), wide(frequency_)) * (dt / 2);
+    const Tensor scale = 1 / (1 - half);
+    return {(1 + half) * scale, torch::view_as_complex(wide(b_).contiguous()) * dt * scale,
+            torch::view_as_complex(wide(c_).contiguous()) * 2};
+  }
+
+  // The same for a step: real and imaginary parts [poles, channels], d [channels].
+  struct Channels {
+    Tensor a, a_im, b, b_im, c, c_im, d;
+  };
+  Channels channels(at::ScalarType type) const {
+    const Discrete model = discrete();
+    const auto spread = [&](const Tensor& value) { return value.to(type).t().repeat_interleave(copies_, 1).contiguous(); };
+    return {spread(torch::real(model.a)), spread(torch::imag(model.a)), spread(torch::real(model.b)),          spread(torch::imag(model.b)),
+            spread(torch::real(model.c)), spread(torch::imag(model.c)), d_.to(type).repeat_interleave(copies_)};
+  }
+
+  // What a piece of a text is convolved, read out and summed by, in the type of sums; real and imaginary parts side by side.
+  struct Powers {
+    Tensor read;    // [groups, 2 · poles, piece + 1]: Re(c a^t h) of h = (Re, Im)
+    Tensor write;   // [groups, piece, 2 · poles]: b a^{piece−1−t}
+    Tensor decay;   // complex [groups, poles, piece + 1]: a^t
+    Tensor filter;  // [channels, piece]
+  };
+  Powers powers_of(const Discrete& model, int64_t piece, at::ScalarType type) const {
+    const Tensor times = torch::arange(piece + 1, torch::dtype(torch::kFloat64).device(model.a.device()));
+    const Tensor decay = (model.a.log().unsqueeze(-1) * times).exp();
+    const Tensor read = model.c.unsqueeze(-1) * decay, write = (model.b.unsqueeze(-1) * decay.narrow(2, 0, piece)).flip(2);
+    Powers powers;
+    powers.read = torch::cat({torch::real(read), -torch::imag(read)}, 1).to(type);
+    powers.write = torch::cat({torch::real(write), torch::imag(write)}, 1).to(type).transpose(1, 2);
+    powers.decay = decay;
+    const Tensor b = torch::cat({torch::real(model.b), torch::imag(model.b)}, 1).to(type).unsqueeze(1);
+    const Tensor filter = torch::matmul(b, powers.read.narrow(2, 0, piece)).squeeze(1);
+    powers.filter =
+        torch::cat({filter.narrow(1, 0, 1) + d_.to(type).unsqueeze(1), filter.narrow(1, 1, piece - 1)}, 1).repeat_interleave(copies_, 0);
+    return powers;
+  }
+
+  // What the inputs [rows, length, channels] give from a zero state.
+  static Tensor convolved(const Tensor& inputs, const Powers& powers) {
+    const Sequences rows = Sequences::equal(inputs.size(0), inputs.size(1), inputs.device());
+    return ops::long_conv(inputs.flatten(0, 1), powers.filter.narrow(1, 0, inputs.size(1)), rows.cu_seqlens()).view(inputs.sizes());
+  }
+
+  // What the state alone gives to the next `length` tokens: [rows, length, channels].
+  Tensor response(const Tensor& h, int64_t length, const Powers& powers) const {
+    const Tensor by_group = h.unflatten(3, {groups_, copies_}).permute({3, 0, 4, 1, 2}).reshape({groups_, -1, 2 * poles_});
+    const Tensor y = torch::matmul(by_group, powers.read.narrow(2, 1, length));
+    return y.view({groups_, h.size(0), copies_, length}).permute({1, 3, 0, 2}).flatten(2);
+  }
+
+  // The state behind the inputs; `h` undefined: zero.
+  Tensor advanced(const Tensor& h, const Tensor& inputs, const Powers& powers) const {
+    const int64_t rows = inputs.size(0), length = inputs.size(1);
+    const Tensor by_group = inputs.unflatten(2, {groups_, copies_}).permute({2, 0, 3, 1}).reshape({groups_, rows * copies_, length});
+    const Tensor sums = torch::matmul(by_group, powers.write.narrow(1, powers.write.size(1) - length, length));
+    const Tensor last = sums.view({groups_, rows, copies_, 2, poles_}).permute({1, 3, 4, 0, 2}).flatten(3);
+    if (!h.defined()) return last;
+    const Tensor decay = powers.decay.select(2, length).t().repeat_interleave(copies_, 1);
+    const Tensor re = torch::real(decay).to(h.scalar_type()), im = torch::imag(decay).to(h.scalar_type());
+    return last + torch::stack({re * h.select(1, 0) - im * h.select(1, 1), re * h.select(1, 1) + im * h.select(1, 0)}, 1);
+  }
+
+  int64_t groups_, poles_, copies_;
+  Tensor log_dt_, log_decay_, frequency_, b_, c_, d_;  // A = −exp(log_decay) + i frequency
+  Kept<Channels> kept_;
+};
+
+class H3 final : public Mixer {
+ public:
+  H3(const H3Config& config, const MixerContext& context) : config_(config), d_model_(context.d_model) {
+    check_option("h3", "d_state", config.d_state, 2, 128);
+    if (config.d_state % 2 != 0) throw UsageError("h3: d_state must be even, got " + std::to_string(config.d_state));
+    check_option("h3", "head_dim", config.head_dim, 1, 256);
+    heads_ = divided("h3", "d_model", d_model_, "head_dim", config.head_dim);
+    const auto projection = [&](const char* name) { return register_module(name, std::make_shared<Projection>(d_model_, d_model_, true)); };
+    q_proj_ = projection("q_proj");
+    k_proj_ = projection("k_proj");
+    v_proj_ = projection("v_proj");
+    shift_ = register_module("shift", std::make_shared<ShiftModel>(d_model_, config.d_state));
+    diagonal_ = register_module("diagonal", std::make_shared<DiagonalModel>(heads_, config.d_state / 2, config.head_dim * config.head_dim));
+    o_proj_ = projection("o_proj");
+  }
+
+  Tensor forward(const Tensor& x, const Pass& pass) override {
+    const Tensor k = std::get<0>(ops::short_conv(k_proj_->forward(x), shift_filter(x), {}, {}, /*silu=*/false, pass.cu_seqlens()));
+    std::optional<Tensor> none;
+    return output(x, diagonal_->run(products(x, k), pass.rows(), none));
+  }
+
+  // "shift" [slots, d_model, d_state − 1], the latest keys; "diagonal" [slots, 2, d_state / 2, d_model · head_dim].
+  MixerState make_state(int64_t slots) const override {
+    return MixerState({{"shift", torch::zeros({slots, d_model_, config_.d_state - 1}, sum_options(q_proj_->weight()))},
+                       {"diagonal", diagonal_->make_state(slots)}});
+  }
+
+  Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
+    const Tensor k = ops::short_conv_prefill(k_proj_->forward(x), shift_filter(x), {}, {}, /*silu=*/false, pass.cu_seqlens(),
+                                             state["shift"], pass.slots());
+    std::optional<Tensor> h = state["diagonal"].index_select(0, pass.slots());
+    const Tensor y = diagonal_->run(products(x, k), pass.rows(), h);
+    state.put("diagonal", pass.slots(), *h);
+    return output(x, y);
+  }
+
+  Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
+    const Tensor k = ops::short_conv_step(k_proj_->forward(x), shift_filter(x), {}, {}, /*silu=*/false, state["shift"], pass.slots());
+    Tensor h = state["diagonal"].index_select(0, pass.slots());
+    const Tensor y = diagonal_->step(products(x, k), h);
+    state.put("diagonal", pass.slots(), h);
+    return output(x, y);
+  }
+
+ private:
+  Tensor shift_filter(const Tensor& x) const { return shift_->filter().to(x.scalar_type()); }
+
+  // k_i v_j of each head, in the type of sums: [tokens, heads · head_dim · head_dim].
+  Tensor products(const Tensor& x, const Tensor& k) const {
+    const auto by_head = [&](const Tensor& t) { return t.to(ops::sum_type(t)).view({t.size(0), heads_, config_.head_dim}); };
+    return (by_head(k).unsqueeze(3) * by_head(v_proj_->forward(x)).unsqueeze(2)).flatten(1);
+  }
+
+  // o_proj(Σ_i q_i y_ij); the authors order its channels by j first.
+  Tensor output(const Tensor& x, const Tensor& y) const {
+    const Tensor q = q_proj_->forward(x).to(y.scalar_type()).view({x.size(0), heads_, config_.head_dim, 1});
+    const Tensor read = y.view({x.size(0), heads_, config_.head_dim, config_.head_dim}) * q;
+    const Tensor sums = sum_of(read.transpose(1, 2));  // [tokens, heads, head_dim]
+    return o_proj_->forward(sums.transpose(1, 2).reshape(x.sizes()).to(x.scalar_type()));
+  }
+
+  H3Config config_;
+  int64_t d_model_, heads_ = 0;
+  std::shared_ptr<Projection> q_proj_, k_proj_, v_proj_, o_proj_;
+  std::shared_ptr<ShiftModel> shift_;
+  std::shared_ptr<DiagonalModel> diagonal_;
+};
+
+}  // namespace
+
+BASED_DEFINE_MIXER(h3, H3, H3Config, "two state-space models, one that shifts and one with complex poles, and products between them")
+
+}  // namespace based
