@@ -62,7 +62,7 @@ void evaluate(EvalOptions options) {
   const LoadedModel loaded = load_model(options.model);
   options.task.vocab_size = loaded.model->config().vocab_size;
   options.task.test = {options.segment};
-  const MqarData data = make_recall_segments(options.task, true).front();
+  const MqarData data = make_recall_segments(options.task).test.front();
   const Recall recall = measure_recall(*loaded.model, {RecallData::on_device(data, torch::kCPU)}, 32);
   const int64_t bytes = state_bytes(*loaded.model, data.length);
   print_line(options.json ? dump_json({{"recall", recall.mean}, {"state_bytes", bytes}, {"data_hash", hex(data.hash())}})

@@ -40,12 +40,6 @@ MqarSegments make_zoology(const RecallTask& task) {
   return make_zoology_segments(configs(task.train), configs(task.test), task.seed, task.filler_seed < 0 ? task.seed : task.filler_seed);
 }
 
-MqarSegments make_both(const RecallTask& task) {
-  check_recall_task(task);
-  if (task.compat == "zoology") return make_zoology(task);
-  return {make_own(task, false), make_own(task, true)};
-}
-
 }  // namespace
 
 void check_recall_task(const RecallTask& task) {
@@ -65,11 +59,10 @@ void check_recall_task(const RecallTask& task) {
   if (task.compat == "zoology") zoology_segment_seeds(task.seed, 0, 0);
 }
 
-std::vector<MqarData> make_recall_segments(const RecallTask& task, bool test) {
+MqarSegments make_recall_segments(const RecallTask& task) {
   check_recall_task(task);
-  if (task.compat != "zoology") return make_own(task, test);
-  MqarSegments both = make_zoology(task);
-  return test ? std::move(both.test) : std::move(both.train);
+  if (task.compat == "zoology") return make_zoology(task);
+  return {make_own(task, false), make_own(task, true)};
 }
 
 RecallData::Segment RecallData::on_device(const MqarData& data, torch::Device device) {
@@ -83,11 +76,10 @@ RecallData::Segment RecallData::on_device(const MqarData& data, torch::Device de
   return segment;
 }
 
-RecallData::RecallData(const RecallTask& task, torch::Device device) : device_(device) {
-  const MqarSegments both = make_both(task);
+RecallData::RecallData(const MqarSegments& segments, torch::Device device) : device_(device) {
   Hasher128 hasher;
   for (const bool test : {false, true})
-    for (const MqarData& data : test ? both.test : both.train) {
+    for (const MqarData& data : test ? segments.test : segments.train) {
       const uint64_t hash = data.hash();
       hasher.update(std::as_bytes(std::span(&hash, 1)));
       (test ? test_ : train_).push_back(on_device(data, device));

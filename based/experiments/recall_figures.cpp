@@ -205,8 +205,6 @@ Plot pairs_figure(const RecallShown& shown, const std::vector<PointResult>& poin
 
 }  // namespace
 
-std::string point_key(const std::string& series, const std::string& label) { return series + '\n' + label; }
-
 int64_t paper_state_elements(const ModelConfig& model, int64_t tokens) {
   int64_t sum = 0;
   for (const std::string& layer : model.layers) {

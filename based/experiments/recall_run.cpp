@@ -90,6 +90,10 @@ class Run {
     int64_t longest = 0;
     for (const auto& segment : data_.test()) longest = std::max(longest, segment.length);
     outcome_.state_bytes = state_bytes(*model_, longest);
+    if (hooks_.trained) {
+      model_->eval();
+      hooks_.trained(*model_);
+    }
     if (!hooks_.save_to.empty()) save_model(*model_, hooks_.save_to);
     return outcome_;
   }

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "based/data/mqar.h"
-#include "based/models/config.h"
+#include "based/models/language_model.h"
 #include "based/train/optimizer.h"
 
 namespace based {
@@ -66,13 +66,13 @@ bool uses_tf32(const RecallTraining& training);
 
 // Throws UsageError naming the segment's field that cannot be.
 void check_recall_task(const RecallTask& task);
-// The data of a task's train or test segments. Throws UsageError for a wrong task.
-std::vector<MqarData> make_recall_segments(const RecallTask& task, bool test);
+// The data of a task's segments. Throws UsageError for a wrong task.
+MqarSegments make_recall_segments(const RecallTask& task);
 
 // The data of a task on a device, shared by the runs there.
 class RecallData {
  public:
-  RecallData(const RecallTask& task, torch::Device device);
+  RecallData(const MqarSegments& segments, torch::Device device);
   struct Segment {
     int64_t length = 0, examples = 0;
     int64_t labels = 0;             // of each example
@@ -110,7 +110,8 @@ struct RecallOutcome {
 
 struct RecallHooks {
   std::function<void(int64_t step, int64_t steps, double loss, double accuracy)> progress;  // after some steps; may be null
-  std::string save_to;  // a folder for the trained model; empty: not saved
+  std::string save_to;                                     // a folder for the trained model; empty: not saved
+  std::function<void(LanguageModel& model)> trained = {};  // when training is over, in evaluation mode; may be null
 };
 
 // Trains on the device that the data lie on. Many may run at once on threads of their own, each with the bits of the run alone. Ends early

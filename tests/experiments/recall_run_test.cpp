@@ -80,7 +80,7 @@ class RecallRunsOn : public ::testing::TestWithParam<const char*> {
 // Eight at once, and others behind them: what ends frees memory and streams while its neighbours go on and the next is being recorded.
 TEST_P(RecallRunsOn, OneAmongEightHasTheBitsOfTheRunAlone) {
   const TemporaryFolder folder;
-  const RecallData data(small_task(), device());
+  const RecallData data(make_recall_segments(small_task()), device());
   std::vector<RecallRun> runs;
   for (const int64_t seed : {3, 4, 5})
     for (const char* mixer : {"attention", "taylor_attention", "sliding_window", "taylor_attention", "attention", "sliding_window",
@@ -108,7 +108,7 @@ TEST_P(RecallRunsOn, OneAmongEightHasTheBitsOfTheRunAlone) {
 }
 
 TEST_P(RecallRunsOn, EveryExampleIsTrainedOnAndEveryEpochIsTested) {
-  const RecallData data(small_task(), device());
+  const RecallData data(make_recall_segments(small_task()), device());
   const RecallRun run = small_run("taylor_attention", 4);
   RecallHooks hooks;
   int64_t steps = 0;
@@ -123,7 +123,7 @@ TEST_P(RecallRunsOn, EveryExampleIsTrainedOnAndEveryEpochIsTested) {
 }
 
 TEST_P(RecallRunsOn, EndsAfterTheEpochWhoseAccuracyIsAboveTheBound) {
-  const RecallData data(small_task(), device());
+  const RecallData data(make_recall_segments(small_task()), device());
   RecallRun run = small_run("taylor_attention", 4);
   run.training.stop_above = -1;
   const RecallOutcome outcome = train_recall(run, data, {});
@@ -141,13 +141,13 @@ TEST(RecallRun, LearnsToRecall) {
   run.model.embedding_dropout = 0;
   run.training.epochs = 2;
   run.training.stop_above = 0.9;
-  EXPECT_GT(train_recall(run, RecallData(task, torch::kCPU), {}).accuracy, 0.9);
+  EXPECT_GT(train_recall(run, RecallData(make_recall_segments(task), torch::kCPU), {}).accuracy, 0.9);
 }
 
 TEST(RecallRun, AnUnknownPrecisionIsRefused) {
   RecallRun run = small_run("taylor_attention", 4);
   run.training.precision = "fp8";
-  EXPECT_THROW(train_recall(run, RecallData(small_task(), torch::kCPU), {}), UsageError);
+  EXPECT_THROW(train_recall(run, RecallData(make_recall_segments(small_task()), torch::kCPU), {}), UsageError);
 }
 
 }  // namespace

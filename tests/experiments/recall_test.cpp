@@ -152,16 +152,16 @@ TEST_F(RecallExperimentTest, ZoologysDataGoOnFromTrainToTest) {
     config.seed = seed;
     hashes.push_back(make_zoology_mqar(config, fillers).hash());
   }
-  const auto train = make_recall_segments(task, false), test = make_recall_segments(task, true);
+  const auto [train, test] = make_recall_segments(task);
   EXPECT_EQ(train[0].hash(), hashes[0]);
   EXPECT_EQ(train[1].hash(), hashes[1]);
   EXPECT_EQ(test[0].hash(), hashes[2]);
-  const RecallData data(task, torch::kCPU);
+  const RecallData data(make_recall_segments(task), torch::kCPU);
   ASSERT_EQ(data.train().size(), 2U);
   EXPECT_EQ(data.train()[1].labels, 2);
   EXPECT_EQ(data.test()[0].inputs.sizes(), (std::vector<int64_t>{3, 16}));
   task.seed = 6;
-  EXPECT_NE(RecallData(task, torch::kCPU).hash(), data.hash());
+  EXPECT_NE(RecallData(make_recall_segments(task), torch::kCPU).hash(), data.hash());
 }
 
 MqarData some_examples() {

@@ -1,0 +1,217 @@
+// Experiments of small models that are trained on questions with one right answer each: kinds of experiment that differ in their task. A
+// kind is a struct `Kind`:
+//   using Task = …;                                          a visited struct
+//   static constexpr const char *kName, *kTitle;             of the kind, and of the figure where the file gives none
+//   static constexpr int64_t kVersion;                       of the data
+//   static void check(const Task&);                          throws UsageError naming the key that cannot be
+//   static int64_t vocab_size(const Task&);
+//   static std::vector<QuestionSegment> segments(const Task&, bool test);
+//   static MqarSegments make(const Task&);
+//   static void measure(LanguageModel&, const RecallData&, const Task&, Config& outcome);  what is measured when training is over
+//   static std::vector<Figure> figures(const QuestionsShown<Task>&, const std::vector<PointResult>&);
+//   static std::string table(const QuestionsShown<Task>&, const std::vector<PointResult>&);
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "based/core/text.h"
+#include "based/experiments/axes.h"
+#include "based/experiments/kind.h"
+#include "based/experiments/recall_eval.h"
+#include "based/experiments/recall_run.h"
+#include "based/experiments/versions.h"
+
+namespace based {
+
+struct QuestionSegment {
+  int64_t length = 0, examples = 0;
+};
+
+// What figures and tables say of an experiment.
+template <class Task>
+struct QuestionsShown {
+  std::string title;
+  Task task;
+  RecallTraining training;
+  size_t rates = 1, seeds = 1;                // rates: the most of any series
+  std::map<std::string, ModelConfig> models;  // by point_key
+};
+std::string point_key(const std::string& series, const std::string& label);
+
+struct TrainingAxes {
+  RecallTraining run;
+  std::vector<double> learning_rates = {1e-3};
+  std::vector<int64_t> seeds = {0};
+
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    run.visit(field);
+    field("learning_rates", learning_rates, "each point of the figure is the best of these");
+    field("seeds", seeds, "of the weights and of the order of the batches; a rate's figure is the mean over them");
+  }
+};
+
+struct QuestionSeries {
+  std::string name;
+  Config model, optimizer;
+  std::vector<double> learning_rates;
+
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("name", name, "of the series in the figure");
+    field("model", model, "keys laid over [model]; lists other than layers are axes, and \"= d_model / 4\" ties one key to another");
+    field("optimizer", optimizer, "keys laid over [optimizer]");
+    field("learning_rates", learning_rates, "in place of training.learning_rates");
+  }
+};
+
+// What such an experiment's file holds.
+template <class Kind>
+struct QuestionsConfig {
+  std::string kind = Kind::kName, title = Kind::kTitle;
+  typename Kind::Task task;
+  TrainingAxes training;
+  OptimizerOptions optimizer;
+  Config model;
+  std::vector<QuestionSeries> series;
+
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("kind", kind, "of the experiment");
+    field("title", title, "of the figure");
+    field("task", task, "");
+    field("training", training, "");
+    field("optimizer", optimizer, "learning_rate comes from training.learning_rates");
+    field("model", model, "keys that the series share");
+    field("series", series, "one a line in the figure: name, model, optimizer, learning_rates");
+  }
+};
+
+// Of what all kinds share; throws UsageError naming the key.
+void check_training(const TrainingAxes& training, const std::vector<QuestionSegment>& train, const std::vector<QuestionSegment>& test);
+void check_series(const std::vector<QuestionSeries>& series);
+int64_t epoch_steps(const std::vector<QuestionSegment>& train, int64_t batch);
+int64_t longest_of(const std::vector<QuestionSegment>& segments);
+
+struct QuestionsDeviceData : DeviceData {
+  QuestionsDeviceData(const MqarSegments& segments, torch::Device device) : recall(segments, device) {}
+  RecallData recall;
+};
+
+template <class Kind>
+class QuestionsExperiment : public Experiment {
+ public:
+  explicit QuestionsExperiment(const Config& table) : config_(read_config<QuestionsConfig<Kind>>(table)) {
+    const Config* optimizer = table.find("optimizer");
+    if (optimizer != nullptr && optimizer->find("learning_rate") != nullptr)
+      throw UsageError("optimizer.learning_rate: the rates are training.learning_rates");
+    check_series(config_.series);
+    Kind::check(config_.task);
+    train_ = Kind::segments(config_.task, false);
+    test_ = Kind::segments(config_.task, true);
+    check_training(config_.training, train_, test_);
+    for (const QuestionSeries& series : config_.series) add_series(series);
+  }
+
+  const std::vector<PlannedRun>& runs() const override { return planned_; }
+
+  std::unique_ptr<DeviceData> load(torch::Device device) const override {
+    if (device.is_cpu() && uses_tf32(config_.training.run))
+      throw UsageError("training.precision = \"tf32\" is a GPU's: choose fp32, or --device cuda");
+    return std::make_unique<QuestionsDeviceData>(Kind::make(config_.task), device);
+  }
+
+  std::optional<Config> run(size_t index, const DeviceData& data, const RunHooks& hooks) const override {
+    const RecallData& recall = dynamic_cast<const QuestionsDeviceData&>(data).recall;
+    Config table{Config::Table{}};
+    const auto measure = [&](LanguageModel& model) { Kind::measure(model, recall, config_.task, table); };
+    const RecallOutcome outcome = train_recall(runs_[index], recall, {hooks.progress, hooks.save_to, measure});
+    if (outcome.interrupted) return {};
+    table.set("accuracy", Config(outcome.accuracy));
+    table.set("segments", write_config(outcome.segments));
+    table.set("by_epoch", write_config(outcome.by_epoch));
+    table.set("loss", Config(outcome.loss));
+    table.set("epochs", Config(outcome.epochs));
+    table.set("state_bytes", Config(outcome.state_bytes));
+    table.set("parameters", Config(outcome.parameters));
+    table.set("data_hash", Config(recall.hash()));
+    return table;
+  }
+
+  std::vector<Figure> figures(const std::vector<PointResult>& points) const override { return Kind::figures(shown(), points); }
+  std::string table(const std::vector<PointResult>& points) const override { return Kind::table(shown(), points); }
+
+ private:
+  QuestionsShown<typename Kind::Task> shown() const {
+    size_t rates = config_.training.learning_rates.size();
+    for (const QuestionSeries& series : config_.series) rates = std::max(rates, series.learning_rates.size());
+    return {config_.title, config_.task, config_.training.run, rates, config_.training.seeds.size(), models_};
+  }
+
+  void add_series(const QuestionSeries& series) {
+    const std::string at = "series " + in_quotes(series.name) + ": ";
+    const std::vector<double>& rates = series.learning_rates.empty() ? config_.training.learning_rates : series.learning_rates;
+    Config keys = laid_over(model_table(config_.model), model_table(series.model));
+    keys.set("vocab_size", Config(Kind::vocab_size(config_.task)));
+    for (const AxisPoint& point : expand_axes(keys)) {
+      try {
+        add_point(series, point, rates);
+      } catch (const UsageError& error) {
+        throw UsageError(at + (point.label.empty() ? "" : point.label + ": ") + error.what());
+      }
+    }
+  }
+
+  void add_point(const QuestionSeries& series, const AxisPoint& point, const std::vector<double>& rates) {
+    const ModelConfig model = read_model_config(point.model);
+    check_positions(model, std::max(longest_of(train_), longest_of(test_)));
+    const int64_t parameters = parameter_count(model);  // looks at the mixers' options, too
+    for (const double rate : rates)
+      for (const int64_t seed : config_.training.seeds) {
+        RecallRun run{model, read_config<OptimizerOptions>(laid_over(write_config(config_.optimizer), series.optimizer)),
+                      config_.training.run, seed};
+        run.optimizer.learning_rate = rate;
+        run.optimizer.min_learning_rate = std::min(run.optimizer.min_learning_rate, rate);
+        check_optimizer_options(run.optimizer);
+        planned_.push_back(planned(series.name, point.label, run, parameters));
+        runs_.push_back(std::move(run));
+      }
+    models_.emplace(point_key(series.name, point.label), model);
+  }
+
+  PlannedRun planned(const std::string& series, const std::string& label, const RecallRun& run, int64_t parameters) const {
+    PlannedRun planned{series, label, run.optimizer.learning_rate, run.seed, {}, {}};
+    planned.config = Config(Config::Table{{"model", model_key(run.model)},
+                                          {"task", without_defaults(write_config(config_.task), write_config(typename Kind::Task{}))},
+                                          {"optimizer", without_defaults(write_config(run.optimizer), write_config(OptimizerOptions{}))},
+                                          {"training", without_defaults(write_config(run.training), write_config(RecallTraining{}))},
+                                          {"seed", Config(run.seed)}});
+    planned.versions = Config(
+        Config::Table{{"data", Config(Kind::kVersion)}, {"training", Config(recall_version)}, {"mixers", mixer_versions(run.model)}});
+    planned.steps = epoch_steps(train_, config_.training.run.batch) * config_.training.run.epochs;
+    planned.length = longest_of(test_);
+    planned.parameters = parameters;
+    double tokens = 0;
+    for (const QuestionSegment& segment : train_) tokens += static_cast<double>(segment.length * segment.examples);
+    planned.cost = tokens * static_cast<double>(config_.training.run.epochs) * static_cast<double>(parameters);
+    return planned;
+  }
+
+  QuestionsConfig<Kind> config_;
+  std::vector<QuestionSegment> train_, test_;
+  std::vector<RecallRun> runs_;
+  std::vector<PlannedRun> planned_;
+  std::map<std::string, ModelConfig> models_;  // by point
+};
+
+// Ends a kind's file: BASED_QUESTIONS_KIND(recall, RecallKind, "one line of help")
+#define BASED_QUESTIONS_KIND(name, Kind, summary)                                                                              \
+  extern const ExperimentKind experiment_kind_##name;                                                                          \
+  const ExperimentKind experiment_kind_##name{                                                                                 \
+      #name, summary, "accuracy",                                                                                              \
+      [](const Config& config) -> std::unique_ptr<Experiment> { return std::make_unique<QuestionsExperiment<Kind>>(config); }, \
+      [] { return config_help<QuestionsConfig<Kind>>(); }};
+
+}  // namespace based
