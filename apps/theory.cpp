@@ -1,11 +1,16 @@
 #include <algorithm>
 
 #include "apps/command.h"
+#include "based/constructed/causal_solver.h"
+#include "based/constructed/statements.h"
 #include "based/core/files.h"
 #include "based/core/interrupt.h"
 #include "based/core/json.h"
 #include "based/core/progress.h"
+#include "based/experiments/recall_eval.h"
+#include "based/models/weights.h"
 #include "based/theory/draw.h"
+#include "based/theory/recall_program.h"
 
 namespace based::apps {
 namespace {
@@ -150,7 +155,83 @@ void show(const ShowOptions& options) {
                         {"frames", layers}}));
 }
 
+struct RecallOptions {
+  int64_t pairs = 16, vocab_size = 64, examples = 500;
+  std::string out, model;
+  bool json = false;
+};
+
+// How a model does on recall, as `based mqar eval` measures it.
+Json measured(LanguageModel& model, const RecallTask& task) {
+  const RecallData data(make_recall_segments(task), torch::kCPU);
+  return {{"layers", model.layers()},
+          {"width", model.config().d_model},
+          {"parameters", model.parameter_count()},
+          {"state_bytes", state_bytes(model, task.test.front().length)},
+          {"recall", measure_recall(model, data.test(), 32).mean}};
+}
+
+std::string model_line(const std::string& name, const Json& model) {
+  return padded(name, 18) + padded_left(std::to_string(model["layers"].get<int64_t>()), 6) + "  " +
+         padded_left(grouped(model["width"].get<int64_t>()), 15) + padded_left(grouped(model["parameters"].get<int64_t>()), 14) +
+         padded_left(grouped(model["state_bytes"].get<int64_t>()), 14) + "  " + format_number(model["recall"].get<double>(), 4);
+}
+
+// The upper bound's program, and beside it models: the one whose weights are constructed, and one that was trained.
+void recall(const RecallOptions& options) {
+  const theory::RecallSizes sizes{options.pairs, options.vocab_size};
+  const theory::Program program = theory::recall_program(sizes);
+  RecallTask task;
+  task.vocab_size = options.vocab_size;
+  task.test = {{4 * options.pairs, options.pairs, options.examples}};
+  check_recall_task(task);
+  const CausalSolver solver{options.vocab_size, task.test.front().length};
+  const auto model = solver.build();
+  Json json{{"pairs", options.pairs},
+            {"vocab_size", options.vocab_size},
+            {"length", task.test.front().length},
+            {"program",
+             {{"layers", program.depth()},
+              {"rows", program.inner.rows},
+              {"columns", program.inner.columns},
+              {"parameters", program.parameters()},
+              {"all_parameters", program.all_parameters()}}},
+            {"causal_solver", measured(*model, task)}};
+  if (!options.model.empty()) {
+    const LoadedModel trained = load_model(options.model);
+    if (trained.model->config().vocab_size != options.vocab_size)
+      throw UsageError("--model: " + options.model + " has a vocabulary of " + std::to_string(trained.model->config().vocab_size) +
+                       " tokens, --vocab is " + std::to_string(options.vocab_size));
+    json["model"] = measured(*trained.model, task);
+  }
+  if (!options.out.empty()) save_model(*model, options.out);
+  if (options.json) return print_line(dump_json(json));
+  print_line("recall of " + grouped(options.pairs) + " pairs out of a vocabulary of " + grouped(options.vocab_size) +
+             ", models in texts of " + grouped(task.test.front().length) + " tokens");
+  print_line("                  layers            width    parameters   state bytes  recall");
+  print_line(padded("the paper's", 18) + padded_left(std::to_string(program.depth()), 6) + "  " +
+             padded_left(std::to_string(program.inner.rows) + " x " + std::to_string(program.inner.columns), 15) +
+             padded_left(grouped(program.parameters()), 14) + padded_left("-", 14) + "  exact; looks ahead, so it has no state");
+  print_line(model_line("causal solver", json["causal_solver"]));
+  if (!options.model.empty()) print_line(model_line("trained", json["model"]));
+  if (!options.out.empty()) print_line("the causal solver is in " + options.out);
+}
+
+void setup_recall(CommandLine command) {
+  auto options = std::make_shared<RecallOptions>();
+  command.add_option("--n", options->pairs, "pairs, each asked for once; of the paper's program queries, keys and values", {1});
+  command.add_option("--vocab", options->vocab_size, "tokens: 0 the filler, then keys, values from the half on", {1});
+  command.add_option("--examples", options->examples, "texts that models are measured on", {1});
+  command.add_option("--model", options->model, "the folder of a trained model, to be measured beside them");
+  command.add_option("--out", options->out, "save the causal solver here, as any model");
+  command.add_flag("--json", options->json, "for machines");
+  command.callback([options] { recall(*options); });
+}
+
 void setup(CommandLine app) {
+  theory::add_statements(constructed_statements());
+  setup_recall(app.add_subcommand("mqar", "Recall by constructed weights: the paper's program, and a causal model that can be saved"));
+
   auto listing = std::make_shared<ListOptions>();
   CommandLine command = app.add_subcommand("list", "Name every statement that can be tried");
   command.add_flag("--json", listing->json, "for machines");

@@ -22,6 +22,7 @@ BELOW = {
 BELOW["decode"] = [*BELOW["ops"], "ops"]
 BELOW["mixers"] = [*BELOW["ops"], "ops"]
 BELOW["models"] = [*BELOW["mixers"], "mixers"]
+BELOW["constructed"] = [*BELOW["models"], "models", "theory"]
 BELOW["generate"] = [*BELOW["models"], "models", "data", "decode"]
 BELOW["train"] = [*BELOW["generate"], "generate"]
 BELOW["serve"] = BELOW["train"]

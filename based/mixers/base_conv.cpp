@@ -1,4 +1,5 @@
-// BaseConv as the recall experiments use it: y = u + conv(u) ⊙ (W u + b), by a short filter or by one as long as the sequence.
+// BaseConv as the recall experiments use it: y = u + conv(u) ⊙ (W u + b), by a short filter, or by one as long as the sequence beside the
+// present token, conv(u) = u + h ∗ u.
 #include <algorithm>
 
 #include "based/mixers/constant.h"

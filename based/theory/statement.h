@@ -69,7 +69,8 @@ struct Statement {
 };
 
 const std::vector<const Statement*>& statements();
-const Statement& find_statement(const std::string& name);  // throws UsageError that names the nearest
+void add_statements(const std::vector<const Statement*>& more);  // of other layers; before other threads ask. Those there are stay once
+const Statement& find_statement(const std::string& name);        // throws UsageError that names the nearest
 
 IntMatrix random_matrix(Random& random, Size size, int64_t low, int64_t high);
 std::string row_text(const IntMatrix& matrix, int64_t row);  // "(1, 0, 2)"

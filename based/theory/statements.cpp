@@ -52,13 +52,25 @@ bool Trial::compare(const Program& program, const IntMatrix& input, const IntMat
   return true;
 }
 
-const std::vector<const Statement*>& statements() {
-  static const std::vector<const Statement*> all{
+namespace {
+
+std::vector<const Statement*>& all_statements() {
+  static std::vector<const Statement*> all{
 #define BASED_STATEMENT(name) &statement_##name,
 #include "based/theory/statements.def"
 #undef BASED_STATEMENT
   };
   return all;
+}
+
+}  // namespace
+
+const std::vector<const Statement*>& statements() { return all_statements(); }
+
+void add_statements(const std::vector<const Statement*>& more) {
+  for (const Statement* statement : more)
+    if (std::find(all_statements().begin(), all_statements().end(), statement) == all_statements().end())
+      all_statements().push_back(statement);
 }
 
 const Statement& find_statement(const std::string& name) {
