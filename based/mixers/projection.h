@@ -23,7 +23,8 @@ double output_initial_std(int64_t layers);
 class Projection : public torch::nn::Module {
  public:
   Projection(int64_t in, int64_t out, bool bias, double std = initial_std);
-  Tensor forward(const Tensor& x) const;  // [tokens, in] -> [tokens, out]
+  Projection(const Tensor& weight, bool bias);  // [out, in], drawn by the caller
+  Tensor forward(const Tensor& x) const;        // [tokens, in] -> [tokens, out]
   const Tensor& weight() const { return weight_; }
   const Tensor& bias() const { return bias_; }  // undefined: none
 

@@ -26,6 +26,16 @@ const std::multimap<std::string, Options>& more_options() {
       {"gated_conv", {8, "taps = 1"}},
       {"base_conv", {33, "kernel_size = 4\nuse_act = true"}},
       {"base_conv", {16, "kernel_size = -1\nl_max = 100"}},
+      {"gla",
+       {24, "heads = 3\nexpand_k = 1.0\nexpand_v = 2.0\nuse_short_conv = true\nconv_bias = true\nuse_gate = false\ngate_low_rank_dim = 3"}},
+      // A head that reads next to nothing (q·k near 0) is rounding alone, which the norm behind it makes as large as the others: norm_eps
+      // is above the rounding where a draw has such a head.
+      {"gla", {256, "norm_eps = 0.1"}},
+      {"gated_delta_net", {33, "heads = 11\nnorm_eps = 0.1"}},
+      {"delta_net", {24, "heads = 3\nuse_short_conv = false\nuse_gate = true\nallow_neg_eigval = true"}},
+      {"delta_net", {16, "heads = 1\nuse_beta = false\nconv_size = 2"}},
+      {"gated_delta_net", {24, "heads = 3\nhead_dim = 5\nexpand_v = 1.0\nuse_gate = false\nnorm_eps = 0.1"}},
+      {"mamba2", {24, "headdim = 8\nd_state = 5\nngroups = 2\nd_conv = 3\nbias = true\nnorm_before_gate = true"}},
       {"base_conv", {17, "kernel_size = -1\nl_max = 64\nimplicit = true\nd_emb = 5\nuse_act = true"}},
       {"hyena", {24, "order = 3\nl_max = 70\nfilter_order = 8\nemb_dim = 5\nnum_inner_mlps = 1\nshort_filter_order = 4\nw = 3.0"}},
       {"hyena", {256, "l_max = 64\nfilter_order = 16"}},

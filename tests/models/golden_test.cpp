@@ -35,9 +35,29 @@ fs::path committed_folder() { return fs::path(BASED_SOURCE_DIR) / "tests" / "gol
 
 // Folders of mixers and models of this build; the rest of a collection is other things.
 bool of_this_build(const std::string& file) {
-  for (const char* start : {"based/", "lm/", "linear_attention/taylor_exp", "recurrence/taylor", "zoology/mha", "zoology/sliding",
-                            "zoology/base_conv", "zoology_lm/mqar_attention", "zoology_lm/mqar_based", "zoology_lm/mqar_sliding",
-                            "zoology/hyena", "zoology_lm/mqar_hyena", "zoology/h3", "zoology_lm/mqar_h3"}) {
+  for (const char* start : {
+           "based/",
+           "linear_attention/taylor_exp",
+           "lm/",
+           "recurrence/delta",
+           "recurrence/gated_delta",
+           "recurrence/gla",
+           "recurrence/taylor",
+           "zoology/base_conv",
+           "zoology/delta_net",
+           "zoology/gated_delta_net",
+           "zoology/gla",
+           "zoology/h3",
+           "zoology/hyena",
+           "zoology/mamba2",
+           "zoology/mha",
+           "zoology/sliding",
+           "zoology_lm/mqar_attention",
+           "zoology_lm/mqar_based",
+           "zoology_lm/mqar_h3",
+           "zoology_lm/mqar_hyena",
+           "zoology_lm/mqar_sliding",
+       }) {
     if (file.rfind(start, 0) == 0) return true;
   }
   return false;

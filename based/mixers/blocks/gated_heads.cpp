@@ -1,0 +1,82 @@
+#include "based/mixers/blocks/gated_heads.h"
+
+#include <cmath>
+#include <sstream>
+
+#include "based/mixers/shapes_only.h"
+#include "based/ops/rms_norm.h"
+#include "based/ops/rowwise.h"
+
+namespace based {
+
+int64_t expanded(const char* mixer, const char* option, double factor, int64_t width, int64_t heads) {
+  const double product = std::floor(factor * static_cast<double>(width));
+  if (product >= 1 && product <= 1 << 20) return divided(mixer, option, static_cast<int64_t>(product), "heads", heads) * heads;
+  std::ostringstream message;
+  message << mixer << ": " << option << " must make a width of 1.." << (1 << 20) << " out of " << width << ", got " << factor;
+  throw UsageError(message.str());
+}
+
+void correct_keys(ops::GatedDeltaRuleInputs& in, const Tensor& logits, double most) {
+  constexpr double eps = 1e-6;
+  in.q = ops::rowwise::l2_norm(in.q, eps);
+  in.k = ops::rowwise::l2_norm(in.k, eps);
+  in.delta = true;
+  if (logits.defined()) in.beta = ops::rowwise::sigmoid(logits.to(ops::sum_type(logits))) * most;
+}
+
+GatedHeads::GatedHeads(const char* mixer, const GatedHeadsConfig& config, const MixerContext& context, const Widths& widths)
+    : config_(config), d_model_(context.d_model), widths_(widths) {
+  q_proj_ = add_projection("q_proj", widths.key);
+  k_proj_ = add_projection("k_proj", widths.key);
+  v_proj_ = add_projection("v_proj", widths.value);
+  if (config.use_short_conv) {
+    check_option(mixer, "conv_size", config.conv_size, 1, 128);
+    const auto add_conv = [&](const char* name, int64_t channels) {
+      return register_module(name, std::make_shared<ShortConvolution>(channels, config.conv_size, config.conv_bias));
+    };
+    q_conv_ = add_conv("q_conv", widths.key);
+    k_conv_ = add_conv("k_conv", widths.key);
+    v_conv_ = add_conv("v_conv", widths.value);
+  }
+  if (config.use_gate) g_proj_ = add_projection("g_proj", widths.value);
+  const auto norm = register_module("norm", std::make_shared<torch::nn::Module>("norm"));
+  norm_weight_ = norm->register_parameter("weight", torch::ones({widths.value / config.heads}, parameter_device()));
+  o_proj_ =
+      register_module("o_proj", std::make_shared<Projection>(widths.value, context.d_model, false,
+                                                             config.rescale_output ? output_initial_std(context.layers) : initial_std));
+}
+
+std::shared_ptr<Projection> GatedHeads::add_projection(const std::string& name, int64_t width, bool bias) {
+  return register_module(name, std::make_shared<Projection>(d_model_, width, bias));
+}
+
+MixerState GatedHeads::make_state(int64_t slots) const {
+  const int64_t heads = config_.heads;
+  std::vector<StateTensor> state{
+      {"kv", torch::zeros({slots, heads, widths_.key / heads, widths_.value / heads}, sum_options(q_proj_->weight()))}};
+  if (q_conv_) {
+    for (const auto& [name, conv] : {std::pair{"q_conv", q_conv_}, {"k_conv", k_conv_}, {"v_conv", v_conv_}})
+      state.push_back(conv->state(name, slots));
+  }
+  return MixerState(std::move(state));
+}
+
+Tensor GatedHeads::heads_of(const std::string& name, const Projection& projection, const ShortConvolution* conv, const Tensor& x,
+                            const Call& call) const {
+  Tensor y = projection.forward(x);
+  if (conv != nullptr) y = conv->forward(y, call, name);
+  return y.view({x.size(0), config_.heads, y.size(1) / config_.heads});
+}
+
+Tensor GatedHeads::run(const Tensor& x, const Call& call) {
+  ops::GatedDeltaRuleInputs in{heads_of("q_conv", *q_proj_, q_conv_.get(), x, call), heads_of("k_conv", *k_proj_, k_conv_.get(), x, call),
+                               heads_of("v_conv", *v_proj_, v_conv_.get(), x, call)};
+  in.scale = std::sqrt(static_cast<double>(config_.heads) / static_cast<double>(widths_.key));
+  add_gates(x, in);
+  Tensor y = ops::rms_norm(gated_delta_rule(in, call, "kv"), norm_weight_, config_.norm_eps).view({x.size(0), widths_.value});
+  if (g_proj_) y = y * ops::rowwise::silu(g_proj_->forward(x));
+  return o_proj_->forward(y);
+}
+
+}  // namespace based

@@ -1,0 +1,18 @@
+#include "based/mixers/blocks/short_convolution.h"
+
+#include "based/ops/short_conv.h"
+
+namespace based {
+
+Tensor ShortConvolution::forward(const Tensor& x, const Call& call, const std::string& name) const {
+  if (call.state == nullptr) return std::get<0>(ops::short_conv(x, weight(), bias(), {}, true, call.pass.cu_seqlens()));
+  Tensor& state = (*call.state)[name];
+  return call.step ? ops::short_conv_step(x, weight(), bias(), {}, true, state, call.pass.slots())
+                   : ops::short_conv_prefill(x, weight(), bias(), {}, true, call.pass.cu_seqlens(), state, call.pass.slots());
+}
+
+StateTensor ShortConvolution::state(const std::string& name, int64_t slots) const {
+  return {name, torch::zeros({slots, weight().size(0), weight().size(1) - 1}, sum_options(weight()))};
+}
+
+}  // namespace based

@@ -1,0 +1,16 @@
+#include "based/mixers/blocks/time_step.h"
+
+#include <cmath>
+
+#include "based/mixers/parameters.h"
+
+namespace based {
+
+Tensor initial_time_step_bias(int64_t n, double low, double high, double least) {
+  const Tensor step = initial_uniform({n}, std::log(low), std::log(high)).exp().clamp_min(least);
+  return step + torch::log(-torch::expm1(-step));  // the inverse of softplus
+}
+
+Tensor initial_rate_log(int64_t n, double low, double high) { return initial_uniform({n}, low, high).log(); }
+
+}  // namespace based

@@ -1,0 +1,106 @@
+// Mamba-2 (Dao and Gu 2024): a state space model whose heads forget at one rate each, S_t = exp(−dt_t exp(A_log)) S_{t−1} + dt_t B_t x_tᵀ,
+// y_t = S_tᵀC_t + D x_t; x, B and C come through one short convolution, and a gate in front of the norm behind.
+#include <cmath>
+
+#include "based/mixers/blocks/short_convolution.h"
+#include "based/mixers/blocks/time_step.h"
+#include "based/mixers/shapes_only.h"
+#include "based/ops/rowwise.h"
+#include "based/ops/split_columns.h"
+
+namespace based {
+namespace {
+
+struct Mamba2Config {
+  int64_t headdim = 64;
+  int64_t d_state = 128;
+  int64_t d_conv = 4;
+  int64_t expand = 2;
+  int64_t ngroups = 1;
+  bool bias = false;
+  bool conv_bias = true;
+  bool norm_before_gate = false;
+  double norm_eps = 1e-5;
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("headdim", headdim, "size of a head's values");
+    field("d_state", d_state, "size of a head's state for each of these");
+    field("d_conv", d_conv, "tokens that the convolution sees, the present one included");
+    field("expand", expand, "width of the heads together, in multiples of d_model");
+    field("ngroups", ngroups, "groups of heads; a group has one B and one C, and a norm of its own");
+    field("bias", bias, "biases in the projections");
+    field("conv_bias", conv_bias, "bias of the convolution");
+    field("norm_before_gate", norm_before_gate, "the norm is in front of the gate");
+    field("norm_eps", norm_eps, "added to the mean square in the norm");
+  }
+};
+
+// As torch draws a linear layer, over √layers for the last one.
+std::shared_ptr<Projection> projection(int64_t in, int64_t out, bool bias, int64_t layers = 1) {
+  const double bound = 1 / std::sqrt(static_cast<double>(in * layers));
+  return std::make_shared<Projection>(initial_uniform({out, in}, -bound, bound), bias);
+}
+
+class Mamba2 final : public BlockMixer {
+ public:
+  Mamba2(const Mamba2Config& config, const MixerContext& context) : config_(config) {
+    check_option("mamba2", "headdim", config.headdim, 1, 65536);
+    check_option("mamba2", "d_state", config.d_state, 1, 65536);
+    check_option("mamba2", "d_conv", config.d_conv, 1, 128);
+    check_option("mamba2", "expand", config.expand, 1, 64);
+    check_option("mamba2", "ngroups", config.ngroups, 1, 4096);
+    width_ = config.expand * context.d_model;
+    heads_ = divided("mamba2", "expand · d_model", width_, "headdim", config.headdim);
+    divided("mamba2", "heads", heads_, "ngroups", config.ngroups);
+    const int64_t convolved = width_ + 2 * config.ngroups * config.d_state;
+    in_proj_ = register_module("in_proj", projection(context.d_model, width_ + convolved + heads_, config.bias));
+    conv_ = register_module("conv", std::make_shared<ShortConvolution>(convolved, config.d_conv, config.conv_bias));
+    out_proj_ = register_module("out_proj", projection(width_, context.d_model, config.bias, context.layers));
+    dt_bias_ = register_parameter("dt_bias", initial_time_step_bias(heads_));
+    A_log_ = register_parameter("A_log", initial_rate_log(heads_, 1, 16));
+    D_ = register_parameter("D", torch::ones({heads_}, parameter_device()));
+    const auto norm = register_module("norm", std::make_shared<torch::nn::Module>("norm"));
+    norm_weight_ = norm->register_parameter("weight", torch::ones({width_}, parameter_device()));
+  }
+
+  // "ssm" [slots, heads, d_state, headdim] and "conv" [slots, channels, d_conv − 1].
+  MixerState make_state(int64_t slots) const override {
+    const auto options = sum_options(in_proj_->weight());
+    return MixerState({{"ssm", torch::zeros({slots, heads_, config_.d_state, config_.headdim}, options)}, conv_->state("conv", slots)});
+  }
+
+ private:
+  Tensor run(const Tensor& x, const Call& call) override {
+    const at::ScalarType type = ops::sum_type(x);
+    const int64_t group_width = config_.ngroups * config_.d_state;
+    const auto parts = ops::split_columns(in_proj_->forward(x), {width_, width_ + 2 * group_width, heads_});
+    const auto xBC = ops::split_columns(conv_->forward(parts[1], call, "conv"), {width_, group_width, group_width});
+    const auto by_group = [&](const Tensor& columns) { return columns.reshape({x.size(0), config_.ngroups, config_.d_state}); };
+    ops::GatedDeltaRuleInputs in{by_group(xBC[2]), by_group(xBC[1]), xBC[0].reshape({x.size(0), heads_, config_.headdim})};
+    in.beta = ops::rowwise::softplus(parts[2].to(type) + dt_bias_.to(type));
+    in.log_decay = *in.beta * -A_log_.to(type).exp();
+    const Tensor y = gated_delta_rule(in, call, "ssm") + in.v * D_.unsqueeze(-1);
+    return out_proj_->forward(gated(y.view({x.size(0), width_}), ops::rowwise::silu(parts[0])));
+  }
+
+  Tensor gated(const Tensor& y, const Tensor& gate) const {
+    if (config_.norm_before_gate) return normed(y) * gate;
+    return normed(y * gate);
+  }
+  Tensor normed(const Tensor& y) const {
+    const Tensor groups = y.view({y.size(0), config_.ngroups, width_ / config_.ngroups});
+    return ops::rowwise::rms_norm(groups, config_.norm_eps).view(y.sizes()) * norm_weight_;
+  }
+
+  Mamba2Config config_;
+  int64_t width_ = 0, heads_ = 0;
+  std::shared_ptr<Projection> in_proj_, out_proj_;
+  std::shared_ptr<ShortConvolution> conv_;
+  Tensor dt_bias_, A_log_, D_, norm_weight_;
+};
+
+}  // namespace
+
+BASED_DEFINE_MIXER(mamba2, Mamba2, Mamba2Config, "Mamba-2: a state space model, whose heads forget at one rate each")
+
+}  // namespace based
