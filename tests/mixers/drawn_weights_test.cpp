@@ -71,5 +71,25 @@ TEST_F(DrawnWeights, OfMamba2) {
   expect_all("norm.weight", 1);
 }
 
+// The curves of its authors' listing, which depend on the layer's depth: here the last of three.
+TEST_F(DrawnWeights, OfRwkv5) {
+  make("rwkv5", {64, 2, 3}, {{"head_size", Config(int64_t{16})}});
+  const Tensor channel = torch::arange(64, torch::kFloat64), along = channel / 63;
+  const auto expect_equal = [&](const std::string& name, const Tensor& wanted) {
+    EXPECT_LT(((*this)[name].to(torch::kFloat64).flatten() - wanted).abs().max().item<double>(), 1e-6) << name;
+  };
+  expect_equal("shift.time_mix_k", (channel / 64).pow(1.0 / 3));
+  expect_equal("shift.time_mix_v", (channel / 64).pow(1.0 / 3) + 0.3);
+  expect_equal("shift.time_mix_r", (channel / 64).pow(1.0 / 6));
+  expect_equal("shift.time_mix_g", (channel / 64).pow(1.0 / 6));
+  expect_equal("time_decay", -6 + 5 * along.square());
+  expect_equal("bonus", (1 - along) + ((channel + 1).remainder(3) - 1) * 0.1);
+  expect_normal("k_proj.weight", 0.02);
+  expect_normal("o_proj.weight", 0.02 / std::sqrt(6.0));
+  make("rwkv5_channel_mix", {64, 2, 3});
+  EXPECT_EQ((*this)["k_proj.weight"].sizes(), at::IntArrayRef({224, 64}));
+  expect_equal("shift.time_mix_k", (channel / 64).pow(1.0 / 3));
+}
+
 }  // namespace
 }  // namespace based

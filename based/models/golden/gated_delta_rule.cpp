@@ -93,6 +93,23 @@ ReferenceMixer mamba2(const PeerMixer& peer) {
   return mixer;
 }
 
+ReferenceMixer rwkv5(const PeerMixer& peer) {
+  ReferenceMixer mixer{"rwkv5", {}, {}, ""};
+  mixer.options = {{"head_size", Config(peer.parameters.size("time_decay", 1))},
+                   {"head_size_divisor", Config(field<double>(peer.config, "head_size_divisor", 8, peer.parameters.path()))}};
+  for (const auto& [theirs, ours] : {std::pair{"receptance", "r_proj"},
+                                     {"key", "k_proj"},
+                                     {"value", "v_proj"},
+                                     {"gate", "g_proj"},
+                                     {"output", "o_proj"},
+                                     {"ln_x", "norm"}})
+    add_pair(mixer, theirs, ours);
+  for (const char* part : {"k", "v", "r", "g"}) mixer.names[std::string("time_mix_") + part] = std::string("shift.time_mix_") + part;
+  mixer.names["time_decay"] = "time_decay";
+  mixer.names["time_faaaa"] = "bonus";
+  return mixer;
+}
+
 std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
   const auto is = [&](const char* name, const char* type) {
     return peer.name == type || (peer.name + ",").starts_with(std::string(name) + ",");
@@ -101,6 +118,7 @@ std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
   if (is("delta_net", "DeltaNet")) return delta_net(peer);
   if (is("gated_delta_net", "GatedDeltaNet")) return gated_delta_net(peer);
   if (is("mamba2", "Mamba2")) return mamba2(peer);
+  if (is("rwkv5", "RWKVTimeMixer")) return rwkv5(peer);
   return std::nullopt;
 }
 
