@@ -23,7 +23,7 @@ struct RecallSizes {
   int64_t block() const;       // z: rows that Q, K and V are moved apart to
 };
 
-inline constexpr int64_t kMaxRecall = 64;  // of N and d
+inline constexpr int64_t kMaxRecall = 256;  // of N and d
 
 // Input: Q, K and V below each other, [3N, d]; output: the top left [N, d]. Throws UsageError for sizes that are not 1 … kMaxRecall.
 // Layers say which step of the paper they are, "2.2: …".

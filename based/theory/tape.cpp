@@ -43,16 +43,16 @@ Tape::Value Tape::product(Value a, Value b) {
   return add({Kind::product, a, b});
 }
 
-Circuit::Circuit(const Tape& tape, const std::vector<Tape::Value>& outputs) { build(tape, outputs); }
+Traced::Traced(const Tape& tape, const std::vector<Tape::Value>& outputs) { build(tape, outputs); }
 
-Circuit::Circuit(const Program& program, Size result) {
+Traced::Traced(const Program& program, Size result) {
   Tape tape;
   Matrix<Tape::Value> input(program.outer);
   for (Tape::Value& cell : input.cells) cell = tape.input();
   build(tape, corner(theory::run<Tape>(program, input, tape), result).cells);
 }
 
-void Circuit::build(const Tape& tape, const std::vector<Tape::Value>& outputs) {
+void Traced::build(const Tape& tape, const std::vector<Tape::Value>& outputs) {
   using Kind = Tape::Kind;
   inputs_ = tape.inputs();
   const auto& nodes = tape.nodes();
@@ -97,7 +97,7 @@ void Circuit::build(const Tape& tape, const std::vector<Tape::Value>& outputs) {
   for (const Tape::Value output : outputs) outputs_.push_back(place[static_cast<size_t>(output)]);
 }
 
-void Circuit::run(const std::vector<Lanes>& inputs, std::vector<Lanes>& outputs) {
+void Traced::run(const std::vector<Lanes>& inputs, std::vector<Lanes>& outputs) {
   for (const auto& [number, at] : input_places_) memory_[static_cast<size_t>(at)] = inputs[static_cast<size_t>(number)];
   int overflow = 0;
   for (const auto& [kind, from_a, from_b, into] : instructions_) {

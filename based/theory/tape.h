@@ -39,12 +39,12 @@ class Tape {
 inline constexpr int kLanes = 64;
 using Lanes = std::array<int64_t, kLanes>;  // one number of each of 64 inputs
 
-// What `outputs` depend on, as instructions over a memory in which places are used again.
-class Circuit {
+// What `outputs` of a tape depend on, as instructions over a memory in which places are used again.
+class Traced {
  public:
-  Circuit(const Tape& tape, const std::vector<Tape::Value>& outputs);
-  // A program's circuit: inputs and outputs are the cells of the top left `program.outer` and `result`, row by row.
-  Circuit(const Program& program, Size result);
+  Traced(const Tape& tape, const std::vector<Tape::Value>& outputs);
+  // A program's: inputs and outputs are the cells of the top left `program.outer` and `result`, row by row.
+  Traced(const Program& program, Size result);
 
   int64_t inputs() const { return inputs_; }
   int64_t outputs() const { return static_cast<int64_t>(outputs_.size()); }

@@ -84,7 +84,7 @@ inline const std::vector<CommandRow>& command_rows() {
       {"selftest", "", {{"--device", "tpu"}}},
       {"theory mqar", "--n 4 --vocab 16 --examples 8", {{"--out", no_path}, {"--model", no_path}}},
       {"theory list", ""},
-      {"theory verify", "shift_down"},
+      {"theory verify", "shift_down", {}, "mqar", "interrupted while"},
       {"theory show", "one_hot", {{"--out", no_path}}},
       {"golden", "<@/golden.safetensors"},
   };

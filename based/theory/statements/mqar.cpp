@@ -1,11 +1,15 @@
+#include <cmath>
+
 #include "based/theory/integers.h"
 #include "based/theory/statements/recall_inputs.h"
 
 namespace based::theory {
 namespace {
 
-constexpr int64_t kDrawn = 100'000;  // instances of each larger size
-constexpr int64_t kWhole = 20;       // of them put through all layers, cell by cell, instead of the circuit
+constexpr int64_t kDrawn = 100'000;  // instances of each larger size, a hundredth of them where it is to be quick
+constexpr int64_t kWhole = 20;       // of them put through all layers, cell by cell, instead of the traced program; of the largest only 2
+constexpr int64_t kQuick = 20'000;   // all instances of a size are tried, where it is to be quick, if they are no more than these
+constexpr int64_t kSmall = 16;       // N and d that are drawn where it is to be quick
 
 std::string text_of(const RecallSizes& sizes) { return std::to_string(sizes.length) + "x" + std::to_string(sizes.tokens); }
 
@@ -22,6 +26,7 @@ void try_all(Trial& trial) {
   for (const auto& [length, tokens] :
        {std::pair<int64_t, int64_t>{1, 8}, {2, 2}, {2, 3}, {3, 2}, {3, 3}, {2, 8}, {3, 4}, {4, 2}, {4, 3}, {5, 2}}) {
     const RecallSizes sizes{length, tokens};
+    if (trial.quick() && std::pow(tokens, 3 * length) > kQuick) continue;
     const Program program = recall_program(sizes);
     count_layers(trial, sizes, program);
     RecallCheck check(trial, sizes, program);
@@ -33,29 +38,39 @@ void try_all(Trial& trial) {
   }
 }
 
-void try_drawn(Trial& trial) {
-  Random random(7);
-  for (const auto& [length, tokens] : {std::pair<int64_t, int64_t>{8, 8}, {16, 16}, {12, 31}, {31, 12}, {32, 32}}) {
-    const RecallSizes sizes{length, tokens};
+void try_drawn(Trial& trial, const RecallSizes& sizes) {
+  Random random(7, static_cast<uint64_t>(sizes.length));
+  const Program program = recall_program(sizes);
+  count_layers(trial, sizes, program);
+  for (int64_t k = 0; k < (sizes.length > 32 ? 2 : kWhole); ++k) {
+    const Tokens instance = draw_tokens(random, sizes, k % kTokenKinds);
+    const IntMatrix input = instance.one_hot(sizes.tokens);
+    trial.compare(program, input, recall_by_definition(sizes, input), program.tuple());
+  }
+  RecallCheck check(trial, sizes, program);
+  for (int64_t k = 0; k < (trial.quick() ? kDrawn / 100 : kDrawn); ++k) check.add(draw_tokens(random, sizes, k % kTokenKinds));
+  check.finish();
+  trial.size(text_of(sizes));
+}
+
+// What was built at growing N̄ beside ⌈log log N̄⌉; the largest are counted and not run.
+void count_growth(Trial& trial) {
+  for (int64_t n = 8; n <= (trial.quick() ? 2 * kSmall : kMaxRecall); n *= 2) {
+    const RecallSizes sizes{n, n};
     const Program program = recall_program(sizes);
     count_layers(trial, sizes, program);
-    for (int64_t k = 0; k < kWhole; ++k) {
-      const Tokens instance = draw_tokens(random, sizes, k % kTokenKinds);
-      const IntMatrix input = instance.one_hot(tokens);
-      trial.compare(program, input, recall_by_definition(sizes, input), program.tuple());
-    }
-    RecallCheck check(trial, sizes, program);
-    for (int64_t k = 0; k < (trial.quick() ? kDrawn / 100 : kDrawn); ++k) check.add(draw_tokens(random, sizes, k % kTokenKinds));
-    check.finish();
-    trial.size(text_of(sizes));
-    trial.note(program.tuple() + ": ⌈log⌈log(N̄ + 1)⌉⌉ = " + std::to_string(ceil_log2(ceil_log2(std::max(length, tokens) + 1))) + ", " +
-               std::to_string(program.parameters()) + " parameters that are not 0 of " + std::to_string(program.all_parameters()));
+    const int64_t rounds = ceil_log2(ceil_log2(n));
+    trial.note("N̄ = " + std::to_string(n) + ": (N, L, d, N', d') = " + program.tuple() + ", ⌈log log N̄⌉ = " + std::to_string(rounds) +
+               ", L - 4⌈log log N̄⌉ = " + std::to_string(program.depth() - 4 * rounds) + ", " + std::to_string(program.parameters()) +
+               " parameters are not 0 of " + std::to_string(program.all_parameters()));
   }
 }
 
 void verify(Trial& trial) {
   try_all(trial);
-  try_drawn(trial);
+  for (const auto& [length, tokens] : {std::pair<int64_t, int64_t>{8, 8}, {16, 16}, {12, 31}, {31, 12}, {32, 32}, {64, 64}})
+    if (!trial.quick() || std::max(length, tokens) <= kSmall) try_drawn(trial, {length, tokens});
+  count_growth(trial);
   trial.note("layers built: 80 + 3⌈log b⌉ + ⌈log b̄⌉, so 80 + 4⌈log⌈log(N̄ + 1)⌉⌉ at most");
 }
 

@@ -57,10 +57,10 @@ IntMatrix run_with(const OneHot& of, const IntMatrix& input, const std::function
 
 void try_printed(Trial& trial) {
   const OneHot of{3, 2, 3};
-  const std::vector<int64_t> numbers{1, 2, 3};
+  const std::vector<int64_t> numbers{1, 3, 2};
   const IntMatrix input = bits_of(numbers, of.bits), expected = one_hot_of(numbers, of.columns);
-  const auto rows = [&](const IntMatrix& found) {
-    return "1, 2, 3 become " + row_text(found, 0) + ", " + row_text(found, 1) + ", " + row_text(found, 2);
+  const auto rows = [](const IntMatrix& found) {
+    return "1, 3, 2 become " + row_text(found, 0) + ", " + row_text(found, 1) + ", " + row_text(found, 2);
   };
 
   IntMatrix found = run_with(of, input, [](std::vector<Layer>& layers) {
@@ -75,6 +75,11 @@ void try_printed(Trial& trial) {
 
   found = run_with(of, input, [](std::vector<Layer>& layers) { layers[6].filter = {{-1}}; });
   trial.correct({"round m shifts by 2^m rows", rows(found), "by N'·2^m rows: a bit is a block of N' rows"}, found != expected);
+
+  found = run_with(of, input, [&](std::vector<Layer>& layers) { layers[1].filter_bias = one_hot_as_printed(3)[1].filter_bias; });
+  trial.correct(
+      {"the bit of row i, from 1, is ⌊i/N'⌋ mod ⌈log N'⌉ + 1", rows(found), "⌊(i - 1)/N'⌋: the last row of each block takes the next bit"},
+      found != expected);
 
   const OneHot three{5, 3, 5};
   const std::vector<int64_t> five{1, 2, 3, 4, 5};

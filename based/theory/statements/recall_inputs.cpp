@@ -87,8 +87,8 @@ RecallCheck::RecallCheck(Trial& trial, const RecallSizes& sizes, const Program& 
     : trial_(&trial),
       sizes_(sizes),
       tuple_(program.tuple()),
-      circuit_(program, {sizes.length, sizes.tokens}),
-      inputs_(static_cast<size_t>(circuit_.inputs())) {}
+      traced_(program, {sizes.length, sizes.tokens}),
+      inputs_(static_cast<size_t>(traced_.inputs())) {}
 
 void RecallCheck::add(const Tokens& tokens) {
   batch_.push_back(tokens);
@@ -104,7 +104,7 @@ void RecallCheck::finish() {
     for (const auto* part : {&batch_[lane].queries, &batch_[lane].keys, &batch_[lane].values})
       for (const int64_t token : *part) inputs_[row++ * d + static_cast<size_t>(token)][lane] = 1;
   }
-  circuit_.run(inputs_, outputs_);
+  traced_.run(inputs_, outputs_);
   trial_->count(static_cast<int64_t>(batch_.size()));
   for (size_t lane = 0; lane < batch_.size(); ++lane) {
     const std::vector<int64_t> answers = batch_[lane].answers();

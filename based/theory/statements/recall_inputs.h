@@ -34,13 +34,12 @@ class RecallCheck {
   RecallCheck(Trial& trial, const RecallSizes& sizes, const Program& program);
   void add(const Tokens& tokens);
   void finish();
-  int64_t gates() const { return circuit_.gates(); }
 
  private:
   Trial* trial_;
   RecallSizes sizes_;
   std::string tuple_;
-  Circuit circuit_;
+  Traced traced_;
   std::vector<Tokens> batch_;
   std::vector<Lanes> inputs_, outputs_;
 };

@@ -72,7 +72,7 @@ void try_printed(Trial& trial, const PrintedStep& step) {
 // The inner dimension 4z x z, z = N̄ log N̄, against what the paper's own primitives ask for.
 void try_inner_dimension(Trial& trial) {
   bool narrow = true;
-  for (int64_t n = 8; n <= kMaxRecall; n *= 2) {
+  for (int64_t n = 8; n <= 64; n *= 2) {
     const int64_t z = n * ceil_log2(n), columns = n * RecallSizes{n, n}.key_bits();
     narrow = narrow && columns > z && 9 * z > 4 * z;
   }
@@ -84,7 +84,7 @@ void try_inner_dimension(Trial& trial) {
 }
 
 void verify(Trial& trial) {
-  trial.size("2x2, 3x3, 4x2");
+  trial.size("2x2, 3x2, 4x2");
   trial.layers(recall_program({3, 3}).depth(), "-");
   try_printed(trial, {"step 2.2 multiplies by uW + B₁ = u, and writes 1 for the fourth block, which is 0",
                       "B₁ = 1 in the fourth block; as printed V is lost",
@@ -92,7 +92,7 @@ void verify(Trial& trial) {
                       close_gate});
   try_printed(trial, {"step 6.3: W[i, j] = 1 where i = (((j - 1)N + ⌊(i - 1)/N⌋) mod N·b̄) + 1",
                       "W[(k - 1)N + i, (i - 1)b̄ + k] = 1 for rows i and bits k",
-                      {3, 3},
+                      {3, 2},
                       permute_as_printed});
   try_printed(trial, {"steps 6.4 to 6.6: a cumulative sum and a shift up leave the first row alone",
                       "the other rows hold sums, too, and are zeroed by the gate of the shift",

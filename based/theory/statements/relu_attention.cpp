@@ -85,7 +85,7 @@ void try_repaired(Trial& trial) {
     trial.count();
     trial.require(same_answers(recall(u, Form::repaired), by_definition(u)), "a query is answered wrongly");
   };
-  for (const auto& [length, width] : {std::pair<int64_t, int64_t>{1, 4}, {2, 1}, {2, 2}, {3, 1}, {4, 1}, {5, 1}}) {
+  for (const auto& [length, width] : {std::pair<int64_t, int64_t>{1, 4}, {2, 1}, {2, 2}, {3, 1}, {4, 1}}) {
     trial.size(std::to_string(length) + "x" + std::to_string(width));
     for (int64_t number = 0; number < int64_t{1} << (3 * length * width); ++number) check(bits(number, {3 * length, width}));
   }
