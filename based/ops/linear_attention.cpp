@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "based/kernels/linear_attention.h"
 #include "based/ops/rows.h"
 #include "based/ops/running_sums.h"
 
@@ -148,6 +149,23 @@ Tensor step(const LinearAttentionStep& in) {
   return y.to(in.v.scalar_type());
 }
 
+Tensor step_with_kernel(const LinearAttentionStep& in) {
+  if (!uses_kernel("linear_attention_step", in.q)) return step(in);
+  check(in);
+  const Tensor q = in.q.contiguous(), k = in.k.contiguous(), v = in.v.contiguous(), slots = in.slots.contiguous();
+  const Tensor y = at::empty(v.sizes(), v.options());
+  kernels::LinearAttentionStep to;
+  to.q = q.const_data_ptr(), to.k = k.const_data_ptr(), to.v = v.const_data_ptr(), to.y = y.mutable_data_ptr();
+  to.kv_state = in.kv_state.mutable_data_ptr<float>(), to.k_state = in.k_state.mutable_data_ptr<float>();
+  to.slot = slots.const_data_ptr<int64_t>();
+  to.rows = q.size(0), to.features = q.size(2);
+  to.heads = static_cast<int32_t>(q.size(1)), to.head_dim = static_cast<int32_t>(v.size(2));
+  to.eps = static_cast<float>(in.eps);
+  to.dtype = kernel_dtype(q);
+  require_ok(kernels::cpu::linear_attention_step(to));
+  return y;
+}
+
 template <class Op>
 Tensor like_v(const Op& in) {
   check(in);
@@ -157,7 +175,7 @@ Tensor like_v(const Op& in) {
 TORCH_LIBRARY_FRAGMENT(based, m) {
   define<LinearAttention>(m).composite<forward>().meta<forward_meta>().named_reference<forward_reference>();
   define<LinearAttentionPrefill>(m).reference<prefill>().meta<like_v<LinearAttentionPrefill>>().without_gradient();
-  define<LinearAttentionStep>(m).reference<step>().meta<like_v<LinearAttentionStep>>().without_gradient();
+  define<LinearAttentionStep>(m).reference<step>().meta<like_v<LinearAttentionStep>>().cpu<step_with_kernel>().without_gradient();
 }
 
 OptionalTensor kv_of(const std::optional<LinearAttentionState>& state) { return state ? OptionalTensor(state->kv) : std::nullopt; }
