@@ -18,6 +18,11 @@ struct Row {
   bool grows = false;
 };
 
+// Whether `key` is this option's, or within its table.
+bool is_of(const std::string& key, const FieldHelp& option) {
+  return key == option.name || (option.type == "table" && key.starts_with(option.name + "."));
+}
+
 Row measure(const MixerInfo& info, const Options& options) {
   const ShapesOnly no_memory;
   Config config{Config::Table{}};
@@ -25,7 +30,7 @@ Row measure(const MixerInfo& info, const Options& options) {
     // An option that this mixer does not have belongs to another one of the list.
     const std::string key = assignment.substr(0, assignment.find('='));
     for (const auto& field : info.help())
-      if (field.name == key) config.override_with(assignment);
+      if (is_of(key, field)) config.override_with(assignment);
   }
   const auto mixer = info.make(config, {options.d_model, 0, 1});
   Row row{&info};
@@ -36,13 +41,14 @@ Row measure(const MixerInfo& info, const Options& options) {
 }
 
 void check_known(const Options& options) {
-  std::vector<std::string> known;
+  std::vector<FieldHelp> known;
+  std::vector<std::string> names;
   for (const auto& info : mixers())
-    for (const auto& field : info.help()) known.push_back(field.name);
+    for (const auto& field : info.help()) known.push_back(field), names.push_back(field.name);
   for (const auto& assignment : options.set) {
     const std::string key = assignment.substr(0, assignment.find('='));
-    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
-    const std::string close = nearest(key, known);
+    if (std::any_of(known.begin(), known.end(), [&](const FieldHelp& option) { return is_of(key, option); })) continue;
+    const std::string close = nearest(key, names);
     throw UsageError("--set " + assignment + ": no mixer has an option '" + key + "'" +
                      (close.empty() ? "" : "; did you mean '" + close + "'?"));
   }

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "based/core/error.h"
+#include "based/mixers/registry.h"
 #include "based/mixers/shapes_only.h"
 
 namespace based {
@@ -45,16 +46,7 @@ void register_mixer(const MixerInfo& info) {
   table().push_back(info);
 }
 
-const MixerInfo& find_mixer(const std::string& name) {
-  std::vector<std::string> names;
-  for (const MixerInfo& info : mixers()) {
-    if (name == info.name) return info;
-    names.emplace_back(info.name);
-  }
-  const std::string guess = nearest(name, names);
-  throw UsageError("unknown mixer '" + name + "'" +
-                   (guess.empty() ? "; `based mixers` lists the known ones" : ", did you mean '" + guess + "'?"));
-}
+const MixerInfo& find_mixer(const std::string& name) { return find_named(mixers(), "mixer", name); }
 
 int64_t state_bytes(const Mixer& mixer, int64_t tokens) {
   const ShapesOnly no_memory;

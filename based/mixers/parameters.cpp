@@ -1,6 +1,8 @@
 #include "based/mixers/parameters.h"
 
 #include <cmath>
+#include <limits>
+#include <sstream>
 #include <string>
 
 #include "based/core/error.h"
@@ -13,6 +15,15 @@ void check_option(const char* mixer, const char* option, int64_t value, int64_t 
   if (value >= low && value <= high) return;
   throw UsageError(std::string(mixer) + ": " + option + " must be " + std::to_string(low) + ".." + std::to_string(high) + ", got " +
                    std::to_string(value));
+}
+
+void check_number(const char* mixer, const char* option, double value, double least) {
+  if (std::isfinite(value) && value >= least) return;
+  std::ostringstream message;
+  message << mixer << ": " << option << " must be a number";
+  if (least > std::numeric_limits<double>::lowest()) message << " of at least " << least;
+  message << ", got " << value;
+  throw UsageError(message.str());
 }
 
 int64_t divided(const char* mixer, const char* name, int64_t value, const char* divisor_name, int64_t divisor, const char* advice) {

@@ -10,6 +10,10 @@ namespace based {
 // Throws UsageError "mixer: option must be low..high, got value" where it is outside.
 void check_option(const char* mixer, const char* option, int64_t value, int64_t low, int64_t high);
 
+// Throws UsageError "mixer: option must be a number of at least <least>, got value" where it is less or not finite; of the least double:
+// "must be a number".
+void check_number(const char* mixer, const char* option, double value, double least);
+
 // value / divisor. Throws UsageError "mixer: d_model 64 is not a multiple of heads 5", then `advice`, where it is none.
 int64_t divided(const char* mixer, const char* name, int64_t value, const char* divisor_name, int64_t divisor, const char* advice = "");
 

@@ -12,11 +12,31 @@ namespace {
 
 // Odd sizes, and what each option changes. A mixer that is not named here is tested with its defaults.
 const std::multimap<std::string, Options>& more_options() {
+  const auto map = [](const std::string& name, const std::string& more = "") {
+    return std::pair{"linear_attention", Options{256, "heads = 2\nhead_dim = 3\nfeature_map = \"" + name + "\"\n" + more}};
+  };
   static const std::multimap<std::string, Options> all = {
       {"taylor_attention", {24, "heads = 3\nfeature_dim = 5\nhead_dim = 7\nbias = true"}},
       {"taylor_attention", {32, "heads = 2\nfeature_dim = 4\ndecay = true"}},
       {"taylor_attention", {10, "heads = 1\nfeature_dim = 1"}},
       {"taylor_attention", {64, "heads = 4\nfeature_dim = 8"}},
+      {"linear_attention", {33, "heads = 3\nfeature_dim = 5\nhead_dim = 7\nbias = true"}},
+      map("relu"),
+      map("square"),
+      map("squared_map"),
+      map("taylor_exp", "feature_dim = 6"),
+      map("taylor_exp", "feature_dim = 6\nfeature_options.packed = false"),
+      map("cosformer", "feature_options.length = 100"),
+      map("performer", "feature_options.features = 12"),
+      map("projection", "feature_options = {width = 24, then = \"cosformer\", options = {length = 3000}}"),
+      map("exp_dim", "feature_options.scale = 0.5"),
+      map("exp_max_norm"),
+      map("exp_sum_norm_halfspace", "feature_options.floor = 1e-3"),
+      map("softmax_dim"),
+      map("softmax_dim_halfspace"),
+      // Weights of either sign: eps keeps the denominator from 0, about which nothing would agree.
+      map("identity", "eps = 1e6"),
+      map("all_poly", "eps = 1e6\nfeature_options.features = 24"),
       {"sliding_window", {40, "heads = 4\nkv_heads = 2\nwindow = 7\nrotary_dim = 4\nqkv_bias = true\nout_bias = true"}},
       {"sliding_window", {33, "heads = 3\nwindow = 1\nrotary_dim = 0"}},
       {"sliding_window", {24, "heads = 2\nwindow = 65\nrotary_interleaved = true\nrotary_base = 500.0"}},

@@ -179,7 +179,7 @@ Tensor step_by_step(Mixer& mixer, const Tensor& x, State& state, const Slots& sl
   return torch::cat(outputs);
 }
 
-// Output, then gradients of sum(y·g) for x and every parameter (zeros where it takes no part).
+// Output, then gradients of sum(y·g) for x and every parameter that is trained (zeros where it takes no part).
 struct Results {
   std::vector<std::string> names;
   std::vector<Tensor> values;
@@ -191,6 +191,7 @@ Results differentiate(Mixer& mixer, const Tensor& x, const Tensor& g, const std:
   Results results{{"output", "grad of x"}, {y.detach()}};
   std::vector<Tensor> inputs = {input};
   for (const auto& parameter : mixer.named_parameters()) {
+    if (!parameter.value().requires_grad()) continue;
     results.names.push_back("grad of " + parameter.key());
     inputs.push_back(parameter.value());
   }

@@ -1,0 +1,53 @@
+#include "based/mixers/feature_map.h"
+
+#include "based/mixers/registry.h"
+#include "based/ops/linear.h"
+#include "based/ops/rowwise.h"
+
+namespace based {
+
+// As mixers.def: each entry calls into its map's file, so that the linker keeps it.
+#define BASED_FEATURE_MAP(name) const FeatureMapInfo& feature_map_info_##name();
+#include "based/mixers/feature_maps/feature_maps.def"
+#undef BASED_FEATURE_MAP
+
+const std::vector<FeatureMapInfo>& feature_maps() {
+  static const std::vector<FeatureMapInfo> all = {
+#define BASED_FEATURE_MAP(name) feature_map_info_##name(),
+#include "based/mixers/feature_maps/feature_maps.def"
+#undef BASED_FEATURE_MAP
+  };
+  return all;
+}
+
+const FeatureMapInfo& find_feature_map(const std::string& name) { return find_named(feature_maps(), "feature map", name); }
+
+const std::string& feature_maps_help() {
+  static const std::string text = [] {
+    std::string all;
+    for (const FeatureMapInfo& map : feature_maps()) {
+      std::string options;
+      for (const FieldHelp& field : map.help()) options += (options.empty() ? " (" : ", ") + field.name + " = " + field.default_value;
+      all += (all.empty() ? "" : "; ") + std::string(map.name) + ": " + map.summary + options + (options.empty() ? "" : ")");
+    }
+    return all;
+  }();
+  return text;
+}
+
+Tensor product(const Tensor& x, const Tensor& weight) {
+  const int64_t tokens = x.size(0), heads = x.size(1);
+  const Tensor cast = weight.to(x.scalar_type());
+  // On the CPU a few rows have bits of their own, so few tokens go a head at a time.
+  if (!x.is_cpu() || tokens > ops::kBatchInvariantRows) return ops::linear(x.flatten(0, 1), cast).unflatten(0, {tokens, heads});
+  std::vector<Tensor> of_heads;
+  for (int64_t head = 0; head < heads; ++head) of_heads.push_back(ops::linear(x.select(1, head), cast));
+  return torch::stack(of_heads, 1);
+}
+
+Tensor softmax_of_rows(const Tensor& x) {
+  const Tensor powers = ops::rowwise::exp(x - x.detach().amax(-1, /*keepdim=*/true));
+  return powers / ops::rowwise::sum(powers);
+}
+
+}  // namespace based

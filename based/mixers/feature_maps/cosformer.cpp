@@ -1,0 +1,49 @@
+// cosFormer: ReLU(q)·ReLU(k) cos(π/2 (i − j)/length), which is an inner product of features that know their position.
+#include <numbers>
+
+#include "based/mixers/feature_map.h"
+
+namespace based {
+namespace {
+
+struct CosformerOptions {
+  int64_t length = 2048;
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("length", length, "positions over which a weight falls to 0; later ones are taken for the last, so that no weight is negative");
+  }
+};
+
+class Cosformer final : public FeatureMap {
+ public:
+  Cosformer(const CosformerOptions& options, int64_t width) : FeatureMap(2 * width), length_(options.length) {
+    check_option("cosformer", "length", length_, 1, int64_t{1} << 24);
+  }
+
+  // [relu(x) sin, relu(x) cos] of π t/(2 length), t counted from 1.
+  Tensor forward(const Tensor& x, const Pass& pass) const override {
+    const Tensor factors = table(x).index_select(0, pass.positions().clamp_max(length_ - 1)).unsqueeze(-1);  // [tokens, 2, 1]
+    const Tensor positive = x.clamp_min(0);
+    return torch::cat({positive * factors.narrow(1, 0, 1), positive * factors.narrow(1, 1, 1)}, -1);
+  }
+
+ private:
+  // [length, 2], made once for where and what x is: a sine by itself would have other bits at the end of a tensor than inside it.
+  Tensor table(const Tensor& x) const {
+    if (!table_.defined() || table_.device() != x.device() || table_.scalar_type() != x.scalar_type()) {
+      const torch::InferenceMode none(false);  // training may follow
+      const Tensor angle = torch::arange(1, length_ + 1, torch::kFloat64) * (std::numbers::pi / 2 / static_cast<double>(length_));
+      table_ = torch::stack({angle.sin(), angle.cos()}, 1).to(x.device(), x.scalar_type());
+    }
+    return table_;
+  }
+
+  int64_t length_;
+  mutable Tensor table_;
+};
+
+}  // namespace
+
+BASED_DEFINE_FEATURE_MAP(cosformer, Cosformer, CosformerOptions, "ReLU, and a cosine of the distance")
+
+}  // namespace based

@@ -1,0 +1,23 @@
+#include "based/mixers/feature_map.h"
+#include "based/ops/rowwise.h"
+
+namespace based {
+namespace {
+
+class PosElu final : public FeatureMap {
+ public:
+  PosElu(const ScaleOptions& options, int64_t width) : FeatureMap(width), options_(checked("pos_elu", options)) {}
+  Tensor forward(const Tensor& x, const Pass&) const override {
+    const Tensor u = x * options_.scale;
+    return torch::where(u > 0, u + 1, ops::rowwise::exp(u.clamp_max(0)));
+  }
+
+ private:
+  ScaleOptions options_;
+};
+
+}  // namespace
+
+BASED_DEFINE_FEATURE_MAP(pos_elu, PosElu, ScaleOptions, "elu(x) + 1: x + 1 above 0, e^x below")
+
+}  // namespace based
