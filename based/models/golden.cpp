@@ -41,43 +41,21 @@ struct Comparison {
   }
 };
 
-// "… 1e-11 in float64, 5e-5 in float32 …": the number before "in <type>", or 0 where there is none.
-double stated_tolerance(const std::string& text, const std::string& type) {
-  const size_t at = text.find(" in " + type);
-  if (at == std::string::npos) return 0;
-  const size_t begin = text.find_last_of(' ', at - 1);
-  const std::string number = text.substr(begin == std::string::npos ? 0 : begin + 1, at - (begin == std::string::npos ? 0 : begin + 1));
+// The number that `text` is, or 0 where it is none above 0.
+double positive_number(const std::string& text) {
   char* end = nullptr;
-  const double value = std::strtod(number.c_str(), &end);
-  return end != number.c_str() && *end == '\0' && value > 0 ? value : 0;
+  const double value = std::strtod(text.c_str(), &end);
+  return end != text.c_str() && *end == '\0' && value > 0 ? value : 0;
 }
 
-// The file's parameters into ours, reshaped where the peer keeps an extra dimension of 1; both sides must be covered entirely.
-void load_parameters(const SafetensorsFile& file, torch::nn::Module& module, const std::map<std::string, std::string>& names) {
-  const torch::NoGradGuard no_grad;
-  auto parameters = module.named_parameters();
-  std::map<std::string, bool> filled;
-  for (const auto& parameter : parameters) filled[parameter.key()] = false;
-  for (const TensorView& view : file.tensors()) {
-    if (view.name.rfind("param.", 0) != 0) continue;
-    const auto found = names.find(view.name.substr(6));
-    if (found == names.end()) throw Error(file.path() + ": '" + view.name + "' has no counterpart in ours");
-    if (found->second.empty()) continue;
-    Tensor* ours = parameters.find(found->second);
-    const Tensor theirs = tensor_of(view);
-    if (ours == nullptr) throw Error(file.path() + ": '" + view.name + "' should be our '" + found->second + "', which there is not");
-    if (theirs.numel() != ours->numel()) {
-      std::ostringstream message;
-      message << file.path() << ": '" << view.name << "' has shape " << theirs.sizes() << ", our '" << found->second << "' "
-              << ours->sizes();
-      throw Error(message.str());
-    }
-    ours->copy_(theirs.view_as(*ours));
-    filled[found->second] = true;
-  }
-  for (const auto& [name, is_filled] : filled) {
-    if (!is_filled) throw Error(file.path() + ": holds nothing for our parameter '" + name + "'");
-  }
+// "… 1e-11 in float64, 5e-5 in float32 …": the number before "in <type>"; "<type> only, …: 1e-8": the one at the end; 0 where there is
+// none.
+double stated_tolerance(const std::string& text, const std::string& type) {
+  if (starts_with(text, (type + " only").c_str())) return positive_number(text.substr(text.rfind(' ') + 1));
+  const size_t at = text.find(" in " + type);
+  if (at == std::string::npos) return 0;
+  const size_t space = text.find_last_of(' ', at - 1), begin = space == std::string::npos ? 0 : space + 1;
+  return positive_number(text.substr(begin, at - begin));
 }
 
 // The file's buffers into ours, which have as many numbers.
@@ -91,14 +69,6 @@ void load_buffers(const SafetensorsFile& file, torch::nn::Module& module, const 
       throw Error(file.path() + ": 'buffer." + theirs + "' has " + std::to_string(value.numel()) + " numbers, our '" + ours + "' " +
                   std::to_string(buffer.numel()));
     buffer.copy_(value.view_as(buffer));
-  }
-}
-
-// Every parameter with a stored gradient, under the file's name.
-void add_parameters(Run& run, const SafetensorsFile& file, torch::nn::Module& module, const std::map<std::string, std::string>& names) {
-  const auto parameters = module.named_parameters();
-  for (const auto& [theirs, ours] : names) {
-    if (!ours.empty() && file.find("grad." + theirs) != nullptr) run.inputs.emplace_back(theirs, parameters[ours]);
   }
 }
 

@@ -37,7 +37,8 @@ fs::path committed_folder() { return fs::path(BASED_SOURCE_DIR) / "tests" / "gol
 bool of_this_build(const std::string& file) {
   for (const char* start : {
            "based/",
-           "linear_attention/taylor_exp",
+           "feature_maps/",
+           "linear_attention/",
            "lm/",
            "recurrence/delta",
            "recurrence/gated_delta",
@@ -205,6 +206,15 @@ TEST_F(MadeGolden, FailsWhereOnlyFloat32Differs) {
   EXPECT_NE(result.worst.find("in float32"), std::string::npos);
 }
 
+TEST_F(MadeGolden, ComparesInFloat64AloneWhereTheToleranceSaysSo) {
+  metadata_["tolerance"] = "float64 only, relative to the largest entry of each tensor: 1e-8";
+  tensors_["y"][1][4][7] += 1e-9;
+  const GoldenResult result = check_golden(write());
+  EXPECT_TRUE(result.pass) << result.worst;
+  EXPECT_EQ(result.tolerance, 1e-8);
+  EXPECT_EQ(result.tolerance_float32, 0);
+}
+
 TEST_F(MadeGolden, RefusesWhatIsIncomplete) {
   const auto message = [this] {
     try {
@@ -234,8 +244,12 @@ TEST_F(MadeGolden, RefusesWhatIsIncomplete) {
 }
 
 TEST_F(MadeGolden, SkipsOtherMixersByName) {
-  metadata_["mixer"] = "retention";
-  EXPECT_EQ(check_golden(write()).skipped, "mixer 'retention' is not in this build");
+  metadata_["mixer"] = "nonesuch";
+  EXPECT_EQ(check_golden(write()).skipped, "mixer 'nonesuch' is not in this build");
+  for (const char* mixer : {"linear_attention/nonesuch", "feature_map/nonesuch"}) {
+    metadata_["mixer"] = mixer;
+    EXPECT_EQ(check_golden(write()).skipped, "feature map 'nonesuch' is not in this build");
+  }
 }
 
 }  // namespace

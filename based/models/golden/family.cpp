@@ -1,5 +1,7 @@
 #include "based/models/golden/family.h"
 
+#include <sstream>
+
 #include "based/models/tensor_view.h"
 
 namespace based::golden {
@@ -48,6 +50,43 @@ Tensor read(const SafetensorsFile& file, const std::string& name) { return tenso
 Tensor read_input(Run& run, const SafetensorsFile& file, const std::string& name, const Place& place) {
   run.inputs.emplace_back(name, read(file, name).to(place.device, place.dtype).requires_grad_(true));
   return run.inputs.back().second;
+}
+
+void load_parameters(const SafetensorsFile& file, torch::nn::Module& module, const std::map<std::string, std::string>& names,
+                     const char* prefix) {
+  const torch::NoGradGuard no_grad;
+  auto parameters = module.named_parameters();
+  std::map<std::string, bool> filled;
+  for (const auto& parameter : parameters) filled[parameter.key()] = false;
+  for (const TensorView& view : file.tensors()) {
+    const bool buffer = starts_with(view.name, "buffer.");
+    if (!buffer && !starts_with(view.name, prefix)) continue;
+    const auto found = names.find(view.name.substr(view.name.find('.') + 1));
+    if (found == names.end() && buffer) continue;
+    if (found == names.end()) throw Error(file.path() + ": '" + view.name + "' has no counterpart in ours");
+    if (found->second.empty()) continue;
+    Tensor* ours = parameters.find(found->second);
+    const Tensor theirs = tensor_of(view);
+    if (ours == nullptr) throw Error(file.path() + ": '" + view.name + "' should be our '" + found->second + "', which there is not");
+    if (theirs.numel() != ours->numel()) {
+      std::ostringstream message;
+      message << file.path() << ": '" << view.name << "' has shape " << theirs.sizes() << ", our '" << found->second << "' "
+              << ours->sizes();
+      throw Error(message.str());
+    }
+    ours->copy_(theirs.view_as(*ours));
+    filled[found->second] = true;
+  }
+  for (const auto& [name, is_filled] : filled) {
+    if (!is_filled) throw Error(file.path() + ": holds nothing for our parameter '" + name + "'");
+  }
+}
+
+void add_parameters(Run& run, const SafetensorsFile& file, torch::nn::Module& module, const std::map<std::string, std::string>& names) {
+  const auto parameters = module.named_parameters();
+  for (const auto& [theirs, ours] : names) {
+    if (!ours.empty() && file.find("grad." + theirs) != nullptr) run.inputs.emplace_back(theirs, parameters[ours]);
+  }
 }
 
 int64_t required_int(const Json& config, const char* key, const std::string& path) {

@@ -87,6 +87,13 @@ Tensor read(const SafetensorsFile& file, const std::string& name);
 // The same as an input whose gradient is wanted, remembered in `run`.
 Tensor read_input(Run& run, const SafetensorsFile& file, const std::string& name, const Place& place);
 
+// The file's parameters, and those of its buffers that `names` has, into ours, reshaped where the peer keeps an extra dimension of 1; all
+// parameters of both sides must be covered. `prefix`: of parameters in the file.
+void load_parameters(const SafetensorsFile& file, torch::nn::Module& module, const std::map<std::string, std::string>& names,
+                     const char* prefix = "param.");
+// Every parameter with a stored gradient, under the file's name.
+void add_parameters(Run& run, const SafetensorsFile& file, torch::nn::Module& module, const std::map<std::string, std::string>& names);
+
 // A field of a peer's config; null counts as absent.
 template <class T>
 T field(const Json& config, const char* key, T fallback, const std::string& path) {
