@@ -106,7 +106,7 @@ Tensor prefill(const GatedDeltaRulePrefill& in) {
 }
 
 // Row by row: the order of additions must not depend on the other rows.
-Tensor step(const GatedDeltaRuleStep& in) {
+Tensor step_reference(const GatedDeltaRuleStep& in) {
   check(in);
   const GatedDeltaRuleInputs& of = in.of;
   const Tensor one = at::tensor({int64_t{0}, int64_t{1}}), y = at::empty(of.v.sizes(), of.v.options());
@@ -122,16 +122,52 @@ Tensor step(const GatedDeltaRuleStep& in) {
   return y;
 }
 
+}  // namespace
+
+Tensor gated_delta_rule_step_with(const GatedDeltaRuleKernels& table, const GatedDeltaRuleStep& in) {
+  const GatedDeltaRuleInputs& of = in.of;
+  if (!uses_kernel("gated_delta_rule_step", of.q, of.q.size(-1) <= kernels::gated_delta_rule_max_key_dim)) return step_reference(in);
+  check(in);
+  const Tensor q = of.q.contiguous(), k = of.k.contiguous(), v = of.v.contiguous(), slots = in.slots.contiguous();
+  const auto in_fp32 = [](const OptionalTensor& gate) { return gate ? gate->to(at::kFloat).contiguous() : Tensor(); };
+  const Tensor log_decay = in_fp32(of.log_decay), beta = in_fp32(of.beta), bonus = in_fp32(of.bonus);
+  const Tensor y = at::empty(v.sizes(), v.options());
+  const auto data = [](const Tensor& gate) { return gate.defined() ? gate.const_data_ptr<float>() : nullptr; };
+  kernels::GatedDeltaRuleStep to;
+  to.q = q.const_data_ptr(), to.k = k.const_data_ptr(), to.v = v.const_data_ptr();
+  to.y = y.mutable_data_ptr();
+  to.log_decay = data(log_decay), to.beta = data(beta), to.bonus = data(bonus);
+  to.state = in.state.mutable_data_ptr<float>();
+  to.slot = slots.const_data_ptr<int64_t>();
+  to.rows = q.size(0);
+  to.key_heads = static_cast<int32_t>(q.size(1)), to.heads = static_cast<int32_t>(v.size(1));
+  to.key_dim = static_cast<int32_t>(q.size(2)), to.value_dim = static_cast<int32_t>(v.size(2));
+  to.decay_dim = log_decay.defined() && log_decay.dim() == 3 ? to.key_dim : 1;
+  to.delta = of.delta;
+  to.scale = static_cast<float>(of.scale);
+  to.dtype = kernel_dtype(q);
+  require_ok(table.step(to));
+  return y;
+}
+
+namespace {
+
 template <class Op>
 Tensor like_v(const Op& in) {
   check(in);
   return at::empty(in.of.v.sizes(), in.of.v.options());
 }
 
+const GatedDeltaRuleKernels kCpu{kernels::cpu::gated_delta_rule_step};
+
 TORCH_LIBRARY_FRAGMENT(based, m) {
   define<GatedDeltaRule>(m).composite<forward>().meta<forward_meta>().named_reference<forward_by_token>();
   define<GatedDeltaRulePrefill>(m).reference<prefill>().meta<like_v<GatedDeltaRulePrefill>>().without_gradient();
-  define<GatedDeltaRuleStep>(m).reference<step>().meta<like_v<GatedDeltaRuleStep>>().without_gradient();
+  define<GatedDeltaRuleStep>(m)
+      .reference<step_reference>()
+      .meta<like_v<GatedDeltaRuleStep>>()
+      .cpu<[](const GatedDeltaRuleStep& in) { return gated_delta_rule_step_with(kCpu, in); }>()
+      .without_gradient();
 }
 
 }  // namespace

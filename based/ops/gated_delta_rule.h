@@ -3,6 +3,7 @@
 #pragma once
 #include <tuple>
 
+#include "based/kernels/gated_delta_rule.h"
 #include "based/ops/operator.h"
 
 namespace based::ops {
@@ -57,5 +58,11 @@ struct GatedDeltaRuleStep {
   const Tensor& slots;
   BASED_OPERATOR("gated_delta_rule_step -> y", of.q, of.k, of.v, of.log_decay, of.beta, of.bonus, of.delta, of.scale, written(state), slots)
 };
+
+// Them with a device's kernels; the reference runs for types and sizes without.
+struct GatedDeltaRuleKernels {
+  kernels::Status (*step)(const kernels::GatedDeltaRuleStep&);
+};
+Tensor gated_delta_rule_step_with(const GatedDeltaRuleKernels& table, const GatedDeltaRuleStep& in);
 
 }  // namespace based::ops
