@@ -1,5 +1,6 @@
 #include "apps/command.h"
 #include "based/core/json.h"
+#include "based/mixers/feature_map.h"
 #include "based/mixers/mixer.h"
 #include "based/mixers/shapes_only.h"
 
@@ -54,32 +55,49 @@ void check_known(const Options& options) {
   }
 }
 
+Json as_json(const std::vector<FieldHelp>& options) {
+  Json fields = Json::array();
+  for (const auto& field : options)
+    fields.push_back({{"name", field.name}, {"type", field.type}, {"default", field.default_value}, {"help", field.help}});
+  return fields;
+}
+
+void print_options(const std::vector<FieldHelp>& options) {
+  for (const auto& field : options) print_line(padded("    " + field.name + " = " + field.default_value, 30) + "  " + field.help);
+}
+
 void run(const Options& options) {
   check_known(options);
   Json list = Json::array();
   for (const auto& info : mixers()) {
     const Row row = measure(info, options);
     if (options.json) {
-      Json fields = Json::array();
-      for (const auto& field : info.help())
-        fields.push_back({{"name", field.name}, {"type", field.type}, {"default", field.default_value}, {"help", field.help}});
       list.push_back({{"name", info.name},
                       {"summary", info.summary},
                       {"parameters", row.parameters},
                       {"state_bytes", row.state_bytes},
                       {"state_grows", row.grows},
-                      {"options", fields}});
+                      {"options", as_json(info.help())}});
       continue;
     }
     print_line(std::string(info.name) + ": " + info.summary);
     print_line("  " + grouped(row.parameters) + " parameters, state " + grouped(row.state_bytes) + " bytes after " +
                grouped(options.tokens) + " tokens" + (row.grows ? ", growing" : "") + "  (d_model " + std::to_string(options.d_model) +
                ")");
-    for (const auto& field : info.help()) {
-      print_line(padded("    " + field.name + " = " + field.default_value, 30) + "  " + field.help);
-    }
+    print_options(info.help());
   }
-  if (options.json) print_line(dump_json({{"d_model", options.d_model}, {"tokens", options.tokens}, {"mixers", list}}));
+  Json maps = Json::array();
+  if (!options.json) print_line("\nFeature maps of linear_attention, their options in feature_options");
+  for (const auto& map : feature_maps()) {
+    if (options.json) {
+      maps.push_back({{"name", map.name}, {"summary", map.summary}, {"options", as_json(map.help())}});
+      continue;
+    }
+    print_line(std::string(map.name) + ": " + map.summary);
+    print_options(map.help());
+  }
+  if (options.json)
+    print_line(dump_json({{"d_model", options.d_model}, {"tokens", options.tokens}, {"mixers", list}, {"feature_maps", maps}}));
 }
 
 void setup(CommandLine app) {

@@ -22,14 +22,10 @@ const std::vector<FeatureMapInfo>& feature_maps() {
 
 const FeatureMapInfo& find_feature_map(const std::string& name) { return find_named(feature_maps(), "feature map", name); }
 
-const std::string& feature_maps_help() {
+const std::string& feature_map_names() {
   static const std::string text = [] {
     std::string all;
-    for (const FeatureMapInfo& map : feature_maps()) {
-      std::string options;
-      for (const FieldHelp& field : map.help()) options += (options.empty() ? " (" : ", ") + field.name + " = " + field.default_value;
-      all += (all.empty() ? "" : "; ") + std::string(map.name) + ": " + map.summary + options + (options.empty() ? "" : ")");
-    }
+    for (const FeatureMapInfo& map : feature_maps()) all += (all.empty() ? "" : ", ") + std::string(map.name);
     return all;
   }();
   return text;

@@ -39,7 +39,7 @@ struct FeatureMapInfo {
 
 const std::vector<FeatureMapInfo>& feature_maps();                // in the order of feature_maps.def
 const FeatureMapInfo& find_feature_map(const std::string& name);  // throws UsageError naming the nearest
-const std::string& feature_maps_help();                           // of an option that names one: "relu: max(x, 0) (scale = 1.0, …); …"
+const std::string& feature_map_names();                           // "relu, square, …", of an option that names one
 
 // What maps are made of: functions of rows, whose bits depend on the row alone.
 Tensor product(const Tensor& x, const Tensor& weight);  // x [tokens, heads, width] · weight[features, width]ᵀ, in x's type

@@ -23,7 +23,7 @@ struct LinearAttentionConfig {
     field("heads", heads, "attention heads");
     field("feature_dim", feature_dim, "size of a head's queries and keys, which the feature map expands");
     field("head_dim", head_dim, "size of a head's values; 0: d_model / heads");
-    field("feature_map", feature_map, feature_maps_help().c_str());
+    field("feature_map", feature_map, feature_map_names().c_str());
     field("feature_options", feature_options, "the feature map's options");
     field("eps", eps, "added to the denominator");
     field("bias", bias, "biases in the projections");

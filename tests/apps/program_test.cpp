@@ -49,6 +49,27 @@ TEST(Program, MixersTellTheStateThatRuns) {
   }
 }
 
+// Options within an option's table are set like others.
+TEST(Program, MixersTellTheFeatureMaps) {
+  const std::string projected = "mixers --d-model 64 --set heads=1 --set feature_dim=16 --set feature_map=projection";
+  for (const auto& [more, features] : {std::pair{"", 128}, {" --set feature_options.width=48", 96}}) {
+    const Ran ran = run(projected + more + " --json");
+    ASSERT_EQ(ran.code, 0) << ran.err;
+    for (const auto& mixer : parse_json(ran.out, "stdout")["mixers"]) {
+      if (mixer["name"] == "linear_attention") {
+        EXPECT_EQ(mixer["state_bytes"].get<int64_t>(), features * 65 * 4);
+      }
+    }
+  }
+  EXPECT_NE(run("mixers").out.find("\ncosformer: "), std::string::npos);
+  EXPECT_GE(parse_json(run("mixers --json").out, "stdout")["feature_maps"].size(), 15U);
+  const Ran unknown = run("mixers --set feature_map=cosfomer");
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_NE(unknown.err.find("did you mean 'cosformer'?"), std::string::npos) << unknown.err;
+  EXPECT_EQ(run(projected + " --set feature_options.wdth=48").code, 2);
+  EXPECT_EQ(run("mixers --set feature_dim.width=48").code, 2);
+}
+
 TEST(Program, ATrainingStepIsMeasured) {
   const Ran ran = run("bench train --quick --json");
   ASSERT_EQ(ran.code, 0) << ran.err;
