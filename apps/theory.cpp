@@ -10,7 +10,9 @@
 #include "based/experiments/recall_eval.h"
 #include "based/models/weights.h"
 #include "based/theory/draw.h"
+#include "based/theory/integers.h"
 #include "based/theory/recall_program.h"
+#include "based/theory/statements/recall_inputs.h"
 
 namespace based::apps {
 namespace {
@@ -155,14 +157,43 @@ void show(const ShowOptions& options) {
                         {"frames", layers}}));
 }
 
+constexpr int64_t kMostRun = 128;  // larger programs are built and counted; their matrices take gigabytes
+
 struct RecallOptions {
-  int64_t pairs = 16, vocab_size = 64, examples = 500;
+  int64_t pairs = 16, vocab_size = 64, inputs = 1024, examples = 500;
   std::string out, model;
   bool json = false;
 };
 
+// Puts so many inputs through the paper's program, and says how that went.
+theory::Result tried(const theory::RecallSizes& sizes, const theory::Program& program, int64_t inputs) {
+  const InterruptScope scope;
+  Progress progress("recall", inputs);
+  theory::Trial trial([&](int64_t done) {
+    progress.update(done);
+    if (interrupted()) throw Error("interrupted after " + std::to_string(done) + " inputs");
+  });
+  Random random(1);
+  theory::RecallCheck check(trial, sizes, program);
+  for (int64_t k = 0; k < inputs; ++k) check.add(theory::draw_tokens(random, sizes, k % theory::kTokenKinds));
+  check.finish();
+  progress.finish();
+  return trial.result();
+}
+
+Json of_program(const theory::Program& program, const theory::Result& result, const RecallOptions& options) {
+  const int64_t longest = std::max<int64_t>(2, std::max(options.pairs, options.vocab_size));
+  return {{"layers", program.depth()},
+          {"log_log", theory::ceil_log2(theory::ceil_log2(longest))},
+          {"inner", {program.inner.rows, program.inner.columns}},
+          {"parameters", program.parameters()},
+          {"all_parameters", program.all_parameters()},
+          {"inputs", result.inputs},
+          {"pass", result.holds()}};
+}
+
 // How a model does on recall, as `based mqar eval` measures it.
-Json measured(LanguageModel& model, const RecallTask& task) {
+Json of_model(LanguageModel& model, const RecallTask& task) {
   const RecallData data(make_recall_segments(task), torch::kCPU);
   return {{"layers", model.layers()},
           {"width", model.config().d_model},
@@ -171,56 +202,75 @@ Json measured(LanguageModel& model, const RecallTask& task) {
           {"recall", measure_recall(model, data.test(), 32).mean}};
 }
 
-std::string model_line(const std::string& name, const Json& model) {
-  return padded(name, 18) + padded_left(std::to_string(model["layers"].get<int64_t>()), 6) + "  " +
-         padded_left(grouped(model["width"].get<int64_t>()), 15) + padded_left(grouped(model["parameters"].get<int64_t>()), 14) +
-         padded_left(grouped(model["state_bytes"].get<int64_t>()), 14) + "  " + format_number(model["recall"].get<double>(), 4);
-}
-
-// The upper bound's program, and beside it models: the one whose weights are constructed, and one that was trained.
-void recall(const RecallOptions& options) {
-  const theory::RecallSizes sizes{options.pairs, options.vocab_size};
-  const theory::Program program = theory::recall_program(sizes);
+// The causal solver of this vocabulary, and a trained model beside it.
+void add_models(Json& json, const RecallOptions& options) {
   RecallTask task;
   task.vocab_size = options.vocab_size;
   task.test = {{4 * options.pairs, options.pairs, options.examples}};
   check_recall_task(task);
-  const CausalSolver solver{options.vocab_size, task.test.front().length};
-  const auto model = solver.build();
-  Json json{{"pairs", options.pairs},
-            {"vocab_size", options.vocab_size},
-            {"length", task.test.front().length},
-            {"program",
-             {{"layers", program.depth()},
-              {"rows", program.inner.rows},
-              {"columns", program.inner.columns},
-              {"parameters", program.parameters()},
-              {"all_parameters", program.all_parameters()}}},
-            {"causal_solver", measured(*model, task)}};
+  const auto solver = CausalSolver{options.vocab_size, task.test.front().length}.build();
+  json["causal_solver"] = of_model(*solver, task);
+  json["length"] = task.test.front().length;
   if (!options.model.empty()) {
     const LoadedModel trained = load_model(options.model);
     if (trained.model->config().vocab_size != options.vocab_size)
       throw UsageError("--model: " + options.model + " has a vocabulary of " + std::to_string(trained.model->config().vocab_size) +
                        " tokens, --vocab is " + std::to_string(options.vocab_size));
-    json["model"] = measured(*trained.model, task);
+    json["model"] = of_model(*trained.model, task);
   }
-  if (!options.out.empty()) save_model(*model, options.out);
-  if (options.json) return print_line(dump_json(json));
-  print_line("recall of " + grouped(options.pairs) + " pairs out of a vocabulary of " + grouped(options.vocab_size) +
-             ", models in texts of " + grouped(task.test.front().length) + " tokens");
+  if (!options.out.empty()) save_model(*solver, options.out);
+}
+
+std::string size_columns(const Json& of, const std::string& width) {
+  return padded_left(std::to_string(of["layers"].get<int64_t>()), 6) + "  " + padded_left(width, 15) +
+         padded_left(grouped(of["parameters"].get<int64_t>()), 14);
+}
+
+std::string model_line(const std::string& name, const Json& model) {
+  return padded(name, 18) + size_columns(model, grouped(model["width"].get<int64_t>())) +
+         padded_left(grouped(model["state_bytes"].get<int64_t>()), 14) + "  " + format_number(model["recall"].get<double>(), 4) +
+         " of texts of ";
+}
+
+void print_recall(const Json& json, const theory::Program& program, const theory::Result& result) {
+  print_line("recall of " + grouped(json["n"].get<int64_t>()) + " pairs out of a vocabulary of " + grouped(json["vocab"].get<int64_t>()));
   print_line("                  layers            width    parameters   state bytes  recall");
-  print_line(padded("the paper's", 18) + padded_left(std::to_string(program.depth()), 6) + "  " +
-             padded_left(std::to_string(program.inner.rows) + " x " + std::to_string(program.inner.columns), 15) +
-             padded_left(grouped(program.parameters()), 14) + padded_left("-", 14) + "  exact; looks ahead, so it has no state");
-  print_line(model_line("causal solver", json["causal_solver"]));
-  if (!options.model.empty()) print_line(model_line("trained", json["model"]));
-  if (!options.out.empty()) print_line("the causal solver is in " + options.out);
+  const std::string inner = std::to_string(program.inner.rows) + " x " + std::to_string(program.inner.columns);
+  print_line(padded("the paper's", 18) + size_columns(json["program"], inner) + padded_left("none", 14) + "  " +
+             (!result.holds()      ? "FAILS: " + result.failures[0]
+              : result.inputs == 0 ? "not run"
+                                   : "all of " + grouped(result.inputs) + " inputs; looks ahead") +
+             ", ⌈log log N̄⌉ = " + std::to_string(json["program"]["log_log"].get<int64_t>()));
+  for (const auto& [name, key] : {std::pair{"causal solver", "causal_solver"}, {"trained", "model"}})
+    if (json.contains(key)) print_line(model_line(name, json[key]) + grouped(json["length"].get<int64_t>()) + " tokens");
+}
+
+// The upper bound's program, and beside it models: one whose weights are constructed, and one that was trained.
+void recall(const RecallOptions& options) {
+  const theory::RecallSizes sizes{options.pairs, options.vocab_size};
+  if (options.inputs > 0 && std::max(options.pairs, options.vocab_size) > kMostRun)
+    throw UsageError("--inputs: a program of --n or --vocab above " + std::to_string(kMostRun) +
+                     " is counted and not run; give --inputs 0");
+  const theory::Program program = theory::recall_program(sizes);
+  const theory::Result result = options.inputs > 0 ? tried(sizes, program, options.inputs) : theory::Result{};
+  Json json{{"n", options.pairs}, {"vocab", options.vocab_size}, {"program", of_program(program, result, options)}};
+  if (options.pairs < options.vocab_size / 2 || !options.out.empty() || !options.model.empty()) add_models(json, options);
+  if (options.json)
+    print_line(dump_json(json));
+  else
+    print_recall(json, program, result);
+  if (!options.out.empty() && !options.json) print_line("the causal solver is in " + options.out);
+  if (!result.holds()) throw Exit{1};
 }
 
 void setup_recall(CommandLine command) {
   auto options = std::make_shared<RecallOptions>();
-  command.add_option("--n", options->pairs, "pairs, each asked for once; of the paper's program queries, keys and values", {1});
-  command.add_option("--vocab", options->vocab_size, "tokens: 0 the filler, then keys, values from the half on", {1});
+  command.add_option("--n", options->pairs, "pairs, each asked for once; of the paper's program queries, keys and values",
+                     {1, theory::kMaxRecall});
+  command.add_option("--vocab", options->vocab_size, "tokens; for models 0 is the filler, then come keys, values from the half on",
+                     {2, theory::kMaxRecall});
+  command.add_option("--inputs", options->inputs, "inputs that the paper's program answers; 0: it is counted and not run",
+                     {0, 1'000'000'000});
   command.add_option("--examples", options->examples, "texts that models are measured on", {1});
   command.add_option("--model", options->model, "the folder of a trained model, to be measured beside them");
   command.add_option("--out", options->out, "save the causal solver here, as any model");

@@ -82,10 +82,14 @@ inline const std::vector<CommandRow>& command_rows() {
        "--model <@/recall decode --quick --threads 1",
        {{"--device", "tpu"}, {"--commit", any_text}, {"--preset", "based-tine"}, {"--plot", no_path}}},
       {"selftest", "", {{"--device", "tpu"}}},
-      {"theory mqar", "--n 4 --vocab 16 --examples 8", {{"--out", no_path}, {"--model", no_path}}},
       {"theory list", ""},
       {"theory verify", "shift_down", {}, "mqar", "interrupted while"},
       {"theory show", "one_hot", {{"--out", no_path}}},
+      {"theory mqar",
+       "--n 1 --vocab 4 --examples 8",
+       {{"--out", no_path}, {"--model", no_path}},
+       "--inputs 1000000000",
+       "interrupted after"},
       {"golden", "<@/golden.safetensors"},
   };
   return rows;

@@ -1,0 +1,90 @@
+// `based theory`: the paper's constructions from the command line.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "based/core/json.h"
+#include "tests/apps/program.h"
+
+namespace based {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(TheoryCommand, ListsWhatCanBeTriedAndShown) {
+  const Ran ran = run("theory list --json");
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  const Json list = parse_json(ran.out, "list");
+  EXPECT_GT(list.size(), 15U);
+  for (const char* name : {"one_hot", "mqar", "remember"}) EXPECT_THAT(run("theory list").out, HasSubstr(name));
+}
+
+TEST(TheoryCommand, PrintsWhatWasTriedBuiltAndClaimed) {
+  const Ran ran = run("theory verify shift_down one_hot --json");
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  const Json report = parse_json(ran.out, "report");
+  EXPECT_TRUE(report["pass"].get<bool>());
+  const Json &shift = report["statements"][0], &hot = report["statements"][1];
+  EXPECT_EQ(shift["verdict"], "holds");
+  EXPECT_EQ(shift["layers_built"], Json({1, 1}));
+  EXPECT_EQ(shift["layers_claimed"], "1");
+  EXPECT_GT(shift["inputs"].get<int64_t>(), 1000);
+  EXPECT_EQ(hot["verdict"], "holds as repaired");
+  EXPECT_GE(hot["corrections"].size(), 3U);
+  EXPECT_THAT(run("theory verify shift_down").out, HasSubstr("1 statements: 1 hold, 0 as repaired, 0 fail"));
+}
+
+TEST(TheoryCommand, DrawsAsTextAndSvg) {
+  const TemporaryFolder folder;
+  const Ran ran = run("theory show one_hot --out " + folder.file("hot.svg"));
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.out, HasSubstr("layer 8: "));
+  EXPECT_THAT(read_file(folder.file("hot.svg")), testing::StartsWith("<svg "));
+  const Json frames = parse_json(run("theory show one_hot --json").out, "frames");
+  EXPECT_EQ(frames["frames"].size(), frames["layers"].get<size_t>() + 1);
+}
+
+TEST(TheoryCommand, CountsAndTriesTheRecallProgram) {
+  const Ran ran = run("theory mqar --n 8 --vocab 8 --inputs 200 --json");
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  const Json report = parse_json(ran.out, "report");
+  EXPECT_EQ(report["program"]["layers"], 88);
+  EXPECT_EQ(report["program"]["log_log"], 2);
+  EXPECT_EQ(report["program"]["inputs"], 200);
+  EXPECT_TRUE(report["program"]["pass"].get<bool>());
+  EXPECT_FALSE(report.contains("causal_solver"));  // has fewer keys than pairs are asked for
+  EXPECT_EQ(run("theory mqar --n 256 --vocab 4 --inputs 0").code, 0);
+}
+
+// Beside the program stands the model whose weights are constructed; it is saved and measured as any other.
+TEST(TheoryCommand, SavesTheCausalSolver) {
+  const TemporaryFolder folder;
+  const Ran ran = run("theory mqar --n 6 --vocab 16 --inputs 0 --examples 50 --json --out " + folder.file("solver"));
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  const Json solver = parse_json(ran.out, "report")["causal_solver"];
+  EXPECT_EQ(solver["recall"], 1);
+  const Ran eval = run("mqar eval --length 24 --pairs 6 --examples 50 --json --model " + folder.file("solver"));
+  ASSERT_EQ(eval.code, 0) << eval.err;
+  EXPECT_EQ(parse_json(eval.out, "eval")["recall"], 1);
+  EXPECT_EQ(parse_json(eval.out, "eval")["state_bytes"], solver["state_bytes"]);
+  const Ran again = run("theory mqar --n 6 --vocab 16 --inputs 0 --examples 50 --model " + folder.file("solver"));
+  EXPECT_THAT(again.out, HasSubstr("trained"));
+  EXPECT_EQ(run("theory mqar --n 9 --vocab 16 --inputs 0 --out " + folder.file("none")).code, 2);
+}
+
+TEST(TheoryCommand, RefusesNamesAndSizesThatAreNone) {
+  Ran ran = run("theory verify one_hit");
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_THAT(ran.err, HasSubstr("did you mean 'one_hot'?"));
+  ran = run("theory show mamba_state");
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_THAT(ran.err, HasSubstr("has no construction to draw; these have: "));
+  ran = run("theory mqar --n 0");
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_THAT(ran.err, HasSubstr("--n"));
+  ran = run("theory mqar --n 200 --vocab 4");
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_THAT(ran.err, HasSubstr("--inputs"));
+}
+
+}  // namespace
+}  // namespace based
