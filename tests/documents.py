@@ -16,7 +16,7 @@ import rules
 
 HEADINGS = ["Contract", "Algorithm", "What binds", "What would be next"]
 FOLDERS = "apps|based|bench|cmake|docs|experiments|tests|tools"
-LAYERS = "core|data|decode|eval|experiments|generate|kernels|mixers|models|ops|train"
+LAYERS = "core|data|decode|eval|experiments|generate|kernels|mixers|models|ops|theory|train"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 NAMED = re.compile(rf"(?<![\w./<-])(?:{FOLDERS})/[\w./{{}},*<>-]*")
 IN_LAYER = re.compile(rf"(?<![\w./<-])(?:{LAYERS})/[\w./{{}},*-]+\.(?:h|cpp|cu|cuh|def|\{{h,cpp\}})(?!\w)")  # the architecture leaves based/ out
