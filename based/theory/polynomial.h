@@ -1,42 +1,60 @@
-// Polynomials with integer coefficients, written out: what a small program computes in its inputs, and what a function needs.
+// Polynomials in many variables with exact coefficients, kept as the terms that are not zero.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
 namespace based::theory {
 
+// Variables in ascending order, each as often as its exponent: x0²x3 is {0, 0, 3}.
+using Monomial = std::vector<int>;
+
+// Coefficients are 64-bit integers; a result beyond them throws Error.
 class Polynomial {
  public:
-  using Monomial = std::vector<int32_t>;  // variables in order, each as often as its power
+  Polynomial(int64_t constant = 0);
+  static Polynomial variable(int index);
 
-  Polynomial() = default;  // 0
-  static Polynomial constant(int64_t value);
-  static Polynomial variable(int32_t number);
+  const std::map<Monomial, int64_t>& terms() const { return terms_; }
+  int64_t degree() const;  // −1 of the zero polynomial
+  int64_t coefficient(const Monomial& monomial) const;
+  // The value where variable i is values[i]; values beyond the variables in use are ignored.
+  int64_t evaluate(std::span<const int64_t> values) const;
 
-  // Throw Error where a coefficient does not fit into 64 bits.
-  friend Polynomial operator+(const Polynomial& a, const Polynomial& b);
+  Polynomial& operator+=(const Polynomial& other);
+  friend Polynomial operator+(Polynomial a, const Polynomial& b) { return a += b; }
+  friend Polynomial operator-(const Polynomial& a, const Polynomial& b) { return a + Polynomial(-1) * b; }
   friend Polynomial operator*(const Polynomial& a, const Polynomial& b);
-  bool operator==(const Polynomial&) const = default;
+  friend bool operator==(const Polynomial&, const Polynomial&) = default;
 
-  void add(const Monomial& monomial, int64_t coefficient);
-  const std::map<Monomial, int64_t>& terms() const { return terms_; }  // none of coefficient 0
-  int64_t degree() const;                                              // -1 of 0
-  int64_t at(const std::vector<int64_t>& values) const;
-  Polynomial multilinear() const;  // the same on 0 and 1: every power is one
-  std::string text() const;        // "1 + 2 x0 x3"
+  // With each variable i replaced by of(i).
+  Polynomial substitute(const std::function<Polynomial(int)>& of) const;
+  // Equal where every variable is 0 or 1: xᵏ becomes x.
+  Polynomial multilinear() const;
+  // Equal where, beyond that, at most one variable of a block is 1: terms with two of them are dropped. block_of[i] is variable i's block.
+  Polynomial block_exclusive(std::span<const int> block_of) const;
+  bool is_block_exclusive(std::span<const int> block_of) const;
+  bool is_multilinear() const;
+
+  std::string text(const std::function<std::string(int)>& name) const;
 
  private:
+  void add(const Monomial& monomial, int64_t coefficient);
   std::map<Monomial, int64_t> terms_;
 };
 
-// Programs run on them (`run` in base_conv.h) give each output as a polynomial.
-struct Polynomials {
-  using Value = Polynomial;
-  static Value constant(int64_t value) { return Polynomial::constant(value); }
-  static Value sum(const Value& a, const Value& b) { return a + b; }
-  static Value product(const Value& a, const Value& b) { return a * b; }
-};
+// The block of each variable where consecutive variables make blocks of these widths.
+std::vector<int> blocks_of(std::span<const int> widths);
+
+using BooleanFunction = std::function<int64_t(std::span<const int64_t>)>;
+
+// The unique polynomial with at most one variable of each block a term that equals f on all inputs with at most one 1 a block. Blocks of
+// width 1 give the unique multilinear polynomial of a function of bits. f is called ∏(width + 1) times, which must be at most 2^22.
+Polynomial interpolate(std::span<const int> widths, const BooleanFunction& f);
+// The same inputs, each once.
+void for_each_input(std::span<const int> widths, const std::function<void(std::span<const int64_t>)>& visit);
 
 }  // namespace based::theory

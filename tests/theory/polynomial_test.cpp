@@ -1,56 +1,113 @@
 #include "based/theory/polynomial.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "based/core/error.h"
-#include "based/theory/encodings.h"
+#include "based/core/random.h"
+#include "based/theory/degree.h"
 
 namespace based::theory {
 namespace {
 
-Polynomial x(int32_t number) { return Polynomial::variable(number); }
-Polynomial c(int64_t value) { return Polynomial::constant(value); }
+Polynomial x(int variable) { return Polynomial::variable(variable); }
 
-TEST(Polynomial, AddsAndMultiplies) {
-  const Polynomial square = (x(0) + c(1)) * (x(0) + c(1));
-  EXPECT_EQ(square, x(0) * x(0) + c(2) * x(0) + c(1));
-  EXPECT_EQ(square.degree(), 2);
-  EXPECT_EQ(square.at({4}), 25);
-  EXPECT_EQ(square.text(), "1 + 2 x0 + x0 x0");
-  EXPECT_EQ(square.multilinear(), c(1) + c(3) * x(0));
-  EXPECT_EQ((square + c(-1) * square), Polynomial());
-  EXPECT_EQ(Polynomial().degree(), -1);
-  EXPECT_EQ(Polynomial().text(), "0");
-  EXPECT_THROW(c(INT64_MAX) * c(2), Error);
-}
-
-TEST(Encodings, OfTokens) {
-  const PHot hot{2, 3}, almost{2, 3, true};
-  EXPECT_EQ(hot.tokens(), 9);
-  EXPECT_EQ(hot.width(), 6);
-  EXPECT_EQ(almost.width(), 4);
-  EXPECT_EQ(hot.encode(5), (std::vector<int64_t>{0, 0, 1, 0, 1, 0}));  // 5 = 2 + 1·3
-  EXPECT_EQ(almost.encode(5), (std::vector<int64_t>{0, 0, 0, 1}));
-  EXPECT_EQ(almost.decode({0, 0, 0, 1}), 5);
-  EXPECT_EQ(hot.decode({0, 0, 0, 0, 1, 0}), std::nullopt);
-  EXPECT_EQ(hot.decode({0, 0, 2, 0, 1, 0}), std::nullopt);
-  EXPECT_EQ(hot.decode({0, 1, 1, 0, 1, 0}), std::nullopt);
-  EXPECT_EQ(hot.decode({1, 0, 0}), std::nullopt);
-  EXPECT_TRUE(block_exclusive(x(0) * x(3) + x(1), hot));
-  EXPECT_FALSE(block_exclusive(x(0) * x(2), hot));
-  EXPECT_FALSE(block_exclusive(x(0) * x(0), hot));
-}
-
-// Equality of two tokens is a polynomial of degree 2p and no less.
-TEST(Encodings, EqualityHasDegreeTwoP) {
-  for (int64_t p = 1; p <= 3; ++p) {
-    for (const int64_t base : {2, 3}) {
-      const PHot one{p, base, true}, pair{2 * p, base, true};
-      std::vector<int64_t> equal;
-      for (int64_t tokens = 0; tokens < pair.tokens(); ++tokens) equal.push_back(tokens / one.tokens() == tokens % one.tokens() ? 1 : 0);
-      EXPECT_EQ(interpolate(equal, pair).degree(), 2 * p);
-    }
+Polynomial random_polynomial(Random& random, int variables) {
+  Polynomial sum;
+  for (int term = 0; term < 6; ++term) {
+    Polynomial product(random.between(-5, 5));
+    for (int64_t factors = random.between(0, 4); factors > 0; --factors)
+      product = product * x(static_cast<int>(random.between(0, variables - 1)));
+    sum += product;
   }
+  return sum;
+}
+
+TEST(Polynomial, KeepsNoTermsThatCancel) {
+  EXPECT_EQ((x(0) + Polynomial(1)) * (x(0) - Polynomial(1)), x(0) * x(0) - Polynomial(1));
+  EXPECT_EQ((x(0) - x(0)).terms().size(), 0u);
+  EXPECT_EQ((x(0) - x(0)).degree(), -1);
+  EXPECT_EQ(Polynomial(3).degree(), 0);
+  EXPECT_EQ((x(1) * x(0) * x(0)).degree(), 3);
+}
+
+TEST(Polynomial, SumsAndProductsAreThoseOfValues) {
+  Random random(1);
+  for (int k = 0; k < 200; ++k) {
+    const Polynomial a = random_polynomial(random, 3), b = random_polynomial(random, 3);
+    const std::vector<int64_t> at{random.between(-4, 4), random.between(-4, 4), random.between(-4, 4)};
+    EXPECT_EQ((a + b).evaluate(at), a.evaluate(at) + b.evaluate(at));
+    EXPECT_EQ((a - b).evaluate(at), a.evaluate(at) - b.evaluate(at));
+    EXPECT_EQ((a * b).evaluate(at), a.evaluate(at) * b.evaluate(at));
+    const Polynomial replaced = a.substitute([&](int variable) { return variable == 0 ? b : x(variable); });
+    EXPECT_EQ(replaced.evaluate(at), a.evaluate(std::vector<int64_t>{b.evaluate(at), at[1], at[2]}));
+  }
+}
+
+TEST(Polynomial, AddsItselfToItself) {
+  Polynomial a = x(0) + Polynomial(2) * x(1);
+  a += a;
+  EXPECT_EQ(a, Polynomial(2) * x(0) + Polynomial(4) * x(1));
+}
+
+TEST(Polynomial, RefusesCoefficientsBeyond64Bits) {
+  Polynomial large(INT64_MAX);
+  EXPECT_THROW(large += Polynomial(1), Error);
+  EXPECT_THROW(large = large * x(0) * Polynomial(2), Error);
+  EXPECT_THROW((x(0) * x(0)).evaluate(std::vector<int64_t>{INT64_MAX}), Error);
+}
+
+TEST(Polynomial, IsWrittenAsText) {
+  const auto name = [](int variable) { return "x" + std::to_string(variable); };
+  EXPECT_EQ(Polynomial().text(name), "0");
+  EXPECT_EQ((Polynomial(1) - Polynomial(2) * x(0) * x(1) + x(1)).text(name), "1 - 2 x0 x1 + x1");
+  EXPECT_EQ((Polynomial(-1) * x(0)).text(name), "-x0");
+}
+
+TEST(Interpolate, GivesTheFunctionOfAnyBlocks) {
+  Random random(2);
+  for (int k = 0; k < 100; ++k) {
+    std::vector<int> widths;
+    for (int64_t blocks = random.between(1, 4); blocks > 0; --blocks) widths.push_back(static_cast<int>(random.between(1, 3)));
+    std::vector<int64_t> values;
+    const Polynomial unique = interpolate(widths, [&](std::span<const int64_t>) { return values.emplace_back(random.between(-9, 9)); });
+    EXPECT_TRUE(unique.is_block_exclusive(blocks_of(widths)));
+    size_t at = 0;
+    for_each_input(widths, [&](std::span<const int64_t> input) { EXPECT_EQ(unique.evaluate(input), values[at++]); });
+    EXPECT_EQ(at, values.size());
+  }
+}
+
+TEST(Interpolate, RefusesTooManyInputs) {
+  const std::vector<int> widths(23, 1);
+  EXPECT_THROW(interpolate(widths, [](std::span<const int64_t>) { return int64_t{0}; }), Error);
+}
+
+// A polynomial of a degree below the number of changes has the difference 0, whatever it is; one that needs them all has not.
+TEST(MixedDifference, IsZeroBelowItsDegree) {
+  Random random(3);
+  const std::vector<Change> changes{{0, {0}, {1}}, {1, {0, 1}, {1, 0}}, {3, {2}, {-1}}};
+  for (int k = 0; k < 200; ++k) {
+    const Polynomial any = random_polynomial(random, 4);
+    Polynomial low;
+    for (const auto& [monomial, coefficient] : any.terms()) {
+      if (monomial.size() >= changes.size()) continue;
+      Polynomial term(coefficient);
+      for (const int variable : monomial) term = term * x(variable);
+      low += term;
+    }
+    const std::vector<int64_t> input{random.between(-3, 3), random.between(-3, 3), random.between(-3, 3), random.between(-3, 3)};
+    EXPECT_EQ(mixed_difference(input, changes, [&](std::span<const int64_t> at) { return low.evaluate(at); }), 0);
+  }
+  EXPECT_EQ(mixed_difference({0, 0, 0, 0}, changes, [](std::span<const int64_t> at) { return at[0] * at[1] * at[3]; }), -3);
+}
+
+TEST(LeastLayers, AreThoseThatReachTheDegree) {
+  EXPECT_EQ(least_layers(1), 0);
+  EXPECT_EQ(least_layers(8), 3);
+  EXPECT_EQ(least_layers(9), 4);
+  EXPECT_EQ(least_layers(9, 3), 2);
+  EXPECT_EQ(least_layers(INT64_MAX), 63);
 }
 
 }  // namespace

@@ -1,76 +1,56 @@
-#include "based/theory/encodings.h"
-#include "based/theory/statements/trials.h"
+#include "based/core/random.h"
+#include "based/theory/polynomial.h"
+#include "based/theory/statement.h"
+#include "based/theory/statements/encodings.h"
 
 namespace based::theory {
 namespace {
 
-Polynomial random_polynomial(Random& random, int64_t variables) {
-  Polynomial polynomial = Polynomial::constant(random.between(-3, 3));
-  for (int64_t k = random.between(0, 8); k > 0 && variables > 0; --k) {
-    Polynomial term = Polynomial::constant(random.between(-3, 3));
-    for (int64_t degree = random.between(1, 5); degree > 0; --degree)
-      term = term * Polynomial::variable(static_cast<int32_t>(random.between(0, variables - 1)));
-    polynomial = polynomial + term;
+Polynomial random_polynomial(Random& random, int variables) {
+  Polynomial sum;
+  for (int64_t terms = random.between(1, 12); terms > 0; --terms) {
+    Polynomial term(random.between(-9, 9));
+    for (int64_t factors = random.between(0, 6); factors > 0; --factors)
+      term = term * Polynomial::variable(static_cast<int>(random.below(static_cast<uint64_t>(variables))));
+    sum += term;
   }
-  return polynomial;
+  return sum;
 }
 
-std::vector<int64_t> values_of(const Polynomial& polynomial, const PHot& encoding) {
-  std::vector<int64_t> values;
-  for (int64_t token = 0; token < encoding.tokens(); ++token) values.push_back(polynomial.at(encoding.encode(token)));
-  return values;
-}
-
-PHot random_encoding(Random& random, bool almost) { return {random.between(1, 3), random.between(1, 4), almost}; }
-
-// Any polynomial has a block-exclusive one of no larger degree that is the same on every token.
-void try_existence(Trial& trial, Random& random) {
-  for (int k = 0; k < 20 * kSizes; ++k) {
-    const PHot encoding = random_encoding(random, k % 2 == 0);
-    const Polynomial polynomial = random_polynomial(random, encoding.width()), exclusive = to_block_exclusive(polynomial, encoding);
-    trial.count();
-    trial.require(block_exclusive(exclusive, encoding), "a polynomial is not block-exclusive");
-    trial.require(exclusive.degree() <= std::max<int64_t>(0, polynomial.degree()), "the degree grew");
-    trial.require(values_of(exclusive, encoding) == values_of(polynomial, encoding), "a value changed");
-  }
-}
-
-// In the almost p-hot encoding every function has one, and whoever has its values has it.
-void try_uniqueness(Trial& trial, Random& random) {
-  for (int k = 0; k < 5 * kSizes; ++k) {
-    const PHot encoding = random_encoding(random, true);
-    const std::vector<int64_t> values = random_matrix(random, {1, encoding.tokens()}, 0, 1).cells;
-    const Polynomial polynomial = interpolate(values, encoding);
-    trial.count(2);
-    trial.require(block_exclusive(polynomial, encoding) && values_of(polynomial, encoding) == values, "a function has no polynomial");
-    const Polynomial other = to_block_exclusive(random_polynomial(random, encoding.width()), encoding);
-    trial.require(interpolate(values_of(other, encoding), encoding) == other, "two polynomials have the same values");
+void try_any_polynomial(Trial& trial, const PHot& encoding, Random& random) {
+  const auto widths = block_widths(encoding, 1);
+  const auto blocks = blocks_of(widths);
+  for (int k = 0; k < 20; ++k) {
+    const Polynomial any = random_polynomial(random, static_cast<int>(encoding.width()));
+    const Polynomial reduced = any.block_exclusive(blocks);
+    trial.require(reduced.is_block_exclusive(blocks) && reduced.is_multilinear() && reduced.degree() <= any.degree(),
+                  text_of(encoding) + ": not block-exclusive");
+    for (int64_t token = 0; token < encoding.tokens(); ++token) {
+      const auto row = encoding.encode(token);
+      trial.require(reduced.evaluate(row) == any.evaluate(row), text_of(encoding) + ": the block-exclusive form differs");
+      trial.count();
+    }
   }
 }
 
 void verify(Trial& trial) {
-  Random random(41);
-  trial.size("p ≤ 3, ᵖ√c ≤ 4, all tokens");
-  try_existence(trial, random);
-  try_uniqueness(trial, random);
+  trial.size("random polynomials, all p and bases, c ≤ 64");
+  Random random(13);
+  for (const bool almost : {false, true})
+    for (const PHot& encoding : encodings(64, almost)) try_any_polynomial(trial, encoding, random);
 
-  const PHot hot{2, 3};
-  const auto x = [](int32_t number) { return Polynomial::variable(number); };
-  const Polynomial one = Polynomial::constant(1), same_block = one + x(0) * x(1), block = x(0) + x(1) + x(2);
-  trial.correct(
-      {"a polynomial that represents a function of tokens cannot have a monomial of two variables of a block",
-       same_block.text() + " represents the function 1 and has one", "such monomials are 0 on every token, and are dropped, as powers are"},
-      values_of(same_block, hot) == values_of(one, hot) && !block_exclusive(same_block, hot));
-  trial.correct({"the bound for the p-hot encoding takes uniqueness from the almost p-hot one",
-                 "p-hot, 1 and " + block.text() + " are block-exclusive and equal on every token",
-                 "uniqueness is of the almost p-hot encoding; for the bound it is enough that there is such a polynomial of degree ≤ 2^L"},
-                values_of(block, hot) == values_of(one, hot) && block_exclusive(block, hot) && block != one);
+  const std::vector<int> one_block{0, 0};
+  const Polynomial both = Polynomial::variable(0) * Polynomial::variable(1);
+  trial.count();
+  trial.correct({"reducing by uᵢ² − uᵢ for each variable makes a polynomial block-exclusive",
+                 "u₀u₁ of one block of two stays as it is, and is not block-exclusive",
+                 "terms with two variables of a block, which are 0 on every encoding, are dropped as well"},
+                both.multilinear() == both && !both.is_block_exclusive(one_block) && both.block_exclusive(one_block) == Polynomial(0));
 }
 
 }  // namespace
 
-extern const Statement statement_block_exclusive{"block_exclusive", "Lemma 'block-ex', Proposition 'unique-almost'",
-                                                 "functions of tokens are block-exclusive polynomials, of almost p-hot tokens in one way",
-                                                 verify};
+extern const Statement statement_block_exclusive{"block_exclusive", "Lemma 'lem: block-ex'",
+                                                 "a function of (almost) p-hot tokens is a block-exclusive polynomial", verify};
 
 }  // namespace based::theory

@@ -1,50 +1,65 @@
-#include <numeric>
+#include "based/theory/p_hot.h"
 
-#include "based/theory/encodings.h"
-#include "based/theory/integers.h"
+#include <set>
+
 #include "based/theory/statement.h"
+#include "based/theory/statements/encodings.h"
 
 namespace based::theory {
 namespace {
 
-// Every token comes back, and of all vectors of bits only those of tokens are taken.
 void try_encoding(Trial& trial, const PHot& encoding) {
-  const std::string name = "p = " + std::to_string(encoding.p) + ", c = " + std::to_string(encoding.tokens());
+  std::set<std::vector<int64_t>> rows;
   for (int64_t token = 0; token < encoding.tokens(); ++token) {
-    const std::vector<int64_t> bits = encoding.encode(token);
+    const auto row = encoding.encode(token);
+    rows.insert(row);
+    trial.require(encoding.decode(row) == token, text_of(encoding) + ": token " + std::to_string(token) + " is not found again");
     trial.count();
-    trial.require(encoding.decode(bits) == token, name + ": a token does not come back");
-    for (int64_t k = 0; k < encoding.p; ++k) {
-      const auto from = bits.begin() + k * encoding.block();
-      const int64_t ones = std::accumulate(from, from + encoding.block(), int64_t{0});
-      trial.require(encoding.almost ? ones <= 1 : ones == 1, name + ": a block is not one-hot");
-    }
   }
-  constexpr int64_t kAllBits = 12;
-  if (encoding.width() > kAllBits) return;
-  int64_t taken = 0;
-  for (int64_t number = 0; number < int64_t{1} << encoding.width(); ++number) {
-    std::vector<int64_t> bits;
-    for (int64_t j = 0; j < encoding.width(); ++j) bits.push_back(bit_of(number, j));
-    taken += encoding.decode(bits).has_value();
+  trial.require(static_cast<int64_t>(rows.size()) == encoding.tokens(), text_of(encoding) + ": two tokens have one encoding");
+  const PHot again = p_hot(encoding.tokens(), encoding.blocks, encoding.almost);
+  trial.require(again.base == encoding.base, text_of(encoding) + ": another base is found");
+}
+
+// Rows of few bits that encode nothing are told from those that do.
+void try_all_rows(Trial& trial, const PHot& encoding) {
+  std::vector<int64_t> row(static_cast<size_t>(encoding.width()));
+  int64_t found = 0;
+  for (uint64_t bits = 0; bits < uint64_t{1} << row.size(); ++bits) {
+    for (size_t k = 0; k < row.size(); ++k) row[k] = bits >> k & 1;
+    const auto token = encoding.decode(row);
+    found += token ? 1 : 0;
+    trial.require(!token || encoding.encode(*token) == row, text_of(encoding) + ": a row is taken for another");
+    trial.count();
   }
-  trial.require(taken == encoding.tokens(), name + ": vectors of no token are taken");
+  trial.require(found == encoding.tokens(), text_of(encoding) + ": " + std::to_string(found) + " rows are encodings");
 }
 
 void verify(Trial& trial) {
-  trial.size("p ≤ 4, ᵖ√c ≤ 6, all tokens");
-  for (int64_t p = 1; p <= 4; ++p)
-    for (int64_t base = 1; base <= 6; ++base)
-      for (const bool almost : {false, true}) {
-        const PHot encoding{p, base, almost};
-        trial.require(encoding.width() == p * (almost ? base - 1 : base), "d is not p·ᵖ√c");
-        try_encoding(trial, encoding);
+  trial.size("all p and bases, c ≤ 128; all rows of ≤ 12 bits");
+  for (const bool almost : {false, true}) {
+    for (const PHot& encoding : encodings(128, almost)) {
+      try_encoding(trial, encoding);
+      if (encoding.width() <= 12) try_all_rows(trial, encoding);
+    }
+  }
+  for (const int64_t tokens : {16, 64}) {
+    for (int64_t blocks = 1; int64_t{1} << blocks <= tokens; ++blocks) {
+      const int64_t base = p_hot(tokens, 1).base;
+      for (int64_t digit = 2; digit <= base; ++digit) {
+        const PHot encoding{blocks, digit};
+        if (encoding.tokens() == tokens)
+          trial.note("c = " + std::to_string(tokens) + ", p = " + std::to_string(blocks) + ": d = " + std::to_string(encoding.width()) +
+                     ", almost " + std::to_string(PHot{blocks, digit, true}.width()));
       }
+    }
+  }
+  trial.note("the almost p-hot encoding of base 2 is the compact one of log c bits, complemented");
 }
 
 }  // namespace
 
-extern const Statement statement_p_hot{"p_hot", "Definition 'phot'", "p-hot and almost p-hot encodings of c tokens in d = p·ᵖ√c (- p) bits",
-                                       verify};
+extern const Statement statement_p_hot{"p_hot", "Definition 'def: phot'",
+                                       "(almost) p-hot encodings tell c tokens apart in p·c^(1/p) bits, p fewer if almost", verify};
 
 }  // namespace based::theory
