@@ -1,0 +1,66 @@
+#include "based/theory/degree.h"
+#include "based/theory/recall.h"
+#include "based/theory/recall_program.h"
+#include "based/theory/statements/block_recall_trials.h"
+#include "based/theory/statements/encodings.h"
+
+namespace based::theory {
+namespace {
+
+// The query's, the key's and the value's blocks: one change each in query and key, and one in the value's first block, which the answer's
+// bit is of.
+void try_degree(Trial& trial, const PHot& encoding) {
+  std::vector<Change> changes;
+  const int64_t width = encoding.block_width();
+  std::vector<int64_t> last(static_cast<size_t>(width)), first(static_cast<size_t>(width));
+  last.back() = 1, first.front() = 1;
+  for (int64_t block = 0; block <= 2 * encoding.blocks; ++block) changes.push_back({block * width, last, first});
+  std::vector<int64_t> input;
+  for (int token = 0; token < 3; ++token) {
+    const auto row = encoding.encode(0);
+    input.insert(input.end(), row.begin(), row.end());
+  }
+  trial.count(int64_t{1} << changes.size());
+  trial.require(mixed_difference(input, changes, recall_bit(encoding.width(), 1, 0, Matches::first)) != 0,
+                text_of(encoding) + ": a degree of 2p is not excluded");
+}
+
+void verify(Trial& trial) {
+  trial.size("degree: p ≤ 8, bases ≤ 4; programs: c ≤ 27, ≤ 4 keys");
+  for (int64_t blocks = 1; blocks <= 8; ++blocks)
+    for (int64_t base = 2; base <= 4; ++base) try_degree(trial, {blocks, base});
+  for (const PHot& encoding : encodings(27, false)) try_recall(trial, encoding, 4, "at least ⌊log(2p)⌋");
+  for (const int64_t blocks : {1, 2, 3, 4, 6, 8, 16, 32}) {
+    const Program program = block_recall({blocks, 2}, 1);
+    const int64_t printed = ceil_log2(2 * blocks + 1) - 1, bound = least_layers(2 * blocks + 1);
+    trial.require(printed < bound && bound <= program.depth() && program.depth() <= bound + 4,
+                  "p = " + std::to_string(blocks) + ": layers " + std::to_string(program.depth()));
+    trial.note("p = " + std::to_string(blocks) + ": ⌊log(2p)⌋ = " + std::to_string(printed) + ", by the degree " + std::to_string(bound) +
+               "; built, for one query behind any number of keys: " + std::to_string(program.depth()));
+  }
+  for (const int64_t n : {8, 32})
+    trial.note("p = 1, c = N = " + std::to_string(n) + ", every query: the upper bound's program has " +
+               std::to_string(recall_program({n, n}).depth()) + " layers");
+  const PHot hot{1, 2};
+  const Polynomial one(1), block = Polynomial::variable(0) + Polynomial::variable(1);
+  bool same = true;
+  for (int64_t token = 0; token < 2; ++token) same = same && block.evaluate(hot.encode(token)) == one.evaluate(hot.encode(token));
+  trial.correct({"the bound takes uniqueness of the polynomial from the almost p-hot encoding",
+                 "in the p-hot encoding 1 and u0 + u1 are block-exclusive and equal on both tokens (p = 1, c = 2)",
+                 "no uniqueness is needed: the mixed difference excludes every polynomial of a lower degree"},
+                same && block != one && block.is_block_exclusive(blocks_of(block_widths(hot, 1))));
+  trial.note("a bit of the value is a factor too: the degree is 2p + 1 and not 2p, the bound ⌈log(2p + 1)⌉ = ⌊log(2p)⌋ + 1");
+}
+
+Example example() {
+  const PHot two_hot = p_hot(9, 2);
+  return {block_recall(two_hot, 2), encoded(two_hot, {4, 8, 2, 1, 2}),
+          "2-hot tokens of 9: keys 4 and 2 with values 8 and 1; the query is 2."};
+}
+
+}  // namespace
+
+extern const Statement statement_p_hot_layers{"p_hot_layers", "Theorem 'thm: mqar-phot'", "MQAR of p-hot tokens needs ⌊log(2p)⌋ layers",
+                                              verify, example};
+
+}  // namespace based::theory
