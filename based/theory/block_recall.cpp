@@ -1,6 +1,6 @@
 #include "based/theory/block_recall.h"
 
-#include "based/theory/integers.h"
+#include "based/theory/primitives.h"
 
 namespace based::theory {
 namespace {
@@ -16,6 +16,18 @@ struct Columns {
   int64_t block_of(int64_t k) const { return k / block_width; }
 };
 
+// Copies of an input of `rows` rows, below each other, one for each query: where it stands in its copy, and the keys that it may match,
+// which stand above it. A value stands below its key.
+struct Query {
+  int64_t row;
+  std::vector<int64_t> keys;
+};
+struct Copies {
+  int64_t rows;
+  std::vector<Query> queries;
+  int64_t row_of(size_t query) const { return static_cast<int64_t>(query) * rows + queries[query].row; }
+};
+
 // Layers that leave the input's columns as they are.
 Layer keeping_input(const char* what, int64_t width) {
   Layer layer{what, {}, {}, {{0, kAll, 0, width}}, {}};
@@ -23,19 +35,21 @@ Layer keeping_input(const char* what, int64_t width) {
   return layer;
 }
 
-Layer copy_query(const Columns& at, int64_t query) {
+Layer copy_queries(const Columns& at, const Copies& copies) {
   Layer layer = keeping_input("the query, and its sum over each block, into columns of their own", at.width);
   for (int64_t k = 0; k < at.width; ++k) {
     layer.weight.push_back({k, at.product(k)});
     if (at.almost) layer.weight.push_back({k, at.none(at.block_of(k))});
   }
-  layer.filter_bias.push_back({query, 1, at.width, at.all() - at.width});
+  for (size_t query = 0; query < copies.queries.size(); ++query)
+    layer.filter_bias.push_back({copies.row_of(query), 1, at.width, at.all() - at.width});
   return layer;
 }
 
-Layer multiply_by_query(const Columns& at, int64_t query) {
+// The window of a copy's rows reaches no key row from the next copy's query.
+Layer multiply_by_query(const Columns& at, const Copies& copies) {
   Layer layer = keeping_input("every row times the query, which the filter brings up", at.width);
-  layer.filter.push_back({-query, query + 1, 1, at.width, at.all() - at.width});
+  layer.filter.push_back({1 - copies.rows, copies.rows, 1, at.width, at.all() - at.width});
   for (int64_t k = 0; k < at.width; ++k) {
     layer.weight.push_back({k, at.product(k)});
     if (at.almost) layer.weight.push_back({k, at.none(at.block_of(k))});
@@ -47,11 +61,13 @@ Layer multiply_by_query(const Columns& at, int64_t query) {
   return layer;
 }
 
-Layer sum_blocks(const Columns& at, int64_t keys) {
+Layer sum_blocks(const Columns& at, const Copies& copies) {
   Layer layer = keeping_input("the sum over each block: 1 where the block of key and query agree", at.width);
   for (int64_t k = 0; k < at.width; ++k) layer.weight.push_back({at.product(k), at.product(at.block_of(k))});
   for (int64_t block = 0; at.almost && block < at.blocks; ++block) layer.weight.push_back({at.none(block), at.product(block)});
-  for (int64_t key = 0; key < keys; ++key) layer.filter_bias.push_back({2 * key, 1, at.width, at.blocks});
+  for (size_t query = 0; query < copies.queries.size(); ++query)
+    for (const int64_t key : copies.queries[query].keys)
+      layer.filter_bias.push_back({static_cast<int64_t>(query) * copies.rows + key, 1, at.width, at.blocks});
   return layer;
 }
 
@@ -64,21 +80,56 @@ Layer multiply_halves(const Columns& at, int64_t factors) {
   return layer;
 }
 
-}  // namespace
+// A query's row becomes the sum of the rows above it in its copy.
+Layer sum_copies(const Columns& at, const Copies& copies) {
+  Layer layer{"the sum of a copy's rows, in its query's row", {}, {}, {}, {{0, copies.rows, 1, 0, at.width}}};
+  for (size_t query = 0; query < copies.queries.size(); ++query) layer.gate_bias.push_back({copies.row_of(query), 1, 0, at.width});
+  return layer;
+}
 
-Program block_recall(const PHot& encoding, int64_t keys) {
-  BASED_ASSERT(keys >= 1);
+// Each query's row of its own copy into the first one: of all copies only one has something there.
+Layer merge_copies(const Columns& at, const Copies& copies) {
+  Layer layer{"all queries' rows into the first copy", {}, {}, {}, {}};
+  for (size_t query = 0; query < copies.queries.size(); ++query) {
+    layer.filter.push_back({-static_cast<int64_t>(query) * copies.rows, 1, 1, 0, at.width});
+    layer.gate_bias.push_back({copies.queries[query].row, 1, 0, at.width});
+  }
+  return layer;
+}
+
+Program program_of(const PHot& encoding, const Copies& copies) {
   const Columns at{encoding.width(), encoding.blocks, encoding.block_width(), encoding.almost};
-  const int64_t query = 2 * keys;
-  Program program{{query + 1, at.width}, {query + 1, at.all()}, {}};
-  program.layers = {copy_query(at, query), multiply_by_query(at, query), sum_blocks(at, keys)};
+  const auto times = static_cast<int64_t>(copies.queries.size());
+  Program program{{copies.rows, at.width}, {times * copies.rows, at.all()}, {}};
+  if (times > 1) program.layers.push_back(repeat_matrix(copies.rows, times));
+  program.append({copy_queries(at, copies), multiply_by_query(at, copies), sum_blocks(at, copies)});
   for (int64_t factors = at.blocks; factors > 1; factors = (factors + 1) / 2) program.layers.push_back(multiply_halves(at, factors));
 
   Layer values{"1 where a key is the query, times the row below: its value", {}, {}, {}, {{-1, 1, 1, 0, at.width}}};
   for (int64_t k = 0; k < at.width; ++k) values.weight.push_back({at.product(0), k});
-  program.layers.push_back(values);
-  program.layers.push_back({"the sum of all rows into the last", {}, {{query, 1, 0, at.width}}, {}, {{0, query + 1, 1, 0, at.width}}});
+  program.append({values, sum_copies(at, copies)});
+  if (times > 1) program.layers.push_back(merge_copies(at, copies));
   return program;
+}
+
+}  // namespace
+
+Program block_recall(const PHot& encoding, int64_t keys) {
+  BASED_ASSERT(keys >= 1);
+  Copies copies{2 * keys + 1, {{2 * keys, {}}}};
+  for (int64_t key = 0; key < keys; ++key) copies.queries[0].keys.push_back(2 * key);
+  return program_of(encoding, copies);
+}
+
+Program block_mqar(const PHot& encoding, int64_t tuples) {
+  BASED_ASSERT(tuples >= 1);
+  Copies copies{3 * tuples, {}};
+  std::vector<int64_t> keys;
+  for (int64_t i = 0; i < tuples; ++i) {
+    copies.queries.push_back({3 * i + 2, keys});
+    keys.push_back(3 * i);
+  }
+  return program_of(encoding, copies);
 }
 
 IntMatrix encoded(const PHot& encoding, const std::vector<int64_t>& tokens) {

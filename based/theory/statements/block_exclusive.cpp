@@ -50,7 +50,7 @@ void verify(Trial& trial) {
 
 }  // namespace
 
-extern const Statement statement_block_exclusive{"block_exclusive", "Lemma 'lem: block-ex'",
+extern const Statement statement_block_exclusive{"block_exclusive", "Lemma 'block-ex'",
                                                  "a function of (almost) p-hot tokens is a block-exclusive polynomial", verify};
 
 }  // namespace based::theory

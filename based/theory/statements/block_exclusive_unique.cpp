@@ -55,7 +55,7 @@ void verify(Trial& trial) {
 
 }  // namespace
 
-extern const Statement statement_block_exclusive_unique{"block_exclusive_unique", "Proposition 'prop: unique-almost'",
+extern const Statement statement_block_exclusive_unique{"block_exclusive_unique", "Proposition 'unique-almost'",
                                                         "of an almost p-hot token's functions the block-exclusive polynomial is unique",
                                                         verify};
 

@@ -1,9 +1,10 @@
 // Trials of block_recall, which the lower bounds by degree are held against.
 #pragma once
 #include <algorithm>
-#include <numeric>
+#include <functional>
 
 #include "based/theory/block_recall.h"
+#include "based/theory/recall.h"
 #include "based/theory/statement.h"
 
 namespace based::theory {
@@ -20,25 +21,48 @@ inline bool recalls(Trial& trial, const Program& program, const PHot& encoding, 
   return trial.compare(program, input, expected, program.tuple());
 }
 
-// All inputs with one and with two keys where there are at most 2^16 of them; random inputs beyond and with up to `most_keys`.
-inline void try_recall(Trial& trial, const PHot& encoding, int64_t most_keys, const std::string& claimed) {
+// The same for all queries, by the definition of MQAR.
+inline bool recalls_all(Trial& trial, const Program& program, const PHot& encoding, const std::vector<int64_t>& tokens) {
+  RecallInstance instance{encoding.width(), {}, {}, {}};
+  for (size_t at = 0; at < tokens.size(); ++at)
+    (at % 3 == 0 ? instance.keys : at % 3 == 1 ? instance.values : instance.queries).push_back(encoding.encode(tokens[at]));
+  IntMatrix expected(program.outer);
+  for (int64_t i = 0; 3 * i < expected.size.rows; ++i)
+    std::ranges::copy(recall(instance, i, Reach::before, Matches::sum), expected.row(3 * i + 2));
+  return trial.compare(program, encoded(encoding, tokens), expected, program.tuple());
+}
+
+using TryTokens = std::function<bool(const std::vector<int64_t>&)>;
+
+// All inputs of `length` tokens where they are at most 4096, else 200 random ones, in half of which the last token is that of `key_rows`
+// rows from the first, a key.
+inline bool try_tokens(const PHot& encoding, int64_t length, int64_t key_rows, const TryTokens& holds) {
+  constexpr int64_t kMost = 4096, kDrawn = 200;
   Random random(5, static_cast<uint64_t>(encoding.tokens() * 1000 + encoding.blocks));
-  for (int64_t keys = 1; keys <= most_keys; ++keys) {
-    const Program program = block_recall(encoding, keys);
-    trial.layers(program.depth(), claimed);
-    std::vector<int64_t> tokens(static_cast<size_t>(2 * keys + 1));
-    int64_t inputs = 1;
-    for (size_t i = 0; i < tokens.size() && inputs <= 1 << 12; ++i) inputs *= encoding.tokens();
-    const bool all = inputs <= 1 << 12;
-    for (int64_t input = 0; input < (all ? inputs : 200); ++input) {
-      int64_t rest = input;
-      for (int64_t& token : tokens) {
-        token = all ? rest % encoding.tokens() : static_cast<int64_t>(random.below(static_cast<uint64_t>(encoding.tokens())));
-        rest /= encoding.tokens();
-      }
-      if (!all && input % 2 == 0) tokens.back() = tokens[static_cast<size_t>(2 * random.between(0, keys - 1))];
-      if (!recalls(trial, program, encoding, tokens)) return;
+  std::vector<int64_t> tokens(static_cast<size_t>(length));
+  int64_t inputs = 1;
+  for (size_t i = 0; i < tokens.size() && inputs <= kMost; ++i) inputs *= encoding.tokens();
+  const bool all = inputs <= kMost;
+  for (int64_t input = 0; input < (all ? inputs : kDrawn); ++input) {
+    int64_t rest = input;
+    for (int64_t& token : tokens) {
+      token = all ? rest % encoding.tokens() : random.between(0, encoding.tokens() - 1);
+      rest /= encoding.tokens();
     }
+    if (!all && input % 2 == 0) tokens.back() = tokens[static_cast<size_t>(key_rows * random.between(0, (length - 2) / key_rows))];
+    if (!holds(tokens)) return false;
+  }
+  return true;
+}
+
+// One query behind up to `most` keys, and MQAR of up to `most` tuples.
+inline void try_recall(Trial& trial, const PHot& encoding, int64_t most, const std::string& claimed) {
+  for (int64_t keys = 1; keys <= most; ++keys) {
+    const Program one = block_recall(encoding, keys), all = block_mqar(encoding, keys);
+    trial.layers(one.depth(), claimed);
+    trial.layers(all.depth(), claimed);
+    if (!try_tokens(encoding, 2 * keys + 1, 2, [&](const auto& tokens) { return recalls(trial, one, encoding, tokens); })) return;
+    if (!try_tokens(encoding, 3 * keys, 3, [&](const auto& tokens) { return recalls_all(trial, all, encoding, tokens); })) return;
   }
 }
 

@@ -69,7 +69,7 @@ Example example() {
 
 }  // namespace
 
-extern const Statement statement_equality{"equality", "Proposition 'prop: eq_mqar', Corollary 'cor: eq-mqar-lower'",
+extern const Statement statement_equality{"equality", "Proposition 'eq_mqar', Corollary 'eq-mqar-lower'",
                                           "what solves MQAR tells whether two tokens are equal, with the same layers", verify, example};
 
 }  // namespace based::theory

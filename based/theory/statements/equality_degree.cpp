@@ -22,7 +22,7 @@ void verify(Trial& trial) {
 
 }  // namespace
 
-extern const Statement statement_equality_degree{"equality_degree", "Lemma 'lem: eq-almost'",
+extern const Statement statement_equality_degree{"equality_degree", "Lemma 'eq-almost'",
                                                  "equality of almost p-hot tokens is a block-exclusive polynomial of degree 2p", verify};
 
 }  // namespace based::theory

@@ -82,7 +82,7 @@ void verify(Trial& trial) {
 
 }  // namespace
 
-extern const Statement statement_equality_degree_p_hot{"equality_degree_p_hot", "Proposition 'prop: deg-almost'",
+extern const Statement statement_equality_degree_p_hot{"equality_degree_p_hot", "Proposition 'deg-almost'",
                                                        "equality of p-hot tokens has no polynomial of a degree below 2p", verify};
 
 }  // namespace based::theory

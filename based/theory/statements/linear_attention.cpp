@@ -75,7 +75,7 @@ Example example() {
 
 }  // namespace
 
-extern const Statement statement_linear_attention{"linear_attention", "Proposition 'prop: based-sim'",
+extern const Statement statement_linear_attention{"linear_attention", "Proposition 'based-sim'",
                                                   "linear attention is O(log²(Nd)) layers of BaseConv", verify, example};
 
 }  // namespace based::theory

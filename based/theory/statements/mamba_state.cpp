@@ -72,7 +72,7 @@ void verify(Trial& trial) {
 
 }  // namespace
 
-extern const Statement statement_mamba_state{"mamba_state", "Corollary 'cor: mamba-ar'",
+extern const Statement statement_mamba_state{"mamba_state", "Corollary 'mamba-ar'",
                                              "a Mamba layer with entries of O(1) bits needs d + n ≥ Ω(N) to solve AR", verify};
 
 }  // namespace based::theory

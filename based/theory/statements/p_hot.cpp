@@ -59,7 +59,7 @@ void verify(Trial& trial) {
 
 }  // namespace
 
-extern const Statement statement_p_hot{"p_hot", "Definition 'def: phot'",
+extern const Statement statement_p_hot{"p_hot", "Definition 'phot'",
                                        "(almost) p-hot encodings tell c tokens apart in p·c^(1/p) bits, p fewer if almost", verify};
 
 }  // namespace based::theory

@@ -175,7 +175,7 @@ void verify(Trial& trial) {
 
 }  // namespace
 
-extern const Statement statement_recall_layers{"recall_layers", "Theorem 'thm: poly-layer'",
+extern const Statement statement_recall_layers{"recall_layers", "Theorem 'poly-layer'",
                                                "AR with log c ≤ d ≤ 2^((log N)^(1-ε)) needs Ω(ε log log N) layers", verify};
 
 }  // namespace based::theory

@@ -110,7 +110,7 @@ void verify(Trial& trial) {
 
 }  // namespace
 
-extern const Statement statement_recurrent_state{"recurrent_state", "Theorem 'thm: space-reg'",
+extern const Statement statement_recurrent_state{"recurrent_state", "Theorem 'space-reg'",
                                                  "a recurrent model that recalls N pairs has a state of Ω(N) bits", verify};
 
 }  // namespace based::theory
