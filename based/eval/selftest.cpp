@@ -26,6 +26,7 @@
 #include "based/ops/rotary.h"
 #include "based/ops/rowwise.h"
 #include "based/ops/sample.h"
+#include "based/ops/selective_scan.h"
 #include "based/ops/short_conv.h"
 #include "based/ops/swiglu.h"
 #include "based/ops/taylor_attention.h"
@@ -197,6 +198,44 @@ std::vector<OperatorCheck> delta_rule_checks() {
        reference},
       {"gated_delta_rule, steps", delta_rule_inputs, by_delta_rule_steps, reference, false},
   };
+}
+
+// x, dt, A_log, B, C, D, z, dt_bias.
+Tensor by_selective_scan(const Tensors& x, const Tensor& cu_seqlens, decltype(&ops::selective_scan) op) {
+  return std::get<0>(op({x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]}, cu_seqlens, {}));
+}
+
+// The first tokens at once, the others one by one.
+Tensor by_selective_scan_steps(const Tensors& x) {
+  const torch::NoGradGuard no_grad;
+  constexpr int64_t at_once = 40;
+  Tensor state = torch::zeros({1, x[2].size(0), x[2].size(1)}, x[0].options().dtype(ops::sum_type(x[0])));
+  const Tensor slot = torch::zeros({1}, torch::dtype(torch::kInt64).device(x[0].device()));
+  Tensors rows;
+  for (int64_t t = 0; t < x[0].size(0); t += t == 0 ? at_once : 1) {
+    const auto some = [&](size_t i) { return x[i].narrow(0, t, t == 0 ? at_once : 1); };
+    const ops::OptionalTensor D = x[5], z = some(6), dt_bias = x[7];
+    const Tensor in = some(0), dt = some(1), B = some(3), C = some(4);
+    const ops::SelectiveScanLayer layer{in, dt, x[2], B, C, D, z, dt_bias};
+    rows.push_back(t == 0 ? ops::selective_scan_prefill(layer, torch::tensor({int64_t{0}, at_once}).to(in.device()), state, slot)
+                          : ops::selective_scan_step(layer, state, slot));
+  }
+  return torch::cat(rows);
+}
+
+std::vector<OperatorCheck> scan_checks() {
+  const auto inputs = [](int64_t length) {
+    return Tensors{draw({length, 24}),         draw({length, 24}), draw({24, 12}, 0.5), draw({length, 2, 12}),
+                   draw({length, 2, 12}, 0.3), draw({24}),         draw({length, 24}),  draw({24})};
+  };
+  const auto reference = [](const Tensors& x) { return by_selective_scan(x, row_starts(x[0]), ops::selective_scan_reference); };
+  return {{"selective_scan", [=] { return inputs(tokens); },
+           [](const Tensors& x) { return by_selective_scan(x, row_starts(x[0]), ops::selective_scan); }, reference},
+          {"selective_scan_step", [=] { return inputs(65); }, by_selective_scan_steps,
+           [](const Tensors& x) {
+             return by_selective_scan(x, torch::tensor({int64_t{0}, int64_t{65}}), ops::selective_scan_reference);
+           },
+           false}};
 }
 
 // A text through pages of 16 tokens, in no order.
@@ -522,7 +561,8 @@ std::vector<SelfTestResult> run_selftest(torch::Device device, const std::functi
   const Isa best = kernels::cpu::best_isa();
   torch::manual_seed(20);
   auto operators = attention_checks();
-  for (auto* more : {delta_rule_checks, linear_attention_checks, update_checks, other_checks, loss_checks, norm_checks, product_checks})
+  for (auto* more :
+       {delta_rule_checks, linear_attention_checks, scan_checks, update_checks, other_checks, loss_checks, norm_checks, product_checks})
     for (auto& one : more()) operators.push_back(std::move(one));
   const auto check_operators = [&](const std::string& where) {
     for (const auto& one : operators)

@@ -1,18 +1,9 @@
 #include "based/kernels/cpu/activation_simd.h"
 #include "based/kernels/cpu/silu.h"
+#include "based/kernels/cpu/softplus.h"
 
 namespace based::kernels::cpu::BASED_ISA {
 namespace {
-
-// log(1 + t) for 0 <= t <= 1: 2·atanh(z) with z = t / (2 + t) <= 1/3, whose series is below half a unit in the last place after z^17.
-BASED_INLINE Vec log_of_one_plus(Vec t) {
-  const Vec z = t / (2.0f + t), square = z * z;
-  Vec sum = broadcast(1.0f / 17);
-  for (int power = 15; power > 0; power -= 2) sum = sum * square + 1.0f / static_cast<float>(power);
-  return 2.0f * z * sum;
-}
-
-BASED_INLINE Vec softplus(Vec x) { return max(Vec{}, x) + log_of_one_plus(exp(min(x, -x))); }
 
 template <class T, class Function>
 void over_rows(const Activate& p, int64_t begin, int64_t end, Function&& function) {

@@ -1,0 +1,60 @@
+// Selective scan (Mamba): a diagonal state space of `state_size` numbers a channel, whose step, input and readout depend on the token.
+//   h_t = exp(δ_t A) h_{t−1} + δ_t B_t x_t,   y_t = (C_t·h_t + D x_t) silu(z_t),   A = −exp(A_log),   δ_t = softplus(dt_t + dt_bias)
+#pragma once
+#include "based/kernels/kernel.h"
+
+namespace based::kernels {
+
+constexpr int64_t kSelectiveScanStates = 256;  // the most that a channel may have
+constexpr int64_t kSelectiveScanChunk = 32;    // tokens of a row from one kept state to the next
+
+struct SelectiveScan {            // caller owns all memory; strides count elements from one token to the next
+  const void* x = nullptr;        // [tokens, channels]
+  const void* dt = nullptr;       // [tokens, channels]
+  const void* z = nullptr;        // [tokens, channels], or null: no gate
+  const void* A_log = nullptr;    // [channels, state_size]
+  const void* B = nullptr;        // [tokens, groups, state_size]; a group is channels / groups neighbours
+  const void* C = nullptr;        // [tokens, groups, state_size]
+  const void* D = nullptr;        // [channels], or null: 0
+  const void* dt_bias = nullptr;  // [channels], or null: 0
+  void* y = nullptr;              // [tokens, channels]
+  float* state = nullptr;         // [slots, channels, state_size], read, then updated in place; null: every row starts from zero and leaves
+                                  // nothing
+  float* chunk_states = nullptr;  // [selective_scan_chunks, state_size, channels], written: the state before each chunk of a row; or null
+  const int64_t* row_start = nullptr;  // [rows + 1], tokens of row r are row_start[r] .. row_start[r+1]
+  const int64_t* slot = nullptr;       // [rows], state row of each sequence, none twice; null: row r uses state row r
+  int64_t tokens = 0, rows = 0, channels = 0, groups = 1, state_size = 0;
+  int64_t x_stride = 0, dt_stride = 0, z_stride = 0, b_stride = 0, c_stride = 0, y_stride = 0;
+  bool softplus = true;      // false: δ is dt + dt_bias
+  DType dtype = DType::f32;  // of x, dt, z, A_log, B, C, D, dt_bias, y; sums are fp32
+};
+
+// Chunks of packed rows are numbered with gaps, so that no one needs the lengths of other rows: row r's first is this.
+constexpr int64_t selective_scan_first_chunk(int64_t row, int64_t row_start) { return row_start / kSelectiveScanChunk + row; }
+constexpr int64_t selective_scan_chunks(int64_t tokens, int64_t rows) { return tokens / kSelectiveScanChunk + rows; }
+
+// Gradients, the same bits for any number of threads.
+struct SelectiveScanBackward {
+  SelectiveScan forward;                // y and state ignored; chunk_states as the forward left them
+  const void* grad_y = nullptr;         // [tokens, channels], contiguous
+  const float* grad_state = nullptr;    // gradient of the final state, [rows, channels, state_size], or null
+  void* grad_x = nullptr;               // [tokens, channels], contiguous
+  void* grad_dt = nullptr;              // [tokens, channels], contiguous
+  void* grad_z = nullptr;               // [tokens, channels], contiguous; null where there is no gate
+  void* grad_B = nullptr;               // [tokens, groups, state_size], contiguous
+  void* grad_C = nullptr;               // [tokens, groups, state_size], contiguous
+  float* grad_A_log = nullptr;          // [channels, state_size]
+  float* grad_D = nullptr;              // [channels], or null
+  float* grad_dt_bias = nullptr;        // [channels], or null
+  float* grad_initial_state = nullptr;  // [rows, channels, state_size], or null
+};
+
+namespace cpu {
+Status selective_scan_forward(const SelectiveScan&);
+int64_t selective_scan_backward_scratch(const SelectiveScanBackward&);  // bytes
+Status selective_scan_backward(const SelectiveScanBackward&, void* scratch);
+// One token a row (tokens == rows, row_start ignored). Bit for bit the same for a row whatever the other rows are.
+Status selective_scan_step(const SelectiveScan&);
+}  // namespace cpu
+
+}  // namespace based::kernels
