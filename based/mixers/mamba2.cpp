@@ -37,8 +37,7 @@ struct Mamba2Config {
 
 // As torch draws a linear layer, over √layers for the last one.
 std::shared_ptr<Projection> projection(int64_t in, int64_t out, bool bias, int64_t layers = 1) {
-  const double bound = 1 / std::sqrt(static_cast<double>(in * layers));
-  return std::make_shared<Projection>(initial_uniform({out, in}, -bound, bound), bias);
+  return std::make_shared<Projection>(initial_filter({out, in}, in * layers), bias ? torch::zeros({out}, parameter_device()) : Tensor());
 }
 
 class Mamba2 final : public BlockMixer {

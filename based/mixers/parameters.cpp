@@ -39,8 +39,8 @@ Tensor initial_uniform(torch::IntArrayRef shape, double low, double high) {
   return SkipInitialisation::active() || ShapesOnly::active() ? values : values.uniform_(low, high);
 }
 
-Tensor initial_filter(torch::IntArrayRef shape, int64_t taps) {
-  const double bound = 1 / std::sqrt(static_cast<double>(taps));
+Tensor initial_filter(torch::IntArrayRef shape, int64_t fan_in) {
+  const double bound = 1 / std::sqrt(static_cast<double>(fan_in));
   return initial_uniform(shape, -bound, bound);
 }
 

@@ -22,8 +22,8 @@ torch::TensorOptions sum_options(const Tensor& weight);
 
 // Uniform in [low, high], or empty under SkipInitialisation.
 Tensor initial_uniform(torch::IntArrayRef shape, double low, double high);
-// [channels, taps] uniform in ±1/√taps, likewise.
-Tensor initial_filter(torch::IntArrayRef shape, int64_t taps);
+// Uniform in ±1/√fan_in, likewise: filters [channels, taps] with their taps, and linear layers [out, in] as torch draws them.
+Tensor initial_filter(torch::IntArrayRef shape, int64_t fan_in);
 
 // Filter of a depthwise causal convolution: "weight" [channels, taps], the last tap weighs the present token, and "bias" [channels].
 class ShortFilter : public torch::nn::Module {

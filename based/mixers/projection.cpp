@@ -14,11 +14,12 @@ Tensor initial_normal(torch::IntArrayRef shape, double std) {
 
 double output_initial_std(int64_t layers) { return initial_std / std::sqrt(2.0 * static_cast<double>(layers)); }
 
-Projection::Projection(int64_t in, int64_t out, bool bias, double std) : Projection(initial_normal({out, in}, std), bias) {}
+Projection::Projection(int64_t in, int64_t out, bool bias, double std)
+    : Projection(initial_normal({out, in}, std), bias ? torch::zeros({out}, parameter_device()) : Tensor()) {}
 
-Projection::Projection(const Tensor& weight, bool bias) {
-  weight_ = register_parameter("weight", weight);
-  if (bias) bias_ = register_parameter("bias", torch::zeros({weight.size(0)}, parameter_device()));
+Projection::Projection(Tensor weight, Tensor bias) {
+  weight_ = register_parameter("weight", std::move(weight));
+  if (bias.defined()) bias_ = register_parameter("bias", std::move(bias));
 }
 
 Tensor Projection::forward(const Tensor& x) const {

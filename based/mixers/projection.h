@@ -15,7 +15,6 @@ struct SkipInitialisation : ThreadFlag<SkipInitialisation> {};
 
 // N(0, std) of this shape, or empty under SkipInitialisation.
 Tensor initial_normal(torch::IntArrayRef shape, double std);
-
 constexpr double initial_std = 0.02;
 // Of output projections, so that the residual stream's variance does not grow with depth: 0.02/√(2·layers).
 double output_initial_std(int64_t layers);
@@ -23,8 +22,8 @@ double output_initial_std(int64_t layers);
 class Projection : public torch::nn::Module {
  public:
   Projection(int64_t in, int64_t out, bool bias, double std = initial_std);
-  Projection(const Tensor& weight, bool bias);  // [out, in], drawn by the caller
-  Tensor forward(const Tensor& x) const;        // [tokens, in] -> [tokens, out]
+  explicit Projection(Tensor weight, Tensor bias = {});  // [out, in], [out]
+  Tensor forward(const Tensor& x) const;                 // [tokens, in] -> [tokens, out]
   const Tensor& weight() const { return weight_; }
   const Tensor& bias() const { return bias_; }  // undefined: none
 

@@ -64,6 +64,8 @@ const std::multimap<std::string, Options>& more_options() {
       {"hyena", {256, "l_max = 64\nfilter_order = 16"}},
       {"h3", {33, "d_state = 6\nhead_dim = 3"}},
       {"h3", {256, "d_state = 2"}},
+      {"mamba", {24, "d_state = 5\nd_conv = 3\nexpand = 1\ndt_rank = 3"}},
+      {"mamba", {17, "d_state = 1\nd_conv = 1\nconv_bias = false\nbias = true"}},
   };
   return all;
 }
