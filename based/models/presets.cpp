@@ -44,12 +44,23 @@ ModelConfig attention_model(int64_t d_model, int64_t heads, size_t count) {
   return config;
 }
 
+// Mamba: blocks of the mixer alone; GPT-NeoX's vocabulary, padded to a multiple of 16.
+ModelConfig mamba_model(int64_t d_model, size_t count) {
+  ModelConfig config;
+  config.d_model = d_model;
+  config.layers.assign(count, "mamba");
+  config.mlp = "none";
+  config.pad_vocab_multiple = 16;
+  config.mixers = {{"mamba", options({{"type", std::string("mamba")}})}};
+  return config;
+}
+
 ModelConfig with_vocab(ModelConfig config, int64_t vocab_size) {
   config.vocab_size = vocab_size;
   return config;
 }
 
-constexpr int64_t gpt2_vocab = 50257;
+constexpr int64_t gpt2_vocab = 50257, mamba_vocab = 50277;
 
 std::vector<Preset> make_presets() {
   return {
@@ -59,10 +70,13 @@ std::vector<Preset> make_presets() {
        with_vocab(based_model({1792, 16, 16, 16}, hybrid_layers(36, {1, 6, 11, 16, 21, 27, 33}, {2, 7, 12, 17, 22, 28, 34})), gpt2_vocab)},
       {"attn-360m", "the paper's Transformer++ at 360M", with_vocab(attention_model(1024, 16, 24), gpt2_vocab)},
       {"attn-1.4b", "the paper's Transformer++ at 1.33B", with_vocab(attention_model(1680, 24, 36), gpt2_vocab)},
+      {"mamba-360m", "the paper's Mamba at 358M", with_vocab(mamba_model(1024, 46), mamba_vocab)},
+      {"mamba-1.3b", "the paper's Mamba at 1.32B", with_vocab(mamba_model(2048, 46), mamba_vocab)},
       {"based-demo", "the language model of `make demo`: trains in two minutes on two cores",
        with_vocab(based_model({192, 4, 16, 64}, hybrid_layers(5, {1, 4}, {2})), 1024)},
       {"based-tiny", "for tests: one layer of each kind", with_vocab(based_model({32, 2, 4, 8}, hybrid_layers(3, {1}, {2})), 257)},
       {"attn-tiny", "for tests: two layers of attention", with_vocab(attention_model(32, 2, 2), 257)},
+      {"mamba-tiny", "for tests: two layers of Mamba", with_vocab(mamba_model(32, 2), 257)},
   };
 }
 

@@ -29,7 +29,8 @@ TEST(Program, WrongUsageExitsWithTwoAndFailureWithOne) {
 
 TEST(Program, PresetsHaveThePapersSizes) {
   const Json json = parse_json(run("presets --json").out, "stdout");
-  const std::map<std::string, double> paper{{"based-360m", 363e6}, {"based-1.4b", 1.35e9}, {"attn-360m", 360e6}, {"attn-1.4b", 1.33e9}};
+  const std::map<std::string, double> paper{{"based-360m", 363e6}, {"based-1.4b", 1.35e9}, {"attn-360m", 360e6},
+                                            {"attn-1.4b", 1.33e9}, {"mamba-360m", 358e6},  {"mamba-1.3b", 1.32e9}};
   size_t found = 0;
   for (const auto& preset : json["presets"]) {
     const auto wanted = paper.find(preset["name"].get<std::string>());

@@ -43,6 +43,7 @@ bool of_this_build(const std::string& file) {
            "recurrence/delta",
            "recurrence/gated_delta",
            "recurrence/gla",
+           "recurrence/selective_scan",
            "recurrence/taylor",
            "recurrence/wkv5",
            "zoology/base_conv",
@@ -51,7 +52,7 @@ bool of_this_build(const std::string& file) {
            "zoology/gla",
            "zoology/h3",
            "zoology/hyena",
-           "zoology/mamba2",
+           "zoology/mamba",
            "zoology/mha",
            "zoology/rwkv5",
            "zoology/sliding",
@@ -59,6 +60,7 @@ bool of_this_build(const std::string& file) {
            "zoology_lm/mqar_based",
            "zoology_lm/mqar_h3",
            "zoology_lm/mqar_hyena",
+           "zoology_lm/mqar_mamba",
            "zoology_lm/mqar_sliding",
        }) {
     if (file.rfind(start, 0) == 0) return true;

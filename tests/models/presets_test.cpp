@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "based/models/config.h"
+#include "based/models/language_model.h"
 
 namespace based {
 namespace {
@@ -19,6 +20,13 @@ TEST(Presets, HybridsHaveTheAuthorsLayers) {
   EXPECT_EQ(layers_of("based-360m", "window"), (std::vector<size_t>{2, 7, 12, 17, 22}));
   EXPECT_EQ(layers_of("based-1.4b", "linear"), (std::vector<size_t>{1, 6, 11, 16, 21, 27, 33}));
   EXPECT_EQ(layers_of("based-1.4b", "window"), (std::vector<size_t>{2, 7, 12, 17, 22, 28, 34}));
+}
+
+// The smaller one's as its authors' code has them, name by name; the larger one has the paper's sizes, and its 1.32B.
+TEST(Presets, MambasHaveTheAuthorsParameters) {
+  EXPECT_EQ(parameter_count(find_preset("mamba-360m")), 358190080);
+  EXPECT_EQ(parameter_count(find_preset("mamba-1.3b")), 1319311360);
+  EXPECT_EQ(find_preset("mamba-360m").padded_vocab(), 50288);
 }
 
 }  // namespace

@@ -46,6 +46,14 @@ ModelConfig taylor(int64_t d_model, int64_t feature_dim) {
                               {"rescale_output", Config(false)}});
 }
 
+// Blocks of the mixer alone behind an RMSNorm.
+ModelConfig mamba(int64_t d_model, int64_t d_state) {
+  ModelConfig config = two_layers(d_model, {{"type", Config(std::string("mamba"))}, {"d_state", Config(d_state)}});
+  config.mlp = "none", config.norm = "rms_norm", config.final_norm = "layer_norm";
+  config.layers = {"mixer", "mixer"};
+  return config;
+}
+
 TEST(PublishedModels, HaveAsManyParameters) {
   EXPECT_EQ(parameter_count(attention(64)), 545984);
   EXPECT_EQ(parameter_count(attention(128)), 1132928);
@@ -53,6 +61,8 @@ TEST(PublishedModels, HaveAsManyParameters) {
       {48, {401616, 402384, 403152}}, {64, {538560, 539584, 540608}}, {128, {1101696, 1103744, 1105792}}};
   for (const auto& [d_model, counts] : of_taylor)
     for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(parameter_count(taylor(d_model, 8 * (i + 1))), counts[static_cast<size_t>(i)]) << d_model;
+  EXPECT_EQ(parameter_count(mamba(64, 16)), 589824);
+  EXPECT_EQ(parameter_count(mamba(256, 24)), 2998272);
   for (int64_t keys = 8; keys <= 1024; keys *= 2) EXPECT_EQ(parameter_count(window(128, keys)), 1132928) << keys;
 }
 
@@ -77,6 +87,36 @@ TEST(PublishedModels, AreDrawnAsTheirAuthorsDrawThem) {
       }
     }
   }
+}
+
+// Uniform in ±bound, of which the draws reach nearly the ends.
+void expect_uniform(const std::string& name, const Tensor& drawn, double bound) {
+  const auto n = static_cast<double>(drawn.numel());
+  EXPECT_NEAR(drawn.mean().item<double>(), 0, 5 * bound / std::sqrt(3 * n)) << name;
+  EXPECT_NEAR(drawn.square().mean().item<double>(), bound * bound / 3, 5 * bound * bound * std::sqrt(4.0 / 45 / n)) << name;
+  EXPECT_LE(drawn.abs().max().item<double>(), bound) << name;
+  EXPECT_GE(drawn.abs().max().item<double>(), bound * (1 - 20 / n)) << name;
+}
+
+TEST(PublishedModels, MambaIsDrawnAsItsAuthorsDrawIt) {
+  torch::manual_seed(1);
+  const LanguageModel model(mamba(64, 16));
+  const auto parameters = model.named_parameters();
+  for (const std::string layer : {"layers.0.mixer.", "layers.1.mixer."}) {
+    const auto of = [&](const char* name) { return parameters[layer + name].detach(); };
+    expect_uniform("in_proj", of("in_proj.weight"), 1 / 8.0);
+    expect_uniform("conv", of("conv.weight"), 1 / 2.0);
+    expect_uniform("conv bias", of("conv.bias"), 1 / 2.0);
+    expect_uniform("x_proj", of("x_proj.weight"), 1 / std::sqrt(128.0));
+    expect_uniform("dt_proj", of("dt_proj.weight"), 1 / 2.0);  // rank 4
+    expect_uniform("out_proj, divided by the root of two layers", of("out_proj.weight"), 1 / std::sqrt(128.0) / std::sqrt(2.0));
+    const double low = std::log(0.001), high = std::log(0.1);
+    const Tensor steps = torch::softplus(of("dt_proj.bias").to(torch::kDouble)).log();
+    expect_uniform("steps", steps - (low + high) / 2, (high - low) / 2 + 1e-4);
+    EXPECT_TRUE((of("D") == 1).all().item<bool>());
+    EXPECT_TRUE(torch::allclose(of("A_log").exp(), torch::arange(1, 17, torch::kFloat).expand({128, 16})));
+  }
+  expect_normal("embedding", parameters["embedding"], 0.02);
 }
 
 // A language model's linear attention is drawn as its authors draw it.

@@ -122,14 +122,22 @@ ReferenceModel recall_model(const Json& config, const PeerParameters& parameters
   if (parameters.has("backbone.embeddings.position_embeddings.weight")) {
     model.config.max_positions = parameters.size("backbone.embeddings.position_embeddings.weight", 0);
   }
-  if (field<std::string>(config, "block_type", "TransformerBlock", path) != "TransformerBlock") {
+  const auto block_type = field<std::string>(config, "block_type", "TransformerBlock", path);
+  const bool mixer_alone = block_type.starts_with("Mamba");  // behind an RMSNorm
+  if (block_type != "TransformerBlock" && !mixer_alone) {
     model.skipped = "blocks of type " + dump_json(config["block_type"]) + " are not in this build";
     return model;
   }
-  const std::vector<RecallLayer> layers = recall_layers(config, path);
+  if (mixer_alone) model.config.mlp = "none", model.config.norm = "rms_norm", model.config.final_norm = "layer_norm";
+  std::vector<RecallLayer> layers = recall_layers(config, path);
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto layer = static_cast<int64_t>(i);
-    const std::string block = "backbone.layers." + std::to_string(i) + ".", prefix = block + layers[i].prefix;
+    const std::string block = "backbone.layers." + std::to_string(i) + ".";
+    if (mixer_alone) {
+      layers[i].prefix = "mixer.";
+      model.names[block + "norm.weight"] = "layers." + std::to_string(i) + ".norm1.weight";
+    }
+    const std::string prefix = block + layers[i].prefix;
     add_layer(model, layer, class_mixer(layers[i], parameters.below(prefix), length), prefix);
     add_block_names(model, layer, block, "state_mixer.");
     if (parameters.has(block + "state_mixer.fc1.weight")) {
