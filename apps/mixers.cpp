@@ -87,7 +87,7 @@ void run(const Options& options) {
     print_options(info.help());
   }
   Json maps = Json::array();
-  if (!options.json) print_line("\nFeature maps of linear_attention, their options in feature_options");
+  if (!options.json) print_line("feature maps of linear_attention, with what they take in feature_options");
   for (const auto& map : feature_maps()) {
     if (options.json) {
       maps.push_back({{"name", map.name}, {"summary", map.summary}, {"options", as_json(map.help())}});
