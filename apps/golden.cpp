@@ -1,4 +1,4 @@
-#include "based/models/golden.h"
+#include "based/train/golden.h"
 #include "apps/command.h"
 #include "based/core/json.h"
 
@@ -14,7 +14,7 @@ void run(const Options& options) {
   Json list = Json::array();
   int64_t failed = 0, skipped = 0;
   for (const auto& file : options.files) {
-    const GoldenResult result = check_golden(file);
+    const GoldenResult result = is_optimizer_golden(file) ? check_optimizer_golden(file) : check_golden(file);
     failed += !result.pass && result.skipped.empty();
     skipped += !result.skipped.empty();
     if (options.json) {
