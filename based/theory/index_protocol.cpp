@@ -27,7 +27,7 @@ struct Cells {
   std::function<int64_t(int64_t key)> cell;  // −1: none
 };
 
-RecurrentMachine machine_of(Cells of) {
+RecurrentMachine machine_of(const Cells& of) {
   constexpr size_t kKeyBytes = 2;
   RecurrentMachine machine;
   machine.name = of.name;

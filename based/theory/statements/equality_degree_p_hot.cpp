@@ -44,7 +44,7 @@ Polynomial some_solution(const PHot& hot, Random& random) {
       is_one += Polynomial::variable(k);
     }
     product = product * agree;
-    const auto other = static_cast<int>(random.below(static_cast<uint64_t>(2 * width)));
+    const auto other = static_cast<int>(random.between(0, 2 * width - 1));
     zero += Polynomial(random.between(-3, 3)) * (Polynomial(1) - is_one) * Polynomial::variable(other);
   }
   std::vector<int> blocks = blocks_of(block_widths(hot, 2));

@@ -21,8 +21,7 @@ void verify(Trial& trial) {
 
 Example example() {
   const PHot compact{2, 2, true};
-  return {block_recall(compact, 2), encoded(compact, {1, 2, 3, 0, 3}),
-          "Keys 1 and 3 with values 2 and 0 in two bits each; the query is 3."};
+  return {block_recall(compact, 2), encoded(compact, {1, 2, 0, 1, 0}), "Keys 1 and 0 with values 2 and 1, two bits each; the query is 0."};
 }
 
 }  // namespace
