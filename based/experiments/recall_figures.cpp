@@ -48,6 +48,11 @@ constexpr std::array paper_states{
                  const int64_t taps = option(model, layer, "kernel_size");
                  return (taps > 0 ? taps : option(model, layer, "l_max")) * model.d_model;
                }},
+    PaperState{"mamba", [](const ModelConfig& model, const std::string& layer,
+                           int64_t) { return 2 * model.d_model * option(model, layer, "d_state"); }},
+    PaperState{"h3",
+               [](const ModelConfig& model, const std::string& layer, int64_t) { return model.d_model * option(model, layer, "d_state"); }},
+    PaperState{"hyena", [](const ModelConfig& model, const std::string&, int64_t tokens) { return model.d_model * tokens; }},
 };
 
 std::string labelled(const RecallSegment& segment) { return std::to_string(segment.pairs) + " pairs in " + std::to_string(segment.length); }

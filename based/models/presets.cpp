@@ -55,6 +55,51 @@ ModelConfig mamba_model(int64_t d_model, size_t count) {
   return config;
 }
 
+// Blocks of a mixer and an MLP, all alike.
+ModelConfig uniform_model(size_t count, const Config& mixer, int64_t mlp_width, const char* mlp = "swiglu") {
+  ModelConfig config;
+  config.d_model = 1024;
+  config.layers.assign(count, "mixer");
+  config.mlp = mlp;
+  config.mlp_width = mlp_width;
+  config.mixers = {{"mixer", mixer}};
+  return config;
+}
+
+// RWKV's own MLP, the channel mix, keeps a state: it is a layer as the time mix is.
+ModelConfig rwkv_model(size_t blocks) {
+  ModelConfig config = uniform_model(0, Config(Config::Table{}), 1, "none");
+  for (size_t block = 0; block < blocks; ++block) config.layers.insert(config.layers.end(), {"rwkv5", "rwkv5_channel_mix"});
+  config.norm = "layer_norm";
+  config.mixers = {{"rwkv5", options({{"type", std::string("rwkv5")}})},
+                   {"rwkv5_channel_mix", options({{"type", std::string("rwkv5_channel_mix")}})}};
+  return config;
+}
+
+// Rotary on a quarter of each head, biases, LayerNorm, GELU.
+ModelConfig pythia_model() {
+  ModelConfig config = uniform_model(24,
+                                     options({{"type", std::string("attention")},
+                                              {"heads", int64_t{16}},
+                                              {"rotary_dim", int64_t{16}},
+                                              {"qkv_bias", true},
+                                              {"out_bias", true}}),
+                                     4096, "gelu");
+  config.norm = "layer_norm";
+  return config;
+}
+
+ModelConfig hyena_model() {
+  return uniform_model(29, options({{"type", std::string("hyena")}, {"l_max", int64_t{2048}}, {"w", 14.0}}), 2048);
+}
+
+ModelConfig h3_model() {
+  ModelConfig config =
+      uniform_model(24, options({{"type", std::string("h3")}, {"d_state", int64_t{64}}, {"head_dim", int64_t{64}}}), 4096, "gelu");
+  config.norm = "layer_norm";
+  return config;
+}
+
 ModelConfig with_vocab(ModelConfig config, int64_t vocab_size) {
   config.vocab_size = vocab_size;
   return config;
@@ -76,6 +121,13 @@ std::vector<Preset> make_presets() {
        with_vocab(based_model({192, 4, 16, 64}, hybrid_layers(5, {1, 4}, {2})), 1024)},
       {"based-tiny", "for tests: one layer of each kind", with_vocab(based_model({32, 2, 4, 8}, hybrid_layers(3, {1}, {2})), 257)},
       {"attn-tiny", "for tests: two layers of attention", with_vocab(attention_model(32, 2, 2), 257)},
+      {"hyena-360m", "the paper's Hyena at 360M: 29 layers", with_vocab(hyena_model(), gpt2_vocab)},
+      {"h3-360m", "the paper's H3 at 362M: 24 layers, none of attention", with_vocab(h3_model(), gpt2_vocab)},
+      {"rwkv5-360m", "the paper's RWKV v5 at 362M: 19 time mixes and channel mixes; embedding and head are one",
+       with_vocab(rwkv_model(19), gpt2_vocab)},
+      {"gla-360m", "the paper's GLA at 362M: 24 layers of 4 heads; embedding and head are one",
+       with_vocab(uniform_model(24, options({{"type", std::string("gla")}, {"heads", int64_t{4}}}), 2048), gpt2_vocab)},
+      {"pythia-360m", "Pythia's shape at 356M: LayerNorm, GELU, biases", with_vocab(pythia_model(), gpt2_vocab)},
       {"mamba-tiny", "for tests: two layers of Mamba", with_vocab(mamba_model(32, 2), 257)},
   };
 }

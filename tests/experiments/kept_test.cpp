@@ -20,7 +20,8 @@ struct Expected {
 };
 
 TEST(KeptExperiments, HaveThePointsThatTheyAreToHave) {
-  for (const Expected& of : {Expected{"figure1", 19, 152}, Expected{"figure2", 19, 76}, Expected{"paper-protocol", 5, 20}}) {
+  for (const Expected& of : {Expected{"figure1", 19, 152}, Expected{"figure2", 34, 136}, Expected{"figure3", 36, 72},
+                             Expected{"later-mixers", 20, 80}, Expected{"paper-protocol", 5, 20}}) {
     SCOPED_TRACE(of.name);
     const ExperimentFile file = read_experiment(experiment_file(of.name), "", {});
     std::set<std::string> points;

@@ -29,5 +29,15 @@ TEST(Presets, MambasHaveTheAuthorsParameters) {
   EXPECT_EQ(find_preset("mamba-360m").padded_vocab(), 50288);
 }
 
+// Beside the paper's 360M, 362M, 362M, 362M and 356M. RWKV and GLA have a head of their own there, 51.5M more;
+// Pythia's has 2.1M of learned positions in the paper's code.
+TEST(Presets, OthersHaveThePapersSizes) {
+  EXPECT_EQ(parameter_count(find_preset("hyena-360m")), 358451904);
+  EXPECT_EQ(parameter_count(find_preset("h3-360m")), 357026560);
+  EXPECT_EQ(parameter_count(find_preset("rwkv5-360m")) + 50264 * 1024, 362213376);
+  EXPECT_EQ(parameter_count(find_preset("gla-360m")) + 50264 * 1024, 355257344);
+  EXPECT_EQ(parameter_count(find_preset("pythia-360m")) + 2048 * 1024, 355878912);
+}
+
 }  // namespace
 }  // namespace based
