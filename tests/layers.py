@@ -16,7 +16,7 @@ BELOW = {
     "core": [],
     "kernels": [],
     "data": ["core"],
-    "theory": ["core"],
+    "theory": ["core", "data"],
     "ops": ["core", "kernels"],
 }
 BELOW["decode"] = [*BELOW["ops"], "ops"]

@@ -17,8 +17,6 @@ void draw_first(Random& random, std::vector<int32_t>& all, int64_t count) {
   for (int64_t i = 0; i < count; ++i) std::swap(all[static_cast<size_t>(i)], all[static_cast<size_t>(random.between(i, size - 1))]);
 }
 
-double entropy(double p) { return p <= 0 || p >= 1 ? 0 : -p * std::log2(p) - (1 - p) * std::log2(1 - p); }
-
 }  // namespace
 
 void check_index(const IndexConfig& c) {
@@ -60,12 +58,18 @@ MqarData make_index(const IndexConfig& config) {
   return data;
 }
 
+double index_bound(double bits, double error) {
+  BASED_ASSERT(error >= 0 && error <= 1);
+  const auto term = [](double p) { return p > 0 ? -p * std::log2(p) : 0; };
+  return bits * (1 - term(error) - term(1 - error));
+}
+
 double most_recall(double message_bits, double bits) {
   if (message_bits >= bits) return 1;
-  double low = 0.5, high = 1;  // (1 − H(p)) bits grows with p
+  double low = 0.5, high = 1;
   for (int step = 0; step < 60; ++step) {
     const double middle = (low + high) / 2;
-    ((1 - entropy(middle)) * bits < message_bits ? low : high) = middle;
+    (index_bound(bits, 1 - middle) < message_bits ? low : high) = middle;
   }
   return high;
 }

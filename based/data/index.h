@@ -29,9 +29,10 @@ struct IndexConfig {
 void check_index(const IndexConfig& config);  // throws UsageError naming the field that cannot be
 MqarData make_index(const IndexConfig& config);
 
-// The most of `bits` random bits that anyone can answer in the mean, in expectation, who knows a message of `message_bits` alone: the p
-// from 1/2 to 1 with (1 − H(p)) bits = message_bits, H the entropy of a bit. (Fano: what the message tells of x_i is at least 1 − H(p_i),
-// these add up to at most its length, and H is concave.)
+// (1 − H(p)) N, H the entropy of a bit: message bits without which no protocol, not even a random one, answers N bits with a mean error of
+// p. (Fano: what a message tells of x_i is at least 1 − H(p_i), these add up to at most its length, and H is concave.)
+double index_bound(double bits, double error);
+// The reverse: the most of `bits` random bits, from 1/2 to 1, that anyone answers in the mean who knows a message of `message_bits` alone.
 double most_recall(double message_bits, double bits);
 
 }  // namespace based

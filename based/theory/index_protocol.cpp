@@ -129,12 +129,6 @@ Errors count_errors(const RecurrentMachine& machine, int64_t length) {
   return errors;
 }
 
-double index_bound(int64_t length, double error) {
-  BASED_ASSERT(error >= 0 && error <= 1);
-  const auto term = [](double p) { return p > 0 ? -p * std::log2(p) : 0; };
-  return static_cast<double>(length) * (1 - term(error) - term(1 - error));
-}
-
 RecurrentMachine table_machine(int64_t length) {
   return machine_of({"table", length, length, [](Bytes& cells, int64_t key, char value) { cells[static_cast<size_t>(key)] = value; },
                      [](int64_t key) { return key; }});

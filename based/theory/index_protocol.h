@@ -46,9 +46,6 @@ struct Errors {
 };
 Errors count_errors(const RecurrentMachine& machine, int64_t length);
 
-// (1 − H(p)) N: message bits without which no protocol, not even a random one, answers with a mean error of p.
-double index_bound(int64_t length, double error);
-
 // Machines to try. `cells` ≤ length.
 RecurrentMachine table_machine(int64_t length);                                 // a bit a key: exact, in `length` bits
 RecurrentMachine hashed_machine(int64_t length, int64_t cells);                 // a bit for keys equal modulo `cells`: the last written

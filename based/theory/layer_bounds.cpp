@@ -1,4 +1,5 @@
 #include "based/theory/layer_bounds.h"
+#include "based/data/index.h"
 
 #include <algorithm>
 #include <cmath>

@@ -64,7 +64,7 @@ std::vector<Subject> subjects_of(const MixerInfo& info, const std::vector<Option
     if (const auto options = options_at(info, width))
       all.push_back(make_subject(info, info.name + ("_at" + std::to_string(width)), *options));
   }
-  for (size_t i = 0; i < more.size(); ++i) all.push_back(make_subject(info, info.name + std::to_string(i + 1), more[i]));
+  for (size_t i = 0; i < more.size(); ++i) all.push_back(make_subject(info, info.name + ("_set" + std::to_string(i + 1)), more[i]));
   return all;
 }
 

@@ -1,4 +1,5 @@
 #include "based/theory/index_protocol.h"
+#include "based/data/index.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

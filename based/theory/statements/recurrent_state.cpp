@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "based/core/random.h"
+#include "based/data/index.h"
 #include "based/theory/index_protocol.h"
 #include "based/theory/statement.h"
 
@@ -75,14 +76,15 @@ void try_smaller(Trial& trial) {
         trial.count(errors.questions);
         const double best = static_cast<double>(errors.best) / static_cast<double>(errors.questions);
         trial.require(errors.wrong > 0 && errors.best > 0, sized + ": answers everything");
-        trial.require(static_cast<double>(bits) >= index_bound(length, best) - 1e-9, sized + ": fewer bits than (1 - H(p)) N");
+        trial.require(static_cast<double>(bits) >= index_bound(static_cast<double>(length), best) - 1e-9,
+                      sized + ": fewer bits than (1 - H(p)) N");
         least = std::min(least, best);
       }
       if (length == 9 && bits % 2 == 0) {
         std::array<char, 160> text{};
         std::snprintf(text.data(), text.size(),
                       "N = 9, a message of %d bits: mean error at least %.3f among the machines tried, for which (1 - H(p)) N is %.2f bits",
-                      static_cast<int>(bits), least, index_bound(length, least));
+                      static_cast<int>(bits), least, index_bound(static_cast<double>(length), least));
         trial.note(text.data());
       }
     }
