@@ -1,9 +1,11 @@
 #include "based/theory/arithmetic_circuit.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "based/theory/integers.h"
 #include "based/theory/primitives.h"
+#include "based/theory/routing.h"
 
 namespace based::theory {
 namespace {
@@ -107,6 +109,65 @@ class LevelLayers {
   Layer gather_, work_;
 };
 
+// The layers of a level where wires lie below each other: left operands come to row j, right ones to row half + j, and in column 0 they are
+// multiplied, in column 1 added.
+class TallLevel {
+ public:
+  // `row`: where values lie; those behind the level are moved.
+  TallLevel(const Levels& levels, int64_t level, int64_t half, std::vector<int64_t>& row)
+      : levels_(&levels), half_(half), row_(&row), source_(static_cast<size_t>(2 * half), -1) {
+    work_.what = "gates of level " + std::to_string(level);
+    work_.weight = {{0, 0}};
+    work_.filter = {{-half, 1, 1, 0, 1}, {0, 1, 1, 1, 1}, {-half, 1, 1, 1, 1}};
+    const std::vector<Value>& wires = levels.wires(level);
+    for (size_t j = 0; j < wires.size(); ++j) add(wires[j], level, static_cast<int64_t>(j));
+    for (size_t j = 0; j < wires.size(); ++j) row[static_cast<size_t>(wires[j])] = static_cast<int64_t>(j);
+  }
+  std::vector<Layer> take() {
+    std::vector<Layer> layers = route_rows(source_);
+    layers.push_back(std::move(work_));
+    layers.push_back(keep(kept_));
+    layers.push_back(join_routed());
+    return layers;
+  }
+
+ private:
+  void left(Value value, int64_t j) { source_[static_cast<size_t>(j)] = (*row_)[static_cast<size_t>(value)]; }
+  void right(Value value, int64_t j) { source_[static_cast<size_t>(half_ + j)] = (*row_)[static_cast<size_t>(value)]; }
+  void open(int64_t j, int64_t scale = 1) {
+    work_.gate_bias.push_back({j, 1, 1, 1, scale});
+    kept_.push_back({j, 1, 1, 1});
+  }
+
+  void add(Value value, int64_t level, int64_t j) {
+    if (levels_->level(value) < level) {
+      open(j);
+      return left(value, j);
+    }
+    const Tape::Node& node = levels_->node(value);
+    Value a = node.a, b = node.b;
+    if (levels_->is_constant(a)) std::swap(a, b);
+    const int64_t constant = levels_->node(b).value;
+    left(a, j);
+    if (!levels_->is_constant(b)) right(b, j);
+    if (node.kind == Kind::sum) {
+      open(j);
+      if (levels_->is_constant(b)) work_.filter_bias.push_back({j, 1, 1, 1, constant});
+    } else if (levels_->is_constant(b)) {
+      open(j, constant);
+    } else {
+      kept_.push_back({j, 1, 0, 1});
+    }
+  }
+
+  const Levels* levels_;
+  int64_t half_;
+  std::vector<int64_t>* row_;
+  std::vector<int64_t> source_;
+  Layer work_;
+  std::vector<Patch> kept_;
+};
+
 }  // namespace
 
 std::vector<int64_t> ArithmeticCircuit::evaluate(const std::vector<int64_t>& inputs) const {
@@ -134,7 +195,7 @@ CircuitShape shape_of(const ArithmeticCircuit& circuit) {
   return shape;
 }
 
-Program compile(const ArithmeticCircuit& circuit) {
+Program compile_in_a_row(const ArithmeticCircuit& circuit) {
   const Levels levels(circuit);
   const CircuitShape shape = shape_of(circuit);
   const auto outputs = static_cast<int64_t>(circuit.outputs.size());
@@ -155,6 +216,31 @@ Program compile(const ArithmeticCircuit& circuit) {
     }
   }
   program.layers.push_back(order);
+  return program;
+}
+
+Program compile(const ArithmeticCircuit& circuit) {
+  const Levels levels(circuit);
+  const CircuitShape shape = shape_of(circuit);
+  const auto outputs = static_cast<int64_t>(circuit.outputs.size());
+  const auto half = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max({shape.inputs, shape.width, outputs, int64_t{1}}))));
+  Program program{{shape.inputs, 1}, {2 * half, kRouted}, {to_routed()}};
+  std::vector<int64_t> row(circuit.tape.nodes().size());  // where each value lies
+  for (const Value input : levels.wires(0)) row[static_cast<size_t>(input)] = levels.node(input).a;
+  for (int64_t level = 1; level <= levels.depth(); ++level) {
+    program.append(TallLevel(levels, level, half, row).take());
+  }
+  std::vector<int64_t> order(static_cast<size_t>(2 * half), -1);
+  Layer constants{"constant outputs", identity(kRouted), {}, {{0, kAll, 0, kAll}}, {}};
+  for (int64_t k = 0; k < outputs; ++k) {
+    const Value output = circuit.outputs[static_cast<size_t>(k)];
+    if (!levels.is_constant(output))
+      order[static_cast<size_t>(k)] = row[static_cast<size_t>(output)];
+    else if (levels.node(output).value != 0)
+      constants.gate_bias.push_back({k, 1, 0, kAll, levels.node(output).value});
+  }
+  program.append(route_rows(order));
+  if (!constants.gate_bias.empty()) program.layers.push_back(constants);
   return program;
 }
 

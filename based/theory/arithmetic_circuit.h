@@ -23,10 +23,13 @@ struct CircuitShape {
 };
 CircuitShape shape_of(const ArithmeticCircuit& circuit);
 
-// Two layers for each level of gates and one that puts the outputs in order: 2Δ + 1. All wires lie beside each other in one row, 1 x n in,
-// 1 x outputs out; the inner dimension is 1 x max(n, 2w, outputs). The paper's theorem has the wires below each other, O(w) x d, and takes
-// O(log w) layers to move them where W moves them in one.
+// The theorem's form: wires lie below each other, n x 1 in, outputs x 1 out. The inner dimension is 2w' x 3, w' the power of two from
+// max(n, w, outputs) on; a level of gates costs at most 10·log₂(2w') layers, which bring operands together, and three of arithmetic.
 Program compile(const ArithmeticCircuit& circuit);
+
+// Wires lie beside each other in one row, 1 x n in, 1 x outputs out, and W moves them: two layers for each level of gates and one that puts
+// the outputs in order, 2Δ + 1. The inner dimension is 1 x max(n, 2w, outputs).
+Program compile_in_a_row(const ArithmeticCircuit& circuit);
 
 // Circuits to try it on.
 ArithmeticCircuit matrix_product(int64_t size);       // inputs A, then B, row by row; outputs A·B

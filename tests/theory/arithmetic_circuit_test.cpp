@@ -8,7 +8,7 @@ namespace {
 IntMatrix output_of(const ArithmeticCircuit& circuit, const std::vector<int64_t>& inputs) {
   IntMatrix row({1, static_cast<int64_t>(inputs.size())});
   row.cells = inputs;
-  return corner(run(compile(circuit), row), {1, static_cast<int64_t>(circuit.outputs.size())});
+  return corner(run(compile_in_a_row(circuit), row), {1, static_cast<int64_t>(circuit.outputs.size())});
 }
 
 TEST(ArithmeticCircuit, ItsShapeIsCounted) {
@@ -23,7 +23,7 @@ TEST(ArithmeticCircuit, ItsShapeIsCounted) {
   EXPECT_EQ(shape.size, 4);
   EXPECT_EQ(shape.depth, 2);
   EXPECT_EQ(shape.width, 3);  // x·y, x and y between the gates
-  const Program program = compile(circuit);
+  const Program program = compile_in_a_row(circuit);
   EXPECT_EQ(program.tuple(), "(1, 5, 2, 1, 6)");
   EXPECT_EQ(output_of(circuit, {3, 5}).cells, (std::vector<int64_t>{18, 5}));
 }
@@ -34,6 +34,20 @@ TEST(ArithmeticCircuit, OutputsMayBeInputsConstantsOrTwice) {
   (void)unused;
   circuit.outputs = {circuit.tape.constant(-4), x, x, circuit.tape.constant(0)};
   EXPECT_EQ(output_of(circuit, {1, 2}).cells, (std::vector<int64_t>{-4, 2, 2, 0}));
+}
+
+TEST(ArithmeticCircuit, WiresBelowEachOtherCostLogarithmsOfTheWidth) {
+  int64_t last = 0;
+  for (const int64_t inputs : {4, 8, 16, 32}) {
+    const ArithmeticCircuit circuit = sorting_network(inputs);
+    const CircuitShape shape = shape_of(circuit);
+    const Program program = compile(circuit);
+    EXPECT_EQ(program.outer, (Size{inputs, 1}));
+    EXPECT_EQ(program.inner.columns, 3);
+    EXPECT_LE(program.inner.rows, 4 * shape.width);
+    EXPECT_GT(program.depth(), last);
+    last = program.depth();
+  }
 }
 
 TEST(ArithmeticCircuit, PowersAreShallowerThanHorner) {

@@ -22,19 +22,33 @@ IntMatrix row_of(const Inputs& numbers) {
   return row;
 }
 
+IntMatrix column_of(const Inputs& numbers) {
+  IntMatrix column({static_cast<int64_t>(numbers.size()), 1});
+  column.cells = numbers;
+  return column;
+}
+
 void try_circuit(Trial& trial, const Tried& tried, const std::vector<Inputs>& inputs, bool say) {
   const CircuitShape shape = shape_of(tried.circuit);
-  const Program program = compile(tried.circuit);
+  const Program program = compile(tried.circuit), in_a_row = compile_in_a_row(tried.circuit);
+  const auto outputs = static_cast<int64_t>(tried.circuit.outputs.size());
+  const int64_t widest = std::max({shape.inputs, shape.width, outputs, int64_t{1}}), bits = ceil_log2(widest) + 1;
   trial.layers(program.depth(), "O(Δ log w)");
-  trial.require(program.depth() == 2 * shape.depth + 1, tried.name + ": not 2Δ + 1 layers");
-  trial.require(program.inner.columns <= std::max({shape.inputs, 2 * shape.width, static_cast<int64_t>(tried.circuit.outputs.size())}),
-                tried.name + ": wider than 2w");
-  for (const Inputs& input : inputs) trial.compare(program, row_of(input), row_of(tried.expected(input)), tried.name);
+  trial.require(program.depth() <= (shape.depth + 1) * (10 * bits + 3), tried.name + ": more than (Δ + 1)(10·log₂(2w') + 3) layers");
+  trial.require(program.inner.rows <= 4 * widest && program.inner.columns == 3, tried.name + ": an inner dimension above 4w x 3");
+  trial.require(in_a_row.depth() == 2 * shape.depth + 1, tried.name + ": not 2Δ + 1 layers in a row");
+  trial.require(in_a_row.inner.columns <= std::max({shape.inputs, 2 * shape.width, outputs}), tried.name + ": wider than 2w in a row");
+  for (const Inputs& input : inputs) {
+    const Inputs expected = tried.expected(input);
+    trial.compare(program, column_of(input), column_of(expected), tried.name);
+    trial.compare(in_a_row, row_of(input), row_of(expected), tried.name + " in a row");
+  }
   if (!say) return;
   trial.size(tried.name);
   trial.note(tried.name + ": (n, s, Δ, w) = (" + std::to_string(shape.inputs) + ", " + std::to_string(shape.size) + ", " +
              std::to_string(shape.depth) + ", " + std::to_string(shape.width) + "), (N, L, d, N', d') = " + program.tuple() + ", " +
-             std::to_string(program.parameters()) + " parameters that are not 0");
+             std::to_string(program.parameters()) + " parameters that are not 0; in a row " + in_a_row.tuple() + ", " +
+             std::to_string(in_a_row.parameters()));
 }
 
 std::vector<Inputs> drawn(Random& random, int64_t inputs, int64_t largest, int64_t count) {
@@ -116,7 +130,7 @@ void verify(Trial& trial) {
 
 Example example() {
   const ArithmeticCircuit circuit = sorting_network(4);
-  return {compile(circuit), row_of({1, 0, 1, 0}), "A sorting network of four wires puts 1, 0, 1, 0 in order."};
+  return {compile_in_a_row(circuit), row_of({1, 0, 1, 0}), "A sorting network puts 1, 0, 1, 0 in order, its wires beside each other."};
 }
 
 }  // namespace
