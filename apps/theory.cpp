@@ -32,7 +32,7 @@ void list(const ListOptions& options) {
                      {"claim", statement->claim},
                      {"can_be_shown", statement->example != nullptr}});
     else
-      print_line(padded(statement->name, 22) + " " + statement->claim + "  [" + statement->place + "]");
+      print_line(padded(statement->name, 25) + " " + statement->claim + "  [" + statement->place + "]");
   }
   if (options.json) print_line(dump_json(all));
 }
@@ -56,7 +56,7 @@ std::string column(const std::string& text, size_t width) {
 
 void print_row(const std::string& name, const std::string& verdict, const std::string& built, const std::string& claimed,
                const std::string& inputs, const std::string& sizes) {
-  print_line(column(name, 20) + column(verdict, 17) + column(built, 7) + column(claimed, 20) + padded_left(inputs, 10) + "  " + sizes);
+  print_line(column(name, 25) + column(verdict, 17) + column(built, 7) + column(claimed, 20) + padded_left(inputs, 10) + "  " + sizes);
 }
 
 void print_result(const Statement& statement, const theory::Result& result) {

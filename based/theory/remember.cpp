@@ -27,8 +27,9 @@ int64_t rows_to_remember(const Region& region, const std::vector<Layer>& layers)
 }
 
 std::vector<Layer> remember(const Region& region, const Layer& layer) {
-  const auto [occupied, first, rows] = region;
-  const auto [work, copy] = places(region, layer);
+  const int64_t occupied = region.occupied, first = region.first, rows = region.rows;
+  const Places at = places(region, layer);
+  const int64_t work = at.work, copy = at.copy;
   const int64_t behind = first + rows;  // the row behind the region
   const auto others = [&](int64_t from) { return std::vector<Patch>{{from, first, 0, kAll}, {from + behind, occupied - behind, 0, kAll}}; };
   const auto with = [](std::vector<Patch> patches, const Patch& more) {

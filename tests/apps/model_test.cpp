@@ -195,7 +195,7 @@ TEST_F(Model, SizesAreComputedNotTaken) {
   }
   const Ran implicit = run("mixers --set kernel_size=-1 --set implicit=true --set l_max=16777216 --set d_emb=129", kSmallMemory);
   EXPECT_EQ(implicit.code, 2);
-  EXPECT_THAT(implicit.err, HasSubstr("make l_max, d_emb or d_hidden smaller"));
+  EXPECT_THAT(implicit.err, HasSubstr("l_max · max(d_emb, d_hidden)"));
   for (const char* wrong : {"--tokens 0", "--tokens 4611686018427387904", "--d-model 0", "--d-model 1000000000"})
     EXPECT_EQ(run(std::string("mixers ") + wrong).code, 2) << wrong;
 }

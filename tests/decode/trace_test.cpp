@@ -57,10 +57,11 @@ TEST(Trace, MemoryThatIsTakenAgainIsAnotherValue) {
   const torch::InferenceMode inference;
   const Tensor x = torch::ones({64});
   Trace trace(kernels::kH200, nullptr);
-  for (int i = 0; i < 40; ++i) x.exp();
+  constexpr int kTimes = 400;
+  for (int i = 0; i < kTimes; ++i) x.exp();
   trace.stop();
   bool again = false;
-  for (size_t i = 0; i < 40; ++i) {
+  for (size_t i = 0; i < kTimes; ++i) {
     for (size_t j = 0; j < i; ++j) {
       const Span a = outermost(trace, i).writes.at(0), b = outermost(trace, j).writes.at(0);
       EXPECT_FALSE(overlap(a, b));

@@ -214,7 +214,7 @@ TEST(Registry, RefusesWrongOptions) {
   EXPECT_THAT(error_of([] { make("base_conv", "kernel_size = -2", 32); }), HasSubstr("kernel_size must be 1..128"));
   EXPECT_THAT(error_of([] { make("base_conv", "kernel_size = -1\nimplicit = true\nd_emb = 4", 32); }), HasSubstr("d_emb must be odd"));
   EXPECT_THAT(error_of([] { make("base_conv", "kernel_size = -1\nimplicit = true\nl_max = 16777216\nd_emb = 129", 32); }),
-              HasSubstr("l_max · max(d_emb, d_hidden) up to 67108864, got 2164260864"));
+              HasSubstr("l_max · max(d_emb, d_hidden) up to 67108864, got 16777216 · 129"));
 }
 
 TEST(StateBytes, AreThoseOfThePaper) {

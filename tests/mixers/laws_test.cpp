@@ -222,7 +222,7 @@ TEST_F(Laws, AreTriedAtOddAndLargeWidths) {
     all += subject.name + ":" + std::to_string(subject.d_model) + " ";
     if (!forms_agree(subject, torch::kFloat32, kLengths).empty()) wrong += subject.name + " ";
   }
-  EXPECT_EQ(all, "peer:64 peer_at33:33 peer_at256:256 peer1:10 ");
+  EXPECT_EQ(all, "peer:64 peer_at33:33 peer_at256:256 peer_set1:10 ");
   EXPECT_EQ(wrong, "peer_at33 ");
   EXPECT_EQ(options_at(peer_with_heads(), 33)->toml, "odd = 0\nheads = 3");
   EXPECT_FALSE(options_at(peer_with_heads(), 1));
