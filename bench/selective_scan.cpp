@@ -28,7 +28,7 @@ struct Inputs {
         cu_seqlens(torch::tensor({int64_t{0}, tokens})) {
     for (torch::Tensor* t : {&x, &dt, &A_log, &B, &C, &*D, &*z, &*dt_bias}) t->requires_grad_(gradients);
   }
-  ops::SelectiveScanLayer layer() const { return {x, dt, A_log, B, C, D, z, dt_bias}; }
+  ops::SelectiveScanInputs inputs() const { return {x, dt, A_log, B, C, D, z, dt_bias}; }
   Inputs exact() const {
     Inputs in = *this;
     for (torch::Tensor* t : {&in.x, &in.dt, &in.A_log, &in.B, &in.C, &*in.D, &*in.z, &*in.dt_bias}) *t = t->to(torch::kDouble);
@@ -39,15 +39,15 @@ struct Inputs {
 double check_forward() {
   const torch::NoGradGuard no_grad;
   const Inputs in(130, false), exact = in.exact();
-  const auto y = std::get<0>(ops::selective_scan(in.layer(), in.cu_seqlens));
-  return verify(y, std::get<0>(ops::selective_scan_reference(exact.layer(), in.cu_seqlens)), 1e-4, "selective_scan forward");
+  const auto y = std::get<0>(ops::selective_scan(in.inputs(), in.cu_seqlens));
+  return verify(y, std::get<0>(ops::selective_scan_reference(exact.inputs(), in.cu_seqlens)), 1e-4, "selective_scan forward");
 }
 
 double both_seconds(const Inputs& in, decltype(&ops::selective_scan) op, int repeats) {
   const torch::Tensor g = torch::randn({in.x.size(0), channels});
   return median_seconds(
       [&] {
-        torch::autograd::grad({std::get<0>(op(in.layer(), in.cu_seqlens, {}))},
+        torch::autograd::grad({std::get<0>(op(in.inputs(), in.cu_seqlens, {}))},
                               {in.x, in.dt, in.A_log, in.B, in.C, *in.D, *in.z, *in.dt_bias}, {g});
       },
       repeats);
@@ -59,7 +59,7 @@ void measure_rows(Context& context, double error) {
   const Inputs in(tokens, false), trained(tokens, true);
   const auto forward_seconds = [&](decltype(&ops::selective_scan) op, int times) {
     const torch::NoGradGuard no_grad;
-    return median_seconds([&] { op(in.layer(), in.cu_seqlens, {}); }, times);
+    return median_seconds([&] { op(in.inputs(), in.cu_seqlens, {}); }, times);
   };
   const double forward = forward_seconds(ops::selective_scan, repeats), both = both_seconds(trained, ops::selective_scan, repeats);
   const double rate = context.ceilings.gemm_gflops(torch::kFloat), copy = context.ceilings.copy_gb_s();
@@ -96,7 +96,7 @@ void measure_steps(Context& context, double error) {
     const torch::Tensor slots = torch::arange(batch);
     const double seconds = median_seconds(
                                [&] {
-                                 for (auto& state : states) ops::selective_scan_step(in.layer(), state, slots);
+                                 for (auto& state : states) ops::selective_scan_step(in.inputs(), state, slots);
                                },
                                context.quick ? 3 : 9) /
                            static_cast<double>(layers);

@@ -214,11 +214,8 @@ Tensor by_selective_scan_steps(const Tensors& x) {
   Tensors rows;
   for (int64_t t = 0; t < x[0].size(0); t += t == 0 ? at_once : 1) {
     const auto some = [&](size_t i) { return x[i].narrow(0, t, t == 0 ? at_once : 1); };
-    const ops::OptionalTensor D = x[5], z = some(6), dt_bias = x[7];
-    const Tensor in = some(0), dt = some(1), B = some(3), C = some(4);
-    const ops::SelectiveScanLayer layer{in, dt, x[2], B, C, D, z, dt_bias};
-    rows.push_back(t == 0 ? ops::selective_scan_prefill(layer, torch::tensor({int64_t{0}, at_once}).to(in.device()), state, slot)
-                          : ops::selective_scan_step(layer, state, slot));
+    const ops::SelectiveScanInputs in{some(0), some(1), x[2], some(3), some(4), x[5], some(6), x[7]};
+    rows.push_back(t == 0 ? ops::selective_scan_prefill(in, one_row(x, at_once), state, slot) : ops::selective_scan_step(in, state, slot));
   }
   return torch::cat(rows);
 }
@@ -232,10 +229,7 @@ std::vector<OperatorCheck> scan_checks() {
   return {{"selective_scan", [=] { return inputs(tokens); },
            [](const Tensors& x) { return by_selective_scan(x, row_starts(x[0]), ops::selective_scan); }, reference},
           {"selective_scan_step", [=] { return inputs(65); }, by_selective_scan_steps,
-           [](const Tensors& x) {
-             return by_selective_scan(x, torch::tensor({int64_t{0}, int64_t{65}}), ops::selective_scan_reference);
-           },
-           false}};
+           [](const Tensors& x) { return by_selective_scan(x, one_row(x, 65), ops::selective_scan_reference); }, false}};
 }
 
 // A text through pages of 16 tokens, in no order.

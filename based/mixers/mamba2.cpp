@@ -1,7 +1,5 @@
 // Mamba-2 (Dao and Gu 2024): a state space model whose heads forget at one rate each, S_t = exp(−dt_t exp(A_log)) S_{t−1} + dt_t B_t x_tᵀ,
 // y_t = S_tᵀC_t + D x_t; x, B and C come through one short convolution, and a gate in front of the norm behind.
-#include <cmath>
-
 #include "based/mixers/blocks/short_convolution.h"
 #include "based/mixers/blocks/time_step.h"
 #include "based/mixers/shapes_only.h"
@@ -35,11 +33,6 @@ struct Mamba2Config {
   }
 };
 
-// As torch draws a linear layer, over √layers for the last one.
-std::shared_ptr<Projection> projection(int64_t in, int64_t out, bool bias, int64_t layers = 1) {
-  return std::make_shared<Projection>(initial_filter({out, in}, in * layers), bias ? torch::zeros({out}, parameter_device()) : Tensor());
-}
-
 class Mamba2 final : public BlockMixer {
  public:
   Mamba2(const Mamba2Config& config, const MixerContext& context) : config_(config) {
@@ -52,9 +45,9 @@ class Mamba2 final : public BlockMixer {
     heads_ = divided("mamba2", "expand · d_model", width_, "headdim", config.headdim);
     divided("mamba2", "heads", heads_, "ngroups", config.ngroups);
     const int64_t convolved = width_ + 2 * config.ngroups * config.d_state;
-    in_proj_ = register_module("in_proj", projection(context.d_model, width_ + convolved + heads_, config.bias));
+    in_proj_ = register_module("in_proj", uniform_projection(context.d_model, width_ + convolved + heads_, config.bias));
     conv_ = register_module("conv", std::make_shared<ShortConvolution>(convolved, config.d_conv, config.conv_bias));
-    out_proj_ = register_module("out_proj", projection(width_, context.d_model, config.bias, context.layers));
+    out_proj_ = register_module("out_proj", uniform_projection(width_, context.d_model, config.bias, context.layers));
     dt_bias_ = register_parameter("dt_bias", initial_time_step_bias(heads_));
     A_log_ = register_parameter("A_log", initial_rate_log(heads_, 1, 16));
     D_ = register_parameter("D", torch::ones({heads_}, parameter_device()));

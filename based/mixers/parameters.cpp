@@ -44,6 +44,10 @@ Tensor initial_filter(torch::IntArrayRef shape, int64_t fan_in) {
   return initial_uniform(shape, -bound, bound);
 }
 
+std::shared_ptr<Projection> uniform_projection(int64_t in, int64_t out, bool bias, int64_t layers) {
+  return std::make_shared<Projection>(initial_filter({out, in}, in * layers), bias ? torch::zeros({out}, parameter_device()) : Tensor());
+}
+
 ShortFilter::ShortFilter(int64_t channels, int64_t taps, bool bias) {
   weight_ = register_parameter("weight", initial_filter({channels, taps}, taps));
   if (bias) bias_ = register_parameter("bias", initial_filter({channels}, taps));

@@ -25,6 +25,9 @@ Tensor initial_uniform(torch::IntArrayRef shape, double low, double high);
 // Uniform in ±1/√fan_in, likewise: filters [channels, taps] with their taps, and linear layers [out, in] as torch draws them.
 Tensor initial_filter(torch::IntArrayRef shape, int64_t fan_in);
 
+// A linear layer as torch draws it, uniform in ±1/√in; that over √layers where it is the last one of a mixer.
+std::shared_ptr<Projection> uniform_projection(int64_t in, int64_t out, bool bias, int64_t layers = 1);
+
 // Filter of a depthwise causal convolution: "weight" [channels, taps], the last tap weighs the present token, and "bias" [channels].
 class ShortFilter : public torch::nn::Module {
  public:

@@ -10,7 +10,7 @@ namespace {
 using kernels::kSelectiveScanChunk;
 using kernels::kSelectiveScanStates;
 
-void check_layer(const char* op, const SelectiveScanLayer& in) {
+void check_inputs(const char* op, const SelectiveScanInputs& in) {
   const Tensor& x = in.x;
   require(at::isFloatingType(x.scalar_type()), op, "x must be floating, got ", x.scalar_type());
   require_shape(op, "x", x, {-1, -1});
@@ -39,24 +39,24 @@ void check_rows(const char* op, const Tensor& cu_seqlens) {
 }
 
 int64_t rows_of(const SelectiveScan& in) { return in.cu_seqlens.size(0) - 1; }
-std::vector<int64_t> state_shape(const SelectiveScan& in) { return {rows_of(in), in.layer.x.size(1), in.layer.A_log.size(1)}; }
+std::vector<int64_t> state_shape(const SelectiveScan& in) { return {rows_of(in), in.inputs.x.size(1), in.inputs.A_log.size(1)}; }
 std::vector<int64_t> chunks_shape(const SelectiveScan& in) {
-  const auto& layer = in.layer;
-  return {kernels::selective_scan_chunks(layer.x.size(0), rows_of(in)), layer.A_log.size(1), layer.x.size(1)};
+  const auto& inputs = in.inputs;
+  return {kernels::selective_scan_chunks(inputs.x.size(0), rows_of(in)), inputs.A_log.size(1), inputs.x.size(1)};
 }
 at::TensorOptions sums_of(const Tensor& x) { return x.options().dtype(sum_type(x)); }
 
 void check(const SelectiveScan& in) {
   constexpr const char* op = "selective_scan";
-  check_layer(op, in.layer);
+  check_inputs(op, in.inputs);
   check_rows(op, in.cu_seqlens);
   if (!in.initial_state) return;
-  require_type(op, "initial_state", *in.initial_state, sum_type(in.layer.x));
+  require_type(op, "initial_state", *in.initial_state, sum_type(in.inputs.x));
   require_shape(op, "initial_state", *in.initial_state, state_shape(in));
 }
 
 // A state that is updated in place, for `rows` of its slots.
-void check_slots(const char* op, const SelectiveScanLayer& in, const Tensor& state, const Tensor& slots, int64_t rows) {
+void check_slots(const char* op, const SelectiveScanInputs& in, const Tensor& state, const Tensor& slots, int64_t rows) {
   require_type(op, "state", state, sum_type(in.x));
   require_shape(op, "state", state, {-1, in.x.size(1), in.A_log.size(1)});
   require(state.is_contiguous(), op, "the state must be contiguous");
@@ -65,49 +65,49 @@ void check_slots(const char* op, const SelectiveScanLayer& in, const Tensor& sta
 
 void check(const SelectiveScanPrefill& in) {
   constexpr const char* op = "selective_scan_prefill";
-  check_layer(op, in.layer);
+  check_inputs(op, in.inputs);
   check_rows(op, in.cu_seqlens);
-  check_slots(op, in.layer, in.state, in.slots, in.cu_seqlens.size(0) - 1);
+  check_slots(op, in.inputs, in.state, in.slots, in.cu_seqlens.size(0) - 1);
 }
 
 void check(const SelectiveScanStep& in) {
   constexpr const char* op = "selective_scan_step";
-  check_layer(op, in.layer);
-  check_slots(op, in.layer, in.state, in.slots, in.layer.x.size(0));
+  check_inputs(op, in.inputs);
+  check_slots(op, in.inputs, in.state, in.slots, in.inputs.x.size(0));
 }
 
-// What a layer's tokens come to before the recurrence, in the type of the sums.
+// What the inputs come to before the recurrence, in the type of the sums.
 struct Terms {
   Tensor x, step, in, A, B, C;  // x, step, in (δ x) [tokens, channels], A [channels, state_size], B, C [tokens, channels, state_size]
 
-  explicit Terms(const SelectiveScanLayer& layer) {
-    const at::ScalarType type = sum_type(layer.x);
-    x = layer.x.to(type), step = layer.dt.to(type), A = -layer.A_log.to(type).exp();
-    if (layer.dt_bias) step = step + layer.dt_bias->to(type);
-    if (layer.softplus) step = at::softplus(step);
+  explicit Terms(const SelectiveScanInputs& inputs) {
+    const at::ScalarType type = sum_type(inputs.x);
+    x = inputs.x.to(type), step = inputs.dt.to(type), A = -inputs.A_log.to(type).exp();
+    if (inputs.dt_bias) step = step + inputs.dt_bias->to(type);
+    if (inputs.softplus) step = at::softplus(step);
     in = step * x;
     const auto of_channels = [&](const Tensor& groups) { return groups.to(type).repeat_interleave(x.size(1) / groups.size(1), 1); };
-    B = of_channels(layer.B), C = of_channels(layer.C);
+    B = of_channels(inputs.B), C = of_channels(inputs.C);
   }
 
-  // The state after tokens at `index` of [rows, length, …], or of [tokens, …] where these are one token each.
+  // The state [rows, channels, state_size] after one more token of each row; for one row, also without that dimension.
   static Tensor next(const Tensor& h, const Tensor& step, const Tensor& in, const Tensor& A, const Tensor& B) {
     return (step.unsqueeze(-1) * A).exp() * h + in.unsqueeze(-1) * B;
   }
 };
 
 // (read + D x) silu(z), of tensors that end in [channels].
-Tensor finish(const SelectiveScanLayer& layer, const Tensor& read, const Tensor& x, const Tensor& z) {
-  Tensor y = layer.D ? read + layer.D->to(read.scalar_type()) * x : read;
+Tensor finish(const SelectiveScanInputs& inputs, const Tensor& read, const Tensor& x, const Tensor& z) {
+  Tensor y = inputs.D ? read + inputs.D->to(read.scalar_type()) * x : read;
   return z.defined() ? y * at::silu(z) : y;
 }
 
 // chunk_states undefined where they are not kept.
 Result<SelectiveScanForward> scan_reference(const SelectiveScan& in, bool keeps) {
   check(in);
-  const SelectiveScanLayer& layer = in.layer;
-  const std::vector<int64_t> starts = row_starts("selective_scan", "cu_seqlens", in.cu_seqlens, layer.x.size(0));
-  const Terms terms(layer);
+  const SelectiveScanInputs& inputs = in.inputs;
+  const std::vector<int64_t> starts = row_starts("selective_scan", "cu_seqlens", in.cu_seqlens, inputs.x.size(0));
+  const Terms terms(inputs);
   const Tensor initial = in.initial_state ? *in.initial_state : at::zeros(state_shape(in), terms.x.options());
   Tensor chunk_states = keeps ? at::zeros(chunks_shape(in), terms.x.options()) : Tensor();
   std::vector<Tensor> read, states;
@@ -127,9 +127,9 @@ Result<SelectiveScanForward> scan_reference(const SelectiveScan& in, bool keeps)
     if (run.length > 0) read.push_back(at::stack(of_tokens, 1).flatten(0, 1));
     states.push_back(h);
   }
-  const Tensor z = layer.z ? layer.z->to(terms.x.scalar_type()) : Tensor();
-  const Tensor y = finish(layer, join(read, layer.x.sizes(), terms.x.options()), terms.x, z);
-  return {y.to(layer.x.scalar_type()).contiguous(), join(states, initial.sizes(), initial.options()).contiguous(), chunk_states};
+  const Tensor z = inputs.z ? inputs.z->to(terms.x.scalar_type()) : Tensor();
+  const Tensor y = finish(inputs, join(read, inputs.x.sizes(), terms.x.options()), terms.x, z);
+  return {y.to(inputs.x.scalar_type()).contiguous(), join(states, initial.sizes(), initial.options()).contiguous(), chunk_states};
 }
 
 Result<SelectiveScan> reference(const SelectiveScan& in) {
@@ -139,7 +139,7 @@ Result<SelectiveScan> reference(const SelectiveScan& in) {
 
 Result<SelectiveScan> scan_meta(const SelectiveScan& in) {
   check(in);
-  const Tensor& x = in.layer.x;
+  const Tensor& x = in.inputs.x;
   return {at::empty(x.sizes(), x.options()), at::empty(state_shape(in), sums_of(x))};
 }
 
@@ -149,47 +149,45 @@ Result<SelectiveScanForward> forward_meta(const SelectiveScanForward& in) {
 }
 
 Result<SelectiveScanBackward> backward_reference(const SelectiveScanBackward& in) {
-  const auto& [layer, cu_seqlens, initial_state] = in.of;
-  const auto function = [&, softplus = layer.softplus, &cu = cu_seqlens](const std::vector<Tensor>& of) {
+  const auto& [inputs, cu_seqlens, initial_state] = in.of;
+  const auto function = [&, softplus = inputs.softplus, &cu = cu_seqlens](const std::vector<Tensor>& of) {
     const auto [y, state] = reference(
         {{of[0], of[1], of[2], of[3], of[4], if_defined(of[5]), if_defined(of[6]), if_defined(of[7]), softplus}, cu, if_defined(of[8])});
     return std::vector<Tensor>{y, state};
   };
   const std::vector<Tensor> g =
       gradients_by_autograd(function,
-                            {layer.x, layer.dt, layer.A_log, layer.B, layer.C, value_or_undefined(layer.D), value_or_undefined(layer.z),
-                             value_or_undefined(layer.dt_bias), value_or_undefined(initial_state)},
+                            {inputs.x, inputs.dt, inputs.A_log, inputs.B, inputs.C, value_or_undefined(inputs.D),
+                             value_or_undefined(inputs.z), value_or_undefined(inputs.dt_bias), value_or_undefined(initial_state)},
                             {in.grad_y, value_or_undefined(in.grad_state)});
   return {g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8]};
 }
 
 Result<SelectiveScanBackward> backward_meta(const SelectiveScanBackward& in) {
   const auto like = [](const OptionalTensor& t) { return t ? at::empty(t->sizes(), t->options()) : Tensor(); };
-  const SelectiveScanLayer& layer = in.of.layer;
-  return {like(layer.x), like(layer.dt),      like(layer.A_log),        like(layer.B), like(layer.C), like(layer.D),
-          like(layer.z), like(layer.dt_bias), like(in.of.initial_state)};
+  const SelectiveScanInputs& inputs = in.of.inputs;
+  return {like(inputs.x), like(inputs.dt), like(inputs.A_log),   like(inputs.B),           like(inputs.C),
+          like(inputs.D), like(inputs.z),  like(inputs.dt_bias), like(in.of.initial_state)};
 }
 
 Tensor prefill_reference(const SelectiveScanPrefill& in) {
   check(in);
-  const auto [y, last] = reference({in.layer, in.cu_seqlens, in.state.index_select(0, in.slots)});
+  const auto [y, last] = reference({in.inputs, in.cu_seqlens, in.state.index_select(0, in.slots)});
   in.state.index_copy_(0, in.slots, last);
   return y;
 }
 
 Tensor step_reference(const SelectiveScanStep& in) {
   check(in);
-  const SelectiveScanLayer& layer = in.layer;
-  Tensor y = at::empty(layer.x.sizes(), layer.x.options());
+  const SelectiveScanInputs& inputs = in.inputs;
+  Tensor y = at::empty(inputs.x.sizes(), inputs.x.options());
   // Row by row: the order of additions must not depend on the other rows.
-  for (int64_t row = 0; row < layer.x.size(0); ++row) {
+  for (int64_t row = 0; row < inputs.x.size(0); ++row) {
     const auto one = [&](const Tensor& t) { return t.narrow(0, row, 1); };
-    const OptionalTensor z = layer.z ? OptionalTensor(one(*layer.z)) : std::nullopt;
-    const Tensor x = one(layer.x), dt = one(layer.dt), B = one(layer.B), C = one(layer.C);
-    const Terms terms({x, dt, layer.A_log, B, C, layer.D, z, layer.dt_bias, layer.softplus});
+    const Terms terms({one(inputs.x), one(inputs.dt), inputs.A_log, one(inputs.B), one(inputs.C), {}, {}, inputs.dt_bias, inputs.softplus});
     Tensor slot = in.state[in.slots[row].item<int64_t>()];
     slot.copy_(Terms::next(slot, terms.step[0], terms.in[0], terms.A, terms.B[0]));
-    y[row].copy_(finish(layer, (slot * terms.C[0]).sum(-1), terms.x[0], z ? z->to(slot.scalar_type())[0] : Tensor()));
+    y[row].copy_(finish(inputs, (slot * terms.C[0]).sum(-1), terms.x[0], inputs.z ? (*inputs.z)[row].to(slot.scalar_type()) : Tensor()));
   }
   return y;
 }
@@ -197,7 +195,7 @@ Tensor step_reference(const SelectiveScanStep& in) {
 template <class Op>
 Tensor like_x(const Op& in) {
   check(in);
-  return at::empty(in.layer.x.sizes(), in.layer.x.options());
+  return at::empty(in.inputs.x.sizes(), in.inputs.x.options());
 }
 
 // Memory of a launch, kept until it is over.
@@ -205,15 +203,15 @@ struct Launch {
   Tensor x, dt, A_log, B, C, D, z, dt_bias;
   kernels::SelectiveScan arguments;
 
-  explicit Launch(const SelectiveScanLayer& layer)
-      : x(with_unit_columns(layer.x)),
-        dt(with_unit_columns(layer.dt)),
-        A_log(layer.A_log.contiguous()),
-        B(with_packed_heads(layer.B)),
-        C(with_packed_heads(layer.C)),
-        D(layer.D ? layer.D->contiguous() : Tensor()),
-        z(layer.z ? with_unit_columns(*layer.z) : Tensor()),
-        dt_bias(layer.dt_bias ? layer.dt_bias->contiguous() : Tensor()) {
+  explicit Launch(const SelectiveScanInputs& inputs)
+      : x(with_unit_columns(inputs.x)),
+        dt(with_unit_columns(inputs.dt)),
+        A_log(inputs.A_log.contiguous()),
+        B(with_packed_heads(inputs.B)),
+        C(with_packed_heads(inputs.C)),
+        D(inputs.D ? inputs.D->contiguous() : Tensor()),
+        z(inputs.z ? with_unit_columns(*inputs.z) : Tensor()),
+        dt_bias(inputs.dt_bias ? inputs.dt_bias->contiguous() : Tensor()) {
     kernels::SelectiveScan& to = arguments;
     const auto data = [](const Tensor& t) { return t.defined() ? t.const_data_ptr() : nullptr; };
     to.x = data(x), to.dt = data(dt), to.z = data(z), to.A_log = data(A_log);
@@ -222,17 +220,17 @@ struct Launch {
     to.channels = x.size(1), to.groups = B.size(1), to.state_size = A_log.size(1);
     to.x_stride = x.stride(0), to.dt_stride = dt.stride(0), to.z_stride = z.defined() ? z.stride(0) : 0;
     to.b_stride = B.stride(0), to.c_stride = C.stride(0);
-    to.softplus = layer.softplus;
+    to.softplus = inputs.softplus;
     to.dtype = kernel_dtype(x);
   }
 };
 
 // y; `state` is updated in place: a row's is that of its slot, or where `slots` is null, of its number.
-Tensor scan(const SelectiveScanKernels& table, const SelectiveScanLayer& layer, const Tensor& cu_seqlens, const Tensor& state,
+Tensor scan(const SelectiveScanKernels& table, const SelectiveScanInputs& inputs, const Tensor& cu_seqlens, const Tensor& state,
             const int64_t* slots, const Tensor& chunk_states) {
-  check_row_starts("selective_scan", "cu_seqlens", cu_seqlens, layer.x.size(0));
-  Launch launch(layer);
-  const Tensor starts = cu_seqlens.contiguous(), y = at::empty(layer.x.sizes(), layer.x.options());
+  check_row_starts("selective_scan", "cu_seqlens", cu_seqlens, inputs.x.size(0));
+  Launch launch(inputs);
+  const Tensor starts = cu_seqlens.contiguous(), y = at::empty(inputs.x.sizes(), inputs.x.options());
   kernels::SelectiveScan& to = launch.arguments;
   to.y = y.mutable_data_ptr(), to.y_stride = y.stride(0);
   to.state = state.mutable_data_ptr<float>();
@@ -245,46 +243,46 @@ Tensor scan(const SelectiveScanKernels& table, const SelectiveScanLayer& layer, 
 }
 
 Tensor first_state(const SelectiveScan& in) {
-  return in.initial_state ? in.initial_state->clone(at::MemoryFormat::Contiguous) : at::zeros(state_shape(in), sums_of(in.layer.x));
+  return in.initial_state ? in.initial_state->clone(at::MemoryFormat::Contiguous) : at::zeros(state_shape(in), sums_of(in.inputs.x));
 }
 
 }  // namespace
 
 Result<SelectiveScan> selective_scan_with(const SelectiveScanKernels& table, const SelectiveScan& in) {
-  if (!uses_kernel("selective_scan", in.layer.x)) return reference(in);
+  if (!uses_kernel("selective_scan", in.inputs.x)) return reference(in);
   check(in);
   const Tensor state = first_state(in);
-  return {scan(table, in.layer, in.cu_seqlens, state, nullptr, {}), state};
+  return {scan(table, in.inputs, in.cu_seqlens, state, nullptr, {}), state};
 }
 
 Result<SelectiveScanForward> selective_scan_forward_with(const SelectiveScanKernels& table, const SelectiveScanForward& in) {
-  if (!uses_kernel("selective_scan_forward", in.of.layer.x)) return scan_reference(in.of, true);
+  if (!uses_kernel("selective_scan_forward", in.of.inputs.x)) return scan_reference(in.of, true);
   check(in.of);
   const Tensor state = first_state(in.of), chunk_states = at::empty(chunks_shape(in.of), state.options());
-  return {scan(table, in.of.layer, in.of.cu_seqlens, state, nullptr, chunk_states), state, chunk_states};
+  return {scan(table, in.of.inputs, in.of.cu_seqlens, state, nullptr, chunk_states), state, chunk_states};
 }
 
 Tensor selective_scan_prefill_with(const SelectiveScanKernels& table, const SelectiveScanPrefill& in) {
-  if (!uses_kernel("selective_scan_prefill", in.layer.x)) return prefill_reference(in);
+  if (!uses_kernel("selective_scan_prefill", in.inputs.x)) return prefill_reference(in);
   check(in);
   const Tensor slot = in.slots.contiguous();
-  return scan(table, in.layer, in.cu_seqlens, in.state, slot.const_data_ptr<int64_t>(), {});
+  return scan(table, in.inputs, in.cu_seqlens, in.state, slot.const_data_ptr<int64_t>(), {});
 }
 
 Result<SelectiveScanBackward> selective_scan_backward_with(const SelectiveScanKernels& table, const SelectiveScanBackward& in) {
-  const auto& [layer, cu_seqlens, initial_state] = in.of;
-  if (!uses_kernel("selective_scan_backward", layer.x)) return backward_reference(in);
-  check_row_starts("selective_scan", "cu_seqlens", cu_seqlens, layer.x.size(0));
+  const auto& [inputs, cu_seqlens, initial_state] = in.of;
+  if (!uses_kernel("selective_scan_backward", inputs.x)) return backward_reference(in);
+  check_row_starts("selective_scan", "cu_seqlens", cu_seqlens, inputs.x.size(0));
   const Tensor starts = cu_seqlens.contiguous(), cotangent = in.grad_y.contiguous(), kept = in.chunk_states.contiguous();
   const Tensor final_cotangent = in.grad_state ? in.grad_state->contiguous() : Tensor();
-  const Launch launch(layer);
-  const at::TensorOptions sums = layer.x.options().dtype(at::kFloat);
+  const Launch launch(inputs);
+  const at::TensorOptions sums = inputs.x.options().dtype(at::kFloat);
   const auto like = [](const Tensor& t, const at::TensorOptions& options) {
     return t.defined() ? at::empty(t.sizes(), options) : Tensor();
   };
-  const Tensor x = like(layer.x, layer.x.options()), dt = like(layer.dt, layer.x.options()), z = like(launch.z, layer.x.options());
-  const Tensor B = like(layer.B, layer.x.options()), C = like(layer.C, layer.x.options());
-  const Tensor A_log = like(layer.A_log, sums), D = like(launch.D, sums), dt_bias = like(launch.dt_bias, sums);
+  const Tensor x = like(inputs.x, inputs.x.options()), dt = like(inputs.dt, inputs.x.options()), z = like(launch.z, inputs.x.options());
+  const Tensor B = like(inputs.B, inputs.x.options()), C = like(inputs.C, inputs.x.options());
+  const Tensor A_log = like(inputs.A_log, sums), D = like(launch.D, sums), dt_bias = like(launch.dt_bias, sums);
   const Tensor initial = like(value_or_undefined(initial_state), sums);
   kernels::SelectiveScanBackward to;
   const auto floats = [](const Tensor& t) { return t.defined() ? t.mutable_data_ptr<float>() : nullptr; };
@@ -299,17 +297,17 @@ Result<SelectiveScanBackward> selective_scan_backward_with(const SelectiveScanKe
   to.grad_B = B.mutable_data_ptr(), to.grad_C = C.mutable_data_ptr();
   to.grad_A_log = floats(A_log), to.grad_D = floats(D), to.grad_dt_bias = floats(dt_bias);
   to.grad_initial_state = floats(initial);
-  const Tensor scratch = scratch_memory(table.backward_scratch(to), layer.x);
+  const Tensor scratch = scratch_memory(table.backward_scratch(to), inputs.x);
   require_ok(table.backward(to, scratch.mutable_data_ptr()));
-  const auto rounded = [&](const Tensor& t) { return t.defined() ? t.to(layer.x.scalar_type()) : t; };
+  const auto rounded = [&](const Tensor& t) { return t.defined() ? t.to(inputs.x.scalar_type()) : t; };
   return {x, dt, rounded(A_log), B, C, rounded(D), z, rounded(dt_bias), initial};
 }
 
 Tensor selective_scan_step_with(const SelectiveScanKernels& table, const SelectiveScanStep& in) {
-  const Tensor& x = in.layer.x;
+  const Tensor& x = in.inputs.x;
   if (!uses_kernel("selective_scan_step", x)) return step_reference(in);
   check(in);
-  Launch launch(in.layer);
+  Launch launch(in.inputs);
   const Tensor slots = in.slots.contiguous(), y = at::empty(x.sizes(), x.options());
   kernels::SelectiveScan& to = launch.arguments;
   to.y = y.mutable_data_ptr(), to.y_stride = y.stride(0);
@@ -319,24 +317,25 @@ Tensor selective_scan_step_with(const SelectiveScanKernels& table, const Selecti
   return y;
 }
 
-std::tuple<Tensor, Tensor> selective_scan_reference(const SelectiveScanLayer& layer, const Tensor& cu_seqlens,
+std::tuple<Tensor, Tensor> selective_scan_reference(const SelectiveScanInputs& inputs, const Tensor& cu_seqlens,
                                                     const OptionalTensor& initial_state) {
-  return reference({layer, cu_seqlens, initial_state});
+  return reference({inputs, cu_seqlens, initial_state});
 }
 
-std::tuple<Tensor, Tensor> selective_scan(const SelectiveScanLayer& layer, const Tensor& cu_seqlens, const OptionalTensor& initial_state) {
-  return call(SelectiveScan{layer, cu_seqlens, initial_state});
+std::tuple<Tensor, Tensor> selective_scan(const SelectiveScanInputs& inputs, const Tensor& cu_seqlens,
+                                          const OptionalTensor& initial_state) {
+  return call(SelectiveScan{inputs, cu_seqlens, initial_state});
 }
 
-Tensor selective_scan_prefill(const SelectiveScanLayer& layer, const Tensor& cu_seqlens, Tensor& state, const Tensor& slots) {
-  if (!at::GradMode::is_enabled()) return call(SelectiveScanPrefill{layer, cu_seqlens, state, slots});
-  const auto [y, last] = call(SelectiveScan{layer, cu_seqlens, state.index_select(0, slots)});
+Tensor selective_scan_prefill(const SelectiveScanInputs& inputs, const Tensor& cu_seqlens, Tensor& state, const Tensor& slots) {
+  if (!at::GradMode::is_enabled()) return call(SelectiveScanPrefill{inputs, cu_seqlens, state, slots});
+  const auto [y, last] = call(SelectiveScan{inputs, cu_seqlens, state.index_select(0, slots)});
   write_rows(state, slots, last);
   return y;
 }
 
-Tensor selective_scan_step(const SelectiveScanLayer& layer, Tensor& state, const Tensor& slots) {
-  return call(SelectiveScanStep{layer, state, slots});
+Tensor selective_scan_step(const SelectiveScanInputs& inputs, Tensor& state, const Tensor& slots) {
+  return call(SelectiveScanStep{inputs, state, slots});
 }
 
 namespace {

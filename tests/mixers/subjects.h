@@ -23,7 +23,7 @@ Subject make_subject(const MixerInfo& info, const std::string& name, const Optio
 std::optional<Options> options_at(const MixerInfo& info, int64_t d_model);
 
 // The mixer's defaults at 64, called by its name; "name_at33" and so on for those of kWidths that `more` has not and that it takes; then
-// `more`, "name1" and so on.
+// `more`, "name_set1" and so on.
 std::vector<Subject> subjects_of(const MixerInfo& info, const std::vector<Options>& more);
 
 }  // namespace based::laws

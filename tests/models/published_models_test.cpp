@@ -111,7 +111,7 @@ TEST(PublishedModels, MambaIsDrawnAsItsAuthorsDrawIt) {
     expect_uniform("dt_proj", of("dt_proj.weight"), 1 / 2.0);  // rank 4
     expect_uniform("out_proj, divided by the root of two layers", of("out_proj.weight"), 1 / std::sqrt(128.0) / std::sqrt(2.0));
     const double low = std::log(0.001), high = std::log(0.1);
-    const Tensor steps = torch::softplus(of("dt_proj.bias").to(torch::kDouble)).log();
+    const Tensor steps = torch::softplus(of("dt_bias").to(torch::kDouble)).log();
     expect_uniform("steps", steps - (low + high) / 2, (high - low) / 2 + 1e-4);
     EXPECT_TRUE((of("D") == 1).all().item<bool>());
     EXPECT_TRUE(torch::allclose(of("A_log").exp(), torch::arange(1, 17, torch::kFloat).expand({128, 16})));

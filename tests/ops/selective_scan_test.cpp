@@ -222,7 +222,7 @@ TEST_P(SelectiveScanSteps, PrefillsGoOnFromSlots) {
     const Tensor start = random({6, 36, 5}, type == at::kDouble ? at::kDouble : at::kFloat).to(GetParam());
     const Tensor cu = offsets({70, 1, 0, 4}).to(GetParam()), slots = torch::tensor({5, 0, 3, 2}, at::kLong).to(GetParam());
     const OptionalTensor D = t[5], z = t[6], dt_bias = t[7];
-    const SelectiveScanLayer layer{t[0], t[1], t[2], t[3], t[4], D, z, dt_bias};
+    const SelectiveScanInputs layer{t[0], t[1], t[2], t[3], t[4], D, z, dt_bias};
     Tensor state = start.clone();
     const Tensor y = selective_scan_prefill(layer, cu, state, slots);
     const auto [expected, last] = selective_scan(layer, cu, start.index_select(0, slots));

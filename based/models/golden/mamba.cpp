@@ -19,6 +19,7 @@ std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
                    {"bias", Config(parameters.has("in_proj.bias"))}};
   for (const char* name : {"A_log", "D"}) mixer.names[name] = name;
   for (const char* name : {"in_proj", "x_proj", "dt_proj", "out_proj"}) add_pair(mixer, name, name);
+  mixer.names["dt_proj.bias"] = "dt_bias";
   add_pair(mixer, "conv1d", "conv");
   return mixer;
 }
