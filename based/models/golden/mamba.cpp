@@ -42,7 +42,7 @@ Run scan(const SafetensorsFile& file, const Place& place, bool softplus) {
   const Tensor B = of_groups("B"), C = of_groups("C");
   const auto optional = [&](const char* name) { return is_given(name) ? read_input(run, file, name, place) : Tensor(); };
   const ops::OptionalTensor D = ops::if_defined(optional("D")), bias = ops::if_defined(optional("delta_bias"));
-  const ops::OptionalTensor z = is_given("z") ? ops::OptionalTensor(of_tokens("z")) : std::nullopt;
+  const ops::OptionalTensor z = ops::if_defined(is_given("z") ? of_tokens("z") : Tensor());
   const Sequences rows = Sequences::equal(tokens / length, length, place.device);
   const auto [y, last] = ops::selective_scan({u, delta, (-A).log(), B, C, D, z, bias, softplus}, rows.cu_seqlens());
   run.outputs = {{"y", y.unflatten(0, {tokens / length, length}).transpose(1, 2)}, {"last_state", last}};
