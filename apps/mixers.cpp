@@ -37,7 +37,7 @@ Row measure(const MixerInfo& info, const Options& options) {
   Row row{&info};
   for (const auto& parameter : mixer->parameters()) row.parameters += parameter.numel();
   row.state_bytes = state_bytes(*mixer, options.tokens);
-  row.grows = mixer->make_state(1).grows();
+  row.grows = state_bytes(*mixer, 0) < row.state_bytes;
   return row;
 }
 
@@ -75,13 +75,15 @@ void run(const Options& options) {
       list.push_back({{"name", info.name},
                       {"summary", info.summary},
                       {"parameters", row.parameters},
+                      {"recurrent", info.recurrent},
                       {"state_bytes", row.state_bytes},
                       {"state_grows", row.grows},
                       {"options", as_json(info.help())}});
       continue;
     }
     print_line(std::string(info.name) + ": " + info.summary);
-    print_line("  " + grouped(row.parameters) + " parameters, state " + grouped(row.state_bytes) + " bytes after " +
+    print_line("  " + grouped(row.parameters) + " parameters, " +
+               (info.recurrent ? "state " : "no recurrent form, to decode it would take ") + grouped(row.state_bytes) + " bytes after " +
                grouped(options.tokens) + " tokens" + (row.grows ? ", growing" : "") + "  (d_model " + std::to_string(options.d_model) +
                ")");
     print_options(info.help());

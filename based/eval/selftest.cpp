@@ -509,8 +509,10 @@ std::vector<OperatorCheck> product_checks() {
   };
 }
 
-// A model token by token, and in pieces, against its parallel form in double.
-double model_error(const std::string& mixer, torch::Device device, bool steps) {
+enum class Form { forward, prefill, steps };
+
+// A model in one of its forms, prefill in pieces, against its parallel form in double.
+double model_error(const std::string& mixer, torch::Device device, Form form) {
   const torch::NoGradGuard no_grad;
   ModelConfig config = find_preset("based-tiny");
   config.d_model = 64;  // what sizes of heads divide
@@ -525,9 +527,11 @@ double model_error(const std::string& mixer, torch::Device device, bool steps) {
   constexpr int64_t length = 70;
   const Tensor here = torch::randint(config.vocab_size, {length}, torch::kInt64), ids = here.to(device);
   const Tensor slot = torch::zeros({1}, ids.options());
-  ModelState state = model.make_state(1);
   Tensors rows;
-  for (int64_t at = 0; at < length;) {
+  if (form == Form::forward) rows.push_back(model.forward(ids, Sequences::equal(1, length, device)));
+  ModelState state = form == Form::forward ? ModelState() : model.make_state(1);
+  for (int64_t at = 0; at < length && form != Form::forward;) {
+    const bool steps = form == Form::steps;
     const int64_t piece = steps ? 1 : std::min<int64_t>(23, length - at);
     rows.push_back(steps ? model.step(ids.narrow(0, at, 1), state, slot)
                          : model.prefill(ids.narrow(0, at, piece), Sequences::equal(1, piece, device), state, slot));
@@ -573,10 +577,12 @@ std::vector<SelfTestResult> run_selftest(torch::Device device, const std::functi
   } else {
     check_operators(device.str());
   }
+  const std::vector<std::pair<Form, const char*>> forms = {{Form::prefill, "model, prefill in pieces, fp32"},
+                                                           {Form::steps, "model, step by step, fp32"}},
+                                                  parallel = {{Form::forward, "model, fp32"}};
   for (const auto& mixer : mixers())
-    for (const bool steps : {false, true})
-      check(results, report, {mixer.name, steps ? "model, step by step, fp32" : "model, prefill in pieces, fp32", 0, 1e-4, false, ""},
-            [&] { return model_error(mixer.name, device, steps); });
+    for (const auto& [form, what] : mixer.recurrent ? forms : parallel)
+      check(results, report, {mixer.name, what, 0, 1e-4, false, ""}, [&, form = form] { return model_error(mixer.name, device, form); });
   return results;
 }
 

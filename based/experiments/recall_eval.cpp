@@ -55,9 +55,7 @@ Recall measure_recall(LanguageModel& model, const std::vector<RecallData::Segmen
   segments.reserve(test.size());
   for (const auto& segment : test) segments.push_back(recall_pieces(segment, batch));
   return measure_recall(model, segments, [&](const RecallPiece& piece) {
-    ModelState state = model.make_state(piece.count);
-    const Slots slots = torch::arange(piece.count, torch::dtype(torch::kInt64).device(model.device()));
-    return model.prefill(piece.inputs(), Sequences::equal(piece.count, piece.of->length, model.device()), state, slots);
+    return model.forward(piece.inputs(), Sequences::equal(piece.count, piece.of->length, model.device()));
   });
 }
 

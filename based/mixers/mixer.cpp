@@ -32,7 +32,15 @@ bool is_name(std::string_view text) {
   return !text.empty() && text[0] >= 'a' && text[0] <= 'z' && std::all_of(text.begin(), text.end(), plain);
 }
 
+[[noreturn]] void refuse_state() {
+  throw Error("a mixer without a recurrent form keeps no state: it cannot go on from a text, or be decoded from");
+}
+
 }  // namespace
+
+MixerState ParallelMixer::make_state(int64_t /*slots*/) const { refuse_state(); }
+Tensor ParallelMixer::prefill(const Tensor& /*x*/, MixerState& /*state*/, const Pass& /*pass*/) { refuse_state(); }
+Tensor ParallelMixer::step(const Tensor& /*x*/, MixerState& /*state*/, const Pass& /*pass*/) { refuse_state(); }
 
 const std::deque<MixerInfo>& mixers() { return table(); }
 
@@ -49,6 +57,7 @@ void register_mixer(const MixerInfo& info) {
 const MixerInfo& find_mixer(const std::string& name) { return find_named(mixers(), "mixer", name); }
 
 int64_t state_bytes(const Mixer& mixer, int64_t tokens) {
+  if (const auto* parallel = dynamic_cast<const ParallelMixer*>(&mixer)) return parallel->bytes_to_decode(tokens);
   const ShapesOnly no_memory;
   const MixerState one = mixer.make_state(1);
   int64_t sum = 0;

@@ -3,6 +3,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "based/core/config.h"
@@ -29,6 +30,16 @@ class Mixer : public torch::nn::Module {
   virtual Tensor step(const Tensor& x, MixerState& state, const Pass& pass) = 0;
 };
 
+// A mixer without a recurrent form: `forward` is all that it has, the others throw Error.
+class ParallelMixer : public Mixer {
+ public:
+  // What a decoder would have to keep of one sequence of `tokens` tokens.
+  virtual int64_t bytes_to_decode(int64_t tokens) const = 0;
+  MixerState make_state(int64_t slots) const final;
+  Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) final;
+  Tensor step(const Tensor& x, MixerState& state, const Pass& pass) final;
+};
+
 // What a maker is told besides the mixer's own options.
 struct MixerContext {
   int64_t d_model = 0;
@@ -41,6 +52,7 @@ struct MixerInfo {
   const char* summary;                                                         // one line
   std::shared_ptr<Mixer> (*make)(const Config& options, const MixerContext&);  // throws UsageError for wrong options
   std::vector<FieldHelp> (*help)();                                            // its options
+  bool recurrent = true;                                                       // false: a ParallelMixer
 };
 
 const std::deque<MixerInfo>& mixers();                 // every registered mixer: those of mixers.def in its order, then others
@@ -50,7 +62,8 @@ const MixerInfo& find_mixer(const std::string& name);  // throws UsageError nami
 // and _, a letter first, and no other mixer's; else, or where something is missing, throws Error. Called before other threads make models.
 void register_mixer(const MixerInfo& info);
 
-// Bytes of one slot of the state that really runs, after `tokens` tokens (which matters where it grows).
+// Bytes of one slot of the state that really runs, after `tokens` tokens (which matters where it grows); of a ParallelMixer,
+// bytes_to_decode.
 int64_t state_bytes(const Mixer& mixer, int64_t tokens);
 
 }  // namespace based
@@ -64,6 +77,6 @@ int64_t state_bytes(const Mixer& mixer, int64_t tokens);
         [](const ::based::Config& options, const ::based::MixerContext& context) -> std::shared_ptr<::based::Mixer> { \
           return std::make_shared<Class>(::based::read_config<ConfigStruct>(options), context);                       \
         },                                                                                                            \
-        [] { return ::based::config_help<ConfigStruct>(); }};                                                         \
+        [] { return ::based::config_help<ConfigStruct>(); }, !std::is_base_of_v<::based::ParallelMixer, Class>};      \
     return info;                                                                                                      \
   }

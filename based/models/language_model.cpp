@@ -198,7 +198,14 @@ Tensor LanguageModel::logits(const Tensor& hidden) { return ops::linear(hidden, 
 
 ModelState LanguageModel::make_state(int64_t slots) const {
   std::vector<MixerState> layers;
-  for (const auto& block : blocks_) layers.push_back(block->mixer().make_state(slots));
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const Mixer& mixer = std::as_const(*blocks_[i]).mixer();
+    if (dynamic_cast<const ParallelMixer*>(&mixer) != nullptr)
+      throw Error("layer " + std::to_string(i) + " of the model, '" + config_.layers[i] +
+                  "', has a mixer without a recurrent form: nothing can be decoded from it and no state be kept; `based train`, "
+                  "`based experiment` and `based mqar eval` run it");
+    layers.push_back(mixer.make_state(slots));
+  }
   return ModelState(std::move(layers), torch::zeros({slots}, torch::dtype(torch::kInt64).device(device())));
 }
 

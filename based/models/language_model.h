@@ -107,6 +107,7 @@ class LanguageModel : public torch::nn::Module {
   // hidden [n, d_model] -> [n, padded_vocab].
   Tensor logits(const Tensor& hidden);
 
+  // Throws Error naming the first layer whose mixer has no recurrent form.
   ModelState make_state(int64_t slots) const;
   // As Mixer::prefill and Mixer::step; both return hidden states after the last norm.
   Tensor prefill(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);

@@ -18,6 +18,14 @@ std::vector<Run> equal_runs(const std::vector<int64_t>& starts, const std::vecto
   return runs;
 }
 
+std::vector<Run> single_rows(const Run& run) {
+  std::vector<Run> rows;
+  for (int64_t i = 0; i < run.rows; ++i)
+    rows.push_back({run.first_row + i, 1, run.first_token + i * run.length, run.length, run.other_first_token + i * run.other_length,
+                    run.other_length});
+  return rows;
+}
+
 namespace {
 
 Tensor batch(const Tensor& packed, int64_t first, int64_t rows, int64_t length) {

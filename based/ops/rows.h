@@ -19,6 +19,9 @@ struct Run {
 // The fewest runs that cover all rows in order. `other` are offsets of the same rows in another packing (keys, history), or empty.
 std::vector<Run> equal_runs(const std::vector<int64_t>& starts, const std::vector<int64_t>& other = {});
 
+// The rows of a run, each by itself.
+std::vector<Run> single_rows(const Run& run);
+
 // [rows, length, …], the tokens of a run of packed [tokens, …].
 Tensor tokens_of(const Tensor& packed, const Run& run);
 Tensor other_tokens_of(const Tensor& packed, const Run& run);

@@ -1,5 +1,5 @@
-// Every law for every registered mixer, with its defaults at several widths and with the option sets below, in fp32 and bf16, on the CPU
-// and, where there is one, on a GPU.
+// Every law for every registered mixer (those of states for those that have one), with its defaults at several widths and with the option
+// sets below, in fp32 and bf16, on the CPU and, where there is one, on a GPU.
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
@@ -66,6 +66,13 @@ const std::multimap<std::string, Options>& more_options() {
       {"h3", {256, "d_state = 2"}},
       {"mamba", {24, "d_state = 5\nd_conv = 3\nexpand = 1\ndt_rank = 3"}},
       {"mamba", {17, "d_state = 1\nd_conv = 1\nconv_bias = false\nbias = true"}},
+      {"bigbird", {33, "heads = 3\nblock_size = 2\nl_max = 100\nseed = 3"}},
+      {"bigbird", {256, "block_size = 16\nl_max = 300"}},
+      {"scatterbrain", {33, "heads = 3\nwindow = 1\nfeature_dim = 30\nqkv_bias = false"}},
+      {"scatterbrain", {256, "window = 16\nout_bias = false"}},
+      {"nystromformer", {33, "heads = 3\nlandmarks = 7\nl_max = 100"}},
+      {"nystromformer", {16, "l_max = 64"}},
+      {"nystromformer", {16, "landmarks = 1\ndamping = 0.0"}},
   };
   return all;
 }
@@ -81,6 +88,12 @@ std::vector<Subject> subjects() {
   std::vector<Subject> all;
   for (const MixerInfo& info : mixers())
     for (Subject& subject : subjects_of(info, more_options(info.name))) all.push_back(std::move(subject));
+  return all;
+}
+
+std::vector<Subject> subjects_that(bool recurrent) {
+  std::vector<Subject> all = subjects();
+  std::erase_if(all, [recurrent](const Subject& subject) { return subject.recurrent != recurrent; });
   return all;
 }
 
@@ -110,19 +123,32 @@ class EveryMixer : public testing::TestWithParam<std::tuple<Subject, torch::Dtyp
   NanFill nan_fill_;
 };
 
-TEST_P(EveryMixer, ForwardPrefillAndStepAgree) {
-  EXPECT_TRUE(obeys(forms_agree, subject(), dtype(), with_a_long_one({1, 2, 63, 64, 65, 255, 256, 257}, subject())));
-}
 TEST_P(EveryMixer, IsCausal) { EXPECT_TRUE(obeys(causal, subject(), dtype())); }
-TEST_P(EveryMixer, RowsAreIndependent) { EXPECT_TRUE(obeys(rows_independent, subject(), dtype())); }
 TEST_P(EveryMixer, PackedRowsEqualSeparateOnes) { EXPECT_TRUE(obeys(packed_equals_separate, subject(), dtype())); }
 TEST_P(EveryMixer, RowsDoNotPoisonTheirNeighbours) { EXPECT_TRUE(obeys(rows_do_not_poison, subject(), dtype())); }
-TEST_P(EveryMixer, GradientsFlowThroughTheState) { EXPECT_TRUE(obeys(gradients_flow_through_state, subject(), dtype())); }
-TEST_P(EveryMixer, StateIsReplacedWhereGradientsAreOn) { EXPECT_TRUE(obeys(state_is_replaced_under_gradients, subject(), dtype())); }
-TEST_P(EveryMixer, StateIsAValue) { EXPECT_TRUE(obeys(state_is_a_value, subject(), dtype())); }
-TEST_P(EveryMixer, StateBytesAreReal) { EXPECT_TRUE(obeys(state_bytes_are_real, subject(), dtype())); }
 TEST_P(EveryMixer, SizesAreKnownWithoutMemory) { EXPECT_TRUE(obeys(sizes_are_known_without_memory, subject(), dtype())); }
 TEST_P(EveryMixer, ParametersSurviveSaving) { EXPECT_TRUE(obeys(parameters_survive_saving, subject(), dtype())); }
+
+// Of those without a state.
+class EveryParallelMixer : public EveryMixer {};
+
+TEST_P(EveryParallelMixer, ForwardIsExact) {
+  EXPECT_TRUE(obeys(forward_is_exact, subject(), dtype(), with_a_long_one({1, 2, 63, 64, 65, 255, 256, 257}, subject())));
+}
+
+// Of those with one.
+class EveryRecurrentMixer : public EveryMixer {};
+
+TEST_P(EveryRecurrentMixer, ForwardPrefillAndStepAgree) {
+  EXPECT_TRUE(obeys(forms_agree, subject(), dtype(), with_a_long_one({1, 2, 63, 64, 65, 255, 256, 257}, subject())));
+}
+TEST_P(EveryRecurrentMixer, RowsAreIndependent) { EXPECT_TRUE(obeys(rows_independent, subject(), dtype())); }
+TEST_P(EveryRecurrentMixer, GradientsFlowThroughTheState) { EXPECT_TRUE(obeys(gradients_flow_through_state, subject(), dtype())); }
+TEST_P(EveryRecurrentMixer, StateIsReplacedWhereGradientsAreOn) {
+  EXPECT_TRUE(obeys(state_is_replaced_under_gradients, subject(), dtype()));
+}
+TEST_P(EveryRecurrentMixer, StateIsAValue) { EXPECT_TRUE(obeys(state_is_a_value, subject(), dtype())); }
+TEST_P(EveryRecurrentMixer, StateBytesAreReal) { EXPECT_TRUE(obeys(state_bytes_are_real, subject(), dtype())); }
 
 std::string test_name(const testing::TestParamInfo<EveryMixer::ParamType>& info) {
   return std::get<0>(info.param).name + (std::get<1>(info.param) == torch::kFloat32 ? "_fp32" : "_bf16") + suffix(std::get<2>(info.param));
@@ -131,6 +157,14 @@ std::string test_name(const testing::TestParamInfo<EveryMixer::ParamType>& info)
 INSTANTIATE_TEST_SUITE_P(Registry, EveryMixer,
                          testing::Combine(testing::ValuesIn(subjects()), testing::Values(torch::kFloat32, torch::kBFloat16),
                                           testing::Values(torch::kCPU, torch::kCUDA)),
+                         test_name);
+INSTANTIATE_TEST_SUITE_P(Registry, EveryParallelMixer,
+                         testing::Combine(testing::ValuesIn(subjects_that(/*recurrent=*/false)),
+                                          testing::Values(torch::kFloat32, torch::kBFloat16), testing::Values(torch::kCPU, torch::kCUDA)),
+                         test_name);
+INSTANTIATE_TEST_SUITE_P(Registry, EveryRecurrentMixer,
+                         testing::Combine(testing::ValuesIn(subjects_that(/*recurrent=*/true)),
+                                          testing::Values(torch::kFloat32, torch::kBFloat16), testing::Values(torch::kCPU, torch::kCUDA)),
                          test_name);
 
 class EveryMixersWidths : public testing::TestWithParam<MixerInfo> {};
@@ -153,9 +187,10 @@ class EveryMixerInDouble : public testing::TestWithParam<Subject> {
 };
 
 TEST_P(EveryMixerInDouble, ObeysTheExactLaws) {
-  EXPECT_TRUE(obeys(forms_agree, GetParam(), torch::kFloat64, {1, 65, 257}));
   EXPECT_TRUE(obeys(causal, GetParam(), torch::kFloat64));
   EXPECT_TRUE(obeys(packed_equals_separate, GetParam(), torch::kFloat64));
+  if (!GetParam().recurrent) return;
+  EXPECT_TRUE(obeys(forms_agree, GetParam(), torch::kFloat64, {1, 65, 257}));
   EXPECT_TRUE(obeys(gradients_flow_through_state, GetParam(), torch::kFloat64));
 }
 
@@ -190,7 +225,7 @@ class InPages final : public WithState {
 
 std::vector<Subject> growing_subjects_in_pages() {
   std::vector<Subject> all;
-  for (const Subject& subject : subjects()) {
+  for (const Subject& subject : subjects_that(/*recurrent=*/true)) {
     if (!subject.make()->make_state(1).grows()) continue;
     Subject in_pages = subject;
     in_pages.make = [make = subject.make]() -> std::shared_ptr<Mixer> { return std::make_shared<InPages>(make()); };
@@ -230,9 +265,12 @@ std::vector<Subject> small_subjects() {
                                                 {"sliding_window", {32, "heads = 2\nwindow = 16"}},
                                                 {"attention", {16, "heads = 1"}},
                                                 {"hyena", {16, "l_max = 64\nfilter_order = 8"}},
-                                                {"h3", {16, "d_state = 8"}}};
+                                                {"h3", {16, "d_state = 8"}},
+                                                {"bigbird", {16, "block_size = 4\nl_max = 512"}},
+                                                {"scatterbrain", {16, "window = 16"}}};
   std::vector<Subject> all;
   for (const MixerInfo& info : mixers()) {
+    if (!info.recurrent) continue;
     const auto found = small.find(info.name);
     all.push_back(make_subject(info, info.name, found == small.end() ? Options{64, ""} : found->second));
   }

@@ -274,6 +274,18 @@ std::string flags_of(const Subject& subject) {
   return flags;
 }
 
+Violation forward_is_exact(const Subject& subject, torch::Dtype dtype, const std::vector<int64_t>& lengths) {
+  const Twins twins = make_twins(subject, dtype);
+  const torch::NoGradGuard no_grad;
+  for (const int64_t length : lengths) {
+    const Tensor x = draw_input(subject, length, dtype);
+    const std::string what = "forward of " + std::to_string(length) + " tokens";
+    const Violation violation = compare(what, forward(*twins.tested, x), forward(*twins.exact, in_double(x)), tolerance(dtype));
+    if (!violation.empty()) return violation;
+  }
+  return {};
+}
+
 Violation forms_agree(const Subject& subject, torch::Dtype dtype, const std::vector<int64_t>& lengths) {
   const Twins twins = make_twins(subject, dtype);
   const torch::NoGradGuard no_grad;
@@ -361,19 +373,24 @@ Violation rows_do_not_poison(const Subject& subject, torch::Dtype dtype) {
   const Sequences packed = Sequences::packed(starts, starts.back(), subject.device);
   const Slots slots = torch::arange(rows, torch::dtype(torch::kInt64).device(subject.device));
   const Tensor x = draw_input(subject, starts.back(), dtype), g = torch::randn_like(x), next = draw_input(subject, rows, dtype);
-  // Of each other row: output and gradient of x, output of prefill and of two steps, the state; then of a text in a row's place.
+  // Of each other row: output and gradient of x; where it is recurrent output of prefill and of two steps, the state, then of a text in a
+  // row's place.
   const auto results_of = [&](const Tensor& input, const Tensor& grad, const Tensor& token) {
     std::vector<Tensor> by_token = differentiate(mixer, input, grad, [&](const Tensor& in) { return forward(mixer, in, packed); }).values;
     by_token.resize(2);
     const torch::NoGradGuard no_grad;
-    State state = make_state(mixer, rows, subject.device);
-    by_token.push_back(prefill(mixer, input, packed, state, slots));
+    State state;
+    if (subject.recurrent) {
+      state = make_state(mixer, rows, subject.device);
+      by_token.push_back(prefill(mixer, input, packed, state, slots));
+    }
     std::vector<std::pair<std::string, Tensor>> all;
     for (int64_t row = 0; row < rows; row += 2) {
       const char* names[] = {"output", "gradient of x", "output of prefill"};
       for (size_t i = 0; i < by_token.size(); ++i)
         all.emplace_back(names[i], by_token[i].narrow(0, starts[row], starts[row + 1] - starts[row]));
     }
+    if (!subject.recurrent) return all;
     for (int round = 0; round < 2; ++round) {
       const Tensor y = step(mixer, token, state, slots);
       for (int64_t row = 0; row < rows; row += 2) all.emplace_back("output of a step", y[row]);
@@ -513,6 +530,7 @@ Violation sizes_are_known_without_memory(const Subject& subject, torch::Dtype dt
     mixer->to(dtype);
     std::vector<std::pair<std::string, Tensor>> all;
     for (const auto& parameter : mixer->named_parameters()) all.emplace_back("parameter " + parameter.key(), parameter.value());
+    if (!subject.recurrent) return all;
     const MixerState state = mixer->make_state(2);
     for (const StateTensor& tensor : state.tensors()) all.emplace_back("state's " + tensor.name, tensor.value);
     return all;

@@ -20,6 +20,7 @@ struct Subject {
   std::string options;                           // as TOML; none: the defaults
   std::function<std::shared_ptr<Mixer>()> make;  // with weights of its own drawing; the laws draw others
   torch::Device device = torch::kCPU;            // where it is tested; the double reference runs on the CPU
+  bool recurrent = true;                         // false: forward is its only form
 };
 
 // How gtest names it.
@@ -41,6 +42,8 @@ testing::AssertionResult obeys(Violation (*law)(const Subject&, torch::Dtype, Mo
                                      << subject.device;
 }
 
+// At every length: forward == the same weights in double.
+Violation forward_is_exact(const Subject& subject, torch::Dtype dtype, const std::vector<int64_t>& lengths);
 // At every length: forward == prefill in random splits == (up to 2048 tokens at once) step by step == the same weights in double.
 Violation forms_agree(const Subject& subject, torch::Dtype dtype, const std::vector<int64_t>& lengths);
 // Outputs before a position do not depend on inputs from there on.
@@ -51,7 +54,7 @@ Violation rows_independent(const Subject& subject, torch::Dtype dtype);
 // Rows in one packed call, among them empty ones, give the values and gradients that they give one by one.
 Violation packed_equals_separate(const Subject& subject, torch::Dtype dtype);
 // What is not finite in some rows, inputs and the gradients of their outputs, changes no bit of the others: not in one packed call and its
-// gradients, not in prefill and not in steps, nor of a text that gets its slot afterwards.
+// gradients, and where it is recurrent not in prefill and not in steps, nor of a text that gets its slot afterwards.
 Violation rows_do_not_poison(const Subject& subject, torch::Dtype dtype);
 // Two calls of prefill, the state of the first into the second, give the gradients of one forward.
 Violation gradients_flow_through_state(const Subject& subject, torch::Dtype dtype);
@@ -61,7 +64,8 @@ Violation state_is_replaced_under_gradients(const Subject& subject, torch::Dtype
 Violation state_is_a_value(const Subject& subject, torch::Dtype dtype);
 // state_bytes is what a state takes after that many tokens.
 Violation state_bytes_are_real(const Subject& subject, torch::Dtype dtype);
-// Under ShapesOnly parameters and states take no memory, and have the names, shapes and types that they have without it.
+// Under ShapesOnly parameters and, where it is recurrent, states take no memory, and have the names, shapes and types that they have
+// without it.
 Violation sizes_are_known_without_memory(const Subject& subject, torch::Dtype dtype);
 // A new mixer with the saved parameters gives the same outputs, bit for bit.
 Violation parameters_survive_saving(const Subject& subject, torch::Dtype dtype);

@@ -156,6 +156,7 @@ TEST_F(Laws, AreObeyedByAPlainMixer) {
     EXPECT_EQ(state_is_replaced_under_gradients(peer(Fault::none), dtype), "");
     EXPECT_EQ(state_is_a_value(peer(Fault::none), dtype), "");
     EXPECT_EQ(state_bytes_are_real(peer(Fault::none), dtype), "");
+    EXPECT_EQ(forward_is_exact(peer(Fault::none), dtype, kLengths), "");
     EXPECT_EQ(sizes_are_known_without_memory(peer(Fault::none), dtype), "");
     EXPECT_EQ(parameters_survive_saving(peer(Fault::none), dtype), "");
   }
@@ -166,6 +167,7 @@ TEST_F(Laws, FormsMustAgree) {
   for (const auto dtype : {torch::kFloat32, torch::kBFloat16}) {
     EXPECT_NE(forms_agree(peer(Fault::prefill_restarts), dtype, kLengths), "");
     EXPECT_NE(forms_agree(peer(Fault::uninitialised), dtype, kLengths), "");
+    EXPECT_NE(forward_is_exact(peer(Fault::uninitialised), dtype, kLengths), "");
   }
   EXPECT_NE(forms_agree(peer(Fault::step_differs), torch::kFloat32, kLengths), "");
 }

@@ -37,9 +37,13 @@ std::vector<std::vector<std::string>> settings(const MixerInfo& info, int64_t d_
 }  // namespace
 
 Subject make_subject(const MixerInfo& info, const std::string& name, const Options& options) {
-  return {name, options.d_model, options.toml, [info, options] {
-            return info.make(Config::parse_toml(options.toml, "test"), {options.d_model, /*layer=*/0, /*layers=*/2});
-          }};
+  return {name,
+          options.d_model,
+          options.toml,
+          [info, options] {
+            return info.make(Config::parse_toml(options.toml, "test"), {options.d_model, /*layer=*/0, /*layers=*/2}); },
+          torch::kCPU,
+          info.recurrent};
 }
 
 std::optional<Options> options_at(const MixerInfo& info, int64_t d_model) {

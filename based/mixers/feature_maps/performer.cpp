@@ -1,8 +1,8 @@
 // Performer's positive random features: e^(R z − |z|²/2)/√m, z = x/d^¼, with m fixed random rows R.
 #include <cmath>
-#include <vector>
 
 #include "based/mixers/feature_map.h"
+#include "based/mixers/random_features.h"
 #include "based/mixers/shapes_only.h"
 #include "based/ops/rowwise.h"
 
@@ -20,17 +20,6 @@ struct PerformerOptions {
           "the recall experiments' code");
   }
 };
-
-// Rows that are orthogonal in blocks of `width`, of length 1. `uniform`: in every direction alike, which LAPACK's choice of signs is not.
-Tensor orthogonal_rows(int64_t rows, int64_t width, bool uniform) {
-  std::vector<Tensor> blocks;
-  for (int64_t first = 0; first < rows; first += width) {
-    const auto [q, r] = torch::linalg_qr(torch::randn({width, width}));
-    const Tensor block = uniform ? q * r.diagonal().sign() : q;
-    blocks.push_back(block.t().narrow(0, 0, std::min(width, rows - first)));
-  }
-  return torch::cat(blocks);
-}
 
 class Performer final : public FeatureMap {
  public:
@@ -50,9 +39,9 @@ class Performer final : public FeatureMap {
 
  private:
   Tensor draw(bool unbiased) const {
-    const Tensor rows = orthogonal_rows(features(), width_, unbiased);
-    if (unbiased) return rows * torch::randn({features(), width_}).norm(2, {1}, /*keepdim=*/true);
-    return rows * std::sqrt(static_cast<double>(width_) / static_cast<double>(features()));
+    if (unbiased) return orthogonal_gaussian_rows(features(), width_);
+    return orthogonal_rows(features(), width_, /*uniform=*/false) *
+           std::sqrt(static_cast<double>(width_) / static_cast<double>(features()));
   }
 
   int64_t width_;

@@ -1,0 +1,125 @@
+// Nyströmformer (Xiong et al. 2021) in causal form. A text is cut into segments of ⌈l_max / landmarks⌉ tokens, and a finished one has a
+// landmark: the means q̃_j, k̃_j of its queries and keys. A token attends to the tokens of its own segment up to itself and to the landmarks
+// of the segments before it, whose values are u = T⁻¹ P, T = softmax(q̃ k̃ᵀ) over landmarks ≤ j and P = softmax(q̃ kᵀ) v over tokens up to the
+// end of segment j. T is lower triangular, so that no later landmark reaches u_j, and is solved for instead of being inverted step by step.
+// A landmark weighs as its tokens do together: all scores being equal, a token gets the mean of its past; with one token a segment, exact
+// attention.
+//
+// The published causal form masks landmarks by their index, though they are means over segments: tokens see the future through them.
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "based/mixers/mixer.h"
+#include "based/mixers/parameters.h"
+#include "based/ops/arguments.h"
+#include "based/ops/rows.h"
+#include "based/ops/split_columns.h"
+
+namespace based {
+namespace {
+
+struct NystromformerConfig {
+  int64_t heads = 1;
+  int64_t landmarks = 64;
+  int64_t l_max = 1024;
+  double damping = 1;
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("heads", heads, "attention heads, each of size d_model / heads");
+    field("landmarks", landmarks, "segments of a text of l_max tokens");
+    field("l_max", l_max, "length of a text that has that many landmarks; longer ones have more");
+    field("damping", damping, "how strongly landmarks' values are drawn to the means of their segments; 0: as the Nystrom method has them");
+  }
+};
+
+class Nystromformer final : public ParallelMixer {
+ public:
+  Nystromformer(const NystromformerConfig& config, const MixerContext& context)
+      : heads_(config.heads), d_model_(context.d_model), damping_(config.damping) {
+    check_option("nystromformer", "heads", config.heads, 1, 4096);
+    head_dim_ = divided("nystromformer", "d_model", d_model_, "heads", config.heads);
+    check_option("nystromformer", "landmarks", config.landmarks, 1, int64_t{1} << 20);
+    check_option("nystromformer", "l_max", config.l_max, 1, int64_t{1} << 24);
+    if (!(config.damping >= 0)) throw UsageError("nystromformer: damping must not be negative");
+    segment_ = (config.l_max + config.landmarks - 1) / config.landmarks;
+    qkv_proj_ = register_module("qkv_proj", std::make_shared<Projection>(d_model_, 3 * d_model_, false));
+    out_proj_ = register_module("out_proj", std::make_shared<Projection>(d_model_, d_model_, false, output_initial_std(context.layers)));
+  }
+
+  Tensor forward(const Tensor& x, const Pass& pass) override {
+    const auto qkv = ops::split_columns(qkv_proj_->forward(x), {d_model_, d_model_, d_model_});
+    std::vector<Tensor> outputs;
+    for (const ops::Run& run : ops::equal_runs(pass.rows().starts())) {
+      if (run.length == 0) continue;
+      const auto by_head = [&](const Tensor& columns) {  // [rows, heads, length, head_dim] in the type of sums
+        const Tensor rows = ops::tokens_of(columns, run).to(ops::sum_type(columns));
+        return rows.unflatten(2, {heads_, head_dim_}).transpose(1, 2);
+      };
+      outputs.push_back(attend(by_head(qkv[0]), by_head(qkv[1]), by_head(qkv[2])).transpose(1, 2).reshape({-1, d_model_}));
+    }
+    return out_proj_->forward(ops::join(outputs, x.sizes(), x.options()).to(x.scalar_type()));
+  }
+
+  // Keys and values of all tokens, to which each new landmark attends, and those of the landmarks.
+  int64_t bytes_to_decode(int64_t tokens) const override {
+    const auto element = static_cast<int64_t>(qkv_proj_->weight().element_size());
+    const int64_t landmarks = tokens / segment_;
+    return 2 * d_model_ *
+           (tokens * element +
+            (segment_ > 1 ? landmarks * static_cast<int64_t>(torch::elementSize(ops::sum_type(qkv_proj_->weight()))) : 0));
+  }
+
+ private:
+  // q, k, v and the result [rows, heads, length, head_dim].
+  Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v) const {
+    const int64_t length = q.size(2), segments = (length + segment_ - 1) / segment_, finished = segments - 1;
+    const double scale = 1 / std::sqrt(static_cast<double>(head_dim_)), never = -std::numeric_limits<double>::infinity();
+    const auto in_segments = [&](const Tensor& t, int64_t count) {  // [rows, heads, count, segment, head_dim]
+      return at::constant_pad_nd(t, {0, 0, 0, std::max<int64_t>(0, count * segment_ - length)})
+          .narrow(2, 0, count * segment_)
+          .unflatten(2, {count, segment_});
+    };
+    const auto steps = [&](int64_t count) { return torch::arange(count, torch::dtype(torch::kInt64).device(q.device())); };
+    const Tensor own_q = in_segments(q, segments), own_v = in_segments(v, segments);
+    const Tensor later = steps(segment_).unsqueeze(1) < steps(segment_);
+    Tensor scores = (torch::matmul(own_q, in_segments(k, segments).transpose(3, 4)) * scale).masked_fill(later, never);
+    if (finished == 0) return torch::matmul(scores.softmax(-1), own_v).flatten(2, 3).narrow(2, 0, length);
+
+    const Tensor landmark_q = in_segments(q, finished).mean(3), landmark_k = in_segments(k, finished).mean(3);
+    const Tensor of_landmarks = torch::matmul(own_q, landmark_k.unsqueeze(2).transpose(3, 4)) * scale +
+                                std::log(static_cast<double>(segment_));  // [rows, heads, segments, segment, finished]
+    const Tensor not_before = steps(segments).view({segments, 1, 1}) <= steps(finished);
+    const Tensor weights = torch::cat({of_landmarks.masked_fill(not_before, never), scores}, 4).softmax(-1);
+    const Tensor values = segment_ == 1 ? v.narrow(2, 0, finished) : landmark_values(landmark_q * scale, landmark_k, k, v);
+    const Tensor past = torch::matmul(weights.narrow(4, 0, finished), values.unsqueeze(2));
+    return (past + torch::matmul(weights.narrow(4, finished, segment_), own_v)).flatten(2, 3).narrow(2, 0, length);
+  }
+
+  // u: [rows, heads, landmarks, head_dim].
+  Tensor landmark_values(const Tensor& landmark_q, const Tensor& landmark_k, const Tensor& k, const Tensor& v) const {
+    const int64_t count = landmark_k.size(2), tokens = count * segment_;
+    const double never = -std::numeric_limits<double>::infinity();
+    const Tensor rows = torch::arange(count, torch::dtype(torch::kInt64).device(k.device())).unsqueeze(1);
+    const auto weights = [&](const Tensor& keys, const Tensor& later) {
+      return torch::matmul(landmark_q, keys.transpose(2, 3)).masked_fill(later, never).softmax(-1);
+    };
+    const Tensor landmarks = weights(landmark_k, rows < rows.t());
+    const Tensor token_segments = torch::arange(tokens, rows.options()).div(segment_, "floor");
+    const Tensor sums = torch::matmul(weights(k.narrow(2, 0, tokens), rows < token_segments), v.narrow(2, 0, tokens));
+    const Tensor means = v.narrow(2, 0, tokens).unflatten(2, {count, segment_}).mean(3);
+    return at::linalg_solve_triangular(landmarks + damping_ * torch::eye(count, landmarks.options()), sums + damping_ * means,
+                                       /*upper=*/false);
+  }
+
+  int64_t heads_, d_model_, head_dim_ = 0, segment_ = 1;
+  double damping_;
+  std::shared_ptr<Projection> qkv_proj_, out_proj_;
+};
+
+}  // namespace
+
+BASED_DEFINE_MIXER(nystromformer, Nystromformer, NystromformerConfig,
+                   "attention to the own segment, and to earlier ones through a landmark each, by the Nystrom method")
+
+}  // namespace based

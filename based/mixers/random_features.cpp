@@ -1,0 +1,26 @@
+#include "based/mixers/random_features.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "based/mixers/shapes_only.h"
+
+namespace based {
+
+Tensor orthogonal_rows(int64_t rows, int64_t width, bool uniform) {
+  std::vector<Tensor> blocks;
+  for (int64_t first = 0; first < rows; first += width) {
+    const auto [q, r] = torch::linalg_qr(torch::randn({width, width}));
+    const Tensor block = uniform ? q * r.diagonal().sign() : q;
+    blocks.push_back(block.t().narrow(0, 0, std::min(width, rows - first)));
+  }
+  return torch::cat(blocks);
+}
+
+Tensor orthogonal_gaussian_rows(int64_t rows, int64_t width) {
+  if (SkipInitialisation::active() || ShapesOnly::active()) return torch::empty({rows, width}, parameter_device());
+  const Tensor directions = orthogonal_rows(rows, width, /*uniform=*/true);
+  return directions * torch::randn({rows, width}).norm(2, {1}, /*keepdim=*/true);
+}
+
+}  // namespace based

@@ -1,0 +1,203 @@
+// ScatterBrain (Chen et al. 2021): softmax attention of which the latest keys have their exact weight e^(q·k/√d), and all others that which
+// positive random features estimate: y = Σ w_j v_j / Σ w_j. What leaves the window goes into sums of features.
+//
+// The published causal form does otherwise: it adds a softmax of its own over the window to the estimate, so that weights sum to more than
+// one, scales features by their maximum over all tokens, and subtracts the window's estimate up to a factor.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "based/mixers/mixer.h"
+#include "based/mixers/parameters.h"
+#include "based/mixers/past.h"
+#include "based/mixers/random_features.h"
+#include "based/mixers/shapes_only.h"
+#include "based/ops/arguments.h"
+#include "based/ops/rows.h"
+#include "based/ops/split_columns.h"
+
+namespace based {
+namespace {
+
+struct ScatterbrainConfig {
+  int64_t heads = 1;
+  int64_t window = 64;
+  int64_t feature_dim = 24;
+  bool qkv_bias = true;
+  bool out_bias = true;
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("heads", heads, "attention heads, each of size d_model / heads");
+    field("window", window, "keys that a token sees exactly, itself included");
+    field("feature_dim", feature_dim, "features of a key, an even number: half as many random rows, each in both directions");
+    field("qkv_bias", qkv_bias, "bias of the projection to queries, keys and values");
+    field("out_bias", out_bias, "bias of the output projection");
+  }
+};
+
+constexpr int64_t kPiece = 512;  // queries that are scored together, which bounds memory
+
+class Scatterbrain final : public Mixer {
+ public:
+  Scatterbrain(const ScatterbrainConfig& config, const MixerContext& context) : config_(config), d_model_(context.d_model) {
+    check_option("scatterbrain", "heads", config.heads, 1, 4096);
+    head_dim_ = divided("scatterbrain", "d_model", d_model_, "heads", config.heads);
+    check_option("scatterbrain", "window", config.window, 1, int64_t{1} << 20);
+    check_option("scatterbrain", "feature_dim", config.feature_dim, 2, 65536);
+    divided("scatterbrain", "feature_dim", config.feature_dim, "2", 2);
+    qkv_proj_ = register_module("qkv_proj", std::make_shared<Projection>(d_model_, 3 * d_model_, config.qkv_bias));
+    out_proj_ =
+        register_module("out_proj", std::make_shared<Projection>(d_model_, d_model_, config.out_bias, output_initial_std(context.layers)));
+    // A parameter without a gradient: saved with the others, and never trained.
+    random_features_ = register_parameter("random_features", orthogonal_gaussian_rows(config.feature_dim / 2, head_dim_),
+                                          /*requires_grad=*/false);
+  }
+
+  Tensor forward(const Tensor& x, const Pass& pass) override {
+    const Inputs in = project(x);
+    return output(x, run(in, {}, ops::equal_runs(pass.rows().starts()), nullptr));
+  }
+
+  // "k", "v" [slots, window, heads, head_dim]: a ring of the latest keys and values. Of those before: "kv" [slots, heads, feature_dim,
+  // head_dim], "features" [slots, heads, feature_dim].
+  MixerState make_state(int64_t slots) const override {
+    const auto kept = state_options(qkv_proj_->weight()), sums = sum_options(qkv_proj_->weight());
+    return MixerState({{"k", torch::zeros({slots, config_.window, config_.heads, head_dim_}, kept)},
+                       {"v", torch::zeros({slots, config_.window, config_.heads, head_dim_}, kept)},
+                       {"kv", torch::zeros({slots, config_.heads, config_.feature_dim, head_dim_}, sums)},
+                       {"features", torch::zeros({slots, config_.heads, config_.feature_dim}, sums)}});
+  }
+
+  Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override { return advance(x, state, pass, false); }
+
+  Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
+    return advance(x, state, Pass(Sequences::equal(x.size(0), 1, x.device()), pass.slots(), pass.positions()), true);
+  }
+
+ private:
+  struct Inputs {
+    Tensor q, k, v;  // [tokens, heads, head_dim]
+  };
+  struct Sums {
+    Tensor kv, features;  // [rows, heads, feature_dim, head_dim], [rows, heads, feature_dim]
+  };
+
+  Inputs project(const Tensor& x) const {
+    const auto columns = ops::split_columns(qkv_proj_->forward(x), {d_model_, d_model_, d_model_});
+    const auto heads = [this](const Tensor& t) { return t.unflatten(1, {config_.heads, head_dim_}); };
+    return {heads(columns[0]), heads(columns[1]), heads(columns[2])};
+  }
+
+  Tensor output(const Tensor& x, const Tensor& y) const { return out_proj_->forward(y.flatten(1).to(x.scalar_type())); }
+
+  // `alone`: each row by itself, so that its bits depend on no other.
+  Tensor advance(const Tensor& x, MixerState& state, const Pass& pass, bool alone) const {
+    const Inputs in = project(x);
+    Past past(state, pass, "k");
+    const Inputs earlier{{}, past.advance("k", in.k), past.advance("v", in.v)};
+    const auto before = ops::row_starts("scatterbrain", "the state's rows", past.earlier_cu_seqlens(), earlier.k.size(0));
+    std::vector<ops::Run> runs;
+    for (const ops::Run& run : ops::equal_runs(pass.rows().starts(), before))
+      for (const ops::Run& part : alone ? ops::single_rows(run) : std::vector<ops::Run>{run}) runs.push_back(part);
+    Sums sums{state["kv"].index_select(0, pass.slots()), state["features"].index_select(0, pass.slots())};
+    const Tensor y = run(in, earlier, runs, &sums);
+    state.put("kv", pass.slots(), sums.kv);
+    state.put("features", pass.slots(), sums.features);
+    return output(x, y);
+  }
+
+  // [tokens, heads, head_dim] in the type of sums. `sums`, if given, are those before each row, and become those behind it.
+  Tensor run(const Inputs& in, const Inputs& earlier, const std::vector<ops::Run>& runs, Sums* sums) const {
+    std::vector<Tensor> outputs, kv, features;
+    for (const ops::Run& run : runs) {
+      Sums of_run =
+          sums != nullptr ? Sums{sums->kv.narrow(0, run.first_row, run.rows), sums->features.narrow(0, run.first_row, run.rows)} : Sums{};
+      if (run.length > 0) outputs.push_back(attend(in, earlier, run, of_run, sums != nullptr).transpose(1, 2).flatten(0, 1));
+      kv.push_back(of_run.kv);
+      features.push_back(of_run.features);
+    }
+    if (sums != nullptr && !runs.empty()) *sums = {torch::cat(kv), torch::cat(features)};
+    return ops::join(outputs, in.q.sizes(), in.q.options().dtype(ops::sum_type(in.q)));
+  }
+
+  // Rows of one length behind as many earlier steps, piece by piece: [rows, heads, length, head_dim].
+  Tensor attend(const Inputs& in, const Inputs& earlier, const ops::Run& run, Sums& sums, bool keeps_sums) const {
+    const auto by_head = [](const Tensor& t) { return t.to(ops::sum_type(t)).transpose(1, 2); };
+    const auto joined = [&](const Tensor& own, const Tensor& before) {
+      const Tensor tokens = ops::tokens_of(own, run);
+      return by_head(before.defined() ? torch::cat({ops::other_tokens_of(before, run), tokens}, 1) : tokens);
+    };
+    const Tensor q = by_head(ops::tokens_of(in.q, run)), k = joined(in.k, earlier.k), v = joined(in.v, earlier.v);
+    const int64_t before = k.size(2) - run.length;
+    std::vector<Tensor> outputs;
+    for (int64_t at = 0; at < run.length; at += kPiece) {
+      const int64_t count = std::min(kPiece, run.length - at), from = std::max<int64_t>(0, before + at - (config_.window - 1));
+      const int64_t keys = before + at + count - from;
+      const Tensor k_part = k.narrow(2, from, keys), v_part = v.narrow(2, from, keys), features = key_features(k_part);
+      outputs.push_back(weighted(q.narrow(2, at, count), k_part, v_part, features, sums));
+      const int64_t leaving = std::max<int64_t>(0, keys - (config_.window - 1));
+      if (leaving > 0 && (keeps_sums || at + count < run.length)) add(sums, features.narrow(2, 0, leaving), v_part.narrow(2, 0, leaving));
+    }
+    return torch::cat(outputs, 2);
+  }
+
+  static void add(Sums& sums, const Tensor& features, const Tensor& v) {
+    const Tensor kv = torch::matmul(features.transpose(2, 3), v), count = features.sum(2);
+    sums = sums.kv.defined() ? Sums{sums.kv + kv, sums.features + count} : Sums{kv, count};
+  }
+
+  // The queries are those of the last keys.
+  Tensor weighted(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& features, const Sums& sums) const {
+    constexpr double never = -std::numeric_limits<double>::infinity();
+    const int64_t count = q.size(2), keys = k.size(2), before = keys - count;
+    const auto order = torch::dtype(torch::kInt64).device(q.device());
+    const Tensor distance = torch::arange(before, keys, order).unsqueeze(1) - torch::arange(keys, order);
+    const Tensor near = (distance >= 0).logical_and(distance < config_.window), far = distance >= config_.window;
+    const Tensor scores =
+        (torch::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(head_dim_))).masked_fill(near.logical_not(), never);
+    const auto [q_features, log_scale] = query_features(q);
+    const Tensor estimates = torch::matmul(q_features, features.transpose(2, 3)).masked_fill(far.logical_not(), 0);
+    Tensor past = estimates.sum(3, /*keepdim=*/true), past_values;
+    if (sums.kv.defined()) {
+      past = past + torch::matmul(q_features, sums.features.unsqueeze(3));
+      past_values = torch::matmul(q_features, sums.kv);
+    }
+    // All weights are scaled so that the larger of the two kinds is 1: the quotient stays as it is, its gradient too.
+    const Tensor shift = torch::maximum(scores.amax(3, true), log_scale + past.log()).detach();
+    const Tensor exact = (scores - shift).exp(), scale = (log_scale - shift).exp();
+    Tensor values = torch::matmul(exact + scale * estimates, v);
+    if (past_values.defined()) values = values + scale * past_values;
+    return values / (exact.sum(3, /*keepdim=*/true) + scale * past);
+  }
+
+  // ±R z and |z|²/2 of z = x / d^¼. A weight is the mean of e^(±R z − |z|²/2), that of the query times that of the key.
+  std::pair<Tensor, Tensor> exponents(const Tensor& x) const {
+    const Tensor scaled = x * std::pow(static_cast<double>(head_dim_), -0.25);
+    const Tensor products = torch::matmul(scaled, random_features_.to(x.scalar_type()).t());
+    return {torch::cat({products, -products}, 3), scaled.square().sum(3, /*keepdim=*/true) / 2};
+  }
+  Tensor key_features(const Tensor& k) const {
+    const auto [exponent, half] = exponents(k);
+    return (exponent - half - std::log(static_cast<double>(config_.feature_dim))).exp();
+  }
+  // Features of which the largest is 1, and the logarithm of what they have to be multiplied by.
+  std::pair<Tensor, Tensor> query_features(const Tensor& q) const {
+    const auto [exponent, half] = exponents(q);
+    const Tensor most = exponent.amax(3, /*keepdim=*/true).detach();
+    return {(exponent - most).exp(), most - half};
+  }
+
+  ScatterbrainConfig config_;
+  int64_t d_model_, head_dim_ = 0;
+  std::shared_ptr<Projection> qkv_proj_, out_proj_;
+  Tensor random_features_;  // [feature_dim / 2, head_dim]
+};
+
+}  // namespace
+
+BASED_DEFINE_MIXER(scatterbrain, Scatterbrain, ScatterbrainConfig,
+                   "softmax attention, exact over the latest tokens and by random features over all before")
+
+}  // namespace based

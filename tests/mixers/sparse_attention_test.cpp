@@ -1,0 +1,169 @@
+// Attentions that see a part of the past: that it is the past, and which part.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "based/core/error.h"
+#include "based/mixers/mixer.h"
+#include "tests/models/drawn.h"
+
+namespace based {
+namespace {
+
+using torch::Tensor;
+
+std::shared_ptr<Mixer> make(const std::string& name, int64_t d_model, const std::string& options) {
+  torch::manual_seed(3);
+  const auto mixer = find_mixer(name).make(Config::parse_toml(options, "test"), {d_model, /*layer=*/0, /*layers=*/1});
+  mixer->to(torch::kFloat64);
+  const torch::NoGradGuard none;
+  for (Tensor& parameter : mixer->parameters()) parameter.normal_(0, 0.5);
+  return mixer;
+}
+
+Tensor draw(int64_t tokens, int64_t width) { return torch::randn({tokens, width}, torch::kFloat64); }
+
+Tensor forward(Mixer& mixer, const Tensor& x) { return mixer.forward(x, Pass(Sequences::equal(1, x.size(0)))); }
+
+class NoLaterToken : public testing::TestWithParam<std::pair<const char*, const char*>> {};
+
+// Segments, windows and blocks of several sizes: within one, across two, at every token of a text.
+INSTANTIATE_TEST_SUITE_P(Of, NoLaterToken,
+                         testing::Values(std::pair("nystromformer", "landmarks = 4\nl_max = 20"),
+                                         std::pair("nystromformer", "landmarks = 7\nl_max = 20\nheads = 2\ndamping = 0.0"),
+                                         std::pair("nystromformer", "landmarks = 20\nl_max = 20"),
+                                         std::pair("bigbird", "block_size = 1\nl_max = 24"),
+                                         std::pair("bigbird", "block_size = 2\nl_max = 16\nheads = 2\nseed = 5"),
+                                         std::pair("scatterbrain", "window = 5"),
+                                         std::pair("scatterbrain", "window = 1\nheads = 2\nfeature_dim = 6")),
+                         [](const auto& given) { return given.param.first + std::to_string(given.index); });
+
+// The gradient of each output by each later input, to the bit; and by some that it must see.
+TEST_P(NoLaterToken, IsSeen) {
+  constexpr int64_t length = 23, width = 8;
+  const auto mixer = make(GetParam().first, width, GetParam().second);
+  const Tensor x = draw(length, width).requires_grad_(true);
+  const Tensor y = forward(*mixer, x);
+  for (int64_t t = 0; t < length; ++t) {
+    const Tensor seen = torch::autograd::grad({y[t].sum()}, {x}, {}, /*retain_graph=*/true)[0].abs().sum(1);
+    EXPECT_EQ(seen.narrow(0, t + 1, length - t - 1).sum().item<double>(), 0) << "token " << t;
+    EXPECT_GT(seen[t].item<double>(), 0) << "token " << t;
+    EXPECT_GT(seen[0].item<double>(), 0) << "token " << t;
+  }
+}
+
+// What full attention with the mixer's projections gives.
+Tensor attention_of(Mixer& mixer, int64_t heads, const Tensor& x) {
+  const bool biases = mixer.named_parameters().contains("qkv_proj.bias");
+  const std::string bias = biases ? "true" : "false";
+  const auto attention =
+      make("attention", x.size(1), "rotary_dim = 0\nheads = " + std::to_string(heads) + "\nqkv_bias = " + bias + "\nout_bias = " + bias);
+  const torch::NoGradGuard none;
+  const auto source = mixer.named_parameters();
+  for (auto& parameter : attention->named_parameters()) parameter.value().copy_(source[parameter.key()]);
+  return forward(*attention, x);
+}
+
+class IsAttention : public testing::TestWithParam<std::pair<const char*, const char*>> {};
+
+// Where they see each token by itself: a token a segment, a window or a beginning as long as the text.
+INSTANTIATE_TEST_SUITE_P(Of, IsAttention,
+                         testing::Values(std::pair("nystromformer", "landmarks = 30\nl_max = 30"), std::pair("bigbird", "block_size = 14"),
+                                         std::pair("bigbird", "block_size = 21\nl_max = 4"), std::pair("scatterbrain", "window = 41")),
+                         [](const auto& given) { return given.param.first + std::to_string(given.index); });
+
+TEST_P(IsAttention, OverAllTokens) {
+  const auto ours = make(GetParam().first, 12, std::string("heads = 3\n") + GetParam().second);
+  const Tensor x = draw(41, 12);
+  EXPECT_TRUE(forward(*ours, x).allclose(attention_of(*ours, 3, x), 1e-10, 1e-12));
+}
+
+// The mean of e^(R z_q − |z_q|²/2) e^(R z_k − |z_k|²/2) over rows R is e^(q·k/√d): with many rows, attention over all.
+TEST(Scatterbrain, ManyFeaturesEstimateWhatIsOutsideTheWindow) {
+  torch::manual_seed(5);
+  const auto mixer = find_mixer("scatterbrain").make(Config::parse_toml("window = 2\nfeature_dim = 32768", "test"), {4, 0, 1});
+  mixer->to(torch::kFloat64);
+  const torch::NoGradGuard none;
+  for (const auto& parameter : mixer->named_parameters())
+    if (parameter.key() != "random_features") parameter.value().normal_(0, 0.3);
+  const Tensor x = draw(30, 4), wanted = attention_of(*mixer, 1, x);
+  const auto error = [&] { return ((forward(*mixer, x) - wanted).norm() / wanted.norm()).item<double>(); };
+  const double estimated = error();
+  EXPECT_LT(estimated, 0.05);
+  mixer->named_parameters()["random_features"].mul_(0.5);
+  EXPECT_GT(error(), 3 * estimated);
+}
+
+// Which keys a token sees, by the gradients of values alone: queries and keys are constant.
+TEST(Bigbird, SeesWindowBeginningAndRandomPlaces) {
+  constexpr int64_t length = 60, block = 3;
+  const auto mixer = make("bigbird", 2, "block_size = 3\nl_max = 50\nseed = 4");
+  {
+    const torch::NoGradGuard none;
+    mixer->named_parameters()["qkv_proj.weight"].narrow(0, 0, 4).zero_();
+  }
+  const Tensor x = draw(length, 2).requires_grad_(true);
+  const Tensor y = forward(*mixer, x);
+  int64_t random = 0;
+  for (int64_t t = 0; t < length; ++t) {
+    const Tensor seen = torch::autograd::grad({y[t].sum()}, {x}, {}, /*retain_graph=*/true)[0].abs().sum(1) > 0;
+    for (int64_t key = 0; key <= t; ++key) {
+      const bool sees = seen[key].item<bool>();
+      const bool must = t - key <= 3 * block || key < 2 * block;
+      EXPECT_TRUE(sees || !must) << t << " sees " << key;
+      if (sees && !must) {
+        ++random;
+        EXPECT_LT(t, 50) << t << " sees " << key;
+      }
+    }
+  }
+  EXPECT_GT(random, 0);
+  EXPECT_LE(random, 4 * 3 * block);
+}
+
+TEST(Bigbird, DrawsItsPlacesFromSeedAndLayer) {
+  const auto places = [](const char* options, int64_t layer) {
+    return find_mixer("bigbird").make(Config::parse_toml(options, "test"), {8, layer, 2})->named_buffers()["open.value"].clone();
+  };
+  EXPECT_TRUE(places("seed = 1", 0).equal(places("seed = 1", 0)));
+  EXPECT_FALSE(places("seed = 1", 0).equal(places("seed = 2", 0)));
+  EXPECT_FALSE(places("seed = 1", 0).equal(places("seed = 1", 1)));
+}
+
+TEST(SparseAttention, IsDrawnAsItsAuthorsDrawIt) {
+  for (const char* name : {"bigbird", "scatterbrain", "nystromformer"}) {
+    torch::manual_seed(1);
+    const auto mixer = find_mixer(name).make(Config{Config::Table{}}, {96, /*layer=*/0, /*layers=*/2});
+    for (const auto& item : mixer->named_parameters()) {
+      if (item.key() == "random_features")
+        EXPECT_NEAR(item.value().square().sum(1).mean().item<double>(), 96, 5 * std::sqrt(2 * 96.0 / 12)) << name;
+      else if (item.key().ends_with(".bias"))
+        expect_constant(item.key(), item.value(), 0);
+      else
+        expect_normal(item.key(), item.value(), item.key() == "out_proj.weight" ? 0.01 : 0.02);
+    }
+  }
+}
+
+// Where a landmark's tokens are alike, it stands for them exactly.
+TEST(Nystromformer, OfSegmentsOfEqualTokensIsAttention) {
+  for (const char* damping : {"0.0", "1.0"}) {
+    const auto ours = make("nystromformer", 6, std::string("landmarks = 5\nl_max = 20\ndamping = ") + damping);
+    const Tensor x = draw(6, 6).repeat_interleave(4, 0).narrow(0, 0, 22);
+    EXPECT_TRUE(forward(*ours, x).allclose(attention_of(*ours, 1, x), 1e-9, 1e-11)) << damping;
+  }
+}
+
+TEST(Nystromformer, HasNoStateAndSaysWhatDecodingWouldTake) {
+  const auto mixer = find_mixer("nystromformer").make(Config::parse_toml("landmarks = 4\nl_max = 40", "test"), {8, 0, 1});
+  EXPECT_FALSE(find_mixer("nystromformer").recurrent);
+  EXPECT_TRUE(find_mixer("attention").recurrent);
+  EXPECT_EQ(state_bytes(*mixer, 35), 2 * 8 * 4 * (35 + 3));  // keys and values of 35 tokens and of 3 finished segments
+  MixerState state;
+  EXPECT_THROW(mixer->make_state(1), Error);
+  EXPECT_THROW(mixer->prefill(torch::zeros({1, 8}), state, Pass(Sequences::equal(1, 1))), Error);
+  EXPECT_THROW(mixer->step(torch::zeros({1, 8}), state, Pass(Sequences::equal(1, 1))), Error);
+}
+
+}  // namespace
+}  // namespace based
