@@ -13,32 +13,48 @@ bool zero_row(const IntMatrix& matrix, int64_t row) {
   return std::all_of(matrix.row(row), matrix.row(row) + matrix.size.columns, [](int64_t value) { return value == 0; });
 }
 
-int64_t used_rows(const IntMatrix& matrix) {
+// A line of a drawing: a row, or where many rows of zeros follow each other, all of them.
+struct Line {
+  int64_t row, zeros;  // zeros: rows of zeros from `row` on; 0: the row itself
+};
+
+// Rows of zeros at the end are left out, but for the first row.
+std::vector<Line> lines_of(const IntMatrix& matrix) {
+  constexpr int64_t kMany = 3;
   int64_t rows = matrix.size.rows;
   while (rows > 1 && zero_row(matrix, rows - 1)) --rows;
-  return rows;
+  std::vector<Line> lines;
+  for (int64_t i = 0; i < rows;) {
+    int64_t zeros = 0;
+    while (i + zeros < rows && zero_row(matrix, i + zeros)) ++zeros;
+    lines.push_back({i, zeros >= kMany ? zeros : 0});
+    i += std::max<int64_t>(1, lines.back().zeros);
+  }
+  return lines;
+}
+
+std::string zeros_text(int64_t zeros) { return "… " + std::to_string(zeros) + " rows of zeros"; }
+
+int64_t digits_of(const IntMatrix& matrix) {
+  size_t digits = 1;
+  for (const int64_t value : matrix.cells) digits = std::max(digits, std::to_string(value).size());
+  return static_cast<int64_t>(digits);
 }
 
 std::string numbered(size_t layer, const std::string& what) { return (layer == 0 ? "" : "layer " + std::to_string(layer) + ": ") + what; }
 
-// Zeros are points, so that what is there stands out; rows of zeros in a row are one line.
+// Zeros are points, so that what is there stands out.
 std::string matrix_text(const IntMatrix& matrix) {
-  constexpr int64_t kMany = 3;
-  size_t width = 1;
-  for (const int64_t value : matrix.cells) width = std::max(width, std::to_string(value).size());
+  const auto width = static_cast<size_t>(digits_of(matrix));
   std::string text;
-  const int64_t rows = used_rows(matrix);
-  for (int64_t i = 0; i < rows; ++i) {
-    int64_t zeros = 0;
-    while (i + zeros < rows && zero_row(matrix, i + zeros)) ++zeros;
-    if (zeros >= kMany) {
-      text += padded_left("", 6) + "… " + std::to_string(zeros) + " rows of zeros\n";
-      i += zeros - 1;
+  for (const auto& [row, zeros] : lines_of(matrix)) {
+    if (zeros > 0) {
+      text += padded_left("", 6) + zeros_text(zeros) + "\n";
       continue;
     }
-    text += padded_left(std::to_string(i + 1), 5) + " ";
+    text += padded_left(std::to_string(row + 1), 5) + " ";
     for (int64_t j = 0; j < matrix.size.columns; ++j)
-      text += " " + padded_left(matrix.at(i, j) == 0 ? "." : std::to_string(matrix.at(i, j)), width);
+      text += " " + padded_left(matrix.at(row, j) == 0 ? "." : std::to_string(matrix.at(row, j)), width);
     text += "\n";
   }
   return text;
@@ -58,17 +74,28 @@ std::string text_at(int64_t x, int64_t y, const std::string& text, const std::st
   return "<text " + at(x, y) + " " + style + ">" + escaped(text) + "</text>\n";
 }
 
+std::string rectangle(int64_t x, int64_t y, int64_t width, int64_t height, const std::string& fill) {
+  return "<rect " + at(x, y) + " width=\"" + std::to_string(width) + "\" height=\"" + std::to_string(height) + "\" fill=\"" + fill +
+         "\"/>\n";
+}
+
+// A cell is as wide as the longest number needs.
+int64_t cell_width(const IntMatrix& matrix) { return std::max(kCell, 6 * digits_of(matrix) + 4); }
+int64_t width_of(const IntMatrix& matrix) { return matrix.size.columns * cell_width(matrix); }
+int64_t height_of(const IntMatrix& matrix) { return static_cast<int64_t>(lines_of(matrix).size()) * kCell; }
+
 std::string matrix_svg(const IntMatrix& matrix, int64_t x, int64_t y) {
-  std::string svg = "<rect " + at(x, y) + " width=\"" + std::to_string(matrix.size.columns * kCell) + "\" height=\"" +
-                    std::to_string(used_rows(matrix) * kCell) + "\" fill=\"#eeeeee\"/>\n";
-  for (int64_t i = 0; i < used_rows(matrix); ++i) {
+  const int64_t cell = cell_width(matrix);
+  std::string svg = rectangle(x, y, width_of(matrix), height_of(matrix), "#eeeeee");
+  for (const auto& [row, zeros] : lines_of(matrix)) {
+    if (zeros > 0) svg += text_at(x + 2, y + 10, zeros_text(zeros), "class=\"z\"");
     for (int64_t j = 0; j < matrix.size.columns; ++j) {
-      const int64_t value = matrix.at(i, j);
+      const int64_t value = matrix.at(row, j);
       if (value == 0) continue;
-      svg += "<rect " + at(x + j * kCell, y + i * kCell) + " width=\"13\" height=\"13\" fill=\"" + (value > 0 ? "#1f5fa8" : "#b03a2e") +
-             "\"/>\n";
-      svg += text_at(x + j * kCell + kCell / 2, y + i * kCell + 10, std::to_string(value), "class=\"n\"");
+      svg += rectangle(x + j * cell, y, cell - 1, kCell - 1, value > 0 ? "#1f5fa8" : "#b03a2e");
+      svg += text_at(x + j * cell + cell / 2, y + 10, std::to_string(value), "class=\"n\"");
     }
+    y += kCell;
   }
   return svg;
 }
@@ -100,10 +127,10 @@ std::string draw_svg(const Statement& statement) {
   int64_t x = kMargin, y = 3 * kMargin + kTitle, line = 0, right = 0;
   for (size_t k = 0; k < all.size(); ++k) {
     const std::string title = numbered(k, all[k].what);
-    const int64_t width = std::max(all[k].matrix.size.columns * kCell, static_cast<int64_t>(title.size()) * 6);
+    const int64_t width = std::max(width_of(all[k].matrix), static_cast<int64_t>(title.size()) * 6);
     if (x > kMargin && x + width > kSheet) x = kMargin, y += line + kTitle, line = 0;
     body += text_at(x, y + 12, title, "class=\"t\"") + matrix_svg(all[k].matrix, x, y + 18);
-    line = std::max(line, used_rows(all[k].matrix) * kCell + 18);
+    line = std::max(line, height_of(all[k].matrix) + 18);
     right = std::max(right, x + width);
     x += width + 2 * kMargin;
   }
@@ -112,7 +139,8 @@ std::string draw_svg(const Statement& statement) {
   const std::string width = std::to_string(right + kMargin), height = std::to_string(y + line + kMargin);
   return "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + width + "\" height=\"" + height + "\" viewBox=\"0 0 " + width + " " +
          height +
-         "\" font-family=\"sans-serif\">\n<style>.t{font-size:11px;fill:#333}.n{font-size:9px;fill:#fff;text-anchor:middle}</style>\n"
+         "\" font-family=\"sans-serif\">\n<style>.t{font-size:11px;fill:#333}.n{font-size:9px;fill:#fff;text-anchor:middle}"
+         ".z{font-size:9px;fill:#777}</style>\n"
          "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n" +
          text_at(kMargin, 2 * kMargin, heading, "font-size=\"16\"") +
          text_at(kMargin, 3 * kMargin + 8, example.about + " (N, L, d, N', d') = " + example.program.tuple(), "font-size=\"12\"") + body +
