@@ -97,7 +97,7 @@ class DiagonalModel : public torch::nn::Module {
       std::vector<Tensor> pieces;
       for (int64_t at = 0; at < run.length; at += piece) {
         const Tensor part = inputs.narrow(1, at, std::min(piece, run.length - at));
-        pieces.push_back(convolved(part, powers));
+        pieces.push_back(ops::long_conv_of_batch(part, powers.filter));  // from a zero state
         if (h.defined()) pieces.back() = pieces.back() + response(h, part.size(1), powers);
         if (state || at + piece < run.length) h = advanced(h, part, powers);
       }
@@ -164,12 +164,6 @@ class DiagonalModel : public torch::nn::Module {
     powers.filter =
         torch::cat({filter.narrow(1, 0, 1) + d_.to(type).unsqueeze(1), filter.narrow(1, 1, piece - 1)}, 1).repeat_interleave(copies_, 0);
     return powers;
-  }
-
-  // What the inputs [rows, length, channels] give from a zero state.
-  static Tensor convolved(const Tensor& inputs, const Powers& powers) {
-    const Sequences rows = Sequences::equal(inputs.size(0), inputs.size(1), inputs.device());
-    return ops::long_conv(inputs.flatten(0, 1), powers.filter.narrow(1, 0, inputs.size(1)), rows.cu_seqlens()).view(inputs.sizes());
   }
 
   // What the state alone gives to the next `length` tokens: [rows, length, channels].

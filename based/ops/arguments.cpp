@@ -1,7 +1,10 @@
 #include "based/ops/arguments.h"
 
+#include <iterator>
+#include <map>
 #include <mutex>
 #include <set>
+#include <tuple>
 
 #include "based/core/log.h"
 
@@ -26,10 +29,47 @@ void require_type(const char* op, const char* name, const Tensor& tensor, at::Sc
   require(tensor.scalar_type() == type, op, name, " must be ", type, ", got ", tensor.scalar_type());
 }
 
-std::vector<int64_t> row_starts(const char* op, const char* name, const Tensor& cu_seqlens, int64_t tokens) {
-  const Tensor here = cu_seqlens.to(at::kCPU).contiguous();
+namespace {
+
+std::vector<int64_t> read_offsets(const Tensor& offsets) {
+  const Tensor here = offsets.to(at::kCPU).contiguous();
   const int64_t* data = here.const_data_ptr<int64_t>();
-  std::vector<int64_t> starts(data, data + here.numel());
+  return {data, data + here.numel()};
+}
+
+// Offsets that came from a device, until their memory is freed or written: who asks again does not wait for the device, and may be recorded
+// there, where waiting is not possible.
+class KnownOffsets {
+ public:
+  std::vector<int64_t> of(const Tensor& offsets) {
+    const c10::VariableVersion& version = offsets.unsafeGetTensorImpl()->version_counter();
+    if (offsets.is_cpu() || !version.enabled() || !offsets.is_contiguous()) return read_offsets(offsets);
+    const std::lock_guard lock(mutex_);
+    const Key key{offsets.storage().unsafeGetStorageImpl(), offsets.storage_offset(), offsets.numel()};
+    const auto found = known_.find(key);
+    if (found != known_.end() && !found->second.memory.expired() && found->second.version == version.current_version())
+      return found->second.values;
+    for (auto it = known_.begin(); it != known_.end();) it = it->second.memory.expired() ? known_.erase(it) : std::next(it);
+    Entry entry{offsets.storage().getWeakStorageImpl(), version.current_version(), read_offsets(offsets)};
+    return known_.insert_or_assign(key, std::move(entry)).first->second.values;
+  }
+
+ private:
+  using Key = std::tuple<const c10::StorageImpl*, int64_t, int64_t>;  // memory, first element, elements
+  struct Entry {
+    c10::weak_intrusive_ptr<c10::StorageImpl> memory;
+    uint32_t version;
+    std::vector<int64_t> values;
+  };
+  std::mutex mutex_;
+  std::map<Key, Entry> known_;
+};
+
+}  // namespace
+
+std::vector<int64_t> row_starts(const char* op, const char* name, const Tensor& cu_seqlens, int64_t tokens) {
+  static KnownOffsets known;
+  std::vector<int64_t> starts = known.of(cu_seqlens);
   require(starts.front() == 0, op, name, " must start at 0, got ", starts.front());
   for (size_t i = 1; i < starts.size(); ++i)
     require(starts[i] >= starts[i - 1], op, name, " must not decrease, got ", starts[i - 1], " then ", starts[i]);

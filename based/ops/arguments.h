@@ -32,7 +32,8 @@ void require_shape(const char* op, const char* name, const Tensor& tensor, at::I
 void require_like(const char* op, const char* name, const Tensor& tensor, const Tensor& like);
 void require_type(const char* op, const char* name, const Tensor& tensor, at::ScalarType type);
 
-// The offsets of packed rows as numbers: int64 [rows + 1], from 0, non-decreasing, up to `tokens`.
+// The offsets of packed rows as numbers: int64 [rows + 1], from 0, non-decreasing, up to `tokens`. Offsets on a device are waited for once
+// and then known until ATen writes or frees them.
 std::vector<int64_t> row_starts(const char* op, const char* name, const Tensor& cu_seqlens, int64_t tokens);
 // The same checks where the offsets are on the CPU; values on a device are not waited for.
 void check_row_starts(const char* op, const char* name, const Tensor& cu_seqlens, int64_t tokens);

@@ -81,6 +81,12 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
 
 }  // namespace
 
+Tensor long_conv_of_batch(const Tensor& x, const Tensor& filter) {
+  const at::ScalarType type = sum_type(x);
+  const int64_t taps = std::min(filter.size(1), x.size(1));
+  return by_fft(x.to(type), filter.narrow(1, 0, taps).to(type), x.size(1)).to(x.scalar_type());
+}
+
 Tensor long_conv_reference(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const OptionalTensor& history,
                            const OptionalTensor& cu_history) {
   return over_rows<direct_sum>({x, filter, cu_seqlens, history, cu_history});

@@ -11,6 +11,9 @@ Tensor long_conv(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens
 Tensor long_conv_reference(const Tensor& x, const Tensor& filter, const Tensor& cu_seqlens, const OptionalTensor& history = {},
                            const OptionalTensor& cu_history = {});
 
+// The same for rows of one length, x [rows, length, channels]: by ATen alone, so that nobody asks how long rows are.
+Tensor long_conv_of_batch(const Tensor& x, const Tensor& filter);
+
 // The operator.
 struct LongConv {
   const Tensor& x;

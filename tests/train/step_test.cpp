@@ -4,6 +4,11 @@
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
+#include <string>
+#include <tuple>
+
+#include "based/mixers/mixer.h"
+
 namespace based {
 namespace {
 
@@ -66,6 +71,40 @@ TEST(TrainStep, PlacesOfLabelsChangeNoBit) {
       for (size_t i = 0; i < placed.size(); ++i) EXPECT_TRUE(torch::equal(placed[i], looked_for[i])) << i << ' ' << device;
     }
 }
+
+class EveryMixer : public testing::TestWithParam<std::tuple<MixerInfo, std::string>> {};
+
+// What a mixer launches depends on shapes alone, so that its steps are recorded on a GPU.
+TEST_P(EveryMixer, TrainsInRecordedSteps) {
+  const auto& [mixer, type] = GetParam();
+  const torch::Device device(type);
+  if (device.is_cuda() && !torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  ModelConfig config;
+  config.vocab_size = 251;
+  config.d_model = 64;
+  config.layers = {std::string(mixer.name)};
+  config.mlp = "none";
+  const auto figures = [&](bool recorded) {
+    const auto model = make_model(config, 1);
+    model->to(device);
+    model->train();
+    AdamW optimizer(*model, {});
+    TrainStep step(*model, optimizer, {.recordings = recorded ? 1 : 0, .seed = 9});
+    const Batch one = batch();
+    const Batch here{one.ids.to(device), one.labels.to(device), Sequences::equal(2, 16, device), {}, one.labelled};
+    std::vector<double> found;  // losses and norms of gradients; the later ones tell of the updates before
+    for (const int64_t at : {0, 1, 2}) {
+      const Tensor of_step = step.run({here}, at, 1e-3).cpu();
+      for (const int64_t i : {0, 1}) found.push_back(of_step[i].item<double>());
+    }
+    return found;
+  };
+  const std::vector<double> plain = figures(false), recorded = figures(true);
+  for (size_t i = 0; i < plain.size(); ++i) EXPECT_NEAR(recorded[i], plain[i], 1e-3 * plain[i]) << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, EveryMixer, testing::Combine(testing::ValuesIn(mixers()), testing::Values("cpu", "cuda")),
+                         [](const auto& of) { return std::string(std::get<0>(of.param).name) + "_" + std::get<1>(of.param); });
 
 }  // namespace
 }  // namespace based
