@@ -42,10 +42,11 @@ RecordedStep record_step(torch::Device device, const std::function<void()>& body
     body();
     trace->stop();
   };
-  to.replay = ops::record(device, traced, [&](void* graph) {
+  const auto fuse = [&](void* graph) {
     to.plan = std::make_unique<Plan>(*trace, gpu, device, backend.nodes_between, options);
     backend.apply(*to.plan, graph);
-  });
+  };
+  to.replay = ops::record(device, traced, {.rewrite = fuse});
   return to;
 }
 

@@ -21,8 +21,8 @@ Recorder& recorder_of(torch::DeviceType type) {
   return recorders[type];
 }
 
-std::unique_ptr<Replay> record(torch::Device device, std::function<void()> body, const Rewrite& rewrite) {
-  if (const Recorder recorder = recorder_of(device.type())) return recorder(device, body, rewrite);
+std::unique_ptr<Replay> record(torch::Device device, std::function<void()> body, const RecordOptions& options) {
+  if (const Recorder recorder = recorder_of(device.type())) return recorder(device, body, options);
   return std::make_unique<Plain>(std::move(body));
 }
 

@@ -75,8 +75,11 @@ void TrainStep::record_step(Recording& recording) {
     enabled_ = torch::zeros({}, torch::dtype(torch::kFloat).device(device));
   }
   enabled_.fill_(0);  // recording runs the step a few times: these update nothing
+  // One step runs after the other, and only figures_ is read behind it.
+  const ops::RecordOptions options{.rewrite = {}, .memory_of = recordings_.front().replay.get()};
   try {
-    recording.replay = ops::record(device, [this, &batches = recording.batches] { figures_.copy_(launch(batches, rate_, false)); });
+    recording.replay = ops::record(
+        device, [this, &batches = recording.batches] { figures_.copy_(launch(batches, rate_, false)); }, options);
   } catch (const Error& error) {
     recordings_.pop_back();
     throw Error(std::string(error.what()) + "; train without the recording (train.graph = false)");

@@ -14,7 +14,7 @@ class RecordedOnCpu {
   explicit RecordedOnCpu(std::function<void()> before = [] {}) {
     before_ = std::move(before);
     ops::recorder_of(torch::kCPU) = [](torch::Device, const std::function<void()>& body,
-                                       const ops::Rewrite&) -> std::unique_ptr<ops::Replay> { return std::make_unique<Again>(body); };
+                                       const ops::RecordOptions&) -> std::unique_ptr<ops::Replay> { return std::make_unique<Again>(body); };
   }
   RecordedOnCpu(const RecordedOnCpu&) = delete;
   RecordedOnCpu& operator=(const RecordedOnCpu&) = delete;

@@ -388,9 +388,9 @@ TEST(Engine, FallsBackFromFusedToRecordedToPlainSteps) {
   } const restore;
   decode::backend_of(torch::kCPU) = {[](torch::Device) { return decode::Gpu{}; }, nullptr, nullptr, [](const decode::Plan&, void*) {}};
   ops::recorder_of(torch::kCPU) = [](torch::Device, const std::function<void()>& body,
-                                     const ops::Rewrite& rewrite) -> std::unique_ptr<ops::Replay> {
-    ++(rewrite ? fused : recorded);
-    if (rewrite || !can_record) throw Error("cannot be done here");
+                                     const ops::RecordOptions& options) -> std::unique_ptr<ops::Replay> {
+    ++(options.rewrite ? fused : recorded);
+    if (options.rewrite || !can_record) throw Error("cannot be done here");
     body();  // as a warm-up does
     return std::make_unique<Ran>(body);
   };

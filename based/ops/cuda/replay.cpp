@@ -22,7 +22,7 @@ constexpr int kWarmUps = 3;  // cuBLAS and the allocator settle before anything 
 
 class Graph final : public Replay {
  public:
-  Graph(torch::Device device, const std::function<void()>& body, const Rewrite& rewrite) : device_(device) {
+  Graph(torch::Device device, const std::function<void()>& body, const RecordOptions& options) : device_(device) {
     static std::mutex one_at_a_time;  // the generator's and the allocator's records of captures are the process'
     const std::lock_guard lock(one_at_a_time);
     const c10::cuda::CUDAGuard on_device(device);
@@ -32,7 +32,7 @@ class Graph final : public Replay {
     const c10::cuda::CUDAStreamGuard on_stream(stream);
     for (int i = 0; i < kWarmUps; ++i) body();
     stream.synchronize();
-    graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    graph_.capture_begin(pool_of(options.memory_of), cudaStreamCaptureModeThreadLocal);
     try {
       body();
       graph_.capture_end();
@@ -43,7 +43,7 @@ class Graph final : public Replay {
       break_off(stream);
       throw;
     }
-    if (rewrite) rewrite(graph_.raw_cuda_graph());
+    if (options.rewrite) options.rewrite(graph_.raw_cuda_graph());
     stream.synchronize();  // memory that was filled there is used on other streams
     try {
       graph_.instantiate();
@@ -57,6 +57,12 @@ class Graph final : public Replay {
   }
 
  private:
+  // The pool of another recording, or none: then the graph makes one.
+  static at::cuda::MempoolId_t pool_of(Replay* other) {
+    auto* graph = dynamic_cast<Graph*>(other);
+    return graph != nullptr ? graph->graph_.pool() : at::cuda::MempoolId_t{0, 0};
+  }
+
   // Without it the stream would go on capturing, and the device refuse whatever else is asked of it.
   void break_off(const c10::cuda::CUDAStream& stream) {
     try {
@@ -78,8 +84,8 @@ class Graph final : public Replay {
 }  // namespace
 
 Recorder cuda_recorder() {
-  return [](torch::Device device, const std::function<void()>& body, const Rewrite& rewrite) -> std::unique_ptr<Replay> {
-    return std::make_unique<Graph>(device, body, rewrite);
+  return [](torch::Device device, const std::function<void()>& body, const RecordOptions& options) -> std::unique_ptr<Replay> {
+    return std::make_unique<Graph>(device, body, options);
   };
 }
 
