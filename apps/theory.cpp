@@ -30,7 +30,7 @@ void list(const ListOptions& options) {
       all.push_back({{"name", statement->name},
                      {"place", statement->place},
                      {"claim", statement->claim},
-                     {"can_be_shown", statement->example != nullptr}});
+                     {"can_be_shown", statement->can_be_drawn()}});
     else
       print_line(padded(statement->name, 25) + " " + statement->claim + "  [" + statement->place + "]");
   }
@@ -131,30 +131,30 @@ struct ShowOptions {
 
 void show(const ShowOptions& options) {
   const Statement& statement = theory::find_statement(options.name);
-  if (statement.example == nullptr) {
+  if (!statement.can_be_drawn()) {
     std::string names;
     for (const Statement* other : theory::statements())
-      if (other->example != nullptr) names += (names.empty() ? "" : ", ") + std::string(other->name);
+      if (other->can_be_drawn()) names += (names.empty() ? "" : ", ") + std::string(other->name);
     throw UsageError("theory show: " + options.name + " has no construction to draw; these have: " + names);
   }
   if (!options.out.empty()) write_file_atomic(options.out, theory::draw_svg(statement));
   if (!options.json) return print_text(theory::draw_text(statement));
-  const theory::Example example = statement.example();
   Json layers = Json::array();
-  for (const auto& [what, matrix] : theory::frames(example)) {
+  const auto [about, frames] = theory::drawing_of(statement);
+  for (const auto& [what, matrix] : frames) {
     Json rows = Json::array();
     for (int64_t i = 0; i < matrix.size.rows; ++i) rows.push_back(std::vector<int64_t>(matrix.row(i), matrix.row(i) + matrix.size.columns));
     layers.push_back({{"what", what}, {"rows", rows}});
   }
-  const theory::Program& program = example.program;
-  print_line(dump_json({{"name", statement.name},
-                        {"about", example.about},
-                        {"layers", program.depth()},
-                        {"outer", {program.outer.rows, program.outer.columns}},
-                        {"inner", {program.inner.rows, program.inner.columns}},
-                        {"parameters", program.parameters()},
-                        {"all_parameters", program.all_parameters()},
-                        {"frames", layers}}));
+  Json json{{"name", statement.name}, {"about", about}, {"layers", frames.size() - 1}, {"frames", layers}};
+  if (statement.example != nullptr) {
+    const theory::Program program = statement.example().program;
+    json["outer"] = {program.outer.rows, program.outer.columns};
+    json["inner"] = {program.inner.rows, program.inner.columns};
+    json["parameters"] = program.parameters();
+    json["all_parameters"] = program.all_parameters();
+  }
+  print_line(dump_json(json));
 }
 
 constexpr int64_t kMostRun = 128;  // larger programs are built and counted; their matrices take gigabytes
@@ -248,13 +248,19 @@ void print_recall(const Json& json, const theory::Program& program, const theory
 // The upper bound's program, and beside it models: one whose weights are constructed, and one that was trained.
 void recall(const RecallOptions& options) {
   const theory::RecallSizes sizes{options.pairs, options.vocab_size};
+  const bool fits = options.vocab_size % 2 == 0 && options.pairs < options.vocab_size / 2;
+  if (!fits && (!options.out.empty() || !options.model.empty()))
+    throw UsageError(
+        "--n must be below half of --vocab with --out and --model, and --vocab even: of a model's tokens half are values and one the "
+        "filler; got " +
+        std::to_string(options.pairs) + " and " + std::to_string(options.vocab_size));
   if (options.inputs > 0 && std::max(options.pairs, options.vocab_size) > kMostRun)
     throw UsageError("--inputs: a program of --n or --vocab above " + std::to_string(kMostRun) +
                      " is counted and not run; give --inputs 0");
   const theory::Program program = theory::recall_program(sizes);
   const theory::Result result = options.inputs > 0 ? tried(sizes, program, options.inputs) : theory::Result{};
   Json json{{"n", options.pairs}, {"vocab", options.vocab_size}, {"program", of_program(program, result, options)}};
-  if (options.pairs < options.vocab_size / 2 || !options.out.empty() || !options.model.empty()) add_models(json, options);
+  if (fits) add_models(json, options);
   if (options.json)
     print_line(dump_json(json));
   else

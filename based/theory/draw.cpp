@@ -102,27 +102,27 @@ std::string matrix_svg(const IntMatrix& matrix, int64_t x, int64_t y) {
 
 }  // namespace
 
-std::vector<Frame> frames(const Example& example) {
-  std::vector<Frame> all{{"input", corner(example.input, example.program.inner)}};
+Drawing drawing_of(const Statement& statement) {
+  if (statement.example == nullptr) return statement.drawing();
+  const Example example = statement.example();
+  Drawing drawing{example.about + " (N, L, d, N', d') = " + example.program.tuple(), {}};
+  drawing.frames.push_back({"input", corner(example.input, example.program.inner)});
   Integers arithmetic;
   run<Integers>(example.program, example.input, arithmetic, [&](const Layer& layer, const IntMatrix& matrix) {
-    all.push_back({layer.what, matrix});
+    drawing.frames.push_back({layer.what, matrix});
   });
-  return all;
+  return drawing;
 }
 
 std::string draw_text(const Statement& statement) {
-  const Example example = statement.example();
-  std::string text = std::string(statement.name) + ": " + statement.claim + "\n" + example.about +
-                     "\n(N, L, d, N', d') = " + example.program.tuple() + "\n";
-  const auto all = frames(example);
-  for (size_t k = 0; k < all.size(); ++k) text += "\n" + numbered(k, all[k].what) + "\n" + matrix_text(all[k].matrix);
+  const auto [about, frames] = drawing_of(statement);
+  std::string text = std::string(statement.name) + ": " + statement.claim + "\n" + about + "\n";
+  for (size_t k = 0; k < frames.size(); ++k) text += "\n" + numbered(k, frames[k].what) + "\n" + matrix_text(frames[k].matrix);
   return text;
 }
 
 std::string draw_svg(const Statement& statement) {
-  const Example example = statement.example();
-  const auto all = frames(example);
+  const auto [about, all] = drawing_of(statement);
   std::string body;
   int64_t x = kMargin, y = 3 * kMargin + kTitle, line = 0, right = 0;
   for (size_t k = 0; k < all.size(); ++k) {
@@ -135,15 +135,14 @@ std::string draw_svg(const Statement& statement) {
     x += width + 2 * kMargin;
   }
   const std::string heading = std::string(statement.name) + ": " + statement.claim;
-  right = std::max(right, static_cast<int64_t>(std::max(heading.size(), example.about.size())) * 8);
+  right = std::max(right, static_cast<int64_t>(std::max(heading.size(), about.size())) * 8);
   const std::string width = std::to_string(right + kMargin), height = std::to_string(y + line + kMargin);
   return "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + width + "\" height=\"" + height + "\" viewBox=\"0 0 " + width + " " +
          height +
          "\" font-family=\"sans-serif\">\n<style>.t{font-size:11px;fill:#333}.n{font-size:9px;fill:#fff;text-anchor:middle}"
          ".z{font-size:9px;fill:#777}</style>\n"
          "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n" +
-         text_at(kMargin, 2 * kMargin, heading, "font-size=\"16\"") +
-         text_at(kMargin, 3 * kMargin + 8, example.about + " (N, L, d, N', d') = " + example.program.tuple(), "font-size=\"12\"") + body +
+         text_at(kMargin, 2 * kMargin, heading, "font-size=\"16\"") + text_at(kMargin, 3 * kMargin + 8, about, "font-size=\"12\"") + body +
          "</svg>\n";
 }
 

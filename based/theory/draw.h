@@ -7,14 +7,8 @@
 
 namespace based::theory {
 
-// What there is before the first layer, or behind a layer.
-struct Frame {
-  std::string what;
-  IntMatrix matrix;
-};
-
-std::vector<Frame> frames(const Example& example);  // the input, embedded, then a frame a layer
-std::string draw_text(const Statement& statement);  // statement.example must be there
+Drawing drawing_of(const Statement& statement);     // statement.can_be_drawn()
+std::string draw_text(const Statement& statement);  // likewise
 std::string draw_svg(const Statement& statement);
 
 }  // namespace based::theory

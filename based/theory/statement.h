@@ -60,12 +60,26 @@ struct Example {
   std::string about;
 };
 
+// What there is before the first layer, or behind a layer.
+struct Frame {
+  std::string what;
+  IntMatrix matrix;
+};
+
+// A construction that is no program of such layers, as it is drawn.
+struct Drawing {
+  std::string about;
+  std::vector<Frame> frames;  // the input, then one a layer
+};
+
 struct Statement {
   const char* name;
   const char* place;  // in the paper
   const char* claim;
   void (*verify)(Trial& trial);
-  Example (*example)() = nullptr;  // null: there is nothing to draw
+  Example (*example)() = nullptr;
+  Drawing (*drawing)() = nullptr;  // where there is no example; both null: there is nothing to draw
+  bool can_be_drawn() const { return example != nullptr || drawing != nullptr; }
 };
 
 const std::vector<const Statement*>& statements();

@@ -68,7 +68,12 @@ TEST(TheoryCommand, SavesTheCausalSolver) {
   EXPECT_EQ(parse_json(eval.out, "eval")["state_bytes"], solver["state_bytes"]);
   const Ran again = run("theory mqar --n 6 --vocab 16 --inputs 0 --examples 50 --model " + folder.file("solver"));
   EXPECT_THAT(again.out, HasSubstr("trained"));
-  EXPECT_EQ(run("theory mqar --n 9 --vocab 16 --inputs 0 --out " + folder.file("none")).code, 2);
+  for (const char* sizes : {"--n 9 --vocab 16", "--n 2 --vocab 7"}) {
+    const Ran refused = run("theory mqar --inputs 0 --out " + folder.file("none") + " " + sizes);
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_THAT(refused.err, HasSubstr("--n must be below half of --vocab"));
+  }
+  EXPECT_EQ(run("theory mqar --n 2 --vocab 7 --inputs 5").code, 0);
 }
 
 TEST(TheoryCommand, RefusesNamesAndSizesThatAreNone) {

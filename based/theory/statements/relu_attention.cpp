@@ -31,7 +31,7 @@ enum class Form { repaired, no_positions, no_causality, w2_as_printed };
 
 // Attention with ReLU and two MLPs over positions. `u`, [3N, d], holds bits: key, value, query, key, …; a query's row of the result is the
 // value of the first earlier key that is equal, as -1 and 1, or zeros.
-IntMatrix recall(const IntMatrix& u, Form form) {
+std::vector<Frame> recall_by_layers(const IntMatrix& u, Form form) {
   const auto [rows, d] = u.size;
   IntMatrix w = u, transposed({d, rows});
   for (int64_t& entry : w.cells) entry = 2 * entry - 1;
@@ -52,8 +52,13 @@ IntMatrix recall(const IntMatrix& u, Form form) {
   const IntMatrix prefix = relu(multiply(multiply(z, suffix), minus_first), [](int64_t, int64_t) { return 1; });
   // Layer 3: the first match alone, moved to the row behind it, where the value is.
   const IntMatrix step = square(rows, [](int64_t k, int64_t j) { return j == 0 ? 0 : k == j - 1 ? 1 : k == j ? -1 : 0; });
-  return multiply(multiply(prefix, step), w);
+  return {{"input", u},
+          {"attention with ReLU: 1 where a query, the row, is equal to an earlier key, the column", z},
+          {"an MLP over columns: 1 up to the first match", prefix},
+          {"an MLP over columns, times the inputs as -1 and 1: the first match's value", multiply(multiply(prefix, step), w)}};
 }
+
+IntMatrix recall(const IntMatrix& u, Form form) { return recall_by_layers(u, form).back().matrix; }
 
 IntMatrix by_definition(const IntMatrix& u) {
   IntMatrix result(u.size);
@@ -132,9 +137,18 @@ void verify(Trial& trial) {
            "W₂[ℓ, k] = -1 where ℓ = 0 and k ≠ 0");
 }
 
+Drawing drawing() {
+  IntMatrix u({9, 2});
+  u.cells = {0, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 1, 1, 1, 1};
+  return {
+      "Key, value and query in three rows each, two bits a row: the second query asks for key 01, the third for 11, the first for none.",
+      recall_by_layers(u, Form::repaired)};
+}
+
 }  // namespace
 
-extern const Statement statement_relu_attention{"relu_attention", "Section 'd_log', first proposition",
-                                                "attention with ReLU and two MLPs solve recall in O(1) layers", verify};
+extern const Statement statement_relu_attention{
+    "relu_attention", "Section 'd_log', first proposition", "attention with ReLU and two MLPs solve recall in O(1) layers", verify, nullptr,
+    drawing};
 
 }  // namespace based::theory
