@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "based/core/progress.h"
 #include "based/core/text.h"
 #include "based/experiments/experiment.h"
 #include "based/mixers/mixer.h"
@@ -101,14 +102,27 @@ std::vector<double> by_epoch(const RecallTask& task, const StoredRun& run) {
 
 double state_bytes_of(const PointResult& point) { return figure_of(*point.best.front(), "state_bytes"); }
 
-// Of each series the point that recalls most.
-std::vector<const PointResult*> best_of_series(const std::vector<PointResult>& points) {
+// So many bytes that every other point has less.
+double median_bytes(const std::vector<const PointResult*>& points) {
+  std::vector<double> bytes;
+  for (const PointResult* point : points) bytes.push_back(state_bytes_of(*point));
+  std::nth_element(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(bytes.size() / 2), bytes.end());
+  return bytes[bytes.size() / 2];
+}
+
+// Of each series the point that recalls most from `most` bytes of state; of one that needs more, its smallest.
+std::vector<const PointResult*> best_from(const std::vector<const PointResult*>& points, double most) {
+  const auto is_better = [&](const PointResult& one, const PointResult& other) {
+    const double bytes = state_bytes_of(one), others = state_bytes_of(other);
+    if (bytes > most && others > most) return bytes < others;
+    return others > most || (bytes <= most && one.score > other.score);
+  };
   std::vector<const PointResult*> best;
-  for (const PointResult* point : finished(points)) {
+  for (const PointResult* point : points) {
     const auto same = std::find_if(best.begin(), best.end(), [&](const PointResult* other) { return other->series == point->series; });
     if (same == best.end()) {
       best.push_back(point);
-    } else if (point->score > (*same)->score) {
+    } else if (is_better(*point, **same)) {
       *same = point;
     }
   }
@@ -173,14 +187,27 @@ Plot against_state(const RecallShown& shown, const std::vector<const PointResult
   return plot;
 }
 
-Plot epochs_figure(const RecallShown& shown, const std::vector<PointResult>& points) {
+// Curves of models of about equal bytes: the best ones of all may have nothing left to tell.
+struct Curves {
+  std::vector<const PointResult*> points;  // one a series
+  std::string about;
+
+  explicit Curves(const std::vector<const PointResult*>& finished) {
+    const double most = median_bytes(finished);
+    points = best_from(finished, most);
+    about = "; of each series the best from " + format_bytes(most) + " of state, or its smallest";
+  }
+  static PlotSeries of(const PointResult& point) { return {.label = point.series + ", " + format_bytes(state_bytes_of(point))}; }
+};
+
+Plot epochs_figure(const RecallShown& shown, const Curves& curves) {
   Plot plot = frame(shown);
   plot.title += ": by epoch";
-  plot.subtitle += "; of each series its best point";
+  plot.subtitle += curves.about;
   plot.labels_at_end = true;
   plot.x = {"epochs", false, TickFormat::number, {}, {}};
-  for (const PointResult* point : best_of_series(points)) {
-    plot.series.push_back({.label = point->series});
+  for (const PointResult* point : curves.points) {
+    plot.series.push_back(Curves::of(*point));
     std::vector<std::vector<double>> seeds;
     for (const StoredRun* run : point->best) seeds.push_back(by_epoch(shown.task, *run));
     const std::vector<double> epochs = mean_of(seeds);
@@ -189,14 +216,14 @@ Plot epochs_figure(const RecallShown& shown, const std::vector<PointResult>& poi
   return plot;
 }
 
-Plot pairs_figure(const RecallShown& shown, const std::vector<PointResult>& points) {
+Plot pairs_figure(const RecallShown& shown, const Curves& curves) {
   Plot plot = frame(shown);
   plot.title += ": by number of pairs";
-  plot.subtitle = "multi-query associative recall; of each series its best point";
+  plot.subtitle = "multi-query associative recall" + curves.about;
   plot.labels_at_end = true;
   plot.x = {"key-value pairs an example", true, TickFormat::powers_of_two, {}, {}};
-  for (const PointResult* point : best_of_series(points)) {
-    plot.series.push_back({.label = point->series});
+  for (const PointResult* point : curves.points) {
+    plot.series.push_back(Curves::of(*point));
     std::map<int64_t, std::pair<double, double>> pairs;  // sum and number of segments
     const std::vector<double> segments = mean_segments(*point);
     for (size_t i = 0; i < std::min(segments.size(), shown.task.test.size()); ++i) {
@@ -226,9 +253,10 @@ int64_t paper_state_elements(const ModelConfig& model, int64_t tokens) {
 std::vector<Figure> recall_figures(const RecallShown& shown, const std::vector<PointResult>& points) {
   const std::vector<const PointResult*> done = finished(points);
   if (done.empty()) return {};
+  const Curves curves(done);
   std::vector<Figure> figures{{"figure", against_state(shown, done)}};
-  if (shown.training.epochs > 1) figures.push_back({"epochs", epochs_figure(shown, points)});
-  if (shown.task.test.size() > 1) figures.push_back({"pairs", pairs_figure(shown, points)});
+  if (shown.training.epochs > 1) figures.push_back({"epochs", epochs_figure(shown, curves)});
+  if (shown.task.test.size() > 1) figures.push_back({"pairs", pairs_figure(shown, curves)});
   return figures;
 }
 

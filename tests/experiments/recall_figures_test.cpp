@@ -1,0 +1,48 @@
+#include "based/experiments/recall_figures.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <deque>
+
+namespace based {
+namespace {
+
+struct Finished {
+  std::string series;
+  double bytes, recall;
+};
+
+// The median of the bytes is 40 KiB. Of a series with points below it the best of these counts, of another one its smallest.
+TEST(RecallFigures, CurvesAreOfModelsOfAboutEqualBytes) {
+  std::deque<StoredRun> runs;
+  std::vector<PointResult> points;
+  for (const Finished& of : {Finished{"Based", 10 * 1024, 0.5}, Finished{"Based", 40 * 1024, 0.9}, Finished{"window", 20 * 1024, 0.6},
+                             Finished{"window", 1024 * 1024, 1.0}, Finished{"attention", 4096 * 1024, 1.0},
+                             Finished{"attention", 2048 * 1024, 0.9}, Finished{"GLA", 12 * 1024, 0.7}}) {
+    StoredRun& run = runs.emplace_back();
+    const Config of_segments(Config::Array{Config(of.recall), Config(of.recall)});
+    run.outcome = Config(Config::Table{
+        {"state_bytes", Config(of.bytes)}, {"segments", of_segments}, {"by_epoch", Config(Config::Array{of_segments, of_segments})}});
+    PointResult& point = points.emplace_back();
+    point.series = of.series, point.score = of.recall, point.best = {&run};
+  }
+  points.emplace_back().series = "not done";
+  RecallShown shown;
+  shown.task.test = {{64, 4, 10}, {128, 8, 10}};
+  shown.training.epochs = 2;
+  const std::vector<Figure> figures = recall_figures(shown, points);
+  ASSERT_EQ(figures.size(), 3);
+  for (const Figure& figure : {figures[1], figures[2]}) {
+    SCOPED_TRACE(figure.name);
+    std::vector<std::string> labels;
+    for (const PlotSeries& series : figure.plot.series) labels.push_back(series.label);
+    EXPECT_THAT(labels, testing::ElementsAre("Based, 40.0 KiB", "window, 20.0 KiB", "attention, 2.0 MiB", "GLA, 12.0 KiB"));
+    EXPECT_THAT(figure.plot.subtitle, testing::HasSubstr("the best from 40.0 KiB of state"));
+    EXPECT_EQ(figure.plot.series[0].points.size(), 2);
+    EXPECT_EQ(figure.plot.series[0].points.back().second, 0.9);
+  }
+}
+
+}  // namespace
+}  // namespace based
