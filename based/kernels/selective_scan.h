@@ -5,8 +5,9 @@
 
 namespace based::kernels {
 
-constexpr int64_t kSelectiveScanStates = 256;  // the most that a channel may have
-constexpr int64_t kSelectiveScanChunk = 32;    // tokens of a row from one kept state to the next
+constexpr int64_t kSelectiveScanStates = 256;     // the most that a channel may have
+constexpr int64_t kSelectiveScanChunk = 32;       // tokens of a row from one kept state to the next
+constexpr int64_t kSelectiveScanCudaChunk = 128;  // … on a GPU
 
 struct SelectiveScan {            // caller owns all memory; strides count elements from one token to the next
   const void* x = nullptr;        // [tokens, channels]
@@ -20,18 +21,23 @@ struct SelectiveScan {            // caller owns all memory; strides count eleme
   void* y = nullptr;              // [tokens, channels]
   float* state = nullptr;         // [slots, channels, state_size], read, then updated in place; null: every row starts from zero and leaves
                                   // nothing
-  float* chunk_states = nullptr;  // [selective_scan_chunks, state_size, channels], written: the state before each chunk of a row; or null
+  float* chunk_states = nullptr;  // [selective_scan_chunks(…, the device's chunk), state_size, channels], written: the state before each
+                                  // chunk of a row; or null
   const int64_t* row_start = nullptr;  // [rows + 1], tokens of row r are row_start[r] .. row_start[r+1]
   const int64_t* slot = nullptr;       // [rows], state row of each sequence, none twice; null: row r uses state row r
   int64_t tokens = 0, rows = 0, channels = 0, groups = 1, state_size = 0;
   int64_t x_stride = 0, dt_stride = 0, z_stride = 0, b_stride = 0, c_stride = 0, y_stride = 0;
   bool softplus = true;      // false: δ is dt + dt_bias
   DType dtype = DType::f32;  // of x, dt, z, A_log, B, C, D, dt_bias, y; sums are fp32
+  // CUDA, in a step: no kernel queued before this one writes A_log or slots or touches the state, so they may be read while it still runs.
+  bool state_is_private = false;
 };
 
 // Chunks of packed rows are numbered with gaps, so that no one needs the lengths of other rows: row r's first is this.
-constexpr int64_t selective_scan_first_chunk(int64_t row, int64_t row_start) { return row_start / kSelectiveScanChunk + row; }
-constexpr int64_t selective_scan_chunks(int64_t tokens, int64_t rows) { return tokens / kSelectiveScanChunk + rows; }
+constexpr int64_t selective_scan_first_chunk(int64_t row, int64_t row_start, int64_t chunk = kSelectiveScanChunk) {
+  return row_start / chunk + row;
+}
+constexpr int64_t selective_scan_chunks(int64_t tokens, int64_t rows, int64_t chunk = kSelectiveScanChunk) { return tokens / chunk + rows; }
 
 // Gradients, the same bits for any number of threads.
 struct SelectiveScanBackward {
@@ -56,5 +62,13 @@ Status selective_scan_backward(const SelectiveScanBackward&, void* scratch);
 // One token a row (tokens == rows, row_start ignored). Bit for bit the same for a row whatever the other rows are.
 Status selective_scan_step(const SelectiveScan&);
 }  // namespace cpu
+
+// Likewise; a row's y and state have the same bits whatever the other rows are.
+namespace cuda {
+Status selective_scan_forward(const SelectiveScan&, Stream);
+int64_t selective_scan_backward_scratch(const SelectiveScanBackward&);  // bytes
+Status selective_scan_backward(const SelectiveScanBackward&, void* scratch, Stream);
+Status selective_scan_step(const SelectiveScan&, Stream);
+}  // namespace cuda
 
 }  // namespace based::kernels

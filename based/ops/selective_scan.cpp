@@ -40,9 +40,9 @@ void check_rows(const char* op, const Tensor& cu_seqlens) {
 
 int64_t rows_of(const SelectiveScan& in) { return in.cu_seqlens.size(0) - 1; }
 std::vector<int64_t> state_shape(const SelectiveScan& in) { return {rows_of(in), in.inputs.x.size(1), in.inputs.A_log.size(1)}; }
-std::vector<int64_t> chunks_shape(const SelectiveScan& in) {
+std::vector<int64_t> chunks_shape(const SelectiveScan& in, int64_t chunk = kSelectiveScanChunk) {
   const auto& inputs = in.inputs;
-  return {kernels::selective_scan_chunks(inputs.x.size(0), rows_of(in)), inputs.A_log.size(1), inputs.x.size(1)};
+  return {kernels::selective_scan_chunks(inputs.x.size(0), rows_of(in), chunk), inputs.A_log.size(1), inputs.x.size(1)};
 }
 at::TensorOptions sums_of(const Tensor& x) { return x.options().dtype(sum_type(x)); }
 
@@ -198,31 +198,38 @@ Tensor like_x(const Op& in) {
   return at::empty(in.inputs.x.sizes(), in.inputs.x.options());
 }
 
+// Tensors whose columns lie next to each other.
+kernels::SelectiveScan arguments_of(const SelectiveScanInputs& in) {
+  const auto data = [](const OptionalTensor& t) { return t ? t->const_data_ptr() : nullptr; };
+  kernels::SelectiveScan to;
+  to.x = in.x.const_data_ptr(), to.dt = in.dt.const_data_ptr(), to.z = data(in.z), to.A_log = in.A_log.const_data_ptr();
+  to.B = in.B.const_data_ptr(), to.C = in.C.const_data_ptr(), to.D = data(in.D), to.dt_bias = data(in.dt_bias);
+  to.tokens = to.rows = in.x.size(0);
+  to.channels = in.x.size(1), to.groups = in.B.size(1), to.state_size = in.A_log.size(1);
+  to.x_stride = in.x.stride(0), to.dt_stride = in.dt.stride(0), to.z_stride = in.z ? in.z->stride(0) : 0;
+  to.b_stride = in.B.stride(0), to.c_stride = in.C.stride(0);
+  to.softplus = in.softplus;
+  to.dtype = kernel_dtype(in.x);
+  return to;
+}
+
 // Memory of a launch, kept until it is over.
 struct Launch {
-  Tensor x, dt, A_log, B, C, D, z, dt_bias;
+  SelectiveScanInputs inputs;
   kernels::SelectiveScan arguments;
 
-  explicit Launch(const SelectiveScanInputs& inputs)
-      : x(with_unit_columns(inputs.x)),
-        dt(with_unit_columns(inputs.dt)),
-        A_log(inputs.A_log.contiguous()),
-        B(with_packed_heads(inputs.B)),
-        C(with_packed_heads(inputs.C)),
-        D(inputs.D ? inputs.D->contiguous() : Tensor()),
-        z(inputs.z ? with_unit_columns(*inputs.z) : Tensor()),
-        dt_bias(inputs.dt_bias ? inputs.dt_bias->contiguous() : Tensor()) {
-    kernels::SelectiveScan& to = arguments;
-    const auto data = [](const Tensor& t) { return t.defined() ? t.const_data_ptr() : nullptr; };
-    to.x = data(x), to.dt = data(dt), to.z = data(z), to.A_log = data(A_log);
-    to.B = data(B), to.C = data(C), to.D = data(D), to.dt_bias = data(dt_bias);
-    to.tokens = to.rows = x.size(0);
-    to.channels = x.size(1), to.groups = B.size(1), to.state_size = A_log.size(1);
-    to.x_stride = x.stride(0), to.dt_stride = dt.stride(0), to.z_stride = z.defined() ? z.stride(0) : 0;
-    to.b_stride = B.stride(0), to.c_stride = C.stride(0);
-    to.softplus = inputs.softplus;
-    to.dtype = kernel_dtype(x);
-  }
+  explicit Launch(const SelectiveScanInputs& in)
+      : inputs{with_unit_columns(in.x),
+               with_unit_columns(in.dt),
+               in.A_log.contiguous(),
+               with_packed_heads(in.B),
+               with_packed_heads(in.C),
+               contiguous(in.D),
+               in.z ? OptionalTensor(with_unit_columns(*in.z)) : std::nullopt,
+               contiguous(in.dt_bias),
+               in.softplus},
+        arguments(arguments_of(inputs)) {}
+  static OptionalTensor contiguous(const OptionalTensor& t) { return t ? OptionalTensor(t->contiguous()) : std::nullopt; }
 };
 
 // y; `state` is updated in place: a row's is that of its slot, or where `slots` is null, of its number.
@@ -258,7 +265,7 @@ Result<SelectiveScan> selective_scan_with(const SelectiveScanKernels& table, con
 Result<SelectiveScanForward> selective_scan_forward_with(const SelectiveScanKernels& table, const SelectiveScanForward& in) {
   if (!uses_kernel("selective_scan_forward", in.of.inputs.x)) return scan_reference(in.of, true);
   check(in.of);
-  const Tensor state = first_state(in.of), chunk_states = at::empty(chunks_shape(in.of), state.options());
+  const Tensor state = first_state(in.of), chunk_states = at::empty(chunks_shape(in.of, table.chunk), state.options());
   return {scan(table, in.of.inputs, in.of.cu_seqlens, state, nullptr, chunk_states), state, chunk_states};
 }
 
@@ -277,13 +284,11 @@ Result<SelectiveScanBackward> selective_scan_backward_with(const SelectiveScanKe
   const Tensor final_cotangent = in.grad_state ? in.grad_state->contiguous() : Tensor();
   const Launch launch(inputs);
   const at::TensorOptions sums = inputs.x.options().dtype(at::kFloat);
-  const auto like = [](const Tensor& t, const at::TensorOptions& options) {
-    return t.defined() ? at::empty(t.sizes(), options) : Tensor();
-  };
-  const Tensor x = like(inputs.x, inputs.x.options()), dt = like(inputs.dt, inputs.x.options()), z = like(launch.z, inputs.x.options());
+  const auto like = [](const OptionalTensor& t, const at::TensorOptions& options) { return t ? at::empty(t->sizes(), options) : Tensor(); };
+  const Tensor x = like(inputs.x, inputs.x.options()), dt = like(inputs.dt, inputs.x.options()), z = like(inputs.z, inputs.x.options());
   const Tensor B = like(inputs.B, inputs.x.options()), C = like(inputs.C, inputs.x.options());
-  const Tensor A_log = like(inputs.A_log, sums), D = like(launch.D, sums), dt_bias = like(launch.dt_bias, sums);
-  const Tensor initial = like(value_or_undefined(initial_state), sums);
+  const Tensor A_log = like(inputs.A_log, sums), D = like(inputs.D, sums), dt_bias = like(inputs.dt_bias, sums);
+  const Tensor initial = like(initial_state, sums);
   kernels::SelectiveScanBackward to;
   const auto floats = [](const Tensor& t) { return t.defined() ? t.mutable_data_ptr<float>() : nullptr; };
   to.forward = launch.arguments;
@@ -303,17 +308,21 @@ Result<SelectiveScanBackward> selective_scan_backward_with(const SelectiveScanKe
   return {x, dt, rounded(A_log), B, C, rounded(D), z, rounded(dt_bias), initial};
 }
 
+kernels::SelectiveScan selective_scan_step_arguments(const SelectiveScanStep& in, const Tensor& y) {
+  kernels::SelectiveScan to = arguments_of(in.inputs);
+  to.y = y.mutable_data_ptr(), to.y_stride = y.stride(0);
+  to.state = in.state.mutable_data_ptr<float>();
+  to.slot = in.slots.const_data_ptr<int64_t>();
+  return to;
+}
+
 Tensor selective_scan_step_with(const SelectiveScanKernels& table, const SelectiveScanStep& in) {
   const Tensor& x = in.inputs.x;
   if (!uses_kernel("selective_scan_step", x)) return step_reference(in);
   check(in);
-  Launch launch(in.inputs);
+  const Launch launch(in.inputs);
   const Tensor slots = in.slots.contiguous(), y = at::empty(x.sizes(), x.options());
-  kernels::SelectiveScan& to = launch.arguments;
-  to.y = y.mutable_data_ptr(), to.y_stride = y.stride(0);
-  to.state = in.state.mutable_data_ptr<float>();
-  to.slot = slots.const_data_ptr<int64_t>();
-  require_ok(table.step(to));
+  require_ok(table.step(selective_scan_step_arguments({launch.inputs, in.state, slots}, y)));
   return y;
 }
 

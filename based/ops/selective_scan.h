@@ -43,7 +43,8 @@ struct SelectiveScan {
   BASED_OPERATOR("selective_scan -> y, state", inputs.x, inputs.dt, inputs.A_log, inputs.B, inputs.C, inputs.D, inputs.z, inputs.dt_bias,
                  inputs.softplus, cu_seqlens, initial_state)
 };
-// Also the state before every kSelectiveScanChunk tokens of a row, [chunks, state_size, channels], from which the backward goes on.
+// Also the state before every kSelectiveScanChunk tokens of a row (or what a device's kernels go by instead), [chunks, state_size,
+// channels], from which the backward goes on.
 struct SelectiveScanForward {
   SelectiveScan of;
   BASED_OPERATOR("selective_scan_forward -> y, state, chunk_states", of.inputs.x, of.inputs.dt, of.inputs.A_log, of.inputs.B, of.inputs.C,
@@ -80,11 +81,14 @@ struct SelectiveScanKernels {
   int64_t (*backward_scratch)(const kernels::SelectiveScanBackward&);
   kernels::Status (*backward)(const kernels::SelectiveScanBackward&, void* scratch);
   kernels::Status (*step)(const kernels::SelectiveScan&);
+  int64_t chunk = kernels::kSelectiveScanChunk;
 };
 Result<SelectiveScan> selective_scan_with(const SelectiveScanKernels& table, const SelectiveScan& in);
 Result<SelectiveScanForward> selective_scan_forward_with(const SelectiveScanKernels& table, const SelectiveScanForward& in);
 Result<SelectiveScanBackward> selective_scan_backward_with(const SelectiveScanKernels& table, const SelectiveScanBackward& in);
 Tensor selective_scan_prefill_with(const SelectiveScanKernels& table, const SelectiveScanPrefill& in);
 Tensor selective_scan_step_with(const SelectiveScanKernels& table, const SelectiveScanStep& in);
+// What a kernel is told of a step whose tensors are contiguous but for their rows' distance.
+kernels::SelectiveScan selective_scan_step_arguments(const SelectiveScanStep& in, const Tensor& y);
 
 }  // namespace based::ops

@@ -12,6 +12,7 @@ void time_causal_attention_step(Report& report);
 void time_rms_norm(Report& report);
 void time_swiglu(Report& report);
 void time_short_conv(Report& report);
+void time_selective_scan(Report& report);
 void time_column_sums(Report& report);
 void time_cross_entropy(Report& report);
 void time_rotary(Report& report);

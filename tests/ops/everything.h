@@ -20,6 +20,7 @@
 #include "based/ops/rotary_attention_step.h"
 #include "based/ops/rowwise.h"
 #include "based/ops/sample.h"
+#include "based/ops/selective_scan.h"
 #include "based/ops/short_conv.h"
 #include "based/ops/swiglu.h"
 #include "based/ops/taylor_attention.h"
@@ -50,6 +51,7 @@ struct Everything {
                at::full({3, 4}, kernels::kTaylorPending - 2, sums.dtype(at::kInt))};
     kv_sums = at::zeros({3, 4, 16, 64}, sums), k_sums = at::zeros({3, 4, 16}, sums);
     conv_state = at::zeros({3, 256, 2}, sums);
+    A_log = draw({256, 16}), scan_state = at::zeros({3, 256, 16}, sums);
     k_ring = at::zeros({3, 16, 4, 64}, v.options()), v_ring = k_ring.clone(), seen = at::zeros({3}, cu.options());
     cache = {draw({60, 64, 4, 64}), draw({60, 64, 4, 64}), at::arange(60, cu.options()).flip(0).view({3, 20})};
     in_pages = torch::tensor({63, 1100, 0}, at::kLong).to(device);
@@ -130,7 +132,18 @@ struct Everything {
     taylor_deferred_flush_(deferred, waiting, slots);
     written.push_back(deferred.kv);
     for (const Tensor& normed : norms()) written.push_back(normed);
+    for (const Tensor& scanned : scans()) written.push_back(scanned);
     return written;
+  }
+
+  std::vector<Tensor> scans() {
+    const auto inputs = [&](int64_t rows) {
+      const auto first = [&](const Tensor& t) { return t.narrow(0, 0, rows); };
+      return SelectiveScanInputs{first(x), first(h).narrow(1, 0, 256), A_log, first(q), first(q), weight, first(x), weight};
+    };
+    const auto [y, last] = selective_scan(inputs(300), cu);
+    return {y, last, selective_scan_prefill(inputs(300), cu, scan_state, slots), selective_scan_step(inputs(3), scan_state, slots),
+            scan_state.clone()};
   }
 
   std::vector<Tensor> norms() const {
@@ -152,8 +165,8 @@ struct Everything {
             rms_norm_of_sum(stream, x, weight, 1e-5)};
   }
 
-  Tensor q, k, v, wide, x, weight, in_weight, out_weight, taps, h, qkv, labels, cu, slots, positions, conv_state, kv_sums, k_sums, k_ring,
-      v_ring, seen, in_pages;
+  Tensor q, k, v, wide, x, weight, in_weight, out_weight, taps, h, qkv, labels, cu, slots, positions, conv_state, A_log, scan_state,
+      kv_sums, k_sums, k_ring, v_ring, seen, in_pages;
   TaylorState state, deferred;
   TaylorPending waiting;
   AttentionCache cache;

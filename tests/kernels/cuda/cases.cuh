@@ -22,6 +22,8 @@ void verify_swiglu(Report& report);
 void verify_rotary(Report& report);
 void verify_short_conv(Report& report);
 void verify_short_conv_step(Report& report);
+void verify_selective_scan(Report& report);
+void verify_selective_scan_step(Report& report);
 void verify_embedding(Report& report);
 void verify_embedding_step(Report& report);
 void verify_column_sums(Report& report);

@@ -1,0 +1,305 @@
+#include "based/kernels/selective_scan.h"
+#include "tests/kernels/cuda/cases.cuh"
+
+namespace based::tests {
+namespace {
+
+using kernels::DType;
+namespace gpu = kernels::cuda;
+using Numbers = std::vector<double>;
+
+struct Scan {
+  std::vector<int64_t> starts;
+  int64_t channels = 40, state_size = 16, groups = 1;
+  DType dtype = DType::bf16;
+  bool gate = true, skip = true, bias = true, softplus = true, state = true;
+  int64_t padding = 0;  // elements between tokens
+  int64_t rows() const { return static_cast<int64_t>(starts.size()) - 1; }
+  int64_t tokens() const { return starts.back(); }
+  int64_t stride() const { return channels + padding; }
+  int64_t bc_stride() const { return groups * state_size + padding; }
+  int64_t states() const { return rows() * channels * state_size; }
+};
+
+// Tensors without padding.
+struct Tensors {
+  Numbers x, dt, z, A_log, B, C, D, dt_bias, state;
+};
+struct Solution {
+  Numbers y, state;
+  Tensors of;  // gradients
+};
+
+// A row's channel by the formula and its derivatives.
+class Solver {
+ public:
+  Solver(const Scan& s, const Tensors& in, const Numbers& g, const Numbers& g_state, Solution& out)
+      : s_(s), in_(in), g_(g), g_state_(g_state), out_(out) {}
+
+  void solve(int64_t row, int64_t channel) {
+    start_ = s_.starts[row], channel_ = channel, first_ = (row * s_.channels + channel) * s_.state_size;
+    group_ = channel / (s_.channels / s_.groups);
+    h_.assign((s_.starts[row + 1] - start_ + 1) * s_.state_size, 0);
+    for (int64_t n = 0; s_.state && n < s_.state_size; ++n) h_[n] = in_.state[first_ + n];
+    of_sum_.assign(s_.starts[row + 1] - start_, 0);
+    for (int64_t t = start_; t < s_.starts[row + 1]; ++t) advance(t);
+    grad_.assign(s_.state_size, 0);
+    for (int64_t n = 0; n < s_.state_size; ++n) {
+      out_.state[first_ + n] = h_[h_.size() - s_.state_size + n];
+      if (s_.state) grad_[n] = g_state_[first_ + n];
+    }
+    for (int64_t t = s_.starts[row + 1] - 1; t >= start_; --t) retreat(t);
+    for (int64_t n = 0; n < s_.state_size; ++n) out_.of.state[first_ + n] = grad_[n];
+  }
+
+ private:
+  double raw(int64_t t) const { return in_.dt[t * s_.channels + channel_] + (s_.bias ? in_.dt_bias[channel_] : 0); }
+  double step(int64_t t) const { return s_.softplus ? std::log1p(std::exp(raw(t))) : raw(t); }
+  double rate(int64_t n) const { return -std::exp(in_.A_log[channel_ * s_.state_size + n]); }
+  int64_t bc(int64_t t, int64_t n) const { return (t * s_.groups + group_) * s_.state_size + n; }
+
+  void advance(int64_t t) {
+    const int64_t at = t * s_.channels + channel_;
+    double sum = s_.skip ? in_.D[channel_] * in_.x[at] : 0;
+    for (int64_t n = 0; n < s_.state_size; ++n) {
+      const double before = h_[(t - start_) * s_.state_size + n];
+      double& h = h_[(t - start_ + 1) * s_.state_size + n];
+      h = std::exp(step(t) * rate(n)) * before + step(t) * in_.x[at] * in_.B[bc(t, n)];
+      sum += in_.C[bc(t, n)] * h;
+    }
+    const double z = in_.z[at], open = sigmoid(z), gate = s_.gate ? z * open : 1;
+    out_.y[at] = sum * gate;
+    out_.of.z[at] = g_[at] * sum * open * (1 + z * (1 - open));
+    of_sum_[t - start_] = g_[at] * gate;
+  }
+  void retreat(int64_t t) {
+    const int64_t at = t * s_.channels + channel_;
+    const double g = of_sum_[t - start_], x = in_.x[at];
+    double of_in = 0, of_step = 0;
+    for (int64_t n = 0; n < s_.state_size; ++n) {
+      const double decay = std::exp(step(t) * rate(n)), before = h_[(t - start_) * s_.state_size + n];
+      grad_[n] += in_.C[bc(t, n)] * g;
+      out_.of.C[bc(t, n)] += g * h_[(t - start_ + 1) * s_.state_size + n];
+      out_.of.B[bc(t, n)] += grad_[n] * step(t) * x;
+      of_in += grad_[n] * in_.B[bc(t, n)];
+      of_step += grad_[n] * decay * before * rate(n);
+      out_.of.A_log[channel_ * s_.state_size + n] += grad_[n] * decay * before * step(t) * rate(n);
+      grad_[n] *= decay;
+    }
+    out_.of.x[at] = of_in * step(t) + (s_.skip ? in_.D[channel_] * g : 0);
+    out_.of.dt[at] = (of_in * x + of_step) * (s_.softplus ? sigmoid(raw(t)) : 1);
+    out_.of.D[channel_] += g * x;
+    out_.of.dt_bias[channel_] += out_.of.dt[at];
+  }
+
+  const Scan& s_;
+  const Tensors& in_;
+  const Numbers &g_, &g_state_;
+  Solution& out_;
+  int64_t start_ = 0, channel_ = 0, first_ = 0, group_ = 0;
+  Numbers h_, of_sum_, grad_;
+};
+
+Solution solve(const Scan& s, const Tensors& in, const Numbers& g, const Numbers& g_state) {
+  Solution out;
+  out.y = out.of.x = out.of.dt = out.of.z = Numbers(s.tokens() * s.channels);
+  out.of.B = out.of.C = Numbers(s.tokens() * s.groups * s.state_size);
+  out.of.A_log = Numbers(s.channels * s.state_size), out.of.D = out.of.dt_bias = Numbers(s.channels);
+  out.state = out.of.state = Numbers(s.states());
+  Solver solver(s, in, g, g_state, out);
+  for (int64_t row = 0; row < s.rows(); ++row)
+    for (int64_t channel = 0; channel < s.channels; ++channel) solver.solve(row, channel);
+  return out;
+}
+
+Numbers columns_of(const void* from, DType dtype, int64_t rows, int64_t columns, int64_t stride) {
+  const Numbers all = download(from, dtype, rows * stride);
+  Numbers out;
+  for (int64_t r = 0; r < rows; ++r) out.insert(out.end(), all.begin() + r * stride, all.begin() + r * stride + columns);
+  return out;
+}
+
+// The memory of a call.
+struct Memory {
+  Buffer x, dt, z, A_log, B, C, D, dt_bias, initial, g, g_state, starts, y, state, chunks;
+  explicit Memory(const Scan& s)
+      : x(random_buffer(s.tokens() * s.stride(), s.dtype, 1, 1)),
+        dt(random_buffer(s.tokens() * s.stride(), s.dtype, s.softplus ? 1 : 0.003, 2)),
+        z(random_buffer(s.tokens() * s.stride(), s.dtype, 1, 3)),
+        A_log(random_buffer(s.channels * s.state_size, s.dtype, 1, 4)),
+        B(random_buffer(s.tokens() * s.bc_stride(), s.dtype, 1, 5)),
+        C(random_buffer(s.tokens() * s.bc_stride(), s.dtype, 1, 6)),
+        D(random_buffer(s.channels, s.dtype, 1, 7)),
+        dt_bias(random_buffer(s.channels, s.dtype, s.softplus ? 1 : 0.003, 8)),
+        initial(random_buffer(s.states(), DType::f32, 1, 9)),
+        g(random_buffer(s.tokens() * s.channels, s.dtype, 1, 10)),
+        g_state(random_buffer(s.states(), DType::f32, 1, 11)),
+        starts(upload(s.starts)),
+        y(s.tokens() * s.stride() * 4),
+        state(copy_of(initial)),
+        chunks(kernels::selective_scan_chunks(s.tokens(), s.rows(), kernels::kSelectiveScanCudaChunk) * s.channels * s.state_size * 4) {}
+
+  kernels::SelectiveScan arguments(const Scan& s) const {
+    kernels::SelectiveScan p;
+    p.x = x.as(), p.dt = dt.as(), p.A_log = A_log.as(), p.B = B.as(), p.C = C.as(), p.y = y.as();
+    if (s.gate) p.z = z.as();
+    if (s.skip) p.D = D.as();
+    if (s.bias) p.dt_bias = dt_bias.as();
+    if (s.state) p.state = state.as<float>();
+    p.row_start = starts.as<int64_t>(), p.tokens = s.tokens(), p.rows = s.rows(), p.channels = s.channels, p.groups = s.groups;
+    p.state_size = s.state_size, p.x_stride = p.dt_stride = p.z_stride = p.y_stride = s.stride();
+    p.b_stride = p.c_stride = s.bc_stride(), p.softplus = s.softplus, p.dtype = s.dtype;
+    return p;
+  }
+  Tensors inputs(const Scan& s) const {
+    const auto tokens = [&](const Buffer& b) { return columns_of(b.as(), s.dtype, s.tokens(), s.channels, s.stride()); };
+    const auto of_states = [&](const Buffer& b) { return columns_of(b.as(), s.dtype, s.tokens(), s.groups * s.state_size, s.bc_stride()); };
+    return {tokens(x),
+            tokens(dt),
+            tokens(z),
+            download(A_log.as(), s.dtype, s.channels * s.state_size),
+            of_states(B),
+            of_states(C),
+            download(D.as(), s.dtype, s.channels),
+            download(dt_bias.as(), s.dtype, s.channels),
+            download(initial.as(), DType::f32, s.states())};
+  }
+};
+
+std::string name_of(const Scan& s) {
+  return "selective_scan channels " + std::to_string(s.channels) + " state " + std::to_string(s.state_size) + " groups " +
+         std::to_string(s.groups) + " rows " + std::to_string(s.rows()) + (s.gate ? "" : " ungated") + (s.state ? "" : " stateless") +
+         (s.padding > 0 ? " padded" : "") + type_name(s.dtype);
+}
+
+// Sums of many terms that cancel.
+constexpr double kSums = 1e-5;
+
+void verify(Report& report, const Scan& s) {
+  const Memory m(s);
+  const kernels::SelectiveScan p = m.arguments(s);
+  kernels::SelectiveScan kept = p;
+  kept.chunk_states = m.chunks.as<float>();
+  check(gpu::selective_scan_forward(kept, {}));
+  const Buffer of_x(s.tokens() * s.channels * 4), of_dt(s.tokens() * s.channels * 4), of_z(s.tokens() * s.channels * 4),
+      of_B(s.tokens() * s.groups * s.state_size * 4), of_C(s.tokens() * s.groups * s.state_size * 4),
+      of_A_log(s.channels * s.state_size * 4), of_D(s.channels * 4), of_dt_bias(s.channels * 4), of_state(s.states() * 4);
+  kernels::SelectiveScanBackward b;
+  b.forward = kept;
+  b.grad_y = m.g.as(), b.grad_x = of_x.as(), b.grad_dt = of_dt.as(), b.grad_B = of_B.as(), b.grad_C = of_C.as();
+  if (s.gate) b.grad_z = of_z.as();
+  b.grad_A_log = of_A_log.as<float>(), b.grad_D = of_D.as<float>(), b.grad_dt_bias = of_dt_bias.as<float>();
+  if (s.state) b.grad_state = m.g_state.as<float>(), b.grad_initial_state = of_state.as<float>();
+  const Buffer scratch(gpu::selective_scan_backward_scratch(b));
+  check(gpu::selective_scan_backward(b, scratch.as(), {}));
+  const Solution right =
+      solve(s, m.inputs(s), download(m.g.as(), s.dtype, s.tokens() * s.channels), download(m.g_state.as(), DType::f32, s.states()));
+  const std::string name = name_of(s);
+  const double rounded = std::max(kSums, allowed(s.dtype));
+  const auto expect = [&](const char* what, const Buffer& a, DType dtype, const Numbers& ref, double limit) {
+    Numbers found = download(a.as(), dtype, static_cast<int64_t>(ref.size())), wanted = ref;
+    if (s.tokens() == 0) found.push_back(1), wanted.push_back(1);  // of zeros there is no relative error
+    report.expect(name + ": " + what, relative_error(found, wanted), limit);
+  };
+  if (s.tokens() > 0) {
+    report.expect(name + ": y", relative_error(columns_of(m.y.as(), s.dtype, s.tokens(), s.channels, s.stride()), right.y), rounded);
+  }
+  if (s.state) expect("state", m.state, DType::f32, right.state, kSums);
+  expect("grad x", of_x, s.dtype, right.of.x, rounded);
+  expect("grad dt", of_dt, s.dtype, right.of.dt, rounded);
+  if (s.gate) expect("grad z", of_z, s.dtype, right.of.z, rounded);
+  expect("grad B", of_B, s.dtype, right.of.B, rounded);
+  expect("grad C", of_C, s.dtype, right.of.C, rounded);
+  expect("grad A_log", of_A_log, DType::f32, right.of.A_log, kSums);
+  expect("grad D", of_D, DType::f32, right.of.D, kSums);
+  expect("grad dt_bias", of_dt_bias, DType::f32, right.of.dt_bias, kSums);
+  if (s.state) expect("grad initial state", of_state, DType::f32, right.of.state, kSums);
+}
+
+// Each row alone, from its slot of a state, against all rows together: the same bits.
+void verify_rows_alone(Report& report, DType dtype) {
+  Scan s{{0, 70, 71, 71, 700}, 36, 24};
+  s.dtype = dtype;
+  const Memory m(s);
+  check(gpu::selective_scan_forward(m.arguments(s), {}));
+  const Numbers y = download(m.y.as(), dtype, s.tokens() * s.channels), state = download(m.state.as(), DType::f32, s.states());
+  check(cudaMemcpy(m.state.as(), m.initial.as(), s.states() * 4, cudaMemcpyDeviceToDevice), "copy");
+  for (int64_t row = 0; row < s.rows(); ++row) {
+    const Buffer starts = upload({0, s.starts[row + 1] - s.starts[row]}), slot = upload({row});
+    const auto from = [&](const void* base, int64_t stride) {
+      return static_cast<const char*>(base) + s.starts[row] * stride * kernels::dtype_size(dtype);
+    };
+    kernels::SelectiveScan p = m.arguments(s);
+    p.x = from(p.x, p.x_stride), p.dt = from(p.dt, p.dt_stride), p.z = from(p.z, p.z_stride);
+    p.B = from(p.B, p.b_stride), p.C = from(p.C, p.c_stride), p.y = const_cast<char*>(from(p.y, p.y_stride));
+    p.row_start = starts.as<int64_t>(), p.slot = slot.as<int64_t>(), p.rows = 1, p.tokens = s.starts[row + 1] - s.starts[row];
+    check(gpu::selective_scan_forward(p, {}));
+  }
+  const std::string name = "selective_scan rows alone" + type_name(dtype);
+  report.expect(name + ": y", relative_error(download(m.y.as(), dtype, s.tokens() * s.channels), y), 0);
+  report.expect(name + ": state", relative_error(download(m.state.as(), DType::f32, s.states()), state), 0);
+}
+
+// Token by token from slots in the opposite order, against the rows at once.
+void verify_step(Report& report, int64_t channels, int64_t state_size, int64_t groups, DType dtype, bool settled) {
+  const int64_t rows = 3, length = 9;
+  Scan s{{0, length, 2 * length, 3 * length}, channels, state_size, groups, dtype};
+  const Memory m(s);
+  check(gpu::selective_scan_forward(m.arguments(s), {}));
+  const Buffer stepped(s.tokens() * channels * 4), by_slot = copy_of(m.initial), slots = upload({2, 1, 0});
+  const int64_t of_row = channels * state_size;
+  for (int64_t r = 0; r < rows; ++r) {
+    check(
+        cudaMemcpy(by_slot.as<float>() + (rows - 1 - r) * of_row, m.initial.as<float>() + r * of_row, of_row * 4, cudaMemcpyDeviceToDevice),
+        "copy");
+  }
+  for (int64_t t = 0; t < length; ++t) {
+    kernels::SelectiveScan p = m.arguments(s);
+    const auto from = [&](const void* base, int64_t stride) {
+      return static_cast<const char*>(base) + t * stride * kernels::dtype_size(dtype);
+    };
+    p.x = from(p.x, p.x_stride), p.dt = from(p.dt, p.dt_stride), p.z = from(p.z, p.z_stride);
+    p.B = from(p.B, p.b_stride), p.C = from(p.C, p.c_stride), p.y = const_cast<char*>(from(stepped.as(), p.y_stride));
+    p.x_stride = p.dt_stride = p.z_stride = p.y_stride = length * channels, p.b_stride = p.c_stride = length * groups * state_size;
+    p.tokens = p.rows = rows, p.state = by_slot.as<float>(), p.slot = slots.as<int64_t>(), p.state_is_private = settled;
+    if (settled) check(cudaDeviceSynchronize(), "step");
+    check(gpu::selective_scan_step(p, {}));
+  }
+  Numbers state;
+  for (int64_t r = rows - 1; r >= 0; --r) {
+    for (const double v : download(by_slot.as<float>() + r * of_row, DType::f32, of_row)) state.push_back(v);
+  }
+  const std::string name = "selective_scan_step channels " + std::to_string(channels) + " state " + std::to_string(state_size) +
+                           (settled ? " settled" : "") + type_name(dtype);
+  report.expect(name + ": y",
+                relative_error(download(stepped.as(), dtype, s.tokens() * channels), download(m.y.as(), dtype, s.tokens() * channels)),
+                dtype == DType::bf16 ? 5e-4 : 2e-6);
+  report.expect(name + ": state", relative_error(state, download(m.state.as(), DType::f32, rows * of_row)), 2e-6);
+}
+
+}  // namespace
+
+void verify_selective_scan(Report& report) {
+  const DType bf = DType::bf16, fp = DType::f32;
+  // Rows that are empty, and that end at, before and after the ends of tiles of 64, 128 and 256 tokens.
+  const std::vector<int64_t> starts{0, 0, 1, 4, 67, 131, 196, 196, 323, 451, 580, 835, 1091, 1348, 1989, 1989};
+  for (const DType dtype : {bf, fp}) {
+    verify(report, {starts, 40, 16, 1, dtype});
+    verify(report, {starts, 37, 5, 1, dtype, true, true, true, true, true, 3});
+    verify(report, {{0, 300}, 96, 16, 2, dtype, true, true, true, true, false});
+    verify(report, {{0, 300}, 136, 24, 1, dtype, false, true, false, true, true});
+    verify(report, {{0, 200, 260}, 24, 33, 3, dtype, true, false, true, false, true, 8});
+    verify(report, {{0, 140}, 6, 1, 6, dtype, false, false, false, true, true});
+    verify(report, {{0, 150}, 20, 256, 1, dtype});
+    verify(report, {{0, 0}, 20, 8, 1, dtype});
+    verify_rows_alone(report, dtype);
+  }
+}
+
+void verify_selective_scan_step(Report& report) {
+  const DType bf = DType::bf16, fp = DType::f32;
+  for (const bool settled : {false, true}) verify_step(report, 40, 16, 1, bf, settled), verify_step(report, 96, 24, 2, fp, settled);
+  verify_step(report, 7, 5, 1, bf, false), verify_step(report, 12, 128, 3, fp, false), verify_step(report, 10, 255, 1, fp, false);
+}
+
+}  // namespace based::tests
