@@ -17,8 +17,8 @@ Result rate(const std::string& headline, const std::string& what, const BenchMod
   return result;
 }
 
-// What the paper calls them.
-std::string short_name(const std::string& preset) { return preset.substr(preset.find('-') + 1); }
+// Based's models by their sizes, as the paper calls them; others by their names.
+std::string short_name(const std::string& preset) { return preset.starts_with("based-") ? preset.substr(6) : preset; }
 
 void run_prefill(Context& context) {
   const torch::InferenceMode inference;
@@ -27,8 +27,8 @@ void run_prefill(Context& context) {
     const char* preset;
     int64_t length;
   };
-  for (const Shape& shape :
-       context.quick ? std::vector<Shape>{{"based-demo", 512}} : std::vector<Shape>{{"based-360m", 16384}, {"based-1.4b", 4096}}) {
+  for (const Shape& shape : context.quick ? std::vector<Shape>{{"based-demo", 512}}
+                                          : std::vector<Shape>{{"based-360m", 16384}, {"based-1.4b", 4096}, {"mamba-360m", 16384}}) {
     const BenchModel bench = verified_preset(context, shape.preset);
     LanguageModel& model = *bench.model;
     constexpr int64_t rows = 2;
@@ -94,6 +94,11 @@ void run_decode(Context& context) {
     context.add(measure_decode(bench, {.slots = 128, .decode = {.invariant = true}}, name + "128_invariant", copy));
     for (const int64_t batch : {1, 128})
       context.add(measure_decode(bench, {.slots = batch, .decode = {.steps = Steps::recorded}}, "", copy));
+  }
+  for (const std::string& preset : context.quick ? std::vector<std::string>{} : std::vector<std::string>{"mamba-360m"}) {
+    const BenchModel bench = verified_preset(context, preset);
+    for (const int64_t batch : {1, 128})
+      context.add(measure_decode(bench, {.slots = batch}, "decode_" + preset + "_b" + std::to_string(batch), copy));
   }
 }
 

@@ -85,12 +85,12 @@ void run(Context& context) {
 
 void run_gpu(Context& context) {
   if (context.quick) return measure(context, {"based-demo", 2, 128, 2});
-  for (const char* preset : {"based-360m", "attn-360m"}) measure(context, {preset, 16, 2048, 5});
+  for (const char* preset : {"based-360m", "attn-360m", "mamba-360m"}) measure(context, {preset, 16, 2048, 5});
 }
 
 }  // namespace
 
 const Case case_train{"train", "a training step of small language models", run};
-const Case case_gpu_train{"gpu_train", "a training step of based-360m and attn-360m, on a GPU", run_gpu, true};
+const Case case_gpu_train{"gpu_train", "a training step of the models at 360M, on a GPU", run_gpu, true};
 
 }  // namespace based::bench
