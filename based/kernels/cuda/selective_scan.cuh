@@ -1,6 +1,6 @@
-// What the kernels of the selective scan over rows share. A block has sixteen channels of a row, a tile of tokens at a time. Sixteen lanes
-// have a channel, each a run of the tile's tokens. They walk along their runs from zero, compose what the runs do to a state by shuffles,
-// and walk again from the states that this gives.
+// What the kernels of the selective scan share, and the tiles of its backward: sixteen channels of a row, where sixteen lanes have a
+// channel, each a run of the tile's tokens. They walk along their runs from zero, compose what the runs do to a state by shuffles, and
+// walk again from the states that this gives.
 #pragma once
 #include "based/kernels/cuda/vectors.cuh"
 #include "based/kernels/gpu.h"
@@ -38,8 +38,8 @@ struct ScanPlace {
   }
 };
 
-// Where token t of a tile is in its row of shared memory: four neighbours stay together, and lanes that read runs of 4, 8 or 16 tokens
-// meet in no bank.
+// Where token t of a tile is in its row of shared memory: four neighbours stay together, and lanes that read runs of eight tokens meet in
+// no bank.
 __host__ __device__ __forceinline__ int scan_word(int t) { return t ^ ((t >> 5 & 3) << 2); }
 // Likewise in rows of channels, where lanes that write neighbouring tokens of channels c and c + 8 meet in none either.
 __host__ __device__ __forceinline__ int scan_word(int channel, int t) { return scan_word(t) ^ ((channel >> 3 & 1) << 4); }

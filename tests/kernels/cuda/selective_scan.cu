@@ -241,12 +241,15 @@ void verify_rows_alone(Report& report, DType dtype) {
 }
 
 // Token by token from slots in the opposite order, against the rows at once.
-void verify_step(Report& report, int64_t channels, int64_t state_size, int64_t groups, DType dtype, bool settled) {
-  const int64_t rows = 3, length = 9;
-  Scan s{{0, length, 2 * length, 3 * length}, channels, state_size, groups, dtype};
+void verify_step(Report& report, int64_t channels, int64_t state_size, int64_t groups, DType dtype, bool settled, int64_t rows = 3) {
+  const int64_t length = 9;
+  std::vector<int64_t> starts, backwards;
+  for (int64_t r = 0; r <= rows; ++r) starts.push_back(r * length);
+  for (int64_t r = rows - 1; r >= 0; --r) backwards.push_back(r);
+  const Scan s{starts, channels, state_size, groups, dtype};
   const Memory m(s);
   check(gpu::selective_scan_forward(m.arguments(s), {}));
-  const Buffer stepped(s.tokens() * channels * 4), by_slot = copy_of(m.initial), slots = upload({2, 1, 0});
+  const Buffer stepped(s.tokens() * channels * 4), by_slot = copy_of(m.initial), slots = upload(backwards);
   const int64_t of_row = channels * state_size;
   for (int64_t r = 0; r < rows; ++r) {
     check(
@@ -269,8 +272,8 @@ void verify_step(Report& report, int64_t channels, int64_t state_size, int64_t g
   for (int64_t r = rows - 1; r >= 0; --r) {
     for (const double v : download(by_slot.as<float>() + r * of_row, DType::f32, of_row)) state.push_back(v);
   }
-  const std::string name = "selective_scan_step channels " + std::to_string(channels) + " state " + std::to_string(state_size) +
-                           (settled ? " settled" : "") + type_name(dtype);
+  const std::string name = "selective_scan_step channels " + std::to_string(channels) + " state " + std::to_string(state_size) + " rows " +
+                           std::to_string(rows) + (settled ? " settled" : "") + type_name(dtype);
   report.expect(name + ": y",
                 relative_error(download(stepped.as(), dtype, s.tokens() * channels), download(m.y.as(), dtype, s.tokens() * channels)),
                 dtype == DType::bf16 ? 5e-4 : 2e-6);
@@ -290,7 +293,7 @@ void verify_selective_scan(Report& report) {
     verify(report, {{0, 300}, 136, 24, 1, dtype, false, true, false, true, true});
     verify(report, {{0, 200, 260}, 24, 33, 3, dtype, true, false, true, false, true, 8});
     verify(report, {{0, 140}, 6, 1, 6, dtype, false, false, false, true, true});
-    verify(report, {{0, 150}, 20, 256, 1, dtype});
+    for (const int64_t state_size : {8, 48, 100, 256}) verify(report, {{0, 150, 290}, 20, state_size, 1, dtype});
     verify(report, {{0, 0}, 20, 8, 1, dtype});
     verify_rows_alone(report, dtype);
   }
@@ -299,6 +302,7 @@ void verify_selective_scan(Report& report) {
 void verify_selective_scan_step(Report& report) {
   const DType bf = DType::bf16, fp = DType::f32;
   for (const bool settled : {false, true}) verify_step(report, 40, 16, 1, bf, settled), verify_step(report, 96, 24, 2, fp, settled);
+  for (const int64_t rows : {9, 16}) verify_step(report, 40, 16, 1, bf, true, rows), verify_step(report, 7, 3, 1, fp, false, rows);
   verify_step(report, 7, 5, 1, bf, false), verify_step(report, 12, 128, 3, fp, false), verify_step(report, 10, 255, 1, fp, false);
 }
 
