@@ -12,14 +12,13 @@ namespace {
 using namespace detail;
 
 constexpr int kTile = kSelectiveScanCudaChunk, kRun = kTile / kScanLanes;
-constexpr int kPair = 2;  // states whose gradients of B and C are summed over the channels at a time
 constexpr int kMostSets = 4;
 
 struct Shared {
   // Then the gradients of x, dt and z.
   float delta[kScanChannels][kTile], x[kScanChannels][kTile], z[kScanChannels][kTile];
   float grad_y[kScanChannels][kTile], B[kScanSlab][kTile], C[kScanSlab][kTile];
-  float of_channels[kPair][2][kScanChannels][kTile];  // gradients of B and C
+  float of_channels[2][2][kScanChannels][kTile];  // gradients of B and C by one number of the state, of two in turn
 };
 static_assert(sizeof(Shared) % 16 == 0);
 
@@ -128,7 +127,7 @@ struct Walk {
   };
 
   // One number of a channel's state: `h` before the chunk, `carry` the gradient behind it and then before it.
-  __device__ __forceinline__ void retreat(Run& run, float h, float rate, float& carry, float& of_rate, int row, int pair) {
+  __device__ __forceinline__ void retreat(Run& run, float h, float rate, float& carry, float& of_rate, int row, int turn) {
     float decay[kRun], number[kRun], of_y[kRun], kept[kRun], sum = 0;  // of_y: of the state by C; kept: what decay leaves of it
     load_run(shared.B[row], lane * kRun, 0, number);
 #pragma unroll
@@ -149,7 +148,7 @@ struct Walk {
       parts[k] = run.g[k] * h, of_y[k] *= run.g[k];
     }
     const int shift = scan_word(channel, 0);
-    store_run(shared.of_channels[pair][1][channel], lane * kRun, shift, parts);
+    store_run(shared.of_channels[turn][1][channel], lane * kRun, shift, parts);
     sum = of_y[kRun - 1];
 #pragma unroll
     for (int k = kRun - 2; k >= 0; --k) sum = fmaf(decay[k + 1], sum, of_y[k]);
@@ -167,22 +166,21 @@ struct Walk {
       parts[k] = grad * run.in[k];
       if (k > 0) grad = fmaf(decay[k], grad, of_y[k - 1]);
     }
-    store_run(shared.of_channels[pair][0][channel], lane * kRun, shift, parts);
+    store_run(shared.of_channels[turn][0][channel], lane * kRun, shift, parts);
     of_A = sum_of_lanes(of_A);
     if (lane == 0) of_rate = fmaf(of_A, rate * kLn2, of_rate);
   }
 
-  // The gradients of B and C of states `first` and, where there is one, the next, over a set's channels and the sets before it; a thread
-  // two tokens of one.
-  __device__ __forceinline__ void add_channels(int64_t token, int tokens, int first, int set, bool last) {
+  // The gradients of B and C by number `state` of the state, over a set's channels and the sets before it; half of the threads take two
+  // tokens each of one, while the others go on.
+  __device__ __forceinline__ void add_channels(int64_t token, int tokens, int state, int set, bool last) {
     constexpr int kThreadsOfSum = kTile / 2;
-    const int pair = threadIdx.x / (2 * kThreadsOfSum), of = threadIdx.x / kThreadsOfSum % 2, t = threadIdx.x % kThreadsOfSum * 2;
-    const int state = first + pair;
-    if (state >= state_size) return;
+    const int turn = state % 2, of = threadIdx.x / kThreadsOfSum % 2, t = threadIdx.x % kThreadsOfSum * 2;
+    if (static_cast<int>(threadIdx.x) / (2 * kThreadsOfSum) != turn) return;
     float2 sum = {};
 #pragma unroll
     for (int c = 0; c < kScanChannels; ++c) {
-      const float2 part = *reinterpret_cast<const float2*>(&shared.of_channels[pair][of][c][scan_word(c, t)]);
+      const float2 part = *reinterpret_cast<const float2*>(&shared.of_channels[turn][of][c][scan_word(c, t)]);
       sum.x += part.x, sum.y += part.y;
     }
     float2& before_set = *reinterpret_cast<float2*>(sums + (of * state_size + state) * kTile + t);
@@ -265,19 +263,14 @@ struct Walk {
     Run run = begin_run(set);
     const int mine = (set * kScanChannels + channel) * state_size;
 #pragma unroll 1
-    for (int state = 0; state < state_size; state += kPair) {
-      if (state > 0 && state % kScanSlab == 0) {
-        load_slab(token, state, tokens);
+    for (int s = 0; s < state_size; ++s) {
+      if (s > 0 && s % kScanSlab == 0) {
+        load_slab(token, s, tokens);
         __syncthreads();
       }
-#pragma unroll 1
-      for (int pair = 0; pair < kPair && state + pair < state_size; ++pair) {
-        const int s = state + pair;
-        retreat(run, before[s * kScanChannels + channel], rates[mine + s], carries[mine + s], of_rates[mine + s], s % kScanSlab, pair);
-      }
+      retreat(run, before[s * kScanChannels + channel], rates[mine + s], carries[mine + s], of_rates[mine + s], s % kScanSlab, s % 2);
       __syncthreads();
-      add_channels(token, tokens, state, set, last);
-      __syncthreads();
+      add_channels(token, tokens, s, set, last);
     }
     finish(run, tokens, set);
     __syncthreads();
