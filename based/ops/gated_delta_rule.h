@@ -44,6 +44,14 @@ struct GatedDeltaRule {
   BASED_OPERATOR("gated_delta_rule -> y, state", of.q, of.k, of.v, of.log_decay, of.beta, of.bonus, of.delta, of.scale, cu_seqlens,
                  initial_state)
 };
+struct GatedDeltaRuleBackward {
+  const Tensor& grad_y;
+  const OptionalTensor& grad_state;
+  GatedDeltaRule forward;
+  BASED_OPERATOR("gated_delta_rule_backward -> grad_q, grad_k, grad_v, grad_log_decay, grad_beta, grad_bonus, grad_initial_state", grad_y,
+                 grad_state, forward.of.q, forward.of.k, forward.of.v, forward.of.log_decay, forward.of.beta, forward.of.bonus,
+                 forward.of.delta, forward.of.scale, forward.cu_seqlens, forward.initial_state)
+};
 struct GatedDeltaRulePrefill {
   GatedDeltaRuleInputs of;
   const Tensor& cu_seqlens;
@@ -59,10 +67,21 @@ struct GatedDeltaRuleStep {
   BASED_OPERATOR("gated_delta_rule_step -> y", of.q, of.k, of.v, of.log_decay, of.beta, of.bonus, of.delta, of.scale, written(state), slots)
 };
 
-// Them with a device's kernels; the reference runs for types and sizes without.
+// Them with a device's kernels; the ATen forms run for types and sizes without.
 struct GatedDeltaRuleKernels {
-  kernels::Status (*step)(const kernels::GatedDeltaRuleStep&);
+  kernels::Status (*step)(const kernels::GatedDeltaRule&);
+  int64_t (*forward_scratch)(const kernels::GatedDeltaRule&) = nullptr;
+  kernels::Status (*forward)(const kernels::GatedDeltaRule&, void* scratch) = nullptr;
+  bool (*has_backward)(const kernels::GatedDeltaRule&) = nullptr;
+  int64_t (*backward_scratch)(const kernels::GatedDeltaRuleBackward&) = nullptr;
+  kernels::Status (*backward)(const kernels::GatedDeltaRuleBackward&, void* scratch) = nullptr;
 };
+void check_gated_delta_rule(const GatedDeltaRule& in);  // throws Error naming operator, argument and value
+// Whether the device has a backward for these arguments; else ATen differentiates its chunks.
+bool has_gated_delta_rule_backward(const GatedDeltaRuleKernels& table, const GatedDeltaRule& in);
+Result<GatedDeltaRule> gated_delta_rule_with(const GatedDeltaRuleKernels& table, const GatedDeltaRule& in);
+Result<GatedDeltaRuleBackward> gated_delta_rule_backward_with(const GatedDeltaRuleKernels& table, const GatedDeltaRuleBackward& in);
+Tensor gated_delta_rule_prefill_with(const GatedDeltaRuleKernels& table, const GatedDeltaRulePrefill& in);
 Tensor gated_delta_rule_step_with(const GatedDeltaRuleKernels& table, const GatedDeltaRuleStep& in);
 
 }  // namespace based::ops

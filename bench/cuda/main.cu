@@ -24,6 +24,7 @@ int main(int argc, char** argv) {
   time_swiglu(report);
   time_short_conv(report);
   time_selective_scan(report);
+  time_gated_delta_rule(report);
   time_column_sums(report);
   time_cross_entropy(report);
   time_rotary(report);

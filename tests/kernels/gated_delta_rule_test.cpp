@@ -70,12 +70,12 @@ TEST(GatedDeltaRuleStep, AgreesWithDoubles) {
       for (int64_t row = 0; row < c.rows; ++row) slots.push_back(c.rows - row);
       on_every_isa([&] {
         Buffer state = before, y(dtype, items * c.value_dim);
-        GatedDeltaRuleStep a;
+        GatedDeltaRule a;
         a.q = q.data(), a.k = k.data(), a.v = v.data(), a.y = y.data(), a.state = static_cast<float*>(state.data()), a.slot = slots.data();
         if (c.decay_dim > 0) a.log_decay = static_cast<const float*>(g.data()), a.decay_dim = c.decay_dim;
         if (c.beta) a.beta = static_cast<const float*>(beta.data());
         if (c.bonus) a.bonus = static_cast<const float*>(bonus.data());
-        a.rows = c.rows, a.key_heads = c.key_heads, a.heads = c.heads, a.key_dim = c.key_dim, a.value_dim = c.value_dim;
+        a.rows = a.tokens = c.rows, a.key_heads = c.key_heads, a.heads = c.heads, a.key_dim = c.key_dim, a.value_dim = c.value_dim;
         a.delta = c.delta, a.scale = 0.5F, a.dtype = dtype;
         ASSERT_TRUE(cpu::gated_delta_rule_step(a).ok());
         expect_close(y.values(), expected.y, 4 * tolerance(dtype), "y");
@@ -89,21 +89,22 @@ TEST(GatedDeltaRuleStep, AgreesWithDoubles) {
 TEST(GatedDeltaRuleStep, RefusesWrongArguments) {
   float x = 0;
   const int64_t slot = 0;
-  GatedDeltaRuleStep good;
-  good.q = good.k = good.v = &x, good.y = &x, good.state = &x, good.slot = &slot, good.rows = 1;
+  GatedDeltaRule good;
+  good.q = good.k = good.v = &x, good.y = &x, good.state = &x, good.slot = &slot, good.rows = good.tokens = 1;
   EXPECT_TRUE(cpu::gated_delta_rule_step(good).ok());
   const auto refused = [&](auto&& change) {
-    GatedDeltaRuleStep wrong = good;
+    GatedDeltaRule wrong = good;
     change(wrong);
     return !cpu::gated_delta_rule_step(wrong).ok();
   };
-  EXPECT_TRUE(refused([](GatedDeltaRuleStep& a) { a.rows = -1; }));
-  EXPECT_TRUE(refused([](GatedDeltaRuleStep& a) { a.key_dim = 1025; }));
-  EXPECT_TRUE(refused([](GatedDeltaRuleStep& a) { a.key_heads = 2; }));
-  EXPECT_TRUE(refused([](GatedDeltaRuleStep& a) { a.value_dim = 0; }));
-  EXPECT_TRUE(refused([](GatedDeltaRuleStep& a) { a.slot = nullptr; }));
-  EXPECT_TRUE(refused([&](GatedDeltaRuleStep& a) { a.log_decay = &x, a.decay_dim = 3; }));
-  EXPECT_TRUE(refused([&](GatedDeltaRuleStep& a) { a.bonus = &x, a.delta = true; }));
+  EXPECT_TRUE(refused([](GatedDeltaRule& a) { a.rows = a.tokens = -1; }));
+  EXPECT_TRUE(refused([](GatedDeltaRule& a) { a.tokens = 2; }));
+  EXPECT_TRUE(refused([](GatedDeltaRule& a) { a.key_dim = 1025; }));
+  EXPECT_TRUE(refused([](GatedDeltaRule& a) { a.key_heads = 2; }));
+  EXPECT_TRUE(refused([](GatedDeltaRule& a) { a.value_dim = 0; }));
+  EXPECT_TRUE(refused([](GatedDeltaRule& a) { a.slot = nullptr; }));
+  EXPECT_TRUE(refused([&](GatedDeltaRule& a) { a.log_decay = &x, a.decay_dim = 3; }));
+  EXPECT_TRUE(refused([&](GatedDeltaRule& a) { a.bonus = &x, a.delta = true; }));
 }
 
 }  // namespace

@@ -78,6 +78,10 @@ const vector<RuleCase> kCases = {
     {{200, 75}, Decay::of_head, false, true, false, true, -0.5, 1, 6, 16, 8},
     {{80, 75}, Decay::of_channel, true, true, false, true, -0.5, 2, 4, 33, 1},
     {{40, 9}, Decay::of_channel, true, true, false, true, -0.5, 1, 1, 1, 1},
+    // Sizes that a GPU's chunks have.
+    {{100, 0, 65, 1}, Decay::of_channel, false, false, false, true, -0.2, 1, 2, 64, 64},
+    {{100, 0, 65, 1}, Decay::of_head, true, true, false, true, -0.1, 2, 2, 64, 64},
+    {{70}, Decay::of_head, false, true, false, false, -0.1, 1, 2, 64, 64},
 };
 
 class GatedDeltaRules : public ::testing::TestWithParam<std::tuple<RuleCase, at::DeviceType>> {
@@ -245,6 +249,8 @@ std::vector<testing::SchemaCase> schema_cases_of_gated_delta_rule() {
   return {
       {"gated_delta_rule", {q, q, v, f({5, 2}), f({5, 2}), none, true, 1.0, cu, f({2, 2, 3, 4})}},
       {"gated_delta_rule", {q, q, v, f({5, 2, 3}), none, f({2, 3}), false, 1.0, cu, none}},
+      {"gated_delta_rule_backward", {v, none, q, q, v, f({5, 2}), f({5, 2}), none, true, 1.0, cu, f({2, 2, 3, 4})}},
+      {"gated_delta_rule_backward", {v, f({2, 2, 3, 4}), q, q, v, f({5, 2, 3}), none, f({2, 3}), false, 1.0, cu, none}},
       {"gated_delta_rule_prefill", {q, q, v, f({5, 2}), f({5, 2}), none, true, 1.0, cu, state, two_slots}},
       {"gated_delta_rule_prefill", {q, q, v, none, none, none, false, 1.0, cu, state, two_slots}},
       {"gated_delta_rule_step", {q, q, v, f({5, 2}), f({5, 2}), none, true, 1.0, state, slots}},

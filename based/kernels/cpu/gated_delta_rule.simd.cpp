@@ -15,7 +15,7 @@ struct Token {
 };
 
 template <class T>
-void read_token(const GatedDeltaRuleStep& a, int64_t row, int64_t head, Token& token) {
+void read_token(const GatedDeltaRule& a, int64_t row, int64_t head, Token& token) {
   const int64_t key_head = row * a.key_heads + head * a.key_heads / a.heads, at = row * a.heads + head, n = a.key_dim;
   const T *q = static_cast<const T*>(a.q) + key_head * n, *k = static_cast<const T*>(a.k) + key_head * n;
   for (int64_t i = 0; i < n; ++i) token.q[i] = to_float(q[i]) * a.scale, token.k[i] = to_float(k[i]);
@@ -69,7 +69,7 @@ void columns(const Token& token, const T* v, float* state, T* y, int width) {
 }
 
 template <class T>
-void run(const GatedDeltaRuleStep& a, int64_t row, int64_t head) {
+void run(const GatedDeltaRule& a, int64_t row, int64_t head) {
   Token token;
   read_token<T>(a, row, head, token);
   const int64_t at = (row * a.heads + head) * a.value_dim;
@@ -90,7 +90,7 @@ void run(const GatedDeltaRuleStep& a, int64_t row, int64_t head) {
 
 }  // namespace
 
-void gated_delta_rule_head(const GatedDeltaRuleStep& a, int64_t row, int64_t head) {
+void gated_delta_rule_head(const GatedDeltaRule& a, int64_t row, int64_t head) {
   a.dtype == DType::f32 ? run<float>(a, row, head) : run<bf16>(a, row, head);
 }
 

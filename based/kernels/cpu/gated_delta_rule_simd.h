@@ -6,6 +6,6 @@
 namespace based::kernels::cpu {
 
 // One head of one row.
-BASED_DECLARE_SIMD(void, gated_delta_rule_head, (const GatedDeltaRuleStep&, int64_t row, int64_t head))
+BASED_DECLARE_SIMD(void, gated_delta_rule_head, (const GatedDeltaRule&, int64_t row, int64_t head))
 
 }  // namespace based::kernels::cpu

@@ -24,6 +24,8 @@ void verify_short_conv(Report& report);
 void verify_short_conv_step(Report& report);
 void verify_selective_scan(Report& report);
 void verify_selective_scan_step(Report& report);
+void verify_gated_delta_rule(Report& report);
+void verify_gated_delta_rule_backward(Report& report);
 void verify_embedding(Report& report);
 void verify_embedding_step(Report& report);
 void verify_column_sums(Report& report);

@@ -21,6 +21,8 @@ void verify_all(based::tests::Report& report, bool quick) {
   verify_short_conv(report);
   verify_selective_scan(report);
   verify_selective_scan_step(report);
+  verify_gated_delta_rule(report);
+  verify_gated_delta_rule_backward(report);
   verify_embedding(report);
   verify_column_sums(report);
   verify_short_conv_step(report);

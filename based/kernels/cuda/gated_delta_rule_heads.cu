@@ -1,0 +1,250 @@
+// The gated delta rule inside of chunks, where a head's channels decay alike or not at all: scores, and with `delta` the UT transform.
+// docs/kernels/gated-delta-rule.md
+#include "based/kernels/cuda/gated_delta_rule.cuh"
+#include "based/kernels/cuda/launch.h"
+
+namespace based::kernels::cuda::detail {
+namespace {
+
+constexpr int kBlock = 16, kBlocks = kRuleChunk / kBlock;  // a warp has a block of tokens
+constexpr int kSumPitch = kRuleChunk + 4;                  // of matrices in fp32
+
+// Places in shared memory, in bytes.
+template <int kKeys>
+struct Places {
+  static constexpr int kPitch = kKeys + 8, kScoreBytes = kRuleChunk * kScorePitch * 2, kMatrixBytes = kRuleChunk * kSumPitch * 4;
+  static constexpr int kSums = 0, kBeta = kRuleChunk * 4, kQ = 2 * kRuleChunk * 4, kK = kQ + kRuleChunk * kPitch * 2,
+                       kScores = kK + kRuleChunk * kPitch * 2;
+  static constexpr int kLower = kScores + kScoreBytes, kInverse = kLower + kMatrixBytes, kV = kInverse + kMatrixBytes;
+  static constexpr int kEnd = kScores + kScoreBytes, kDeltaEnd = kV + 2 * kScoreBytes;
+};
+
+// What the warp's tokens see of the chunk's: scores into their tile, and with kDelta beta_i (k_i · k_j) decayed for j < i into `lower`.
+template <int kKeys, bool kDelta>
+__device__ __forceinline__ void score(const GatedDeltaRule& p, char* shared, int warp) {
+  using At = Places<kKeys>;
+  const uint32_t base = shared_address(shared);
+  float of_q[2 * kBlocks][4] = {}, of_k[2 * kBlocks][4] = {};
+#pragma unroll 2
+  for (int c = 0; c < kKeys; c += 16) {
+    uint32_t q[4], k[4], b[4];
+    load_a_by_m(q, base + At::kQ, At::kPitch, kBlock * warp, c);
+    if constexpr (kDelta) load_a_by_m(k, base + At::kK, At::kPitch, kBlock * warp, c);
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+      if (j > warp) break;
+      load_b_by_n(b, base + At::kK, At::kPitch, c, kBlock * j);
+      add_product(of_q[2 * j], of_q[2 * j + 1], q, b);
+      if constexpr (kDelta) add_product(of_k[2 * j], of_k[2 * j + 1], k, b);
+    }
+  }
+  const auto* sums = reinterpret_cast<const float*>(shared + At::kSums);
+  const auto* beta = reinterpret_cast<const float*>(shared + At::kBeta);
+  auto* lower = reinterpret_cast<float*>(shared + At::kLower);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int n = 0; n < 2 * kBlocks; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = kBlock * warp + lane / 4 + i / 2 * 8, column = 8 * n + lane % 4 * 2 + i % 2;
+      const float decay = column <= row ? exp2_approx(sums[row] - sums[column]) : 0.0F;
+      of_q[n][i] = column <= row ? of_q[n][i] * decay * p.scale * (kDelta ? 1.0F : beta[column]) : 0.0F;
+      if constexpr (kDelta) lower[row * kSumPitch + column] = column < row ? beta[row] * of_k[n][i] * decay : 0.0F;
+    }
+  }
+  store_sums(shared + At::kScores, kScorePitch, kBlock * warp, of_q);
+}
+
+// Out of shared memory: queries as they see the state before the chunk, keys as they are at its end, scores, the state's decay. Where v is
+// not changed, keys and scores have its beta.
+template <int kKeys, bool kDelta>
+__device__ __forceinline__ void write_inside(const RuleByChunk& to, const ChunkBlock& block, char* shared) {
+  using At = Places<kKeys>;
+  constexpr int kPieces = kKeys / 8;
+  const GatedDeltaRule& p = to.of;
+  const auto* sums = reinterpret_cast<const float*>(shared + At::kSums);
+  const auto* beta = reinterpret_cast<const float*>(shared + At::kBeta);
+  const uint32_t base = shared_address(shared);
+  const int thread = static_cast<int>(threadIdx.x);
+  const float last = sums[kRuleChunk - 1];
+  for (int at = thread; at < kRuleChunk * kPieces; at += kRuleThreads) {
+    const int row = at / kPieces, piece = at % kPieces;
+    if (row >= block.place.tokens) break;
+    const float of_q = p.scale * exp2_approx(sums[row]), of_k = exp2_approx(last - sums[row]) * (kDelta ? 1.0F : beta[row]);
+    const int64_t line = (block.line(p) + static_cast<int64_t>(row) * p.heads) * kKeys + piece * 8;
+    const uint32_t from = base + (row * At::kPitch + piece * 8) * 2;
+    *reinterpret_cast<uint4*>(to.q + line) = scaled(load_shared_16(from + At::kQ), {of_q, of_q, of_q, of_q, of_q, of_q, of_q, of_q});
+    *reinterpret_cast<uint4*>(to.k + line) = scaled(load_shared_16(from + At::kK), {of_k, of_k, of_k, of_k, of_k, of_k, of_k, of_k});
+  }
+  store_lines<kRuleChunk>(to.scores + block.at(p) * kRuleChunk * kRuleChunk, kRuleChunk, base + At::kScores, kScorePitch, 0, kRuleChunk,
+                          kRuleChunk, thread, kRuleThreads);
+  for (int c = thread; c < kKeys; c += kRuleThreads) to.decays[block.at(p) * kKeys + c] = exp2_approx(last);
+}
+
+// The inverse of 1 + lower. First its blocks on the diagonal, a thread a column, by forward substitution.
+__device__ __forceinline__ void invert_diagonal(const float* lower, float* inverse) {
+  const int block = static_cast<int>(threadIdx.x) / kBlock, column = static_cast<int>(threadIdx.x) % kBlock, at = block * kBlock;
+  if (block >= kBlocks) return;
+  float x[kBlock];
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) {
+    x[i] = i == column ? 1.0F : 0.0F;
+#pragma unroll
+    for (int l = 0; l < i; ++l) x[i] = fmaf(-lower[(at + i) * kSumPitch + at + l], x[l], x[i]);
+    inverse[(at + i) * kSumPitch + at + column] = x[i];
+  }
+}
+
+// Then those `distance` below it: T_ij = −T_ii Σ_l L_il T_lj. The sum waits where T_ji would be. Threads have four columns of a line.
+__device__ __forceinline__ void invert_below(const float* lower, float* inverse, int distance) {
+  constexpr int kQuads = kBlock / 4, kUnits = kBlock * kQuads;
+  const auto each = [&](auto&& sum_of, int to_line, int to_column, float sign) {
+    for (int unit = static_cast<int>(threadIdx.x); unit < (kBlocks - distance) * kUnits; unit += kRuleThreads) {
+      const int j = unit / kUnits * kBlock, i = j + distance * kBlock, line = unit % kUnits / kQuads, column = unit % kQuads * 4;
+      float sum[4] = {};
+      sum_of(i, j, line, column, sum);
+      float* to = inverse + ((to_line == 0 ? i : j) + line) * kSumPitch + (to_column == 0 ? j : i) + column;
+#pragma unroll
+      for (int n = 0; n < 4; ++n) to[n] = sign * sum[n];
+    }
+    __syncthreads();
+  };
+  const auto add = [&](float(&sum)[4], float factor, const float* x) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) sum[n] = fmaf(factor, x[n], sum[n]);
+  };
+  each(
+      [&](int i, int j, int line, int column, float(&sum)[4]) {
+        for (int l = j; l < i; ++l) add(sum, lower[(i + line) * kSumPitch + l], inverse + l * kSumPitch + j + column);
+      },
+      1, 1, 1.0F);
+  each(
+      [&](int i, int j, int line, int column, float(&sum)[4]) {
+        for (int l = 0; l < kBlock; ++l) add(sum, inverse[(i + line) * kSumPitch + i + l], inverse + (j + l) * kSumPitch + i + column);
+      },
+      0, 0, -1.0F);
+}
+
+// The inverse as an operand: columns times beta for v, and times their decay since the chunk began too for k; as it is where it is kept.
+__device__ __forceinline__ void scale_inverse(const float* inverse, const float* sums, const float* beta, char* for_v, char* for_k,
+                                              bf16* kept) {
+  for (int at = static_cast<int>(threadIdx.x); at < kRuleChunk * kRuleChunk / 2; at += kRuleThreads) {
+    const int row = at / (kRuleChunk / 2), column = at % (kRuleChunk / 2) * 2;
+    float x[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) x[i] = column + i <= row ? inverse[row * kSumPitch + column + i] : 0.0F;
+    if (kept != nullptr) reinterpret_cast<uint32_t*>(kept)[at] = pack_bf16(x[0], x[1]);
+    x[0] *= beta[column], x[1] *= beta[column + 1];
+    *pair_of(for_v, kScorePitch, row, column) = pack_bf16(x[0], x[1]);
+    *pair_of(for_k, kScorePitch, row, column) = pack_bf16(x[0] * exp2_approx(sums[column]), x[1] * exp2_approx(sums[column + 1]));
+  }
+}
+
+// The warp's 16 lines of a lower triangular tile times 64 columns of another.
+__device__ __forceinline__ void multiply_lower(uint32_t lower, uint32_t by, int pitch, int column, int warp, float (&sum)[8][4]) {
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+    if (j > warp) break;
+    uint32_t a[4], b[4];
+    load_a_by_m(a, lower, kScorePitch, kBlock * warp, kBlock * j);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      load_b_by_k(b, by, pitch, kBlock * j, column + 16 * n);
+      add_product(sum[2 * n], sum[2 * n + 1], a, b);
+    }
+  }
+}
+
+__device__ __forceinline__ void request_values(const GatedDeltaRule& p, const ChunkBlock& block, uint32_t to, int slice) {
+  if (slice * kOutputSlice < p.value_dim)
+    request_tile<kOutputSlice>(to, static_cast<const bf16*>(p.v) + block.line(p) * p.value_dim + slice * kOutputSlice,
+                               static_cast<int64_t>(p.heads) * p.value_dim, block.place.tokens);
+  copy_async_commit();
+}
+
+// w and u, of which what the state before the chunk holds is still to be taken: u − w S.
+template <int kKeys>
+__device__ __forceinline__ void transform(const RuleByChunk& to, const ChunkBlock& block, char* shared, int warp) {
+  using At = Places<kKeys>;
+  const GatedDeltaRule& p = to.of;
+  const auto* sums = reinterpret_cast<const float*>(shared + At::kSums);
+  const auto* beta = reinterpret_cast<const float*>(shared + At::kBeta);
+  const auto* lower = reinterpret_cast<const float*>(shared + At::kLower);
+  auto* inverse = reinterpret_cast<float*>(shared + At::kInverse);
+  const uint32_t base = shared_address(shared);
+  const int lane = static_cast<int>(threadIdx.x) % 32, first = kBlock * warp, lines = block.place.tokens;
+  invert_diagonal(lower, inverse);
+  __syncthreads();
+  for (int distance = 1; distance < kBlocks; ++distance) invert_below(lower, inverse, distance);
+  scale_inverse(inverse, sums, beta, shared + At::kScores, shared + At::kLower,
+                to.inverse != nullptr ? to.inverse + block.at(p) * kRuleChunk * kRuleChunk : nullptr);
+  __syncthreads();
+  for (int c = 0; c < kKeys; c += 64) {
+    float w[8][4] = {};
+    multiply_lower(base + At::kLower, base + At::kK, At::kPitch, c, warp, w);
+    store_sums(shared + At::kQ + c * 2, At::kPitch, first, w);  // these lines of q are nobody's by now
+  }
+  __syncwarp();
+  store_lines<kKeys>(to.w + block.line(p) * kKeys, static_cast<int64_t>(p.heads) * kKeys, base + At::kQ, At::kPitch, first, kBlock, lines,
+                     lane, 32);
+  for (int slice = 0; slice * kOutputSlice < p.value_dim; ++slice) {
+    const int tile = At::kV + slice % 2 * At::kScoreBytes;
+    copy_async_wait<1>();
+    __syncthreads();
+    float u[8][4] = {};
+    multiply_lower(base + At::kScores, base + tile, kScorePitch, 0, warp, u);
+    store_sums(shared + At::kQ, At::kPitch, first, u);
+    __syncthreads();
+    request_values(p, block, base + tile, slice + 2);
+    store_lines<kOutputSlice>(static_cast<bf16*>(p.y) + block.line(p) * p.value_dim + slice * kOutputSlice,
+                              static_cast<int64_t>(p.heads) * p.value_dim, base + At::kQ, At::kPitch, first, kBlock, lines, lane, 32);
+    __syncwarp();
+  }
+}
+
+template <int kKeys, bool kDelta>
+__global__ void __launch_bounds__(kRuleThreads) inside_heads(const __grid_constant__ RuleByChunk to) {
+  using At = Places<kKeys>;
+  overlap_kernels();
+  const GatedDeltaRule& p = to.of;
+  const ChunkBlock block(p, blockIdx.x);
+  if (block.place.tokens == 0) return;
+  char* const shared = dynamic_shared();
+  const uint32_t base = shared_address(shared);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t stride = static_cast<int64_t>(p.key_heads) * kKeys;
+  request_tile<kKeys>(base + At::kQ, static_cast<const bf16*>(p.q) + block.key_line(p) * kKeys, stride, block.place.tokens);
+  request_tile<kKeys>(base + At::kK, static_cast<const bf16*>(p.k) + block.key_line(p) * kKeys, stride, block.place.tokens);
+  copy_async_commit();
+  if constexpr (kDelta) {
+    request_values(p, block, base + At::kV, 0);
+    request_values(p, block, base + At::kV + At::kScoreBytes, 1);
+  }
+  read_head_gates(p, block, reinterpret_cast<float*>(shared + At::kSums), reinterpret_cast<float*>(shared + At::kBeta));
+  copy_async_wait<kDelta ? 2 : 0>();
+  __syncthreads();
+  score<kKeys, kDelta>(p, shared, warp);
+  __syncthreads();
+  write_inside<kKeys, kDelta>(to, block, shared);
+  if constexpr (kDelta) transform<kKeys>(to, block, shared, warp);
+}
+
+template <int kKeys, bool kDelta>
+Status launch_inside(const RuleByChunk& p, Stream stream) {
+  constexpr int kBytes = kDelta ? Places<kKeys>::kDeltaEnd : Places<kKeys>::kEnd;
+  if (const cudaError_t e = allow_shared_memory(inside_heads<kKeys, kDelta>, kBytes); e != cudaSuccess) return status_of(e);
+  const int64_t blocks = chunk_numbers(p.of.tokens, p.of.rows) * p.of.heads;
+  return launch_overlapped(inside_heads<kKeys, kDelta>, {static_cast<unsigned>(blocks), kRuleThreads, kBytes}, stream, p);
+}
+
+}  // namespace
+
+Status gated_delta_rule_inside_heads(const RuleByChunk& p, Stream stream) {
+  switch (p.of.key_dim) {
+    case 64: return p.of.delta ? launch_inside<64, true>(p, stream) : launch_inside<64, false>(p, stream);
+    case 128: return p.of.delta ? launch_inside<128, true>(p, stream) : launch_inside<128, false>(p, stream);
+    default: return p.of.delta ? launch_inside<256, true>(p, stream) : launch_inside<256, false>(p, stream);
+  }
+}
+
+}  // namespace based::kernels::cuda::detail

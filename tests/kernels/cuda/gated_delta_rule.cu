@@ -1,0 +1,114 @@
+#include "tests/kernels/cuda/gated_delta_rule.cuh"
+
+namespace based::tests {
+namespace {
+
+namespace gpu = kernels::cuda;
+
+struct Expected {
+  std::vector<double> y, state;
+};
+
+// One head of one row by the formula.
+void walk(const RuleProblem& of, const RuleInputs& in, int64_t row, int64_t head, Expected& to) {
+  const RuleCase& c = of.c;
+  const auto& [q, k, v, decay, beta, bonus, states] = in;
+  double* const state = to.state.data() + ((of.rows - row) * c.heads + head) * c.key_dim * c.value_dim;
+  for (int64_t t = c.starts[row]; t < c.starts[row + 1]; ++t) {
+    const int64_t line = t * c.heads + head, key_line = (t * c.key_heads + head * c.key_heads / c.heads) * c.key_dim;
+    for (int64_t j = 0; j < c.value_dim; ++j) {
+      double before = 0, held = 0, own = 0, after = 0;
+      for (int64_t i = 0; i < c.key_dim; ++i) {
+        double& s = state[i * c.value_dim + j];
+        before += q[key_line + i] * s;
+        if (c.bonus) own += q[key_line + i] * bonus[head * c.key_dim + i] * k[key_line + i];
+        if (c.decay_dim > 0) s *= std::exp(decay[line * c.decay_dim + (c.decay_dim == 1 ? 0 : i)]);
+        held += k[key_line + i] * s;
+      }
+      const double value = v[line * c.value_dim + j], added = (value - (c.delta ? held : 0)) * (c.beta ? beta[line] : 1);
+      for (int64_t i = 0; i < c.key_dim; ++i) {
+        double& s = state[i * c.value_dim + j];
+        s += k[key_line + i] * added;
+        after += q[key_line + i] * s;
+      }
+      to.y[line * c.value_dim + j] = 0.5 * (c.bonus ? before + own * value : after);
+    }
+  }
+}
+
+Expected expected_of(const RuleProblem& of) {
+  const RuleCase& c = of.c;
+  const RuleInputs in = inputs_of(of);
+  Expected to{std::vector<double>(of.values), in.before};
+  for (int64_t row = 0; row < of.rows; ++row)
+    for (int64_t head = 0; head < c.heads; ++head) walk(of, in, row, head, to);
+  return to;
+}
+
+void expect_all(Report& report, const std::string& name, const RuleProblem& of, double limit) {
+  const Expected expected = expected_of(of);
+  report.expect(name + ": y", relative_error(download(of.y.as(), of.dtype, of.values), expected.y), limit);
+  report.expect(name + ": state", relative_error(download(of.state.as(), DType::f32, of.states), expected.state), limit);
+}
+
+void verify_forward(Report& report, const RuleCase& c, DType dtype) {
+  const RuleProblem of(c, dtype);
+  check(gpu::gated_delta_rule_forward(of.p, of.scratch.as(), {}));
+  // By chunks operands of sums are bf16 too.
+  expect_all(report, of.name("gated_delta_rule"), of, of.scratch.bytes() > 0 ? 6e-3 : allowed(dtype));
+}
+
+void verify_step(Report& report, RuleCase c, DType dtype) {
+  for (size_t r = 0; r < c.starts.size(); ++r) c.starts[r] = static_cast<int64_t>(r);
+  const RuleProblem of(c, dtype);
+  check(gpu::gated_delta_rule_step(of.p, {}));
+  expect_all(report, of.name("gated_delta_rule_step"), of, allowed(dtype));
+}
+
+// Without a state, rows in any company: the same bits as alone from zeros.
+void verify_rows(Report& report, const RuleCase& c) {
+  RuleProblem all(c, DType::bf16);
+  all.p.state = nullptr;
+  check(gpu::gated_delta_rule_forward(all.p, all.scratch.as(), {}));
+  const std::vector<double> together = download(all.y.as(), DType::bf16, all.values);
+  const int64_t keys = int64_t{c.key_heads} * c.key_dim * 2, values = int64_t{c.heads} * c.value_dim;
+  double worst = 0;
+  for (int64_t r = 0; r < all.rows; ++r) {
+    const int64_t start = c.starts[r], length = c.starts[r + 1] - start;
+    if (length == 0) continue;
+    const Buffer y(length * values * 2), own_start = upload({0, length}), state = zeros(int64_t{c.heads} * c.key_dim * c.value_dim * 4);
+    GatedDeltaRule p = all.p;
+    p.q = all.q.as<char>() + start * keys, p.k = all.k.as<char>() + start * keys, p.v = all.v.as<char>() + start * values * 2;
+    if (p.log_decay != nullptr) p.log_decay += start * c.heads * c.decay_dim;
+    if (p.beta != nullptr) p.beta += start * c.heads;
+    p.y = y.as(), p.row_start = own_start.as<int64_t>(), p.slot = nullptr, p.state = state.as<float>(), p.tokens = length, p.rows = 1;
+    check(gpu::gated_delta_rule_forward(p, all.scratch.as(), {}));
+    const std::vector<double> alone = download(y.as(), DType::bf16, length * values);
+    worst = std::max(worst, relative_error(alone, {together.begin() + start * values, together.begin() + (start + length) * values}));
+  }
+  report.expect(all.name("gated_delta_rule rows alone"), worst, 0);
+}
+
+}  // namespace
+
+void verify_gated_delta_rule(Report& report) {
+  const std::vector<int64_t> odd{0, 0, 1, 64, 128, 193, 193, 195, 212, 342, 342}, two{0, 150, 400};
+  const std::vector<RuleCase> cases = {
+      {odd, 2, 2, 128, 128, 128, false, false, false},     {odd, 1, 2, 64, 64, 64, false, false, true},
+      {odd, 2, 2, 128, 128, 0, true, true, false},         {odd, 2, 2, 128, 128, 1, true, true, false},
+      {odd, 1, 4, 128, 64, 1, false, true, false},         {two, 1, 1, 128, 256, 128, false, true, false, -300},
+      {two, 1, 1, 64, 64, 64, false, false, true, -300},   {two, 1, 1, 256, 192, 1, true, true, false, -300},
+      {two, 2, 2, 256, 64, 256, false, false, false},      {two, 2, 2, 64, 128, 1, true, false, false},
+      {two, 1, 1, 64, 64, 1, false, false, true},          {two, 1, 2, 64, 64, 64, true, true, false},
+      {odd, 2, 2, 33, 67, 33, true, true, false},          {odd, 2, 2, 6, 10, 6, false, false, true},
+      {two, 1, 1, 250, 33, 1, true, true, false},          {{0, 3, 9}, 1, 1, 1024, 5, 1024, true, true, false},
+      {{0, 3, 9}, 1, 1, 1, 1, 0, true, true, false},       {{0, 0}, 1, 1, 64, 64, 1, true, true, false},
+      {{0, 5, 9}, 1, 1, 300, 32, 300, false, true, false},
+  };
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    for (const RuleCase& c : cases) verify_forward(report, c, dtype), verify_step(report, c, dtype);
+  }
+  for (const RuleCase& c : {cases[0], cases[3], cases[12]}) verify_rows(report, c);
+}
+
+}  // namespace based::tests
