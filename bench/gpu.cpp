@@ -1,4 +1,5 @@
-// The paper's models in bf16 on a GPU: prefill, and decoding through the engine, where a step is one graph.
+// The paper's models, and those that it is compared with, in bf16 on a GPU: prefill, and decoding through the engine, where a step is one
+// graph.
 #include <torch/cuda.h>
 
 #include "based/generate/engine.h"
@@ -27,8 +28,9 @@ void run_prefill(Context& context) {
     const char* preset;
     int64_t length;
   };
-  for (const Shape& shape : context.quick ? std::vector<Shape>{{"based-demo", 512}}
-                                          : std::vector<Shape>{{"based-360m", 16384}, {"based-1.4b", 4096}, {"mamba-360m", 16384}}) {
+  for (const Shape& shape :
+       context.quick ? std::vector<Shape>{{"based-demo", 512}}
+                     : std::vector<Shape>{{"based-360m", 16384}, {"based-1.4b", 4096}, {"mamba-360m", 16384}, {"gla-360m", 16384}}) {
     const BenchModel bench = verified_preset(context, shape.preset);
     LanguageModel& model = *bench.model;
     constexpr int64_t rows = 2;
@@ -95,7 +97,7 @@ void run_decode(Context& context) {
     for (const int64_t batch : {1, 128})
       context.add(measure_decode(bench, {.slots = batch, .decode = {.steps = Steps::recorded}}, "", copy));
   }
-  for (const std::string& preset : context.quick ? std::vector<std::string>{} : std::vector<std::string>{"mamba-360m"}) {
+  for (const std::string& preset : context.quick ? std::vector<std::string>{} : std::vector<std::string>{"mamba-360m", "gla-360m"}) {
     const BenchModel bench = verified_preset(context, preset);
     for (const int64_t batch : {1, 128})
       context.add(measure_decode(bench, {.slots = batch}, "decode_" + preset + "_b" + std::to_string(batch), copy));
@@ -104,7 +106,7 @@ void run_decode(Context& context) {
 
 }  // namespace
 
-const Case case_gpu_prefill{"gpu_prefill", "the paper's models over two prompts, on a GPU", run_prefill, true};
-const Case case_gpu_decode{"gpu_decode", "the paper's models token by token, sampling included, on a GPU", run_decode, true};
+const Case case_gpu_prefill{"gpu_prefill", "whole models over two prompts, on a GPU", run_prefill, true};
+const Case case_gpu_decode{"gpu_decode", "whole models token by token, sampling included, on a GPU", run_decode, true};
 
 }  // namespace based::bench

@@ -6,6 +6,7 @@
 #include "based/ops/cross_entropy.h"
 #include "based/ops/dropout.h"
 #include "based/ops/embedding.h"
+#include "based/ops/gated_delta_rule.h"
 #include "based/ops/gated_mlp.h"
 #include "based/ops/gradient_norm.h"
 #include "based/ops/layer_norm.h"
@@ -49,6 +50,7 @@ struct Everything {
     deferred = {state.kv.clone(), state.k.clone()};
     waiting = {at::zeros({3, 4, kernels::kTaylorPending, 16}, q.options()), at::zeros({3, 4, kernels::kTaylorPending, 64}, q.options()),
                at::full({3, 4}, kernels::kTaylorPending - 2, sums.dtype(at::kInt))};
+    rule_state = at::zeros({3, 4, 64, 64}, sums);
     kv_sums = at::zeros({3, 4, 16, 64}, sums), k_sums = at::zeros({3, 4, 16}, sums);
     conv_state = at::zeros({3, 256, 2}, sums);
     A_log = draw({256, 16}), scan_state = at::zeros({3, 256, 16}, sums);
@@ -128,7 +130,12 @@ struct Everything {
         drawn,
         sampling.seen.clone(),
         linear_attention_step(three(q).abs(), three(k).abs(), three(v), kv_sums, k_sums, slots, 1e-6),
-        kv_sums.clone()};
+        kv_sums.clone(),
+        std::get<0>(gated_delta_rule(rule(300, false), cu)),
+        std::get<1>(gated_delta_rule(rule(300, true), cu)),
+        gated_delta_rule_prefill(rule(300, true), cu, rule_state, slots),
+        gated_delta_rule_step(rule(3, false), rule_state, slots),
+        rule_state.clone()};
     taylor_deferred_flush_(deferred, waiting, slots);
     written.push_back(deferred.kv);
     for (const Tensor& normed : norms()) written.push_back(normed);
@@ -144,6 +151,15 @@ struct Everything {
     const auto [y, last] = selective_scan(inputs(300), cu);
     return {y, last, selective_scan_prefill(inputs(300), cu, scan_state, slots), selective_scan_step(inputs(3), scan_state, slots),
             scan_state.clone()};
+  }
+
+  // Of the first tokens: with a decay for each channel, or the delta rule.
+  GatedDeltaRuleInputs rule(int64_t tokens, bool delta) const {
+    const Tensor some = wide.narrow(0, 0, tokens);
+    GatedDeltaRuleInputs in{some, rowwise::l2_norm(some, 1e-6), v.narrow(0, 0, tokens)};
+    in.delta = delta;
+    if (!delta) in.log_decay = -some.abs();
+    return in;
   }
 
   std::vector<Tensor> norms() const {
@@ -165,8 +181,8 @@ struct Everything {
             rms_norm_of_sum(stream, x, weight, 1e-5)};
   }
 
-  Tensor q, k, v, wide, x, weight, in_weight, out_weight, taps, h, qkv, labels, cu, slots, positions, conv_state, A_log, scan_state,
-      kv_sums, k_sums, k_ring, v_ring, seen, in_pages;
+  Tensor q, k, v, wide, x, weight, in_weight, out_weight, taps, h, qkv, labels, cu, slots, positions, conv_state, rule_state, A_log,
+      scan_state, kv_sums, k_sums, k_ring, v_ring, seen, in_pages;
   TaylorState state, deferred;
   TaylorPending waiting;
   AttentionCache cache;
