@@ -311,8 +311,8 @@ Result<SelectiveScanBackward> selective_scan_backward_with(const SelectiveScanKe
 kernels::SelectiveScan selective_scan_step_arguments(const SelectiveScanStep& in, const Tensor& y) {
   kernels::SelectiveScan to = arguments_of(in.inputs);
   to.y = y.mutable_data_ptr(), to.y_stride = y.stride(0);
-  to.state = in.state.mutable_data_ptr<float>();
-  to.slot = in.slots.const_data_ptr<int64_t>();
+  to.state = static_cast<float*>(in.state.mutable_data_ptr());
+  to.slot = static_cast<const int64_t*>(in.slots.const_data_ptr());
   return to;
 }
 

@@ -53,6 +53,7 @@ TEST(StepPlan, OfThePapersModels) {
       {"attn-360m", 1, {196, 196, 0, 0, 97, 0, 99}},     {"attn-360m", 16, {196, 148, 0, 144, 1, 0, 51}},
       {"attn-360m", 128, {196, 149, 0, 141, 2, 0, 53}},  {"attn-1.4b", 1, {292, 292, 0, 0, 145, 0, 147}},
       {"attn-1.4b", 16, {292, 220, 0, 216, 1, 0, 75}},   {"attn-1.4b", 128, {328, 293, 0, 105, 38, 0, 185}},
+      {"mamba-360m", 1, {326, 326, 0, 0, 277, 0, 49}},   {"mamba-360m", 128, {326, 281, 0, 135, 186, 0, 5}},
   };
   for (const auto& [preset, slots, counts] : all) {
     const auto plan = plan_decode_step(find_preset(preset), kH200, {.slots = slots});

@@ -137,7 +137,7 @@ struct Everything {
         gated_delta_rule_step(rule(3, false), rule_state, slots),
         rule_state.clone()};
     taylor_deferred_flush_(deferred, waiting, slots);
-    written.push_back(deferred.kv);
+    written.push_back(deferred.kv.clone());
     for (const Tensor& normed : norms()) written.push_back(normed);
     for (const Tensor& scanned : scans()) written.push_back(scanned);
     return written;

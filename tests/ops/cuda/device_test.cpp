@@ -84,8 +84,11 @@ TEST_F(Device, TheSecondGpuGivesWhatTheFirstGives) {
 
 TEST_F(Device, ArgumentsOnTwoDevicesAreAnError) {
   const Tensor q = at::zeros({4, 2, 16}, at::kCUDA), cu = offsets({4});
-  EXPECT_EQ(error_of([&] { taylor_attention(q, q, q, cu); }), "taylor_attention: cu_seqlens must be on cuda:0, got cpu");
-  EXPECT_EQ(error_of([&] { rms_norm(at::zeros({4, 8}), at::ones({8}, at::kCUDA), 1e-5); }), "rms_norm: x must be on cuda:0, got cpu");
+  EXPECT_EQ(error_of([&] { taylor_attention(q, q, q, cu); }), "taylor_attention_forward: cu_seqlens must be on cuda:0, got cpu");
+  EXPECT_EQ(error_of([&] {
+              rms_norm(at::zeros({4, 8}), at::ones({8}, at::kCUDA), 1e-5);
+            }),
+            "rms_norm_forward: x must be on cuda:0, got cpu");
   Tensor state = at::zeros({3, 8, 2}, at::kCUDA);
   EXPECT_EQ(error_of([&] {
               const at::NoGradGuard no_grad;
