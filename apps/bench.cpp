@@ -9,6 +9,7 @@
 #include "based/core/config.h"
 #include "based/core/json.h"
 #include "based/kernels/cpu/isa.h"
+#include "based/models/config.h"
 #include "based/models/device.h"
 
 namespace based::apps {
@@ -106,7 +107,6 @@ void compare(const Options& options, bench::Context& context) {
   if (options.names.size() != 1) throw UsageError("--compare needs the name of one benchmark: based bench decode --compare");
   const bench::Case& one = find_case(options.names[0]);
   if (one.compare == nullptr) throw UsageError("benchmark '" + options.names[0] + "' compares no models; decode does");
-  context.presets = options.presets;
   if (context.presets.empty())
     context.presets =
         options.quick ? std::vector<std::string>{"based-tiny", "attn-tiny"} : std::vector<std::string>{"based-360m", "attn-360m"};
@@ -141,7 +141,10 @@ void run(const Options& options) {
   context.quick = options.quick;
   context.device = context.ceilings.device = device;
   context.model = options.model;
-  if (!options.compare && !(options.plot.empty() && options.presets.empty())) throw UsageError("--plot and --preset go with --compare");
+  if (!options.compare && !options.plot.empty()) throw UsageError("--plot goes with --compare");
+  if (!options.compare && !device.is_cuda() && !options.presets.empty()) throw UsageError("--preset goes with --compare or --device cuda");
+  for (const std::string& preset : options.presets) find_preset(preset);
+  context.presets = options.presets;
   std::vector<const bench::Case*> chosen;
   if (!options.compare) chosen = chosen_cases(options.names, device);
   if (!options.json) {
@@ -150,6 +153,7 @@ void run(const Options& options) {
   }
   if (options.compare) compare(options, context);
   for (const auto* one : chosen) one->run(context);
+  if (context.results.empty()) throw UsageError("--preset: these benchmarks measure none of these models");
   if (!options.json) return;
   Json results = Json::array();
   for (const auto& result : context.results) results.push_back(to_json(result));
@@ -178,7 +182,9 @@ void setup(CommandLine app) {
   app.add_option("--model", options->model, "decode, position and prefill: a model's folder instead of based-360m with random weights");
   app.add_flag("--compare", options->compare,
                "decode: models side by side, against the number of sequences and their length, on either device");
-  app.add_option("--preset", options->presets, "with --compare: a model, may be given several times (default: based-360m and attn-360m)");
+  app.add_option("--preset", options->presets,
+                 "gpu_prefill, gpu_decode, gpu_train: of their models this one alone; with --compare: a model (default: based-360m and "
+                 "attn-360m). May be given several times");
   app.add_option("--plot", options->plot, "with --compare: also write decode_batch and decode_context, .svg and .png, into this folder");
   app.add_flag("--quick", options->quick, "small sizes and few repeats: shows that it runs, not how fast");
   app.add_flag("--json", options->json, "for machines");

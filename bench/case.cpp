@@ -20,6 +20,10 @@ const std::vector<Case>& cases() {
   return all;
 }
 
+bool Context::measures(const std::string& preset) const {
+  return presets.empty() || std::find(presets.begin(), presets.end(), preset) != presets.end();
+}
+
 void Context::add(Result result) {
   results.push_back(std::move(result));
   if (report) report(results.back());

@@ -41,11 +41,12 @@ struct Context {
   Ceilings ceilings;
   bool quick = false;                // smaller sizes, fewer repeats: to see that it runs
   std::string model;                 // a model's folder, for the cases that can measure a user's own; empty: based-360m with random weights
-  std::vector<std::string> presets;  // --compare: the models
+  std::vector<std::string> presets;  // --compare: the models; otherwise those that cases of whole models keep to, empty: all of theirs
   std::vector<Result> results;
   std::function<void(const Result&)> report;  // called for every finished result
 
   void add(Result result);
+  bool measures(const std::string& preset) const;
 };
 
 struct Case {

@@ -31,6 +31,7 @@ void run_prefill(Context& context) {
   for (const Shape& shape :
        context.quick ? std::vector<Shape>{{"based-demo", 512}}
                      : std::vector<Shape>{{"based-360m", 16384}, {"based-1.4b", 4096}, {"mamba-360m", 16384}, {"gla-360m", 16384}}) {
+    if (!context.measures(shape.preset)) continue;
     const BenchModel bench = verified_preset(context, shape.preset);
     LanguageModel& model = *bench.model;
     constexpr int64_t rows = 2;
@@ -89,6 +90,7 @@ void run_decode(Context& context) {
   const double copy = context.ceilings.copy_gb_s() * 1e9;
   for (const std::string& preset :
        context.quick ? std::vector<std::string>{"based-demo"} : std::vector<std::string>{"based-360m", "based-1.4b"}) {
+    if (!context.measures(preset)) continue;
     const BenchModel bench = verified_preset(context, preset);
     const std::string name = "decode_" + short_name(preset) + "_b";
     for (const int64_t batch : context.quick ? std::vector<int64_t>{4} : std::vector<int64_t>{1, 16, 128, 256, 512})
@@ -98,6 +100,7 @@ void run_decode(Context& context) {
       context.add(measure_decode(bench, {.slots = batch, .decode = {.steps = Steps::recorded}}, "", copy));
   }
   for (const std::string& preset : context.quick ? std::vector<std::string>{} : std::vector<std::string>{"mamba-360m", "gla-360m"}) {
+    if (!context.measures(preset)) continue;
     const BenchModel bench = verified_preset(context, preset);
     for (const int64_t batch : {1, 128})
       context.add(measure_decode(bench, {.slots = batch}, "decode_" + preset + "_b" + std::to_string(batch), copy));

@@ -85,7 +85,8 @@ void run(Context& context) {
 
 void run_gpu(Context& context) {
   if (context.quick) return measure(context, {"based-demo", 2, 128, 2});
-  for (const char* preset : {"based-360m", "attn-360m", "mamba-360m"}) measure(context, {preset, 16, 2048, 5});
+  for (const char* preset : {"based-360m", "attn-360m", "mamba-360m", "gla-360m"})
+    if (context.measures(preset)) measure(context, {preset, 16, 2048, 5});
 }
 
 }  // namespace
