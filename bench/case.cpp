@@ -41,10 +41,13 @@ double median_seconds(const std::function<void()>& body, int repeats) {
   return seconds[static_cast<size_t>(repeats / 2)];
 }
 
-double verify(const torch::Tensor& value, const torch::Tensor& reference, double tolerance, const std::string& what) {
+double relative_difference(const torch::Tensor& value, const torch::Tensor& reference) {
   const torch::Tensor difference = (value.to(torch::kDouble) - reference.to(torch::kDouble)).abs();
-  const double error =
-      difference.numel() == 0 ? 0 : difference.max().item<double>() / std::max(reference.abs().max().item<double>(), 1e-30);
+  return difference.numel() == 0 ? 0 : difference.max().item<double>() / std::max(reference.abs().max().item<double>(), 1e-30);
+}
+
+double verify(const torch::Tensor& value, const torch::Tensor& reference, double tolerance, const std::string& what) {
+  const double error = relative_difference(value, reference);
   if (!(error <= tolerance))
     throw Error("bench: " + what + " is wrong (error " + std::to_string(error) + ", allowed " + std::to_string(tolerance) + "); not timed");
   return error;

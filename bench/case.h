@@ -64,7 +64,9 @@ const std::vector<Case>& cases();
 
 // Seconds of one call: median of at least `repeats` calls after one that is not counted. A GPU's work is waited for where the body does.
 double median_seconds(const std::function<void()>& body, int repeats = 5);
-// Throws Error where the largest difference over the largest entry exceeds `tolerance`: nothing wrong is timed. Returns that ratio.
+// The largest difference over the largest entry.
+double relative_difference(const torch::Tensor& value, const torch::Tensor& reference);
+// Throws Error where that exceeds `tolerance`: nothing wrong is timed. Returns it.
 double verify(const torch::Tensor& value, const torch::Tensor& reference, double tolerance, const std::string& what);
 
 }  // namespace based::bench

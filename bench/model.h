@@ -21,6 +21,14 @@ BenchModel verified_model(const Context& context);
 std::shared_ptr<LanguageModel> random_preset(const Context& context, const std::string& preset);
 // The model in fp32 (fp64 for fp32 models), with the same weights, on the CPU.
 std::shared_ptr<LanguageModel> exact_copy(const LanguageModel& model);
+struct Tolerance {
+  std::string what;
+  double error = 0;
+};
+// verify() of what `model` made against what `compute` makes of its exact copy. Some models are badly conditioned in bf16, those that
+// normalise sums which cancel: where the tolerance is exceeded, 1.5 times the error of ATen's kernels in bf16 on the CPU is allowed.
+double verify_in_type(const LanguageModel& model, const torch::Tensor& value, LanguageModel& exact,
+                      const std::function<torch::Tensor(LanguageModel&)>& compute, const Tolerance& allowed);
 // The same as verified_model for this preset, whatever the context names.
 BenchModel verified_preset(const Context& context, const std::string& preset);
 // Operations of LanguageModel::prefill_last a token: two a weight, without the embedding's and the last layer's MLP, where few tokens come.
