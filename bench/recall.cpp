@@ -1,5 +1,5 @@
 // Training steps of the published recall models on a GPU, one of each shape of an epoch, recorded as `based experiment run` does it: two
-// layers (BaseConv and a mixer), vocabulary 8192, batch 256, fp32 and TF32 products.
+// layers (BaseConv and a mixer, or the mixer twice), vocabulary 8192, batch 256, fp32 and TF32 products.
 #include "based/data/mqar.h"
 #include "based/models/device.h"
 #include "based/train/step.h"
@@ -14,17 +14,45 @@ struct Shape {
 constexpr Shape kEpoch[] = {{64, 4, 391}, {128, 8, 79}, {256, 16, 79}, {256, 32, 79}, {256, 64, 79}};
 constexpr int64_t kBatch = 256, kEpochs = 32;
 
+using Options = std::vector<std::pair<const char*, Config>>;
+
 struct Model {
   const char* name;
-  const char* mixer;
-  int64_t d_model, feature_dim, window;
-  double peer_64, peer_256;  // ms of zoology's step at 64/4 and 256/64 on this GPU, eager fp32; 0: not measured
+  int64_t d_model;
+  bool own_block;  // two layers of the mixer; otherwise a BaseConv and one
+  Options mixer;
+  double peer_64 = 0, peer_256 = 0;  // ms of zoology's step at 64/4 and 256/64 on this GPU, eager fp32; 0: not measured
 };
-constexpr Model kModels[] = {{"Based d 48, d' 8", "taylor_attention", 48, 8, 0, 4.4, 13.1},
-                             {"Based d 64, d' 16", "taylor_attention", 64, 16, 0, 4.8, 16.1},
-                             {"Based d 128, d' 24", "taylor_attention", 128, 24, 0, 6.4, 24.3},
-                             {"attention d 64", "attention", 64, 0, 0, 0, 0},
-                             {"window d 128, 64 keys", "sliding_window", 128, 0, 64, 0, 0}};
+
+Config text(const char* value) { return Config(std::string(value)); }
+Config number(int64_t value) { return Config(value); }
+Model based(const char* name, int64_t d_model, int64_t feature_dim, double peer_64, double peer_256) {
+  const Options mixer{{"type", text("taylor_attention")}, {"heads", number(1)}, {"feature_dim", number(feature_dim)}};
+  return {name, d_model, false, mixer, peer_64, peer_256};
+}
+Options softmax(const char* type) {
+  return {{"type", text(type)}, {"heads", number(1)}, {"rotary_dim", number(0)}, {"qkv_bias", Config(true)}, {"out_bias", Config(true)}};
+}
+Model attention() {
+  Options mixer = softmax("attention");
+  mixer.emplace_back("dropout", Config(0.1));
+  return {"attention d 64", 64, false, mixer};
+}
+Model window() {
+  Options mixer = softmax("sliding_window");
+  mixer.emplace_back("window", number(64));
+  return {"window d 128, 64 keys", 128, false, mixer};
+}
+
+std::vector<Model> models_with_a_convolution() {
+  return {based("Based d 48, d' 8", 48, 8, 4.4, 13.1), based("Based d 64, d' 16", 64, 16, 4.8, 16.1),
+          based("Based d 128, d' 24", 128, 24, 6.4, 24.3), attention(), window()};
+}
+std::vector<Model> models_of_two_mixers() {
+  return {{"Mamba d 128, state 16", 128, true, {{"type", text("mamba")}, {"d_state", number(16)}}},
+          {"H3 d 256, state 64", 256, true, {{"type", text("h3")}, {"d_state", number(64)}, {"head_dim", number(2)}}},
+          {"Hyena d 256", 256, true, {{"type", text("hyena")}, {"l_max", number(1024)}}}};
+}
 
 ModelConfig config_of(const Model& model) {
   ModelConfig config;
@@ -33,18 +61,9 @@ ModelConfig config_of(const Model& model) {
   config.mlp = "identity";
   config.norm = "layer_norm";
   config.embedding_dropout = 0.1;
-  config.layers = {"base_conv", "mixer"};
+  config.layers = {model.own_block ? "mixer" : "base_conv", "mixer"};
   Config mixer{Config::Table{}};
-  mixer.set("type", Config(std::string(model.mixer)));
-  mixer.set("heads", Config(int64_t{1}));
-  if (model.feature_dim > 0) mixer.set("feature_dim", Config(model.feature_dim));
-  if (model.window > 0) mixer.set("window", Config(model.window));
-  if (model.feature_dim == 0) {
-    mixer.set("rotary_dim", Config(int64_t{0}));
-    mixer.set("qkv_bias", Config(true));
-    mixer.set("out_bias", Config(true));
-    if (model.window == 0) mixer.set("dropout", Config(0.1));
-  }
+  for (const auto& [name, value] : model.mixer) mixer.set(name, value);
   config.mixers["mixer"] = mixer;
   return config;
 }
@@ -115,7 +134,8 @@ void measure(Context& context, const Model& shape_of, bool tf32) {
 
 void run(Context& context) {
   for (const bool tf32 : {true, false})
-    for (const Model& model : kModels) measure(context, model, tf32);
+    for (const Model& model : models_with_a_convolution()) measure(context, model, tf32);
+  for (const Model& model : models_of_two_mixers()) measure(context, model, true);
 }
 
 }  // namespace
