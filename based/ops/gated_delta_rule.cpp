@@ -271,7 +271,7 @@ Result<GatedDeltaRuleBackward> gated_delta_rule_backward_with(const GatedDeltaRu
   require_ok(table.backward(to, scratch.mutable_data_ptr()));
   const auto of_key_heads = [&](const Tensor& grad) {
     if (heads == key_heads) return grad;
-    return grad.view({tokens, key_heads, heads / key_heads, -1}).sum(2, /*keepdim=*/false, at::kFloat).to(grad.scalar_type());
+    return grad.view({tokens, key_heads, heads / key_heads, grad.size(2)}).sum(2, /*keepdim=*/false, at::kFloat).to(grad.scalar_type());
   };
   return {of_key_heads(grad_q),
           of_key_heads(grad_k),
