@@ -5,6 +5,8 @@
 
 namespace based::kernels {
 
+constexpr int32_t kShortConvTaps = 128;  // at most
+
 struct ShortConv {               // caller owns all memory; strides count elements from one token to the next
   const void* x = nullptr;       // [tokens, channels]
   const void* gate = nullptr;    // [tokens, channels], or null: 1
@@ -17,7 +19,7 @@ struct ShortConv {               // caller owns all memory; strides count elemen
   const int64_t* slot = nullptr;       // [rows], state row of each sequence, none twice; null: row r uses state row r
   int64_t tokens = 0, rows = 0, channels = 0;
   int64_t x_stride = 0, gate_stride = 0, y_stride = 0;
-  int32_t taps = 3;  // 1..128
+  int32_t taps = 3;  // 1..kShortConvTaps
   bool silu = true;
   DType dtype = DType::f32;  // of x, gate, weight, bias, y; sums are fp32
   // CUDA, one token a row: no kernel queued before this one writes weight, bias or slots or touches the state, so they may be read while

@@ -14,7 +14,7 @@ void check_layer(const char* op, const ShortConvLayer& in) {
   require_shape(op, "x", x, {-1, -1});
   require_like(op, "weight", in.weight, x);
   require_shape(op, "weight", in.weight, {x.size(1), -1});
-  require(in.weight.size(1) >= 1 && in.weight.size(1) <= 128, op, "taps must be 1..128, got ", in.weight.size(1));
+  require(in.weight.size(1) >= 1 && in.weight.size(1) <= kernels::kShortConvTaps, op, "taps must be 1..128, got ", in.weight.size(1));
   if (in.bias) {
     require_like(op, "bias", *in.bias, x);
     require_shape(op, "bias", *in.bias, {x.size(1)});

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "based/kernels/cuda/launch.h"
+#include "based/kernels/cuda/short_conv_any.cuh"
 
 namespace based::kernels::cuda {
 namespace {
@@ -109,19 +110,26 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kTaps)) convolve(con
   }
 }
 
-// Any number of taps: a thread a token and channel.
+// Any number of taps, channels and strides.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) convolve_any(const __grid_constant__ ShortConv p) {
-  const int64_t c = blockIdx.y * int64_t{kThreads} + threadIdx.x, token = blockIdx.x;
+__global__ void __launch_bounds__(kAnyChannels) convolve_any(const __grid_constant__ ShortConv p, int64_t run_tokens) {
+  __shared__ AnyTaps filter;
+  const int64_t first = blockIdx.x * run_tokens, last = min(first + run_tokens, p.tokens);
+  const int64_t first_channel = blockIdx.y * int64_t{kAnyChannels}, c = first_channel + threadIdx.x;
+  load_filter<T>(p, first_channel, filter);
   if (c >= p.channels) return;
-  const int64_t row = row_of(p.row_start, p.rows, token), start = p.row_start[row], slot = p.slot != nullptr ? p.slot[row] : row;
-  float y = element_or_zero<T>(p.bias, c);
-  for (int j = 0; j < p.taps; ++j) {
-    y = fmaf(to_float(static_cast<const T*>(p.weight)[c * p.taps + j]), input_at<T>(p, p.state, slot, start, token - p.taps + 1 + j, c), y);
-  }
-  y = activate(y, p.silu) * gate_at<T>(p, token, c);
-  if (p.adds_input) y = __fadd_rn(y, input_at<T>(p, p.state, slot, start, token, c));
-  static_cast<T*>(p.y)[token * p.y_stride + c] = from_float<T>(y);
+  each_run(p, first, last, [&](int64_t row, int64_t token, int count) {
+    const AnyInputs<T> input(p, p.state, p.slot != nullptr ? p.slot[row] : row, row, token, c);
+    float y[kAnyTokens];
+    detail::convolve(p, filter, input, c, y);
+#pragma unroll
+    for (int i = 0; i < kAnyTokens; ++i) {
+      if (i >= count) break;
+      float value = activate(y[i], p.silu) * gate_at<T>(p, token + i, c);
+      if (p.adds_input) value = __fadd_rn(value, input(i));
+      static_cast<T*>(p.y)[(token + i) * p.y_stride + c] = from_float<T>(value);
+    }
+  });
 }
 
 // The states after the rows, once every token has been convolved. Ascending, so that old inputs are read before they are overwritten.
@@ -135,31 +143,38 @@ __global__ void update_states(const __grid_constant__ ShortConv p) {
   for (int j = 0; j + 1 < p.taps; ++j) state[j] = input_at<T>(p, p.state, slot, start, stop - p.taps + 1 + j, c);
 }
 
-// Three taps, the usual number: a thread a row and four channels, whose state is 32 bytes in a row.
-template <typename T>
-__global__ void __launch_bounds__(kThreads) step_rows_of_three(const __grid_constant__ ShortConv p) {
+// Three or four taps, the usual numbers: a thread a row and four channels, whose state is 32 or 48 bytes in a row.
+template <typename T, int kTaps>
+__global__ void __launch_bounds__(kThreads) step_rows_of_four(const __grid_constant__ ShortConv p) {
   let_next_kernel_start();
   if (!p.state_is_private) wait_for_earlier_kernels();
-  constexpr int kCount = 4;
+  constexpr int kCount = 4, kKept = kTaps - 1;
   const int64_t row = blockIdx.x, c = (blockIdx.y * int64_t{kThreads} + threadIdx.x) * kCount;
   if (c >= p.channels) return;
-  float* state = p.state + ((p.slot != nullptr ? p.slot[row] : row) * p.channels + c) * 2;
-  float old[2 * kCount], x[kCount], y[kCount], gate[kCount] = {1, 1, 1, 1}, bias[kCount] = {}, weight[3][kCount];
-  load_floats<2 * kCount>(state, old);
+  float* state = p.state + ((p.slot != nullptr ? p.slot[row] : row) * p.channels + c) * kKept;
+  float old[kKept][kCount], x[kCount], y[kCount], gate[kCount] = {1, 1, 1, 1}, bias[kCount] = {}, weight[kTaps][kCount];
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) load_floats<kCount>(state + i * kCount, old[i]);
   if (p.bias != nullptr) load_floats<kCount>(static_cast<const T*>(p.bias) + c, bias);
 #pragma unroll
-  for (int i = 0; i < 3; ++i) load_floats<kCount>(static_cast<const T*>(p.weight) + 3 * c + i * kCount, weight[i]);
+  for (int i = 0; i < kTaps; ++i) load_floats<kCount>(static_cast<const T*>(p.weight) + kTaps * c + i * kCount, weight[i]);
   if (p.state_is_private) wait_for_earlier_kernels();
   load_floats<kCount>(static_cast<const T*>(p.x) + row * p.x_stride + c, x);
   if (p.gate != nullptr) load_floats<kCount>(static_cast<const T*>(p.gate) + row * p.gate_stride + c, gate);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const auto w = [&](int j) { return weight[(3 * i + j) / kCount][(3 * i + j) % kCount]; };
-    const float z = fmaf(w(2), x[i], fmaf(w(1), old[2 * i + 1], fmaf(w(0), old[2 * i], bias[i])));
+    const auto w = [&](int j) { return weight[(kTaps * i + j) / kCount][(kTaps * i + j) % kCount]; };
+    const auto kept = [&](int j) -> float& { return old[(kKept * i + j) / kCount][(kKept * i + j) % kCount]; };
+    float z = bias[i];
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) z = fmaf(w(j), kept(j), z);
+    z = fmaf(w(kKept), x[i], z);
     y[i] = activate(z, p.silu) * gate[i];
-    old[2 * i] = old[2 * i + 1], old[2 * i + 1] = x[i];
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) kept(j) = j + 1 < kKept ? kept(j + 1) : x[i];
   }
-  store_floats<2 * kCount>(state, old);
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) store_floats<kCount>(state + i * kCount, old[i]);
   store_floats<kCount>(static_cast<T*>(p.y) + row * p.y_stride + c, y);
 }
 
@@ -197,7 +212,8 @@ __global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ Sh
 }
 
 template <typename T>
-auto* choose_step(int taps) {
+auto* choose_step(int taps, bool four) {
+  if (four) return taps == 3 ? step_rows_of_four<T, 3> : step_rows_of_four<T, 4>;
   return taps == 3 ? step_rows<T, 3> : taps == 4 ? step_rows<T, 4> : step_rows<T, 0>;
 }
 
@@ -215,6 +231,7 @@ Status walk(const ShortConv& p, Stream stream) {
 
 Status short_conv_forward(const ShortConv& p, Stream stream) {
   if (p.rows == 0) return {};
+  if (p.taps < 1 || p.taps > kShortConvTaps) return {"short_conv_forward: taps must be 1..128"};
   if (p.adds_input && p.x_bias != nullptr) return {"short_conv_forward: x that is added must have its bias"};
   const bool bf = p.dtype == DType::bf16;
   const cudaStream_t s = stream_of(stream);
@@ -222,7 +239,7 @@ Status short_conv_forward(const ShortConv& p, Stream stream) {
     if (const Status status = (bf ? walk<bf16> : walk<float>)(p, stream); !status.ok()) return status;
   } else if (p.tokens > 0) {
     auto* kernel = bf ? convolve_any<bf16> : convolve_any<float>;
-    kernel<<<dim3(static_cast<unsigned>(p.tokens), static_cast<unsigned>(ceil_div(p.channels, kThreads))), kThreads, 0, s>>>(p);
+    kernel<<<any_grid(p, kAnyRun), kAnyChannels, 0, s>>>(p, kAnyRun);
   }
   if (p.state != nullptr && p.taps > 1) {
     auto* kernel = bf ? update_states<bf16> : update_states<float>;
@@ -235,10 +252,10 @@ Status short_conv_step(const ShortConv& p, Stream stream) {
   if (p.rows == 0) return {};
   if (p.x_bias != nullptr || p.gate_bias != nullptr) return {"short_conv_step: x and the gate must have their biases"};
   const bool bf = p.dtype == DType::bf16;
-  const bool four = p.taps == 3 && p.channels % 4 == 0 && p.x_stride % 4 == 0 && p.y_stride % 4 == 0 && p.gate_stride % 4 == 0 &&
-                    aligned16(p.x) && aligned16(p.weight) && aligned16(p.bias) && aligned16(p.gate) && aligned16(p.y) && aligned16(p.state);
-  auto* kernel =
-      four ? (bf ? step_rows_of_three<bf16> : step_rows_of_three<float>) : (bf ? choose_step<bf16>(p.taps) : choose_step<float>(p.taps));
+  const bool four = (p.taps == 3 || p.taps == 4) && p.channels % 4 == 0 && p.x_stride % 4 == 0 && p.y_stride % 4 == 0 &&
+                    p.gate_stride % 4 == 0 && aligned16(p.x) && aligned16(p.weight) && aligned16(p.bias) && aligned16(p.gate) &&
+                    aligned16(p.y) && aligned16(p.state);
+  auto* kernel = bf ? choose_step<bf16>(p.taps, four) : choose_step<float>(p.taps, four);
   const dim3 grid(static_cast<unsigned>(p.rows), static_cast<unsigned>(ceil_div(p.channels, kThreads * (four ? 4 : 1))));
   return launch_overlapped(kernel, {grid, kThreads}, stream, p);
 }

@@ -5,6 +5,7 @@
 #include "based/kernels/cuda/column_sums.cuh"
 #include "based/kernels/cuda/launch.h"
 #include "based/kernels/cuda/short_conv.cuh"
+#include "based/kernels/cuda/short_conv_any.cuh"
 
 namespace based::kernels::cuda {
 namespace {
@@ -225,63 +226,84 @@ __global__ void __launch_bounds__(kThreads) empty_rows_backward(const __grid_con
   for (int64_t i = at * kept; i < (at + 1) * kept; ++i) p.grad_initial_state[i] = p.grad_state != nullptr ? p.grad_state[i] : 0.0F;
 }
 
-// Any taps, channels and strides: one channel over a block of tokens.
+// Any taps, channels and strides. The block's dw and dbias go to `partial` [blocks, taps + 1, channels].
 template <typename T>
-__device__ __forceinline__ float output_gradient(const ShortConvBackward& p, int64_t row, int64_t start, int64_t token, int64_t c,
-                                                 float& act) {
+__global__ void __launch_bounds__(kAnyChannels)
+    backward_outputs(const __grid_constant__ ShortConvBackward p, float* grad_z, float* partial, int64_t run_tokens) {
   const ShortConv& f = p.forward;
-  float z = element_or_zero<T>(f.bias, c);
-  for (int j = 0; j < f.taps; ++j) {
-    z = fmaf(to_float(static_cast<const T*>(f.weight)[c * f.taps + j]),
-             input_at<T>(f, p.initial_state, row, start, token - f.taps + 1 + j, c), z);
+  __shared__ AnyTaps filter;
+  const int64_t first = blockIdx.x * run_tokens, last = min(first + run_tokens, f.tokens);
+  const int64_t first_channel = blockIdx.y * int64_t{kAnyChannels}, c = first_channel + threadIdx.x;
+  load_filter<T>(f, first_channel, filter);
+  if (c >= f.channels) return;
+  float bias = 0;
+  each_run(f, first, last, [&](int64_t row, int64_t token, int count) {
+    float z[kAnyTokens] = {};
+    if (f.silu || p.grad_gate != nullptr) convolve(f, filter, AnyInputs<T>(f, p.initial_state, row, row, token, c), c, z);
+#pragma unroll
+    for (int i = 0; i < kAnyTokens; ++i) {
+      if (i >= count) break;
+      const float g = to_float(static_cast<const T*>(p.grad_y)[(token + i) * f.channels + c]), s = sigmoid(z[i]);
+      const float dz = g * gate_at<T>(f, token + i, c) * (f.silu ? s * (1 + z[i] * (1 - s)) : 1.0F);
+      grad_z[(token + i) * f.channels + c] = dz;
+      if (p.grad_gate != nullptr) {
+        static_cast<T*>(p.grad_gate)[(token + i) * p.grad_gate_stride + c] = from_float<T>(g * (f.silu ? z[i] * s : z[i]));
+      }
+      bias += dz;
+    }
+  });
+  float* to = partial + blockIdx.x * f.channels * (f.taps + 1) + c;
+#pragma unroll 1
+  for (int tap = 0; tap < f.taps; tap += kAnyTokens) {
+    float sums[kAnyTokens] = {};
+    each_run(f, first, last, [&](int64_t row, int64_t token, int count) {
+      const AnyInputs<T> input(f, p.initial_state, row, row, token, c);
+      float x[2 * kAnyTokens - 1];
+#pragma unroll
+      for (int i = 0; i < 2 * kAnyTokens - 1; ++i) x[i] = input(i + tap - f.taps + 1);
+#pragma unroll
+      for (int k = 0; k < kAnyTokens; ++k) {
+        if (k >= count) break;
+        const float dz = grad_z[(token + k) * f.channels + c];
+#pragma unroll
+        for (int i = 0; i < kAnyTokens; ++i) sums[i] = fmaf(dz, x[k + i], sums[i]);
+      }
+    });
+#pragma unroll
+    for (int i = 0; i < kAnyTokens; ++i)
+      if (tap + i < f.taps) to[(tap + i) * f.channels] = sums[i];
   }
-  const float s = sigmoid(z);
-  act = f.silu ? z * s : z;
-  return to_float(static_cast<const T*>(p.grad_y)[token * f.channels + c]) * gate_at<T>(f, token, c) *
-         (f.silu ? s * (1 + z * (1 - s)) : 1.0F);
+  to[f.taps * f.channels] = bias;
 }
 
-// The block's dw and dbias go to `partial` [blocks, taps + 1, channels].
+// dx_t is what the outputs from t on, in the row, had of it: the filter the other way round.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    backward_outputs(const __grid_constant__ ShortConvBackward p, float* grad_z, float* partial, int64_t tokens_per_block) {
+__global__ void __launch_bounds__(kAnyChannels)
+    backward_inputs(const __grid_constant__ ShortConvBackward p, const float* grad_z, int64_t run_tokens) {
   const ShortConv& f = p.forward;
-  const int64_t c = blockIdx.y * int64_t{kThreads} + threadIdx.x, first = blockIdx.x * tokens_per_block;
+  __shared__ AnyTaps filter;
+  const int64_t first = blockIdx.x * run_tokens, last = min(first + run_tokens, f.tokens);
+  const int64_t first_channel = blockIdx.y * int64_t{kAnyChannels}, c = first_channel + threadIdx.x;
+  load_filter<T>(f, first_channel, filter);
   if (c >= f.channels) return;
-  float* sums = partial + blockIdx.x * f.channels * (f.taps + 1) + c;
-  for (int j = 0; j <= f.taps; ++j) sums[j * f.channels] = 0;
-  int64_t row = row_of(f.row_start, f.rows, first);
-  for (int64_t token = first; token < min(first + tokens_per_block, f.tokens); ++token) {
-    while (token >= f.row_start[row + 1]) ++row;
-    const int64_t start = f.row_start[row];
-    float act;
-    const float dz = output_gradient<T>(p, row, start, token, c, act);
-    grad_z[token * f.channels + c] = dz;
-    if (p.grad_gate != nullptr) {
-      static_cast<T*>(p.grad_gate)[token * p.grad_gate_stride + c] =
-          from_float<T>(to_float(static_cast<const T*>(p.grad_y)[token * f.channels + c]) * act);
+  each_run(f, first, last, [&](int64_t row, int64_t token, int count) {
+    const int64_t stop = f.row_start[row + 1];
+    const int outputs = static_cast<int>(min(stop - token, int64_t{1 << 30}));
+    float sums[kAnyTokens] = {};  // the last token first
+    correlate(sums, &filter.weight[0][threadIdx.x], f.taps, [&](int s) {
+      const int at = kAnyTokens - 1 - s;
+      return at < outputs ? grad_z[(token + at) * f.channels + c] : 0.0F;
+    });
+#pragma unroll
+    for (int i = 0; i < kAnyTokens; ++i) {
+      if (i >= count) break;
+      float g = sums[kAnyTokens - 1 - i];
+      if (f.adds_input) g += to_float(static_cast<const T*>(p.grad_y)[(token + i) * f.channels + c]);
+      const int64_t place = token + i - (stop - (f.taps - 1));  // in the final state
+      if (p.grad_state != nullptr && place >= 0) g += p.grad_state[(row * f.channels + c) * (f.taps - 1) + place];
+      static_cast<T*>(p.grad_x)[(token + i) * p.grad_x_stride + c] = from_float<T>(g);
     }
-    for (int j = 0; j < f.taps; ++j) {
-      sums[j * f.channels] += dz * input_at<T>(f, p.initial_state, row, start, token - f.taps + 1 + j, c);
-    }
-    sums[f.taps * f.channels] += dz;
-  }
-}
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads) backward_inputs(const __grid_constant__ ShortConvBackward p, const float* grad_z) {
-  const ShortConv& f = p.forward;
-  const int64_t c = blockIdx.y * int64_t{kThreads} + threadIdx.x, token = blockIdx.x;
-  if (c >= f.channels) return;
-  const int64_t row = row_of(f.row_start, f.rows, token), stop = f.row_start[row + 1];
-  float g = f.adds_input ? to_float(static_cast<const T*>(p.grad_y)[token * f.channels + c]) : 0.0F;
-  for (int j = 0; j < f.taps; ++j) {
-    const int64_t later = token + f.taps - 1 - j;
-    if (later < stop) g = fmaf(to_float(static_cast<const T*>(f.weight)[c * f.taps + j]), grad_z[later * f.channels + c], g);
-  }
-  const int64_t place = token - (stop - (f.taps - 1));  // in the final state
-  if (p.grad_state != nullptr && place >= 0) g += p.grad_state[(row * f.channels + c) * (f.taps - 1) + place];
-  static_cast<T*>(p.grad_x)[token * p.grad_x_stride + c] = from_float<T>(g);
+  });
 }
 
 template <typename T>
@@ -335,7 +357,7 @@ BackwardPlan plan_backward(const ShortConvBackward& p) {
     const int64_t threads = int64_t{kWaves} * resident_blocks(count) * multiprocessors() * kThreads;
     plan.tokens = std::max<int64_t>(kShortestRun, ceil_div(f.tokens * (f.channels / count), threads));
   } else {
-    plan.tokens = std::max<int64_t>(32, ceil_div(f.tokens, 8 * multiprocessors()));
+    plan.tokens = kAnyRun;
     plan.grad_z_bytes = round_up(f.tokens * f.channels * 4, 16);
   }
   plan.parts = ceil_div(f.tokens, plan.tokens);
@@ -360,11 +382,10 @@ Status walk(const ShortConvBackward& p, const BackwardPlan& plan, float* partial
 template <typename T>
 Status any_backward(const ShortConvBackward& p, const BackwardPlan& plan, float* grad_z, float* partial, Stream stream) {
   const ShortConv& f = p.forward;
-  const auto columns = static_cast<unsigned>(ceil_div(f.channels, kThreads));
   const cudaStream_t s = stream_of(stream);
   if (f.tokens > 0) {
-    backward_outputs<T><<<dim3(static_cast<unsigned>(plan.parts), columns), kThreads, 0, s>>>(p, grad_z, partial, plan.tokens);
-    backward_inputs<T><<<dim3(static_cast<unsigned>(f.tokens), columns), kThreads, 0, s>>>(p, grad_z);
+    backward_outputs<T><<<any_grid(f, plan.tokens), kAnyChannels, 0, s>>>(p, grad_z, partial, plan.tokens);
+    backward_inputs<T><<<any_grid(f, plan.tokens), kAnyChannels, 0, s>>>(p, grad_z, plan.tokens);
   }
   if (p.grad_initial_state != nullptr && f.taps > 1 && f.rows > 0) {
     backward_states<T><<<static_cast<unsigned>(ceil_div(f.rows * f.channels, kThreads)), kThreads, 0, s>>>(p, grad_z);

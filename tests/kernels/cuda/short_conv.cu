@@ -219,7 +219,10 @@ void verify_short_conv(Report& report) {
                                                        {{0, 2, 40}, 37, 4, false, fp},
                                                        {{0, 30, 33}, 24, 9, true, fp},
                                                        {{0, 50}, 256, 4, true, bf},
-                                                       {{0, 20}, 5, 1, true, fp}}) {
+                                                       {{0, 20}, 5, 1, true, fp},
+                                                       {{0, 100, 103, 103, 300}, 70, 16, true, bf},
+                                                       {{0, 100, 103, 103, 300}, 65, 64, false, fp, false, true},
+                                                       {{0, 7, 290}, 130, 128, true, fp, true}}) {
     verify_short_conv(report, s);
   }
   // Rows that are empty or shorter than the taps, and that end at, before and after the ends of the backward's runs of 32 tokens.
@@ -248,6 +251,7 @@ void verify_short_conv(Report& report) {
 
 void verify_short_conv_step(Report& report) {
   verify_short_conv_step(report, 40, 3, DType::bf16), verify_short_conv_step(report, 40, 3, DType::bf16, true);
+  verify_short_conv_step(report, 40, 4, DType::bf16), verify_short_conv_step(report, 40, 4, DType::f32, true);
   verify_short_conv_step(report, 17, 4, DType::f32);
 }
 
