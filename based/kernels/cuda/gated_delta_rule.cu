@@ -1,5 +1,8 @@
-// The gated delta rule by chunks of 64 tokens in three kernels: what is inside of chunks, the state from chunk to chunk, the outputs.
-// docs/kernels/gated-delta-rule.md
+// The gated delta rule by chunks of 64 tokens: what is inside of chunks, then the state from chunk to chunk with the outputs, which are a
+// third kernel's where a block has no shared memory for them. docs/kernels/gated-delta-rule.md
+#include <algorithm>
+#include <type_traits>
+
 #include "based/kernels/cuda/gated_delta_rule_carry.cuh"
 #include "based/kernels/cuda/launch.h"
 
@@ -8,89 +11,136 @@ namespace {
 
 using namespace detail;
 
-// Places in shared memory, in bytes: the state as bf16, and two stages of a chunk.
-template <int kKeys, bool kDelta>
+constexpr int kHopperSharedMemory = 227 * 1024;  // of a block
+constexpr int kMostKeysWithOutputs = 128;        // of 256, no two chunks with all that outputs take fit there
+
+int shared_memory_of_block() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+
+// Four warps carry the state; four others write what is made of it: outputs, or the states themselves.
+constexpr int kCarryThreads = 2 * kRuleThreads;
+
+// Places in shared memory, in bytes: the state as bf16, and stages of a chunk. Without the delta rule the state's next value is written
+// while readers are at the last one: two tiles.
+template <int kKeys, bool kDelta, bool kOutputs, int kCount>
 struct Places {
   static constexpr int kPitch = kKeys + 8, kKeyBytes = kRuleChunk * kPitch * 2;
-  static constexpr int kK = 0, kW = kKeyBytes, kU = kDelta ? 2 * kW : kW, kDecays = kU + kRuleChunk * kSlicePitch * 2,
+  static constexpr int kK = 0, kW = kKeyBytes, kQ = kDelta ? 2 * kW : kW, kScores = kOutputs ? kQ + kKeyBytes : kQ,
+                       kU = kOutputs ? kScores + kRuleChunk * kScorePitch * 2 : kQ, kDecays = kU + kRuleChunk * kSlicePitch * 2,
                        kStage = kDecays + kKeys * 4;
-  static constexpr int kStages = kKeys * kSlicePitch * 2, kEnd = kStages + 2 * kStage;
+  static constexpr int kTile = kKeys * kSlicePitch * 2, kTiles = kDelta ? 1 : 2, kStages = kTiles * kTile;
+  static constexpr int kEnd = kStages + kCount * kStage;
 };
 
-// Carries a slice of a head's state over the chunks of a row.
-template <int kKeys, bool kDelta>
+// A slice of a head's state over the chunks of a row.
+template <int kKeys, bool kDelta, bool kOutputs, int kCount>
 struct Carrier : CarriedSlice<kKeys> {
-  using At = Places<kKeys, kDelta>;
+  using At = Places<kKeys, kDelta, kOutputs, kCount>;
   using Slice = CarriedSlice<kKeys>;
-  using Slice::p, Slice::head, Slice::column, Slice::warp, Slice::lane;
+  using Slice::p, Slice::head, Slice::column, Slice::lane;
   const RuleByChunk& from;
   char* const shared = dynamic_shared();
   const uint32_t base = shared_address(shared);
+  const int thread = static_cast<int>(threadIdx.x) % kRuleThreads, line = thread / 32 * 16;  // the first of the warp's 16 tokens
+  float y[kSlice / 8][4];                                                                    // of these
 
   __device__ __forceinline__ Carrier(const RuleByChunk& of, int64_t index) : Slice(of.of, index), from(of) {}
 
   __device__ __forceinline__ bf16* values(int64_t token) const {  // v, or u in the place of y
     return this->values_of(kDelta ? p.y : const_cast<void*>(p.v), token);
   }
+  __device__ __forceinline__ int64_t value_stride() const { return static_cast<int64_t>(p.heads) * p.value_dim; }
 
   __device__ __forceinline__ void request(uint32_t stage, int64_t number, int64_t first, int tokens) const {
-    const int64_t line = (first * p.heads + head) * kKeys, stride = static_cast<int64_t>(p.heads) * kKeys;
-    request_tile<kKeys>(stage + At::kK, from.k + line, stride, tokens);
-    if constexpr (kDelta) request_tile<kKeys>(stage + At::kW, from.w + line, stride, tokens);
-    request_tile<kSlice>(stage + At::kU, values(first), static_cast<int64_t>(p.heads) * p.value_dim, tokens);
+    const int64_t at = (first * p.heads + head) * kKeys, stride = static_cast<int64_t>(p.heads) * kKeys;
+    request_tile<kKeys, kCarryThreads>(stage + At::kK, from.k + at, stride, tokens);
+    if constexpr (kDelta) request_tile<kKeys, kCarryThreads>(stage + At::kW, from.w + at, stride, tokens);
+    if constexpr (kOutputs) {
+      request_tile<kKeys, kCarryThreads>(stage + At::kQ, from.q + at, stride, tokens);
+      request_tile<kRuleChunk, kCarryThreads>(stage + At::kScores, from.scores + (number * p.heads + head) * kRuleChunk * kRuleChunk,
+                                              kRuleChunk, kRuleChunk);
+    }
+    request_tile<kSlice, kCarryThreads>(stage + At::kU, values(first), value_stride(), tokens);
     this->request_decays(stage + At::kDecays, from.decays, number);
   }
 
-  // u − w S of the warp's 16 tokens, in place.
+  // u − w S of the warp's tokens, in place.
   __device__ __forceinline__ void correct(int stage) const {
     float held[kSlice / 8][4] = {};
-    add_by_k<kSlice / 8>(held, base + stage + At::kW, At::kPitch, 16 * warp, base, kSlicePitch, 0, kKeys);
+    add_by_k<kSlice / 8>(held, base + stage + At::kW, At::kPitch, line, base, kSlicePitch, 0, kKeys);
 #pragma unroll
     for (int n = 0; n < kSlice / 8; ++n) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        uint32_t* const u = pair_of(shared + stage + At::kU, kSlicePitch, 16 * warp + lane / 4 + 8 * half, 8 * n + lane % 4 * 2);
+        uint32_t* const u = pair_of(shared + stage + At::kU, kSlicePitch, line + lane / 4 + 8 * half, 8 * n + lane % 4 * 2);
         *u = pack_bf16(low_float(*u) - held[n][2 * half], high_float(*u) - held[n][2 * half + 1]);
       }
     }
   }
+
+  // What is made of the state before a chunk: q S of the warp's tokens, or a copy in `states`.
+  __device__ __forceinline__ void read_state(int stage, int tile, int64_t number) {
+    if constexpr (kOutputs) {
+#pragma unroll
+      for (auto& of_tile : y) of_tile[0] = of_tile[1] = of_tile[2] = of_tile[3] = 0;
+      add_by_k<kSlice / 8>(y, base + stage + At::kQ, At::kPitch, line, base + tile, kSlicePitch, 0, kKeys);
+    } else {
+      this->write_rounded(from.states, number, base + tile, thread);
+    }
+  }
+  // What is made of the chunk's u: y = q S + scores u; or, where it has been corrected, a copy.
+  __device__ __forceinline__ void read_values(int stage, int64_t first, int tokens) {
+    if constexpr (kOutputs) {
+      add_by_k<kSlice / 8>(y, base + stage + At::kScores, kScorePitch, line, base + stage + At::kU, kSlicePitch, 0, line + 16);
+      store_sums(shared + stage + At::kQ, At::kPitch, line, y);  // no other warp reads these lines of q
+      __syncwarp();
+      store_lines<kSlice>(this->values_of(p.y, first), value_stride(), base + stage + At::kQ, At::kPitch, line, 16, tokens, lane, 32);
+    } else if constexpr (kDelta) {
+      store_lines<kSlice>(values(first), value_stride(), base + stage + At::kU, kSlicePitch, 0, kRuleChunk, tokens, thread, kRuleThreads);
+    }
+  }
 };
 
-template <int kKeys, bool kDelta>
-__global__ void __launch_bounds__(kRuleThreads) carry_states(const __grid_constant__ RuleByChunk from) {
-  using At = Places<kKeys, kDelta>;
+template <int kKeys, bool kDelta, bool kOutputs, int kCount>
+__global__ void __launch_bounds__(kCarryThreads) carry_states(const __grid_constant__ RuleByChunk from) {
+  using At = Places<kKeys, kDelta, kOutputs, kCount>;
   overlap_kernels();
-  Carrier<kKeys, kDelta> carrier(from, blockIdx.x);
+  Carrier<kKeys, kDelta, kOutputs, kCount> carrier(from, blockIdx.x);
   const GatedDeltaRule& p = from.of;
-  const int64_t start = p.row_start[carrier.row], stop = p.row_start[carrier.row + 1];
+  const bool carries = threadIdx.x < kRuleThreads;
+  const int64_t start = p.row_start[carrier.row], stop = p.row_start[carrier.row + 1], zeroth = start / kRuleChunk + carrier.row;
   const int64_t slot = p.slot != nullptr ? p.slot[carrier.row] : carrier.row;
   const auto tokens_from = [&](int64_t first) { return static_cast<int>(stop - first < kRuleChunk ? stop - first : kRuleChunk); };
-  int64_t number = start / kRuleChunk + carrier.row;
-  int stage = At::kStages;
-  if (start < stop) carrier.request(carrier.base + stage, number, start, tokens_from(start));
-  copy_async_commit();
-  carrier.load(p.state, slot);
-  for (int64_t first = start; first < stop; first += kRuleChunk, ++number) {
-    const int64_t next = first + kRuleChunk;
-    const int other = 2 * At::kStages + At::kStage - stage;
-    if (next < stop) carrier.request(carrier.base + other, number + 1, next, tokens_from(next));
+  const auto request = [&](int64_t chunk, int place) {
+    const int64_t first = start + chunk * kRuleChunk;
+    if (first < stop) carrier.request(carrier.base + At::kStages + place * At::kStage, zeroth + chunk, first, tokens_from(first));
     copy_async_commit();
-    carrier.round(carrier.shared);
-    copy_async_wait<1>();
-    __syncthreads();
-    carrier.write_rounded(from.states, number, carrier.base);
+  };
+  for (int i = 0; i < kCount - 1; ++i) request(i, i);
+  if (carries) carrier.load(p.state, slot), carrier.round(carrier.shared);
+  copy_async_wait<kCount - 2>();
+  __syncthreads();
+  int place = 0, tile = 0;
+  for (int64_t first = start, chunk = 0; first < stop; first += kRuleChunk, ++chunk) {
+    const int stage = At::kStages + place * At::kStage, next = kDelta ? 0 : At::kTile - tile;
+    request(chunk + kCount - 1, place == 0 ? kCount - 1 : place - 1);  // where the chunk before this one was
+    if (!carries) carrier.read_state(stage, tile, zeroth + chunk);
     if constexpr (kDelta) {
-      carrier.correct(stage);
+      if (carries) carrier.correct(stage);
       __syncthreads();
-      store_lines<kSlice>(carrier.values(first), static_cast<int64_t>(p.heads) * p.value_dim, carrier.base + stage + At::kU, kSlicePitch, 0,
-                          kRuleChunk, tokens_from(first), static_cast<int>(threadIdx.x), kRuleThreads);
     }
-    carrier.scale(carrier.shared + stage + At::kDecays);
-    carrier.template add<false>(carrier.base + stage + At::kK, carrier.base + stage + At::kU);
+    if (carries) {
+      carrier.scale(carrier.shared + stage + At::kDecays);
+      carrier.template add<false>(carrier.base + stage + At::kK, carrier.base + stage + At::kU);
+      carrier.round(carrier.shared + next);
+    } else {
+      carrier.read_values(stage, first, tokens_from(first));
+    }
+    copy_async_wait<kCount - 2>();
     __syncthreads();
-    stage = other;
+    place = place + 1 < kCount ? place + 1 : 0;
+    tile = next;
   }
-  carrier.store(p.state, slot);
+  if (carries) carrier.store(p.state, slot);
 }
 
 // y = q S + scores u of a chunk, for kOutputSlice value channels of a head. A warp has 16 tokens.
@@ -135,22 +185,49 @@ __global__ void __launch_bounds__(kRuleThreads) write_outputs(const __grid_const
 }
 
 template <class Kernel>
-Status launch_blocks(Kernel* kernel, int64_t blocks, int bytes, const RuleByChunk& p, Stream stream) {
+Status launch_blocks(Kernel* kernel, int64_t blocks, int threads, int bytes, const RuleByChunk& p, Stream stream) {
   if (const cudaError_t e = allow_shared_memory(kernel, bytes); e != cudaSuccess) return status_of(e);
-  return launch_overlapped(kernel, {static_cast<unsigned>(blocks), kRuleThreads, bytes}, stream, p);
+  return launch_overlapped(kernel, {static_cast<unsigned>(blocks), static_cast<unsigned>(threads), bytes}, stream, p);
 }
 
-template <int kKeys>
+template <int kKeys, bool kDelta, bool kOutputs, int kCount>
 Status carry(const RuleByChunk& p, Stream stream) {
   const int64_t blocks = p.of.rows * p.of.heads * (p.of.value_dim / kSlice);
-  return p.of.delta ? launch_blocks(carry_states<kKeys, true>, blocks, Places<kKeys, true>::kEnd, p, stream)
-                    : launch_blocks(carry_states<kKeys, false>, blocks, Places<kKeys, false>::kEnd, p, stream);
+  return launch_blocks(carry_states<kKeys, kDelta, kOutputs, kCount>, blocks, kCarryThreads, Places<kKeys, kDelta, kOutputs, kCount>::kEnd, p,
+                       stream);
+}
+// With as many stages as a block of Hopper has shared memory for, or two.
+template <int kKeys, bool kDelta, bool kOutputs>
+Status carry(const RuleByChunk& p, Stream stream) {
+  using At = Places<kKeys, kDelta, kOutputs, 2>;
+  constexpr int kFit = (kHopperSharedMemory - At::kStages) / At::kStage, kMost = std::min(kFit, 4);
+  static_assert(kFit >= 2);
+  if (kMost > 2 && shared_memory_of_block() >= Places<kKeys, kDelta, kOutputs, kMost>::kEnd)
+    return carry<kKeys, kDelta, kOutputs, kMost>(p, stream);
+  return carry<kKeys, kDelta, kOutputs, 2>(p, stream);
+}
+template <int kKeys>
+Status carry(const RuleByChunk& p, Stream stream) {
+  if constexpr (kKeys <= kMostKeysWithOutputs) {
+    if (p.states == nullptr) return p.of.delta ? carry<kKeys, true, true>(p, stream) : carry<kKeys, false, true>(p, stream);
+  }
+  return p.of.delta ? carry<kKeys, true, false>(p, stream) : carry<kKeys, false, false>(p, stream);
+}
+
+// Whether the kernel that carries states writes outputs, too.
+bool carries_outputs(const GatedDeltaRule& p) {
+  const auto needed = [&](auto keys) {
+    return p.delta ? Places<decltype(keys)::value, true, true, 2>::kEnd : Places<decltype(keys)::value, false, true, 2>::kEnd;
+  };
+  if (p.key_dim > kMostKeysWithOutputs) return false;
+  return (p.key_dim == 64 ? needed(std::integral_constant<int, 64>()) : needed(std::integral_constant<int, 128>())) <=
+         shared_memory_of_block();
 }
 
 template <int kKeys>
 Status write(const RuleByChunk& p, Stream stream) {
   const int64_t blocks = chunk_numbers(p.of.tokens, p.of.rows) * p.of.heads * (p.of.value_dim / kOutputSlice);
-  return launch_blocks(write_outputs<kKeys>, blocks, Outputs<kKeys>::kEnd, p, stream);
+  return launch_blocks(write_outputs<kKeys>, blocks, kRuleThreads, Outputs<kKeys>::kEnd, p, stream);
 }
 
 }  // namespace
@@ -164,7 +241,7 @@ bool has_chunks(const GatedDeltaRule& p) {
          !(p.delta && has_channel_decays(p));
 }
 
-int64_t share_out(RuleByChunk& p, char* at) {
+int64_t share_out(RuleByChunk& p, char* at, bool keeps_states) {
   const GatedDeltaRule& of = p.of;
   const int64_t keys = of.tokens * of.heads * of.key_dim, chunks = chunk_numbers(of.tokens, of.rows) * of.heads;
   int64_t used = 0;
@@ -173,8 +250,8 @@ int64_t share_out(RuleByChunk& p, char* at) {
     used += round_up(count * static_cast<int64_t>(sizeof(*part)), 256);
   };
   take(p.q, keys), take(p.k, keys), take(p.w, of.delta ? keys : 0);
-  take(p.scores, chunks * kRuleChunk * kRuleChunk), take(p.states, chunks * of.key_dim * of.value_dim);
-  take(p.decays, chunks * of.key_dim);
+  take(p.scores, chunks * kRuleChunk * kRuleChunk), take(p.decays, chunks * of.key_dim);
+  if (keeps_states) take(p.states, chunks * of.key_dim * of.value_dim);
   return used;
 }
 
@@ -191,7 +268,7 @@ Status gated_delta_rule_carry(const RuleByChunk& p, Stream stream) {
 
 int64_t gated_delta_rule_scratch(const GatedDeltaRule& p) {
   RuleByChunk call{p};
-  return has_chunks(p) ? share_out(call, nullptr) : 0;
+  return has_chunks(p) ? share_out(call, nullptr, !carries_outputs(p)) : 0;
 }
 
 Status gated_delta_rule_forward(const GatedDeltaRule& p, void* scratch, Stream stream) {
@@ -202,9 +279,10 @@ Status gated_delta_rule_forward(const GatedDeltaRule& p, void* scratch, Stream s
   if (!aligned16(p.q) || !aligned16(p.k) || !aligned16(p.v) || !aligned16(p.y) || !aligned16(p.state))
     return {"gated_delta_rule: tensors must be aligned to 16 bytes"};
   RuleByChunk call{p};
-  share_out(call, static_cast<char*>(scratch));
+  share_out(call, static_cast<char*>(scratch), !carries_outputs(p));
   if (const Status inside = gated_delta_rule_inside(call, stream); !inside.ok()) return inside;
-  if (const Status carried = gated_delta_rule_carry(call, stream); !carried.ok()) return carried;
+  const Status carried = gated_delta_rule_carry(call, stream);
+  if (!carried.ok() || call.states == nullptr) return carried;
   return p.key_dim == 64 ? write<64>(call, stream) : p.key_dim == 128 ? write<128>(call, stream) : write<256>(call, stream);
 }
 

@@ -21,7 +21,7 @@ struct RuleByChunk {
   bf16* w =
       nullptr;  // [tokens, heads, key_dim], with `delta`: what of the state before the chunk is taken from y, which holds u until then
   bf16* scores = nullptr;   // [numbers, heads, 64, 64], of a chunk's tokens for each other
-  bf16* states = nullptr;   // [numbers, heads, key_dim, value_dim], before the chunk
+  bf16* states = nullptr;   // [numbers, heads, key_dim, value_dim], before the chunk; null: outputs are written in their place
   float* decays = nullptr;  // [numbers, heads, key_dim], of the state over the chunk
   bf16* inverse = nullptr;  // [numbers, heads, 64, 64], with `delta`: of 1 + lower, for a backward; or null
 };
@@ -224,13 +224,13 @@ struct RuleBackward {
 bool has_channel_decays(const GatedDeltaRule& p);
 bool has_chunks(const GatedDeltaRule& p);  // whether chunks have kernels for the sizes
 // The scratch memory of a call from `at` on; the bytes that it takes.
-int64_t share_out(RuleByChunk& p, char* at);
+int64_t share_out(RuleByChunk& p, char* at, bool keeps_states);
 // Inside of chunks: all but `states` of the scratch memory, and with `delta` u in the place of y; for heads whose channels decay alike, and
 // for channels that decay each by itself.
 Status gated_delta_rule_inside(const RuleByChunk& p, Stream stream);
 Status gated_delta_rule_inside_heads(const RuleByChunk& p, Stream stream);
 Status gated_delta_rule_inside_channels(const RuleByChunk& p, Stream stream);
-// The state from chunk to chunk: `states`, and with `delta` what u lacks.
+// The state from chunk to chunk: y, or where there is memory for them `states`, and with `delta` u with what it lacks.
 Status gated_delta_rule_carry(const RuleByChunk& p, Stream stream);
 // Gradients of what is inside of chunks.
 Status gated_delta_rule_backward_heads(const RuleBackward& p, Stream stream);

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kRuleThreads) carry_gradients(const __grid_con
     carrier.round(carrier.shared);
     copy_async_wait<1>();
     __syncthreads();
-    carrier.write_rounded(to.grad_states, number, carrier.base);
+    carrier.write_rounded(to.grad_states, number, carrier.base, static_cast<int>(threadIdx.x));
     carrier.find_grad_u(stage);
     __syncthreads();
     store_lines<kSlice>(carrier.values_of(to.grad_u, first), static_cast<int64_t>(p.heads) * p.value_dim, carrier.base + At::kGradU,
@@ -104,7 +104,7 @@ Status carry_back(const RuleBackward& p, Stream stream) {
 int64_t share_out_backward(RuleBackward& p, char* at) {
   const GatedDeltaRule& of = p.call.of;
   const int64_t values = of.tokens * of.heads * of.value_dim, chunks = chunk_numbers(of.tokens, of.rows) * of.heads;
-  int64_t used = share_out(p.call, at);
+  int64_t used = share_out(p.call, at, true);
   const auto take = [&](int64_t count) {
     auto* part = reinterpret_cast<bf16*>(at + used);
     used += round_up(count * static_cast<int64_t>(sizeof(bf16)), 256);

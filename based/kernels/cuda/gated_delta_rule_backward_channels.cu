@@ -24,7 +24,7 @@ struct ChunkGradients : ChannelTile<Places<kKeys>> {
   using At = Places<kKeys>;
   using Slice = SlicePlaces<kKeys, false>;
   using Tile = ChannelTile<At>;
-  using Tile::shared, Tile::sums, Tile::decays, Tile::floats;
+  using Tile::shared, Tile::sums, Tile::floats;
   static constexpr int kTiles = ChunkSums<kKeys>::kTiles, kParts = kBackThreads / kKeys;  // threads of a channel
   const RuleBackward& from;
   const GatedDeltaRule& p;
@@ -43,6 +43,7 @@ struct ChunkGradients : ChannelTile<Places<kKeys>> {
   __device__ __forceinline__ float element(int tile, int token, int c) const {
     return to_float(reinterpret_cast<const bf16*>(shared + tile)[token * At::kPitch + c]);
   }
+  __device__ __forceinline__ float* decays(int token) const { return floats(At::kDecays) + token * At::kPitch; }
   __device__ __forceinline__ float* grad_q(int token) const { return floats(At::kGradQ) + token * At::kPitch; }
   __device__ __forceinline__ float* grad_k(int token) const { return floats(At::kGradK) + token * At::kPitch; }
 
@@ -207,7 +208,9 @@ __global__ void __launch_bounds__(kBackThreads) gradients(const __grid_constant_
   ChunkGradients<kKeys> chunk(from, block);
   chunk.request_chunk();
   request_slice<kKeys, false>(from, block, chunk.base + At::kSlice, 0);
-  read_channel_decays<kKeys, kBackThreads>(p, block, chunk);
+  read_channel_decays<kKeys, kBackThreads>(p, block, chunk, chunk.floats(At::kHeld), [&](int token, int c, float log2_decay) {
+    chunk.decays(token)[c] = exp2_approx(log2_decay);
+  });
   for (int slice = 0; slice * kOutputSlice < p.value_dim; ++slice) {
     if (slice > 0) request_slice<kKeys, false>(from, block, chunk.base + At::kSlice, slice);
     copy_async_wait<0>();

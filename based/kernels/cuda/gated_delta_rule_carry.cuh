@@ -58,9 +58,9 @@ struct CarriedSlice {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) store_sums(tile, kSlicePitch, warp * kOfWarp + 16 * m, s[m]);
   }
-  __device__ __forceinline__ void write_rounded(bf16* states, int64_t number, uint32_t tile) const {
+  __device__ __forceinline__ void write_rounded(bf16* states, int64_t number, uint32_t tile, int thread) const {
     store_lines<kSlice>(states + (number * p.heads + head) * kKeys * p.value_dim + column, p.value_dim, tile, kSlicePitch, 0, kKeys, kKeys,
-                        static_cast<int>(threadIdx.x), kRuleThreads);
+                        thread, kRuleThreads);
   }
 
   // Of [tokens, heads, value_dim].

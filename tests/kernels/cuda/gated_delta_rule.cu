@@ -103,7 +103,8 @@ void verify_gated_delta_rule(Report& report) {
       {odd, 2, 2, 33, 67, 33, true, true, false},          {odd, 2, 2, 6, 10, 6, false, false, true},
       {two, 1, 1, 250, 33, 1, true, true, false},          {{0, 3, 9}, 1, 1, 1024, 5, 1024, true, true, false},
       {{0, 3, 9}, 1, 1, 1, 1, 0, true, true, false},       {{0, 0}, 1, 1, 64, 64, 1, true, true, false},
-      {{0, 5, 9}, 1, 1, 300, 32, 300, false, true, false},
+      {{0, 5, 9}, 1, 1, 300, 32, 300, false, true, false}, {{0, 450}, 1, 1, 128, 64, 128, false, false, false},
+      {{0, 450}, 1, 1, 128, 64, 1, true, true, false},
   };
   for (const DType dtype : {DType::bf16, DType::f32}) {
     for (const RuleCase& c : cases) verify_forward(report, c, dtype), verify_step(report, c, dtype);
