@@ -1,6 +1,5 @@
 // The gated delta rule by chunks of 64 tokens: what is inside of chunks, then the state from chunk to chunk with the outputs, which are a
 // third kernel's where a block has no shared memory for them. docs/kernels/gated-delta-rule.md
-#include <algorithm>
 #include <type_traits>
 
 #include "based/kernels/cuda/gated_delta_rule_carry.cuh"
@@ -11,13 +10,7 @@ namespace {
 
 using namespace detail;
 
-constexpr int kHopperSharedMemory = 227 * 1024;  // of a block
-constexpr int kMostKeysWithOutputs = 128;        // of 256, no two chunks with all that outputs take fit there
-
-int shared_memory_of_block() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
-
-// Four warps carry the state; four others write what is made of it: outputs, or the states themselves.
-constexpr int kCarryThreads = 2 * kRuleThreads;
+constexpr int kMostKeysWithOutputs = 128;  // of 256, no two chunks with all that outputs take fit into Hopper's shared memory
 
 // Places in shared memory, in bytes: the state as bf16, and stages of a chunk. Without the delta rule the state's next value is written
 // while readers are at the last one: two tiles.
@@ -93,9 +86,9 @@ struct Carrier : CarriedSlice<kKeys> {
       add_by_k<kSlice / 8>(y, base + stage + At::kScores, kScorePitch, line, base + stage + At::kU, kSlicePitch, 0, line + 16);
       store_sums(shared + stage + At::kQ, At::kPitch, line, y);  // no other warp reads these lines of q
       __syncwarp();
-      store_lines<kSlice>(this->values_of(p.y, first), value_stride(), base + stage + At::kQ, At::kPitch, line, 16, tokens, lane, 32);
+      store_lines<kSlice, 16, 32>(this->values_of(p.y, first), value_stride(), base + stage + At::kQ, At::kPitch, line, tokens, lane);
     } else if constexpr (kDelta) {
-      store_lines<kSlice>(values(first), value_stride(), base + stage + At::kU, kSlicePitch, 0, kRuleChunk, tokens, thread, kRuleThreads);
+      store_lines<kSlice, kRuleChunk, kRuleThreads>(values(first), value_stride(), base + stage + At::kU, kSlicePitch, 0, tokens, thread);
     }
   }
 };
@@ -109,37 +102,32 @@ __global__ void __launch_bounds__(kCarryThreads) carry_states(const __grid_const
   const bool carries = threadIdx.x < kRuleThreads;
   const int64_t start = p.row_start[carrier.row], stop = p.row_start[carrier.row + 1], zeroth = start / kRuleChunk + carrier.row;
   const int64_t slot = p.slot != nullptr ? p.slot[carrier.row] : carrier.row;
+  const auto first_of = [&](int64_t chunk) { return start + chunk * kRuleChunk; };
   const auto tokens_from = [&](int64_t first) { return static_cast<int>(stop - first < kRuleChunk ? stop - first : kRuleChunk); };
-  const auto request = [&](int64_t chunk, int place) {
-    const int64_t first = start + chunk * kRuleChunk;
-    if (first < stop) carrier.request(carrier.base + At::kStages + place * At::kStage, zeroth + chunk, first, tokens_from(first));
-    copy_async_commit();
-  };
-  for (int i = 0; i < kCount - 1; ++i) request(i, i);
-  if (carries) carrier.load(p.state, slot), carrier.round(carrier.shared);
-  copy_async_wait<kCount - 2>();
-  __syncthreads();
-  int place = 0, tile = 0;
-  for (int64_t first = start, chunk = 0; first < stop; first += kRuleChunk, ++chunk) {
-    const int stage = At::kStages + place * At::kStage, next = kDelta ? 0 : At::kTile - tile;
-    request(chunk + kCount - 1, place == 0 ? kCount - 1 : place - 1);  // where the chunk before this one was
-    if (!carries) carrier.read_state(stage, tile, zeroth + chunk);
-    if constexpr (kDelta) {
-      if (carries) carrier.correct(stage);
-      __syncthreads();
-    }
-    if (carries) {
-      carrier.scale(carrier.shared + stage + At::kDecays);
-      carrier.template add<false>(carrier.base + stage + At::kK, carrier.base + stage + At::kU);
-      carrier.round(carrier.shared + next);
-    } else {
-      carrier.read_values(stage, first, tokens_from(first));
-    }
-    copy_async_wait<kCount - 2>();
-    __syncthreads();
-    place = place + 1 < kCount ? place + 1 : 0;
-    tile = next;
-  }
+  walk_chunks<kCount>(
+      (stop - start + kRuleChunk - 1) / kRuleChunk,
+      [&](int64_t chunk, int stage) {
+        const int64_t first = first_of(chunk);
+        carrier.request(carrier.base + At::kStages + stage * At::kStage, zeroth + chunk, first, tokens_from(first));
+      },
+      [&] {
+        if (carries) carrier.load(p.state, slot), carrier.round(carrier.shared);
+      },
+      [&](int64_t chunk, int number) {
+        const int stage = At::kStages + number * At::kStage, tile = kDelta ? 0 : static_cast<int>(chunk % 2) * At::kTile;
+        if (!carries) carrier.read_state(stage, tile, zeroth + chunk);
+        if constexpr (kDelta) {
+          if (carries) carrier.correct(stage);
+          __syncthreads();
+        }
+        if (carries) {
+          carrier.scale(carrier.shared + stage + At::kDecays);
+          carrier.template add<false>(carrier.base + stage + At::kK, carrier.base + stage + At::kU);
+          carrier.round(carrier.shared + (kDelta ? 0 : At::kTile - tile));
+        } else {
+          carrier.read_values(stage, first_of(chunk), tokens_from(first_of(chunk)));
+        }
+      });
   if (carries) carrier.store(p.state, slot);
 }
 
@@ -181,7 +169,7 @@ __global__ void __launch_bounds__(kRuleThreads) write_outputs(const __grid_const
   add_by_k<kOutputSlice / 8>(y, base + At::kScores, kScorePitch, 16 * warp, base + At::kU, kScorePitch, 0, 16 * warp + 16);
   store_sums(shared + At::kQ, At::kPitch, 16 * warp, y);  // no other warp reads these lines of q
   __syncwarp();
-  store_lines<kOutputSlice>(static_cast<bf16*>(p.y) + at, stride, base + At::kQ, At::kPitch, 16 * warp, 16, lines, lane, 32);
+  store_lines<kOutputSlice, 16, 32>(static_cast<bf16*>(p.y) + at, stride, base + At::kQ, At::kPitch, 16 * warp, lines, lane);
 }
 
 template <class Kernel>
@@ -193,15 +181,15 @@ Status launch_blocks(Kernel* kernel, int64_t blocks, int threads, int bytes, con
 template <int kKeys, bool kDelta, bool kOutputs, int kCount>
 Status carry(const RuleByChunk& p, Stream stream) {
   const int64_t blocks = p.of.rows * p.of.heads * (p.of.value_dim / kSlice);
-  return launch_blocks(carry_states<kKeys, kDelta, kOutputs, kCount>, blocks, kCarryThreads, Places<kKeys, kDelta, kOutputs, kCount>::kEnd, p,
-                       stream);
+  return launch_blocks(carry_states<kKeys, kDelta, kOutputs, kCount>, blocks, kCarryThreads, Places<kKeys, kDelta, kOutputs, kCount>::kEnd,
+                       p, stream);
 }
 // With as many stages as a block of Hopper has shared memory for, or two.
 template <int kKeys, bool kDelta, bool kOutputs>
 Status carry(const RuleByChunk& p, Stream stream) {
   using At = Places<kKeys, kDelta, kOutputs, 2>;
-  constexpr int kFit = (kHopperSharedMemory - At::kStages) / At::kStage, kMost = std::min(kFit, 4);
-  static_assert(kFit >= 2);
+  constexpr int kMost = stages_that_fit(At::kStage, At::kStages);
+  static_assert(kMost >= 2);
   if (kMost > 2 && shared_memory_of_block() >= Places<kKeys, kDelta, kOutputs, kMost>::kEnd)
     return carry<kKeys, kDelta, kOutputs, kMost>(p, stream);
   return carry<kKeys, kDelta, kOutputs, 2>(p, stream);

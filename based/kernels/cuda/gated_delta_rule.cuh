@@ -76,13 +76,13 @@ __device__ __forceinline__ void request_tile(uint32_t to, const bf16* from, int6
   }
 }
 
-// The other way for lines [first, first + count) by the calling threads, of which this one has number `thread`.
-template <int kWidth>
-__device__ __forceinline__ void store_lines(bf16* to, int64_t stride, uint32_t from, int pitch, int first, int count, int lines, int thread,
-                                            int threads) {
+// The other way for lines [first, first + kCount), by kThreads threads of which this one has number `thread`.
+template <int kWidth, int kCount, int kThreads>
+__device__ __forceinline__ void store_lines(bf16* to, int64_t stride, uint32_t from, int pitch, int first, int lines, int thread) {
   constexpr int kPieces = kWidth / 8;
-  for (int at = thread; at < count * kPieces; at += threads) {
-    const int line = first + at / kPieces, piece = at % kPieces;
+#pragma unroll
+  for (int i = 0; i < kCount * kPieces / kThreads; ++i) {
+    const int at = i * kThreads + thread, line = first + at / kPieces, piece = at % kPieces;
     if (line < lines) *reinterpret_cast<uint4*>(to + line * stride + piece * 8) = load_shared_16(from + (line * pitch + piece * 8) * 2);
   }
 }

@@ -8,90 +8,112 @@ namespace {
 
 using namespace detail;
 
-// Places in shared memory, in bytes: the state's gradient and that of u as bf16, and two stages of a chunk.
-template <int kKeys, bool kDelta>
+// Places in shared memory, in bytes: the state's gradient as bf16, that of u, and stages of a chunk. Without the delta rule the state's next
+// gradient is written while readers are at the last one: two tiles.
+template <int kKeys, bool kDelta, int kCount>
 struct Places {
   static constexpr int kKeyBytes = kRuleChunk * (kKeys + 8) * 2, kSliceBytes = kRuleChunk * kSlicePitch * 2;
   static constexpr int kQ = 0, kK = kKeyBytes, kW = 2 * kKeyBytes, kScores = kDelta ? kW + kKeyBytes : kW,
                        kGradY = kScores + kRuleChunk * kScorePitch * 2, kDecays = kGradY + kSliceBytes, kStage = kDecays + kKeys * 4;
-  static constexpr int kGradU = kKeys * kSlicePitch * 2, kStages = kGradU + kSliceBytes, kEnd = kStages + 2 * kStage;
+  static constexpr int kTile = kKeys * kSlicePitch * 2, kGradU = (kDelta ? 1 : 2) * kTile, kStages = kGradU + kSliceBytes,
+                       kEnd = kStages + kCount * kStage;
 };
 
-template <int kKeys, bool kDelta>
+template <int kKeys, bool kDelta, int kCount>
 struct Carrier : CarriedSlice<kKeys> {
-  using At = Places<kKeys, kDelta>;
+  using At = Places<kKeys, kDelta, kCount>;
   using Slice = CarriedSlice<kKeys>;
-  using Slice::p, Slice::head, Slice::column, Slice::warp;
+  using Slice::p, Slice::head, Slice::column, Slice::lane;
   const RuleBackward& to;
   char* const shared = dynamic_shared();
   const uint32_t base = shared_address(shared);
+  const int thread = static_cast<int>(threadIdx.x) % kRuleThreads, line = thread / 32 * 16;  // the first of the warp's 16 tokens
 
   __device__ __forceinline__ Carrier(const RuleBackward& of, int64_t index) : Slice(of.call.of, index), to(of) {}
 
+  __device__ __forceinline__ int64_t value_stride() const { return static_cast<int64_t>(p.heads) * p.value_dim; }
+
   __device__ __forceinline__ void request(uint32_t stage, int64_t number, int64_t first, int tokens) const {
-    const int64_t line = (first * p.heads + head) * kKeys, stride = static_cast<int64_t>(p.heads) * kKeys;
-    request_tile<kKeys>(stage + At::kQ, to.call.q + line, stride, tokens);
-    request_tile<kKeys>(stage + At::kK, to.call.k + line, stride, tokens);
-    if constexpr (kDelta) request_tile<kKeys>(stage + At::kW, to.call.w + line, stride, tokens);
-    request_tile<kRuleChunk>(stage + At::kScores, to.call.scores + (number * p.heads + head) * kRuleChunk * kRuleChunk, kRuleChunk,
-                             kRuleChunk);
-    request_tile<kSlice>(stage + At::kGradY, this->values_of(const_cast<void*>(to.of.grad_y), first),
-                         static_cast<int64_t>(p.heads) * p.value_dim, tokens);
+    const int64_t at = (first * p.heads + head) * kKeys, stride = static_cast<int64_t>(p.heads) * kKeys;
+    request_tile<kKeys, kCarryThreads>(stage + At::kQ, to.call.q + at, stride, tokens);
+    request_tile<kKeys, kCarryThreads>(stage + At::kK, to.call.k + at, stride, tokens);
+    if constexpr (kDelta) request_tile<kKeys, kCarryThreads>(stage + At::kW, to.call.w + at, stride, tokens);
+    request_tile<kRuleChunk, kCarryThreads>(stage + At::kScores, to.call.scores + (number * p.heads + head) * kRuleChunk * kRuleChunk,
+                                            kRuleChunk, kRuleChunk);
+    request_tile<kSlice, kCarryThreads>(stage + At::kGradY, this->values_of(const_cast<void*>(to.of.grad_y), first), value_stride(), tokens);
     this->request_decays(stage + At::kDecays, to.call.decays, number);
   }
 
   // The gradient of u of the warp's 16 tokens: scoresᵀ grad_y + k̃ grad_S.
-  __device__ __forceinline__ void find_grad_u(uint32_t stage) const {
+  __device__ __forceinline__ void find_grad_u(uint32_t stage, int tile) const {
     float sum[kSlice / 8][4] = {};
-    add_transposed<kSlice / 8>(sum, stage + At::kScores, kScorePitch, 16 * warp, stage + At::kGradY, kSlicePitch, 0, 16 * warp, kRuleChunk);
-    add_by_k<kSlice / 8>(sum, stage + At::kK, kKeys + 8, 16 * warp, base, kSlicePitch, 0, kKeys);
-    store_sums(shared + At::kGradU, kSlicePitch, 16 * warp, sum);
+    add_transposed<kSlice / 8>(sum, stage + At::kScores, kScorePitch, line, stage + At::kGradY, kSlicePitch, 0, line, kRuleChunk);
+    add_by_k<kSlice / 8>(sum, stage + At::kK, kKeys + 8, line, base + tile, kSlicePitch, 0, kKeys);
+    store_sums(shared + At::kGradU, kSlicePitch, line, sum);
+  }
+  __device__ __forceinline__ void write_grad_u(int64_t first, int tokens) const {
+    store_lines<kSlice, 16, 32>(this->values_of(to.grad_u, first), value_stride(), base + At::kGradU, kSlicePitch, line, tokens, lane);
   }
 };
 
-template <int kKeys, bool kDelta>
-__global__ void __launch_bounds__(kRuleThreads) carry_gradients(const __grid_constant__ RuleBackward to) {
-  using At = Places<kKeys, kDelta>;
+template <int kKeys, bool kDelta, int kCount>
+__global__ void __launch_bounds__(kCarryThreads) carry_gradients(const __grid_constant__ RuleBackward to) {
+  using At = Places<kKeys, kDelta, kCount>;
   overlap_kernels();
-  Carrier<kKeys, kDelta> carrier(to, blockIdx.x);
+  Carrier<kKeys, kDelta, kCount> carrier(to, blockIdx.x);
   const GatedDeltaRule& p = to.call.of;
+  const bool carries = threadIdx.x < kRuleThreads;
   const int64_t start = p.row_start[carrier.row], stop = p.row_start[carrier.row + 1];
+  const int64_t chunks = (stop - start + kRuleChunk - 1) / kRuleChunk, last = start / kRuleChunk + carrier.row + chunks - 1;
+  const auto first_of = [&](int64_t turn) { return start + (chunks - 1 - turn) * kRuleChunk; };  // from the last chunk on
   const auto tokens_from = [&](int64_t first) { return static_cast<int>(stop - first < kRuleChunk ? stop - first : kRuleChunk); };
-  const int64_t chunks = (stop - start + kRuleChunk - 1) / kRuleChunk;
-  int64_t number = start / kRuleChunk + carrier.row + chunks - 1, first = start + (chunks - 1) * kRuleChunk;
-  uint32_t stage = carrier.base + At::kStages;
-  if (chunks > 0) carrier.request(stage, number, first, tokens_from(first));
-  copy_async_commit();
-  carrier.load(to.of.grad_state, carrier.row);
-  for (; first >= start && chunks > 0; first -= kRuleChunk, --number) {
-    const int64_t next = first - kRuleChunk;
-    const uint32_t other = 2 * (carrier.base + At::kStages) + At::kStage - stage;
-    if (next >= start) carrier.request(other, number - 1, next, kRuleChunk);
-    copy_async_commit();
-    carrier.round(carrier.shared);
-    copy_async_wait<1>();
-    __syncthreads();
-    carrier.write_rounded(to.grad_states, number, carrier.base, static_cast<int>(threadIdx.x));
-    carrier.find_grad_u(stage);
-    __syncthreads();
-    store_lines<kSlice>(carrier.values_of(to.grad_u, first), static_cast<int64_t>(p.heads) * p.value_dim, carrier.base + At::kGradU,
-                        kSlicePitch, 0, kRuleChunk, tokens_from(first), static_cast<int>(threadIdx.x), kRuleThreads);
-    carrier.scale(carrier.shared + (stage - carrier.base) + At::kDecays);
-    carrier.template add<false>(stage + At::kQ, stage + At::kGradY);
-    if constexpr (kDelta) carrier.template add<true>(stage + At::kW, carrier.base + At::kGradU);
-    __syncthreads();
-    stage = other;
-  }
-  carrier.store(to.of.grad_initial_state, carrier.row);
+  walk_chunks<kCount>(
+      chunks,
+      [&](int64_t turn, int stage) {
+        const int64_t first = first_of(turn);
+        carrier.request(carrier.base + At::kStages + stage * At::kStage, last - turn, first, tokens_from(first));
+      },
+      [&] {
+        if (carries) carrier.load(to.of.grad_state, carrier.row), carrier.round(carrier.shared);
+      },
+      [&](int64_t turn, int number) {
+        const int place = At::kStages + number * At::kStage, tile = kDelta ? 0 : static_cast<int>(turn % 2) * At::kTile;
+        const uint32_t stage = carrier.base + place;
+        if (carries) {
+          carrier.scale(carrier.shared + place + At::kDecays);
+          carrier.template add<false>(stage + At::kQ, stage + At::kGradY);
+        } else {
+          carrier.find_grad_u(stage, tile);
+          carrier.write_rounded(to.grad_states, last - turn, carrier.base + tile, carrier.thread);
+        }
+        if constexpr (kDelta) {
+          __syncthreads();
+          if (carries) carrier.template add<true>(stage + At::kW, carrier.base + At::kGradU);
+        }
+        if (carries) {
+          carrier.round(carrier.shared + (kDelta ? 0 : At::kTile - tile));
+        } else {
+          __syncwarp();
+          carrier.write_grad_u(first_of(turn), tokens_from(first_of(turn)));
+        }
+      });
+  if (carries) carrier.store(to.of.grad_initial_state, carrier.row);
 }
 
-template <int kKeys, bool kDelta>
+template <int kKeys, bool kDelta, int kCount>
 Status launch_carry(const RuleBackward& p, Stream stream) {
-  constexpr int kBytes = Places<kKeys, kDelta>::kEnd;
-  if (const cudaError_t e = allow_shared_memory(carry_gradients<kKeys, kDelta>, kBytes); e != cudaSuccess) return status_of(e);
+  constexpr int kBytes = Places<kKeys, kDelta, kCount>::kEnd;
+  if (const cudaError_t e = allow_shared_memory(carry_gradients<kKeys, kDelta, kCount>, kBytes); e != cudaSuccess) return status_of(e);
   const GatedDeltaRule& of = p.call.of;
   const int64_t blocks = of.rows * of.heads * (of.value_dim / kSlice);
-  return launch_overlapped(carry_gradients<kKeys, kDelta>, {static_cast<unsigned>(blocks), kRuleThreads, kBytes}, stream, p);
+  return launch_overlapped(carry_gradients<kKeys, kDelta, kCount>, {static_cast<unsigned>(blocks), kCarryThreads, kBytes}, stream, p);
+}
+template <int kKeys, bool kDelta>
+Status launch_carry(const RuleBackward& p, Stream stream) {
+  using At = Places<kKeys, kDelta, 2>;
+  constexpr int kMost = stages_that_fit(At::kStage, At::kStages);
+  if (shared_memory_of_block() >= Places<kKeys, kDelta, kMost>::kEnd) return launch_carry<kKeys, kDelta, kMost>(p, stream);
+  return launch_carry<kKeys, kDelta, 2>(p, stream);
 }
 
 Status carry_back(const RuleBackward& p, Stream stream) {

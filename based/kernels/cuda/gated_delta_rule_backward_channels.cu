@@ -208,9 +208,8 @@ __global__ void __launch_bounds__(kBackThreads) gradients(const __grid_constant_
   ChunkGradients<kKeys> chunk(from, block);
   chunk.request_chunk();
   request_slice<kKeys, false>(from, block, chunk.base + At::kSlice, 0);
-  read_channel_decays<kKeys, kBackThreads>(p, block, chunk, chunk.floats(At::kHeld), [&](int token, int c, float log2_decay) {
-    chunk.decays(token)[c] = exp2_approx(log2_decay);
-  });
+  read_channel_decays<kKeys, kBackThreads>(p, block, chunk, chunk.floats(At::kHeld),
+                                           [&](int token, int c, float log2_decay) { chunk.decays(token)[c] = exp2_approx(log2_decay); });
   for (int slice = 0; slice * kOutputSlice < p.value_dim; ++slice) {
     if (slice > 0) request_slice<kKeys, false>(from, block, chunk.base + At::kSlice, slice);
     copy_async_wait<0>();

@@ -84,9 +84,10 @@ struct ChunkGradients {
       const uint32_t grad_r = base + At::kSlice + Slice::kGradR;
       add_by_n(held, grad_r, kScorePitch, warp.line, state, kScorePitch, warp.half * kKeys / 2, kOutputSlice);
       add_by_n(lower, grad_r, kScorePitch, warp.line, base + At::kSlice + Slice::kU, kScorePitch, 32 * warp.half, kOutputSlice);
-      store_lines<kOutputSlice>(static_cast<bf16*>(from.of.grad_v) + block.line(p) * p.value_dim + slice * kOutputSlice,
-                                static_cast<int64_t>(p.heads) * p.value_dim, base + At::kSlice + Slice::kV, kScorePitch, 0, kRuleChunk,
-                                block.place.tokens, static_cast<int>(threadIdx.x), kBackThreads);
+      store_lines<kOutputSlice, kRuleChunk, kBackThreads>(
+          static_cast<bf16*>(from.of.grad_v) + block.line(p) * p.value_dim + slice * kOutputSlice,
+          static_cast<int64_t>(p.heads) * p.value_dim, base + At::kSlice + Slice::kV, kScorePitch, 0, block.place.tokens,
+          static_cast<int>(threadIdx.x));
     }
   }
 
@@ -227,10 +228,10 @@ __global__ void __launch_bounds__(kBackThreads) gradients(const __grid_constant_
   __syncthreads();
   const int64_t line = block.line(p) * kKeys, stride = static_cast<int64_t>(p.heads) * kKeys;
   const int thread = static_cast<int>(threadIdx.x), lines = block.place.tokens;
-  store_lines<kKeys>(static_cast<bf16*>(from.of.grad_q) + line, stride, base + At::kQ, At::kPitch, 0, kRuleChunk, lines, thread,
-                     kBackThreads);
-  store_lines<kKeys>(static_cast<bf16*>(from.of.grad_k) + line, stride, base + At::kK, At::kPitch, 0, kRuleChunk, lines, thread,
-                     kBackThreads);
+  store_lines<kKeys, kRuleChunk, kBackThreads>(static_cast<bf16*>(from.of.grad_q) + line, stride, base + At::kQ, At::kPitch, 0, lines,
+                                               thread);
+  store_lines<kKeys, kRuleChunk, kBackThreads>(static_cast<bf16*>(from.of.grad_k) + line, stride, base + At::kK, At::kPitch, 0, lines,
+                                               thread);
   chunk.write_gates();
 }
 

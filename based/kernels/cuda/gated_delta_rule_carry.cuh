@@ -1,10 +1,44 @@
 // A slice of the state, or of its gradient, that a block carries over the chunks of a row in registers.
 #pragma once
 #include "based/kernels/cuda/gated_delta_rule.cuh"
+#include "based/kernels/cuda/launch.h"
 
 namespace based::kernels::cuda::detail {
 
 constexpr int kSlice = 32, kSlicePitch = kSlice + 8;  // value channels of a block
+// Four warps carry the state; four others write what is made of it.
+constexpr int kCarryThreads = 2 * kRuleThreads;
+constexpr int kHopperSharedMemory = 227 * 1024;  // of a block
+
+// Stages of `stage` bytes beside `others` that a block of Hopper has shared memory for, at most four.
+constexpr int stages_that_fit(int stage, int others) {
+  const int fit = (kHopperSharedMemory - others) / stage;
+  return fit > 4 ? 4 : fit;
+}
+inline int shared_memory_of_block() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+
+// A row's chunks, in turn, through kCount stages of shared memory: request(chunk, stage) asks for one by asynchronous copies, begin() is done
+// while the first are under way, work(chunk, stage) when the chunk is there. All of the block's threads call it, and each is at the same
+// chunk as the others.
+template <int kCount, class Request, class Begin, class Work>
+__device__ __forceinline__ void walk_chunks(int64_t chunks, Request&& request, Begin&& begin, Work&& work) {
+  const auto ask = [&](int64_t chunk, int stage) {
+    if (chunk < chunks) request(chunk, stage);
+    copy_async_commit();
+  };
+  for (int i = 0; i < kCount - 1; ++i) ask(i, i);
+  begin();
+  copy_async_wait<kCount - 2>();
+  __syncthreads();
+  int stage = 0;
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    ask(chunk + kCount - 1, stage == 0 ? kCount - 1 : stage - 1);  // where the chunk before this one was
+    work(chunk, stage);
+    copy_async_wait<kCount - 2>();
+    __syncthreads();
+    stage = stage + 1 < kCount ? stage + 1 : 0;
+  }
+}
 
 // Of a row's head. The warps share the keys.
 template <int kKeys>
@@ -59,8 +93,8 @@ struct CarriedSlice {
     for (int m = 0; m < kTiles; ++m) store_sums(tile, kSlicePitch, warp * kOfWarp + 16 * m, s[m]);
   }
   __device__ __forceinline__ void write_rounded(bf16* states, int64_t number, uint32_t tile, int thread) const {
-    store_lines<kSlice>(states + (number * p.heads + head) * kKeys * p.value_dim + column, p.value_dim, tile, kSlicePitch, 0, kKeys, kKeys,
-                        thread, kRuleThreads);
+    store_lines<kSlice, kKeys, kRuleThreads>(states + (number * p.heads + head) * kKeys * p.value_dim + column, p.value_dim, tile,
+                                             kSlicePitch, 0, kKeys, thread);
   }
 
   // Of [tokens, heads, value_dim].

@@ -24,9 +24,7 @@ struct Tile : ChannelTile<Places<kKeys>> {
   using At = Places<kKeys>;
   __device__ __forceinline__ float* bonus() const { return this->floats(At::kBonus); }
   __device__ __forceinline__ float* beta() const { return this->floats(At::kBeta); }
-  __device__ __forceinline__ float2 pair_of_sums(int token, int c) const {
-    return *reinterpret_cast<const float2*>(this->sums(token) + c);
-  }
+  __device__ __forceinline__ float2 pair_of_sums(int token, int c) const { return *reinterpret_cast<const float2*>(this->sums(token) + c); }
 };
 
 __device__ __forceinline__ void load_eight(uint32_t address, float (&to)[8]) {
@@ -150,8 +148,7 @@ __device__ __forceinline__ void score_blocks(const GatedDeltaRule& p, const Tile
     const uint32_t a[4] = {query(reader + row, c, left), query(reader + row + 8, c, left), query(reader + row, c + 8, right),
                            query(reader + row + 8, c + 8, right)};
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
-      mma_16x8x16(scores[n], a, key_of(key + 8 * n + row, c, left), key_of(key + 8 * n + row, c + 8, right));
+    for (int n = 0; n < 2; ++n) mma_16x8x16(scores[n], a, key_of(key + 8 * n + row, c, left), key_of(key + 8 * n + row, c + 8, right));
   }
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
@@ -225,8 +222,8 @@ __global__ void __launch_bounds__(kThreads, kKeys == 256 ? 1 : 2) inside_channel
   }
   write_decayed(to, block, tile);
   __syncthreads();
-  store_lines<kRuleChunk>(to.scores + block.at(p) * kRuleChunk * kRuleChunk, kRuleChunk, base + At::kScores, kScorePitch, 0, kRuleChunk,
-                          kRuleChunk, static_cast<int>(threadIdx.x), kThreads);
+  store_lines<kRuleChunk, kRuleChunk, kThreads>(to.scores + block.at(p) * kRuleChunk * kRuleChunk, kRuleChunk, base + At::kScores,
+                                                kScorePitch, 0, kRuleChunk, static_cast<int>(threadIdx.x));
 }
 
 template <int kKeys>

@@ -76,8 +76,8 @@ __device__ __forceinline__ void write_inside(const RuleByChunk& to, const ChunkB
     *reinterpret_cast<uint4*>(to.q + line) = scaled(load_shared_16(from + At::kQ), {of_q, of_q, of_q, of_q, of_q, of_q, of_q, of_q});
     *reinterpret_cast<uint4*>(to.k + line) = scaled(load_shared_16(from + At::kK), {of_k, of_k, of_k, of_k, of_k, of_k, of_k, of_k});
   }
-  store_lines<kRuleChunk>(to.scores + block.at(p) * kRuleChunk * kRuleChunk, kRuleChunk, base + At::kScores, kScorePitch, 0, kRuleChunk,
-                          kRuleChunk, thread, kRuleThreads);
+  store_lines<kRuleChunk, kRuleChunk, kRuleThreads>(to.scores + block.at(p) * kRuleChunk * kRuleChunk, kRuleChunk, base + At::kScores,
+                                                    kScorePitch, 0, kRuleChunk, thread);
   for (int c = thread; c < kKeys; c += kRuleThreads) to.decays[block.at(p) * kKeys + c] = exp2_approx(last);
 }
 
@@ -185,8 +185,8 @@ __device__ __forceinline__ void transform(const RuleByChunk& to, const ChunkBloc
     store_sums(shared + At::kQ + c * 2, At::kPitch, first, w);  // these lines of q are nobody's by now
   }
   __syncwarp();
-  store_lines<kKeys>(to.w + block.line(p) * kKeys, static_cast<int64_t>(p.heads) * kKeys, base + At::kQ, At::kPitch, first, kBlock, lines,
-                     lane, 32);
+  store_lines<kKeys, kBlock, 32>(to.w + block.line(p) * kKeys, static_cast<int64_t>(p.heads) * kKeys, base + At::kQ, At::kPitch, first,
+                                 lines, lane);
   for (int slice = 0; slice * kOutputSlice < p.value_dim; ++slice) {
     const int tile = At::kV + slice % 2 * At::kScoreBytes;
     copy_async_wait<1>();
@@ -196,8 +196,8 @@ __device__ __forceinline__ void transform(const RuleByChunk& to, const ChunkBloc
     store_sums(shared + At::kQ, At::kPitch, first, u);
     __syncthreads();
     request_values(p, block, base + tile, slice + 2);
-    store_lines<kOutputSlice>(static_cast<bf16*>(p.y) + block.line(p) * p.value_dim + slice * kOutputSlice,
-                              static_cast<int64_t>(p.heads) * p.value_dim, base + At::kQ, At::kPitch, first, kBlock, lines, lane, 32);
+    store_lines<kOutputSlice, kBlock, 32>(static_cast<bf16*>(p.y) + block.line(p) * p.value_dim + slice * kOutputSlice,
+                                          static_cast<int64_t>(p.heads) * p.value_dim, base + At::kQ, At::kPitch, first, lines, lane);
     __syncwarp();
   }
 }
