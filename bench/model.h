@@ -25,10 +25,10 @@ struct Tolerance {
   std::string what;
   double error = 0;
 };
-// verify() of what `model` made against what `compute` makes of its exact copy. Some models are badly conditioned in bf16, those that
-// normalise sums which cancel: where the tolerance is exceeded, 1.5 times the error of ATen's kernels in bf16 on the CPU is allowed.
-double verify_in_type(const LanguageModel& model, const torch::Tensor& value, LanguageModel& exact,
-                      const std::function<torch::Tensor(LanguageModel&)>& compute, const Tolerance& allowed);
+using ModelFunction = std::function<torch::Tensor(LanguageModel&)>;  // its result is on the CPU
+// verify() of what `made` gives of the model against what `expected` gives of its exact copy. Models that normalise sums which cancel are
+// badly conditioned in bf16: where ATen's kernels on the CPU miss the tolerance, too, the model in fp32 is verified, on its device.
+double verify_in_type(LanguageModel& model, const ModelFunction& made, const ModelFunction& expected, const Tolerance& allowed);
 // The same as verified_model for this preset, whatever the context names.
 BenchModel verified_preset(const Context& context, const std::string& preset);
 // Operations of LanguageModel::prefill_last a token: two a weight, without the embedding's and the last layer's MLP, where few tokens come.

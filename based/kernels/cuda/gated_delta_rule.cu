@@ -104,30 +104,29 @@ __global__ void __launch_bounds__(kCarryThreads) carry_states(const __grid_const
   const int64_t slot = p.slot != nullptr ? p.slot[carrier.row] : carrier.row;
   const auto first_of = [&](int64_t chunk) { return start + chunk * kRuleChunk; };
   const auto tokens_from = [&](int64_t first) { return static_cast<int>(stop - first < kRuleChunk ? stop - first : kRuleChunk); };
-  walk_chunks<kCount>(
-      (stop - start + kRuleChunk - 1) / kRuleChunk,
-      [&](int64_t chunk, int stage) {
-        const int64_t first = first_of(chunk);
-        carrier.request(carrier.base + At::kStages + stage * At::kStage, zeroth + chunk, first, tokens_from(first));
-      },
-      [&] {
-        if (carries) carrier.load(p.state, slot), carrier.round(carrier.shared);
-      },
-      [&](int64_t chunk, int number) {
-        const int stage = At::kStages + number * At::kStage, tile = kDelta ? 0 : static_cast<int>(chunk % 2) * At::kTile;
-        if (!carries) carrier.read_state(stage, tile, zeroth + chunk);
-        if constexpr (kDelta) {
-          if (carries) carrier.correct(stage);
-          __syncthreads();
-        }
-        if (carries) {
-          carrier.scale(carrier.shared + stage + At::kDecays);
-          carrier.template add<false>(carrier.base + stage + At::kK, carrier.base + stage + At::kU);
-          carrier.round(carrier.shared + (kDelta ? 0 : At::kTile - tile));
-        } else {
-          carrier.read_values(stage, first_of(chunk), tokens_from(first_of(chunk)));
-        }
-      });
+  walk_chunks<kCount>((stop - start + kRuleChunk - 1) / kRuleChunk,
+                      [&](int64_t chunk, int stage) {
+                        const int64_t first = first_of(chunk);
+                        carrier.request(carrier.base + At::kStages + stage * At::kStage, zeroth + chunk, first, tokens_from(first));
+                      },
+                      [&] {
+                        if (carries) carrier.load(p.state, slot), carrier.round(carrier.shared);
+                      },
+                      [&](int64_t chunk, int number) {
+                        const int stage = At::kStages + number * At::kStage, tile = kDelta ? 0 : static_cast<int>(chunk % 2) * At::kTile;
+                        if (!carries) carrier.read_state(stage, tile, zeroth + chunk);
+                        if constexpr (kDelta) {
+                          if (carries) carrier.correct(stage);
+                          __syncthreads();
+                        }
+                        if (carries) {
+                          carrier.scale(carrier.shared + stage + At::kDecays);
+                          carrier.template add<false>(carrier.base + stage + At::kK, carrier.base + stage + At::kU);
+                          carrier.round(carrier.shared + (kDelta ? 0 : At::kTile - tile));
+                        } else {
+                          carrier.read_values(stage, first_of(chunk), tokens_from(first_of(chunk)));
+                        }
+                      });
   if (carries) carrier.store(p.state, slot);
 }
 

@@ -8,8 +8,8 @@ namespace {
 
 using namespace detail;
 
-// Places in shared memory, in bytes: the state's gradient as bf16, that of u, and stages of a chunk. Without the delta rule the state's next
-// gradient is written while readers are at the last one: two tiles.
+// Places in shared memory, in bytes: the state's gradient as bf16, that of u, and stages of a chunk. Without the delta rule the state's
+// next gradient is written while readers are at the last one: two tiles.
 template <int kKeys, bool kDelta, int kCount>
 struct Places {
   static constexpr int kKeyBytes = kRuleChunk * (kKeys + 8) * 2, kSliceBytes = kRuleChunk * kSlicePitch * 2;
@@ -40,7 +40,8 @@ struct Carrier : CarriedSlice<kKeys> {
     if constexpr (kDelta) request_tile<kKeys, kCarryThreads>(stage + At::kW, to.call.w + at, stride, tokens);
     request_tile<kRuleChunk, kCarryThreads>(stage + At::kScores, to.call.scores + (number * p.heads + head) * kRuleChunk * kRuleChunk,
                                             kRuleChunk, kRuleChunk);
-    request_tile<kSlice, kCarryThreads>(stage + At::kGradY, this->values_of(const_cast<void*>(to.of.grad_y), first), value_stride(), tokens);
+    request_tile<kSlice, kCarryThreads>(stage + At::kGradY, this->values_of(const_cast<void*>(to.of.grad_y), first), value_stride(),
+                                        tokens);
     this->request_decays(stage + At::kDecays, to.call.decays, number);
   }
 

@@ -17,9 +17,9 @@ constexpr int stages_that_fit(int stage, int others) {
 }
 inline int shared_memory_of_block() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
-// A row's chunks, in turn, through kCount stages of shared memory: request(chunk, stage) asks for one by asynchronous copies, begin() is done
-// while the first are under way, work(chunk, stage) when the chunk is there. All of the block's threads call it, and each is at the same
-// chunk as the others.
+// A row's chunks, in turn, through kCount stages of shared memory: request(chunk, stage) asks for one by asynchronous copies, begin() is
+// done while the first are under way, work(chunk, stage) when the chunk is there. All of the block's threads call it, and each is at the
+// same chunk as the others.
 template <int kCount, class Request, class Begin, class Work>
 __device__ __forceinline__ void walk_chunks(int64_t chunks, Request&& request, Begin&& begin, Work&& work) {
   const auto ask = [&](int64_t chunk, int stage) {
