@@ -23,6 +23,7 @@ struct GatedDeltaRule {              // caller owns all memory
   int32_t key_heads = 1, heads = 1, key_dim = 1, value_dim = 1;  // key_dim 1..gated_delta_rule_max_key_dim
   int32_t decay_dim = 1;                                         // 1: a head's channels decay alike; or key_dim
   bool delta = false;
+  bool state_is_private = false;  // a step: no kernel before this one on the stream writes state or slot, so that they are read ahead of it
   float scale = 1;
   DType dtype = DType::f32;  // of q, k, v, y; all else is fp32
 };

@@ -163,7 +163,8 @@ namespace {
 
 // Memory of a launch, kept until it is over.
 struct Launch {
-  Tensor q, k, v, log_decay, beta, bonus, y;
+  GatedDeltaRuleInputs inputs;
+  Tensor y;
   kernels::GatedDeltaRule arguments;
 };
 
@@ -177,22 +178,24 @@ void set_sizes(const GatedDeltaRuleInputs& of, kernels::GatedDeltaRule& to) {
   to.dtype = kernel_dtype(of.q);
 }
 
+// Of contiguous tensors, gates in fp32.
+kernels::GatedDeltaRule arguments_of(const GatedDeltaRuleInputs& of, const Tensor& y) {
+  const auto data = [](const OptionalTensor& gate) { return gate ? static_cast<const float*>(gate->const_data_ptr()) : nullptr; };
+  kernels::GatedDeltaRule to;
+  to.q = of.q.const_data_ptr(), to.k = of.k.const_data_ptr(), to.v = of.v.const_data_ptr();
+  to.y = y.mutable_data_ptr();
+  to.log_decay = data(of.log_decay), to.beta = data(of.beta), to.bonus = data(of.bonus);
+  set_sizes(of, to);
+  return to;
+}
+
 Launch prepare(const GatedDeltaRuleInputs& of) {
-  const auto in_fp32 = [](const OptionalTensor& gate) { return gate ? gate->to(at::kFloat).contiguous() : Tensor(); };
-  const auto data = [](const Tensor& gate) { return gate.defined() ? gate.const_data_ptr<float>() : nullptr; };
-  Launch launch{of.q.contiguous(),
-                of.k.contiguous(),
-                of.v.contiguous(),
-                in_fp32(of.log_decay),
-                in_fp32(of.beta),
-                in_fp32(of.bonus),
+  const auto in_fp32 = [](const OptionalTensor& gate) { return gate ? OptionalTensor(gate->to(at::kFloat).contiguous()) : std::nullopt; };
+  Launch launch{{of.q.contiguous(), of.k.contiguous(), of.v.contiguous(), in_fp32(of.log_decay), in_fp32(of.beta), in_fp32(of.bonus),
+                 of.delta, of.scale},
                 at::empty(of.v.sizes(), of.v.options()),
                 {}};
-  kernels::GatedDeltaRule& to = launch.arguments;
-  to.q = launch.q.const_data_ptr(), to.k = launch.k.const_data_ptr(), to.v = launch.v.const_data_ptr();
-  to.y = launch.y.mutable_data_ptr();
-  to.log_decay = data(launch.log_decay), to.beta = data(launch.beta), to.bonus = data(launch.bonus);
-  set_sizes(of, to);
+  launch.arguments = arguments_of(launch.inputs, launch.y);
   return launch;
 }
 
@@ -256,8 +259,8 @@ Result<GatedDeltaRuleBackward> gated_delta_rule_backward_with(const GatedDeltaRu
       initial_state ? initial_state->clone(at::MemoryFormat::Contiguous) : at::zeros({rows, heads, of.q.size(2), of.v.size(2)}, sums);
   Tensor grad_q = at::empty({tokens, heads, of.q.size(2)}, of.q.options()), grad_k = at::empty_like(grad_q);
   const Tensor grad_v = launch.y;  // the backward writes no y
-  const auto empty_like = [](const Tensor& gate) { return gate.defined() ? at::empty_like(gate) : Tensor(); };
-  const Tensor grad_log_decay = empty_like(launch.log_decay), grad_beta = empty_like(launch.beta);
+  const auto empty_like = [](const OptionalTensor& gate) { return gate ? at::empty_like(*gate) : Tensor(); };
+  const Tensor grad_log_decay = empty_like(launch.inputs.log_decay), grad_beta = empty_like(launch.inputs.beta);
   const Tensor grad_initial = initial_state ? at::empty_like(state) : Tensor();
   const auto data = [](const Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr<float>() : nullptr; };
   kernels::GatedDeltaRuleBackward to;
@@ -289,15 +292,19 @@ Tensor gated_delta_rule_prefill_with(const GatedDeltaRuleKernels& table, const G
   return advance(table, in.of, in.cu_seqlens, in.state, slots.const_data_ptr<int64_t>());
 }
 
+kernels::GatedDeltaRule gated_delta_rule_step_arguments(const GatedDeltaRuleStep& in, const Tensor& y) {
+  kernels::GatedDeltaRule to = arguments_of(in.of, y);
+  to.state = static_cast<float*>(in.state.mutable_data_ptr());
+  to.slot = static_cast<const int64_t*>(in.slots.const_data_ptr());
+  return to;
+}
+
 Tensor gated_delta_rule_step_with(const GatedDeltaRuleKernels& table, const GatedDeltaRuleStep& in) {
   if (!uses_kernel_for("gated_delta_rule_step", in.of)) return step_reference(in);
   check(in);
-  Launch launch = prepare(in.of);
+  const Launch launch = prepare(in.of);
   const Tensor slots = in.slots.contiguous();
-  kernels::GatedDeltaRule& to = launch.arguments;
-  to.state = in.state.mutable_data_ptr<float>();
-  to.slot = slots.const_data_ptr<int64_t>();
-  require_ok(table.step(to));
+  require_ok(table.step(gated_delta_rule_step_arguments({launch.inputs, in.state, slots}, launch.y)));
   return launch.y;
 }
 

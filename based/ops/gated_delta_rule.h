@@ -67,6 +67,9 @@ struct GatedDeltaRuleStep {
   BASED_OPERATOR("gated_delta_rule_step -> y", of.q, of.k, of.v, of.log_decay, of.beta, of.bonus, of.delta, of.scale, written(state), slots)
 };
 
+// What a step's kernel is told of contiguous tensors, gates in fp32. A plan that is made without a device has tensors without memory.
+kernels::GatedDeltaRule gated_delta_rule_step_arguments(const GatedDeltaRuleStep& in, const Tensor& y);
+
 // Them with a device's kernels; the ATen forms run for types and sizes without.
 struct GatedDeltaRuleKernels {
   kernels::Status (*step)(const kernels::GatedDeltaRule&);

@@ -2,6 +2,7 @@
 #include "based/decode/cuda/launchers.h"
 
 #include "based/decode/join_norms.h"
+#include "based/kernels/gated_delta_rule.h"
 #include "based/kernels/selective_scan.h"
 #include "based/kernels/step_program.h"
 #include "based/kernels/taylor_deferred.h"
@@ -16,6 +17,7 @@ void set_launchers() {
   launcher<GatedLinear> = [](const GatedLinear& p, Stream stream) { return gpu::linear_swiglu(p.layer, stream); };
   launcher<kernels::ShortConv> = gpu::short_conv_step;
   launcher<kernels::SelectiveScan> = gpu::selective_scan_step;
+  launcher<kernels::GatedDeltaRule> = gpu::gated_delta_rule_step;
   launcher<kernels::TaylorAttention> = gpu::taylor_attention_step;
   launcher<kernels::TaylorDeferred> = gpu::taylor_deferred_step;
   launcher<kernels::CausalAttentionStep> = gpu::causal_attention_step;

@@ -42,12 +42,14 @@ __device__ __forceinline__ void read_token(const GatedDeltaRule& p, int64_t row,
   }
 }
 
-// kKeys: the most keys. y = read + (q · k) u, where `read` is of the decayed state: so one sum over the keys serves u and y.
-template <typename T, int kKeys>
+// kKeys: the most keys; kAhead: the state is private. y = read + (q · k) u, where `read` is of the decayed state: so one sum over the keys
+// serves u and y.
+template <typename T, int kKeys, bool kAhead>
 __global__ void __launch_bounds__(kThreads) step_slices(const __grid_constant__ GatedDeltaRule p) {
   constexpr int kHeld = kKeys / kLines;
   __shared__ StepShared<kKeys> token;
-  overlap_kernels();
+  let_next_kernel_start();
+  if constexpr (!kAhead) wait_for_earlier_kernels();
   const int64_t slices = p.value_dim / kColumns, item = blockIdx.x / slices, row = item / p.heads;
   const int head = static_cast<int>(item % p.heads), lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int column = static_cast<int>(threadIdx.x) % kQuads * 4, line = static_cast<int>(threadIdx.x) / kQuads;
@@ -60,6 +62,7 @@ __global__ void __launch_bounds__(kThreads) step_slices(const __grid_constant__ 
     s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0;
     if (key < p.key_dim) load_floats<4>(state + static_cast<int64_t>(key) * p.value_dim, s[i]);
   }
+  if constexpr (kAhead) wait_for_earlier_kernels();
   load_floats<4>(static_cast<const T*>(p.v) + item * p.value_dim + first, v);
   const float beta = p.beta != nullptr ? p.beta[item] : 1.0F;
   read_token<T, kKeys>(p, row, head, token);
@@ -101,9 +104,13 @@ __global__ void __launch_bounds__(kThreads) step_slices(const __grid_constant__ 
   if (line == 0) store_floats<4>(static_cast<T*>(p.y) + item * p.value_dim + first, y);
 }
 
-template <typename T>
+template <typename T, bool kAhead>
 auto* choose_step(int key_dim) {
-  return key_dim <= 64 ? step_slices<T, 64> : key_dim <= 128 ? step_slices<T, 128> : step_slices<T, 256>;
+  return key_dim <= 64 ? step_slices<T, 64, kAhead> : key_dim <= 128 ? step_slices<T, 128, kAhead> : step_slices<T, 256, kAhead>;
+}
+template <typename T>
+auto* choose_step(const GatedDeltaRule& p) {
+  return p.state_is_private ? choose_step<T, true>(p.key_dim) : choose_step<T, false>(p.key_dim);
 }
 
 }  // namespace
@@ -119,7 +126,7 @@ Status gated_delta_rule_step(const GatedDeltaRule& p, Stream stream) {
     one.row_start = nullptr;
     return gated_delta_rule_by_token(one, stream);
   }
-  auto* kernel = p.dtype == DType::bf16 ? choose_step<bf16>(p.key_dim) : choose_step<float>(p.key_dim);
+  auto* kernel = p.dtype == DType::bf16 ? choose_step<bf16>(p) : choose_step<float>(p);
   return launch_overlapped(kernel, {static_cast<unsigned>(p.rows * p.heads * (p.value_dim / kColumns)), kThreads}, stream, p);
 }
 
