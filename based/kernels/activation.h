@@ -5,19 +5,28 @@
 
 namespace based::kernels {
 
-// x·sigmoid(x), 1 / (1 + e^−x), log(1 + e^x), e^x
-enum class Activation : uint8_t { silu, sigmoid, softplus, exp };
+// x·sigmoid(x), 1 / (1 + e^−x), log(1 + e^x), e^x, −log(1 + e^−x)
+enum class Activation : uint8_t { silu, sigmoid, softplus, exp, log_sigmoid };
 
-struct Activate {           // caller owns all memory
-  const void* x = nullptr;  // [rows, width], contiguous
-  void* y = nullptr;        // [rows, width], contiguous; may be x
+// y = scale · e^log_rate · function(x + bias)
+struct Activate {                  // caller owns all memory
+  const void* x = nullptr;         // [rows, width], a row's entries side by side
+  void* y = nullptr;               // [rows, width], contiguous; may be x
+  const void* bias = nullptr;      // [width], factor_dtype; null: 0
+  const void* log_rate = nullptr;  // [width], factor_dtype; null: 0
   int64_t rows = 0, width = 0;
-  DType dtype = DType::f32;  // of x and y; the arithmetic is fp32
+  int64_t x_stride = 0;                                                       // elements between two rows of x
+  DType dtype = DType::f32, y_dtype = DType::f32, factor_dtype = DType::f32;  // the arithmetic is fp32
   Activation function = Activation::silu;
+  float scale = 1;
 };
 
 namespace cpu {
 Status activate(const Activate&);
 }  // namespace cpu
+
+namespace cuda {
+Status activate(const Activate&, Stream);
+}  // namespace cuda
 
 }  // namespace based::kernels

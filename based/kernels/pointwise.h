@@ -4,7 +4,7 @@
 
 namespace based::kernels {
 
-// y = s · rsqrt(mean(s²) + eps) · weight over each row, where s = (x + deferred) + add. Sums are fp32.
+// y = s · rsqrt(mean(s²) + eps) · weight over each row, and times SiLU(gate), where s = (x + deferred) + add. Sums are fp32.
 struct RmsNorm {                 // caller owns all memory; rows are contiguous
   const void* x = nullptr;       // [rows, width], x_dtype; null: 0, where there are add and sum
   const void* add = nullptr;     // [rows, width], dtype; null: 0
@@ -17,6 +17,7 @@ struct RmsNorm {                 // caller owns all memory; rows are contiguous
   DType x_dtype = DType::f32;      // of x and sum (the residual stream may be fp32 where activations are bf16)
   DType dtype = DType::f32;        // of add, deferred, weight and y
   const void* deferred = nullptr;  // [rows, width], dtype: what a norm before this one saw as `add` and did not keep; null: 0
+  const void* gate = nullptr;      // [rows, width], dtype; null: none, and there is no backward with one
 };
 
 // Gradients of y = rms_norm(s), the same bits for any number of threads.

@@ -39,8 +39,7 @@ class GatedDeltaNet final : public GatedHeads {
   }
 
   void add_gates(const Tensor& x, ops::GatedDeltaRuleInputs& in) const override {
-    const at::ScalarType type = ops::sum_type(x);
-    in.log_decay = -A_log_.to(type).exp() * ops::rowwise::softplus(a_proj_->forward(x).to(type) + dt_bias_.to(type));
+    in.log_decay = ops::rowwise::gate(a_proj_->forward(x), kernels::Activation::softplus, {-1, dt_bias_, A_log_});
     correct_keys(in, b_proj_->forward(x));
   }
 

@@ -40,8 +40,8 @@ class Gla final : public GatedHeads {
   }
 
   void add_gates(const Tensor& x, ops::GatedDeltaRuleInputs& in) const override {
-    const Tensor logits = decay_up_->forward(decay_down_->forward(x)).to(ops::sum_type(x));
-    in.log_decay = (ops::rowwise::softplus(-logits) / -normalizer_).view(in.k.sizes());
+    const Tensor logits = decay_up_->forward(decay_down_->forward(x));
+    in.log_decay = ops::rowwise::gate(logits, kernels::Activation::log_sigmoid, {1 / normalizer_}).view(in.k.sizes());
   }
 
   double normalizer_;

@@ -63,14 +63,13 @@ class Mamba2 final : public BlockMixer {
 
  private:
   Tensor run(const Tensor& x, const Call& call) override {
-    const at::ScalarType type = ops::sum_type(x);
     const int64_t group_width = config_.ngroups * config_.d_state;
     const auto parts = ops::split_columns(in_proj_->forward(x), {width_, width_ + 2 * group_width, heads_});
     const auto xBC = ops::split_columns(conv_->forward(parts[1], call, "conv"), {width_, group_width, group_width});
     const auto by_group = [&](const Tensor& columns) { return columns.reshape({x.size(0), config_.ngroups, config_.d_state}); };
     ops::GatedDeltaRuleInputs in{by_group(xBC[2]), by_group(xBC[1]), xBC[0].reshape({x.size(0), heads_, config_.headdim})};
-    in.beta = ops::rowwise::softplus(parts[2].to(type) + dt_bias_.to(type));
-    in.log_decay = *in.beta * -A_log_.to(type).exp();
+    in.beta = ops::rowwise::gate(parts[2], kernels::Activation::softplus, {1, dt_bias_});
+    in.log_decay = ops::rowwise::gate(parts[2], kernels::Activation::softplus, {-1, dt_bias_, A_log_});
     const Tensor y = gated_delta_rule(in, call, "ssm") + in.v * D_.unsqueeze(-1);
     return out_proj_->forward(gated(y.view({x.size(0), width_}), ops::rowwise::silu(parts[0])));
   }

@@ -1,6 +1,7 @@
 #include "based/ops/rms_norm.h"
 
 #include "based/ops/operator_gradient.h"
+#include "based/ops/rowwise.h"
 
 namespace based::ops {
 namespace {
@@ -27,6 +28,13 @@ void check(const RmsNormAddInPlace& in) {
   if (in.deferred) require_shape(op, "deferred", *in.deferred, in.residual.sizes());
   if (in.deferred) require_type(op, "deferred", *in.deferred, in.weight.scalar_type());
   require(in.residual.is_contiguous(), op, "residual must be contiguous");
+}
+
+void check(const RmsNormGated& in) {
+  constexpr const char* op = "rms_norm_gated";
+  check(in.of.x, in.of.weight);
+  require_shape(op, "gate", in.gate, in.of.x.sizes());
+  require_type(op, "gate", in.gate, in.of.weight.scalar_type());
 }
 
 std::vector<int64_t> rows_of(const Tensor& x) { return x.sizes().slice(0, x.dim() - 1).vec(); }
@@ -97,6 +105,18 @@ Tensor add_in_place_reference(const RmsNormAddInPlace& in) {
 Tensor of_sum_reference(const RmsNormOfSum& in) {
   check(in);
   return std::get<0>(forward_reference({in.residual + in.x, in.weight, in.eps}));
+}
+
+Tensor gated_reference(const RmsNormGated& in) {
+  check(in);
+  const at::ScalarType type = sum_type(in.gate);
+  const Tensor y = std::get<0>(forward_reference({in.of.x, in.of.weight.to(type), in.of.eps}));
+  return (y * rowwise::silu(in.gate.to(type))).to(in.gate.scalar_type());
+}
+
+Tensor gated_meta(const RmsNormGated& in) {
+  check(in);
+  return at::empty(in.gate.sizes(), in.gate.options());
 }
 
 template <class Op>
@@ -173,6 +193,16 @@ Result<RmsNormForward> rms_norm_forward_with(const RmsNormKernels& table, const 
   if (!norm_uses_kernel("rms_norm", table, in.x, in.weight)) return forward_reference(in);
   check(in.x, in.weight);
   return launch_forward(table, {in.x, {}, {}, {}}, in.weight, in.eps, true);
+}
+
+Tensor rms_norm_gated_with(const RmsNormKernels& table, const RmsNormGated& in) {
+  if (!norm_uses_kernel("rms_norm_gated", table, in.of.x, in.of.weight)) return gated_reference(in);
+  check(in);
+  const Tensor x = in.of.x.contiguous(), weight = in.of.weight.contiguous(), gate = in.gate.contiguous(), y = gated_meta(in);
+  kernels::RmsNorm to = rms_norm_arguments({x, {}, {}, {}}, weight, in.of.eps, y);
+  to.gate = gate.const_data_ptr();
+  require_ok(table.forward(to));
+  return y;
 }
 
 Result<RmsNormAddForward> rms_norm_add_forward_with(const RmsNormKernels& table, const RmsNormAdd& in) {
@@ -263,6 +293,11 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
       .reference<backward_reference>()
       .meta<backward_meta>()
       .cpu<[](const RmsNormBackward& in) { return rms_norm_backward_with(kCpu, in); }>();
+  define<RmsNormGated>(m)
+      .reference<gated_reference>()
+      .meta<gated_meta>()
+      .cpu<[](const RmsNormGated& in) { return rms_norm_gated_with(kCpu, in); }>()
+      .without_gradient();
   define<RmsNormAdd>(m).reference<add>().autograd<add_autograd>();
   define<RmsNormAddForward>(m)
       .reference<[](const RmsNormAddForward& in) { return add_forward_reference(in.of); }>()
@@ -288,6 +323,11 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) { return call(RmsNorm{x, weight, eps}); }
 Tensor rms_norm_reference(const Tensor& x, const Tensor& weight, double eps) { return std::get<0>(forward_reference({x, weight, eps})); }
+
+Tensor rms_norm_gated(const Tensor& x, const Tensor& weight, double eps, const Tensor& gate) {
+  if (wants_gradient({x, weight, gate})) return rms_norm(x, weight, eps) * rowwise::silu(gate);
+  return call(RmsNormGated{{x, weight, eps}, gate});
+}
 
 std::tuple<Tensor, Tensor> rms_norm_add(const OptionalTensor& residual, const Tensor& x, const Tensor& weight, double eps) {
   return call(RmsNormAdd{residual, x, weight, eps});

@@ -22,6 +22,8 @@ Tensor rms_norm_add_(const Tensor& residual, const Tensor& x, const Tensor& weig
 // rms_norm of residual + x, which is not kept: x is the `deferred` of the next rms_norm_add_. An fp32 stream is then written every other
 // time, and bf16 read instead. No gradient.
 Tensor rms_norm_of_sum(const Tensor& residual, const Tensor& x, const Tensor& weight, double eps);
+// rms_norm(x) · SiLU(gate), one pass where no gradient is asked for; gate has y's shape and type.
+Tensor rms_norm_gated(const Tensor& x, const Tensor& weight, double eps, const Tensor& gate);
 
 // The operators.
 struct RmsNorm {
@@ -76,6 +78,11 @@ struct RmsNormOfSum {
   double eps;
   BASED_OPERATOR("rms_norm_of_sum -> y", residual, x, weight, eps)
 };
+struct RmsNormGated {
+  RmsNorm of;
+  const Tensor& gate;
+  BASED_OPERATOR("rms_norm_gated -> y", of.x, of.weight, of.eps, gate)
+};
 
 // Them with a device's kernels.
 struct RmsNormKernels {
@@ -86,6 +93,7 @@ struct RmsNormKernels {
 };
 Result<RmsNormForward> rms_norm_forward_with(const RmsNormKernels& table, const RmsNorm& in);
 Result<RmsNormBackward> rms_norm_backward_with(const RmsNormKernels& table, const RmsNormBackward& in);
+Tensor rms_norm_gated_with(const RmsNormKernels& table, const RmsNormGated& in);
 Result<RmsNormAddForward> rms_norm_add_forward_with(const RmsNormKernels& table, const RmsNormAdd& in);
 Result<RmsNormAddBackward> rms_norm_add_backward_with(const RmsNormKernels& table, const RmsNormAddBackward& in);
 Tensor rms_norm_add_in_place_with(const RmsNormKernels& table, const RmsNormAddInPlace& in);

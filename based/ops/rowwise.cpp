@@ -2,90 +2,131 @@
 
 #include <cmath>
 
-#include "based/kernels/activation.h"
-#include "based/ops/operator.h"
 #include "based/ops/rms_norm.h"
+#include "based/ops/rowwise_activation.h"
 
 namespace based::ops {
 namespace {
 
 using kernels::Activation;
 
-struct RowwiseActivation {
-  const Tensor& x;
-  int64_t function;  // an Activation
-  BASED_OPERATOR("rowwise_activation -> y", x, function)
-};
 // ATen's softplus is x above this: e^−40 is less than half a unit in the last place, in fp64 too.
 constexpr double kLinear = 40;
 
 void check(const RowwiseActivation& in) {
   constexpr const char* op = "rowwise_activation";
-  const auto& [x, function] = in;
+  const auto& [x, function, scale, bias, log_rate, in_sums] = in;
   require(at::isFloatingType(x.scalar_type()), op, "x must be floating, got ", x.scalar_type());
   require(x.dim() >= 1, op, "x must have rows, got a single number");
-  require(function >= 0 && function <= static_cast<int64_t>(Activation::exp), op, "function must be 0..3, got ", function);
+  require(function >= 0 && function <= static_cast<int64_t>(Activation::log_sigmoid), op, "function must be 0..4, got ", function);
+  for (const auto& [name, factors] : {std::pair{"bias", bias}, {"log_rate", log_rate}}) {
+    if (!factors) continue;
+    require(factors->scalar_type() == x.scalar_type() || factors->scalar_type() == sum_type(x), op, name, " must be ", x.scalar_type(),
+            " or ", sum_type(x), ", got ", factors->scalar_type());
+    require_shape(op, name, *factors, {x.dim() == 1 ? 1 : x.size(-1)});
+  }
 }
 
+at::ScalarType type_of(const RowwiseActivation& in) { return in.in_sums ? sum_type(in.x) : in.x.scalar_type(); }
+
 // On a GPU a number is computed in the same way wherever it lies.
-Tensor activation_reference(const RowwiseActivation& in) {
-  check(in);
-  const auto& [x, function] = in;
+Tensor value_of(int64_t function, const Tensor& x) {
   switch (static_cast<Activation>(function)) {
     case Activation::silu: return at::silu(x);
     case Activation::sigmoid: return at::sigmoid(x);
     case Activation::softplus: return at::softplus(x, 1, kLinear);
-    default: return at::exp(x);
+    case Activation::exp: return at::exp(x);
+    default: return at::log_sigmoid(x);
   }
 }
+
+}  // namespace
+
+Tensor rowwise_activation_reference(const RowwiseActivation& in) {
+  check(in);
+  const at::ScalarType type = sum_type(in.x);
+  const Tensor x = in.x.to(type), y = value_of(in.function, in.bias ? x + in.bias->to(type) : x) * in.scale;
+  return (in.log_rate ? y * in.log_rate->to(type).exp() : y).to(type_of(in));
+}
+
+namespace {
 
 Tensor activation_meta(const RowwiseActivation& in) {
   check(in);
-  return at::empty(in.x.sizes(), in.x.options());
+  return at::empty(in.x.sizes(), in.x.options().dtype(type_of(in)));
 }
 
-Tensor activation_cpu(const RowwiseActivation& op) {
-  check(op);
-  const auto& [x, function] = op;
-  const Tensor in = x.contiguous(), y = at::empty(x.sizes(), x.options());
-  const int64_t rows = x.size(0);
-  if (!has_kernel(x)) {
-    for (int64_t row = 0; row < rows; ++row) y[row].copy_(activation_reference({in.narrow(0, row, 1), function})[0]);
-    return y;
-  }
-  require_ok(kernels::cpu::activate({in.const_data_ptr(), y.mutable_data_ptr(), rows, rows == 0 ? 0 : x.numel() / rows, kernel_dtype(x),
-                                     static_cast<Activation>(function)}));
+Tensor activation_by_row(const RowwiseActivation& in) {
+  const Tensor y = activation_meta(in);
+  for (int64_t row = 0; row < in.x.size(0); ++row)
+    y[row].copy_(rowwise_activation_reference({in.x.narrow(0, row, 1), in.function, in.scale, in.bias, in.log_rate, in.in_sums})[0]);
   return y;
 }
 
+}  // namespace
+
+Tensor rowwise_activation_with(kernels::Status (*kernel)(const kernels::Activate&), const RowwiseActivation& in) {
+  check(in);
+  const bool apart = in.x.dim() == 2 && in.x.stride(1) == 1;
+  const Tensor x = apart ? in.x : in.x.contiguous(), y = activation_meta(in);
+  const auto laid = [&](const OptionalTensor& factors) { return factors ? factors->contiguous() : Tensor(); };
+  Tensor bias = laid(in.bias), log_rate = laid(in.log_rate);
+  if (bias.defined() && log_rate.defined() && bias.scalar_type() != log_rate.scalar_type())
+    bias = bias.to(sum_type(x)), log_rate = log_rate.to(sum_type(x));
+  kernels::Activate to;
+  to.x = x.const_data_ptr(), to.y = y.mutable_data_ptr(), to.rows = x.size(0), to.width = to.rows == 0 ? 0 : x.numel() / to.rows;
+  to.x_stride = apart ? x.stride(0) : to.width;
+  to.dtype = kernel_dtype(x), to.y_dtype = kernel_dtype(y);
+  for (const auto& [place, factors] : {std::pair{&to.bias, bias}, {&to.log_rate, log_rate}})
+    if (factors.defined()) *place = factors.const_data_ptr(), to.factor_dtype = kernel_dtype(factors);
+  to.function = static_cast<Activation>(in.function), to.scale = static_cast<float>(in.scale);
+  require_ok(kernel(to));
+  return y;
+}
+
+namespace {
+
+// Of calls without bias and log_rate.
 struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
   using Context = torch::autograd::AutogradContext;
   using Variables = torch::autograd::variable_list;
 
-  static Tensor forward(Context* context, const Tensor& x, int64_t function) {
+  static Tensor forward(Context* context, const Tensor& x, int64_t function, double scale, bool in_sums) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const Tensor y = call(RowwiseActivation{x, function});
-    context->save_for_backward({x, y});
+    const Tensor y = call(RowwiseActivation{x, function, scale, {}, {}, in_sums});
+    context->save_for_backward({x});
     context->saved_data["function"] = function;
+    context->saved_data["scale"] = scale;
     return y;
   }
 
   static Variables backward(Context* context, const Variables& grads) {
-    const Variables saved = context->get_saved_variables();
-    const Tensor &grad = grads[0], &x = saved[0], &y = saved[1];
-    switch (static_cast<Activation>(context->saved_data["function"].toInt())) {
-      case Activation::silu: return {at::silu_backward(grad, x), {}};
-      case Activation::sigmoid: return {at::sigmoid_backward(grad, y), {}};
-      case Activation::softplus: return {at::softplus_backward(grad, x, 1, kLinear), {}};
-      default: return {grad * y, {}};
-    }
+    const Tensor saved = context->get_saved_variables()[0], x = saved.to(grads[0].scalar_type());
+    const double scale = context->saved_data["scale"].toDouble();
+    const Tensor grad = scale == 1 ? grads[0] : grads[0] * scale;
+    const auto of_x = [&] {
+      switch (static_cast<Activation>(context->saved_data["function"].toInt())) {
+        case Activation::silu: return at::silu_backward(grad, x);
+        case Activation::sigmoid: return at::sigmoid_backward(grad, at::sigmoid(x));
+        case Activation::softplus: return at::softplus_backward(grad, x, 1, kLinear);
+        case Activation::exp: return grad * at::exp(x);
+        default: return grad * at::sigmoid(-x);
+      }
+    };
+    return {of_x().to(saved.scalar_type()), {}, {}, {}};
   }
 };
 
 Tensor activation_autograd(const RowwiseActivation& in) {
-  if (wants_gradient({in.x})) return ActivationFunction::apply(in.x, in.function);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return call(in);
+  if (!wants_gradient({in.x, value_or_undefined(in.bias), value_or_undefined(in.log_rate)})) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return call(in);
+  }
+  check(in);
+  const at::ScalarType type = sum_type(in.x);
+  const Tensor x = in.bias ? in.x.to(type) + in.bias->to(type) : in.x;
+  const Tensor y = ActivationFunction::apply(x, in.function, in.scale, in.in_sums || in.log_rate);
+  return in.log_rate ? (y * in.log_rate->to(type).exp()).to(type_of(in)) : y.to(type_of(in));
 }
 
 // Over the last dimension, which stays: halves are added to halves.
@@ -106,13 +147,17 @@ Tensor normalised(const Tensor& x, double scale, double eps) {
   return ops::rms_norm(x, at::full({width}, scale, x.options().dtype(sum_type(x)).requires_grad(false)), eps).to(x.scalar_type());
 }
 
-Tensor activation(const Tensor& x, Activation function) { return call(RowwiseActivation{x, static_cast<int64_t>(function)}); }
+Tensor activation(const Tensor& x, Activation function) {
+  return call(RowwiseActivation{x, static_cast<int64_t>(function), 1, {}, {}, false});
+}
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
   define<RowwiseActivation>(m)
-      .reference<activation_reference>()
+      .reference<rowwise_activation_reference>()
       .meta<activation_meta>()
-      .cpu<activation_cpu>()
+      .cpu<[](const RowwiseActivation& in) {
+        return has_kernel(in.x) ? rowwise_activation_with(kernels::cpu::activate, in) : activation_by_row(in);
+      }>()
       .autograd<activation_autograd>();
 }
 
@@ -124,6 +169,10 @@ Tensor silu(const Tensor& x) { return activation(x, Activation::silu); }
 Tensor sigmoid(const Tensor& x) { return activation(x, Activation::sigmoid); }
 Tensor softplus(const Tensor& x) { return activation(x, Activation::softplus); }
 Tensor exp(const Tensor& x) { return activation(x, Activation::exp); }
+
+Tensor gate(const Tensor& x, Activation function, const Gate& of) {
+  return call(RowwiseActivation{x, static_cast<int64_t>(function), of.scale, of.bias, of.log_rate, true});
+}
 
 Tensor sum(const Tensor& x) {
   require(x.dim() >= 1 && x.size(-1) >= 1, "rowwise sum", "x must have a last dimension of at least 1, got ", x.sizes());

@@ -168,6 +168,7 @@ struct Everything {
     const auto [twice_sum, twice] = layer_norm_add_twice({x.to(at::kFloat), x, weight, weight, weight, weight, 1e-5, true});
     const Tensor stream = x.to(at::kFloat);
     return {rms_norm(x, weight, 1e-5),
+            rms_norm_gated(x, weight, 1e-5, x),
             sum,
             normed,
             centred_sum,

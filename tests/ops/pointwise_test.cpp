@@ -58,6 +58,25 @@ TEST_P(PointwiseOnDevices, RmsNormEqualsTheReference) {
       close(rms_norm(x, torch::tensor({1.0, 2.0}, at::kDouble), 0), torch::tensor({{3.0, 8.0}}, at::kDouble) / std::sqrt(12.5), 1e-14));
 }
 
+// With a gate: the same with gradients, where it is two operators, and in one.
+TEST_P(PointwiseOnDevices, GatedRmsNorm) {
+  const Function op = [](const vector<Tensor>& t) { return vector<Tensor>{rms_norm_gated(t[0], t[1], 1e-5, t[2])}; };
+  const Function plain = [](const vector<Tensor>& t) { return vector<Tensor>{rms_norm_reference(t[0], t[1], 1e-5) * at::silu(t[2])}; };
+  for (const auto& sizes : {vector<int64_t>{0, 3, 5}, {3, 2, 7}, {70, 64}, {5, 3, 128}, {130, 256}, {9, 1024}, {2, 8200}})
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+      const vector<Tensor> inputs = {random(sizes, type), random({sizes.back()}, type), random(sizes, type)};
+      const vector<Tensor> exact = {inputs[0].to(at::kDouble), inputs[1].to(at::kDouble), inputs[2].to(at::kDouble)};
+      const double tolerance = type == at::kDouble ? 1e-13 : type == at::kFloat ? 2e-6 : 1e-2;
+      const Tensor y = on_device(op, GetParam())(inputs)[0];
+      EXPECT_TRUE(close(y, plain(exact)[0], tolerance)) << type << at::IntArrayRef(sizes);
+      if (sizes[0] == 0) continue;
+      const at::NoGradGuard no_grad;
+      const auto row = [&](int64_t i) { return vector<Tensor>{inputs[0].narrow(0, i, 1), inputs[1], inputs[2].narrow(0, i, 1)}; };
+      EXPECT_TRUE(same_bits(on_device(op, GetParam())(row(1))[0], y.narrow(0, 1, 1))) << type << at::IntArrayRef(sizes);
+    }
+  EXPECT_TRUE(gradcheck(op, {random({3, 2, 5}), random({5}), random({3, 2, 5})}));
+}
+
 TEST(RmsNorm, AnFp32ResidualGivesTheWeightsType) {
   const Tensor x = random({9, 33}, at::kFloat), weight = random({33}, at::kBFloat16);
   const Function op = [](const vector<Tensor>& t) { return vector<Tensor>{rms_norm(t[0], t[1], 1e-5)}; };
@@ -478,6 +497,10 @@ TEST(CrossEntropy, GradientsAreScaledByTheOutputsGradient) {
 
 TEST(Pointwise, ErrorsNameOperatorArgumentAndValue) {
   const Tensor x = at::zeros({4, 8}), positions = at::arange(4);
+  EXPECT_EQ(error_of([&] {
+              rms_norm_gated(x, at::zeros({8}), 1e-5, at::zeros({4, 7}));
+            }),
+            "rms_norm_gated: gate must have shape [4, 8], got [4, 7]");
   EXPECT_EQ(error_of([&] { rms_norm(x, at::zeros({7}), 1e-5); }), "rms_norm: weight must have shape [8], got [7]");
   EXPECT_EQ(error_of([&] { swiglu(at::zeros({4, 7})); }), "swiglu: h must have an even number of columns, got 7");
   EXPECT_EQ(error_of([&] {
@@ -523,6 +546,7 @@ std::vector<testing::SchemaCase> schema_cases_of_pointwise() {
   const Tensor x = f({5, 6}), labels = torch::tensor({0, 1, -100, 6, 3}, at::kLong);
   return {
       {"rms_norm", {x, f({6}), 1e-5}},
+      {"rms_norm_gated", {x, f({6}), 1e-5, x}},
       {"rms_norm_forward", {x, f({6}).to(at::kBFloat16), 1e-5}},
       {"rms_norm_add_", {f({5, 6}), x, f({6}), 1e-5, none}},
       {"rms_norm_add_", {f({5, 6}), x, f({6}), 1e-5, f({5, 6})}},

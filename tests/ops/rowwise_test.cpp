@@ -20,6 +20,9 @@ const vector<Case>& cases() {
       {"sigmoid", rowwise::sigmoid, [](const Tensor& x) { return at::sigmoid(x); }},
       {"softplus", rowwise::softplus, [](const Tensor& x) { return at::log1p(at::exp(x)); }},
       {"exp", rowwise::exp, [](const Tensor& x) { return at::exp(x); }},
+      {"log_sigmoid, scaled",
+       [](const Tensor& x) { return rowwise::gate(x, kernels::Activation::log_sigmoid, {0.25}).to(x.scalar_type()); },
+       [](const Tensor& x) { return -0.25 * at::log1p(at::exp(-x)); }},
       {"sum", rowwise::sum, [](const Tensor& x) { return x.sum(-1, true); }},
       {"l2_norm", [](const Tensor& x) { return rowwise::l2_norm(x, 1e-3); },
        [](const Tensor& x) { return x / (x.square().sum(-1, true) + 1e-3).sqrt(); }},
@@ -50,7 +53,7 @@ TEST_P(RowwiseOnDevices, RowsDoNotDependOnTheirNumber) {
 
 // One number a row is no row of numbers.
 TEST_P(RowwiseOnDevices, SingleNumbersDoNotDependOnTheirNumber) {
-  for (const Case& c : vector<Case>(cases().begin(), cases().begin() + 4))
+  for (const Case& c : vector<Case>(cases().begin(), cases().begin() + 5))
     for (const at::ScalarType type : kTypes) {
       const Tensor x = random({65}, type, 3).to(GetParam()), all = c.row_wise(x);
       for (int64_t rows = 1; rows <= 65; ++rows)
@@ -82,7 +85,36 @@ TEST_P(RowwiseOnDevices, EqualsAten) {
   }
 }
 
+// A gate has the type of sums, and nothing of it is rounded on the way.
+TEST_P(RowwiseOnDevices, GatesAreInTheTypeOfSums) {
+  const Function op = [](const vector<Tensor>& t) {
+    return vector<Tensor>{rowwise::gate(t[0], kernels::Activation::softplus, {-1, t[1], t[2]})};
+  };
+  const Function plain = [](const vector<Tensor>& t) { return vector<Tensor>{-t[2].exp() * at::log1p(at::exp(t[0] + t[1]))}; };
+  for (const at::ScalarType type : kTypes)
+    for (const at::ScalarType factors : {type, type == at::kBFloat16 ? at::kFloat : type}) {
+      const vector<Tensor> inputs = {random({5, 33}, type, 2), random({33}, factors), random({33}, factors)};
+      const vector<Tensor> exact = {inputs[0].to(at::kDouble), inputs[1].to(at::kDouble), inputs[2].to(at::kDouble)};
+      const Tensor y = on_device(op, GetParam())(inputs)[0];
+      EXPECT_EQ(y.scalar_type(), type == at::kDouble ? at::kDouble : at::kFloat);
+      EXPECT_TRUE(close(y, plain(exact)[0], 2e-6)) << type << ", " << factors;
+      const vector<Tensor> cotangents = random_like({y}), grads = gradients(on_device(op, GetParam()), inputs, cotangents),
+                           expected = gradients(plain, exact, {cotangents[0].to(at::kDouble)});
+      for (size_t i = 0; i < inputs.size(); ++i)
+        EXPECT_TRUE(close(grads[i], expected[i], inputs[i].scalar_type() == at::kBFloat16 ? 1e-2 : 2e-6)) << type << ", argument " << i;
+      const Tensor wide = random({5, 40}, type).to(GetParam()), bias = inputs[1].to(GetParam());
+      const rowwise::Gate gate{0.5, bias};
+      EXPECT_TRUE(same_bits(rowwise::gate(wide.narrow(1, 3, 33), kernels::Activation::sigmoid, gate),
+                            rowwise::gate(wide.narrow(1, 3, 33).contiguous(), kernels::Activation::sigmoid, gate)));
+    }
+  EXPECT_TRUE(gradcheck(op, {random({3, 5}), random({5}), random({5})}));
+}
+
 TEST(Rowwise, ErrorsNameArgumentAndValue) {
+  EXPECT_EQ(error_of([] {
+              rowwise::gate(at::zeros({2, 4}), kernels::Activation::exp, {1, at::zeros({3})});
+            }),
+            "rowwise_activation: bias must have shape [4], got [3]");
   EXPECT_EQ(error_of([] { rowwise::exp(at::zeros({2}, at::kLong)); }), "rowwise_activation: x must be floating, got Long");
   EXPECT_EQ(error_of([] { rowwise::silu(at::zeros({})); }), "rowwise_activation: x must have rows, got a single number");
   EXPECT_EQ(error_of([] {
@@ -93,6 +125,8 @@ TEST(Rowwise, ErrorsNameArgumentAndValue) {
 
 }  // namespace
 
-std::vector<testing::SchemaCase> schema_cases_of_rowwise() { return {{"rowwise_activation", {small_random({5, 6}), int64_t{2}}}}; }
+std::vector<testing::SchemaCase> schema_cases_of_rowwise() {
+  return {{"rowwise_activation", {small_random({5, 6}), int64_t{2}, 0.5, small_random({6}), small_random({6}), true}}};
+}
 
 }  // namespace based::ops

@@ -5,32 +5,42 @@
 namespace based::kernels::cpu::BASED_ISA {
 namespace {
 
-template <class T, class Function>
+Vec factors(const Activate& p, const void* of, int64_t i, int n) {
+  return p.factor_dtype == DType::bf16 ? load_some(static_cast<const bf16*>(of) + i, n) : load_some(static_cast<const float*>(of) + i, n);
+}
+
+template <class X, class Y, class Function>
 void over_rows(const Activate& p, int64_t begin, int64_t end, Function&& function) {
   for (int64_t row = begin; row < end; ++row) {
-    const T* x = static_cast<const T*>(p.x) + row * p.width;
-    T* y = static_cast<T*>(p.y) + row * p.width;
+    const X* x = static_cast<const X*>(p.x) + row * p.x_stride;
+    Y* y = static_cast<Y*>(p.y) + row * p.width;
     for (int64_t i = 0; i < p.width; i += lanes) {
       const int n = p.width - i < lanes ? static_cast<int>(p.width - i) : lanes;
-      store_some(y + i, function(load_some(x + i, n)), n);
+      Vec value = load_some(x + i, n);
+      if (p.bias) value += factors(p, p.bias, i, n);
+      value = p.scale * function(value);
+      if (p.log_rate) value *= exp(factors(p, p.log_rate, i, n));
+      store_some(y + i, value, n);
     }
   }
 }
 
-template <class T>
+template <class X, class Y>
 void activate(const Activate& p, int64_t begin, int64_t end) {
   switch (p.function) {
-    case Activation::silu: return over_rows<T>(p, begin, end, [](Vec x) { return x * sigmoid(x); });
-    case Activation::sigmoid: return over_rows<T>(p, begin, end, [](Vec x) { return sigmoid(x); });
-    case Activation::softplus: return over_rows<T>(p, begin, end, [](Vec x) { return softplus(x); });
-    case Activation::exp: return over_rows<T>(p, begin, end, [](Vec x) { return exp(x); });
+    case Activation::silu: return over_rows<X, Y>(p, begin, end, [](Vec x) { return x * sigmoid(x); });
+    case Activation::sigmoid: return over_rows<X, Y>(p, begin, end, [](Vec x) { return sigmoid(x); });
+    case Activation::softplus: return over_rows<X, Y>(p, begin, end, [](Vec x) { return softplus(x); });
+    case Activation::exp: return over_rows<X, Y>(p, begin, end, [](Vec x) { return exp(x); });
+    case Activation::log_sigmoid: return over_rows<X, Y>(p, begin, end, [](Vec x) { return -softplus(-x); });
   }
 }
 
 }  // namespace
 
 void activate_rows(const Activate& p, int64_t begin, int64_t end) {
-  p.dtype == DType::bf16 ? activate<bf16>(p, begin, end) : activate<float>(p, begin, end);
+  if (p.dtype == DType::bf16) return p.y_dtype == DType::bf16 ? activate<bf16, bf16>(p, begin, end) : activate<bf16, float>(p, begin, end);
+  p.y_dtype == DType::bf16 ? activate<float, bf16>(p, begin, end) : activate<float, float>(p, begin, end);
 }
 
 }  // namespace based::kernels::cpu::BASED_ISA

@@ -22,6 +22,7 @@ void rms_norm(const RmsNorm& p, int64_t row) {
   const T* deferred = p.deferred ? static_cast<const T*>(p.deferred) + row * p.width : nullptr;
   const T* weight = static_cast<const T*>(p.weight);
   X* kept = p.sum ? static_cast<X*>(p.sum) + row * p.width : nullptr;
+  const T* gate = p.gate ? static_cast<const T*>(p.gate) + row * p.width : nullptr;
   T* y = static_cast<T*>(p.y) + row * p.width;
   Vec squares{};
   const auto summed = [&](int64_t i, int n) {
@@ -42,7 +43,12 @@ void rms_norm(const RmsNorm& p, int64_t row) {
   if (p.inverse_rms) p.inverse_rms[row] = inverse;
   over_vectors(p.width, [&](int64_t i, int n) {
     const Vec s = kept ? load_some(kept + i, n) : summed(i, n);
-    store_some(y + i, s * inverse * load_some(weight + i, n), n);
+    Vec normed = s * inverse * load_some(weight + i, n);
+    if (gate) {
+      const Vec g = load_some(gate + i, n);
+      normed *= g * sigmoid(g);
+    }
+    store_some(y + i, normed, n);
   });
 }
 

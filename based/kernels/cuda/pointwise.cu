@@ -81,8 +81,49 @@ __global__ void __launch_bounds__(kMostThreads) norm_rows(const __grid_constant_
     if (p.sum != nullptr) access.store(static_cast<X*>(p.sum) + row * p.width, u, s[u]);
 #pragma unroll
     for (int c = 0; c < kUnit; ++c) weight[u][c] *= s[u][c] * r;
+    if (p.gate != nullptr) {
+      access.load(static_cast<const T*>(p.gate) + row * p.width, u, s[u]);
+#pragma unroll
+      for (int c = 0; c < kUnit; ++c) weight[u][c] *= s[u][c] * sigmoid(s[u][c]);
+    }
     access.store(static_cast<T*>(p.y) + row * p.width, u, weight[u]);
   }
+}
+
+// Rows of kUnit · kLanes, such as heads have: kLanes threads a row, in norm_rows' order of additions.
+template <typename X, typename T, int kLanes>
+__global__ void __launch_bounds__(kMostThreads) norm_short_rows(const __grid_constant__ RmsNorm p) {
+  overlap_kernels();
+  const int64_t row = blockIdx.x * int64_t{kMostThreads / kLanes} + threadIdx.x / kLanes;
+  if (row - row % (32 / kLanes) >= p.rows) return;  // the whole warp
+  const bool inside = row < p.rows;
+  const int column = static_cast<int>(threadIdx.x) % kLanes * kUnit;
+  const int64_t at = (inside ? row : p.rows - 1) * p.width + column;
+  float s[kUnit], weight[kUnit], gate[kUnit], squares = 0;
+  load_floats<kUnit>(static_cast<const X*>(p.x) + at, s);
+  load_floats<kUnit>(static_cast<const T*>(p.weight) + column, weight);
+  if (p.gate != nullptr) load_floats<kUnit>(static_cast<const T*>(p.gate) + at, gate);
+#pragma unroll
+  for (int c = 0; c < kUnit; ++c) squares = fmaf(s[c], s[c], squares);
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) squares += __shfl_xor_sync(~0U, squares, distance);
+  const float r = rsqrtf(squares / static_cast<float>(p.width) + p.eps);
+  if (!inside) return;
+  if (p.inverse_rms != nullptr && column == 0) p.inverse_rms[row] = r;
+#pragma unroll
+  for (int c = 0; c < kUnit; ++c) {
+    s[c] = weight[c] * (s[c] * r);
+    if (p.gate != nullptr) s[c] *= gate[c] * sigmoid(gate[c]);
+  }
+  store_floats<kUnit>(static_cast<T*>(p.y) + at, s);
+}
+
+template <typename X, typename T>
+Status norm_short(const RmsNorm& p, Stream stream) {
+  const auto lanes = static_cast<int>(p.width / kUnit);
+  const Launch launch{static_cast<unsigned>(ceil_div(p.rows, kMostThreads / lanes)), kMostThreads};
+  auto* kernel = lanes == 8 ? norm_short_rows<X, T, 8> : lanes == 16 ? norm_short_rows<X, T, 16> : norm_short_rows<X, T, 32>;
+  return launch_overlapped(kernel, launch, stream, p);
 }
 
 template <int kUnits>
@@ -215,7 +256,12 @@ int64_t norm_blocks(const RmsNorm& p) {
 
 bool norm_aligned(const RmsNorm& p) {
   return p.width % kUnit == 0 && aligned16(p.x) && aligned16(p.add) && aligned16(p.deferred) && aligned16(p.sum) && aligned16(p.weight) &&
-         aligned16(p.y);
+         aligned16(p.y) && aligned16(p.gate);
+}
+
+bool is_short(const RmsNorm& p) {
+  const bool plain = p.x != nullptr && p.add == nullptr && p.deferred == nullptr && p.sum == nullptr;
+  return plain && (p.width == 8 * kUnit || p.width == 16 * kUnit || p.width == 32 * kUnit) && norm_aligned(p);
 }
 
 constexpr const char* kTooWide = "rms_norm: width is larger than 8192";
@@ -224,6 +270,11 @@ constexpr const char* kTooWide = "rms_norm: width is larger than 8192";
 
 Status rms_norm_forward(const RmsNorm& p, Stream stream) {
   if (p.rows == 0) return {};
+  if (is_short(p)) {
+    const bool bf = p.dtype == DType::bf16;
+    if (p.x_dtype == DType::bf16) return bf ? norm_short<bf16, bf16>(p, stream) : norm_short<bf16, float>(p, stream);
+    return bf ? norm_short<float, bf16>(p, stream) : norm_short<float, float>(p, stream);
+  }
   const bool narrow = is_narrow(p);
   const int threads = norm_threads(p.width, narrow ? 1 : kHeld);
   if (threads > kMostThreads) return {kTooWide};

@@ -22,7 +22,7 @@ void correct_keys(ops::GatedDeltaRuleInputs& in, const Tensor& logits, double mo
   in.q = ops::rowwise::l2_norm(in.q, eps);
   in.k = ops::rowwise::l2_norm(in.k, eps);
   in.delta = true;
-  if (logits.defined()) in.beta = ops::rowwise::sigmoid(logits.to(ops::sum_type(logits))) * most;
+  if (logits.defined()) in.beta = ops::rowwise::gate(logits, kernels::Activation::sigmoid, {most});
 }
 
 GatedHeads::GatedHeads(const char* mixer, const GatedHeadsConfig& config, const MixerContext& context, const Widths& widths)
@@ -74,9 +74,10 @@ Tensor GatedHeads::run(const Tensor& x, const Call& call) {
                                heads_of("v_conv", *v_proj_, v_conv_.get(), x, call)};
   in.scale = std::sqrt(static_cast<double>(config_.heads) / static_cast<double>(widths_.key));
   add_gates(x, in);
-  Tensor y = ops::rms_norm(gated_delta_rule(in, call, "kv"), norm_weight_, config_.norm_eps).view({x.size(0), widths_.value});
-  if (g_proj_) y = y * ops::rowwise::silu(g_proj_->forward(x));
-  return o_proj_->forward(y);
+  const Tensor read = gated_delta_rule(in, call, "kv");
+  const Tensor y = g_proj_ ? ops::rms_norm_gated(read, norm_weight_, config_.norm_eps, g_proj_->forward(x).view(read.sizes()))
+                           : ops::rms_norm(read, norm_weight_, config_.norm_eps);
+  return o_proj_->forward(y.view({x.size(0), widths_.value}));
 }
 
 }  // namespace based

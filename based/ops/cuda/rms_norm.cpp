@@ -12,6 +12,7 @@ const RmsNormKernels kCuda{launch<kernels::cuda::rms_norm_forward, kernels::RmsN
 TORCH_LIBRARY_IMPL(based, CUDA, m) {
   implement<RmsNormForward, [](const RmsNormForward& in) { return rms_norm_forward_with(kCuda, in.of); }>(m);
   implement<RmsNormBackward, [](const RmsNormBackward& in) { return rms_norm_backward_with(kCuda, in); }>(m);
+  implement<RmsNormGated, [](const RmsNormGated& in) { return rms_norm_gated_with(kCuda, in); }>(m);
   implement<RmsNormAddForward, [](const RmsNormAddForward& in) { return rms_norm_add_forward_with(kCuda, in.of); }>(m);
   implement<RmsNormAddBackward, [](const RmsNormAddBackward& in) { return rms_norm_add_backward_with(kCuda, in); }>(m);
   implement<RmsNormAddInPlace, [](const RmsNormAddInPlace& in) { return rms_norm_add_in_place_with(kCuda, in); }>(m);

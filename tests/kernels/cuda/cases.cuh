@@ -19,6 +19,7 @@ void verify_causal_attention(Report& report);
 void verify_causal_attention_step(Report& report);
 void verify_rms_norm(Report& report);
 void verify_swiglu(Report& report);
+void verify_activation(Report& report);
 void verify_rotary(Report& report);
 void verify_short_conv(Report& report);
 void verify_short_conv_step(Report& report);

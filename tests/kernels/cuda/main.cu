@@ -17,6 +17,7 @@ void verify_all(based::tests::Report& report, bool quick) {
   verify_causal_attention_step(report);
   verify_rms_norm(report);
   verify_swiglu(report);
+  verify_activation(report);
   verify_rotary(report);
   verify_short_conv(report);
   verify_selective_scan(report);

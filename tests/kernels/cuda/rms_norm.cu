@@ -52,6 +52,33 @@ void verify_rms_norm(Report& report, int64_t rows, int64_t width, DType x_dtype,
                 weight_limit);
 }
 
+// Alone and with a gate: short rows are several to a warp.
+void verify_gated(Report& report, int64_t rows, int64_t width, DType x_dtype, DType dtype) {
+  const Buffer x = random_buffer(rows * width, x_dtype, 2, 1), weight = random_buffer(width, dtype, 1, 2),
+               gate = random_buffer(rows * width, dtype, 1, 3);
+  const Buffer y(rows * width * 4), gated(rows * width * 4), rms(rows * 4);
+  kernels::RmsNorm p{x.as(), nullptr, nullptr, weight.as(), y.as(), rms.as<float>(), rows, width, 1e-5F, x_dtype, dtype};
+  check(gpu::rms_norm_forward(p, {}));
+  p.gate = gate.as(), p.y = gated.as();
+  check(gpu::rms_norm_forward(p, {}));
+  const auto hx = download(x.as(), x_dtype, rows * width), hw = download(weight.as(), dtype, width),
+             hg = download(gate.as(), dtype, rows * width);
+  std::vector<double> plain(hx.size()), with_gate(hx.size()), inverse(rows);
+  for (int64_t r = 0; r < rows; ++r) {
+    double squares = 0;
+    for (int64_t i = r * width; i < (r + 1) * width; ++i) squares += hx[i] * hx[i];
+    inverse[r] = 1 / std::sqrt(squares / width + 1e-5);
+    for (int64_t c = 0, i = r * width; c < width; ++c, ++i) {
+      plain[i] = hx[i] * inverse[r] * hw[c];
+      with_gate[i] = plain[i] * hg[i] * sigmoid(hg[i]);
+    }
+  }
+  const std::string name = "rms_norm of " + std::to_string(rows) + "x" + std::to_string(width) + type_name(x_dtype) + type_name(dtype);
+  report.expect(name + ": y", relative_error(download(y.as(), dtype, rows * width), plain), allowed(dtype));
+  report.expect(name + ": inverse rms", relative_error(download(rms.as(), DType::f32, rows), inverse), 1e-6);
+  report.expect(name + ": gated", relative_error(download(gated.as(), dtype, rows * width), with_gate), allowed(dtype));
+}
+
 }  // namespace
 
 void verify_rms_norm(Report& report) {
@@ -61,6 +88,10 @@ void verify_rms_norm(Report& report) {
   verify_rms_norm(report, 600, 48, fp, fp);
   verify_rms_norm(report, 7, 333, fp, fp);
   verify_rms_norm(report, 3, 8000, fp, bf);
+  for (const int64_t width : {64, 128, 256, 512, 100, 3000})
+    for (const int64_t rows : {1, 37, 300}) verify_gated(report, rows, width, bf, bf), verify_gated(report, rows, width, fp, bf);
+  verify_gated(report, 33, 128, bf, fp);
+  verify_gated(report, 33, 256, fp, fp);
 }
 
 }  // namespace based::tests
