@@ -21,6 +21,7 @@ void check(const RowwiseActivation& in) {
   require(function >= 0 && function <= static_cast<int64_t>(Activation::log_sigmoid), op, "function must be 0..4, got ", function);
   for (const auto& [name, factors] : {std::pair{"bias", bias}, {"log_rate", log_rate}}) {
     if (!factors) continue;
+    require(x.dim() <= 2, op, name, " goes with x of [rows, width], got ", x.sizes());
     require(factors->scalar_type() == x.scalar_type() || factors->scalar_type() == sum_type(x), op, name, " must be ", x.scalar_type(),
             " or ", sum_type(x), ", got ", factors->scalar_type());
     require_shape(op, name, *factors, {x.dim() == 1 ? 1 : x.size(-1)});

@@ -115,6 +115,10 @@ TEST(Rowwise, ErrorsNameArgumentAndValue) {
               rowwise::gate(at::zeros({2, 4}), kernels::Activation::exp, {1, at::zeros({3})});
             }),
             "rowwise_activation: bias must have shape [4], got [3]");
+  EXPECT_EQ(error_of([] {
+              rowwise::gate(at::zeros({2, 3, 4}), kernels::Activation::exp, {1, at::zeros({4})});
+            }),
+            "rowwise_activation: bias goes with x of [rows, width], got [2, 3, 4]");
   EXPECT_EQ(error_of([] { rowwise::exp(at::zeros({2}, at::kLong)); }), "rowwise_activation: x must be floating, got Long");
   EXPECT_EQ(error_of([] { rowwise::silu(at::zeros({})); }), "rowwise_activation: x must have rows, got a single number");
   EXPECT_EQ(error_of([] {
