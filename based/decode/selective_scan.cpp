@@ -1,32 +1,10 @@
 // A step of the selective scan: its state is read ahead.
 #include "based/ops/selective_scan.h"
-#include "based/decode/effects.h"
+#include "based/decode/state_kernel.h"
 #include "based/ops/arguments.h"
 
 namespace based::decode {
 namespace {
-
-using kernels::SelectiveScan;
-
-class ScanKernel final : public StepKernel {
- public:
-  struct Parts {
-    SelectiveScan arguments;
-    Span A_log, state, slots;
-  };
-  explicit ScanKernel(Parts parts) : parts_(std::move(parts)) {}
-
-  bool read_early(const Effects& effects, size_t unit) override {
-    parts_.arguments.state_is_private =
-        effects.is_constant(parts_.A_log) && effects.is_constant(parts_.slots) && effects.is_private(parts_.state, unit);
-    return parts_.arguments.state_is_private;
-  }
-  Status launch(Stream stream) const override { return launcher<SelectiveScan>(parts_.arguments, stream); }
-  int64_t rows() const override { return parts_.arguments.rows; }
-
- private:
-  Parts parts_;
-};
 
 std::unique_ptr<StepKernel> lower(const Operands& call, std::string& why) {
   const Tensor x = call.tensor(0), dt = call.tensor(1), A_log = call.tensor(2), B = call.tensor(3), C = call.tensor(4), D = call.tensor(5),
@@ -42,8 +20,8 @@ std::unique_ptr<StepKernel> lower(const Operands& call, std::string& why) {
     if (!tensor.select(0, 0).is_contiguous()) return nullptr;
   const ops::SelectiveScanStep step{
       {x, dt, A_log, B, C, ops::if_defined(D), ops::if_defined(z), ops::if_defined(dt_bias), call.flag(8)}, state, slots};
-  return std::make_unique<ScanKernel>(
-      ScanKernel::Parts{ops::selective_scan_step_arguments(step, y), call.span(A_log), call.span(state), call.span(slots)});
+  return std::make_unique<StateKernel<kernels::SelectiveScan>>(ops::selective_scan_step_arguments(step, y),
+                                                               ReadAhead{{call.span(A_log), call.span(slots)}, {call.span(state)}});
 }
 
 constexpr Lowering kLowerings[] = {{"based::selective_scan_step", lower}};

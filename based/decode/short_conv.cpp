@@ -1,5 +1,6 @@
 // A step of the short convolution: its state is read ahead; behind the layer that makes its input and gate it is part of that instruction.
 #include "based/ops/short_conv.h"
+#include "based/decode/state_kernel.h"
 #include "based/decode/step_program.h"
 #include "based/ops/arguments.h"
 
@@ -9,24 +10,16 @@ namespace {
 using kernels::DType;
 using kernels::ShortConv;
 
-class ConvKernel final : public StepKernel {
+class ConvKernel final : public StateKernel<ShortConv> {
  public:
   struct Parts {
-    ShortConv arguments;
     Span x, gate, weight, bias, state, slots, y;
   };
-  explicit ConvKernel(Parts parts) : parts_(std::move(parts)) {}
-
-  bool read_early(const Effects& effects, size_t unit) override {
-    parts_.arguments.state_is_private = effects.is_constant(parts_.weight) && effects.is_constant(parts_.bias) &&
-                                        effects.is_constant(parts_.slots) && effects.is_private(parts_.state, unit);
-    return parts_.arguments.state_is_private;
-  }
-  Status launch(Stream stream) const override { return launcher<ShortConv>(parts_.arguments, stream); }
-  int64_t rows() const override { return parts_.arguments.rows; }
+  ConvKernel(const ShortConv& arguments, Parts parts)
+      : StateKernel(arguments, {{parts.weight, parts.bias, parts.slots}, {parts.state}}), parts_(std::move(parts)) {}
 
   bool join_instruction(Planned& before, const StepLimits& limits) const override {
-    const ShortConv& p = parts_.arguments;
+    const ShortConv& p = arguments_;
     const kernels::Linear& layer = before.step.arguments.linear.linear;
     if (before.step.kind != kernels::StepKind::linear || layer.out != 2 * p.channels || p.rows != 1 || p.dtype != DType::bf16) return false;
     if (p.taps != 3 || !p.state_is_private || p.channels % 8 != 0) return false;
@@ -60,9 +53,9 @@ std::unique_ptr<StepKernel> lower(const Operands& call, std::string& why) {
     if (tensor.defined() && !tensor.is_contiguous()) return nullptr;
   if (x.stride(1) != 1 || (gate.defined() && gate.stride(1) != 1)) return nullptr;
   const ops::ShortConvStep step{{x, weight, ops::if_defined(bias), ops::if_defined(gate), call.flag(4)}, state, slots};
-  return std::make_unique<ConvKernel>(ConvKernel::Parts{ops::short_conv_step_arguments(step, y), call.span(x), call.span(gate),
-                                                        call.span(weight), call.span(bias), call.span(state), call.span(slots),
-                                                        call.span(y)});
+  return std::make_unique<ConvKernel>(ops::short_conv_step_arguments(step, y),
+                                      ConvKernel::Parts{call.span(x), call.span(gate), call.span(weight), call.span(bias), call.span(state),
+                                                        call.span(slots), call.span(y)});
 }
 
 constexpr Lowering kLowerings[] = {{"based::short_conv_step", lower}};
