@@ -25,10 +25,12 @@ struct Tolerance {
   std::string what;
   double error = 0;
 };
-using ModelFunction = std::function<torch::Tensor(LanguageModel&)>;  // its result is on the CPU
-// verify() of what `made` gives of the model against what `expected` gives of its exact copy. Models that normalise sums which cancel are
-// badly conditioned in bf16: where ATen's kernels on the CPU miss the tolerance, too, the model in fp32 is verified, on its device.
-double verify_in_type(LanguageModel& model, const ModelFunction& made, const ModelFunction& expected, const Tolerance& allowed);
+using ModelFunction = std::function<std::vector<torch::Tensor>(LanguageModel&)>;  // its results are on the CPU
+// verify() of all that `made` gives of the model against what `expected` gives of its exact copy; the last one's error. Models that
+// normalise sums which cancel are badly conditioned in bf16: where ATen's kernels on the CPU miss the tolerance, too, the model in fp32 is
+// verified, on its device.
+double verify_in_type(LanguageModel& model, const ModelFunction& made, const ModelFunction& expected,
+                      const std::vector<Tolerance>& allowed);
 // The same as verified_model for this preset, whatever the context names.
 BenchModel verified_preset(const Context& context, const std::string& preset);
 // Operations of LanguageModel::prefill_last a token: two a weight, without the embedding's and the last layer's MLP, where few tokens come.
