@@ -118,33 +118,33 @@ __device__ __forceinline__ void add_product(float (&left)[4], float (&right)[4],
 
 // The warp's 16 lines of a sum and more: those of tile a from line `line` on times b, whose lines are of a's columns [0, count) and are
 // read from `column` on; by_n: whose lines are the sum's columns, from `column` on.
-template <int kTiles>
-__device__ __forceinline__ void add_by_k(float (&sum)[kTiles][4], uint32_t a, int a_pitch, int line, uint32_t b, int b_pitch, int column,
-                                         int count) {
+template <bool kByN, int kTiles>
+__device__ __forceinline__ void add_lines(float (&sum)[kTiles][4], uint32_t a, int a_pitch, int line, uint32_t b, int b_pitch, int column,
+                                          int count) {
 #pragma unroll 4
   for (int k = 0; k < count; k += 16) {
     uint32_t left[4], right[4];
     load_a_by_m(left, a, a_pitch, line, k);
 #pragma unroll
     for (int n = 0; n < kTiles / 2; ++n) {
-      load_b_by_k(right, b, b_pitch, k, column + 16 * n);
+      if constexpr (kByN) {
+        load_b_by_n(right, b, b_pitch, k, column + 16 * n);
+      } else {
+        load_b_by_k(right, b, b_pitch, k, column + 16 * n);
+      }
       add_product(sum[2 * n], sum[2 * n + 1], left, right);
     }
   }
 }
 template <int kTiles>
+__device__ __forceinline__ void add_by_k(float (&sum)[kTiles][4], uint32_t a, int a_pitch, int line, uint32_t b, int b_pitch, int column,
+                                         int count) {
+  add_lines<false>(sum, a, a_pitch, line, b, b_pitch, column, count);
+}
+template <int kTiles>
 __device__ __forceinline__ void add_by_n(float (&sum)[kTiles][4], uint32_t a, int a_pitch, int line, uint32_t b, int b_pitch, int column,
                                          int count) {
-#pragma unroll 4
-  for (int k = 0; k < count; k += 16) {
-    uint32_t left[4], right[4];
-    load_a_by_m(left, a, a_pitch, line, k);
-#pragma unroll
-    for (int n = 0; n < kTiles / 2; ++n) {
-      load_b_by_n(right, b, b_pitch, k, column + 16 * n);
-      add_product(sum[2 * n], sum[2 * n + 1], left, right);
-    }
-  }
+  add_lines<true>(sum, a, a_pitch, line, b, b_pitch, column, count);
 }
 // The same where the lines are columns of a, whose lines are b's: aᵀ b.
 template <int kTiles, bool kNegative = false>
