@@ -1,5 +1,6 @@
 #include "bench/model.h"
 
+#include "based/models/device.h"
 #include "based/models/weights.h"
 
 #include <malloc.h>
@@ -125,6 +126,7 @@ double verify_in_type(LanguageModel& model, const ModelFunction& made, const Mod
 }
 
 std::shared_ptr<LanguageModel> random_preset(const Context& context, const std::string& preset) {
+  release_cached_memory(context.device);  // of the model before: a training step is recorded, and takes most of what there is
   torch::manual_seed(3);
   std::shared_ptr<LanguageModel> model;
   {

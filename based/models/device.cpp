@@ -64,6 +64,7 @@ OwnStream::~OwnStream() {
   OwnedStreams& all = owned_streams();
   const std::lock_guard lock(all.mutex);
   all.taken.erase({stream.device_index(), stream.id()});
+  release_cached_memory(stream.device());
 }
 
 void synchronize(torch::Device device) {
@@ -90,6 +91,10 @@ int64_t available_memory(torch::Device device) {
 
 void reset_peak_memory(torch::Device device) {
   if (device.is_cuda()) c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
+}
+
+void release_cached_memory(torch::Device device) {
+  if (device.is_cuda()) c10::getDeviceAllocator(device.type())->emptyCache();
 }
 
 }  // namespace based

@@ -36,4 +36,7 @@ void reset_peak_memory(torch::Device device);
 // Bytes that can be had there now without anything else having to give way.
 int64_t available_memory(torch::Device device);
 
+// Gives back what was freed on a GPU and is kept for reuse. A recording can take none of it, nor can work on another queue.
+void release_cached_memory(torch::Device device);
+
 }  // namespace based
