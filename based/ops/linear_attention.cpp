@@ -9,8 +9,8 @@
 namespace based::ops {
 namespace {
 
-// Of every chunk the weights within it are a square of this size.
-constexpr int64_t kChunk = 128;
+// Of every chunk the weights within it are a square of this size, or, where that is less work, of the whole row's.
+constexpr int64_t kChunk = 128, kLargestSquare = 1024;
 
 template <class Op>
 void check_features(const char* op, const Op& in) {
@@ -69,7 +69,7 @@ void check(const LinearAttentionStep& in) {
 }
 
 RunResult token_by_token(const SumsOfRun& in) {
-  Tensor state = in.state;
+  Tensor state = in.state.defined() ? in.state : at::zeros({in.v.size(0), in.v.size(1), in.q.size(3), in.v.size(3)}, in.v.options());
   std::vector<Tensor> sums;
   for (int64_t t = 0; t < in.q.size(2); ++t) {
     state = state + in.k.select(2, t).unsqueeze(-1) * in.v.select(2, t).unsqueeze(-2);
@@ -80,22 +80,29 @@ RunResult token_by_token(const SumsOfRun& in) {
 
 // What is before the chunk is in the state; what is inside it is a square of weights.
 RunResult one_chunk(const SumsOfRun& in) {
-  const Tensor weights = at::matmul(in.q, in.k.transpose(-1, -2)).tril();
-  return {at::matmul(weights, in.v) + at::matmul(in.q, in.state), in.state + at::matmul(in.k.transpose(-1, -2), in.v)};
+  RunResult out{at::matmul(at::matmul(in.q, in.k.transpose(-1, -2)).tril(), in.v), {}};
+  if (in.state.defined()) out.sums = out.sums + at::matmul(in.q, in.state);
+  if (!in.keeps_state) return out;
+  const Tensor added = at::matmul(in.k.transpose(-1, -2), in.v);
+  out.state = in.state.defined() ? in.state + added : added;
+  return out;
 }
 
-RunResult chunked(const SumsOfRun& in) { return by_chunks(in, kChunk, one_chunk); }
+// A token's products: with the tokens of its chunk's square, and with the state and into it.
+RunResult chunked(const SumsOfRun& in) {
+  const int64_t length = in.q.size(2), features = in.q.size(3), width = in.v.size(3), both = features + width;
+  const bool whole = length <= kLargestSquare && length * both <= kChunk * both + 2 * features * width;
+  return by_chunks(in, whole ? std::max<int64_t>(length, 1) : kChunk, one_chunk);
+}
 
 Result<LinearAttention> attend(const LinearAttention& in, const RunForm& form) {
   check(in);
   const at::ScalarType type = sum_type(in.q);
   const AttentionSums out = over_runs({"linear_attention", in.q.to(type), in.k.to(type), in.v, in.cu_seqlens, in.initial_kv_state,
-                                       in.initial_k_state, in.q.size(2), in.eps},
+                                       in.initial_k_state, in.q.size(2), in.eps, in.final_state},
                                       form);
-  const auto kept = [&](const Tensor& state) {
-    std::vector<int64_t> sizes = state.sizes().vec();
-    if (!in.final_state) sizes[0] = 0;
-    return sizes[0] == 0 ? at::empty(sizes, state.options()) : state.contiguous();
+  const auto kept = [](const Tensor& state) {
+    return state.numel() == 0 ? at::empty(state.sizes(), state.options()) : state.contiguous();  // of an empty one any strides will do
   };
   return {out.y.contiguous(), kept(out.kv_state), kept(out.k_state)};
 }

@@ -1,4 +1,5 @@
-// Inside of based/ops: what linear attentions in ATen share. Their sums Σ k vᵀ and Σ k are one, since v has a last column of ones.
+// Inside of based/ops: what linear attentions in ATen share. Their sums Σ k vᵀ and Σ k are one, since v has a column of ones behind it,
+// then zeros up to a multiple of four columns, so that rows of products lie in whole 16 bytes of fp32: `width` columns in all.
 #pragma once
 #include <functional>
 
@@ -8,13 +9,14 @@ namespace based::ops {
 
 // One run of rows of equal length.
 struct SumsOfRun {
-  Tensor q, k;   // [rows, heads, length, width]
-  Tensor v;      // [rows, heads, length, head_dim + 1]
-  Tensor state;  // [rows, heads, features, head_dim + 1]
+  Tensor q, k;              // [rows, heads, length, …]
+  Tensor v;                 // [rows, heads, length, width]
+  Tensor state;             // [rows, heads, features, width]; undefined: zero
+  bool keeps_state = true;  // false: nobody asks for the state after it
 };
 struct RunResult {
-  Tensor sums;   // [rows, heads, length, head_dim + 1]
-  Tensor state;  // after the run
+  Tensor sums;   // [rows, heads, length, width]
+  Tensor state;  // after the run; undefined: zero, or not asked for
 };
 using RunForm = std::function<RunResult(const SumsOfRun&)>;
 
@@ -26,10 +28,11 @@ struct PackedSums {
   const OptionalTensor &initial_kv_state, &initial_k_state;
   int64_t features;
   double eps = 0;  // added to the denominator
+  bool final_state = true;
 };
 struct AttentionSums {
   Tensor y;                  // in v's type
-  Tensor kv_state, k_state;  // [rows, heads, features, head_dim] and [rows, heads, features]
+  Tensor kv_state, k_state;  // [rows, heads, features, head_dim] and [rows, heads, features], rows 0 where no state is asked for
   Tensor denominator;        // [tokens, heads], without eps
 };
 AttentionSums over_runs(const PackedSums& in, const RunForm& form);

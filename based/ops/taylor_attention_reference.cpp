@@ -25,11 +25,17 @@ Tensor causal_weights(const Tensor& q, const Tensor& k, const Tensor& decay) {
   return weights * decay_power(decay, (position.unsqueeze(1) - position).clamp_min(0));
 }
 
+// The state before the run, in memory of its own where it is zero.
+Tensor state_before(const SumsOfRun& in) {
+  if (in.state.defined()) return in.state;
+  return at::zeros({in.v.size(0), in.v.size(1), kernels::packed_features(in.q.size(3)), in.v.size(3)}, in.v.options());
+}
+
 // The paper's listing: a token's features into the sums, then out of them.
 RunForm listing(const Tensor& decay) {
   return [decay](const SumsOfRun& in) {
     const Tensor q_features = taylor_features(in.q), k_features = taylor_features(in.k);
-    Tensor state = in.state;
+    Tensor state = state_before(in);
     std::vector<Tensor> sums;
     for (int64_t t = 0; t < in.q.size(2); ++t) {
       if (decay.defined()) state = state * decay.view({-1, 1, 1});
@@ -43,7 +49,7 @@ RunForm listing(const Tensor& decay) {
 RunForm chunked(const Tensor& decay) {
   const auto chunk = [decay](const SumsOfRun& in) {
     const Tensor within = at::matmul(causal_weights(in.q, in.k, decay), in.v);
-    Tensor before = at::matmul(taylor_features(in.q), in.state), k_features = taylor_features(in.k), state = in.state;
+    Tensor state = state_before(in), before = at::matmul(taylor_features(in.q), state), k_features = taylor_features(in.k);
     if (decay.defined()) {
       const int64_t size = in.q.size(2);
       const Tensor position = at::arange(size, in.q.options());
