@@ -75,6 +75,7 @@ struct IndexKind {
   using Task = IndexTask;
   static constexpr const char *kName = "index", *kTitle = "Recall against the bits of the message";
   static constexpr int64_t kVersion = index_version;
+  static constexpr bool kAgainstParameters = false;
 
   static std::vector<IndexConfig> configs(const Task& task, bool test) {
     constexpr int64_t kApart = 1'000'000;  // seeds of two tasks, and of training and test

@@ -91,6 +91,8 @@ class Experiment {
   virtual std::unique_ptr<DeviceData> load(torch::Device device) const = 0;
   // The outcome of runs()[index]; none where it was interrupted. Many may run at once. Throws Error where it fails.
   virtual std::optional<Config> run(size_t index, const DeviceData& data, const RunHooks& hooks) const = 0;
+  // The higher the better: what chooses a point's rate and is drawn. NaN where the run has none.
+  virtual double score(const StoredRun& run) const = 0;
   virtual std::vector<Figure> figures(const std::vector<PointResult>& points) const = 0;
   // A table of the points in Markdown.
   virtual std::string table(const std::vector<PointResult>& points) const = 0;
@@ -99,7 +101,7 @@ class Experiment {
 struct ExperimentKind {
   const char* name;
   const char* summary;
-  const char* score;                                          // a figure of the outcome, the higher the better
+  const char* score;                                          // what the experiment's score is called
   std::unique_ptr<Experiment> (*read)(const Config& config);  // throws UsageError naming the key
   std::vector<FieldHelp> (*help)();
 };

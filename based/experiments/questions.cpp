@@ -11,6 +11,12 @@ void require(bool right, const std::string& what) {
 
 std::string point_key(const std::string& series, const std::string& label) { return series + '\n' + label; }
 
+double score_of(const StoredRun& run, bool last_segment) {
+  if (!last_segment) return figure_of(run, "accuracy");
+  const std::vector<double> segments = figures_of(run, "segments");
+  return segments.empty() ? NAN : segments.back();
+}
+
 int64_t epoch_steps(const std::vector<QuestionSegment>& train, int64_t batch) {
   int64_t steps = 0;
   for (const QuestionSegment& segment : train) steps += (segment.examples + batch - 1) / batch;

@@ -37,8 +37,12 @@ struct QuestionsShown {
   RecallTraining training;
   size_t rates = 1, seeds = 1;                // rates: the most of any series
   std::map<std::string, ModelConfig> models;  // by point_key
+  bool last_segment = false;                  // the score is the last test segment's
+  bool against_parameters = false;
 };
 std::string point_key(const std::string& series, const std::string& label);
+// The accuracy over all test examples, or in the last segment alone.
+double score_of(const StoredRun& run, bool last_segment);
 
 struct TrainingAxes {
   RecallTraining run;
@@ -76,6 +80,8 @@ struct QuestionsConfig {
   OptimizerOptions optimizer;
   Config model;
   std::vector<QuestionSeries> series;
+  std::string score = "all";
+  bool against_parameters = false;
 
   template <class Visitor>
   void visit(Visitor&& field) {
@@ -86,6 +92,9 @@ struct QuestionsConfig {
     field("optimizer", optimizer, "learning_rate comes from training.learning_rates");
     field("model", model, "keys that the series share");
     field("series", series, "one a line in the figure: name, model, optimizer, learning_rates");
+    field("score", score,
+          "what is drawn and chooses a point's rate: the accuracy over all test examples, or in the last segment: all, last");
+    field("against_parameters", against_parameters, "draw parameters.svg, too: the score against the model's parameters");
   }
 };
 
@@ -108,6 +117,9 @@ class QuestionsExperiment : public Experiment {
     if (optimizer != nullptr && optimizer->find("learning_rate") != nullptr)
       throw UsageError("optimizer.learning_rate: the rates are training.learning_rates");
     check_series(config_.series);
+    if (config_.score != "all" && config_.score != "last") throw UsageError("score must be all or last, got " + in_quotes(config_.score));
+    if (config_.against_parameters && !Kind::kAgainstParameters)
+      throw UsageError("against_parameters: the kind " + std::string(Kind::kName) + " has no such figure");
     Kind::check(config_.task);
     train_ = Kind::segments(config_.task, false);
     test_ = Kind::segments(config_.task, true);
@@ -140,14 +152,18 @@ class QuestionsExperiment : public Experiment {
     return table;
   }
 
+  double score(const StoredRun& run) const override { return score_of(run, last_segment()); }
   std::vector<Figure> figures(const std::vector<PointResult>& points) const override { return Kind::figures(shown(), points); }
   std::string table(const std::vector<PointResult>& points) const override { return Kind::table(shown(), points); }
 
  private:
+  bool last_segment() const { return config_.score == "last"; }
+
   QuestionsShown<typename Kind::Task> shown() const {
     size_t rates = config_.training.learning_rates.size();
     for (const QuestionSeries& series : config_.series) rates = std::max(rates, series.learning_rates.size());
-    return {config_.title, config_.task, config_.training.run, rates, config_.training.seeds.size(), models_};
+    return {config_.title, config_.task,   config_.training.run,      rates, config_.training.seeds.size(),
+            models_,       last_segment(), config_.against_parameters};
   }
 
   void add_series(const QuestionSeries& series) {

@@ -9,6 +9,7 @@ struct RecallKind {
   using Task = RecallTask;
   static constexpr const char *kName = "recall", *kTitle = "Recall against the memory it takes";
   static constexpr int64_t kVersion = mqar_version;
+  static constexpr bool kAgainstParameters = true;
 
   static void check(const Task& task) { check_recall_task(task); }
   static int64_t vocab_size(const Task& task) { return task.vocab_size; }

@@ -82,8 +82,9 @@ std::vector<double> mean_segments(const PointResult& point) {
   return mean_of(seeds);
 }
 
-// Accuracy over all examples after each epoch.
-std::vector<double> by_epoch(const RecallTask& task, const StoredRun& run) {
+// The score after each epoch.
+std::vector<double> by_epoch(const RecallShown& shown, const StoredRun& run) {
+  const RecallTask& task = shown.task;
   std::vector<double> epochs;
   const Config* rows = run.outcome.find("by_epoch");
   if (rows == nullptr || !rows->is_array()) return epochs;
@@ -91,7 +92,8 @@ std::vector<double> by_epoch(const RecallTask& task, const StoredRun& run) {
     std::vector<double> segments;
     config_detail::read(row, segments, "by_epoch");
     double sum = 0, examples = 0;
-    for (size_t i = 0; i < std::min(segments.size(), task.test.size()); ++i) {
+    const size_t count = std::min(segments.size(), task.test.size());
+    for (size_t i = shown.last_segment && count > 0 ? count - 1 : 0; i < count; ++i) {
       sum += segments[i] * static_cast<double>(task.test[i].examples);
       examples += static_cast<double>(task.test[i].examples);
     }
@@ -147,44 +149,60 @@ Plot frame(const RecallShown& shown) {
   Plot plot;
   plot.title = shown.title;
   plot.subtitle = subtitle_of(shown.task);
-  plot.y = {"recall", false, TickFormat::percent, 0.0, 1.0};
+  plot.y = {shown.last_segment ? "recall of " + labelled(shown.task.test.back()) : "recall", false, TickFormat::percent, 0.0, 1.0};
   plot.footer = made_from(shown, false);
   return plot;
 }
 
-// As stairs: the most that is recalled with so many bytes or fewer.
-PlotSeries frontier(const std::vector<const PointResult*>& points) {
+// What a point costs: bytes of state, or parameters.
+using CostOf = double (*)(const PointResult& point);
+double parameters_of(const PointResult& point) { return static_cast<double>(point.planned->parameters); }
+
+// As stairs: the most that is recalled at so much cost or less.
+PlotSeries frontier(const std::vector<const PointResult*>& points, CostOf cost_of) {
   std::vector<std::pair<double, double>> all;
   all.reserve(points.size());
-  for (const PointResult* point : points) all.emplace_back(state_bytes_of(*point), point->score);
+  for (const PointResult* point : points) all.emplace_back(cost_of(*point), point->score);
   std::sort(all.begin(), all.end());
   PlotSeries stairs{.label = "Pareto frontier", .markers = false, .backdrop = true};
   double best = -1;
-  for (const auto& [bytes, recall] : all) {
+  for (const auto& [cost, recall] : all) {
     if (recall <= best) continue;
-    if (best >= 0) stairs.points.emplace_back(bytes, best);
-    stairs.points.emplace_back(bytes, best = recall);
+    if (best >= 0) stairs.points.emplace_back(cost, best);
+    stairs.points.emplace_back(cost, best = recall);
   }
   stairs.points.emplace_back(all.back().first, best);
   return stairs;
+}
+
+Plot against(Plot plot, const std::vector<const PointResult*>& points, CostOf cost_of) {
+  for (const PointResult* point : points) {
+    if (plot.series.empty() || plot.series.back().label != point->series) plot.series.push_back({.label = point->series});
+    PlotSeries& series = plot.series.back();
+    const double cost = cost_of(*point);
+    series.points.emplace_back(cost, point->score);
+    if (point->label.find(' ') != std::string::npos) series.line = false;  // several axes: in the order of x they would go to and fro
+    if (point->best.size() > 1) series.bars.push_back({cost, point->low, point->high});
+    if (!point->label.empty()) plot.notes.push_back({cost, point->score, point->label});
+  }
+  plot.labels_at_end = plot.series.size() > most_labels;
+  plot.series.push_back(frontier(points, cost_of));
+  return plot;
 }
 
 Plot against_state(const RecallShown& shown, const std::vector<const PointResult*>& points) {
   Plot plot = frame(shown);
   plot.x = {"bytes of recurrent state", true, TickFormat::bytes, {}, {}};
   plot.footer = made_from(shown, true) + "; state measured";
-  for (const PointResult* point : points) {
-    if (plot.series.empty() || plot.series.back().label != point->series) plot.series.push_back({.label = point->series});
-    PlotSeries& series = plot.series.back();
-    const double bytes = state_bytes_of(*point);
-    series.points.emplace_back(bytes, point->score);
-    if (point->label.find(' ') != std::string::npos) series.line = false;  // several axes: in the order of x they would go to and fro
-    if (point->best.size() > 1) series.bars.push_back({bytes, point->low, point->high});
-    if (!point->label.empty()) plot.notes.push_back({bytes, point->score, point->label});
-  }
-  plot.labels_at_end = plot.series.size() > most_labels;
-  plot.series.push_back(frontier(points));
-  return plot;
+  return against(std::move(plot), points, state_bytes_of);
+}
+
+Plot against_parameters(const RecallShown& shown, const std::vector<const PointResult*>& points) {
+  Plot plot = frame(shown);
+  plot.title += ": by parameters";
+  plot.x = {"parameters", true, TickFormat::number, {}, {}};
+  plot.footer = made_from(shown, true);
+  return against(std::move(plot), points, parameters_of);
 }
 
 // Curves of models of about equal bytes: the best ones of all may have nothing left to tell.
@@ -209,7 +227,7 @@ Plot epochs_figure(const RecallShown& shown, const Curves& curves) {
   for (const PointResult* point : curves.points) {
     plot.series.push_back(Curves::of(*point));
     std::vector<std::vector<double>> seeds;
-    for (const StoredRun* run : point->best) seeds.push_back(by_epoch(shown.task, *run));
+    for (const StoredRun* run : point->best) seeds.push_back(by_epoch(shown, *run));
     const std::vector<double> epochs = mean_of(seeds);
     for (size_t i = 0; i < epochs.size(); ++i) plot.series.back().points.emplace_back(static_cast<double>(i + 1), epochs[i]);
   }
@@ -255,19 +273,21 @@ std::vector<Figure> recall_figures(const RecallShown& shown, const std::vector<P
   if (done.empty()) return {};
   const Curves curves(done);
   std::vector<Figure> figures{{"figure", against_state(shown, done)}};
+  if (shown.against_parameters) figures.push_back({"parameters", against_parameters(shown, done)});
   if (shown.training.epochs > 1) figures.push_back({"epochs", epochs_figure(shown, curves)});
   if (shown.task.test.size() > 1) figures.push_back({"pairs", pairs_figure(shown, curves)});
   return figures;
 }
 
 std::string recall_table(const RecallShown& shown, const std::vector<PointResult>& points) {
-  std::string head = "| series | point | accuracy | ", rule = "|---|---|---:|";
+  std::string head = std::string("| series | point | ") + (shown.last_segment ? "score | " : "accuracy | "), rule = "|---|---|---:|";
   for (const RecallSegment& segment : shown.task.test) {
     head += labelled(segment) + " | ";
     rule += "---:|";
   }
-  std::string text =
-      "# " + shown.title + "\n\n" + made_from(shown, true) + ". State in bytes is measured; elements are the paper's count.\n\n";
+  std::string text = "# " + shown.title + "\n\n" + made_from(shown, true) +
+                     ". State in bytes is measured; elements are the paper's count." +
+                     (shown.last_segment ? " The score is the recall of " + labelled(shown.task.test.back()) + ".\n\n" : "\n\n");
   text += head + "learning rate | state bytes | paper's elements | parameters | seconds a run | runs |\n" + rule +
           "---:|---:|---:|---:|---:|---:|\n";
   for (const PointResult& point : points) {

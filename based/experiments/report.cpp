@@ -11,7 +11,7 @@ namespace based {
 namespace {
 
 // Of the rates at which no seed failed, or of all where there is none such, the one whose mean over its finished seeds is best.
-void choose_best(PointResult& point, const std::vector<const StoredRun*>& runs, const char* score) {
+void choose_best(PointResult& point, const std::vector<const StoredRun*>& runs, const Experiment& experiment) {
   std::map<double, std::vector<const StoredRun*>> rates;
   std::map<double, bool> failed;
   for (const StoredRun* run : runs) {
@@ -25,7 +25,7 @@ void choose_best(PointResult& point, const std::vector<const StoredRun*>& runs, 
   for (const auto& [rate, seeds] : rates) {
     double sum = 0, low = INFINITY, high = -INFINITY;
     for (const StoredRun* run : seeds) {
-      const double value = figure_of(*run, score);
+      const double value = experiment.score(*run);
       sum += value;
       low = std::min(low, value), high = std::max(high, value);
     }
@@ -70,7 +70,7 @@ Report make_report(const ExperimentFile& file, const ResultsFolder& results) {
     ++(report.runs[i]->failed.empty() ? point.done : point.failed);
     kept[at].push_back(&*report.runs[i]);
   }
-  for (size_t i = 0; i < kept.size(); ++i) choose_best(report.points[i], kept[i], file.kind->score);
+  for (size_t i = 0; i < kept.size(); ++i) choose_best(report.points[i], kept[i], *file.experiment);
   return report;
 }
 

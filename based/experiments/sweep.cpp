@@ -115,7 +115,7 @@ class Sweep {
     runs_[index].steps = planned(index).steps;
     outcome_.failed += !stored.failed.empty();
     if (!stored.failed.empty()) return;
-    const double score = figure_of(stored, file_.kind->score);
+    const double score = file_.experiment->score(stored);
     if (best_.empty() || score > best_score_) {
       best_score_ = score;
       best_ = point_name(planned(index).series, planned(index).label);
@@ -202,7 +202,7 @@ class Sweep {
     stored.seconds = now() - start;
     keep(stored);
     if (stored.failed.empty())
-      log_info(run_name(planned(index)) + ": " + file_.kind->score + " " + format_number(figure_of(stored, file_.kind->score), 4) + " in " +
+      log_info(run_name(planned(index)) + ": " + file_.kind->score + " " + format_number(file_.experiment->score(stored), 4) + " in " +
                format_duration(stored.seconds));
     const std::lock_guard lock(mutex_);
     ++outcome_.done;

@@ -66,6 +66,7 @@ TEST_F(IndexExperiment, RefusesWhatCannotBe) {
   EXPECT_THROW(read({"task.bits_each=[12]"}), UsageError);
   EXPECT_THROW(read({"task.bits_each=[]"}), UsageError);
   EXPECT_THROW(read({"task.test=0"}), UsageError);
+  EXPECT_THROW(read({"against_parameters=true"}), UsageError);
 }
 
 ModelState some_state(LanguageModel& model) {

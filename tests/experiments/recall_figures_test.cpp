@@ -44,5 +44,32 @@ TEST(RecallFigures, CurvesAreOfModelsOfAboutEqualBytes) {
   }
 }
 
+TEST(RecallFigures, ScoreOfTheLastSegmentAgainstParameters) {
+  const Config epoch(Config::Array{Config(1.0), Config(0.25)});
+  StoredRun run;
+  run.outcome = Config(Config::Table{{"accuracy", Config(0.625)},
+                                     {"state_bytes", Config(4096.0)},
+                                     {"segments", epoch},
+                                     {"by_epoch", Config(Config::Array{epoch, epoch})}});
+  EXPECT_EQ(score_of(run, false), 0.625);
+  EXPECT_EQ(score_of(run, true), 0.25);
+  EXPECT_TRUE(std::isnan(score_of(StoredRun{}, true)));
+
+  PlannedRun planned;
+  planned.parameters = 1000;
+  PointResult point;
+  point.series = "Based", point.score = score_of(run, true), point.best = {&run}, point.planned = &planned;
+  RecallShown shown;
+  shown.task.test = {{64, 4, 10}, {128, 8, 30}};
+  shown.training.epochs = 2;
+  shown.last_segment = shown.against_parameters = true;
+  const std::vector<Figure> figures = recall_figures(shown, {point});
+  ASSERT_EQ(figures.size(), 4);
+  EXPECT_THAT(figures[0].plot.y.label, testing::HasSubstr("8 pairs in 128"));
+  EXPECT_EQ(figures[1].name, "parameters");
+  EXPECT_THAT(figures[1].plot.series[0].points, testing::ElementsAre(std::pair(1000.0, 0.25)));
+  EXPECT_EQ(figures[2].plot.series[0].points.back().second, 0.25);
+}
+
 }  // namespace
 }  // namespace based

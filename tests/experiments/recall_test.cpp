@@ -126,6 +126,7 @@ TEST_F(RecallExperimentTest, WhatCannotRunIsWrongUsage) {
       {"optimizer.learning_rate=1e-3", "the rates are training.learning_rates"},
       {"training.epochs=4611686018427387904", "must be below 2^31 steps"},
       {"training.precision=\"bf16\"", "training.precision must be fp32 or tf32"},
+      {"score=\"first\"", "score must be all or last, got 'first'"},
       {"task.train.0.pairs=100", "task.train[0]: mqar: pairs must be from 1 to a quarter"},
       {"task.compat=\"zology\"", "compat must be 'none' or 'zoology'"},
       {"task.test=[]", "task.train and task.test each need at least one segment"},
