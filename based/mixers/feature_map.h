@@ -24,6 +24,8 @@ class FeatureMap : public torch::nn::Module {
   // a row's bits must depend on no other row: + − · /, comparisons, ops/rowwise.h and what is below keep to that. Where tokens stand in
   // their sequences, `pass` says.
   virtual Tensor forward(const Tensor& x, const Pass& pass) const = 0;
+  // The same of queries, whose features a map may scale: a token's weights are divided by their sum.
+  virtual Tensor of_queries(const Tensor& x, const Pass& pass) const { return forward(x, pass); }
   int64_t features() const { return features_; }
 
  private:

@@ -79,11 +79,11 @@ class LinearAttention final : public Mixer {
 
   // The map computes in the type of the sums; its features are rounded once.
   Inputs project(const Tensor& x, const Pass& pass) const {
-    const auto features = [&](const Projection& projection) {
-      const Tensor projected = projection.forward(x).view({-1, config_.heads, config_.feature_dim});
-      return map_->forward(projected.to(ops::sum_type(x)), pass).to(x.scalar_type());
+    const auto projected = [&](const Projection& projection) {
+      return projection.forward(x).view({-1, config_.heads, config_.feature_dim}).to(ops::sum_type(x));
     };
-    return {features(*q_proj_), features(*k_proj_), v_proj_->forward(x).view({-1, config_.heads, config_.head_dim})};
+    const Tensor q = map_->of_queries(projected(*q_proj_), pass), k = map_->forward(projected(*k_proj_), pass);
+    return {q.to(x.scalar_type()), k.to(x.scalar_type()), v_proj_->forward(x).view({-1, config_.heads, config_.head_dim})};
   }
   Tensor output(const Tensor& y) const { return o_proj_->forward(y.reshape({y.size(0), config_.heads * config_.head_dim})); }
 

@@ -111,6 +111,25 @@ TEST(Performer, OfTheRecallExperimentsHasRowsOfOneLength) {
   EXPECT_FALSE(rows.requires_grad());
 }
 
+// Long rows: exponentials of queries are past fp32, those of keys vanish. A query's weights keep their ratios whatever its features are
+// scaled by.
+TEST(Performer, LongQueriesAndKeysStayFinite) {
+  torch::manual_seed(7);
+  const Pass pass(Sequences::equal(1, 6));
+  for (const double length : {0.5, 40.0}) {
+    const auto map = make("performer", "features = 16\neps = 1e-4", 64);
+    const Tensor x = (torch::randn({6, 1, 64}) * length).requires_grad_();
+    const Tensor q = map->of_queries(x, pass), k = map->forward(x, pass), weights = torch::matmul(q.squeeze(1), k.squeeze(1).t());
+    EXPECT_TRUE((weights > 0).all().item<bool>());
+    EXPECT_TRUE(torch::isfinite(weights).all().item<bool>());
+    EXPECT_TRUE(torch::isfinite(torch::autograd::grad({(weights / weights.sum(1, true)).square().sum()}, {x})[0]).all().item<bool>());
+  }
+  const auto map = make("performer", "features = 16", 4);
+  const Tensor x = torch::randn({6, 1, 4}), ratio = map->of_queries(x, pass) / map->forward(x, pass);
+  EXPECT_TRUE(torch::allclose(ratio, ratio.narrow(-1, 0, 1).expand_as(ratio), 1e-4));
+  EXPECT_THAT(error_of([] { make("performer", "eps = -1", 4); }), HasSubstr("performer: eps must be a number of at least 0"));
+}
+
 TEST(Cosformer, KnowsItsPositionAndTakesLateOnesForTheLast) {
   const auto map = make("cosformer", "length = 4", 2);
   const Tensor x = torch::tensor({1.F, -1.F}).expand({6, 1, 2}), y = map->forward(x, Pass(Sequences::equal(1, 6)));

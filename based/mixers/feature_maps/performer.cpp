@@ -1,4 +1,5 @@
-// Performer's positive random features: e^(R z − |z|²/2)/√m, z = x/d^¼, with m fixed random rows R.
+// Performer's positive random features: e^(R z − |z|²/2)/√m, z = x/d^¼, with m fixed random rows R. Features of a
+// long query, whose exponentials are past fp32, are scaled.
 #include <cmath>
 
 #include "based/mixers/feature_map.h"
@@ -12,12 +13,14 @@ namespace {
 struct PerformerOptions {
   int64_t features = 256;
   bool unbiased = true;
+  double eps = 0;
   template <class Visitor>
   void visit(Visitor&& field) {
     field("features", features, "random rows");
     field("unbiased", unbiased,
           "rows as long as Gaussian ones, so that the mean over draws of a weight is e^(q·k/√d); false: all of length √(d/features), as in "
           "the recall experiments' code");
+    field("eps", eps, "added to each exponential, so that long keys do not vanish; 1e-4 in the authors' code; 0: no bias by it");
   }
 };
 
@@ -25,19 +28,30 @@ class Performer final : public FeatureMap {
  public:
   Performer(const PerformerOptions& options, int64_t width) : FeatureMap(options.features), width_(width) {
     check_option("performer", "features", options.features, 1, int64_t{1} << 20);
+    check_number("performer", "eps", options.eps, 0);
+    eps_ = options.eps;
     const bool empty = SkipInitialisation::active() || ShapesOnly::active();
     // A parameter without a gradient: it is saved with the others and never trained.
     random_features_ = register_parameter(
         "random_features", empty ? torch::empty({features(), width}, parameter_device()) : draw(options.unbiased), /*requires_grad=*/false);
   }
 
-  Tensor forward(const Tensor& x, const Pass&) const override {
-    const Tensor z = x * std::pow(static_cast<double>(width_), -0.25);
-    const Tensor half_square = ops::rowwise::sum(z * z) / 2;
-    return ops::rowwise::exp(product(z, random_features_) - half_square) / std::sqrt(static_cast<double>(features()));
+  Tensor forward(const Tensor& x, const Pass&) const override { return features_of(exponents_of(x)); }
+  Tensor of_queries(const Tensor& x, const Pass&) const override {
+    const Tensor exponents = exponents_of(x), greatest = exponents.detach().amax(-1, /*keepdim=*/true);
+    return features_of(exponents - (greatest - greatest.clamp(-kGreatest, kGreatest)));
   }
 
  private:
+  static constexpr double kGreatest = 40;  // of a query's exponents, and the least that it can be
+
+  Tensor exponents_of(const Tensor& x) const {
+    const Tensor z = x * std::pow(static_cast<double>(width_), -0.25);
+    return product(z, random_features_) - ops::rowwise::sum(z * z) / 2;
+  }
+  Tensor features_of(const Tensor& exponents) const {
+    return (ops::rowwise::exp(exponents) + eps_) / std::sqrt(static_cast<double>(features()));
+  }
   Tensor draw(bool unbiased) const {
     if (unbiased) return orthogonal_gaussian_rows(features(), width_);
     return orthogonal_rows(features(), width_, /*uniform=*/false) *
@@ -45,6 +59,7 @@ class Performer final : public FeatureMap {
   }
 
   int64_t width_;
+  double eps_ = 0;
   Tensor random_features_;
 };
 
