@@ -10,6 +10,9 @@ namespace based::kernels {
 // x_i·x_j, scaled by 1/√2 where i = j. So that φ(q)·φ(k) = 1 + q·k + (q·k)²/2.
 constexpr int64_t packed_features(int64_t d) { return 1 + d + d * (d + 1) / 2; }
 
+// On a GPU in fp32, and without a state: values up to so wide have kernels over pairs of tokens, which short rows are far sooner done by.
+constexpr int64_t kTaylorPairsHeadDim = 128;
+
 // Operations that the packed form needs: every token's outer product into the state, and its readout, denominator included (multiply and
 // add are two). What a chunked kernel spends on the pairs inside its chunks is not counted: it chooses that. 2.6e9 for 4096 tokens, 16
 // heads, feature_dim 16, head_dim 64; 2.95e9 with the pairs of chunks of 64.

@@ -370,7 +370,13 @@ std::tuple<Tensor, TaylorState> taylor_attention(const Tensor& q, const Tensor& 
 Tensor taylor_attention_without_state(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                                       const OptionalTensor& decay) {
   const OptionalTensor none;
-  return std::get<0>(call(TaylorAttention{q, k, v, cu_seqlens, none, none, decay, /*final_state=*/false}));
+  const auto attend = [&](const Tensor& columns) {
+    return std::get<0>(call(TaylorAttention{q, k, columns, cu_seqlens, none, none, decay, /*final_state=*/false}));
+  };
+  if (!v.is_cuda() || v.scalar_type() != at::kFloat || v.dim() != 3 || v.size(2) <= kernels::kTaylorPairsHeadDim) return attend(v);
+  std::vector<Tensor> parts;
+  for (const Tensor& columns : v.split(kernels::kTaylorPairsHeadDim, 2)) parts.push_back(attend(columns));
+  return at::cat(parts, 2);
 }
 
 Tensor taylor_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, TaylorStateRef state,
