@@ -5,9 +5,9 @@
 
 namespace based::kernels {
 
-constexpr int64_t kSelectiveScanStates = 256;     // the most that a channel may have
-constexpr int64_t kSelectiveScanChunk = 32;       // tokens of a row from one kept state to the next
-constexpr int64_t kSelectiveScanCudaChunk = 128;  // … on a GPU
+constexpr int64_t kSelectiveScanStates = 256;    // the most that a channel may have
+constexpr int64_t kSelectiveScanChunk = 32;      // tokens of a row from one kept state to the next
+constexpr int64_t kSelectiveScanCudaChunk = 32;  // … on a GPU
 
 struct SelectiveScan {            // caller owns all memory; strides count elements from one token to the next
   const void* x = nullptr;        // [tokens, channels]
@@ -65,7 +65,8 @@ Status selective_scan_step(const SelectiveScan&);
 
 // Likewise; a row's y and state have the same bits whatever the other rows are.
 namespace cuda {
-Status selective_scan_forward(const SelectiveScan&, Stream);
+int64_t selective_scan_forward_scratch(const SelectiveScan&);  // bytes
+Status selective_scan_forward(const SelectiveScan&, void* scratch, Stream);
 int64_t selective_scan_backward_scratch(const SelectiveScanBackward&);  // bytes
 Status selective_scan_backward(const SelectiveScanBackward&, void* scratch, Stream);
 Status selective_scan_step(const SelectiveScan&, Stream);

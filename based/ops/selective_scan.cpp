@@ -245,7 +245,8 @@ Tensor scan(const SelectiveScanKernels& table, const SelectiveScanInputs& inputs
   if (chunk_states.defined()) to.chunk_states = chunk_states.mutable_data_ptr<float>();
   to.row_start = starts.const_data_ptr<int64_t>();
   to.rows = cu_seqlens.size(0) - 1;
-  require_ok(table.forward(to));
+  const Tensor scratch = scratch_memory(table.forward_scratch(to), inputs.x);
+  require_ok(table.forward(to, scratch.mutable_data_ptr()));
   return y;
 }
 
@@ -349,8 +350,10 @@ Tensor selective_scan_step(const SelectiveScanInputs& inputs, Tensor& state, con
 
 namespace {
 
-const SelectiveScanKernels kCpu{kernels::cpu::selective_scan_forward, kernels::cpu::selective_scan_backward_scratch,
-                                kernels::cpu::selective_scan_backward, kernels::cpu::selective_scan_step};
+const SelectiveScanKernels kCpu{[](const kernels::SelectiveScan&) { return int64_t{0}; },
+                                [](const kernels::SelectiveScan& p, void*) { return kernels::cpu::selective_scan_forward(p); },
+                                kernels::cpu::selective_scan_backward_scratch, kernels::cpu::selective_scan_backward,
+                                kernels::cpu::selective_scan_step};
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
   define<SelectiveScan>(m)

@@ -77,7 +77,8 @@ struct SelectiveScanStep {
 
 // Them with a device's kernels; the reference runs for types without.
 struct SelectiveScanKernels {
-  kernels::Status (*forward)(const kernels::SelectiveScan&);
+  int64_t (*forward_scratch)(const kernels::SelectiveScan&);
+  kernels::Status (*forward)(const kernels::SelectiveScan&, void* scratch);
   int64_t (*backward_scratch)(const kernels::SelectiveScanBackward&);
   kernels::Status (*backward)(const kernels::SelectiveScanBackward&, void* scratch);
   kernels::Status (*step)(const kernels::SelectiveScan&);

@@ -14,7 +14,7 @@ namespace gpu = kernels::cuda;
 struct Problem {
   int64_t rows, length, channels, state_size;
   DType dtype;
-  Buffer x, dt, uz, dtBC, A_log, D, dt_bias, y, state, starts;
+  Buffer x, dt, uz, dtBC, A_log, D, dt_bias, y, state, starts, scratch;
 
   Problem(int64_t rows_, int64_t length_, int64_t channels_, int64_t state_size_, DType dtype_, uint64_t seed)
       : rows(rows_),
@@ -34,6 +34,7 @@ struct Problem {
     std::vector<int64_t> of_rows;
     for (int64_t r = 0; r <= rows; ++r) of_rows.push_back(r * length);
     starts = upload(of_rows);
+    scratch = Buffer(gpu::selective_scan_forward_scratch(arguments()));
   }
   int64_t tokens() const { return rows * length; }
   int64_t size() const { return kernels::dtype_size(dtype); }
@@ -41,6 +42,9 @@ struct Problem {
   int64_t state_bytes() const { return 2 * rows * channels * state_size * 4; }  // read and written
   int64_t token_bytes() const { return tokens() * channels * size(); }          // of one tensor of all channels
 
+  void forward(const kernels::SelectiveScan& p, cudaStream_t stream) const {
+    check(gpu::selective_scan_forward(p, scratch.as(), Stream{stream}));
+  }
   kernels::SelectiveScan arguments() const {
     kernels::SelectiveScan p;
     p.x = x.as(), p.dt = dt.as(), p.z = uz.as<char>() + channels * size(), p.A_log = A_log.as(), p.D = D.as(), p.dt_bias = dt_bias.as();
@@ -67,8 +71,7 @@ void time_forward(Report& report, const std::string& headline, int64_t rows, int
                   DType dtype) {
   const int sets = working_sets(4 * rows * length * channels * kernels::dtype_size(dtype));
   const std::vector<Problem> all = problems(sets, rows, length, channels, state_size, dtype);
-  const double ms =
-      median_ms(sets, [&](int i, cudaStream_t stream) { check(gpu::selective_scan_forward(all[i].arguments(), Stream{stream})); });
+  const double ms = median_ms(sets, [&](int i, cudaStream_t stream) { all[i].forward(all[i].arguments(), stream); });
   report.add({headline, "selective_scan " + shape_of(all[0]), ms, "ms",
               static_cast<double>(4 * all[0].token_bytes() + all[0].state_bytes()) / kBytesPerMs});
 }
@@ -89,7 +92,7 @@ void time_forward_backward(Report& report, const std::string& headline, int64_t 
   b.grad_A_log = of_A_log.as<float>(), b.grad_D = of_D.as<float>(), b.grad_dt_bias = of_dt_bias.as<float>();
   const Buffer scratch(gpu::selective_scan_backward_scratch(b));
   const double ms = median_ms(1, [&](int, cudaStream_t stream) {
-    check(gpu::selective_scan_forward(b.forward, Stream{stream}));
+    p.forward(b.forward, stream);
     check(gpu::selective_scan_backward(b, scratch.as(), Stream{stream}));
   });
   report.add({headline, "selective_scan forward + backward " + shape_of(p), ms, "ms",
@@ -114,10 +117,11 @@ void time_step(Report& report, const std::string& headline, int64_t rows) {
 void time_selective_scan(Report& report) {
   time_forward(report, "selective_scan_forward_2x16384", 2, 16384, 2048, 16, DType::bf16);
   time_forward(report, "", 16, 2048, 2048, 16, DType::bf16);
+  time_forward(report, "", 1, 2048, 2048, 16, DType::bf16);
   time_forward_backward(report, "selective_scan_forward_backward_16x2048", 16, 2048, 2048, 16, DType::bf16);
   // Of small models, in fp32.
   for (const auto& [rows, length, channels, state_size] :
-       {std::array<int64_t, 4>{256, 64, 256, 16}, {256, 256, 512, 24}, {16, 1024, 128, 8}}) {
+       {std::array<int64_t, 4>{256, 64, 256, 16}, {256, 256, 256, 16}, {256, 256, 512, 24}, {16, 1024, 128, 8}}) {
     time_forward(report, "", rows, length, channels, state_size, DType::f32);
     time_forward_backward(report, "", rows, length, channels, state_size, DType::f32);
   }

@@ -1,5 +1,6 @@
-// Gradients of the selective scan: a block walks along a row from its end, a chunk at a time, whose states it computes again from the kept
-// one. What channels share is summed over a block's channels here and over the blocks by a second kernel, over the rows likewise.
+// Gradients of the selective scan: a block walks along a row from its end, a thread a channel. A chunk's states are computed again from the
+// kept one, of four numbers and sixteen tokens at a time, which then stay in registers for the way back. What channels share is summed over
+// a warp's lanes by tensor cores, over a block's warps through shared memory, and over the blocks and the rows by further kernels.
 #include <algorithm>
 
 #include "based/kernels/cuda/column_sums.cuh"
@@ -11,309 +12,395 @@ namespace {
 
 using namespace detail;
 
-constexpr int kTile = kSelectiveScanCudaChunk, kRun = kTile / kScanLanes;
-constexpr int kMostSets = 4;
+constexpr int kChunk = kSelectiveScanCudaChunk, kTile = 16, kFour = 4;
+constexpr int kSlab = 32;                 // numbers of the state whose B and C are in shared memory at a time
+constexpr int kSets = 2 * kTile / kFour;  // sixteens of values whose sums over the lanes are made together: of four tokens' C or B
+static_assert(kChunk % kTile == 0 && kTile % kFour == 0 && kSlab % kFour == 0);
 
-struct Shared {
-  // Then the gradients of x, dt and z.
-  float delta[kScanChannels][kTile], x[kScanChannels][kTile], z[kScanChannels][kTile];
-  float grad_y[kScanChannels][kTile], B[kScanSlab][kTile], C[kScanSlab][kTile];
-  float of_channels[2][2][kScanChannels][kTile];  // gradients of B and C by one number of the state, of two in turn
+// Sums over a warp's lanes of sixteen values each, four at a time, by products with constants: a row of the first operand, all but a few of
+// which are zero, selects one of the values that a lane has put into the second, whose columns are four lanes each.
+template <typename T>
+class LaneSums;
+
+template <>
+class LaneSums<bf16> {
+ public:
+  __device__ __forceinline__ LaneSums() {
+    const int row = threadIdx.x % 32 / 4;
+    const uint32_t one = row % 2 == 0 ? 0x3f80U : 0x3f800000U;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) select_[i / 2][i % 2] = row / 2 == i ? one : 0;
+  }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) low_[i] = high_[i] = 0;
+  }
+  // The values 4 · turn and on.
+  __device__ __forceinline__ void add(int turn, const float (&v)[4]) {
+    const uint32_t a = select_[turn % 2][0], c = select_[turn % 2][1], first = pack_bf16(v[0], v[1]), second = pack_bf16(v[2], v[3]);
+    mma_16x8x16(turn < 2 ? low_ : high_, {a, 0, c, 0}, first, second);
+  }
+  // Values l / 4 and l / 4 + 8, of some lanes each: they are to be added up over l mod 4.
+  __device__ __forceinline__ float2 take() const { return make_float2(low_[0] + low_[1], high_[0] + high_[1]); }
+
+ private:
+  uint32_t select_[2][2];
+  float low_[4], high_[4];
 };
-static_assert(sizeof(Shared) % 16 == 0);
 
-// What is behind it, in floats, for `sets` sixteens of channels a block.
-struct Layout {
-  int64_t states, of_set, sums, total;  // sums: over the sets' channels, [2, state_size, kTile]
+// In two parts of TF32, which are together as good as fp32.
+template <>
+class LaneSums<float> {
+ public:
+  __device__ __forceinline__ LaneSums() {
+    const int row = threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) select_[i / 2][i % 2] = row == i ? 0x3f800000U : 0;
+  }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) low_[i] = high_[i] = 0;
+  }
+  __device__ __forceinline__ void add(int turn, const float (&v)[4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t a = select_[turn % 2 * 2 + i][0], c = select_[turn % 2 * 2 + i][1];
+      const uint32_t first = __float_as_uint(v[2 * i]) & 0xffffe000U, second = __float_as_uint(v[2 * i + 1]) & 0xffffe000U;
+      const float rest = v[2 * i] - __uint_as_float(first), other = v[2 * i + 1] - __uint_as_float(second);
+      mma_16x8x8(turn < 2 ? low_ : high_, {a, 0, c, 0}, first, second);
+      mma_16x8x8(turn < 2 ? low_ : high_, {a, 0, c, 0}, __float_as_uint(rest), __float_as_uint(other));
+    }
+  }
+  __device__ __forceinline__ float2 take() const { return make_float2(low_[0] + low_[1], high_[0] + high_[1]); }
 
-  __host__ __device__ Layout(int64_t state_size, int64_t sets)
-      : states(kScanChannels * state_size), of_set(sets * kScanChannels), sums(sets > 1 ? 2 * state_size * kTile : 0) {
-    total = sums + states + 3 * sets * states + 3 * of_set;
+ private:
+  uint32_t select_[4][2];
+  float low_[4], high_[4];
+};
+
+// Scratch: parts of the sums over channels, [blocks, tokens, fours, 2, 4] (of B, of C; four numbers of the state), and over rows,
+// [rows, channels · (state_size + 2)].
+struct Plan {
+  int threads, fours;
+  int64_t blocks, of_channels, row_columns, shared_bytes;
+
+  __host__ __device__ explicit Plan(const SelectiveScan& p) {
+    threads = p.state_size <= 32 ? 128 : p.state_size <= 64 ? 64 : 32;
+    fours = static_cast<int>(p.state_size + kFour - 1) / kFour;
+    blocks = scan_blocks(p, threads);
+    of_channels = p.groups * blocks * p.tokens * fours * 2 * kFour;
+    row_columns = p.channels * (p.state_size + 2);
+    shared_bytes = threads * (fours * 48 + kChunk * 8 + kTile * 8) + 2 * kChunk * kSlab * 4 + 2 * threads * kSets * 8;
   }
 };
 
-// Scratch: parts of the sums over channels, [blocks, 2, state_size, tokens], and over rows, [rows, channels · (state_size + 2)].
-struct Plan {
-  int64_t sets = 1, blocks = 0, shared_bytes = 0, of_channels = 0, row_columns = 0;
-};
-
-template <typename T>
+template <typename T, int kThreads>
 struct Walk {
   const SelectiveScanBackward& b;
   const SelectiveScan& p;
+  const Plan plan;
   const ScanPlace place;
-  const int64_t start, stop;
-  const int lane = threadIdx.x % kScanLanes, channel = threadIdx.x / kScanLanes, state_size, sets;
+  const int64_t start, stop, channel;
+  const bool mine;  // a channel of the block's
   float* const of_channels;
-  Shared& shared;
-  // sums [2, state_size, kTile]; before [state_size, 16]: states before the chunk; of each of the sets' channels: carries, gradients of
-  // the states behind it, rates, gradients of A_log, [state_size] each; dt_bias and the gradients of D and dt_bias, a number each.
-  float *sums, *before, *carries, *rates, *of_rates, *dt_bias, *of_D, *of_bias;
+  // A thread's own: of each four numbers of the state the rates, the gradients behind what is to be walked yet, and the gradients of the
+  // rates; of each of the chunk's tokens δ and δ·x; of the tile's, the gradient behind the gate and that of z by the sum that is gated.
+  float4 *rates, *grads, *of_rates;
+  float2* in;
+  float *g, *of_z;
+  float *B, *C;   // [kChunk, slab]
+  float2* parts;  // [2, warps, kSets, 32]
+  LaneSums<T> sums;
+  float of_in[kTile], of_delta[kTile], y[kTile];  // gradients of δ·x by B, and of δ by A·log2(e); C·h
+  float bias = 0, skip = 0, skipped = 0, biased = 0;
+  int turn = 0;
 
-  __device__ __forceinline__ Walk(const SelectiveScanBackward& params, int number_of_sets, float* partial, float4* memory)
+  __device__ __forceinline__ Walk(const SelectiveScanBackward& params, float* partial, float4* memory)
       : b(params),
         p(params.forward),
-        place(p, number_of_sets * kScanChannels),
+        plan(p),
+        place(p, kThreads),
         start(p.row_start[place.row]),
         stop(p.row_start[place.row + 1]),
-        state_size(static_cast<int>(p.state_size)),
-        sets(number_of_sets),
-        of_channels(partial + place.number * 2 * p.state_size * p.tokens),
-        shared(*reinterpret_cast<Shared*>(memory)) {
-    const Layout layout(state_size, sets);
-    sums = reinterpret_cast<float*>(&shared + 1), before = sums + layout.sums;
-    carries = before + layout.states, rates = carries + sets * layout.states, of_rates = rates + sets * layout.states;
-    dt_bias = of_rates + sets * layout.states, of_D = dt_bias + layout.of_set, of_bias = of_D + layout.of_set;
+        channel(place.channel + (static_cast<int>(threadIdx.x) < place.channels ? threadIdx.x : 0)),
+        mine(static_cast<int>(threadIdx.x) < place.channels),
+        of_channels(partial + place.number * p.tokens * plan.fours * 2 * kFour) {
+    rates = memory + threadIdx.x, grads = rates + plan.fours * kThreads, of_rates = grads + plan.fours * kThreads;
+    parts = reinterpret_cast<float2*>(memory + 3 * plan.fours * kThreads);
+    B = reinterpret_cast<float*>(parts + 2 * kThreads * kSets), C = B + kChunk * kSlab;
+    in = reinterpret_cast<float2*>(C + kChunk * kSlab) + threadIdx.x;
+    g = reinterpret_cast<float*>(in - threadIdx.x + kChunk * kThreads) + threadIdx.x, of_z = g + kTile * kThreads;
+  }
+  __device__ __forceinline__ const T* of_token(const void* matrix, int64_t stride, int64_t token) const {
+    return static_cast<const T*>(matrix) + token * stride + channel;
   }
 
   __device__ __forceinline__ void begin() {
-    const T* A_log = static_cast<const T*>(p.A_log) + place.channel * state_size;
-    const float* grad_state = b.grad_state != nullptr ? b.grad_state + (place.row * p.channels + place.channel) * state_size : nullptr;
-    for (int i = threadIdx.x; i < sets * kScanChannels * state_size; i += kScanThreads) {
-      const bool there = i < place.channels * state_size;
-      carries[i] = there && grad_state != nullptr ? grad_state[i] : 0.0F;
-      rates[i] = there ? scan_rate(to_float(A_log[i])) : 0.0F;
-      of_rates[i] = 0;
+    if (p.dt_bias != nullptr) bias = to_float(static_cast<const T*>(p.dt_bias)[channel]);
+    if (p.D != nullptr) skip = to_float(static_cast<const T*>(p.D)[channel]);
+    const T* A_log = static_cast<const T*>(p.A_log) + channel * p.state_size;
+    const float* grad_state = b.grad_state != nullptr ? b.grad_state + (place.row * p.channels + channel) * p.state_size : nullptr;
+    for (int four = 0; four < plan.fours; ++four) {
+      float rate[kFour], grad[kFour];
+#pragma unroll
+      for (int j = 0; j < kFour; ++j) {
+        const int n = four * kFour + j;
+        const bool there = mine && n < p.state_size;
+        rate[j] = there ? scan_rate(to_float(A_log[n])) : 0.0F;
+        grad[j] = there && grad_state != nullptr ? grad_state[n] : 0.0F;
+      }
+      rates[four * kThreads] = make_float4(rate[0], rate[1], rate[2], rate[3]);
+      grads[four * kThreads] = make_float4(grad[0], grad[1], grad[2], grad[3]);
+      of_rates[four * kThreads] = make_float4(0, 0, 0, 0);
     }
-    for (int i = threadIdx.x; i < sets * kScanChannels; i += kScanThreads) {
-      const bool there = p.dt_bias != nullptr && i < place.channels;
-      dt_bias[i] = there ? to_float(static_cast<const T*>(p.dt_bias)[place.channel + i]) : 0.0F;
-      of_D[i] = of_bias[i] = 0;
-    }
-    __syncthreads();
   }
-  __device__ __forceinline__ void end(float* of_rows, int64_t columns) const {
-    __syncthreads();
-    float* to = of_rows + place.row * columns;
-    for (int i = threadIdx.x; i < place.channels * state_size; i += kScanThreads) {
-      to[place.channel * state_size + i] = of_rates[i];
-      if (b.grad_initial_state != nullptr) {
-        b.grad_initial_state[(place.row * p.channels + place.channel) * state_size + i] = carries[i];
+  __device__ __forceinline__ void end(float* of_rows) const {
+    if (!mine) return;
+    float* to = of_rows + place.row * plan.row_columns;
+    float* initial = b.grad_initial_state != nullptr ? b.grad_initial_state + (place.row * p.channels + channel) * p.state_size : nullptr;
+    for (int four = 0; four < plan.fours; ++four) {
+      const float4 r = rates[four * kThreads], h = grads[four * kThreads], a = of_rates[four * kThreads];
+      const float rate[kFour] = {r.x, r.y, r.z, r.w}, grad[kFour] = {h.x, h.y, h.z, h.w}, of_rate[kFour] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+      for (int j = 0; j < kFour; ++j) {
+        const int n = four * kFour + j;
+        if (n >= p.state_size) break;
+        to[channel * p.state_size + n] = of_rate[j] * (rate[j] * kLn2);
+        if (initial != nullptr) initial[n] = grad[j];
       }
     }
-    to += p.channels * state_size + place.channel;
-    for (int i = threadIdx.x; i < place.channels; i += kScanThreads) to[i] = of_D[i], to[p.channels + i] = of_bias[i];
+    to += p.channels * p.state_size;
+    to[channel] = skipped, to[p.channels + channel] = biased;
   }
 
-  __device__ __forceinline__ void load_slab(int64_t token, int first, int tokens) {
-    const int64_t at = place.group * state_size + first;
-    const int count = min(kScanSlab, state_size - first);
-    const ScanColumns<T, kTile> B(p.B, token * p.b_stride + at, p.b_stride, tokens, count),
-        C(p.C, token * p.c_stride + at, p.c_stride, tokens, count);
-    B.put_states(shared.B), C.put_states(shared.C);
+  // B and C of a chunk's tokens, and of numbers from `first` on.
+  __device__ __forceinline__ void load_slab(int64_t token, int first) {
+    const int64_t at = place.group * p.state_size + first;
+    const int here = static_cast<int>(min(stop - token, int64_t{kChunk})), n = threadIdx.x % kSlab;
+    const bool inside = first + n < p.state_size;
+    const int64_t t0 = token + threadIdx.x / kSlab;
+    const T *of_B = static_cast<const T*>(p.B) + t0 * p.b_stride + at + n, *of_C = static_cast<const T*>(p.C) + t0 * p.c_stride + at + n;
+    constexpr int kRows = kThreads / kSlab;  // tokens at a time
+    uint32_t numbers[2][kChunk / kRows] = {};
+#pragma unroll
+    for (int i = 0; i < kChunk / kRows; ++i, of_B += kRows * p.b_stride, of_C += kRows * p.c_stride) {
+      if (inside && static_cast<int>(threadIdx.x) / kSlab + i * kRows < here)
+        numbers[0][i] = load_raw(of_B), numbers[1][i] = load_raw(of_C);
+    }
+#pragma unroll
+    for (int i = 0; i < kChunk / kRows; ++i) {
+      B[i * kThreads + threadIdx.x] = raw_value<T>(numbers[0][i]), C[i * kThreads + threadIdx.x] = raw_value<T>(numbers[1][i]);
+    }
+    __syncthreads();
   }
-  // Of channels from `first` on, `count` of them; of the block's channels it is set `set`.
-  __device__ __forceinline__ void load(int64_t token, int tokens, int64_t first, int count, int set) {
-    const ScanColumns<T, kTile> dt(p.dt, token * p.dt_stride + first, p.dt_stride, tokens, count),
-        x(p.x, token * p.x_stride + first, p.x_stride, tokens, count), g(b.grad_y, token * p.channels + first, p.channels, tokens, count),
-        z(p.z, token * p.z_stride + first, p.z_stride, tokens, p.z != nullptr ? count : 0);
-    __syncthreads();  // all have done with what is there
-    dt.put([&](int column, int t, float raw) {
-      shared.delta[column][scan_word(column, t)] = t < tokens ? scan_step(p, raw + dt_bias[set * kScanChannels + column]) : 0.0F;
-    });
-    x.put_channels(shared.x), g.put_channels(shared.grad_y), z.put_channels(shared.z);
-    const int64_t chunk = selective_scan_first_chunk(place.row, start, kTile) + (token - start) / kTile;
-    const float* kept = p.chunk_states + chunk * state_size * p.channels + first;
-    for (int i = threadIdx.x; i < kScanChannels * state_size; i += kScanThreads) {
-      const int column = i % kScanChannels;
-      before[i] = column < count ? kept[i / kScanChannels * p.channels + column] : 0.0F;
+  // A column's elements of a tile's tokens, `left` of which are in the row; zeros behind. kFull: all are.
+  template <bool kFull, int kCount>
+  __device__ __forceinline__ static void load_column(const T* from, int64_t stride, int left, uint32_t (&to)[kCount]) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k, from += stride) {
+      if (kFull) to[k] = load_raw(from);
+      if (!kFull) to[k] = 0;
+      if (!kFull && k < left) to[k] = load_raw(from);
     }
   }
-
-  // A lane's run: the time steps, times x, the gradient behind the gate; sums over the states: the gradients of δ·x by B, of δ by
-  // A·log2(e), and y.
-  struct Run {
-    float delta[kRun], in[kRun], g[kRun], of_in[kRun] = {}, of_delta[kRun] = {}, y[kRun], total = 0;
-  };
-
-  // One number of a channel's state: `h` before the chunk, `carry` the gradient behind it and then before it.
-  __device__ __forceinline__ void retreat(Run& run, float h, float rate, float& carry, float& of_rate, int row, int turn) {
-    float decay[kRun], number[kRun], of_y[kRun], kept[kRun], sum = 0;  // of_y: of the state by C; kept: what decay leaves of it
-    load_run(shared.B[row], lane * kRun, 0, number);
+  // Of the tokens from `token` on: 16 of them, or as many as the row has.
+  __device__ __forceinline__ int left(int64_t token) const { return static_cast<int>(min(stop - token, int64_t{kTile})); }
+  // Whether each thread has a channel, and the row all tokens of a tile.
+  __device__ __forceinline__ bool full(int64_t token) const { return place.channels == kThreads && token + kTile <= stop; }
+  template <bool kFull>
+  __device__ __forceinline__ void load_steps(int64_t token, int first) {
+    const int here = left(token);
+    uint32_t x[kTile], dt[kTile];
+    load_column<kFull>(of_token(p.x, p.x_stride, token), p.x_stride, here, x);
+    load_column<kFull>(of_token(p.dt, p.dt_stride, token), p.dt_stride, here, dt);
 #pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-      decay[k] = exp2_approx(run.delta[k] * rate);
-      sum = fmaf(decay[k], sum, run.in[k] * number[k]);
+    for (int k = 0; k < kTile; ++k) {
+      const float step = scan_step(p, raw_value<T>(dt[k]) + bias), delta = kFull || (mine && k < here) ? step : 0.0F;
+      in[(first + k) * kThreads] = make_float2(delta, delta * raw_value<T>(x[k]));
     }
-    const float whole = exp2_approx(run.total * rate);
-    float product = whole;
-    compose_up(product, sum);
-    h = from_below(product, sum, h, lane);
-    load_run(shared.C[row], lane * kRun, 0, of_y);
-    float parts[kRun];
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-      kept[k] = decay[k] * h, h = fmaf(run.in[k], number[k], kept[k]);
-      run.y[k] = fmaf(of_y[k], h, run.y[k]);
-      parts[k] = run.g[k] * h, of_y[k] *= run.g[k];
-    }
-    const int shift = scan_word(channel, 0);
-    store_run(shared.of_channels[turn][1][channel], lane * kRun, shift, parts);
-    sum = of_y[kRun - 1];
-#pragma unroll
-    for (int k = kRun - 2; k >= 0; --k) sum = fmaf(decay[k + 1], sum, of_y[k]);
-    sum *= decay[0], product = whole;
-    const float behind = carry;
-    compose_down(product, sum);
-    float grad = from_above(product, sum, behind, lane) + of_y[kRun - 1], of_A = 0;
-    __syncwarp();  // all lanes have read the carry
-    if (lane == 0) carry = fmaf(product, behind, sum);
-#pragma unroll
-    for (int k = kRun - 1; k >= 0; --k) {
-      const float slope = grad * kept[k];
-      run.of_in[k] = fmaf(grad, number[k], run.of_in[k]), run.of_delta[k] = fmaf(slope, rate, run.of_delta[k]);
-      of_A = fmaf(slope, run.delta[k], of_A);
-      parts[k] = grad * run.in[k];
-      if (k > 0) grad = fmaf(decay[k], grad, of_y[k - 1]);
-    }
-    store_run(shared.of_channels[turn][0][channel], lane * kRun, shift, parts);
-    of_A = sum_of_lanes(of_A);
-    if (lane == 0) of_rate = fmaf(of_A, rate * kLn2, of_rate);
   }
-
-  // The gradients of B and C by number `state` of the state, over a set's channels and the sets before it; half of the threads take two
-  // tokens each of one, while the others go on.
-  __device__ __forceinline__ void add_channels(int64_t token, int tokens, int state, int set, bool last) {
-    constexpr int kThreadsOfSum = kTile / 2;
-    const int turn = state % 2, of = threadIdx.x / kThreadsOfSum % 2, t = threadIdx.x % kThreadsOfSum * 2;
-    if (static_cast<int>(threadIdx.x) / (2 * kThreadsOfSum) != turn) return;
-    float2 sum = {};
+  template <bool kFull>
+  __device__ __forceinline__ void load_tile(int64_t token) {
+    const int here = left(token);
+    uint32_t of_y[kTile], z[kTile];
+    load_column<kFull>(of_token(b.grad_y, p.channels, token), p.channels, here, of_y);
+    if (p.z != nullptr) load_column<kFull>(of_token(p.z, p.z_stride, token), p.z_stride, here, z);
 #pragma unroll
-    for (int c = 0; c < kScanChannels; ++c) {
-      const float2 part = *reinterpret_cast<const float2*>(&shared.of_channels[turn][of][c][scan_word(c, t)]);
-      sum.x += part.x, sum.y += part.y;
-    }
-    float2& before_set = *reinterpret_cast<float2*>(sums + (of * state_size + state) * kTile + t);
-    if (set > 0) sum.x += before_set.x, sum.y += before_set.y;
-    if (!last) {
-      before_set = sum;
-      return;
-    }
-    float* to = of_channels + (of * static_cast<int64_t>(state_size) + state) * p.tokens + token;
-    if (t < tokens) to[t] = sum.x;
-    if (t + 1 < tokens) to[t + 1] = sum.y;
-  }
-
-  // The gradients of x, dt and z to where these were; this thread alone reads them there.
-  __device__ __forceinline__ void finish(const Run& run, int tokens, int set) {
-    const int shift = scan_word(channel, 0), first = lane * kRun;
-    float x[kRun], z[kRun], g[kRun], of_x[kRun], skipped = 0, biased = 0;
-    const float skip = skip_of(set);
-    load_run(shared.x[channel], first, shift, x), load_run(shared.grad_y[channel], first, shift, g);
-    if (p.z != nullptr) load_run(shared.z[channel], first, shift, z);
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-      of_x[k] = fmaf(run.of_in[k], run.delta[k], skip * run.g[k]);
-      skipped = fmaf(run.g[k], x[k], skipped);
-      const float of_delta = fmaf(run.of_in[k], x[k], run.of_delta[k] * kLn2);
-      x[k] = p.softplus ? of_delta * softplus_slope(run.delta[k]) : of_delta;
-      if (first + k < tokens) biased += x[k];
+    for (int k = 0; k < kTile; ++k) {
+      float value = kFull || mine ? raw_value<T>(of_y[k]) : 0.0F;
       if (p.z != nullptr) {
-        const float open = sigmoid(z[k]);
-        z[k] = g[k] * run.y[k] * open * fmaf(z[k], 1.0F - open, 1.0F);
+        const float gate = raw_value<T>(z[k]), open = sigmoid(gate);
+        of_z[k * kThreads] = value * (open * fmaf(gate, 1.0F - open, 1.0F)), value *= gate * open;
+      }
+      g[k * kThreads] = value;
+      of_in[k] = of_delta[k] = y[k] = 0;
+    }
+  }
+
+  // Four numbers of the state before a chunk.
+  __device__ __forceinline__ void load_states(int64_t chunk, int four, float (&h)[kFour]) const {
+    const float* from = p.chunk_states + (chunk * p.state_size + four * kFour) * p.channels + channel;
+#pragma unroll
+    for (int j = 0; j < kFour; ++j) h[j] = mine && four * kFour + j < p.state_size ? from[j * p.channels] : 0.0F;
+  }
+  // Four numbers from `h` before the chunk on, past tokens to the tile that begins with its token `first`, along that and back.
+  __device__ __forceinline__ void take_four(int four, int first, float (&h)[kFour]) {
+    const float4 of_four = rates[four * kThreads];
+    const float rate[kFour] = {of_four.x, of_four.y, of_four.z, of_four.w};
+    const int column = four * kFour % kSlab;
+#pragma unroll 8
+    for (int t = 0; t < first; ++t) {
+      const float2 at = in[t * kThreads];
+      float number[kFour];
+      load_floats<kFour>(B + t * kSlab + column, number);
+#pragma unroll
+      for (int j = 0; j < kFour; ++j) h[j] = fmaf(exp2_approx(at.x * rate[j]), h[j], at.y * number[j]);
+    }
+    float decay[kTile][kFour], kept[kTile][kFour];  // kept: what decay leaves of the state before the token
+    float2* to = parts + (turn * kThreads / 32 + threadIdx.x / 32) * kSets * 32 + threadIdx.x % 32;
+    sums.clear();
+#pragma unroll
+    for (int k = 0; k < kTile; ++k) {
+      const float2 at = in[(first + k) * kThreads];
+      const float grad = g[k * kThreads];
+      float number[kFour], of_y[kFour], of_C[kFour];
+      load_floats<kFour>(B + (first + k) * kSlab + column, number), load_floats<kFour>(C + (first + k) * kSlab + column, of_y);
+#pragma unroll
+      for (int j = 0; j < kFour; ++j) {
+        decay[k][j] = exp2_approx(at.x * rate[j]), kept[k][j] = decay[k][j] * h[j];
+        h[j] = fmaf(at.y, number[j], kept[k][j]), y[k] = fmaf(of_y[j], h[j], y[k]), of_C[j] = grad * h[j];
+      }
+      sums.add(k % kFour, of_C);
+      if (k % kFour == kFour - 1) to[(k / kFour) * 32] = sums.take(), sums.clear();
+    }
+    go_back(four, first, column, rate, decay, kept, to + kSets / 2 * 32);
+  }
+  __device__ __forceinline__ void go_back(int four, int first, int column, const float (&rate)[kFour], const float (&decay)[kTile][kFour],
+                                          const float (&kept)[kTile][kFour], float2* to) {
+    const float4 behind = grads[four * kThreads];
+    float grad[kFour] = {behind.x, behind.y, behind.z, behind.w}, of_rate[kFour] = {};
+#pragma unroll
+    for (int k = kTile - 1; k >= 0; --k) {
+      const float2 at = in[(first + k) * kThreads];
+      const float of_sum = g[k * kThreads];
+      float number[kFour], of_y[kFour], of_B[kFour];
+      load_floats<kFour>(B + (first + k) * kSlab + column, number), load_floats<kFour>(C + (first + k) * kSlab + column, of_y);
+#pragma unroll
+      for (int j = 0; j < kFour; ++j) {
+        grad[j] = fmaf(of_sum, of_y[j], grad[j]);
+        const float slope = grad[j] * kept[k][j];
+        of_in[k] = fmaf(grad[j], number[j], of_in[k]), of_delta[k] = fmaf(slope, rate[j], of_delta[k]);
+        of_rate[j] = fmaf(slope, at.x, of_rate[j]), of_B[j] = grad[j] * at.y;
+        grad[j] *= decay[k][j];
+      }
+      sums.add(k % kFour, of_B);
+      if (k % kFour == 0) to[(k / kFour) * 32] = sums.take(), sums.clear();
+    }
+    grads[four * kThreads] = make_float4(grad[0], grad[1], grad[2], grad[3]);
+    float4& total = of_rates[four * kThreads];
+    total = make_float4(total.x + of_rate[0], total.y + of_rate[1], total.z + of_rate[2], total.w + of_rate[3]);
+  }
+
+  // The gradients of B and C by four numbers of the state of a tile's tokens: the warps' parts. A thread has two sums, eight neighbours the
+  // two times four of a token.
+  __device__ __forceinline__ void add_warps(int64_t token, int four) const {
+    for (int i = threadIdx.x; i < kSets * 8; i += kThreads) {
+      const int number = i % 4, of_C = i / 4 % 2, odd = i / 8 % 2, set = i / 16;
+      const float2* from = parts + turn * kThreads * kSets + ((of_C ? 0 : kSets / 2) + set) * 32 + (odd * 4 + number) * 4;
+      float2 sum = {};
+      for (int warp = 0; warp < kThreads / 32; ++warp, from += kSets * 32) {
+        const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
+        sum.x += (low.x + low.z) + (high.x + high.z), sum.y += (low.y + low.w) + (high.y + high.w);
+      }
+      const int64_t t = token + set * kFour + odd;
+      float* to = of_channels + ((t * plan.fours + four) * 2 + of_C) * kFour + number;
+      if (t < stop) to[0] = sum.x;
+      if (t + 2 < stop) to[static_cast<int64_t>(plan.fours) * 4 * kFour] = sum.y;
+    }
+  }
+
+  // The gradients of x, dt and z of a tile whose first token is the chunk's token `first`.
+  template <bool kFull>
+  __device__ __forceinline__ void finish(int64_t token, int first) {
+    constexpr int kHalf = kTile / 2;
+    int64_t at = token * p.channels + channel;
+#pragma unroll
+    for (int half = 0; half < kTile; half += kHalf, token += kHalf) {
+      const int here = left(token);
+      uint32_t x[kHalf], dt[kHalf];
+      load_column<kFull>(of_token(p.x, p.x_stride, token), p.x_stride, here, x);
+      load_column<kFull>(of_token(p.dt, p.dt_stride, token), p.dt_stride, here, dt);
+#pragma unroll
+      for (int i = 0; i < kHalf; ++i, at += p.channels) {
+        const int k = half + i;
+        const bool there = kFull || (mine && i < here);
+        const float grad = g[k * kThreads], value = raw_value<T>(x[i]);
+        if (there) static_cast<T*>(b.grad_x)[at] = from_float<T>(fmaf(of_in[k], in[(first + k) * kThreads].x, skip * grad));
+        skipped = fmaf(grad, value, skipped);
+        float of_dt = fmaf(of_in[k], value, of_delta[k] * kLn2);
+        const float slope = sigmoid(raw_value<T>(dt[i]) + bias);
+        if (p.softplus) of_dt *= slope;
+        if (there) static_cast<T*>(b.grad_dt)[at] = from_float<T>(of_dt), biased += of_dt;
+        if (p.z != nullptr && there) static_cast<T*>(b.grad_z)[at] = from_float<T>(of_z[k * kThreads] * fmaf(skip, value, y[k]));
       }
     }
-    store_run(shared.delta[channel], first, shift, of_x), store_run(shared.x[channel], first, shift, x);
-    if (p.z != nullptr) store_run(shared.z[channel], first, shift, z);
-    skipped = sum_of_lanes(skipped), biased = sum_of_lanes(biased);
-    if (lane == 0) of_D[set * kScanChannels + channel] += skipped, of_bias[set * kScanChannels + channel] += biased;
-  }
-  __device__ __forceinline__ float skip_of(int set) const {
-    const int at = set * kScanChannels + channel;
-    return p.D != nullptr && at < place.channels ? to_float(static_cast<const T*>(p.D)[place.channel + at]) : 0.0F;
   }
 
-  template <int kCount>
-  __device__ __forceinline__ void store(int64_t token, int tokens, int64_t first, int count) const {
-    const auto store_rows = [&](const float(&rows)[kScanChannels][kTile], void* to) {
-      if (to == nullptr) return;
-      each_of_tile<kCount>(tokens, count, [&](int t, int column) {
-        float value[kCount];
-#pragma unroll
-        for (int j = 0; j < kCount; ++j) value[j] = rows[column + j][scan_word(column + j, t)];
-        store_floats<kCount>(static_cast<T*>(to) + (token + t) * p.channels + first + column, value);
-      });
-    };
-    store_rows(shared.delta, b.grad_x), store_rows(shared.x, b.grad_dt), store_rows(shared.z, b.grad_z);
-  }
-
-  __device__ __forceinline__ Run begin_run(int set) const {
-    Run run;
-    const int shift = scan_word(channel, 0), first = lane * kRun;
-    const float skip = skip_of(set);
-    load_run(shared.delta[channel], first, shift, run.delta), load_run(shared.x[channel], first, shift, run.in);
-    load_run(shared.grad_y[channel], first, shift, run.g);
-    float z[kRun];
-    if (p.z != nullptr) load_run(shared.z[channel], first, shift, z);
-#pragma unroll
-    for (int k = 0; k < kRun; ++k) {
-      if (p.z != nullptr) run.g[k] *= z[k] * sigmoid(z[k]);
-      run.y[k] = skip * run.in[k], run.in[k] *= run.delta[k], run.total += run.delta[k];
-    }
-    return run;
-  }
-
-  __device__ __forceinline__ void take_set(int64_t token, int tokens, int set, bool whole) {
-    const int64_t first = place.channel + set * kScanChannels;
-    const int count = min(kScanChannels, place.channels - set * kScanChannels);
-    const bool last = (set + 1) * kScanChannels >= place.channels;
-    load(token, tokens, first, count, set);
-    if (set == 0 || state_size > kScanSlab) load_slab(token, 0, tokens);
-    __syncthreads();
-    Run run = begin_run(set);
-    const int mine = (set * kScanChannels + channel) * state_size;
+  __device__ __forceinline__ void take_chunk(int64_t token) {
+    const int64_t chunk = selective_scan_first_chunk(place.row, start, kChunk) + (token - start) / kChunk;
 #pragma unroll 1
-    for (int s = 0; s < state_size; ++s) {
-      if (s > 0 && s % kScanSlab == 0) {
-        load_slab(token, s, tokens);
-        __syncthreads();
-      }
-      retreat(run, before[s * kScanChannels + channel], rates[mine + s], carries[mine + s], of_rates[mine + s], s % kScanSlab, s % 2);
-      __syncthreads();
-      add_channels(token, tokens, s, set, last);
+    for (int first = 0; first < kChunk; first += kTile) {
+      full(token + first) ? load_steps<true>(token + first, first) : load_steps<false>(token + first, first);
     }
-    finish(run, tokens, set);
-    __syncthreads();
-    if (whole) {
-      store<16 / sizeof(T)>(token, tokens, first, count);
-    } else {
-      store<1>(token, tokens, first, count);
+    if (p.state_size <= kSlab) load_slab(token, 0);
+    float ahead[kFour];
+    load_states(chunk, 0, ahead);
+#pragma unroll 1
+    for (int first = kChunk - kTile; first >= 0; first -= kTile) {
+      if (token + first >= stop) continue;
+      full(token + first) ? load_tile<true>(token + first) : load_tile<false>(token + first);
+#pragma unroll 1
+      for (int four = 0; four < plan.fours; ++four) {
+        if (p.state_size > kSlab && four * kFour % kSlab == 0) load_slab(token, four * kFour);
+        float h[kFour] = {ahead[0], ahead[1], ahead[2], ahead[3]};
+        load_states(chunk, four + 1 < plan.fours ? four + 1 : 0, ahead);
+        take_four(four, first, h);
+        __syncthreads();
+        add_warps(token + first, four);
+        turn ^= 1;
+      }
+      full(token + first) ? finish<true>(token + first, first) : finish<false>(token + first, first);
     }
   }
 };
 
-template <typename T>
-__global__ void __launch_bounds__(kScanThreads, 2)
-    walk_back(const __grid_constant__ SelectiveScanBackward b, float* of_channels, float* of_rows, int sets, bool whole) {
+template <typename T, int kThreads>
+__global__ void __launch_bounds__(kThreads, 256 / kThreads)
+    walk_back(const __grid_constant__ SelectiveScanBackward b, float* of_channels, float* of_rows) {
   extern __shared__ float4 memory[];
   overlap_kernels();
-  Walk<T> walk(b, sets, of_channels, memory);
+  Walk<T, kThreads> walk(b, of_channels, memory);
   walk.begin();
-  constexpr int kCount = 16 / sizeof(T);
-  whole = whole && walk.place.channels % kCount == 0 && walk.place.channel % kCount == 0;
-  for (int64_t tile = (walk.stop - walk.start + kTile - 1) / kTile - 1; tile >= 0; --tile) {
-    const int64_t token = walk.start + tile * kTile;
-    const int tokens = static_cast<int>(min(int64_t{kTile}, walk.stop - token));
-    for (int set = 0; set * kScanChannels < walk.place.channels; ++set) walk.take_set(token, tokens, set, whole);
-  }
-  walk.end(of_rows, b.forward.channels * (b.forward.state_size + 2));
+  for (int64_t chunk = (walk.stop - walk.start + kChunk - 1) / kChunk - 1; chunk >= 0; --chunk)
+    walk.take_chunk(walk.start + chunk * kChunk);
+  walk.end(of_rows);
 }
 
 // Gradients of B and C: the parts of a group's blocks, a thread a token and number of the state.
 template <typename T>
-__global__ void __launch_bounds__(kScanThreads)
-    add_blocks(const __grid_constant__ SelectiveScanBackward b, const float* of_channels, int64_t blocks, int64_t token_blocks) {
+__global__ void __launch_bounds__(256) add_blocks(const __grid_constant__ SelectiveScanBackward b, const float* of_channels) {
   overlap_kernels();
   const SelectiveScan& p = b.forward;
-  const int64_t token = blockIdx.x % token_blocks * kScanThreads + threadIdx.x, unit = blockIdx.x / token_blocks;
-  const int64_t state = unit % p.state_size, group = unit / p.state_size % p.groups, of = unit / p.state_size / p.groups;
-  if (token >= p.tokens) return;
-  const int64_t stride = 2 * p.state_size * p.tokens;
-  const float* part = of_channels + group * blocks * stride + (of * p.state_size + state) * p.tokens + token;
+  const Plan plan(p);
+  const int64_t of_token = plan.fours * 2 * kFour, at = blockIdx.x * int64_t{256} + threadIdx.x, group = at / (of_token * p.tokens);
+  if (group >= p.groups) return;
+  const int64_t inside = at % (of_token * p.tokens), token = inside / of_token, n = inside % of_token / (2 * kFour) * kFour + at % kFour;
+  if (n >= p.state_size) return;
+  const float* part = of_channels + group * plan.blocks * p.tokens * of_token + inside;
   float sum = 0;
 #pragma unroll 8
-  for (int64_t block = 0; block < blocks; ++block) sum += part[block * stride];
-  static_cast<T*>(of == 0 ? b.grad_B : b.grad_C)[(token * p.groups + group) * p.state_size + state] = from_float<T>(sum);
+  for (int64_t block = 0; block < plan.blocks; ++block) sum += part[block * p.tokens * of_token];
+  static_cast<T*>(at / kFour % 2 == 0 ? b.grad_B : b.grad_C)[(token * p.groups + group) * p.state_size + n] = from_float<T>(sum);
 }
 
 // Gradients of A_log, D and dt_bias: the parts of the rows.
@@ -333,48 +420,24 @@ __global__ void __launch_bounds__(kSumThreads)
   }
 }
 
-int64_t shared_bytes(int64_t state_size, int64_t sets) { return static_cast<int64_t>(sizeof(Shared)) + Layout(state_size, sets).total * 4; }
-
-// More channels a block are fewer parts to sum; two blocks a multiprocessor count for more.
-Plan plan_of(const SelectiveScan& p) {
-  Plan plan;
-  const int64_t half = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2 - 1024;
-  const int64_t most = std::min(kMostSets * int64_t{1}, scan_blocks(p, kScanChannels));
-  while (plan.sets * 2 <= most && shared_bytes(p.state_size, plan.sets * 2) <= half) plan.sets *= 2;
-  plan.shared_bytes = shared_bytes(p.state_size, plan.sets);
-  plan.blocks = scan_blocks(p, plan.sets * kScanChannels);
-  plan.of_channels = p.groups * plan.blocks * 2 * p.state_size * p.tokens;
-  plan.row_columns = p.channels * (p.state_size + 2);
-  return plan;
-}
-
-// Whether the gradients of x, dt and z can be moved 16 bytes at a time, where a block's channels allow.
-bool stores_whole(const SelectiveScanBackward& b) {
-  const auto fits = [](const void* to) { return reinterpret_cast<uintptr_t>(to) % 16 == 0; };
-  return fits(b.grad_x) && fits(b.grad_dt) && fits(b.grad_z) && b.forward.channels * dtype_size(b.forward.dtype) % 16 == 0;
-}
-
 template <typename T>
 Status launch_backward(const SelectiveScanBackward& b, const Plan& plan, float* of_channels, float* of_rows, Stream stream) {
   const SelectiveScan& p = b.forward;
   if (p.rows > 0) {
-    const auto bytes = static_cast<int>(plan.shared_bytes);
-    if (const Status status = status_of(allow_shared_memory(walk_back<T>, bytes)); !status.ok()) return status;
-    const Launch launch{static_cast<unsigned>(p.rows * p.groups * plan.blocks), kScanThreads, plan.shared_bytes};
-    const Status status =
-        launch_overlapped(walk_back<T>, launch, stream, b, of_channels, of_rows, static_cast<int>(plan.sets), stores_whole(b));
-    if (!status.ok()) return status;
+    auto* kernel = plan.threads == 128 ? walk_back<T, 128> : plan.threads == 64 ? walk_back<T, 64> : walk_back<T, 32>;
+    if (const Status status = status_of(allow_shared_memory(kernel, static_cast<int>(plan.shared_bytes))); !status.ok()) return status;
+    const Launch launch{static_cast<unsigned>(p.rows * p.groups * plan.blocks), static_cast<unsigned>(plan.threads), plan.shared_bytes};
+    if (const Status status = launch_overlapped(kernel, launch, stream, b, of_channels, of_rows); !status.ok()) return status;
   }
   if (p.tokens == 0) return {};
-  const int64_t token_blocks = ceil_div(p.tokens, kScanThreads);
-  const Launch launch{static_cast<unsigned>(2 * p.groups * p.state_size * token_blocks), kScanThreads};
-  return launch_overlapped(add_blocks<T>, launch, stream, b, of_channels, plan.blocks, token_blocks);
+  const int64_t sums = p.groups * p.tokens * plan.fours * 2 * kFour;
+  return launch_overlapped(add_blocks<T>, {static_cast<unsigned>(ceil_div(sums, 256)), 256}, stream, b, of_channels);
 }
 
 }  // namespace
 
 int64_t selective_scan_backward_scratch(const SelectiveScanBackward& b) {
-  const Plan plan = plan_of(b.forward);
+  const Plan plan(b.forward);
   return (plan.of_channels + b.forward.rows * plan.row_columns) * 4;
 }
 
@@ -382,7 +445,7 @@ Status selective_scan_backward(const SelectiveScanBackward& b, void* scratch, St
   const SelectiveScan& p = b.forward;
   if (const Status status = check_scan(p); !status.ok()) return status;
   if (p.channels == 0) return {};
-  const Plan plan = plan_of(p);
+  const Plan plan(p);
   auto* of_channels = static_cast<float*>(scratch);
   float* of_rows = of_channels + plan.of_channels;
   const auto launch = p.dtype == DType::bf16 ? launch_backward<bf16> : launch_backward<float>;

@@ -5,10 +5,12 @@
 namespace based::ops {
 namespace {
 
-const SelectiveScanKernels kCuda{launch<kernels::cuda::selective_scan_forward, kernels::SelectiveScan>,
+const SelectiveScanKernels kCuda{kernels::cuda::selective_scan_forward_scratch,
+                                 launch_with_scratch<kernels::cuda::selective_scan_forward, kernels::SelectiveScan>,
                                  kernels::cuda::selective_scan_backward_scratch,
                                  launch_with_scratch<kernels::cuda::selective_scan_backward, kernels::SelectiveScanBackward>,
-                                 launch<kernels::cuda::selective_scan_step, kernels::SelectiveScan>, kernels::kSelectiveScanCudaChunk};
+                                 launch<kernels::cuda::selective_scan_step, kernels::SelectiveScan>,
+                                 kernels::kSelectiveScanCudaChunk};
 
 TORCH_LIBRARY_IMPL(based, CUDA, m) {
   implement<SelectiveScan, [](const SelectiveScan& in) { return selective_scan_with(kCuda, in); }>(m);
