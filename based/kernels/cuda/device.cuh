@@ -67,6 +67,9 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return r;
 }
 
+// A sector of 32 bytes on its way to the L2 cache.
+__device__ __forceinline__ void fetch_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 // 16 bytes from global to shared memory, asynchronously; zeros where not `valid`.

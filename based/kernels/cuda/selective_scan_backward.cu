@@ -15,7 +15,7 @@ using namespace detail;
 constexpr int kChunk = kSelectiveScanCudaChunk, kTile = 16, kFour = 4;
 constexpr int kSlab = 32;                 // numbers of the state whose B and C are in shared memory at a time
 constexpr int kSets = 2 * kTile / kFour;  // sixteens of values whose sums over the lanes are made together: of four tokens' C or B
-static_assert(kChunk % kTile == 0 && kTile % kFour == 0 && kSlab % kFour == 0);
+static_assert(kChunk == 32 && kChunk % kTile == 0 && kTile % kFour == 0 && kSlab % kFour == 0);
 
 // Sums over a warp's lanes of sixteen values each, four at a time, by products with constants: a row of the first operand, all but a few of
 // which are zero, selects one of the values that a lane has put into the second, whose columns are four lanes each.
@@ -237,6 +237,22 @@ struct Walk {
     }
   }
 
+  // Brings to the L2 cache what the chunk from `token` on, which a row has whole, is going to load: a lane a token of a warp's channels,
+  // then numbers of the state before it.
+  __device__ __forceinline__ void fetch(int64_t token, int64_t chunk) const {
+    const int lane = threadIdx.x % 32, first = static_cast<int>(threadIdx.x) - lane;
+    if (first >= place.channels) return;
+    const auto row = [&](const void* matrix, int64_t stride) {
+      const T* from = static_cast<const T*>(matrix) + (token + lane) * stride + place.channel + first;
+#pragma unroll
+      for (int sector = 0; sector < static_cast<int>(sizeof(T)); ++sector) fetch_to_l2(from + sector * (32 / sizeof(T)));
+    };
+    row(p.x, p.x_stride), row(p.dt, p.dt_stride), row(b.grad_y, p.channels);
+    if (p.z != nullptr) row(p.z, p.z_stride);
+    for (int64_t i = lane; i < 4 * p.state_size; i += 32) {
+      fetch_to_l2(p.chunk_states + (chunk * p.state_size + i / 4) * p.channels + place.channel + first + i % 4 * 8);
+    }
+  }
   // Four numbers of the state before a chunk.
   __device__ __forceinline__ void load_states(int64_t chunk, int four, float (&h)[kFour]) const {
     const float* from = p.chunk_states + (chunk * p.state_size + four * kFour) * p.channels + channel;
@@ -353,6 +369,7 @@ struct Walk {
       full(token + first) ? load_steps<true>(token + first, first) : load_steps<false>(token + first, first);
     }
     if (p.state_size <= kSlab) load_slab(token, 0);
+    if (token > start) fetch(token - kChunk, chunk - 1);
     float ahead[kFour];
     load_states(chunk, 0, ahead);
 #pragma unroll 1
