@@ -1,5 +1,6 @@
 #include "bench/compare.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
@@ -143,7 +144,10 @@ void run(const Options& options) {
   context.model = options.model;
   if (!options.compare && !options.plot.empty()) throw UsageError("--plot goes with --compare");
   if (!options.compare && !device.is_cuda() && !options.presets.empty()) throw UsageError("--preset goes with --compare or --device cuda");
-  for (const std::string& preset : options.presets) find_preset(preset);
+  const bool names_its_own = std::find(options.names.begin(), options.names.end(), "gpu_recall") != options.names.end();
+  if (!names_its_own) {
+    for (const std::string& preset : options.presets) find_preset(preset);
+  }
   context.presets = options.presets;
   std::vector<const bench::Case*> chosen;
   if (!options.compare) chosen = chosen_cases(options.names, device);
@@ -182,9 +186,10 @@ void setup(CommandLine app) {
   app.add_option("--model", options->model, "decode, position and prefill: a model's folder instead of based-360m with random weights");
   app.add_flag("--compare", options->compare,
                "decode: models side by side, against the number of sequences and their length, on either device");
-  app.add_option("--preset", options->presets,
-                 "gpu_prefill, gpu_decode, gpu_train: of their models this one alone; with --compare: a model (default: based-360m and "
-                 "attn-360m). May be given several times");
+  app.add_option(
+      "--preset", options->presets,
+      "gpu_prefill, gpu_decode, gpu_train: of their models this one alone; gpu_recall: of its models those whose names begin so, "
+      "as in --preset \"H3 d 64\"; with --compare: a model (default: based-360m and attn-360m). May be given several times");
   app.add_option("--plot", options->plot, "with --compare: also write decode_batch and decode_context, .svg and .png, into this folder");
   app.add_flag("--quick", options->quick, "small sizes and few repeats: shows that it runs, not how fast");
   app.add_flag("--json", options->json, "for machines");

@@ -24,6 +24,11 @@ bool Context::measures(const std::string& preset) const {
   return presets.empty() || std::find(presets.begin(), presets.end(), preset) != presets.end();
 }
 
+bool Context::measures_beginning(const std::string& name) const {
+  return presets.empty() ||
+         std::any_of(presets.begin(), presets.end(), [&](const std::string& preset) { return name.starts_with(preset); });
+}
+
 void Context::add(Result result) {
   results.push_back(std::move(result));
   if (report) report(results.back());

@@ -47,6 +47,8 @@ struct Context {
 
   void add(Result result);
   bool measures(const std::string& preset) const;
+  // The same of a case's own models, where the beginning of a name stands for all that begin so.
+  bool measures_beginning(const std::string& name) const;
 };
 
 struct Case {

@@ -51,9 +51,17 @@ std::vector<Model> models_with_a_convolution() {
           based("Based d 128, d' 24", 128, 24, 6.4, 24.3), attention(), window()};
 }
 std::vector<Model> models_of_two_mixers() {
-  return {{"Mamba d 128, state 16", 128, true, {{"type", text("mamba")}, {"d_state", number(16)}}},
-          {"H3 d 256, state 64", 256, true, {{"type", text("h3")}, {"d_state", number(64)}, {"head_dim", number(2)}}},
-          {"Hyena d 256", 256, true, {{"type", text("hyena")}, {"l_max", number(1024)}}}};
+  std::vector<Model> models{{"Mamba d 128, state 16", 128, true, {{"type", text("mamba")}, {"d_state", number(16)}}}};
+  for (const int64_t d_model : {64, 128, 256}) {
+    const std::string width = " d " + std::to_string(d_model);
+    const int64_t state = d_model / 4;
+    models.push_back({"H3" + width + ", state " + std::to_string(state),
+                      d_model,
+                      true,
+                      {{"type", text("h3")}, {"d_state", number(state)}, {"head_dim", number(2)}}});
+    models.push_back({"Hyena" + width, d_model, true, {{"type", text("hyena")}, {"l_max", number(1024)}}});
+  }
+  return models;
 }
 
 // A map's features of queries and keys as wide as the model, as in figure 3.
@@ -181,7 +189,7 @@ void run(Context& context) {
   std::string failed;
   const auto measure_all = [&](const std::vector<Model>& models, bool tf32) {
     for (const Model& model : models) try {
-        measure(context, model, tf32);
+        if (context.measures_beginning(model.name)) measure(context, model, tf32);
       } catch (const std::exception& error) {  // the others are still measured
         log_error("gpu_recall: " + model.name + ": " + error.what());
         failed += (failed.empty() ? "" : "; ") + model.name;

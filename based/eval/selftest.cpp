@@ -9,9 +9,11 @@
 #include "based/ops/adamw.h"
 #include "based/ops/causal_attention.h"
 #include "based/ops/cross_entropy.h"
+#include "based/ops/diagonal_filter.h"
 #include "based/ops/dropout.h"
 #include "based/ops/embedding.h"
 #include "based/ops/gated_delta_rule.h"
+#include "based/ops/gated_long_conv.h"
 #include "based/ops/gated_mlp.h"
 #include "based/ops/gradient_norm.h"
 #include "based/ops/layer_norm.h"
@@ -343,6 +345,22 @@ std::vector<OperatorCheck> other_checks() {
        },
        [](const Tensors& x) { return ops::long_conv(x[0], x[1], row_starts(x[0])); },
        [](const Tensors& x) { return ops::long_conv_reference(x[0], x[1], row_starts(x[0])); }},
+      {"diagonal_filter",
+       [] {
+         return Tensors{draw({6}) - 3, draw({6, 8}, 0.3), draw({6, 8}, 4), draw({6, 8, 2}), draw({6, 8, 2}), draw({6})};
+       },
+       [](const Tensors& x) {
+         return ops::diagonal_filter({x[0], x[1], x[2], x[3], x[4], x[5]}, 70);
+       },
+       [](const Tensors& x) {
+         return ops::diagonal_filter_reference({x[0], x[1], x[2], x[3], x[4], x[5]}, 70);
+       }},
+      {"gated_long_conv",
+       [] {
+         return Tensors{draw({66, 16}), draw({66, 16}), draw({66, 16}), draw({8, 33}, 0.2)};
+       },
+       [](const Tensors& x) { return ops::gated_long_conv(x[0], x[1], x[2], x[3].to(ops::sum_type(x[0])), 33); },
+       [](const Tensors& x) { return ops::gated_long_conv_reference(x[0], x[1], x[2], x[3], 33); }},
       {"swiglu",
        [] {
          return Tensors{draw({33, 96})};

@@ -12,6 +12,9 @@
 #include "based/mixers/parameters.h"
 #include "based/mixers/shapes_only.h"
 #include "based/ops/arguments.h"
+#include "based/ops/diagonal_filter.h"
+#include "based/ops/gated_long_conv.h"
+#include "based/ops/linear.h"
 #include "based/ops/long_conv.h"
 #include "based/ops/rows.h"
 #include "based/ops/short_conv.h"
@@ -68,8 +71,8 @@ Tensor sum_of(Tensor x) {
   return x.squeeze(1);
 }
 
-// diagonal: h_t = a h_{t−1} + b u_t, y_t = Re(c h_t) + D u_t, for each pole of each group of channels. By the bilinear rule a = (1 + A
-// dt/2) / (1 − A dt/2), b = B dt / (1 − A dt/2); c = 2 C, since every pole stands for itself and its conjugate.
+// diagonal: h_t = a h_{t−1} + b u_t, y_t = Re(c h_t) + D u_t, for each pole of each group of channels, with the a, b and c of
+// ops::DiscretePoles.
 class DiagonalModel : public torch::nn::Module {
  public:
   // `copies` channels share a group's poles: channel = group · copies + copy.
@@ -85,11 +88,13 @@ class DiagonalModel : public torch::nn::Module {
   // [slots, 2, poles, channels], real and imaginary parts; fp32, fp64 in fp64.
   Tensor make_state(int64_t slots) const { return torch::zeros({slots, 2, poles_, groups_ * copies_}, sum_options(log_dt_)); }
 
+  // [groups, count], 1 ≤ count ≤ kPiece: what a token's input gives to the `count` tokens from it on; fp32, fp64 in fp64.
+  Tensor filter(int64_t count) const { return ops::diagonal_filter(model(), count); }
+
   // u and y [tokens, channels] in the state's type. `state` [rows, 2, poles, channels]: before each row, then after it; none: zero before.
   Tensor run(const Tensor& u, const Sequences& rows, std::optional<Tensor>& state) const {
     const int64_t piece = std::clamp<int64_t>(rows.max_length(), 1, kPiece);
-    const Discrete model = discrete();
-    const Powers powers = powers_of(model, piece, u.scalar_type());
+    const Powers powers = powers_of(ops::discretised(model()), piece, u.scalar_type());
     std::vector<Tensor> outputs, states;
     for (const ops::Run& run : ops::equal_runs(rows.starts())) {
       const Tensor inputs = ops::tokens_of(u, run);
@@ -117,28 +122,17 @@ class DiagonalModel : public torch::nn::Module {
     return sum_of(of.c * next - of.c_im * next_im) + of.d * u;
   }
 
- private:
   static constexpr int64_t kPiece = 1024;  // bounds the memory of `Powers`
 
-  // Complex128 [groups, poles]: the angles of long texts are large, and small differences of them are heard.
-  struct Discrete {
-    Tensor a, b, c;
-  };
-  Discrete discrete() const {
-    const auto wide = [](const Tensor& parameter) { return parameter.to(torch::kFloat64); };
-    const Tensor dt = wide(log_dt_).exp().unsqueeze(1);
-    const Tensor half = torch::complex(-wide(log_decay_).exp(), wide(frequency_)) * (dt / 2);
-    const Tensor scale = 1 / (1 - half);
-    return {(1 + half) * scale, torch::view_as_complex(wide(b_).contiguous()) * dt * scale,
-            torch::view_as_complex(wide(c_).contiguous()) * 2};
-  }
+ private:
+  ops::DiagonalPoles model() const { return {log_dt_, log_decay_, frequency_, b_, c_, d_}; }
 
-  // The same for a step: real and imaginary parts [poles, channels], d [channels].
+  // What a step multiplies by: real and imaginary parts [poles, channels], d [channels].
   struct Channels {
     Tensor a, a_im, b, b_im, c, c_im, d;
   };
   Channels channels(at::ScalarType type) const {
-    const Discrete model = discrete();
+    const ops::DiscretePoles model = ops::discretised(this->model());
     const auto spread = [&](const Tensor& value) { return value.to(type).t().repeat_interleave(copies_, 1).contiguous(); };
     return {spread(torch::real(model.a)), spread(torch::imag(model.a)), spread(torch::real(model.b)),          spread(torch::imag(model.b)),
             spread(torch::real(model.c)), spread(torch::imag(model.c)), d_.to(type).repeat_interleave(copies_)};
@@ -151,18 +145,14 @@ class DiagonalModel : public torch::nn::Module {
     Tensor decay;   // complex [groups, poles, piece + 1]: a^t
     Tensor filter;  // [channels, piece]
   };
-  Powers powers_of(const Discrete& model, int64_t piece, at::ScalarType type) const {
-    const Tensor times = torch::arange(piece + 1, torch::dtype(torch::kFloat64).device(model.a.device()));
-    const Tensor decay = (model.a.log().unsqueeze(-1) * times).exp();
-    const Tensor read = model.c.unsqueeze(-1) * decay, write = (model.b.unsqueeze(-1) * decay.narrow(2, 0, piece)).flip(2);
+  Powers powers_of(const ops::DiscretePoles& poles, int64_t piece, at::ScalarType type) const {
+    const Tensor decay = poles.powers(piece + 1);
+    const Tensor read = poles.c.unsqueeze(-1) * decay, write = (poles.b.unsqueeze(-1) * decay.narrow(2, 0, piece)).flip(2);
     Powers powers;
     powers.read = torch::cat({torch::real(read), -torch::imag(read)}, 1).to(type);
     powers.write = torch::cat({torch::real(write), torch::imag(write)}, 1).to(type).transpose(1, 2);
     powers.decay = decay;
-    const Tensor b = torch::cat({torch::real(model.b), torch::imag(model.b)}, 1).to(type).unsqueeze(1);
-    const Tensor filter = torch::matmul(b, powers.read.narrow(2, 0, piece)).squeeze(1);
-    powers.filter =
-        torch::cat({filter.narrow(1, 0, 1) + d_.to(type).unsqueeze(1), filter.narrow(1, 1, piece - 1)}, 1).repeat_interleave(copies_, 0);
+    powers.filter = filter(piece).repeat_interleave(copies_, 0);
     return powers;
   }
 
@@ -208,8 +198,16 @@ class H3 final : public Mixer {
 
   Tensor forward(const Tensor& x, const Pass& pass) override {
     const Tensor k = std::get<0>(ops::short_conv(k_proj_->forward(x), shift_filter(x), {}, {}, /*silu=*/false, pass.cu_seqlens()));
-    std::optional<Tensor> none;
-    return output(x, diagonal_->run(products(x, k), pass.rows(), none));
+    const int64_t longest = pass.rows().max_length();
+    if (longest > DiagonalModel::kPiece) {
+      std::optional<Tensor> none;
+      return output(x, diagonal_->run(products(x, k), pass.rows(), none));
+    }
+    const Tensor filter = diagonal_->filter(std::max<int64_t>(1, longest));
+    const Tensor y = ops::gated_long_conv(q_proj_->forward(x), k, v_proj_->forward(x), filter, pass.rows().starts());
+    // o_proj's columns in y's order; see output().
+    const Tensor weight = o_proj_->weight().view({d_model_, config_.head_dim, heads_}).transpose(1, 2).reshape({d_model_, d_model_});
+    return ops::linear(y, weight, o_proj_->bias());
   }
 
   // "shift" [slots, d_model, d_state − 1], the latest keys; "diagonal" [slots, 2, d_state / 2, d_model · head_dim].

@@ -11,6 +11,7 @@
 #include "based/mixers/parameters.h"
 #include "based/mixers/shapes_only.h"
 #include "based/ops/arguments.h"
+#include "based/ops/gated_long_conv.h"
 #include "based/ops/short_conv.h"
 #include "based/ops/split_columns.h"
 
@@ -100,7 +101,14 @@ class Hyena final : public Mixer {
   Tensor forward(const Tensor& x, const Pass& pass) override {
     const Tensor u =
         std::get<0>(ops::short_conv(in_proj_->forward(x), conv_->weight(), conv_->bias(), {}, /*silu=*/false, pass.cu_seqlens()));
-    return gated(u, [&](const LongConvolution& conv, const Tensor& w, const std::string&) { return conv.forward(w, pass); });
+    const std::vector<Tensor> parts = parts_of(u);
+    const Tensor taps = filter_->taps(std::clamp<int64_t>(pass.rows().max_length(), 1, filter_->size()));
+    Tensor w = parts.back(), k = parts[0];
+    for (int64_t i = 1; i < config_.order; ++i) {
+      w = ops::gated_long_conv(parts[i], k, w, taps.narrow(0, (i - 1) * width_, width_), pass.rows().starts());
+      if (i + 1 < config_.order) k = torch::ones_like(w);
+    }
+    return out_proj_->forward(w);
   }
 
   // "conv" [slots, (order + 1) · d_model, short_filter_order − 1], the latest projections; "input1" … [slots, l_max, d_model], what each of
@@ -130,10 +138,15 @@ class Hyena final : public Mixer {
  private:
   static std::string ring(int64_t i) { return "input" + std::to_string(i); }
 
+  // x_1, …, x_N, v
+  std::vector<Tensor> parts_of(const Tensor& u) const {
+    return ops::split_columns(u, std::vector<int64_t>(static_cast<size_t>(config_.order) + 1, width_));
+  }
+
   // `convolve` does the i-th long convolution, whose inputs are kept under a name.
   template <class Convolve>
   Tensor gated(const Tensor& u, Convolve&& convolve) const {
-    const auto parts = ops::split_columns(u, std::vector<int64_t>(static_cast<size_t>(config_.order) + 1, width_));
+    const std::vector<Tensor> parts = parts_of(u);
     Tensor w = parts.back() * parts[0];
     for (int64_t i = 1; i < config_.order; ++i) w = convolve(LongConvolution{*filter_, (i - 1) * width_}, w, ring(i)) * parts[i];
     return out_proj_->forward(w);

@@ -14,6 +14,7 @@ void time_swiglu(Report& report);
 void time_short_conv(Report& report);
 void time_selective_scan(Report& report);
 void time_gated_delta_rule(Report& report);
+void time_gated_long_conv(Report& report);
 void time_column_sums(Report& report);
 void time_cross_entropy(Report& report);
 void time_rotary(Report& report);

@@ -21,6 +21,7 @@ constexpr based::bench::Family<Report> kFamilies[] = {
     {"short_conv", based::bench::time_short_conv},
     {"selective_scan", based::bench::time_selective_scan},
     {"gated_delta_rule", based::bench::time_gated_delta_rule},
+    {"gated_long_conv", based::bench::time_gated_long_conv},
     {"column_sums", based::bench::time_column_sums},
     {"cross_entropy", based::bench::time_cross_entropy},
     {"rotary", based::bench::time_rotary},

@@ -1,3 +1,5 @@
+#include "based/ops/diagonal_filter.h"
+#include "based/ops/gated_long_conv.h"
 #include "based/ops/long_conv.h"
 #include "based/ops/projected_conv.h"
 #include "based/ops/short_conv.h"
@@ -393,6 +395,149 @@ TEST(LongConv, Gradcheck) {
   }
 }
 
+struct GatedCase {
+  vector<int64_t> lengths;
+  int64_t channels, heads, taps;
+};
+
+// q, k, v and the filter; q, k and v as columns of one tensor in the order of Hyena's.
+Function calling(const GatedCase& c, bool reference) {
+  return [=, cu = offsets(c.lengths)](const vector<Tensor>& t) {
+    const auto parts = t[0].split(c.channels, 1);
+    if (reference) return vector<Tensor>{gated_long_conv_reference(parts[1], parts[0], parts[2], t[1], c.lengths[0])};
+    const vector<int64_t> starts(cu.data_ptr<int64_t>(), cu.data_ptr<int64_t>() + cu.numel());
+    return vector<Tensor>{gated_long_conv(parts[1], parts[0], parts[2], t[1], starts)};
+  };
+}
+
+vector<Tensor> make_inputs(const GatedCase& c) {
+  torch::manual_seed(23);
+  const auto representable = [](at::IntArrayRef sizes) { return random(sizes).to(at::kBFloat16).to(at::kDouble); };
+  return {representable({offsets(c.lengths)[-1].item<int64_t>(), 3 * c.channels}), representable({c.heads, c.taps})};
+}
+
+BASED_ON_EVERY_DEVICE(GatedLongConvs);
+
+TEST_P(GatedLongConvs, EqualTheDoubleReference) {
+  for (const GatedCase& c :
+       {GatedCase{{1, 1}, 8, 8, 1}, GatedCase{{70, 70, 70}, 16, 8, 70}, GatedCase{{100}, 16, 16, 30}, GatedCase{{300, 300}, 8, 4, 300},
+        GatedCase{{9, 9}, 24, 24, 40}, GatedCase{{20, 20}, 6, 3, 20}, GatedCase{{20}, 16, 4, 20}, GatedCase{{20}, 16, 2, 20}}) {
+    const NanFilledMemory nan_filled;
+    const vector<Tensor> in = make_inputs(c);
+    const auto expected = calling(c, true)(in);
+    const vector<Tensor> cotangents = random_like(expected);
+    const auto expected_gradients = gradients(calling(c, true), in, cotangents);
+    const Function op = on_device(calling(c, false), GetParam());
+    for (const auto& [type, tolerance] : {std::pair{at::kDouble, 1e-12}, std::pair{at::kFloat, 1e-5}, std::pair{at::kBFloat16, 2e-2}}) {
+      const vector<Tensor> typed{in[0].to(type), in[1].to(type == at::kDouble ? type : at::kFloat)};
+      EXPECT_TRUE(close(op(typed)[0], expected[0], tolerance)) << in[0].sizes() << ", " << type;
+      const auto found = gradients(op, typed, {cotangents[0].to(type)});
+      for (size_t i = 0; i < found.size(); ++i)
+        EXPECT_TRUE(close(found[i], expected_gradients[i], tolerance)) << "gradient " << i << " of " << in[0].sizes() << ", " << type;
+    }
+  }
+}
+
+TEST_P(GatedLongConvs, RowsOfSeveralLengthsAreDoneByLength) {
+  const GatedCase c{{5, 5, 0, 17, 1, 0}, 8, 4, 17};
+  const vector<Tensor> in = make_inputs(c);
+  const Tensor y = on_device(calling(c, false), GetParam())(in)[0];
+  int64_t first = 0;
+  for (const int64_t length : c.lengths) {
+    if (length == 0) continue;
+    const Tensor alone = calling(GatedCase{{length}, 8, 4, 17}, true)({in[0].narrow(0, first, length), in[1]})[0];
+    EXPECT_TRUE(close(y.narrow(0, first, length), alone, 1e-12));
+    first += length;
+  }
+  EXPECT_EQ(on_device(calling({{0}, 8, 4, 3}, false), GetParam())({in[0].narrow(0, 0, 0), in[1]})[0].size(0), 0);
+}
+
+TEST(GatedLongConv, ReferenceFollowsTheFormula) {
+  const GatedCase c{{4}, 4, 2, 3};
+  const vector<Tensor> in = make_inputs(c);
+  const Tensor y = calling(c, true)(in)[0], k = in[0].narrow(1, 0, 4), q = in[0].narrow(1, 4, 4), v = in[0].narrow(1, 8, 4);
+  for (int64_t t = 0; t < 4; ++t)
+    for (int64_t channel = 0; channel < 4; ++channel) {
+      double sum = 0;
+      for (int64_t s = std::max<int64_t>(0, t - 2); s <= t; ++s)
+        for (int64_t i = channel / 2 * 2; i < channel / 2 * 2 + 2; ++i)
+          sum += (q[t][i] * in[1][channel / 2][t - s] * k[s][i] * v[s][channel]).item<double>();
+      EXPECT_NEAR(y[t][channel].item<double>(), sum, 1e-12);
+    }
+}
+
+TEST(GatedLongConv, GradcheckAndErrors) {
+  for (const GatedCase& c : {GatedCase{{4, 4}, 4, 2, 3}, GatedCase{{3, 1}, 2, 2, 9}})
+    EXPECT_TRUE(gradcheck(calling(c, false), make_inputs(c)));
+  const Tensor x = at::zeros({6, 8});
+  EXPECT_EQ(error_of([&] {
+              gated_long_conv(x, x, x, at::zeros({3, 5}), 3);
+            }),
+            "gated_long_conv: channels, 8, must be a multiple of the filters, got 3");
+  EXPECT_EQ(error_of([&] {
+              gated_long_conv(x, x, x, at::zeros({4, 5}), 4);
+            }),
+            "gated_long_conv: tokens, 6, must be a multiple of the length, got 4");
+}
+
+Function filtering(int64_t taps, bool reference) {
+  return [=](const vector<Tensor>& t) {
+    const DiagonalPoles poles{t[0], t[1], t[2], t[3], t[4], t[5]};
+    return vector<Tensor>{reference ? diagonal_filter_reference(poles, taps) : diagonal_filter(poles, taps)};
+  };
+}
+
+vector<Tensor> make_poles(int64_t groups, int64_t poles) {
+  torch::manual_seed(31);
+  vector<Tensor> t{random({groups}) - 3,
+                   random({groups, poles}, at::kDouble, 0.3),
+                   at::arange(poles, at::kDouble).repeat({groups, 1}) * 3,
+                   random({groups, poles, 2}),
+                   random({groups, poles, 2}),
+                   random({groups})};
+  for (Tensor& x : t) x = x.to(at::kBFloat16).to(at::kDouble);
+  return t;
+}
+
+BASED_ON_EVERY_DEVICE(DiagonalFilters);
+
+TEST_P(DiagonalFilters, EqualTheDoubleReference) {
+  for (const auto& [groups, poles, taps] : {std::tuple<int64_t, int64_t, int64_t>{3, 4, 50}, {1, 1, 1}, {2, 40, 300}}) {
+    const NanFilledMemory nan_filled;
+    const vector<Tensor> in = make_poles(groups, poles);
+    const auto expected = filtering(taps, true)(in);
+    const vector<Tensor> cotangents = random_like(expected);
+    const auto expected_gradients = gradients(filtering(taps, true), in, cotangents);
+    const Function op = on_device(filtering(taps, false), GetParam());
+    for (const auto& [type, tolerance] : {std::pair{at::kDouble, 1e-9}, std::pair{at::kFloat, 1e-5}, std::pair{at::kBFloat16, 1e-2}}) {
+      vector<Tensor> typed;
+      for (const Tensor& x : in) typed.push_back(x.to(type));
+      EXPECT_TRUE(close(op(typed)[0], expected[0], tolerance)) << poles << " poles, " << type;
+      const auto found = gradients(op, typed, {cotangents[0].to(type == at::kDouble ? type : at::kFloat)});
+      for (size_t i = 0; i < found.size(); ++i)
+        EXPECT_TRUE(close(found[i], expected_gradients[i], tolerance)) << "gradient " << i << ", " << poles << " poles, " << type;
+    }
+  }
+}
+
+TEST(DiagonalFilter, IsTheImpulseResponse) {
+  const vector<Tensor> in = make_poles(1, 2);
+  const Tensor filter = filtering(6, true)(in)[0];
+  const DiscretePoles poles = discretised({in[0], in[1], in[2], in[3], in[4], in[5]});
+  Tensor h = poles.b;
+  for (int64_t t = 0; t < 6; ++t, h = poles.a * h) {
+    const double d = t == 0 ? in[5].item<double>() : 0;
+    EXPECT_NEAR(filter[0][t].item<double>(), at::real((poles.c * h).sum()).item<double>() + d, 1e-12);
+  }
+}
+
+TEST(DiagonalFilter, GradcheckAndErrors) {
+  EXPECT_TRUE(gradcheck(filtering(5, false), make_poles(2, 3)));
+  vector<Tensor> in = make_poles(2, 3);
+  in[3] = at::zeros({2, 4, 2}, at::kDouble);
+  EXPECT_EQ(error_of([&] { filtering(5, false)(in); }), "diagonal_filter: B must have shape [2, 3, 2], got [2, 4, 2]");
+}
+
 TEST(LongConv, ErrorsNameOperatorArgumentAndValue) {
   const Tensor x = at::zeros({4, 8}), cu = offsets({4});
   EXPECT_EQ(error_of([&] { long_conv(x, at::zeros({7, 3}), cu); }), "long_conv: filter must have shape [8, any], got [7, 3]");
@@ -421,6 +566,10 @@ std::vector<testing::SchemaCase> schema_cases_of_convolution() {
       {"projected_conv", {x, f({8, 6}), f({8}), f({4, 3}), f({4}), cu, f({2, 4, 2})}},
       {"projected_conv", {x, f({8, 6}), none, f({4, 3}), none, cu, none}},
       {"projected_conv_prefill", {x, f({8, 6}), f({8}), f({4, 3}), f({4}), cu, f({5, 4, 2}), torch::tensor({3, 0}, at::kLong)}},
+      {"diagonal_filter", {f({3}), f({3, 4}), f({3, 4}), f({3, 4, 2}), f({3, 4, 2}), f({3}), 5}},
+      {"diagonal_filter_backward", {f({3, 5}), f({3}), f({3, 4}), f({3, 4}), f({3, 4, 2}), f({3, 4, 2}), f({3}), 5}},
+      {"gated_long_conv", {f({6, 8}), f({6, 8}), f({6, 8}), f({4, 5}), 3}},
+      {"gated_long_conv_backward", {f({6, 8}), f({6, 8}), f({6, 8}), f({6, 8}), f({4, 5}), 3}},
       {"long_conv", {x, weight, cu, none, none}},
       {"long_conv", {x, weight, cu, f({4, 6}), offsets({1, 3})}},
   };

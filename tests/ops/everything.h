@@ -4,9 +4,11 @@
 #include "based/ops/adamw.h"
 #include "based/ops/causal_attention.h"
 #include "based/ops/cross_entropy.h"
+#include "based/ops/diagonal_filter.h"
 #include "based/ops/dropout.h"
 #include "based/ops/embedding.h"
 #include "based/ops/gated_delta_rule.h"
+#include "based/ops/gated_long_conv.h"
 #include "based/ops/gated_mlp.h"
 #include "based/ops/gradient_norm.h"
 #include "based/ops/layer_norm.h"
@@ -116,6 +118,8 @@ struct Everything {
         figures,
         usable,
         scale,
+        diagonal_filter({x[0], A_log, A_log, h.narrow(0, 0, 16).view({256, 16, 2}), h.narrow(0, 16, 16).view({256, 16, 2}), x[0]}, 100),
+        gated_long_conv(x, x, x, A_log.to(at::kFloat), 100),
         projected,
         projected_last,
         projected_conv_prefill(x, in_weight, {}, taps, {}, cu, conv_state, slots),

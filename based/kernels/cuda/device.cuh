@@ -151,14 +151,6 @@ __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// d += a·b on one warp: a 16 x 8, b 8 x 8, TF32. Lane l has row l / 4 and l / 4 + 8, columns l mod 4 and l mod 4 + 4 of a; these rows and
-// column l / 4 of b; row l / 4 and l / 4 + 8, columns 2 (l mod 4) and the next of d.
-__device__ __forceinline__ void mma_16x8x8(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 // Contiguous copies by TMA (sm_90): addresses and sizes are multiples of 16. A load completes on a barrier in shared memory
 // that was told how many bytes to expect; phases of a barrier alternate between 0 and 1.

@@ -7,6 +7,7 @@
 #include "based/kernels/cuda/causal_sm90.cuh"
 #include "based/kernels/cuda/launch.h"
 #include "based/kernels/cuda/pair_attention.h"
+#include "based/kernels/cuda/tf32.cuh"
 #include "based/kernels/dropout.h"
 
 namespace based::kernels::cuda::detail::pairs {
@@ -21,9 +22,6 @@ constexpr int64_t kMostStride = 1 << 30;  // of a token, in elements: kernels re
 constexpr int kBlocks = kOther / 8;       // of 8 columns, of the scores of a warp
 // Two tiles of the other side, so that one is loaded while another is used, where a block then needs no more shared memory than this.
 constexpr int kMostBytesOfTwo = 80 << 10;
-
-// To be rounded, not cut off, where the tensor cores ignore the last 13 bits. NaN stays NaN. One instruction less than cvt.rna.tf32.
-__device__ __forceinline__ float round_to_tf32(float x) { return fabsf(x) < INFINITY ? __uint_as_float(__float_as_uint(x) + 0x1000U) : x; }
 
 // Four registers of an operand, which in one part is rounded already.
 template <bool kSplit>

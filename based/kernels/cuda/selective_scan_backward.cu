@@ -6,6 +6,7 @@
 #include "based/kernels/cuda/column_sums.cuh"
 #include "based/kernels/cuda/launch.h"
 #include "based/kernels/cuda/selective_scan.cuh"
+#include "based/kernels/cuda/tf32.cuh"
 
 namespace based::kernels::cuda {
 namespace {

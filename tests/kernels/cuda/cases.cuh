@@ -27,6 +27,7 @@ void verify_selective_scan(Report& report);
 void verify_selective_scan_step(Report& report);
 void verify_gated_delta_rule(Report& report);
 void verify_gated_delta_rule_backward(Report& report);
+void verify_diagonal_filter(Report& report);
 void verify_embedding(Report& report);
 void verify_embedding_step(Report& report);
 void verify_column_sums(Report& report);
@@ -35,6 +36,7 @@ void verify_linear(Report& report);
 void verify_sample(Report& report);
 // Norms whose halves are in the layers before and after.
 void verify_step_norms(Report& report);
+void verify_gated_long_conv(Report& report);
 void verify_gated_mlp(Report& report);
 void verify_adamw(Report& report);
 void verify_gradient_norm(Report& report);

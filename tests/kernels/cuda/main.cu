@@ -27,6 +27,8 @@ constexpr based::bench::Family<Report> kFamilies[] = {
     {"selective_scan_step", based::tests::verify_selective_scan_step},
     {"gated_delta_rule", based::tests::verify_gated_delta_rule},
     {"gated_delta_rule_backward", based::tests::verify_gated_delta_rule_backward},
+    {"diagonal_filter", based::tests::verify_diagonal_filter},
+    {"gated_long_conv", based::tests::verify_gated_long_conv},
     {"embedding", based::tests::verify_embedding},
     {"column_sums", based::tests::verify_column_sums},
     {"short_conv_step", based::tests::verify_short_conv_step},

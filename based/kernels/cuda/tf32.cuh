@@ -1,0 +1,19 @@
+// Products of fp32 on tensor cores in TF32.
+#pragma once
+#include <cmath>
+#include <cstdint>
+
+namespace based::kernels::cuda::detail {
+
+// d += a·b on one warp: a 16 x 8, b 8 x 8, TF32. Lane l has row l / 4 and l / 4 + 8, columns l mod 4 and l mod 4 + 4 of a; these rows and
+// column l / 4 of b; row l / 4 and l / 4 + 8, columns 2 (l mod 4) and the next of d.
+__device__ __forceinline__ void mma_16x8x8(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// To be rounded, not cut off, where the tensor cores ignore the last 13 bits. NaN stays NaN. One instruction less than cvt.rna.tf32.
+__device__ __forceinline__ float round_to_tf32(float x) { return fabsf(x) < INFINITY ? __uint_as_float(__float_as_uint(x) + 0x1000U) : x; }
+
+}  // namespace based::kernels::cuda::detail

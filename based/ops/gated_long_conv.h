@@ -1,0 +1,47 @@
+// torch.ops.based.gated_long_conv: a long convolution of products of keys and values, read out by queries, as in H3 and Hyena.
+#pragma once
+#include <tuple>
+#include <vector>
+
+#include "based/kernels/gated_long_conv.h"
+#include "based/ops/operator.h"
+
+namespace based::ops {
+
+// For each head of head_dim = channels / heads channels, over the tokens s ≤ t of a row:
+//   y_t[j] = Σ_i q_t[i] Σ_s filter[head, t − s] k_s[i] v_s[j]
+// q, k, v and y [tokens, channels], which may be column slices of a wider tensor; filter [heads, taps] in the type of sums, fp32 or fp64;
+// rows of `length` tokens each. Sums are of that type; on a GPU products are TF32's where those of matrices are. Differentiable.
+Tensor gated_long_conv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& filter, int64_t length);
+Tensor gated_long_conv_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& filter, int64_t length);
+
+// The same for packed rows of any lengths, whose offsets are `starts`.
+Tensor gated_long_conv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& filter, const std::vector<int64_t>& starts);
+
+// The operators.
+struct GatedLongConv {
+  const Tensor& q;
+  const Tensor& k;
+  const Tensor& v;
+  const Tensor& filter;
+  int64_t length;
+  BASED_OPERATOR("gated_long_conv -> y", q, k, v, filter, length)
+};
+struct GatedLongConvBackward {
+  const Tensor& grad_y;
+  GatedLongConv forward;
+  BASED_OPERATOR("gated_long_conv_backward -> grad_q, grad_k, grad_v, grad_filter", grad_y, forward.q, forward.k, forward.v, forward.filter,
+                 forward.length)
+};
+
+// Them with a device's kernels; the reference runs for what those do not take.
+struct GatedLongConvKernels {
+  bool (*takes)(const kernels::GatedLongConv&);
+  kernels::Status (*forward)(const kernels::GatedLongConv&);
+  int64_t (*backward_scratch)(const kernels::GatedLongConvBackward&);
+  kernels::Status (*backward)(const kernels::GatedLongConvBackward&, void* scratch);
+};
+Tensor gated_long_conv_with(const GatedLongConvKernels& table, const GatedLongConv& in);
+Result<GatedLongConvBackward> gated_long_conv_backward_with(const GatedLongConvKernels& table, const GatedLongConvBackward& in);
+
+}  // namespace based::ops

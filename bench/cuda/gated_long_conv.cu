@@ -1,0 +1,46 @@
+#include "based/kernels/gated_long_conv.h"
+
+#include "bench/cuda/cases.cuh"
+
+namespace based::bench {
+namespace {
+
+using kernels::DType;
+using kernels::Stream;
+namespace gpu = kernels::cuda;
+
+// q, k and v as columns of one projection, as Hyena has them.
+void time(Report& report, int64_t rows, int64_t length, int64_t channels, int32_t head_dim, bool single_tf32) {
+  const int64_t tokens = rows * length, heads = channels / head_dim;
+  const Buffer in = random_buffer(3 * tokens * channels, DType::f32, 1, 1), g = random_buffer(tokens * channels, DType::f32, 1, 2),
+               filter = random_buffer(heads * length, DType::f32, 1, 3), y(tokens * channels * 4), of_in(3 * tokens * channels * 4),
+               of_filter(heads * length * 4);
+  kernels::GatedLongConvBackward b;
+  kernels::GatedLongConv& p = b.forward;
+  p.q = in.as<float>(), p.k = p.q + channels, p.v = p.k + channels, p.filter = filter.as<float>(), p.y = y.as<float>();
+  p.q_stride = p.k_stride = p.v_stride = 3 * channels, p.y_stride = channels;
+  p.rows = rows, p.length = length, p.channels = channels, p.taps = length, p.head_dim = head_dim, p.single_tf32 = single_tf32;
+  b.grad_y = g.as<float>(), b.grad_y_stride = channels, b.grad_filter = of_filter.as<float>();
+  b.grad_q = of_in.as<float>(), b.grad_k = b.grad_q + channels, b.grad_v = b.grad_k + channels;
+  b.grad_q_stride = b.grad_k_stride = b.grad_v_stride = 3 * channels;
+  const Buffer scratch(gpu::gated_long_conv_backward_scratch(b));
+  const std::string shape = std::to_string(rows) + "x" + std::to_string(length) + " channels " + std::to_string(channels) + " head " +
+                            std::to_string(head_dim) + (single_tf32 ? " tf32" : " fp32");
+  report.time("gated_long_conv " + shape, 4 * tokens * channels * 4, 1,
+              [&](int, cudaStream_t stream) { check(gpu::gated_long_conv_forward(p, Stream{stream})); });
+  report.time("gated_long_conv backward " + shape, 7 * tokens * channels * 4, 1,
+              [&](int, cudaStream_t stream) { check(gpu::gated_long_conv_backward(b, scratch.as(), Stream{stream})); });
+}
+
+}  // namespace
+
+void time_gated_long_conv(Report& report) {
+  for (const int32_t head_dim : {1, 2})
+    for (const bool single_tf32 : {true, false}) {
+      for (const int64_t channels : {64, 256}) time(report, 256, 64, channels, head_dim, single_tf32);
+      time(report, 256, 256, 256, head_dim, single_tf32);
+      time(report, 16, 2048, 256, head_dim, single_tf32);
+    }
+}
+
+}  // namespace based::bench
