@@ -103,7 +103,7 @@ Result<GatedLongConvBackward> gated_long_conv_backward_with(const GatedLongConvK
   check(in.forward);
   if (!has_type(q)) return backward_reference(in);
   const Launch launch = prepare(in.forward);
-  if (!uses_kernel("gated_long_conv_backward", q, table.takes(launch.arguments))) return backward_reference(in);
+  if (!uses_kernel("gated_long_conv_backward", q, table.backward_takes(launch.arguments))) return backward_reference(in);
   // Gradients lie side by side where k, q and v do, so that they are the gradient of what these are columns of.
   const int64_t channels = q.size(1);
   std::vector<Tensor> grads;

@@ -37,6 +37,7 @@ struct GatedLongConvBackward {
 // Them with a device's kernels; the reference runs for what those do not take.
 struct GatedLongConvKernels {
   bool (*takes)(const kernels::GatedLongConv&);
+  bool (*backward_takes)(const kernels::GatedLongConv&);
   kernels::Status (*forward)(const kernels::GatedLongConv&);
   int64_t (*backward_scratch)(const kernels::GatedLongConvBackward&);
   kernels::Status (*backward)(const kernels::GatedLongConvBackward&, void* scratch);

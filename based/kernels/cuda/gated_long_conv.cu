@@ -6,16 +6,20 @@ namespace based::kernels::cuda {
 namespace detail::long_conv {
 namespace {
 
-constexpr int kSpan = 256, kThreads = 256, kWarps = kThreads / 32;
+constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kZeros = kChunk;  // in front of a filter in shared memory: taps of inputs that lie ahead
 
-template <int kHeadDim>
+// `kSpan`: the outputs of a block, for whose sums its threads have registers.
+template <int kHeadDim, int kSpanOf>
 struct Shape {
+  static constexpr int kSpan = kSpanOf, kBlocksAtOnce = kSpan > 64 ? 2 : 3;  // of a multiprocessor
   static constexpr int kHeads = kChannels / kHeadDim, kTiles = kHeadDim, kColumns = 8 * kTiles, kRows = kColumns / (kHeadDim * kHeadDim);
   static constexpr int kTimeWarps = kWarps / kHeads;       // warps of a head, which take its blocks in turns
   static constexpr int kBlocks = kSpan / 16 / kTimeWarps;  // of a warp
   static constexpr int kStride = kHeadDim == 1 ? 8 : 24;   // floats of a token: 8 columns of four tokens lie in 32 banks
   static constexpr int kPlane = kChunk * kStride + (kHeadDim == 1 ? 4 : 8);
+  static constexpr int kItems = Item<kRows>::kCount / kThreads;
+  using Ahead = Requests<2, kItems, kThreads>;
   static_assert(kHeadDim == 1 || kHeadDim == 2);
 };
 
@@ -24,11 +28,11 @@ struct Place {
   int span;
 };
 
-template <int kHeadDim>
+template <class S>
 __device__ __forceinline__ Place place_of(const Convolution& p) {
-  const int64_t spans = (p.length + kSpan - 1) / kSpan, groups = p.channels / kChannels, block = blockIdx.x;
+  const int64_t spans = (p.length + S::kSpan - 1) / S::kSpan, groups = p.channels / kChannels, block = blockIdx.x;
   const int64_t of_rows = block / spans;
-  return {of_rows / groups * Shape<kHeadDim>::kRows, of_rows % groups * kChannels, static_cast<int>(block % spans)};
+  return {of_rows / groups * S::kRows, of_rows % groups * kChannels, static_cast<int>(block % spans)};
 }
 
 __device__ __forceinline__ int64_t token_of(const Convolution& p, int64_t row, int time) {
@@ -38,35 +42,42 @@ __device__ __forceinline__ int64_t token_of(const Convolution& p, int64_t row, i
 template <int kHeadDim, bool kSplit>
 __device__ void load_filter(const Convolution& p, const Place& place, int end, int plane, float* filter) {
   const int64_t first = place.channel / kHeadDim;
-  for (int i = threadIdx.x; i < Shape<kHeadDim>::kHeads * plane; i += kThreads) {
+  for (int i = threadIdx.x; i < kChannels / kHeadDim * plane; i += kThreads) {
     const int head = i / plane, tap = i % plane - kZeros;
     const bool there = tap >= 0 && tap < end && tap < p.taps;
     filter[i] = there ? operand<kSplit>(__ldg(p.filter + (first + head) * p.taps + tap)) : 0.0F;
   }
 }
 
-template <int kHeadDim, bool kSplit>
-__device__ void load_inputs(const Convolution& p, const Place& place, int first, float* inputs) {
-  using S = Shape<kHeadDim>;
+// Two arrays' items of the chunk that begins at `first`; an array without memory is passed over.
+template <class S>
+__device__ __forceinline__ void ask(const Convolution& p, const Place& place, const Columns& a, const Columns& b, int first,
+                                    const typename S::Ahead& ahead) {
 #pragma unroll
-  for (int i = 0; i < Item<S::kRows>::kCount / kThreads; ++i) {
+  for (int i = 0; i < S::kItems; ++i) {
     const Item<S::kRows> item(static_cast<int>(threadIdx.x) + i * kThreads);
-    const int64_t row = place.first_row + item.row;
-    const int time = first + item.token;
-    float4 a{}, b{};
-    if (row < p.rows && time < p.length) {
-      const int64_t token = token_of(p, row, time), channel = place.channel + 4 * item.half;
-      a = load4(p.a, token, channel), b = load4(p.b, token, channel);
-    }
-    store_products<kHeadDim, kSplit>(inputs, S::kPlane, item.half, item.token * S::kStride + item.row * kHeadDim * kHeadDim, a, b);
+    const int64_t row = place.first_row + item.row, token = token_of(p, row, first + item.token), channel = place.channel + 4 * item.half;
+    const bool there = row < p.rows && first + item.token < p.length;
+    if (a.data != nullptr) ahead.ask(0, i, a, token, channel, there);
+    if (b.data != nullptr) ahead.ask(1, i, b, token, channel, there);
+  }
+  copy_async_commit();
+}
+
+template <class S, int kHeadDim, bool kSplit>
+__device__ __forceinline__ void store_inputs(const typename S::Ahead& ahead, float* inputs) {
+#pragma unroll
+  for (int i = 0; i < S::kItems; ++i) {
+    const Item<S::kRows> item(static_cast<int>(threadIdx.x) + i * kThreads);
+    const int at = item.token * S::kStride + item.row * kHeadDim * kHeadDim;
+    store_products<kHeadDim, kSplit>(inputs, S::kPlane, item.half, at, *ahead.place(0, i), *ahead.place(1, i));
   }
 }
 
 // What the inputs of a chunk give to a warp's blocks.
-template <int kHeadDim, bool kSplit>
-__device__ __forceinline__ void multiply(float (&sums)[Shape<kHeadDim>::kBlocks][Shape<kHeadDim>::kTiles][4], const float* inputs,
-                                         const float* filter, int time_warp, int span, int chunk, int length) {
-  using S = Shape<kHeadDim>;
+template <class S, bool kSplit>
+__device__ __forceinline__ void multiply(float (&sums)[S::kBlocks][S::kTiles][4], const float* inputs, const float* filter, int time_warp,
+                                         int span, int chunk, int length) {
   constexpr int kGroup = kSplit ? 2 : 8;  // of 8 inputs, whose registers are held at once
   const int lane = threadIdx.x % 32, of_row = lane / 4, of_column = lane % 4;
 #pragma unroll
@@ -98,36 +109,48 @@ __device__ __forceinline__ void multiply(float (&sums)[Shape<kHeadDim>::kBlocks]
   }
 }
 
-// The sums of four channels of one token from their heads' planes.
+// Four channels of one token from their heads' planes, read out by `by_i` and `by_j`.
 template <int kHeadDim>
-__device__ __forceinline__ void read_out(const Convolution& p, const float* sums, int half, int at, int64_t token, int64_t channel) {
-  constexpr int kPlane = Shape<kHeadDim>::kPlane;
-  const float4 by_i = p.sum_i.data != nullptr ? load4(p.by_i, token, channel) : float4{};
-  const float4 by_j = p.sum_j.data != nullptr ? load4(p.by_j, token, channel) : float4{};
-  float4 sum_i, sum_j;
+__device__ __forceinline__ void read_out(const float* z, int plane, float4 by_i, float4 by_j, float4& sum_i, float4& sum_j) {
   if constexpr (kHeadDim == 1) {
-    const float* z = sums + 4 * half * kPlane + at;
-    const float4 of = make_float4(z[0], z[kPlane], z[2 * kPlane], z[3 * kPlane]);
+    const float4 of = make_float4(z[0], z[plane], z[2 * plane], z[3 * plane]);
     sum_i = make_float4(by_i.x * of.x, by_i.y * of.y, by_i.z * of.z, by_i.w * of.w);
     sum_j = make_float4(by_j.x * of.x, by_j.y * of.y, by_j.z * of.z, by_j.w * of.w);
   } else {
-    const float* z = sums + 2 * half * kPlane + at;
-    const float4 f = *reinterpret_cast<const float4*>(z), g = *reinterpret_cast<const float4*>(z + kPlane);
+    const float4 f = *reinterpret_cast<const float4*>(z), g = *reinterpret_cast<const float4*>(z + plane);
     sum_i = make_float4(by_i.x * f.x + by_i.y * f.z, by_i.x * f.y + by_i.y * f.w, by_i.z * g.x + by_i.w * g.z, by_i.z * g.y + by_i.w * g.w);
     sum_j = make_float4(by_j.x * f.x + by_j.y * f.y, by_j.x * f.z + by_j.y * f.w, by_j.z * g.x + by_j.w * g.y, by_j.z * g.z + by_j.w * g.w);
   }
-  if (p.sum_i.data != nullptr) store4(p.sum_i, token, channel, sum_i);
-  if (p.sum_j.data != nullptr) store4(p.sum_j, token, channel, sum_j);
 }
 
-template <int kHeadDim>
-__device__ __forceinline__ void write_outputs(const Convolution& p, const Place& place, float* staged, int time_warp, int head,
-                                              const float (&sums)[Shape<kHeadDim>::kBlocks][Shape<kHeadDim>::kTiles][4]) {
-  using S = Shape<kHeadDim>;
-  const int lane = threadIdx.x % 32, span = place.span * kSpan;
+template <class S, int kHeadDim>
+__device__ __forceinline__ void write_chunk(const Convolution& p, const Place& place, const float* staged, int first,
+                                            const typename S::Ahead& ahead) {
 #pragma unroll
-  for (int part = 0; part < kSpan / kChunk; ++part) {
-    if (span + part * kChunk >= p.length) break;
+  for (int i = 0; i < S::kItems; ++i) {
+    const Item<S::kRows> item(static_cast<int>(threadIdx.x) + i * kThreads);
+    const int64_t row = place.first_row + item.row;
+    if (row >= p.rows || first + item.token >= p.length) continue;
+    const float* z = staged + kChannels / kHeadDim / 2 * item.half * S::kPlane + item.token * S::kStride + item.row * kHeadDim * kHeadDim;
+    const float4 by_i = p.sum_i.data != nullptr ? *ahead.place(0, i) : float4{},
+                 by_j = p.sum_j.data != nullptr ? *ahead.place(1, i) : float4{};
+    float4 sum_i, sum_j;
+    read_out<kHeadDim>(z, S::kPlane, by_i, by_j, sum_i, sum_j);
+    const int64_t token = token_of(p, row, first + item.token), channel = place.channel + 4 * item.half;
+    if (p.sum_i.data != nullptr) store4(p.sum_i, token, channel, sum_i);
+    if (p.sum_j.data != nullptr) store4(p.sum_j, token, channel, sum_j);
+  }
+}
+
+// What reads out the first chunk has been asked for.
+template <class S, int kHeadDim>
+__device__ __forceinline__ void write_outputs(const Convolution& p, const Place& place, float* staged, int time_warp, int head,
+                                              const float (&sums)[S::kBlocks][S::kTiles][4], const typename S::Ahead& ahead) {
+  const int lane = threadIdx.x % 32, span = place.span * S::kSpan;
+#pragma unroll
+  for (int part = 0; part < S::kSpan / kChunk; ++part) {
+    const int chunk = span + part * kChunk;
+    if (chunk >= p.length) break;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < 4 / S::kTimeWarps; ++i) {
@@ -140,49 +163,56 @@ __device__ __forceinline__ void write_outputs(const Convolution& p, const Place&
         *reinterpret_cast<float2*>(to + 8 * S::kStride) = make_float2(of[2], of[3]);
       }
     }
+    copy_async_wait<0>();
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < Item<S::kRows>::kCount / kThreads; ++i) {
-      const Item<S::kRows> item(static_cast<int>(threadIdx.x) + i * kThreads);
-      const int64_t row = place.first_row + item.row;
-      const int time = span + part * kChunk + item.token;
-      if (row >= p.rows || time >= p.length) continue;
-      const int at = item.token * S::kStride + item.row * kHeadDim * kHeadDim;
-      read_out<kHeadDim>(p, staged, item.half, at, token_of(p, row, time), place.channel + 4 * item.half);
-    }
+    write_chunk<S, kHeadDim>(p, place, staged, chunk, ahead);
+    if (part + 1 < S::kSpan / kChunk) ask<S>(p, place, p.by_i, p.by_j, chunk + kChunk, ahead);
   }
 }
 
-template <int kHeadDim, bool kSplit>
-__global__ void __launch_bounds__(kThreads, 2) convolve_kernel(const Convolution p, int filter_plane) {
-  using S = Shape<kHeadDim>;
+template <int kHeadDim, bool kSplit, int kSpan>
+__global__ void __launch_bounds__(kThreads, Shape<kHeadDim, kSpan>::kBlocksAtOnce) convolve_kernel(const Convolution p, int filter_plane) {
+  using S = Shape<kHeadDim, kSpan>;
   extern __shared__ float4 shared[];
-  float* const inputs = reinterpret_cast<float*>(shared);
+  const typename S::Ahead ahead{shared};
+  float* const inputs = reinterpret_cast<float*>(shared + S::Ahead::kCount);
   float* const filter = inputs + S::kHeads * S::kPlane;
-  const Place place = place_of<kHeadDim>(p);
+  const Place place = place_of<S>(p);
   const int warp = threadIdx.x / 32, head = warp % S::kHeads, time_warp = warp / S::kHeads, span = place.span * kSpan;
   const int length = static_cast<int>(p.length), end = min(length, span + kSpan);
+  ask<S>(p, place, p.a, p.b, 0, ahead);
   load_filter<kHeadDim, kSplit>(p, place, end, filter_plane, filter);
   float sums[S::kBlocks][S::kTiles][4] = {};
   for (int chunk = 0; chunk < end; chunk += kChunk) {
+    copy_async_wait<0>();
     __syncthreads();
-    load_inputs<kHeadDim, kSplit>(p, place, chunk, inputs);
+    store_inputs<S, kHeadDim, kSplit>(ahead, inputs);
     __syncthreads();
-    multiply<kHeadDim, kSplit>(sums, inputs + head * S::kPlane, filter + head * filter_plane, time_warp, span, chunk, length);
+    if (chunk + kChunk < end)
+      ask<S>(p, place, p.a, p.b, chunk + kChunk, ahead);
+    else
+      ask<S>(p, place, p.by_i, p.by_j, span, ahead);
+    multiply<S, kSplit>(sums, inputs + head * S::kPlane, filter + head * filter_plane, time_warp, span, chunk, length);
   }
-  write_outputs<kHeadDim>(p, place, inputs, time_warp, head, sums);
+  write_outputs<S, kHeadDim>(p, place, inputs, time_warp, head, sums, ahead);
 }
 
-template <int kHeadDim, bool kSplit>
+template <int kHeadDim, bool kSplit, int kSpan>
 Status launch(const Convolution& p, Stream stream) {
-  using S = Shape<kHeadDim>;
+  using S = Shape<kHeadDim, kSpan>;
   const int64_t spans = (p.length + kSpan - 1) / kSpan, of_rows = (p.rows + S::kRows - 1) / S::kRows;
-  const int64_t filter_plane = kZeros + (p.length + 15) / 16 * 16, bytes = 4 * S::kHeads * (S::kPlane + filter_plane);
-  const auto kernel = convolve_kernel<kHeadDim, kSplit>;
+  const int64_t filter_plane = kZeros + (p.length + 15) / 16 * 16,
+                bytes = 16 * S::Ahead::kCount + 4 * S::kHeads * (S::kPlane + filter_plane);
+  const auto kernel = convolve_kernel<kHeadDim, kSplit, kSpan>;
   if (const cudaError_t e = allow_shared_memory(kernel, static_cast<int>(bytes)); e != cudaSuccess) return status_of(e);
   const auto blocks = static_cast<unsigned>(spans * of_rows * (p.channels / kChannels));
   kernel<<<blocks, kThreads, static_cast<size_t>(bytes), stream_of(stream)>>>(p, static_cast<int>(filter_plane));
   return launched();
+}
+
+template <int kHeadDim, bool kSplit>
+Status launch(const Convolution& p, Stream stream) {
+  return p.length <= 64 ? launch<kHeadDim, kSplit, 64>(p, stream) : launch<kHeadDim, kSplit, 256>(p, stream);
 }
 
 }  // namespace

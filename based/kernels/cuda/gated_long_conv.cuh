@@ -1,6 +1,7 @@
 // Parts of the kernels for gated long convolutions. A block has 8 channels, which are 32 bytes of a token, and a few rows; each copy of a
 // row (its products a_i b_j of one head) is a column of the products of matrices, in which a filter stands as T[t, s] = filter[t − s].
 #pragma once
+#include "based/kernels/cuda/device.cuh"
 #include "based/kernels/cuda/launch.h"
 #include "based/kernels/cuda/tf32.cuh"
 #include "based/kernels/gated_long_conv.h"
@@ -37,9 +38,19 @@ struct Item {
   static constexpr int kCount = 2 * kRows * kChunk;
 };
 
-__device__ __forceinline__ float4 load4(const Columns& from, int64_t token, int64_t channel) {
-  return __ldg(reinterpret_cast<const float4*>(from.data + token * from.stride + channel));
-}
+// What a thread has asked for, in places of shared memory that are its own: only its own copies have to be waited for.
+template <int kArrays, int kItems, int kThreads>
+struct Requests {
+  float4* places;
+  static constexpr int kCount = kArrays * kItems * kThreads;
+
+  __device__ __forceinline__ float4* place(int array, int i) const { return places + (array * kItems + i) * kThreads + threadIdx.x; }
+  // Zeros where not `there`.
+  __device__ __forceinline__ void ask(int array, int i, const Columns& from, int64_t token, int64_t channel, bool there) const {
+    copy_async_16(shared_address(place(array, i)), there ? from.data + token * from.stride + channel : from.data, there);
+  }
+};
+
 __device__ __forceinline__ void store4(const Output& to, int64_t token, int64_t channel, float4 x) {
   *reinterpret_cast<float4*>(to.data + token * to.stride + channel) = x;
 }

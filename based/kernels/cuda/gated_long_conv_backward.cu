@@ -22,8 +22,10 @@ struct Shape {
   static constexpr int kPad = 4 * kHeadDim;  // so that the planes that a warp writes at once lie in different banks
   static constexpr int kPlane = kChunk * 8 + kPad, kRingPlane = kRing * kChunk * 8 + kPad;
   static constexpr int kHeadsAtOnce = 4 / kHeadDim;  // whose sums are in shared memory at the end
-  static constexpr int kBytes = 4 * kHeads * (kPlane + kRingPlane);
-  static_assert(kBytes >= 4 * kHeadsAtOnce * kDifferences * 128);
+  static constexpr int kItems = Item<kRows>::kCount / kThreads;
+  using Ahead = Requests<4, kItems, kThreads>;
+  static constexpr int kBytes = 16 * Ahead::kCount + 4 * kHeads * (kPlane + kRingPlane);
+  static_assert(4 * kHeads * (kPlane + kRingPlane) >= 4 * kHeadsAtOnce * kDifferences * 128);
 };
 
 struct FilterGradient {
@@ -36,19 +38,33 @@ struct FilterGradient {
 // Where column `n` of a token lies in a plane: 8 tokens' four columns lie in 32 banks.
 __device__ __forceinline__ int place_of(int token, int n) { return token * 8 + (n ^ (token & 4)); }
 
-template <int kHeadDim, bool kSplit>
-__device__ void load_products(const FilterGradient& p, const Columns& a, const Columns& b, int64_t first_row, int64_t channel, int first,
-                              float* planes, int plane) {
+// A chunk of each operand of some rows: that of w begins at token `of_w`, that of u at `of_u`.
+template <int kHeadDim>
+__device__ __forceinline__ void ask(const FilterGradient& p, int64_t first_row, int64_t first_channel, int of_w, int of_u,
+                                    const typename Shape<kHeadDim>::Ahead& ahead) {
   using S = Shape<kHeadDim>;
 #pragma unroll
-  for (int i = 0; i < Item<S::kRows>::kCount / S::kThreads; ++i) {
+  for (int i = 0; i < S::kItems; ++i) {
     const Item<S::kRows> item(static_cast<int>(threadIdx.x) + i * S::kThreads);
-    const int64_t row = first_row + item.row, time = first + item.token;
-    float4 x{}, y{};
-    if (row < p.rows && time < p.length) {
-      x = load4(a, row * p.length + time, channel + 4 * item.half), y = load4(b, row * p.length + time, channel + 4 * item.half);
-    }
-    store_products<kHeadDim, kSplit>(planes, plane, item.half, place_of(item.token, item.row * kHeadDim * kHeadDim), x, y);
+    const int64_t row = first_row + item.row, channel = first_channel + 4 * item.half;
+    const int64_t w = of_w + item.token, u = of_u + item.token;
+    ahead.ask(0, i, p.q, row * p.length + w, channel, row < p.rows && w < p.length);
+    ahead.ask(1, i, p.grad_y, row * p.length + w, channel, row < p.rows && w < p.length);
+    ahead.ask(2, i, p.k, row * p.length + u, channel, row < p.rows && u < p.length);
+    ahead.ask(3, i, p.v, row * p.length + u, channel, row < p.rows && u < p.length);
+  }
+  copy_async_commit();
+}
+
+// Those of two arrays from `first` on.
+template <int kHeadDim, bool kSplit>
+__device__ __forceinline__ void store(const typename Shape<kHeadDim>::Ahead& ahead, int first, float* planes, int plane) {
+  using S = Shape<kHeadDim>;
+#pragma unroll
+  for (int i = 0; i < S::kItems; ++i) {
+    const Item<S::kRows> item(static_cast<int>(threadIdx.x) + i * S::kThreads);
+    store_products<kHeadDim, kSplit>(planes, plane, item.half, place_of(item.token, item.row * kHeadDim * kHeadDim), *ahead.place(first, i),
+                                     *ahead.place(first + 1, i));
   }
 }
 
@@ -113,23 +129,29 @@ template <int kHeadDim, bool kSplit>
 __global__ void __launch_bounds__(Shape<kHeadDim>::kThreads) filter_gradient_kernel(const FilterGradient p) {
   using S = Shape<kHeadDim>;
   extern __shared__ float4 shared[];
-  float* const w = reinterpret_cast<float*>(shared);
+  const typename S::Ahead ahead{shared};
+  float* const w = reinterpret_cast<float*>(shared + S::Ahead::kCount);
   float* const ring = w + S::kHeads * S::kPlane;
   const int group = blockIdx.x, split = blockIdx.y, band = blockIdx.z;
   const int head = threadIdx.x / 32 % S::kHeads, warp = threadIdx.x / 32 / S::kHeads;
   const int64_t channel = int64_t{group} * kChannels, row_groups = (p.rows + S::kRows - 1) / S::kRows;
   const int chunks = static_cast<int>((p.length + kChunk - 1) / kChunk), first = band * (kBand / kChunk);
   float sums[kOwn][4] = {};
+  ask<kHeadDim>(p, split * S::kRows, channel, first * kChunk, 0, ahead);
   for (int64_t rows = split; rows < row_groups; rows += p.splits) {
     for (int chunk = first; chunk < chunks; ++chunk) {
+      copy_async_wait<0>();
       __syncthreads();
-      load_products<kHeadDim, kSplit>(p, p.q, p.grad_y, rows * S::kRows, channel, chunk * kChunk, w, S::kPlane);
-      load_products<kHeadDim, kSplit>(p, p.k, p.v, rows * S::kRows, channel, (chunk - first) * kChunk,
-                                      ring + (chunk - first) % kRing * kChunk * 8, S::kRingPlane);
+      store<kHeadDim, kSplit>(ahead, 0, w, S::kPlane);
+      store<kHeadDim, kSplit>(ahead, 2, ring + (chunk - first) % kRing * kChunk * 8, S::kRingPlane);
       __syncthreads();
+      const bool last = chunk + 1 == chunks;
+      const int next = last ? first : chunk + 1;
+      ask<kHeadDim>(p, (last ? rows + p.splits : rows) * S::kRows, channel, next * kChunk, (next - first) * kChunk, ahead);
       multiply<kSplit>(sums, w + head * S::kPlane, ring + head * S::kRingPlane, chunk, band, warp);
     }
   }
+  copy_async_wait<0>();
   const int64_t heads = p.channels / kHeadDim;
   write_sums<kHeadDim>(p, w, sums, head, warp, p.partial + ((int64_t{split} * p.bands + band) * heads + channel / kHeadDim) * kPartial);
 }
@@ -192,6 +214,11 @@ Status filter_gradient(FilterGradient p, const GatedLongConvBackward& b, void* s
 }  // namespace
 }  // namespace detail::long_conv
 
+bool gated_long_conv_backward_takes(const GatedLongConv& p) {
+  const int bytes = p.head_dim == 1 ? detail::long_conv::Shape<1>::kBytes : detail::long_conv::Shape<2>::kBytes;
+  return gated_long_conv_takes(p) && bytes <= detail::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+}
+
 int64_t gated_long_conv_backward_scratch(const GatedLongConvBackward& b) {
   const auto p = detail::long_conv::plan_of(b);
   return int64_t{4} * p.splits * p.bands * (p.channels / b.forward.head_dim) * detail::long_conv::kPartial;
@@ -204,7 +231,8 @@ Status gated_long_conv_backward(const GatedLongConvBackward& b, void* scratch, S
   outputs.q = b.grad_q, outputs.k = b.grad_k, outputs.v = b.grad_v, outputs.y = const_cast<float*>(b.grad_y);
   outputs.q_stride = b.grad_q_stride, outputs.k_stride = b.grad_k_stride, outputs.v_stride = b.grad_v_stride;
   outputs.y_stride = b.grad_y_stride;
-  if (!gated_long_conv_takes(p) || !gated_long_conv_takes(outputs)) return Status{"gated_long_conv_backward: no kernel for these sizes"};
+  if (!gated_long_conv_backward_takes(p) || !gated_long_conv_takes(outputs))
+    return Status{"gated_long_conv_backward: no kernel for these sizes"};
   conv::Convolution to;
   to.filter = p.filter, to.rows = p.rows, to.length = p.length, to.channels = p.channels, to.taps = p.taps;
   to.a = {p.k, p.k_stride}, to.b = {p.v, p.v_stride}, to.by_j = {b.grad_y, b.grad_y_stride}, to.sum_j = {b.grad_q, b.grad_q_stride};

@@ -5,7 +5,7 @@
 namespace based::ops {
 namespace {
 
-const GatedLongConvKernels kCuda{kernels::cuda::gated_long_conv_takes,
+const GatedLongConvKernels kCuda{kernels::cuda::gated_long_conv_takes, kernels::cuda::gated_long_conv_backward_takes,
                                  launch<kernels::cuda::gated_long_conv_forward, kernels::GatedLongConv>,
                                  kernels::cuda::gated_long_conv_backward_scratch,
                                  launch_with_scratch<kernels::cuda::gated_long_conv_backward, kernels::GatedLongConvBackward>};
