@@ -9,9 +9,9 @@ namespace based::kernels {
 constexpr int64_t kGatedLongConvLength = 2048;  // tokens of a row, at most
 
 struct GatedLongConv {            // caller owns all memory; strides count elements from one token to the next
-  const float* q = nullptr;       // [rows · length, channels]
+  const float* q = nullptr;       // [rows · length, channels], or null: 1, in heads of one channel
   const float* k = nullptr;       // [rows · length, channels]
-  const float* v = nullptr;       // [rows · length, channels]
+  const float* v = nullptr;       // [rows · length, channels], or null: 1, likewise
   const float* filter = nullptr;  // [channels / head_dim, taps], contiguous; taps beyond `length` are not read, missing ones are 0
   float* y = nullptr;             // [rows · length, channels]
   int64_t rows = 0, length = 0, channels = 0, taps = 0;
@@ -24,7 +24,7 @@ struct GatedLongConv {            // caller owns all memory; strides count eleme
 struct GatedLongConvBackward {
   GatedLongConv forward;          // y ignored
   const float* grad_y = nullptr;  // [rows · length, channels]
-  float* grad_q = nullptr;        // [rows · length, channels]
+  float* grad_q = nullptr;        // [rows · length, channels]; null where q is, as grad_v where v is
   float* grad_k = nullptr;        // [rows · length, channels]
   float* grad_v = nullptr;        // [rows · length, channels]
   float* grad_filter = nullptr;   // [channels / head_dim, taps], contiguous

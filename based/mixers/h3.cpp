@@ -43,20 +43,20 @@ class ShiftModel : public torch::nn::Module {
     d_ = register_parameter("D", initial_normal({channels}, 1));
   }
 
-  // [channels, taps] as ops::short_conv takes it, the present token's tap last; in fp32 (fp64 in fp64).
-  Tensor filter() const {
-    return kept_.get(*this, [this] { return make(); });
-  }
-
- private:
-  Tensor make() const {
+  // [channels, taps], the present token's tap first; in fp32 (fp64 in fp64).
+  Tensor taps() const {
     const at::ScalarType type = ops::sum_type(b_);
     const int64_t taps = b_.size(1);
     const Tensor shifted = at::constant_pad_nd(c_.to(type), {0, taps - 1}).unfold(1, taps, 1);  // [channels, i, j]: C_{i+j}
     const Tensor filter = torch::matmul(b_.to(type).unsqueeze(1), shifted).squeeze(1);
-    return torch::cat({filter.narrow(1, 0, 1) + d_.to(type).unsqueeze(1), filter.narrow(1, 1, taps - 1)}, 1).flip(1);
+    return filter + at::constant_pad_nd(d_.to(type).unsqueeze(1), {0, taps - 1});
+  }
+  // The same as ops::short_conv takes it, the present token's tap last.
+  Tensor filter() const {
+    return kept_.get(*this, [this] { return taps().flip(1); });
   }
 
+ private:
   Tensor b_, c_, d_;
   Kept<Tensor> kept_;
 };
@@ -197,7 +197,7 @@ class H3 final : public Mixer {
   }
 
   Tensor forward(const Tensor& x, const Pass& pass) override {
-    const Tensor k = std::get<0>(ops::short_conv(k_proj_->forward(x), shift_filter(x), {}, {}, /*silu=*/false, pass.cu_seqlens()));
+    const Tensor k = ops::gated_long_conv({}, k_proj_->forward(x), {}, shift_->taps(), pass.rows().starts());
     const int64_t longest = pass.rows().max_length();
     if (longest > DiagonalModel::kPiece) {
       std::optional<Tensor> none;

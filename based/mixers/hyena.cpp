@@ -68,16 +68,16 @@ class SineFilter final : public NetworkFilter {
     bias_ = register_parameter("bias", initial_normal({channels}, 1));
     const auto constant = [&](const char* name, const Tensor& value) { return register_module(name, std::make_shared<Constant>(value)); };
     positions_ = constant("positions", torch::linspace(0, 1, config.l_max, fp64));
-    decay_ = constant("decay", torch::linspace(std::log(0.01) / 1.5, std::log(0.01) / 0.3, channels, fp64));
+    decay_ = constant("decay", torch::linspace(std::log(0.01) / 1.5, std::log(0.01) / 0.3, channels, fp64));  // negative: −|δ|
   }
 
  protected:
   Tensor make(int64_t count) const override {
     Tensor h = widened(z_).narrow(0, 0, count);
     for (const auto& layer : layers_) h = torch::sin(widened(frequency_) * widened_linear(*layer, h));
-    const Tensor damping = torch::exp(-torch::outer(positions_->value().narrow(0, 0, count), decay_->value().abs()));
+    const Tensor damping = torch::exp(torch::outer(positions_->value().narrow(0, 0, count), decay_->value()));
     const Tensor taps = widened_linear(*out_, h) * damping.to(h.scalar_type());
-    return torch::cat({taps.narrow(0, 0, 1) + widened(bias_), taps.narrow(0, 1, count - 1)}).t();
+    return (taps + at::constant_pad_nd(widened(bias_).unsqueeze(0), {0, 0, 0, count - 1})).t();
   }
 
  private:
@@ -103,10 +103,10 @@ class Hyena final : public Mixer {
         std::get<0>(ops::short_conv(in_proj_->forward(x), conv_->weight(), conv_->bias(), {}, /*silu=*/false, pass.cu_seqlens()));
     const std::vector<Tensor> parts = parts_of(u);
     const Tensor taps = filter_->taps(std::clamp<int64_t>(pass.rows().max_length(), 1, filter_->size()));
-    Tensor w = parts.back(), k = parts[0];
+    Tensor w = parts[0];
     for (int64_t i = 1; i < config_.order; ++i) {
-      w = ops::gated_long_conv(parts[i], k, w, taps.narrow(0, (i - 1) * width_, width_), pass.rows().starts());
-      if (i + 1 < config_.order) k = torch::ones_like(w);
+      const std::optional<Tensor> v = i == 1 ? std::optional(parts.back()) : std::nullopt;
+      w = ops::gated_long_conv(parts[i], w, v, taps.narrow(0, (i - 1) * width_, width_), pass.rows().starts());
     }
     return out_proj_->forward(w);
   }

@@ -10,27 +10,29 @@ namespace based::ops {
 
 // For each head of head_dim = channels / heads channels, over the tokens s ≤ t of a row:
 //   y_t[j] = Σ_i q_t[i] Σ_s filter[head, t − s] k_s[i] v_s[j]
-// q, k, v and y [tokens, channels], which may be column slices of a wider tensor; filter [heads, taps] in the type of sums, fp32 or fp64;
-// rows of `length` tokens each. Sums are of that type; on a GPU products are TF32's where those of matrices are. Differentiable.
-Tensor gated_long_conv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& filter, int64_t length);
-Tensor gated_long_conv_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& filter, int64_t length);
+// q, k, v and y [tokens, channels], which may be column slices of a wider tensor; q or v absent: 1, where heads have one channel, so that
+// without both it is the long convolution. filter [heads, taps] in the type of sums, fp32 or fp64; rows of `length` tokens each. Sums are
+// of that type; on a GPU products are TF32's where those of matrices are. Differentiable.
+Tensor gated_long_conv(const OptionalTensor& q, const Tensor& k, const OptionalTensor& v, const Tensor& filter, int64_t length);
+Tensor gated_long_conv_reference(const OptionalTensor& q, const Tensor& k, const OptionalTensor& v, const Tensor& filter, int64_t length);
 
 // The same for packed rows of any lengths, whose offsets are `starts`.
-Tensor gated_long_conv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& filter, const std::vector<int64_t>& starts);
+Tensor gated_long_conv(const OptionalTensor& q, const Tensor& k, const OptionalTensor& v, const Tensor& filter,
+                       const std::vector<int64_t>& starts);
 
 // The operators.
 struct GatedLongConv {
-  const Tensor& q;
   const Tensor& k;
-  const Tensor& v;
   const Tensor& filter;
+  const OptionalTensor& q;
+  const OptionalTensor& v;
   int64_t length;
-  BASED_OPERATOR("gated_long_conv -> y", q, k, v, filter, length)
+  BASED_OPERATOR("gated_long_conv -> y", k, filter, q, v, length)
 };
 struct GatedLongConvBackward {
   const Tensor& grad_y;
   GatedLongConv forward;
-  BASED_OPERATOR("gated_long_conv_backward -> grad_q, grad_k, grad_v, grad_filter", grad_y, forward.q, forward.k, forward.v, forward.filter,
+  BASED_OPERATOR("gated_long_conv_backward -> grad_k, grad_filter, grad_q, grad_v", grad_y, forward.k, forward.filter, forward.q, forward.v,
                  forward.length)
 };
 

@@ -32,6 +32,26 @@ void time(Report& report, int64_t rows, int64_t length, int64_t channels, int32_
               [&](int, cudaStream_t stream) { check(gpu::gated_long_conv_backward(b, scratch.as(), Stream{stream})); });
 }
 
+// Without q and v, with few taps, as H3 shifts its keys.
+void time_plain(Report& report, int64_t rows, int64_t length, int64_t channels, int64_t taps) {
+  const int64_t tokens = rows * length, bytes = tokens * channels * 4;
+  const Buffer x = random_buffer(tokens * channels, DType::f32, 1, 1), g = random_buffer(tokens * channels, DType::f32, 1, 2),
+               filter = random_buffer(channels * taps, DType::f32, 1, 3), y(bytes), of_x(bytes), of_filter(channels * taps * 4);
+  kernels::GatedLongConvBackward b;
+  kernels::GatedLongConv& p = b.forward;
+  p.k = x.as<float>(), p.filter = filter.as<float>(), p.y = y.as<float>(), p.k_stride = p.y_stride = channels;
+  p.rows = rows, p.length = length, p.channels = channels, p.taps = taps, p.single_tf32 = true;
+  b.grad_y = g.as<float>(), b.grad_k = of_x.as<float>(), b.grad_filter = of_filter.as<float>();
+  b.grad_y_stride = b.grad_k_stride = channels;
+  const Buffer scratch(gpu::gated_long_conv_backward_scratch(b));
+  const std::string shape = std::to_string(rows) + "x" + std::to_string(length) + " channels " + std::to_string(channels) + " taps " +
+                            std::to_string(taps) + " plain tf32";
+  report.time("gated_long_conv " + shape, 2 * bytes, 1,
+              [&](int, cudaStream_t stream) { check(gpu::gated_long_conv_forward(p, Stream{stream})); });
+  report.time("gated_long_conv backward " + shape, 3 * bytes, 1,
+              [&](int, cudaStream_t stream) { check(gpu::gated_long_conv_backward(b, scratch.as(), Stream{stream})); });
+}
+
 }  // namespace
 
 void time_gated_long_conv(Report& report) {
@@ -41,6 +61,7 @@ void time_gated_long_conv(Report& report) {
       time(report, 256, 256, 256, head_dim, single_tf32);
       time(report, 16, 2048, 256, head_dim, single_tf32);
     }
+  for (const int64_t length : {64, 256}) time_plain(report, 256, length, 256, 64);
 }
 
 }  // namespace based::bench

@@ -398,15 +398,17 @@ TEST(LongConv, Gradcheck) {
 struct GatedCase {
   vector<int64_t> lengths;
   int64_t channels, heads, taps;
+  bool q = true, v = true;
 };
 
 // q, k, v and the filter; q, k and v as columns of one tensor in the order of Hyena's.
 Function calling(const GatedCase& c, bool reference) {
   return [=, cu = offsets(c.lengths)](const vector<Tensor>& t) {
     const auto parts = t[0].split(c.channels, 1);
-    if (reference) return vector<Tensor>{gated_long_conv_reference(parts[1], parts[0], parts[2], t[1], c.lengths[0])};
+    const std::optional<Tensor> q = c.q ? std::optional(parts[1]) : std::nullopt, v = c.v ? std::optional(parts[2]) : std::nullopt;
+    if (reference) return vector<Tensor>{gated_long_conv_reference(q, parts[0], v, t[1], c.lengths[0])};
     const vector<int64_t> starts(cu.data_ptr<int64_t>(), cu.data_ptr<int64_t>() + cu.numel());
-    return vector<Tensor>{gated_long_conv(parts[1], parts[0], parts[2], t[1], starts)};
+    return vector<Tensor>{gated_long_conv(q, parts[0], v, t[1], starts)};
   };
 }
 
@@ -421,7 +423,8 @@ BASED_ON_EVERY_DEVICE(GatedLongConvs);
 TEST_P(GatedLongConvs, EqualTheDoubleReference) {
   for (const GatedCase& c :
        {GatedCase{{1, 1}, 8, 8, 1}, GatedCase{{70, 70, 70}, 16, 8, 70}, GatedCase{{100}, 16, 16, 30}, GatedCase{{300, 300}, 8, 4, 300},
-        GatedCase{{9, 9}, 24, 24, 40}, GatedCase{{20, 20}, 6, 3, 20}, GatedCase{{20}, 16, 4, 20}, GatedCase{{20}, 16, 2, 20}}) {
+        GatedCase{{9, 9}, 24, 24, 40}, GatedCase{{20, 20}, 6, 3, 20}, GatedCase{{20}, 16, 4, 20}, GatedCase{{20}, 16, 2, 20},
+        GatedCase{{300, 300}, 16, 16, 64, false, false}, GatedCase{{90}, 8, 8, 90, false, true}, GatedCase{{90}, 8, 8, 90, true, false}}) {
     const NanFilledMemory nan_filled;
     const vector<Tensor> in = make_inputs(c);
     const auto expected = calling(c, true)(in);
@@ -467,7 +470,7 @@ TEST(GatedLongConv, ReferenceFollowsTheFormula) {
 }
 
 TEST(GatedLongConv, GradcheckAndErrors) {
-  for (const GatedCase& c : {GatedCase{{4, 4}, 4, 2, 3}, GatedCase{{3, 1}, 2, 2, 9}})
+  for (const GatedCase& c : {GatedCase{{4, 4}, 4, 2, 3}, GatedCase{{3, 1}, 2, 2, 9}, GatedCase{{4}, 2, 2, 3, false, false}})
     EXPECT_TRUE(gradcheck(calling(c, false), make_inputs(c)));
   const Tensor x = at::zeros({6, 8});
   EXPECT_EQ(error_of([&] {
@@ -478,6 +481,10 @@ TEST(GatedLongConv, GradcheckAndErrors) {
               gated_long_conv(x, x, x, at::zeros({4, 5}), 4);
             }),
             "gated_long_conv: tokens, 6, must be a multiple of the length, got 4");
+  EXPECT_EQ(error_of([&] {
+              gated_long_conv({}, x, x, at::zeros({4, 5}), 3);
+            }),
+            "gated_long_conv: q may be absent only where each channel has a filter, got 4 of 8");
 }
 
 Function filtering(int64_t taps, bool reference) {
@@ -568,8 +575,10 @@ std::vector<testing::SchemaCase> schema_cases_of_convolution() {
       {"projected_conv_prefill", {x, f({8, 6}), f({8}), f({4, 3}), f({4}), cu, f({5, 4, 2}), torch::tensor({3, 0}, at::kLong)}},
       {"diagonal_filter", {f({3}), f({3, 4}), f({3, 4}), f({3, 4, 2}), f({3, 4, 2}), f({3}), 5}},
       {"diagonal_filter_backward", {f({3, 5}), f({3}), f({3, 4}), f({3, 4}), f({3, 4, 2}), f({3, 4, 2}), f({3}), 5}},
-      {"gated_long_conv", {f({6, 8}), f({6, 8}), f({6, 8}), f({4, 5}), 3}},
-      {"gated_long_conv_backward", {f({6, 8}), f({6, 8}), f({6, 8}), f({6, 8}), f({4, 5}), 3}},
+      {"gated_long_conv", {f({6, 8}), f({4, 5}), f({6, 8}), f({6, 8}), 3}},
+      {"gated_long_conv", {f({6, 8}), f({8, 5}), none, none, 3}},
+      {"gated_long_conv_backward", {f({6, 8}), f({6, 8}), f({4, 5}), f({6, 8}), f({6, 8}), 3}},
+      {"gated_long_conv_backward", {f({6, 8}), f({6, 8}), f({8, 5}), none, none, 3}},
       {"long_conv", {x, weight, cu, none, none}},
       {"long_conv", {x, weight, cu, f({4, 6}), offsets({1, 3})}},
   };

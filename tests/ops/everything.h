@@ -120,6 +120,7 @@ struct Everything {
         scale,
         diagonal_filter({x[0], A_log, A_log, h.narrow(0, 0, 16).view({256, 16, 2}), h.narrow(0, 16, 16).view({256, 16, 2}), x[0]}, 100),
         gated_long_conv(x, x, x, A_log.to(at::kFloat), 100),
+        gated_long_conv({}, x, {}, A_log.to(at::kFloat), 100),
         projected,
         projected_last,
         projected_conv_prefill(x, in_weight, {}, taps, {}, cu, conv_state, slots),

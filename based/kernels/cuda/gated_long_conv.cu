@@ -49,7 +49,7 @@ __device__ void load_filter(const Convolution& p, const Place& place, int end, i
   }
 }
 
-// Two arrays' items of the chunk that begins at `first`; an array without memory is passed over.
+// Two arrays' items of the chunk that begins at `first`.
 template <class S>
 __device__ __forceinline__ void ask(const Convolution& p, const Place& place, const Columns& a, const Columns& b, int first,
                                     const typename S::Ahead& ahead) {
@@ -58,26 +58,26 @@ __device__ __forceinline__ void ask(const Convolution& p, const Place& place, co
     const Item<S::kRows> item(static_cast<int>(threadIdx.x) + i * kThreads);
     const int64_t row = place.first_row + item.row, token = token_of(p, row, first + item.token), channel = place.channel + 4 * item.half;
     const bool there = row < p.rows && first + item.token < p.length;
-    if (a.data != nullptr) ahead.ask(0, i, a, token, channel, there);
-    if (b.data != nullptr) ahead.ask(1, i, b, token, channel, there);
+    ahead.ask(0, i, a, token, channel, there);
+    ahead.ask(1, i, b, token, channel, there);
   }
   copy_async_commit();
 }
 
 template <class S, int kHeadDim, bool kSplit>
-__device__ __forceinline__ void store_inputs(const typename S::Ahead& ahead, float* inputs) {
+__device__ __forceinline__ void store_inputs(const Convolution& p, const typename S::Ahead& ahead, float* inputs) {
 #pragma unroll
   for (int i = 0; i < S::kItems; ++i) {
     const Item<S::kRows> item(static_cast<int>(threadIdx.x) + i * kThreads);
     const int at = item.token * S::kStride + item.row * kHeadDim * kHeadDim;
-    store_products<kHeadDim, kSplit>(inputs, S::kPlane, item.half, at, *ahead.place(0, i), *ahead.place(1, i));
+    store_products<kHeadDim, kSplit>(inputs, S::kPlane, item.half, at, ahead.take(0, i, p.a), ahead.take(1, i, p.b));
   }
 }
 
 // What the inputs of a chunk give to a warp's blocks.
 template <class S, bool kSplit>
 __device__ __forceinline__ void multiply(float (&sums)[S::kBlocks][S::kTiles][4], const float* inputs, const float* filter, int time_warp,
-                                         int span, int chunk, int length) {
+                                         int span, int chunk, int length, int taps) {
   constexpr int kGroup = kSplit ? 2 : 8;  // of 8 inputs, whose registers are held at once
   const int lane = threadIdx.x % 32, of_row = lane / 4, of_column = lane % 4;
 #pragma unroll
@@ -93,7 +93,7 @@ __device__ __forceinline__ void multiply(float (&sums)[S::kBlocks][S::kTiles][4]
 #pragma unroll
     for (int block = 0; block < S::kBlocks; ++block) {
       const int first = span + 16 * (block * S::kTimeWarps + time_warp);
-      if (first < chunk || first >= length) continue;
+      if (first < chunk || first >= length || first - chunk - kChunk >= taps) continue;
       const float* taps = filter + kZeros + first - chunk - 8 * group + of_row - of_column;
       float next = taps[8], next_4 = taps[4];
 #pragma unroll
@@ -132,8 +132,7 @@ __device__ __forceinline__ void write_chunk(const Convolution& p, const Place& p
     const int64_t row = place.first_row + item.row;
     if (row >= p.rows || first + item.token >= p.length) continue;
     const float* z = staged + kChannels / kHeadDim / 2 * item.half * S::kPlane + item.token * S::kStride + item.row * kHeadDim * kHeadDim;
-    const float4 by_i = p.sum_i.data != nullptr ? *ahead.place(0, i) : float4{},
-                 by_j = p.sum_j.data != nullptr ? *ahead.place(1, i) : float4{};
+    const float4 by_i = ahead.take(0, i, p.by_i), by_j = ahead.take(1, i, p.by_j);
     float4 sum_i, sum_j;
     read_out<kHeadDim>(z, S::kPlane, by_i, by_j, sum_i, sum_j);
     const int64_t token = token_of(p, row, first + item.token), channel = place.channel + 4 * item.half;
@@ -179,20 +178,21 @@ __global__ void __launch_bounds__(kThreads, Shape<kHeadDim, kSpan>::kBlocksAtOnc
   float* const filter = inputs + S::kHeads * S::kPlane;
   const Place place = place_of<S>(p);
   const int warp = threadIdx.x / 32, head = warp % S::kHeads, time_warp = warp / S::kHeads, span = place.span * kSpan;
-  const int length = static_cast<int>(p.length), end = min(length, span + kSpan);
-  ask<S>(p, place, p.a, p.b, 0, ahead);
+  const int length = static_cast<int>(p.length), end = min(length, span + kSpan), taps = static_cast<int>(min(p.taps, p.length));
+  const int begin = max(0, span - taps + 1) / kChunk * kChunk;
+  ask<S>(p, place, p.a, p.b, begin, ahead);
   load_filter<kHeadDim, kSplit>(p, place, end, filter_plane, filter);
   float sums[S::kBlocks][S::kTiles][4] = {};
-  for (int chunk = 0; chunk < end; chunk += kChunk) {
+  for (int chunk = begin; chunk < end; chunk += kChunk) {
     copy_async_wait<0>();
     __syncthreads();
-    store_inputs<S, kHeadDim, kSplit>(ahead, inputs);
+    store_inputs<S, kHeadDim, kSplit>(p, ahead, inputs);
     __syncthreads();
     if (chunk + kChunk < end)
       ask<S>(p, place, p.a, p.b, chunk + kChunk, ahead);
     else
       ask<S>(p, place, p.by_i, p.by_j, span, ahead);
-    multiply<S, kSplit>(sums, inputs + head * S::kPlane, filter + head * filter_plane, time_warp, span, chunk, length);
+    multiply<S, kSplit>(sums, inputs + head * S::kPlane, filter + head * filter_plane, time_warp, span, chunk, length, taps);
   }
   write_outputs<S, kHeadDim>(p, place, inputs, time_warp, head, sums, ahead);
 }
@@ -227,8 +227,10 @@ Status convolve(const Convolution& p, int head_dim, bool single_tf32, Stream str
 
 bool gated_long_conv_takes(const GatedLongConv& p) {
   const auto aligned = [](const float* data, int64_t stride) { return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 4 == 0; };
-  return (p.head_dim == 1 || p.head_dim == 2) && p.channels % detail::long_conv::kChannels == 0 && p.length <= kGatedLongConvLength &&
-         aligned(p.q, p.q_stride) && aligned(p.k, p.k_stride) && aligned(p.v, p.v_stride) && aligned(p.y, p.y_stride);
+  const bool whole = p.q != nullptr && p.v != nullptr;
+  return (p.head_dim == 1 || (p.head_dim == 2 && whole)) && p.channels % detail::long_conv::kChannels == 0 &&
+         p.length <= kGatedLongConvLength && aligned(p.q, p.q_stride) && aligned(p.k, p.k_stride) && aligned(p.v, p.v_stride) &&
+         aligned(p.y, p.y_stride);
 }
 
 Status gated_long_conv_forward(const GatedLongConv& p, Stream stream) {

@@ -20,10 +20,10 @@ struct Output {
   int64_t stride = 0;
 };
 
-// z[i, j] = filter * (a_i b_j); by_i_j = Σ_i by_i[i] z[i, j], by_j_i = Σ_j by_j[j] z[i, j]. `reversed`: time runs backwards.
+// z[i, j] = filter * (a_i b_j), sum_i[j] = Σ_i by_i[i] z[i, j], sum_j[i] = Σ_j by_j[j] z[i, j]. `reversed`: time runs backwards.
 struct Convolution {
-  Columns a, b, by_i, by_j;
-  Output sum_i, sum_j;  // null: not wanted
+  Columns a, b, by_i, by_j;  // null, but for a: 1
+  Output sum_i, sum_j;       // null: not wanted
   const float* filter = nullptr;
   int64_t rows = 0, length = 0, channels = 0, taps = 0;
   bool reversed = false;
@@ -38,6 +38,8 @@ struct Item {
   static constexpr int kCount = 2 * kRows * kChunk;
 };
 
+__device__ __forceinline__ float4 ones() { return make_float4(1, 1, 1, 1); }
+
 // What a thread has asked for, in places of shared memory that are its own: only its own copies have to be waited for.
 template <int kArrays, int kItems, int kThreads>
 struct Requests {
@@ -45,9 +47,13 @@ struct Requests {
   static constexpr int kCount = kArrays * kItems * kThreads;
 
   __device__ __forceinline__ float4* place(int array, int i) const { return places + (array * kItems + i) * kThreads + threadIdx.x; }
-  // Zeros where not `there`.
+  // Zeros where not `there`; what has no memory is passed over, and is 1.
   __device__ __forceinline__ void ask(int array, int i, const Columns& from, int64_t token, int64_t channel, bool there) const {
-    copy_async_16(shared_address(place(array, i)), there ? from.data + token * from.stride + channel : from.data, there);
+    if (from.data != nullptr)
+      copy_async_16(shared_address(place(array, i)), there ? from.data + token * from.stride + channel : from.data, there);
+  }
+  __device__ __forceinline__ float4 take(int array, int i, const Columns& from) const {
+    return from.data != nullptr ? *place(array, i) : ones();
   }
 };
 

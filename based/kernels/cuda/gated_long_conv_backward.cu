@@ -32,7 +32,7 @@ struct FilterGradient {
   Columns k, v, q, grad_y;
   float* partial = nullptr;  // [splits, bands, channels / head_dim, kPartial]
   int64_t rows = 0, length = 0, channels = 0;
-  int splits = 1, bands = 1;
+  int splits = 1, bands = 1, taps = 0;  // taps and bands of the tokens that a row has
 };
 
 // Where column `n` of a token lies in a plane: 8 tokens' four columns lie in 32 banks.
@@ -56,9 +56,10 @@ __device__ __forceinline__ void ask(const FilterGradient& p, int64_t first_row, 
   copy_async_commit();
 }
 
-// Those of two arrays from `first` on.
+// The products of two arrays, the first of which was asked for as `first`.
 template <int kHeadDim, bool kSplit>
-__device__ __forceinline__ void store(const typename Shape<kHeadDim>::Ahead& ahead, int first, float* planes, int plane) {
+__device__ __forceinline__ void store(const typename Shape<kHeadDim>::Ahead& ahead, int first, const Columns& a, const Columns& b,
+                                      float* planes, int plane) {
   using S = Shape<kHeadDim>;
 #pragma unroll
   for (int i = 0; i < S::kItems; ++i) {
@@ -69,7 +70,8 @@ __device__ __forceinline__ void store(const typename Shape<kHeadDim>::Ahead& ahe
 }
 
 template <bool kSplit>
-__device__ __forceinline__ void multiply(float (&sums)[kOwn][4], const float* w, const float* ring, int chunk, int band, int warp) {
+__device__ __forceinline__ void multiply(float (&sums)[kOwn][4], const float* w, const float* ring, int chunk, int band, int warp,
+                                         int taps) {
   const int lane = threadIdx.x % 32, of_row = lane / 4, of_column = lane % 4;
   const int of_ring = (chunk - band * (kBand / kChunk)) % kRing * kChunk;  // where the tokens of chunk − band lie
 #pragma unroll 1
@@ -81,7 +83,7 @@ __device__ __forceinline__ void multiply(float (&sums)[kOwn][4], const float* w,
     for (int own = 0; own < kOwn; ++own) {
       const int difference = kDifferenceWarps * own + warp - 1;  // and 32 for each band
       const int offset = block - 8 * difference;                 // of s in the chunk that u has latest
-      if ((chunk - band * (kBand / kChunk)) * kChunk + offset < 0) continue;
+      if ((chunk - band * (kBand / kChunk)) * kChunk + offset < 0 || band * kBand + 8 * difference - 7 >= taps) continue;
       int at = of_ring + offset;
       if (at < 0) at += kRing * kChunk;
       Registers<2, kSplit> b;
@@ -142,13 +144,13 @@ __global__ void __launch_bounds__(Shape<kHeadDim>::kThreads) filter_gradient_ker
     for (int chunk = first; chunk < chunks; ++chunk) {
       copy_async_wait<0>();
       __syncthreads();
-      store<kHeadDim, kSplit>(ahead, 0, w, S::kPlane);
-      store<kHeadDim, kSplit>(ahead, 2, ring + (chunk - first) % kRing * kChunk * 8, S::kRingPlane);
+      store<kHeadDim, kSplit>(ahead, 0, p.q, p.grad_y, w, S::kPlane);
+      store<kHeadDim, kSplit>(ahead, 2, p.k, p.v, ring + (chunk - first) % kRing * kChunk * 8, S::kRingPlane);
       __syncthreads();
       const bool last = chunk + 1 == chunks;
       const int next = last ? first : chunk + 1;
       ask<kHeadDim>(p, (last ? rows + p.splits : rows) * S::kRows, channel, next * kChunk, (next - first) * kChunk, ahead);
-      multiply<kSplit>(sums, w + head * S::kPlane, ring + head * S::kRingPlane, chunk, band, warp);
+      multiply<kSplit>(sums, w + head * S::kPlane, ring + head * S::kRingPlane, chunk, band, warp, p.taps);
     }
   }
   copy_async_wait<0>();
@@ -161,7 +163,7 @@ __global__ void add_partials(const FilterGradient p, int heads, int taps, float*
   if (i >= int64_t{heads} * taps) return;
   const int head = static_cast<int>(i / taps), tap = static_cast<int>(i % taps);
   float sum = 0;
-  if (tap < p.length) {
+  if (tap < p.taps) {
     const int band = tap / kBand, out = tap % kBand + 16;
     for (int split = 0; split < p.splits; ++split) {
       const float* from = p.partial + ((int64_t{split} * p.bands + band) * heads + head) * kPartial;
@@ -179,7 +181,9 @@ FilterGradient plan_of(const GatedLongConvBackward& b) {
   FilterGradient to;
   to.k = {p.k, p.k_stride}, to.v = {p.v, p.v_stride}, to.q = {p.q, p.q_stride}, to.grad_y = {b.grad_y, b.grad_y_stride};
   to.rows = p.rows, to.length = p.length, to.channels = p.channels;
-  to.bands = static_cast<int>((p.length + kBand - 1) / kBand);
+  to.taps = static_cast<int>(std::min(p.taps, p.length));
+  const int64_t blocks = (p.length + 15) / 16, most = std::min<int64_t>((to.taps + 6) / 8, 2 * (blocks - 1));  // the largest difference
+  to.bands = static_cast<int>(1 + (std::max<int64_t>(0, most - (kDifferences - 2)) + kDifferences - 1) / kDifferences);
   const int64_t row_groups = (p.rows + S::kRows - 1) / S::kRows, others = p.channels / kChannels * to.bands;
   const int64_t resident = int64_t{multiprocessors()} * kHeadDim;
   to.splits = static_cast<int>(std::clamp<int64_t>(resident / std::max<int64_t>(1, others), 1, std::max<int64_t>(1, row_groups)));
@@ -200,11 +204,9 @@ Status launch(const FilterGradient& p, Stream stream) {
 Status filter_gradient(FilterGradient p, const GatedLongConvBackward& b, void* scratch, Stream stream) {
   p.partial = static_cast<float*>(scratch);
   const bool single = b.forward.single_tf32, one = b.forward.head_dim == 1;
-  if (p.bands > 0) {
-    const Status status = one ? (single ? launch<1, false>(p, stream) : launch<1, true>(p, stream))
-                              : (single ? launch<2, false>(p, stream) : launch<2, true>(p, stream));
-    if (!status.ok()) return status;
-  }
+  const Status status = one ? (single ? launch<1, false>(p, stream) : launch<1, true>(p, stream))
+                            : (single ? launch<2, false>(p, stream) : launch<2, true>(p, stream));
+  if (!status.ok()) return status;
   const int heads = static_cast<int>(p.channels / b.forward.head_dim), taps = static_cast<int>(b.forward.taps);
   const auto blocks = static_cast<unsigned>((int64_t{heads} * taps + 255) / 256);
   if (blocks > 0) add_partials<<<blocks, 256, 0, stream_of(stream)>>>(p, heads, taps, b.grad_filter);
@@ -235,12 +237,16 @@ Status gated_long_conv_backward(const GatedLongConvBackward& b, void* scratch, S
     return Status{"gated_long_conv_backward: no kernel for these sizes"};
   conv::Convolution to;
   to.filter = p.filter, to.rows = p.rows, to.length = p.length, to.channels = p.channels, to.taps = p.taps;
-  to.a = {p.k, p.k_stride}, to.b = {p.v, p.v_stride}, to.by_j = {b.grad_y, b.grad_y_stride}, to.sum_j = {b.grad_q, b.grad_q_stride};
-  if (const Status status = conv::convolve(to, p.head_dim, p.single_tf32, stream); !status.ok()) return status;
+  const conv::Columns q{p.q, p.q_stride}, k{p.k, p.k_stride}, v{p.v, p.v_stride}, grad_y{b.grad_y, b.grad_y_stride};
+  if (p.q != nullptr) {
+    to.a = k, to.b = v, to.by_j = grad_y, to.sum_j = {b.grad_q, b.grad_q_stride};
+    if (const Status status = conv::convolve(to, p.head_dim, p.single_tf32, stream); !status.ok()) return status;
+  }
   to.reversed = true;
-  to.a = {p.q, p.q_stride}, to.b = {b.grad_y, b.grad_y_stride};
-  to.by_i = {p.k, p.k_stride}, to.sum_i = {b.grad_v, b.grad_v_stride};
-  to.by_j = {p.v, p.v_stride}, to.sum_j = {b.grad_k, b.grad_k_stride};
+  to.a = grad_y, to.b = {};
+  if (p.q != nullptr) to.a = q, to.b = grad_y;
+  to.by_j = v, to.sum_j = {b.grad_k, b.grad_k_stride};
+  if (p.v != nullptr) to.by_i = k, to.sum_i = {b.grad_v, b.grad_v_stride};
   if (const Status status = conv::convolve(to, p.head_dim, p.single_tf32, stream); !status.ok()) return status;
   return conv::filter_gradient(conv::plan_of(b), b, scratch, stream);
 }
