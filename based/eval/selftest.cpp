@@ -325,6 +325,9 @@ std::vector<OperatorCheck> update_checks() {
   };
 }
 
+ops::DiagonalPoles poles(const Tensors& x) { return {x[0], x[1], x[2], x[3], x[4], x[5]}; }
+ops::Draws draws_on(torch::Device device) { return {7, torch::tensor(3, at::kLong).to(device)}; }
+
 std::vector<OperatorCheck> other_checks() {
   return {
       {"short_conv",
@@ -347,14 +350,10 @@ std::vector<OperatorCheck> other_checks() {
        [](const Tensors& x) { return ops::long_conv_reference(x[0], x[1], row_starts(x[0])); }},
       {"diagonal_filter",
        [] {
-         return Tensors{draw({6}) - 3, draw({6, 8}, 0.3), draw({6, 8}, 4), draw({6, 8, 2}), draw({6, 8, 2}), draw({6})};
+         return Tensors{draw({6}), draw({6, 8}, 0.3), draw({6, 8}), draw({6, 8, 2}), draw({6, 8, 2}), draw({6})};
        },
-       [](const Tensors& x) {
-         return ops::diagonal_filter({x[0], x[1], x[2], x[3], x[4], x[5]}, 70);
-       },
-       [](const Tensors& x) {
-         return ops::diagonal_filter_reference({x[0], x[1], x[2], x[3], x[4], x[5]}, 70);
-       }},
+       [](const Tensors& x) { return ops::diagonal_filter(poles(x), 70); },
+       [](const Tensors& x) { return ops::diagonal_filter_reference(poles(x), 70); }},
       {"gated_long_conv",
        [] {
          return Tensors{draw({66, 16}), draw({66, 16}), draw({66, 16}), draw({8, 33}, 0.2)};
@@ -371,23 +370,16 @@ std::vector<OperatorCheck> other_checks() {
        [] {
          return Tensors{draw({33, 96})};
        },
-       [](const Tensors& x) {
-         return ops::dropout(x[0], 0.2, {7, torch::tensor(3, at::kLong).to(x[0].device())}, 1);
-       },
-       [](const Tensors& x) {
-         return ops::dropout_reference(x[0], 0.2, {7, torch::tensor(3, at::kLong)}, 1);
-       }},
+       [](const Tensors& x) { return ops::dropout(x[0], 0.2, draws_on(x[0].device()), 1); },
+       [](const Tensors& x) { return ops::dropout_reference(x[0], 0.2, draws_on(x[0].device()), 1); }},
       {"tied_embedding",
        [] {
          return Tensors{draw({33, 48})};
        },
        [](const Tensors& x) {
-         const ops::Draws draws{7, torch::tensor(3, at::kLong).to(x[0].device())};
-         return ops::tied_embedding(x[0], (torch::arange(80) % 31).to(x[0].device()), 0.2, draws, 1).rows;
+         return ops::tied_embedding(x[0], (torch::arange(80) % 31).to(x[0].device()), 0.2, draws_on(x[0].device()), 1).rows;
        },
-       [](const Tensors& x) {
-         return ops::dropout_reference(torch::embedding(x[0], torch::arange(80) % 31), 0.2, {7, torch::tensor(3, at::kLong)}, 1);
-       }},
+       [](const Tensors& x) { return ops::dropout_reference(torch::embedding(x[0], torch::arange(80) % 31), 0.2, draws_on(at::kCPU), 1); }},
       {"rowwise_activation",
        [] {
          return Tensors{draw({33, 47}, 2)};
