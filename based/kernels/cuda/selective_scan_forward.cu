@@ -313,8 +313,9 @@ Status scan(const SelectiveScan& p, float* ends, Stream stream) {
   if (p.state_size <= 8) return scan<T, Shape<4, 2, 4>>(p, ends, stream);
   if (p.state_size <= 16) {
     // Fewer lanes have less to add up, more are under way where there are few rows.
-    const bool many = segments_of(p) * p.groups * scan_blocks(p, Shape<2, 8>::kChannels) >= 2 * multiprocessors();
-    return many ? scan<T, Shape<2, 8, 4>>(p, ends, stream) : scan<T, Shape<4, 4, 4>>(p, ends, stream);
+    using Few = Shape<2, 8, 4>;
+    const bool many = segments_of(p) * p.groups * scan_blocks(p, Few::kChannels) >= 2 * multiprocessors();
+    return many ? scan<T, Few>(p, ends, stream) : scan<T, Shape<4, 4, 4>>(p, ends, stream);
   }
   if (p.state_size <= 24) return scan<T, Shape<4, 6, 4>>(p, ends, stream);
   if (p.state_size <= 32) return scan<T, Shape<8, 4>>(p, ends, stream);
