@@ -32,9 +32,9 @@ struct GatedLongConvBackward {
 };
 
 namespace cuda {
-// head_dim is 1 or 2, channels a multiple of 8, length up to kGatedLongConvLength, and all memory of tokens aligned to 16 bytes.
+// Whether head_dim is 1 or 2, channels a multiple of 8, length up to kGatedLongConvLength, all memory of tokens aligned to 16 bytes, and
+// the device's blocks have the shared memory.
 bool gated_long_conv_takes(const GatedLongConv&);
-// That, and a GPU whose blocks may have the shared memory: those of an A100 or H100 may.
 bool gated_long_conv_backward_takes(const GatedLongConv&);
 // A row's y has the same bits whatever the other rows are.
 Status gated_long_conv_forward(const GatedLongConv&, Stream);

@@ -197,12 +197,18 @@ __global__ void __launch_bounds__(kThreads, Shape<kHeadDim, kSpan>::kBlocksAtOnc
   write_outputs<S, kHeadDim>(p, place, inputs, time_warp, head, sums, ahead);
 }
 
+int64_t filter_plane_of(int64_t length) { return kZeros + (length + 15) / 16 * 16; }
+// Of a block.
+template <class S>
+int64_t shared_bytes(int64_t filter_plane) {
+  return 16 * S::Ahead::kCount + 4 * S::kHeads * (S::kPlane + filter_plane);
+}
+
 template <int kHeadDim, bool kSplit, int kSpan>
 Status launch(const Convolution& p, Stream stream) {
   using S = Shape<kHeadDim, kSpan>;
   const int64_t spans = (p.length + kSpan - 1) / kSpan, of_rows = (p.rows + S::kRows - 1) / S::kRows;
-  const int64_t filter_plane = kZeros + (p.length + 15) / 16 * 16,
-                bytes = 16 * S::Ahead::kCount + 4 * S::kHeads * (S::kPlane + filter_plane);
+  const int64_t filter_plane = filter_plane_of(p.length), bytes = shared_bytes<S>(filter_plane);
   const auto kernel = convolve_kernel<kHeadDim, kSplit, kSpan>;
   if (const cudaError_t e = allow_shared_memory(kernel, static_cast<int>(bytes)); e != cudaSuccess) return status_of(e);
   const auto blocks = static_cast<unsigned>(spans * of_rows * (p.channels / kChannels));
@@ -217,6 +223,12 @@ Status launch(const Convolution& p, Stream stream) {
 
 }  // namespace
 
+bool fits(int64_t length, int head_dim) {
+  const int64_t plane = filter_plane_of(length),
+                bytes = head_dim == 1 ? shared_bytes<Shape<1, 256>>(plane) : shared_bytes<Shape<2, 256>>(plane);
+  return bytes <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+}
+
 Status convolve(const Convolution& p, int head_dim, bool single_tf32, Stream stream) {
   if (p.rows == 0 || p.length == 0) return {};
   if (head_dim == 1) return single_tf32 ? launch<1, false>(p, stream) : launch<1, true>(p, stream);
@@ -229,8 +241,8 @@ bool gated_long_conv_takes(const GatedLongConv& p) {
   const auto aligned = [](const float* data, int64_t stride) { return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 4 == 0; };
   const bool whole = p.q != nullptr && p.v != nullptr;
   return (p.head_dim == 1 || (p.head_dim == 2 && whole)) && p.channels % detail::long_conv::kChannels == 0 &&
-         p.length <= kGatedLongConvLength && aligned(p.q, p.q_stride) && aligned(p.k, p.k_stride) && aligned(p.v, p.v_stride) &&
-         aligned(p.y, p.y_stride);
+         p.length <= kGatedLongConvLength && detail::long_conv::fits(p.length, p.head_dim) && aligned(p.q, p.q_stride) &&
+         aligned(p.k, p.k_stride) && aligned(p.v, p.v_stride) && aligned(p.y, p.y_stride);
 }
 
 Status gated_long_conv_forward(const GatedLongConv& p, Stream stream) {

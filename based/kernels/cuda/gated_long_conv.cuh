@@ -28,6 +28,7 @@ struct Convolution {
   int64_t rows = 0, length = 0, channels = 0, taps = 0;
   bool reversed = false;
 };
+bool fits(int64_t length, int head_dim);  // whether the device's blocks have the shared memory
 Status convolve(const Convolution&, int head_dim, bool single_tf32, Stream);
 
 // Four channels of one token that a thread loads: which half of the block's, of which row and token of a chunk.

@@ -64,8 +64,8 @@ __device__ __forceinline__ void store(const typename Shape<kHeadDim>::Ahead& ahe
 #pragma unroll
   for (int i = 0; i < S::kItems; ++i) {
     const Item<S::kRows> item(static_cast<int>(threadIdx.x) + i * S::kThreads);
-    store_products<kHeadDim, kSplit>(planes, plane, item.half, place_of(item.token, item.row * kHeadDim * kHeadDim), *ahead.place(first, i),
-                                     *ahead.place(first + 1, i));
+    store_products<kHeadDim, kSplit>(planes, plane, item.half, place_of(item.token, item.row * kHeadDim * kHeadDim),
+                                     ahead.take(first, i, a), ahead.take(first + 1, i, b));
   }
 }
 
