@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <exception>
 #include <filesystem>
 #include <sstream>
 
@@ -131,6 +132,25 @@ void compare(const Options& options, bench::Context& context) {
   for (const std::string& file : files) std::fprintf(stderr, "%s\n", file.c_str());
 }
 
+void print_report(const Options& options, bench::Context& context) {
+  Json results = Json::array();
+  for (const auto& result : context.results) results.push_back(to_json(result));
+  Json report{{"version", version}, {"commit", options.commit}, {"date", utc_now()}};
+  if (context.device.is_cuda()) {
+    report.update(gpu_description(context.device));
+    report["copy_gb_s"] = context.ceilings.copy_gb_s();
+  } else {
+    report["device"] = "cpu";
+    report["threads"] = torch::get_num_threads();
+    report["kernels"] = kernels::cpu::isa_name(kernels::cpu::isa());
+    report["read_gb_s"] = context.ceilings.read_gb_s();
+    report["gemm_fp32_gflops"] = context.ceilings.gemm_gflops(torch::kFloat);
+  }
+  report["gemm_bf16_gflops"] = context.ceilings.gemm_gflops(torch::kBFloat16);
+  report["results"] = results;
+  print_text(dump_json(report, 2) + "\n");
+}
+
 void run(const Options& options) {
   if (options.names.empty() && options.device == "cpu" && !options.compare) {
     for (const auto& one : bench::cases()) print_line(std::string(one.name) + ": " + one.summary);
@@ -156,25 +176,15 @@ void run(const Options& options) {
     context.report = print;
   }
   if (options.compare) compare(options, context);
-  for (const auto* one : chosen) one->run(context);
-  if (context.results.empty()) throw UsageError("--preset: these benchmarks measure none of these models");
-  if (!options.json) return;
-  Json results = Json::array();
-  for (const auto& result : context.results) results.push_back(to_json(result));
-  Json report{{"version", version}, {"commit", options.commit}, {"date", utc_now()}};
-  if (device.is_cuda()) {
-    report.update(gpu_description(device));
-    report["copy_gb_s"] = context.ceilings.copy_gb_s();
-  } else {
-    report["device"] = "cpu";
-    report["threads"] = torch::get_num_threads();
-    report["kernels"] = kernels::cpu::isa_name(kernels::cpu::isa());
-    report["read_gb_s"] = context.ceilings.read_gb_s();
-    report["gemm_fp32_gflops"] = context.ceilings.gemm_gflops(torch::kFloat);
+  std::exception_ptr failure;  // what was measured before it is not lost
+  try {
+    for (const auto* one : chosen) one->run(context);
+    if (context.results.empty()) throw UsageError("--preset: these benchmarks measure none of these models");
+  } catch (...) {
+    failure = std::current_exception();
   }
-  report["gemm_bf16_gflops"] = context.ceilings.gemm_gflops(torch::kBFloat16);
-  report["results"] = results;
-  print_text(dump_json(report, 2) + "\n");
+  if (options.json && !context.results.empty()) print_report(options, context);
+  if (failure) std::rethrow_exception(failure);
 }
 
 void setup(CommandLine app) {

@@ -154,6 +154,7 @@ double check(const Model& shape_of, torch::Device device) {
 }
 
 void measure(Context& context, const Model& shape_of, bool tf32) {
+  release_cached_memory(context.device);  // of the model before: a training step is recorded, and takes most of what there is
   at::globalContext().setAllowTF32CuBLAS(tf32);
   const double error = check(shape_of, context.device);
   const auto model = model_of(config_of(shape_of), context.device);
