@@ -29,7 +29,8 @@ struct SelectiveScan {            // caller owns all memory; strides count eleme
   int64_t x_stride = 0, dt_stride = 0, z_stride = 0, b_stride = 0, c_stride = 0, y_stride = 0;
   bool softplus = true;      // false: δ is dt + dt_bias
   DType dtype = DType::f32;  // of x, dt, z, A_log, B, C, D, dt_bias, y; sums are fp32
-  // CUDA, in a step: no kernel queued before this one writes A_log or slots or touches the state, so they may be read while it still runs.
+  // CUDA, in a step: no kernel queued before this one writes A_log, D, dt_bias or slots or touches the state, so they may be read while it
+  // still runs.
   bool state_is_private = false;
 };
 

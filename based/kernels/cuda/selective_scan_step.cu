@@ -5,6 +5,7 @@
 
 #include "based/kernels/cuda/launch.h"
 #include "based/kernels/cuda/selective_scan.cuh"
+#include "based/kernels/selective_scan_hopper.h"
 
 namespace based::kernels::cuda {
 namespace {
@@ -149,16 +150,22 @@ Status step(const SelectiveScan& p, Stream stream) {
 
 }  // namespace
 
-Status selective_scan_step(const SelectiveScan& p, Stream stream) {
+Status detail::check_scan_step(const SelectiveScan& p) {
   if (const Status status = check_scan(p); !status.ok()) return status;
   if (p.tokens != p.rows) return {"selective_scan_step: a step has one token a row"};
   if (p.state == nullptr) return {"selective_scan_step: a step needs a state"};
-  if (p.rows == 0 || p.channels == 0) return {};
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (p.rows > kMost / 32 || p.channels * std::max<int64_t>(p.state_size, 32) > kMost)
     return {"selective_scan_step: too many rows or channels"};
   if (std::max({p.x_stride, p.dt_stride, p.z_stride, p.y_stride, p.b_stride, p.c_stride}) > kMost)
     return {"selective_scan_step: rows lie too far apart"};
+  return {};
+}
+
+Status selective_scan_step(const SelectiveScan& p, Stream stream) {
+  if (const Status status = check_scan_step(p); !status.ok()) return status;
+  if (p.rows == 0 || p.channels == 0) return {};
+  if (scan_step_hopper_supports(p, this_gpu())) return selective_scan_step_sm90(p, stream);
   return (p.dtype == DType::bf16 ? step<bf16> : step<float>)(p, stream);
 }
 

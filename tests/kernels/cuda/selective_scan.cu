@@ -1,4 +1,4 @@
-#include "based/kernels/selective_scan.h"
+#include "based/kernels/selective_scan_hopper.h"
 #include "tests/kernels/cuda/cases.cuh"
 
 namespace based::tests {
@@ -293,6 +293,30 @@ void verify_step(Report& report, int64_t channels, int64_t state_size, int64_t g
   report.expect(name + ": state", relative_error(state, download(m.state.as(), DType::f32, rows * of_row)), 2e-6);
 }
 
+// A step that makes its time steps, against the layer and the step; a sum in another order may be rounded to the other neighbour.
+void verify_step_of_layer(Report& report, int64_t rows, int64_t channels, int64_t rank, bool settled) {
+  std::vector<int64_t> starts, backwards;
+  for (int64_t r = 0; r <= rows; ++r) starts.push_back(r), backwards.push_back(rows - r);
+  const Scan s{starts, channels};
+  const Memory m(s);
+  const Buffer low = random_buffer(rows * (rank + 8), s.dtype, 1, 20), slots = upload({backwards.begin() + 1, backwards.end()}),
+               weight = random_buffer(channels * rank, s.dtype, 1 / std::sqrt(static_cast<double>(rank)), 21);
+  kernels::SelectiveScan p = m.arguments(s);
+  p.slot = slots.as<int64_t>(), p.state_is_private = settled;
+  const kernels::Linear layer{low.as(), weight.as(), nullptr,  m.dt.as(), rows,    rank,  channels,
+                              rank + 8, rank,        channels, s.dtype,   s.dtype, false, settled};
+  const std::string name = "selective_scan_step of a layer, rows " + std::to_string(rows) + " channels " + std::to_string(channels) +
+                           " rank " + std::to_string(rank) + (settled ? " settled" : "");
+  if (!kernels::scan_step_makes_dt({p, layer}, gpu::this_gpu())) return report.no_kernel(name);
+  check(gpu::linear(layer, {})), check(cudaDeviceSynchronize(), "layer"), check(gpu::selective_scan_step(p, {}));
+  const Numbers y = download(m.y.as(), s.dtype, rows * channels), state = download(m.state.as(), DType::f32, s.states());
+  check(cudaMemcpy(m.state.as(), m.initial.as(), s.states() * 4, cudaMemcpyDeviceToDevice), "copy");
+  check(cudaMemset(m.dt.as(), 0xFF, rows * channels * 2), "dt"), check(cudaMemset(m.y.as(), 0xFF, rows * channels * 2), "y");
+  check(gpu::selective_scan_step_of_layer({p, layer}, {}));
+  report.expect(name + ": y", relative_error(download(m.y.as(), s.dtype, rows * channels), y), 1e-3);
+  report.expect(name + ": state", relative_error(download(m.state.as(), DType::f32, s.states()), state), 1e-3);
+}
+
 }  // namespace
 
 void verify_selective_scan(Report& report) {
@@ -327,6 +351,9 @@ void verify_selective_scan(Report& report) {
 void verify_selective_scan_step(Report& report) {
   const DType bf = DType::bf16, fp = DType::f32;
   for (const bool settled : {false, true}) verify_step(report, 40, 16, 1, bf, settled), verify_step(report, 96, 24, 2, fp, settled);
+  for (const int64_t rows : {64, 77}) verify_step(report, 96, 16, 2, bf, rows > 64, rows), verify_step(report, 208, 16, 1, bf, true, rows);
+  verify_step_of_layer(report, 128, 64, 64, true), verify_step_of_layer(report, 67, 32, 8, false);
+  verify_step_of_layer(report, 77, 48, 104, true);
   for (const int64_t rows : {9, 16}) verify_step(report, 40, 16, 1, bf, true, rows), verify_step(report, 7, 3, 1, fp, false, rows);
   verify_step(report, 7, 5, 1, bf, false), verify_step(report, 12, 128, 3, fp, false), verify_step(report, 10, 255, 1, fp, false);
 }
