@@ -2,6 +2,7 @@
 #include "based/kernels/activation.h"
 
 #include "based/kernels/cuda/launch.h"
+#include "based/kernels/cuda/log_sigmoid.cuh"
 #include "based/kernels/cuda/vectors.cuh"
 
 namespace based::kernels::cuda {
@@ -19,7 +20,7 @@ __device__ __forceinline__ float value_of(Activation function, float x) {
     case Activation::sigmoid: return sigmoid(x);
     case Activation::softplus: return softplus(x);
     case Activation::exp: return expf(x);
-    default: return -softplus(-x);
+    default: return log_sigmoid(x);
   }
 }
 

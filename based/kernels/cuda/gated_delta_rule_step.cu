@@ -2,7 +2,9 @@
 // their write. docs/kernels/gated-delta-rule.md
 #include "based/kernels/cuda/gated_delta_rule.cuh"
 #include "based/kernels/cuda/launch.h"
+#include "based/kernels/cuda/log_sigmoid.cuh"
 #include "based/kernels/cuda/vectors.cuh"
+#include "based/kernels/gated_delta_rule_step.h"
 
 namespace based::kernels::cuda {
 namespace {
@@ -10,7 +12,8 @@ namespace {
 using namespace detail;
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kColumns = 32, kQuads = kColumns / 4, kLines = kThreads / kQuads;  // a thread has four channels of every kLines-th key
+constexpr int kColumns = kRuleStepColumns, kQuads = kColumns / 4,
+              kLines = kThreads / kQuads;  // a thread has four channels of every kLines-th key
 
 __device__ __forceinline__ void add_times(float (&sum)[4], float factor, const float (&x)[4]) {
 #pragma unroll
@@ -29,23 +32,76 @@ struct StepShared {
   float dot[kWarps];
 };
 
-template <typename T, int kKeys>
-__device__ __forceinline__ void read_token(const GatedDeltaRule& p, int64_t row, int head, StepShared<kKeys>& to) {
+// The layer whose outputs' log sigmoids, times `scale`, are the logarithms of decays.
+struct DecayLayer {
+  const bf16* x = nullptr;
+  const bf16* weight = nullptr;
+  const bf16* bias = nullptr;
+  int64_t x_stride = 0, weight_stride = 0;
+  float scale = 1;
+};
+// Decays of given logarithms.
+template <int kKeys>
+struct GivenDecays {
+  __device__ __forceinline__ GivenDecays(const GatedDeltaRule&, const DecayLayer&, int /*head*/) {}
+  __device__ __forceinline__ void read_token(const DecayLayer&, int64_t /*row*/) {}
+  __device__ __forceinline__ float decay(const GatedDeltaRule& p, const DecayLayer&, int64_t line, int c, int /*round*/) const {
+    return p.log_decay != nullptr ? expf(p.log_decay[line * p.decay_dim + (p.decay_dim == 1 ? 0 : c)]) : 1.0F;
+  }
+};
+// Decays of a layer, whose weights do not wait for the token.
+template <int kKeys>
+struct LayerDecays {
+  static constexpr int kRounds = (kKeys + kThreads - 1) / kThreads, kInputs = kRuleStepInputs, kHalf = kInputs / 2;
+  Elements<bf16, kHalf> weight[kRounds][2], x[2];
+  float bias[kRounds];
+
+  __device__ __forceinline__ LayerDecays(const GatedDeltaRule& p, const DecayLayer& layer, int head) {
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const int c = round * kThreads + static_cast<int>(threadIdx.x), out = head * p.key_dim + c;
+      bias[round] = 0;
+      if (c >= p.key_dim) continue;
+      read(layer.weight + out * layer.weight_stride, weight[round]);
+      if (layer.bias != nullptr) bias[round] = to_float(layer.bias[out]);
+    }
+  }
+  __device__ __forceinline__ static void read(const bf16* from, Elements<bf16, kHalf> (&to)[2]) {
+    to[0] = *reinterpret_cast<const Elements<bf16, kHalf>*>(from), to[1] = *reinterpret_cast<const Elements<bf16, kHalf>*>(from + kHalf);
+  }
+  __device__ __forceinline__ void read_token(const DecayLayer& layer, int64_t row) { read(layer.x + row * layer.x_stride, x); }
+  __device__ __forceinline__ float decay(const GatedDeltaRule&, const DecayLayer& layer, int64_t /*line*/, int /*c*/, int round) const {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) sum = fmaf(to_float(x[i / kHalf].x[i % kHalf]), to_float(weight[round][i / kHalf].x[i % kHalf]), sum);
+    return expf(layer.scale * log_sigmoid(to_float(from_float<bf16>(sum + bias[round]))));
+  }
+};
+
+template <typename T, int kKeys, class Decays>
+__device__ __forceinline__ void read_token(const GatedDeltaRule& p, const DecayLayer& layer, const Decays& decays, int64_t row, int head,
+                                           StepShared<kKeys>& to) {
   const int64_t key_line = row * p.key_heads + static_cast<int64_t>(head) * p.key_heads / p.heads, line = row * p.heads + head;
-  for (int c = static_cast<int>(threadIdx.x); c < kKeys; c += kThreads) {
+#pragma unroll
+  for (int round = 0; round < (kKeys + kThreads - 1) / kThreads; ++round) {
+    const int c = round * kThreads + static_cast<int>(threadIdx.x);
+    if (c >= kKeys) break;
     const bool inside = c < p.key_dim;
     const float q = inside ? to_float(static_cast<const T*>(p.q)[key_line * p.key_dim + c]) * p.scale : 0.0F;
     to.q[c] = q;
     to.k[c] = inside ? to_float(static_cast<const T*>(p.k)[key_line * p.key_dim + c]) : 0.0F;
-    to.decay[c] = inside && p.log_decay != nullptr ? expf(p.log_decay[line * p.decay_dim + (p.decay_dim == 1 ? 0 : c)]) : 1.0F;
+    to.decay[c] = inside ? decays.decay(p, layer, line, c, round) : 1.0F;
     to.own[c] = inside && p.bonus != nullptr ? q * p.bonus[static_cast<int64_t>(head) * p.key_dim + c] : q;
   }
 }
 
 // kKeys: the most keys; kAhead: the state is private. y = read + (q · k) u, where `read` is of the decayed state: so one sum over the keys
 // serves u and y.
-template <typename T, int kKeys, bool kAhead>
-__global__ void __launch_bounds__(kThreads) step_slices(const __grid_constant__ GatedDeltaRule p) {
+template <typename T, int kKeys, bool kAhead, template <int> class Decays>
+__global__ void __launch_bounds__(kThreads, kKeys <= 64    ? 8
+                                            : kKeys <= 128 ? 6
+                                                           : 3)
+    step_slices(const __grid_constant__ GatedDeltaRule p, const __grid_constant__ DecayLayer layer) {
   constexpr int kHeld = kKeys / kLines;
   __shared__ StepShared<kKeys> token;
   let_next_kernel_start();
@@ -62,10 +118,12 @@ __global__ void __launch_bounds__(kThreads) step_slices(const __grid_constant__ 
     s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0;
     if (key < p.key_dim) load_floats<4>(state + static_cast<int64_t>(key) * p.value_dim, s[i]);
   }
+  Decays<kKeys> decays(p, layer, head);
   if constexpr (kAhead) wait_for_earlier_kernels();
+  decays.read_token(layer, row);
   load_floats<4>(static_cast<const T*>(p.v) + item * p.value_dim + first, v);
   const float beta = p.beta != nullptr ? p.beta[item] : 1.0F;
-  read_token<T, kKeys>(p, row, head, token);
+  read_token<T, kKeys>(p, layer, decays, row, head, token);
   __syncthreads();
   float held[4] = {}, read[4] = {}, dot = 0;
 #pragma unroll
@@ -104,13 +162,17 @@ __global__ void __launch_bounds__(kThreads) step_slices(const __grid_constant__ 
   if (line == 0) store_floats<4>(static_cast<T*>(p.y) + item * p.value_dim + first, y);
 }
 
-template <typename T, bool kAhead>
+template <typename T, bool kAhead, template <int> class Decays>
 auto* choose_step(int key_dim) {
-  return key_dim <= 64 ? step_slices<T, 64, kAhead> : key_dim <= 128 ? step_slices<T, 128, kAhead> : step_slices<T, 256, kAhead>;
+  return key_dim <= 64    ? step_slices<T, 64, kAhead, Decays>
+         : key_dim <= 128 ? step_slices<T, 128, kAhead, Decays>
+                          : step_slices<T, 256, kAhead, Decays>;
 }
-template <typename T>
-auto* choose_step(const GatedDeltaRule& p) {
-  return p.state_is_private ? choose_step<T, true>(p.key_dim) : choose_step<T, false>(p.key_dim);
+template <typename T, template <int> class Decays>
+Status step(const GatedDeltaRule& p, const DecayLayer& layer, Stream stream) {
+  auto* kernel = p.state_is_private ? choose_step<T, true, Decays>(p.key_dim) : choose_step<T, false, Decays>(p.key_dim);
+  const auto blocks = static_cast<unsigned>(p.rows * p.heads * (p.value_dim / kColumns));
+  return launch_overlapped(kernel, {blocks, kThreads}, stream, p, layer);
 }
 
 }  // namespace
@@ -120,14 +182,22 @@ Status gated_delta_rule_step(const GatedDeltaRule& p, Stream stream) {
   if (p.tokens != p.rows) return {"gated_delta_rule_step: a row has one token"};
   if (p.rows == 0) return {};
   if (p.state == nullptr || p.slot == nullptr) return {"gated_delta_rule_step: a tensor is null"};
-  const bool slices = p.key_dim <= 256 && p.value_dim % kColumns == 0 && aligned16(p.state) && aligned16(p.v) && aligned16(p.y);
-  if (!slices) {
+  if (!gated_delta_rule_step_in_slices(p)) {
     GatedDeltaRule one = p;
     one.row_start = nullptr;
     return gated_delta_rule_by_token(one, stream);
   }
-  auto* kernel = p.dtype == DType::bf16 ? choose_step<bf16>(p) : choose_step<float>(p);
-  return launch_overlapped(kernel, {static_cast<unsigned>(p.rows * p.heads * (p.value_dim / kColumns)), kThreads}, stream, p);
+  return p.dtype == DType::bf16 ? step<bf16, GivenDecays>(p, {}, stream) : step<float, GivenDecays>(p, {}, stream);
+}
+
+Status gated_delta_rule_step_of_layer(const GatedDeltaRuleOfLayer& p, Stream stream) {
+  if (const char* what = wrong_with(p.rule)) return {what};
+  if (!gated_delta_rule_makes_decays(p, this_gpu())) return {"gated_delta_rule_step_of_layer: not of these sizes and types"};
+  if (p.rule.rows == 0) return {};
+  if (p.rule.state == nullptr || p.rule.slot == nullptr) return {"gated_delta_rule_step_of_layer: a tensor is null"};
+  const auto of = [](const void* tensor) { return static_cast<const bf16*>(tensor); };
+  const Linear& from = p.layer;
+  return step<bf16, LayerDecays>(p.rule, {of(from.x), of(from.weight), of(from.bias), from.x_stride, from.weight_stride, p.scale}, stream);
 }
 
 }  // namespace based::kernels::cuda

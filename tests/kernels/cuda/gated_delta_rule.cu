@@ -1,3 +1,4 @@
+#include "based/kernels/gated_delta_rule_step.h"
 #include "tests/kernels/cuda/gated_delta_rule.cuh"
 
 namespace based::tests {
@@ -65,6 +66,37 @@ void verify_step(Report& report, RuleCase c, DType dtype) {
   expect_all(report, of.name("gated_delta_rule_step"), of, allowed(dtype));
 }
 
+// A step that makes its decays, against the formula with decays of a layer in double, rounded as the layer rounds.
+void verify_step_of_layer(Report& report, int32_t heads, int32_t key_dim, int32_t value_dim, bool settled, bool with_bias) {
+  constexpr int64_t in = kernels::kRuleStepInputs, x_stride = in + 8;
+  const RuleCase c{{0, 1, 2, 3, 4, 5}, heads, heads, key_dim, value_dim, key_dim, false, false, false};
+  RuleProblem of(c, DType::bf16);
+  const int64_t out = int64_t{heads} * key_dim;
+  const Buffer x = random_buffer(of.rows * x_stride, of.dtype, 1, 20), weight = random_buffer(out * in, of.dtype, 0.5, 21),
+               bias = random_buffer(out, of.dtype, 1, 22), logits(of.rows * out * 2);
+  const kernels::Linear layer{
+      x.as(), weight.as(), with_bias ? bias.as() : nullptr, logits.as(), of.rows, in, out, x_stride, in, out, of.dtype, of.dtype,
+      false,  settled};
+  of.p.state_is_private = settled;
+  const kernels::GatedDeltaRuleOfLayer all{of.p, layer, 1.0F / 4};
+  const std::string name = of.name("gated_delta_rule_step of a layer") + (settled ? " settled" : "") + (with_bias ? " bias" : "");
+  if (!kernels::gated_delta_rule_makes_decays(all, gpu::this_gpu())) return report.no_kernel(name);
+  const auto xs = download(x.as(), of.dtype, of.rows * x_stride), weights = download(weight.as(), of.dtype, out * in),
+             biases = download(bias.as(), of.dtype, out);
+  std::vector<float> decays;
+  for (int64_t r = 0; r < of.rows; ++r) {
+    for (int64_t o = 0; o < out; ++o) {
+      double sum = with_bias ? biases[o] : 0;
+      for (int64_t i = 0; i < in; ++i) sum += xs[r * x_stride + i] * weights[o * in + i];
+      const float rounded = __bfloat162float(__float2bfloat16(static_cast<float>(sum)));
+      decays.push_back(static_cast<float>(-std::log1p(std::exp(-static_cast<double>(rounded))) / 4));
+    }
+  }
+  of.decay = upload_floats(decays);
+  check(gpu::gated_delta_rule_step_of_layer(all, {}));
+  expect_all(report, name, of, allowed(of.dtype));
+}
+
 // Without a state, rows in any company: the same bits as alone from zeros.
 void verify_rows(Report& report, const RuleCase& c) {
   RuleProblem all(c, DType::bf16);
@@ -109,6 +141,8 @@ void verify_gated_delta_rule(Report& report) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
     for (const RuleCase& c : cases) verify_forward(report, c, dtype), verify_step(report, c, dtype);
   }
+  verify_step_of_layer(report, 4, 128, 64, true, true), verify_step_of_layer(report, 2, 64, 32, false, false);
+  verify_step_of_layer(report, 1, 256, 64, true, false), verify_step_of_layer(report, 3, 40, 96, true, true);
   for (const RuleCase& c : {cases[0], cases[3], cases[12]}) verify_rows(report, c);
 }
 
