@@ -40,6 +40,10 @@ inline bool linear_swiglu_supports(const Linear& p, const Gpu& gpu) {
   if (p.rows > 1) return linear_swiglu_hopper_supports(p, gpu);
   return p.dtype == p.y_dtype && p.out % 2 == 0 && !p.accumulate && linear_supports(p, gpu);
 }
+// Whether a layer of one row may share a launch with others: not so many outputs that its blocks would be larger than theirs.
+inline bool linear_at_once_supports(const Linear& p, const Gpu& gpu) {
+  return p.rows == 1 && p.out > 0 && p.out <= int64_t{128} * gpu.multiprocessors && linear_supports(p, gpu);
+}
 
 // A norm between two layers of 2 to 512 rows, as its halves in their kernels. The layer before it adds its outputs to the residual
 // stream, in the place of y, and gives the stream times the norm's weight and each tile's sums of squares; the layer after it multiplies
@@ -64,7 +68,7 @@ constexpr int64_t joined_norm_parts(int64_t width) { return ceil_div(width, kLin
 constexpr int64_t joined_norm_squares(int64_t rows, int64_t width) {
   return ceil_div(rows, kLinearRows) * joined_norm_parts(width) * kLinearRows;
 }
-constexpr int kMostLayersAtOnce = 3;
+constexpr int kMostLayersAtOnce = 5;
 
 namespace cuda {
 // `linear_hopper_supports`, y in bf16. After a norm, p.x is what the layer before it gave.
@@ -72,6 +76,9 @@ Status linear_before_norm(const Linear& p, const NormAfter& after, Stream stream
 Status linear_swiglu_after_norm(const Linear& p, const NormBefore& before, Stream stream);
 // Up to kMostLayersAtOnce layers of the same x in one launch; alike but for weight, bias, out and y.
 Status linears_after_norm(std::span<const Linear> layers, const NormBefore& before, Stream stream);
+// Up to kMostLayersAtOnce layers of one row, `linear_at_once_supports`, of the same types, on any GPU: each with the bits of its own
+// launch.
+Status linears_of_one_row(std::span<const Linear> layers, Stream stream);
 }  // namespace cuda
 
 namespace cuda::detail {

@@ -26,11 +26,12 @@ template <typename T, int kHalves>
 struct Share {
   static constexpr int kUnit = 16 / sizeof(T);
   int first, last, out, end, stride;
-  __device__ __forceinline__ Share(const Linear& p, int parts) {
+  // `block` of the `blocks` that the layer has.
+  __device__ __forceinline__ Share(const Linear& p, int parts, int block, int blocks) {
     const int units = static_cast<int>(p.in / kUnit), warp = threadIdx.x / 32, part = warp % parts;
     const int64_t outputs = p.out / kHalves;
     first = units * part / parts, last = units * (part + 1) / parts, stride = static_cast<int>(blockDim.x) / 32 / parts;
-    out = static_cast<int>(outputs * blockIdx.x / gridDim.x) + warp / parts, end = static_cast<int>(outputs * (blockIdx.x + 1) / gridDim.x);
+    out = static_cast<int>(outputs * block / blocks) + warp / parts, end = static_cast<int>(outputs * (block + 1) / blocks);
   }
 };
 
@@ -115,11 +116,10 @@ __device__ __forceinline__ void write_output(const Linear& p, int row, int out, 
 }
 
 template <typename T, typename Y, int kRows, int kHalves>
-__global__ void __launch_bounds__(32 * kMostWarps, kRows == 1 ? kWarpsAtOnce / kMostWarps : 1)
-    few_rows(const __grid_constant__ Linear p, int parts) {
+__device__ __forceinline__ void multiply_share(const Linear& p, int parts, int block, int blocks) {
   __shared__ float sums[2][kMostWarps][kRows][kHalves];  // of an output and of the next
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Share<T, kHalves> share(p, parts);
+  const Share<T, kHalves> share(p, parts, block, blocks);
   Requests<T, kHalves> requests(p, share);
   let_next_kernel_start();
   if (p.weight_is_constant) requests.send_first();
@@ -154,6 +154,27 @@ __global__ void __launch_bounds__(32 * kMostWarps, kRows == 1 ? kWarpsAtOnce / k
   }
 }
 
+template <typename T, typename Y, int kRows, int kHalves>
+__global__ void __launch_bounds__(32 * kMostWarps, kRows == 1 ? kWarpsAtOnce / kMostWarps : 1)
+    few_rows(const __grid_constant__ Linear p, int parts) {
+  multiply_share<T, Y, kRows, kHalves>(p, parts, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+}
+
+// Layers of one row, whose blocks follow each other.
+struct Layers {
+  int count = 0;
+  struct One {
+    Linear layer;
+    int parts, blocks;
+  } one[kMostLayersAtOnce];
+};
+template <typename T, typename Y>
+__global__ void __launch_bounds__(32 * kMostWarps, kWarpsAtOnce / kMostWarps) layers_of_one_row(const __grid_constant__ Layers layers) {
+  int block = static_cast<int>(blockIdx.x), i = 0;
+  while (block >= layers.one[i].blocks) block -= layers.one[i++].blocks;
+  multiply_share<T, Y, 1, 1>(layers.one[i].layer, layers.one[i].parts, block, layers.one[i].blocks);
+}
+
 // As many parts as warps fit at once, of 3 units a lane or more where the warps already fill a quarter of the device.
 int parts_of(const Linear& p, int64_t outputs, int64_t most_warps) {
   const int64_t units = p.in * dtype_size(p.dtype) / 16;
@@ -163,12 +184,32 @@ int parts_of(const Linear& p, int64_t outputs, int64_t most_warps) {
   return parts;
 }
 
+struct FewRowsPlan {
+  int parts, warps, blocks;  // warps: of a block
+  FewRowsPlan(const Linear& p, int64_t outputs) {
+    const int64_t most_warps = static_cast<int64_t>(multiprocessors()) * kWarpsAtOnce;
+    parts = parts_of(p, outputs, most_warps), warps = outputs > 4 * most_warps ? kMostWarps : kMostWarps / 2;
+    blocks = static_cast<int>(std::min(ceil_div(outputs * parts, warps), most_warps / warps));
+  }
+};
+
 template <typename T, typename Y, int kRows, int kHalves = 1>
 Status run_rows(const Linear& p, Stream stream) {
-  const int64_t most_warps = static_cast<int64_t>(multiprocessors()) * kWarpsAtOnce, outputs = p.out / kHalves;
-  const int parts = parts_of(p, outputs, most_warps), warps = outputs > 4 * most_warps ? kMostWarps : kMostWarps / 2;
-  const auto blocks = static_cast<unsigned>(std::min(ceil_div(outputs * parts, warps), most_warps / warps));
-  return launch_overlapped(few_rows<T, Y, kRows, kHalves>, {blocks, static_cast<unsigned>(32 * warps)}, stream, p, parts);
+  const FewRowsPlan plan(p, p.out / kHalves);
+  return launch_overlapped(few_rows<T, Y, kRows, kHalves>, {static_cast<unsigned>(plan.blocks), static_cast<unsigned>(32 * plan.warps)},
+                           stream, p, plan.parts);
+}
+
+template <typename T, typename Y>
+Status run_layers(std::span<const Linear> layers, Stream stream) {
+  Layers to;
+  unsigned blocks = 0, warps = 0;
+  for (const Linear& layer : layers) {
+    const FewRowsPlan plan(layer, layer.out);
+    to.one[to.count++] = {layer, plan.parts, plan.blocks};
+    blocks += static_cast<unsigned>(plan.blocks), warps = static_cast<unsigned>(plan.warps);
+  }
+  return launch_overlapped(layers_of_one_row<T, Y>, {blocks, 32 * warps}, stream, to);
 }
 
 template <typename T, typename Y>
@@ -193,6 +234,16 @@ Status linear(const Linear& p, Stream stream) {
   auto* choose =
       bf ? (y_bf ? choose_rows<bf16, bf16> : choose_rows<bf16, float>) : (y_bf ? choose_rows<float, bf16> : choose_rows<float, float>);
   return choose(p, stream);
+}
+
+Status linears_of_one_row(std::span<const Linear> layers, Stream stream) {
+  for (const Linear& p : layers)
+    if (!kernels::linear_at_once_supports(p, this_gpu()) || p.dtype != layers[0].dtype || p.y_dtype != layers[0].y_dtype)
+      return {"linears_of_one_row: layers of other sizes or types"};
+  if (layers.empty() || layers.size() > kMostLayersAtOnce) return {"linears_of_one_row: no layers, or too many"};
+  const bool bf = layers[0].dtype == DType::bf16, y_bf = layers[0].y_dtype == DType::bf16;
+  auto* run = bf ? (y_bf ? run_layers<bf16, bf16> : run_layers<bf16, float>) : (y_bf ? run_layers<float, bf16> : run_layers<float, float>);
+  return run(layers, stream);
 }
 
 bool linear_swiglu_supports(const Linear& p) { return kernels::linear_swiglu_supports(p, this_gpu()); }

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "based/kernels/linear_hopper.h"
 #include "tests/kernels/cuda/cases.cuh"
 #include "tests/kernels/cuda/linear_reference.cuh"
 
@@ -76,9 +77,36 @@ void verify_swiglu_of(Report& report, int64_t rows, int64_t in, int64_t width, b
   expect_rows(report, name, p, exact_swiglu(expected_outputs(p), width), width);
 }
 
+// Layers of one row in one launch: the bits of their own launches.
+void verify_at_once(Report& report, int64_t in, const std::vector<int64_t>& outs, DType dtype) {
+  const Buffer x = random_buffer(in, dtype, 1, 1);
+  std::vector<Buffer> memory;
+  std::vector<kernels::Linear> layers;
+  for (const int64_t out : outs) {
+    const size_t first = memory.size();
+    memory.push_back(random_buffer(out * in, dtype, 1, 2 + first)), memory.push_back(random_buffer(out, dtype, 1, 3 + first));
+    memory.emplace_back(out * 4);
+    layers.push_back({x.as(), memory[first].as(), layers.empty() ? nullptr : memory[first + 1].as(), memory[first + 2].as(), 1, in, out, in,
+                      in, out, dtype, dtype, false, true});
+  }
+  const auto outputs = [&] {
+    std::vector<double> all;
+    for (const kernels::Linear& p : layers)
+      for (const double y : download(p.y, dtype, p.out)) all.push_back(y);
+    return all;
+  };
+  for (const kernels::Linear& p : layers) check(gpu::linear(p, {}));
+  const auto alone = outputs();
+  for (const kernels::Linear& p : layers) check(cudaMemset(p.y, 0xFF, p.out * kernels::dtype_size(dtype)), "y");
+  check(gpu::linears_of_one_row(layers, {}));
+  const std::string name = std::to_string(outs.size()) + " linears of one row" + (dtype == DType::bf16 ? " bf16" : " fp32");
+  report.expect(name, relative_error(outputs(), alone), 0);
+}
+
 }  // namespace
 
 void verify_linear(Report& report) {
+  verify_at_once(report, 1024, {512, 512, 1024, 1024, 16}, DType::bf16), verify_at_once(report, 104, {4, 4096}, DType::f32);
   for (const int64_t rows : {1, 2, 8, 16, 20, 64, 65, 128, 131, 256}) {
     verify_swiglu_of(report, rows, 104, 8, true), verify_swiglu_of(report, rows, 512, 88, false);
     verify_swiglu_of(report, rows, 1792, 128, true);
