@@ -42,6 +42,13 @@ class Effects {
     return std::any_of(units_.begin() + static_cast<std::ptrdiff_t>(first), units_.end(),
                        [&](const Unit& unit) { return overlap(span, unit.reads); });
   }
+  // Whether this unit alone reads it, and it does not outlive the step.
+  bool is_only_for(size_t reader, const Span& span) const {
+    if (is_external_(span)) return false;
+    for (size_t i = 0; i < units_.size(); ++i)
+      if (i != reader && overlap(span, units_[i].reads)) return false;
+    return true;
+  }
 
  private:
   const std::vector<Unit>& units_;

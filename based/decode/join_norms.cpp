@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "based/decode/join_layers.h"
+
 namespace based::decode {
 namespace {
 
@@ -53,22 +55,6 @@ std::vector<size_t> readers_of(const std::vector<Unit>& units, size_t at, const 
   }
   if (readers.empty()) why = "no layer reads it";
   return readers;
-}
-
-// The layers of readers `first`, `first` + 1, … that can be one launch: one beside the other, no two of which write the same memory.
-std::vector<Linear> layers_at_once(const std::vector<Unit>& units, const std::vector<size_t>& readers, size_t first, const void* z) {
-  std::vector<Linear> layers;
-  Spans outputs;
-  for (size_t i = first; i < readers.size() && layers.size() < kernels::kMostLayersAtOnce; ++i) {
-    const LinearParts& layer = *linear_of(units[readers[i]]);
-    if (layer.gated || readers[i] != readers[first] + layers.size()) break;
-    const bool clash =
-        std::any_of(outputs.begin(), outputs.end(), [&](const Span& y) { return overlap(y, layer.y) || share_memory(y, layer.y); });
-    if (clash || layer.arguments.weight_is_constant != linear_of(units[readers[first]])->arguments.weight_is_constant) break;
-    outputs.push_back(layer.y), layers.push_back(layer.arguments);
-    layers.back().x = z;
-  }
-  return layers;
 }
 
 }  // namespace
@@ -131,7 +117,10 @@ std::vector<JoinedLaunch> join_norms(const std::vector<Unit>& units, const std::
         launches.push_back({{join.readers[i++]}, [gated](Stream stream) { return launcher<GatedLayerAfterNorm>(gated, stream); }});
         continue;
       }
-      const LayersAfterNorm layers{layers_at_once(units, join.readers, i, z), before};
+      size_t behind = i + 1;
+      while (behind < join.readers.size() && join.readers[behind] == join.readers[behind - 1] + 1) ++behind;
+      LayersAfterNorm layers{layers_at_once(units, join.readers[i], join.readers[behind - 1] + 1), before};
+      for (Linear& layer : layers.layers) layer.x = z;
       const auto begin = join.readers.begin() + static_cast<std::ptrdiff_t>(i);
       launches.push_back({{begin, begin + static_cast<std::ptrdiff_t>(layers.layers.size())},
                           [layers](Stream stream) { return launcher<LayersAfterNorm>(layers, stream); }});

@@ -13,7 +13,8 @@ using kernels::StepKind;
 
 class LinearKernel final : public StepKernel {
  public:
-  explicit LinearKernel(LinearParts parts) : parts_(std::move(parts)) {}
+  // A narrow x is kept as long as the plan, so that no later value of the step lies there: a kernel behind may read it instead of y.
+  LinearKernel(LinearParts parts, const Tensor& x) : parts_(std::move(parts)), kept_(x.size(1) <= kNarrow ? x : Tensor()) {}
 
   bool read_early(const Effects& effects, size_t) override {
     parts_.arguments.weight_is_constant = effects.is_constant(parts_.weight) && effects.is_constant(parts_.bias);
@@ -49,7 +50,9 @@ class LinearKernel final : public StepKernel {
   }
 
  private:
+  static constexpr int64_t kNarrow = 128;
   LinearParts parts_;
+  Tensor kept_;
 };
 
 std::unique_ptr<StepKernel> lower(const Operands& call, bool gated, std::string& why) {
@@ -64,7 +67,7 @@ std::unique_ptr<StepKernel> lower(const Operands& call, bool gated, std::string&
   constant.weight_is_constant = true;
   why = "a library multiplies these faster";
   if (!(gated ? kernels::linear_swiglu_supports(constant, call.gpu) : kernels::linear_supports(constant, call.gpu))) return nullptr;
-  return std::make_unique<LinearKernel>(std::move(parts));
+  return std::make_unique<LinearKernel>(std::move(parts), x);
 }
 
 constexpr Lowering kLowerings[] = {

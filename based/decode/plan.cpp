@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "based/decode/join_layers.h"
 #include "based/decode/join_norms.h"
 #include "based/decode/step_program.h"
 
@@ -51,6 +52,8 @@ Plan::Plan(Trace& trace, const Gpu& gpu, at::Device device, NodesBetween nodes, 
   const bool is_one_text =
       std::any_of(units_.begin(), units_.end(), [](const Unit& unit) { return unit.kernel && unit.kernel->rows() == 1; });
   is_one_text ? plan_programs(effects, gpu, device) : plan_joins(gpu, device);
+  plan_chains(effects, gpu);
+  plan_layers(gpu);
   for (size_t i = 0; i < units_.size(); ++i) {
     const bool own = forms_[i] == StageForm::reads_ahead || forms_[i] == StageForm::deferred;
     if (own) put_stage({forms_[i], {i}, [kernel = units_[i].kernel.get()](Stream stream) { return kernel->launch(stream); }});
@@ -98,6 +101,50 @@ void Plan::plan_joins(const Gpu& gpu, at::Device device) {
   if (joins.empty()) return;
   for (JoinedLaunch& joined : join_norms(units_, joins, device, memory_.emplace_back()))
     put_stage({StageForm::joined, std::move(joined.units), std::move(joined.launch)});
+}
+
+bool Plan::is_free(size_t unit) const {
+  return units_[unit].kernel != nullptr && (forms_[unit] == StageForm::reads_ahead || forms_[unit] == StageForm::as_it_is);
+}
+
+// Layers of one row that read the same x.
+void Plan::plan_layers(const Gpu& gpu) {
+  const auto fits = [&](size_t i) {
+    const LinearParts* layer = is_free(i) ? units_[i].kernel->linear() : nullptr;
+    return layer != nullptr && !layer->gated && kernels::linear_at_once_supports(layer->arguments, gpu);
+  };
+  for (size_t first = 0, behind = 0; first < units_.size(); first = std::max(behind, first + 1)) {
+    for (behind = first; behind < units_.size() && fits(behind);) ++behind;
+    if (behind - first < 2) continue;
+    const LayersOfOneRow all{layers_at_once(units_, first, behind)};
+    behind = first + all.layers.size();
+    if (all.layers.size() < 2) continue;
+    Stage stage{StageForm::joined, {}, [all](Stream stream) { return launcher<LayersOfOneRow>(all, stream); }};
+    for (size_t i = first; i < behind; ++i) stage.units.push_back(i);
+    put_stage(std::move(stage));
+  }
+}
+
+// Units that do what those right before them do.
+void Plan::plan_chains(const Effects& effects, const Gpu& gpu) {
+  constexpr size_t kLongest = 2;
+  const auto is_only_for_next = [&](size_t i) {
+    return std::all_of(units_[i].writes.begin(), units_[i].writes.end(),
+                       [&](const Span& span) { return effects.is_only_for(i + 1, span); });
+  };
+  for (size_t last = 0; last < units_.size(); ++last) {
+    std::vector<const StepKernel*> before;
+    for (size_t i = last; is_free(last) && i > 0 && before.size() < kLongest && is_free(i - 1) && is_only_for_next(i - 1); --i)
+      before.push_back(units_[i - 1].kernel.get());
+    StepChain chain = before.empty() ? StepChain{} : units_[last].kernel->with(before, gpu);
+    if (chain.kernel == nullptr) continue;
+    units_[last].kernel = std::move(chain.kernel);
+    Stage stage{StageForm::joined, {}, [kernel = units_[last].kernel.get()](Stream stream) { return kernel->launch(stream); }};
+    for (size_t i = last - chain.taken; i <= last; ++i) stage.units.push_back(i);
+    put_stage(std::move(stage));
+  }
+  for (size_t i = 0; i < units_.size(); ++i)
+    if (is_free(i) && units_[i].kernel->activation() != nullptr) reasons_[i] = "no kernel behind it makes it itself";
 }
 
 std::string Plan::text() const {

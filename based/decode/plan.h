@@ -14,7 +14,7 @@ enum class StageForm {
   as_it_is,     // what the operator launched
   reads_ahead,  // its kernel, which reads what nothing writes before the kernels ahead of it have ended
   deferred,     // likewise, and what it adds to its state waits beside it
-  joined,       // with norms as parts of it, or several layers at once
+  joined,       // with norms or what makes its inputs as parts of it, or several layers at once
   whole_step,   // many operators in one kernel
 };
 const char* form_name(StageForm form);
@@ -57,6 +57,9 @@ class Plan {
   void collect(Trace& trace, size_t call, NodesBetween nodes);
   void plan_programs(const Effects& effects, const Gpu& gpu, at::Device device);
   void plan_joins(const Gpu& gpu, at::Device device);
+  void plan_layers(const Gpu& gpu);
+  void plan_chains(const Effects& effects, const Gpu& gpu);
+  bool is_free(size_t unit) const;  // it has a kernel, and is part of nothing yet
   void put_stage(Stage stage);
 
   std::vector<Unit> units_;

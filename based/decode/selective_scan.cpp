@@ -1,10 +1,43 @@
-// A step of the selective scan: its state is read ahead.
+// A step of the selective scan: its state is read ahead; behind a layer of few inputs that makes its time steps it makes these itself.
 #include "based/ops/selective_scan.h"
 #include "based/decode/state_kernel.h"
+#include "based/kernels/selective_scan_hopper.h"
 #include "based/ops/arguments.h"
 
 namespace based::decode {
 namespace {
+
+using kernels::SelectiveScan;
+using kernels::SelectiveScanOfLayer;
+
+class ScanOfLayerKernel final : public StepKernel {
+ public:
+  explicit ScanOfLayerKernel(const SelectiveScanOfLayer& arguments) : arguments_(arguments) {}
+  Status launch(Stream stream) const override { return launcher<SelectiveScanOfLayer>(arguments_, stream); }
+  int64_t rows() const override { return arguments_.scan.rows; }
+
+ private:
+  SelectiveScanOfLayer arguments_;
+};
+
+class ScanKernel final : public StateKernel<SelectiveScan> {
+ public:
+  struct Parts {
+    Span dt, y;
+  };
+  ScanKernel(const SelectiveScan& arguments, ReadAhead ahead, Parts parts) : StateKernel(arguments, std::move(ahead)), parts_(parts) {}
+
+  StepChain with(std::span<const StepKernel* const> before, const Gpu& gpu) const override {
+    const LinearParts* layer = before[0]->linear();
+    if (layer == nullptr || layer->gated || !(layer->y == parts_.dt) || share_memory(layer->x, parts_.y)) return {};
+    const SelectiveScanOfLayer both{arguments_, layer->arguments};
+    if (!kernels::scan_step_makes_dt(both, gpu)) return {};
+    return {std::make_unique<ScanOfLayerKernel>(both), 1};
+  }
+
+ private:
+  Parts parts_;
+};
 
 std::unique_ptr<StepKernel> lower(const Operands& call, std::string& why) {
   const Tensor x = call.tensor(0), dt = call.tensor(1), A_log = call.tensor(2), B = call.tensor(3), C = call.tensor(4), D = call.tensor(5),
@@ -20,8 +53,9 @@ std::unique_ptr<StepKernel> lower(const Operands& call, std::string& why) {
     if (!tensor.select(0, 0).is_contiguous()) return nullptr;
   const ops::SelectiveScanStep step{
       {x, dt, A_log, B, C, ops::if_defined(D), ops::if_defined(z), ops::if_defined(dt_bias), call.flag(8)}, state, slots};
-  return std::make_unique<StateKernel<kernels::SelectiveScan>>(ops::selective_scan_step_arguments(step, y),
-                                                               ReadAhead{{call.span(A_log), call.span(slots)}, {call.span(state)}});
+  const Spans constants{call.span(A_log), call.span(D), call.span(dt_bias), call.span(slots)};
+  return std::make_unique<ScanKernel>(ops::selective_scan_step_arguments(step, y), ReadAhead{constants, {call.span(state)}},
+                                      ScanKernel::Parts{call.span(dt), call.span(y)});
 }
 
 constexpr Lowering kLowerings[] = {{"based::selective_scan_step", lower}};

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "based/decode/span.h"
+#include "based/kernels/activation.h"
 #include "based/kernels/gpu.h"
 #include "based/kernels/linear.h"
 #include "based/kernels/pointwise.h"
@@ -45,6 +46,18 @@ struct LinearParts {
   bool gated = false;
   Span x, weight, bias, y;
 };
+// A function of each number of x.
+struct ActivationParts {
+  kernels::Activate arguments;
+  Span x, y;
+};
+
+class StepKernel;
+// A kernel that also does what `taken` kernels right before it do.
+struct StepChain {
+  std::unique_ptr<StepKernel> kernel;  // null: none is taken
+  size_t taken = 0;
+};
 
 class StepKernel {
  public:
@@ -61,8 +74,11 @@ class StepKernel {
   virtual std::optional<Planned> instruction(const StepLimits&, std::string& why) const;
   // The same as part of the instruction right before it.
   virtual bool join_instruction(Planned& /*before*/, const StepLimits&) const { return false; }
+  // `before`: of the calls right before it, the nearest first; what each makes is read by the one behind it alone.
+  virtual StepChain with(std::span<const StepKernel* const> /*before*/, const Gpu&) const { return {}; }
   virtual const NormParts* norm() const { return nullptr; }
   virtual const LinearParts* linear() const { return nullptr; }
+  virtual const ActivationParts* activation() const { return nullptr; }
 };
 
 // A call's arguments and results, as a lowering sees them: in the order of the operator's schema.

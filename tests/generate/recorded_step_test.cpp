@@ -10,10 +10,11 @@ namespace {
 
 using torch::Tensor;
 
-// Layers as wide as a model's of the paper, so that a recorded step of one text is one kernel (on Hopper).
+// Layers as wide as a model's of the paper, so that a recorded step of one text is one kernel of Based's (on Hopper).
 std::shared_ptr<LanguageModel> wide_model(const std::string& preset) {
   ModelConfig config = find_preset(preset);
-  config.layers = {"conv", "linear", "window", "conv", "window", "linear"};
+  if (preset.starts_with("based-")) config.layers = {"conv", "linear", "window", "conv", "window", "linear"};
+  config.layers.resize(6);
   config.vocab_size = 1000;
   torch::manual_seed(11);
   auto model = std::make_shared<LanguageModel>(config);
@@ -49,8 +50,8 @@ class Decoder {
   Tensor slots_, ids_, logits_;
 };
 
-void expect_recorded_step_like_its_kernels(int64_t texts) {
-  for (const char* preset : {"based-360m", "based-1.4b"}) {
+void expect_recorded_step_like_its_kernels(int64_t texts, const std::vector<const char*>& presets) {
+  for (const char* preset : presets) {
     const torch::InferenceMode inference;
     const auto model = wide_model(preset);
     Decoder decoder(*model, texts);
@@ -70,13 +71,14 @@ void expect_recorded_step_like_its_kernels(int64_t texts) {
 
 TEST(RecordedStep, OfOneTextIsTheStepOfItsKernels) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
-  expect_recorded_step_like_its_kernels(1);
+  expect_recorded_step_like_its_kernels(1, {"based-360m", "based-1.4b", "gla-360m"});
 }
 
 // Of several texts, norms are in the layers before and after (on Hopper).
 TEST(RecordedStep, OfSeveralTextsIsTheStepOfItsKernels) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
-  for (const int64_t texts : {2, 16, 128}) expect_recorded_step_like_its_kernels(texts);
+  for (const int64_t texts : {2, 16, 128})
+    expect_recorded_step_like_its_kernels(texts, {"based-360m", "based-1.4b", "mamba-360m", "gla-360m"});
 }
 
 }  // namespace

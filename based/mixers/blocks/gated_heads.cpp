@@ -62,20 +62,20 @@ MixerState GatedHeads::make_state(int64_t slots) const {
   return MixerState(std::move(state));
 }
 
-Tensor GatedHeads::heads_of(const std::string& name, const Projection& projection, const ShortConvolution* conv, const Tensor& x,
-                            const Call& call) const {
-  Tensor y = projection.forward(x);
-  if (conv != nullptr) y = conv->forward(y, call, name);
-  return y.view({x.size(0), config_.heads, y.size(1) / config_.heads});
+Tensor GatedHeads::heads_of(const std::string& name, const ShortConvolution* conv, const Tensor& projected, const Call& call) const {
+  const Tensor y = conv != nullptr ? conv->forward(projected, call, name) : projected;
+  return y.view({y.size(0), config_.heads, y.size(1) / config_.heads});
 }
 
 Tensor GatedHeads::run(const Tensor& x, const Call& call) {
-  ops::GatedDeltaRuleInputs in{heads_of("q_conv", *q_proj_, q_conv_.get(), x, call), heads_of("k_conv", *k_proj_, k_conv_.get(), x, call),
-                               heads_of("v_conv", *v_proj_, v_conv_.get(), x, call)};
+  // One behind the other, so that a step's plan makes them one launch.
+  const Tensor q = q_proj_->forward(x), k = k_proj_->forward(x), v = v_proj_->forward(x), gate = g_proj_ ? g_proj_->forward(x) : Tensor();
+  ops::GatedDeltaRuleInputs in{heads_of("q_conv", q_conv_.get(), q, call), heads_of("k_conv", k_conv_.get(), k, call),
+                               heads_of("v_conv", v_conv_.get(), v, call)};
   in.scale = std::sqrt(static_cast<double>(config_.heads) / static_cast<double>(widths_.key));
   add_gates(x, in);
   const Tensor read = gated_delta_rule(in, call, "kv");
-  const Tensor y = g_proj_ ? ops::rms_norm_gated(read, norm_weight_, config_.norm_eps, g_proj_->forward(x).view(read.sizes()))
+  const Tensor y = g_proj_ ? ops::rms_norm_gated(read, norm_weight_, config_.norm_eps, gate.view(read.sizes()))
                            : ops::rms_norm(read, norm_weight_, config_.norm_eps);
   return o_proj_->forward(y.view({x.size(0), widths_.value}));
 }

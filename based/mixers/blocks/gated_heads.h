@@ -55,8 +55,7 @@ class GatedHeads : public BlockMixer {
   std::shared_ptr<Projection> add_projection(const std::string& name, int64_t width, bool bias = false);
 
  private:
-  Tensor heads_of(const std::string& name, const Projection& projection, const ShortConvolution* conv, const Tensor& x,
-                  const Call& call) const;
+  Tensor heads_of(const std::string& name, const ShortConvolution* conv, const Tensor& projected, const Call& call) const;
 
   GatedHeadsConfig config_;
   int64_t d_model_;
