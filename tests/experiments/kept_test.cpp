@@ -48,7 +48,11 @@ TEST(KeptExperiments, TheirResultsAreThoseOfTheirRuns) {
     const std::filesystem::path folder = std::filesystem::path(experiment_file(name)).parent_path() / "results";
     if (!std::filesystem::exists(folder)) continue;
     std::set<std::string> names = result_names(name, "");
-    for (const auto& [experiment, scale] : {std::pair{"figure2", "small"}, {"precision", "seeds-fp32"}, {"precision", "seeds-tf32"}})
+    for (const auto& [experiment, scale] : {std::pair{"figure2", "small"},
+                                            {"figure3", "scout"},
+                                            {"extended", "scout"},
+                                            {"precision", "seeds-fp32"},
+                                            {"precision", "seeds-tf32"}})
       if (name == std::string(experiment)) names.merge(result_names(name, scale));
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
       const std::string file = entry.path().filename().string();
