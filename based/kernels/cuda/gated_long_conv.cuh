@@ -85,21 +85,6 @@ __device__ __forceinline__ void store_products(float* planes, int plane, int hal
   }
 }
 
-// Registers of an operand: rounded already, or split in two parts whose sum is x but for the last bits.
-template <int kCount, bool kSplit>
-struct Registers {
-  uint32_t big[kCount], small[kSplit ? kCount : 1];
-
-  __device__ __forceinline__ void set(int i, float x) {
-    if constexpr (kSplit) {
-      big[i] = __float_as_uint(x) & 0xffffe000U;
-      small[i] = __float_as_uint(x - __uint_as_float(big[i])) + 0x1000U;  // which rounds
-    } else {
-      big[i] = __float_as_uint(x);
-    }
-  }
-};
-
 template <bool kSplit>
 __device__ __forceinline__ void multiply_add(float (&d)[4], const Registers<4, kSplit>& a, const Registers<2, kSplit>& b) {
   if constexpr (kSplit) {

@@ -23,24 +23,14 @@ constexpr int kBlocks = kOther / 8;       // of 8 columns, of the scores of a wa
 // Two tiles of the other side, so that one is loaded while another is used, where a block then needs no more shared memory than this.
 constexpr int kMostBytesOfTwo = 80 << 10;
 
-// Four registers of an operand, which in one part is rounded already.
+// Of 16 rows or columns by 8.
 template <bool kSplit>
-struct Parts {
-  uint32_t big[4], small[kSplit ? 4 : 1];
-
-  __device__ __forceinline__ void set(int i, float x) {
-    if constexpr (kSplit) {
-      big[i] = __float_as_uint(x) & 0xffffe000U;
-      small[i] = __float_as_uint(x - __uint_as_float(big[i])) + 0x1000U;  // which rounds
-    } else {
-      big[i] = __float_as_uint(x);
-    }
-  }
+struct Parts : Registers<4, kSplit> {
   __device__ __forceinline__ void load(uint32_t address) {
     uint32_t x[4];
     ldmatrix(x, address);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) set(i, __uint_as_float(x[i]));
+    for (int i = 0; i < 4; ++i) this->set(i, __uint_as_float(x[i]));
   }
 };
 

@@ -194,10 +194,10 @@ Gradients gradients_of(const TaylorAttentionBackward& b, void* scratch) {
 
 bool supports(const Problem& p) {
   const CausalAttention& of = p.of;
-  return of.dtype == DType::f32 && of.head_dim >= 1 && of.head_dim <= 128 && p.qk_dim >= 1 && p.qk_dim <= 128 && of.kv_heads > 0 &&
-         of.heads % of.kv_heads == 0 && std::max({of.q_stride, of.k_stride, of.v_stride}) <= kMostStride &&
-         of.q_tokens <= causal::kMostTokens && of.k_tokens <= causal::kMostTokens &&
-         device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&
+  return of.dtype == DType::f32 && of.head_dim >= 1 && of.head_dim <= kTaylorPairsHeadDim && p.qk_dim >= 1 &&
+         p.qk_dim <= kTaylorPairsHeadDim && of.kv_heads > 0 && of.heads % of.kv_heads == 0 &&
+         std::max({of.q_stride, of.k_stride, of.v_stride}) <= kMostStride && of.q_tokens <= causal::kMostTokens &&
+         of.k_tokens <= causal::kMostTokens && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&
          device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= shared_memory(p, true).bytes;
 }
 

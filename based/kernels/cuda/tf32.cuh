@@ -16,4 +16,19 @@ __device__ __forceinline__ void mma_16x8x8(float (&d)[4], const uint32_t (&a)[4]
 // To be rounded, not cut off, where the tensor cores ignore the last 13 bits. NaN stays NaN. One instruction less than cvt.rna.tf32.
 __device__ __forceinline__ float round_to_tf32(float x) { return fabsf(x) < INFINITY ? __uint_as_float(__float_as_uint(x) + 0x1000U) : x; }
 
+// Registers of an operand: rounded already, or split in two parts whose sum is x but for the last bits.
+template <int kCount, bool kSplit>
+struct Registers {
+  uint32_t big[kCount], small[kSplit ? kCount : 1];
+
+  __device__ __forceinline__ void set(int i, float x) {
+    if constexpr (kSplit) {
+      big[i] = __float_as_uint(x) & 0xffffe000U;
+      small[i] = __float_as_uint(x - __uint_as_float(big[i])) + 0x1000U;  // which rounds
+    } else {
+      big[i] = __float_as_uint(x);
+    }
+  }
+};
+
 }  // namespace based::kernels::cuda::detail
