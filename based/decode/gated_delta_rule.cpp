@@ -11,16 +11,6 @@ namespace {
 using kernels::GatedDeltaRule;
 using kernels::GatedDeltaRuleOfLayer;
 
-class RuleOfLayerKernel final : public StepKernel {
- public:
-  explicit RuleOfLayerKernel(const GatedDeltaRuleOfLayer& arguments) : arguments_(arguments) {}
-  Status launch(Stream stream) const override { return launcher<GatedDeltaRuleOfLayer>(arguments_, stream); }
-  int64_t rows() const override { return arguments_.rule.rows; }
-
- private:
-  GatedDeltaRuleOfLayer arguments_;
-};
-
 class RuleKernel final : public StateKernel<GatedDeltaRule> {
  public:
   struct Parts {
@@ -36,7 +26,7 @@ class RuleKernel final : public StateKernel<GatedDeltaRule> {
     if (gate->arguments.function != kernels::Activation::log_sigmoid || share_memory(layer->x, parts_.y)) return {};
     const GatedDeltaRuleOfLayer all{arguments_, layer->arguments, gate->arguments.scale};
     if (!kernels::gated_delta_rule_makes_decays(all, gpu)) return {};
-    return {std::make_unique<RuleOfLayerKernel>(all), 2};
+    return {std::make_unique<ArgumentsKernel<GatedDeltaRuleOfLayer>>(all, arguments_.rows), 2};
   }
 
  private:

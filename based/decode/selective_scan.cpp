@@ -10,16 +10,6 @@ namespace {
 using kernels::SelectiveScan;
 using kernels::SelectiveScanOfLayer;
 
-class ScanOfLayerKernel final : public StepKernel {
- public:
-  explicit ScanOfLayerKernel(const SelectiveScanOfLayer& arguments) : arguments_(arguments) {}
-  Status launch(Stream stream) const override { return launcher<SelectiveScanOfLayer>(arguments_, stream); }
-  int64_t rows() const override { return arguments_.scan.rows; }
-
- private:
-  SelectiveScanOfLayer arguments_;
-};
-
 class ScanKernel final : public StateKernel<SelectiveScan> {
  public:
   struct Parts {
@@ -32,7 +22,7 @@ class ScanKernel final : public StateKernel<SelectiveScan> {
     if (layer == nullptr || layer->gated || !(layer->y == parts_.dt) || share_memory(layer->x, parts_.y)) return {};
     const SelectiveScanOfLayer both{arguments_, layer->arguments};
     if (!kernels::scan_step_makes_dt(both, gpu)) return {};
-    return {std::make_unique<ScanOfLayerKernel>(both), 1};
+    return {std::make_unique<ArgumentsKernel<SelectiveScanOfLayer>>(both, arguments_.rows), 1};
   }
 
  private:
