@@ -10,7 +10,8 @@ namespace based::kernels {
 // x_i·x_j, scaled by 1/√2 where i = j. So that φ(q)·φ(k) = 1 + q·k + (q·k)²/2.
 constexpr int64_t packed_features(int64_t d) { return 1 + d + d * (d + 1) / 2; }
 
-// On a GPU in fp32, and without a state: values up to so wide have kernels over pairs of tokens, which short rows are far sooner done by.
+// On a GPU in fp32, without a state and a decay: up to this width q, k and v have kernels over pairs of tokens, by which short rows are far
+// sooner done.
 constexpr int64_t kTaylorPairsHeadDim = 128;
 
 // Operations that the packed form needs: every token's outer product into the state, and its readout, denominator included (multiply and

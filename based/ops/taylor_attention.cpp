@@ -373,8 +373,9 @@ Tensor taylor_attention_without_state(const Tensor& q, const Tensor& k, const Te
   const auto attend = [&](const Tensor& columns) {
     return std::get<0>(call(TaylorAttention{q, k, columns, cu_seqlens, none, none, decay, /*final_state=*/false}));
   };
-  if (!v.is_cuda() || v.scalar_type() != at::kFloat || v.dim() != 3 || v.size(2) <= kernels::kTaylorPairsHeadDim) return attend(v);
-  std::vector<Tensor> parts;
+  const bool over_pairs = v.is_cuda() && v.scalar_type() == at::kFloat && v.dim() == 3 && !decay;
+  if (!over_pairs || v.size(2) <= kernels::kTaylorPairsHeadDim) return attend(v);
+  std::vector<Tensor> parts;  // columns of v have the same weights
   for (const Tensor& columns : v.split(kernels::kTaylorPairsHeadDim, 2)) parts.push_back(attend(columns));
   return at::cat(parts, 2);
 }
