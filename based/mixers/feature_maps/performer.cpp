@@ -1,5 +1,5 @@
-// Performer's positive random features: e^(R z − |z|²/2)/√m, z = x/d^¼, with m fixed random rows R. Features of a
-// long query, whose exponentials are past fp32, are scaled.
+// Performer's positive random features: e^(R z − |z|²/2)/√m, z = x/d^¼, with m fixed random rows R. Features of a long query, whose
+// exponentials are past fp32, are scaled.
 #include <cmath>
 
 #include "based/mixers/feature_map.h"
