@@ -21,7 +21,7 @@ void time(Report& report, int64_t rows, bool settled, const std::string& headlin
   report.add({headline,
               "window_decode B" + std::to_string(rows) + " w" + std::to_string(window) + " d" + std::to_string(head_dim) +
                   (settled ? " settled" : ""),
-              ms, "ms", static_cast<double>(bytes) / kBytesPerMs});
+              ms, "ms", static_cast<double>(bytes) / bytes_per_ms()});
 }
 
 }  // namespace

@@ -92,7 +92,7 @@ void time_forward(Report& report, const Member& m) {
   const auto all = problems(2, m, 4, 2048);
   const double ms = median_ms(2, [&](int set, cudaStream_t stream) { all[set]->forward(Stream{stream}); });
   report.add({std::string(m.name) + "_forward_b4_n2048", std::string(m.name) + " forward B4 N2048" + all[0]->shape(), ms, "ms",
-              static_cast<double>(all[0]->inputs_and_outputs()) / kBytesPerMs});
+              static_cast<double>(all[0]->inputs_and_outputs()) / bytes_per_ms()});
 }
 
 // Without the delta rule the backward takes v with its beta.
@@ -128,7 +128,7 @@ void time_forward_backward(Report& report, Member m) {
   });
   const int64_t backward = 2 * first.inputs_and_outputs() - first.y.bytes();  // grad_y in, and a gradient of each input out
   report.add({std::string(m.name) + "_forward_backward_b4_n2048", std::string(m.name) + " forward + backward B4 N2048" + first.shape(), ms,
-              "ms", static_cast<double>(first.inputs_and_outputs() + backward) / kBytesPerMs});
+              "ms", static_cast<double>(first.inputs_and_outputs() + backward) / bytes_per_ms()});
 }
 
 // The sets are as independent as the layers of a decode step: with `settled` a call reads its states while the one before it runs.
@@ -138,7 +138,7 @@ void time_step(Report& report, const Member& m, bool settled) {
   const double ms = median_ms(4, [&](int set, cudaStream_t stream) { check(gpu::gated_delta_rule_step(all[set]->p, Stream{stream})); });
   report.add({settled ? std::string(m.name) + "_step_b128" : "",
               std::string(m.name) + " step B128, fp32 state read and written" + (settled ? ", settled" : ""), ms, "ms",
-              2 * static_cast<double>(all[0]->state.bytes()) / kBytesPerMs});
+              2 * static_cast<double>(all[0]->state.bytes()) / bytes_per_ms()});
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ void time_forward(Report& report, const std::string& headline, int64_t rows, int
   const std::vector<Problem> all = problems(sets, rows, length, channels, state_size, dtype);
   const double ms = median_ms(sets, [&](int i, cudaStream_t stream) { all[i].forward(all[i].arguments(), stream); });
   report.add({headline, "selective_scan " + shape_of(all[0]), ms, "ms",
-              static_cast<double>(4 * all[0].token_bytes() + all[0].state_bytes()) / kBytesPerMs});
+              static_cast<double>(4 * all[0].token_bytes() + all[0].state_bytes()) / bytes_per_ms()});
 }
 
 // As a training step has them: the forward keeps states for the backward.
@@ -96,7 +96,7 @@ void time_forward_backward(Report& report, const std::string& headline, int64_t 
     check(gpu::selective_scan_backward(b, scratch.as(), Stream{stream}));
   });
   report.add({headline, "selective_scan forward + backward " + shape_of(p), ms, "ms",
-              static_cast<double>((4 + 7) * p.token_bytes() + 2 * chunk_bytes) / kBytesPerMs});
+              static_cast<double>((4 + 7) * p.token_bytes() + 2 * chunk_bytes) / bytes_per_ms()});
 }
 
 void time_step(Report& report, const std::string& headline, int64_t rows) {
@@ -109,7 +109,7 @@ void time_step(Report& report, const std::string& headline, int64_t rows) {
     check(gpu::selective_scan_step(p, Stream{stream}));
   });
   report.add({headline, "selective_scan_step " + shape_of(all[0]), ms, "ms",
-              static_cast<double>(4 * all[0].token_bytes() + all[0].state_bytes()) / kBytesPerMs});
+              static_cast<double>(4 * all[0].token_bytes() + all[0].state_bytes()) / bytes_per_ms()});
 }
 
 }  // namespace

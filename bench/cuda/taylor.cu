@@ -51,7 +51,7 @@ void time_forward_backward(Report& report, int64_t batch, int64_t length, const 
     check(gpu::taylor_attention_backward(gradients[set]->p, gradients[set]->scratch.as(), Stream{stream}));
   });
   // q, k, v in and y out; then q, k, v, y, dy in and dq, dk, dv out.
-  const double floor = static_cast<double>(bytes + batch * length * 16 * (4 * 16 + 4 * 64) * 2) / kBytesPerMs;
+  const double floor = static_cast<double>(bytes + batch * length * 16 * (4 * 16 + 4 * 64) * 2) / bytes_per_ms();
   report.add({headline, "taylor_forward_backward B" + std::to_string(batch) + " N" + std::to_string(length), ms, "ms", floor});
 }
 
@@ -73,7 +73,7 @@ void time_forward(Report& report, int64_t batch, int64_t length, const std::stri
       "sample");
   const double error = relative_error(sampled.as(), DType::bf16, y.as<double>(), count * row);
   const std::string name = "taylor_forward B" + std::to_string(batch) + " N" + std::to_string(length) + " d" + std::to_string(head_dim);
-  report.add({headline, name, ms, "ms", static_cast<double>(bytes) / kBytesPerMs, error});
+  report.add({headline, name, ms, "ms", static_cast<double>(bytes) / bytes_per_ms(), error});
   if (!(error <= taylor_limit(DType::bf16))) report.fail(name);
 }
 
@@ -86,7 +86,7 @@ void time_step(Report& report, int64_t batch, bool settled, const std::string& h
   const double ms = median_ms(static_cast<int>(problems.size()),
                               [&](int set, cudaStream_t stream) { check(gpu::taylor_attention_step(problems[set]->p, Stream{stream})); });
   report.add({headline, "taylor_update B" + std::to_string(batch) + " d" + std::to_string(head_dim) + (settled ? " settled" : ""), ms, "ms",
-              static_cast<double>(2 * state) / kBytesPerMs});
+              static_cast<double>(2 * state) / bytes_per_ms()});
 }
 
 // The same where tokens wait: the mean of a whole round of steps, of which one writes the sums. Floor: the sums read once and written once
@@ -109,7 +109,7 @@ void time_deferred(Report& report, int64_t batch, int32_t head_dim) {
                               [&](int call, cudaStream_t stream) { check(gpu::taylor_deferred_step(calls[call % sets], Stream{stream})); });
   const double bytes = static_cast<double>(state) * (1 + 1.0 / kernels::kTaylorPending) +
                        static_cast<double>(token) * (1 + (kernels::kTaylorPending - 1) / 2.0);
-  report.add({"", "taylor_deferred B" + std::to_string(batch) + " d" + std::to_string(head_dim), ms, "ms", bytes / kBytesPerMs});
+  report.add({"", "taylor_deferred B" + std::to_string(batch) + " d" + std::to_string(head_dim), ms, "ms", bytes / bytes_per_ms()});
 }
 
 }  // namespace

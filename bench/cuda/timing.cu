@@ -53,6 +53,18 @@ double median_ms(int sets, const std::function<void(int, cudaStream_t)>& call) {
   return times[times.size() / 2];
 }
 
+double bytes_per_ms() {
+  static const double rate = [] {
+    constexpr int64_t kBytes = int64_t{1} << 30;
+    const Buffer from(kBytes), to(kBytes);
+    const auto copy = [&](int, cudaStream_t stream) {
+      check(cudaMemcpyAsync(to.as<>(), from.as<>(), kBytes, cudaMemcpyDeviceToDevice, stream), "copy");
+    };
+    return once_only ? 1.0 : 2 * static_cast<double>(kBytes) / median_ms(1, copy);
+  }();
+  return rate;
+}
+
 void Report::add(const Result& result) {
   results_.push_back(result);
   std::printf("%-44s %10.4f %-6s", result.name.c_str(), result.value, result.unit.c_str());
@@ -63,7 +75,7 @@ void Report::add(const Result& result) {
 }
 
 void Report::time(const std::string& name, int64_t bytes, int sets, const std::function<void(int, cudaStream_t)>& call) {
-  add({"", name, median_ms(sets, call), "ms", static_cast<double>(bytes) / kBytesPerMs});
+  add({"", name, median_ms(sets, call), "ms", static_cast<double>(bytes) / bytes_per_ms()});
 }
 
 void Report::write(const std::string& path, const std::string& commit) const {
