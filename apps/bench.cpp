@@ -164,13 +164,12 @@ void run(const Options& options) {
   context.model = options.model;
   if (!options.compare && !options.plot.empty()) throw UsageError("--plot goes with --compare");
   if (!options.compare && !device.is_cuda() && !options.presets.empty()) throw UsageError("--preset goes with --compare or --device cuda");
-  const bool names_its_own = std::find(options.names.begin(), options.names.end(), "gpu_recall") != options.names.end();
-  if (!names_its_own) {
+  std::vector<const bench::Case*> chosen;
+  if (!options.compare) chosen = chosen_cases(options.names, device);
+  if (std::none_of(chosen.begin(), chosen.end(), [](const bench::Case* one) { return one->names_its_models; })) {
     for (const std::string& preset : options.presets) find_preset(preset);
   }
   context.presets = options.presets;
-  std::vector<const bench::Case*> chosen;
-  if (!options.compare) chosen = chosen_cases(options.names, device);
   if (!options.json) {
     print_line("threads " + std::to_string(torch::get_num_threads()) + ", kernels " + kernels::cpu::isa_name(kernels::cpu::isa()));
     context.report = print;

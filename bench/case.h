@@ -57,6 +57,7 @@ struct Case {
   void (*run)(Context&);
   bool on_gpu = false;                  // measures a GPU; others measure the CPU
   void (*compare)(Context&) = nullptr;  // models side by side, on either; null: no such comparison
+  bool names_its_models = false;        // by names of its own; others' are presets
 };
 const std::vector<Case>& cases();
 #define BASED_BENCH(name) extern const Case case_##name;

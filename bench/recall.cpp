@@ -204,6 +204,6 @@ void run(Context& context) {
 
 }  // namespace
 
-const Case case_gpu_recall{"gpu_recall", "training steps of the published recall models, on a GPU", run, true};
+const Case case_gpu_recall{"gpu_recall", "training steps of the published recall models, on a GPU", run, true, nullptr, true};
 
 }  // namespace based::bench
