@@ -1,6 +1,7 @@
 #include "based/ops/replay.h"
 
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <mutex>
@@ -20,6 +21,16 @@ c10::cuda::CUDAStream stream_to_record_on(torch::Device device) {
 
 constexpr int kWarmUps = 3;  // cuBLAS and the allocator settle before anything is recorded
 
+// A recording takes memory of its own, and not what the warm-ups have left in the allocator's cache: a step that takes half of the device
+// would find no other half. That is given back where what is free may not do.
+void make_room(c10::DeviceIndex device) {
+  namespace allocator = c10::cuda::CUDACachingAllocator;
+  const auto allocated = allocator::getDeviceStats(device).allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+  size_t free = 0, total = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  if (static_cast<int64_t>(free) < allocated.peak - allocated.current) allocator::emptyCache();
+}
+
 class Graph final : public Replay {
  public:
   Graph(torch::Device device, const std::function<void()>& body, const RecordOptions& options) : device_(device) {
@@ -32,6 +43,7 @@ class Graph final : public Replay {
     const c10::cuda::CUDAStreamGuard on_stream(stream);
     for (int i = 0; i < kWarmUps; ++i) body();
     stream.synchronize();
+    make_room(stream.device_index());
     graph_.capture_begin(pool_of(options.memory_of), cudaStreamCaptureModeThreadLocal);
     try {
       body();
