@@ -7,7 +7,7 @@ namespace based::kernels {
 
 constexpr int64_t kSelectiveScanStates = 256;    // the most that a channel may have
 constexpr int64_t kSelectiveScanChunk = 32;      // tokens of a row from one kept state to the next
-constexpr int64_t kSelectiveScanCudaChunk = 32;  // … on a GPU
+constexpr int64_t kSelectiveScanCudaChunk = 16;  // … on a GPU
 
 struct SelectiveScan {            // caller owns all memory; strides count elements from one token to the next
   const void* x = nullptr;        // [tokens, channels]
