@@ -86,12 +86,12 @@ struct Plan {
   int64_t blocks, of_channels, row_columns, shared_bytes;
 
   __host__ __device__ explicit Plan(const SelectiveScan& p) {
-    threads = p.state_size <= 32 ? 256 : p.state_size <= 64 ? 128 : 64;
+    threads = p.state_size <= 24 ? 256 : p.state_size <= 64 ? 128 : 64;
     turns = static_cast<int>(p.state_size + kLanes * kFour - 1) / (kLanes * kFour), fours = turns * kLanes;
     blocks = scan_blocks(p, threads / kLanes);
     of_channels = p.groups * blocks * p.tokens * fours * 2 * kFour;
     row_columns = p.channels * (p.state_size + 2);
-    shared_bytes = threads * (turns * 48) + threads / kLanes * (kChunk + kTile) * 8 + 2 * kChunk * kSlab * 4 + 2 * threads * kSets * 8;
+    shared_bytes = threads * (turns * 48) + threads / kLanes * kChunk * 24 + 2 * kChunk * kSlab * 4 + 2 * threads * kSets * 8;
   }
 };
 
@@ -108,9 +108,10 @@ struct Walk {
   float* const of_channels;
   const uint32_t number_bytes = static_cast<uint32_t>(p.channels) * 4;  // of a chunk's states, from one number to the next
   // A lane's own: of each of its fours the rates, the gradients behind what is to be walked yet, and the gradients of the rates. A
-  // channel's: of each of the chunk's tokens δ and δ·x; of the tile's, the gradient behind the gate and that of z by the sum that is gated.
+  // channel's, of each of the chunk's tokens: δ and δ·x; x and δ's slope by dt; the gradient behind the gate, and that of z by the sum that
+  // is gated.
   float4 *rates, *grads, *of_rates;
-  float2* in;
+  float2 *in, *later;
   float *g, *of_z;
   float *B, *C;   // [kChunk, slab]
   float2* parts;  // [2, warps, kSets, 32]
@@ -133,7 +134,8 @@ struct Walk {
     parts = reinterpret_cast<float2*>(memory + 3 * plan.turns * kThreads);
     B = reinterpret_cast<float*>(parts + 2 * kThreads * kSets), C = B + kChunk * kSlab;
     in = reinterpret_cast<float2*>(C + kChunk * kSlab) + own;
-    g = reinterpret_cast<float*>(in - own + kChunk * kChannels) + own, of_z = g + kTile * kChannels;
+    later = in + kChunk * kChannels;
+    g = reinterpret_cast<float*>(later - own + kChunk * kChannels) + own, of_z = g + kChunk * kChannels;
   }
   // The state of channel `of` before a chunk.
   __device__ __forceinline__ const char* states_of(int64_t chunk, int64_t of) const {
@@ -219,37 +221,28 @@ struct Walk {
   }
   // Whether each lane has a channel, and the row `tokens` more tokens.
   __device__ __forceinline__ bool full(int64_t token, int tokens) const { return place.channels == kChannels && token + tokens <= stop; }
+  // What a lane's tokens of a chunk are to be walked with.
   template <bool kFull>
-  __device__ __forceinline__ void load_steps(int64_t token) {
+  __device__ __forceinline__ void load_tokens(int64_t token) {
     constexpr int kCount = kChunk / kLanes;
     const int here = static_cast<int>(min(stop - token, int64_t{kChunk}));
-    uint32_t x[kCount], dt[kCount];
+    uint32_t x[kCount], dt[kCount], of_y[kCount], z[kCount];
     load_own<kFull>(p.x, p.x_stride, token, x), load_own<kFull>(p.dt, p.dt_stride, token, dt);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int k = lane + i * kLanes;
-      const float step = scan_step(p, raw_value<T>(dt[i]) + bias), delta = kFull || (mine && k < here) ? step : 0.0F;
-      in[k * kChannels] = make_float2(delta, delta * raw_value<T>(x[i]));
-    }
-  }
-  template <bool kFull>
-  __device__ __forceinline__ void load_tile(int64_t token) {
-    uint32_t of_y[kOfLane], z[kOfLane];
     load_own<kFull>(b.grad_y, p.channels, token, of_y);
     if (p.z != nullptr) load_own<kFull>(p.z, p.z_stride, token, z);
 #pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       const int k = lane + i * kLanes;
-      float value = kFull || mine ? raw_value<T>(of_y[i]) : 0.0F;
+      const float value = raw_value<T>(x[i]), raw = raw_value<T>(dt[i]) + bias, step = scan_step(p, raw);
+      const float delta = kFull || (mine && k < here) ? step : 0.0F, slope = sigmoid(raw);
+      in[k * kChannels] = make_float2(delta, delta * value), later[k * kChannels] = make_float2(value, p.softplus ? slope : 1.0F);
+      float grad = kFull || mine ? raw_value<T>(of_y[i]) : 0.0F;
       if (p.z != nullptr) {
         const float gate = raw_value<T>(z[i]), open = sigmoid(gate);
-        of_z[k * kChannels] = value * (open * fmaf(gate, 1.0F - open, 1.0F)), value *= gate * open;
+        of_z[k * kChannels] = grad * (open * fmaf(gate, 1.0F - open, 1.0F)), grad *= gate * open;
       }
-      g[k * kChannels] = value;
+      g[k * kChannels] = grad;
     }
-#pragma unroll
-    for (int k = 0; k < kTile; ++k) of_in[k] = of_delta[k] = y[k] = 0;
-    __syncwarp();
   }
 
   // Brings to the L2 cache what the chunk from `token` on, which a row has whole, is going to load: a lane a token of a warp's channels,
@@ -293,7 +286,7 @@ struct Walk {
 #pragma unroll
     for (int k = 0; k < kTile; ++k) {
       const float2 at = in[(first + k) * kChannels];
-      const float grad = g[k * kChannels];
+      const float grad = g[(first + k) * kChannels];
       float number[kFour], of_y[kFour], of_C[kFour];
       load_floats<kFour>(B + (first + k) * kSlab + column, number), load_floats<kFour>(C + (first + k) * kSlab + column, of_y);
 #pragma unroll
@@ -315,7 +308,7 @@ struct Walk {
 #pragma unroll
     for (int k = kTile - 1; k >= 0; --k) {
       const float2 at = in[(first + k) * kChannels];
-      const float of_sum = g[k * kChannels];
+      const float of_sum = g[(first + k) * kChannels];
       float number[kFour], of_y[kFour], of_B[kFour];
       load_floats<kFour>(B + (first + k) * kSlab + column, number), load_floats<kFour>(C + (first + k) * kSlab + column, of_y);
 #pragma unroll
@@ -363,32 +356,27 @@ struct Walk {
   // The gradients of x, dt and z of a tile whose first token is the chunk's token `first`.
   template <bool kFull>
   __device__ __forceinline__ void finish(int64_t token, int first) {
-    uint32_t x[kOfLane], dt[kOfLane];
-    load_own<kFull>(p.x, p.x_stride, token, x), load_own<kFull>(p.dt, p.dt_stride, token, dt);
     const int64_t step = kLanes * p.channels * static_cast<int64_t>(sizeof(T));
     int64_t at = ((token + lane) * p.channels + channel) * static_cast<int64_t>(sizeof(T));
     const auto put = [&](void* matrix, float value) { *reinterpret_cast<T*>(static_cast<char*>(matrix) + at) = from_float<T>(value); };
 #pragma unroll
     for (int i = 0; i < kOfLane; ++i, at += step) {
-      const int k = lane + i * kLanes;
+      const int k = lane + i * kLanes, at_token = (first + k) * kChannels;
       const float by_B = sum_of_lanes(of_in[2 * i], of_in[2 * i + 1]), by_A = sum_of_lanes(of_delta[2 * i], of_delta[2 * i + 1]),
                   sum = sum_of_lanes(y[2 * i], y[2 * i + 1]);
       const bool there = kFull || (mine && token + k < stop);
-      const float grad = g[k * kChannels], value = raw_value<T>(x[i]);
-      if (there) put(b.grad_x, fmaf(by_B, in[(first + k) * kChannels].x, skip * grad));
+      const float2 own_values = later[at_token];
+      const float grad = g[at_token], value = own_values.x, of_dt = own_values.y * fmaf(by_B, value, by_A * kLn2);
+      if (there) put(b.grad_x, fmaf(by_B, in[at_token].x, skip * grad));
       skipped = fmaf(grad, value, skipped);
-      float of_dt = fmaf(by_B, value, by_A * kLn2);
-      const float slope = sigmoid(raw_value<T>(dt[i]) + bias);
-      if (p.softplus) of_dt *= slope;
       if (there) put(b.grad_dt, of_dt), biased += of_dt;
-      if (p.z != nullptr && there) put(b.grad_z, of_z[k * kChannels] * fmaf(skip, value, sum));
+      if (p.z != nullptr && there) put(b.grad_z, of_z[at_token] * fmaf(skip, value, sum));
     }
   }
 
   __device__ __forceinline__ void take_chunk(int64_t token) {
     const int64_t chunk = selective_scan_first_chunk(place.row, start, kChunk) + (token - start) / kChunk;
-    __syncwarp();
-    full(token, kChunk) ? load_steps<true>(token) : load_steps<false>(token);
+    full(token, kChunk) ? load_tokens<true>(token) : load_tokens<false>(token);
     if (p.state_size <= kSlab) load_slab(token, 0);
     if (token > start) fetch(token - kChunk, chunk - 1);
     const char* states = states_of(chunk, channel);
@@ -397,8 +385,8 @@ struct Walk {
 #pragma unroll 1
     for (int first = kChunk - kTile; first >= 0; first -= kTile) {
       if (token + first >= stop) continue;
-      __syncwarp();
-      full(token + first, kTile) ? load_tile<true>(token + first) : load_tile<false>(token + first);
+#pragma unroll
+      for (int k = 0; k < kTile; ++k) of_in[k] = of_delta[k] = y[k] = 0;
 #pragma unroll 1
       for (int turn = 0; turn < plan.turns; ++turn) {
         if (p.state_size > kSlab && turn * kLanes * kFour % kSlab == 0) load_slab(token, turn * kLanes * kFour);

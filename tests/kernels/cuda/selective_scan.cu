@@ -330,7 +330,7 @@ void verify_selective_scan(Report& report) {
     verify(report, {{0, 300}, 136, 24, 1, dtype, false, true, false, true, true});
     verify(report, {{0, 200, 260}, 24, 33, 3, dtype, true, false, true, false, true, 8});
     verify(report, {{0, 140}, 6, 1, 6, dtype, false, false, false, true, true});
-    for (const int64_t state_size : {8, 48, 100, 256}) verify(report, {{0, 150, 290}, 20, state_size, 1, dtype});
+    for (const int64_t state_size : {8, 32, 48, 64, 100, 256}) verify(report, {{0, 150, 290}, 20, state_size, 1, dtype});
     // Several blocks a row, of which the last has a few channels, and more rows than multiprocessors.
     verify(report, {{0, 49, 49, 116}, 300, 16, 1, dtype});
     verify(report, {{0, 33, 80}, 520, 12, 2, dtype, true, true, true, true, true, 1});
