@@ -37,6 +37,7 @@ void time_causal_attention(Report& report) {
   for (const bool single_tf32 : {false, true}) {
     time(report, 256, 256, {{}, {}, 1, 1, 128, 0, DType::f32, single_tf32});
     time(report, 256, 256, {{}, {}, 1, 1, 128, 64, DType::f32, single_tf32});
+    time(report, 256, 256, {{}, {}, 1, 1, 64, 0, DType::f32, single_tf32});
   }
   time(report, 256, 256, {{}, {}, 1, 1, 128, 0, DType::f32, false, true});
 }

@@ -7,6 +7,7 @@ namespace based::bench {
 constexpr int64_t kTrainedTokens = 16 * 2048;  // of a batch in training
 
 void time_taylor(Report& report);
+void time_linear_attention(Report& report);
 void time_causal_attention(Report& report);
 void time_causal_attention_step(Report& report);
 void time_rms_norm(Report& report);

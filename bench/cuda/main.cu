@@ -14,6 +14,7 @@ using based::bench::Report;
 
 constexpr based::bench::Family<Report> kFamilies[] = {
     {"taylor", based::bench::time_taylor},
+    {"linear_attention", based::bench::time_linear_attention},
     {"causal_attention", based::bench::time_causal_attention},
     {"causal_attention_step", based::bench::time_causal_attention_step},
     {"rms_norm", based::bench::time_rms_norm},

@@ -239,7 +239,7 @@ struct Weighed {
   float weight, slope;
 };
 struct SoftmaxWeight {
-  static constexpr bool kTaylor = false;
+  static constexpr bool kSoftmax = true;
   // From log_sum_exp.
   __device__ __forceinline__ static float norm(float statistic) { return statistic * causal::kLog2e; }
   __device__ __forceinline__ static Weighed pair(float score, float scale_log2, float norm) {
@@ -247,14 +247,26 @@ struct SoftmaxWeight {
     return {w, w};
   }
 };
-struct TaylorWeight {
-  static constexpr bool kTaylor = true;
+// Of weights that need no largest score; Function has weight(score) and slope(score).
+template <class Function>
+struct PlainWeight : Function {
+  static constexpr bool kSoftmax = false;
   // From the denominator.
   __device__ __forceinline__ static float norm(float statistic) { return 1 / statistic; }
   __device__ __forceinline__ static Weighed pair(float score, float, float norm) {
-    return {fmaf(score, fmaf(score, 0.5F, 1.0F), 1.0F) * norm, (1 + score) * norm};
+    return {Function::weight(score) * norm, Function::slope(score) * norm};
   }
 };
+struct TaylorFunction {
+  __device__ __forceinline__ static float weight(float score) { return fmaf(score, fmaf(score, 0.5F, 1.0F), 1.0F); }
+  __device__ __forceinline__ static float slope(float score) { return 1 + score; }
+};
+struct LinearFunction {
+  __device__ __forceinline__ static float weight(float score) { return score; }
+  __device__ __forceinline__ static float slope(float) { return 1; }
+};
+using TaylorWeight = PlainWeight<TaylorFunction>;
+using LinearWeight = PlainWeight<LinearFunction>;
 
 // One of kernels by widths: `run<Weight, blocks of q and k, blocks of v, split>` for the smallest that take them.
 template <template <class, int, int, bool> class Run, class... Arguments>
@@ -269,7 +281,11 @@ Status choose(const Problem& p, const Arguments&... arguments) {
   constexpr integral_constant<int, 8> k64{};
   constexpr integral_constant<int, 16> k128{};
   const bool narrow = p.of.head_dim <= 64;
-  if (!p.taylor) return narrow ? split(SoftmaxWeight{}, k64, k64) : split(SoftmaxWeight{}, k128, k128);
+  if (p.weights == Weights::softmax) return narrow ? split(SoftmaxWeight{}, k64, k64) : split(SoftmaxWeight{}, k128, k128);
+  if (p.weights == Weights::linear) {
+    if (!narrow) return split(LinearWeight{}, k128, k128);
+    return p.qk_dim <= 64 ? split(LinearWeight{}, k64, k64) : split(LinearWeight{}, k128, k64);
+  }
   if (p.qk_dim <= 32) return narrow ? split(TaylorWeight{}, k32, k64) : split(TaylorWeight{}, k32, k128);
   return split(TaylorWeight{}, k64, k128);
 }

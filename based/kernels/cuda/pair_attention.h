@@ -1,7 +1,8 @@
-// Attention over pairs of tokens in fp32, for softmax and Taylor attention: what its launchers are told. docs/kernels/pair-attention.md
-// draws it.
+// Attention over pairs of tokens in fp32, for softmax, Taylor and linear attention: what its launchers are told.
+// docs/kernels/pair-attention.md draws it.
 #pragma once
 #include "based/kernels/causal_attention.h"
+#include "based/kernels/linear_attention.h"
 #include "based/kernels/taylor_attention.h"
 
 namespace based::kernels::cuda::detail::pairs {
@@ -11,11 +12,15 @@ struct Layout {
   int32_t width, pitch, shift;
 };
 
-// Taylor attention is told as causal attention whose queries and keys are the same tokens; its log_sum_exp are denominators.
+// What a pair weighs with its score s = q·k: exp(scale s), 1 + s + s²/2, or s.
+enum class Weights { softmax, taylor, linear };
+
+// Taylor and linear attention are told as causal attention whose queries and keys are the same tokens; its log_sum_exp are denominators.
 struct Problem {
   CausalAttention of;  // head_dim: v's
   int32_t qk_dim = 0;  // head_dim of q and k
-  bool taylor = false;
+  Weights weights = Weights::softmax;
+  float eps = 0;  // added to the denominators
   // The others are set by the launchers.
   Layout qk = {}, v = {};
   int32_t turn = 0;       // of SharedMemory
@@ -32,8 +37,10 @@ struct Gradients {
 
 Problem problem_of(const CausalAttention&);
 Problem problem_of(const TaylorAttention&);
+Problem problem_of(const LinearAttention&);
 Gradients gradients_of(const CausalAttentionBackward&, void* scratch);
 Gradients gradients_of(const TaylorAttentionBackward&, void* scratch);
+Gradients gradients_of(const LinearAttentionBackward&, void* scratch);
 
 // Whether the device and the kernels take it.
 bool supports(const Problem&);

@@ -1,6 +1,6 @@
 // Gradients of attention over pairs. With the weights w_ij of a row's queries i and keys j, normalised, the factor m_ij of what is dropped
 // and mean_i = dy_i·y_i:
-//   ds_ij = slope_ij (m_ij dy_i·v_j − mean_i),   slope = w for softmax, (1 + q·k) / D for Taylor attention
+//   ds_ij = slope_ij (m_ij dy_i·v_j − mean_i),   slope = w for softmax, (1 + q·k) / D for Taylor, 1 / D for linear attention
 //   dq_i = scale Σ_j ds_ij k_j,   dk_j = scale Σ_i ds_ij q_i,   dv_j = Σ_i m_ij w_ij dy_i
 // One kernel has blocks of queries that walk over keys, one blocks of keys that walk over queries, and both make the weights again: no sum
 // is of two blocks, so that its order is fixed.
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, query_blocks(kCount))
       copy_async_commit();
     }
     if (!seen) continue;
-    if (!Weight::kTaylor && draw.any()) {
+    if (Weight::kSoftmax && draw.any()) {
 #pragma unroll
       for (int i = 0; i < 4 * kBlocks; ++i)
         ds[i / 4][i % 4] *= draw.factor(at.q_begin + first + row_of(i % 4), at.head, key + column_of(i / 4, i % 4));
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kThreads, key_blocks(kCount + kValueCount, kSp
       const auto weigh = [&](const auto& kept) {
         weigh_queries<Weight>(ds, w, seeing, now.query, p.of.scale * causal::kLog2e, statistics + tile, kept);
       };
-      if (!Weight::kTaylor && draw.any()) {
+      if (Weight::kSoftmax && draw.any()) {
         weigh([&](int n, int e) { return draw.factor(at.q_begin + now.query + column_of(n, e), now.head, first + row_of(e)); });
       } else {
         weigh([](int, int) { return 1.0F; });

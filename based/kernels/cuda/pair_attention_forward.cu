@@ -16,7 +16,7 @@ struct Total {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float base = 0;
-      if constexpr (!Weight::kTaylor) {
+      if constexpr (Weight::kSoftmax) {
         float most = -INFINITY;
 #pragma unroll
         for (int i = 0; i < 2 * kBlocks; ++i) {
@@ -33,26 +33,27 @@ struct Total {
 #pragma unroll
       for (int i = 0; i < 2 * kBlocks; ++i) {
         float& x = s[i / 2][2 * half + i % 2];
-        if constexpr (Weight::kTaylor) {
-          x = visible(i / 2, 2 * half + i % 2) ? fmaf(x, fmaf(x, 0.5F, 1.0F), 1.0F) : 0.0F;
-        } else {
+        if constexpr (Weight::kSoftmax) {
           x = exp2_approx(x - base);
+        } else {
+          x = visible(i / 2, 2 * half + i % 2) ? Weight::weight(x) : 0.0F;
         }
         total += x;
       }
-      sum[half] = Weight::kTaylor ? sum[half] + total : fmaf(sum[half], kept[half], total);
+      sum[half] = Weight::kSoftmax ? fmaf(sum[half], kept[half], total) : sum[half] + total;
     }
   }
-  __device__ __forceinline__ void finish() {
+  __device__ __forceinline__ void finish(float eps) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       sum[half] += __shfl_xor_sync(~0U, sum[half], 1);
       sum[half] += __shfl_xor_sync(~0U, sum[half], 2);
+      if (!Weight::kSoftmax) sum[half] += eps;
     }
   }
   // log_sum_exp, or the denominator.
   __device__ __forceinline__ float statistic(int half) const {
-    return Weight::kTaylor ? sum[half] : (top[half] + log2f(sum[half])) * causal::kLn2;
+    return Weight::kSoftmax ? (top[half] + log2f(sum[half])) * causal::kLn2 : sum[half];
   }
 };
 
@@ -101,11 +102,11 @@ __global__ void __launch_bounds__(kThreads, kCount <= 8 ? 4 : 3)
       float kept[2] = {1, 1};
       dot_rows<kSplit>(s, q + 16 * warp * qk_pitch, k + tile, qk_pitch, p.qk_dim);
       total.weigh(s, p.of.scale * causal::kLog2e, kept, [&](int n, int e) { return seen_by[e / 2].contains(key + column_of(n, e)); });
-      if (!Weight::kTaylor && __any_sync(~0U, kept[0] != 1.0F || kept[1] != 1.0F)) {
+      if (Weight::kSoftmax && __any_sync(~0U, kept[0] != 1.0F || kept[1] != 1.0F)) {
 #pragma unroll
         for (int i = 0; i < 4 * kCount; ++i) out[i / 4][i % 4] *= kept[i / 2 % 2];
       }
-      if (!Weight::kTaylor && draw.any()) {
+      if (Weight::kSoftmax && draw.any()) {
 #pragma unroll
         for (int i = 0; i < 4 * kBlocks; ++i)
           s[i / 4][i % 4] *= draw.factor(at.q_begin + first + row_of(i % 4), at.head, key + column_of(i / 4, i % 4));
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, kCount <= 8 ? 4 : 3)
     }
     if (seen) add_weighted<kSplit>(out, s, v + tile, v_pitch, p.of.head_dim);
   }
-  total.finish();
+  total.finish(p.eps);
   const int64_t token = at.q_begin + first, heads = p.of.heads;
   store_rows(static_cast<float*>(p.of.y) + (token * heads + at.head) * p.of.head_dim, heads * p.of.head_dim, p.of.head_dim,
              at.queries - first, p.in_fours, out, 1 / total.sum[0], 1 / total.sum[1]);
@@ -145,8 +146,32 @@ bool in_fours(const Problem& p) {
          fours(p.of.v, p.of.v_stride) && fours(p.of.y, 0);
 }
 
-// Elements from one token to the next, where nothing else is said.
-int64_t stride_of(int64_t given, int64_t heads, int64_t dim) { return given != 0 ? given : heads * dim; }
+// Of Taylor and linear attention alike, all heads of all tokens side by side.
+template <class Attention>
+Problem problem_of_denominators(const Attention& p, int32_t qk_dim, Weights weights) {
+  Problem to;
+  to.of.q = p.q, to.of.k = p.k, to.of.v = p.v, to.of.y = p.y, to.of.log_sum_exp = p.denominator;
+  to.of.q_start = to.of.k_start = p.row_start, to.of.rows = p.rows, to.of.q_tokens = to.of.k_tokens = p.tokens;
+  to.of.q_stride = to.of.k_stride = int64_t{p.heads} * qk_dim, to.of.v_stride = int64_t{p.heads} * p.head_dim;
+  to.of.heads = to.of.kv_heads = p.heads, to.of.head_dim = p.head_dim, to.of.dtype = p.dtype, to.of.single_tf32 = p.single_tf32;
+  to.qk_dim = qk_dim, to.weights = weights;
+  return to;
+}
+
+// Gradients lie as their inputs do.
+template <class Backward>
+Gradients gradients_of_denominators(const Backward& b, void* scratch) {
+  const Problem p = problem_of(b.forward);
+  return {p,
+          static_cast<const float*>(b.grad_y),
+          static_cast<float*>(b.grad_q),
+          static_cast<float*>(b.grad_k),
+          static_cast<float*>(b.grad_v),
+          p.of.q_stride,
+          p.of.k_stride,
+          p.of.v_stride,
+          static_cast<float*>(scratch)};
+}
 
 __global__ void clear(float* to, int64_t stride, int width) {
   for (int i = threadIdx.x; i < width; i += blockDim.x) to[blockIdx.x * stride + i] = 0;
@@ -154,16 +179,18 @@ __global__ void clear(float* to, int64_t stride, int width) {
 
 }  // namespace
 
-Problem problem_of(const CausalAttention& p) { return {p, p.head_dim, false}; }
+Problem problem_of(const CausalAttention& p) { return {p, p.head_dim, Weights::softmax}; }
 
 Problem problem_of(const TaylorAttention& p) {
-  Problem to;
-  to.of.q = p.q, to.of.k = p.k, to.of.v = p.v, to.of.y = p.y, to.of.log_sum_exp = p.denominator;
-  to.of.q_start = to.of.k_start = p.row_start, to.of.rows = p.rows, to.of.q_tokens = to.of.k_tokens = p.tokens;
-  to.of.q_stride = to.of.k_stride = stride_of(p.qk_stride, p.heads, p.feature_dim);
-  to.of.v_stride = stride_of(p.v_stride, p.heads, p.head_dim);
-  to.of.heads = to.of.kv_heads = p.heads, to.of.head_dim = p.head_dim, to.of.dtype = p.dtype, to.of.single_tf32 = p.single_tf32;
-  to.qk_dim = p.feature_dim, to.taylor = true;
+  Problem to = problem_of_denominators(p, p.feature_dim, Weights::taylor);
+  if (p.qk_stride != 0) to.of.q_stride = to.of.k_stride = p.qk_stride;
+  if (p.v_stride != 0) to.of.v_stride = p.v_stride;
+  return to;
+}
+
+Problem problem_of(const LinearAttention& p) {
+  Problem to = problem_of_denominators(p, p.features, Weights::linear);
+  to.eps = p.eps;
   return to;
 }
 
@@ -179,18 +206,8 @@ Gradients gradients_of(const CausalAttentionBackward& b, void* scratch) {
           static_cast<float*>(scratch)};
 }
 
-Gradients gradients_of(const TaylorAttentionBackward& b, void* scratch) {
-  const Problem p = problem_of(b.forward);
-  return {p,
-          static_cast<const float*>(b.grad_y),
-          static_cast<float*>(b.grad_q),
-          static_cast<float*>(b.grad_k),
-          static_cast<float*>(b.grad_v),
-          p.of.q_stride,
-          p.of.k_stride,
-          p.of.v_stride,
-          static_cast<float*>(scratch)};
-}
+Gradients gradients_of(const TaylorAttentionBackward& b, void* scratch) { return gradients_of_denominators(b, scratch); }
+Gradients gradients_of(const LinearAttentionBackward& b, void* scratch) { return gradients_of_denominators(b, scratch); }
 
 bool supports(const Problem& p) {
   const CausalAttention& of = p.of;

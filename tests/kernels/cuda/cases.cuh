@@ -15,6 +15,7 @@ inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 // Ragged rows, states, decay, all types. `quick`: those that fit a sanitizer's patience.
 void verify_taylor(Report& report, bool quick);
+void verify_linear_attention(Report& report);
 void verify_causal_attention(Report& report);
 void verify_causal_attention_step(Report& report);
 void verify_rms_norm(Report& report);

@@ -16,6 +16,7 @@ bool quick = false;
 
 constexpr based::bench::Family<Report> kFamilies[] = {
     {"taylor", [](Report& report) { based::tests::verify_taylor(report, quick); }},
+    {"linear_attention", based::tests::verify_linear_attention},
     {"causal_attention", based::tests::verify_causal_attention},
     {"causal_attention_step", based::tests::verify_causal_attention_step},
     {"rms_norm", based::tests::verify_rms_norm},
