@@ -2,7 +2,9 @@
 
 #include <cmath>
 
-#include "based/kernels/linear_attention.h"
+#include "based/kernels/taylor_attention.h"
+#include "based/ops/operator_gradient.h"
+#include "based/ops/recompute.h"
 #include "based/ops/rows.h"
 #include "based/ops/running_sums.h"
 
@@ -89,18 +91,24 @@ RunResult one_chunk(const SumsOfRun& in) {
 }
 
 // A token's products: with the tokens of its chunk's square, and with the state and into it.
+int64_t products_of_chunks(int64_t features, int64_t width) { return kChunk * (features + width) + 2 * features * width; }
+
 RunResult chunked(const SumsOfRun& in) {
-  const int64_t length = in.q.size(2), features = in.q.size(3), width = in.v.size(3), both = features + width;
-  const bool whole = length <= kLargestSquare && length * both <= kChunk * both + 2 * features * width;
+  const int64_t length = in.q.size(2), features = in.q.size(3), width = in.v.size(3);
+  const bool whole = length <= kLargestSquare && length * (features + width) <= products_of_chunks(features, width);
   return by_chunks(in, whole ? std::max<int64_t>(length, 1) : kChunk, one_chunk);
 }
 
-Result<LinearAttention> attend(const LinearAttention& in, const RunForm& form) {
+AttentionSums sums_of(const LinearAttention& in, const RunForm& form) {
   check(in);
   const at::ScalarType type = sum_type(in.q);
-  const AttentionSums out = over_runs({"linear_attention", in.q.to(type), in.k.to(type), in.v, in.cu_seqlens, in.initial_kv_state,
-                                       in.initial_k_state, in.q.size(2), in.eps, in.final_state},
-                                      form);
+  return over_runs({"linear_attention", in.q.to(type), in.k.to(type), in.v, in.cu_seqlens, in.initial_kv_state, in.initial_k_state,
+                    in.q.size(2), in.eps, in.final_state},
+                   form);
+}
+
+Result<LinearAttention> attend(const LinearAttention& in, const RunForm& form) {
+  const AttentionSums out = sums_of(in, form);
   const auto kept = [](const Tensor& state) {
     return state.numel() == 0 ? at::empty(state.sizes(), state.options()) : state.contiguous();  // of an empty one any strides will do
   };
@@ -116,6 +124,69 @@ Result<LinearAttention> forward_meta(const LinearAttention& in) {
   const at::TensorOptions sums = in.q.options().dtype(sum_type(in.q));
   return {at::empty(in.v.sizes(), in.v.options()), at::empty({rows, heads, features, in.v.size(2)}, sums),
           at::empty({rows, heads, features}, sums)};
+}
+
+using Pairs = LinearAttentionPairs;
+using PairsForward = Result<LinearAttentionPairsForward>;
+using PairsGradients = Result<LinearAttentionPairsBackward>;
+
+LinearAttention without_state(const Pairs& in) {
+  static const OptionalTensor none;
+  return {in.q, in.k, in.v, in.cu_seqlens, none, none, in.eps, /*final_state=*/false};
+}
+
+Tensor pairs(const Pairs& in) { return std::get<0>(call(LinearAttentionPairsForward{in})); }
+Tensor pairs_reference(const Pairs& in) { return sums_of(without_state(in), chunked).y.contiguous(); }
+
+PairsForward pairs_forward_reference(const Pairs& in) {
+  const AttentionSums out = sums_of(without_state(in), chunked);
+  return {out.y.contiguous(), (out.denominator + in.eps).contiguous()};
+}
+
+PairsForward pairs_forward_meta(const LinearAttentionPairsForward& in) {
+  check(without_state(in.of));
+  const Tensor &q = in.of.q, &v = in.of.v;
+  return {at::empty(v.sizes(), v.options()), at::empty({q.size(0), q.size(1)}, q.options().dtype(sum_type(q)))};
+}
+
+PairsGradients pairs_backward_reference(const LinearAttentionPairsBackward& in) {
+  const auto function = [&](const std::vector<Tensor>& of) {
+    return std::vector<Tensor>{pairs_reference({of[0], of[1], of[2], in.of.cu_seqlens, in.of.eps})};
+  };
+  const std::vector<Tensor> g = gradients_by_autograd(function, {in.of.q, in.of.k, in.of.v}, {in.grad_y});
+  return {g[0].contiguous(), g[1].contiguous(), g[2].contiguous()};
+}
+
+PairsGradients pairs_backward_meta(const LinearAttentionPairsBackward& in) {
+  const auto like = [](const Tensor& t) { return at::empty(t.sizes(), t.options()); };
+  return {like(in.of.q), like(in.of.k), like(in.of.v)};
+}
+
+// Memory of a launch, kept until it is over.
+struct PairsLaunch {
+  Tensor q, k, v, cu_seqlens;
+  kernels::LinearAttention arguments;
+};
+PairsLaunch prepare(const Pairs& in) {
+  check_row_starts("linear_attention", "cu_seqlens", in.cu_seqlens, in.q.size(0));
+  PairsLaunch launch{in.q.contiguous(), in.k.contiguous(), in.v.contiguous(), in.cu_seqlens.contiguous(), {}};
+  kernels::LinearAttention& to = launch.arguments;
+  to.q = launch.q.const_data_ptr(), to.k = launch.k.const_data_ptr(), to.v = launch.v.const_data_ptr();
+  to.row_start = launch.cu_seqlens.const_data_ptr<int64_t>();
+  to.tokens = in.q.size(0), to.rows = in.cu_seqlens.size(0) - 1;
+  to.heads = static_cast<int32_t>(in.q.size(1)), to.features = static_cast<int32_t>(in.q.size(2));
+  to.head_dim = static_cast<int32_t>(in.v.size(2));
+  to.eps = static_cast<float>(in.eps);
+  to.dtype = kernel_dtype(in.q);
+  to.single_tf32 = at::globalContext().allowTF32CuBLAS();
+  return launch;
+}
+// None where the reference is to run.
+std::optional<PairsLaunch> prepare_kernel(const LinearAttentionPairsKernels& table, const Pairs& in) {
+  std::optional<PairsLaunch> launch;
+  if (has_kernel(in.q)) launch = prepare(in);
+  const bool takes = launch && table.takes(launch->arguments);
+  return uses_kernel("linear_attention_pairs", in.q, takes) ? launch : std::nullopt;
 }
 
 Tensor prefill(const LinearAttentionPrefill& in) {
@@ -181,6 +252,13 @@ Tensor like_v(const Op& in) {
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
   define<LinearAttention>(m).composite<forward>().meta<forward_meta>().named_reference<forward_reference>();
+  define<LinearAttentionPairs>(m)
+      .reference<pairs>()
+      .autograd<call_with_gradient<LinearAttentionPairs, LinearAttentionPairsForward, LinearAttentionPairsBackward, pairs_reference>>();
+  define<LinearAttentionPairsForward>(m)
+      .reference<[](const LinearAttentionPairsForward& in) { return pairs_forward_reference(in.of); }>()
+      .meta<pairs_forward_meta>();
+  define<LinearAttentionPairsBackward>(m).reference<pairs_backward_reference>().meta<pairs_backward_meta>();
   define<LinearAttentionPrefill>(m).reference<prefill>().meta<like_v<LinearAttentionPrefill>>().without_gradient();
   define<LinearAttentionStep>(m).reference<step>().meta<like_v<LinearAttentionStep>>().cpu<step_with_kernel>().without_gradient();
 }
@@ -188,7 +266,43 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
 OptionalTensor kv_of(const std::optional<LinearAttentionState>& state) { return state ? OptionalTensor(state->kv) : std::nullopt; }
 OptionalTensor k_of(const std::optional<LinearAttentionState>& state) { return state ? OptionalTensor(state->k) : std::nullopt; }
 
+// Whether the kernel over pairs is sooner done than chunks in ATen, which make whole squares, several passes over each, on the mean of
+// rows.
+bool pairs_are_sooner(const Pairs& in) {
+  constexpr int64_t kTimesFaster = 4;
+  if (!in.q.is_cuda() || in.q.scalar_type() != at::kFloat || in.q.dim() != 3 || in.v.dim() != 3 || in.cu_seqlens.dim() != 1) return false;
+  const int64_t features = in.q.size(2), head_dim = in.v.size(2), rows = in.cu_seqlens.size(0) - 1;
+  if (std::max(features, head_dim) > kernels::kTaylorPairsHeadDim) return false;
+  return in.q.size(0) * (features + head_dim) <= kTimesFaster * rows * products_of_chunks(features, head_dim);
+}
+
 }  // namespace
+
+PairsForward linear_attention_pairs_forward_with(const LinearAttentionPairsKernels& table, const LinearAttentionPairs& in) {
+  check(without_state(in));
+  std::optional<PairsLaunch> launch = prepare_kernel(table, in);
+  if (!launch) return pairs_forward_reference(in);
+  const Tensor y = at::empty(in.v.sizes(), in.v.options()), denominator = at::empty({in.q.size(0), in.q.size(1)}, in.q.options());
+  launch->arguments.y = y.mutable_data_ptr();
+  launch->arguments.denominator = denominator.mutable_data_ptr<float>();
+  require_ok(table.forward(launch->arguments));
+  return {y, denominator};
+}
+
+PairsGradients linear_attention_pairs_backward_with(const LinearAttentionPairsKernels& table, const LinearAttentionPairsBackward& in) {
+  const std::optional<PairsLaunch> launch = prepare_kernel(table, in.of);
+  if (!launch) return pairs_backward_reference(in);
+  const auto [grad_q, grad_k, grad_v] = pairs_backward_meta(in);
+  const Tensor grad_y = in.grad_y.contiguous(), y = in.y.contiguous(), denominator = in.denominator.contiguous();
+  kernels::LinearAttentionBackward to;
+  to.forward = launch->arguments;
+  to.forward.y = y.data_ptr(), to.forward.denominator = denominator.data_ptr<float>();
+  to.grad_y = grad_y.const_data_ptr();
+  to.grad_q = grad_q.mutable_data_ptr(), to.grad_k = grad_k.mutable_data_ptr(), to.grad_v = grad_v.mutable_data_ptr();
+  const Tensor scratch = scratch_memory(table.backward_scratch(to), in.of.q);
+  require_ok(table.backward(to, scratch.mutable_data_ptr()));
+  return {grad_q, grad_k, grad_v};
+}
 
 std::tuple<Tensor, LinearAttentionState> linear_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                                                           const std::optional<LinearAttentionState>& initial_state, double eps) {
@@ -197,8 +311,12 @@ std::tuple<Tensor, LinearAttentionState> linear_attention(const Tensor& q, const
 }
 
 Tensor linear_attention_without_state(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, double eps) {
-  const OptionalTensor none;
-  return std::get<0>(call(LinearAttention{q, k, v, cu_seqlens, none, none, eps, /*final_state=*/false}));
+  const LinearAttentionPairs in{q, k, v, cu_seqlens, eps};
+  return pairs_are_sooner(in) ? call(in) : std::get<0>(call(without_state(in)));
+}
+
+Tensor linear_attention_pairs(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, double eps) {
+  return call(LinearAttentionPairs{q, k, v, cu_seqlens, eps});
 }
 
 std::tuple<Tensor, LinearAttentionState> linear_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v,

@@ -2,6 +2,7 @@
 #pragma once
 #include <tuple>
 
+#include "based/kernels/linear_attention.h"
 #include "based/ops/operator.h"
 
 namespace based::ops {
@@ -17,8 +18,11 @@ struct LinearAttentionState {
 // both sums of initial_state. Throws Error naming operator, argument and value.
 std::tuple<Tensor, LinearAttentionState> linear_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                                                           const std::optional<LinearAttentionState>& initial_state, double eps);
-// y alone, of rows that start from zero and leave no state.
+// y alone, of rows that start from zero and leave no state: on a GPU in fp32 by linear_attention_pairs, where that is sooner done.
 Tensor linear_attention_without_state(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, double eps);
+// The same by the weight of every pair of tokens: on a GPU in fp32 a kernel, features and head_dim up to 128, without a look at the rows'
+// lengths.
+Tensor linear_attention_pairs(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, double eps);
 // Token by token, for tests and benchmarks.
 std::tuple<Tensor, LinearAttentionState> linear_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v,
                                                                     const Tensor& cu_seqlens,
@@ -47,6 +51,26 @@ struct LinearAttention {
   BASED_OPERATOR("linear_attention -> y, kv_state, k_state", q, k, v, cu_seqlens, initial_kv_state, initial_k_state, eps,
                  or_else(final_state, true))
 };
+struct LinearAttentionPairs {
+  const Tensor& q;
+  const Tensor& k;
+  const Tensor& v;
+  const Tensor& cu_seqlens;
+  double eps;
+  BASED_OPERATOR("linear_attention_pairs -> y", q, k, v, cu_seqlens, eps)
+};
+struct LinearAttentionPairsForward {  // denominator: with eps
+  LinearAttentionPairs of;
+  BASED_OPERATOR("linear_attention_pairs_forward -> y, denominator", of.q, of.k, of.v, of.cu_seqlens, of.eps)
+};
+struct LinearAttentionPairsBackward {
+  const Tensor& grad_y;
+  LinearAttentionPairs of;
+  const Tensor& y;
+  const Tensor& denominator;
+  BASED_OPERATOR("linear_attention_pairs_backward -> grad_q, grad_k, grad_v", grad_y, of.q, of.k, of.v, of.cu_seqlens, of.eps, y,
+                 denominator)
+};
 struct LinearAttentionPrefill {
   const Tensor& q;
   const Tensor& k;
@@ -68,5 +92,17 @@ struct LinearAttentionStep {
   double eps;
   BASED_OPERATOR("linear_attention_step -> y", q, k, v, written(kv_state), written(k_state), slots, eps)
 };
+
+// The pairs' operators with a device's kernels, of arguments that `takes` says yes to.
+struct LinearAttentionPairsKernels {
+  bool (*takes)(const kernels::LinearAttention&);
+  kernels::Status (*forward)(const kernels::LinearAttention&);
+  int64_t (*backward_scratch)(const kernels::LinearAttentionBackward&);
+  kernels::Status (*backward)(const kernels::LinearAttentionBackward&, void* scratch);
+};
+Result<LinearAttentionPairsForward> linear_attention_pairs_forward_with(const LinearAttentionPairsKernels& table,
+                                                                        const LinearAttentionPairs& in);
+Result<LinearAttentionPairsBackward> linear_attention_pairs_backward_with(const LinearAttentionPairsKernels& table,
+                                                                          const LinearAttentionPairsBackward& in);
 
 }  // namespace based::ops

@@ -87,6 +87,7 @@ struct Everything {
         causal_attention(wide, wide, v, cu, cu, 17, 0.125),
         causal_attention(wide.to(at::kFloat), wide.to(at::kFloat), v.to(at::kFloat), cu, cu, 17, 0.125, {0.1, {3, cu[1]}, 2}),
         taylor_attention_without_state(q.to(at::kFloat), k.to(at::kFloat), v.to(at::kFloat), cu),
+        linear_attention_pairs(q.to(at::kFloat).abs(), k.to(at::kFloat).abs(), v.to(at::kFloat), cu, 1e-6),
         token_log_probabilities(x, x, at::arange(x.size(0), cu.options())),
         swiglu(h),
         dropout(h, 0.2, {7, cu.select(0, 1)}, 3),

@@ -28,6 +28,7 @@ const vector<Case> kCases = {
     {{33, 0, 130}, 3, 16, 64, true},
     {{300, 300}, 1, 1, 1, true},
     {{257}, 2, 73, 8},
+    {{70, 0, 1, 200, 64}, 2, 64, 48},
 };
 
 // q, k, v and the initial sums; features are positive, so that denominators are far from 0.
@@ -85,12 +86,10 @@ TEST_P(LinearAttentionCases, ReferenceIsTheFormula) {
   }
 }
 
-TEST_P(LinearAttentionCases, EqualsTheReferenceInDouble) {
-  const vector<Tensor> in = make_inputs(of());
-  const Function reference = calling(linear_attention_reference, of());
+// Outputs and gradients in every type.
+void expect_equal(const Function& reference, const Function& tested, const vector<Tensor>& in) {
   const vector<Tensor> expected = reference(in), cotangents = random_like(expected), gradient = gradients(reference, in, cotangents);
   for (const auto& [type, tolerance] : {std::pair{at::kDouble, 1e-11}, std::pair{at::kFloat, 1e-4}, std::pair{at::kBFloat16, 2e-2}}) {
-    const Function tested = on_device(calling(linear_attention, of()), device());
     const vector<Tensor> given = as_type(in, type), found = tested(given);
     vector<Tensor> seen;
     for (size_t i = 0; i < found.size(); ++i) {
@@ -103,9 +102,43 @@ TEST_P(LinearAttentionCases, EqualsTheReferenceInDouble) {
   }
 }
 
+TEST_P(LinearAttentionCases, EqualsTheReferenceInDouble) {
+  expect_equal(calling(linear_attention_reference, of()), on_device(calling(linear_attention, of()), device()), make_inputs(of()));
+}
+
+// y of rows without a state.
+template <class Operator>
+Function calling_for_y(Operator op, const Case& c) {
+  return [op, cu_seqlens = offsets(c.lengths)](const vector<Tensor>& t) {
+    return vector<Tensor>{op(t[0], t[1], t[2], cu_seqlens.to(t[0].device()), kEps)};
+  };
+}
+Tensor y_of_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, double eps) {
+  return std::get<0>(linear_attention_reference(q, k, v, cu_seqlens, {}, eps));
+}
+
+TEST_P(LinearAttentionCases, WithoutStatesEqualsTheReferenceInDouble) {
+  if (of().initial) return;
+  for (const auto op : {linear_attention_pairs, linear_attention_without_state})
+    expect_equal(calling_for_y(y_of_reference, of()), on_device(calling_for_y(op, of()), device()), make_inputs(of()));
+}
+
+// Queries, keys and values that are columns of one tensor.
+TEST_P(LinearAttentionCases, TakesColumns) {
+  const Case& c = of();
+  if (c.initial || c.lengths.empty()) return;
+  const vector<Tensor> in = as_type(make_inputs(c), at::kFloat);
+  const Tensor side_by_side = at::cat({in[0], in[1], in[2]}, 2).to(device()), cu_seqlens = offsets(c.lengths).to(device());
+  const auto parts = side_by_side.split_with_sizes({c.features, c.features, c.head_dim}, 2);
+  EXPECT_TRUE(same_bits(linear_attention_pairs(parts[0], parts[1], parts[2], cu_seqlens, kEps),
+                        linear_attention_pairs(parts[0].contiguous(), parts[1].contiguous(), parts[2].contiguous(), cu_seqlens, kEps)));
+}
+
 TEST(LinearAttention, GradientsAreThoseOfFiniteDifferences) {
   for (const Case& c : {Case{{3, 0, 2}, 2, 3, 2, true}, Case{{130}, 1, 1, 1, false}})
     EXPECT_TRUE(gradcheck(calling(linear_attention, c), make_inputs(c)));
+  const Case without_state{{3, 0, 2}, 2, 3, 2};
+  EXPECT_TRUE(gradcheck(calling_for_y(linear_attention_pairs, without_state), make_inputs(without_state)));
 }
 
 BASED_ON_EVERY_DEVICE(LinearAttentionStates);
@@ -211,6 +244,9 @@ std::vector<testing::SchemaCase> schema_cases_of_linear_attention() {
       {"linear_attention", {q, k, v, cu, kv, sums, 1e-6, true}},
       {"linear_attention", {q, k, v, cu, none, none, 1e-6, true}},
       {"linear_attention", {q, k, v, cu, none, none, 0.0, false}},
+      {"linear_attention_pairs", {q, k, v, cu, 1e-6}},
+      {"linear_attention_pairs_forward", {q, k, v, cu, 1e-6}},
+      {"linear_attention_pairs_backward", {f({5, 2, 6}), q, k, v, cu, 1e-6, f({5, 2, 6}), f({5, 2}) + 20}},
       {"linear_attention_prefill", {q, k, v, cu, f({5, 2, 4, 6}), f({5, 2, 4}) + 20, torch::tensor({3, 0}, at::kLong), 1e-6}},
       {"linear_attention_step", {q, k, v, f({5, 2, 4, 6}), f({5, 2, 4}) + 20, five_slots(), 1e-6}},
   };

@@ -91,9 +91,9 @@ TEST(Schemas, OnlyDeclaredArgumentsChangeAndNoOutputSharesMemory) {
 }
 
 TEST(Schemas, MetaTensorsKeepTheAutogradGraph) {
-  for (const char* name :
-       {"taylor_attention", "causal_attention", "short_conv", "projected_conv", "rms_norm", "rms_norm_add", "swiglu", "linear",
-        "linear_swiglu", "gated_mlp", "cross_entropy", "dropout", "layer_norm", "layer_norm_add", "layer_norm_add_twice"})
+  for (const char* name : {"taylor_attention", "causal_attention", "linear_attention_pairs", "short_conv", "projected_conv", "rms_norm",
+                           "rms_norm_add", "swiglu", "linear", "linear_swiglu", "gated_mlp", "cross_entropy", "dropout", "layer_norm",
+                           "layer_norm_add", "layer_norm_add_twice"})
     for (const SchemaCase& c : cases()) {
       if (std::string(name) != c.name || c.arguments[0].isNone()) continue;
       Stack arguments = on_meta(c.arguments);
