@@ -5,8 +5,8 @@
 
 namespace based::kernels {
 
-// x·sigmoid(x), 1 / (1 + e^−x), log(1 + e^x), e^x, −log(1 + e^−x)
-enum class Activation : uint8_t { silu, sigmoid, softplus, exp, log_sigmoid };
+// x·sigmoid(x), 1 / (1 + e^−x), log(1 + e^x), e^x, −log(1 + e^−x), elu(x) + 1: x + 1 above 0, e^x below
+enum class Activation : uint8_t { silu, sigmoid, softplus, exp, log_sigmoid, elu_plus_one };
 
 // y = scale · e^log_rate · function(x + bias)
 struct Activate {                  // caller owns all memory

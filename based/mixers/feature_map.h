@@ -54,6 +54,7 @@ struct NoFeatureMapOptions {
 };
 struct ScaleOptions {
   double scale = 1;
+  Tensor scaled(const Tensor& x) const { return scale == 1 ? x : x * scale; }
   template <class Visitor>
   void visit(Visitor&& field) {
     field("scale", scale, "x is multiplied by it first");

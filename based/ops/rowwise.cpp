@@ -18,7 +18,7 @@ void check(const RowwiseActivation& in) {
   const auto& [x, function, scale, bias, log_rate, in_sums] = in;
   require(at::isFloatingType(x.scalar_type()), op, "x must be floating, got ", x.scalar_type());
   require(x.dim() >= 1, op, "x must have rows, got a single number");
-  require(function >= 0 && function <= static_cast<int64_t>(Activation::log_sigmoid), op, "function must be 0..4, got ", function);
+  require(function >= 0 && function <= static_cast<int64_t>(Activation::elu_plus_one), op, "function must be 0..5, got ", function);
   for (const auto& [name, factors] : {std::pair{"bias", bias}, {"log_rate", log_rate}}) {
     if (!factors) continue;
     require(x.dim() <= 2, op, name, " goes with x of [rows, width], got ", x.sizes());
@@ -37,6 +37,7 @@ Tensor value_of(int64_t function, const Tensor& x) {
     case Activation::sigmoid: return at::sigmoid(x);
     case Activation::softplus: return at::softplus(x, 1, kLinear);
     case Activation::exp: return at::exp(x);
+    case Activation::elu_plus_one: return at::where(x > 0, x + 1, at::exp(x.clamp_max(0)));
     default: return at::log_sigmoid(x);
   }
 }
@@ -111,6 +112,7 @@ struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
         case Activation::sigmoid: return at::sigmoid_backward(grad, at::sigmoid(x));
         case Activation::softplus: return at::softplus_backward(grad, x, 1, kLinear);
         case Activation::exp: return grad * at::exp(x);
+        case Activation::elu_plus_one: return at::elu_backward(grad, 1, 1, 1, /*is_result=*/false, x);
         default: return grad * at::sigmoid(-x);
       }
     };
@@ -148,6 +150,20 @@ Tensor normalised(const Tensor& x, double scale, double eps) {
   return ops::rms_norm(x, at::full({width}, scale, x.options().dtype(sum_type(x)).requires_grad(false)), eps).to(x.scalar_type());
 }
 
+Tensor sum_of_rows(const Tensor& x) { return sum_of(x.to(sum_type(x))).to(x.scalar_type()); }
+
+// The gradient is laid over the row as it is, where ATen would add up those of the halves.
+struct SumFunction : torch::autograd::Function<SumFunction> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    context->saved_data["sizes"] = x.sizes();
+    return sum_of_rows(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& grads) {
+    return {grads[0].expand(context->saved_data["sizes"].toIntVector())};
+  }
+};
+
 Tensor activation(const Tensor& x, Activation function) {
   return call(RowwiseActivation{x, static_cast<int64_t>(function), 1, {}, {}, false});
 }
@@ -170,6 +186,7 @@ Tensor silu(const Tensor& x) { return activation(x, Activation::silu); }
 Tensor sigmoid(const Tensor& x) { return activation(x, Activation::sigmoid); }
 Tensor softplus(const Tensor& x) { return activation(x, Activation::softplus); }
 Tensor exp(const Tensor& x) { return activation(x, Activation::exp); }
+Tensor elu_plus_one(const Tensor& x) { return activation(x, Activation::elu_plus_one); }
 
 Tensor gate(const Tensor& x, Activation function, const Gate& of) {
   return call(RowwiseActivation{x, static_cast<int64_t>(function), of.scale, of.bias, of.log_rate, true});
@@ -177,7 +194,7 @@ Tensor gate(const Tensor& x, Activation function, const Gate& of) {
 
 Tensor sum(const Tensor& x) {
   require(x.dim() >= 1 && x.size(-1) >= 1, "rowwise sum", "x must have a last dimension of at least 1, got ", x.sizes());
-  return sum_of(x.to(sum_type(x))).to(x.scalar_type());
+  return wants_gradient({x}) ? SumFunction::apply(x) : sum_of_rows(x);
 }
 
 Tensor l2_norm(const Tensor& x, double eps) {

@@ -16,6 +16,7 @@ Tensor silu(const Tensor& x);      // x / (1 + e^−x)
 Tensor sigmoid(const Tensor& x);   // 1 / (1 + e^−x)
 Tensor softplus(const Tensor& x);  // log(1 + e^x)
 Tensor exp(const Tensor& x);
+Tensor elu_plus_one(const Tensor& x);  // x + 1 above 0, e^x below
 
 // A recurrence's gate, in the type of sums: function(x + bias) · scale · e^log_rate, of x [rows, …, width].
 struct Gate {

@@ -11,6 +11,7 @@ double exact(Activation function, double x) {
     case Activation::sigmoid: return 1 / (1 + std::exp(-x));
     case Activation::softplus: return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
     case Activation::exp: return std::exp(x);
+    case Activation::elu_plus_one: return x > 0 ? x + 1 : std::exp(x);
     default: return std::min(x, 0.0) - std::log1p(std::exp(-std::abs(x)));
   }
 }
@@ -21,7 +22,8 @@ Activate plain(const void* x, void* y, int64_t rows, int64_t width, DType dtype 
   return to;
 }
 
-constexpr Activation functions[] = {Activation::silu, Activation::sigmoid, Activation::softplus, Activation::exp, Activation::log_sigmoid};
+constexpr Activation functions[] = {Activation::silu, Activation::sigmoid,     Activation::softplus,
+                                    Activation::exp,  Activation::log_sigmoid, Activation::elu_plus_one};
 
 TEST(Activate, AgreesWithDoubles) {
   for (const DType dtype : {DType::f32, DType::bf16})

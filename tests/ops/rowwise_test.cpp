@@ -20,6 +20,7 @@ const vector<Case>& cases() {
       {"sigmoid", rowwise::sigmoid, [](const Tensor& x) { return at::sigmoid(x); }},
       {"softplus", rowwise::softplus, [](const Tensor& x) { return at::log1p(at::exp(x)); }},
       {"exp", rowwise::exp, [](const Tensor& x) { return at::exp(x); }},
+      {"elu_plus_one", rowwise::elu_plus_one, [](const Tensor& x) { return at::elu(x) + 1; }},
       {"log_sigmoid, scaled",
        [](const Tensor& x) { return rowwise::gate(x, kernels::Activation::log_sigmoid, {0.25}).to(x.scalar_type()); },
        [](const Tensor& x) { return -0.25 * at::log1p(at::exp(-x)); }},
@@ -53,7 +54,7 @@ TEST_P(RowwiseOnDevices, RowsDoNotDependOnTheirNumber) {
 
 // One number a row is no row of numbers.
 TEST_P(RowwiseOnDevices, SingleNumbersDoNotDependOnTheirNumber) {
-  for (const Case& c : vector<Case>(cases().begin(), cases().begin() + 5))
+  for (const Case& c : vector<Case>(cases().begin(), cases().begin() + 6))
     for (const at::ScalarType type : kTypes) {
       const Tensor x = random({65}, type, 3).to(GetParam()), all = c.row_wise(x);
       for (int64_t rows = 1; rows <= 65; ++rows)

@@ -32,6 +32,7 @@ void activate(const Activate& p, int64_t begin, int64_t end) {
     case Activation::sigmoid: return over_rows<X, Y>(p, begin, end, [](Vec x) { return sigmoid(x); });
     case Activation::softplus: return over_rows<X, Y>(p, begin, end, [](Vec x) { return softplus(x); });
     case Activation::exp: return over_rows<X, Y>(p, begin, end, [](Vec x) { return exp(x); });
+    case Activation::elu_plus_one: return over_rows<X, Y>(p, begin, end, [](Vec x) { return x > 0 ? x + 1 : exp(x); });
     case Activation::log_sigmoid: return over_rows<X, Y>(p, begin, end, [](Vec x) { return -softplus(-x); });
   }
 }

@@ -20,6 +20,7 @@ __device__ __forceinline__ float value_of(Activation function, float x) {
     case Activation::sigmoid: return sigmoid(x);
     case Activation::softplus: return softplus(x);
     case Activation::exp: return expf(x);
+    case Activation::elu_plus_one: return x > 0 ? x + 1 : expf(x);
     default: return log_sigmoid(x);
   }
 }

@@ -22,9 +22,8 @@ class Cosformer final : public FeatureMap {
 
   // [relu(x) sin, relu(x) cos] of π t/(2 length), t counted from 1.
   Tensor forward(const Tensor& x, const Pass& pass) const override {
-    const Tensor factors = table(x).index_select(0, pass.positions().clamp_max(length_ - 1)).unsqueeze(-1);  // [tokens, 2, 1]
-    const Tensor positive = x.clamp_min(0);
-    return torch::cat({positive * factors.narrow(1, 0, 1), positive * factors.narrow(1, 1, 1)}, -1);
+    const Tensor factors = table(x).index_select(0, pass.positions().clamp_max(length_ - 1));
+    return (x.clamp_min(0).unsqueeze(2) * factors.view({-1, 1, 2, 1})).flatten(2);
   }
 
  private:

@@ -8,7 +8,7 @@ class ExpDim final : public FeatureMap {
  public:
   ExpDim(const FloorOptions& options, int64_t width) : FeatureMap(2 * width), options_(checked("exp_dim", options)) {}
   Tensor forward(const Tensor& x, const Pass&) const override {
-    const Tensor u = x * options_.scale;
+    const Tensor u = options_.scaled(x);
     return ops::rowwise::exp(torch::cat({u, -u}, -1).clamp_min(options_.floor));
   }
 

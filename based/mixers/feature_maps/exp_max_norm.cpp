@@ -8,7 +8,7 @@ class ExpMaxNorm final : public FeatureMap {
  public:
   ExpMaxNorm(const FloorOptions& options, int64_t width) : FeatureMap(2 * width), options_(checked("exp_max_norm", options)) {}
   Tensor forward(const Tensor& x, const Pass&) const override {
-    const Tensor scaled = x * options_.scale, u = scaled - scaled.amax(-1, true);
+    const Tensor scaled = options_.scaled(x), u = scaled - scaled.amax(-1, true);
     return ops::rowwise::exp(torch::cat({u, -u}, -1).clamp_min(options_.floor));
   }
 

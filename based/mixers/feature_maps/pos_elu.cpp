@@ -7,10 +7,7 @@ namespace {
 class PosElu final : public FeatureMap {
  public:
   PosElu(const ScaleOptions& options, int64_t width) : FeatureMap(width), options_(checked("pos_elu", options)) {}
-  Tensor forward(const Tensor& x, const Pass&) const override {
-    const Tensor u = x * options_.scale;
-    return torch::where(u > 0, u + 1, ops::rowwise::exp(u.clamp_max(0)));
-  }
+  Tensor forward(const Tensor& x, const Pass&) const override { return ops::rowwise::elu_plus_one(options_.scaled(x)); }
 
  private:
   ScaleOptions options_;

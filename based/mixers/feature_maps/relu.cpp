@@ -6,7 +6,7 @@ namespace {
 class Relu final : public FeatureMap {
  public:
   Relu(const FloorOptions& options, int64_t width) : FeatureMap(width), options_(checked("relu", options)) {}
-  Tensor forward(const Tensor& x, const Pass&) const override { return (x * options_.scale).clamp_min(options_.floor); }
+  Tensor forward(const Tensor& x, const Pass&) const override { return options_.scaled(x).clamp_min(options_.floor); }
 
  private:
   FloorOptions options_;

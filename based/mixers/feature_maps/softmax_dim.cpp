@@ -7,7 +7,7 @@ class SoftmaxDim final : public FeatureMap {
  public:
   SoftmaxDim(const FloorOptions& options, int64_t width) : FeatureMap(2 * width), options_(checked("softmax_dim", options)) {}
   Tensor forward(const Tensor& x, const Pass&) const override {
-    const Tensor u = x * options_.scale;
+    const Tensor u = options_.scaled(x);
     return torch::cat({softmax_of_rows(u), softmax_of_rows(-u)}, -1).clamp_min(options_.floor);
   }
 

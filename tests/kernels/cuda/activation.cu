@@ -15,6 +15,7 @@ double exact(Activation function, double x) {
     case Activation::sigmoid: return sigmoid(x);
     case Activation::softplus: return softplus;
     case Activation::exp: return std::exp(x);
+    case Activation::elu_plus_one: return x > 0 ? x + 1 : std::exp(x);
     default: return x - softplus;
   }
 }
@@ -45,7 +46,7 @@ void verify(Report& report, Activation function, int64_t rows, int64_t width, in
 void verify_activation(Report& report) {
   const DType bf = DType::bf16, fp = DType::f32;
   for (const Activation function :
-       {Activation::silu, Activation::sigmoid, Activation::softplus, Activation::exp, Activation::log_sigmoid}) {
+       {Activation::silu, Activation::sigmoid, Activation::softplus, Activation::exp, Activation::log_sigmoid, Activation::elu_plus_one}) {
     verify(report, function, 37, 512, 0, bf, fp, false);
     verify(report, function, 5, 32, 8, bf, fp, true);
     verify(report, function, 7, 33, 3, bf, bf, true);
