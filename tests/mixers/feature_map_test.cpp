@@ -130,6 +130,21 @@ TEST(Performer, LongQueriesAndKeysStayFinite) {
   EXPECT_THAT(error_of([] { make("performer", "eps = -1", 4); }), HasSubstr("performer: eps must be a number of at least 0"));
 }
 
+// Tokens along the random rows have the greatest exponents, |row|²/2, of queries and of keys: alone and as a product past fp32.
+TEST(Performer, TokensAlongTheRandomRowsStayFinite) {
+  torch::manual_seed(8);
+  const Pass pass(Sequences::equal(1, 6));
+  for (const int64_t width : {128, 512}) {
+    const auto map = make("performer", "features = 256\neps = 1e-4", width);
+    const Tensor rows = map->named_parameters()["random_features"].narrow(0, 0, 6);
+    const Tensor x = (rows * std::pow(static_cast<double>(width), 0.25)).unsqueeze(1).detach().requires_grad_();
+    const Tensor q = map->of_queries(x, pass), k = map->forward(x, pass), weights = 1024 * torch::matmul(q.squeeze(1), k.squeeze(1).t());
+    EXPECT_TRUE(torch::isfinite(weights).all().item<bool>()) << width;
+    EXPECT_TRUE(torch::equal(weights.argmax(1), torch::arange(6))) << width;
+    EXPECT_TRUE(torch::isfinite(torch::autograd::grad({(weights / weights.sum(1, true)).square().sum()}, {x})[0]).all().item<bool>());
+  }
+}
+
 TEST(Cosformer, KnowsItsPositionAndTakesLateOnesForTheLast) {
   const auto map = make("cosformer", "length = 4", 2);
   const Tensor x = torch::tensor({1.F, -1.F}).expand({6, 1, 2}), y = map->forward(x, Pass(Sequences::equal(1, 6)));

@@ -1,5 +1,5 @@
-// Performer's positive random features: e^(R z − |z|²/2)/√m, z = x/d^¼, with m fixed random rows R. Features of a long query, whose
-// exponentials are past fp32, are scaled.
+// Performer's positive random features: e^(R z − |z|²/2)/√m, z = x/d^¼, with m fixed random rows R. Exponents are at most |row|²/2, some
+// 64 at d = 128 and 256 at d = 512, past fp32: a query's features are scaled, which no weights' ratio hears of, a key's greatest cut off.
 #include <cmath>
 
 #include "based/mixers/feature_map.h"
@@ -36,14 +36,15 @@ class Performer final : public FeatureMap {
         "random_features", empty ? torch::empty({features(), width}, parameter_device()) : draw(options.unbiased), /*requires_grad=*/false);
   }
 
-  Tensor forward(const Tensor& x, const Pass&) const override { return features_of(exponents_of(x)); }
+  Tensor forward(const Tensor& x, const Pass&) const override { return features_of(exponents_of(x).clamp_max(kGreatestOfKeys)); }
   Tensor of_queries(const Tensor& x, const Pass&) const override {
     const Tensor exponents = exponents_of(x), greatest = exponents.detach().amax(-1, /*keepdim=*/true);
-    return features_of(exponents - (greatest - greatest.clamp(-kGreatest, kGreatest)));
+    return features_of(exponents - (greatest - greatest.clamp(kLeast, kGreatest)));
   }
 
  private:
-  static constexpr double kGreatest = 40;  // of a query's exponents, and the least that it can be
+  // Of a query the greatest exponent is at least and at most this: with a key's, and 1,000 tokens' sums of them, e^83 of fp32's e^88.
+  static constexpr double kLeast = -40, kGreatest = 20, kGreatestOfKeys = 56;
 
   Tensor exponents_of(const Tensor& x) const {
     const Tensor z = x * std::pow(static_cast<double>(width_), -0.25);
