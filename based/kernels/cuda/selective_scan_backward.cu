@@ -113,7 +113,7 @@ struct Walk {
   float4 *rates, *grads, *of_rates;
   float2 *in, *later;
   float *g, *of_z;
-  float *B, *C;   // [kChunk, slab]
+  float *B, *C;   // [kChunk, kSlab]
   float2* parts;  // [2, warps, kSets, 32]
   LaneSums<T> sums;
   float of_in[kTile], of_delta[kTile], y[kTile];  // by the lane's numbers: gradients of δ·x by B, and of δ by A·log2(e); C·h
@@ -186,22 +186,25 @@ struct Walk {
     if (lane == 0) to[channel] = skips, to[p.channels + channel] = biases;
   }
 
-  // B and C of a chunk's tokens, and of numbers from `first` on.
-  __device__ __forceinline__ void load_slab(int64_t token, int first) {
+  // A thread's part of B and C of a chunk's tokens, of numbers from `first` on.
+  using Slab = uint32_t[2][kChunk * kSlab / kThreads];
+  __device__ __forceinline__ void load_slab(int64_t token, int first, Slab& numbers) const {
     const int64_t at = place.group * p.state_size + first;
     const int here = static_cast<int>(min(stop - token, int64_t{kChunk})), n = threadIdx.x % kSlab;
     const bool inside = first + n < p.state_size;
     const int64_t t0 = token + threadIdx.x / kSlab;
     const T *of_B = static_cast<const T*>(p.B) + t0 * p.b_stride + at + n, *of_C = static_cast<const T*>(p.C) + t0 * p.c_stride + at + n;
     constexpr int kRows = kThreads / kSlab;  // tokens at a time
-    uint32_t numbers[2][kChunk / kRows] = {};
 #pragma unroll
     for (int i = 0; i < kChunk / kRows; ++i, of_B += kRows * p.b_stride, of_C += kRows * p.c_stride) {
+      numbers[0][i] = numbers[1][i] = 0;
       if (inside && static_cast<int>(threadIdx.x) / kSlab + i * kRows < here)
         numbers[0][i] = load_raw(of_B), numbers[1][i] = load_raw(of_C);
     }
+  }
+  __device__ __forceinline__ void put_slab(const Slab& numbers) const {
 #pragma unroll
-    for (int i = 0; i < kChunk / kRows; ++i) {
+    for (int i = 0; i < kChunk * kSlab / kThreads; ++i) {
       B[i * kThreads + threadIdx.x] = raw_value<T>(numbers[0][i]), C[i * kThreads + threadIdx.x] = raw_value<T>(numbers[1][i]);
     }
     __syncthreads();
@@ -376,12 +379,14 @@ struct Walk {
 
   __device__ __forceinline__ void take_chunk(int64_t token) {
     const int64_t chunk = selective_scan_first_chunk(place.row, start, kChunk) + (token - start) / kChunk;
-    full(token, kChunk) ? load_tokens<true>(token) : load_tokens<false>(token);
-    if (p.state_size <= kSlab) load_slab(token, 0);
-    if (token > start) fetch(token - kChunk, chunk - 1);
     const char* states = states_of(chunk, channel);
     float ahead[kFour];
-    load_states(states, 0, ahead);
+    load_states(states, 0, ahead);  // all loads before the first that is waited for
+    Slab numbers;
+    load_slab(token, 0, numbers);
+    full(token, kChunk) ? load_tokens<true>(token) : load_tokens<false>(token);
+    if (token > start) fetch(token - kChunk, chunk - 1);
+    put_slab(numbers);
 #pragma unroll 1
     for (int first = kChunk - kTile; first >= 0; first -= kTile) {
       if (token + first >= stop) continue;
@@ -389,7 +394,10 @@ struct Walk {
       for (int k = 0; k < kTile; ++k) of_in[k] = of_delta[k] = y[k] = 0;
 #pragma unroll 1
       for (int turn = 0; turn < plan.turns; ++turn) {
-        if (p.state_size > kSlab && turn * kLanes * kFour % kSlab == 0) load_slab(token, turn * kLanes * kFour);
+        // The chunk's first slab is there when the last tile begins.
+        if (const int n = turn * kLanes * kFour; p.state_size > kSlab && n % kSlab == 0 && (n > 0 || first + kTile < kChunk)) {
+          load_slab(token, n, numbers), put_slab(numbers);
+        }
         float h[kFour] = {ahead[0], ahead[1], ahead[2], ahead[3]};
         load_states(states, turn + 1 < plan.turns ? turn + 1 : 0, ahead);
         take_four(turn, first, h);
