@@ -140,6 +140,13 @@ std::string made_from(const RecallShown& shown, bool with_range) {
          (shown.seeds > 1 ? std::string("; mean ") + (with_range ? "and range of " : "of ") + std::to_string(shown.seeds) + " seeds" : "");
 }
 
+// That some of the points shown may rise yet: not all of their rates are done.
+std::string unfinished(const std::vector<const PointResult*>& points) {
+  const auto waits = [](const PointResult* point) { return point->done + point->failed < point->runs; };
+  const auto count = std::count_if(points.begin(), points.end(), waits);
+  return count == 0 ? "" : "; at " + std::to_string(count) + (count == 1 ? " point" : " points") + " not all rates yet";
+}
+
 std::string subtitle_of(const RecallTask& task) {
   const RecallSegment& last = task.test.back();
   return "multi-query associative recall, up to " + std::to_string(last.pairs) + " pairs in " + std::to_string(last.length) + " tokens";
@@ -193,7 +200,7 @@ Plot against(Plot plot, const std::vector<const PointResult*>& points, CostOf co
 Plot against_state(const RecallShown& shown, const std::vector<const PointResult*>& points) {
   Plot plot = frame(shown);
   plot.x = {"bytes of recurrent state", true, TickFormat::bytes, {}, {}};
-  plot.footer = made_from(shown, true) + "; state measured";
+  plot.footer = made_from(shown, true) + unfinished(points) + "; state measured";
   return against(std::move(plot), points, state_bytes_of);
 }
 
@@ -201,7 +208,7 @@ Plot against_parameters(const RecallShown& shown, const std::vector<const PointR
   Plot plot = frame(shown);
   plot.title += ": by parameters";
   plot.x = {"parameters", true, TickFormat::number, {}, {}};
-  plot.footer = made_from(shown, true);
+  plot.footer = made_from(shown, true) + unfinished(points);
   return against(std::move(plot), points, parameters_of);
 }
 

@@ -26,6 +26,7 @@ TEST(RecallFigures, CurvesAreOfModelsOfAboutEqualBytes) {
         {"state_bytes", Config(of.bytes)}, {"segments", of_segments}, {"by_epoch", Config(Config::Array{of_segments, of_segments})}});
     PointResult& point = points.emplace_back();
     point.series = of.series, point.score = of.recall, point.best = {&run};
+    point.runs = 4, point.done = of.series == "GLA" ? 2 : 4;
   }
   points.emplace_back().series = "not done";
   RecallShown shown;
@@ -33,6 +34,7 @@ TEST(RecallFigures, CurvesAreOfModelsOfAboutEqualBytes) {
   shown.training.epochs = 2;
   const std::vector<Figure> figures = recall_figures(shown, points);
   ASSERT_EQ(figures.size(), 3);
+  EXPECT_THAT(figures[0].plot.footer, testing::HasSubstr("; at 1 point not all rates yet"));
   for (const Figure& figure : {figures[1], figures[2]}) {
     SCOPED_TRACE(figure.name);
     std::vector<std::string> labels;
