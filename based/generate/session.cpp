@@ -19,7 +19,7 @@ const char* why_not(Finish finish) {
 
 }  // namespace
 
-Session::Session(LanguageModel& model, EngineOptions engine) : model_(model), engine_(model, one_slot(std::move(engine))) {}
+Session::Session(LanguageModel& model, EngineOptions engine) : model_(model), engine_(model, one_slot(engine)) {}
 
 const std::vector<int64_t>& Session::ids() const {
   static const std::vector<int64_t> none;
