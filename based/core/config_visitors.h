@@ -123,8 +123,6 @@ std::string type_name() {
     return "number";
   } else if constexpr (std::same_as<T, std::string>) {
     return "string";
-  } else if constexpr (std::same_as<T, Config>) {
-    return "table";
   } else if constexpr (List<T>) {
     return "list of " + type_name<typename Element<T>::type>();
   } else {

@@ -106,8 +106,7 @@ Tensor taylor_steps(const Tensors& x, bool deferred) {
 // The first row's tokens one by one; features are positive.
 Tensor linear_attention_steps(const Tensors& x) {
   const auto sums = torch::dtype(torch::kFloat).device(x[0].device());
-  Tensor kv = torch::zeros({1, 2, 16, 24}, sums), k = torch::zeros({1, 2, 16}, sums);
-  const Tensor slot = torch::zeros({1}, sums.dtype(torch::kInt64));
+  Tensor kv = torch::zeros({1, 2, 16, 24}, sums), k = torch::zeros({1, 2, 16}, sums), slot = torch::zeros({1}, sums.dtype(torch::kInt64));
   Tensors rows;
   for (int64_t t = 0; t < 65; ++t)
     rows.push_back(
@@ -120,7 +119,9 @@ std::vector<OperatorCheck> linear_attention_checks() {
   const auto reference = [](const Tensors& x) {
     return std::get<0>(ops::linear_attention_reference(x[0].abs(), x[1].abs(), x[2], row_starts(x[0]), {}, 1e-6));
   };
+  const auto pairs = [](const Tensors& x) { return ops::linear_attention_pairs(x[0].abs(), x[1].abs(), x[2], row_starts(x[0]), 1e-6); };
   return {
+      {"linear_attention_pairs", qkv, pairs, reference},
       {"linear_attention", qkv,
        [](const Tensors& x) { return std::get<0>(ops::linear_attention(x[0].abs(), x[1].abs(), x[2], row_starts(x[0]), {}, 1e-6)); },
        reference},

@@ -269,6 +269,7 @@ TextRequest PromptsFile::request(int64_t index, const Tokenizer& tokenizer, cons
       continue;
     }
     std::vector<std::string> known;
+    known.reserve(fields.size());
     for (const auto& entry : fields) known.push_back(entry.first);
     const std::string close = nearest(key, known);
     throw Error(place(index) + ": unknown key '" + key + "'" + (close.empty() ? "" : ", did you mean '" + close + "'?"));

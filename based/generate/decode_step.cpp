@@ -125,6 +125,7 @@ void DecodeStep::set_sampling(const std::vector<int64_t>& slots, const std::vect
   const Slots index = on_device(slots);
   const auto set = [&]<class T>(Tensor& all, auto SamplingOptions::*field, T) {
     std::vector<T> values;
+    values.reserve(options.size());
     for (const SamplingOptions& one : options) values.push_back(static_cast<T>(one.*field));
     all.index_copy_(0, index, ops::to_device(torch::tensor(values), model_.device()));
   };
