@@ -11,17 +11,21 @@ using kernels::LinearAttention;
 using kernels::LinearAttentionBackward;
 namespace gpu = kernels::cuda;
 
-__global__ void score(LinearAttention p, int64_t row_length, double* weights) {
-  const int64_t token = blockIdx.x, head = blockIdx.y;
+__device__ int64_t row_of(const LinearAttention& p, int64_t token) {
   int64_t row = 0;
   while (p.row_start[row + 1] <= token) ++row;
-  for (int64_t s = p.row_start[row] + threadIdx.x; s <= token; s += blockDim.x) {
+  return row;
+}
+
+__global__ void score(LinearAttention p, int64_t row_length, double* weights) {
+  const int64_t token = blockIdx.x, head = blockIdx.y, first = p.row_start[row_of(p, token)];
+  for (int64_t s = first + threadIdx.x; s <= token; s += blockDim.x) {
     double sum = 0;
     for (int i = 0; i < p.features; ++i) {
       sum += static_cast<double>(static_cast<const float*>(p.q)[(token * p.heads + head) * p.features + i]) *
              static_cast<double>(static_cast<const float*>(p.k)[(s * p.heads + head) * p.features + i]);
     }
-    weights[(token * p.heads + head) * row_length + s - p.row_start[row]] = sum;
+    weights[(token * p.heads + head) * row_length + s - first] = sum;
   }
 }
 
@@ -32,16 +36,8 @@ struct Reference {
   const double* weights;
   double *y, *denominator, *grad_q, *grad_k, *grad_v;
 
-  __device__ int64_t start(int64_t token) const {
-    int64_t row = 0;
-    while (b.forward.row_start[row + 1] <= token) ++row;
-    return b.forward.row_start[row];
-  }
-  __device__ int64_t stop(int64_t token) const {
-    int64_t row = 0;
-    while (b.forward.row_start[row + 1] <= token) ++row;
-    return b.forward.row_start[row + 1];
-  }
+  __device__ int64_t start(int64_t token) const { return b.forward.row_start[row_of(b.forward, token)]; }
+  __device__ int64_t stop(int64_t token) const { return b.forward.row_start[row_of(b.forward, token) + 1]; }
   __device__ int64_t at(int64_t token, int head) const { return token * b.forward.heads + head; }
   __device__ double weight(int64_t query, int64_t key, int head, int64_t first) const {
     return weights[at(query, head) * row_length + key - first];
