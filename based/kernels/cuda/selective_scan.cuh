@@ -55,6 +55,10 @@ __device__ __forceinline__ float scan_step(const SelectiveScan& p, float raw) {
   return p.softplus ? smooth : raw;
 }
 
+// Rows whose C·h are products of tensor cores. Fits: bf16, sixteen numbers a channel, and what is read by eight elements lies so.
+bool scan_forward_mma_fits(const SelectiveScan&);
+Status scan_forward_mma(const SelectiveScan&, Stream);
+
 // A channel's rate for exp2: A·log2(e).
 __device__ __forceinline__ float scan_rate(float A_log) { return -kLog2e * expf(A_log); }
 

@@ -22,14 +22,9 @@ constexpr int kSlab = 32;                 // numbers of the state whose B and C 
 constexpr int kSets = 2 * kTile / kFour;  // sixteens of values, of four tokens' C or B, whose sums over lanes are stored together
 static_assert(kChunk % kTile == 0 && kTile % kFour == 0 && kSlab % (kLanes * kFour) == 0);
 
-// mma_16x8x16() and mma_16x8x8() to which nothing is added.
+// mma_16x8x16() to which nothing is added.
 __device__ __forceinline__ void begin_product(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
-      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0F));
-}
-__device__ __forceinline__ void begin_tf32_product(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0F));
 }
@@ -62,7 +57,7 @@ class LaneSums {
       for (int i = 0; i < 2; ++i) {
         const float first = low_cut(v[2 * i]), second = low_cut(v[2 * i + 1]);
         const uint32_t a = __float_as_uint(first), b = __float_as_uint(second);
-        if (i == 0) begin_tf32_product(sums, select_[i], a, b);
+        if (i == 0) begin_16x8x8(sums, select_[i], a, b);
         if (i != 0) mma_16x8x8(sums, select_[i], a, b);
         mma_16x8x8(sums, select_[i], __float_as_uint(v[2 * i] - first), __float_as_uint(v[2 * i + 1] - second));
       }

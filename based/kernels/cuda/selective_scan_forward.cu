@@ -326,12 +326,13 @@ Status scan(const SelectiveScan& p, float* ends, Stream stream) {
 }  // namespace
 
 int64_t selective_scan_forward_scratch(const SelectiveScan& p) {
-  return p.tokens > kSegment ? segments_of(p) * (p.state_size + 1) * p.channels * 4 : 0;
+  return p.tokens > kSegment && !scan_forward_mma_fits(p) ? segments_of(p) * (p.state_size + 1) * p.channels * 4 : 0;
 }
 
 Status selective_scan_forward(const SelectiveScan& p, void* scratch, Stream stream) {
   if (const Status status = check_scan(p); !status.ok()) return status;
   if (p.rows == 0 || p.channels == 0 || p.tokens == 0) return {};
+  if (scan_forward_mma_fits(p)) return scan_forward_mma(p, stream);
   return (p.dtype == DType::bf16 ? scan<bf16> : scan<float>)(p, static_cast<float*>(scratch), stream);
 }
 

@@ -13,6 +13,13 @@ __device__ __forceinline__ void mma_16x8x8(float (&d)[4], const uint32_t (&a)[4]
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// d = a·b. Zeros as a first d would be registers of their own.
+__device__ __forceinline__ void begin_16x8x8(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0F));
+}
+
 // To be rounded, not cut off, where the tensor cores ignore the last 13 bits. NaN stays NaN. One instruction less than cvt.rna.tf32.
 __device__ __forceinline__ float round_to_tf32(float x) { return fabsf(x) < INFINITY ? __uint_as_float(__float_as_uint(x) + 0x1000U) : x; }
 

@@ -289,7 +289,7 @@ void verify_step(Report& report, int64_t channels, int64_t state_size, int64_t g
                            std::to_string(rows) + (settled ? " settled" : "") + type_name(dtype);
   report.expect(name + ": y",
                 relative_error(download(stepped.as(), dtype, s.tokens() * channels), download(m.y.as(), dtype, s.tokens() * channels)),
-                dtype == DType::bf16 ? 5e-4 : 2e-6);
+                dtype == DType::bf16 ? 2e-3 : 2e-6);  // rows read their states in TF32, and then other sums are rounded to bf16
   report.expect(name + ": state", relative_error(state, download(m.state.as(), DType::f32, rows * of_row)), 2e-6);
 }
 
@@ -327,6 +327,8 @@ void verify_selective_scan(Report& report) {
     verify(report, {starts, 40, 16, 1, dtype});
     verify(report, {starts, 37, 5, 1, dtype, true, true, true, true, true, 3});
     verify(report, {{0, 300}, 96, 16, 2, dtype, true, true, true, true, false});
+    verify(report, {{0, 0, 35, 300, 316}, 72, 16, 1, dtype, false, false, false, true, true, 8});
+    verify(report, {{0, 33, 97}, 208, 16, 2, dtype, true, true, false, false, true, 24});
     verify(report, {{0, 300}, 136, 24, 1, dtype, false, true, false, true, true});
     verify(report, {{0, 200, 260}, 24, 33, 3, dtype, true, false, true, false, true, 8});
     verify(report, {{0, 140}, 6, 1, 6, dtype, false, false, false, true, true});
@@ -339,7 +341,8 @@ void verify_selective_scan(Report& report) {
     // Rows of several segments, empty ones among them.
     verify(report, {{0, 0, 2049, 2052, 2052, 6200, 8248}, 24, 16, 1, dtype});
     verify(report, {{0, 4100}, 20, 24, 1, dtype, true, true, true, true, false});
-    verify_rows_alone(report, {{0, 5000, 5001, 5001, 9200, 9300}, 36, 16, 1, dtype});
+    verify(report, {{0, 0, 2049, 2052, 2052, 6200}, 24, 12, 1, dtype});
+    for (const int64_t channels : {36, 40}) verify_rows_alone(report, {{0, 5000, 5001, 5001, 9200, 9300}, channels, 16, 1, dtype});
     // Rows alone are too few to fill a device, together they are not.
     std::vector<int64_t> many = equal_rows(60, 20);
     for (const int64_t length : {1, 0, 700, 3}) many.push_back(many.back() + length);
