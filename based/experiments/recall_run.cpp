@@ -55,7 +55,7 @@ class Run {
  public:
   Run(const RecallRun& run, const RecallData& data, const RecallHooks& hooks)
       : run_(run), data_(data), hooks_(hooks), precision_(uses_tf32(run.training)), model_(make_model(run.model, run.seed)) {
-    model_->to(data.device());
+    model_->to(data.device(), run.training.precision == "bf16" ? torch::kBFloat16 : torch::kFloat);
     for (const auto& segment : data.train())
       for (const RecallPiece& piece : recall_pieces(segment, run.training.batch)) batches_.push_back(piece);
     for (const auto& segment : data.test()) tests_.push_back(recall_pieces(segment, std::max<int64_t>(1, kTestTokens / segment.length)));
@@ -148,8 +148,9 @@ class Run {
 }  // namespace
 
 bool uses_tf32(const RecallTraining& training) {
-  if (training.precision == "fp32" || training.precision == "tf32") return training.precision == "tf32";
-  throw UsageError("training.precision must be fp32 or tf32, got " + in_quotes(training.precision));
+  for (const char* known : {"fp32", "tf32", "bf16"})
+    if (training.precision == known) return training.precision == "tf32";
+  throw UsageError("training.precision must be fp32, tf32 or bf16, got " + in_quotes(training.precision));
 }
 
 RecallOutcome train_recall(const RecallRun& run, const RecallData& data, const RecallHooks& hooks) { return Run(run, data, hooks).go(); }

@@ -125,7 +125,7 @@ TEST_F(RecallExperimentTest, WhatCannotRunIsWrongUsage) {
       {"training.learning_rates=[1e-3,1e300]", "learning_rate must be above 0 and at most 1e6"},
       {"optimizer.learning_rate=1e-3", "the rates are training.learning_rates"},
       {"training.epochs=4611686018427387904", "must be below 2^31 steps"},
-      {"training.precision=\"bf16\"", "training.precision must be fp32 or tf32"},
+      {"training.precision=\"fp16\"", "training.precision must be fp32, tf32 or bf16"},
       {"score=\"first\"", "score must be all or last, got 'first'"},
       {"task.train.0.pairs=100", "task.train[0]: mqar: pairs must be from 1 to a quarter"},
       {"task.compat=\"zology\"", "compat must be 'none' or 'zoology'"},
@@ -213,6 +213,19 @@ TEST_F(RecallExperimentTest, ARunComesToWhatItCameTo) {
     EXPECT_NEAR(loss, losses[run], 2e-3) << "if this change is meant, raise the version: mqar_version, recall_version, or the mixer's in "
                                             "based/experiments/versions.cpp; then put the new number here";
   }
+}
+
+TEST_F(RecallExperimentTest, BrainFloatsTrainAsFloatsDo) {
+  const auto loss_of = [&](const char* precision) {
+    const ExperimentFile file = read({"training.shuffle=true", std::string("training.precision=\"") + precision + '"'});
+    const auto outcome = file.experiment->run(0, *file.experiment->load(torch::kCPU), {});
+    double loss = 0;
+    config_detail::read(*outcome->find("loss"), loss, "loss");
+    return loss;
+  };
+  const double in_fp32 = loss_of("fp32"), in_bf16 = loss_of("bf16");
+  EXPECT_NEAR(in_bf16, in_fp32, 0.05);
+  EXPECT_NE(in_bf16, in_fp32);
 }
 
 StoredRun stored_run(const ExperimentFile& file, size_t index, double accuracy, torch::DeviceType device = torch::kCPU) {
