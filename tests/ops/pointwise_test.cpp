@@ -69,7 +69,8 @@ TEST_P(PointwiseOnDevices, GatedRmsNorm) {
       const double tolerance = type == at::kDouble ? 1e-13 : type == at::kFloat ? 2e-6 : 1e-2;
       const Tensor y = on_device(op, GetParam())(inputs)[0];
       EXPECT_TRUE(close(y, plain(exact)[0], tolerance)) << type << at::IntArrayRef(sizes);
-      if (sizes[0] == 0) continue;
+      // On a GPU doubles and the widest rows are summed by ATen, in an order that depends on the number of rows.
+      if (sizes[0] == 0 || (GetParam() == at::kCUDA && (type == at::kDouble || sizes.back() > 8192))) continue;
       const at::NoGradGuard no_grad;
       const auto row = [&](int64_t i) { return vector<Tensor>{inputs[0].narrow(0, i, 1), inputs[1], inputs[2].narrow(0, i, 1)}; };
       EXPECT_TRUE(same_bits(on_device(op, GetParam())(row(1))[0], y.narrow(0, 1, 1))) << type << at::IntArrayRef(sizes);
