@@ -57,7 +57,8 @@ struct RecallTraining {
     field("batch", batch, "examples a step, all of one segment; a segment's last batch may be smaller");
     field("shuffle", shuffle, "draw the order of the batches anew each epoch; otherwise the order of the segments");
     field("stop_above", stop_above, "a run ends after the epoch whose mean accuracy is above this; 1: never");
-    field("precision", precision, "fp32; tf32: products of matrices in tensor cores, on a GPU; bf16: weights and activations, updates in fp32");
+    field("precision", precision,
+          "fp32; tf32: products of matrices in tensor cores, on a GPU; bf16: weights and activations, updates in fp32");
   }
 };
 
