@@ -8,6 +8,17 @@ namespace {
 
 bool once_only = false;
 
+// By multiprocessors: on an H200 a memory copy in a graph came to 2.7 TB/s where ATen's copy kernel came to 4.25.
+constexpr int kCopyThreads = 256, kCopyEach = 4;
+__global__ void __launch_bounds__(kCopyThreads) copy_bytes(const uint4* from, uint4* to) {
+  const int64_t first = blockIdx.x * int64_t{kCopyThreads * kCopyEach} + threadIdx.x;
+  uint4 values[kCopyEach];
+#pragma unroll
+  for (int i = 0; i < kCopyEach; ++i) values[i] = from[first + i * kCopyThreads];
+#pragma unroll
+  for (int i = 0; i < kCopyEach; ++i) to[first + i * kCopyThreads] = values[i];
+}
+
 }  // namespace
 
 int working_sets(int64_t bytes) { return static_cast<int>(std::clamp<int64_t>((256LL << 20) / std::max<int64_t>(bytes, 1) + 1, 2, 64)); }
@@ -58,7 +69,8 @@ double bytes_per_ms() {
     constexpr int64_t kBytes = int64_t{1} << 30;
     const Buffer from(kBytes), to(kBytes);
     const auto copy = [&](int, cudaStream_t stream) {
-      check(cudaMemcpyAsync(to.as<>(), from.as<>(), kBytes, cudaMemcpyDeviceToDevice, stream), "copy");
+      copy_bytes<<<kBytes / (kCopyThreads * kCopyEach * 16), kCopyThreads, 0, stream>>>(from.as<const uint4>(), to.as<uint4>());
+      check(cudaGetLastError(), "copy");
     };
     return once_only ? 1.0 : 2 * static_cast<double>(kBytes) / median_ms(1, copy);
   }();
