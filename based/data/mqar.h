@@ -87,7 +87,7 @@ ZoologySeeds zoology_segment_seeds(int64_t data_seed, int64_t train_segments, in
 
 // The data of a published training. The segments' own seeds are not read: these are zoology_segment_seeds of `data_seed`, and one generator
 // of fillers, which begins at `filler_seed`, goes on over the train segments and then over the test segments. (The peer makes its model out
-// of the same generator first, so that its fillers follow the model; here they follow the seed alone.)
+// of the same generator first, so that its fillers follow the model; here they follow the seed alone.) A thread each makes a segment.
 struct MqarSegments {
   std::vector<MqarData> train, test;
 };

@@ -55,7 +55,8 @@ __device__ __forceinline__ float scan_step(const SelectiveScan& p, float raw) {
   return p.softplus ? smooth : raw;
 }
 
-// Rows whose C·h are products of tensor cores. Fits: bf16, sixteen numbers a channel, and what is read by eight elements lies so.
+// Rows whose C·h are products of tensor cores. Fits: bf16, sixteen numbers a channel, groups of whole eights of channels, and tensors whose
+// tokens are aligned to 16 bytes.
 bool scan_forward_mma_fits(const SelectiveScan&);
 Status scan_forward_mma(const SelectiveScan&, Stream);
 

@@ -15,7 +15,7 @@ constexpr int kBlocks = 4;                       // of a multiprocessor
 constexpr int kAhead = 5, kStages = kAhead + 2;  // tiles on their way; one whose outputs are made and one that is walked
 constexpr int kRowBytes = kChannels * 2, kInputBytes = kTile * kRowBytes, kMatrixBytes = kTile * kNumbers * 2;
 constexpr int kOfB = 3 * kInputBytes, kOfC = kOfB + kMatrixBytes, kStageBytes = kOfC + kMatrixBytes;  // x, which becomes y; dt; z; B; C
-constexpr float kCutOff = 1.00035F;  // tensor cores cut the states off to TF32: what that takes in the mean
+constexpr float kCutOff = 1.00035F;  // what y is multiplied by, since tensor cores truncate the states to TF32: right in the mean
 static_assert(kTile == kSelectiveScanCudaChunk && kStageBytes == kThreads * 32);  // a thread copies sixteen bytes twice
 
 struct Memory {

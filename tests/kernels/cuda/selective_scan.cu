@@ -289,7 +289,9 @@ void verify_step(Report& report, int64_t channels, int64_t state_size, int64_t g
                            std::to_string(rows) + (settled ? " settled" : "") + type_name(dtype);
   report.expect(name + ": y",
                 relative_error(download(stepped.as(), dtype, s.tokens() * channels), download(m.y.as(), dtype, s.tokens() * channels)),
-                dtype == DType::bf16 ? 2e-3 : 2e-6);  // rows read their states in TF32, and then other sums are rounded to bf16
+                dtype != DType::bf16 ? 2e-6
+                : state_size == 16   ? 1.2e-3
+                                     : 5e-4);  // of 16 numbers rows read their states in TF32
   report.expect(name + ": state", relative_error(state, download(m.state.as(), DType::f32, rows * of_row)), 2e-6);
 }
 
