@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "based/kernels/taylor_attention.h"
+#include "based/ops/linear_attention_squares.h"
 #include "based/ops/operator_gradient.h"
 #include "based/ops/recompute.h"
 #include "based/ops/rows.h"
@@ -93,10 +94,13 @@ RunResult one_chunk(const SumsOfRun& in) {
 // A token's products: with the tokens of its chunk's square, and with the state and into it.
 int64_t products_of_chunks(int64_t features, int64_t width) { return kChunk * (features + width) + 2 * features * width; }
 
+bool whole_is_less(int64_t length, int64_t features, int64_t width) {
+  return length <= kLargestSquare && length * (features + width) <= products_of_chunks(features, width);
+}
+
 RunResult chunked(const SumsOfRun& in) {
-  const int64_t length = in.q.size(2), features = in.q.size(3), width = in.v.size(3);
-  const bool whole = length <= kLargestSquare && length * (features + width) <= products_of_chunks(features, width);
-  return by_chunks(in, whole ? std::max<int64_t>(length, 1) : kChunk, one_chunk);
+  const int64_t length = in.q.size(2);
+  return by_chunks(in, whole_is_less(length, in.q.size(3), in.v.size(3)) ? std::max<int64_t>(length, 1) : kChunk, one_chunk);
 }
 
 AttentionSums sums_of(const LinearAttention& in, const RunForm& form) {
@@ -115,7 +119,31 @@ Result<LinearAttention> attend(const LinearAttention& in, const RunForm& form) {
   return {out.y.contiguous(), kept(out.kv_state), kept(out.k_state)};
 }
 
-Result<LinearAttention> forward(const LinearAttention& in) { return attend(in, chunked); }
+// y of rows without a state before or after them, all of which are less work as whole squares; undefined: of others.
+Tensor by_squares(const LinearAttention& in) {
+  if (in.final_state || in.initial_kv_state || in.q.size(0) == 0) return {};
+  const std::vector<Run> runs = equal_runs(row_starts("linear_attention", "cu_seqlens", in.cu_seqlens, in.q.size(0)));
+  for (const Run& run : runs)
+    if (!whole_is_less(run.length, in.q.size(2), in.v.size(2))) return {};
+  const at::ScalarType type = sum_type(in.q);
+  const Tensor q = in.q.to(type), k = in.k.to(type), v = in.v.to(type);
+  std::vector<Tensor> pieces;
+  for (const Run& run : runs) {
+    const auto heads_first = [&](const Tensor& packed) { return tokens_of(packed, run).transpose(1, 2); };
+    const Tensor y = attend_by_squares(heads_first(q), heads_first(k), heads_first(v), in.eps);
+    pieces.push_back(y.transpose(1, 2).reshape({run.rows * run.length, in.v.size(1), in.v.size(2)}));
+  }
+  return join(pieces, {}, {}).to(in.v.scalar_type()).contiguous();
+}
+
+Result<LinearAttention> forward(const LinearAttention& in) {
+  check(in);
+  const Tensor y = by_squares(in);
+  if (!y.defined()) return attend(in, chunked);
+  const at::TensorOptions sums = in.q.options().dtype(sum_type(in.q));
+  const int64_t heads = in.q.size(1), features = in.q.size(2);
+  return {y, at::empty({0, heads, features, in.v.size(2)}, sums), at::empty({0, heads, features}, sums)};
+}
 Result<LinearAttention> forward_reference(const LinearAttention& in) { return attend(in, token_by_token); }
 
 Result<LinearAttention> forward_meta(const LinearAttention& in) {

@@ -138,7 +138,21 @@ TEST(LinearAttention, GradientsAreThoseOfFiniteDifferences) {
   for (const Case& c : {Case{{3, 0, 2}, 2, 3, 2, true}, Case{{130}, 1, 1, 1, false}})
     EXPECT_TRUE(gradcheck(calling(linear_attention, c), make_inputs(c)));
   const Case without_state{{3, 0, 2}, 2, 3, 2};
-  EXPECT_TRUE(gradcheck(calling_for_y(linear_attention_pairs, without_state), make_inputs(without_state)));
+  for (const auto op : {linear_attention_pairs, linear_attention_without_state})
+    EXPECT_TRUE(gradcheck(calling_for_y(op, without_state), make_inputs(without_state)));
+}
+
+// The weights that the gradient keeps are functions of queries and keys: a gradient's own gradient goes through them.
+TEST(LinearAttention, GradientsHaveGradients) {
+  const Case c{{3, 5}, 2, 3, 2};
+  const Function y = calling_for_y(linear_attention_without_state, c);
+  const auto of_gradients = [&](vector<Tensor> in) {
+    const at::AutoGradMode on(true);
+    for (Tensor& each : in)
+      if (!each.requires_grad()) each = each.detach().requires_grad_();
+    return torch::autograd::grad({y(in)[0].square().sum()}, in, {}, /*retain_graph=*/true, /*create_graph=*/true);
+  };
+  EXPECT_TRUE(gradcheck(of_gradients, make_inputs(c), 1e-5));
 }
 
 BASED_ON_EVERY_DEVICE(LinearAttentionStates);
