@@ -70,16 +70,6 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
 // A sector of 32 bytes on its way to the L2 cache.
 __device__ __forceinline__ void fetch_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// Stores without a branch, so that a loop stays one block of code, which the compiler schedules as a whole.
-__device__ __forceinline__ void store_if(bool there, float* to, float value) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.f32 [%1], %2;\n}" ::"r"(static_cast<int>(there)), "l"(to), "f"(value)
-               : "memory");
-}
-__device__ __forceinline__ void store_if(bool there, void* to, uint4 value) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(static_cast<int>(there)),
-               "l"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
-               : "memory");
-}
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 // 16 bytes from global to shared memory, asynchronously; zeros where not `valid`.

@@ -35,6 +35,17 @@ __device__ __forceinline__ float bf16_at(const char* from) {
   return __uint_as_float(uint32_t{*reinterpret_cast<const uint16_t*>(from)} << 16);
 }
 
+// Stores without a branch, so that a loop stays one block of code, which the compiler schedules as a whole.
+__device__ __forceinline__ void store_if(bool there, float* to, float value) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.f32 [%1], %2;\n}" ::"r"(static_cast<int>(there)), "l"(to), "f"(value)
+               : "memory");
+}
+__device__ __forceinline__ void store_if(bool there, void* to, uint4 value) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(static_cast<int>(there)),
+               "l"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
 // kGate: y is gated by z. kKeep: the state before each tile is kept.
 template <bool kGate, bool kKeep>
 struct Walker {
@@ -306,7 +317,10 @@ Status scan_forward_mma(const SelectiveScan& p, Stream stream) {
   auto* kernel = p.z != nullptr ? gated : keep ? scan_rows<false, true> : scan_rows<false, false>;
   if (const Status status = status_of(allow_shared_memory(kernel, sizeof(Memory))); !status.ok()) return status;
   const int64_t blocks = p.rows * p.groups * scan_blocks(p, kChannels);
-  return launch_overlapped(kernel, {static_cast<unsigned>(blocks), kThreads, sizeof(Memory)}, stream, p);
+  if (blocks > multiprocessors()) return launch_overlapped(kernel, {static_cast<unsigned>(blocks), kThreads, sizeof(Memory)}, stream, p);
+  // Blocks that come while others still run are put beside each other on few multiprocessors, which these would all take longer by.
+  kernel<<<static_cast<unsigned>(blocks), kThreads, sizeof(Memory), stream_of(stream)>>>(p);
+  return launched();
 }
 
 }  // namespace based::kernels::cuda::detail
