@@ -135,10 +135,12 @@ class Scatterbrain final : public Mixer {
     for (int64_t at = 0; at < run.length; at += kPiece) {
       const int64_t count = std::min(kPiece, run.length - at), from = std::max<int64_t>(0, before + at - (config_.window - 1));
       const int64_t keys = before + at + count - from;
-      const Tensor k_part = k.narrow(2, from, keys), v_part = v.narrow(2, from, keys), features = key_features(k_part);
+      const Tensor k_part = k.narrow(2, from, keys), v_part = v.narrow(2, from, keys);
+      const Features features = key_features(k_part);
       outputs.push_back(weighted(q.narrow(2, at, count), k_part, v_part, features, sums));
       const int64_t leaving = std::max<int64_t>(0, keys - (config_.window - 1));
-      if (leaving > 0 && (keeps_sums || at + count < run.length)) add(sums, features.narrow(2, 0, leaving), v_part.narrow(2, 0, leaving));
+      if (leaving > 0 && (keeps_sums || at + count < run.length))
+        add(sums, (features.values * features.log_scale.exp()).narrow(2, 0, leaving), v_part.narrow(2, 0, leaving));
     }
     return torch::cat(outputs, 2);
   }
@@ -148,46 +150,49 @@ class Scatterbrain final : public Mixer {
     sums = sums.kv.defined() ? Sums{sums.kv + kv, sums.features + count} : Sums{kv, count};
   }
 
-  // The queries are those of the last keys.
-  Tensor weighted(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& features, const Sums& sums) const {
+  // Features of which the largest is 1, and the logarithm of what they have to be multiplied by: [rows, heads, tokens, 1].
+  struct Features {
+    Tensor values, log_scale;
+  };
+  // ln(x y) for an estimate x of features and a factor y that is given by its logarithm; weights of less than `least` are none.
+  static Tensor logarithm(const Tensor& estimate, const Tensor& log_factor) {
+    constexpr double least = 1e-30, never = -std::numeric_limits<double>::infinity();
+    return (estimate.clamp_min(least).log() + log_factor).masked_fill(estimate < least, never);
+  }
+
+  // One softmax over the scores of near keys, the logarithms of far keys' estimates, and that of all before. The queries are those of the
+  // last keys.
+  Tensor weighted(const Tensor& q, const Tensor& k, const Tensor& v, const Features& of_keys, const Sums& sums) const {
     constexpr double never = -std::numeric_limits<double>::infinity();
     const int64_t count = q.size(2), keys = k.size(2), before = keys - count;
     const auto order = torch::dtype(torch::kInt64).device(q.device());
     const Tensor distance = torch::arange(before, keys, order).unsqueeze(1) - torch::arange(keys, order);
-    const Tensor near = (distance >= 0).logical_and(distance < config_.window), far = distance >= config_.window;
-    const Tensor scores =
-        (torch::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(head_dim_))).masked_fill(near.logical_not(), never);
-    const auto [q_features, log_scale] = query_features(q);
-    const Tensor estimates = torch::matmul(q_features, features.transpose(2, 3)).masked_fill(far.logical_not(), 0);
-    Tensor past = estimates.sum(3, /*keepdim=*/true), past_values;
-    if (sums.kv.defined()) {
-      past = past + torch::matmul(q_features, sums.features.unsqueeze(3));
-      past_values = torch::matmul(q_features, sums.kv);
-    }
-    // All weights are scaled so that the larger of the two kinds is 1: the quotient stays as it is, its gradient too.
-    const Tensor shift = torch::maximum(scores.amax(3, true), log_scale + past.log()).detach();
-    const Tensor exact = (scores - shift).exp(), scale = (log_scale - shift).exp();
-    Tensor values = torch::matmul(exact + scale * estimates, v);
-    if (past_values.defined()) values = values + scale * past_values;
-    return values / (exact.sum(3, /*keepdim=*/true) + scale * past);
+    const Tensor scores = torch::matmul(q, k.transpose(2, 3)) / std::sqrt(static_cast<double>(head_dim_));
+    const Features of_queries = query_features(q);
+    const Tensor far = logarithm(torch::matmul(of_queries.values, of_keys.values.transpose(2, 3)),
+                                 of_queries.log_scale + of_keys.log_scale.transpose(2, 3));
+    const Tensor logits = torch::where(distance < config_.window, scores, far).masked_fill(distance < 0, never);
+    if (!sums.kv.defined()) return torch::matmul(torch::softmax(logits, 3), v);
+
+    const Tensor largest = sums.features.detach().amax(2).clamp_min(std::numeric_limits<float>::min()).unsqueeze(2).unsqueeze(3);
+    const Tensor past = torch::matmul(of_queries.values, sums.features.unsqueeze(3) / largest);
+    const Tensor weights = torch::softmax(torch::cat({logits, logarithm(past, of_queries.log_scale + largest.log())}, 3), 3);
+    const Tensor past_values = torch::matmul(of_queries.values, sums.kv / largest) / past.clamp_min(std::numeric_limits<float>::min());
+    return torch::matmul(weights.narrow(3, 0, keys), v) + weights.narrow(3, keys, 1) * past_values;
   }
 
-  // ±R z and |z|²/2 of z = x / d^¼. A weight is the mean of e^(±R z − |z|²/2), that of the query times that of the key.
-  std::pair<Tensor, Tensor> exponents(const Tensor& x) const {
+  // ±R z − |z|²/2 of z = x / d^¼: a weight is the mean of e^ of it, that of the query times that of the key.
+  Tensor exponents(const Tensor& x) const {
     const Tensor scaled = x * std::pow(static_cast<double>(head_dim_), -0.25);
     const Tensor products = torch::matmul(scaled, random_features_.to(x.scalar_type()).t());
-    return {torch::cat({products, -products}, 3), scaled.square().sum(3, /*keepdim=*/true) / 2};
+    return torch::cat({products, -products}, 3) - scaled.square().sum(3, /*keepdim=*/true) / 2;
   }
-  Tensor key_features(const Tensor& k) const {
-    const auto [exponent, half] = exponents(k);
-    return (exponent - half - std::log(static_cast<double>(config_.feature_dim))).exp();
+  static Features features_of(const Tensor& exponent) {
+    const Tensor most = exponent.detach().amax(3, /*keepdim=*/true);
+    return {(exponent - most).exp(), most};
   }
-  // Features of which the largest is 1, and the logarithm of what they have to be multiplied by.
-  std::pair<Tensor, Tensor> query_features(const Tensor& q) const {
-    const auto [exponent, half] = exponents(q);
-    const Tensor most = exponent.amax(3, /*keepdim=*/true).detach();
-    return {(exponent - most).exp(), most - half};
-  }
+  Features query_features(const Tensor& q) const { return features_of(exponents(q)); }
+  Features key_features(const Tensor& k) const { return features_of(exponents(k) - std::log(static_cast<double>(config_.feature_dim))); }
 
   ScatterbrainConfig config_;
   int64_t d_model_, head_dim_ = 0;

@@ -94,6 +94,43 @@ TEST(Scatterbrain, ManyFeaturesEstimateWhatIsOutsideTheWindow) {
   EXPECT_GT(error(), 3 * estimated);
 }
 
+// Queries along the random rows and keys against them: features under- and overflow fp32 where weights do not, and the first tokens' own
+// scores are far below what features of later ones could come to. In one piece, in several, and behind a state.
+TEST(Scatterbrain, OfLongQueriesAndKeysIsThatInDouble) {
+  constexpr int64_t width = 64, length = 600;
+  const auto mixer_in = [](torch::Dtype type) {
+    const auto mixer = make("scatterbrain", width, "window = 3\nfeature_dim = 16\nqkv_bias = false");
+    const torch::NoGradGuard none;
+    auto parameters = mixer->named_parameters();
+    Tensor& rows = parameters["random_features"];
+    rows.copy_(rows.to(torch::kBFloat16) / rows.norm(2, 1, true) * 8.5);
+    const Tensor same = torch::eye(width, torch::kFloat64) * 2;
+    parameters["qkv_proj.weight"].copy_(torch::cat({same, -same, same}));
+    mixer->to(type);
+    return mixer;
+  };
+  const auto exact = mixer_in(torch::kFloat64), tested = mixer_in(torch::kFloat);
+  const Tensor rows = exact->named_parameters()["random_features"].detach();
+  const Tensor x = (rows.repeat({length / 8, 1}) + 0.1 * draw(length, width)).to(torch::kFloat) * std::sqrt(2.0);
+  const auto run = [](Mixer& mixer, const Tensor& given) {
+    const Tensor leaf = given.detach().requires_grad_(true), y = forward(mixer, leaf);
+    return std::pair(y.detach().to(torch::kFloat64), torch::autograd::grad({y.sum()}, {leaf})[0].to(torch::kFloat64));
+  };
+  const auto [y, gradient] = run(*exact, x.to(torch::kFloat64));
+  const auto [found, found_gradient] = run(*tested, x);
+  EXPECT_LT(((found - y).norm() / y.norm()).item<double>(), 1e-3);
+  EXPECT_LT(((found_gradient - gradient).norm() / gradient.norm()).item<double>(), 1e-2);
+
+  const torch::NoGradGuard none;
+  MixerState state = tested->make_state(1);
+  const Tensor slots = torch::zeros({1}, torch::kInt64);
+  const auto prefill = [&](int64_t from, int64_t count) {
+    return tested->prefill(x.narrow(0, from, count), state, Pass(Sequences::equal(1, count), slots, torch::full({1}, from)));
+  };
+  const Tensor first = prefill(0, 550), second = prefill(550, 50);
+  EXPECT_LT(((torch::cat({first, second}).to(torch::kFloat64) - y).norm() / y.norm()).item<double>(), 1e-3);
+}
+
 // Which keys a token sees, by the gradients of values alone: queries and keys are constant.
 TEST(Bigbird, SeesWindowBeginningAndRandomPlaces) {
   constexpr int64_t length = 60, block = 3;
