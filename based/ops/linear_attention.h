@@ -18,7 +18,8 @@ struct LinearAttentionState {
 // both sums of initial_state. Throws Error naming operator, argument and value.
 std::tuple<Tensor, LinearAttentionState> linear_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                                                           const std::optional<LinearAttentionState>& initial_state, double eps);
-// y alone, of rows that start from zero and leave no state: on a GPU in fp32 by linear_attention_pairs, where that is sooner done.
+// y alone, of rows that start from zero and leave no state: on a GPU in fp32 by linear_attention_pairs, where that is sooner done; else in
+// ATen by whole squares of weights, where no row is less work by chunks.
 Tensor linear_attention_without_state(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, double eps);
 // The same by the weight of every pair of tokens: on a GPU in fp32 a kernel, features and head_dim up to 128, without a look at the rows'
 // lengths.

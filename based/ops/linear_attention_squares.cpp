@@ -17,8 +17,7 @@ struct Squares : torch::autograd::Function<Squares> {
   using Variables = torch::autograd::variable_list;
 
   static Tensor forward(Context* context, const Tensor& q, const Tensor& k, const Tensor& v, double eps) {
-    const Tensor weights = at::matmul(q, k.transpose(-1, -2)).tril_(), denominator = weights.sum(-1, /*keepdim=*/true).add_(eps);
-    weights.div_(denominator);
+    const auto [weights, denominator] = weights_of(q, k, eps);
     context->save_for_backward({q, k, v, weights, denominator});
     context->saved_data["eps"] = eps;
     return at::matmul(weights, v);
