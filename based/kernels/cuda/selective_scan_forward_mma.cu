@@ -318,7 +318,7 @@ Status scan_forward_mma(const SelectiveScan& p, Stream stream) {
   if (const Status status = status_of(allow_shared_memory(kernel, sizeof(Memory))); !status.ok()) return status;
   const int64_t blocks = p.rows * p.groups * scan_blocks(p, kChannels);
   if (blocks > multiprocessors()) return launch_overlapped(kernel, {static_cast<unsigned>(blocks), kThreads, sizeof(Memory)}, stream, p);
-  // Blocks that come while others still run are put beside each other on few multiprocessors, which these would all take longer by.
+  // Launched ahead, few blocks took twice as long: it seems that those that come while others run are put on the same multiprocessors.
   kernel<<<static_cast<unsigned>(blocks), kThreads, sizeof(Memory), stream_of(stream)>>>(p);
   return launched();
 }
