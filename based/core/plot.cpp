@@ -109,7 +109,7 @@ std::string gnuplot_script(const Plot& plot, const PlotLayout& layout, const std
   add_axis(script, "x", layout.x);
   add_axis(script, "y", layout.y);
   script += "set ytics in scale 0\n";
-  add_label(script, 20, 32, plot.title, kTitleSize, kInk, Anchor::start, true);
+  add_label(script, 20, 32, plot.title, layout.title_size, kInk, Anchor::start, true);
   add_label(script, 20, 60, plot.subtitle, kTextSize, kGrey, Anchor::start);
   add_label(script, 20, layout.top - 20, plot.y.label, kTextSize, kInk, Anchor::start);
   add_label(script, (layout.left + layout.right) / 2, layout.bottom + 44, plot.x.label, kTextSize, kInk, Anchor::middle);

@@ -297,6 +297,7 @@ PlotLayout make_layout(const Plot& plot) {
     layout.series.push_back(std::move(series));
   }
   if (xs.empty()) throw Error("plot: " + in_quotes(plot.title) + " has no points to draw");
+  layout.title_size = std::min(kTitleSize, kTitleSize * (kWidth - 30) / text_width(plot.title, kTitleSize));
   layout.left = 84;
   layout.right = kWidth - (plot.labels_at_end ? label_column(plot) : 40);
   layout.top = plot.subtitle.empty() ? 86 : 110;

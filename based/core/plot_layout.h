@@ -45,6 +45,7 @@ struct SeriesLabel {
 
 struct PlotLayout {
   double left = 0, right = 0, top = 0, bottom = 0;  // the plot area
+  double title_size = kTitleSize;                   // less where the title would not fit
   Scale x, y;
   std::vector<PlotSeries> series;   // sorted by x, drawable points only
   std::vector<SeriesLabel> labels;  // one a series

@@ -115,7 +115,7 @@ std::string plot_svg(const Plot& plot) {
     svg.line(layout.x(tick.value), layout.bottom, layout.x(tick.value), layout.bottom + 5, kGrey);
     svg.text(layout.x(tick.value), layout.bottom + 18, tick.text, kTextSize, kGrey, Anchor::middle);
   }
-  svg.text(20, 32, plot.title, kTitleSize, kInk, Anchor::start, true);
+  svg.text(20, 32, plot.title, layout.title_size, kInk, Anchor::start, true);
   svg.text(20, 60, plot.subtitle, kTextSize, kGrey, Anchor::start);
   svg.text(20, layout.top - 20, plot.y.label, kTextSize, kInk, Anchor::start);
   svg.text((layout.left + layout.right) / 2, layout.bottom + 44, plot.x.label, kTextSize, kInk, Anchor::middle);

@@ -120,6 +120,14 @@ TEST(Plot, RefusesWhatCannotBeDrawn) {
   EXPECT_EQ(error([&](Plot& plot) { plot.series[0].points.emplace_back(1, nan); }), "") << "a point that is not finite is left out";
 }
 
+TEST(Plot, ALongTitleIsSmaller) {
+  Plot plot = recall_plot();
+  EXPECT_EQ(make_layout(plot).title_size, plot_detail::kTitleSize);
+  plot.title = std::string(140, 'm');
+  EXPECT_NEAR(make_layout(plot).title_size, plot_detail::kTitleSize / 2, 1);
+  EXPECT_THAT(plot_svg(plot), Not(HasSubstr("font-size=\"22\"")));
+}
+
 TEST(Plot, SvgHoldsEveryTextEscapedAndEverySeries) {
   const std::string svg = plot_svg(recall_plot());
   EXPECT_THAT(svg, testing::StartsWith("<svg xmlns="));
