@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "based/core/progress.h"
 #include "based/core/text.h"
@@ -131,6 +132,20 @@ std::vector<const PointResult*> best_from(const std::vector<const PointResult*>&
   return best;
 }
 
+// Within a factor of two of the median, the bytes from which the series' best points lie closest together.
+double common_bytes(const std::vector<const PointResult*>& points) {
+  const double median = median_bytes(points);
+  double common = median, least = std::numeric_limits<double>::infinity();
+  for (const PointResult* point : points) {
+    const double most = state_bytes_of(*point);
+    if (most < median / 2 || most > median * 2) continue;
+    double apart = 0;
+    for (const PointResult* best : best_from(points, most)) apart += std::abs(std::log2(state_bytes_of(*best) / most));
+    if (apart < least) least = apart, common = most;
+  }
+  return common;
+}
+
 std::string made_from(const RecallShown& shown, bool with_range) {
   int64_t examples = 0;
   for (const auto& segment : shown.task.train) examples += segment.examples;
@@ -218,7 +233,7 @@ struct Curves {
   std::string about;
 
   explicit Curves(const std::vector<const PointResult*>& finished) {
-    const double most = median_bytes(finished);
+    const double most = common_bytes(finished);
     points = best_from(finished, most);
     about = "; of each series the best from " + format_bytes(most) + " of state, or its smallest";
   }
@@ -245,6 +260,7 @@ Plot pairs_figure(const RecallShown& shown, const Curves& curves) {
   Plot plot = frame(shown);
   plot.title += ": by number of pairs";
   plot.subtitle = "multi-query associative recall" + curves.about;
+  plot.y.label = "recall";
   plot.labels_at_end = true;
   plot.x = {"key-value pairs an example", true, TickFormat::powers_of_two, {}, {}};
   for (const PointResult* point : curves.points) {

@@ -13,13 +13,11 @@ struct Finished {
   double bytes, recall;
 };
 
-// The median of the bytes is 40 KiB. Of a series with points below it the best of these counts, of another one its smallest.
-TEST(RecallFigures, CurvesAreOfModelsOfAboutEqualBytes) {
+// The figures of points of four runs each; of GLA two are done.
+std::vector<Figure> figures_of(const std::vector<Finished>& all) {
   std::deque<StoredRun> runs;
   std::vector<PointResult> points;
-  for (const Finished& of : {Finished{"Based", 10 * 1024, 0.5}, Finished{"Based", 40 * 1024, 0.9}, Finished{"window", 20 * 1024, 0.6},
-                             Finished{"window", 1024 * 1024, 1.0}, Finished{"attention", 4096 * 1024, 1.0},
-                             Finished{"attention", 2048 * 1024, 0.9}, Finished{"GLA", 12 * 1024, 0.7}}) {
+  for (const Finished& of : all) {
     StoredRun& run = runs.emplace_back();
     const Config of_segments(Config::Array{Config(of.recall), Config(of.recall)});
     run.outcome = Config(Config::Table{
@@ -32,18 +30,44 @@ TEST(RecallFigures, CurvesAreOfModelsOfAboutEqualBytes) {
   RecallShown shown;
   shown.task.test = {{64, 4, 10}, {128, 8, 10}};
   shown.training.epochs = 2;
-  const std::vector<Figure> figures = recall_figures(shown, points);
+  return recall_figures(shown, points);
+}
+
+std::vector<std::string> labels_of(const Figure& figure) {
+  std::vector<std::string> labels;
+  for (const PlotSeries& series : figure.plot.series) labels.push_back(series.label);
+  return labels;
+}
+
+// Of a series with points from no more bytes than the common ones the best of these counts, of another one its smallest.
+TEST(RecallFigures, CurvesAreOfModelsOfAboutEqualBytes) {
+  const std::vector<Figure> figures = figures_of({{"Based", 10 * 1024, 0.5},
+                                                  {"Based", 40 * 1024, 0.9},
+                                                  {"window", 20 * 1024, 0.6},
+                                                  {"window", 1024 * 1024, 1.0},
+                                                  {"attention", 4096 * 1024, 1.0},
+                                                  {"attention", 2048 * 1024, 0.9},
+                                                  {"GLA", 12 * 1024, 0.7}});
   ASSERT_EQ(figures.size(), 3);
   EXPECT_THAT(figures[0].plot.footer, testing::HasSubstr("; at 1 point not all rates yet"));
   for (const Figure& figure : {figures[1], figures[2]}) {
     SCOPED_TRACE(figure.name);
-    std::vector<std::string> labels;
-    for (const PlotSeries& series : figure.plot.series) labels.push_back(series.label);
-    EXPECT_THAT(labels, testing::ElementsAre("Based, 40.0 KiB", "window, 20.0 KiB", "attention, 2.0 MiB", "GLA, 12.0 KiB"));
+    EXPECT_THAT(labels_of(figure), testing::ElementsAre("Based, 40.0 KiB", "window, 20.0 KiB", "attention, 2.0 MiB", "GLA, 12.0 KiB"));
     EXPECT_THAT(figure.plot.subtitle, testing::HasSubstr("the best from 40.0 KiB of state"));
     EXPECT_EQ(figure.plot.series[0].points.size(), 2);
     EXPECT_EQ(figure.plot.series[0].points.back().second, 0.9);
   }
+}
+
+// The median is GLA's 33 KiB, from which two of three series have much less.
+TEST(RecallFigures, CurvesAreOfThePointsThatLieClosest) {
+  const std::vector<Figure> figures = figures_of({{"Based", 12 * 1024, 0.5},
+                                                  {"Based", 40 * 1024, 0.9},
+                                                  {"Mamba-2", 10 * 1024, 0.6},
+                                                  {"Mamba-2", 39 * 1024, 0.8},
+                                                  {"GLA", 33 * 1024, 0.7}});
+  ASSERT_EQ(figures.size(), 3);
+  EXPECT_THAT(labels_of(figures[2]), testing::ElementsAre("Based, 40.0 KiB", "Mamba-2, 39.0 KiB", "GLA, 33.0 KiB"));
 }
 
 TEST(RecallFigures, ScoreOfTheLastSegmentAgainstParameters) {
@@ -68,6 +92,7 @@ TEST(RecallFigures, ScoreOfTheLastSegmentAgainstParameters) {
   const std::vector<Figure> figures = recall_figures(shown, {point});
   ASSERT_EQ(figures.size(), 4);
   EXPECT_THAT(figures[0].plot.y.label, testing::HasSubstr("8 pairs in 128"));
+  EXPECT_EQ(figures[3].plot.y.label, "recall") << "of each number of pairs";
   EXPECT_EQ(figures[1].name, "parameters");
   EXPECT_THAT(figures[1].plot.series[0].points, testing::ElementsAre(std::pair(1000.0, 0.25)));
   EXPECT_EQ(figures[2].plot.series[0].points.back().second, 0.25);
