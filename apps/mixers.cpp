@@ -14,8 +14,9 @@ struct Options {
 };
 
 struct Row {
-  const MixerInfo* info;
+  const MixerInfo* info = nullptr;
   int64_t parameters = 0, state_bytes = 0;
+  Formula formula;
   bool grows = false;
 };
 
@@ -34,9 +35,11 @@ Row measure(const MixerInfo& info, const Options& options) {
       if (is_of(key, field)) config.override_with(assignment);
   }
   const auto mixer = info.make(config, {options.d_model, 0, 1});
-  Row row{&info};
+  Row row;
+  row.info = &info;
   for (const auto& parameter : mixer->parameters()) row.parameters += parameter.numel();
   row.state_bytes = state_bytes(*mixer, options.tokens);
+  row.formula = mixer->state_formula(options.tokens);
   row.grows = state_bytes(*mixer, 0) < row.state_bytes;
   return row;
 }
@@ -77,6 +80,8 @@ void run(const Options& options) {
                       {"parameters", row.parameters},
                       {"recurrent", info.recurrent},
                       {"state_bytes", row.state_bytes},
+                      {"state_formula", row.formula.is_none() ? Json(nullptr) : Json(row.formula.text())},
+                      {"state_formula_bytes", row.formula.is_none() ? Json(nullptr) : Json(row.formula.value())},
                       {"state_grows", row.grows},
                       {"options", as_json(info.help())}});
       continue;
@@ -86,6 +91,7 @@ void run(const Options& options) {
                (info.recurrent ? "state " : "no recurrent form, to decode it would take ") + grouped(row.state_bytes) + " bytes after " +
                grouped(options.tokens) + " tokens" + (row.grows ? ", growing" : "") + "  (d_model " + std::to_string(options.d_model) +
                ")");
+    if (!row.formula.is_none()) print_line("  by formula " + grouped(row.formula.value()) + " bytes: " + row.formula.text());
     print_options(info.help());
   }
   Json maps = Json::array();
@@ -113,6 +119,7 @@ void setup(CommandLine app) {
 
 }  // namespace
 
-const Command command_mixers{"mixers", "List every registered mixer: options, parameters, state bytes", setup};
+const Command command_mixers{"mixers", "List every registered mixer: options, parameters, bytes of state as they are and by formula",
+                             setup};
 
 }  // namespace based::apps

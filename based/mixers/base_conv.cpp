@@ -98,6 +98,12 @@ class BaseConv final : public Mixer {
     return MixerState({{"input", torch::zeros({slots, config_.l_max, channels_}, state_options(weight))}});
   }
 
+  Formula state_formula(int64_t /*tokens*/) const override {
+    const Formula d_model{"d_model", channels_};
+    if (conv_) return sum_bytes(projection_->weight()) * (Formula{"kernel_size", config_.kernel_size} - 1) * d_model;
+    return state_number_bytes(projection_->weight()) * Formula{"l_max", config_.l_max} * d_model;
+  }
+
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     if (conv_) {
       return x + ops::short_conv_prefill(x, conv_->weight(), conv_->bias(), gate_of(x), config_.use_act, pass.cu_seqlens(), state["conv"],

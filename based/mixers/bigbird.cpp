@@ -107,6 +107,11 @@ class Bigbird final : public Mixer {
     return MixerState({tensor("k", window), tensor("v", window), tensor("kept_k", kept), tensor("kept_v", kept)});
   }
 
+  Formula state_formula(int64_t /*tokens*/) const override {
+    const Formula kept{"kept places", static_cast<int64_t>(kept_.size())}, block_size{"block_size", config_.block_size};
+    return 2 * (state_number_bytes(qkv_proj_->weight()) * (3 * block_size + 1 + kept)) * Formula{"d_model", d_model_};
+  }
+
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     const Inputs in = project(x);
     Past past(state, pass, "k");

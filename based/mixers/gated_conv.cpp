@@ -50,6 +50,11 @@ class GatedConv final : public Mixer {
     return MixerState({{"conv", torch::zeros({slots, width_, weight.size(1) - 1}, sum_options(weight))}});
   }
 
+  Formula state_formula(int64_t /*tokens*/) const override {
+    const Tensor& weight = conv_->weight();
+    return sum_bytes(weight) * (Formula{"taps", weight.size(1)} - 1) * Formula{"expansion · d_model / 2", width_};
+  }
+
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     return out_proj_->forward(ops::projected_conv_prefill(x, in_proj_->weight(), ops::if_defined(in_proj_->bias()), conv_->weight(),
                                                           conv_->bias(), pass.cu_seqlens(), state["conv"], pass.slots()));

@@ -216,6 +216,11 @@ class H3 final : public Mixer {
                        {"diagonal", diagonal_->make_state(slots)}});
   }
 
+  Formula state_formula(int64_t /*tokens*/) const override {
+    const Formula d_state{"d_state", config_.d_state}, head_dim{"head_dim", config_.head_dim};
+    return sum_bytes(q_proj_->weight()) * Formula{"d_model", d_model_} * (d_state - 1 + d_state * head_dim);
+  }
+
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     const Tensor k = ops::short_conv_prefill(k_proj_->forward(x), shift_filter(x), {}, {}, /*silu=*/false, pass.cu_seqlens(),
                                              state["shift"], pass.slots());

@@ -122,6 +122,12 @@ class Hyena final : public Mixer {
     return MixerState(std::move(tensors));
   }
 
+  Formula state_formula(int64_t /*tokens*/) const override {
+    const Formula order{"order", config_.order}, d_model{"d_model", width_}, l_max{"l_max", config_.l_max};
+    return sum_bytes(in_proj_->weight()) * (order + 1) * (Formula{"short_filter_order", config_.short_filter_order} - 1) * d_model +
+           state_number_bytes(in_proj_->weight()) * (order - 1) * l_max * d_model;
+  }
+
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     const Tensor u = ops::short_conv_prefill(in_proj_->forward(x), conv_->weight(), conv_->bias(), {}, /*silu=*/false, pass.cu_seqlens(),
                                              state["conv"], pass.slots());

@@ -62,6 +62,11 @@ class LinearAttention final : public Mixer {
                        {"k", torch::zeros({slots, config_.heads, map_->features()}, options)}});
   }
 
+  Formula state_formula(int64_t /*tokens*/) const override {
+    const Formula heads{"heads", config_.heads}, features{"features", map_->features()}, head_dim{"head_dim", config_.head_dim};
+    return sum_bytes(q_proj_->weight()) * heads * features * (head_dim + 1);
+  }
+
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     const Inputs in = project(x, pass);
     return output(ops::linear_attention_prefill(in.q, in.k, in.v, pass.cu_seqlens(), state["kv"], state["k"], pass.slots(), config_.eps));

@@ -63,6 +63,11 @@ class Mamba final : public BlockMixer {
     return MixerState({{"ssm", torch::zeros({slots, width_, size_}, sum_options(A_log_))}, conv_->state("conv", slots)});
   }
 
+  Formula state_formula(int64_t /*tokens*/) const override {
+    const Formula channels{"expand · d_model", width_}, d_state{"d_state", size_}, d_conv{"d_conv", conv_->weight().size(1)};
+    return sum_bytes(A_log_) * channels * (d_state + d_conv - 1);
+  }
+
  private:
   Tensor run(const Tensor& x, const Call& call) override {
     const auto u = ops::split_columns(in_proj_->forward(x), {width_, width_});

@@ -61,6 +61,12 @@ class Mamba2 final : public BlockMixer {
     return MixerState({{"ssm", torch::zeros({slots, heads_, config_.d_state, config_.headdim}, options)}, conv_->state("conv", slots)});
   }
 
+  Formula state_formula(int64_t /*tokens*/) const override {
+    const Formula channels{"expand · d_model", width_}, d_state{"d_state", config_.d_state}, groups{"ngroups", config_.ngroups};
+    return sum_bytes(in_proj_->weight()) *
+           (channels * d_state + (channels + 2 * groups * d_state) * (Formula{"d_conv", config_.d_conv} - 1));
+  }
+
  private:
   Tensor run(const Tensor& x, const Call& call) override {
     const int64_t group_width = config_.ngroups * config_.d_state;

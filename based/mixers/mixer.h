@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "based/core/config.h"
+#include "based/mixers/formula.h"
 #include "based/mixers/pass.h"
 #include "based/mixers/state.h"
 #include "based/ops/torch.h"
@@ -28,6 +29,9 @@ class Mixer : public torch::nn::Module {
   // One token for each of the pass's slots: x is [rows, d_model]. In place, no gradients. A row's result depends on no other row, bit for
   // bit, among up to ops::kBatchInvariantRows on the CPU, and not on their number; on a GPU, among rows of the same number.
   virtual Tensor step(const Tensor& x, MixerState& state, const Pass& pass) = 0;
+  // The bytes of one sequence's state after so many tokens (of a ParallelMixer, of what decoding would keep) by its options: what
+  // state_bytes() finds in its tensors. None: the mixer gives none.
+  virtual Formula state_formula(int64_t /*tokens*/) const { return {}; }
 };
 
 // A mixer without a recurrent form: `forward` is all that it has, the others throw Error.

@@ -62,12 +62,11 @@ class Nystromformer final : public ParallelMixer {
   }
 
   // Keys and values of all tokens, to which each new landmark attends, and those of the landmarks.
-  int64_t bytes_to_decode(int64_t tokens) const override {
-    const auto element = static_cast<int64_t>(qkv_proj_->weight().element_size());
-    const int64_t landmarks = tokens / segment_;
-    return 2 * d_model_ *
-           (tokens * element +
-            (segment_ > 1 ? landmarks * static_cast<int64_t>(torch::elementSize(ops::sum_type(qkv_proj_->weight()))) : 0));
+  int64_t bytes_to_decode(int64_t tokens) const override { return state_formula(tokens).value(); }
+  Formula state_formula(int64_t tokens) const override {
+    const Formula length{"tokens", tokens}, segment{"ceil(l_max / landmarks)", segment_}, d_model{"d_model", d_model_};
+    const Formula keys = state_number_bytes(qkv_proj_->weight()) * length;
+    return 2 * d_model * (segment_ > 1 ? keys + sum_bytes(qkv_proj_->weight()) * (length / segment) : keys);
   }
 
  private:

@@ -33,6 +33,7 @@ int64_t divided(const char* mixer, const char* name, int64_t value, const char* 
 }
 
 torch::TensorOptions sum_options(const Tensor& weight) { return state_options(weight).dtype(ops::sum_type(weight)); }
+int64_t sum_bytes(const Tensor& weight) { return static_cast<int64_t>(torch::elementSize(ops::sum_type(weight))); }
 
 Tensor initial_uniform(torch::IntArrayRef shape, double low, double high) {
   const Tensor values = torch::empty(shape, parameter_device());

@@ -19,6 +19,9 @@ int64_t divided(const char* mixer, const char* name, int64_t value, const char* 
 
 // Of a state that sums, beside this weight: fp32 whatever the activations' type, fp64 in fp64. Other states have state_options.
 torch::TensorOptions sum_options(const Tensor& weight);
+// Bytes of a number of the one and of the other.
+int64_t sum_bytes(const Tensor& weight);
+inline int64_t state_number_bytes(const Tensor& weight) { return static_cast<int64_t>(weight.element_size()); }
 
 // Uniform in [low, high], or empty under SkipInitialisation.
 Tensor initial_uniform(torch::IntArrayRef shape, double low, double high);

@@ -65,6 +65,10 @@ class Rwkv5 final : public BlockMixer {
     return MixerState({{"kv", torch::zeros({slots, heads_, size, size}, sum_options(bonus_))}, shift_->state(slots)});
   }
 
+  Formula state_formula(int64_t /*tokens*/) const override {
+    return sum_bytes(bonus_) * Formula{"d_model", d_model_} * (Formula{"head_size", d_model_ / heads_} + 1);
+  }
+
  private:
   Tensor run(const Tensor& x, const Call& call) override {
     const at::ScalarType type = ops::sum_type(x);

@@ -37,6 +37,10 @@ class Rwkv5ChannelMix final : public BlockMixer {
   // "shift" [slots, d_model, 1]
   MixerState make_state(int64_t slots) const override { return MixerState({shift_->state(slots)}); }
 
+  Formula state_formula(int64_t /*tokens*/) const override {
+    return sum_bytes(k_proj_->weight()) * Formula{"d_model", k_proj_->weight().size(1)};
+  }
+
  private:
   Tensor run(const Tensor& x, const Call& call) override {
     const std::vector<Tensor> mixed = shift_->forward(x, call);

@@ -70,6 +70,12 @@ class Scatterbrain final : public Mixer {
                        {"features", torch::zeros({slots, config_.heads, config_.feature_dim}, sums)}});
   }
 
+  Formula state_formula(int64_t /*tokens*/) const override {
+    const Formula d_model{"d_model", d_model_}, heads{"heads", config_.heads};
+    return 2 * (state_number_bytes(qkv_proj_->weight()) * Formula{"window", config_.window}) * d_model +
+           sum_bytes(qkv_proj_->weight()) * Formula{"feature_dim", config_.feature_dim} * (d_model + heads);
+  }
+
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override { return advance(x, state, pass, false); }
 
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {

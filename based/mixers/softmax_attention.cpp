@@ -45,6 +45,12 @@ MixerState SoftmaxAttention::make_state(int64_t slots) const {
                      {"v", torch::zeros({slots, window_, config_.kv_heads, head_dim_}, options), grows}});
 }
 
+Formula SoftmaxAttention::state_formula(int64_t tokens) const {
+  const Formula length = window_ == 0 ? Formula{"tokens", tokens} : Formula{"window", window_};
+  return 2 * (state_number_bytes(qkv_proj_->weight()) * length) * Formula{"kv_heads", config_.kv_heads} *
+         Formula{"d_model / heads", head_dim_};
+}
+
 Tensor SoftmaxAttention::prefill(const Tensor& x, MixerState& state, const Pass& pass) {
   const Inputs in = project(x, pass);
   Past past(state, pass, "k");

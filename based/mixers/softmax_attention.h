@@ -41,6 +41,7 @@ class SoftmaxAttention : public Mixer {
   // "k" and "v" [slots, capacity, kv_heads, head_dim] in the activations' type, keys already rotated: a ring of `window` steps, or a cache
   // that grows.
   MixerState make_state(int64_t slots) const override;
+  Formula state_formula(int64_t tokens) const override;
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override;
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override;
 

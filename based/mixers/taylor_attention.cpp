@@ -69,6 +69,11 @@ class TaylorAttention final : public Mixer {
                        {"k", torch::zeros({slots, config_.heads, features}, options)}});
   }
 
+  Formula state_formula(int64_t /*tokens*/) const override {
+    const Formula heads{"heads", config_.heads}, d{"feature_dim", config_.feature_dim}, head_dim{"head_dim", config_.head_dim};
+    return sum_bytes(q_proj_->weight()) * heads * (1 + d + d * (d + 1) / 2) * (head_dim + 1);
+  }
+
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     const Inputs in = scaled(project(x));
     return output(x, ops::taylor_attention_prefill(in.q, in.k, in.v, pass.cu_seqlens(), {state["kv"], state["k"]}, pass.slots(), rates(x)));

@@ -207,7 +207,9 @@ TEST_F(Model, SizesAreComputedNotTaken) {
   for (const auto& mixer : parse_json(mixers.out, "stdout")["mixers"]) {
     if (mixer["name"] == "attention") {
       EXPECT_EQ(mixer["state_bytes"], int64_t{2} * 4096 * 4 * 3'000'000);
+      EXPECT_EQ(mixer["state_formula"], "2 · 4 · tokens · kv_heads · d_model / heads");
     }
+    EXPECT_EQ(mixer["state_formula_bytes"], mixer["state_bytes"]) << mixer["name"];
   }
   const Ran implicit = run("mixers --set kernel_size=-1 --set implicit=true --set l_max=16777216 --set d_emb=129", kSmallMemory);
   EXPECT_EQ(implicit.code, 2);

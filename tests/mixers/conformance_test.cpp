@@ -127,6 +127,7 @@ TEST_P(EveryMixer, IsCausal) { EXPECT_TRUE(obeys(causal, subject(), dtype())); }
 TEST_P(EveryMixer, PackedRowsEqualSeparateOnes) { EXPECT_TRUE(obeys(packed_equals_separate, subject(), dtype())); }
 TEST_P(EveryMixer, RowsDoNotPoisonTheirNeighbours) { EXPECT_TRUE(obeys(rows_do_not_poison, subject(), dtype())); }
 TEST_P(EveryMixer, SizesAreKnownWithoutMemory) { EXPECT_TRUE(obeys(sizes_are_known_without_memory, subject(), dtype())); }
+TEST_P(EveryMixer, StateFormulaIsExact) { EXPECT_TRUE(obeys(state_formula_is_exact, subject(), dtype())); }
 TEST_P(EveryMixer, ParametersSurviveSaving) { EXPECT_TRUE(obeys(parameters_survive_saving, subject(), dtype())); }
 
 // Of those without a state.
@@ -189,6 +190,7 @@ class EveryMixerInDouble : public testing::TestWithParam<Subject> {
 TEST_P(EveryMixerInDouble, ObeysTheExactLaws) {
   EXPECT_TRUE(obeys(causal, GetParam(), torch::kFloat64));
   EXPECT_TRUE(obeys(packed_equals_separate, GetParam(), torch::kFloat64));
+  EXPECT_TRUE(obeys(state_formula_is_exact, GetParam(), torch::kFloat64));
   if (!GetParam().recurrent) return;
   EXPECT_TRUE(obeys(forms_agree, GetParam(), torch::kFloat64, {1, 65, 257}));
   EXPECT_TRUE(obeys(gradients_flow_through_state, GetParam(), torch::kFloat64));

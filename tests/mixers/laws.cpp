@@ -7,7 +7,6 @@
 #include <sstream>
 
 #include "based/core/error.h"
-#include "based/mixers/shapes_only.h"
 #include "based/ops/linear.h"
 
 namespace based::laws {
@@ -520,34 +519,6 @@ Violation state_bytes_are_real(const Subject& subject, torch::Dtype dtype) {
       return "after " + std::to_string(tokens) + " tokens the state takes " + std::to_string(bytes) + " bytes, " +
              std::to_string(twins.tested->make_state(1).bytes()) + " when it was new, and does not say that it grows";
     }
-  }
-  return {};
-}
-
-Violation sizes_are_known_without_memory(const Subject& subject, torch::Dtype dtype) {
-  const auto tensors_of = [&] {
-    const Shared mixer = subject.make();
-    mixer->to(dtype);
-    std::vector<std::pair<std::string, Tensor>> all;
-    for (const auto& parameter : mixer->named_parameters()) all.emplace_back("parameter " + parameter.key(), parameter.value());
-    if (!subject.recurrent) return all;
-    const MixerState state = mixer->make_state(2);
-    for (const StateTensor& tensor : state.tensors()) all.emplace_back("state's " + tensor.name, tensor.value);
-    return all;
-  };
-  const auto described = [](const std::pair<std::string, Tensor>& one) {
-    std::ostringstream text;
-    text << one.first << ", " << one.second.scalar_type() << " " << one.second.sizes();
-    return text.str();
-  };
-  const auto real = tensors_of();
-  const ShapesOnly no_memory;
-  const auto shapes = tensors_of();
-  if (shapes.size() != real.size())
-    return std::to_string(shapes.size()) + " tensors without memory, " + std::to_string(real.size()) + " with it";
-  for (size_t i = 0; i < real.size(); ++i) {
-    if (!shapes[i].second.is_meta()) return described(shapes[i]) + ", takes memory under ShapesOnly";
-    if (described(shapes[i]) != described(real[i])) return described(shapes[i]) + " without memory is " + described(real[i]) + " with it";
   }
   return {};
 }

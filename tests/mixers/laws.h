@@ -66,6 +66,7 @@ Violation state_is_a_value(const Subject& subject, torch::Dtype dtype);
 Violation state_bytes_are_real(const Subject& subject, torch::Dtype dtype);
 // Under ShapesOnly parameters and, where it is recurrent, states take no memory, and have the names, shapes and types that they have
 // without it.
+Violation state_formula_is_exact(const Subject& subject, torch::Dtype dtype);  // where the mixer gives one
 Violation sizes_are_known_without_memory(const Subject& subject, torch::Dtype dtype);
 // A new mixer with the saved parameters gives the same outputs, bit for bit.
 Violation parameters_survive_saving(const Subject& subject, torch::Dtype dtype);

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "based/core/error.h"
+#include "based/mixers/parameters.h"
 #include "based/mixers/shapes_only.h"
 #include "tests/mixers/subjects.h"
 
@@ -35,6 +36,7 @@ enum class Fault {
   unregistered,       // a parameter that is not saved
   takes_memory,       // a parameter that is real where only shapes are asked for
   uninitialised,      // an output element that nobody wrote
+  wrong_formula,      // of more bytes than the state has
 };
 
 // s_t = 0.9 s_{t−1} + u_t, y_t = s_t ⊙ p, u = x·Wᵀ.
@@ -58,6 +60,11 @@ class Peer final : public Mixer {
                       : fault_ == Fault::half_state            ? torch::kBFloat16
                                                                : torch::kFloat32;
     return MixerState({{"sum", torch::zeros({slots, d_model_}, state_options(weight_).dtype(type))}});
+  }
+
+  Formula state_formula(int64_t /*tokens*/) const override {
+    const Formula width{"d_model", d_model_};
+    return sum_bytes(weight_) * (fault_ == Fault::wrong_formula ? width + 1 : width);
   }
 
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
@@ -156,6 +163,7 @@ TEST_F(Laws, AreObeyedByAPlainMixer) {
     EXPECT_EQ(state_is_replaced_under_gradients(peer(Fault::none), dtype), "");
     EXPECT_EQ(state_is_a_value(peer(Fault::none), dtype), "");
     EXPECT_EQ(state_bytes_are_real(peer(Fault::none), dtype), "");
+    EXPECT_EQ(state_formula_is_exact(peer(Fault::none), dtype), "");
     EXPECT_EQ(forward_is_exact(peer(Fault::none), dtype, kLengths), "");
     EXPECT_EQ(sizes_are_known_without_memory(peer(Fault::none), dtype), "");
     EXPECT_EQ(parameters_survive_saving(peer(Fault::none), dtype), "");
@@ -265,6 +273,11 @@ TEST_F(Laws, StateMustBeAll) {
 }
 
 TEST_F(Laws, StateBytesMustBeReal) { EXPECT_NE(state_bytes_are_real(peer(Fault::state_grows), torch::kFloat32), ""); }
+
+TEST_F(Laws, StateFormulaMustBeExact) {
+  EXPECT_EQ(state_formula_is_exact(peer(Fault::wrong_formula), torch::kFloat32),
+            "after 1 tokens 4 · (d_model + 1) is 52 bytes, state_bytes says 48");
+}
 
 TEST_F(Laws, SizesMustBeKnownWithoutMemory) {
   EXPECT_EQ(sizes_are_known_without_memory(peer(Fault::takes_memory), torch::kFloat32),

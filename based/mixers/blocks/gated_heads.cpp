@@ -62,6 +62,12 @@ MixerState GatedHeads::make_state(int64_t slots) const {
   return MixerState(std::move(state));
 }
 
+Formula GatedHeads::state_formula(int64_t /*tokens*/) const {
+  const Formula d_key{"d_key", widths_.key}, d_value{"d_value", widths_.value}, bytes = sum_bytes(q_proj_->weight());
+  const Formula kv = bytes * d_key * d_value / Formula{"heads", config_.heads};
+  return q_conv_ ? kv + bytes * (2 * d_key + d_value) * (Formula{"conv_size", config_.conv_size} - 1) : kv;
+}
+
 Tensor GatedHeads::heads_of(const std::string& name, const ShortConvolution* conv, const Tensor& projected, const Call& call) const {
   const Tensor y = conv != nullptr ? conv->forward(projected, call, name) : projected;
   return y.view({y.size(0), config_.heads, y.size(1) / config_.heads});

@@ -41,6 +41,7 @@ void correct_keys(ops::GatedDeltaRuleInputs& in, const Tensor& logits, double mo
 class GatedHeads : public BlockMixer {
  public:
   MixerState make_state(int64_t slots) const override;
+  Formula state_formula(int64_t tokens) const override;  // d_key, d_value: of all heads
 
  protected:
   struct Widths {
