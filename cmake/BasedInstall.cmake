@@ -34,5 +34,6 @@ write_basic_package_version_file("${CMAKE_BINARY_DIR}/BasedConfigVersion.cmake" 
 install(FILES "${CMAKE_BINARY_DIR}/BasedConfig.cmake" "${CMAKE_BINARY_DIR}/BasedConfigVersion.cmake" cmake/FindLibTorch.cmake
   DESTINATION ${_package})
 # What Based::conformance is compiled from.
-install(FILES tests/mixers/laws.h tests/mixers/laws.cpp tests/mixers/subjects.h tests/mixers/subjects.cpp tests/mixers/conformance_test.cpp
+install(FILES tests/mixers/laws.h tests/mixers/laws.cpp tests/mixers/size_laws.cpp tests/mixers/subjects.h tests/mixers/subjects.cpp
+  tests/mixers/conformance_test.cpp
   DESTINATION ${CMAKE_INSTALL_DATADIR}/based/tests/mixers)
