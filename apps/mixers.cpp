@@ -14,7 +14,6 @@ struct Options {
 };
 
 struct Row {
-  const MixerInfo* info = nullptr;
   int64_t parameters = 0, state_bytes = 0;
   Formula formula;
   bool grows = false;
@@ -36,7 +35,6 @@ Row measure(const MixerInfo& info, const Options& options) {
   }
   const auto mixer = info.make(config, {options.d_model, 0, 1});
   Row row;
-  row.info = &info;
   for (const auto& parameter : mixer->parameters()) row.parameters += parameter.numel();
   row.state_bytes = state_bytes(*mixer, options.tokens);
   row.formula = mixer->state_formula(options.tokens);

@@ -6,6 +6,7 @@ namespace based {
 
 Formula::Formula(int64_t number) : text_(std::to_string(number)), value_(number) {}
 
+// In brackets: a sum in a product or quotient, and on the right whatever would be read as part of what stands before it.
 Formula Formula::joined(const Formula& a, char sign, const Formula& b, bool overflows, int64_t value) {
   const auto in_brackets = [](const Formula& of, bool needed) { return needed ? "(" + of.text_ + ")" : of.text_; };
   const Kind kind = sign == '*' ? Kind::product : sign == '/' ? Kind::quotient : Kind::sum;

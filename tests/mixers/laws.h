@@ -64,9 +64,10 @@ Violation state_is_replaced_under_gradients(const Subject& subject, torch::Dtype
 Violation state_is_a_value(const Subject& subject, torch::Dtype dtype);
 // state_bytes is what a state takes after that many tokens.
 Violation state_bytes_are_real(const Subject& subject, torch::Dtype dtype);
+// Where the mixer gives a formula, its value is state_bytes.
+Violation state_formula_is_exact(const Subject& subject, torch::Dtype dtype);
 // Under ShapesOnly parameters and, where it is recurrent, states take no memory, and have the names, shapes and types that they have
 // without it.
-Violation state_formula_is_exact(const Subject& subject, torch::Dtype dtype);  // where the mixer gives one
 Violation sizes_are_known_without_memory(const Subject& subject, torch::Dtype dtype);
 // A new mixer with the saved parameters gives the same outputs, bit for bit.
 Violation parameters_survive_saving(const Subject& subject, torch::Dtype dtype);
