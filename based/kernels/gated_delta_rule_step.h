@@ -6,7 +6,7 @@
 
 namespace based::kernels {
 
-constexpr int kRuleStepColumns = 32;    // value channels of a block
+constexpr int kRuleStepColumns = 32;    // value channels of a block, or twice as many
 constexpr int kRuleStepMostKeys = 256;  // of these blocks
 constexpr int kRuleStepInputs = 16;
 

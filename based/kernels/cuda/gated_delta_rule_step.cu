@@ -11,22 +11,38 @@ namespace {
 
 using namespace detail;
 
-constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kColumns = kRuleStepColumns, kQuads = kColumns / 4,
-              kLines = kThreads / kQuads;  // a thread has four channels of every kLines-th key
+constexpr int kLines = 16;  // a thread has four channels of every kLines-th key
+constexpr int kWideColumns = 2 * kRuleStepColumns, kWideBlocks = 3;
+
+// A block's threads. More columns take more threads, and the sums' order stays: so a row's bits do not depend on how many rows there are.
+template <int kColumns>
+struct Slice {
+  static constexpr int kQuads = kColumns / 4, kThreads = kQuads * kLines, kWarps = kThreads / 32;
+};
 
 __device__ __forceinline__ void add_times(float (&sum)[4], float factor, const float (&x)[4]) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) sum[j] = fmaf(factor, x[j], sum[j]);
 }
 // Over the threads of a warp that have the same channels.
+template <int kQuads>
 __device__ __forceinline__ float sum_of_lines(float x) {
-  x += __shfl_xor_sync(~0U, x, 8);
-  return x + __shfl_xor_sync(~0U, x, 16);
+#pragma unroll
+  for (int distance = kQuads; distance < 32; distance *= 2) x += __shfl_xor_sync(~0U, x, distance);
+  return x;
+}
+// of(first) + … + of(first + kCount − 1), halves first.
+template <int kCount, class Of>
+__device__ __forceinline__ float sum_of_halves(const Of& of, int first = 0) {
+  if constexpr (kCount == 1)
+    return of(first);
+  else
+    return sum_of_halves<kCount / 2>(of, first) + sum_of_halves<kCount / 2>(of, first + kCount / 2);
 }
 
-template <int kKeys>
+template <int kKeys, int kColumns>
 struct StepShared {
+  static constexpr int kWarps = Slice<kColumns>::kWarps;
   float q[kKeys], k[kKeys], decay[kKeys], own[kKeys];  // own: q times the bonus, or q
   alignas(16) float held[kWarps][kColumns], read[kWarps][kColumns];
   float dot[kWarps];
@@ -41,7 +57,7 @@ struct DecayLayer {
   float scale = 1;
 };
 // Decays of given logarithms.
-template <int kKeys>
+template <int kKeys, int kThreads>
 struct GivenDecays {
   __device__ __forceinline__ GivenDecays(const GatedDeltaRule&, const DecayLayer&, int /*head*/) {}
   __device__ __forceinline__ void read_token(const DecayLayer&, int64_t /*row*/) {}
@@ -50,7 +66,7 @@ struct GivenDecays {
   }
 };
 // Decays of a layer, whose weights do not wait for the token.
-template <int kKeys>
+template <int kKeys, int kThreads>
 struct LayerDecays {
   static constexpr int kRounds = (kKeys + kThreads - 1) / kThreads, kInputs = kRuleStepInputs, kHalf = kInputs / 2;
   Elements<bf16, kHalf> weight[kRounds][2], x[2];
@@ -78,9 +94,10 @@ struct LayerDecays {
   }
 };
 
-template <typename T, int kKeys, class Decays>
+template <typename T, int kKeys, int kColumns, class Decays>
 __device__ __forceinline__ void read_token(const GatedDeltaRule& p, const DecayLayer& layer, const Decays& decays, int64_t row, int head,
-                                           StepShared<kKeys>& to) {
+                                           StepShared<kKeys, kColumns>& to) {
+  constexpr int kThreads = Slice<kColumns>::kThreads;
   const int64_t key_line = row * p.key_heads + static_cast<int64_t>(head) * p.key_heads / p.heads, line = row * p.heads + head;
 #pragma unroll
   for (int round = 0; round < (kKeys + kThreads - 1) / kThreads; ++round) {
@@ -88,28 +105,29 @@ __device__ __forceinline__ void read_token(const GatedDeltaRule& p, const DecayL
     if (c >= kKeys) break;
     const bool inside = c < p.key_dim;
     const float q = inside ? to_float(static_cast<const T*>(p.q)[key_line * p.key_dim + c]) * p.scale : 0.0F;
-    to.q[c] = q;
-    to.k[c] = inside ? to_float(static_cast<const T*>(p.k)[key_line * p.key_dim + c]) : 0.0F;
-    to.decay[c] = inside ? decays.decay(p, layer, line, c, round) : 1.0F;
+    const float k = inside ? to_float(static_cast<const T*>(p.k)[key_line * p.key_dim + c]) : 0.0F;
+    const float decay = inside ? decays.decay(p, layer, line, c, round) : 1.0F;
+    to.q[c] = q, to.k[c] = k, to.decay[c] = decay;
     to.own[c] = inside && p.bonus != nullptr ? q * p.bonus[static_cast<int64_t>(head) * p.key_dim + c] : q;
   }
 }
 
 // kKeys: the most keys; kAhead: the state is private. y = read + (q · k) u, where `read` is of the decayed state: so one sum over the keys
 // serves u and y.
-template <typename T, int kKeys, bool kAhead, template <int> class Decays>
-__global__ void __launch_bounds__(kThreads, kKeys <= 64    ? 8
-                                            : kKeys <= 128 ? 6
-                                                           : 3)
+template <typename T, int kKeys, int kColumns, bool kAhead, template <int, int> class Decays>
+__global__ void __launch_bounds__(Slice<kColumns>::kThreads, kColumns == kWideColumns ? kWideBlocks
+                                                             : kKeys <= 64            ? 8
+                                                             : kKeys <= 128           ? 6
+                                                                                      : 3)
     step_slices(const __grid_constant__ GatedDeltaRule p, const __grid_constant__ DecayLayer layer) {
-  constexpr int kHeld = kKeys / kLines;
-  __shared__ StepShared<kKeys> token;
+  constexpr int kHeld = kKeys / kLines, kQuads = Slice<kColumns>::kQuads, kWarps = Slice<kColumns>::kWarps;
+  __shared__ StepShared<kKeys, kColumns> token;
   let_next_kernel_start();
   if constexpr (!kAhead) wait_for_earlier_kernels();
-  const int64_t slices = p.value_dim / kColumns, item = blockIdx.x / slices, row = item / p.heads;
-  const int head = static_cast<int>(item % p.heads), lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int slices = p.value_dim / kColumns, item = static_cast<int>(blockIdx.x) / slices, row = item / p.heads;
+  const int head = item % p.heads, lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int column = static_cast<int>(threadIdx.x) % kQuads * 4, line = static_cast<int>(threadIdx.x) / kQuads;
-  const int64_t first = blockIdx.x % slices * kColumns + column;
+  const int first = static_cast<int>(blockIdx.x) % slices * kColumns + column;
   float* const state = p.state + (p.slot[row] * p.heads + head) * p.key_dim * p.value_dim + first;
   float s[kHeld][4], v[4];
 #pragma unroll
@@ -118,12 +136,12 @@ __global__ void __launch_bounds__(kThreads, kKeys <= 64    ? 8
     s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0;
     if (key < p.key_dim) load_floats<4>(state + static_cast<int64_t>(key) * p.value_dim, s[i]);
   }
-  Decays<kKeys> decays(p, layer, head);
+  Decays<kKeys, Slice<kColumns>::kThreads> decays(p, layer, head);
   if constexpr (kAhead) wait_for_earlier_kernels();
   decays.read_token(layer, row);
-  load_floats<4>(static_cast<const T*>(p.v) + item * p.value_dim + first, v);
+  load_floats<4>(static_cast<const T*>(p.v) + int64_t{item} * p.value_dim + first, v);
   const float beta = p.beta != nullptr ? p.beta[item] : 1.0F;
-  read_token<T, kKeys>(p, layer, decays, row, head, token);
+  read_token<T>(p, layer, decays, row, head, token);
   __syncthreads();
   float held[4] = {}, read[4] = {}, dot = 0;
 #pragma unroll
@@ -138,20 +156,18 @@ __global__ void __launch_bounds__(kThreads, kKeys <= 64    ? 8
     dot = fmaf(token.own[key], k, dot);
   }
 #pragma unroll
-  for (int j = 0; j < 4; ++j) held[j] = sum_of_lines(held[j]), read[j] = sum_of_lines(read[j]);
-  dot = sum_of_lines(dot);
+  for (int j = 0; j < 4; ++j) held[j] = sum_of_lines<kQuads>(held[j]), read[j] = sum_of_lines<kQuads>(read[j]);
+  dot = sum_of_lines<kQuads>(dot);
   if (lane < kQuads) store_floats<4>(&token.held[warp][column], held), store_floats<4>(&token.read[warp][column], read);
   if (lane == 0) token.dot[warp] = dot;
   __syncthreads();
   float u[4], y[4];
-  dot = (token.dot[0] + token.dot[1]) + (token.dot[2] + token.dot[3]);
+  dot = sum_of_halves<kWarps>([&](int w) { return token.dot[w]; });
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    const auto all = [&](const float(&of)[kWarps][kColumns]) {
-      return (of[0][column + j] + of[1][column + j]) + (of[2][column + j] + of[3][column + j]);
-    };
-    u[j] = beta * (p.delta ? v[j] - all(token.held) : v[j]);
-    y[j] = fmaf(dot, u[j], all(token.read));
+    const float before = sum_of_halves<kWarps>([&](int w) { return token.held[w][column + j]; });
+    u[j] = beta * (p.delta ? v[j] - before : v[j]);
+    y[j] = fmaf(dot, u[j], sum_of_halves<kWarps>([&](int w) { return token.read[w][column + j]; }));
   }
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
@@ -159,20 +175,30 @@ __global__ void __launch_bounds__(kThreads, kKeys <= 64    ? 8
     add_times(s[i], token.k[key], u);
     if (key < p.key_dim) store_floats<4>(state + static_cast<int64_t>(key) * p.value_dim, s[i]);
   }
-  if (line == 0) store_floats<4>(static_cast<T*>(p.y) + item * p.value_dim + first, y);
+  if (line == 0) store_floats<4>(static_cast<T*>(p.y) + int64_t{item} * p.value_dim + first, y);
 }
 
-template <typename T, bool kAhead, template <int> class Decays>
-auto* choose_step(int key_dim) {
-  return key_dim <= 64    ? step_slices<T, 64, kAhead, Decays>
-         : key_dim <= 128 ? step_slices<T, 128, kAhead, Decays>
-                          : step_slices<T, 256, kAhead, Decays>;
+// kWide: whether slices are wide where they fill the GPU.
+template <typename T, int kKeys, bool kWide, template <int, int> class Decays>
+Status step_of_keys(const GatedDeltaRule& p, const DecayLayer& layer, Stream stream) {
+  const auto run = [&]<int kColumns>() {
+    auto* kernel = p.state_is_private ? step_slices<T, kKeys, kColumns, true, Decays> : step_slices<T, kKeys, kColumns, false, Decays>;
+    const auto blocks = static_cast<unsigned>(p.rows * p.heads * (p.value_dim / kColumns));
+    return launch_overlapped(kernel, {blocks, unsigned{Slice<kColumns>::kThreads}}, stream, p, layer);
+  };
+  if constexpr (kWide) {
+    const bool fill = p.rows * p.heads * (p.value_dim / kWideColumns) >= kWideBlocks * int64_t{multiprocessors()};
+    if (fill && p.value_dim % kWideColumns == 0) return run.template operator()<kWideColumns>();
+  }
+  return run.template operator()<kRuleStepColumns>();
 }
-template <typename T, template <int> class Decays>
+// Each slice makes its head's decays where a layer makes them: wide ones half as often.
+template <typename T, template <int, int> class Decays>
 Status step(const GatedDeltaRule& p, const DecayLayer& layer, Stream stream) {
-  auto* kernel = p.state_is_private ? choose_step<T, true, Decays>(p.key_dim) : choose_step<T, false, Decays>(p.key_dim);
-  const auto blocks = static_cast<unsigned>(p.rows * p.heads * (p.value_dim / kColumns));
-  return launch_overlapped(kernel, {blocks, kThreads}, stream, p, layer);
+  constexpr bool kWide = std::is_same_v<Decays<1, 1>, LayerDecays<1, 1>>;
+  return p.key_dim <= 64    ? step_of_keys<T, 64, false, Decays>(p, layer, stream)
+         : p.key_dim <= 128 ? step_of_keys<T, 128, kWide, Decays>(p, layer, stream)
+                            : step_of_keys<T, 256, false, Decays>(p, layer, stream);
 }
 
 }  // namespace

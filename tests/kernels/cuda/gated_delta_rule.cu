@@ -66,10 +66,40 @@ void verify_step(Report& report, RuleCase c, DType dtype) {
   expect_all(report, of.name("gated_delta_rule_step"), of, allowed(dtype));
 }
 
+std::vector<int64_t> single_tokens(int64_t rows) {
+  std::vector<int64_t> starts;
+  for (int64_t r = 0; r <= rows; ++r) starts.push_back(r);
+  return starts;
+}
+
+// A row's bits, alone as with all the others, which may be enough for wider slices; `all` has run.
+void expect_rows_alone(Report& report, const std::string& name, const RuleProblem& of, const kernels::GatedDeltaRuleOfLayer& all) {
+  const RuleCase& c = of.c;
+  const int64_t keys = int64_t{c.key_heads} * c.key_dim * 2, values = int64_t{c.heads} * c.value_dim, size = values * c.key_dim;
+  const std::vector<double> ys = download(of.y.as(), of.dtype, of.values), states = download(of.state.as(), DType::f32, of.states);
+  const auto part = [](const std::vector<double>& from, int64_t row, int64_t count) {
+    return std::vector<double>(from.begin() + row * count, from.begin() + (row + 1) * count);
+  };
+  double worst = 0;
+  for (const int64_t row : {int64_t{0}, of.rows / 3, of.rows - 1}) {
+    const Buffer y(values * 2), state = copy_of(of.before);
+    kernels::GatedDeltaRuleOfLayer one = all;
+    GatedDeltaRule& p = one.rule;
+    p.q = of.q.as<char>() + row * keys, p.k = of.k.as<char>() + row * keys, p.v = of.v.as<char>() + row * values * 2;
+    p.y = y.as(), p.slot += row, p.state = state.as<float>(), p.tokens = p.rows = one.layer.rows = 1;
+    one.layer.x = static_cast<const char*>(all.layer.x) + row * all.layer.x_stride * 2;
+    check(gpu::gated_delta_rule_step_of_layer(one, {}));
+    const int64_t slot = of.rows - row;
+    worst = std::max(worst, relative_error(download(y.as(), of.dtype, values), part(ys, row, values)));
+    worst = std::max(worst, relative_error(part(download(state.as(), DType::f32, of.states), slot, size), part(states, slot, size)));
+  }
+  report.expect(name + ": rows alone", worst, 0);
+}
+
 // A step that makes its decays, against the formula with decays of a layer in double, rounded as the layer rounds.
-void verify_step_of_layer(Report& report, int32_t heads, int32_t key_dim, int32_t value_dim, bool settled, bool with_bias) {
+void verify_step_of_layer(Report& report, int64_t rows, int32_t heads, int32_t key_dim, int32_t value_dim, bool settled, bool with_bias) {
   constexpr int64_t in = kernels::kRuleStepInputs, x_stride = in + 8;
-  const RuleCase c{{0, 1, 2, 3, 4, 5}, heads, heads, key_dim, value_dim, key_dim, false, false, false};
+  const RuleCase c{single_tokens(rows), heads, heads, key_dim, value_dim, key_dim, false, false, false};
   RuleProblem of(c, DType::bf16);
   const int64_t out = int64_t{heads} * key_dim;
   const Buffer x = random_buffer(of.rows * x_stride, of.dtype, 1, 20), weight = random_buffer(out * in, of.dtype, 0.5, 21),
@@ -95,6 +125,7 @@ void verify_step_of_layer(Report& report, int32_t heads, int32_t key_dim, int32_
   of.decay = upload_floats(decays);
   check(gpu::gated_delta_rule_step_of_layer(all, {}));
   expect_all(report, name, of, allowed(of.dtype));
+  expect_rows_alone(report, name, of, all);
 }
 
 // Without a state, rows in any company: the same bits as alone from zeros.
@@ -141,8 +172,10 @@ void verify_gated_delta_rule(Report& report) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
     for (const RuleCase& c : cases) verify_forward(report, c, dtype), verify_step(report, c, dtype);
   }
-  verify_step_of_layer(report, 4, 128, 64, true, true), verify_step_of_layer(report, 2, 64, 32, false, false);
-  verify_step_of_layer(report, 1, 256, 64, true, false), verify_step_of_layer(report, 3, 40, 96, true, true);
+  verify_step_of_layer(report, 5, 4, 128, 64, true, true), verify_step_of_layer(report, 5, 2, 64, 32, false, false);
+  verify_step_of_layer(report, 5, 1, 256, 64, true, false), verify_step_of_layer(report, 5, 3, 40, 96, true, true);
+  // Rows that fill any GPU of today.
+  verify_step_of_layer(report, 300, 2, 128, 128, true, true), verify_step_of_layer(report, 300, 3, 100, 64, false, false);
   for (const RuleCase& c : {cases[0], cases[3], cases[12]}) verify_rows(report, c);
 }
 
