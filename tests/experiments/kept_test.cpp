@@ -49,6 +49,7 @@ TEST(KeptExperiments, TheirResultsAreThoseOfTheirRuns) {
     if (!std::filesystem::exists(folder)) continue;
     std::set<std::string> names = result_names(name, "");
     for (const auto& [experiment, scale] : {std::pair{"figure2", "small"},
+                                            {"figure2", "seeds"},
                                             {"figure3", "scout"},
                                             {"extended", "scout"},
                                             {"later-mixers", "scout"},
