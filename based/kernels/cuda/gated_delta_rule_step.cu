@@ -178,27 +178,26 @@ __global__ void __launch_bounds__(Slice<kColumns>::kThreads, kColumns == kWideCo
   if (line == 0) store_floats<4>(static_cast<T*>(p.y) + int64_t{item} * p.value_dim + first, y);
 }
 
-// kWide: whether slices are wide where they fill the GPU.
-template <typename T, int kKeys, bool kWide, template <int, int> class Decays>
+// kMostColumns: of a slice, where such slices fill the GPU.
+template <typename T, int kKeys, int kMostColumns, template <int, int> class Decays>
 Status step_of_keys(const GatedDeltaRule& p, const DecayLayer& layer, Stream stream) {
   const auto run = [&]<int kColumns>() {
     auto* kernel = p.state_is_private ? step_slices<T, kKeys, kColumns, true, Decays> : step_slices<T, kKeys, kColumns, false, Decays>;
     const auto blocks = static_cast<unsigned>(p.rows * p.heads * (p.value_dim / kColumns));
     return launch_overlapped(kernel, {blocks, unsigned{Slice<kColumns>::kThreads}}, stream, p, layer);
   };
-  if constexpr (kWide) {
-    const bool fill = p.rows * p.heads * (p.value_dim / kWideColumns) >= kWideBlocks * int64_t{multiprocessors()};
-    if (fill && p.value_dim % kWideColumns == 0) return run.template operator()<kWideColumns>();
+  if constexpr (kMostColumns > kRuleStepColumns) {
+    const bool fill = p.rows * p.heads * (p.value_dim / kMostColumns) >= kWideBlocks * int64_t{multiprocessors()};
+    if (fill && p.value_dim % kMostColumns == 0) return run.template operator()<kMostColumns>();
   }
   return run.template operator()<kRuleStepColumns>();
 }
-// Each slice makes its head's decays where a layer makes them: wide ones half as often.
-template <typename T, template <int, int> class Decays>
+// Wide slices are for the keys that they were measured with.
+template <typename T, int kMostColumns, template <int, int> class Decays>
 Status step(const GatedDeltaRule& p, const DecayLayer& layer, Stream stream) {
-  constexpr bool kWide = std::is_same_v<Decays<1, 1>, LayerDecays<1, 1>>;
-  return p.key_dim <= 64    ? step_of_keys<T, 64, false, Decays>(p, layer, stream)
-         : p.key_dim <= 128 ? step_of_keys<T, 128, kWide, Decays>(p, layer, stream)
-                            : step_of_keys<T, 256, false, Decays>(p, layer, stream);
+  return p.key_dim <= 64    ? step_of_keys<T, 64, kRuleStepColumns, Decays>(p, layer, stream)
+         : p.key_dim <= 128 ? step_of_keys<T, 128, kMostColumns, Decays>(p, layer, stream)
+                            : step_of_keys<T, 256, kRuleStepColumns, Decays>(p, layer, stream);
 }
 
 }  // namespace
@@ -213,7 +212,8 @@ Status gated_delta_rule_step(const GatedDeltaRule& p, Stream stream) {
     one.row_start = nullptr;
     return gated_delta_rule_by_token(one, stream);
   }
-  return p.dtype == DType::bf16 ? step<bf16, GivenDecays>(p, {}, stream) : step<float, GivenDecays>(p, {}, stream);
+  return p.dtype == DType::bf16 ? step<bf16, kRuleStepColumns, GivenDecays>(p, {}, stream)
+                                : step<float, kRuleStepColumns, GivenDecays>(p, {}, stream);
 }
 
 Status gated_delta_rule_step_of_layer(const GatedDeltaRuleOfLayer& p, Stream stream) {
@@ -223,7 +223,9 @@ Status gated_delta_rule_step_of_layer(const GatedDeltaRuleOfLayer& p, Stream str
   if (p.rule.state == nullptr || p.rule.slot == nullptr) return {"gated_delta_rule_step_of_layer: a tensor is null"};
   const auto of = [](const void* tensor) { return static_cast<const bf16*>(tensor); };
   const Linear& from = p.layer;
-  return step<bf16, LayerDecays>(p.rule, {of(from.x), of(from.weight), of(from.bias), from.x_stride, from.weight_stride, p.scale}, stream);
+  const DecayLayer layer{of(from.x), of(from.weight), of(from.bias), from.x_stride, from.weight_stride, p.scale};
+  // Each slice makes its head's decays: wide ones half as often.
+  return step<bf16, kWideColumns, LayerDecays>(p.rule, layer, stream);
 }
 
 }  // namespace based::kernels::cuda

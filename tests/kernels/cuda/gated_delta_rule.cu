@@ -59,17 +59,17 @@ void verify_forward(Report& report, const RuleCase& c, DType dtype) {
   expect_all(report, of.name("gated_delta_rule"), of, of.scratch.bytes() > 0 ? 6e-3 : allowed(dtype));
 }
 
-void verify_step(Report& report, RuleCase c, DType dtype) {
-  for (size_t r = 0; r < c.starts.size(); ++r) c.starts[r] = static_cast<int64_t>(r);
-  const RuleProblem of(c, dtype);
-  check(gpu::gated_delta_rule_step(of.p, {}));
-  expect_all(report, of.name("gated_delta_rule_step"), of, allowed(dtype));
-}
-
 std::vector<int64_t> single_tokens(int64_t rows) {
   std::vector<int64_t> starts;
   for (int64_t r = 0; r <= rows; ++r) starts.push_back(r);
   return starts;
+}
+
+void verify_step(Report& report, RuleCase c, DType dtype) {
+  c.starts = single_tokens(static_cast<int64_t>(c.starts.size()) - 1);
+  const RuleProblem of(c, dtype);
+  check(gpu::gated_delta_rule_step(of.p, {}));
+  expect_all(report, of.name("gated_delta_rule_step"), of, allowed(dtype));
 }
 
 // A row's bits, alone as with all the others, which may be enough for wider slices; `all` has run.
