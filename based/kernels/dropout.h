@@ -2,21 +2,9 @@
 // same whatever else runs beside it, and a backward pass draws what its forward drew.
 #pragma once
 #include "based/kernels/kernel.h"
-
-#ifdef __CUDACC__
-#define BASED_ON_BOTH __host__ __device__ inline
-#else
-#define BASED_ON_BOTH inline
-#endif
+#include "based/kernels/random_bits.h"
 
 namespace based::kernels {
-
-// A permutation of 64 bits whose outputs look random (Steele et al., "Fast splittable pseudorandom number generators", OOPSLA 2014).
-BASED_ON_BOTH uint64_t mixed_bits(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 struct Dropout {
   uint64_t key = 0;        // dropout_key(seed, step, place)
@@ -26,13 +14,13 @@ struct Dropout {
 
 // `place` tells the uses of one step apart: embeddings, each layer's attention.
 BASED_ON_BOTH uint64_t dropout_key(uint64_t seed, uint64_t step, uint64_t place) {
-  return mixed_bits(mixed_bits(mixed_bits(seed + 0x9e3779b97f4a7c15u) + step) + place);
+  return mixed_bits(mixed_bits(mixed_bits(seed + kGoldenGamma) + step) + place);
 }
 
 inline uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(p * 4294967296.0); }
 
 BASED_ON_BOTH bool is_dropped(uint64_t key, uint64_t element, uint32_t threshold) {
-  return static_cast<uint32_t>(mixed_bits(key + element * 0x9e3779b97f4a7c15u) >> 32) < threshold;
+  return static_cast<uint32_t>(mixed_bits(key + element * kGoldenGamma) >> 32) < threshold;
 }
 
 // y_i = x_i·scale, or 0 where element i is dropped.

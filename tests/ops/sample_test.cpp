@@ -52,6 +52,16 @@ TEST_P(Sample, DrawsWithTheProbabilitiesOfTheSoftmax) {
   }
 }
 
+// Of many words and draws, one whose random number is infinite would show.
+TEST_P(Sample, TakesTheMostLikelyOfManyWordsAtALowTemperature) {
+  torch::manual_seed(42);
+  const Tensor logits = random({1, 50257}, at::kFloat, 4);
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const Tensor rows = logits.to(type).to(GetParam()).expand({512, -1}), best = rows.narrow(0, 0, 1).to(at::kFloat).argmax(1);
+    EXPECT_TRUE((drawn(rows, options(512, 50257, {1e-5}, GetParam())) == best).all().item<bool>());
+  }
+}
+
 TEST_P(Sample, KeepsWhatTheOptionsKeep) {
   const Tensor logits = torch::tensor({0.5, 0.3, 0.1, 0.06, 0.04}, at::kDouble).log();
   const auto kept = [&](const Choice& choice) {

@@ -64,13 +64,13 @@ int64_t draw(const Sample& p, int64_t row, const uint32_t* seen) {
     std::vector<float> candidates = logits;
     least = least_kept(p, row, *best, candidates);
   }
+  const uint64_t key = sample_key(static_cast<uint64_t>(p.seed[row]), static_cast<uint64_t>(p.position[row]));
   int64_t chosen = best - logits.begin();
   float best_score = kNone;
   for (int64_t token = 0; token < p.vocab; ++token) {
     const float logit = logits[static_cast<size_t>(token)];
     if (!(logit >= least) || logit == kNone) continue;
-    const auto bits = sample_bits(static_cast<uint64_t>(p.seed[row]), static_cast<uint64_t>(p.position[row]), static_cast<uint64_t>(token));
-    const float score = (logit - *best) / temperature - std::log(-std::log(sample_uniform(bits)));
+    const float score = (logit - *best) / temperature + sample_gumbel(sample_bits(key, static_cast<uint64_t>(token)));
     if (score > best_score) best_score = score, chosen = token;
   }
   return chosen;

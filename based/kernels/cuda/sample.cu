@@ -57,15 +57,14 @@ __device__ __forceinline__ float largest_of(const Elements<T, kCount>& unit) {
 struct Options {  // of a row, all loaded at once
   float temperature, top_p, min_p, penalty;
   int64_t top_k;
-  uint64_t seed, position;
+  uint64_t key;
   __device__ __forceinline__ Options(const Sample& p, int64_t row)
       : temperature(p.temperature[row]),
         top_p(p.top_p[row]),
         min_p(p.min_p[row]),
         penalty(p.penalty[row]),
         top_k(p.top_k[row]),
-        seed(static_cast<uint64_t>(p.seed[row])),
-        position(static_cast<uint64_t>(p.position[row])) {}
+        key(sample_key(static_cast<uint64_t>(p.seed[row]), static_cast<uint64_t>(p.position[row]))) {}
   __device__ __forceinline__ bool keeps_top(int64_t vocab) const { return top_k > 0 && top_k < vocab; }
 };
 
@@ -262,7 +261,7 @@ __device__ __forceinline__ uint32_t draw(const Options& o, int64_t vocab, const 
   of.each([&](uint32_t w, float x) {
     most_likely.take(x, w);
     if (ordered(x) < least || isinf(x)) return;
-    drawn.take((x - top) / o.temperature - logf(-logf(sample_uniform(sample_bits(o.seed, o.position, w)))), w);
+    drawn.take((x - top) / o.temperature + sample_gumbel(sample_bits(o.key, w)), w);
   });
   drawn = of.best(drawn);
   return drawn.token != kNoToken ? drawn.token : of.best(most_likely).token;
