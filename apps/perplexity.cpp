@@ -9,6 +9,7 @@
 #include "based/generate/text_stream.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 
@@ -27,58 +28,83 @@ int64_t count_words(std::string_view text) {
   return words + inside;
 }
 
+// Those that predict something; a document of one token or none does not.
+struct Documents {
+  std::vector<std::vector<int64_t>> ids;
+  int64_t predicted = 0, words = 0, bytes = 0;  // without each document's first token, which is not predicted
+  std::vector<std::string> too_short;           // their places
+};
+
+Documents read(const std::string& path, TextFormat format, const Tokenizer& tokenizer) {
+  Documents documents;
+  read_named_documents(path, format, [&](std::string_view text, const std::string& place) {
+    std::vector<int64_t> ids = encode_ids(tokenizer, text);
+    if (ids.size() < 2) return documents.too_short.push_back(place);
+    documents.predicted += static_cast<int64_t>(ids.size()) - 1;
+    const std::array<int32_t, 1> first{static_cast<int32_t>(ids.front())};
+    text.remove_prefix(std::min(tokenizer.decode(first).size(), text.size()));
+    documents.words += count_words(text), documents.bytes += static_cast<int64_t>(text.size());
+    documents.ids.push_back(std::move(ids));
+  });
+  return documents;
+}
+
+std::string too_short_message(const std::vector<std::string>& places) {
+  constexpr size_t most = 8;
+  std::string message = grouped(static_cast<int64_t>(places.size())) + (places.size() == 1 ? " document has" : " documents have") +
+                        " fewer than two tokens, which leaves nothing to predict, and " + (places.size() == 1 ? "is" : "are") +
+                        " not counted: ";
+  for (size_t i = 0; i < std::min(places.size(), most); ++i) message += (i > 0 ? ", " : "") + places[i];
+  return places.size() > most ? message + ", …" : message;
+}
+
 struct Options {
-  std::string model, data, dtype, device = "cpu", format = "text";
+  std::string model, data, dtype, device = "cpu", format = "auto";
   PerplexityOptions perplexity;
   bool json = false;
 };
 
 void run(const Options& options) {
   if (options.perplexity.context < 0 || options.perplexity.context == 1) throw UsageError("--context must be 0, or at least 2 tokens");
-  const TextFormat format = text_format(options.format);
   const Place place = parse_place(options.device, options.dtype);
+  const TextFormat format = options.format == "auto" ? TextFormat::by_name_or_text : text_format(options.format);
   const TextModel loaded = load_text_model(options.model, place.dtype, place.device);
-  std::vector<std::vector<int64_t>> documents;
-  int64_t tokens = 0, words = 0, bytes = 0;
-  read_documents(options.data, format, [&](std::string_view text) {
-    documents.push_back(encode_ids(*loaded.tokenizer, text));
-    tokens += static_cast<int64_t>(documents.back().size());
-    words += count_words(text), bytes += static_cast<int64_t>(text.size());
-  });
-  if (std::all_of(documents.begin(), documents.end(), [](const auto& ids) { return ids.size() < 2; }))
-    throw Error(options.data + ": needs a document of at least two tokens, has " + std::to_string(tokens) + " tokens in all");
+  const Documents documents = read(options.data, format, *loaded.tokenizer);
+  if (documents.ids.empty()) throw Error(options.data + ": needs a document of at least two tokens");
+  if (!documents.too_short.empty()) print_message(too_short_message(documents.too_short));
 
   const InterruptScope interrupts;
-  Progress progress("perplexity", tokens);
+  Progress progress("perplexity", documents.predicted);
   const auto start = std::chrono::steady_clock::now();
   PerplexityOptions perplexity = options.perplexity;
   perplexity.model = options.model;
-  const Perplexity result = measure_perplexity(*loaded.model, documents, perplexity, [&](int64_t done) {
+  const Perplexity result = measure_perplexity(*loaded.model, documents.ids, perplexity, [&](int64_t done) {
     progress.update(done);
     return !interrupted();
   });
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   progress.finish();
   const bool whole = !interrupted();
-  const double word_perplexity = std::exp(result.nats / static_cast<double>(std::max<int64_t>(words, 1)));
+  const double word_perplexity = std::exp(result.nats / static_cast<double>(std::max<int64_t>(documents.words, 1)));
   if (options.json) {
     Json json{{"perplexity", result.value()},
               {"tokens", result.tokens},
               {"nats_per_token", result.nats / static_cast<double>(std::max<int64_t>(result.tokens, 1))},
-              {"documents", documents.size()},
-              {"bytes", bytes},
+              {"documents", documents.ids.size()},
+              {"documents_too_short", documents.too_short.size()},
+              {"bytes", documents.bytes},
               {"tokens_per_second", static_cast<double>(result.tokens) / seconds},
               {"complete", whole}};
     if (whole) {
-      json["bits_per_byte"] = result.nats / std::log(2.0) / static_cast<double>(bytes);
-      json["words"] = words;
+      json["bits_per_byte"] = result.nats / std::log(2.0) / static_cast<double>(documents.bytes);
+      json["words"] = documents.words;
       json["word_perplexity"] = word_perplexity;
     }
     print_line(dump_json(json));
   } else {
     print_line("perplexity " + format_number(result.value(), 3) + " over " + grouped(result.tokens) + " tokens" +
-               (whole ? ", " + format_number(result.nats / std::log(2.0) / static_cast<double>(bytes), 3) + " bits a byte; " +
-                            format_number(word_perplexity, 2) + " a word, over " + grouped(words) + " words and line ends"
+               (whole ? ", " + format_number(result.nats / std::log(2.0) / static_cast<double>(documents.bytes), 3) + " bits a byte; " +
+                            format_number(word_perplexity, 2) + " a word, over " + grouped(documents.words) + " words and line ends"
                       : ""));
   }
   if (!whole) {
@@ -90,14 +116,19 @@ void run(const Options& options) {
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
   app.add_required("--model", options->model, "the model's folder");
-  app.add_required("--data", options->data, "file of text; documents are read apart");
-  app.add_option("--context", options->perplexity.context, "forget everything after this many tokens; 0: one state over the whole text");
-  app.add_option("--format", options->format, "of the data: text (one document), jsonl, fasta, or auto (by its name)");
+  app.add_required("--data", options->data, "file of text, JSON lines or FASTA, also .zst; documents are read apart");
+  app.add_option("--context", options->perplexity.context,
+                 "tokens of a context, which knows nothing of those before it; the next one begins with its last token, so that every "
+                 "token but a document's first is predicted once; 0: one state over each document");
+  app.add_option("--format", options->format,
+                 "of the data: text (one document), jsonl, fasta, or auto (by its name, text where that does not tell)");
   app.add_option("--batch", options->perplexity.batch,
                  "documents, or contexts of one, that are read side by side: faster, the same figure; 0: 8 on the CPU, 64 on a GPU",
                  {0, 1 << 20});
   app.add_option("--device", options->device, "cpu, cuda or cuda:N");
   app.add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
+  app.add_flag("--padded-columns", options->perplexity.padded_columns,
+               "count the padding rows of the embedding as words, as published harnesses do; the tokenizer's words alone without it");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { run(*options); });
 }

@@ -2,6 +2,7 @@
 
 #include <zstd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -108,28 +109,31 @@ void for_each_line(const std::string& path, const std::function<void(std::string
   if (!held.empty()) line(held, ++number);
 }
 
-void read_json_lines(const std::string& path, const std::function<void(std::string_view)>& document) {
+// A document and the line where it begins, 0 where it is the whole file.
+using NumberedDocument = std::function<void(std::string_view, int64_t)>;
+
+void read_json_lines(const std::string& path, const NumberedDocument& document) {
   std::string plain;
   for_each_line(path, [&](std::string_view line, int64_t number) {
     if (line.empty() || line == "\r") return;
     if (read_only_member(line, "text", plain)) {
-      document(plain);
+      document(plain, number);
       return;
     }
     const std::string where = path + ":" + std::to_string(number);
     const Json value = parse_json(line, where);
     const auto text = value.is_object() ? value.find("text") : value.end();
     if (text == value.end() || !text->is_string()) throw Error(where + ": needs an object with the text in 'text'");
-    document(text->get_ref<const std::string&>());
+    document(text->get_ref<const std::string&>(), number);
   });
 }
 
-void read_fasta(const std::string& path, const std::function<void(std::string_view)>& document) {
+void read_fasta(const std::string& path, const NumberedDocument& document) {
   std::string sequence;
   int64_t header = 0;  // line of the record's header; 0: none yet
   const auto finish = [&] {
     if (header > 0 && sequence.empty()) throw Error(path + ":" + std::to_string(header) + ": the record has no sequence");
-    if (header > 0) document(sequence);
+    if (header > 0) document(sequence, header);
     sequence.clear();
   };
   for_each_line(path, [&](std::string_view line, int64_t number) {
@@ -151,24 +155,30 @@ void read_fasta(const std::string& path, const std::function<void(std::string_vi
   finish();
 }
 
-void read_text(const std::string& path, const std::function<void(std::string_view)>& document) {
+void read_text(const std::string& path, const NumberedDocument& document) {
   ByteStream stream(path);
   std::string text;
   for (std::string_view piece = stream.next(); !piece.empty(); piece = stream.next()) append_bounded(text, piece, path);
-  if (!text.empty()) document(text);
+  if (!text.empty()) document(text, 0);
 }
 
-TextFormat format_of_name(const std::string& path) {
-  std::string_view name = path;
-  if (ends_with(name, ".zst")) name.remove_suffix(4);
-  for (const char* end : {".txt", ".md"}) {
-    if (ends_with(name, end)) return TextFormat::text;
-  }
-  for (const char* end : {".fa", ".fasta", ".fna"}) {
-    if (ends_with(name, end)) return TextFormat::fasta;
-  }
-  if (ends_with(name, ".jsonl")) return TextFormat::json_lines;
-  throw Error(path + ": the name does not tell the format; give it as text, jsonl or fasta");
+bool ends_with_any(std::string_view text, std::initializer_list<const char*> ends) {
+  return std::any_of(ends.begin(), ends.end(), [&](const char* end) { return ends_with(text, end); });
+}
+
+TextFormat format_of_name(const std::string& path, bool else_text) {
+  std::string name = path;
+  for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  if (ends_with(name, ".zst")) name.resize(name.size() - 4);
+  if (ends_with_any(name, {".txt", ".md"})) return TextFormat::text;
+  if (ends_with_any(name, {".fa", ".fasta", ".fna"})) return TextFormat::fasta;
+  if (ends_with_any(name, {".jsonl", ".ndjson"})) return TextFormat::json_lines;
+  const bool other = ends_with_any(
+      name, {".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".bz2", ".xz", ".zip", ".tar", ".bin", ".npy", ".safetensors"});
+  if (other || !else_text)
+    throw Error(path + (other && else_text ? ": the name tells a format that is not read" : ": the name does not tell the format") +
+                "; give the format as text, jsonl or fasta, or name the file .txt, .jsonl or .fa");
+  return TextFormat::text;
 }
 
 }  // namespace
@@ -181,12 +191,21 @@ TextFormat text_format(const std::string& name) {
   throw UsageError("format must be auto, text, jsonl or fasta, got " + in_quotes(name));
 }
 
-void read_documents(const std::string& path, TextFormat format, const std::function<void(std::string_view)>& document) {
-  switch (format == TextFormat::by_name ? format_of_name(path) : format) {
-    case TextFormat::json_lines: return read_json_lines(path, document);
-    case TextFormat::fasta: return read_fasta(path, document);
-    default: return read_text(path, document);
+void read_named_documents(const std::string& path, TextFormat format,
+                          const std::function<void(std::string_view text, const std::string& place)>& document) {
+  const NumberedDocument numbered = [&](std::string_view text, int64_t line) {
+    document(text, line > 0 ? path + ":" + std::to_string(line) : path);
+  };
+  const bool by_name = format == TextFormat::by_name || format == TextFormat::by_name_or_text;
+  switch (by_name ? format_of_name(path, format == TextFormat::by_name_or_text) : format) {
+    case TextFormat::json_lines: return read_json_lines(path, numbered);
+    case TextFormat::fasta: return read_fasta(path, numbered);
+    default: return read_text(path, numbered);
   }
+}
+
+void read_documents(const std::string& path, TextFormat format, const std::function<void(std::string_view)>& document) {
+  read_named_documents(path, format, [&](std::string_view text, const std::string&) { document(text); });
 }
 
 }  // namespace based

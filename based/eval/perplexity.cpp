@@ -11,7 +11,7 @@
 namespace based {
 namespace {
 
-// The contexts of all documents, one after the other.
+// The contexts of all documents, one after the other; each begins with the last token of the one before it.
 class Contexts {
  public:
   Contexts(const std::vector<std::vector<int64_t>>& documents, int64_t length) : documents_(documents), length_(length) {}
@@ -23,7 +23,7 @@ class Contexts {
       const auto size = static_cast<int64_t>(ids.size());
       if (at_ + 1 >= size) continue;
       const int64_t begin = at_, end = length_ > 0 ? std::min(size, begin + length_) : size;
-      at_ = end;
+      at_ = end - 1;
       return std::span(ids).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
     }
     return {};
@@ -45,6 +45,7 @@ Perplexity measure_perplexity(LanguageModel& model, const std::vector<std::vecto
                                  : model.device().is_cuda() ? 64
                                                             : 8,
                         .prefill_tokens = model.device().is_cuda() ? 32768 : 0,
+                        .padded_columns = options.padded_columns,
                         .decode = {.steps = Steps::plain}});
   for (const auto& document : documents) {
     const auto size = static_cast<int64_t>(document.size());

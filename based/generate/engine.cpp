@@ -16,6 +16,7 @@ Engine::Engine(LanguageModel& model, const EngineOptions& options)
       prefill_tokens_(options.prefill_tokens > 0 ? options.prefill_tokens : default_prefill_tokens(model.device())),
       alone_(options.decode.invariant),
       ahead_(options.ahead),
+      padded_columns_(options.padded_columns),
       patience_(options.patience) {
   if (options.slots < 1) throw UsageError("an engine needs at least one slot, got " + std::to_string(options.slots));
   if (options.cache_tokens < 0 || options.prefill_tokens < 0) throw UsageError("an engine's numbers of tokens must not be negative");
@@ -247,7 +248,7 @@ void Engine::keep_scores(const Tensor& hidden, const std::vector<Sequence*>& seq
     }
   const bool all = static_cast<int64_t>(rows.size()) == hidden.size(0);
   const Tensor chosen = all ? hidden : hidden.index_select(0, on_device(rows));
-  const Tensor scores = model_.token_log_probabilities(chosen, on_device(targets)).to(torch::kCPU, torch::kFloat);
+  const Tensor scores = model_.token_log_probabilities(chosen, on_device(targets), padded_columns_).to(torch::kCPU, torch::kFloat);
   const float* score = scores.const_data_ptr<float>();
   for (size_t i = 0; i < sequences.size(); ++i)
     if (sequences[i]->options.scores) {

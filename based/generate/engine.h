@@ -31,6 +31,7 @@ struct EngineOptions {
   // sequence's state or changes its tokens waits for that step first; its token is the next one that step() gives. A sequence that a stop
   // token ends has been stepped once too often: beside sequences whose state is kept, tokens are therefore looked at first.
   bool ahead = false;
+  bool padded_columns = false;  // SequenceOptions::scores count the padding rows of the embedding (LanguageModel::token_log_probabilities)
   DecodeOptions decode = {};
 };
 
@@ -143,7 +144,7 @@ class Engine {
   int64_t staged_ = -1;
   ModelState staging_;
   int64_t next_ = 0, going_on_ = 0, reserved_ = 0, tokens_read_ = 0;
-  bool ahead_;
+  bool ahead_, padded_columns_;
   int64_t patience_, unused_ = 0;      // unused_: slots that were free while sequences waited, added up over steps
   std::vector<Drawn> drawn_, landed_;  // what step() gives; what the next one gives first
   // Slot and sequence of each token of the steps that have been launched, of which there are at most DecodeStep::kFetches.

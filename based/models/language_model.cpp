@@ -188,8 +188,15 @@ Tensor LanguageModel::loss(const Tensor& ids, const Tensor& labels, const Sequen
   return ops::cross_entropy(run(std::move(residual), pass), embedded.table, labels, labelled, ops::if_defined(places));
 }
 
-Tensor LanguageModel::token_log_probabilities(const Tensor& hidden, const Tensor& targets) {
-  return ops::token_log_probabilities(hidden, embedding_, targets);
+Tensor LanguageModel::token_log_probabilities(const Tensor& hidden, const Tensor& targets, bool padded_columns) {
+  return ops::token_log_probabilities(hidden, embedding_, targets, padded_columns ? config_.padded_vocab() : config_.vocab_size);
+}
+
+double LanguageModel::evaluation_nats(const Tensor& ids, const Tensor& labels, const Sequences& rows) {
+  const torch::NoGradGuard no_gradients;
+  const Tensor places = (labels != ops::kIgnoredLabel).nonzero().squeeze(1);
+  const Tensor scores = token_log_probabilities(forward(ids, rows).index_select(0, places), labels.index_select(0, places));
+  return -scores.sum(torch::kDouble).item<double>();
 }
 
 Tensor LanguageModel::most_likely(const Tensor& hidden) { return ops::most_likely(hidden, embedding_, config_.vocab_size); }

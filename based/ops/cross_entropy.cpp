@@ -1,5 +1,7 @@
 #include "based/ops/cross_entropy.h"
 
+#include <limits>
+
 #include "based/ops/linear.h"
 
 namespace based::ops {
@@ -9,7 +11,6 @@ using Forward = Result<CrossEntropyForward>;
 
 constexpr const char* kOp = "cross_entropy";
 constexpr const char* kScores = "token_log_probabilities";
-constexpr int64_t kIgnored = -100;
 constexpr int64_t kChunkBytes = int64_t{8} << 20;  // of logits: what stays in the cache from one product to the next
 constexpr int64_t kChunkRows = 64;                 // at least: below it, adding up weight's gradient costs more than its products
 
@@ -25,7 +26,11 @@ void check_product(const char* op, const Tensor& hidden, const Tensor& weight, c
   require_shape(op, name, words, {one_each.size(0)});
 }
 
-void check(const TokenLogProbabilities& in) { check_product(kScores, in.hidden, in.weight, "targets", in.targets, in.hidden); }
+void check(const TokenLogProbabilities& in) {
+  check_product(kScores, in.hidden, in.weight, "targets", in.targets, in.hidden);
+  require(in.vocab_size >= 1 && in.vocab_size <= in.weight.size(0), kScores, "vocab_size must be 1..", in.weight.size(0), ", got ",
+          in.vocab_size);
+}
 
 void check(const CrossEntropy& in) {
   if (in.labelled_rows) {
@@ -57,7 +62,7 @@ void check_labelled_rows(const Tensor& rows, int64_t tokens) {
 
 // The rows that have a label; undefined: all have one. Where the caller knows how many there are, nothing waits for a device.
 Tensor rows_with_label(const Tensor& labels, int64_t labelled) {
-  const Tensor has_label = labels != kIgnored;
+  const Tensor has_label = labels != kIgnoredLabel;
   if (labelled < 0) return has_label.nonzero().squeeze(1);
   if (labels.is_cpu()) {
     const int64_t counted = has_label.sum().item<int64_t>();
@@ -125,9 +130,9 @@ void add_product(Tensor& sum, const Tensor& a, const Tensor& b, Tensor& memory, 
 }
 
 Tensor token_log_probabilities_with(const CrossEntropyParts& parts, const TokenLogProbabilities& in) {
-  const auto& [hidden, weight, targets] = in;
+  const auto& [hidden, weight, targets, vocab_size] = in;
   check(in);
-  check_targets(kScores, "targets must be 0..", targets, weight.size(0));
+  check_targets(kScores, "targets must be 0..", targets, vocab_size);
   const int64_t count = targets.size(0), chunk = rows_of_a_chunk(parts, hidden, weight, count);
   const Tensor scores = at::empty({count}, hidden.options().dtype(sum_type(hidden)));
   const Tensor memory = at::empty({chunk, weight.size(0)}, hidden.options());
@@ -135,6 +140,8 @@ Tensor token_log_probabilities_with(const CrossEntropyParts& parts, const TokenL
     const int64_t size = std::min(chunk, count - begin);
     Tensor logits = memory.narrow(0, 0, size);
     at::mm_out(logits, hidden.narrow(0, begin, size), weight.t());
+    // Logits of nothing rather than rows of another length, whose products would be slower where the length is odd.
+    logits.narrow(1, vocab_size, weight.size(0) - vocab_size).fill_(-std::numeric_limits<double>::infinity());
     parts.softmax({logits, targets.narrow(0, begin, size), scores.narrow(0, begin, size), /*gradient=*/Tensor(), 1});
   }
   return scores.neg_();
@@ -225,7 +232,7 @@ Tensor scores_reference(const TokenLogProbabilities& in) { return token_log_prob
 Tensor scores_cpu(const TokenLogProbabilities& in) {
   if (!faster_in_fp32(in.hidden)) return token_log_probabilities_with(kCpu, in);
   check(in);
-  return token_log_probabilities_with(kCpu, {in.hidden.to(at::kFloat), in.weight.to(at::kFloat), in.targets});
+  return token_log_probabilities_with(kCpu, {in.hidden.to(at::kFloat), in.weight.to(at::kFloat), in.targets, in.vocab_size});
 }
 
 Tensor scores_meta(const TokenLogProbabilities& in) {
@@ -285,11 +292,11 @@ Tensor loss_autograd(const CrossEntropy& in) {
 Tensor cross_entropy_reference(const Tensor& hidden, const Tensor& weight, const Tensor& labels) {
   check(CrossEntropy{hidden, weight, labels, -1, {}});
   const Tensor logits = at::linear(hidden, weight).to(sum_type(hidden));
-  return at::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, kIgnored) / (labels != kIgnored).sum().clamp_min(1);
+  return at::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, kIgnoredLabel) / (labels != kIgnoredLabel).sum().clamp_min(1);
 }
 
-Tensor token_log_probabilities(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
-  return call(TokenLogProbabilities{hidden, weight, targets});
+Tensor token_log_probabilities(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t vocab_size) {
+  return call(TokenLogProbabilities{hidden, weight, targets, vocab_size});
 }
 
 Tensor cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& labels, int64_t labelled,

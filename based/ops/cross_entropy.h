@@ -7,6 +7,8 @@
 
 namespace based::ops {
 
+inline constexpr int64_t kIgnoredLabel = -100;
+
 // Mean over labels ≠ −100 of the cross entropy of hidden·weightᵀ: hidden [tokens, d], weight [vocab, d], labels int64 [tokens]; 0 where
 // there is no label. The result is fp32 (fp64 for double inputs). Logits are made only where a label is, in chunks; the logits of a
 // whole batch never exist. Where gradients are on, they are computed with the value; the backward only scales them.
@@ -17,8 +19,9 @@ Tensor cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& l
 Tensor cross_entropy_reference(const Tensor& hidden, const Tensor& weight, const Tensor& labels);
 
 // The log-probability of each row's target under softmax(hidden·weightᵀ), fp32 [tokens] (fp64 for double inputs): targets int64 [tokens],
-// 0 .. vocab − 1. The logits of all rows never exist. No gradient.
-Tensor token_log_probabilities(const Tensor& hidden, const Tensor& weight, const Tensor& targets);
+// 0 .. vocab_size − 1. Rows of weight from vocab_size on are padding, which the softmax leaves out. The logits of all rows never exist. No
+// gradient.
+Tensor token_log_probabilities(const Tensor& hidden, const Tensor& weight, const Tensor& targets, int64_t vocab_size);
 
 // The operators.
 struct CrossEntropy {
@@ -42,7 +45,8 @@ struct TokenLogProbabilities {
   const Tensor& hidden;
   const Tensor& weight;
   const Tensor& targets;
-  BASED_OPERATOR("token_log_probabilities -> scores", hidden, weight, targets)
+  int64_t vocab_size;
+  BASED_OPERATOR("token_log_probabilities -> scores", hidden, weight, targets, vocab_size)
 };
 
 // Them by a device's parts.

@@ -238,7 +238,7 @@ class TextTraining {
       const Batch batch = to_batch(loader.next(), device_);
       const auto labels = static_cast<double>(batch.labelled);
       if (labels == 0) continue;
-      nats += labels * result_.model->loss(batch.ids, batch.labels, batch.rows, batch.labelled).item<double>();
+      nats += result_.model->evaluation_nats(batch.ids, batch.labels, batch.rows);
       count += labels;
     }
     return {{"loss", nats / count}, {"perplexity", std::exp(nats / count)}};

@@ -34,6 +34,32 @@ TEST_F(Documents, ATextFileIsOneDocument) {
   EXPECT_THAT(read("d", "x", TextFormat::text), ElementsAre("x"));
 }
 
+TEST_F(Documents, TheNameTellsTheFormat) {
+  EXPECT_THAT(read("a.ndjson", "{\"text\":\"a\"}\n"), ElementsAre("a"));
+  EXPECT_THAT(read("b.JSONL", "{\"text\":\"a\"}\n"), ElementsAre("a"));
+  EXPECT_THAT(read("c.Fa", ">x\nAC\n"), ElementsAre("AC"));
+  EXPECT_THAT(read("d.jsonl", "{\"text\":\"a\"}\n", TextFormat::by_name_or_text), ElementsAre("a"));
+  EXPECT_THAT(read("wiki.test.raw", "a", TextFormat::by_name_or_text), ElementsAre("a"));
+  EXPECT_THAT(refusal("wiki.test.raw", "a"), HasSubstr("the name does not tell the format; give the format as text, jsonl or fasta"));
+  for (const char* name : {"a.json", "b.csv", "c.parquet", "d.jsonl.gz", "e.JSON.zst"})
+    EXPECT_THAT(message_of<Error>([&] { read(name, "a", TextFormat::by_name_or_text); }),
+                HasSubstr("the name tells a format that is not read; give the format as"));
+}
+
+TEST_F(Documents, HavePlacesForMessages) {
+  const auto places = [&](const std::string& name, const std::string& content) {
+    write_file_atomic(folder_.file(name), content);
+    std::vector<std::string> all;
+    read_named_documents(folder_.file(name), TextFormat::by_name,
+                         [&](std::string_view, const std::string& place) { all.push_back(place); });
+    return all;
+  };
+  EXPECT_THAT(places("a.jsonl", "{\"text\":\"a\"}\n\n{\"text\":\"\", \"id\":1}\n"),
+              ElementsAre(folder_.file("a.jsonl") + ":1", folder_.file("a.jsonl") + ":3"));
+  EXPECT_THAT(places("b.fa", "\n>x\nAC\nGT\n>y\nA\n"), ElementsAre(folder_.file("b.fa") + ":2", folder_.file("b.fa") + ":5"));
+  EXPECT_THAT(places("c.txt", "a\nb"), ElementsAre(folder_.file("c.txt")));
+}
+
 TEST_F(Documents, JsonLinesGiveTheirText) {
   EXPECT_THAT(read("a.jsonl", "{\"text\":\"one\\n\",\"id\":1}\n\n{\"text\":\"\"}\r\n{\"text\":\"caf\\u00e9\"}"),
               ElementsAre("one\n", "", "café"));

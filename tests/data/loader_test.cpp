@@ -55,6 +55,21 @@ TEST(Permutation, IsEven) {
   EXPECT_LT(chi_squared, 34);
 }
 
+// Epochs are streams. Two unrelated orders agree at one place of n on average, shifted or not.
+TEST(Permutation, OfNeighbouringSeedsAndEpochsAreUnrelated) {
+  constexpr int64_t size = 1000;
+  for (int64_t ds = 0; ds <= 2; ++ds)
+    for (int64_t de = ds == 0 ? 1 : -2; de <= 2; ++de) {
+      const Permutation one(size, 40, 5), other(size, 40 + static_cast<uint64_t>(ds), 5 + static_cast<uint64_t>(de));
+      for (int64_t shift = -3; shift <= 3; ++shift) {
+        int64_t equal = 0;
+        for (int64_t i = 0; i < size; ++i)
+          equal += one(static_cast<uint64_t>(i)) == other(static_cast<uint64_t>((i + shift + size) % size));
+        EXPECT_LT(equal, 12) << ds << ' ' << de << ' ' << shift;
+      }
+    }
+}
+
 TEST_F(LoaderTest, InOrderTheWindowsAreTheText) {
   Loader loader(make({7, 20, 3, 12}), {.length = 5, .batch = 2, .shuffle = false});
   EXPECT_EQ(loader.windows(), 8);

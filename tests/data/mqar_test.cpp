@@ -166,6 +166,28 @@ TEST(Mqar, AnExampleDependsOnSeedAndIndexOnly) {
 }
 
 // Pinned, so that a change of the generator cannot pass unseen: figures of before would no longer be comparable.
+// Of 8,192 words two unrelated examples share a place in a few thousand.
+TEST(Mqar, ExamplesOfNeighbouringSeedsAndIndicesAreUnrelated) {
+  MqarConfig config;
+  config.vocab_size = 8192, config.length = 256, config.pairs = 64, config.random_fillers = true;
+  const auto example = [&](int64_t seed, int64_t index) {
+    config.seed = seed;
+    std::vector<int32_t> inputs(static_cast<size_t>(config.length)), labels(inputs.size());
+    make_mqar_example(config, index, inputs, labels);
+    return inputs;
+  };
+  for (int64_t ds = 0; ds <= 2; ++ds)
+    for (int64_t di = ds == 0 ? 1 : -2; di <= 2; ++di) {
+      int64_t equal = 0;
+      for (int64_t index = 10; index < 20; ++index) {
+        const std::vector<int32_t> one = example(3, index), other = example(3 + ds, index + di);
+        for (size_t shift = 0; shift < 4; ++shift)
+          for (size_t t = 0; t + shift < one.size(); ++t) equal += one[t] == other[t + shift] || one[t + shift] == other[t];
+      }
+      EXPECT_LT(equal, 40) << ds << ' ' << di;  // of 10,000 places some 5 are due
+    }
+}
+
 TEST(Mqar, TheStreamOfTokensStaysTheSame) {
   const MqarConfig config{.vocab_size = 64, .length = 16, .pairs = 2, .examples = 1, .seed = 1};
   const MqarData data = make_mqar(config);

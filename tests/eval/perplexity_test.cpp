@@ -11,7 +11,8 @@ namespace based {
 namespace {
 
 // Document by document and context by context, by the parallel form in double precision.
-Perplexity exact_perplexity(const LanguageModel& model, const std::vector<std::vector<int64_t>>& documents, int64_t context) {
+Perplexity exact_perplexity(const LanguageModel& model, const std::vector<std::vector<int64_t>>& documents, int64_t context,
+                            bool padded_columns = false) {
   const torch::NoGradGuard no_grad;
   LanguageModel exact(model.config());
   const auto weights = model.named_parameters();
@@ -21,12 +22,12 @@ Perplexity exact_perplexity(const LanguageModel& model, const std::vector<std::v
   Perplexity sum;
   for (const auto& document : documents) {
     const auto size = static_cast<int64_t>(document.size());
-    for (int64_t begin = 0; begin + 1 < size; begin += context > 0 ? context : size) {
+    for (int64_t begin = 0; begin + 1 < size; begin += (context > 0 ? context : size) - 1) {
       const int64_t length = std::min(context > 0 ? context : size, size - begin);
-      if (length < 2) continue;
       const Tensor ids = torch::tensor(document).narrow(0, begin, length);
       const Tensor hidden = exact.forward(ids, Sequences::equal(1, length));
-      const Tensor all = exact.logits(hidden.narrow(0, 0, length - 1)).log_softmax(1);
+      const int64_t columns = padded_columns ? model.config().padded_vocab() : model.config().vocab_size;
+      const Tensor all = exact.logits(hidden.narrow(0, 0, length - 1)).narrow(1, 0, columns).log_softmax(1);
       sum.nats -= all.gather(1, ids.narrow(0, 1, length - 1).unsqueeze(1)).sum().item<double>();
       sum.tokens += length - 1;
     }
@@ -59,10 +60,41 @@ TEST_P(PerplexityOf, DocumentsSideBySideIsThatOfEachAlone) {
     for (const int64_t batch : {1, 3, 16}) {
       const Perplexity got = measure_perplexity(*model, documents, {context, batch});
       EXPECT_EQ(got.tokens, wanted.tokens);
+      EXPECT_EQ(got.tokens, 69 + 2499 + 32 + 1);  // every token but the first of a document, whatever the context
       EXPECT_NEAR(got.value() / wanted.value(), 1, 1e-5) << context << " " << batch;
       EXPECT_NEAR(got.value() / measure_perplexity(*model, documents, {context, 1}).value(), 1, 1e-6) << context << " " << batch;
     }
   }
+}
+
+TEST_P(PerplexityOf, TheSoftmaxIsOverTheVocabularyOrOverThePaddingRowsTooWhereAsked) {
+  const auto model = distinct_model(std::get<0>(GetParam()), std::get<1>(GetParam()));
+  const auto on_cpu = distinct_model(torch::kCPU, std::get<1>(GetParam()));
+  ASSERT_GT(model->config().padded_vocab(), model->config().vocab_size);
+  const std::vector<std::vector<int64_t>> documents{some_text(70, 3), some_text(33, 200)};
+  for (const bool padded : {false, true})
+    EXPECT_NEAR(
+        measure_perplexity(*model, documents, {.padded_columns = padded}).value() / exact_perplexity(*on_cpu, documents, 0, padded).value(),
+        1, 1e-5);
+  EXPECT_GT(measure_perplexity(*model, documents, {.padded_columns = true}).value(),
+            1.001 * measure_perplexity(*model, documents, {}).value());
+}
+
+// The scores of reading, of steps and of a training's evaluation.
+TEST_P(PerplexityOf, IsWhatStepsAndEvaluationsSay) {
+  const auto model = distinct_model(std::get<0>(GetParam()), std::get<1>(GetParam()));
+  Engine engine(*model, {.decode = {.steps = Steps::plain, .log_probabilities = true}});
+  std::vector<int64_t> text = some_text(1, 3);
+  engine.add(text, {.sampling = {2}, .max_tokens = 60});
+  double nats = 0;
+  while (!engine.idle())
+    for (const Engine::Drawn& drawn : engine.step()) nats -= drawn.log_probability, text.push_back(drawn.token);
+  ASSERT_EQ(text.size(), 61U);
+  EXPECT_NEAR(measure_perplexity(*model, {text}, {}).nats / nats, 1, 1e-4);
+  const Tensor all = torch::tensor(text).to(model->device());
+  const Tensor labels = torch::cat({torch::full({1}, -100, all.options()), all.narrow(0, 2, 59)});  // the first one's is not asked for
+  const double first = measure_perplexity(*model, {{text[0], text[1]}}, {}).nats;
+  EXPECT_NEAR((first + model->evaluation_nats(all.narrow(0, 0, 60), labels, Sequences::equal(1, 60, model->device()))) / nats, 1, 1e-4);
 }
 
 TEST(Perplexity, StopsWhereItIsToldTo) {

@@ -473,15 +473,21 @@ TEST_P(PointwiseOnDevices, TokenLogProbabilitiesAreThoseOfTheSoftmax) {
                  weight = random({vocab, 16}, at::kDouble, 0.3).to(at::kBFloat16);
     const Tensor all = at::linear(hidden.to(at::kDouble), weight.to(at::kDouble)).log_softmax(1);
     const Tensor expected = all.gather(1, targets.unsqueeze(1)).squeeze(1);
+    const Tensor padded = at::cat({weight, random({7, 16}, at::kDouble, 3).to(at::kBFloat16)});  // whose last rows would be likely words
     for (const auto& [type, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}}) {
       const auto there = [&](const Tensor& t) { return t.to(GetParam(), type); };
-      EXPECT_TRUE(close(token_log_probabilities(there(hidden), there(weight), targets.to(GetParam())), expected, tolerance)) << type;
+      for (const Tensor& rows : {weight, padded})
+        EXPECT_TRUE(close(token_log_probabilities(there(hidden), there(rows), targets.to(GetParam()), vocab), expected, tolerance)) << type;
     }
   }
   EXPECT_EQ(error_of([] {
-              token_log_probabilities(at::zeros({2, 8}), at::zeros({5, 8}), torch::tensor({0, 5}, at::kLong));
+              token_log_probabilities(at::zeros({2, 8}), at::zeros({7, 8}), torch::tensor({0, 5}, at::kLong), 5);
             }),
             "token_log_probabilities: targets must be 0..4, got 5");
+  EXPECT_EQ(error_of([] {
+              token_log_probabilities(at::zeros({2, 8}), at::zeros({7, 8}), torch::tensor({0, 5}, at::kLong), 8);
+            }),
+            "token_log_probabilities: vocab_size must be 1..7, got 8");
 }
 
 TEST(CrossEntropy, HugeLogitsStayFinite) {
@@ -575,7 +581,7 @@ std::vector<testing::SchemaCase> schema_cases_of_pointwise() {
       {"cross_entropy_forward", {x, f({7, 6}), labels, int64_t{4}, none, true, false}},
       {"cross_entropy_forward", {x, f({7, 6}), labels.clamp_min(0), int64_t{5}, none, true, true}},
       {"cross_entropy_forward", {x, f({7, 6}), labels.narrow(0, 0, 2), int64_t{2}, torch::tensor({1, 4}, at::kLong), true, true}},
-      {"token_log_probabilities", {x, f({7, 6}), labels.clamp_min(0)}},
+      {"token_log_probabilities", {x, f({7, 6}), labels.clamp_min(0), 7}},
   };
 }
 
