@@ -52,6 +52,6 @@ void print_line(const std::string& text) { output() << escape_controls(text) << 
 
 void print_text(const std::string& text) { output() << text << std::flush; }
 
-void print_message(const std::string& text) { write_all(STDERR_FILENO, "based: " + escape_controls(text, true) + "\n"); }
+void print_message(const std::string& text) { write_all(STDERR_FILENO, "based: " + shortened_lines(escape_controls(text, true)) + "\n"); }
 
 }  // namespace based::apps

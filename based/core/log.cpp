@@ -18,7 +18,7 @@ class StderrSink final : public spdlog::sinks::base_sink<std::mutex> {
   void sink_it_(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
     // What a message quotes may come from a file.
-    const std::string text = escape_controls({message.payload.data(), message.payload.size()}, true);
+    const std::string text = shortened_lines(escape_controls({message.payload.data(), message.payload.size()}, true));
     spdlog::details::log_msg shown = message;
     shown.payload = text;
     formatter_->format(shown, line);

@@ -26,7 +26,7 @@ struct Box {
 std::string fixed(double value, int decimals) {
   char text[40];
   const auto [end, error] = std::to_chars(text, text + sizeof text, value == 0 ? 0.0 : value, std::chars_format::fixed, decimals);
-  return error == std::errc() ? std::string(text, end) : "?";
+  return error == std::errc() ? std::string(text, end) : number_text(value);  // it has more digits than a label
 }
 
 std::string tick_text(double value, TickFormat format) {

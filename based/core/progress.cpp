@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 
@@ -40,16 +39,18 @@ int terminal_columns(const ProgressOptions& options) {
   return ::ioctl(options.descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-std::string format(const char* pattern, double value) {
-  char text[64];
-  std::snprintf(text, sizeof text, pattern, value);
-  return text;
-}
+std::string two_digits(int64_t number) { return (number < 10 ? "0" : "") + std::to_string(number); }
 
 }  // namespace
 
 Progress::Progress(const std::string& label, int64_t total, ProgressOptions options, int64_t done)
-    : label_(escape_controls(label)), total_(total), first_(done), done_(done), options_(options), started_(now()), last_drawn_(started_) {
+    : label_(shortened_lines(escape_controls(label))),
+      total_(total),
+      first_(done),
+      done_(done),
+      options_(options),
+      started_(now()),
+      last_drawn_(started_) {
   terminal_ = !options_.quiet && is_terminal(options_);
   if (terminal_) {
     const std::lock_guard lock(stderr_mutex);
@@ -96,7 +97,7 @@ std::string Progress::line(int columns) const {
       const auto filled = static_cast<size_t>(fraction * kBarWidth);
       out.append("  [").append(filled, '#').append(kBarWidth - filled, '-').append("]");
     }
-    out += format("  %3.0f %%", std::floor(fraction * 100));
+    out += "  " + padded_left(format_number(std::floor(fraction * 100), 0), 3) + " %";
   }
   out.append("  ").append(std::to_string(done_));
   if (total_ > 0) out.append("/").append(std::to_string(total_));
@@ -119,16 +120,11 @@ void write_above_progress(std::string_view text) {
 }
 
 std::string format_duration(double seconds) {
-  if (!(seconds < 1e9)) return "?";
-  if (seconds < 59.95) return format("%.1fs", seconds);
+  if (!(seconds > -1e9 && seconds < 1e9)) return "?";
+  if (seconds < 59.95) return format_number(seconds, 1) + "s";
   const auto whole = static_cast<int64_t>(std::llround(seconds));
-  char text[64];
-  if (whole < 3600) {
-    std::snprintf(text, sizeof text, "%dm%02ds", static_cast<int>(whole / 60), static_cast<int>(whole % 60));
-  } else {
-    std::snprintf(text, sizeof text, "%dh%02dm", static_cast<int>(whole / 3600), static_cast<int>(whole / 60 % 60));
-  }
-  return text;
+  if (whole < 3600) return std::to_string(whole / 60) + "m" + two_digits(whole % 60) + "s";
+  return std::to_string(whole / 3600) + "h" + two_digits(whole / 60 % 60) + "m";
 }
 
 std::string format_count(double count) {
@@ -138,11 +134,8 @@ std::string format_count(double count) {
     count /= 1000;
     ++unit;
   }
-  return format(std::fabs(count) >= 99.95 || (unit == 0 && count == std::floor(count)) ? "%.0f"
-                : std::fabs(count) >= 9.995                                            ? "%.1f"
-                                                                                       : "%.2f",
-                count) +
-         kSuffix[unit];
+  const bool whole = std::fabs(count) >= 99.95 || (unit == 0 && count == std::floor(count));
+  return format_number(count, whole ? 0 : std::fabs(count) >= 9.995 ? 1 : 2) + kSuffix[unit];
 }
 
 std::string format_bytes(double bytes) {
@@ -152,7 +145,7 @@ std::string format_bytes(double bytes) {
     bytes /= 1024;
     ++unit;
   }
-  return format(unit == 0 || std::fabs(bytes) >= 99.95 ? "%.0f" : "%.1f", bytes) + kSuffix[unit];
+  return format_number(bytes, unit == 0 || std::fabs(bytes) >= 99.95 ? 0 : 1) + kSuffix[unit];
 }
 
 }  // namespace based

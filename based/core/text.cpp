@@ -1,6 +1,7 @@
 #include "based/core/text.h"
 
-#include <array>
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <system_error>
 
@@ -13,6 +14,25 @@ namespace {
 constexpr const char* kDigits = "0123456789abcdef";
 
 bool is_control(char32_t code) { return code < 0x20 || (code >= 0x7f && code < 0xa0); }
+
+bool continues_character(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
+
+// No character is split.
+std::string without_middle(std::string_view text, size_t limit) {
+  if (text.size() <= limit) return std::string(text);
+  size_t begin = limit / 2, end = text.size() - limit / 2;
+  while (begin > 0 && continues_character(text[begin])) --begin;
+  while (end < text.size() && continues_character(text[end])) ++end;
+  std::string out(text.substr(0, begin));
+  out += "… (" + std::to_string(end - begin) + " bytes) …";
+  return out += text.substr(end);
+}
+
+std::string printed(const char* format, int digits, double value) {
+  std::string text(static_cast<size_t>(std::snprintf(nullptr, 0, format, digits, value)), '\0');
+  std::snprintf(text.data(), text.size() + 1, format, digits, value);
+  return text;
+}
 
 }  // namespace
 
@@ -66,10 +86,23 @@ bool has_control_characters(std::string_view utf8) {
   return false;
 }
 
+std::string shortened_lines(std::string_view text, size_t limit) {
+  constexpr size_t kMostLines = 20;
+  std::string out;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    if (at > 0) out += '\n';
+    out += without_middle(text.substr(at, end - at), limit);
+    at = end + 1;
+  }
+  return without_middle(out, kMostLines * limit);
+}
+
 std::string format_number(double value, int digits) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
-  return text.data();
+  constexpr double kExact = 1e15;
+  if (std::isnan(value)) return "nan";  // printf gives it a sign
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  return std::fabs(value) < kExact ? printed("%.*f", digits, value) : printed("%.*e", std::max(digits, 2), value);
 }
 
 std::string padded(std::string text, size_t width) {

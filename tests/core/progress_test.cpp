@@ -107,6 +107,10 @@ TEST(Progress, Formats) {
   EXPECT_EQ(format_count(18200), "18.2k");
   EXPECT_EQ(format_count(999600), "1.00M");
   EXPECT_EQ(format_count(1.35e9), "1.35G");
+  EXPECT_EQ(format_count(1e300), "1.00e+288T");
+  EXPECT_EQ(format_count(-1e300), "-1.00e+288T");
+  EXPECT_EQ(format_bytes(1e300), "9.09e+287 TiB");
+  EXPECT_EQ(format_duration(-1e300), "?");
   EXPECT_EQ(format_bytes(512), "512 B");
   EXPECT_EQ(format_bytes(6.1 * 1024 * 1024), "6.1 MiB");
 }
