@@ -1,6 +1,7 @@
 #include <filesystem>
 
 #include "apps/command.h"
+#include "based/core/folders.h"
 #include "based/core/json.h"
 #include "based/core/progress.h"
 #include "based/core/safetensors.h"
@@ -114,12 +115,11 @@ void show_model(const Options& options) {
 }
 
 void run(const Options& options) {
-  const std::filesystem::path path(options.path);
   if (options.plan) return show_plan(options);
   if (!options.device.empty() || !options.dtype.empty() || options.slots != 0 || options.invariant)
     throw UsageError("--device, --dtype, --slots and --invariant are about a step; give --plan with them");
   if (!path_exists(options.path)) throw Error(options.path + ": does not exist");
-  if (!std::filesystem::is_directory(path)) return show_tensors(SafetensorsFile(options.path), options.json);
+  if (!is_folder(options.path)) return show_tensors(SafetensorsFile(options.path), options.json);
   show_model(options);
 }
 

@@ -1,6 +1,8 @@
 // Loading a model's folder: every check of the file, its hash and the copy into the model's memory, with the file in the page cache.
 #include <filesystem>
 
+#include "based/core/files.h"
+#include "based/core/folders.h"
 #include "based/core/temporaries.h"
 #include "based/models/weights.h"
 #include "bench/model.h"
@@ -11,8 +13,11 @@ namespace {
 // In the folder for temporary files (TMPDIR), removed at the end.
 struct Folder {
   std::string path = temporary_sibling(temporary_folder() + "/based-bench-load");
-  Folder() { std::filesystem::create_directories(path); }
-  ~Folder() { std::filesystem::remove_all(path); }
+  Folder() { make_folder(path); }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
 };
@@ -29,7 +34,7 @@ void run(Context& context) {
       verify(weights[item.key()].to(torch::kFloat), item.value().to(torch::kFloat), 0, "loaded " + item.key());
   }
   const double seconds = median_seconds([&] { load_model(folder.path); }, 3);
-  const double bytes = static_cast<double>(std::filesystem::file_size(folder.path + "/model.safetensors"));
+  const double bytes = static_cast<double>(MappedFile(folder.path + "/model.safetensors").bytes().size());
   const double floor = 2 * bytes / (context.ceilings.copy_gb_s() * 1e9);
   context.add({"load",
                bench.name,

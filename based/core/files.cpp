@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "based/core/folders.h"
 #include "based/core/temporaries.h"
 #include "based/core/text.h"
 
@@ -89,11 +90,6 @@ class NoFileSizeSignal {
  private:
   sigset_t blocked_{}, before_{};
 };
-
-std::string folder_of(const std::string& path) {
-  const std::string folder = std::filesystem::path(path).parent_path().string();
-  return folder.empty() ? "." : folder;
-}
 
 std::string read_to_the_end(const Descriptor& file, uint64_t size, const std::string& path, uint64_t limit) {
   const auto check = [&](uint64_t bytes) {

@@ -8,15 +8,13 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <filesystem>
 #include <utility>
 
+#include "based/core/folders.h"
 #include "based/core/text.h"
 
 namespace based {
 namespace {
-
-namespace fs = std::filesystem;
 
 // Of a lock's file; "" where its holder has not written it yet. Read as a number, since the file may be anything.
 std::string holder(int descriptor) {
@@ -31,7 +29,7 @@ std::string holder(int descriptor) {
 
 LockFile::Taken LockFile::try_take() {
   descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (descriptor_ < 0 && errno == ENOENT && !fs::exists(fs::absolute(path_).parent_path())) return Taken::gone;
+  if (descriptor_ < 0 && errno == ENOENT && !is_folder(folder_of(path_))) return Taken::gone;
   if (descriptor_ < 0) throw Error(path_ + ": cannot write: " + system_message(errno));
   if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
@@ -59,8 +57,7 @@ bool LockFile::take(const std::string& name, const std::string& kind) {
 }
 
 void LockFile::remove() {
-  std::error_code ignored;
-  if (descriptor_ >= 0 && !path_.empty()) fs::remove(std::exchange(path_, {}), ignored);
+  if (descriptor_ >= 0 && !path_.empty()) ::unlink(std::exchange(path_, {}).c_str());
 }
 
 LockFile::~LockFile() {
@@ -68,24 +65,21 @@ LockFile::~LockFile() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-FolderLock::FolderLock(const std::string& folder) : folder_(folder), lock_((fs::path(folder) / ".lock").string()) {
+FolderLock::FolderLock(const std::string& folder) : folder_(folder), lock_(folder + "/.lock") {
   do {  // its last holder may take the folder with it
-    std::error_code failed;
-    made_ = fs::create_directories(folder_, failed) || made_;
-    if (failed) throw Error(folder_ + ": cannot make the folder: " + failed.message());
+    made_ = make_folder(folder_) || made_;
   } while (!lock_.take(folder_, "folder"));
 }
 
 FolderLock::~FolderLock() {
-  std::error_code ignored;
   lock_.remove();
-  if (made_) fs::remove(folder_, ignored);  // where it is empty
+  if (made_) ::rmdir(folder_.c_str());  // where it is empty
 }
 
 FileLock::FileLock(const std::string& file) : lock_(file + ".lock") {
-  const fs::path folder = fs::absolute(file).parent_path();
+  const std::string folder = folder_of(file);
   do {
-    if (!fs::is_directory(folder)) throw Error(file + ": its folder " + folder.string() + " is not there");
+    if (!is_folder(folder)) throw Error(file + ": its folder " + folder + " is not there");
   } while (!lock_.take(file, "file"));
 }
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "based/core/files.h"
+#include "based/core/folders.h"
 #include "based/core/hash.h"
 #include "based/core/json.h"
 #include "based/core/text.h"
@@ -79,15 +80,13 @@ Manifest parse_manifest(std::string_view text, const std::string& source) {
 
 void write_manifest(const std::string& folder) {
   Manifest manifest;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (entry.path().filename() == kManifestName) continue;
-    if (!entry.is_regular_file()) fail(entry.path().string(), "is no plain file; a manifest lists only these");
-    const MappedFile file(entry.path().string());
-    manifest.files.push_back({entry.path().filename().string(), static_cast<int64_t>(file.bytes().size()), xxh3_128(file.bytes()).hex()});
+  for (const std::string& name : names_in(folder)) {
+    if (name == kManifestName) continue;
+    const std::string path = (std::filesystem::path(folder) / name).string();
+    if (is_folder(path)) fail(path, "is no plain file; a manifest lists only these");
+    const MappedFile file(path);
+    manifest.files.push_back({name, static_cast<int64_t>(file.bytes().size()), xxh3_128(file.bytes()).hex()});
   }
-  if (error) fail(folder, "cannot be read: " + error.message());
-  std::sort(manifest.files.begin(), manifest.files.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   write_file_atomic((std::filesystem::path(folder) / kManifestName).string(), manifest_text(manifest));
 }
 

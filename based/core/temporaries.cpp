@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "based/core/error.h"
+#include "based/core/folders.h"
 
 namespace based {
 namespace {
@@ -38,11 +39,12 @@ std::string temporary_sibling(const std::string& path) {
 }
 
 void remove_stale_temporaries(const std::string& folder) {
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (entry.is_regular_file(error) && is_temporary(entry.path().filename().string())) std::filesystem::remove(entry.path(), error);
+  for (const std::string& name : names_in(folder)) {
+    std::error_code error;
+    const std::filesystem::path path = std::filesystem::path(folder) / name;
+    if (is_temporary(name) && std::filesystem::is_regular_file(path, error)) std::filesystem::remove(path, error);
+    if (error) throw Error(folder + ": what a killed run left cannot be removed: " + error.message());
   }
-  if (error) throw Error(folder + ": what a killed run left cannot be removed: " + error.message());
 }
 
 std::string temporary_folder() {

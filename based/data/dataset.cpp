@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "based/core/folders.h"
 #include "based/core/hash.h"
 #include "based/core/text.h"
 #include "based/data/shards.h"
@@ -8,15 +9,11 @@
 namespace based {
 namespace {
 
-namespace fs = std::filesystem;
-
 std::vector<std::string> shard_files(const std::string& path) {
-  std::error_code error;
-  if (!fs::is_directory(path, error)) return {path};
+  if (!is_folder(path)) return {path};
   std::vector<std::string> files;
-  for (const auto& entry : fs::directory_iterator(path)) {
-    if (entry.path().extension() == ".tokens") files.push_back(entry.path().string());
-  }
+  for (const std::string& name : names_in(path))
+    if (name.ends_with(".tokens")) files.push_back((std::filesystem::path(path) / name).string());
   if (files.empty()) throw Error(path + ": no token shards (*.tokens) in the folder");
   return files;
 }

@@ -1,9 +1,9 @@
 #include "based/data/tokenizer.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <utility>
 
+#include "based/core/folders.h"
 #include "based/core/hash.h"
 #include "based/core/text.h"
 #include "based/data/bpe.h"
@@ -108,9 +108,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
 }
 
 void Tokenizer::save(const std::string& folder) const {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) throw Error(folder + ": cannot make the folder: " + error.message());
+  make_folder(folder);
   write_vocabulary(vocabulary_, folder);
 }
 

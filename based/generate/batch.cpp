@@ -47,8 +47,8 @@ class Results {
     lock_.emplace(output.out);
     partial_ = output.out + ".partial";
     const std::string head = dump_json({{"prompts", prompts.hash()}, {"run", output.run}}) + "\n";
-    const bool there = std::filesystem::exists(partial_);
-    if (std::filesystem::exists(output.out))
+    const bool there = path_exists(partial_);
+    if (path_exists(output.out))
       throw UsageError(output.out + ": is there already" + (output.resume ? ": nothing is left to do" : "; name another file"));
     if (there && !output.resume)
       throw UsageError(partial_ + ": holds what an earlier run has finished; --resume does the rest, another --out begins anew");

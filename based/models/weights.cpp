@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <future>
 
+#include "based/core/folders.h"
 #include "based/core/hash.h"
 #include "based/mixers/shapes_only.h"
 #include "based/models/tensor_view.h"
@@ -55,7 +56,7 @@ torch::Dtype common_dtype(const SafetensorsFile& file) {
 }  // namespace
 
 void save_model(const LanguageModel& model, const std::string& folder, std::optional<uint64_t> tokenizer) {
-  std::filesystem::create_directories(folder);
+  make_folder(folder);
   std::vector<Tensor> kept;  // dense copies where needed; the views point into them
   std::vector<TensorView> views;
   for (const auto& item : model.named_parameters()) {
@@ -69,7 +70,7 @@ void save_model(const LanguageModel& model, const std::string& folder, std::opti
 }
 
 ModelFiles read_model_files(const std::string& folder) {
-  if (!std::filesystem::is_directory(folder))
+  if (!is_folder(folder))
     throw Error(folder + ": is not a model's folder; it holds config.json and model.safetensors, as `based train` leaves them");
   ModelFiles files{in(folder, "config.json"), in(folder, "model.safetensors"), {}, {}, torch::kFloat};
   files.config = read_stored([&] {

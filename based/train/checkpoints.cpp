@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "based/core/files.h"
+#include "based/core/folders.h"
 #include "based/core/log.h"
 #include "based/core/manifest.h"
 
@@ -25,21 +26,9 @@ std::optional<int64_t> step_of(const std::string& name) {
   return step;
 }
 
-std::vector<std::string> names_in(const std::string& folder) {
-  std::vector<std::string> names;
-  if (!fs::is_directory(folder)) return names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
-  return names;
-}
-
-// What the standard library throws about files becomes our Error; its messages name the paths already.
-template <class Body>
-auto with_errors(Body&& body) {
-  try {
-    return body();
-  } catch (const fs::filesystem_error& error) {
-    throw Error(error.path1().string() + ": " + error.code().message());
-  }
+// None where there is no folder yet.
+std::vector<std::string> known_names(const std::string& folder) {
+  return is_folder(folder) ? names_in(folder) : std::vector<std::string>();
 }
 
 }  // namespace
@@ -49,48 +38,39 @@ Checkpoints::Checkpoints(std::string folder, int64_t keep) : folder_(std::move(f
 std::string Checkpoints::path(int64_t step) const { return (fs::path(folder_) / (std::string(kPrefix) + std::to_string(step))).string(); }
 
 std::vector<int64_t> Checkpoints::steps() const {
-  return with_errors([&] {
-    std::vector<int64_t> steps;
-    for (const std::string& name : names_in(folder_))
-      if (const auto step = step_of(name)) steps.push_back(*step);
-    std::sort(steps.begin(), steps.end());
-    return steps;
-  });
+  std::vector<int64_t> steps;
+  for (const std::string& name : known_names(folder_))
+    if (const auto step = step_of(name)) steps.push_back(*step);
+  std::sort(steps.begin(), steps.end());
+  return steps;
 }
 
 void Checkpoints::sweep() {
-  with_errors([&] {
-    for (const std::string& name : names_in(folder_))
-      if (name.ends_with(kTemporary)) fs::remove_all(fs::path(folder_) / name);
-  });
+  for (const std::string& name : known_names(folder_))
+    if (name.ends_with(kTemporary)) remove_tree((fs::path(folder_) / name).string());
 }
 
 void Checkpoints::save(int64_t step, int64_t best, const std::function<void(const std::string& folder)>& write) {
   const std::string final_path = path(step), staged = final_path + std::string(kTemporary);
   try {
-    with_errors([&] {
-      fs::create_directories(folder_);
-      fs::remove_all(staged);
-      fs::create_directory(staged);
-      write(staged);
-      write_manifest(staged);
-      sync_folder(staged);
-      if (fs::exists(final_path)) remove(step);
-      fs::rename(staged, final_path);
-      sync_folder(folder_);
-    });
+    remove_tree(staged);
+    make_folder(staged);
+    write(staged);
+    write_manifest(staged);
+    sync_folder(staged);
+    if (path_exists(final_path)) remove(step);
+    rename_path(staged, final_path);
+    sync_folder(folder_);
   } catch (const Error&) {
     std::error_code ignored;
     fs::remove_all(staged, ignored);
     throw;
   }
   link("latest", step);
-  with_errors([&] {
-    // Of an evaluation whose save failed there is nothing to link to: the best that there is stays.
-    const int64_t kept = best >= 0 && !fs::exists(path(best)) ? linked_best() : best;
-    if (kept >= 0) link("best", kept);
-    prune(step, kept);
-  });
+  // Of an evaluation whose save failed there is nothing to link to: the best that there is stays.
+  const int64_t kept = best >= 0 && !path_exists(path(best)) ? linked_best() : best;
+  if (kept >= 0) link("best", kept);
+  prune(step, kept);
 }
 
 int64_t Checkpoints::linked_best() const {
@@ -122,9 +102,9 @@ void Checkpoints::prune(int64_t newest, int64_t best) const {
 // Out of sight first: a removal that is cut short leaves no half checkpoint.
 void Checkpoints::remove(int64_t step) const {
   const std::string doomed = path(step) + ".old" + std::string(kTemporary);
-  fs::remove_all(doomed);
-  fs::rename(path(step), doomed);
-  fs::remove_all(doomed);
+  remove_tree(doomed);
+  rename_path(path(step), doomed);
+  remove_tree(doomed);
 }
 
 std::optional<int64_t> Checkpoints::newest_whole() {
@@ -137,14 +117,12 @@ std::optional<int64_t> Checkpoints::newest_whole() {
       damaged.push_back(*step);
       continue;
     }
-    with_errors([&] {
-      for (const int64_t bad : damaged) {
-        const fs::path aside = fs::path(folder_) / ("damaged-step-" + std::to_string(bad));
-        fs::remove_all(aside);
-        fs::rename(path(bad), aside);
-        log_warning("going back to step " + std::to_string(*step) + "; the damaged one is kept as " + aside.string());
-      }
-    });
+    for (const int64_t bad : damaged) {
+      const std::string aside = (fs::path(folder_) / ("damaged-step-" + std::to_string(bad))).string();
+      remove_tree(aside);
+      rename_path(path(bad), aside);
+      log_warning("going back to step " + std::to_string(*step) + "; the damaged one is kept as " + aside);
+    }
     return *step;
   }
   if (!damaged.empty()) {

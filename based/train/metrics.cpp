@@ -3,6 +3,7 @@
 #include <chrono>
 #include <filesystem>
 
+#include "based/core/folders.h"
 #include "based/core/log.h"
 #include "based/core/tensorboard.h"
 
@@ -13,9 +14,7 @@ std::string in(const std::string& folder, const char* name) { return (std::files
 
 std::string tensorboard_file(const std::string& folder) {
   const std::string path = in(folder, "tensorboard");
-  std::error_code error;
-  std::filesystem::create_directories(path, error);
-  if (error) throw Error(path + ": cannot be made: " + error.message());
+  make_folder(path);
   return in(path, "events.out.tfevents.0.based");
 }
 
