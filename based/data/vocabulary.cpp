@@ -11,6 +11,7 @@
 #include "based/core/json.h"
 #include "based/core/text.h"
 #include "based/core/utf8.h"
+#include "based/data/tokenizer_settings.h"
 
 namespace based {
 namespace {
@@ -82,6 +83,8 @@ class Builder {
     }
     if (special) special_[std::string(name)] = true;
   }
+
+  bool has(const std::string& name) const { return ids_.contains(name); }
 
   // To be called once, after every token.
   void close() {
@@ -178,53 +181,27 @@ void add_tokens(Builder& builder, const Json& vocab, const std::string& source) 
   }
 }
 
-// Settings of tokenizer.json that change the ids and that this tokenizer does not have.
-void refuse_unknown_settings(const Json& root, const std::string& source) {
-  const auto expect = [&source](const Json& parent, const std::string& path, const char* key, const std::vector<Json>& accepted) {
-    const auto found = parent.find(key);
-    if (found == parent.end()) return;
-    if (std::find(accepted.begin(), accepted.end(), *found) == accepted.end()) {
-      throw Error(source + ": " + path + key + ": " + in_quotes(dump_json(*found)) + " is not supported, only " +
-                  dump_json(accepted.front()));
-    }
-  };
-  const auto object = [&](const char* key) -> const Json& {
-    const auto found = root.find(key);
-    if (found == root.end() || !found->is_object()) throw Error(source + ": " + key + ": must be an object");
-    return *found;
-  };
-  expect(root, "", "normalizer", {nullptr});
-  const Json& model = object("model");
-  expect(model, "model.", "type", {"BPE"});
-  for (const char* key : {"dropout"}) expect(model, "model.", key, {nullptr, 0.0});
-  for (const char* key : {"unk_token", "continuing_subword_prefix", "end_of_word_suffix"}) expect(model, "model.", key, {nullptr, ""});
-  for (const char* key : {"byte_fallback", "ignore_merges"}) expect(model, "model.", key, {false});
-  const Json& pre = object("pre_tokenizer");
-  expect(pre, "pre_tokenizer.", "type", {"ByteLevel"});
-  if (pre.find("type") == pre.end()) throw Error(source + ": pre_tokenizer.type: missing, it must be \"ByteLevel\"");
-  expect(pre, "pre_tokenizer.", "add_prefix_space", {false});
-  expect(pre, "pre_tokenizer.", "use_regex", {true});
-  const auto post = root.find("post_processor");
-  if (post != root.end() && post->is_object()) expect(*post, "post_processor.", "type", {"ByteLevel"});
-}
-
 void add_special_tokens(Builder& builder, const Json& root, const std::string& source) {
   const auto found = root.find("added_tokens");
   if (found == root.end() || found->is_null()) return;
   if (!found->is_array()) throw Error(source + ": added_tokens: must be a list");
   size_t index = 0;
+  int64_t last = -1;  // id of those that are not in model.vocab
   for (const Json& token : *found) {
     const std::string where = source + ": added_tokens[" + std::to_string(index++) + "]";
-    const auto flag = [&token](const char* key) { return token.is_object() && token.contains(key) && token[key] == true; };
     if (!token.is_object() || !token.contains("content") || !token["content"].is_string() || !token.contains("id") ||
         !fits_an_id(token["id"])) {
       throw Error(where + ": must be an object with a text 'content' and an integer 'id' up to 2147483647");
     }
-    if (!flag("special")) throw Error(where + ": only special tokens can be added ('special' must be true)");
-    for (const char* key : {"single_word", "lstrip", "rstrip"}) {
-      if (flag(key)) throw Error(where + ": '" + key + "' is not supported");
+    const auto content = token["content"].get<std::string>();
+    const auto id = token["id"].get<int64_t>();
+    if (!builder.has(content)) {
+      if (id < last)
+        throw Error(where + ".id: " + std::to_string(id) + " follows " + std::to_string(last) +
+                    "; the tokenizers library numbers added tokens in the order of the list, and would give others: put them in order");
+      last = id;
     }
-    builder.add(token["content"].get<std::string>(), token["id"].get<int64_t>(), true);
+    builder.add(content, id, true);
   }
 }
 
@@ -263,7 +240,7 @@ Vocabulary parse_vocab_and_merges(std::string_view vocab_json, const std::string
 Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source) {
   const Json root = parse_json(text, source);
   if (!root.is_object()) throw Error(source + ": must be an object");
-  refuse_unknown_settings(root, source);
+  refuse_other_settings(root, source);
   const Json& model = root["model"];
   if (!model.contains("vocab") || !model.contains("merges") || !model["merges"].is_array()) {
     throw Error(source + ": model: needs an object 'vocab' and a list 'merges'");

@@ -139,8 +139,9 @@ TEST(TokenizerJson, RefusesSettingsThatWouldChangeTheIds) {
   EXPECT_THAT(refused([](Json& j) { j["model"]["unk_token"] = "<unk>"; }), HasSubstr("model.unk_token"));
   EXPECT_THAT(refused([](Json& j) { j["model"]["byte_fallback"] = true; }), HasSubstr("model.byte_fallback"));
   EXPECT_THAT(refused([](Json& j) { j["model"]["ignore_merges"] = true; }), HasSubstr("model.ignore_merges"));
-  EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0]["special"] = false; }), HasSubstr("added_tokens[0]: only special tokens"));
-  EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0]["lstrip"] = true; }), HasSubstr("added_tokens[0]: 'lstrip'"));
+  EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0]["special"] = false; }),
+              HasSubstr("added_tokens[0].special: 'false' is not supported, only true: only special tokens"));
+  EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0]["lstrip"] = true; }), HasSubstr("added_tokens[0].lstrip"));
   EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0]["id"] = 3; }), HasSubstr("id 3 is already the id of '$'"));
   EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0].erase("id"); }), HasSubstr("added_tokens[0]: must be an object"));
   EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0]["id"] = -1; }), HasSubstr("token '<|endoftext|>': id -1 is negative"));
@@ -154,6 +155,123 @@ TEST(TokenizerJson, RefusesSettingsThatWouldChangeTheIds) {
   EXPECT_THAT(refused([](Json& j) { j.erase("model"); }), HasSubstr("model: must be an object"));
   EXPECT_THAT(refused([](Json& j) { j["model"].erase("merges"); }), HasSubstr("model: needs"));
   EXPECT_THAT(refused([](Json& j) { j = Json::array(); }), HasSubstr("must be an object"));
+}
+
+struct BadSetting {
+  std::string name;
+  std::function<void(Json&)> change;
+  std::string remedy;
+};
+
+// Each gives other ids in the tokenizers library, or is unknown there, too.
+std::vector<BadSetting> bad_settings() {
+  const auto add = [](Json& root, int id, const char* content, const char* key, const Json& value) {
+    Json token{{"id", id}, {"content", content}, {"special", true}, {"normalized", true}};
+    token[key] = value;
+    root["added_tokens"].push_back(token);
+  };
+  return {
+      {"truncation",
+       [](Json& j) {
+         j["truncation"] = {{"direction", "Right"}, {"max_length", 4}, {"strategy", "LongestFirst"}, {"stride", 0}};
+       },
+       "set it to null"},
+      {"padding",
+       [](Json& j) {
+         j["padding"] = {{"strategy", {{"Fixed", 30}}}, {"pad_id", 0}};
+       },
+       "set it to null"},
+      {"padding",
+       [](Json& j) {
+         j["padding"] = {{"strategy", "BatchLongest"}, {"pad_to_multiple_of", 8}};
+       },
+       "set it to null"},
+      {"version", [](Json& j) { j["version"] = "2.0"; }, "save the tokenizer"},
+      {"normalizer",
+       [](Json& j) {
+         j["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "Lowercase"}}}}};
+       },
+       "normalize the texts"},
+      {"pre_tokenizer.type",
+       [](Json& j) {
+         j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", Json::array()}};
+       },
+       "train"},
+      {"pre_tokenizer.type",
+       [](Json& j) {
+         j["pre_tokenizer"] = {{"type", "Split"}, {"behavior", "Isolated"}};
+       },
+       "train"},
+      {"pre_tokenizer.type", [](Json& j) { j["pre_tokenizer"].erase("type"); }, "is missing"},
+      {"pre_tokenizer.add_prefix_space", [](Json& j) { j["pre_tokenizer"].erase("add_prefix_space"); }, "is missing"},
+      {"pre_tokenizer.use_regex", [](Json& j) { j["pre_tokenizer"]["use_regex"] = false; }, "train"},
+      {"pre_tokenizer.individual_digits", [](Json& j) { j["pre_tokenizer"]["individual_digits"] = true; }, "remove it if"},
+      {"post_processor.type",
+       [](Json& j) {
+         j["post_processor"] = {{"type", "RobertaProcessing"}};
+       },
+       "set it to null"},
+      {"post_processor.type",
+       [](Json& j) {
+         j["post_processor"] = {{"type", "Sequence"}, {"processors", Json::array()}};
+       },
+       "set it to null"},
+      {"post_processor", [](Json& j) { j["post_processor"] = "ByteLevel"; }, "must be an object"},
+      {"decoder.type",
+       [](Json& j) {
+         j["decoder"] = {{"type", "Metaspace"}};
+       },
+       "tokens are the bytes"},
+      {"model.continuing_subword_prefix", [](Json& j) { j["model"]["continuing_subword_prefix"] = "##"; }, "convert"},
+      {"model.end_of_word_suffix", [](Json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }, "convert"},
+      {"model.fuse_unk", [](Json& j) { j["model"]["fuse_unk"] = "yes"; }, "true or false"},
+      {"model.max_input_chars_per_word", [](Json& j) { j["model"]["max_input_chars_per_word"] = 100; }, "remove it if"},
+      {"split_special_tokens", [](Json& j) { j["split_special_tokens"] = true; }, "remove it if"},
+      {"added_tokens[0].single_word", [](Json& j) { j["added_tokens"][0]["single_word"] = true; }, "set it to false"},
+      {"added_tokens[0].rstrip", [](Json& j) { j["added_tokens"][0]["rstrip"] = 1; }, "set it to false"},
+      {"added_tokens[0].special", [](Json& j) { j["added_tokens"][0].erase("special"); }, "is missing, it must be true"},
+      {"added_tokens[0].normalised", [](Json& j) { j["added_tokens"][0]["normalised"] = true; }, "remove it if"},
+      {"added_tokens[1].normalized", [add](Json& j) { add(j, 258, "<|x", "normalized", false); }, "set all to false"},
+      {"added_tokens[2].id",
+       [add](Json& j) {
+         add(j, 259, "<b>", "lstrip", false);
+         add(j, 258, "<a>", "lstrip", false);
+       },
+       "put them in order"},
+  };
+}
+
+TEST(TokenizerJson, RefusesEverySettingThatItLacksByNameWithARemedy) {
+  for (const auto& [name, change, remedy] : bad_settings()) {
+    Json root = tokenizer_json();
+    change(root);
+    const std::string said = message_of<Error>([&] { parse_tokenizer_json(dump_json(root), "tokenizer.json"); });
+    EXPECT_THAT(said, StartsWith("tokenizer.json: " + name + ": ")) << said;
+    EXPECT_THAT(said, HasSubstr(remedy)) << name;
+  }
+}
+
+// These change neither ids nor texts in the tokenizers library.
+TEST(TokenizerJson, AcceptsSettingsWithoutConsequence) {
+  const std::vector<std::function<void(Json&)>> changes{
+      [](Json& j) { j["truncation"] = j["padding"] = nullptr; },
+      [](Json& j) { j.erase("version"); },
+      [](Json& j) { j["model"].erase("type"); },
+      [](Json& j) { j["model"]["fuse_unk"] = true; },
+      [](Json& j) { j["model"]["dropout"] = 0.0; },
+      [](Json& j) { j["model"]["unk_token"] = j["model"]["end_of_word_suffix"] = j["model"]["continuing_subword_prefix"] = ""; },
+      [](Json& j) {
+        j["post_processor"] = {{"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", false}};
+      },
+      [](Json& j) { j["decoder"] = nullptr; },
+      [](Json& j) { j["added_tokens"][0]["normalized"] = false; },
+  };
+  const std::vector<std::string> tokens = parse_tokenizer_json(dump_json(tokenizer_json()), "t").tokens;
+  for (size_t i = 0; i < changes.size(); ++i) {
+    Json root = tokenizer_json();
+    changes[i](root);
+    EXPECT_EQ(parse_tokenizer_json(dump_json(root), "t").tokens, tokens) << i;
+  }
 }
 
 TEST(TokenizerJson, TruncatedAnywhereIsAnError) {
