@@ -4,12 +4,13 @@
 #include <cstdio>
 #include <ctime>
 #include <exception>
-#include <filesystem>
+#include <optional>
 #include <sstream>
 
 #include "apps/command.h"
 #include "based/core/config.h"
 #include "based/core/json.h"
+#include "based/core/output_folder.h"
 #include "based/kernels/cpu/isa.h"
 #include "based/models/config.h"
 #include "based/models/device.h"
@@ -22,7 +23,7 @@ struct Options {
   std::string model, commit, device = "cpu", plot;
   std::vector<std::string> presets;
   int64_t threads = 0;
-  bool quick = false, json = false, compare = false;
+  bool quick = false, json = false, compare = false, overwrite = false;
 };
 
 const bench::Case& find_case(const std::string& name) {
@@ -105,6 +106,11 @@ std::string made_by(const Options& options, torch::Device device) {
          utc_now().substr(0, 10);
 }
 
+OutputRule pictures_rule() {
+  const Holding pictures{"pictures of a comparison", {"decode_batch.svg", "decode_batch.png", "decode_context.svg", "decode_context.png"}};
+  return {.option = "--plot", .own = {pictures}, .foreign = {}};
+}
+
 void compare(const Options& options, bench::Context& context) {
   if (options.names.size() != 1) throw UsageError("--compare needs the name of one benchmark: based bench decode --compare");
   const bench::Case& one = find_case(options.names[0]);
@@ -120,15 +126,15 @@ void compare(const Options& options, bench::Context& context) {
         print_line(bench::comparison_line({context.results.end() - static_cast<int64_t>(models), context.results.end()}));
     };
   }
-  std::error_code error;
-  if (!options.plot.empty()) std::filesystem::create_directories(options.plot, error);  // before what takes long
-  if (error) throw Error(options.plot + ": cannot make the folder: " + error.message());
+  std::optional<OutputFolder> folder;  // before what takes long
+  if (!options.plot.empty()) folder.emplace(options.plot, pictures_rule(), options.overwrite);
   one.compare(context);
-  if (options.plot.empty()) return;
+  if (!folder) return;
   const std::string footer = made_by(options, context.device);
   std::vector<std::string> files = write_plot(bench::batch_figure(context.results, footer), options.plot + "/decode_batch");
   for (const std::string& file : write_plot(bench::context_figure(context.results, footer), options.plot + "/decode_context"))
     files.push_back(file);
+  folder->keep();
   for (const std::string& file : files) std::fprintf(stderr, "%s\n", file.c_str());
 }
 
@@ -163,6 +169,7 @@ void run(const Options& options) {
   context.device = context.ceilings.device = device;
   context.model = options.model;
   if (!options.compare && !options.plot.empty()) throw UsageError("--plot goes with --compare");
+  if (options.overwrite && options.plot.empty()) throw UsageError("--overwrite goes with --plot");
   if (!options.compare && !device.is_cuda() && !options.presets.empty()) throw UsageError("--preset goes with --compare or --device cuda");
   std::vector<const bench::Case*> chosen;
   if (!options.compare) chosen = chosen_cases(options.names, device);
@@ -200,6 +207,7 @@ void setup(CommandLine app) {
       "gpu_prefill, gpu_decode, gpu_train: of their models this one alone; gpu_recall: of its models those whose names begin so, "
       "as in --preset \"H3 d 64\"; with --compare: a model (default: based-360m and attn-360m). May be given several times");
   app.add_option("--plot", options->plot, "with --compare: also write decode_batch and decode_context, .svg and .png, into this folder");
+  app.add_flag("--overwrite", options->overwrite, "with --plot: replace the pictures that the folder holds");
   app.add_flag("--quick", options->quick, "small sizes and few repeats: shows that it runs, not how fast");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { run(*options); });

@@ -37,7 +37,7 @@ void setup_pack(CommandLine app) {
   auto options = std::make_shared<PackOptions>();
   app.add_required("files", options->files, "text, JSON lines or FASTA, also .zst");
   app.add_required("--tokenizer", options->tokenizer, "the tokenizer's folder, or 'bytes'");
-  app.add_required("--out", options->out, "folder for the shards; it must hold none");
+  app.add_required("--out", options->out, "folder for the shards; it must hold no others");
   app.add_option("--format", options->format, "auto (by name), text, jsonl or fasta");
   app.add_option("--shard-tokens", options->shard_tokens, "tokens a shard");
   app.add_flag("--json", options->json, "for machines");

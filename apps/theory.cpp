@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 
 #include "apps/command.h"
 #include "based/constructed/causal_solver.h"
@@ -6,6 +7,7 @@
 #include "based/core/files.h"
 #include "based/core/interrupt.h"
 #include "based/core/json.h"
+#include "based/core/output_folder.h"
 #include "based/core/progress.h"
 #include "based/experiments/recall_eval.h"
 #include "based/models/weights.h"
@@ -162,7 +164,7 @@ constexpr int64_t kMostRun = 128;  // larger programs are built and counted; the
 struct RecallOptions {
   int64_t pairs = 16, vocab_size = 64, inputs = 1024, examples = 500;
   std::string out, model;
-  bool json = false;
+  bool overwrite = false, json = false;
 };
 
 // Puts so many inputs through the paper's program, and says how that went.
@@ -257,10 +259,15 @@ void recall(const RecallOptions& options) {
   if (options.inputs > 0 && std::max(options.pairs, options.vocab_size) > kMostRun)
     throw UsageError("--inputs: a program of --n or --vocab above " + std::to_string(kMostRun) +
                      " is counted and not run; give --inputs 0");
+  std::optional<OutputFolder> folder;  // before what takes long
+  if (!options.out.empty())
+    folder.emplace(options.out, OutputRule{.own = {model_holding()}, .foreign = {tokenizer_holding(), checkpoints_holding()}},
+                   options.overwrite);
   const theory::Program program = theory::recall_program(sizes);
   const theory::Result result = options.inputs > 0 ? tried(sizes, program, options.inputs) : theory::Result{};
   Json json{{"n", options.pairs}, {"vocab", options.vocab_size}, {"program", of_program(program, result, options)}};
   if (fits) add_models(json, options);
+  if (folder) folder->keep();
   if (options.json)
     print_line(dump_json(json));
   else
@@ -279,7 +286,8 @@ void setup_recall(CommandLine command) {
                      {0, 1'000'000'000});
   command.add_option("--examples", options->examples, "texts that models are measured on", {1});
   command.add_option("--model", options->model, "the folder of a trained model, to be measured beside them");
-  command.add_option("--out", options->out, "save the causal solver here, as any model");
+  command.add_option("--out", options->out, "save the causal solver here, as any model; the folder must hold no model and no tokenizer");
+  command.add_flag("--overwrite", options->overwrite, "replace the model that --out holds");
   command.add_flag("--json", options->json, "for machines");
   command.callback([options] { recall(*options); });
 }

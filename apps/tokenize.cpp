@@ -5,6 +5,7 @@
 #include "apps/command.h"
 #include "based/core/hash.h"
 #include "based/core/json.h"
+#include "based/core/output_folder.h"
 #include "based/core/progress.h"
 #include "based/core/text.h"
 #include "based/data/bpe.h"
@@ -19,12 +20,13 @@ struct TrainOptions {
   BpeTrainConfig config;
   std::vector<std::string> files;
   std::string out, format = "auto";
-  bool json = false;
+  bool overwrite = false, json = false;
 };
 
 void train(const TrainOptions& options) {
   const TextFormat format = text_format(options.format);
   BpeTrainer trainer(options.config);
+  OutputFolder folder(options.out, {.own = {tokenizer_holding()}, .foreign = {model_holding(), checkpoints_holding()}}, options.overwrite);
   int64_t documents = 0, bytes = 0;
   for (const std::string& file : options.files) {
     read_documents(file, format, [&](std::string_view text) {
@@ -35,6 +37,7 @@ void train(const TrainOptions& options) {
   }
   const BpeTokenizer tokenizer(trainer.train());
   tokenizer.save(options.out);
+  folder.keep();
   if (tokenizer.vocab_size() < options.config.vocab_size) {
     print_message("fewer tokens than the " + std::to_string(options.config.vocab_size) + " asked for: no other pair occurs " +
                   std::to_string(options.config.min_frequency) + " times");
@@ -48,11 +51,12 @@ void train(const TrainOptions& options) {
 void setup_train(CommandLine app) {
   auto options = std::make_shared<TrainOptions>();
   app.add_required("files", options->files, "text, JSON lines or FASTA, also .zst");
-  app.add_required("--out", options->out, "folder to write vocab.json, merges.txt and tokenizer.json into");
+  app.add_required("--out", options->out, "folder for vocab.json, merges.txt and tokenizer.json; it must hold no tokenizer and no model");
   app.add_option("--vocab-size", options->config.vocab_size, "tokens, special ones and the 256 bytes included");
   app.add_option("--min-frequency", options->config.min_frequency, "pairs seen less often are not merged");
   app.add_option("--special", options->config.specials, "special tokens; they take the first ids");
   app.add_option("--format", options->format, "auto (by name), text, jsonl or fasta");
+  app.add_flag("--overwrite", options->overwrite, "replace the tokenizer that --out holds");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { train(*options); });
 }

@@ -70,7 +70,8 @@ void setup(CommandLine app) {
   app.add_option("--device", options->device, "cpu, cuda or cuda:N; in place of train.device");
   app.add_option("--out", options->out, "folder for the model, the tokenizer, the metrics and the checkpoints");
   app.add_flag("--resume", options->resume, "go on from the newest whole checkpoint in --out; begin where there is none");
-  app.add_flag("--overwrite", options->overwrite, "begin where --out holds a model without checkpoints, which is removed");
+  app.add_flag("--overwrite", options->overwrite,
+               "begin where --out holds a model without checkpoints, which is removed, or another tokenizer");
   app.add_flag("--keys", options->keys, "list every key with its default");
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { run(*options); });

@@ -1,18 +1,17 @@
-#include <algorithm>
+#include <cstdio>
 #include <cstring>
-#include <filesystem>
 
+#include "based/core/folders.h"
 #include "based/core/hash.h"
 #include "based/core/interrupt.h"
 #include "based/core/log.h"
+#include "based/core/output_folder.h"
 #include "based/core/temporaries.h"
 #include "based/data/documents.h"
 #include "based/data/shards.h"
 
 namespace based {
 namespace {
-
-namespace fs = std::filesystem;
 
 template <class T>
 void put(std::vector<std::byte>& bytes, size_t offset, T value) {
@@ -38,15 +37,13 @@ bool is_unfinished(const std::vector<std::string>& shards) {
 // Removes what a killed writer left; a set, or what may be a part of one, is another's and stays.
 void clear(const std::string& folder) {
   std::vector<std::string> shards;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.path().extension() == ".tokens") shards.push_back(entry.path().string());
-  }
-  std::sort(shards.begin(), shards.end());
-  if (!is_unfinished(shards)) throw Error(shards.front() + ": the folder holds token shards already; remove them first");
+  for (const std::string& name : names_in(folder))
+    if (name.ends_with(".tokens")) shards.push_back(folder + "/" + name);
+  if (!is_unfinished(shards)) require_free(folder, {"--out", {shards_holding()}, {}, false}, false);
   if (!shards.empty()) {
     log_warning(folder + ": " + std::to_string(shards.size()) + " shards are of a set that was never finished; they are removed");
   }
-  for (const std::string& path : shards) fs::remove(path);
+  for (const std::string& path : shards) remove_file(path);
   remove_stale_temporaries(folder);
 }
 
@@ -64,8 +61,7 @@ ShardWriter::ShardWriter(const std::string& folder, const Tokenizer& tokenizer, 
 
 ShardWriter::~ShardWriter() {
   if (finished_) return;
-  std::error_code ignored;
-  for (int64_t number = 0; number < number_; ++number) fs::remove(folder_ + "/" + shard_name(number), ignored);
+  for (int64_t number = 0; number < number_; ++number) std::remove((folder_ + "/" + shard_name(number)).c_str());
 }
 
 void ShardWriter::add_document(std::span<const int32_t> ids) {

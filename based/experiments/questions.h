@@ -22,6 +22,7 @@
 #include "based/experiments/recall_eval.h"
 #include "based/experiments/recall_run.h"
 #include "based/experiments/versions.h"
+#include "based/models/vocabulary_size.h"
 
 namespace based {
 
@@ -170,7 +171,7 @@ class QuestionsExperiment : public Experiment {
     const std::string at = "series " + in_quotes(series.name) + ": ";
     const std::vector<double>& rates = series.learning_rates.empty() ? config_.training.learning_rates : series.learning_rates;
     Config keys = laid_over(model_table(config_.model), model_table(series.model));
-    keys.set("vocab_size", Config(Kind::vocab_size(config_.task)));
+    set_vocabulary_size(keys, Kind::vocab_size(config_.task), "the task");
     for (const AxisPoint& point : expand_axes(keys)) {
       try {
         add_point(series, point, rates);

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 
+#include "based/core/files.h"
+#include "based/core/folders.h"
+#include "based/core/hash.h"
 #include "based/data/bpe.h"
 #include "based/data/bpe_trainer.h"
 #include "based/data/documents.h"
@@ -12,7 +14,7 @@
 namespace based {
 namespace {
 
-bool is_packed(const std::string& path) { return std::filesystem::is_directory(path) || path.ends_with(".tokens"); }
+bool is_packed(const std::string& path) { return is_folder(path) || path.ends_with(".tokens"); }
 
 std::unique_ptr<Tokenizer> learn_tokenizer(const TextDataConfig& data) {
   if (is_packed(data.train)) {
@@ -21,6 +23,17 @@ std::unique_ptr<Tokenizer> learn_tokenizer(const TextDataConfig& data) {
   BpeTrainer trainer({data.bpe_vocab_size, 2, {}});
   read_documents(data.train, TextFormat::by_name, [&](std::string_view text) { trainer.add(text); });
   return std::make_unique<BpeTokenizer>(trainer.train());
+}
+
+// The tokenizer that a run began with, which its checkpoint keeps. data.tokenizer may have moved, and may be absent; another one in its
+// place would be passed over without a word.
+std::unique_ptr<Tokenizer> known_tokenizer(const TextDataConfig& data, const std::string& known) {
+  auto tokenizer = make_tokenizer(known);
+  const bool named = data.tokenizer == "bytes" || (data.tokenizer != "bpe" && is_folder(data.tokenizer));
+  if (named && make_tokenizer(data.tokenizer)->hash() != tokenizer->hash())
+    throw UsageError("--resume: data.tokenizer = " + data.tokenizer + " is not the tokenizer that the run began with (" + known +
+                     "); put it back, or train into another folder");
+  return tokenizer;
 }
 
 struct Tokens {
@@ -76,13 +89,13 @@ Set open_set(const std::string& path, const Tokenizer& tokenizer) {
 }  // namespace
 
 TextData load_text_data(const TextDataConfig& data, int64_t length, const std::string& known) {
-  if (!std::filesystem::exists(data.train)) throw Error(data.train + ": no such file or folder; data.train names it");
+  if (!path_exists(data.train)) throw Error(data.train + ": no such file or folder; data.train names it");
   if (data.valid.empty() && is_packed(data.train)) {
     throw UsageError("data.train is packed: data.valid must name a held-out set, packed or text");
   }
   TextData text;
   if (!known.empty())
-    text.tokenizer = make_tokenizer(known);
+    text.tokenizer = known_tokenizer(data, known);
   else
     text.tokenizer = data.tokenizer == "bpe" ? learn_tokenizer(data) : make_tokenizer(data.tokenizer);
   if (!data.valid.empty()) {

@@ -6,11 +6,14 @@
 
 #include "based/core/files.h"
 #include "based/core/folder_lock.h"
+#include "based/core/folders.h"
 #include "based/core/hash.h"
 #include "based/core/interrupt.h"
 #include "based/core/log.h"
+#include "based/core/output_folder.h"
 #include "based/core/temporaries.h"
 #include "based/models/device.h"
+#include "based/models/vocabulary_size.h"
 #include "based/models/weights.h"
 #include "based/train/checkpoints.h"
 #include "based/train/run_state.h"
@@ -111,19 +114,17 @@ class TextTraining {
 
   TextRunResult run(bool resume, bool overwrite) {
     find_checkpoint(resume);
-    const bool replaces = from_.empty() && holds_model();
-    if (replaces && !overwrite) {
-      throw UsageError(out_ + ": holds a model and no checkpoints to go on from; --overwrite replaces it, another --out keeps it");
-    }
+    if (from_.empty()) require_free(out_, {.own = {model_holding()}}, overwrite);
     data_ = load_text_data(run_.data, run_.train.length, from_);
-    model_keys_.set("vocab_size", Config(data_.tokenizer->vocab_size()));
+    set_vocabulary_size(model_keys_, data_.tokenizer->vocab_size(), "the tokenizer (data.tokenizer = " + run_.data.tokenizer + ")");
     const ModelConfig config = read_model_config(model_keys_);
     run_.model = write_config(config);
     if (!from_.empty()) state_ = checked_state();
+    if (from_.empty() && !holds_this_tokenizer()) require_free(out_, {.own = {tokenizer_holding()}}, overwrite);
     loader_ = std::make_unique<Loader>(data_.train, loader_config(run_.train.batch / run_.train.accumulate));
     loader_->seek(state_.data);
     make_model(config);
-    if (replaces) remove_model();
+    if (from_.empty()) remove_model();
     prepare_folder();
     return train();
   }
@@ -143,16 +144,20 @@ class TextTraining {
 
   std::string in_out(const char* name) const { return (fs::path(out_) / name).string(); }
 
-  bool holds_model() const { return fs::exists(in_out("config.json")) || fs::exists(in_out("model.safetensors")); }
+  // Whether the tokenizer in the folder is the one of this run, so that nothing is replaced by it.
+  bool holds_this_tokenizer() const {
+    try {
+      return make_tokenizer(out_)->hash() == data_.tokenizer->hash();
+    } catch (const Error&) {  // none is there, or one that cannot be read
+      return false;
+    }
+  }
 
   // At the start, so that no moment leaves an old model among the files of this run.
   void remove_model() const {
+    if (held(out_, model_holding()).empty()) return;
     log_info("--overwrite: the model in " + out_ + " is removed");
-    for (const char* name : {"config.json", "model.safetensors"}) {
-      std::error_code error;
-      fs::remove(in_out(name), error);
-      if (error) throw Error(in_out(name) + ": cannot be removed: " + error.message());
-    }
+    for (const std::string& name : model_holding().names) remove_file(in_out(name.c_str()));
   }
 
   RunState checked_state() const {
@@ -282,8 +287,7 @@ class TextTraining {
   std::string kept() const {
     if (result_.checkpoint.empty()) return "no checkpoint was saved before";
     const std::string best = in_out("checkpoints/best");
-    std::error_code ignored;
-    return "the last checkpoint, " + result_.checkpoint + ", is kept" + (fs::exists(best, ignored) ? ", and the best, " + best : "");
+    return "the last checkpoint, " + result_.checkpoint + ", is kept" + (path_exists(best) ? ", and the best, " + best : "");
   }
 
   TextRun run_;

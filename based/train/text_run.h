@@ -48,7 +48,7 @@ struct CheckpointConfig {
 };
 
 struct TextRun {
-  Config model;  // see read_model_config; vocab_size follows the tokenizer
+  Config model;  // see read_model_config; vocab_size is the tokenizer's
   TextDataConfig data;
   OptimizerOptions optimizer;
   TextTrainConfig train;
@@ -82,7 +82,8 @@ struct TextRunResult {
 // device from the same values, that is not to the same bits); UsageError where a key that matters or the data has changed. Where there is
 // none the run begins anew and says so. Without `resume` a folder that has checkpoints is refused with UsageError.
 //
-// A model in `out` without checkpoints is refused with UsageError, unless `overwrite`: then it is removed before the run begins.
+// A model in `out` without checkpoints, or another tokenizer than the run's, is refused with UsageError, unless `overwrite`: then the model
+// is removed before the run begins. A model.vocab_size that is not the tokenizer's is refused, too.
 TextRunResult run_text_training(const TextRun& run, const std::string& out, bool resume = false, bool overwrite = false);
 
 }  // namespace based

@@ -41,6 +41,20 @@ TEST(BenchCompare, MeasuresModelsAtTheSameSizesAndDrawsThem) {
   }
 }
 
+TEST(BenchCompare, KeepsThePicturesThatAreThere) {
+  const TemporaryFolder folder;
+  write_file_atomic(folder.file("decode_batch.png"), "mine");
+  const std::string command = "bench decode --compare --quick --threads 1 --preset based-tiny --plot " + folder.path().string();
+  const Ran refused = run(command);
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err,
+              HasSubstr("--plot " + folder.path().string() +
+                        ": holds pictures of a comparison (decode_batch.png); --overwrite replaces it, another --plot keeps it"));
+  EXPECT_EQ(read_file(folder.file("decode_batch.png")), "mine");
+  EXPECT_EQ(run(command + " --overwrite").code, 0);
+  EXPECT_TRUE(std::filesystem::exists(folder.file("decode_batch.svg")));
+}
+
 TEST(BenchCompare, PrintsALineASize) {
   const Ran ran = run("bench decode --compare --quick --threads 1 --preset based-tiny");
   ASSERT_EQ(ran.code, 0) << ran.err;
@@ -51,8 +65,9 @@ TEST(BenchCompare, PrintsALineASize) {
 }
 
 TEST(BenchCompare, RefusesWhatItCannotCompare) {
-  for (const char* arguments : {"bench --compare", "bench taylor --compare", "bench decode position --compare", "bench decode --plot out",
-                                "bench decode --preset based-tiny", "bench decode --compare --preset based-tine"}) {
+  for (const char* arguments :
+       {"bench --compare", "bench taylor --compare", "bench decode position --compare", "bench decode --plot out",
+        "bench decode --preset based-tiny", "bench decode --compare --overwrite", "bench decode --compare --preset based-tine"}) {
     const Ran ran = run(arguments);
     EXPECT_EQ(ran.code, 2) << arguments << ran.err;
     EXPECT_FALSE(ran.err.empty()) << arguments;

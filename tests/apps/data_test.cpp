@@ -99,8 +99,8 @@ TEST_F(Data, WhereTextIsBadTheLineIsNamedAndNothingIsLeft) {
   EXPECT_THAT(run("data pack " + good + "--tokenizer bytes --out " + file("good.jsonl")).err, HasSubstr("cannot make the folder"));
   EXPECT_EQ(run("data pack " + good + "--tokenizer bytes --out " + file("set")).code, 0) << "and the folder is free for the next try";
   const Ran again = run("data pack " + good + "--tokenizer bytes --out " + file("set"));
-  EXPECT_EQ(again.code, 1);
-  EXPECT_THAT(again.err, HasSubstr("00000.tokens: the folder holds token shards already"));
+  EXPECT_EQ(again.code, 2);
+  EXPECT_THAT(again.err, HasSubstr("--out " + file("set") + ": holds token shards (00000.tokens); name another folder"));
   EXPECT_EQ(run("data inspect " + file("set")).code, 0) << "and is not touched";
 }
 

@@ -76,6 +76,38 @@ TEST(TheoryCommand, SavesTheCausalSolver) {
   EXPECT_EQ(run("theory mqar --n 2 --vocab 7 --inputs 5").code, 0);
 }
 
+TEST(TheoryCommand, KeepsTheModelThatIsThere) {
+  const TemporaryFolder folder;
+  const std::string command = "theory mqar --n 2 --inputs 0 --examples 8 --out " + folder.file("out") + " --vocab ";
+  ASSERT_EQ(run(command + "16").code, 0);
+  const std::string weights = folder.file("out/model.safetensors"), before = read_file(weights);
+  const auto expect_kept = [&](const std::string& options, const std::string& says) {
+    const Ran refused = run(command + "32" + options);
+    EXPECT_EQ(refused.code, 2) << refused.err;
+    EXPECT_THAT(refused.err, HasSubstr(says));
+    EXPECT_EQ(refused.out, "") << "nothing was begun";
+    EXPECT_TRUE(read_file(weights) == before);
+  };
+  expect_kept("", "--out " + folder.file("out") + ": holds a model (config.json); --overwrite replaces it, another --out keeps it");
+  // Another tokenizer would not be this model's.
+  write_file_atomic(folder.file("out/tokenizer.json"), "{}");
+  for (const char* options : {"", " --overwrite"}) expect_kept(options, "holds a tokenizer (tokenizer.json), which is not replaced");
+  std::filesystem::remove(folder.file("out/tokenizer.json"));
+  std::filesystem::create_directory(folder.file("out/checkpoints"));
+  expect_kept(" --overwrite", "holds checkpoints of a training (checkpoints), which is not replaced");
+  std::filesystem::remove(folder.file("out/checkpoints"));
+  EXPECT_EQ(run(command + "32 --overwrite").code, 0);
+  EXPECT_FALSE(read_file(weights) == before);
+}
+
+TEST(TheoryCommand, SaysWhichFolderCannotBeMade) {
+  const TemporaryFolder folder;
+  write_file_atomic(folder.file("file"), "x");
+  const Ran ran = run("theory mqar --n 2 --vocab 16 --inputs 0 --examples 8 --out " + folder.file("file/below"));
+  EXPECT_EQ(ran.code, 1);
+  EXPECT_EQ(ran.err, "based: " + folder.file("file/below") + ": cannot make the folder: Not a directory\n");
+}
+
 TEST(TheoryCommand, RefusesNamesAndSizesThatAreNone) {
   Ran ran = run("theory verify one_hit");
   EXPECT_EQ(ran.code, 2);

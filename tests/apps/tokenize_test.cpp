@@ -123,9 +123,39 @@ TEST_F(Tokenize, LinesBeforeABadOneAreWritten) {
   EXPECT_THAT(ran.err, HasSubstr("bad.jsonl:2: 'text' must be a string"));
 }
 
+// A model's tokenizer is a part of it: without it the model is refused, or gives other texts.
+TEST_F(Tokenize, WhatIsThereIsKeptUnlessTold) {
+  const std::string bpe = trained(), before = read_file(bpe + "/tokenizer.json"),
+                    train = "tokenize train " + file("book.txt") + " --out " + bpe;
+  const auto expect_kept = [&](const std::string& options, const std::string& says) {
+    const Ran refused = run(train + " --vocab-size 290" + options);
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_THAT(refused.err, HasSubstr(says));
+    EXPECT_EQ(read_file(bpe + "/tokenizer.json"), before);
+  };
+  expect_kept("", "--out " + bpe + ": holds a tokenizer (merges.txt); --overwrite replaces it, another --out keeps it");
+  for (const char* name : {"model.safetensors", "config.json"}) {
+    write_file_atomic(bpe + "/" + name, "{}");
+    for (const char* options : {"", " --overwrite"})
+      expect_kept(options, "holds a model (" + std::string(name) + "), which is not replaced");
+  }
+  for (const char* name : {"model.safetensors", "config.json"}) std::filesystem::remove(bpe + "/" + name);
+  EXPECT_EQ(run(train + " --vocab-size 290 --overwrite").code, 0);
+  EXPECT_NE(read_file(bpe + "/tokenizer.json"), before);
+}
+
+TEST_F(Tokenize, AFullDiskLeavesTheFolderFreeForTheNextTry) {
+  const std::string arguments = "tokenize train " + file("book.txt") + " --vocab-size 290 --out " + file("new");
+  const Ran full = run(arguments, "ulimit -f 8; ");  // there is room for vocab.json, and none for tokenizer.json
+  EXPECT_EQ(full.code, 1);
+  EXPECT_THAT(full.err, HasSubstr("tokenizer.json: cannot write: File too large"));
+  EXPECT_FALSE(std::filesystem::exists(file("new")));
+  EXPECT_EQ(run(arguments).code, 0);
+}
+
 TEST_F(Tokenize, AFullDiskIsAnErrorAndTheOldTokenizerStays) {
   const std::string bpe = trained(), before = read_file(bpe + "/tokenizer.json");
-  const std::string arguments = "tokenize train " + file("book.txt") + " --vocab-size 290 --out " + bpe;
+  const std::string arguments = "tokenize train " + file("book.txt") + " --vocab-size 290 --overwrite --out " + bpe;
   const Ran train = run(arguments, "ulimit -f 1; ");  // blocks of 512 or 1024 bytes: vocab.json is larger
   EXPECT_EQ(train.code, 1);
   EXPECT_THAT(train.err, HasSubstr(bpe + "/vocab.json: cannot write: File too large"));

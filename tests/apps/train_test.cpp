@@ -218,12 +218,60 @@ TEST(TrainProgram, AModelWithoutCheckpointsIsKeptUnlessTold) {
   for (const char* options : {"", " --resume"}) {
     const Ran refused = run(command + options + " --set train.seed=5");
     EXPECT_EQ(refused.code, 2) << options;
-    EXPECT_THAT(refused.err, HasSubstr(out + ": holds a model and no checkpoints to go on from; --overwrite replaces it"));
+    EXPECT_THAT(refused.err, HasSubstr("--out " + out + ": holds a model (config.json); --overwrite replaces it, another --out keeps it"));
     EXPECT_EQ(results_of(out), before) << options;
   }
   EXPECT_EQ(run(command + " --overwrite --set train.seed=5").code, 0);
   EXPECT_NE(results_of(out).at("model.safetensors"), before.at("model.safetensors"));
   EXPECT_EQ(run(command + " --overwrite").code, 2) << "checkpoints are not overwritten";
+}
+
+// The tokenizer of another model, or of token shards, would be lost at the end of the training.
+TEST(TrainProgram, ATokenizerThatIsAnotherIsKeptUnlessTold) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 3), out = folder.file("out"), command = "train " + config + " --out " + out;
+  ASSERT_EQ(run("tokenize train " + folder.file("text.txt") + " --vocab-size 300 --out " + out).code, 0);
+  const std::string before = read_file(out + "/tokenizer.json");
+  const Ran refused = run(command);
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("--out " + out + ": holds a tokenizer (merges.txt); --overwrite replaces it"));
+  EXPECT_EQ(read_file(out + "/tokenizer.json"), before);
+  EXPECT_EQ(run(command + " --set data.tokenizer=" + out).code, 0) << "its own is not replaced by another";
+  EXPECT_EQ(read_file(out + "/tokenizer.json"), before);
+  fs::remove_all(out + "/checkpoints");
+  EXPECT_EQ(run(command + " --overwrite").code, 0);
+  EXPECT_NE(read_file(out + "/tokenizer.json"), before);
+}
+
+TEST(TrainProgram, AVocabularyThatIsNotTheTokenizersIsRefused) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 3), out = folder.file("out"), command = "train " + config + " --out " + out;
+  for (const char* size : {"100", "258", "\"many\""}) {
+    const Ran refused = run(command + " --set 'model.vocab_size=" + size + "'");
+    EXPECT_EQ(refused.code, 2) << size;
+    EXPECT_THAT(refused.err,
+                HasSubstr("model.vocab_size is " + std::string(size) +
+                          ", but the tokenizer (data.tokenizer = bytes) has 257 tokens: leave the key out, or give that number"));
+    EXPECT_FALSE(fs::exists(out)) << "nothing was started";
+  }
+  const Ran preset = run(command + " --set train.steps=1 --set data.train=" + folder.file("text.txt") +
+                         " --set 'model={preset = \"based-demo\", layers = [\"short_conv\"], d_model = 8, mlp_width = 8}'");
+  EXPECT_THAT(preset.err,
+              HasSubstr("the vocabulary of the preset has 1024 tokens, and the tokenizer (data.tokenizer = bytes) has 257 tokens"));
+  EXPECT_EQ(run(command + " --set model.vocab_size=257").code, 0);
+  EXPECT_EQ(parse_json(read_file(out + "/config.json"), "config")["vocab_size"], 257);
+}
+
+TEST(TrainProgram, GoesOnWithTheTokenizerThatItBeganWith) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 3), out = folder.file("out"), bpe = folder.file("bpe"),
+                    command = "train " + config + " --out " + out;
+  ASSERT_EQ(run("tokenize train " + folder.file("text.txt") + " --vocab-size 300 --out " + bpe).code, 0);
+  ASSERT_EQ(run(command).code, 0);
+  const Ran other = run(command + " --resume --set data.tokenizer=" + bpe);
+  EXPECT_EQ(other.code, 2);
+  EXPECT_THAT(other.err, HasSubstr("--resume: data.tokenizer = " + bpe + " is not the tokenizer that the run began with"));
+  EXPECT_EQ(run(command + " --resume --set data.tokenizer=" + folder.file("moved")).code, 0) << "the checkpoint has its own";
 }
 
 // Room for the model and not for a checkpoint, which has the moments too.

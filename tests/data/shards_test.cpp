@@ -95,7 +95,7 @@ TEST(Shards, WriterRefusesBadIdsUsedFoldersAndNothing) {
   writer.add_document(ids);
   writer.finish();
   EXPECT_THAT(message_of<Error>([&] { ShardWriter(folder.file("a"), tokenizer); }),
-              HasSubstr("00000.tokens: the folder holds token shards already"));
+              HasSubstr(folder.file("a") + ": holds token shards (00000.tokens); name another folder"));
 }
 
 TEST(Shards, AWriterThatIsGivenUpLeavesNothing) {

@@ -1,0 +1,62 @@
+#include "based/core/output_folder.h"
+
+#include <utility>
+
+#include "based/core/folders.h"
+
+namespace based {
+namespace {
+
+bool is_of(const std::string& name, const std::string& wanted) {
+  return wanted.starts_with('*') ? name.ends_with(wanted.substr(1)) : name == wanted;
+}
+
+}  // namespace
+
+Holding model_holding() { return {"a model", {"config.json", "model.safetensors"}}; }
+Holding tokenizer_holding() { return {"a tokenizer", {"tokenizer.json", "vocab.json", "merges.txt"}}; }
+Holding checkpoints_holding() { return {"checkpoints of a training", {"checkpoints"}}; }
+Holding shards_holding() { return {"token shards", {"*.tokens"}}; }
+
+std::string held(const std::string& folder, const Holding& holding) {
+  if (!is_folder(folder)) return "";
+  for (const std::string& name : names_in(folder))
+    for (const std::string& wanted : holding.names)
+      if (is_of(name, wanted)) return name;
+  return "";
+}
+
+void require_free(const std::string& folder, const OutputRule& rule, bool overwrite) {
+  const auto refuse = [&](const Holding& holding, const std::string& name, const std::string& remedy) {
+    throw UsageError(rule.option + " " + folder + ": holds " + holding.what + " (" + name + ")" + remedy);
+  };
+  for (const Holding& holding : rule.foreign)
+    if (const std::string name = held(folder, holding); !name.empty())
+      refuse(holding, name, ", which is not replaced by this command; name another folder");
+  for (const Holding& holding : rule.own) {
+    const std::string name = held(folder, holding);
+    if (name.empty() || overwrite) continue;
+    refuse(holding, name,
+           rule.can_overwrite ? "; --overwrite replaces it, another " + rule.option + " keeps it"
+                              : "; name another folder, or remove it first");
+  }
+}
+
+OutputFolder::OutputFolder(const std::string& folder, OutputRule rule, bool overwrite)
+    : folder_(folder), rule_(std::move(rule)), lock_(folder) {
+  require_free(folder, rule_, overwrite);
+  // What there is to be replaced is whole, file by file, at any moment: it is not removed where the command fails.
+  for (const Holding& holding : rule_.own) kept_ = kept_ || !held(folder, holding).empty();
+}
+
+OutputFolder::~OutputFolder() {
+  if (kept_) return;
+  try {
+    for (const Holding& holding : rule_.own)
+      for (std::string name = held(folder_, holding); !name.empty(); name = held(folder_, holding)) remove_file(folder_ + "/" + name);
+  } catch (const Error&) {  // whatever made the command fail is what is to be said
+    return;
+  }
+}
+
+}  // namespace based
