@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "apps/command.h"
+#include "apps/last_resort.h"
 #include "based/core/descriptors.h"
 #include "based/core/error.h"
 #include "based/kernels/cpu/crowding.h"
@@ -49,11 +50,13 @@ int exit_code(const Body& body) {
 
 int main(int argc, char** argv) {
   using namespace based;
+  apps::install_last_resort();
   open_standard_descriptors();
   // Writing where nobody reads, or beyond a file's largest size, is an error like any other: the work goes on where it can.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   setenv("THP_MEM_ALLOC_ENABLE", "1", 0);  // LibTorch asks for huge pages: weights are read faster, and buffers fault 512 times less
+  apps::fit_threads_to_address_space();
   const kernels::cpu::CrowdingWatch watch;
   const int code = apps::exit_code([&] { apps::run(argc, argv); });
   const int written = apps::exit_code([] {

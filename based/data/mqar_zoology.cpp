@@ -177,12 +177,12 @@ ZoologySeeds zoology_segment_seeds(int64_t data_seed, int64_t train_segments, in
 MqarSegments make_zoology_segments(const std::vector<MqarConfig>& train, const std::vector<MqarConfig>& test, int64_t data_seed,
                                    int64_t filler_seed) {
   const ZoologySeeds seeds = zoology_segment_seeds(data_seed, static_cast<int64_t>(train.size()), static_cast<int64_t>(test.size()));
-  // Segments side by side, each from its own seed; then their fillers, one after the other.
+  // Segments side by side where threads can be started, each from its own seed; then their fillers, one after the other.
   const auto begin = [](std::vector<MqarConfig> segments, const std::vector<int64_t>& segment_seeds) {
     std::vector<std::future<MqarData>> begun;
     for (size_t i = 0; i < segments.size(); ++i) {
       segments[i].seed = segment_seeds[i];
-      begun.push_back(std::async(std::launch::async, make_without_fillers, segments[i]));
+      begun.push_back(std::async(std::launch::async | std::launch::deferred, make_without_fillers, segments[i]));
     }
     return begun;
   };

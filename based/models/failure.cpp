@@ -2,8 +2,10 @@
 
 #include <c10/util/Exception.h>
 
+#include <filesystem>
 #include <new>
 #include <regex>
+#include <system_error>
 
 #include "based/core/progress.h"
 #include "based/models/device.h"
@@ -20,6 +22,14 @@ std::string failure_line(const std::exception& error) {
     const auto taken = static_cast<double>(peak_memory(torch::kCPU));
     return "out of memory: " + format_bytes(taken) + " are taken, and no more is given" + kSmaller;
   }
+  if (const auto* of_files = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
+    const std::string path = of_files->path1().string();
+    return (path.empty() ? "" : path + ": ") + of_files->code().message();
+  }
+  const auto* of_system = dynamic_cast<const std::system_error*>(&error);
+  if (of_system != nullptr && of_system->code() == std::errc::resource_unavailable_try_again)
+    return "a thread cannot be started: address space or processes are limited (ulimit -v, ulimit -u); raise the limit, or set "
+           "OMP_NUM_THREADS to fewer threads";
   const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
   if (of_torch == nullptr) return error.what();
   const std::string text = of_torch->what_without_backtrace();

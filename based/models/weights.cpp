@@ -111,7 +111,8 @@ LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dt
   if (const std::string list = disagreements(file, files.config); !list.empty())
     throw Error(files.weights_path + ": does not fit " + files.config_path + ":" + list);
   const torch::Dtype type = dtype ? *dtype : common_dtype(file);
-  auto hash = std::async(std::launch::async, [&] { return hash_of(files); });  // while the weights travel
+  // While the weights travel; afterwards, where no thread can be started.
+  auto hash = std::async(std::launch::async | std::launch::deferred, [&] { return hash_of(files); });
   LoadedModel loaded;
   {
     const SkipInitialisation weights_follow;  // what is made here is never touched, and so takes no memory

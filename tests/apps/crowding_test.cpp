@@ -20,7 +20,7 @@ std::string threads_with(const std::string& environment) {
 TEST(CrowdingWatch, RunsWhereTheEnvironmentDoesNotSayHowThreadsWait) {
   if (!std::filesystem::exists("/proc/self/schedstat")) GTEST_SKIP() << "/proc/self/schedstat is not here";
   EXPECT_THAT(threads_with(""), testing::HasSubstr("crowding watch"));
-  for (const char* setting : {"export OMP_WAIT_POLICY=passive; ", "export GOMP_SPINCOUNT=500; "}) {
+  for (const char* setting : {"export OMP_WAIT_POLICY=passive; ", "export GOMP_SPINCOUNT=500; ", "ulimit -v 10000000; "}) {
     const std::string threads = threads_with(setting);
     EXPECT_THAT(threads, testing::HasSubstr("based")) << setting;
     EXPECT_THAT(threads, testing::Not(testing::HasSubstr("crowding watch"))) << setting;

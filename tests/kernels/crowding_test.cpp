@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
@@ -48,6 +49,18 @@ TEST(Crowding, ThreadsOnOneCoreWaitForIt) {
   EXPECT_GE(*nanoseconds_without_core() - before, 10'000'000);
   ends = true;
   both.join();
+}
+
+TEST(Crowding, AsksBeforeItStartsThreads) {
+  EXPECT_TRUE(can_start_threads(0));
+  EXPECT_TRUE(can_start_threads(3));
+  rlimit before{};
+  getrlimit(RLIMIT_AS, &before);
+  const rlimit none{0, before.rlim_max};  // no stack can be mapped any more
+  setrlimit(RLIMIT_AS, &none);
+  const bool can = can_start_threads(1000);
+  setrlimit(RLIMIT_AS, &before);
+  EXPECT_FALSE(can);
 }
 
 #ifdef _OPENMP

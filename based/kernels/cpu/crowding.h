@@ -30,11 +30,15 @@ class Crowding {
 // the system does not tell.
 std::optional<int64_t> nanoseconds_without_core();
 
+// Whether so many threads can be started now, beside those that there are. libgomp ends the program where it cannot start its own.
+bool can_start_threads(int count);
+
 // While `on`, libgomp has more threads than there are cores. One thread makes all calls for itself.
 void add_idle_threads(bool on);
 
 // While one lives, a thread looks every 20 ms and adds or removes idle threads. None does where OMP_WAIT_POLICY or GOMP_SPINCOUNT is set,
-// the system tells nothing, or the build has no OpenMP. For programs: at the start of main, once.
+// the address space is limited, the system tells nothing, no thread can be started, or the build has no OpenMP. For programs: at the start
+// of main, once.
 class CrowdingWatch {
  public:
   static constexpr const char* kThreadName = "crowding watch";
