@@ -86,7 +86,7 @@ Json result_json(const Statement& statement, const theory::Result& result) {
 }
 
 theory::Result tried(const Statement& statement, size_t number, size_t of) {
-  Progress progress(std::string(statement.name) + " (" + std::to_string(number + 1) + " of " + std::to_string(of) + ")", 0);
+  Progress progress(std::string(statement.name) + " (" + std::to_string(number + 1) + " of " + std::to_string(of) + ")", statement.inputs);
   theory::Trial trial([&](int64_t inputs) {
     progress.update(inputs);
     if (interrupted()) throw Error("interrupted while " + std::string(statement.name) + " was tried");
@@ -97,6 +97,11 @@ theory::Result tried(const Statement& statement, size_t number, size_t of) {
     if (interrupted()) throw;
     trial.require(false, error.what());  // a number that does not fit, for one
   }
+  progress.finish();
+  const int64_t inputs = trial.result().inputs;
+  if (trial.result().holds())
+    trial.require(inputs == statement.inputs, "tried " + std::to_string(inputs) + " inputs where " + std::to_string(statement.inputs) +
+                                                  " are stated: the number in the statement's file is an old one");
   return trial.result();
 }
 

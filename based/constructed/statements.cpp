@@ -100,9 +100,9 @@ void verify_solver(Trial& trial) {
 }
 
 const theory::Statement layers{"causal_layers", "Propositions 'prim-shift' and 'prim:cumulativesum'",
-                               "what is causal of the primitives is a layer of the models, too", verify_layers};
+                               "what is causal of the primitives is a layer of the models, too", 750, verify_layers};
 const theory::Statement solver{"causal_solver", "beside Theorem 'MQAR:math'",
-                               "three causal layers of the models, weights constructed, solve recall in fp32", verify_solver};
+                               "three causal layers of the models, weights constructed, solve recall in fp32", 30'464, verify_solver};
 
 }  // namespace
 

@@ -76,6 +76,7 @@ struct Statement {
   const char* name;
   const char* place;  // in the paper
   const char* claim;
+  int64_t inputs;  // that `verify` counts in all, for those who watch; `based theory verify` compares
   void (*verify)(Trial& trial);
   Example (*example)() = nullptr;
   Drawing (*drawing)() = nullptr;  // where there is no example; both null: there is nothing to draw

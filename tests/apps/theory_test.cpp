@@ -30,6 +30,7 @@ TEST(TheoryCommand, PrintsWhatWasTriedBuiltAndClaimed) {
   EXPECT_GT(shift["inputs"].get<int64_t>(), 1000);
   EXPECT_EQ(hot["verdict"], "holds as repaired");
   EXPECT_GE(hot["corrections"].size(), 3U);
+  EXPECT_THAT(run("theory verify equality").err, HasSubstr("equality (1 of 1)  100 %  17916/17916  in ")) << "how much is left";
   EXPECT_THAT(run("theory verify shift_down").out, HasSubstr("1 statements: 1 hold, 0 as repaired, 0 fail"));
 }
 

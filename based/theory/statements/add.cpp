@@ -17,7 +17,7 @@ Example example() { return {one_layer({4, 3}, add(2)), IntMatrix({4, 3}, 1), "Ro
 
 }  // namespace
 
-extern const Statement statement_add{"add", "used throughout the primitives' section", "n rows are added to the n rows above in one layer",
-                                     verify, example};
+extern const Statement statement_add{
+    "add", "used throughout the primitives' section", "n rows are added to the n rows above in one layer", 4000, verify, example};
 
 }  // namespace based::theory

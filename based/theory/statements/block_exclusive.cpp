@@ -51,6 +51,6 @@ void verify(Trial& trial) {
 }  // namespace
 
 extern const Statement statement_block_exclusive{"block_exclusive", "Lemma 'block-ex'",
-                                                 "a function of (almost) p-hot tokens is a block-exclusive polynomial", verify};
+                                                 "a function of (almost) p-hot tokens is a block-exclusive polynomial", 99'721, verify};
 
 }  // namespace based::theory

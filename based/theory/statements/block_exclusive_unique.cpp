@@ -57,6 +57,6 @@ void verify(Trial& trial) {
 
 extern const Statement statement_block_exclusive_unique{"block_exclusive_unique", "Proposition 'unique-almost'",
                                                         "of an almost p-hot token's functions the block-exclusive polynomial is unique",
-                                                        verify};
+                                                        208'359, verify};
 
 }  // namespace based::theory

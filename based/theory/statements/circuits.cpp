@@ -135,7 +135,7 @@ Example example() {
 
 }  // namespace
 
-extern const Statement statement_circuits{"circuits", "Theorem 'gen-ac'",
-                                          "any arithmetic circuit of depth Δ and width w, in O(Δ log w) layers", verify, example};
+extern const Statement statement_circuits{
+    "circuits", "Theorem 'gen-ac'", "any arithmetic circuit of depth Δ and width w, in O(Δ log w) layers", 5352, verify, example};
 
 }  // namespace based::theory

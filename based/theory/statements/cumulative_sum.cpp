@@ -18,7 +18,8 @@ Example example() { return {one_layer({5, 3}, cumulative_sum(5)), IntMatrix({5, 
 
 }  // namespace
 
-extern const Statement statement_cumulative_sum{"cumulative_sum", "Proposition 'prim:cumulativesum'",
-                                                "each row becomes the sum of the rows up to it, in one layer", verify, example};
+extern const Statement statement_cumulative_sum{
+    "cumulative_sum", "Proposition 'prim:cumulativesum'", "each row becomes the sum of the rows up to it, in one layer", 4000, verify,
+    example};
 
 }  // namespace based::theory

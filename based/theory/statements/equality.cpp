@@ -69,7 +69,11 @@ Example example() {
 
 }  // namespace
 
-extern const Statement statement_equality{"equality", "Proposition 'eq_mqar', Corollary 'eq-mqar-lower'",
-                                          "what solves MQAR tells whether two tokens are equal, with the same layers", verify, example};
+extern const Statement statement_equality{"equality",
+                                          "Proposition 'eq_mqar', Corollary 'eq-mqar-lower'",
+                                          "what solves MQAR tells whether two tokens are equal, with the same layers",
+                                          17'916,
+                                          verify,
+                                          example};
 
 }  // namespace based::theory

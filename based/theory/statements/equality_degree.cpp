@@ -23,6 +23,7 @@ void verify(Trial& trial) {
 }  // namespace
 
 extern const Statement statement_equality_degree{"equality_degree", "Lemma 'eq-almost'",
-                                                 "equality of almost p-hot tokens is a block-exclusive polynomial of degree 2p", verify};
+                                                 "equality of almost p-hot tokens is a block-exclusive polynomial of degree 2p", 108'475,
+                                                 verify};
 
 }  // namespace based::theory

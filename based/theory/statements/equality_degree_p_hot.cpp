@@ -83,6 +83,6 @@ void verify(Trial& trial) {
 }  // namespace
 
 extern const Statement statement_equality_degree_p_hot{"equality_degree_p_hot", "Proposition 'deg-almost'",
-                                                       "equality of p-hot tokens has no polynomial of a degree below 2p", verify};
+                                                       "equality of p-hot tokens has no polynomial of a degree below 2p", 524'380, verify};
 
 }  // namespace based::theory

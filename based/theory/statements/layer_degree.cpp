@@ -73,7 +73,7 @@ Example example() {
 
 }  // namespace
 
-extern const Statement statement_layer_degree{"layer_degree", "Lemma 'based-degree'",
-                                              "on bits, L layers are a multilinear polynomial of degree at most 2^L", verify, example};
+extern const Statement statement_layer_degree{
+    "layer_degree", "Lemma 'based-degree'", "on bits, L layers are a multilinear polynomial of degree at most 2^L", 1206, verify, example};
 
 }  // namespace based::theory

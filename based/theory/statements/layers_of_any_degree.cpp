@@ -45,6 +45,6 @@ void verify(Trial& trial) {
 }  // namespace
 
 extern const Statement statement_layers_of_any_degree{"layers_of_any_degree", "Remark behind Theorem 'poly-layer'",
-                                                      "with layers of degree Δ the bound on layers is divided by log Δ", verify};
+                                                      "with layers of degree Δ the bound on layers is divided by log Δ", 21, verify};
 
 }  // namespace based::theory

@@ -75,7 +75,7 @@ Example example() {
 
 }  // namespace
 
-extern const Statement statement_linear_attention{"linear_attention", "Proposition 'based-sim'",
-                                                  "linear attention is O(log²(Nd)) layers of BaseConv", verify, example};
+extern const Statement statement_linear_attention{
+    "linear_attention", "Proposition 'based-sim'", "linear attention is O(log²(Nd)) layers of BaseConv", 5575, verify, example};
 
 }  // namespace based::theory

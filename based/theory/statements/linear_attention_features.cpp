@@ -52,6 +52,6 @@ void verify(Trial& trial) {
 }  // namespace
 
 extern const Statement statement_linear_attention_features{"linear_attention_features", "Definition 'LinAtt'",
-                                                           "Q̄K̄ᵀ = 1 + QKᵀ + (QKᵀ)² of the concatenated features", verify};
+                                                           "Q̄K̄ᵀ = 1 + QKᵀ + (QKᵀ)² of the concatenated features", 4000, verify};
 
 }  // namespace based::theory

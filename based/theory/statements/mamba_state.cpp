@@ -73,6 +73,6 @@ void verify(Trial& trial) {
 }  // namespace
 
 extern const Statement statement_mamba_state{"mamba_state", "Corollary 'mamba-ar'",
-                                             "a Mamba layer with entries of O(1) bits needs d + n ≥ Ω(N) to solve AR", verify};
+                                             "a Mamba layer with entries of O(1) bits needs d + n ≥ Ω(N) to solve AR", 1'054'080, verify};
 
 }  // namespace based::theory

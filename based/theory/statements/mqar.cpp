@@ -84,7 +84,7 @@ Example example() {
 
 }  // namespace
 
-extern const Statement statement_mqar{"mqar", "Theorem 'MQAR:math'", "recall of one-hot tokens, one match a query, in O(log log N̄) layers",
-                                      verify, example};
+extern const Statement statement_mqar{
+    "mqar", "Theorem 'MQAR:math'", "recall of one-hot tokens, one match a query, in O(log log N̄) layers", 1'295'908, verify, example};
 
 }  // namespace based::theory

@@ -87,6 +87,6 @@ void verify(Trial& trial) {
 }  // namespace
 
 extern const Statement statement_mqar_degree{"mqar_degree", "Lemma 'unqiue-mqar'",
-                                             "MQAR in d = log c bits is a multilinear polynomial of degree 2d + 1", verify};
+                                             "MQAR in d = log c bits is a multilinear polynomial of degree 2d + 1", 901'074, verify};
 
 }  // namespace based::theory

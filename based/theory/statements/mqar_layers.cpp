@@ -26,7 +26,7 @@ Example example() {
 
 }  // namespace
 
-extern const Statement statement_mqar_layers{"mqar_layers", "Theorem 'mqar-1hot'", "MQAR in d = log c bits needs log(2d) layers", verify,
-                                             example};
+extern const Statement statement_mqar_layers{
+    "mqar_layers", "Theorem 'mqar-1hot'", "MQAR in d = log c bits needs log(2d) layers", 21'216, verify, example};
 
 }  // namespace based::theory

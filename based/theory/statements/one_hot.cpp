@@ -120,7 +120,8 @@ Example example() {
 
 }  // namespace
 
-extern const Statement statement_one_hot{"one_hot", "Proposition 'The 1-hot primitive'",
-                                         "binary numbers become one-hot rows in ⌈log log N⌉ + O(1) layers", verify, example};
+extern const Statement statement_one_hot{
+    "one_hot", "Proposition 'The 1-hot primitive'", "binary numbers become one-hot rows in ⌈log log N⌉ + O(1) layers", 216, verify,
+    example};
 
 }  // namespace based::theory

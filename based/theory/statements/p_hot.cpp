@@ -60,6 +60,6 @@ void verify(Trial& trial) {
 }  // namespace
 
 extern const Statement statement_p_hot{"p_hot", "Definition 'phot'",
-                                       "(almost) p-hot encodings tell c tokens apart in p·c^(1/p) bits, p fewer if almost", verify};
+                                       "(almost) p-hot encodings tell c tokens apart in p·c^(1/p) bits, p fewer if almost", 65'224, verify};
 
 }  // namespace based::theory

@@ -60,7 +60,7 @@ Example example() {
 
 }  // namespace
 
-extern const Statement statement_p_hot_layers{"p_hot_layers", "Theorem 'mqar-phot'", "MQAR of p-hot tokens needs ⌊log(2p)⌋ layers", verify,
-                                              example};
+extern const Statement statement_p_hot_layers{
+    "p_hot_layers", "Theorem 'mqar-phot'", "MQAR of p-hot tokens needs ⌊log(2p)⌋ layers", 644'132, verify, example};
 
 }  // namespace based::theory

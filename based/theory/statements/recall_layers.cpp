@@ -1,9 +1,8 @@
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <limits>
 
+#include "based/core/text.h"
 #include "based/theory/block_recall.h"
 #include "based/theory/index_protocol.h"
 #include "based/theory/layer_bounds.h"
@@ -129,12 +128,6 @@ void try_few_tokens(Trial& trial) {
       constant);
 }
 
-std::string line(const char* format, double a, double b, int64_t c, double d) {
-  std::array<char, 200> text{};
-  std::snprintf(text.data(), text.size(), format, a, b, static_cast<long>(c), d);
-  return text.data();
-}
-
 // The bound in numbers, and from which N on it is the printed (ε/2) log log N.
 void tabulate(Trial& trial) {
   for (const double epsilon : {0.25, 0.5, 0.75}) {
@@ -146,9 +139,9 @@ void tabulate(Trial& trial) {
     }
     trial.require(first > 0, "the bound is below (ε/2) log log N for large N");
     const auto bound = [&](int k) { return least_layers_by_counting(std::exp2(k), std::exp2((1 - epsilon) * k), 1); };
-    trial.note(line(
-        "ε = %.2f, d = 2^((log N)^(1-ε)): at least (ε/2) log log N layers from log log N = %.0f on; at log log N = 40 %ld, printed %.1f",
-        epsilon, first, bound(40), epsilon / 2 * 40));
+    trial.note("ε = " + format_number(epsilon, 2) +
+               ", d = 2^((log N)^(1-ε)): at least (ε/2) log log N layers from log log N = " + std::to_string(first) +
+               " on; at log log N = 40 " + std::to_string(bound(40)) + ", printed " + format_number(epsilon / 2 * 40, 1));
   }
   for (const int k : {3, 4, 5, 6, 8, 16, 32}) {
     const double log_length = std::exp2(k);
@@ -176,6 +169,6 @@ void verify(Trial& trial) {
 }  // namespace
 
 extern const Statement statement_recall_layers{"recall_layers", "Theorem 'poly-layer'",
-                                               "AR with log c ≤ d ≤ 2^((log N)^(1-ε)) needs Ω(ε log log N) layers", verify};
+                                               "AR with log c ≤ d ≤ 2^((log N)^(1-ε)) needs Ω(ε log log N) layers", 3262, verify};
 
 }  // namespace based::theory

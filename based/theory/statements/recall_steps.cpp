@@ -109,6 +109,6 @@ void verify(Trial& trial) {
 }  // namespace
 
 extern const Statement statement_recall_steps{"recall_steps", "Proof of Theorem 'MQAR:math'",
-                                              "the proof's steps, one at a time as they are printed", verify};
+                                              "the proof's steps, one at a time as they are printed", 736, verify};
 
 }  // namespace based::theory

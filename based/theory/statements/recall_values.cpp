@@ -45,6 +45,6 @@ void verify(Trial& trial) {
 }  // namespace
 
 extern const Statement statement_recall_values{"recall_values", "Theorem 'MQAR:math', steps 4 to 8",
-                                               "recall of values that are not one-hot, in O(log log N̄) layers", verify};
+                                               "recall of values that are not one-hot, in O(log log N̄) layers", 1600, verify};
 
 }  // namespace based::theory

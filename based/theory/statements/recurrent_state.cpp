@@ -1,7 +1,7 @@
 #include <cmath>
-#include <cstdio>
 
 #include "based/core/random.h"
+#include "based/core/text.h"
 #include "based/data/index.h"
 #include "based/theory/index_protocol.h"
 #include "based/theory/statement.h"
@@ -81,11 +81,9 @@ void try_smaller(Trial& trial) {
         least = std::min(least, best);
       }
       if (length == 9 && bits % 2 == 0) {
-        std::array<char, 160> text{};
-        std::snprintf(text.data(), text.size(),
-                      "N = 9, a message of %d bits: mean error at least %.3f among the machines tried, for which (1 - H(p)) N is %.2f bits",
-                      static_cast<int>(bits), least, index_bound(static_cast<double>(length), least));
-        trial.note(text.data());
+        trial.note("N = 9, a message of " + std::to_string(bits) + " bits: mean error at least " + format_number(least, 3) +
+                   " among the machines tried, for which (1 - H(p)) N is " +
+                   format_number(index_bound(static_cast<double>(length), least), 2) + " bits");
       }
     }
   }
@@ -113,6 +111,6 @@ void verify(Trial& trial) {
 }  // namespace
 
 extern const Statement statement_recurrent_state{"recurrent_state", "Theorem 'space-reg'",
-                                                 "a recurrent model that recalls N pairs has a state of Ω(N) bits", verify};
+                                                 "a recurrent model that recalls N pairs has a state of Ω(N) bits", 744'334, verify};
 
 }  // namespace based::theory

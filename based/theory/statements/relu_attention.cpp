@@ -147,8 +147,12 @@ Drawing drawing() {
 
 }  // namespace
 
-extern const Statement statement_relu_attention{
-    "relu_attention", "Section 'd_log', first proposition", "attention with ReLU and two MLPs solve recall in O(1) layers", verify, nullptr,
-    drawing};
+extern const Statement statement_relu_attention{"relu_attention",
+                                                "Section 'd_log', first proposition",
+                                                "attention with ReLU and two MLPs solve recall in O(1) layers",
+                                                27'152,
+                                                verify,
+                                                nullptr,
+                                                drawing};
 
 }  // namespace based::theory

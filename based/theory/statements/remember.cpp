@@ -45,7 +45,7 @@ Example example() {
 
 }  // namespace
 
-extern const Statement statement_remember{"remember", "Proposition 'prim-remember'",
-                                          "a layer is applied to some rows while the others stay, in 8 layers", verify, example};
+extern const Statement statement_remember{
+    "remember", "Proposition 'prim-remember'", "a layer is applied to some rows while the others stay, in 8 layers", 4000, verify, example};
 
 }  // namespace based::theory

@@ -43,8 +43,11 @@ Example example() {
 
 }  // namespace
 
-extern const Statement statement_remember_extended{"remember_extended", "Corollary 'remember:extended'",
-                                                   "L layers are applied to some rows while the others stay, in O(L) layers", verify,
+extern const Statement statement_remember_extended{"remember_extended",
+                                                   "Corollary 'remember:extended'",
+                                                   "L layers are applied to some rows while the others stay, in O(L) layers",
+                                                   4000,
+                                                   verify,
                                                    example};
 
 }  // namespace based::theory

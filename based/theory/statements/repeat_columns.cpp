@@ -35,7 +35,7 @@ Example example() {
 
 }  // namespace
 
-extern const Statement statement_repeat_columns{"repeat_columns", "Proposition 'prim:repeatcols'",
-                                                "each of d columns r times, in one layer", verify, example};
+extern const Statement statement_repeat_columns{
+    "repeat_columns", "Proposition 'prim:repeatcols'", "each of d columns r times, in one layer", 4000, verify, example};
 
 }  // namespace based::theory

@@ -29,7 +29,7 @@ Example example() {
 
 }  // namespace
 
-extern const Statement statement_repeat_matrix{"repeat_matrix", "Proposition 'prim:repeatmat'",
-                                               "N rows r times below each other, in one layer", verify, example};
+extern const Statement statement_repeat_matrix{
+    "repeat_matrix", "Proposition 'prim:repeatmat'", "N rows r times below each other, in one layer", 4000, verify, example};
 
 }  // namespace based::theory

@@ -16,7 +16,7 @@ Example example() { return {one_layer({5, 3}, select(1, 2)), IntMatrix({5, 3}, 1
 
 }  // namespace
 
-extern const Statement statement_select{"select", "used throughout the primitives' section",
-                                        "rows are kept and the others zeroed in one layer", verify, example};
+extern const Statement statement_select{
+    "select", "used throughout the primitives' section", "rows are kept and the others zeroed in one layer", 4000, verify, example};
 
 }  // namespace based::theory

@@ -15,7 +15,7 @@ Example example() { return {one_layer({5, 3}, shift_down(2)), IntMatrix({5, 3}, 
 
 }  // namespace
 
-extern const Statement statement_shift_down{"shift_down", "Proposition 'prim-shift'", "rows move down by any s ≤ N in one layer", verify,
-                                            example};
+extern const Statement statement_shift_down{
+    "shift_down", "Proposition 'prim-shift'", "rows move down by any s ≤ N in one layer", 4000, verify, example};
 
 }  // namespace based::theory

@@ -56,7 +56,7 @@ Example example() { return {one_layer({5, 3}, shift_up(2)), IntMatrix({5, 3}, 1)
 
 }  // namespace
 
-extern const Statement statement_shift_up{"shift_up", "Proposition 'prim-shift'", "rows move up by any s ≤ N in three layers", verify,
+extern const Statement statement_shift_up{"shift_up", "Proposition 'prim-shift'", "rows move up by any s ≤ N in three layers", 6000, verify,
                                           example};
 
 }  // namespace based::theory

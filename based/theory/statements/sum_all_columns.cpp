@@ -18,7 +18,7 @@ Example example() { return {one_layer({3, 4}, sum_all_columns(4)), IntMatrix({3,
 
 }  // namespace
 
-extern const Statement statement_sum_all_columns{"sum_all_columns", "Proposition 'prim:sumall'",
-                                                 "the first column becomes the sum of all, in one layer", verify, example};
+extern const Statement statement_sum_all_columns{
+    "sum_all_columns", "Proposition 'prim:sumall'", "the first column becomes the sum of all, in one layer", 4000, verify, example};
 
 }  // namespace based::theory

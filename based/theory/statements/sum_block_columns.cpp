@@ -39,7 +39,11 @@ Example example() {
 
 }  // namespace
 
-extern const Statement statement_sum_block_columns{"sum_block_columns", "Proposition 'prim:sumblocks'",
-                                                   "the first B columns become the sum of all blocks of B, in one layer", verify, example};
+extern const Statement statement_sum_block_columns{"sum_block_columns",
+                                                   "Proposition 'prim:sumblocks'",
+                                                   "the first B columns become the sum of all blocks of B, in one layer",
+                                                   4000,
+                                                   verify,
+                                                   example};
 
 }  // namespace based::theory
