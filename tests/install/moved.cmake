@@ -1,5 +1,5 @@
 # Whether an installed program and the CMake package find LibTorch where the folder that they were built with is gone: PREFIX is an
-# installation, LIBTORCH the folder of the libraries. The path to LIBTORCH is taken out of a copy of both, as if that folder had been removed.
+# installation, LIBTORCH the folder of the libraries, PROJECT a copy of tests/consumer. The path to LIBTORCH is taken out of a copy of both, as if that folder had been removed.
 set(copy "${PREFIX}/../moved")
 file(REMOVE_RECURSE "${copy}")
 file(COPY "${PREFIX}/bin" "${PREFIX}/lib" "${PREFIX}/include" "${PREFIX}/share" DESTINATION "${copy}")
@@ -45,7 +45,7 @@ endfunction()
 set(build "${copy}/build")
 function(expect_found wanted what variables)
   file(REMOVE_RECURSE "${build}")
-  expect(${wanted} "package, ${what}" ${variables} "${CMAKE_COMMAND}" -G Ninja -S "${CMAKE_CURRENT_LIST_DIR}" -B "${build}"
+  expect(${wanted} "package, ${what}" ${variables} "${CMAKE_COMMAND}" -G Ninja -S "${PROJECT}" -B "${build}"
     "-DBased_DIR=${copy}/lib/cmake/Based" ${ARGN})
   set(output "${output}" PARENT_SCOPE)
 endfunction()
