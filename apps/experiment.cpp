@@ -17,7 +17,10 @@ struct Options {
   int64_t runs_per_device = 0;
   bool fresh = false, retry = false, save_models = false, json = false, keys = false;
 
-  std::string folder() const { return out.empty() ? fs::absolute(config).parent_path().lexically_normal().string() : out; }
+  std::string folder() const {
+    std::error_code none;  // of the folder that the program runs in, where that was removed
+    return out.empty() ? fs::absolute(config, none).parent_path().lexically_normal().string() : out;
+  }
   std::string in_folder(const std::string& name) const { return (fs::path(folder()) / name).string(); }
 };
 

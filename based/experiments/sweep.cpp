@@ -94,7 +94,8 @@ class Sweep {
       const auto stored = results_.read(run.key, true);
       if (!stored) continue;
       if (options_.fresh || (options_.retry && !stored->failed.empty())) {
-        run.replace = fs::last_write_time(results_.file(run.key));
+        std::error_code none;  // another process was quicker
+        run.replace = fs::last_write_time(results_.file(run.key), none);
         continue;
       }
       ++outcome_.kept;
