@@ -199,14 +199,16 @@ void setup(CommandLine app) {
   app.add_option("--device", options->device, "cpu, cuda or cuda:N; on a GPU, without names, all that measure one");
   app.add_option("--commit", options->commit, "goes into the JSON, for results that are kept");
   app.add_option("--threads", options->threads, "CPU threads; 0: all cores", {0, 4096});
-  app.add_option("--model", options->model, "decode, position and prefill: a model's folder instead of based-360m with random weights");
+  app.add_option("--model", options->model, "decode, position and prefill: a model's folder instead of based-360m with random weights",
+                 kPath);
   app.add_flag("--compare", options->compare,
                "decode: models side by side, against the number of sequences and their length, on either device");
   app.add_option(
       "--preset", options->presets,
       "gpu_prefill, gpu_decode, gpu_train: of their models this one alone; gpu_recall: of its models those whose names begin so, "
       "as in --preset \"H3 d 64\"; with --compare: a model (default: based-360m and attn-360m). May be given several times");
-  app.add_option("--plot", options->plot, "with --compare: also write decode_batch and decode_context, .svg and .png, into this folder");
+  app.add_option("--plot", options->plot, "with --compare: also write decode_batch and decode_context, .svg and .png, into this folder",
+                 kPath);
   app.add_flag("--overwrite", options->overwrite, "with --plot: replace the pictures that the folder holds");
   app.add_flag("--quick", options->quick, "small sizes and few repeats: shows that it runs, not how fast");
   app.add_flag("--json", options->json, "for machines");

@@ -19,6 +19,7 @@ template <class T>
 struct IsList<std::vector<T>> : std::true_type {};
 
 std::string show(const std::string& value) { return value; }
+std::string show(const std::optional<std::string>& value) { return value.value_or(""); }
 std::string show(bool value) { return value ? "true" : "false"; }
 std::string show(int64_t value) { return std::to_string(value); }
 std::string show(double value) {
@@ -43,7 +44,14 @@ std::string range_text(const Range<double>& range) {
   throw UsageError(name + " must be " + wanted + ", got " + in_quotes(text));
 }
 
-void parse(const std::string&, const std::string& text, std::string& value, Range<std::string>) { value = text; }
+void parse(const std::string& name, const std::string& text, std::string& value, Range<std::string> range) {
+  if (text.empty() && !range.may_be_empty) throw UsageError(name + " must not be empty");
+  value = text;
+}
+
+void parse(const std::string&, const std::string& text, std::optional<std::string>& value, Range<std::optional<std::string>>) {
+  value = text;
+}
 
 void parse(const std::string& name, const std::string& text, bool& value, Range<bool>) {
   if (text != "true" && text != "false") refuse(name, "true or false", text);
@@ -62,6 +70,7 @@ void parse(const std::string& name, const std::string& text, T& value, const Ran
 }
 
 const char* type_name(const std::string&) { return "TEXT"; }
+const char* type_name(const std::optional<std::string>&) { return "TEXT"; }
 const char* type_name(bool) { return "true|false"; }
 const char* type_name(int64_t) { return "INT"; }
 const char* type_name(double) { return "NUMBER"; }

@@ -4,7 +4,9 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -18,6 +20,10 @@ namespace based::apps {
 template <class T>
 struct Range {};
 template <>
+struct Range<std::string> {
+  bool may_be_empty = true;
+};
+template <>
 struct Range<int64_t> {
   int64_t least = std::numeric_limits<int64_t>::min(), most = std::numeric_limits<int64_t>::max();
 };
@@ -26,20 +32,27 @@ struct Range<double> {
   double least = std::numeric_limits<double>::lowest(), most = std::numeric_limits<double>::max();
 };
 
+// Of the name of a file or folder.
+inline constexpr Range<std::string> kPath{false};
+
 class CommandLine {
  public:
   explicit CommandLine(CLI::App& app) : app_(&app) {}
 
   // "--name" or, for what stands without a flag, "name". Where a value is given it overwrites `value`, which must live until the command
-  // has run; what `value` holds now is shown as the default. T is std::string (taken as it is), bool (true or false), int64_t or double
-  // (decimal and finite), or a list of strings or integers: an option's has one value an occurrence, of anything else the last one counts.
+  // has run; what `value` holds now is shown as the default. T is std::string (taken as it is), an optional one (where an empty text is not
+  // the same as none), bool (true or false), int64_t or double (decimal and finite), or a list of strings or integers: an option's has one
+  // value an occurrence, of anything else the last one counts.
   template <class T>
   void add_option(const std::string& name, T& value, const std::string& help, Range<T> range = {}) {
     add(name, Target<T>{&value, range}, help, false);
   }
+  // The same where one must be given; a std::string must then not be empty.
   template <class T>
   void add_required(const std::string& name, T& value, const std::string& help) {
-    add(name, Target<T>{&value, {}}, help, true);
+    Range<T> range;
+    if constexpr (std::is_same_v<T, std::string>) range.may_be_empty = false;
+    add(name, Target<T>{&value, range}, help, true);
   }
   void add_flag(const std::string& name, bool& value, const std::string& help);
   CommandLine add_subcommand(const std::string& name, const std::string& summary);  // one of those added must be named
@@ -51,8 +64,8 @@ class CommandLine {
     T* value;
     Range<T> range;
   };
-  using AnyTarget = std::variant<Target<std::string>, Target<bool>, Target<int64_t>, Target<double>, Target<std::vector<std::string>>,
-                                 Target<std::vector<int64_t>>>;
+  using AnyTarget = std::variant<Target<std::string>, Target<std::optional<std::string>>, Target<bool>, Target<int64_t>, Target<double>,
+                                 Target<std::vector<std::string>>, Target<std::vector<int64_t>>>;
   void add(const std::string& name, AnyTarget target, const std::string& help, bool required);
   CLI::App* app_;
 };

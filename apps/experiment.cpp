@@ -102,7 +102,7 @@ std::shared_ptr<Options> common(CommandLine app, bool config_may_lack) {
                   : app.add_required("config", options->config, what);
   app.add_option("--scale", options->scale, "a table [scale.NAME] of the file, laid over the rest: small");
   app.add_option("--set", options->set, "key=value, in place of the file's: training.epochs=2");
-  app.add_option("--out", options->out, "folder for results/ and the figures (default: the file's own)");
+  app.add_option("--out", options->out, "folder for results/ and the figures (default: the file's own)", kPath);
   return options;
 }
 

@@ -45,7 +45,7 @@ void setup_generate(CommandLine app) {
   app.add_option("--fillers-avoid-keys", config.fillers_avoid_keys, "true or false: no random filler is a key of its example");
   app.add_option("--compat", config.compat, "none, or zoology: the published generator bit for bit");
   app.add_option("--filler-seed", config.filler_seed, "zoology only: seed of the fillers' own generator; -1: the seed");
-  app.add_option("--dump", options->dump, "write JSON lines {inputs, labels} here");
+  app.add_option("--dump", options->dump, "write JSON lines {inputs, labels} here", kPath);
   app.add_flag("--json", options->json, "for machines");
   app.callback([options] { generate(*options); });
 }

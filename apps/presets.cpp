@@ -1,5 +1,6 @@
 #include "apps/command.h"
 #include "based/core/json.h"
+#include "based/core/new_folder.h"
 #include "based/data/tokenizer.h"
 #include "based/models/tensor_view.h"
 #include "based/models/weights.h"
@@ -21,12 +22,14 @@ void make_model(const Options& options) {
   if (tokenizer->vocab_size() != config.vocab_size)
     throw UsageError("--tokenizer " + options.tokenizer + ": has " + std::to_string(tokenizer->vocab_size()) + " tokens, " + options.name +
                      " takes " + std::to_string(config.vocab_size));
-  if (path_exists(options.out)) throw UsageError("--out " + options.out + ": is there already; name a new folder");
+  NewFolder folder(options.out, "--out");
   const auto made = based::make_model(config, options.seed);
   LanguageModel& model = *made;
   model.to(dtype);
-  tokenizer->save(options.out);
-  save_model(model, options.out, tokenizer->hash());
+  folder.fill([&](const std::string& staging) {
+    tokenizer->save(staging);
+    save_model(model, staging, tokenizer->hash());
+  });
   print_line("a model of " + grouped(model.parameter_count()) + " parameters that has learnt nothing is in " + options.out);
 }
 
@@ -60,8 +63,9 @@ void run(const Options& options) {
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
   app.add_option("name", options->name, "print this preset's config.json");
-  app.add_option("--out", options->out, "instead: a new folder for a model of this preset with initial weights, to try its speed and size");
-  app.add_option("--tokenizer", options->tokenizer, "with --out: the tokenizer's folder, or 'bytes'");
+  app.add_option("--out", options->out, "instead: a new folder for a model of this preset with initial weights, to try its speed and size",
+                 kPath);
+  app.add_option("--tokenizer", options->tokenizer, "with --out: the tokenizer's folder, or 'bytes'", kPath);
   app.add_option("--dtype", options->dtype, "with --out: fp32, bf16 or fp64");
   app.add_option("--seed", options->seed, "with --out: of the weights");
   app.add_flag("--json", options->json, "for machines");

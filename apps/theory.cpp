@@ -290,8 +290,9 @@ void setup_recall(CommandLine command) {
   command.add_option("--inputs", options->inputs, "inputs that the paper's program answers; 0: it is counted and not run",
                      {0, 1'000'000'000});
   command.add_option("--examples", options->examples, "texts that models are measured on", {1});
-  command.add_option("--model", options->model, "the folder of a trained model, to be measured beside them");
-  command.add_option("--out", options->out, "save the causal solver here, as any model; the folder must hold no model and no tokenizer");
+  command.add_option("--model", options->model, "the folder of a trained model, to be measured beside them", kPath);
+  command.add_option("--out", options->out, "save the causal solver here, as any model; the folder must hold no model and no tokenizer",
+                     kPath);
   command.add_flag("--overwrite", options->overwrite, "replace the model that --out holds");
   command.add_flag("--json", options->json, "for machines");
   command.callback([options] { recall(*options); });
@@ -315,7 +316,7 @@ void setup(CommandLine app) {
   auto showing = std::make_shared<ShowOptions>();
   command = app.add_subcommand("show", "Draw a construction layer by layer on a small input");
   command.add_required("name", showing->name, "a statement, as `based theory list` names it");
-  command.add_option("--out", showing->out, "write an SVG here, too");
+  command.add_option("--out", showing->out, "write an SVG here, too", kPath);
   command.add_flag("--json", showing->json, "for machines");
   command.callback([showing] { show(*showing); });
 }

@@ -68,7 +68,7 @@ void setup(CommandLine app) {
   app.add_option("config", options->config, "TOML file; `based train --keys` lists its keys");
   app.add_option("--set", options->set, "key=value, in place of the file's: train.steps=200");
   app.add_option("--device", options->device, "cpu, cuda or cuda:N; in place of train.device");
-  app.add_option("--out", options->out, "folder for the model, the tokenizer, the metrics and the checkpoints");
+  app.add_option("--out", options->out, "folder for the model, the tokenizer, the metrics and the checkpoints", kPath);
   app.add_flag("--resume", options->resume, "go on from the newest whole checkpoint in --out; begin where there is none");
   app.add_flag("--overwrite", options->overwrite,
                "begin where --out holds a model without checkpoints, which is removed, or another tokenizer");

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "based/core/folders.h"
 #include "based/core/hash.h"
+#include "based/core/new_folder.h"
 #include "based/core/text.h"
 #include "based/data/bpe.h"
 
@@ -108,8 +108,9 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
 }
 
 void Tokenizer::save(const std::string& folder) const {
-  make_folder(folder);
+  MadeFolder made(folder);
   write_vocabulary(vocabulary_, folder);
+  made.keep();
 }
 
 ByteTokenizer::ByteTokenizer() : Tokenizer(byte_vocabulary()) {}

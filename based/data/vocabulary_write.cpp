@@ -58,14 +58,18 @@ void write_vocabulary(const Vocabulary& vocabulary, const std::string& folder) {
   Json vocab = Json::object();
   auto& members = vocab.get_ref<Json::object_t&>();  // appended to directly: its own insertion searches the whole list
   for (size_t id = 0; id < names.size(); ++id) members.emplace_back(names[id], id);
-  write_file_atomic(folder + "/vocab.json", dump_json(vocab));
+  // All are written before any is put in place: where there is no room, what was in the folder stays as it was.
+  AtomicFile vocab_file(folder + "/vocab.json"), merges_file(folder + "/merges.txt"), tokenizer_file(folder + "/tokenizer.json");
+  const auto write = [](AtomicFile& file, const std::string& text) { file.write(std::as_bytes(std::span(text))); };
+  write(vocab_file, dump_json(vocab));
 
   std::string merges = "#version: 0.2\n";
   for (const Merge& merge : vocabulary.merges) {
     merges += names[static_cast<size_t>(merge.left)] + " " + names[static_cast<size_t>(merge.right)] + "\n";
   }
-  write_file_atomic(folder + "/merges.txt", merges);
-  write_file_atomic(folder + "/tokenizer.json", dump_json(tokenizer_json(vocabulary, names, std::move(vocab)), 2));
+  write(merges_file, merges);
+  write(tokenizer_file, dump_json(tokenizer_json(vocabulary, names, std::move(vocab)), 2));
+  for (AtomicFile* file : {&vocab_file, &merges_file, &tokenizer_file}) file->commit();
 }
 
 }  // namespace based

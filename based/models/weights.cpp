@@ -3,8 +3,9 @@
 #include <filesystem>
 #include <future>
 
-#include "based/core/folders.h"
+#include "based/core/files.h"
 #include "based/core/hash.h"
+#include "based/core/new_folder.h"
 #include "based/mixers/shapes_only.h"
 #include "based/models/tensor_view.h"
 
@@ -56,7 +57,11 @@ torch::Dtype common_dtype(const SafetensorsFile& file) {
 }  // namespace
 
 void save_model(const LanguageModel& model, const std::string& folder, std::optional<uint64_t> tokenizer) {
-  make_folder(folder);
+  MadeFolder made(folder);
+  // Both files are written before either is put in place: where there is no room, what was in the folder stays as it was.
+  AtomicFile config(in(folder, "config.json"));
+  const std::string config_text = write_config(model.config()).to_json() + "\n";
+  config.write(std::as_bytes(std::span(config_text)));
   std::vector<Tensor> kept;  // dense copies where needed; the views point into them
   std::vector<TensorView> views;
   for (const auto& item : model.named_parameters()) {
@@ -66,7 +71,8 @@ void save_model(const LanguageModel& model, const std::string& folder, std::opti
   std::map<std::string, std::string> metadata{{"format", "pt"}};
   if (tokenizer) metadata[kTokenizer] = hex(*tokenizer);
   write_safetensors(in(folder, "model.safetensors"), views, metadata);
-  write_file_atomic(in(folder, "config.json"), write_config(model.config()).to_json() + "\n");
+  config.commit();
+  made.keep();
 }
 
 ModelFiles read_model_files(const std::string& folder) {

@@ -25,6 +25,12 @@ inline const std::vector<CommandRow>& command_rows() {
   static const std::vector<CommandRow> rows{
       {"mixers", "", {{"--set", "nonsense"}}},
       {"presets", "", {{"--out", no_path}, {"--tokenizer", no_path}, {"--dtype", "fp8"}}},
+      {"presets",
+       "based-tiny --out % --tokenizer bytes",
+       {{"--out", no_path}, {"--tokenizer", no_path}, {"--dtype", "fp8"}},
+       "",
+       "",
+       "/config.json"},
       {"train",
        "|@/run.toml --out %",
        {{"--set", "nonsense"}, {"--device", "tpu"}, {"--out", no_path}},

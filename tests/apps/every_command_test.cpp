@@ -297,6 +297,29 @@ TEST_F(EveryCommand, RefusesInputsThatAreNoneAndNamesThem) {
   }
 }
 
+// What a full disk cut short: the same command does its work as soon as there is room.
+TEST_F(EveryCommand, LeavesNothingThatBlocksItsRetryWhereTheDiskIsFull) {
+  for (const CommandRow& row : command_rows()) {
+    if ((" " + row.arguments + " ").find(" % ") == std::string::npos) continue;
+    SCOPED_TRACE(row.name);
+    int refused = 0;
+    for (const rlim_t room : {1000, 3000, 5000, 9000, 20'000, 60'000}) {
+      const std::vector<std::string> arguments = words(row);
+      const Ran full = ended(start(arguments, "/dev/null", [room] {
+        const rlimit most{room, room};
+        setrlimit(RLIMIT_FSIZE, &most);
+      }));
+      refused += full.code != 0;
+      if (full.code == 0) break;
+      EXPECT_EQ(full.code, 1) << room << "\n" << full.err;
+      if (row.name == "train" && fs::exists(new_path_ + "/model.safetensors")) continue;  // it is trained, and must not be replaced
+      const Ran again = ended(start(arguments, "/dev/null"));
+      EXPECT_EQ(again.code, 0) << room << "\n" << full.err << again.err;
+    }
+    EXPECT_GT(refused, 0) << "all of it is smaller than the limits";
+  }
+}
+
 // What `based train … 2>&1 | head -1` does: nobody reads either stream any more.
 TEST_F(EveryCommand, TrainingOutlivesTheReaderOfItsMessages) {
   const Started training(words("train @/run.toml --out %"), "/dev/null", "/dev/null", [] {
