@@ -89,10 +89,21 @@ void show_plan(Options options) {
                (line.why.empty() ? "" : "  " + line.why));
 }
 
+// The names of weights that hold infinities or no numbers.
+Json names_not_finite(const std::string& weights) {
+  Json names = Json::array();
+  if (!path_exists(weights)) return names;
+  const SafetensorsFile file(weights);
+  for (const auto& tensor : file.tensors())
+    if (first_not_finite(tensor)) names.push_back(tensor.name);
+  return names;
+}
+
 void show_model(const Options& options) {
   const ModelConfig config = read_model_config(options.path);
   const ShapesOnly no_memory;
   LanguageModel model(config);
+  const std::string weights = (std::filesystem::path(options.path) / "model.safetensors").string();
   const int64_t near = state_bytes(model, 100), far = state_bytes(model, 100000);
   if (options.json) {
     print_line(dump_json({{"folder", options.path},
@@ -101,7 +112,8 @@ void show_model(const Options& options) {
                           {"layers", config.layers},
                           {"vocab_size", config.vocab_size},
                           {"state_bytes_100", near},
-                          {"state_bytes_100000", far}}));
+                          {"state_bytes_100000", far},
+                          {"not_finite", names_not_finite(weights)}}));
     return;
   }
   print_line(grouped(model.parameter_count()) + " parameters, d_model " + std::to_string(config.d_model) + ", vocabulary " +
@@ -110,7 +122,6 @@ void show_model(const Options& options) {
   for (const auto& layer : config.layers) layers += (layers.empty() ? "" : " ") + layer;
   print_line("layers: " + layers);
   print_line("state: " + grouped(near) + " bytes after 100 tokens, " + grouped(far) + " after 100,000");
-  const std::string weights = (std::filesystem::path(options.path) / "model.safetensors").string();
   if (path_exists(weights)) show_tensors(SafetensorsFile(weights), false);
 }
 

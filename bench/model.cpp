@@ -1,6 +1,7 @@
 #include "bench/model.h"
 
 #include "based/models/device.h"
+#include "based/models/finite.h"
 #include "based/models/weights.h"
 
 #include <malloc.h>
@@ -79,6 +80,11 @@ void verify_model(BenchModel& result) {
   const bool reduced = model.dtype() == torch::kBFloat16;
   result.name += reduced ? " bf16" : " fp32";
   const torch::Tensor ids = random_ids(model, kVerifiedTokens).cpu();
+  try {
+    require_finite_logits(model, by_prefill_and_steps(model, ids).to(model.device()));
+  } catch (const Error& error) {
+    throw Error("bench: " + result.name + ": " + error.what() + "; not timed");
+  }
   result.error = verify_in_type(
       model, [&](LanguageModel& of) { return std::vector{by_prefill_and_steps(of, ids)}; },
       [&](LanguageModel& exact) { return std::vector{exact.forward(ids, Sequences::equal(1, kVerifiedTokens))}; },

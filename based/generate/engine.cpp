@@ -206,7 +206,8 @@ SequenceState Engine::snapshot(int64_t id) {
 bool Engine::give_slot(int64_t id, Sequence& sequence) {
   const auto tokens = static_cast<int64_t>(sequence.text.size());
   const int64_t to_draw = std::max<int64_t>(1, sequence.options.max_tokens - sequence.drawn);
-  if (pages_ && !reserve(sequence, std::min(tokens - 1 + to_draw, pages_->max_tokens()))) return false;
+  // max_tokens may be as large as int64 allows: it is compared with what is left, not added.
+  if (pages_ && !reserve(sequence, tokens - 1 + std::min(to_draw, pages_->max_tokens() - (tokens - 1)))) return false;
   if (sequence.slot < 0) {
     const auto free = std::find(owner_.begin(), owner_.end(), -1);
     BASED_ASSERT(free != owner_.end());
@@ -373,9 +374,10 @@ bool Engine::can_wait() {
   return false;
 }
 
-void Engine::read() {
+void Engine::read(const std::function<void()>& after_each) {
   const torch::InferenceMode inference;
-  while (read_some()) {}
+  while (read_some())
+    if (after_each) after_each();
 }
 
 // --- steps

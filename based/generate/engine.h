@@ -6,6 +6,7 @@
 // read together; not where EngineOptions::decode.invariant is set.
 #pragma once
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -42,6 +43,7 @@ class Engine {
   // Throws UsageError for options out of range.
   Engine(LanguageModel& model, const EngineOptions& options);
 
+  LanguageModel& model() const { return model_; }
   int64_t slots() const { return static_cast<int64_t>(owner_.size()); }
   int64_t free_slots() const;
   int64_t state_bytes() const;
@@ -80,8 +82,8 @@ class Engine {
   // Reads what prompts wait, up to prefill_tokens of them, and draws a token for every sequence that has been read. What has ended gives
   // its slot to one that waits; its tokens stay until it is removed.
   const std::vector<Drawn>& step();
-  // Reads all prompts for which there are slots.
-  void read();
+  // Reads all prompts for which there are slots; `after_each` is called after each piece.
+  void read(const std::function<void()>& after_each = {});
   int64_t tokens_read() const { return tokens_read_; }  // of prompts, in all
   // Steps without looking at their tokens, for measuring: all sequences must have been read, and none ends.
   void run(int64_t steps);

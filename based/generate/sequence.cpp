@@ -3,6 +3,7 @@
 #include <array>
 
 #include "based/core/state_file.h"
+#include "based/models/finite.h"
 #include "based/models/limits.h"
 #include "based/models/tensor_view.h"
 
@@ -13,13 +14,27 @@ const char* finish_name(Finish finish) {
   return kNames.at(static_cast<size_t>(finish));
 }
 
+void require_finite_logits(LanguageModel& model, const SequenceState& sequence) {
+  const torch::InferenceMode inference;
+  const int64_t seen = sequence.state.position()[0].item<int64_t>(), positions = model.config().max_positions;
+  if (positions > 0 && seen >= positions) return;  // the model can read no other token
+  ModelState state = sequence.state.extract(0);
+  const auto ids = torch::dtype(torch::kInt64).device(model.device());
+  const Tensor next = torch::full({1}, sequence.ids.at(static_cast<size_t>(seen)), ids);
+  require_finite_logits(model, model.step(next, state, torch::zeros({1}, ids)));
+}
+
 void save_sequence(const std::string& path, const SequenceState& sequence, const std::string& model_hash) {
   StateSnapshot snapshot{model_hash, sequence.ids, {}, {}};
   const std::vector<StateTensor> tensors = sequence.state.named();
   std::vector<Tensor> kept;  // the views point into these
   kept.reserve(tensors.size());
   for (const auto& tensor : tensors) kept.push_back(tensor.value.cpu().contiguous());
-  for (size_t i = 0; i < tensors.size(); ++i) snapshot.tensors.push_back(view_of(tensors[i].name, kept[i]));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    snapshot.tensors.push_back(view_of(tensors[i].name, kept[i]));
+    if (first_not_finite(snapshot.tensors.back()))
+      throw Error(path + ": not written: the state is not finite (" + tensors[i].name + "); the model's weights may be damaged");
+  }
   write_state_file(path, snapshot);
 }
 
@@ -32,7 +47,12 @@ SequenceState load_sequence(const std::string& path, const LanguageModel& model,
   require_ids(model.config(), snapshot.token_ids, path);
   require_positions(model.config(), static_cast<int64_t>(snapshot.token_ids.size()) - 1, path);
   std::vector<StateTensor> tensors;
-  for (const auto& view : snapshot.tensors) tensors.push_back({view.name, tensor_of(view), false});
+  for (const auto& view : snapshot.tensors) {
+    if (const auto at = first_not_finite(view))
+      throw Error(path + ": tensor '" + view.name + "' is not finite (number " + std::to_string(*at) +
+                  "); the model that made the state may be damaged: make it anew by a whole one");
+    tensors.push_back({view.name, tensor_of(view), false});
+  }
   SequenceState loaded{snapshot.token_ids, model.make_state(1)};
   try {
     loaded.state.load_named(tensors, 0);

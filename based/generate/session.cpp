@@ -1,5 +1,7 @@
 #include "based/generate/session.h"
 
+#include "based/models/finite.h"
+
 namespace based {
 namespace {
 
@@ -10,7 +12,7 @@ EngineOptions one_slot(EngineOptions options) {
 
 const char* why_not(Finish finish) {
   switch (finish) {
-    case Finish::not_finite: return "sampling: the model's logits are not finite; its weights may be damaged";
+    case Finish::not_finite: return kLogitsNotFinite;
     case Finish::positions: return "the text has as many tokens as the model has positions (max_positions)";
     case Finish::cache_full: return "the text has as many tokens as the cache has room for";
     default: return "the text has ended";
@@ -45,10 +47,19 @@ int64_t Session::next(const SamplingOptions& options) {
     }
 }
 
+void Session::read(const std::function<void(int64_t)>& progress) {
+  const int64_t before = engine_.tokens_read();
+  engine_.read([&] {
+    if (progress) progress(engine_.tokens_read() - before);
+  });
+}
+
 void Session::save(const std::string& path, const std::string& model_hash) {
   if (sequence_ < 0) throw Error(path + ": there is no text whose state could be saved");
-  engine_.read();
-  save_sequence(path, engine_.snapshot(sequence_), model_hash);
+  read();
+  const SequenceState sequence = engine_.snapshot(sequence_);
+  require_finite_logits(model_, sequence);
+  save_sequence(path, sequence, model_hash);
 }
 
 void Session::load(const std::string& path, const std::string& model_hash) {

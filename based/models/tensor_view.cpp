@@ -40,6 +40,10 @@ torch::Tensor tensor_of(const TensorView& view) {
   return tensor;
 }
 
+std::string float_type_name(torch::Dtype dtype) {
+  return dtype == torch::kFloat32 ? "fp32" : dtype == torch::kBFloat16 ? "bf16" : dtype == torch::kFloat64 ? "fp64" : toString(dtype);
+}
+
 torch::Dtype parse_float_type(const std::string& name, const std::string& option) {
   if (name == "fp32") return torch::kFloat32;
   if (name == "bf16") return torch::kBFloat16;

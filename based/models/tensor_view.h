@@ -15,7 +15,8 @@ TensorView view_of(const std::string& name, const torch::Tensor& tensor);
 // A copy in memory of its own.
 torch::Tensor tensor_of(const TensorView& view);
 
-// "fp32", "bf16" or "fp64"; throws UsageError naming the option for others.
+std::string float_type_name(torch::Dtype dtype);  // "fp32", "bf16" or "fp64"; others by torch's name
+// The reverse; throws UsageError naming the option for others.
 torch::Dtype parse_float_type(const std::string& name, const std::string& option);
 
 }  // namespace based
