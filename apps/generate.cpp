@@ -1,5 +1,5 @@
+#include <algorithm>
 #include <chrono>
-#include <exception>
 
 #include "apps/command.h"
 #include "apps/place.h"
@@ -10,17 +10,19 @@
 #include "based/generate/batch.h"
 #include "based/generate/memory.h"
 #include "based/generate/text_model.h"
+#include "based/models/finite.h"
 #include "based/models/limits.h"
 
 namespace based::apps {
 namespace {
 
 struct Options {
-  std::string model, prompt, prompts, out, state, save_state, dtype, device = "cpu";
+  std::string model, prompts, out, state, save_state, dtype, device = "cpu";
+  std::optional<std::string> prompt;
   int64_t max_tokens = 128, slots = 0, cache_tokens = 0;
   SamplingOptions sampling;
   std::vector<std::string> stops;
-  bool stream = false, json = false, resume = false, plain_steps = false, invariant = false, logprobs = false;
+  bool stream = false, json = false, resume = false, plain_steps = false, invariant = false, logprobs = false, before_stop = false;
 };
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -34,22 +36,42 @@ void check(const Options& options) {
     if (wrong) throw UsageError(what);
   };
   check_sampling_options(options.sampling);
-  const bool one = !options.prompt.empty() || !options.state.empty(), many = !options.prompts.empty();
+  const bool one = options.prompt || !options.state.empty(), many = !options.prompts.empty();
   refuse(!one && !many, "generate needs --prompt TEXT, --state FILE or --prompts FILE");
   refuse(one && many, "--prompts goes without --prompt and --state");
+  refuse(options.prompt && options.prompt->empty() && options.state.empty(), "--prompt is empty: generation needs at least one token");
+  refuse(options.before_stop && options.save_state.empty(), "--save-state-before-stop goes with --save-state FILE");
   refuse(!many && (options.slots > 0 || !options.out.empty() || options.resume), "--slots, --out and --resume go with --prompts");
   refuse(many && (options.stream || !options.save_state.empty()), "--prompts goes without --stream and --save-state");
   refuse(options.resume && options.out.empty(), "--resume needs the --out of the run that it goes on with");
 }
 
-EngineOptions engine_options(const Options& options, int64_t slots, int64_t cache_tokens) {
+EngineOptions engine_options(const Options& options, int64_t slots) {
   EngineOptions engine;
   engine.slots = slots;
-  engine.cache_tokens = options.cache_tokens > 0 ? options.cache_tokens : cache_tokens;
   engine.decode.steps = options.plain_steps ? Steps::plain : Steps::fused;
   engine.decode.invariant = options.invariant;
   engine.decode.log_probabilities = options.logprobs;
   return engine;
+}
+
+int64_t product_or_most(int64_t a, int64_t b) { return a > INT64_MAX / b ? INT64_MAX : a * b; }
+
+// Of a model whose state grows: the tokens of --cache-tokens, or those that memory has room for. Throws Error where weights, slots and that
+// cache do not fit.
+int64_t most_cache_tokens(const Options& options, const ModelPlace& place, const EngineOptions& engine) {
+  EngineOptions with = engine;
+  with.cache_tokens = options.cache_tokens;
+  const bool one = options.prompts.empty();
+  require_memory(place, with, one ? "--cache-tokens " + std::to_string(options.cache_tokens) + ", slots" : "--slots");
+  return options.cache_tokens > 0 ? options.cache_tokens : cache_tokens_that_fit(place, engine);
+}
+
+// max_tokens may be any number, and few texts get so long: where memory has no room for what all may need, a GPU's cache takes what there
+// is, and a CPU's grows with the sequences (0).
+int64_t cache_tokens(const Options& options, torch::Device device, int64_t need, int64_t most) {
+  if (options.cache_tokens > 0) return options.cache_tokens;
+  return need <= most ? need : device.is_cuda() ? most : 0;
 }
 
 PromptDefaults defaults_of(const Options& options) {
@@ -59,20 +81,54 @@ PromptDefaults defaults_of(const Options& options) {
   return {sequence, options.stops};
 }
 
-// What decides a run's results, for --resume.
-Json run_of(const Options& options, const std::string& model_hash) {
+// What decides a run's results, for --resume: to the bit, and as it came to be, not as it was written.
+Json run_of(const Options& options, const std::string& model_hash, const Engine& engine) {
   const SamplingOptions& sampling = options.sampling;
-  return {{"model", model_hash},
-          {"dtype", options.dtype},
-          {"max_tokens", options.max_tokens},
-          {"temperature", sampling.temperature},
-          {"top_k", sampling.top_k},
-          {"top_p", sampling.top_p},
-          {"min_p", sampling.min_p},
-          {"repetition_penalty", sampling.repetition_penalty},
-          {"seed", sampling.seed},
-          {"stop", options.stops},
-          {"logprobs", options.logprobs}};
+  const LanguageModel& model = engine.model();
+  Json run{{"model", model_hash},
+           {"dtype", float_type_name(model.dtype())},
+           {"device", model.device().is_cuda() ? "cuda" : "cpu"},
+           {"plain_steps", options.plain_steps},
+           {"invariant", options.invariant},
+           {"slots", engine.slots()},
+           {"cache_tokens", options.cache_tokens},
+           {"max_tokens", options.max_tokens},
+           {"temperature", sampling.temperature},
+           {"top_k", sampling.top_k},
+           {"top_p", sampling.top_p},
+           {"min_p", sampling.min_p},
+           {"repetition_penalty", sampling.repetition_penalty},
+           {"seed", sampling.seed},
+           {"stop", options.stops},
+           {"logprobs", options.logprobs}};
+  if (options.invariant) run.erase("slots");  // bits then depend on the sequence alone
+  return run;
+}
+
+void report(const Options& options, const BatchReport& report) {
+  const int64_t failed = report.kept_failed + report.failed, succeeded = report.kept - report.kept_failed + report.finished;
+  const double tokens_per_second = rate(report.tokens, report.seconds);
+  print_message(grouped(succeeded) + " of " + grouped(report.prompts) + " prompts" +
+                (report.kept > 0 ? " (" + grouped(report.kept - report.kept_failed) + " of them before)" : "") + ", " +
+                grouped(report.tokens) + " tokens in " + format_duration(report.seconds) + ", " + format_number(tokens_per_second, 1) +
+                " tokens/s");
+  if (options.json && !options.out.empty())
+    print_line(dump_json({{"prompts", report.prompts},
+                          {"finished", report.finished},
+                          {"failed", failed},
+                          {"kept", report.kept},
+                          {"prompt_tokens", report.prompt_tokens},
+                          {"tokens", report.tokens},
+                          {"seconds", report.seconds},
+                          {"tokens_per_second", tokens_per_second}}));
+  if (failed > 0)
+    print_message(grouped(failed) + " prompts failed" +
+                  (report.kept_failed > 0 ? " (" + grouped(report.kept_failed) + " of them before)" : "") + "; their lines say why");
+  if (report.interrupted)
+    print_message(options.out.empty() ? "interrupted; what was finished has been printed"
+                                      : "interrupted; what is finished is kept in " + options.out +
+                                            ".partial, and the same command with --resume does the rest");
+  if (failed > 0 || report.interrupted) throw Exit{1};
 }
 
 void run_many(const Options& options, const Place& place) {
@@ -80,59 +136,73 @@ void run_many(const Options& options, const Place& place) {
   const PromptsFile prompts(options.prompts);
   const PromptDefaults defaults = defaults_of(options);
   const int64_t slots = std::min(options.slots > 0 ? options.slots : place.device.is_cuda() ? 128 : 8, prompts.size());
-  const int64_t longest = grows(stored.config) ? prompts.longest(*make_tokenizer(options.model), defaults) : 0;
-  EngineOptions engine_of = engine_options(options, slots, slots * longest);
+  const int64_t longest = grows(stored.config) ? prompts.longest(*make_tokenizer(options.model), defaults) : 1;
+  EngineOptions engine_of = engine_options(options, slots);
   engine_of.ahead = place.device.is_cuda();  // a CPU has nothing to do meanwhile
   engine_of.patience = place.device.is_cuda() ? 4 : 0;
-  require_memory({stored.config, place.dtype.value_or(stored.dtype), place.device}, engine_of, "--slots");
+  const ModelPlace model{stored.config, place.dtype.value_or(stored.dtype), place.device};
+  const int64_t most = most_cache_tokens(options, model, engine_of);
+  engine_of.cache_tokens = cache_tokens(options, place.device, product_or_most(slots, longest), most);
   const TextModel loaded = load_text_model(options.model, place.dtype, place.device);
   Engine engine(*loaded.model, engine_of);
-  const BatchOutput output{options.out, options.resume, run_of(options, loaded.hash), print_line};
-  const BatchReport report = generate_batch(engine, *loaded.tokenizer, prompts, defaults, output);
-  const int64_t done = report.kept + report.finished + report.failed;
-  const double tokens_per_second = rate(report.tokens, report.seconds);
-  print_message(grouped(done) + " of " + grouped(report.prompts) + " prompts" +
-                (report.kept > 0 ? " (" + grouped(report.kept) + " of them before)" : "") + ", " + grouped(report.tokens) + " tokens in " +
-                format_duration(report.seconds) + ", " + format_number(tokens_per_second, 1) + " tokens/s");
-  if (options.json && !options.out.empty())
-    print_line(dump_json({{"prompts", report.prompts},
-                          {"finished", report.finished},
-                          {"failed", report.failed},
-                          {"kept", report.kept},
-                          {"prompt_tokens", report.prompt_tokens},
-                          {"tokens", report.tokens},
-                          {"seconds", report.seconds},
-                          {"tokens_per_second", tokens_per_second}}));
-  if (report.failed > 0) print_message(grouped(report.failed) + " prompts failed; their lines say why");
-  if (report.interrupted)
-    print_message(options.out.empty() ? "interrupted; what was finished has been printed"
-                                      : "interrupted; what is finished is kept in " + options.out +
-                                            ".partial, and the same command with --resume does the rest");
-  if (report.failed > 0 || report.interrupted) throw Exit{1};
+  const BatchOutput output{options.out, options.resume, run_of(options, loaded.hash, engine), print_line};
+  report(options, generate_batch(engine, *loaded.tokenizer, prompts, defaults, output));
 }
 
 struct Generated {
+  int64_t sequence = 0;  // the engine's number
   GeneratedText text;
   double prompt_seconds = 0, seconds = 0;  // up to the first token; from there to the last
 };
 
-Generated generate(const Options& options, TextGenerator& generator, TextRequest request) {
+// The progress line of a prompt that takes long to read; gone as soon as there is a token.
+class Reading {
+ public:
+  Reading(const Engine& engine, const std::string& label, int64_t tokens) : engine_(engine), tokens_(tokens) {
+    if (tokens > default_prefill_tokens(engine.model().device())) progress_.emplace(label, tokens);
+  }
+  void update() {
+    if (progress_) progress_->update(engine_.tokens_read() - before_);
+  }
+  void end() {
+    if (progress_) progress_->update(tokens_);
+    progress_.reset();
+  }
+
+ private:
+  const Engine& engine_;
+  int64_t tokens_, before_ = engine_.tokens_read();
+  std::optional<Progress> progress_;
+};
+
+// Tokens of a request that have not been read, but the last one, which a step reads.
+int64_t to_read(const TextRequest& request) {
+  const auto added = static_cast<int64_t>(request.ids.size());
+  if (!request.state) return added - 1;
+  return added + static_cast<int64_t>(request.state->ids.size()) - 1 - request.state->state.position()[0].item<int64_t>();
+}
+
+Generated generate(const Options& options, const Engine& engine, TextGenerator& generator, TextRequest request) {
   const InterruptScope interrupts;
+  Reading reading(engine, "prompt tokens", to_read(request));
   const TextGenerator::Piece give = [&](int64_t, const std::string& piece) {
+    reading.end();
     if (!options.stream) return;
     options.json ? print_line(dump_json({{"text", piece}})) : print_text(piece);
   };
   Generated out;
   auto start = std::chrono::steady_clock::now();
-  const int64_t sequence = generator.add(std::move(request));
+  const int64_t sequence = out.sequence = generator.add(std::move(request));
   bool first = true;
   while (!generator.idle() && !interrupted()) {
     generator.step(give, [&](int64_t, GeneratedText text) { out.text = std::move(text); });
-    if (first && (generator.idle() || generator.drawn(sequence) > 0)) {
-      first = false;
-      out.prompt_seconds = seconds_since(start);
-      start = std::chrono::steady_clock::now();
-    }
+    if (!first) continue;
+    reading.update();
+    if (!generator.idle() && generator.drawn(sequence) == 0) continue;
+    first = false;
+    reading.end();
+    out.prompt_seconds = seconds_since(start);
+    start = std::chrono::steady_clock::now();
   }
   if (!generator.idle()) out.text = generator.break_off(sequence, give);
   out.seconds = seconds_since(start);
@@ -153,34 +223,76 @@ void report(const Options& options, const Generated& out, int64_t state_bytes) {
     if (options.logprobs) json["log_probabilities"] = out.text.log_probabilities;
     print_line(dump_json(json));
   } else {
-    print_text((options.stream ? "" : options.prompt + out.text.text) + "\n");
+    print_text((options.stream ? "" : options.prompt.value_or("") + out.text.text) + "\n");
   }
-  print_message(grouped(out.text.prompt_tokens) + " tokens of prompt and the first token in " + format_duration(out.prompt_seconds) + " (" +
-                format_number(prefill, 1) + " tokens/s), then " + grouped(tokens - 1) + " tokens at " + format_number(decode, 1) +
-                " tokens/s; state " + grouped(state_bytes) + " bytes");
+  std::string line = grouped(out.text.prompt_tokens) + " tokens of prompt" + (tokens > 0 ? " and the first token" : "") + " in " +
+                     format_duration(out.prompt_seconds) + " (" + format_number(prefill, 1) + " tokens/s)";
+  if (tokens > 1) line += ", then " + grouped(tokens - 1) + " tokens at " + format_number(decode, 1) + " tokens/s";
+  print_message(line + "; state " + grouped(state_bytes) + " bytes");
+}
+
+// The engine of one text. On a GPU a step is recorded where its memory is fixed.
+EngineOptions engine_of_one(const Options& options, const Place& place) {
+  EngineOptions engine = engine_options(options, 1);
+  const ModelFiles stored = read_model_files(options.model);
+  if (!grows(stored.config) || (place.device.is_cpu() && options.cache_tokens == 0)) return engine;
+  engine.cache_tokens = most_cache_tokens(options, {stored.config, place.dtype.value_or(stored.dtype), place.device}, engine);
+  return engine;
+}
+
+// The state of the text as it was given out, which is read anew: no state can be turned back.
+SequenceState state_before_stop(const Options& options, Engine& engine, TextGenerator& generator, TextRequest request,
+                                const Generated& out) {
+  engine.remove(out.sequence);
+  request.options.max_tokens = 0;
+  const Generated again = generate(options, engine, generator, std::move(request));
+  if (again.text.finish_reason == "interrupted") throw Error("interrupted; no state was saved");
+  return engine.snapshot(again.sequence);
+}
+
+void save_state(const Options& options, const TextModel& loaded, const SequenceState& state, const std::string& what_ended) {
+  require_finite_logits(*loaded.model, state);
+  save_sequence(options.save_state, state, loaded.hash);
+  const bool stop = what_ended == "stop", holds_more = !options.before_stop && (stop || what_ended == "end_of_text");
+  print_message("state saved in " + options.save_state +
+                (holds_more ? std::string("; it holds ") + (stop ? "the tokens of the stop" : "the end-of-text token") +
+                                  ", too, which --save-state-before-stop leaves out"
+                            : ""));
 }
 
 void run_one(const Options& options, const Place& place) {
   if (!options.save_state.empty()) check_writable(options.save_state);
+  EngineOptions engine_of = engine_of_one(options, place);
   const TextModel loaded = load_text_model(options.model, place.dtype, place.device);
   const PromptDefaults defaults = defaults_of(options);
-  TextRequest request{encode_ids(*loaded.tokenizer, options.prompt), {}, defaults.options, defaults.stops};
-  request.options.keep_state = !options.save_state.empty();
-  if (!options.state.empty()) request.state = load_sequence(options.state, *loaded.model, loaded.hash);
+  const bool saves = !options.save_state.empty();
+  const auto make_request = [&](const std::vector<int64_t>& more) {
+    TextRequest request{encode_ids(*loaded.tokenizer, options.prompt.value_or("")), {}, defaults.options, defaults.stops};
+    request.ids.insert(request.ids.end(), more.begin(), more.end());
+    request.options.keep_state = saves || options.max_tokens == 0;
+    if (!options.state.empty()) request.state = load_sequence(options.state, *loaded.model, loaded.hash);
+    return request;
+  };
+  TextRequest request = make_request({});
   const auto prompt = static_cast<int64_t>(request.ids.size() + (request.state ? request.state->ids.size() : 0));
   const int64_t most = prompt + std::min(options.max_tokens, int64_t{1} << 62);
   require_positions(loaded.model->config(), most - 1, "the prompt and --max-tokens");  // the last token is not read
-  // On a GPU a step is recorded where its memory is fixed.
-  Engine engine(*loaded.model, engine_options(options, 1, place.device.is_cuda() ? most : 0));
+  if (options.cache_tokens == 0) engine_of.cache_tokens = std::min(most, engine_of.cache_tokens);
+  Engine engine(*loaded.model, engine_of);
   TextGenerator generator(engine, *loaded.tokenizer);
-  const Generated out = generate(options, generator, std::move(request));
+  const Generated out = generate(options, engine, generator, std::move(request));
   report(options, out, engine.state_bytes());
-  if (!options.save_state.empty()) {
-    save_sequence(options.save_state, engine.snapshot(0), loaded.hash);
-    print_message("state saved in " + options.save_state);
-  }
-  if (out.text.finish_reason == "not_finite") throw Error("sampling: the model's logits are not finite; its weights may be damaged");
-  if (out.text.finish_reason == "interrupted") throw Exit{1};
+  const std::string& why = out.text.finish_reason;
+  if (why == "not_finite") throw Error(kLogitsNotFinite);
+  const bool anew = saves && options.before_stop && (why == "stop" || why == "end_of_text");
+  if (anew)
+    save_state(options, loaded, state_before_stop(options, engine, generator, make_request(ids_of_text(*loaded.tokenizer, out.text)), out),
+               why);
+  else if (saves)
+    save_state(options, loaded, engine.snapshot(out.sequence), why);
+  else if (options.max_tokens == 0)
+    require_finite_logits(*loaded.model, engine.snapshot(out.sequence));  // nothing was drawn that would have shown it
+  if (why == "interrupted") throw Exit{1};
 }
 
 void run(const Options& options) {
@@ -194,22 +306,28 @@ void setup(CommandLine app) {
   app.add_required("--model", options->model, "the model's folder, as `based train` leaves it");
   app.add_option("--prompt", options->prompt, "text to continue; after --state: text to add first");
   app.add_option("--prompts", options->prompts,
-                 "JSON lines {\"prompt\": \"…\"}, any number of them; a line may also give max_tokens, seed, stop, …");
-  app.add_option("--out", options->out, "with --prompts: file for the results; standard output where none is named");
-  app.add_flag("--resume", options->resume, "with --prompts: do what an interrupted run into --out has left");
+                 "JSON lines {\"prompt\": \"…\"}, any number of them; a line may also give max_tokens, seed, stop, …", kPath);
+  app.add_option("--out", options->out, "with --prompts: file for the results; standard output where none is named", kPath);
+  app.add_flag("--resume", options->resume,
+               "with --prompts: do what a run into --out that was interrupted, or found no room, has left; with the options of that run");
   app.add_option("--slots", options->slots, "with --prompts: sequences that run at once; 0: 8 on the CPU, 128 on a GPU", {0, 1 << 20});
   app.add_option("--cache-tokens", options->cache_tokens,
                  "models whose state grows: tokens that all sequences at once may have; 0: as many as they may need",
                  {0, int64_t{1} << 50});
-  app.add_option("--state", options->state, "continue from this state file");
-  app.add_option("--save-state", options->save_state, "write the state after the last token here");
+  app.add_option("--state", options->state, "continue from this state file", kPath);
+  app.add_option("--save-state", options->save_state, "write the state after the last token here, those of a --stop included", kPath);
+  app.add_flag(
+      "--save-state-before-stop", options->before_stop,
+      "with --save-state: the state of the prompt and the text given out, without what ended it, --stop or end of text; reads them anew");
   app.add_option("--max-tokens", options->max_tokens, "tokens to generate", {0});
   app.add_option("--temperature", options->sampling.temperature, "0: the most likely token");
   app.add_option("--top-k", options->sampling.top_k, "keep the k most likely tokens; 0: all");
   app.add_option("--top-p", options->sampling.top_p, "keep the most likely tokens up to this probability");
   app.add_option("--min-p", options->sampling.min_p, "keep tokens with this share of the most likely one's probability");
   app.add_option("--repetition-penalty", options->sampling.repetition_penalty, "above 1: repeat less");
-  app.add_option("--seed", options->sampling.seed, "the same seed and text give the same tokens");
+  app.add_option(
+      "--seed", options->sampling.seed,
+      "the same seed and text give the same tokens; with --prompts, lines without a seed have one each, made of this and their index");
   app.add_option("--stop", options->stops, "end before this text; may be given several times");
   app.add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
   app.add_option("--device", options->device, "cpu, cuda or cuda:N");

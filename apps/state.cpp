@@ -12,19 +12,30 @@ namespace based::apps {
 namespace {
 
 struct Options {
-  std::string model, prompt, file, dtype;
+  std::string model, file, dtype;
+  std::optional<std::string> prompt;
   bool json = false;
 };
 
 TextModel load(const Options& options) { return load_text_model(options.model, parse_place("cpu", options.dtype).dtype); }
 
+// With a progress line where that takes long.
+void read(Session& session, int64_t tokens) {
+  std::optional<Progress> progress;
+  if (tokens > default_prefill_tokens(torch::kCPU)) progress.emplace("prompt tokens", tokens);
+  session.read([&](int64_t done) {
+    if (progress) progress->update(done);
+  });
+}
+
 void save(const Options& options) {
-  if (options.prompt.empty()) throw UsageError("state save needs a --prompt of at least one token");
+  if (options.prompt->empty()) throw UsageError("--prompt is empty: a state is saved after at least one token");
   check_writable(options.file);
   const TextModel loaded = load(options);
-  const std::vector<int64_t> ids = encode_ids(*loaded.tokenizer, options.prompt);
+  const std::vector<int64_t> ids = encode_ids(*loaded.tokenizer, *options.prompt);
   Session session(*loaded.model);
   session.append(ids);
+  read(session, static_cast<int64_t>(ids.size()) - 1);
   session.save(options.file, loaded.hash);
   print_line(options.json ? dump_json({{"file", options.file}, {"tokens", ids.size()}, {"state_bytes", session.state_bytes()}})
                           : "saved the state after " + grouped(static_cast<int64_t>(ids.size())) + " tokens (" +
@@ -52,6 +63,7 @@ void info(const Options& options) {
   for (const auto& tensor : snapshot.tensors) {
     tensors.push_back(
         {{"name", tensor.name}, {"dtype", dtype_name(tensor.dtype)}, {"shape", tensor.shape}, {"bytes", tensor.bytes.size()}});
+    if (const auto at = first_not_finite(tensor)) tensors.back()["first_not_finite"] = *at;
     bytes += static_cast<int64_t>(tensor.bytes.size());
   }
   if (options.json) {
@@ -65,7 +77,8 @@ void info(const Options& options) {
   print_line("model " + snapshot.model_hash + ", " + grouped(static_cast<int64_t>(snapshot.token_ids.size())) + " tokens, " +
              grouped(bytes) + " bytes of state, checksum right");
   for (const auto& tensor : tensors)
-    print_line("  " + tensor["name"].get<std::string>() + "  " + tensor["dtype"].get<std::string>() + " " + tensor["shape"].dump());
+    print_line("  " + tensor["name"].get<std::string>() + "  " + tensor["dtype"].get<std::string>() + " " + tensor["shape"].dump() +
+               (tensor.contains("first_not_finite") ? "  NOT FINITE" : ""));
 }
 
 void add(CommandLine app, const char* name, const char* summary, void (*body)(const Options&), bool needs_model, bool needs_prompt) {

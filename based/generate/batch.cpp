@@ -1,16 +1,17 @@
 #include "based/generate/batch.h"
 
 #include <chrono>
-#include <filesystem>
 #include <map>
 
 #include "based/core/config.h"
 #include "based/core/files.h"
-#include "based/core/folder_lock.h"
 #include "based/core/hash.h"
 #include "based/core/interrupt.h"
 #include "based/core/log.h"
 #include "based/core/progress.h"
+#include "based/core/random.h"
+#include "based/generate/batch_results.h"
+#include "based/models/finite.h"
 
 namespace based {
 namespace {
@@ -39,89 +40,6 @@ std::vector<T> list_of(const Json& value, const std::string& where, T (*element)
   return list;
 }
 
-// The results so far: in memory, and in a file that a killed run leaves.
-class Results {
- public:
-  Results(const BatchOutput& output, const PromptsFile& prompts) : output_(output), total_(prompts.size()) {
-    if (output.out.empty()) return;
-    lock_.emplace(output.out);
-    partial_ = output.out + ".partial";
-    const std::string head = dump_json({{"prompts", prompts.hash()}, {"run", output.run}}) + "\n";
-    const bool there = path_exists(partial_);
-    if (path_exists(output.out))
-      throw UsageError(output.out + ": is there already" + (output.resume ? ": nothing is left to do" : "; name another file"));
-    if (there && !output.resume)
-      throw UsageError(partial_ + ": holds what an earlier run has finished; --resume does the rest, another --out begins anew");
-    uint64_t keep = 0;
-    if (there) keep = read_partial(head);
-    file_ = std::make_unique<AppendFile>(partial_, keep);
-    if (keep == 0) file_->append(head);
-  }
-
-  bool has(int64_t index) const { return lines_.contains(index); }
-  int64_t size() const { return static_cast<int64_t>(lines_.size()); }
-
-  void add(int64_t index, const Json& result) {
-    std::string line = dump_json(result);
-    if (file_ && !file_->append(line + "\n") && !warned_) {
-      warned_ = true;
-      log_warning(partial_ + ": no room for what has been finished; it is kept in memory");
-    }
-    lines_.emplace(index, std::move(line));
-    while (!file_ && next_ < total_ && has(next_)) print(next_++);
-  }
-
-  void finish() {
-    if (!file_) {
-      for (const auto& [index, line] : lines_)
-        if (index >= next_) print(index);
-      return;
-    }
-    if (size() < total_) return file_->sync();
-    AtomicFile all(output_.out);
-    for (const auto& [index, line] : lines_) {
-      all.write(std::as_bytes(std::span(line)));
-      all.write(std::as_bytes(std::span("\n", 1)));
-    }
-    all.commit();
-    file_.reset();
-    std::error_code gone;
-    std::filesystem::remove(partial_, gone);
-  }
-
- private:
-  void print(int64_t index) {
-    output_.print(lines_.at(index));
-    lines_[index].clear();  // it is out
-  }
-
-  // The bytes of its whole lines.
-  uint64_t read_partial(const std::string& head) {
-    const std::string text = read_file(partial_);
-    size_t begin = text.find('\n');
-    if (begin == std::string::npos) return 0;
-    if (text.compare(0, ++begin, head) != 0)
-      throw UsageError(partial_ + ": was begun with other prompts, another model or other options; put them back, or name another --out");
-    for (size_t end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
-      const std::string line = text.substr(begin, end - begin);
-      const Json result = parse_json(line, partial_);
-      const int64_t index = integer_of(result.value("index", Json()), partial_ + ": index");
-      if (index < 0 || index >= total_)
-        throw Error(partial_ + ": a result of prompt " + std::to_string(index) + ", of which there is none");
-      lines_[index] = line;
-    }
-    return begin;
-  }
-
-  const BatchOutput& output_;
-  int64_t total_, next_ = 0;
-  std::optional<FileLock> lock_;  // of the output: no other run looks at what is there, or adds to it
-  std::string partial_;
-  std::unique_ptr<AppendFile> file_;
-  std::map<int64_t, std::string> lines_;
-  bool warned_ = false;
-};
-
 class Batch {
  public:
   Batch(Engine& engine, const Tokenizer& tokenizer, const PromptsFile& prompts, const PromptDefaults& defaults, const BatchOutput& output)
@@ -132,10 +50,25 @@ class Batch {
         defaults_(defaults),
         results_(output, prompts) {}
 
+  // What ends it early says what is kept.
   BatchReport run() {
+    try {
+      return generate();
+    } catch (const Error& error) {
+      const std::string kept = results_.leave();
+      throw Error(error.what() + (kept.empty() ? "" : "; " + kept));
+    } catch (...) {
+      if (const std::string kept = results_.leave(); !kept.empty()) log_warning(kept);
+      throw;
+    }
+  }
+
+ private:
+  BatchReport generate() {
     const InterruptScope interrupts;
     report_.prompts = prompts_.size();
-    report_.kept = results_.size();
+    report_.kept = results_.kept();
+    report_.kept_failed = results_.kept_failed();
     Progress progress("generate", prompts_.size(), {}, report_.kept);
     const auto start = std::chrono::steady_clock::now();
     const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
@@ -143,7 +76,7 @@ class Batch {
       feed();
       if (generator_.idle()) break;
       generator_.step({}, [&](int64_t sequence, GeneratedText text) { take(sequence, std::move(text)); });
-      progress.update(results_.size(), {{"tokens/s", format_count(static_cast<double>(report_.tokens) / seconds())}});
+      progress.update(results_.size(), figures(seconds()));
     }
     report_.seconds = seconds();
     report_.interrupted = results_.size() < prompts_.size();
@@ -152,29 +85,55 @@ class Batch {
     return report_;
   }
 
- private:
+  // Of this run. A prompt of a million tokens is read for minutes before its first token is drawn.
+  Progress::Fields figures(double seconds) const {
+    const auto count = [](int64_t number) { return format_count(static_cast<double>(number)); };
+    return {{"prompt tokens", count(engine_.tokens_read()) + " of " + count(to_read_)},
+            {"tokens", count(generator_.tokens())},
+            {"tokens/s", format_count(static_cast<double>(generator_.tokens()) / seconds)}};
+  }
+
   // As many as there are slots wait behind those that go on, so that none stays empty.
   void feed() {
     for (; next_ < prompts_.size() && static_cast<int64_t>(generator_.size()) < 2 * engine_.slots(); ++next_) {
       if (results_.has(next_)) continue;
       try {
         Json id;
-        const int64_t sequence = generator_.add(prompts_.request(next_, tokenizer_, defaults_, &id));
-        begun_[sequence] = {next_, id};
+        TextRequest request = prompts_.request(next_, tokenizer_, defaults_, &id);
+        const int64_t seed = request.options.sampling.seed;
+        request.options.keep_state = request.options.max_tokens == 0;  // it is all that shows whether the model's logits are finite
+        const int64_t sequence = generator_.add(std::move(request));
+        begun_[sequence] = {next_, seed, id};
+        to_read_ += static_cast<int64_t>(engine_.text(sequence).size()) - 1;
       } catch (const Error& error) {
-        const std::string place = prompts_.place(next_), what = error.what();
-        Json result = head(next_, prompts_.id(next_));
-        result["error"] = what.starts_with(place) ? what : place + ": " + what;
-        results_.add(next_, result);
-        ++report_.failed;
+        fail(head(next_, prompts_.id(next_)), next_, error.what());
       }
     }
   }
 
   struct Begun {
-    int64_t index = 0;
+    int64_t index = 0, seed = 0;
     Json id;
   };
+
+  void fail(Json result, int64_t index, const std::string& what) {
+    const std::string place = prompts_.place(index);
+    result["error"] = what.starts_with(place) ? what : place + ": " + what;
+    results_.add(index, result);
+    ++report_.failed;
+  }
+
+  // Whether the model's logits behind what has been read and drawn of a sequence that has ended are numbers.
+  bool is_finite(int64_t sequence, const GeneratedText& text) {
+    if (text.finish_reason == "not_finite") return false;
+    if (!text.ids.empty() || text.finish_reason != "length") return true;
+    try {
+      require_finite_logits(engine_.model(), engine_.snapshot(sequence));
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  }
 
   static Json head(int64_t index, const Json& id) {
     Json result{{"index", index}};
@@ -186,13 +145,16 @@ class Batch {
     const Begun begun = begun_.at(sequence);
     const int64_t index = begun.index;
     begun_.erase(sequence);
+    const bool finite = is_finite(sequence, text);
     engine_.remove(sequence);
     Json result = head(index, begun.id);
     result["text"] = std::move(text.text), result["ids"] = text.ids;
     result["prompt_tokens"] = text.prompt_tokens, result["finish_reason"] = text.finish_reason;
+    result["seed"] = begun.seed;
     if (!text.log_probabilities.empty()) result["log_probabilities"] = text.log_probabilities;
     report_.tokens += static_cast<int64_t>(text.ids.size());
     report_.prompt_tokens += text.prompt_tokens;
+    if (!finite) return fail(std::move(result), index, kLogitsNotFinite);
     ++report_.finished;
     results_.add(index, result);
   }
@@ -202,13 +164,18 @@ class Batch {
   TextGenerator generator_;
   const PromptsFile& prompts_;
   const PromptDefaults& defaults_;
-  Results results_;
+  BatchResults results_;
   BatchReport report_;
-  int64_t next_ = 0;
+  int64_t next_ = 0, to_read_ = 0;
   std::map<int64_t, Begun> begun_;  // by the engine's numbers
 };
 
 }  // namespace
+
+// Bits of a Philox stream a line, so that lines are as independent as two seeds; 53 of them, which every reader of JSON keeps.
+int64_t seed_of_line(int64_t seed, int64_t index) {
+  return static_cast<int64_t>(Random(static_cast<uint64_t>(seed), static_cast<uint64_t>(index)).next64() >> 11);
+}
 
 PromptsFile::PromptsFile(const std::string& path) : path_(path), text_(read_file(path)) {
   int64_t number = 0;
@@ -276,6 +243,7 @@ TextRequest PromptsFile::request(int64_t index, const Tokenizer& tokenizer, cons
   }
   if (json.contains("prompt") == json.contains("ids")) throw Error(place(index) + ": needs either 'prompt' or 'ids'");
   if (request.ids.empty()) throw Error(place(index) + ": the prompt is empty; generation needs at least one token");
+  if (!json.contains("seed")) sampling.seed = seed_of_line(defaults.options.sampling.seed, index);
   if (request.options.max_tokens < 0) throw Error(place(index) + ": 'max_tokens' must not be negative");
   return request;
 }
@@ -285,7 +253,8 @@ int64_t PromptsFile::longest(const Tokenizer& tokenizer, const PromptDefaults& d
   for (int64_t i = 0; i < size(); ++i) {
     try {
       const TextRequest one = request(i, tokenizer, defaults);
-      most = std::max(most, static_cast<int64_t>(one.ids.size()) + one.options.max_tokens);
+      const auto prompt = static_cast<int64_t>(one.ids.size());
+      most = std::max(most, prompt + std::min(one.options.max_tokens, INT64_MAX - prompt));
     } catch (const Error&) {  // told when its turn comes
     }
   }

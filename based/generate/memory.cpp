@@ -1,6 +1,7 @@
 #include "based/generate/memory.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "based/core/progress.h"
 #include "based/mixers/shapes_only.h"
@@ -9,12 +10,15 @@
 namespace based {
 namespace {
 
-// Of one slot, and of what does not depend on their number; estimated where it is working memory.
+// Of what does not depend on the number of slots, of one slot without its cache, and of a token in the cache; estimated where it is working
+// memory.
 struct Needed {
-  double fixed = 0, slot = 0;
+  double fixed = 0, slot = 0, cache_token = 0;
 };
 
-Needed needed(const ModelPlace& place, const EngineOptions& engine) {
+double free_memory(torch::Device device) { return 0.95 * static_cast<double>(available_memory(device)); }
+
+Needed needed(const ModelPlace& place) {
   const ModelConfig& config = place.config;
   const auto element = static_cast<double>(torch::elementSize(place.dtype));
   const ShapesOnly no_memory;
@@ -26,9 +30,8 @@ Needed needed(const ModelPlace& place, const EngineOptions& engine) {
   // Activations of a prompt's piece: the fp32 stream, a norm, projections, the MLP.
   bytes.fixed += static_cast<double>(default_prefill_tokens(place.device)) * (4 * width + element * (6 * width + 3 * hidden));
   const double logits = static_cast<double>(config.padded_vocab()) * (element + 4);
-  const double empty = static_cast<double>(state_bytes(model, 0));
-  const double cache_token = static_cast<double>(state_bytes(model, 1 << 12) - state_bytes(model, 0)) / (1 << 12);
-  bytes.slot = empty + logits + cache_token * static_cast<double>(engine.cache_tokens) / static_cast<double>(engine.slots);
+  bytes.slot = static_cast<double>(state_bytes(model, 0)) + logits;
+  bytes.cache_token = static_cast<double>(state_bytes(model, 1 << 12) - state_bytes(model, 0)) / (1 << 12);
   return bytes;
 }
 
@@ -39,9 +42,18 @@ bool grows(const ModelConfig& config) {
   return LanguageModel(config).make_state(1).grows();
 }
 
+int64_t cache_tokens_that_fit(const ModelPlace& model, const EngineOptions& engine) {
+  const Needed bytes = needed(model);
+  const double left = free_memory(model.device) - bytes.fixed - bytes.slot * static_cast<double>(engine.slots);
+  constexpr int64_t kMost = int64_t{1} << 50;  // so that neither sums nor products of it overflow
+  if (bytes.cache_token <= 0) return std::numeric_limits<int64_t>::max();
+  return static_cast<int64_t>(std::clamp(left / bytes.cache_token, 0.0, static_cast<double>(kMost)));
+}
+
 void require_memory(const ModelPlace& model, const EngineOptions& engine, const std::string& option) {
-  const Needed bytes = needed(model, engine);
-  const double have = 0.95 * static_cast<double>(available_memory(model.device));
+  Needed bytes = needed(model);
+  bytes.slot += bytes.cache_token * static_cast<double>(engine.cache_tokens) / static_cast<double>(engine.slots);
+  const double have = free_memory(model.device);
   if (bytes.fixed + bytes.slot * static_cast<double>(engine.slots) <= have) return;
   const auto fit = static_cast<int64_t>((have - bytes.fixed) / bytes.slot);
   throw Error(option + " " + std::to_string(engine.slots) + ": weights and buffers take " + format_bytes(bytes.fixed) + " and each slot " +

@@ -7,6 +7,20 @@ std::string reason(Finish finish) { return finish == Finish::stop ? "end_of_text
 
 }  // namespace
 
+std::vector<int64_t> ids_of_text(const Tokenizer& tokenizer, const GeneratedText& text) {
+  std::vector<int64_t> ids;
+  size_t bytes = 0;
+  for (const int64_t id : text.ids) {
+    const size_t more = tokenizer.token_bytes(static_cast<int32_t>(id)).size();
+    if (bytes + more > text.text.size()) break;
+    ids.push_back(id);
+    bytes += more;
+  }
+  const std::vector<int64_t> rest = encode_ids(tokenizer, std::string_view(text.text).substr(bytes));
+  ids.insert(ids.end(), rest.begin(), rest.end());
+  return ids;
+}
+
 int64_t TextGenerator::add(TextRequest request) {
   Text text{TextStream(tokenizer_, request.stops), {}};
   if (const auto end = tokenizer_.end_of_text()) request.options.stop_tokens.push_back(*end);
@@ -34,6 +48,7 @@ void TextGenerator::step(const Piece& piece, const Ended& ended) {
     if (found == texts_.end()) continue;  // it was not added here
     Text& text = found->second;
     if (drawn.token >= 0) {
+      ++tokens_;
       text.out.ids.push_back(drawn.token);
       if (engine_.keeps_log_probabilities()) text.out.log_probabilities.push_back(drawn.log_probability);
       if (drawn.finish != Finish::stop) give(drawn.sequence, text, text.stream.push(drawn.token), piece);

@@ -25,6 +25,10 @@ struct GeneratedText {
   std::string finish_reason = "length";  // length, end_of_text, stop, cache_full, positions, not_finite
 };
 
+// The ids that stand for the text that was given out, without those of a stop string or of the end of text behind it. Where a stop string
+// begins within a token, what is before it there is encoded anew.
+std::vector<int64_t> ids_of_text(const Tokenizer& tokenizer, const GeneratedText& text);
+
 class TextGenerator {
  public:
   TextGenerator(Engine& engine, const Tokenizer& tokenizer) : engine_(engine), tokenizer_(tokenizer) {}
@@ -33,6 +37,7 @@ class TextGenerator {
   int64_t add(TextRequest request);
   bool idle() const { return texts_.empty(); }
   size_t size() const { return texts_.size(); }
+  int64_t tokens() const { return tokens_; }  // drawn, of all sequences
   // Of a sequence that has not ended.
   int64_t drawn(int64_t sequence) const { return static_cast<int64_t>(texts_.at(sequence).out.ids.size()); }
 
@@ -54,6 +59,7 @@ class TextGenerator {
   Engine& engine_;
   const Tokenizer& tokenizer_;
   std::map<int64_t, Text> texts_;
+  int64_t tokens_ = 0;
 };
 
 }  // namespace based

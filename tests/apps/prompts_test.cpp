@@ -14,6 +14,7 @@
 namespace based {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 class Prompts : public testing::Test {
@@ -92,6 +93,112 @@ TEST_F(Prompts, AnInterruptedOrKilledRunGoesOn) {
     EXPECT_GE(parse_json(resumed.out, "stdout")["kept"].get<int64_t>(), 4);
     EXPECT_EQ(read_file(out), read_file(whole));
   }
+}
+
+// A resumed run ends as one that was not interrupted, and refuses options that would give other results.
+TEST_F(Prompts, AResumedRunRemembersWhatFailedAndWhatItWasBegunWith) {
+  const std::string good = prompts(400);
+  write_file_atomic(folder_->file("p.jsonl"), "{\"prompt\":5}\n" + read_file(folder_->file("p.jsonl")));
+  const std::string command = good + " --max-tokens 60", whole = folder_->file("failing.jsonl"), out = folder_->file("resumed.jsonl");
+  const Ran at_once = run(command + " --json --out " + whole);
+  EXPECT_EQ(at_once.code, 1);
+  EXPECT_THAT(at_once.err, AllOf(HasSubstr("400 of 401 prompts, "), HasSubstr("1 prompts failed; their lines say why")));
+  {
+    const Started started({"generate", "--prompts", folder_->file("p.jsonl"), "--slots", "3", "--model", folder_->file("m"), "--max-tokens",
+                           "60", "--out", out},
+                          folder_->file("o"), folder_->file("e"));
+    for (int i = 0; i < 60'000 && lines_of(out + ".partial") < 5; ++i) usleep(500);
+    started.signal(SIGINT);
+    EXPECT_EQ(WEXITSTATUS(started.status()), 1);
+  }
+  const std::string partial = read_file(out + ".partial"), resume = command + " --json --resume --out " + out;
+  for (const char* changed :
+       {"--invariant", "--plain-steps", "--slots 4", "--dtype fp64", "--cache-tokens 5000", "--temperature 0.5", "--seed 3", "--logprobs",
+        "--stop x", "--top-k 3", "--top-p 0.5", "--min-p 0.1", "--repetition-penalty 1.5", "--max-tokens 61"}) {
+    const Ran ran = run(resume + " " + changed);
+    EXPECT_EQ(ran.code, 2) << changed << ran.err;
+    EXPECT_THAT(ran.err, HasSubstr("was begun with other prompts, another model or other options (")) << changed;
+    EXPECT_EQ(read_file(out + ".partial"), partial) << changed;
+  }
+  const Ran resumed = run(resume + " --dtype fp32 --device cpu");  // what they were without being named
+  EXPECT_EQ(resumed.code, 1) << resumed.err;
+  EXPECT_THAT(resumed.err, AllOf(HasSubstr("400 of 401 prompts ("), HasSubstr("1 prompts failed (1 of them before); their lines say why")));
+  const Json json = parse_json(resumed.out, "stdout");
+  EXPECT_EQ(json["failed"], parse_json(at_once.out, "stdout")["failed"]);
+  EXPECT_EQ(json["kept"].get<int64_t>() + json["finished"].get<int64_t>(), 401);
+  EXPECT_EQ(read_file(out), read_file(whole));
+}
+
+// With --invariant bits do not depend on the slots, which may then change.
+TEST_F(Prompts, SlotsMayChangeWhereResultsDoNotDependOnThem) {
+  const std::string command = prompts(9) + " --max-tokens 9 --invariant", whole = folder_->file("nine.jsonl");
+  const std::string out = folder_->file("nine-again.jsonl"), partial = out + ".partial";
+  ASSERT_EQ(run(command + " --out " + whole).code, 0);
+  ASSERT_EQ(run(command + " --out " + out, "ulimit -f 1; ").code, 1);
+  ASSERT_TRUE(std::filesystem::exists(partial));
+  const Ran resumed = run(command + " --slots 2 --resume --out " + out);
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_EQ(read_file(out), read_file(whole));
+}
+
+TEST_F(Prompts, WhereTheDiskIsFullTheRunSaysHowToGoOn) {
+  const std::string command = prompts(60) + " --max-tokens 20", whole = folder_->file("sixty.jsonl"), out = folder_->file("full.jsonl");
+  ASSERT_EQ(run(command + " --out " + whole).code, 0);
+  const Ran full = run(command + " --out " + out, "ulimit -f 4; ");
+  EXPECT_EQ(full.code, 1);
+  const int64_t kept = lines_of(out + ".partial") - 1;
+  ASSERT_GT(kept, 0);
+  EXPECT_THAT(full.err, AllOf(HasSubstr("full.jsonl.partial: cannot write: File too large"),
+                              HasSubstr(std::to_string(kept) + " of 60 results are kept in "), HasSubstr("--resume does the rest")));
+  const Ran resumed = run(command + " --json --resume --out " + out);
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_EQ(parse_json(resumed.out, "stdout")["kept"], kept);
+  EXPECT_EQ(read_file(out), read_file(whole));
+  EXPECT_EQ(lines_of(out + ".partial"), 0);
+}
+
+// The largest number stands for "until something else ends it".
+TEST_F(Prompts, MaxTokensMayBeAnyNumberWhereTheStateGrows) {
+  const std::string path = folder_->file("overflow.jsonl");
+  write_file_atomic(path,
+                    "{\"prompt\":\"a\",\"max_tokens\":9223372036854775807}\n{\"prompt\":\"b\",\"max_tokens\":9223372036854775000}\n"
+                    "{\"prompt\":\"c\",\"max_tokens\":2}\n");
+  for (const char* more : {"", " --cache-tokens 64", " --invariant"}) {
+    const Ran ran = run("generate --prompts " + path + " --model " + folder_->file("attn") + more);
+    ASSERT_EQ(ran.code, 0) << ran.err;
+    size_t begin = 0;
+    for (int64_t i = 0; i < 3; ++i) {
+      const size_t end = ran.out.find('\n', begin);
+      const Json result = parse_json(ran.out.substr(begin, end - begin), "line");
+      begin = end + 1;
+      const std::string why = result["finish_reason"];
+      const auto tokens = static_cast<int64_t>(result["ids"].size());
+      EXPECT_TRUE(why == "end_of_text" || (i == 2 && why == "length") || (why == "cache_full" && tokens == 64)) << result;
+    }
+  }
+  const Ran one = run("generate --prompt a --max-tokens 9223372036854775807 --cache-tokens 64 --model " + folder_->file("attn"));
+  EXPECT_EQ(one.code, 0) << one.err;
+  const Ran huge = run("generate --prompt a --cache-tokens 1125899906842624 --model " + folder_->file("attn"));
+  EXPECT_EQ(huge.code, 1);
+  EXPECT_THAT(huge.err, HasSubstr("--cache-tokens 1125899906842624, slots 1: weights and buffers take "));
+}
+
+TEST_F(Prompts, EqualLinesGetTextsOfTheirOwn) {
+  write_file_atomic(folder_->file("same.jsonl"), "{\"prompt\":\"abc\"}\n{\"prompt\":\"abc\"}\n{\"prompt\":\"abc\",\"seed\":5}\n");
+  const std::string command = "generate --max-tokens 30 --model " + folder_->file("m");
+  const Ran ran = run(command + " --prompts " + folder_->file("same.jsonl"));
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  std::vector<Json> results;
+  for (size_t begin = 0; begin < ran.out.size(); begin = ran.out.find('\n', begin) + 1)
+    results.push_back(parse_json(ran.out.substr(begin, ran.out.find('\n', begin) - begin), "line"));
+  ASSERT_EQ(results.size(), 3U);
+  EXPECT_NE(results[0]["ids"], results[1]["ids"]);
+  EXPECT_EQ(results[2]["seed"], 5);
+  for (const Json& result : results) {  // alone, with the seed that the result names
+    const Ran alone = run(command + " --json --prompt abc --seed " + std::to_string(result["seed"].get<int64_t>()));
+    EXPECT_EQ(parse_json(alone.out, "stdout")["ids"], result["ids"]);
+  }
+  EXPECT_EQ(run(command + " --prompts " + folder_->file("same.jsonl")).out, ran.out) << "the same in every run";
 }
 
 TEST_F(Prompts, TwoRunsDoNotWriteOneFile) {

@@ -1,0 +1,47 @@
+// The results of a file of prompts: in memory, and in a file that a killed run, or one that found no room, leaves for the next one.
+#pragma once
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "based/core/files.h"
+#include "based/core/folder_lock.h"
+#include "based/generate/batch.h"
+
+namespace based {
+
+class BatchResults {
+ public:
+  // Reads what an earlier run has left. Throws UsageError where that was another run or must not be gone on with, Error where a line of it
+  // is damaged, where the file cannot be written, and where another process writes to it.
+  BatchResults(const BatchOutput& output, const PromptsFile& prompts);
+
+  bool has(int64_t index) const { return lines_.contains(index); }
+  int64_t size() const { return static_cast<int64_t>(lines_.size()); }
+  // Of earlier runs: results, and those of them that are errors.
+  int64_t kept() const { return kept_; }
+  int64_t kept_failed() const { return kept_failed_; }
+
+  void add(int64_t index, const Json& result);  // throws Error where there is no room for it
+  void finish();                                // throws Error where there is no room for the whole
+  // After an Error: what is kept of all results, and how to go on. What a next run could not use is removed.
+  std::string leave();
+
+ private:
+  void print(int64_t index);
+  std::string head() const;
+  uint64_t read_partial();
+  void require_same_run(const std::string& line) const;
+  void keep_line(const std::string& line, const std::string& place);
+
+  const BatchOutput& output_;
+  const PromptsFile& prompts_;
+  int64_t next_ = 0, kept_ = 0, kept_failed_ = 0;
+  std::optional<FileLock> lock_;  // of the output: no other run looks at what is there, or adds to it
+  std::string partial_;
+  std::unique_ptr<AppendFile> file_;
+  std::map<int64_t, std::string> lines_;
+};
+
+}  // namespace based

@@ -1,0 +1,225 @@
+// `based generate` and `based state`: models whose logits are not finite, what a saved state stands for, what is said of small numbers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+
+#include "based/core/json.h"
+#include "based/core/safetensors.h"
+#include "based/core/state_file.h"
+#include "tests/apps/program.h"
+
+namespace based {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class Generate : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    shared_ = new TemporaryFolder;
+    std::string text;
+    for (int i = 0; i < 300; ++i) text += "the cat number " + std::to_string(i * 37 % 101) + " sat on the mat\n";
+    write_file_atomic(shared("text.txt"), text);
+    write_file_atomic(
+        shared("run.toml"),
+        "[model]\nd_model = 16\nlayers = [\"linear\", \"window\"]\nmlp_width = 16\n[model.mixers.linear]\ntype = "
+        "\"taylor_attention\"\nheads = 1\nfeature_dim = 4\n[model.mixers.window]\ntype = \"sliding_window\"\nheads = 1\nwindow = "
+        "4\n[data]\ntrain = \"" +
+            shared("text.txt") +
+            "\"\nbpe_vocab_size = 300\n[optimizer]\nlearning_rate = 1e-2\n[train]\nsteps = 60\nbatch = 4\nlength = "
+            "32\nevaluate_every = 0\nevaluate_batches = 1\n");
+    const Ran learnt = run("train " + shared("run.toml") + " --out " + shared("m"));
+    ASSERT_EQ(learnt.code, 0) << learnt.err;
+  }
+  static void TearDownTestSuite() {
+    delete shared_;
+    shared_ = nullptr;
+  }
+  static std::string shared(const std::string& name) { return shared_->file(name); }
+  std::string file(const std::string& name) const { return folder_.file(name); }
+
+  // A copy of the model in which every weight whose name has `part` in it is `value`; of a matrix its first row alone where asked.
+  std::string damaged(const std::string& part, float value, bool first_row = false) {
+    const std::string to = file("damaged");
+    fs::remove_all(to);
+    fs::copy(shared("m"), to, fs::copy_options::recursive);
+    const SafetensorsFile weights(shared("m") + "/model.safetensors");
+    std::vector<TensorView> views = weights.tensors();
+    std::vector<std::vector<float>> kept;
+    kept.reserve(views.size());
+    for (TensorView& view : views) {
+      if (view.name.find(part) == std::string::npos) continue;
+      auto& numbers = kept.emplace_back(view.bytes.size() / sizeof(float));
+      std::memcpy(numbers.data(), view.bytes.data(), view.bytes.size());
+      const size_t count = first_row ? numbers.size() / static_cast<size_t>(view.shape[0]) : numbers.size();
+      std::fill_n(numbers.begin(), count, value);
+      view.bytes = std::as_bytes(std::span(numbers));
+    }
+    EXPECT_FALSE(kept.empty()) << part;
+    write_safetensors(to + "/model.safetensors", views, weights.metadata());
+    return to;
+  }
+
+  TemporaryFolder folder_;
+  static TemporaryFolder* shared_;
+};
+TemporaryFolder* Generate::shared_ = nullptr;
+
+TEST_F(Generate, EveryCommandThatRunsAModelRefusesOneWhoseLogitsAreNotFinite) {
+  write_file_atomic(file("p.jsonl"), "{\"prompt\":\"the cat\"}\n{\"prompt\":\"mat\",\"max_tokens\":0}\n");
+  ASSERT_EQ(run("state save " + file("whole.state") + " --prompt 'the cat' --model " + shared("m")).code, 0);
+  const std::vector<std::string> commands{"generate --prompt 'the cat' --max-tokens 3",
+                                          "generate --prompt 'the cat' --max-tokens 3 --stream --json",
+                                          "generate --prompt 'the cat' --max-tokens 0",
+                                          "generate --prompt 'the cat' --max-tokens 3 --save-state " + file("new.state"),
+                                          "generate --prompt 'the cat' --max-tokens 0 --save-state " + file("new.state"),
+                                          "generate --prompt t --max-tokens 0 --save-state " + file("new.state"),
+                                          "generate --prompts " + file("p.jsonl"),
+                                          "generate --prompts " + file("p.jsonl") + " --invariant --json --out " + file("out.jsonl"),
+                                          "state save " + file("new.state") + " --prompt 'the cat'",
+                                          "state save " + file("new.state") + " --prompt t",
+                                          "perplexity --data " + shared("text.txt"),
+                                          "bench decode --quick --threads 1",
+                                          "mqar eval --length 32 --examples 20",
+                                          "theory mqar --n 4 --vocab 300 --inputs 0 --examples 20 --out " + file("new")};
+  struct Damage {
+    const char* part;
+    float value;
+    bool first_row;
+  };
+  // All that a layer computes; or one word, which the prompts do not hold, so that their states are finite.
+  for (const Damage& damage : {Damage{"norm", 3e38F, false}, {"embedding", NAN, true}, {"embedding", INFINITY, true}}) {
+    const std::string m = damaged(damage.part, damage.value, damage.first_row);
+    for (const std::string& command : commands) {
+      SCOPED_TRACE(std::string(damage.part) + ": " + command);
+      const Ran ran = run(command + " --model " + m);
+      EXPECT_EQ(ran.code, 1) << ran.err;
+      EXPECT_THAT(ran.err + ran.out + (fs::exists(file("out.jsonl")) ? read_file(file("out.jsonl")) : ""),
+                  testing::AnyOf(HasSubstr("not finite"), HasSubstr("not a number")));
+      EXPECT_THAT(ran.err, Not(HasSubstr("its state was not kept")));
+      EXPECT_THAT(ran.err, Not(HasSubstr("2 of 2 prompts")));
+      EXPECT_FALSE(fs::exists(file("new.state")));
+      EXPECT_FALSE(fs::exists(file("new")));
+      fs::remove(file("out.jsonl"));
+    }
+  }
+  const std::string m = damaged("norm", NAN);
+  EXPECT_THAT(run("inspect " + m).out, HasSubstr("NOT FINITE"));
+  EXPECT_THAT(run("inspect --json " + m).out, HasSubstr("norm"));
+  EXPECT_EQ(parse_json(run("inspect --json " + shared("m")).out, "stdout")["not_finite"], Json::array());
+}
+
+// As the program wrote them before it looked.
+TEST_F(Generate, AStateThatIsNotFiniteIsRefused) {
+  ASSERT_EQ(run("state save " + file("a.state") + " --prompt 'the cat' --model " + shared("m")).code, 0);
+  const StateFile whole(file("a.state"));
+  StateSnapshot snapshot = whole.snapshot();
+  std::vector<float> numbers;
+  std::string name;
+  for (TensorView& view : snapshot.tensors) {
+    if (view.dtype != DType::F32) continue;
+    numbers.assign(view.bytes.size() / sizeof(float), NAN);
+    view.bytes = std::as_bytes(std::span(numbers));
+    name = view.name;
+    break;
+  }
+  ASSERT_FALSE(name.empty());
+  write_state_file(file("nan.state"), snapshot);
+  for (const std::string& command : {"state load " + file("nan.state"), "generate --max-tokens 2 --state " + file("nan.state"),
+                                     "generate --max-tokens 2 --state " + file("nan.state") + " --save-state " + file("new.state")}) {
+    const Ran ran = run(command + " --model " + shared("m"));
+    EXPECT_EQ(ran.code, 1) << command;
+    EXPECT_THAT(ran.err, HasSubstr("nan.state: tensor '" + name + "' is not finite")) << command;
+    EXPECT_FALSE(fs::exists(file("new.state")));
+  }
+  EXPECT_THAT(run("state info " + file("nan.state")).out, HasSubstr("NOT FINITE"));
+}
+
+TEST_F(Generate, AnEmptyPromptIsNotAnAbsentOne) {
+  const std::string m = " --model " + shared("m");
+  const Ran empty = run("generate --prompt ''" + m), absent = run("generate" + m), saved = run("state save x --prompt ''" + m);
+  for (const Ran* ran : {&empty, &absent, &saved}) EXPECT_EQ(ran->code, 2);
+  EXPECT_THAT(empty.err, HasSubstr("--prompt is empty: generation needs at least one token"));
+  EXPECT_THAT(absent.err, HasSubstr("generate needs --prompt TEXT, --state FILE or --prompts FILE"));
+  EXPECT_THAT(saved.err, HasSubstr("--prompt is empty: a state is saved after at least one token"));
+  ASSERT_EQ(run("state save " + file("a.state") + " --prompt 'the cat'" + m).code, 0);
+  EXPECT_EQ(run("generate --prompt '' --max-tokens 2 --state " + file("a.state") + m).code, 0) << "nothing is added to the state's text";
+  for (const char* option : {"--prompts", "--state", "--save-state", "--out"}) {
+    const Ran ran = run("generate --prompt cat " + std::string(option) + " ''" + m);
+    EXPECT_EQ(ran.code, 2) << option;
+    EXPECT_THAT(ran.err, HasSubstr(std::string(option) + " must not be empty"));
+  }
+  EXPECT_THAT(run("generate --prompt cat --model ''").err, HasSubstr("--model must not be empty"));
+}
+
+TEST_F(Generate, FewTokensAreCountedAsTheyAre) {
+  const std::string command = "generate --prompt 'the cat' --model " + shared("m") + " --max-tokens ";
+  const Ran none = run(command + "0"), one = run(command + "1 --temperature 0"), two = run(command + "2 --temperature 0");
+  EXPECT_EQ(none.code, 0) << none.err;
+  EXPECT_THAT(none.err, AllOf(HasSubstr(" tokens of prompt in "), Not(HasSubstr("then")), Not(HasSubstr("first token"))));
+  EXPECT_THAT(one.err, AllOf(HasSubstr(" tokens of prompt and the first token in "), Not(HasSubstr("then"))));
+  EXPECT_THAT(two.err, HasSubstr(", then 1 tokens at "));
+}
+
+TEST_F(Generate, ALongPromptShowsHowMuchOfItIsRead) {
+  std::string text;
+  for (int i = 0; i < 900; ++i) text += "the cat sat ";
+  write_file_atomic(file("p.jsonl"), "{\"prompt\":\"" + text + "\"}\n");
+  const std::string m = " --model " + shared("m");
+  for (const std::string& command : {"generate --max-tokens 2 --temperature 0 --prompt '" + text + "'" + m,
+                                     "state save " + file("a.state") + " --prompt '" + text + "'" + m})
+    EXPECT_THAT(run(command).err, testing::ContainsRegex("prompt tokens  100 %  [0-9]+/[0-9]+"));
+  EXPECT_THAT(run("generate --max-tokens 2 --prompts " + file("p.jsonl") + m).err,
+              testing::ContainsRegex("prompt tokens [0-9.]+k of [0-9.]+k"));
+  EXPECT_THAT(run("generate --max-tokens 2 --prompt cat" + m).err, Not(HasSubstr("prompt tokens")));
+}
+
+// With it the state is that of the prompt and of the text that was given out.
+TEST_F(Generate, TheStateBeforeAStopHoldsTheTextThatWasGivenOut) {
+  const std::string m = " --model " + shared("m"), state = file("a.state");
+  const std::string command = "generate --prompt 'the cat' --temperature 0 --max-tokens 24 --json" + m;
+  const auto text_of = [](const Ran& ran) {
+    EXPECT_EQ(ran.code, 0) << ran.err;
+    return parse_json(ran.out, "stdout")["text"].get<std::string>();
+  };
+  const std::string whole = text_of(run(command));
+  ASSERT_GT(whole.size(), 12U);
+  int tried = 0;
+  for (size_t at = 0; at + 2 < whole.size() && tried < 8; ++at) {
+    const std::string stop = whole.substr(at, 2);
+    if (whole.find(stop) != at || stop.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789 ") != std::string::npos) continue;
+    SCOPED_TRACE(stop);
+    ++tried;
+    const std::string stopped = command + " --stop '" + stop + "' --save-state " + state;
+    const Ran with = run(stopped);
+    EXPECT_EQ(text_of(with), whole.substr(0, at));
+    EXPECT_THAT(with.err, HasSubstr("it holds the tokens of the stop, too, which --save-state-before-stop leaves out"));
+    EXPECT_THAT(run("state load " + state + m).out, HasSubstr("the cat" + whole.substr(0, at) + stop));
+    const Ran before = run(stopped + " --save-state-before-stop");
+    EXPECT_EQ(text_of(before), whole.substr(0, at));
+    EXPECT_THAT(before.err, Not(HasSubstr("it holds")));
+    EXPECT_EQ(run("state load " + state + m).out, "the cat" + whole.substr(0, at) + "\n");
+    EXPECT_EQ(run("generate --max-tokens 3 --temperature 0 --state " + state + m).code, 0);
+    // From a state, too.
+    ASSERT_EQ(run("state save " + file("b.state") + " --prompt 'the '" + m).code, 0);
+    const Ran from = run("generate --prompt cat --temperature 0 --max-tokens 24 --json --state " + file("b.state") + " --stop '" + stop +
+                         "' --save-state-before-stop --save-state " + state + m);
+    EXPECT_EQ(run("state load " + state + m).out, "the cat" + text_of(from) + "\n");
+  }
+  EXPECT_GE(tried, 3) << whole;
+  const std::string plain = command + " --save-state " + state;
+  ASSERT_EQ(run(plain).code, 0);
+  const std::string bytes = read_file(state);
+  ASSERT_EQ(run(plain + " --save-state-before-stop").code, 0);
+  EXPECT_EQ(read_file(state), bytes) << "no stop came: there is nothing to leave out";
+  EXPECT_EQ(run(command + " --save-state-before-stop").code, 2) << "it goes with --save-state";
+}
+
+}  // namespace
+}  // namespace based
