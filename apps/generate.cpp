@@ -274,6 +274,8 @@ void run_one(const Options& options, const Place& place) {
     return request;
   };
   TextRequest request = make_request({});
+  if (request.state && options.invariant && request.state->cells != describe_cells(*loaded.model))
+    print_message(options.state + ": was not saved with --invariant by a model of this type on such a device; its text is read again");
   const auto prompt = static_cast<int64_t>(request.ids.size() + (request.state ? request.state->ids.size() : 0));
   const int64_t most = prompt + std::min(options.max_tokens, int64_t{1} << 62);
   require_positions(loaded.model->config(), most - 1, "the prompt and --max-tokens");  // the last token is not read
@@ -335,7 +337,7 @@ void setup(CommandLine app) {
                "also each token's log-probability, without temperature and cuts (with --json or --prompts)");
   app.add_flag("--plain-steps", options->plain_steps, "on a GPU: no recorded steps, no fused kernels");
   app.add_flag("--invariant", options->invariant,
-               "a sequence's bits depend on its tokens and the model alone, whatever runs beside it; slower");
+               "a sequence's bits depend on its tokens and the model alone, whatever runs beside it and however it was read; slower");
   app.add_flag("--stream", options->stream, "print text as it is made");
   app.add_flag("--json", options->json, "for machines; with --stream one line a piece, then the summary");
   app.callback([options] { run(*options); });

@@ -143,7 +143,7 @@ void setup(CommandLine app) {
   app.add_option("--device", options->device, "with --plan: cuda (the default), cuda:N, cpu, or h200, which need not be here");
   app.add_option("--slots", options->slots, "with --plan: sequences side by side (default: 1)", {1, 65536});
   app.add_option("--dtype", options->dtype, "with --plan: bf16 (the default), fp32 or fp64");
-  app.add_flag("--invariant", options->invariant, "with --plan: of steps whose bits depend on the sequence alone");
+  app.add_flag("--invariant", options->invariant, "with --plan: of steps whose bits do not depend on what runs beside a sequence");
   app.callback([options] { run(*options); });
 }
 

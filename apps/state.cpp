@@ -4,6 +4,7 @@
 #include "based/core/json.h"
 #include "based/core/progress.h"
 #include "based/core/state_file.h"
+#include "based/core/text.h"
 #include "based/generate/session.h"
 #include "based/generate/text_model.h"
 #include "based/generate/text_stream.h"
@@ -14,7 +15,7 @@ namespace {
 struct Options {
   std::string model, file, dtype;
   std::optional<std::string> prompt;
-  bool json = false;
+  bool json = false, invariant = false;
 };
 
 TextModel load(const Options& options) { return load_text_model(options.model, parse_place("cpu", options.dtype).dtype); }
@@ -33,7 +34,7 @@ void save(const Options& options) {
   check_writable(options.file);
   const TextModel loaded = load(options);
   const std::vector<int64_t> ids = encode_ids(*loaded.tokenizer, *options.prompt);
-  Session session(*loaded.model);
+  Session session(*loaded.model, {.decode = {.invariant = options.invariant}});
   session.append(ids);
   read(session, static_cast<int64_t>(ids.size()) - 1);
   session.save(options.file, loaded.hash);
@@ -71,11 +72,13 @@ void info(const Options& options) {
                           {"model", snapshot.model_hash},
                           {"tokens", snapshot.token_ids.size()},
                           {"state_bytes", bytes},
-                          {"tensors", tensors}}));
+                          {"tensors", tensors},
+                          {"metadata", snapshot.metadata}}));
     return;
   }
   print_line("model " + snapshot.model_hash + ", " + grouped(static_cast<int64_t>(snapshot.token_ids.size())) + " tokens, " +
              grouped(bytes) + " bytes of state, checksum right");
+  for (const auto& [key, value] : snapshot.metadata) print_line("  " + key + ": " + printable(value));
   for (const auto& tensor : tensors)
     print_line("  " + tensor["name"].get<std::string>() + "  " + tensor["dtype"].get<std::string>() + " " + tensor["shape"].dump() +
                (tensor.contains("first_not_finite") ? "  NOT FINITE" : ""));
@@ -89,7 +92,10 @@ void add(CommandLine app, const char* name, const char* summary, void (*body)(co
     sub.add_required("--model", options->model, "the model's folder");
     sub.add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
   }
-  if (needs_prompt) sub.add_required("--prompt", options->prompt, "the text whose state is saved");
+  if (needs_prompt) {
+    sub.add_required("--prompt", options->prompt, "the text whose state is saved");
+    sub.add_flag("--invariant", options->invariant, "for `generate --invariant`, which else reads the text again");
+  }
   sub.add_flag("--json", options->json, "for machines");
   sub.callback([options, body] { body(*options); });
 }

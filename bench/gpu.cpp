@@ -55,12 +55,12 @@ void run_prefill(Context& context) {
   }
 }
 
-// Every slot gets a text of 64 tokens.
+// Every slot gets a text of 64 tokens, and then draws.
 void fill(Engine& engine) {
   std::vector<int64_t> prompt(64);
   for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = (31 * static_cast<int64_t>(i) + 7 * engine.slots()) % 1000;
   for (int64_t i = 0; i < engine.slots(); ++i) engine.add(prompt, {.sampling = {1, 50, 0.95}});
-  engine.read();
+  while (static_cast<int64_t>(engine.step().size()) < engine.slots()) {}
 }
 
 Result measure_decode(const BenchModel& bench, const EngineOptions& options, const std::string& headline, double copy) {

@@ -151,6 +151,10 @@ void DecodeStep::set_texts(const std::vector<int64_t>& slots, const std::vector<
   token_.index_copy_(0, index, ops::to_device(torch::tensor(last), model_.device()));
 }
 
+void DecodeStep::set_tokens(const std::vector<int64_t>& slots, const std::vector<int64_t>& tokens) {
+  token_.index_copy_(0, on_device(slots), on_device(tokens));
+}
+
 void DecodeStep::run(const std::vector<int64_t>& slots) {
   if (!recordings_.empty()) {
     for (const auto& recording : recordings_) recording.replay->run();

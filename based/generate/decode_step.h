@@ -21,7 +21,8 @@ enum class Steps {
 
 struct DecodeOptions {
   Steps steps = Steps::fused;
-  // A slot's bits depend on its tokens and the model alone: steps are always made of `invariant_width` slots, and no state has buffers.
+  // What a step does in a slot depends on the slot's state and token alone: steps are always made of `invariant_width` slots, and no state
+  // has buffers. An engine then reads texts in cells, too (generate/cells.h).
   bool invariant = false;
   bool log_probabilities = false;
 };
@@ -42,6 +43,9 @@ class DecodeStep {
   void set_sampling(const std::vector<int64_t>& slots, const std::vector<SamplingOptions>& options);
   // The last token of each slot's sequence, which the next step reads, and the tokens that a repetition penalty is for.
   void set_texts(const std::vector<int64_t>& slots, const std::vector<const std::vector<int64_t>*>& texts);
+
+  // The next step reads these tokens there; no text gains them.
+  void set_tokens(const std::vector<int64_t>& slots, const std::vector<int64_t>& tokens);
 
   // The state's value at these slots; and what it is where another sequence's state is put there. See decode/pending.h.
   void flush(const std::vector<int64_t>& slots);

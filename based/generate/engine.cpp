@@ -14,7 +14,7 @@ int64_t default_prefill_tokens(torch::Device device) { return device.is_cuda() ?
 Engine::Engine(LanguageModel& model, const EngineOptions& options)
     : model_(model),
       prefill_tokens_(options.prefill_tokens > 0 ? options.prefill_tokens : default_prefill_tokens(model.device())),
-      alone_(options.decode.invariant),
+      cell_(options.decode.invariant ? cell_tokens(model.device().type()) : 0),
       ahead_(options.ahead),
       padded_columns_(options.padded_columns),
       patience_(options.patience) {
@@ -32,6 +32,7 @@ Engine::Engine(LanguageModel& model, const EngineOptions& options)
       throw UsageError("an engine's invariant steps on a GPU need cache_tokens where the state grows");
     decode.steps = Steps::plain;
   }
+  if (cell_ > 0) begins_.emplace(state_);
   owner_.assign(static_cast<size_t>(options.slots), -1);
   decode_ = std::make_unique<DecodeStep>(model, state_, decode);
   if (decode_->steps_all() && slots() > 1 && !pages_) warm_up();
@@ -52,7 +53,7 @@ void Engine::warm_up() {
 }
 
 int64_t Engine::state_bytes() const {
-  return state_.bytes() + pending_bytes() + (pages_ ? static_cast<int64_t>(pages_->pages().table.nbytes()) : 0);
+  return state_.bytes() + pending_bytes() + begins_bytes() + (pages_ ? static_cast<int64_t>(pages_->pages().table.nbytes()) : 0);
 }
 
 int64_t Engine::free_slots() const { return std::count(owner_.begin(), owner_.end(), -1); }
@@ -105,6 +106,11 @@ int64_t Engine::add(SequenceState from, const SequenceOptions& options) {
   if (sequence.seen < 0 || sequence.unread() < 0)
     throw Error("a state that has seen " + std::to_string(sequence.seen) + " tokens, where its text has " +
                 std::to_string(sequence.text.size()));
+  if (cell_ > 0 && from.cells != cells()) sequence.seen = 0;
+  if (cell_ > 0 && sequence.seen % cell_ != 0)
+    throw Error("a state that has seen " + std::to_string(sequence.seen) + " tokens, which is not at the begin of a cell of " +
+                std::to_string(cell_));
+  sequence.first = sequence.seen;
   if (sequence.seen > 0) sequence.held = std::move(from.state);
   return add_sequence(std::move(sequence));
 }
@@ -118,6 +124,7 @@ void Engine::extend(int64_t id, const std::vector<int64_t>& more) {
   check_text(text, sequence.text.size());
   sequence.text = std::move(text);
   if (sequence.reads || more.empty()) return;  // it waits already
+  if (cell_ > 0 && !goes_back(sequence)) return;
   sequence.reads = true;
   --going_on_;
   waiting_.push_front(id);
@@ -156,7 +163,7 @@ void Engine::finish_sequence(Sequence& sequence, Finish why) {
     if (keeps) sequence.held = staging_.extract(0);
     staged_ = -1;
   } else if (sequence.slot >= 0 && keeps) {
-    sequence.held = extract(sequence.slot, sequence.seen);
+    sequence.held = state_of(sequence);
   } else if (!keeps) {
     sequence.held.reset();
   }
@@ -193,11 +200,11 @@ SequenceState Engine::snapshot(int64_t id) {
   land_early();
   Sequence& sequence = find(id);
   const torch::InferenceMode inference;
-  if (id == staged_) return {sequence.text, staging_.extract(0)};
-  if (sequence.slot >= 0) return {sequence.text, extract(sequence.slot, sequence.seen)};
-  if (sequence.held) return {sequence.text, sequence.held->extract(0)};
+  if (id == staged_) return {sequence.text, staging_.extract(0), cells()};
+  if (sequence.slot >= 0) return {sequence.text, state_of(sequence), cells()};
+  if (sequence.held) return {sequence.text, sequence.held->extract(0), cells()};
   if (sequence.finish != Finish::none) throw Error("engine: sequence " + std::to_string(id) + " has ended, and its state was not kept");
-  return {sequence.text, model_.make_state(1)};
+  return {sequence.text, model_.make_state(1), cells()};
 }
 
 // --- reading
@@ -253,15 +260,15 @@ void Engine::keep_scores(const Tensor& hidden, const std::vector<Sequence*>& seq
   const float* score = scores.const_data_ptr<float>();
   for (size_t i = 0; i < sequences.size(); ++i)
     if (sequences[i]->options.scores) {
+      if (cell_ > 0) sequences[i]->scores.resize(static_cast<size_t>(sequences[i]->seen - sequences[i]->first));  // those of its cell anew
       sequences[i]->scores.insert(sequences[i]->scores.end(), score, score + tokens[i]);
       score += tokens[i];
     }
 }
 
-// Likewise, the most likely tokens; their logits exist so many rows at a time.
 // Up to `most_tokens` more tokens of each of the sequences, into these slots of a state.
-void Engine::read_pieces(ModelState& state, const std::vector<int64_t>& slots, const std::vector<Sequence*>& sequences,
-                         int64_t most_tokens) {
+void Engine::read_piece(ModelState& state, const std::vector<int64_t>& slots, const std::vector<Sequence*>& sequences,
+                        int64_t most_tokens) {
   std::vector<int64_t> ids, starts{0}, some, tokens;
   bool scores = false;
   for (size_t i = 0; i < sequences.size(); ++i) {
@@ -285,17 +292,33 @@ void Engine::read_pieces(ModelState& state, const std::vector<int64_t>& slots, c
   for (size_t i = 0; i < sequences.size(); ++i) sequences[i]->seen += tokens[i];
 }
 
+// The same, cell by cell where there are cells: of one sequence then.
+void Engine::read_pieces(ModelState& state, const std::vector<int64_t>& slots, const std::vector<Sequence*>& sequences,
+                         int64_t most_tokens) {
+  if (cell_ == 0) return read_piece(state, slots, sequences, most_tokens);
+  BASED_ASSERT(sequences.size() == 1);
+  for (int64_t left = std::min(to_read(*sequences[0]), most_tokens); left >= cell_; left -= cell_)
+    read_piece(state, slots, sequences, cell_);
+}
+
 // What has been read goes on with steps.
 void Engine::start(const std::vector<Sequence*>& sequences) {
+  std::vector<Sequence*> draw;
+  for (Sequence* one : sequences) {
+    if (to_read(*one) > 0) continue;
+    one->reads = false;
+    ++going_on_;
+    cell_ > 0 ? begin_cell(*one) : draw.push_back(one);
+  }
+  begin_drawing(draw);
+}
+
+// The next steps of these draw.
+void Engine::begin_drawing(const std::vector<Sequence*>& sequences) {
   std::vector<int64_t> slots;
   std::vector<SamplingOptions> sampling;
   std::vector<const std::vector<int64_t>*> texts;
-  for (Sequence* one : sequences) {
-    if (one->unread() > 0) continue;
-    one->reads = false;
-    ++going_on_;
-    slots.push_back(one->slot), sampling.push_back(one->options.sampling), texts.push_back(&one->text);
-  }
+  for (const Sequence* one : sequences) slots.push_back(one->slot), sampling.push_back(one->options.sampling), texts.push_back(&one->text);
   if (slots.empty()) return;
   decode_->set_sampling(slots, sampling);
   decode_->set_texts(slots, texts);
@@ -325,7 +348,7 @@ int64_t Engine::read_staged(int64_t budget) {
   Sequence& sequence = sequences_.at(staged_);
   const int64_t before = sequence.seen;
   read_pieces(staging_, {0}, {&sequence}, budget);
-  if (sequence.unread() == 0) {
+  if (to_read(sequence) == 0) {
     if (pages_) pages_->upload();
     staging_.trim(sequence.seen);
     insert(staging_, sequence.slot);
@@ -337,19 +360,18 @@ int64_t Engine::read_staged(int64_t budget) {
 }
 
 bool Engine::read_some() {
-  const int64_t begun = prefill_tokens_;
+  const int64_t begun = most_to_read(prefill_tokens_);
   int64_t budget = read_staged(begun);
   std::vector<int64_t> together;
   while (!waiting_.empty() && budget > 0) {
     const int64_t id = waiting_.front();
     Sequence& sequence = sequences_.at(id);
-    // Pieces that begin at multiples of prefill_tokens_ are the same whatever else was read.
-    const int64_t first = alone_ ? prefill_tokens_ - sequence.seen % prefill_tokens_ : budget;
-    const bool whole = sequence.unread() <= first;
-    if (!whole && !alone_ && budget < begun) break;
+    const int64_t first = most_to_read(budget);
+    const bool whole = to_read(sequence) <= first, alone = cell_ > 0;
+    if (!whole && !alone && budget < begun) break;
     if (!whole && decode_->steps_all() && staged_ >= 0) break;
     if ((sequence.slot < 0 && free_slots() == 0) || !give_slot(id, sequence)) break;
-    budget -= std::min(sequence.unread(), first);
+    budget -= std::min(to_read(sequence), first);
     if (!whole && decode_->steps_all()) {
       waiting_.pop_front();
       stage(id, sequence);
@@ -358,7 +380,7 @@ bool Engine::read_some() {
     }
     if (whole) waiting_.pop_front();
     together.push_back(id);
-    if (!alone_ && whole) continue;
+    if (!alone && whole) continue;
     read_together(together, first);
     together.clear();
   }
@@ -398,10 +420,12 @@ std::vector<int64_t> Engine::slots_to_step() {
     if (owner_[slot] < 0) continue;
     Sequence& sequence = sequences_.at(owner_[slot]);
     if (sequence.reads) continue;
-    const bool flies = sequence.in_flight > 0, last = sequence.drawn + sequence.in_flight == sequence.options.max_tokens;
+    const bool flies = sequence.in_flight > 0, last = sequence.drawn + sequence.draws_in_flight() == sequence.options.max_tokens;
+    const int64_t after = sequence.seen + sequence.in_flight + 1;
+    const bool ends_cell = cell_ > 0 && after > sequence.begin + cell_;  // which is read before it is stepped on
     if (flies && sequence.options.keep_state) return {};
     if (flies && last) continue;  // it ends with that token
-    const int64_t after = sequence.seen + sequence.in_flight + 1;
+    if (flies && ends_cell) return {};
     const Finish why = last ? Finish::length : limit(sequence, after);
     if (why != Finish::none) {
       if (flies) return {};
@@ -409,7 +433,7 @@ std::vector<int64_t> Engine::slots_to_step() {
       finish_sequence(sequence, why);
       continue;
     }
-    if (pages_) pages_->hold(static_cast<int64_t>(slot), after);
+    if (pages_ && after > pages_->tokens(static_cast<int64_t>(slot))) pages_->hold(static_cast<int64_t>(slot), after);
     slots.push_back(static_cast<int64_t>(slot));
   }
   if (pages_) pages_->upload();
@@ -426,7 +450,7 @@ void Engine::rewind_others(const std::vector<int64_t>& slots) {
 
 void Engine::take_token(int64_t id, Sequence& sequence, int64_t token, float log_probability) {
   Finish why = Finish::none;
-  ++sequence.seen;
+  if (static_cast<size_t>(++sequence.seen) < sequence.text.size()) return;  // the next token was given
   if (token < 0) {
     why = Finish::not_finite;
   } else {
@@ -439,6 +463,7 @@ void Engine::take_token(int64_t id, Sequence& sequence, int64_t token, float log
       why = Finish::length;
   }
   drawn_.push_back({id, token, log_probability, why});
+  if (why == Finish::none || (sequence.options.keep_state && why != Finish::not_finite)) complete_cell(sequence);
   if (why != Finish::none) finish_sequence(sequence, why);
 }
 
@@ -447,6 +472,7 @@ bool Engine::launch() {
   const std::vector<int64_t> slots = slots_to_step();
   if (slots.empty()) return false;
   if (model_.config().max_positions > 0 && decode_->steps_all()) rewind_others(slots);
+  if (cell_ > 0) give_tokens(slots);
   decode_->run(slots);
   auto& flight = in_flight_.emplace_back();
   for (const int64_t slot : slots) {
@@ -497,8 +523,10 @@ void Engine::run(int64_t steps) {
   const torch::InferenceMode inference;
   for (int64_t i = 0; i < steps && launch(); ++i) {
     for (const auto& [slot, id] : in_flight_.front()) {
-      ++sequences_.at(id).seen;
-      sequences_.at(id).in_flight = 0;
+      Sequence& sequence = sequences_.at(id);
+      sequence.in_flight = 0;
+      if (static_cast<size_t>(++sequence.seen) == sequence.text.size()) sequence.text.push_back(0);
+      complete_cell(sequence);
     }
     in_flight_.clear();
   }

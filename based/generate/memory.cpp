@@ -18,7 +18,7 @@ struct Needed {
 
 double free_memory(torch::Device device) { return 0.95 * static_cast<double>(available_memory(device)); }
 
-Needed needed(const ModelPlace& place) {
+Needed needed(const ModelPlace& place, bool invariant) {
   const ModelConfig& config = place.config;
   const auto element = static_cast<double>(torch::elementSize(place.dtype));
   const ShapesOnly no_memory;
@@ -30,7 +30,8 @@ Needed needed(const ModelPlace& place) {
   // Activations of a prompt's piece: the fp32 stream, a norm, projections, the MLP.
   bytes.fixed += static_cast<double>(default_prefill_tokens(place.device)) * (4 * width + element * (6 * width + 3 * hidden));
   const double logits = static_cast<double>(config.padded_vocab()) * (element + 4);
-  bytes.slot = static_cast<double>(state_bytes(model, 0)) + logits;
+  const int states = invariant ? 2 : 1;  // one at the begin of the slot's cell
+  bytes.slot = states * static_cast<double>(state_bytes(model, 0)) + logits;
   bytes.cache_token = static_cast<double>(state_bytes(model, 1 << 12) - state_bytes(model, 0)) / (1 << 12);
   return bytes;
 }
@@ -43,7 +44,7 @@ bool grows(const ModelConfig& config) {
 }
 
 int64_t cache_tokens_that_fit(const ModelPlace& model, const EngineOptions& engine) {
-  const Needed bytes = needed(model);
+  const Needed bytes = needed(model, engine.decode.invariant);
   const double left = free_memory(model.device) - bytes.fixed - bytes.slot * static_cast<double>(engine.slots);
   constexpr int64_t kMost = int64_t{1} << 50;  // so that neither sums nor products of it overflow
   if (bytes.cache_token <= 0) return std::numeric_limits<int64_t>::max();
@@ -51,7 +52,7 @@ int64_t cache_tokens_that_fit(const ModelPlace& model, const EngineOptions& engi
 }
 
 void require_memory(const ModelPlace& model, const EngineOptions& engine, const std::string& option) {
-  Needed bytes = needed(model);
+  Needed bytes = needed(model, engine.decode.invariant);
   bytes.slot += bytes.cache_token * static_cast<double>(engine.cache_tokens) / static_cast<double>(engine.slots);
   const double have = free_memory(model.device);
   if (bytes.fixed + bytes.slot * static_cast<double>(engine.slots) <= have) return;

@@ -3,11 +3,17 @@
 #include <array>
 
 #include "based/core/state_file.h"
+#include "based/generate/cells.h"
 #include "based/models/finite.h"
 #include "based/models/limits.h"
 #include "based/models/tensor_view.h"
 
 namespace based {
+namespace {
+
+constexpr const char* kCells = "cells";  // in a state file's metadata
+
+}  // namespace
 
 const char* finish_name(Finish finish) {
   static constexpr std::array<const char*, 6> kNames{"none", "length", "stop", "cache_full", "positions", "not_finite"};
@@ -35,6 +41,7 @@ void save_sequence(const std::string& path, const SequenceState& sequence, const
     if (first_not_finite(snapshot.tensors.back()))
       throw Error(path + ": not written: the state is not finite (" + tensors[i].name + "); the model's weights may be damaged");
   }
+  if (!sequence.cells.empty()) snapshot.metadata[kCells] = sequence.cells;
   write_state_file(path, snapshot);
 }
 
@@ -63,6 +70,11 @@ SequenceState load_sequence(const std::string& path, const LanguageModel& model,
   if (seen < 0 || seen > most)
     throw Error(path + ": the state has seen " + std::to_string(seen) + " tokens, where its text has " + std::to_string(most) +
                 " before the last one");
+  if (const auto cells = snapshot.metadata.find(kCells); cells != snapshot.metadata.end()) loaded.cells = cells->second;
+  const int64_t cell = cell_tokens(model.device().type());
+  if (loaded.cells == describe_cells(model) && seen % cell != 0)
+    throw Error(path + ": the state has seen " + std::to_string(seen) + " tokens, which is not at the begin of a cell of " +
+                std::to_string(cell));
   return loaded;
 }
 

@@ -32,13 +32,15 @@ struct SequenceOptions {
 struct SequenceState {
   std::vector<int64_t> ids;
   ModelState state;
+  // Of a state that was made in cells (generate/cells.h), and is at the begin of one: what describe_cells said. Empty of others.
+  std::string cells = {};
 };
 
 // Throws Error where the model's logits behind the next token of the sequence are not finite: its state would be of no use.
 void require_finite_logits(LanguageModel& model, const SequenceState& sequence);
 
-// A state file: version, hash of the model, token ids, state, checksum. Any engine on any device reads what another has written. Throws
-// Error, and writes nothing, where the state is not finite.
+// A state file: version, hash of the model, token ids, state, its cells, checksum. Any engine on any device reads what another has written.
+// Throws Error, and writes nothing, where the state is not finite.
 void save_sequence(const std::string& path, const SequenceState& sequence, const std::string& model_hash);
 // Throws Error, naming the file, where it is damaged, of another model, not of this one's shapes and vocabulary, or not finite.
 SequenceState load_sequence(const std::string& path, const LanguageModel& model, const std::string& model_hash);

@@ -23,7 +23,7 @@ class Session {
   int64_t next(const SamplingOptions& options);
 
   const std::vector<int64_t>& ids() const;
-  int64_t state_bytes() const { return engine_.state_bytes(); }
+  int64_t state_bytes() const { return engine_.state_bytes() - engine_.begins_bytes(); }  // of the one that save() writes
 
   // A state file (generate/sequence.h). save() throws Error, and writes nothing, where the state or the logits behind it are not finite.
   // load() throws Error for a file of another model or a damaged one, and then leaves the session as it was.

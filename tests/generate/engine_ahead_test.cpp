@@ -41,7 +41,7 @@ class EngineAhead : public testing::TestWithParam<std::tuple<torch::DeviceType, 
 
   // `invariant`: so that states have the same bits whatever was read and stepped together.
   static EngineOptions options(bool ahead, bool invariant = false) {
-    EngineOptions options{.slots = 3, .cache_tokens = 600, .prefill_tokens = 32, .ahead = ahead};
+    EngineOptions options{.slots = 3, .cache_tokens = 10 * cell_tokens(device()), .prefill_tokens = 32, .ahead = ahead};
     options.decode.steps = std::get<Steps>(GetParam());
     options.decode.invariant = invariant;
     return options;
@@ -119,11 +119,12 @@ TEST_P(EngineAhead, StatesThatAreKeptAreThoseAfterTheLastToken) {
 
 // While a step is in flight: it is waited for, and its tokens are the next ones that are given out.
 TEST_P(EngineAhead, WhatIsAskedForWhileAStepIsInFlightIsExact) {
-  const auto text = some_text(40, 4), more = some_text(11, 60);
+  const int64_t cell = cell_tokens(device());
+  const auto text = some_text(2 * cell - 3, 4), more = some_text(11, 60);  // a cell ends within what is drawn
   Engine engine(*model_, options(true, true));
   const int64_t sequence = engine.add(text, {.sampling = kDrawn, .max_tokens = 30});
   const int64_t removed = engine.add(some_text(9, 77), {.sampling = kDrawn}), ended = engine.add(some_text(3, 5), {.sampling = kDrawn});
-  auto tokens = tokens_of(engine, 6)[sequence];
+  auto tokens = tokens_of(engine, cell - 4 + 6)[sequence];
   const auto go_on = [&](Engine& with, int64_t steps) {
     const auto some = tokens_of(with, steps)[sequence];
     tokens.insert(tokens.end(), some.begin(), some.end());
