@@ -39,8 +39,8 @@ MadeFolder::MadeFolder(const std::string& path) {
 }
 
 MadeFolder::~MadeFolder() {
-  std::error_code not_empty;
-  for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, not_empty);
+  std::error_code ignored;
+  for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, ignored);
 }
 
 NewFolder::NewFolder(const std::string& path, const std::string& option) : path_(plain(path)), above_(folder_above(path)), parent_(above_) {
