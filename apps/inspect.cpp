@@ -56,8 +56,12 @@ ModelConfig read_model_config(const std::string& folder) {
 
 decode::Gpu parse_gpu(const std::string& name) {
   if (name == "h200") return kernels::kH200;
-  const torch::Device device = parse_device(name, "--device");
-  return device.is_cpu() ? decode::Gpu{} : decode::gpu_of(device);
+  try {
+    const torch::Device device = parse_device(name, "--device");
+    return device.is_cpu() ? decode::Gpu{} : decode::gpu_of(device);
+  } catch (const UsageError& error) {
+    throw UsageError(std::string(error.what()) + "; --device h200 plans for an H200, which need not be here");
+  }
 }
 
 Json plan_json(const decode::Plan& plan) {

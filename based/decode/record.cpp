@@ -1,5 +1,7 @@
 #include "based/decode/record.h"
 
+#include <ATen/ExpandUtils.h>
+
 #include <map>
 
 #include "based/core/error.h"
@@ -7,7 +9,12 @@
 namespace based::decode {
 namespace {
 
-// LibTorch knows the shape of this operator's result in Python only.
+// LibTorch knows the shapes of these operators' results in Python only.
+Tensor relu_without_memory(const Tensor& self) { return at::empty_like(self); }
+Tensor flip_without_memory(const Tensor& self, at::IntArrayRef /*dims*/) { return at::empty_like(self); }
+Tensor complex_without_memory(const Tensor& real, const Tensor& imag) {
+  return at::empty(at::infer_size(real.sizes(), imag.sizes()), real.options().dtype(c10::toComplexType(real.scalar_type())));
+}
 Tensor index_select_without_memory(const Tensor& self, int64_t dim, const Tensor& index) {
   std::vector<int64_t> sizes = self.sizes().vec();
   sizes[static_cast<size_t>(dim < 0 ? dim + self.dim() : dim)] = index.numel();
@@ -53,6 +60,9 @@ RecordedStep record_step(torch::Device device, const std::function<void()>& body
 std::unique_ptr<Plan> plan_step(const std::function<void()>& body, const Gpu& gpu, const PlanOptions& options) {
   torch::Library shapes(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__);  // while this runs
   shapes.impl("index_select", index_select_without_memory);
+  shapes.impl("relu", relu_without_memory);
+  shapes.impl("flip", flip_without_memory);
+  shapes.impl("complex", complex_without_memory);
   Trace trace(gpu, nullptr);
   body();
   trace.stop();

@@ -4,13 +4,17 @@
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
+#include <set>
+
 #include "based/core/error.h"
+#include "based/mixers/feature_map.h"
 #include "based/mixers/mixer.h"
 #include "based/mixers/projection.h"
 #include "based/mixers/shapes_only.h"
 #include "based/models/language_model.h"
 #include "based/ops/linear.h"
 #include "based/ops/rms_norm.h"
+#include "tests/core/temporary_folder.h"
 
 namespace based {
 namespace {
@@ -116,11 +120,56 @@ TEST(StepPlan, OfOtherDevicesAndTypes) {
   EXPECT_THROW(plan_decode_step(find_preset("based-360m"), kH200, {.slots = 0}), UsageError);
 }
 
-TEST(StepPlan, AModelThatLooksAtValuesIsNamed) {
+ModelConfig model_of(const std::string& mixer, const std::string& options = "") {
   ModelConfig config = find_preset("based-tiny");
-  config.layers = {"long"};
-  config.mixers = {{"long", Config::parse_json(R"({"type": "base_conv", "kernel_size": -1})", "test")}};
-  EXPECT_THROW(plan_decode_step(config, kH200, {.slots = 2}), Error);
+  config.d_model = 64;
+  config.layers = {"conv", "layer"};
+  config.mixers["layer"] = Config::parse_toml("type = \"" + mixer + "\"\n" + options, "test");
+  for (const auto& field : find_mixer(mixer).help())
+    if (field.name == "heads") config.mixers["layer"].set("heads", Config(int64_t{2}));
+  return config;
+}
+
+// Empty where there is a plan.
+std::string refusal_of(const ModelConfig& config, const StepPlanOptions& options = {}) {
+  return message_of<Error>([&] { EXPECT_GT(plan_decode_step(config, kH200, options)->launches(), 0); });
+}
+
+std::string refusal_of(const char* mixer, const std::string& options = "") { return refusal_of(model_of(mixer, options)); }
+
+constexpr const char* kAsksForValues =
+    " asks for values on the host, so that it cannot be recorded and has no plan; a GPU runs its operators one by one, and `based generate "
+    "--device cuda` does so without being told";
+
+// A plan, or one sentence of ours that names the layer: never LibTorch's words.
+TEST(StepPlan, EveryMixerHasOneOrIsNamed) {
+  const std::set<std::string> without{"bigbird", "scatterbrain", "hyena"};
+  for (const MixerInfo& info : mixers())
+    for (const torch::Dtype dtype : {torch::kBFloat16, torch::kFloat32, torch::kFloat64})
+      for (const StepPlanOptions& options : {StepPlanOptions{1, dtype}, StepPlanOptions{16, dtype}, StepPlanOptions{1, dtype, true}}) {
+        const std::string refusal = refusal_of(model_of(info.name), options);
+        if (without.contains(info.name))
+          EXPECT_EQ(refusal, std::string("the step of layer 'layer' (mixer ") + info.name + ")" + kAsksForValues);
+        else if (!info.recurrent)
+          EXPECT_THAT(refusal, HasSubstr("layer 1 of the model, 'layer', has a mixer without a recurrent form"));
+        else
+          EXPECT_EQ(refusal, "") << info.name << " " << dtype;
+      }
+}
+
+TEST(StepPlan, EveryPresetHasOneOrIsNamed) {
+  for (const Preset& preset : presets()) {
+    const std::string expected = preset.name == "hyena-360m" ? std::string("the step of layer 'mixer' (mixer hyena)") + kAsksForValues : "";
+    EXPECT_EQ(refusal_of(preset.config), expected) << preset.name;
+  }
+}
+
+TEST(StepPlan, AModelThatLooksAtValuesIsNamed) {
+  EXPECT_EQ(refusal_of("base_conv", "kernel_size = -1"), std::string("the step of layer 'layer' (mixer base_conv)") + kAsksForValues);
+  EXPECT_EQ(refusal_of("base_conv", "kernel_size = -1\nimplicit = true"),
+            std::string("the step of layer 'layer' (mixer base_conv)") + kAsksForValues);
+  for (const FeatureMapInfo& map : feature_maps())
+    EXPECT_EQ(refusal_of("linear_attention", std::string("feature_map = \"") + map.name + "\"\n"), "") << map.name;
 }
 
 // A mixer that is not in the tree (delta rule: S ← S + β (v − S k) kᵀ, y = S q), from ATen's operators and our projections. Nothing
