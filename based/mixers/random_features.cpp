@@ -11,7 +11,8 @@ Tensor orthogonal_rows(int64_t rows, int64_t width, bool uniform) {
   std::vector<Tensor> blocks;
   for (int64_t first = 0; first < rows; first += width) {
     const auto [q, r] = torch::linalg_qr(torch::randn({width, width}));
-    const Tensor block = uniform ? q * r.diagonal().sign() : q;
+    const Tensor signs = torch::where(r.diagonal() < 0, -1.0F, 1.0F);  // never 0: a row keeps its length
+    const Tensor block = uniform ? q * signs : q;
     blocks.push_back(block.t().narrow(0, 0, std::min(width, rows - first)));
   }
   return torch::cat(blocks);

@@ -255,13 +255,19 @@ Tensor LanguageModel::step(const Tensor& ids, ModelState& state, const Slots& sl
   return norm_->forward(residual);
 }
 
+uint64_t generator_seed(int64_t seed, int64_t step) {
+  const auto bits = static_cast<uint64_t>(seed);
+  if (step == 0 && bits >> 32 == 0) return bits;
+  return kernels::mixed_bits(kernels::mixed_bits(bits) + static_cast<uint64_t>(step)) >> 32;
+}
+
 std::shared_ptr<LanguageModel> make_model(const ModelConfig& config, int64_t seed) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   {
     at::Generator generator = at::detail::getDefaultCPUGenerator();  // torch::manual_seed would set every GPU's, too
     const std::lock_guard of_torch(generator.mutex());
-    generator.set_current_seed(static_cast<uint64_t>(seed));
+    generator.set_current_seed(generator_seed(seed));
   }
   return std::make_shared<LanguageModel>(config);
 }

@@ -137,8 +137,11 @@ class LanguageModel : public torch::nn::Module {
   bool checkpoint_activations_ = false;
 };
 
-// Drawn from the seed alone: the parameters that torch::manual_seed(seed) and the constructor give, whatever other threads make this way
-// meanwhile. Leaves torch's CPU generator at another place.
+// What torch's generators are seeded with: the seed itself at step 0 where it has 32 bits. Torch's CPU generator reads no more than 32
+// bits, so others, and later steps, are mixed into those.
+uint64_t generator_seed(int64_t seed, int64_t step = 0);
+// Drawn from the seed alone: the parameters that torch::manual_seed(generator_seed(seed)) and the constructor give, whatever other threads
+// make this way meanwhile. Leaves torch's CPU generator at another place.
 std::shared_ptr<LanguageModel> make_model(const ModelConfig& config, int64_t seed);
 // Of the model that this config describes, counted on its layers without building all of it.
 int64_t parameter_count(const ModelConfig& config);

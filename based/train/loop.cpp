@@ -62,6 +62,7 @@ class Loop {
   LoopResult run() {
     const LoopState& state = result_.state;
     const bool finished_before = state.step >= options_.steps;
+    require_finite_start();
     model_.train();
     reset_peak_memory(model_.device());
     while (state.step < options_.steps && !done_ && !interrupted()) {
@@ -97,14 +98,36 @@ class Loop {
     throw Diverged("training: step " + std::to_string(step) + ": " + what + "; try a lower learning rate", result_);
   }
 
-  void require_finite_weights() {
+  // The first parameter with numbers that are not finite, and how many: "layers.0.mixer.A_log are not finite (1 of 16 numbers)"; empty:
+  // all are.
+  std::string not_finite_weights() const {
     const torch::NoGradGuard no_grad;
     const auto parameters = model_.named_parameters();
-    std::vector<Tensor> finite;
-    for (const auto& item : parameters) finite.push_back(item.value().isfinite().all());
-    const Tensor usable = torch::stack(finite).cpu();
-    for (size_t i = 0; i < finite.size(); ++i)
-      if (!usable.const_data_ptr<bool>()[i]) diverged(result_.state.step, "the weights of " + parameters[i].key() + " are not finite");
+    std::vector<Tensor> counts;
+    for (const auto& item : parameters) counts.push_back(item.value().isfinite().logical_not().sum());
+    const Tensor found = torch::stack(counts).cpu();
+    for (size_t i = 0; i < counts.size(); ++i) {
+      const int64_t count = found.const_data_ptr<int64_t>()[i];
+      if (count > 0)
+        return parameters[i].key() + " are not finite (" + std::to_string(count) + " of " + std::to_string(parameters[i].value().numel()) +
+               " numbers)";
+    }
+    return "";
+  }
+
+  void require_finite_weights() {
+    if (const std::string which = not_finite_weights(); !which.empty()) diverged(result_.state.step, "the weights of " + which);
+  }
+
+  // What no step has changed yet is not the learning rate's fault.
+  void require_finite_start() {
+    const std::string which = not_finite_weights();
+    if (which.empty()) return;
+    progress_.finish();
+    if (!options_.weights_file.empty()) throw Error(options_.weights_file + ": the weights of " + which + ": the file is damaged");
+    throw Error(
+        "training: the initial weights of " + which +
+        ", before the first step: they are drawn from the seed and the model's options; choose another seed, or look at the options");
   }
 
   static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }

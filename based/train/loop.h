@@ -25,6 +25,7 @@ struct LoopOptions {
   bool spikes = true;       // look for losses far above those before; batches of unlike data have them by nature
   TrainStepOptions step = {};
   std::string label = "train";  // of the progress line
+  std::string weights_file;     // that the weights were read from, for messages; empty: they were drawn
 };
 
 using Figures = std::map<std::string, double>;
@@ -98,9 +99,9 @@ class Diverged : public Error {
 
 // Goes on from `state` to options.steps. A step whose loss or gradient is not finite changes nothing but the counters. Throws Diverged,
 // naming the batches or the weights; looks at the weights before each evaluation and checkpoint, so that none is made of weights that are
-// not finite. On a GPU the steps are launched ahead,
-// and what they gave is read when a line of metrics is due, before an evaluation or a checkpoint, or after sync_every; the result is the
-// same, but that a run which ends for too many bad steps may have launched some more.
+// not finite. Throws Error before the first step where the weights are not finite already. On a GPU the steps are launched ahead, and what
+// they gave is read when a line of metrics is due, before an evaluation or a checkpoint, or after sync_every; the result is the same, but
+// that a run which ends for too many bad steps may have launched some more.
 LoopResult train_loop(LanguageModel& model, AdamW& optimizer, const OptimizerOptions& schedule, const LoopOptions& options,
                       const LoopHooks& hooks, LoopState state = {});
 

@@ -191,8 +191,8 @@ class TextTraining {
   }
 
   void make_model(const ModelConfig& config) {
-    // Every device's generator; a checkpoint then sets those that it has kept.
-    torch::manual_seed(static_cast<uint64_t>(run_.train.seed) + (static_cast<uint64_t>(state_.loop.step) << 32));
+    // Every device's generator.
+    torch::manual_seed(generator_seed(run_.train.seed, state_.loop.step));
     if (from_.empty()) {
       result_.model = std::make_shared<LanguageModel>(config);
       result_.model->to(device_, run_.train.precision == "bf16" ? torch::kBFloat16 : torch::kFloat);
@@ -260,6 +260,7 @@ class TextTraining {
     options.log_every = run_.train.log_every;
     options.max_bad_steps = run_.train.max_bad_steps;
     options.step = {.recordings = run_.train.graph ? 1 : 0, .seed = run_.train.seed};
+    if (!from_.empty()) options.weights_file = (fs::path(from_) / "model.safetensors").string();
     LoopHooks hooks;
     hooks.batch = [&](int64_t) { return to_batch(loader_->next(), device_); };
     hooks.evaluate = [&](int64_t) { return evaluate(); };

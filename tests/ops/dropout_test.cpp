@@ -55,6 +55,42 @@ TEST_P(DropoutOnDevices, DrawsDependOnSeedStepAndPlaceAlone) {
   EXPECT_TRUE(same_bits(dropout(x, 0.5, draws, 3), y));
 }
 
+// Not even moved against each other: a draw is a function of the seed, the step and the place, mixed one after the other.
+TEST_P(DropoutOnDevices, NeighbouringDrawsAreNotShifted) {
+  constexpr int64_t kCount = 20000, kFarthest = 40;
+  const Tensor x = at::ones({kCount}, at::TensorOptions(at::kFloat).device(GetParam()));
+  const auto kept = [&](int64_t seed, int64_t step, int64_t place) {
+    return dropout(x, 0.5, draws_of(seed, step, GetParam()), place).cpu() > 0;
+  };
+  const Tensor one = kept(7, 5, 1);
+  for (const auto& [seed, step, place] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{{8, 5, 1},
+                                                                                            {6, 5, 1},
+                                                                                            {7, 6, 1},
+                                                                                            {7, 4, 1},
+                                                                                            {7, 5, 2},
+                                                                                            {7, 5, 0},
+                                                                                            {8, 4, 1},
+                                                                                            {7, 6, 0},
+                                                                                            {7 + (int64_t{1} << 32), 5, 1},
+                                                                                            {-7, 5, 1}}) {
+    const Tensor other = kept(seed, step, place);
+    for (int64_t shift = -kFarthest; shift <= kFarthest; ++shift) {
+      const Tensor a = one.narrow(0, std::max<int64_t>(0, shift), kCount - std::abs(shift)),
+                   b = other.narrow(0, std::max<int64_t>(0, -shift), kCount - std::abs(shift));
+      EXPECT_NEAR((a == b).to(at::kDouble).mean().item<double>(), 0.5, 0.02)
+          << seed << ", " << step << ", " << place << ", shift " << shift;
+    }
+  }
+}
+
+// A chance next to 1 has a finite scale, and nothing but the draws decides who is kept.
+TEST_P(DropoutOnDevices, OfTheGreatestChanceIsFinite) {
+  const double p = std::nextafter(1.0, 0.0);
+  const Tensor y = dropout(at::ones({1 << 20}, at::TensorOptions(at::kFloat).device(GetParam())), p, draws_of(3, 4, GetParam()), 0);
+  EXPECT_TRUE(y.isfinite().all().item<bool>());
+  EXPECT_LE((y != 0).sum().item<int64_t>(), 2);
+}
+
 TEST_P(DropoutOnDevices, TheGradientDropsTheSameElements) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
     const Draws draws = draws_of(1, 2, GetParam());

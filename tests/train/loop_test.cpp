@@ -13,7 +13,9 @@
 namespace based {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Batch batch_at(int64_t index) {
   const Tensor ids = (torch::arange(64) * (index + 3)) % 251;
@@ -55,6 +57,41 @@ TEST(Loop, ASignalStopsItAfterTheStepAndSaves) {
   EXPECT_TRUE(result.interrupted);
   EXPECT_EQ(result.state.step, 4);
   EXPECT_EQ(saved, std::vector<int64_t>{4});
+}
+
+// What no step has touched is not the learning rate's doing: it was drawn or read so, and no step is made of it.
+TEST(Loop, WeightsThatBeginNotFiniteAreNamedBeforeTheFirstStep) {
+  for (const double value : {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity()})
+    for (const torch::Dtype dtype : {torch::kFloat, torch::kBFloat16}) {
+      Trial run(4, dtype);
+      {
+        const torch::NoGradGuard no_grad;
+        run.model->named_parameters()["norm.weight"][3].fill_(value);
+        run.model->named_parameters()["norm.weight"][5].fill_(value);
+      }
+      int64_t batches = 0;
+      run.hooks.batch = [&](int64_t index) { return ++batches, batch_at(index); };
+      const auto refusal = [&] {
+        EXPECT_EQ(message_of<Diverged>([&] {
+                    try {
+                      run.go();
+                    } catch (const Diverged&) {
+                      throw;
+                    } catch (const Error&) {}
+                  }),
+                  "");
+        return message_of<Error>([&] { run.go(); });
+      };
+      EXPECT_EQ(
+          refusal(),
+          "training: the initial weights of norm.weight are not finite (2 of 32 numbers), before the first step: they are drawn from the "
+          "seed and the model's options; choose another seed, or look at the options");
+      run.options.weights_file = "run/checkpoints/step-3/model.safetensors";
+      EXPECT_THAT(refusal(),
+                  AllOf(HasSubstr("run/checkpoints/step-3/model.safetensors: the weights of norm.weight are not finite (2 of 32"),
+                        Not(HasSubstr("learning rate")), Not(HasSubstr("seed"))));
+      EXPECT_EQ(batches, 0);
+    }
 }
 
 // Weights that are not finite for three steps: these change nothing but the counters.

@@ -82,6 +82,28 @@ TEST(TextRun, TheSameSeedGivesTheSameWeights) {
   EXPECT_TRUE(differs);
 }
 
+// Of this seed a rate of Gated DeltaNet is drawn at 0, whose logarithm is infinite.
+TEST(TextRun, ASeedThatDrawsARateOfNothingTrains) {
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.model = Config::parse_toml(
+      "d_model = 16\nlayers = [\"m\", \"m\"]\nmlp = \"none\"\n[mixers.m]\ntype = \"gated_delta_net\"\nheads = 16\nhead_dim = 1\n", "test");
+  run.train.seed = 418467;
+  run.train.steps = 2;
+  EXPECT_EQ(run_text_training(run, folder.file("out")).failure, "");
+}
+
+TEST(TextRun, InitialWeightsThatAreNotFiniteAreNamed) {
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.model = Config::parse_toml("d_model = 16\nlayers = [\"m\"]\n[mixers.m]\ntype = \"mamba\"\ndt_min = 1e300\ndt_max = 1e305\n", "test");
+  const auto refusal = [&] { return message_of<Error>([&] { run_text_training(run, folder.file("out")); }); };
+  EXPECT_THAT(refusal(),
+              HasSubstr("the initial weights of layers.0.mixer.dt_bias are not finite (32 of 32 numbers), before the first step"));
+  run.train.steps = 3;
+  EXPECT_THAT(refusal(), HasSubstr("not finite")) << "the folder holds no run to go on with";
+}
+
 TEST(TextRun, RefusesWhatCannotBeBeforeItWritesAnything) {
   const TemporaryFolder folder;
   const auto refusal = [&](const auto& change) {

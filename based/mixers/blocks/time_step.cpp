@@ -1,5 +1,6 @@
 #include "based/mixers/blocks/time_step.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "based/mixers/parameters.h"
@@ -11,6 +12,9 @@ Tensor initial_time_step_bias(int64_t n, double low, double high, double least) 
   return step + torch::log(-torch::expm1(-step));  // the inverse of softplus
 }
 
-Tensor initial_rate_log(int64_t n, double low, double high) { return initial_uniform({n}, low, high).log(); }
+// Uniform draws are multiples of 2⁻²⁴ of the range, 0 among them: what is drawn at 0 becomes the smallest other draw.
+Tensor initial_rate_log(int64_t n, double low, double high) {
+  return initial_uniform({n}, low, high).clamp_min(std::max(low, (high - low) * 0x1p-24)).log();
+}
 
 }  // namespace based
