@@ -2,10 +2,9 @@
 
 #include <cmath>
 
+#include "based/eval/selftest_models.h"
 #include "based/kernels/cpu/isa.h"
 #include "based/kernels/taylor_deferred.h"
-#include "based/mixers/mixer.h"
-#include "based/models/language_model.h"
 #include "based/ops/adamw.h"
 #include "based/ops/causal_attention.h"
 #include "based/ops/cross_entropy.h"
@@ -38,15 +37,8 @@ namespace based {
 namespace {
 
 using kernels::cpu::Isa;
+using torch::Tensor;
 using Tensors = std::vector<Tensor>;
-
-double relative_error(const Tensor& value, const Tensor& reference) {
-  if (value.sizes() != reference.sizes()) return INFINITY;
-  if (value.numel() == 0) return 0;
-  const double scale = std::max(reference.abs().max().item<double>(), 1e-12);
-  const double error = (value.to(torch::kCPU, torch::kDouble) - reference.to(torch::kDouble)).abs().max().item<double>() / scale;
-  return std::isnan(error) ? INFINITY : error;
-}
 
 // An operator as a function of floating-point inputs; run once in double through its reference and once in `type`.
 struct OperatorCheck {
@@ -520,38 +512,6 @@ std::vector<OperatorCheck> product_checks() {
   };
 }
 
-enum class Form { forward, prefill, steps };
-
-// A model in one of its forms, prefill in pieces, against its parallel form in double.
-double model_error(const std::string& mixer, torch::Device device, Form form) {
-  const torch::NoGradGuard no_grad;
-  ModelConfig config = find_preset("based-tiny");
-  config.d_model = 64;  // what sizes of heads divide
-  config.layers = {mixer, mixer};
-  Config options{Config::Table{{"type", Config(Config::Value(mixer))}}};
-  for (const auto& field : find_mixer(mixer).help())
-    if (field.name == "heads") options.set("heads", Config(Config::Value(int64_t{2})));
-  config.mixers[mixer] = options;
-  LanguageModel model(config);
-  model.eval();
-  model.to(device);
-  constexpr int64_t length = 70;
-  const Tensor here = torch::randint(config.vocab_size, {length}, torch::kInt64), ids = here.to(device);
-  const Tensor slot = torch::zeros({1}, ids.options());
-  Tensors rows;
-  if (form == Form::forward) rows.push_back(model.forward(ids, Sequences::equal(1, length, device)));
-  ModelState state = form == Form::forward ? ModelState() : model.make_state(1);
-  for (int64_t at = 0; at < length && form != Form::forward;) {
-    const bool steps = form == Form::steps;
-    const int64_t piece = steps ? 1 : std::min<int64_t>(23, length - at);
-    rows.push_back(steps ? model.step(ids.narrow(0, at, 1), state, slot)
-                         : model.prefill(ids.narrow(0, at, piece), Sequences::equal(1, piece, device), state, slot));
-    at += piece;
-  }
-  model.to(torch::kCPU, torch::kDouble);
-  return relative_error(torch::cat(rows), model.forward(here, Sequences::equal(1, length)));
-}
-
 void check(std::vector<SelfTestResult>& results, const std::function<void(const SelfTestResult&)>& report, SelfTestResult result,
            const std::function<double()>& measure) {
   try {
@@ -588,12 +548,8 @@ std::vector<SelfTestResult> run_selftest(torch::Device device, const std::functi
   } else {
     check_operators(device.str());
   }
-  const std::vector<std::pair<Form, const char*>> forms = {{Form::prefill, "model, prefill in pieces, fp32"},
-                                                           {Form::steps, "model, step by step, fp32"}},
-                                                  parallel = {{Form::forward, "model, fp32"}};
-  for (const auto& mixer : mixers())
-    for (const auto& [form, what] : mixer.recurrent ? forms : parallel)
-      check(results, report, {mixer.name, what, 0, 1e-4, false, ""}, [&, form = form] { return model_error(mixer.name, device, form); });
+  for (const ModelCheck& one : model_checks(device))
+    check(results, report, {one.mixer, one.variant, 0, one.tolerance, false, ""}, one.measure);
   return results;
 }
 

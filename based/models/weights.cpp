@@ -13,6 +13,7 @@ namespace based {
 namespace {
 
 constexpr const char* kTokenizer = "tokenizer";  // in the metadata of the weights' file
+constexpr const char* kEmbedding = "embedding";  // the tensor whose type is the model's
 
 std::string in(const std::string& folder, const char* name) { return (std::filesystem::path(folder) / name).string(); }
 
@@ -43,15 +44,27 @@ std::string disagreements(const SafetensorsFile& file, const ModelConfig& config
   return list;
 }
 
-// One type for the whole model: a mixture is made by nobody, and hides mistakes.
-torch::Dtype common_dtype(const SafetensorsFile& file) {
-  const auto& tensors = file.tensors();
-  if (tensors.empty()) throw Error(file.path() + ": holds no tensors");
-  for (const auto& view : tensors)
-    if (view.dtype != tensors.front().dtype)
-      throw Error(file.path() + ": tensor '" + view.name + "' has type " + dtype_name(view.dtype) + ", '" + tensors.front().name +
-                  "' has " + dtype_name(tensors.front().dtype) + "; give --dtype to convert them");
-  return torch_dtype(tensors.front().dtype);
+// The type of each parameter in a model of this one: WideParameters are not narrower than fp32.
+std::map<std::string, torch::Dtype> parameter_types(const ModelConfig& config, torch::Dtype type) {
+  const ShapesOnly nothing_else;
+  LanguageModel model(config);
+  model.to(type);
+  std::map<std::string, torch::Dtype> types;
+  for (const auto& item : model.named_parameters()) types[item.key()] = item.value().scalar_type();
+  return types;
+}
+
+// One type for the whole model, that of its embedding, which parameters that are kept wider may have as well: any other mixture is made by
+// nobody, and hides mistakes.
+torch::Dtype common_dtype(const SafetensorsFile& file, const ModelConfig& config) {
+  const TensorView& first = file.at(kEmbedding);
+  const torch::Dtype type = torch_dtype(first.dtype);
+  const auto types = parameter_types(config, type);
+  for (const auto& view : file.tensors())
+    if (view.dtype != first.dtype && torch_dtype(view.dtype) != types.at(view.name))
+      throw Error(file.path() + ": tensor '" + view.name + "' has type " + dtype_name(view.dtype) + ", '" + first.name + "' has " +
+                  dtype_name(first.dtype) + "; give --dtype to convert them");
+  return type;
 }
 
 }  // namespace
@@ -86,8 +99,8 @@ ModelFiles read_model_files(const std::string& folder) {
   });
   const SafetensorsFile weights(files.weights_path);
   if (weights.metadata().contains(kTokenizer)) files.tokenizer = weights.metadata().at(kTokenizer);
-  for (const auto& view : weights.tensors())
-    if (is_float(view.dtype)) files.dtype = torch_dtype(view.dtype);
+  const TensorView* embedding = weights.find(kEmbedding);
+  if (embedding != nullptr && is_float(embedding->dtype)) files.dtype = torch_dtype(embedding->dtype);
   return files;
 }
 
@@ -116,7 +129,8 @@ LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dt
   const SafetensorsFile file(files.weights_path);
   if (const std::string list = disagreements(file, files.config); !list.empty())
     throw Error(files.weights_path + ": does not fit " + files.config_path + ":" + list);
-  const torch::Dtype type = dtype ? *dtype : common_dtype(file);
+  const torch::Dtype type = dtype ? *dtype : common_dtype(file, files.config);
+  const auto types = parameter_types(files.config, type);
   // While the weights travel; afterwards, where no thread can be started.
   auto hash = std::async(std::launch::async | std::launch::deferred, [&] { return hash_of(files); });
   LoadedModel loaded;
@@ -125,8 +139,11 @@ LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dt
     loaded.model = std::make_shared<LanguageModel>(files.config);
   }
   const torch::NoGradGuard no_grad;
-  for (const auto& item : loaded.model->named_parameters()) item.value().set_data(placed(file.at(item.key()), type, device));
-  for (const auto& item : loaded.model->named_buffers()) item.value().set_data(item.value().to(device));
+  for (const auto& item : loaded.model->named_parameters())
+    item.value().set_data(placed(file.at(item.key()), types.at(item.key()), device));
+  // The parameters are there already. Buffers follow as in any conversion of the module: they take the weights' type, and a Constant keeps
+  // its own.
+  loaded.model->to(device, type);
   loaded.model->eval();
   loaded.hash = hash.get();
   return loaded;

@@ -13,7 +13,7 @@ struct ModelFiles {
   std::string config_path, weights_path;
   ModelConfig config;                    // checked
   std::optional<std::string> tokenizer;  // hash of the tokenizer that the weights belong to; none where they do not record it
-  torch::Dtype dtype;                    // of the weights
+  torch::Dtype dtype;                    // of the weights: that of the embedding
 };
 ModelFiles read_model_files(const std::string& folder);  // throws Error
 
@@ -27,7 +27,7 @@ struct LoadedModel {
 void save_model(const LanguageModel& model, const std::string& folder, std::optional<uint64_t> tokenizer = {});
 
 // Strict: missing, unexpected, misshapen and wrongly typed tensors are all listed in one Error, before memory is taken. Weights keep their
-// stored type unless `dtype` asks for another.
+// stored type unless `dtype` asks for another; WideParameters stay in fp32 where that is narrower, in whatever type they are stored.
 LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dtype = {}, torch::Device device = torch::kCPU);
 
 }  // namespace based

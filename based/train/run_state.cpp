@@ -61,6 +61,16 @@ void load_optimizer(const std::string& folder, AdamW& optimizer) {
     target.copy_(tensor_of(view));
   }
   size_t expected = tensors.size();
+  // Of a parameter that had 16 bits when the file was written, and has its master's type now, the master is what was trained.
+  for (const AdamW::Slot& slot : optimizer.slots()) {
+    const TensorView* master = slot.has_master() ? nullptr : file.find("master." + slot.name);
+    if (master == nullptr) continue;
+    if (master->shape != slot.parameter.sizes().vec())
+      throw Error(file.path() + ": tensor '" + master->name + "' has another shape than the model's parameter");
+    Tensor parameter = slot.parameter;
+    parameter.copy_(tensor_of(*master));
+    ++expected;
+  }
   for (const char* name : kFormerlyKept) expected += file.find(name) != nullptr;
   if (file.tensors().size() != expected) {
     throw Error(file.path() + ": holds " + std::to_string(file.tensors().size()) + " tensors, " + std::to_string(expected) +

@@ -89,6 +89,45 @@ TEST_F(Model, WithoutARecurrentFormIsRefusedByItsLayer) {
   EXPECT_EQ(recall.code, 0) << recall.err;
 }
 
+// A plan is of a GPU that need not be here; who names none where there is none is told so.
+TEST_F(Model, WithoutAGpuThePlansOfOneAreNamed) {
+  for (const char* device : {"", " --device cuda", " --device cuda:3"}) {
+    const Ran ran = run("inspect " + shared("m") + " --plan" + device, "export CUDA_VISIBLE_DEVICES=; ");
+    EXPECT_EQ(ran.code, 2) << device;
+    EXPECT_THAT(ran.out, IsEmpty());
+    EXPECT_THAT(ran.err, HasSubstr("; --device h200 plans for an H200, which need not be here")) << device;
+  }
+  for (const std::string& named : {shared("m"), std::string("h3-360m"), std::string("rwkv5-360m")}) {
+    const Ran ran = run("inspect " + named + " --plan --device h200");
+    EXPECT_EQ(ran.code, 0) << named << ": " << ran.err;
+    EXPECT_THAT(ran.out, HasSubstr("based::linear")) << named;
+  }
+  expect_refused("inspect hyena-360m --plan --device h200", AllOf(HasSubstr("layer 'mixer' (mixer hyena)"), Not(HasSubstr("aten::"))));
+}
+
+// Weights of every type come back from their folder: rwkv5's token shift has a buffer that follows their type.
+TEST_F(Model, EveryTypeOfRwkvIsReadAndResumed) {
+  for (const char* mixer : {"rwkv5", "rwkv5_channel_mix"})
+    for (const char* precision : {"fp32", "bf16"}) {
+      const std::string m = file(std::string(mixer) + precision);
+      const std::string options = " --set model.mixers.attention='{type = \"" + std::string(mixer) +
+                                  "\"}' --set model.d_model=64 --set train.precision=" + precision;
+      const auto train = [&](const std::string& more) { return run("train " + shared("run.toml") + options + more + " --out " + m); };
+      Ran ran = train("");
+      ASSERT_EQ(ran.code, 0) << ran.err;
+      ran = train(" --resume");
+      EXPECT_EQ(ran.code, 0) << ran.err;
+      for (const char* dtype : {"", " --dtype fp32", " --dtype bf16", " --dtype fp64"}) {
+        ran = run("state save " + file("a.state") + " --prompt 'the cat' --model " + m + dtype);
+        EXPECT_EQ(ran.code, 0) << ran.err;
+        for (std::string command : commands(m)) {
+          ran = run(command + dtype);
+          EXPECT_EQ(ran.code, 0) << command << dtype << "\n" << ran.err;
+        }
+      }
+    }
+}
+
 TEST_F(Model, AnotherTokenizerIsRefused) {
   const std::string m = model();
   ASSERT_EQ(run("state save " + file("a.state") + " --prompt 'the cat' --model " + m).code, 0);
