@@ -4,6 +4,7 @@
 #include <future>
 
 #include "based/core/files.h"
+#include "based/core/folders.h"
 #include "based/core/hash.h"
 #include "based/core/new_folder.h"
 #include "based/mixers/shapes_only.h"
