@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <optional>
+#include <string_view>
 
 #include "based/core/files.h"
 #include "based/core/log.h"
@@ -25,14 +27,14 @@ using namespace plot_detail;
 
 constexpr const char* kFont = "DejaVu Sans";
 
-// As a gnuplot string; in single quotes nothing but the quote itself is special.
+// As a gnuplot string. In double quotes, since one in single quotes cannot begin with a quote; a backquote would run a command.
 std::string literal(const std::string& text) {
-  std::string out = "'";
-  for (const char c : text) {
-    if (c == '\'') out += c;
-    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  std::string out = "\"";
+  for (const char c : drawable(text)) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c == '`' ? "\\140" : std::string(1, c);
   }
-  return out += '\'';
+  return out += '"';
 }
 
 std::string screen_x(double points) { return number_text(points / kWidth); }
@@ -86,8 +88,11 @@ void add_series(std::string& script, std::string& curves, const PlotLayout& layo
   }
   const bool markers = draws_markers(series);
   curves += separator() + data + " using 1:2 with " + (!series.line ? "points" : markers ? "linespoints" : "lines") + colour;
-  if (series.line) curves += series.backdrop ? " linewidth 6" : series.emphasis ? " linewidth 3" : " linewidth 1.8";
-  if (series.line && !series.backdrop && is_open(rank)) curves += " dashtype (12,9)";
+  const std::string style = std::string(series.backdrop   ? " linewidth 6"
+                                        : series.emphasis ? " linewidth 3"
+                                                          : " linewidth 1.8") +
+                            (!series.backdrop && is_open(rank) ? " dashtype (12,9)" : "");
+  if (series.line) curves += style;
   static constexpr std::array<const char*, 2 * kShapes> kPointTypes = {"7", "5", "9", "13", "11", "6", "4", "8", "12", "10"};
   static constexpr std::array<double, kShapes> kSizes = {1, 0.9, 1.1, 1.2, 1.1};  // gnuplot's shapes differ in area
   if (markers) {
@@ -97,10 +102,15 @@ void add_series(std::string& script, std::string& curves, const PlotLayout& layo
     if (layout.labels_at_end)
       script += "set label '' at screen " + screen_x(label.x - kKeyDistance) + ", screen " + screen_y(label.y) + " front point" + point +
                 colour + "\n";
+  } else if (layout.labels_at_end && series.line) {
+    const std::string y = ", screen " + screen_y(label.y);
+    script += "set arrow from screen " + screen_x(label.x - kKeyDistance - kKeyLine) + y + " to screen " +
+              screen_x(label.x - kKeyDistance + kKeyLine) + y + " nohead front" + colour + style + "\n";
   }
 }
 
-std::string gnuplot_script(const Plot& plot, const PlotLayout& layout, const std::string& png) {
+// To standard output, which has no name that gnuplot could misread.
+std::string gnuplot_script(const Plot& plot, const PlotLayout& layout) {
   std::string script = "set encoding utf8\nunset key\n";
   script += "set lmargin at screen " + screen_x(layout.left) + "\nset rmargin at screen " + screen_x(layout.right) + "\n";
   script += "set tmargin at screen " + screen_y(layout.top) + "\nset bmargin at screen " + screen_y(layout.bottom) + "\n";
@@ -125,8 +135,8 @@ std::string gnuplot_script(const Plot& plot, const PlotLayout& layout, const std
   // Twice the points in pixels, so that a projector shows no steps.
   const std::string terminal = "set terminal pngcairo noenhanced rounded size " + number_text(2 * kWidth) + "," + number_text(2 * kHeight) +
                                " fontscale 1.5 linewidth 2 pointscale 2 font '" + kFont + "," + number_text(kTextSize) +
-                               "' background rgb '#ffffff'\nset output ";
-  return terminal + literal(png) + "\n" + script + curves + "\nset output\n";
+                               "' background rgb '#ffffff'\nset output\n";
+  return terminal + script + curves + "\n";
 }
 
 // A file that is gone when the object is.
@@ -148,27 +158,51 @@ class TemporaryFile {
   std::string path_;
 };
 
-// Runs gnuplot over `script`. False where it is not installed; throws Error where it fails.
-bool run_gnuplot(const std::string& script) {
-  const TemporaryFile input(script), messages("");
+// The environment without what changes how gnuplot begins: a terminal of its own, folders of scripts.
+std::vector<char*> environment_of_gnuplot() {
+  std::vector<char*> kept;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    if (!text.starts_with("GNUTERM=") && !text.starts_with("GNUPLOT_LIB=")) kept.push_back(*entry);
+  }
+  kept.push_back(nullptr);
+  return kept;
+}
+
+// A full disk cuts it, of which gnuplot says nothing.
+bool is_whole_png(std::string_view bytes) {
+  constexpr std::string_view kBegin = "\x89PNG\r\n\x1a\n", kEnd("IEND\xae\x42\x60\x82", 8);
+  return bytes.starts_with(kBegin) && bytes.ends_with(kEnd);
+}
+
+// The PNG that gnuplot makes of `script`; none where it is not installed. Throws Error where it fails.
+std::optional<std::string> run_gnuplot(const std::string& script) {
+  const TemporaryFile input(script), output(""), messages("");
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, input.path().c_str(), O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, output.path().c_str(), O_WRONLY, 0);
   posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, messages.path().c_str(), O_WRONLY, 0);
-  std::string program = "gnuplot", file = input.path();
-  std::array<char*, 3> arguments = {program.data(), file.data(), nullptr};
+  std::string program = "gnuplot", no_settings = "-d", from_input = "-";  // -d: not the user's own, which may be of another terminal
+  std::array<char*, 4> arguments = {program.data(), no_settings.data(), from_input.data(), nullptr};
   pid_t child = 0;
-  const int failed = posix_spawnp(&child, "gnuplot", &actions, nullptr, arguments.data(), environ);
+  const int failed = posix_spawnp(&child, "gnuplot", &actions, nullptr, arguments.data(), environment_of_gnuplot().data());
   posix_spawn_file_actions_destroy(&actions);
-  if (failed == ENOENT || failed == EACCES) return false;
+  if (failed == ENOENT || failed == EACCES) return {};
   if (failed != 0) throw Error("gnuplot: cannot start it: " + system_message(failed));
   int status = 0;
   while (waitpid(child, &status, 0) < 0) {
     if (errno != EINTR) throw Error("gnuplot: cannot wait for it: " + system_message(errno));
   }
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) throw Error("gnuplot failed: " + printable(read_file(messages.path()), 400));
-  return true;
+  const bool ended_well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  std::string png = read_file(output.path());
+  if (!ended_well || !is_whole_png(png)) {
+    const std::string said = read_file(messages.path());
+    throw Error("gnuplot failed: " + (said.empty()
+                                          ? "it wrote no whole picture, and does not say why; is there room in " + temporary_folder() + "?"
+                                          : printable(said, 400)));
+  }
+  return png;
 }
 
 }  // namespace
@@ -176,9 +210,13 @@ bool run_gnuplot(const std::string& script) {
 std::vector<std::string> write_plot(const Plot& plot, const std::string& stem) {
   const PlotLayout layout = make_layout(plot);
   write_file_atomic(stem + ".svg", plot_svg(plot));
-  if (run_gnuplot(gnuplot_script(plot, layout, stem + ".png"))) return {stem + ".svg", stem + ".png"};
-  log_warning("gnuplot is not installed: only " + stem + ".svg is written, and no PNG");
-  return {stem + ".svg"};
+  const std::optional<std::string> png = run_gnuplot(gnuplot_script(plot, layout));
+  if (!png) {
+    log_warning("gnuplot is not installed: only " + stem + ".svg is written, and no PNG");
+    return {stem + ".svg"};
+  }
+  write_file_atomic(stem + ".png", *png);
+  return {stem + ".svg", stem + ".png"};
 }
 
 }  // namespace based

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "based/core/text.h"
+#include "based/core/utf8.h"
 
 namespace based::plot_detail {
 namespace {
@@ -268,6 +269,22 @@ double Scale::operator()(double value) const {
 }
 
 bool draws_markers(const PlotSeries& series) { return series.markers && (series.points.size() <= 40 || !series.line); }
+
+std::string drawable(const std::string& text) {
+  std::string out;
+  for (const char *at = text.data(), *end = at + text.size(); at < end;) {
+    const Utf8Char c = utf8_at(at, end);
+    if (c.code == kInvalidUtf8 || c.code == 0xfffe || c.code == 0xffff) {  // XML has no such characters
+      out += "\xef\xbf\xbd";
+    } else if (c.code < 0x20 || (c.code >= 0x7f && c.code < 0xa0)) {
+      out += ' ';
+    } else {
+      out.append(at, static_cast<size_t>(c.size));
+    }
+    at += c.size;
+  }
+  return out;
+}
 
 std::string number_text(double value) {
   char text[40];

@@ -14,6 +14,7 @@ inline constexpr const char* kGrey = "#6b6b6b";
 inline constexpr const char* kGrid = "#e4e4e4";
 
 inline constexpr double kKeyDistance = 12;
+inline constexpr double kKeyLine = 6;  // to both sides of where a marker would be, for what has none
 inline constexpr const char* kBackdrop = "#d4d4d4";
 
 // Markers differ in shape too, for print without colour. By rank: ● ■ ▲ ◆ ▼, then the same open, whose lines are dashed.
@@ -49,7 +50,7 @@ struct PlotLayout {
   Scale x, y;
   std::vector<PlotSeries> series;   // sorted by x, drawable points only
   std::vector<SeriesLabel> labels;  // one a series
-  bool labels_at_end = false;       // then each has a marker, kKeyDistance before it
+  bool labels_at_end = false;       // then each has its marker, or a piece of its line, kKeyDistance before it
   std::vector<size_t> ranks;        // one a series, for colour and shape: what is emphasised gets the first
   std::vector<PlotNote> notes;      // those that have room
   std::vector<SeriesLabel> note_labels;
@@ -58,7 +59,8 @@ struct PlotLayout {
 PlotLayout make_layout(const Plot& plot);
 const char* label_colour(const PlotLayout& layout, size_t series);
 
-bool draws_markers(const PlotSeries& series);  // a curve of many points is better without
-std::string number_text(double value);         // shortest digits that read back the same
+bool draws_markers(const PlotSeries& series);   // a curve of many points is better without
+std::string drawable(const std::string& text);  // control characters as spaces, and U+FFFD in place of what is no UTF-8
+std::string number_text(double value);          // shortest digits that read back the same
 
 }  // namespace based::plot_detail

@@ -12,7 +12,7 @@ using plot_detail::PlotLayout;
 
 std::string escaped(const std::string& text) {
   std::string out;
-  for (const char c : text) {
+  for (const char c : plot_detail::drawable(text)) {
     if (c == '<') {
       out += "&lt;";
     } else if (c == '>') {
@@ -22,7 +22,7 @@ std::string escaped(const std::string& text) {
     } else if (c == '"') {
       out += "&quot;";
     } else {
-      out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+      out += c;
     }
   }
   return out;
@@ -81,17 +81,24 @@ class Svg {
       markers += marker(layout.x(x), layout.y(y), series.emphasis ? 5.5 : 4.5, rank);
     }
     if (layout.labels_at_end) markers += marker(layout.labels[index].x - plot_detail::kKeyDistance, layout.labels[index].y, 4.5, rank);
-    if (series.line) {
-      out_ += "<polyline points=\"" + path + "\" fill=\"none\" stroke=\"" + colour + "\" stroke-linejoin=\"round\" stroke-width=\"" +
-              (series.backdrop   ? "7"
-               : series.emphasis ? "3.5"
-                                 : "2") +
-              "\"" + (!series.backdrop && plot_detail::is_open(rank) ? " stroke-dasharray=\"7 4\"" : "") + "/>\n";
+    if (series.line) curve(path, series, rank, colour);
+    if (series.line && layout.labels_at_end && !plot_detail::draws_markers(series)) {
+      const double x = layout.labels[index].x - plot_detail::kKeyDistance;
+      const std::string y = "," + rounded(layout.labels[index].y) + " ";
+      curve(rounded(x - plot_detail::kKeyLine) + y + rounded(x + plot_detail::kKeyLine) + y, series, rank, colour);
     }
     if (plot_detail::draws_markers(series)) {
       const std::string style = plot_detail::is_open(rank) ? "white\" stroke=\"" + colour + "\" stroke-width=\"1.8" : colour;
       out_ += "<g fill=\"" + style + "\">\n" + markers + "</g>\n";
     }
+  }
+
+  void curve(const std::string& points, const PlotSeries& series, size_t rank, const std::string& colour) {
+    out_ += "<polyline points=\"" + points + "\" fill=\"none\" stroke=\"" + colour + "\" stroke-linejoin=\"round\" stroke-width=\"" +
+            (series.backdrop   ? "7"
+             : series.emphasis ? "3.5"
+                               : "2") +
+            "\"" + (!series.backdrop && plot_detail::is_open(rank) ? " stroke-dasharray=\"7 4\"" : "") + "/>\n";
   }
 
   std::string finish() { return out_ + "</svg>\n"; }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 
 #include "based/core/files.h"
 #include "based/core/plot_layout.h"
@@ -163,11 +164,87 @@ TEST(Plot, GnuplotDrawsPercentTicks) {
   EXPECT_EQ(write_plot(plot, folder.file("recall")).size(), 2u);
 }
 
+// An environment variable for as long as the object lives.
+class Environment {
+ public:
+  Environment(const char* name, const std::string& value) : name_(name) {
+    if (const char* before = std::getenv(name)) before_ = before;
+    setenv(name, value.c_str(), 1);
+  }
+  ~Environment() { before_ ? setenv(name_, before_->c_str(), 1) : unsetenv(name_); }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> before_;
+};
+
+// The PATH with a gnuplot in front that does as `script` says.
+std::string path_with_gnuplot(const TemporaryFolder& folder, const std::string& script) {
+  write_file_atomic(folder.file("gnuplot"), "#!/bin/sh\n" + script + "\n");
+  std::filesystem::permissions(folder.file("gnuplot"), std::filesystem::perms::owner_all);
+  return folder.path().string() + ":" + std::getenv("PATH");
+}
+
 TEST(Plot, FailuresOfGnuplotAreReported) {
+  for (const auto& [script, message] : {std::pair{"echo 'no such terminal' >&2; exit 3", "gnuplot failed: no such terminal"},
+                                        {"exit 0", "gnuplot failed: it wrote no whole picture"},
+                                        {"printf '\\211PNG\\r\\n\\032\\n cut'", "gnuplot failed: it wrote no whole picture"}}) {
+    const TemporaryFolder programs, folder;
+    const Environment path("PATH", path_with_gnuplot(programs, script));
+    EXPECT_THAT(message_of<Error>([&] { write_plot(recall_plot(), folder.file("p")); }), HasSubstr(message));
+    EXPECT_FALSE(std::filesystem::exists(folder.file("p.png")));
+  }
+}
+
+TEST(Plot, APictureThatCannotBeWrittenIsNamed) {
   if (std::system("command -v gnuplot >/dev/null 2>&1") != 0) GTEST_SKIP() << "gnuplot is not installed";
   const TemporaryFolder folder;
   std::filesystem::create_directory(folder.file("p.png"));
-  EXPECT_THAT(message_of<Error>([&] { write_plot(recall_plot(), folder.file("p")); }), HasSubstr("gnuplot failed: "));
+  EXPECT_THAT(message_of<Error>([&] { write_plot(recall_plot(), folder.file("p")); }),
+              HasSubstr(folder.file("p.png") + ": cannot be written"));
+}
+
+TEST(Plot, AnyPathAndAnyEnvironmentWillDo) {
+  if (std::system("command -v gnuplot >/dev/null 2>&1") != 0) GTEST_SKIP() << "gnuplot is not installed";
+  const TemporaryFolder folder, home;
+  for (const char* name : {"a\tb", "a\nb", "a\x1b[31mb", "it's", "\"q\"", "50%d", "back\\slash\\", "`date`", "$HOME", "@x {y}_z^2", "-d",
+                           "\xff\xfe", "|cat", "#"}) {
+    const std::string stem = folder.file(name);
+    EXPECT_THAT(write_plot(recall_plot(), stem), ElementsAre(stem + ".svg", stem + ".png"));
+    EXPECT_EQ(read_file(stem + ".png").substr(1, 3), "PNG") << name;
+  }
+  write_file_atomic(home.file(".gnuplot"), "set terminal nonsense\n");
+  for (const auto& [variable, value] :
+       {std::pair{"GNUTERM", std::string("nonsense")}, {"HOME", home.path().string()}, {"GNUPLOT_LIB", std::string("/dev/null")}}) {
+    const Environment changed(variable, value);
+    EXPECT_THAT(write_plot(recall_plot(), folder.file(variable)), SizeIs(2)) << variable;
+  }
+  const std::string strange = folder.file("a\tfolder");
+  std::filesystem::create_directory(strange);
+  const Environment changed("TMPDIR", strange);
+  EXPECT_THAT(write_plot(recall_plot(), folder.file("p")), SizeIs(2));
+  EXPECT_TRUE(std::filesystem::is_empty(strange));
+}
+
+TEST(Plot, AnyTextIsDrawn) {
+  const std::string svg = [] {
+    Plot plot = recall_plot();
+    plot.title = "tab\tend\nescape\x1b delete\x7f wrong\xff\xc3";
+    plot.series[0].label = "it's\\";
+    return plot_svg(plot);
+  }();
+  EXPECT_THAT(svg, HasSubstr(">tab end escape  delete  wrong\xef\xbf\xbd\xef\xbf\xbd<"));
+  if (std::system("command -v gnuplot >/dev/null 2>&1") != 0) GTEST_SKIP() << "gnuplot is not installed";
+  const TemporaryFolder folder;
+  for (const char* text :
+       {"it's\\", "50 %", "\\", "'", "\"", "`x`", "@a", "\xff", "a\nb", "$(x)", "'q'", "`touch /dev/null/x`9", "#", "|"}) {
+    Plot plot = recall_plot();
+    plot.title = plot.subtitle = plot.footer = plot.x.label = plot.y.label = plot.series[0].label = text;
+    plot.notes = {{11000, 0.3, text}};
+    EXPECT_THAT(write_plot(plot, folder.file("p")), SizeIs(2)) << text;
+  }
 }
 
 TEST(Plot, AFolderForTemporaryFilesThatIsNoneIsNamed) {
@@ -243,6 +320,35 @@ TEST(Plot, LabelsAtTheEndStayApartAndHaveTheirMarkers) {
   const std::string svg = plot_svg(plot);
   plot.labels_at_end = false;
   EXPECT_EQ(count_of(svg, "<circle"), count_of(plot_svg(plot), "<circle") + 3) << "of ranks 0, 5 and 10";
+}
+
+// What has no markers, as a frontier, is named beside a piece of its line.
+TEST(Plot, LabelsAtTheEndHaveTheLinesOfWhatHasNoMarkers) {
+  Plot plot = frontier_plot();
+  plot.labels_at_end = true;
+  PlotSeries curve{.label = "curve"};
+  for (int i = 0; i < 100; ++i) curve.points.emplace_back(1024 + i, 0.1);  // too many for markers
+  plot.series.push_back(curve);
+  const std::string svg = plot_svg(plot);
+  const auto layout = make_layout(plot);
+  for (size_t i = 0; i < layout.series.size(); ++i) {
+    if (plot_detail::draws_markers(layout.series[i])) continue;
+    const std::string y = plot_detail::number_text(std::round(layout.labels[i].y * 10) / 10);
+    const std::string colour = layout.series[i].backdrop ? plot_detail::kBackdrop : plot_detail::rank_colour(layout.ranks[i]);
+    const double x = layout.labels[i].x - plot_detail::kKeyDistance;
+    EXPECT_THAT(
+        svg, HasSubstr("<polyline points=\"" + plot_detail::number_text(std::round((x - plot_detail::kKeyLine) * 10) / 10) + "," + y + " "))
+        << layout.series[i].label;
+    EXPECT_LT(x + plot_detail::kKeyLine, layout.labels[i].x) << "the text begins after it";
+    EXPECT_GT(x - plot_detail::kKeyLine, layout.right) << "it hides nothing of the figure";
+    EXPECT_EQ(count_of(svg, "fill=\"none\" stroke=\"" + colour), 2U);
+  }
+  const TemporaryFolder programs, folder;
+  const Environment path("PATH", path_with_gnuplot(programs, "cat > '" + folder.file("script") + "'"));
+  message_of<Error>([&] { write_plot(plot, folder.file("p")); });
+  const std::string script = read_file(folder.file("script"));
+  EXPECT_EQ(count_of(script, "set arrow from screen "), 2U) << script;
+  EXPECT_THAT(script, HasSubstr(std::string(" nohead front linecolor rgb '") + plot_detail::kBackdrop + "' linewidth 6"));
 }
 
 TEST(Plot, NotesAreLeftOutWhereTheyWouldHideSomething) {
