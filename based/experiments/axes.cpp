@@ -1,6 +1,7 @@
 #include "based/experiments/axes.h"
 
-#include <regex>
+#include <algorithm>
+#include <optional>
 
 #include "based/core/text.h"
 
@@ -8,7 +9,8 @@ namespace based {
 namespace {
 
 constexpr size_t max_points = 10'000;
-constexpr int max_ties = 16;  // that lead from one to the next
+constexpr int max_ties = 16;     // that lead from one to the next
+constexpr size_t max_axes = 64;  // of a series: each is a level of recursion
 
 const Config::Table& members(const Config& table) { return std::get<Config::Table>(table.value()); }
 
@@ -43,6 +45,42 @@ const std::string* tie_of(const Config& value) {
   return text != nullptr && text->starts_with('=') ? text : nullptr;
 }
 
+// "= KEY" or "= KEY / 4".
+struct Tie {
+  std::string key;
+  char operation = 0;
+  int64_t number = 0;
+};
+
+// Read by hand: std::regex takes a stack frame for each letter.
+std::optional<Tie> parse_tie(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\n\v\f\r", kDigits = "0123456789",
+                             kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_";
+  constexpr size_t kMostDigits = 9;
+  const auto skip_space = [&] { text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size())); };
+  const auto take = [&](std::string_view of) {
+    const std::string_view taken = text.substr(0, text.find_first_not_of(of));
+    text.remove_prefix(taken.size());
+    return std::string(taken);
+  };
+  Tie tie;
+  text.remove_prefix(1);
+  skip_space();
+  if (text.empty() || kLetters.find(text.front()) == std::string_view::npos) return {};
+  tie.key = take(std::string(kLetters) + std::string(kDigits) + ".");
+  skip_space();
+  if (text.empty()) return tie;
+  if (std::string_view("*/+-").find(text.front()) == std::string_view::npos) return {};
+  tie.operation = text.front();
+  text.remove_prefix(1);
+  skip_space();
+  const std::string digits = take(kDigits);
+  skip_space();
+  if (digits.empty() || digits.size() > kMostDigits || !text.empty()) return {};
+  tie.number = std::stoll(digits);
+  return tie;
+}
+
 class Ties {
  public:
   explicit Ties(const Config& root) : root_(root) {}
@@ -62,21 +100,19 @@ class Ties {
   }
 
   int64_t number(const Config& tie, const std::string& path, int depth) const {
-    static const std::regex form(R"(=\s*([A-Za-z_][A-Za-z0-9_.]*)\s*(?:([*/+-])\s*([0-9]{1,9}))?\s*)");
-    std::smatch parts;
-    if (!std::regex_match(*tie_of(tie), parts, form))
-      refuse(tie, path, "a tie is \"= KEY\", or \"= KEY / 4\" with one of * / + - and an integer");
+    const std::optional<Tie> parsed = parse_tie(*tie_of(tie));
+    if (!parsed) refuse(tie, path, "a tie is \"= KEY\", or \"= KEY / 4\" with one of * / + - and an integer");
     if (depth == max_ties) refuse(tie, path, "it is tied to itself");
-    const auto [found, found_path] = look_up(parts[1], path);
+    const auto [found, found_path] = look_up(parsed->key, path);
     if (found == nullptr)
-      refuse(tie, path, "the model has no key " + in_quotes(parts[1].str()) + " here; a default is not looked up, so write it down");
-    const int64_t left = tie_of(*found) != nullptr ? number(*found, found_path, depth + 1) : integer(*found, tie, path, parts[1]);
-    return parts[2].matched ? computed(left, *parts[2].first, std::stoll(parts[3]), tie, path) : left;
+      refuse(tie, path, "the model has no key " + in_quotes(parsed->key) + " here; a default is not looked up, so write it down");
+    const int64_t left = tie_of(*found) != nullptr ? number(*found, found_path, depth + 1) : integer(*found, tie, path, parsed->key);
+    return parsed->operation != 0 ? computed(left, parsed->operation, parsed->number, tie, path) : left;
   }
 
   static int64_t integer(const Config& found, const Config& tie, const std::string& path, const std::string& name) {
     const auto* value = std::get_if<int64_t>(&found.value());
-    if (value == nullptr) refuse(tie, path, name + " is no integer");
+    if (value == nullptr) refuse(tie, path, printable(name) + " is no integer");
     return *value;
   }
 
@@ -110,6 +146,8 @@ void expand(const Config& table, std::vector<std::string> axes, std::vector<Axis
     const auto& values = std::get<Config::Array>(axis.list->value());
     if (values.empty())
       throw UsageError(axis.list->where() + "model." + axis.path + " is an empty list: nothing would be trained; name at least one value");
+    if (axes.size() == max_axes)
+      throw UsageError(axis.list->where() + "a series' model has more than " + std::to_string(max_axes) + " lists");
     axes.push_back(axis.path);
     for (const Config& value : values) {
       if (value.is_array() || value.is_table())

@@ -2,9 +2,10 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <new>
-#include <regex>
+#include <string_view>
 #include <system_error>
 
 #include "based/core/progress.h"
@@ -14,6 +15,21 @@ namespace based {
 namespace {
 
 constexpr const char* kSmaller = "; a smaller model, batch or context needs less";
+
+// "17179869184 bytes" or "20.00 GiB" out of torch's words: "… you tried to allocate 17179869184 bytes. …" on a CPU, "… Tried to allocate
+// 20.00 GiB. …" on a GPU. Empty where there is none. By hand: std::regex takes a stack frame for each character.
+std::string_view asked_for(std::string_view text) {
+  constexpr std::string_view kBefore = "ried to allocate ", kNumber = "0123456789.",
+                             kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+  for (size_t at = text.find(kBefore); at != std::string_view::npos; at = text.find(kBefore, at + 1)) {
+    const std::string_view rest = text.substr(at + kBefore.size());
+    const size_t space = std::min(rest.find_first_not_of(kNumber), rest.size());
+    if (space == 0 || space == rest.size() || rest[space] != ' ') continue;
+    const size_t end = std::min(rest.find_first_not_of(kLetters, space + 1), rest.size());
+    if (end > space + 1) return rest.substr(0, end);
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -33,10 +49,8 @@ std::string failure_line(const std::exception& error) {
   const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
   if (of_torch == nullptr) return error.what();
   const std::string text = of_torch->what_without_backtrace();
-  // "… you tried to allocate 17179869184 bytes. …" on a CPU, "… Tried to allocate 20.00 GiB. …" on a GPU.
-  std::smatch asked;
-  if (std::regex_search(text, asked, std::regex("ried to allocate ([0-9.]+ [A-Za-z]+)")))
-    return "out of memory: " + asked[1].str() + " were asked for at once" + kSmaller;
+  if (const std::string_view asked = asked_for(text); !asked.empty())
+    return "out of memory: " + std::string(asked) + " were asked for at once" + kSmaller;
   return text;
 }
 

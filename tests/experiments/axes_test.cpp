@@ -55,6 +55,32 @@ TEST(Axes, WhatCannotBeIsNamed) {
   EXPECT_THAT(refusal(many + "]\nb" + many.substr(1) + "]"), HasSubstr("more than 10000 points"));
 }
 
+// A tie of any length is read without a stack frame for each of its characters.
+TEST(Axes, ALongTieIsReadOrRefused) {
+  const std::string name(1'000'000, 'a'), spaces(1'000'000, ' ');
+  EXPECT_THAT(refusal("n = \"= " + name + "\""), HasSubstr("the model has no key 'aaaa"));
+  EXPECT_THAT(refusal("n = \"= " + name + " / 2\""), HasSubstr("the model has no key 'aaaa"));
+  EXPECT_THAT(refusal("n = \"= " + name + "-\""), HasSubstr("a tie is \"= KEY\""));
+  EXPECT_THAT(refusal("n = \"= " + name + "\"\n" + name + " = 0.5"), HasSubstr("is no integer"));
+  EXPECT_THAT(refusal("d = 2\nn = \"= d * " + std::string(1'000'000, '1') + "\""), HasSubstr("a tie is \"= KEY\""));
+  EXPECT_THAT(refusal("n = \"= " + std::string(1'000'000, '.') + "\""), HasSubstr("a tie is \"= KEY\""));
+  EXPECT_EQ(expand_axes(toml("d = 6\nn = \"=" + spaces + "d" + spaces + "/" + spaces + "2" + spaces + "\""))[0].model.to_json(-1),
+            R"({"d":6,"n":3})");
+}
+
+TEST(Axes, ATieHasOneForm) {
+  for (const char* tie :
+       {"=", "= ", "= 4", "= d d", "= d 2", "= d / ", "= d / x", "= d / 1234567890", "= d / 2 2", "= d / -2", "= .d", "= /2", "= d\\u00a0"})
+    EXPECT_THAT(refusal("d = 6\nn = \"" + std::string(tie) + "\""), HasSubstr("a tie is \"= KEY\"")) << tie;
+  EXPECT_EQ(expand_axes(toml("_d.E1 = 6\nn = \"=\\t_d.E1-007 \""))[0].model.to_json(-1), R"({"_d":{"E1":6},"n":-1})");
+}
+
+TEST(Axes, MoreListsThanAnyModelHasAreRefused) {
+  std::string lists;
+  for (int i = 0; i < 20'000; ++i) lists += "a" + std::to_string(i) + " = [1]\n";
+  EXPECT_THAT(refusal(lists), HasSubstr("a series' model has more than 64 lists"));
+}
+
 TEST(Axes, WhatIsUsualIsLeftOut) {
   EXPECT_EQ(without_defaults(toml("a = 1\nb = 2\nt = {c = 3, d = 4}"), toml("a = 1\nb = 1\nt = {c = 3, d = 0}")).to_json(-1),
             R"({"b":2,"t":{"d":4}})");
