@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <filesystem>
+#include <unordered_set>
 
 #include "apps/command.h"
 #include "based/core/files.h"
@@ -18,13 +19,25 @@ struct Options {
   bool fresh = false, retry = false, save_models = false, json = false, keys = false;
 
   std::string folder() const {
-    std::error_code none;  // of the folder that the program runs in, where that was removed
-    return out.empty() ? fs::absolute(config, none).parent_path().lexically_normal().string() : out;
+    if (!out.empty()) return out;
+    std::error_code failed;
+    const fs::path file = fs::absolute(config, failed);
+    if (failed) throw Error(config + ": the current folder is not known (" + failed.message() + "); name the file by its whole path");
+    return file.parent_path().lexically_normal().string();
   }
   std::string in_folder(const std::string& name) const { return (fs::path(folder()) / name).string(); }
 };
 
-ExperimentFile open(const Options& options) { return read_experiment(options.config, options.scale, options.set); }
+void require_folder(const std::string& path, const std::string& remedy) {
+  std::error_code unknown;
+  if (path_exists(path) && !fs::is_directory(path, unknown)) throw Error(path + ": is a file, not a folder; " + remedy);
+}
+
+ExperimentFile open(const Options& options) {
+  if (!options.out.empty()) require_folder(options.out, "--out names the folder for results/ and the figures");
+  require_folder(options.in_folder("results"), "it is where results are kept: move it away, or name another folder with --out");
+  return read_experiment(options.config, options.scale, options.set);
+}
 
 void print_report(const ExperimentFile& file, const ResultsFolder& results, bool json) {
   const Report report = make_report(file, results);
@@ -39,12 +52,25 @@ std::string names_of(const std::vector<torch::Device>& devices) {
 }
 
 void tell_of_gpu_results(const ExperimentFile& file, const ResultsFolder& results) {
-  const auto count = std::count_if(file.runs().begin(), file.runs().end(), [&](const PlannedRun& planned) {
-    return path_exists(results.file(run_key(*file.kind, planned, torch::kCUDA)));
-  });
+  const std::unordered_set<std::string> kept = results.keys();
+  if (kept.empty()) return;
+  const auto count = std::count_if(file.runs().begin(), file.runs().end(),
+                                   [&](const PlannedRun& planned) { return kept.contains(run_key(*file.kind, planned, torch::kCUDA)); });
   if (count == 0) return;
   print_message(std::to_string(count) + " of " + std::to_string(file.runs().size()) + " runs are kept from a GPU, in " + results.folder() +
                 "; the CPU does them anew, beside those, which are what status and plot show");
+}
+
+// What the user asked for and did not get.
+void tell_of_models(const SweepOutcome& outcome, const std::string& folder) {
+  if (outcome.unsaved > 0) {
+    print_message(std::to_string(outcome.unsaved) + " models could not be saved in " + folder +
+                  "; their results are kept, and --retry --save-models does these runs again");
+  } else if (outcome.without_model > 0) {
+    print_message(std::to_string(outcome.without_model) + " of " + std::to_string(outcome.runs - outcome.failed) +
+                  " finished runs have no model in " + folder +
+                  ", and only training makes one: --retry --save-models does these runs again");
+  }
 }
 
 void run(const Options& options) {
@@ -73,10 +99,10 @@ void run(const Options& options) {
   if (!options.json)
     print_line("in " + results.folder() + "; " + std::to_string(outcome.kept) + " of " + std::to_string(outcome.runs) +
                " runs were there before" + (outcome.kept > 0 ? " (--fresh does them again)" : ""));
-  if (outcome.failed > 0) {
+  tell_of_models(outcome, sweep.save_models);
+  if (outcome.failed > 0)
     print_message(std::to_string(outcome.failed) + " of " + std::to_string(outcome.runs) + " runs failed; --retry does them again");
-    throw Exit{1};
-  }
+  if (outcome.failed > 0 || outcome.unsaved > 0) throw Exit{1};
 }
 
 void status(const Options& options) { print_report(open(options), ResultsFolder(options.in_folder("results")), options.json); }
@@ -111,8 +137,8 @@ void setup_run(CommandLine app) {
   app.add_option("--device", options->device, "cpu, cuda, cuda:N, several with commas, or all (default: all GPUs, else the CPU)");
   app.add_option("--runs-per-device", options->runs_per_device, "runs at once; 0: 1 on the CPU, 4 on a GPU", {0, 256});
   app.add_flag("--fresh", options->fresh, "do all runs again, also those that are finished");
-  app.add_flag("--retry", options->retry, "do those that failed again");
-  app.add_flag("--save-models", options->save_models, "keep each trained model in models/, beside results/");
+  app.add_flag("--retry", options->retry, "do those that failed again; with --save-models also those whose model is not there");
+  app.add_flag("--save-models", options->save_models, "keep each model that is trained in models/, beside results/");
   app.add_flag("--keys", options->keys, "list every key with its default");
   app.add_flag("--json", options->json, "at the end what `status --json` says");
   app.callback([options] { run(*options); });

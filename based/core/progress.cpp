@@ -52,7 +52,7 @@ Progress::Progress(const std::string& label, int64_t total, ProgressOptions opti
       started_(now()),
       last_drawn_(started_) {
   terminal_ = !options_.quiet && is_terminal(options_);
-  if (terminal_) {
+  if (terminal_ && !waits()) {
     const std::lock_guard lock(stderr_mutex);
     active = this;
     draw(false);
@@ -67,6 +67,8 @@ void Progress::update(int64_t done, Fields fields) {
   done_ = done;
   fields_ = std::move(fields);
   dirty_ = true;
+  if (waits()) return;
+  if (terminal_ && active == nullptr) active = this;
   if (now() - last_drawn_ >= (terminal_ ? kRedrawSeconds : options_.plain_interval)) draw(false);
 }
 
@@ -76,8 +78,10 @@ void Progress::finish() {
   if (finished_) return;
   finished_ = true;
   if (active == this) active = nullptr;
-  if (terminal_ || dirty_) draw(true);
+  if (!waits() && (terminal_ || dirty_)) draw(true);
 }
+
+bool Progress::waits() const { return options_.delay > 0 && now() - started_ < options_.delay; }
 
 void Progress::draw(bool last) {
   if (terminal_) {

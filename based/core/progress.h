@@ -15,7 +15,11 @@ struct ProgressOptions {
   int descriptor = 2;          // stderr
   int terminal_width = 0;      // columns of the terminal; 0: ask it; below 0: no terminal, plain lines
   double plain_interval = 10;  // seconds between plain lines
+  double delay = 0;            // seconds before the first line; what ends before then draws nothing
 };
+
+// The delay for what takes a moment mostly, but minutes where there are millions to look at.
+inline constexpr double kProgressDelay = 1;
 
 class Progress {
  public:
@@ -33,6 +37,7 @@ class Progress {
  private:
   std::string line(int columns) const;  // columns < 0: no limit and no bar
   void draw(bool last);
+  bool waits() const;  // for the end of the delay
 
   friend void write_above_progress(std::string_view text);
 

@@ -1,9 +1,13 @@
 #include "based/experiments/experiment.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
-#include <map>
+#include <optional>
+#include <tuple>
 
 #include "based/core/hash.h"
+#include "based/core/progress.h"
 #include "based/core/text.h"
 #include "based/experiments/axes.h"
 
@@ -34,6 +38,8 @@ const ExperimentKind& find_experiment_kind(const std::string& name) {
 }
 
 namespace {
+
+constexpr size_t kProgressEvery = 4096;  // runs
 
 std::string name_of(const Config& series) {
   const Config* name = series.find("name");
@@ -90,13 +96,37 @@ Config without(const Config& config, const std::string& key) {
   return Config(std::move(kept), config.where());
 }
 
+Hash128 key_hash(const ExperimentKind& kind, const PlannedRun& run, torch::DeviceType device) {
+  const PlannedRate& rate = *run.rate;
+  BASED_ASSERT(rate.config_json.ends_with('}') && rate.config_json.size() > 2);
+  thread_local std::string text;
+  text = "{\"kind\":\"";
+  text.append(kind.name).append("\",\"device\":\"").append(device_name(device)).append("\",\"versions\":").append(rate.versions_json);
+  text.append(",\"config\":").append(rate.config_json, 0, rate.config_json.size() - 1);
+  text.append(",\"seed\":").append(std::to_string(run.seed)).append("}}");
+  return xxh3_128(std::as_bytes(std::span(text)));
+}
+
+// Sorted, not in a map: there may be millions.
 void require_different(const ExperimentKind& kind, const std::vector<PlannedRun>& runs) {
-  std::map<std::string, const PlannedRun*> seen;
-  for (const PlannedRun& run : runs) {
-    const auto [before, is_new] = seen.emplace(run_key(kind, run, torch::kCPU), &run);
-    if (is_new) continue;
-    throw UsageError("two runs are the same, " + run_name(*before->second) + " and " + run_name(run) + ": leave one of them out");
+  std::vector<std::tuple<uint64_t, uint64_t, size_t>> keys;
+  keys.reserve(runs.size());
+  Progress progress("experiment: keys", static_cast<int64_t>(runs.size()), {.delay = kProgressDelay});
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const Hash128 key = key_hash(kind, runs[i], torch::kCPU);
+    keys.emplace_back(key.high, key.low, i);
+    if ((i + 1) % kProgressEvery == 0 || i + 1 == runs.size()) progress.update(static_cast<int64_t>(i + 1));
   }
+  std::sort(keys.begin(), keys.end());
+  std::optional<std::pair<size_t, size_t>> same;  // the first run that was there before, as the file has them
+  for (size_t i = 1; i < keys.size(); ++i) {
+    const auto& [high, low, run] = keys[i - 1];
+    const auto& [next_high, next_low, next] = keys[i];
+    if (high == next_high && low == next_low && (!same || next < same->second)) same = {run, next};
+  }
+  if (same)
+    throw UsageError("two runs are the same, " + run_name(runs[same->first]) + " and " + run_name(runs[same->second]) +
+                     ": leave one of them out");
 }
 
 }  // namespace
@@ -123,21 +153,48 @@ ExperimentFile read_experiment(const std::string& path, const std::string& scale
   return file;
 }
 
+std::string device_name(torch::DeviceType device) { return device == torch::kCUDA ? "cuda" : "cpu"; }
+
 std::string run_key(const ExperimentKind& kind, const PlannedRun& run, torch::DeviceType device) {
-  Config all{Config::Table{}};
-  all.set("kind", Config(std::string(kind.name)));
-  all.set("device", Config(std::string(device == torch::kCUDA ? "cuda" : "cpu")));
-  all.set("versions", run.versions);
-  all.set("config", run.config);
-  const std::string text = all.to_json(-1);
-  return xxh3_128(std::as_bytes(std::span(text))).hex();
+  return key_hash(kind, run, device).hex();
+}
+
+void add_runs(std::vector<PlannedRun>& runs, std::shared_ptr<PlannedRate> rate, const std::vector<int64_t>& seeds) {
+  rate->config_json = rate->config.to_json(-1);
+  rate->versions_json = rate->versions.to_json(-1);
+  const std::shared_ptr<const PlannedRate> shared = std::move(rate);
+  for (const int64_t seed : seeds) runs.push_back({shared, seed});
+}
+
+Config config_of(const PlannedRun& run) {
+  Config config = run.rate->config;
+  config.set("seed", Config(run.seed));
+  return config;
 }
 
 std::string point_name(const std::string& series, const std::string& label) { return series + (label.empty() ? "" : " " + label); }
 
 std::string run_name(const PlannedRun& run) {
-  return point_name(run.series, run.label) + ", learning rate " + Config(run.learning_rate).to_json(-1) + ", seed " +
+  return point_name(run.rate->series, run.rate->label) + ", learning rate " + Config(run.rate->learning_rate).to_json(-1) + ", seed " +
          std::to_string(run.seed);
+}
+
+std::string markdown(const std::string& text) {
+  const auto is_word = [&](size_t at) { return at < text.size() && std::isalnum(static_cast<unsigned char>(text[at])) != 0; };
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool within_word = c == '_' && i > 0 && is_word(i - 1) && is_word(i + 1);  // feature_dim: no emphasis
+    if (std::string_view("\\`*_[]<|~&$#").find(c) != std::string_view::npos && !within_word) out += '\\';
+    out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c;
+  }
+  return out;
+}
+
+void require_figure(const std::string& where, const std::string& name, double value, double least, double most) {
+  if (value >= least && value <= most) return;  // false of what is no number
+  const auto text = [](double number) { return std::isfinite(number) ? Config(number).to_json(-1) : std::to_string(number); };
+  throw Error(where + name + " is " + text(value) + ", which is not from " + text(least) + " to " + text(most));
 }
 
 double figure_of(const StoredRun& run, const std::string& name) {

@@ -17,8 +17,12 @@ ExperimentFile read_experiment(const std::string& path, const std::string& scale
 
 // The name of a run's file: 32 hex digits over all that decides it.
 std::string run_key(const ExperimentKind& kind, const PlannedRun& run, torch::DeviceType device);
+std::string device_name(torch::DeviceType device);  // as keys and results have it: cpu, cuda
 
 std::string point_name(const std::string& series, const std::string& label);
 std::string run_name(const PlannedRun& run);  // with rate and seed
+
+// A name as text of a Markdown document, in a cell of a table too: what Markdown would read as its own is escaped.
+std::string markdown(const std::string& text);
 
 }  // namespace based

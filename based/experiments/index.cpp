@@ -2,6 +2,7 @@
 // message alone and answers. How much he answers rightly, against the bits that were sent, stands beside what no message can do better.
 #include "based/data/index.h"
 
+#include "based/experiments/experiment.h"
 #include "based/experiments/message.h"
 #include "based/experiments/questions.h"
 
@@ -31,6 +32,16 @@ struct IndexTask {
     field("seed", seed, "of the data");
     field("bits_each", bits_each,
           "a message has each number of the state in so many bits: 32, 16, or 8 to 2; a point of the figure for each");
+  }
+};
+
+struct IndexFigures {
+  std::vector<double> message_bits, message_recall;
+
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("message_bits", message_bits, "for each of bits_each");
+    field("message_recall", message_recall, "likewise");
   }
 };
 
@@ -107,18 +118,25 @@ struct IndexKind {
     return made;
   }
 
-  static void measure(LanguageModel& model, const RecallData& data, const Task& task, Config& outcome) {
+  using Measured = IndexFigures;
+  static Measured measure(LanguageModel& model, const RecallData& data, const Task& task) {
     constexpr int64_t kAtOnce = 32;
-    std::vector<double> sent, recall;
+    Measured measured;
     const auto pieces = recall_pieces(data.test().front(), kAtOnce);
     for (const int64_t bits_each : task.bits_each) {
       int64_t bits = 0;
       const auto read = [&](const RecallPiece& piece) { return answer(model, piece, task, static_cast<int>(bits_each), bits); };
-      recall.push_back(measure_recall(model, {pieces}, read).mean);
-      sent.push_back(static_cast<double>(bits));
+      measured.message_recall.push_back(measure_recall(model, {pieces}, read).mean);
+      measured.message_bits.push_back(static_cast<double>(bits));
     }
-    outcome.set("message_bits", write_config(sent));
-    outcome.set("message_recall", write_config(recall));
+    return measured;
+  }
+  static void check_measured(const Task& task, const Measured& measured, const std::string& where) {
+    for (const auto& [name, figures, least, most] :
+         {std::tuple{"message_bits", &measured.message_bits, 1.0, 0x1p53}, {"message_recall", &measured.message_recall, 0.0, 1.0}}) {
+      require_count(where, name, figures->size(), task.bits_each.size());
+      for (const double figure : *figures) require_figure(where, std::string("a figure of ") + name, figure, least, most);
+    }
   }
 
   static std::vector<Figure> figures(const IndexShown& shown, const std::vector<PointResult>& points) {
@@ -150,7 +168,7 @@ struct IndexKind {
   }
 
   static std::string table(const IndexShown& shown, const std::vector<PointResult>& points) {
-    std::string text = "# " + shown.title + "\n\n" + times(shown.task.bits, "bits, each of which is asked for.") +
+    std::string text = "# " + markdown(shown.title) + "\n\n" + times(shown.task.bits, "bits, each of which is asked for.") +
                        " The bound is the most that a message of so many bits lets anyone answer.\n\n"
                        "| series | point | bits each | message bits | recall | bound | learning rate | parameters |\n"
                        "|---|---|---:|---:|---:|---:|---:|---:|\n";
@@ -162,7 +180,7 @@ struct IndexKind {
       const StoredRun& run = *point.best.front();
       const std::vector<double> bits = figures_of(run, "message_bits"), recall = figures_of(run, "message_recall");
       for (size_t i = 0; i < std::min({bits.size(), recall.size(), shown.task.bits_each.size()}); ++i)
-        text += "| " + point.series + " | " + point.label + " | " + std::to_string(shown.task.bits_each[i]) + " | " +
+        text += "| " + markdown(point.series) + " | " + markdown(point.label) + " | " + std::to_string(shown.task.bits_each[i]) + " | " +
                 format_number(bits[i], 0) + " | " + format_number(recall[i], 4) + " | " +
                 format_number(most_recall(bits[i], static_cast<double>(shown.task.bits)), 4) + " | " +
                 format_number(point.learning_rate, 5) + " | " + std::to_string(point.planned->parameters) + " |\n";

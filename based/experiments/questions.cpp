@@ -1,5 +1,7 @@
 #include "based/experiments/questions.h"
 
+#include <cfloat>
+
 namespace based {
 namespace {
 
@@ -27,6 +29,50 @@ int64_t longest_of(const std::vector<QuestionSegment>& segments) {
   int64_t longest = 0;
   for (const QuestionSegment& segment : segments) longest = std::max(longest, segment.length);
   return longest;
+}
+
+QuestionFigures figures_of(const RecallOutcome& outcome, const RecallData& data) {
+  return {outcome.accuracy,    outcome.segments,   outcome.by_epoch, outcome.loss,      outcome.epochs,
+          outcome.state_bytes, outcome.parameters, data.hash(),      data.test_hashes()};
+}
+
+void require_count(const std::string& where, const std::string& name, size_t count, size_t wanted) {
+  if (count == wanted) return;
+  throw Error(where + name + " has " + std::to_string(count) + " entries, which must be " + std::to_string(wanted));
+}
+
+namespace {
+
+void require_hash(const std::string& where, const std::string& name, const std::string& hash, size_t digits) {
+  if (hash.size() != digits || hash.find_first_not_of("0123456789abcdef") != std::string::npos)
+    throw Error(where + name + " is " + in_quotes(hash) + ", which is no hash of " + std::to_string(digits) + " digits");
+}
+
+}  // namespace
+
+void check_figures(const QuestionFigures& figures, const std::vector<QuestionSegment>& test, int64_t epochs, int64_t parameters,
+                   const std::string& where) {
+  constexpr double kRounding = 1e-9;
+  require_figure(where, "accuracy", figures.accuracy, 0, 1);
+  require_figure(where, "loss", figures.loss, 0, FLT_MAX);
+  require_figure(where, "epochs", static_cast<double>(figures.epochs), 1, static_cast<double>(epochs));
+  require_figure(where, "state_bytes", static_cast<double>(figures.state_bytes), 1, 0x1p53);
+  if (figures.parameters != parameters)
+    throw Error(where + "parameters is " + std::to_string(figures.parameters) + ", but the model has " + std::to_string(parameters));
+  require_count(where, "by_epoch", figures.by_epoch.size(), static_cast<size_t>(figures.epochs));
+  for (const std::vector<double>& row : figures.by_epoch) {
+    require_count(where, "a row of by_epoch", row.size(), test.size());
+    for (const double value : row) require_figure(where, "a figure of by_epoch", value, 0, 1);
+  }
+  if (figures.segments != figures.by_epoch.back()) throw Error(where + "segments is not the last row of by_epoch");
+  double sum = 0, examples = 0;
+  for (size_t i = 0; i < test.size(); ++i) {
+    sum += figures.segments[i] * static_cast<double>(test[i].examples);
+    examples += static_cast<double>(test[i].examples);
+  }
+  if (std::abs(figures.accuracy - sum / examples) > kRounding) throw Error(where + "accuracy is not the mean of segments");
+  require_hash(where, "data_hash", figures.data_hash, 32);
+  for (const std::string& hash : figures.test_hashes) require_hash(where, QuestionFigures::kTestHashes, hash, 16);
 }
 
 void check_training(const TrainingAxes& training, const std::vector<QuestionSegment>& train, const std::vector<QuestionSegment>& test) {

@@ -7,7 +7,9 @@
 //   static int64_t vocab_size(const Task&);
 //   static std::vector<QuestionSegment> segments(const Task&, bool test);
 //   static MqarSegments make(const Task&);
-//   static void measure(LanguageModel&, const RecallData&, const Task&, Config& outcome);  what is measured when training is over
+//   using Measured = …;                                      a visited struct: what its outcomes have beside QuestionsOutcome's; NoFigures
+//   static Measured measure(LanguageModel&, const RecallData&, const Task&);  when training is over
+//   static void check_measured(const Task&, const Measured&, const std::string& where);  throws Error, as require_figure
 //   static std::vector<Figure> figures(const QuestionsShown<Task>&, const std::vector<PointResult>&);
 //   static std::string table(const QuestionsShown<Task>&, const std::vector<PointResult>&);
 #pragma once
@@ -16,6 +18,7 @@
 #include <map>
 #include <set>
 
+#include "based/core/progress.h"
 #include "based/core/text.h"
 #include "based/experiments/axes.h"
 #include "based/experiments/kind.h"
@@ -42,6 +45,49 @@ struct QuestionsShown {
   bool against_parameters = false;
 };
 std::string point_key(const std::string& series, const std::string& label);
+
+struct NoFigures {
+  template <class Visitor>
+  void visit(Visitor&&) {}
+};
+
+// What a run came to, as it is kept.
+struct QuestionFigures {
+  double accuracy = 0;
+  std::vector<double> segments;
+  std::vector<std::vector<double>> by_epoch;
+  double loss = 0;
+  int64_t epochs = 0, state_bytes = 0, parameters = 0;
+  std::string data_hash;
+  std::vector<std::string> test_hashes;
+
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("accuracy", accuracy, "over all test examples");
+    field("segments", segments, "the accuracy in each test segment");
+    field("by_epoch", by_epoch, "the segments after each epoch");
+    field("loss", loss, "of the last step");
+    field("epochs", epochs, "that were done");
+    field("state_bytes", state_bytes, "at the longest test example");
+    field("parameters", parameters, "of the model");
+    field("data_hash", data_hash, "of all segments, training's and test's");
+    field(kTestHashes, test_hashes, "of each test segment, as `based mqar eval` says it; older results have none");
+  }
+  static constexpr const char* kTestHashes = "test_hashes";
+};
+
+template <class Measured>
+struct QuestionsOutcome {
+  Measured measured;
+  QuestionFigures figures;
+
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    measured.visit(field);
+    figures.visit(field);
+  }
+};
+
 // The accuracy over all test examples, or in the last segment alone.
 double score_of(const StoredRun& run, bool last_segment);
 
@@ -104,6 +150,12 @@ void check_training(const TrainingAxes& training, const std::vector<QuestionSegm
 void check_series(const std::vector<QuestionSeries>& series);
 int64_t epoch_steps(const std::vector<QuestionSegment>& train, int64_t batch);
 int64_t longest_of(const std::vector<QuestionSegment>& segments);
+// Throws Error where a list of figures has not the length that is wanted.
+void require_count(const std::string& where, const std::string& name, size_t count, size_t wanted);
+QuestionFigures figures_of(const RecallOutcome& outcome, const RecallData& data);
+// Throws Error as require_figure where no run of so many epochs comes to the figures.
+void check_figures(const QuestionFigures& figures, const std::vector<QuestionSegment>& test, int64_t epochs, int64_t parameters,
+                   const std::string& where);
 
 struct QuestionsDeviceData : DeviceData {
   QuestionsDeviceData(const MqarSegments& segments, torch::Device device) : recall(segments, device) {}
@@ -125,7 +177,10 @@ class QuestionsExperiment : public Experiment {
     train_ = Kind::segments(config_.task, false);
     test_ = Kind::segments(config_.task, true);
     check_training(config_.training, train_, test_);
-    for (const QuestionSeries& series : config_.series) add_series(series);
+    task_key_ = without_defaults(write_config(config_.task), write_config(typename Kind::Task{}));
+    training_key_ = without_defaults(write_config(config_.training.run), write_config(RecallTraining{}));
+    Progress planning("experiment: runs", 0, {.delay = kProgressDelay});
+    for (const QuestionSeries& series : config_.series) add_series(series, planning);
   }
 
   const std::vector<PlannedRun>& runs() const override { return planned_; }
@@ -138,19 +193,21 @@ class QuestionsExperiment : public Experiment {
 
   std::optional<Config> run(size_t index, const DeviceData& data, const RunHooks& hooks) const override {
     const RecallData& recall = dynamic_cast<const QuestionsDeviceData&>(data).recall;
-    Config table{Config::Table{}};
-    const auto measure = [&](LanguageModel& model) { Kind::measure(model, recall, config_.task, table); };
-    const RecallOutcome outcome = train_recall(runs_[index], recall, {hooks.progress, hooks.save_to, measure});
-    if (outcome.interrupted) return {};
-    table.set("accuracy", Config(outcome.accuracy));
-    table.set("segments", write_config(outcome.segments));
-    table.set("by_epoch", write_config(outcome.by_epoch));
-    table.set("loss", Config(outcome.loss));
-    table.set("epochs", Config(outcome.epochs));
-    table.set("state_bytes", Config(outcome.state_bytes));
-    table.set("parameters", Config(outcome.parameters));
-    table.set("data_hash", Config(recall.hash()));
-    return table;
+    Config kept;
+    const auto trained = [&](LanguageModel& model, const RecallOutcome& outcome) {
+      kept = write_config(Outcome{Kind::measure(model, recall, config_.task), figures_of(outcome, recall)});
+      if (hooks.trained) hooks.trained(model, kept);
+    };
+    if (train_recall(run_of(index), recall, {hooks.progress, trained}).interrupted) return {};
+    return kept;
+  }
+
+  void check(size_t index, const Config& outcome) const override {
+    const Outcome read = read_whole<Outcome>(outcome, {QuestionFigures::kTestHashes});
+    if (outcome.find(QuestionFigures::kTestHashes) != nullptr)
+      require_count(outcome.where(), QuestionFigures::kTestHashes, read.figures.test_hashes.size(), test_.size());
+    check_figures(read.figures, test_, config_.training.run.epochs, planned_[index].rate->parameters, outcome.where());
+    Kind::check_measured(config_.task, read.measured, outcome.where());
   }
 
   double score(const StoredRun& run) const override { return score_of(run, last_segment()); }
@@ -158,6 +215,13 @@ class QuestionsExperiment : public Experiment {
   std::string table(const std::vector<PointResult>& points) const override { return Kind::table(shown(), points); }
 
  private:
+  using Outcome = QuestionsOutcome<typename Kind::Measured>;
+
+  struct Rate : PlannedRate {
+    const ModelConfig* model = nullptr;
+    OptimizerOptions optimizer;
+  };
+
   bool last_segment() const { return config_.score == "last"; }
 
   QuestionsShown<typename Kind::Task> shown() const {
@@ -167,60 +231,61 @@ class QuestionsExperiment : public Experiment {
             models_,       last_segment(), config_.against_parameters};
   }
 
-  void add_series(const QuestionSeries& series) {
+  void add_series(const QuestionSeries& series, Progress& planning) {
     const std::string at = "series " + in_quotes(series.name) + ": ";
     const std::vector<double>& rates = series.learning_rates.empty() ? config_.training.learning_rates : series.learning_rates;
     Config keys = laid_over(model_table(config_.model), model_table(series.model));
     set_vocabulary_size(keys, Kind::vocab_size(config_.task), "the task");
     for (const AxisPoint& point : expand_axes(keys)) {
       try {
-        add_point(series, point, rates);
+        add_point(series, point, rates, planning);
       } catch (const UsageError& error) {
         throw UsageError(at + (point.label.empty() ? "" : point.label + ": ") + error.what());
       }
     }
   }
 
-  void add_point(const QuestionSeries& series, const AxisPoint& point, const std::vector<double>& rates) {
-    const ModelConfig model = read_model_config(point.model);
+  void add_point(const QuestionSeries& series, const AxisPoint& point, const std::vector<double>& rates, Progress& planning) {
+    const ModelConfig& model = models_.emplace(point_key(series.name, point.label), read_model_config(point.model)).first->second;
     check_positions(model, std::max(longest_of(train_), longest_of(test_)));
-    const int64_t parameters = parameter_count(model);  // looks at the mixers' options, too
-    for (const double rate : rates)
-      for (const int64_t seed : config_.training.seeds) {
-        RecallRun run{model, read_config<OptimizerOptions>(laid_over(write_config(config_.optimizer), series.optimizer)),
-                      config_.training.run, seed};
-        run.optimizer.learning_rate = rate;
-        run.optimizer.min_learning_rate = std::min(run.optimizer.min_learning_rate, rate);
-        check_optimizer_options(run.optimizer);
-        planned_.push_back(planned(series.name, point.label, run, parameters));
-        runs_.push_back(std::move(run));
-      }
-    models_.emplace(point_key(series.name, point.label), model);
-  }
-
-  PlannedRun planned(const std::string& series, const std::string& label, const RecallRun& run, int64_t parameters) const {
-    PlannedRun planned{series, label, run.optimizer.learning_rate, run.seed, {}, {}};
-    planned.config = Config(Config::Table{{"model", model_key(run.model)},
-                                          {"task", without_defaults(write_config(config_.task), write_config(typename Kind::Task{}))},
-                                          {"optimizer", without_defaults(write_config(run.optimizer), write_config(OptimizerOptions{}))},
-                                          {"training", without_defaults(write_config(run.training), write_config(RecallTraining{}))},
-                                          {"seed", Config(run.seed)}});
-    planned.versions = Config(
-        Config::Table{{"data", Config(Kind::kVersion)}, {"training", Config(recall_version)}, {"mixers", mixer_versions(run.model)}});
-    planned.steps = epoch_steps(train_, config_.training.run.batch) * config_.training.run.epochs;
-    planned.length = longest_of(test_);
-    planned.parameters = parameters;
+    PlannedRate common;
+    common.series = series.name, common.label = point.label;
+    common.parameters = parameter_count(model);  // looks at the mixers' options, too
+    common.config = Config(Config::Table{{"model", model_key(model)}, {"task", task_key_}, {"optimizer", {}}, {"training", training_key_}});
+    common.versions =
+        Config(Config::Table{{"data", Config(Kind::kVersion)}, {"training", Config(recall_version)}, {"mixers", mixer_versions(model)}});
+    common.steps = epoch_steps(train_, config_.training.run.batch) * config_.training.run.epochs;
+    common.length = longest_of(test_);
     double tokens = 0;
     for (const QuestionSegment& segment : train_) tokens += static_cast<double>(segment.length * segment.examples);
-    planned.cost = tokens * static_cast<double>(config_.training.run.epochs) * static_cast<double>(parameters);
+    common.cost = tokens * static_cast<double>(config_.training.run.epochs) * static_cast<double>(common.parameters);
+    const auto optimizer = read_config<OptimizerOptions>(laid_over(write_config(config_.optimizer), series.optimizer));
+    for (const double rate : rates) {
+      add_runs(planned_, planned(common, model, optimizer, rate), config_.training.seeds);
+      planning.update(static_cast<int64_t>(planned_.size()));
+    }
+  }
+
+  static std::shared_ptr<Rate> planned(const PlannedRate& common, const ModelConfig& model, const OptimizerOptions& optimizer,
+                                       double rate) {
+    auto planned = std::make_shared<Rate>(Rate{common, &model, optimizer});
+    planned->learning_rate = planned->optimizer.learning_rate = rate;
+    planned->optimizer.min_learning_rate = std::min(optimizer.min_learning_rate, rate);
+    check_optimizer_options(planned->optimizer);
+    planned->config.set("optimizer", without_defaults(write_config(planned->optimizer), write_config(OptimizerOptions{})));
     return planned;
+  }
+
+  RecallRun run_of(size_t index) const {
+    const auto& rate = static_cast<const Rate&>(*planned_[index].rate);
+    return {*rate.model, rate.optimizer, config_.training.run, planned_[index].seed};
   }
 
   QuestionsConfig<Kind> config_;
   std::vector<QuestionSegment> train_, test_;
-  std::vector<RecallRun> runs_;
+  Config task_key_, training_key_;             // as runs' configs have them
+  std::map<std::string, ModelConfig> models_;  // by point; the rates point into it
   std::vector<PlannedRun> planned_;
-  std::map<std::string, ModelConfig> models_;  // by point
 };
 
 // Ends a kind's file: BASED_QUESTIONS_KIND(recall, RecallKind, "one line of help")

@@ -19,7 +19,9 @@ struct RecallKind {
     return all;
   }
   static MqarSegments make(const Task& task) { return make_recall_segments(task); }
-  static void measure(LanguageModel&, const RecallData&, const Task&, Config&) {}
+  using Measured = NoFigures;
+  static Measured measure(LanguageModel&, const RecallData&, const Task&) { return {}; }
+  static void check_measured(const Task&, const Measured&, const std::string&) {}
   static std::vector<Figure> figures(const RecallShown& shown, const std::vector<PointResult>& points) {
     return recall_figures(shown, points);
   }

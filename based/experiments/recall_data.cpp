@@ -82,6 +82,7 @@ RecallData::RecallData(const MqarSegments& segments, torch::Device device) : dev
     for (const MqarData& data : test ? segments.test : segments.train) {
       const uint64_t hash = data.hash();
       hasher.update(std::as_bytes(std::span(&hash, 1)));
+      if (test) test_hashes_.push_back(hex(hash));
       (test ? test_ : train_).push_back(on_device(data, device));
     }
   hash_ = hasher.digest().hex();

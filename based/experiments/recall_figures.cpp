@@ -308,13 +308,13 @@ std::string recall_table(const RecallShown& shown, const std::vector<PointResult
     head += labelled(segment) + " | ";
     rule += "---:|";
   }
-  std::string text = "# " + shown.title + "\n\n" + made_from(shown, true) +
+  std::string text = "# " + markdown(shown.title) + "\n\n" + made_from(shown, true) +
                      ". State in bytes is measured; elements are the paper's count." +
                      (shown.last_segment ? " The score is the recall of " + labelled(shown.task.test.back()) + ".\n\n" : "\n\n");
   text += head + "learning rate | state bytes | paper's elements | parameters | seconds a run | runs |\n" + rule +
           "---:|---:|---:|---:|---:|---:|\n";
   for (const PointResult& point : points) {
-    text += "| " + point.series + " | " + point.label + " | ";
+    text += "| " + markdown(point.series) + " | " + markdown(point.label) + " | ";
     const std::string runs = std::to_string(point.done) + "/" + std::to_string(point.runs) +
                              (point.failed > 0 ? ", " + std::to_string(point.failed) + " failed" : "");
     if (point.best.empty()) {

@@ -9,7 +9,6 @@
 #include "based/experiments/recall_eval.h"
 #include "based/models/device.h"
 #include "based/models/language_model.h"
-#include "based/models/weights.h"
 #include "based/train/loop.h"
 
 namespace based {
@@ -92,9 +91,8 @@ class Run {
     outcome_.state_bytes = state_bytes(*model_, longest);
     if (hooks_.trained) {
       model_->eval();
-      hooks_.trained(*model_);
+      hooks_.trained(*model_, outcome_);
     }
-    if (!hooks_.save_to.empty()) save_model(*model_, hooks_.save_to);
     return outcome_;
   }
 

@@ -82,13 +82,15 @@ class RecallData {
   static Segment on_device(const MqarData& data, torch::Device device);
   const std::vector<Segment>& train() const { return train_; }
   const std::vector<Segment>& test() const { return test_; }
-  const std::string& hash() const { return hash_; }  // of all segments
+  const std::string& hash() const { return hash_; }                             // of all segments
+  const std::vector<std::string>& test_hashes() const { return test_hashes_; }  // MqarData::hash() of each test segment
   torch::Device device() const { return device_; }
 
  private:
   torch::Device device_;
   std::vector<Segment> train_, test_;
   std::string hash_;
+  std::vector<std::string> test_hashes_;
 };
 
 struct RecallRun {
@@ -111,8 +113,8 @@ struct RecallOutcome {
 
 struct RecallHooks {
   std::function<void(int64_t step, int64_t steps, double loss, double accuracy)> progress;  // after some steps; may be null
-  std::string save_to;                                     // a folder for the trained model; empty: not saved
-  std::function<void(LanguageModel& model)> trained = {};  // when training is over, in evaluation mode; may be null
+  // When training is over, on the model in evaluation mode, with what train_recall then gives; may be null.
+  std::function<void(LanguageModel& model, const RecallOutcome& outcome)> trained = {};
 };
 
 // Trains on the device that the data lie on. Many may run at once on threads of their own, each with the bits of the run alone. Ends early

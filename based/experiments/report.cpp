@@ -5,10 +5,13 @@
 #include <map>
 
 #include "based/core/json.h"
+#include "based/core/progress.h"
 #include "based/core/text.h"
 
 namespace based {
 namespace {
+
+constexpr size_t kProgressEvery = 1024;  // runs
 
 // Of the rates at which no seed failed, or of all where there is none such, the one whose mean over its finished seeds is best.
 void choose_best(PointResult& point, const std::vector<const StoredRun*>& runs, const Experiment& experiment) {
@@ -39,6 +42,34 @@ void choose_best(PointResult& point, const std::vector<const StoredRun*>& runs, 
   }
 }
 
+// Runs of a point follow each other in the plan as a rule, but need not.
+std::vector<PointResult> points_of(const ExperimentFile& file, const std::vector<std::unique_ptr<StoredRun>>& stored) {
+  std::vector<PointResult> points;
+  std::vector<std::vector<const StoredRun*>> kept;
+  std::map<std::pair<std::string, std::string>, size_t> found;
+  const PlannedRate* last = nullptr;
+  size_t at = 0;
+  for (size_t i = 0; i < stored.size(); ++i) {
+    const PlannedRate* rate = file.runs()[i].rate.get();
+    if (rate != last) {
+      const auto [place, is_new] = found.try_emplace({rate->series, rate->label}, points.size());
+      at = place->second;
+      if (is_new) {
+        PointResult& point = points.emplace_back();
+        point.series = rate->series, point.label = rate->label, point.planned = rate;
+        kept.emplace_back();
+      }
+      last = rate;
+    }
+    ++points[at].runs;
+    if (stored[i] == nullptr) continue;
+    ++(stored[i]->failed.empty() ? points[at].done : points[at].failed);
+    kept[at].push_back(stored[i].get());
+  }
+  for (size_t i = 0; i < kept.size(); ++i) choose_best(points[i], kept[i], *file.experiment);
+  return points;
+}
+
 Json json_of(const Config& config) { return parse_json(config.to_json(-1), "a run"); }
 
 std::string count_text(double value) { return std::isfinite(value) ? std::to_string(std::llround(value)) : "-"; }
@@ -46,31 +77,22 @@ std::string count_text(double value) { return std::isfinite(value) ? std::to_str
 }  // namespace
 
 Report make_report(const ExperimentFile& file, const ResultsFolder& results) {
+  const std::vector<PlannedRun>& runs = file.runs();
+  const std::unordered_set<std::string> kept = results.keys();
   Report report;
-  for (const PlannedRun& run : file.runs()) {
-    auto stored = results.read(run_key(*file.kind, run, torch::kCUDA), false);
-    if (!stored) stored = results.read(run_key(*file.kind, run, torch::kCPU), false);
-    report.runs.push_back(std::move(stored));
-  }
-  std::vector<std::vector<const StoredRun*>> kept;
-  for (size_t i = 0; i < file.runs().size(); ++i) {
-    const PlannedRun& run = file.runs()[i];
-    const auto found = std::find_if(report.points.begin(), report.points.end(),
-                                    [&](const PointResult& point) { return point.series == run.series && point.label == run.label; });
-    const auto at = static_cast<size_t>(found - report.points.begin());
-    if (found == report.points.end()) {
-      PointResult point;
-      point.series = run.series, point.label = run.label, point.planned = &run;
-      report.points.push_back(point);
-      kept.emplace_back();
+  report.runs.resize(runs.size());
+  Progress progress("experiment: results", static_cast<int64_t>(runs.size()), {.delay = kProgressDelay});
+  for (size_t i = 0; !kept.empty() && i < runs.size(); ++i) {
+    for (const torch::DeviceType device : {torch::kCUDA, torch::kCPU}) {
+      if (!kept.contains(run_key(*file.kind, runs[i], device))) continue;
+      auto stored = results.read(file, i, device, false);
+      if (!stored) continue;
+      report.runs[i] = std::make_unique<StoredRun>(std::move(*stored));
+      break;
     }
-    PointResult& point = report.points[at];
-    ++point.runs;
-    if (!report.runs[i]) continue;
-    ++(report.runs[i]->failed.empty() ? point.done : point.failed);
-    kept[at].push_back(&*report.runs[i]);
+    if ((i + 1) % kProgressEvery == 0 || i + 1 == runs.size()) progress.update(static_cast<int64_t>(i + 1));
   }
-  for (size_t i = 0; i < kept.size(); ++i) choose_best(report.points[i], kept[i], *file.experiment);
+  report.points = points_of(file, report.runs);
   return report;
 }
 
@@ -79,9 +101,9 @@ std::string report_json(const ExperimentFile& file, const Report& report) {
   for (size_t i = 0; i < report.runs.size(); ++i) {
     if (!report.runs[i] || !report.runs[i]->failed.empty()) continue;
     const StoredRun& run = *report.runs[i];
-    Json point{{"name", file.runs()[i].series},      {"label", file.runs()[i].label},
-               {"config", json_of(run.config)},      {"key", run.key},
-               {"learning_rate", run.learning_rate}, {"seed", run.seed}};
+    Json point{{"name", file.runs()[i].rate->series}, {"label", file.runs()[i].rate->label},
+               {"config", json_of(run.config)},       {"key", run.key},
+               {"learning_rate", run.learning_rate},  {"seed", run.seed}};
     point.update(json_of(run.outcome));
     point["seconds"] = run.seconds;
     point["device"] = run.device;

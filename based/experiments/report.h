@@ -6,8 +6,9 @@
 namespace based {
 
 struct Report {
-  std::vector<std::optional<StoredRun>> runs;  // in the plan's order; of a GPU where there is one, else of the CPU
-  std::vector<PointResult> points;             // in the plan's order; they point into `runs`
+  std::vector<std::unique_ptr<StoredRun>>
+      runs;                         // in the plan's order, null where nothing is kept; of a GPU where there is one, else of the CPU
+  std::vector<PointResult> points;  // in the plan's order; they point into `runs`
 };
 Report make_report(const ExperimentFile& file, const ResultsFolder& results);
 

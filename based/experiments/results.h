@@ -3,8 +3,9 @@
 #pragma once
 #include <optional>
 #include <string>
+#include <unordered_set>
 
-#include "based/experiments/kind.h"
+#include "based/experiments/experiment.h"
 
 namespace based {
 
@@ -17,9 +18,12 @@ class ResultsFolder {
   std::string claim(const std::string& key) const;  // the lock of whoever does it
   void make();                                      // the folder; throws Error where it cannot be written to
 
-  // None where there is none, and where the file is damaged, which a warning says. `set_aside`: it is then renamed to *.damaged. Throws
-  // Error where it cannot be read, or is of a later format.
-  std::optional<StoredRun> read(const std::string& key, bool set_aside) const;
+  // The keys of all runs with a file; none where there is no folder. To be asked once where many are looked for. Throws Error.
+  std::unordered_set<std::string> keys() const;
+  // What is kept of runs()[index], done on such a device. None where there is nothing, and where the file is damaged, which a warning says:
+  // it is no JSON, or a field is missing, of a wrong type, not the planned run's, or a figure that no run comes to. `set_aside`: it is then
+  // renamed to *.damaged. Throws Error where it cannot be read or renamed, or is of a later format.
+  std::optional<StoredRun> read(const ExperimentFile& file, size_t index, torch::DeviceType device, bool set_aside) const;
   // Whole or not at all. Throws Error.
   void write(const StoredRun& run) const;
 

@@ -19,12 +19,14 @@
 #include "based/core/text.h"
 #include "based/models/device.h"
 #include "based/models/failure.h"
+#include "based/models/weights.h"
 
 namespace based {
 namespace {
 
 namespace fs = std::filesystem;
 constexpr double kShowSeconds = 0.1;
+constexpr size_t kProgressEvery = 1024;                 // runs
 constexpr auto kPoll = std::chrono::milliseconds(200);  // for runs that other processes do
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -34,8 +36,14 @@ enum class Stage { waiting, running, finished };
 struct Run {
   std::string key;
   Stage stage = Stage::waiting;
+  bool succeeded = false;                     // finished, and not failed
   int64_t steps = 0;                          // done
   std::optional<fs::file_time_type> replace;  // when the file was written that is to be replaced
+};
+
+class NotKept : public Error {
+ public:
+  using Error::Error;
 };
 
 // A failed device is not the run's fault.
@@ -56,7 +64,9 @@ class Sweep {
     look_up();
     outcome_.runs = static_cast<int64_t>(runs_.size());
     for (const Run& run : runs_) before_ += run.steps;
-    if (left() == 0) return outcome_;
+    if (left() == 0) return outcome();
+    results_.make();
+    warn_of_models();
     const InterruptScope interrupts;
     std::vector<std::unique_ptr<DeviceData>> data;
     for (const torch::Device& device : options_.devices) data.push_back(file_.experiment->load(device));
@@ -76,11 +86,11 @@ class Sweep {
     progress_->finish();
     if (!broken_.empty()) throw Error(broken_);
     outcome_.interrupted = left() > 0;
-    return outcome_;
+    return outcome();
   }
 
  private:
-  const PlannedRun& planned(size_t index) const { return file_.runs()[index]; }
+  const PlannedRate& planned(size_t index) const { return *file_.runs()[index].rate; }
   torch::DeviceType device_type() const { return options_.devices.front().type(); }
 
   int64_t left() const {
@@ -88,21 +98,58 @@ class Sweep {
   }
 
   void look_up() {
+    const std::unordered_set<std::string> kept = results_.keys();
+    Progress progress("experiment: results", static_cast<int64_t>(runs_.size()), {.delay = kProgressDelay});
     for (size_t i = 0; i < runs_.size(); ++i) {
-      Run& run = runs_[i];
-      run.key = run_key(*file_.kind, planned(i), device_type());
-      const auto stored = results_.read(run.key, true);
-      if (!stored) continue;
-      if (options_.fresh || (options_.retry && !stored->failed.empty())) {
-        std::error_code none;  // another process was quicker
-        run.replace = fs::last_write_time(results_.file(run.key), none);
-        continue;
-      }
-      ++outcome_.kept;
-      finish(i, *stored);
-      // Left by a process that was killed at the very end; a lock that can be taken is gone afterwards.
-      if (path_exists(results_.claim(run.key))) LockFile(results_.claim(run.key)).try_take();
+      runs_[i].key = run_key(*file_.kind, file_.runs()[i], device_type());
+      if (kept.contains(runs_[i].key)) look_at(i);
+      if ((i + 1) % kProgressEvery == 0 || i + 1 == runs_.size()) progress.update(static_cast<int64_t>(i + 1));
     }
+  }
+
+  void look_at(size_t index) {
+    Run& run = runs_[index];
+    std::error_code gone;
+    const auto written = fs::last_write_time(results_.file(run.key), gone);  // before it is read: what replaces it meanwhile is newer
+    const auto stored = results_.read(file_, index, device_type(), true);
+    if (!stored) return;
+    if (options_.fresh || (options_.retry && (!stored->failed.empty() || !has_model(run)))) {
+      if (!gone) run.replace = written;
+      return;
+    }
+    ++outcome_.kept;
+    finish(index, *stored);
+    remove_old_claim(run);
+  }
+
+  // Left by a process that was killed at the very end; a lock that can be taken is gone afterwards. It harms nobody where it stays.
+  void remove_old_claim(const Run& run) const {
+    try {
+      if (path_exists(results_.claim(run.key))) LockFile(results_.claim(run.key)).try_take();
+    } catch (const Error&) {  // a folder that cannot be written to
+    }
+  }
+
+  std::string model_folder(const Run& run) const { return (fs::path(options_.save_models) / run.key).string(); }
+
+  // True where no models are wanted, too. A model's config is written last.
+  bool has_model(const Run& run) const {
+    std::error_code unknown;
+    return options_.save_models.empty() || fs::exists(fs::path(model_folder(run)) / "config.json", unknown);
+  }
+
+  // Before hours of training, not after them.
+  void warn_of_models() const {
+    if (options_.save_models.empty()) return;
+    std::error_code failed;
+    fs::create_directories(options_.save_models, failed);
+    if (failed)
+      log_warning(options_.save_models + ": cannot make the folder: " + failed.message() + "; results are kept, but no models are saved");
+  }
+
+  SweepOutcome outcome() {
+    for (const Run& run : runs_) outcome_.without_model += run.succeeded && !has_model(run);
+    return outcome_;
   }
 
   bool there(const Run& run) const {
@@ -115,6 +162,7 @@ class Sweep {
     runs_[index].stage = Stage::finished;
     runs_[index].steps = planned(index).steps;
     outcome_.failed += !stored.failed.empty();
+    runs_[index].succeeded = stored.failed.empty();
     if (!stored.failed.empty()) return;
     const double score = file_.experiment->score(stored);
     if (best_.empty() || score > best_score_) {
@@ -154,7 +202,7 @@ class Sweep {
   // Whether another process has finished it meanwhile, which is then noted.
   bool taken_elsewhere(size_t index) {
     if (!there(runs_[index])) return false;
-    const auto stored = results_.read(runs_[index].key, true);
+    const auto stored = results_.read(file_, index, device_type(), true);
     if (!stored) return false;
     ++outcome_.done;
     finish(index, *stored);
@@ -190,20 +238,34 @@ class Sweep {
       runs_[index].steps = step;
       if (now() - shown_ > kShowSeconds) show();
     };
-    if (!options_.save_models.empty()) hooks.save_to = (fs::path(options_.save_models) / stored.key).string();
+    bool kept = false;
+    const auto keep_outcome = [&](const Config& outcome) {
+      file_.experiment->check(index, outcome);
+      stored.outcome = outcome;
+      stored.seconds = now() - start;
+      keep(stored);
+      kept = true;
+    };
+    if (!options_.save_models.empty())
+      hooks.trained = [&](const LanguageModel& model, const Config& outcome) {
+        keep_outcome(outcome);  // first: a model may take the disk's last room
+        save(model, index);
+      };
     try {
-      auto outcome = file_.experiment->run(index, data, hooks);
+      const auto outcome = file_.experiment->run(index, data, hooks);
       if (!outcome) return false;
-      stored.outcome = std::move(*outcome);
+      if (!kept) keep_outcome(*outcome);
+    } catch (const NotKept&) {
+      throw;
     } catch (const std::exception& error) {
-      if (is_of_device(error, device)) throw Error(device.str() + ": " + failure_line(error));
+      if (kept || is_of_device(error, device)) throw Error(device.str() + ": " + failure_line(error));
       stored.failed = failure_line(error);
-      log_warning(run_name(planned(index)) + ": failed: " + stored.failed);
+      stored.seconds = now() - start;
+      log_warning(run_name(file_.runs()[index]) + ": failed: " + stored.failed);
+      keep(stored);
     }
-    stored.seconds = now() - start;
-    keep(stored);
     if (stored.failed.empty())
-      log_info(run_name(planned(index)) + ": " + file_.kind->score + " " + format_number(file_.experiment->score(stored), 4) + " in " +
+      log_info(run_name(file_.runs()[index]) + ": " + file_.kind->score + " " + format_number(file_.experiment->score(stored), 4) + " in " +
                format_duration(stored.seconds));
     const std::lock_guard lock(mutex_);
     ++outcome_.done;
@@ -217,22 +279,36 @@ class Sweep {
     try {
       results_.write(stored);
     } catch (const Error& error) {
-      throw Error(std::string(error.what()) + "; the result, which is not kept: " + write_config(stored).to_json(-1));
+      throw NotKept(std::string(error.what()) + "; the result, which is not kept: " + write_config(stored).to_json(-1));
+    }
+  }
+
+  // The result is kept, whatever becomes of the model.
+  void save(const LanguageModel& model, size_t index) {
+    try {
+      save_model(model, model_folder(runs_[index]));
+    } catch (const std::exception& error) {
+      log_warning(run_name(file_.runs()[index]) + ": its model is not saved, its result is kept: " + failure_line(error));
+      std::error_code ignored;
+      fs::remove(model_folder(runs_[index]), ignored);  // where it is empty
+      const std::lock_guard lock(mutex_);
+      ++outcome_.unsaved;
     }
   }
 
   StoredRun header(size_t index, torch::Device device) const {
-    const PlannedRun& run = planned(index);
+    const PlannedRun& planned = file_.runs()[index];
+    const PlannedRate& rate = *planned.rate;
     StoredRun stored;
     stored.key = runs_[index].key;
     stored.kind = file_.kind->name;
-    stored.series = run.series;
-    stored.label = run.label;
-    stored.learning_rate = run.learning_rate;
-    stored.seed = run.seed;
-    stored.device = device.is_cuda() ? "cuda" : "cpu";
-    stored.config = run.config;
-    stored.versions = run.versions;
+    stored.series = rate.series;
+    stored.label = rate.label;
+    stored.learning_rate = rate.learning_rate;
+    stored.seed = planned.seed;
+    stored.device = device_name(device.type());
+    stored.config = config_of(planned);
+    stored.versions = rate.versions;
     return stored;
   }
 
@@ -287,7 +363,6 @@ std::vector<torch::Device> sweep_devices(const std::string& text) {
 }
 
 SweepOutcome run_sweep(const ExperimentFile& file, ResultsFolder& results, const SweepOptions& options) {
-  results.make();
   return Sweep(file, results, options).run();
 }
 

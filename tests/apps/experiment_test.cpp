@@ -178,6 +178,154 @@ TEST_F(ExperimentCommand, ADamagedFileIsSetAsideAndItsRunDoneAgain) {
   EXPECT_EQ(read_file(damaged), "{\"format\":2,\"new\":1}");
 }
 
+// A file that says it is done, but holds no figures, or such as no run comes to.
+TEST_F(ExperimentCommand, AResultWithoutItsFiguresIsDamaged) {
+  ASSERT_EQ(run(command("run")).code, 0);
+  const auto whole = kept();
+  const std::string damaged = files(".json")[1];
+  const Json right = parse_json(read_file(damaged), damaged);
+  for (const auto& [place, value] : std::vector<std::pair<std::string, Json>>{{"/outcome", Json::object()},
+                                                                              {"/outcome", nullptr},
+                                                                              {"/outcome/accuracy", nullptr},
+                                                                              {"/outcome/accuracy", "0.5"},
+                                                                              {"/outcome/accuracy", 1e300},
+                                                                              {"/outcome/segments", Json::object()},
+                                                                              {"/outcome/by_epoch/0/1", 1e300},
+                                                                              {"/outcome/state_bytes", -5},
+                                                                              {"/outcome/state_bytes", 1e300},
+                                                                              {"/learning_rate", 1e300},
+                                                                              {"/seconds", -1}}) {
+    Json wrong = right;
+    wrong[Json::json_pointer(place)] = value;
+    const std::string bad = dump_json(wrong);
+    SCOPED_TRACE(place + " = " + dump_json(value));
+    write_file_atomic(damaged, bad);
+    for (const char* name : {"status", "plot"}) {
+      const Ran asked = run(command(name));
+      EXPECT_EQ(asked.code, 0) << asked.err;
+      EXPECT_THAT(asked.err, AllOf(HasSubstr(damaged), HasSubstr("the file is damaged; its run is counted as missing")));
+      EXPECT_THAT(asked.out, Not(HasSubstr("nan")));
+    }
+    EXPECT_THAT(read_file(folder_.file("table.md")), Not(HasSubstr("nan")));
+    const Ran ran = run(command("run"));
+    EXPECT_EQ(ran.code, 0) << ran.err;
+    EXPECT_THAT(ran.out, HasSubstr("; 3 of 4 runs were there before"));
+    EXPECT_EQ(read_file(damaged + ".damaged"), bad);
+    EXPECT_EQ(kept(), whole);
+  }
+}
+
+TEST_F(ExperimentCommand, AModelThatCannotBeSavedLosesNoResult) {
+  write_file_atomic(folder_.file("models"), "no folder");
+  const Ran first = run(command("run", "--save-models"));
+  EXPECT_EQ(first.code, 1);
+  EXPECT_THAT(first.out, HasSubstr("4 of 4 runs are done, 0 failed, 0 missing"));
+  EXPECT_THAT(first.err, AllOf(HasSubstr("its model is not saved, its result is kept: " + folder_.file("models/")),
+                               HasSubstr("4 models could not be saved in " + folder_.file("models") +
+                                         "; their results are kept, and --retry "
+                                         "--save-models does these runs again"),
+                               Not(HasSubstr("filesystem"))));
+  const auto whole = kept();
+  EXPECT_EQ(whole.size(), 4U);
+  // What is finished is not trained again unasked, and the program says so.
+  fs::remove(folder_.file("models"));
+  const Ran told = run(command("run", "--save-models"));
+  EXPECT_EQ(told.code, 0) << told.err;
+  EXPECT_THAT(told.err, HasSubstr("4 of 4 finished runs have no model in " + folder_.file("models") +
+                                  ", and only training makes one: --retry "
+                                  "--save-models does these runs again"));
+  EXPECT_FALSE(fs::exists(folder_.file("models")));
+  const Ran again = run(command("run", "--save-models --retry"));
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_THAT(again.out, HasSubstr("; 0 of 4 runs were there before"));
+  EXPECT_EQ(kept(), whole);
+  for (const Json& one : whole) EXPECT_TRUE(fs::exists(folder_.file("models/" + one["key"].get<std::string>() + "/config.json")));
+  const std::string one = folder_.file("models/" + whole[2]["key"].get<std::string>());
+  fs::remove_all(one);
+  const Ran last = run(command("run", "--save-models --retry"));
+  EXPECT_THAT(last.out, HasSubstr("; 3 of 4 runs were there before"));
+  EXPECT_TRUE(fs::exists(one + "/model.safetensors"));
+  const Ran silent = run(command("run", "--save-models"));
+  EXPECT_EQ(silent.code, 0);
+  EXPECT_THAT(silent.err, Not(HasSubstr("model")));
+}
+
+// Without this a user who is root would write everywhere.
+void as_nobody() {
+  constexpr unsigned kNobody = 65534;
+  if (geteuid() == 0 && (setgid(kNobody) != 0 || setuid(kNobody) != 0)) _exit(126);
+}
+
+TEST_F(ExperimentCommand, AFolderThatCannotBeWrittenToServesWhereNothingIsLeftToDo) {
+  ASSERT_EQ(run(command("run")).code, 0);
+  const std::string claim = fs::path(files(".json")[0]).replace_extension(".claim");
+  write_file_atomic(claim, "1\n");  // as a process that was killed leaves it
+  const std::string out = folder_.file("o"), err = folder_.file("err"), config = folder_.file("e.toml");
+  fs::permissions(folder_.path(), fs::perms(0755));
+  fs::permissions(results_, fs::perms(0555));
+  const auto code_of = [&](std::vector<std::string> arguments) {
+    return WEXITSTATUS(Started(std::move(arguments), out, err, as_nobody).status());
+  };
+  const int code = code_of({"experiment", "run", config, "--device", "cpu"});
+  if (code > 125) GTEST_SKIP() << "another user cannot run the program here";
+  EXPECT_EQ(code, 0) << read_file(err);
+  EXPECT_THAT(read_file(out), HasSubstr("; 4 of 4 runs were there before"));
+  EXPECT_EQ(code_of({"experiment", "status", config}), 0) << read_file(err);
+  EXPECT_EQ(code_of({"experiment", "plot", config}), 1) << "its figures go beside the results";
+  EXPECT_THAT(read_file(err),
+              AllOf(HasSubstr(folder_.file("figure.svg") + ": cannot write: Permission denied"), Not(HasSubstr("filesystem"))));
+  fs::permissions(folder_.path(), fs::perms(0777));
+  EXPECT_EQ(code_of({"experiment", "plot", config}), 0) << read_file(err);
+  EXPECT_EQ(code_of({"experiment", "run", config, "--device", "cpu", "--save-models"}), 0) << read_file(err);
+  // With work to do, it cannot.
+  for (const char* options : {"--fresh", "--set=optimizer.clip=0.5"}) {
+    EXPECT_EQ(code_of({"experiment", "run", config, "--device", "cpu", options}), 1);
+    EXPECT_THAT(read_file(err),
+                AllOf(HasSubstr(results_), HasSubstr("Permission denied"), HasSubstr("--out"), Not(HasSubstr("filesystem"))));
+  }
+  fs::permissions(results_, fs::perms(0755));
+  const std::string damaged = files(".json")[1], text = read_file(damaged);
+  write_file_atomic(damaged, "{");
+  fs::permissions(results_, fs::perms(0555));
+  EXPECT_EQ(code_of({"experiment", "run", config, "--device", "cpu"}), 1);
+  EXPECT_THAT(read_file(err), HasSubstr("the file is damaged, and cannot be renamed to " + damaged + ".damaged: Permission denied"));
+  fs::permissions(results_, fs::perms(0755));
+}
+
+TEST_F(ExperimentCommand, AFileInThePlaceOfAFolderIsNamed) {
+  write_file_atomic(folder_.file("file"), "");
+  const std::string of_file = "--out " + folder_.file("file");
+  for (const char* name : {"run", "status", "plot"}) {
+    const Ran ran = run(command(name, of_file));
+    EXPECT_EQ(ran.code, 1);
+    EXPECT_THAT(ran.err, HasSubstr(folder_.file("file") + ": is a file, not a folder; --out names the folder"));
+  }
+  write_file_atomic(results_, "");
+  for (const char* name : {"run", "status", "plot"}) {
+    const Ran ran = run(command(name));
+    EXPECT_EQ(ran.code, 1);
+    EXPECT_THAT(ran.err, HasSubstr(results_ + ": is a file, not a folder; it is where results are kept"));
+  }
+}
+
+TEST_F(ExperimentCommand, ALongTieIsAnError) {
+  for (const std::string& tie : {"= " + std::string(30'000, 'a'), "= " + std::string(30'000, 'a') + " ?", "=" + std::string(30'000, ' ')}) {
+    const Ran ran = run(command("status", "--set 'model.d_model=\"" + tie + "\"'"));
+    EXPECT_EQ(ran.code, 2);
+    EXPECT_THAT(ran.err, HasSubstr("model.d_model = '= "));
+  }
+}
+
+TEST_F(ExperimentCommand, AnyNameIsDrawnAndWrittenIntoTheTable) {
+  const std::string out = folder_.file("tab\tline\nend\x1b \"q\" 50% \\");
+  const std::string options = R"(--set 'series.0.name="a|b *c* \\ `d` 50% \t\u001b é"' --out ')" + out + "'";
+  ASSERT_EQ(run(command("run", options)).code, 0);
+  const Ran drawn = run(command("plot", options), "GNUTERM=nonsense ");
+  ASSERT_EQ(drawn.code, 0) << drawn.err;
+  EXPECT_TRUE(fs::exists(out + "/figure.svg"));
+  EXPECT_THAT(read_file(out + "/table.md"), HasSubstr(R"(| a\|b \*c\* \\ \`d\` 50%    é | feature_dim=4 | 0.)"));
+}
+
 TEST_F(ExperimentCommand, AFailedRunIsKeptWithItsReasonAndTheOthersGoOn) {
   const std::string diverging =
       "--set training.epochs=60 --set training.learning_rates=[1e6,1e-2] --set optimizer.clip=0 --set optimizer.weight_decay=0 --set "
@@ -267,6 +415,8 @@ TEST(MqarEval, MeasuresOnTheTestDataOfTheExperiment) {
   ASSERT_EQ(same.code, 0) << same.err;
   EXPECT_DOUBLE_EQ(parse_json(same.out, "stdout")["recall"].get<double>(), result["accuracy"].get<double>());
   EXPECT_NE(parse_json(same.out, "stdout")["data_hash"], parse_json(other.out, "stdout")["data_hash"]);
+  EXPECT_EQ(result["test_hashes"], Json::array({parse_json(same.out, "stdout")["data_hash"]}))
+      << "by which figures are known to be of the same examples";
   const Ran none = run(eval + "32 --examples 0");
   EXPECT_EQ(none.code, 2);
   EXPECT_THAT(none.err, HasSubstr("--examples must be an integer from 1"));

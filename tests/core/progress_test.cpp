@@ -68,6 +68,26 @@ TEST(Progress, QuietWritesNothing) {
             "");
 }
 
+TEST(Progress, WhatEndsBeforeTheDelayDrawsNothing) {
+  for (const int width : {-1, 60}) {
+    EXPECT_EQ(written({.terminal_width = width, .plain_interval = 0, .delay = 3600},
+                      [](const ProgressOptions& options) {
+                        Progress progress("look", 2, options);
+                        progress.update(1);
+                        log_warning("above it");  // draws no line below it
+                        progress.update(2);
+                      }),
+              "");
+  }
+  EXPECT_THAT(written({.terminal_width = 60, .delay = 1e-9},
+                      [](const ProgressOptions& options) {
+                        Progress progress("look", 2, options);
+                        usleep(1000);
+                        progress.update(2);
+                      }),
+              HasSubstr("100 %  2/2"));
+}
+
 TEST(Progress, AResumedRunCountsItsOwnStepsForTheEta) {
   const std::string text = written({.terminal_width = -1, .plain_interval = 0}, [](const ProgressOptions& options) {
     Progress progress("train", 1'000'000, options, 999'990);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "based/experiments/experiment.h"
+#include "based/experiments/results.h"
 
 namespace based {
 namespace {
@@ -27,7 +28,7 @@ TEST(KeptExperiments, HaveThePointsThatTheyAreToHave) {
     SCOPED_TRACE(of.name);
     const ExperimentFile file = read_experiment(experiment_file(of.name), "", {});
     std::set<std::string> points;
-    for (const PlannedRun& run : file.runs()) points.insert(point_name(run.series, run.label));
+    for (const PlannedRun& run : file.runs()) points.insert(point_name(run.rate->series, run.rate->label));
     EXPECT_EQ(points.size(), of.points);
     EXPECT_EQ(file.runs().size(), of.runs);
   }
@@ -61,6 +62,26 @@ TEST(KeptExperiments, TheirResultsAreThoseOfTheirRuns) {
       const std::string file = entry.path().filename().string();
       EXPECT_TRUE(entry.path().extension() != ".json" || names.contains(file)) << name << "/results/" << file;
     }
+  }
+}
+
+// And the program of today takes their figures: none is set aside as damaged.
+TEST(KeptExperiments, TheirResultsAreWhole) {
+  for (const char* name : {"exact-recall", "extended", "figure1", "figure2", "figure3", "index", "later-mixers", "paper-protocol",
+                           "precision", "training-length"}) {
+    const std::filesystem::path folder = std::filesystem::path(experiment_file(name)).parent_path() / "results";
+    if (!std::filesystem::exists(folder)) continue;
+    const ResultsFolder results(folder.string());
+    const auto kept = results.keys();
+    const ExperimentFile file = read_experiment(experiment_file(name), "", {});
+    size_t found = 0;
+    for (size_t run = 0; run < file.runs().size(); ++run)
+      for (const torch::DeviceType device : {torch::kCPU, torch::kCUDA}) {
+        const bool has_file = kept.contains(run_key(*file.kind, file.runs()[run], device));
+        found += has_file;
+        EXPECT_EQ(results.read(file, run, device, false).has_value(), has_file) << name << ": " << run_name(file.runs()[run]);
+      }
+    EXPECT_GT(found, 0U) << name;
   }
 }
 

@@ -5,6 +5,8 @@
 
 #include <deque>
 
+#include "based/experiments/experiment.h"
+
 namespace based {
 namespace {
 
@@ -81,7 +83,7 @@ TEST(RecallFigures, ScoreOfTheLastSegmentAgainstParameters) {
   EXPECT_EQ(score_of(run, true), 0.25);
   EXPECT_TRUE(std::isnan(score_of(StoredRun{}, true)));
 
-  PlannedRun planned;
+  PlannedRate planned;
   planned.parameters = 1000;
   PointResult point;
   point.series = "Based", point.score = score_of(run, true), point.best = {&run}, point.planned = &planned;
@@ -96,6 +98,22 @@ TEST(RecallFigures, ScoreOfTheLastSegmentAgainstParameters) {
   EXPECT_EQ(figures[1].name, "parameters");
   EXPECT_THAT(figures[1].plot.series[0].points, testing::ElementsAre(std::pair(1000.0, 0.25)));
   EXPECT_EQ(figures[2].plot.series[0].points.back().second, 0.25);
+}
+
+// A name's characters that Markdown would read as its own are escaped, and a table keeps its columns.
+TEST(RecallTable, NamesStayTextInMarkdown) {
+  EXPECT_EQ(markdown("Based, feature_dim=4 (1/2)"), "Based, feature_dim=4 (1/2)");
+  EXPECT_EQ(markdown("a|b\\|c"), "a\\|b\\\\\\|c");
+  EXPECT_EQ(markdown("*a* _b_ `c` [d](e) <f> ~g~ &amp; $h$ # i"), "\\*a\\* \\_b\\_ \\`c\\` \\[d\\](e) \\<f> \\~g\\~ \\&amp; \\$h\\$ \\# i");
+  EXPECT_EQ(markdown("a\nb\tc"), "a b c");
+  RecallShown shown;
+  shown.title = "one|two";
+  shown.task.test = {{64, 4, 10}};
+  PointResult point;
+  point.series = "x|y", point.label = "type=*|";
+  const std::string table = recall_table(shown, {point});
+  EXPECT_THAT(table, testing::StartsWith("# one\\|two\n"));
+  EXPECT_THAT(table, testing::HasSubstr("\n| x\\|y | type=\\*\\| | - | "));
 }
 
 }  // namespace

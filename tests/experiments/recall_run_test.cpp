@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "based/core/files.h"
+#include "based/models/weights.h"
 #include "tests/core/temporary_folder.h"
 
 namespace based {
@@ -63,7 +64,7 @@ struct Trained {
 
 Trained train(const RecallRun& run, const RecallData& data, const std::string& folder) {
   RecallHooks hooks;
-  hooks.save_to = folder;
+  hooks.trained = [&](const LanguageModel& model, const RecallOutcome&) { save_model(model, folder); };
   Trained trained{train_recall(run, data, hooks), ""};
   trained.weights = read_file(folder + "/model.safetensors");
   return trained;

@@ -72,16 +72,16 @@ TEST_F(RecallExperimentTest, PlansEveryPointWithEveryRateAndSeed) {
                                  "Based feature_dim=4, learning rate 0.01, seed 3", "Based feature_dim=4, learning rate 0.01, seed 4",
                                  "Based feature_dim=4, learning rate 0.001, seed 3", "Based feature_dim=4, learning rate 0.001, seed 4",
                                  "attention, learning rate 0.003, seed 3", "attention, learning rate 0.003, seed 4"));
-  EXPECT_EQ(file.runs()[0].steps, 10) << "five batches an epoch, the last one of 8";
-  EXPECT_THAT(file.runs()[8].config.to_json(-1), HasSubstr("\"weight_decay\":0.0"));
-  EXPECT_THAT(file.runs()[0].config.to_json(-1), Not(HasSubstr("weight_decay")));
+  EXPECT_EQ(file.runs()[0].rate->steps, 10) << "five batches an epoch, the last one of 8";
+  EXPECT_THAT(config_of(file.runs()[8]).to_json(-1), HasSubstr("\"weight_decay\":0.0"));
+  EXPECT_THAT(config_of(file.runs()[0]).to_json(-1), Not(HasSubstr("weight_decay")));
 }
 
 TEST_F(RecallExperimentTest, AScaleIsLaidOverTheRest) {
   const ExperimentFile file = read({}, "half");
   ASSERT_EQ(file.runs().size(), 1U);
-  EXPECT_EQ(file.runs()[0].series, "attention");
-  EXPECT_THAT(file.runs()[0].config.to_json(-1), HasSubstr("\"d_model\":8,\"vocab_size\":16"));
+  EXPECT_EQ(file.runs()[0].rate->series, "attention");
+  EXPECT_THAT(config_of(file.runs()[0]).to_json(-1), HasSubstr("\"d_model\":8,\"vocab_size\":16"));
   EXPECT_NE(key(file, 0), key(read(), 4));
   EXPECT_THAT(refusal({}, "tiny"), HasSubstr("e.toml has no table [scale.tiny]"));
   EXPECT_THAT(refusal({}, "half", std::string(small) + "learning_rate = [1.0]"), HasSubstr("unknown key 'learning_rate'"));
@@ -100,9 +100,11 @@ TEST_F(RecallExperimentTest, AKeyNamesAllThatDecidesARunAndNothingElse) {
   }
   const ExperimentFile file = read();
   EXPECT_NE(run_key(*file.kind, file.runs()[0], torch::kCUDA), before);
-  PlannedRun raised = file.runs()[0];
-  raised.versions.set("mixers.taylor_attention", Config(int64_t{2}));
-  EXPECT_NE(run_key(*file.kind, raised, torch::kCPU), before);
+  const auto raised = std::make_shared<PlannedRate>(*file.runs()[0].rate);
+  raised->versions.set("mixers.taylor_attention", Config(int64_t{2}));
+  std::vector<PlannedRun> runs;
+  add_runs(runs, raised, {0});
+  EXPECT_NE(run_key(*file.kind, runs[0], torch::kCPU), before);
 }
 
 // Kept results are found by this hash. A key that is new, with a default that leaves runs as they were, does not change it.
@@ -200,6 +202,20 @@ TEST(RecallEval, WhatIsNotFiniteIsAnError) {
   EXPECT_THROW(measure_recall(model, {RecallData::on_device(some_examples(), torch::kCPU)}, 4), Error);
 }
 
+// The runs of a point share what they have in common: there may be millions.
+TEST_F(RecallExperimentTest, AKeyIsAHashOfTheRunsWholeConfig) {
+  const ExperimentFile file = read({"training.seeds=[3,4]"});
+  ASSERT_EQ(file.runs()[0].rate, file.runs()[1].rate);
+  for (const PlannedRun& run : file.runs()) {
+    const Config all(Config::Table{{"kind", Config(std::string("recall"))},
+                                   {"device", Config(std::string("cuda"))},
+                                   {"versions", run.rate->versions},
+                                   {"config", config_of(run)}});
+    const std::string text = all.to_json(-1);
+    EXPECT_EQ(run_key(*file.kind, run, torch::kCUDA), xxh3_128(std::as_bytes(std::span(text))).hex());
+  }
+}
+
 // The numbers that kept results are of. They may differ by rounding, on another CPU, but not by more.
 TEST_F(RecallExperimentTest, ARunComesToWhatItCameTo) {
   const ExperimentFile file = read({"training.shuffle=true"});
@@ -232,16 +248,21 @@ StoredRun stored_run(const ExperimentFile& file, size_t index, double accuracy, 
   const PlannedRun& run = file.runs()[index];
   StoredRun stored;
   stored.key = run_key(*file.kind, run, device);
-  stored.kind = "recall";
-  stored.learning_rate = run.learning_rate, stored.seed = run.seed;
-  stored.config = run.config, stored.versions = run.versions;
+  stored.kind = "recall", stored.device = device_name(device);
+  stored.learning_rate = run.rate->learning_rate, stored.seed = run.seed;
+  stored.config = config_of(run), stored.versions = run.rate->versions;
   if (accuracy < 0) {
     stored.failed = "diverged";
   } else {
-    stored.outcome.set("accuracy", Config(accuracy));
-    stored.outcome.set("state_bytes", Config(static_cast<int64_t>(1000 * (index + 1))));
-    stored.outcome.set("segments", write_config(std::vector<double>{accuracy, accuracy / 2}));
-    stored.outcome.set("by_epoch", write_config(std::vector<std::vector<double>>{{0, 0}, {accuracy, accuracy / 2}}));
+    const std::vector<double> segments{accuracy * 1.1, accuracy * 0.8};  // of 40 and of 20 examples
+    stored.outcome = Config(Config::Table{{"accuracy", Config(accuracy)},
+                                          {"segments", write_config(segments)},
+                                          {"by_epoch", write_config(std::vector<std::vector<double>>{{0, 0}, segments})},
+                                          {"loss", Config(1.0)},
+                                          {"epochs", Config(int64_t{2})},
+                                          {"state_bytes", Config(static_cast<int64_t>(1000 * (index + 1)))},
+                                          {"parameters", Config(run.rate->parameters)},
+                                          {"data_hash", Config(std::string(32, '0'))}});
   }
   return stored;
 }
@@ -264,7 +285,7 @@ TEST_F(RecallExperimentTest, APointIsTheBestOfItsRatesByTheMeanOverSeeds) {
   EXPECT_EQ(report.points[2].score, 0.8);
   EXPECT_THAT(report_lines(file, report).back(), HasSubstr("5 of 10 runs are done, 1 failed, 4 missing"));
   const std::string table = file.experiment->table(report.points);
-  EXPECT_THAT(table, HasSubstr("| Based | feature_dim=2 | 0.6500 (0.6000 to 0.7000) | 0.6500 | 0.3250 | 0.00100 | 3000 |"));
+  EXPECT_THAT(table, HasSubstr("| Based | feature_dim=2 | 0.6500 (0.6000 to 0.7000) | 0.7150 | 0.5200 | 0.00100 | 3000 |"));
   EXPECT_THAT(table, HasSubstr("| Based | feature_dim=4 | - | "));
   const auto figures = file.experiment->figures(report.points);
   ASSERT_EQ(figures.size(), 3U);
