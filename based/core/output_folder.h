@@ -26,9 +26,9 @@ std::string held(const std::string& folder, const Holding& holding);
 
 struct OutputRule {
   std::string option = "--out";
-  std::vector<Holding> own;      // what the command writes: replaced where --overwrite says so
-  std::vector<Holding> foreign;  // what would no longer be whole beside that: never replaced
-  bool can_overwrite = true;     // whether the command has --overwrite
+  std::vector<Holding> own = {};      // what the command writes: replaced where --overwrite says so
+  std::vector<Holding> foreign = {};  // what would no longer be whole beside that: never replaced
+  bool can_overwrite = true;          // whether the command has --overwrite
 };
 
 // Throws UsageError, which names the file and the remedy, where `folder` holds what the rule keeps.
