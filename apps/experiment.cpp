@@ -29,8 +29,8 @@ struct Options {
 };
 
 void require_folder(const std::string& path, const std::string& remedy) {
-  std::error_code unknown;
-  if (path_exists(path) && !fs::is_directory(path, unknown)) throw Error(path + ": is a file, not a folder; " + remedy);
+  std::error_code none;
+  if (path_exists(path) && !fs::is_directory(path, none)) throw Error(path + ": is a file, not a folder; " + remedy);
 }
 
 ExperimentFile open(const Options& options) {

@@ -41,7 +41,7 @@ STANDARD_OUTPUT = re.compile(r"\bstd::cout\b|\bstdout\b|(?<![\w:])(std::)?(print
 # std::filesystem throws words of its own, which name neither the file nor what to do: based/core/folders.h does not. With an error_code as the
 # last argument, under one of these names, it throws nothing.
 FILESYSTEM = re.compile(r"\b(?:fs|filesystem)::(?:absolute|canonical|copy\w*|create_\w+|current_path|directory_iterator|equivalent|exists|file_size"
-                        r"|is_\w+|last_write_time|read_symlink|recursive_directory_iterator|remove\w*|rename|resize_file|status)\b(?!>)")
+                        r"|is_\w+|last_write_time|read_symlink|recursive_directory_iterator|remove\w*|rename|resize_file|status)\b(?![>{])")
 ERROR_CODE = re.compile(r", (?:error|failed|gone|ignored|none|no_link)\)")
 MACHINE_PATH = re.compile(r"(?<![\w./$}])/(home|root|work|Users|mnt|scratch)/[A-Za-z0-9_]")
 # A line that opens a function's body: a parameter list, then qualifiers or an initialiser list, then a brace that ends the line.

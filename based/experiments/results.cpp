@@ -71,7 +71,7 @@ std::unordered_set<std::string> ResultsFolder::keys() const {
   if (!path_exists(folder_)) return found;
   std::error_code failed;
   fs::directory_iterator entries(folder_, failed);
-  for (; !failed && entries != fs::directory_iterator(); entries.increment(failed))
+  for (; !failed && entries != fs::directory_iterator{}; entries.increment(failed))
     if (entries->path().extension() == ending) found.insert(entries->path().stem().string());
   if (failed) throw Error(folder_ + ": the results there cannot be listed: " + failed.message());
   return found;

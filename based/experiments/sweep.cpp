@@ -134,8 +134,8 @@ class Sweep {
 
   // True where no models are wanted, too. A model's config is written last.
   bool has_model(const Run& run) const {
-    std::error_code unknown;
-    return options_.save_models.empty() || fs::exists(fs::path(model_folder(run)) / "config.json", unknown);
+    std::error_code none;
+    return options_.save_models.empty() || fs::exists(fs::path(model_folder(run)) / "config.json", none);
   }
 
   // Before hours of training, not after them.
