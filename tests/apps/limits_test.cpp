@@ -43,10 +43,10 @@ class AddressSpace : public testing::Test {
 TEST_F(AddressSpace, ALimitOfItIsAMessageOrFewerThreads) {
   int finished = 0, said = 0;
   for (int more = 0; more <= 15 * kStep; more += kStep) {
-    for (const std::string& arguments :
-         {"generate --model " + file("model") + " --prompt the --max-tokens 3", "selftest",
-          "train " + file("run.toml") + " --out " + file("out-" + std::to_string(more)),
-          "experiment run " + file("sweep.toml") + " --device cpu --out " + file("sweep-" + std::to_string(more))}) {
+    for (const std::string& arguments : std::initializer_list<std::string>{
+             "generate --model " + file("model") + " --prompt the --max-tokens 3", "selftest",
+             "train " + file("run.toml") + " --out " + file("out-" + std::to_string(more)),
+             "experiment run " + file("sweep.toml") + " --device cpu --out " + file("sweep-" + std::to_string(more))}) {
       const Ran ran = limited(least_ + more, arguments);
       SCOPED_TRACE(std::to_string(least_ + more) + " KiB: " + arguments + "\n" + ran.err);
       EXPECT_THAT(ran.code, AnyOf(0, 1));
