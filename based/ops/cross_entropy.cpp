@@ -207,8 +207,8 @@ constexpr CrossEntropyParts kCpu{softmax_cpu, add_product, kChunkBytes};
 
 Forward forward_cpu(const CrossEntropyForward& in) {
   const auto& [hidden, weight, labels, labelled, labelled_rows] = in.of;
-  if (!faster_in_fp32(hidden)) return cross_entropy_with(kCpu, in);
   check(in.of);  // before the types become one
+  if (!multiplies_in_fp32(hidden, weight)) return cross_entropy_with(kCpu, in);
   const Tensor wide_hidden = hidden.to(at::kFloat), wide_weight = weight.to(at::kFloat);
   const auto [loss, by_input, chosen, by_weight] =
       cross_entropy_with(kCpu, {{wide_hidden, wide_weight, labels, labelled, labelled_rows}, in.grad_hidden, in.grad_weight});
@@ -230,8 +230,8 @@ Forward forward_meta(const CrossEntropyForward& in) {
 Tensor scores_reference(const TokenLogProbabilities& in) { return token_log_probabilities_with(kReference, in); }
 
 Tensor scores_cpu(const TokenLogProbabilities& in) {
-  if (!faster_in_fp32(in.hidden)) return token_log_probabilities_with(kCpu, in);
   check(in);
+  if (!multiplies_in_fp32(in.hidden, in.weight)) return token_log_probabilities_with(kCpu, in);
   return token_log_probabilities_with(kCpu, {in.hidden.to(at::kFloat), in.weight.to(at::kFloat), in.targets, in.vocab_size});
 }
 

@@ -40,8 +40,11 @@ LinearLaunch prepare_linear(const Linear& in, int64_t columns) {
   return launch;
 }
 
-bool faster_in_fp32(const Tensor& x) {
-  return x.is_cpu() && x.scalar_type() == at::kBFloat16 && kernels::cpu::isa() < kernels::cpu::Isa::avx512;
+bool multiplies_in_fp32(const Tensor& x, const Tensor& weight) {
+  constexpr int64_t block = 32;
+  if (!x.is_cpu() || x.scalar_type() != at::kBFloat16) return false;
+  const bool rows_end_inside_blocks = x.size(1) % block != 0 || weight.size(0) % block != 0;
+  return kernels::cpu::isa() < kernels::cpu::Isa::avx512 || (kernels::cpu::best_isa() == kernels::cpu::Isa::amx && rows_end_inside_blocks);
 }
 
 namespace {
@@ -49,7 +52,7 @@ namespace {
 // The products are the same either way: sums are fp32, and rounded once.
 Tensor many_rows(const Linear& in) {
   const auto& [x, weight, bias] = in;
-  if (!faster_in_fp32(x)) return at::linear(x, weight, bias);
+  if (!multiplies_in_fp32(x, weight)) return at::linear(x, weight, bias);
   const Tensor y = at::linear(x.to(at::kFloat), weight.to(at::kFloat), bias ? OptionalTensor(bias->to(at::kFloat)) : OptionalTensor());
   return y.to(at::kBFloat16);
 }

@@ -40,7 +40,10 @@ struct LinearLaunch {
 };
 // `columns` of y: the weight's rows, or half of them for SwiGLU.
 LinearLaunch prepare_linear(const Linear& in, int64_t columns);
-// Whether LibTorch's matrix products in x's type are a tenth as fast as those in fp32: bf16 on a CPU without AVX-512.
-bool faster_in_fp32(const Tensor& x);
+// Whether products of x [rows, in] with weight [out, in], and those of their gradients, are made in fp32 rather than in x's type. That is
+// for bf16 on a CPU: without AVX-512 LibTorch's products in bf16 take ten times as long; with AMX oneDNN reads beyond the end of a row
+// whose length is no multiple of 32 and multiplies the next row's numbers by zero, so that NaN and infinity of one row reach the one before
+// it.
+bool multiplies_in_fp32(const Tensor& x, const Tensor& weight);
 
 }  // namespace based::ops
