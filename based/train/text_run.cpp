@@ -280,7 +280,8 @@ class TextTraining {
     if (!result_.loop.last_save_failure.empty()) {
       result_.failure = std::string(result_.loop.interrupted ? "stopped by a signal: " : "") + "the checkpoint of the last step, " +
                         std::to_string(result_.loop.state.step) + ", could not be saved (" + result_.loop.last_save_failure +
-                        "); the model of that step is in " + out_ + ", " + kept();
+                        "); the model of that step is in " + out_ + ", " + kept() +
+                        (result_.checkpoint.empty() ? "; --overwrite trains it anew" : "");
     }
     return std::move(result_);
   }
