@@ -26,7 +26,7 @@ std::string folder_above(const std::string& path) {
 
 }  // namespace
 
-MadeFolder::MadeFolder(const std::string& path) {
+MadeFolder::MadeFolder(const std::string& path, const std::string& asked_for) {
   std::error_code error;
   std::vector<std::string> absent;  // the innermost first
   for (fs::path at = plain(path); !at.empty() && !fs::exists(at, error) && !error; at = at.parent_path()) absent.push_back(at.string());
@@ -35,7 +35,7 @@ MadeFolder::MadeFolder(const std::string& path) {
   if (fs::is_directory(path, error)) return;
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, error);
   fs::create_directories(path, error);  // for its reason
-  throw Error(path + ": cannot make the folder: " + (error ? error.message() : "something else is in its place"));
+  throw Error(asked_for + ": cannot make the folder: " + (error ? error.message() : "something else is in its place"));
 }
 
 MadeFolder::~MadeFolder() {
@@ -43,7 +43,8 @@ MadeFolder::~MadeFolder() {
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, ignored);
 }
 
-NewFolder::NewFolder(const std::string& path, const std::string& option) : path_(plain(path)), above_(folder_above(path)), parent_(above_) {
+NewFolder::NewFolder(const std::string& path, const std::string& option)
+    : path_(plain(path)), above_(folder_above(path)), parent_(above_, path) {
   if (path_exists(path_)) throw UsageError(option + " " + path + ": is there already; name a new folder");
   staging_ = temporary_sibling(path_);
   std::error_code error;

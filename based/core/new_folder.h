@@ -10,7 +10,8 @@ namespace based {
 // removes the folders that this object made, as far as they are empty. Throws Error where one cannot be made.
 class MadeFolder {
  public:
-  explicit MadeFolder(const std::string& path);
+  explicit MadeFolder(const std::string& path) : MadeFolder(path, path) {}
+  MadeFolder(const std::string& path, const std::string& asked_for);  // `asked_for` is what messages name: a path below
   MadeFolder(const MadeFolder&) = delete;
   MadeFolder& operator=(const MadeFolder&) = delete;
   ~MadeFolder();
