@@ -10,10 +10,14 @@ namespace based::decode {
 namespace {
 
 // LibTorch knows the shapes of these operators' results in Python only.
-Tensor relu_without_memory(const Tensor& self) { return at::empty_like(self); }
+Tensor like_without_memory(const Tensor& self) { return at::empty_like(self); }
 Tensor flip_without_memory(const Tensor& self, at::IntArrayRef /*dims*/) { return at::empty_like(self); }
 Tensor complex_without_memory(const Tensor& real, const Tensor& imag) {
   return at::empty(at::infer_size(real.sizes(), imag.sizes()), real.options().dtype(c10::toComplexType(real.scalar_type())));
+}
+Tensor where_without_memory(const Tensor& condition, const Tensor& self, const Tensor& other) {
+  const std::vector<int64_t> sizes = at::infer_size(condition.sizes(), at::infer_size(self.sizes(), other.sizes()));
+  return at::empty(sizes, condition.options().dtype(at::result_type(self, other)));
 }
 Tensor index_select_without_memory(const Tensor& self, int64_t dim, const Tensor& index) {
   std::vector<int64_t> sizes = self.sizes().vec();
@@ -60,9 +64,10 @@ RecordedStep record_step(torch::Device device, const std::function<void()>& body
 std::unique_ptr<Plan> plan_step(const std::function<void()>& body, const Gpu& gpu, const PlanOptions& options) {
   torch::Library shapes(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__);  // while this runs
   shapes.impl("index_select", index_select_without_memory);
-  shapes.impl("relu", relu_without_memory);
+  for (const char* like : {"abs", "relu"}) shapes.impl(like, like_without_memory);
   shapes.impl("flip", flip_without_memory);
   shapes.impl("complex", complex_without_memory);
+  shapes.impl("where.self", where_without_memory);
   Trace trace(gpu, nullptr);
   body();
   trace.stop();

@@ -28,8 +28,8 @@ std::unique_ptr<decode::Plan> plan_of(const ModelConfig& config, const decode::G
   return decode::plan_step([&] { step.run_all(); }, gpu, {/*defers=*/!options.invariant});
 }
 
-// "layer 'long' (mixer hyena)": the first whose step alone has no plan either. Empty: each has one.
-std::string layer_without_plan(const ModelConfig& config, const decode::Gpu& gpu, const StepPlanOptions& options) {
+// "the step of layer 'long' (mixer hyena)": the first layer whose step alone has no plan either; "this model's step" where each has one.
+std::string step_without_plan(const ModelConfig& config, const decode::Gpu& gpu, const StepPlanOptions& options) {
   std::set<std::string> tried;
   for (const std::string& layer : config.layers) {
     if (!tried.insert(layer).second) continue;
@@ -40,10 +40,24 @@ std::string layer_without_plan(const ModelConfig& config, const decode::Gpu& gpu
     } catch (const c10::Error&) {
       const auto named = config.mixers.find(layer);
       const std::string mixer = named == config.mixers.end() ? layer : std::get<std::string>(named->second.find("type")->value());
-      return "layer '" + layer + "' (mixer " + mixer + ")";
+      return "the step of layer '" + layer + "' (mixer " + mixer + ")";
     }
   }
-  return "";
+  return "this model's step";
+}
+
+// What LibTorch says of a step without memory, in a sentence of ours: an operator whose shapes it does not know, or values that are wanted.
+std::string why_no_plan(const c10::Error& error) {
+  const std::string text = error.what_without_backtrace();
+  const bool no_shape = text.find("with Meta tensors") != std::string::npos || text.find("'Meta' backend") != std::string::npos;
+  if (const size_t at = text.find("::"); no_shape && at != std::string::npos) {  // "aten::abs.out: …", "Could not run 'aten::relu' …"
+    const size_t begin = text.find_last_of(" '\n", at) + 1;
+    return " calls " + text.substr(begin, text.find_first_of(": '\n", at + 2) - begin) +
+           ", of which LibTorch gives no shapes without memory, so that it has no plan here; a GPU may record it all the same: `based "
+           "generate --device cuda` says where it does not";
+  }
+  return " asks for values on the host, so that it cannot be recorded and has no plan; a GPU runs its operators one by one, and `based "
+         "generate --device cuda` does so without being told";
 }
 
 }  // namespace
@@ -52,11 +66,8 @@ std::unique_ptr<decode::Plan> plan_decode_step(const ModelConfig& config, const 
   if (options.slots < 1) throw UsageError("a step is of at least one slot, got " + std::to_string(options.slots));
   try {
     return plan_of(config, gpu, options);
-  } catch (const c10::Error&) {
-    const std::string layer = layer_without_plan(config, gpu, options);
-    throw Error((layer.empty() ? "this model's step" : "the step of " + layer) +
-                " asks for values on the host, so that it cannot be recorded and has no plan; a GPU runs its operators one by one, and "
-                "`based generate --device cuda` does so without being told");
+  } catch (const c10::Error& error) {
+    throw Error(step_without_plan(config, gpu, options) + why_no_plan(error));
   }
 }
 
