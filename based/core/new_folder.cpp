@@ -24,6 +24,11 @@ std::string folder_above(const std::string& path) {
   return above.empty() ? "." : above;
 }
 
+std::string free_path(const std::string& path, const std::string& option) {
+  if (path_exists(plain(path))) throw UsageError(option + " " + path + ": is there already; name a new folder");
+  return plain(path);
+}
+
 }  // namespace
 
 MadeFolder::MadeFolder(const std::string& path, const std::string& asked_for) {
@@ -44,8 +49,7 @@ MadeFolder::~MadeFolder() {
 }
 
 NewFolder::NewFolder(const std::string& path, const std::string& option)
-    : path_(plain(path)), above_(folder_above(path)), parent_(above_, path) {
-  if (path_exists(path_)) throw UsageError(option + " " + path + ": is there already; name a new folder");
+    : path_(free_path(path, option)), above_(folder_above(path)), parent_(above_, path) {
   staging_ = temporary_sibling(path_);
   std::error_code error;
   if (!fs::create_directory(staging_, error)) throw Error(path + ": cannot make the folder: " + error.message());

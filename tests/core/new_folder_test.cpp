@@ -57,6 +57,7 @@ TEST(NewFolder, IsThereWholeOrNotAtAll) {
   EXPECT_EQ(read_file(path + "/second").size(), 4096U);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder.file("above")), {}), 1);
   EXPECT_THAT(message_of<UsageError>([&] { NewFolder(path, "--out"); }), HasSubstr("above/new: is there already; name a new folder"));
+  EXPECT_THAT(message_of<Error>([&] { NewFolder(path + "/first/new", "--out"); }), HasSubstr("above/new/first/new: "));
 }
 
 }  // namespace
