@@ -50,7 +50,6 @@ int exit_code(const Body& body) {
 
 int main(int argc, char** argv) {
   using namespace based;
-  apps::install_last_resort();
   open_standard_descriptors();
   // Writing where nobody reads, or beyond a file's largest size, is an error like any other: the work goes on where it can.
   std::signal(SIGPIPE, SIG_IGN);

@@ -43,6 +43,10 @@ constexpr const char* kRemedy = "raise the limit, or set OMP_NUM_THREADS to fewe
   std::abort();
 }
 
+// LibTorch's initialisers, which take memory, run before main and after these.
+void install() { std::set_terminate(on_terminate); }
+[[gnu::section(".preinit_array"), gnu::used]] void (*const installed_first)() = install;
+
 // Bytes of address space that the process has; 0 where the system does not tell.
 uint64_t address_space_taken() {
   uint64_t pages = 0;
@@ -60,8 +64,6 @@ size_t stack_size() {
 }
 
 }  // namespace
-
-void install_last_resort() { std::set_terminate(on_terminate); }
 
 void fit_threads_to_address_space() {
   constexpr uint64_t kShare = 4;  // of what is left: one part for stacks, the others for data

@@ -213,8 +213,10 @@ class Sweep {
   bool stopped() const { return interrupted() || !broken_.empty(); }
 
   void work(torch::Device device, const DeviceData& data, int64_t count) {
-    if (device.is_cpu() && count > 1)
-      at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency() / static_cast<unsigned>(count))));
+    if (device.is_cpu() && count > 1) {
+      const int share = static_cast<int>(std::thread::hardware_concurrency() / static_cast<unsigned>(count));
+      at::set_num_threads(std::clamp(share, 1, at::get_num_threads()));  // no more than the environment or a limit leaves
+    }
     try {
       std::unique_ptr<LockFile> claim;
       while (const auto index = next(claim)) {

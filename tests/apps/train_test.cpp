@@ -246,7 +246,7 @@ TEST(TrainProgram, ATokenizerThatIsAnotherIsKeptUnlessTold) {
 TEST(TrainProgram, AVocabularyThatIsNotTheTokenizersIsRefused) {
   const TemporaryFolder folder;
   const std::string config = write_config(folder, 3), out = folder.file("out"), command = "train " + config + " --out " + out;
-  for (const char* size : {"100", "258", "\"many\""}) {
+  for (const char* size : {"100", "258"}) {
     const Ran refused = run(command + " --set 'model.vocab_size=" + size + "'");
     EXPECT_EQ(refused.code, 2) << size;
     EXPECT_THAT(refused.err,
@@ -254,8 +254,8 @@ TEST(TrainProgram, AVocabularyThatIsNotTheTokenizersIsRefused) {
                           ", but the tokenizer (data.tokenizer = bytes) has 257 tokens: leave the key out, or give that number"));
     EXPECT_FALSE(fs::exists(out)) << "nothing was started";
   }
-  const Ran preset = run(command + " --set train.steps=1 --set data.train=" + folder.file("text.txt") +
-                         " --set 'model={preset = \"based-demo\", layers = [\"short_conv\"], d_model = 8, mlp_width = 8}'");
+  const Ran preset = run(command + " --out " + folder.file("preset") + " --set train.steps=1 --set data.train=" + folder.file("text.txt") +
+                         " --set 'model={preset = \"based-demo\", layers = [\"gated_conv\"], d_model = 8, mlp_width = 8}'");
   EXPECT_THAT(preset.err,
               HasSubstr("the vocabulary of the preset has 1024 tokens, and the tokenizer (data.tokenizer = bytes) has 257 tokens"));
   EXPECT_EQ(run(command + " --set model.vocab_size=257").code, 0);
