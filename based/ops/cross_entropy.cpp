@@ -1,13 +1,13 @@
 #include "based/ops/cross_entropy.h"
 
-#include <limits>
-
 #include "based/ops/linear.h"
 
 namespace based::ops {
 namespace {
 
 using Forward = Result<CrossEntropyForward>;
+
+constexpr double kLogitOfNothing = -1e38;  // finite in bf16, too, and e to the power of any difference from it is 0
 
 constexpr const char* kOp = "cross_entropy";
 constexpr const char* kScores = "token_log_probabilities";
@@ -140,8 +140,9 @@ Tensor token_log_probabilities_with(const CrossEntropyParts& parts, const TokenL
     const int64_t size = std::min(chunk, count - begin);
     Tensor logits = memory.narrow(0, 0, size);
     at::mm_out(logits, hidden.narrow(0, begin, size), weight.t());
-    // Logits of nothing rather than rows of another length, whose products would be slower where the length is odd.
-    logits.narrow(1, vocab_size, weight.size(0) - vocab_size).fill_(-std::numeric_limits<double>::infinity());
+    // Logits of nothing rather than rows of another length, whose products would be slower where the length is odd. Finite ones: a thread
+    // of a GPU that has these alone subtracts the largest of them.
+    logits.narrow(1, vocab_size, weight.size(0) - vocab_size).fill_(kLogitOfNothing);
     parts.softmax({logits, targets.narrow(0, begin, size), scores.narrow(0, begin, size), /*gradient=*/Tensor(), 1});
   }
   return scores.neg_();

@@ -467,7 +467,7 @@ TEST(CrossEntropy, OfEqualLogitsIsTheLogarithmOfTheVocabulary) {
 }
 
 TEST_P(PointwiseOnDevices, TokenLogProbabilitiesAreThoseOfTheSoftmax) {
-  for (const auto& [tokens, vocab] : {std::pair<int64_t, int64_t>{0, 5}, {1, 1}, {40, 100}, {2500, 1009}}) {
+  for (const auto& [tokens, vocab] : {std::pair<int64_t, int64_t>{0, 5}, {1, 1}, {40, 100}, {40, 257}, {2500, 1009}}) {
     torch::manual_seed(31);
     const Tensor targets = torch::randint(vocab, {tokens}, at::kLong), hidden = random({tokens, 16}).to(at::kBFloat16),
                  weight = random({vocab, 16}, at::kDouble, 0.3).to(at::kBFloat16);
