@@ -3,8 +3,8 @@
 
 namespace based::apps {
 
-// From before the libraries' initialisers on, an exception that nothing catches, in whatever thread, is a message and exit status 1. So is a
-// library's call of exit, as libgomp's where it cannot start its threads: destructors would run below the threads that still work.
+// From before the libraries' initialisers on, an exception that nothing catches, in whatever thread, is a message and exit status 1. So is
+// a library's call of exit, as libgomp's where it cannot start its threads: destructors would run below the threads that still work.
 
 // Where the address space is limited (ulimit -v): one heap for all threads, and so few threads that most of the space is left for data.
 // Says so where there are fewer than usual.

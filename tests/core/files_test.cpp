@@ -224,7 +224,8 @@ TEST(Files, WhatKilledWritersLeftIsRemoved) {
   EXPECT_EQ(folder.entries(), 6u);
   EXPECT_FALSE(std::filesystem::exists(folder.file("a.tmp-12-0")));
   EXPECT_FALSE(std::filesystem::exists(folder.file("b.json.tmp-7-31")));
-  EXPECT_THAT(message_of<Error>([&] { remove_stale_temporaries(folder.file("none")); }), HasSubstr("none: the folder cannot be read: No such file or directory"));
+  EXPECT_THAT(message_of<Error>([&] { remove_stale_temporaries(folder.file("none")); }),
+              HasSubstr("none: the folder cannot be read: No such file or directory"));
 }
 
 TEST(AppendFile, GoesOnBehindWhatItKeeps) {
