@@ -27,19 +27,20 @@ std::string held(const std::string& folder, const Holding& holding) {
 }
 
 void require_free(const std::string& folder, const OutputRule& rule, bool overwrite) {
-  const auto refuse = [&](const Holding& holding, const std::string& name, const std::string& remedy) {
-    throw UsageError(rule.option + " " + folder + ": holds " + holding.what + " (" + name + ")" + remedy);
+  const auto described = [&](const std::vector<Holding>& holdings) {
+    std::string text;
+    for (const Holding& holding : holdings)
+      if (const std::string name = held(folder, holding); !name.empty())
+        text += (text.empty() ? "" : " and ") + holding.what + " (" + name + ")";
+    return text;
   };
-  for (const Holding& holding : rule.foreign)
-    if (const std::string name = held(folder, holding); !name.empty())
-      refuse(holding, name, ", which is not replaced by this command; name another folder");
-  for (const Holding& holding : rule.own) {
-    const std::string name = held(folder, holding);
-    if (name.empty() || overwrite) continue;
-    refuse(holding, name,
-           rule.can_overwrite ? "; --overwrite replaces it, another " + rule.option + " keeps it"
-                              : "; name another folder, or remove it first");
-  }
+  const std::string own = described(rule.own), foreign = described(rule.foreign), begin = rule.option + " " + folder + ": holds ";
+  if (!foreign.empty())
+    throw UsageError(begin + (own.empty() ? "" : own + " and ") + foreign + "; this command does not replace that: name another folder");
+  if (own.empty() || overwrite) return;
+  throw UsageError(begin + own +
+                   (rule.can_overwrite ? "; --overwrite replaces that, another " + rule.option + " keeps it"
+                                       : "; name another folder, or remove it first"));
 }
 
 OutputFolder::OutputFolder(const std::string& folder, OutputRule rule, bool overwrite)

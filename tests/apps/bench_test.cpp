@@ -49,7 +49,7 @@ TEST(BenchCompare, KeepsThePicturesThatAreThere) {
   EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.err,
               HasSubstr("--plot " + folder.path().string() +
-                        ": holds pictures of a comparison (decode_batch.png); --overwrite replaces it, another --plot keeps it"));
+                        ": holds pictures of a comparison (decode_batch.png); --overwrite replaces that, another --plot keeps it"));
   EXPECT_EQ(read_file(folder.file("decode_batch.png")), "mine");
   EXPECT_EQ(run(command + " --overwrite").code, 0);
   EXPECT_TRUE(std::filesystem::exists(folder.file("decode_batch.svg")));

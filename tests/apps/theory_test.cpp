@@ -89,13 +89,14 @@ TEST(TheoryCommand, KeepsTheModelThatIsThere) {
     EXPECT_EQ(refused.out, "") << "nothing was begun";
     EXPECT_TRUE(read_file(weights) == before);
   };
-  expect_kept("", "--out " + folder.file("out") + ": holds a model (config.json); --overwrite replaces it, another --out keeps it");
+  expect_kept("", "--out " + folder.file("out") + ": holds a model (config.json); --overwrite replaces that, another --out keeps it");
   // Another tokenizer would not be this model's.
   write_file_atomic(folder.file("out/tokenizer.json"), "{}");
-  for (const char* options : {"", " --overwrite"}) expect_kept(options, "holds a tokenizer (tokenizer.json), which is not replaced");
+  for (const char* options : {"", " --overwrite"})
+    expect_kept(options, "holds a model (config.json) and a tokenizer (tokenizer.json); this command does not replace that");
   std::filesystem::remove(folder.file("out/tokenizer.json"));
   std::filesystem::create_directory(folder.file("out/checkpoints"));
-  expect_kept(" --overwrite", "holds checkpoints of a training (checkpoints), which is not replaced");
+  expect_kept(" --overwrite", "and checkpoints of a training (checkpoints); this command does not replace that");
   std::filesystem::remove(folder.file("out/checkpoints"));
   EXPECT_EQ(run(command + "32 --overwrite").code, 0);
   EXPECT_FALSE(read_file(weights) == before);

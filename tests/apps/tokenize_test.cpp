@@ -133,11 +133,11 @@ TEST_F(Tokenize, WhatIsThereIsKeptUnlessTold) {
     EXPECT_THAT(refused.err, HasSubstr(says));
     EXPECT_EQ(read_file(bpe + "/tokenizer.json"), before);
   };
-  expect_kept("", "--out " + bpe + ": holds a tokenizer (merges.txt); --overwrite replaces it, another --out keeps it");
-  for (const char* name : {"model.safetensors", "config.json"}) {
-    write_file_atomic(bpe + "/" + name, "{}");
+  expect_kept("", "--out " + bpe + ": holds a tokenizer (merges.txt); --overwrite replaces that, another --out keeps it");
+  for (const std::string first : {"model.safetensors", "config.json"}) {
+    write_file_atomic(bpe + "/" + first, "{}");
     for (const char* options : {"", " --overwrite"})
-      expect_kept(options, "holds a model (" + std::string(name) + "), which is not replaced");
+      expect_kept(options, "holds a tokenizer (merges.txt) and a model (" + first + "); this command does not replace that");
   }
   for (const char* name : {"model.safetensors", "config.json"}) std::filesystem::remove(bpe + "/" + name);
   EXPECT_EQ(run(train + " --vocab-size 290 --overwrite").code, 0);

@@ -218,7 +218,8 @@ TEST(TrainProgram, AModelWithoutCheckpointsIsKeptUnlessTold) {
   for (const char* options : {"", " --resume"}) {
     const Ran refused = run(command + options + " --set train.seed=5");
     EXPECT_EQ(refused.code, 2) << options;
-    EXPECT_THAT(refused.err, HasSubstr("--out " + out + ": holds a model (config.json); --overwrite replaces it, another --out keeps it"));
+    EXPECT_THAT(refused.err,
+                HasSubstr("--out " + out + ": holds a model (config.json); --overwrite replaces that, another --out keeps it"));
     EXPECT_EQ(results_of(out), before) << options;
   }
   EXPECT_EQ(run(command + " --overwrite --set train.seed=5").code, 0);
@@ -234,7 +235,7 @@ TEST(TrainProgram, ATokenizerThatIsAnotherIsKeptUnlessTold) {
   const std::string before = read_file(out + "/tokenizer.json");
   const Ran refused = run(command);
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("--out " + out + ": holds a tokenizer (merges.txt); --overwrite replaces it"));
+  EXPECT_THAT(refused.err, HasSubstr("--out " + out + ": holds a tokenizer (merges.txt); --overwrite replaces that"));
   EXPECT_EQ(read_file(out + "/tokenizer.json"), before);
   EXPECT_EQ(run(command + " --set data.tokenizer=" + out).code, 0) << "its own is not replaced by another";
   EXPECT_EQ(read_file(out + "/tokenizer.json"), before);

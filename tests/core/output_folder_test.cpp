@@ -26,12 +26,13 @@ TEST(OutputFolder, WhatIsThereIsNamedWithTheRemedy) {
   std::filesystem::create_directory(out);
   write_file_atomic(out + "/merges.txt", "x");
   EXPECT_EQ(refusal(out, kTokenizerRule, false),
-            "--out " + out + ": holds a tokenizer (merges.txt); --overwrite replaces it, another --out keeps it");
+            "--out " + out + ": holds a tokenizer (merges.txt); --overwrite replaces that, another --out keeps it");
   EXPECT_EQ(refusal(out, kTokenizerRule, true), "");
   write_file_atomic(out + "/config.json", "x");
   for (const bool overwrite : {false, true})
     EXPECT_EQ(refusal(out, kTokenizerRule, overwrite),
-              "--out " + out + ": holds a model (config.json), which is not replaced by this command; name another folder");
+              "--out " + out +
+                  ": holds a tokenizer (merges.txt) and a model (config.json); this command does not replace that: name another folder");
 }
 
 TEST(OutputFolder, EndsOfNamesAndCommandsWithoutOverwrite) {

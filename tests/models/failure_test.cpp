@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <system_error>
+
 namespace based {
 namespace {
 
@@ -25,6 +28,14 @@ TEST(FailureLine, ReadsTextOfAnyLength) {
   const std::string digits(1'000'000, '7');
   EXPECT_THAT(line_of("tried to allocate " + digits + " bytes"), StartsWith("out of memory: 7777"));
   EXPECT_THAT(line_of("tried to allocate " + digits), StartsWith("tried to allocate 7777"));
+}
+
+TEST(FailureLine, NamesThePathAndTheLimitWhereTheStandardLibraryFails) {
+  const auto not_a_folder = std::make_error_code(std::errc::not_a_directory);
+  EXPECT_EQ(failure_line(std::filesystem::filesystem_error("cannot create directories", "out/file/below", not_a_folder)),
+            "out/file/below: Not a directory");
+  const std::system_error no_thread(std::make_error_code(std::errc::resource_unavailable_try_again));
+  EXPECT_THAT(failure_line(no_thread), StartsWith("a thread cannot be started: address space or processes are limited"));
 }
 
 }  // namespace
