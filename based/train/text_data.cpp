@@ -5,7 +5,7 @@
 
 #include "based/core/files.h"
 #include "based/core/folders.h"
-#include "based/core/hash.h"
+#include "based/core/log.h"
 #include "based/data/bpe.h"
 #include "based/data/bpe_trainer.h"
 #include "based/data/documents.h"
@@ -22,7 +22,11 @@ std::unique_ptr<Tokenizer> learn_tokenizer(const TextDataConfig& data) {
   }
   BpeTrainer trainer({data.bpe_vocab_size, 2, {}});
   read_documents(data.train, TextFormat::by_name, [&](std::string_view text) { trainer.add(text); });
-  return std::make_unique<BpeTokenizer>(trainer.train());
+  auto tokenizer = std::make_unique<BpeTokenizer>(trainer.train());
+  if (tokenizer->vocab_size() < data.bpe_vocab_size)
+    log_info("data.bpe_vocab_size is " + std::to_string(data.bpe_vocab_size) + ", and the text gives " +
+             std::to_string(tokenizer->vocab_size()) + " tokens: no other pair occurs twice");
+  return tokenizer;
 }
 
 // The tokenizer that a run began with, which its checkpoint keeps. data.tokenizer may have moved, and may be absent; another one in its

@@ -259,6 +259,9 @@ TEST(TrainProgram, AVocabularyThatIsNotTheTokenizersIsRefused) {
                          " --set 'model={preset = \"based-demo\", layers = [\"gated_conv\"], d_model = 8, mlp_width = 8}'");
   EXPECT_THAT(preset.err,
               HasSubstr("the vocabulary of the preset has 1024 tokens, and the tokenizer (data.tokenizer = bytes) has 257 tokens"));
+  const Ran learnt = run(command + " --out " + folder.file("learnt") + " --set data.tokenizer=bpe --set data.bpe_vocab_size=9000");
+  EXPECT_EQ(learnt.code, 0) << learnt.err;
+  EXPECT_THAT(learnt.err, testing::ContainsRegex("data.bpe_vocab_size is 9000, and the text gives [0-9]+ tokens"));
   EXPECT_EQ(run(command + " --set model.vocab_size=257").code, 0);
   EXPECT_EQ(parse_json(read_file(out + "/config.json"), "config")["vocab_size"], 257);
 }
