@@ -78,6 +78,51 @@ TEST_F(Weights, RecordTheirTokenizer) {
   EXPECT_NE(load_model(folder_.path()).hash, hash);
 }
 
+// H3's poles, which a model in bf16 keeps in fp32; files of earlier versions have them in bf16.
+TEST_F(Weights, ThoseThatStayWideMayHaveTheirOwnTypeAndNoOthers) {
+  ModelConfig config = tiny();
+  config.layers = {"h3"};
+  LanguageModel model(config);
+  model.to(torch::kBFloat16);
+  save_model(model, folder_.path());
+  const auto is_wide = [](const std::string& name) { return name.find(".diagonal.") != std::string::npos; };
+  {
+    const SafetensorsFile file(folder_.file("model.safetensors"));
+    for (const auto& view : file.tensors()) EXPECT_EQ(view.dtype, is_wide(std::string(view.name)) ? DType::F32 : DType::BF16) << view.name;
+  }
+  EXPECT_EQ(read_model_files(folder_.path()).dtype, torch::kBFloat16);
+  const auto expect_loaded = [&](const auto& values_of) {
+    const LoadedModel loaded = load_model(folder_.path());
+    EXPECT_EQ(loaded.model->dtype(), torch::kBFloat16);
+    for (const auto& item : model.named_parameters()) {
+      const torch::Tensor found = loaded.model->named_parameters()[item.key()];
+      EXPECT_EQ(found.scalar_type(), is_wide(item.key()) ? torch::kFloat : torch::kBFloat16) << item.key();
+      EXPECT_TRUE(found.equal(values_of(item.value()))) << item.key();
+    }
+  };
+  expect_loaded([](const torch::Tensor& value) { return value; });
+
+  const auto store_with = [&](const auto& type_of) {
+    tensors_.clear();
+    for (const auto& item : model.named_parameters())
+      tensors_.emplace_back(item.key(), item.value().detach().to(type_of(item.key())).contiguous());
+    store();
+  };
+  store_with([](const std::string&) { return torch::kBFloat16; });
+  expect_loaded([](const torch::Tensor& value) { return value.to(torch::kBFloat16).to(value.scalar_type()); });
+
+  const auto refused = [&](const std::string& name) {
+    EXPECT_THAT(message_of<Error>([&] { load_model(folder_.path()); }),
+                AllOf(HasSubstr("tensor '" + name + "' has type "), HasSubstr("give --dtype to convert them")));
+  };
+  store_with([&](const std::string& name) { return name == "norm.weight" || is_wide(name) ? torch::kFloat : torch::kBFloat16; });
+  refused("norm.weight");
+  store_with([&](const std::string& name) { return name == "layers.0.mixer.diagonal.D" ? torch::kDouble : torch::kBFloat16; });
+  refused("layers.0.mixer.diagonal.D");
+  store_with([&](const std::string& name) { return name == "layers.0.mixer.diagonal.D" ? torch::kBFloat16 : torch::kFloat; });
+  refused("layers.0.mixer.diagonal.D");
+}
+
 // What is to be loaded is compared with the file before memory is taken for it.
 TEST_F(Weights, AConfigOfAHugeModelIsRefusedWithoutItsMemory) {
   Config config = write_config(tiny());
