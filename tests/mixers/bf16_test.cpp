@@ -107,7 +107,8 @@ std::vector<Case> cases() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryMixer, ConvertedToBf16, testing::Combine(testing::ValuesIn(cases()), testing::Values(torch::kCPU, torch::kCUDA)),
+INSTANTIATE_TEST_SUITE_P(EveryMixer, ConvertedToBf16,
+                         testing::Combine(testing::ValuesIn(cases()), testing::Values(torch::kCPU, torch::kCUDA)),
                          [](const testing::TestParamInfo<std::tuple<Case, torch::DeviceType>>& given) {
                            return std::get<0>(given.param).name + (std::get<1>(given.param) == torch::kCUDA ? "_cuda" : "");
                          });
