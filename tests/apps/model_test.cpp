@@ -53,8 +53,12 @@ class Model : public testing::Test {
     std::ofstream(file("other.txt")) << "an entirely different text, which gives different merges; different, entirely\n"
                                      << "quick brown foxes jump over lazy dogs and quick brown dogs jump over lazy foxes\n"
                                      << "quick brown foxes jump over lazy dogs and quick brown dogs jump over lazy foxes\n";
-    const Ran ran = run("tokenize train " + file("other.txt") + " --vocab-size " + std::to_string(vocab_size) + " --out " + folder);
+    const std::string other = file("other-tokenizer");
+    const Ran ran =
+        run("tokenize train " + file("other.txt") + " --overwrite --vocab-size " + std::to_string(vocab_size) + " --out " + other);
     ASSERT_EQ(ran.code, 0) << ran.err;
+    for (const char* name : {"tokenizer.json", "vocab.json", "merges.txt"})
+      fs::copy_file(other + "/" + name, folder + "/" + name, fs::copy_options::overwrite_existing);
   }
   void expect_refused(const std::string& arguments, const testing::Matcher<std::string>& says, const std::string& before = "") {
     const Ran ran = run(arguments, before);
