@@ -94,7 +94,7 @@ TEST_F(PerplexityProgram, NamesAndLeavesOutDocumentsWithNothingToPredict) {
   EXPECT_THAT(none.err, HasSubstr("none.jsonl: needs a document of at least two tokens"));
 }
 
-// Of 1,000 rows 743 are padding: counted as words they would cost ln(1000 / 257) = 1.36 nats a token.
+// The model has 743 padding rows among 1,000: counted as words they would cost ln(1000 / 257) = 1.36 nats a token.
 TEST_F(PerplexityProgram, EvaluationAndLogProbabilitiesScoreATokenAlike) {
   const Json generated =
       parse_json(run("generate --model " + shared_->file("m") + " --prompt t --max-tokens 40 --temperature 0 --logprobs --json").out, "");

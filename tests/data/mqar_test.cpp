@@ -166,7 +166,7 @@ TEST(Mqar, AnExampleDependsOnSeedAndIndexOnly) {
 }
 
 // Pinned, so that a change of the generator cannot pass unseen: figures of before would no longer be comparable.
-// Of 8,192 words two unrelated examples share a place in a few thousand.
+// Two unrelated examples have the same one of 8,192 words at a place in a few thousand.
 TEST(Mqar, ExamplesOfNeighbouringSeedsAndIndicesAreUnrelated) {
   MqarConfig config;
   config.vocab_size = 8192, config.length = 256, config.pairs = 64, config.random_fillers = true;
@@ -184,7 +184,7 @@ TEST(Mqar, ExamplesOfNeighbouringSeedsAndIndicesAreUnrelated) {
         for (size_t shift = 0; shift < 4; ++shift)
           for (size_t t = 0; t + shift < one.size(); ++t) equal += one[t] == other[t + shift] || one[t + shift] == other[t];
       }
-      EXPECT_LT(equal, 40) << ds << ' ' << di;  // of 10,000 places some 5 are due
+      EXPECT_LT(equal, 40) << ds << ' ' << di;  // chance gives about 5
     }
 }
 

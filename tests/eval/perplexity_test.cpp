@@ -60,7 +60,7 @@ TEST_P(PerplexityOf, DocumentsSideBySideIsThatOfEachAlone) {
     for (const int64_t batch : {1, 3, 16}) {
       const Perplexity got = measure_perplexity(*model, documents, {context, batch});
       EXPECT_EQ(got.tokens, wanted.tokens);
-      EXPECT_EQ(got.tokens, 69 + 2499 + 32 + 1);  // every token but the first of a document, whatever the context
+      EXPECT_EQ(got.tokens, 69 + 2499 + 32 + 1);  // every token but each document's first, with any context
       EXPECT_NEAR(got.value() / wanted.value(), 1, 1e-5) << context << " " << batch;
       EXPECT_NEAR(got.value() / measure_perplexity(*model, documents, {context, 1}).value(), 1, 1e-6) << context << " " << batch;
     }

@@ -50,7 +50,7 @@ void expect_like(const std::vector<double>& found, const std::vector<double>& ex
 // Where v rounds to one of the few floats just below 1, Gumbel numbers below -2 do too.
 bool is_close(float found, long double exact) { return exact > -2 ? std::fabs(found - exact) < 2e-5L : found < -1.9F; }
 
-// The upper 24 bits are what a float's mantissa holds; the lower ones decide how it is rounded.
+// A float's mantissa holds the upper 24 bits; the lower ones decide how it is rounded.
 TEST(SampleGumbel, IsFiniteForAllBitsAndThatOfTheBits) {
   for (uint64_t upper = 0; upper < uint64_t{1} << 24; ++upper)
     for (const uint64_t lower : {uint64_t{0}, (uint64_t{1} << 40) - 1}) {
@@ -66,7 +66,7 @@ TEST(SampleGumbel, IsFiniteForAllBitsAndThatOfTheBits) {
 // The share of all 2^64 words of bits whose Gumbel number is at least t, which falls with the bits, against 1 − e^(−e^(−t)).
 TEST(SampleGumbel, HasTheTailOfTheDistribution) {
   for (const double t : {-1.0, 0.0, 2.0, 5.0, 10.0, 17.0, 20.0, 30.0, 38.0, 42.0}) {
-    uint64_t below = 0;  // of all bits up to here
+    uint64_t below = 0;  // the largest bits so far
     for (int bit = 63; bit >= 0; --bit)
       if (const uint64_t next = below | uint64_t{1} << bit; static_cast<double>(sample_gumbel(next)) >= t) below = next;
     const double share = (static_cast<double>(below) + 1) * 0x1p-64, exact = -std::expm1(-std::exp(-t));

@@ -1,4 +1,4 @@
-// Products of rows and a weight keep what is not a number in its row, forward and backward, for rows of any length.
+// Products of rows and a weight keep NaN in its row, forward and backward, for rows of any length.
 #include "based/ops/cross_entropy.h"
 #include "based/ops/linear.h"
 #include "tests/ops/testing.h"

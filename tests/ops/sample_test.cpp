@@ -52,7 +52,7 @@ TEST_P(Sample, DrawsWithTheProbabilitiesOfTheSoftmax) {
   }
 }
 
-// Of many words and draws, one whose random number is infinite would show.
+// Many words and draws would show a random number that is infinite.
 TEST_P(Sample, TakesTheMostLikelyOfManyWordsAtALowTemperature) {
   torch::manual_seed(42);
   const Tensor logits = random({1, 50257}, at::kFloat, 4);
