@@ -61,7 +61,7 @@ void tell_of_gpu_results(const ExperimentFile& file, const ResultsFolder& result
                 "; the CPU does them anew, beside those, which are what status and plot show");
 }
 
-// What the user asked for and did not get.
+// Requests that could not be fulfilled.
 void tell_of_models(const SweepOutcome& outcome, const std::string& folder) {
   if (outcome.unsaved > 0) {
     print_message(std::to_string(outcome.unsaved) + " models could not be saved in " + folder +

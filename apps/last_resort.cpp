@@ -66,7 +66,7 @@ size_t stack_size() {
 }  // namespace
 
 void fit_threads_to_address_space() {
-  constexpr uint64_t kShare = 4;  // of what is left: one part for stacks, the others for data
+  constexpr uint64_t kShare = 4;  // one part in four of the remaining space is for stacks
   rlimit limit{};
   if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
   mallopt(M_ARENA_MAX, 1);  // the heap of another thread reserves 64 MiB
@@ -80,8 +80,8 @@ void fit_threads_to_address_space() {
 
 }  // namespace based::apps
 
-// In place of the C library's, for the libraries that the program loads: none of them knows what the program's threads are doing. The end
-// of main does not come by here.
+// Replaces the C library's exit() for the shared libraries of the program, which call it while the program's threads still run. The end of
+// main does not call it.
 extern "C" [[noreturn]] void exit(int) noexcept {
   based::apps::print_message(
       std::string("a library ended the program, for the reason above; where threads cannot be started, address space or "

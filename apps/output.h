@@ -15,7 +15,7 @@ void print_line(const std::string& text);
 // Text that is itself the result, as it is, written at once.
 void print_text(const std::string& text);
 
-// The same on stderr: "based: " in front and a line break behind, long lines without their middle. What cannot be written there is lost.
+// The same on stderr: "based: " before it and a line break after it, long lines without their middle. Failed writes are ignored.
 void print_message(const std::string& text);
 
 }  // namespace based::apps

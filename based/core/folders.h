@@ -1,5 +1,5 @@
-// Folders and what is in them: the functions of std::filesystem, which throw Error as "<path>: what is wrong". No other file calls those
-// that throw errors of their own.
+// The functions of std::filesystem for folders and their entries. They throw Error as "<path>: reason". No other file calls the throwing
+// overloads of std::filesystem.
 #pragma once
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@ bool make_folder(const std::string& path);                     // with those abo
 std::vector<std::string> names_in(const std::string& folder);  // sorted
 
 void remove_file(const std::string& path);                         // or a link, or an empty folder; none where it is absent
-void remove_tree(const std::string& path);                         // likewise, with all that is in it
+void remove_tree(const std::string& path);                         // with all of its entries; nothing happens if it is absent
 void rename_path(const std::string& from, const std::string& to);  // replaces a file
 
 }  // namespace based

@@ -1,4 +1,4 @@
-// Folders of several files that appear whole or not at all, so that what a full disk cut short does not block the next try.
+// Folders of several files that appear complete or not at all: after a full disk the same command can be repeated.
 #pragma once
 #include <functional>
 #include <string>
@@ -29,10 +29,10 @@ class NewFolder {
   NewFolder(const std::string& path, const std::string& option);
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;
-  ~NewFolder();  // removes what was not put in place
+  ~NewFolder();  // removes the staged files unless fill() succeeded
 
-  // `write` fills a sibling of the folder, which is then synced and renamed to `path`. At most once. What it throws as an Error names the
-  // files by their later paths.
+  // `write` fills a sibling of the folder, which is then synced and renamed to `path`. At most once. Errors that it throws
+  // name the files by their final paths.
   void fill(const std::function<void(const std::string& folder)>& write);
 
  private:

@@ -1,5 +1,5 @@
-// One rule for all commands that write a folder: nothing that is in it is replaced, or put beside what does not go with it, without a word.
-// docs/files.md, "What is there already", says it for users.
+// One rule for all commands that write a folder: they replace no file of an earlier command unless the user asks for it, and never write
+// beside files that would not fit theirs. docs/files.md, "What is there already", states the rule for users.
 #pragma once
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@ struct Holding {
   std::vector<std::string> names;  // "*.tokens": all names with this end
 };
 
-// What the commands of the program leave.
+// The kinds of output of the program.
 Holding model_holding();        // config.json, model.safetensors
 Holding tokenizer_holding();    // tokenizer.json, vocab.json, merges.txt
 Holding checkpoints_holding();  // checkpoints
@@ -26,16 +26,16 @@ std::string held(const std::string& folder, const Holding& holding);
 
 struct OutputRule {
   std::string option = "--out";
-  std::vector<Holding> own = {};      // what the command writes: replaced where --overwrite says so
-  std::vector<Holding> foreign = {};  // what would no longer be whole beside that: never replaced
+  std::vector<Holding> own = {};      // written by the command: replaced if the user gives --overwrite
+  std::vector<Holding> foreign = {};  // would no longer be consistent with `own`: never replaced
   bool can_overwrite = true;          // whether the command has --overwrite
 };
 
-// Throws UsageError, which names the file and the remedy, where `folder` holds what the rule keeps.
+// Throws UsageError, naming the file and the remedy, if `folder` holds files that the rule protects.
 void require_free(const std::string& folder, const OutputRule& rule, bool overwrite);
 
 // The folder of a command that writes all of its files at the end. It is made where it is absent, checked, and locked as long as this
-// lives. Unless `keep` is called, what the command wrote in part is removed, so that the same command can be given again.
+// lives. The destructor removes incomplete output unless `keep` was called, so that the same command can be repeated.
 class OutputFolder {
  public:
   OutputFolder(const std::string& folder, OutputRule rule, bool overwrite);

@@ -22,7 +22,7 @@ struct Perplexity {
   double value() const;
 };
 
-// Of documents that know nothing of each other, on the model's device. Every token but the first of a document is predicted once: contexts
+// Perplexity of independent documents, on the model's device. Every token but the first of a document is predicted once: contexts
 // overlap by one token, the last of one being the first of the next, as rolling windows do. `progress` is told the tokens done; returning
 // false stops and gives what was summed. Throws Error for a context longer than the model has positions, and where a token's probability is
 // not a number.

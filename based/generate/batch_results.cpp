@@ -6,7 +6,7 @@
 namespace based {
 namespace {
 
-// What a line of results must be, so that the next run need not make it again.
+// Checks a line of the partial file: a resumed run repeats no prompt that has a valid line.
 class ResultLine {
  public:
   ResultLine(const Json& json, bool log_probabilities) : json_(json) {

@@ -13,19 +13,20 @@ namespace based {
 
 class BatchResults {
  public:
-  // Reads what an earlier run has left. Throws UsageError where that was another run or must not be gone on with, Error where a line of it
-  // is damaged, where the file cannot be written, and where another process writes to it.
+  // Reads the partial file of an earlier run. Throws UsageError if that run had other inputs or options, or if --resume is missing or has
+  // nothing to do; Error if a line is damaged, the file cannot be written, or another process writes to it.
   BatchResults(const BatchOutput& output, const PromptsFile& prompts);
 
   bool has(int64_t index) const { return lines_.contains(index); }
   int64_t size() const { return static_cast<int64_t>(lines_.size()); }
-  // Of earlier runs: results, and those of them that are errors.
+  // Results of earlier runs, and the failed ones among them.
   int64_t kept() const { return kept_; }
   int64_t kept_failed() const { return kept_failed_; }
 
   void add(int64_t index, const Json& result);  // throws Error where there is no room for it
   void finish();                                // throws Error where there is no room for the whole
-  // After an Error: what is kept of all results, and how to go on. What a next run could not use is removed.
+  // Called after an Error: closes the file, removes it if it holds no result, and returns a message that says how many results are kept and
+  // how to continue.
   std::string leave();
 
  private:
@@ -38,7 +39,7 @@ class BatchResults {
   const BatchOutput& output_;
   const PromptsFile& prompts_;
   int64_t next_ = 0, kept_ = 0, kept_failed_ = 0;
-  std::optional<FileLock> lock_;  // of the output: no other run looks at what is there, or adds to it
+  std::optional<FileLock> lock_;  // held on the output: no other run reads or extends it
   std::string partial_;
   std::unique_ptr<AppendFile> file_;
   std::map<int64_t, std::string> lines_;

@@ -22,7 +22,7 @@ enum class Steps {
 struct DecodeOptions {
   Steps steps = Steps::fused;
   // What a step does in a slot depends on the slot's state and token alone: steps are always made of `invariant_width` slots, and no state
-  // has buffers. An engine then reads texts in cells, too (generate/cells.h).
+  // has buffers. An engine then reads sequences in cells, too (generate/cells.h).
   bool invariant = false;
   bool log_probabilities = false;
 };

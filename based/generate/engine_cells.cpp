@@ -1,4 +1,4 @@
-// How an engine's texts pass through cells (generate/cells.h).
+// Reading sequences in cells (generate/cells.h).
 #include <algorithm>
 #include <utility>
 
@@ -15,7 +15,7 @@ int64_t Engine::to_read(const Sequence& sequence) const {
 // How many of `budget` tokens may be read at once, at least a cell.
 int64_t Engine::most_to_read(int64_t budget) const { return cell_ > 0 ? std::max<int64_t>(1, budget / cell_) * cell_ : budget; }
 
-// The sequence, read as far as the parallel form goes, goes on with steps from its slot's state.
+// Called when the parallel form has read all whole cells: steps continue from the slot's state.
 void Engine::begin_cell(Sequence& sequence) {
   begins_->keep(sequence.slot);
   sequence.begin = sequence.seen;
@@ -35,8 +35,8 @@ void Engine::score_tail(Sequence& sequence) {
   sequence.seen = stepped;
 }
 
-// A sequence that goes on with steps has been given more tokens. False: steps read them. True: it waits again, with the state at its cell's
-// begin, since the tokens make the cell whole, or since the cache has no room for them yet.
+// Called when a sequence in the stepping phase receives more tokens. False: steps read them. True: it waits again, with the state at its
+// cell's begin, since the tokens make the cell whole, or since the cache has no room for them yet.
 bool Engine::goes_back(Sequence& sequence) {
   const torch::InferenceMode inference;
   const auto tokens = static_cast<int64_t>(sequence.text.size());
@@ -61,7 +61,7 @@ void Engine::complete_cell(Sequence& sequence) {
   sequence.begin = sequence.seen;
 }
 
-// What the next step reads of these slots, where it was not drawn by the step before.
+// Sets the input tokens of the next step for those of these slots whose token was given rather than drawn by the step before.
 void Engine::give_tokens(const std::vector<int64_t>& slots) {
   std::vector<int64_t> given_to, given;
   std::vector<Sequence*> draw;

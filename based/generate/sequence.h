@@ -32,11 +32,11 @@ struct SequenceOptions {
 struct SequenceState {
   std::vector<int64_t> ids;
   ModelState state;
-  // Of a state that was made in cells (generate/cells.h), and is at the begin of one: what describe_cells said. Empty of others.
+  // describe_cells() of the engine that made the state at a cell's begin (generate/cells.h); empty for other states.
   std::string cells = {};
 };
 
-// Throws Error where the model's logits behind the next token of the sequence are not finite: its state would be of no use.
+// Throws Error if the model's logits after the next token of the sequence are not finite: its state would be useless.
 void require_finite_logits(LanguageModel& model, const SequenceState& sequence);
 
 // A state file: version, hash of the model, token ids, state, its cells, checksum. Any engine on any device reads what another has written.

@@ -23,9 +23,9 @@ class Session {
   int64_t next(const SamplingOptions& options);
 
   const std::vector<int64_t>& ids() const;
-  int64_t state_bytes() const { return engine_.state_bytes() - engine_.begins_bytes(); }  // of the one that save() writes
+  int64_t state_bytes() const { return engine_.state_bytes() - engine_.begins_bytes(); }  // bytes of the state that save() writes
 
-  // A state file (generate/sequence.h). save() throws Error, and writes nothing, where the state or the logits behind it are not finite.
+  // A state file (generate/sequence.h). save() throws Error, and writes nothing, where the state or the logits after it are not finite.
   // load() throws Error for a file of another model or a damaged one, and then leaves the session as it was.
   void save(const std::string& path, const std::string& model_hash);
   void load(const std::string& path, const std::string& model_hash);

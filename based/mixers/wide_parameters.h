@@ -5,8 +5,8 @@
 namespace based {
 
 // A module whose parameters are never narrower than fp32, as its authors have them: a conversion to bf16 or fp16 leaves them in fp32, any
-// other is done as asked for. For parameters in which a rounding to 16 bits makes another function, such as the angles of poles, whose
-// powers a text's length takes. Computes in fp32 what is made of them, so that the rest of the model may have any type.
+// other is done as asked for. Use it where rounding a parameter to 16 bits changes the function, as with the angles of poles, which are
+// raised to the power of a position. Values derived from them are computed in fp32, and the rest of the model may have any type.
 class WideParameters : public torch::nn::Module {
  public:
   using torch::nn::Module::to;

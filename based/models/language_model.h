@@ -100,8 +100,9 @@ class LanguageModel : public torch::nn::Module {
   // Where `places`, int64 [labels] and ascending, are the tokens that have a label, `labels` is int64 [labels], theirs alone.
   Tensor loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled = -1, const ops::Draws& draws = {},
               const Tensor& places = {});
-  // Of each row's target, int64 [n], under the softmax over the vocabulary, or with `padded_columns` over the padding rows of the embedding
-  // too, as the training's loss has it: fp32 [n], fp64 in fp64 models. No gradient. Every score that is reported comes from here.
+  // Log-probability of each row's target, int64 [n], under the softmax over the vocabulary; with `padded_columns` over the embedding's
+  // padding rows too, as in the training loss. fp32 [n], fp64 in fp64 models. No gradient. All reported scores of given tokens come from
+  // here.
   Tensor token_log_probabilities(const Tensor& hidden, const Tensor& targets, bool padded_columns = false);
   // The sum of the negative log-probabilities of `labels` ≠ −100, int64 [tokens], over the vocabulary. No gradient.
   double evaluation_nats(const Tensor& ids, const Tensor& labels, const Sequences& rows);

@@ -55,8 +55,8 @@ std::map<std::string, torch::Dtype> parameter_types(const ModelConfig& config, t
   return types;
 }
 
-// One type for the whole model, that of its embedding, which parameters that are kept wider may have as well: any other mixture is made by
-// nobody, and hides mistakes.
+// One type for the whole model, that of its embedding, which parameters that are kept wider may have as well: any other mixture is
+// an error, since no command writes one.
 torch::Dtype common_dtype(const SafetensorsFile& file, const ModelConfig& config) {
   const TensorView& first = file.at(kEmbedding);
   const torch::Dtype type = torch_dtype(first.dtype);

@@ -13,7 +13,7 @@ struct ModelFiles {
   std::string config_path, weights_path;
   ModelConfig config;                    // checked
   std::optional<std::string> tokenizer;  // hash of the tokenizer that the weights belong to; none where they do not record it
-  torch::Dtype dtype;                    // of the weights: that of the embedding
+  torch::Dtype dtype;                    // the embedding's
 };
 ModelFiles read_model_files(const std::string& folder);  // throws Error
 

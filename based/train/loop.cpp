@@ -119,7 +119,7 @@ class Loop {
     if (const std::string which = not_finite_weights(); !which.empty()) diverged(result_.state.step, "the weights of " + which);
   }
 
-  // What no step has changed yet is not the learning rate's fault.
+  // Before the first step the learning rate cannot be the cause.
   void require_finite_start() {
     const std::string which = not_finite_weights();
     if (which.empty()) return;

@@ -61,7 +61,7 @@ void load_optimizer(const std::string& folder, AdamW& optimizer) {
     target.copy_(tensor_of(view));
   }
   size_t expected = tensors.size();
-  // Of a parameter that had 16 bits when the file was written, and has its master's type now, the master is what was trained.
+  // A parameter that was stored in 16 bits and now has its master's type takes the master's value, which was trained.
   for (const AdamW::Slot& slot : optimizer.slots()) {
     const TensorView* master = slot.has_master() ? nullptr : file.find("master." + slot.name);
     if (master == nullptr) continue;

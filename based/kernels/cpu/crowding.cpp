@@ -104,7 +104,7 @@ CrowdingWatch::CrowdingWatch() {
     thread_ = std::thread([this] {
       try {
         watch();
-      } catch (const std::bad_alloc&) {  // the work goes on without it
+      } catch (const std::bad_alloc&) {  // the work continues without it
       }
     });
     pthread_setname_np(thread_.native_handle(), kThreadName);

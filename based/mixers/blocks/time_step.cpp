@@ -12,7 +12,7 @@ Tensor initial_time_step_bias(int64_t n, double low, double high, double least) 
   return step + torch::log(-torch::expm1(-step));  // the inverse of softplus
 }
 
-// Uniform draws are multiples of 2⁻²⁴ of the range, 0 among them: what is drawn at 0 becomes the smallest other draw.
+// Uniform draws are multiples of 2⁻²⁴ of the range, 0 among them: a draw of 0 becomes the smallest other draw.
 Tensor initial_rate_log(int64_t n, double low, double high) {
   return initial_uniform({n}, low, high).clamp_min(std::max(low, (high - low) * 0x1p-24)).log();
 }
