@@ -126,7 +126,7 @@ void compare(const Options& options, bench::Context& context) {
         print_line(bench::comparison_line({context.results.end() - static_cast<int64_t>(models), context.results.end()}));
     };
   }
-  std::optional<OutputFolder> folder;  // before what takes long
+  std::optional<OutputFolder> folder;  // checked before the long measurement
   if (!options.plot.empty()) folder.emplace(options.plot, pictures_rule(), options.overwrite);
   one.compare(context);
   if (!folder) return;

@@ -32,7 +32,7 @@ struct Range<double> {
   double least = std::numeric_limits<double>::lowest(), most = std::numeric_limits<double>::max();
 };
 
-// Of the name of a file or folder.
+// The range of options that name a file or folder: not empty.
 inline constexpr Range<std::string> kPath{false};
 
 class CommandLine {

@@ -57,8 +57,8 @@ EngineOptions engine_options(const Options& options, int64_t slots) {
 
 int64_t product_or_most(int64_t a, int64_t b) { return a > INT64_MAX / b ? INT64_MAX : a * b; }
 
-// Of a model whose state grows: the tokens of --cache-tokens, or those that memory has room for. Throws Error where weights, slots and that
-// cache do not fit.
+// Returns the most tokens that the cache of a growing state may hold: --cache-tokens, or as many as fit into memory. Throws Error if
+// weights, slots and that cache do not fit.
 int64_t most_cache_tokens(const Options& options, const ModelPlace& place, const EngineOptions& engine) {
   EngineOptions with = engine;
   with.cache_tokens = options.cache_tokens;
@@ -67,8 +67,8 @@ int64_t most_cache_tokens(const Options& options, const ModelPlace& place, const
   return options.cache_tokens > 0 ? options.cache_tokens : cache_tokens_that_fit(place, engine);
 }
 
-// max_tokens may be any number, and few texts get so long: where memory has no room for what all may need, a GPU's cache takes what there
-// is, and a CPU's grows with the sequences (0).
+// Returns the size of the cache in tokens. max_tokens may be any number, and few sequences become that long. If memory cannot hold the sum
+// of all limits, a GPU's cache takes all that is free and a CPU's cache grows with the sequences (0).
 int64_t cache_tokens(const Options& options, torch::Device device, int64_t need, int64_t most) {
   if (options.cache_tokens > 0) return options.cache_tokens;
   return need <= most ? need : device.is_cuda() ? most : 0;

@@ -264,7 +264,7 @@ void recall(const RecallOptions& options) {
   if (options.inputs > 0 && std::max(options.pairs, options.vocab_size) > kMostRun)
     throw UsageError("--inputs: a program of --n or --vocab above " + std::to_string(kMostRun) +
                      " is counted and not run; give --inputs 0");
-  std::optional<OutputFolder> folder;  // before what takes long
+  std::optional<OutputFolder> folder;  // checked before the long construction
   if (!options.out.empty())
     folder.emplace(options.out, OutputRule{.own = {model_holding()}, .foreign = {tokenizer_holding(), checkpoints_holding()}},
                    options.overwrite);

@@ -1,5 +1,5 @@
 // One rule for all commands that write a folder: they replace no file of an earlier command unless the user asks for it, and never write
-// beside files that would not fit theirs. docs/files.md, "What is there already", states the rule for users.
+// beside files that would not fit theirs. docs/files.md states the rule for users.
 #pragma once
 #include <string>
 #include <vector>

@@ -46,7 +46,8 @@ struct Plot {
   std::string title, subtitle, footer;  // the footer says what made the plot: data, settings, machine
   PlotAxis x, y;
   std::vector<PlotSeries> series;
-  bool labels_at_end = false;  // of many curves that end together: in a column on the right, each with its marker or a piece of its line
+  // Labels form a column on the right, each with its marker or a piece of its line: for many curves that end together.
+  bool labels_at_end = false;
   std::vector<PlotNote> notes = {};  // small, beside points; those for which there is no room are left out
 };
 

@@ -14,7 +14,7 @@ inline constexpr const char* kGrey = "#6b6b6b";
 inline constexpr const char* kGrid = "#e4e4e4";
 
 inline constexpr double kKeyDistance = 12;
-inline constexpr double kKeyLine = 6;  // to both sides of where a marker would be, for what has none
+inline constexpr double kKeyLine = 6;  // the piece of line in the key of a curve without markers reaches this far to both sides
 inline constexpr const char* kBackdrop = "#d4d4d4";
 
 // Markers differ in shape too, for print without colour. By rank: ● ■ ▲ ◆ ▼, then the same open, whose lines are dashed.
@@ -60,7 +60,7 @@ PlotLayout make_layout(const Plot& plot);
 const char* label_colour(const PlotLayout& layout, size_t series);
 
 bool draws_markers(const PlotSeries& series);   // a curve of many points is better without
-std::string drawable(const std::string& text);  // control characters as spaces, and U+FFFD in place of what is no UTF-8
+std::string drawable(const std::string& text);  // replaces control characters by spaces and invalid UTF-8 by U+FFFD
 std::string number_text(double value);          // shortest digits that read back the same
 
 }  // namespace based::plot_detail

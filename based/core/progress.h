@@ -18,7 +18,7 @@ struct ProgressOptions {
   double delay = 0;            // seconds before the first line; what ends before then draws nothing
 };
 
-// The delay for what takes a moment mostly, but minutes where there are millions to look at.
+// The delay of loops that usually take a moment, but minutes for millions of items.
 inline constexpr double kProgressDelay = 1;
 
 class Progress {

@@ -15,8 +15,8 @@ std::string in_quotes(std::string_view text, size_t limit = 80);  // 'text', pri
 std::string escape_controls(std::string_view text, bool keep_line_breaks = false);
 bool has_control_characters(std::string_view utf8);  // below U+0020, and U+007F to U+009F
 
-// Lines of more than `limit` bytes, and texts of more than twenty such lines, without their middle, saying how many bytes that had: a
-// message may quote an argument or a file, which has any length. The beginning and the end, which names the remedy, stay.
+// Cuts the middle out of lines of more than `limit` bytes, and out of a message of more than twenty such lines, and says how many bytes
+// were cut: a message may quote an argument or a file of any length. The beginning and the end, which names the remedy, stay.
 std::string shortened_lines(std::string_view text, size_t limit = 1000);
 
 // `digits` after the point: 3.142. From 1e15 on, where a double no longer tells one unit from the next, with an exponent: 3.40e+91. Numbers

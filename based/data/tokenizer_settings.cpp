@@ -15,7 +15,7 @@ class Section {
   // `path`: where it is in the file, "model.", "" for all of it.
   Section(const Json& object, std::string path, std::string source) : object_(object), path_(std::move(path)), source_(std::move(source)) {}
 
-  // `key` is absent or one of `accepted`; else the first of them is what it must be, and `remedy` says how to get there.
+  // Throws Error unless `key` is absent or has one of the `accepted` values. The message names the first of them and the `remedy`.
   void expect(const char* key, const std::vector<Json>& accepted, const std::string& remedy) {
     known_.emplace_back(key);
     const auto found = object_.find(key);
@@ -86,14 +86,14 @@ void check_added_token(const Json& token, const std::string& path, const std::st
   section.refuse_the_rest();
 }
 
-// What is said of all of them together.
+// Checks the settings of each added token, and those on which all must agree.
 void check_added_tokens(const Json& root, const std::string& source) {
   const auto found = root.find("added_tokens");
   if (found == root.end() || !found->is_array()) return;
   for (size_t i = 0; i < found->size(); ++i) {
     const Json& token = (*found)[i];
     const std::string path = "added_tokens[" + std::to_string(i) + "]";
-    if (!token.is_object()) continue;  // whoever reads the tokens says so
+    if (!token.is_object()) continue;  // the reader of the vocabulary reports it
     check_added_token(token, path + ".", source);
     if (token.value("normalized", Json(false)) != found->front().value("normalized", Json(false)))
       throw Error(source + ": " + path +

@@ -6,9 +6,9 @@
 
 namespace based {
 
-// Throws Error as "<source>: <setting>: what is wrong and what to do" for every setting that changes the ids or the text of a token and
-// that this tokenizer does not have, and for every one that it does not know: only a byte-level BPE of whole texts is left. Each setting
-// was compared with what the Python `tokenizers` library makes of it.
+// Throws Error as "<source>: <setting>: reason and remedy" for every setting that changes token ids or their text and is not implemented
+// here, and for every unknown setting. The accepted settings describe a byte-level BPE without truncation or padding. Most were compared
+// with the behaviour of the Python library `tokenizers`.
 void refuse_other_settings(const Json& root, const std::string& source);
 
 }  // namespace based

@@ -123,7 +123,7 @@ class Batch {
     ++report_.failed;
   }
 
-  // Whether the model's logits behind what has been read and drawn of a sequence that has ended are numbers.
+  // Whether the model's logits after the last token of a finished sequence are finite.
   bool is_finite(int64_t sequence, const GeneratedText& text) {
     if (text.finish_reason == "not_finite") return false;
     if (!text.ids.empty() || text.finish_reason != "length") return true;

@@ -10,8 +10,8 @@
 namespace based {
 namespace {
 
-// Of what does not depend on the number of slots, of one slot without its cache, and of a token in the cache; estimated where it is working
-// memory.
+// Bytes that do not depend on the number of slots, bytes of one slot without its cache, and bytes of a token in the cache. Working memory
+// is estimated.
 struct Needed {
   double fixed = 0, slot = 0, cache_token = 0;
 };

@@ -25,8 +25,8 @@ struct GeneratedText {
   std::string finish_reason = "length";  // length, end_of_text, stop, cache_full, positions, not_finite
 };
 
-// The ids that stand for the text that was given out, without those of a stop string or of the end of text behind it. Where a stop string
-// begins within a token, what is before it there is encoded anew.
+// The ids of the returned text, without those of a stop string or of the end-of-text token after it. If a stop string begins within a
+// token, the part of the token before it is encoded anew.
 std::vector<int64_t> ids_of_text(const Tokenizer& tokenizer, const GeneratedText& text);
 
 class TextGenerator {
