@@ -1,4 +1,4 @@
-# Everything starts here. `make help` lists the commands; PRESET=dev and so on picks another preset of CMakePresets.json.
+# `make help` lists the commands. PRESET=dev, for example, selects another preset of CMakePresets.json.
 PRESET ?= release
 JOBS ?= $(shell n=$$(nproc); echo $$(( n < 3 ? n : 3 )))
 BUILD = build/$(PRESET)
@@ -18,9 +18,10 @@ setup: ## install what is missing: Debian packages, and LibTorch into .venv
 $(BUILD)/build.ninja: CMakePresets.json
 	cmake --preset $(PRESET)
 
-# Test programs run side by side: threads that wait must not spin on each other's cores. Alone, a program is up to nine times slower so.
+# Test programs run concurrently, so idle OpenMP threads must sleep instead of spinning on cores that other programs need. A program that
+# runs alone is up to nine times slower with this setting.
 test: export OMP_WAIT_POLICY ?= passive
-test: setup-all $(BUILD)/build.ninja ## build and run every test; format and the sanitizer build are among them
+test: setup-all $(BUILD)/build.ninja ## build and run every test, including the format check and the sanitizer build
 	cmake --build $(BUILD)
 	ctest --test-dir $(BUILD) --output-on-failure
 
@@ -31,7 +32,7 @@ ifeq ($(filter $(MIXERS),$(MIXER)),)
 else
 	cmake --build $(BUILD) --target mixers_tests
 	@filter='Registry/*/$(MIXER)*'; \
-	nvidia-smi -L >/dev/null 2>&1 || { filter="$$filter:-*_cuda"; echo "no GPU: on the CPU alone"; }; \
+	nvidia-smi -L >/dev/null 2>&1 || { filter="$$filter:-*_cuda"; echo "no GPU: testing on the CPU only"; }; \
 	$(BUILD)/bin/mixers_tests --gtest_brief=1 --gtest_filter="$$filter"
 endif
 
@@ -42,11 +43,11 @@ format: ## rewrite all sources with clang-format
 	@tools/setup check
 	@tools/format
 
-format-check: ## say which sources clang-format would change
+format-check: ## list the sources that clang-format would change
 	@tools/setup check
 	@tools/format --check
 
-lint: setup-all $(BUILD)/build.ninja ## clang-tidy over all sources; make test runs the quick part
+lint: setup-all $(BUILD)/build.ninja ## run clang-tidy over all sources; `make test` runs the quick part
 	@tools/lint $(BUILD)
 
 fuzz: ## run every fuzz target for FUZZ_SECONDS (30) under ASan and UBSan
@@ -57,7 +58,7 @@ install: setup $(BUILD)/build.ninja ## install the program, the library and its 
 	cmake --build $(BUILD) --target based based_shared
 	cmake --install $(BUILD) --prefix $(or $(PREFIX),/usr/local)
 
-clean: ## remove what was built; .venv and out stay
+clean: ## remove the build folder; .venv and out are kept
 	rm -rf build
 
 .PHONY: setup-all setup-demo

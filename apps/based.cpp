@@ -1,4 +1,4 @@
-// The program: subcommands, exit codes (0 done, 1 failed, 2 bad usage), messages on stderr, results on stdout.
+// The program `based`: subcommands, exit codes (0 success, 1 failure, 2 wrong usage), messages on stderr, results on stdout.
 #include <csignal>
 #include <cstdlib>
 #include <exception>
@@ -7,7 +7,7 @@
 #include "apps/last_resort.h"
 #include "based/core/descriptors.h"
 #include "based/core/error.h"
-#include "based/kernels/cpu/crowding.h"
+#include "based/kernels/common/cpu/contention.h"
 #include "based/models/failure.h"
 
 namespace based::apps {
@@ -28,7 +28,7 @@ void run(int argc, char** argv) {
   program.run(argc, argv);
 }
 
-// The exit code of `body`, whose exceptions become messages.
+// Runs `body`, prints the messages of its exceptions, and returns the exit code.
 template <class Body>
 int exit_code(const Body& body) {
   try {
@@ -51,15 +51,15 @@ int exit_code(const Body& body) {
 int main(int argc, char** argv) {
   using namespace based;
   open_standard_descriptors();
-  // Writing where nobody reads, or beyond a file's largest size, is an error like any other: the work goes on where it can.
+  // A write to a closed pipe, or beyond the file size limit, then fails with an error code instead of killing the program.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
-  setenv("THP_MEM_ALLOC_ENABLE", "1", 0);  // LibTorch asks for huge pages: weights are read faster, and buffers fault 512 times less
+  setenv("THP_MEM_ALLOC_ENABLE", "1", 0);  // LibTorch then uses huge pages: reading weights is faster, and page faults are 512 times rarer
   apps::fit_threads_to_address_space();
-  const kernels::cpu::CrowdingWatch watch;
+  const kernels::cpu::ContentionMonitor monitor;
   const int code = apps::exit_code([&] { apps::run(argc, argv); });
   const int written = apps::exit_code([] {
-    if (apps::output()) apps::output().flush();  // also what a command that failed had to say
+    if (apps::output()) apps::output().flush();  // also after a failed command
   });
   return code != 0 ? code : written;
 }

@@ -11,12 +11,12 @@
 #include "based/core/config.h"
 #include "based/core/json.h"
 #include "based/core/output_folder.h"
-#include "based/kernels/cpu/isa.h"
+#include "based/kernels/common/cpu/isa.h"
 #include "based/models/config.h"
 #include "based/models/device.h"
 
 namespace based::apps {
-namespace {
+namespace bench_command {
 
 struct Options {
   std::vector<std::string> names;
@@ -37,7 +37,7 @@ const bench::Case& find_case(const std::string& name) {
                    "; `based bench` without a name lists them");
 }
 
-// The named ones, or all that measure this device.
+// The cases with these names, or all cases that measure this type of device.
 std::vector<const bench::Case*> chosen_cases(const std::vector<std::string>& names, torch::Device device) {
   std::vector<const bench::Case*> chosen;
   const bool all = names.empty() || (names.size() == 1 && names[0] == "all");
@@ -51,7 +51,7 @@ std::vector<const bench::Case*> chosen_cases(const std::vector<std::string>& nam
   return chosen;
 }
 
-// What nvidia-smi says: name, driver, clocks. A result without them could be anybody's.
+// Name, driver and clocks from nvidia-smi, so that a result shows which GPU it was measured on.
 Json gpu_description(torch::Device device) {
   const std::string query = "nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem --format=csv,noheader,nounits -i " +
                             std::to_string(device.index());
@@ -96,7 +96,7 @@ void print(const bench::Result& result) {
   print_line(line);
 }
 
-// The figures say where they come from, so that a picture alone is not anybody's.
+// The footer of the figures: the command, the device and the date, so that a picture on its own shows how it was made.
 std::string made_by(const Options& options, torch::Device device) {
   const int threads = torch::get_num_threads();
   std::string where =
@@ -182,7 +182,7 @@ void run(const Options& options) {
     context.report = print;
   }
   if (options.compare) compare(options, context);
-  std::exception_ptr failure;  // what was measured before it is not lost
+  std::exception_ptr failure;  // rethrown after the earlier results have been printed
   try {
     for (const auto* one : chosen) one->run(context);
     if (context.results.empty()) throw UsageError("--preset: these benchmarks measure none of these models");
@@ -195,28 +195,28 @@ void run(const Options& options) {
 
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
-  app.add_option("name", options->names, "cases to run, or all; none: list them");
-  app.add_option("--device", options->device, "cpu, cuda or cuda:N; on a GPU, without names, all that measure one");
-  app.add_option("--commit", options->commit, "goes into the JSON, for results that are kept");
+  app.add_option("name", options->names, "benchmarks to run, or 'all'; without a name they are listed (on a GPU: all are run)");
+  app.add_option("--device", options->device, "cpu, cuda or cuda:N");
+  app.add_option("--commit", options->commit, "commit to record in the JSON");
   app.add_option("--threads", options->threads, "CPU threads; 0: all cores", {0, 4096});
-  app.add_option("--model", options->model, "decode, position and prefill: a model's folder instead of based-360m with random weights",
-                 kPath);
+  app.add_option("--model", options->model,
+                 "for decode, position and prefill: measure the model in this folder instead of based-360m with random weights", kPath);
   app.add_flag("--compare", options->compare,
-               "decode: models side by side, against the number of sequences and their length, on either device");
-  app.add_option(
-      "--preset", options->presets,
-      "gpu_prefill, gpu_decode, gpu_train: of their models this one alone; gpu_recall: of its models those whose names begin so, "
-      "as in --preset \"H3 d 64\"; with --compare: a model (default: based-360m and attn-360m). May be given several times");
-  app.add_option("--plot", options->plot, "with --compare: also write decode_batch and decode_context, .svg and .png, into this folder",
+               "for decode: compare models for several numbers of sequences and sequence lengths, on the CPU or a GPU");
+  app.add_option("--preset", options->presets,
+                 "measure only this model; may be given several times. For gpu_prefill, gpu_decode and gpu_train it is a preset; for "
+                 "gpu_recall the beginning of names, as in --preset \"H3 d 64\"; with --compare a preset (default: based-360m and "
+                 "attn-360m)");
+  app.add_option("--plot", options->plot, "with --compare: also write decode_batch and decode_context, .svg and .png, to this folder",
                  kPath);
-  app.add_flag("--overwrite", options->overwrite, "with --plot: replace the pictures that the folder holds");
-  app.add_flag("--quick", options->quick, "small sizes and few repeats: shows that it runs, not how fast");
-  app.add_flag("--json", options->json, "for machines");
+  app.add_flag("--overwrite", options->overwrite, "with --plot: replace existing pictures in the folder");
+  app.add_flag("--quick", options->quick, "small sizes and few repeats: checks that the benchmarks run; the timings are not meaningful");
+  app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { run(*options); });
 }
 
-}  // namespace
+}  // namespace bench_command
 
-const Command command_bench{"bench", "Measure speed beside its floor; verifies first", setup};
+const Command command_bench{"bench", "Measure speed, compared with the hardware's limit; results are verified first", bench_command::setup};
 
 }  // namespace based::apps

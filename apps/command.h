@@ -11,9 +11,9 @@
 
 namespace based::apps {
 
-extern const char* const version;  // as the VERSION file says
+extern const char* const version;  // from the VERSION file
 
-// What went well enough to report but not well enough for success: the command has printed it; the program exits with this code.
+// Thrown by a command that has printed its results but did not succeed: the program exits with this code.
 struct Exit {
   int code = 0;
 };
@@ -29,7 +29,7 @@ struct Command {
 #include "apps/commands.def"
 #undef BASED_COMMAND
 
-// A line a key, with its default and help: what --keys prints for a config file.
+// Prints one line per key of a config file, with its default and help, for --keys.
 void print_keys(const std::vector<FieldHelp>& keys);
 
 std::string grouped(int64_t count);    // 363,123,456

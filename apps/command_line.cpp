@@ -75,7 +75,7 @@ const char* type_name(bool) { return "true|false"; }
 const char* type_name(int64_t) { return "INT"; }
 const char* type_name(double) { return "NUMBER"; }
 
-// The command that the arguments lead to, as far as they could be read, and its name with those before it.
+// The innermost command that was parsed before an error, and its full name ("based mqar eval").
 std::pair<const CLI::App*, std::string> reached(const CLI::App& program) {
   const CLI::App* app = &program;
   std::string name = app->get_name();
@@ -86,7 +86,7 @@ std::pair<const CLI::App*, std::string> reached(const CLI::App& program) {
   return {app, name};
 }
 
-// What CLI11 found wrong. It asks for what is missing first; what it did not know is the better reason.
+// The message for a parse error. CLI11 reports a missing argument before an unknown one, but the unknown one is the better explanation.
 std::string explanation(const CLI::App& app, const CLI::ParseError& error) {
   for (const std::string& word : app.remaining()) {
     if (word == "--") continue;
@@ -124,13 +124,13 @@ void CommandLine::add(const std::string& name, AnyTarget any, const std::string&
     option->type_size(1)->required(required);
     if constexpr (IsList<T>::value) {
       option->type_name(type_name(typename T::value_type()));
-      // CLI11 takes "[a,b]" apart where it may take several values at once. So an option takes one at a time, and a positional argument
-      // expects so many that there is always one more to take.
+      // CLI11 splits "[a,b]" if a single occurrence may have several values. So an option takes one value per occurrence, and a positional
+      // argument expects the largest possible number of values.
       constexpr int endless = CLI::detail::expected_max_vector_size;
       option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->expected(name.starts_with("-") ? 1 : endless, endless);
     } else {
       option->type_name(type_name(*target.value));
-      option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // scripts append what they override
+      option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that scripts can append an option to override it
       if (const std::string text = show(*target.value); !required) option->default_str(text);
     }
   };
@@ -146,10 +146,10 @@ CommandLine CommandLine::add_subcommand(const std::string& name, const std::stri
 
 void CommandLine::callback(std::function<void()> body) { app_->callback(std::move(body)); }
 
-Program::Program(const std::string& name, const std::string& summary, const std::string& version)
+Program::Program(const std::string& name, const std::string& summary, const std::string& version_text)
     : app_(std::make_unique<CLI::App>(summary)) {
   app_->name(name);
-  app_->set_version_flag("--version", name + " " + version);
+  app_->set_version_flag("--version", name + " " + version_text);
 }
 
 Program::~Program() = default;
@@ -159,10 +159,10 @@ CommandLine Program::commands() { return CommandLine(*app_); }
 void Program::run(int argc, char** argv) {
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
     const std::string_view word = argv[i];
-    // CLI11 would take the next argument for its value.
+    // CLI11 would use the next argument as the value of "--option=".
     if (word.starts_with("--") && word.ends_with("=") && std::count(word.begin(), word.end(), '=') == 1) {
       const std::string option(word.substr(0, word.size() - 1));
-      throw UsageError(option + "= has nothing behind it; an empty value is written " + option + " ''");
+      throw UsageError(option + "= has no value; an empty value is written " + option + " ''");
     }
   }
   try {

@@ -1,4 +1,4 @@
-// What a subcommand takes on the command line. CLI11 stays behind these classes: its header costs 20 s a file.
+// The options and arguments of subcommands. These classes hide CLI11, whose header takes 20 s to compile in each file that includes it.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -16,7 +16,7 @@ class App;
 
 namespace based::apps {
 
-// What numbers an option may have; both ends may be had.
+// The values that an option accepts; `least` and `most` are included.
 template <class T>
 struct Range {};
 template <>
@@ -32,22 +32,26 @@ struct Range<double> {
   double least = std::numeric_limits<double>::lowest(), most = std::numeric_limits<double>::max();
 };
 
-// The range of options that name a file or folder: not empty.
+// For options that name a file or folder: the value must not be empty.
 inline constexpr Range<std::string> kPath{false};
 
 class CommandLine {
  public:
   explicit CommandLine(CLI::App& app) : app_(&app) {}
 
-  // "--name" or, for what stands without a flag, "name". Where a value is given it overwrites `value`, which must live until the command
-  // has run; what `value` holds now is shown as the default. T is std::string (taken as it is), an optional one (where an empty text is not
-  // the same as none), bool (true or false), int64_t or double (decimal and finite), or a list of strings or integers: an option's has one
-  // value an occurrence, of anything else the last one counts.
+  // Adds an option "--name" or a positional argument "name". Parsing stores the user's value in `value`, which must live until the command
+  // has run; its current value is shown as the default. T is one of:
+  //   std::string                   any text
+  //   std::optional<std::string>    any text; distinguishes an empty text from an absent option
+  //   bool                          true or false
+  //   int64_t, double               a decimal, finite number
+  //   a vector of strings or int64  a list, one element per occurrence of the option
+  // If an option that is not a list occurs several times, the last occurrence counts.
   template <class T>
   void add_option(const std::string& name, T& value, const std::string& help, Range<T> range = {}) {
     add(name, Target<T>{&value, range}, help, false);
   }
-  // The same where one must be given; a std::string must then not be empty.
+  // The same, but the user must give a value; a std::string must not be empty.
   template <class T>
   void add_required(const std::string& name, T& value, const std::string& help) {
     Range<T> range;
@@ -55,8 +59,8 @@ class CommandLine {
     add(name, Target<T>{&value, range}, help, true);
   }
   void add_flag(const std::string& name, bool& value, const std::string& help);
-  CommandLine add_subcommand(const std::string& name, const std::string& summary);  // one of those added must be named
-  void callback(std::function<void()> body);                                        // runs where everything is right
+  CommandLine add_subcommand(const std::string& name, const std::string& summary);  // the user must name one of the subcommands
+  void callback(std::function<void()> body);                                        // called after successful parsing
 
  private:
   template <class T>
@@ -70,13 +74,14 @@ class CommandLine {
   CLI::App* app_;
 };
 
-// The whole program: its commands are added to commands().
+// The whole program. Its commands are added to commands().
 class Program {
  public:
   Program(const std::string& name, const std::string& summary, const std::string& version);
   ~Program();
   CommandLine commands();
-  // Runs the command that is named, or prints help or version. Throws UsageError for anything wrong, with the nearest name that there is.
+  // Runs the command that the arguments name, or prints the help or the version. Throws UsageError for invalid arguments; for an unknown
+  // name it suggests the nearest known one.
   void run(int argc, char** argv);
 
  private:

@@ -5,7 +5,7 @@
 #include "based/data/shards.h"
 
 namespace based::apps {
-namespace {
+namespace data_command {
 
 struct PackOptions {
   std::vector<std::string> files;
@@ -30,17 +30,17 @@ void pack(const PackOptions& options) {
   print_line(grouped(report.tokens) + " tokens of " + format_bytes(static_cast<double>(report.bytes)) + " in " + grouped(report.documents) +
              " documents, " + grouped(report.shards) + " shards in " + options.out);
   if (report.empty > 0) print_line(grouped(report.empty) + " empty documents left out");
-  if (!report.end_of_text) print_line("the tokenizer has no <|endoftext|>: nothing stands between the documents");
+  if (!report.end_of_text) print_line("the tokenizer has no <|endoftext|>: no token separates the documents");
 }
 
 void setup_pack(CommandLine app) {
   auto options = std::make_shared<PackOptions>();
-  app.add_required("files", options->files, "text, JSON lines or FASTA, also .zst");
+  app.add_required("files", options->files, "files of text, JSON lines or FASTA, also .zst");
   app.add_required("--tokenizer", options->tokenizer, "the tokenizer's folder, or 'bytes'");
-  app.add_required("--out", options->out, "folder for the shards; it must hold no others");
-  app.add_option("--format", options->format, "auto (by name), text, jsonl or fasta");
-  app.add_option("--shard-tokens", options->shard_tokens, "tokens a shard");
-  app.add_flag("--json", options->json, "for machines");
+  app.add_required("--out", options->out, "folder for the shards; it must not hold other shards");
+  app.add_option("--format", options->format, "format of the files: auto (by name), text, jsonl or fasta");
+  app.add_option("--shard-tokens", options->shard_tokens, "tokens per shard");
+  app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { pack(*options); });
 }
 
@@ -65,18 +65,18 @@ void inspect(const InspectOptions& options) {
 void setup_inspect(CommandLine app) {
   auto options = std::make_shared<InspectOptions>();
   app.add_required("path", options->path, "folder of shards");
-  app.add_option("--tokenizer", options->tokenizer, "a tokenizer's folder, or 'bytes': fail where the set was packed with another");
-  app.add_flag("--json", options->json, "for machines");
+  app.add_option("--tokenizer", options->tokenizer, "a tokenizer's folder, or 'bytes': fail if the shards were packed with another");
+  app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { inspect(*options); });
 }
 
 void setup(CommandLine app) {
   setup_pack(app.add_subcommand("pack", "Encode text into token shards"));
-  setup_inspect(app.add_subcommand("inspect", "Check a set of shards and say what it holds"));
+  setup_inspect(app.add_subcommand("inspect", "Check a folder of shards and print its contents"));
 }
 
-}  // namespace
+}  // namespace data_command
 
-const Command command_data{"data", "Token shards: pack text, check a set", setup};
+const Command command_data{"data", "Token shards: pack text, check a folder of shards", data_command::setup};
 
 }  // namespace based::apps

@@ -8,7 +8,7 @@
 #include "based/experiments/sweep.h"
 
 namespace based::apps {
-namespace {
+namespace experiment_command {
 
 namespace fs = std::filesystem;
 
@@ -57,11 +57,11 @@ void tell_of_gpu_results(const ExperimentFile& file, const ResultsFolder& result
   const auto count = std::count_if(file.runs().begin(), file.runs().end(),
                                    [&](const PlannedRun& planned) { return kept.contains(run_key(*file.kind, planned, torch::kCUDA)); });
   if (count == 0) return;
-  print_message(std::to_string(count) + " of " + std::to_string(file.runs().size()) + " runs are kept from a GPU, in " + results.folder() +
-                "; the CPU does them anew, beside those, which are what status and plot show");
+  print_message(std::to_string(count) + " of " + std::to_string(file.runs().size()) + " runs are kept from a GPU, in " + results.place() +
+                "; the CPU does them again, and status and plot keep showing the GPU's results");
 }
 
-// Requests that could not be fulfilled.
+// Prints how many models could not be saved, or are missing.
 void tell_of_models(const SweepOutcome& outcome, const std::string& folder) {
   if (outcome.unsaved > 0) {
     print_message(std::to_string(outcome.unsaved) + " models could not be saved in " + folder +
@@ -91,13 +91,13 @@ void run(const Options& options) {
   const SweepOutcome outcome = run_sweep(file, results, sweep);
   if (outcome.interrupted) {
     print_message("interrupted; " + std::to_string(outcome.kept + outcome.done) + " of " + std::to_string(outcome.runs) +
-                  " runs are finished and kept in " + results.folder() + "; the same command" + (options.fresh ? " without --fresh" : "") +
-                  " goes on");
+                  " runs are finished and kept in " + results.place() + "; the same command" + (options.fresh ? " without --fresh" : "") +
+                  " continues");
     throw Exit{1};
   }
   print_report(file, results, options.json);
   if (!options.json)
-    print_line("in " + results.folder() + "; " + std::to_string(outcome.kept) + " of " + std::to_string(outcome.runs) +
+    print_line("in " + results.place() + "; " + std::to_string(outcome.kept) + " of " + std::to_string(outcome.runs) +
                " runs were there before" + (outcome.kept > 0 ? " (--fresh does them again)" : ""));
   tell_of_models(outcome, sweep.save_models);
   if (outcome.failed > 0)
@@ -112,41 +112,52 @@ void plot(const Options& options) {
   const ResultsFolder results(options.in_folder("results"));
   const Report report = make_report(file, results);
   const std::vector<Figure> figures = file.experiment->figures(report.points);
-  if (figures.empty()) throw Error(results.folder() + ": no run of " + options.config + " is finished: there is nothing to draw");
-  const std::string behind = file.scale.empty() ? "" : "-" + file.scale;
+  if (figures.empty()) throw Error(results.place() + ": no run of " + options.config + " is finished: there is nothing to draw");
+  const std::string suffix = file.scale.empty() ? "" : "-" + file.scale;
   for (const Figure& figure : figures)
-    for (const std::string& written : write_plot(figure.plot, options.in_folder(figure.name + behind))) print_line(written);
-  const std::string table = options.in_folder("table" + behind + ".md");
+    for (const std::string& written : write_plot(figure.plot, options.in_folder(figure.name + suffix))) print_line(written);
+  const std::string table = options.in_folder("table" + suffix + ".md");
   write_file_atomic(table, file.experiment->table(report.points));
   print_line(table);
 }
 
-std::shared_ptr<Options> common(CommandLine app, bool config_may_lack) {
+void pack(const Options& options) {
+  const ExperimentFile file = open(options);
+  ResultsFolder results(options.in_folder("results"));
+  const PackOutcome outcome = results.pack(file);
+  print_line(results.packed_file() + ": " + std::to_string(outcome.lines) + " results, " + std::to_string(outcome.packed) +
+             " of them packed now");
+  if (outcome.left > 0)
+    print_message(std::to_string(outcome.left) + " files in " + results.folder() +
+                  " were replaced meanwhile and stay; `pack` again packs them");
+}
+
+std::shared_ptr<Options> common(CommandLine app, bool config_is_optional) {
   auto options = std::make_shared<Options>();
   const std::string what = "the experiment's TOML file";
-  config_may_lack ? app.add_option("config", options->config, what + "; --keys lists its keys")
-                  : app.add_required("config", options->config, what);
-  app.add_option("--scale", options->scale, "a table [scale.NAME] of the file, laid over the rest: small");
-  app.add_option("--set", options->set, "key=value, in place of the file's: training.epochs=2");
-  app.add_option("--out", options->out, "folder for results/ and the figures (default: the file's own)", kPath);
+  config_is_optional ? app.add_option("config", options->config, what + "; --keys lists its keys")
+                     : app.add_required("config", options->config, what);
+  app.add_option("--scale", options->scale, "use the keys of the file's table [scale.NAME], for example small");
+  app.add_option("--set", options->set, "key=value: override a key of the file, for example training.epochs=2");
+  app.add_option("--out", options->out, "folder for results and figures (default: the file's folder)", kPath);
   return options;
 }
 
 void setup_run(CommandLine app) {
   auto options = common(app, true);
   app.add_option("--device", options->device, "cpu, cuda, cuda:N, several with commas, or all (default: all GPUs, else the CPU)");
-  app.add_option("--runs-per-device", options->runs_per_device, "runs at once; 0: 1 on the CPU, 4 on a GPU", {0, 256});
-  app.add_flag("--fresh", options->fresh, "do all runs again, also those that are finished");
-  app.add_flag("--retry", options->retry, "do those that failed again; with --save-models also those whose model is not there");
-  app.add_flag("--save-models", options->save_models, "keep each model that is trained in models/, beside results/");
+  app.add_option("--runs-per-device", options->runs_per_device, "concurrent runs per device; 0: 1 on the CPU, 4 on a GPU", {0, 256});
+  app.add_flag("--fresh", options->fresh, "repeat all runs, including finished ones");
+  app.add_flag("--retry", options->retry, "repeat failed runs; with --save-models also runs whose model is missing");
+  app.add_flag("--save-models", options->save_models, "save each trained model in models/, next to results/");
   app.add_flag("--keys", options->keys, "list every key with its default");
-  app.add_flag("--json", options->json, "at the end what `status --json` says");
+  app.add_flag("--json", options->json, "print the output of `status --json` at the end");
   app.callback([options] { run(*options); });
 }
 
 void setup_status(CommandLine app) {
   auto options = common(app, false);
-  app.add_flag("--json", options->json, "for machines: one entry a finished run");
+  app.add_flag("--json", options->json, "print JSON, one entry per finished run");
   app.callback([options] { status(*options); });
 }
 
@@ -155,14 +166,23 @@ void setup_plot(CommandLine app) {
   app.callback([options] { plot(*options); });
 }
 
-void setup(CommandLine app) {
-  setup_run(app.add_subcommand("run", "Do the runs that are not yet done"));
-  setup_status(app.add_subcommand("status", "Say what is done, from the kept files alone"));
-  setup_plot(app.add_subcommand("plot", "Draw the figures and write the table, from the kept files alone"));
+void setup_pack(CommandLine app) {
+  auto options = std::make_shared<Options>();
+  app.add_required("config", options->config, "the experiment's TOML file");
+  app.add_option("--out", options->out, "folder with results/ (default: the file's folder)", kPath);
+  app.callback([options] { pack(*options); });
 }
 
-}  // namespace
+void setup(CommandLine app) {
+  setup_run(app.add_subcommand("run", "Execute the runs that are not done yet"));
+  setup_status(app.add_subcommand("status", "Print which runs are done, and their results"));
+  setup_plot(app.add_subcommand("plot", "Draw the figures and write the table from the stored results"));
+  setup_pack(app.add_subcommand("pack", "Move the results of finished runs from their files into results.jsonl, one run per line"));
+}
 
-const Command command_experiment{"experiment", "Many small runs out of one file: recall against state", setup};
+}  // namespace experiment_command
+
+const Command command_experiment{"experiment", "Execute and plot many small training runs from one file: recall against state size",
+                                 experiment_command::setup};
 
 }  // namespace based::apps

@@ -14,7 +14,7 @@
 #include "based/models/limits.h"
 
 namespace based::apps {
-namespace {
+namespace generate_command {
 
 struct Options {
   std::string model, prompts, out, state, save_state, dtype, device = "cpu";
@@ -43,7 +43,7 @@ void check(const Options& options) {
   refuse(options.before_stop && options.save_state.empty(), "--save-state-before-stop goes with --save-state FILE");
   refuse(!many && (options.slots > 0 || !options.out.empty() || options.resume), "--slots, --out and --resume go with --prompts");
   refuse(many && (options.stream || !options.save_state.empty()), "--prompts goes without --stream and --save-state");
-  refuse(options.resume && options.out.empty(), "--resume needs the --out of the run that it goes on with");
+  refuse(options.resume && options.out.empty(), "--resume needs the --out of the run that it continues");
 }
 
 EngineOptions engine_options(const Options& options, int64_t slots) {
@@ -81,7 +81,8 @@ PromptDefaults defaults_of(const Options& options) {
   return {sequence, options.stops};
 }
 
-// What decides a run's results, for --resume: to the bit, and as it came to be, not as it was written.
+// Everything that determines a run's results, to the bit; --resume compares it. It has the values in effect, defaults included, not the
+// options as the user wrote them.
 Json run_of(const Options& options, const std::string& model_hash, const Engine& engine) {
   const SamplingOptions& sampling = options.sampling;
   const LanguageModel& model = engine.model();
@@ -101,7 +102,7 @@ Json run_of(const Options& options, const std::string& model_hash, const Engine&
            {"seed", sampling.seed},
            {"stop", options.stops},
            {"logprobs", options.logprobs}};
-  if (options.invariant) run.erase("slots");  // bits then depend on the sequence alone
+  if (options.invariant) run.erase("slots");  // then the results depend only on the sequence, not on the number of slots
   return run;
 }
 
@@ -137,14 +138,14 @@ void run_many(const Options& options, const Place& place) {
   const PromptDefaults defaults = defaults_of(options);
   const int64_t slots = std::min(options.slots > 0 ? options.slots : place.device.is_cuda() ? 128 : 8, prompts.size());
   const int64_t longest = grows(stored.config) ? prompts.longest(*make_tokenizer(options.model), defaults) : 1;
-  EngineOptions engine_of = engine_options(options, slots);
-  engine_of.ahead = place.device.is_cuda();  // a CPU has nothing to do meanwhile
-  engine_of.patience = place.device.is_cuda() ? 4 : 0;
+  EngineOptions settings = engine_options(options, slots);
+  settings.ahead = place.device.is_cuda();  // pipelining gains nothing on a CPU
+  settings.max_idle_slot_steps = place.device.is_cuda() ? 4 : 0;
   const ModelPlace model{stored.config, place.dtype.value_or(stored.dtype), place.device};
-  const int64_t most = most_cache_tokens(options, model, engine_of);
-  engine_of.cache_tokens = cache_tokens(options, place.device, product_or_most(slots, longest), most);
+  const int64_t most = most_cache_tokens(options, model, settings);
+  settings.cache_tokens = cache_tokens(options, place.device, product_or_most(slots, longest), most);
   const TextModel loaded = load_text_model(options.model, place.dtype, place.device);
-  Engine engine(*loaded.model, engine_of);
+  Engine engine(*loaded.model, settings);
   const BatchOutput output{options.out, options.resume, run_of(options, loaded.hash, engine), print_line};
   report(options, generate_batch(engine, *loaded.tokenizer, prompts, defaults, output));
 }
@@ -152,10 +153,10 @@ void run_many(const Options& options, const Place& place) {
 struct Generated {
   int64_t sequence = 0;  // the engine's number
   GeneratedText text;
-  double prompt_seconds = 0, seconds = 0;  // up to the first token; from there to the last
+  double prompt_seconds = 0, seconds = 0;  // time to the first token; time from the first token to the last
 };
 
-// The progress line of a prompt that takes long to read; gone as soon as there is a token.
+// The progress line while a long prompt is read. It is removed at the first token.
 class Reading {
  public:
   Reading(const Engine& engine, const std::string& label, int64_t tokens) : engine_(engine), tokens_(tokens) {
@@ -175,8 +176,8 @@ class Reading {
   std::optional<Progress> progress_;
 };
 
-// Tokens of a request that have not been read, but the last one, which a step reads.
-int64_t to_read(const TextRequest& request) {
+// The number of a request's tokens to prefill: all unread ones except the last, which the first decoding step reads.
+int64_t prefill_tokens(const TextRequest& request) {
   const auto added = static_cast<int64_t>(request.ids.size());
   if (!request.state) return added - 1;
   return added + static_cast<int64_t>(request.state->ids.size()) - 1 - request.state->state.position()[0].item<int64_t>();
@@ -184,7 +185,7 @@ int64_t to_read(const TextRequest& request) {
 
 Generated generate(const Options& options, const Engine& engine, TextGenerator& generator, TextRequest request) {
   const InterruptScope interrupts;
-  Reading reading(engine, "prompt tokens", to_read(request));
+  Reading reading(engine, "prompt tokens", prefill_tokens(request));
   const TextGenerator::Piece give = [&](int64_t, const std::string& piece) {
     reading.end();
     if (!options.stream) return;
@@ -231,8 +232,8 @@ void report(const Options& options, const Generated& out, int64_t state_bytes) {
   print_message(line + "; state " + grouped(state_bytes) + " bytes");
 }
 
-// The engine of one text. On a GPU a step is recorded where its memory is fixed.
-EngineOptions engine_of_one(const Options& options, const Place& place) {
+// The options of an engine for one sequence. On a GPU a growing state gets a cache of fixed size, which a recorded step needs.
+EngineOptions one_sequence_options(const Options& options, const Place& place) {
   EngineOptions engine = engine_options(options, 1);
   const ModelFiles stored = read_model_files(options.model);
   if (!grows(stored.config) || (place.device.is_cpu() && options.cache_tokens == 0)) return engine;
@@ -240,7 +241,7 @@ EngineOptions engine_of_one(const Options& options, const Place& place) {
   return engine;
 }
 
-// The state of the text as it was given out, which is read anew: no state can be turned back.
+// The state of the prompt and the printed text, without the tokens that ended it. A state cannot be rolled back, so both are read again.
 SequenceState state_before_stop(const Options& options, Engine& engine, TextGenerator& generator, TextRequest request,
                                 const Generated& out) {
   engine.remove(out.sequence);
@@ -262,7 +263,7 @@ void save_state(const Options& options, const TextModel& loaded, const SequenceS
 
 void run_one(const Options& options, const Place& place) {
   if (!options.save_state.empty()) check_writable(options.save_state);
-  EngineOptions engine_of = engine_of_one(options, place);
+  EngineOptions settings = one_sequence_options(options, place);
   const TextModel loaded = load_text_model(options.model, place.dtype, place.device);
   const PromptDefaults defaults = defaults_of(options);
   const bool saves = !options.save_state.empty();
@@ -278,9 +279,9 @@ void run_one(const Options& options, const Place& place) {
     print_message(options.state + ": was not saved with --invariant by a model of this type on such a device; its text is read again");
   const auto prompt = static_cast<int64_t>(request.ids.size() + (request.state ? request.state->ids.size() : 0));
   const int64_t most = prompt + std::min(options.max_tokens, int64_t{1} << 62);
-  require_positions(loaded.model->config(), most - 1, "the prompt and --max-tokens");  // the last token is not read
-  if (options.cache_tokens == 0) engine_of.cache_tokens = std::min(most, engine_of.cache_tokens);
-  Engine engine(*loaded.model, engine_of);
+  require_positions(loaded.model->config(), most - 1, "the prompt and --max-tokens");  // the model does not read the last token
+  if (options.cache_tokens == 0) settings.cache_tokens = std::min(most, settings.cache_tokens);
+  Engine engine(*loaded.model, settings);
   TextGenerator generator(engine, *loaded.tokenizer);
   const Generated out = generate(options, engine, generator, std::move(request));
   report(options, out, engine.state_bytes());
@@ -293,7 +294,7 @@ void run_one(const Options& options, const Place& place) {
   else if (saves)
     save_state(options, loaded, engine.snapshot(out.sequence), why);
   else if (options.max_tokens == 0)
-    require_finite_logits(*loaded.model, engine.snapshot(out.sequence));  // nothing was drawn that would have shown it
+    require_finite_logits(*loaded.model, engine.snapshot(out.sequence));  // without sampling nothing has checked the logits
   if (why == "interrupted") throw Exit{1};
 }
 
@@ -305,46 +306,46 @@ void run(const Options& options) {
 
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
-  app.add_required("--model", options->model, "the model's folder, as `based train` leaves it");
+  app.add_required("--model", options->model, "the model's folder, for example the --out of `based train`");
   app.add_option("--prompt", options->prompt, "text to continue; after --state: text to add first");
-  app.add_option("--prompts", options->prompts,
-                 "JSON lines {\"prompt\": \"…\"}, any number of them; a line may also give max_tokens, seed, stop, …", kPath);
-  app.add_option("--out", options->out, "with --prompts: file for the results; standard output where none is named", kPath);
+  app.add_option("--prompts", options->prompts, "file of JSON lines {\"prompt\": \"…\"}; a line may also set max_tokens, seed, stop, …",
+                 kPath);
+  app.add_option("--out", options->out, "with --prompts: file for the results (default: standard output)", kPath);
   app.add_flag("--resume", options->resume,
-               "with --prompts: do what a run into --out that was interrupted, or found no room, has left; with the options of that run");
-  app.add_option("--slots", options->slots, "with --prompts: sequences that run at once; 0: 8 on the CPU, 128 on a GPU", {0, 1 << 20});
+               "with --prompts: continue a run into --out that was interrupted or ran out of disk space; needs the same options");
+  app.add_option("--slots", options->slots, "with --prompts: concurrent sequences; 0: 8 on the CPU, 128 on a GPU", {0, 1 << 20});
   app.add_option("--cache-tokens", options->cache_tokens,
-                 "models whose state grows: tokens that all sequences at once may have; 0: as many as they may need",
+                 "for models whose state grows: size of the cache, in tokens of all concurrent sequences; 0: as many as they may need",
                  {0, int64_t{1} << 50});
   app.add_option("--state", options->state, "continue from this state file", kPath);
-  app.add_option("--save-state", options->save_state, "write the state after the last token here, those of a --stop included", kPath);
-  app.add_flag(
-      "--save-state-before-stop", options->before_stop,
-      "with --save-state: the state of the prompt and the text given out, without what ended it, --stop or end of text; reads them anew");
+  app.add_option("--save-state", options->save_state, "file for the state after the last token; tokens of a --stop are included", kPath);
+  app.add_flag("--save-state-before-stop", options->before_stop,
+               "with --save-state: save the state without the tokens of a --stop or end of text; reads the prompt and the text again");
   app.add_option("--max-tokens", options->max_tokens, "tokens to generate", {0});
-  app.add_option("--temperature", options->sampling.temperature, "0: the most likely token");
+  app.add_option("--temperature", options->sampling.temperature, "sampling temperature; 0: always the most likely token");
   app.add_option("--top-k", options->sampling.top_k, "keep the k most likely tokens; 0: all");
-  app.add_option("--top-p", options->sampling.top_p, "keep the most likely tokens up to this probability");
-  app.add_option("--min-p", options->sampling.min_p, "keep tokens with this share of the most likely one's probability");
-  app.add_option("--repetition-penalty", options->sampling.repetition_penalty, "above 1: repeat less");
+  app.add_option("--top-p", options->sampling.top_p, "keep the most likely tokens up to this total probability");
+  app.add_option("--min-p", options->sampling.min_p, "keep tokens with at least this share of the most likely token's probability");
+  app.add_option("--repetition-penalty", options->sampling.repetition_penalty, "above 1: tokens are repeated less often");
   app.add_option(
       "--seed", options->sampling.seed,
-      "the same seed and text give the same tokens; with --prompts, lines without a seed have one each, made of this and their index");
-  app.add_option("--stop", options->stops, "end before this text; may be given several times");
+      "the same seed and text give the same tokens; with --prompts, a line without a seed gets one computed from this seed and its index");
+  app.add_option("--stop", options->stops, "stop before this text; may be given several times");
   app.add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
   app.add_option("--device", options->device, "cpu, cuda or cuda:N");
   app.add_flag("--logprobs", options->logprobs,
-               "also each token's log-probability, without temperature and cuts (with --json or --prompts)");
-  app.add_flag("--plain-steps", options->plain_steps, "on a GPU: no recorded steps, no fused kernels");
+               "also print each token's log-probability, before temperature and truncation (with --json or --prompts)");
+  app.add_flag("--plain-steps", options->plain_steps, "on a GPU: use neither recorded steps nor fused kernels");
   app.add_flag("--invariant", options->invariant,
-               "a sequence's bits depend on its tokens and the model alone, whatever runs beside it and however it was read; slower");
-  app.add_flag("--stream", options->stream, "print text as it is made");
-  app.add_flag("--json", options->json, "for machines; with --stream one line a piece, then the summary");
+               "make a sequence's result depend, bit for bit, only on its tokens and the model, not on concurrent sequences or on how the "
+               "prompt was split; slower");
+  app.add_flag("--stream", options->stream, "print the text while it is generated");
+  app.add_flag("--json", options->json, "print JSON; with --stream one line for each piece of text, then the summary");
   app.callback([options] { run(*options); });
 }
 
-}  // namespace
+}  // namespace generate_command
 
-const Command command_generate{"generate", "Continue prompts from a recurrent state", setup};
+const Command command_generate{"generate", "Continue prompts from a recurrent state", generate_command::setup};
 
 }  // namespace based::apps

@@ -3,7 +3,7 @@
 #include "based/core/json.h"
 
 namespace based::apps {
-namespace {
+namespace golden_command {
 
 struct Options {
   std::vector<std::string> files;
@@ -44,12 +44,12 @@ void run(const Options& options) {
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
   app.add_required("file", options->files, "golden .safetensors files");
-  app.add_flag("--json", options->json, "for machines");
+  app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { run(*options); });
 }
 
-}  // namespace
+}  // namespace golden_command
 
-const Command command_golden{"golden", "Compare mixers and models with stored outputs of other implementations", setup};
+const Command command_golden{"golden", "Compare mixers and models with stored outputs of other implementations", golden_command::setup};
 
 }  // namespace based::apps

@@ -6,13 +6,13 @@
 #include "based/core/progress.h"
 #include "based/core/safetensors.h"
 #include "based/generate/step_plan.h"
-#include "based/mixers/shapes_only.h"
+#include "based/mixers/kit/shapes_only.h"
 #include "based/models/device.h"
 #include "based/models/language_model.h"
 #include "based/models/tensor_view.h"
 
 namespace based::apps {
-namespace {
+namespace inspect_command {
 
 struct Options {
   std::string path, device, dtype;
@@ -60,7 +60,7 @@ decode::Gpu parse_gpu(const std::string& name) {
     const torch::Device device = parse_device(name, "--device");
     return device.is_cpu() ? decode::Gpu{} : decode::gpu_of(device);
   } catch (const UsageError& error) {
-    throw UsageError(std::string(error.what()) + "; --device h200 plans for an H200, which need not be here");
+    throw UsageError(std::string(error.what()) + "; --device h200 plans for an H200, which need not be present");
   }
 }
 
@@ -74,15 +74,15 @@ Json plan_json(const decode::Plan& plan) {
   return {{"operators", plan.units().size()}, {"launches", plan.launches()}, {"lines", lines}};
 }
 
-// What a step of the model becomes on a device.
+// Prints how a decoding step of the model is executed on a device: which operators are fused, and how many kernels are launched.
 void show_plan(Options options) {
   if (options.device.empty()) options.device = "cuda";
   if (options.dtype.empty()) options.dtype = "bf16";
   if (options.slots == 0) options.slots = 1;
   const decode::Gpu gpu = parse_gpu(options.device);
-  const StepPlanOptions of{options.slots, parse_float_type(options.dtype, "--dtype"), options.invariant};
+  const StepPlanOptions plan_options{options.slots, parse_float_type(options.dtype, "--dtype"), options.invariant};
   const ModelConfig config = path_exists(options.path) ? read_model_config(options.path) : find_preset(options.path);
-  const auto plan = plan_decode_step(config, gpu, of);
+  const auto plan = plan_decode_step(config, gpu, plan_options);
   if (options.json) return print_line(dump_json(plan_json(*plan)));
   print_line("a step of " + std::to_string(options.slots) + (options.slots == 1 ? " sequence" : " sequences") + " in " + options.dtype +
              " on " + options.device + ": " + grouped(static_cast<int64_t>(plan->units().size())) + " operators in " +
@@ -93,7 +93,7 @@ void show_plan(Options options) {
                (line.why.empty() ? "" : "  " + line.why));
 }
 
-// The names of weights that hold infinities or no numbers.
+// The names of weights that contain infinities or NaN.
 Json names_not_finite(const std::string& weights) {
   Json names = Json::array();
   if (!path_exists(weights)) return names;
@@ -132,7 +132,7 @@ void show_model(const Options& options) {
 void run(const Options& options) {
   if (options.plan) return show_plan(options);
   if (!options.device.empty() || !options.dtype.empty() || options.slots != 0 || options.invariant)
-    throw UsageError("--device, --dtype, --slots and --invariant are about a step; give --plan with them");
+    throw UsageError("--device, --dtype, --slots and --invariant need --plan");
   if (!path_exists(options.path)) throw Error(options.path + ": does not exist");
   if (!is_folder(options.path)) return show_tensors(SafetensorsFile(options.path), options.json);
   show_model(options);
@@ -141,18 +141,18 @@ void run(const Options& options) {
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
   app.add_required("path", options->path, "a model's folder, or a .safetensors file; with --plan also a preset's name");
-  app.add_flag("--json", options->json, "for machines");
+  app.add_flag("--json", options->json, "print JSON");
   app.add_flag("--plan", options->plan,
-               "what becomes of the operators of one step of decoding: which share a launch, which do not and why");
-  app.add_option("--device", options->device, "with --plan: cuda (the default), cuda:N, cpu, or h200, which need not be here");
-  app.add_option("--slots", options->slots, "with --plan: sequences side by side (default: 1)", {1, 65536});
+               "show how the operators of a decoding step are executed: which are fused into one launch, and why others are not");
+  app.add_option("--device", options->device, "with --plan: cuda (the default), cuda:N, cpu, or h200, which need not be present");
+  app.add_option("--slots", options->slots, "with --plan: number of sequences (default: 1)", {1, 65536});
   app.add_option("--dtype", options->dtype, "with --plan: bf16 (the default), fp32 or fp64");
-  app.add_flag("--invariant", options->invariant, "with --plan: of steps whose bits do not depend on what runs beside a sequence");
+  app.add_flag("--invariant", options->invariant, "with --plan: show the steps of `generate --invariant`");
   app.callback([options] { run(*options); });
 }
 
-}  // namespace
+}  // namespace inspect_command
 
-const Command command_inspect{"inspect", "What a model's folder or a safetensors file holds", setup};
+const Command command_inspect{"inspect", "Print the contents of a model's folder or a safetensors file", inspect_command::setup};
 
 }  // namespace based::apps

@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kRemedy = "raise the limit, or set OMP_NUM_THREADS to fewer threads";
 
-// There may be no memory for a message, either.
+// Writes a fixed text if there is no memory to format the message.
 [[noreturn]] void end_with(const std::exception& error) {
   try {
     print_message(failure_line(error));
@@ -37,17 +37,17 @@ constexpr const char* kRemedy = "raise the limit, or set OMP_NUM_THREADS to fewe
       std::rethrow_exception(current);
     } catch (const std::exception& error) {
       end_with(error);
-    } catch (...) {  // nothing of ours: abort tells where
+    } catch (...) {  // not an exception of this program: abort() shows where it was thrown
     }
   }
   std::abort();
 }
 
-// LibTorch's initialisers, which take memory, run before main and after these.
+// Runs before the static initializers of LibTorch, which may run out of memory.
 void install() { std::set_terminate(on_terminate); }
 [[gnu::section(".preinit_array"), gnu::used]] void (*const installed_first)() = install;
 
-// Bytes of address space that the process has; 0 where the system does not tell.
+// Bytes of address space that the process uses; 0 if unknown.
 uint64_t address_space_taken() {
   uint64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
@@ -66,10 +66,10 @@ size_t stack_size() {
 }  // namespace
 
 void fit_threads_to_address_space() {
-  constexpr uint64_t kShare = 4;  // one part in four of the remaining space is for stacks
+  constexpr uint64_t kShare = 4;  // a quarter of the remaining space is for stacks
   rlimit limit{};
   if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-  mallopt(M_ARENA_MAX, 1);  // the heap of another thread reserves 64 MiB
+  mallopt(M_ARENA_MAX, 1);  // each further thread's heap would reserve 64 MiB
   const uint64_t taken = address_space_taken(), left = limit.rlim_cur > taken ? limit.rlim_cur - taken : 0;
   const int usual = at::get_num_threads(), most = static_cast<int>(std::min<uint64_t>(left / kShare / stack_size() + 1, INT32_MAX));
   if (usual <= most) return;
@@ -80,11 +80,11 @@ void fit_threads_to_address_space() {
 
 }  // namespace based::apps
 
-// Replaces the C library's exit() for the shared libraries of the program, which call it while the program's threads still run. The end of
-// main does not call it.
+// Replaces the C library's exit() for the program's shared libraries, which may call it while threads still run. Returning from main does
+// not call this function.
 extern "C" [[noreturn]] void exit(int) noexcept {
   based::apps::print_message(
-      std::string("a library ended the program, for the reason above; where threads cannot be started, address space or "
+      std::string("a library ended the program, for the reason above; if threads cannot be started, address space or "
                   "processes are limited (ulimit -v, ulimit -u): ") +
       based::apps::kRemedy);
   _exit(1);

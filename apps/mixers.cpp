@@ -1,11 +1,11 @@
 #include "apps/command.h"
 #include "based/core/json.h"
-#include "based/mixers/feature_map.h"
-#include "based/mixers/mixer.h"
-#include "based/mixers/shapes_only.h"
+#include "based/mixers/kit/feature_map.h"
+#include "based/mixers/kit/mixer.h"
+#include "based/mixers/kit/shapes_only.h"
 
 namespace based::apps {
-namespace {
+namespace mixers_command {
 
 struct Options {
   int64_t d_model = 64, tokens = 1024;
@@ -19,8 +19,8 @@ struct Row {
   bool grows = false;
 };
 
-// Whether `key` is this option's, or within its table.
-bool is_of(const std::string& key, const FieldHelp& option) {
+// Whether `key` names this option or a key of its table.
+bool names_option(const std::string& key, const FieldHelp& option) {
   return key == option.name || (option.type == "table" && key.starts_with(option.name + "."));
 }
 
@@ -28,10 +28,10 @@ Row measure(const MixerInfo& info, const Options& options) {
   const ShapesOnly no_memory;
   Config config{Config::Table{}};
   for (const auto& assignment : options.set) {
-    // An option that this mixer does not have belongs to another one of the list.
+    // Options that this mixer does not have are for other mixers of the list.
     const std::string key = assignment.substr(0, assignment.find('='));
     for (const auto& field : info.help())
-      if (is_of(key, field)) config.override_with(assignment);
+      if (names_option(key, field)) config.override_with(assignment);
   }
   const auto mixer = info.make(config, {options.d_model, 0, 1});
   Row row;
@@ -49,7 +49,7 @@ void check_known(const Options& options) {
     for (const auto& field : info.help()) known.push_back(field), names.push_back(field.name);
   for (const auto& assignment : options.set) {
     const std::string key = assignment.substr(0, assignment.find('='));
-    if (std::any_of(known.begin(), known.end(), [&](const FieldHelp& option) { return is_of(key, option); })) continue;
+    if (std::any_of(known.begin(), known.end(), [&](const FieldHelp& option) { return names_option(key, option); })) continue;
     const std::string close = nearest(key, names);
     throw UsageError("--set " + assignment + ": no mixer has an option '" + key + "'" +
                      (close.empty() ? "" : "; did you mean '" + close + "'?"));
@@ -85,15 +85,14 @@ void run(const Options& options) {
       continue;
     }
     print_line(std::string(info.name) + ": " + info.summary);
-    print_line("  " + grouped(row.parameters) + " parameters, " +
-               (info.recurrent ? "state " : "no recurrent form, to decode it would take ") + grouped(row.state_bytes) + " bytes after " +
-               grouped(options.tokens) + " tokens" + (row.grows ? ", growing" : "") + "  (d_model " + std::to_string(options.d_model) +
-               ")");
+    print_line("  " + grouped(row.parameters) + " parameters, " + (info.recurrent ? "state " : "no recurrent form; decoding would need ") +
+               grouped(row.state_bytes) + " bytes after " + grouped(options.tokens) + " tokens" + (row.grows ? ", growing" : "") +
+               "  (d_model " + std::to_string(options.d_model) + ")");
     if (!row.formula.is_none()) print_line("  by formula " + grouped(row.formula.value()) + " bytes: " + row.formula.text());
     print_options(info.help());
   }
   Json maps = Json::array();
-  if (!options.json) print_line("feature maps of linear_attention, with what they take in feature_options");
+  if (!options.json) print_line("feature maps of linear_attention, with their keys in feature_options");
   for (const auto& map : feature_maps()) {
     if (options.json) {
       maps.push_back({{"name", map.name}, {"summary", map.summary}, {"options", as_json(map.help())}});
@@ -108,16 +107,16 @@ void run(const Options& options) {
 
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
-  app.add_option("--d-model", options->d_model, "width at which parameters and state are counted", {1, 1 << 16});
-  app.add_option("--tokens", options->tokens, "sequence length at which growing states are counted", {1, int64_t{1} << 40});
-  app.add_option("--set", options->set, "option=value of the mixers that have it, for example feature_dim=8");
-  app.add_flag("--json", options->json, "for machines");
+  app.add_option("--d-model", options->d_model, "model width for which parameters and state are counted", {1, 1 << 16});
+  app.add_option("--tokens", options->tokens, "sequence length for which growing states are counted", {1, int64_t{1} << 40});
+  app.add_option("--set", options->set, "option=value for all mixers that have the option, for example feature_dim=8");
+  app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { run(*options); });
 }
 
-}  // namespace
+}  // namespace mixers_command
 
-const Command command_mixers{"mixers", "List every registered mixer: options, parameters, bytes of state as they are and by formula",
-                             setup};
+const Command command_mixers{"mixers", "List every registered mixer: options, parameters, bytes of state as measured and by formula",
+                             mixers_command::setup};
 
 }  // namespace based::apps

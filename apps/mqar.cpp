@@ -6,7 +6,7 @@
 #include "based/models/weights.h"
 
 namespace based::apps {
-namespace {
+namespace mqar_command {
 
 struct GenerateOptions {
   MqarConfig config;
@@ -35,18 +35,18 @@ void generate(const GenerateOptions& options) {
 void setup_generate(CommandLine app) {
   auto options = std::make_shared<GenerateOptions>();
   MqarConfig& config = options->config;
-  app.add_option("--vocab-size", config.vocab_size, "tokens: 0 the filler, then keys, values from the half on");
-  app.add_option("--length", config.length, "tokens an example");
-  app.add_option("--pairs", config.pairs, "key-value pairs an example");
-  app.add_option("--examples", config.examples, "examples", {1});
-  app.add_option("--power-a", config.power_a, "exponent of the gaps");
+  app.add_option("--vocab-size", config.vocab_size, "vocabulary size: token 0 is the filler, then come keys; the upper half are values");
+  app.add_option("--length", config.length, "tokens per example");
+  app.add_option("--pairs", config.pairs, "key-value pairs per example");
+  app.add_option("--examples", config.examples, "number of examples", {1});
+  app.add_option("--power-a", config.power_a, "exponent of the power law of the gaps");
   app.add_option("--seed", config.seed, "seed of the data");
-  app.add_option("--random-fillers", config.random_fillers, "true or false");
+  app.add_option("--random-fillers", config.random_fillers, "true or false: fill the gaps with random tokens");
   app.add_option("--fillers-avoid-keys", config.fillers_avoid_keys, "true or false: no random filler is a key of its example");
-  app.add_option("--compat", config.compat, "none, or zoology: the published generator bit for bit");
-  app.add_option("--filler-seed", config.filler_seed, "zoology only: seed of the fillers' own generator; -1: the seed");
-  app.add_option("--dump", options->dump, "write JSON lines {inputs, labels} here", kPath);
-  app.add_flag("--json", options->json, "for machines");
+  app.add_option("--compat", config.compat, "none, or zoology: the published generator, bit for bit");
+  app.add_option("--filler-seed", config.filler_seed, "zoology only: seed of the fillers' separate generator; -1: the same as --seed");
+  app.add_option("--dump", options->dump, "write JSON lines {inputs, labels} to this file", kPath);
+  app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { generate(*options); });
 }
 
@@ -57,7 +57,7 @@ struct EvalOptions {
   bool json = false;
 };
 
-// On test data, whose streams no training of an experiment draws from, whatever the seeds.
+// Uses test data, whose random streams differ from those of all training data, for any seed.
 void evaluate(EvalOptions options) {
   const LoadedModel loaded = load_model(options.model);
   options.task.vocab_size = loaded.model->config().vocab_size;
@@ -72,23 +72,24 @@ void evaluate(EvalOptions options) {
 void setup_eval(CommandLine app) {
   auto options = std::make_shared<EvalOptions>();
   app.add_required("--model", options->model, "the model's folder");
-  app.add_option("--length", options->segment.length, "tokens an example");
-  app.add_option("--pairs", options->segment.pairs, "key-value pairs an example");
-  app.add_option("--examples", options->segment.examples, "examples", {1});
-  app.add_option("--power-a", options->task.power_a, "exponent of the gaps");
-  app.add_option("--random-fillers", options->task.random_fillers, "true or false");
-  app.add_option("--seed", options->task.seed, "task.seed of the experiment whose first test segment is wanted", {0, 1'000'000'000'000});
-  app.add_flag("--json", options->json, "for machines");
+  app.add_option("--length", options->segment.length, "tokens per example");
+  app.add_option("--pairs", options->segment.pairs, "key-value pairs per example");
+  app.add_option("--examples", options->segment.examples, "number of examples", {1});
+  app.add_option("--power-a", options->task.power_a, "exponent of the power law of the gaps");
+  app.add_option("--random-fillers", options->task.random_fillers, "true or false: fill the gaps with random tokens");
+  app.add_option("--seed", options->task.seed, "seed of the data; an experiment's task.seed gives its first test segment",
+                 {0, 1'000'000'000'000});
+  app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { evaluate(*options); });
 }
 
 void setup(CommandLine app) {
-  setup_generate(app.add_subcommand("generate", "Make recall data"));
+  setup_generate(app.add_subcommand("generate", "Generate recall data"));
   setup_eval(app.add_subcommand("eval", "Measure the recall of a trained model"));
 }
 
-}  // namespace
+}  // namespace mqar_command
 
-const Command command_mqar{"mqar", "Multi-query associative recall: data, evaluation", setup};
+const Command command_mqar{"mqar", "Multi-query associative recall: data, evaluation", mqar_command::setup};
 
 }  // namespace based::apps

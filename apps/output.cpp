@@ -14,7 +14,7 @@ namespace {
 
 class StandardOutput final : public std::streambuf {
  public:
-  StandardOutput() { forget(); }
+  StandardOutput() { discard(); }
 
  protected:
   int_type overflow(int_type c) override {
@@ -27,10 +27,10 @@ class StandardOutput final : public std::streambuf {
   }
 
  private:
-  void forget() { setp(buffer_.data(), buffer_.data() + buffer_.size()); }
+  void discard() { setp(buffer_.data(), buffer_.data() + buffer_.size()); }
   void drain() {
     const int error = write_all(STDOUT_FILENO, {pbase(), pptr()});
-    forget();  // also what could not be written: once is often enough to say so
+    discard();  // discards data that could not be written, too, so that the error is reported only once
     if (error != 0) throw Error("standard output cannot be written: " + system_message(error));
   }
   std::array<char, 1 << 16> buffer_;
@@ -42,7 +42,7 @@ std::ostream& output() {
   struct Stream {
     StandardOutput buffer;
     std::ostream out{&buffer};
-    Stream() { out.exceptions(std::ios::badbit); }  // the buffer's own exception comes through
+    Stream() { out.exceptions(std::ios::badbit); }  // so that the buffer's exception is rethrown
   };
   static Stream stream;
   return stream.out;

@@ -1,21 +1,22 @@
-// The one way out for results: standard output. What cannot be written is an Error that says why, at the latest when main flushes.
+// Writes results to standard output and messages to stderr. A failed write to standard output throws Error, at the latest in main.
 #pragma once
 #include <ostream>
 #include <string>
 
 namespace based::apps {
 
-// Buffered, any bytes; throws Error "standard output cannot be written: <reason>" where the buffer is written.
+// A buffered stream for arbitrary bytes. Throws Error "standard output cannot be written: <reason>" when the buffer is flushed.
 std::ostream& output();
 
-// A line of words and figures, written at once. Names out of files cannot steer the terminal or forge lines: control characters in it are
-// escaped, as JSON does, so that a line of JSON stays what it is.
+// Prints a line and flushes. Control characters are escaped as in JSON, so that names from files can neither control the terminal nor forge
+// lines. A line of JSON is not changed by that.
 void print_line(const std::string& text);
 
-// Text that is itself the result, as it is, written at once.
+// Prints text unchanged and flushes.
 void print_text(const std::string& text);
 
-// The same on stderr: "based: " before it and a line break after it, long lines without their middle. Failed writes are ignored.
+// Prints "based: ", the text with escaped control characters, and a line break to stderr. The middle of long lines is left out. Failed
+// writes are ignored.
 void print_message(const std::string& text);
 
 }  // namespace based::apps

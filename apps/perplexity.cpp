@@ -14,9 +14,9 @@
 #include <cmath>
 
 namespace based::apps {
-namespace {
+namespace perplexity_command {
 
-// What the WikiText tables count: words between spaces, and the end of each line as one more.
+// Counts words as the published WikiText perplexities do: words between spaces, and each end of a line as one word.
 int64_t count_words(std::string_view text) {
   int64_t words = 0;
   bool inside = false;
@@ -28,11 +28,11 @@ int64_t count_words(std::string_view text) {
   return words + inside;
 }
 
-// Those that predict something; a document of one token or none does not.
+// The documents to score. Documents with fewer than two tokens predict nothing and are left out.
 struct Documents {
   std::vector<std::vector<int64_t>> ids;
   int64_t predicted = 0, words = 0, bytes = 0;  // without each document's first token, which is not predicted
-  std::vector<std::string> too_short;           // their places
+  std::vector<std::string> too_short;           // file and line of each document that was left out
 };
 
 Documents read(const std::string& path, TextFormat format, const Tokenizer& tokenizer) {
@@ -108,7 +108,7 @@ void run(const Options& options) {
                       : ""));
   }
   if (!whole) {
-    print_message("interrupted; the figure is of the text up to there");
+    print_message("interrupted; the result covers the text read so far");
     throw Exit{1};
   }
 }
@@ -116,25 +116,23 @@ void run(const Options& options) {
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
   app.add_required("--model", options->model, "the model's folder");
-  app.add_required("--data", options->data, "file of text, JSON lines or FASTA, also .zst; documents are read apart");
+  app.add_required("--data", options->data, "file of text, JSON lines or FASTA, also .zst; documents are scored independently");
   app.add_option("--context", options->perplexity.context,
-                 "tokens of a context, which knows nothing of those before it; the next one begins with its last token, so that every "
-                 "token but a document's first is predicted once; 0: one state over each document");
-  app.add_option("--format", options->format,
-                 "of the data: text (one document), jsonl, fasta, or auto (by its name, text where that does not tell)");
+                 "split documents into independent contexts of this many tokens; each starts with the last token of the previous one, so "
+                 "that every token but a document's first is predicted once; 0: one context per document");
+  app.add_option("--format", options->format, "format of the data: text (one document), jsonl, fasta, or auto (by its name, else text)");
   app.add_option("--batch", options->perplexity.batch,
-                 "documents, or contexts of one, that are read side by side: faster, the same figure; 0: 8 on the CPU, 64 on a GPU",
-                 {0, 1 << 20});
+                 "contexts that are scored at the same time; affects only the speed; 0: 8 on the CPU, 64 on a GPU", {0, 1 << 20});
   app.add_option("--device", options->device, "cpu, cuda or cuda:N");
   app.add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
   app.add_flag("--padded-columns", options->perplexity.padded_columns,
-               "count the padding rows of the embedding as words, as published harnesses do; the tokenizer's words alone without it");
-  app.add_flag("--json", options->json, "for machines");
+               "include the embedding's padding rows in the softmax, as published harnesses do (default: only the tokenizer's tokens)");
+  app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { run(*options); });
 }
 
-}  // namespace
+}  // namespace perplexity_command
 
-const Command command_perplexity{"perplexity", "How well a model predicts a text file", setup};
+const Command command_perplexity{"perplexity", "Measure a model's perplexity on a text file", perplexity_command::setup};
 
 }  // namespace based::apps

@@ -1,4 +1,4 @@
-// Where a stored model runs and with numbers of what type, as --device and --dtype say it.
+// The device and the data type of a loaded model, from --device and --dtype.
 #pragma once
 #include <optional>
 #include <string>

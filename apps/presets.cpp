@@ -6,7 +6,7 @@
 #include "based/models/weights.h"
 
 namespace based::apps {
-namespace {
+namespace presets_command {
 
 struct Options {
   std::string name, out, tokenizer, dtype = "fp32";
@@ -14,14 +14,14 @@ struct Options {
   bool json = false;
 };
 
-// A model that has learnt nothing: for trying how fast and how large it is.
+// Saves a model with initial weights, for measurements of its speed and size.
 void make_model(const Options& options) {
   const torch::Dtype dtype = parse_float_type(options.dtype, "--dtype");
   const ModelConfig& config = find_preset(options.name);
   const auto tokenizer = make_tokenizer(options.tokenizer);
   if (tokenizer->vocab_size() != config.vocab_size)
     throw UsageError("--tokenizer " + options.tokenizer + ": has " + std::to_string(tokenizer->vocab_size()) + " tokens, " + options.name +
-                     " takes " + std::to_string(config.vocab_size));
+                     " needs " + std::to_string(config.vocab_size));
   NewFolder folder(options.out, "--out");
   const auto made = based::make_model(config, options.seed);
   LanguageModel& model = *made;
@@ -30,7 +30,7 @@ void make_model(const Options& options) {
     tokenizer->save(staging);
     save_model(model, staging, tokenizer->hash());
   });
-  print_line("a model of " + grouped(model.parameter_count()) + " parameters that has learnt nothing is in " + options.out);
+  print_line("a model of " + grouped(model.parameter_count()) + " parameters with initial weights is in " + options.out);
 }
 
 void list(bool json) {
@@ -63,17 +63,18 @@ void run(const Options& options) {
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
   app.add_option("name", options->name, "print this preset's config.json");
-  app.add_option("--out", options->out, "instead: a new folder for a model of this preset with initial weights, to try its speed and size",
-                 kPath);
+  app.add_option("--out", options->out,
+                 "instead: create this folder with a model of the preset with initial weights, to measure its speed and size", kPath);
   app.add_option("--tokenizer", options->tokenizer, "with --out: the tokenizer's folder, or 'bytes'", kPath);
   app.add_option("--dtype", options->dtype, "with --out: fp32, bf16 or fp64");
-  app.add_option("--seed", options->seed, "with --out: of the weights");
-  app.add_flag("--json", options->json, "for machines");
+  app.add_option("--seed", options->seed, "with --out: seed of the weights");
+  app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { run(*options); });
 }
 
-}  // namespace
+}  // namespace presets_command
 
-const Command command_presets{"presets", "List the model presets with their exact parameter counts; make a fresh model of one", setup};
+const Command command_presets{"presets", "List the model presets with their parameter counts; create a model with initial weights",
+                              presets_command::setup};
 
 }  // namespace based::apps

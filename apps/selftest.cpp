@@ -5,7 +5,7 @@
 #include "based/models/device.h"
 
 namespace based::apps {
-namespace {
+namespace selftest_command {
 
 struct Options {
   std::string device = "cpu";
@@ -42,12 +42,13 @@ void run(const Options& options) {
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
   app.add_option("--device", options->device, "cpu, cuda or cuda:N");
-  app.add_flag("--json", options->json, "for machines");
+  app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { run(*options); });
 }
 
-}  // namespace
+}  // namespace selftest_command
 
-const Command command_selftest{"selftest", "Check every operator and path on this machine against double precision", setup};
+const Command command_selftest{"selftest", "Check every operator and code path on this machine against double precision",
+                               selftest_command::setup};
 
 }  // namespace based::apps

@@ -10,7 +10,7 @@
 #include "based/generate/text_stream.h"
 
 namespace based::apps {
-namespace {
+namespace state_command {
 
 struct Options {
   std::string model, file, dtype;
@@ -20,7 +20,7 @@ struct Options {
 
 TextModel load(const Options& options) { return load_text_model(options.model, parse_place("cpu", options.dtype).dtype); }
 
-// With a progress line where that takes long.
+// Reads the session's tokens, with a progress line for long prompts.
 void read(Session& session, int64_t tokens) {
   std::optional<Progress> progress;
   if (tokens > default_prefill_tokens(torch::kCPU)) progress.emplace("prompt tokens", tokens);
@@ -43,7 +43,7 @@ void save(const Options& options) {
                                 format_bytes(static_cast<double>(session.state_bytes())) + ") in " + options.file);
 }
 
-// Restores the file into the model and shows the text that it stands for.
+// Loads the state into the model and prints the text that the state has read.
 void load_and_show(const Options& options) {
   const TextModel loaded = load(options);
   Session session(*loaded.model);
@@ -94,20 +94,20 @@ void add(CommandLine app, const char* name, const char* summary, void (*body)(co
   }
   if (needs_prompt) {
     sub.add_required("--prompt", options->prompt, "the text whose state is saved");
-    sub.add_flag("--invariant", options->invariant, "for `generate --invariant`, which else reads the text again");
+    sub.add_flag("--invariant", options->invariant, "save a state that `generate --invariant` can use without reading the text again");
   }
-  sub.add_flag("--json", options->json, "for machines");
+  sub.add_flag("--json", options->json, "print JSON");
   sub.callback([options, body] { body(*options); });
 }
 
 void setup(CommandLine app) {
-  add(app, "save", "Run a prompt and save the state after it; `generate --state FILE` continues", save, true, true);
-  add(app, "load", "Restore a state into its model and print the text it stands for", load_and_show, true, false);
-  add(app, "info", "What a state file holds", info, false, false);
+  add(app, "save", "Read a prompt and save the state after it; `generate --state FILE` continues from it", save, true, true);
+  add(app, "load", "Load a state into its model and print the text that it has read", load_and_show, true, false);
+  add(app, "info", "Print the contents of a state file", info, false, false);
 }
 
-}  // namespace
+}  // namespace state_command
 
-const Command command_state{"state", "Save, restore and look into recurrent states", setup};
+const Command command_state{"state", "Save, load and inspect recurrent states", state_command::setup};
 
 }  // namespace based::apps

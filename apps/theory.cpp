@@ -2,8 +2,6 @@
 #include <optional>
 
 #include "apps/command.h"
-#include "based/constructed/causal_solver.h"
-#include "based/constructed/statements.h"
 #include "based/core/files.h"
 #include "based/core/interrupt.h"
 #include "based/core/json.h"
@@ -11,13 +9,15 @@
 #include "based/core/progress.h"
 #include "based/experiments/recall_eval.h"
 #include "based/models/weights.h"
-#include "based/theory/draw.h"
-#include "based/theory/integers.h"
-#include "based/theory/recall_program.h"
-#include "based/theory/statements/recall_inputs.h"
+#include "theory/constructed/causal_solver.h"
+#include "theory/constructed/statements.h"
+#include "theory/draw.h"
+#include "theory/integers.h"
+#include "theory/recall_program.h"
+#include "theory/statements/recall_inputs.h"
 
 namespace based::apps {
-namespace {
+namespace theory_command {
 
 using theory::Statement;
 
@@ -27,7 +27,7 @@ struct ListOptions {
 
 void list(const ListOptions& options) {
   Json all = Json::array();
-  for (const Statement* statement : theory::statements()) {
+  for (const Statement* statement : all_statements()) {
     if (options.json)
       all.push_back({{"name", statement->name},
                      {"place", statement->place},
@@ -50,7 +50,7 @@ std::string layers_text(const theory::Result& result) {
   return least == most ? least : least + "–" + most;
 }
 
-// Padded by characters, where `padded` counts bytes: sizes are written with ≤ and …
+// Pads to a number of characters, while `padded` counts bytes: sizes contain ≤ and ….
 std::string column(const std::string& text, size_t width) {
   const auto characters = static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
   return text + std::string(width > characters ? width - characters : 0, ' ') + "  ";
@@ -85,17 +85,18 @@ Json result_json(const Statement& statement, const theory::Result& result) {
   return json;
 }
 
-theory::Result tried(const Statement& statement, size_t number, size_t of) {
-  Progress progress(std::string(statement.name) + " (" + std::to_string(number + 1) + " of " + std::to_string(of) + ")", statement.inputs);
+theory::Result verified(const Statement& statement, size_t number, size_t count) {
+  Progress progress(std::string(statement.name) + " (" + std::to_string(number + 1) + " of " + std::to_string(count) + ")",
+                    statement.inputs);
   theory::Trial trial([&](int64_t inputs) {
     progress.update(inputs);
-    if (interrupted()) throw Error("interrupted while " + std::string(statement.name) + " was tried");
+    if (interrupted()) throw Error("interrupted while " + std::string(statement.name) + " was being verified");
   });
   try {
     statement.verify(trial);
   } catch (const Error& error) {
     if (interrupted()) throw;
-    trial.require(false, error.what());  // a number that does not fit, for one
+    trial.require(false, error.what());  // for example an integer overflow
   }
   progress.finish();
   const int64_t inputs = trial.result().inputs;
@@ -107,14 +108,14 @@ theory::Result tried(const Statement& statement, size_t number, size_t of) {
 
 void verify(const VerifyOptions& options) {
   std::vector<const Statement*> chosen;
-  for (const std::string& name : options.names) chosen.push_back(&theory::find_statement(name));
-  if (chosen.empty()) chosen = theory::statements();
+  for (const std::string& name : options.names) chosen.push_back(&theory::find_statement(all_statements(), name));
+  if (chosen.empty()) chosen = all_statements();
   const InterruptScope scope;
   Json results = Json::array();
   int64_t failed = 0, repaired = 0;
   if (!options.json) print_row("statement", "verdict", "layers", "claimed", "inputs", "sizes");
   for (size_t k = 0; k < chosen.size(); ++k) {
-    const theory::Result result = tried(*chosen[k], k, chosen.size());
+    const theory::Result result = verified(*chosen[k], k, chosen.size());
     failed += !result.holds();
     repaired += result.holds() && !result.corrections.empty();
     if (options.json)
@@ -137,10 +138,10 @@ struct ShowOptions {
 };
 
 void show(const ShowOptions& options) {
-  const Statement& statement = theory::find_statement(options.name);
+  const Statement& statement = theory::find_statement(all_statements(), options.name);
   if (!statement.can_be_drawn()) {
     std::string names;
-    for (const Statement* other : theory::statements())
+    for (const Statement* other : all_statements())
       if (other->can_be_drawn()) names += (names.empty() ? "" : ", ") + std::string(other->name);
     throw UsageError("theory show: " + options.name + " has no construction to draw; these have: " + names);
   }
@@ -164,7 +165,7 @@ void show(const ShowOptions& options) {
   print_line(dump_json(json));
 }
 
-constexpr int64_t kMostRun = 128;  // larger programs are built and counted; their matrices take gigabytes
+constexpr int64_t kMostRun = 128;  // larger programs are only built and counted, because their matrices take gigabytes
 
 struct RecallOptions {
   int64_t pairs = 16, vocab_size = 64, inputs = 1024, examples = 500;
@@ -172,8 +173,8 @@ struct RecallOptions {
   bool overwrite = false, json = false;
 };
 
-// Puts so many inputs through the paper's program, and says how that went.
-theory::Result tried(const theory::RecallSizes& sizes, const theory::Program& program, int64_t inputs) {
+// Runs the paper's MQAR program on `inputs` random inputs and returns the result.
+theory::Result measured_mqar(const theory::RecallSizes& sizes, const theory::Program& program, int64_t inputs) {
   const InterruptScope scope;
   Progress progress("recall", inputs);
   theory::Trial trial([&](int64_t done) {
@@ -188,7 +189,7 @@ theory::Result tried(const theory::RecallSizes& sizes, const theory::Program& pr
   return trial.result();
 }
 
-Json of_program(const theory::Program& program, const theory::Result& result, const RecallOptions& options) {
+Json program_json(const theory::Program& program, const theory::Result& result, const RecallOptions& options) {
   const int64_t longest = std::max<int64_t>(2, std::max(options.pairs, options.vocab_size));
   return {{"layers", program.depth()},
           {"log_log", theory::ceil_log2(theory::ceil_log2(longest))},
@@ -199,8 +200,8 @@ Json of_program(const theory::Program& program, const theory::Result& result, co
           {"pass", result.holds()}};
 }
 
-// How a model does on recall, as `based mqar eval` measures it.
-Json of_model(LanguageModel& model, const RecallTask& task) {
+// A model's size and its recall, measured as by `based mqar eval`.
+Json model_json(LanguageModel& model, const RecallTask& task) {
   const RecallData data(make_recall_segments(task), torch::kCPU);
   return {{"layers", model.layers()},
           {"width", model.config().d_model},
@@ -209,34 +210,34 @@ Json of_model(LanguageModel& model, const RecallTask& task) {
           {"recall", measure_recall(model, data.test(), 32).mean}};
 }
 
-// The causal solver of this vocabulary, and a trained model beside it.
+// Adds the causal solver for this vocabulary and, if one is given, the trained model.
 void add_models(Json& json, const RecallOptions& options) {
   RecallTask task;
   task.vocab_size = options.vocab_size;
   task.test = {{4 * options.pairs, options.pairs, options.examples}};
   check_recall_task(task);
   const auto solver = CausalSolver{options.vocab_size, task.test.front().length}.build();
-  json["causal_solver"] = of_model(*solver, task);
+  json["causal_solver"] = model_json(*solver, task);
   json["length"] = task.test.front().length;
   if (!options.model.empty()) {
     const LoadedModel trained = load_model(options.model);
     if (trained.model->config().vocab_size != options.vocab_size)
       throw UsageError("--model: " + options.model + " has a vocabulary of " + std::to_string(trained.model->config().vocab_size) +
                        " tokens, --vocab is " + std::to_string(options.vocab_size));
-    json["model"] = of_model(*trained.model, task);
+    json["model"] = model_json(*trained.model, task);
   }
   if (!options.out.empty()) save_model(*solver, options.out);
 }
 
-std::string size_columns(const Json& of, const std::string& width) {
-  return padded_left(std::to_string(of["layers"].get<int64_t>()), 6) + "  " + padded_left(width, 15) +
-         padded_left(grouped(of["parameters"].get<int64_t>()), 14);
+std::string size_columns(const Json& size, const std::string& width) {
+  return padded_left(std::to_string(size["layers"].get<int64_t>()), 6) + "  " + padded_left(width, 15) +
+         padded_left(grouped(size["parameters"].get<int64_t>()), 14);
 }
 
 std::string model_line(const std::string& name, const Json& model) {
   return padded(name, 18) + size_columns(model, grouped(model["width"].get<int64_t>())) +
          padded_left(grouped(model["state_bytes"].get<int64_t>()), 14) + "  " + format_number(model["recall"].get<double>(), 4) +
-         " of texts of ";
+         " on examples of ";
 }
 
 void print_recall(const Json& json, const theory::Program& program, const theory::Result& result) {
@@ -252,7 +253,7 @@ void print_recall(const Json& json, const theory::Program& program, const theory
     if (json.contains(key)) print_line(model_line(name, json[key]) + grouped(json["length"].get<int64_t>()) + " tokens");
 }
 
-// The upper bound's program, and beside it models: one whose weights are constructed, and one that was trained.
+// Compares the program of the paper's upper bound with models: one with constructed weights, and a trained one.
 void recall(const RecallOptions& options) {
   const theory::RecallSizes sizes{options.pairs, options.vocab_size};
   const bool fits = options.vocab_size % 2 == 0 && options.pairs < options.vocab_size / 2;
@@ -269,8 +270,8 @@ void recall(const RecallOptions& options) {
     folder.emplace(options.out, OutputRule{.own = {model_holding()}, .foreign = {tokenizer_holding(), checkpoints_holding()}},
                    options.overwrite);
   const theory::Program program = theory::recall_program(sizes);
-  const theory::Result result = options.inputs > 0 ? tried(sizes, program, options.inputs) : theory::Result{};
-  Json json{{"n", options.pairs}, {"vocab", options.vocab_size}, {"program", of_program(program, result, options)}};
+  const theory::Result result = options.inputs > 0 ? measured_mqar(sizes, program, options.inputs) : theory::Result{};
+  Json json{{"n", options.pairs}, {"vocab", options.vocab_size}, {"program", program_json(program, result, options)}};
   if (fits) add_models(json, options);
   if (folder) folder->keep();
   if (options.json)
@@ -283,46 +284,45 @@ void recall(const RecallOptions& options) {
 
 void setup_recall(CommandLine command) {
   auto options = std::make_shared<RecallOptions>();
-  command.add_option("--n", options->pairs, "pairs, each asked for once; of the paper's program queries, keys and values",
-                     {1, theory::kMaxRecall});
-  command.add_option("--vocab", options->vocab_size, "tokens; for models 0 is the filler, then come keys, values from the half on",
+  command.add_option("--n", options->pairs, "number of key-value pairs, each of which is asked for once", {1, theory::kMaxRecall});
+  command.add_option("--vocab", options->vocab_size, "vocabulary size; for models token 0 is the filler, and the upper half are values",
                      {2, theory::kMaxRecall});
-  command.add_option("--inputs", options->inputs, "inputs that the paper's program answers; 0: it is counted and not run",
+  command.add_option("--inputs", options->inputs, "inputs to run the paper's program on; 0: only count its layers and parameters",
                      {0, 1'000'000'000});
-  command.add_option("--examples", options->examples, "texts that models are measured on", {1});
-  command.add_option("--model", options->model, "the folder of a trained model, to be measured beside them", kPath);
-  command.add_option("--out", options->out, "save the causal solver here, as any model; the folder must hold no model and no tokenizer",
+  command.add_option("--examples", options->examples, "examples to measure models on", {1});
+  command.add_option("--model", options->model, "folder of a trained model to compare with", kPath);
+  command.add_option("--out", options->out, "save the causal solver as a model in this folder, which must hold no model and no tokenizer",
                      kPath);
-  command.add_flag("--overwrite", options->overwrite, "replace the model that --out holds");
-  command.add_flag("--json", options->json, "for machines");
+  command.add_flag("--overwrite", options->overwrite, "replace the model in --out");
+  command.add_flag("--json", options->json, "print JSON");
   command.callback([options] { recall(*options); });
 }
 
 void setup(CommandLine app) {
-  theory::add_statements(constructed_statements());
-  setup_recall(app.add_subcommand("mqar", "Recall by constructed weights: the paper's program, and a causal model that can be saved"));
+  setup_recall(app.add_subcommand("mqar", "Recall with constructed weights: the paper's program, and a causal model that can be saved"));
 
   auto listing = std::make_shared<ListOptions>();
-  CommandLine command = app.add_subcommand("list", "Name every statement that can be tried");
-  command.add_flag("--json", listing->json, "for machines");
+  CommandLine command = app.add_subcommand("list", "List every statement that can be verified");
+  command.add_flag("--json", listing->json, "print JSON");
   command.callback([listing] { list(*listing); });
 
   auto verifying = std::make_shared<VerifyOptions>();
-  command = app.add_subcommand("verify", "Build the paper's constructions, run them, and compare what comes out with what is stated");
-  command.add_option("names", verifying->names, "statements, as `based theory list` names them (default: all)");
-  command.add_flag("--json", verifying->json, "for machines");
+  command = app.add_subcommand("verify", "Build the paper's constructions, run them, and compare the results with its statements");
+  command.add_option("names", verifying->names, "statements, by their names in `based theory list` (default: all)");
+  command.add_flag("--json", verifying->json, "print JSON");
   command.callback([verifying] { verify(*verifying); });
 
   auto showing = std::make_shared<ShowOptions>();
   command = app.add_subcommand("show", "Draw a construction layer by layer on a small input");
-  command.add_required("name", showing->name, "a statement, as `based theory list` names it");
-  command.add_option("--out", showing->out, "write an SVG here, too", kPath);
-  command.add_flag("--json", showing->json, "for machines");
+  command.add_required("name", showing->name, "a statement, by its name in `based theory list`");
+  command.add_option("--out", showing->out, "also write an SVG to this file", kPath);
+  command.add_flag("--json", showing->json, "print JSON");
   command.callback([showing] { show(*showing); });
 }
 
-}  // namespace
+}  // namespace theory_command
 
-const Command command_theory{"theory", "The paper's constructions, built, run and compared with its statements", setup};
+const Command command_theory{"theory", "Build and run the paper's constructions, and compare them with its statements",
+                             theory_command::setup};
 
 }  // namespace based::apps

@@ -14,7 +14,7 @@
 #include "based/data/json_lines.h"
 
 namespace based::apps {
-namespace {
+namespace tokenize_command {
 
 struct TrainOptions {
   BpeTrainConfig config;
@@ -50,14 +50,14 @@ void train(const TrainOptions& options) {
 
 void setup_train(CommandLine app) {
   auto options = std::make_shared<TrainOptions>();
-  app.add_required("files", options->files, "text, JSON lines or FASTA, also .zst");
+  app.add_required("files", options->files, "files of text, JSON lines or FASTA, also .zst");
   app.add_required("--out", options->out, "folder for vocab.json, merges.txt and tokenizer.json; it must hold no tokenizer and no model");
-  app.add_option("--vocab-size", options->config.vocab_size, "tokens, special ones and the 256 bytes included");
-  app.add_option("--min-frequency", options->config.min_frequency, "pairs seen less often are not merged");
-  app.add_option("--special", options->config.specials, "special tokens; they take the first ids");
-  app.add_option("--format", options->format, "auto (by name), text, jsonl or fasta");
-  app.add_flag("--overwrite", options->overwrite, "replace the tokenizer that --out holds");
-  app.add_flag("--json", options->json, "for machines");
+  app.add_option("--vocab-size", options->config.vocab_size, "vocabulary size, including special tokens and the 256 bytes");
+  app.add_option("--min-frequency", options->config.min_frequency, "pairs that occur less often are not merged");
+  app.add_option("--special", options->config.specials, "special tokens; they get the first ids");
+  app.add_option("--format", options->format, "format of the files: auto (by name), text, jsonl or fasta");
+  app.add_flag("--overwrite", options->overwrite, "replace the tokenizer in --out");
+  app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { train(*options); });
 }
 
@@ -93,7 +93,7 @@ void decode(const LinesOptions& options) {
 void setup_lines(CommandLine app, bool encodes) {
   auto options = std::make_shared<LinesOptions>();
   app.add_required("--tokenizer", options->tokenizer, "the tokenizer's folder, or 'bytes'");
-  app.add_option("file", options->file, "JSON lines; standard input where none is named");
+  app.add_option("file", options->file, "file of JSON lines (default: standard input)");
   if (encodes) app.add_flag("--special", options->special, "recognise special tokens in the text");
   app.callback([options, encodes] { encodes ? encode(*options) : decode(*options); });
 }
@@ -133,20 +133,20 @@ void inspect(const InspectOptions& options) {
 void setup_inspect(CommandLine app) {
   auto options = std::make_shared<InspectOptions>();
   app.add_required("--tokenizer", options->tokenizer, "the tokenizer's folder, or 'bytes'");
-  app.add_option("--id", options->ids, "show the bytes of these ids");
-  app.add_flag("--json", options->json, "for machines");
+  app.add_option("--id", options->ids, "print the bytes of this id; may be given several times");
+  app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { inspect(*options); });
 }
 
 void setup(CommandLine app) {
-  setup_train(app.add_subcommand("train", "Learn a byte-level BPE vocabulary from text"));
-  setup_lines(app.add_subcommand("encode", "JSON lines {\"text\"} to {\"ids\"}"), true);
-  setup_lines(app.add_subcommand("decode", "JSON lines {\"ids\"} to {\"text\"}"), false);
-  setup_inspect(app.add_subcommand("inspect", "Size, special tokens and hash of a tokenizer"));
+  setup_train(app.add_subcommand("train", "Train a byte-level BPE tokenizer on text"));
+  setup_lines(app.add_subcommand("encode", "Convert JSON lines {\"text\"} to {\"ids\"}"), true);
+  setup_lines(app.add_subcommand("decode", "Convert JSON lines {\"ids\"} to {\"text\"}"), false);
+  setup_inspect(app.add_subcommand("inspect", "Print the size, special tokens and hash of a tokenizer"));
 }
 
-}  // namespace
+}  // namespace tokenize_command
 
-const Command command_tokenize{"tokenize", "Tokenizers: train, encode, decode, inspect", setup};
+const Command command_tokenize{"tokenize", "Tokenizers: train, encode, decode, inspect", tokenize_command::setup};
 
 }  // namespace based::apps

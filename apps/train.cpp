@@ -5,7 +5,7 @@
 #include "based/train/text_run.h"
 
 namespace based::apps {
-namespace {
+namespace train_command {
 
 struct Options {
   std::string config, device, out = "out/train";
@@ -54,31 +54,32 @@ void run(const Options& options) {
   if (!options.device.empty()) config.set("train.device", Config(options.device, "--device: "));
   const TextRunResult result = run_text_training(read_config<TextRun>(config), options.out, options.resume, options.overwrite);
   if (options.json) print_json(options, result);
-  if (result.loop.failed_saves > 0) log_warning(std::to_string(result.loop.failed_saves) + " checkpoints could not be saved on the way");
+  if (result.loop.failed_saves > 0)
+    log_warning(std::to_string(result.loop.failed_saves) + " checkpoints could not be saved during training");
   if (!result.failure.empty()) throw Error(result.failure);
   if (!options.json) print_text(options, result);
   if (!result.loop.interrupted) return;
   log_warning("stopped by a signal: step " + std::to_string(result.loop.state.step) + " is kept in " + result.checkpoint +
-              "; the same command with --resume goes on");
+              "; the same command with --resume continues the run");
   throw Exit{1};
 }
 
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
   app.add_option("config", options->config, "TOML file; `based train --keys` lists its keys");
-  app.add_option("--set", options->set, "key=value, in place of the file's: train.steps=200");
-  app.add_option("--device", options->device, "cpu, cuda or cuda:N; in place of train.device");
+  app.add_option("--set", options->set, "key=value: override a key of the file, for example train.steps=200");
+  app.add_option("--device", options->device, "cpu, cuda or cuda:N; overrides train.device");
   app.add_option("--out", options->out, "folder for the model, the tokenizer, the metrics and the checkpoints", kPath);
-  app.add_flag("--resume", options->resume, "go on from the newest whole checkpoint in --out; begin where there is none");
+  app.add_flag("--resume", options->resume, "continue from the newest complete checkpoint in --out; start anew if there is none");
   app.add_flag("--overwrite", options->overwrite,
-               "begin where --out holds a model without checkpoints, which is removed, or another tokenizer");
+               "train even if --out holds a model without checkpoints, which is removed, or another tokenizer");
   app.add_flag("--keys", options->keys, "list every key with its default");
-  app.add_flag("--json", options->json, "for machines");
+  app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { run(*options); });
 }
 
-}  // namespace
+}  // namespace train_command
 
-const Command command_train{"train", "Train a language model from a TOML file", setup};
+const Command command_train{"train", "Train a language model from a TOML file", train_command::setup};
 
 }  // namespace based::apps

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "based/core/error.h"
-#include "based/kernels/cpu/parallel.h"
+#include "based/kernels/common/cpu/parallel.h"
 
 namespace based::bench {
 
@@ -64,7 +64,7 @@ constexpr int64_t buffer_bytes = int64_t{1} << 29;  // beyond every cache
 constexpr int64_t gpu_buffer_bytes = int64_t{1} << 32;
 constexpr int ceiling_repeats = 7;
 
-// Best of several: a ceiling is what the machine can do, not what it did on average.
+// The best of several measurements, because a ceiling is the machine's peak rate, not its average.
 double best_seconds(const std::function<void()>& body) {
   double best = 1e30;
   for (int i = 0; i < ceiling_repeats; ++i) {

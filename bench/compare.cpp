@@ -13,10 +13,10 @@ namespace based::bench {
 namespace {
 
 struct Size {
-  int64_t batch, context;  // sequences; tokens of each
+  int64_t batch, context;  // number of sequences; tokens per sequence
 };
 
-// More sequences of one length, then longer sequences of one number.
+// First increasing numbers of sequences of one length, then increasing lengths for one number of sequences.
 std::vector<Size> sizes(const Context& context) {
   const bool gpu = context.device.is_cuda();
   std::vector<int64_t> batches{1, 2, 4, 8, 16}, contexts{128, 512, 2048, 8192};
@@ -32,7 +32,7 @@ std::vector<Size> sizes(const Context& context) {
   return all;
 }
 
-// Every slot gets a text of random words.
+// Fills every slot with a sequence of random tokens.
 void fill(Engine& engine, const LanguageModel& model, const Size& size) {
   for (int64_t row = 0; row < size.batch; ++row) {
     const torch::Tensor ids = random_ids(model, size.context).cpu();
@@ -75,9 +75,9 @@ Result measure(Context& context, const BenchModel& bench, const std::string& pre
 
 std::string cell(const std::string& text) { return padded_left(" " + text, 13); }
 
-// One series a model over the results where `fixed` is what most have.
+// One series per model, over the results with the most frequent value of `fixed`.
 Plot figure(const std::vector<Result>& results, const std::string& over, const std::string& fixed, const std::string& footer) {
-  std::map<double, std::set<double>> values;  // of `over`, for each of `fixed`
+  std::map<double, std::set<double>> values;  // values of `over`, for each value of `fixed`
   for (const Result& result : results) values[result.more.at(fixed)].insert(result.more.at(over));
   const auto most =
       std::max_element(values.begin(), values.end(), [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });

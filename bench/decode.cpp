@@ -1,18 +1,19 @@
-// Decoding with based-360m in bf16: one token for every row a step, greedy, the output projection included.
+// Greedy decoding with based-360m in bf16, the output projection included. A step decodes one token of every row.
 #include <algorithm>
 
 #include "bench/compare.h"
 #include "bench/model.h"
 
 namespace based::bench {
-namespace {
+namespace decode_case {
 
 struct Decoder {
   LanguageModel& model;
   ModelState state;
   torch::Tensor slots, ids;
 
-  Decoder(LanguageModel& of, int64_t rows) : model(of), state(of.make_state(rows)), slots(torch::arange(rows)), ids(random_ids(of, rows)) {}
+  Decoder(LanguageModel& decoded, int64_t rows)
+      : model(decoded), state(decoded.make_state(rows)), slots(torch::arange(rows)), ids(random_ids(decoded, rows)) {}
 
   void prefill(int64_t tokens) {
     constexpr int64_t piece = 2048;
@@ -48,7 +49,7 @@ void run(Context& context) {
   }
 }
 
-// The cost of a token does not depend on its position: one decoder early in a sequence and far into it.
+// Shows that the cost of a token does not depend on its position: measures a decoder early in a sequence and far into it.
 void run_position(Context& context) {
   const torch::InferenceMode inference;
   const BenchModel bench = verified_model(context);
@@ -62,7 +63,7 @@ void run_position(Context& context) {
   const int64_t near_resident = resident_bytes();
   far.prefill(position);
   const int64_t far_resident = resident_bytes();
-  // In turn, so that the machine's own drift falls on both.
+  // Alternates the two measurements, so that drift of the machine's speed affects both.
   std::vector<double> near_seconds, far_seconds;
   for (int i = 0; i < (context.quick ? 3 : 9); ++i) {
     near_seconds.push_back(median_seconds([&] { near.step(); }, 7));
@@ -88,9 +89,10 @@ void run_position(Context& context) {
   add(position, late, far.state, far_resident);
 }
 
-}  // namespace
+}  // namespace decode_case
 
-const Case case_decode{"decode", "a model token by token: batch 1, 4, 16; --compare: models side by side", run, false, compare_decode};
-const Case case_position{"position", "what a token costs at position 100 and at 100,000", run_position};
+const Case case_decode{"decode", "a model token by token: batch 1, 4, 16; --compare: models side by side", decode_case::run, false,
+                       compare_decode};
+const Case case_position{"position", "what a token costs at position 100 and at 100,000", decode_case::run_position};
 
 }  // namespace based::bench

@@ -1,14 +1,14 @@
-// The paper's models, and those that it is compared with, in bf16 on a GPU: prefill, and decoding through the engine, where a step is one
-// graph.
+// The paper's models, and the models that they are compared with, in bf16 on a GPU: prefill, and decoding with the engine, where a step is
+// one CUDA graph.
 #include <torch/cuda.h>
 
 #include "based/generate/engine.h"
 #include "bench/model.h"
 
 namespace based::bench {
-namespace {
+namespace gpu_case {
 
-// Of figures whose unit is tok/ms.
+// A result in tok/ms.
 Result rate(const std::string& headline, const std::string& what, const BenchModel& bench, double tokens, double seconds,
             double floor_seconds, const std::string& bound) {
   Result result{what,  bench.name, tokens / seconds / 1e3, "tok/ms", tokens / floor_seconds / 1e3, floor_seconds / seconds,
@@ -18,7 +18,7 @@ Result rate(const std::string& headline, const std::string& what, const BenchMod
   return result;
 }
 
-// Based's models by their sizes, as the paper calls them; others by their names.
+// The paper's name of a Based model (its size), or the preset's name of another model.
 std::string short_name(const std::string& preset) { return preset.starts_with("based-") ? preset.substr(6) : preset; }
 
 void run_prefill(Context& context) {
@@ -39,7 +39,7 @@ void run_prefill(Context& context) {
     const torch::Tensor ids = random_ids(model, tokens), slots = torch::arange(rows, ids.options());
     constexpr int repeats = 11;
     size_t used = 0;
-    std::vector<ModelState> states;  // each empty once
+    std::vector<ModelState> states;  // a fresh state for each call
     for (int i = 0; i <= repeats; ++i) states.push_back(model.make_state(rows));
     const double seconds = median_seconds(
         [&] {
@@ -55,7 +55,7 @@ void run_prefill(Context& context) {
   }
 }
 
-// Every slot gets a text of 64 tokens, and then draws.
+// Fills every slot with a prompt of 64 tokens; then every step draws a token for each slot.
 void fill(Engine& engine) {
   std::vector<int64_t> prompt(64);
   for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = (31 * static_cast<int64_t>(i) + 7 * engine.slots()) % 1000;
@@ -107,9 +107,9 @@ void run_decode(Context& context) {
   }
 }
 
-}  // namespace
+}  // namespace gpu_case
 
-const Case case_gpu_prefill{"gpu_prefill", "whole models over two prompts, on a GPU", run_prefill, true};
-const Case case_gpu_decode{"gpu_decode", "whole models token by token, sampling included, on a GPU", run_decode, true};
+const Case case_gpu_prefill{"gpu_prefill", "whole models over two prompts, on a GPU", gpu_case::run_prefill, true};
+const Case case_gpu_decode{"gpu_decode", "whole models token by token, sampling included, on a GPU", gpu_case::run_decode, true};
 
 }  // namespace based::bench

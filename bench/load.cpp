@@ -1,4 +1,4 @@
-// Loading a model's folder: every check of the file, its hash and the copy into the model's memory, with the file in the page cache.
+// Loading a model's folder: all checks of the file, its hash and the copy into the model's memory, with the file in the page cache.
 #include <filesystem>
 
 #include "based/core/files.h"
@@ -8,9 +8,9 @@
 #include "bench/model.h"
 
 namespace based::bench {
-namespace {
+namespace load_case {
 
-// In the folder for temporary files (TMPDIR), removed at the end.
+// A folder in TMPDIR that is removed at the end.
 struct Folder {
   std::string path = temporary_sibling(temporary_folder() + "/based-bench-load");
   Folder() { make_folder(path); }
@@ -47,8 +47,8 @@ void run(Context& context) {
                {{"gb_per_s", bytes / seconds * 1e-9}}});
 }
 
-}  // namespace
+}  // namespace load_case
 
-const Case case_load{"load", "based-360m from its folder, with every check and its hash", run};
+const Case case_load{"load", "based-360m from its folder, with every check and its hash", load_case::run};
 
 }  // namespace based::bench

@@ -23,24 +23,24 @@ double weight_bytes(const LanguageModel& model) {
 
 namespace {
 
-// How often a step touches each byte of a tensor that does not grow.
-double touches(const MixerState& layer, const std::string& name, bool waits) {
-  if (layer.has("v") || layer.has("input")) return 1;  // a ring is read, and one step of it written
-  return waits && (name == "kv" || name == "k") ? 1 + 1.0 / kernels::kTaylorPending : 2;
+// How often a step reads or writes each byte of a tensor that does not grow.
+double touches(const MixerState& layer, const std::string& name, bool deferred) {
+  if (layer.has("v") || layer.has("input")) return 1;  // a ring buffer is read, and only one entry is written
+  return deferred && (name == "kv" || name == "k") ? 1 + 1.0 / kernels::kTaylorPending : 2;
 }
 
 }  // namespace
 
 double state_traffic(const Engine& engine, int64_t tokens) {
   constexpr double round = kernels::kTaylorPending,
-                   waiting = ((round - 1) / 2 + 1) / round;  // those that wait on the mean, and the token's
+                   pending_share = ((round - 1) / 2 + 1) / round;  // the mean number of pending tokens, and the new token
   const ModelState& state = engine.state();
   const auto slots = static_cast<double>(state.slots());
-  double bytes = static_cast<double>(engine.pending_bytes()) / slots * waiting;
+  double bytes = static_cast<double>(engine.pending_bytes()) / slots * pending_share;
   for (const MixerState& layer : state.layers())
     for (const StateTensor& tensor : layer.tensors()) {
       const double size = static_cast<double>(tensor.value.nbytes()) / slots;
-      // A cache is as long as the sequence.
+      // A tensor that grows has as many entries as the sequence has tokens.
       bytes += tensor.grows ? static_cast<double>(tokens * tensor.value.size(-1) * tensor.value.element_size() * tensor.value.size(-2))
                             : touches(layer, tensor.name, engine.pending_bytes() > 0) * size;
     }
@@ -48,7 +48,7 @@ double state_traffic(const Engine& engine, int64_t tokens) {
 }
 
 int64_t resident_bytes() {
-  malloc_trim(0);  // what is free already but still held by the allocator is nobody's
+  malloc_trim(0);  // returns the allocator's free memory to the system
   std::ifstream statm("/proc/self/statm");
   int64_t size = 0, resident = 0;
   statm >> size >> resident;
@@ -59,7 +59,7 @@ namespace {
 
 constexpr int64_t kVerifiedTokens = 24;
 
-// Logits of the tokens of `ids`: a prefill, its last token by prefill_last, and steps.
+// Logits of the tokens of `ids`, computed by a prefill, by prefill_last for its last token, and by steps for the others.
 torch::Tensor by_prefill_and_steps(LanguageModel& model, const torch::Tensor& ids) {
   constexpr int64_t prefilled = 16;
   const torch::Tensor all = ids.to(model.device()), slots = torch::zeros({1}, all.options()), prompt = all.narrow(0, 0, prefilled);
@@ -72,7 +72,7 @@ torch::Tensor by_prefill_and_steps(LanguageModel& model, const torch::Tensor& id
   return torch::cat(rows).cpu();
 }
 
-// Prefill and steps in the model's type and place against the parallel form in fp32 (fp64 for fp32 models) on the CPU.
+// Compares prefill and steps, in the model's type and on its device, with the parallel form in fp32 (fp64 for fp32 models) on the CPU.
 void verify_model(BenchModel& result) {
   const torch::NoGradGuard no_grad;
   LanguageModel& model = *result.model;
@@ -86,7 +86,7 @@ void verify_model(BenchModel& result) {
     throw Error("bench: " + result.name + ": " + error.what() + "; not timed");
   }
   result.error = verify_in_type(
-      model, [&](LanguageModel& of) { return std::vector{by_prefill_and_steps(of, ids)}; },
+      model, [&](LanguageModel& tested) { return std::vector{by_prefill_and_steps(tested, ids)}; },
       [&](LanguageModel& exact) { return std::vector{exact.forward(ids, Sequences::equal(1, kVerifiedTokens))}; },
       {{result.name, reduced ? 0.1 : 1e-3}});
 }
@@ -111,7 +111,7 @@ double verify_in_type(LanguageModel& model, const ModelFunction& made, const Mod
     return copy;
   };
   const std::vector<torch::Tensor> references = expected(*copy_like()), values = made(model);
-  std::vector<torch::Tensor> rounded, in_fp32;  // made where they are needed
+  std::vector<torch::Tensor> rounded, in_fp32;  // computed when first needed
   double error = 0;
   for (size_t i = 0; i < allowed.size(); ++i) {
     const auto& [what, most] = allowed[i];
@@ -132,11 +132,11 @@ double verify_in_type(LanguageModel& model, const ModelFunction& made, const Mod
 }
 
 std::shared_ptr<LanguageModel> random_preset(const Context& context, const std::string& preset) {
-  release_cached_memory(context.device);  // of the model before: a training step is recorded, and takes most of what there is
+  release_cached_memory(context.device);  // the previous model's recorded training step uses most of the memory
   torch::manual_seed(3);
   std::shared_ptr<LanguageModel> model;
   {
-    // A billion random numbers take long on a CPU: a GPU draws its own.
+    // A billion random numbers take long on a CPU, so a GPU model's weights are drawn on the GPU.
     std::optional<SkipInitialisation> drawn_there;
     if (context.device.is_cuda()) drawn_there.emplace();
     model = std::make_shared<LanguageModel>(find_preset(preset));

@@ -2,7 +2,7 @@
 #include "bench/model.h"
 
 namespace based::bench {
-namespace {
+namespace prefill_case {
 
 void run(Context& context) {
   const torch::InferenceMode inference;
@@ -32,8 +32,8 @@ void run(Context& context) {
   }
 }
 
-}  // namespace
+}  // namespace prefill_case
 
-const Case case_prefill{"prefill", "based-360m over a prompt of 512 and 4096 tokens", run};
+const Case case_prefill{"prefill", "based-360m over a prompt of 512 and 4096 tokens", prefill_case::run};
 
 }  // namespace based::bench

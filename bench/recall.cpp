@@ -1,5 +1,5 @@
-// Training steps of the published recall models on a GPU, one of each shape of an epoch, recorded as `based experiment run` does it: two
-// layers (BaseConv and a mixer, or the mixer twice), vocabulary 8192, batch 256, fp32 and TF32 products.
+// Training steps of the published recall models on a GPU, one of each shape of an epoch, recorded as in `based experiment run`: two layers
+// (BaseConv and a mixer, or the mixer twice), vocabulary 8192, batch 256, fp32 and TF32 products.
 #include "based/core/log.h"
 #include "based/data/mqar.h"
 #include "based/models/device.h"
@@ -7,10 +7,10 @@
 #include "bench/model.h"
 
 namespace based::bench {
-namespace {
+namespace recall_case {
 
 struct Shape {
-  int64_t length, pairs, steps;  // of an epoch
+  int64_t length, pairs, steps;  // steps: of this shape in an epoch
 };
 constexpr Shape kEpoch[] = {{64, 4, 391}, {128, 8, 79}, {256, 16, 79}, {256, 32, 79}, {256, 64, 79}};
 constexpr int64_t kBatch = 256, kEpochs = 32;
@@ -20,10 +20,10 @@ using Options = std::vector<std::pair<const char*, Config>>;
 struct Model {
   std::string name;
   int64_t d_model;
-  bool own_block;  // two layers of the mixer; otherwise a BaseConv and one
+  bool own_block;  // true: two layers of the mixer; false: a BaseConv layer and one layer of the mixer
   Options mixer;
   double peer_64 = 0, peer_256 = 0;  // ms of zoology's step at 64/4 and 256/64 on this GPU, eager fp32; 0: not measured
-  bool sums_cancel = false;          // of weights of either sign: verified with an eps that is greater than the sums
+  bool sums_cancel = false;          // normalizes by sums of both signs, which may cancel; verified with an eps larger than the sums
 };
 
 Config text(const char* value) { return Config(std::string(value)); }
@@ -64,7 +64,7 @@ std::vector<Model> models_of_two_mixers() {
   return models;
 }
 
-// A map's features of queries and keys as wide as the model, as in figure 3.
+// A feature map whose features are as wide as the model, as in figure 3.
 Model linear(const char* map, int64_t d_model, bool sums_cancel = false) {
   const Options mixer{{"type", text("linear_attention")},
                       {"heads", number(1)},
@@ -83,9 +83,9 @@ std::vector<Model> models_of_feature_maps() {
   return models;
 }
 
-// One of each series of the extended figure and of the later mixers.
+// One model of each series of the extended figure and of the later mixers.
 std::vector<Model> models_of_other_figures() {
-  const auto of_heads = [](const char* type, int64_t heads) {
+  const auto with_heads = [](const char* type, int64_t heads) {
     return Model{
         std::string(type) + " d 128, heads " + std::to_string(heads), 128, false, {{"type", text(type)}, {"heads", number(heads)}}};
   };
@@ -98,7 +98,7 @@ std::vector<Model> models_of_other_figures() {
       {"nystromformer d 128, 64 landmarks", 128, false, {{"type", text("nystromformer")}, {"landmarks", number(64)}}},
       {"mamba2 d 128, state 64", 128, true, {{"type", text("mamba2")}, {"headdim", number(32)}, {"d_state", number(64)}}}};
   for (const char* type : {"gla", "delta_net", "gated_delta_net"})
-    for (const int64_t heads : {1, 4}) models.push_back(of_heads(type, heads));
+    for (const int64_t heads : {1, 4}) models.push_back(with_heads(type, heads));
   return models;
 }
 
@@ -135,16 +135,16 @@ std::shared_ptr<LanguageModel> model_of(const ModelConfig& config, torch::Device
   return model;
 }
 
-// Loss and the embedding's gradient of a few examples against fp64 on the CPU.
+// Compares the loss and the embedding's gradient on a few examples with fp64 on the CPU.
 double check(const Model& shape_of, torch::Device device) {
   ModelConfig config = config_of(shape_of);
   if (shape_of.sums_cancel) config.mixers["mixer"].set("eps", Config(1e3));
   const auto model = model_of(config, device);
-  const auto gradient = [&](LanguageModel& of) {
-    of.eval();
-    const Batch batch = batch_of(kEpoch[4], 3, of.device());
-    const torch::Tensor loss = of.loss(batch.ids, batch.labels, batch.rows, batch.labelled, {}, batch.places);
-    return std::pair(loss.detach().cpu(), torch::autograd::grad({loss}, {of.named_parameters()["embedding"]})[0].cpu());
+  const auto gradient = [&](LanguageModel& tested) {
+    tested.eval();
+    const Batch batch = batch_of(kEpoch[4], 3, tested.device());
+    const torch::Tensor loss = tested.loss(batch.ids, batch.labels, batch.rows, batch.labelled, {}, batch.places);
+    return std::pair(loss.detach().cpu(), torch::autograd::grad({loss}, {tested.named_parameters()["embedding"]})[0].cpu());
   };
   const auto exact = exact_copy(*model);
   const auto [loss, by_embedding] = gradient(*model);
@@ -154,7 +154,7 @@ double check(const Model& shape_of, torch::Device device) {
 }
 
 void measure(Context& context, const Model& shape_of, bool tf32) {
-  release_cached_memory(context.device);  // of the model before: a training step is recorded, and takes most of what there is
+  release_cached_memory(context.device);  // the previous model's recorded training step uses most of the memory
   at::globalContext().setAllowTF32CuBLAS(tf32);
   const double error = check(shape_of, context.device);
   const auto model = model_of(config_of(shape_of), context.device);
@@ -191,7 +191,7 @@ void run(Context& context) {
   const auto measure_all = [&](const std::vector<Model>& models, bool tf32) {
     for (const Model& model : models) try {
         if (context.measures_beginning(model.name)) measure(context, model, tf32);
-      } catch (const std::exception& error) {  // the others are still measured
+      } catch (const std::exception& error) {  // continue with the other models
         log_error("gpu_recall: " + model.name + ": " + error.what());
         failed += (failed.empty() ? "" : "; ") + model.name;
       }
@@ -202,8 +202,8 @@ void run(Context& context) {
   if (!failed.empty()) throw Error("gpu_recall: not measured: " + failed);
 }
 
-}  // namespace
+}  // namespace recall_case
 
-const Case case_gpu_recall{"gpu_recall", "training steps of the published recall models, on a GPU", run, true, nullptr, true};
+const Case case_gpu_recall{"gpu_recall", "training steps of the published recall models, on a GPU", recall_case::run, true, nullptr, true};
 
 }  // namespace based::bench

@@ -1,14 +1,14 @@
-// The selective scan on the CPU with the sizes of mamba-360m: forward, forward and backward, and the step.
-#include "based/ops/selective_scan.h"
+// The selective scan on the CPU with the sizes of mamba-360m: forward, forward with backward, and the decoding step.
+#include "based/ops/scan/selective_scan.h"
 
 #include "bench/case.h"
 
 namespace based::bench {
-namespace {
+namespace selective_scan_case {
 
 constexpr int64_t channels = 2048, state_size = 16;
-// Operations a token, channel and number of its state: a decay is a power of two by a polynomial of six multiply-adds. The backward
-// computes the states again.
+// Operations per token, channel and number of its state. A decay is a power of two, computed by a polynomial of six multiply-adds. The
+// backward recomputes the states.
 constexpr double forward_operations = 18, both_operations = 50;
 
 struct Inputs {
@@ -88,7 +88,7 @@ void measure_steps(Context& context, double error) {
   const torch::InferenceMode inference;
   const double rate = context.ceilings.copy_gb_s();
   for (const int64_t batch : {1, 4, 16, 64}) {
-    // Several layers' states in turn, so that none is still in the cache from the call before.
+    // Cycles through the states of several layers, so that none is still in the cache from an earlier call.
     const int64_t state_bytes = batch * channels * state_size * 4, layers = std::max<int64_t>(2, (int64_t{256} << 20) / state_bytes);
     std::vector<torch::Tensor> states;
     for (int64_t i = 0; i < layers; ++i) states.push_back(torch::zeros({batch, channels, state_size}));
@@ -120,8 +120,8 @@ void run(Context& context) {
   measure_steps(context, error);
 }
 
-}  // namespace
+}  // namespace selective_scan_case
 
-const Case case_selective_scan{"selective_scan", "the selective scan: forward, backward, step", run};
+const Case case_selective_scan{"selective_scan", "the selective scan: forward, backward, step", selective_scan_case::run};
 
 }  // namespace based::bench

@@ -1,12 +1,12 @@
 // Chunked Taylor attention on the CPU: forward, forward and backward, and growth with length.
 #include <cmath>
 
-#include "based/kernels/taylor_attention.h"
-#include "based/ops/taylor_attention.h"
+#include "based/kernels/taylor/taylor.h"
+#include "based/ops/taylor/taylor_attention.h"
 #include "bench/case.h"
 
 namespace based::bench {
-namespace {
+namespace taylor_case {
 
 constexpr int64_t heads = 16, feature_dim = 16, head_dim = 64;
 
@@ -75,8 +75,8 @@ void run(Context& context) {
   context.add({"taylor_attention growth", "time at 4 x the length", growth, "x", 4, 4 / growth, "linear in the length", error, {}});
 }
 
-}  // namespace
+}  // namespace taylor_case
 
-const Case case_taylor{"taylor", "chunked Taylor attention: forward, backward, growth with length", run};
+const Case case_taylor{"taylor", "chunked Taylor attention: forward, backward, growth with length", taylor_case::run};
 
 }  // namespace based::bench

@@ -1,12 +1,12 @@
 // The recurrent step: the packed fp32 state is read and written once.
 #include <cmath>
 
-#include "based/kernels/taylor_attention.h"
-#include "based/ops/taylor_attention.h"
+#include "based/kernels/taylor/taylor.h"
+#include "based/ops/taylor/taylor_attention.h"
 #include "bench/case.h"
 
 namespace based::bench {
-namespace {
+namespace taylor_step_case {
 
 constexpr int64_t heads = 16, feature_dim = 16, head_dim = 64;
 
@@ -31,7 +31,7 @@ void run(Context& context) {
   const double error = check_steps(), rate = context.ceilings.copy_gb_s();
   const int64_t features = kernels::packed_features(feature_dim);
   for (const int64_t batch : {1, 4, 16, 64}) {
-    // Several layers' states in turn, so that none is still in the cache from the call before.
+    // Cycles through the states of several layers, so that none is still in the cache from an earlier call.
     const int64_t state_bytes = batch * heads * features * (head_dim + 1) * 4;
     const int64_t layers = std::max<int64_t>(2, (int64_t{256} << 20) / state_bytes);
     std::vector<ops::TaylorState> states;
@@ -58,8 +58,8 @@ void run(Context& context) {
   }
 }
 
-}  // namespace
+}  // namespace taylor_step_case
 
-const Case case_taylor_step{"taylor_step", "recurrent Taylor attention step against the memory bandwidth", run};
+const Case case_taylor_step{"taylor_step", "recurrent Taylor attention step against the memory bandwidth", taylor_step_case::run};
 
 }  // namespace based::bench

@@ -1,19 +1,19 @@
-// A step of training a language model, as `based train` runs it: bf16 with fp32 masters, batches from the host, clipping, the fused update;
-// on a GPU recorded, as with train.graph = true.
+// A training step of a language model as in `based train`: bf16 with fp32 masters, batches from the host, clipping, the fused update; on a
+// GPU it is recorded, as with train.graph = true.
 #include "based/models/device.h"
 #include "based/train/text_data.h"
 #include "bench/model.h"
 
 namespace based::bench {
-namespace {
+namespace train_case {
 
 struct Shape {
   std::string preset;
   int64_t rows, length;
-  int steps;  // timed together, since a GPU is not waited for within
+  int steps;  // timed together, because the steps do not wait for the GPU
 };
 
-// Windows of a text of random words.
+// Windows of a sequence of random tokens.
 TokenBatch random_tokens(const LanguageModel& model, int64_t rows, int64_t length) {
   TokenBatch batch;
   batch.rows = rows;
@@ -26,13 +26,13 @@ TokenBatch random_tokens(const LanguageModel& model, int64_t rows, int64_t lengt
   return batch;
 }
 
-// Loss and gradients of a short batch against fp32 on the CPU; the embedding's gradient goes through all that the model has.
+// Compares the loss and the embedding's gradient of a short batch with fp32 on the CPU. The gradient passes through every layer.
 double check_gradients(LanguageModel& model, const std::string& what) {
   const TokenBatch tokens = random_tokens(model, 2, 24);
-  const auto gradient = [&](LanguageModel& of) {
-    const Batch batch = to_batch(tokens, of.device());
-    const torch::Tensor loss = of.loss(batch.ids, batch.labels, batch.rows, batch.labelled);
-    const torch::Tensor embedding = of.named_parameters()["embedding"];
+  const auto gradient = [&](LanguageModel& tested) {
+    const Batch batch = to_batch(tokens, tested.device());
+    const torch::Tensor loss = tested.loss(batch.ids, batch.labels, batch.rows, batch.labelled);
+    const torch::Tensor embedding = tested.named_parameters()["embedding"];
     return std::vector{loss.detach().cpu(), torch::autograd::grad({loss}, {embedding})[0].cpu()};
   };
   return verify_in_type(model, gradient, gradient, {{what + " loss", 0.01}, {what + " gradient", 0.1}});
@@ -56,7 +56,7 @@ void measure(Context& context, const Shape& shape) {
                              context.quick ? 3 : 7) /
                          shape.steps;
   const double rate = context.ceilings.product_gflops();
-  // Two operations a weight and token forward, four backward; the embedding once, as the output projection.
+  // Two operations per weight and token in the forward pass, four in the backward; the embedding counts once, as the output projection.
   const double floor = 6 * static_cast<double>(model->parameter_count()) * count / (rate * 1e9);
   Result result{"training step " + tokens_of,
                 shape.preset + " bf16, fp32 masters",
@@ -85,9 +85,9 @@ void run_gpu(Context& context) {
     if (context.measures(preset)) measure(context, {preset, 16, 2048, 5});
 }
 
-}  // namespace
+}  // namespace train_case
 
-const Case case_train{"train", "a training step of small language models", run};
-const Case case_gpu_train{"gpu_train", "a training step of the models at 360M, on a GPU", run_gpu, true};
+const Case case_train{"train", "a training step of small language models", train_case::run};
+const Case case_gpu_train{"gpu_train", "a training step of the models at 360M, on a GPU", train_case::run_gpu, true};
 
 }  // namespace based::bench

@@ -1,6 +1,6 @@
-# CUDA is chosen by folder: based/kernels/cuda/*.cu and based/ops/cuda/*.cpp are compiled with BASED_WITH_CUDA and not looked at without it;
-# then based/ops/without_cuda and based/decode/without_cuda say that there is none.
-# Hopper's own instructions (wgmma, TMA) need the "a" architecture, which no later GPU runs; sm_80 and its PTX serve every other one.
+# CUDA code is selected by folder: folders named cuda are compiled with BASED_WITH_CUDA and ignored without it. Their files register launchers
+# and operators at start-up, so a build without CUDA needs no stubs.
+# Hopper's instructions (wgmma, TMA) need the architecture sm_90a, whose code no later GPU runs; all other GPUs use sm_80 code or its PTX.
 set(CMAKE_CUDA_ARCHITECTURES OFF)
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   find_program(BASED_NVCC nvcc PATHS /usr/local/cuda/bin)
@@ -11,15 +11,19 @@ if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
 endif()
 enable_language(CUDA)
 find_package(CUDAToolkit 13 REQUIRED)
-# CMake 3.25 knows nvcc up to C++17 only; this is how it would say C++20.
+# CMake up to 3.25 supports nvcc only up to C++17, so the flag for C++20 is set here.
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
   set(CMAKE_CUDA_STANDARD_LATEST 20)
 endif()
 add_library(based_cuda_flags INTERFACE)
-target_compile_options(based_cuda_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:
-  -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=[sm_80,compute_80] --expt-relaxed-constexpr -lineinfo>)
+if(BASED_CUDA_PTX)
+  set(_code -gencode=arch=compute_90a,code=compute_90a -gencode=arch=compute_80,code=compute_80)
+else()
+  set(_code -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=[sm_80,compute_80])
+endif()
+target_compile_options(based_cuda_flags INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:${_code};--expt-relaxed-constexpr;-lineinfo>")
 target_link_libraries(based_cuda_flags INTERFACE CUDA::cudart)
 if(BASED_RACECHECK)
   target_compile_definitions(based_cuda_flags INTERFACE BASED_RACECHECK)

@@ -1,5 +1,3 @@
-# based_library(NAME FOLDERS [DEPENDS ...] [TORCH]): an object library of every .cpp (and .cu) in each based/FOLDER. Files are found by folder,
-# so that a new operator or mixer edits no list. Object libraries, because a static one drops files that only register themselves.
 add_library(based_flags INTERFACE)
 target_include_directories(based_flags INTERFACE "${PROJECT_SOURCE_DIR}")
 set(_warnings -Wall -Wextra -Wshadow -Wno-unknown-pragmas)
@@ -19,11 +17,30 @@ if(BASED_WITH_FUZZERS)
   target_compile_options(based_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
+# A source that includes LibTorch takes 4 s to compile before its first own line, because gcc repeats the pending template instantiations of
+# the precompiled header in each object. Sources that are compiled together share this cost, but also their anonymous namespaces.
+function(based_unity target)
+  if(BASED_UNITY AND NOT BASED_WITH_FUZZERS)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 10)
+  endif()
+endfunction()
+
+# based_link_objects(NAME OBJECTS): a target that links NAME also links the objects of the library OBJECTS. A target whose property
+# BASED_WITHOUT_OBJECTS lists NAME does not: it links a shared library that has them.
+function(based_link_objects name objects)
+  target_sources(${name} INTERFACE
+    $<$<NOT:$<IN_LIST:${name},$<TARGET_PROPERTY:BASED_WITHOUT_OBJECTS>>>:$<TARGET_OBJECTS:${objects}>>)
+endfunction()
+
+# based_library(NAME FOLDERS [DEPENDS ...] [TORCH] [SEPARATE]): an object library of every .cpp (and .cu) in each FOLDER below the current one;
+# `*` matches any folder. Files are found by folder, so that a new operator or mixer needs no change of a list. The libraries are object
+# libraries, because the linker drops files of a static library that are used only through their registration. A target that links NAME also
+# links its objects and those of all its dependencies. SEPARATE: each source is compiled separately, even with BASED_UNITY.
 function(based_library name folders)
-  cmake_parse_arguments(ARG "TORCH" "" "DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;SEPARATE" "" "DEPENDS" ${ARGN})
   set(sources "")
   foreach(folder IN LISTS folders)
-    file(GLOB found CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/based/${folder}/*.cpp" "${PROJECT_SOURCE_DIR}/based/${folder}/*.cu")
+    file(GLOB found CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp" "${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cu")
     list(APPEND sources ${found})
   endforeach()
   list(FILTER sources EXCLUDE REGEX "\\.simd\\.cpp$")
@@ -35,9 +52,11 @@ function(based_library name folders)
     set(scope PUBLIC)
   endif()
   target_link_libraries(${name} ${scope} based_flags ${ARG_DEPENDS})
-  # Objects travel with the name: whoever links based_foo also links its objects and those of all it depends on.
   if(sources)
-    target_sources(${name} INTERFACE $<TARGET_OBJECTS:${name}>)
+    based_link_objects(${name} ${name})
+    if(NOT ARG_SEPARATE)
+      based_unity(${name})
+    endif()
   endif()
   if(ARG_TORCH)
     target_link_libraries(${name} ${scope} LibTorch::torch)
@@ -47,26 +66,30 @@ function(based_library name folders)
   endif()
 endfunction()
 
-# based_simd_sources(TARGET): every based/kernels/cpu/*.simd.cpp is compiled once an instruction set, in namespace cpu::<isa>; cpu/isa.h picks
-# one at run time. The list must match enum Isa.
+# based_simd_sources(TARGET): every based/kernels/*/cpu/*.simd.cpp is compiled once per instruction set, in namespace cpu::<isa>;
+# common/cpu/isa.h selects one at run time. The list must match enum Isa.
 function(based_simd_sources target)
-  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/based/kernels/cpu/*.simd.cpp")
+  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/based/kernels/*/cpu/*.simd.cpp")
   set(isas portable)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    list(APPEND isas avx2 avx512 avx512bf16 amx)
+    list(APPEND isas avx2)
+    if(BASED_FEW_ISAS)
+      target_compile_definitions(based_flags INTERFACE BASED_FEW_ISAS)
+    else()
+      list(APPEND isas avx512 avx512bf16)
+    endif()
   endif()
   set(flags_portable "")
   set(flags_avx2 -mavx2 -mfma -mf16c -mbmi2)
   set(flags_avx512 ${flags_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512)
   set(flags_avx512bf16 ${flags_avx512} -mavx512bf16)
-  set(flags_amx ${flags_avx512bf16} -mamx-tile -mamx-bf16)
   foreach(isa IN LISTS isas)
     if(sources)
       add_library(${target}_${isa} OBJECT ${sources})
       target_link_libraries(${target}_${isa} PRIVATE based_flags based_openmp)
       target_compile_options(${target}_${isa} PRIVATE ${flags_${isa}} -ffp-contract=fast)
       target_compile_definitions(${target}_${isa} PRIVATE BASED_ISA=${isa} BASED_ISA_${isa}=1)
-      target_sources(${target} INTERFACE $<TARGET_OBJECTS:${target}_${isa}>)
+      based_link_objects(${target} ${target}_${isa})
     endif()
   endforeach()
 endfunction()

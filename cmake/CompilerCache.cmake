@@ -1,5 +1,5 @@
-# ccache, where it is installed, with its cache inside the checkout's build folder unless CCACHE_DIR says otherwise.
-# Without the sloppiness it would cache no file that uses the precompiled torch header.
+# Uses ccache if it is installed. Its cache is in the checkout's build folder, unless CCACHE_DIR is set.
+# Without the sloppiness settings ccache would cache no file that uses the precompiled torch header.
 find_program(CCACHE ccache)
 mark_as_advanced(CCACHE)
 if(CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)

@@ -1,8 +1,9 @@
-# LibTorch (the PyTorch C++ library) as imported targets: LibTorch::torch and, where the wheel carries CUDA and it is wanted, LibTorch::cuda.
-# Looks in Torch_DIR (the wheel's or the zip's share/cmake/Torch; a variable of CMake or of the environment) and nowhere else where that is
-# set. Otherwise the first of LibTorch_ROOTS, folders with include and lib, is taken that has the wanted version; where whoever asks names
-# none, the checkout's own virtual environment's.
-# TorchConfig.cmake is not used: it stops with an error where a CUDA wheel finds no CUDA toolkit.
+# Defines imported targets for LibTorch (the PyTorch C++ library): LibTorch::torch and, if the wheel supports CUDA and the caller needs it,
+# LibTorch::cuda.
+# If Torch_DIR (the wheel's or the zip's share/cmake/Torch; a CMake or environment variable) is set, only that LibTorch is used. Otherwise it
+# is the first of LibTorch_ROOTS (folders with include and lib) that has the required version. LibTorch_ROOTS defaults to the checkout's
+# virtual environment.
+# TorchConfig.cmake is not used, because with a CUDA wheel it fails if there is no CUDA toolkit.
 if(NOT Torch_DIR AND DEFINED ENV{Torch_DIR})
   set(Torch_DIR "$ENV{Torch_DIR}" CACHE PATH "share/cmake/Torch of a LibTorch")
 endif()
@@ -16,7 +17,7 @@ else()
   string(PREPEND _torch_advice "run 'make setup', or ")
 endif()
 
-# Found anew each time, not kept in the cache: a folder of libraries may have moved since.
+# Searched at every configuration and not cached, because a folder of libraries may have moved.
 foreach(_variable INCLUDE_DIR torch_cpu c10 torch_cuda c10_cuda VERSION)
   unset(LibTorch_${_variable})
   unset(LibTorch_${_variable} CACHE)
@@ -60,13 +61,13 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
     IMPORTED_LOCATION "${LibTorch_torch_cpu}"
     INTERFACE_INCLUDE_DIRECTORIES "${LibTorch_INCLUDE_DIR};${LibTorch_INCLUDE_DIR}/torch/csrc/api/include"
     INTERFACE_LINK_LIBRARIES LibTorch::c10)
-  # libtorch_cpu finds its own neighbours; the linker must not insist on the CUDA ones.
+  # libtorch_cpu finds its own dependencies at run time; the linker must not require the CUDA libraries.
   target_link_options(LibTorch::torch INTERFACE "LINKER:--unresolved-symbols=ignore-in-shared-libs")
   if(LibTorch_torch_cuda AND LibTorch_c10_cuda)
     add_library(LibTorch::cuda SHARED IMPORTED GLOBAL)
     set_target_properties(LibTorch::cuda PROPERTIES IMPORTED_LOCATION "${LibTorch_torch_cuda}")
     target_link_libraries(LibTorch::cuda INTERFACE LibTorch::torch "${LibTorch_c10_cuda}")
-    # Its operators register themselves; no symbol of it need be named for them to be wanted.
+    # Its operators register themselves at start-up, so it must be linked even if no symbol of it is used.
     target_link_options(LibTorch::cuda INTERFACE "LINKER:--no-as-needed,${LibTorch_torch_cuda},--as-needed")
   endif()
 endif()

@@ -1,5 +1,6 @@
-# Read by ctest: registers the tests of `program` under `label` in groups, one process each, since loading LibTorch takes longer than most tests.
-# A group is a suite; of suites with parameters a test with all its values, those that need a GPU apart: they skip where there is none.
+# Included by ctest: registers the tests of `program` under `label` in groups, one process per group, because loading LibTorch takes longer than
+# most tests. A group is a suite. In a suite with parameters a group is one test with all its parameters; parameters that need a GPU are a
+# group of their own, which is skipped without a GPU.
 if(NOT EXISTS "${program}")
   add_test(${label}_NOT_BUILT "${label}_NOT_BUILT")
   return()
@@ -32,7 +33,7 @@ foreach(filter IN LISTS groups)
   string(REPLACE "*" "" name "${label}.${name}")
   string(REGEX REPLACE "[/.]$" "" name "${name}")
   add_test("${name}" "${program}" "--gtest_filter=${filter}")
-  # Skipped is a group in which nothing passed, nothing failed and all is on the list of what was skipped.
+  # A group counts as skipped if no test passed or failed and all are in the list of skipped tests.
   set_tests_properties("${name}" PROPERTIES LABELS ${label} TIMEOUT 1800
     SKIP_REGULAR_EXPRESSION "PASSED  . 0 tests\\.\n.  SKIPPED . [0-9]+ tests?, listed below:\n(.  SKIPPED . [^\n]*\n)*$")
 endforeach()

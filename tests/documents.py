@@ -15,12 +15,12 @@ import tempfile
 import rules
 
 HEADINGS = ["Contract", "Algorithm", "What binds", "What would be next"]
-FOLDERS = "apps|based|bench|cmake|docs|experiments|tests|tools"
-LAYERS = "core|data|decode|eval|experiments|generate|kernels|mixers|models|ops|theory|train"
+FOLDERS = "apps|based|bench|cmake|docs|experiments|tests|theory|tools"
+LAYERS = "core|data|decode|eval|experiments|generate|kernels|mixers|models|ops|runtime|train"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 NAMED = re.compile(rf"(?<![\w./<-])(?:{FOLDERS})/[\w./{{}},*<>-]*")
 IN_LAYER = re.compile(rf"(?<![\w./<-])(?:{LAYERS})/[\w./{{}},*-]+\.(?:h|cpp|cu|cuh|def|\{{h,cpp\}})(?!\w)")  # the architecture leaves based/ out
-KERNEL = re.compile(r"(?<![\w./{},*<-])[\w{},*]+\.(?:cu|cuh)(?!\w)")  # a kernel's file without its folder
+KERNEL = re.compile(r"(?<![\w./{},*<-])(?!(?:apps|based|bench|tests)/)(?:\w+/)*[\w{},*]+\.(?:cu|cuh)(?!\w)")  # a kernel's file below based/kernels
 PLACEHOLDER = re.compile(r"<|\bfoo|my_mixer")  # names that a reader is to replace
 DAY = re.compile(r"\d{4}-\d\d-\d\d$")
 
@@ -37,16 +37,20 @@ def exists(root, name):
     return any(root.glob(name)) if "*" in name else (root / name).exists()
 
 
+def is_kernel(root, name):
+    return any((root / "based/kernels").rglob(name))
+
+
 def violations_of_names(root, relative, lines):
     for number, line in enumerate(lines, 1):
         for target in LINK.findall(line):
             if "://" not in target and not target.startswith("#") and not ((root / relative).parent / target.split("#")[0]).exists():
                 yield number, f"link to a file that is not there: {target}"
-        for pattern, folder in ((NAMED, root), (IN_LAYER, root / "based"), (KERNEL, root / "based/kernels/cuda")):
+        for pattern, folder in ((NAMED, root), (IN_LAYER, root / "based"), (KERNEL, None)):
             for name in pattern.findall(LINK.sub("]", line)):
                 name = re.sub(r"[.,{]+$", "", name)
                 for path in [] if PLACEHOLDER.search(name) else expanded(name):
-                    if not exists(folder, path) and not exists(root, path):
+                    if not exists(root, path) and not (is_kernel(root, path) if folder is None else exists(folder, path)):
                         yield number, f"names a file that is not there: {path}"
 
 
@@ -101,7 +105,7 @@ def violations(root):
 def selftest():
     page = "# A\n\n## Contract\n\n## Algorithm\n\n```\n# a ─► b\n```\n\n## What binds\n\n## What would be next\n"
     clean = {
-        "based/core/a.h": "", "based/core/a.cpp": "", "based/kernels/cuda/a.cu": "", "docs/kernels/a.md": page, "docs/kernels/README.md": "[a](a.md)\n",
+        "based/core/a.h": "", "based/core/a.cpp": "", "based/kernels/scan/cuda/a.cu": "", "docs/kernels/a.md": page, "docs/kernels/README.md": "[a](a.md)\n",
         "docs/lab/a.md": "| date | what |\n|---|---|\n| 2026-01-02 | b |\n",
         "README.md": "`based/core/a.{h,cpp}`, `based/core/*.h`, [k](docs/kernels/a.md#contract), `tests/foo_test.cpp`, `based/<name>.h`, `core/a.h`, `a.cu`.\n",
     }

@@ -11,21 +11,22 @@ import tempfile
 
 import rules
 
-# Each layer and those below it, which it may include. `kernels` is raw arithmetic: not even `core`.
+# Each layer and those below it, which it may include. `kernels` is arithmetic on raw pointers and does not even include `core`. `theory` and
+# `constructed` (theory/constructed) are a wing: they use the library, and no layer of it may include them.
 BELOW = {
     "core": [],
     "kernels": [],
     "data": ["core"],
     "theory": ["core", "data"],
-    "ops": ["core", "kernels"],
+    "runtime": ["core", "kernels"],
 }
+BELOW["ops"] = [*BELOW["runtime"], "runtime"]
 BELOW["decode"] = [*BELOW["ops"], "ops"]
 BELOW["mixers"] = [*BELOW["ops"], "ops"]
 BELOW["models"] = [*BELOW["mixers"], "mixers"]
 BELOW["constructed"] = [*BELOW["models"], "models", "theory"]
 BELOW["generate"] = [*BELOW["models"], "models", "data", "decode"]
 BELOW["train"] = [*BELOW["generate"], "generate"]
-BELOW["serve"] = BELOW["train"]
 BELOW["eval"] = [*BELOW["train"], "train"]
 BELOW["experiments"] = [*BELOW["eval"], "eval"]
 TORCH_FREE = {"core", "kernels", "data", "theory"}
@@ -48,6 +49,42 @@ MACHINE_PATH = re.compile(r"(?<![\w./$}])/(home|root|work|Users|mnt|scratch)/[A-
 NO_FUNCTION = re.compile(r"^\s*(namespace|class|struct|union|enum|extern|if|for|while|switch|else|do|try|catch|#)\b|=\s*\{$")
 
 
+# The families of kernels that a family of based/kernels may include, beside common.
+FAMILIES = {
+    "common": set(),
+    "attention": {"pair_attention"},
+    "conv": set(),
+    "delta_rule": {"linear"},
+    "linear": set(),
+    "linear_attention": {"pair_attention"},
+    "norm": set(),
+    "pair_attention": {"training"},
+    "pointwise": set(),
+    "sampling": set(),
+    "scan": {"linear"},
+    "step": {"attention", "conv", "linear", "norm", "taylor"},
+    "taylor": {"pair_attention"},
+    "training": set(),
+}
+
+
+def layer_of(parts):
+    """The layer of a file or an include, by the parts of its path; None where it is none of a layer."""
+    if parts[0] == "based" and len(parts) > 2:
+        return parts[1]
+    if parts[0] == "theory" and len(parts) > 1:
+        return "constructed" if parts[1] == "constructed" else "theory"
+    return None
+
+
+def violations_of_families(parts, lines):
+    for number, line in enumerate(lines, 1):
+        match = INCLUDE.match(line)
+        included = match.group(1).split("/") if match else []
+        if included[:2] == ["based", "kernels"] and included[2] not in {parts[2], "common", *FAMILIES.get(parts[2], ())}:
+            yield number, f"kernels/{parts[2]} must not include kernels/{included[2]}: name it in FAMILIES of tests/layers.py"
+
+
 def violations_of_includes(path, layer, lines):
     for number, line in enumerate(lines, 1):
         match = INCLUDE.match(line)
@@ -55,12 +92,12 @@ def violations_of_includes(path, layer, lines):
             continue
         name = match.group(1)
         if TORCH.match(name) and layer in TORCH_FREE:
-            yield number, f"based/{layer} must not include torch: {name}"
-        part = name.split("/")
+            yield number, f"{layer} must not include torch: {name}"
+        other = layer_of(name.split("/"))
         if name.startswith(("apps/", "bench/", "tests/")):
-            yield number, f"based/{layer} must not include {name}"
-        if part[0] == "based" and len(part) > 2 and part[1] != layer and part[1] not in BELOW[layer]:
-            yield number, f"based/{layer} must not include based/{part[1]} ({name})"
+            yield number, f"{layer} must not include {name}"
+        if other is not None and other not in (layer, *BELOW[layer]):
+            yield number, f"{layer} must not include {other} ({name})"
 
 
 def without_text(line):
@@ -69,9 +106,12 @@ def without_text(line):
     return line.split("//")[0]
 
 
-def violations_of_length(lines):
+def violations_of_length(lines, host):
+    """`host`: a source of host code. A CUDA kernel may be longer than a function, if it reads from top to bottom."""
     if len(lines) > MAX_FILE_LINES:
         yield MAX_FILE_LINES, f"file of {len(lines)} lines, at most {MAX_FILE_LINES} are allowed"
+    if not host:
+        return
     depth, functions = 0, []  # functions: (depth outside the body, first line)
     for number, raw in enumerate(lines, 1):
         line = without_text(raw)
@@ -117,11 +157,15 @@ def violations(root):
         if path.suffix not in SOURCES:
             continue
         parts = relative.parts
-        if parts[0] == "based" and len(parts) > 2:
-            if parts[1] not in BELOW:
-                yield relative, 1, f"unknown layer based/{parts[1]}: name it in tests/layers.py"
+        layer = layer_of(parts)
+        if layer is not None:
+            if layer not in BELOW:
+                yield relative, 1, f"unknown layer based/{layer}: name it in tests/layers.py"
                 continue
-            for number, reason in violations_of_includes(path, parts[1], lines):
+            for number, reason in violations_of_includes(path, layer, lines):
+                yield relative, number, reason
+        if parts[:2] == ("based", "kernels") and len(parts) > 3:
+            for number, reason in violations_of_families(parts, lines):
                 yield relative, number, reason
         if parts[0] in ("apps", "bench"):
             for number, line in enumerate(lines, 1):
@@ -137,7 +181,7 @@ def violations(root):
                     yield relative, number, "standard output is written through apps/output.h only"
                 if FILESYSTEM.search(without_text(line)) and not ERROR_CODE.search(line):
                     yield relative, number, "std::filesystem throws words of its own; based/core/folders.h has what to call"
-        for number, reason in violations_of_length(lines):
+        for number, reason in violations_of_length(lines, path.suffix in {".h", ".cpp"}):
             yield relative, number, reason
 
 
@@ -145,22 +189,27 @@ def selftest():
     body = "".join(f"  x += {i};\n" for i in range(MAX_FUNCTION_LINES))
     clean = {
         "based/core/a.h": "#include <vector>\n",
-        "based/kernels/cpu/a.cpp": '#include "based/kernels/a.h"\n#if defined(__CUDACC__)\n#endif\n',
+        "based/kernels/scan/cpu/a.cpp": '#include "based/kernels/linear/a.h"\n#if defined(__CUDACC__)\n#endif\n',
         "based/mixers/b.cpp": '#include <torch/torch.h>\n#include "based/ops/a.h"\nnamespace based {\n' + body + "}\n",
         "based/core/files.cpp": "std::error_code error;\nfs::remove(path, error);\nfs::path at(path);\n",
         "apps/c.cpp": '#include "based/eval/a.h"\n',
-        "tests/kernels/cuda/a.cu": '#include "bench/cuda/problems/a.cuh"\n',
+        "tests/kernels/scan/cuda/a.cu": '#include "bench/kernels/scan/problems/a.cuh"\n',
+        "theory/constructed/a.cpp": '#include "based/models/a.h"\n',
+        "based/kernels/scan/cuda/long.cu": "__global__ void f(int x) {\n" + body + "}\n",
     }
     planted = {
-        "based/core/up.h": ('#include "based/ops/a.h"\n', "must not include based/ops"),
-        "based/ops/up.cpp": ('#include "based/mixers/mixer.h"\n', "must not include based/mixers"),
-        "based/kernels/core.h": ('#include "based/core/error.h"\n', "must not include based/core"),
-        "based/kernels/cpu/torch.cpp": ("#include <torch/torch.h>\n", "must not include torch"),
+        "based/core/up.h": ('#include "based/ops/a.h"\n', "must not include ops"),
+        "based/ops/up.cpp": ('#include "based/mixers/kit/mixer.h"\n', "must not include mixers"),
+        "based/kernels/core.h": ('#include "based/core/error.h"\n', "must not include core"),
+        "based/kernels/scan/conv.h": ('#include "based/kernels/conv/a.h"\n', "must not include kernels/conv"),
+        "theory/up.h": ('#include "theory/constructed/a.h"\n', "theory must not include constructed"),
+        "based/eval/wing.h": ('#include "theory/statement.h"\n', "eval must not include theory"),
+        "based/kernels/scan/cpu/torch.cpp": ("#include <torch/torch.h>\n", "must not include torch"),
         "based/data/torch.cpp": ("#include <ATen/ATen.h>\n", "must not include torch"),
         "based/train/app.cpp": ('#include "apps/command.h"\n', "must not include apps/command.h"),
         "based/ops/cuda.cpp": ("#ifdef BASED_WITH_CUDA\n#endif\n", "CUDA is chosen by folder"),
         "apps/out.cpp": ('std::printf("x");\n', "through apps/output.h only"),
-        "bench/cuda/test.cu": ('#include "tests/kernels/cuda/report.cuh"\n', "bench must not include tests"),
+        "bench/kernels/scan/test.cu": ('#include "tests/kernels/common/cuda/report.cuh"\n', "bench must not include tests"),
         "based/train/folder.cpp": ('if (!fs::is_directory(folder)) return;\n', "throws words of its own"),
         "apps/folder.cpp": ("std::filesystem::create_directories(folder);\n", "throws words of its own"),
         "bench/out.cpp": ("std::fputc('x', stdout);\n", "through apps/output.h only"),

@@ -1,11 +1,8 @@
-# cmake -DPRESET=name [-DFOLDER=build/name] [-DOPTION=-D...] [-DTARGET=all] -P tools/preset.cmake: configures and builds a preset; for ctest.
-if(NOT FOLDER)
-  set(FOLDER build/${PRESET})
-endif()
+# cmake -DPRESET=name [-DTARGET=all] -P tools/preset.cmake: configures and builds a preset. ctest uses it.
 if(NOT TARGET)
   set(TARGET all)
 endif()
-foreach(step "--preset;${PRESET};-B;${FOLDER};${OPTION}" "--build;${FOLDER};--target;${TARGET}")
+foreach(step "--preset;${PRESET}" "--build;build/${PRESET};--target;${TARGET}")
   execute_process(COMMAND ${CMAKE_COMMAND} ${step} RESULT_VARIABLE failed)
   if(failed)
     message(FATAL_ERROR "cmake ${step} failed")

@@ -138,12 +138,12 @@ void Config::override_with(const std::string& key_equals_value) {
   const std::string key = key_equals_value.substr(0, equals), text = key_equals_value.substr(equals + 1);
   Config value(text, where);
   try {
-    // A line break in the text could smuggle in other keys; then it is a plain string.
+    // A line break in the text could define other keys. Such a text is taken as a plain string.
     const Config parsed = parse_toml("value = " + text, "--set " + key_equals_value);
     if (const Config* read = parsed.find("value"); read != nullptr && std::get<Table>(parsed.value()).size() == 1) {
       value = Config(read->value(), where);
     }
-  } catch (const UsageError&) {  // no TOML value: the string itself
+  } catch (const UsageError&) {  // not a TOML value: a plain string
   }
   set(key, std::move(value));
 }

@@ -1,12 +1,12 @@
-// TOML text to Config. The only file that includes toml++, and in a form of its own: version 3.3 meets some bad text with undefined
-// behaviour.
+// Parses TOML text into a Config. The only file that includes toml++, whose macros it changes: version 3.3 has undefined behaviour for some
+// invalid inputs.
 #include <cstdint>
 
 namespace based {
 struct TomlAssumptionBroken {};
 [[noreturn]] inline void toml_assumption_broken() { throw TomlAssumptionBroken(); }
 }  // namespace based
-// The parser is compiled into this file, and its assertions, which "[[[" breaks and release builds leave out, throw.
+// Compiles the parser into this file with assertions that throw. Release builds would leave them out, and "[[[" violates one.
 #undef NDEBUG
 #undef TOML_HEADER_ONLY
 #undef TOML_SHARED_LIB
@@ -14,7 +14,7 @@ struct TomlAssumptionBroken {};
 #define TOML_ASSERT(...) ((__VA_ARGS__) ? static_cast<void>(0) : ::based::toml_assumption_broken())
 #define TOML_MAX_NESTED_VALUES 64
 #include <toml++/impl/preprocessor.h>
-// "Is this character a space?" runs into code marked unreachable for U+00A1 to U+0499 and others: there the answer is no.
+// toml++'s test for space characters reaches code that is marked unreachable for U+00A1 to U+0499 and others. The correct answer is no.
 #undef TOML_UNREACHABLE
 #define TOML_UNREACHABLE \
   return {}
@@ -31,10 +31,10 @@ struct TomlAssumptionBroken {};
 namespace based {
 namespace {
 
-// toml++ bounds nested values but not dotted keys, and frees deep trees by recursion.
+// toml++ limits the depth of nested values but not of dotted keys, and frees deep trees recursively.
 constexpr int kMaxDotsInKey = 16;
 
-// The end of the string that starts at `at` (a quote character); single-line strings end at a line break at the latest.
+// The end of the string that starts at `at`, a quote character. A single-line string ends no later than the line.
 size_t skip_string(std::string_view text, size_t at) {
   const char quote = text[at];
   const std::string three(3, quote);
@@ -43,7 +43,7 @@ size_t skip_string(std::string_view text, size_t at) {
     if (quote == '"' && text[i] == '\\') {
       ++i;
     } else if (multiline && text.compare(i, 3, three) == 0) {
-      size_t end = i + 3;  // up to two quotes more belong to the content
+      size_t end = i + 3;  // up to two more quotes belong to the content
       while (end < text.size() && end < i + 5 && text[end] == quote) ++end;
       return end;
     } else if (!multiline && (text[i] == quote || text[i] == '\n')) {
@@ -84,7 +84,7 @@ struct Converter {
     return file + ":" + std::to_string(std::max<int64_t>(region.begin.line, 1)) + ": ";
   }
 
-  // `region` is the key's where there is one: a table's own region may be the first line that mentions it.
+  // `region` is that of the key if there is one: a table's own region may be the first line that mentions the table.
   Config convert(const toml::node& node, const toml::source_region& region) const {
     const std::string at = where(region);
     if (const auto* table = node.as_table()) return Config(members(*table), at);
@@ -100,7 +100,7 @@ struct Converter {
     throw UsageError(at + "dates and times are not used here; write a string in quotes");
   }
 
-  // toml++ sorts keys by name; the order written is put back from their places in the file.
+  // toml++ sorts keys by name. This restores the order of the file from the keys' positions.
   Config::Table members(const toml::table& table) const {
     std::vector<std::pair<const toml::key*, const toml::node*>> in_order;
     for (auto&& [key, node] : table) in_order.emplace_back(&key, &node);

@@ -1,4 +1,4 @@
-// The visitors behind read_config, write_config and config_help; included by config.h, never by itself.
+// The visitors that implement read_config, write_config and config_help. Included only by config.h.
 #pragma once
 #include <algorithm>
 #include <concepts>
@@ -67,7 +67,7 @@ void read(const Config& config, T& out, const std::string& path) {
   for (const auto& [key, item] : table_of(config, path)) read(item, out[key], join(path, key));
 }
 
-// Looks up each field that the struct names; remembers the names, so that what is left over can be refused.
+// Reads each field of a struct. Remembers their names, so that other keys of the table can be rejected.
 struct Reader {
   const Config& config;
   const std::string& path;

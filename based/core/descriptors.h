@@ -4,11 +4,11 @@
 
 namespace based {
 
-// Those that the program was started without are opened on /dev/null, so that no file that is opened later takes their number. Input and
-// output are opened the wrong way round: reading or writing them stays an error.
+// Opens /dev/null for those descriptors that the program was started without, so that no file opened later gets their number. Input is
+// opened for writing and output for reading, so that using them is still an error.
 void open_standard_descriptors();
 
-// Writes all of `bytes`, whatever they are. Returns 0, or the errno that kept a part from being written.
+// Writes all of `bytes`, in several writes if needed. Returns 0, or the errno of the write that failed.
 int write_all(int descriptor, std::string_view bytes);
 
 }  // namespace based

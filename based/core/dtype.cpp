@@ -30,7 +30,7 @@ std::optional<int64_t> tensor_bytes(DType dtype, const std::vector<int64_t>& sha
   bool empty = false;
   for (const int64_t size : shape) {
     if (size < 0) return std::nullopt;
-    // A zero further on does not excuse an overflow before it: readers that multiply from the left would overflow too.
+    // A later dimension of 0 does not excuse an overflow before it: readers that multiply from the left would overflow.
     if (size == 0) {
       empty = true;
     } else if (__builtin_mul_overflow(bytes, size, &bytes)) {

@@ -1,5 +1,5 @@
-// What goes wrong outside the program (files, flags, configs, requests) is an Error: its message names the file or flag, the field
-// and what to do. Programs exit with 1 for an Error and with 2 for a UsageError. Broken invariants of our own are BASED_ASSERT.
+// Failures from outside the program (files, flags, configurations, requests) throw Error. Its message names the file or flag, the field and
+// the remedy. Programs exit with 1 for an Error and with 2 for a UsageError. Invariants of the program itself are checked by BASED_ASSERT.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -11,7 +11,7 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A wrong command line or config key: nothing was started.
+// A wrong command line or configuration, detected before any work started.
 class UsageError : public Error {
  public:
   using Error::Error;

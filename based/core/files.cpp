@@ -56,9 +56,9 @@ struct stat status_of_regular(int descriptor, const std::string& path) {
   return status;
 }
 
-// The name behind all links of `path`; there need not be a file yet.
+// Resolves links: the path that `path` finally refers to. The file need not exist.
 std::string end_of_links(const std::string& path) {
-  constexpr int kMostLinks = 40;  // as the kernel allows
+  constexpr int kMostLinks = 40;  // the kernel's limit
   std::filesystem::path at = path;
   for (int links = 0; links <= kMostLinks; ++links) {
     std::error_code no_link;
@@ -69,7 +69,8 @@ std::string end_of_links(const std::string& path) {
   fail(path, "cannot write", ELOOP);
 }
 
-// Past RLIMIT_FSIZE a write would kill the process by SIGXFSZ; blocked and taken away again, it is just the error EFBIG.
+// A write beyond RLIMIT_FSIZE raises SIGXFSZ, which kills the process. While the signal is blocked, the write only fails with EFBIG; the
+// pending signal is then removed.
 class NoFileSizeSignal {
  public:
   NoFileSizeSignal() {
@@ -100,7 +101,7 @@ std::string read_to_the_end(const Descriptor& file, uint64_t size, const std::st
   size_t filled = 0;
   while (true) {
     if (filled == content.size()) {
-      // At the expected end one more read tells whether the file (or pipe) has more.
+      // At the expected end, one more read tells whether the file or pipe has more.
       char more[4096];
       const ssize_t got = ::read(file.get(), more, sizeof more);
       if (got < 0 && errno == EINTR) continue;
@@ -120,6 +121,8 @@ std::string read_to_the_end(const Descriptor& file, uint64_t size, const std::st
 }
 
 }  // namespace
+
+std::string path_in(const std::string& folder, const std::string& name) { return (std::filesystem::path(folder) / name).string(); }
 
 bool path_exists(const std::string& path) {
   struct stat status {};
@@ -201,39 +204,39 @@ AppendFile::AppendFile(const std::string& path, uint64_t keep) : path_(path) {
 
 AppendFile::~AppendFile() { ::close(descriptor_); }
 
-bool AppendFile::write_waiting() {
+bool AppendFile::write_pending() {
   const NoFileSizeSignal guard;
   size_t done = 0;
-  while (done < waiting_.size()) {
-    const ssize_t written = ::pwrite(descriptor_, waiting_.data() + done, waiting_.size() - done, static_cast<off_t>(size_ + done));
+  while (done < pending_.size()) {
+    const ssize_t written = ::pwrite(descriptor_, pending_.data() + done, pending_.size() - done, static_cast<off_t>(size_ + done));
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) {
       error_ = errno;
-      // The part that found room goes again: a reader meets whole records. Where even that fails, the next try writes over it.
+      // Cuts off the partial record, so that readers find whole records only. If even that fails, the next attempt overwrites it.
       if (::ftruncate(descriptor_, static_cast<off_t>(size_)) != 0) error_ = errno;
       return false;
     }
     done += static_cast<size_t>(written);
   }
   size_ += done;
-  waiting_.clear();
+  pending_.clear();
   return true;
 }
 
 bool AppendFile::append(std::string_view record) {
-  waiting_ += record;
-  return write_waiting();
+  pending_ += record;
+  return write_pending();
 }
 
 void AppendFile::sync() {
-  if (!write_waiting()) fail(path_, "cannot write", error_);
+  if (!write_pending()) fail(path_, "cannot write", error_);
   if (::fsync(descriptor_) != 0) fail(path_, "cannot write to disk", errno);
 }
 
 void sync_folder(const std::string& folder) {
   const Descriptor handle(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (handle.get() < 0) fail(folder, "cannot open the folder", errno);
-  // Some file systems cannot sync a folder and say EINVAL: then there is nothing more to be done.
+  // Some file systems cannot sync a folder and return EINVAL, which is ignored.
   if (::fsync(handle.get()) != 0 && errno != EINVAL) fail(folder, "cannot write to disk", errno);
 }
 

@@ -1,4 +1,4 @@
-// Files that survive a crash, and messages that name them. All functions throw Error as "<path>: what is wrong".
+// Durable files. All functions throw Error as "<path>: <reason>".
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,23 +10,28 @@
 
 namespace based {
 
-// Whether there is something at `path`. Error where that cannot be known, since the way there is closed or leads through a file.
+// Whether `path` exists. Throws Error if that cannot be determined: a parent folder is not accessible, or is a file.
 bool path_exists(const std::string& path);
 
-// What is read of a file at most, unless its reader knows better.
+// The path of a folder's file.
+std::string path_in(const std::string& folder, const std::string& name);
+
+// The default size limit of files that are read into memory.
 inline constexpr uint64_t kMaxReadBytes = uint64_t{1} << 31;
 
-// A file or a pipe to its end. Refuses folders, and whatever has more than `limit` bytes, as a device without an end has.
+// Reads a file or a pipe to its end. Throws Error for folders, and for more than `limit` bytes, so that an endless device is no danger.
 std::string read_file(const std::string& path, uint64_t limit = kMaxReadBytes);
-// The same for a file of a known folder, which nobody feeds: it must be a regular one, since opening a pipe waits for its other end.
+// Reads a regular file and throws Error for anything else. For files of a known folder: opening a pipe there would block until some process
+// opens its other end.
 std::string read_regular_file(const std::string& path, uint64_t limit = kMaxReadBytes);
 
-// Writes a temporary sibling, syncs it, renames it over `path` and syncs the folder: after a crash at any moment `path` is the old file or
-// the new one, whole. Where the disk is full, the old file stays and the temporary is removed. A link stays, and what it points to is
-// written; an existing file's mode stays, too.
+// Replaces a file atomically and durably: writes a temporary sibling, syncs it, renames it over `path` and syncs the folder. After a crash
+// at any moment, `path` is the complete old or new file. If the disk is full, the old file stays and the temporary is removed. If `path` is
+// a link, its target is replaced. An existing file keeps its mode.
 void write_file_atomic(const std::string& path, std::string_view content);
 
-// The same for content that is made piece by piece. Without commit the destructor removes the temporary and `path` stays as it was.
+// As write_file_atomic, for content that is written in pieces. Without commit(), the destructor removes the temporary and `path` stays as
+// it was.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);
@@ -35,43 +40,43 @@ class AtomicFile {
   ~AtomicFile();
 
   void write(std::span<const std::byte> bytes);
-  void commit();  // at most once; afterwards nothing may be written
+  void commit();  // at most once; write() must not be called afterwards
 
  private:
-  std::string path_, target_, temporary_;  // as named; where its links end
+  std::string path_, target_, temporary_;  // `target_` is `path_` with links resolved
   int descriptor_ = -1;
 };
 
-// Throws now what AtomicFile would throw after long work: the folder is absent, say, or `path` is a folder.
+// Throws the Error that AtomicFile would throw for `path`, such as a missing folder. Called before long work.
 void check_writable(const std::string& path);
 
-// A log that grows by whole records. A record for which there is no room is kept in memory and written before the next one, so that none
-// is torn or lost while the disk is full.
+// A log to which whole records are appended. While the disk is full, records are kept in memory and written later, so that none is torn or
+// lost.
 class AppendFile {
  public:
-  // Keeps the first `keep` bytes of the file (all that it has, where it has fewer) and goes on behind them; makes it where it is absent.
+  // Opens or creates the file, cuts it to its first `keep` bytes if it is longer, and appends to these.
   AppendFile(const std::string& path, uint64_t keep);
   AppendFile(const AppendFile&) = delete;
   AppendFile& operator=(const AppendFile&) = delete;
   ~AppendFile();
 
-  bool append(std::string_view record);    // false: it waits in memory
-  void sync();                             // everything is on disk afterwards, or Error
+  bool append(std::string_view record);    // false: the record is still in memory
+  void sync();                             // writes and syncs all records; throws Error if one cannot be written
   uint64_t size() const { return size_; }  // bytes of whole records in the file
 
  private:
-  bool write_waiting();
+  bool write_pending();
 
-  std::string path_, waiting_;
+  std::string path_, pending_;
   int descriptor_ = -1, error_ = 0;
   uint64_t size_ = 0;
 };
 
-// Makes `folder`'s entries durable (a rename or a new file in it).
+// Makes changes of `folder`'s entries durable, such as a rename or a new file.
 void sync_folder(const std::string& folder);
 
-// A regular file mapped for reading; it must not be cut short meanwhile (replacing it, as above, is safe). The bytes stay valid and at
-// their address as long as the object, wherever it moves.
+// A regular file mapped for reading. The file must not be truncated in the meantime; replacing it atomically, as above, is safe. The bytes
+// stay valid at the same address as long as the object exists, also when it is moved.
 class MappedFile {
  public:
   MappedFile() = default;

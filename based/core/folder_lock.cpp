@@ -16,7 +16,7 @@
 namespace based {
 namespace {
 
-// Of a lock's file; "" where its holder has not written it yet. Read as a number, since the file may be anything.
+// The process id in a lock file, or "" if its holder has not written it yet. Only digits are read, since the file may have any content.
 std::string holder(int descriptor) {
   std::array<char, 32> text{};
   const ssize_t length = ::pread(descriptor, text.data(), text.size(), 0);
@@ -39,12 +39,12 @@ LockFile::Taken LockFile::try_take() {
     return Taken::held;
   }
   struct stat locked {};
-  if (::fstat(descriptor_, &locked) != 0 || locked.st_nlink == 0) {  // its last holder removed it between our open and our lock
+  if (::fstat(descriptor_, &locked) != 0 || locked.st_nlink == 0) {  // its last holder removed it between our open() and our lock
     ::close(std::exchange(descriptor_, -1));
     return Taken::gone;
   }
   const std::string process = std::to_string(::getpid()) + "\n";
-  // A lock that cannot name its holder, on a full disk, is a lock all the same.
+  // On a full disk the lock cannot name its holder, but it is still a lock.
   if (::ftruncate(descriptor_, 0) == 0 && ::pwrite(descriptor_, process.data(), process.size(), 0) < 0) errno = 0;
   return Taken::yes;
 }
@@ -66,14 +66,14 @@ LockFile::~LockFile() {
 }
 
 FolderLock::FolderLock(const std::string& folder) : folder_(folder), lock_(folder + "/.lock") {
-  do {  // its last holder may take the folder with it
+  do {  // its last holder may remove the folder in the meantime
     made_ = make_folder(folder_) || made_;
   } while (!lock_.take(folder_, "folder"));
 }
 
 FolderLock::~FolderLock() {
   lock_.remove();
-  if (made_) ::rmdir(folder_.c_str());  // where it is empty
+  if (made_) ::rmdir(folder_.c_str());  // fails unless it is empty
 }
 
 FileLock::FileLock(const std::string& file) : lock_(file + ".lock") {

@@ -1,4 +1,4 @@
-// One process at a time writes to a folder, or to a file.
+// Locks by which only one process at a time writes to a folder or file.
 #pragma once
 #include <string>
 
@@ -6,7 +6,8 @@
 
 namespace based {
 
-// What a lock is: a file that names the holder's process and is there as long as the lock. Released when the process ends, however it does.
+// A lock file: it contains the holder's process id and is removed with the lock. The system releases the lock when the process ends, for
+// whatever reason.
 class LockFile {
  public:
   explicit LockFile(std::string path) : path_(std::move(path)) {}
@@ -15,20 +16,20 @@ class LockFile {
   ~LockFile();
 
   enum class Taken { yes, gone, held };
-  // gone: the file or its folder went away meanwhile; to be tried again. held: by another, in this process or not. Throws Error where it
-  // cannot be made.
+  // gone: the file or its folder was removed in the meantime; call again. held: another holder, in this process or another, has the lock.
+  // Throws Error if the file cannot be created.
   Taken try_take();
-  // False: gone. Throws Error where another holds it: it is for `name`, a `kind`.
+  // Returns false for `gone`. Throws Error if the lock is held; the message calls the locked object `name`, a `kind` ("folder", "file").
   bool take(const std::string& name, const std::string& kind);
-  void remove();  // the lock itself is held until the end
+  void remove();  // removes the file; the lock itself is held until destruction
 
  private:
   std::string path_, holder_;
   int descriptor_ = -1;
 };
 
-// Taken before the folder is looked into. Makes the folder where it is absent; its lock is the file .lock in it. Throws Error where another
-// holds it. A folder that the lock made and that is left empty goes with it.
+// Locks a folder; to be constructed before the folder is read. The lock is the file .lock in the folder, which is created if absent. Throws
+// Error if another process holds it. If the constructor created the folder and it is still empty, the destructor removes it.
 class FolderLock {
  public:
   explicit FolderLock(const std::string& folder);
@@ -39,10 +40,11 @@ class FolderLock {
  private:
   std::string folder_;
   LockFile lock_;
-  bool made_ = false;  // the folder
+  bool made_ = false;  // whether this object created the folder
 };
 
-// Taken before a file is looked at that is written piece by piece; the lock is `file`.lock. Throws Error where another holds it.
+// Locks a file that is written in pieces; to be constructed before the file is read. The lock is `file`.lock. Throws Error if another
+// process holds it.
 class FileLock {
  public:
   explicit FileLock(const std::string& file);

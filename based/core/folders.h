@@ -8,14 +8,14 @@
 
 namespace based {
 
-std::string folder_of(const std::string& path);  // "." where the path names none
+std::string folder_of(const std::string& path);  // the parent folder; "." if the path has none
 
-bool is_folder(const std::string& path);                       // links are followed; false where there is nothing
-bool make_folder(const std::string& path);                     // with those above it; false where it is there
+bool is_folder(const std::string& path);                       // follows links; false if `path` does not exist
+bool make_folder(const std::string& path);                     // creates parents too; false if the folder already exists
 std::vector<std::string> names_in(const std::string& folder);  // sorted
 
-void remove_file(const std::string& path);                         // or a link, or an empty folder; none where it is absent
-void remove_tree(const std::string& path);                         // with all of its entries; nothing happens if it is absent
-void rename_path(const std::string& from, const std::string& to);  // replaces a file
+void remove_file(const std::string& path);                         // a file, a link or an empty folder; does nothing if it is absent
+void remove_tree(const std::string& path);                         // with all of its entries; does nothing if it is absent
+void rename_path(const std::string& from, const std::string& to);  // replaces an existing file
 
 }  // namespace based

@@ -1,4 +1,4 @@
-// xxHash 3: checksums that tell damage, not tampering.
+// xxHash 3: checksums that detect damage, not tampering.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,7 @@ uint64_t xxh3_64(std::span<const std::byte> bytes);
 Hash128 xxh3_128(std::span<const std::byte> bytes);
 Hash128 xxh3_128_file(const std::string& path);  // throws Error
 
-// The hash of all pieces after another, equal to xxh3_128 of them joined.
+// Hashes data in pieces. The digest equals xxh3_128 of the concatenated pieces.
 class Hasher128 {
  public:
   Hasher128();

@@ -9,7 +9,7 @@
 namespace based {
 namespace {
 
-constexpr int kExitCode = 130;  // 128 + SIGINT, by custom of shells
+constexpr int kExitCode = 130;  // 128 + SIGINT, the convention of shells
 std::atomic<int> caught{0};
 static_assert(std::atomic<int>::is_always_lock_free, "used in a signal handler");
 
@@ -31,7 +31,7 @@ InterruptScope::InterruptScope() {
   if (depth++ > 0) return;
   caught = 0;
   struct sigaction action {};
-  action.sa_handler = on_signal;  // without SA_RESTART: a read from the terminal ends too
+  action.sa_handler = on_signal;  // without SA_RESTART, so that a blocking read returns too
   for (size_t i = 0; i < kSignals.size(); ++i) {
     sigaction(kSignals[i], nullptr, &before[i]);
     if (before[i].sa_handler != SIG_IGN) sigaction(kSignals[i], &action, nullptr);

@@ -1,14 +1,14 @@
-// Ctrl-C, SIGTERM and SIGHUP: the first asks a long command to stop at the next good moment, a second one ends the program at once with
-// 130. A second SIGHUP does not: terminals and service managers send it behind another signal of their own accord.
+// Handling of Ctrl-C (SIGINT), SIGTERM and SIGHUP. The first signal asks a long command to stop at the next safe point; a second one exits
+// at once with status 130. A SIGHUP that follows another signal does not: terminals and service managers send it on their own.
 #pragma once
 
 namespace based {
 
-bool interrupted();      // a signal came since the outermost scope began
-int interrupt_signal();  // which one (SIGINT, SIGTERM, SIGHUP), 0 for none
+bool interrupted();      // whether a signal arrived since the outermost scope began
+int interrupt_signal();  // SIGINT, SIGTERM or SIGHUP; 0 for none
 
-// Handles the signals as long as it lives, but those that were ignored before (nohup, jobs in the background) stay ignored. May be nested,
-// the outermost counts. Loops inside poll interrupted().
+// Handles the signals during its lifetime. Signals that were ignored before (nohup, background jobs) stay ignored. Scopes may be nested;
+// only the outermost has an effect. Loops inside poll interrupted().
 class InterruptScope {
  public:
   InterruptScope();

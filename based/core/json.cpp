@@ -12,7 +12,7 @@
 namespace based {
 namespace {
 
-// Tells how far the parser has read, so that messages of our own checks carry an offset.
+// Counts the bytes that the parser has read, so that the messages of this file's checks have an offset.
 class CountingIterator {
  public:
   using iterator_category = std::forward_iterator_tag;
@@ -40,7 +40,7 @@ class CountingIterator {
   const char** reached_;
 };
 
-// Builds the tree itself: ordered_map's own insertion searches linearly, which is quadratic in the number of keys.
+// Builds the tree without ordered_map's insertion, whose linear search would make parsing quadratic in the number of keys.
 class Builder {
  public:
   using Object = Json::object_t;
@@ -66,7 +66,7 @@ class Builder {
     return true;
   }
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) {
-    std::string text = error.what();  // "[json.exception…] parse error at line 1, column 2: what is wrong"
+    std::string text = error.what();  // "[json.exception…] parse error at line 1, column 2: <reason>"
     if (const size_t column = text.find("column "); column != std::string::npos) {
       if (const size_t colon = text.find(": ", column); colon != std::string::npos) text = text.substr(colon + 2);
     }
@@ -86,7 +86,7 @@ class Builder {
     std::unordered_set<std::string> keys;
   };
 
-  // Small objects, which are nearly all, are searched; a set of their keys would cost more than the rest of the parsing.
+  // Small objects, which are by far the most frequent, are searched linearly: a set of their keys would cost more than all other parsing.
   static bool is_new(Open& object, const std::string& name) {
     constexpr size_t kSmall = 12;
     const Members& members = object.node->get_ref<const Object&>();
@@ -142,7 +142,7 @@ class Builder {
 
 Json parse_json(std::string_view text, const std::string& source) {
   if (text.empty()) throw Error(source + ": not valid JSON: the text is empty");
-  // To nlohmann a NUL byte outside a string is the end of the text, whatever follows.
+  // nlohmann takes a NUL byte outside a string for the end of the text.
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
     throw Error(source + ": byte " + std::to_string(nul + 1) + ": not valid JSON: a NUL byte");
   }

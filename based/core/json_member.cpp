@@ -26,7 +26,7 @@ class Reader {
     skip_space();
     return at_ == end_;
   }
-  // What follows an opening quote, and the closing one.
+  // Reads the rest of a string after its opening quote, including the closing quote.
   bool take_string(std::string& to) {
     to.clear();
     for (;;) {

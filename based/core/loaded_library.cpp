@@ -6,6 +6,6 @@ namespace based {
 
 LoadedLibrary::LoadedLibrary(const char* name) : handle_(dlopen(name, RTLD_LAZY | RTLD_NOLOAD)) {}
 
-void* LoadedLibrary::address_of(const char* name) const { return handle_ == nullptr ? nullptr : dlsym(handle_, name); }
+void* LoadedLibrary::address(const char* name) const { return handle_ == nullptr ? nullptr : dlsym(handle_, name); }
 
 }  // namespace based

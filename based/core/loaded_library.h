@@ -1,23 +1,23 @@
-// Functions of a shared library that is in the process already, whoever loaded it and however: a Python loads what it imports locally, and
-// then the global scope of dlsym does not have them.
+// Access to the functions of a shared library that is already loaded into the process. dlsym's global scope is not enough: Python loads the
+// libraries of its modules with local scope.
 #pragma once
 
 namespace based {
 
 class LoadedLibrary {
  public:
-  // `name` as the dynamic linker knows it, with the version: "libfoo.so.1". Loads nothing.
+  // `name` is the library's soname with version, such as "libfoo.so.1". Does not load it.
   explicit LoadedLibrary(const char* name);
 
-  // Null where the library is not loaded or has no such function.
+  // Sets `function` to null if the library is not loaded or has no such function.
   template <class Function>
   void find(Function& function, const char* name) const {
-    function = reinterpret_cast<Function>(address_of(name));
+    function = reinterpret_cast<Function>(address(name));
   }
 
  private:
-  void* address_of(const char* name) const;
-  void* handle_;  // kept open as long as the process lives
+  void* address(const char* name) const;
+  void* handle_;  // never closed
 };
 
 }  // namespace based

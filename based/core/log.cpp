@@ -17,7 +17,7 @@ class StderrSink final : public spdlog::sinks::base_sink<std::mutex> {
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
-    // What a message quotes may come from a file.
+    // Messages may quote text from files, so control characters are escaped and long lines shortened.
     const std::string text = shortened_lines(escape_controls({message.payload.data(), message.payload.size()}, true));
     spdlog::details::log_msg shown = message;
     shown.payload = text;
@@ -39,12 +39,10 @@ spdlog::logger& logger() {
 }  // namespace
 
 void set_log_level(LogLevel level) {
-  static constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info, spdlog::level::warn,
-                                                          spdlog::level::err, spdlog::level::off};
+  static constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::info, spdlog::level::warn, spdlog::level::err, spdlog::level::off};
   logger().set_level(kLevels[static_cast<int>(level)]);
 }
 
-void log_debug(const std::string& message) { logger().debug(message); }
 void log_info(const std::string& message) { logger().info(message); }
 void log_warning(const std::string& message) { logger().warn(message); }
 void log_error(const std::string& message) { logger().error(message); }

@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kFormat = "based-manifest";
 constexpr int64_t kVersion = 1;
-constexpr uint64_t kMaxBytes = 16 << 20;  // of manifest.json
+constexpr uint64_t kMaxBytes = 16 << 20;  // size limit of manifest.json
 
 [[noreturn]] void fail(const std::string& source, const std::string& what) { throw Error(source + ": " + what); }
 

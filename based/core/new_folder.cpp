@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Without a slash at the end.
+// The normalised path without a trailing slash.
 std::string plain(const std::string& path) {
   const fs::path normal = fs::path(path).lexically_normal();
   return (normal.has_filename() ? normal : normal.parent_path()).string();
@@ -39,7 +39,7 @@ MadeFolder::MadeFolder(const std::string& path, const std::string& asked_for) {
     if (fs::create_directory(*folder, error)) made_.push_back(*folder);
   if (fs::is_directory(path, error)) return;
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, error);
-  fs::create_directories(path, error);  // for its reason
+  fs::create_directories(path, error);  // repeats the failure to get its reason
   throw Error(asked_for + ": cannot make the folder: " + (error ? error.message() : "something else is in its place"));
 }
 

@@ -1,4 +1,4 @@
-// Folders of several files that appear complete or not at all: after a full disk the same command can be repeated.
+// Folders of several files that appear complete or not at all. After a failure, such as a full disk, the same command can be repeated.
 #pragma once
 #include <functional>
 #include <string>
@@ -6,12 +6,12 @@
 
 namespace based {
 
-// A folder into which files are about to be written: made where it is absent, with those above it. Until keep() is called, the destructor
-// removes the folders that this object made, as far as they are empty. Throws Error where one cannot be made.
+// Creates a folder and its missing parents, for files that are about to be written. Unless keep() is called, the destructor removes those
+// folders that this object created and that are still empty. Throws Error if one cannot be created.
 class MadeFolder {
  public:
   explicit MadeFolder(const std::string& path) : MadeFolder(path, path) {}
-  MadeFolder(const std::string& path, const std::string& asked_for);  // `asked_for` is what messages name: a path below
+  MadeFolder(const std::string& path, const std::string& asked_for);  // messages name `asked_for`, the user's path below the folder
   MadeFolder(const MadeFolder&) = delete;
   MadeFolder& operator=(const MadeFolder&) = delete;
   ~MadeFolder();
@@ -22,17 +22,17 @@ class MadeFolder {
   std::vector<std::string> made_;  // the outermost first
 };
 
-// A new folder with all that it is to hold: at `path` is nothing, or the whole of it.
+// Creates a folder together with all of its files: at any time, `path` does not exist or is complete.
 class NewFolder {
  public:
-  // Throws UsageError where something is at `path` already, naming `option`, and Error where no folder can be made there.
+  // Throws UsageError that names `option` if `path` exists already, and Error if no folder can be created there.
   NewFolder(const std::string& path, const std::string& option);
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;
   ~NewFolder();  // removes the staged files unless fill() succeeded
 
-  // `write` fills a sibling of the folder, which is then synced and renamed to `path`. At most once. Errors that it throws
-  // name the files by their final paths.
+  // Calls `write` to fill a staging folder next to `path`, syncs it and renames it to `path`. At most once. Errors that `write` throws name
+  // the files by their final paths.
   void fill(const std::function<void(const std::string& folder)>& write);
 
  private:

@@ -46,7 +46,7 @@ void require_free(const std::string& folder, const OutputRule& rule, bool overwr
 OutputFolder::OutputFolder(const std::string& folder, OutputRule rule, bool overwrite)
     : folder_(folder), rule_(std::move(rule)), lock_(folder) {
   require_free(folder, rule_, overwrite);
-  // Existing files are replaced one by one and stay complete: a command that fails does not remove them.
+  // Existing files are replaced atomically, one by one, so a failed command must not remove them.
   for (const Holding& holding : rule_.own) kept_ = kept_ || !held(folder, holding).empty();
 }
 
@@ -55,7 +55,7 @@ OutputFolder::~OutputFolder() {
   try {
     for (const Holding& holding : rule_.own)
       for (std::string name = held(folder_, holding); !name.empty(); name = held(folder_, holding)) remove_file(folder_ + "/" + name);
-  } catch (const Error&) {  // the error of the command is the one to report
+  } catch (const Error&) {  // the command's own error is the one to report
     return;
   }
 }

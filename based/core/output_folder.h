@@ -1,5 +1,5 @@
-// One rule for all commands that write a folder: they replace no file of an earlier command unless the user asks for it, and never write
-// beside files that would not fit theirs. docs/files.md states the rule for users.
+// The rule for all commands that write a folder: they replace files of an earlier command only if the user asks for it, and never write
+// next to files that would be inconsistent with theirs. docs/files.md states the rule for users.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,10 +9,10 @@
 
 namespace based {
 
-// Something that a folder can hold, known by its files.
+// A kind of content of a folder, recognised by its files.
 struct Holding {
-  std::string what;                // "a model"
-  std::vector<std::string> names;  // "*.tokens": all names with this end
+  std::string what;                // its name in messages: "a model"
+  std::vector<std::string> names;  // file names; "*.tokens" stands for all names with this suffix
 };
 
 // The kinds of output of the program.
@@ -21,7 +21,7 @@ Holding tokenizer_holding();    // tokenizer.json, vocab.json, merges.txt
 Holding checkpoints_holding();  // checkpoints
 Holding shards_holding();       // *.tokens
 
-// The name of the first file of `holding` that `folder` has; "" where it has none, or is none.
+// The name of the first file of `holding` that is in `folder`; "" if there is none, or if `folder` is not a folder.
 std::string held(const std::string& folder, const Holding& holding);
 
 struct OutputRule {
@@ -34,8 +34,9 @@ struct OutputRule {
 // Throws UsageError, naming the file and the remedy, if `folder` holds files that the rule protects.
 void require_free(const std::string& folder, const OutputRule& rule, bool overwrite);
 
-// The folder of a command that writes all of its files at the end. It is made where it is absent, checked, and locked as long as this
-// lives. The destructor removes incomplete output unless `keep` was called, so that the same command can be repeated.
+// The output folder of a command that writes all of its files at the end. The constructor creates the folder if it is absent, checks it by
+// the rule, and locks it for the object's lifetime. Unless keep() was called, the destructor removes incomplete output, so that the same
+// command can be repeated.
 class OutputFolder {
  public:
   OutputFolder(const std::string& folder, OutputRule rule, bool overwrite);

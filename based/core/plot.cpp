@@ -27,7 +27,8 @@ using namespace plot_detail;
 
 constexpr const char* kFont = "DejaVu Sans";
 
-// As a gnuplot string. In double quotes, since one in single quotes cannot begin with a quote; a backquote would run a command.
+// A gnuplot string literal in double quotes: a literal in single quotes cannot begin with a quote. Backquotes are escaped, since gnuplot
+// would run their content as a command.
 std::string literal(const std::string& text) {
   std::string out = "\"";
   for (const char c : drawable(text)) {
@@ -49,7 +50,7 @@ void add_label(std::string& script, double x, double y, const std::string& text,
             "' textcolor rgb '" + colour + "'\n";
 }
 
-// The text of a tick is a printf format to gnuplot.
+// A tick label. gnuplot takes it as a printf format, so percent signs are doubled.
 std::string tick_literal(const std::string& text) {
   std::string doubled;
   for (const char c : text) doubled += c == '%' ? "%%" : std::string(1, c);
@@ -68,7 +69,7 @@ void add_axis(std::string& script, const char* name, const Scale& scale) {
             "' textcolor rgb '" + kGrey + "'\n";
 }
 
-// Its data and label to `script`, what draws it to `curves`.
+// Appends the series' data and label to `script` and its plot command to `curves`.
 void add_series(std::string& script, std::string& curves, const PlotLayout& layout, size_t index) {
   const PlotSeries& series = layout.series[index];
   const SeriesLabel& label = layout.labels[index];
@@ -109,7 +110,7 @@ void add_series(std::string& script, std::string& curves, const PlotLayout& layo
   }
 }
 
-// To standard output, which has no name that gnuplot could misread.
+// The script writes to standard output, so that no file name can be misread by gnuplot.
 std::string gnuplot_script(const Plot& plot, const PlotLayout& layout) {
   std::string script = "set encoding utf8\nunset key\n";
   script += "set lmargin at screen " + screen_x(layout.left) + "\nset rmargin at screen " + screen_x(layout.right) + "\n";
@@ -132,14 +133,14 @@ std::string gnuplot_script(const Plot& plot, const PlotLayout& layout) {
     const SeriesLabel& label = layout.note_labels[i];
     add_label(script, label.x, label.y, layout.notes[i].text, kSmallSize, kGrey, label.anchor);
   }
-  // Twice the points in pixels, so that a projector shows no steps.
+  // Two pixels per point, so that a projector shows no steps.
   const std::string terminal = "set terminal pngcairo noenhanced rounded size " + number_text(2 * kWidth) + "," + number_text(2 * kHeight) +
                                " fontscale 1.5 linewidth 2 pointscale 2 font '" + kFont + "," + number_text(kTextSize) +
                                "' background rgb '#ffffff'\nset output\n";
   return terminal + script + curves + "\n";
 }
 
-// A file that is gone when the object is.
+// A temporary file, which the destructor removes.
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& content) {
@@ -158,7 +159,7 @@ class TemporaryFile {
   std::string path_;
 };
 
-// The environment without what changes how gnuplot begins: a terminal of its own, folders of scripts.
+// The environment without the variables that change gnuplot's start, such as its terminal and script folders.
 std::vector<char*> environment_of_gnuplot() {
   std::vector<char*> kept;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
@@ -169,13 +170,13 @@ std::vector<char*> environment_of_gnuplot() {
   return kept;
 }
 
-// A full disk cuts it, of which gnuplot says nothing.
+// Whether the PNG is complete: on a full disk it is truncated, which gnuplot does not report.
 bool is_whole_png(std::string_view bytes) {
   constexpr std::string_view kBegin = "\x89PNG\r\n\x1a\n", kEnd("IEND\xae\x42\x60\x82", 8);
   return bytes.starts_with(kBegin) && bytes.ends_with(kEnd);
 }
 
-// The PNG that gnuplot makes of `script`; none where it is not installed. Throws Error where it fails.
+// The PNG that gnuplot draws for `script`, or nullopt if gnuplot is not installed. Throws Error if gnuplot fails.
 std::optional<std::string> run_gnuplot(const std::string& script) {
   const TemporaryFile input(script), output(""), messages("");
   posix_spawn_file_actions_t actions;
@@ -183,7 +184,8 @@ std::optional<std::string> run_gnuplot(const std::string& script) {
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, input.path().c_str(), O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, output.path().c_str(), O_WRONLY, 0);
   posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, messages.path().c_str(), O_WRONLY, 0);
-  std::string program = "gnuplot", no_settings = "-d", from_input = "-";  // -d: not the user's own, which may be of another terminal
+  std::string program = "gnuplot", no_settings = "-d",
+              from_input = "-";  // -d: ignore the user's settings, which may select another terminal
   std::array<char*, 4> arguments = {program.data(), no_settings.data(), from_input.data(), nullptr};
   pid_t child = 0;
   const int failed = posix_spawnp(&child, "gnuplot", &actions, nullptr, arguments.data(), environment_of_gnuplot().data());

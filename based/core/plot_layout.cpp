@@ -27,7 +27,7 @@ struct Box {
 std::string fixed(double value, int decimals) {
   char text[40];
   const auto [end, error] = std::to_chars(text, text + sizeof text, value == 0 ? 0.0 : value, std::chars_format::fixed, decimals);
-  return error == std::errc() ? std::string(text, end) : number_text(value);  // it has more digits than a label
+  return error == std::errc() ? std::string(text, end) : number_text(value);  // too many digits for `text`
 }
 
 std::string tick_text(double value, TickFormat format) {
@@ -59,7 +59,7 @@ std::vector<Tick> linear_ticks(double low, double high, TickFormat format) {
       if (factor * power >= raw) step = factor * power;
     }
   }
-  // All with the decimals of the step: 0.0, 0.2, … 1.0.
+  // All ticks have the decimals of the step: 0.0, 0.2, … 1.0.
   const int decimals =
       format == TickFormat::number && step < 1 && step >= 1e-6 ? static_cast<int>(-std::floor(std::log10(step) + 1e-9)) : 0;
   const double first = std::ceil(low / step - 1e-9);
@@ -77,13 +77,13 @@ std::vector<Tick> log_ticks(double low, double high, TickFormat format) {
   double stride = 1;
   while ((last - first) / stride + 1 > kMaxTicks) stride *= 2;
   std::vector<Tick> ticks;
-  // Multiples of the stride, so that 1 KB or 1 is among them where it is in range.
+  // Multiples of the stride, so that 1 KB or 1 is a tick if it is in range.
   for (double i = std::ceil(first / stride) * stride; i <= last; i += stride) {
     const double value = std::pow(base, i);
     ticks.push_back({value, tick_text(value, format)});
   }
   if (base == 2 || ticks.size() > 2) return ticks;
-  // Of fewer powers than three nobody reads a value: twice and five times each beside them.
+  // Fewer than three powers of ten are too few ticks to read values from: 2 and 5 times each power are added.
   ticks.clear();
   for (double i = std::floor(std::log10(low)); i <= std::log10(high); ++i)
     for (const double factor : {1.0, 2.0, 5.0}) {
@@ -103,7 +103,7 @@ Scale make_scale(const PlotAxis& axis, const std::vector<double>& values, double
   scale.high = axis.high.value_or(*greatest);
   if (!(scale.low <= scale.high)) throw Error("plot: the axis " + in_quotes(axis.label) + " has its low end above its high end");
   if (axis.log && !(scale.low > 0)) throw Error("plot: 0 and less cannot be on the logarithmic axis " + in_quotes(axis.label));
-  // Some air around the points, where the caller has not fixed the end.
+  // Some space around the points, unless the caller has fixed the limit.
   if (axis.log) {
     const double air = std::max(std::pow(scale.high / scale.low, 0.06), 1.25);
     if (!axis.low) scale.low /= air;
@@ -122,7 +122,7 @@ double text_width(const std::string& text, double size) {
   return 0.6 * size * static_cast<double>(characters);
 }
 
-// Finds for one label after another the place beside one of its points that hides least.
+// Places labels one after another, each next to one of its points where it covers least.
 class LabelPlacer {
  public:
   explicit LabelPlacer(const PlotLayout& layout) : layout_(layout) {
@@ -159,7 +159,7 @@ class LabelPlacer {
     return best;
   }
 
-  // None where it would hide something.
+  // nullopt if the note would cover something.
   std::optional<SeriesLabel> place(const PlotNote& note) {
     const double x = layout_.x(note.x), y = layout_.y(note.y);
     const std::array<SeriesLabel, 4> places = {
@@ -182,7 +182,7 @@ class LabelPlacer {
     bool marker;
   };
 
-  // The curve as dots every few points, its markers among them.
+  // Marks the curve by dots every few points, its markers included.
   void trace(const PlotSeries& series, size_t index) {
     for (const PlotBar& bar : series.bars)
       for (double y = layout_.y(bar.high); y <= layout_.y(bar.low); y += 6) marks_.push_back({layout_.x(bar.x), y, index, false});
@@ -209,7 +209,7 @@ class LabelPlacer {
     if (box.right > layout_.right) cost += 0.2 * (box.right - layout_.right);
     for (const Box& other : taken_) cost += 4 * box.overlap(other);
     for (const Mark& mark : marks_) {
-      // Further off from another's marker, beside which the label would seem to be that one's.
+      // Keeps a larger distance from the markers of other series, to which the label would seem to belong.
       const double reach = !mark.marker ? 2 : own == none ? 5 : mark.series == own ? 7 : 20;
       const Box grown{box.left - reach, box.top - reach / 2, box.right + reach, box.bottom + reach / 2};
       if (grown.contains(mark.x, mark.y)) cost += (mark.marker ? 60 : 25) * (mark.series == own ? 0.7 : 1);
@@ -222,14 +222,14 @@ class LabelPlacer {
   std::vector<Box> taken_;
 };
 
-// Of labels at the end: their markers and the longest text.
+// The width of the column of labels at the end: the markers and the longest text.
 double label_column(const Plot& plot) {
   double width = 0;
   for (const PlotSeries& series : plot.series) width = std::max(width, text_width(series.label, kTextSize));
   return std::min(width + 48, kWidth / 2);
 }
 
-// Beside the last point of each series, and apart from each other.
+// Places each label next to the last point of its series, with a minimum distance between labels.
 void place_at_end(PlotLayout& layout) {
   constexpr double apart = 1.35 * kTextSize;
   std::vector<size_t> order;
@@ -253,7 +253,7 @@ void place_at_end(PlotLayout& layout) {
 
 }  // namespace
 
-// Okabe and Ito's palette, told apart with every kind of colour blindness, without its yellow, which vanishes on white.
+// The palette of Okabe and Ito, distinguishable with every kind of colour blindness, without its yellow, which is invisible on white.
 const char* rank_colour(size_t rank) {
   static constexpr std::array<const char*, 7> kColours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555"};
   return kColours[rank % kColours.size()];

@@ -24,7 +24,7 @@ Progress* active = nullptr;  // the line being drawn on a terminal, if any
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Failing to write progress must not fail the work.
+// Errors are ignored: a failure to write progress must not stop the work.
 void write_progress(int descriptor, std::string_view text) { static_cast<void>(write_all(descriptor, text)); }
 
 bool is_terminal(const ProgressOptions& options) {
@@ -52,7 +52,7 @@ Progress::Progress(const std::string& label, int64_t total, ProgressOptions opti
       started_(now()),
       last_drawn_(started_) {
   terminal_ = !options_.quiet && is_terminal(options_);
-  if (terminal_ && !waits()) {
+  if (terminal_ && !is_delayed()) {
     const std::lock_guard lock(stderr_mutex);
     active = this;
     draw(false);
@@ -67,7 +67,7 @@ void Progress::update(int64_t done, Fields fields) {
   done_ = done;
   fields_ = std::move(fields);
   dirty_ = true;
-  if (waits()) return;
+  if (is_delayed()) return;
   if (terminal_ && active == nullptr) active = this;
   if (now() - last_drawn_ >= (terminal_ ? kRedrawSeconds : options_.plain_interval)) draw(false);
 }
@@ -78,10 +78,10 @@ void Progress::finish() {
   if (finished_) return;
   finished_ = true;
   if (active == this) active = nullptr;
-  if (!waits() && (terminal_ || dirty_)) draw(true);
+  if (!is_delayed() && (terminal_ || dirty_)) draw(true);
 }
 
-bool Progress::waits() const { return options_.delay > 0 && now() - started_ < options_.delay; }
+bool Progress::is_delayed() const { return options_.delay > 0 && now() - started_ < options_.delay; }
 
 void Progress::draw(bool last) {
   if (terminal_) {

@@ -1,6 +1,6 @@
 // The progress line of a long command, on stderr:
 //   train  [#########---------------------]  31 %  620/2000  loss 2.314  tokens/s 18.2k  ETA 1m32s
-// On a terminal it is redrawn in place; otherwise a plain line comes about every ten seconds, for log files.
+// On a terminal it is redrawn in place. Otherwise a plain line is printed about every ten seconds, for log files.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,21 +13,21 @@ namespace based {
 struct ProgressOptions {
   bool quiet = false;          // draw nothing
   int descriptor = 2;          // stderr
-  int terminal_width = 0;      // columns of the terminal; 0: ask it; below 0: no terminal, plain lines
+  int terminal_width = 0;      // columns of the terminal; 0: query the terminal; below 0: no terminal, plain lines
   double plain_interval = 10;  // seconds between plain lines
-  double delay = 0;            // seconds before the first line; what ends before then draws nothing
+  double delay = 0;            // seconds before the first line; shorter work draws nothing
 };
 
-// The delay of loops that usually take a moment, but minutes for millions of items.
+// The delay for loops that usually finish at once, but take minutes for millions of items.
 inline constexpr double kProgressDelay = 1;
 
 class Progress {
  public:
-  using Fields = std::vector<std::pair<std::string, std::string>>;  // name, value as it is to be shown
+  using Fields = std::vector<std::pair<std::string, std::string>>;  // name, displayed value
 
-  // `done` of `total` steps are behind us already (a resumed run); total 0: unknown, no bar and no ETA.
+  // `done` of `total` steps are already completed in a resumed run. A total of 0 means unknown: no bar and no ETA.
   Progress(const std::string& label, int64_t total, ProgressOptions options = {}, int64_t done = 0);
-  ~Progress();  // as finish()
+  ~Progress();  // calls finish()
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
@@ -37,7 +37,7 @@ class Progress {
  private:
   std::string line(int columns) const;  // columns < 0: no limit and no bar
   void draw(bool last);
-  bool waits() const;  // for the end of the delay
+  bool is_delayed() const;
 
   friend void write_above_progress(std::string_view text);
 
@@ -49,7 +49,7 @@ class Progress {
   bool terminal_ = false, finished_ = false, dirty_ = true;
 };
 
-// Writes to stderr without tearing a progress line that is being drawn there.
+// Writes to stderr and keeps a progress line there intact: clears it first and redraws it afterwards.
 void write_above_progress(std::string_view text);
 
 std::string format_duration(double seconds);  // "4.2s", "1m32s", "3h05m"

@@ -4,7 +4,7 @@
 
 #include "based/core/error.h"
 
-// Fused multiply-adds would change last bits from one processor to the next.
+// Fused multiply-adds would make the last bits depend on the processor.
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #elif defined(__GNUC__)
@@ -14,8 +14,8 @@
 namespace based {
 namespace {
 
-// Natural logarithm from exactly rounded operations only, since libraries differ in the last bit; relative error below 1e-15 for x in
-// (0, 1/2]: x = m·2^e with m in [√½, √2), ln m = 2 artanh((m-1)/(m+1)) as a series.
+// Natural logarithm computed by correctly rounded operations only, since libraries differ in the last bit. Relative error below 1e-15 for x
+// in (0, 1/2]. With x = m·2^e and m in [√½, √2), ln m = 2 artanh((m-1)/(m+1)), evaluated as a series.
 double portable_log(double x) {
   int exponent = 0;
   double mantissa = std::frexp(x, &exponent);
@@ -108,11 +108,11 @@ uint64_t Random::next64() {
 
 double Random::uniform() { return static_cast<double>(next64() >> 11) * 0x1p-53; }
 
-// The middle of each of 2^52 cells, so that 0 and 1, where the inverse is infinite, never occur.
+// Uses the midpoints of 2^52 cells, so that 0 and 1, where the inverse is infinite, never occur.
 double Random::normal() { return inverse_normal((static_cast<double>(next64() >> 12) + 0.5) * 0x1p-52); }
 
-// Lemire, "Fast random integer generation in an interval", 2019: the high half of a product; the few words that would favour some results
-// are drawn again.
+// Lemire, "Fast random integer generation in an interval", 2019: the result is the high half of a product; the few words that would bias it
+// are rejected.
 uint64_t Random::below(uint64_t bound) {
   BASED_ASSERT(bound > 0);
   __extension__ using Wide = unsigned __int128;

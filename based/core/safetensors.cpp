@@ -17,9 +17,9 @@ static_assert(std::endian::native == std::endian::little, "the format is little-
 constexpr uint64_t kMaxHeader = 100'000'000;
 constexpr const char* kMetadata = "__metadata__";
 
-class Parser {
+class SafetensorsParser {
  public:
-  Parser(std::span<const std::byte> file, const std::string& source) : file_(file), source_(source) {}
+  SafetensorsParser(std::span<const std::byte> file, const std::string& source) : file_(file), source_(source) {}
 
   SafetensorsIndex parse() {
     const Json header = parse_json(header_text(), source_ + ": header");
@@ -190,7 +190,9 @@ std::optional<int64_t> first_with_all_ones(std::span<const std::byte> bytes, Bit
 
 }  // namespace
 
-SafetensorsIndex parse_safetensors(std::span<const std::byte> file, const std::string& source) { return Parser(file, source).parse(); }
+SafetensorsIndex parse_safetensors(std::span<const std::byte> file, const std::string& source) {
+  return SafetensorsParser(file, source).parse();
+}
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path), index_(parse_safetensors(file_.bytes(), path)) {
   for (size_t i = 0; i < index_.tensors.size(); ++i) by_name_.emplace(index_.tensors[i].name, i);

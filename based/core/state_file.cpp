@@ -30,9 +30,9 @@ struct Checksum {
 
 uint64_t padded(uint64_t size) { return (size + 7) / 8 * 8; }
 
-class Parser {
+class StateFileParser {
  public:
-  Parser(std::span<const std::byte> file, const std::string& source) : file_(file), source_(source) {}
+  StateFileParser(std::span<const std::byte> file, const std::string& source) : file_(file), source_(source) {}
 
   StateSnapshot parse() {
     const Prefix prefix = check_prefix();
@@ -197,7 +197,7 @@ Json make_header(const std::string& path, const StateSnapshot& snapshot, DType t
           {"metadata", std::move(metadata)}};
 }
 
-// Writes pieces, each padded to 8 bytes, and the checksum of them all.
+// Writes pieces, each padded to 8 bytes, followed by the checksum of all.
 class Writer {
  public:
   explicit Writer(const std::string& path) : file_(path) {}
@@ -250,7 +250,7 @@ void write_state_file(const std::string& path, const StateSnapshot& snapshot) {
   writer.commit();
 }
 
-StateSnapshot parse_state_file(std::span<const std::byte> file, const std::string& source) { return Parser(file, source).parse(); }
+StateSnapshot parse_state_file(std::span<const std::byte> file, const std::string& source) { return StateFileParser(file, source).parse(); }
 
 StateFile::StateFile(const std::string& path) : file_(path), snapshot_(parse_state_file(file_.bytes(), path)) {}
 

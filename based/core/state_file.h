@@ -1,7 +1,7 @@
-// Snapshots of a recurrent state: what a process needs to go on where another stopped. A checked container that knows no model.
+// Files of recurrent states, from which a process continues where another stopped. The container is checksummed and independent of models.
 //
 //   "BASEDST1" | u32 version | u32 0 | u64 size of the file | u64 H | H bytes of JSON, padded with spaces
-//   | token ids, padded to 8 bytes | each tensor, padded to 8 bytes | xxh3-128 of all before (low half first)
+//   | token ids, padded to 8 bytes | each tensor, padded to 8 bytes | xxh3-128 of all preceding bytes (low half first)
 //   {"model": "<32 hex digits>", "tokens": {"dtype": "I32", "count": 7}, "tensors": [{"name": …, "dtype": …, "shape": […]}, …],
 //    "metadata": {string: string}}
 #pragma once
@@ -18,27 +18,27 @@
 namespace based {
 
 struct StateSnapshot {
-  std::string model_hash;           // of the weights and config that made the state; Hash128::hex()
-  std::vector<int64_t> token_ids;   // the text, oldest first; what of it the state has seen is the writer's to say
+  std::string model_hash;           // Hash128::hex() of the weights and config that computed the state
+  std::vector<int64_t> token_ids;   // the sequence, oldest first; the writer defines how many of them the state includes
   std::vector<TensorView> tensors;  // names are unique
   std::map<std::string, std::string> metadata;
 };
 
-// Durable and atomic (files.h). Equal snapshots make equal files. Throws Error.
+// Writes a file durably and atomically (files.h). Equal snapshots give equal files. Throws Error.
 void write_state_file(const std::string& path, const StateSnapshot& snapshot);
 
-// Throws Error telling which it is: not a state file, another version, truncated, damaged (checksum), or a header that makes no sense.
-// The tensors are views into `file`.
+// Throws Error that tells the cause: not a state file, another version, truncated, damaged (checksum), or an invalid header. The snapshot's
+// tensors are views into `file`.
 StateSnapshot parse_state_file(std::span<const std::byte> file, const std::string& source);
 
-// A mapped state file; the snapshot's tensors stay valid as long as the object.
+// A mapped state file. The snapshot's tensors stay valid as long as the object exists.
 class StateFile {
  public:
   explicit StateFile(const std::string& path);
 
   const std::string& path() const { return file_.path(); }
   const StateSnapshot& snapshot() const { return snapshot_; }
-  void require_model(const std::string& model_hash) const;  // throws Error where another model made it
+  void require_model(const std::string& model_hash) const;  // throws Error if the state belongs to another model
 
  private:
   MappedFile file_;

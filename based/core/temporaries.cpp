@@ -24,7 +24,7 @@ bool is_temporary(const std::string& name) {
 }  // namespace
 
 std::string temporary_sibling(const std::string& path) {
-  constexpr size_t kMostOfName = 100;  // the shortest limit in use, 143 bytes, leaves room behind it
+  constexpr size_t kMostOfName = 100;  // leaves room for the suffix within the smallest limit of file systems in use, 143 bytes
   static std::atomic<uint64_t> counter{0};
   const std::filesystem::path full(path);
   std::string name = full.filename().string();

@@ -1,17 +1,17 @@
-// The names under which files.h writes before it renames.
+// Names of the temporary files that files.h writes before it renames them.
 #pragma once
 #include <string>
 
 namespace based {
 
-// "a.tmp-<process>-<number>" for a file "a", another one each time. Of a long name only the beginning is in it, so that any name that the
-// file system allows can be written.
+// Returns "a.tmp-<process>-<number>" for a file "a", a new name in each call. Long names are cut, so that every file name that the file
+// system allows has a temporary sibling.
 std::string temporary_sibling(const std::string& path);
 
-// Removes what writers left in `folder` when their process was killed. Only where nobody is writing there. Throws Error.
+// Removes temporaries that killed processes left in `folder`. No other process may be writing there. Throws Error.
 void remove_stale_temporaries(const std::string& folder);
 
-// The folder for files that nobody is to find: TMPDIR's or /tmp. Throws Error that names TMPDIR where it is none.
+// The system's folder for temporary files: TMPDIR or /tmp. Throws Error that names TMPDIR if it is not a folder.
 std::string temporary_folder();
 
 }  // namespace based

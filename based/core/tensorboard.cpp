@@ -21,7 +21,8 @@ void append_little_endian(std::string& out, uint64_t value, int bytes) {
   for (int i = 0; i < bytes; ++i) out += static_cast<char>(value >> (8 * i));
 }
 
-// Protocol buffers: a field is its number and wire type, then a varint (0), 8 bytes (1), length and bytes (2) or 4 bytes (5).
+// A protocol buffer message. A field is encoded as its number and wire type, followed by a varint (type 0), 8 bytes (1), length and bytes
+// (2) or 4 bytes (5).
 class Message {
  public:
   Message& varint(int field, uint64_t value) {

@@ -1,5 +1,5 @@
-// Event files that TensorBoard reads: records of protocol buffers, each with its length and masked CRC-32C checksums. Encoded by hand,
-// since three small messages are all that is needed. Append the bytes to a file whose name holds "tfevents".
+// Event files for TensorBoard: records of protocol buffers, each with its length and masked CRC-32C checksums. They are encoded by hand,
+// since only three small messages are needed. Append the returned bytes to a file whose name contains "tfevents".
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace based {
 
-uint32_t crc32c(std::span<const std::byte> bytes);  // Castagnoli, as iSCSI has it
+uint32_t crc32c(std::span<const std::byte> bytes);  // Castagnoli's polynomial, as in iSCSI
 
-// `wall_time`: seconds since 1970.
+// `wall_time` is in seconds since 1970.
 std::string tensorboard_start(double wall_time);  // the first record of a file
 std::string tensorboard_scalars(double wall_time, int64_t step, const std::vector<std::pair<std::string, double>>& tags);
 

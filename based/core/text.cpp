@@ -17,7 +17,7 @@ bool is_control(char32_t code) { return code < 0x20 || (code >= 0x7f && code < 0
 
 bool continues_character(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
 
-// No character is split.
+// Cuts at character boundaries.
 std::string without_middle(std::string_view text, size_t limit) {
   if (text.size() <= limit) return std::string(text);
   size_t begin = limit / 2, end = text.size() - limit / 2;
@@ -100,7 +100,7 @@ std::string shortened_lines(std::string_view text, size_t limit) {
 
 std::string format_number(double value, int digits) {
   constexpr double kExact = 1e15;
-  if (std::isnan(value)) return "nan";  // printf gives it a sign
+  if (std::isnan(value)) return "nan";  // printf may print "-nan"
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
   return std::fabs(value) < kExact ? printed("%.*f", digits, value) : printed("%.*e", std::max(digits, 2), value);
 }

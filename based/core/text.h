@@ -1,4 +1,4 @@
-// Text for messages: numbers, columns, and bytes from outside made safe to print.
+// Text for messages: formatting of numbers and columns, and escaping of untrusted bytes.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -6,26 +6,26 @@
 
 namespace based {
 
-// Control characters and bytes that are not ASCII as \xNN; cut after `limit` bytes, saying so.
+// Escapes control characters and non-ASCII bytes as \xNN. Longer text is cut after `limit` bytes, with a note that it was.
 std::string printable(std::string_view text, size_t limit = 80);
-std::string in_quotes(std::string_view text, size_t limit = 80);  // 'text', printable
+std::string in_quotes(std::string_view text, size_t limit = 80);  // printable(text) in single quotes
 
-// Control characters as \u001b (U+0000 to U+001F, U+007F to U+009F) and bytes that are no UTF-8 as \xNN: what a terminal may be shown of a
-// text from a file. Text in JSON means the same afterwards. All else, and where asked line breaks, stay.
+// Makes text from files safe for a terminal: escapes control characters (U+0000 to U+001F, U+007F to U+009F) as \u001b and invalid UTF-8
+// bytes as \xNN. JSON text keeps its meaning. Line breaks are kept if `keep_line_breaks` is true.
 std::string escape_controls(std::string_view text, bool keep_line_breaks = false);
-bool has_control_characters(std::string_view utf8);  // below U+0020, and U+007F to U+009F
+bool has_control_characters(std::string_view utf8);  // whether it has characters below U+0020 or in U+007F to U+009F
 
-// Cuts the middle out of lines of more than `limit` bytes, and out of a message of more than twenty such lines, and says how many bytes
-// were cut: a message may quote an argument or a file of any length. The beginning and the end, which names the remedy, stay.
+// Replaces the middle of lines longer than `limit` bytes, and of messages longer than twenty such lines, by the number of bytes left out: a
+// message may quote an argument or a file of any length. The beginning stays, and the end, which names the remedy.
 std::string shortened_lines(std::string_view text, size_t limit = 1000);
 
-// `digits` after the point: 3.142. From 1e15 on, where a double no longer tells one unit from the next, with an exponent: 3.40e+91. Numbers
-// that are not finite are inf, -inf and nan.
+// `digits` decimals: 3.142. From 1e15 on, where a double cannot represent decimals reliably, with an exponent: 3.40e+91. Numbers that are
+// not finite are inf, -inf and nan.
 std::string format_number(double value, int digits);
-std::string padded(std::string text, size_t width);              // spaces behind, to at least `width`
-std::string padded_left(const std::string& text, size_t width);  // spaces in front
+std::string padded(std::string text, size_t width);              // appends spaces up to `width`
+std::string padded_left(const std::string& text, size_t width);  // prepends spaces up to `width`
 
-// What errno means, as "No such file or directory".
+// The text of an errno, such as "No such file or directory".
 std::string system_message(int error_number);
 
 }  // namespace based

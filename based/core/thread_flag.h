@@ -2,7 +2,8 @@
 
 namespace based {
 
-// A flag of the thread that is up while at least one of these lives there: struct Foo : ThreadFlag<Foo> {}; then Foo::active().
+// A thread-local flag that is set while at least one object of the type exists on the thread. With `struct Foo : ThreadFlag<Foo> {};`,
+// Foo::active() tells whether it is set.
 template <class Tag>
 class ThreadFlag {
  public:

@@ -1,4 +1,4 @@
-// UTF-8 as it is met in files: valid characters, and bytes that are none.
+// Decoding of UTF-8 that may contain invalid bytes.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -7,13 +7,13 @@
 namespace based {
 
 struct Utf8Char {
-  char32_t code = 0;  // kInvalidUtf8 for a byte that starts no valid character
+  char32_t code = 0;  // kInvalidUtf8 if no valid character starts here
   int size = 1;       // bytes
 };
 inline constexpr char32_t kInvalidUtf8 = 0xffffffff;
 
-// The character at `at`; needs at < end. Overlong forms, surrogates and codes above 0x10ffff are invalid (RFC 3629); so is a character cut
-// off by `end`.
+// Decodes the character at `at`, which must be below `end`. Overlong forms, surrogates, codes above 0x10ffff (RFC 3629) and characters that
+// are cut off by `end` are invalid.
 inline Utf8Char utf8_at(const char* at, const char* end) {
   const auto byte = [at](int i) { return static_cast<unsigned char>(at[i]); };
   const unsigned lead = byte(0);
@@ -38,7 +38,7 @@ inline bool is_valid_utf8(std::string_view text) {
   return true;
 }
 
-// Appends the UTF-8 form of a valid code.
+// Appends the UTF-8 encoding of a valid code point.
 inline void append_utf8(char32_t code, std::string& out) {
   const auto put = [&out](char32_t byte) { out += static_cast<char>(static_cast<unsigned char>(byte)); };
   if (code < 0x80) {

@@ -11,7 +11,7 @@
 
 namespace based {
 
-// The merges as a hash table of pairs, and the two ways to apply them.
+// The merges as a hash table of pairs, and two algorithms that apply them: one for short and one for long pieces.
 class BpeTokenizer::Merger {
  public:
   explicit Merger(const Vocabulary& vocabulary) {
@@ -34,7 +34,7 @@ class BpeTokenizer::Merger {
   void append(std::string_view piece, std::vector<int32_t>& ids) const {
     if (piece.size() > kShort) return append_long(piece, ids);
     std::array<int32_t, kShort> symbols;
-    std::array<const Slot*, kShort> merges;  // merges[i]: of symbols i and i + 1
+    std::array<const Slot*, kShort> merges;  // merges[i] belongs to symbols i and i + 1
     size_t count = piece.size();
     for (size_t i = 0; i < count; ++i) symbols[i] = byte_id_[static_cast<unsigned char>(piece[i])];
     for (size_t i = 0; i + 1 < count; ++i) merges[i] = &table_[find(symbols[i], symbols[i + 1])];
@@ -55,7 +55,7 @@ class BpeTokenizer::Merger {
   }
 
  private:
-  static constexpr size_t kShort = 32;  // bytes up to which looking for the best merge by going over all is faster than a heap
+  static constexpr size_t kShort = 32;  // up to this many bytes a linear search for the best merge is faster than a heap
   static constexpr uint32_t kNoRank = 0xffffffff;
   struct Slot {
     uint64_t pair = ~uint64_t{0};
@@ -65,7 +65,7 @@ class BpeTokenizer::Merger {
 
   static uint64_t pair_of(int32_t left, int32_t right) { return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right); }
 
-  // The slot of a pair, or the free one where it would stand: rank kNoRank. At most half the table is used, so the search ends.
+  // The slot of a pair, or the free slot (rank kNoRank) where it would be inserted. At most half of the table is used, so the search ends.
   size_t find(int32_t left, int32_t right) const {
     const uint64_t pair = pair_of(left, right);
     size_t at = (pair * 0x9e3779b97f4a7c15u) >> shift_;
@@ -73,13 +73,13 @@ class BpeTokenizer::Merger {
     return at;
   }
 
-  // A linked list of symbols and a heap of (rank, position); an entry whose rank is no longer that of its position is passed over.
+  // Uses a linked list of symbols and a heap of (rank, position). Heap entries whose rank is no longer that of their position are skipped.
   void append_long(std::string_view piece, std::vector<int32_t>& ids) const {
     if (piece.size() > INT32_MAX)
       throw Error("cannot encode: " + std::to_string(piece.size()) + " bytes without a place to cut (limit 2 GiB)");
     struct Symbol {
       int32_t id, previous, next;
-      uint32_t rank;  // of the pair with the next one
+      uint32_t rank;  // of the pair with the next symbol
     };
     const auto count = static_cast<int32_t>(piece.size());
     std::vector<Symbol> symbols(piece.size());
@@ -124,7 +124,7 @@ class BpeTokenizer::Merger {
   int shift_ = 64;
 };
 
-// Caches that no call is using, so that several threads share the tokenizer and each finds a warm one.
+// The caches that are not in use by a call. Several threads can share the tokenizer, and each gets a warm cache.
 class BpeTokenizer::CachePool {
  public:
   std::unique_ptr<PretokenCache> take() {

@@ -1,5 +1,5 @@
-// GPT-2's byte-level BPE: text is cut by pretokenizer.h; in each piece the adjacent pair that stands first in the list of merges is merged,
-// leftmost first, until no pair is in the list.
+// GPT-2's byte-level BPE. pretokenizer.h splits the text into pre-tokens. In each of them, the adjacent pair that is earliest in the list
+// of merges is merged, the leftmost occurrence first, until no pair is in the list.
 #pragma once
 #include <memory>
 
@@ -11,7 +11,7 @@ class BpeTokenizer final : public Tokenizer {
  public:
   explicit BpeTokenizer(Vocabulary vocabulary);
   ~BpeTokenizer() override;
-  // Time is O(n log n) in the longest pre-token and linear in their number. Throws Error for a pre-token of 2 GiB or more.
+  // Takes O(n log n) time in the length of a pre-token, and linear time in their number. Throws Error for a pre-token of 2 GiB or more.
   void encode_text(std::string_view text, std::vector<int32_t>& ids) const override;
 
  private:

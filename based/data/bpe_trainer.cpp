@@ -26,7 +26,7 @@ struct PairHash {
   }
 };
 
-// How often every adjacent pair occurs, and in which words; kept up to date as pairs are merged.
+// The number of occurrences of every adjacent pair, and the words that contain it. Updated as pairs are merged.
 class PairCounts {
  public:
   explicit PairCounts(std::vector<Word> words) : words_(std::move(words)) {
@@ -37,8 +37,8 @@ class PairCounts {
     for (const auto& [pair, seen] : pairs_) queue_.push({seen.count, pair});
   }
 
-  // The most frequent pair; false where none is left that occurs at least `min_frequency` times. An entry of the queue whose count has
-  // fallen since is put back with the present one.
+  // Removes the most frequent pair. Returns false if no pair occurs at least `min_frequency` times. Queue entries whose count has decreased
+  // are reinserted with the current count.
   bool pop(int64_t min_frequency, Pair& pair) {
     while (!queue_.empty()) {
       const Candidate top = queue_.top();
@@ -56,13 +56,13 @@ class PairCounts {
     return false;
   }
 
-  // Replaces the pair by `merged` in every word that has it.
+  // Replaces the pair by `merged` in every word that contains it.
   void merge(const Pair& pair, int32_t merged) {
     touched_.clear();
     const std::vector<size_t> words = std::move(pairs_.at(pair).words);
     for (const size_t w : words) merge_in_word(w, pair, merged);
     pairs_.at(pair).count = 0;
-    // Only pairs with the merged token gain.
+    // Only pairs that contain the merged token gain occurrences.
     for (const Pair& gained : touched_) {
       const int64_t count = pairs_.at(gained).count;
       if (count > 0) queue_.push({count, gained});
@@ -72,7 +72,7 @@ class PairCounts {
  private:
   struct Seen {
     int64_t count = 0;
-    std::vector<size_t> words;  // ascending while they are added in order; a word may have lost the pair since
+    std::vector<size_t> words;  // added in ascending order; a word may no longer contain the pair
   };
   struct Candidate {
     int64_t count;
@@ -170,15 +170,15 @@ Vocabulary BpeTrainer::train() const {
     for (const char c : text) word.symbols.push_back(byte_id[static_cast<unsigned char>(c)]);
   }
   PairCounts pairs(std::move(words));
-  // Two different pairs may spell the same bytes; the second then leads to the id that is already there.
+  // Two different pairs may spell the same bytes. The second one then gets the existing id.
   std::unordered_map<std::string, int32_t> id_of;
   for (size_t id = config_.specials.size(); id < vocabulary.tokens.size(); ++id) id_of[vocabulary.tokens[id]] = static_cast<int32_t>(id);
   std::set<Pair> listed;
   Pair pair;
   while (static_cast<int64_t>(vocabulary.tokens.size()) < config_.vocab_size && pairs.pop(config_.min_frequency, pair)) {
     const std::string spelled = vocabulary.tokens[static_cast<size_t>(pair.first)] + vocabulary.tokens[static_cast<size_t>(pair.second)];
-    if (special_names_.contains(token_name(spelled))) continue;  // in the files one name is one id
-    // A pair of before may come back where its parts were spelled by another way; it is in the list already.
+    if (special_names_.contains(token_name(spelled))) continue;  // in the files a name has only one id
+    // A merged pair may occur again if other merges produced its parts. It is already in the list.
     if (!listed.insert(pair).second) {
       pairs.merge(pair, id_of.at(spelled));
       continue;

@@ -1,6 +1,6 @@
-// Learns a byte-level BPE vocabulary from text, with the choices and ties of the Python `tokenizers` library, so that both give the same
-// files: text is counted a line at a time (so that no token reaches over a line's end), the most frequent pair is merged, and of equally
-// frequent pairs the one with the smaller ids.
+// Trains a byte-level BPE vocabulary. It makes the same choices as the Python `tokenizers` library, so that both give the same files: text
+// is processed line by line, so that no token spans a line break; the most frequent pair is merged; ties go to the pair with the smaller
+// ids.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -14,26 +14,26 @@
 namespace based {
 
 struct BpeTrainConfig {
-  int64_t vocab_size = 32768;         // special tokens and the 256 bytes included; fewer come out where no pair is frequent enough
-  int64_t min_frequency = 2;          // pairs seen less often are not merged
-  std::vector<std::string> specials;  // take the first ids, in this order; a token of the same name is not learnt
+  int64_t vocab_size = 32768;         // special tokens and the 256 bytes included; the result is smaller if no pair is frequent enough
+  int64_t min_frequency = 2;          // less frequent pairs are not merged
+  std::vector<std::string> specials;  // get the first ids, in this order; no other token gets the same name
 
   template <class Visitor>
   void visit(Visitor&& field) {
     field("vocab_size", vocab_size, "tokens, special ones and the 256 bytes included");
-    field("min_frequency", min_frequency, "pairs seen less often are not merged");
-    field("specials", specials, "special tokens; they take the first ids");
+    field("min_frequency", min_frequency, "less frequent pairs are not merged");
+    field("specials", specials, "special tokens; they get the first ids");
   }
 };
 
 class BpeTrainer {
  public:
-  explicit BpeTrainer(BpeTrainConfig config);  // UsageError for a vocabulary that cannot hold the bytes, or bad special tokens
+  explicit BpeTrainer(BpeTrainConfig config);  // throws UsageError for a vocabulary too small for the bytes, or invalid special tokens
 
-  // Counts the pre-tokens of one document; may be called any number of times.
+  // Counts the pre-tokens of one document. May be called any number of times.
   void add(std::string_view text);
 
-  // The same vocabulary for the same counts, in whatever order they were added.
+  // Computes the vocabulary, which does not depend on the order of add().
   Vocabulary train() const;
 
  private:

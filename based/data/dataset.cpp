@@ -102,7 +102,7 @@ void TokenDataset::append_document_starts(int64_t first, int64_t last, std::vect
     const int64_t base = first_token_[s];
     if (first_token_[s + 1] <= first || base >= last) continue;
     const TokenShard& shard = shards_[s];
-    int64_t low = 0, high = shard.documents;  // the first document that starts at `first` or behind
+    int64_t low = 0, high = shard.documents;  // binary search for the first document that starts at `first` or later
     while (low < high) {
       const int64_t middle = low + (high - low) / 2;
       base + shard.document_start(middle) < first ? low = middle + 1 : high = middle;

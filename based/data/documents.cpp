@@ -22,7 +22,7 @@ bool ends_with(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
-// The bytes of a file in pieces, decompressed where its name ends in .zst.
+// Reads a file in pieces, decompressed if its name ends in .zst.
 class ByteStream {
  public:
   explicit ByteStream(const std::string& path) : path_(path), file_(std::fopen(path.c_str(), "rb"), &std::fclose), input_(1 << 17) {
@@ -87,7 +87,7 @@ void append_bounded(std::string& document, std::string_view more, const std::str
 // Calls `line` with every line, without its line feed, and its number from 1.
 void for_each_line(const std::string& path, const std::function<void(std::string_view, int64_t)>& line) {
   ByteStream stream(path);
-  std::string held;  // the start of a line whose end is still to come
+  std::string held;  // the start of a line whose end is not yet read
   int64_t number = 0;
   for (std::string_view piece = stream.next(); !piece.empty(); piece = stream.next()) {
     while (!piece.empty()) {
@@ -109,7 +109,7 @@ void for_each_line(const std::string& path, const std::function<void(std::string
   if (!held.empty()) line(held, ++number);
 }
 
-// A document and the line where it begins, 0 where it is the whole file.
+// A document and the number of its first line, or 0 if the document is the whole file.
 using NumberedDocument = std::function<void(std::string_view, int64_t)>;
 
 void read_json_lines(const std::string& path, const NumberedDocument& document) {

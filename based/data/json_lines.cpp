@@ -32,7 +32,7 @@ Json parse_object(const std::string& line, const std::string& where) {
   return value;
 }
 
-// The integers of a list, from 0 to `most`.
+// The elements of a list of integers from 0 to `most`.
 std::vector<int32_t> integers(const Json& list, int32_t most, const std::string& where) {
   if (!list.is_array()) throw Error(where + " must be a list of integers");
   std::vector<int32_t> values;

@@ -3,7 +3,7 @@
 
 namespace based {
 
-// The target of a position where nothing is to be predicted: it counts in neither loss nor accuracy.
+// The target of positions without a prediction (torch's ignore_index). They count in neither loss nor accuracy.
 inline constexpr int32_t kNoLabel = -100;
 
 }  // namespace based

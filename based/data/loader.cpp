@@ -15,7 +15,7 @@ uint64_t Permutation::operator()(uint64_t index) const {
   BASED_ASSERT(index < size_);
   const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
   const std::array<uint32_t, 2> key = {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)};
-  do {  // the network permutes the next power of 4 above size; at most every fourth step or so stays inside
+  do {  // the network permutes the next power of 4 above size, so about every fourth iteration or more is in range
     uint64_t left = index >> half_bits_, right = index & mask;
     for (uint32_t round = 0; round < 8; ++round) {
       const auto words =
@@ -84,7 +84,7 @@ void Loader::append_window(int64_t window, TokenBatch& batch) const {
     std::vector<int64_t> starts;
     data_->append_document_starts(first + 1, first + config_.length + 1, starts);
     for (const int64_t start : starts) {
-      const int64_t end = row_start + start - first;  // of the document before, in the batch
+      const int64_t end = row_start + start - first;  // the end of the previous document, as a position in the batch
       batch.targets[static_cast<size_t>(end - 1)] = kNoLabel;
       if (start < first + config_.length) batch.cu_seqlens.push_back(end);
     }

@@ -1,5 +1,5 @@
-// Batches of token windows. Which windows a batch holds depends on the seed and on how many windows were given out before, and on nothing
-// else: not on the number of devices, workers or threads, nor on where a run was stopped.
+// Batches of token windows. The windows of a batch depend only on the seed and on the number of windows delivered before: not on the number
+// of devices, workers or threads, nor on where a run was stopped and resumed.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,11 +11,12 @@
 
 namespace based {
 
-// A permutation of 0 .. size-1 that needs no memory: a Feistel network whose round function is Philox, walked until it lands inside.
+// A permutation of 0 .. size-1 that needs no memory: a Feistel network with Philox as its round function, iterated until the result is in
+// range.
 class Permutation {
  public:
   Permutation(uint64_t size, uint64_t seed, uint64_t stream);
-  uint64_t operator()(uint64_t index) const;  // needs index < size
+  uint64_t operator()(uint64_t index) const;  // index < size
 
  private:
   uint64_t size_, seed_, stream_;
@@ -31,45 +32,45 @@ struct LoaderConfig {
 
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("length", length, "tokens a window");
-    field("batch", batch, "windows a batch, over all devices");
+    field("length", length, "tokens per window");
+    field("batch", batch, "windows per batch, over all devices");
     field("seed", seed, "seed of the order");
-    field("shuffle", shuffle, "another order of the windows each epoch; otherwise the order of the text");
-    field("documents", documents, "documents keep apart: cu_seqlens cuts at their ends and no target reaches over one");
+    field("shuffle", shuffle, "a new order of the windows each epoch; otherwise the order of the data");
+    field("documents", documents, "separate documents: cu_seqlens cuts at their ends and no target crosses one");
   }
 };
 
 struct TokenBatch {
   int64_t rows = 0, length = 0;
-  std::vector<int32_t> tokens;      // [rows, length]
-  std::vector<int32_t> targets;     // [rows, length]: the token that follows; kNoLabel where another document starts there
-  std::vector<int64_t> cu_seqlens;  // of the rows·length tokens: one piece a row, or one a document where documents keep apart
+  std::vector<int32_t> tokens;   // [rows, length]
+  std::vector<int32_t> targets;  // [rows, length]: the next token, or kNoLabel if it belongs to another document (LoaderConfig::documents)
+  std::vector<int64_t> cu_seqlens;  // sequences in the rows·length tokens: one per row, or one per document if documents are separate
   std::vector<int64_t> windows;     // [rows]: window w starts at token w·length; for messages about a batch
 };
 
-// What a checkpoint keeps.
+// The loader's part of a checkpoint.
 struct LoaderPosition {
-  int64_t window = 0;  // windows given out, over all devices and epochs
+  int64_t window = 0;  // windows delivered, over all devices and epochs
 
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("window", window, "windows given out, over all devices and epochs");
+    field("window", window, "windows delivered, over all devices and epochs");
   }
 };
 
-// The text is cut into windows(): (tokens - 1) / length pieces, one behind the other; what is left over at the end is never used. Each
-// epoch gives every window once; a batch may reach from one epoch into the next.
+// Cuts the data into windows() = (tokens - 1) / length consecutive windows; the remaining tokens at the end are never used. Each epoch
+// delivers every window once. A batch may span two epochs.
 class Loader {
  public:
-  // Device `rank` of `world` gets the rows rank·batch/world and on. Throws UsageError where that does not divide or a field is out of
-  // range, Error where the data set is shorter than one window.
+  // Device `rank` of `world` gets batch/world rows, from row rank·batch/world on. Throws UsageError if `world` does not divide the batch or
+  // a field is out of range, and Error if the data set is shorter than one window.
   Loader(std::shared_ptr<const TokenDataset> data, const LoaderConfig& config, int64_t rank = 0, int64_t world = 1);
 
   TokenBatch next();                                   // this device's part of the next batch
-  TokenBatch batch_at(LoaderPosition position) const;  // the same for any position; may be called from several threads
+  TokenBatch batch_at(LoaderPosition position) const;  // this device's part of the batch at any position; thread-safe
 
   LoaderPosition position() const { return position_; }
-  void seek(LoaderPosition position);  // throws Error for a negative one
+  void seek(LoaderPosition position);  // throws Error for a negative position
   int64_t windows() const { return windows_; }
   double epoch() const { return static_cast<double>(position_.window) / static_cast<double>(windows_); }
 

@@ -10,9 +10,9 @@
 namespace based {
 namespace {
 
-constexpr uint64_t kMqarStreams = 0x6d71617200000000u;  // keeps the streams apart from other uses of the same seed
+constexpr uint64_t kMqarStreams = 0x6d71617200000000u;  // separates the streams from other uses of the same seed
 
-// `count` different numbers of first .. last, marked in `taken` (indexed by number).
+// `count` distinct numbers from first .. last. They are marked in `taken`, which is indexed by number.
 std::vector<int32_t> draw_distinct(Random& random, int64_t count, int64_t first, int64_t last, std::vector<bool>& taken) {
   std::vector<int32_t> drawn;
   while (static_cast<int64_t>(drawn.size()) < count) {
@@ -24,8 +24,8 @@ std::vector<int32_t> draw_distinct(Random& random, int64_t count, int64_t first,
   return drawn;
 }
 
-// `count` gaps without replacement, in the order of drawing: the first to ring of clocks with rates (gap + 1)^(a - 1) is the next one
-// drawn.
+// `count` gaps without replacement, in the order of drawing, by exponential clocks: each gap has a clock with rate (gap + 1)^(a - 1), and
+// gaps are drawn in the order in which their clocks ring.
 std::vector<int64_t> draw_gaps(Random& random, int64_t count, int64_t space, double power_a) {
   std::vector<std::pair<double, int64_t>> rings(static_cast<size_t>(space));
   for (int64_t gap = 0; gap < space; ++gap) {

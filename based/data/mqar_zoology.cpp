@@ -1,4 +1,5 @@
-// The published MQAR generator, draw for draw. std::mt19937 seeds and runs like numpy's legacy generator and like torch's on the CPU.
+// The published MQAR generator, draw for draw. std::mt19937 has the same seeding and output as numpy's legacy generator and torch's on the
+// CPU.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -11,7 +12,8 @@
 namespace based {
 namespace {
 
-// The words of std::mt19937, a block at a time: these loops are vectorised, so a word costs a fifth. A training's data want two billion.
+// The words of std::mt19937, generated in blocks by vectorised loops, which takes a fifth of the time. The data of a training need two
+// billion.
 class Words {
  public:
   explicit Words(uint32_t seed) {
@@ -45,7 +47,7 @@ class Words {
   uint32_t at_ = kSize;
 };
 
-// What numpy.random.RandomState draws from its 32-bit words.
+// The methods of numpy.random.RandomState, on its 32-bit words.
 class LegacyNumpy {
  public:
   explicit LegacyNumpy(int64_t seed) : words_(static_cast<uint32_t>(seed)) {
@@ -53,7 +55,7 @@ class LegacyNumpy {
       throw UsageError("mqar: with compat 'zoology' the seed must be from 0 to 2^32-1, got " + std::to_string(seed));
   }
 
-  // 0 .. most, by masking and drawing again.
+  // 0 .. most, by masked rejection sampling.
   uint32_t interval(uint32_t most) {
     if (most == 0) return 0;
     const uint32_t mask = std::bit_ceil(uint64_t{most} + 1) - 1;
@@ -67,8 +69,8 @@ class LegacyNumpy {
     return (high * 67108864.0 + low) / 9007199254740992.0;
   }
 
-  // choice(n, count, replace=False): the head of a whole permutation. Draws first, then exchanges: so a draw that is made again costs no
-  // branch, of which one in four would be foreseen wrongly.
+  // choice(n, count, replace=False): the head of a full permutation. All draws come before the exchanges, so that rejected draws need no
+  // branch; one in four such branches would be mispredicted.
   std::vector<int32_t> choose(int32_t n, int64_t count) {
     const auto size = static_cast<uint32_t>(n);
     drawn_.resize(size), all_.resize(size);
@@ -84,7 +86,7 @@ class LegacyNumpy {
     return {all_.begin(), all_.begin() + count};
   }
 
-  // choice(len(p), count, replace=False, p): rounds of draws, of which the first of each value counts.
+  // choice(len(p), count, replace=False, p): rounds of draws, in which only the first draw of each value counts.
   std::vector<int64_t> choose_weighted(std::vector<double> p, int64_t count) {
     std::vector<int64_t> found;
     std::vector<double> cumulative(p.size());
@@ -119,7 +121,7 @@ std::vector<double> gap_probabilities(int64_t space, double power_a) {
   return p;
 }
 
-// All of a segment but its fillers, which are 0.
+// A segment without its fillers, which stay 0.
 MqarData make_without_fillers(const MqarConfig& config) {
   check_mqar(config);
   if (config.power_a <= 0) throw UsageError("mqar: with compat 'zoology' power_a must be above 0");
@@ -152,7 +154,7 @@ MqarData make_without_fillers(const MqarConfig& config) {
 
 void fill(const MqarConfig& config, std::mt19937& fillers, MqarData& data) {
   if (!config.random_fillers) return;
-  for (int32_t& token : data.inputs) {  // a word for every place, used or not
+  for (int32_t& token : data.inputs) {  // one word for every position, whether it is used or not
     const auto filler = static_cast<int32_t>(fillers() % static_cast<uint32_t>(config.vocab_size));
     if (token == 0) token = filler;
   }
@@ -177,7 +179,7 @@ ZoologySeeds zoology_segment_seeds(int64_t data_seed, int64_t train_segments, in
 MqarSegments make_zoology_segments(const std::vector<MqarConfig>& train, const std::vector<MqarConfig>& test, int64_t data_seed,
                                    int64_t filler_seed) {
   const ZoologySeeds seeds = zoology_segment_seeds(data_seed, static_cast<int64_t>(train.size()), static_cast<int64_t>(test.size()));
-  // Segments side by side where threads can be started, each from its own seed; then their fillers, one after the other.
+  // Generates the segments in parallel if threads can be started, each from its own seed, and then their fillers one after another.
   const auto begin = [](std::vector<MqarConfig> segments, const std::vector<int64_t>& segment_seeds) {
     std::vector<std::future<MqarData>> begun;
     for (size_t i = 0; i < segments.size(); ++i) {
@@ -186,7 +188,7 @@ MqarSegments make_zoology_segments(const std::vector<MqarConfig>& train, const s
     }
     return begun;
   };
-  std::vector<std::future<MqarData>> of_train = begin(train, seeds.train), of_test = begin(test, seeds.test);
+  std::vector<std::future<MqarData>> train_segments = begin(train, seeds.train), test_segments = begin(test, seeds.test);
   std::mt19937 fillers(static_cast<uint32_t>(filler_seed));
   const auto end = [&fillers](const std::vector<MqarConfig>& segments, std::vector<std::future<MqarData>>& begun) {
     std::vector<MqarData> made;
@@ -194,8 +196,8 @@ MqarSegments make_zoology_segments(const std::vector<MqarConfig>& train, const s
     return made;
   };
   MqarSegments all;
-  all.train = end(train, of_train);
-  all.test = end(test, of_test);
+  all.train = end(train, train_segments);
+  all.test = end(test, test_segments);
   return all;
 }
 

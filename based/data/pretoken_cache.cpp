@@ -8,7 +8,7 @@ namespace based {
 void PretokenCache::insert(const Key& key, std::span<const int32_t> ids) {
   if (2 * used_ > entries_.size()) grow();
   Entry* entry = free_entry(key.words, key.size);
-  if (!entry) return;  // text made to collide is merged each time it comes: slower, but still linear
+  if (!entry) return;  // adversarial text with collisions is merged each time: slower, but still linear
   std::copy(key.words, key.words + 2, entry->words);
   entry->size = static_cast<uint16_t>(key.size);
   entry->count = static_cast<uint16_t>(ids.size());

@@ -1,5 +1,5 @@
-// Remembers the ids of short pre-tokens: in English text nearly every pre-token has been met before, and a look-up costs some nanoseconds
-// where merging costs hundreds. Memory is bounded and a look-up probes a bounded number of places, whatever the text.
+// A cache of the ids of short pre-tokens. In English text nearly every pre-token has occurred before; a lookup takes a few nanoseconds,
+// merging takes hundreds. Memory, and the number of probes of a lookup, are bounded for every text.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -14,9 +14,9 @@ class PretokenCache {
  public:
   static constexpr size_t kMaxBytes = 16;
 
-  // The bytes themselves, zero behind the end, as two words.
+  // The bytes of a pre-token as two words, padded with zeros.
   struct Key {
-    // `readable_end`: how far memory may be read beyond the piece; reading two whole words is faster than copying the bytes.
+    // `readable_end` is the end of readable memory after the piece: reading two whole words is faster than copying the bytes.
     Key(std::string_view piece, const char* readable_end) : size(static_cast<uint32_t>(piece.size())) {
       static_assert(std::endian::native == std::endian::little, "the mask below keeps the first bytes of little-endian words only");
       if (readable_end - piece.data() >= 16) {
@@ -34,20 +34,20 @@ class PretokenCache {
 
   PretokenCache() : entries_(size_t{1} << kFirstBits) {}
 
-  // Appends the remembered ids; false where there are none.
+  // Appends the cached ids. Returns false if the key is not cached.
   bool append(const Key& key, std::vector<int32_t>& ids) const {
     for (size_t probe = 0, at = place(key.words, key.size); probe < kProbes; ++probe, at = (at + 1) & (entries_.size() - 1)) {
       const Entry& entry = entries_[at];
       if (entry.size == 0) return false;
       if (entry.words[0] != key.words[0] || entry.words[1] != key.words[1] || entry.size != key.size) continue;
-      const int32_t* from = entry.count <= kInline ? entry.ids : many_.data() + entry.ids[0];
-      for (int i = 0; i < entry.count; ++i) ids.push_back(from[i]);
+      const int32_t* first = entry.count <= kInline ? entry.ids : many_.data() + entry.ids[0];
+      for (int i = 0; i < entry.count; ++i) ids.push_back(first[i]);
       return true;
     }
     return false;
   }
 
-  // Remembers the ids of a key that append did not find; forgets everything first where the memory is full.
+  // Stores the ids of a key that is not cached. If the cache is full, it is cleared first.
   void insert(const Key& key, std::span<const int32_t> ids);
 
  private:
@@ -56,7 +56,7 @@ class PretokenCache {
   static constexpr size_t kInline = 3;
   struct Entry {
     uint64_t words[2] = {0, 0};
-    int32_t ids[kInline] = {0, 0, 0};  // or, for more than that, ids[0] is where they start in many_
+    int32_t ids[kInline] = {0, 0, 0};  // for more than kInline ids, ids[0] is the index of the first in many_
     uint16_t size = 0;                 // 0: free
     uint16_t count = 0;
   };
@@ -66,7 +66,7 @@ class PretokenCache {
     const uint64_t mixed = first + (words[1] ^ words[1] >> 31) * 0xc2b2ae3d27d4eb4fu;
     return ((mixed ^ mixed >> 32) * 0xd6e8feb86659fd93u) >> (64 - bits_);
   }
-  Entry* free_entry(const uint64_t* words, uint32_t size);  // null where all places within reach are taken
+  Entry* free_entry(const uint64_t* words, uint32_t size);  // null if all probed places are taken
   void grow();
 
   int bits_ = kFirstBits;

@@ -8,7 +8,7 @@
 namespace based {
 namespace {
 
-// The table of unicode_classes.h for one byte; it is read for nearly every character, and fits four cache lines.
+// The class of an ASCII character. Its table is read for nearly every character and fits into four cache lines.
 constexpr CharClass ascii_class(unsigned char c) {
   if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')) return CharClass::letter;
   if (c >= '0' && c <= '9') return CharClass::number;
@@ -48,7 +48,7 @@ inline const char* skip(const char* at, const char* end, CharClass kind) {
   return at;
 }
 
-// \s+(?!\S)|\s+ : the last space of a run before something else is left for what follows, unless it is the only one.
+// Matches \s+(?!\S)|\s+ : a run of spaces before another character ends one space early, unless the run is a single space.
 const char* spaces_end(const char* start, const char* end) {
   const char* at = start;
   const char* last = start;
@@ -61,7 +61,7 @@ const char* spaces_end(const char* start, const char* end) {
   return at;
 }
 
-// The bytes of 's 't 're 've 'm 'll 'd at an apostrophe, or 0.
+// The size in bytes of a contraction ('s 't 're 've 'm 'll 'd) that starts at an apostrophe, or 0.
 int contraction_size(const char* at, const char* end) {
   if (end - at < 2) return 0;
   const char a = at[1];

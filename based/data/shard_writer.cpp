@@ -28,13 +28,13 @@ bool is_unfinished(const std::vector<std::string>& shards) {
     for (const std::string& path : shards) {
       if (parse_shard(MappedFile(path).bytes(), path, ShardCheck::header).last) return false;
     }
-  } catch (const Error&) {  // nothing that a writer leaves
+  } catch (const Error&) {  // a writer does not leave such files
     return false;
   }
   return true;
 }
 
-// Removes what a killed writer left; a set, or what may be a part of one, is another's and stays.
+// Removes the incomplete set of a killed writer. A complete set, or files that may be part of one, stay.
 void clear(const std::string& folder) {
   std::vector<std::string> shards;
   for (const std::string& name : names_in(folder))

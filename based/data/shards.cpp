@@ -80,7 +80,7 @@ TokenShard parse_shard(std::span<const std::byte> file, const std::string& sourc
   if (width != 2 && width != 4) refuse(source, 12, std::to_string(width) + " bytes a token; must be 2 or 4");
   if (vocab_size < 1 || vocab_size > INT32_MAX) refuse(source, 32, "a vocabulary of " + std::to_string(vocab_size) + " tokens");
   if (number32(60) > 1) refuse(source, 60, "must be 0 or 1 (last shard), is " + std::to_string(number32(60)));
-  const uint64_t most = file.size();  // bounds the counts, so that nothing below overflows
+  const uint64_t most = file.size();  // bounds the counts, so that the arithmetic below does not overflow
   if (tokens < 1 || tokens > most)
     refuse(source, 16, std::to_string(tokens) + " tokens do not fit a file of " + std::to_string(most) + " bytes");
   if (documents < 1 || documents > tokens)

@@ -39,7 +39,7 @@ Vocabulary byte_vocabulary() {
   return vocabulary;
 }
 
-// How many bytes at the end of `text` may be the start of a character whose rest is still to come: 0 to 3.
+// The number of bytes, 0 to 3, at the end of `text` that may be the start of an incomplete character.
 size_t unfinished_bytes(std::string_view text) {
   for (size_t n = 1; n <= std::min<size_t>(3, text.size()); ++n) {
     const auto lead = static_cast<unsigned char>(text[text.size() - n]);
@@ -70,7 +70,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, Specials specials)
     encode_text(text, ids);
     return ids;
   }
-  // Where each special token occurs next; of several at one place the longest wins.
+  // The next occurrence of each special token. If several start at the same place, the longest is taken.
   std::vector<size_t> next(vocabulary_.specials.size(), 0);
   for (size_t at = 0;;) {
     size_t first = std::string_view::npos;

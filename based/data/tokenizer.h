@@ -1,4 +1,4 @@
-// Text to token ids and back. Any bytes may be encoded, valid UTF-8 or not, and decode gives exactly them back.
+// Conversion of text to token ids and back. Any bytes can be encoded, valid UTF-8 or not, and decode() returns exactly these bytes.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -12,10 +12,11 @@
 
 namespace based {
 
-// What to do where the text spells a special token, such as <|endoftext|>. Text from outside must be `as_text`, or it can forge one.
+// How encode() treats text that spells a special token, such as <|endoftext|>. Untrusted text must be encoded `as_text`, or it could inject
+// special tokens.
 enum class Specials { as_text, recognised };
 
-// Immutable and safe to use from several threads at once.
+// Immutable and thread-safe.
 class Tokenizer {
  public:
   explicit Tokenizer(Vocabulary vocabulary);
@@ -24,12 +25,12 @@ class Tokenizer {
   Tokenizer& operator=(const Tokenizer&) = delete;
 
   std::vector<int32_t> encode(std::string_view text, Specials specials = Specials::as_text) const;
-  // Appends the ids of `text`, in which nothing is special.
+  // Appends the ids of `text`, without recognising special tokens.
   virtual void encode_text(std::string_view text, std::vector<int32_t>& ids) const = 0;
 
-  // Special tokens come out as their text. Throws Error for an id outside the vocabulary.
+  // Both decode special tokens to their text, and throw Error for an id outside the vocabulary.
   std::string decode(std::span<const int32_t> ids) const;
-  std::string_view token_bytes(int32_t id) const;  // likewise
+  std::string_view token_bytes(int32_t id) const;
 
   int64_t vocab_size() const { return static_cast<int64_t>(vocabulary_.tokens.size()); }
   const Vocabulary& vocabulary() const { return vocabulary_; }
@@ -37,10 +38,10 @@ class Tokenizer {
   std::optional<int32_t> special(std::string_view text) const;  // the id of a special token, by its text
   std::optional<int32_t> end_of_text() const { return special("<|endoftext|>"); }
 
-  // The same for two tokenizers exactly if they give the same ids for every text; kept in token shards and checkpoints.
+  // Equal for two tokenizers if and only if they give the same ids for every text. Stored in token shards and checkpoints.
   uint64_t hash() const { return hash_; }
 
-  // Makes the folder where needed and writes what make_tokenizer (and the Python `tokenizers` library) reads.
+  // Writes files that make_tokenizer and the Python `tokenizers` library can read. Creates the folder if needed.
   void save(const std::string& folder) const;
 
  private:
@@ -55,16 +56,16 @@ class ByteTokenizer final : public Tokenizer {
   void encode_text(std::string_view text, std::vector<int32_t>& ids) const override;
 };
 
-// "bytes", or a folder with tokenizer.json, or with vocab.json and merges.txt; see read_vocabulary for what is refused.
+// From "bytes", or a folder with tokenizer.json, or with vocab.json and merges.txt. Throws the errors of read_vocabulary.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& folder_or_bytes);
 
-// Text of tokens as they are generated: gives out whole UTF-8 characters only, and holds back the first bytes of one that is not yet
-// complete. All pieces together are decode(ids), bytes that can be no character included. Keeps a pointer to the tokenizer.
+// Decodes tokens as they are generated. Returns only whole UTF-8 characters: the first bytes of an incomplete character are held back. The
+// concatenated pieces equal decode(ids), including bytes that are not part of any character. Keeps a pointer to the tokenizer.
 class IncrementalDecoder {
  public:
   explicit IncrementalDecoder(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
-  std::string push(int32_t id);  // what is certain now; may be empty
-  std::string flush();           // what is still held back, at the end
+  std::string push(int32_t id);  // the new complete characters; may be empty
+  std::string flush();           // at the end, the bytes that are still held back
 
  private:
   const Tokenizer* tokenizer_;

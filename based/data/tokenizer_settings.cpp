@@ -9,10 +9,10 @@
 namespace based {
 namespace {
 
-// One object of the file: every key of it is looked at once.
+// One JSON object of the file. Each of its keys must be checked once.
 class Section {
  public:
-  // `path`: where it is in the file, "model.", "" for all of it.
+  // `path` is the object's place in the file: "model.", or "" for the root.
   Section(const Json& object, std::string path, std::string source) : object_(object), path_(std::move(path)), source_(std::move(source)) {}
 
   // Throws Error unless `key` is absent or has one of the `accepted` values. The message names the first of them and the `remedy`.
@@ -27,10 +27,10 @@ class Section {
     expect(key, {wanted}, remedy);
   }
   void flag(const char* key) { expect(key, {false, true}, "it must be true or false"); }
-  // Checked elsewhere, or of no consequence for ids and text.
+  // Accepts keys that are checked elsewhere or do not affect ids and text.
   void pass(std::initializer_list<const char*> keys) { known_.insert(known_.end(), keys.begin(), keys.end()); }
 
-  // To be called at the end.
+  // Throws Error for keys that were not checked. Called at the end.
   void refuse_the_rest() const {
     for (const auto& [key, value] : object_.items())
       if (std::find(known_.begin(), known_.end(), key) == known_.end())
@@ -51,7 +51,7 @@ const Json& object_at(const Json& root, const char* key, const std::string& sour
   return *found;
 }
 
-// Where it is absent, null, or does no more than ByteLevel, which looks after offsets here.
+// Accepts a setting that is absent, null, or ByteLevel, which has no effect on ids here.
 void check_byte_level(const Json& root, const char* key, const std::string& source, const std::string& remedy) {
   const auto found = root.find(key);
   if (found == root.end() || found->is_null()) return;
@@ -68,14 +68,14 @@ void check_model(const Json& model, const std::string& source) {
   section.expect("unk_token", {nullptr, ""}, "set it to null: every byte has a token, so that none is unknown");
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
     section.expect(key, {nullptr, ""}, "the tokens of a byte-level BPE have none; convert the vocabulary");
-  section.flag("fuse_unk");  // nothing is unknown
+  section.flag("fuse_unk");  // no effect: every byte has a token
   section.expect("byte_fallback", {false}, "set it to false: every byte has a token");
   section.expect("ignore_merges", {false}, "set it to false where every token is made by merges; else the ids need it");
   section.pass({"vocab", "merges"});
   section.refuse_the_rest();
 }
 
-// An added token is found in the text before anything else is done to it.
+// Checks the settings of an added token, which is searched in the text before all other processing.
 void check_added_token(const Json& token, const std::string& path, const std::string& source) {
   Section section(token, path, source);
   section.require("special", true, "only special tokens can be added; put others into the vocabulary, with their merges");
@@ -93,7 +93,7 @@ void check_added_tokens(const Json& root, const std::string& source) {
   for (size_t i = 0; i < found->size(); ++i) {
     const Json& token = (*found)[i];
     const std::string path = "added_tokens[" + std::to_string(i) + "]";
-    if (!token.is_object()) continue;  // the reader of the vocabulary reports it
+    if (!token.is_object()) continue;  // reported by the reader of the vocabulary
     check_added_token(token, path + ".", source);
     if (token.value("normalized", Json(false)) != found->front().value("normalized", Json(false)))
       throw Error(source + ": " + path +

@@ -1,4 +1,4 @@
-// What tokenizer.json may say beside its tokens and merges.
+// The settings of tokenizer.json besides its tokens and merges.
 #pragma once
 #include <string>
 

@@ -1,6 +1,6 @@
-// The three character classes of GPT-2's splitting pattern, pinned to Unicode 16.0: letters (general category L), numbers (N) and white
-// space (White_Space). The table is our own because a library's changes with its version: PCRE2 10.42 carries Unicode 14, where 9,272
-// letters are missing, and its \s takes U+180E for a space.
+// The three character classes of GPT-2's splitting pattern, fixed to Unicode 16.0: letters (general category L), numbers (N) and white
+// space (White_Space). A library's table would change with its version: PCRE2 10.42 has Unicode 14, which lacks 9,272 letters, and its \s
+// includes U+180E.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,7 @@ namespace based {
 
 enum class CharClass : uint8_t { other, letter, number, space };
 
-// One entry a code point, 0 .. 0x10ffff.
+// One entry per code point, 0 .. 0x10ffff.
 const CharClass* char_classes();
 
 }  // namespace based

@@ -16,14 +16,14 @@
 namespace based {
 namespace {
 
-constexpr uint64_t kMaxVocabularyBytes = 256 << 20;  // of each file
+constexpr uint64_t kMaxVocabularyBytes = 256 << 20;  // size limit of each file
 
-// Throws for one entry of a file; where() is "<file>: <entry>".
+// Returns the place of an entry for messages: "<file>: <entry>".
 using Where = std::function<std::string()>;
 
 struct Alphabet {
   std::array<char32_t, 256> character{};
-  std::array<int, 0x144> byte{};  // of a character; -1: not in the alphabet
+  std::array<int, 0x144> byte{};  // the byte of a character; -1: not in the alphabet
   std::vector<unsigned char> in_order;
 };
 
@@ -47,7 +47,7 @@ const Alphabet& alphabet() {
   return made;
 }
 
-// The inverse of token_name; nothing where a character is not of the alphabet.
+// The inverse of token_name; nullopt if a character is not in the alphabet.
 std::optional<std::string> bytes_of_name(std::string_view name) {
   std::string bytes;
   for (const char *at = name.data(), *end = at + name.size(); at < end;) {
@@ -61,7 +61,7 @@ std::optional<std::string> bytes_of_name(std::string_view name) {
 
 std::string entry(const std::string& source, std::string_view name) { return source + ": token " + in_quotes(name); }
 
-// Names and ids as a file gives them, before the merges are known.
+// Collects names and ids from a file, before the merges are known.
 class Builder {
  public:
   explicit Builder(std::string source) : source_(std::move(source)) {}
@@ -86,7 +86,7 @@ class Builder {
 
   bool has(const std::string& name) const { return ids_.contains(name); }
 
-  // To be called once, after every token.
+  // Called once, after all tokens.
   void close() {
     const int64_t count = static_cast<int64_t>(ids_.size());
     if (count == 0) throw Error(source_ + ": no tokens");
@@ -115,8 +115,8 @@ class Builder {
     vocabulary_.merges.push_back(merge);
   }
 
-  // `unmade_are_special`: a token that nothing makes is a special one (vocab.json has no other way to say it), unless two other tokens
-  // spell it.
+  // With `unmade_are_special`, a token that no merge produces is special, unless two other tokens spell it: vocab.json cannot mark special
+  // tokens.
   Vocabulary finish(bool unmade_are_special) {
     const size_t count = ids_.size();
     std::vector<bool> made(count, false);
@@ -150,7 +150,7 @@ class Builder {
   }
 
  private:
-  // Where merges are missing, because the file is cut off or another vocabulary's, their tokens would silently become special ones.
+  // If merges are missing, because the file is truncated or belongs to another vocabulary, their tokens must not silently become special.
   void refuse_splittable(const std::string& name) const {
     for (size_t cut = 1; cut < name.size(); ++cut) {
       const std::string left = name.substr(0, cut), right = name.substr(cut);
@@ -169,7 +169,7 @@ class Builder {
   Vocabulary vocabulary_;
 };
 
-// Negative ones fit: Builder has a message for them.
+// Accepts negative ids, for which Builder has a message.
 bool fits_an_id(const Json& id) { return id.is_number_integer() && !(id.is_number_unsigned() && id.get<uint64_t>() > INT32_MAX); }
 
 void add_tokens(Builder& builder, const Json& vocab, const std::string& source) {
@@ -186,7 +186,7 @@ void add_special_tokens(Builder& builder, const Json& root, const std::string& s
   if (found == root.end() || found->is_null()) return;
   if (!found->is_array()) throw Error(source + ": added_tokens: must be a list");
   size_t index = 0;
-  int64_t last = -1;  // id of those that are not in model.vocab
+  int64_t last = -1;  // the last id that is not in model.vocab
   for (const Json& token : *found) {
     const std::string where = source + ": added_tokens[" + std::to_string(index++) + "]";
     if (!token.is_object() || !token.contains("content") || !token["content"].is_string() || !token.contains("id") ||
@@ -256,7 +256,7 @@ Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source
     if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
       left = merge[0].get<std::string>();
       right = merge[1].get<std::string>();
-    } else if (merge.is_string()) {  // the older form, "left right"
+    } else if (merge.is_string()) {  // the older format, "left right"
       const auto pair = merge.get<std::string>();
       const size_t space = pair.find(' ');
       if (space == std::string::npos || pair.find(' ', space + 1) != std::string::npos) {

@@ -1,6 +1,6 @@
-// The files of a byte-level BPE tokenizer, read strictly and written as the Python `tokenizers` library writes them.
-//   vocab.json      {"!": 0, …}: a token's name to its id. A name spells each byte as one printable character (byte 0x20 is Ġ).
-//   merges.txt      "#version: 0.2", then one merge a line, best first: "Ġ t".
+// The files of a byte-level BPE tokenizer: a strict reader, and a writer with the output of the Python `tokenizers` library.
+//   vocab.json      {"!": 0, …}: maps a token's name to its id. A name has one printable character per byte (byte 0x20 is Ġ).
+//   merges.txt      "#version: 0.2", then one merge per line in order of priority: "Ġ t".
 //   tokenizer.json  both of these, and the special tokens.
 #pragma once
 #include <cstdint>
@@ -18,23 +18,23 @@ struct Merge {
 
 struct Vocabulary {
   std::vector<std::string> tokens;  // the bytes of every id
-  std::vector<Merge> merges;        // best first
-  std::vector<int32_t> specials;    // ascending; no merge makes them, no merge uses them
+  std::vector<Merge> merges;        // in order of priority
+  std::vector<int32_t> specials;    // ascending; no merge produces or uses them
 };
 
 inline constexpr size_t kMaxTokenBytes = 65536;
 
-// The file of the folder that a tokenizer is read from: tokenizer.json, or where there is none vocab.json, which has merges.txt beside it.
-// Throws Error where neither is there.
+// The file of the folder that the tokenizer is read from: tokenizer.json, or vocab.json (with merges.txt) if there is none. Throws Error if
+// neither exists.
 std::string vocabulary_file(const std::string& folder);
 
-// Reads tokenizer.json where the folder has one, else vocab.json and merges.txt; there a token of more than one byte that no merge makes is
-// a special token, and one that two other tokens spell is a sign of missing merges. Throws Error as "<file>: <entry>: what is wrong" for
-// ids that are negative, double or leave a gap, bytes without a token, empty or overlong tokens, merges of unknown tokens, double merges,
-// tokens that nothing makes, and settings this tokenizer does not have.
+// Reads tokenizer.json if the folder has one, otherwise vocab.json and merges.txt. The latter do not mark special tokens: a token of more
+// than one byte that no merge produces is special, unless two other tokens spell it, which is a sign of missing merges. Throws Error as
+// "<file>: <entry>: <reason>" for ids that are negative, duplicate or leave a gap, bytes without a token, empty or overlong tokens, merges
+// of unknown tokens, duplicate merges, tokens that no merge produces, and unsupported settings.
 Vocabulary read_vocabulary(const std::string& folder);
 
-// The same for texts that are already in memory; `source` and the like start the messages.
+// As read_vocabulary, for files that are already in memory. The `source` arguments name them in messages.
 Vocabulary parse_vocab_and_merges(std::string_view vocab_json, const std::string& vocab_source, std::string_view merges_txt,
                                   const std::string& merges_source);
 Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source);
@@ -42,10 +42,10 @@ Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source
 // Writes all three files (tokenizer.json last) into an existing folder.
 void write_vocabulary(const Vocabulary& vocabulary, const std::string& folder);
 
-// The name of a token: each byte as the character that GPT-2's alphabet gives it. Bytes that print stand for themselves, the others are
-// numbered from U+0100.
+// The name of a token, one character of GPT-2's byte alphabet per byte: printable bytes stand for themselves, the others are numbered from
+// U+0100.
 std::string token_name(std::string_view bytes);
-// The bytes in the order of that alphabet: the order of ids 0 .. 255 of GPT-2.
+// The bytes in the order of that alphabet, which is the order of GPT-2's ids 0 .. 255.
 const std::vector<unsigned char>& byte_alphabet();
 
 }  // namespace based

@@ -36,7 +36,7 @@ Json tokenizer_json(const Vocabulary& vocabulary, const std::vector<std::string>
   root["added_tokens"] = std::move(added);
   root["normalizer"] = nullptr;
   root["pre_tokenizer"] = byte_level(false, true);
-  root["post_processor"] = byte_level(true, false);  // for offsets only: it adds no token
+  root["post_processor"] = byte_level(true, false);  // affects offsets only; adds no token
   root["decoder"] = byte_level(true, true);
   root["model"] = Json{{"type", "BPE"},
                        {"dropout", nullptr},
@@ -56,9 +56,9 @@ Json tokenizer_json(const Vocabulary& vocabulary, const std::vector<std::string>
 void write_vocabulary(const Vocabulary& vocabulary, const std::string& folder) {
   const std::vector<std::string> names = token_names(vocabulary);
   Json vocab = Json::object();
-  auto& members = vocab.get_ref<Json::object_t&>();  // appended to directly: its own insertion searches the whole list
+  auto& members = vocab.get_ref<Json::object_t&>();  // appends directly: Json's insertion would search the whole list
   for (size_t id = 0; id < names.size(); ++id) members.emplace_back(names[id], id);
-  // All are written before any is put in place: where there is no room, what was in the folder stays as it was.
+  // All files are written before any is renamed: if the disk is full, the folder stays as it was.
   AtomicFile vocab_file(folder + "/vocab.json"), merges_file(folder + "/merges.txt"), tokenizer_file(folder + "/tokenizer.json");
   const auto write = [](AtomicFile& file, const std::string& text) { file.write(std::as_bytes(std::span(text))); };
   write(vocab_file, dump_json(vocab));

@@ -1,9 +1,9 @@
-// A step of softmax attention over a ring: the ring is read ahead where the layer alone touches it.
-#include "based/ops/causal_attention.h"
+// A step of softmax attention over a ring buffer. Its kernel reads the ring early where only this layer uses it.
+#include "based/ops/attention/causal_attention.h"
 #include "based/decode/step_program.h"
-#include "based/kernels/causal_attention_plan.h"
-#include "based/ops/arguments.h"
-#include "based/ops/rotary_attention_step.h"
+#include "based/kernels/attention/causal_attention_plan.h"
+#include "based/ops/attention/rotary_attention_step.h"
+#include "based/ops/framework/arguments.h"
 
 namespace based::decode {
 namespace {
@@ -24,7 +24,7 @@ class WindowKernel final : public StepKernel {
         effects.is_constant(parts_.slots) && effects.is_private(parts_.k_ring, unit) && effects.is_private(parts_.v_ring, unit);
     return parts_.arguments.ring_is_private;
   }
-  Status launch(Stream stream) const override { return launcher<CausalAttentionStep>(parts_.arguments, stream); }
+  Status launch(Queue queue) const override { return decode::launch(parts_.arguments, queue); }
   int64_t rows() const override { return parts_.arguments.rows; }
 
   std::optional<Planned> instruction(const StepLimits& limits, std::string& why) const override {
@@ -39,7 +39,7 @@ class WindowKernel final : public StepKernel {
     Planned to;
     to.step.kind = StepKind::window;
     to.step.arguments.window = p;
-    // The position was written before the program; an output that gets its memory later comes behind a norm that has heard of all blocks.
+    // The position was written before the program. An output whose memory is written later follows a norm that waits for all blocks.
     to.states = {parts_.k_ring, parts_.v_ring};
     to.early = to.states;
     to.reads = {parts_.q, parts_.k, parts_.v};
@@ -60,7 +60,7 @@ std::unique_ptr<WindowKernel::Parts> parts_of(const Operands& call, const Tensor
   why = "no kernel for this type";
   if (!ops::has_kernel(q) || !ops::has_kernel(ring.k)) return nullptr;
   const Tensor y = call.result();
-  why = "heads that lie apart";
+  why = "heads of a token are not adjacent";
   for (const Tensor& tensor : {q, k, v})
     if (tensor.stride(2) != 1 || tensor.stride(1) != tensor.size(2)) return nullptr;
   for (const Tensor& tensor : {ring.k, ring.v, ring.positions, ring.slots, y})
@@ -90,10 +90,11 @@ std::unique_ptr<StepKernel> lower_rotary(const Operands& call, std::string& why)
   return std::make_unique<WindowKernel>(std::move(*parts));
 }
 
-constexpr Lowering kLowerings[] = {{"based::causal_attention_step", lower_step}, {"based::rotary_attention_step", lower_rotary}};
+constexpr Lowering kCausalAttentionLowerings[] = {{"based::causal_attention_step", lower_step},
+                                                  {"based::rotary_attention_step", lower_rotary}};
 
 }  // namespace
 
-std::span<const Lowering> lowerings_of_causal_attention() { return kLowerings; }
+std::span<const Lowering> lowerings_of_causal_attention() { return kCausalAttentionLowerings; }
 
 }  // namespace based::decode

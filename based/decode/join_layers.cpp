@@ -2,11 +2,11 @@
 
 namespace based::decode {
 
-std::vector<kernels::Linear> layers_at_once(const std::vector<Unit>& units, size_t first, size_t behind) {
+std::vector<kernels::Linear> layers_at_once(const std::vector<Unit>& units, size_t first, size_t end) {
   const auto layer_of = [&](size_t i) { return units[i].kernel != nullptr ? units[i].kernel->linear() : nullptr; };
   std::vector<kernels::Linear> layers;
   Spans outputs;
-  for (size_t i = first; i < behind && layers.size() < kernels::kMostLayersAtOnce; ++i) {
+  for (size_t i = first; i < end && layers.size() < kernels::kMostLayersAtOnce; ++i) {
     const LinearParts *layer = layer_of(i), *before = layer_of(first);
     if (layer == nullptr || layer->gated || !(layer->x == before->x)) break;
     const bool clash =

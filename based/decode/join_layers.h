@@ -1,19 +1,14 @@
-// Layers of a step that read the same values, one right behind the other: they can be one launch.
+// Adjacent layers of a step that read the same values: they can be one launch.
 #pragma once
 #include <vector>
 
 #include "based/decode/effects.h"
-#include "based/kernels/linear_hopper.h"
+#include "based/kernels/linear/linear_step.h"
 
 namespace based::decode {
 
-// Of the layers first, first + 1, … before `behind`, those from `first` on that one launch can have: all of the same x and types, their
-// weights constant or not as the first one's, and no two that write the same memory.
-std::vector<kernels::Linear> layers_at_once(const std::vector<Unit>& units, size_t first, size_t behind);
-
-// Arguments of kernels::cuda::linears_of_one_row.
-struct LayersOfOneRow {
-  std::vector<kernels::Linear> layers;
-};
+// The longest run of layers first, first + 1, … before `end` that can be one launch: the same x, types and weight_is_constant, and no two
+// layers write the same memory.
+std::vector<kernels::Linear> layers_at_once(const std::vector<Unit>& units, size_t first, size_t end);
 
 }  // namespace based::decode

@@ -19,18 +19,18 @@ const char* why_not_added(const LinearParts& layer, const NormParts& norm, const
   const Linear& p = layer.arguments;
   const RmsNorm& n = norm.arguments;
   if (layer.gated || !(layer.y == norm.add) || p.out != n.width || p.rows != n.rows || p.y_stride != n.width)
-    return "it adds something else than the outputs of the layer before it";
+    return "it adds other values than the outputs of the layer before it";
   if (n.x_dtype != DType::f32 || n.dtype != DType::bf16 || p.y_dtype != DType::bf16)
     return "the stream is not fp32, or the layers not bf16";
-  if (!p.weight_is_constant || !kernels::linear_hopper_supports(p, gpu)) return "the layer before it is a library's";
+  if (!p.weight_is_constant || !kernels::linear_hopper_supports(p, gpu)) return "a library computes the layer before it";
   if (norm.sum.storage < 0 || n.inverse_rms != nullptr) return "its sum is not kept";
   if (!kernels::aligned16(n.x) || !kernels::aligned16(n.sum) || !kernels::aligned16(n.weight))
-    return "the stream lies at no whole 16 bytes";
+    return "the stream is not aligned to 16 bytes";
   if (overlap(norm.sum, layer.x) || !(norm.sum == norm.x)) return "its sum does not replace the stream";
   return nullptr;
 }
 
-// Whether a layer can multiply what the norm's first half leaves.
+// Whether a layer can read the result of the norm's first half.
 bool can_follow(const LinearParts& layer, const NormParts& norm, const Gpu& gpu) {
   const Linear& p = layer.arguments;
   if (!(layer.x == norm.y) || p.x_stride != norm.arguments.width || p.in != norm.arguments.width || p.rows != norm.arguments.rows)
@@ -46,11 +46,11 @@ std::vector<size_t> readers_of(const std::vector<Unit>& units, size_t at, const 
   std::vector<size_t> readers;
   for (size_t i = 0; i < units.size(); ++i) {
     if (i != at && overlap(outputs, units[i].reads))
-      return why = "something else reads the outputs of the layer before it", std::vector<size_t>{};
+      return why = "another operator reads the outputs of the layer before it", std::vector<size_t>{};
     if (i == at || !overlap(norm.y, units[i].reads)) continue;
     const LinearParts* layer = linear_of(units[i]);
     if (layer == nullptr || !can_follow(*layer, norm, gpu))
-      return why = units[i].op + ", which no norm can be a part of, reads it", std::vector<size_t>{};
+      return why = units[i].op + " reads it, which cannot compute a part of a norm", std::vector<size_t>{};
     readers.push_back(i);
   }
   if (readers.empty()) why = "no layer reads it";
@@ -62,7 +62,7 @@ std::vector<size_t> readers_of(const std::vector<Unit>& units, size_t at, const 
 std::vector<NormJoin> find_norm_joins(const std::vector<Unit>& units, const Gpu& gpu, std::vector<std::string>& reasons) {
   std::vector<NormJoin> found;
   reasons.assign(units.size(), "");
-  size_t free = 0;  // the units from here on read no norm that has been joined
+  size_t free = 0;  // units from here on read no joined norm
   for (size_t i = 0; i < units.size(); ++i) {
     const NormParts* norm = norm_of(units[i]);
     if (norm == nullptr) continue;
@@ -80,7 +80,7 @@ std::vector<NormJoin> find_norm_joins(const std::vector<Unit>& units, const Gpu&
       continue;
     }
     if (i - 1 < free) {
-      reasons[i] = "the layer before it, or one behind, is part of another norm";
+      reasons[i] = "the layer before it, or one after it, is part of another norm";
       continue;
     }
     std::vector<size_t> readers = readers_of(units, i, gpu, reasons[i]);
@@ -106,25 +106,25 @@ std::vector<JoinedLaunch> join_norms(const std::vector<Unit>& units, const std::
   for (const NormJoin& join : joins) {
     const RmsNorm& norm = norm_of(units[join.layer + 1])->arguments;
     const kernels::NormBefore before{squares, kernels::joined_norm_parts(norm.width), norm.eps};
-    const LayerBeforeNorm first{linear_of(units[join.layer])->arguments,
-                                {static_cast<const float*>(norm.x), static_cast<float*>(norm.sum), norm.weight, z, squares}};
-    launches.push_back({{join.layer, join.layer + 1}, [first](Stream stream) { return launcher<LayerBeforeNorm>(first, stream); }});
+    const Linear& layer = linear_of(units[join.layer])->arguments;
+    const kernels::NormAfter after{static_cast<const float*>(norm.x), static_cast<float*>(norm.sum), norm.weight, z, squares};
+    launches.push_back({{join.layer, join.layer + 1}, [layer, after](Queue queue) { return launch_before_norm(layer, after, queue); }});
     for (size_t i = 0; i < join.readers.size();) {
       const LinearParts& reader = *linear_of(units[join.readers[i]]);
       if (reader.gated) {
-        GatedLayerAfterNorm gated{reader.arguments, before};
-        gated.layer.x = z;
-        launches.push_back({{join.readers[i++]}, [gated](Stream stream) { return launcher<GatedLayerAfterNorm>(gated, stream); }});
+        Linear gated = reader.arguments;
+        gated.x = z;
+        launches.push_back({{join.readers[i++]}, [gated, before](Queue queue) { return launch_swiglu_after_norm(gated, before, queue); }});
         continue;
       }
-      size_t behind = i + 1;
-      while (behind < join.readers.size() && join.readers[behind] == join.readers[behind - 1] + 1) ++behind;
-      LayersAfterNorm layers{layers_at_once(units, join.readers[i], join.readers[behind - 1] + 1), before};
-      for (Linear& layer : layers.layers) layer.x = z;
+      size_t end = i + 1;
+      while (end < join.readers.size() && join.readers[end] == join.readers[end - 1] + 1) ++end;
+      std::vector<Linear> layers = layers_at_once(units, join.readers[i], join.readers[end - 1] + 1);
+      for (Linear& one : layers) one.x = z;
       const auto begin = join.readers.begin() + static_cast<std::ptrdiff_t>(i);
-      launches.push_back({{begin, begin + static_cast<std::ptrdiff_t>(layers.layers.size())},
-                          [layers](Stream stream) { return launcher<LayersAfterNorm>(layers, stream); }});
-      i += layers.layers.size();
+      i += layers.size();
+      launches.push_back({{begin, begin + static_cast<std::ptrdiff_t>(layers.size())},
+                          [layers, before](Queue queue) { return launch_layers_after_norm(layers, before, queue); }});
     }
   }
   return launches;

@@ -1,43 +1,30 @@
-// Norms of a step of several sequences as parts of the layers around them (kernels/linear_hopper.h): where a layer is followed by a norm
-// that adds its outputs to the residual stream, and layers alone read that norm's y, half of the norm goes to the end of the layer before
-// it and half to the end of those after it.
+// Norms of a step of several sequences as parts of the layers before and after them (kernels/linear/linear_step.h). This applies where a
+// norm adds the outputs of the layer before it to the residual stream, and only layers read the norm's y. The layer before the norm
+// computes the first half of the norm after its own outputs, and the layers after the norm compute the second half after theirs.
 #pragma once
 #include <string>
 #include <vector>
 
 #include "based/decode/effects.h"
-#include "based/kernels/linear_hopper.h"
+#include "based/kernels/linear/linear_step.h"
 
 namespace based::decode {
 
-// A layer, the norm right behind it, and the layers that read the norm's y.
+// A layer, the norm right after it, and the layers that read the norm's y.
 struct NormJoin {
-  size_t layer;  // of the units; the norm is the next one
+  size_t layer;  // the unit's number; the norm is the next unit
   std::vector<size_t> readers;
 };
-// `reasons`: of the norms that stay, one for each unit.
+// `reasons` has an entry for each unit: why a norm is not joined.
 std::vector<NormJoin> find_norm_joins(const std::vector<Unit>& units, const Gpu& gpu, std::vector<std::string>& reasons);
 
-// A launch in the place of some units.
+// A launch that replaces some units.
 struct JoinedLaunch {
   std::vector<size_t> units;
-  std::function<Status(Stream)> launch;
+  std::function<Status(Queue)> launch;
 };
-// `memory` gets what lies between the halves; one place for all norms of a step, since each is read before the next is written.
+// `memory` receives the intermediate values between the halves. All norms of a step share it, since each norm's values are read before the
+// next norm writes.
 std::vector<JoinedLaunch> join_norms(const std::vector<Unit>& units, const std::vector<NormJoin>& joins, at::Device device, Tensor& memory);
-
-// Arguments of the kernels that this needs; see linear_hopper.h.
-struct LayerBeforeNorm {
-  kernels::Linear layer;
-  kernels::NormAfter after;
-};
-struct GatedLayerAfterNorm {
-  kernels::Linear layer;
-  kernels::NormBefore before;
-};
-struct LayersAfterNorm {
-  std::vector<kernels::Linear> layers;
-  kernels::NormBefore before;
-};
 
 }  // namespace based::decode

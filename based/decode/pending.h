@@ -1,16 +1,16 @@
-// Tokens that a state has not taken in yet, beside it: they belong to whoever makes the steps, and the state's value is what it is once it
-// has been flushed.
+// Tokens whose updates have not been added to a state yet, stored beside it. The engine owns them. The state has its value only after a
+// flush.
 #pragma once
-#include "based/ops/torch.h"
+#include "based/runtime/torch.h"
 
 namespace based::decode {
 
 class PendingTokens {
  public:
   virtual ~PendingTokens() = default;
-  virtual void flush(const at::Tensor& slots) = 0;   // the state at these slots, int64 [n], takes in what waits there
-  virtual void forget(const at::Tensor& slots) = 0;  // nothing is pending there: the state is that of another sequence
-  virtual int64_t bytes() const = 0;                 // of all slots
+  virtual void flush(const at::Tensor& slots) = 0;   // adds the pending tokens of these slots, int64 [n], to the state
+  virtual void forget(const at::Tensor& slots) = 0;  // drops the pending tokens of these slots: another sequence uses their state
+  virtual int64_t bytes() const = 0;                 // size for all slots
 };
 
 }  // namespace based::decode

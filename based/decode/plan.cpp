@@ -10,14 +10,14 @@
 namespace based::decode {
 namespace {
 
-// Calls that take memory and leave it as it is.
+// Calls that allocate memory and do not write it.
 bool only_allocates(const std::string& op) {
   static constexpr std::array kNames{"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::resize_"};
   return std::any_of(kNames.begin(), kNames.end(), [&](const char* name) { return op.rfind(name, 0) == 0; });
 }
 
-// Whether the calls that it made have made all of its nodes.
-bool is_made_of(const Call& call, const std::vector<Call>& calls) {
+// Whether the inner calls have recorded all nodes of the call.
+bool inner_calls_cover_nodes(const Call& call, const std::vector<Call>& calls) {
   const void* last = call.before;
   for (const size_t inner : call.inner) {
     if (calls[inner].before != last) return false;
@@ -29,35 +29,35 @@ bool is_made_of(const Call& call, const std::vector<Call>& calls) {
 }  // namespace
 
 const char* form_name(StageForm form) {
-  static constexpr std::array<const char*, 5> kNames{"as it is", "reads ahead", "deferred", "joined", "whole step"};
+  static constexpr std::array<const char*, 5> kNames{"none", "early reads", "deferred", "fused", "whole step"};
   return kNames.at(static_cast<size_t>(form));
 }
 
 Plan::Plan(Trace& trace, const Gpu& gpu, at::Device device, NodesBetween nodes, const PlanOptions& options) {
   const Effects effects(units_, [&trace](const Span& span) { return trace.is_external(span); });
   for (const size_t call : trace.outermost()) collect(trace, call, nodes);
-  forms_.assign(units_.size(), StageForm::as_it_is);
+  forms_.assign(units_.size(), StageForm::none);
   for (const Unit& unit : units_) reasons_.push_back(unit.why);
   for (size_t i = 0; i < units_.size(); ++i) {
     if (units_[i].kernel == nullptr) continue;
     reasons_[i] = "";
     if (!units_[i].kernel->read_early(effects, i)) continue;
-    forms_[i] = StageForm::reads_ahead;
+    forms_[i] = StageForm::early_reads;
     if (auto deferred = options.defers ? units_[i].kernel->deferred(gpu, effects, i) : nullptr) {
       units_[i].kernel = std::move(deferred);
       pending_.push_back(units_[i].kernel->pending());
-      forms_[i] = StageForm::deferred;
+      forms_[i] = StageForm::deferred_state;
     }
   }
-  const bool is_one_text =
+  const bool is_one_sequence =
       std::any_of(units_.begin(), units_.end(), [](const Unit& unit) { return unit.kernel && unit.kernel->rows() == 1; });
-  is_one_text ? plan_programs(effects, gpu, device) : plan_joins(gpu, device);
+  is_one_sequence ? plan_programs(effects, gpu, device) : plan_joins(gpu, device);
   plan_chains(effects, gpu);
   plan_layers(gpu);
   for (size_t i = 0; i < units_.size(); ++i) {
-    const bool own = forms_[i] == StageForm::reads_ahead || forms_[i] == StageForm::deferred;
-    if (own) put_stage({forms_[i], {i}, [kernel = units_[i].kernel.get()](Stream stream) { return kernel->launch(stream); }});
-    if (forms_[i] == StageForm::as_it_is) put_stage({forms_[i], {i}, {}});
+    const bool own = forms_[i] == StageForm::early_reads || forms_[i] == StageForm::deferred_state;
+    if (own) put_stage({forms_[i], {i}, [kernel = units_[i].kernel.get()](Queue queue) { return kernel->launch(queue); }});
+    if (forms_[i] == StageForm::none) put_stage({forms_[i], {i}, {}});
   }
   std::sort(stages_.begin(), stages_.end(), [](const Stage& a, const Stage& b) { return a.units.front() < b.units.front(); });
 }
@@ -67,7 +67,7 @@ void Plan::collect(Trace& trace, size_t number, NodesBetween nodes) {
   const bool recorded = nodes != nullptr;
   if (recorded && call.before == call.after) return;
   const size_t before = units_.size();
-  if (call.kernel == nullptr && (!recorded || is_made_of(call, trace.calls())))
+  if (call.kernel == nullptr && (!recorded || inner_calls_cover_nodes(call, trace.calls())))
     for (const size_t inner : call.inner) collect(trace, inner, nodes);
   if (units_.size() > before || (!recorded && (call.writes.empty() || only_allocates(call.name)))) return;
   units_.push_back({call.name, call.reads, call.writes, std::move(call.kernel), call.why, {}});
@@ -86,9 +86,9 @@ void Plan::plan_programs(const Effects& effects, const Gpu& gpu, at::Device devi
   for (size_t i = 0; i < units_.size(); ++i)
     if (units_[i].kernel != nullptr) reasons_[i] = reasons[i];
   for (const StepProgramPlan& planned : programs) {
-    const kernels::StepProgram program = upload(planned.stretch, device, memory_.emplace_back());
-    Stage stage{StageForm::whole_step, {}, [program](Stream stream) { return launcher<kernels::StepProgram>(program, stream); }};
-    for (size_t i = planned.first; i < planned.behind; ++i) stage.units.push_back(i);
+    const kernels::StepProgram program = upload(planned.program, device, memory_.emplace_back());
+    Stage stage{StageForm::whole_step, {}, [program](Queue queue) { return launch(program, queue); }};
+    for (size_t i = planned.first; i < planned.end; ++i) stage.units.push_back(i);
     put_stage(std::move(stage));
   }
 }
@@ -100,11 +100,11 @@ void Plan::plan_joins(const Gpu& gpu, at::Device device) {
     if (!reasons[i].empty()) reasons_[i] = reasons[i];
   if (joins.empty()) return;
   for (JoinedLaunch& joined : join_norms(units_, joins, device, memory_.emplace_back()))
-    put_stage({StageForm::joined, std::move(joined.units), std::move(joined.launch)});
+    put_stage({StageForm::fused, std::move(joined.units), std::move(joined.launch)});
 }
 
 bool Plan::is_free(size_t unit) const {
-  return units_[unit].kernel != nullptr && (forms_[unit] == StageForm::reads_ahead || forms_[unit] == StageForm::as_it_is);
+  return units_[unit].kernel != nullptr && (forms_[unit] == StageForm::early_reads || forms_[unit] == StageForm::none);
 }
 
 // Layers of one row that read the same x.
@@ -113,19 +113,19 @@ void Plan::plan_layers(const Gpu& gpu) {
     const LinearParts* layer = is_free(i) ? units_[i].kernel->linear() : nullptr;
     return layer != nullptr && !layer->gated && kernels::linear_at_once_supports(layer->arguments, gpu);
   };
-  for (size_t first = 0, behind = 0; first < units_.size(); first = std::max(behind, first + 1)) {
-    for (behind = first; behind < units_.size() && fits(behind);) ++behind;
-    if (behind - first < 2) continue;
-    const LayersOfOneRow all{layers_at_once(units_, first, behind)};
-    behind = first + all.layers.size();
-    if (all.layers.size() < 2) continue;
-    Stage stage{StageForm::joined, {}, [all](Stream stream) { return launcher<LayersOfOneRow>(all, stream); }};
-    for (size_t i = first; i < behind; ++i) stage.units.push_back(i);
+  for (size_t first = 0, end = 0; first < units_.size(); first = std::max(end, first + 1)) {
+    for (end = first; end < units_.size() && fits(end);) ++end;
+    if (end - first < 2) continue;
+    const std::vector<kernels::Linear> layers = layers_at_once(units_, first, end);
+    end = first + layers.size();
+    if (layers.size() < 2) continue;
+    Stage stage{StageForm::fused, {}, [layers](Queue queue) { return launch_layers_of_one_row(layers, queue); }};
+    for (size_t i = first; i < end; ++i) stage.units.push_back(i);
     put_stage(std::move(stage));
   }
 }
 
-// Units that do what those right before them do.
+// Kernels that replace the units right before their own.
 void Plan::plan_chains(const Effects& effects, const Gpu& gpu) {
   constexpr size_t kLongest = 2;
   const auto is_only_for_next = [&](size_t i) {
@@ -136,15 +136,15 @@ void Plan::plan_chains(const Effects& effects, const Gpu& gpu) {
     std::vector<const StepKernel*> before;
     for (size_t i = last; is_free(last) && i > 0 && before.size() < kLongest && is_free(i - 1) && is_only_for_next(i - 1); --i)
       before.push_back(units_[i - 1].kernel.get());
-    StepChain chain = before.empty() ? StepChain{} : units_[last].kernel->with(before, gpu);
+    StepChain chain = before.empty() ? StepChain{} : units_[last].kernel->absorb_predecessors(before, gpu);
     if (chain.kernel == nullptr) continue;
     units_[last].kernel = std::move(chain.kernel);
-    Stage stage{StageForm::joined, {}, [kernel = units_[last].kernel.get()](Stream stream) { return kernel->launch(stream); }};
-    for (size_t i = last - chain.taken; i <= last; ++i) stage.units.push_back(i);
+    Stage stage{StageForm::fused, {}, [kernel = units_[last].kernel.get()](Queue queue) { return kernel->launch(queue); }};
+    for (size_t i = last - chain.predecessors; i <= last; ++i) stage.units.push_back(i);
     put_stage(std::move(stage));
   }
   for (size_t i = 0; i < units_.size(); ++i)
-    if (is_free(i) && units_[i].kernel->activation() != nullptr) reasons_[i] = "no kernel behind it makes it itself";
+    if (is_free(i) && units_[i].kernel->activation() != nullptr) reasons_[i] = "no kernel that reads it computes it";
 }
 
 std::string Plan::text() const {
@@ -161,7 +161,7 @@ std::vector<Plan::Line> Plan::report() const {
   for (const Stage& stage : stages_) begins[stage.units.front()] = 1;
   std::vector<Line> lines;
   for (size_t i = 0; i < units_.size(); ++i) {
-    const bool done = forms_[i] == StageForm::joined || forms_[i] == StageForm::whole_step;
+    const bool done = forms_[i] == StageForm::fused || forms_[i] == StageForm::whole_step;
     const std::string why = done ? "" : reasons_[i];
     auto found = std::find_if(lines.begin(), lines.end(),
                               [&](const Line& line) { return line.op == units_[i].op && line.form == forms_[i] && line.why == why; });

@@ -1,4 +1,4 @@
-// The plan of a step: which of its operators become which launches, and why the others stay as they are.
+// The plan of a step: the launches that replace its operators' own, and the reasons why other operators keep theirs.
 #pragma once
 #include <memory>
 #include <string>
@@ -11,30 +11,31 @@
 namespace based::decode {
 
 enum class StageForm {
-  as_it_is,     // what the operator launched
-  reads_ahead,  // its kernel, which reads what nothing writes before the kernels ahead of it have ended
-  deferred,     // likewise, and what it adds to its state waits beside it
-  joined,       // with norms or what makes its inputs as parts of it, or several layers at once
-  whole_step,   // many operators in one kernel
+  none,            // the launches that the operator recorded
+  early_reads,     // its own kernel, which reads constants and private states while earlier kernels still run
+  deferred_state,  // early reads, and updates of its state are pending in memory beside it
+  fused,           // one launch for several operators: a norm with layers, an operator with its predecessors, or several layers
+  whole_step,      // many operators in one kernel
 };
-const char* form_name(StageForm form);
+const char* form_name(StageForm form);  // for people to read
 
-// Units of a step, next to each other or not, that are one launch; in the order of the first one.
+// Units of a step, adjacent or not, that are one launch. Stages are ordered by their first units.
 struct Stage {
-  StageForm form = StageForm::as_it_is;
+  StageForm form = StageForm::none;
   std::vector<size_t> units;
-  std::function<Status(Stream)> launch;  // null: as it is
+  std::function<Status(Queue)> launch;  // null: the recorded launches stay
 };
 
 struct PlanOptions {
-  bool defers = true;  // updates of states may wait, in memory of the plan's
+  bool defers = true;  // whether updates of states may be deferred, in memory that the plan owns
 };
 
 class Plan {
  public:
-  // Nodes of a recording behind `before` (null: from its beginning) up to `after`, in this order; empty where they are no chain.
+  // Nodes of a recording after `before` (null: from its beginning) up to and including `after`, in this order; empty where they are no
+  // chain.
   using NodesBetween = std::vector<void*> (*)(void* before, void* after);
-  // Of a trace that has stopped. `nodes`: null where nothing was recorded. Memory that fused kernels need is taken on `device`.
+  // The trace must have stopped. `nodes` is null where nothing was recorded. Memory for fused kernels is allocated on `device`.
   Plan(Trace& trace, const Gpu& gpu, at::Device device, NodesBetween nodes, const PlanOptions& options);
   Plan(const Plan&) = delete;
 
@@ -42,12 +43,12 @@ class Plan {
   const std::vector<Stage>& stages() const { return stages_; }
   const std::vector<std::shared_ptr<PendingTokens>>& pending() const { return pending_; }
 
-  // Alike units, counted: in the order in which the step has the first of them.
+  // The number of units of one operator with the same form and reason. Lines are in the order of their first units.
   struct Line {
     std::string op;
-    StageForm form = StageForm::as_it_is;
-    int64_t units = 0, launches = 0;  // launches: that begin with one of them
-    std::string why;                  // not more than this; empty: nothing more is known to be had
+    StageForm form = StageForm::none;
+    int64_t units = 0, launches = 0;  // launches whose first unit is one of these
+    std::string why;                  // the reason against a better form; empty: there is none
   };
   std::vector<Line> report() const;
   int64_t launches() const { return static_cast<int64_t>(stages_.size()); }
@@ -59,13 +60,13 @@ class Plan {
   void plan_joins(const Gpu& gpu, at::Device device);
   void plan_layers(const Gpu& gpu);
   void plan_chains(const Effects& effects, const Gpu& gpu);
-  bool is_free(size_t unit) const;  // it has a kernel, and is part of nothing yet
+  bool is_free(size_t unit) const;  // whether it has a kernel and no other stage contains it
   void put_stage(Stage stage);
 
   std::vector<Unit> units_;
   std::vector<Stage> stages_;
-  std::vector<StageForm> forms_;  // of each unit
-  std::vector<std::string> reasons_;
+  std::vector<StageForm> forms_;      // one for each unit
+  std::vector<std::string> reasons_;  // one for each unit
   std::vector<std::shared_ptr<PendingTokens>> pending_;
   std::vector<Tensor> memory_;
 };

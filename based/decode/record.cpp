@@ -9,7 +9,7 @@
 namespace based::decode {
 namespace {
 
-// LibTorch knows the shapes of these operators' results in Python only.
+// Shapes of results: LibTorch has these functions in Python only.
 Tensor like_without_memory(const Tensor& self) { return at::empty_like(self); }
 Tensor flip_without_memory(const Tensor& self, at::IntArrayRef /*dims*/) { return at::empty_like(self); }
 Tensor complex_without_memory(const Tensor& real, const Tensor& imag) {
@@ -28,7 +28,7 @@ Tensor index_select_without_memory(const Tensor& self, int64_t dim, const Tensor
 }  // namespace
 
 Backend& backend_of(torch::DeviceType type) {
-  static std::map<torch::DeviceType, Backend> backends{{torch::kCUDA, cuda_backend()}};
+  static std::map<torch::DeviceType, Backend> backends;
   return backends[type];
 }
 
@@ -42,11 +42,11 @@ RecordedStep record_step(torch::Device device, const std::function<void()>& body
   const Backend& backend = backend_of(device.type());
   RecordedStep to;
   if (backend.apply == nullptr) {
-    to.replay = ops::record(device, body);
+    to.replay = runtime::record(device, body);
     return to;
   }
   const Gpu gpu = backend.gpu(device);
-  std::unique_ptr<Trace> trace;  // of the last run, which is the one recorded
+  std::unique_ptr<Trace> trace;  // the trace of the last run, which is recorded
   const auto traced = [&] {
     trace.reset();
     trace = std::make_unique<Trace>(gpu, backend.last_node);
@@ -57,7 +57,7 @@ RecordedStep record_step(torch::Device device, const std::function<void()>& body
     to.plan = std::make_unique<Plan>(*trace, gpu, device, backend.nodes_between, options);
     backend.apply(*to.plan, graph);
   };
-  to.replay = ops::record(device, traced, {.rewrite = fuse});
+  to.replay = runtime::record(device, traced, {.rewrite = fuse});
   return to;
 }
 

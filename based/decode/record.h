@@ -1,29 +1,29 @@
-// A step of decoding, recorded and rewritten by its plan; or only planned, for a GPU that need not be here.
+// A step of decoding, recorded and rewritten by its plan; or only planned, for a GPU that this machine may not have.
 #pragma once
 #include <functional>
 #include <memory>
 
 #include "based/decode/plan.h"
-#include "based/ops/replay.h"
+#include "based/runtime/replay.h"
 
 namespace based::decode {
 
 struct RecordedStep {
   std::unique_ptr<Plan> plan;  // null where the device has no recordings; kept as long as the replay
-  std::unique_ptr<ops::Replay> replay;
+  std::unique_ptr<runtime::Replay> replay;
 };
 
-// The body as ops::record() takes it, run without gradients. Nothing but the body may write what it reads between two of its runs while
-// they are under way. Throws Error where it cannot be recorded or rewritten.
+// Records the body, as runtime::record() does, without gradients. Between two runs of a body in flight, only the body may write the memory
+// that it reads. Throws Error where the body cannot be recorded or rewritten.
 RecordedStep record_step(torch::Device device, const std::function<void()>& body, const PlanOptions& options);
 
-// What the plan of this body would be; the body is run once, on tensors without memory (torch's meta tensors).
+// The plan of this body, without a recording: the body runs once, on tensors without memory (torch's meta tensors).
 std::unique_ptr<Plan> plan_step(const std::function<void()>& body, const Gpu& gpu, const PlanOptions& options);
 
-// The GPU that is there. Throws Error where the device is none, or the program was built without its kernels.
+// The GPU of this machine. Throws Error where the device is no GPU, or the program was built without its kernels.
 Gpu gpu_of(torch::Device device);
 
-// What plans need of a type of device. Tests set their own.
+// The functions of a type of device that plans need. decode/cuda defines those of GPUs; tests define their own.
 struct Backend {
   Gpu (*gpu)(torch::Device device) = nullptr;
   Trace::LastNode last_node = nullptr;
@@ -31,7 +31,5 @@ struct Backend {
   void (*apply)(const Plan& plan, void* graph) = nullptr;  // throws Error
 };
 Backend& backend_of(torch::DeviceType type);
-// Of GPUs: from based/decode/cuda, or nothing from based/decode/without_cuda.
-Backend cuda_backend();
 
 }  // namespace based::decode

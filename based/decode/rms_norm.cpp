@@ -1,7 +1,7 @@
-// Norms: halves of them become parts of the layers around (join_norms.h), or instructions of the step's program.
-#include "based/ops/rms_norm.h"
+// Norms. Their two halves become parts of the layers before and after (join_norms.h), or they are instructions of the step's program.
+#include "based/ops/norm/rms_norm.h"
 #include "based/decode/step_program.h"
-#include "based/ops/arguments.h"
+#include "based/ops/framework/arguments.h"
 
 namespace based::decode {
 namespace {
@@ -12,7 +12,7 @@ using kernels::RmsNorm;
 class NormKernel final : public StepKernel {
  public:
   explicit NormKernel(NormParts parts) : parts_(std::move(parts)) {}
-  Status launch(Stream stream) const override { return launcher<RmsNorm>(parts_.arguments, stream); }
+  Status launch(Queue queue) const override { return decode::launch(parts_.arguments, queue); }
   int64_t rows() const override { return parts_.arguments.rows; }
   const NormParts* norm() const override { return &parts_; }
 
@@ -38,13 +38,13 @@ class NormKernel final : public StepKernel {
   NormParts parts_;
 };
 
-// `stream`: x is what the sum goes to, too.
-std::unique_ptr<StepKernel> lower(const Operands& call, const Tensor& x, const Tensor& added, const Tensor& weight, double eps,
-                                  std::string& why) {
+// With `added`, the sum replaces x.
+std::unique_ptr<StepKernel> lower_rms_norm(const Operands& call, const Tensor& x, const Tensor& added, const Tensor& weight, double eps,
+                                           std::string& why) {
   const Tensor y = call.result(), sum = added.defined() ? x : Tensor();
   why = "no kernel for this type";
   if (!ops::has_kernel(x) || !ops::has_kernel(weight)) return nullptr;
-  why = "rows that lie apart";
+  why = "is not contiguous";
   if (!x.is_contiguous() || !weight.is_contiguous() || (added.defined() && !added.is_contiguous())) return nullptr;
   const RmsNorm arguments = ops::rms_norm_arguments({x, added, {}, sum}, weight, eps, y);
   return std::make_unique<NormKernel>(
@@ -52,18 +52,18 @@ std::unique_ptr<StepKernel> lower(const Operands& call, const Tensor& x, const T
 }
 
 std::unique_ptr<StepKernel> lower_alone(const Operands& call, std::string& why) {
-  return lower(call, call.tensor(0), {}, call.tensor(1), call.number(2), why);
+  return lower_rms_norm(call, call.tensor(0), {}, call.tensor(1), call.number(2), why);
 }
 std::unique_ptr<StepKernel> lower_adding(const Operands& call, std::string& why) {
-  why = "adds up more than one layer's outputs";
+  why = "adds the outputs of more than one layer";
   if (call.tensor(4).defined()) return nullptr;
-  return lower(call, call.tensor(0), call.tensor(1), call.tensor(2), call.number(3), why);
+  return lower_rms_norm(call, call.tensor(0), call.tensor(1), call.tensor(2), call.number(3), why);
 }
 
-constexpr Lowering kLowerings[] = {{"based::rms_norm", lower_alone}, {"based::rms_norm_add_", lower_adding}};
+constexpr Lowering kRmsNormLowerings[] = {{"based::rms_norm", lower_alone}, {"based::rms_norm_add_", lower_adding}};
 
 }  // namespace
 
-std::span<const Lowering> lowerings_of_rms_norm() { return kLowerings; }
+std::span<const Lowering> lowerings_of_rms_norm() { return kRmsNormLowerings; }
 
 }  // namespace based::decode

@@ -1,8 +1,9 @@
-// A step of the short convolution: its state is read ahead; behind the layer that makes its input and gate it is part of that instruction.
-#include "based/ops/short_conv.h"
+// A step of the short convolution. Its kernel reads the state early. In the step's program it is part of the instruction of the layer that
+// computes its input and gate.
+#include "based/ops/conv/short_conv.h"
 #include "based/decode/state_kernel.h"
 #include "based/decode/step_program.h"
-#include "based/ops/arguments.h"
+#include "based/ops/framework/arguments.h"
 
 namespace based::decode {
 namespace {
@@ -23,8 +24,8 @@ class ConvKernel final : public StateKernel<ShortConv> {
     const kernels::Linear& layer = before.step.arguments.linear.linear;
     if (before.step.kind != kernels::StepKind::linear || layer.out != 2 * p.channels || p.rows != 1 || p.dtype != DType::bf16) return false;
     if (p.taps != 3 || !p.state_is_private || p.channels % 8 != 0) return false;
-    const Span &made = before.outputs[0], &x = parts_.x, &gate = parts_.gate;
-    const bool halves = x.storage == made.storage && x.begin == made.begin && gate.storage == made.storage && gate.begin == x.end;
+    const Span &output = before.outputs[0], &x = parts_.x, &gate = parts_.gate;
+    const bool halves = x.storage == output.storage && x.begin == output.begin && gate.storage == output.storage && gate.begin == x.end;
     if (!halves || kernels::ceil_div(p.channels, limits.gpu.multiprocessors) > kernels::kStepBiased) return false;
     if (!kernels::aligned16(p.state) || !kernels::aligned16(p.weight) || !kernels::aligned16(p.bias)) return false;
     before.step.kind = kernels::StepKind::conv;
@@ -35,7 +36,7 @@ class ConvKernel final : public StateKernel<ShortConv> {
     return true;
   }
   std::optional<Planned> instruction(const StepLimits&, std::string& why) const override {
-    why = "is not behind the layer that makes its input and gate";
+    why = "does not follow the layer that computes its input and gate";
     return {};
   }
 
@@ -43,12 +44,12 @@ class ConvKernel final : public StateKernel<ShortConv> {
   Parts parts_;
 };
 
-std::unique_ptr<StepKernel> lower(const Operands& call, std::string& why) {
+std::unique_ptr<StepKernel> lower_short_conv(const Operands& call, std::string& why) {
   const Tensor x = call.tensor(0), weight = call.tensor(1), bias = call.tensor(2), gate = call.tensor(3), state = call.tensor(5),
                slots = call.tensor(6), y = call.result();
   why = "no kernel for this type";
   if (!ops::has_kernel(x)) return nullptr;
-  why = "rows that lie apart";
+  why = "elements of a row are not adjacent";
   for (const Tensor& tensor : {weight, bias, state, slots})
     if (tensor.defined() && !tensor.is_contiguous()) return nullptr;
   if (x.stride(1) != 1 || (gate.defined() && gate.stride(1) != 1)) return nullptr;
@@ -58,10 +59,10 @@ std::unique_ptr<StepKernel> lower(const Operands& call, std::string& why) {
                                                         call.span(slots), call.span(y)});
 }
 
-constexpr Lowering kLowerings[] = {{"based::short_conv_step", lower}};
+constexpr Lowering kShortConvLowerings[] = {{"based::short_conv_step", lower_short_conv}};
 
 }  // namespace
 
-std::span<const Lowering> lowerings_of_short_conv() { return kLowerings; }
+std::span<const Lowering> lowerings_of_short_conv() { return kShortConvLowerings; }
 
 }  // namespace based::decode

@@ -1,5 +1,5 @@
-// Places of values in a step. Storages are numbered as a step meets them: memory that is freed and taken again is another storage, so two
-// spans overlap where they are the same value's memory, not where addresses happen to be.
+// The memory of a step's values. Storages are numbered in the order in which a step uses them. Memory that is freed and allocated again is
+// another storage, so two spans overlap where they belong to the same value, not where their addresses are equal.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -8,9 +8,9 @@
 namespace based::decode {
 
 struct Span {
-  int64_t storage = -1;           // −1: nothing
+  int64_t storage = -1;           // −1: no memory
   int64_t begin = 0, end = 0;     // bytes
-  const void* address = nullptr;  // of `begin`; null where there is no memory
+  const void* address = nullptr;  // the address of `begin`; null where the tensor has no memory
   int64_t bytes() const { return end - begin; }
   bool operator==(const Span& other) const { return storage == other.storage && begin == other.begin && end == other.end; }
 };
@@ -26,11 +26,11 @@ inline bool overlap(const Spans& some, const Spans& all) {
 inline bool contains(const Span& outer, const Span& inner) {
   return outer.storage >= 0 && outer.storage == inner.storage && outer.begin <= inner.begin && inner.end <= outer.end;
 }
-// Whether they share addresses, as values of different times may.
+// Whether they share addresses. Values that exist at different times may.
 inline bool share_memory(const Span& a, const Span& b) {
   const auto *x = static_cast<const char*>(a.address), *y = static_cast<const char*>(b.address);
   return x != nullptr && y != nullptr && x < y + b.bytes() && y < x + a.bytes();
 }
-inline void append(Spans& to, const Spans& from) { to.insert(to.end(), from.begin(), from.end()); }
+inline void append(Spans& spans, const Spans& more) { spans.insert(spans.end(), more.begin(), more.end()); }
 
 }  // namespace based::decode

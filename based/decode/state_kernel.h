@@ -1,4 +1,4 @@
-// A kernel of one token a row whose arguments say by `state_is_private` whether its state may be read ahead.
+// A kernel of one token a row. `state_is_private` of its arguments allows early reads of its state.
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -9,17 +9,17 @@
 
 namespace based::decode {
 
-// What the kernel reads ahead: memory that nothing in the step writes, and memory that this call alone touches.
-struct ReadAhead {
+// The operands that the kernel reads early: nothing in the step may write the constants, and only this call may use the states.
+struct EarlyReads {
   std::vector<Span> constants, states;
 };
 
-// A kernel that its arguments alone tell.
+// A kernel that its arguments describe completely.
 template <class Arguments>
 class ArgumentsKernel : public StepKernel {
  public:
   ArgumentsKernel(const Arguments& arguments, int64_t rows) : arguments_(arguments), rows_(rows) {}
-  Status launch(Stream stream) const override { return launcher<Arguments>(arguments_, stream); }
+  Status launch(Queue queue) const override { return decode::launch(arguments_, queue); }
   int64_t rows() const override { return rows_; }
 
  protected:
@@ -32,20 +32,20 @@ class ArgumentsKernel : public StepKernel {
 template <class Arguments>
 class StateKernel : public ArgumentsKernel<Arguments> {
  public:
-  StateKernel(const Arguments& arguments, ReadAhead ahead)
-      : ArgumentsKernel<Arguments>(arguments, arguments.rows), ahead_(std::move(ahead)) {}
+  StateKernel(const Arguments& arguments, EarlyReads early)
+      : ArgumentsKernel<Arguments>(arguments, arguments.rows), early_(std::move(early)) {}
 
   bool read_early(const Effects& effects, size_t unit) override {
     const auto constant = [&](const Span& span) { return effects.is_constant(span); };
     const auto private_here = [&](const Span& span) { return effects.is_private(span, unit); };
     bool& may = this->arguments_.state_is_private;
-    may = std::all_of(ahead_.constants.begin(), ahead_.constants.end(), constant) &&
-          std::all_of(ahead_.states.begin(), ahead_.states.end(), private_here);
+    may = std::all_of(early_.constants.begin(), early_.constants.end(), constant) &&
+          std::all_of(early_.states.begin(), early_.states.end(), private_here);
     return may;
   }
 
  private:
-  ReadAhead ahead_;
+  EarlyReads early_;
 };
 
 }  // namespace based::decode

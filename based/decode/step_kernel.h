@@ -1,5 +1,5 @@
-// What an operator's call becomes in a step on a GPU. An operator brings its own in one file of based/decode, and one line in
-// lowerings.def; one that brings none runs as it is.
+// The kernel that a plan launches for an operator's call in a step on a GPU. An operator defines its kernel in one file of based/decode,
+// and has one line in lowerings.def. The recorded launches of other operators stay unchanged.
 #pragma once
 #include <functional>
 #include <memory>
@@ -8,39 +8,30 @@
 #include <string>
 #include <vector>
 
+#include "based/decode/launch.h"
 #include "based/decode/span.h"
-#include "based/kernels/activation.h"
-#include "based/kernels/gpu.h"
-#include "based/kernels/linear.h"
-#include "based/kernels/pointwise.h"
-#include "based/ops/torch.h"
+#include "based/kernels/common/gpu.h"
+#include "based/kernels/linear/linear.h"
+#include "based/kernels/norm/rms_norm.h"
+#include "based/kernels/pointwise/activation.h"
+#include "based/runtime/torch.h"
 
 namespace based::decode {
 
 using at::Tensor;
 using kernels::Gpu;
-using kernels::Status;
-using kernels::Stream;
 
 class Effects;   // effects.h
 struct Planned;  // step_program.h
 struct StepLimits;
 class PendingTokens;  // pending.h
 
-// How kernels with these arguments are launched on a GPU; decode/cuda/launchers.cpp sets them, and there are none elsewhere.
-template <class Arguments>
-inline Status (*launcher)(const Arguments&, Stream) = nullptr;
-
-struct GatedLinear {
-  kernels::Linear layer;
-};
-
-// A norm: y of (x + add), where the sum goes back to the residual stream.
+// A norm: y of (x + add), where the sum is written back to the residual stream.
 struct NormParts {
   kernels::RmsNorm arguments;
   Span x, add, sum, weight, y;
 };
-// A linear layer; `gated`: y is half of the outputs times the SiLU of the other half.
+// A linear layer. With `gated`, y is half of the outputs times the SiLU of the other half.
 struct LinearParts {
   kernels::Linear arguments;
   bool gated = false;
@@ -53,40 +44,42 @@ struct ActivationParts {
 };
 
 class StepKernel;
-// A kernel that also does what `taken` kernels right before it do.
+// A kernel that also replaces the `predecessors` kernels right before it.
 struct StepChain {
-  std::unique_ptr<StepKernel> kernel;  // null: none is taken
-  size_t taken = 0;
+  std::unique_ptr<StepKernel> kernel;  // null: it replaces none
+  size_t predecessors = 0;
 };
 
 class StepKernel {
  public:
   virtual ~StepKernel() = default;
-  // What a step's values allow: memory that nothing in the step writes, or that this call alone touches, may be read while kernels ahead
-  // of this one still run. Whether anything may; the kernel is then launched anew.
+  // Enables early reads as far as the step allows them: memory that nothing in the step writes, or that only this call uses, may be read
+  // while earlier kernels still run. Returns whether anything is read early; the plan then launches this kernel instead of the recorded
+  // one.
   virtual bool read_early(const Effects&, size_t /*unit*/) { return false; }
-  virtual Status launch(Stream) const = 0;
+  virtual Status launch(Queue) const = 0;
   virtual int64_t rows() const = 0;  // sequences of the step
-  // With its state's updates put off: tokens wait in `pending`, which the engine owns. Null: not here, or not worth it.
+  // The same kernel with deferred updates of its state: new tokens stay in `pending`, which the engine owns. Null: not possible, or slower.
   virtual std::unique_ptr<StepKernel> deferred(const Gpu&, const Effects&, size_t /*unit*/) const { return nullptr; }
   virtual std::shared_ptr<PendingTokens> pending() const { return nullptr; }
-  // As an instruction of the kernel of a whole step; nothing, saying why, where it is none.
+  // The call as an instruction of the kernel of a whole step. Empty, with the reason in `why`, where there is no such instruction.
   virtual std::optional<Planned> instruction(const StepLimits&, std::string& why) const;
-  // The same as part of the instruction right before it.
+  // Extends the instruction right before this call by the call. Returns whether it did.
   virtual bool join_instruction(Planned& /*before*/, const StepLimits&) const { return false; }
-  // `before`: of the calls right before it, the nearest first; what each makes is read by the one behind it alone.
-  virtual StepChain with(std::span<const StepKernel* const> /*before*/, const Gpu&) const { return {}; }
+  // A kernel that also computes the last of the calls right before this one. `before` has these calls, the nearest first; only the next
+  // call reads the results of each.
+  virtual StepChain absorb_predecessors(std::span<const StepKernel* const> /*before*/, const Gpu&) const { return {}; }
   virtual const NormParts* norm() const { return nullptr; }
   virtual const LinearParts* linear() const { return nullptr; }
   virtual const ActivationParts* activation() const { return nullptr; }
 };
 
-// A call's arguments and results, as a lowering sees them: in the order of the operator's schema.
+// A call's arguments and results, in the order of the operator's schema.
 class Operands {
  public:
-  Operands(const Gpu& to, const std::vector<c10::IValue>& inputs, const std::vector<c10::IValue>& outputs,
+  Operands(const Gpu& target, const std::vector<c10::IValue>& inputs, const std::vector<c10::IValue>& outputs,
            std::function<Span(const Tensor&)> span)
-      : gpu(to), inputs_(inputs), outputs_(outputs), span_(std::move(span)) {}
+      : gpu(target), inputs_(inputs), outputs_(outputs), span_(std::move(span)) {}
   const Gpu& gpu;
   Tensor tensor(size_t i) const { return inputs_[i].isTensor() ? inputs_[i].toTensor() : Tensor(); }  // undefined: none
   double number(size_t i) const { return inputs_[i].toDouble(); }
@@ -102,7 +95,7 @@ class Operands {
 
 struct Lowering {
   const char* op;  // "based::linear"
-  // Null: this call has no kernel of its own, and `why` says why.
+  // Null: the plan has no kernel for this call; `why` has the reason.
   std::unique_ptr<StepKernel> (*lower)(const Operands&, std::string& why);
 };
 const Lowering* find_lowering(const std::string& op);  // null: none

@@ -7,7 +7,7 @@ namespace {
 
 using kernels::StepKind;
 
-constexpr size_t kWorthwhile = 8;  // units; fewer stay kernels of their own
+constexpr size_t kFewestUnits = 8;  // shorter runs stay kernels of their own
 
 kernels::StepCompanions companions_of(const Planned& planned) {
   using namespace kernels;
@@ -44,15 +44,16 @@ std::optional<Planned> StepKernel::instruction(const StepLimits&, std::string& w
   return {};
 }
 
-bool StepStretch::add(const Unit& unit, std::string& why) {
+bool StepProgramBuilder::add(const Unit& unit, std::string& why) {
   if (unit.kernel == nullptr) return refuse(why, unit.why.c_str());
   if (!steps_.empty() && !outputs_.empty()) {
     Planned joint = steps_.back();
     if (unit.kernel->join_instruction(joint, limits_)) {
-      if (overlap(joint.early, written_)) return refuse(why, "reads early what the step has written");
+      if (overlap(joint.early, written_)) return refuse(why, "reads memory early that the step has written");
       const Span& y = joint.outputs[0];
-      if (overlap(y, read_) || overlap(y, residual_) || overlap(y, joint.outputs[1])) return refuse(why, "writes what is read before");
-      outputs_.pop_back();  // the layer's own, which comes second now
+      if (overlap(y, read_) || overlap(y, residual_) || overlap(y, joint.outputs[1]))
+        return refuse(why, "writes memory that earlier units read");
+      outputs_.pop_back();  // the layer's output, which is the second one now
       joint.step.share = share_of(joint);
       append(read_, joint.early);
       steps_.pop_back();
@@ -65,50 +66,51 @@ bool StepStretch::add(const Unit& unit, std::string& why) {
   return next && add_instruction(std::move(*next), why);
 }
 
-bool StepStretch::add_instruction(Planned next, std::string& why) {
-  if (overlap(next.early, written_)) return refuse(why, "reads early what the step has written");
+bool StepProgramBuilder::add_instruction(Planned next, std::string& why) {
+  if (overlap(next.early, written_)) return refuse(why, "reads memory early that the step has written");
   const StepKind kind = next.step.kind;
   const bool attends = kind == StepKind::taylor || kind == StepKind::window;
-  if (attends && deferred_store_) return refuse(why, "follows another mixer with a state without a norm between");
+  if (attends && deferred_store_) return refuse(why, "follows another mixer with a state, without a norm between them");
   next.step.x_is_shared = finds_x(next);
   if (next.step.x_is_shared) next.reads.clear();
   std::vector<Output*> sources;
-  if (!find_sources(next, sources)) return refuse(why, "reads what no block sends to the others");
-  if (overlap(next.outputs, read_) || overlap(next.outputs, {residual_})) return refuse(why, "writes what is read before");
+  if (!find_sources(next, sources)) return refuse(why, "reads values that no block sends to the others");
+  if (overlap(next.outputs, read_) || overlap(next.outputs, {residual_})) return refuse(why, "writes memory that earlier units read");
   if (kind == StepKind::norm && !follow_residual(next, sources[0])) return refuse(why, "is of another residual stream");
   connect(next, sources);
   if (kind == StepKind::norm && sources[0] != nullptr && deferred_store_ && sources[0]->step > *deferred_store_) deferred_store_.reset();
   next.step.share = share_of(next);
   if (kind == StepKind::norm && sources[0] != nullptr && steps_[sources[0]->step].step.share.each > 0)
-    meetings_.push_back({units_, sources[0]->unit});
+    barriers_.push_back({units_, sources[0]->unit});
   if (attends) prefetch_state(next);
   push(next);
   ++units_;
   return true;
 }
 
-// Nobody reads there any more what was there before: each block that reads it has done so before a norm in front of this heard of it.
-bool StepStretch::may_store(const Output& output) const {
-  size_t done = 0;  // units that all blocks have done
-  for (const Meeting& meeting : meetings_)
-    if (meeting.unit <= output.unit) done = std::max(done, meeting.heard + 1);
+// Whether no block still reads the earlier contents of the output's memory: the blocks that read them had done so before an earlier norm of
+// the program, which waits for all blocks.
+bool StepProgramBuilder::may_store(const Output& output) const {
+  size_t done = 0;  // the number of units that all blocks have done
+  for (const Barrier& barrier : barriers_)
+    if (barrier.unit <= output.unit) done = std::max(done, barrier.awaited + 1);
   return std::none_of(earlier_.begin(), earlier_.end(),
                       [&](const EarlierMemory& read) { return read.unit >= done && share_memory(read.memory, output.memory); });
 }
 
-bool StepStretch::finish(size_t behind, std::string& why) {
+bool StepProgramBuilder::finish(size_t end, std::string& why) {
   if (deferred_store_) return refuse(why, "ends between a mixer's state and the norm that waits for it");
   for (Planned& planned : steps_)
-    if (planned.sum.storage >= 0 && !effects_.is_wanted(planned.sum, behind)) planned.step.arguments.norm.sum = nullptr;
+    if (planned.sum.storage >= 0 && !effects_.is_wanted(planned.sum, end)) planned.step.arguments.norm.sum = nullptr;
   for (const Output& output : outputs_) {
-    if (!effects_.is_wanted(output.memory, behind)) continue;
-    if (!may_store(output)) return refuse(why, "its results lie where other blocks may still read");
+    if (!effects_.is_wanted(output.memory, end)) continue;
+    if (!may_store(output)) return refuse(why, "its results overwrite memory that other blocks may still read");
     steps_[output.step].step.stores |= 1U << output.index;
   }
   return true;
 }
 
-std::vector<kernels::StepInstruction> StepStretch::instructions(uint32_t* mailboxes) const {
+std::vector<kernels::StepInstruction> StepProgramBuilder::instructions(uint32_t* mailboxes) const {
   std::vector<kernels::StepInstruction> all;
   for (const Planned& planned : steps_) {
     all.push_back(planned.step);
@@ -119,13 +121,13 @@ std::vector<kernels::StepInstruction> StepStretch::instructions(uint32_t* mailbo
   return all;
 }
 
-std::vector<kernels::StepCompanions> StepStretch::companions() const {
+std::vector<kernels::StepCompanions> StepProgramBuilder::companions() const {
   std::vector<kernels::StepCompanions> all;
   for (const Planned& planned : steps_) all.push_back(companions_of(planned));
   return all;
 }
 
-std::vector<kernels::StepFetch> StepStretch::fetches() const {
+std::vector<kernels::StepFetch> StepProgramBuilder::fetches() const {
   std::vector<kernels::StepFetch> all;
   for (const Planned& planned : steps_) {
     if (!planned.is_linear()) continue;
@@ -136,19 +138,20 @@ std::vector<kernels::StepFetch> StepStretch::fetches() const {
   return all;
 }
 
-// Of each read the output that it is, null: memory from before the program. False: part of an output, or what no mailbox has.
-bool StepStretch::find_sources(const Planned& next, std::vector<Output*>& sources) {
+// Finds the output that contains each read; null: memory from before the program. False where a read is only partly in an output, or in one
+// that has no mailbox.
+bool StepProgramBuilder::find_sources(const Planned& next, std::vector<Output*>& sources) {
   for (const Span& read : next.reads) {
     sources.push_back(nullptr);
     if (!overlap(read, written_)) continue;
     const auto found = std::find_if(outputs_.begin(), outputs_.end(), [&](const Output& o) { return contains(o.memory, read); });
-    if (found == outputs_.end() || !found->is_heard || (read.begin - found->memory.begin) % 8 != 0) return false;
+    if (found == outputs_.end() || !found->is_sent || (read.begin - found->memory.begin) % 8 != 0) return false;
     sources.back() = &*found;
   }
   return true;
 }
 
-void StepStretch::connect(Planned& next, const std::vector<Output*>& sources) {
+void StepProgramBuilder::connect(Planned& next, const std::vector<Output*>& sources) {
   for (size_t i = 0; i < sources.size(); ++i) {
     if (sources[i] == nullptr) {
       read_.push_back(next.reads[i]);
@@ -160,10 +163,10 @@ void StepStretch::connect(Planned& next, const std::vector<Output*>& sources) {
     next.in[i] = mailbox + (next.reads[i].begin - sources[i]->memory.begin) / 2;
   }
   append(read_, next.early);
-  for (const Span& early : next.early) earlier_.push_back({early, SIZE_MAX});  // by threads that run ahead of all others
+  for (const Span& early : next.early) earlier_.push_back({early, SIZE_MAX});  // threads that prefetch may read them at any time
 }
 
-void StepStretch::push(const Planned& next) {
+void StepProgramBuilder::push(const Planned& next) {
   const StepKind kind = next.step.kind;
   for (size_t i = 0; i < next.outputs.size(); ++i) {
     const Span& memory = next.outputs[i];
@@ -174,12 +177,12 @@ void StepStretch::push(const Planned& next) {
   }
   append(written_, next.outputs), append(written_, next.states);
   if (kind == StepKind::norm) shared_x_ = next.outputs[0];
-  if (kind == StepKind::window || (next.is_linear() && !next.step.x_is_shared)) shared_x_ = {};  // its place is used
+  if (kind == StepKind::window || (next.is_linear() && !next.step.x_is_shared)) shared_x_ = {};  // the instruction overwrites it
   steps_.push_back(next);
 }
 
-// Nobody always has the larger share.
-kernels::StepShare StepStretch::share_of(const Planned& planned) const {
+// A different block has the larger shares in each instruction.
+kernels::StepShare StepProgramBuilder::share_of(const Planned& planned) const {
   const int blocks = limits_.gpu.multiprocessors;
   int64_t outputs = 1;
   if (planned.is_linear()) outputs = planned.step.arguments.linear.linear.out / (planned.step.kind == StepKind::linear ? 1 : 2);
@@ -187,25 +190,25 @@ kernels::StepShare StepStretch::share_of(const Planned& planned) const {
           static_cast<int32_t>(steps_.size() * 37 % static_cast<size_t>(blocks))};
 }
 
-// A state is requested a few instructions before it is used; registers hold one.
-void StepStretch::prefetch_state(Planned& next) {
+// Requests a state a few instructions before its use. Registers hold one state at a time.
+void StepProgramBuilder::prefetch_state(Planned& next) {
   constexpr size_t kAhead = 5;
-  Planned see;
-  see.step = next.step;
-  see.step.kind = next.step.kind == StepKind::taylor ? StepKind::prefetch_taylor : StepKind::prefetch_window;
+  Planned prefetch;
+  prefetch.step = next.step;
+  prefetch.step.kind = next.step.kind == StepKind::taylor ? StepKind::prefetch_taylor : StepKind::prefetch_window;
   const size_t at = std::max(attended_, steps_.size() - std::min(kAhead, steps_.size()));
-  steps_.insert(steps_.begin() + static_cast<std::ptrdiff_t>(at), see);
+  steps_.insert(steps_.begin() + static_cast<std::ptrdiff_t>(at), prefetch);
   for (Output& output : outputs_) output.step += output.step >= at ? 1 : 0;
   deferred_store_ = steps_.size(), attended_ = steps_.size() + 1;
 }
 
-// The residual stream stays in registers, and its memory is written by the last norm alone: once it has heard of all blocks, if they
-// have read it.
-bool StepStretch::follow_residual(Planned& next, const Output* add) {
+// The residual stream stays in registers. Only the last norm writes its memory, after it has waited for all blocks, which may read it
+// before.
+bool StepProgramBuilder::follow_residual(Planned& next, const Output* add) {
   const bool sums = next.sum.storage >= 0, loads = residual_.storage < 0 || !(next.x == residual_);
   if (loads && (overlap(next.x, next.sum) || overlap(next.x, written_))) return false;
-  const bool hears_all = add != nullptr && steps_[add->step].step.share.each > 0;
-  if (sums && (!hears_all || (!(next.sum == next.x) && overlap(next.sum, written_)))) return false;
+  const bool waits_for_all = add != nullptr && steps_[add->step].step.share.each > 0;
+  if (sums && (!waits_for_all || (!(next.sum == next.x) && overlap(next.sum, written_)))) return false;
   if (!sums && next.reads[0].storage >= 0) return false;
   next.step.loads_x = loads;
   if (loads) read_.push_back(next.x), earlier_.push_back({next.x, units_});
@@ -216,7 +219,7 @@ bool StepStretch::follow_residual(Planned& next, const Output* add) {
   return true;
 }
 
-bool StepStretch::finds_x(const Planned& next) const {
+bool StepProgramBuilder::finds_x(const Planned& next) const {
   if (next.step.kind != StepKind::linear && next.step.kind != StepKind::swiglu) return false;
   const kernels::Linear& p = next.step.arguments.linear.linear;
   return shared_x_.storage >= 0 && shared_x_.bytes() == 2 * p.in && next.reads[0] == shared_x_;
@@ -224,7 +227,7 @@ bool StepStretch::finds_x(const Planned& next) const {
 
 namespace {
 
-// The number of threads by which most of the layers' rows can be shared out.
+// The number of threads with which the most calls have an instruction.
 int choose_threads(const std::vector<Unit>& units, const Gpu& gpu) {
   int best = kernels::kStepMostThreads;
   int64_t most = -1;
@@ -250,39 +253,39 @@ std::vector<StepProgramPlan> plan_step_programs(const std::vector<Unit>& units, 
   }
   const StepLimits limits{choose_threads(units, gpu), gpu};
   for (size_t first = 0, next = 0; first < units.size(); first = std::max(next, first + 1)) {
-    StepStretch stretch(limits, effects);
+    StepProgramBuilder builder(limits, effects);
     std::string why;
-    for (next = first; next < units.size() && stretch.add(units[next], why); ++next) {}
+    for (next = first; next < units.size() && builder.add(units[next], why); ++next) {}
     if (next < units.size()) reasons[next] = why;
-    if (next - first < kWorthwhile || !stretch.finish(next, why)) {
-      if (next - first < kWorthwhile) why = "too few units in a row for a kernel of their own";
+    if (next - first < kFewestUnits || !builder.finish(next, why)) {
+      if (next - first < kFewestUnits) why = "too few adjacent units for one kernel";
       for (size_t i = first; i < next; ++i) reasons[i] = why;
       continue;
     }
-    found.push_back({first, next, std::move(stretch)});
+    found.push_back({first, next, std::move(builder)});
   }
   return found;
 }
 
-// Counters, the program's lists, mailboxes: zeros, since launches count from 1.
-kernels::StepProgram upload(const StepStretch& stretch, at::Device device, Tensor& memory) {
+// The memory has counters, the program's lists and mailboxes. Counters and mailboxes begin with zeros, since launches count from 1.
+kernels::StepProgram upload(const StepProgramBuilder& builder, at::Device device, Tensor& memory) {
   constexpr size_t kAlignment = 256;
   const auto bytes_of = [](const auto& values) {
     return static_cast<size_t>(kernels::round_up(static_cast<int64_t>(values.size() * sizeof(values[0])), kAlignment));
   };
-  const auto fetches = stretch.fetches();
-  const auto companions = stretch.companions();
-  auto instructions = stretch.instructions(nullptr);
+  const auto fetches = builder.fetches();
+  const auto companions = builder.companions();
+  auto instructions = builder.instructions(nullptr);
   const size_t fetches_at = kAlignment, companions_at = fetches_at + bytes_of(fetches),
                instructions_at = companions_at + bytes_of(companions), mailboxes_at = instructions_at + bytes_of(instructions);
-  const Tensor image = at::zeros({static_cast<int64_t>(mailboxes_at) + stretch.mailbox_bytes()}, at::kByte);
+  const Tensor image = at::zeros({static_cast<int64_t>(mailboxes_at) + builder.mailbox_bytes()}, at::kByte);
   memory = at::empty(image.sizes(), image.options().device(device));
   auto* base = static_cast<char*>(memory.mutable_data_ptr());
   kernels::StepProgram program;
-  program.instruction_count = stretch.count(), program.fetch_count = static_cast<int32_t>(fetches.size());
-  program.threads = stretch.threads();
+  program.instruction_count = builder.count(), program.fetch_count = static_cast<int32_t>(fetches.size());
+  program.threads = builder.threads();
   if (base == nullptr) return program;
-  instructions = stretch.instructions(reinterpret_cast<uint32_t*>(base + mailboxes_at));
+  instructions = builder.instructions(reinterpret_cast<uint32_t*>(base + mailboxes_at));
   const auto put = [&image](size_t at, const auto& values) {
     std::memcpy(static_cast<char*>(image.mutable_data_ptr()) + at, values.data(), values.size() * sizeof(values[0]));
   };

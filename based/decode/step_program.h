@@ -1,11 +1,11 @@
-// Plans the kernel of a whole step of one sequence (kernels/step_program.h) from the kernels of its calls.
+// Plans the kernel of a whole step of one sequence (kernels/step/step_program.h) from the kernels of its calls.
 #pragma once
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "based/decode/effects.h"
-#include "based/kernels/step_program.h"
+#include "based/kernels/step/step_program.h"
 
 namespace based::decode {
 
@@ -14,29 +14,28 @@ struct StepLimits {
   const Gpu& gpu;
 };
 
-// An instruction, and the memory behind it. `early`: read before other blocks' outputs have come.
+// An instruction and the memory that it uses. `early` is read before the outputs of other blocks have arrived.
 struct Planned {
   kernels::StepInstruction step;
-  Spans early, reads, outputs, states;     // reads in the order of StepInstruction::in
-  Span x, sum;                             // of a norm: the residual stream before and behind it
-  int64_t in[3] = {-1, -1, -1}, out = -1;  // mailboxes, as places in all of their words
+  Spans early, reads, outputs, states;     // reads are in the order of StepInstruction::in
+  Span x, sum;                             // for a norm: the residual stream before and after it
+  int64_t in[3] = {-1, -1, -1}, out = -1;  // mailboxes, as offsets into the words of all mailboxes; −1: none
   bool is_linear() const {
     using enum kernels::StepKind;
     return step.kind == linear || step.kind == swiglu || step.kind == conv;
   }
 };
 
-// The program of a stretch of units, as it grows.
-class StepStretch {
+// Builds the program of a run of adjacent units, one unit at a time.
+class StepProgramBuilder {
  public:
-  StepStretch(const StepLimits& limits, const Effects& effects) : limits_(limits), effects_(effects) {}
+  StepProgramBuilder(const StepLimits& limits, const Effects& effects) : limits_(limits), effects_(effects) {}
 
-  // False: it cannot be part of the program, which stays as it was, for the reason given.
+  // False: the unit cannot be part of the program, for the reason in `why`. The program does not change then.
   bool add(const Unit& unit, std::string& why);
-  bool is_empty() const { return steps_.empty(); }
-  // Whether what it has is a program: states that many blocks read are written once a norm has heard of all blocks. `behind`: the unit
-  // after the last one. What nobody wants there is not stored.
-  bool finish(size_t behind, std::string& why);
+  // Ends the program before unit `end`, and drops stores of values that no later unit reads. False, with the reason in `why`, where the
+  // units are no complete program: a state that many blocks read may be written only after a norm has waited for all blocks.
+  bool finish(size_t end, std::string& why);
   int count() const { return static_cast<int>(steps_.size()); }
   int threads() const { return limits_.threads; }
   int64_t mailbox_bytes() const { return 4 * mailbox_words_; }
@@ -46,22 +45,22 @@ class StepStretch {
   std::vector<kernels::StepFetch> fetches() const;
 
  private:
-  // Memory that an instruction has written, and none after it.
+  // Memory whose latest writer is an instruction of the program.
   struct Output {
     Span memory;
     size_t step;
-    int index;      // of the instruction's outputs
-    bool is_heard;  // by other blocks, through a mailbox
-    size_t unit;    // that made it, of those that were added
+    int index;     // among the instruction's outputs
+    bool is_sent;  // to other blocks, through a mailbox
+    size_t unit;   // the unit that computes it, counted from the program's first
   };
-  // A place from before the program that is read while unit `unit` runs.
+  // Memory from before the program that unit `unit` reads.
   struct EarlierMemory {
     Span memory;
     size_t unit;
   };
-  // The norm of unit `unit` waits for all blocks to have done unit `heard`, and all before it.
-  struct Meeting {
-    size_t unit, heard;
+  // The norm of unit `unit` waits until all blocks have done unit `awaited` and all units before it.
+  struct Barrier {
+    size_t unit, awaited;
   };
   bool add_instruction(Planned next, std::string& why);
   bool may_store(const Output& output) const;
@@ -77,26 +76,27 @@ class StepStretch {
   const Effects& effects_;
   std::vector<Planned> steps_;
   std::vector<Output> outputs_;
-  Spans read_, written_;  // memory from before the program; by the program
+  Spans read_, written_;  // memory from before the program that it reads; memory that it writes
   std::vector<EarlierMemory> earlier_;
-  std::vector<Meeting> meetings_;
+  std::vector<Barrier> barriers_;
   size_t units_ = 0;
   int64_t mailbox_words_ = 0;
-  size_t attended_ = 0;                   // behind the latest taylor or window
-  std::optional<size_t> deferred_store_;  // that instruction, until a norm has heard of all blocks after it
-  Span residual_{}, shared_x_{};          // what registers and shared memory hold
+  size_t attended_ = 0;                   // the instruction after the latest taylor or window
+  std::optional<size_t> deferred_store_;  // the latest taylor or window, until a norm after it has waited for all blocks
+  Span residual_{}, shared_x_{};          // the values in registers and in shared memory
 };
 
-// A stretch of units [first, behind) that becomes one kernel.
+// Units [first, end) that become one kernel.
 struct StepProgramPlan {
-  size_t first = 0, behind = 0;
-  StepStretch stretch;
+  size_t first = 0, end = 0;
+  StepProgramBuilder program;
 };
-// All that are worth it; `reasons` of the others, one for each unit.
+// All programs that are faster than kernels of their own. `reasons` has an entry for each unit: why it is in no program.
 std::vector<StepProgramPlan> plan_step_programs(const std::vector<Unit>& units, const Effects& effects, const Gpu& gpu,
                                                 std::vector<std::string>& reasons);
 
-// The program in device memory, to be kept as long as it is launched; nothing is copied to a device without memory.
-kernels::StepProgram upload(const StepStretch& stretch, at::Device device, Tensor& memory);
+// The program in `memory` on the device, which the caller keeps as long as it launches the program. On a device without memory nothing is
+// copied.
+kernels::StepProgram upload(const StepProgramBuilder& builder, at::Device device, Tensor& memory);
 
 }  // namespace based::decode

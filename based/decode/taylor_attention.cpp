@@ -1,10 +1,11 @@
-// A step of Taylor attention: the state is read ahead; with many rows its updates are put off (kernels/taylor_deferred.h).
-#include "based/ops/taylor_attention.h"
+// A step of Taylor attention. Its kernel reads the state early; with many rows updates of the state are deferred
+// (kernels/taylor/deferred.h).
+#include "based/ops/taylor/taylor_attention.h"
 #include "based/decode/pending.h"
 #include "based/decode/step_program.h"
-#include "based/kernels/taylor_deferred.h"
-#include "based/ops/arguments.h"
-#include "based/ops/taylor_deferred.h"
+#include "based/kernels/taylor/deferred.h"
+#include "based/ops/framework/arguments.h"
+#include "based/ops/taylor/taylor_deferred.h"
 
 namespace based::decode {
 namespace {
@@ -15,7 +16,7 @@ using kernels::TaylorAttention;
 struct Parts {
   TaylorAttention arguments;
   ops::TaylorState state;  // kept, since it outlives the step
-  Tensor decay;            // likewise, or undefined
+  Tensor decay;            // outlives the step too; may be undefined
   at::ScalarType type;
   Span q, k, v, kv, k_sums, slots, rates, y;
 };
@@ -44,8 +45,8 @@ class DeferredKernel final : public StepKernel {
     arguments_ = {parts.arguments, tensors.k.mutable_data_ptr(), tensors.v.mutable_data_ptr(),
                   static_cast<int32_t*>(tensors.count.mutable_data_ptr())};
   }
-  bool read_early(const Effects&, size_t) override { return true; }  // as the kernel that it is instead of
-  Status launch(Stream stream) const override { return launcher<kernels::TaylorDeferred>(arguments_, stream); }
+  bool read_early(const Effects&, size_t) override { return true; }  // as the kernel that it replaces
+  Status launch(Queue queue) const override { return decode::launch(arguments_, queue); }
   int64_t rows() const override { return arguments_.step.rows; }
   std::shared_ptr<PendingTokens> pending() const override { return pending_; }
 
@@ -63,7 +64,7 @@ class TaylorKernel final : public StepKernel {
         effects.is_constant(parts_.slots) && effects.is_private(parts_.kv, unit) && effects.is_private(parts_.k_sums, unit);
     return parts_.arguments.state_is_private;
   }
-  Status launch(Stream stream) const override { return launcher<TaylorAttention>(parts_.arguments, stream); }
+  Status launch(Queue queue) const override { return decode::launch(parts_.arguments, queue); }
   int64_t rows() const override { return parts_.arguments.rows; }
 
   std::unique_ptr<StepKernel> deferred(const Gpu& gpu, const Effects& effects, size_t) const override {
@@ -78,7 +79,7 @@ class TaylorKernel final : public StepKernel {
     const int64_t features = packed_features(p.feature_dim);
     why = "is not one row in bf16, without decay, of a state that is its own";
     if (p.rows != 1 || p.dtype != DType::bf16 || p.decay != nullptr || !p.state_is_private || parts_.decay.defined()) return {};
-    why = "has a state that cannot be shared out over blocks";
+    why = "has a state that cannot be divided among blocks";
     if (p.head_dim % kStepColumns != 0 || features > std::min(limits.threads, kStepFeatures) || features * 4 > limits.threads * kStepHeld)
       return {};
     if (p.heads * (p.head_dim / kStepColumns) > limits.gpu.multiprocessors || !aligned16(p.kv_state) || !aligned16(p.v)) return {};
@@ -96,12 +97,12 @@ class TaylorKernel final : public StepKernel {
   Parts parts_;
 };
 
-std::unique_ptr<StepKernel> lower(const Operands& call, std::string& why) {
+std::unique_ptr<StepKernel> lower_taylor_attention(const Operands& call, std::string& why) {
   const Tensor q = call.tensor(0), k = call.tensor(1), v = call.tensor(2), kv = call.tensor(3), sums = call.tensor(4),
                slots = call.tensor(5), decay = call.tensor(6), y = call.result();
   why = "no kernel for this type";
   if (!ops::has_kernel(q) || (decay.defined() && decay.scalar_type() != at::kFloat)) return nullptr;
-  why = "rows that lie apart";
+  why = "is not contiguous";
   for (const Tensor& tensor : {q, k, v, kv, sums, slots, decay})
     if (tensor.defined() && !tensor.is_contiguous()) return nullptr;
   const ops::TaylorState state{kv, sums};
@@ -121,10 +122,10 @@ std::unique_ptr<StepKernel> lower(const Operands& call, std::string& why) {
   return std::make_unique<TaylorKernel>(std::move(parts));
 }
 
-constexpr Lowering kLowerings[] = {{"based::taylor_attention_step", lower}};
+constexpr Lowering kTaylorAttentionLowerings[] = {{"based::taylor_attention_step", lower_taylor_attention}};
 
 }  // namespace
 
-std::span<const Lowering> lowerings_of_taylor_attention() { return kLowerings; }
+std::span<const Lowering> lowerings_of_taylor_attention() { return kTaylorAttentionLowerings; }
 
 }  // namespace based::decode

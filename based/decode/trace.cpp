@@ -7,58 +7,60 @@
 namespace based::decode {
 namespace {
 
-thread_local Trace* listening = nullptr;
+thread_local Trace* active = nullptr;
 
-// Every tensor in a value; others have none.
-template <class See>
-void for_each_tensor(const c10::IValue& value, See&& see) {
+// Visits every tensor in a value.
+template <class Visitor>
+void for_each_tensor(const c10::IValue& value, Visitor&& visit) {
   if (value.isTensor()) {
-    if (value.toTensor().defined()) see(value.toTensor());
+    if (value.toTensor().defined()) visit(value.toTensor());
   } else if (value.isTensorList()) {
-    for (const Tensor& tensor : value.toTensorVector()) see(tensor);
+    for (const Tensor& tensor : value.toTensorVector()) visit(tensor);
   } else if (value.isList()) {
-    for (const c10::IValue& one : value.toListRef()) for_each_tensor(one, see);
+    for (const c10::IValue& one : value.toListRef()) for_each_tensor(one, visit);
   }
 }
 
 }  // namespace
 
-struct Listener {
-  // Arguments are there at a call's beginning only, results at its end.
+struct TraceCallbacks {
+  // The arguments are available only when a call begins, the results when it ends.
   struct Context : at::ObserverContext {
     size_t call = 0;
     std::vector<c10::IValue> inputs;
   };
   static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
-    if (listening == nullptr || !listening->listens_ || !function.operator_schema()) return nullptr;
+    if (active == nullptr || !active->records_ || !function.operator_schema()) return nullptr;
     auto context = std::make_unique<Context>();
-    context->call = listening->begin(function);
+    context->call = active->begin(function);
     context->inputs.assign(function.inputs().begin(), function.inputs().end());
     return context;
   }
   static void end(const at::RecordFunction& function, at::ObserverContext* context) {
-    if (context == nullptr || listening == nullptr) return;
+    if (context == nullptr || active == nullptr) return;
     const auto* known = static_cast<const Context*>(context);
     try {
-      listening->end(known->call, known->inputs, function);
-    } catch (...) {  // a callback's errors would only be logged
-      listening->error_ = std::current_exception();
-      listening->listens_ = true;
+      active->end(known->call, known->inputs, function);
+    } catch (...) {  // torch would only log a callback's error
+      active->error_ = std::current_exception();
+      active->records_ = true;
     }
   }
 };
 
 Trace::Trace(const Gpu& gpu, LastNode last_node) : gpu_(gpu), last_node_(last_node) {
-  BASED_ASSERT(listening == nullptr);
-  listening = this;
-  handle_ = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(Listener::begin, Listener::end).needsInputs(true).needsOutputs(true).scopes({at::RecordScope::FUNCTION}));
+  BASED_ASSERT(active == nullptr);
+  active = this;
+  handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(TraceCallbacks::begin, TraceCallbacks::end)
+                                           .needsInputs(true)
+                                           .needsOutputs(true)
+                                           .scopes({at::RecordScope::FUNCTION}));
 }
 
 void Trace::stop() {
-  if (listening != this) return;
+  if (active != this) return;
   at::removeCallback(handle_);
-  listening = nullptr;
+  active = nullptr;
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
@@ -103,7 +105,7 @@ size_t Trace::begin(const at::RecordFunction& function) {
 }
 
 void Trace::end(size_t number, const std::vector<c10::IValue>& inputs, const at::RecordFunction& function) {
-  listens_ = false;  // what a lowering asks of tensors is no part of the step
+  records_ = false;  // a lowering's own calls on tensors are not part of the step
   open_.pop_back();
   Call& call = calls_[number];
   call.after = last_node_ != nullptr ? last_node_() : nullptr;
@@ -113,7 +115,7 @@ void Trace::end(size_t number, const std::vector<c10::IValue>& inputs, const at:
     for_each_tensor(value, [&](const Tensor& tensor) {
       const Span span = span_of(tensor);
       if (std::any_of(call.reads.begin(), call.reads.end(), [&](const Span& read) { return read.storage == span.storage; })) return;
-      call.makes = true;
+      call.has_new_results = true;
       call.writes.push_back(span);
     });
   results_ = false;
@@ -127,7 +129,7 @@ void Trace::end(size_t number, const std::vector<c10::IValue>& inputs, const at:
   } else {
     call.why = "no lowering of this operator";
   }
-  listens_ = true;
+  records_ = true;
 }
 
 }  // namespace based::decode

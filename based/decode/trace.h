@@ -1,4 +1,5 @@
-// A step as the operators that it calls: what each reads and writes, by its schema, and the nodes of a recording that it made.
+// A step as the list of operators that it calls. Each has the memory that it reads and writes, by its schema, and its nodes of the
+// recording.
 #pragma once
 #include <memory>
 #include <string>
@@ -7,40 +8,40 @@
 
 #include "based/decode/span.h"
 #include "based/decode/step_kernel.h"
-#include "based/ops/torch.h"
+#include "based/runtime/torch.h"
 
 namespace based::decode {
 
 struct Call {
   std::string name;                          // "based::linear"
-  std::vector<size_t> inner;                 // the calls that it made in turn
-  Spans reads, writes;                       // writes are of arguments that the schema says are written, and of what the call has made
-  bool makes = false;                        // at least one result is memory of its own
-  std::unique_ptr<StepKernel> kernel;        // what it is on a GPU; null: nothing that is known here
-  std::string why;                           // … and why
+  std::vector<size_t> inner;                 // the calls that it made itself
+  Spans reads, writes;                       // writes: the arguments that the schema marks as written, and new results
+  bool has_new_results = false;              // whether a result has memory of its own
+  std::unique_ptr<StepKernel> kernel;        // its kernel in a plan; null: none is known
+  std::string why;                           // the reason for null
   void *before = nullptr, *after = nullptr;  // the recording's last node before it and at its end
 };
 
-// While one lives, it listens to the operators that this thread calls. One a thread.
+// Records the operators that this thread calls, from its construction to stop(). A thread can have one trace at a time.
 class Trace {
  public:
-  // The last node of what the current stream records; null: nothing, or nothing is recorded.
+  // The last node that the current stream has recorded; null: no node, or no recording.
   using LastNode = void* (*)();
   Trace(const Gpu& gpu, LastNode last_node);
   ~Trace();
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  void stop();  // what is called later is not heard; throws what a lowering has thrown
+  void stop();  // ends the trace; rethrows an exception of a lowering
   std::vector<Call>& calls() { return calls_; }
   const std::vector<size_t>& outermost() const { return outermost_; }
-  // Whether memory was there before the step.
+  // Whether the memory existed before the step.
   bool is_external(const Span& span) const { return span.storage >= 0 && external_[static_cast<size_t>(span.storage)]; }
 
-  Span span_of(const at::Tensor& tensor);  // of all that its sizes and strides reach
+  Span span_of(const at::Tensor& tensor);  // all bytes that its sizes and strides reach
 
  private:
-  friend struct Listener;
+  friend struct TraceCallbacks;
   size_t begin(const at::RecordFunction& function);
   void end(size_t call, const std::vector<c10::IValue>& inputs, const at::RecordFunction& function);
 
@@ -48,12 +49,12 @@ class Trace {
   LastNode last_node_;
   std::vector<Call> calls_;
   std::vector<size_t> outermost_, open_;
-  // A storage's object lives on behind a weak reference after its memory is gone, so that no later one has its address.
+  // A weak reference keeps a storage's object after its memory has been freed, so that no later storage has the same address.
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
   std::vector<bool> external_;
   std::unordered_map<const c10::StorageImpl*, int64_t> number_;
   at::CallbackHandle handle_ = 0;
-  bool listens_ = true, results_ = false;
+  bool records_ = true, results_ = false;
   std::exception_ptr error_;
 };
 

@@ -11,12 +11,12 @@
 namespace based {
 namespace {
 
-// The contexts of all documents, one after the other; each begins with the last token of the one before it.
+// Iterates over the contexts of all documents. Each context begins with the last token of the previous one.
 class Contexts {
  public:
   Contexts(const std::vector<std::vector<int64_t>>& documents, int64_t length) : documents_(documents), length_(length) {}
 
-  // The next one that predicts anything; empty: there are no more.
+  // The next context with at least two tokens; empty at the end.
   std::span<const int64_t> next() {
     for (; document_ < documents_.size(); ++document_, at_ = 0) {
       const std::vector<int64_t>& ids = documents_[document_];
@@ -53,10 +53,10 @@ Perplexity measure_perplexity(LanguageModel& model, const std::vector<std::vecto
   }
   Contexts contexts(documents, options.context);
   Perplexity sum;
-  std::set<int64_t> under_way;
+  std::set<int64_t> active;
   const auto add = [&] {
     const std::span<const int64_t> ids = contexts.next();
-    if (!ids.empty()) under_way.insert(engine.add(std::vector<int64_t>(ids.begin(), ids.end()), {.max_tokens = 0, .scores = true}));
+    if (!ids.empty()) active.insert(engine.add(std::vector<int64_t>(ids.begin(), ids.end()), {.max_tokens = 0, .scores = true}));
     return !ids.empty();
   };
   const auto take = [&](int64_t sequence) {
@@ -66,18 +66,18 @@ Perplexity measure_perplexity(LanguageModel& model, const std::vector<std::vecto
     if (!std::isfinite(sum.nats))
       throw Error(options.model + ": a token's probability is not a number; the weights may be damaged, or the training diverged");
   };
-  while (static_cast<int64_t>(under_way.size()) < 2 * engine.slots() && add()) {}
-  bool goes_on = true;
-  while (goes_on && !engine.idle()) {
-    for (const Engine::Drawn& ended : engine.step()) {
+  while (static_cast<int64_t>(active.size()) < 2 * engine.slots() && add()) {}
+  bool proceed = true;
+  while (proceed && !engine.idle()) {
+    for (const Engine::Output& ended : engine.step()) {
       take(ended.sequence);
       engine.remove(ended.sequence);
-      under_way.erase(ended.sequence);
+      active.erase(ended.sequence);
       add();
     }
-    goes_on = !progress || progress(engine.tokens_read());
+    proceed = !progress || progress(engine.tokens_read());
   }
-  for (const int64_t sequence : under_way) take(sequence);  // as far as they came
+  for (const int64_t sequence : active) take(sequence);  // the scored part of unfinished contexts
   return sum;
 }
 

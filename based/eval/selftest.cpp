@@ -3,35 +3,34 @@
 #include <cmath>
 
 #include "based/eval/selftest_models.h"
-#include "based/kernels/cpu/isa.h"
-#include "based/kernels/taylor_deferred.h"
-#include "based/ops/adamw.h"
-#include "based/ops/causal_attention.h"
-#include "based/ops/cross_entropy.h"
-#include "based/ops/diagonal_filter.h"
-#include "based/ops/dropout.h"
-#include "based/ops/embedding.h"
-#include "based/ops/gated_delta_rule.h"
-#include "based/ops/gated_long_conv.h"
-#include "based/ops/gated_mlp.h"
-#include "based/ops/gradient_norm.h"
-#include "based/ops/layer_norm.h"
-#include "based/ops/layer_norm_add_twice.h"
-#include "based/ops/linear.h"
-#include "based/ops/linear_attention.h"
-#include "based/ops/long_conv.h"
-#include "based/ops/most_likely.h"
-#include "based/ops/paged_attention.h"
-#include "based/ops/projected_conv.h"
-#include "based/ops/rms_norm.h"
-#include "based/ops/rotary.h"
-#include "based/ops/rowwise.h"
-#include "based/ops/sample.h"
-#include "based/ops/selective_scan.h"
-#include "based/ops/short_conv.h"
-#include "based/ops/swiglu.h"
-#include "based/ops/taylor_attention.h"
-#include "based/ops/taylor_deferred.h"
+#include "based/kernels/common/cpu/isa.h"
+#include "based/kernels/taylor/deferred.h"
+#include "based/ops/attention/causal_attention.h"
+#include "based/ops/attention/paged_attention.h"
+#include "based/ops/attention/rotary.h"
+#include "based/ops/conv/diagonal_filter.h"
+#include "based/ops/conv/gated_long_conv.h"
+#include "based/ops/conv/long_conv.h"
+#include "based/ops/conv/projected_conv.h"
+#include "based/ops/conv/short_conv.h"
+#include "based/ops/delta_rule/gated_delta_rule.h"
+#include "based/ops/linear/gated_mlp.h"
+#include "based/ops/linear/linear.h"
+#include "based/ops/linear_attention/linear_attention.h"
+#include "based/ops/norm/layer_norm.h"
+#include "based/ops/norm/rms_norm.h"
+#include "based/ops/pointwise/rowwise.h"
+#include "based/ops/pointwise/swiglu.h"
+#include "based/ops/sampling/most_likely.h"
+#include "based/ops/sampling/sample.h"
+#include "based/ops/scan/selective_scan.h"
+#include "based/ops/taylor/taylor_attention.h"
+#include "based/ops/taylor/taylor_deferred.h"
+#include "based/ops/training/adamw.h"
+#include "based/ops/training/cross_entropy.h"
+#include "based/ops/training/dropout.h"
+#include "based/ops/training/embedding.h"
+#include "based/ops/training/gradient_norm.h"
 
 namespace based {
 namespace {
@@ -40,10 +39,10 @@ using kernels::cpu::Isa;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
-// An operator as a function of floating-point inputs; run once in double through its reference and once in `type`.
+// An operator as a function of floating-point inputs. The reference runs in double, the operator in the type under test.
 struct OperatorCheck {
   const char* name;
-  std::function<Tensors()> inputs;  // fp32 values that bf16 holds too
+  std::function<Tensors()> inputs;  // fp32 values that bf16 represents exactly
   std::function<Tensor(const Tensors&)> op, reference;
   bool gradients = true;
 };
@@ -54,7 +53,7 @@ Tensors as_type(const Tensors& tensors, torch::Device device, torch::Dtype type,
   return result;
 }
 
-// Largest error over the output and, where asked for, every gradient of Σ y·g.
+// Largest relative error of the output and, if check.gradients, of the gradients of Σ y·g.
 double operator_error(const OperatorCheck& check, torch::Device device, torch::Dtype type) {
   const Tensors inputs = check.inputs();
   const Tensors exact = as_type(inputs, torch::kCPU, torch::kDouble, check.gradients);
@@ -71,13 +70,13 @@ double operator_error(const OperatorCheck& check, torch::Device device, torch::D
 
 Tensor draw(torch::IntArrayRef shape, double scale = 1) { return (torch::randn(shape) * scale).to(torch::kBFloat16).to(torch::kFloat); }
 
-// Where `like` is.
+// Row boundaries for `tokens` tokens, on the device of `like`; the second row is empty.
 Tensor row_starts(const Tensor& like) {
   return torch::tensor({int64_t{0}, int64_t{65}, int64_t{65}, int64_t{66}, int64_t{196}}).to(like.device());
 }
 constexpr int64_t tokens = 196;
 
-// The first row's tokens one by one, as plain steps or as steps whose tokens are pending beside the state, which are flushed once.
+// Decodes the first row token by token, with plain steps or with deferred steps, whose pending tokens are flushed into the state once.
 Tensor taylor_steps(const Tensors& x, bool deferred) {
   const auto sums = torch::dtype(torch::kFloat).device(x[0].device());
   ops::TaylorState state{torch::zeros({1, 2, kernels::packed_features(16), 24}, sums),
@@ -95,7 +94,7 @@ Tensor taylor_steps(const Tensors& x, bool deferred) {
   return torch::cat(rows);
 }
 
-// The first row's tokens one by one; features are positive.
+// Decodes the first row token by token; features are positive.
 Tensor linear_attention_steps(const Tensors& x) {
   const auto sums = torch::dtype(torch::kFloat).device(x[0].device());
   Tensor kv = torch::zeros({1, 2, 16, 24}, sums), k = torch::zeros({1, 2, 16}, sums), slot = torch::zeros({1}, sums.dtype(torch::kInt64));
@@ -123,7 +122,7 @@ std::vector<OperatorCheck> linear_attention_checks() {
 
 std::vector<OperatorCheck> attention_checks() {
   const auto qkv = [] { return Tensors{draw({tokens, 2, 16}, 0.5), draw({tokens, 2, 16}, 0.5), draw({tokens, 2, 24})}; };
-  const auto qkv_of_one_width = [] { return Tensors{draw({tokens, 2, 16}), draw({tokens, 2, 16}), draw({tokens, 2, 16})}; };
+  const auto qkv_same_width = [] { return Tensors{draw({tokens, 2, 16}), draw({tokens, 2, 16}), draw({tokens, 2, 16})}; };
   const auto dropout = [](const Tensor& like) { return ops::AttentionDropout{0.2, {7, torch::tensor(int64_t{5}).to(like.device())}, 3}; };
   const auto first_row = [](const Tensors& x) {
     return std::get<0>(ops::taylor_attention_reference(x[0].narrow(0, 0, 65), x[1].narrow(0, 0, 65), x[2].narrow(0, 0, 65),
@@ -151,10 +150,10 @@ std::vector<OperatorCheck> attention_checks() {
        },
        [](const Tensors& x) { return ops::causal_attention(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 0, 0.25); },
        [](const Tensors& x) { return ops::causal_attention_reference(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 0, 0.25); }},
-      {"causal_attention, window", qkv_of_one_width,
+      {"causal_attention, window", qkv_same_width,
        [](const Tensors& x) { return ops::causal_attention(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 17, 0.25); },
        [](const Tensors& x) { return ops::causal_attention_reference(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 17, 0.25); }},
-      {"causal_attention, dropout", qkv_of_one_width,
+      {"causal_attention, dropout", qkv_same_width,
        [=](const Tensors& x) {
          return ops::causal_attention(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 0, 0.25, dropout(x[0]));
        },
@@ -164,7 +163,7 @@ std::vector<OperatorCheck> attention_checks() {
   };
 }
 
-// q, k, v, logarithms of decays, beta and an initial state, of one row.
+// Inputs of one row: q, k, v, log decays, beta, initial state.
 Tensors delta_rule_inputs() {
   return {draw({tokens, 2, 16}),   draw({tokens, 2, 16}, 0.25), draw({tokens, 2, 24}), -draw({tokens, 2, 16}).abs() * 0.25,
           draw({tokens, 2}).abs(), draw({1, 2, 16, 24})};
@@ -175,7 +174,7 @@ ops::GatedDeltaRuleInputs delta_rule(const Tensors& x, int64_t begin = 0, int64_
 }
 Tensor one_row(const Tensors& x, int64_t length = tokens) { return torch::tensor({int64_t{0}, length}).to(x[0].device()); }
 
-// A prompt of 100 tokens in two pieces, then token by token.
+// Processes a prompt of 100 tokens in two pieces, then the other tokens one by one.
 Tensor by_delta_rule_steps(const Tensors& x) {
   Tensor state = x[5].to(ops::sum_type(x[5])).clone();
   const Tensor slot = torch::zeros({1}, torch::dtype(torch::kInt64).device(x[0].device()));
@@ -195,12 +194,12 @@ std::vector<OperatorCheck> delta_rule_checks() {
   };
 }
 
-// x, dt, A_log, B, C, D, z, dt_bias.
+// Inputs x[0] to x[7]: x, dt, A_log, B, C, D, z, dt_bias.
 Tensor by_selective_scan(const Tensors& x, const Tensor& cu_seqlens, decltype(&ops::selective_scan) op) {
   return std::get<0>(op({x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]}, cu_seqlens, {}));
 }
 
-// The first tokens at once, the others one by one.
+// Scans the first tokens at once, the others one by one.
 Tensor by_selective_scan_steps(const Tensors& x) {
   const torch::NoGradGuard no_grad;
   constexpr int64_t at_once = 40;
@@ -227,7 +226,7 @@ std::vector<OperatorCheck> scan_checks() {
            [](const Tensors& x) { return by_selective_scan(x, one_row(x, 65), ops::selective_scan_reference); }, false}};
 }
 
-// A text through pages of 16 tokens, in no order.
+// Attention of a sequence whose keys and values are in a shuffled order of pages of 16 tokens.
 Tensor by_paged_steps(const Tensors& x) {
   const auto ids = torch::dtype(torch::kInt64).device(x[0].device());
   const Tensor pool = torch::zeros({14, 16, x[1].size(1), x[1].size(2)}, x[1].options());
@@ -239,7 +238,7 @@ Tensor by_paged_steps(const Tensors& x) {
   return torch::cat(rows);
 }
 
-// The master of a parameter after two steps.
+// The master weights of a parameter after two AdamW steps.
 Tensor by_adamw(const Tensors& x) {
   const bool own = x[0].element_size() > 2;
   Tensor master = own ? x[0].clone() : x[0].to(torch::kFloat);
@@ -253,17 +252,17 @@ Tensor by_adamw(const Tensors& x) {
   return master;
 }
 
-// Two equal gradients: the corrected moments are the gradient and its square.
+// The same in closed form: both steps have equal gradients, so the corrected moments are the gradient and its square.
 Tensor by_adamw_formula(const Tensors& x) {
   const Tensor move = 0.1 * x[1] / (x[1].abs() + 1e-8);
   return ((x[0] * 0.99 - move) * 0.99) - move;
 }
 
-// The norm, the factor that makes it 1, and whether they are usable.
+// The gradient norm, the clipping factor for a norm of 1, and the flag whether the gradients are usable.
 Tensor by_gradient_norm(const Tensors& x) {
   const Tensor loss = torch::ones({}, torch::dtype(torch::kFloat).device(x[0].device()));
-  const auto [figures, usable, scale] = ops::gradient_norm({{x[0], x[1]}, loss, {}, 1});
-  return torch::stack({figures[1], scale.to(torch::kDouble), usable.to(torch::kDouble)});
+  const auto [loss_and_norm, update_enabled, scale] = ops::gradient_norm({{x[0], x[1]}, loss, {}, 1});
+  return torch::stack({loss_and_norm[1], scale.to(torch::kDouble), update_enabled.to(torch::kDouble)});
 }
 
 Tensor by_rotary_formula(const Tensors& x) {
@@ -273,7 +272,7 @@ Tensor by_rotary_formula(const Tensors& x) {
   return torch::cat({a * cos - b * sin, a * sin + b * cos}, 2).flatten(1);
 }
 
-// The likeliest token of each row, without a penalty.
+// Samples at temperature 0, without a penalty: the most likely token of each row.
 Tensor by_sampling(const Tensors& x) {
   const int64_t rows = x[0].size(0);
   const auto whole = torch::dtype(torch::kInt64).device(x[0].device()), real = whole.dtype(torch::kFloat);
@@ -411,10 +410,10 @@ std::vector<OperatorCheck> loss_checks() {
        [] {
          return Tensors{draw({64, 32}), draw({100, 32}, 0.3)};
        },
-       // Types may disagree on a close second: what is compared is the logit of what was said.
+       // Types may disagree between two nearly equal logits, so the logit of the chosen token is compared instead of its index.
        [](const Tensors& x) {
-         const Tensor said = ops::most_likely(x[0], x[1], 90).unsqueeze(1);
-         return torch::linear(x[0], x[1]).gather(1, said);
+         const Tensor chosen = ops::most_likely(x[0], x[1], 90).unsqueeze(1);
+         return torch::linear(x[0], x[1]).gather(1, chosen);
        },
        [](const Tensors& x) { return std::get<0>(torch::linear(x[0], x[1]).narrow(1, 0, 90).max(1, true)); }, false},
   };
@@ -542,7 +541,7 @@ std::vector<SelfTestResult> run_selftest(torch::Device device, const std::functi
               [&] { return operator_error(one, device, type); });
   };
   if (device.is_cpu()) {
-    for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx})
+    for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512bf16})
       if (kernels::cpu::set_isa(isa)) check_operators(isa_name(isa));
     kernels::cpu::set_isa(best);
   } else {

@@ -8,14 +8,14 @@
 #include "based/core/text.h"
 #include "based/eval/perplexity.h"
 #include "based/generate/session.h"
-#include "based/mixers/mixer.h"
+#include "based/mixers/kit/mixer.h"
 #include "based/models/weights.h"
 #include "based/train/run_state.h"
 
 namespace based {
 namespace {
 
-// Removed with what is in it.
+// A temporary folder; the destructor removes it with its contents.
 class Folder {
  public:
   Folder() : path_(temporary_folder() + "/based-selftest-XXXXXX") {
@@ -37,7 +37,7 @@ class Folder {
 
 ModelConfig model_of(const std::string& mixer) {
   ModelConfig config = find_preset("based-tiny");
-  config.d_model = 64;  // what sizes of heads divide
+  config.d_model = 64;  // a multiple of all mixers' head dimensions
   config.vocab_size = 256;
   config.layers = {mixer, mixer};
   Config options{Config::Table{{"type", Config(Config::Value(mixer))}}};
@@ -53,7 +53,7 @@ Tensor draw_ids() { return torch::randint(model_of("attention").vocab_size, {kLe
 
 enum class Form { forward, prefill, steps };
 
-// The hidden states of a text in one of the forms, prefill in pieces.
+// The hidden states of a sequence, computed in the given form; prefill runs in pieces of 23 tokens.
 Tensor hidden_of(LanguageModel& model, const Tensor& ids, Form form) {
   const torch::Device device = model.device();
   const Tensor there = ids.to(device), slot = torch::zeros({1}, there.options());
@@ -70,7 +70,7 @@ Tensor hidden_of(LanguageModel& model, const Tensor& ids, Form form) {
   return torch::cat(rows);
 }
 
-// Against the parallel form in double.
+// The error of a form, compared with the parallel form in double.
 double form_error(const std::string& mixer, torch::Device device, Form form) {
   const torch::NoGradGuard no_grad;
   LanguageModel model(model_of(mixer));
@@ -81,8 +81,8 @@ double form_error(const std::string& mixer, torch::Device device, Form form) {
   return relative_error(hidden, hidden_of(model, ids, Form::forward));
 }
 
-// A text that is generated, saved on the way and taken up again by another session, is the same text.
-void require_saved_state_goes_on(LanguageModel& model, const std::string& hash, const std::vector<int64_t>& prompt, const Folder& folder) {
+// Throws Error unless a session that loads a saved state generates the same tokens as the session that saved it.
+void require_same_continuation(LanguageModel& model, const std::string& hash, const std::vector<int64_t>& prompt, const Folder& folder) {
   EngineOptions plain;
   plain.decode.steps = Steps::plain;
   Session session(model, plain), other(model, plain);
@@ -92,11 +92,12 @@ void require_saved_state_goes_on(LanguageModel& model, const std::string& hash, 
   session.save(folder.file("text.state"), hash);
   other.load(folder.file("text.state"), hash);
   for (int i = 0; i < 3; ++i)
-    if (other.next(most_likely) != session.next(most_likely)) throw Error("a text that was saved goes on with another token");
+    if (other.next(most_likely) != session.next(most_likely))
+      throw Error("a loaded state generates other tokens than the session that saved it");
 }
 
-// A model that was saved and loaded: its hidden states against those of the model that was saved, in double. Its perplexity, whose sums
-// are of fp32 numbers, is compared as well.
+// The error of the hidden states of a model that was saved and loaded, compared with the original model in double. For recurrent mixers the
+// perplexity and a saved state are checked, too; perplexity sums fp32 numbers, so its tolerance is larger.
 double file_error(const std::string& mixer, torch::Device device, torch::Dtype type) {
   const torch::NoGradGuard no_grad;
   const Folder folder;
@@ -113,7 +114,7 @@ double file_error(const std::string& mixer, torch::Device device, torch::Dtype t
   const double error = relative_error(hidden, hidden_of(model, ids, Form::forward));
   if (!recurrent) return error;
   const std::vector<int64_t> text(ids.const_data_ptr<int64_t>(), ids.const_data_ptr<int64_t>() + kLength);
-  require_saved_state_goes_on(*loaded.model, loaded.hash, text, folder);
+  require_same_continuation(*loaded.model, loaded.hash, text, folder);
   const double nats =
       model.loss(ids.narrow(0, 0, kLength - 1), ids.narrow(0, 1, kLength - 1), Sequences::equal(1, kLength - 1)).item<double>();
   const Perplexity measured = measure_perplexity(*loaded.model, {text}, {});
@@ -123,7 +124,7 @@ double file_error(const std::string& mixer, torch::Device device, torch::Dtype t
   return error;
 }
 
-// Training that goes on from files, against training that went on: what the optimizer updates.
+// The error of the weights after a training step from saved files, compared with the same step without saving and loading.
 double training_error(const std::string& mixer, torch::Device device, torch::Dtype type) {
   const Folder folder;
   LanguageModel model(model_of(mixer));
@@ -132,7 +133,7 @@ double training_error(const std::string& mixer, torch::Device device, torch::Dty
   const Tensor ids = draw_ids().to(device);
   const std::vector<Batch> batches{
       {ids.narrow(0, 0, kLength - 1), ids.narrow(0, 1, kLength - 1), Sequences::equal(1, kLength - 1, device)}};
-  const auto step = [&](LanguageModel& of, AdamW& optimizer, int64_t at) { TrainStep(of, optimizer).run(batches, at, 1e-2); };
+  const auto step = [&](LanguageModel& trained, AdamW& updater, int64_t at) { TrainStep(trained, updater).run(batches, at, 1e-2); };
   AdamW optimizer(model, {});
   step(model, optimizer, 0);
   save_model(model, folder.path());
@@ -184,7 +185,7 @@ std::vector<ModelCheck> model_checks(torch::Device device) {
       checks.push_back(
           {mixer, std::string("model from files, ") + name, tolerance, [=, type = dtype] { return file_error(mixer, device, type); }});
     for (const auto& [dtype, name, tolerance] : types)
-      if (dtype != torch::kFloat64)  // which no run trains in
+      if (dtype != torch::kFloat64)  // runs do not train in fp64
         checks.push_back(
             {mixer, std::string("training from files, ") + name, 1e-5, [=, type = dtype] { return training_error(mixer, device, type); }});
   }

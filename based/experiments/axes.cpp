@@ -9,8 +9,8 @@ namespace based {
 namespace {
 
 constexpr size_t max_points = 10'000;
-constexpr int max_ties = 16;     // that lead from one to the next
-constexpr size_t max_axes = 64;  // of a series: each is a level of recursion
+constexpr int max_ties = 16;     // longest chain of ties to ties
+constexpr size_t max_axes = 64;  // axes of a series, each of which is a level of recursion
 
 const Config::Table& members(const Config& table) { return std::get<Config::Table>(table.value()); }
 
@@ -19,7 +19,7 @@ struct Axis {
   const Config* list = nullptr;
 };
 
-// The first list of a table and those in it.
+// The first list in a table or in its nested tables.
 Axis first_axis(const Config& table, const std::string& prefix) {
   for (const auto& [key, value] : members(table)) {
     const std::string path = config_detail::join(prefix, key);
@@ -52,14 +52,14 @@ struct Tie {
   int64_t number = 0;
 };
 
-// Read by hand: std::regex takes a stack frame for each letter.
+// A hand-written parser, because std::regex uses a stack frame for each character.
 std::optional<Tie> parse_tie(std::string_view text) {
   constexpr std::string_view kSpace = " \t\n\v\f\r", kDigits = "0123456789",
                              kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_";
   constexpr size_t kMostDigits = 9;
   const auto skip_space = [&] { text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size())); };
-  const auto take = [&](std::string_view of) {
-    const std::string_view taken = text.substr(0, text.find_first_not_of(of));
+  const auto take = [&](std::string_view letters) {
+    const std::string_view taken = text.substr(0, text.find_first_not_of(letters));
     text.remove_prefix(taken.size());
     return std::string(taken);
   };
@@ -171,12 +171,12 @@ void expand(const Config& table, std::vector<std::string> axes, std::vector<Axis
 
 }  // namespace
 
-Config laid_over(Config base, const Config& top) {
+Config merged(Config base, const Config& top) {
   if (top.is_null()) return base;
   if (!base.is_table()) return top;
   for (const auto& [key, value] : members(top)) {
     const Config* below = base.find(key);
-    base.set(key, below != nullptr && below->is_table() && value.is_table() ? laid_over(*below, value) : value);
+    base.set(key, below != nullptr && below->is_table() && value.is_table() ? merged(*below, value) : value);
   }
   return base;
 }

@@ -1,10 +1,11 @@
-// What [model] and [[series]] of an experiment stand for: a table for each point.
+// Expands [model] and [[series]] of an experiment into one model table for each point.
 //
-//   d_model = [64, 128]                    a list is an axis (`layers` is none): one point a value, every combination of all axes
-//   mixers.mixer.feature_dim = "= d_model"       tied: the value of another key, which may be computed with one integer,
-//   mixers.mixer.state = "= d_model / 4"         by * / + or -
+//   d_model = [64, 128]                      a list is an axis (except `layers`); the points are all combinations of the axes' values
+//   mixers.mixer.feature_dim = "= d_model"   a tie: the value of another key
+//   mixers.mixer.state = "= d_model / 4"     a tie may apply one of * / + - with an integer
 //
-// A tie names a key of its own table, else of the tables around it, or with dots one from the model's root: "= mixers.mixer.heads * 2".
+// The key of a tie is looked up in its own table, then in the enclosing tables. A dotted key is looked up from the model's root:
+// "= mixers.mixer.heads * 2".
 #pragma once
 #include <string>
 #include <vector>
@@ -13,16 +14,16 @@
 
 namespace based {
 
-Config laid_over(Config base, const Config& top);  // key by key; what is no table is replaced
+Config merged(Config base, const Config& top);  // `base` with the keys of `top`: tables are merged recursively, other values replaced
 
 struct AxisPoint {
-  std::string label;  // the axes' values: "d_model=64 feature_dim=8"; of a tied key nothing
+  std::string label;  // the axes' values: "d_model=64 feature_dim=8"; tied keys are not listed
   Config model;
 };
-// At least one. Throws UsageError naming the key.
+// Returns at least one point. Throws UsageError naming the key.
 std::vector<AxisPoint> expand_axes(const Config& model);
 
-// `config` without what it has in common with `defaults`.
+// `config` without the keys whose values equal those in `defaults`.
 Config without_defaults(const Config& config, const Config& defaults);
 
 }  // namespace based

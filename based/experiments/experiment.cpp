@@ -39,7 +39,7 @@ const ExperimentKind& find_experiment_kind(const std::string& name) {
 
 namespace {
 
-constexpr size_t kProgressEvery = 4096;  // runs
+constexpr size_t kKeysPerUpdate = 4096;  // runs
 
 std::string name_of(const Config& series) {
   const Config* name = series.find("name");
@@ -47,7 +47,7 @@ std::string name_of(const Config& series) {
   return text != nullptr ? *text : "";
 }
 
-// Throws UsageError where no series has the name.
+// Throws UsageError if no series has the name.
 size_t index_of(const Config::Array& series, const std::string& name, const std::string& where) {
   std::vector<std::string> known;
   for (size_t i = 0; i < series.size(); ++i) {
@@ -70,13 +70,13 @@ Config scaled(const Config& config, const Config& scale) {
       top.set(key, value);
     }
   }
-  result = laid_over(result, top);
+  result = merged(result, top);
   const Config* listed = config.find("series");
   Config::Array series = listed != nullptr ? config_detail::array_of(*listed, "series") : Config::Array();
   if (changed != nullptr)
     for (const Config& each : config_detail::array_of(*changed, "series")) {
       Config& below = series[index_of(series, name_of(each), each.where())];
-      below = laid_over(below, each);
+      below = merged(below, each);
     }
   if (only != nullptr) {
     Config::Array kept;
@@ -107,7 +107,7 @@ Hash128 key_hash(const ExperimentKind& kind, const PlannedRun& run, torch::Devic
   return xxh3_128(std::as_bytes(std::span(text)));
 }
 
-// Sorted, not in a map: there may be millions.
+// Throws UsageError if two runs have the same key. Sorts the keys instead of using a map, because there may be millions of runs.
 void require_different(const ExperimentKind& kind, const std::vector<PlannedRun>& runs) {
   std::vector<std::tuple<uint64_t, uint64_t, size_t>> keys;
   keys.reserve(runs.size());
@@ -115,10 +115,10 @@ void require_different(const ExperimentKind& kind, const std::vector<PlannedRun>
   for (size_t i = 0; i < runs.size(); ++i) {
     const Hash128 key = key_hash(kind, runs[i], torch::kCPU);
     keys.emplace_back(key.high, key.low, i);
-    if ((i + 1) % kProgressEvery == 0 || i + 1 == runs.size()) progress.update(static_cast<int64_t>(i + 1));
+    if ((i + 1) % kKeysPerUpdate == 0 || i + 1 == runs.size()) progress.update(static_cast<int64_t>(i + 1));
   }
   std::sort(keys.begin(), keys.end());
-  std::optional<std::pair<size_t, size_t>> same;  // the first run that was there before, as the file has them
+  std::optional<std::pair<size_t, size_t>> same;  // the first duplicate in the file's order, after the run that it repeats
   for (size_t i = 1; i < keys.size(); ++i) {
     const auto& [high, low, run] = keys[i - 1];
     const auto& [next_high, next_low, next] = keys[i];
@@ -184,7 +184,7 @@ std::string markdown(const std::string& text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
-    const bool within_word = c == '_' && i > 0 && is_word(i - 1) && is_word(i + 1);  // feature_dim: no emphasis
+    const bool within_word = c == '_' && i > 0 && is_word(i - 1) && is_word(i + 1);  // as in feature_dim, where _ is not emphasis
     if (std::string_view("\\`*_[]<|~&$#").find(c) != std::string_view::npos && !within_word) out += '\\';
     out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c;
   }
@@ -192,7 +192,7 @@ std::string markdown(const std::string& text) {
 }
 
 void require_figure(const std::string& where, const std::string& name, double value, double least, double most) {
-  if (value >= least && value <= most) return;  // false of what is no number
+  if (value >= least && value <= most) return;  // the comparisons are false for NaN
   const auto text = [](double number) { return std::isfinite(number) ? Config(number).to_json(-1) : std::to_string(number); };
   throw Error(where + name + " is " + text(value) + ", which is not from " + text(least) + " to " + text(most));
 }

@@ -1,6 +1,7 @@
-// The kind "index": a trained recurrent model in the index problem. Alice reads her bits with it and sends its state, Bob goes on from the
-// message alone and answers. How much he answers rightly, against the bits that were sent, stands beside what no message can do better.
-#include "based/data/index.h"
+// The kind "index": the index problem with a trained recurrent model. Alice reads her bits with the model and sends its state. Bob, who has
+// only the message, continues from that state and answers a question about each bit. The figure plots Bob's accuracy against the bits sent,
+// next to the upper bound for any message of that many bits.
+#include "based/data/index_problem.h"
 
 #include "based/experiments/experiment.h"
 #include "based/experiments/message.h"
@@ -14,7 +15,7 @@ struct IndexSegment {
 
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("told", told, "bits that are told, a random choice, each of which is asked for");
+    field("told", told, "number of bits that Alice reads, chosen at random; Bob is asked for each of them");
     field("examples", examples, "examples");
   }
 };
@@ -26,12 +27,11 @@ struct IndexTask {
 
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("bits", bits, "n: Alice's bits, and Bob's questions to choose from");
-    field("train", train, "segments: few bits told are easier to learn from than all");
-    field("test", test, "examples to test on, with all bits told and all asked for");
-    field("seed", seed, "of the data");
-    field("bits_each", bits_each,
-          "a message has each number of the state in so many bits: 32, 16, or 8 to 2; a point of the figure for each");
+    field("bits", bits, "n: the number of Alice's bits");
+    field("train", train, "training segments; segments with few told bits are easier to learn");
+    field("test", test, "number of test examples, with all bits told and all asked for");
+    field("seed", seed, "seed of the data");
+    field("bits_each", bits_each, "bits per number of the state in a message: 32, 16, or 8 to 2; each value is a point of the figure");
   }
 };
 
@@ -40,20 +40,20 @@ struct IndexFigures {
 
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("message_bits", message_bits, "for each of bits_each");
-    field("message_recall", message_recall, "likewise");
+    field("message_bits", message_bits, "length of the message, for each of bits_each");
+    field("message_recall", message_recall, "recall from the message, for each of bits_each");
   }
 };
 
-using IndexShown = QuestionsShown<IndexTask>;
+using IndexSummary = QuestionsSummary<IndexTask>;
 
-// Bob's hidden states, of one piece of the data, behind zeros for Alice's; `bits` is what one of the messages had.
+// The hidden states [tokens, d_model] of one piece of the data: zeros for Alice's tokens, then Bob's. `bits` receives a message's length.
 torch::Tensor answer(LanguageModel& model, const RecallPiece& piece, const IndexTask& task, int bits_each, int64_t& bits) {
-  const int64_t length = piece.of->length, told = 2 * task.bits;
-  const torch::Tensor ids = piece.of->inputs.narrow(0, piece.first, piece.count);
-  const auto part = [&](int64_t from, int64_t count, ModelState& state) {
+  const int64_t length = piece.segment->length, told = 2 * task.bits;
+  const torch::Tensor ids = piece.segment->inputs.narrow(0, piece.first, piece.count);
+  const auto part = [&](int64_t first, int64_t count, ModelState& state) {
     const Slots slots = torch::arange(piece.count, torch::dtype(torch::kInt64).device(model.device()));
-    return model.prefill(ids.narrow(1, from, count).flatten(), Sequences::equal(piece.count, count, model.device()), state, slots);
+    return model.prefill(ids.narrow(1, first, count).flatten(), Sequences::equal(piece.count, count, model.device()), state, slots);
   };
   ModelState alice = model.make_state(piece.count), bob = model.make_state(piece.count);
   part(0, told, alice);
@@ -72,11 +72,12 @@ torch::Tensor answer(LanguageModel& model, const RecallPiece& piece, const Index
 
 std::string times(int64_t count, const char* what) { return std::to_string(count) + " " + what; }
 
-PlotSeries bound_of(const IndexTask& task, double from, double to) {
+// The highest recall of any message, for messages of `least` to `most` bits.
+PlotSeries bound_of(const IndexTask& task, double least, double most) {
   PlotSeries bound{.label = "no message can do better", .markers = false, .backdrop = true};
   constexpr int kPoints = 60;
   for (int i = 0; i <= kPoints; ++i) {
-    const double bits = from * std::pow(to / from, i / static_cast<double>(kPoints));
+    const double bits = least * std::pow(most / least, i / static_cast<double>(kPoints));
     bound.points.emplace_back(bits, most_recall(bits, static_cast<double>(task.bits)));
   }
   return bound;
@@ -89,7 +90,7 @@ struct IndexKind {
   static constexpr bool kAgainstParameters = false;
 
   static std::vector<IndexConfig> configs(const Task& task, bool test) {
-    constexpr int64_t kApart = 1'000'000;  // seeds of two tasks, and of training and test
+    constexpr int64_t kApart = 1'000'000;  // distance between the seeds of training and test data, and half that of two tasks
     int64_t seed = task.seed * 2 * kApart;
     if (test) return {{task.bits, task.bits, task.bits, task.test, seed + kApart}};
     std::vector<IndexConfig> all;
@@ -139,17 +140,17 @@ struct IndexKind {
     }
   }
 
-  static std::vector<Figure> figures(const IndexShown& shown, const std::vector<PointResult>& points) {
+  static std::vector<Figure> figures(const IndexSummary& summary, const std::vector<PointResult>& points) {
     Plot plot;
-    plot.title = shown.title;
-    plot.subtitle = times(shown.task.bits, "random bits, for each of which the receiver is asked; the message is the model's state");
+    plot.title = summary.title;
+    plot.subtitle = times(summary.task.bits, "random bits, for each of which the receiver is asked; the message is the model's state");
     plot.x = {"bits of the message", true, TickFormat::powers_of_two, {}, {}};
     plot.y = {"recall", false, TickFormat::percent, 0.4, 1.0};
     int64_t examples = 0;
-    for (const IndexSegment& segment : shown.task.train) examples += segment.examples;
-    plot.footer = times(examples, "examples") + " x " + times(shown.training.epochs, "epochs") + "; numbers of the state sent in 32 to " +
-                  std::to_string(*std::min_element(shown.task.bits_each.begin(), shown.task.bits_each.end())) + " bits each";
-    double most = static_cast<double>(shown.task.bits);
+    for (const IndexSegment& segment : summary.task.train) examples += segment.examples;
+    plot.footer = times(examples, "examples") + " x " + times(summary.training.epochs, "epochs") + "; numbers of the state sent in 32 to " +
+                  std::to_string(*std::min_element(summary.task.bits_each.begin(), summary.task.bits_each.end())) + " bits each";
+    double most = static_cast<double>(summary.task.bits);
     for (const PointResult& point : points) {
       if (point.best.empty()) continue;
       if (plot.series.empty() || plot.series.back().label != point.series) plot.series.push_back({.label = point.series, .line = false});
@@ -163,12 +164,12 @@ struct IndexKind {
     }
     if (plot.series.empty()) return {};
     plot.labels_at_end = true;
-    plot.series.push_back(bound_of(shown.task, 1, most));
+    plot.series.push_back(bound_of(summary.task, 1, most));
     return {{"figure", plot}};
   }
 
-  static std::string table(const IndexShown& shown, const std::vector<PointResult>& points) {
-    std::string text = "# " + markdown(shown.title) + "\n\n" + times(shown.task.bits, "bits, each of which is asked for.") +
+  static std::string table(const IndexSummary& summary, const std::vector<PointResult>& points) {
+    std::string text = "# " + markdown(summary.title) + "\n\n" + times(summary.task.bits, "bits, each of which is asked for.") +
                        " The bound is the most that a message of so many bits lets anyone answer.\n\n"
                        "| series | point | bits each | message bits | recall | bound | learning rate | parameters |\n"
                        "|---|---|---:|---:|---:|---:|---:|---:|\n";
@@ -179,10 +180,10 @@ struct IndexKind {
       }
       const StoredRun& run = *point.best.front();
       const std::vector<double> bits = figures_of(run, "message_bits"), recall = figures_of(run, "message_recall");
-      for (size_t i = 0; i < std::min({bits.size(), recall.size(), shown.task.bits_each.size()}); ++i)
-        text += "| " + markdown(point.series) + " | " + markdown(point.label) + " | " + std::to_string(shown.task.bits_each[i]) + " | " +
+      for (size_t i = 0; i < std::min({bits.size(), recall.size(), summary.task.bits_each.size()}); ++i)
+        text += "| " + markdown(point.series) + " | " + markdown(point.label) + " | " + std::to_string(summary.task.bits_each[i]) + " | " +
                 format_number(bits[i], 0) + " | " + format_number(recall[i], 4) + " | " +
-                format_number(most_recall(bits[i], static_cast<double>(shown.task.bits)), 4) + " | " +
+                format_number(most_recall(bits[i], static_cast<double>(summary.task.bits)), 4) + " | " +
                 format_number(point.learning_rate, 5) + " | " + std::to_string(point.planned->parameters) + " |\n";
     }
     return text;
@@ -191,6 +192,6 @@ struct IndexKind {
 
 }  // namespace
 
-BASED_QUESTIONS_KIND(index, IndexKind, "The index problem: what a state tells, against the bits that it is sent in")
+BASED_QUESTIONS_KIND(index, IndexKind, "The index problem: recall from a state against the bits that it is sent in")
 
 }  // namespace based

@@ -1,5 +1,6 @@
-// A kind of experiment is one file, based/experiments/<kind>.cpp, and one line in kinds.def. It says what runs a config comes to and how
-// one is done; files, keys, devices, progress, status and plots are the same for all (experiment.h, sweep.h, report.h).
+// The interface of a kind of experiment. A kind is one file, based/experiments/<kind>.cpp, and one line in kinds.def. It derives the runs
+// from a config and executes one run. Files, keys, devices, progress, status and plots are shared by all kinds (experiment.h, sweep.h,
+// report.h).
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -10,37 +11,38 @@
 
 #include "based/core/config.h"
 #include "based/core/plot.h"
-#include "based/ops/torch.h"
+#include "based/runtime/torch.h"
 
 namespace based {
 
 class LanguageModel;
 
-// What the runs of one point and one learning rate have in common: all but the seed. A series' runs with the same label are one point of
-// the figure: its learning rates, each with its seeds.
+// The common part of the runs that differ only in their seed. The runs of a series with the same label make one point of the figure; it has
+// several learning rates, each with several seeds.
 struct PlannedRate {
   std::string series;
-  std::string label;  // what distinguishes the point in its series: "feature_dim=8"
+  std::string label;  // distinguishes the points of a series: "feature_dim=8"
   double learning_rate = 0;
-  Config config;       // all that decides the result but seed, code and device; without keys that have their default
-  Config versions;     // of the code that decides it
-  int64_t steps = 0;   // of training, for the progress line
-  int64_t length = 0;  // tokens at which state is counted
-  double cost = 0;     // in any unit: the dearest run is begun first
+  Config config;       // everything that determines the result except seed, code and device; without keys that have their default
+  Config versions;     // versions of the code that determines the result
+  int64_t steps = 0;   // training steps, for the progress line
+  int64_t length = 0;  // number of tokens for which the size of the state is reported
+  double cost = 0;     // in any unit; the most expensive run starts first
   int64_t parameters = 0;
-  std::string config_json, versions_json;  // of the above; add_runs sets them, so that the keys of millions of runs take no time
+  std::string config_json, versions_json;  // JSON of the two above, cached by add_runs so that millions of keys are computed quickly
 };
 
-// One training run. An experiment may have millions, so a run holds its seed alone and shares the rest.
+// One training run. An experiment may have millions of runs, so a run holds only its seed and shares the rest.
 struct PlannedRun {
   std::shared_ptr<const PlannedRate> rate;
   int64_t seed = 0;
 };
 // Adds a run for each seed to `runs`.
 void add_runs(std::vector<PlannedRun>& runs, std::shared_ptr<PlannedRate> rate, const std::vector<int64_t>& seeds);
-Config config_of(const PlannedRun& run);  // the rate's, and the seed
+Config config_of(const PlannedRun& run);  // the config of its rate, with the seed
 
-// What was kept of a run; `outcome` is the kind's, and has its score. `failed`: why there is none.
+// The stored result of a run. The kind of experiment defines the keys of `outcome`, which include its score. `failed`: the reason, if the
+// run failed and has no outcome.
 struct StoredRun {
   int64_t format = 1;
   std::string key, kind, series, label;
@@ -53,32 +55,32 @@ struct StoredRun {
 
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("format", format, "of this file");
-    field("key", key, "hash of kind, config, versions and the device's kind; the file's name");
+    field("format", format, "version of the file format");
+    field("key", key, "hash of kind, config, versions and the type of device; the file's name");
     field("kind", kind, "");
-    field("series", series, "when it was done; not part of the key");
-    field("label", label, "likewise");
+    field("series", series, "name of the series when the run was done; not part of the key");
+    field("label", label, "label of the point when the run was done; not part of the key");
     field("learning_rate", learning_rate, "");
     field("seed", seed, "");
     field("device", device, "");
     field("seconds", seconds, "");
-    field("config", config, "what decides the run, without keys that have their default");
+    field("config", config, "everything that determines the result, without keys that have their default");
     field("versions", versions, "");
     field("outcome", outcome, "");
     field("failed", failed, "why there is no outcome");
   }
 };
 
-// The best of a point's learning rates, of those that are finished; of its seeds the mean.
+// The result of a point: the best of its finished learning rates, scored by the mean over its seeds.
 struct PointResult {
   std::string series, label;
   int64_t runs = 0, done = 0, failed = 0;
-  std::vector<const StoredRun*> best;    // at the best rate, one a seed; empty: none is finished
+  std::vector<const StoredRun*> best;    // the runs at the best rate, one per seed; empty if no run is finished
   const PlannedRate* planned = nullptr;  // one of its rates
   double learning_rate = 0, score = 0, low = 0, high = 0;
 };
 
-// What a file says of T, all of whose fields it must have but those in `optional`. Throws Error naming the field that is missing or wrong.
+// Reads a T that must have all fields except those in `optional`. Throws Error naming the field that is missing or wrong.
 template <class T>
 T read_whole(const Config& config, const std::vector<std::string>& optional = {}) {
   const T value = read_stored([&] { return read_config<T>(config); });
@@ -88,24 +90,24 @@ T read_whole(const Config& config, const std::vector<std::string>& optional = {}
       throw Error(config.where() + "it has no '" + name + "'");
   return value;
 }
-// Throws Error as "`where``name` must be from …" where a figure is not in its range, or is no number.
+// Throws Error "`where``name` is …, which is not from … to …" if a figure is NaN or out of range.
 void require_figure(const std::string& where, const std::string& name, double value, double least, double most);
 
-double figure_of(const StoredRun& run, const std::string& name);                // of its outcome; NaN where there is none
-std::vector<double> figures_of(const StoredRun& run, const std::string& name);  // a list of it
+double figure_of(const StoredRun& run, const std::string& name);                // a number of its outcome; NaN if it has none
+std::vector<double> figures_of(const StoredRun& run, const std::string& name);  // a list of numbers of its outcome
 
 struct Figure {
-  std::string name;  // of its files
+  std::string name;  // file name without the ending
   Plot plot;
 };
 
 struct RunHooks {
   std::function<void(int64_t step, int64_t steps, double loss, double score)> progress;
-  // Called on the trained model, with the outcome that run() then gives; may be null. What it throws, run() throws.
+  // Called with the trained model and the outcome that run() is about to return; may be null. Its exceptions leave run().
   std::function<void(const LanguageModel& model, const Config& outcome)> trained;
 };
 
-class DeviceData {  // what the runs on one device share
+class DeviceData {  // data that the runs on one device share
  public:
   virtual ~DeviceData() = default;
 };
@@ -114,28 +116,28 @@ class Experiment {
  public:
   virtual ~Experiment() = default;
   virtual const std::vector<PlannedRun>& runs() const = 0;
-  // Throws UsageError for what the device cannot do.
+  // Throws UsageError if the device does not support the experiment's options.
   virtual std::unique_ptr<DeviceData> load(torch::Device device) const = 0;
-  // The outcome of runs()[index]; none where it was interrupted. Many may run at once. Throws Error where it fails.
+  // Executes runs()[index] and returns its outcome; nullopt if it was interrupted. Thread-safe. Throws Error if the run fails.
   virtual std::optional<Config> run(size_t index, const DeviceData& data, const RunHooks& hooks) const = 0;
-  // Throws Error naming the figure that an outcome of runs()[index] lacks, or that no run can come to.
+  // Throws Error naming a figure that an outcome of runs()[index] lacks or that is out of range.
   virtual void check(size_t index, const Config& outcome) const = 0;
-  // The higher the better: what chooses a point's rate and is drawn. NaN where the run has none.
+  // The score, the higher the better; it selects a point's learning rate and is plotted. NaN if the run has none.
   virtual double score(const StoredRun& run) const = 0;
   virtual std::vector<Figure> figures(const std::vector<PointResult>& points) const = 0;
-  // A table of the points in Markdown.
+  // A Markdown table of the points.
   virtual std::string table(const std::vector<PointResult>& points) const = 0;
 };
 
 struct ExperimentKind {
   const char* name;
   const char* summary;
-  const char* score;                                          // what the experiment's score is called
+  const char* score;                                          // name of the score, for example "accuracy"
   std::unique_ptr<Experiment> (*read)(const Config& config);  // throws UsageError naming the key
   std::vector<FieldHelp> (*help)();
 };
 
 const std::vector<const ExperimentKind*>& experiment_kinds();
-const ExperimentKind& find_experiment_kind(const std::string& name);  // throws UsageError naming those there are
+const ExperimentKind& find_experiment_kind(const std::string& name);  // throws UsageError listing the known kinds
 
 }  // namespace based

@@ -51,13 +51,13 @@ float float_of(uint32_t word) {
   return value;
 }
 
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 uint32_t bf16_of(float value) {
   const uint32_t word = word_of(value);
   return (word + 0x7fffu + (word >> 16 & 1)) >> 16;
 }
 
-int largest_of(int bits) { return (1 << (bits - 1)) - 1; }  // of the integers: −largest … largest
+int largest_of(int bits) { return (1 << (bits - 1)) - 1; }  // integers are −largest … largest
 
 std::vector<torch::Tensor> sent_tensors(const ModelState& state) {
   const int64_t seen = state.position()[0].item<int64_t>();

@@ -81,7 +81,7 @@ void check_training(const TrainingAxes& training, const std::vector<QuestionSegm
   require(training.run.batch <= INT32_MAX, "training.batch must be below 2^31");
   require(!training.learning_rates.empty(), "training.learning_rates must not be empty");
   require(!training.seeds.empty(), "training.seeds must not be empty");
-  uses_tf32(training.run);  // refuses what is neither
+  uses_tf32(training.run);  // throws for an unknown precision
   require(!std::isnan(training.run.stop_above), "training.stop_above must be a number");
   for (const int64_t seed : training.seeds) require(seed >= 0, "training.seeds must not be negative");
   for (const bool in_test : {false, true})

@@ -1,17 +1,18 @@
-// Experiments of small models that are trained on questions with one right answer each: kinds of experiment that differ in their task. A
-// kind is a struct `Kind`:
+// Experiments that train small models on questions with one right answer each. The kinds of such experiments differ in their task. A kind
+// is a struct `Kind`:
 //   using Task = …;                                          a visited struct
-//   static constexpr const char *kName, *kTitle;             of the kind, and of the figure where the file gives none
-//   static constexpr int64_t kVersion;                       of the data
-//   static void check(const Task&);                          throws UsageError naming the key that cannot be
+//   static constexpr const char *kName, *kTitle;             the kind's name, and the default title of the figure
+//   static constexpr int64_t kVersion;                       version of the data
+//   static constexpr bool kAgainstParameters;                whether the kind supports the key against_parameters
+//   static void check(const Task&);                          throws UsageError naming an invalid key
 //   static int64_t vocab_size(const Task&);
 //   static std::vector<QuestionSegment> segments(const Task&, bool test);
 //   static MqarSegments make(const Task&);
-//   using Measured = …;                                      a visited struct: what its outcomes have beside QuestionsOutcome's; NoFigures
-//   static Measured measure(LanguageModel&, const RecallData&, const Task&);  when training is over
-//   static void check_measured(const Task&, const Measured&, const std::string& where);  throws Error, as require_figure
-//   static std::vector<Figure> figures(const QuestionsShown<Task>&, const std::vector<PointResult>&);
-//   static std::string table(const QuestionsShown<Task>&, const std::vector<PointResult>&);
+//   using Measured = …;                                      a visited struct: figures of the kind beside QuestionFigures; or NoFigures
+//   static Measured measure(LanguageModel&, const RecallData&, const Task&);             called after training
+//   static void check_measured(const Task&, const Measured&, const std::string& where);  throws Error like require_figure
+//   static std::vector<Figure> figures(const QuestionsSummary<Task>&, const std::vector<PointResult>&);
+//   static std::string table(const QuestionsSummary<Task>&, const std::vector<PointResult>&);
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -33,15 +34,15 @@ struct QuestionSegment {
   int64_t length = 0, examples = 0;
 };
 
-// What figures and tables say of an experiment.
+// The description of an experiment that its figures and tables print.
 template <class Task>
-struct QuestionsShown {
+struct QuestionsSummary {
   std::string title;
   Task task;
-  RecallTraining training;
-  size_t rates = 1, seeds = 1;                // rates: the most of any series
+  QuestionTraining training;
+  size_t rates = 1, seeds = 1;                // rates: the largest number of learning rates of any series
   std::map<std::string, ModelConfig> models;  // by point_key
-  bool last_segment = false;                  // the score is the last test segment's
+  bool last_segment = false;                  // the score is that of the last test segment
   bool against_parameters = false;
 };
 std::string point_key(const std::string& series, const std::string& label);
@@ -51,7 +52,7 @@ struct NoFigures {
   void visit(Visitor&&) {}
 };
 
-// What a run came to, as it is kept.
+// The stored figures of a run that all kinds share.
 struct QuestionFigures {
   double accuracy = 0;
   std::vector<double> segments;
@@ -63,15 +64,15 @@ struct QuestionFigures {
 
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("accuracy", accuracy, "over all test examples");
-    field("segments", segments, "the accuracy in each test segment");
-    field("by_epoch", by_epoch, "the segments after each epoch");
-    field("loss", loss, "of the last step");
-    field("epochs", epochs, "that were done");
-    field("state_bytes", state_bytes, "at the longest test example");
-    field("parameters", parameters, "of the model");
-    field("data_hash", data_hash, "of all segments, training's and test's");
-    field(kTestHashes, test_hashes, "of each test segment, as `based mqar eval` says it; older results have none");
+    field("accuracy", accuracy, "accuracy over all test examples");
+    field("segments", segments, "accuracy in each test segment");
+    field("by_epoch", by_epoch, "accuracy in each test segment after each epoch");
+    field("loss", loss, "loss of the last step");
+    field("epochs", epochs, "epochs that were done");
+    field("state_bytes", state_bytes, "bytes of state at the longest test example");
+    field("parameters", parameters, "parameters of the model");
+    field("data_hash", data_hash, "hash of all training and test segments");
+    field(kTestHashes, test_hashes, "hash of each test segment, as `based mqar eval` prints it; older results have none");
   }
   static constexpr const char* kTestHashes = "test_hashes";
 };
@@ -88,19 +89,19 @@ struct QuestionsOutcome {
   }
 };
 
-// The accuracy over all test examples, or in the last segment alone.
+// The accuracy over all test examples, or only in the last segment.
 double score_of(const StoredRun& run, bool last_segment);
 
 struct TrainingAxes {
-  RecallTraining run;
+  QuestionTraining run;
   std::vector<double> learning_rates = {1e-3};
   std::vector<int64_t> seeds = {0};
 
   template <class Visitor>
   void visit(Visitor&& field) {
     run.visit(field);
-    field("learning_rates", learning_rates, "each point of the figure is the best of these");
-    field("seeds", seeds, "of the weights and of the order of the batches; a rate's figure is the mean over them");
+    field("learning_rates", learning_rates, "learning rates to try; a point of the figure is the best of them");
+    field("seeds", seeds, "seeds of the weights and of the order of the batches; a learning rate's score is the mean over them");
   }
 };
 
@@ -111,14 +112,14 @@ struct QuestionSeries {
 
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("name", name, "of the series in the figure");
-    field("model", model, "keys laid over [model]; lists other than layers are axes, and \"= d_model / 4\" ties one key to another");
-    field("optimizer", optimizer, "keys laid over [optimizer]");
-    field("learning_rates", learning_rates, "in place of training.learning_rates");
+    field("name", name, "name of the series in the figure");
+    field("model", model, "keys that override [model]; lists other than layers are axes, and \"= d_model / 4\" ties one key to another");
+    field("optimizer", optimizer, "keys that override [optimizer]");
+    field("learning_rates", learning_rates, "replaces training.learning_rates");
   }
 };
 
-// What such an experiment's file holds.
+// The keys of an experiment's file.
 template <class Kind>
 struct QuestionsConfig {
   std::string kind = Kind::kName, title = Kind::kTitle;
@@ -132,28 +133,28 @@ struct QuestionsConfig {
 
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("kind", kind, "of the experiment");
-    field("title", title, "of the figure");
+    field("kind", kind, "kind of the experiment");
+    field("title", title, "title of the figure");
     field("task", task, "");
     field("training", training, "");
     field("optimizer", optimizer, "learning_rate comes from training.learning_rates");
     field("model", model, "keys that the series share");
-    field("series", series, "one a line in the figure: name, model, optimizer, learning_rates");
+    field("series", series, "one for each line in the figure: name, model, optimizer, learning_rates");
     field("score", score,
-          "what is drawn and chooses a point's rate: the accuracy over all test examples, or in the last segment: all, last");
-    field("against_parameters", against_parameters, "draw parameters.svg, too: the score against the model's parameters");
+          "the plotted score, which also selects a point's learning rate: all: accuracy over all test examples; last: in the last segment");
+    field("against_parameters", against_parameters, "also draw parameters.svg: the score against the model's number of parameters");
   }
 };
 
-// Of what all kinds share; throws UsageError naming the key.
+// Both check the keys that all kinds share, and throw UsageError naming an invalid one.
 void check_training(const TrainingAxes& training, const std::vector<QuestionSegment>& train, const std::vector<QuestionSegment>& test);
 void check_series(const std::vector<QuestionSeries>& series);
 int64_t epoch_steps(const std::vector<QuestionSegment>& train, int64_t batch);
 int64_t longest_of(const std::vector<QuestionSegment>& segments);
-// Throws Error where a list of figures has not the length that is wanted.
+// Throws Error if a list of figures has another length than `wanted`.
 void require_count(const std::string& where, const std::string& name, size_t count, size_t wanted);
 QuestionFigures figures_of(const RecallOutcome& outcome, const RecallData& data);
-// Throws Error as require_figure where no run of so many epochs comes to the figures.
+// Throws Error like require_figure if a run of at most `epochs` epochs cannot have these figures.
 void check_figures(const QuestionFigures& figures, const std::vector<QuestionSegment>& test, int64_t epochs, int64_t parameters,
                    const std::string& where);
 
@@ -178,7 +179,7 @@ class QuestionsExperiment : public Experiment {
     test_ = Kind::segments(config_.task, true);
     check_training(config_.training, train_, test_);
     task_key_ = without_defaults(write_config(config_.task), write_config(typename Kind::Task{}));
-    training_key_ = without_defaults(write_config(config_.training.run), write_config(RecallTraining{}));
+    training_key_ = without_defaults(write_config(config_.training.run), write_config(QuestionTraining{}));
     Progress planning("experiment: runs", 0, {.delay = kProgressDelay});
     for (const QuestionSeries& series : config_.series) add_series(series, planning);
   }
@@ -187,7 +188,7 @@ class QuestionsExperiment : public Experiment {
 
   std::unique_ptr<DeviceData> load(torch::Device device) const override {
     if (device.is_cpu() && uses_tf32(config_.training.run))
-      throw UsageError("training.precision = \"tf32\" is a GPU's: choose fp32, or --device cuda");
+      throw UsageError("training.precision = \"tf32\" needs a GPU: choose fp32, or --device cuda");
     return std::make_unique<QuestionsDeviceData>(Kind::make(config_.task), device);
   }
 
@@ -211,8 +212,8 @@ class QuestionsExperiment : public Experiment {
   }
 
   double score(const StoredRun& run) const override { return score_of(run, last_segment()); }
-  std::vector<Figure> figures(const std::vector<PointResult>& points) const override { return Kind::figures(shown(), points); }
-  std::string table(const std::vector<PointResult>& points) const override { return Kind::table(shown(), points); }
+  std::vector<Figure> figures(const std::vector<PointResult>& points) const override { return Kind::figures(summary(), points); }
+  std::string table(const std::vector<PointResult>& points) const override { return Kind::table(summary(), points); }
 
  private:
   using Outcome = QuestionsOutcome<typename Kind::Measured>;
@@ -224,7 +225,7 @@ class QuestionsExperiment : public Experiment {
 
   bool last_segment() const { return config_.score == "last"; }
 
-  QuestionsShown<typename Kind::Task> shown() const {
+  QuestionsSummary<typename Kind::Task> summary() const {
     size_t rates = config_.training.learning_rates.size();
     for (const QuestionSeries& series : config_.series) rates = std::max(rates, series.learning_rates.size());
     return {config_.title, config_.task,   config_.training.run,      rates, config_.training.seeds.size(),
@@ -234,7 +235,7 @@ class QuestionsExperiment : public Experiment {
   void add_series(const QuestionSeries& series, Progress& planning) {
     const std::string at = "series " + in_quotes(series.name) + ": ";
     const std::vector<double>& rates = series.learning_rates.empty() ? config_.training.learning_rates : series.learning_rates;
-    Config keys = laid_over(model_table(config_.model), model_table(series.model));
+    Config keys = merged(model_table(config_.model), model_table(series.model));
     set_vocabulary_size(keys, Kind::vocab_size(config_.task), "the task");
     for (const AxisPoint& point : expand_axes(keys)) {
       try {
@@ -259,7 +260,7 @@ class QuestionsExperiment : public Experiment {
     double tokens = 0;
     for (const QuestionSegment& segment : train_) tokens += static_cast<double>(segment.length * segment.examples);
     common.cost = tokens * static_cast<double>(config_.training.run.epochs) * static_cast<double>(common.parameters);
-    const auto optimizer = read_config<OptimizerOptions>(laid_over(write_config(config_.optimizer), series.optimizer));
+    const auto optimizer = read_config<OptimizerOptions>(merged(write_config(config_.optimizer), series.optimizer));
     for (const double rate : rates) {
       add_runs(planned_, planned(common, model, optimizer, rate), config_.training.seeds);
       planning.update(static_cast<int64_t>(planned_.size()));
@@ -283,12 +284,12 @@ class QuestionsExperiment : public Experiment {
 
   QuestionsConfig<Kind> config_;
   std::vector<QuestionSegment> train_, test_;
-  Config task_key_, training_key_;             // as runs' configs have them
-  std::map<std::string, ModelConfig> models_;  // by point; the rates point into it
+  Config task_key_, training_key_;             // parts of every run's config
+  std::map<std::string, ModelConfig> models_;  // by point_key; the rates point into it
   std::vector<PlannedRun> planned_;
 };
 
-// Ends a kind's file: BASED_QUESTIONS_KIND(recall, RecallKind, "one line of help")
+// Defines a kind, at the end of its file: BASED_QUESTIONS_KIND(recall, RecallKind, "one line of help")
 #define BASED_QUESTIONS_KIND(name, Kind, summary)                                                                              \
   extern const ExperimentKind experiment_kind_##name;                                                                          \
   const ExperimentKind experiment_kind_##name{                                                                                 \

@@ -22,10 +22,10 @@ struct RecallKind {
   using Measured = NoFigures;
   static Measured measure(LanguageModel&, const RecallData&, const Task&) { return {}; }
   static void check_measured(const Task&, const Measured&, const std::string&) {}
-  static std::vector<Figure> figures(const RecallShown& shown, const std::vector<PointResult>& points) {
-    return recall_figures(shown, points);
+  static std::vector<Figure> figures(const RecallSummary& summary, const std::vector<PointResult>& points) {
+    return recall_figures(summary, points);
   }
-  static std::string table(const RecallShown& shown, const std::vector<PointResult>& points) { return recall_table(shown, points); }
+  static std::string table(const RecallSummary& summary, const std::vector<PointResult>& points) { return recall_table(summary, points); }
 };
 
 }  // namespace

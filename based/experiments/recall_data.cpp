@@ -4,7 +4,7 @@
 namespace based {
 namespace {
 
-// Test data come from seeds far from the training data's, whatever the number of segments.
+// Distance between the seeds of test and training data. It is more than the number of segments, so that their streams never coincide.
 constexpr int64_t test_seed_offset = 1'000'000;
 
 MqarConfig segment_config(const RecallTask& task, const RecallSegment& segment) {

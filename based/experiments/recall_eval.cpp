@@ -14,8 +14,8 @@ std::vector<RecallPiece> recall_pieces(const RecallData::Segment& segment, int64
   const Tensor places = all.remainder(count * segment.length);
   std::vector<RecallPiece> pieces;
   for (int64_t first = 0; first < segment.examples; first += count) {
-    const int64_t size = std::min(count, segment.examples - first), from = first * segment.labels, labels = size * segment.labels;
-    pieces.push_back({&segment, first, size, places.narrow(0, from, labels), targets.narrow(0, from, labels)});
+    const int64_t size = std::min(count, segment.examples - first), begin = first * segment.labels, labels = size * segment.labels;
+    pieces.push_back({&segment, first, size, places.narrow(0, begin, labels), targets.narrow(0, begin, labels)});
   }
   return pieces;
 }
@@ -23,12 +23,12 @@ std::vector<RecallPiece> recall_pieces(const RecallData::Segment& segment, int64
 Recall measure_recall(LanguageModel& model, const std::vector<std::vector<RecallPiece>>& segments,
                       const std::function<Tensor(const RecallPiece&)>& read) {
   const torch::NoGradGuard no_grad;
-  std::vector<Tensor> found;  // of each segment: hits, and words that mean nothing
+  std::vector<Tensor> found;  // int64 [2] of each segment: correct predictions, and predictions from logits that are not finite
   for (const auto& pieces : segments) {
     Tensor sums = torch::zeros({2}, torch::dtype(torch::kInt64).device(model.device()));
     for (const RecallPiece& piece : pieces) {
-      const Tensor said = model.most_likely(read(piece).index_select(0, piece.places));
-      sums += torch::stack({(said == piece.targets).sum(), (said < 0).sum()});
+      const Tensor predicted = model.most_likely(read(piece).index_select(0, piece.places));
+      sums += torch::stack({(predicted == piece.targets).sum(), (predicted < 0).sum()});
     }
     found.push_back(sums);
   }
@@ -37,9 +37,9 @@ Recall measure_recall(LanguageModel& model, const std::vector<std::vector<Recall
   Recall recall;
   double examples = 0;
   for (const auto& pieces : segments) {
-    const RecallData::Segment& segment = *pieces.at(0).of;
-    const int64_t hits = *count++, meaningless = *count++;
-    if (meaningless > 0) throw Error("the recall cannot be measured: what the model says is not finite");
+    const RecallData::Segment& segment = *pieces.at(0).segment;
+    const int64_t hits = *count++, not_finite = *count++;
+    if (not_finite > 0) throw Error("the recall cannot be measured: the model's logits are not finite");
     recall.segments.push_back(static_cast<double>(hits) / static_cast<double>(segment.labels * segment.examples));
     recall.mean += recall.segments.back() * static_cast<double>(segment.examples);
     examples += static_cast<double>(segment.examples);
@@ -55,7 +55,7 @@ Recall measure_recall(LanguageModel& model, const std::vector<RecallData::Segmen
   segments.reserve(test.size());
   for (const auto& segment : test) segments.push_back(recall_pieces(segment, batch));
   return measure_recall(model, segments, [&](const RecallPiece& piece) {
-    return model.forward(piece.inputs(), Sequences::equal(piece.count, piece.of->length, model.device()));
+    return model.forward(piece.inputs(), Sequences::equal(piece.count, piece.segment->length, model.device()));
   });
 }
 

@@ -7,14 +7,14 @@
 #include "based/core/progress.h"
 #include "based/core/text.h"
 #include "based/experiments/experiment.h"
-#include "based/mixers/mixer.h"
+#include "based/mixers/kit/mixer.h"
 
 namespace based {
 namespace {
 
-constexpr size_t most_labels = 6;  // beside their points; more are hard to tell apart there
+constexpr size_t most_labels = 6;  // series with labels next to their points; more labels would overlap
 
-// An option of a layer's mixer; its default where it is not set.
+// An option of a layer's mixer, or its default if it is not set.
 int64_t option(const ModelConfig& model, const std::string& layer, const std::string& name) {
   const auto named = model.mixers.find(layer);
   const Config* set = named == model.mixers.end() ? nullptr : named->second.find(name);
@@ -33,7 +33,8 @@ struct PaperState {
   const char* mixer;
   int64_t (*elements)(const ModelConfig& model, const std::string& layer, int64_t tokens);
 };
-// As the published code counts them: keys and values; features times values, and the sum of the features; a convolution's taps.
+// As the published code counts them: keys and values for attention; features times values, and the sum of the features, for linear
+// attention; the taps of a convolution.
 constexpr std::array paper_states{
     PaperState{"attention", [](const ModelConfig& model, const std::string&, int64_t tokens) { return 2 * tokens * model.d_model; }},
     PaperState{"sliding_window", [](const ModelConfig& model, const std::string& layer,
@@ -66,7 +67,7 @@ std::vector<const PointResult*> finished(const std::vector<PointResult>& points)
   return found;
 }
 
-// Of lists, one a seed; as long as the shortest, as a run that stopped early has fewer epochs.
+// The mean of lists, one per seed. It is as long as the shortest list, because a run that stopped early has fewer epochs.
 std::vector<double> mean_of(const std::vector<std::vector<double>>& seeds) {
   std::vector<double> mean = seeds.front();
   for (size_t seed = 1; seed < seeds.size(); ++seed) {
@@ -84,8 +85,8 @@ std::vector<double> mean_segments(const PointResult& point) {
 }
 
 // The score after each epoch.
-std::vector<double> by_epoch(const RecallShown& shown, const StoredRun& run) {
-  const RecallTask& task = shown.task;
+std::vector<double> by_epoch(const RecallSummary& summary, const StoredRun& run) {
+  const RecallTask& task = summary.task;
   std::vector<double> epochs;
   const Config* rows = run.outcome.find("by_epoch");
   if (rows == nullptr || !rows->is_array()) return epochs;
@@ -94,7 +95,7 @@ std::vector<double> by_epoch(const RecallShown& shown, const StoredRun& run) {
     config_detail::read(row, segments, "by_epoch");
     double sum = 0, examples = 0;
     const size_t count = std::min(segments.size(), task.test.size());
-    for (size_t i = shown.last_segment && count > 0 ? count - 1 : 0; i < count; ++i) {
+    for (size_t i = summary.last_segment && count > 0 ? count - 1 : 0; i < count; ++i) {
       sum += segments[i] * static_cast<double>(task.test[i].examples);
       examples += static_cast<double>(task.test[i].examples);
     }
@@ -105,7 +106,7 @@ std::vector<double> by_epoch(const RecallShown& shown, const StoredRun& run) {
 
 double state_bytes_of(const PointResult& point) { return figure_of(*point.best.front(), "state_bytes"); }
 
-// So many bytes that every other point has less.
+// The median of the points' bytes of state.
 double median_bytes(const std::vector<const PointResult*>& points) {
   std::vector<double> bytes;
   for (const PointResult* point : points) bytes.push_back(state_bytes_of(*point));
@@ -113,7 +114,7 @@ double median_bytes(const std::vector<const PointResult*>& points) {
   return bytes[bytes.size() / 2];
 }
 
-// Of each series the point that recalls most from `most` bytes of state; of one that needs more, its smallest.
+// For each series the point with the best recall among those with at most `most` bytes of state, or its smallest point if all need more.
 std::vector<const PointResult*> best_from(const std::vector<const PointResult*>& points, double most) {
   const auto is_better = [&](const PointResult& one, const PointResult& other) {
     const double bytes = state_bytes_of(one), others = state_bytes_of(other);
@@ -132,7 +133,7 @@ std::vector<const PointResult*> best_from(const std::vector<const PointResult*>&
   return best;
 }
 
-// Within a factor of two of the median, the bytes from which the series' best points lie closest together.
+// The limit for best_from(), within a factor of two of the median, for which the sizes of the series' best points differ least.
 double common_bytes(const std::vector<const PointResult*>& points) {
   const double median = median_bytes(points);
   double common = median, least = std::numeric_limits<double>::infinity();
@@ -146,19 +147,20 @@ double common_bytes(const std::vector<const PointResult*>& points) {
   return common;
 }
 
-std::string made_from(const RecallShown& shown, bool with_range) {
+std::string made_from(const RecallSummary& summary, bool with_range) {
   int64_t examples = 0;
-  for (const auto& segment : shown.task.train) examples += segment.examples;
-  return "vocabulary " + std::to_string(shown.task.vocab_size) + ", " + std::to_string(examples) + " training examples" +
-         (shown.training.epochs == 1 ? "" : " x " + std::to_string(shown.training.epochs) + " epochs") +
-         (shown.rates > 1 ? "; best of " + std::to_string(shown.rates) + " rates" : "") +
-         (shown.seeds > 1 ? std::string("; mean ") + (with_range ? "and range of " : "of ") + std::to_string(shown.seeds) + " seeds" : "");
+  for (const auto& segment : summary.task.train) examples += segment.examples;
+  return "vocabulary " + std::to_string(summary.task.vocab_size) + ", " + std::to_string(examples) + " training examples" +
+         (summary.training.epochs == 1 ? "" : " x " + std::to_string(summary.training.epochs) + " epochs") +
+         (summary.rates > 1 ? "; best of " + std::to_string(summary.rates) + " rates" : "") +
+         (summary.seeds > 1 ? std::string("; mean ") + (with_range ? "and range of " : "of ") + std::to_string(summary.seeds) + " seeds"
+                            : "");
 }
 
-// That some of the points shown may rise yet: not all of their rates are done.
+// A note for the footer if not all runs of the plotted points are done, so that their scores may still rise.
 std::string unfinished(const std::vector<const PointResult*>& points) {
-  const auto waits = [](const PointResult* point) { return point->done + point->failed < point->runs; };
-  const auto count = std::count_if(points.begin(), points.end(), waits);
+  const auto is_unfinished = [](const PointResult* point) { return point->done + point->failed < point->runs; };
+  const auto count = std::count_if(points.begin(), points.end(), is_unfinished);
   return count == 0 ? "" : "; at " + std::to_string(count) + (count == 1 ? " point" : " points") + " not all rates yet";
 }
 
@@ -167,20 +169,20 @@ std::string subtitle_of(const RecallTask& task) {
   return "multi-query associative recall, up to " + std::to_string(last.pairs) + " pairs in " + std::to_string(last.length) + " tokens";
 }
 
-Plot frame(const RecallShown& shown) {
+Plot frame(const RecallSummary& summary) {
   Plot plot;
-  plot.title = shown.title;
-  plot.subtitle = subtitle_of(shown.task);
-  plot.y = {shown.last_segment ? "recall of " + labelled(shown.task.test.back()) : "recall", false, TickFormat::percent, 0.0, 1.0};
-  plot.footer = made_from(shown, false);
+  plot.title = summary.title;
+  plot.subtitle = subtitle_of(summary.task);
+  plot.y = {summary.last_segment ? "recall of " + labelled(summary.task.test.back()) : "recall", false, TickFormat::percent, 0.0, 1.0};
+  plot.footer = made_from(summary, false);
   return plot;
 }
 
-// What a point costs: bytes of state, or parameters.
+// The cost of a point: bytes of state, or number of parameters.
 using CostOf = double (*)(const PointResult& point);
 double parameters_of(const PointResult& point) { return static_cast<double>(point.planned->parameters); }
 
-// As stairs: the most that is recalled at so much cost or less.
+// A step function of the cost: the best score among the points of at most that cost.
 PlotSeries frontier(const std::vector<const PointResult*>& points, CostOf cost_of) {
   std::vector<std::pair<double, double>> all;
   all.reserve(points.size());
@@ -203,7 +205,7 @@ Plot against(Plot plot, const std::vector<const PointResult*>& points, CostOf co
     PlotSeries& series = plot.series.back();
     const double cost = cost_of(*point);
     series.points.emplace_back(cost, point->score);
-    if (point->label.find(' ') != std::string::npos) series.line = false;  // several axes: in the order of x they would go to and fro
+    if (point->label.find(' ') != std::string::npos) series.line = false;  // several axes: a line would zigzag
     if (point->best.size() > 1) series.bars.push_back({cost, point->low, point->high});
     if (!point->label.empty()) plot.notes.push_back({cost, point->score, point->label});
   }
@@ -212,24 +214,25 @@ Plot against(Plot plot, const std::vector<const PointResult*>& points, CostOf co
   return plot;
 }
 
-Plot against_state(const RecallShown& shown, const std::vector<const PointResult*>& points) {
-  Plot plot = frame(shown);
+Plot against_state(const RecallSummary& summary, const std::vector<const PointResult*>& points) {
+  Plot plot = frame(summary);
   plot.x = {"bytes of recurrent state", true, TickFormat::bytes, {}, {}};
-  plot.footer = made_from(shown, true) + unfinished(points) + "; state measured";
+  plot.footer = made_from(summary, true) + unfinished(points) + "; state measured";
   return against(std::move(plot), points, state_bytes_of);
 }
 
-Plot against_parameters(const RecallShown& shown, const std::vector<const PointResult*>& points) {
-  Plot plot = frame(shown);
+Plot against_parameters(const RecallSummary& summary, const std::vector<const PointResult*>& points) {
+  Plot plot = frame(summary);
   plot.title += ": by parameters";
   plot.x = {"parameters", true, TickFormat::number, {}, {}};
-  plot.footer = made_from(shown, true) + unfinished(points);
+  plot.footer = made_from(summary, true) + unfinished(points);
   return against(std::move(plot), points, parameters_of);
 }
 
-// Curves of models of about equal bytes: the best ones of all may have nothing left to tell.
+// The points for the figures by epoch and by pairs, one per series, of about equal bytes of state. The best points of all would not do:
+// their recall may be perfect throughout.
 struct Curves {
-  std::vector<const PointResult*> points;  // one a series
+  std::vector<const PointResult*> points;  // one per series
   std::string about;
 
   explicit Curves(const std::vector<const PointResult*>& finished) {
@@ -237,38 +240,38 @@ struct Curves {
     points = best_from(finished, most);
     about = "; of each series the best from " + format_bytes(most) + " of state, or its smallest";
   }
-  static PlotSeries of(const PointResult& point) { return {.label = point.series + ", " + format_bytes(state_bytes_of(point))}; }
+  static PlotSeries empty_series(const PointResult& point) { return {.label = point.series + ", " + format_bytes(state_bytes_of(point))}; }
 };
 
-Plot epochs_figure(const RecallShown& shown, const Curves& curves) {
-  Plot plot = frame(shown);
+Plot epochs_figure(const RecallSummary& summary, const Curves& curves) {
+  Plot plot = frame(summary);
   plot.title += ": by epoch";
   plot.subtitle += curves.about;
   plot.labels_at_end = true;
   plot.x = {"epochs", false, TickFormat::number, {}, {}};
   for (const PointResult* point : curves.points) {
-    plot.series.push_back(Curves::of(*point));
+    plot.series.push_back(Curves::empty_series(*point));
     std::vector<std::vector<double>> seeds;
-    for (const StoredRun* run : point->best) seeds.push_back(by_epoch(shown, *run));
+    for (const StoredRun* run : point->best) seeds.push_back(by_epoch(summary, *run));
     const std::vector<double> epochs = mean_of(seeds);
     for (size_t i = 0; i < epochs.size(); ++i) plot.series.back().points.emplace_back(static_cast<double>(i + 1), epochs[i]);
   }
   return plot;
 }
 
-Plot pairs_figure(const RecallShown& shown, const Curves& curves) {
-  Plot plot = frame(shown);
+Plot pairs_figure(const RecallSummary& summary, const Curves& curves) {
+  Plot plot = frame(summary);
   plot.title += ": by number of pairs";
   plot.subtitle = "multi-query associative recall" + curves.about;
   plot.y.label = "recall";
   plot.labels_at_end = true;
   plot.x = {"key-value pairs an example", true, TickFormat::powers_of_two, {}, {}};
   for (const PointResult* point : curves.points) {
-    plot.series.push_back(Curves::of(*point));
+    plot.series.push_back(Curves::empty_series(*point));
     std::map<int64_t, std::pair<double, double>> pairs;  // sum and number of segments
     const std::vector<double> segments = mean_segments(*point);
-    for (size_t i = 0; i < std::min(segments.size(), shown.task.test.size()); ++i) {
-      auto& [sum, count] = pairs[shown.task.test[i].pairs];
+    for (size_t i = 0; i < std::min(segments.size(), summary.task.test.size()); ++i) {
+      auto& [sum, count] = pairs[summary.task.test[i].pairs];
       sum += segments[i], count += 1;
     }
     for (const auto& [number, mean] : pairs) plot.series.back().points.emplace_back(static_cast<double>(number), mean.first / mean.second);
@@ -291,26 +294,26 @@ int64_t paper_state_elements(const ModelConfig& model, int64_t tokens) {
   return sum;
 }
 
-std::vector<Figure> recall_figures(const RecallShown& shown, const std::vector<PointResult>& points) {
+std::vector<Figure> recall_figures(const RecallSummary& summary, const std::vector<PointResult>& points) {
   const std::vector<const PointResult*> done = finished(points);
   if (done.empty()) return {};
   const Curves curves(done);
-  std::vector<Figure> figures{{"figure", against_state(shown, done)}};
-  if (shown.against_parameters) figures.push_back({"parameters", against_parameters(shown, done)});
-  if (shown.training.epochs > 1) figures.push_back({"epochs", epochs_figure(shown, curves)});
-  if (shown.task.test.size() > 1) figures.push_back({"pairs", pairs_figure(shown, curves)});
+  std::vector<Figure> figures{{"figure", against_state(summary, done)}};
+  if (summary.against_parameters) figures.push_back({"parameters", against_parameters(summary, done)});
+  if (summary.training.epochs > 1) figures.push_back({"epochs", epochs_figure(summary, curves)});
+  if (summary.task.test.size() > 1) figures.push_back({"pairs", pairs_figure(summary, curves)});
   return figures;
 }
 
-std::string recall_table(const RecallShown& shown, const std::vector<PointResult>& points) {
-  std::string head = std::string("| series | point | ") + (shown.last_segment ? "score | " : "accuracy | "), rule = "|---|---|---:|";
-  for (const RecallSegment& segment : shown.task.test) {
+std::string recall_table(const RecallSummary& summary, const std::vector<PointResult>& points) {
+  std::string head = std::string("| series | point | ") + (summary.last_segment ? "score | " : "accuracy | "), rule = "|---|---|---:|";
+  for (const RecallSegment& segment : summary.task.test) {
     head += labelled(segment) + " | ";
     rule += "---:|";
   }
-  std::string text = "# " + markdown(shown.title) + "\n\n" + made_from(shown, true) +
+  std::string text = "# " + markdown(summary.title) + "\n\n" + made_from(summary, true) +
                      ". State in bytes is measured; elements are the paper's count." +
-                     (shown.last_segment ? " The score is the recall of " + labelled(shown.task.test.back()) + ".\n\n" : "\n\n");
+                     (summary.last_segment ? " The score is the recall of " + labelled(summary.task.test.back()) + ".\n\n" : "\n\n");
   text += head + "learning rate | state bytes | paper's elements | parameters | seconds a run | runs |\n" + rule +
           "---:|---:|---:|---:|---:|---:|\n";
   for (const PointResult& point : points) {
@@ -318,17 +321,17 @@ std::string recall_table(const RecallShown& shown, const std::vector<PointResult
     const std::string runs = std::to_string(point.done) + "/" + std::to_string(point.runs) +
                              (point.failed > 0 ? ", " + std::to_string(point.failed) + " failed" : "");
     if (point.best.empty()) {
-      for (size_t i = 0; i < shown.task.test.size() + 6; ++i) text += "- | ";
+      for (size_t i = 0; i < summary.task.test.size() + 6; ++i) text += "- | ";
       text += runs + " |\n";
       continue;
     }
     text += format_number(point.score, 4);
     if (point.best.size() > 1) text += " (" + format_number(point.low, 4) + " to " + format_number(point.high, 4) + ")";
     const std::vector<double> segments = mean_segments(point);
-    for (size_t i = 0; i < shown.task.test.size(); ++i) text += " | " + (i < segments.size() ? format_number(segments[i], 4) : "-");
+    for (size_t i = 0; i < summary.task.test.size(); ++i) text += " | " + (i < segments.size() ? format_number(segments[i], 4) : "-");
     double seconds = 0;
     for (const StoredRun* run : point.best) seconds += run->seconds / static_cast<double>(point.best.size());
-    const int64_t elements = paper_state_elements(shown.models.at(point_key(point.series, point.label)), point.planned->length);
+    const int64_t elements = paper_state_elements(summary.models.at(point_key(point.series, point.label)), point.planned->length);
     text += " | " + format_number(point.learning_rate, 5) + " | " + format_number(state_bytes_of(point), 0) + " | " +
             (elements < 0 ? "-" : std::to_string(elements)) + " | " + std::to_string(point.planned->parameters) + " | " +
             format_number(seconds, 1) + " | " + runs + " |\n";

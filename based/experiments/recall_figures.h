@@ -1,16 +1,16 @@
-// The pictures and the table of a recall experiment.
+// The figures and the table of a recall experiment.
 #pragma once
 #include "based/experiments/questions.h"
 
 namespace based {
 
-using RecallShown = QuestionsShown<RecallTask>;
+using RecallSummary = QuestionsSummary<RecallTask>;
 
-// Recall against bytes of state, by epoch and by segment.
-std::vector<Figure> recall_figures(const RecallShown& shown, const std::vector<PointResult>& points);
-std::string recall_table(const RecallShown& shown, const std::vector<PointResult>& points);
+// Figures of recall against bytes of state, against parameters, by epoch and by number of pairs.
+std::vector<Figure> recall_figures(const RecallSummary& summary, const std::vector<PointResult>& points);
+std::string recall_table(const RecallSummary& summary, const std::vector<PointResult>& points);
 
-// How many numbers the paper says that a model's state has after `tokens` tokens; -1: it says nothing of one of its mixers.
+// The size of a model's state after `tokens` tokens, in numbers, as the paper counts it; -1 if the paper does not cover one of its mixers.
 int64_t paper_state_elements(const ModelConfig& model, int64_t tokens);
 
 }  // namespace based

@@ -14,11 +14,11 @@
 namespace based {
 namespace {
 
-constexpr int64_t kTestTokens = int64_t{1} << 16;  // of one pass: enough to fill a GPU, and activations stay small beside training's
-constexpr int64_t kProgressEvery = 64;             // steps
+constexpr int64_t kTestTokens = int64_t{1} << 16;  // tokens per pass: enough to fill a GPU, with activations smaller than in training
+constexpr int64_t kStepsPerUpdate = 64;            // steps
 
-// How products of fp32 matrices are computed is a setting of the whole process: runs of one precision go side by side, those of another
-// wait until they are done.
+// Whether fp32 matrix products use TF32 is a setting of the whole process. Runs of the same precision therefore execute concurrently, and a
+// run of the other precision waits until they have finished.
 class PrecisionScope {
  public:
   explicit PrecisionScope(bool tf32) {
@@ -74,7 +74,7 @@ class Run {
     loop_hooks.evaluate = [this](int64_t) { return evaluate(); };
     loop_hooks.done = [this](const LoopState&) { return accuracy_ > run_.training.stop_above; };
     loop_hooks.progress = [&](const LoopState& state) {
-      const bool due = state.step % kProgressEvery == 0 || state.step % options.epoch_steps == 0;
+      const bool due = state.step % kStepsPerUpdate == 0 || state.step % options.epoch_steps == 0;
       if (hooks_.progress && due) hooks_.progress(state.step, options.steps, state.loss, accuracy_);
     };
     const LoopResult loop = train_loop(*model_, optimizer, run_.optimizer, options, loop_hooks);
@@ -99,10 +99,10 @@ class Run {
  private:
   static constexpr int64_t kMostShapes = 64;
 
-  // Made once for each shape: they go to the device.
+  // Cached by shape, because making one copies data to the device.
   const Sequences& rows_of(const RecallPiece& piece) {
-    const auto [found, is_new] = rows_.try_emplace({piece.count, piece.of->length});
-    if (is_new) found->second = std::make_unique<Sequences>(Sequences::equal(piece.count, piece.of->length, data_.device()));
+    const auto [found, is_new] = rows_.try_emplace({piece.count, piece.segment->length});
+    if (is_new) found->second = std::make_unique<Sequences>(Sequences::equal(piece.count, piece.segment->length, data_.device()));
     return *found->second;
   }
 
@@ -134,7 +134,7 @@ class Run {
   const PrecisionScope precision_;
   const OwnStream stream_{data_.device()};
   std::shared_ptr<LanguageModel> model_;
-  std::vector<RecallPiece> batches_;  // of an epoch, in the order of the data
+  std::vector<RecallPiece> batches_;  // the batches of an epoch, in the order of the data
   std::vector<std::vector<RecallPiece>> tests_;
   std::map<std::pair<int64_t, int64_t>, std::unique_ptr<Sequences>> rows_;
   std::vector<size_t> order_;
@@ -145,7 +145,7 @@ class Run {
 
 }  // namespace
 
-bool uses_tf32(const RecallTraining& training) {
+bool uses_tf32(const QuestionTraining& training) {
   for (const char* known : {"fp32", "tf32", "bf16"})
     if (training.precision == known) return training.precision == "tf32";
   throw UsageError("training.precision must be fp32, tf32 or bf16, got " + in_quotes(training.precision));

@@ -11,9 +11,9 @@
 namespace based {
 namespace {
 
-constexpr size_t kProgressEvery = 1024;  // runs
+constexpr size_t kResultsPerUpdate = 1024;  // runs
 
-// Of the rates at which no seed failed, or of all where there is none such, the one whose mean over its finished seeds is best.
+// Chooses the rate with the best mean over its finished seeds. Rates with a failed seed count only if every rate has one.
 void choose_best(PointResult& point, const std::vector<const StoredRun*>& runs, const Experiment& experiment) {
   std::map<double, std::vector<const StoredRun*>> rates;
   std::map<double, bool> failed;
@@ -42,7 +42,7 @@ void choose_best(PointResult& point, const std::vector<const StoredRun*>& runs, 
   }
 }
 
-// Runs of a point follow each other in the plan as a rule, but need not.
+// Runs of a point usually follow each other in the plan, which saves most look-ups, but need not.
 std::vector<PointResult> points_of(const ExperimentFile& file, const std::vector<std::unique_ptr<StoredRun>>& stored) {
   std::vector<PointResult> points;
   std::vector<std::vector<const StoredRun*>> kept;
@@ -90,7 +90,7 @@ Report make_report(const ExperimentFile& file, const ResultsFolder& results) {
       report.runs[i] = std::make_unique<StoredRun>(std::move(*stored));
       break;
     }
-    if ((i + 1) % kProgressEvery == 0 || i + 1 == runs.size()) progress.update(static_cast<int64_t>(i + 1));
+    if ((i + 1) % kResultsPerUpdate == 0 || i + 1 == runs.size()) progress.update(static_cast<int64_t>(i + 1));
   }
   report.points = points_of(file, report.runs);
   return report;

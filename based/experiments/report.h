@@ -1,4 +1,4 @@
-// What an experiment has come to, from its config and the kept files alone.
+// The results of an experiment, read from its config and the stored runs.
 #pragma once
 #include "based/experiments/experiment.h"
 #include "based/experiments/results.h"
@@ -7,14 +7,14 @@ namespace based {
 
 struct Report {
   std::vector<std::unique_ptr<StoredRun>>
-      runs;                         // in the plan's order, null where nothing is kept; of a GPU where there is one, else of the CPU
+      runs;                         // in the plan's order; null if there is no stored result; a GPU's result takes precedence over a CPU's
   std::vector<PointResult> points;  // in the plan's order; they point into `runs`
 };
 Report make_report(const ExperimentFile& file, const ResultsFolder& results);
 
-// {"points": [{…}]}, one a run with an outcome.
+// {"points": [{…}]}, one element for each run with an outcome.
 std::string report_json(const ExperimentFile& file, const Report& report);
-// A table of the points, what is missing and what failed; lines.
+// The lines of a table of the points, of failed runs, and of the number of missing runs.
 std::vector<std::string> report_lines(const ExperimentFile& file, const Report& report);
 
 }  // namespace based

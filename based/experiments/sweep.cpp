@@ -26,19 +26,20 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr double kShowSeconds = 0.1;
-constexpr size_t kProgressEvery = 1024;                 // runs
-constexpr auto kPoll = std::chrono::milliseconds(200);  // for runs that other processes do
+constexpr size_t kRunsPerUpdate = 1024;                 // runs
+constexpr auto kPoll = std::chrono::milliseconds(200);  // interval of checks for results of other processes
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 enum class Stage { waiting, running, finished };
 
-struct Run {
+struct SweepRun {
   std::string key;
   Stage stage = Stage::waiting;
-  bool succeeded = false;                     // finished, and not failed
-  int64_t steps = 0;                          // done
-  std::optional<fs::file_time_type> replace;  // when the file was written that is to be replaced
+  bool succeeded = false;                      // finished and did not fail
+  int64_t steps = 0;                           // steps done
+  bool replace = false;                        // the stored result is to be replaced by that of a new run
+  std::optional<fs::file_time_type> old_file;  // when the file to be replaced was written; none: the result is a line of results.jsonl
 };
 
 class NotKept : public Error {
@@ -46,7 +47,7 @@ class NotKept : public Error {
   using Error::Error;
 };
 
-// A failed device is not the run's fault.
+// Whether an exception means that the device failed. Then the run is not stored as failed.
 bool is_of_device(const std::exception& error, torch::Device device) {
   return device.is_cuda() && dynamic_cast<const c10::Error*>(&error) != nullptr &&
          dynamic_cast<const c10::OutOfMemoryError*>(&error) == nullptr;
@@ -63,7 +64,7 @@ class Sweep {
   SweepOutcome run() {
     look_up();
     outcome_.runs = static_cast<int64_t>(runs_.size());
-    for (const Run& run : runs_) before_ += run.steps;
+    for (const SweepRun& run : runs_) before_ += run.steps;
     if (left() == 0) return outcome();
     results_.make();
     warn_of_models();
@@ -94,7 +95,7 @@ class Sweep {
   torch::DeviceType device_type() const { return options_.devices.front().type(); }
 
   int64_t left() const {
-    return std::count_if(runs_.begin(), runs_.end(), [](const Run& run) { return run.stage != Stage::finished; });
+    return std::count_if(runs_.begin(), runs_.end(), [](const SweepRun& run) { return run.stage != Stage::finished; });
   }
 
   void look_up() {
@@ -103,18 +104,19 @@ class Sweep {
     for (size_t i = 0; i < runs_.size(); ++i) {
       runs_[i].key = run_key(*file_.kind, file_.runs()[i], device_type());
       if (kept.contains(runs_[i].key)) look_at(i);
-      if ((i + 1) % kProgressEvery == 0 || i + 1 == runs_.size()) progress.update(static_cast<int64_t>(i + 1));
+      if ((i + 1) % kRunsPerUpdate == 0 || i + 1 == runs_.size()) progress.update(static_cast<int64_t>(i + 1));
     }
   }
 
   void look_at(size_t index) {
-    Run& run = runs_[index];
+    SweepRun& run = runs_[index];
     std::error_code gone;
-    const auto written = fs::last_write_time(results_.file(run.key), gone);  // before it is read: what replaces it meanwhile is newer
+    const auto written = fs::last_write_time(results_.file(run.key), gone);  // before reading, so that a file replaced meanwhile is newer
     const auto stored = results_.read(file_, index, device_type(), true);
     if (!stored) return;
     if (options_.fresh || (options_.retry && (!stored->failed.empty() || !has_model(run)))) {
-      if (!gone) run.replace = written;
+      run.replace = true;
+      if (!gone) run.old_file = written;
       return;
     }
     ++outcome_.kept;
@@ -122,23 +124,24 @@ class Sweep {
     remove_old_claim(run);
   }
 
-  // Left by a process that was killed at the very end; a lock that can be taken is gone afterwards. It harms nobody where it stays.
-  void remove_old_claim(const Run& run) const {
+  // Removes the lock file of a process that was killed after it had stored the result: LockFile's destructor removes a lock that it has
+  // taken. A lock file that remains does no harm.
+  void remove_old_claim(const SweepRun& run) const {
     try {
       if (path_exists(results_.claim(run.key))) LockFile(results_.claim(run.key)).try_take();
     } catch (const Error&) {  // a folder that cannot be written to
     }
   }
 
-  std::string model_folder(const Run& run) const { return (fs::path(options_.save_models) / run.key).string(); }
+  std::string model_folder(const SweepRun& run) const { return (fs::path(options_.save_models) / run.key).string(); }
 
-  // True where no models are wanted, too. A model's config is written last.
-  bool has_model(const Run& run) const {
+  // Whether the run's model is saved, or models need not be saved. A model's config.json is written last, so its presence is enough.
+  bool has_model(const SweepRun& run) const {
     std::error_code none;
     return options_.save_models.empty() || fs::exists(fs::path(model_folder(run)) / "config.json", none);
   }
 
-  // Before hours of training, not after them.
+  // Creates the folder for models before training starts, so that a failure is reported before hours of training.
   void warn_of_models() const {
     if (options_.save_models.empty()) return;
     std::error_code failed;
@@ -148,14 +151,16 @@ class Sweep {
   }
 
   SweepOutcome outcome() {
-    for (const Run& run : runs_) outcome_.without_model += run.succeeded && !has_model(run);
+    for (const SweepRun& run : runs_) outcome_.without_model += run.succeeded && !has_model(run);
     return outcome_;
   }
 
-  bool there(const Run& run) const {
+  // A line is written from a file, so a run that is to be replaced counts as done only with a new file.
+  bool there(const SweepRun& run) const {
     std::error_code none;
     const auto written = fs::last_write_time(results_.file(run.key), none);
-    return !none && (!run.replace || written != *run.replace);
+    if (none) return !run.replace && results_.has_line(run.key);
+    return !run.replace || written != run.old_file;
   }
 
   void finish(size_t index, const StoredRun& stored) {
@@ -171,7 +176,7 @@ class Sweep {
     }
   }
 
-  // The next run that nobody else does, claimed; none: there is no more to do here.
+  // Claims and returns the next run that no other thread or process executes; nullopt if none is left.
   std::optional<size_t> next(std::unique_ptr<LockFile>& claim) {
     while (true) {
       {
@@ -179,7 +184,7 @@ class Sweep {
         bool waiting = false;
         for (const size_t index : order_) {
           if (stopped()) return {};
-          Run& run = runs_[index];
+          SweepRun& run = runs_[index];
           if (run.stage != Stage::waiting || taken_elsewhere(index)) continue;
           claim = std::make_unique<LockFile>(results_.claim(run.key));
           const LockFile::Taken taken = claim->try_take();
@@ -199,7 +204,7 @@ class Sweep {
     }
   }
 
-  // Whether another process has finished it meanwhile, which is then noted.
+  // Whether another process has finished the run meanwhile. If so, takes over its result.
   bool taken_elsewhere(size_t index) {
     if (!there(runs_[index])) return false;
     const auto stored = results_.read(file_, index, device_type(), true);
@@ -215,7 +220,7 @@ class Sweep {
   void work(torch::Device device, const DeviceData& data, int64_t count) {
     if (device.is_cpu() && count > 1) {
       const int share = static_cast<int>(std::thread::hardware_concurrency() / static_cast<unsigned>(count));
-      at::set_num_threads(std::clamp(share, 1, at::get_num_threads()));  // no more than the environment or a limit leaves
+      at::set_num_threads(std::clamp(share, 1, at::get_num_threads()));  // at most the number that the environment sets
     }
     try {
       std::unique_ptr<LockFile> claim;
@@ -230,7 +235,7 @@ class Sweep {
     }
   }
 
-  // False: interrupted.
+  // Executes a run and stores its result. Returns false if it was interrupted.
   bool one_run(size_t index, torch::Device device, const DeviceData& data) {
     const double start = now();
     StoredRun stored = header(index, device);
@@ -250,7 +255,7 @@ class Sweep {
     };
     if (!options_.save_models.empty())
       hooks.trained = [&](const LanguageModel& model, const Config& outcome) {
-        keep_outcome(outcome);  // first: a model may take the disk's last room
+        keep_outcome(outcome);  // before the model, which may fill the disk
         save(model, index);
       };
     try {
@@ -276,7 +281,7 @@ class Sweep {
     return true;
   }
 
-  // What cannot be written is said in full, so that it is not lost.
+  // A result that cannot be written is printed in full, so that it is not lost.
   void keep(const StoredRun& stored) {
     try {
       results_.write(stored);
@@ -285,7 +290,7 @@ class Sweep {
     }
   }
 
-  // The result is kept, whatever becomes of the model.
+  // A model that cannot be saved gives a warning; the result is stored already.
   void save(const LanguageModel& model, size_t index) {
     try {
       save_model(model, model_folder(runs_[index]));
@@ -314,7 +319,7 @@ class Sweep {
     return stored;
   }
 
-  void show() {  // with the mutex
+  void show() {  // call with mutex_ held
     shown_ = now();
     int64_t steps = 0, running = 0;
     for (size_t i = 0; i < runs_.size(); ++i) {
@@ -330,13 +335,13 @@ class Sweep {
   const ExperimentFile& file_;
   ResultsFolder& results_;
   const SweepOptions& options_;
-  std::vector<Run> runs_;
-  std::vector<size_t> order_;  // the dearest first
-  std::mutex mutex_;           // of all that follows, and of runs_
+  std::vector<SweepRun> runs_;
+  std::vector<size_t> order_;  // indices of the runs, the most expensive first
+  std::mutex mutex_;           // guards runs_ and all members below
   SweepOutcome outcome_;
   std::string broken_, best_;
   double best_score_ = 0, shown_ = 0;
-  int64_t before_ = 0;  // steps of the runs that are kept
+  int64_t before_ = 0;  // steps of the runs that were done before this sweep
   std::unique_ptr<Progress> progress_;
 };
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "based/experiments/axes.h"
-#include "based/mixers/mixer.h"
+#include "based/mixers/kit/mixer.h"
 
 namespace based {
 namespace {
@@ -12,7 +12,7 @@ struct Raised {
   const char* mixer;
   int64_t version;
 };
-// A mixer that answers otherwise than it did before, by more than rounding, is raised here by one. Those not named have 1.
+// Mixers whose results have changed by more than rounding, with their number of such changes plus one. All others have version 1.
 constexpr std::array<Raised, 1> raised{{{"scatterbrain", 2}}};  // 2: long queries and keys in the range of fp32
 
 std::string type_of(const ModelConfig& model, const std::string& layer) {

@@ -50,7 +50,7 @@ class Batch {
         defaults_(defaults),
         results_(output, prompts) {}
 
-  // What ends it early says what is kept.
+  // An error that ends the run early also says which results are kept.
   BatchReport run() {
     try {
       return generate();
@@ -85,7 +85,7 @@ class Batch {
     return report_;
   }
 
-  // Of this run. A prompt of a million tokens is read for minutes before its first token is drawn.
+  // The figures of this run. Prompt tokens are among them because reading a prompt of a million tokens takes minutes.
   Progress::Fields figures(double seconds) const {
     const auto count = [](int64_t number) { return format_count(static_cast<double>(number)); };
     return {{"prompt tokens", count(engine_.tokens_read()) + " of " + count(to_read_)},
@@ -93,7 +93,7 @@ class Batch {
             {"tokens/s", format_count(static_cast<double>(generator_.tokens()) / seconds)}};
   }
 
-  // As many as there are slots wait behind those that go on, so that none stays empty.
+  // Keeps up to 2 x slots sequences in the engine, so that a slot that becomes free finds a waiting sequence.
   void feed() {
     for (; next_ < prompts_.size() && static_cast<int64_t>(generator_.size()) < 2 * engine_.slots(); ++next_) {
       if (results_.has(next_)) continue;
@@ -101,7 +101,7 @@ class Batch {
         Json id;
         TextRequest request = prompts_.request(next_, tokenizer_, defaults_, &id);
         const int64_t seed = request.options.sampling.seed;
-        request.options.keep_state = request.options.max_tokens == 0;  // it is all that shows whether the model's logits are finite
+        request.options.keep_state = request.options.max_tokens == 0;  // only the state then shows whether the model's logits are finite
         const int64_t sequence = generator_.add(std::move(request));
         begun_[sequence] = {next_, seed, id};
         to_read_ += static_cast<int64_t>(engine_.text(sequence).size()) - 1;
@@ -167,12 +167,13 @@ class Batch {
   BatchResults results_;
   BatchReport report_;
   int64_t next_ = 0, to_read_ = 0;
-  std::map<int64_t, Begun> begun_;  // by the engine's numbers
+  std::map<int64_t, Begun> begun_;  // the engine's number of a sequence -> its prompt
 };
 
 }  // namespace
 
-// Bits of a Philox stream a line, so that lines are as independent as two seeds; 53 of them, which every reader of JSON keeps.
+// Each line has a Philox stream of its own, so that lines are as independent as two seeds. The seed has 53 bits because every JSON reader
+// keeps these exactly.
 int64_t seed_of_line(int64_t seed, int64_t index) {
   return static_cast<int64_t>(Random(static_cast<uint64_t>(seed), static_cast<uint64_t>(index)).next64() >> 11);
 }
@@ -255,7 +256,7 @@ int64_t PromptsFile::longest(const Tokenizer& tokenizer, const PromptDefaults& d
       const TextRequest one = request(i, tokenizer, defaults);
       const auto prompt = static_cast<int64_t>(one.ids.size());
       most = std::max(most, prompt + std::min(one.options.max_tokens, INT64_MAX - prompt));
-    } catch (const Error&) {  // told when its turn comes
+    } catch (const Error&) {  // generate_batch() reports it
     }
   }
   return most;

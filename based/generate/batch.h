@@ -1,4 +1,4 @@
-// Any number of prompts out of a file through an engine's slots, which are filled again as sequences end.
+// Generates from all prompts of a file by one engine, whose slots are filled again as sequences end.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -10,30 +10,30 @@
 
 namespace based {
 
-// What a line of the prompts file may say in place of the command's options.
+// The options of a prompt whose line does not set them.
 struct PromptDefaults {
   SequenceOptions options;
   std::vector<std::string> stops;
 };
 
-// The seed of the prompt with this index, where its line names none: mixed of both, and the same in every run.
+// The seed of the prompt with this index if its line has none: a mix of `seed` and `index` that is the same in every run.
 int64_t seed_of_line(int64_t seed, int64_t index);
 
 // JSON lines, each an object: "prompt" (text) or "ids" (token ids), and in place of the defaults "max_tokens", "temperature", "top_k",
-// "top_p", "min_p", "repetition_penalty", "seed", "stop" (a text or a list of them); "id", anything, comes back with the result. Empty
-// lines are passed over. A line without a seed has seed_of_line of the defaults' seed and its index, so that equal lines get texts of
-// their own.
+// "top_p", "min_p", "repetition_penalty", "seed", "stop" (a string or a list of strings). "id" may be any value and is copied to the
+// result. Empty lines are skipped. A line without a seed has seed_of_line() of the defaults' seed and its index, so that equal lines do not
+// get equal results.
 class PromptsFile {
  public:
-  explicit PromptsFile(const std::string& path);  // throws Error where it cannot be read
+  explicit PromptsFile(const std::string& path);  // throws Error if it cannot be read
 
   int64_t size() const { return static_cast<int64_t>(lines_.size()); }
-  // Throws Error as "<path>:<line>: what is wrong". `id`, where given, becomes the line's.
+  // Throws Error as "<path>:<line>: reason". `id`, if not null, receives the line's.
   TextRequest request(int64_t index, const Tokenizer& tokenizer, const PromptDefaults& defaults, Json* id = nullptr) const;
-  Json id(int64_t index) const;            // null where there is none, or where the line is broken
+  Json id(int64_t index) const;            // null if there is none, or if the line is invalid
   std::string place(int64_t index) const;  // "<path>:<line>"
-  std::string hash() const;                // of all of it
-  // The most tokens that a sequence may have at its end, INT64_MAX at most; lines that are broken do not count.
+  std::string hash() const;                // the whole file's
+  // The largest number of tokens that a sequence may have at its end, at most INT64_MAX; invalid lines do not count.
   int64_t longest(const Tokenizer& tokenizer, const PromptDefaults& defaults) const;
 
  private:
@@ -47,25 +47,26 @@ class PromptsFile {
 };
 
 struct BatchReport {
-  int64_t prompts = 0, kept = 0, kept_failed = 0;  // kept: done by an earlier run; kept_failed: those of them that are errors
-  int64_t finished = 0, failed = 0;                // of this run
-  int64_t prompt_tokens = 0, tokens = 0;           // of this run
+  int64_t prompts = 0, kept = 0, kept_failed = 0;  // kept: results of an earlier run; kept_failed: those of them that are errors
+  int64_t finished = 0, failed = 0;                // this run's
+  int64_t prompt_tokens = 0, tokens = 0;           // this run's
   double seconds = 0;
   bool interrupted = false;
 };
 
-// Results go to `out`, one JSON object a prompt, in the order of the file; until all are there, in the order in which they came, to
-// `out`.partial, which a killed run leaves and `resume` goes on from. Without `out` they go to `print`, in the order of the file, as soon
-// as they can. Throws Error where another process writes to `out`. `run`: what decides the results (model, options); a resumed one must
-// have the same (UsageError). Where there is no room the run ends with an Error that says what is kept and how to go on.
+// Results are written to `out`, one JSON object per prompt, in the order of the file. Until all are finished they are stored in
+// `out`.partial in the order in which they finish; a killed run leaves that file, and `resume` continues from it. Without `out`, results
+// are passed to `print` in the order of the file, each as soon as all before it are finished. Throws Error if another process writes to
+// `out`. `run`: everything that determines the results (model, options); a resumed run must have the same (UsageError). If the disk is
+// full, the run ends with an Error that says which results are kept and how to continue.
 struct BatchOutput {
   std::string out;
   bool resume = false;
   Json run;
   std::function<void(const std::string& line)> print;
 };
-// A line that is broken or can have no room gives {"index", "error"}; the others run. Where the model's logits are not finite, the line has
-// an error, too, beside what came before. Stops at a signal, keeping what is finished.
+// An invalid line, or one that never fits into the cache, gives {"index", "error"}; the other lines run. A line whose logits are not finite
+// has an error too, in addition to the tokens before. Stops at a signal and keeps the finished results.
 BatchReport generate_batch(Engine& engine, const Tokenizer& tokenizer, const PromptsFile& prompts, const PromptDefaults& defaults,
                            const BatchOutput& output);
 

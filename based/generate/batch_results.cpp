@@ -29,7 +29,7 @@ class ResultLine {
   }
 
   bool failed() const { return failed_; }
-  // Below `count`.
+  // The prompt's index, below `count`.
   int64_t index(int64_t count) const {
     const Json& value = member("index");
     require("index", is_count(value), "a count");
@@ -82,7 +82,7 @@ BatchResults::BatchResults(const BatchOutput& output, const PromptsFile& prompts
   kept_ = size();
   if (keep > 0 || file_->append(head())) return;
   try {
-    file_->sync();  // says why there is no room
+    file_->sync();  // throws the reason
   } catch (const Error&) {
     leave();
     throw;
@@ -91,11 +91,11 @@ BatchResults::BatchResults(const BatchOutput& output, const PromptsFile& prompts
 
 std::string BatchResults::head() const { return dump_json({{"prompts", prompts_.hash()}, {"run", output_.run}}) + "\n"; }
 
-// The bytes of its whole lines.
+// Loads the results of the partial file. Returns the number of bytes in its complete lines.
 uint64_t BatchResults::read_partial() {
   const std::string text = read_file(partial_);
   size_t begin = text.find('\n');
-  if (begin == std::string::npos) {  // a run was killed before the first line was whole
+  if (begin == std::string::npos) {  // a run was killed before it had written the first line
     if (head().starts_with(text)) return 0;
     throw UsageError(partial_ + ": is no file of results that a run has left; move it away, or name another --out");
   }
@@ -138,14 +138,14 @@ void BatchResults::keep_line(const std::string& line, const std::string& place) 
 
 void BatchResults::add(int64_t index, const Json& result) {
   std::string line = dump_json(result);
-  if (file_ && !file_->append(line + "\n")) file_->sync();  // says why there is no room
+  if (file_ && !file_->append(line + "\n")) file_->sync();  // throws the reason
   lines_.emplace(index, std::move(line));
   while (!file_ && next_ < prompts_.size() && has(next_)) print(next_++);
 }
 
 void BatchResults::print(int64_t index) {
   output_.print(lines_.at(index));
-  lines_[index].clear();  // it is out
+  lines_[index].clear();  // it has been printed
 }
 
 void BatchResults::finish() {

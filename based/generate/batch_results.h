@@ -1,4 +1,5 @@
-// The results of a file of prompts: in memory, and in a file that a killed run, or one that found no room, leaves for the next one.
+// The results of a file of prompts, in memory and in a partial file. A run that is killed or that fills the disk leaves the partial file
+// for the next run.
 #pragma once
 #include <map>
 #include <memory>
@@ -23,8 +24,8 @@ class BatchResults {
   int64_t kept() const { return kept_; }
   int64_t kept_failed() const { return kept_failed_; }
 
-  void add(int64_t index, const Json& result);  // throws Error where there is no room for it
-  void finish();                                // throws Error where there is no room for the whole
+  void add(int64_t index, const Json& result);  // throws Error if the disk is full
+  void finish();                                // throws Error if the disk is full
   // Called after an Error: closes the file, removes it if it holds no result, and returns a message that says how many results are kept and
   // how to continue.
   std::string leave();

@@ -3,13 +3,13 @@
 #include <limits>
 
 #include "based/core/log.h"
-#include "based/ops/linear.h"
+#include "based/ops/linear/linear.h"
 
 namespace based {
 namespace {
 
-// Log-probability of `token` under the softmax of the first `vocab` columns, fp32 [rows]. The others stay, as logits of nothing: on a GPU
-// the order of a row's sum depends on where the row begins, and rows of padded length begin alike.
+// Log-probability of `token` under the softmax of the first `vocab` columns, fp32 [rows]. The padding columns are not cut off but set to
+// −inf: on a GPU the order of a row's sum depends on the alignment of the row's begin, which is the same for rows of padded length.
 Tensor log_probability_of(const Tensor& padded, int64_t vocab, const Tensor& token) {
   const Tensor wide = padded.to(torch::kFloat, /*non_blocking=*/false, /*copy=*/true);
   wide.narrow(1, vocab, wide.size(1) - vocab).fill_(-std::numeric_limits<float>::infinity());
@@ -19,7 +19,7 @@ Tensor log_probability_of(const Tensor& padded, int64_t vocab, const Tensor& tok
 }  // namespace
 
 Slots DecodeStep::on_device(const std::vector<int64_t>& slots) const {
-  return ops::to_device(torch::tensor(slots, torch::kInt64), model_.device());
+  return runtime::to_device(torch::tensor(slots, torch::kInt64), model_.device());
 }
 
 int64_t DecodeStep::width(int64_t slots, const DecodeOptions& options, torch::Device device) {
@@ -40,14 +40,15 @@ DecodeStep::DecodeStep(LanguageModel& model, ModelState& state, const DecodeOpti
       torch::zeros({slots}, ids),  torch::zeros({slots}, reals),
       torch::ones({slots}, reals), torch::zeros({slots}, reals),
       torch::ones({slots}, reals), torch::zeros({slots, kernels::sample_seen_words(model.config().vocab_size)}, ids.dtype(torch::kInt))};
-  for (size_t i = 0; i < kFetches; ++i) {
+  for (size_t i = 0; i < kReadbacks; ++i) {
     token_at_host_.emplace_back(token_);
     if (log_probability_.defined()) log_probability_at_host_.emplace_back(log_probability_);
   }
-  if (options.steps != Steps::plain && ops::recorder_of(model.device().type()) != nullptr) record_all();
+  if (options.steps != Steps::plain && runtime::recorder_of(model.device().type()) != nullptr) record_all();
 }
 
-// Of all slots, or of `invariant_width` of them at a time, so that a step's kernels are the same for any number of slots.
+// Records one step of all slots, or for invariant steps one for each `invariant_width` slots, so that the kernels are the same for any
+// number of slots.
 bool DecodeStep::try_recording(bool fused, std::string& reason) {
   const int64_t slots = state_.slots(), at_once = decode_.invariant ? invariant_width : slots;
   try {
@@ -55,7 +56,7 @@ bool DecodeStep::try_recording(bool fused, std::string& reason) {
       const Slots some = all_slots_.narrow(0, first, std::min(at_once, slots - first));
       const auto body = [this, some] { step(some.size(0) == all_slots_.size(0) ? Slots() : some); };
       recordings_.push_back(fused ? decode::record_step(model_.device(), body, {/*defers=*/!decode_.invariant})
-                                  : decode::RecordedStep{nullptr, ops::record(model_.device(), body)});
+                                  : decode::RecordedStep{nullptr, runtime::record(model_.device(), body)});
     }
     return true;
   } catch (const Error& error) {
@@ -94,28 +95,28 @@ void DecodeStep::forget_pending(const std::vector<int64_t>& slots) {
   for (const auto& pending : pending_) pending->forget(index);
 }
 
-void DecodeStep::draw(const Slots& slots, Tensor token, ops::SampleOptions options, Tensor log_probability) {
+void DecodeStep::sample(const Slots& slots, Tensor token, ops::SampleOptions options, Tensor log_probability) {
   const Tensor padded = model_.logits(model_.step(token, state_, slots));
   Tensor logits = padded.narrow(1, 0, model_.config().vocab_size);
-  if (!options.position.defined()) options.position = state_.position().index_select(0, slots);  // the step has moved it
-  if (logits.scalar_type() == torch::kDouble) logits = logits.to(torch::kFloat);                 // what sampling takes
+  if (!options.position.defined()) options.position = state_.position().index_select(0, slots);  // the step has advanced it
+  if (logits.scalar_type() == torch::kDouble) logits = logits.to(torch::kFloat);                 // sampling has no fp64
   ops::sample_(token, logits, options);
   if (log_probability.defined()) log_probability.copy_(log_probability_of(padded, logits.size(1), token));
 }
 
 void DecodeStep::step(const Slots& slots) {
-  if (!slots.defined()) return draw(all_slots_, token_, options_, log_probability_);
-  const auto of = [&](const Tensor& all) { return all.defined() ? all.index_select(0, slots) : Tensor(); };
-  const Tensor token = of(token_), log_probability = of(log_probability_);
+  if (!slots.defined()) return sample(all_slots_, token_, options_, log_probability_);
+  const auto select = [&](const Tensor& all) { return all.defined() ? all.index_select(0, slots) : Tensor(); };
+  const Tensor token = select(token_), log_probability = select(log_probability_);
   const ops::SampleOptions options{{},
-                                   of(options_.seed),
-                                   of(options_.top_k),
-                                   of(options_.temperature),
-                                   of(options_.top_p),
-                                   of(options_.min_p),
-                                   of(options_.penalty),
-                                   of(options_.seen)};
-  draw(slots, token, options, log_probability);
+                                   select(options_.seed),
+                                   select(options_.top_k),
+                                   select(options_.temperature),
+                                   select(options_.top_p),
+                                   select(options_.min_p),
+                                   select(options_.penalty),
+                                   select(options_.seen)};
+  sample(slots, token, options, log_probability);
   token_.index_copy_(0, slots, token);
   options_.seen.index_copy_(0, slots, options.seen);
   if (log_probability.defined()) log_probability_.index_copy_(0, slots, log_probability);
@@ -127,7 +128,7 @@ void DecodeStep::set_sampling(const std::vector<int64_t>& slots, const std::vect
     std::vector<T> values;
     values.reserve(options.size());
     for (const SamplingOptions& one : options) values.push_back(static_cast<T>(one.*field));
-    all.index_copy_(0, index, ops::to_device(torch::tensor(values), model_.device()));
+    all.index_copy_(0, index, runtime::to_device(torch::tensor(values), model_.device()));
   };
   set(options_.seed, &SamplingOptions::seed, int64_t{});
   set(options_.top_k, &SamplingOptions::top_k, int64_t{});
@@ -137,18 +138,18 @@ void DecodeStep::set_sampling(const std::vector<int64_t>& slots, const std::vect
   set(options_.penalty, &SamplingOptions::repetition_penalty, float{});
 }
 
-void DecodeStep::set_texts(const std::vector<int64_t>& slots, const std::vector<const std::vector<int64_t>*>& texts) {
+void DecodeStep::load_last_tokens(const std::vector<int64_t>& slots, const std::vector<const std::vector<int64_t>*>& sequences) {
   const Slots index = on_device(slots);
-  const Tensor seen = torch::zeros({static_cast<int64_t>(texts.size()), options_.seen.size(1)}, torch::kInt);
+  const Tensor seen = torch::zeros({static_cast<int64_t>(sequences.size()), options_.seen.size(1)}, torch::kInt);
   auto* row = reinterpret_cast<uint32_t*>(seen.mutable_data_ptr<int32_t>());
   std::vector<int64_t> last;
-  for (const auto* text : texts) {
-    for (const int64_t id : *text) kernels::sample_set_seen(row, id);
+  for (const auto* tokens : sequences) {
+    for (const int64_t id : *tokens) kernels::sample_set_seen(row, id);
     row += seen.size(1);
-    last.push_back(text->back());
+    last.push_back(tokens->back());
   }
-  options_.seen.index_copy_(0, index, ops::to_device(seen, model_.device()));
-  token_.index_copy_(0, index, ops::to_device(torch::tensor(last), model_.device()));
+  options_.seen.index_copy_(0, index, runtime::to_device(seen, model_.device()));
+  token_.index_copy_(0, index, runtime::to_device(torch::tensor(last), model_.device()));
 }
 
 void DecodeStep::set_tokens(const std::vector<int64_t>& slots, const std::vector<int64_t>& tokens) {
@@ -171,19 +172,19 @@ void DecodeStep::run(const std::vector<int64_t>& slots) {
   for (int64_t first = 0; first < count; first += at_once) step(all.narrow(0, first, std::min(at_once, count - first)));
 }
 
-void DecodeStep::fetch() {
-  BASED_ASSERT(begun_ - ended_ < kFetches);
-  const size_t to = begun_++ % kFetches;
-  token_at_host_[to].begin(token_);
-  if (log_probability_.defined()) log_probability_at_host_[to].begin(log_probability_);
+void DecodeStep::begin_readback() {
+  BASED_ASSERT(readbacks_begun_ - readbacks_finished_ < kReadbacks);
+  const size_t buffer = readbacks_begun_++ % kReadbacks;
+  token_at_host_[buffer].begin(token_);
+  if (log_probability_.defined()) log_probability_at_host_[buffer].begin(log_probability_);
 }
 
-DecodeStep::Fetched DecodeStep::fetched() {
-  BASED_ASSERT(begun_ > ended_);
-  const size_t from = ended_++ % kFetches;
-  Fetched got{token_at_host_[from].wait().const_data_ptr<int64_t>()};
-  if (log_probability_.defined()) got.log_probabilities = log_probability_at_host_[from].wait().const_data_ptr<float>();
-  return got;
+DecodeStep::Readback DecodeStep::finish_readback() {
+  BASED_ASSERT(readbacks_begun_ > readbacks_finished_);
+  const size_t buffer = readbacks_finished_++ % kReadbacks;
+  Readback result{token_at_host_[buffer].wait().const_data_ptr<int64_t>()};
+  if (log_probability_.defined()) result.log_probabilities = log_probability_at_host_[buffer].wait().const_data_ptr<float>();
+  return result;
 }
 
 }  // namespace based

@@ -4,14 +4,14 @@
 #include <limits>
 
 #include "based/core/progress.h"
-#include "based/mixers/shapes_only.h"
+#include "based/mixers/kit/shapes_only.h"
 #include "based/models/device.h"
 
 namespace based {
 namespace {
 
-// Bytes that do not depend on the number of slots, bytes of one slot without its cache, and bytes of a token in the cache. Working memory
-// is estimated.
+// Bytes that do not depend on the number of slots, bytes of one slot without its cache, and bytes of a token in the cache. The memory for
+// activations is an estimate.
 struct Needed {
   double fixed = 0, slot = 0, cache_token = 0;
 };
@@ -27,10 +27,10 @@ Needed needed(const ModelPlace& place, bool invariant) {
   Needed bytes;
   bytes.fixed = static_cast<double>(model.parameter_count()) * element;
   const auto width = static_cast<double>(config.d_model), hidden = static_cast<double>(config.mlp_width);
-  // Activations of a prompt's piece: the fp32 stream, a norm, projections, the MLP.
+  // Activations of a prompt's piece: the fp32 residual stream, a norm, projections, the MLP.
   bytes.fixed += static_cast<double>(default_prefill_tokens(place.device)) * (4 * width + element * (6 * width + 3 * hidden));
   const double logits = static_cast<double>(config.padded_vocab()) * (element + 4);
-  const int states = invariant ? 2 : 1;  // one at the begin of the slot's cell
+  const int states = invariant ? 2 : 1;  // invariant: a second one, at the begin of the slot's cell
   bytes.slot = states * static_cast<double>(state_bytes(model, 0)) + logits;
   bytes.cache_token = static_cast<double>(state_bytes(model, 1 << 12) - state_bytes(model, 0)) / (1 << 12);
   return bytes;
@@ -46,7 +46,7 @@ bool grows(const ModelConfig& config) {
 int64_t cache_tokens_that_fit(const ModelPlace& model, const EngineOptions& engine) {
   const Needed bytes = needed(model, engine.decode.invariant);
   const double left = free_memory(model.device) - bytes.fixed - bytes.slot * static_cast<double>(engine.slots);
-  constexpr int64_t kMost = int64_t{1} << 50;  // so that neither sums nor products of it overflow
+  constexpr int64_t kMost = int64_t{1} << 50;  // neither sums nor products of it overflow
   if (bytes.cache_token <= 0) return std::numeric_limits<int64_t>::max();
   return static_cast<int64_t>(std::clamp(left / bytes.cache_token, 0.0, static_cast<double>(kMost)));
 }

@@ -15,11 +15,11 @@ struct ModelPlace {
 // Whether the state of such a model grows with the sequence.
 bool grows(const ModelConfig& config);
 
-// The tokens of a cache (EngineOptions::cache_tokens) for which memory is free beside weights, states and buffers of such an engine: 0 or
-// more. Of a model whose state does not grow, all that int64 holds.
+// The largest EngineOptions::cache_tokens whose cache fits into free memory in addition to the weights, states and buffers of such an
+// engine; 0 or more. INT64_MAX for a model whose state does not grow.
 int64_t cache_tokens_that_fit(const ModelPlace& model, const EngineOptions& engine);
 
-// Throws Error where weights, states and buffers of such an engine take more than is free, naming `option` and the most slots that fit.
+// Throws Error if weights, states and buffers of such an engine need more memory than is free; it names `option` and how many slots fit.
 void require_memory(const ModelPlace& model, const EngineOptions& engine, const std::string& option);
 
 }  // namespace based

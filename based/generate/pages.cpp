@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "based/core/error.h"
-#include "based/ops/transfer.h"
+#include "based/runtime/transfer.h"
 
 namespace based {
 namespace {
@@ -13,7 +13,7 @@ int64_t pages_for(int64_t tokens) { return (tokens + PagePool::page_tokens - 1) 
 
 }  // namespace
 
-// Each sequence has at most page_tokens − 1 empty places in its last page.
+// The pool has room for max_tokens tokens because each sequence leaves at most page_tokens − 1 places of its last page empty.
 PagePool::PagePool(int64_t slots, int64_t max_tokens, torch::Device device)
     : max_tokens_(max_tokens), size_((max_tokens + slots * (page_tokens - 1)) / page_tokens) {
   table_ = torch::full({slots, pages_for(max_tokens)}, -1, torch::dtype(torch::kInt64).device(device));
@@ -48,7 +48,7 @@ void PagePool::upload() {
   if (changed_.empty()) return;
   std::vector<int64_t> entries;
   for (const auto& [entry, page] : changed_) entries.insert(entries.end(), {entry, page});
-  const Tensor pairs = ops::to_device(torch::tensor(entries).view({-1, 2}), table_.device());
+  const Tensor pairs = runtime::to_device(torch::tensor(entries).view({-1, 2}), table_.device());
   table_.view({-1}).index_copy_(0, pairs.select(1, 0), pairs.select(1, 1));
   changed_.clear();
 }

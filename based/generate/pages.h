@@ -1,9 +1,9 @@
-// Who has which page of a pool: the memory of many growing sequences is fixed, and each has as much of it as its length needs.
+// The pages of a fixed pool of cache memory, and which slot holds which of them. Each sequence has as many pages as its length needs.
 #pragma once
 #include <map>
 #include <vector>
 
-#include "based/mixers/state.h"
+#include "based/mixers/kit/state.h"
 
 namespace based {
 
@@ -23,15 +23,16 @@ class PagePool {
   void hold(int64_t slot, int64_t tokens);
   void release(int64_t slot);
   int64_t tokens(int64_t slot) const { return tokens_[static_cast<size_t>(slot)]; }
-  // The entries changed since the last call go to the device, in the order of the current stream.
+  // Copies the entries that have changed since the last call to the device, in the order of the current stream.
   void upload();
 
  private:
   int64_t max_tokens_, held_ = 0, size_;
   Tensor table_;
-  std::vector<int64_t> free_, tokens_;       // pages; the sequence's length, a slot
-  std::vector<std::vector<int64_t>> given_;  // pages a slot
-  std::map<int64_t, int64_t> changed_;       // entries of the flattened table
+  std::vector<int64_t> free_;                // pages that no slot holds
+  std::vector<int64_t> tokens_;              // [slots]: the sequence's length
+  std::vector<std::vector<int64_t>> given_;  // [slots]: the slot's pages
+  std::map<int64_t, int64_t> changed_;       // index in the flattened table -> page
 };
 
 }  // namespace based

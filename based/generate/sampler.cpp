@@ -16,7 +16,7 @@ void check_sampling_options(const SamplingOptions& options) {
   check(options.top_k >= 0, "top-k", "0 or more", static_cast<double>(options.top_k));
   check(options.top_p > 0 && options.top_p <= 1, "top-p", "above 0, at most 1", options.top_p);
   check(options.min_p >= 0 && options.min_p <= 1, "min-p", "0 to 1", options.min_p);
-  // In fp32 a factor far from 1 makes logits infinite, as damaged weights do.
+  // In fp32 a factor far from 1 could make logits infinite, which would look like damaged weights.
   check(options.repetition_penalty >= 1e-3 && options.repetition_penalty <= 1e3, "repetition-penalty", "0.001 to 1000",
         options.repetition_penalty);
 }

@@ -1,5 +1,5 @@
-// How the next token is drawn (kernels/sample.h): stateless, by the seed and the token's position in its sequence alone, so that a sequence
-// continued from a saved state goes on as if it had never stopped.
+// How the next token is sampled (kernels/sampling/sampling.h). Sampling has no state: its random numbers depend on the seed and the token's
+// position alone, so that a sequence that continues from a saved state gets the same tokens as without the break.
 #pragma once
 #include <cstdint>
 #include <vector>

@@ -1,4 +1,4 @@
-// A sequence that a model continues, as an engine takes it and gives it back.
+// The options of a sequence that an engine continues, and its snapshot.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,7 +10,7 @@ namespace based {
 
 // Why a sequence has ended.
 enum class Finish {
-  none,        // it goes on
+  none,        // it has not ended
   length,      // max_tokens
   stop,        // one of its stop tokens
   cache_full,  // its state grows, and the engine's cache has no room for another token
@@ -21,14 +21,14 @@ const char* finish_name(Finish finish);  // "none", "length", …
 
 struct SequenceOptions {
   SamplingOptions sampling = {};
-  int64_t max_tokens = -1;                // new tokens; −1: until something else ends it
-  std::vector<int64_t> stop_tokens = {};  // a drawn one of these is the last
+  int64_t max_tokens = -1;                // new tokens; −1: no limit
+  std::vector<int64_t> stop_tokens = {};  // the sequence ends with the first sampled one of these
   bool scores = false;                    // keep the log-probability of each token of the prompt but the first (Engine::scores)
   bool keep_state = false;                // the state after the last token stays with the engine until the sequence is removed
 };
 
-// The tokens, and what a model's state is after its first `state.position()` tokens: one slot in canonical form, on the model's device. The
-// rest of them has not been read; the last token never has.
+// The tokens, and a model's state after the first `state.position()` of them: one slot in canonical form, on the model's device. The state
+// has not read the other tokens, and never the last one.
 struct SequenceState {
   std::vector<int64_t> ids;
   ModelState state;
@@ -39,10 +39,10 @@ struct SequenceState {
 // Throws Error if the model's logits after the next token of the sequence are not finite: its state would be useless.
 void require_finite_logits(LanguageModel& model, const SequenceState& sequence);
 
-// A state file: version, hash of the model, token ids, state, its cells, checksum. Any engine on any device reads what another has written.
-// Throws Error, and writes nothing, where the state is not finite.
+// Writes a state file: version, hash of the model, token ids, state, its cells, checksum. Engines on all devices read each other's files.
+// Throws Error, and writes nothing, if the state is not finite.
 void save_sequence(const std::string& path, const SequenceState& sequence, const std::string& model_hash);
-// Throws Error, naming the file, where it is damaged, of another model, not of this one's shapes and vocabulary, or not finite.
+// Throws Error naming the file if it is damaged, belongs to another model, does not fit this one's shapes and vocabulary, or is not finite.
 SequenceState load_sequence(const std::string& path, const LanguageModel& model, const std::string& model_hash);
 
 }  // namespace based

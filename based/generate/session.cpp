@@ -41,9 +41,9 @@ int64_t Session::next(const SamplingOptions& options) {
   if (const Finish ended = engine_.finish(sequence_); ended != Finish::none) throw Error(why_not(ended));
   engine_.set_sampling(sequence_, options);
   while (true)  // a long prompt is read in several steps
-    for (const Engine::Drawn& drawn : engine_.step()) {
-      if (drawn.token < 0) throw Error(why_not(drawn.finish));
-      return drawn.token;
+    for (const Engine::Output& output : engine_.step()) {
+      if (output.token < 0) throw Error(why_not(output.finish));
+      return output.token;
     }
 }
 

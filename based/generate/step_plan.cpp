@@ -5,13 +5,13 @@
 #include "based/core/error.h"
 #include "based/generate/decode_step.h"
 #include "based/generate/pages.h"
-#include "based/mixers/shapes_only.h"
+#include "based/mixers/kit/shapes_only.h"
 
 namespace based {
 
 namespace {
 
-// A step that is run without memory says so where it asks for values.
+// Throws c10::Error if the step needs values, which tensors without memory do not have.
 std::unique_ptr<decode::Plan> plan_of(const ModelConfig& config, const decode::Gpu& gpu, const StepPlanOptions& options) {
   const torch::InferenceMode inference;
   const ShapesOnly no_memory;
@@ -28,7 +28,8 @@ std::unique_ptr<decode::Plan> plan_of(const ModelConfig& config, const decode::G
   return decode::plan_step([&] { step.run_all(); }, gpu, {/*defers=*/!options.invariant});
 }
 
-// "the step of layer 'long' (mixer hyena)": the first layer whose step alone has no plan either; "this model's step" where each has one.
+// "the step of layer 'long' (mixer hyena)" for the first layer whose step alone has no plan either; "this model's step" if all layers have
+// one.
 std::string step_without_plan(const ModelConfig& config, const decode::Gpu& gpu, const StepPlanOptions& options) {
   std::set<std::string> tried;
   for (const std::string& layer : config.layers) {
@@ -46,7 +47,7 @@ std::string step_without_plan(const ModelConfig& config, const decode::Gpu& gpu,
   return "this model's step";
 }
 
-// What LibTorch says of a step without memory, in a sentence of ours: an operator whose shapes it does not know, or values that are wanted.
+// Translates LibTorch's error of a step without memory: an operator has no shape function, or the step needs values.
 std::string why_no_plan(const c10::Error& error) {
   const std::string text = error.what_without_backtrace();
   const bool no_shape = text.find("with Meta tensors") != std::string::npos || text.find("'Meta' backend") != std::string::npos;

@@ -1,4 +1,4 @@
-// What a model's step would become on a GPU, which need not be here: nothing is loaded or computed.
+// The plan of a model's decoding step for a GPU. The GPU need not be present, because no weights are loaded and nothing is computed.
 #pragma once
 #include <memory>
 
@@ -13,8 +13,8 @@ struct StepPlanOptions {
   bool invariant = false;  // see DecodeOptions
 };
 
-// A step of all slots of an engine, its draw included. A cache that grows lies in pages. Throws UsageError for a wrong config or options,
-// Error for a model whose step looks at values, so that it cannot be recorded.
+// Plans a step of all slots of an engine, sampling included. A state that grows is stored in pages. Throws UsageError for a wrong config or
+// options, and Error for a model whose step needs values on the host and therefore cannot be recorded.
 std::unique_ptr<decode::Plan> plan_decode_step(const ModelConfig& config, const decode::Gpu& gpu, const StepPlanOptions& options);
 
 }  // namespace based

@@ -37,36 +37,36 @@ int64_t TextGenerator::add(TextRequest request) {
   return sequence;
 }
 
-void TextGenerator::give(int64_t sequence, Text& text, const std::string& piece, const Piece& to) {
+void TextGenerator::append_text(int64_t sequence, Text& text, const std::string& piece, const Piece& callback) {
   text.out.text += piece;
-  if (to && !piece.empty()) to(sequence, piece);
+  if (callback && !piece.empty()) callback(sequence, piece);
 }
 
 void TextGenerator::step(const Piece& piece, const Ended& ended) {
-  for (const Engine::Drawn& drawn : engine_.step()) {
-    const auto found = texts_.find(drawn.sequence);
+  for (const Engine::Output& output : engine_.step()) {
+    const auto found = texts_.find(output.sequence);
     if (found == texts_.end()) continue;  // it was not added here
     Text& text = found->second;
-    if (drawn.token >= 0) {
+    if (output.token >= 0) {
       ++tokens_;
-      text.out.ids.push_back(drawn.token);
-      if (engine_.keeps_log_probabilities()) text.out.log_probabilities.push_back(drawn.log_probability);
-      if (drawn.finish != Finish::stop) give(drawn.sequence, text, text.stream.push(drawn.token), piece);
+      text.out.ids.push_back(output.token);
+      if (engine_.keeps_log_probabilities()) text.out.log_probabilities.push_back(output.log_probability);
+      if (output.finish != Finish::stop) append_text(output.sequence, text, text.stream.push(output.token), piece);
     }
-    if (drawn.finish == Finish::none && !text.stream.stopped()) continue;
-    if (drawn.finish == Finish::none) engine_.end(drawn.sequence);
-    give(drawn.sequence, text, text.stream.finish(), piece);
-    text.out.finish_reason = text.stream.stopped() ? "stop" : reason(drawn.finish);
+    if (output.finish == Finish::none && !text.stream.stopped()) continue;
+    if (output.finish == Finish::none) engine_.end(output.sequence);
+    append_text(output.sequence, text, text.stream.finish(), piece);
+    text.out.finish_reason = text.stream.stopped() ? "stop" : reason(output.finish);
     GeneratedText out = std::move(text.out);
     texts_.erase(found);
-    ended(drawn.sequence, std::move(out));
+    ended(output.sequence, std::move(out));
   }
 }
 
 GeneratedText TextGenerator::break_off(int64_t sequence, const Piece& piece) {
   Text& text = texts_.at(sequence);
   engine_.end(sequence);
-  give(sequence, text, text.stream.finish(), piece);
+  append_text(sequence, text, text.stream.finish(), piece);
   text.out.finish_reason = "interrupted";
   GeneratedText out = std::move(text.out);
   texts_.erase(sequence);

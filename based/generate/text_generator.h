@@ -1,4 +1,5 @@
-// Sequences of text through an engine: prompts in as ids, whole characters out, an end at a stop string or at the end-of-text token.
+// Generates text by an engine. Prompts are ids, results are whole characters, and a sequence ends at a stop string or the end-of-text
+// token.
 #pragma once
 #include <functional>
 #include <map>
@@ -11,17 +12,17 @@
 namespace based {
 
 struct TextRequest {
-  std::vector<int64_t> ids;              // of the prompt
-  std::optional<SequenceState> state{};  // the prompt's ids follow its text
+  std::vector<int64_t> ids;              // the prompt
+  std::optional<SequenceState> state{};  // if set, the prompt's ids are appended to this sequence
   SequenceOptions options{};             // the tokenizer's end of text is added to its stop tokens
   std::vector<std::string> stops{};      // the text ends before one of these
 };
 
 struct GeneratedText {
   std::string text;
-  std::vector<int64_t> ids;              // drawn ones, the one that ended it included
-  std::vector<float> log_probabilities;  // of each; empty where the engine keeps none
-  int64_t prompt_tokens = 0;             // of all that was there before, a state's included
+  std::vector<int64_t> ids;              // sampled tokens, including the one that ended the sequence
+  std::vector<float> log_probabilities;  // one for each id; empty if the engine keeps none
+  int64_t prompt_tokens = 0;             // tokens before the first sampled one, including those of a restored state
   std::string finish_reason = "length";  // length, end_of_text, stop, cache_full, positions, not_finite
 };
 
@@ -37,16 +38,16 @@ class TextGenerator {
   int64_t add(TextRequest request);
   bool idle() const { return texts_.empty(); }
   size_t size() const { return texts_.size(); }
-  int64_t tokens() const { return tokens_; }  // drawn, of all sequences
-  // Of a sequence that has not ended.
+  int64_t tokens() const { return tokens_; }  // sampled, of all sequences
+  // Tokens that a sequence has sampled so far; the sequence must not have ended.
   int64_t drawn(int64_t sequence) const { return static_cast<int64_t>(texts_.at(sequence).out.ids.size()); }
 
-  // One step of the engine. `piece` is told text as soon as it is certain, `ended` what came out; the sequence is then the engine's to keep
-  // or remove.
+  // One step of the engine. Calls `piece` with text as soon as later tokens cannot change it, and `ended` with the result of a sequence
+  // that has ended. The engine keeps that sequence until the caller removes it.
   using Piece = std::function<void(int64_t sequence, const std::string& text)>;
   using Ended = std::function<void(int64_t sequence, GeneratedText text)>;
   void step(const Piece& piece, const Ended& ended);
-  // What a sequence has so far; it is ended in the engine, and forgotten here.
+  // Ends a sequence in the engine and returns its result so far. The generator does not know the sequence afterwards.
   GeneratedText break_off(int64_t sequence, const Piece& piece);
 
  private:
@@ -54,7 +55,7 @@ class TextGenerator {
     TextStream stream;
     GeneratedText out;
   };
-  void give(int64_t sequence, Text& text, const std::string& piece, const Piece& to);
+  void append_text(int64_t sequence, Text& text, const std::string& piece, const Piece& callback);
 
   Engine& engine_;
   const Tokenizer& tokenizer_;

@@ -26,7 +26,7 @@ std::string TextStream::release(const std::string& text) {
     held_.clear();
     return before;
   }
-  size_t keep = 0;  // longest end of what is held that begins a stop string
+  size_t keep = 0;  // length of the longest suffix of held_ that begins a stop string
   for (const auto& stop : stops_)
     for (size_t length = std::min(stop.size() - 1, held_.size()); length > keep; --length)
       if (held_.compare(held_.size() - length, length, stop, 0, length) == 0) keep = length;

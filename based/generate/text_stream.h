@@ -1,4 +1,4 @@
-// Text around token ids: prompts in, whole characters out, an end at a stop string.
+// Conversion between text and token ids: prompts to ids, and generated ids to whole characters up to a stop string.
 #pragma once
 #include <string>
 #include <string_view>
@@ -11,14 +11,14 @@ namespace based {
 // The tokenizer's ids as the models take them.
 std::vector<int64_t> encode_ids(const Tokenizer& tokenizer, std::string_view text);
 
-// Generated tokens as text. Holds back what may be the beginning of a stop string or of a character, so that nothing given out is taken
-// back.
+// Converts generated tokens to text. Bytes that may begin a stop string or an incomplete character are held back, so that returned text is
+// final.
 class TextStream {
  public:
   TextStream(const Tokenizer& tokenizer, std::vector<std::string> stops);
 
-  std::string push(int64_t id);  // text that is certain now
-  std::string finish();          // the rest; nothing where a stop string was met
+  std::string push(int64_t id);  // the text that is final after this token
+  std::string finish();          // the rest; empty if a stop string was found
   bool stopped() const { return stopped_; }
 
  private:

@@ -1,4 +1,4 @@
-// Full causal softmax attention: exact recall of everything, from a cache that grows with the sequence.
+// Full causal softmax attention: exact recall of the whole sequence, from a cache that grows with it.
 #include "based/mixers/softmax_attention.h"
 
 namespace based {

@@ -1,15 +1,15 @@
-// BaseConv as the recall experiments use it: y = u + conv(u) ⊙ (W u + b), by a short filter, or by one as long as the sequence beside the
-// present token, conv(u) = u + h ∗ u.
+// BaseConv as the recall experiments use it: y = u + conv(u) ⊙ (W u + b). The convolution has a short filter, or one as long as the
+// sequence plus a residual connection, conv(u) = u + h ∗ u.
 #include <algorithm>
 
-#include "based/mixers/constant.h"
-#include "based/mixers/long_filter.h"
-#include "based/mixers/mixer.h"
-#include "based/mixers/parameters.h"
-#include "based/mixers/shapes_only.h"
-#include "based/ops/arguments.h"
-#include "based/ops/rowwise.h"
-#include "based/ops/short_conv.h"
+#include "based/mixers/kit/fixed_tensor.h"
+#include "based/mixers/kit/long_filter.h"
+#include "based/mixers/kit/mixer.h"
+#include "based/mixers/kit/parameters.h"
+#include "based/mixers/kit/shapes_only.h"
+#include "based/ops/conv/short_conv.h"
+#include "based/ops/framework/arguments.h"
+#include "based/ops/pointwise/rowwise.h"
 
 namespace based {
 namespace {
@@ -23,11 +23,11 @@ struct BaseConvConfig {
   bool use_act = false;
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("kernel_size", kernel_size, "tokens that the convolution sees, the present one included; -1: l_max of them");
+    field("kernel_size", kernel_size, "tokens that the convolution covers, the current one included; -1: l_max of them");
     field("l_max", l_max, "taps of the long filter (kernel_size -1)");
-    field("implicit", implicit, "the long filter is a small network of the tap's position instead of a parameter");
-    field("d_emb", d_emb, "features of a position (implicit), an odd number: itself, cosines and sines");
-    field("d_hidden", d_hidden, "hidden width of the network (implicit)");
+    field("implicit", implicit, "a small network computes the long filter from its taps' positions; otherwise the filter is a parameter");
+    field("d_emb", d_emb, "position features of an implicit filter, an odd number: the position, cosines and sines");
+    field("d_hidden", d_hidden, "hidden width of an implicit filter's network");
     field("use_act", use_act, "SiLU on both factors");
   }
 };
@@ -48,7 +48,7 @@ class ReluFilter final : public NetworkFilter {
   ReluFilter(const BaseConvConfig& config, int64_t channels) : NetworkFilter(config.l_max) {
     hidden_ = register_module("hidden", std::make_shared<Projection>(config.d_emb, config.d_hidden, true));
     out_ = register_module("out", std::make_shared<Projection>(config.d_hidden, channels, true));
-    positions_ = register_module("positions", std::make_shared<Constant>(position_features(config.l_max, config.d_emb)));
+    positions_ = register_module("positions", std::make_shared<FixedTensor>(position_features(config.l_max, config.d_emb)));
   }
 
  protected:
@@ -59,7 +59,7 @@ class ReluFilter final : public NetworkFilter {
 
  private:
   std::shared_ptr<Projection> hidden_, out_;
-  std::shared_ptr<Constant> positions_;
+  std::shared_ptr<FixedTensor> positions_;
 };
 
 std::shared_ptr<LongFilter> make_filter(const BaseConvConfig& config, int64_t channels) {
@@ -87,11 +87,11 @@ class BaseConv final : public Mixer {
   Tensor forward(const Tensor& x, const Pass& pass) override {
     if (!conv_) return gated(x, x + LongConvolution{*filter_}.forward(x, pass));
     return std::get<0>(
-        ops::short_conv(x, conv_->weight(), conv_->bias(), gate_of(x), config_.use_act, pass.cu_seqlens(), {}, /*adds_input=*/true));
+        ops::short_conv(x, conv_->weight(), conv_->bias(), gate(x), config_.use_act, pass.cu_seqlens(), {}, /*adds_input=*/true));
   }
 
-  // Short: "conv" [slots, channels, kernel_size − 1], the latest inputs. Long: "input" [slots, l_max, channels], a ring of the latest
-  // inputs.
+  // The latest inputs. Short filter: "conv" [slots, channels, kernel_size − 1]. Long filter: "input" [slots, l_max, channels], a ring
+  // buffer.
   MixerState make_state(int64_t slots) const override {
     const Tensor& weight = projection_->weight();
     if (conv_) return MixerState({{"conv", torch::zeros({slots, channels_, config_.kernel_size - 1}, sum_options(weight))}});
@@ -106,7 +106,7 @@ class BaseConv final : public Mixer {
 
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     if (conv_) {
-      return x + ops::short_conv_prefill(x, conv_->weight(), conv_->bias(), gate_of(x), config_.use_act, pass.cu_seqlens(), state["conv"],
+      return x + ops::short_conv_prefill(x, conv_->weight(), conv_->bias(), gate(x), config_.use_act, pass.cu_seqlens(), state["conv"],
                                          pass.slots());
     }
     return gated(x, x + LongConvolution{*filter_}.prefill(x, state, "input", pass));
@@ -114,25 +114,25 @@ class BaseConv final : public Mixer {
 
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
     if (!conv_) return gated(x, x + LongConvolution{*filter_}.step(x, state["input"], pass));
-    return x + ops::short_conv_step(x, conv_->weight(), conv_->bias(), gate_of(x), config_.use_act, state["conv"], pass.slots());
+    return x + ops::short_conv_step(x, conv_->weight(), conv_->bias(), gate(x), config_.use_act, state["conv"], pass.slots());
   }
 
  private:
-  Tensor gate_of(const Tensor& x) const {
-    const Tensor gate = projection_->forward(x);
-    return config_.use_act ? ops::rowwise::silu(gate) : gate;
+  Tensor gate(const Tensor& x) const {
+    const Tensor projected = projection_->forward(x);
+    return config_.use_act ? ops::rowwise::silu(projected) : projected;
   }
-  Tensor gated(const Tensor& x, const Tensor& conv) const { return x + (config_.use_act ? ops::rowwise::silu(conv) : conv) * gate_of(x); }
+  Tensor gated(const Tensor& x, const Tensor& conv) const { return x + (config_.use_act ? ops::rowwise::silu(conv) : conv) * gate(x); }
 
   BaseConvConfig config_;
   int64_t channels_ = 0;
   std::shared_ptr<Projection> projection_;
-  std::shared_ptr<ShortFilter> conv_;   // null: long
-  std::shared_ptr<LongFilter> filter_;  // null: short
+  std::shared_ptr<ShortFilter> conv_;   // the short filter, or null
+  std::shared_ptr<LongFilter> filter_;  // the long filter, or null
 };
 
 }  // namespace
 
-BASED_DEFINE_MIXER(base_conv, BaseConv, BaseConvConfig, "gated convolution as the recall experiments use it, by a short or a long filter")
+BASED_DEFINE_MIXER(base_conv, BaseConv, BaseConvConfig, "gated convolution as the recall experiments use it, with a short or a long filter")
 
 }  // namespace based

@@ -1,9 +1,9 @@
-// BigBird (Zaheer et al. 2020) in causal form, as the recall experiments have it: a token attends to the 3 · block_size tokens before it
-// and itself, to the first 2 · block_size of the text, and to a few at random places. Those are opened in squares of two queries and two
-// keys, as many as the window has tokens, anywhere in a text of l_max tokens; what lies in the future stays closed.
+// BigBird (Zaheer et al. 2020) in causal form, as in the recall experiments. A token attends to itself and the 3 · block_size tokens before
+// it, to the first 2 · block_size tokens of the sequence, and to a few random earlier tokens. The random part is a mask of 3 · block_size
+// squares of two queries by two keys, drawn anywhere in a sequence of l_max tokens; its future positions are not used.
 //
-// The published code draws the places anew in every pass, in evaluation too. Here they are drawn once, from a seed, so that a token's
-// answer depends on its past alone, and a decoder knows which keys it will need again: it keeps those, the first ones and the window's.
+// The published code draws a new mask in every pass, in evaluation too. Here the mask is drawn once from a seed, so that a token's output
+// depends only on its past, and a decoder knows which keys it will need again. It stores those, the first keys and the window's.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,15 +12,15 @@
 #include <vector>
 
 #include "based/core/random.h"
-#include "based/mixers/constant.h"
-#include "based/mixers/mixer.h"
-#include "based/mixers/parameters.h"
-#include "based/mixers/past.h"
-#include "based/mixers/shapes_only.h"
-#include "based/ops/arguments.h"
-#include "based/ops/rows.h"
-#include "based/ops/split_columns.h"
-#include "based/ops/transfer.h"
+#include "based/mixers/kit/fixed_tensor.h"
+#include "based/mixers/kit/mixer.h"
+#include "based/mixers/kit/parameters.h"
+#include "based/mixers/kit/shapes_only.h"
+#include "based/mixers/kit/step_history.h"
+#include "based/ops/framework/arguments.h"
+#include "based/ops/framework/rows.h"
+#include "based/ops/linear/split_columns.h"
+#include "based/runtime/transfer.h"
 
 namespace based {
 namespace {
@@ -35,18 +35,18 @@ struct BigbirdConfig {
   template <class Visitor>
   void visit(Visitor&& field) {
     field("heads", heads, "attention heads, each of size d_model / heads");
-    field("block_size", block_size, "a third of the tokens that the window reaches back, half of those at the beginning that all see");
-    field("l_max", l_max, "length of the text in which places are opened at random");
-    field("seed", seed, "of the random places, which differ from layer to layer");
+    field("block_size", block_size, "a third of the window's earlier tokens, and half of the first tokens, to which all tokens attend");
+    field("l_max", l_max, "length of the sequence in which random places are drawn");
+    field("seed", seed, "seed of the random places, which differ from layer to layer");
     field("qkv_bias", qkv_bias, "bias of the projection to queries, keys and values");
     field("out_bias", out_bias, "bias of the output projection");
   }
 };
 
-// The random places and the keys that they make a decoder keep.
+// The random mask, and the positions whose keys a decoder must store beyond the window.
 struct RandomPlaces {
-  Tensor open;                // bool [l_max, l_max]: query, key
-  std::vector<int64_t> kept;  // positions, ascending: the first ones, and those that a query beyond the window attends to
+  Tensor open;                // bool [l_max, l_max]: whether the query (row) may attend to the key (column)
+  std::vector<int64_t> kept;  // ascending: the first positions, and those that a query attends to from beyond the window
 };
 
 RandomPlaces draw_places(const BigbirdConfig& config, int64_t layer) {
@@ -68,7 +68,7 @@ RandomPlaces draw_places(const BigbirdConfig& config, int64_t layer) {
   return {open, {kept.begin(), kept.end()}};
 }
 
-constexpr int64_t kPiece = 512;  // queries that are scored together, which bounds memory
+constexpr int64_t kPiece = 512;  // queries scored at a time, which bounds the memory of scores
 
 class Bigbird final : public Mixer {
  public:
@@ -76,10 +76,10 @@ class Bigbird final : public Mixer {
     check_option("bigbird", "heads", config.heads, 1, 4096);
     head_dim_ = divided("bigbird", "d_model", d_model_, "heads", config.heads);
     check_option("bigbird", "block_size", config.block_size, 1, int64_t{1} << 16);
-    check_option("bigbird", "l_max", config.l_max, 1, 8192);  // its places are a table
+    check_option("bigbird", "l_max", config.l_max, 1, 8192);  // bounds the mask, l_max² bytes
     RandomPlaces places = draw_places(config, context.layer);
-    open_ = register_module("open", std::make_shared<Constant>(places.open.to(parameter_device())));
-    kept_ = std::move(places.kept);
+    open_ = register_module("open", std::make_shared<FixedTensor>(places.open.to(parameter_device())));
+    kept_positions_ = std::move(places.kept);
     qkv_proj_ = register_module("qkv_proj", std::make_shared<Projection>(d_model_, 3 * d_model_, config.qkv_bias));
     out_proj_ =
         register_module("out_proj", std::make_shared<Projection>(d_model_, d_model_, config.out_bias, output_initial_std(context.layers)));
@@ -97,35 +97,35 @@ class Bigbird final : public Mixer {
     return output(x, outputs);
   }
 
-  // "k", "v" [slots, 3 · block_size + 1, heads, head_dim]: a ring of the window. "kept_k", "kept_v" [slots, kept, heads, head_dim]: of the
-  // places that are needed again.
+  // "k" and "v" [slots, 3 · block_size + 1, heads, head_dim]: a ring buffer of the window. "kept_k" and "kept_v" [slots, kept positions,
+  // heads, head_dim]: keys and values of kept_positions_.
   MixerState make_state(int64_t slots) const override {
     const auto tensor = [&](const char* name, int64_t steps) {
       return StateTensor{name, torch::zeros({slots, steps, config_.heads, head_dim_}, state_options(qkv_proj_->weight()))};
     };
-    const int64_t window = 3 * config_.block_size + 1, kept = static_cast<int64_t>(kept_.size());
+    const int64_t window = 3 * config_.block_size + 1, kept = static_cast<int64_t>(kept_positions_.size());
     return MixerState({tensor("k", window), tensor("v", window), tensor("kept_k", kept), tensor("kept_v", kept)});
   }
 
   Formula state_formula(int64_t /*tokens*/) const override {
-    const Formula kept{"kept places", static_cast<int64_t>(kept_.size())}, block_size{"block_size", config_.block_size};
+    const Formula kept{"kept places", static_cast<int64_t>(kept_positions_.size())}, block_size{"block_size", config_.block_size};
     return 2 * (state_number_bytes(qkv_proj_->weight()) * (3 * block_size + 1 + kept)) * Formula{"d_model", d_model_};
   }
 
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     const Inputs in = project(x);
-    Past past(state, pass, "k");
-    const Tensor earlier_k = past.advance("k", in.k), earlier_v = past.advance("v", in.v);
-    const auto before = ops::row_starts("bigbird", "the state's rows", past.earlier_cu_seqlens(), earlier_k.size(0));
-    keep(state, in, pass);
+    StepHistory history(state, pass, "k");
+    const Tensor earlier_k = history.advance("k", in.k), earlier_v = history.advance("v", in.v);
+    const auto before = ops::row_starts("bigbird", "the state's rows", history.earlier_cu_seqlens(), earlier_k.size(0));
+    store_kept(state, in, pass);
     std::vector<Tensor> outputs;
     for (int64_t row = 0; row < pass.rows().rows(); ++row) {
       const int64_t begin = pass.rows().starts()[row], length = pass.rows().length(row), seen = pass.seen_on_host()[row];
       if (length == 0) continue;
       const int64_t slot = pass.slots_on_host()[row], near = before[row + 1] - before[row];
-      const Kept kept = find_kept(seen - near, x.device());
-      const auto keys = [&](const Tensor& of_kept, const Tensor& earlier, const Tensor& own) {
-        return torch::cat({of_kept[slot].index_select(0, kept.entries), earlier.narrow(0, before[row], near), own.narrow(0, begin, length)})
+      const KeptPositions kept = find_kept(seen - near, x.device());
+      const auto keys = [&](const Tensor& stored, const Tensor& earlier, const Tensor& own) {
+        return torch::cat({stored[slot].index_select(0, kept.entries), earlier.narrow(0, before[row], near), own.narrow(0, begin, length)})
             .transpose(0, 1)
             .unsqueeze(0);
       };
@@ -138,7 +138,7 @@ class Bigbird final : public Mixer {
     return output(x, outputs);
   }
 
-  // Row by row, as prefill goes.
+  // Uses prefill, which processes one row at a time.
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
     return prefill(x, state, Pass(Sequences::equal(x.size(0), 1, x.device()), pass.slots(), pass.positions()));
   }
@@ -158,43 +158,45 @@ class Bigbird final : public Mixer {
     return out_proj_->forward(y.flatten(1).to(x.scalar_type()));
   }
 
-  // The entries of kept_ before this position.
-  struct Kept {
+  // The kept positions below `end`, and their indices in kept_positions_.
+  struct KeptPositions {
     Tensor entries, positions;
   };
-  Kept find_kept(int64_t end, torch::Device device) const {
-    const auto count = std::lower_bound(kept_.begin(), kept_.end(), end) - kept_.begin();
+  KeptPositions find_kept(int64_t end, torch::Device device) const {
+    const std::vector<int64_t>& kept = kept_positions_;
+    const auto count = std::lower_bound(kept.begin(), kept.end(), end) - kept.begin();
     const auto options = torch::dtype(torch::kInt64).device(device);
     return {torch::arange(static_cast<int64_t>(count), options),
-            ops::to_device(torch::tensor(std::vector<int64_t>(kept_.begin(), kept_.begin() + count), torch::kInt64), device)};
+            runtime::to_device(torch::tensor(std::vector<int64_t>(kept.begin(), kept.begin() + count), torch::kInt64), device)};
   }
 
-  // Writes those of the rows' tokens that are needed again.
-  void keep(MixerState& state, const Inputs& in, const Pass& pass) const {
+  // Writes the keys and values of those of the rows' tokens that are at kept positions.
+  void store_kept(MixerState& state, const Inputs& in, const Pass& pass) const {
     std::vector<int64_t> written, tokens;
-    const auto capacity = static_cast<int64_t>(kept_.size());
+    const std::vector<int64_t>& kept = kept_positions_;
+    const auto capacity = static_cast<int64_t>(kept.size());
     for (int64_t row = 0; row < pass.rows().rows(); ++row) {
       const int64_t seen = pass.seen_on_host()[row];
-      for (auto at = std::lower_bound(kept_.begin(), kept_.end(), seen); at != kept_.end() && *at < seen + pass.rows().length(row); ++at) {
-        written.push_back(pass.slots_on_host()[row] * capacity + (at - kept_.begin()));
+      for (auto at = std::lower_bound(kept.begin(), kept.end(), seen); at != kept.end() && *at < seen + pass.rows().length(row); ++at) {
+        written.push_back(pass.slots_on_host()[row] * capacity + (at - kept.begin()));
         tokens.push_back(pass.rows().starts()[row] + *at - seen);
       }
     }
     if (written.empty()) return;
     const auto index = [&](const std::vector<int64_t>& values) {
-      return ops::to_device(torch::tensor(values, torch::kInt64), in.k.device());
+      return runtime::to_device(torch::tensor(values, torch::kInt64), in.k.device());
     };
     const Tensor places = index(written), fresh = index(tokens);
     for (const auto& [name, values] : {std::pair("kept_k", in.k), std::pair("kept_v", in.v)}) {
-      Tensor& kept = state[name];
-      Tensor flat = kept.flatten(0, 1);
+      Tensor& stored = state[name];
+      Tensor flat = stored.flatten(0, 1);
       ops::write_rows(flat, places, values.index_select(0, fresh));
-      if (!flat.is_alias_of(kept)) kept = flat.view_as(kept);
+      if (!flat.is_alias_of(stored)) stored = flat.view_as(stored);
     }
   }
 
-  // Whether queries at these positions [n] see keys at those [m]: bool [n, m].
-  Tensor sees(const Tensor& queries, const Tensor& keys) const {
+  // Whether queries at positions [n] attend to keys at positions [m]: bool [n, m].
+  Tensor attention_mask(const Tensor& queries, const Tensor& keys) const {
     const int64_t last = config_.l_max - 1;
     const Tensor distance = queries.unsqueeze(1) - keys;
     const Tensor random = open_->value().index_select(0, queries.clamp_max(last)).index_select(1, keys.clamp_max(last));
@@ -203,7 +205,8 @@ class Bigbird final : public Mixer {
     return somewhere.logical_or(random.logical_and(within)).logical_and(distance >= 0);
   }
 
-  // q [rows, heads, n, head_dim], k and v [rows, heads, m, head_dim], the positions of both; the result as q, in the type of sums.
+  // q [rows, heads, n, head_dim], k and v [rows, heads, m, head_dim], `queries` [n] and `keys` [m] their positions. Returns the shape of q
+  // in the accumulation type.
   Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& queries, const Tensor& keys) const {
     const at::ScalarType type = ops::sum_type(q);
     const double scale = 1 / std::sqrt(static_cast<double>(head_dim_));
@@ -211,7 +214,7 @@ class Bigbird final : public Mixer {
     std::vector<Tensor> outputs;
     for (int64_t at = 0; at < q.size(2); at += kPiece) {
       const int64_t count = std::min(kPiece, q.size(2) - at);
-      const Tensor hidden = sees(queries.narrow(0, at, count), keys).logical_not();
+      const Tensor hidden = attention_mask(queries.narrow(0, at, count), keys).logical_not();
       const Tensor scores = torch::matmul(scaled.narrow(2, at, count), k_transposed);
       outputs.push_back(torch::matmul(scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()).softmax(-1), values));
     }
@@ -220,13 +223,14 @@ class Bigbird final : public Mixer {
 
   BigbirdConfig config_;
   int64_t d_model_, head_dim_ = 0;
-  std::shared_ptr<Constant> open_;
-  std::vector<int64_t> kept_;  // RandomPlaces::kept
+  std::shared_ptr<FixedTensor> open_;
+  std::vector<int64_t> kept_positions_;  // RandomPlaces::kept
   std::shared_ptr<Projection> qkv_proj_, out_proj_;
 };
 
 }  // namespace
 
-BASED_DEFINE_MIXER(bigbird, Bigbird, BigbirdConfig, "softmax attention over a window, the beginning of the text and a few random places")
+BASED_DEFINE_MIXER(bigbird, Bigbird, BigbirdConfig,
+                   "softmax attention over a window, the beginning of the sequence and a few random places")
 
 }  // namespace based

@@ -1,5 +1,5 @@
-// DeltaNet (Schlag et al. 2021, Yang et al. 2024): what a key holds is corrected, not added to, S_t = S_{t−1} + β_t k_t (v_t −
-// S_{t−1}ᵀk_t)ᵀ, with queries and keys of length 1.
+// DeltaNet (Schlag et al. 2021, Yang et al. 2024): the delta rule corrects the value stored under a key instead of adding to it,
+// S_t = S_{t−1} + β_t k_t (v_t − S_{t−1}ᵀk_t)ᵀ, with queries and keys of length 1.
 #include "based/mixers/blocks/gated_heads.h"
 
 namespace based {
@@ -14,8 +14,8 @@ struct DeltaNetConfig : GatedHeadsConfig {
   void visit(Visitor&& field) {
     field("expand_k", expand_k, "width of all queries, and of all keys, in multiples of d_model");
     field("expand_v", expand_v, "width of all values in multiples of d_model");
-    field("use_beta", use_beta, "a projection of the input says which part of the error is corrected; otherwise all of it");
-    field("allow_neg_eigval", allow_neg_eigval, "that part goes to 2 instead of 1");
+    field("use_beta", use_beta, "a projection of the input sets beta, the part of the error that is corrected; otherwise beta is 1");
+    field("allow_neg_eigval", allow_neg_eigval, "beta ranges up to 2 instead of 1");
     GatedHeadsConfig::visit(field);
   }
 };
@@ -23,27 +23,28 @@ struct DeltaNetConfig : GatedHeadsConfig {
 class DeltaNet final : public GatedHeads {
  public:
   DeltaNet(const DeltaNetConfig& config, const MixerContext& context)
-      : GatedHeads("delta_net", config, context, widths(config, context.d_model)), most_(config.allow_neg_eigval ? 2 : 1) {
+      : GatedHeads("delta_net", config, context, widths(config, context.d_model)), max_beta_(config.allow_neg_eigval ? 2 : 1) {
     if (config.use_beta) b_proj_ = add_projection("b_proj", config.heads);
   }
 
  private:
   static Widths widths(const DeltaNetConfig& config, int64_t d_model) {
     check_option("delta_net", "heads", config.heads, 1, 4096);
-    return {expanded("delta_net", "expand_k", config.expand_k, d_model, config.heads),
-            expanded("delta_net", "expand_v", config.expand_v, d_model, config.heads)};
+    return {expanded_width("delta_net", "expand_k", config.expand_k, d_model, config.heads),
+            expanded_width("delta_net", "expand_v", config.expand_v, d_model, config.heads)};
   }
 
   void add_gates(const Tensor& x, ops::GatedDeltaRuleInputs& in) const override {
-    correct_keys(in, b_proj_ ? b_proj_->forward(x) : Tensor(), most_);
+    use_delta_rule(in, b_proj_ ? b_proj_->forward(x) : Tensor(), max_beta_);
   }
 
-  double most_;
+  double max_beta_;
   std::shared_ptr<Projection> b_proj_;
 };
 
 }  // namespace
 
-BASED_DEFINE_MIXER(delta_net, DeltaNet, DeltaNetConfig, "DeltaNet: linear attention by the delta rule, which corrects what a key holds")
+BASED_DEFINE_MIXER(delta_net, DeltaNet, DeltaNetConfig,
+                   "DeltaNet: linear attention by the delta rule, which corrects the value stored under a key")
 
 }  // namespace based

@@ -1,10 +1,10 @@
 // BaseConv as in the paper's language models (appendix "Convolution"): y = out_proj(SiLU(conv(u1)) ⊙ u2), [u1, u2] = in_proj(x).
-#include "based/mixers/mixer.h"
-#include "based/mixers/parameters.h"
-#include "based/ops/arguments.h"
-#include "based/ops/projected_conv.h"
-#include "based/ops/short_conv.h"
-#include "based/ops/split_columns.h"
+#include "based/mixers/kit/mixer.h"
+#include "based/mixers/kit/parameters.h"
+#include "based/ops/conv/projected_conv.h"
+#include "based/ops/conv/short_conv.h"
+#include "based/ops/framework/arguments.h"
+#include "based/ops/linear/split_columns.h"
 
 namespace based {
 namespace {
@@ -17,7 +17,7 @@ struct GatedConvConfig {
   template <class Visitor>
   void visit(Visitor&& field) {
     field("expansion", expansion, "width of both branches together, in multiples of d_model");
-    field("taps", taps, "tokens that the convolution sees, the present one included");
+    field("taps", taps, "tokens that the convolution covers, the current one included");
     field("use_bias", use_bias, "biases in the projections");
     field("conv_bias", conv_bias, "bias of the convolution");
   }

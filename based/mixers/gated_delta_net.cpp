@@ -1,8 +1,8 @@
-// Gated DeltaNet (Yang et al. 2024): DeltaNet whose state decays, a rate a head and token as Mamba-2's,
+// Gated DeltaNet (Yang et al. 2024): DeltaNet whose state decays at a rate per head and token, as in Mamba-2:
 // S_t = D + β_t k_t (v_t − Dᵀk_t)ᵀ with D = α_t S_{t−1}, log α = −exp(A_log) · softplus(a_proj x + dt_bias).
 #include "based/mixers/blocks/gated_heads.h"
 #include "based/mixers/blocks/time_step.h"
-#include "based/ops/rowwise.h"
+#include "based/ops/pointwise/rowwise.h"
 
 namespace based {
 namespace {
@@ -35,12 +35,12 @@ class GatedDeltaNet final : public GatedHeads {
     const int64_t head_dim =
         config.head_dim > 0 ? config.head_dim : divided("gated_delta_net", "d_model", d_model, "heads", config.heads, "; give head_dim");
     const int64_t key = config.heads * head_dim;
-    return {key, expanded("gated_delta_net", "expand_v", config.expand_v, key, config.heads)};
+    return {key, expanded_width("gated_delta_net", "expand_v", config.expand_v, key, config.heads)};
   }
 
   void add_gates(const Tensor& x, ops::GatedDeltaRuleInputs& in) const override {
     in.log_decay = ops::rowwise::gate(a_proj_->forward(x), kernels::Activation::softplus, {-1, dt_bias_, A_log_});
-    correct_keys(in, b_proj_->forward(x));
+    use_delta_rule(in, b_proj_->forward(x));
   }
 
   std::shared_ptr<Projection> a_proj_, b_proj_;

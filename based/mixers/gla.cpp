@@ -1,7 +1,7 @@
-// Gated linear attention (Yang et al. 2024): a decay for each channel of the keys, S_t = diag(α_t) S_{t−1} + k_t v_tᵀ,
+// Gated linear attention (Yang et al. 2024): one decay per channel of the keys, S_t = diag(α_t) S_{t−1} + k_t v_tᵀ,
 // log α = log sigmoid(a low-rank projection) / 16.
 #include "based/mixers/blocks/gated_heads.h"
-#include "based/ops/rowwise.h"
+#include "based/ops/pointwise/rowwise.h"
 
 namespace based {
 namespace {
@@ -16,7 +16,7 @@ struct GlaConfig : GatedHeadsConfig {
     field("expand_k", expand_k, "width of all queries, and of all keys, in multiples of d_model");
     field("expand_v", expand_v, "width of all values in multiples of d_model");
     field("gate_low_rank_dim", gate_low_rank_dim, "rank of the decays' projection");
-    field("gate_logit_normalizer", gate_logit_normalizer, "the logarithms of decays are divided by it");
+    field("gate_logit_normalizer", gate_logit_normalizer, "divisor of the decays' logarithms");
     GatedHeadsConfig::visit(field);
   }
 };
@@ -35,8 +35,8 @@ class Gla final : public GatedHeads {
  private:
   static Widths widths(const GlaConfig& config, int64_t d_model) {
     check_option("gla", "heads", config.heads, 1, 4096);
-    return {expanded("gla", "expand_k", config.expand_k, d_model, config.heads),
-            expanded("gla", "expand_v", config.expand_v, d_model, config.heads)};
+    return {expanded_width("gla", "expand_k", config.expand_k, d_model, config.heads),
+            expanded_width("gla", "expand_v", config.expand_v, d_model, config.heads)};
   }
 
   void add_gates(const Tensor& x, ops::GatedDeltaRuleInputs& in) const override {
@@ -50,6 +50,6 @@ class Gla final : public GatedHeads {
 
 }  // namespace
 
-BASED_DEFINE_MIXER(gla, Gla, GlaConfig, "gated linear attention: each channel of the keys forgets at a rate that the token sets")
+BASED_DEFINE_MIXER(gla, Gla, GlaConfig, "gated linear attention: each channel of the keys decays at a rate that the token sets")
 
 }  // namespace based

@@ -1,24 +1,24 @@
-// H3 (Fu et al. 2022): y = out(q ⊙ diagonal(shift(k) ⊙ v)). shift is a state-space model whose matrix shifts, so a convolution of d_state
-// taps; diagonal one with complex poles, a convolution as long as the text. With head_dim > 1, k and v are multiplied as vectors of a head,
-// and q contracts the k side.
+// H3 (Fu et al. 2022): y = out(q ⊙ diagonal(shift(k) ⊙ v)). `shift` is a state space model with a shift matrix, which is a convolution of
+// d_state taps. `diagonal` is a state space model with complex poles, which is a convolution as long as the sequence. With head_dim > 1,
+// the outer product of a head's k and v replaces k ⊙ v, and q contracts the dimension of k.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <utility>
 #include <vector>
 
-#include "based/mixers/kept.h"
-#include "based/mixers/mixer.h"
-#include "based/mixers/parameters.h"
-#include "based/mixers/shapes_only.h"
-#include "based/mixers/wide_parameters.h"
-#include "based/ops/arguments.h"
-#include "based/ops/diagonal_filter.h"
-#include "based/ops/gated_long_conv.h"
-#include "based/ops/linear.h"
-#include "based/ops/long_conv.h"
-#include "based/ops/rows.h"
-#include "based/ops/short_conv.h"
+#include "based/mixers/kit/derived_weight_cache.h"
+#include "based/mixers/kit/mixer.h"
+#include "based/mixers/kit/parameters.h"
+#include "based/mixers/kit/shapes_only.h"
+#include "based/mixers/kit/wide_parameters.h"
+#include "based/ops/conv/diagonal_filter.h"
+#include "based/ops/conv/gated_long_conv.h"
+#include "based/ops/conv/long_conv.h"
+#include "based/ops/conv/short_conv.h"
+#include "based/ops/framework/arguments.h"
+#include "based/ops/framework/rows.h"
+#include "based/ops/linear/linear.h"
 
 namespace based {
 namespace {
@@ -28,14 +28,14 @@ struct H3Config {
   int64_t head_dim = 1;
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("d_state", d_state, "taps of the shift model, and twice the poles of the diagonal one: an even number, 2..128");
-    field("head_dim", head_dim, "channels of a head: a head's keys and values are multiplied as vectors");
+    field("d_state", d_state, "taps of the shift model, and twice the poles of the diagonal model: an even number, 2..128");
+    field("head_dim", head_dim, "channels per head; a head's keys and values are combined by an outer product");
   }
 };
 
 torch::TensorOptions fp32() { return torch::dtype(torch::kFloat32).device(parameter_device()); }
 
-// shift: x_t = (k_t, k_{t−1}, …) by the matrix that shifts, so y_t = Σ_j (Σ_i B_i C_{i+j}) k_{t−j} + D k_t.
+// The shift model: its state holds the last inputs, so y_t = Σ_j (Σ_i B_i C_{i+j}) k_{t−j} + D k_t.
 class ShiftModel : public torch::nn::Module {
  public:
   ShiftModel(int64_t channels, int64_t taps) {
@@ -44,7 +44,7 @@ class ShiftModel : public torch::nn::Module {
     d_ = register_parameter("D", initial_normal({channels}, 1));
   }
 
-  // [channels, taps], the present token's tap first; in fp32 (fp64 in fp64).
+  // [channels, taps], the current token's tap first, in fp32 (fp64 for fp64 models).
   Tensor taps() const {
     const at::ScalarType type = ops::sum_type(b_);
     const int64_t taps = b_.size(1);
@@ -52,18 +52,18 @@ class ShiftModel : public torch::nn::Module {
     const Tensor filter = torch::matmul(b_.to(type).unsqueeze(1), shifted).squeeze(1);
     return filter + at::constant_pad_nd(d_.to(type).unsqueeze(1), {0, taps - 1});
   }
-  // The same as ops::short_conv takes it, the present token's tap last.
+  // The taps in the order of ops::short_conv, the current token's tap last.
   Tensor filter() const {
-    return kept_.get(*this, [this] { return taps().flip(1); });
+    return filter_cache_.get(*this, [this] { return taps().flip(1); });
   }
 
  private:
   Tensor b_, c_, d_;
-  Kept<Tensor> kept_;
+  DerivedWeightCache<Tensor> filter_cache_;
 };
 
-// Σ over dimension 1 in an order that depends on its size alone: sums of ATen may depend on the other sizes.
-Tensor sum_of(Tensor x) {
+// Sums over dimension 1 in an order that depends only on its size. The order of ATen's sums may depend on the other sizes too.
+Tensor ordered_sum(Tensor x) {
   while (x.size(1) > 1) {
     const int64_t half = x.size(1) / 2;
     const Tensor sums = x.narrow(1, 0, half) + x.narrow(1, half, half);
@@ -72,12 +72,12 @@ Tensor sum_of(Tensor x) {
   return x.squeeze(1);
 }
 
-// diagonal: h_t = a h_{t−1} + b u_t, y_t = Re(c h_t) + D u_t, for each pole of each group of channels, with the a, b and c of
-// ops::DiscretePoles. Its parameters stay in fp32, as the authors have them: bf16 rounds log_dt by up to 1.6 % of dt, and a pole turns by
-// some 200 radians while it decays, so that a rounded filter is another one.
+// The diagonal model: h_t = a h_{t−1} + b u_t, y_t = Re(c h_t) + D u_t, for each pole of each group of channels, with a, b and c from
+// ops::DiscretePoles. Its parameters stay in fp32, as in the authors' code: bf16 would change dt by up to 1.6 %, and since a pole turns by
+// about 200 radians while it decays, a different filter would result.
 class DiagonalModel : public WideParameters {
  public:
-  // `copies` channels share a group's poles: channel = group · copies + copy.
+  // A group of `copies` channels shares its poles: channel = group · copies + copy.
   DiagonalModel(int64_t groups, int64_t poles, int64_t copies) : groups_(groups), poles_(poles), copies_(copies) {
     log_dt_ = register_parameter("log_dt", initial_uniform({groups}, std::log(0.001), std::log(0.1)));
     log_decay_ = register_parameter("log_decay", torch::full({groups, poles}, std::log(0.5), fp32()));
@@ -87,16 +87,17 @@ class DiagonalModel : public WideParameters {
     d_ = register_parameter("D", initial_normal({groups}, 1));
   }
 
-  // [slots, 2, poles, channels], real and imaginary parts; fp32, fp64 in fp64.
+  // [slots, 2, poles, channels], real and imaginary parts, in fp32 (fp64 for fp64 models).
   Tensor make_state(int64_t slots) const { return torch::zeros({slots, 2, poles_, groups_ * copies_}, sum_options(log_dt_)); }
 
-  // [groups, count], 1 ≤ count ≤ kPiece: what a token's input gives to the `count` tokens from it on; fp32, fp64 in fp64.
+  // The impulse response [groups, count], 1 ≤ count ≤ kPiece, in fp32 (fp64 for fp64 models). Tap 0 weighs the current token.
   Tensor filter(int64_t count) const { return ops::diagonal_filter(model(), count); }
 
-  // u and y [tokens, channels] in the state's type. `state` [rows, 2, poles, channels]: before each row, then after it; none: zero before.
+  // u and y [tokens, channels] in the state's type. `state` [rows, 2, poles, channels] is the state before each row and becomes the state
+  // after it; without it, every row starts from zero.
   Tensor run(const Tensor& u, const Sequences& rows, std::optional<Tensor>& state) const {
     const int64_t piece = std::clamp<int64_t>(rows.max_length(), 1, kPiece);
-    const Powers powers = powers_of(ops::discretised(model()), piece, u.scalar_type());
+    const Powers powers = make_powers(ops::discretised(model()), piece, u.scalar_type());
     std::vector<Tensor> outputs, states;
     for (const ops::Run& run : ops::equal_runs(rows.starts())) {
       const Tensor inputs = ops::tokens_of(u, run);
@@ -106,7 +107,7 @@ class DiagonalModel : public WideParameters {
         const Tensor part = inputs.narrow(1, at, std::min(piece, run.length - at));
         pieces.push_back(ops::long_conv_of_batch(part, powers.filter));  // from a zero state
         if (h.defined()) pieces.back() = pieces.back() + response(h, part.size(1), powers);
-        if (state || at + piece < run.length) h = advanced(h, part, powers);
+        if (state || at + piece < run.length) h = advance(h, part, powers);
       }
       if (!pieces.empty()) outputs.push_back(torch::cat(pieces, 1).flatten(0, 1));
       if (state) states.push_back(h);
@@ -117,11 +118,11 @@ class DiagonalModel : public WideParameters {
 
   // One token for each of the state's rows: u and y [rows, channels].
   Tensor step(const Tensor& u, Tensor& state) const {
-    const Channels of = kept_.get(*this, [&] { return channels(u.scalar_type()); });
+    const StepFactors f = step_factors_cache_.get(*this, [&] { return step_factors(u.scalar_type()); });
     const Tensor input = u.unsqueeze(1), re = state.select(1, 0), im = state.select(1, 1);
-    const Tensor next = of.a * re - of.a_im * im + of.b * input, next_im = of.a * im + of.a_im * re + of.b_im * input;
+    const Tensor next = f.a * re - f.a_im * im + f.b * input, next_im = f.a * im + f.a_im * re + f.b_im * input;
     state = torch::stack({next, next_im}, 1);
-    return sum_of(of.c * next - of.c_im * next_im) + of.d * u;
+    return ordered_sum(f.c * next - f.c_im * next_im) + f.d * u;
   }
 
   static constexpr int64_t kPiece = 1024;  // bounds the memory of `Powers`
@@ -129,25 +130,25 @@ class DiagonalModel : public WideParameters {
  private:
   ops::DiagonalPoles model() const { return {log_dt_, log_decay_, frequency_, b_, c_, d_}; }
 
-  // What a step multiplies by: real and imaginary parts [poles, channels], d [channels].
-  struct Channels {
+  // The factors of a step: real and imaginary parts [poles, channels], and d [channels].
+  struct StepFactors {
     Tensor a, a_im, b, b_im, c, c_im, d;
   };
-  Channels channels(at::ScalarType type) const {
+  StepFactors step_factors(at::ScalarType type) const {
     const ops::DiscretePoles model = ops::discretised(this->model());
     const auto spread = [&](const Tensor& value) { return value.to(type).t().repeat_interleave(copies_, 1).contiguous(); };
     return {spread(torch::real(model.a)), spread(torch::imag(model.a)), spread(torch::real(model.b)),          spread(torch::imag(model.b)),
             spread(torch::real(model.c)), spread(torch::imag(model.c)), d_.to(type).repeat_interleave(copies_)};
   }
 
-  // What a piece of a text is convolved, read out and summed by, in the type of sums; real and imaginary parts side by side.
+  // The factors that process one piece of a sequence, in the accumulation type. Real and imaginary parts are concatenated.
   struct Powers {
-    Tensor read;    // [groups, 2 · poles, piece + 1]: Re(c a^t h) of h = (Re, Im)
-    Tensor write;   // [groups, piece, 2 · poles]: b a^{piece−1−t}
+    Tensor read;    // [groups, 2 · poles, piece + 1]: maps the state h = (Re, Im) to Re(c a^t h)
+    Tensor write;   // [groups, piece, 2 · poles]: b a^{piece−1−t}, an input's share of the state after the piece
     Tensor decay;   // complex [groups, poles, piece + 1]: a^t
-    Tensor filter;  // [channels, piece]
+    Tensor filter;  // [channels, piece]: the impulse response
   };
-  Powers powers_of(const ops::DiscretePoles& poles, int64_t piece, at::ScalarType type) const {
+  Powers make_powers(const ops::DiscretePoles& poles, int64_t piece, at::ScalarType type) const {
     const Tensor decay = poles.powers(piece + 1);
     const Tensor read = poles.c.unsqueeze(-1) * decay, write = (poles.b.unsqueeze(-1) * decay.narrow(2, 0, piece)).flip(2);
     Powers powers;
@@ -158,15 +159,15 @@ class DiagonalModel : public WideParameters {
     return powers;
   }
 
-  // What the state alone gives to the next `length` tokens: [rows, length, channels].
+  // The state's contribution to the next `length` tokens: [rows, length, channels].
   Tensor response(const Tensor& h, int64_t length, const Powers& powers) const {
     const Tensor by_group = h.unflatten(3, {groups_, copies_}).permute({3, 0, 4, 1, 2}).reshape({groups_, -1, 2 * poles_});
     const Tensor y = torch::matmul(by_group, powers.read.narrow(2, 1, length));
     return y.view({groups_, h.size(0), copies_, length}).permute({1, 3, 0, 2}).flatten(2);
   }
 
-  // The state behind the inputs; `h` undefined: zero.
-  Tensor advanced(const Tensor& h, const Tensor& inputs, const Powers& powers) const {
+  // The state after the inputs, from `h` or, if it is undefined, from zero.
+  Tensor advance(const Tensor& h, const Tensor& inputs, const Powers& powers) const {
     const int64_t rows = inputs.size(0), length = inputs.size(1);
     const Tensor by_group = inputs.unflatten(2, {groups_, copies_}).permute({2, 0, 3, 1}).reshape({groups_, rows * copies_, length});
     const Tensor sums = torch::matmul(by_group, powers.write.narrow(1, powers.write.size(1) - length, length));
@@ -179,7 +180,7 @@ class DiagonalModel : public WideParameters {
 
   int64_t groups_, poles_, copies_;
   Tensor log_dt_, log_decay_, frequency_, b_, c_, d_;  // A = −exp(log_decay) + i frequency
-  Kept<Channels> kept_;
+  DerivedWeightCache<StepFactors> step_factors_cache_;
 };
 
 class H3 final : public Mixer {
@@ -207,12 +208,13 @@ class H3 final : public Mixer {
     }
     const Tensor filter = diagonal_->filter(std::max<int64_t>(1, longest));
     const Tensor y = ops::gated_long_conv(q_proj_->forward(x), k, v_proj_->forward(x), filter, pass.rows().starts());
-    // o_proj's columns in y's order; see output().
+    // Permutes o_proj's columns to the order of y's channels; see output().
     const Tensor weight = o_proj_->weight().view({d_model_, config_.head_dim, heads_}).transpose(1, 2).reshape({d_model_, d_model_});
     return ops::linear(y, weight, o_proj_->bias());
   }
 
-  // "shift" [slots, d_model, d_state − 1], the latest keys; "diagonal" [slots, 2, d_state / 2, d_model · head_dim].
+  // "shift" [slots, d_model, d_state − 1]: the latest keys. "diagonal" [slots, 2, d_state / 2, d_model · head_dim]: real and imaginary
+  // parts.
   MixerState make_state(int64_t slots) const override {
     return MixerState({{"shift", torch::zeros({slots, d_model_, config_.d_state - 1}, sum_options(q_proj_->weight()))},
                        {"diagonal", diagonal_->make_state(slots)}});
@@ -243,17 +245,17 @@ class H3 final : public Mixer {
  private:
   Tensor shift_filter(const Tensor& x) const { return shift_->filter().to(x.scalar_type()); }
 
-  // k_i v_j of each head, in the type of sums: [tokens, heads · head_dim · head_dim].
+  // k_i v_j of each head, in the accumulation type: [tokens, heads · head_dim · head_dim].
   Tensor products(const Tensor& x, const Tensor& k) const {
     const auto by_head = [&](const Tensor& t) { return t.to(ops::sum_type(t)).view({t.size(0), heads_, config_.head_dim}); };
     return (by_head(k).unsqueeze(3) * by_head(v_proj_->forward(x)).unsqueeze(2)).flatten(1);
   }
 
-  // o_proj(Σ_i q_i y_ij); the authors order its channels by j first.
+  // o_proj(Σ_i q_i y_ij). As in the authors' code, its input channels are [head_dim, heads], with j as the slower dimension.
   Tensor output(const Tensor& x, const Tensor& y) const {
     const Tensor q = q_proj_->forward(x).to(y.scalar_type()).view({x.size(0), heads_, config_.head_dim, 1});
     const Tensor read = y.view({x.size(0), heads_, config_.head_dim, config_.head_dim}) * q;
-    const Tensor sums = sum_of(read.transpose(1, 2));  // [tokens, heads, head_dim]
+    const Tensor sums = ordered_sum(read.transpose(1, 2));  // [tokens, heads, head_dim]
     return o_proj_->forward(sums.transpose(1, 2).reshape(x.sizes()).to(x.scalar_type()));
   }
 
@@ -266,6 +268,6 @@ class H3 final : public Mixer {
 
 }  // namespace
 
-BASED_DEFINE_MIXER(h3, H3, H3Config, "two state-space models, one that shifts and one with complex poles, and products between them")
+BASED_DEFINE_MIXER(h3, H3, H3Config, "two state space models, one that shifts and one with complex poles, and products between them")
 
 }  // namespace based

@@ -1,19 +1,20 @@
 // Hyena (Poli et al. 2023): (x_1, …, x_N, v) = short_conv(in_proj(x)); w = v ⊙ x_1; w = conv_i(w) ⊙ x_{i+1}, i < N; y = out_proj(w). The
-// filters of conv_i are as long as the text, made by a network with sines from their taps' positions and damped exponentially.
+// filters of conv_i are as long as the sequence. A network with sine activations computes them from the positions of their taps, and an
+// exponential damps them.
 #include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
-#include "based/mixers/constant.h"
-#include "based/mixers/long_filter.h"
-#include "based/mixers/mixer.h"
-#include "based/mixers/parameters.h"
-#include "based/mixers/shapes_only.h"
-#include "based/ops/arguments.h"
-#include "based/ops/gated_long_conv.h"
-#include "based/ops/short_conv.h"
-#include "based/ops/split_columns.h"
+#include "based/mixers/kit/fixed_tensor.h"
+#include "based/mixers/kit/long_filter.h"
+#include "based/mixers/kit/mixer.h"
+#include "based/mixers/kit/parameters.h"
+#include "based/mixers/kit/shapes_only.h"
+#include "based/ops/conv/gated_long_conv.h"
+#include "based/ops/conv/short_conv.h"
+#include "based/ops/framework/arguments.h"
+#include "based/ops/linear/split_columns.h"
 
 namespace based {
 namespace {
@@ -28,13 +29,13 @@ struct HyenaConfig {
   int64_t short_filter_order = 3;
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("order", order, "gates; between each two of them is a long convolution");
+    field("order", order, "number of gates, with a long convolution between each two");
     field("l_max", l_max, "taps of the long filters");
-    field("filter_order", filter_order, "width of the network that makes the filters");
-    field("emb_dim", emb_dim, "features of a tap's position, an odd number: itself, cosines and sines");
+    field("filter_order", filter_order, "width of the network that computes the filters");
+    field("emb_dim", emb_dim, "features of a tap's position, an odd number: the position, cosines and sines");
     field("num_inner_mlps", num_inner_mlps, "layers of the network between its first and its last");
     field("w", w, "initial frequency of the network's sines");
-    field("short_filter_order", short_filter_order, "tokens that the convolution in front sees, the present one included");
+    field("short_filter_order", short_filter_order, "tokens that the short convolution covers, the current one included");
   }
 };
 
@@ -50,8 +51,8 @@ void check(const HyenaConfig& config, int64_t channels) {
                 std::max({config.emb_dim, config.filter_order, channels}));
 }
 
-// k_t = out(sin(f ⊙ inner(… sin(f ⊙ first(z_t)))) ⊙ exp(−|δ| t/(taps−1)), and the input itself, scaled by `bias`, in tap 0. z begins as the
-// position features and is learned; all sines share f; δ goes from log(0.01)/1.5 to log(0.01)/0.3 over the channels.
+// Tap t of the filter is out(sin(f ⊙ inner(… sin(f ⊙ first(z_t))))) ⊙ exp(−|δ| t/(taps−1)). `bias` is added to tap 0. z is learned and
+// starts as the position features. All sines share the frequencies f. δ goes from log(0.01)/1.5 to log(0.01)/0.3 over the channels.
 class SineFilter final : public NetworkFilter {
  public:
   SineFilter(const HyenaConfig& config, int64_t channels) : NetworkFilter(config.l_max) {
@@ -66,9 +67,9 @@ class SineFilter final : public NetworkFilter {
     for (int64_t i = 0; i < config.num_inner_mlps; ++i) layer("inner" + std::to_string(i), config.filter_order);
     out_ = register_module("out", std::make_shared<Projection>(config.filter_order, channels, false));
     bias_ = register_parameter("bias", initial_normal({channels}, 1));
-    const auto constant = [&](const char* name, const Tensor& value) { return register_module(name, std::make_shared<Constant>(value)); };
-    positions_ = constant("positions", torch::linspace(0, 1, config.l_max, fp64));
-    decay_ = constant("decay", torch::linspace(std::log(0.01) / 1.5, std::log(0.01) / 0.3, channels, fp64));  // negative: −|δ|
+    const auto fixed = [&](const char* name, const Tensor& value) { return register_module(name, std::make_shared<FixedTensor>(value)); };
+    positions_ = fixed("positions", torch::linspace(0, 1, config.l_max, fp64));
+    decay_ = fixed("decay", torch::linspace(std::log(0.01) / 1.5, std::log(0.01) / 0.3, channels, fp64));  // −|δ|, negative
   }
 
  protected:
@@ -84,7 +85,7 @@ class SineFilter final : public NetworkFilter {
   Tensor z_, frequency_, bias_;
   std::vector<std::shared_ptr<Projection>> layers_;
   std::shared_ptr<Projection> out_;
-  std::shared_ptr<Constant> positions_, decay_;
+  std::shared_ptr<FixedTensor> positions_, decay_;
 };
 
 class Hyena final : public Mixer {
@@ -111,8 +112,8 @@ class Hyena final : public Mixer {
     return out_proj_->forward(w);
   }
 
-  // "conv" [slots, (order + 1) · d_model, short_filter_order − 1], the latest projections; "input1" … [slots, l_max, d_model], what each of
-  // the order − 1 long convolutions saw last, in a ring.
+  // "conv" [slots, (order + 1) · d_model, short_filter_order − 1]: the latest projections. "input1" … [slots, l_max, d_model]: for each of
+  // the order − 1 long convolutions, a ring buffer of its latest inputs.
   MixerState make_state(int64_t slots) const override {
     const Tensor& weight = in_proj_->weight();
     std::vector<StateTensor> tensors = {
@@ -149,7 +150,7 @@ class Hyena final : public Mixer {
     return ops::split_columns(u, std::vector<int64_t>(static_cast<size_t>(config_.order) + 1, width_));
   }
 
-  // `convolve` does the i-th long convolution, whose inputs are kept under a name.
+  // `convolve(convolution, input, name)` applies a long convolution whose past inputs are the state tensor `name`.
   template <class Convolve>
   Tensor gated(const Tensor& u, Convolve&& convolve) const {
     const std::vector<Tensor> parts = parts_of(u);
@@ -167,6 +168,6 @@ class Hyena final : public Mixer {
 
 }  // namespace
 
-BASED_DEFINE_MIXER(hyena, Hyena, HyenaConfig, "gates and long convolutions whose filters a network makes from positions")
+BASED_DEFINE_MIXER(hyena, Hyena, HyenaConfig, "gates and long convolutions whose filters a network computes from positions")
 
 }  // namespace based

@@ -1,10 +1,10 @@
-// Linear attention: exp(q·k) replaced by φ(q)·φ(k), so that the sums over the past are a state of fixed size. φ is any feature map.
-#include "based/ops/linear_attention.h"
+// Linear attention: φ(q)·φ(k) replaces exp(q·k), so that the sums over past tokens are a state of fixed size. φ is any feature map.
+#include "based/ops/linear_attention/linear_attention.h"
 
-#include "based/mixers/feature_map.h"
-#include "based/mixers/mixer.h"
-#include "based/mixers/parameters.h"
-#include "based/ops/arguments.h"
+#include "based/mixers/kit/feature_map.h"
+#include "based/mixers/kit/mixer.h"
+#include "based/mixers/kit/parameters.h"
+#include "based/ops/framework/arguments.h"
 
 namespace based {
 namespace {
@@ -82,12 +82,12 @@ class LinearAttention final : public Mixer {
     Tensor q, k, v;
   };
 
-  // The map computes in the type of the sums; its features are rounded once.
+  // The map computes in the accumulation type, so that its features are rounded only once.
   Inputs project(const Tensor& x, const Pass& pass) const {
     const auto projected = [&](const Projection& projection) {
       return projection.forward(x).view({-1, config_.heads, config_.feature_dim}).to(ops::sum_type(x));
     };
-    const Tensor q = map_->of_queries(projected(*q_proj_), pass), k = map_->forward(projected(*k_proj_), pass);
+    const Tensor q = map_->query_features(projected(*q_proj_), pass), k = map_->forward(projected(*k_proj_), pass);
     return {q.to(x.scalar_type()), k.to(x.scalar_type()), v_proj_->forward(x).view({-1, config_.heads, config_.head_dim})};
   }
   Tensor output(const Tensor& y) const { return o_proj_->forward(y.reshape({y.size(0), config_.heads * config_.head_dim})); }
@@ -100,6 +100,6 @@ class LinearAttention final : public Mixer {
 }  // namespace
 
 BASED_DEFINE_MIXER(linear_attention, LinearAttention, LinearAttentionConfig,
-                   "linear attention over any feature map: all of the past in a state of fixed size")
+                   "linear attention with any feature map: all past tokens in a state of fixed size")
 
 }  // namespace based

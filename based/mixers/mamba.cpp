@@ -1,11 +1,11 @@
-// Mamba (Gu and Dao 2023): a selective state space behind a short convolution, and a gate: y = out_proj(scan(silu(conv(u))) ⊙ silu(z)) with
-// [u, z] = in_proj(x); the scan's dt, B and C are projections of what it scans. A block of its own, without an MLP.
+// Mamba (Gu and Dao 2023): a short convolution, a selective state space model and a gate, y = out_proj(scan(silu(conv(u))) ⊙ silu(z)) with
+// [u, z] = in_proj(x). The scan's dt, B and C are projections of its input. Mamba layers need no MLP between them.
 #include "based/mixers/blocks/short_convolution.h"
 #include "based/mixers/blocks/time_step.h"
-#include "based/mixers/shapes_only.h"
-#include "based/ops/linear.h"
-#include "based/ops/selective_scan.h"
-#include "based/ops/split_columns.h"
+#include "based/mixers/kit/shapes_only.h"
+#include "based/ops/linear/linear.h"
+#include "based/ops/linear/split_columns.h"
+#include "based/ops/scan/selective_scan.h"
 
 namespace based {
 namespace {
@@ -23,12 +23,12 @@ struct MambaConfig {
   template <class Visitor>
   void visit(Visitor&& field) {
     field("d_state", d_state, "size of a channel's state, 1..256");
-    field("d_conv", d_conv, "tokens that the convolution sees, the present one included");
+    field("d_conv", d_conv, "tokens that the convolution covers, the current one included");
     field("expand", expand, "channels, in multiples of d_model");
     field("dt_rank", dt_rank, "rank of the projection to the time steps; 0: d_model / 16, rounded up");
     field("dt_min", dt_min, "smallest initial time step");
-    field("dt_max", dt_max, "largest one; they are drawn evenly in their logarithm");
-    field("dt_init_floor", dt_init_floor, "initial time steps below are raised to it");
+    field("dt_max", dt_max, "largest initial time step; the draws are log-uniform");
+    field("dt_init_floor", dt_init_floor, "floor of the initial time steps");
     field("conv_bias", conv_bias, "bias of the convolution");
     field("bias", bias, "biases in the input and output projections");
   }
@@ -85,7 +85,7 @@ class Mamba final : public BlockMixer {
                      : ops::selective_scan_prefill(in, call.pass.cu_seqlens(), state, call.pass.slots());
   }
 
-  int64_t size_, rank_ = 0, width_ = 0;  // of a channel's state, of the time steps' projection, of the channels
+  int64_t size_, rank_ = 0, width_ = 0;  // size of a channel's state, rank of the time steps' projection, number of channels
   std::shared_ptr<Projection> in_proj_, x_proj_, dt_proj_, out_proj_;
   std::shared_ptr<ShortConvolution> conv_;
   Tensor dt_bias_, A_log_, D_;
@@ -93,6 +93,6 @@ class Mamba final : public BlockMixer {
 
 }  // namespace
 
-BASED_DEFINE_MIXER(mamba, Mamba, MambaConfig, "Mamba: a selective state space behind a short convolution, gated")
+BASED_DEFINE_MIXER(mamba, Mamba, MambaConfig, "Mamba: a gated selective state space model after a short convolution")
 
 }  // namespace based

@@ -1,10 +1,10 @@
-// Mamba-2 (Dao and Gu 2024): a state space model whose heads forget at one rate each, S_t = exp(−dt_t exp(A_log)) S_{t−1} + dt_t B_t x_tᵀ,
-// y_t = S_tᵀC_t + D x_t; x, B and C come through one short convolution, and a gate in front of the norm behind.
+// Mamba-2 (Dao and Gu 2024): a state space model with one decay rate per head, S_t = exp(−dt_t exp(A_log)) S_{t−1} + dt_t B_t x_tᵀ,
+// y_t = S_tᵀC_t + D x_t. One short convolution computes x, B and C. The output is multiplied by a gate and then normalised.
 #include "based/mixers/blocks/short_convolution.h"
 #include "based/mixers/blocks/time_step.h"
-#include "based/mixers/shapes_only.h"
-#include "based/ops/rowwise.h"
-#include "based/ops/split_columns.h"
+#include "based/mixers/kit/shapes_only.h"
+#include "based/ops/linear/split_columns.h"
+#include "based/ops/pointwise/rowwise.h"
 
 namespace based {
 namespace {
@@ -22,13 +22,13 @@ struct Mamba2Config {
   template <class Visitor>
   void visit(Visitor&& field) {
     field("headdim", headdim, "size of a head's values");
-    field("d_state", d_state, "size of a head's state for each of these");
-    field("d_conv", d_conv, "tokens that the convolution sees, the present one included");
+    field("d_state", d_state, "size of a head's state for each of its values");
+    field("d_conv", d_conv, "tokens that the convolution covers, the current one included");
     field("expand", expand, "width of the heads together, in multiples of d_model");
-    field("ngroups", ngroups, "groups of heads; a group has one B and one C, and a norm of its own");
+    field("ngroups", ngroups, "groups of heads; the heads of a group share B, C and the norm");
     field("bias", bias, "biases in the projections");
     field("conv_bias", conv_bias, "bias of the convolution");
-    field("norm_before_gate", norm_before_gate, "the norm is in front of the gate");
+    field("norm_before_gate", norm_before_gate, "the norm comes before the gate instead of after it");
     field("norm_eps", norm_eps, "added to the mean square in the norm");
   }
 };
@@ -98,6 +98,6 @@ class Mamba2 final : public BlockMixer {
 
 }  // namespace
 
-BASED_DEFINE_MIXER(mamba2, Mamba2, Mamba2Config, "Mamba-2: a state space model, whose heads forget at one rate each")
+BASED_DEFINE_MIXER(mamba2, Mamba2, Mamba2Config, "Mamba-2: a state space model with one decay rate per head")
 
 }  // namespace based

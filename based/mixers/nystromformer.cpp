@@ -1,20 +1,21 @@
-// Nyströmformer (Xiong et al. 2021) in causal form. A text is cut into segments of ⌈l_max / landmarks⌉ tokens, and a finished one has a
-// landmark: the means q̃_j, k̃_j of its queries and keys. A token attends to the tokens of its own segment up to itself and to the landmarks
-// of the segments before it, whose values are u = T⁻¹ P, T = softmax(q̃ k̃ᵀ) over landmarks ≤ j and P = softmax(q̃ kᵀ) v over tokens up to the
-// end of segment j. T is lower triangular, so that no later landmark reaches u_j, and is solved for instead of being inverted step by step.
-// A landmark weighs as its tokens do together: all scores being equal, a token gets the mean of its past; with one token a segment, exact
-// attention.
+// Nyströmformer (Xiong et al. 2021) in causal form. A sequence is cut into segments of ⌈l_max / landmarks⌉ tokens. A complete segment j has
+// a landmark: the means q̃_j, k̃_j of its queries and keys. A token attends to the tokens of its own segment up to itself, and to the
+// landmarks of the segments before it. The landmarks' values are u = T⁻¹ P. Row j of T is softmax(q̃ k̃ᵀ) over landmarks ≤ j; row j of P is
+// softmax(q̃ kᵀ) v over the tokens up to the end of segment j. T is lower triangular, so that u_j does not depend on later landmarks, and a
+// triangular solve replaces the iterative inverse. A landmark has the weight of all its tokens together: if all scores are equal, a token's
+// output is the mean of its past. With one token per segment, the result is exact attention.
 //
-// The published causal form masks landmarks by their index, though they are means over segments: tokens see the future through them.
+// The published causal form masks landmarks by their index, although they are means over segments: through them, tokens depend on the
+// future.
 #include <cmath>
 #include <limits>
 #include <vector>
 
-#include "based/mixers/mixer.h"
-#include "based/mixers/parameters.h"
-#include "based/ops/arguments.h"
-#include "based/ops/rows.h"
-#include "based/ops/split_columns.h"
+#include "based/mixers/kit/mixer.h"
+#include "based/mixers/kit/parameters.h"
+#include "based/ops/framework/arguments.h"
+#include "based/ops/framework/rows.h"
+#include "based/ops/linear/split_columns.h"
 
 namespace based {
 namespace {
@@ -27,9 +28,9 @@ struct NystromformerConfig {
   template <class Visitor>
   void visit(Visitor&& field) {
     field("heads", heads, "attention heads, each of size d_model / heads");
-    field("landmarks", landmarks, "segments of a text of l_max tokens");
-    field("l_max", l_max, "length of a text that has that many landmarks; longer ones have more");
-    field("damping", damping, "how strongly landmarks' values are drawn to the means of their segments; 0: as the Nystrom method has them");
+    field("landmarks", landmarks, "segments of a sequence of l_max tokens");
+    field("l_max", l_max, "length of a sequence with that many landmarks; longer sequences have more");
+    field("damping", damping, "how strongly landmarks' values are drawn to the means of their segments; 0: the plain Nystrom method");
   }
 };
 
@@ -52,7 +53,7 @@ class Nystromformer final : public ParallelMixer {
     std::vector<Tensor> outputs;
     for (const ops::Run& run : ops::equal_runs(pass.rows().starts())) {
       if (run.length == 0) continue;
-      const auto by_head = [&](const Tensor& columns) {  // [rows, heads, length, head_dim] in the type of sums
+      const auto by_head = [&](const Tensor& columns) {  // [rows, heads, length, head_dim] in the accumulation type
         const Tensor rows = ops::tokens_of(columns, run).to(ops::sum_type(columns));
         return rows.unflatten(2, {heads_, head_dim_}).transpose(1, 2);
       };
@@ -61,7 +62,7 @@ class Nystromformer final : public ParallelMixer {
     return out_proj_->forward(ops::join(outputs, x.sizes(), x.options()).to(x.scalar_type()));
   }
 
-  // Keys and values of all tokens, to which each new landmark attends, and those of the landmarks.
+  // The keys and values of all tokens, to which each new landmark attends, and of the landmarks.
   int64_t bytes_to_decode(int64_t tokens) const override { return state_formula(tokens).value(); }
   Formula state_formula(int64_t tokens) const override {
     const Formula length{"tokens", tokens}, segment{"ceil(l_max / landmarks)", segment_}, d_model{"d_model", d_model_};
@@ -86,16 +87,16 @@ class Nystromformer final : public ParallelMixer {
     if (finished == 0) return torch::matmul(scores.softmax(-1), own_v).flatten(2, 3).narrow(2, 0, length);
 
     const Tensor landmark_q = in_segments(q, finished).mean(3), landmark_k = in_segments(k, finished).mean(3);
-    const Tensor of_landmarks = torch::matmul(own_q, landmark_k.unsqueeze(2).transpose(3, 4)) * scale +
-                                std::log(static_cast<double>(segment_));  // [rows, heads, segments, segment, finished]
+    const Tensor landmark_scores = torch::matmul(own_q, landmark_k.unsqueeze(2).transpose(3, 4)) * scale +
+                                   std::log(static_cast<double>(segment_));  // [rows, heads, segments, segment, finished]
     const Tensor not_before = steps(segments).view({segments, 1, 1}) <= steps(finished);
-    const Tensor weights = torch::cat({of_landmarks.masked_fill(not_before, never), scores}, 4).softmax(-1);
+    const Tensor weights = torch::cat({landmark_scores.masked_fill(not_before, never), scores}, 4).softmax(-1);
     const Tensor values = segment_ == 1 ? v.narrow(2, 0, finished) : landmark_values(landmark_q * scale, landmark_k, k, v);
     const Tensor past = torch::matmul(weights.narrow(4, 0, finished), values.unsqueeze(2));
     return (past + torch::matmul(weights.narrow(4, finished, segment_), own_v)).flatten(2, 3).narrow(2, 0, length);
   }
 
-  // u: [rows, heads, landmarks, head_dim].
+  // The landmarks' values u, [rows, heads, landmarks, head_dim].
   Tensor landmark_values(const Tensor& landmark_q, const Tensor& landmark_k, const Tensor& k, const Tensor& v) const {
     const int64_t count = landmark_k.size(2), tokens = count * segment_;
     const double never = -std::numeric_limits<double>::infinity();
@@ -119,6 +120,6 @@ class Nystromformer final : public ParallelMixer {
 }  // namespace
 
 BASED_DEFINE_MIXER(nystromformer, Nystromformer, NystromformerConfig,
-                   "attention to the own segment, and to earlier ones through a landmark each, by the Nystrom method")
+                   "attention to the own segment, and to earlier segments through one landmark each, by the Nystrom method")
 
 }  // namespace based

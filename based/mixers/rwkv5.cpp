@@ -1,12 +1,13 @@
-// RWKV-5's time mix (Peng et al. 2024, Eagle): each channel of a key decays at a rate of its own, the present token is weighted by a bonus
-// u, y_t = S_{t−1}ᵀr_t + (r_t · u⊙k_t) v_t, S_t = diag(exp(−exp(time_decay))) S_{t−1} + k_t v_tᵀ. The channel mix is a layer of its own.
+// RWKV-5's time mix (Peng et al. 2024, Eagle): each channel of a key has its own decay rate, and a bonus u weights the current token,
+// y_t = S_{t−1}ᵀr_t + (r_t · u⊙k_t) v_t, S_t = diag(exp(−exp(time_decay))) S_{t−1} + k_t v_tᵀ. The channel mix is the mixer
+// rwkv5_channel_mix.
 #include <cmath>
 
 #include "based/mixers/blocks/token_shift.h"
-#include "based/mixers/parameters.h"
-#include "based/mixers/shapes_only.h"
-#include "based/ops/layer_norm.h"
-#include "based/ops/rowwise.h"
+#include "based/mixers/kit/parameters.h"
+#include "based/mixers/kit/shapes_only.h"
+#include "based/ops/norm/layer_norm.h"
+#include "based/ops/pointwise/rowwise.h"
 
 namespace based {
 namespace {
@@ -18,7 +19,7 @@ struct Rwkv5Config {
   template <class Visitor>
   void visit(Visitor&& field) {
     field("head_size", head_size, "size of a head's keys and values");
-    field("head_size_divisor", head_size_divisor, "what a head reads is divided by it in front of its norm");
+    field("head_size_divisor", head_size_divisor, "divisor of a head's output before its norm");
     field("rescale_output", rescale_output,
           "initial output projection N(0, 0.02/sqrt(2 layers)), as in language models; otherwise N(0, 0.02), as in the recall models");
   }
@@ -31,8 +32,8 @@ class Rwkv5 final : public BlockMixer {
     heads_ = divided("rwkv5", "d_model", d_model_, "head_size", config.head_size);
     if (!(config.head_size_divisor > 0))
       throw UsageError("rwkv5: head_size_divisor must be above 0, got " + std::to_string(config.head_size_divisor));
-    norm_eps_ = 1e-5 * config.head_size_divisor * config.head_size_divisor;  // of the norm in front of which nothing is divided
-    // How deep the layer is: 0 the first, 1 the last.
+    norm_eps_ = 1e-5 * config.head_size_divisor * config.head_size_divisor;  // replaces the division before the norm
+    // The layer's depth, from 0 for the first layer to 1 for the last.
     const double depth = static_cast<double>(context.layer) / static_cast<double>(std::max<int64_t>(1, context.layers - 1));
     const double shallow = 1 - static_cast<double>(context.layer) / static_cast<double>(context.layers);
     shift_ = register_module("shift", std::make_shared<TokenShift>(d_model_));
@@ -51,9 +52,9 @@ class Rwkv5 final : public BlockMixer {
     const Tensor channel = torch::arange(d_model_, torch::kFloat).to(parameter_device());
     const Tensor along = channel / static_cast<double>(std::max<int64_t>(1, d_model_ - 1));
     const Tensor zigzag = ((channel + 1).remainder(3) - 1) * 0.1;
-    const auto of_heads = [&](const Tensor& x) { return x.view({heads_, -1}); };
-    time_decay_ = register_parameter("time_decay", of_heads(-6 + 5 * along.pow(0.7 + 1.3 * depth)));
-    bonus_ = register_parameter("bonus", of_heads(depth * (1 - along) + zigzag));
+    const auto by_head = [&](const Tensor& x) { return x.view({heads_, -1}); };
+    time_decay_ = register_parameter("time_decay", by_head(-6 + 5 * along.pow(0.7 + 1.3 * depth)));
+    bonus_ = register_parameter("bonus", by_head(depth * (1 - along) + zigzag));
     const auto norm = register_module("norm", std::make_shared<torch::nn::Module>("norm"));
     norm_weight_ = norm->register_parameter("weight", torch::ones({d_model_}, parameter_device()));
     norm_bias_ = norm->register_parameter("bias", torch::zeros({d_model_}, parameter_device()));
@@ -81,7 +82,8 @@ class Rwkv5 final : public BlockMixer {
     return o_proj_->forward(normed(gated_delta_rule(in, call, "kv")).view(x.sizes()) * gate);
   }
 
-  // A head's values centred and of deviation 1, then each channel's own weight and bias: GroupNorm with a group a head.
+  // GroupNorm with one group per head: normalises each head's values to mean 0 and deviation 1, then applies each channel's weight and
+  // bias.
   Tensor normed(const Tensor& y) const {
     const Tensor one = torch::ones({y.size(2)}, norm_weight_.options().requires_grad(false)), none = torch::zeros_like(one);
     return ops::layer_norm(y, one, none, norm_eps_) * norm_weight_.view({heads_, -1}) + norm_bias_.view({heads_, -1});
@@ -96,6 +98,6 @@ class Rwkv5 final : public BlockMixer {
 
 }  // namespace
 
-BASED_DEFINE_MIXER(rwkv5, Rwkv5, Rwkv5Config, "RWKV-5's time mix: linear attention, a rate of forgetting and a bonus for each channel")
+BASED_DEFINE_MIXER(rwkv5, Rwkv5, Rwkv5Config, "RWKV-5's time mix: linear attention with a decay rate and a bonus per channel")
 
 }  // namespace based

@@ -1,8 +1,8 @@
-// RWKV-5's channel mix: an MLP that sees the token before, too, so that it has a state and is a layer of its own (of a model with mlp
-// "none"): y = sigmoid(r_proj x_r) ⊙ v_proj(relu(k_proj x_k)²).
+// RWKV-5's channel mix: an MLP that also reads the previous token. It has a state, and is therefore a mixer, for models with mlp "none":
+// y = sigmoid(r_proj x_r) ⊙ v_proj(relu(k_proj x_k)²).
 #include "based/mixers/blocks/token_shift.h"
-#include "based/mixers/parameters.h"
-#include "based/ops/rowwise.h"
+#include "based/mixers/kit/parameters.h"
+#include "based/ops/pointwise/rowwise.h"
 
 namespace based {
 namespace {
@@ -12,7 +12,7 @@ struct Rwkv5ChannelMixConfig {
   bool rescale_output = true;
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("width", width, "hidden width; 0: 3.5 · d_model, down to a multiple of 32 (at least 32)");
+    field("width", width, "hidden width; 0: 3.5 · d_model, rounded down to a multiple of 32 (at least 32)");
     field("rescale_output", rescale_output,
           "initial output projection N(0, 0.02/sqrt(2 layers)), as in language models; otherwise N(0, 0.02), as in the recall models");
   }
@@ -55,6 +55,6 @@ class Rwkv5ChannelMix final : public BlockMixer {
 }  // namespace
 
 BASED_DEFINE_MIXER(rwkv5_channel_mix, Rwkv5ChannelMix, Rwkv5ChannelMixConfig,
-                   "RWKV-5's channel mix: an MLP that sees the token before, too")
+                   "RWKV-5's channel mix: an MLP that also reads the previous token")
 
 }  // namespace based

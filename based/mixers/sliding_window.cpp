@@ -1,4 +1,4 @@
-// Softmax attention over the latest few tokens (paper, section 4.2): exact local recall from a ring buffer of fixed size.
+// Softmax attention over the most recent tokens (paper, section 4.2): exact local recall from a ring buffer of fixed size.
 #include "based/mixers/softmax_attention.h"
 
 namespace based {
@@ -8,7 +8,7 @@ struct SlidingWindowConfig : SoftmaxAttentionConfig {
   int64_t window = 64;
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("window", window, "keys that a token sees, itself included");
+    field("window", window, "keys that a token attends to, itself included");
     SoftmaxAttentionConfig::visit(field);
   }
 };
@@ -27,6 +27,6 @@ class SlidingWindow final : public SoftmaxAttention {
 }  // namespace
 
 BASED_DEFINE_MIXER(sliding_window, SlidingWindow, SlidingWindowConfig,
-                   "softmax attention over the latest tokens, from a ring buffer of fixed size")
+                   "softmax attention over the most recent tokens, from a ring buffer of fixed size")
 
 }  // namespace based

@@ -3,10 +3,10 @@
 #include <cmath>
 #include <string>
 
-#include "based/mixers/past.h"
-#include "based/mixers/shapes_only.h"
-#include "based/ops/attention_cache.h"
-#include "based/ops/split_columns.h"
+#include "based/mixers/kit/shapes_only.h"
+#include "based/mixers/kit/step_history.h"
+#include "based/ops/attention/attention_step.h"
+#include "based/ops/linear/split_columns.h"
 
 namespace based {
 
@@ -53,13 +53,13 @@ Formula SoftmaxAttention::state_formula(int64_t tokens) const {
 
 Tensor SoftmaxAttention::prefill(const Tensor& x, MixerState& state, const Pass& pass) {
   const Inputs in = project(x, pass);
-  Past past(state, pass, "k");
-  const Tensor k = past.extend("k", in.k), v = past.extend("v", in.v);
-  return output(ops::causal_attention(in.q, k, v, pass.cu_seqlens(), past.joined_cu_seqlens(), window_, scale(), dropout(pass)));
+  StepHistory history(state, pass, "k");
+  const Tensor k = history.extend("k", in.k), v = history.extend("v", in.v);
+  return output(ops::causal_attention(in.q, k, v, pass.cu_seqlens(), history.joined_cu_seqlens(), window_, scale(), dropout(pass)));
 }
 
 Tensor SoftmaxAttention::step(const Tensor& x, MixerState& state, const Pass& pass) {
-  dropout(pass);  // refuses a model in training mode
+  dropout(pass);  // throws Error for a model in training mode, since a step's pass has no draws
   return output(
       ops::attention_step(qkv_proj_->forward(x), attention_cache(state, pass), pass.positions(), pass.slots(), scale(), rotation()));
 }

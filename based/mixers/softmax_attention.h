@@ -1,12 +1,13 @@
-// Exact softmax attention with rotary positions, over all keys or over a window of them: what the mixers `attention` and `sliding_window`
-// share. Queries, keys and values come from one projection; query heads may share key heads (grouped).
+// Exact softmax attention with rotary position embeddings, over all keys or over a sliding window: the common base of the mixers
+// `attention` and `sliding_window`. One projection computes queries, keys and values. Query heads may share key heads (grouped-query
+// attention).
 #pragma once
 #include <memory>
 
-#include "based/mixers/mixer.h"
-#include "based/mixers/parameters.h"
-#include "based/ops/causal_attention.h"
-#include "based/ops/rotary.h"
+#include "based/mixers/kit/mixer.h"
+#include "based/mixers/kit/parameters.h"
+#include "based/ops/attention/causal_attention.h"
+#include "based/ops/attention/rotary.h"
 
 namespace based {
 
@@ -22,24 +23,24 @@ struct SoftmaxAttentionConfig {
   template <class Visitor>
   void visit(Visitor&& field) {
     field("heads", heads, "attention heads, each of size d_model / heads");
-    field("kv_heads", kv_heads, "heads of keys and values, a divisor of heads; 0: as many as heads");
+    field("kv_heads", kv_heads, "heads of keys and values, a divisor of heads; 0: equal to heads");
     field("rotary_dim", rotary_dim, "dimensions of a head that carry rotary positions, an even number; -1: all, 0: none");
     field("rotary_base", rotary_base, "angle = position · base^(-2i / rotary_dim)");
     field("rotary_interleaved", rotary_interleaved, "rotate neighbours (2i, 2i + 1) instead of the two halves");
     field("qkv_bias", qkv_bias, "bias of the projection to queries, keys and values");
     field("out_bias", out_bias, "bias of the output projection");
-    field("dropout", dropout, "dropout of the attention weights, behind the softmax, while training");
+    field("dropout", dropout, "dropout of the attention weights, after the softmax, in training");
   }
 };
 
 class SoftmaxAttention : public Mixer {
  public:
-  // window: keys that a token sees, itself included; 0: all. `name` is for messages.
+  // `window` is the number of keys that a token attends to, itself included; 0 means all. `name` is used in messages.
   SoftmaxAttention(const char* name, const SoftmaxAttentionConfig& config, int64_t window, const MixerContext& context);
 
   Tensor forward(const Tensor& x, const Pass& pass) override;
-  // "k" and "v" [slots, capacity, kv_heads, head_dim] in the activations' type, keys already rotated: a ring of `window` steps, or a cache
-  // that grows.
+  // "k" and "v" [slots, capacity, kv_heads, head_dim] in the activations' type: a ring buffer of `window` steps, or a cache that grows.
+  // Keys are stored after rotation.
   MixerState make_state(int64_t slots) const override;
   Formula state_formula(int64_t tokens) const override;
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override;
@@ -50,10 +51,10 @@ class SoftmaxAttention : public Mixer {
     Tensor q, k, v;  // [tokens, heads or kv_heads, head_dim]
   };
   Inputs project(const Tensor& x, const Pass& pass) const;
-  ops::Rotation rotation() const;  // of queries and keys, which lie side by side
+  ops::Rotation rotation() const;  // of queries and keys, which are adjacent columns of the projection
   Tensor output(const Tensor& y) const;
   double scale() const;
-  ops::AttentionDropout dropout(const Pass& pass) const;  // nothing unless training
+  ops::AttentionDropout dropout(const Pass& pass) const;  // none outside training
 
   SoftmaxAttentionConfig config_;
   int64_t window_ = 0, head_dim_ = 0, layer_ = 0;

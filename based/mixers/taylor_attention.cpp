@@ -1,16 +1,16 @@
-// Second-order Taylor linear attention (paper, section 4.1): exp(q·k/√d') replaced by 1 + s + s²/2, s = q·k/√d', so that the sums over the
-// past are a state of fixed size.
-#include "based/ops/taylor_attention.h"
+// Second-order Taylor linear attention (paper, section 4.1): 1 + s + s²/2 with s = q·k/√d' replaces exp(q·k/√d'), so that the sums over
+// past tokens are a state of fixed size.
+#include "based/ops/taylor/taylor_attention.h"
 
 #include <cmath>
 #include <vector>
 
-#include "based/kernels/taylor_attention.h"
-#include "based/mixers/mixer.h"
-#include "based/mixers/parameters.h"
-#include "based/ops/arguments.h"
-#include "based/ops/linear.h"
-#include "based/ops/split_columns.h"
+#include "based/kernels/taylor/taylor.h"
+#include "based/mixers/kit/mixer.h"
+#include "based/mixers/kit/parameters.h"
+#include "based/ops/framework/arguments.h"
+#include "based/ops/linear/linear.h"
+#include "based/ops/linear/split_columns.h"
 
 namespace based {
 namespace {
@@ -27,14 +27,14 @@ struct TaylorAttentionConfig {
     field("heads", heads, "attention heads");
     field("feature_dim", feature_dim, "size d' of a head's queries and keys, 1..64; the state holds 1 + d' + d'(d'+1)/2 features");
     field("head_dim", head_dim, "size of a head's values; 0: d_model / heads");
-    field("decay", decay, "fixed decay rate a head, and a projection of the input that scales the heads (paper, appendix \"Decay\")");
+    field("decay", decay, "fixed decay rate per head, and a projection of the input that scales the heads (paper, appendix \"Decay\")");
     field("bias", bias, "biases in the projections");
     field("rescale_output", rescale_output,
           "initial output projection N(0, 0.02/sqrt(2 layers)), as in language models; otherwise N(0, 0.02), as in the recall models");
   }
 };
 
-// 1 − 2^-5 … 1 − 2^-9, evenly in the exponent: heads remember some 32 to 512 tokens.
+// 1 − 2^-5 … 1 − 2^-9, spaced evenly in the exponent: the heads remember about 32 to 512 tokens.
 Tensor decay_rates(int64_t heads) { return 1 - torch::exp2(torch::linspace(-5, -9, heads, torch::kFloat64)); }
 
 class TaylorAttention final : public Mixer {
@@ -57,7 +57,7 @@ class TaylorAttention final : public Mixer {
   }
 
   Tensor forward(const Tensor& x, const Pass& pass) override {
-    const Inputs in = config_.bias ? scaled(project(x)) : project_at_once(x);
+    const Inputs in = config_.bias ? scaled(project(x)) : project_fused(x);
     return output(x, ops::taylor_attention_without_state(in.q, in.k, in.v, pass.cu_seqlens(), rates(x)));
   }
 
@@ -90,33 +90,34 @@ class TaylorAttention final : public Mixer {
     Tensor q, k, v;
   };
 
-  // Of [tokens, heads · dim].
+  // From [tokens, heads · dim] to [tokens, heads, dim].
   Inputs by_heads(const Tensor& q, const Tensor& k, const Tensor& v) const {
     return {q.view({-1, config_.heads, config_.feature_dim}), k.view({-1, config_.heads, config_.feature_dim}),
             v.view({-1, config_.heads, config_.head_dim})};
   }
   Inputs project(const Tensor& x) const { return by_heads(q_proj_->forward(x), k_proj_->forward(x), v_proj_->forward(x)); }
 
-  // Scaled, too. One product, and two for its gradients: x is read once, and what the three give to its gradient needs no adding up. A
-  // power of two changes no bit of the products if the weights are multiplied by it instead.
-  Inputs project_at_once(const Tensor& x) const {
+  // Projects and scales with one matrix product, and two for the gradients: x is read once, and its gradient needs no sum of three parts.
+  // If the scale is a power of two, it is applied to the weights instead, which leaves the products the same bit for bit.
+  Inputs project_fused(const Tensor& x) const {
     int exponent = 0;
     const bool scales_weights = std::frexp(scale(), &exponent) == 0.5;
-    const auto weight_of = [&](const Projection& projection) {
+    const auto scaled_weight = [&](const Projection& projection) {
       return scales_weights && scale() != 1 ? projection.weight() * scale() : projection.weight();
     };
     const int64_t narrow = config_.heads * config_.feature_dim, wide = config_.heads * config_.head_dim;
-    const auto parts = ops::split_columns(ops::linear(x, torch::cat({weight_of(*q_proj_), weight_of(*k_proj_), v_proj_->weight()})),
+    const auto parts = ops::split_columns(ops::linear(x, torch::cat({scaled_weight(*q_proj_), scaled_weight(*k_proj_), v_proj_->weight()})),
                                           {narrow, narrow, wide});
     const Inputs in = by_heads(parts[0], parts[1], parts[2]);
     return scales_weights ? in : scaled(in);
   }
 
-  // q·k of the scaled ones is q·k/√d'.
+  // The factor for q and k alike: d'^-¼, which makes their product q·k/√d'.
   double scale() const { return std::pow(static_cast<double>(config_.feature_dim), -0.25); }
   Inputs scaled(const Inputs& in) const { return {in.q * scale(), in.k * scale(), in.v}; }
 
-  // Moved once to where the model is, in the type of the sums: a copy in each call would wait there, and cannot be recorded.
+  // The rates [heads] on x's device in the accumulation type, copied there once: a copy in each call would synchronise with the device, and
+  // cannot be captured into a CUDA graph.
   std::optional<Tensor> rates(const Tensor& x) {
     if (!config_.decay) return std::nullopt;
     const at::ScalarType type = ops::sum_type(x);
@@ -134,12 +135,12 @@ class TaylorAttention final : public Mixer {
 
   TaylorAttentionConfig config_;
   std::shared_ptr<Projection> q_proj_, k_proj_, v_proj_, o_proj_, head_scale_;
-  Tensor rates_;  // [heads]; not a buffer of the module, since rounding it to bf16 would turn 1 − 1/512 into 1
+  Tensor rates_;  // [heads]; not a buffer of the module, because bf16 would round 1 − 1/512 to 1
 };
 
 }  // namespace
 
 BASED_DEFINE_MIXER(taylor_attention, TaylorAttention, TaylorAttentionConfig,
-                   "second-order Taylor linear attention: all of the past in a state of fixed size")
+                   "second-order Taylor linear attention: all past tokens in a state of fixed size")
 
 }  // namespace based

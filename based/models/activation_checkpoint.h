@@ -1,16 +1,17 @@
-// Memory for time in training: of a part of the model only the input is kept, and the backward pass computes the rest again.
+// Activation checkpointing: of a part of the model only the input is stored, and the backward pass computes the rest again. This saves
+// memory and costs time.
 #pragma once
 #include <functional>
 
-#include "based/ops/torch.h"
+#include "based/runtime/torch.h"
 
 namespace based {
 
 using torch::Tensor;
 
-// body(x), whose parameters get the same gradients as without if it gives the same twice: it may draw from ops::Draws, not from a
-// generator. `body` must stay valid until the backward pass, and x or something it was made from must require a gradient. Without gradients
-// it is body(x).
+// Returns body(x) and recomputes it in the backward pass. `body` must give the same result twice, so it may draw random numbers from
+// ops::Draws but not from a generator; then all gradients are the same as without checkpointing. `body` must stay valid until the backward
+// pass, and x must require a gradient. With gradients off, it only returns body(x).
 Tensor recompute_in_backward(std::function<Tensor(const Tensor&)> body, const Tensor& x);
 
 }  // namespace based

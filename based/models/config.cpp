@@ -1,6 +1,6 @@
 #include "based/models/config.h"
 
-#include "based/mixers/mixer.h"
+#include "based/mixers/kit/mixer.h"
 
 namespace based {
 namespace {

@@ -1,4 +1,4 @@
-// A model as data: a list of layers, each a named mixer and an MLP. Reads and writes as config.json, and as [model] in a TOML file.
+// The configuration of a model: a list of layers, each with a named mixer and an MLP. Stored as config.json, or as [model] in a TOML file.
 #pragma once
 #include <map>
 #include <string>
@@ -11,13 +11,13 @@ namespace based {
 struct ModelConfig {
   int64_t d_model = 128;
   int64_t vocab_size = 257;
-  int64_t pad_vocab_multiple = 8;        // embedding rows are rounded up to this; padded logits count in the loss and are never sampled
-  std::vector<std::string> layers;       // a name out of `mixers`, or a registered mixer with its defaults
+  int64_t pad_vocab_multiple = 8;        // embedding rows are padded to a multiple; padded logits count in the loss and are never sampled
+  std::vector<std::string> layers;       // names from `mixers`, or registered mixers with their defaults
   std::map<std::string, Config> mixers;  // name -> {type = "registered mixer", option = value, …}
   std::string mlp = "swiglu";            // swiglu, gelu, identity or none
   int64_t mlp_width = 256;
   std::string norm = "rms_norm";  // rms_norm or layer_norm
-  std::string final_norm;         // the norm behind the last layer; empty: as `norm`
+  std::string final_norm;         // the norm after the last layer; empty: as `norm`
   double norm_eps = 1e-5;
   int64_t max_positions = 0;  // learned positions 0 … max_positions − 1; 0: none
   double embedding_dropout = 0;
@@ -41,10 +41,10 @@ struct ModelConfig {
   }
 };
 
-// Throws UsageError where a size is out of bounds or a layer names no mixer.
+// Throws UsageError if a size is out of range or a layer's mixer is unknown.
 void check_model_config(const ModelConfig& config);
 
-// [model] of an experiment, an empty table where there is none; throws UsageError where it is no table.
+// [model] of an experiment, or an empty table if it is missing. Throws UsageError if it is not a table.
 Config model_table(const Config& config);
 // [model] of an experiment: {preset = "name", and keys that override the preset's}, or all keys.
 ModelConfig read_model_config(const Config& config);
@@ -54,6 +54,6 @@ struct Preset {
   ModelConfig config;
 };
 const std::vector<Preset>& presets();
-const ModelConfig& find_preset(const std::string& name);  // throws UsageError naming the nearest
+const ModelConfig& find_preset(const std::string& name);  // throws UsageError that suggests the nearest
 
 }  // namespace based

@@ -31,7 +31,7 @@ torch::Device parse_device(const std::string& text, const std::string& what) {
 
 namespace {
 
-// Streams come from a pool of a few dozen that is dealt out over and over: those that are still somebody's own are passed over.
+// torch returns streams from a small pool in a round-robin fashion. Streams that another OwnStream still uses are skipped.
 struct OwnedStreams {
   std::mutex mutex;
   std::set<std::pair<c10::DeviceIndex, c10::StreamId>> taken;
@@ -40,14 +40,14 @@ OwnedStreams& owned_streams() {
   static OwnedStreams all;
   return all;
 }
-constexpr int kMostOwnStreams = 32;  // of a device: what the pool has
+constexpr int kMostOwnStreams = 32;  // the size of the pool of a device
 
 }  // namespace
 
 OwnStream::OwnStream(torch::Device device) {
   if (device.is_cpu()) return;
   const c10::impl::VirtualGuardImpl streams(device.type());
-  streams.getStream(device).synchronize();  // what was filled there is used on this one
+  streams.getStream(device).synchronize();  // tensors written on the previous stream are read on the new one
   OwnedStreams& all = owned_streams();
   const std::lock_guard lock(all.mutex);
   for (int tries = 0; tries < 4 * kMostOwnStreams && !guard_; ++tries) {
@@ -86,7 +86,7 @@ int64_t available_memory(torch::Device device) {
   std::ifstream info("/proc/meminfo");
   for (std::string line; std::getline(info, line);)
     if (line.starts_with("MemAvailable:")) return int64_t{1024} * std::stoll(line.substr(13));
-  return std::numeric_limits<int64_t>::max();  // no Linux: not known
+  return std::numeric_limits<int64_t>::max();  // unknown on other systems than Linux
 }
 
 void reset_peak_memory(torch::Device device) {

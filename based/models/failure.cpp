@@ -16,8 +16,8 @@ namespace {
 
 constexpr const char* kSmaller = "; a smaller model, batch or context needs less";
 
-// "17179869184 bytes" or "20.00 GiB" out of torch's words: "… you tried to allocate 17179869184 bytes. …" on a CPU, "… Tried to allocate
-// 20.00 GiB. …" on a GPU. Empty where there is none. By hand: std::regex takes a stack frame for each character.
+// Extracts "17179869184 bytes" or "20.00 GiB" from torch's message: "… you tried to allocate 17179869184 bytes. …" on a CPU, "… Tried to
+// allocate 20.00 GiB. …" on a GPU. Empty if there is none. Does not use std::regex, which needs a stack frame for each character.
 std::string_view asked_for(std::string_view text) {
   constexpr std::string_view kBefore = "ried to allocate ", kNumber = "0123456789.",
                              kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -38,17 +38,17 @@ std::string failure_line(const std::exception& error) {
     const auto taken = static_cast<double>(peak_memory(torch::kCPU));
     return "out of memory: " + format_bytes(taken) + " are taken, and no more is given" + kSmaller;
   }
-  if (const auto* of_files = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
-    const std::string path = of_files->path1().string();
-    return (path.empty() ? "" : path + ": ") + of_files->code().message();
+  if (const auto* file_error = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
+    const std::string path = file_error->path1().string();
+    return (path.empty() ? "" : path + ": ") + file_error->code().message();
   }
-  const auto* of_system = dynamic_cast<const std::system_error*>(&error);
-  if (of_system != nullptr && of_system->code() == std::errc::resource_unavailable_try_again)
+  const auto* system_error = dynamic_cast<const std::system_error*>(&error);
+  if (system_error != nullptr && system_error->code() == std::errc::resource_unavailable_try_again)
     return "a thread cannot be started: address space or processes are limited (ulimit -v, ulimit -u); raise the limit, or set "
            "OMP_NUM_THREADS to fewer threads";
-  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
-  if (of_torch == nullptr) return error.what();
-  const std::string text = of_torch->what_without_backtrace();
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  if (torch_error == nullptr) return error.what();
+  const std::string text = torch_error->what_without_backtrace();
   if (const std::string_view asked = asked_for(text); !asked.empty())
     return "out of memory: " + std::string(asked) + " were asked for at once" + kSmaller;
   return text;

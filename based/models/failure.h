@@ -1,11 +1,11 @@
-// What the program says where it cannot go on.
+// Messages for exceptions that end a command.
 #pragma once
 #include <exception>
 #include <string>
 
 namespace based {
 
-// The message of any exception without LibTorch's backtrace. Where memory ran out: how much was asked for, and what to make smaller.
+// The message of an exception, without LibTorch's backtrace. If memory ran out, it tells the requested size and the options to reduce.
 std::string failure_line(const std::exception& error);
 
 }  // namespace based

@@ -6,18 +6,18 @@
 #include <limits>
 #include <sstream>
 
-#include "based/mixers/mixer.h"
+#include "based/mixers/kit/mixer.h"
 #include "based/models/golden/reference_model.h"
 #include "based/models/language_model.h"
 #include "based/models/tensor_view.h"
-#include "based/ops/torch.h"
+#include "based/runtime/torch.h"
 
 namespace based {
 namespace {
 
-using namespace golden;  // what a file is run by
+using namespace golden;
 
-// The largest error over its tolerance seen so far.
+// The largest errors so far, relative to their tolerances.
 struct Comparison {
   double output_error = 0, gradient_error = 0, worst_error = -1;
   std::string worst;
@@ -41,15 +41,15 @@ struct Comparison {
   }
 };
 
-// The number that `text` is, or 0 where it is none above 0.
+// Parses a positive number; returns 0 for other strings.
 double positive_number(const std::string& text) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
   return end != text.c_str() && *end == '\0' && value > 0 ? value : 0;
 }
 
-// "… 1e-11 in float64, 5e-5 in float32 …": the number before "in <type>"; "<type> only, …: 1e-8": the one at the end; 0 where there is
-// none.
+// The tolerance of a type: in "… 1e-11 in float64, 5e-5 in float32 …" the number before "in <type>", in "<type> only, …: 1e-8" the last
+// number. 0 if there is none.
 double stated_tolerance(const std::string& text, const std::string& type) {
   if (starts_with(text, (type + " only").c_str())) return positive_number(text.substr(text.rfind(' ') + 1));
   const size_t at = text.find(" in " + type);
@@ -58,7 +58,7 @@ double stated_tolerance(const std::string& text, const std::string& type) {
   return positive_number(text.substr(begin, at - begin));
 }
 
-// The file's buffers into ours, which have as many numbers.
+// Copies the file's buffers into the module's, which must have the same number of elements.
 void load_buffers(const SafetensorsFile& file, torch::nn::Module& module, const std::map<std::string, std::string>& names) {
   const torch::NoGradGuard no_grad;
   auto buffers = module.named_buffers();

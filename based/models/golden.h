@@ -1,26 +1,26 @@
-// Golden files: inputs, parameters, outputs and gradients of another implementation, computed in float64, that ours must reproduce. One
-// .safetensors file is one case; its metadata names the mixer, its config and the tolerance.
+// Golden files: inputs, parameters, outputs and gradients of a reference implementation, computed in float64, which this library must
+// reproduce. Each .safetensors file is one case; its metadata names the mixer, its config and the tolerance.
 #pragma once
 #include <string>
 
-#include "based/ops/torch.h"
+#include "based/runtime/torch.h"
 
 namespace based {
 
 struct GoldenResult {
   std::string file;
-  std::string mixer;  // as the file names it
-  // Largest difference over the largest entry, of the output (and the loss) and of the worst gradient, in float64.
+  std::string mixer;  // its name in the file
+  // The largest difference divided by the largest entry, of the outputs (including the loss) and of the worst gradient, in float64.
   double output_error = 0, gradient_error = 0, tolerance = 0;
-  // The same in float32; tolerance 0: the file states none, and nothing was computed.
+  // The same in float32. Tolerance 0: the file states none, and float32 was not tried.
   double output_error_float32 = 0, gradient_error_float32 = 0, tolerance_float32 = 0;
   std::string worst;    // the tensor furthest from its tolerance
   bool pass = false;    // in both precisions
-  std::string skipped;  // why nothing was compared; empty: it was
+  std::string skipped;  // the reason if the file was not compared, otherwise empty
 };
 
-// Builds the mixer or model that the file's metadata names, with the stored weights, and compares output and every gradient. Works for any
-// sizes. Throws Error where the file is damaged or incomplete.
+// Builds the mixer or model that the file's metadata names, loads the stored weights, and compares the outputs and all gradients. Works for
+// any sizes. Throws Error if the file is damaged or incomplete.
 GoldenResult check_golden(const std::string& path, torch::Device device = torch::kCPU);
 
 }  // namespace based

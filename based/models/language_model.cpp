@@ -5,23 +5,20 @@
 
 #include <mutex>
 
-#include "based/mixers/shapes_only.h"
+#include "based/mixers/kit/shapes_only.h"
 #include "based/models/activation_checkpoint.h"
 #include "based/models/limits.h"
-#include "based/ops/arguments.h"
-#include "based/ops/cross_entropy.h"
-#include "based/ops/embedding.h"
-#include "based/ops/gated_mlp.h"
-#include "based/ops/layer_norm.h"
-#include "based/ops/layer_norm_add_twice.h"
-#include "based/ops/linear.h"
-#include "based/ops/most_likely.h"
-#include "based/ops/rms_norm.h"
+#include "based/ops/framework/arguments.h"
+#include "based/ops/linear/gated_mlp.h"
+#include "based/ops/linear/linear.h"
+#include "based/ops/sampling/most_likely.h"
+#include "based/ops/training/cross_entropy.h"
+#include "based/ops/training/embedding.h"
 
 namespace based {
 namespace {
 
-constexpr int64_t kEmbeddingPlace = 0;  // of Pass::draws()
+constexpr int64_t kEmbeddingPlace = 0;  // the index of the embedding's dropout among Pass::draws()
 
 std::shared_ptr<Mixer> make_layer_mixer(const ModelConfig& config, int64_t layer) {
   const std::string& name = config.layers[layer];
@@ -41,62 +38,6 @@ std::shared_ptr<Norm> make_final_norm(const ModelConfig& config) {
 
 }  // namespace
 
-Norm::Norm(const std::string& kind, const ModelConfig& config) : eps_(config.norm_eps) {
-  weight_ = register_parameter("weight", torch::ones({config.d_model}, parameter_device()));
-  if (kind == "layer_norm") bias_ = register_parameter("bias", torch::zeros({config.d_model}, parameter_device()));
-}
-
-void Residual::run_deferred_norm() {
-  if (Norm* norm = std::exchange(deferred_norm, nullptr)) pending = norm->forward(*this);
-}
-
-void Norm::add(Residual& residual, bool skip_residual_write) {
-  if (bias_.defined() && residual.pending.defined() && torch::GradMode::is_enabled()) {
-    residual.deferred_norm = this;
-  } else {
-    residual.pending = forward(residual, skip_residual_write);
-  }
-}
-
-Tensor Norm::forward_of_both(Residual& residual, bool keeps_sum) {
-  if (!bias_.defined()) {
-    residual.run_deferred_norm();
-    return forward(residual);
-  }
-  const Norm& first = *std::exchange(residual.deferred_norm, nullptr);
-  const Tensor added = std::exchange(residual.pending, Tensor());
-  const ops::OptionalTensor sum = ops::if_defined(residual.sum);
-  Tensor y;
-  std::tie(residual.sum, y) = ops::layer_norm_add_twice({sum, added, first.weight_, first.bias_, weight_, bias_, eps_, keeps_sum});
-  return y;
-}
-
-Tensor Norm::forward(Residual& residual, bool skip_residual_write) {
-  if (residual.deferred_norm) return forward_of_both(residual, /*keeps_sum=*/true);
-  const Tensor added = std::exchange(residual.pending, Tensor()),
-               deferred_mlp_output = std::exchange(residual.deferred_mlp_output, Tensor());
-  const bool trains = torch::GradMode::is_enabled();
-  if (added.defined() && bias_.defined() && (trains || residual.sum.defined())) {
-    BASED_ASSERT(!deferred_mlp_output.defined());  // which RMSNorm alone leaves behind
-    if (!trains) return ops::layer_norm_add_(residual.sum, added, weight_, bias_, eps_);
-    Tensor y;
-    std::tie(residual.sum, y) = ops::layer_norm_add(ops::if_defined(residual.sum), added, weight_, bias_, eps_);
-    return y;
-  }
-  if (added.defined() && (trains || residual.sum.defined())) {
-    if (!trains && skip_residual_write && !deferred_mlp_output.defined()) {
-      residual.deferred_mlp_output = added;
-      return ops::rms_norm_of_sum(residual.sum, added, weight_, eps_);
-    }
-    if (!trains) return ops::rms_norm_add_(residual.sum, added, weight_, eps_, ops::if_defined(deferred_mlp_output));
-    Tensor y;
-    std::tie(residual.sum, y) = ops::rms_norm_add(ops::if_defined(residual.sum), added, weight_, eps_);
-    return y;
-  }
-  if (!residual.sum.defined()) residual.sum = added.to(ops::sum_type(added));
-  return bias_.defined() ? ops::layer_norm(residual.sum, weight_, bias_, eps_) : ops::rms_norm(residual.sum, weight_, eps_);
-}
-
 Mlp::Mlp(const ModelConfig& config) : gated_(config.mlp == "swiglu") {
   const double out_std = output_initial_std(static_cast<int64_t>(config.layers.size()));
   fc1_ = register_module("fc1", std::make_shared<Projection>(config.d_model, (gated_ ? 2 : 1) * config.mlp_width, !gated_));
@@ -115,10 +56,10 @@ ModelBlock::ModelBlock(const ModelConfig& config, int64_t layer) {
   if (config.mlp != "identity") mlp_ = register_module("mlp", std::make_shared<Mlp>(config));
 }
 
-void ModelBlock::run_mlp(Residual& residual, bool skip_residual_write) {
+void ModelBlock::run_mlp(ResidualStream& stream, bool skip_sum_write) {
   if (!norm2_) return;
-  if (!mlp_) return norm2_->add(residual, skip_residual_write);
-  residual.pending = mlp_->forward(norm2_->forward(residual, skip_residual_write));
+  if (!mlp_) return stream.add_norm(*norm2_, skip_sum_write);
+  stream.add(mlp_->forward(stream.norm(*norm2_, skip_sum_write)));
 }
 
 LanguageModel::LanguageModel(ModelConfig config) : config_(std::move(config)) {
@@ -141,10 +82,10 @@ int64_t LanguageModel::parameter_count() const {
   return sum;
 }
 
-Residual LanguageModel::embed(Tensor embedded, const Pass& pass) {
+ResidualStream LanguageModel::embed(Tensor embedded, const Pass& pass) {
   if (positions_.defined()) embedded = embedded + torch::embedding(positions_, pass.positions());
   if (drops()) embedded = ops::dropout(embedded, config_.embedding_dropout, pass.draws(), kEmbeddingPlace);
-  return {{}, embedded};
+  return ResidualStream::from_output(embedded);
 }
 
 Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows, const ops::Draws& draws) {
@@ -157,35 +98,33 @@ std::shared_ptr<const Pass> LanguageModel::make_pass(const Sequences& rows, cons
   return std::make_shared<const Pass>(rows, draws);
 }
 
-Tensor LanguageModel::run(Residual residual, const std::shared_ptr<const Pass>& pass) {
+Tensor LanguageModel::run(ResidualStream stream, const std::shared_ptr<const Pass>& pass) {
   const auto mix = [pass](Mixer& mixer, const Tensor& x) { return mixer.forward(x, *pass); };  // by value: the backward runs it again
-  const bool recompute = checkpoint_activations_ && torch::GradMode::is_enabled();
-  if (recompute) residual = {residual.pending.to(ops::sum_type(residual.pending)), {}};
-  for (const auto& block : blocks_) {
-    if (!recompute) {
-      block->run(residual, mix);
-      continue;
-    }
-    const auto body = [block, mix](const Tensor& in) {
-      Residual inner{in, {}};
-      block->run(inner, mix);
-      inner.run_deferred_norm();
-      return inner.sum + inner.pending;
-    };
-    residual.sum = recompute_in_backward(body, residual.sum);
+  if (!checkpoint_activations_ || !torch::GradMode::is_enabled()) {
+    for (const auto& block : blocks_) block->run(stream, mix);
+    return stream.last_norm(*norm_);
   }
-  return norm_->last(residual);
+  Tensor sum = stream.total();
+  for (const auto& block : blocks_) {
+    const auto body = [block, mix](const Tensor& in) {
+      ResidualStream inner = ResidualStream::from_sum(in);
+      block->run(inner, mix);
+      return inner.total();
+    };
+    sum = recompute_in_backward(body, sum);
+  }
+  return ResidualStream::from_sum(sum).last_norm(*norm_);
 }
 
 Tensor LanguageModel::loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled, const ops::Draws& draws,
                            const Tensor& places) {
   const auto pass = make_pass(rows, draws);
-  const bool in_one_pass = drops() && !positions_.defined();  // where nothing is added before the dropout
+  const bool in_one_pass = drops() && !positions_.defined();  // nothing is added between the embedding and the dropout
   const ops::Embedded embedded = in_one_pass
                                      ? ops::tied_embedding(embedding_, ids, config_.embedding_dropout, pass->draws(), kEmbeddingPlace)
                                      : ops::tied_embedding(embedding_, ids);
-  Residual residual = in_one_pass ? Residual{{}, embedded.rows} : embed(embedded.rows, *pass);
-  return ops::cross_entropy(run(std::move(residual), pass), embedded.table, labels, labelled, ops::if_defined(places));
+  ResidualStream stream = in_one_pass ? ResidualStream::from_output(embedded.rows) : embed(embedded.rows, *pass);
+  return ops::cross_entropy(run(std::move(stream), pass), embedded.table, labels, labelled, ops::if_defined(places));
 }
 
 Tensor LanguageModel::token_log_probabilities(const Tensor& hidden, const Tensor& targets, bool padded_columns) {
@@ -216,43 +155,43 @@ ModelState LanguageModel::make_state(int64_t slots) const {
   return ModelState(std::move(layers), torch::zeros({slots}, torch::dtype(torch::kInt64).device(device())));
 }
 
-Residual LanguageModel::run_mixers(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
+ResidualStream LanguageModel::run_mixers(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
   const Tensor seen = state.position().index_select(0, slots);
   const Pass pass(rows, slots, seen);
-  Residual residual = embed(torch::embedding(embedding_, ids), pass);
+  ResidualStream stream = embed(torch::embedding(embedding_, ids), pass);
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    if (i > 0) blocks_[i - 1]->run_mlp(residual, /*skip_residual_write=*/true);  // up to the next layer's norm
-    blocks_[i]->run_mixer(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.prefill(x, state.layers()[i], pass); });
+    if (i > 0) blocks_[i - 1]->run_mlp(stream, /*skip_sum_write=*/true);  // the next layer's norm writes it
+    blocks_[i]->run_mixer(stream, [&](Mixer& mixer, const Tensor& x) { return mixer.prefill(x, state.layers()[i], pass); });
   }
   state.position().index_copy_(0, slots, seen + rows.cu_seqlens().diff());
-  return residual;
+  return stream;
 }
 
-Tensor LanguageModel::final_norm(Residual& residual) {
-  blocks_.back()->run_mlp(residual);
-  return norm_->forward(residual);
+Tensor LanguageModel::final_norm(ResidualStream& stream) {
+  blocks_.back()->run_mlp(stream);
+  return stream.norm(*norm_);
 }
 
 Tensor LanguageModel::prefill(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
-  Residual residual = run_mixers(ids, rows, state, slots);
-  return final_norm(residual);
+  ResidualStream stream = run_mixers(ids, rows, state, slots);
+  return final_norm(stream);
 }
 
 Tensor LanguageModel::prefill_last(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
-  const Residual all = run_mixers(ids, rows, state, slots);
+  const ResidualStream all = run_mixers(ids, rows, state, slots);
   const Tensor last = (rows.cu_seqlens().slice(0, 1) - 1).clamp_min(0);
-  Residual residual{all.sum.index_select(0, last), all.pending.index_select(0, last)};
-  return final_norm(residual);
+  ResidualStream stream = all.select(last);
+  return final_norm(stream);
 }
 
 Tensor LanguageModel::step(const Tensor& ids, ModelState& state, const Slots& slots) {
   const auto [embedded, positions] = ops::embedding_step_(state.position(), slots, embedding_, ids);
   const Pass pass = Pass::step(slots, positions);
-  const bool as_it_is = !positions_.defined() && !drops();
-  Residual residual = as_it_is ? Residual{embedded, {}} : embed(embedded.to(embedding_.scalar_type()), pass);
+  const bool unchanged = !positions_.defined() && !drops();
+  ResidualStream stream = unchanged ? ResidualStream::from_sum(embedded) : embed(embedded.to(embedding_.scalar_type()), pass);
   for (size_t i = 0; i < blocks_.size(); ++i)
-    blocks_[i]->run(residual, [&](Mixer& mixer, const Tensor& x) { return mixer.step(x, state.layers()[i], pass); });
-  return norm_->forward(residual);
+    blocks_[i]->run(stream, [&](Mixer& mixer, const Tensor& x) { return mixer.step(x, state.layers()[i], pass); });
+  return stream.norm(*norm_);
 }
 
 uint64_t generator_seed(int64_t seed, int64_t step) {
@@ -265,8 +204,8 @@ std::shared_ptr<LanguageModel> make_model(const ModelConfig& config, int64_t see
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   {
-    at::Generator generator = at::detail::getDefaultCPUGenerator();  // torch::manual_seed would set every GPU's, too
-    const std::lock_guard of_torch(generator.mutex());
+    at::Generator generator = at::detail::getDefaultCPUGenerator();  // torch::manual_seed would also seed every GPU's
+    const std::lock_guard generator_lock(generator.mutex());
     generator.set_current_seed(generator_seed(seed));
   }
   return std::make_shared<LanguageModel>(config);
@@ -281,9 +220,9 @@ int64_t parameter_count(const ModelConfig& config) {
     return sum;
   };
   int64_t sum = (config.padded_vocab() + config.max_positions) * config.d_model + count(*make_final_norm(config));
-  std::map<std::string, int64_t> of_layer;
+  std::map<std::string, int64_t> layer_counts;
   for (size_t i = 0; i < config.layers.size(); ++i) {
-    const auto [entry, is_new] = of_layer.try_emplace(config.layers[i], 0);
+    const auto [entry, is_new] = layer_counts.try_emplace(config.layers[i], 0);
     if (is_new) entry->second = count(ModelBlock(config, static_cast<int64_t>(i)));
     sum += entry->second;
   }

@@ -1,4 +1,4 @@
-// What a model cannot take, said before it is tried.
+// Checks of a model's limits before it runs.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -8,10 +8,10 @@
 
 namespace based {
 
-// Throws Error where `what`, a sequence of `tokens` tokens, is longer than the positions that the model has learnt (max_positions).
+// Throws Error if `what`, a sequence of `tokens` tokens, is longer than the model's learned positions (max_positions).
 void require_positions(const ModelConfig& config, int64_t tokens, const std::string& what);
 
-// Throws Error naming `what` for an id outside 0 … vocab_size − 1.
+// Throws Error that names `what` for an id outside 0 … vocab_size − 1.
 void require_ids(const ModelConfig& config, std::span<const int64_t> ids, const std::string& what);
 
 }  // namespace based

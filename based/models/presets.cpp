@@ -1,4 +1,4 @@
-// The paper's models (its tables of training settings), and small ones for the demo and the tests.
+// The models of the paper's tables of training settings, and small models for the demo and the tests.
 #include "based/models/config.h"
 
 namespace based {
@@ -10,7 +10,7 @@ Config options(std::initializer_list<std::pair<const char*, Config::Value>> pair
   return Config(table);
 }
 
-// Gated convolutions everywhere but at the layers named.
+// Gated convolutions in all layers except the given ones.
 std::vector<std::string> hybrid_layers(size_t count, std::initializer_list<size_t> linear, std::initializer_list<size_t> window) {
   std::vector<std::string> layers(count, "conv");
   for (const size_t at : linear) layers[at] = "linear";
@@ -34,7 +34,8 @@ ModelConfig based_model(const BasedSizes& sizes, std::vector<std::string> layers
   return config;
 }
 
-// Transformer++: rotary on half of each head (rounded down to pairs), gated MLP of 8/3·d rounded up to a multiple of 256.
+// Transformer++: rotary positions on half of each head (rounded down to pairs), and a gated MLP of width 8/3·d, rounded up to a multiple of
+// 256.
 ModelConfig attention_model(int64_t d_model, int64_t heads, size_t count) {
   ModelConfig config;
   config.d_model = d_model;
@@ -44,7 +45,7 @@ ModelConfig attention_model(int64_t d_model, int64_t heads, size_t count) {
   return config;
 }
 
-// Mamba: blocks of the mixer alone; GPT-NeoX's vocabulary, padded to a multiple of 16.
+// Mamba: blocks without MLPs, and GPT-NeoX's vocabulary, padded to a multiple of 16.
 ModelConfig mamba_model(int64_t d_model, size_t count) {
   ModelConfig config;
   config.d_model = d_model;
@@ -55,7 +56,7 @@ ModelConfig mamba_model(int64_t d_model, size_t count) {
   return config;
 }
 
-// Blocks of a mixer and an MLP, all alike.
+// Identical blocks of a mixer and an MLP.
 ModelConfig uniform_model(size_t count, const Config& mixer, int64_t mlp_width, const char* mlp = "swiglu") {
   ModelConfig config;
   config.d_model = 1024;
@@ -66,7 +67,7 @@ ModelConfig uniform_model(size_t count, const Config& mixer, int64_t mlp_width, 
   return config;
 }
 
-// RWKV's own MLP, the channel mix, keeps a state: it is a layer as the time mix is.
+// RWKV's MLP, the channel mix, has a state, so it is a layer like the time mix.
 ModelConfig rwkv_model(size_t blocks) {
   ModelConfig config = uniform_model(0, Config(Config::Table{}), 1, "none");
   for (size_t block = 0; block < blocks; ++block) config.layers.insert(config.layers.end(), {"rwkv5", "rwkv5_channel_mix"});
@@ -76,7 +77,7 @@ ModelConfig rwkv_model(size_t blocks) {
   return config;
 }
 
-// Rotary on a quarter of each head, biases, LayerNorm, GELU.
+// Pythia: rotary positions on a quarter of each head, biases, LayerNorm and GELU.
 ModelConfig pythia_model() {
   ModelConfig config = uniform_model(24,
                                      options({{"type", std::string("attention")},

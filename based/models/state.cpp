@@ -11,8 +11,8 @@ using Named = std::vector<StateTensor>;
 
 bool same(const Tensor& a, const Tensor& b) { return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && torch::equal(a, b); }
 
-// Until positions were counted once, layers with a ring or a cache counted them, too: "layers.3.position". What the model's state has not
-// must say what 'position' says, and goes.
+// Older states also have a token count for each layer with a ring or a cache: "layers.3.position". Drops those that the model's state does
+// not have. Throws Error if one differs from 'position'.
 Named without_counts_of_layers(const Named& tensors, const Named& expected) {
   const auto is_expected = [&](const std::string& name) {
     return std::any_of(expected.begin(), expected.end(), [&](const StateTensor& tensor) { return tensor.name == name; });
@@ -29,7 +29,7 @@ Named without_counts_of_layers(const Named& tensors, const Named& expected) {
   return kept;
 }
 
-// `tensors`, which have the shapes of `expected`: caches hold all tokens that 'position' says.
+// Checks that the caches among `tensors` have all tokens that 'position' counts. `tensors` must have the shapes of `expected`.
 void check_tokens(const Named& tensors, const Named& expected) {
   const int64_t seen = tensors.front().value.item<int64_t>();
   if (seen < 0) throw Error("state: tensor 'position' is negative, " + std::to_string(seen));
@@ -68,9 +68,9 @@ void ModelState::trim(int64_t steps) {
     if (layer.grows()) layer.trim(steps);
 }
 
-void ModelState::copy(int64_t from, int64_t to) {
-  for (auto& layer : layers_) layer.copy(from, to);
-  position_[to].copy_(position_[from]);
+void ModelState::copy(int64_t source, int64_t target) {
+  for (auto& layer : layers_) layer.copy(source, target);
+  position_[target].copy_(position_[source]);
 }
 
 ModelState ModelState::extract(int64_t slot) const {

@@ -6,22 +6,22 @@
 namespace based {
 namespace {
 
-constexpr std::pair<DType, torch::ScalarType> types[] = {
+constexpr std::pair<DType, torch::ScalarType> kTypePairs[] = {
     {DType::F64, torch::kFloat64},   {DType::I64, torch::kInt64},   {DType::F32, torch::kFloat32}, {DType::I32, torch::kInt32},
     {DType::BF16, torch::kBFloat16}, {DType::F16, torch::kFloat16}, {DType::I16, torch::kInt16},   {DType::I8, torch::kInt8},
     {DType::U8, torch::kUInt8},      {DType::BOOL, torch::kBool}};
-static_assert(std::size(types) == kDTypes);
+static_assert(std::size(kTypePairs) == kDTypes);
 
 }  // namespace
 
 torch::Dtype torch_dtype(DType dtype) {
-  for (const auto& [file, torch_type] : types)
+  for (const auto& [file, torch_type] : kTypePairs)
     if (file == dtype) return torch_type;
   BASED_ASSERT(false);
 }
 
 DType file_dtype(torch::Dtype dtype, const std::string& name) {
-  for (const auto& [file, torch_type] : types)
+  for (const auto& [file, torch_type] : kTypePairs)
     if (torch_type == dtype) return file;
   throw Error("tensor '" + name + "': type " + toString(dtype) + " cannot be stored");
 }

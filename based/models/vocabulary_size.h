@@ -1,4 +1,4 @@
-// The size of a model's vocabulary, where something else decides it.
+// Setting of a model's vocabulary size from another source, such as the tokenizer.
 #pragma once
 #include <string>
 
@@ -6,8 +6,8 @@
 
 namespace based {
 
-// Sets vocab_size in a model's table (model_table, models/config.h) to `size`, which is that of `source`: "the tokenizer". Throws
-// UsageError, which names both numbers, where the table gives another one. The one of a preset gives way, which a message says.
+// Sets vocab_size in a model's table (model_table, models/config.h) to `size`, the size of `source` ("the tokenizer"). Throws UsageError
+// with both numbers if the table specifies another size. A preset's size is overridden, with a log message.
 void set_vocabulary_size(Config& model, int64_t size, const std::string& source);
 
 }  // namespace based

@@ -7,7 +7,7 @@
 #include "based/core/folders.h"
 #include "based/core/hash.h"
 #include "based/core/new_folder.h"
-#include "based/mixers/shapes_only.h"
+#include "based/mixers/kit/shapes_only.h"
 #include "based/models/tensor_view.h"
 
 namespace based {
@@ -26,7 +26,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 
 bool is_float(DType dtype) { return dtype == DType::F32 || dtype == DType::BF16 || dtype == DType::F64 || dtype == DType::F16; }
 
-// Everything that keeps `file` from filling the parameters of such a model, one line each.
+// All reasons why `file` does not match the parameters of a model with this config, one per line.
 std::string disagreements(const SafetensorsFile& file, const ModelConfig& config) {
   const ShapesOnly nothing_else;
   const auto parameters = LanguageModel(config).named_parameters();
@@ -45,7 +45,7 @@ std::string disagreements(const SafetensorsFile& file, const ModelConfig& config
   return list;
 }
 
-// The type of each parameter in a model of this one: WideParameters are not narrower than fp32.
+// The type of each parameter in a model of type `type`: WideParameters are not narrower than fp32.
 std::map<std::string, torch::Dtype> parameter_types(const ModelConfig& config, torch::Dtype type) {
   const ShapesOnly nothing_else;
   LanguageModel model(config);
@@ -55,8 +55,8 @@ std::map<std::string, torch::Dtype> parameter_types(const ModelConfig& config, t
   return types;
 }
 
-// One type for the whole model, that of its embedding, which parameters that are kept wider may have as well: any other mixture is
-// an error, since no command writes one.
+// The type of the whole model, which is that of its embedding. WideParameters may have this type too. Other mixtures of types are an error,
+// since no command writes them.
 torch::Dtype common_dtype(const SafetensorsFile& file, const ModelConfig& config) {
   const TensorView& first = file.at(kEmbedding);
   const torch::Dtype type = torch_dtype(first.dtype);
@@ -72,7 +72,7 @@ torch::Dtype common_dtype(const SafetensorsFile& file, const ModelConfig& config
 
 void save_model(const LanguageModel& model, const std::string& folder, std::optional<uint64_t> tokenizer) {
   MadeFolder made(folder);
-  // Both files are written before either is put in place: where there is no room, what was in the folder stays as it was.
+  // Both files are written before either is renamed: if the disk is full, the folder stays as it was.
   AtomicFile config(in(folder, "config.json"));
   const std::string config_text = write_config(model.config()).to_json() + "\n";
   config.write(std::as_bytes(std::span(config_text)));
@@ -107,14 +107,14 @@ ModelFiles read_model_files(const std::string& folder) {
 
 namespace {
 
-// In memory of its own, or on a device; the view may lie at any address.
+// Copies a view, at any alignment, into new memory of the device.
 Tensor placed(const TensorView& view, torch::Dtype dtype, torch::Device device) {
   const torch::Dtype stored = torch_dtype(view.dtype);
   const bool aligned = reinterpret_cast<uintptr_t>(view.bytes.data()) % torch::elementSize(stored) == 0;
   if (!aligned || view.bytes.empty()) return tensor_of(view).to(device, dtype);
   const Tensor mapped = torch::from_blob(const_cast<std::byte*>(view.bytes.data()), view.shape, torch::dtype(stored));
   if (device.is_cpu()) return mapped.to(dtype, /*non_blocking=*/false, /*copy=*/true);
-  return mapped.to(device).to(dtype);  // the bytes of the file travel, and what they become is made there
+  return mapped.to(device).to(dtype);  // transfers the stored bytes and converts them on the device
 }
 
 std::string hash_of(const ModelFiles& files) {
@@ -132,18 +132,18 @@ LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dt
     throw Error(files.weights_path + ": does not fit " + files.config_path + ":" + list);
   const torch::Dtype type = dtype ? *dtype : common_dtype(file, files.config);
   const auto types = parameter_types(files.config, type);
-  // While the weights travel; afterwards, where no thread can be started.
+  // Runs in parallel to the transfer of the weights, or after it if no thread can be started.
   auto hash = std::async(std::launch::async | std::launch::deferred, [&] { return hash_of(files); });
   LoadedModel loaded;
   {
-    const SkipInitialisation weights_follow;  // what is made here is never touched, and so takes no memory
+    const SkipInitialisation weights_follow;  // memory that is allocated but never written takes no physical memory
     loaded.model = std::make_shared<LanguageModel>(files.config);
   }
   const torch::NoGradGuard no_grad;
   for (const auto& item : loaded.model->named_parameters())
     item.value().set_data(placed(file.at(item.key()), types.at(item.key()), device));
-  // The parameters are there already. Buffers follow as in any conversion of the module: they take the weights' type, and a Constant keeps
-  // its own.
+  // The parameters are already on the device. This moves the buffers, which are converted to the weights' type; a FixedTensor keeps its own
+  // type.
   loaded.model->to(device, type);
   loaded.model->eval();
   loaded.hash = hash.get();

@@ -1,4 +1,4 @@
-// A model's folder: config.json, model.safetensors, and the tokenizer's files beside them.
+// A model's folder: config.json, model.safetensors and the tokenizer's files.
 #pragma once
 #include <memory>
 #include <optional>
@@ -8,26 +8,26 @@
 
 namespace based {
 
-// What a folder says of its model before weights are read.
+// The description of a model that is read before its weights.
 struct ModelFiles {
   std::string config_path, weights_path;
-  ModelConfig config;                    // checked
-  std::optional<std::string> tokenizer;  // hash of the tokenizer that the weights belong to; none where they do not record it
+  ModelConfig config;                    // passed check_model_config
+  std::optional<std::string> tokenizer;  // hash of the weights' tokenizer, if the weights' file records it
   torch::Dtype dtype;                    // the embedding's
 };
 ModelFiles read_model_files(const std::string& folder);  // throws Error
 
 struct LoadedModel {
   std::shared_ptr<LanguageModel> model;  // evaluation mode
-  std::string hash;                      // of config and weights as stored
+  std::string hash;                      // of the stored config and weights
 };
 
-// Both files are written whole or not at all; the weights first, so that a folder with a config.json is complete. `tokenizer`: the hash of
-// the one that ids were made with, which the weights' file then records.
+// Writes both files atomically. The weights are written first, so that a folder with a config.json is complete. `tokenizer` is the hash of
+// the tokenizer of the training data; it is recorded in the weights' file.
 void save_model(const LanguageModel& model, const std::string& folder, std::optional<uint64_t> tokenizer = {});
 
-// Strict: missing, unexpected, misshapen and wrongly typed tensors are all listed in one Error, before memory is taken. Weights keep their
-// stored type unless `dtype` asks for another; WideParameters stay in fp32 where that is narrower, in whatever type they are stored.
+// Strict: one Error lists all missing, unexpected, misshapen and wrongly typed tensors, before memory is allocated. Weights keep their
+// stored type unless `dtype` is given. WideParameters are never narrower than fp32, whatever their stored type.
 LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dtype = {}, torch::Device device = torch::kCPU);
 
 }  // namespace based

@@ -26,7 +26,7 @@ std::optional<int64_t> step_of(const std::string& name) {
   return step;
 }
 
-// None where there is no folder yet.
+// Empty if the folder does not exist yet.
 std::vector<std::string> known_names(const std::string& folder) {
   return is_folder(folder) ? names_in(folder) : std::vector<std::string>();
 }
@@ -67,7 +67,7 @@ void Checkpoints::save(int64_t step, int64_t best, const std::function<void(cons
     throw;
   }
   link("latest", step);
-  // Of an evaluation whose save failed there is nothing to link to: the best that there is stays.
+  // If the save of the best evaluation failed, its folder does not exist: keep the previous best.
   const int64_t kept = best >= 0 && !path_exists(path(best)) ? linked_best() : best;
   if (kept >= 0) link("best", kept);
   prune(step, kept);
@@ -79,7 +79,7 @@ int64_t Checkpoints::linked_best() const {
   return step_of(name).value_or(-1);
 }
 
-// A convenience for readers, so that a file system without links is no reason to fail.
+// The links are a convenience for readers. A file system without links gives a warning, not an error.
 void Checkpoints::link(const char* name, int64_t step) const {
   const fs::path at = fs::path(folder_) / name, next = fs::path(folder_) / (std::string(name) + std::string(kTemporary));
   std::error_code error;
@@ -99,7 +99,7 @@ void Checkpoints::prune(int64_t newest, int64_t best) const {
   }
 }
 
-// Out of sight first: a removal that is cut short leaves no half checkpoint.
+// Renames the folder before removing it, so that an interrupted removal leaves no incomplete checkpoint.
 void Checkpoints::remove(int64_t step) const {
   const std::string doomed = path(step) + ".old" + std::string(kTemporary);
   remove_tree(doomed);

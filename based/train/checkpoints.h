@@ -1,11 +1,11 @@
-// A run's checkpoints, as folders that are whole or not there:
+// The checkpoints of a training run. A checkpoint folder either is complete or does not exist:
 //
-//   checkpoints/step-120/        the files of one, and their manifest (core/manifest.h)
-//   checkpoints/latest, best     links to the newest and to the one whose evaluation was the best
-//   checkpoints/step-130.tmp/    being written or removed; swept away by the next run
+//   checkpoints/step-120/        a checkpoint's files and their manifest (core/manifest.h)
+//   checkpoints/latest, best     links to the newest checkpoint and to the one with the best evaluation
+//   checkpoints/step-130.tmp/    a checkpoint that is being written or removed; the next run deletes it
 //
-// A save stages step-N.tmp, each file synced, writes the manifest, syncs the folder, renames it to step-N, syncs the parent, moves the
-// links, and only then removes what is no longer kept: at any moment the newest whole checkpoint is as good as it was.
+// A save writes and syncs each file in step-N.tmp, writes the manifest, syncs the folder, renames it to step-N, syncs the parent folder and
+// moves the links. Only then does it remove old checkpoints. A crash at any moment therefore leaves the newest complete checkpoint intact.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -19,24 +19,24 @@ namespace based {
 
 class Checkpoints {
  public:
-  // `folder` is made by the first save. `keep`: how many of the newest stay, besides the best.
+  // The first save creates `folder`. `keep`: how many of the newest checkpoints are kept, in addition to the best.
   Checkpoints(std::string folder, int64_t keep);
 
-  std::vector<int64_t> steps() const;  // ascending, damaged ones too
+  std::vector<int64_t> steps() const;  // steps of all checkpoints, damaged ones included; ascending
   std::string path(int64_t step) const;
 
-  // `write` fills the folder it is given with synced files. `best`: the step of the best evaluation, below 0: none. Where anything fails,
-  // the disk being full among it, the staged folder is removed, those that were there stay, and Error is thrown.
+  // `write` writes synced files to the folder that it gets. `best`: the step of the best evaluation, negative if there is none. On any
+  // failure, including a full disk, the temporary folder is removed, existing checkpoints are kept, and Error is thrown.
   void save(int64_t step, int64_t best, const std::function<void(const std::string& folder)>& write);
 
-  // The newest whose manifest fits; damaged newer ones are reported as warnings and set aside as damaged-step-N. None where there is no
-  // checkpoint; throws Error where there are some and all are damaged.
+  // The step of the newest checkpoint whose files match its manifest; nullopt if there is no checkpoint. Newer, damaged checkpoints are
+  // renamed to damaged-step-N with a warning. Throws Error if there are checkpoints and all are damaged.
   std::optional<int64_t> newest_whole();
-  void sweep();  // removes what an interrupted save or removal left
+  void sweep();  // removes the temporary folders of interrupted saves and removals
 
  private:
   void link(const char* name, int64_t step) const;
-  int64_t linked_best() const;  // below 0: none
+  int64_t linked_best() const;  // the step that the link "best" names; negative if there is none
   void prune(int64_t newest, int64_t best) const;
   void remove(int64_t step) const;
 

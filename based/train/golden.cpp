@@ -47,7 +47,7 @@ OptimizerOptions options_of(const Json& config, int64_t steps, const std::string
   return options;
 }
 
-// The largest error of each kind, and the step or weight of the worst, in units of its tolerance.
+// The largest error of each kind. `worst` names the step or weight whose error is the largest multiple of its tolerance, worst_ratio.
 struct Errors {
   double loss = 0, figures = 0, parameters = 0;
   double worst_ratio = -1;
@@ -81,7 +81,7 @@ class Training {
   const std::string& skipped() const { return reference_.skipped; }
   const Tolerances& allowed() const { return allowed_; }
 
-  // In float64 all is compared, in float32 the loss.
+  // Compares all quantities in float64, and only the losses in float32.
   Errors run(torch::Dtype dtype) const {
     const bool exact = dtype == torch::kFloat64;
     LanguageModel model(reference_.config);
@@ -96,7 +96,7 @@ class Training {
       compare(errors, errors.loss, "loss", step, loss.item<double>(), exact ? allowed_.figures : allowed_.float32);
       optimizer.zero_grad();
       loss.backward();
-      const Tensor norm = optimizer.clip_gradients(loss).figures[1];
+      const Tensor norm = optimizer.clip_gradients(loss).loss_and_norm[1];
       const double rate = learning_rate(options_, step, steps_);
       if (exact) {
         compare(errors, errors.figures, "grad_norm", step, norm.item<double>(), allowed_.figures);
@@ -110,7 +110,7 @@ class Training {
   }
 
  private:
-  // "loss", "grad_norm" or "lr" of a step.
+  // Compares one step's "loss", "grad_norm" or "lr".
   void compare(Errors& errors, double& error, const std::string& name, int64_t step, double value, double tolerance) const {
     const Tensor all = golden::read(file_, name);
     if (all.dim() != 1 || all.size(0) != steps_) throw Error(file_.path() + ": '" + name + "' must be [" + std::to_string(steps_) + "]");
@@ -121,7 +121,7 @@ class Training {
   void compare_weights(Errors& errors, const LanguageModel& model) const {
     const auto parameters = model.named_parameters();
     for (const auto& [theirs, ours] : reference_.names) {
-      if (!parameters.contains(ours)) continue;  // a bias that this model has not
+      if (!parameters.contains(ours)) continue;  // a bias that this model does not have
       const Tensor wanted = golden::read(file_, "param." + theirs);
       const double error = ((parameters[ours].detach() - wanted).abs().max() / wanted.abs().max()).item<double>();
       errors.add(errors.parameters, "param." + theirs, error, allowed_.parameters);

@@ -1,4 +1,4 @@
-// Golden files of whole trainings: beside models/golden.h, which knows no optimizer.
+// Golden files of whole training runs. They extend models/golden.h, which covers models without an optimizer.
 #pragma once
 #include <string>
 
@@ -6,11 +6,11 @@
 
 namespace based {
 
-// Some steps of AdamW on a small language model, with its schedule and clipping, as torch.optim.AdamW does them: metadata "mixer" is
-// "AdamW". In the result, output_error is that of the loss and the gradient norm of each step, relative, against `tolerance`;
-// gradient_error that of the weights at the end, over their largest entry, which has the file's own tolerance. In float32 the loss alone is
-// compared. Throws Error where the file is damaged or incomplete.
+// Repeats the recorded steps of torch.optim.AdamW on a small language model, with schedule and clipping. The file's metadata "mixer" is
+// "AdamW". In the result, output_error is the largest relative error of the losses, gradient norms and learning rates, compared with
+// `tolerance`. gradient_error is the error of the final weights relative to their largest entry; the file has a separate tolerance for it.
+// In float32 only the losses are compared. Throws Error if the file is damaged or incomplete.
 GoldenResult check_optimizer_golden(const std::string& path);
-bool is_optimizer_golden(const std::string& path);  // throws Error where it is no safetensors file
+bool is_optimizer_golden(const std::string& path);  // throws Error if it is not a safetensors file
 
 }  // namespace based

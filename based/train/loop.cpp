@@ -17,12 +17,12 @@ namespace {
 
 constexpr size_t kWindow = 64, kWindowMin = 32;
 constexpr double kSpike = 6;                // standard deviations
-constexpr double kLeastDeviation = 0.05;    // nats: where losses hardly differ, a little more is no spike
-constexpr int64_t kReadEveryOnDevice = 32;  // waiting costs a device some idle microseconds
+constexpr double kLeastDeviation = 0.05;    // nats: if losses hardly differ, a slightly larger one is not a spike
+constexpr int64_t kReadEveryOnDevice = 32;  // each read leaves the device idle for some microseconds
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// A number that JSON can hold and a checkpoint can read back.
+// JSON, and therefore a checkpoint, cannot hold a number that is not finite.
 Figures finite(const Figures& figures) {
   Figures kept;
   for (const auto& [name, value] : figures)
@@ -31,13 +31,13 @@ Figures finite(const Figures& figures) {
 }
 
 struct Step {
-  int64_t at = 0;  // steps done with it
+  int64_t at = 0;  // number of steps done, this one included
   double rate = 0;
   int64_t tokens = 0;
   std::vector<int64_t> windows;
-  Tensor figures;             // what TrainStep gave; the rest is known when it has been read
-  double loss = 0, norm = 0;  // norm: of the gradient, before clipping
-  // Null, or what kept the step from updating anything.
+  Tensor loss_and_norm;       // double [2] on the device, from TrainStep
+  double loss = 0, norm = 0;  // the host copy of loss_and_norm, set by read(); norm: of the gradient, before clipping
+  // Which of the two caused the update to be skipped; null if neither did.
   const char* not_finite() const { return !std::isfinite(loss) ? "loss" : !std::isfinite(norm) ? "gradient" : nullptr; }
 };
 
@@ -56,7 +56,7 @@ class Loop {
         step_(model, optimizer, options.step),
         progress_(options.label, options.steps, {.quiet = static_cast<bool>(hooks.progress)}, state.step) {
     result_.state = std::move(state);
-    if (result_.state.step > 0) saved_ = result_.state.step;  // it came from there
+    if (result_.state.step > 0) saved_ = result_.state.step;  // the state was loaded from a checkpoint
   }
 
   LoopResult run() {
@@ -98,8 +98,7 @@ class Loop {
     throw Diverged("training: step " + std::to_string(step) + ": " + what + "; try a lower learning rate", result_);
   }
 
-  // The first parameter with numbers that are not finite, and how many: "layers.0.mixer.A_log are not finite (1 of 16 numbers)"; empty:
-  // all are.
+  // The first parameter that is not finite, as "layers.0.mixer.A_log are not finite (1 of 16 numbers)"; empty if all are finite.
   std::string not_finite_weights() const {
     const torch::NoGradGuard no_grad;
     const auto parameters = model_.named_parameters();
@@ -119,7 +118,7 @@ class Loop {
     if (const std::string which = not_finite_weights(); !which.empty()) diverged(result_.state.step, "the weights of " + which);
   }
 
-  // Before the first step the learning rate cannot be the cause.
+  // Before the first step the learning rate cannot be the cause, so the message differs from require_finite_weights().
   void require_finite_start() {
     const std::string which = not_finite_weights();
     if (which.empty()) return;
@@ -132,7 +131,7 @@ class Loop {
 
   static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
-  // Launches a step; on the CPU it is done then.
+  // Launches a step. On the CPU it has finished when this returns.
   Step launch() {
     Step step;
     step.at = result_.state.step + 1;
@@ -144,7 +143,7 @@ class Loop {
       step.tokens += batch.ids.numel();
       step.windows.insert(step.windows.end(), batch.windows.begin(), batch.windows.end());
     }
-    step.figures = step_.run(batches, result_.state.step, step.rate, /*look=*/sync_every_ == 1);
+    step.loss_and_norm = step_.run(batches, result_.state.step, step.rate, /*look=*/sync_every_ == 1);
     return step;
   }
 
@@ -165,12 +164,12 @@ class Loop {
     show();
   }
 
-  // Waits for the steps that have been launched and does what their figures ask for.
+  // Waits for the launched steps, reads their losses and norms, and accounts for each step.
   void read() {
     const double start = now();
-    std::vector<Tensor> figures;
-    for (const Step& step : unread_) figures.push_back(step.figures);
-    const Tensor host = torch::stack(figures).cpu();
+    std::vector<Tensor> results;
+    for (const Step& step : unread_) results.push_back(step.loss_and_norm);
+    const Tensor host = torch::stack(results).cpu();
     seconds_ += now() - start;
     const double* value = host.const_data_ptr<double>();
     std::vector<Step> steps = std::exchange(unread_, {});
@@ -235,15 +234,15 @@ class Loop {
     if (due(options_.evaluate_every, state.step)) best = evaluate();
     if (!hooks_.checkpoint || !(due(options_.checkpoint_every, state.step) || (best && options_.checkpoint_best))) return;
     require_finite_weights();
-    // The run outlives a save that fails: what was saved before is still there, and the next one may work.
+    // A failed save does not end the run: earlier checkpoints still exist, and the next save may succeed.
     const std::string failure = save();
     if (failure.empty()) return;
     ++result_.failed_saves;
     log_warning("the checkpoint of step " + std::to_string(state.step) + " could not be saved (" + std::to_string(result_.failed_saves) +
-                " so far), those before are kept, training goes on: " + failure);
+                " so far); earlier checkpoints are kept and training continues: " + failure);
   }
 
-  // Whether it is the best so far.
+  // Returns whether this evaluation is the best so far.
   bool evaluate() {
     if (!hooks_.evaluate) return false;
     require_finite_weights();
@@ -264,7 +263,7 @@ class Loop {
     return true;
   }
 
-  // Gives what kept it from working, or "".
+  // Returns the reason of a failure, or "".
   std::string save() {
     try {
       hooks_.checkpoint(result_.state);
@@ -290,14 +289,14 @@ class Loop {
   const LoopHooks& hooks_;
   const int64_t sync_every_;
   TrainStep step_;
-  std::vector<Step> unread_;  // launched, in order
+  std::vector<Step> unread_;  // steps whose figures have not been read yet, in order
   Progress progress_;
   LoopResult result_;
-  Figures last_figures_;  // of the last evaluation, those that are not finite too
+  Figures last_figures_;  // all figures of the last evaluation, finite or not
   const double start_ = now();
   double seconds_ = 0;
   int64_t tokens_ = 0, saved_ = -1;
-  bool done_ = false;  // what hooks_.done said
+  bool done_ = false;  // the last result of hooks_.done
 };
 
 }  // namespace

@@ -1,6 +1,5 @@
-// The training loop that every run shares: batches in, optimizer steps, a progress line, metrics, evaluation and checkpoints at their
-// steps, a clean stop at Ctrl-C. All that the loop itself must remember is LoopState: a loop that starts from a saved one goes on as if it
-// had never stopped.
+// The training loop of all runs: batches, optimizer steps, progress line, metrics, periodic evaluation and checkpoints, and a clean stop at
+// Ctrl-C. LoopState is the loop's whole state: a loop that starts from a saved LoopState continues as if it had never stopped.
 #pragma once
 #include <functional>
 #include <map>
@@ -14,32 +13,32 @@ namespace based {
 
 struct LoopOptions {
   int64_t steps = 0;
-  int64_t accumulate = 1;        // batches a step; their mean is over all labels of the step
+  int64_t accumulate = 1;        // batches per step; the loss is the mean over all labels of the step
   int64_t evaluate_every = 0;    // 0: only at the end
   int64_t checkpoint_every = 0;  // 0: only at the end
-  bool checkpoint_best = false;  // also where an evaluation is the best so far
+  bool checkpoint_best = false;  // also save a checkpoint after the best evaluation so far
   int64_t log_every = 10;        // steps between lines of the metrics
-  int64_t max_bad_steps = 10;    // so many in a row whose loss or gradient is not finite end the run
-  int64_t sync_every = 0;   // steps whose figures are read together, at the latest; 0: 1 on the CPU, 32 on a GPU, which must be waited for
-  int64_t epoch_steps = 0;  // see learning_rate
-  bool spikes = true;       // look for losses far above those before; batches of unlike data have them by nature
+  int64_t max_bad_steps = 10;    // the run ends after this many consecutive steps with a loss or gradient that is not finite
+  int64_t sync_every = 0;        // most steps between reads of losses, which wait for the GPU; 0: 1 on the CPU, 32 on a GPU
+  int64_t epoch_steps = 0;       // see learning_rate
+  bool spikes = true;            // warn of losses far above the previous ones; turn off if batches differ in difficulty
   TrainStepOptions step = {};
-  std::string label = "train";  // of the progress line
-  std::string weights_file;     // that the weights were read from, for messages; empty: they were drawn
+  std::string label = "train";  // label of the progress line
+  std::string weights_file;     // file that the weights were loaded from, for messages; empty: randomly initialized
 };
 
 using Figures = std::map<std::string, double>;
 
-// Finds losses far above those before. One that is not finite never enters the window.
+// A sliding window of losses that detects spikes. The caller adds finite losses only.
 class LossWindow {
  public:
-  // How many standard deviations, of 0.05 nats at least, `loss` lies above the mean of the window, which it then enters; 0 while that has
-  // few entries.
+  // Returns how many standard deviations `loss` is above the mean of the window, then adds it to the window. The standard deviation is
+  // taken as at least 0.05 nats. Returns 0 while the window has fewer than 32 entries.
   double add(double loss);
 
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("losses", losses_, "of the latest steps, the oldest first");
+    field("losses", losses_, "losses of the latest steps, oldest first");
   }
 
  private:
@@ -47,13 +46,13 @@ class LossWindow {
 };
 
 struct LoopState {
-  int64_t step = 0;                                       // done
-  int64_t tokens = 0;                                     // trained on
-  int64_t skipped = 0, skipped_in_a_row = 0, spikes = 0;  // steps
-  double loss = 0;                                        // of the last step that was not skipped
-  int64_t best_step = -1;                                 // of the best evaluation; −1: none yet
+  int64_t step = 0;                                       // steps done
+  int64_t tokens = 0;                                     // tokens trained on
+  int64_t skipped = 0, skipped_in_a_row = 0, spikes = 0;  // numbers of steps
+  double loss = 0;                                        // loss of the last step that was not skipped
+  int64_t best_step = -1;                                 // step of the best evaluation; −1: none yet
   double best_loss = 0;
-  Figures evaluation;  // the last one; figures that are not finite are left out
+  Figures evaluation;  // the last evaluation's finite figures
   LossWindow window;
 
   template <class Visitor>
@@ -61,47 +60,46 @@ struct LoopState {
     field("step", step, "steps done");
     field("tokens", tokens, "tokens trained on");
     field("skipped", skipped, "steps whose update was skipped: loss or gradient not finite");
-    field("skipped_in_a_row", skipped_in_a_row, "the last steps, all skipped");
-    field("spikes", spikes, "steps whose loss was far above those before");
-    field("loss", loss, "of the last step that was not skipped");
-    field("best_step", best_step, "of the best evaluation; -1: none yet");
-    field("best_loss", best_loss, "of the best evaluation");
+    field("skipped_in_a_row", skipped_in_a_row, "consecutive skipped steps up to now");
+    field("spikes", spikes, "steps whose loss was far above the previous losses");
+    field("loss", loss, "loss of the last step that was not skipped");
+    field("best_step", best_step, "step of the best evaluation; -1: none yet");
+    field("best_loss", best_loss, "loss of the best evaluation");
     field("evaluation", evaluation, "figures of the last evaluation");
-    field("window", window, "losses that a spike is measured against");
+    field("window", window, "recent losses, for the detection of spikes");
   }
 };
 
 struct LoopHooks {
-  std::function<Batch(int64_t index)> batch;               // index: step·accumulate + its batch within the step
-  std::function<Figures(int64_t step)> evaluate;           // null: none; "loss" decides which is the best
-  std::function<void(const LoopState& state)> checkpoint;  // null: none. An Error that it throws is reported and counted
-  Metrics* metrics = nullptr;
-  std::function<bool(const LoopState& state)> done;      // after an evaluation: whether the run ends there. Null: never
-  std::function<void(const LoopState& state)> progress;  // as the loop goes on, in place of its line of progress
+  std::function<Batch(int64_t index)> batch;               // index: step·accumulate + the batch's index within the step
+  std::function<Figures(int64_t step)> evaluate;           // may be null; the lowest "loss" is the best evaluation
+  std::function<void(const LoopState& state)> checkpoint;  // may be null; if it throws Error, the failure is reported and counted
+  Metrics* metrics = nullptr;                              // may be null
+  std::function<bool(const LoopState& state)> done;        // called after an evaluation: whether to end the run; may be null
+  std::function<void(const LoopState& state)> progress;    // called instead of updating the loop's progress line; may be null
 };
 
 struct LoopResult {
   LoopState state;
-  bool interrupted = false;                   // by SIGINT or SIGTERM; the step under way was finished and saved
-  int64_t failed_saves = 0;                   // on the way
-  std::string last_save_failure;              // why the state at the end could not be saved; empty: it was
-  double seconds = 0, tokens_per_second = 0;  // of this call
+  bool interrupted = false;                   // by SIGINT or SIGTERM; the current step was finished and saved
+  int64_t failed_saves = 0;                   // periodic checkpoints that could not be saved
+  std::string last_save_failure;              // why the final state could not be saved; empty if it was saved
+  double seconds = 0, tokens_per_second = 0;  // time and throughput of this call
   int64_t peak_memory = 0;                    // bytes; see models/device.h
 };
 
-// What training came to that no later step mends: too many steps in a row that could not be used, weights that are not finite, or a last
-// evaluation that is not.
+// Training cannot continue: too many consecutive steps were skipped, or the weights or the last evaluation are not finite.
 class Diverged : public Error {
  public:
-  Diverged(const std::string& message, LoopResult up_to) : Error(message), result(std::move(up_to)) {}
-  LoopResult result;  // up to there
+  Diverged(const std::string& message, LoopResult until_now) : Error(message), result(std::move(until_now)) {}
+  LoopResult result;  // covers the steps up to the divergence
 };
 
-// Goes on from `state` to options.steps. A step whose loss or gradient is not finite changes nothing but the counters. Throws Diverged,
-// naming the batches or the weights; looks at the weights before each evaluation and checkpoint, so that none is made of weights that are
-// not finite. Throws Error before the first step where the weights are not finite already. On a GPU the steps are launched ahead, and what
-// they gave is read when a line of metrics is due, before an evaluation or a checkpoint, or after sync_every; the result is the same, but
-// that a run which ends for too many bad steps may have launched some more.
+// Trains from `state` up to options.steps. A step whose loss or gradient is not finite updates only the counters. The weights are checked
+// before each evaluation and checkpoint, so that neither uses weights that are not finite. Throws Diverged, naming the batches or the
+// weights, and Error if the weights are not finite before the first step. On a GPU the loop launches steps without waiting for their
+// losses. It reads the losses when a line of metrics, an evaluation or a checkpoint is due, and at least every sync_every steps. The result
+// does not depend on that, except that a run with too many bad steps may have launched a few more before it ends.
 LoopResult train_loop(LanguageModel& model, AdamW& optimizer, const OptimizerOptions& schedule, const LoopOptions& options,
                       const LoopHooks& hooks, LoopState state = {});
 

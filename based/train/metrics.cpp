@@ -1,8 +1,8 @@
 #include "based/train/metrics.h"
 
 #include <chrono>
-#include <filesystem>
 
+#include "based/core/files.h"
 #include "based/core/folders.h"
 #include "based/core/log.h"
 #include "based/core/tensorboard.h"
@@ -10,25 +10,23 @@
 namespace based {
 namespace {
 
-std::string in(const std::string& folder, const char* name) { return (std::filesystem::path(folder) / name).string(); }
-
 std::string tensorboard_file(const std::string& folder) {
-  const std::string path = in(folder, "tensorboard");
+  const std::string path = path_in(folder, "tensorboard");
   make_folder(path);
-  return in(path, "events.out.tfevents.0.based");
+  return path_in(path, "events.out.tfevents.0.based");
 }
 
 double wall_time() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
 
-Metrics::Metrics(const std::string& folder, const std::optional<MetricsPosition>& from)
-    : metrics_(in(folder, "metrics.jsonl"), from ? static_cast<uint64_t>(from->metrics) : 0),
-      timing_(in(folder, "timing.jsonl"), from ? UINT64_MAX : 0),
-      tensorboard_(tensorboard_file(folder), from ? static_cast<uint64_t>(from->tensorboard) : 0) {
-  if (from && metrics_.size() < static_cast<uint64_t>(from->metrics)) {
-    log_warning(in(folder, "metrics.jsonl") + ": has " + std::to_string(metrics_.size()) + " bytes where the checkpoint was made after " +
-                std::to_string(from->metrics) + "; the lines in between are lost, the run goes on");
+Metrics::Metrics(const std::string& folder, const std::optional<MetricsPosition>& resume_at)
+    : metrics_(path_in(folder, "metrics.jsonl"), resume_at ? static_cast<uint64_t>(resume_at->metrics) : 0),
+      timing_(path_in(folder, "timing.jsonl"), resume_at ? UINT64_MAX : 0),
+      tensorboard_(tensorboard_file(folder), resume_at ? static_cast<uint64_t>(resume_at->tensorboard) : 0) {
+  if (resume_at && metrics_.size() < static_cast<uint64_t>(resume_at->metrics)) {
+    log_warning(path_in(folder, "metrics.jsonl") + ": has " + std::to_string(metrics_.size()) + " bytes, but the checkpoint was made at " +
+                std::to_string(resume_at->metrics) + "; the lines in between are lost, the run continues");
   }
   if (tensorboard_.size() == 0) append(tensorboard_, tensorboard_start(wall_time()));
 }
@@ -36,7 +34,7 @@ Metrics::Metrics(const std::string& folder, const std::optional<MetricsPosition>
 void Metrics::append(AppendFile& file, const std::string& record) {
   if (file.append(record) || warned_) return;
   warned_ = true;
-  log_warning("metrics cannot be written (is the disk full?); they wait in memory until they can");
+  log_warning("metrics cannot be written (is the disk full?); they are buffered in memory until they can be");
 }
 
 void Metrics::scalars(const Json& line) {

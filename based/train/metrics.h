@@ -1,8 +1,8 @@
-// What a run leaves behind about itself, in its folder:
-//   metrics.jsonl               one JSON object a line, no figure of time among them: a resumed run's file equals an uninterrupted one's
-//   timing.jsonl                seconds, tokens a second and peak memory, of every step that really ran, those that a crash took back too
+// The metrics files in a run's folder:
+//   metrics.jsonl               one JSON object per line, without timings, so that a resumed run's file equals an uninterrupted run's
+//   timing.jsonl                seconds, tokens per second and peak memory of every executed step, including steps repeated after a crash
 //   tensorboard/…tfevents…      both, for TensorBoard
-// While the disk is full, lines wait in memory.
+// While the disk is full, lines are buffered in memory.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -13,7 +13,7 @@
 
 namespace based {
 
-// How far the files were written when a checkpoint was made; what came later is cut off when the run goes on from there.
+// The sizes of the files when a checkpoint was made. A run that resumes from the checkpoint truncates them to these sizes.
 struct MetricsPosition {
   int64_t metrics = 0, tensorboard = 0;  // bytes
 
@@ -26,13 +26,14 @@ struct MetricsPosition {
 
 class Metrics {
  public:
-  // Goes on at `from` in the files of `folder`, which exists, and warns where they have become shorter; without `from` they begin anew.
-  Metrics(const std::string& folder, const std::optional<MetricsPosition>& from);
+  // Appends to the files of `folder`, which must exist, after truncating them to `resume_at`; warns if metrics.jsonl is shorter than that.
+  // Without `resume_at` the files are emptied.
+  Metrics(const std::string& folder, const std::optional<MetricsPosition>& resume_at);
 
-  // `line` has "step"; its other numbers go to TensorBoard too, "eval_loss" as "eval/loss" and "loss" as "train/loss".
+  // `line` has "step". Its other numbers are also written to TensorBoard: "eval_loss" as "eval/loss", "loss" as "train/loss".
   void write(const Json& line);
   void write_timing(int64_t step, double seconds, double tokens_per_second, int64_t peak_memory);
-  MetricsPosition position();  // everything before it is on disk; throws Error where the disk is full
+  MetricsPosition position();  // syncs the files first; throws Error if the disk is full
 
  private:
   void scalars(const Json& line);

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <numbers>
 
-#include "based/ops/adamw.h"
-#include "based/ops/gradient_norm.h"
+#include "based/ops/training/adamw.h"
+#include "based/ops/training/gradient_norm.h"
 
 namespace based {
 namespace {
@@ -33,7 +33,7 @@ void check_optimizer_options(const OptimizerOptions& options) {
   const auto require = [](bool right, const char* what) {
     if (!right) throw UsageError(std::string("optimizer: ") + what);
   };
-  // Each condition is false for NaN. Rates that large, or an eps that fp32 rounds to 0, serve no training and overflow.
+  // Each condition is false for NaN. Larger rates, and an eps that fp32 rounds to 0, would overflow.
   require(options.learning_rate > 0 && options.learning_rate <= kMaxLearningRate, "learning_rate must be above 0 and at most 1e6");
   require(options.min_learning_rate >= 0 && options.min_learning_rate <= options.learning_rate,
           "min_learning_rate must be 0 to learning_rate");
@@ -101,26 +101,26 @@ void AdamW::zero_grad() {
 void AdamW::collect_gradients() {
   const torch::NoGradGuard no_grad;
   std::vector<size_t> more;
-  std::vector<Tensor> sums, first;  // sums begin as what the first backward left
+  std::vector<Tensor> sums, first;  // each sum starts as the gradient of the first backward pass
   for (size_t i = 0; i < slots_.size(); ++i) {
-    Tensor &from = slots_[i].parameter.mutable_grad(), &kept = collected_[i];
-    if (!slots_[i].has_master() || !from.defined()) continue;
-    if (!kept.defined()) {
-      kept = from;
-      from.reset();
+    Tensor &gradient = slots_[i].parameter.mutable_grad(), &collected = collected_[i];
+    if (!slots_[i].has_master() || !gradient.defined()) continue;
+    if (!collected.defined()) {
+      collected = gradient;
+      gradient.reset();
       continue;
     }
     more.push_back(i);
-    if (kept.scalar_type() == slots_[i].master.scalar_type()) continue;
-    first.push_back(kept);
+    if (collected.scalar_type() == slots_[i].master.scalar_type()) continue;
+    first.push_back(collected);
     sums.push_back(torch::empty_like(slots_[i].master));
-    kept = sums.back();
+    collected = sums.back();
   }
   if (!sums.empty()) torch::_foreach_copy_(sums, first);
   for (const size_t i : more) {
-    Tensor& from = slots_[i].parameter.mutable_grad();
-    collected_[i].add_(from);
-    from.reset();
+    Tensor& gradient = slots_[i].parameter.mutable_grad();
+    collected_[i].add_(gradient);
+    gradient.reset();
   }
 }
 
@@ -128,20 +128,20 @@ const Tensor& AdamW::gradient(size_t slot) const { return slots_[slot].has_maste
 
 AdamW::Findings AdamW::clip_gradients(const Tensor& loss, const Tensor& enabled) {
   const torch::NoGradGuard no_grad;
-  ops::GradientNormOf of{{}, loss.detach(), {}, options_.clip};
+  ops::GradientNormOf inputs{{}, loss.detach(), {}, options_.clip};
   for (size_t i = 0; i < slots_.size(); ++i)
-    if (gradient(i).defined()) of.gradients.push_back(gradient(i));
-  if (enabled.defined()) of.enabled = enabled;
-  const auto [figures, usable, scale] = ops::gradient_norm(of);
+    if (gradient(i).defined()) inputs.gradients.push_back(gradient(i));
+  if (enabled.defined()) inputs.enabled = enabled;
+  const auto [loss_and_norm, update_enabled, scale] = ops::gradient_norm(inputs);
   scale_ = scale;
-  return {figures, usable};
+  return {loss_and_norm, update_enabled};
 }
 
 Tensor AdamW::make_rate(double rate) const {
   return torch::full({}, rate, torch::dtype(device().is_cpu() ? torch::kDouble : torch::kFloat).device(device()));
 }
 
-void AdamW::step(const Tensor& rate, const Tensor& usable) {
+void AdamW::step(const Tensor& rate, const Tensor& update_enabled) {
   const torch::NoGradGuard no_grad;
   for (const Group& group : groups_) {
     ops::AdamwStep update;
@@ -157,7 +157,7 @@ void AdamW::step(const Tensor& rate, const Tensor& usable) {
     }
     if (update.masters.empty()) continue;
     update.rate = group.rate_scale == 1 ? rate : rate * group.rate_scale, update.scale = scale_;
-    if (usable.defined()) update.usable = usable;
+    if (update_enabled.defined()) update.update_enabled = update_enabled;
     update.beta1 = options_.beta1, update.beta2 = options_.beta2, update.eps = options_.eps, update.decay = group.decay;
     ops::adamw_(update);
   }

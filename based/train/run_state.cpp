@@ -1,7 +1,6 @@
 #include "based/train/run_state.h"
 
 #include <array>
-#include <filesystem>
 
 #include "based/core/files.h"
 #include "based/models/tensor_view.h"
@@ -9,12 +8,10 @@
 namespace based {
 namespace {
 
-// Generators' states, which earlier versions kept; what is drawn now depends on the seed and the step alone.
-constexpr std::array kFormerlyKept{"random.cpu", "random.cuda"};
+// Tensors in files of earlier versions: states of random generators. Random numbers now depend only on the seed and the step.
+constexpr std::array kObsolete{"random.cpu", "random.cuda"};
 
-std::string in(const std::string& folder, const char* name) { return (std::filesystem::path(folder) / name).string(); }
-
-// Every tensor of the optimizer under the name it has in the file.
+// The optimizer's tensors and their names in the file.
 std::vector<std::pair<std::string, Tensor>> tensors_of(const AdamW& optimizer) {
   std::vector<std::pair<std::string, Tensor>> tensors;
   for (const AdamW::Slot& slot : optimizer.slots()) {
@@ -29,18 +26,18 @@ std::vector<std::pair<std::string, Tensor>> tensors_of(const AdamW& optimizer) {
 }  // namespace
 
 void save_run_state(const std::string& folder, const RunState& state, const AdamW& optimizer) {
-  std::vector<Tensor> kept;  // the views point into them
+  std::vector<Tensor> copies;  // the views point into them
   std::vector<TensorView> views;
   for (const auto& [name, tensor] : tensors_of(optimizer)) {
-    kept.push_back(tensor.detach().cpu().contiguous());
-    views.push_back(view_of(name, kept.back()));
+    copies.push_back(tensor.detach().cpu().contiguous());
+    views.push_back(view_of(name, copies.back()));
   }
-  write_safetensors(in(folder, "optimizer.safetensors"), views);
-  write_file_atomic(in(folder, "trainer.json"), write_config(state).to_json() + "\n");
+  write_safetensors(path_in(folder, "optimizer.safetensors"), views);
+  write_file_atomic(path_in(folder, "trainer.json"), write_config(state).to_json() + "\n");
 }
 
 RunState load_run_state(const std::string& folder) {
-  const std::string path = in(folder, "trainer.json");
+  const std::string path = path_in(folder, "trainer.json");
   const RunState state = read_stored([&] { return read_config<RunState>(Config::parse_json_file(path)); });
   if (state.loop.step < 0 || state.metrics.metrics < 0 || state.metrics.tensorboard < 0) {
     throw Error(path + ": loop.step and the positions in the metrics must not be negative");
@@ -49,7 +46,7 @@ RunState load_run_state(const std::string& folder) {
 }
 
 void load_optimizer(const std::string& folder, AdamW& optimizer) {
-  const SafetensorsFile file(in(folder, "optimizer.safetensors"));
+  const SafetensorsFile file(path_in(folder, "optimizer.safetensors"));
   const torch::NoGradGuard no_grad;
   const auto tensors = tensors_of(optimizer);
   for (const auto& [name, tensor] : tensors) {
@@ -61,7 +58,7 @@ void load_optimizer(const std::string& folder, AdamW& optimizer) {
     target.copy_(tensor_of(view));
   }
   size_t expected = tensors.size();
-  // A parameter that was stored in 16 bits and now has its master's type takes the master's value, which was trained.
+  // If the checkpoint was trained in 16 bits and the parameter now has its master's type, load the master: it is the more exact value.
   for (const AdamW::Slot& slot : optimizer.slots()) {
     const TensorView* master = slot.has_master() ? nullptr : file.find("master." + slot.name);
     if (master == nullptr) continue;
@@ -71,7 +68,7 @@ void load_optimizer(const std::string& folder, AdamW& optimizer) {
     parameter.copy_(tensor_of(*master));
     ++expected;
   }
-  for (const char* name : kFormerlyKept) expected += file.find(name) != nullptr;
+  for (const char* name : kObsolete) expected += file.find(name) != nullptr;
   if (file.tensors().size() != expected) {
     throw Error(file.path() + ": holds " + std::to_string(file.tensors().size()) + " tensors, " + std::to_string(expected) +
                 " are expected for this model");

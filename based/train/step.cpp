@@ -21,7 +21,7 @@ Tensor TrainStep::run(const std::vector<Batch>& batches, int64_t step, double ra
   draws_.step.fill_(step * static_cast<int64_t>(batches.size()));
   rate_.fill_(rate);
   recording.replay->run();
-  return figures_.clone();
+  return loss_and_norm_.clone();
 }
 
 Tensor TrainStep::launch(const std::vector<Batch>& batches, const Tensor& rate, bool look) {
@@ -32,7 +32,7 @@ Tensor TrainStep::launch(const std::vector<Batch>& batches, const Tensor& rate, 
     counts.push_back(known ? batch.labelled : (batch.labels >= 0).sum().item<int64_t>());
     labels += counts.back();
   }
-  Tensor total;  // of one batch its loss itself, of more a sum in double
+  Tensor total;  // the loss itself for one batch; a sum in double for more
   if (batches.size() > 1) total = torch::zeros({}, torch::dtype(torch::kDouble).device(model_.device()));
   optimizer_.zero_grad();
   for (size_t i = 0; i < batches.size(); ++i) {
@@ -45,17 +45,17 @@ Tensor TrainStep::launch(const std::vector<Batch>& batches, const Tensor& rate, 
     loss.backward();
     optimizer_.collect_gradients();
   }
-  const auto [figures, usable] = optimizer_.clip_gradients(total, enabled_);
-  optimizer_.step(rate, usable);
-  return figures;
+  const auto [loss_and_norm, update_enabled] = optimizer_.clip_gradients(total, enabled_);
+  optimizer_.step(rate, update_enabled);
+  return loss_and_norm;
 }
 
 TrainStep::Recording& TrainStep::recording_of(const std::vector<Batch>& batches) {
   for (Recording& recording : recordings_)
     if (recording.fits(batches)) return recording;
   if (static_cast<int64_t>(recordings_.size()) == options_.recordings) {
-    throw Error("training: recorded steps take batches of the same rows and as many labels only (" + std::to_string(options_.recordings) +
-                " kinds here); train without the recording");
+    throw Error("training: recorded steps need batches of the same rows and numbers of labels (at most " +
+                std::to_string(options_.recordings) + " different shapes here); train without recording");
   }
   Recording& recording = recordings_.emplace_back();
   for (const Batch& batch : batches) {
@@ -71,15 +71,15 @@ void TrainStep::record_step(Recording& recording) {
   const torch::Device device = model_.device();
   if (!rate_.defined()) {
     rate_ = optimizer_.make_rate(0);
-    figures_ = torch::zeros({2}, torch::dtype(torch::kDouble).device(device));
+    loss_and_norm_ = torch::zeros({2}, torch::dtype(torch::kDouble).device(device));
     enabled_ = torch::zeros({}, torch::dtype(torch::kFloat).device(device));
   }
-  enabled_.fill_(0);  // recording runs the step a few times: these update nothing
-  // One step runs after the other, and only figures_ is read behind it.
-  const ops::RecordOptions options{.rewrite = {}, .memory_of = recordings_.front().replay.get()};
+  enabled_.fill_(0);  // recording runs the step a few times; these must not update the weights
+  // The recordings can share memory: steps run one after another, and only loss_and_norm_ is read after a step.
+  const runtime::RecordOptions options{.rewrite = {}, .memory_of = recordings_.front().replay.get()};
   try {
-    recording.replay = ops::record(
-        device, [this, &batches = recording.batches] { figures_.copy_(launch(batches, rate_, false)); }, options);
+    recording.replay = runtime::record(
+        device, [this, &batches = recording.batches] { loss_and_norm_.copy_(launch(batches, rate_, false)); }, options);
   } catch (const Error& error) {
     recordings_.pop_back();
     throw Error(std::string(error.what()) + "; train without the recording (train.graph = false)");

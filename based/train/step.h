@@ -1,47 +1,48 @@
-// One optimizer step on one device. Nothing in it waits for a GPU: what it found is read when there is time.
+// One optimizer step on one device. It does not wait for a GPU: the loss and the gradient norm stay on the device until they are read.
 #pragma once
 #include <deque>
 #include <memory>
 #include <vector>
 
 #include "based/models/language_model.h"
-#include "based/ops/dropout.h"
-#include "based/ops/replay.h"
+#include "based/ops/training/dropout.h"
+#include "based/runtime/replay.h"
 #include "based/train/optimizer.h"
 
 namespace based {
 
 struct Batch {
-  Tensor ids, labels;  // int64 [tokens]; label −100: none
+  Tensor ids, labels;  // int64 [tokens]; label −100: the token has none
   Sequences rows;
-  std::vector<int64_t> windows = {};  // of the data, for messages
-  int64_t labelled = -1;              // how many labels there are; −1: counted where that is needed, which waits for the device
-  // int64 [labels], ascending: the tokens that have a label, where that is known; `labels` is then int64 [labels], theirs alone.
+  std::vector<int64_t> windows = {};  // indices of the data's windows, for messages
+  int64_t labelled = -1;              // number of labels; −1: unknown, and counted if needed, which waits for the device
+  // int64 [labels], ascending: indices of the tokens that have a label. If it is defined, `labels` is int64 [labels] and has only theirs.
   Tensor places = {};
 };
 
 struct TrainStepOptions {
-  // Shapes of steps, their batches' rows and numbers of labels, that are recorded (ops/replay.h): a shape's first step is recorded and
-  // replayed from then on, with the same numbers as without. Labels must be counted, and nothing may be recomputed in the backward pass.
+  // Most step shapes (the batches' rows and numbers of labels) that are recorded and replayed (runtime/replay.h); 0: no recording. The
+  // first step of each shape is recorded; later ones replay it with the same results. Batch::labelled must be set, and activations must not
+  // be recomputed in the backward pass.
   int64_t recordings = 0;
-  int64_t seed = 0;  // of what is dropped
+  int64_t seed = 0;  // seed of dropout
 };
 
 class TrainStep {
  public:
   TrainStep(LanguageModel& model, AdamW& optimizer, TrainStepOptions options = {});
 
-  // Forward and backward over the batches, whose loss is the mean over all labels, clipping, the update. Returns double [2] on the model's
-  // device: the loss, and the norm of the gradient before clipping. Where one of them is not finite nothing was updated. `step`, from 0,
-  // decides with the seed what is dropped. `look` reads the loss of each batch at once, and goes no further where it is not finite (the
-  // norm is then 0); not where steps are recorded. Throws Error for a shape beyond options.recordings.
+  // Runs forward and backward over the batches, clips the gradient and updates the weights. The loss is the mean over all labels. Returns
+  // double [2] on the model's device: the loss, and the gradient norm before clipping. If either is not finite, nothing is updated. `step`,
+  // counted from 0, and the seed determine dropout. With `look` each batch's loss is read at once, and the step stops at a loss that is not
+  // finite, with a norm of 0; recorded steps ignore `look`. Throws Error for a new shape if options.recordings shapes are recorded already.
   Tensor run(const std::vector<Batch>& batches, int64_t step, double rate, bool look = false);
 
  private:
-  // The step of one shape, and the memory that it reads beside rate_, draws_ and enabled_. It writes figures_.
+  // The recorded step of one shape and its input batches. It also reads rate_, draws_ and enabled_, and writes loss_and_norm_.
   struct Recording {
     std::vector<Batch> batches;
-    std::unique_ptr<ops::Replay> replay;
+    std::unique_ptr<runtime::Replay> replay;
     bool fits(const std::vector<Batch>& others) const;
     void copy_in(const std::vector<Batch>& others);
   };
@@ -53,10 +54,10 @@ class TrainStep {
   LanguageModel& model_;
   AdamW& optimizer_;
   const TrainStepOptions options_;
-  std::deque<Recording> recordings_;  // what is recorded refers to them
+  std::deque<Recording> recordings_;  // a deque, because the recorded graphs hold pointers to the elements
   ops::Draws draws_;
-  Tensor rate_, figures_;
-  Tensor enabled_;  // float []: 0 keeps a step from updating anything; undefined: 1
+  Tensor rate_, loss_and_norm_;
+  Tensor enabled_;  // float []: 0 disables a step's update; undefined: 1
 };
 
 }  // namespace based

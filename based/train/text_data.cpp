@@ -9,7 +9,7 @@
 #include "based/data/bpe.h"
 #include "based/data/bpe_trainer.h"
 #include "based/data/documents.h"
-#include "based/ops/transfer.h"
+#include "based/runtime/transfer.h"
 
 namespace based {
 namespace {
@@ -29,8 +29,8 @@ std::unique_ptr<Tokenizer> learn_tokenizer(const TextDataConfig& data) {
   return tokenizer;
 }
 
-// The tokenizer that a run began with, which its checkpoint keeps. data.tokenizer may have moved, and may be absent; another one in its
-// place would be passed over without a word.
+// The tokenizer that the run started with, from its checkpoint. The folder data.tokenizer need not exist any more; if it does and holds
+// another tokenizer, that is an error, because the run would ignore it silently.
 std::unique_ptr<Tokenizer> known_tokenizer(const TextDataConfig& data, const std::string& known) {
   auto tokenizer = make_tokenizer(known);
   const bool named = data.tokenizer == "bytes" || (data.tokenizer != "bpe" && is_folder(data.tokenizer));
@@ -42,9 +42,9 @@ std::unique_ptr<Tokenizer> known_tokenizer(const TextDataConfig& data, const std
 
 struct Tokens {
   std::vector<int32_t> ids;
-  std::vector<uint64_t> starts;  // of the documents
+  std::vector<uint64_t> starts;  // indices of the documents' first tokens
 
-  // The last `count` as a set of their own.
+  // Removes the last `count` tokens and returns them as a set of their own.
   Tokens split(size_t count) {
     const size_t at = ids.size() - count;
     Tokens end{{ids.begin() + static_cast<int64_t>(at), ids.end()}, {0}};
@@ -118,7 +118,7 @@ TextData load_text_data(const TextDataConfig& data, int64_t length, const std::s
 
 Batch to_batch(const TokenBatch& tokens, torch::Device device) {
   const auto tensor = [&](const std::vector<int32_t>& values) {
-    return ops::to_device(torch::tensor(values, torch::kInt).to(torch::kLong), device);
+    return runtime::to_device(torch::tensor(values, torch::kInt).to(torch::kLong), device);
   };
   const int64_t count = tokens.rows * tokens.length;
   const bool whole_rows = static_cast<int64_t>(tokens.cu_seqlens.size()) == tokens.rows + 1;

@@ -1,4 +1,4 @@
-// The text that a language model trains on: token shards, or files that are tokenised in memory; and its batches.
+// The training and held-out text of a language model, read from token shards or tokenised in memory, and its batches.
 #pragma once
 #include <memory>
 #include <string>
@@ -11,20 +11,20 @@ namespace based {
 
 struct TextDataConfig {
   std::string train;              // relative to the working folder
-  std::string valid;              // held out; empty: the end of `train`
-  double valid_fraction = 0.05;   // of `train`, where there is no `valid`
-  std::string tokenizer = "bpe";  // bpe: learnt from `train`; bytes; or a tokenizer's folder
+  std::string valid;              // held-out text; empty: the end of `train`
+  double valid_fraction = 0.05;   // share of `train` that is held out if `valid` is empty
+  std::string tokenizer = "bpe";  // bpe: trained on `train`; bytes; or a tokenizer's folder
   int64_t bpe_vocab_size = 1024;
   bool documents = false;
 
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("train", train, "a folder of token shards (`based data pack`), or a file of text: .txt, .jsonl, …, also .zst");
-    field("valid", valid, "the same, held out; empty: the end of train is held out, which must then be a file of text");
-    field("valid_fraction", valid_fraction, "share of train that is held out where there is no valid");
-    field("tokenizer", tokenizer, "bpe: learnt from train; bytes; or a tokenizer's folder (shards need the one they were packed with)");
-    field("bpe_vocab_size", bpe_vocab_size, "tokens that a learnt tokenizer has");
-    field("documents", documents, "documents keep apart: no token sees another document; otherwise windows reach over their ends");
+    field("train", train, "training data: a folder of token shards (`based data pack`), or a text file: .txt, .jsonl, …, also .zst");
+    field("valid", valid, "held-out data, in the same formats; empty: the end of train is held out, which must then be a text file");
+    field("valid_fraction", valid_fraction, "share of train that is held out if valid is empty");
+    field("tokenizer", tokenizer, "bpe: trained on train; bytes; or a tokenizer's folder (shards need the one they were packed with)");
+    field("bpe_vocab_size", bpe_vocab_size, "vocabulary size of a tokenizer that is trained here");
+    field("documents", documents, "keep documents apart: no token depends on another document; otherwise windows cross their boundaries");
   }
 };
 
@@ -33,8 +33,8 @@ struct TextData {
   std::shared_ptr<const TokenDataset> train, valid;  // each longer than a window
 };
 
-// `known`: the folder of a tokenizer in place of data.tokenizer, for a run that goes on; empty: none. Throws UsageError for keys that do
-// not go together, Error for files.
+// `known`: a folder whose tokenizer replaces data.tokenizer, for a resumed run; empty: none. Throws UsageError for inconsistent keys, Error
+// for files that cannot be used.
 TextData load_text_data(const TextDataConfig& data, int64_t length, const std::string& known = {});
 
 Batch to_batch(const TokenBatch& tokens, torch::Device device = torch::kCPU);

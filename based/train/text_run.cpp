@@ -55,15 +55,15 @@ void collect_leaves(const Config& config, const std::string& path, std::map<std:
   }
 }
 
-// Keys that change neither weights nor metrics but by rounding, or whose content is compared by itself (the data).
+// True for keys that change weights and metrics only by rounding, and for the data's paths: the tokens' hash is compared instead.
 bool may_change(const std::string& key) {
   static const std::set<std::string> free{"data.train", "data.valid", "data.tokenizer", "train.device", "train.max_bad_steps"};
   return free.contains(key) || key.starts_with("checkpoint.");
 }
 
-using Leaves = std::map<std::string, std::string>;  // a key with its dots -> its value as JSON
+using Leaves = std::map<std::string, std::string>;  // dotted key -> its value as JSON
 
-// The keys that a run began with. One that there was not yet when it was saved has its default, and is named in `added`.
+// The keys of a saved run. Keys that are newer than the saved file get their defaults and are listed in `added`.
 Leaves leaves_of(const Config& saved, std::string& added) {
   TextRun none;
   none.model = write_config(ModelConfig{});
@@ -75,7 +75,7 @@ Leaves leaves_of(const Config& saved, std::string& added) {
   return leaves;
 }
 
-// The first key in which a run that goes on differs from the one that was saved.
+// Throws UsageError naming the first key in which the resumed run differs from the saved one.
 void require_same_run(const Leaves& before, const Config& now, const std::string& out) {
   Leaves after;
   collect_leaves(now, "", after);
@@ -89,7 +89,7 @@ void require_same_run(const Leaves& before, const Config& now, const std::string
   }
 }
 
-// [model] as it was written, with no key that a model has not and no value out of bounds; vocab_size is not known yet.
+// The keys of [model], checked for unknown keys and values out of range; vocab_size is not known yet.
 Config model_keys(const TextRun& run) {
   const Config keys = model_table(run.model);
   const int64_t positions = read_model_config(keys).max_positions;
@@ -133,27 +133,27 @@ class TextTraining {
   void find_checkpoint(bool resume) {
     const bool there = !checkpoints_.steps().empty();
     if (there && !resume) {
-      throw UsageError(out_ + ": holds the checkpoints of a run; --resume goes on with it, another --out begins a new one");
+      throw UsageError(out_ + ": holds the checkpoints of a run; --resume continues it, another --out starts a new one");
     }
-    if (resume && !there) log_info("--resume: no checkpoint in " + out_ + " yet; the run begins anew");
+    if (resume && !there) log_info("--resume: no checkpoint in " + out_ + " yet; the run starts from step 0");
     if (!there) return;
     result_.resumed_from = *checkpoints_.newest_whole();
     from_ = checkpoints_.path(result_.resumed_from);
-    log_info("going on from step " + std::to_string(result_.resumed_from) + ", " + from_);
+    log_info("resuming from step " + std::to_string(result_.resumed_from) + ", " + from_);
   }
 
   std::string in_out(const char* name) const { return (fs::path(out_) / name).string(); }
 
-  // Whether the tokenizer in the folder is the one of this run, so that nothing is replaced by it.
+  // Whether the tokenizer in the output folder equals this run's, so that writing it replaces nothing.
   bool holds_this_tokenizer() const {
     try {
       return make_tokenizer(out_)->hash() == data_.tokenizer->hash();
-    } catch (const Error&) {  // none is there, or one that cannot be read
+    } catch (const Error&) {  // there is none, or it cannot be read
       return false;
     }
   }
 
-  // At the start, so that no moment leaves an old model among the files of this run.
+  // Called before training, so that the folder never holds an old model together with this run's files.
   void remove_model() const {
     if (held(out_, model_holding()).empty()) return;
     log_info("--overwrite: the model in " + out_ + " is removed");
@@ -164,7 +164,7 @@ class TextTraining {
     RunState state = load_run_state(from_);
     std::string added;
     Leaves before = leaves_of(state.run, added);
-    if (!added.empty()) log_info("--resume: the run was saved before there were these keys, which have their defaults: " + added);
+    if (!added.empty()) log_info("--resume: the run was saved before these keys existed, which get their defaults: " + added);
     require_same_run(before, write_config(run_), out_);
     if (state.data_hash != hex_hash(data_)) {
       throw UsageError("--resume: the tokens of data.train or data.valid (" + run_.data.train +
@@ -172,10 +172,10 @@ class TextTraining {
     }
     const Config here(run_.train.device);
     if (before["train.device"] != here.to_json(-1)) {
-      log_warning("the run began on " + before["train.device"] + " and goes on on " + here.to_json(-1) +
-                  ": from the same weights, moments and data, but sums round differently, and dropout draws other numbers");
+      log_warning("the run began on " + before["train.device"] + " and continues on " + here.to_json(-1) +
+                  ": weights, moments and data are the same, but sums round differently, and dropout draws other numbers");
     } else if (device_.is_cpu() && state.threads != torch::get_num_threads()) {
-      log_warning("the run began with " + std::to_string(state.threads) + " threads and goes on with " +
+      log_warning("the run began with " + std::to_string(state.threads) + " threads and continues with " +
                   std::to_string(torch::get_num_threads()) + ": sums may round differently; OMP_NUM_THREADS sets the number");
     }
     return state;
@@ -191,7 +191,7 @@ class TextTraining {
   }
 
   void make_model(const ModelConfig& config) {
-    // Every device's generator.
+    // Seeds the generators of all devices.
     torch::manual_seed(generator_seed(run_.train.seed, state_.loop.step));
     if (from_.empty()) {
       result_.model = std::make_shared<LanguageModel>(config);
@@ -233,7 +233,7 @@ class TextTraining {
     result_.checkpoint = checkpoints_.path(loop.step);
   }
 
-  // The same held-out windows every time, each at most once.
+  // Every evaluation uses the same held-out windows, each at most once.
   Figures evaluate() {
     const torch::NoGradGuard no_grad;
     const int64_t windows = (data_.valid->tokens() - 1) / run_.train.length, rows = std::min(run_.train.batch, windows);
@@ -274,7 +274,7 @@ class TextTraining {
       result_.failure = std::string(diverged.what()) + "; no model of it is left, " + kept();
       return std::move(result_);
     }
-    // Also where the checkpoint, which is three times as large, found no room.
+    // The model is saved even if the checkpoint, which is three times as large, did not fit on the disk.
     data_.tokenizer->save(out_);
     save_model(*result_.model, out_, data_.tokenizer->hash());
     if (!result_.loop.last_save_failure.empty()) {
@@ -293,7 +293,7 @@ class TextTraining {
   }
 
   TextRun run_;
-  std::string out_, from_;  // from_: the checkpoint that the run goes on from; empty: none
+  std::string out_, from_;  // from_: folder of the checkpoint that the run resumes from; empty: none
   torch::Device device_;
   Config model_keys_;
   FolderLock lock_;

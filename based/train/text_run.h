@@ -1,4 +1,4 @@
-// Training a language model on text, as `based train CONFIG.toml` does: data, loop, checkpoints, the model's folder.
+// `based train CONFIG.toml`: trains a language model on text, with data, training loop, checkpoints and the model's folder.
 #pragma once
 #include <memory>
 #include <string>
@@ -19,19 +19,18 @@ struct TextTrainConfig {
   template <class Visitor>
   void visit(Visitor&& field) {
     field("steps", steps, "optimizer steps");
-    field("batch", batch, "rows a step");
-    field("length", length, "tokens a row");
-    field("accumulate", accumulate, "parts that a step's rows are worked through in, one after another: less memory, the same gradient");
+    field("batch", batch, "rows per step");
+    field("length", length, "tokens per row");
+    field("accumulate", accumulate, "gradient accumulation: number of parts that a step's rows are split into, to save memory");
     field("device", device, "cpu, cuda or cuda:N; --device sets it too");
     field("precision", precision, "fp32, or bf16: weights and activations in bf16, updates and sums in fp32");
-    field("checkpoint_activations", checkpoint_activations, "keep only each layer's input and compute the rest again in the backward pass");
-    field("graph", graph,
-          "record the first step on a GPU as a CUDA graph and replay it: for models so small that the GPU waits for the host");
-    field("seed", seed, "of the initial weights and of the order of the data");
+    field("checkpoint_activations", checkpoint_activations, "store only each layer's input and recompute the rest in the backward pass");
+    field("graph", graph, "record the first step as a CUDA graph and replay it: faster for models so small that the GPU waits for the CPU");
+    field("seed", seed, "seed of the initial weights, of dropout and of the order of the data");
     field("evaluate_every", evaluate_every, "steps between evaluations on held-out text; 0: only at the end");
-    field("evaluate_batches", evaluate_batches, "batches of held-out text an evaluation");
+    field("evaluate_batches", evaluate_batches, "batches of held-out text per evaluation");
     field("log_every", log_every, "steps between lines of metrics.jsonl");
-    field("max_bad_steps", max_bad_steps, "so many steps in a row whose loss or gradient is not finite end the run");
+    field("max_bad_steps", max_bad_steps, "the run ends after this many consecutive steps with a loss or gradient that is not finite");
   }
 };
 
@@ -42,13 +41,13 @@ struct CheckpointConfig {
   template <class Visitor>
   void visit(Visitor&& field) {
     field("every", every, "steps between checkpoints; 0: only at the end and at a signal");
-    field("keep", keep, "how many of the newest checkpoints stay");
-    field("best", best, "save and keep the one whose evaluation is the best, too");
+    field("keep", keep, "how many of the newest checkpoints are kept");
+    field("best", best, "also save and keep the checkpoint with the best evaluation");
   }
 };
 
 struct TextRun {
-  Config model;  // see read_model_config; vocab_size is the tokenizer's
+  Config model;  // see read_model_config; vocab_size is set from the tokenizer
   TextDataConfig data;
   OptimizerOptions optimizer;
   TextTrainConfig train;
@@ -67,23 +66,24 @@ struct TextRun {
 struct TextRunResult {
   LoopResult loop;
   int64_t parameters = 0, train_tokens = 0, valid_tokens = 0;
-  int64_t resumed_from = -1;  // the checkpoint's step; −1: began anew
-  std::string checkpoint;     // folder of the last one; empty: none
-  std::string failure;        // what kept the run from ending well, and what is kept; empty: nothing
+  int64_t resumed_from = -1;  // step of the checkpoint that the run resumed from; −1: it started from step 0
+  std::string checkpoint;     // folder of the last checkpoint; empty: none
+  std::string failure;        // why the run failed, and which files are kept; empty if it succeeded
   std::shared_ptr<LanguageModel> model;
 };
 
-// Leaves in `out`, which is locked from the start: config.json, model.safetensors, the tokenizer's files, run.json (all keys), metrics
-// (metrics.h) and checkpoints/ (checkpoints.h, run_state.h). Throws UsageError for a wrong config, and Error where another run writes to
-// `out` and for data that cannot be used, before anything is written. A run that diverges leaves no model of its end, and one whose last
-// checkpoint cannot be saved leaves its model all the same: both are said in `failure`.
+// Locks `out` and writes to it config.json, model.safetensors, the tokenizer's files, run.json (all keys), metrics (metrics.h) and
+// checkpoints/ (checkpoints.h, run_state.h). Before anything is written, throws UsageError for an invalid config, and Error if another run
+// holds the lock or the data cannot be used. If the run diverges, no final model is written. If the last checkpoint cannot be saved, the
+// model is written nevertheless. TextRunResult::failure reports both cases.
 //
-// `resume`: goes on from the newest whole checkpoint in `out`, to the same end, bit for bit, as if the run had never stopped (on another
-// device from the same values, that is not to the same bits); UsageError where a key that matters or the data has changed. Where there is
-// none the run begins anew and says so. Without `resume` a folder that has checkpoints is refused with UsageError.
+// `resume`: continues from the newest complete checkpoint in `out`. On the same device the result is bit for bit that of a run that never
+// stopped; on another device the values are the same but rounding differs. Throws UsageError if a key that affects the result or the data
+// has changed. If there is no checkpoint, the run starts from step 0 and logs that. Without `resume`, a folder with checkpoints is refused
+// with UsageError.
 //
-// A model in `out` without checkpoints, or another tokenizer than the run's, is refused with UsageError, unless `overwrite`: then the model
-// is removed before the run begins. A model.vocab_size that is not the tokenizer's is refused, too.
+// If `out` holds a model without checkpoints, or another tokenizer than the run's, UsageError is thrown, unless `overwrite` is set: then
+// the model is removed before the run starts. Also throws UsageError if model.vocab_size is set and is not the tokenizer's size.
 TextRunResult run_text_training(const TextRun& run, const std::string& out, bool resume = false, bool overwrite = false);
 
 }  // namespace based

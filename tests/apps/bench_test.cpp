@@ -1,4 +1,4 @@
-// `based bench decode --compare`: models side by side, as a table, as JSON and as pictures.
+// `based bench decode --compare`: the comparison of models as a table, as JSON and as figures.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include "tests/apps/program.h"
 
 namespace based {
-namespace {
+namespace bench_test {
 
 using testing::HasSubstr;
 
@@ -16,7 +16,7 @@ TEST(BenchCompare, MeasuresModelsAtTheSameSizesAndDrawsThem) {
   const TemporaryFolder folder;
   const Ran ran = run("bench decode --compare --quick --json --threads 1 --plot " + folder.file("figures"));
   ASSERT_EQ(ran.code, 0) << ran.err;
-  std::map<std::string, std::map<std::pair<int64_t, int64_t>, int64_t>> bytes;  // model, (texts, tokens), of the state
+  std::map<std::string, std::map<std::pair<int64_t, int64_t>, int64_t>> bytes;  // bytes of state by model and (sequences, tokens)
   const Json report = parse_json(ran.out, "output");
   for (const Json& result : report["results"]) {
     EXPECT_GT(result["value"].get<double>(), 0) << result.dump();
@@ -26,13 +26,13 @@ TEST(BenchCompare, MeasuresModelsAtTheSameSizesAndDrawsThem) {
         result["state_bytes"].get<int64_t>();
   }
   ASSERT_EQ(bytes.size(), 2U);
-  auto &of_based = bytes["decode based-tiny"], &of_attention = bytes["decode attn-tiny"];
-  ASSERT_EQ(of_based.size(), of_attention.size());
-  EXPECT_EQ((of_based[{4, 64}]), (of_based[{4, 1024}]));
-  EXPECT_EQ((of_based[{16, 64}]), 4 * (of_based[{4, 64}]));
-  // Two layers of keys and values of width 32 in bf16; a page a text and a few steps beside the texts themselves.
-  EXPECT_GE((of_attention[{4, 1024}]), 4 * 1024 * 2 * 2 * 32 * 2);
-  EXPECT_LE((of_attention[{4, 1024}]), 4 * (1024 + 128) * 2 * 2 * 32 * 2);
+  auto &based_bytes = bytes["decode based-tiny"], &attention_bytes = bytes["decode attn-tiny"];
+  ASSERT_EQ(based_bytes.size(), attention_bytes.size());
+  EXPECT_EQ((based_bytes[{4, 64}]), (based_bytes[{4, 1024}]));
+  EXPECT_EQ((based_bytes[{16, 64}]), 4 * (based_bytes[{4, 64}]));
+  // Keys and values of two layers of width 32 in bf16, for the tokens plus at most a page and a few steps per sequence.
+  EXPECT_GE((attention_bytes[{4, 1024}]), 4 * 1024 * 2 * 2 * 32 * 2);
+  EXPECT_LE((attention_bytes[{4, 1024}]), 4 * (1024 + 128) * 2 * 2 * 32 * 2);
   for (const char* name : {"decode_batch.svg", "decode_context.svg"}) {
     const std::string svg = read_file(folder.file("figures") + "/" + name);
     EXPECT_THAT(svg, HasSubstr("based-tiny"));
@@ -61,7 +61,7 @@ TEST(BenchCompare, PrintsALineASize) {
   EXPECT_THAT(ran.out, HasSubstr("based-tiny"));
   EXPECT_THAT(ran.out, HasSubstr("ms/step"));
   EXPECT_EQ(std::count(ran.out.begin(), ran.out.end(), '\n'),
-            3 + 5);  // the machine, two heads, three numbers of texts and two more lengths
+            3 + 5);  // the machine, two head lines, three numbers of sequences and two more lengths
 }
 
 TEST(BenchCompare, RefusesWhatItCannotCompare) {
@@ -74,5 +74,5 @@ TEST(BenchCompare, RefusesWhatItCannotCompare) {
   }
 }
 
-}  // namespace
+}  // namespace bench_test
 }  // namespace based

@@ -1,4 +1,4 @@
-// Values and names on the command line, as a user gives them.
+// Parsing of values and names on the command line.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include "tests/apps/program.h"
 
 namespace based {
-namespace {
+namespace command_line_test {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -47,13 +47,13 @@ TEST(CommandLine, AListTakesOneValueAnOccurrenceLiterally) {
   const Json made = parse_json(run("tokenize inspect --json --id 1 --id 0 --tokenizer " + folder.file("bpe")).out, "stdout");
   EXPECT_EQ(made["specials"].dump(), R"({"[PAD]":0,"[a,b]":1})");
   EXPECT_EQ(made["ids"].size(), 2U);
-  // What stands behind an option's one value is the config.
+  // An option takes one value; the next argument is the config.
   EXPECT_THAT(run("train --set a=1 " + folder.file("none.toml")).err, HasSubstr("none.toml: cannot open"));
   expect_usage_error("train --set [a=1,b=2] --set a " + folder.file("plain"), "plain");
 }
 
 TEST(CommandLine, AnEmptyValueIsNotTheNextArgument) {
-  expect_usage_error("mqar generate --compat= --json", "--compat= has nothing behind it; an empty value is written --compat ''");
+  expect_usage_error("mqar generate --compat= --json", "--compat= has no value; an empty value is written --compat ''");
   expect_usage_error("mqar generate --compat '' --json", "compat must be 'none' or 'zoology', got ''");
 }
 
@@ -89,5 +89,5 @@ TEST(CommandLine, TextComesOutWithEveryByte) {
   }
 }
 
-}  // namespace
+}  // namespace command_line_test
 }  // namespace based

@@ -1,5 +1,5 @@
-// A row or more for each subcommand of `based`: how it is made to work on small files, and what its options are. every_command_test.cpp
-// asks the same questions of each.
+// One or more rows for each subcommand of `based`: arguments with which it works on small files, and wrong values of its options.
+// every_command_test.cpp runs the same tests on each row.
 #pragma once
 #include <map>
 #include <string>
@@ -7,15 +7,15 @@
 
 namespace based {
 
-// In `arguments` "@/name" is a file of the test's folder and "%" a path where nothing is yet. A word that starts with "<" names what is
-// read; "|" likewise, and it may be a pipe.
+// In `arguments`, "@/name" is a file in the test's folder, and "%" is a path that does not exist yet. A word that starts with "<" is an
+// input file; a word that starts with "|" is an input file that may be a pipe.
 struct CommandRow {
   std::string name, arguments;
-  // What options of free text are given to be refused; any_text: nothing is wrong. Those that name inputs stand in `arguments`.
+  // Text options and a value that each must refuse; any_text if every value is valid. Options that name inputs are in `arguments`.
   std::map<std::string, std::string> bad_text = {};
-  // For what takes long: arguments behind the others that make it last, and what it says when it is told to stop.
+  // For commands that catch signals: additional arguments that make the command run long, and its message after a signal.
   std::string lasting = {}, stopped = {};
-  std::string leaves = {};  // below "%": what is there even if standard output could not be written
+  std::string leaves = {};  // path below "%" that exists even if standard output could not be written
 };
 
 inline const std::string any_text = "any text";
@@ -46,7 +46,7 @@ inline const std::vector<CommandRow>& command_rows() {
         {"--save-state", no_path},
         {"--dtype", "fp8"},
         {"--device", "tpu"}},
-       "--max-tokens 10000000 --temperature 0",  // drawn tokens come upon the end of text some time
+       "--max-tokens 10000000 --temperature 0",  // with sampling, the end of text would come at some time
        "tokens/s"},
       {"perplexity",
        "--model <@/model --data |@/text.txt",
@@ -79,6 +79,7 @@ inline const std::vector<CommandRow>& command_rows() {
        "/results"},
       {"experiment status", "|@/sweep.toml", {{"--set", "nonsense"}, {"--out", any_text}, {"--scale", "huge"}}},
       {"experiment plot", "|@/sweep.toml --out @/sweep", {{"--set", "nonsense"}, {"--out", no_path}, {"--scale", "huge"}}},
+      {"experiment pack", "|@/sweep.toml --out @/sweep", {{"--out", no_path}}},
       {"state save", "% --model <@/model --prompt the", {{"--prompt", any_text}, {"--dtype", "fp8"}}},
       {"state load", "<@/a.state --model <@/model", {{"--dtype", "fp8"}}},
       {"state info", "<@/a.state"},

@@ -1,4 +1,4 @@
-// `based data` as a user runs it: packing, checking, and what is left behind where it fails.
+// `based data`: packing, checking, and that a failure leaves no files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -12,7 +12,7 @@
 #include "tests/data/compressed.h"
 
 namespace based {
-namespace {
+namespace data_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -25,7 +25,7 @@ class Data : public testing::Test {
     write_file_atomic(file(name), content);
     return file(name) + " ";
   }
-  // data pack of `files` into "set", which afterwards is as it was where that fails: not there.
+  // Runs `data pack` with output folder "set", expects it to fail, and that "set" does not exist afterwards.
   void expect_no_set(const std::string& arguments, int code, const std::string& says, const std::string& before = "") {
     const Ran ran = run("data pack " + arguments + " --tokenizer bytes --shard-tokens 8 --out " + file("set"), before);
     EXPECT_EQ(ran.code, code) << arguments << "\n" << ran.err;
@@ -87,7 +87,7 @@ TEST_F(Data, AnOptionGivenTwiceTakesTheLastValue) {
 TEST_F(Data, WhereTextIsBadTheLineIsNamedAndNothingIsLeft) {
   std::string many;
   for (int i = 0; i < 50; ++i) many += "{\"text\":\"some words of a document\"}\n";
-  const std::string good = write("good.jsonl", many);  // several shards are written before the bad file is met
+  const std::string good = write("good.jsonl", many);  // several shards are written before the bad file is read
   expect_no_set(good + write("bad.jsonl", "{\"text\":\"x\"}\n{\"txt\":\"x\"}\n"), 1,
                 "bad.jsonl:2: needs an object with the text in 'text'");
   expect_no_set(good + write("bad.fa", ">x\nAC1\n"), 1, "bad.fa:2: '1' is no letter");
@@ -107,11 +107,11 @@ TEST_F(Data, WhereTextIsBadTheLineIsNamedAndNothingIsLeft) {
 TEST_F(Data, AFullDiskLeavesNothing) {
   std::string text;
   for (int i = 0; i < 20; ++i) text += "{\"text\":\"" + std::string(4000, 'x') + "\"}\n";
-  text += "{\"text\":\"" + std::string(100'000, 'x') + "\"}\n";  // the last shard is the one without room
+  text += "{\"text\":\"" + std::string(100'000, 'x') + "\"}\n";  // there is no room for the last shard
   expect_no_set(write("a.jsonl", text), 1, "cannot write: File too large", "ulimit -f 64; ");
 }
 
-// Once among shards that are written already, once before the first, where it waits for more of a pipe.
+// Sends the signal once after some shards have been written, and once before the first, while the program waits for a pipe.
 TEST_F(Data, InterruptedItLeavesNothing) {
   for (const bool waiting : {false, true}) {
     std::filesystem::remove(file("pipe.jsonl"));
@@ -123,7 +123,7 @@ TEST_F(Data, InterruptedItLeavesNothing) {
     pipe.flush();
     while (!std::filesystem::exists(file(waiting ? "set" : "set/00001.tokens"))) usleep(1000);
     pack.signal(SIGINT);
-    pipe.close();  // for a signal that came just before the read: the text behind it is not packed
+    pipe.close();  // in case the signal came just before the read: the text after it is not packed
     const int status = pack.status();
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
     EXPECT_THAT(read_file(file("err")), HasSubstr("interrupted"));
@@ -131,14 +131,14 @@ TEST_F(Data, InterruptedItLeavesNothing) {
   }
 }
 
-// The first waits for more of a pipe, its first shards written; the second neither fails late nor takes them away.
+// The first process has written some shards and waits for a pipe. The second must fail at once and must not remove these shards.
 TEST_F(Data, ASecondPackFailsAtOnceAndTouchesNothing) {
   ASSERT_EQ(mkfifo(file("pipe.jsonl").c_str(), 0600), 0);
   const std::string options = "--tokenizer bytes --shard-tokens 8 --out " + file("set");
   const Started first({"data", "pack", file("pipe.jsonl"), "--tokenizer", "bytes", "--shard-tokens", "8", "--out", file("set")},
                       file("out"), file("err"));
   std::ofstream pipe(file("pipe.jsonl"));
-  for (int i = 0; i < 100; ++i) pipe << "{\"text\":\"" << std::string(4000, 'x') << "\"}\n";  // more than is read at once
+  for (int i = 0; i < 100; ++i) pipe << "{\"text\":\"" << std::string(4000, 'x') << "\"}\n";  // more than one read returns
   pipe.flush();
   while (!std::filesystem::exists(file("set/00001.tokens"))) usleep(1000);
   for (const std::string& text : {write("good.txt", "x"), write("bad.fa", ">x\nAC1\n")}) {
@@ -152,7 +152,7 @@ TEST_F(Data, ASecondPackFailsAtOnceAndTouchesNothing) {
   EXPECT_FALSE(std::filesystem::exists(file("set/.lock")));
 }
 
-// One pack that has written nothing yet holds the folder as well: the second must not take its place.
+// A process that has written nothing yet holds the folder's lock, too: the second must not use the folder.
 TEST_F(Data, APackThatHasWrittenNothingYetHoldsItsFolder) {
   ASSERT_EQ(mkfifo(file("pipe.txt").c_str(), 0600), 0);
   const Started first({"data", "pack", file("pipe.txt"), "--tokenizer", "bytes", "--out", file("set")}, file("out"), file("err"));
@@ -166,7 +166,7 @@ TEST_F(Data, APackThatHasWrittenNothingYetHoldsItsFolder) {
   EXPECT_THAT(run("data inspect " + file("set")).out, HasSubstr("10 tokens in 1 documents"));
 }
 
-// One good shard, damaged in one place after another.
+// A good shard, damaged in one place at a time.
 TEST_F(Data, ADamagedSetIsNamedByFileAndByte) {
   ASSERT_EQ(run("data pack " + write("a.txt", "hello world") + "--tokenizer bytes --out " + file("set")).code, 0);
   const std::string shard = file("set/00000.tokens"), whole = read_file(shard);
@@ -183,7 +183,7 @@ TEST_F(Data, ADamagedSetIsNamedByFileAndByte) {
   std::string changed = whole;
   changed[72] = 'j';
   EXPECT_THAT(inspect(changed), HasSubstr(shard + ": byte 48: the tokens are damaged"));
-  const uint16_t outside = 257;  // and the checksums fit it
+  const uint16_t outside = 257;  // with matching checksums
   std::memcpy(changed.data() + 74, &outside, sizeof outside);
   const uint64_t content = xxh3_64(std::as_bytes(std::span(changed)).subspan(72));
   std::memcpy(changed.data() + 48, &content, sizeof content);
@@ -198,5 +198,5 @@ TEST_F(Data, ADamagedSetIsNamedByFileAndByte) {
   EXPECT_THAT(run("data inspect " + file("set")).err, HasSubstr("no token shards"));
 }
 
-}  // namespace
+}  // namespace data_test
 }  // namespace based

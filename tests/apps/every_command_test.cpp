@@ -1,5 +1,5 @@
-// The same questions to every subcommand: what if standard output cannot be written, a signal comes, an option's value is wrong, an input
-// is no file, empty, endless, or a pipe that nobody writes to?
+// The same tests for every subcommand: standard output cannot be written, a signal arrives, an option's value is wrong, an input
+// is not a file, empty, endless, or a pipe without a writer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -12,16 +12,16 @@
 #include "tests/apps/program.h"
 
 namespace based {
-namespace {
+namespace every_command_test {
 
 namespace fs = std::filesystem;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr int kSeconds = 20;                 // nothing here may take longer
-constexpr rlim_t kMemory = rlim_t{3} << 29;  // 1.5 GiB: more than any of the inputs needs
-constexpr off_t kHuge = off_t{1} << 40;      // of a file without content
+constexpr int kSeconds = 20;                 // limit for every test
+constexpr rlim_t kMemory = rlim_t{3} << 29;  // 1.5 GiB: more than any input needs
+constexpr off_t kHuge = off_t{1} << 40;      // size of a sparse file
 
 std::string lines(const std::string& line, int count) {
   std::string text;
@@ -29,7 +29,7 @@ std::string lines(const std::string& line, int count) {
   return text;
 }
 
-// What --help says under `heading`: the first word of each line, and its second.
+// The entries of --help under `heading`: the first and the second word of each line.
 std::vector<std::pair<std::string, std::string>> listed(const std::string& help, const std::string& heading) {
   std::vector<std::pair<std::string, std::string>> found;
   std::istringstream text(help.substr(std::min(help.size(), help.find("\n" + heading + ":\n") + heading.size() + 3)));
@@ -47,7 +47,7 @@ class EveryCommand : public testing::Test {
   std::string file(const std::string& name) const { return folder_.file(name); }
 
   void SetUp() override {
-    setenv("OMP_NUM_THREADS", "1", 1);  // several run at once
+    setenv("OMP_NUM_THREADS", "1", 1);  // because several programs run at once
     write_file_atomic(file("text.txt"), lines("the cat sat on the mat and looked at the other cat\n", 40));
     write_file_atomic(file("lines.jsonl"), lines("{\"text\":\"the cat sat on the mat\"}\n", 40));
     write_file_atomic(file("ids.jsonl"), lines("{\"ids\":[1,2,3]}\n", 40));
@@ -78,7 +78,7 @@ class EveryCommand : public testing::Test {
     }
     return found;
   }
-  // Those of a row, the marks of inputs taken away.
+  // The arguments of a row without the marks of inputs.
   std::vector<std::string> words(const CommandRow& row) {
     std::string plain = row.name + " " + row.arguments;
     for (const char* mark : {"<@", "|@"})
@@ -94,13 +94,13 @@ class EveryCommand : public testing::Test {
     const std::string err = file("err-" + std::to_string(files_++));
     return {err, Started(arguments, out, err, before)};
   }
-  // Its exit code, 128 and the signal's number, or -1 where it took too long; and what it said.
+  // The program's messages and its exit code: 128 + the signal's number after a signal, -1 after the time limit.
   static Ran ended(const Running& running) {
     const int status = running.program.status_within(kSeconds);
     Ran ran;
     ran.code = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status) == SIGKILL ? -1 : 128 + WTERMSIG(status);
     ran.err = read_file(running.err);
-    // Words of the libraries, which name neither the option nor what to do.
+    // Messages of the libraries, which name neither the option nor a remedy.
     for (const char* words : {"filesystem error", "json.exception", "terminate called", "std::"})
       EXPECT_THAT(ran.err, Not(HasSubstr(words)));
     return ran;
@@ -111,7 +111,7 @@ class EveryCommand : public testing::Test {
   }
 
   TemporaryFolder folder_;
-  std::string new_path_;  // what the last "%" stands for
+  std::string new_path_;  // the path that replaced the last "%"
   int files_ = 0;
 };
 
@@ -145,7 +145,7 @@ TEST_F(EveryCommand, SaysThatStandardOutputCannotBeWritten) {
   }
 }
 
-// Whoever does not catch signals has nothing to keep: it ends at once, by the signal.
+// A command that does not catch signals has nothing to save: the signal ends it at once.
 TEST_F(EveryCommand, ThatTakesLongEndsAtASignalAndSaysSo) {
   write_file_atomic(file("long.txt"), lines("the cat sat on the mat and looked at the other cat\n", 60'000));
   write_file_atomic(file("long.jsonl"), lines("{\"text\":\"the cat sat on the mat and looked at the other cat\"}\n", 1'000'000));
@@ -158,7 +158,7 @@ TEST_F(EveryCommand, ThatTakesLongEndsAtASignalAndSaysSo) {
       const Running running = start(arguments, file("out"));
       ASSERT_TRUE(running.program.catches(SIGTERM)) << ended(running).err;
       running.program.signal(signal);
-      if (signal == SIGPIPE) running.program.signal(SIGTERM);  // it went on until then
+      if (signal == SIGPIPE) running.program.signal(SIGTERM);  // it has ignored SIGPIPE
       const Ran ran = ended(running);
       EXPECT_EQ(ran.code, 1) << strsignal(signal) << "\n" << ran.err;
       EXPECT_THAT(ran.err, HasSubstr(row.stopped)) << strsignal(signal);
@@ -201,28 +201,28 @@ TEST_F(EveryCommand, RefusesBadValuesAndNamesTheOption) {
   }
 }
 
-// A path that was pasted twice, or a file's content in its place, is not to fill the terminal.
+// A very long argument, for example a file's content instead of its path, must not fill the terminal.
 TEST_F(EveryCommand, ShortensLongArguments) {
   const std::string huge(100'000, 'x');
   for (const CommandRow& row : command_rows()) {
-    std::vector<std::vector<std::string>> tried;
+    std::vector<std::vector<std::string>> commands;
     const std::vector<std::string> usual = words(row);
     const auto with = [&](const std::string& option, const std::string& value) {
-      tried.push_back(usual);
-      tried.back().insert(tried.back().end(), {option, value});
+      commands.push_back(usual);
+      commands.back().insert(commands.back().end(), {option, value});
     };
     for (const auto& [option, shown] : listed(run(row.name + " --help").out, "Options"))
       if (option.starts_with("--") && !shown.empty() && row.bad_text.contains(option) && row.bad_text.at(option) != any_text)
         for (const std::string& value : {huge, lines("y\n", 50'000)}) with(option, value);
-    tried.push_back(usual);
-    tried.back().push_back(huge);
+    commands.push_back(usual);
+    commands.back().push_back(huge);
     with("--" + huge, "x");
-    for (size_t at = words(row.name).size(); at < usual.size(); ++at) {  // in place of each
-      tried.push_back(usual);
-      tried.back()[at] = huge;
+    for (size_t at = words(row.name).size(); at < usual.size(); ++at) {  // replaces each argument in turn
+      commands.push_back(usual);
+      commands.back()[at] = huge;
     }
     std::vector<Running> running;  // at once
-    for (const auto& arguments : tried) running.push_back(start(arguments, "/dev/null"));
+    for (const auto& arguments : commands) running.push_back(start(arguments, "/dev/null"));
     for (const Running& one : running) {
       SCOPED_TRACE(row.name);
       const Ran ran = ended(one);
@@ -232,7 +232,7 @@ TEST_F(EveryCommand, ShortensLongArguments) {
   }
 }
 
-// Something bad instead of a file, under a name that ends as the file's.
+// Creates a bad input of this kind at `path`, which has the ending of a good one.
 std::string bad_input(const std::string& kind, const std::string& path) {
   if (kind == "empty") write_file_atomic(path, "");
   if (kind == "folder") fs::create_directories(path);
@@ -242,7 +242,7 @@ std::string bad_input(const std::string& kind, const std::string& path) {
     std::ofstream(path).put('x');
     fs::resize_file(path, static_cast<uintmax_t>(kHuge));
   }
-  return path;  // nothing there: "missing"
+  return path;  // "missing" creates nothing
 }
 
 TEST_F(EveryCommand, RefusesInputsThatAreNoneAndNamesThem) {
@@ -257,16 +257,16 @@ TEST_F(EveryCommand, RefusesInputsThatAreNoneAndNamesThem) {
       const bool may_be_pipe = marked[at][0] == '|';
       if (!may_be_pipe && marked[at][0] != '<') continue;
       const std::string input = file(marked[at].substr(3));
-      // The input itself, and what lies in it where it is a folder.
+      // The input itself and, if it is a folder, the files in it.
       std::vector<std::string> places{""};
       for (const char* name : {"config.json", "model.safetensors", "tokenizer.json", "00000.tokens"})
         if (fs::exists(input + "/" + name)) places.emplace_back(name);
       for (const std::string& place : places) {
-        std::vector<std::pair<std::string, std::string>> tried;
-        std::vector<Running> running;  // at once, since some would wait
+        std::vector<std::pair<std::string, std::string>> inputs;
+        std::vector<Running> running;  // concurrently, because some may wait
         for (const std::string& kind : kinds) {
           if (kind == "a pipe" && may_be_pipe) continue;
-          // Other files of the folder serve as well, or there is less to look at.
+          // Without these files the command may succeed.
           if (kind == "missing" && (place == "tokenizer.json" || (place == "model.safetensors" && row.name == "inspect"))) continue;
           std::string path = file("bad-" + std::to_string(files_++) + fs::path(input).extension().string());
           std::vector<std::string> arguments = words(row);
@@ -277,14 +277,14 @@ TEST_F(EveryCommand, RefusesInputsThatAreNoneAndNamesThem) {
               if (entry.path().filename() != place) fs::create_symlink(entry.path(), fs::path(path) / entry.path().filename());
             path += "/" + place;
           }
-          tried.emplace_back(kind, bad_input(kind, path));
+          inputs.emplace_back(kind, bad_input(kind, path));
           running.push_back(start(arguments, "/dev/null", limited));
         }
         for (size_t i = 0; i < running.size(); ++i) {
-          const auto& [kind, path] = tried[i];
+          const auto& [kind, path] = inputs[i];
           SCOPED_TRACE(row.name + " " + marked[at] + " " + place + ": " + kind);
           const Ran ran = ended(running[i]);
-          // Nothing in an input of lines or keys may be all right; or what is missing in it is named.
+          // An empty input of lines or keys may be valid; otherwise the message may name the missing key instead of the file.
           if (kind == "empty" && (may_be_pipe || path.ends_with(".toml"))) {
             EXPECT_THAT(ran.code, AnyOf(0, 1, 2)) << ran.err;
             continue;
@@ -297,7 +297,7 @@ TEST_F(EveryCommand, RefusesInputsThatAreNoneAndNamesThem) {
   }
 }
 
-// What a full disk cut short: the same command does its work as soon as there is room.
+// After a full disk has interrupted a command, the same command succeeds as soon as there is room.
 TEST_F(EveryCommand, LeavesNothingThatBlocksItsRetryWhereTheDiskIsFull) {
   for (const CommandRow& row : command_rows()) {
     if ((" " + row.arguments + " ").find(" % ") == std::string::npos) continue;
@@ -312,7 +312,7 @@ TEST_F(EveryCommand, LeavesNothingThatBlocksItsRetryWhereTheDiskIsFull) {
       refused += full.code != 0;
       if (full.code == 0) break;
       EXPECT_EQ(full.code, 1) << room << "\n" << full.err;
-      if (row.name == "train" && fs::exists(new_path_ + "/model.safetensors")) continue;  // it is trained, and must not be replaced
+      if (row.name == "train" && fs::exists(new_path_ + "/model.safetensors")) continue;  // the model is trained, and must not be replaced
       const Ran again = ended(start(arguments, "/dev/null"));
       EXPECT_EQ(again.code, 0) << room << "\n" << full.err << again.err;
     }
@@ -320,7 +320,7 @@ TEST_F(EveryCommand, LeavesNothingThatBlocksItsRetryWhereTheDiskIsFull) {
   }
 }
 
-// What `based train … 2>&1 | head -1` does: nobody reads either stream any more.
+// As with `based train … 2>&1 | head -1`: the reader of both streams has closed the pipe.
 TEST_F(EveryCommand, TrainingOutlivesTheReaderOfItsMessages) {
   const Started training(words("train @/run.toml --out %"), "/dev/null", "/dev/null", [] {
     int ends[2];
@@ -339,7 +339,7 @@ TEST_F(EveryCommand, FilesAreNotWrittenByWhatWasMeantForAClosedDescriptor) {
   for (std::string line; std::getline(text, line);) EXPECT_EQ(line.front(), '{') << metrics;
 }
 
-// nohup, and jobs in the background of a script.
+// As with nohup and background jobs of a script: the signals are ignored from the start.
 TEST_F(EveryCommand, SignalsThatWereIgnoredBeforeStayIgnored) {
   const Running running = start(words("train @/run.toml --out % --set train.steps=10000000"), "/dev/null", [] {
     std::signal(SIGINT, SIG_IGN);
@@ -354,5 +354,5 @@ TEST_F(EveryCommand, SignalsThatWereIgnoredBeforeStayIgnored) {
   EXPECT_TRUE(fs::exists(new_path_ + "/model.safetensors"));
 }
 
-}  // namespace
+}  // namespace every_command_test
 }  // namespace based

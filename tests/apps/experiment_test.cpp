@@ -1,4 +1,4 @@
-// `based experiment` as users run it: several processes on one folder, one that was killed, files that are damaged.
+// `based experiment`: several processes on one folder, a killed process, damaged files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include "tests/apps/program.h"
 
 namespace based {
-namespace {
+namespace experiment_test {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
@@ -52,7 +52,7 @@ model.mixers.mixer = {type = "taylor_attention", heads = 1, feature_dim = [2, 4]
     std::sort(found.begin(), found.end());
     return found;
   }
-  // What the kept files say, but for the time they took.
+  // The content of the kept files, without the time that the runs took.
   std::vector<Json> kept() const {
     std::vector<Json> runs;
     for (const std::string& file : files(".json")) {
@@ -120,7 +120,7 @@ TEST_F(ExperimentCommand, TwoProcessesShareTheWork) {
   EXPECT_EQ(files(".json").size(), 4U);
   EXPECT_EQ(files(".claim").size(), 0U);
   for (const char* out : {"o", "o2"}) EXPECT_THAT(read_file(folder_.file(out)), HasSubstr("4 of 4 runs are done"));
-  // Each run was done once: whoever did it wrote its file, and nobody else.
+  // Each run was done by exactly one process, which wrote its file.
   const std::string said = read_file(folder_.file("err")) + read_file(folder_.file("err2"));
   size_t done = 0;
   for (size_t at = 0; (at = said.find(": accuracy ", at)) != std::string::npos; ++at) ++done;
@@ -150,7 +150,7 @@ TEST_F(ExperimentCommand, AnInterruptedSweepSaysHowFarItIs) {
   stopped.signal(SIGINT);
   EXPECT_EQ(WEXITSTATUS(stopped.status()), 1);
   EXPECT_THAT(read_file(folder_.file("err")),
-              HasSubstr("interrupted; 0 of 4 runs are finished and kept in " + results_ + "; the same command goes on"));
+              HasSubstr("interrupted; 0 of 4 runs are finished and kept in " + results_ + "; the same command continues"));
 }
 
 TEST_F(ExperimentCommand, ADamagedFileIsSetAsideAndItsRunDoneAgain) {
@@ -178,7 +178,7 @@ TEST_F(ExperimentCommand, ADamagedFileIsSetAsideAndItsRunDoneAgain) {
   EXPECT_EQ(read_file(damaged), "{\"format\":2,\"new\":1}");
 }
 
-// A file that says it is done, but holds no figures, or such as no run comes to.
+// A result file without figures, or with figures that no run can have.
 TEST_F(ExperimentCommand, AResultWithoutItsFiguresIsDamaged) {
   ASSERT_EQ(run(command("run")).code, 0);
   const auto whole = kept();
@@ -215,6 +215,71 @@ TEST_F(ExperimentCommand, AResultWithoutItsFiguresIsDamaged) {
   }
 }
 
+TEST_F(ExperimentCommand, PackedResultsAreFoundAsTheirFilesWere) {
+  const Ran nothing = run(command("pack"));
+  EXPECT_EQ(nothing.code, 0) << nothing.err;
+  EXPECT_THAT(nothing.out, HasSubstr(results_ + ".jsonl: 0 results, 0 of them packed now"));
+  EXPECT_FALSE(fs::exists(results_) || fs::exists(results_ + ".jsonl")) << "nothing is made";
+  ASSERT_EQ(run(command("run")).code, 0);
+  ASSERT_EQ(run(command("plot")).code, 0);
+  const Json before = status();
+  const std::string table = read_file(folder_.file("table.md"));
+  const Ran packed = run(command("pack"));
+  EXPECT_EQ(packed.code, 0) << packed.err;
+  EXPECT_THAT(packed.out, HasSubstr(results_ + ".jsonl: 4 results, 4 of them packed now"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(results_), fs::directory_iterator()), 0) << "no files and no claims are left";
+  EXPECT_FALSE(fs::exists(results_ + ".jsonl.lock"));
+  EXPECT_EQ(status(), before);
+  ASSERT_EQ(run(command("plot")).code, 0);
+  EXPECT_EQ(read_file(folder_.file("table.md")), table);
+  fs::remove(results_);
+  const Ran again = run(command("run"));
+  EXPECT_THAT(again.out, HasSubstr("in " + results_ + ".jsonl; 4 of 4 runs were there before"));
+  EXPECT_FALSE(fs::exists(results_)) << "no run was left to do";
+  // New runs get files of their own, and the file of a run that is done again wins over its line.
+  const Ran other = run(command("run", "--set optimizer.clip=0.5"));
+  EXPECT_THAT(other.out, HasSubstr("; 0 of 4 runs were there before"));
+  EXPECT_EQ(files(".json").size(), 4U);
+  const Ran fresh = run(command("run", "--fresh"));
+  EXPECT_THAT(fresh.out, HasSubstr("in " + results_ + " and " + results_ + ".jsonl; 0 of 4 runs were there before"));
+  EXPECT_EQ(files(".json").size(), 8U);
+  EXPECT_THAT(run(command("pack")).out, HasSubstr(results_ + ".jsonl: 8 results, 8 of them packed now"));
+  EXPECT_EQ(status().size(), 4U);
+}
+
+TEST_F(ExperimentCommand, ADamagedLineEndsTheCommandAndNamesItself) {
+  ASSERT_EQ(run(command("run")).code, 0);
+  ASSERT_EQ(run(command("pack")).code, 0);
+  const std::string packed = results_ + ".jsonl", text = read_file(packed);
+  const size_t second = text.find('\n') + 1;
+  write_file_atomic(packed, text.substr(0, second) +
+                                std::string(text.substr(second)).replace(text.find("\"outcome\"", second) - second, 9, "\"outcomf\""));
+  for (const char* name : {"run", "status", "plot"}) {
+    const Ran ran = run(command(name));
+    EXPECT_EQ(ran.code, 1) << name;
+    EXPECT_THAT(ran.err, AllOf(HasSubstr(packed + ":2: "), HasSubstr("outcomf"))) << name;
+  }
+  write_file_atomic(packed, text.substr(0, second) + "{\n");
+  for (const char* name : {"run", "status", "plot"}) EXPECT_THAT(run(command(name)).err, HasSubstr(packed + ":2: byte ")) << name;
+  write_file_atomic(packed, text.substr(0, second));
+  EXPECT_THAT(run(command("run")).out, HasSubstr("; 1 of 4 runs were there before")) << "removed lines are runs that are missing";
+}
+
+TEST_F(ExperimentCommand, RefusesToPackWhileARunIsUnderWay) {
+  ASSERT_EQ(run(command("run")).code, 0);
+  write_config(100'000, 1600);
+  const Started running = start();
+  ASSERT_TRUE(running.catches(SIGINT));
+  for (int i = 0; i < 60'000 && files(".claim").empty(); ++i) usleep(1000);
+  const Ran refused = run(command("pack"));
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_THAT(refused.err, HasSubstr(results_ + ": a run is under way there"));
+  EXPECT_EQ(files(".json").size(), 4U);
+  running.signal(SIGINT);
+  EXPECT_EQ(WEXITSTATUS(running.status()), 1);
+  EXPECT_THAT(run(command("pack")).out, HasSubstr("4 results, 4 of them packed now"));
+}
+
 TEST_F(ExperimentCommand, AModelThatCannotBeSavedLosesNoResult) {
   write_file_atomic(folder_.file("models"), "no folder");
   const Ran first = run(command("run", "--save-models"));
@@ -227,7 +292,7 @@ TEST_F(ExperimentCommand, AModelThatCannotBeSavedLosesNoResult) {
                                Not(HasSubstr("filesystem"))));
   const auto whole = kept();
   EXPECT_EQ(whole.size(), 4U);
-  // What is finished is not trained again unasked, and the program says so.
+  // Finished runs are not trained again unless asked for, and the program says so.
   fs::remove(folder_.file("models"));
   const Ran told = run(command("run", "--save-models"));
   EXPECT_EQ(told.code, 0) << told.err;
@@ -250,7 +315,7 @@ TEST_F(ExperimentCommand, AModelThatCannotBeSavedLosesNoResult) {
   EXPECT_THAT(silent.err, Not(HasSubstr("model")));
 }
 
-// Without this a user who is root would write everywhere.
+// Without this, root could write everywhere.
 void as_nobody() {
   constexpr unsigned kNobody = 65534;
   if (geteuid() == 0 && (setgid(kNobody) != 0 || setuid(kNobody) != 0)) _exit(126);
@@ -259,7 +324,7 @@ void as_nobody() {
 TEST_F(ExperimentCommand, AFolderThatCannotBeWrittenToServesWhereNothingIsLeftToDo) {
   ASSERT_EQ(run(command("run")).code, 0);
   const std::string claim = fs::path(files(".json")[0]).replace_extension(".claim");
-  write_file_atomic(claim, "1\n");  // as a process that was killed leaves it
+  write_file_atomic(claim, "1\n");  // the claim of a killed process
   const std::string out = folder_.file("o"), err = folder_.file("err"), config = folder_.file("e.toml");
   fs::permissions(folder_.path(), fs::perms(0755));
   fs::permissions(results_, fs::perms(0555));
@@ -277,7 +342,7 @@ TEST_F(ExperimentCommand, AFolderThatCannotBeWrittenToServesWhereNothingIsLeftTo
   fs::permissions(folder_.path(), fs::perms(0777));
   EXPECT_EQ(code_of({"experiment", "plot", config}), 0) << read_file(err);
   EXPECT_EQ(code_of({"experiment", "run", config, "--device", "cpu", "--save-models"}), 0) << read_file(err);
-  // With work to do, it cannot.
+  // If there are runs to do, a folder that cannot be written to is an error.
   for (const char* options : {"--fresh", "--set=optimizer.clip=0.5"}) {
     EXPECT_EQ(code_of({"experiment", "run", config, "--device", "cpu", options}), 1);
     EXPECT_THAT(read_file(err),
@@ -294,9 +359,9 @@ TEST_F(ExperimentCommand, AFolderThatCannotBeWrittenToServesWhereNothingIsLeftTo
 
 TEST_F(ExperimentCommand, AFileInThePlaceOfAFolderIsNamed) {
   write_file_atomic(folder_.file("file"), "");
-  const std::string of_file = "--out " + folder_.file("file");
+  const std::string out_is_a_file = "--out " + folder_.file("file");
   for (const char* name : {"run", "status", "plot"}) {
-    const Ran ran = run(command(name, of_file));
+    const Ran ran = run(command(name, out_is_a_file));
     EXPECT_EQ(ran.code, 1);
     EXPECT_THAT(ran.err, HasSubstr(folder_.file("file") + ": is a file, not a folder; --out names the folder"));
   }
@@ -342,6 +407,10 @@ TEST_F(ExperimentCommand, AFailedRunIsKeptWithItsReasonAndTheOthersGoOn) {
   const Ran retry = run(command("run", diverging + " --retry"));
   EXPECT_EQ(retry.code, 1);
   EXPECT_THAT(retry.out, HasSubstr("; 2 of 4 runs were there before"));
+  ASSERT_EQ(run(command("pack")).code, 0);
+  const Ran packed = run(command("run", diverging + " --retry"));
+  EXPECT_THAT(packed.out, HasSubstr("; 2 of 4 runs were there before"));
+  EXPECT_EQ(files(".json").size(), 2U) << "failed runs that are lines are done again, too";
 }
 
 TEST_F(ExperimentCommand, DrawsFromTheKeptFilesAlone) {
@@ -377,7 +446,7 @@ TEST_F(ExperimentCommand, WhatCannotBeIsSaidBeforeAnythingIsDone) {
            {"--device tpu", 2, "--device"},
            {"--device cuda:99", 2, "--device"},
            {"--device cpu,cpu", 2, "--device names cpu twice"},
-           {"--set training.precision='\"tf32\"'", 2, "training.precision = \"tf32\" is a GPU's"},
+           {"--set training.precision='\"tf32\"'", 2, "training.precision = \"tf32\" needs a GPU"},
            {"--out /dev/null/x", 1, "/dev/null/x"}}) {
     const Ran ran =
         run("experiment run " + folder_.file("e.toml") + " " + (options.starts_with("--device") ? "" : "--device cpu ") + options);
@@ -398,7 +467,7 @@ TEST_F(ExperimentCommand, AResultThatCannotBeKeptIsSaidInFull) {
   EXPECT_THAT(said, AllOf(HasSubstr(results_), HasSubstr("the result, which is not kept: {\"format\":1"), HasSubstr("\"accuracy\":")));
 }
 
-// The experiment's own figure again, from a model that has learnt its few training examples by heart.
+// A saved model, which has memorized its few training examples, gives the experiment's accuracy again.
 TEST(MqarEval, MeasuresOnTheTestDataOfTheExperiment) {
   const TemporaryFolder folder;
   write_file_atomic(folder.file("e.toml"),
@@ -425,5 +494,5 @@ TEST(MqarEval, MeasuresOnTheTestDataOfTheExperiment) {
   EXPECT_THAT(longer.err, HasSubstr("examples of 64 tokens are more than model.max_positions = 32"));
 }
 
-}  // namespace
+}  // namespace experiment_test
 }  // namespace based

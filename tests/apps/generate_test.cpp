@@ -1,4 +1,4 @@
-// `based generate` and `based state`: models whose logits are not finite, what a saved state stands for, what is said of small numbers.
+// `based generate` and `based state`: models whose logits are not finite, the text of a saved state, and messages about few tokens.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,67 +9,66 @@
 #include "based/core/json.h"
 #include "based/core/safetensors.h"
 #include "based/core/state_file.h"
-#include "tests/apps/program.h"
+#include "tests/apps/small_model.h"
 
 namespace based {
-namespace {
+namespace generate_test {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class Generate : public testing::Test {
+class Generate : public SmallModel {
  protected:
   static void SetUpTestSuite() {
-    shared_ = new TemporaryFolder;
-    std::string text;
-    for (int i = 0; i < 300; ++i) text += "the cat number " + std::to_string(i * 37 % 101) + " sat on the mat\n";
-    write_file_atomic(shared("text.txt"), text);
-    write_file_atomic(
-        shared("run.toml"),
-        "[model]\nd_model = 16\nlayers = [\"linear\", \"window\"]\nmlp_width = 16\n[model.mixers.linear]\ntype = "
-        "\"taylor_attention\"\nheads = 1\nfeature_dim = 4\n[model.mixers.window]\ntype = \"sliding_window\"\nheads = 1\nwindow = "
-        "4\n[data]\ntrain = \"" +
-            shared("text.txt") +
-            "\"\nbpe_vocab_size = 300\n[optimizer]\nlearning_rate = 1e-2\n[train]\nsteps = 60\nbatch = 4\nlength = "
-            "32\nevaluate_every = 0\nevaluate_batches = 1\n");
-    const Ran learnt = run("train " + shared("run.toml") + " --out " + shared("m"));
-    ASSERT_EQ(learnt.code, 0) << learnt.err;
+    train_model(R"([model]
+d_model = 16
+layers = ["linear", "window"]
+mlp_width = 16
+[model.mixers.linear]
+type = "taylor_attention"
+heads = 1
+feature_dim = 4
+[model.mixers.window]
+type = "sliding_window"
+heads = 1
+window = 4
+[optimizer]
+learning_rate = 1e-2
+[train]
+steps = 60
+batch = 4
+length = 32
+evaluate_every = 0
+evaluate_batches = 1
+[data]
+bpe_vocab_size = 300
+)");
   }
-  static void TearDownTestSuite() {
-    delete shared_;
-    shared_ = nullptr;
-  }
-  static std::string shared(const std::string& name) { return shared_->file(name); }
-  std::string file(const std::string& name) const { return folder_.file(name); }
 
-  // A copy of the model in which every weight whose name has `part` in it is `value`; of a matrix its first row alone where asked.
-  std::string damaged(const std::string& part, float value, bool first_row = false, const std::string& from = shared("m")) {
-    const std::string to = file("damaged");
-    fs::remove_all(to);
-    fs::copy(from, to, fs::copy_options::recursive);
-    const SafetensorsFile weights(from + "/model.safetensors");
+  // A copy of the model in which every weight whose name contains `part` is filled with `value`; with `first_row` only its first row.
+  std::string damaged(const std::string& part, float value, bool first_row = false, const std::string& model = shared("m")) {
+    const std::string copy = file("damaged");
+    fs::remove_all(copy);
+    fs::copy(model, copy, fs::copy_options::recursive);
+    const SafetensorsFile weights(model + "/model.safetensors");
     std::vector<TensorView> views = weights.tensors();
-    std::vector<std::vector<float>> kept;
-    kept.reserve(views.size());
+    std::vector<std::vector<float>> changed;
+    changed.reserve(views.size());
     for (TensorView& view : views) {
       if (view.name.find(part) == std::string::npos) continue;
-      auto& numbers = kept.emplace_back(view.bytes.size() / sizeof(float));
+      auto& numbers = changed.emplace_back(view.bytes.size() / sizeof(float));
       std::memcpy(numbers.data(), view.bytes.data(), view.bytes.size());
       const size_t count = first_row ? numbers.size() / static_cast<size_t>(view.shape[0]) : numbers.size();
       std::fill_n(numbers.begin(), count, value);
       view.bytes = std::as_bytes(std::span(numbers));
     }
-    EXPECT_FALSE(kept.empty()) << part;
-    write_safetensors(to + "/model.safetensors", views, weights.metadata());
-    return to;
+    EXPECT_FALSE(changed.empty()) << part;
+    write_safetensors(copy + "/model.safetensors", views, weights.metadata());
+    return copy;
   }
-
-  TemporaryFolder folder_;
-  static TemporaryFolder* shared_;
 };
-TemporaryFolder* Generate::shared_ = nullptr;
 
 TEST_F(Generate, EveryCommandThatRunsAModelRefusesOneWhoseLogitsAreNotFinite) {
   write_file_atomic(file("p.jsonl"), "{\"prompt\":\"the cat\"}\n{\"prompt\":\"mat\",\"max_tokens\":0}\n");
@@ -92,7 +91,7 @@ TEST_F(Generate, EveryCommandThatRunsAModelRefusesOneWhoseLogitsAreNotFinite) {
     float value;
     bool first_row;
   };
-  // All that a layer computes; or one word, which the prompts do not hold, so that their states are finite.
+  // Damages either all outputs of a layer, or the embedding of one token that no prompt has, so that the prompts' states are finite.
   for (const Damage& damage : {Damage{"norm", 3e38F, false}, {"embedding", NAN, true}, {"embedding", INFINITY, true}}) {
     const std::string m = damaged(damage.part, damage.value, damage.first_row);
     for (const std::string& command : commands) {
@@ -119,7 +118,7 @@ TEST_F(Generate, EveryCommandThatRunsAModelRefusesOneWhoseLogitsAreNotFinite) {
   EXPECT_EQ(parse_json(run("inspect --json " + shared("m")).out, "stdout")["not_finite"], Json::array());
 }
 
-// As the program wrote them before it looked.
+// Earlier versions of the program wrote such states, because they did not check them.
 TEST_F(Generate, AStateThatIsNotFiniteIsRefused) {
   ASSERT_EQ(run("state save " + file("a.state") + " --prompt 'the cat' --model " + shared("m")).code, 0);
   const StateFile whole(file("a.state"));
@@ -184,8 +183,8 @@ TEST_F(Generate, ALongPromptShowsHowMuchOfItIsRead) {
   EXPECT_THAT(run("generate --max-tokens 2 --prompt cat" + m).err, Not(HasSubstr("prompt tokens")));
 }
 
-// With it the state is that of the prompt and of the text that was given out.
-TEST_F(Generate, TheStateBeforeAStopHoldsTheTextThatWasGivenOut) {
+// With --save-state-before-stop the state has read the prompt and the printed text, not the stop.
+TEST_F(Generate, TheStateBeforeAStopHoldsThePrintedText) {
   const std::string m = " --model " + shared("m"), state = file("a.state");
   const std::string command = "generate --prompt 'the cat' --temperature 0 --max-tokens 24 --json" + m;
   const auto text_of = [](const Ran& ran) {
@@ -194,12 +193,12 @@ TEST_F(Generate, TheStateBeforeAStopHoldsTheTextThatWasGivenOut) {
   };
   const std::string whole = text_of(run(command));
   ASSERT_GT(whole.size(), 12U);
-  int tried = 0;
-  for (size_t at = 0; at + 2 < whole.size() && tried < 8; ++at) {
+  int stops = 0;
+  for (size_t at = 0; at + 2 < whole.size() && stops < 8; ++at) {
     const std::string stop = whole.substr(at, 2);
     if (whole.find(stop) != at || stop.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789 ") != std::string::npos) continue;
     SCOPED_TRACE(stop);
-    ++tried;
+    ++stops;
     const std::string stopped = command + " --stop '" + stop + "' --save-state " + state;
     const Ran with = run(stopped);
     EXPECT_EQ(text_of(with), whole.substr(0, at));
@@ -210,13 +209,13 @@ TEST_F(Generate, TheStateBeforeAStopHoldsTheTextThatWasGivenOut) {
     EXPECT_THAT(before.err, Not(HasSubstr("it holds")));
     EXPECT_EQ(run("state load " + state + m).out, "the cat" + whole.substr(0, at) + "\n");
     EXPECT_EQ(run("generate --max-tokens 3 --temperature 0 --state " + state + m).code, 0);
-    // From a state, too.
+    // The same with --state.
     ASSERT_EQ(run("state save " + file("b.state") + " --prompt 'the '" + m).code, 0);
-    const Ran from = run("generate --prompt cat --temperature 0 --max-tokens 24 --json --state " + file("b.state") + " --stop '" + stop +
-                         "' --save-state-before-stop --save-state " + state + m);
-    EXPECT_EQ(run("state load " + state + m).out, "the cat" + text_of(from) + "\n");
+    const Ran continued = run("generate --prompt cat --temperature 0 --max-tokens 24 --json --state " + file("b.state") + " --stop '" +
+                              stop + "' --save-state-before-stop --save-state " + state + m);
+    EXPECT_EQ(run("state load " + state + m).out, "the cat" + text_of(continued) + "\n");
   }
-  EXPECT_GE(tried, 3) << whole;
+  EXPECT_GE(stops, 3) << whole;
   const std::string plain = command + " --save-state " + state;
   ASSERT_EQ(run(plain).code, 0);
   const std::string bytes = read_file(state);
@@ -225,5 +224,5 @@ TEST_F(Generate, TheStateBeforeAStopHoldsTheTextThatWasGivenOut) {
   EXPECT_EQ(run(command + " --save-state-before-stop").code, 2) << "it goes with --save-state";
 }
 
-}  // namespace
+}  // namespace generate_test
 }  // namespace based

@@ -1,5 +1,5 @@
-// Limits of the address space, as batch systems and shells set them (ulimit -v): the program works with fewer threads, or says what is
-// wrong and ends with 1. It does not end by a signal, and does not wait for ever.
+// Limits of the address space, as batch systems and shells set them (ulimit -v): the program works with fewer threads, or prints a message
+// and exits with 1. It must neither die by a signal nor hang.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include "tests/apps/program.h"
 
 namespace based {
-namespace {
+namespace limits_test {
 
 using testing::AnyOf;
 using testing::HasSubstr;
@@ -84,5 +84,5 @@ TEST(Processes, ALimitOfThemIsAMessage) {
   EXPECT_THAT(ran.err, HasSubstr("set OMP_NUM_THREADS to fewer threads"));
 }
 
-}  // namespace
+}  // namespace limits_test
 }  // namespace based

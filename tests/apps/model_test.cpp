@@ -1,4 +1,4 @@
-// A model's folder as the commands that read text take it: what does not go together, is too large or cannot be kept is said in a line.
+// The commands' handling of a model's folder: they refuse inconsistent, too large and unreadable files with a one-line message.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -7,10 +7,10 @@
 
 #include "based/core/json.h"
 #include "based/core/safetensors.h"
-#include "tests/apps/program.h"
+#include "tests/apps/small_model.h"
 
 namespace based {
-namespace {
+namespace model_test {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
@@ -18,37 +18,35 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-constexpr const char* kSmallMemory = "ulimit -v 6000000; ";  // KiB: far more than the program, far less than what is named to it
+constexpr const char* kSmallMemory = "ulimit -v 6000000; ";  // KiB: far more than the program needs, far less than the files ask for
 
-class Model : public testing::Test {
+class Model : public SmallModel {
  protected:
   static void SetUpTestSuite() {
-    shared_ = new TemporaryFolder;
-    std::string text;
-    for (int i = 0; i < 300; ++i) text += "the cat number " + std::to_string(i * 37 % 101) + " sat on the mat\n";
-    write_file_atomic(shared("text.txt"), text);
-    write_file_atomic(shared("run.toml"),
-                      "[model]\nd_model = 8\nlayers = [\"attention\"]\nmlp_width = 8\n[model.mixers.attention]\ntype = \"attention\"\n"
-                      "heads = 1\n[data]\ntrain = \"" +
-                          shared("text.txt") +
-                          "\"\nbpe_vocab_size = 300\n[train]\nsteps = 1\nbatch = 1\nlength = 8\nevaluate_batches = 1\n");
-    const Ran learnt = run("train " + shared("run.toml") + " --out " + shared("m"));
-    ASSERT_EQ(learnt.code, 0) << learnt.err;
+    train_model(R"([model]
+d_model = 8
+layers = ["attention"]
+mlp_width = 8
+[model.mixers.attention]
+type = "attention"
+heads = 1
+[train]
+steps = 1
+batch = 1
+length = 8
+evaluate_batches = 1
+[data]
+bpe_vocab_size = 300
+)");
     const Ran positions = run("train " + shared("run.toml") + " --set model.max_positions=8 --out " + shared("positions"));
     ASSERT_EQ(positions.code, 0) << positions.err;
   }
-  static void TearDownTestSuite() {
-    delete shared_;
-    shared_ = nullptr;
-  }
-  static std::string shared(const std::string& name) { return shared_->file(name); }
-  std::string file(const std::string& name) const { return folder_.file(name); }
-  // A copy to damage.
+  // A copy of the model that a test may damage.
   std::string model(const std::string& name = "m") {
     fs::copy(shared(name), file(name), fs::copy_options::recursive);
     return file(name);
   }
-  // The tokenizer of another text in the place of the folder's.
+  // Replaces the folder's tokenizer by one that was trained on another text.
   void exchange_tokenizer(const std::string& folder, int vocab_size) {
     std::ofstream(file("other.txt")) << "an entirely different text, which gives different merges; different, entirely\n"
                                      << "quick brown foxes jump over lazy dogs and quick brown dogs jump over lazy foxes\n"
@@ -67,17 +65,14 @@ class Model : public testing::Test {
     EXPECT_THAT(ran.err, says) << arguments;
     EXPECT_THAT(ran.err, Not(HasSubstr("frame #"))) << arguments;
   }
-  // Each command that turns text into ids or ids into text.
+  // All commands that convert between text and ids.
   std::vector<std::string> commands(const std::string& folder) {
     return {"generate --prompt cat --max-tokens 2 --model " + folder, "perplexity --data " + shared("text.txt") + " --model " + folder,
             "state save " + file("new.state") + " --prompt cat --model " + folder, "state load " + file("a.state") + " --model " + folder};
   }
-  TemporaryFolder folder_;
-  static TemporaryFolder* shared_;
 };
-TemporaryFolder* Model::shared_ = nullptr;
 
-// A mixer without a recurrent form trains, and its recall is measured; what would need a state names the layer.
+// A model with a mixer without a recurrent form can be trained, and its recall measured. Commands that need a state refuse it by its layer.
 TEST_F(Model, WithoutARecurrentFormIsRefusedByItsLayer) {
   const std::string m = file("parallel");
   const Ran learnt = run("train " + shared("run.toml") + " --set 'model.layers=[\"attention\", \"sparse\"]'" +
@@ -93,13 +88,13 @@ TEST_F(Model, WithoutARecurrentFormIsRefusedByItsLayer) {
   EXPECT_EQ(recall.code, 0) << recall.err;
 }
 
-// A plan is of a GPU that need not be here; who names none where there is none is told so.
-TEST_F(Model, WithoutAGpuThePlansOfOneAreNamed) {
+// A plan needs no GPU. If the user names no device and there is no GPU, the message suggests --device h200.
+TEST_F(Model, WithoutAGpuAPlanForOneIsSuggested) {
   for (const char* device : {"", " --device cuda", " --device cuda:3"}) {
     const Ran ran = run("inspect " + shared("m") + " --plan" + device, "export CUDA_VISIBLE_DEVICES=; ");
     EXPECT_EQ(ran.code, 2) << device;
     EXPECT_THAT(ran.out, IsEmpty());
-    EXPECT_THAT(ran.err, HasSubstr("; --device h200 plans for an H200, which need not be here")) << device;
+    EXPECT_THAT(ran.err, HasSubstr("; --device h200 plans for an H200, which need not be present")) << device;
   }
   for (const std::string& named : {shared("m"), std::string("h3-360m"), std::string("rwkv5-360m")}) {
     const Ran ran = run("inspect " + named + " --plan --device h200");
@@ -109,7 +104,7 @@ TEST_F(Model, WithoutAGpuThePlansOfOneAreNamed) {
   expect_refused("inspect hyena-360m --plan --device h200", AllOf(HasSubstr("layer 'mixer' (mixer hyena)"), Not(HasSubstr("aten::"))));
 }
 
-// Weights of every type come back from their folder: rwkv5's token shift has a buffer that follows their type.
+// Models of every type load from their folder, including rwkv5, whose token shift has a buffer of the weights' type.
 TEST_F(Model, EveryTypeOfRwkvIsReadAndResumed) {
   for (const char* mixer : {"rwkv5", "rwkv5_channel_mix"})
     for (const char* precision : {"fp32", "bf16"}) {
@@ -148,8 +143,8 @@ TEST_F(Model, AnotherTokenizerIsRefused) {
   }
 }
 
-// As other programs and earlier versions leave them.
-TEST_F(Model, WeightsThatRecordNoTokenizerLoadWithAWordAndTheirStatesAreOfTheTokenizer) {
+// Other programs and earlier versions write such weights.
+TEST_F(Model, WeightsThatRecordNoTokenizerLoadWithAWarningAndTheirStatesNeedTheSameTokenizer) {
   const std::string m = model(), weights = m + "/model.safetensors";
   {
     const SafetensorsFile file(weights);
@@ -166,7 +161,7 @@ TEST_F(Model, WeightsThatRecordNoTokenizerLoadWithAWordAndTheirStatesAreOfTheTok
 }
 
 TEST_F(Model, MorePositionsThanLearntAreRefusedBeforeAnythingRuns) {
-  const std::string m = shared("positions"), prompt = " --prompt 'qqqqq' --model " + m;  // a token a letter
+  const std::string m = shared("positions"), prompt = " --prompt 'qqqqq' --model " + m;  // one token per letter
   const std::string says = "(max_positions)";
   EXPECT_EQ(run("generate --max-tokens 4" + prompt).code, 0);
   expect_refused("generate --max-tokens 5" + prompt, AllOf(HasSubstr("9 positions are needed"), HasSubstr(says)));
@@ -178,7 +173,7 @@ TEST_F(Model, MorePositionsThanLearntAreRefusedBeforeAnythingRuns) {
     expect_refused("perplexity --data " + shared("text.txt") + " --model " + m + " --context " + context, HasSubstr(says));
 }
 
-TEST_F(Model, ThePlaceForTheStateIsLookedAtFirst) {
+TEST_F(Model, ThePathOfTheStateIsCheckedFirst) {
   const std::string nowhere = file("none/a.state");
   for (const std::string& place : {nowhere, folder_.path().string()}) {
     expect_refused("generate --stream --prompt cat --model " + shared("m") + " --save-state " + place, HasSubstr(place + ": cannot"));
@@ -186,7 +181,7 @@ TEST_F(Model, ThePlaceForTheStateIsLookedAtFirst) {
   }
 }
 
-TEST_F(Model, AStateThatCannotBeSavedDoesNotKeepBackTheText) {
+TEST_F(Model, TheTextIsPrintedEvenIfTheStateCannotBeSaved) {
   const std::string command = "generate --prompt cat --max-tokens 40 --model " + shared("m") + " --save-state " + file("a.state");
   const std::string text = run(command).out;
   ASSERT_THAT(text, testing::StartsWith("cat"));
@@ -198,7 +193,7 @@ TEST_F(Model, AStateThatCannotBeSavedDoesNotKeepBackTheText) {
   EXPECT_FALSE(fs::exists(file("a.state")));
 }
 
-TEST_F(Model, WhereMemoryEndsALineSaysHowMuchWasAskedFor) {
+TEST_F(Model, OutOfMemoryMessagesNameTheRequestedBytes) {
   const Ran ran = run("train " + shared("run.toml") +
                           " --set model.mlp_width=1048576 --set model.d_model=65536 --set model.mixers.attention.heads=256 "
                           "--set model.layers='[\"gated_conv\"]' --out " +
@@ -209,7 +204,7 @@ TEST_F(Model, WhereMemoryEndsALineSaysHowMuchWasAskedFor) {
   EXPECT_THAT(ran.err, Not(HasSubstr("Exception raised from")));
 }
 
-TEST_F(Model, FilesThatNeverEndAndPipesThatNobodyFeedsAreRefused) {
+TEST_F(Model, EndlessFilesAndPipesWithoutAWriterAreRefused) {
   for (const char* name : {"config.json", "model.safetensors", "tokenizer.json"}) {
     const std::string m = model(), path = m + "/" + name;
     fs::remove(path);
@@ -226,7 +221,7 @@ TEST_F(Model, FilesThatNeverEndAndPipesThatNobodyFeedsAreRefused) {
   expect_refused("train /dev/zero --out " + file("out"), HasSubstr("/dev/zero: longer than the 16777216 bytes"), kSmallMemory);
 }
 
-TEST_F(Model, WhatAPersonNamesMayBeAPipe) {
+TEST_F(Model, ConfigsAndTextsMayBePipes) {
   const Ran config = run("train /dev/stdin --out " + file("out"), "cat " + shared("run.toml") + " | ");
   EXPECT_EQ(config.code, 0) << config.err;
   const Ran text = run("perplexity --data /dev/stdin --model " + shared("m"), "cat " + shared("text.txt") + " | ");
@@ -234,8 +229,8 @@ TEST_F(Model, WhatAPersonNamesMayBeAPipe) {
   EXPECT_EQ(text.code, 0) << text.err;
 }
 
-// The sizes of what no machine could hold.
-TEST_F(Model, SizesAreComputedNotTaken) {
+// Sizes of models that no machine could hold are computed without allocating them.
+TEST_F(Model, SizesAreComputedWithoutAllocation) {
   fs::create_directory(file("huge"));
   const std::string config =
       R"({"d_model": 65536, "layers": ["x", "attention"], "mixers": {"x": {"type": "taylor_attention", "heads": 256, "feature_dim": 64, "head_dim": 65536},
@@ -247,13 +242,11 @@ TEST_F(Model, SizesAreComputedNotTaken) {
   EXPECT_EQ(parse_json(inspect.out, "stdout")["state_bytes_100000"], fixed + int64_t{2} * 65536 * 4 * 100'000);
   const Ran mixers = run("mixers --json --tokens 3000000 --d-model 4096", kSmallMemory);
   ASSERT_EQ(mixers.code, 0) << mixers.err;
-  for (const auto& mixer : parse_json(mixers.out, "stdout")["mixers"]) {
-    if (mixer["name"] == "attention") {
-      EXPECT_EQ(mixer["state_bytes"], int64_t{2} * 4096 * 4 * 3'000'000);
-      EXPECT_EQ(mixer["state_formula"], "2 · 4 · tokens · kv_heads · d_model / heads");
-    }
-    EXPECT_EQ(mixer["state_formula_bytes"], mixer["state_bytes"]) << mixer["name"];
-  }
+  const Json list = parse_json(mixers.out, "stdout")["mixers"];
+  Json attention = element_named(list, "attention");
+  EXPECT_EQ(attention["state_bytes"], int64_t{2} * 4096 * 4 * 3'000'000);
+  EXPECT_EQ(attention["state_formula"], "2 · 4 · tokens · kv_heads · d_model / heads");
+  for (const auto& mixer : list) EXPECT_EQ(mixer["state_formula_bytes"], mixer["state_bytes"]) << mixer["name"];
   const Ran implicit = run("mixers --set kernel_size=-1 --set implicit=true --set l_max=16777216 --set d_emb=129", kSmallMemory);
   EXPECT_EQ(implicit.code, 2);
   EXPECT_THAT(implicit.err, HasSubstr("make one of them smaller"));
@@ -261,5 +254,5 @@ TEST_F(Model, SizesAreComputedNotTaken) {
     EXPECT_EQ(run(std::string("mixers ") + wrong).code, 2) << wrong;
 }
 
-}  // namespace
+}  // namespace model_test
 }  // namespace based

@@ -1,4 +1,4 @@
-// `based mqar generate` as a user runs it.
+// `based mqar generate` from the command line.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include "tests/apps/program.h"
 
 namespace based {
-namespace {
+namespace mqar_test {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -68,5 +68,5 @@ TEST(MqarGenerate, WhatCannotBeIsRefused) {
   EXPECT_EQ(folder.entries(), 0u);
 }
 
-}  // namespace
+}  // namespace mqar_test
 }  // namespace based

@@ -1,4 +1,4 @@
-// What `based perplexity` counts, through the program; and that all commands score a token alike.
+// The counts of `based perplexity`; and that all commands give a token the same score.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,48 +6,47 @@
 #include <fstream>
 
 #include "based/core/json.h"
-#include "tests/apps/program.h"
+#include "tests/apps/small_model.h"
 
 namespace based {
-namespace {
+namespace perplexity_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class PerplexityProgram : public testing::Test {
+class PerplexityProgram : public SmallModel {
  protected:
-  // A model of bytes whose 257 words are padded to 1,000, trained for a step of nothing so that padding rows are as likely as words.
+  // A byte model whose 257 tokens are padded to 1,000. Training hardly changes the weights, so padding rows are as likely as tokens.
   static void SetUpTestSuite() {
-    shared_ = new TemporaryFolder;
-    std::string text;
-    for (int i = 0; i < 60; ++i) text += "the cat number " + std::to_string(i * 37 % 101) + " sat on the mat\n";
-    write_file_atomic(shared_->file("text.txt"), text);
-    write_file_atomic(shared_->file("run.toml"),
-                      "[model]\nd_model = 16\nlayers = [\"gla\"]\nmlp_width = 16\npad_vocab_multiple = 1000\n[data]\ntrain = \"" +
-                          shared_->file("text.txt") +
-                          "\"\ntokenizer = \"bytes\"\n[optimizer]\nlearning_rate = 1e-9\nmin_learning_rate = 0\n[train]\nsteps = "
-                          "1\nbatch = 1\nlength = 32\n"
-                          "evaluate_every = 0\nevaluate_batches = 1000\n");
-    const Ran trained = run("train " + shared_->file("run.toml") + " --out " + shared_->file("m"));
-    ASSERT_EQ(trained.code, 0) << trained.err;
-  }
-  static void TearDownTestSuite() {
-    delete shared_;
-    shared_ = nullptr;
+    train_model(R"([model]
+d_model = 16
+layers = ["gla"]
+mlp_width = 16
+pad_vocab_multiple = 1000
+[optimizer]
+learning_rate = 1e-9
+min_learning_rate = 0
+[train]
+steps = 1
+batch = 1
+length = 32
+evaluate_every = 0
+evaluate_batches = 1000
+[data]
+tokenizer = "bytes"
+)",
+                60);
   }
   static std::string command(const std::string& data, const std::string& more = "") {
-    return "perplexity --json --model " + shared_->file("m") + " --data " + data + " " + more;
+    return "perplexity --json --model " + shared("m") + " --data " + data + " " + more;
   }
   static Json figures(const std::string& data, const std::string& more = "") {
     const Ran ran = run(command(data, more));
     EXPECT_EQ(ran.code, 0) << ran.err;
     return parse_json(ran.out, "the result");
   }
-  static TemporaryFolder* shared_;
-  TemporaryFolder folder_;
 };
-TemporaryFolder* PerplexityProgram::shared_ = nullptr;
 
 TEST_F(PerplexityProgram, ReadsAFileByItsName) {
   write_file_atomic(folder_.file("a.jsonl"), "{\"text\": \"the cat sat\"}\n{\"text\": \"on the mat\"}\n");
@@ -64,7 +63,7 @@ TEST_F(PerplexityProgram, ReadsAFileByItsName) {
 }
 
 TEST_F(PerplexityProgram, PredictsEveryTokenButTheFirstOnceWhateverTheContext) {
-  const std::string text = shared_->file("text.txt");
+  const std::string text = shared("text.txt");
   const Json whole = figures(text);
   for (const char* context : {"2", "3", "16", "64", "1000000"}) {
     const Json some = figures(text, std::string("--context ") + context);
@@ -94,10 +93,10 @@ TEST_F(PerplexityProgram, NamesAndLeavesOutDocumentsWithNothingToPredict) {
   EXPECT_THAT(none.err, HasSubstr("none.jsonl: needs a document of at least two tokens"));
 }
 
-// The model has 743 padding rows among 1,000: counted as words they would cost ln(1000 / 257) = 1.36 nats a token.
+// 743 of the model's 1,000 rows are padding. In the softmax they would cost ln(1000 / 257) = 1.36 nats per token.
 TEST_F(PerplexityProgram, EvaluationAndLogProbabilitiesScoreATokenAlike) {
   const Json generated =
-      parse_json(run("generate --model " + shared_->file("m") + " --prompt t --max-tokens 40 --temperature 0 --logprobs --json").out, "");
+      parse_json(run("generate --model " + shared("m") + " --prompt t --max-tokens 40 --temperature 0 --logprobs --json").out, "");
   const std::string continued = "t" + generated["text"].get<std::string>();
   write_file_atomic(folder_.file("t.jsonl"), dump_json({{"text", continued}}) + "\n");
   const auto scores = generated["log_probabilities"].get<std::vector<double>>();
@@ -107,11 +106,11 @@ TEST_F(PerplexityProgram, EvaluationAndLogProbabilitiesScoreATokenAlike) {
   const double padded = figures(folder_.file("t.jsonl"), "--padded-columns")["nats_per_token"].get<double>();
   EXPECT_NEAR(padded - scored["nats_per_token"].get<double>(), std::log(1000.0 / 257), 0.2);
   double evaluated = 0;
-  std::ifstream metrics(shared_->file("m/metrics.jsonl"));
+  std::ifstream metrics(shared("m/metrics.jsonl"));
   for (std::string line; std::getline(metrics, line);)
     if (const Json json = parse_json(line, ""); json.contains("eval_loss")) evaluated = json["eval_loss"].get<double>();
   EXPECT_NEAR(evaluated, std::log(257), 0.5);
 }
 
-}  // namespace
+}  // namespace perplexity_test
 }  // namespace based

@@ -1,5 +1,6 @@
-// Runs the program as a user does, in a shell.
+// Runs the program as a user does, in a shell or in the background.
 #pragma once
+#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "based/core/files.h"
+#include "based/core/json.h"
 #include "tests/core/temporary_folder.h"
 
 namespace based {
@@ -21,7 +23,7 @@ struct Ran {
   std::string out, err;
 };
 
-// `arguments` may redirect; `before` stands in front of the program: "ulimit -f 8; ".
+// `arguments` may redirect streams. `before` is inserted before the program's name, for example "ulimit -f 8; ".
 inline Ran run(const std::string& arguments, const std::string& before = "") {
   const TemporaryFolder folder;
   const std::string command = "{ " + before + BASED_PROGRAM + " " + arguments + "; } 2>" + folder.file("err");
@@ -34,10 +36,18 @@ inline Ran run(const std::string& arguments, const std::string& before = "") {
   return ran;
 }
 
-// The program in the background, its streams into files, to send signals to.
+// The element of a JSON list with this "name". If there is none, the test fails and the result is empty.
+inline Json element_named(const Json& list, const std::string& name) {
+  for (const Json& element : list)
+    if (element.at("name") == name) return element;
+  ADD_FAILURE() << "there is no element '" << name << "'";
+  return Json::object();
+}
+
+// Runs the program in the background with its streams redirected to files, so that a test can send signals.
 class Started {
  public:
-  // `before` is called in the child, with its streams in place.
+  // `before` is called in the child after its streams have been redirected.
   Started(std::vector<std::string> arguments, const std::string& out, const std::string& err, const std::function<void()>& before = {})
       : child_(fork()) {
     if (child_ != 0) return;
@@ -52,12 +62,12 @@ class Started {
     _exit(127);
   }
   void signal(int number) const { ::kill(child_, number); }
-  int status() const {  // of waitpid, when it has ended
+  int status() const {  // waits for the program's end and returns its status, as waitpid
     int status = 0;
     waitpid(child_, &status, 0);
     return status;
   }
-  // The same, and SIGKILL's where it has not ended by then.
+  // The same, but kills the program with SIGKILL if it has not ended after `seconds`.
   int status_within(int seconds) const {
     int status = 0;
     for (int waits = 0; waitpid(child_, &status, WNOHANG) == 0; usleep(2000)) {
@@ -65,7 +75,7 @@ class Started {
     }
     return status;
   }
-  // Waits until it handles `number` by itself; false where it ended before.
+  // Waits until the program has installed a handler for the signal; false if it ended before.
   bool catches(int number) const {
     const auto line_with = [this](const std::string& key) {
       std::ifstream status("/proc/" + std::to_string(child_) + "/status");

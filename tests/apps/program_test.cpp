@@ -1,11 +1,11 @@
-// The program as a user runs it: exit codes, and which stream says what.
+// The program's exit codes, and the use of standard output and stderr.
 #include <gtest/gtest.h>
 
 #include "based/core/json.h"
 #include "tests/apps/program.h"
 
 namespace based {
-namespace {
+namespace program_test {
 
 TEST(Program, HelpAndVersionGoToStdoutAndSucceed) {
   for (const char* arguments : {"--help", "--version", "train --help", "generate --help", "experiment run --help", "state save --help"}) {
@@ -41,26 +41,18 @@ TEST(Program, PresetsHaveThePapersSizes) {
   EXPECT_EQ(found, paper.size());
 }
 
-TEST(Program, MixersTellTheStateThatRuns) {
+TEST(Program, MixersPrintTheirBytesOfState) {
   const Json json = parse_json(run("mixers --d-model 64 --set heads=1 --set feature_dim=16 --json").out, "stdout");
-  for (const auto& mixer : json["mixers"]) {
-    if (mixer["name"] == "taylor_attention") {
-      EXPECT_EQ(mixer["state_bytes"].get<int64_t>(), 153 * 65 * 4);
-    }
-  }
+  EXPECT_EQ(element_named(json["mixers"], "taylor_attention")["state_bytes"], 153 * 65 * 4);
 }
 
-// Options within an option's table are set like others.
-TEST(Program, MixersTellTheFeatureMaps) {
+// Keys of an option's table are set like other options.
+TEST(Program, MixersPrintFeatureMaps) {
   const std::string projected = "mixers --d-model 64 --set heads=1 --set feature_dim=16 --set feature_map=projection";
   for (const auto& [more, features] : {std::pair{"", 128}, {" --set feature_options.width=48", 96}}) {
     const Ran ran = run(projected + more + " --json");
     ASSERT_EQ(ran.code, 0) << ran.err;
-    for (const auto& mixer : parse_json(ran.out, "stdout")["mixers"]) {
-      if (mixer["name"] == "linear_attention") {
-        EXPECT_EQ(mixer["state_bytes"].get<int64_t>(), features * 65 * 4);
-      }
-    }
+    EXPECT_EQ(element_named(parse_json(ran.out, "stdout")["mixers"], "linear_attention")["state_bytes"], features * 65 * 4);
   }
   EXPECT_NE(run("mixers").out.find("\ncosformer: "), std::string::npos);
   EXPECT_GE(parse_json(run("mixers --json").out, "stdout")["feature_maps"].size(), 15U);
@@ -92,5 +84,5 @@ TEST(Program, AMistypedKeyNamesFileLineAndTheNearestKey) {
   EXPECT_NE(ran.err.find("steps"), std::string::npos) << ran.err;
 }
 
-}  // namespace
+}  // namespace program_test
 }  // namespace based

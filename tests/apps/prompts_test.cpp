@@ -1,4 +1,4 @@
-// `based generate --prompts`: what is finished is never lost.
+// `based generate --prompts`: finished results are never lost.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -12,7 +12,7 @@
 #include "tests/apps/program.h"
 
 namespace based {
-namespace {
+namespace prompts_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -95,7 +95,7 @@ TEST_F(Prompts, AnInterruptedOrKilledRunGoesOn) {
   }
 }
 
-// A resumed run ends as one that was not interrupted, and refuses options that would give other results.
+// A resumed run has the results of an uninterrupted one, and refuses options that would change them.
 TEST_F(Prompts, AResumedRunRemembersWhatFailedAndWhatItWasBegunWith) {
   const std::string good = prompts(400);
   write_file_atomic(folder_->file("p.jsonl"), "{\"prompt\":5}\n" + read_file(folder_->file("p.jsonl")));
@@ -120,7 +120,7 @@ TEST_F(Prompts, AResumedRunRemembersWhatFailedAndWhatItWasBegunWith) {
     EXPECT_THAT(ran.err, HasSubstr("was begun with other prompts, another model or other options (")) << changed;
     EXPECT_EQ(read_file(out + ".partial"), partial) << changed;
   }
-  const Ran resumed = run(resume + " --dtype fp32 --device cpu");  // what they were without being named
+  const Ran resumed = run(resume + " --dtype fp32 --device cpu");  // the defaults of the first run
   EXPECT_EQ(resumed.code, 1) << resumed.err;
   EXPECT_THAT(resumed.err, AllOf(HasSubstr("400 of 401 prompts ("), HasSubstr("1 prompts failed (1 of them before); their lines say why")));
   const Json json = parse_json(resumed.out, "stdout");
@@ -129,7 +129,7 @@ TEST_F(Prompts, AResumedRunRemembersWhatFailedAndWhatItWasBegunWith) {
   EXPECT_EQ(read_file(out), read_file(whole));
 }
 
-// With --invariant bits do not depend on the slots, which may then change.
+// With --invariant the results do not depend on the number of slots, which may therefore change.
 TEST_F(Prompts, SlotsMayChangeWhereResultsDoNotDependOnThem) {
   const std::string command = prompts(9) + " --max-tokens 9 --invariant", whole = folder_->file("nine.jsonl");
   const std::string out = folder_->file("nine-again.jsonl"), partial = out + ".partial";
@@ -157,7 +157,7 @@ TEST_F(Prompts, WhereTheDiskIsFullTheRunSaysHowToGoOn) {
   EXPECT_EQ(lines_of(out + ".partial"), 0);
 }
 
-// The largest number stands for "until something else ends it".
+// The largest number means "until a stop or the end of text".
 TEST_F(Prompts, MaxTokensMayBeAnyNumberWhereTheStateGrows) {
   const std::string path = folder_->file("overflow.jsonl");
   write_file_atomic(path,
@@ -194,7 +194,7 @@ TEST_F(Prompts, EqualLinesGetTextsOfTheirOwn) {
   ASSERT_EQ(results.size(), 3U);
   EXPECT_NE(results[0]["ids"], results[1]["ids"]);
   EXPECT_EQ(results[2]["seed"], 5);
-  for (const Json& result : results) {  // alone, with the seed that the result names
+  for (const Json& result : results) {  // each prompt on its own, with the seed in its result
     const Ran alone = run(command + " --json --prompt abc --seed " + std::to_string(result["seed"].get<int64_t>()));
     EXPECT_EQ(parse_json(alone.out, "stdout")["ids"], result["ids"]);
   }
@@ -234,7 +234,7 @@ TEST_F(Prompts, OptionsThatDoNotGoTogetherAreWrongUsage) {
   EXPECT_EQ(run("generate --prompt x --slots 3 --model " + folder_->file("m")).code, 2);
 }
 
-// The first token's time is that of loading kernels and of the prompt; it is no part of the rate.
+// The time to the first token includes loading kernels and reading the prompt, so it does not count in the rate.
 TEST_F(Prompts, PromptAndTokensAreCountedApart) {
   const Json json = parse_json(run("generate --json --prompt abc --max-tokens 5 --model " + folder_->file("m")).out, "stdout");
   EXPECT_GT(json["first_token_seconds"].get<double>(), 0);
@@ -242,5 +242,5 @@ TEST_F(Prompts, PromptAndTokensAreCountedApart) {
   EXPECT_EQ(json["prompt_tokens"], 3);
 }
 
-}  // namespace
+}  // namespace prompts_test
 }  // namespace based

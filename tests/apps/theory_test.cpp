@@ -6,7 +6,7 @@
 #include "tests/apps/program.h"
 
 namespace based {
-namespace {
+namespace theory_test {
 
 using testing::HasSubstr;
 
@@ -52,11 +52,11 @@ TEST(TheoryCommand, CountsAndTriesTheRecallProgram) {
   EXPECT_EQ(report["program"]["log_log"], 2);
   EXPECT_EQ(report["program"]["inputs"], 200);
   EXPECT_TRUE(report["program"]["pass"].get<bool>());
-  EXPECT_FALSE(report.contains("causal_solver"));  // has fewer keys than pairs are asked for
+  EXPECT_FALSE(report.contains("causal_solver"));  // it has fewer keys than the requested pairs
   EXPECT_EQ(run("theory mqar --n 256 --vocab 4 --inputs 0").code, 0);
 }
 
-// Beside the program stands the model whose weights are constructed; it is saved and measured as any other.
+// The model with constructed weights is printed next to the program, and is saved and measured like any other.
 TEST(TheoryCommand, SavesTheCausalSolver) {
   const TemporaryFolder folder;
   const Ran ran = run("theory mqar --n 6 --vocab 16 --inputs 0 --examples 50 --json --out " + folder.file("solver"));
@@ -90,7 +90,7 @@ TEST(TheoryCommand, KeepsTheModelThatIsThere) {
     EXPECT_TRUE(read_file(weights) == before);
   };
   expect_kept("", "--out " + folder.file("out") + ": holds a model (config.json); --overwrite replaces that, another --out keeps it");
-  // Another tokenizer would not be this model's.
+  // The folder must not hold another model's tokenizer.
   write_file_atomic(folder.file("out/tokenizer.json"), "{}");
   for (const char* options : {"", " --overwrite"})
     expect_kept(options, "holds a model (config.json) and a tokenizer (tokenizer.json); this command does not replace that");
@@ -125,5 +125,5 @@ TEST(TheoryCommand, RefusesNamesAndSizesThatAreNone) {
   EXPECT_THAT(ran.err, HasSubstr("--inputs"));
 }
 
-}  // namespace
+}  // namespace theory_test
 }  // namespace based

@@ -1,4 +1,4 @@
-// `based tokenize` as a user runs it.
+// `based tokenize` from the command line.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -9,7 +9,7 @@
 #include "tests/apps/program.h"
 
 namespace based {
-namespace {
+namespace tokenize_test {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -123,7 +123,7 @@ TEST_F(Tokenize, LinesBeforeABadOneAreWritten) {
   EXPECT_THAT(ran.err, HasSubstr("bad.jsonl:2: 'text' must be a string"));
 }
 
-// A model's tokenizer is a part of it: without it the model is refused, or gives other texts.
+// A model needs its own tokenizer: it is refused without one, and another one would give other text. So neither may be overwritten.
 TEST_F(Tokenize, WhatIsThereIsKeptUnlessTold) {
   const std::string bpe = trained(), before = read_file(bpe + "/tokenizer.json"),
                     train = "tokenize train " + file("book.txt") + " --out " + bpe;
@@ -146,7 +146,7 @@ TEST_F(Tokenize, WhatIsThereIsKeptUnlessTold) {
 
 TEST_F(Tokenize, AFullDiskLeavesTheFolderFreeForTheNextTry) {
   const std::string arguments = "tokenize train " + file("book.txt") + " --vocab-size 290 --out " + file("new");
-  const Ran full = run(arguments, "ulimit -f 8; ");  // there is room for vocab.json, and none for tokenizer.json
+  const Ran full = run(arguments, "ulimit -f 8; ");  // there is room for vocab.json, but not for tokenizer.json
   EXPECT_EQ(full.code, 1);
   EXPECT_THAT(full.err, HasSubstr("tokenizer.json: cannot write: File too large"));
   EXPECT_FALSE(std::filesystem::exists(file("new")));
@@ -168,15 +168,15 @@ TEST_F(Tokenize, AFullDiskIsAnErrorAndTheOldTokenizerStays) {
   EXPECT_THAT(encode.err, HasSubstr("cannot be written"));
 }
 
-// There is nothing to save, so that it does not even catch the signal.
+// The command has nothing to save, so it does not catch the signal.
 TEST_F(Tokenize, InterruptedWhileItWaitsForInputItEndsAtOnce) {
   ASSERT_EQ(mkfifo(file("pipe").c_str(), 0600), 0);
   const Started encode({"tokenize", "encode", "--tokenizer", "bytes", file("pipe")}, file("out"), file("err"));
-  const std::ofstream pipe(file("pipe"));  // opens when the program opens its end
+  const std::ofstream pipe(file("pipe"));  // blocks until the program opens the pipe
   encode.signal(SIGINT);
   const int status = encode.status();
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT) << status;
 }
 
-}  // namespace
+}  // namespace tokenize_test
 }  // namespace based

@@ -1,4 +1,4 @@
-// `based train` as a user and a machine that fails treat it: signals, kills at random moments, a full disk.
+// `based train` under failures: signals, kills at random moments, a full disk.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,13 +19,13 @@
 #include "tests/train/results.h"
 
 namespace based {
-namespace {
+namespace train_test {
 
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
-// `based train` in a process of its own.
+// `based train` in a separate process.
 class Training {
  public:
   Training(const std::string& config, const std::string& out, const std::vector<std::string>& more, rlim_t file_size = RLIM_INFINITY)
@@ -74,7 +74,7 @@ class Training {
   int status_ = 0;
 };
 
-// Saves at every step: most of the time goes into saves.
+// Saves at every step, so that most of the time is spent in saves.
 std::string write_config(const TemporaryFolder& folder, int64_t steps, const std::string& more = "") {
   std::ofstream text(folder.file("text.txt"));
   for (int i = 0; i < 300; ++i) text << "a line of text, number " << i * i % 97 << "\n";
@@ -138,7 +138,7 @@ TEST(TrainProgram, KilledFiftyTimesItEndsAsIfItHadNeverStopped) {
   }
   Training last(config, out, {"--resume"});
   ASSERT_EQ(last.wait(), 0) << last.err();
-  EXPECT_THAT(last.err(), HasSubstr("going on from step"));
+  EXPECT_THAT(last.err(), HasSubstr("resuming from step"));
   RecordProperty("inside_a_save", inside_a_save);
   EXPECT_GE(inside_a_save, 5) << "some of the kills must come inside a save";
 
@@ -184,20 +184,20 @@ TEST(TrainProgram, AFolderWithCheckpointsIsNotOverwritten) {
   const auto before = results_of(out);
   Training second(config, out, {});
   EXPECT_EQ(second.wait(), 2);
-  EXPECT_THAT(second.err(), HasSubstr("holds the checkpoints of a run; --resume goes on with it"));
+  EXPECT_THAT(second.err(), HasSubstr("holds the checkpoints of a run; --resume continues it"));
   Training other(config, out, {"--resume", "--set", "train.seed=9"});
   EXPECT_EQ(other.wait(), 2);
   EXPECT_THAT(other.err(), HasSubstr("train.seed is 9, the run in " + out + " has 0"));
   EXPECT_EQ(results_of(out), before);
 }
 
-// The first waits for its text on a pipe; the second must not even look for checkpoints meanwhile.
+// The first process waits for its text on a pipe. Meanwhile the second must not even look for checkpoints.
 TEST(TrainProgram, TheFolderIsLockedBeforeAnythingIsRead) {
   const TemporaryFolder folder;
   const std::string config = write_config(folder, 3), out = folder.file("out"), pipe = folder.file("pipe.txt");
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   Training first(config, out, {"--set", "data.train=" + pipe, "--set", "data.valid=" + folder.file("text.txt")});
-  std::ofstream text(pipe);  // opened as soon as the first reads it
+  std::ofstream text(pipe);  // blocks until the first process opens the pipe
   const auto others = [&](const std::string& options) { return run("train " + config + options + " --out " + out); };
   for (const char* options : {"", " --resume", " --overwrite"}) {
     const Ran second = others(options);
@@ -228,7 +228,7 @@ TEST(TrainProgram, AModelWithoutCheckpointsIsKeptUnlessTold) {
   EXPECT_EQ(run(command + " --overwrite").code, 2) << "checkpoints are not overwritten";
 }
 
-// The tokenizer of another model, or of token shards, would be lost at the end of the training.
+// Otherwise the end of the training would overwrite the tokenizer of another model, or of token shards.
 TEST(TrainProgram, ATokenizerThatIsAnotherIsKeptUnlessTold) {
   const TemporaryFolder folder;
   const std::string config = write_config(folder, 3), out = folder.file("out"), command = "train " + config + " --out " + out;
@@ -279,7 +279,7 @@ TEST(TrainProgram, GoesOnWithTheTokenizerThatItBeganWith) {
   EXPECT_EQ(run(command + " --resume --set data.tokenizer=" + folder.file("moved")).code, 0) << "the checkpoint has its own";
 }
 
-// Room for the model and not for a checkpoint, which has the moments too.
+// There is room for the model, but not for a checkpoint, which also has the moments.
 TEST(TrainProgram, AFullDiskAtTheLastCheckpointLeavesTheModel) {
   const TemporaryFolder folder;
   const std::string config = write_config(folder, 4), out = folder.file("out"), whole = folder.file("whole");
@@ -294,7 +294,7 @@ TEST(TrainProgram, AFullDiskAtTheLastCheckpointLeavesTheModel) {
   EXPECT_TRUE(fs::exists(out + "/config.json"));
 }
 
-// A rate at which the loss overflows at once; fewer steps than end a run by themselves.
+// The loss overflows at once at this rate. The run has fewer steps than max_bad_steps.
 TEST(TrainProgram, ADivergedRunFailsAndKeepsTheLastGoodCheckpoint) {
   const TemporaryFolder folder;
   const std::string config = write_config(folder, 6), out = folder.file("out");
@@ -361,11 +361,11 @@ TEST(TrainProgram, AFullDiskKeepsTheOldCheckpointAndTheRunGoesOn) {
   }
   Training full(config, out, {"--resume"}, 4096);
   EXPECT_EQ(full.wait(), 1);
-  EXPECT_THAT(full.err(), HasSubstr("those before are kept, training goes on"));
+  EXPECT_THAT(full.err(), HasSubstr("earlier checkpoints are kept and training continues"));
   EXPECT_THAT(full.err(), HasSubstr("File too large"));
   Training last(config, out, {"--resume"});
   EXPECT_EQ(last.wait(), 0) << last.err();
-  EXPECT_THAT(last.err(), HasSubstr("going on from step"));
+  EXPECT_THAT(last.err(), HasSubstr("resuming from step"));
 }
 
 TEST(TrainProgram, ADeviceThatIsNotThereIsAUsersError) {
@@ -380,7 +380,7 @@ TEST(TrainProgram, ADeviceThatIsNotThereIsAUsersError) {
   EXPECT_FALSE(fs::exists(out)) << "nothing was written";
 }
 
-// The two configs of experiments/gpu-training, with models and texts that a CPU can do.
+// The two configs of experiments/gpu-training, with a model and a text small enough for a CPU.
 TEST(TrainProgram, TheRunsAtThePapersSizeDifferInTheModelAlone) {
   const TemporaryFolder folder;
   const std::string small = write_config(folder, 1), text = folder.file("text.txt");
@@ -412,5 +412,5 @@ TEST(TrainProgram, ALearningRateThatDivergesEndsWithItsWindows) {
   EXPECT_THAT(training.err(), HasSubstr("; windows ["));
 }
 
-}  // namespace
+}  // namespace train_test
 }  // namespace based

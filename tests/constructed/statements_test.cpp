@@ -1,14 +1,14 @@
-#include "based/constructed/statements.h"
+#include "theory/constructed/statements.h"
 
 #include <gtest/gtest.h>
 
-#include "based/constructed/causal_solver.h"
 #include "based/core/error.h"
 #include "based/models/weights.h"
 #include "tests/core/temporary_folder.h"
+#include "theory/constructed/causal_solver.h"
 
 namespace based {
-namespace {
+namespace statements_test {
 
 TEST(Constructed, EveryStatementHolds) {
   for (const theory::Statement* statement : constructed_statements()) {
@@ -19,14 +19,14 @@ TEST(Constructed, EveryStatementHolds) {
   }
 }
 
-// Token by token, from a state, and after a way through files.
+// It runs token by token and from a state, and can be saved and loaded.
 TEST(CausalSolver, IsAModelAsAnyOther) {
   const CausalSolver solver{16, 24};
   const TemporaryFolder folder;
   save_model(*solver.build(), folder.file("model"));
   const auto model = load_model(folder.file("model")).model;
   const torch::NoGradGuard no_grad;
-  // Keys 3, 5, 1 with values 9, 15, 8; then the keys in another order, and fillers.
+  // Keys 3, 5, 1 with values 9, 15, 8, followed by the keys in another order and fillers.
   const std::vector<int64_t> ids{3, 9, 5, 15, 1, 8, 0, 5, 12, 1, 0, 3};
   const std::vector<std::pair<size_t, int64_t>> answers{{7, 15}, {9, 8}, {11, 9}};
   ModelState state = model->make_state(1);
@@ -41,5 +41,5 @@ TEST(CausalSolver, SizesThatItDoesNotTakeAreNamed) {
     EXPECT_THROW(solver.build(), UsageError) << solver.vocab_size << ", " << solver.length;
 }
 
-}  // namespace
+}  // namespace statements_test
 }  // namespace based

@@ -1,4 +1,4 @@
-// A program of somebody else's: registers a mixer of its own, makes a small model of it and the library's, and steps it from its state.
+// An external program that uses the library: it registers its own mixer, builds a small model with it and decodes some steps.
 #include <cstdio>
 
 #include "based/models/language_model.h"

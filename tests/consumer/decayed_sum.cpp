@@ -1,9 +1,9 @@
-// A mixer of somebody else's: s_t = decay ⊙ s_{t−1} + silu(v_t), y_t = W_o s_t.
+// The external program's mixer: s_t = decay ⊙ s_{t−1} + silu(v_t), y_t = W_o s_t.
 #include "decayed_sum.h"
 
-#include "based/mixers/parameters.h"
-#include "based/ops/rows.h"
-#include "based/ops/rowwise.h"
+#include "based/mixers/kit/parameters.h"
+#include "based/ops/framework/rows.h"
+#include "based/ops/pointwise/rowwise.h"
 
 namespace {
 
@@ -47,7 +47,7 @@ class DecayedSum final : public based::Mixer {
     return y;
   }
 
-  // All of the arithmetic: y [tokens, d_model] of rows that start from the sums `initial` [rows, d_model], and their last sums.
+  // Returns y [tokens, d_model] and the last sums of rows that start from the sums `initial` [rows, d_model].
   std::pair<Tensor, Tensor> run(const Tensor& x, const Sequences& rows, const Tensor& initial) const {
     const Tensor v = based::ops::rowwise::silu(v_proj_->forward(x)).to(initial.scalar_type());
     const Tensor decay = based::ops::rowwise::sigmoid(rate_.to(initial.scalar_type()));

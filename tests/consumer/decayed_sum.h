@@ -1,4 +1,4 @@
 #pragma once
-#include "based/mixers/mixer.h"
+#include "based/mixers/kit/mixer.h"
 
 const based::MixerInfo& mixer_info_decayed_sum();

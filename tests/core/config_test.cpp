@@ -8,7 +8,7 @@
 #include "temporary_folder.h"
 
 namespace based {
-namespace {
+namespace config_test {
 
 using ::testing::ElementsAre;
 using ::testing::StartsWith;
@@ -272,5 +272,5 @@ TEST(Config, ValuesThatJsonLacksBecomeNull) {
   EXPECT_EQ(Config::parse_toml("x = inf", "t").to_json(-1), R"({"x":null})");
 }
 
-}  // namespace
+}  // namespace config_test
 }  // namespace based

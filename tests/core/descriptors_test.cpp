@@ -10,7 +10,7 @@
 #include <thread>
 
 namespace based {
-namespace {
+namespace descriptors_test {
 
 TEST(DescriptorsDeathTest, ThoseThatWereClosedExistAfterwardsAndStillFail) {
   EXPECT_EXIT(
@@ -48,5 +48,5 @@ TEST(Descriptors, WriteAllSaysWhatWentWrong) {
   close(full);
 }
 
-}  // namespace
+}  // namespace descriptors_test
 }  // namespace based

@@ -1,4 +1,4 @@
-// RLIMIT_FSIZE stands for the full disk; lowered for the time of one write.
+// Simulates a full disk: lowers RLIMIT_FSIZE during its lifetime.
 #pragma once
 #include <sys/resource.h>
 

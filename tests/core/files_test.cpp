@@ -17,7 +17,7 @@
 #include "temporary_folder.h"
 
 namespace based {
-namespace {
+namespace files_test {
 
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
@@ -98,7 +98,7 @@ TEST(Files, WhereTheDiskIsFullTheOldFileStaysAndTheProgramLives) {
   EXPECT_EQ(read_file(path).size(), 100'000u) << "and once there is room it works";
 }
 
-// A process that replaces a file over and over is killed at some moment: the file is one of its two contents, whole.
+// A process that replaces a file repeatedly is killed at a random moment: the file must have one of its two complete contents.
 TEST(Files, KilledAtAnyMomentTheFileIsTheOldOrTheNewOne) {
   const TemporaryFolder folder;
   const std::string path = folder.file("a"), one(300'000, '1'), two(200'000, '2');
@@ -130,7 +130,7 @@ TEST(Files, ADeviceAPipeOrAFolderIsNotReplaced) {
   }
 }
 
-// A pipe, whose other end may never open, and a device without an end.
+// A pipe, whose other end may never be opened, and an endless device.
 TEST(Files, WhereARegularFileIsNeededNothingElseIsOpened) {
   const TemporaryFolder folder;
   const std::string pipe = folder.file("pipe");
@@ -276,5 +276,5 @@ TEST(Files, MovedMappingsKeepTheirBytes) {
   EXPECT_EQ(text_of(c.bytes()), "first") << "replacing a file does not disturb who has it mapped";
 }
 
-}  // namespace
+}  // namespace files_test
 }  // namespace based

@@ -9,7 +9,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace folder_lock_test {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
@@ -71,7 +71,8 @@ TEST(FolderLock, WhatAKilledProcessLeftIsNoObstacle) {
   EXPECT_EQ(read_file(folder.file(".lock")), std::to_string(getpid()) + "\n");
 }
 
-// The file goes with its lock, so that one process may open it and another make it anew: there is one holder all the same.
+// The lock file is removed with its lock, so that one process may open the old file while another creates a new one. There must still be
+// only one holder.
 TEST(FolderLock, ManyTakeAndReleaseItAndOneHoldsIt) {
   const TemporaryFolder folder;
   const std::string out = folder.file("out");
@@ -84,7 +85,7 @@ TEST(FolderLock, ManyTakeAndReleaseItAndOneHoldsIt) {
       try {
         const FolderLock lock(out);
         ++held;
-        if (!fs::create_directory(folder.file("held"))) _exit(1);  // there already: another holds the lock
+        if (!fs::create_directory(folder.file("held"))) _exit(1);  // it exists: another process holds the lock
         fs::remove(folder.file("held"));
       } catch (const Error&) {}
     }
@@ -104,5 +105,5 @@ TEST(FolderLock, WhatCannotBeLockedIsNamed) {
   EXPECT_THAT(message_of<Error>([&] { FolderLock lock("/proc/none"); }), HasSubstr("/proc/none: cannot make the folder: "));
 }
 
-}  // namespace
+}  // namespace folder_lock_test
 }  // namespace based

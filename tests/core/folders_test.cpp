@@ -7,7 +7,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace folders_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -32,7 +32,7 @@ TEST(Folders, AreMadeListedAndRemoved) {
   EXPECT_EQ(folder_of("b"), ".");
 }
 
-// A path below a file is refused to root, too.
+// A path below a file is an error for root too.
 TEST(Folders, ErrorsNameThePathAndNotTheStandardLibrary) {
   const TemporaryFolder folder;
   const std::string file = folder.file("file"), below = file + "/below", long_name = folder.file(std::string(300, 'n'));
@@ -54,5 +54,5 @@ TEST(Folders, ErrorsNameThePathAndNotTheStandardLibrary) {
   expect(message_of<Error>([&] { rename_path(folder.file("none"), file); }), folder.file("none"), "cannot be renamed to " + file);
 }
 
-}  // namespace
+}  // namespace folders_test
 }  // namespace based

@@ -8,7 +8,7 @@
 #include "temporary_folder.h"
 
 namespace based {
-namespace {
+namespace hash_test {
 
 std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
@@ -46,5 +46,5 @@ TEST(Hash, OfAFile) {
   EXPECT_THROW(xxh3_128_file(folder.file("b")), Error);
 }
 
-}  // namespace
+}  // namespace hash_test
 }  // namespace based

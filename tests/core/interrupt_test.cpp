@@ -7,7 +7,7 @@
 #include <csignal>
 
 namespace based {
-namespace {
+namespace interrupt_test {
 
 TEST(Interrupt, TheFirstSignalSetsAFlag) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
@@ -41,7 +41,7 @@ TEST(InterruptDeathTest, TheSecondSignalExitsWith130) {
       testing::ExitedWithCode(130), "");
 }
 
-// Shells pass SIGHUP on and the terminal sends it too; a service manager sends it behind SIGTERM.
+// Both the shell and the terminal send SIGHUP; a service manager sends it after SIGTERM.
 TEST(InterruptDeathTest, AHangUpIsNoSecondSignal) {
   EXPECT_EXIT(
       {
@@ -76,5 +76,5 @@ TEST(InterruptDeathTest, OutsideOfAScopeSignalsActAsBefore) {
       testing::KilledBySignal(SIGTERM), "");
 }
 
-}  // namespace
+}  // namespace interrupt_test
 }  // namespace based

@@ -10,7 +10,7 @@
 #include "temporary_folder.h"
 
 namespace based {
-namespace {
+namespace json_test {
 
 using ::testing::StartsWith;
 
@@ -28,7 +28,7 @@ TEST(Json, ReadsWhatIsValid) {
   EXPECT_EQ(parse_json(" \n[1 ,\t2] ", "in.json").size(), 2u);
 }
 
-// What it reads, the parser reads to the same; what the parser refuses, it refuses.
+// If read_only_member accepts a text, the parser must return the same value. It must reject every text that the parser rejects.
 void expect_as_the_parser(const std::string& text) {
   std::string value;
   if (!read_only_member(text, "text", value)) return;
@@ -114,5 +114,5 @@ TEST(Json, DumpReplacesWhatIsNotUtf8) {
   EXPECT_EQ(dump_json(Json{{"a", 1}}, 2), "{\n  \"a\": 1\n}");
 }
 
-}  // namespace
+}  // namespace json_test
 }  // namespace based

@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 namespace based {
-namespace {
+namespace loaded_library_test {
 
-// A part of glibc that nothing here is linked with.
+// A library of glibc that the test is not linked with.
 constexpr const char* kLibrary = "libresolv.so.2";
 constexpr const char* kFunction = "ns_sprintrr";
 
@@ -27,5 +27,5 @@ TEST(LoadedLibrary, HasFunctionsOfWhatWasLoadedLocally) {
 
 TEST(LoadedLibrary, HasNothingOfALibraryThatDoesNotExist) { EXPECT_EQ(find("libnothing.so.1", kFunction), nullptr); }
 
-}  // namespace
+}  // namespace loaded_library_test
 }  // namespace based

@@ -8,7 +8,7 @@
 #include "temporary_folder.h"
 
 namespace based {
-namespace {
+namespace manifest_test {
 
 using ::testing::HasSubstr;
 
@@ -73,7 +73,7 @@ TEST(Manifest, AFolderIsVerifiedFileByFile) {
   write_file_atomic(folder.file("state"), "");
   EXPECT_THAT(message_of<Error>([&] { verify_manifest(here); }), HasSubstr("manifest.json: cannot open"));
   write_manifest(here);
-  write_manifest(here);  // again: it does not list itself
+  write_manifest(here);  // the second manifest must not list the first
   verify_manifest(here);
   write_file_atomic(folder.file("notes"), "of the user");
   verify_manifest(here);
@@ -85,5 +85,5 @@ TEST(Manifest, AFolderIsVerifiedFileByFile) {
   EXPECT_THAT(message_of<Error>([&] { verify_manifest(here); }), HasSubstr("weights: cannot open"));
 }
 
-}  // namespace
+}  // namespace manifest_test
 }  // namespace based

@@ -10,7 +10,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace new_folder_test {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
@@ -60,5 +60,5 @@ TEST(NewFolder, IsThereWholeOrNotAtAll) {
   EXPECT_THAT(message_of<Error>([&] { NewFolder(path + "/first/new", "--out"); }), HasSubstr("above/new/first/new: "));
 }
 
-}  // namespace
+}  // namespace new_folder_test
 }  // namespace based

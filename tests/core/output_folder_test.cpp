@@ -7,7 +7,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace output_folder_test {
 
 using testing::HasSubstr;
 
@@ -85,5 +85,5 @@ TEST(OutputFolder, CannotBeMadeBelowAFile) {
             folder.file("file/out") + ": cannot make the folder: Not a directory");
 }
 
-}  // namespace
+}  // namespace output_folder_test
 }  // namespace based

@@ -13,7 +13,7 @@
 #include "temporary_folder.h"
 
 namespace based {
-namespace {
+namespace plot_test {
 
 using plot_detail::make_layout;
 using ::testing::ElementsAre;
@@ -164,7 +164,7 @@ TEST(Plot, GnuplotDrawsPercentTicks) {
   EXPECT_EQ(write_plot(plot, folder.file("recall")).size(), 2u);
 }
 
-// An environment variable for as long as the object lives.
+// Sets an environment variable during its lifetime.
 class Environment {
  public:
   Environment(const char* name, const std::string& value) : name_(name) {
@@ -180,7 +180,7 @@ class Environment {
   std::optional<std::string> before_;
 };
 
-// The PATH with a gnuplot in front that does as `script` says.
+// A PATH whose first gnuplot runs `script`.
 std::string path_with_gnuplot(const TemporaryFolder& folder, const std::string& script) {
   write_file_atomic(folder.file("gnuplot"), "#!/bin/sh\n" + script + "\n");
   std::filesystem::permissions(folder.file("gnuplot"), std::filesystem::perms::owner_all);
@@ -322,7 +322,7 @@ TEST(Plot, LabelsAtTheEndStayApartAndHaveTheirMarkers) {
   EXPECT_EQ(count_of(svg, "<circle"), count_of(plot_svg(plot), "<circle") + 3) << "of ranks 0, 5 and 10";
 }
 
-// What has no markers, as a frontier, is named beside a piece of its line.
+// The label of a series without markers, such as a frontier, is next to a piece of its line.
 TEST(Plot, LabelsAtTheEndHaveTheLinesOfWhatHasNoMarkers) {
   Plot plot = frontier_plot();
   plot.labels_at_end = true;
@@ -367,5 +367,5 @@ TEST(Plot, GnuplotDrawsBarsBackdropsAndNotes) {
   EXPECT_THAT(write_plot(plot, folder.file("a")), SizeIs(2));
 }
 
-}  // namespace
+}  // namespace plot_test
 }  // namespace based

@@ -7,7 +7,7 @@
 #include "based/core/log.h"
 
 namespace based {
-namespace {
+namespace progress_test {
 
 using ::testing::AllOf;
 using ::testing::EndsWith;
@@ -16,7 +16,7 @@ using ::testing::MatchesRegex;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// What `run` writes when it is given options that point into a pipe.
+// The output of `run` with options whose descriptor is a pipe.
 template <class Run>
 std::string written(ProgressOptions options, Run run) {
   int ends[2];
@@ -74,7 +74,7 @@ TEST(Progress, WhatEndsBeforeTheDelayDrawsNothing) {
                       [](const ProgressOptions& options) {
                         Progress progress("look", 2, options);
                         progress.update(1);
-                        log_warning("above it");  // draws no line below it
+                        log_warning("above it");  // must not draw a line below the message
                         progress.update(2);
                       }),
               "");
@@ -135,5 +135,5 @@ TEST(Progress, Formats) {
   EXPECT_EQ(format_bytes(6.1 * 1024 * 1024), "6.1 MiB");
 }
 
-}  // namespace
+}  // namespace progress_test
 }  // namespace based

@@ -8,11 +8,11 @@
 #include <vector>
 
 namespace based {
-namespace {
+namespace random_test {
 
 using ::testing::ElementsAre;
 
-// The known answers that come with the algorithm's reference implementation (Random123, kat_vectors, philox4x32 10).
+// The known answers of the reference implementation (Random123, kat_vectors, philox4x32 10).
 TEST(Random, PhiloxKnownAnswers) {
   EXPECT_THAT(philox4x32({0, 0, 0, 0}, {0, 0}), ElementsAre(0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u));
   EXPECT_THAT(philox4x32({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}), ElementsAre(0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu));
@@ -94,7 +94,7 @@ TEST(Random, NormalHasTheRightDistribution) {
   }
 }
 
-// The normal at a uniform u must satisfy Φ(x) = u: checked through erfc, far into both tails.
+// The normal number x for a uniform u must satisfy Φ(x) = u. Checked by erfc, far into both tails.
 TEST(Random, NormalInvertsTheDistributionFunction) {
   Random random(3);
   for (int i = 0; i < 10'000; ++i) {
@@ -128,7 +128,7 @@ TEST(Random, BelowIsUniformForAwkwardBounds) {
     const double freedom = static_cast<double>(bound) - 1;
     EXPECT_LE(chi2, freedom + 5 * std::sqrt(2 * freedom) + 1) << bound;
   }
-  // With bound 3·2^62 a plain remainder would return the lower third twice as often.
+  // For the bound 3·2^62 a plain remainder would return numbers of the lower third twice as often.
   Random random(5);
   const uint64_t bound = 3ull << 62;
   int low = 0;
@@ -152,5 +152,5 @@ TEST(Random, BetweenIncludesBothEndsAndAllRanges) {
   for (int i = 0; i < 100; ++i) EXPECT_LE(random.between(INT64_MIN, INT64_MIN + 1), INT64_MIN + 1);
 }
 
-}  // namespace
+}  // namespace random_test
 }  // namespace based

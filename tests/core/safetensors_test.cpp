@@ -13,7 +13,7 @@
 #include "temporary_folder.h"
 
 namespace based {
-namespace {
+namespace safetensors_test {
 
 using ::testing::HasSubstr;
 
@@ -148,7 +148,7 @@ struct Sample {
   }
 };
 
-// Entries take some 50 bytes, so that a header of ten million is longer than the format allows; a good 100,000 are looked at.
+// An entry takes about 50 bytes, so that a header of ten million entries exceeds the format's limit. More than 100,000 entries are checked.
 TEST(Safetensors, ManyOverlappingTensorsAreRefused) {
   std::string header = "{";
   for (int i = 0; i < 100'000; ++i) header += (i ? ",\"" : "\"") + std::to_string(i) + "\":" + entry("U8", "[1]", "[0,1]");
@@ -156,7 +156,7 @@ TEST(Safetensors, ManyOverlappingTensorsAreRefused) {
   EXPECT_THAT(error_of(with_length(50 * uint64_t{10'000'000}, header)), HasSubstr("more than the 100000000 allowed"));
 }
 
-// A header that breaks at any place, after any number of tensors were read: an Error, or a file of which every byte is accounted for.
+// A changed byte anywhere in the header gives either an Error or a file in which every byte belongs to a tensor.
 TEST(Safetensors, AnyChangedByteIsReadWholeOrRefused) {
   const TemporaryFolder folder;
   write_safetensors(folder.file("m"), Sample().views(), {{"k", "v"}});
@@ -232,7 +232,7 @@ TEST(Safetensors, TruncatedAnywhereIsAnError) {
   const std::string text = read_file(folder.file("m"));
   ASSERT_EQ(error_of(text), "");
   for (size_t size = 0; size < text.size(); ++size) {
-    const std::string cut(text.data(), size);  // memory of its own, so that a read past the end is seen
+    const std::string cut(text.data(), size);  // a separate allocation, so that a read past the end is detected
     EXPECT_NE(error_of(cut), "") << size;
   }
   EXPECT_NE(error_of(text + '\0'), "");
@@ -292,7 +292,7 @@ TEST(Safetensors, FindsTheFirstValueThatIsNotFinite) {
   const float inf = std::numeric_limits<float>::infinity();
   const std::vector<float> f32 = {1, -3e38f, inf, 0};
   const std::vector<double> f64 = {std::nan(""), 1};
-  const std::vector<uint16_t> half = {0x7bff, 0xfc01};  // the greatest fp16, then a NaN; as bf16 both are finite
+  const std::vector<uint16_t> half = {0x7bff, 0xfc01};  // the largest fp16 number, then an fp16 NaN; as bf16 both are finite
   const auto scan = [](DType dtype, auto& values) {
     return first_not_finite({"x", dtype, {static_cast<int64_t>(values.size())}, std::as_bytes(std::span(values))});
   };
@@ -303,5 +303,5 @@ TEST(Safetensors, FindsTheFirstValueThatIsNotFinite) {
   EXPECT_EQ(scan(DType::I32, f32), std::nullopt);
 }
 
-}  // namespace
+}  // namespace safetensors_test
 }  // namespace based

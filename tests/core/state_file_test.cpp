@@ -10,7 +10,7 @@
 #include "temporary_folder.h"
 
 namespace based {
-namespace {
+namespace state_file_test {
 
 using ::testing::HasSubstr;
 
@@ -18,7 +18,7 @@ std::string error_of(const std::string& file) {
   return message_of<Error>([&] { parse_state_file(std::as_bytes(std::span(file)), "s.state"); });
 }
 
-// A state file around any header and payload, with a right size and checksum, so that the checks behind the checksum are reached.
+// A state file with any header and payload but a valid size and checksum, so that the checks after the checksum are reached.
 std::string sealed(std::string header, const std::string& payload, uint32_t version = 1) {
   header.resize((header.size() + 7) / 8 * 8, ' ');
   const uint64_t header_size = header.size();
@@ -204,5 +204,5 @@ TEST(StateFile, WriterRefusesWhatTheReaderWould) {
   EXPECT_EQ(folder.entries(), 0u);
 }
 
-}  // namespace
+}  // namespace state_file_test
 }  // namespace based

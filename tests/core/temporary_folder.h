@@ -1,4 +1,4 @@
-// A folder of its own for a test, removed afterwards.
+// A temporary folder for a test, which the destructor removes.
 #pragma once
 #include <stdlib.h>
 
@@ -33,7 +33,7 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
-// The message of the E that `run` throws; "" where it throws nothing.
+// The message of the exception E that `run` throws; "" if it does not throw.
 template <class E, class Run>
 std::string message_of(Run run) {
   try {

@@ -6,7 +6,7 @@
 #include <string_view>
 
 namespace based {
-namespace {
+namespace tensorboard_test {
 
 uint32_t crc_of(std::string_view text) { return crc32c(std::as_bytes(std::span(text))); }
 
@@ -29,7 +29,7 @@ uint32_t unmask(uint32_t masked) {
   return rotated >> 17 | rotated << 15;
 }
 
-// The bytes as the protocol-buffer library of TensorBoard itself encodes this event.
+// The bytes that TensorBoard's own protocol buffer library writes for this event.
 TEST(Tensorboard, AScalarIsEncodedAsTheLibraryDoes) {
   const std::string record = tensorboard_scalars(1.5, 300, {{"train/loss", 0.25}, {"b", -1}});
   const std::string message(
@@ -50,5 +50,5 @@ TEST(Tensorboard, AFileBeginsWithItsVersion) {
                                                                24));
 }
 
-}  // namespace
+}  // namespace tensorboard_test
 }  // namespace based

@@ -8,7 +8,7 @@
 #include "based/core/json.h"
 
 namespace based {
-namespace {
+namespace text_test {
 
 using std::string_literals::operator""s;
 
@@ -28,7 +28,7 @@ TEST(FormatNumber, OfAnySizeIsWhole) {
   EXPECT_EQ(format_number(std::copysign(none, -1), 2), "nan");
 }
 
-// Whatever the exponent, the text reads back as the number, to the digits that are shown.
+// For every exponent, parsing the text gives the number, up to the printed digits.
 TEST(FormatNumber, ReadsBackAtEveryExponent) {
   for (int exponent = -300; exponent <= 308; ++exponent) {
     const double value = 1.2345 * std::pow(10, exponent - 1);
@@ -83,5 +83,5 @@ TEST(EscapeControls, OfALineOfJsonMeansTheSame) {
   EXPECT_EQ(parse_json(escape_controls(dump_json(json)), "line"), json);
 }
 
-}  // namespace
+}  // namespace text_test
 }  // namespace based

@@ -14,9 +14,9 @@
 #include "tests/data/goldens.h"
 
 namespace based {
-namespace {
+namespace bpe_test {
 
-// The definition, with nothing clever: of all pairs in the list the first of the best rank is merged.
+// The definition: repeatedly merges the first occurrence of the pair with the best rank.
 std::vector<int32_t> merge_plainly(const Vocabulary& vocabulary, const std::string& piece) {
   std::map<std::pair<int32_t, int32_t>, size_t> rank;
   std::map<std::string, int32_t> byte;
@@ -39,7 +39,7 @@ std::vector<int32_t> merge_plainly(const Vocabulary& vocabulary, const std::stri
   }
 }
 
-// Merges in an order that no training would give: later merges may be made of tokens of still later ones, and the other way round.
+// Merges in an order that training cannot give: a merge may use tokens that later merges produce.
 Vocabulary shuffled_vocabulary(uint32_t seed) {
   std::mt19937 random(seed);
   BpeTrainer trainer({.vocab_size = 256 + 60, .min_frequency = 1, .specials = {}});
@@ -57,7 +57,7 @@ TEST(Bpe, EqualsThePlainDefinitionForShortAndLongPieces) {
     const Vocabulary vocabulary = shuffled_vocabulary(seed);
     const BpeTokenizer tokenizer(vocabulary);
     for (int round = 0; round < 60; ++round) {
-      std::string piece;  // letters only: one pre-token; up to 16 bytes they are remembered, above 32 the heap is used
+      std::string piece;  // letters only, so one pre-token; up to 16 bytes are cached, above 32 bytes the heap is used
       for (size_t length = 1 + random() % (round % 3 ? 40 : 300); piece.size() < length;)
         piece.append(1 + random() % 4, "abc"[random() % 3]);
       const std::vector<int32_t> expected = merge_plainly(vocabulary, piece);
@@ -67,7 +67,7 @@ TEST(Bpe, EqualsThePlainDefinitionForShortAndLongPieces) {
   }
 }
 
-// More different pre-tokens than the memory holds, so that it is filled, grown and emptied on the way.
+// More distinct pre-tokens than the cache can hold, so that it is filled, grown and cleared.
 TEST(Bpe, RememberedPiecesStayRightWhenTheMemoryOverflows) {
   const BpeTokenizer warm(shuffled_vocabulary(1)), cold(shuffled_vocabulary(1));
   std::string text;
@@ -102,7 +102,7 @@ TEST(Bpe, ThreadsShareATokenizer) {
   EXPECT_EQ(got, expected);
 }
 
-// About 0.3 s each; quadratic time would take hours and end at the test's time limit.
+// Takes about 0.3 s each. A quadratic algorithm would take hours and exceed the test's time limit.
 TEST(Bpe, HostileTextTakesNoQuadraticTime) {
   const BpeTokenizer tokenizer(shuffled_vocabulary(3));
   std::mt19937 random(1);
@@ -125,7 +125,7 @@ void expect_cases(const Tokenizer& tokenizer, const std::string& path, size_t li
   EXPECT_EQ(count, lines);
 }
 
-// Ids of the Python `tokenizers` library.
+// Compares with ids of the Python `tokenizers` library.
 TEST(Bpe, Gpt2EqualsTheReferenceOnEveryLine) {
   const std::string cases = test::golden("tokenizer/gpt2_cases.jsonl"), files = test::data_set("gpt2-bpe");
   BASED_NEEDS(cases);
@@ -162,5 +162,5 @@ TEST(Bpe, TinyShakespeareWholeHasTheReferenceCounts) {
   }
 }
 
-}  // namespace
+}  // namespace bpe_test
 }  // namespace based

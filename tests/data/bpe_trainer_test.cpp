@@ -11,7 +11,7 @@
 #include "tests/data/goldens.h"
 
 namespace based {
-namespace {
+namespace bpe_trainer_test {
 
 using ::testing::HasSubstr;
 
@@ -49,7 +49,7 @@ TEST(BpeTrainer, OrderOfTheDocumentsDoesNotMatterAndLinesAreApart) {
   for (const std::string& token : a.tokens) EXPECT_TRUE(token == "\n" || token.find('\n') == std::string::npos);
 }
 
-// Runs of one letter: pairs overlap themselves, and the same bytes can be spelled in several ways.
+// Runs of one letter: pairs overlap themselves, and different merges can produce the same bytes.
 TEST(BpeTrainer, VocabulariesOfRepetitiveTextCanBeReadAgain) {
   for (const char* text : {"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "abababababababbaabba abaab aabba", "aabaabaaabaaaab aabaaba baabaaab"}) {
     BpeTrainer trainer({.vocab_size = 400, .min_frequency = 1, .specials = {"<|endoftext|>"}});
@@ -77,7 +77,7 @@ TEST(BpeTrainer, RefusesWhatCannotBe) {
               HasSubstr("once"));
 }
 
-// In the files a special token stands as it is, and the others by their names, where é is byte 0xe9.
+// In the files a special token is written as its text, and other tokens by their names, in which é is byte 0xe9.
 TEST(BpeTrainer, ASpecialTokenIsNeverTheNameOfAnother) {
   for (const std::string bad : {"\u00a7", "\u00e9", "\u0120"}) {
     EXPECT_THAT(message_of<UsageError>([&] { BpeTrainer({.vocab_size = 300, .min_frequency = 2, .specials = {bad}}); }),
@@ -97,8 +97,7 @@ TEST(BpeTrainer, ASpecialTokenIsNeverTheNameOfAnother) {
   }
 }
 
-// Files of the Python `tokenizers` library for the same text and settings.
-// In the files a special token is its text and any other its name: two tokens of one name could not be told apart.
+// In the files a special token is written as its text and any other token by its name: two tokens with one name would be indistinguishable.
 TEST(BpeTrainer, ATokenIsNotLearntUnderTheNameOfASpecialOne) {
   for (const std::string special : {"user", "\xc4\xa0user", "us"}) {
     BpeTrainer trainer({.vocab_size = 300, .min_frequency = 1, .specials = {special}});
@@ -134,5 +133,5 @@ TEST(BpeTrainer, ReproducesTheReferenceFilesByteForByte) {
   }
 }
 
-}  // namespace
+}  // namespace bpe_trainer_test
 }  // namespace based

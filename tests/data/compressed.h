@@ -5,7 +5,7 @@
 
 namespace based {
 
-// As the zstd program does it, with a checksum of the content.
+// Compresses as the zstd program does, with a checksum of the content.
 inline std::string compressed(const std::string& text) {
   std::string out(ZSTD_compressBound(text.size()) + 64, '\0');
   ZSTD_CCtx* context = ZSTD_createCCtx();

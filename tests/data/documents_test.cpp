@@ -8,7 +8,7 @@
 #include "tests/data/compressed.h"
 
 namespace based {
-namespace {
+namespace documents_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -104,5 +104,5 @@ TEST_F(Documents, UnknownNamesAndMissingFilesAreErrors) {
   EXPECT_THAT(message_of<Error>([] { text_format("csv"); }), HasSubstr("got 'csv'"));
 }
 
-}  // namespace
+}  // namespace documents_test
 }  // namespace based

@@ -1,4 +1,4 @@
-// Where the data tests find expected outputs and data sets that are not part of the repository. A test that needs them skips, saying so.
+// The places of expected outputs and data sets that are not part of the repository. Tests that need them are skipped if they are missing.
 #pragma once
 #include <gtest/gtest.h>
 

@@ -11,7 +11,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace json_lines_test {
 
 using ::testing::HasSubstr;
 
@@ -69,5 +69,5 @@ TEST(JsonLines, BadLinesAreNamed) {
   EXPECT_THAT(decode_error("{}"), HasSubstr("in:1: needs 'ids'"));
 }
 
-}  // namespace
+}  // namespace json_lines_test
 }  // namespace based

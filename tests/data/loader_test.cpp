@@ -8,14 +8,14 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace loader_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 class LoaderTest : public ::testing::Test {
  protected:
-  // Byte 0, 1, 2 … in documents of the lengths given, over several shards.
+  // Bytes 0, 1, 2 … in documents of the given lengths, over several shards.
   std::shared_ptr<const TokenDataset> make(const std::vector<int>& documents) {
     ShardWriter writer(folder_.file(std::to_string(sets_)), ByteTokenizer(), 16);
     int32_t next = 0;
@@ -46,7 +46,7 @@ TEST(Permutation, GivesEveryIndexOnce) {
   EXPECT_LT(Permutation((uint64_t{1} << 40) + 3, 1, 0)((uint64_t{1} << 40) + 2), (uint64_t{1} << 40) + 3);
 }
 
-// Where the first index lands, over many streams, is even; by chi-squared with 9 degrees of freedom.
+// Over many streams, the image of the first index is uniformly distributed: a chi-squared test with 9 degrees of freedom.
 TEST(Permutation, IsEven) {
   std::vector<double> seen(10, 0);
   for (uint64_t stream = 0; stream < 20000; ++stream) seen[Permutation(10, 7, stream)(0)] += 1;
@@ -55,7 +55,7 @@ TEST(Permutation, IsEven) {
   EXPECT_LT(chi_squared, 34);
 }
 
-// Epochs are streams. Two unrelated orders agree at one place of n on average, shifted or not.
+// Epochs are streams. Two unrelated orders agree at one of n places on average, also if one is shifted.
 TEST(Permutation, OfNeighbouringSeedsAndEpochsAreUnrelated) {
   constexpr int64_t size = 1000;
   for (int64_t ds = 0; ds <= 2; ++ds)
@@ -157,5 +157,5 @@ TEST_F(LoaderTest, RefusesWhatCannotBe) {
   EXPECT_THAT(message_of<Error>([&] { Loader(data, {.length = 4, .batch = 6}, 0, 4); }), HasSubstr("a multiple of the 4 devices"));
 }
 
-}  // namespace
+}  // namespace loader_test
 }  // namespace based

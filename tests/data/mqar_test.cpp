@@ -14,7 +14,7 @@
 #include "tests/data/goldens.h"
 
 namespace based {
-namespace {
+namespace mqar_test {
 
 using ::testing::HasSubstr;
 
@@ -73,7 +73,7 @@ TEST(MqarZoology, SegmentSeedsAreThoseOfNumpy) {
   EXPECT_EQ(seeds.test, (std::vector<int64_t>{3987752258, 3121803228}));
 }
 
-// By the published code under numpy 2.4.6, its global generator of fillers begun at 11: sums of entry · its number, from 1.
+// Expected sums of entry · index (from 1), computed by the published code with numpy 2.4.6, its global generator of fillers seeded with 11.
 TEST(MqarZoology, SegmentsOfATrainingFollowEachOther) {
   struct Segment {
     int64_t length, pairs, examples, inputs, labels;
@@ -165,8 +165,7 @@ TEST(Mqar, AnExampleDependsOnSeedAndIndexOnly) {
   EXPECT_NE(make_mqar(config).hash(), few.hash());
 }
 
-// Pinned, so that a change of the generator cannot pass unseen: figures of before would no longer be comparable.
-// Two unrelated examples have the same one of 8,192 words at a place in a few thousand.
+// Two unrelated examples agree at about one of a few thousand places, since there are 8,192 tokens.
 TEST(Mqar, ExamplesOfNeighbouringSeedsAndIndicesAreUnrelated) {
   MqarConfig config;
   config.vocab_size = 8192, config.length = 256, config.pairs = 64, config.random_fillers = true;
@@ -184,10 +183,11 @@ TEST(Mqar, ExamplesOfNeighbouringSeedsAndIndicesAreUnrelated) {
         for (size_t shift = 0; shift < 4; ++shift)
           for (size_t t = 0; t + shift < one.size(); ++t) equal += one[t] == other[t + shift] || one[t + shift] == other[t];
       }
-      EXPECT_LT(equal, 40) << ds << ' ' << di;  // chance gives about 5
+      EXPECT_LT(equal, 40) << ds << ' ' << di;  // about 5 are expected by chance
     }
 }
 
+// Fixed values, so that a change of the generator is detected: earlier results would no longer be comparable.
 TEST(Mqar, TheStreamOfTokensStaysTheSame) {
   const MqarConfig config{.vocab_size = 64, .length = 16, .pairs = 2, .examples = 1, .seed = 1};
   const MqarData data = make_mqar(config);
@@ -195,7 +195,7 @@ TEST(Mqar, TheStreamOfTokensStaysTheSame) {
   EXPECT_EQ(make_mqar({.length = 256, .pairs = 32, .examples = 100, .seed = 9}).hash(), 3965540151109815089u);
 }
 
-// First gaps of many examples against the probabilities, by chi-squared.
+// Compares the first gaps of many examples with their probabilities by a chi-squared test.
 TEST(Mqar, GapsFollowThePowerLaw) {
   const MqarConfig config{.vocab_size = 64, .length = 34, .pairs = 1, .examples = 20000, .power_a = 0.01, .seed = 3};
   const MqarData data = make_mqar(config);
@@ -214,7 +214,7 @@ TEST(Mqar, GapsFollowThePowerLaw) {
   EXPECT_LT(chi_squared, 45) << "15 degrees of freedom: 45 is passed once in 10,000";
 }
 
-// The second of two gaps, given the first, follows the same weights without the first one.
+// Given the first of two gaps, the second follows the same weights without the first.
 TEST(Mqar, GapsAreDrawnWithoutReplacement) {
   const MqarConfig config{.vocab_size = 64, .length = 10, .pairs = 2, .examples = 30000, .power_a = 0.01, .seed = 4};  // gaps 0, 1, 2
   const MqarData data = make_mqar(config);
@@ -263,5 +263,5 @@ TEST(Mqar, RefusesWhatDoesNotFit) {
   EXPECT_THAT(refused({.seed = -1, .compat = "zoology"}), HasSubstr("seed must be from 0"));
 }
 
-}  // namespace
+}  // namespace mqar_test
 }  // namespace based

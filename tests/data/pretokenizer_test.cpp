@@ -13,7 +13,7 @@
 #include "based/data/unicode_classes.h"
 
 namespace based {
-namespace {
+namespace pretokenizer_test {
 
 std::vector<std::string> split(const std::string& text) {
   std::vector<std::string> pieces;
@@ -27,7 +27,7 @@ std::vector<std::string> split(const std::string& text) {
   return pieces;
 }
 
-// The published pattern in a regular-expression library: nothing in common with the scanner but the pattern. \s is spelled out.
+// The published pattern in a regular-expression library, as an independent implementation. \s is spelled out.
 class Oracle {
  public:
   Oracle() {
@@ -73,7 +73,7 @@ std::string utf8(const std::vector<char32_t>& codes) {
   return text;
 }
 
-// Characters whose class has not changed since Unicode 5, so that every library knows them.
+// Characters whose class has not changed since Unicode 5, so that every library agrees.
 const std::vector<char32_t> kOld = {'a',    'Z',    's',    't',    'l',    'r',    'e',    'v',     'm',     'd',    '0',
                                     '9',    '.',    '_',    '\'',   '\'',   ' ',    ' ',    ' ',     '\n',    '\t',   '\r',
                                     0x0b,   0x1c,   0x7f,   0x85,   0xa0,   0xb2,   0xbd,   0xe9,    0x301,   0x3b1,  0x416,
@@ -84,7 +84,7 @@ TEST(Pretokenizer, EqualsTheRegularExpressionOnRandomText) {
   const Oracle oracle;
   std::mt19937 random(1);
   for (int round = 0; round < 20000; ++round) {
-    // Every other text is ASCII only; runs of one character are frequent.
+    // Every second text is ASCII only. Runs of one character are frequent.
     const size_t choices = round % 2 ? 25 : kOld.size();
     std::vector<char32_t> codes;
     for (size_t length = random() % 24; codes.size() < length;) codes.insert(codes.end(), 1 + random() % 3, kOld[random() % choices]);
@@ -141,5 +141,5 @@ TEST(Utf8, EveryCodeSurvivesAndEveryShortSequenceIsJudged) {
   EXPECT_TRUE(is_valid_utf8("\xe2\x82\xac"));
 }
 
-}  // namespace
+}  // namespace pretokenizer_test
 }  // namespace based

@@ -16,13 +16,13 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace shards_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// A tokenizer of any size, for its numbers only.
+// A tokenizer of any vocabulary size that cannot encode text.
 class Numbers final : public Tokenizer {
  public:
   explicit Numbers(size_t size) : Tokenizer(Vocabulary{std::vector<std::string>(size, "x"), {}, {}}) {}
@@ -66,7 +66,7 @@ TEST(Shards, GiveBackWhatWasWrittenInBothWidthsAndAnyNumberOfShards) {
       EXPECT_EQ(data.documents(), static_cast<int64_t>(starts.size()));
       EXPECT_EQ(data.tokenizer_hash(), tokenizer.hash());
       data.require_tokenizer(tokenizer);
-      for (int i = 0; i < 50; ++i) {  // any part, over the shards' edges
+      for (int i = 0; i < 50; ++i) {  // random ranges, also across shards
         const size_t first = random() % expected.size(), count = random() % (expected.size() - first + 1);
         std::vector<int32_t> part(count, -1);
         data.copy(static_cast<int64_t>(first), part);
@@ -116,7 +116,7 @@ TEST(Shards, AWriterThatIsGivenUpLeavesNothing) {
   EXPECT_FALSE(std::filesystem::exists(folder.file("a/00000.tokens")));
 }
 
-// Killed behind its second shard, inside the third.
+// The writer is killed after its second shard, within the third.
 TEST(Shards, WhatAKilledWriterLeftIsClearedByTheNext) {
   const TemporaryFolder folder;
   const std::vector<int32_t> ids = {1, 2, 3};
@@ -154,7 +154,7 @@ TEST(Shards, WhatAKilledWriterLeftIsClearedByTheNext) {
   EXPECT_THROW(ShardWriter(folder.file("a"), Numbers(300)), Error);
 }
 
-// One shard with three documents in a vocabulary of 300, as bytes that a test may damage.
+// One shard with three documents and a vocabulary of 300, as bytes that a test can damage.
 class DamagedShard : public ::testing::Test {
  protected:
   DamagedShard() {
@@ -171,7 +171,7 @@ class DamagedShard : public ::testing::Test {
   void put(size_t offset, T value) {
     std::memcpy(bytes_.data() + offset, &value, sizeof(T));
   }
-  void mend() {  // makes both checksums fit again
+  void mend() {  // makes both checksums valid again
     const auto all = std::as_bytes(std::span(bytes_));
     put(48, xxh3_64(all.subspan(72)));
     put(64, xxh3_64(std::as_bytes(std::span(bytes_)).first(64)));
@@ -231,7 +231,7 @@ TEST_F(DamagedShard, EachFieldIsChecked) {
   for (const uint64_t vocab : {uint64_t{0}, ~uint64_t{0}})
     EXPECT_THAT(changed([&] { put(32, vocab); }), HasSubstr("byte 32: a vocabulary"));
   EXPECT_THAT(changed([&] { put(60, uint32_t{2}); }), HasSubstr("byte 60"));
-  for (const uint64_t start : {uint64_t{0}, uint64_t{10}, uint64_t{15}, ~uint64_t{0}}) {  // of the second document
+  for (const uint64_t start : {uint64_t{0}, uint64_t{10}, uint64_t{15}, ~uint64_t{0}}) {  // the start of the second document
     EXPECT_THAT(changed([&] { put(104 + 8, start); }), HasSubstr("documents must start at 0, ascend")) << start;
   }
   EXPECT_THAT(changed([&] { put(104, uint64_t{1}); }), HasSubstr("byte 104: document 0 starts at token 1"));
@@ -295,5 +295,5 @@ TEST(PackFiles, TextCannotForgeTheEnd) {
   EXPECT_EQ(tokens.back(), 256);
 }
 
-}  // namespace
+}  // namespace shards_test
 }  // namespace based

@@ -11,7 +11,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace tokenizer_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -57,7 +57,7 @@ TEST(Tokenizer, SpecialTokensAreRecognisedOnlyOnRequest) {
   for (const int32_t id : ids) {
     if (bpe->is_special(id)) specials.push_back(id);
   }
-  EXPECT_THAT(specials, ElementsAre(0, 2, 1));  // the longest that fits
+  EXPECT_THAT(specials, ElementsAre(0, 2, 1));  // the longest match wins
   EXPECT_EQ(bpe->decode(ids), text);
   EXPECT_EQ(bpe->special("<|end"), 1);
   EXPECT_EQ(bpe->special("the"), std::nullopt);
@@ -78,7 +78,7 @@ TEST(Tokenizer, SavedAndReadAgainGivesTheSameIdsAndHash) {
   bpe->save(folder.file("a/b"));
   const auto again = make_tokenizer(folder.file("a/b"));
   EXPECT_EQ(again->hash(), bpe->hash());
-  // vocab.json and merges.txt alone say the same.
+  // vocab.json and merges.txt alone give the same tokenizer.
   std::filesystem::remove(folder.file("a/b/tokenizer.json"));
   EXPECT_EQ(make_tokenizer(folder.file("a/b"))->hash(), bpe->hash());
   const std::string text = "the cat <|endoftext|> 中文 \xff";
@@ -135,5 +135,5 @@ TEST(IncrementalDecoder, GivesACharacterOutWithItsLastByte) {
   EXPECT_EQ(decoder.flush(), "");
 }
 
-}  // namespace
+}  // namespace tokenizer_test
 }  // namespace based

@@ -9,12 +9,12 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace vocabulary_test {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// The 256 bytes, and whatever else is asked for, as vocab.json.
+// A vocab.json with the 256 bytes and additional entries.
 Json bytes_and(const std::vector<std::pair<std::string, Json>>& more = {}) {
   Json vocab = Json::object();
   int id = 0;
@@ -88,7 +88,7 @@ TEST(Vocabulary, RefusesBadMerges) {
   EXPECT_THAT(refusal(vocab, "a a\r\n"), HasSubstr("'a\\x0d' is not a token"));
 }
 
-// A cut list of merges would otherwise turn the tokens behind the cut into special ones, and the ids of every text would change.
+// Otherwise a truncated list of merges would turn the later tokens into special ones, which would change the ids of every text.
 TEST(Vocabulary, RefusesMergesThatAreCutOff) {
   const Json vocab = bytes_and({{"ab", 256}, {"Ġab", 257}, {"abab", 258}, {"<|endoftext|>", 259}});
   const std::string merges = "#version: 0.2\na b\nĠ ab\nab ab\n";
@@ -163,7 +163,7 @@ struct BadSetting {
   std::string remedy;
 };
 
-// Each gives other ids in the tokenizers library, or is unknown there, too.
+// Each setting gives other ids in the tokenizers library, or is unknown there too.
 std::vector<BadSetting> bad_settings() {
   const auto add = [](Json& root, int id, const char* content, const char* key, const Json& value) {
     Json token{{"id", id}, {"content", content}, {"special", true}, {"normalized", true}};
@@ -251,7 +251,7 @@ TEST(TokenizerJson, RefusesEverySettingThatItLacksByNameWithARemedy) {
   }
 }
 
-// These change neither ids nor texts in the tokenizers library.
+// These settings change neither ids nor decoded text in the tokenizers library.
 TEST(TokenizerJson, AcceptsSettingsWithoutConsequence) {
   const std::vector<std::function<void(Json&)>> changes{
       [](Json& j) { j["truncation"] = j["padding"] = nullptr; },
@@ -292,5 +292,5 @@ TEST(Vocabulary, AFolderWithoutATokenizerSaysWhatIsMissing) {
   EXPECT_THAT(message_of<Error>([&] { read_vocabulary(folder.path()); }), HasSubstr("merges.txt"));
 }
 
-}  // namespace
+}  // namespace vocabulary_test
 }  // namespace based

@@ -2,16 +2,17 @@
 #include <torch/cuda.h>
 
 #include "based/decode/record.h"
-#include "based/ops/causal_attention.h"
-#include "based/ops/embedding.h"
-#include "based/ops/rotary_attention_step.h"
+#include "based/ops/attention/causal_attention.h"
+#include "based/ops/attention/rotary_attention_step.h"
+#include "based/ops/training/embedding.h"
 
 namespace based::decode {
-namespace {
+namespace recorded_test {
 
 using torch::Tensor;
 
-// The window's kernel reads its ring before the kernels ahead of it have ended, and its positions, which one of these writes, only then.
+// The window's kernel may read its ring buffer before the preceding kernels have ended. It must wait for them before it reads the
+// positions, which one of them writes.
 TEST(RecordedAttention, TakesPositionsThatAreWrittenRightBefore) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   const torch::InferenceMode inference;
@@ -32,7 +33,7 @@ TEST(RecordedAttention, TakesPositionsThatAreWrittenRightBefore) {
     const RecordedStep recorded = record_step(torch::kCUDA, step, {});
     for (const auto& line : recorded.plan->report()) {
       if (line.op != "based::rotary_attention_step") continue;
-      EXPECT_EQ(line.form, StageForm::reads_ahead) << recorded.plan->text();
+      EXPECT_EQ(line.form, StageForm::early_reads) << recorded.plan->text();
     }
     for (int round = 0; round < 20; ++round) {
       const Tensor before = torch::randint(5000, {rows}, torch::kInt64).to(torch::kCUDA);
@@ -47,5 +48,5 @@ TEST(RecordedAttention, TakesPositionsThatAreWrittenRightBefore) {
   }
 }
 
-}  // namespace
+}  // namespace recorded_test
 }  // namespace based::decode

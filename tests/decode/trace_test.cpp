@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "based/decode/plan.h"
-#include "based/ops/rms_norm.h"
+#include "based/ops/norm/rms_norm.h"
 
 namespace based::decode {
-namespace {
+namespace trace_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
@@ -31,8 +31,8 @@ TEST(Trace, HearsWhatOperatorsReadAndWrite) {
   EXPECT_EQ(outermost_names(trace), (std::vector<std::string>{"based::rms_norm", "aten::add_"}));
   const Call &norm = outermost(trace, 0), &add = outermost(trace, 1);
   EXPECT_EQ(norm.reads.at(0), there);
-  EXPECT_TRUE(norm.makes);
-  EXPECT_FALSE(add.makes);
+  EXPECT_TRUE(norm.has_new_results);
+  EXPECT_FALSE(add.has_new_results);
   EXPECT_EQ(add.writes, Spans{there});
   EXPECT_EQ(add.reads.at(1), norm.writes.at(0)) << "the norm's result is what is added";
   EXPECT_TRUE(trace.is_external(there));
@@ -52,7 +52,7 @@ TEST(Trace, StopsListening) {
   EXPECT_EQ(another.calls().size(), 1U);
 }
 
-// The allocator gives freed memory away again: the address is the same, the value is not.
+// The allocator reuses freed memory: two values may have the same address.
 TEST(Trace, MemoryThatIsTakenAgainIsAnotherValue) {
   const torch::InferenceMode inference;
   const Tensor x = torch::ones({64});
@@ -83,13 +83,13 @@ TEST(Trace, ViewsAreOfTheValueThatTheyView) {
   EXPECT_FALSE(overlap(row, next));
 }
 
-// Of units: a's weight is constant, b's state its own; what a writes for b is neither.
+// For the units a and b: a's weight is constant, b's state is its own, and the tensor that a writes and b reads is neither.
 TEST(Effects, AreStatedByTheOperators) {
   const torch::InferenceMode inference;
   const Tensor weight = torch::ones({4}), x = torch::ones({4}), shared = torch::zeros({4});
   Tensor state = torch::zeros({4});
   Trace trace(kernels::kH200, nullptr);
-  const Span of_weight = trace.span_of(weight), of_state = trace.span_of(state), of_shared = trace.span_of(shared);
+  const Span weight_span = trace.span_of(weight), state_span = trace.span_of(state), shared_span = trace.span_of(shared);
   const Tensor y = x.mul(weight);
   state.add_(y);
   shared.add_(y);
@@ -101,19 +101,19 @@ TEST(Effects, AreStatedByTheOperators) {
     units.push_back({made.name, made.reads, made.writes, nullptr, "", {}});
   }
   const Effects effects(units, [&](const Span& span) { return trace.is_external(span); });
-  EXPECT_TRUE(effects.is_constant(of_weight));
-  EXPECT_FALSE(effects.is_constant(of_state));
+  EXPECT_TRUE(effects.is_constant(weight_span));
+  EXPECT_FALSE(effects.is_constant(state_span));
   EXPECT_FALSE(effects.is_constant(units[0].writes[0])) << "made in the step";
   EXPECT_TRUE(effects.is_constant({})) << "a bias that is not there";
-  EXPECT_TRUE(effects.is_private(of_state, 1));
-  EXPECT_FALSE(effects.is_private(of_state, 0));
-  EXPECT_FALSE(effects.is_private(of_shared, 2)) << "read by another";
+  EXPECT_TRUE(effects.is_private(state_span, 1));
+  EXPECT_FALSE(effects.is_private(state_span, 0));
+  EXPECT_FALSE(effects.is_private(shared_span, 2)) << "read by another";
   EXPECT_TRUE(effects.is_wanted(units[0].writes[0], 1));
   EXPECT_FALSE(effects.is_wanted(units[0].writes[0], 3));
-  EXPECT_TRUE(effects.is_wanted(of_state, 4)) << "outlives the step";
+  EXPECT_TRUE(effects.is_wanted(state_span, 4)) << "outlives the step";
 }
 
-// An operator that none of these files knows runs as it is, and the plan says why.
+// An operator without a fused form runs unchanged, and the plan gives the reason.
 TEST(Plan, SaysWhyAnOperatorRunsAsItIs) {
   const torch::InferenceMode inference;
   const Tensor x = torch::ones({2, 64}, torch::dtype(torch::kBFloat16).device(torch::kMeta));
@@ -123,11 +123,11 @@ TEST(Plan, SaysWhyAnOperatorRunsAsItIs) {
   const Plan plan(trace, kernels::kH200, torch::kMeta, nullptr, {});
   ASSERT_EQ(plan.units().size(), 2U) << "a view launches nothing";
   for (const Plan::Line& line : plan.report()) {
-    EXPECT_EQ(line.form, StageForm::as_it_is);
+    EXPECT_EQ(line.form, StageForm::none);
     EXPECT_THAT(line.why, HasSubstr("no lowering"));
   }
   EXPECT_EQ(plan.launches(), 2);
 }
 
-}  // namespace
+}  // namespace trace_test
 }  // namespace based::decode

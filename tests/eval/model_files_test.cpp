@@ -1,4 +1,4 @@
-// A model of every mixer and type from its files: what a model in memory does, one that was saved and loaded does to the bit.
+// For every mixer and type: a model that was saved and loaded gives the same bits as the model in memory.
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
@@ -6,7 +6,7 @@
 
 #include "based/eval/perplexity.h"
 #include "based/generate/session.h"
-#include "based/mixers/mixer.h"
+#include "based/mixers/kit/mixer.h"
 #include "based/models/weights.h"
 #include "based/train/checkpoints.h"
 #include "based/train/run_state.h"
@@ -15,13 +15,13 @@
 #include "tests/train/results.h"
 
 namespace based {
-namespace {
+namespace model_files_test {
 
 using torch::Tensor;
 
 ModelConfig model_of(const std::string& mixer) {
   ModelConfig config;
-  config.d_model = 64;  // what the defaults of every mixer divide
+  config.d_model = 64;  // a multiple of all mixers' default head dimensions
   config.layers = {"m", "m"};
   config.mlp_width = 32;
   config.norm = "layer_norm";
@@ -59,7 +59,7 @@ class FromFiles : public testing::TestWithParam<Given> {
   std::shared_ptr<LanguageModel> model_;
 };
 
-// Buffers too, which no file holds: in the type and with the numbers that they have in a model of this type.
+// Buffers, which are not stored in files, also have the type and the numbers of a model of this type.
 void expect_equal(const torch::nn::Module& one, const torch::nn::Module& other) {
   const auto compare = [](const auto& all, const auto& others) {
     ASSERT_EQ(all.size(), others.size());
@@ -75,7 +75,7 @@ void expect_equal(const torch::nn::Module& one, const torch::nn::Module& other) 
 
 TEST_P(FromFiles, ComesBackAsItWas) {
   expect_equal(*load(), *model_);
-  // In another type than stored, as --dtype asks for.
+  // In another type than the stored one, as with --dtype.
   for (const torch::Dtype type : {torch::kFloat32, torch::kBFloat16, torch::kFloat64}) {
     const auto converted = make_model(model_of(mixer()), 3);
     converted->to(device(), dtype());
@@ -142,7 +142,7 @@ TEST_P(FromFiles, TrainsOn) {
   expect_equal(*loaded, *model_);
 }
 
-// As `based train --resume` does it; fp64 is no precision of a run.
+// As in `based train --resume`, which does not support fp64.
 TEST_P(FromFiles, ARunResumes) {
   if (dtype() == torch::kFloat64) GTEST_SKIP() << "no precision of a run";
   TextRun run;
@@ -160,7 +160,7 @@ TEST_P(FromFiles, ARunResumes) {
   run_text_training(run, folder_.file("whole"));
   const std::string out = folder_.file("resumed");
   run_text_training(run, out);
-  std::filesystem::remove_all(Checkpoints(out + "/checkpoints", 3).path(2));  // as if it had been killed after the first step
+  std::filesystem::remove_all(Checkpoints(out + "/checkpoints", 3).path(2));  // as if the run had been killed after the first step
   for (const char* name : {"model.safetensors", "config.json"}) std::filesystem::remove(out + "/" + name);
   EXPECT_EQ(run_text_training(run, out, true).resumed_from, 1);
   expect_equal_results(folder_.file("whole"), out);
@@ -183,5 +183,5 @@ INSTANTIATE_TEST_SUITE_P(EveryMixer, FromFiles,
                                           testing::Values(torch::kCPU, torch::kCUDA)),
                          test_name);
 
-}  // namespace
+}  // namespace model_files_test
 }  // namespace based

@@ -8,9 +8,9 @@
 #include "tests/generate/texts.h"
 
 namespace based {
-namespace {
+namespace perplexity_test {
 
-// Document by document and context by context, by the parallel form in double precision.
+// The reference: the parallel form in double precision, one context at a time.
 Perplexity exact_perplexity(const LanguageModel& model, const std::vector<std::vector<int64_t>>& documents, int64_t context,
                             bool padded_columns = false) {
   const torch::NoGradGuard no_grad;
@@ -52,7 +52,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, PerplexityOf,
 TEST_P(PerplexityOf, DocumentsSideBySideIsThatOfEachAlone) {
   const auto model = distinct_model(std::get<0>(GetParam()), std::get<1>(GetParam()));
   const auto on_cpu = distinct_model(torch::kCPU, std::get<1>(GetParam()));
-  // One is longer than what is read at once on the CPU; two predict nothing.
+  // One document is longer than a prefill piece on the CPU; two predict nothing.
   const std::vector<std::vector<int64_t>> documents{some_text(70, 3), {}, some_text(2500, 5), some_text(1, 9), some_text(33, 200),
                                                     some_text(2, 7)};
   for (const int64_t context : {0, 2, 31, 64}) {
@@ -80,7 +80,7 @@ TEST_P(PerplexityOf, TheSoftmaxIsOverTheVocabularyOrOverThePaddingRowsTooWhereAs
             1.001 * measure_perplexity(*model, documents, {}).value());
 }
 
-// The scores of reading, of steps and of a training's evaluation.
+// Compares the scores of prefill, of decoding steps and of the evaluation during training.
 TEST_P(PerplexityOf, IsWhatStepsAndEvaluationsSay) {
   const auto model = distinct_model(std::get<0>(GetParam()), std::get<1>(GetParam()));
   Engine engine(*model, {.decode = {.steps = Steps::plain, .log_probabilities = true}});
@@ -88,11 +88,11 @@ TEST_P(PerplexityOf, IsWhatStepsAndEvaluationsSay) {
   engine.add(text, {.sampling = {2}, .max_tokens = 60});
   double nats = 0;
   while (!engine.idle())
-    for (const Engine::Drawn& drawn : engine.step()) nats -= drawn.log_probability, text.push_back(drawn.token);
+    for (const Engine::Output& drawn : engine.step()) nats -= drawn.log_probability, text.push_back(drawn.token);
   ASSERT_EQ(text.size(), 61U);
   EXPECT_NEAR(measure_perplexity(*model, {text}, {}).nats / nats, 1, 1e-4);
   const Tensor all = torch::tensor(text).to(model->device());
-  const Tensor labels = torch::cat({torch::full({1}, -100, all.options()), all.narrow(0, 2, 59)});  // the first one's is not asked for
+  const Tensor labels = torch::cat({torch::full({1}, -100, all.options()), all.narrow(0, 2, 59)});  // the first token is not scored
   const double first = measure_perplexity(*model, {{text[0], text[1]}}, {}).nats;
   EXPECT_NEAR((first + model->evaluation_nats(all.narrow(0, 0, 60), labels, Sequences::equal(1, 60, model->device()))) / nats, 1, 1e-4);
 }
@@ -112,5 +112,5 @@ TEST(Perplexity, OfWeightsThatAreNotFiniteIsAnError) {
   EXPECT_THROW(measure_perplexity(*model, {some_text(20, 3)}, {}), Error);
 }
 
-}  // namespace
+}  // namespace perplexity_test
 }  // namespace based

@@ -1,9 +1,9 @@
 #include "based/eval/selftest.h"
 
-#include "tests/ops/testing.h"
+#include "tests/ops/framework/testing.h"
 
 namespace based {
-namespace {
+namespace selftest_test {
 
 TEST(SelfTest, ChecksEveryOperatorAndPasses) {
   const std::set<std::string> called = ops::testing::operators_called_by([] {
@@ -15,5 +15,5 @@ TEST(SelfTest, ChecksEveryOperatorAndPasses) {
     EXPECT_TRUE(called.contains(name)) << name << " is not checked on a user's machine: give it a line in based/eval/selftest.cpp";
 }
 
-}  // namespace
+}  // namespace selftest_test
 }  // namespace based

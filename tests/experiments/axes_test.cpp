@@ -6,7 +6,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace axes_test {
 
 using ::testing::HasSubstr;
 
@@ -86,5 +86,5 @@ TEST(Axes, WhatIsUsualIsLeftOut) {
             R"({"b":2,"t":{"d":4}})");
 }
 
-}  // namespace
+}  // namespace axes_test
 }  // namespace based

@@ -1,15 +1,15 @@
-// The index problem with trained models: what is sent is all that the other side has.
+// The index problem with trained models: the receiver has only the message.
 #include <gtest/gtest.h>
 
 #include "based/core/files.h"
-#include "based/data/index.h"
+#include "based/data/index_problem.h"
 #include "based/experiments/experiment.h"
 #include "based/experiments/message.h"
 #include "based/models/language_model.h"
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace index_test {
 
 const std::string small = R"(
 kind = "index"
@@ -52,7 +52,7 @@ TEST_F(IndexExperiment, AMessageOfAllBitsOfTheStateAnswersAsTheModelDoes) {
   run.outcome = *outcome;
   const std::vector<double> bits = figures_of(run, "message_bits"), recall = figures_of(run, "message_recall");
   ASSERT_EQ(bits.size(), 4U);
-  // The convolution's 16 inputs, and 8 steps of keys and values of 16 numbers each; three tensors, so three scales.
+  // The convolution's 16 inputs, and keys and values of 16 numbers for 8 tokens; three tensors have three scales.
   const double numbers = 16 + 8 * 2 * 16;
   EXPECT_EQ(bits, (std::vector<double>{32 * numbers, 16 * numbers, 8 * numbers + 96, 2 * numbers + 96}));
   EXPECT_GT(figure_of(run, "accuracy"), 0.95);
@@ -104,5 +104,5 @@ TEST(StateMessage, OfAnotherLengthIsRefused) {
   EXPECT_THROW(read_message(message, model->make_state(1), 8), Error);
 }
 
-}  // namespace
+}  // namespace index_test
 }  // namespace based

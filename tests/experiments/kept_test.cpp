@@ -1,4 +1,4 @@
-// The experiments of this repository: their files say what they did, and what is kept belongs to them.
+// The experiments of this repository: their configs give the published runs, and their stored results match the configs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,10 +9,14 @@
 #include "based/experiments/results.h"
 
 namespace based {
-namespace {
+namespace kept_test {
 
 std::string experiment_file(const std::string& name) {
   return std::string(BASED_SOURCE_DIR) + "/experiments/" + name + "/" + name + ".toml";
+}
+
+ResultsFolder kept_results(const std::string& name) {
+  return ResultsFolder((std::filesystem::path(experiment_file(name)).parent_path() / "results").string());
 }
 
 struct Expected {
@@ -21,34 +25,32 @@ struct Expected {
 };
 
 TEST(KeptExperiments, HaveThePointsThatTheyAreToHave) {
-  for (const Expected& of :
+  for (const Expected& expected :
        {Expected{"exact-recall", 9, 27}, Expected{"extended", 35, 70}, Expected{"figure1", 19, 152}, Expected{"figure2", 34, 136},
         Expected{"figure3", 36, 72}, Expected{"index", 20, 20}, Expected{"later-mixers", 20, 48}, Expected{"paper-protocol", 5, 20},
         Expected{"precision", 10, 10}, Expected{"training-length", 5, 15}}) {
-    SCOPED_TRACE(of.name);
-    const ExperimentFile file = read_experiment(experiment_file(of.name), "", {});
+    SCOPED_TRACE(expected.name);
+    const ExperimentFile file = read_experiment(experiment_file(expected.name), "", {});
     std::set<std::string> points;
     for (const PlannedRun& run : file.runs()) points.insert(point_name(run.rate->series, run.rate->label));
-    EXPECT_EQ(points.size(), of.points);
-    EXPECT_EQ(file.runs().size(), of.runs);
+    EXPECT_EQ(points.size(), expected.points);
+    EXPECT_EQ(file.runs().size(), expected.runs);
   }
 }
 
-std::set<std::string> result_names(const std::string& name, const std::string& scale, const std::vector<std::string>& set = {}) {
+std::set<std::string> result_keys(const std::string& name, const std::string& scale, const std::vector<std::string>& set = {}) {
   const ExperimentFile file = read_experiment(experiment_file(name), scale, set);
   std::set<std::string> names;
   for (const PlannedRun& run : file.runs())
-    for (const torch::DeviceType device : {torch::kCPU, torch::kCUDA}) names.insert(run_key(*file.kind, run, device) + ".json");
+    for (const torch::DeviceType device : {torch::kCPU, torch::kCUDA}) names.insert(run_key(*file.kind, run, device));
   return names;
 }
 
-// What stays in the repository is found again by the program of today: keys did not change, and nothing is left over from another config.
+// Every result in the repository belongs to a run of its experiment: keys did not change, and no result is of another config.
 TEST(KeptExperiments, TheirResultsAreThoseOfTheirRuns) {
   for (const char* name : {"exact-recall", "extended", "figure1", "figure2", "figure3", "index", "later-mixers", "paper-protocol",
                            "precision", "training-length"}) {
-    const std::filesystem::path folder = std::filesystem::path(experiment_file(name)).parent_path() / "results";
-    if (!std::filesystem::exists(folder)) continue;
-    std::set<std::string> names = result_names(name, "");
+    std::set<std::string> planned = result_keys(name, "");
     for (const auto& [experiment, scale] : {std::pair{"figure2", "small"},
                                             {"figure2", "seeds"},
                                             {"figure3", "scout"},
@@ -56,34 +58,29 @@ TEST(KeptExperiments, TheirResultsAreThoseOfTheirRuns) {
                                             {"later-mixers", "scout"},
                                             {"precision", "seeds-fp32"},
                                             {"precision", "seeds-tf32"}})
-      if (name == std::string(experiment)) names.merge(result_names(name, scale));
-    if (name == std::string("later-mixers")) names.merge(result_names(name, "scout", {"training.precision=\"bf16\""}));
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-      const std::string file = entry.path().filename().string();
-      EXPECT_TRUE(entry.path().extension() != ".json" || names.contains(file)) << name << "/results/" << file;
-    }
+      if (name == std::string(experiment)) planned.merge(result_keys(name, scale));
+    if (name == std::string("later-mixers")) planned.merge(result_keys(name, "scout", {"training.precision=\"bf16\""}));
+    for (const std::string& key : kept_results(name).keys()) EXPECT_TRUE(planned.contains(key)) << name << ": " << key;
   }
 }
 
-// And the program of today takes their figures: none is set aside as damaged.
+// The current program reads all results; no line is damaged.
 TEST(KeptExperiments, TheirResultsAreWhole) {
   for (const char* name : {"exact-recall", "extended", "figure1", "figure2", "figure3", "index", "later-mixers", "paper-protocol",
                            "precision", "training-length"}) {
-    const std::filesystem::path folder = std::filesystem::path(experiment_file(name)).parent_path() / "results";
-    if (!std::filesystem::exists(folder)) continue;
-    const ResultsFolder results(folder.string());
+    const ResultsFolder results = kept_results(name);
     const auto kept = results.keys();
     const ExperimentFile file = read_experiment(experiment_file(name), "", {});
     size_t found = 0;
     for (size_t run = 0; run < file.runs().size(); ++run)
       for (const torch::DeviceType device : {torch::kCPU, torch::kCUDA}) {
-        const bool has_file = kept.contains(run_key(*file.kind, file.runs()[run], device));
-        found += has_file;
-        EXPECT_EQ(results.read(file, run, device, false).has_value(), has_file) << name << ": " << run_name(file.runs()[run]);
+        const bool is_kept = kept.contains(run_key(*file.kind, file.runs()[run], device));
+        found += is_kept;
+        EXPECT_EQ(results.read(file, run, device, false).has_value(), is_kept) << name << ": " << run_name(file.runs()[run]);
       }
     EXPECT_GT(found, 0U) << name;
   }
 }
 
-}  // namespace
+}  // namespace kept_test
 }  // namespace based

@@ -8,31 +8,31 @@
 #include "based/experiments/experiment.h"
 
 namespace based {
-namespace {
+namespace recall_figures_test {
 
 struct Finished {
   std::string series;
   double bytes, recall;
 };
 
-// The figures of points of four runs each; of GLA two are done.
+// The figures of points with four runs each; GLA has two finished runs.
 std::vector<Figure> figures_of(const std::vector<Finished>& all) {
   std::deque<StoredRun> runs;
   std::vector<PointResult> points;
-  for (const Finished& of : all) {
+  for (const Finished& finished : all) {
     StoredRun& run = runs.emplace_back();
-    const Config of_segments(Config::Array{Config(of.recall), Config(of.recall)});
+    const Config segments(Config::Array{Config(finished.recall), Config(finished.recall)});
     run.outcome = Config(Config::Table{
-        {"state_bytes", Config(of.bytes)}, {"segments", of_segments}, {"by_epoch", Config(Config::Array{of_segments, of_segments})}});
+        {"state_bytes", Config(finished.bytes)}, {"segments", segments}, {"by_epoch", Config(Config::Array{segments, segments})}});
     PointResult& point = points.emplace_back();
-    point.series = of.series, point.score = of.recall, point.best = {&run};
-    point.runs = 4, point.done = of.series == "GLA" ? 2 : 4;
+    point.series = finished.series, point.score = finished.recall, point.best = {&run};
+    point.runs = 4, point.done = finished.series == "GLA" ? 2 : 4;
   }
   points.emplace_back().series = "not done";
-  RecallShown shown;
-  shown.task.test = {{64, 4, 10}, {128, 8, 10}};
-  shown.training.epochs = 2;
-  return recall_figures(shown, points);
+  RecallSummary summary;
+  summary.task.test = {{64, 4, 10}, {128, 8, 10}};
+  summary.training.epochs = 2;
+  return recall_figures(summary, points);
 }
 
 std::vector<std::string> labels_of(const Figure& figure) {
@@ -41,7 +41,7 @@ std::vector<std::string> labels_of(const Figure& figure) {
   return labels;
 }
 
-// Of a series with points from no more bytes than the common ones the best of these counts, of another one its smallest.
+// A series is shown by its best point of at most the common number of bytes, or by its smallest point if all have more.
 TEST(RecallFigures, CurvesAreOfModelsOfAboutEqualBytes) {
   const std::vector<Figure> figures = figures_of({{"Based", 10 * 1024, 0.5},
                                                   {"Based", 40 * 1024, 0.9},
@@ -61,7 +61,7 @@ TEST(RecallFigures, CurvesAreOfModelsOfAboutEqualBytes) {
   }
 }
 
-// The median is GLA's 33 KiB, from which two of three series have much less.
+// The median is GLA's 33 KiB; two of the three series have much less.
 TEST(RecallFigures, CurvesAreOfThePointsThatLieClosest) {
   const std::vector<Figure> figures = figures_of({{"Based", 12 * 1024, 0.5},
                                                   {"Based", 40 * 1024, 0.9},
@@ -87,11 +87,11 @@ TEST(RecallFigures, ScoreOfTheLastSegmentAgainstParameters) {
   planned.parameters = 1000;
   PointResult point;
   point.series = "Based", point.score = score_of(run, true), point.best = {&run}, point.planned = &planned;
-  RecallShown shown;
-  shown.task.test = {{64, 4, 10}, {128, 8, 30}};
-  shown.training.epochs = 2;
-  shown.last_segment = shown.against_parameters = true;
-  const std::vector<Figure> figures = recall_figures(shown, {point});
+  RecallSummary summary;
+  summary.task.test = {{64, 4, 10}, {128, 8, 30}};
+  summary.training.epochs = 2;
+  summary.last_segment = summary.against_parameters = true;
+  const std::vector<Figure> figures = recall_figures(summary, {point});
   ASSERT_EQ(figures.size(), 4);
   EXPECT_THAT(figures[0].plot.y.label, testing::HasSubstr("8 pairs in 128"));
   EXPECT_EQ(figures[3].plot.y.label, "recall") << "of each number of pairs";
@@ -100,21 +100,21 @@ TEST(RecallFigures, ScoreOfTheLastSegmentAgainstParameters) {
   EXPECT_EQ(figures[2].plot.series[0].points.back().second, 0.25);
 }
 
-// A name's characters that Markdown would read as its own are escaped, and a table keeps its columns.
+// Markdown's special characters in names are escaped, so that the table keeps its columns.
 TEST(RecallTable, NamesStayTextInMarkdown) {
   EXPECT_EQ(markdown("Based, feature_dim=4 (1/2)"), "Based, feature_dim=4 (1/2)");
   EXPECT_EQ(markdown("a|b\\|c"), "a\\|b\\\\\\|c");
   EXPECT_EQ(markdown("*a* _b_ `c` [d](e) <f> ~g~ &amp; $h$ # i"), "\\*a\\* \\_b\\_ \\`c\\` \\[d\\](e) \\<f> \\~g\\~ \\&amp; \\$h\\$ \\# i");
   EXPECT_EQ(markdown("a\nb\tc"), "a b c");
-  RecallShown shown;
-  shown.title = "one|two";
-  shown.task.test = {{64, 4, 10}};
+  RecallSummary summary;
+  summary.title = "one|two";
+  summary.task.test = {{64, 4, 10}};
   PointResult point;
   point.series = "x|y", point.label = "type=*|";
-  const std::string table = recall_table(shown, {point});
+  const std::string table = recall_table(summary, {point});
   EXPECT_THAT(table, testing::StartsWith("# one\\|two\n"));
   EXPECT_THAT(table, testing::HasSubstr("\n| x\\|y | type=\\*\\| | - | "));
 }
 
-}  // namespace
+}  // namespace recall_figures_test
 }  // namespace based

@@ -11,7 +11,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace recall_run_test {
 
 RecallTask small_task() {
   RecallTask task;
@@ -59,7 +59,7 @@ RecallRun small_run(const std::string& mixer, int64_t seed) {
 
 struct Trained {
   RecallOutcome outcome;
-  std::string weights;  // of the model's file
+  std::string weights;  // contents of the model's file
 };
 
 Trained train(const RecallRun& run, const RecallData& data, const std::string& folder) {
@@ -78,7 +78,7 @@ class RecallRunsOn : public ::testing::TestWithParam<const char*> {
   torch::Device device() const { return torch::Device(GetParam()); }
 };
 
-// Eight at once, and others behind them: what ends frees memory and streams while its neighbours go on and the next is being recorded.
+// Eight runs at once, and more after them: a run that ends frees memory and streams while others continue and the next one is recorded.
 TEST_P(RecallRunsOn, OneAmongEightHasTheBitsOfTheRunAlone) {
   const TemporaryFolder folder;
   const RecallData data(make_recall_segments(small_task()), device());
@@ -113,7 +113,7 @@ TEST_P(RecallRunsOn, EveryExampleIsTrainedOnAndEveryEpochIsTested) {
   const RecallRun run = small_run("taylor_attention", 4);
   RecallHooks hooks;
   int64_t steps = 0;
-  hooks.progress = [&](int64_t, int64_t of, double, double) { steps = of; };
+  hooks.progress = [&](int64_t, int64_t all_steps, double, double) { steps = all_steps; };
   const RecallOutcome outcome = train_recall(run, data, hooks);
   EXPECT_EQ(steps, 3 * 4);
   EXPECT_EQ(outcome.epochs, 3);
@@ -151,5 +151,5 @@ TEST(RecallRun, AnUnknownPrecisionIsRefused) {
   EXPECT_THROW(train_recall(run, RecallData(make_recall_segments(small_task()), torch::kCPU), {}), UsageError);
 }
 
-}  // namespace
+}  // namespace recall_run_test
 }  // namespace based

@@ -1,4 +1,4 @@
-// What a recall experiment plans, trains and measures.
+// Planning, training and measurement of a recall experiment.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace recall_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -107,7 +107,7 @@ TEST_F(RecallExperimentTest, AKeyNamesAllThatDecidesARunAndNothingElse) {
   EXPECT_NE(run_key(*file.kind, runs[0], torch::kCPU), before);
 }
 
-// Kept results are found by this hash. A key that is new, with a default that leaves runs as they were, does not change it.
+// Stored results are found by this hash. A new key whose default does not change the runs must not change it.
 TEST_F(RecallExperimentTest, AKeyStaysWhatItWas) {
   EXPECT_EQ(key(read(), 0), "f136bceaf61974a25f74630bb5cd10c6")
       << "results that users have kept are no longer found; if this change is meant, put the new hash here";
@@ -185,7 +185,7 @@ ModelConfig some_model() {
 }
 
 TEST(RecallEval, CountsLabelsOnly) {
-  // A model that always says token 0 recalls nothing; the count of labels is what divides.
+  // A model that always predicts token 0 has a recall of 0.
   LanguageModel model(some_model());
   const torch::NoGradGuard no_grad;
   for (const auto& parameter : model.parameters()) parameter.zero_();
@@ -202,7 +202,7 @@ TEST(RecallEval, WhatIsNotFiniteIsAnError) {
   EXPECT_THROW(measure_recall(model, {RecallData::on_device(some_examples(), torch::kCPU)}, 4), Error);
 }
 
-// The runs of a point share what they have in common: there may be millions.
+// The runs of a point share their common data, because there may be millions of runs.
 TEST_F(RecallExperimentTest, AKeyIsAHashOfTheRunsWholeConfig) {
   const ExperimentFile file = read({"training.seeds=[3,4]"});
   ASSERT_EQ(file.runs()[0].rate, file.runs()[1].rate);
@@ -216,7 +216,7 @@ TEST_F(RecallExperimentTest, AKeyIsAHashOfTheRunsWholeConfig) {
   }
 }
 
-// The numbers that kept results are of. They may differ by rounding, on another CPU, but not by more.
+// The losses with which the results were stored. On another CPU they may differ by rounding, but not by more.
 TEST_F(RecallExperimentTest, ARunComesToWhatItCameTo) {
   const ExperimentFile file = read({"training.shuffle=true"});
   const auto data = file.experiment->load(torch::kCPU);
@@ -254,7 +254,7 @@ StoredRun stored_run(const ExperimentFile& file, size_t index, double accuracy, 
   if (accuracy < 0) {
     stored.failed = "diverged";
   } else {
-    const std::vector<double> segments{accuracy * 1.1, accuracy * 0.8};  // of 40 and of 20 examples
+    const std::vector<double> segments{accuracy * 1.1, accuracy * 0.8};  // segments of 40 and of 20 examples
     stored.outcome = Config(Config::Table{{"accuracy", Config(accuracy)},
                                           {"segments", write_config(segments)},
                                           {"by_epoch", write_config(std::vector<std::vector<double>>{{0, 0}, segments})},
@@ -271,7 +271,7 @@ TEST_F(RecallExperimentTest, APointIsTheBestOfItsRatesByTheMeanOverSeeds) {
   const ExperimentFile file = read({"training.seeds=[3,4]"});
   ResultsFolder results(folder_.file("results"));
   results.make();
-  // Of the second point nothing is there; of the third one seed failed.
+  // The second point has no results, and the third has a failed seed.
   const std::vector<std::pair<size_t, double>> runs{{0, 0.9}, {1, 0.1}, {2, 0.6}, {3, 0.7}, {8, 0.8}, {9, -1}};
   for (const auto& [index, accuracy] : runs) results.write(stored_run(file, index, accuracy));
   const Report report = make_report(file, results);
@@ -324,5 +324,5 @@ TEST(RecallTable, CountsStateAsThePaperDoes) {
   EXPECT_LT(elements("{type = \"gated_conv\"}"), 0) << "unknown";
 }
 
-}  // namespace
+}  // namespace recall_test
 }  // namespace based

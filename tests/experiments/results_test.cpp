@@ -1,16 +1,17 @@
-// What is kept of a run, and what is not taken for it.
+// The stored result of a run: how it is read, refused if it is damaged, and packed.
 #include "based/experiments/results.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "based/core/files.h"
+#include "based/core/folder_lock.h"
 #include "based/core/json.h"
 #include "based/experiments/report.h"
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace results_test {
 
 using ::testing::HasSubstr;
 
@@ -50,7 +51,7 @@ layers = ["base_conv"]
 name = "one"
 )";
 
-// Every place of a JSON document, its inner ones before what they are in.
+// Every place of a JSON document, the parts of a value before the value.
 void collect(const Json& json, const Json::json_pointer& at, std::vector<Json::json_pointer>& places) {
   if (json.is_object())
     for (const auto& [key, value] : json.items()) collect(value, at / key, places);
@@ -70,6 +71,7 @@ class KeptResult : public testing::TestWithParam<const char*> {
     run.learning_rate = planned.rate->learning_rate, run.seed = planned.seed, run.seconds = 1.5;
     run.config = config_of(planned), run.versions = planned.rate->versions;
     run.outcome = *file_.experiment->run(0, *file_.experiment->load(torch::kCPU), {});
+    key_ = run.key;
     results_.write(run);
     path_ = results_.file(run.key);
     whole_ = parse_json(read_file(path_), path_);
@@ -79,7 +81,7 @@ class KeptResult : public testing::TestWithParam<const char*> {
     write_file_atomic(folder_.file("e.toml"), text);
     return read_experiment(folder_.file("e.toml"), "", {});
   }
-  // The warning where what is kept is not taken; "" where it is.
+  // Writes `changed` as the run's file; the warning if it is damaged, else "".
   std::string damage(const Json& changed) const {
     write_file_atomic(path_, dump_json(changed));
     testing::internal::CaptureStderr();
@@ -97,7 +99,7 @@ class KeptResult : public testing::TestWithParam<const char*> {
   const TemporaryFolder folder_;
   const ExperimentFile file_;
   ResultsFolder results_;
-  std::string path_;
+  std::string key_, path_;
   Json whole_;
 };
 
@@ -181,6 +183,111 @@ TEST_P(KeptResult, OfARunThatFailedHasNoFigures) {
   EXPECT_NE(damage(failed), "");
 }
 
+TEST_P(KeptResult, IsReadFromItsLineOnceItIsPacked) {
+  const std::string before = read_file(path_);
+  EXPECT_EQ(results_.pack(file_).packed, 1);
+  EXPECT_FALSE(std::filesystem::exists(path_));
+  EXPECT_EQ(read_file(results_.packed_file()), dump_json(whole_) + "\n");
+  EXPECT_THAT(results_.keys(), testing::ElementsAre(key_));
+  const auto stored = results_.read(file_, 0, torch::kCPU, false);
+  ASSERT_TRUE(stored);
+  EXPECT_EQ(write_config(*stored).to_json() + "\n", before) << "nothing is lost";
+  EXPECT_EQ(make_report(file_, ResultsFolder(results_.folder())).points[0].done, 1);
+  const PackOutcome again = results_.pack(file_);
+  EXPECT_EQ(again.packed, 0);
+  EXPECT_EQ(again.lines, 1);
+}
+
+TEST_P(KeptResult, ItsFileWinsOverItsLine) {
+  results_.pack(file_);
+  EXPECT_EQ(damage("/seconds", 7.5), "");
+  EXPECT_EQ(results_.read(file_, 0, torch::kCPU, false)->seconds, 7.5);
+  // A damaged file does not hide the line.
+  write_file_atomic(path_, "{");
+  testing::internal::CaptureStderr();
+  const auto stored = results_.read(file_, 0, torch::kCPU, false);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("the file is damaged; " + results_.packed_file() + ":1 is used"));
+  ASSERT_TRUE(stored);
+  EXPECT_EQ(stored->seconds, 1.5);
+  EXPECT_EQ(damage("/seconds", 7.5), "");
+  EXPECT_EQ(results_.pack(file_).lines, 1);
+  EXPECT_EQ(results_.read(file_, 0, torch::kCPU, false)->seconds, 7.5) << "packed, it replaces the line";
+}
+
+TEST_P(KeptResult, ThatIsADamagedLineIsAnErrorWithFileLineAndField) {
+  results_.pack(file_);
+  const std::string other = R"({"key":"0"})";  // not a planned run's
+  const auto message = [&](const std::string& line) {
+    write_file_atomic(results_.packed_file(), other + "\n" + line + "\n");
+    return message_of<Error>([&] { results_.read(file_, 0, torch::kCPU, true); });
+  };
+  const auto changed = [&](const char* place, const Json& value) {
+    Json json = whole_;
+    json[Json::json_pointer(place)] = value;
+    return message(dump_json(json));
+  };
+  const std::string at = results_.packed_file() + ":2: ";
+  EXPECT_THAT(changed("/outcome/accuracy", 1e300), HasSubstr(at + "outcome: accuracy is 1e+300, which is not from 0.0 to 1.0"));
+  EXPECT_THAT(changed("/outcome/segments", "x"),
+              HasSubstr("'segments' must be a list, not the string 'x': the line is damaged; restore it"));
+  EXPECT_THAT(changed("/seed", 4), HasSubstr(at + "seed is '4', but the run has '3'"));
+  EXPECT_THAT(changed("/format", 2), HasSubstr(at + "was written by a later version"));
+  EXPECT_THAT(changed("/key", 7), HasSubstr(at + "it has no string 'key'; restore the line, or remove it"));
+  EXPECT_THAT(message(dump_json(whole_).substr(0, 200)), HasSubstr(at + "byte "));
+  EXPECT_THAT(message("<<<<<<< HEAD"), HasSubstr(at + "byte 1: not valid JSON"));
+  EXPECT_THAT(message(""), HasSubstr(at + "not valid JSON: the text is empty"));
+  EXPECT_THAT(message(other), HasSubstr(at + "key is '0', as on line 1"));
+  EXPECT_THAT(message_of<Error>([&] { ResultsFolder(results_.folder()).keys(); }), HasSubstr(at));
+  message(dump_json(whole_));
+  EXPECT_TRUE(results_.read(file_, 0, torch::kCPU, true)) << "a file that is replaced is read again";
+}
+
+// A kill between the new results.jsonl and the removal of the files leaves both.
+TEST_P(KeptResult, IsPackedAgainAfterAKill) {
+  const std::string text = read_file(path_);
+  results_.pack(file_);
+  write_file_atomic(path_, text);
+  EXPECT_THAT(results_.keys(), testing::ElementsAre(key_));
+  const PackOutcome outcome = results_.pack(file_);
+  EXPECT_EQ(outcome.packed, 1);
+  EXPECT_EQ(outcome.lines, 1);
+  EXPECT_FALSE(std::filesystem::exists(path_));
+}
+
+TEST_P(KeptResult, IsNotPackedWhereItIsDamagedOrARunIsUnderWay) {
+  const auto message = [&] { return message_of<Error>([&] { results_.pack(file_); }); };
+  Json wrong = whole_;
+  wrong["outcome"]["accuracy"] = 1e300;
+  write_file_atomic(path_, dump_json(wrong));
+  EXPECT_THAT(message(), HasSubstr(path_ + ": outcome: accuracy is 1e+300"));
+  EXPECT_THAT(message(), HasSubstr("the file is damaged; `based experiment run` does its run again. Nothing is packed"));
+  wrong["format"] = 2;
+  write_file_atomic(path_, dump_json(wrong));
+  EXPECT_THAT(message(), HasSubstr(path_ + ": was written by a later version"));
+  write_file_atomic(path_, dump_json(whole_));
+  const std::string copy = results_.file("another name");
+  write_file_atomic(copy, dump_json(whole_));
+  EXPECT_THAT(message(), HasSubstr(copy + ": key is '" + key_ + "', not the file's name"));
+  std::filesystem::remove(copy);
+  {
+    LockFile claim(results_.claim("some run"));
+    ASSERT_EQ(claim.try_take(), LockFile::Taken::yes);
+    EXPECT_THAT(message(), HasSubstr(results_.folder() + ": a run is under way there (some run.claim is locked)"));
+  }
+  EXPECT_FALSE(std::filesystem::exists(results_.packed_file()));
+  EXPECT_EQ(results_.pack(file_).packed, 1);
+}
+
+TEST_P(KeptResult, OfAnotherScaleIsPackedToo) {
+  Json other = whole_;
+  other["key"] = "0a";
+  write_file_atomic(results_.file("0a"), dump_json(other));
+  EXPECT_EQ(results_.pack(file_).packed, 2);
+  const std::string text = read_file(results_.packed_file());
+  const size_t first = text.find("\"0a\""), second = text.find("\"" + key_ + "\"");
+  EXPECT_EQ(first < second, std::string("0a") < key_) << "lines are sorted by key";
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, KeptResult, ::testing::Values("recall", "index"), [](const auto& kind) { return std::string(kind.param); });
 
 TEST(ResultsFolder, ListsTheRunsThatHaveAFile) {
@@ -192,5 +299,5 @@ TEST(ResultsFolder, ListsTheRunsThatHaveAFile) {
               HasSubstr("a.json: the results there cannot be listed: Not a directory"));
 }
 
-}  // namespace
+}  // namespace results_test
 }  // namespace based

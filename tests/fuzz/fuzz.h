@@ -1,4 +1,4 @@
-// What the fuzz targets share. A target defines fuzz_one; built with libFuzzer it searches, built without it replays its corpus.
+// Shared by the fuzz targets. A target defines fuzz_one. Built with libFuzzer it searches for failures, otherwise it replays its corpus.
 #pragma once
 #include <cstddef>
 #include <cstdio>
@@ -22,7 +22,7 @@ inline void require(bool condition, const char* law) {
   std::abort();
 }
 
-// Input from outside may be refused with an Error and in no other way.
+// Invalid input may only be refused with an Error.
 template <class Body>
 void accept_or_refuse(Body&& body) {
   try {

@@ -1,4 +1,4 @@
-// Manifests of checkpoints. Their own hash stops nearly every change, so the target mends it: what is searched is the reader behind it.
+// Manifests of checkpoints. Their hash would reject nearly every mutation, so the target corrects it and thereby reaches the parser.
 #include "based/core/hash.h"
 #include "based/core/json.h"
 #include "based/core/manifest.h"

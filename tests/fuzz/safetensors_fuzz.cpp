@@ -1,5 +1,5 @@
-// safetensors: accepted tensors cover the bytes that their type and shape say, inside the file. Nearly every change of the header makes its
-// length wrong, so the target also mends that: what is searched then is the parser behind it.
+// safetensors: an accepted tensor has the size of its type and shape, and is inside the file. Nearly every mutation of the header makes its
+// length wrong, so the target also corrects the length and thereby reaches the parser.
 #include <cstring>
 #include <vector>
 

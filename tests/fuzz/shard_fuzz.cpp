@@ -1,4 +1,4 @@
-// Token shards. As with state files, the target also mends the two checksums, to search the checks behind them.
+// Token shards. As with state files, the target also corrects the two checksums, to reach the checks after them.
 #include <algorithm>
 #include <cstring>
 #include <vector>

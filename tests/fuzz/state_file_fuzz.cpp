@@ -1,4 +1,4 @@
-// State files. The checksum stops nearly every change, so the target mends it: what is searched is the parser behind it.
+// State files. The checksum would reject nearly every mutation, so the target corrects it and thereby reaches the parser.
 #include <cstring>
 #include <vector>
 

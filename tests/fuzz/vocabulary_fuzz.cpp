@@ -1,4 +1,4 @@
-// Tokenizer files: read or refused, and what is read encodes any bytes so that they come back. A zero byte parts vocab.json from
+// Tokenizer files: an accepted tokenizer decodes the ids of any bytes to the same bytes. A zero byte separates vocab.json from
 // merges.txt; without one the input is a tokenizer.json.
 #include "based/data/bpe.h"
 #include "tests/fuzz/fuzz.h"

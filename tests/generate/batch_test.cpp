@@ -15,7 +15,7 @@
 #include "tests/generate/texts.h"
 
 namespace based {
-namespace {
+namespace batch_test {
 
 using testing::HasSubstr;
 
@@ -39,7 +39,7 @@ class BatchTest : public testing::Test {
     return outcome;
   }
   void write_prompts(const std::string& lines) { write_file_atomic(folder_.file("prompts.jsonl"), lines); }
-  // What a run leaves that has finished so many prompts of `whole`, what a run gave, in this order.
+  // The partial file of a killed run that has finished these prompts in this order. `whole`: the output of a complete run.
   std::string partial_of(const std::string& whole, const std::vector<size_t>& finished) const {
     std::vector<std::string> lines;
     for (size_t begin = 0; begin < whole.size(); begin = whole.find('\n', begin) + 1)
@@ -48,7 +48,7 @@ class BatchTest : public testing::Test {
     for (const size_t index : finished) text += lines.at(index);
     return text;
   }
-  // Some that end at different steps, more than there are slots.
+  // More prompts than slots, which end at different steps.
   void write_some() {
     std::string lines;
     for (int i = 0; i < 11; ++i)
@@ -128,7 +128,7 @@ TEST_F(BatchTest, WhatAKilledRunHasFinishedIsNotDoneAgain) {
   EXPECT_THAT(message_of<Error>([&] { run(out); }), HasSubstr("is there already"));
   const std::string whole = read_file(out);
 
-  // As it is while a run goes on: what decides it, then results in the order in which they came; the last line was being written.
+  // The file of a run that was killed: inputs and options, then results in the order in which they finished; the last line is incomplete.
   write_file_atomic(again + ".partial", partial_of(whole, {4, 0, 7}) + whole.substr(0, 20));
   EXPECT_THAT(message_of<Error>([&] { run(again); }), HasSubstr("--resume does the rest"));
   EXPECT_THAT(message_of<UsageError>([&] { run(again, true, 13); }),
@@ -308,5 +308,5 @@ TEST_F(BatchTest, AFileWithoutPromptsIsAnError) {
   EXPECT_THAT(message_of<Error>([&] { PromptsFile(folder_.file("none")); }), HasSubstr("none"));
 }
 
-}  // namespace
+}  // namespace batch_test
 }  // namespace based

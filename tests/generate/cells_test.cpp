@@ -1,4 +1,5 @@
-// Texts read in cells: what an invariant engine gives depends on the tokens and the model alone, to the bit, however the text came.
+// Sequences that are read in cells. The bits of an invariant engine's results depend on the tokens and the model alone, not on how the
+// tokens arrived.
 #include "based/generate/cells.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@
 #include "tests/generate/texts.h"
 
 namespace based {
-namespace {
+namespace cells_test {
 
 constexpr const char* kHash = "00112233445566778899aabbccddeeff";
 constexpr int64_t kCell = cell_tokens(torch::kCPU);
@@ -37,7 +38,7 @@ std::shared_ptr<LanguageModel> model_of(const std::string& mixer, torch::Dtype d
 using Ids = std::vector<int64_t>;
 Ids part(const Ids& text, int64_t from, int64_t to) { return {text.begin() + from, text.begin() + to}; }
 
-// What a text gives: the tokens that are drawn after it, their log-probabilities, and the state after them.
+// The continuation of a sequence: sampled tokens, their log-probabilities, and the state after them.
 struct Given {
   Ids ids;
   std::vector<float> log_probabilities;
@@ -55,7 +56,7 @@ std::string difference(const Given& a, const Given& b) {
   return "";
 }
 
-// An engine, others' texts beside its one.
+// An engine with one sequence under test and others in the remaining slots.
 struct Reader {
   Engine engine;
   int64_t sequence = -1;
@@ -70,7 +71,7 @@ struct Reader {
   void draw(Given& given, int64_t tokens) {
     const size_t wanted = given.ids.size() + static_cast<size_t>(tokens);
     while (given.ids.size() < wanted)
-      for (const Engine::Drawn& drawn : engine.step()) {
+      for (const Engine::Output& drawn : engine.step()) {
         if (drawn.sequence != sequence) continue;
         ASSERT_GE(drawn.token, 0) << finish_name(drawn.finish);
         given.ids.push_back(drawn.token);
@@ -86,7 +87,7 @@ struct Reader {
 };
 
 constexpr SequenceOptions kOn{.sampling = kDrawn};
-constexpr int64_t kDraws = kCell / 2 + 9;  // over the end of a cell from half of the texts
+constexpr int64_t kDraws = kCell / 2 + 9;  // for half of the prompt lengths, a cell ends within these
 
 Given of_whole_text(LanguageModel& model, const Ids& text) {
   Reader reader(model, 1, 0);
@@ -105,7 +106,7 @@ INSTANTIATE_TEST_SUITE_P(Mixers, InCells,
                                           testing::Values(torch::kFloat32, torch::kBFloat16, torch::kFloat64)),
                          [](const auto& given) { return std::get<0>(given.param) + "_" + torch::toString(std::get<1>(given.param)); });
 
-// Into engines with and without pages, alone and beside others, through files, forks and more tokens behind what has been read.
+// The pieces arrive through state files, forks and extend(), in engines with and without pages, alone and beside other sequences.
 TEST_P(InCells, ATextInAnyPiecesGivesTheBitsOfTheWholeText) {
   std::mt19937 random(7);
   const auto below = [&](int64_t end) { return static_cast<int64_t>(random() % static_cast<uint64_t>(end)); };
@@ -121,7 +122,7 @@ TEST_P(InCells, ATextInAnyPiecesGivesTheBitsOfTheWholeText) {
         const int64_t next = at + 1 + below(length - at), way = below(3);
         how += std::to_string(at) + (way == 0 ? " file " : way == 1 ? " fork " : " extend ");
         seen = std::max(seen, (at - 1) / kCell * kCell);
-        for (const int64_t to = seen + below(at - seen); seen < to; ++seen) reader->engine.step();  // through given tokens alone
+        for (const int64_t to = seen + below(at - seen); seen < to; ++seen) reader->engine.step();  // these steps read given tokens
         if (way == 2) {
           reader->engine.extend(reader->sequence, part(text, at, next));
         } else {
@@ -144,7 +145,8 @@ TEST_P(InCells, ATextInAnyPiecesGivesTheBitsOfTheWholeText) {
   }
 }
 
-// Prompts and answers by turns, over ends of cells in both; saved and taken up at any time; then all of it read as one prompt.
+// Prompts and answers alternate, and cells end in both. The sequence is saved and restored in between. At the end, all of it is read as one
+// prompt.
 TEST_P(InCells, AConversationGivesTheBitsOfItsTranscript) {
   for (const int64_t first : {kCell - 20, kCell + 30}) {
     auto reader = std::make_unique<Reader>(*model_, 2, first > kCell ? 2000 : 0);
@@ -165,7 +167,7 @@ TEST_P(InCells, AConversationGivesTheBitsOfItsTranscript) {
   }
 }
 
-// Draws of a whole answer are those of the turns that it is broken into, at every length of the text within a cell.
+// An answer that is sampled in turns of three tokens has the bits of one that is sampled at once, at every offset within a cell.
 TEST(Cells, AnAnswerBrokenOffAnywhereGoesOnWithTheSameBits) {
   for (const char* preset : {"based-tiny", "attn-tiny"}) {
     const auto model = distinct_model(torch::kCPU, preset);
@@ -189,14 +191,14 @@ TEST(Cells, AnAnswerBrokenOffAnywhereGoesOnWithTheSameBits) {
   }
 }
 
-// A state of which cells nothing is known, or which come from another type or device, tells its tokens alone.
+// Only the tokens are used of a state that was not made in cells, or in those of another type or device.
 TEST(Cells, AStateThatWasNotMadeInTheseCellsIsReadAgain) {
   const TemporaryFolder folder;
   const auto model = distinct_model(torch::kCPU);
   const Ids text = some_text(2 * kCell + 20, 9);
   const Given whole = of_whole_text(*model, text);
   Session plain(*model);
-  plain.append(part(text, 0, kCell + 1));  // at the begin of a cell, by the way
+  plain.append(part(text, 0, kCell + 1));  // at the begin of a cell, by chance
   plain.save(folder.file("plain"), kHash);
   Session invariant(*model, {.decode = {.invariant = true}});
   invariant.append(part(text, 0, kCell + 1));
@@ -222,7 +224,7 @@ TEST(Cells, AStateThatWasNotMadeInTheseCellsIsReadAgain) {
   EXPECT_EQ(difference(reader.draw(kDraws), whole), "");
 }
 
-// Other engines take it as any state: what it has not seen is read.
+// An engine without cells continues from such a state as from any other: it reads the tokens that the state has not seen.
 TEST(Cells, AStateMadeInCellsGoesOnInEveryEngine) {
   const TemporaryFolder folder;
   for (const char* preset : {"based-tiny", "attn-tiny"}) {
@@ -256,7 +258,7 @@ TEST(Cells, AStateThatIsNotAtTheBeginOfACellIsRefused) {
             "a state that has seen 93 tokens, which is not at the begin of a cell of 64");
 }
 
-// Of the tokens that were given last, whether they came at once or in pieces; near those of an engine without cells.
+// The scores are the same whether the tokens were given at once or in pieces, and close to those of an engine without cells.
 TEST(Cells, ScoresDependOnTheTextAlone) {
   const auto model = distinct_model(torch::kCPU);
   const Ids text = some_text(2 * kCell + 20, 9);
@@ -280,14 +282,14 @@ TEST(Cells, ScoresDependOnTheTextAlone) {
   EXPECT_EQ(scores(true, {kCell + 40, length}), whole);
 }
 
-// The tokens that follow the last whole cell need room in the cache that others have; they wait for it.
+// Another sequence holds the cache space that the tokens after the last whole cell need; they are read once it is free.
 TEST(Cells, GivenTokensWaitForRoomInTheCache) {
   const auto model = distinct_model(torch::kCPU, "attn-tiny");
   const Ids text = some_text(20, 9), more = some_text(30, 50);
   Engine engine(*model, {.slots = 2, .cache_tokens = 100, .decode = {.invariant = true}});
   const int64_t other = engine.add(some_text(60, 3), {.sampling = kGreedy, .max_tokens = 5});
   const int64_t sequence = engine.add(text, {.sampling = kGreedy, .max_tokens = 4});
-  tokens_of(engine, 21);  // two tokens of it
+  tokens_of(engine, 21);  // the sequence gets two tokens
   Ids all = engine.text(sequence);
   ASSERT_EQ(all.size(), 22U);
   engine.extend(sequence, more);
@@ -298,7 +300,7 @@ TEST(Cells, GivenTokensWaitForRoomInTheCache) {
   EXPECT_EQ(tokens.at(sequence), greedy_text(*model, all, 2));
 }
 
-// A step that is launched ahead does not go over the end of a cell before that is read.
+// A step that is launched ahead does not continue beyond the end of a cell before the parallel form has read the cell.
 TEST(Cells, StepsAheadAndOfAnyKindGiveTheSameBits) {
   std::vector<torch::Device> devices{torch::kCPU};
   if (torch::cuda::is_available()) devices.emplace_back(torch::kCUDA);
@@ -315,7 +317,7 @@ TEST(Cells, StepsAheadAndOfAnyKindGiveTheSameBits) {
             reader.draw(answer, 30);
             reader.engine.extend(reader.sequence, some_text(cell, 70));
             const Ids transcript = reader.engine.text(reader.sequence);
-            reader.draw(answer, static_cast<int64_t>(transcript.size()) - cell - first - 30);  // what was under way
+            reader.draw(answer, static_cast<int64_t>(transcript.size()) - cell - first - 30);  // tokens of the step in flight
             reader.draw(given, 40);
             whole.sequence = whole.engine.add(transcript, kOn);
             whole.draw(expected, 40);
@@ -325,5 +327,5 @@ TEST(Cells, StepsAheadAndOfAnyKindGiveTheSameBits) {
     }
 }
 
-}  // namespace
+}  // namespace cells_test
 }  // namespace based

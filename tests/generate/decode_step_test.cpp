@@ -6,9 +6,9 @@
 #include "tests/generate/texts.h"
 
 namespace based {
-namespace {
+namespace decode_step_test {
 
-// Of the most likely token behind each token of a text but the last, which a step reads in the first and in the last slot: [steps, 2].
+// Log-probabilities of the most likely next token after each token of `text`, from steps in the first and in the last slot: [steps, 2].
 Tensor log_probabilities(LanguageModel& model, int64_t slots, Steps steps, const std::vector<int64_t>& text) {
   const torch::InferenceMode inference;
   ModelState state = model.make_state(slots);
@@ -20,16 +20,16 @@ Tensor log_probabilities(LanguageModel& model, int64_t slots, Steps steps, const
   std::vector<int64_t> prefix;
   for (const int64_t id : text) {
     prefix.push_back(id);
-    step.set_texts(all, std::vector<const std::vector<int64_t>*>(all.size(), &prefix));
+    step.load_last_tokens(all, std::vector<const std::vector<int64_t>*>(all.size(), &prefix));
     step.run(all);
-    step.fetch();
-    const float* got = step.fetched().log_probabilities;
+    step.begin_readback();
+    const float* got = step.finish_readback().log_probabilities;
     kept.push_back(got[0]), kept.push_back(got[slots - 1]);
   }
   return torch::tensor(kept).view({-1, 2});
 }
 
-// "wide": layers as wide as a model's of the paper, so that a step of one text is one kernel (on Hopper).
+// "wide": layers as wide as those of the paper's models, so that a step of one sequence is one kernel (on Hopper).
 std::shared_ptr<LanguageModel> model_of(const std::string& preset) {
   if (preset != "wide") return distinct_model(torch::kCUDA, preset);
   ModelConfig config = find_preset("based-360m");
@@ -42,7 +42,7 @@ std::shared_ptr<LanguageModel> model_of(const std::string& preset) {
   return model;
 }
 
-// The reference has the same weights and rounds nothing to bf16. Joined kernels round elsewhere than plain ones, not more.
+// The reference has the same weights and rounds nothing to bf16. Fused kernels round at other places than plain ones, but not more.
 TEST(DecodeStep, FusedStepsInBf16AreAsNearToFp32AsPlainOnes) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   const auto text = some_text(100, 3);
@@ -51,7 +51,7 @@ TEST(DecodeStep, FusedStepsInBf16AreAsNearToFp32AsPlainOnes) {
     model->to(torch::kBFloat16);
     exact->to(torch::kBFloat16);
     exact->to(torch::kFloat);
-    for (const int64_t slots : {1, 8, 200}) {  // each is joined in another way
+    for (const int64_t slots : {1, 8, 200}) {  // each is fused in another way
       const Tensor expected = log_probabilities(*exact, slots, Steps::plain, text);
       const Tensor plain = log_probabilities(*model, slots, Steps::plain, text),
                    fused = log_probabilities(*model, slots, Steps::fused, text);
@@ -67,5 +67,5 @@ TEST(DecodeStep, FusedStepsInBf16AreAsNearToFp32AsPlainOnes) {
   }
 }
 
-}  // namespace
+}  // namespace decode_step_test
 }  // namespace based

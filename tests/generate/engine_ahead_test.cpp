@@ -1,4 +1,4 @@
-// An engine that launches the next step before it looks at the tokens of this one: nothing that it gives out may show it.
+// An engine that launches the next step before it waits for the tokens of this one. Its results must be those of other engines.
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
@@ -6,22 +6,24 @@
 #include "tests/generate/texts.h"
 
 namespace based {
-namespace {
+namespace engine_ahead_test {
 
-// While it exists the CPU records steps, too: what replays one calls the step again, of all slots, after `before`.
+// While an object exists, steps can be recorded on the CPU, too: a replay calls `before` and then the step of all slots again.
 class RecordedOnCpu {
  public:
   explicit RecordedOnCpu(std::function<void()> before = [] {}) {
     before_ = std::move(before);
-    ops::recorder_of(torch::kCPU) = [](torch::Device, const std::function<void()>& body,
-                                       const ops::RecordOptions&) -> std::unique_ptr<ops::Replay> { return std::make_unique<Again>(body); };
+    runtime::recorder_of(torch::kCPU) = [](torch::Device, const std::function<void()>& body,
+                                           const runtime::RecordOptions&) -> std::unique_ptr<runtime::Replay> {
+      return std::make_unique<Again>(body);
+    };
   }
   RecordedOnCpu(const RecordedOnCpu&) = delete;
   RecordedOnCpu& operator=(const RecordedOnCpu&) = delete;
-  ~RecordedOnCpu() { ops::recorder_of(torch::kCPU) = nullptr; }
+  ~RecordedOnCpu() { runtime::recorder_of(torch::kCPU) = nullptr; }
 
  private:
-  struct Again final : ops::Replay {
+  struct Again final : runtime::Replay {
     explicit Again(std::function<void()> step) : body(std::move(step)) {}
     void run() override { before_(), body(); }
     std::function<void()> body;
@@ -29,7 +31,7 @@ class RecordedOnCpu {
   static inline std::function<void()> before_;
 };
 
-// On every device, with a state of fixed size and with one that grows and lies in pages, with steps of all slots and of those that go on.
+// Every device, with a state of fixed size and with one that grows in pages, with steps of all slots and of the decoding ones only.
 class EngineAhead : public testing::TestWithParam<std::tuple<torch::DeviceType, const char*, Steps>> {
  protected:
   void SetUp() override {
@@ -39,7 +41,7 @@ class EngineAhead : public testing::TestWithParam<std::tuple<torch::DeviceType, 
   }
   static torch::DeviceType device() { return std::get<torch::DeviceType>(GetParam()); }
 
-  // `invariant`: so that states have the same bits whatever was read and stepped together.
+  // `invariant`: the bits of states do not depend on the sequences that were read and stepped together.
   static EngineOptions options(bool ahead, bool invariant = false) {
     EngineOptions options{.slots = 3, .cache_tokens = 10 * cell_tokens(device()), .prefill_tokens = 32, .ahead = ahead};
     options.decode.steps = std::get<Steps>(GetParam());
@@ -52,7 +54,7 @@ class EngineAhead : public testing::TestWithParam<std::tuple<torch::DeviceType, 
     ASSERT_EQ(of_a.size(), of_b.size());
     for (size_t i = 0; i < of_a.size(); ++i) EXPECT_TRUE(torch::equal(of_a[i].value, of_b[i].value)) << of_a[i].name;
   }
-  // What a text's state is when it has grown to that length, its last token drawn but not read.
+  // The state of a sequence of `length` tokens: the last one has been sampled but not read.
   SequenceState state_of(const std::vector<int64_t>& text, const SamplingOptions& sampling, size_t length) {
     Engine alone(*model_, options(false, true));
     const int64_t sequence = alone.add(text, {.sampling = sampling});
@@ -73,7 +75,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, EngineAhead,
                                   (std::get<Steps>(given.param) == Steps::plain ? "_plain" : "_recorded");
                          });
 
-// More texts than slots, of many lengths, some ended by a token, some read in pieces.
+// More sequences than slots, of many lengths; some end at a stop token, and some prompts are read in pieces.
 TEST_P(EngineAhead, TokensAndEndsAreThoseOfOneStepAtATime) {
   std::vector<std::map<int64_t, std::vector<int64_t>>> tokens;
   std::vector<std::vector<Finish>> ends;
@@ -96,7 +98,7 @@ TEST_P(EngineAhead, TokensAndEndsAreThoseOfOneStepAtATime) {
   EXPECT_EQ(std::count(ends[1].begin(), ends[1].end(), Finish::stop), 4);
 }
 
-// Beside a text that ends by its length, and one that ends by a token, both without a state to keep.
+// Beside a sequence that ends by its length and one that ends at a stop token, both without keep_state.
 TEST_P(EngineAhead, StatesThatAreKeptAreThoseAfterTheLastToken) {
   const auto text = some_text(40, 4), other = some_text(9, 77);
   const std::vector<int64_t> drawn = session_text(*model_, text, 12, kDrawn), others = session_text(*model_, other, 4, kDrawn);
@@ -117,10 +119,10 @@ TEST_P(EngineAhead, StatesThatAreKeptAreThoseAfterTheLastToken) {
   }
 }
 
-// While a step is in flight: it is waited for, and its tokens are the next ones that are given out.
+// The calls wait for the step in flight, and the next step() returns its tokens.
 TEST_P(EngineAhead, WhatIsAskedForWhileAStepIsInFlightIsExact) {
   const int64_t cell = cell_tokens(device());
-  const auto text = some_text(2 * cell - 3, 4), more = some_text(11, 60);  // a cell ends within what is drawn
+  const auto text = some_text(2 * cell - 3, 4), more = some_text(11, 60);  // a cell ends among the sampled tokens
   Engine engine(*model_, options(true, true));
   const int64_t sequence = engine.add(text, {.sampling = kDrawn, .max_tokens = 30});
   const int64_t removed = engine.add(some_text(9, 77), {.sampling = kDrawn}), ended = engine.add(some_text(3, 5), {.sampling = kDrawn});
@@ -154,7 +156,7 @@ TEST_P(EngineAhead, WhatIsAskedForWhileAStepIsInFlightIsExact) {
   EXPECT_EQ(std::vector<int64_t>(after.begin() + static_cast<int64_t>(before.size()), after.end()), greedy_text(*model_, before, left));
 }
 
-// The last positions and the last pages are not stepped over.
+// No step goes beyond the last position or the last page.
 TEST_P(EngineAhead, LimitsEndTextsWhereTheyEndThemOneStepAtATime) {
   ModelConfig config = model_->config();
   config.max_positions = 48;
@@ -189,7 +191,7 @@ TEST(EngineAheadOnCpu, AStepIsLaunchedBeforeTheTokensOfTheOneBeforeAreLookedAt) 
     if (engine != nullptr) drawn_at_launch.push_back(engine->text(sequence).size() - 20);
   });
   const auto model = distinct_model(torch::kCPU);
-  for (const bool keep : {false, true}) {  // a state that is kept has not seen a token too many
+  for (const bool keep : {false, true}) {  // a kept state has not seen a token too many
     Engine here(*model, {.slots = 2, .ahead = true});
     sequence = here.add(some_text(20, 3), {.sampling = kGreedy, .max_tokens = 6, .keep_state = keep});
     engine = &here;
@@ -201,5 +203,5 @@ TEST(EngineAheadOnCpu, AStepIsLaunchedBeforeTheTokensOfTheOneBeforeAreLookedAt) 
   }
 }
 
-}  // namespace
+}  // namespace engine_ahead_test
 }  // namespace based

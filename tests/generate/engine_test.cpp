@@ -8,9 +8,9 @@
 #include "tests/generate/texts.h"
 
 namespace based {
-namespace {
+namespace engine_test {
 
-// On every device, with a state of fixed size and with one that grows and lies in pages.
+// Every device, with a state of fixed size and with one that grows in pages.
 class EngineOnDevices : public testing::TestWithParam<std::tuple<torch::DeviceType, const char*>> {
  protected:
   void SetUp() override {
@@ -19,7 +19,7 @@ class EngineOnDevices : public testing::TestWithParam<std::tuple<torch::DeviceTy
   static torch::DeviceType device() { return std::get<0>(GetParam()); }
   static std::shared_ptr<LanguageModel> model() { return distinct_model(device(), std::get<1>(GetParam())); }
 };
-constexpr int64_t kCache = 600;  // tokens of the engines' texts, several pages each
+constexpr int64_t kCache = 600;  // tokens; several pages for each sequence
 
 INSTANTIATE_TEST_SUITE_P(Devices, EngineOnDevices,
                          testing::Combine(testing::Values(torch::kCPU, torch::kCUDA), testing::Values("based-tiny", "attn-tiny")),
@@ -43,7 +43,7 @@ TEST_P(EngineOnDevices, GreedyTextsOfAnyLengthsAreThoseOfTheModelAlone) {
   }
 }
 
-// More sequences than slots, of different lengths: slots are given again as soon as they are free.
+// More sequences than slots, of different lengths: a free slot is reused at once.
 TEST_P(EngineOnDevices, SequencesWaitForSlotsAndGetThemInOrder) {
   const auto model = this->model();
   Engine engine(*model, {.slots = 3, .cache_tokens = kCache});
@@ -56,7 +56,7 @@ TEST_P(EngineOnDevices, SequencesWaitForSlotsAndGetThemInOrder) {
   EXPECT_EQ(tokens_of(engine), expected);
 }
 
-// Among so many slots that a GPU's steps leave their tokens beside the sums; texts are added at different steps.
+// With so many slots, a GPU's steps leave tokens pending. The sequences are added at different steps.
 TEST_P(EngineOnDevices, TextsAmongManySlotsAreThoseOfTheModelAlone) {
   const auto model = this->model();
   Engine engine(*model, {.slots = 300, .cache_tokens = kCache});
@@ -70,7 +70,7 @@ TEST_P(EngineOnDevices, TextsAmongManySlotsAreThoseOfTheModelAlone) {
   EXPECT_EQ(tokens, expected);
 }
 
-// Slots with other options and older texts beside each other, so that a penalty or a mark in the wrong row would show.
+// Slots with different options, reused by a second round of sequences: a penalty or a seen mark in the wrong row would change the tokens.
 TEST_P(EngineOnDevices, DrawnAndPenalisedTextsAreThoseOfSessions) {
   const auto model = this->model();
   const std::vector<SamplingOptions> options{{0, 0, 1, 0, 1.5}, kDrawn, {1, 0, 1, 0, 1, 8}, {1.2, 0, 0.9, 0, 0.7, 9}};
@@ -105,7 +105,7 @@ TEST_P(EngineOnDevices, TextsComeAndGoWithoutDisturbingOthers) {
   EXPECT_EQ(text, expected);
 }
 
-// Texts of many lengths through two slots of a small pool: pages go from text to text, and no text sees another's keys.
+// Sequences of many lengths use two slots of a small pool in turn. Pages are reused, and no sequence reads the keys of another.
 TEST_P(EngineOnDevices, SlotsAndPagesKeepNothingOfTheirLastText) {
   const auto model = this->model();
   Engine engine(*model, {.slots = 2, .cache_tokens = 300});
@@ -123,7 +123,7 @@ TEST_P(EngineOnDevices, SlotsAndPagesKeepNothingOfTheirLastText) {
   EXPECT_EQ(engine.state_bytes(), bytes);
 }
 
-// Long prompts are read in pieces between the others' steps, which go on meanwhile.
+// Long prompts are read in pieces between the steps of other sequences, which continue.
 TEST_P(EngineOnDevices, LongPromptsAreReadInPiecesBetweenTheStepsOfOthers) {
   const auto model = this->model();
   Engine engine(*model, {.slots = 3, .cache_tokens = kCache, .prefill_tokens = 32});
@@ -142,11 +142,11 @@ TEST_P(EngineOnDevices, LongPromptsAreReadInPiecesBetweenTheStepsOfOthers) {
   EXPECT_EQ(tokens, expected);
 }
 
-// Saved while others go on, forked, and taken up by another engine: all go on with the same tokens, and with the same bits of state.
+// A sequence is saved while others are decoding, forked, and restored in another engine: all three get the same tokens and bits of state.
 TEST_P(EngineOnDevices, ASnapshotGoesOnAsTheSequenceItself) {
   const auto model = this->model();
   const TemporaryFolder folder;
-  for (const int64_t slots : {4, 200}) {  // 200: a GPU's steps leave tokens beside the sums
+  for (const int64_t slots : {4, 200}) {  // 200: a GPU's steps leave tokens pending
     const EngineOptions options{.slots = slots, .cache_tokens = 900};
     Engine engine(*model, options), other(*model, options);
     engine.add(some_text(40, 90), {.sampling = kGreedy});
@@ -174,7 +174,7 @@ TEST_P(EngineOnDevices, ASnapshotGoesOnAsTheSequenceItself) {
   }
 }
 
-// A state of any engine is the state of a session, tensor by tensor: also pages and buffers come out in the one canonical form.
+// Snapshots of all engines have the same tensors: pages and pending tokens are converted to the canonical form.
 TEST_P(EngineOnDevices, SnapshotsHaveOneCanonicalForm) {
   const auto model = this->model();
   Engine engine(*model, {.slots = 200, .cache_tokens = 900}), alone(*model, {});
@@ -206,10 +206,10 @@ TEST_P(EngineOnDevices, MoreTextBehindASequenceIsReadBeforeItGoesOn) {
   EXPECT_EQ(tokens_of(engine, 40)[sequence], greedy_text(*model, text, 15));
 }
 
-// Where the next step is begun before the tokens of this one are given out.
+// The next step is launched before the tokens of this one are returned.
 TEST_P(EngineOnDevices, StepsAheadGiveTheSameTokens) {
   const auto model = this->model();
-  Engine engine(*model, {.slots = 3, .cache_tokens = kCache, .patience = 2, .ahead = true});
+  Engine engine(*model, {.slots = 3, .cache_tokens = kCache, .max_idle_slot_steps = 2, .ahead = true});
   std::map<int64_t, std::vector<int64_t>> expected;
   for (int64_t i = 0; i < 11; ++i) {
     const auto prompt = some_text(1 + 13 * i % 40, i);
@@ -218,7 +218,7 @@ TEST_P(EngineOnDevices, StepsAheadGiveTheSameTokens) {
   }
   EXPECT_EQ(tokens_of(engine), expected);
 
-  // Asked for its state, ended and removed while a step is under way.
+  // Sequences are saved, ended and removed while a step is in flight.
   const auto text = some_text(20, 9);
   const int64_t sequence = engine.add(text, {.sampling = kGreedy, .max_tokens = 30});
   const int64_t removed = engine.add(some_text(7, 5), {.sampling = kGreedy}), ended = engine.add(some_text(9, 5), {.sampling = kGreedy});
@@ -236,7 +236,7 @@ TEST_P(EngineOnDevices, StepsAheadGiveTheSameTokens) {
   EXPECT_EQ(engine.free_slots(), 3);
 }
 
-// A state whose sums are not finite, beside sequences that go on.
+// A state that is not finite, beside a sequence that continues.
 TEST_P(EngineOnDevices, OneThatIsNotFiniteEndsAlone) {
   const auto model = this->model();
   const auto text = some_text(20, 3);
@@ -276,7 +276,7 @@ TEST_P(EngineOnDevices, LogProbabilitiesAreThoseOfTheModel) {
   EXPECT_TRUE(torch::allclose(torch::tensor(given), expected, 1e-3, 1e-3)) << torch::tensor(given) << expected;
 }
 
-// Plain steps and recorded, fused ones: greedy tokens agree in fp32, and in bf16 logits differ by what rounding explains.
+// Greedy tokens of plain steps and of fused ones agree in fp32.
 TEST_P(EngineOnDevices, PlainStepsGiveTheTokensOfRecordedOnes) {
   const auto model = this->model();
   const auto text = some_text(33, 6);
@@ -287,7 +287,8 @@ TEST_P(EngineOnDevices, PlainStepsGiveTheTokensOfRecordedOnes) {
   }
 }
 
-// Alone in a small engine, and last of many in a large one, after other texts in its slot, with its prompt read in pieces.
+// The sequence runs alone in a small engine, and last of many in a large one, in a slot that others have used and with its prompt read in
+// pieces.
 TEST_P(EngineOnDevices, InvariantBitsDependOnTheTextAlone) {
   const auto model = this->model();
   const auto text = some_text(75, 6);
@@ -296,7 +297,7 @@ TEST_P(EngineOnDevices, InvariantBitsDependOnTheTextAlone) {
     const int64_t sequence = engine.add(text, {.sampling = kDrawn, .max_tokens = 30, .keep_state = true});
     auto& kept = log_probabilities.emplace_back();
     while (!engine.idle())
-      for (const Engine::Drawn& drawn : engine.step())
+      for (const Engine::Output& drawn : engine.step())
         if (drawn.sequence == sequence) kept.push_back(drawn.log_probability);
     return engine.snapshot(sequence);
   };
@@ -336,7 +337,7 @@ TEST(Engine, ASequenceThatOutgrowsTheCacheEndsAloneAndLeavesItsRoom) {
             "a text of 102 tokens, where the cache of all sequences has room for 100: give it more tokens");
   const auto text = some_text(60, 4), shorter = some_text(30, 7), waits = some_text(13, 1);
   const int64_t first = engine.add(text, {.sampling = kGreedy}), second = engine.add(shorter, {.sampling = kGreedy, .max_tokens = 4});
-  const int64_t third = engine.add(waits, {.sampling = kGreedy, .max_tokens = 5});  // 60, 33 and 17 keys: it waits for the second
+  const int64_t third = engine.add(waits, {.sampling = kGreedy, .max_tokens = 5});  // 60, 33 and 17 keys: it waits for the second to end
   auto tokens = tokens_of(engine);
   EXPECT_EQ(engine.finish(first), Finish::cache_full);
   EXPECT_EQ(tokens[second], greedy_text(*model, shorter, 4));
@@ -355,7 +356,7 @@ TEST(Engine, EndsAtTheModelsLastPosition) {
   Engine engine(model, {.slots = 2});
   EXPECT_NE(message_of<Error>([&] { engine.add(some_text(18, 1), {}); }).find("17 positions are needed"), std::string::npos);
   const int64_t sequence = engine.add(some_text(10, 1), {.sampling = kGreedy});
-  EXPECT_EQ(tokens_of(engine)[sequence].size(), 7U);  // positions 9 to 15 are stepped over
+  EXPECT_EQ(tokens_of(engine)[sequence].size(), 7U);  // steps read positions 9 to 15
   EXPECT_EQ(engine.finish(sequence), Finish::positions);
 }
 
@@ -374,24 +375,24 @@ TEST(Engine, EndsAtAStopTokenAndAtOnceWhereNothingIsAskedFor) {
   EXPECT_THROW(engine.snapshot(none), Error);  // its state was not asked for
 }
 
-// What a device cannot record is made by plain steps, with the same tokens; a recording that cannot be fused is used as it is.
+// Steps that a device cannot record run as plain ones, with the same tokens; a recording that cannot be fused is replayed unchanged.
 TEST(Engine, FallsBackFromFusedToRecordedToPlainSteps) {
   static int fused, recorded;
   static bool can_record;
-  struct Ran final : ops::Replay {
+  struct Ran final : runtime::Replay {
     explicit Ran(std::function<void()> step) : body(std::move(step)) {}
     void run() override { body(); }
     std::function<void()> body;
   };
   struct Restore {
-    ~Restore() { ops::recorder_of(torch::kCPU) = nullptr, decode::backend_of(torch::kCPU) = {}; }
+    ~Restore() { runtime::recorder_of(torch::kCPU) = nullptr, decode::backend_of(torch::kCPU) = {}; }
   } const restore;
   decode::backend_of(torch::kCPU) = {[](torch::Device) { return decode::Gpu{}; }, nullptr, nullptr, [](const decode::Plan&, void*) {}};
-  ops::recorder_of(torch::kCPU) = [](torch::Device, const std::function<void()>& body,
-                                     const ops::RecordOptions& options) -> std::unique_ptr<ops::Replay> {
+  runtime::recorder_of(torch::kCPU) = [](torch::Device, const std::function<void()>& body,
+                                         const runtime::RecordOptions& options) -> std::unique_ptr<runtime::Replay> {
     ++(options.rewrite ? fused : recorded);
     if (options.rewrite || !can_record) throw Error("cannot be done here");
-    body();  // as a warm-up does
+    body();  // a recorder runs the step once before it records
     return std::make_unique<Ran>(body);
   };
   const auto model = distinct_model(torch::kCPU);
@@ -411,12 +412,12 @@ TEST(Engine, FallsBackFromFusedToRecordedToPlainSteps) {
   EXPECT_EQ(fused, 1);
 }
 
-// The same greedy text from the same weights, in fp32, wherever it is made.
+// The same weights give the same greedy tokens in fp32 on both devices.
 TEST(Generation, CpuAndGpuAgree) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   EXPECT_EQ(session_text(*distinct_model(torch::kCUDA), some_text(100, 4), 200, kGreedy),
             session_text(*distinct_model(torch::kCPU), some_text(100, 4), 200, kGreedy));
 }
 
-}  // namespace
+}  // namespace engine_test
 }  // namespace based

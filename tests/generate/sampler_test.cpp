@@ -7,16 +7,16 @@
 #include <map>
 #include <span>
 
-#include "based/kernels/sample.h"
+#include "based/kernels/sampling/sampling.h"
 
 namespace based {
-namespace {
+namespace sampler_test {
 
-// −1 where no token can be drawn.
+// −1 if no token can be sampled.
 int64_t sample_token(std::span<const float> logits, const SamplingOptions& options, std::span<const int64_t> text) {
   const auto vocab = static_cast<int64_t>(logits.size()), position = static_cast<int64_t>(text.size());
   std::vector<uint32_t> seen(static_cast<size_t>(kernels::sample_seen_words(vocab)));
-  // Not read without a penalty, and a long text takes long to mark.
+  // Without a penalty the marks are not read, and marking a long sequence takes long.
   for (const int64_t id : options.repetition_penalty != 1 ? text : std::span<const int64_t>())
     if (id >= 0 && id < vocab) kernels::sample_set_seen(seen.data(), id);
   const auto temperature = static_cast<float>(options.temperature), top_p = static_cast<float>(options.top_p),
@@ -51,7 +51,7 @@ SamplingOptions with(auto change) {
   return options;
 }
 
-// Frequencies of many draws; the position is what varies, as in a text.
+// Frequencies of many samples, each at another position, as in a sequence.
 std::map<int64_t, double> frequencies(SamplingOptions options) {
   std::map<int64_t, double> counts;
   std::vector<int64_t> text;
@@ -116,5 +116,5 @@ TEST(Sampler, RefusesOptionsOutOfRangeAndLogitsThatAreNotFinite) {
   EXPECT_EQ(sample_token(none, {}, {}), -1);
 }
 
-}  // namespace
+}  // namespace sampler_test
 }  // namespace based

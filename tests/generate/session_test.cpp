@@ -12,7 +12,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace session_test {
 
 std::shared_ptr<LanguageModel> tiny(const std::string& preset) {
   torch::manual_seed(5);
@@ -40,7 +40,7 @@ TEST_P(EveryModel, GoesOnFromASavedStateAsIfItHadNeverStopped) {
   const std::vector<int64_t> wanted = continue_text(whole, 20);
 
   Session other(*model);
-  other.append({100, 101});  // what was there before does not matter
+  other.append({100, 101});  // load() must replace these tokens
   other.load(path, "00112233445566778899aabbccddeeff");
   EXPECT_EQ(other.ids().size(), 14U);
   EXPECT_EQ(continue_text(other, 20), wanted);
@@ -63,7 +63,7 @@ TEST_P(EveryModel, AStateOfAnotherModelOrADamagedOneIsRefusedAndTheSessionStays)
   EXPECT_EQ(other.ids(), (std::vector<int64_t>{4, 5}));
 }
 
-// Right checksums around wrong fields, one after another.
+// Files with one wrong field each and a correct checksum.
 TEST_P(EveryModel, ACraftedStateIsRefusedAndTheSessionStays) {
   const TemporaryFolder folder;
   const auto model = tiny(GetParam());
@@ -95,7 +95,7 @@ TEST_P(EveryModel, ACraftedStateIsRefusedAndTheSessionStays) {
     refuses(changed, tensor.name + " of another type");
     changed.tensors.erase(changed.tensors.begin() + static_cast<int64_t>(i));
     refuses(changed, tensor.name + " absent");
-    // Fewer tokens than the text has are those that the state has seen.
+    // Values outside 0 to 8: a state may have seen any number of the tokens before the last one.
     for (const int64_t value : {int64_t{-1}, int64_t{9}, int64_t{1} << 40, INT64_MAX, INT64_MIN}) {
       if (tensor.dtype != DType::I64) break;
       changed = whole;
@@ -116,7 +116,7 @@ TEST_P(EveryModel, ACraftedStateIsRefusedAndTheSessionStays) {
     changed.token_ids = ids;
     refuses(changed, std::to_string(ids.size()) + " tokens");
   }
-  StateSnapshot longer = whole;  // what the state has not seen is read
+  StateSnapshot longer = whole;  // tokens that the state has not seen are read
   longer.token_ids.push_back(10);
   EXPECT_EQ(message(longer), "");
   EXPECT_EQ(other.next(SamplingOptions{0}), [&] {
@@ -128,7 +128,7 @@ TEST_P(EveryModel, ACraftedStateIsRefusedAndTheSessionStays) {
   EXPECT_EQ(other.ids(), session.ids());
 }
 
-// Of every layer, as those with a ring or a cache had it.
+// Older state files have a token count for each layer with a ring or a cache; here every layer gets one.
 TEST_P(EveryModel, AStateWithCountsOfLayersIsTakenWhereTheyAgree) {
   const TemporaryFolder folder;
   const auto model = tiny(GetParam());
@@ -248,5 +248,5 @@ TEST(Weights, SavedAndLoadedAreEqualAndDisagreementsAreAllListed) {
   EXPECT_THROW(load_model(folder.file("nowhere")), Error);
 }
 
-}  // namespace
+}  // namespace session_test
 }  // namespace based

@@ -7,17 +7,17 @@
 #include <set>
 
 #include "based/core/error.h"
-#include "based/mixers/feature_map.h"
-#include "based/mixers/mixer.h"
-#include "based/mixers/projection.h"
-#include "based/mixers/shapes_only.h"
+#include "based/mixers/kit/feature_map.h"
+#include "based/mixers/kit/mixer.h"
+#include "based/mixers/kit/projection.h"
+#include "based/mixers/kit/shapes_only.h"
 #include "based/models/language_model.h"
-#include "based/ops/linear.h"
-#include "based/ops/rms_norm.h"
+#include "based/ops/linear/linear.h"
+#include "based/ops/norm/rms_norm.h"
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace step_plan_test {
 
 using decode::StageForm;
 using kernels::kH200;
@@ -31,17 +31,17 @@ struct NoOptions {
 
 struct Counts {
   int64_t operators = 0, launches = 0;
-  int64_t whole_step = 0, joined = 0, reads_ahead = 0, deferred = 0, as_it_is = 0;  // operators
+  int64_t whole_step = 0, fused = 0, early_reads = 0, deferred_state = 0, none = 0;  // operators
   bool operator==(const Counts&) const = default;
 };
 std::ostream& operator<<(std::ostream& out, const Counts& c) {
-  return out << '{' << c.operators << ", " << c.launches << ", " << c.whole_step << ", " << c.joined << ", " << c.reads_ahead << ", "
-             << c.deferred << ", " << c.as_it_is << '}';
+  return out << '{' << c.operators << ", " << c.launches << ", " << c.whole_step << ", " << c.fused << ", " << c.early_reads << ", "
+             << c.deferred_state << ", " << c.none << '}';
 }
 Counts counts_of(const decode::Plan& plan) {
   Counts counts{static_cast<int64_t>(plan.units().size()), plan.launches()};
   for (const auto& line : plan.report()) {
-    int64_t* const of_form[] = {&counts.as_it_is, &counts.reads_ahead, &counts.deferred, &counts.joined, &counts.whole_step};
+    int64_t* const of_form[] = {&counts.none, &counts.early_reads, &counts.deferred_state, &counts.fused, &counts.whole_step};
     *of_form[static_cast<size_t>(line.form)] += line.units;
   }
   return counts;
@@ -53,7 +53,7 @@ struct Expected {
   Counts counts;
 };
 
-// What becomes of the paper's models on an H200. A change of these numbers is a change of speed: look at `based inspect NAME --plan`.
+// The plans of the paper's models on an H200. If these numbers change, speed changes: see `based inspect NAME --plan`.
 TEST(StepPlan, OfThePapersModels) {
   const std::vector<Expected> all = {
       {"based-360m", 1, {203, 3, 201, 0, 0, 0, 2}},      {"based-360m", 16, {203, 139, 0, 172, 28, 0, 3}},
@@ -75,19 +75,19 @@ TEST(StepPlan, NothingIsSilent) {
   for (const int64_t slots : {1, 128}) {
     for (const char* preset : {"based-360m", "attn-360m", "based-demo", "mamba-360m", "gla-360m"}) {
       for (const auto& line : plan_decode_step(find_preset(preset), kH200, {.slots = slots})->report()) {
-        if (line.form != StageForm::as_it_is) continue;
+        if (line.form != StageForm::none) continue;
         EXPECT_NE(line.why, "") << preset << ": " << line.op;
       }
     }
   }
 }
 
-// Kernels that make their own time steps and decays do so where nothing else reads these, and rows fill a tile of the scan.
+// A kernel computes its own time steps and decays if nothing else reads these and if the rows fill a tile of the scan.
 TEST(StepPlan, StepsThatMakeTheirOwnGates) {
   const auto joined = [](const char* preset, int64_t slots, const char* op, torch::Dtype dtype = torch::kBFloat16) {
     int64_t units = 0;
     for (const auto& line : plan_decode_step(find_preset(preset), kH200, {.slots = slots, .dtype = dtype})->report())
-      if (line.op == op && line.form == StageForm::joined) units += line.units;
+      if (line.op == op && line.form == StageForm::fused) units += line.units;
     return units;
   };
   EXPECT_EQ(joined("mamba-360m", 64, "based::selective_scan_step"), 46);
@@ -97,7 +97,8 @@ TEST(StepPlan, StepsThatMakeTheirOwnGates) {
   EXPECT_EQ(joined("gla-360m", 128, "based::rowwise_activation", torch::kFloat32), 0);
 }
 
-// Norms that read each other's outputs are parts of no layers, and no instructions of a whole step, where blocks hear of layers alone.
+// Norms that read each other's outputs belong to no layer. They do not become instructions of a whole step, whose blocks only synchronize
+// after layers.
 TEST(StepPlan, NormsWithoutAnMlpBetweenStayAsTheyAre) {
   ModelConfig config = find_preset("based-360m");
   config.mlp = "identity";
@@ -105,23 +106,23 @@ TEST(StepPlan, NormsWithoutAnMlpBetweenStayAsTheyAre) {
     const auto plan = plan_decode_step(config, kH200, {.slots = slots});
     int64_t kept = 0;
     for (const auto& line : plan->report())
-      if (line.op == "based::rms_norm_add_" && line.form != StageForm::joined && line.form != StageForm::whole_step) kept += line.units;
+      if (line.op == "based::rms_norm_add_" && line.form != StageForm::fused && line.form != StageForm::whole_step) kept += line.units;
     EXPECT_GE(kept, 27) << "one a layer\n" << plan->text();
   }
 }
 
 TEST(StepPlan, OfOtherDevicesAndTypes) {
   const auto on_cpu = plan_decode_step(find_preset("based-tiny"), {}, {.slots = 2, .dtype = torch::kFloat32});
-  EXPECT_EQ(counts_of(*on_cpu).as_it_is, counts_of(*on_cpu).operators);
+  EXPECT_EQ(counts_of(*on_cpu).none, counts_of(*on_cpu).operators);
   EXPECT_THAT(on_cpu->text(), HasSubstr("a CPU runs operators one by one"));
   const auto older = plan_decode_step(find_preset("based-360m"), {108, false, 167936, 1024}, {.slots = 16});
-  EXPECT_EQ(counts_of(*older).joined, 0);
+  EXPECT_EQ(counts_of(*older).fused, 0);
   EXPECT_THAT(older->text(), HasSubstr("for Hopper"));
   const auto fp32 = plan_decode_step(find_preset("based-360m"), kH200, {.slots = 1, .dtype = torch::kFloat32});
   EXPECT_EQ(counts_of(*fp32).whole_step, 0);
   EXPECT_THAT(fp32->text(), HasSubstr("is not one row in bf16"));
   const auto invariant = plan_decode_step(find_preset("based-360m"), kH200, {.slots = 1, .invariant = true});
-  EXPECT_EQ(counts_of(*invariant).deferred, 0) << "waiting tokens change the order of sums";
+  EXPECT_EQ(counts_of(*invariant).deferred_state, 0) << "waiting tokens change the order of sums";
   EXPECT_THROW(plan_decode_step(find_preset("based-360m"), kH200, {.slots = 0}), UsageError);
 }
 
@@ -135,7 +136,7 @@ ModelConfig model_of(const std::string& mixer, const std::string& options = "") 
   return config;
 }
 
-// Empty where there is a plan.
+// The error of a step that has no plan; empty if it has one.
 std::string refusal_of(const ModelConfig& config, const StepPlanOptions& options = {}) {
   return message_of<Error>([&] { EXPECT_GT(plan_decode_step(config, kH200, options)->launches(), 0); });
 }
@@ -146,11 +147,11 @@ constexpr const char* kAsksForValues =
     " asks for values on the host, so that it cannot be recorded and has no plan; a GPU runs its operators one by one, and `based generate "
     "--device cuda` does so without being told";
 
-// A plan, or one sentence of ours that names the layer: never LibTorch's words.
+// Each mixer has a plan or an error that names the layer; LibTorch's own message never appears.
 TEST(StepPlan, EveryMixerHasOneOrIsNamed) {
   const std::set<std::string> without{"bigbird", "scatterbrain", "hyena"};
   for (const MixerInfo& info : mixers()) {
-    if (std::string(info.name) == "calls_unknown") continue;  // of another test
+    if (std::string(info.name) == "calls_unknown") continue;  // another test registers it
     for (const torch::Dtype dtype : {torch::kBFloat16, torch::kFloat32, torch::kFloat64})
       for (const StepPlanOptions& options : {StepPlanOptions{1, dtype}, StepPlanOptions{16, dtype}, StepPlanOptions{1, dtype, true}}) {
         const std::string refusal = refusal_of(model_of(info.name), options);
@@ -179,7 +180,7 @@ TEST(StepPlan, AModelThatLooksAtValuesIsNamed) {
     EXPECT_EQ(refusal_of("linear_attention", std::string("feature_map = \"") + map.name + "\"\n"), "") << map.name;
 }
 
-// A mixer of another program may call an operator whose shapes LibTorch knows in Python only.
+// A mixer of another program may call an operator whose shape function LibTorch has in Python only.
 class CallsUnknown final : public Mixer {
  public:
   CallsUnknown(const NoOptions&, const MixerContext&) {}
@@ -200,8 +201,8 @@ TEST(StepPlan, AnOperatorWithoutShapesIsNamed) {
                             "generate --device cuda` says where it does not"));
 }
 
-// A mixer that is not in the tree (delta rule: S ← S + β (v − S k) kᵀ, y = S q), from ATen's operators and our projections. Nothing
-// outside of these lines knows of it.
+// A mixer that the library does not have (delta rule: S ← S + β (v − S k) kᵀ, y = S q), made of ATen's operators and the library's
+// projections.
 class DeltaNet {
  public:
   DeltaNet(int64_t d_model, int64_t heads, torch::Device device) : heads_(heads), head_dim_(d_model / heads) {
@@ -231,7 +232,7 @@ class DeltaNet {
   std::shared_ptr<Projection> q_, k_, v_, beta_, out_;
 };
 
-// Two such layers between norms, as a model has them.
+// Two such layers with a norm before each, as in a model.
 class DeltaModel {
  public:
   DeltaModel(int64_t rows, torch::Device device)
@@ -275,11 +276,11 @@ TEST(StepPlan, AMixerThatIsNotInTheTreeIsFused) {
   const auto plan = decode::plan_step([&] { model->step(); }, kH200, {});
   std::map<std::pair<std::string, StageForm>, int64_t> units;
   for (const auto& line : plan->report()) units[{line.op, line.form}] += line.units;
-  const auto joined_norms = units[{"based::rms_norm_add_", StageForm::joined}], joined = units[{"based::linear", StageForm::joined}];
+  const auto joined_norms = units[{"based::rms_norm_add_", StageForm::fused}], joined = units[{"based::linear", StageForm::fused}];
   EXPECT_EQ(joined_norms, 2) << plan->text();
   EXPECT_EQ(joined, 7) << "two that are before norms, four behind one, and the head\n" << plan->text();
-  EXPECT_EQ((units[{"based::linear", StageForm::reads_ahead}]), 4) << plan->text();
-  EXPECT_GT((units[{"aten::bmm", StageForm::as_it_is}] + units[{"aten::baddbmm", StageForm::as_it_is}]), 0) << plan->text();
+  EXPECT_EQ((units[{"based::linear", StageForm::early_reads}]), 4) << plan->text();
+  EXPECT_GT((units[{"aten::bmm", StageForm::none}] + units[{"aten::baddbmm", StageForm::none}]), 0) << plan->text();
 }
 
 TEST(StepPlan, AMixerThatIsNotInTheTreeGivesTheSameWhenFused) {
@@ -295,5 +296,5 @@ TEST(StepPlan, AMixerThatIsNotInTheTreeGivesTheSameWhenFused) {
   }
 }
 
-}  // namespace
+}  // namespace step_plan_test
 }  // namespace based

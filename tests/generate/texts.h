@@ -1,4 +1,4 @@
-// Models and texts of the tests of generation, and what a text's continuation must be.
+// Models and token sequences for the tests of generation, and reference continuations.
 #pragma once
 #include <map>
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace based {
 
-// Larger weights than initial ones, so that the most likely token is not a matter of rounding.
+// Weights larger than initial ones, so that rounding does not change the most likely token.
 inline std::shared_ptr<LanguageModel> distinct_model(torch::DeviceType device, const std::string& preset = "based-tiny") {
   torch::manual_seed(5);
   auto model = std::make_shared<LanguageModel>(find_preset(preset));
@@ -26,7 +26,7 @@ inline std::vector<int64_t> some_text(int64_t length, int64_t start) {
   return ids;
 }
 
-// By the model's parallel form over all of the text for every token: no state, no engine.
+// Runs the model's parallel form over the whole sequence for every token, without a state or an engine.
 inline std::vector<int64_t> greedy_text(LanguageModel& model, std::vector<int64_t> text, int64_t tokens) {
   const torch::InferenceMode inference;
   const auto prompt = static_cast<int64_t>(text.size());
@@ -48,11 +48,11 @@ inline std::vector<int64_t> session_text(LanguageModel& model, const std::vector
   return ids;
 }
 
-// The tokens that each sequence gets, until all have ended or so many steps are made.
+// Makes up to `steps` steps, until all sequences have ended, and returns the sampled tokens of each sequence.
 inline std::map<int64_t, std::vector<int64_t>> tokens_of(Engine& engine, int64_t steps = 10000) {
   std::map<int64_t, std::vector<int64_t>> tokens;
   for (int64_t i = 0; i < steps && !engine.idle(); ++i)
-    for (const Engine::Drawn& drawn : engine.step())
+    for (const Engine::Output& drawn : engine.step())
       if (drawn.token >= 0) tokens[drawn.sequence].push_back(drawn.token);
   return tokens;
 }

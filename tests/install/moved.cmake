@@ -1,11 +1,13 @@
 # Whether an installed program and the CMake package find LibTorch where the folder that they were built with is gone: PREFIX is an
-# installation, LIBTORCH the folder of the libraries, PROJECT a copy of tests/consumer. The path to LIBTORCH is taken out of a copy of both, as if that folder had been removed.
+# installation, LIBTORCH the folder of the libraries, PROJECT a copy of tests/consumer. The path to LIBTORCH is taken out of a copy of the
+# installation, as if that folder had been removed.
 set(copy "${PREFIX}/../moved")
 file(REMOVE_RECURSE "${copy}")
 file(COPY "${PREFIX}/bin" "${PREFIX}/lib" "${PREFIX}/include" "${PREFIX}/share" DESTINATION "${copy}")
 set(program "${copy}/bin/based")
 file(REAL_PATH "${copy}/lib/libbased.so" library)
-foreach(file "${program}" "${library}")
+file(REAL_PATH "${copy}/lib/libbased_kernels.so" kernels)
+foreach(file "${program}" "${library}" "${kernels}")
   file(READ_ELF "${file}" RUNPATH runpath)
   list(JOIN runpath ":" before)
   list(REMOVE_ITEM runpath "${LIBTORCH}")

@@ -1,9 +1,11 @@
 # Installs BUILD below a folder of its own. Then it copies tests/consumer, and configures, builds and runs the copy and its mixer's tests against
-# that, compiles README's C++, and runs the programs without LIBTORCH, the folder of the libraries that it was built with.
+# that, compiles README's C++, builds and runs a copy of tests/install/kernels, which looks for no torch, and runs the programs without LIBTORCH,
+# the folder of the libraries that BUILD was built with.
 set(root "${BUILD}/consumer")
 set(project "${root}/project")
 file(REMOVE_RECURSE "${root}")
 file(COPY "${CMAKE_CURRENT_LIST_DIR}/../consumer/" DESTINATION "${project}")
+file(COPY "${CMAKE_CURRENT_LIST_DIR}/kernels/" DESTINATION "${root}/kernels")
 foreach(step
     "${CMAKE_COMMAND};--install;${BUILD};--prefix;${root}/prefix"
     "${CMAKE_COMMAND};-G;Ninja;-S;${project};-B;${root}/build;-DCMAKE_PREFIX_PATH=${root}/prefix"
@@ -12,6 +14,10 @@ foreach(step
     "${root}/build/mixer_tests;--gtest_brief=1;--gtest_filter=*/decayed_sum*:-*_cuda"
     "${CMAKE_COMMAND};-G;Ninja;-S;${CMAKE_CURRENT_LIST_DIR}/readme;-B;${root}/readme;-DCMAKE_PREFIX_PATH=${root}/prefix"
     "${CMAKE_COMMAND};--build;${root}/readme"
+    "${CMAKE_COMMAND};-G;Ninja;-S;${root}/kernels;-B;${root}/kernels_build;-DCMAKE_PREFIX_PATH=${root}/prefix"
+    "${CMAKE_COMMAND};--build;${root}/kernels_build"
+    "${root}/kernels_build/scan_table"
+    "${root}/kernels_build/scan_cpu"
     "${root}/prefix/bin/based;--version"
     "${CMAKE_COMMAND};-DPREFIX=${root}/prefix;-DLIBTORCH=${LIBTORCH};-DPROJECT=${project};-P;${CMAKE_CURRENT_LIST_DIR}/moved.cmake")
   execute_process(COMMAND ${step} RESULT_VARIABLE failed OUTPUT_VARIABLE output ERROR_VARIABLE output)

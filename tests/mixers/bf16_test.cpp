@@ -1,15 +1,15 @@
-// What a model of fp32 becomes in bf16, as --dtype bf16 makes it: the same function but for roundings, also where a text is long.
+// Conversion of an fp32 model to bf16, as by --dtype bf16: it computes the same function up to rounding, also for long sequences.
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
 #include <set>
 
-#include "based/mixers/feature_map.h"
-#include "based/mixers/mixer.h"
-#include "based/mixers/wide_parameters.h"
+#include "based/mixers/kit/feature_map.h"
+#include "based/mixers/kit/mixer.h"
+#include "based/mixers/kit/wide_parameters.h"
 
 namespace based {
-namespace {
+namespace bf16_test {
 
 using torch::Tensor;
 
@@ -19,10 +19,10 @@ struct Case {
 void PrintTo(const Case& given, std::ostream* to) { *to << given.name; }
 
 constexpr int64_t kWidth = 64;
-// Roundings to 8 bits are some 0.3 %, of which a mixer makes several one after the other.
+// Rounding to 8 bits gives errors of about 0.3 %, and a mixer rounds several times.
 constexpr double kAllowed = 0.015;
 
-// As its authors draw it, with projections large enough that nothing vanishes beside the inputs.
+// A mixer with its authors' initial weights, except for larger projections, so that no part of the output is negligible.
 std::shared_ptr<Mixer> make(const Case& given) {
   torch::manual_seed(11);
   const MixerInfo& info = find_mixer(given.mixer);
@@ -38,7 +38,7 @@ std::shared_ptr<Mixer> make(const Case& given) {
 
 Tensor forward(Mixer& mixer, const Tensor& x) { return mixer.forward(x, Pass(Sequences::equal(1, x.size(0), x.device()))); }
 
-// A prompt at once, then token by token.
+// Prefill of a prompt, then token by token.
 Tensor decoded(Mixer& mixer, const Tensor& x, int64_t prompt) {
   MixerState state = mixer.make_state(1);
   const auto ids = torch::dtype(torch::kInt64).device(x.device());
@@ -75,15 +75,15 @@ TEST_P(ConvertedToBf16, IsTheSameFunction) {
   }
 }
 
-// With every weight rounded, as a conversion of all of them does it, H3 is far outside of that bound, whatever computes it.
+// If all weights including the poles are rounded to bf16, H3 exceeds this bound by far, even computed in double.
 TEST(WideParameters, RoundedPolesAreAnotherFunction) {
   const torch::NoGradGuard no_grad;
   const Case given{"h3", "h3", ""};
   const auto exact = make(given), poles = make(given), others = make(given);
   for (const auto& mixer : {exact, poles, others}) mixer->to(torch::kDouble);
-  for (const auto& [mixer, of_poles] : {std::pair{poles, true}, {others, false}})
+  for (const auto& [mixer, is_pole] : {std::pair{poles, true}, {others, false}})
     for (auto& item : mixer->named_parameters())
-      if (item.key().starts_with("diagonal.") == of_poles) item.value().copy_(item.value().to(torch::kBFloat16).to(torch::kDouble));
+      if (item.key().starts_with("diagonal.") == is_pole) item.value().copy_(item.value().to(torch::kBFloat16).to(torch::kDouble));
   for (const int64_t length : {63, 1100}) {
     const Tensor x = inputs_of(length).to(torch::kDouble), expected = forward(*exact, x);
     EXPECT_GT(rms_error(forward(*poles, x), expected), 2 * kAllowed) << length;
@@ -91,7 +91,7 @@ TEST(WideParameters, RoundedPolesAreAnotherFunction) {
   }
 }
 
-// With its defaults; and where parameters are frequencies, with large ones.
+// All mixers with their defaults, and with large values of parameters that are frequencies.
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const MixerInfo& info : mixers()) all.push_back({info.name, info.name, ""});
@@ -100,7 +100,7 @@ std::vector<Case> cases() {
   all.push_back({"base_conv_of_a_network", "base_conv", "kernel_size = -1\nl_max = 1200\nimplicit = true"});
   for (const FeatureMapInfo& map : feature_maps()) {
     const std::string name = map.name;
-    // Weights of either sign: eps keeps the denominator from 0, about which nothing would agree.
+    // Weights may be negative: eps keeps the denominator away from 0, where rounding errors would dominate.
     const std::string eps = name == "identity" || name == "all_poly" ? "\neps = 1e6" : "";
     all.push_back({"linear_attention_of_" + name, "linear_attention", "feature_map = \"" + name + "\"" + eps});
   }
@@ -132,5 +132,5 @@ TEST(WideParameters, StayInFp32WhereOthersAreNarrower) {
   EXPECT_EQ(types(), std::pair(Types{torch::kDouble}, Types{torch::kDouble}));
 }
 
-}  // namespace
+}  // namespace bf16_test
 }  // namespace based

@@ -1,5 +1,5 @@
-// Every law for every registered mixer (those of states for those that have one), with its defaults at several widths and with the option
-// sets below, in fp32 and bf16, on the CPU and, where there is one, on a GPU.
+// Checks every law for every registered mixer, with its defaults at several widths and with the option sets below, in fp32 and bf16, on the
+// CPU and on a GPU if there is one. The laws about states apply to recurrent mixers only.
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
@@ -10,7 +10,7 @@
 namespace based::laws {
 namespace {
 
-// Odd sizes, and what each option changes. A mixer that is not named here is tested with its defaults.
+// Additional options: odd sizes, and values that change each option's default. Mixers without an entry are tested with their defaults.
 const std::multimap<std::string, Options>& more_options() {
   const auto map = [](const std::string& name, const std::string& more = "") {
     return std::pair{"linear_attention", Options{256, "heads = 2\nhead_dim = 3\nfeature_map = \"" + name + "\"\n" + more}};
@@ -34,7 +34,7 @@ const std::multimap<std::string, Options>& more_options() {
       map("exp_sum_norm_halfspace", "feature_options.floor = 1e-3"),
       map("softmax_dim"),
       map("softmax_dim_halfspace"),
-      // Weights of either sign: eps keeps the denominator from 0, about which nothing would agree.
+      // Weights may be negative: eps keeps the denominator away from 0, where rounding errors would dominate.
       map("identity", "eps = 1e6"),
       map("all_poly", "eps = 1e6\nfeature_options.features = 24"),
       {"sliding_window", {40, "heads = 4\nkv_heads = 2\nwindow = 7\nrotary_dim = 4\nqkv_bias = true\nout_bias = true"}},
@@ -48,8 +48,8 @@ const std::multimap<std::string, Options>& more_options() {
       {"base_conv", {16, "kernel_size = -1\nl_max = 100"}},
       {"gla",
        {24, "heads = 3\nexpand_k = 1.0\nexpand_v = 2.0\nuse_short_conv = true\nconv_bias = true\nuse_gate = false\ngate_low_rank_dim = 3"}},
-      // A head that reads next to nothing (q·k near 0) is rounding alone, which the norm behind it makes as large as the others: norm_eps
-      // is above the rounding where a draw has such a head.
+      // If q·k is near 0, a head's output is mostly rounding error, which the following norm scales up. A larger norm_eps prevents this for
+      // random weights with such a head.
       {"gla", {256, "norm_eps = 0.1"}},
       {"gated_delta_net", {33, "heads = 11\nnorm_eps = 0.1"}},
       {"delta_net", {24, "heads = 3\nuse_short_conv = false\nuse_gate = true\nallow_neg_eigval = true"}},
@@ -78,10 +78,10 @@ const std::multimap<std::string, Options>& more_options() {
 }
 
 std::vector<Options> more_options(const std::string& name) {
-  std::vector<Options> of_one;
+  std::vector<Options> found;
   const auto [begin, end] = more_options().equal_range(name);
-  for (auto it = begin; it != end; ++it) of_one.push_back(it->second);
-  return of_one;
+  for (auto it = begin; it != end; ++it) found.push_back(it->second);
+  return found;
 }
 
 std::vector<Subject> subjects() {
@@ -109,7 +109,7 @@ void skip_without(torch::DeviceType device) {
 
 std::string suffix(torch::DeviceType device) { return device == torch::kCUDA ? "_cuda" : ""; }
 
-// A long text costs seconds in a wide mixer, and shows what it shows in a narrow one.
+// A long sequence takes seconds in a wide mixer and shows the same faults in a narrow one.
 std::vector<int64_t> with_a_long_one(std::vector<int64_t> lengths, const Subject& subject) {
   if (subject.d_model < 256) lengths.push_back(2048);
   return lengths;
@@ -130,14 +130,14 @@ TEST_P(EveryMixer, SizesAreKnownWithoutMemory) { EXPECT_TRUE(obeys(sizes_are_kno
 TEST_P(EveryMixer, StateFormulaIsExact) { EXPECT_TRUE(obeys(state_formula_is_exact, subject(), dtype())); }
 TEST_P(EveryMixer, ParametersSurviveSaving) { EXPECT_TRUE(obeys(parameters_survive_saving, subject(), dtype())); }
 
-// Of those without a state.
+// Tests of mixers without a state.
 class EveryParallelMixer : public EveryMixer {};
 
 TEST_P(EveryParallelMixer, ForwardIsExact) {
   EXPECT_TRUE(obeys(forward_is_exact, subject(), dtype(), with_a_long_one({1, 2, 63, 64, 65, 255, 256, 257}, subject())));
 }
 
-// Of those with one.
+// Tests of mixers with a state.
 class EveryRecurrentMixer : public EveryMixer {};
 
 TEST_P(EveryRecurrentMixer, ForwardPrefillAndStepAgree) {
@@ -170,12 +170,12 @@ INSTANTIATE_TEST_SUITE_P(Registry, EveryRecurrentMixer,
 
 class EveryMixersWidths : public testing::TestWithParam<MixerInfo> {};
 
-// Says which of them a mixer takes in no simple way, and is therefore not tried at.
+// Fails for a mixer whose options options_at() cannot find at one of the widths: the laws would not be checked there.
 TEST_P(EveryMixersWidths, AreTried) {
   for (const int64_t width : kWidths) {
     bool tried = false;
     for (const Subject& subject : subjects_of(GetParam(), more_options(GetParam().name))) tried = tried || subject.d_model == width;
-    if (!tried) GTEST_SKIP() << GetParam().name << " is not tried at d_model " << width << ": add options for it to more_options()";
+    EXPECT_TRUE(tried) << GetParam().name << " is not tried at d_model " << width << ": add options for it to more_options()";
   }
 }
 
@@ -199,26 +199,26 @@ TEST_P(EveryMixerInDouble, ObeysTheExactLaws) {
 INSTANTIATE_TEST_SUITE_P(Registry, EveryMixerInDouble, testing::ValuesIn(subjects()),
                          [](const testing::TestParamInfo<Subject>& subject) { return subject.param.name; });
 
-// A mixer whose states are those of another, changed.
+// A wrapper of a mixer that changes its states.
 class WithState : public Mixer {
  public:
-  explicit WithState(std::shared_ptr<Mixer> of) : of_(register_module("of", std::move(of))) {}
-  Tensor forward(const Tensor& x, const Pass& pass) override { return of_->forward(x, pass); }
-  Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override { return of_->prefill(x, state, pass); }
-  Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override { return of_->step(x, state, pass); }
+  explicit WithState(std::shared_ptr<Mixer> inner) : inner_(register_module("inner", std::move(inner))) {}
+  Tensor forward(const Tensor& x, const Pass& pass) override { return inner_->forward(x, pass); }
+  Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override { return inner_->prefill(x, state, pass); }
+  Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override { return inner_->step(x, state, pass); }
 
  protected:
-  std::shared_ptr<Mixer> of_;
+  std::shared_ptr<Mixer> inner_;
 };
 
-// Growing states lie in pages, which are given to the slots in no order.
+// Stores growing states in pages, which are assigned to slots in random order.
 class InPages final : public WithState {
  public:
   using WithState::WithState;
   MixerState make_state(int64_t slots) const override {
     constexpr int64_t tokens = 32;
-    const int64_t slot_pages = slots > 8 ? 8 : 2048 / tokens + 1;  // texts in many slots are short
-    MixerState state = of_->make_state(slots);
+    const int64_t slot_pages = slots > 8 ? 8 : 2048 / tokens + 1;  // sequences are short in tests with many slots
+    MixerState state = inner_->make_state(slots);
     const Tensor table = torch::randperm(slots * slot_pages, torch::kInt64).view({slots, slot_pages});
     state.use_pages({table.to(state.tensors()[0].value.device()), tokens}, slots * slot_pages);
     return state;
@@ -252,7 +252,7 @@ INSTANTIATE_TEST_SUITE_P(Registry, EveryGrowingMixerInPages,
                                           testing::Values(torch::kFloat32, torch::kBFloat16), testing::Values(torch::kCPU, torch::kCUDA)),
                          test_name);
 
-// The state stays in fp32 (and a window's or a cache's keys are each rounded once): bf16 does not get worse with length.
+// States stay in fp32, and the keys of windows and caches are rounded only once, so that the error in bf16 does not grow with the length.
 class EveryMixerInBf16 : public testing::TestWithParam<std::tuple<Subject, torch::DeviceType>> {
  protected:
   void SetUp() override { skip_without(std::get<1>(GetParam())); }

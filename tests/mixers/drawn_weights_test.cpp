@@ -1,12 +1,12 @@
-// The first weights of mixers whose authors draw them in ways of their own.
+// Initial weights of mixers with their own distributions.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "based/mixers/mixer.h"
+#include "based/mixers/kit/mixer.h"
 
 namespace based {
-namespace {
+namespace drawn_weights_test {
 
 using torch::Tensor;
 
@@ -18,7 +18,7 @@ class DrawnWeights : public testing::Test {
   }
   Tensor operator[](const std::string& name) const { return mixer_->named_parameters()[name].detach(); }
 
-  // Mean and deviation within five of their own deviations.
+  // Checks that mean and standard deviation are within five standard errors.
   void expect_normal(const std::string& name, double std) const {
     const Tensor drawn = (*this)[name];
     const auto n = static_cast<double>(drawn.numel());
@@ -59,7 +59,7 @@ TEST_F(DrawnWeights, OfGlaDeltaNetAndGatedDeltaNet) {
   expect_time_steps();
 }
 
-// Linear layers as torch draws them, the last one over √layers.
+// Linear layers have torch's distribution; the last one is divided by √layers.
 TEST_F(DrawnWeights, OfMamba2) {
   make("mamba2", {128, 0, 4}, {{"headdim", Config(int64_t{2})}});
   expect_uniform("in_proj", (*this)["in_proj.weight"], -1 / std::sqrt(128.0), 1 / std::sqrt(128.0));
@@ -71,7 +71,7 @@ TEST_F(DrawnWeights, OfMamba2) {
   expect_all("norm.weight", 1);
 }
 
-// The curves of its authors' listing, which depend on the layer's depth: here the last of three.
+// The formulas of its authors' listing, which depend on the layer's depth; here for the last of three layers.
 TEST_F(DrawnWeights, OfRwkv5) {
   make("rwkv5", {64, 2, 3}, {{"head_size", Config(int64_t{16})}});
   const Tensor channel = torch::arange(64, torch::kFloat64), along = channel / 63;
@@ -91,5 +91,5 @@ TEST_F(DrawnWeights, OfRwkv5) {
   expect_equal("shift.time_mix_k", (channel / 64).pow(1.0 / 3));
 }
 
-}  // namespace
+}  // namespace drawn_weights_test
 }  // namespace based

@@ -1,5 +1,5 @@
-// Feature maps by themselves: sizes, errors, draws. That their formulas are the published ones, golden files show.
-#include "based/mixers/feature_map.h"
+// Feature maps alone: sizes, errors, random draws. Golden files check their formulas.
+#include "based/mixers/kit/feature_map.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,11 +7,11 @@
 #include <cmath>
 
 #include "based/core/error.h"
-#include "based/kernels/taylor_attention.h"
-#include "based/mixers/mixer.h"
+#include "based/kernels/taylor/taylor.h"
+#include "based/mixers/kit/mixer.h"
 
 namespace based {
-namespace {
+namespace feature_map_test {
 
 using testing::HasSubstr;
 
@@ -79,7 +79,7 @@ TEST(FeatureMaps, ErrorsNameTheNearestAndTheOption) {
   EXPECT_THAT(error_of([] { make_mixer("eps = -1.0"); }), HasSubstr("eps must be a number of at least 0"));
 }
 
-// What a weight is on average over many draws.
+// The mean of an attention weight over many draws.
 Tensor mean_weight(const std::string& options, const Tensor& q, const Tensor& k, int draws) {
   Tensor sum = torch::zeros({1}, torch::kFloat64);
   const Pass pass(Sequences::equal(1, 1));
@@ -92,7 +92,7 @@ Tensor mean_weight(const std::string& options, const Tensor& q, const Tensor& k,
   return sum / draws;
 }
 
-// Of rows of which several share a block, and an odd rest; the signs of LAPACK's orthogonal matrices would show here.
+// Several rows share a block, and the last block is incomplete. A bias by the signs of LAPACK's orthogonal matrices would be detected here.
 TEST(Performer, EstimatesTheSoftmaxWithoutBias) {
   torch::manual_seed(5);
   const Tensor q = torch::tensor({0.75, 0.35, -0.15, 0.2}, torch::kFloat64).view({1, 1, 4}),
@@ -111,26 +111,27 @@ TEST(Performer, OfTheRecallExperimentsHasRowsOfOneLength) {
   EXPECT_FALSE(rows.requires_grad());
 }
 
-// Long rows: exponentials of queries are past fp32, those of keys vanish. A query's weights keep their ratios whatever its features are
-// scaled by.
+// For long rows the exponentials of queries overflow fp32 and those of keys underflow. Scaling a query's features keeps the ratios of its
+// weights.
 TEST(Performer, LongQueriesAndKeysStayFinite) {
   torch::manual_seed(7);
   const Pass pass(Sequences::equal(1, 6));
   for (const double length : {0.5, 40.0}) {
     const auto map = make("performer", "features = 16\neps = 1e-4", 64);
     const Tensor x = (torch::randn({6, 1, 64}) * length).requires_grad_();
-    const Tensor q = map->of_queries(x, pass), k = map->forward(x, pass), weights = torch::matmul(q.squeeze(1), k.squeeze(1).t());
+    const Tensor q = map->query_features(x, pass), k = map->forward(x, pass), weights = torch::matmul(q.squeeze(1), k.squeeze(1).t());
     EXPECT_TRUE((weights > 0).all().item<bool>());
     EXPECT_TRUE(torch::isfinite(weights).all().item<bool>());
     EXPECT_TRUE(torch::isfinite(torch::autograd::grad({(weights / weights.sum(1, true)).square().sum()}, {x})[0]).all().item<bool>());
   }
   const auto map = make("performer", "features = 16", 4);
-  const Tensor x = torch::randn({6, 1, 4}), ratio = map->of_queries(x, pass) / map->forward(x, pass);
+  const Tensor x = torch::randn({6, 1, 4}), ratio = map->query_features(x, pass) / map->forward(x, pass);
   EXPECT_TRUE(torch::allclose(ratio, ratio.narrow(-1, 0, 1).expand_as(ratio), 1e-4));
   EXPECT_THAT(error_of([] { make("performer", "eps = -1", 4); }), HasSubstr("performer: eps must be a number of at least 0"));
 }
 
-// Tokens along the random rows have the greatest exponents, |row|²/2, of queries and of keys: alone and as a product past fp32.
+// Tokens parallel to the random rows have the largest exponents, |row|²/2, as queries and as keys: these overflow fp32, alone and as
+// products.
 TEST(Performer, TokensAlongTheRandomRowsStayFinite) {
   torch::manual_seed(8);
   const Pass pass(Sequences::equal(1, 6));
@@ -138,7 +139,8 @@ TEST(Performer, TokensAlongTheRandomRowsStayFinite) {
     const auto map = make("performer", "features = 256\neps = 1e-4", width);
     const Tensor rows = map->named_parameters()["random_features"].narrow(0, 0, 6);
     const Tensor x = (rows * std::pow(static_cast<double>(width), 0.25)).unsqueeze(1).detach().requires_grad_();
-    const Tensor q = map->of_queries(x, pass), k = map->forward(x, pass), weights = 1024 * torch::matmul(q.squeeze(1), k.squeeze(1).t());
+    const Tensor q = map->query_features(x, pass), k = map->forward(x, pass);
+    const Tensor weights = 1024 * torch::matmul(q.squeeze(1), k.squeeze(1).t());
     EXPECT_TRUE(torch::isfinite(weights).all().item<bool>()) << width;
     EXPECT_TRUE(torch::equal(weights.argmax(1), torch::arange(6))) << width;
     EXPECT_TRUE(torch::isfinite(torch::autograd::grad({(weights / weights.sum(1, true)).square().sum()}, {x})[0]).all().item<bool>());
@@ -172,7 +174,7 @@ TEST(AllPoly, IsDrawnByItsInput) {
   for (const auto& weight : make("all_poly", "features = 400", 25)->parameters()) EXPECT_NEAR(weight.std().item<double>(), 0.2, 0.01);
 }
 
-// Names of parameters are what weights are stored under.
+// Weights are stored under the names of parameters.
 TEST(FeatureMaps, ParameterNamesAreStable) {
   const auto names = [](const std::string& map) {
     std::string joined;
@@ -199,5 +201,5 @@ TEST(LinearAttention, WithTheTaylorMapIsTaylorAttention) {
   EXPECT_TRUE(torch::allclose(linear->forward(x, pass), taylor->forward(x, pass), 1e-4, 1e-5));
 }
 
-}  // namespace
+}  // namespace feature_map_test
 }  // namespace based

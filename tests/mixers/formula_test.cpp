@@ -1,11 +1,11 @@
-#include "based/mixers/formula.h"
+#include "based/mixers/kit/formula.h"
 
 #include <gtest/gtest.h>
 
 #include "based/core/error.h"
 
 namespace based {
-namespace {
+namespace formula_test {
 
 TEST(Formula, IsTheArithmeticAndItsValue) {
   const Formula d{"d", 16}, heads{"heads", 3}, tokens{"tokens", 100};
@@ -34,5 +34,5 @@ TEST(Formula, WhatDoesNotFitIsAnError) {
   EXPECT_THROW(large / 0, Error);
 }
 
-}  // namespace
+}  // namespace formula_test
 }  // namespace based

@@ -1,15 +1,15 @@
-// The values that mixers are written against: sequences, states, the registry.
+// The types of the mixer interface: sequences, states, the registry.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "based/core/error.h"
-#include "based/mixers/mixer.h"
-#include "based/mixers/past.h"
-#include "based/mixers/projection.h"
-#include "based/mixers/shapes_only.h"
+#include "based/mixers/kit/mixer.h"
+#include "based/mixers/kit/projection.h"
+#include "based/mixers/kit/shapes_only.h"
+#include "based/mixers/kit/step_history.h"
 
 namespace based {
-namespace {
+namespace interface_test {
 
 using testing::HasSubstr;
 
@@ -60,29 +60,29 @@ TEST(Pass, CountsPositionsFromWhatTheSlotsHaveSeen) {
   EXPECT_EQ(step.longest(), 8);
 }
 
-// Two slots' steps, each a number; what Past gives of them, wherever they lie.
+// A state with two slots whose steps are numbers, and the rows that StepHistory returns, for each kind of storage.
 struct Steps {
   MixerState state;
-  // Rows of slots 1 and 0, which have seen `seen`, with the numbers from `first` on.
+  // Appends rows to slots 1 and 0, which already have `seen` steps. The new steps are the numbers from `first` on.
   std::pair<Tensor, Tensor> extend(const Tensor& seen, int64_t first, const std::vector<int64_t>& starts) {
     const Pass pass(Sequences::packed(starts, starts.back()), numbers({1, 0}), seen);
-    Past past(state, pass, "step");
-    const Tensor all = past.extend("step", torch::arange(first, first + starts.back()).to(torch::kFloat).unsqueeze(1));
-    return {all.flatten().to(torch::kInt64), past.joined_cu_seqlens()};
+    StepHistory history(state, pass, "step");
+    const Tensor all = history.extend("step", torch::arange(first, first + starts.back()).to(torch::kFloat).unsqueeze(1));
+    return {all.flatten().to(torch::kInt64), history.joined_cu_seqlens()};
   }
 };
 
-TEST(Past, GivesEarlierAndNewStepsOfARing) {
+TEST(StepHistory, GivesEarlierAndNewStepsOfARing) {
   Steps ring{MixerState({{"step", torch::zeros({2, 3, 1})}})};
   auto [all, starts] = ring.extend(numbers({0, 0}), 0, {0, 4, 5});
   EXPECT_TRUE(all.equal(numbers({0, 1, 2, 3, 4}))) << all;
-  std::tie(all, starts) = ring.extend(numbers({4, 1}), 10, {0, 1, 3});  // the two steps before, which a token may see with its own
+  std::tie(all, starts) = ring.extend(numbers({4, 1}), 10, {0, 1, 3});  // a token attends to its own step and the two before
   EXPECT_TRUE(all.equal(numbers({2, 3, 10, 4, 11, 12}))) << all;
   EXPECT_TRUE(starts.equal(numbers({0, 3, 6})));
   EXPECT_TRUE(ring.state["step"].flatten().to(torch::kInt64).equal(numbers({4, 11, 12, 3, 10, 2}))) << ring.state["step"];
 }
 
-TEST(Past, GivesAllStepsOfWhatGrowsAndOfPages) {
+TEST(StepHistory, GivesAllStepsOfGrowingAndPagedTensors) {
   Steps growing{MixerState({{"step", torch::zeros({2, 0, 1}), true}})}, paged = growing;
   paged.state.use_pages({numbers({3, 1, 2, 0}).view({2, 2}), 2}, 4);
   for (Steps* steps : {&growing, &paged}) {
@@ -94,8 +94,8 @@ TEST(Past, GivesAllStepsOfWhatGrowsAndOfPages) {
   EXPECT_THAT(error_of([&] { paged.extend(numbers({4, 0}), 0, {0, 1, 1}); }), HasSubstr("slot 1 has no page for time step 4"));
 }
 
-// The backward of a pass needs the state as it was.
-TEST(Past, ReplacesAStateWhereGradientsAreOn) {
+// The backward pass needs the old state.
+TEST(StepHistory, ReplacesAStateWhereGradientsAreOn) {
   for (const bool gradients : {true, false}) {
     const torch::AutoGradMode mode(gradients);
     Steps ring{MixerState({{"step", torch::zeros({2, 3, 1})}})};
@@ -135,7 +135,7 @@ TEST(MixerState, RefusesWhatDoesNotFitAndStaysAsItWas) {
 
 TEST(MixerState, InPagesReadsAndWritesASlotsPages) {
   MixerState state = two_tensors(3, 0);
-  state.use_pages({torch::tensor({3, 1, 0, -1, -1, -1}, torch::kInt64).view({3, 2}), 2}, 4);  // slots with two pages, with one, with none
+  state.use_pages({torch::tensor({3, 1, 0, -1, -1, -1}, torch::kInt64).view({3, 2}), 2}, 4);  // slots with two pages, one page and no page
   EXPECT_EQ(state["cache"].sizes(), (torch::IntArrayRef{4, 2, 2}));
   EXPECT_EQ(state.slots(), 3);
   MixerState one({{"cache", torch::arange(6).to(torch::kFloat).view({1, 3, 2}), true}, {"sum", torch::ones({1, 3})}});
@@ -228,7 +228,7 @@ TEST(StateBytes, AreThoseOfThePaper) {
   EXPECT_EQ(state_bytes(*half, 1000), 2 * 64 * 256 * 2);
 }
 
-// A machine that could hold these has not been built.
+// No machine has enough memory for these states.
 TEST(StateBytes, TakeNoMemory) {
   const ShapesOnly no_memory;
   const int64_t tokens = int64_t{1} << 40;
@@ -240,7 +240,8 @@ TEST(StateBytes, TakeNoMemory) {
   EXPECT_THAT(error_of([] { state_bytes(*make("attention", "", 1024), INT64_MAX); }), HasSubstr("do not fit into 63 bits"));
 }
 
-TEST(StateBytes, OfAModelWithMemoryTakeNoneEither) {
+// The mixer's parameters are real here. Its state would take 512 TiB, so that an allocation would throw.
+TEST(StateBytes, AreComputedWithoutAllocatingTheState) {
   EXPECT_EQ(state_bytes(*make("attention", "", 64), int64_t{1} << 40), 2 * (int64_t{1} << 40) * 64 * 4);
 }
 
@@ -257,7 +258,7 @@ TEST(InitialWeights, HaveTheStatedScale) {
   EXPECT_GT(filter.abs().max().item<double>(), 0.45);
 }
 
-// Names of parameters are what weights are stored under: changing one breaks every stored model.
+// Weights are stored under the names of parameters: changing a name breaks every stored model.
 TEST(ParameterNames, AreStable) {
   const auto names = [](const std::string& mixer, const std::string& options) {
     std::string joined;
@@ -274,5 +275,5 @@ TEST(ParameterNames, AreStable) {
             "projection.weight projection.bias filter.hidden.weight filter.hidden.bias filter.out.weight filter.out.bias ");
 }
 
-}  // namespace
+}  // namespace interface_test
 }  // namespace based

@@ -7,19 +7,19 @@
 #include <sstream>
 
 #include "based/core/error.h"
-#include "based/ops/linear.h"
+#include "based/ops/linear/linear.h"
 
 namespace based::laws {
 namespace {
 
 using Shared = std::shared_ptr<Mixer>;
 
-// The same weights twice: rounded to the tested type, and those in double.
+// Two mixers with the same weights: one in the tested type, and one in double with the rounded values.
 struct Twins {
   Shared exact, tested;
 };
 
-// Generic weights, large enough that nothing vanishes in a tolerance.
+// Random weights, large enough that no part of the output is below the tolerance.
 void draw_weights(Mixer& mixer) {
   const torch::NoGradGuard no_grad;
   for (Tensor& parameter : mixer.parameters()) {
@@ -43,7 +43,7 @@ Twins make_twins(const Subject& subject, torch::Dtype dtype) {
   return twins;
 }
 
-// With a mean, so that averages over a long past do not vanish.
+// Inputs with a non-zero mean, so that averages over long sequences do not vanish.
 Tensor draw_input(const Subject& subject, int64_t tokens, torch::Dtype dtype) {
   return (torch::randn({tokens, subject.d_model}, torch::kFloat64) + torch::linspace(-1, 1, subject.d_model, torch::kFloat64))
       .to(subject.device, dtype);
@@ -51,10 +51,10 @@ Tensor draw_input(const Subject& subject, int64_t tokens, torch::Dtype dtype) {
 
 Sequences one_row(const Tensor& x) { return Sequences::equal(1, x.size(0), x.device()); }
 Slots slot(int64_t index, torch::Device device) { return torch::tensor({index}, torch::kInt64).to(device); }
-// What the double reference is given.
+// The input of the double reference.
 Tensor in_double(const Tensor& x) { return x.to(torch::kCPU, torch::kFloat64); }
 
-// Largest difference over the largest entry; infinite where anything is not finite.
+// The largest difference divided by the largest entry, or infinity if any value is not finite.
 double relative_error(const Tensor& actual, const Tensor& expected) {
   if (expected.numel() == 0) return actual.sizes() == expected.sizes() ? 0 : std::numeric_limits<double>::infinity();
   const double error = (in_double(actual) - in_double(expected)).abs().max().item<double>();
@@ -63,7 +63,7 @@ double relative_error(const Tensor& actual, const Tensor& expected) {
   return error == 0 ? 0 : error / scale;
 }
 
-// Where the largest difference is, and what is there: " at [3, 0]: 1.5 instead of 2". What is not a number comes first.
+// The place of the largest difference and its values: " at [3, 0]: 1.5 instead of 2". NaN counts as the largest.
 std::string where(const Tensor& actual, const Tensor& expected) {
   if (expected.numel() == 0 || actual.sizes() != expected.sizes()) return {};
   const Tensor a = in_double(actual).flatten(), e = in_double(expected).flatten();
@@ -79,7 +79,7 @@ std::string where(const Tensor& actual, const Tensor& expected) {
 
 bool same_bits(const Tensor& a, const Tensor& b) { return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && a.equal(b); }
 
-// Empty where they are the same; else by how much they differ.
+// Empty if both are equal bit for bit, otherwise a description of the difference.
 Violation compare_bits(const std::string& what, const Tensor& actual, const Tensor& expected) {
   if (same_bits(actual, expected)) return {};
   std::ostringstream text;
@@ -93,7 +93,7 @@ Violation compare_bits(const std::string& what, const Tensor& actual, const Tens
   return text.str();
 }
 
-// A layer's state with what a model counts beside it.
+// A layer's state, and the number of tokens of each slot, which a model counts.
 struct State {
   MixerState layer;
   Tensor seen;  // int64 [slots], tokens
@@ -118,7 +118,7 @@ State make_state(const Mixer& mixer, int64_t slots, torch::Device device) {
   return {layer, torch::zeros({std::max(slots, layer.slots())}, torch::dtype(torch::kInt64).device(device))};
 }
 
-// As a model calls a mixer.
+// Calls a mixer as a model does.
 Tensor forward(Mixer& mixer, const Tensor& x, const Sequences& rows) { return mixer.forward(x, Pass(rows)); }
 Tensor forward(Mixer& mixer, const Tensor& x) { return forward(mixer, x, one_row(x)); }
 Tensor prefill(Mixer& mixer, const Tensor& x, const Sequences& rows, State& state, const Slots& slots) {
@@ -144,7 +144,7 @@ Violation compare(const std::string& what, const Tensor& actual, const Tensor& e
   return text.str();
 }
 
-// Pieces of random sizes that sum to `length`; many small ones and a few of any size.
+// Random piece sizes that sum to `length`: mostly small ones, and a few of any size.
 std::vector<int64_t> random_split(int64_t length, std::mt19937_64& random) {
   std::vector<int64_t> pieces;
   for (int64_t left = length; left > 0;) {
@@ -155,7 +155,7 @@ std::vector<int64_t> random_split(int64_t length, std::mt19937_64& random) {
   return pieces;
 }
 
-// A piece of one token goes through step or prefill, in turn.
+// Pieces of one token alternate between step and prefill.
 Tensor run_in_pieces(Mixer& mixer, const Tensor& x, const std::vector<int64_t>& pieces) {
   const torch::NoGradGuard no_grad;
   State state = make_state(mixer, 3, x.device());
@@ -178,7 +178,7 @@ Tensor step_by_step(Mixer& mixer, const Tensor& x, State& state, const Slots& sl
   return torch::cat(outputs);
 }
 
-// Output, then gradients of sum(y·g) for x and every parameter that is trained (zeros where it takes no part).
+// The output, then the gradients of sum(y·g) with respect to x and every trained parameter (zeros if it does not contribute).
 struct Results {
   std::vector<std::string> names;
   std::vector<Tensor> values;
@@ -201,7 +201,8 @@ Results differentiate(Mixer& mixer, const Tensor& x, const Tensor& g, const std:
 
 Violation compare(const std::string& what, const Results& actual, const Results& expected, double allowed) {
   for (size_t i = 0; i < expected.values.size(); ++i) {
-    // A gradient may vanish by the mixer's symmetry (a key's bias in softmax): then rounding is all there is, so a floor for the scale.
+    // A gradient may vanish by a symmetry of the mixer (a key's bias in softmax) and then consists of rounding errors, so the scale has a
+    // floor.
     const double scale = expected.values[i].numel() == 0 ? 0 : expected.values[i].abs().max().item<double>();
     const double floor = 1e-3 * (expected.values[1].numel() == 0 ? 1 : expected.values[1].abs().max().item<double>());
     const double error = relative_error(actual.values[i], expected.values[i]) * (scale == 0 ? 1 : scale / std::max(scale, floor));
@@ -215,9 +216,9 @@ Violation compare(const std::string& what, const Results& actual, const Results&
   return {};
 }
 
-// The most rows whose bits must not depend on their number are one less: with as many, linear layers differ within rounding.
+// One row more than ops::kBatchInvariantRows: with this many rows, results may differ within rounding.
 constexpr int64_t kMostRows = ops::kBatchInvariantRows + 1;
-constexpr int64_t kSlots = 67;  // a prime above it; as many slots behind them have neighbours that are of no interest
+constexpr int64_t kSlots = 67;  // a prime above kMostRows; another kSlots slots hold unrelated rows
 
 State copy(State state) {
   for (StateTensor& tensor : state.layer.tensors()) tensor.value = tensor.value.clone();
@@ -225,9 +226,9 @@ State copy(State state) {
   return state;
 }
 
-// A batch of n rows gives its rows the bits that two parts of it give them, for n from 2 on: so, from one n to the next, those of a row
-// alone. On a GPU a part is a batch of n, too, in which the rows of the other part, inputs and states, are others. `start` has kSlots
-// slots.
+// Checks for each n from 2 on that a batch of n rows gives the same bits as two parts of it: by induction over n, a row gets the bits that
+// it has alone. On a GPU each part is also a batch of n rows, in which the rows of the other part are replaced by unrelated ones. `start`
+// has kSlots slots.
 Violation steps_independent(const Subject& subject, torch::Dtype dtype, Mixer& mixer, const State& start) {
   std::mt19937_64 random(13);
   State together = copy(start), apart = copy(start);
@@ -317,7 +318,7 @@ Violation causal(const Subject& subject, torch::Dtype dtype) {
     Tensor other = x.clone();
     other.narrow(0, cut, length - cut).add_(draw_input(subject, length - cut, dtype));
     const Tensor changed = forward(*twins.tested, other).narrow(0, 0, cut);
-    // The same sums over the same inputs, but an FFT mixes all inputs before it takes them apart again.
+    // The sums are over the same inputs, but an FFT mixes all inputs, so that rounding errors depend on later ones.
     const double allowed = dtype == torch::kFloat64 ? 1e-12 : dtype == torch::kFloat32 ? 1e-5 : 1e-2;
     const Violation violation = compare("outputs before " + std::to_string(cut), changed, y.narrow(0, 0, cut), allowed);
     if (!violation.empty()) return violation;
@@ -372,8 +373,8 @@ Violation rows_do_not_poison(const Subject& subject, torch::Dtype dtype) {
   const Sequences packed = Sequences::packed(starts, starts.back(), subject.device);
   const Slots slots = torch::arange(rows, torch::dtype(torch::kInt64).device(subject.device));
   const Tensor x = draw_input(subject, starts.back(), dtype), g = torch::randn_like(x), next = draw_input(subject, rows, dtype);
-  // Of each other row: output and gradient of x; where it is recurrent output of prefill and of two steps, the state, then of a text in a
-  // row's place.
+  // The results of every row that is not poisoned: the output and the gradient of x. For recurrent mixers also the outputs of prefill and
+  // of two steps, the state, and the outputs of a sequence that gets a poisoned row's slot.
   const auto results_of = [&](const Tensor& input, const Tensor& grad, const Tensor& token) {
     std::vector<Tensor> by_token = differentiate(mixer, input, grad, [&](const Tensor& in) { return forward(mixer, in, packed); }).values;
     by_token.resize(2);
@@ -395,10 +396,10 @@ Violation rows_do_not_poison(const Subject& subject, torch::Dtype dtype) {
       for (int64_t row = 0; row < rows; row += 2) all.emplace_back("output of a step", y[row]);
     }
     for (int64_t row = 0; row < rows; row += 2) {
-      const MixerState of_row = state.layer.extract(row);
-      for (const StateTensor& tensor : of_row.tensors()) all.emplace_back("state's " + tensor.name, tensor.value);
+      const MixerState row_state = state.layer.extract(row);
+      for (const StateTensor& tensor : row_state.tensors()) all.emplace_back("state's " + tensor.name, tensor.value);
     }
-    // A slot has nothing left of the text that was in it.
+    // After zero(), a slot must not depend on the sequence that was in it.
     const Tensor text = x.narrow(0, 0, starts[1]), its_slot = slot(1, subject.device);
     state.zero(its_slot);
     all.emplace_back("output of prefill into its slot", prefill(mixer, text, state, its_slot));
@@ -425,7 +426,7 @@ Violation gradients_flow_through_state(const Subject& subject, torch::Dtype dtyp
   const Tensor x = draw_input(subject, 90, dtype), g = torch::randn_like(x);
   const Results whole = differentiate(*twins.tested, x, g, [&](const Tensor& input) { return forward(*twins.tested, input); });
   for (const int64_t cut : {1, 33, 89}) {
-    // The second call gets slots in another order, and a neighbour that is not part of the loss.
+    // The second call has another order of slots, and another row that does not contribute to the loss.
     const Results pieces = differentiate(*twins.tested, x, g, [&](const Tensor& input) {
       State state = make_state(*twins.tested, 2, subject.device);
       const Tensor first = input.narrow(0, 0, cut), second = input.narrow(0, cut, input.size(0) - cut);

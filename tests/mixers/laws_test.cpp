@@ -1,4 +1,4 @@
-// Each law can fail: a plain mixer obeys them all, and with one fault at a time it breaks the law that is about it.
+// Each law can fail: a plain mixer obeys all laws, and with one fault at a time it breaks the corresponding law.
 #include "tests/mixers/laws.h"
 
 #include <gmock/gmock.h>
@@ -7,12 +7,12 @@
 #include <cmath>
 
 #include "based/core/error.h"
-#include "based/mixers/parameters.h"
-#include "based/mixers/shapes_only.h"
+#include "based/mixers/kit/parameters.h"
+#include "based/mixers/kit/shapes_only.h"
 #include "tests/mixers/subjects.h"
 
 namespace based::laws {
-namespace {
+namespace laws_test {
 
 enum class Fault {
   none,
@@ -20,23 +20,23 @@ enum class Fault {
   prefill_restarts,  // prefill ignores the state
   sees_future,       // an output depends on the last token
   batch_in_step,     // a row of a step depends on how many rows there are
-  rows_beyond_16,    // the same, where there are more than 16
+  rows_beyond_16,    // the same, only for more than 16 rows
   rows_beyond_32,
   rows_beyond_64,     // where linear layers may round in another way: more than that
   last_of_rows,       // the last element of all rows of a step is computed in another way
-  odd_width,          // a step's last channel is wrong where the width is odd
-  state_in_place,     // prefill writes the state in place where gradients are on
-  slot_state_mixed,   // a step disturbs the slot of a neighbour
-  leaks_across_rows,  // packed rows are one row
-  weighs_with_zero,   // the next row takes part in a sum, times 0
+  odd_width,          // a step's last channel is wrong if the width is odd
+  state_in_place,     // prefill writes the state in place with gradients on
+  slot_state_mixed,   // a step changes another slot
+  leaks_across_rows,  // packed rows are treated as one row
+  weighs_with_zero,   // a sum includes the next row with weight 0
   state_detached,     // no gradient through the state
-  memory_outside,     // something is kept in the mixer itself
+  memory_outside,     // the mixer itself keeps data between calls
   half_state,         // sums in bf16, and without decay
-  state_grows,        // a state that grows and does not say so
+  state_grows,        // a growing state that is not marked as such
   unregistered,       // a parameter that is not saved
-  takes_memory,       // a parameter that is real where only shapes are asked for
-  uninitialised,      // an output element that nobody wrote
-  wrong_formula,      // of more bytes than the state has
+  takes_memory,       // a parameter with memory under ShapesOnly
+  uninitialised,      // an output element that is never written
+  wrong_formula,      // a formula with more bytes than the state
 };
 
 // s_t = 0.9 s_{t−1} + u_t, y_t = s_t ⊙ p, u = x·Wᵀ.
@@ -113,7 +113,7 @@ class Peer final : public Mixer {
   }
 
  private:
-  // More rows of a step give other results.
+  // Steps with more rows than this give other results.
   int64_t most_rows() const {
     switch (fault_) {
       case Fault::batch_in_step: return 1;
@@ -204,7 +204,7 @@ TEST_F(Laws, StatesMustNotBeWrittenWhereGradientsAreOn) {
   EXPECT_EQ(gradients_flow_through_state(peer(Fault::state_in_place), torch::kFloat64), "");
 }
 
-// A mixer that like most has heads, which must divide the width evenly.
+// A mixer with heads that, like in most mixers, must divide the width.
 struct PeerConfig {
   int64_t heads = 16, other = 7, odd = 1;
   template <class Visitor>
@@ -238,7 +238,7 @@ TEST_F(Laws, AreTriedAtOddAndLargeWidths) {
   EXPECT_FALSE(options_at(peer_with_heads(), 1));
 }
 
-// Whatever is wrong, the message has numbers in it.
+// All messages contain numbers.
 TEST_F(Laws, SayWhatDiffersByHowMuchAndWhere) {
   const auto says = [](const std::string& pattern) { return testing::ContainsRegex(pattern); };
   const char* const size = "relative error [0-9.einf+-]+.* at \\[[0-9, ]+\\]: [-0-9.einfa+]+ instead of [-0-9.e+]+";
@@ -249,7 +249,7 @@ TEST_F(Laws, SayWhatDiffersByHowMuchAndWhere) {
   EXPECT_THAT(state_is_replaced_under_gradients(peer(Fault::state_in_place), torch::kFloat32), says(size));
   EXPECT_THAT(parameters_survive_saving(peer(Fault::unregistered), torch::kFloat32), says(size));
   EXPECT_THAT(forms_agree(peer(Fault::uninitialised), torch::kFloat32, kLengths), says("relative error inf.* at .*nan instead of"));
-  // Element 11 of the last of the rows is what that fault changes.
+  // This fault changes element 11 of the last row.
   EXPECT_THAT(rows_independent(peer(Fault::last_of_rows), torch::kFloat32), says("step of 2 rows.* at \\[[01], 11\\]"));
   EXPECT_THAT(state_bytes_are_real(peer(Fault::state_grows), torch::kFloat32), says("takes [0-9]+ bytes.* [0-9]+"));
   EXPECT_THAT(error_does_not_grow(peer(Fault::half_state), torch::kBFloat16, 2500), says("relative error [0-9.e-]+ in the last"));
@@ -293,5 +293,5 @@ TEST_F(Laws, FreshMemoryIsNan) {
   EXPECT_TRUE(torch::empty({33}, torch::kBFloat16).isnan().all().item<bool>());
 }
 
-}  // namespace
+}  // namespace laws_test
 }  // namespace based::laws

@@ -1,7 +1,7 @@
-// The laws of what is known of sizes before anything is computed.
+// The laws about sizes that are known before any computation.
 #include <sstream>
 
-#include "based/mixers/shapes_only.h"
+#include "based/mixers/kit/shapes_only.h"
 #include "tests/mixers/laws.h"
 
 namespace based::laws {

@@ -1,14 +1,14 @@
-// Attentions that see a part of the past: that it is the past, and which part.
+// Sparse attention: it is causal, and it covers the documented part of the past.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "based/core/error.h"
-#include "based/mixers/mixer.h"
+#include "based/mixers/kit/mixer.h"
 #include "tests/models/drawn.h"
 
 namespace based {
-namespace {
+namespace sparse_attention_test {
 
 using torch::Tensor;
 
@@ -27,7 +27,7 @@ Tensor forward(Mixer& mixer, const Tensor& x) { return mixer.forward(x, Pass(Seq
 
 class NoLaterToken : public testing::TestWithParam<std::pair<const char*, const char*>> {};
 
-// Segments, windows and blocks of several sizes: within one, across two, at every token of a text.
+// Segments, windows and blocks of several sizes, so that tokens are within one, across two, or in segments of a single token.
 INSTANTIATE_TEST_SUITE_P(Of, NoLaterToken,
                          testing::Values(std::pair("nystromformer", "landmarks = 4\nl_max = 20"),
                                          std::pair("nystromformer", "landmarks = 7\nl_max = 20\nheads = 2\ndamping = 0.0"),
@@ -38,7 +38,7 @@ INSTANTIATE_TEST_SUITE_P(Of, NoLaterToken,
                                          std::pair("scatterbrain", "window = 1\nheads = 2\nfeature_dim = 6")),
                          [](const auto& given) { return given.param.first + std::to_string(given.index); });
 
-// The gradient of each output by each later input, to the bit; and by some that it must see.
+// The gradient of each output with respect to each later input must be exactly 0, and with respect to some earlier inputs it must not be.
 TEST_P(NoLaterToken, IsSeen) {
   constexpr int64_t length = 23, width = 8;
   const auto mixer = make(GetParam().first, width, GetParam().second);
@@ -52,7 +52,7 @@ TEST_P(NoLaterToken, IsSeen) {
   }
 }
 
-// What full attention with the mixer's projections gives.
+// Full attention with the mixer's projections.
 Tensor attention_of(Mixer& mixer, int64_t heads, const Tensor& x) {
   const bool biases = mixer.named_parameters().contains("qkv_proj.bias");
   const std::string bias = biases ? "true" : "false";
@@ -66,7 +66,7 @@ Tensor attention_of(Mixer& mixer, int64_t heads, const Tensor& x) {
 
 class IsAttention : public testing::TestWithParam<std::pair<const char*, const char*>> {};
 
-// Where they see each token by itself: a token a segment, a window or a beginning as long as the text.
+// Options for which every token is covered exactly: one token per segment, or a window or beginning as long as the sequence.
 INSTANTIATE_TEST_SUITE_P(Of, IsAttention,
                          testing::Values(std::pair("nystromformer", "landmarks = 30\nl_max = 30"), std::pair("bigbird", "block_size = 14"),
                                          std::pair("bigbird", "block_size = 21\nl_max = 4"), std::pair("scatterbrain", "window = 41")),
@@ -78,7 +78,7 @@ TEST_P(IsAttention, OverAllTokens) {
   EXPECT_TRUE(forward(*ours, x).allclose(attention_of(*ours, 3, x), 1e-10, 1e-12));
 }
 
-// The mean of e^(R z_q − |z_q|²/2) e^(R z_k − |z_k|²/2) over rows R is e^(q·k/√d): with many rows, attention over all.
+// The mean of e^(R z_q − |z_q|²/2) e^(R z_k − |z_k|²/2) over rows R is e^(q·k/√d), so that many rows approximate full attention.
 TEST(Scatterbrain, ManyFeaturesEstimateWhatIsOutsideTheWindow) {
   torch::manual_seed(5);
   const auto mixer = find_mixer("scatterbrain").make(Config::parse_toml("window = 2\nfeature_dim = 32768", "test"), {4, 0, 1});
@@ -94,8 +94,8 @@ TEST(Scatterbrain, ManyFeaturesEstimateWhatIsOutsideTheWindow) {
   EXPECT_GT(error(), 3 * estimated);
 }
 
-// Queries along the random rows and keys against them: features under- and overflow fp32 where weights do not, and the first tokens' own
-// scores are far below what features of later ones could come to. In two pieces, and behind a state.
+// Queries parallel and keys antiparallel to the random rows: features underflow and overflow fp32 although the weights do not, and the
+// first tokens' own scores are far below the possible features of later ones. Computed in two pieces, and after a state.
 TEST(Scatterbrain, OfLongQueriesAndKeysIsThatInDouble) {
   constexpr int64_t width = 64, length = 600;
   const auto mixer_in = [](torch::Dtype type) {
@@ -131,7 +131,7 @@ TEST(Scatterbrain, OfLongQueriesAndKeysIsThatInDouble) {
   EXPECT_LT(((torch::cat({first, second}).to(torch::kFloat64) - y).norm() / y.norm()).item<double>(), 1e-3);
 }
 
-// Which keys a token sees, by the gradients of values alone: queries and keys are constant.
+// The keys that a token attends to, from the gradients with respect to values; queries and keys are constant.
 TEST(Bigbird, SeesWindowBeginningAndRandomPlaces) {
   constexpr int64_t length = 60, block = 3;
   const auto mixer = make("bigbird", 2, "block_size = 3\nl_max = 50\nseed = 4");
@@ -182,7 +182,7 @@ TEST(SparseAttention, IsDrawnAsItsAuthorsDrawIt) {
   }
 }
 
-// Where a landmark's tokens are alike, it stands for them exactly.
+// If all tokens of a segment are equal, its landmark represents them exactly.
 TEST(Nystromformer, OfSegmentsOfEqualTokensIsAttention) {
   for (const char* damping : {"0.0", "1.0"}) {
     const auto ours = make("nystromformer", 6, std::string("landmarks = 5\nl_max = 20\ndamping = ") + damping);
@@ -195,12 +195,12 @@ TEST(Nystromformer, HasNoStateAndSaysWhatDecodingWouldTake) {
   const auto mixer = find_mixer("nystromformer").make(Config::parse_toml("landmarks = 4\nl_max = 40", "test"), {8, 0, 1});
   EXPECT_FALSE(find_mixer("nystromformer").recurrent);
   EXPECT_TRUE(find_mixer("attention").recurrent);
-  EXPECT_EQ(state_bytes(*mixer, 35), 2 * 8 * 4 * (35 + 3));  // keys and values of 35 tokens and of 3 finished segments
+  EXPECT_EQ(state_bytes(*mixer, 35), 2 * 8 * 4 * (35 + 3));  // keys and values of 35 tokens and of 3 complete segments
   MixerState state;
   EXPECT_THROW(mixer->make_state(1), Error);
   EXPECT_THROW(mixer->prefill(torch::zeros({1, 8}), state, Pass(Sequences::equal(1, 1))), Error);
   EXPECT_THROW(mixer->step(torch::zeros({1, 8}), state, Pass(Sequences::equal(1, 1))), Error);
 }
 
-}  // namespace
+}  // namespace sparse_attention_test
 }  // namespace based

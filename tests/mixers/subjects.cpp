@@ -4,7 +4,7 @@
 
 #include "based/core/config.h"
 #include "based/core/error.h"
-#include "based/mixers/shapes_only.h"
+#include "based/mixers/kit/shapes_only.h"
 
 namespace based::laws {
 namespace {
@@ -19,7 +19,7 @@ bool takes(const MixerInfo& info, const Options& options) {
   }
 }
 
-// "option = value" of every integer option: proper divisors first, as of heads, then all that is trivial.
+// "option = value" for every integer option: proper divisors of the width first, then 1, the width and 0.
 std::vector<std::vector<std::string>> settings(const MixerInfo& info, int64_t d_model) {
   std::vector<int64_t> values;
   for (int64_t value = 2; value < d_model; ++value)

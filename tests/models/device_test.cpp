@@ -6,7 +6,7 @@
 #include "based/core/error.h"
 
 namespace based {
-namespace {
+namespace device_test {
 
 std::string refusal(const std::string& text) {
   try {
@@ -29,5 +29,5 @@ TEST(ParseDevice, TakesWhatIsThereAndNamesWhatIsNot) {
   }
 }
 
-}  // namespace
+}  // namespace device_test
 }  // namespace based

@@ -1,22 +1,22 @@
-// How a mixer's authors draw its weights, as moments.
+// Checks of initial weights by their moments.
 #pragma once
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <string>
 
-#include "based/ops/torch.h"
+#include "based/runtime/torch.h"
 
 namespace based {
 
-// Of draws from N(mean, std): mean and deviation within five of their own deviations.
+// Checks samples of N(mean, std): mean and deviation within five of their own deviations.
 inline void expect_normal(const std::string& name, const torch::Tensor& drawn, double std, double mean = 0) {
   const auto n = static_cast<double>(drawn.numel());
   EXPECT_NEAR(drawn.mean().item<double>(), mean, 5 * std / std::sqrt(n)) << name;
   EXPECT_NEAR(drawn.std().item<double>(), std, 5 * std / std::sqrt(2 * n)) << name;
 }
 
-// Of draws evenly between low and high: none outside, and the first two moments as above.
+// Checks samples of a uniform distribution between low and high: none outside, and the first two moments as above.
 inline void expect_uniform(const std::string& name, const torch::Tensor& drawn, double low, double high) {
   const double std = (high - low) / std::sqrt(12.0);
   EXPECT_GE(drawn.min().item<double>(), low - 1e-6) << name;

@@ -1,20 +1,20 @@
-// Random numbers of models: no draw makes a weight that is not finite, and other seeds and layers share no draws.
+// Random numbers of models. No random number makes a weight that is not finite, and different seeds and layers share no random numbers.
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
 #include <unordered_set>
 
 #include "based/mixers/blocks/time_step.h"
-#include "based/mixers/feature_map.h"
-#include "based/mixers/mixer.h"
+#include "based/mixers/kit/feature_map.h"
+#include "based/mixers/kit/mixer.h"
 #include "based/models/language_model.h"
 
 namespace based {
-namespace {
+namespace draws_test {
 
 using torch::Tensor;
 
-// The word of the generator's state from which it makes this output.
+// The word of the generator's state from which it computes this output.
 uint32_t untempered(uint32_t y) {
   y ^= y >> 18;
   y ^= (y << 15) & 0xefc60000;
@@ -25,7 +25,7 @@ uint32_t untempered(uint32_t y) {
   return x;
 }
 
-// Torch's CPU generator then draws this word 623 times, and 0 for ever.
+// Torch's CPU generator returns this word for the next 623 calls, and 0 afterwards.
 void draw_always(uint32_t word) {
   at::mt19937_data_pod data{};
   data.seeded_ = true;
@@ -34,7 +34,7 @@ void draw_always(uint32_t word) {
   at::mt19937 engine;
   engine.set_data(data);
   at::Generator generator = at::detail::getDefaultCPUGenerator();
-  generator.set_current_seed(0);  // forgets the normal number that is kept of a pair
+  generator.set_current_seed(0);  // drops the second number of a pair of normal ones
   at::check_generator<at::CPUGeneratorImpl>(generator)->set_engine(engine);
 }
 
@@ -71,7 +71,7 @@ TEST(Draws, OfTheLeastAndTheGreatestWordAreFinite) {
     }
 }
 
-// All but the draw at 0 stay to the bit: published runs begin from them.
+// All weights but those of a random number 0 keep their bits, because published runs begin from them.
 TEST(Draws, OfRatesAreClampedAndNotDrawnAgain) {
   for (const double low : {0.0, 1.0}) {
     torch::manual_seed(3);
@@ -95,7 +95,7 @@ ModelConfig model_of(const std::pair<std::string, Config::Table>& mixer) {
   return config;
 }
 
-// The bits of all that was drawn: not of what is the same for every seed, nor zeros.
+// The bits of all random values; constants, which are the same for every seed, and zeros are left out.
 std::unordered_set<uint32_t> drawn(const std::map<std::string, Tensor>& one, const std::map<std::string, Tensor>& other) {
   std::unordered_set<uint32_t> bits;
   for (const auto& [name, tensor] : one) {
@@ -107,7 +107,7 @@ std::unordered_set<uint32_t> drawn(const std::map<std::string, Tensor>& one, con
   return bits;
 }
 
-// By its name, that of a layer without its number.
+// The parameters whose names begin with `prefix`, by the rest of the name.
 std::map<std::string, Tensor> parameters_of(const LanguageModel& model, const std::string& prefix) {
   std::map<std::string, Tensor> found;
   for (const auto& item : model.named_parameters())
@@ -115,7 +115,7 @@ std::map<std::string, Tensor> parameters_of(const LanguageModel& model, const st
   return found;
 }
 
-// The share of values that both have, which a stream that is shifted against the other would share almost all of.
+// The share of values that both models have. It would be close to 1 if one random stream were a shifted copy of the other.
 double shared(const std::map<std::string, Tensor>& one, const std::map<std::string, Tensor>& other) {
   const auto a = drawn(one, other), b = drawn(other, one);
   int64_t both = 0;
@@ -124,7 +124,7 @@ double shared(const std::map<std::string, Tensor>& one, const std::map<std::stri
 }
 
 TEST(Draws, OfOtherSeedsAndLayersShareNothing) {
-  constexpr double kByChance = 0.03;  // of some 1e5 values of 24 bits
+  constexpr double kByChance = 0.03;  // expected for some 1e5 values of 24 bits
   for (const auto& mixer : all_mixers()) {
     const auto first = make_model(model_of(mixer), 1);
     for (const int64_t seed : {int64_t{0}, int64_t{2}, int64_t{1} + (int64_t{1} << 32), int64_t{-1}, int64_t{1} << 62}) {
@@ -147,14 +147,14 @@ TEST(Draws, GeneratorsAreSeededWithTheSeedItselfAtTheStart) {
     }
 }
 
-// Squares of two by two places, of which some thousandths are open: no more of two draws than chance has them share.
+// BigBird opens a few thousandths of the places at random. Two masks must not share more open places than independent ones.
 TEST(Draws, OfBigbirdsPlacesAreIndependent) {
   const auto places = [](int64_t seed, int64_t layer) {
     const auto mixer = find_mixer("bigbird").make(Config(Config::Table{{"seed", Config(seed)}}), {16, layer, 2});
     return mixer->named_buffers()["open.value"].to(torch::kDouble);
   };
   const Tensor one = places(0, 0);
-  const double share = 2 * one.mean().item<double>();  // of the places that are no later than the query
+  const double share = 2 * one.mean().item<double>();  // the share of open places among those not after the query
   for (const auto& [seed, layer] : std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {1, 0}, {1, 1}, {int64_t{1} << 32, 0}}) {
     const Tensor other = places(seed, layer);
     for (const int64_t shift : {-2, -1, 0, 1, 2}) {
@@ -164,5 +164,5 @@ TEST(Draws, OfBigbirdsPlacesAreIndependent) {
   }
 }
 
-}  // namespace
+}  // namespace draws_test
 }  // namespace based

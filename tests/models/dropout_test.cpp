@@ -1,4 +1,4 @@
-// What a model drops while it trains depends on the run's seed and the step's number alone, and so do its first weights on the seed.
+// Dropout in training depends only on the run's seed and the step's number, and the initial weights only on the seed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace dropout_test {
 
 using ::testing::HasSubstr;
 using torch::Tensor;
@@ -64,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(Of, ModelDropout,
 TEST_P(ModelDropout, FollowsSeedAndStepAlone) {
   model_->train();
   const Tensor first = hidden(draws_of(1, 5));
-  torch::manual_seed(99);  // another thread may have drawn anything
+  torch::manual_seed(99);  // another thread may have used the generator
   EXPECT_TRUE(torch::equal(hidden(draws_of(1, 5)), first));
   EXPECT_FALSE(torch::equal(hidden(draws_of(1, 6)), first));
   EXPECT_FALSE(torch::equal(hidden(draws_of(2, 5)), first));
@@ -102,7 +102,7 @@ TEST_P(ModelDropout, WithNothingToDrawFromIsRefused) {
   model_->step(ids_.slice(0, 0, 1), state, slots);
 }
 
-// Layers with the same weights and the same input drop other pairs.
+// Layers with the same weights and the same input drop different pairs.
 TEST(Dropout, OfALayersAttentionIsItsOwn) {
   const Config options(Config::Table{{"heads", Config(int64_t{2})}, {"dropout", Config(0.3)}});
   const Tensor x = torch::randn({24, 16});
@@ -129,7 +129,7 @@ TEST(Dropout, OfAttentionHasARange) {
 TEST(MakeModel, DrawsWhatTheConstructorDrawsAfterTheSeed) {
   torch::manual_seed(7);
   const LanguageModel constructed(small(0));
-  torch::randn({3});  // half of a pair of normal numbers is kept for the next draw, unless a seed is set
+  torch::randn({3});  // the second normal number of a pair is cached for the next draw, unless a seed is set
   const auto made = make_model(small(0), 7);
   const auto wanted = constructed.named_parameters();
   for (const auto& item : made->named_parameters()) EXPECT_TRUE(torch::equal(item.value(), wanted[item.key()])) << item.key();
@@ -147,5 +147,5 @@ TEST(MakeModel, DrawsTheSameOnManyThreads) {
   }
 }
 
-}  // namespace
+}  // namespace dropout_test
 }  // namespace based

@@ -8,7 +8,7 @@
 #include <system_error>
 
 namespace based {
-namespace {
+namespace failure_test {
 
 using ::testing::StartsWith;
 
@@ -38,5 +38,5 @@ TEST(FailureLine, NamesThePathAndTheLimitWhereTheStandardLibraryFails) {
   EXPECT_THAT(failure_line(no_thread), StartsWith("a thread cannot be started: address space or processes are limited"));
 }
 
-}  // namespace
+}  // namespace failure_test
 }  // namespace based

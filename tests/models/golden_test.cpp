@@ -1,6 +1,6 @@
-// Agreement with other implementations: the files in tests/goldens always, the whole collection where there is one.
+// Agreement with other implementations: always for the files in tests/goldens, and for the whole collection if it is there.
 #include "based/models/golden.h"
-#include "based/ops/torch.h"
+#include "based/runtime/torch.h"
 
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
@@ -17,7 +17,7 @@
 #include "based/models/tensor_view.h"
 
 namespace based {
-namespace {
+namespace golden_test {
 
 namespace fs = std::filesystem;
 using torch::Tensor;
@@ -33,7 +33,7 @@ std::vector<std::string> golden_files(const fs::path& folder) {
 
 fs::path committed_folder() { return fs::path(BASED_SOURCE_DIR) / "tests" / "goldens"; }
 
-// Folders of mixers and models of this build; the rest of a collection is other things.
+// The folders of the collection with mixers and models of this build.
 bool of_this_build(const std::string& file) {
   for (const char* start : {
            "based/",
@@ -71,7 +71,7 @@ bool of_this_build(const std::string& file) {
   return false;
 }
 
-// What the references do otherwise than we should.
+// Files whose reference deviates from the definition, with the reason.
 const std::map<std::string, std::string> kSkipped = {
     {"zoology/base_conv_long_explicit_L37.safetensors", "wraps around"},
     {"linear_attention/taylor_exp_d8_noncausal.safetensors", "not causal"},
@@ -129,7 +129,7 @@ TEST(GoldenCollection, AgreesOrSaysWhyNot) {
       try {
         const GoldenResult result = check_golden((folder / file).string());
         EXPECT_TRUE(result.pass || !result.skipped.empty()) << file << ": worst is " << result.worst;
-      } catch (const Error& error) {  // says what of it has no counterpart here
+      } catch (const Error& error) {  // the file has a part that this library does not have
         EXPECT_NE(std::string(error.what()).find(file), std::string::npos) << error.what();
       }
     }
@@ -137,7 +137,7 @@ TEST(GoldenCollection, AgreesOrSaysWhyNot) {
   EXPECT_GT(compared, 0);
 }
 
-// A case that is made here, by the formula itself: y = Σ w v / Σ w, w = 1 + s + s²/2, s = q·k/√d'.
+// A golden file that the test writes, computed by the formula y = Σ w v / Σ w, w = 1 + s + s²/2, s = q·k/√d'.
 class MadeGolden : public testing::Test {
  protected:
   void SetUp() override {
@@ -259,5 +259,5 @@ TEST_F(MadeGolden, SkipsOtherMixersByName) {
   }
 }
 
-}  // namespace
+}  // namespace golden_test
 }  // namespace based

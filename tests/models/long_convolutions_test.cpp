@@ -1,15 +1,15 @@
-// Hyena and H3: weights drawn as their authors draw them, long texts, and filters that are kept no longer than their weights.
+// Hyena and H3: the authors' initial weights, long sequences, and cached filters, which must follow their weights.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <numbers>
 
-#include "based/mixers/long_filter.h"
-#include "based/mixers/mixer.h"
+#include "based/mixers/kit/long_filter.h"
+#include "based/mixers/kit/mixer.h"
 #include "tests/models/drawn.h"
 
 namespace based {
-namespace {
+namespace long_convolutions_test {
 
 using torch::Tensor;
 
@@ -66,7 +66,7 @@ TEST(H3, IsDrawnAsItsAuthorsDrawIt) {
   }
 }
 
-// Pieces of a long text, the state between them and the rest of its last one: against the recurrence.
+// A sequence of several pieces, the last one incomplete, compared with the recurrence.
 TEST(H3, LongTextsAreReadInPieces) {
   const auto mixer = make("h3", 4, "d_state = 4\nhead_dim = 2");
   mixer->to(torch::kFloat64);
@@ -81,11 +81,11 @@ TEST(H3, LongTextsAreReadInPieces) {
   EXPECT_TRUE(torch::stack(stepped, 1).allclose(whole, 1e-9, 1e-11));
 }
 
-// What is made of weights is made once where gradients are off; again for other weights, and in another type.
-class KeptOf : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Mixers, KeptOf, testing::Values("hyena", "h3"), [](const auto& given) { return std::string(given.param); });
+// Tensors computed from weights are computed once while gradients are off, and again after the weights or their type change.
+class CacheOf : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Mixers, CacheOf, testing::Values("hyena", "h3"), [](const auto& given) { return std::string(given.param); });
 
-TEST_P(KeptOf, WeightsFollowsThem) {
+TEST_P(CacheOf, WeightsFollowsThem) {
   const auto mixer = make(GetParam(), 8);
   const Tensor x = torch::randn({9, 8});
   const auto steps = [&](const Tensor& in) {
@@ -114,5 +114,5 @@ TEST_P(KeptOf, WeightsFollowsThem) {
   expect_fresh("another type", x.to(torch::kFloat64));
 }
 
-}  // namespace
+}  // namespace long_convolutions_test
 }  // namespace based

@@ -1,11 +1,11 @@
-// A prefill for those who go on from the state leaves what a whole one leaves, and gives its rows of each text's last token.
+// prefill_last() leaves the same state as prefill(), and returns its hidden states of each row's last token.
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
 #include "based/models/language_model.h"
 
 namespace based {
-namespace {
+namespace prefill_test {
 
 struct Shape {
   const char *mlp, *norm;
@@ -38,12 +38,12 @@ TEST_P(PrefillLast, IsAPrefillsLastRowsAndState) {
   if (std::get<0>(GetParam()) == torch::kCUDA && !torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   const torch::InferenceMode inference;
   const auto model = make_model();
-  const std::vector<int64_t> starts{0, 70, 71, 71, 200};  // the third text is empty
+  const std::vector<int64_t> starts{0, 70, 71, 71, 200};  // the third row is empty
   const Sequences rows = Sequences::packed(starts, starts.back(), model->device());
   const Tensor ids = torch::randint(model->config().vocab_size, {starts.back()}, torch::kInt64).to(model->device());
   const Tensor slots = torch::tensor({3, 0, 4, 1}, torch::kInt64).to(model->device());
   ModelState whole = model->make_state(5), last = model->make_state(5);
-  for (int pass = 0; pass < 2; ++pass) {  // the second one goes on from a state
+  for (int pass = 0; pass < 2; ++pass) {  // the second one continues from a state
     const Tensor all = model->prefill(ids, rows, whole, slots), ends = model->prefill_last(ids, rows, last, slots);
     ASSERT_EQ(ends.sizes(), (std::vector<int64_t>{4, model->config().d_model}));
     for (const int64_t row : {0, 1, 3}) {
@@ -57,5 +57,5 @@ TEST_P(PrefillLast, IsAPrefillsLastRowsAndState) {
   }
 }
 
-}  // namespace
+}  // namespace prefill_test
 }  // namespace based

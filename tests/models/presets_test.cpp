@@ -4,7 +4,7 @@
 #include "based/models/language_model.h"
 
 namespace based {
-namespace {
+namespace presets_test {
 
 std::vector<size_t> layers_of(const std::string& preset, const std::string& kind) {
   std::vector<size_t> at;
@@ -14,7 +14,7 @@ std::vector<size_t> layers_of(const std::string& preset, const std::string& kind
   return at;
 }
 
-// The layers of the authors' published models; counts of parameters alone do not tell them.
+// The layers of the authors' published models, which parameter counts alone do not determine.
 TEST(Presets, HybridsHaveTheAuthorsLayers) {
   EXPECT_EQ(layers_of("based-360m", "linear"), (std::vector<size_t>{1, 6, 11, 16, 21}));
   EXPECT_EQ(layers_of("based-360m", "window"), (std::vector<size_t>{2, 7, 12, 17, 22}));
@@ -22,15 +22,15 @@ TEST(Presets, HybridsHaveTheAuthorsLayers) {
   EXPECT_EQ(layers_of("based-1.4b", "window"), (std::vector<size_t>{2, 7, 12, 17, 22, 28, 34}));
 }
 
-// The smaller one's as its authors' code has them, name by name; the larger one has the paper's sizes, and its 1.32B.
+// The smaller model has the parameters of the authors' code, name by name. The larger one has the paper's sizes and its 1.32B parameters.
 TEST(Presets, MambasHaveTheAuthorsParameters) {
   EXPECT_EQ(parameter_count(find_preset("mamba-360m")), 358190080);
   EXPECT_EQ(parameter_count(find_preset("mamba-1.3b")), 1319311360);
   EXPECT_EQ(find_preset("mamba-360m").padded_vocab(), 50288);
 }
 
-// Beside the paper's 360M, 362M, 362M, 362M and 356M. RWKV and GLA have a head of their own there, 51.5M more;
-// Pythia's has 2.1M of learned positions in the paper's code.
+// The paper states 360M, 362M, 362M, 362M and 356M. There RWKV and GLA have an untied output head, 51.5M more, and Pythia has 2.1M learned
+// positions.
 TEST(Presets, OthersHaveThePapersSizes) {
   EXPECT_EQ(parameter_count(find_preset("hyena-360m")), 358451904);
   EXPECT_EQ(parameter_count(find_preset("h3-360m")), 357026560);
@@ -39,5 +39,5 @@ TEST(Presets, OthersHaveThePapersSizes) {
   EXPECT_EQ(parameter_count(find_preset("pythia-360m")) + 2048 * 1024, 355878912);
 }
 
-}  // namespace
+}  // namespace presets_test
 }  // namespace based

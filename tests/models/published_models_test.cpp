@@ -1,4 +1,4 @@
-// The models of the published recall experiments: as many parameters, drawn alike, and one answer in every form.
+// The models of the published recall experiments: numbers of parameters, initial weights, and equal results in all forms.
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
@@ -8,7 +8,7 @@
 #include "tests/models/drawn.h"
 
 namespace based {
-namespace {
+namespace published_models_test {
 
 using torch::Tensor;
 
@@ -46,7 +46,7 @@ ModelConfig taylor(int64_t d_model, int64_t feature_dim) {
                               {"rescale_output", Config(false)}});
 }
 
-// Blocks of the mixer alone behind an RMSNorm.
+// Blocks of an RMSNorm and a mixer, without an MLP.
 ModelConfig mamba(int64_t d_model, int64_t d_state) {
   ModelConfig config = two_layers(d_model, {{"type", Config(std::string("mamba"))}, {"d_state", Config(d_state)}});
   config.mlp = "none", config.norm = "rms_norm", config.final_norm = "layer_norm";
@@ -57,9 +57,9 @@ ModelConfig mamba(int64_t d_model, int64_t d_state) {
 TEST(PublishedModels, HaveAsManyParameters) {
   EXPECT_EQ(parameter_count(attention(64)), 545984);
   EXPECT_EQ(parameter_count(attention(128)), 1132928);
-  const std::map<int64_t, std::vector<int64_t>> of_taylor = {
+  const std::map<int64_t, std::vector<int64_t>> taylor_counts = {
       {48, {401616, 402384, 403152}}, {64, {538560, 539584, 540608}}, {128, {1101696, 1103744, 1105792}}};
-  for (const auto& [d_model, counts] : of_taylor)
+  for (const auto& [d_model, counts] : taylor_counts)
     for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(parameter_count(taylor(d_model, 8 * (i + 1))), counts[static_cast<size_t>(i)]) << d_model;
   EXPECT_EQ(parameter_count(mamba(64, 16)), 589824);
   EXPECT_EQ(parameter_count(mamba(256, 24)), 2998272);
@@ -89,7 +89,7 @@ TEST(PublishedModels, AreDrawnAsTheirAuthorsDrawThem) {
   }
 }
 
-// Uniform in ±bound, of which the draws reach nearly the ends.
+// Checks uniform draws from ±bound; the largest must be close to the bound.
 void expect_uniform(const std::string& name, const Tensor& drawn, double bound) {
   const auto n = static_cast<double>(drawn.numel());
   EXPECT_NEAR(drawn.mean().item<double>(), 0, 5 * bound / std::sqrt(3 * n)) << name;
@@ -103,23 +103,23 @@ TEST(PublishedModels, MambaIsDrawnAsItsAuthorsDrawIt) {
   const LanguageModel model(mamba(64, 16));
   const auto parameters = model.named_parameters();
   for (const std::string layer : {"layers.0.mixer.", "layers.1.mixer."}) {
-    const auto of = [&](const char* name) { return parameters[layer + name].detach(); };
-    expect_uniform("in_proj", of("in_proj.weight"), 1 / 8.0);
-    expect_uniform("conv", of("conv.weight"), 1 / 2.0);
-    expect_uniform("conv bias", of("conv.bias"), 1 / 2.0);
-    expect_uniform("x_proj", of("x_proj.weight"), 1 / std::sqrt(128.0));
-    expect_uniform("dt_proj", of("dt_proj.weight"), 1 / 2.0);  // rank 4
-    expect_uniform("out_proj, divided by the root of two layers", of("out_proj.weight"), 1 / std::sqrt(128.0) / std::sqrt(2.0));
+    const auto weight = [&](const char* name) { return parameters[layer + name].detach(); };
+    expect_uniform("in_proj", weight("in_proj.weight"), 1 / 8.0);
+    expect_uniform("conv", weight("conv.weight"), 1 / 2.0);
+    expect_uniform("conv bias", weight("conv.bias"), 1 / 2.0);
+    expect_uniform("x_proj", weight("x_proj.weight"), 1 / std::sqrt(128.0));
+    expect_uniform("dt_proj", weight("dt_proj.weight"), 1 / 2.0);  // rank 4
+    expect_uniform("out_proj, divided by the root of two layers", weight("out_proj.weight"), 1 / std::sqrt(128.0) / std::sqrt(2.0));
     const double low = std::log(0.001), high = std::log(0.1);
-    const Tensor steps = torch::softplus(of("dt_bias").to(torch::kDouble)).log();
+    const Tensor steps = torch::softplus(weight("dt_bias").to(torch::kDouble)).log();
     expect_uniform("steps", steps - (low + high) / 2, (high - low) / 2 + 1e-4);
-    EXPECT_TRUE((of("D") == 1).all().item<bool>());
-    EXPECT_TRUE(torch::allclose(of("A_log").exp(), torch::arange(1, 17, torch::kFloat).expand({128, 16})));
+    EXPECT_TRUE((weight("D") == 1).all().item<bool>());
+    EXPECT_TRUE(torch::allclose(weight("A_log").exp(), torch::arange(1, 17, torch::kFloat).expand({128, 16})));
   }
   expect_normal("embedding", parameters["embedding"], 0.02);
 }
 
-// A language model's linear attention is drawn as its authors draw it.
+// The linear attention of language models has its authors' initial weights.
 TEST(PublishedModels, ALanguageModelsLinearAttentionIsScaledWithItsDepth) {
   ModelConfig config = taylor(64, 16);
   config.mixers["mixer"].set("rescale_output", Config(true));
@@ -140,7 +140,7 @@ class Blocks : public testing::TestWithParam<std::tuple<const char*, const char*
     auto model = std::make_shared<LanguageModel>(config);
     model->to(torch::kDouble);
     const torch::NoGradGuard no_grad;
-    for (Tensor& parameter : model->parameters()) parameter.add_(torch::randn_like(parameter), 0.1);  // norms that are not 1
+    for (Tensor& parameter : model->parameters()) parameter.add_(torch::randn_like(parameter), 0.1);  // so that norms' weights are not 1
     return model;
   }
 };
@@ -183,7 +183,7 @@ TEST_P(Blocks, KeepTheirGradientsWhenTheyAreComputedAgain) {
     EXPECT_LT((gradients[0][i] - gradients[1][i]).abs().max().item<double>(), 1e-12 * (1 + gradients[0][i].abs().max().item<double>()));
 }
 
-// There a norm that is a layer of its own, and the one behind it, are one operator; of blocks that are computed again they are two.
+// With gradients, a norm that is a layer of its own and the norm after it are one operator; in blocks that are recomputed they are two.
 TEST(PublishedModels, HaveTheSameGradientsOnAGpu) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   ModelConfig config = taylor(48, 8);
@@ -225,5 +225,5 @@ TEST(PublishedModels, FinalNormsAreNamed) {
   }
 }
 
-}  // namespace
+}  // namespace published_models_test
 }  // namespace based

@@ -7,7 +7,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace vocabulary_size_test {
 
 using testing::HasSubstr;
 using testing::StartsWith;
@@ -35,5 +35,5 @@ TEST(VocabularySize, OfAPresetGivesWay) {
   EXPECT_EQ(read_model_config(model).vocab_size, 300);
 }
 
-}  // namespace
+}  // namespace vocabulary_size_test
 }  // namespace based

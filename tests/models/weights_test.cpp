@@ -1,4 +1,4 @@
-// A model's folder that does not fit is refused whole, with all that is wrong.
+// A model's folder that does not fit is refused as a whole, with a list of all faults.
 #include "based/models/weights.h"
 
 #include <gmock/gmock.h>
@@ -8,7 +8,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace weights_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -78,7 +78,7 @@ TEST_F(Weights, RecordTheirTokenizer) {
   EXPECT_NE(load_model(folder_.path()).hash, hash);
 }
 
-// H3's poles, which a model in bf16 keeps in fp32; files of earlier versions have them in bf16.
+// H3's poles stay in fp32 in a bf16 model. Files of earlier versions store them in bf16.
 TEST_F(Weights, ThoseThatStayWideMayHaveTheirOwnTypeAndNoOthers) {
   ModelConfig config = tiny();
   config.layers = {"h3"};
@@ -123,7 +123,7 @@ TEST_F(Weights, ThoseThatStayWideMayHaveTheirOwnTypeAndNoOthers) {
   refused("layers.0.mixer.diagonal.D");
 }
 
-// What is to be loaded is compared with the file before memory is taken for it.
+// The config is compared with the file before the model's memory is allocated.
 TEST_F(Weights, AConfigOfAHugeModelIsRefusedWithoutItsMemory) {
   Config config = write_config(tiny());
   config.set("d_model", Config(int64_t{1} << 16));
@@ -164,5 +164,5 @@ TEST_F(Weights, AConfigOutOfBoundsIsRefusedBeforeMemoryIsAsked) {
   }
 }
 
-}  // namespace
+}  // namespace weights_test
 }  // namespace based

@@ -1,9 +1,9 @@
-#include "based/theory/arithmetic_circuit.h"
+#include "theory/arithmetic_circuit.h"
 
 #include <gtest/gtest.h>
 
 namespace based::theory {
-namespace {
+namespace arithmetic_circuit_test {
 
 IntMatrix output_of(const ArithmeticCircuit& circuit, const std::vector<int64_t>& inputs) {
   IntMatrix row({1, static_cast<int64_t>(inputs.size())});
@@ -16,7 +16,7 @@ TEST(ArithmeticCircuit, ItsShapeIsCounted) {
   Tape& tape = circuit.tape;
   const Tape::Value x = tape.input(), y = tape.input();
   const Tape::Value product = tape.product(x, y);
-  tape.product(product, product);  // nothing needs it
+  tape.product(product, product);  // not used by an output
   circuit.outputs = {tape.sum(product, x), y};
   const CircuitShape shape = shape_of(circuit);
   EXPECT_EQ(shape.inputs, 2);
@@ -55,5 +55,5 @@ TEST(ArithmeticCircuit, PowersAreShallowerThanHorner) {
   EXPECT_LE(shape_of(polynomial_powers(15)).depth, 8);
 }
 
-}  // namespace
+}  // namespace arithmetic_circuit_test
 }  // namespace based::theory

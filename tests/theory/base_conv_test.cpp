@@ -1,17 +1,17 @@
-#include "based/theory/base_conv.h"
+#include "theory/base_conv.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "based/theory/integers.h"
-#include "based/theory/primitives.h"
-#include "based/theory/statement.h"
-#include "based/theory/statements/random_layer.h"
+#include "theory/integers.h"
+#include "theory/primitives.h"
+#include "theory/statement.h"
+#include "theory/statements/random_layer.h"
 
 namespace based::theory {
-namespace {
+namespace base_conv_test {
 
-// The formula with dense W, B₁, B₂ and h, an entry at a time.
+// The formula with dense W, B₁, B₂ and h, entry by entry.
 IntMatrix by_formula(const Layer& layer, const IntMatrix& u) {
   const auto [rows, columns] = u.size;
   IntMatrix w({columns, columns}), gate_bias(u.size), filter_bias(u.size), h({2 * rows - 1, columns}),
@@ -61,7 +61,7 @@ TEST(BaseConv, CountsWhatWasBuilt) {
   Program program{{4, 2}, {6, 3}, {}};
   program.append({cumulative_sum(6), repeat_columns(1, 3)});
   EXPECT_EQ(program.tuple(), "(4, 2, 2, 6, 3)");
-  // 18 ones of the gate and 6 taps of 3 columns; 3 weights and 18 ones of B₂.
+  // 18 ones of the gate, 6 taps for 3 columns, 3 weights, and 18 ones of B₂.
   EXPECT_EQ(program.parameters(), 18 + 18 + 3 + 18);
   EXPECT_EQ(program.all_parameters(), 2 * (9 + 3 * 18));
   EXPECT_EQ(shift_up(2).reach_up(), 2);
@@ -87,5 +87,5 @@ TEST(Integers, LogarithmsAreRoundedUp) {
   EXPECT_EQ(ceil_log2(9), 4);
 }
 
-}  // namespace
+}  // namespace base_conv_test
 }  // namespace based::theory

@@ -1,13 +1,13 @@
-#include "based/theory/index_protocol.h"
-#include "based/data/index.h"
+#include "theory/index_protocol.h"
+#include "based/data/index_problem.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "based/theory/mamba_machine.h"
+#include "theory/mamba_machine.h"
 
 namespace based::theory {
-namespace {
+namespace index_protocol_test {
 
 using testing::ElementsAre;
 
@@ -26,10 +26,10 @@ TEST(IndexProtocol, AnAnswerThatIsNoValueIsWrong) {
   EXPECT_EQ(bob(machine, alice(machine, {0, 0, 0}), 3, 1), -1);
   const Errors errors = count_errors(machine, 3);
   EXPECT_EQ(errors.wrong, errors.questions);
-  EXPECT_EQ(errors.best, 0);  // the states still hold everything
+  EXPECT_EQ(errors.best, 0);  // the states still contain all bits
 }
 
-// A machine from outside, as a trained model would be: functions of bytes and tokens, told its place in the text.
+// A custom machine, such as a trained model: functions of bytes, tokens and positions.
 TEST(IndexProtocol, TakesAnyMachine) {
   RecurrentMachine machine;
   machine.name = "every token";
@@ -59,7 +59,7 @@ TEST(IndexProtocol, FindsWhatTwoCellsCannotHold) {
 
 TEST(IndexBound, IsOneMinusTheEntropyForEachBit) {
   EXPECT_EQ(index_bound(8, 0), 8);
-  EXPECT_EQ(index_bound(8, 1), 8);  // always wrong is as good as always right
+  EXPECT_EQ(index_bound(8, 1), 8);  // answers that are always wrong have the same information
   EXPECT_EQ(index_bound(8, 0.5), 0);
   EXPECT_NEAR(index_bound(100, 0.11), 50, 0.1);
 }
@@ -77,5 +77,5 @@ TEST(MambaMachine, RecallsPairsInAnyOrderAndSomeOfThem) {
     EXPECT_EQ(bob(machine, state, sizes.keys(), key), value) << key;
 }
 
-}  // namespace
+}  // namespace index_protocol_test
 }  // namespace based::theory

@@ -1,4 +1,4 @@
-#include "based/theory/layer_bounds.h"
+#include "theory/layer_bounds.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include "based/core/error.h"
 
 namespace based::theory {
-namespace {
+namespace layer_bounds_test {
 
 TEST(LayerBounds, CountMultilinearMonomials) {
   EXPECT_EQ(multilinear_monomials(1, 1), 2);  // 1, x
@@ -34,5 +34,5 @@ TEST(LayerBounds, AskForMoreLayersOfLongerAndNarrowerInputs) {
   }
 }
 
-}  // namespace
+}  // namespace layer_bounds_test
 }  // namespace based::theory

@@ -1,4 +1,4 @@
-#include "based/theory/p_hot.h"
+#include "theory/p_hot.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include "based/core/error.h"
 
 namespace based::theory {
-namespace {
+namespace p_hot_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -34,5 +34,5 @@ TEST(PHot, DecodesNoRowThatIsNoEncoding) {
   EXPECT_EQ(two_hot.decode(std::vector<int64_t>{0, 1, 0}), std::nullopt);
 }
 
-}  // namespace
+}  // namespace p_hot_test
 }  // namespace based::theory

@@ -1,14 +1,14 @@
-#include "based/theory/polynomial.h"
+#include "theory/polynomial.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "based/core/error.h"
 #include "based/core/random.h"
-#include "based/theory/degree.h"
+#include "theory/degree.h"
 
 namespace based::theory {
-namespace {
+namespace polynomial_test {
 
 Polynomial x(int variable) { return Polynomial::variable(variable); }
 
@@ -83,7 +83,7 @@ TEST(Interpolate, RefusesTooManyInputs) {
   EXPECT_THROW(interpolate(widths, [](std::span<const int64_t>) { return int64_t{0}; }), Error);
 }
 
-// A polynomial of a degree below the number of changes has the difference 0, whatever it is; one that needs them all has not.
+// Every polynomial of a degree below the number of changes has a mixed difference of 0; the product of all changed variables does not.
 TEST(MixedDifference, IsZeroBelowItsDegree) {
   Random random(3);
   const std::vector<Change> changes{{0, {0}, {1}}, {1, {0, 1}, {1, 0}}, {3, {2}, {-1}}};
@@ -110,5 +110,5 @@ TEST(LeastLayers, AreThoseThatReachTheDegree) {
   EXPECT_EQ(least_layers(INT64_MAX), 63);
 }
 
-}  // namespace
+}  // namespace polynomial_test
 }  // namespace based::theory

@@ -1,14 +1,14 @@
-#include "based/theory/recall_program.h"
+#include "theory/recall_program.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "based/core/error.h"
-#include "based/theory/integers.h"
-#include "based/theory/statements/recall_inputs.h"
+#include "theory/integers.h"
+#include "theory/statements/recall_inputs.h"
 
 namespace based::theory {
-namespace {
+namespace recall_program_test {
 
 bool answers_wrongly(const RecallSizes& sizes, const Program& program) {
   Trial trial;
@@ -20,7 +20,7 @@ bool answers_wrongly(const RecallSizes& sizes, const Program& program) {
   return !trial.result().holds();
 }
 
-// That the check sees what is wrong: each layer is left out once. Two zero cells that nothing reads.
+// The check detects errors: each layer is left out once. Exceptions are layers that only clear cells that are not read.
 TEST(RecallProgram, NeedsItsLayers) {
   const RecallSizes sizes{2, 2};
   const Program whole = recall_program(sizes);
@@ -72,5 +72,5 @@ TEST(RecallInputs, AllAreAll) {
   EXPECT_EQ(count, 729);
 }
 
-}  // namespace
+}  // namespace recall_program_test
 }  // namespace based::theory

@@ -1,12 +1,12 @@
-#include "based/theory/routing.h"
+#include "theory/routing.h"
 
 #include <gtest/gtest.h>
 
-#include "based/theory/integers.h"
-#include "based/theory/statement.h"
+#include "theory/integers.h"
+#include "theory/statement.h"
 
 namespace based::theory {
-namespace {
+namespace routing_test {
 
 void expect_routed(Random& random, const std::vector<int64_t>& source) {
   const auto rows = static_cast<int64_t>(source.size());
@@ -38,5 +38,5 @@ TEST(Routing, PermutesCopiesAndClears) {
   expect_routed(random, {-1});
 }
 
-}  // namespace
+}  // namespace routing_test
 }  // namespace based::theory

@@ -1,14 +1,14 @@
-#include "based/theory/statement.h"
+#include "theory/statement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "based/core/error.h"
-#include "based/theory/draw.h"
-#include "based/theory/primitives.h"
+#include "theory/draw.h"
+#include "theory/primitives.h"
 
 namespace based::theory {
-namespace {
+namespace statement_test {
 
 using testing::HasSubstr;
 
@@ -42,13 +42,13 @@ TEST(Trial, FailsWhereACounterexampleIsNone) {
 }
 
 TEST(Statements, AreFoundByName) {
-  EXPECT_EQ(&find_statement("one_hot"), [] {
+  EXPECT_EQ(&find_statement(statements(), "one_hot"), [] {
     for (const Statement* statement : statements())
       if (std::string(statement->name) == "one_hot") return statement;
     return static_cast<const Statement*>(nullptr);
   }());
   try {
-    find_statement("one_hit");
+    find_statement(statements(), "one_hit");
     FAIL();
   } catch (const UsageError& error) {
     EXPECT_THAT(error.what(), HasSubstr("did you mean 'one_hot'?"));
@@ -73,12 +73,12 @@ TEST(Statements, AreDrawn) {
   EXPECT_GT(drawn, 10);
 }
 
-// The first bits of 2, 1 and 3, then their one-hot rows.
+// Shows the bits of 2, 1 and 3, then their one-hot rows.
 TEST(Statements, TheOneHotPrimitiveIsDrawnAsNumbersThenOneHotRows) {
-  const std::string text = draw_text(find_statement("one_hot"));
+  const std::string text = draw_text(find_statement(statements(), "one_hot"));
   EXPECT_THAT(text, HasSubstr("input\n    1  . 1 .\n    2  1 . .\n    3  1 1 .\n"));
   EXPECT_THAT(text, testing::EndsWith("    1  . 1 .\n    2  1 . .\n    3  . . 1\n"));
 }
 
-}  // namespace
+}  // namespace statement_test
 }  // namespace based::theory

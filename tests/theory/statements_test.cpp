@@ -1,10 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "based/theory/statement.h"
+#include "theory/statement.h"
 
 namespace based::theory {
-namespace {
+namespace statements_test {
 
 class EveryStatement : public testing::TestWithParam<const Statement*> {};
 
@@ -15,7 +15,7 @@ TEST_P(EveryStatement, Holds) {
   EXPECT_GT(trial.result().inputs, 0);
 }
 
-// Of those that take less than a second. `based theory verify` looks at the others.
+// Checks statements that take less than a second. `based theory verify` checks the others.
 TEST_P(EveryStatement, SaysHowManyInputsItTries) {
   for (const char* slow : {"mqar", "recall_values"})
     if (std::string(GetParam()->name) == slow) GTEST_SKIP() << "it takes many seconds";
@@ -27,5 +27,5 @@ TEST_P(EveryStatement, SaysHowManyInputsItTries) {
 INSTANTIATE_TEST_SUITE_P(Theory, EveryStatement, testing::ValuesIn(statements()),
                          [](const auto& one) { return std::string(one.param->name); });
 
-}  // namespace
+}  // namespace statements_test
 }  // namespace based::theory

@@ -1,14 +1,14 @@
-#include "based/theory/tape.h"
+#include "theory/tape.h"
 
 #include <gtest/gtest.h>
 
 #include "based/core/error.h"
-#include "based/theory/primitives.h"
-#include "based/theory/statement.h"
-#include "based/theory/statements/random_layer.h"
+#include "theory/primitives.h"
+#include "theory/statement.h"
+#include "theory/statements/random_layer.h"
 
 namespace based::theory {
-namespace {
+namespace tape_test {
 
 TEST(Traced, GivesWhatTheLayersGive) {
   Random random(2);
@@ -24,7 +24,7 @@ TEST(Traced, GivesWhatTheLayersGive) {
       for (size_t cell = 0; cell < inputs.size(); ++cell) inputs[cell][lane] = drawn.back().cells[cell];
     }
     traced.run(inputs, outputs);
-    traced.run(inputs, outputs);  // nothing is left of a run that the next one would see
+    traced.run(inputs, outputs);  // a run must not depend on the previous one
     ASSERT_EQ(traced.outputs(), inner.rows * inner.columns);
     for (size_t lane = 0; lane < kLanes; ++lane) {
       const IntMatrix expected = run(program, drawn[lane]);
@@ -54,5 +54,5 @@ TEST(Tape, WorksConstantsOut) {
   EXPECT_THROW(tape.product(tape.constant(INT64_MAX), tape.constant(2)), Error);
 }
 
-}  // namespace
+}  // namespace tape_test
 }  // namespace based::theory

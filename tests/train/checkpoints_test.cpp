@@ -11,7 +11,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace checkpoints_test {
 
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
@@ -53,7 +53,7 @@ TEST(Checkpoints, OtherNamesAreNotTaken) {
   EXPECT_EQ(folder.entries(), 6u);
 }
 
-// Every way to damage the newest: it is set aside and the one before is taken.
+// However the newest checkpoint is damaged, it is set aside and the previous one is used.
 TEST(Checkpoints, ADamagedNewestGivesWayToTheOneBefore) {
   const auto damage_each = [](const auto& damage) {
     for (const char* name : {"weights", "state", kManifestName}) {
@@ -106,7 +106,7 @@ TEST(Checkpoints, ASaveThatFailsLeavesThoseBefore) {
   EXPECT_THAT(checkpoints.steps(), ElementsAre(3));
 }
 
-// The best evaluation so far, at step 2, could not be saved: the best that was saved is not given up for it.
+// The checkpoint of the best evaluation, at step 2, could not be saved: the best saved checkpoint must be kept.
 TEST(Checkpoints, ABestThatCouldNotBeSavedLeavesTheOneBefore) {
   const TemporaryFolder folder;
   Checkpoints checkpoints(folder.path().string(), 1);
@@ -124,7 +124,7 @@ TEST(Checkpoints, ABestThatCouldNotBeSavedLeavesTheOneBefore) {
   EXPECT_EQ(target(folder, "best"), "step-5");
 }
 
-// A process that saves over and over is killed at some moment: there is a whole checkpoint, and what it left is swept away.
+// Kills a process that saves in a loop: there is a complete checkpoint, and sweep() removes temporary folders.
 TEST(Checkpoints, KilledAtAnyMomentThereIsAWholeOne) {
   const TemporaryFolder folder;
   Checkpoints checkpoints(folder.path().string(), 2);
@@ -151,5 +151,5 @@ TEST(Checkpoints, KilledAtAnyMomentThereIsAWholeOne) {
   EXPECT_GT(cut_short, 5) << "some of the kills must come inside a save";
 }
 
-}  // namespace
+}  // namespace checkpoints_test
 }  // namespace based

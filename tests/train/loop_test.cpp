@@ -11,7 +11,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace loop_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -59,7 +59,7 @@ TEST(Loop, ASignalStopsItAfterTheStepAndSaves) {
   EXPECT_EQ(saved, std::vector<int64_t>{4});
 }
 
-// What no step has touched is not the learning rate's doing: it was drawn or read so, and no step is made of it.
+// If the weights are not finite before the first step, the learning rate is not the cause: the message names the seed or the file.
 TEST(Loop, WeightsThatBeginNotFiniteAreNamedBeforeTheFirstStep) {
   for (const double value : {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity()})
     for (const torch::Dtype dtype : {torch::kFloat, torch::kBFloat16}) {
@@ -94,7 +94,7 @@ TEST(Loop, WeightsThatBeginNotFiniteAreNamedBeforeTheFirstStep) {
     }
 }
 
-// Weights that are not finite for three steps: these change nothing but the counters.
+// The weights are not finite during three steps, which only change the counters.
 TEST(Loop, StepsThatAreNotFiniteAreSkippedAndNamed) {
   const TemporaryFolder folder;
   Trial run(8), without(5);
@@ -111,7 +111,7 @@ TEST(Loop, StepsThatAreNotFiniteAreSkippedAndNamed) {
     return batch_at(index);
   };
   run.options.max_bad_steps = 4;
-  // The same two steps, then those behind the gap; constant rate, so that only the batches matter.
+  // The same two steps, then the steps after the gap; the rate is constant, so that only the batches matter.
   run.schedule.warmup = without.schedule.warmup = 0;
   run.schedule.min_learning_rate = without.schedule.min_learning_rate = run.schedule.learning_rate;
   without.options.steps = 2;
@@ -139,7 +139,7 @@ TEST(Loop, AGradientThatIsNotFiniteIsSkippedToo) {
   EXPECT_TRUE(std::isfinite(result.state.loss));
 }
 
-// As on a GPU, which is not waited for: figures are read some steps later, and nothing else differs.
+// Losses are read some steps later, as on a GPU. Nothing else differs.
 TEST(Loop, ReadingFiguresLaterChangesNothing) {
   const auto train = [](int64_t sync_every, int64_t accumulate, const std::string& folder) {
     Trial run(40);
@@ -358,5 +358,5 @@ TEST(LossWindow, FindsSpikesOnceItHasSeenEnough) {
   EXPECT_EQ(copy.add(4.0), window.add(4.0)) << "kept in a checkpoint";
 }
 
-}  // namespace
+}  // namespace loop_test
 }  // namespace based

@@ -11,7 +11,7 @@
 #include "tests/data/goldens.h"
 
 namespace based {
-namespace {
+namespace optimizer_golden_test {
 
 namespace fs = std::filesystem;
 
@@ -71,5 +71,5 @@ TEST(OptimizerGoldens, AreToldFromOthers) {
   EXPECT_FALSE(is_optimizer_golden(std::string(BASED_SOURCE_DIR) + "/tests/goldens/based/mha_rot_L37.safetensors"));
 }
 
-}  // namespace
+}  // namespace optimizer_golden_test
 }  // namespace based

@@ -9,7 +9,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace optimizer_test {
 
 struct TwoParameters : torch::nn::Module {
   Tensor matrix, vector;
@@ -52,11 +52,11 @@ TEST(AdamW, AStepThatIsNotUsableChangesNothing) {
     module.to(dtype);
     plain.to(dtype);
     AdamW optimizer(module, {}), without(plain, {});
-    const auto step = [&](TwoParameters& of, AdamW& by, double gradient, const Tensor& usable) {
-      of.matrix.mutable_grad() = torch::full_like(of.matrix, gradient);
-      of.vector.mutable_grad() = torch::full_like(of.vector, gradient);
+    const auto step = [&](TwoParameters& parameters, AdamW& by, double gradient, const Tensor& update_enabled) {
+      parameters.matrix.mutable_grad() = torch::full_like(parameters.matrix, gradient);
+      parameters.vector.mutable_grad() = torch::full_like(parameters.vector, gradient);
       by.collect_gradients();
-      by.step(by.make_rate(0.01), usable);
+      by.step(by.make_rate(0.01), update_enabled);
     };
     const Tensor yes = torch::ones({}), no = torch::zeros({});
     step(module, optimizer, 0.5, yes);
@@ -88,7 +88,7 @@ TEST(AdamW, ClipsTheGlobalNorm) {
       module.vector.mutable_grad() = torch::full_like(module.vector, 4.0);
       Tensor scale = torch::ones({}, dtype);
       if (clip) {
-        const Tensor found = optimizer.clip_gradients(torch::zeros({})).figures[1];
+        const Tensor found = optimizer.clip_gradients(torch::zeros({})).loss_and_norm[1];
         EXPECT_NEAR(found.item<double>(), norm, dtype == torch::kDouble ? 1e-12 : 1e-6);
         scale = (1 / (found + 1e-6)).to(dtype);
       }
@@ -125,7 +125,7 @@ TEST(AdamW, AddsUpMicroBatchesInFp32) {
       full.vector.mutable_grad() = sum;
       full.matrix.mutable_grad() = torch::zeros({2, 2});
       const Tensor loss = torch::zeros({});
-      EXPECT_TRUE(torch::equal(optimizer.clip_gradients(loss).figures, wide.clip_gradients(loss).figures)) << batches;
+      EXPECT_TRUE(torch::equal(optimizer.clip_gradients(loss).loss_and_norm, wide.clip_gradients(loss).loss_and_norm)) << batches;
       optimizer.step(0.01), wide.step(0.01);
       for (size_t i = 0; i < 2; ++i) {
         const AdamW::Slot &one = optimizer.slots()[i], &other = wide.slots()[i];
@@ -135,11 +135,11 @@ TEST(AdamW, AddsUpMicroBatchesInFp32) {
       }
     }
     optimizer.zero_grad();
-    EXPECT_EQ(optimizer.clip_gradients(torch::zeros({})).figures[1].item<double>(), 0) << "nothing is left";
+    EXPECT_EQ(optimizer.clip_gradients(torch::zeros({})).loss_and_norm[1].item<double>(), 0) << "nothing is left";
   }
 }
 
-// Every option of a number: what is no number, and what lies outside its range.
+// Values of every numeric option that are NaN, infinite or out of range.
 TEST(OptimizerOptions, EachHasARange) {
   const double none = std::nan(""), infinite = std::numeric_limits<double>::infinity();
   const std::map<std::string, std::vector<double>> wrong{{"learning_rate", {0, -1e-3, 1e300, 1e7}},
@@ -150,7 +150,7 @@ TEST(OptimizerOptions, EachHasARange) {
                                                          {"eps", {0, -1e-8, 1e-300, 2}},
                                                          {"weight_decay", {-0.1, 1e4, 1e300}},
                                                          {"clip", {-1}}};
-  size_t tried = 0;
+  size_t checked_values = 0;
   OptimizerOptions().visit([&]<class T>(const char* name, T&, const char*) {
     if constexpr (std::is_same_v<T, double>) {
       ASSERT_TRUE(wrong.contains(name)) << name;
@@ -164,11 +164,11 @@ TEST(OptimizerOptions, EachHasARange) {
         });
         EXPECT_THAT(message_of<UsageError>([&] { check_optimizer_options(options); }), ::testing::HasSubstr(name))
             << name << " = " << value;
-        ++tried;
+        ++checked_values;
       }
     }
   });
-  EXPECT_EQ(tried, 45u);
+  EXPECT_EQ(checked_values, 45u);
   check_optimizer_options(OptimizerOptions());
 }
 
@@ -208,12 +208,12 @@ TEST(LearningRate, MovesByEpochAsPyTorchs) {
 
 // A group's parameters are trained as by an optimizer of their own.
 TEST(AdamW, GroupsHaveTheirOwnRateAndDecay) {
-  OptimizerOptions options, of_matrix, of_vector;
+  OptimizerOptions options, matrix_options, vector_options;
   options.groups = {{"vec*", 0.5, 0.3}, {"*", 2, -1}};
-  of_matrix.learning_rate = 2e-3;
-  of_vector.weight_decay = 0.3, of_vector.decay_all = true;
+  matrix_options.learning_rate = 2e-3;
+  vector_options.weight_decay = 0.3, vector_options.decay_all = true;
   TwoParameters grouped, matrix, vector;
-  AdamW by_groups(grouped, options), by_matrix(matrix, of_matrix), by_vector(vector, of_vector);
+  AdamW by_groups(grouped, options), by_matrix(matrix, matrix_options), by_vector(vector, vector_options);
   for (int step = 0; step < 3; ++step) {
     for (TwoParameters* module : {&grouped, &matrix, &vector}) {
       module->matrix.mutable_grad() = torch::full_like(module->matrix, 0.5 + step);
@@ -265,5 +265,5 @@ TEST(OptimizerOptions, GroupsAreTablesOfAConfig) {
   EXPECT_EQ(options.groups[1].weight_decay, -1);
 }
 
-}  // namespace
+}  // namespace optimizer_test
 }  // namespace based

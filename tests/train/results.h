@@ -1,4 +1,4 @@
-// What a training run leaves in its folder, but for figures of time: equal for equal runs.
+// The files of a training run without timings. They are equal for equal runs.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ inline std::map<std::string, std::string> results_of(const std::string& out) {
   return files;
 }
 
-// Byte for byte; the message names the file alone.
+// Compares byte for byte; a failure message names the file, not its contents.
 inline void expect_equal_results(const std::string& one, const std::string& other) {
   const auto a = results_of(one), b = results_of(other);
   for (const auto& [name, content] : a) {

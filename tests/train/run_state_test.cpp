@@ -6,7 +6,7 @@
 #include "tests/core/temporary_folder.h"
 
 namespace based {
-namespace {
+namespace run_state_test {
 
 std::shared_ptr<LanguageModel> model_of_h3() {
   ModelConfig config;
@@ -19,7 +19,7 @@ std::shared_ptr<LanguageModel> model_of_h3() {
   return model;
 }
 
-// Earlier versions rounded H3's poles to bf16 beside a master in fp32: a run of theirs goes on from the masters.
+// Earlier versions rounded H3's poles to bf16 and had fp32 masters: such a run resumes from the masters.
 TEST(RunState, AMasterOfWhatIsKeptWideNowIsThePrecedingWeight) {
   const TemporaryFolder folder;
   const auto model = model_of_h3();
@@ -52,6 +52,7 @@ TEST(RunState, AMasterOfWhatIsKeptWideNowIsThePrecedingWeight) {
       EXPECT_TRUE(slot.parameter.equal(kept[at])) << slot.name;
       ++at;
     }
+  EXPECT_GT(at, 0U);
   kept[0] = torch::zeros({3});
   views.back() = view_of("master.layers.0.mixer.diagonal.D", kept[0]);
   write_safetensors(path, views);
@@ -59,5 +60,5 @@ TEST(RunState, AMasterOfWhatIsKeptWideNowIsThePrecedingWeight) {
             std::string::npos);
 }
 
-}  // namespace
+}  // namespace run_state_test
 }  // namespace based

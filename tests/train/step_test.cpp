@@ -1,4 +1,4 @@
-// One optimizer step, and what it draws.
+// One optimizer step and its dropout.
 #include "based/train/step.h"
 
 #include <gtest/gtest.h>
@@ -7,10 +7,10 @@
 #include <string>
 #include <tuple>
 
-#include "based/mixers/mixer.h"
+#include "based/mixers/kit/mixer.h"
 
 namespace based {
-namespace {
+namespace step_test {
 
 ModelConfig dropping() {
   ModelConfig config = find_preset("based-tiny");
@@ -43,7 +43,7 @@ TEST(TrainStep, DrawsByTheSeedAndTheNumberOfEachBatch) {
   }
 }
 
-// A batch that says where its labels are makes the step that looks for them, to the bit, recorded or not.
+// A batch with the indices of its labels gives the same bits as one without, recorded or not.
 TEST(TrainStep, PlacesOfLabelsChangeNoBit) {
   std::vector<torch::Device> devices{torch::kCPU};
   if (torch::cuda::is_available()) devices.emplace_back(torch::kCUDA, 0);
@@ -56,7 +56,7 @@ TEST(TrainStep, PlacesOfLabelsChangeNoBit) {
         AdamW optimizer(*model, {});
         TrainStep step(*model, optimizer, {.recordings = recorded ? 1 : 0, .seed = 9});
         std::vector<Tensor> found;
-        for (const int64_t at : {0, 1, 2}) {  // labels lie elsewhere in each
+        for (const int64_t at : {0, 1, 2}) {  // the labels have other indices in each step
           const Batch whole = batch();
           const Tensor places = (torch::arange(8) * 4 + at).to(device), labels = whole.labels.to(device).index_select(0, places);
           const Tensor all = torch::full({32}, -100, labels.options()).index_copy_(0, places, labels);
@@ -74,7 +74,7 @@ TEST(TrainStep, PlacesOfLabelsChangeNoBit) {
 
 class EveryMixer : public testing::TestWithParam<std::tuple<MixerInfo, std::string>> {};
 
-// What a mixer launches depends on shapes alone, so that its steps are recorded on a GPU.
+// A mixer's launches depend only on shapes, so that its steps can be recorded on a GPU.
 TEST_P(EveryMixer, TrainsInRecordedSteps) {
   const auto& [mixer, type] = GetParam();
   const torch::Device device(type);
@@ -94,8 +94,8 @@ TEST_P(EveryMixer, TrainsInRecordedSteps) {
     const Batch here{one.ids.to(device), one.labels.to(device), Sequences::equal(2, 16, device), {}, one.labelled};
     std::vector<double> found;  // losses and norms of gradients; the later ones tell of the updates before
     for (const int64_t at : {0, 1, 2}) {
-      const Tensor of_step = step.run({here}, at, 1e-3).cpu();
-      for (const int64_t i : {0, 1}) found.push_back(of_step[i].item<double>());
+      const Tensor step_figures = step.run({here}, at, 1e-3).cpu();
+      for (const int64_t i : {0, 1}) found.push_back(step_figures[i].item<double>());
     }
     return found;
   };
@@ -104,7 +104,7 @@ TEST_P(EveryMixer, TrainsInRecordedSteps) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Registry, EveryMixer, testing::Combine(testing::ValuesIn(mixers()), testing::Values("cpu", "cuda")),
-                         [](const auto& of) { return std::string(std::get<0>(of.param).name) + "_" + std::get<1>(of.param); });
+                         [](const auto& test) { return std::string(std::get<0>(test.param).name) + "_" + std::get<1>(test.param); });
 
-}  // namespace
+}  // namespace step_test
 }  // namespace based

@@ -17,7 +17,7 @@
 #include "tests/train/results.h"
 
 namespace based {
-namespace {
+namespace text_run_test {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
@@ -82,7 +82,7 @@ TEST(TextRun, TheSameSeedGivesTheSameWeights) {
   EXPECT_TRUE(differs);
 }
 
-// Of this seed a rate of Gated DeltaNet is drawn at 0, whose logarithm is infinite.
+// With this seed a rate of Gated DeltaNet is initialized to 0, whose logarithm is infinite.
 TEST(TextRun, ASeedThatDrawsARateOfNothingTrains) {
   const TemporaryFolder folder;
   TextRun run = small_run(folder);
@@ -195,7 +195,7 @@ TEST_P(RecordedSteps, TrainAsOthersDo) {
 
 INSTANTIATE_TEST_SUITE_P(Devices, RecordedSteps, ::testing::Values("cpu", "cuda"), [](const auto& device) { return device.param; });
 
-// A filter as long as the sequence reads lengths on the host.
+// A filter as long as the sequence reads row lengths on the host, so it cannot be recorded.
 TEST(RecordedCudaSteps, AStepThatNoGraphCanHoldIsAnErrorThatSaysSo) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   const TemporaryFolder folder;
@@ -295,7 +295,7 @@ INSTANTIATE_TEST_SUITE_P(All, Resume,
                                                    }}),
                          [](const auto& variant) { return variant.param.name; });
 
-// What a run on a GPU leaves names its device, and earlier versions left the states of generators. Another device goes on from it.
+// A run's files name its device, and those of earlier versions have states of random generators. Another device can resume from them.
 TEST(Resume, ACheckpointFromAnotherDeviceGoesOn) {
   const TemporaryFolder folder;
   TextRun run = small_run(folder);
@@ -376,7 +376,7 @@ TEST(Resume, AnotherRunIsRefused) {
   const std::string out = folder.file("out");
   run_text_training(run, out);
   const auto before = results_of(out);
-  EXPECT_THAT(message_of<UsageError>([&] { run_text_training(run, out); }), HasSubstr("holds the checkpoints of a run; --resume goes on"));
+  EXPECT_THAT(message_of<UsageError>([&] { run_text_training(run, out); }), HasSubstr("the checkpoints of a run; --resume continues it"));
   const auto refusal = [&](const auto& change) {
     TextRun other = run;
     change(other);
@@ -393,7 +393,7 @@ TEST(Resume, AnotherRunIsRefused) {
   EXPECT_EQ(results_of(out).at("metrics.jsonl"), before.at("metrics.jsonl"));
 }
 
-// As a checkpoint of a program that had neither key: with the default the run goes on, with another value it would be another run.
+// The checkpoint is changed to that of an older program that had neither key: a run resumes with the defaults and refuses other values.
 TEST(Resume, KeysThatCameLaterHaveTheirDefaults) {
   const TemporaryFolder folder;
   TextRun run = small_run(folder);
@@ -419,7 +419,7 @@ TEST(Resume, KeysThatCameLaterHaveTheirDefaults) {
   EXPECT_EQ(run_text_training(run, out, true).resumed_from, 2);
   EXPECT_THAT(
       ::testing::internal::GetCapturedStderr(),
-      HasSubstr("the run was saved before there were these keys, which have their defaults: model.norm_eps = 1e-05, train.accumulate = 1"));
+      HasSubstr("the run was saved before these keys existed, which get their defaults: model.norm_eps = 1e-05, train.accumulate = 1"));
   EXPECT_TRUE(results_of(out).at("model.safetensors") == before.at("model.safetensors"));
 }
 
@@ -444,7 +444,7 @@ TEST(Resume, AFileThatTheManifestCoversButThatMakesNoSenseIsNamed) {
   EXPECT_EQ(run_text_training(run, out, true).resumed_from, 2);
 }
 
-// A limit that the weights pass stands for the full disk: no save works any more, all steps are done, and the run can go on later.
+// A file size limit simulates a full disk: no save succeeds, all steps are done, and the run can be resumed later.
 TEST(Resume, WhereTheDiskIsFullTheOldCheckpointStaysAndTrainingGoesOn) {
   const TemporaryFolder folder;
   TextRun run = small_run(folder);
@@ -471,5 +471,5 @@ TEST(Resume, WhereTheDiskIsFullTheOldCheckpointStaysAndTrainingGoesOn) {
   expect_equal_results(whole, out);
 }
 
-}  // namespace
+}  // namespace text_run_test
 }  // namespace based

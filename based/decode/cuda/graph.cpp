@@ -1,12 +1,12 @@
-// Plans and CUDA graphs: which nodes a call has made, and other launches in the place of some.
+// Plans and CUDA graphs: the nodes that a call has recorded, and the replacement of nodes by other launches.
 #include <ATen/cuda/CUDAContext.h>
-#include <c10/cuda/CUDAGuard.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 
 #include "based/core/error.h"
-#include "based/decode/cuda/launchers.h"
 #include "based/decode/record.h"
+#include "based/kernels/common/device_code.h"
 
 namespace based::decode {
 namespace {
@@ -15,7 +15,7 @@ using Nodes = std::vector<cudaGraphNode_t>;
 
 void require(cudaError_t error) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // it is told here
+  cudaGetLastError();  // clears the error, which is reported here
   throw Error(std::string("this step's plan cannot be made into a graph: ") + cudaGetErrorString(error));
 }
 void require(const Status& status) {
@@ -36,7 +36,7 @@ Edges edges(Query query, cudaGraphNode_t node) {
   return to;
 }
 Edges before(cudaGraphNode_t node) { return edges(cudaGraphNodeGetDependencies, node); }
-Edges behind(cudaGraphNode_t node) { return edges(cudaGraphNodeGetDependentNodes, node); }
+Edges after(cudaGraphNode_t node) { return edges(cudaGraphNodeGetDependentNodes, node); }
 
 cudaGraphNode_t last_of(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -48,10 +48,10 @@ cudaGraphNode_t last_of(cudaStream_t stream) {
 }
 void* last_node() { return last_of(at::cuda::getCurrentCUDAStream().stream()); }
 
-// From `after` back, as long as each node has one before it.
-std::vector<void*> nodes_between(void* begin, void* after) {
+// Follows the only predecessor of each node, from `after` back to `begin`.
+std::vector<void*> nodes_between(void* begin, void* last) {
   std::vector<void*> nodes;
-  for (auto* node = static_cast<cudaGraphNode_t>(after); node != begin;) {
+  for (auto* node = static_cast<cudaGraphNode_t>(last); node != begin;) {
     nodes.push_back(node);
     const Nodes earlier = before(node).nodes;
     if (earlier.size() > 1 || (earlier.empty() && begin != nullptr)) return {};
@@ -62,32 +62,32 @@ std::vector<void*> nodes_between(void* begin, void* after) {
 }
 
 Gpu gpu(torch::Device device) {
-  const c10::cuda::CUDAGuard on_device(device);
-  return kernels::cuda::this_gpu();
+  const c10::DeviceGuard on_device(device);
+  return kernels::launchers<kernels::DeviceLaunchers>(kernels::Device::cuda)->current_gpu();
 }
 
-// The stages' launches instead of these nodes, which are a chain: between what was before the first and what is behind the last.
+// Replaces a chain of nodes by the stages' launches. They depend on the first node's predecessors, and the last node's successors depend on
+// them.
 void replace(cudaGraph_t graph, const std::vector<const Stage*>& stages, const Nodes& old, cudaStream_t stream) {
-  const Edges in = before(old.front()), out = behind(old.back());
+  const Edges in = before(old.front()), out = after(old.back());
   for (const cudaGraphNode_t node : old) require(cudaGraphDestroyNode(node));
   require(cudaStreamBeginCaptureToGraph(stream, graph, in.nodes.data(), nullptr, in.nodes.size(), cudaStreamCaptureModeThreadLocal));
   Status status;
   for (const Stage* stage : stages)
-    if (status.ok()) status = stage->launch({stream});
+    if (status.ok()) status = stage->launch(kernels::on_stream(stream));
   const cudaGraphNode_t last = last_of(stream);
   cudaGraph_t same = nullptr;
   const cudaError_t error = cudaStreamEndCapture(stream, &same);
   require(status), require(error);
   if (last == nullptr) throw Error("this step's plan cannot be made into a graph: its launches are no chain");
   if (out.nodes.empty()) return;
-  const Nodes from(out.nodes.size(), last);
-  const bool overlaps = stages.back()->form != StageForm::whole_step;  // a cooperative launch lets nobody begin before its end
-  require(cudaGraphAddDependencies(graph, from.data(), out.nodes.data(), overlaps ? out.data.data() : nullptr, from.size()));
+  const Nodes sources(out.nodes.size(), last);
+  const bool overlaps = stages.back()->form != StageForm::whole_step;  // no kernel begins before a cooperative launch has ended
+  require(cudaGraphAddDependencies(graph, sources.data(), out.nodes.data(), overlaps ? out.data.data() : nullptr, sources.size()));
 }
 
-// Runs of stages that are launched anew take the place of their units' nodes, all of a run at once.
+// Each run of adjacent stages with a launch replaces the nodes of all its units at once.
 void apply(const Plan& plan, void* recorded) {
-  set_launchers();
   auto* graph = static_cast<cudaGraph_t>(recorded);
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream().stream();
   std::vector<const Stage*> run;
@@ -112,8 +112,8 @@ void apply(const Plan& plan, void* recorded) {
   finish();
 }
 
-}  // namespace
+[[maybe_unused]] const Backend& kBackend = backend_of(torch::kCUDA) = {gpu, last_node, nodes_between, apply};
 
-Backend cuda_backend() { return {gpu, last_node, nodes_between, apply}; }
+}  // namespace
 
 }  // namespace based::decode

@@ -1,17 +1,18 @@
-// Mixers made of blocks: one function for the three forms, since each block has the three forms itself.
+// Mixers composed of blocks. Each block has the three forms forward, prefill and step, so that one function of the mixer covers all of
+// them.
 #pragma once
 #include <string>
 
-#include "based/mixers/mixer.h"
-#include "based/ops/gated_delta_rule.h"
+#include "based/mixers/kit/mixer.h"
+#include "based/ops/delta_rule/gated_delta_rule.h"
 
 namespace based {
 
-// A call of such a mixer.
+// One call of such a mixer in any of the three forms.
 struct Call {
   const Pass& pass;
-  MixerState* state = nullptr;  // null: every row from zero, and no state is left
-  bool step = false;            // one token for each slot
+  MixerState* state = nullptr;  // null for forward: every row starts from zero and the final state is discarded
+  bool step = false;            // one token per slot
 };
 
 class BlockMixer : public Mixer {
@@ -24,7 +25,8 @@ class BlockMixer : public Mixer {
   virtual Tensor run(const Tensor& x, const Call& call) = 0;
 };
 
-// The form of ops::gated_delta_rule that the call is, on the state of this name, [slots, heads, key_dim, value_dim] with sum_options.
+// Calls the form of ops::gated_delta_rule that matches `call`. Its state is the tensor `name` [slots, heads, key_dim, value_dim] with
+// sum_options.
 Tensor gated_delta_rule(const ops::GatedDeltaRuleInputs& in, const Call& call, const std::string& name);
 
 }  // namespace based

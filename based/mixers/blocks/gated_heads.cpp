@@ -3,13 +3,13 @@
 #include <cmath>
 #include <sstream>
 
-#include "based/mixers/shapes_only.h"
-#include "based/ops/rms_norm.h"
-#include "based/ops/rowwise.h"
+#include "based/mixers/kit/shapes_only.h"
+#include "based/ops/norm/rms_norm.h"
+#include "based/ops/pointwise/rowwise.h"
 
 namespace based {
 
-int64_t expanded(const char* mixer, const char* option, double factor, int64_t width, int64_t heads) {
+int64_t expanded_width(const char* mixer, const char* option, double factor, int64_t width, int64_t heads) {
   const double product = std::floor(factor * static_cast<double>(width));
   if (product >= 1 && product <= 1 << 20) return divided(mixer, option, static_cast<int64_t>(product), "heads", heads) * heads;
   std::ostringstream message;
@@ -17,12 +17,12 @@ int64_t expanded(const char* mixer, const char* option, double factor, int64_t w
   throw UsageError(message.str());
 }
 
-void correct_keys(ops::GatedDeltaRuleInputs& in, const Tensor& logits, double most) {
+void use_delta_rule(ops::GatedDeltaRuleInputs& in, const Tensor& logits, double max_beta) {
   constexpr double eps = 1e-6;
   in.q = ops::rowwise::l2_norm(in.q, eps);
   in.k = ops::rowwise::l2_norm(in.k, eps);
   in.delta = true;
-  if (logits.defined()) in.beta = ops::rowwise::gate(logits, kernels::Activation::sigmoid, {most});
+  if (logits.defined()) in.beta = ops::rowwise::gate(logits, kernels::Activation::sigmoid, {max_beta});
 }
 
 GatedHeads::GatedHeads(const char* mixer, const GatedHeadsConfig& config, const MixerContext& context, const Widths& widths)
@@ -68,21 +68,21 @@ Formula GatedHeads::state_formula(int64_t /*tokens*/) const {
   return q_conv_ ? kv + bytes * (2 * d_key + d_value) * (Formula{"conv_size", config_.conv_size} - 1) : kv;
 }
 
-Tensor GatedHeads::heads_of(const std::string& name, const ShortConvolution* conv, const Tensor& projected, const Call& call) const {
+Tensor GatedHeads::split_heads(const std::string& name, const ShortConvolution* conv, const Tensor& projected, const Call& call) const {
   const Tensor y = conv != nullptr ? conv->forward(projected, call, name) : projected;
   return y.view({y.size(0), config_.heads, y.size(1) / config_.heads});
 }
 
 Tensor GatedHeads::run(const Tensor& x, const Call& call) {
-  // One behind the other, so that a step's plan makes them one launch.
+  // The projections directly follow one another, so that the plan of a decoding step fuses them into one launch.
   const Tensor q = q_proj_->forward(x), k = k_proj_->forward(x), v = v_proj_->forward(x), gate = g_proj_ ? g_proj_->forward(x) : Tensor();
-  ops::GatedDeltaRuleInputs in{heads_of("q_conv", q_conv_.get(), q, call), heads_of("k_conv", k_conv_.get(), k, call),
-                               heads_of("v_conv", v_conv_.get(), v, call)};
+  ops::GatedDeltaRuleInputs in{split_heads("q_conv", q_conv_.get(), q, call), split_heads("k_conv", k_conv_.get(), k, call),
+                               split_heads("v_conv", v_conv_.get(), v, call)};
   in.scale = std::sqrt(static_cast<double>(config_.heads) / static_cast<double>(widths_.key));
   add_gates(x, in);
-  const Tensor read = gated_delta_rule(in, call, "kv");
-  const Tensor y = g_proj_ ? ops::rms_norm_gated(read, norm_weight_, config_.norm_eps, gate.view(read.sizes()))
-                           : ops::rms_norm(read, norm_weight_, config_.norm_eps);
+  const Tensor heads = gated_delta_rule(in, call, "kv");
+  const Tensor y = g_proj_ ? ops::rms_norm_gated(heads, norm_weight_, config_.norm_eps, gate.view(heads.sizes()))
+                           : ops::rms_norm(heads, norm_weight_, config_.norm_eps);
   return o_proj_->forward(y.view({x.size(0), widths_.value}));
 }
 

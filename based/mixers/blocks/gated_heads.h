@@ -1,5 +1,5 @@
-// What GLA, DeltaNet and Gated DeltaNet share: projections to heads, short convolutions on them, a recurrence with gates of the member's
-// own, RMSNorm of what a head reads, an output gate and the output projection.
+// The common base of GLA, DeltaNet and Gated DeltaNet: projections to heads, short convolutions on them, a recurrence whose gates the
+// derived class computes, RMSNorm of each head's output, an output gate and the output projection.
 #pragma once
 #include <memory>
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace based {
 
-// Options of all members; each sets its authors' defaults and adds its own.
+// Options of all derived classes. Each sets its authors' defaults and adds its own options.
 struct GatedHeadsConfig {
   int64_t heads = 4;
   bool use_short_conv = true;
@@ -21,49 +21,50 @@ struct GatedHeadsConfig {
   void visit(Visitor&& field) {
     field("heads", heads, "heads");
     field("use_short_conv", use_short_conv, "short convolutions with SiLU on queries, keys and values");
-    field("conv_size", conv_size, "tokens that these see, the present one included");
-    field("conv_bias", conv_bias, "biases of these");
-    field("use_gate", use_gate, "output gate: what the heads read, times SiLU of a projection of the input");
-    field("norm_eps", norm_eps, "added to the mean square in the norm of what a head reads");
+    field("conv_size", conv_size, "tokens that the short convolutions cover, the current one included");
+    field("conv_bias", conv_bias, "biases of the short convolutions");
+    field("use_gate", use_gate, "output gate: multiplies the heads' outputs by SiLU of a projection of the input");
+    field("norm_eps", norm_eps, "added to the mean square in the norm of a head's output");
     field("rescale_output", rescale_output,
           "initial output projection N(0, 0.02/sqrt(2 layers)), as in language models; otherwise N(0, 0.02), as in the recall models");
   }
 };
 
-// factor · width rounded down, of all heads together: a multiple of them. Throws UsageError naming mixer and option.
-int64_t expanded(const char* mixer, const char* option, double factor, int64_t width, int64_t heads);
+// Returns factor · width, rounded down: the width of all heads together. Throws UsageError that names the mixer and the option if it is not
+// a multiple of `heads`.
+int64_t expanded_width(const char* mixer, const char* option, double factor, int64_t width, int64_t heads);
 
-// The delta rule's part of the gates: queries and keys of length 1, beta = most · sigmoid(logits [tokens, heads]), or 1 where these are
-// undefined.
-void correct_keys(ops::GatedDeltaRuleInputs& in, const Tensor& logits, double most = 1);
+// Sets the inputs of the delta rule: normalises queries and keys to length 1, and sets beta = max_beta · sigmoid(logits), with logits
+// [tokens, heads]. If logits are undefined, beta stays 1.
+void use_delta_rule(ops::GatedDeltaRuleInputs& in, const Tensor& logits, double max_beta = 1);
 
 // State: "kv" [slots, heads, key_dim, value_dim], and "q_conv", "k_conv", "v_conv" [slots, channels, conv_size − 1].
 class GatedHeads : public BlockMixer {
  public:
   MixerState make_state(int64_t slots) const override;
-  Formula state_formula(int64_t tokens) const override;  // d_key, d_value: of all heads
+  Formula state_formula(int64_t tokens) const override;  // d_key and d_value are the widths of all heads together
 
  protected:
   struct Widths {
-    int64_t key = 0, value = 0;  // of all heads
+    int64_t key = 0, value = 0;  // of all heads together
   };
   GatedHeads(const char* mixer, const GatedHeadsConfig& config, const MixerContext& context, const Widths& widths);
   Tensor run(const Tensor& x, const Call& call) override;
-  // q, k, v and the scale are set: the member's gates are added.
+  // Adds the derived class's gates to `in`, whose q, k, v and scale are already set.
   virtual void add_gates(const Tensor& x, ops::GatedDeltaRuleInputs& in) const = 0;
 
-  // A projection from the input.
+  // Registers a projection of the mixer's input.
   std::shared_ptr<Projection> add_projection(const std::string& name, int64_t width, bool bias = false);
 
  private:
-  Tensor heads_of(const std::string& name, const ShortConvolution* conv, const Tensor& projected, const Call& call) const;
+  Tensor split_heads(const std::string& name, const ShortConvolution* conv, const Tensor& projected, const Call& call) const;
 
   GatedHeadsConfig config_;
   int64_t d_model_;
   Widths widths_;
   std::shared_ptr<Projection> q_proj_, k_proj_, v_proj_, g_proj_, o_proj_;
   std::shared_ptr<ShortConvolution> q_conv_, k_conv_, v_conv_;
-  Tensor norm_weight_;  // [value_dim], of every head
+  Tensor norm_weight_;  // [value_dim], shared by all heads
 };
 
 }  // namespace based

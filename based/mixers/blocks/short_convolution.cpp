@@ -1,6 +1,6 @@
 #include "based/mixers/blocks/short_convolution.h"
 
-#include "based/ops/short_conv.h"
+#include "based/ops/conv/short_conv.h"
 
 namespace based {
 

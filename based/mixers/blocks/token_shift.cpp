@@ -1,8 +1,8 @@
 #include "based/mixers/blocks/token_shift.h"
 
-#include "based/mixers/parameters.h"
-#include "based/mixers/shapes_only.h"
-#include "based/ops/short_conv.h"
+#include "based/mixers/kit/parameters.h"
+#include "based/mixers/kit/shapes_only.h"
+#include "based/ops/conv/short_conv.h"
 
 namespace based {
 

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "based/mixers/feature_map.h"
+#include "based/mixers/kit/feature_map.h"
 
 namespace based {
 namespace {
@@ -11,7 +11,7 @@ struct AllPolyOptions {
   int64_t features = 0;
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("features", features, "of the result; 0: as many as x has");
+    field("features", features, "number of features; 0: the width of x");
   }
 };
 

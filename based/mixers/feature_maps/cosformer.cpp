@@ -1,7 +1,7 @@
-// cosFormer: ReLU(q)·ReLU(k) cos(π/2 (i − j)/length), which is an inner product of features that know their position.
+// cosFormer: ReLU(q)·ReLU(k) cos(π/2 (i − j)/length) for positions i and j, as an inner product of features that depend on the position.
 #include <numbers>
 
-#include "based/mixers/feature_map.h"
+#include "based/mixers/kit/feature_map.h"
 
 namespace based {
 namespace {
@@ -10,7 +10,7 @@ struct CosformerOptions {
   int64_t length = 2048;
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("length", length, "positions over which a weight falls to 0; later ones are taken for the last, so that no weight is negative");
+    field("length", length, "positions over which a weight falls to 0; later positions count as the last, so that no weight is negative");
   }
 };
 
@@ -20,14 +20,15 @@ class Cosformer final : public FeatureMap {
     check_option("cosformer", "length", length_, 1, int64_t{1} << 24);
   }
 
-  // [relu(x) sin, relu(x) cos] of π t/(2 length), t counted from 1.
+  // [relu(x) sin(a), relu(x) cos(a)] with a = π t/(2 length), t counted from 1.
   Tensor forward(const Tensor& x, const Pass& pass) const override {
     const Tensor factors = table(x).index_select(0, pass.positions().clamp_max(length_ - 1));
     return (x.clamp_min(0).unsqueeze(2) * factors.view({-1, 1, 2, 1})).flatten(2);
   }
 
  private:
-  // [length, 2], made once for where and what x is: a sine by itself would have other bits at the end of a tensor than inside it.
+  // sin and cos [length, 2], computed once for x's device and type: ATen's vectorised sine may have different bits at the end of a tensor
+  // than inside it.
   Tensor table(const Tensor& x) const {
     if (!table_.defined() || table_.device() != x.device() || table_.scalar_type() != x.scalar_type()) {
       const torch::InferenceMode none(false);  // training may follow
@@ -43,6 +44,6 @@ class Cosformer final : public FeatureMap {
 
 }  // namespace
 
-BASED_DEFINE_FEATURE_MAP(cosformer, Cosformer, CosformerOptions, "ReLU, and a cosine of the distance")
+BASED_DEFINE_FEATURE_MAP(cosformer, Cosformer, CosformerOptions, "ReLU, with weights times a cosine of the distance")
 
 }  // namespace based

@@ -1,5 +1,5 @@
-#include "based/mixers/feature_map.h"
-#include "based/ops/rowwise.h"
+#include "based/mixers/kit/feature_map.h"
+#include "based/ops/pointwise/rowwise.h"
 
 namespace based {
 namespace {

@@ -1,4 +1,4 @@
-#include "based/mixers/feature_map.h"
+#include "based/mixers/kit/feature_map.h"
 
 namespace based {
 namespace {
@@ -8,7 +8,7 @@ class ExpSumNormHalfspace final : public FeatureMap {
   ExpSumNormHalfspace(const FloorAloneOptions& options, int64_t width)
       : FeatureMap(width), options_(checked("exp_sum_norm_halfspace", options)) {}
   Tensor forward(const Tensor& x, const Pass&) const override {
-    return torch::where(x >= 0, softmax_of_rows(x.abs()), 0).clamp_min(options_.floor);
+    return torch::where(x >= 0, row_softmax(x.abs()), 0).clamp_min(options_.floor);
   }
 
  private:

@@ -1,11 +1,12 @@
-// Performer's positive random features: e^(R z − |z|²/2)/√m, z = x/d^¼, with m fixed random rows R. Exponents are at most |row|²/2, some
-// 64 at d = 128 and 256 at d = 512, past fp32: a query's features are scaled, which no weights' ratio hears of, a key's greatest cut off.
+// Performer's positive random features: e^(R z − |z|²/2)/√m, z = x/d^¼, with m fixed random rows R. The exponents reach |row|²/2, about 64
+// at d = 128 and 256 at d = 512, which exceeds fp32. A query's features are therefore scaled, which leaves the ratios of its weights
+// unchanged, and the exponents of keys are clamped.
 #include <cmath>
 
-#include "based/mixers/feature_map.h"
-#include "based/mixers/random_features.h"
-#include "based/mixers/shapes_only.h"
-#include "based/ops/rowwise.h"
+#include "based/mixers/kit/feature_map.h"
+#include "based/mixers/kit/random_features.h"
+#include "based/mixers/kit/shapes_only.h"
+#include "based/ops/pointwise/rowwise.h"
 
 namespace based {
 namespace {
@@ -16,11 +17,12 @@ struct PerformerOptions {
   double eps = 0;
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("features", features, "random rows");
-    field("unbiased", unbiased,
-          "rows as long as Gaussian ones, so that the mean over draws of a weight is e^(q·k/√d); false: all of length √(d/features), as in "
-          "the recall experiments' code");
-    field("eps", eps, "added to each exponential, so that long keys do not vanish; 1e-4 in the authors' code; 0: no bias by it");
+    field("features", features, "number of random rows");
+    field(
+        "unbiased", unbiased,
+        "rows with the lengths of Gaussian vectors, so that a weight's mean over draws is e^(q·k/√d); false: all of length √(d/features), "
+        "as in the recall experiments' code");
+    field("eps", eps, "added to each exponential, so that long keys do not vanish; 1e-4 in the authors' code; 0: no bias");
   }
 };
 
@@ -36,22 +38,23 @@ class Performer final : public FeatureMap {
         "random_features", empty ? torch::empty({features(), width}, parameter_device()) : draw(options.unbiased), /*requires_grad=*/false);
   }
 
-  Tensor forward(const Tensor& x, const Pass&) const override { return features_of(exponents_of(x).clamp_max(kGreatestOfKeys)); }
-  Tensor of_queries(const Tensor& x, const Pass&) const override {
-    const Tensor exponents = exponents_of(x), greatest = exponents.detach().amax(-1, /*keepdim=*/true);
-    return features_of(exponents - (greatest - greatest.clamp(kLeast, kGreatest)));
+  Tensor forward(const Tensor& x, const Pass&) const override { return exponential(exponents(x).clamp_max(kLargestOfKeys)); }
+  Tensor query_features(const Tensor& x, const Pass&) const override {
+    const Tensor unscaled = exponents(x), largest = unscaled.detach().amax(-1, /*keepdim=*/true);
+    return exponential(unscaled - (largest - largest.clamp(kSmallest, kLargest)));
   }
 
  private:
-  // Of a query the greatest exponent is at least and at most this: with a key's, and 1,000 tokens' sums of them, e^83 of fp32's e^88.
-  static constexpr double kLeast = -40, kGreatest = 20, kGreatestOfKeys = 56;
+  // A query's largest exponent is shifted into [kSmallest, kLargest], and a key's exponents are at most kLargestOfKeys. Summed over 1,000
+  // tokens (e^7), a weight is at most e^83; fp32 reaches e^88.
+  static constexpr double kSmallest = -40, kLargest = 20, kLargestOfKeys = 56;
 
-  Tensor exponents_of(const Tensor& x) const {
+  Tensor exponents(const Tensor& x) const {
     const Tensor z = x * std::pow(static_cast<double>(width_), -0.25);
     return product(z, random_features_) - ops::rowwise::sum(z * z) / 2;
   }
-  Tensor features_of(const Tensor& exponents) const {
-    return (ops::rowwise::exp(exponents) + eps_) / std::sqrt(static_cast<double>(features()));
+  Tensor exponential(const Tensor& exponent) const {
+    return (ops::rowwise::exp(exponent) + eps_) / std::sqrt(static_cast<double>(features()));
   }
   Tensor draw(bool unbiased) const {
     if (unbiased) return orthogonal_gaussian_rows(features(), width_);
@@ -66,6 +69,6 @@ class Performer final : public FeatureMap {
 
 }  // namespace
 
-BASED_DEFINE_FEATURE_MAP(performer, Performer, PerformerOptions, "fixed random features, an estimate of e^(q·k/√d)")
+BASED_DEFINE_FEATURE_MAP(performer, Performer, PerformerOptions, "fixed random features that estimate e^(q·k/√d)")
 
 }  // namespace based

@@ -1,7 +1,7 @@
-// A learned projection to a wider dimension in front of another map, by which a state grows without wider queries and keys.
+// A learned projection to a wider dimension, followed by another map: a larger state without wider queries and keys.
 #include <cmath>
 
-#include "based/mixers/feature_map.h"
+#include "based/mixers/kit/feature_map.h"
 
 namespace based {
 namespace {
@@ -12,8 +12,8 @@ struct ProjectionMapOptions {
   Config options{Config::Table{}};
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("width", width, "of the projected queries and keys");
-    field("then", then, "the map of these");
+    field("width", width, "width of the projected queries and keys");
+    field("then", then, "the map that is applied to the projection");
     field("options", options, "that map's options");
   }
 };

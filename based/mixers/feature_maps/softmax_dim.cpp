@@ -1,4 +1,4 @@
-#include "based/mixers/feature_map.h"
+#include "based/mixers/kit/feature_map.h"
 
 namespace based {
 namespace {
@@ -8,7 +8,7 @@ class SoftmaxDim final : public FeatureMap {
   SoftmaxDim(const FloorOptions& options, int64_t width) : FeatureMap(2 * width), options_(checked("softmax_dim", options)) {}
   Tensor forward(const Tensor& x, const Pass&) const override {
     const Tensor u = options_.scaled(x);
-    return torch::cat({softmax_of_rows(u), softmax_of_rows(-u)}, -1).clamp_min(options_.floor);
+    return torch::cat({row_softmax(u), row_softmax(-u)}, -1).clamp_min(options_.floor);
   }
 
  private:

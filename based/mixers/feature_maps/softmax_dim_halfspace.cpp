@@ -1,4 +1,4 @@
-#include "based/mixers/feature_map.h"
+#include "based/mixers/kit/feature_map.h"
 
 namespace based {
 namespace {
@@ -7,7 +7,7 @@ class SoftmaxDimHalfspace final : public FeatureMap {
  public:
   SoftmaxDimHalfspace(const FloorOptions& options, int64_t width)
       : FeatureMap(width), options_(checked("softmax_dim_halfspace", options)) {}
-  Tensor forward(const Tensor& x, const Pass&) const override { return softmax_of_rows(options_.scaled(x)).clamp_min(options_.floor); }
+  Tensor forward(const Tensor& x, const Pass&) const override { return row_softmax(options_.scaled(x)).clamp_min(options_.floor); }
 
  private:
   FloorOptions options_;

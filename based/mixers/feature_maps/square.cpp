@@ -1,4 +1,4 @@
-#include "based/mixers/feature_map.h"
+#include "based/mixers/kit/feature_map.h"
 
 namespace based {
 namespace {

@@ -1,6 +1,6 @@
 #include <numbers>
 
-#include "based/mixers/feature_map.h"
+#include "based/mixers/kit/feature_map.h"
 
 namespace based {
 namespace {

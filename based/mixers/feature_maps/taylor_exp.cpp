@@ -1,9 +1,10 @@
-// The paper's map: inner products of features are 1 + s + s²/2, s = q·k/√d. The mixer taylor_attention has it in kernels.
+// The paper's map: inner products of features are 1 + s + s²/2 with s = q·k/√d. The mixer taylor_attention computes the same in fused
+// kernels.
 #include <cmath>
 
-#include "based/kernels/taylor_attention.h"
-#include "based/mixers/feature_map.h"
-#include "based/ops/taylor_attention.h"
+#include "based/kernels/taylor/taylor.h"
+#include "based/mixers/kit/feature_map.h"
+#include "based/ops/taylor/taylor_attention.h"
 
 namespace based {
 namespace {
@@ -12,7 +13,7 @@ struct TaylorExpOptions {
   bool packed = true;
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("packed", packed, "each product of two entries once, 1 + d + d(d+1)/2 features, instead of twice, 1 + d + d²");
+    field("packed", packed, "each product of two entries once, 1 + d + d(d+1)/2 features, instead of twice, 1 + d + d² features");
   }
 };
 

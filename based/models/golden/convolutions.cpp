@@ -1,4 +1,4 @@
-// Short convolutions: the paper's BaseConv (ours: gated_conv) and the recall experiments' (base_conv).
+// Short convolutions: BaseConv of the paper (gated_conv here) and of the recall experiments (base_conv here).
 #include "based/models/golden/family.h"
 
 namespace based::golden {

@@ -1,15 +1,15 @@
-// States that decay or correct what they hold: GLA, DeltaNet, Gated DeltaNet, Mamba-2, RWKV-5; and their recurrences alone.
-#include "based/ops/gated_delta_rule.h"
+// Mixers with decay or the delta rule: GLA, DeltaNet, Gated DeltaNet, Mamba-2 and RWKV-5, and their recurrences alone.
+#include "based/ops/delta_rule/gated_delta_rule.h"
 
 #include <cmath>
 
-#include "based/mixers/sequences.h"
+#include "based/mixers/kit/sequences.h"
 #include "based/models/golden/family.h"
 
 namespace based::golden {
 namespace {
 
-// What all of the library's layers with heads have.
+// The options and names that are common to all layers of the peer library.
 ReferenceMixer gated_heads(const std::string& type, const PeerMixer& peer, int64_t heads) {
   const PeerParameters& parameters = peer.parameters;
   ReferenceMixer mixer{type, {}, {}, ""};
@@ -26,9 +26,9 @@ ReferenceMixer gated_heads(const std::string& type, const PeerMixer& peer, int64
   return mixer;
 }
 
-// A width as a multiple of another.
-double ratio(const PeerParameters& parameters, const char* of, const char* to, size_t dimension) {
-  return static_cast<double>(parameters.size(of, 0)) / static_cast<double>(parameters.size(to, dimension));
+// The ratio of two widths.
+double ratio(const PeerParameters& parameters, const char* numerator, const char* denominator, size_t dimension) {
+  return static_cast<double>(parameters.size(numerator, 0)) / static_cast<double>(parameters.size(denominator, dimension));
 }
 
 ReferenceMixer with_expansion(ReferenceMixer mixer, const PeerParameters& parameters) {
@@ -110,7 +110,7 @@ ReferenceMixer rwkv5(const PeerMixer& peer) {
   return mixer;
 }
 
-std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
+std::optional<ReferenceMixer> gated_delta_rule_mixer(const PeerMixer& peer) {
   const auto is = [&](const char* name, const char* type) {
     return peer.name == type || (peer.name + ",").starts_with(std::string(name) + ",");
   };
@@ -122,7 +122,7 @@ std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
   return std::nullopt;
 }
 
-// [rows, tokens, …], packed. A recurrence's y and last state, with a cotangent each.
+// Runs a recurrence. Inputs are [rows, tokens, …] and get packed. The outputs are y and the last state, each with a cotangent in the file.
 Run recurrence(const SafetensorsFile& file, const Place& place) {
   Run run;
   const auto input = [&](const char* name) { return read_input(run, file, name, place); };
@@ -140,7 +140,7 @@ Run recurrence(const SafetensorsFile& file, const Place& place) {
   return run;
 }
 
-// r, k, v [rows, tokens, heads · head_size], w and u [heads, head_size].
+// Runs RWKV-5's recurrence on r, k, v [rows, tokens, heads · head_size], w and u [heads, head_size].
 Run wkv5(const SafetensorsFile& file, const Place& place) {
   Run run;
   const auto input = [&](const char* name) { return read_input(run, file, name, place); };
@@ -155,7 +155,7 @@ Run wkv5(const SafetensorsFile& file, const Place& place) {
   return run;
 }
 
-std::optional<Case> operators(const SafetensorsFile& file, const std::string& mixer, const Json&) {
+std::optional<Case> gated_delta_rule_operators(const SafetensorsFile& file, const std::string& mixer, const Json&) {
   if (mixer != "gla recurrence" && mixer != "delta rule" && mixer != "gated delta rule" && mixer != "wkv5") return std::nullopt;
   const auto form = mixer == "wkv5" ? wkv5 : recurrence;
   return Case{[&file, form](const Place& place) {
@@ -169,6 +169,6 @@ std::optional<Case> operators(const SafetensorsFile& file, const std::string& mi
 
 }  // namespace
 
-BASED_GOLDEN_FAMILY_DEFINE(gated_delta_rule, {mixer, operators})
+BASED_GOLDEN_FAMILY_DEFINE(gated_delta_rule, {gated_delta_rule_mixer, gated_delta_rule_operators})
 
 }  // namespace based::golden

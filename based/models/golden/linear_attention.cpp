@@ -1,17 +1,17 @@
-// Linear attention: whole mixers with any feature map, maps alone, and Taylor attention alone.
-#include "based/ops/taylor_attention.h"
+// Linear attention: mixers with any feature map, feature maps alone, and Taylor attention alone.
+#include "based/ops/taylor/taylor_attention.h"
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
-#include "based/mixers/feature_map.h"
+#include "based/mixers/kit/feature_map.h"
 #include "based/models/golden/family.h"
 
 namespace based::golden {
 namespace {
 
-// The peer's map as ours: its options, of the length of the row, and below `prefix` what it learned or drew.
+// A peer's feature map: its name and options, the length of a row, and the prefix of its learned or random tensors.
 struct PeerMap {
   std::string name;
   Config::Table options;
@@ -35,7 +35,7 @@ PeerMap peer_map(const std::string& name, const Json& config, const PeerParamete
   return map;
 }
 
-// The names of all maps, each with this prefix.
+// Adds the parameter names of all maps, with this prefix.
 void add_map_names(std::map<std::string, std::string>& names, const std::string& prefix) {
   for (const char* weight : {"proj_1.weight", "proj_2.weight"}) names[prefix + weight] = prefix + weight;
   names[prefix + "random_feats"] = prefix + "random_features";
@@ -71,7 +71,8 @@ ReferenceMixer linear_attention(const PeerMixer& peer, const std::string& map_na
   return mixer;
 }
 
-// Ours has x_i x_j, i ≤ j, row by row; the peer the squares first, then the rows below them.
+// Reorders packed features: this library stores x_i x_j, i ≤ j, row by row; the peer stores the squares first, then the products of the
+// lower triangle by rows.
 Tensor in_the_peers_order(const Tensor& packed, int64_t d) {
   const auto at = [d](int64_t i, int64_t j) { return 1 + d + i * d - i * (i - 1) / 2 + j - i; };
   std::vector<int64_t> order(static_cast<size_t>(1 + d));
@@ -82,7 +83,7 @@ Tensor in_the_peers_order(const Tensor& packed, int64_t d) {
   return packed.index_select(-1, torch::tensor(order, torch::kInt64).to(packed.device()));
 }
 
-// A map alone: x [rows, heads, tokens, size].
+// Runs a feature map alone on x [rows, heads, tokens, size].
 Run run_map(const SafetensorsFile& file, const PeerMap& peer, const Place& place) {
   Run run;
   const Tensor x = read_input(run, file, "x", place);
@@ -105,7 +106,7 @@ Run run_map(const SafetensorsFile& file, const PeerMap& peer, const Place& place
   return run;
 }
 
-// q, k, v [rows, heads, tokens, size], not yet scaled.
+// Runs Taylor attention alone on q, k, v [rows, heads, tokens, size] before scaling.
 Run core(const SafetensorsFile& file, const Place& place) {
   Run run;
   std::vector<Tensor> packed;
@@ -123,7 +124,7 @@ Run core(const SafetensorsFile& file, const Place& place) {
   return run;
 }
 
-std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
+std::optional<ReferenceMixer> linear_attention_mixer(const PeerMixer& peer) {
   constexpr const char* kForm = "linear_attention/";
   if (peer.name.find("with fixed decay") != std::string::npos)
     return skipped("the reference decays the numerator alone, ours the denominator too");
@@ -134,7 +135,7 @@ std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
   return std::nullopt;
 }
 
-std::optional<Case> operators(const SafetensorsFile& file, const std::string& mixer, const Json& config) {
+std::optional<Case> linear_attention_operators(const SafetensorsFile& file, const std::string& mixer, const Json& config) {
   constexpr const char* kMap = "feature_map/";
   if (starts_with(mixer, kMap)) {
     const std::vector<int64_t>& shape = file.at("x").shape;
@@ -144,13 +145,13 @@ std::optional<Case> operators(const SafetensorsFile& file, const std::string& mi
     return Case{[&file, map](const Place& place) { return run_map(file, map, place); }, ""};
   }
   if (mixer != "taylor linear attention, core only") return std::nullopt;
-  if (field<double>(config, "eps", 1e-6, file.path()) > 1e-12)  // the peer's own default
+  if (field<double>(config, "eps", 1e-6, file.path()) > 1e-12)  // 1e-6 is the peer's default
     return Case{{}, "the reference adds an eps above 1e-12 to the denominator; ours is at least 1/2 and needs none"};
   return Case{[&file](const Place& place) { return core(file, place); }, ""};
 }
 
 }  // namespace
 
-BASED_GOLDEN_FAMILY_DEFINE(linear_attention, {mixer, operators})
+BASED_GOLDEN_FAMILY_DEFINE(linear_attention, {linear_attention_mixer, linear_attention_operators})
 
 }  // namespace based::golden

@@ -1,4 +1,4 @@
-// Hyena and H3, of the recall experiments' code.
+// Hyena and H3 of the recall experiments' code.
 #include "based/models/golden/family.h"
 
 namespace based::golden {
@@ -49,7 +49,7 @@ ReferenceMixer h3(const PeerMixer& peer) {
   return mixer;
 }
 
-std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
+std::optional<ReferenceMixer> long_convolutions_mixer(const PeerMixer& peer) {
   if (peer.name == "Hyena" || peer.name == "hyena") return hyena(peer);
   if (peer.name == "H3" || peer.name == "h3") return h3(peer);
   return std::nullopt;
@@ -57,6 +57,6 @@ std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
 
 }  // namespace
 
-BASED_GOLDEN_FAMILY_DEFINE(long_convolutions, {mixer, nullptr})
+BASED_GOLDEN_FAMILY_DEFINE(long_convolutions, {long_convolutions_mixer, nullptr})
 
 }  // namespace based::golden

@@ -1,12 +1,12 @@
-// Mamba: whole mixers, and the selective scan alone.
-#include "based/mixers/sequences.h"
+// Mamba: mixers, and the selective scan alone.
+#include "based/mixers/kit/sequences.h"
 #include "based/models/golden/family.h"
-#include "based/ops/selective_scan.h"
+#include "based/ops/scan/selective_scan.h"
 
 namespace based::golden {
 namespace {
 
-std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
+std::optional<ReferenceMixer> mamba_mixer(const PeerMixer& peer) {
   if (peer.name != "mamba" && peer.name != "Mamba") return std::nullopt;
   const PeerParameters& parameters = peer.parameters;
   const int64_t width = parameters.size("A_log", 0);
@@ -24,25 +24,25 @@ std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
   return mixer;
 }
 
-// u, delta, z [rows, channels, tokens]; A [channels, state], negative; B and C [rows, state, tokens], [rows, groups, state, tokens], or
-// the same for all tokens, [channels, state].
+// Runs the selective scan on u, delta, z [rows, channels, tokens], A [channels, state], negative, and B and C, which are [rows, state,
+// tokens], [rows, groups, state, tokens], or constant over tokens, [channels, state].
 Run scan(const SafetensorsFile& file, const Place& place, bool softplus) {
   Run run;
   const std::vector<int64_t>& shape = file.at("u").shape;
   if (shape.size() != 3 || shape[2] == 0) throw Error(file.path() + ": 'u' must be [rows, channels, tokens]");
   const auto is_given = [&](const char* name) { return file.find(name) != nullptr; };
-  const auto of_tokens = [&](const char* name) { return read_input(run, file, name, place).transpose(1, 2).flatten(0, 1); };
-  const Tensor u = of_tokens("u"), delta = of_tokens("delta"), A = read_input(run, file, "A", place);
+  const auto by_token = [&](const char* name) { return read_input(run, file, name, place).transpose(1, 2).flatten(0, 1); };
+  const Tensor u = by_token("u"), delta = by_token("delta"), A = read_input(run, file, "A", place);
   const int64_t tokens = u.size(0), length = shape[2];
-  const auto of_groups = [&](const char* name) {
+  const auto by_group = [&](const char* name) {
     const Tensor given = read_input(run, file, name, place);
     if (given.dim() == 2) return given.expand({tokens, given.size(0), given.size(1)});
     return (given.dim() == 3 ? given.unsqueeze(1) : given).permute({0, 3, 1, 2}).flatten(0, 1);
   };
-  const Tensor B = of_groups("B"), C = of_groups("C");
+  const Tensor B = by_group("B"), C = by_group("C");
   const auto optional = [&](const char* name) { return is_given(name) ? read_input(run, file, name, place) : Tensor(); };
   const ops::OptionalTensor D = ops::if_defined(optional("D")), bias = ops::if_defined(optional("delta_bias"));
-  const ops::OptionalTensor z = ops::if_defined(is_given("z") ? of_tokens("z") : Tensor());
+  const ops::OptionalTensor z = ops::if_defined(is_given("z") ? by_token("z") : Tensor());
   const Sequences rows = Sequences::equal(tokens / length, length, place.device);
   const auto [y, last] = ops::selective_scan({u, delta, (-A).log(), B, C, D, z, bias, softplus}, rows.cu_seqlens());
   run.outputs = {{"y", y.unflatten(0, {tokens / length, length}).transpose(1, 2)}, {"last_state", last}};
@@ -51,7 +51,7 @@ Run scan(const SafetensorsFile& file, const Place& place, bool softplus) {
   return run;
 }
 
-std::optional<Case> operators(const SafetensorsFile& file, const std::string& mixer, const Json& config) {
+std::optional<Case> mamba_operators(const SafetensorsFile& file, const std::string& mixer, const Json& config) {
   if (mixer != "selective_scan") return std::nullopt;
   const bool softplus = field<bool>(config, "delta_softplus", false, file.path());
   return Case{[&file, softplus](const Place& place) { return scan(file, place, softplus); }, ""};
@@ -59,6 +59,6 @@ std::optional<Case> operators(const SafetensorsFile& file, const std::string& mi
 
 }  // namespace
 
-BASED_GOLDEN_FAMILY_DEFINE(mamba, {mixer, operators})
+BASED_GOLDEN_FAMILY_DEFINE(mamba, {mamba_mixer, mamba_operators})
 
 }  // namespace based::golden

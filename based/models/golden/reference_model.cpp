@@ -5,7 +5,7 @@
 namespace based::golden {
 namespace {
 
-// A layer of the model: its mixer's config entry and names, with the prefixes of both sides.
+// Adds a layer to the model: the config entry of its mixer, and its parameters' names with the prefixes of both sides.
 void add_layer(ReferenceModel& model, int64_t layer, const ReferenceMixer& mixer, const std::string& prefix) {
   if (!mixer.skipped.empty()) {
     if (model.skipped.empty()) model.skipped = mixer.skipped;
@@ -74,7 +74,7 @@ ReferenceModel gpt_model(const Json& config, const PeerParameters& parameters) {
   return model;
 }
 
-// A layer's mixer by its class, its options, and the prefix of its parameters within the block.
+// The class of a layer's mixer, its options, and the prefix of its parameters within the block.
 struct RecallLayer {
   std::string type;
   Json options;
@@ -85,7 +85,8 @@ ReferenceMixer class_mixer(const RecallLayer& layer, const PeerParameters& param
   return reference_mixer({layer.type.substr(layer.type.rfind('.') + 1), layer.options, parameters, length});
 }
 
-// Either "layers", names out of "modules"; or "n_layers" times the published config's "sequence_mixer", of which a Hybrid takes turns.
+// Reads either "layers", a list of names from "modules", or "n_layers" and the published config's "sequence_mixer"; the mixers of a Hybrid
+// alternate.
 std::vector<RecallLayer> recall_layers(const Json& config, const std::string& path) {
   std::vector<RecallLayer> result;
   const auto add = [&](const Json& entry, const std::string& name, const char* prefix) {
@@ -123,7 +124,7 @@ ReferenceModel recall_model(const Json& config, const PeerParameters& parameters
     model.config.max_positions = parameters.size("backbone.embeddings.position_embeddings.weight", 0);
   }
   const auto block_type = field<std::string>(config, "block_type", "TransformerBlock", path);
-  const bool mixer_alone = block_type.starts_with("Mamba");  // behind an RMSNorm
+  const bool mixer_alone = block_type.starts_with("Mamba");  // after an RMSNorm, without an MLP
   if (block_type != "TransformerBlock" && !mixer_alone) {
     model.skipped = "blocks of type " + dump_json(config["block_type"]) + " are not in this build";
     return model;

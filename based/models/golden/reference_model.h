@@ -1,5 +1,5 @@
-// How the reference implementations name what is ours: their configs as our mixers' options, their parameters as ours. Sizes are taken from
-// the stored tensors wherever these tell them, so that files of any sizes work.
+// Translates the reference implementations' configs and parameter names into those of this library. Sizes are taken from the stored tensors
+// wherever possible, so that files of any sizes work.
 #pragma once
 #include <map>
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace based::golden {
 
-ReferenceMixer reference_mixer(const PeerMixer& peer);  // of whichever family knows it; skipped where none does
+ReferenceMixer reference_mixer(const PeerMixer& peer);  // from the family that knows it; skipped if there is none
 
 struct ReferenceModel {
   ModelConfig config;
@@ -18,8 +18,8 @@ struct ReferenceModel {
   std::map<std::string, std::string> buffers;
 };
 
-// GPTLMHeadModel of the paper's code ("language model …") and the recall experiments' LanguageModel ("…, synthetic-task form"). `mixer` and
-// `config`: the file's metadata. `length`: tokens of a row.
+// For GPTLMHeadModel of the paper's code ("language model …") and LanguageModel of the recall experiments ("…, synthetic-task form").
+// `mixer` and `config` are the file's metadata, `length` the number of tokens per row.
 ReferenceModel reference_model(const std::string& mixer, const Json& config, const PeerParameters& parameters, int64_t length);
 
 }  // namespace based::golden

@@ -1,4 +1,4 @@
-// Exact softmax attention, over all keys or a window of them.
+// Exact softmax attention over all keys or a window.
 #include "based/models/golden/family.h"
 
 #include <cmath>
@@ -6,7 +6,7 @@
 namespace based::golden {
 namespace {
 
-// All softmax attentions of the peers: "Wqkv" and "out_proj". window 0: all keys.
+// All softmax attentions of the peers, with parameters "Wqkv" and "out_proj". A window of 0 means all keys.
 ReferenceMixer softmax_attention(const Json& config, const PeerParameters& parameters, int64_t heads, int64_t window) {
   const std::string& path = parameters.path();
   ReferenceMixer mixer{window > 0 ? "sliding_window" : "attention", {}, {}, ""};
@@ -32,12 +32,12 @@ ReferenceMixer softmax_attention(const Json& config, const PeerParameters& param
   return mixer;
 }
 
-// The library that the paper's code calls sees the present key and window_size/2 before it.
+// In the library that the paper's code calls, a token attends to its own key and to window_size/2 keys before it.
 int64_t window_of(const Json& config, const std::string& path) { return required_int(config, "window_size", path) / 2 + 1; }
 
 std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
   const std::string& path = peer.parameters.path();
-  // A layer of the paper's code is named as the file of one such layer.
+  // A layer of the paper's code has the same name as a file with one such layer.
   if (peer.name == "causal_attention" || peer.name == "attention" || peer.name == "MHA")
     return softmax_attention(peer.config, peer.parameters, field<int64_t>(peer.config, "num_heads", 1, path), 0);
   if (peer.name == "sliding_attention")

@@ -1,4 +1,4 @@
-// The recall experiments' attentions that see a part of the past.
+// Sparse attention of the recall experiments' code.
 #include "based/models/golden/family.h"
 
 namespace based::golden {
@@ -23,11 +23,11 @@ ReferenceMixer bigbird(const PeerMixer& peer) {
                    {"qkv_bias", Config(peer.parameters.has("Wqkv.bias"))}};
   add_pair(mixer, "Wqkv", "qkv_proj");
   add_pair(mixer, "out_proj", "out_proj");
-  mixer.buffers = {{"mask", "open.value"}};  // drawn in the pass that the file holds
+  mixer.buffers = {{"mask", "open.value"}};  // drawn in the pass that the file contains
   return mixer;
 }
 
-std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
+std::optional<ReferenceMixer> sparse_attention_mixer(const PeerMixer& peer) {
   if (peer.name == "NystromAttention" || peer.name == "nystromformer") return nystromformer(peer);
   if (peer.name == "BigBIRDAttention" || peer.name == "bigbird") return bigbird(peer);
   if (peer.name == "SBLocalAttention" || peer.name == "scatterbrain")
@@ -40,6 +40,6 @@ std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
 
 }  // namespace
 
-BASED_GOLDEN_FAMILY_DEFINE(sparse_attention, {mixer, nullptr})
+BASED_GOLDEN_FAMILY_DEFINE(sparse_attention, {sparse_attention_mixer, nullptr})
 
 }  // namespace based::golden

@@ -1,0 +1,29 @@
+#include "based/mixers/kit/projection.h"
+
+#include <cmath>
+
+#include "based/mixers/kit/shapes_only.h"
+#include "based/ops/linear/linear.h"
+
+namespace based {
+
+Tensor initial_normal(torch::IntArrayRef shape, double std) {
+  if (SkipInitialisation::active() || ShapesOnly::active()) return torch::empty(shape, parameter_device());
+  return torch::randn(shape) * std;
+}
+
+double output_initial_std(int64_t layers) { return initial_std / std::sqrt(2.0 * static_cast<double>(layers)); }
+
+Projection::Projection(int64_t in, int64_t out, bool bias, double std)
+    : Projection(initial_normal({out, in}, std), bias ? torch::zeros({out}, parameter_device()) : Tensor()) {}
+
+Projection::Projection(Tensor weight, Tensor bias) {
+  weight_ = register_parameter("weight", std::move(weight));
+  if (bias.defined()) bias_ = register_parameter("bias", std::move(bias));
+}
+
+Tensor Projection::forward(const Tensor& x) const {
+  return ops::linear(x, weight_, bias_.defined() ? std::optional<Tensor>(bias_) : std::nullopt);
+}
+
+}  // namespace based

@@ -1,0 +1,179 @@
+#include "based/ops/conv/gated_long_conv.h"
+
+#include "based/kernels/conv/gated_long_conv.h"
+#include "based/ops/conv/long_conv.h"
+#include "based/ops/framework/on_device.h"
+#include "based/ops/framework/operator_gradient.h"
+#include "based/ops/framework/recompute.h"
+#include "based/ops/framework/rows.h"
+#include "based/ops/linear/split_columns.h"
+
+namespace based::ops {
+namespace {
+
+using kernels::GatedLongConvLaunchers;
+
+void check(const GatedLongConv& in) {
+  constexpr const char* op = "gated_long_conv";
+  const auto& [k, filter, q, v, length] = in;
+  require(at::isFloatingType(k.scalar_type()), op, "k must be floating, got ", k.scalar_type());
+  require_shape(op, "k", k, {-1, -1});
+  require_type(op, "filter", filter, sum_type(k));
+  require_shape(op, "filter", filter, {-1, -1});
+  require(filter.size(0) >= 1 && k.size(1) % filter.size(0) == 0, op, "channels, ", k.size(1), ", must be a multiple of the filters, got ",
+          filter.size(0));
+  require(filter.size(1) >= 1, op, "taps must be at least 1, got ", filter.size(1));
+  const auto require_gate = [&, &like = k, &filters = filter](const char* name, const OptionalTensor& gate) {
+    require(gate.has_value() || filters.size(0) == like.size(1), op, name, " may be absent only where each channel has a filter, got ",
+            filters.size(0), " of ", like.size(1));
+    if (!gate) return;
+    require_like(op, name, *gate, like);
+    require_shape(op, name, *gate, like.sizes());
+  };
+  require_gate("q", q);
+  require_gate("v", v);
+  require(length >= 1 && k.size(0) % length == 0, op, "tokens, ", k.size(0), ", must be a multiple of the length, got ", length);
+}
+
+Tensor forward_reference(const GatedLongConv& in) {
+  check(in);
+  const auto& [k, filter, q, v, length] = in;
+  const int64_t heads = filter.size(0), head_dim = k.size(1) / heads, tokens = k.size(0);
+  const auto by_head = [&, &like = filter](const Tensor& x) { return x.to(like.scalar_type()).unflatten(1, {heads, head_dim}); };
+  Tensor products = by_head(k).unsqueeze(3);
+  if (v) products = products * by_head(*v).unsqueeze(2);
+  products = products.reshape({tokens / length, length, heads * head_dim * head_dim});
+  Tensor sums = long_conv_of_batch(products, filter.repeat_interleave(head_dim * head_dim, 0));
+  sums = sums.reshape({tokens, heads, head_dim, head_dim});
+  if (q) sums = by_head(*q).unsqueeze(3) * sums;
+  return sums.sum(2).flatten(1).to(k.scalar_type());
+}
+
+Result<GatedLongConvBackward> backward_reference(const GatedLongConvBackward& in) {
+  const auto& [k, filter, q, v, length] = in.forward;
+  const auto found = gradients_by_autograd(
+      [length = length](const std::vector<Tensor>& t) {
+        return std::vector<Tensor>{forward_reference({t[0], t[1], if_defined(t[2]), if_defined(t[3]), length})};
+      },
+      {k, filter, value_or_undefined(q), value_or_undefined(v)}, {in.grad_y});
+  return {found[0], found[1], found[2], found[3]};
+}
+
+Tensor forward_meta(const GatedLongConv& in) {
+  check(in);
+  return at::empty(in.k.sizes(), in.k.options());
+}
+Result<GatedLongConvBackward> backward_meta(const GatedLongConvBackward& in) {
+  check(in.forward);
+  const auto& [k, filter, q, v, length] = in.forward;
+  const auto like = [](const Tensor& x) { return at::empty(x.sizes(), x.options()); };
+  return {like(k), like(filter), q ? like(*q) : Tensor(), v ? like(*v) : Tensor()};
+}
+
+// On the CPU, where there is no kernel, ATen differentiates the reference: another run of the forward would cost a third.
+Tensor differentiable(const GatedLongConv& in) {
+  if (in.k.is_cpu()) return forward_reference(in);
+  return call_with_gradient<GatedLongConv, GatedLongConv, GatedLongConvBackward, forward_reference>(in);
+}
+
+// A launch's arguments and the tensors that own their memory.
+struct GatedLongConvLaunch {
+  Tensor k, filter, q, v;
+  kernels::GatedLongConv arguments;
+};
+
+Tensor in_fp32(const Tensor& x) { return with_unit_columns(x.to(at::kFloat)); }
+
+GatedLongConvLaunch prepare(const GatedLongConv& in) {
+  GatedLongConvLaunch launch{in_fp32(in.k), in.filter.contiguous(), in.q ? in_fp32(*in.q) : Tensor(), in.v ? in_fp32(*in.v) : Tensor(), {}};
+  kernels::GatedLongConv& to = launch.arguments;
+  to.k = launch.k.const_data_ptr<float>(), to.k_stride = launch.k.stride(0), to.filter = launch.filter.const_data_ptr<float>();
+  if (in.q) to.q = launch.q.const_data_ptr<float>(), to.q_stride = launch.q.stride(0);
+  if (in.v) to.v = launch.v.const_data_ptr<float>(), to.v_stride = launch.v.stride(0);
+  to.rows = in.k.size(0) / in.length, to.length = in.length, to.channels = to.y_stride = in.k.size(1), to.taps = in.filter.size(1);
+  to.head_dim = static_cast<int32_t>(in.k.size(1) / in.filter.size(0));
+  to.single_tf32 = at::globalContext().allowTF32CuBLAS();
+  return launch;
+}
+
+// Memory for the gradients of k, q and v. Where these are the columns of one tensor, so are the gradients.
+std::vector<Tensor> empty_gradients(const GatedLongConvLaunch& launch) {
+  const Tensor& k = launch.k;
+  if (launch.q.defined() && launch.v.defined() && joined_columns({k, launch.q, launch.v}))
+    return at::empty({k.size(0), 3 * k.size(1)}, k.options()).split(k.size(1), 1);
+  const auto like = [&](const Tensor& x) { return x.defined() ? at::empty(k.sizes(), k.options()) : Tensor(); };
+  return {like(k), like(launch.q), like(launch.v)};
+}
+
+Tensor forward(const GatedLongConv& in) {
+  check(in);
+  const GatedLongConvLaunchers* table = launchers_of<GatedLongConvLaunchers>(in.k);
+  if (table == nullptr) return forward_reference(in);
+  GatedLongConvLaunch launch = prepare(in);
+  if (!uses_kernel("gated_long_conv", in.k, table->supports(launch.arguments))) return forward_reference(in);
+  const Tensor y = at::empty(in.k.sizes(), launch.k.options());
+  launch.arguments.y = y.mutable_data_ptr<float>();
+  require_ok(table->forward(launch.arguments, queue_of(in.k)));
+  return y.to(in.k.scalar_type());
+}
+
+Result<GatedLongConvBackward> backward(const GatedLongConvBackward& in) {
+  check(in.forward);
+  const Tensor& k = in.forward.k;
+  const GatedLongConvLaunchers* table = launchers_of<GatedLongConvLaunchers>(k);
+  if (table == nullptr) return backward_reference(in);
+  const GatedLongConvLaunch launch = prepare(in.forward);
+  if (!uses_kernel("gated_long_conv_backward", k, table->backward_supports(launch.arguments))) return backward_reference(in);
+  const std::vector<Tensor> grads = empty_gradients(launch);
+  const Tensor grad_y = in_fp32(in.grad_y), grad_filter = at::empty(launch.filter.sizes(), launch.filter.options());
+  kernels::GatedLongConvBackward to;
+  to.forward = launch.arguments;
+  to.grad_y = grad_y.const_data_ptr<float>(), to.grad_y_stride = grad_y.stride(0);
+  to.grad_k = grads[0].mutable_data_ptr<float>(), to.grad_k_stride = grads[0].stride(0);
+  if (grads[1].defined()) to.grad_q = grads[1].mutable_data_ptr<float>(), to.grad_q_stride = grads[1].stride(0);
+  if (grads[2].defined()) to.grad_v = grads[2].mutable_data_ptr<float>(), to.grad_v_stride = grads[2].stride(0);
+  to.grad_filter = grad_filter.mutable_data_ptr<float>();
+  const Tensor scratch = scratch_memory(table->backward_scratch(to), launch.k);
+  require_ok(table->backward(to, scratch.mutable_data_ptr(), queue_of(k)));
+  const auto typed = [&](const Tensor& x) { return x.defined() ? x.to(k.scalar_type()) : Tensor(); };
+  return {typed(grads[0]), grad_filter, typed(grads[1]), typed(grads[2])};
+}
+
+}  // namespace
+
+Tensor gated_long_conv_reference(const OptionalTensor& q, const Tensor& k, const OptionalTensor& v, const Tensor& filter, int64_t length) {
+  return forward_reference({k, filter, q, v, length});
+}
+
+Tensor gated_long_conv(const OptionalTensor& q, const Tensor& k, const OptionalTensor& v, const Tensor& filter, int64_t length) {
+  return call(GatedLongConv{k, filter, q, v, length});
+}
+
+Tensor gated_long_conv(const OptionalTensor& q, const Tensor& k, const OptionalTensor& v, const Tensor& filter,
+                       const std::vector<int64_t>& starts) {
+  const std::vector<Run> runs = equal_runs(starts);
+  if (runs.size() == 1 && runs[0].length > 0) return gated_long_conv(q, k, v, filter, runs[0].length);
+  std::vector<Tensor> pieces;
+  for (const Run& run : runs) {
+    if (run.length == 0) continue;
+    const auto of_run = [&](const Tensor& x) { return x.narrow(0, run.first_token, run.rows * run.length); };
+    const auto if_given = [&](const OptionalTensor& x) { return x ? OptionalTensor(of_run(*x)) : std::nullopt; };
+    pieces.push_back(gated_long_conv(if_given(q), of_run(k), if_given(v), filter, run.length));
+  }
+  return join(pieces, k.sizes(), k.options());
+}
+
+namespace {
+
+TORCH_LIBRARY_FRAGMENT(based, m) {
+  define<GatedLongConv>(m)
+      .reference<forward_reference>()
+      .named_reference<forward_reference>()
+      .meta<forward_meta>()
+      .kernel<forward>()
+      .autograd<differentiable>();
+  define<GatedLongConvBackward>(m).reference<backward_reference>().meta<backward_meta>().kernel<backward>();
+}
+
+}  // namespace
+}  // namespace based::ops

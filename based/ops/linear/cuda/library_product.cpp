@@ -1,0 +1,199 @@
+#include "based/ops/linear/cuda/library_product.h"
+
+#include <ATen/cuda/CUDAContext.h>
+#include <cublasLt.h>
+
+#include <algorithm>
+
+#include "based/core/loaded_library.h"
+#include "based/core/log.h"
+
+#define BASED_TEXT_OF(x) #x
+#define BASED_TEXT(x) BASED_TEXT_OF(x)
+
+namespace based::ops {
+namespace {
+
+// The cuBLAS that LibTorch has loaded. A linker might choose the toolkit's instead.
+struct Library {
+  decltype(&cublasLtMatmul) multiply;
+  decltype(&cublasLtMatmulAlgoGetHeuristic) propose;
+  decltype(&cublasLtMatmulAlgoConfigGetAttribute) ask;
+  decltype(&cublasLtMatmulDescCreate) make_product;
+  decltype(&cublasLtMatmulDescDestroy) drop_product;
+  decltype(&cublasLtMatmulDescSetAttribute) set_product;
+  decltype(&cublasLtMatrixLayoutCreate) make_layout;
+  decltype(&cublasLtMatrixLayoutDestroy) drop_layout;
+  decltype(&cublasLtMatmulPreferenceCreate) make_preference;
+  decltype(&cublasLtMatmulPreferenceDestroy) drop_preference;
+  decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference;
+
+  Library() {
+    static constexpr const char* kName = "libcublasLt.so." BASED_TEXT(CUBLAS_VER_MAJOR);
+    const LoadedLibrary loaded(kName);
+    loaded.find(multiply, "cublasLtMatmul"), loaded.find(propose, "cublasLtMatmulAlgoGetHeuristic");
+    loaded.find(ask, "cublasLtMatmulAlgoConfigGetAttribute");
+    loaded.find(make_product, "cublasLtMatmulDescCreate"), loaded.find(drop_product, "cublasLtMatmulDescDestroy");
+    loaded.find(set_product, "cublasLtMatmulDescSetAttribute");
+    loaded.find(make_layout, "cublasLtMatrixLayoutCreate"), loaded.find(drop_layout, "cublasLtMatrixLayoutDestroy");
+    loaded.find(make_preference, "cublasLtMatmulPreferenceCreate"), loaded.find(drop_preference, "cublasLtMatmulPreferenceDestroy");
+    loaded.find(set_preference, "cublasLtMatmulPreferenceSetAttribute");
+    if (!complete())
+      log_warning(std::string("linear: LibTorch has not loaded ") + kName +
+                  "; its own choice of products runs, which is slower and rounds differently");
+  }
+  bool complete() const {
+    return multiply && propose && ask && make_product && drop_product && set_product && make_layout && drop_layout && make_preference &&
+           drop_preference && set_preference;
+  }
+};
+
+// One of the two matrices that are multiplied.
+struct Factor {
+  const Tensor& matrix;
+  bool transposed = false;
+};
+
+// d = b·a, or d += b·a, plus the bias, all row-major. cuBLAS is column-major, so it reads every matrix as its transpose: dᵀ = aᵀ·bᵀ.
+struct Request {
+  Factor a, b;
+  OptionalTensor bias;
+  const Tensor& d;
+  bool accumulate = false;
+  cublasLtMatmulTile_t tile =
+      CUBLASLT_MATMUL_TILE_UNDEFINED;  // preferred, with a workspace; undefined: cuBLAS' first choice without a workspace
+};
+
+class Product {
+ public:
+  explicit Product(const Library& library) : library_(library) {}
+  Product(const Product&) = delete;
+  Product& operator=(const Product&) = delete;
+  ~Product() {
+    for (const auto layout : layouts_)
+      if (layout != nullptr) library_.drop_layout(layout);
+    if (product_ != nullptr) library_.drop_product(product_);
+    if (preference_ != nullptr) library_.drop_preference(preference_);
+  }
+
+  // False where cuBLAS has no kernel for it.
+  bool multiply(const Request& request) { return describe(request) && choose(request.tile) && run(request); }
+
+ private:
+  bool describe(const Request& request) {
+    const auto& [a, b, bias, d, accumulate, tile] = request;
+    bool done = good(library_.make_product(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F)) && good(library_.make_preference(&preference_)) &&
+                set(CUBLASLT_MATMUL_DESC_TRANSA, a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N) &&
+                set(CUBLASLT_MATMUL_DESC_TRANSB, b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+    if (bias) {
+      done = done && set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS) &&
+             set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias->const_data_ptr());
+    }
+    return done && add(0, a.matrix, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES) &&
+           add(1, b.matrix, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES) && add(2, d, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
+  }
+
+  // On Hopper the proposal with the given tiles, if there is one; else the first; false where there is none.
+  bool choose(cublasLtMatmulTile_t wanted) {
+    constexpr int kProposals = 8;
+    const uint64_t workspace = wanted != CUBLASLT_MATMUL_TILE_UNDEFINED ? at::cuda::getCUDABlasLtWorkspaceSize() : 0;
+    const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
+    const auto& [a, b, d] = layouts_;
+    cublasLtMatmulHeuristicResult_t all[kProposals];
+    int found = 0;
+    if (!prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace) ||
+        !good(library_.propose(handle, product_, a, b, d, d, preference_, kProposals, all, &found)) || found == 0)
+      return false;
+    const bool measured = at::cuda::getCurrentDeviceProperties()->major == 9;
+    const auto* best = std::find_if(all, all + found, [&](const auto& proposal) {
+      cublasLtMatmulTile_t tile{};
+      size_t written = 0;
+      return measured && good(library_.ask(&proposal.algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile, &written)) && tile == wanted;
+    });
+    chosen_ = best != all + found ? *best : all[0];
+    return true;
+  }
+
+  bool run(const Request& request) const {
+    const float one = 1, beta = request.accumulate ? 1 : 0;
+    void* const to = request.d.mutable_data_ptr();
+    return good(library_.multiply(at::cuda::getCurrentCUDABlasLtHandle(), product_, &one, request.a.matrix.const_data_ptr(), layouts_[0],
+                                  request.b.matrix.const_data_ptr(), layouts_[1], &beta, to, layouts_[2], to, layouts_[2], &chosen_.algo,
+                                  chosen_.workspaceSize > 0 ? at::cuda::getCUDABlasLtWorkspace() : nullptr, chosen_.workspaceSize,
+                                  at::cuda::getCurrentCUDAStream()));
+  }
+
+  static bool good(cublasStatus_t status) { return status == CUBLAS_STATUS_SUCCESS; }
+  template <class Value>
+  bool set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
+    return good(library_.set_product(product_, attribute, &value, sizeof(value)));
+  }
+  template <class Value>
+  bool prefer(cublasLtMatmulPreferenceAttributes_t attribute, const Value& value) {
+    return good(library_.set_preference(preference_, attribute, &value, sizeof(value)));
+  }
+  bool add(int place, const Tensor& matrix, cublasLtMatmulPreferenceAttributes_t alignment_attribute) {
+    uint32_t alignment = 256;
+    while (reinterpret_cast<uintptr_t>(matrix.const_data_ptr()) % alignment != 0) alignment /= 2;
+    const cudaDataType_t type = matrix.scalar_type() == at::kFloat ? CUDA_R_32F : CUDA_R_16BF;
+    return prefer(alignment_attribute, alignment) &&
+           good(library_.make_layout(&layouts_[place], type, static_cast<uint64_t>(matrix.size(1)), static_cast<uint64_t>(matrix.size(0)),
+                                     matrix.stride(0)));
+  }
+
+  const Library& library_;
+  cublasLtMatmulDesc_t product_ = nullptr;
+  cublasLtMatmulPreference_t preference_ = nullptr;
+  cublasLtMatrixLayout_t layouts_[3] = {};  // a, b, d
+  cublasLtMatmulHeuristicResult_t chosen_{};
+};
+
+// Whether each row is contiguous, in bf16.
+bool is_plain(const Tensor& x) {
+  return x.scalar_type() == at::kBFloat16 && x.dim() == 2 && x.stride(1) == 1 && x.stride(0) >= x.size(1) && x.numel() > 0;
+}
+
+// Whether the tiles of the product fill the device. Otherwise cuBLAS' own choice is faster: it may split sums over blocks.
+bool fills_device(int64_t rows, int64_t columns) {
+  constexpr int64_t kTileRows = 128, kTileColumns = 256;
+  return rows > kTileRows && rows / kTileRows * (columns / kTileColumns) >= at::cuda::getCurrentDeviceProperties()->multiProcessorCount;
+}
+
+// cuBLAS' first choice is fast on a cool device. On a device at its power limit other tiles are faster (H200, bf16, µs: cuBLAS' choice,
+// then these). 32768 x 1024 -> 4096: 418, 390; -> 3072: 337, 302; a tile is stored while the next one is computed. 2668ᵀ x 50304 x 1024
+// added in fp32: 445, 412; smaller tiles.
+constexpr cublasLtMatmulTile_t kWideTile = CUBLASLT_MATMUL_TILE_128x160, kAddedTile = CUBLASLT_MATMUL_TILE_128x128;
+constexpr int64_t kWide = 3;  // outputs per input from which on the time of a product is that of storing its results
+
+bool multiply(const Request& request) {
+  static const Library library;
+  return library.complete() && Product(library).multiply(request);
+}
+
+}  // namespace
+
+Tensor linear_by_library(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  const int64_t columns = weight.size(0);
+  const bool plain_bias = !bias || (bias->scalar_type() == at::kBFloat16 && bias->is_contiguous());
+  if (is_plain(x) && is_plain(weight) && plain_bias && fills_device(x.size(0), columns)) {
+    const Tensor y = at::empty({x.size(0), columns}, x.options());
+    const bool wide = columns >= kWide * weight.size(1);
+    if (multiply({{weight, true}, {x}, bias, y, false, wide ? kWideTile : CUBLASLT_MATMUL_TILE_UNDEFINED})) return y;
+  }
+  return at::linear(x, weight, bias);
+}
+
+Tensor input_gradient_by_library(const Tensor& grad_y, const Tensor& weight) {
+  if (is_plain(grad_y) && is_plain(weight) && fills_device(grad_y.size(0), weight.size(1))) {
+    const Tensor y = at::empty({grad_y.size(0), weight.size(1)}, grad_y.options());
+    if (multiply({{weight}, {grad_y}, {}, y})) return y;
+  }
+  return at::matmul(grad_y, weight);
+}
+
+bool add_product_by_library(const Tensor& sum, const Tensor& a, const Tensor& b, bool first) {
+  return is_plain(a) && is_plain(b) && sum.scalar_type() == at::kFloat && sum.is_contiguous() &&
+         multiply({{b}, {a, true}, {}, sum, !first, kAddedTile});
+}
+
+}  // namespace based::ops

@@ -1,0 +1,69 @@
+// The operators of Taylor attention, and the checks of their arguments.
+#pragma once
+#include "based/ops/framework/operator.h"
+
+namespace based::ops {
+
+// The recurrent state, two tensors so that rows stay aligned: kv [rows, heads, packed_features, head_dim], Σ φ(k) vᵀ, and the denominator's
+// k [rows, heads, packed_features], Σ φ(k). fp32; fp64 for double inputs.
+struct TaylorState {
+  Tensor kv, k;
+};
+
+struct TaylorAttention {
+  const Tensor& q;
+  const Tensor& k;
+  const Tensor& v;
+  const Tensor& cu_seqlens;
+  const OptionalTensor& initial_kv_state;
+  const OptionalTensor& initial_k_state;
+  const OptionalTensor& decay;
+  bool final_state = true;  // false: kv_state and k_state have no rows
+  BASED_OPERATOR("taylor_attention -> y, kv_state, k_state", q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay,
+                 or_else(final_state, true))
+};
+struct TaylorAttentionForward {
+  TaylorAttention inputs;
+  BASED_OPERATOR("taylor_attention_forward -> y, kv_state, k_state, denominator", inputs.q, inputs.k, inputs.v, inputs.cu_seqlens,
+                 inputs.initial_kv_state, inputs.initial_k_state, inputs.decay, or_else(inputs.final_state, true))
+};
+struct TaylorAttentionBackward {
+  const Tensor& grad_y;
+  const OptionalTensor& grad_kv_state;
+  const OptionalTensor& grad_k_state;
+  TaylorAttention forward;
+  const Tensor& y;
+  const Tensor& denominator;
+  BASED_OPERATOR("taylor_attention_backward -> grad_q, grad_k, grad_v, grad_initial_kv_state, grad_initial_k_state", grad_y, grad_kv_state,
+                 grad_k_state, forward.q, forward.k, forward.v, forward.cu_seqlens, forward.initial_kv_state, forward.initial_k_state,
+                 forward.decay, forward.final_state, y, denominator)
+};
+struct TaylorAttentionPrefill {
+  const Tensor& q;
+  const Tensor& k;
+  const Tensor& v;
+  const Tensor& cu_seqlens;
+  const Tensor& kv_state;
+  const Tensor& k_state;
+  const Tensor& slots;
+  const OptionalTensor& decay;
+  BASED_OPERATOR("taylor_attention_prefill -> y", q, k, v, cu_seqlens, written(kv_state), written(k_state), slots, decay)
+};
+struct TaylorAttentionStep {
+  const Tensor& q;
+  const Tensor& k;
+  const Tensor& v;
+  const Tensor& kv_state;
+  const Tensor& k_state;
+  const Tensor& slots;
+  const OptionalTensor& decay;
+  double scale;
+  BASED_OPERATOR("taylor_attention_step -> y", q, k, v, written(kv_state), written(k_state), slots, decay, or_else(scale, 1.0))
+};
+
+// Shapes, types and ranges, without reading device memory. Throw Error.
+void check_taylor_attention(const char* op, const TaylorAttention& in);
+void check_taylor_attention_prefill(const char* op, const TaylorAttentionPrefill& in);
+void check_taylor_attention_step(const char* op, const TaylorAttentionStep& in);
+
+}  // namespace based::ops
