@@ -18,9 +18,10 @@ if(BASED_WITH_FUZZERS)
 endif()
 
 # A source that includes LibTorch takes 4 s to compile before its first own line, because gcc repeats the pending template instantiations of
-# the precompiled header in each object. Sources that are compiled together share this cost, but also their anonymous namespaces.
+# the precompiled header in each object; other sources repeat their headers. Sources that are compiled together share this cost, but also their
+# anonymous namespaces.
 function(based_unity target)
-  if(BASED_UNITY AND NOT BASED_WITH_FUZZERS)
+  if(BASED_UNITY)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 10)
   endif()
 endfunction()
@@ -88,7 +89,7 @@ function(based_simd_sources target)
       add_library(${target}_${isa} OBJECT ${sources})
       target_link_libraries(${target}_${isa} PRIVATE based_flags based_openmp)
       target_compile_options(${target}_${isa} PRIVATE ${flags_${isa}} -ffp-contract=fast)
-      target_compile_definitions(${target}_${isa} PRIVATE BASED_ISA=${isa} BASED_ISA_${isa}=1)
+      target_compile_definitions(${target}_${isa} PRIVATE BASED_ISA=${isa})
       based_link_objects(${target} ${target}_${isa})
     endif()
   endforeach()

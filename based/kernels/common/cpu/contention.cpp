@@ -25,14 +25,9 @@ namespace {
 
 int64_t now() { return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Number of idle threads. With the calling one there are then more threads than cores.
-int idle_threads() {
 #ifdef _OPENMP
-  return omp_get_num_procs();
-#else
-  return 0;
-#endif
-}
+// Number of idle threads. With the calling one there are then more threads than cores.
+int idle_threads() { return omp_get_num_procs(); }
 
 // Idle threads need address space; where it is limited, it is left to the work.
 bool has_address_space() {
@@ -41,13 +36,13 @@ bool has_address_space() {
 }
 
 bool is_wanted() {
-#ifdef _OPENMP
   return has_address_space() && std::getenv("OMP_WAIT_POLICY") == nullptr && std::getenv("GOMP_SPINCOUNT") == nullptr &&
          nanoseconds_without_core().has_value();
-#else
-  return false;
-#endif
 }
+#else
+int idle_threads() { return 0; }
+bool is_wanted() { return false; }
+#endif
 
 }  // namespace
 
