@@ -346,14 +346,15 @@ Tensor step(const CausalAttentionStep& in) {
 Tensor attention(const CausalAttention& in) { return std::get<0>(call(CausalAttentionForward{in})); }
 Tensor attention_reference(const CausalAttention& in) { return std::get<0>(forward_reference(in)); }
 
-Result<CausalAttentionForward> causal_attention_forward_reference(const CausalAttentionForward& in) { return forward_reference(in.inputs); }
-
 TORCH_LIBRARY_FRAGMENT(based, m) {
   define<CausalAttention>(m)
       .reference<attention>()
       .named_reference<attention_reference>()
       .autograd<call_with_gradient<CausalAttention, CausalAttentionForward, CausalAttentionBackward, attention_reference>>();
-  define<CausalAttentionForward>(m).reference<causal_attention_forward_reference>().meta<forward_meta>().cpu<causal_attention_forward>();
+  define<CausalAttentionForward>(m)
+      .reference<on_inputs<CausalAttentionForward, forward_reference>>()
+      .meta<forward_meta>()
+      .cpu<causal_attention_forward>();
   define<CausalAttentionBackward>(m).reference<backward_reference>().meta<backward_meta>().cpu<causal_attention_backward>();
   define<CausalAttentionStep>(m).reference<step_reference>().meta<step_meta>().kernel<step>().without_gradient();
 }

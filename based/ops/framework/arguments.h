@@ -67,8 +67,6 @@ inline at::ScalarType sum_type(const Tensor& tensor) {
 // Uninitialised memory for a kernel's intermediate results, on the device of `like`.
 inline Tensor scratch_memory(int64_t bytes, const Tensor& like) { return at::empty({bytes}, like.options().dtype(at::kByte)); }
 
-constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();  // the limit of kernels that support every size
-
 // Whether no other tensor shares this memory, so that a backward pass may overwrite it.
 inline bool is_sole_owner(const Tensor& tensor) {
   return !torch::GradMode::is_enabled() && tensor.use_count() == 1 && tensor.storage().use_count() == 1;

@@ -230,6 +230,12 @@ Result<Op> call_without_gradient(const Op& op) {
 template <class Op, Result<Op> (*kFunction)(const Op&)>
 Result<Op> on_gpu(const Op& op);  // on_device.h
 
+// A function of `in.inputs`, as a function of an operator that has no other arguments: FooForward has those of Foo.
+template <class Op, Result<Op> (*kFunction)(const decltype(Op::inputs)&)>
+Result<Op> on_inputs(const Op& in) {
+  return kFunction(in.inputs);
+}
+
 // Registers an operator's schema and its functions, each under a dispatch key: define<Foo>(m).reference<f>().meta<g>()… Each function takes
 // the struct.
 template <class Op>

@@ -306,17 +306,13 @@ Tensor linear_attention_like_v(const Op& in) {
   return at::empty(in.v.sizes(), in.v.options());
 }
 
-Result<LinearAttentionPairsForward> linear_attention_pairs_forward_reference(const LinearAttentionPairsForward& in) {
-  return pairs_forward_reference(in.inputs);
-}
-
 TORCH_LIBRARY_FRAGMENT(based, m) {
   define<LinearAttention>(m).composite<forward>().meta<forward_meta>().named_reference<forward_reference>();
   define<LinearAttentionPairs>(m)
       .reference<pairs>()
       .autograd<call_with_gradient<LinearAttentionPairs, LinearAttentionPairsForward, LinearAttentionPairsBackward, pairs_reference>>();
   define<LinearAttentionPairsForward>(m)
-      .reference<linear_attention_pairs_forward_reference>()
+      .reference<on_inputs<LinearAttentionPairsForward, pairs_forward_reference>>()
       .meta<pairs_forward_meta>()
       .kernel<pairs_forward>();
   define<LinearAttentionPairsBackward>(m).reference<pairs_backward_reference>().meta<pairs_backward_meta>().kernel<pairs_backward>();

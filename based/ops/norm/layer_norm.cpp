@@ -382,21 +382,18 @@ Result<LayerNormAddTwice> twice_autograd(const LayerNormAddTwice& in) {
 }
 
 Result<LayerNorm> layer_norm_named_reference(const LayerNorm& in) { return layer_norm_reference(in.x, in.weight, in.bias, in.eps); }
-Result<LayerNormForward> layer_norm_forward_reference(const LayerNormForward& in) { return forward_reference(in.inputs); }
-Result<LayerNormForward> layer_norm_forward_meta(const LayerNormForward& in) { return forward_meta(in.inputs); }
-Result<LayerNormForward> layer_norm_forward_kernel(const LayerNormForward& in) { return forward(in.inputs); }
-Result<LayerNormAddForward> layer_norm_add_forward_reference(const LayerNormAddForward& in) { return add_forward_reference(in.inputs); }
-Result<LayerNormAddForward> layer_norm_add_forward_meta(const LayerNormAddForward& in) { return add_forward_meta(in.inputs); }
-Result<LayerNormAddForward> layer_norm_add_forward_kernel(const LayerNormAddForward& in) { return add_forward(in.inputs); }
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
   define<LayerNorm>(m).reference<norm>().named_reference<layer_norm_named_reference>().autograd<norm_autograd>();
-  define<LayerNormForward>(m).reference<layer_norm_forward_reference>().meta<layer_norm_forward_meta>().kernel<layer_norm_forward_kernel>();
+  define<LayerNormForward>(m)
+      .reference<on_inputs<LayerNormForward, forward_reference>>()
+      .meta<on_inputs<LayerNormForward, forward_meta>>()
+      .kernel<on_inputs<LayerNormForward, forward>>();
   define<LayerNormAdd>(m).reference<add>().autograd<add_autograd>();
   define<LayerNormAddForward>(m)
-      .reference<layer_norm_add_forward_reference>()
-      .meta<layer_norm_add_forward_meta>()
-      .kernel<layer_norm_add_forward_kernel>();
+      .reference<on_inputs<LayerNormAddForward, add_forward_reference>>()
+      .meta<on_inputs<LayerNormAddForward, add_forward_meta>>()
+      .kernel<on_inputs<LayerNormAddForward, add_forward>>();
   define<LayerNormBackward>(m).reference<backward_reference>().meta<backward_meta>().kernel<backward>();
   define<LayerNormAddInPlace>(m).reference<add_in_place_reference>().meta<add_in_place_meta>().kernel<add_in_place>().without_gradient();
   define<LayerNormAddTwice>(m).reference<twice>().autograd<twice_autograd>();

@@ -275,26 +275,23 @@ Result<RmsNormAdd> add_autograd(const RmsNormAdd& in) {
 }
 
 Result<RmsNorm> rms_norm_named_reference(const RmsNorm& in) { return rms_norm_reference(in.x, in.weight, in.eps); }
-Result<RmsNormForward> rms_norm_forward_reference(const RmsNormForward& in) { return forward_reference(in.inputs); }
-Result<RmsNormForward> rms_norm_forward_meta(const RmsNormForward& in) { return forward_meta(in.inputs); }
-Result<RmsNormForward> rms_norm_forward_kernel(const RmsNormForward& in) { return forward(in.inputs); }
-Result<RmsNormAddForward> rms_norm_add_forward_reference(const RmsNormAddForward& in) { return add_forward_reference(in.inputs); }
-Result<RmsNormAddForward> rms_norm_add_forward_meta(const RmsNormAddForward& in) { return add_forward_meta(in.inputs); }
-Result<RmsNormAddForward> rms_norm_add_forward_kernel(const RmsNormAddForward& in) { return add_forward(in.inputs); }
 
 TORCH_LIBRARY_FRAGMENT(based, m) {
   define<RmsNorm>(m)
       .reference<norm>()
       .named_reference<rms_norm_named_reference>()
       .autograd<call_with_gradient<RmsNorm, RmsNormForward, RmsNormBackward>>();
-  define<RmsNormForward>(m).reference<rms_norm_forward_reference>().meta<rms_norm_forward_meta>().kernel<rms_norm_forward_kernel>();
+  define<RmsNormForward>(m)
+      .reference<on_inputs<RmsNormForward, forward_reference>>()
+      .meta<on_inputs<RmsNormForward, forward_meta>>()
+      .kernel<on_inputs<RmsNormForward, forward>>();
   define<RmsNormBackward>(m).reference<backward_reference>().meta<backward_meta>().kernel<backward>();
   define<RmsNormGated>(m).reference<gated_reference>().meta<gated_meta>().kernel<gated>().without_gradient();
   define<RmsNormAdd>(m).reference<add>().autograd<add_autograd>();
   define<RmsNormAddForward>(m)
-      .reference<rms_norm_add_forward_reference>()
-      .meta<rms_norm_add_forward_meta>()
-      .kernel<rms_norm_add_forward_kernel>();
+      .reference<on_inputs<RmsNormAddForward, add_forward_reference>>()
+      .meta<on_inputs<RmsNormAddForward, add_forward_meta>>()
+      .kernel<on_inputs<RmsNormAddForward, add_forward>>();
   define<RmsNormAddBackward>(m).reference<add_backward_reference>().meta<add_backward_meta>().kernel<add_backward>();
   define<RmsNormAddInPlace>(m)
       .reference<add_in_place_reference>()

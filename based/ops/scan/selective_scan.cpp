@@ -144,7 +144,7 @@ Result<SelectiveScanForward> forward_meta(const SelectiveScanForward& in) {
 }
 
 Result<SelectiveScanBackward> backward_reference(const SelectiveScanBackward& in) {
-  const auto& [inputs, cu_seqlens, initial_state] = in.scan;
+  const auto& [inputs, cu_seqlens, initial_state] = in.forward;
   const auto function = [&, softplus = inputs.softplus, &cu = cu_seqlens](const std::vector<Tensor>& x) {
     const auto [y, state] =
         reference({{x[0], x[1], x[2], x[3], x[4], if_defined(x[5]), if_defined(x[6]), if_defined(x[7]), softplus}, cu, if_defined(x[8])});
@@ -160,9 +160,10 @@ Result<SelectiveScanBackward> backward_reference(const SelectiveScanBackward& in
 
 Result<SelectiveScanBackward> backward_meta(const SelectiveScanBackward& in) {
   const auto like = [](const OptionalTensor& t) { return t ? at::empty(t->sizes(), t->options()) : Tensor(); };
-  const SelectiveScanInputs& inputs = in.scan.inputs;
-  return {like(inputs.x), like(inputs.dt),      like(inputs.A_log),         like(inputs.B), like(inputs.C), like(inputs.D),
-          like(inputs.z), like(inputs.dt_bias), like(in.scan.initial_state)};
+  const SelectiveScanInputs& inputs = in.forward.inputs;
+  return {like(inputs.x), like(inputs.dt),      like(inputs.A_log),
+          like(inputs.B), like(inputs.C),       like(inputs.D),
+          like(inputs.z), like(inputs.dt_bias), like(in.forward.initial_state)};
 }
 
 Tensor prefill_reference(const SelectiveScanPrefill& in) {
@@ -273,7 +274,7 @@ Tensor prefill(const SelectiveScanPrefill& in) {
 }
 
 Result<SelectiveScanBackward> backward(const SelectiveScanBackward& in) {
-  const auto& [inputs, cu_seqlens, initial_state] = in.scan;
+  const auto& [inputs, cu_seqlens, initial_state] = in.forward;
   const SelectiveScanLaunchers* table = launchers_for<SelectiveScanLaunchers>("selective_scan_backward", inputs.x);
   if (table == nullptr) return backward_reference(in);
   check_row_starts("selective_scan", "cu_seqlens", cu_seqlens, inputs.x.size(0));

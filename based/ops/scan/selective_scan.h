@@ -43,8 +43,8 @@ struct SelectiveScan {
   BASED_OPERATOR("selective_scan -> y, state", inputs.x, inputs.dt, inputs.A_log, inputs.B, inputs.C, inputs.D, inputs.z, inputs.dt_bias,
                  inputs.softplus, cu_seqlens, initial_state)
 };
-// Also the state before every kSelectiveScanChunk tokens of a row (or what a device's kernels go by instead), [chunks, state_size,
-// channels], from which the backward goes on.
+// The scan with the states that the backward starts from: the state before each chunk of a row, [chunks, state_size, channels]. The
+// reference has kSelectiveScanChunk tokens a chunk, a device's kernels SelectiveScanLaunchers::chunk.
 struct SelectiveScanForward {
   SelectiveScan scan;
   BASED_OPERATOR("selective_scan_forward -> y, state, chunk_states", scan.inputs.x, scan.inputs.dt, scan.inputs.A_log, scan.inputs.B,
@@ -54,11 +54,12 @@ struct SelectiveScanForward {
 struct SelectiveScanBackward {
   const Tensor& grad_y;
   const OptionalTensor& grad_state;
-  SelectiveScan scan;
+  SelectiveScan forward;
   const Tensor& chunk_states;
   BASED_OPERATOR("selective_scan_backward -> grad_x, grad_dt, grad_A_log, grad_B, grad_C, grad_D, grad_z, grad_dt_bias, grad_initial_state",
-                 grad_y, grad_state, scan.inputs.x, scan.inputs.dt, scan.inputs.A_log, scan.inputs.B, scan.inputs.C, scan.inputs.D,
-                 scan.inputs.z, scan.inputs.dt_bias, scan.inputs.softplus, scan.cu_seqlens, scan.initial_state, chunk_states)
+                 grad_y, grad_state, forward.inputs.x, forward.inputs.dt, forward.inputs.A_log, forward.inputs.B, forward.inputs.C,
+                 forward.inputs.D, forward.inputs.z, forward.inputs.dt_bias, forward.inputs.softplus, forward.cu_seqlens,
+                 forward.initial_state, chunk_states)
 };
 struct SelectiveScanPrefill {
   SelectiveScanInputs inputs;
@@ -76,7 +77,7 @@ struct SelectiveScanStep {
                  inputs.softplus, written(state), slots)
 };
 
-// What a kernel is told of a step whose tensors are contiguous but for their rows' distance.
+// The kernel's arguments for a step. Each row of the tensors is contiguous; rows may be any distance apart.
 kernels::SelectiveScan selective_scan_step_arguments(const SelectiveScanStep& in, const Tensor& y);
 
 }  // namespace based::ops

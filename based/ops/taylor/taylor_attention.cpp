@@ -276,13 +276,14 @@ Result<TaylorAttention> attention_reference(const TaylorAttention& in) {
   return {out.y, kept(in, out.kv_state), kept(in, out.k_state)};
 }
 
-Result<TaylorAttentionForward> taylor_attention_forward_reference(const TaylorAttentionForward& in) { return forward_reference(in.inputs); }
-
 TORCH_LIBRARY_FRAGMENT(based, m) {
   define<TaylorAttention>(m)
       .reference<attention>()
       .autograd<call_with_gradient<TaylorAttention, TaylorAttentionForward, TaylorAttentionBackward, attention_reference>>();
-  define<TaylorAttentionForward>(m).reference<taylor_attention_forward_reference>().meta<forward_meta>().kernel<forward>();
+  define<TaylorAttentionForward>(m)
+      .reference<on_inputs<TaylorAttentionForward, forward_reference>>()
+      .meta<forward_meta>()
+      .kernel<forward>();
   define<TaylorAttentionBackward>(m).reference<backward_reference>().meta<backward_meta>().kernel<backward>();
   define<TaylorAttentionPrefill>(m)
       .reference<prefill_reference>()

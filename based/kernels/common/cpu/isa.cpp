@@ -17,8 +17,16 @@ Isa detect() {
     return Isa::avx2;
   return __builtin_cpu_supports("avx512bf16") ? Isa::avx512bf16 : Isa::avx512;
 }
+
+bool detect_amx() {
+  if (detect() < Isa::avx512bf16) return false;
+  unsigned eax = 7, ebx = 0, ecx = 0, edx = 0;
+  __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
+  return (edx >> 22 & 1) != 0 && (edx >> 24 & 1) != 0;  // amx-bf16, amx-tile
+}
 #else
 Isa detect() { return Isa::portable; }
+bool detect_amx() { return false; }
 #endif
 
 std::atomic<Isa>& current() {
@@ -52,14 +60,8 @@ const char* isa_name(Isa which) {
 }
 
 bool machine_has_amx() {
-#if defined(__x86_64__)
-  if (best_isa() < Isa::avx512bf16) return false;
-  unsigned eax = 7, ebx = 0, ecx = 0, edx = 0;
-  __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-  return (edx >> 22 & 1) != 0 && (edx >> 24 & 1) != 0;  // amx-bf16, amx-tile
-#else
-  return false;
-#endif
+  static const bool has_amx = detect_amx();  // every bf16 layer asks, and cpuid leaves a virtual machine
+  return has_amx;
 }
 
 }  // namespace based::kernels::cpu
