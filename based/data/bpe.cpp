@@ -79,7 +79,7 @@ class BpeTokenizer::Merger {
       throw Error("cannot encode: " + std::to_string(piece.size()) + " bytes without a place to cut (limit 2 GiB)");
     struct Symbol {
       int32_t id, previous, next;
-      uint32_t rank;  // of the pair with the next symbol
+      uint32_t rank;  // the rank of this symbol's pair with the next one
     };
     const auto count = static_cast<int32_t>(piece.size());
     std::vector<Symbol> symbols(piece.size());

@@ -39,7 +39,7 @@ class BpeTrainer {
  private:
   BpeTrainConfig config_;
   std::unordered_set<std::string> special_names_;
-  std::unordered_map<std::string, int64_t> counts_;  // of pre-tokens
+  std::unordered_map<std::string, int64_t> counts_;  // the number of each pre-token
 };
 
 }  // namespace based

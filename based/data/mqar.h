@@ -63,7 +63,7 @@ struct MqarData {
   int64_t examples = 0, length = 0;
   std::vector<int32_t> inputs, labels;  // [examples, length]
 
-  uint64_t hash() const;  // of sizes, inputs and labels; the same on every platform
+  uint64_t hash() const;  // covers sizes, inputs and labels; the same on every platform
 };
 
 // Throws UsageError that names an invalid field.

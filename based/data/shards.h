@@ -86,7 +86,7 @@ class TokenDataset {
   int64_t documents() const { return documents_; }
   int64_t vocab_size() const { return shards_.front().vocab_size; }
   uint64_t tokenizer_hash() const { return shards_.front().tokenizer_hash; }
-  uint64_t hash() const { return hash_; }  // of the complete content; stored in checkpoints
+  uint64_t hash() const { return hash_; }  // covers the complete content; stored in checkpoints
 
   void require_tokenizer(const Tokenizer& tokenizer) const;  // throws Error if another tokenizer encoded the set
   void copy(int64_t first, std::span<int32_t> out) const;    // tokens first .. first + out.size() - 1

@@ -66,7 +66,7 @@ class GatedConv final : public Mixer {
   }
 
  private:
-  int64_t width_ = 0;  // of one branch
+  int64_t width_ = 0;  // the width of one branch
   std::shared_ptr<Projection> in_proj_, out_proj_;
   std::shared_ptr<ShortFilter> conv_;
 };

@@ -51,7 +51,7 @@ class SoftmaxAttention : public Mixer {
     Tensor q, k, v;  // [tokens, heads or kv_heads, head_dim]
   };
   Inputs project(const Tensor& x, const Pass& pass) const;
-  ops::Rotation rotation() const;  // of queries and keys, which are adjacent columns of the projection
+  ops::Rotation rotation() const;  // rotates queries and keys, which are adjacent columns of the projection
   Tensor output(const Tensor& y) const;
   double scale() const;
   ops::AttentionDropout dropout(const Pass& pass) const;  // none outside training

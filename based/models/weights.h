@@ -19,7 +19,7 @@ ModelFiles read_model_files(const std::string& folder);  // throws Error
 
 struct LoadedModel {
   std::shared_ptr<LanguageModel> model;  // evaluation mode
-  std::string hash;                      // of the stored config and weights
+  std::string hash;                      // covers the stored config and weights
 };
 
 // Writes both files atomically. The weights are written first, so that a folder with a config.json is complete. `tokenizer` is the hash of

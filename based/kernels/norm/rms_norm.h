@@ -14,8 +14,8 @@ struct RmsNorm {                 // caller owns all memory; rows are contiguous
   float* inverse_rms = nullptr;  // [rows], rsqrt(mean(s²) + eps); kept for the backward; may be null
   int64_t rows = 0, width = 0;
   float eps = 1e-5F;
-  DType x_dtype = DType::f32;      // of x and sum (the residual stream may be fp32 where activations are bf16)
-  DType dtype = DType::f32;        // of add, deferred, weight and y
+  DType x_dtype = DType::f32;      // x and sum have this type (the residual stream may be fp32 where activations are bf16)
+  DType dtype = DType::f32;        // add, deferred, weight and y have this type
   const void* deferred = nullptr;  // [rows, width], dtype: the `add` of an earlier norm that did not write its sum; null: 0
   const void* gate = nullptr;      // [rows, width], dtype; null: none, and there is no backward with one
 };

@@ -46,7 +46,7 @@ class GatedHeads : public BlockMixer {
 
  protected:
   struct Widths {
-    int64_t key = 0, value = 0;  // of all heads together
+    int64_t key = 0, value = 0;  // the widths of all heads together
   };
   GatedHeads(const char* mixer, const GatedHeadsConfig& config, const MixerContext& context, const Widths& widths);
   Tensor run(const Tensor& x, const Call& call) override;

@@ -37,7 +37,7 @@ class MixerState {
   void put(const std::string& name, const Slots& slots, const Tensor& values);
 
   int64_t slots() const;
-  int64_t bytes() const;                      // of all slots
+  int64_t bytes() const;                      // the size of all slots
   bool grows() const;                         // whether any tensor grows
   bool grows(const std::string& name) const;  // whether this tensor grows
 

@@ -81,7 +81,7 @@ inline ReferenceMixer skipped(std::string reason) { return {"", {}, {}, std::mov
 bool starts_with(const std::string& text, const char* start);
 // Maps "<theirs>.weight" and "<theirs>.bias" to "<ours>.weight" and "<ours>.bias".
 void add_pair(ReferenceMixer& mixer, const std::string& theirs, const std::string& ours);
-// total / parts. Throws Error that names `what` if that is not an integer.
+// total / parts. Throws Error with the name `what` unless parts divides total.
 int64_t divide(int64_t total, int64_t parts, const char* what, const std::string& path);
 Tensor read(const SafetensorsFile& file, const std::string& name);
 // Reads a tensor as an input that requires a gradient, and adds it to run.inputs.

@@ -15,7 +15,7 @@
 
 namespace based::kernels::cuda::detail {
 
-// Tells the compiler that x is the same in all threads of a warp, so that values and branches that depend on it can use uniform registers.
+// Tells the compiler that x is the same in all threads of a warp. Values and branches derived from it can then use uniform registers.
 // The descriptors of a product must be in uniform registers, and moves to them would delay the next product.
 template <typename T>
 __device__ __forceinline__ T warp_uniform(T x) {

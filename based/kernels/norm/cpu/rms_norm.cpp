@@ -10,7 +10,7 @@
 namespace based::kernels::cpu {
 namespace {
 
-// Sums over rows are made of this many partial sums, whatever the number of threads.
+// Sums over rows consist of this many partial sums for any number of threads, so that their bits do not depend on it.
 constexpr int64_t row_parts = 16;
 
 Status check(const RmsNorm& p) {

@@ -17,7 +17,7 @@ constexpr int kHeld = 4;  // units of a row that a thread keeps in registers
 
 constexpr int kMostThreads = 256;
 
-constexpr int kBackwardThreads = 1024;  // of norm_rows_backward, on a multiprocessor: what their registers allow
+constexpr int kBackwardThreads = 1024;  // the threads of norm_rows_backward on a multiprocessor, which its registers limit
 
 int norm_threads(int64_t width, int units) { return static_cast<int>(round_up(ceil_div(width, kUnit * units), 32)); }
 

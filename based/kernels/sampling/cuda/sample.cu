@@ -267,7 +267,7 @@ __device__ __forceinline__ uint32_t draw(const Options& o, int64_t vocab, const 
   return drawn.token != kNoToken ? drawn.token : candidates.best(most_likely).token;
 }
 
-// Lists the logits whose key is at least `key`, in the order of the threads that read them; returns false where there are too many.
+// Lists the logits with a key of at least `key`, in the order of the threads that read them. Returns false if there are too many.
 template <typename Source>
 __device__ __forceinline__ bool list_above(const Source& source, uint32_t key, List& list) {
   __shared__ float logits[kMaxListed];
