@@ -199,19 +199,23 @@ Results differentiate(Mixer& mixer, const Tensor& x, const Tensor& g, const std:
   return results;
 }
 
-Violation compare(const std::string& what, const Results& actual, const Results& expected, double allowed) {
+// The relative error of one of the results. A gradient may vanish by a symmetry of the mixer (a key's bias in softmax) and then consists of
+// rounding errors, so the scale has a floor.
+double relative_error(const Results& actual, const Results& expected, size_t at) {
+  const Tensor &value = expected.values[at], &grad_of_x = expected.values[1];
+  const double scale = value.numel() == 0 ? 0 : value.abs().max().item<double>();
+  const double floor = 1e-3 * (grad_of_x.numel() == 0 ? 1 : grad_of_x.abs().max().item<double>());
+  return relative_error(actual.values[at], value) * (scale == 0 ? 1 : scale / std::max(scale, floor));
+}
+
+Violation compare(const std::string& what, const Results& actual, const Results& expected, const std::function<double(size_t)>& allowed) {
   for (size_t i = 0; i < expected.values.size(); ++i) {
-    // A gradient may vanish by a symmetry of the mixer (a key's bias in softmax) and then consists of rounding errors, so the scale has a
-    // floor.
-    const double scale = expected.values[i].numel() == 0 ? 0 : expected.values[i].abs().max().item<double>();
-    const double floor = 1e-3 * (expected.values[1].numel() == 0 ? 1 : expected.values[1].abs().max().item<double>());
-    const double error = relative_error(actual.values[i], expected.values[i]) * (scale == 0 ? 1 : scale / std::max(scale, floor));
-    if (!(error <= allowed)) {
-      std::ostringstream text;
-      text << what << ", " << expected.names[i] << ": relative error " << error << ", allowed " << allowed
-           << where(actual.values[i], expected.values[i]);
-      return text.str();
-    }
+    const double error = relative_error(actual, expected, i), most = allowed(i);
+    if (error <= most) continue;
+    std::ostringstream text;
+    text << what << ", " << expected.names[i] << ": relative error " << error << ", allowed " << most
+         << where(actual.values[i], expected.values[i]);
+    return text.str();
   }
   return {};
 }
@@ -362,7 +366,7 @@ Violation packed_equals_separate(const Subject& subject, torch::Dtype dtype) {
   const Results packed = differentiate(*twins.tested, x, g, [&](const Tensor& input) {
     return forward(*twins.tested, input, Sequences::packed(starts, starts.back(), subject.device));
   });
-  return compare("packed rows", packed, separate, tolerance(dtype));
+  return compare("packed rows", packed, separate, [&](size_t) { return tolerance(dtype); });
 }
 
 Violation rows_do_not_poison(const Subject& subject, torch::Dtype dtype) {
@@ -425,6 +429,15 @@ Violation gradients_flow_through_state(const Subject& subject, torch::Dtype dtyp
   const Twins twins = make_twins(subject, dtype);
   const Tensor x = draw_input(subject, 90, dtype), g = torch::randn_like(x);
   const Results whole = differentiate(*twins.tested, x, g, [&](const Tensor& input) { return forward(*twins.tested, input); });
+  // A gradient that sums 16-bit terms over tokens may lose several times the tolerance to cancellation, with or without a cut. In 16 bits
+  // the pieces are therefore compared with the exact gradient, and may be twice as far from it as the gradient without a cut.
+  const bool short_type = c10::elementSize(dtype) == 2;
+  const Results expected = short_type ? differentiate(*twins.exact, in_double(x), in_double(g),
+                                                      [&](const Tensor& input) { return forward(*twins.exact, input); })
+                                      : whole;
+  const auto allowed = [&](size_t at) {
+    return short_type ? std::max(tolerance(dtype), 2 * relative_error(whole, expected, at)) : tolerance(dtype);
+  };
   for (const int64_t cut : {1, 33, 89}) {
     // The second call has another order of slots, and another row that does not contribute to the loss.
     const Results pieces = differentiate(*twins.tested, x, g, [&](const Tensor& input) {
@@ -435,7 +448,7 @@ Violation gradients_flow_through_state(const Subject& subject, torch::Dtype dtyp
                                    torch::tensor({1, 0}, torch::kInt64).to(subject.device));
       return torch::cat({y, other.narrow(0, 0, second.size(0))});
     });
-    const Violation violation = compare("prefill cut at " + std::to_string(cut), pieces, whole, tolerance(dtype));
+    const Violation violation = compare("prefill cut at " + std::to_string(cut), pieces, expected, allowed);
     if (!violation.empty()) return violation;
   }
   return {};
