@@ -13,7 +13,7 @@ help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 setup: ## install what is missing: Debian packages, and LibTorch into .venv
-	@tools/setup build
+	@tools/setup build $(filter cuda,$(PRESET))
 
 $(BUILD)/build.ninja: CMakePresets.json
 	cmake --preset $(PRESET)
@@ -63,6 +63,6 @@ clean: ## remove the build folder; .venv and out are kept
 
 .PHONY: setup-all setup-demo
 setup-all:
-	@tools/setup build check
+	@tools/setup build check $(filter cuda,$(PRESET))
 setup-demo:
 	@tools/setup build demo

@@ -20,13 +20,14 @@ BELOW = {
     "theory": ["core", "data"],
     "runtime": ["core", "kernels"],
 }
+BELOW["parallel"] = [*BELOW["runtime"], "runtime"]
 BELOW["ops"] = [*BELOW["runtime"], "runtime"]
 BELOW["decode"] = [*BELOW["ops"], "ops"]
 BELOW["mixers"] = [*BELOW["ops"], "ops"]
 BELOW["models"] = [*BELOW["mixers"], "mixers"]
 BELOW["constructed"] = [*BELOW["models"], "models", "theory"]
 BELOW["generate"] = [*BELOW["models"], "models", "data", "decode"]
-BELOW["train"] = [*BELOW["generate"], "generate"]
+BELOW["train"] = [*BELOW["generate"], "generate", "parallel"]
 BELOW["eval"] = [*BELOW["train"], "train"]
 BELOW["experiments"] = [*BELOW["eval"], "eval"]
 TORCH_FREE = {"core", "kernels", "data", "theory"}

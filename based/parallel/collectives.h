@@ -20,7 +20,8 @@ class PendingCollective {
   virtual void wait() = 0;
 };
 
-// Every operation throws Error if another rank ended, naming that rank where it is known, or if it does not finish within the timeout.
+// An operation that does not finish within the timeout of its job throws Error, naming the ranks that are absent; on a GPU, c10d ends the
+// process instead. If another rank ends, this process is ended too, by launch_ranks (launcher.h) or by its own Watch (watch.h).
 class Collectives {
  public:
   virtual ~Collectives() = default;
@@ -38,7 +39,7 @@ class Collectives {
 
   // The following work on host values and block. They do not use the GPU.
   virtual void barrier() = 0;
-  virtual std::vector<std::string> gather_text(const std::string& text) = 0;  // the texts of all ranks, in their order; for agreement
+  virtual std::vector<std::string> gather_text(const std::string& text) = 0;  // element r is the text of rank r; see agree.h
 };
 
 // One rank without others: sums and gathers are copies.
