@@ -4,6 +4,7 @@
 
 #include "apps/command.h"
 #include "based/core/files.h"
+#include "based/core/interrupt.h"
 #include "based/experiments/report.h"
 #include "based/experiments/sweep.h"
 
@@ -13,9 +14,9 @@ namespace experiment_command {
 namespace fs = std::filesystem;
 
 struct Options {
-  std::string config, scale, out, device;
+  std::string config, scale, out, device, commit;
   std::vector<std::string> set;
-  int64_t runs_per_device = 0;
+  int64_t runs_per_device = 0, minutes = 0;
   bool fresh = false, retry = false, save_models = false, json = false, keys = false;
 
   std::string folder() const {
@@ -73,6 +74,30 @@ void tell_of_models(const SweepOutcome& outcome, const std::string& folder) {
   }
 }
 
+SweepOptions sweep_options(const Options& options, const ExperimentFile& file) {
+  constexpr double kSecondsPerMinute = 60;
+  SweepOptions sweep;
+  sweep.devices = sweep_devices(options.device);
+  if (options.device.empty() && file.kind->one_at_a_time) sweep.devices.resize(1, torch::kCPU);
+  sweep.runs_per_device = options.runs_per_device;
+  sweep.fresh = options.fresh;
+  sweep.retry = options.retry;
+  sweep.time_limit = kSecondsPerMinute * static_cast<double>(options.minutes);
+  sweep.unfinished = options.in_folder("unfinished");
+  sweep.commit = options.commit;
+  if (options.save_models) sweep.save_models = options.in_folder("models");
+  return sweep;
+}
+
+// Prints how far an interrupted sweep is, and ends with 1 unless it stopped at its time limit.
+void end_interrupted(const Options& options, const SweepOutcome& outcome, const ResultsFolder& results) {
+  const bool by_signal = interrupt_signal() != 0;
+  print_message((by_signal ? "interrupted; " : "stopped after " + std::to_string(options.minutes) + " minutes; ") +
+                std::to_string(outcome.kept + outcome.done) + " of " + std::to_string(outcome.runs) + " runs are finished and kept in " +
+                results.place() + "; the same command" + (options.fresh ? " without --fresh" : "") + " continues");
+  if (by_signal) throw Exit{1};
+}
+
 void run(const Options& options) {
   if (options.keys) {
     for (const ExperimentKind* kind : experiment_kinds()) {
@@ -83,18 +108,12 @@ void run(const Options& options) {
   }
   if (options.config.empty()) throw UsageError("experiment run needs a config: `based experiment run CONFIG.toml`; --keys lists its keys");
   const ExperimentFile file = open(options);
-  SweepOptions sweep{sweep_devices(options.device), options.runs_per_device, options.fresh, options.retry, {}};
-  if (options.save_models) sweep.save_models = options.in_folder("models");
+  const SweepOptions sweep = sweep_options(options, file);
   ResultsFolder results(options.in_folder("results"));
   if (options.device.empty()) print_message("on " + names_of(sweep.devices));
   if (sweep.devices.front().is_cpu()) tell_of_gpu_results(file, results);
   const SweepOutcome outcome = run_sweep(file, results, sweep);
-  if (outcome.interrupted) {
-    print_message("interrupted; " + std::to_string(outcome.kept + outcome.done) + " of " + std::to_string(outcome.runs) +
-                  " runs are finished and kept in " + results.place() + "; the same command" + (options.fresh ? " without --fresh" : "") +
-                  " continues");
-    throw Exit{1};
-  }
+  if (outcome.interrupted) return end_interrupted(options, outcome, results);
   print_report(file, results, options.json);
   if (!options.json)
     print_line("in " + results.place() + "; " + std::to_string(outcome.kept) + " of " + std::to_string(outcome.runs) +
@@ -114,11 +133,15 @@ void plot(const Options& options) {
   const std::vector<Figure> figures = file.experiment->figures(report.points);
   if (figures.empty()) throw Error(results.place() + ": no run of " + options.config + " is finished: there is nothing to draw");
   const std::string suffix = file.scale.empty() ? "" : "-" + file.scale;
+  const std::string markdown_table = file.experiment->table(report.points), latex_table = file.experiment->latex_table(report.points);
   for (const Figure& figure : figures)
     for (const std::string& written : write_plot(figure.plot, options.in_folder(figure.name + suffix))) print_line(written);
-  const std::string table = options.in_folder("table" + suffix + ".md");
-  write_file_atomic(table, file.experiment->table(report.points));
-  print_line(table);
+  for (const auto& [ending, table] : {std::pair{".md", &markdown_table}, {".tex", &latex_table}}) {
+    if (table->empty()) continue;
+    const std::string path = options.in_folder("table" + suffix + ending);
+    write_file_atomic(path, *table);
+    print_line(path);
+  }
 }
 
 void pack(const Options& options) {
@@ -147,6 +170,9 @@ void setup_run(CommandLine app) {
   auto options = common(app, true);
   app.add_option("--device", options->device, "cpu, cuda, cuda:N, several with commas, or all (default: all GPUs, else the CPU)");
   app.add_option("--runs-per-device", options->runs_per_device, "concurrent runs per device; 0: 1 on the CPU, 4 on a GPU", {0, 256});
+  app.add_option("--minutes", options->minutes, "stop after so many minutes, as at Ctrl-C, but with exit code 0; 0: no limit",
+                 {0, 1'000'000});
+  app.add_option("--commit", options->commit, "commit of the program, to record in the results of kind = \"language\"");
   app.add_flag("--fresh", options->fresh, "repeat all runs, including finished ones");
   app.add_flag("--retry", options->retry, "repeat failed runs; with --save-models also runs whose model is missing");
   app.add_flag("--save-models", options->save_models, "save each trained model in models/, next to results/");
@@ -182,7 +208,8 @@ void setup(CommandLine app) {
 
 }  // namespace experiment_command
 
-const Command command_experiment{"experiment", "Execute and plot many small training runs from one file: recall against state size",
-                                 experiment_command::setup};
+const Command command_experiment{
+    "experiment", "Execute and plot many training runs from one file: recall against state size, perplexity of language models",
+    experiment_command::setup};
 
 }  // namespace based::apps

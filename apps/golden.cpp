@@ -1,6 +1,7 @@
 #include "based/train/golden.h"
 #include "apps/command.h"
 #include "based/core/json.h"
+#include "based/eval/slices_golden.h"
 
 namespace based::apps {
 namespace golden_command {
@@ -10,11 +11,16 @@ struct Options {
   bool json = false;
 };
 
+GoldenResult check(const std::string& file) {
+  if (is_slices_golden(file)) return check_slices_golden(file);
+  return is_optimizer_golden(file) ? check_optimizer_golden(file) : check_golden(file);
+}
+
 void run(const Options& options) {
   Json list = Json::array();
   int64_t failed = 0, skipped = 0;
   for (const auto& file : options.files) {
-    const GoldenResult result = is_optimizer_golden(file) ? check_optimizer_golden(file) : check_golden(file);
+    const GoldenResult result = check(file);
     failed += !result.pass && result.skipped.empty();
     skipped += !result.skipped.empty();
     if (options.json) {
@@ -23,6 +29,7 @@ void run(const Options& options) {
                       {"output_error", result.output_error},
                       {"gradient_error", result.gradient_error},
                       {"tolerance", result.tolerance},
+                      {"worst", result.worst},
                       {"pass", result.pass},
                       {"skipped", result.skipped.empty() ? Json(nullptr) : Json(result.skipped)}});
       continue;
@@ -31,7 +38,8 @@ void run(const Options& options) {
       print_line("skipped  " + result.file + ": " + result.skipped);
     else
       print_line(std::string(result.pass ? "pass     " : "FAIL     ") + result.file + "  output " + scientific(result.output_error) +
-                 "  gradients " + scientific(result.gradient_error) + "  tolerance " + scientific(result.tolerance));
+                 "  gradients " + scientific(result.gradient_error) + "  tolerance " + scientific(result.tolerance) +
+                 (result.pass ? "" : "  worst: " + result.worst));
   }
   if (options.json)
     print_text(dump_json(list, 2) + "\n");
@@ -43,13 +51,14 @@ void run(const Options& options) {
 
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
-  app.add_required("file", options->files, "golden .safetensors files");
+  app.add_required("file", options->files, "golden files: .safetensors of mixers, models and optimizers, .json of perplexity by slices");
   app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { run(*options); });
 }
 
 }  // namespace golden_command
 
-const Command command_golden{"golden", "Compare mixers and models with stored outputs of other implementations", golden_command::setup};
+const Command command_golden{"golden", "Compare mixers, models and perplexity by slices with stored results of other implementations",
+                             golden_command::setup};
 
 }  // namespace based::apps

@@ -1,17 +1,21 @@
 #include "based/eval/perplexity.h"
 #include "apps/command.h"
 #include "apps/place.h"
+#include "based/core/folders.h"
 #include "based/core/interrupt.h"
 #include "based/core/json.h"
 #include "based/core/progress.h"
 #include "based/data/documents.h"
+#include "based/eval/slices.h"
 #include "based/generate/text_model.h"
 #include "based/generate/text_stream.h"
+#include "based/models/limits.h"
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <optional>
 
 namespace based::apps {
 namespace perplexity_command {
@@ -28,26 +32,30 @@ int64_t count_words(std::string_view text) {
   return words + inside;
 }
 
-// The documents to score. Documents with fewer than two tokens predict nothing and are left out.
-struct Documents {
-  std::vector<std::vector<int64_t>> ids;
-  int64_t predicted = 0, words = 0, bytes = 0;  // without each document's first token, which is not predicted
-  std::vector<std::string> too_short;           // file and line of each document that was left out
+struct Options {
+  std::string model, data, dtype, device = "cpu", format = "auto", per_token;
+  std::vector<std::string> slices;  // folders of training shards; empty: no slices
+  std::vector<int64_t> thresholds;  // empty: kSliceThreshold
+  PerplexityOptions perplexity;
+  bool documents = false, json = false;
 };
 
-Documents read(const std::string& path, TextFormat format, const Tokenizer& tokenizer) {
-  Documents documents;
-  read_named_documents(path, format, [&](std::string_view text, const std::string& place) {
-    std::vector<int64_t> ids = encode_ids(tokenizer, text);
-    if (ids.size() < 2) return documents.too_short.push_back(place);
-    documents.predicted += static_cast<int64_t>(ids.size()) - 1;
-    const std::array<int32_t, 1> first{static_cast<int32_t>(ids.front())};
-    text.remove_prefix(std::min(tokenizer.decode(first).size(), text.size()));
-    documents.words += count_words(text), documents.bytes += static_cast<int64_t>(text.size());
-    documents.ids.push_back(std::move(ids));
-  });
-  return documents;
-}
+using ScoreSink = std::function<void(int64_t row, const ScoredTokens&)>;  // row: the number of predicted tokens before the first of these
+
+// The text to score.
+class Text {
+ public:
+  virtual ~Text() = default;
+  virtual void collect(Slices& slices) const = 0;
+  // As measure_perplexity and measure_windows.
+  virtual Perplexity measure(LanguageModel& model, const std::function<bool(int64_t)>& progress, const ScoreSink& sink) const = 0;
+  virtual Json description() const = 0;  // fields of the command's JSON
+
+  // `predicted`: tokens; `bytes`: theirs, without special tokens in packed text; `words`: only known for text.
+  int64_t predicted = 0, bytes = 0;
+  std::optional<int64_t> words;
+  std::vector<std::string> sources;  // each document's source, "" for none; empty if no document has one
+};
 
 std::string too_short_message(const std::vector<std::string>& places) {
   constexpr size_t most = 8;
@@ -58,57 +66,333 @@ std::string too_short_message(const std::vector<std::string>& places) {
   return places.size() > most ? message + ", …" : message;
 }
 
-struct Options {
-  std::string model, data, dtype, device = "cpu", format = "auto";
-  PerplexityOptions perplexity;
-  bool json = false;
+TextFormat format_option(const Options& options) {
+  return options.format == "auto" ? TextFormat::by_name_or_text : text_format(options.format);
+}
+
+// Documents of a file, which are scored independently. Documents with fewer than two tokens predict nothing and are left out.
+class DocumentText final : public Text {
+ public:
+  DocumentText(const Options& options, const TextModel& loaded) : options_(options.perplexity) {
+    options_.model = options.model;
+    words = 0;
+    std::vector<std::string> too_short;  // file and line of each document that was left out
+    read_blocks(options.data, format_option(options), [&](DocumentBlock&& block) {
+      parse_block(block, [&](const Document& document) {
+        if (!add(document, *loaded.tokenizer))
+          too_short.push_back(options.data + (document.line > 0 ? ":" + std::to_string(document.line) : ""));
+      });
+    });
+    if (documents_.empty()) throw Error(options.data + ": needs a document of at least two tokens");
+    if (!too_short.empty()) print_message(too_short_message(too_short));
+    too_short_ = too_short.size();
+    if (std::all_of(sources.begin(), sources.end(), [](const std::string& source) { return source.empty(); })) sources.clear();
+    for (const auto& document : documents_) {
+      const auto size = static_cast<int64_t>(document.size());
+      require_positions(loaded.model->config(), options_.context > 0 ? std::min(options_.context, size) : size,
+                        options_.model + ": a context");
+    }
+  }
+
+  void collect(Slices& slices) const override {
+    for_each_context(documents_, options_.context, [&](const DocumentContext& context) { slices.collect(Pairs(context).view()); });
+  }
+
+  Perplexity measure(LanguageModel& model, const std::function<bool(int64_t)>& progress, const ScoreSink& sink) const override {
+    return measure_perplexity(model, documents_, options_, progress, [&](const DocumentContext& context, std::span<const float> nats) {
+      const Pairs pairs(context, nats.size());
+      const std::vector<int32_t> documents(nats.size(), static_cast<int32_t>(context.document));
+      sink(first_rows_[static_cast<size_t>(context.document)] + context.first, {pairs.view(), nats, documents});
+    });
+  }
+
+  Json description() const override { return {{"documents", documents_.size()}, {"documents_too_short", too_short_}}; }
+
+ private:
+  // False for a document that predicts nothing.
+  bool add(const Document& document, const Tokenizer& tokenizer) {
+    std::vector<int64_t> ids = encode_ids(tokenizer, document.text);
+    if (ids.size() < 2) return false;
+    first_rows_.push_back(predicted);
+    predicted += static_cast<int64_t>(ids.size()) - 1;
+    const std::array<int32_t, 1> first{static_cast<int32_t>(ids.front())};  // is not predicted
+    std::string_view text = document.text;
+    text.remove_prefix(std::min(tokenizer.decode(first).size(), text.size()));
+    *words += count_words(text), bytes += static_cast<int64_t>(text.size());
+    documents_.push_back(std::move(ids));
+    sources.emplace_back(document.source);
+    return true;
+  }
+
+  // The pairs that predict the context's first `count` predicted tokens.
+  struct Pairs {
+    explicit Pairs(const DocumentContext& context) : Pairs(context, context.ids.size() - 1) {}
+    Pairs(const DocumentContext& context, size_t count) : ids(context.ids.begin(), context.ids.begin() + static_cast<int64_t>(count) + 1) {}
+    TokenPairs view() const { return {std::span(ids).first(ids.size() - 1), std::span(ids).subspan(1), {}}; }
+    std::vector<int32_t> ids;
+  };
+
+  PerplexityOptions options_;
+  std::vector<std::vector<int64_t>> documents_;
+  std::vector<int64_t> first_rows_;  // [documents]: predicted tokens of the documents before
+  size_t too_short_ = 0;
 };
 
+bool is_packed(const std::string& path) { return is_folder(path) || path.ends_with(".tokens"); }
+
+std::shared_ptr<const TokenDataset> open_packed(const std::string& path, const Tokenizer& tokenizer) {
+  auto data = std::make_shared<const TokenDataset>(path);
+  data->require_tokenizer(tokenizer);
+  return data;
+}
+
+// Token shards, which are scored in windows as in training.
+class PackedText final : public Text {
+ public:
+  PackedText(const Options& options, const TextModel& loaded)
+      : data_(open_packed(options.data, *loaded.tokenizer)),
+        options_{.length = options.perplexity.context,
+                 .batch = options.perplexity.batch,
+                 .documents = options.documents,
+                 .padded_columns = options.perplexity.padded_columns,
+                 .model = options.model},
+        device_(loaded.model->device()) {
+    require_positions(loaded.model->config(), options_.length, options_.model + ": a window");
+    const Tokenizer& tokenizer = *loaded.tokenizer;
+    for_each_window_batch(data_, options_, device_, [&](const TokenBatch& batch) {
+      for (const int32_t target : batch.targets) {
+        if (target < 0) continue;
+        ++predicted;
+        if (!tokenizer.is_special(target)) bytes += static_cast<int64_t>(tokenizer.token_bytes(target).size());
+      }
+      return true;
+    });
+    if (data_->source_names().empty()) return;
+    for (int64_t document = 0; document < data_->documents(); ++document) {
+      const int64_t source = data_->document_source(document);
+      sources.push_back(source < 0 ? "" : data_->source_names().at(static_cast<size_t>(source)));
+    }
+  }
+
+  void collect(Slices& slices) const override {
+    for_each_window_batch(data_, options_, device_, [&](const TokenBatch& batch) {
+      slices.collect(token_pairs(batch));
+      return true;
+    });
+  }
+
+  Perplexity measure(LanguageModel& model, const std::function<bool(int64_t)>& progress, const ScoreSink& sink) const override {
+    int64_t row = 0;
+    return measure_windows(model, data_, options_, progress, [&](const TokenBatch& batch, std::span<const float> nats) {
+      const std::vector<int32_t> documents = target_documents(batch);
+      sink(row, {token_pairs(batch), nats, documents});
+      row += std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t target) { return target >= 0; });
+    });
+  }
+
+  Json description() const override {
+    const int64_t windows = (data_->tokens() - 1) / options_.length;
+    return {{"documents", data_->documents()},
+            {"windows", windows},
+            {"window_tokens", options_.length},
+            {"tokens_left_out", data_->tokens() - 1 - windows * options_.length}};
+  }
+
+ private:
+  std::vector<int32_t> target_documents(const TokenBatch& batch) const {
+    std::vector<int32_t> documents;
+    std::vector<int64_t> starts;
+    for (const int64_t window : batch.windows) {
+      const int64_t first = window * batch.length + 1;  // the position of the window's first target
+      starts.clear();
+      data_->append_document_starts(first, first + batch.length, starts);
+      auto document = static_cast<int32_t>(data_->document_at(first - 1));
+      auto start = starts.begin();
+      for (int64_t position = first; position < first + batch.length; ++position) {
+        if (start != starts.end() && *start == position) ++document, ++start;
+        documents.push_back(document);
+      }
+    }
+    return documents;
+  }
+
+  std::shared_ptr<const TokenDataset> data_;
+  WindowOptions options_;
+  torch::Device device_;
+};
+
+void check_options(const Options& options) {
+  const int64_t context = options.perplexity.context;
+  if (context < 0 || context == 1) throw UsageError("--context must be 0, or at least 2 tokens");
+  const bool packed = is_packed(options.data);
+  if (packed && context == 0)
+    throw UsageError("--context must give the length of a window of " + options.data + ", as in training: 2048, for example");
+  if (packed && options.format != "auto") throw UsageError("--format is for text; " + options.data + " is packed");
+  format_option(options);
+  if (!packed && options.documents) throw UsageError("--documents is for packed data; documents of text are independent in any case");
+  if (options.slices.empty() && !options.thresholds.empty()) throw UsageError("--threshold needs --slices, the training tokens");
+  for (const int64_t threshold : options.thresholds)
+    if (threshold < 0) throw UsageError("--threshold must be at least 0, got " + std::to_string(threshold));
+  for (const std::string& path : options.slices)
+    if (!is_packed(path)) throw UsageError("--slices " + path + ": needs the folder of the training shards (`based data pack`)");
+  if (!options.per_token.empty()) check_writable(options.per_token);
+}
+
+// The training counts of the text's pairs.
+Slices count_pairs(const Options& options, const Text& text, const Tokenizer& tokenizer) {
+  std::vector<std::shared_ptr<const TokenDataset>> sets;
+  int64_t tokens = 0;
+  for (const std::string& path : options.slices) {
+    sets.push_back(open_packed(path, tokenizer));
+    tokens += sets.back()->tokens();
+  }
+  Slices slices;
+  text.collect(slices);
+  Progress progress("training tokens", tokens, {.delay = kProgressDelay});
+  int64_t before = 0;
+  for (const auto& set : sets) {
+    const bool whole = slices.count(*set, [&](int64_t done) {
+      progress.update(before + done);
+      return !interrupted();
+    });
+    if (!whole) throw Error("interrupted while the training tokens were counted");
+    before += set->tokens();
+  }
+  return slices;
+}
+
+Json slices_json(const std::vector<SliceFigures>& figures) {
+  Json list = Json::array();
+  for (const SliceFigures& each : figures) list.push_back(slice_json(each));
+  return list;
+}
+
+std::string perplexity_text(const SliceSum& sum) {
+  const std::optional<double> value = sum.perplexity();
+  return value ? format_number(*value, 3) : "-";
+}
+
+// A column of names and right-aligned columns of figures.
+void print_table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths(rows.front().size());
+  for (const auto& row : rows)
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  for (const auto& row : rows) {
+    std::string line = padded(row[0], widths[0]);
+    for (size_t i = 1; i < row.size(); ++i) line += "  " + padded_left(row[i], widths[i]);
+    print_line(line);
+  }
+}
+
+void print_slices(const ScoreSums& sums, int64_t training_tokens) {
+  for (const SliceFigures& figures : sums.figures()) {
+    print_line("AR: pairs that occurred earlier in the context and at most " + grouped(figures.threshold) + " times in " +
+               grouped(training_tokens) + " training tokens");
+    std::vector<std::vector<std::string>> rows{{"", "tokens", "share", "perplexity"}};
+    const std::pair<const char*, const SliceSum*> slices[]{{"All", &figures.all}, {"AR", &figures.ar}, {"Other", &figures.other}};
+    for (const auto& [name, sum] : slices) {
+      const double share = static_cast<double>(sum->tokens) / static_cast<double>(std::max<int64_t>(figures.all.tokens, 1));
+      rows.push_back({name, grouped(sum->tokens), format_number(100 * share, 2) + " %", perplexity_text(*sum)});
+    }
+    print_table(rows);
+  }
+}
+
+// A row for each source; the slices are those of the first threshold.
+void print_sources(const ScoreSums& sums, bool slices) {
+  std::vector<std::vector<std::string>> rows{{"source", "tokens", slices ? "All" : "perplexity"}};
+  if (slices) rows.front().insert(rows.front().end(), {"AR", "Other", "AR share"});
+  for (const auto& [name, thresholds] : sums.sources()) {
+    const SliceFigures& figures = thresholds.front();
+    rows.push_back({name.empty() ? "(none)" : name, grouped(figures.all.tokens), perplexity_text(figures.all)});
+    if (slices)
+      rows.back().insert(rows.back().end(), {perplexity_text(figures.ar), perplexity_text(figures.other),
+                                             format_number(100 * figures.ar_share().value_or(0), 2) + " %"});
+  }
+  print_table(rows);
+}
+
+struct Measured {
+  Perplexity sum;
+  double seconds = 0;
+  bool whole = true;  // false: interrupted
+};
+
+void print_json(const Measured& measured, const Text& text, const ScoreSums& sums, const Slices* slices) {
+  const Perplexity& sum = measured.sum;
+  Json json{{"perplexity", sum.value()},
+            {"tokens", sum.tokens},
+            {"nats_per_token", sum.nats / static_cast<double>(std::max<int64_t>(sum.tokens, 1))}};
+  json.update(text.description());
+  json["bytes"] = text.bytes;
+  json["tokens_per_second"] = static_cast<double>(sum.tokens) / measured.seconds;
+  json["complete"] = measured.whole;
+  if (measured.whole) json["bits_per_byte"] = sum.nats / std::log(2.0) / static_cast<double>(text.bytes);
+  if (measured.whole && text.words) {
+    json["words"] = *text.words;
+    json["word_perplexity"] = std::exp(sum.nats / static_cast<double>(std::max<int64_t>(*text.words, 1)));
+  }
+  if (slices != nullptr) {
+    json["training_tokens"] = slices->training_tokens();
+    json["slices"] = slices_json(sums.figures());
+  }
+  for (const auto& [name, figures] : sums.sources()) {
+    json["sources"][name] = sum_json(figures.front().all);
+    if (slices != nullptr) json["sources"][name]["slices"] = slices_json(figures);
+  }
+  print_line(dump_json(json));
+}
+
+void print_text_result(const Measured& measured, const Text& text, const ScoreSums& sums, const Slices* slices) {
+  const Perplexity& sum = measured.sum;
+  std::string line = "perplexity " + format_number(sum.value(), 3) + " over " + grouped(sum.tokens) + " tokens";
+  if (measured.whole) line += ", " + format_number(sum.nats / std::log(2.0) / static_cast<double>(text.bytes), 3) + " bits a byte";
+  if (measured.whole && text.words) {
+    const double words = static_cast<double>(std::max<int64_t>(*text.words, 1));
+    line += "; " + format_number(std::exp(sum.nats / words), 2) + " a word, over " + grouped(*text.words) + " words and line ends";
+  }
+  print_line(line);
+  if (slices != nullptr) print_slices(sums, slices->training_tokens());
+  if (!sums.sources().empty()) print_sources(sums, slices != nullptr);
+}
+
 void run(const Options& options) {
-  if (options.perplexity.context < 0 || options.perplexity.context == 1) throw UsageError("--context must be 0, or at least 2 tokens");
+  check_options(options);
   const Place place = parse_place(options.device, options.dtype);
-  const TextFormat format = options.format == "auto" ? TextFormat::by_name_or_text : text_format(options.format);
   const TextModel loaded = load_text_model(options.model, place.dtype, place.device);
-  const Documents documents = read(options.data, format, *loaded.tokenizer);
-  if (documents.ids.empty()) throw Error(options.data + ": needs a document of at least two tokens");
-  if (!documents.too_short.empty()) print_message(too_short_message(documents.too_short));
+  std::unique_ptr<Text> text;
+  if (is_packed(options.data))
+    text = std::make_unique<PackedText>(options, loaded);
+  else
+    text = std::make_unique<DocumentText>(options, loaded);
 
   const InterruptScope interrupts;
-  Progress progress("perplexity", documents.predicted);
+  std::optional<Slices> counted;
+  if (!options.slices.empty()) counted = count_pairs(options, *text, *loaded.tokenizer);
+  const Slices* slices = counted ? &*counted : nullptr;
+  const std::vector<int64_t> thresholds = options.thresholds.empty() ? std::vector{kSliceThreshold} : options.thresholds;
+  ScoreSums sums(slices, thresholds, text->sources);
+  std::optional<TokenTable> table;
+  if (!options.per_token.empty()) table.emplace(text->predicted, slices != nullptr);
+
+  Progress progress("perplexity", text->predicted);
   const auto start = std::chrono::steady_clock::now();
-  PerplexityOptions perplexity = options.perplexity;
-  perplexity.model = options.model;
-  const Perplexity result = measure_perplexity(*loaded.model, documents.ids, perplexity, [&](int64_t done) {
+  const auto proceed = [&](int64_t done) {
     progress.update(done);
     return !interrupted();
+  };
+  Measured measured;
+  measured.sum = text->measure(*loaded.model, proceed, [&](int64_t row, const ScoredTokens& tokens) {
+    const std::vector<int64_t> counts = sums.add(tokens);
+    if (table) table->set(row, tokens, counts);
   });
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  measured.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   progress.finish();
-  const bool whole = !interrupted();
-  const double word_perplexity = std::exp(result.nats / static_cast<double>(std::max<int64_t>(documents.words, 1)));
-  if (options.json) {
-    Json json{{"perplexity", result.value()},
-              {"tokens", result.tokens},
-              {"nats_per_token", result.nats / static_cast<double>(std::max<int64_t>(result.tokens, 1))},
-              {"documents", documents.ids.size()},
-              {"documents_too_short", documents.too_short.size()},
-              {"bytes", documents.bytes},
-              {"tokens_per_second", static_cast<double>(result.tokens) / seconds},
-              {"complete", whole}};
-    if (whole) {
-      json["bits_per_byte"] = result.nats / std::log(2.0) / static_cast<double>(documents.bytes);
-      json["words"] = documents.words;
-      json["word_perplexity"] = word_perplexity;
-    }
-    print_line(dump_json(json));
-  } else {
-    print_line("perplexity " + format_number(result.value(), 3) + " over " + grouped(result.tokens) + " tokens" +
-               (whole ? ", " + format_number(result.nats / std::log(2.0) / static_cast<double>(documents.bytes), 3) + " bits a byte; " +
-                            format_number(word_perplexity, 2) + " a word, over " + grouped(documents.words) + " words and line ends"
-                      : ""));
-  }
-  if (!whole) {
-    print_message("interrupted; the result covers the text read so far");
+  measured.whole = !interrupted();
+  if (table && measured.whole) table->write(options.per_token, thresholds.front());
+  (options.json ? print_json : print_text_result)(measured, *text, sums, slices);
+  if (!measured.whole) {
+    print_message("interrupted; the result covers the text read so far" + (table ? ", and " + options.per_token + " is not written" : ""));
     throw Exit{1};
   }
 }
@@ -116,23 +400,43 @@ void run(const Options& options) {
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
   app.add_required("--model", options->model, "the model's folder");
-  app.add_required("--data", options->data, "file of text, JSON lines or FASTA, also .zst; documents are scored independently");
-  app.add_option("--context", options->perplexity.context,
-                 "split documents into independent contexts of this many tokens; each starts with the last token of the previous one, so "
-                 "that every token but a document's first is predicted once; 0: one context per document");
+  app.add_required(
+      "--data", options->data,
+      "file of text, JSON lines or FASTA, also .zst: documents are scored independently; or a folder of token shards, scored in "
+      "windows as in training");
+  app.add_option(
+      "--context", options->perplexity.context,
+      "split documents into independent contexts of this many tokens; each starts with the last token of the previous one, so "
+      "that every token but a document's first is predicted once; 0: one context per document. For token shards: the inputs of a "
+      "window, each of which predicts the next token");
   app.add_option("--format", options->format, "format of the data: text (one document), jsonl, fasta, or auto (by its name, else text)");
   app.add_option("--batch", options->perplexity.batch,
-                 "contexts that are scored at the same time; affects only the speed; 0: 8 on the CPU, 64 on a GPU", {0, 1 << 20});
+                 "contexts that are scored at the same time; affects only the speed; 0: 8 on the CPU, 64 on a GPU; "
+                 "for windows of shards as many as have 4,096 tokens, 32,768 on a GPU",
+                 {0, 1 << 20});
   app.add_option("--device", options->device, "cpu, cuda or cuda:N");
   app.add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
   app.add_flag("--padded-columns", options->perplexity.padded_columns,
                "include the embedding's padding rows in the softmax, as published harnesses do (default: only the tokenizer's tokens)");
+  app.add_option(
+      "--slices", options->slices,
+      "folder of the model's training shards; may be repeated: also report the perplexity of AR tokens, whose pair with "
+      "the token before occurred earlier in the context and at most --threshold times in the training tokens, and of all others");
+  app.add_option("--threshold", options->thresholds, "most occurrences in training of an AR token's pair (default: 1250); may be repeated");
+  app.add_flag(
+      "--documents", options->documents,
+      "for token shards: contexts end with their document, as with data.documents = true in training (default: windows of any documents)");
+  app.add_option("--per-token", options->per_token,
+                 "write each predicted token to this safetensors file: id, nats, document, and with --slices slice (1: AR, by the first "
+                 "--threshold) and training_count",
+                 kPath);
   app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { run(*options); });
 }
 
 }  // namespace perplexity_command
 
-const Command command_perplexity{"perplexity", "Measure a model's perplexity on a text file", perplexity_command::setup};
+const Command command_perplexity{"perplexity", "Measure a model's perplexity on text or token shards, also by slices",
+                                 perplexity_command::setup};
 
 }  // namespace based::apps

@@ -1,16 +1,25 @@
+#include <charconv>
+#include <optional>
+
 #include "apps/command.h"
+#include "based/core/files.h"
 #include "based/core/json.h"
 #include "based/core/log.h"
 #include "based/core/progress.h"
+#include "based/parallel/environment.h"
+#include "based/parallel/job.h"
+#include "based/parallel/launcher.h"
+#include "based/train/recipe.h"
 #include "based/train/text_run.h"
 
 namespace based::apps {
 namespace train_command {
 
 struct Options {
-  std::string config, device, out = "out/train";
-  std::vector<std::string> set;
-  bool resume = false, overwrite = false, json = false, keys = false;
+  std::string config, device, devices, out = "out/train";
+  std::vector<std::string> set, skip_windows;
+  int64_t resume_from = -1;
+  bool resume = false, overwrite = false, json = false, keys = false, print_recipe = false;
 };
 
 void print_json(const Options& options, const TextRunResult& result) {
@@ -24,6 +33,7 @@ void print_json(const Options& options, const TextRunResult& result) {
                {"loss", loop.state.loss},
                {"skipped_steps", loop.state.skipped},
                {"failed_saves", loop.failed_saves},
+               {"save_seconds", result.save_seconds},
                {"checkpoint", result.checkpoint},
                {"evaluation", loop.state.evaluation},
                {"failure", nullptr}});
@@ -46,22 +56,94 @@ void print_text(const Options& options, const TextRunResult& result) {
   print_line("model in " + options.out + (loop.state.best_step < 0 ? "" : "; best evaluation at step " + best));
 }
 
-void run(const Options& options) {
-  if (options.keys) return print_keys(config_help<TextRun>());
-  if (options.config.empty()) throw UsageError("train needs a config: `based train CONFIG.toml`; `based train --keys` lists its keys");
+void print_recipe(const Recipe& recipe, bool json) {
+  if (json) return print_line(dump_json(recipe_json(recipe)));
+  apps::print_text(escape_controls(recipe_text(recipe), /*keep_line_breaks=*/true));
+}
+
+// From "A..B": the places A … B − 1.
+WindowRange parse_range(const std::string& text) {
+  const auto wrong = [&] { return UsageError("--skip-windows must be A..B, two numbers with 0 <= A < B, got '" + text + "'"); };
+  const size_t dots = text.find("..");
+  if (dots == std::string::npos) throw wrong();
+  const auto number = [&](const char* first, const char* last) {
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(first, last, value);
+    if (error != std::errc() || end != last || value < 0) throw wrong();
+    return value;
+  };
+  const char* begin = text.data();
+  const WindowRange range{number(begin, begin + dots), number(begin + dots + 2, begin + text.size())};
+  if (range.first >= range.last) throw wrong();
+  return range;
+}
+
+Config read_keys(const Options& options) {
   Config config = Config::parse_toml_file(options.config);
   for (const auto& assignment : options.set) config.override_with(assignment);
   if (!options.device.empty()) config.set("train.device", Config(options.device, "--device: "));
-  const TextRunResult result = run_text_training(read_config<TextRun>(config), options.out, options.resume, options.overwrite);
-  if (options.json) print_json(options, result);
+  return config;
+}
+
+TextRunOptions run_options(const Options& options) {
+  TextRunOptions choices;
+  choices.resume = options.resume, choices.overwrite = options.overwrite, choices.resume_from = options.resume_from;
+  for (const std::string& range : options.skip_windows) choices.skip.push_back(parse_range(range));
+  return choices;
+}
+
+// The devices that the ranks of a job use: --devices, or as many of the kind of train.device as ranks were started.
+DeviceRequest requested_devices(const Options& options, const TextRun& run) {
+  if (!options.devices.empty()) return parse_devices(options.devices);
+  if (run.train.device != "cpu" && run.train.device != "cuda")
+    throw UsageError("train.device = " + run.train.device + ": the ranks of a job choose their GPUs by their numbers; give cpu or cuda");
+  return {.cpu = run.train.device == "cpu", .count = 0};
+}
+
+// Trains as one process, or as one rank of a job.
+TextRunResult train(const Options& options, const std::optional<RankEnvironment>& rank) {
+  Config config = read_keys(options);
+  if (!options.devices.empty()) config.set("train.device", Config(parse_devices(options.devices).cpu ? "cpu" : "cuda", "--devices: "));
+  const TextRun run = read_config<TextRun>(config);
+  TextRunOptions choices = run_options(options);
+  if (!rank) return run_text_training(run, options.out, choices);
+  const torch::Device device = device_of_rank(*rank, requested_devices(options, run));
+  Job job(*rank, device, {.collective_timeout = collective_timeout()});
+  choices.ranks = job.ranks();
+  choices.device = device.str();
+  TextRunResult result = run_text_training(run, options.out, choices);
+  job.leave();
+  return result;
+}
+
+void report(const Options& options, const TextRunResult& result, bool prints) {
+  if (options.json && prints) print_json(options, result);
   if (result.loop.failed_saves > 0)
     log_warning(std::to_string(result.loop.failed_saves) + " checkpoints could not be saved during training");
   if (!result.failure.empty()) throw Error(result.failure);
-  if (!options.json) print_text(options, result);
+  if (!options.json && prints) print_text(options, result);
   if (!result.loop.interrupted) return;
   log_warning("stopped by a signal: step " + std::to_string(result.loop.state.step) + " is kept in " + result.checkpoint +
               "; the same command with --resume continues the run");
   throw Exit{1};
+}
+
+void run(const Options& options) {
+  if (options.keys) return print_keys(config_help<TextRun>());
+  if (options.config.empty()) throw UsageError("train needs a config: `based train CONFIG.toml`; `based train --keys` lists its keys");
+  if (options.print_recipe) return print_recipe(make_recipe(read_config<TextRun>(read_keys(options))), options.json);
+  if (!options.devices.empty() && !options.device.empty()) throw UsageError("--device and --devices: give one of them");
+  run_options(options);  // wrong ranges are refused before any rank is started
+  const std::optional<RankEnvironment> rank = rank_environment();
+  if (!rank && !options.devices.empty()) {
+    const DeviceRequest request = parse_devices(options.devices);
+    if (request.count > 1) {
+      const int code = launch_ranks({.ranks = request.count, .log_folder = path_in(options.out, "logs")});
+      if (code != 0) throw Exit{code};
+      return;
+    }
+  }
+  report(options, train(options, rank), !rank || rank->rank == 0);
 }
 
 void setup(CommandLine app) {
@@ -69,11 +151,21 @@ void setup(CommandLine app) {
   app.add_option("config", options->config, "TOML file; `based train --keys` lists its keys");
   app.add_option("--set", options->set, "key=value: override a key of the file, for example train.steps=200");
   app.add_option("--device", options->device, "cpu, cuda or cuda:N; overrides train.device");
+  app.add_option(
+      "--devices", options->devices,
+      "GPUs to train on, one process each: a number or all; cpu:N: N processes on the CPU. Under torchrun or srun, the processes "
+      "are those that were started; train.batch stays the same");
   app.add_option("--out", options->out, "folder for the model, the tokenizer, the metrics and the checkpoints", kPath);
   app.add_flag("--resume", options->resume, "continue from the newest complete checkpoint in --out; start anew if there is none");
+  app.add_option("--resume-from", options->resume_from,
+                 "continue from the checkpoint of this step; later checkpoints are renamed to aside-step-N");
+  app.add_option("--skip-windows", options->skip_windows,
+                 "A..B: with --resume-from, leave out places A to B - 1 of the order of the data, counted from the start of the run");
   app.add_flag("--overwrite", options->overwrite,
                "train even if --out holds a model without checkpoints, which is removed, or another tokenizer");
   app.add_flag("--keys", options->keys, "list every key with its default");
+  app.add_flag("--print-recipe", options->print_recipe,
+               "print the settings as the paper's tables have them, with the model's size; train nothing");
   app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { run(*options); });
 }

@@ -2,6 +2,7 @@
 // GPU it is recorded, as with train.graph = true.
 #include "based/models/device.h"
 #include "based/train/text_data.h"
+#include "based/train/throughput.h"
 #include "bench/model.h"
 
 namespace based::bench {
@@ -56,8 +57,7 @@ void measure(Context& context, const Shape& shape) {
                              context.quick ? 3 : 7) /
                          shape.steps;
   const double rate = context.ceilings.product_gflops();
-  // Two operations per weight and token in the forward pass, four in the backward; the embedding counts once, as the output projection.
-  const double floor = 6 * static_cast<double>(model->parameter_count()) * count / (rate * 1e9);
+  const double floor = training_flops(*model, shape.length).value().weights * count / (rate * 1e9);
   Result result{"training step " + tokens_of,
                 shape.preset + " bf16, fp32 masters",
                 count / seconds,

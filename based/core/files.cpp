@@ -92,6 +92,16 @@ class NoFileSizeSignal {
   sigset_t blocked_{}, before_{};
 };
 
+void write_bytes(int descriptor, std::span<const std::byte> bytes, const std::string& path, const char* failure) {
+  const NoFileSizeSignal guard;
+  while (!bytes.empty()) {
+    const ssize_t done = ::write(descriptor, bytes.data(), std::min<size_t>(bytes.size(), size_t{1} << 30));
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) fail(path, failure, errno);
+    bytes = bytes.subspan(static_cast<size_t>(done));
+  }
+}
+
 std::string read_to_the_end(const Descriptor& file, uint64_t size, const std::string& path, uint64_t limit) {
   const auto check = [&](uint64_t bytes) {
     if (bytes > limit) throw Error(path + ": longer than the " + std::to_string(limit) + " bytes that are read of it at most");
@@ -163,15 +173,7 @@ AtomicFile::~AtomicFile() {
   if (!temporary_.empty()) ::unlink(temporary_.c_str());
 }
 
-void AtomicFile::write(std::span<const std::byte> bytes) {
-  const NoFileSizeSignal guard;
-  while (!bytes.empty()) {
-    const ssize_t done = ::write(descriptor_, bytes.data(), std::min<size_t>(bytes.size(), size_t{1} << 30));
-    if (done < 0 && errno == EINTR) continue;
-    if (done < 0) fail(path_, "cannot write", errno);
-    bytes = bytes.subspan(static_cast<size_t>(done));
-  }
-}
+void AtomicFile::write(std::span<const std::byte> bytes) { write_bytes(descriptor_, bytes, path_, "cannot write"); }
 
 void AtomicFile::commit() {
   BASED_ASSERT(descriptor_ >= 0);
@@ -228,9 +230,17 @@ bool AppendFile::append(std::string_view record) {
   return write_pending();
 }
 
-void AppendFile::sync() {
+void AppendFile::flush() {
   if (!write_pending()) fail(path_, "cannot write", error_);
+}
+
+void AppendFile::sync_written() const {
   if (::fsync(descriptor_) != 0) fail(path_, "cannot write to disk", errno);
+}
+
+void AppendFile::sync() {
+  flush();
+  sync_written();
 }
 
 void sync_folder(const std::string& folder) {
@@ -240,11 +250,12 @@ void sync_folder(const std::string& folder) {
   if (::fsync(handle.get()) != 0 && errno != EINVAL) fail(folder, "cannot write to disk", errno);
 }
 
-MappedFile::MappedFile(const std::string& path) : path_(path) {
-  const Descriptor file(opened(path, O_RDONLY | O_NONBLOCK, "cannot open"));
-  const auto size = static_cast<size_t>(status_of_regular(file.get(), path).st_size);
+MappedFile::MappedFile(const std::string& path) : MappedFile(path, Descriptor(opened(path, O_RDONLY | O_NONBLOCK, "cannot open")).get()) {}
+
+MappedFile::MappedFile(const std::string& path, int descriptor) : path_(path) {
+  const auto size = static_cast<size_t>(status_of_regular(descriptor, path).st_size);
   if (size == 0) return;
-  void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
   if (address == MAP_FAILED) fail(path, "cannot map into memory", errno);
   bytes_ = {static_cast<const std::byte*>(address), size};
 }
@@ -260,5 +271,22 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 MappedFile::~MappedFile() {
   if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }
+
+ScratchFile::ScratchFile(const std::string& folder) : folder_(folder) {
+  const std::string path = temporary_sibling(path_in(folder, "scratch"));
+  descriptor_ = opened(path, O_RDWR | O_CREAT | O_EXCL, "cannot create a temporary file");
+  ::unlink(path.c_str());
+}
+
+ScratchFile::ScratchFile(ScratchFile&& other) noexcept
+    : folder_(std::move(other.folder_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+ScratchFile::~ScratchFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void ScratchFile::append(std::span<const std::byte> bytes) { write_bytes(descriptor_, bytes, folder_, "cannot write a temporary file"); }
+
+MappedFile ScratchFile::map() const { return {folder_, descriptor_}; }
 
 }  // namespace based

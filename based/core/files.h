@@ -61,7 +61,9 @@ class AppendFile {
   ~AppendFile();
 
   bool append(std::string_view record);    // false: the record is still in memory
-  void sync();                             // writes and syncs all records; throws Error if one cannot be written
+  void flush();                            // writes all records; throws Error if one cannot be written
+  void sync_written() const;               // makes the written records durable; another thread may append meanwhile
+  void sync();                             // flush() and sync_written()
   uint64_t size() const { return size_; }  // bytes of whole records in the file
 
  private:
@@ -81,6 +83,7 @@ class MappedFile {
  public:
   MappedFile() = default;
   explicit MappedFile(const std::string& path);
+  MappedFile(const std::string& path, int descriptor);  // an open file, which the caller may close afterwards
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
   MappedFile(const MappedFile&) = delete;
@@ -93,6 +96,23 @@ class MappedFile {
  private:
   std::string path_;
   std::span<const std::byte> bytes_;
+};
+
+// A file without a name, for data that does not fit into memory. The system frees its space with the object, also after a kill.
+class ScratchFile {
+ public:
+  explicit ScratchFile(const std::string& folder);  // on the file system of `folder`; messages name the folder
+  ScratchFile(ScratchFile&& other) noexcept;
+  ScratchFile(const ScratchFile&) = delete;
+  ScratchFile& operator=(const ScratchFile&) = delete;
+  ~ScratchFile();
+
+  void append(std::span<const std::byte> bytes);
+  MappedFile map() const;  // all bytes appended so far
+
+ private:
+  std::string folder_;
+  int descriptor_ = -1;
 };
 
 }  // namespace based

@@ -4,18 +4,24 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <csignal>
+#include <limits>
 
 namespace based {
 namespace {
 
 constexpr int kExitCode = 130;  // 128 + SIGINT, the convention of shells
 std::atomic<int> caught{0};
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+std::atomic<double> stop_time{kNoLimit};  // on the clock of steady_seconds()
 static_assert(std::atomic<int>::is_always_lock_free, "used in a signal handler");
 
-int depth = 0;
+std::atomic<int> depth{0};
 constexpr std::array kSignals{SIGINT, SIGTERM, SIGHUP};
 std::array<struct sigaction, kSignals.size()> before;
+
+double steady_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 void on_signal(int signal) {
   int none = 0;
@@ -24,8 +30,10 @@ void on_signal(int signal) {
 
 }  // namespace
 
-bool interrupted() { return caught.load(std::memory_order_relaxed) != 0; }
+bool interrupted() { return caught.load(std::memory_order_relaxed) != 0 || steady_seconds() >= stop_time.load(std::memory_order_relaxed); }
 int interrupt_signal() { return caught.load(std::memory_order_relaxed); }
+
+void interrupt_after(double seconds) { stop_time = steady_seconds() + seconds; }
 
 InterruptScope::InterruptScope() {
   if (depth++ > 0) return;
@@ -40,6 +48,7 @@ InterruptScope::InterruptScope() {
 
 InterruptScope::~InterruptScope() {
   if (--depth > 0) return;
+  stop_time = kNoLimit;
   for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before[i], nullptr);
 }
 

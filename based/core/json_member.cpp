@@ -1,5 +1,6 @@
 #include "based/core/json_member.h"
 
+#include <array>
 #include <charconv>
 
 #include "based/core/utf8.h"
@@ -20,6 +21,14 @@ class Reader {
   bool take_key(std::string_view key) {
     if (!take('"') || !std::string_view(at_, static_cast<size_t>(end_ - at_)).starts_with(key)) return false;
     at_ += key.size();
+    return at_ < end_ && *at_++ == '"' && take(':');
+  }
+  // Reads a key without escapes, and the colon after it.
+  bool take_any_key(std::string_view& key) {
+    if (!take('"')) return false;
+    const char* const first = at_;
+    while (at_ < end_ && is_plain(*at_)) ++at_;
+    key = {first, static_cast<size_t>(at_ - first)};
     return at_ < end_ && *at_++ == '"' && take(':');
   }
   bool at_end() {
@@ -67,11 +76,19 @@ class Reader {
     at_ += 2;
     return true;
   }
+  // Reads \uXXXX, or two of them that are a surrogate pair.
   bool take_unicode_escape(std::string& to) {
-    uint32_t code = 0;
-    if (end_ - at_ < 6 || std::from_chars(at_ + 2, at_ + 6, code, 16).ptr != at_ + 6) return false;
-    if (code >= 0xd800 && code < 0xe000) return false;
+    uint32_t code = 0, low = 0;
+    if (!take_code_unit(code)) return false;
+    if (code >= 0xd800 && code < 0xe000) {
+      if (code >= 0xdc00 || !take_code_unit(low) || low < 0xdc00 || low >= 0xe000) return false;
+      code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
+    }
     append_utf8(code, to);
+    return true;
+  }
+  bool take_code_unit(uint32_t& unit) {
+    if (end_ - at_ < 6 || at_[0] != '\\' || at_[1] != 'u' || std::from_chars(at_ + 2, at_ + 6, unit, 16).ptr != at_ + 6) return false;
     at_ += 6;
     return true;
   }
@@ -79,7 +96,59 @@ class Reader {
   const char *at_, *end_;
 };
 
+// The keys of an object, to find one that occurs twice.
+class SeenKeys {
+ public:
+  // Returns false if the key was added before, or if there are too many keys to compare with.
+  bool add(std::string_view key) {
+    for (size_t i = 0; i < count_; ++i) {
+      if (keys_[i] == key) return false;
+    }
+    if (count_ == keys_.size()) return false;
+    keys_[count_++] = key;
+    return true;
+  }
+
+ private:
+  std::array<std::string_view, 16> keys_;
+  size_t count_ = 0;
+};
+
+// Reads an object of strings and stores the one at `key`; "" if there is none.
+bool take_strings(Reader& in, std::string_view key, std::string& value) {
+  SeenKeys keys;
+  std::string unused;
+  std::string_view at;
+  value.clear();
+  if (!in.take('{')) return false;
+  if (in.take('}')) return true;
+  do {
+    if (!in.take_any_key(at) || !keys.add(at) || !in.take('"') || !in.take_string(at == key ? value : unused)) return false;
+  } while (in.take(','));
+  return in.take('}');
+}
+
 }  // namespace
+
+bool read_members(std::string_view text, std::string_view key, std::string& value, NestedKey nested_key, std::string& nested) {
+  Reader in(text);
+  SeenKeys keys;
+  std::string unused;
+  std::string_view at;
+  bool found = false;
+  nested.clear();
+  if (!in.take('{')) return false;
+  do {
+    if (!in.take_any_key(at) || !keys.add(at)) return false;
+    if (in.take('"')) {
+      if (!in.take_string(at == key ? value : unused)) return false;
+      found = found || at == key;
+    } else if (at == key || !take_strings(in, nested_key.inner, at == nested_key.outer ? nested : unused)) {
+      return false;
+    }
+  } while (in.take(','));
+  return found && in.take('}') && in.at_end();
+}
 
 bool read_only_member(std::string_view text, std::string_view key, std::string& value) {
   Reader in(text);

@@ -1,10 +1,25 @@
 #include "based/data/loader.h"
 
+#include <algorithm>
 #include <bit>
+#include <charconv>
+#include <span>
 
+#include "based/core/hash.h"
 #include "based/core/random.h"
+#include "based/core/text.h"
 
 namespace based {
+namespace {
+
+constexpr int64_t kMaxPlace = int64_t{1} << 62;  // leaves room for a batch after it
+
+// The first of the ascending ranges that ends after `place`.
+std::vector<WindowRange>::const_iterator range_after(const std::vector<WindowRange>& ranges, int64_t place) {
+  return std::upper_bound(ranges.begin(), ranges.end(), place, [](int64_t value, const WindowRange& range) { return value < range.last; });
+}
+
+}  // namespace
 
 Permutation::Permutation(uint64_t size, uint64_t seed, uint64_t stream) : size_(size), seed_(seed), stream_(stream) {
   BASED_ASSERT(size > 0);
@@ -30,7 +45,10 @@ uint64_t Permutation::operator()(uint64_t index) const {
 }
 
 Loader::Loader(std::shared_ptr<const TokenDataset> data, const LoaderConfig& config, int64_t rank, int64_t world)
-    : data_(std::move(data)), config_(config), rank_(rank), world_(world), windows_(0) {
+    : Loader(std::make_shared<TokenMixture>(std::vector<WeightedSet>{{std::move(data), 1}}), config, rank, world) {}
+
+Loader::Loader(std::shared_ptr<const TokenMixture> data, const LoaderConfig& config, int64_t rank, int64_t world)
+    : data_(std::move(data)), config_(config), rank_(rank), world_(world) {
   const auto refuse = [](const std::string& field, int64_t value, const std::string& wanted) {
     throw UsageError("data: " + field + " must be " + wanted + ", got " + std::to_string(value));
   };
@@ -38,51 +56,147 @@ Loader::Loader(std::shared_ptr<const TokenDataset> data, const LoaderConfig& con
   if (config.length < 1 || config.length > (int64_t{1} << 31)) refuse("length", config.length, "from 1 to 2^31");
   if (config.batch < 1 || config.batch > (int64_t{1} << 31) / config.length) refuse("batch", config.batch, "from 1 to 2^31 tokens in all");
   if (config.batch % world != 0) refuse("batch", config.batch, "a multiple of the " + std::to_string(world) + " devices");
-  windows_ = (data_->tokens() - 1) / config.length;
-  if (windows_ < 1) {
-    throw Error("the data set has " + std::to_string(data_->tokens()) + " tokens: too few for one window of " +
-                std::to_string(config.length) + " and the token after it");
+  for (const WeightedSet& set : data_->sets()) {
+    const int64_t windows = (set.data->tokens() - 1) / config.length;
+    if (windows < 1) {
+      throw Error(set.data->path() + ": the data set has " + std::to_string(set.data->tokens()) + " tokens: too few for one window of " +
+                  std::to_string(config.length) + " and the token after it");
+    }
+    first_window_.push_back(first_window_.back() + windows);
   }
+  hash_ = initial_hash();
 }
 
-void Loader::seek(LoaderPosition position) {
-  if (position.window < 0) throw Error("the position in the data is negative: " + std::to_string(position.window));
-  position_ = position;
+void Loader::skip(std::vector<WindowRange> ranges) {
+  std::sort(ranges.begin(), ranges.end(), [](const WindowRange& a, const WindowRange& b) { return a.first < b.first; });
+  std::vector<WindowRange> merged;
+  for (const WindowRange& range : ranges) {
+    if (range.first < 0 || range.last <= range.first || range.last > kMaxPlace) {
+      throw UsageError("the windows to skip must be a range A..B with 0 <= A < B, got " + std::to_string(range.first) + ".." +
+                       std::to_string(range.last));
+    }
+    if (!merged.empty() && range.first <= merged.back().last)
+      merged.back().last = std::max(merged.back().last, range.last);
+    else
+      merged.push_back(range);
+  }
+  skipped_ = std::move(merged);
+}
+
+LoaderPosition Loader::position() const { return {window_, order_hash()}; }
+
+std::string Loader::order_hash() const { return hex(hash_); }
+
+void Loader::seek(const LoaderPosition& position) {
+  if (position.window < 0 || position.window > kMaxPlace)
+    throw Error("the position in the data is negative or above 2^62: " + std::to_string(position.window));
+  uint64_t hash = initial_hash();
+  if (position.order_hash.empty()) {  // saved before positions had a hash, or written by hand
+    for (int64_t place = 0; place < position.window; ++place) {
+      const auto range = range_after(skipped_, place);
+      if (range != skipped_.end() && range->first <= place)
+        place = range->last - 1;
+      else
+        hash = hash_over(hash, {place});
+    }
+  } else {
+    const char *const first = position.order_hash.data(), *const end = first + position.order_hash.size();
+    const auto [stop, error] = std::from_chars(first, end, hash, 16);
+    if (error != std::errc() || stop != end || position.order_hash.size() != 16)
+      throw Error("the hash of the order of the data must be 16 hexadecimal digits, is " + in_quotes(position.order_hash));
+  }
+  window_ = position.window;
+  hash_ = hash;
 }
 
 TokenBatch Loader::next() {
-  TokenBatch batch = batch_at(position_);
-  position_.window += config_.batch;
+  const std::vector<int64_t> places = places_from(window_);
+  TokenBatch batch = part_of(places);
+  hash_ = hash_over(hash_, places);
+  window_ = places.back() + 1;
   return batch;
 }
 
-TokenBatch Loader::batch_at(LoaderPosition position) const {
+TokenBatch Loader::batch_at(const LoaderPosition& position) const { return part_of(places_from(position.window)); }
+
+int64_t Loader::step_labels(const LoaderPosition& position, int64_t batches) const {
+  const int64_t all = batches * config_.batch * config_.length;
+  if (!config_.documents) return all;
+  int64_t ends = 0;  // tokens whose next token is in another document
+  int64_t place = position.window;
+  for (int64_t batch = 0; batch < batches; ++batch) {
+    const std::vector<int64_t> places = places_from(place);
+    for (const int64_t each : places) {
+      const Window window = find_window(window_at(each));
+      ends += window.data->count_document_starts(window.first + 1, window.first + config_.length + 1);
+    }
+    place = places.back() + 1;
+  }
+  return all - ends;
+}
+
+std::vector<int64_t> Loader::step_windows(const LoaderPosition& position, int64_t batches) const {
+  std::vector<int64_t> windows;
+  int64_t place = position.window;
+  for (int64_t batch = 0; batch < batches; ++batch) {
+    const std::vector<int64_t> places = places_from(place);
+    for (const int64_t each : places) windows.push_back(window_at(each));
+    place = places.back() + 1;
+  }
+  return windows;
+}
+
+std::vector<int64_t> Loader::places_from(int64_t first) const {
+  std::vector<int64_t> places;
+  places.reserve(static_cast<size_t>(config_.batch));
+  auto range = range_after(skipped_, first);
+  for (int64_t place = first; static_cast<int64_t>(places.size()) < config_.batch;) {
+    if (range != skipped_.end() && range->first <= place) {
+      place = range->last;
+      ++range;
+    } else {
+      places.push_back(place++);
+    }
+  }
+  return places;
+}
+
+int64_t Loader::window_at(int64_t place) const {
+  const auto [set, index] = data_->place(place);
+  const auto windows = static_cast<uint64_t>(first_window_[set + 1] - first_window_[set]);
+  const uint64_t epoch = static_cast<uint64_t>(index) / windows;
+  uint64_t window = static_cast<uint64_t>(index) % windows;
+  // The upper bits of the stream tell the sets apart: sets of equal size have different orders.
+  if (config_.shuffle) window = Permutation(windows, static_cast<uint64_t>(config_.seed), epoch ^ static_cast<uint64_t>(set) << 44)(window);
+  return first_window_[set] + static_cast<int64_t>(window);
+}
+
+Loader::Window Loader::find_window(int64_t number) const {
+  const auto set = static_cast<size_t>(std::upper_bound(first_window_.begin(), first_window_.end(), number) - first_window_.begin()) - 1;
+  return {data_->sets()[set].data.get(), (number - first_window_[set]) * config_.length};
+}
+
+TokenBatch Loader::part_of(const std::vector<int64_t>& places) const {
   TokenBatch batch;
   batch.rows = config_.batch / world_;
   batch.length = config_.length;
   batch.cu_seqlens.push_back(0);
-  for (int64_t row = 0; row < batch.rows; ++row) {
-    const int64_t number = position.window + rank_ * batch.rows + row, epoch = number / windows_;
-    auto window = static_cast<uint64_t>(number % windows_);
-    if (config_.shuffle) {
-      window = Permutation(static_cast<uint64_t>(windows_), static_cast<uint64_t>(config_.seed), static_cast<uint64_t>(epoch))(window);
-    }
-    append_window(static_cast<int64_t>(window), batch);
-  }
+  for (int64_t row = 0; row < batch.rows; ++row) append_window(window_at(places[static_cast<size_t>(rank_ * batch.rows + row)]), batch);
   return batch;
 }
 
-void Loader::append_window(int64_t window, TokenBatch& batch) const {
+void Loader::append_window(int64_t number, TokenBatch& batch) const {
   const auto length = static_cast<size_t>(config_.length);
-  const int64_t first = window * config_.length, row_start = batch.cu_seqlens.back();
+  const auto [data, first] = find_window(number);
+  const int64_t row_start = batch.cu_seqlens.back();
   std::vector<int32_t> tokens(length + 1);
-  data_->copy(first, tokens);
+  data->copy(first, tokens);
   batch.tokens.insert(batch.tokens.end(), tokens.begin(), tokens.end() - 1);
   batch.targets.insert(batch.targets.end(), tokens.begin() + 1, tokens.end());
-  batch.windows.push_back(window);
+  batch.windows.push_back(number);
   if (config_.documents) {
     std::vector<int64_t> starts;
-    data_->append_document_starts(first + 1, first + config_.length + 1, starts);
+    data->append_document_starts(first + 1, first + config_.length + 1, starts);
     for (const int64_t start : starts) {
       const int64_t end = row_start + start - first;  // the end of the previous document, as a position in the batch
       batch.targets[static_cast<size_t>(end - 1)] = kNoLabel;
@@ -90,6 +204,19 @@ void Loader::append_window(int64_t window, TokenBatch& batch) const {
     }
   }
   batch.cu_seqlens.push_back(row_start + config_.length);
+}
+
+uint64_t Loader::initial_hash() const {
+  const uint64_t parts[] = {data_->hash(), static_cast<uint64_t>(config_.length)};
+  return xxh3_64(std::as_bytes(std::span(parts)));
+}
+
+uint64_t Loader::hash_over(uint64_t hash, const std::vector<int64_t>& places) const {
+  for (const int64_t place : places) {
+    const uint64_t parts[] = {hash, static_cast<uint64_t>(window_at(place))};
+    hash = xxh3_64(std::as_bytes(std::span(parts)));
+  }
+  return hash;
 }
 
 }  // namespace based

@@ -1,4 +1,4 @@
-// Batches of token windows. The windows of a batch depend only on the seed and on the number of windows delivered before: not on the number
+// Batches of token windows. The windows of a batch depend only on the seed and on the position in the order of delivery: not on the number
 // of devices, workers or threads, nor on where a run was stopped and resumed.
 #pragma once
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "based/data/labels.h"
-#include "based/data/shards.h"
+#include "based/data/mixture.h"
 
 namespace based {
 
@@ -45,42 +45,84 @@ struct TokenBatch {
   std::vector<int32_t> tokens;   // [rows, length]
   std::vector<int32_t> targets;  // [rows, length]: the next token, or kNoLabel if it belongs to another document (LoaderConfig::documents)
   std::vector<int64_t> cu_seqlens;  // sequences in the rows·length tokens: one per row, or one per document if documents are separate
-  std::vector<int64_t> windows;     // [rows]: window w starts at token w·length; for messages about a batch
+  std::vector<int64_t> windows;     // [rows]: window w of the first set starts at token w·length; the windows of further sets are numbered
+                                    // after those of the sets before; for messages about a batch
 };
 
-// The loader's part of a checkpoint.
+// The loader's part of a checkpoint. It does not depend on the number of devices.
 struct LoaderPosition {
-  int64_t window = 0;  // windows delivered, over all devices and epochs
+  int64_t window = 0;           // places of the order of delivery that were passed, over all devices and epochs
+  std::string order_hash = {};  // Loader::order_hash() there; empty if it is not known
 
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("window", window, "windows delivered, over all devices and epochs");
+    field("window", window, "windows delivered or skipped, over all devices and epochs");
+    field("order_hash", order_hash, "hash over the data sets and the numbers of all windows delivered");
   }
 };
 
-// Cuts the data into windows() = (tokens - 1) / length consecutive windows; the remaining tokens at the end are never used. Each epoch
-// delivers every window once. A batch may span two epochs.
+// The places first … last - 1 of the order of delivery.
+struct WindowRange {
+  int64_t first = 0, last = 0;
+};
+
+// Cuts each set into (tokens - 1) / length consecutive windows; the remaining tokens at the end are never used. The order of delivery
+// assigns its places to the sets by their weights (mixture.h), and each set delivers every window once in each of its epochs, in an order
+// that depends on the seed, the epoch and the set. A batch may span two epochs.
 class Loader {
  public:
   // Device `rank` of `world` gets batch/world rows, from row rank·batch/world on. Throws UsageError if `world` does not divide the batch or
-  // a field is out of range, and Error if the data set is shorter than one window.
+  // a field is out of range, and Error if a set is shorter than one window.
   Loader(std::shared_ptr<const TokenDataset> data, const LoaderConfig& config, int64_t rank = 0, int64_t world = 1);
+  Loader(std::shared_ptr<const TokenMixture> data, const LoaderConfig& config, int64_t rank = 0, int64_t world = 1);
 
-  TokenBatch next();                                   // this device's part of the next batch
-  TokenBatch batch_at(LoaderPosition position) const;  // this device's part of the batch at any position; thread-safe
+  // The batches leave out these places of the order, and the windows there are not delivered in this epoch. Batches stay whole: later
+  // windows fill them. A place counts in positions whether or not it is skipped, so a position means the same place with and without the
+  // ranges. Replaces earlier ranges. Throws UsageError for a range that is negative or empty.
+  void skip(std::vector<WindowRange> ranges);
 
-  LoaderPosition position() const { return position_; }
-  void seek(LoaderPosition position);  // throws Error for a negative position
-  int64_t windows() const { return windows_; }
-  double epoch() const { return static_cast<double>(position_.window) / static_cast<double>(windows_); }
+  TokenBatch next();                                          // this device's part of the next batch
+  TokenBatch batch_at(const LoaderPosition& position) const;  // this device's part of the batch at any position; thread-safe
+
+  // The labels (targets other than kNoLabel) of the next `batches` batches from a position on, over all devices. Reads no tokens.
+  // Thread-safe.
+  int64_t step_labels(const LoaderPosition& position, int64_t batches = 1) const;
+
+  // The numbers of the windows of the next `batches` batches from a position on, over all devices. Reads no tokens. Thread-safe.
+  std::vector<int64_t> step_windows(const LoaderPosition& position, int64_t batches = 1) const;
+
+  LoaderPosition position() const;
+  // Throws Error for a negative position or a malformed hash. Without a hash, it is computed from the order up to the position.
+  void seek(const LoaderPosition& position);
+
+  // 16 hexadecimal digits: a hash over the sets, the window length and the number of every window delivered so far on all devices, in
+  // order. Equal for any number of devices, and continued by a resumed run. Two runs with equal hashes were given the same tokens in the
+  // same order.
+  std::string order_hash() const;
+
+  int64_t windows() const { return first_window_.back(); }  // the sum over all sets
+  double epoch() const { return static_cast<double>(window_) / static_cast<double>(windows()); }
 
  private:
-  void append_window(int64_t window, TokenBatch& batch) const;
+  std::vector<int64_t> places_from(int64_t first) const;  // [batch]: the next places that are not skipped
+  int64_t window_at(int64_t place) const;                 // the number of a window, as in TokenBatch::windows
+  struct Window {
+    const TokenDataset* data;
+    int64_t first;  // its first token
+  };
+  Window find_window(int64_t number) const;
+  void append_window(int64_t number, TokenBatch& batch) const;
+  TokenBatch part_of(const std::vector<int64_t>& places) const;  // this device's rows of a batch
+  uint64_t initial_hash() const;
+  uint64_t hash_over(uint64_t hash, const std::vector<int64_t>& places) const;
 
-  std::shared_ptr<const TokenDataset> data_;
+  std::shared_ptr<const TokenMixture> data_;
   LoaderConfig config_;
-  int64_t rank_, world_, windows_;
-  LoaderPosition position_;
+  int64_t rank_, world_;
+  std::vector<int64_t> first_window_ = {0};  // the number of each set's first window, and the end
+  std::vector<WindowRange> skipped_;         // ascending, without overlaps
+  int64_t window_ = 0;
+  uint64_t hash_ = 0;
 };
 
 }  // namespace based

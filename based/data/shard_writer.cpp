@@ -3,11 +3,10 @@
 
 #include "based/core/folders.h"
 #include "based/core/hash.h"
-#include "based/core/interrupt.h"
 #include "based/core/log.h"
 #include "based/core/output_folder.h"
 #include "based/core/temporaries.h"
-#include "based/data/documents.h"
+#include "based/core/text.h"
 #include "based/data/shards.h"
 
 namespace based {
@@ -16,6 +15,20 @@ namespace {
 template <class T>
 void put(std::vector<std::byte>& bytes, size_t offset, T value) {
   std::memcpy(bytes.data() + offset, &value, sizeof(T));
+}
+
+size_t padded_size(size_t bytes) { return (bytes + 7) / 8 * 8; }
+
+// Appends the part of a shard of version 2 that says where the documents are from.
+void append_sources(std::vector<std::byte>& body, const std::vector<uint32_t>& sources, const std::vector<std::string>& names) {
+  std::string joined;
+  for (const std::string& name : names) joined.append(name).push_back('\0');
+  const size_t sources_at = body.size(), names_at = sources_at + padded_size(4 * sources.size());
+  body.resize(names_at + 16 + padded_size(joined.size()));
+  std::memcpy(body.data() + sources_at, sources.data(), 4 * sources.size());
+  put(body, names_at, static_cast<uint64_t>(names.size()));
+  put(body, names_at + 8, static_cast<uint64_t>(joined.size()));
+  std::memcpy(body.data() + names_at + 16, joined.data(), joined.size());
 }
 
 std::string shard_name(int64_t number) {
@@ -49,6 +62,22 @@ void clear(const std::string& folder) {
 
 }  // namespace
 
+uint32_t SourceNames::number(std::string_view name) {
+  if (name.empty()) return 0;
+  BASED_ASSERT(name.find('\0') == std::string_view::npos);
+  const auto found = numbers_.find(name);
+  if (found != numbers_.end()) return found->second;
+  constexpr size_t kMostNames = 65535;
+  if (names_.size() == kMostNames) {
+    throw Error("more than " + std::to_string(kMostNames) + " sources of documents (meta.pile_set_name), " + in_quotes(name) +
+                " among them: they must name collections of documents, not single documents");
+  }
+  names_.emplace_back(name);
+  const auto number = static_cast<uint32_t>(names_.size());
+  numbers_.emplace(name, number);
+  return number;
+}
+
 ShardWriter::ShardWriter(const std::string& folder, const Tokenizer& tokenizer, int64_t max_tokens)
     : folder_(folder),
       lock_(std::in_place, folder),
@@ -64,7 +93,7 @@ ShardWriter::~ShardWriter() {
   for (int64_t number = 0; number < number_; ++number) std::remove((folder_ + "/" + shard_name(number)).c_str());
 }
 
-void ShardWriter::add_document(std::span<const int32_t> ids) {
+void ShardWriter::add_document(std::span<const int32_t> ids, std::string_view source) {
   if (ids.empty()) return;
   for (const int32_t id : ids) {
     if (id < 0 || id >= vocab_size_) {
@@ -73,6 +102,7 @@ void ShardWriter::add_document(std::span<const int32_t> ids) {
   }
   if (!tokens_.empty() && static_cast<int64_t>(tokens_.size() + ids.size()) > max_tokens_) write_shard(false);
   starts_.push_back(tokens_.size());
+  sources_.push_back(names_.number(source));
   tokens_.insert(tokens_.end(), ids.begin(), ids.end());
 }
 
@@ -84,14 +114,16 @@ void ShardWriter::finish() {
 }
 
 void ShardWriter::write_shard(bool last) {
-  const size_t width = vocab_size_ <= 65536 ? 2 : 4, token_bytes = (tokens_.size() * width + 7) / 8 * 8;
+  const size_t width = vocab_size_ <= 65536 ? 2 : 4, token_bytes = padded_size(tokens_.size() * width);
   std::vector<std::byte> body(token_bytes + 8 * starts_.size()), header(72);
   for (size_t i = 0; i < tokens_.size(); ++i) {
     width == 2 ? put(body, 2 * i, static_cast<uint16_t>(tokens_[i])) : put(body, 4 * i, tokens_[i]);
   }
   std::memcpy(body.data() + token_bytes, starts_.data(), 8 * starts_.size());
+  const bool named = !names_.names().empty();
+  if (named) append_sources(body, sources_, names_.names());
   std::memcpy(header.data(), "BASEDTOK", 8);
-  put(header, 8, uint32_t{1});
+  put(header, 8, uint32_t{named ? 2u : 1u});
   put(header, 12, static_cast<uint32_t>(width));
   put(header, 16, static_cast<uint64_t>(tokens_.size()));
   put(header, 24, static_cast<uint64_t>(starts_.size()));
@@ -108,37 +140,7 @@ void ShardWriter::write_shard(bool last) {
   ++number_;
   tokens_.clear();
   starts_.clear();
-}
-
-PackReport pack_files(const std::vector<std::string>& files, const std::string& format, const Tokenizer& tokenizer,
-                      const std::string& folder, int64_t shard_tokens) {
-  const TextFormat text_format_of_all = text_format(format);
-  if (files.empty()) throw UsageError("no files to pack");
-  const std::optional<int32_t> end_of_text = tokenizer.end_of_text();
-  PackReport report;
-  report.end_of_text = end_of_text.has_value();
-  const InterruptScope signals;
-  ShardWriter writer(folder, tokenizer, shard_tokens);
-  std::vector<int32_t> ids;
-  for (const std::string& file : files) {
-    read_documents(file, text_format_of_all, [&](std::string_view text) {
-      if (interrupted()) throw Error(folder + ": interrupted; no shards are left there");
-      ids.clear();
-      tokenizer.encode_text(text, ids);
-      if (ids.empty()) {
-        ++report.empty;
-        return;
-      }
-      if (end_of_text) ids.push_back(*end_of_text);
-      writer.add_document(ids);
-      ++report.documents;
-      report.tokens += static_cast<int64_t>(ids.size());
-      report.bytes += static_cast<int64_t>(text.size());
-    });
-  }
-  writer.finish();
-  report.shards = writer.shards();
-  return report;
+  sources_.clear();
 }
 
 }  // namespace based

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
-#include <span>
+#include <map>
 
 #include "based/generate/engine.h"
 #include "based/models/limits.h"
@@ -11,20 +10,20 @@
 namespace based {
 namespace {
 
-// Iterates over the contexts of all documents. Each context begins with the last token of the previous one.
+// Iterates over the contexts of all documents.
 class Contexts {
  public:
   Contexts(const std::vector<std::vector<int64_t>>& documents, int64_t length) : documents_(documents), length_(length) {}
 
-  // The next context with at least two tokens; empty at the end.
-  std::span<const int64_t> next() {
+  // The next context with at least two tokens; no ids at the end.
+  DocumentContext next() {
     for (; document_ < documents_.size(); ++document_, at_ = 0) {
       const std::vector<int64_t>& ids = documents_[document_];
       const auto size = static_cast<int64_t>(ids.size());
       if (at_ + 1 >= size) continue;
       const int64_t begin = at_, end = length_ > 0 ? std::min(size, begin + length_) : size;
       at_ = end - 1;
-      return std::span(ids).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+      return {static_cast<int64_t>(document_), begin, std::span(ids).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin))};
     }
     return {};
   }
@@ -39,8 +38,21 @@ class Contexts {
 
 double Perplexity::value() const { return tokens > 0 ? std::exp(nats / static_cast<double>(tokens)) : std::nan(""); }
 
+void Perplexity::add(std::span<const float> token_nats, const std::string& model) {
+  for (const float each : token_nats) nats += each;
+  tokens += static_cast<int64_t>(token_nats.size());
+  if (!std::isfinite(nats))
+    throw Error(model + ": a token's probability is not a number; the weights may be damaged, or the training diverged");
+}
+
+void for_each_context(const std::vector<std::vector<int64_t>>& documents, int64_t length,
+                      const std::function<void(const DocumentContext&)>& visit) {
+  Contexts contexts(documents, length);
+  for (DocumentContext context = contexts.next(); !context.ids.empty(); context = contexts.next()) visit(context);
+}
+
 Perplexity measure_perplexity(LanguageModel& model, const std::vector<std::vector<int64_t>>& documents, const PerplexityOptions& options,
-                              const std::function<bool(int64_t)>& progress) {
+                              const std::function<bool(int64_t)>& progress, const DocumentSink& sink) {
   Engine engine(model, {.slots = options.batch > 0          ? options.batch
                                  : model.device().is_cuda() ? 64
                                                             : 8,
@@ -53,18 +65,18 @@ Perplexity measure_perplexity(LanguageModel& model, const std::vector<std::vecto
   }
   Contexts contexts(documents, options.context);
   Perplexity sum;
-  std::set<int64_t> active;
+  std::map<int64_t, DocumentContext> active;  // by the number of the sequence
   const auto add = [&] {
-    const std::span<const int64_t> ids = contexts.next();
-    if (!ids.empty()) active.insert(engine.add(std::vector<int64_t>(ids.begin(), ids.end()), {.max_tokens = 0, .scores = true}));
-    return !ids.empty();
+    const DocumentContext context = contexts.next();
+    if (context.ids.empty()) return false;
+    active[engine.add(std::vector<int64_t>(context.ids.begin(), context.ids.end()), {.max_tokens = 0, .scores = true})] = context;
+    return true;
   };
   const auto take = [&](int64_t sequence) {
-    const std::vector<float>& scores = engine.scores(sequence);
-    for (const float log_probability : scores) sum.nats -= log_probability;
-    sum.tokens += static_cast<int64_t>(scores.size());
-    if (!std::isfinite(sum.nats))
-      throw Error(options.model + ": a token's probability is not a number; the weights may be damaged, or the training diverged");
+    std::vector<float> nats = engine.scores(sequence);
+    for (float& each : nats) each = -each;
+    sum.add(nats, options.model);
+    if (sink) sink(active.at(sequence), nats);
   };
   while (static_cast<int64_t>(active.size()) < 2 * engine.slots() && add()) {}
   bool proceed = true;
@@ -77,7 +89,7 @@ Perplexity measure_perplexity(LanguageModel& model, const std::vector<std::vecto
     }
     proceed = !progress || progress(engine.tokens_read());
   }
-  for (const int64_t sequence : active) take(sequence);  // the scored part of unfinished contexts
+  for (const auto& [sequence, context] : active) take(sequence);  // the scored part of unfinished contexts
   return sum;
 }
 

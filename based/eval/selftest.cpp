@@ -74,7 +74,7 @@ Tensor draw(torch::IntArrayRef shape, double scale = 1) { return (torch::randn(s
 Tensor row_starts(const Tensor& like) {
   return torch::tensor({int64_t{0}, int64_t{65}, int64_t{65}, int64_t{66}, int64_t{196}}).to(like.device());
 }
-constexpr int64_t tokens = 196;
+constexpr int64_t kTokens = 196;
 
 // Decodes the first row token by token, with plain steps or with deferred steps, whose pending tokens are flushed into the state once.
 Tensor taylor_steps(const Tensors& x, bool deferred) {
@@ -106,7 +106,7 @@ Tensor linear_attention_steps(const Tensors& x) {
 }
 
 std::vector<OperatorCheck> linear_attention_checks() {
-  const auto qkv = [] { return Tensors{draw({tokens, 2, 16}), draw({tokens, 2, 16}), draw({tokens, 2, 24})}; };
+  const auto qkv = [] { return Tensors{draw({kTokens, 2, 16}), draw({kTokens, 2, 16}), draw({kTokens, 2, 24})}; };
   const auto reference = [](const Tensors& x) {
     return std::get<0>(ops::linear_attention_reference(x[0].abs(), x[1].abs(), x[2], row_starts(x[0]), {}, 1e-6));
   };
@@ -121,8 +121,8 @@ std::vector<OperatorCheck> linear_attention_checks() {
 }
 
 std::vector<OperatorCheck> attention_checks() {
-  const auto qkv = [] { return Tensors{draw({tokens, 2, 16}, 0.5), draw({tokens, 2, 16}, 0.5), draw({tokens, 2, 24})}; };
-  const auto qkv_same_width = [] { return Tensors{draw({tokens, 2, 16}), draw({tokens, 2, 16}), draw({tokens, 2, 16})}; };
+  const auto qkv = [] { return Tensors{draw({kTokens, 2, 16}, 0.5), draw({kTokens, 2, 16}, 0.5), draw({kTokens, 2, 24})}; };
+  const auto qkv_same_width = [] { return Tensors{draw({kTokens, 2, 16}), draw({kTokens, 2, 16}), draw({kTokens, 2, 16})}; };
   const auto dropout = [](const Tensor& like) { return ops::AttentionDropout{0.2, {7, torch::tensor(int64_t{5}).to(like.device())}, 3}; };
   const auto first_row = [](const Tensors& x) {
     return std::get<0>(ops::taylor_attention_reference(x[0].narrow(0, 0, 65), x[1].narrow(0, 0, 65), x[2].narrow(0, 0, 65),
@@ -146,7 +146,7 @@ std::vector<OperatorCheck> attention_checks() {
       {"taylor_deferred_step", qkv, [](const Tensors& x) { return taylor_steps(x, true); }, first_row, false},
       {"causal_attention, full",
        [] {
-         return Tensors{draw({tokens, 4, 16}), draw({tokens, 2, 16}), draw({tokens, 2, 16})};
+         return Tensors{draw({kTokens, 4, 16}), draw({kTokens, 2, 16}), draw({kTokens, 2, 16})};
        },
        [](const Tensors& x) { return ops::causal_attention(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 0, 0.25); },
        [](const Tensors& x) { return ops::causal_attention_reference(x[0], x[1], x[2], row_starts(x[0]), row_starts(x[0]), 0, 0.25); }},
@@ -165,14 +165,14 @@ std::vector<OperatorCheck> attention_checks() {
 
 // Inputs of one row: q, k, v, log decays, beta, initial state.
 Tensors delta_rule_inputs() {
-  return {draw({tokens, 2, 16}),   draw({tokens, 2, 16}, 0.25), draw({tokens, 2, 24}), -draw({tokens, 2, 16}).abs() * 0.25,
-          draw({tokens, 2}).abs(), draw({1, 2, 16, 24})};
+  return {draw({kTokens, 2, 16}),   draw({kTokens, 2, 16}, 0.25), draw({kTokens, 2, 24}), -draw({kTokens, 2, 16}).abs() * 0.25,
+          draw({kTokens, 2}).abs(), draw({1, 2, 16, 24})};
 }
-ops::GatedDeltaRuleInputs delta_rule(const Tensors& x, int64_t begin = 0, int64_t length = tokens) {
+ops::GatedDeltaRuleInputs delta_rule(const Tensors& x, int64_t begin = 0, int64_t length = kTokens) {
   const auto part = [&](size_t i) { return x[i].narrow(0, begin, length); };
   return {part(0), part(1), part(2), part(3), part(4), {}, true, 0.25};
 }
-Tensor one_row(const Tensors& x, int64_t length = tokens) { return torch::tensor({int64_t{0}, length}).to(x[0].device()); }
+Tensor one_row(const Tensors& x, int64_t length = kTokens) { return torch::tensor({int64_t{0}, length}).to(x[0].device()); }
 
 // Processes a prompt of 100 tokens in two pieces, then the other tokens one by one.
 Tensor by_delta_rule_steps(const Tensors& x) {
@@ -180,7 +180,7 @@ Tensor by_delta_rule_steps(const Tensors& x) {
   const Tensor slot = torch::zeros({1}, torch::dtype(torch::kInt64).device(x[0].device()));
   Tensors rows;
   for (const int64_t begin : {0, 50}) rows.push_back(ops::gated_delta_rule_prefill(delta_rule(x, begin, 50), one_row(x, 50), state, slot));
-  for (int64_t t = 100; t < tokens; ++t) rows.push_back(ops::gated_delta_rule_step(delta_rule(x, t, 1), state, slot));
+  for (int64_t t = 100; t < kTokens; ++t) rows.push_back(ops::gated_delta_rule_step(delta_rule(x, t, 1), state, slot));
   return torch::cat(rows);
 }
 
@@ -220,7 +220,7 @@ std::vector<OperatorCheck> scan_checks() {
                    draw({length, 2, 12}, 0.3), draw({24}),         draw({length, 24}),  draw({24})};
   };
   const auto reference = [](const Tensors& x) { return by_selective_scan(x, row_starts(x[0]), ops::selective_scan_reference); };
-  return {{"selective_scan", [=] { return inputs(tokens); },
+  return {{"selective_scan", [=] { return inputs(kTokens); },
            [](const Tensors& x) { return by_selective_scan(x, row_starts(x[0]), ops::selective_scan); }, reference},
           {"selective_scan_step", [=] { return inputs(65); }, by_selective_scan_steps,
            [](const Tensors& x) { return by_selective_scan(x, one_row(x, 65), ops::selective_scan_reference); }, false}};
@@ -232,7 +232,7 @@ Tensor by_paged_steps(const Tensors& x) {
   const Tensor pool = torch::zeros({14, 16, x[1].size(1), x[1].size(2)}, x[1].options());
   const ops::AttentionCache cache{pool, pool.clone(), torch::arange(13, ids).mul(5).remainder(13).add(1).view({1, 13})};
   Tensors rows;
-  for (int64_t t = 0; t < tokens; ++t)
+  for (int64_t t = 0; t < kTokens; ++t)
     rows.push_back(ops::paged_attention_step(x[0].narrow(0, t, 1), x[1].narrow(0, t, 1), x[2].narrow(0, t, 1), cache,
                                              torch::full({1}, t, ids), torch::zeros({1}, ids), 0.25));
   return torch::cat(rows);
@@ -266,9 +266,9 @@ Tensor by_gradient_norm(const Tensors& x) {
 }
 
 Tensor by_rotary_formula(const Tensors& x) {
-  const Tensor angle = torch::outer(torch::arange(tokens, torch::kDouble), torch::pow(10000.0, -torch::arange(8, torch::kDouble) / 8));
+  const Tensor angle = torch::outer(torch::arange(kTokens, torch::kDouble), torch::pow(10000.0, -torch::arange(8, torch::kDouble) / 8));
   const Tensor cos = torch::cos(angle).unsqueeze(1), sin = torch::sin(angle).unsqueeze(1);
-  const Tensor heads = x[0].view({tokens, 2, 16}), a = heads.narrow(2, 0, 8), b = heads.narrow(2, 8, 8);
+  const Tensor heads = x[0].view({kTokens, 2, 16}), a = heads.narrow(2, 0, 8), b = heads.narrow(2, 8, 8);
   return torch::cat({a * cos - b * sin, a * sin + b * cos}, 2).flatten(1);
 }
 
@@ -306,11 +306,11 @@ std::vector<OperatorCheck> update_checks() {
        false},
       {"paged_attention_step",
        [] {
-         return Tensors{draw({tokens, 4, 16}), draw({tokens, 2, 16}), draw({tokens, 2, 16})};
+         return Tensors{draw({kTokens, 4, 16}), draw({kTokens, 2, 16}), draw({kTokens, 2, 16})};
        },
        by_paged_steps,
        [](const Tensors& x) {
-         const Tensor cu = torch::tensor({int64_t{0}, tokens});
+         const Tensor cu = torch::tensor({int64_t{0}, kTokens});
          return ops::causal_attention_reference(x[0], x[1], x[2], cu, cu, 0, 0.25);
        },
        false},
@@ -324,19 +324,19 @@ std::vector<OperatorCheck> other_checks() {
   return {
       {"short_conv",
        [] {
-         return Tensors{draw({tokens, 48}), draw({48, 3}), draw({48}), draw({tokens, 48})};
+         return Tensors{draw({kTokens, 48}), draw({48, 3}), draw({48}), draw({kTokens, 48})};
        },
        [](const Tensors& x) { return std::get<0>(ops::short_conv(x[0], x[1], x[2], x[3], true, row_starts(x[0]))); },
        [](const Tensors& x) { return std::get<0>(ops::short_conv_reference(x[0], x[1], x[2], x[3], true, row_starts(x[0]))); }},
       {"projected_conv",
        [] {
-         return Tensors{draw({tokens, 40}), draw({96, 40}, 0.16), draw({96}), draw({48, 3}), draw({48})};
+         return Tensors{draw({kTokens, 40}), draw({96, 40}, 0.16), draw({96}), draw({48, 3}), draw({48})};
        },
        [](const Tensors& x) { return std::get<0>(ops::projected_conv(x[0], x[1], x[2], x[3], x[4], row_starts(x[0]))); },
        [](const Tensors& x) { return std::get<0>(ops::projected_conv_reference(x[0], x[1], x[2], x[3], x[4], row_starts(x[0]))); }},
       {"long_conv",
        [] {
-         return Tensors{draw({tokens, 8}), draw({8, 100}, 0.2)};
+         return Tensors{draw({kTokens, 8}), draw({8, 100}, 0.2)};
        },
        [](const Tensors& x) { return ops::long_conv(x[0], x[1], row_starts(x[0])); },
        [](const Tensors& x) { return ops::long_conv_reference(x[0], x[1], row_starts(x[0])); }},
@@ -380,10 +380,10 @@ std::vector<OperatorCheck> other_checks() {
        [](const Tensors& x) { return torch::silu(x[0]) + torch::sigmoid(x[0]) + torch::log1p(torch::exp(x[0])); }},
       {"rotary_",
        [] {
-         return Tensors{draw({tokens, 2 * 16})};
+         return Tensors{draw({kTokens, 2 * 16})};
        },
        [](const Tensors& x) {
-         return ops::rotary_(x[0].clone(), torch::arange(tokens).to(x[0].device()), {2, 16, 16});
+         return ops::rotary_(x[0].clone(), torch::arange(kTokens).to(x[0].device()), {2, 16, 16});
        },
        by_rotary_formula},
   };

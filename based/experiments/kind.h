@@ -105,6 +105,16 @@ struct RunHooks {
   std::function<void(int64_t step, int64_t steps, double loss, double score)> progress;
   // Called with the trained model and the outcome that run() is about to return; may be null. Its exceptions leave run().
   std::function<void(const LanguageModel& model, const Config& outcome)> trained;
+  // Folder for the state of this run, from which an interrupted or killed run continues. The sweep removes it when the result is stored.
+  std::string folder = {};
+  std::string commit = {};  // the program's commit, to record in the outcome; empty: unknown
+};
+
+// A run that could not start or continue because of its files or the machine, not because of its config. The sweep stores no result for it
+// and ends.
+class CannotRun : public Error {
+ public:
+  using Error::Error;
 };
 
 class DeviceData {  // data that the runs on one device share
@@ -122,11 +132,13 @@ class Experiment {
   virtual std::optional<Config> run(size_t index, const DeviceData& data, const RunHooks& hooks) const = 0;
   // Throws Error naming a figure that an outcome of runs()[index] lacks or that is out of range.
   virtual void check(size_t index, const Config& outcome) const = 0;
-  // The score, the higher the better; it selects a point's learning rate and is plotted. NaN if the run has none.
+  // The score selects a point's learning rate and is plotted; ExperimentKind says which scores are better. NaN if the run has none.
   virtual double score(const StoredRun& run) const = 0;
   virtual std::vector<Figure> figures(const std::vector<PointResult>& points) const = 0;
   // A Markdown table of the points.
   virtual std::string table(const std::vector<PointResult>& points) const = 0;
+  // The same table for a LaTeX document; empty if the kind has none.
+  virtual std::string latex_table(const std::vector<PointResult>&) const { return {}; }
 };
 
 struct ExperimentKind {
@@ -135,6 +147,10 @@ struct ExperimentKind {
   const char* score;                                          // name of the score, for example "accuracy"
   std::unique_ptr<Experiment> (*read)(const Config& config);  // throws UsageError naming the key
   std::vector<FieldHelp> (*help)();
+  bool lower_is_better = false;  // the lower of two scores is the better one
+  bool one_at_a_time = false;    // a process executes one run at a time; several GPUs take one process each
+
+  bool is_better(double one, double other) const { return lower_is_better ? one < other : one > other; }
 };
 
 const std::vector<const ExperimentKind*>& experiment_kinds();

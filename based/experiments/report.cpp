@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kResultsPerUpdate = 1024;  // runs
 
 // Chooses the rate with the best mean over its finished seeds. Rates with a failed seed count only if every rate has one.
-void choose_best(PointResult& point, const std::vector<const StoredRun*>& runs, const Experiment& experiment) {
+void choose_best(PointResult& point, const std::vector<const StoredRun*>& runs, const ExperimentFile& file) {
   std::map<double, std::vector<const StoredRun*>> rates;
   std::map<double, bool> failed;
   for (const StoredRun* run : runs) {
@@ -28,12 +28,13 @@ void choose_best(PointResult& point, const std::vector<const StoredRun*>& runs, 
   for (const auto& [rate, seeds] : rates) {
     double sum = 0, low = INFINITY, high = -INFINITY;
     for (const StoredRun* run : seeds) {
-      const double value = experiment.score(*run);
+      const double value = file.experiment->score(*run);
       sum += value;
       low = std::min(low, value), high = std::max(high, value);
     }
     const double mean = sum / static_cast<double>(seeds.size());
-    const bool better = point.best.empty() || failed[rate] < best_failed || (failed[rate] == best_failed && mean > point.score);
+    const bool better =
+        point.best.empty() || failed[rate] < best_failed || (failed[rate] == best_failed && file.kind->is_better(mean, point.score));
     if (!better) continue;
     point.best = seeds;
     best_failed = failed[rate];
@@ -66,7 +67,7 @@ std::vector<PointResult> points_of(const ExperimentFile& file, const std::vector
     ++(stored[i]->failed.empty() ? points[at].done : points[at].failed);
     kept[at].push_back(stored[i].get());
   }
-  for (size_t i = 0; i < kept.size(); ++i) choose_best(points[i], kept[i], *file.experiment);
+  for (size_t i = 0; i < kept.size(); ++i) choose_best(points[i], kept[i], file);
   return points;
 }
 

@@ -13,6 +13,7 @@
 
 #include "based/core/files.h"
 #include "based/core/folder_lock.h"
+#include "based/core/folders.h"
 #include "based/core/interrupt.h"
 #include "based/core/log.h"
 #include "based/core/progress.h"
@@ -28,6 +29,7 @@ namespace fs = std::filesystem;
 constexpr double kShowSeconds = 0.1;
 constexpr size_t kRunsPerUpdate = 1024;                 // runs
 constexpr auto kPoll = std::chrono::milliseconds(200);  // interval of checks for results of other processes
+constexpr const char* kFailedFile = "failed";           // in the folder of a run whose failure is stored: holds the reason
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -56,7 +58,16 @@ bool is_of_device(const std::exception& error, torch::Device device) {
 class Sweep {
  public:
   Sweep(const ExperimentFile& file, ResultsFolder& results, const SweepOptions& options)
-      : file_(file), results_(results), options_(options), runs_(file.runs().size()), order_(file.runs().size()) {
+      : file_(file),
+        results_(results),
+        options_(options),
+        runs_(file.runs().size()),
+        has_unfinished_(!options.unfinished.empty() && is_folder(options.unfinished)),
+        order_(file.runs().size()) {
+    if (file.kind->one_at_a_time && (options.devices.size() > 1 || options.runs_per_device > 1))
+      throw UsageError("a process executes one run of kind = \"" + std::string(file.kind->name) +
+                       "\" at a time: leave out --runs-per-device, and start one process for each GPU, with --device cuda:0, --device "
+                       "cuda:1, …, on the same folder");
     std::iota(order_.begin(), order_.end(), size_t{0});
     std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return planned(a).cost > planned(b).cost; });
   }
@@ -69,6 +80,7 @@ class Sweep {
     results_.make();
     warn_of_models();
     const InterruptScope interrupts;
+    if (options_.time_limit > 0) interrupt_after(options_.time_limit);
     std::vector<std::unique_ptr<DeviceData>> data;
     for (const torch::Device& device : options_.devices) data.push_back(file_.experiment->load(device));
     int64_t steps = 0;
@@ -79,7 +91,9 @@ class Sweep {
     const int64_t most = left();
     for (size_t d = 0; d < data.size(); ++d) {
       const torch::Device device = options_.devices[d];
-      const int64_t count = options_.runs_per_device > 0 ? options_.runs_per_device : device.is_cuda() ? 4 : 1;
+      const int64_t count = options_.runs_per_device > 0                     ? options_.runs_per_device
+                            : device.is_cuda() && !file_.kind->one_at_a_time ? 4
+                                                                             : 1;
       for (int64_t w = 0; w < std::min(count, most); ++w)
         workers.emplace_back([this, device, count, held = data[d].get()] { work(device, *held, count); });
     }
@@ -121,15 +135,45 @@ class Sweep {
     }
     ++outcome_.kept;
     finish(index, *stored);
-    remove_old_claim(run);
+    remove_leftovers(run);
   }
 
-  // Removes the lock file of a process that was killed after it had stored the result: LockFile's destructor removes a lock that it has
-  // taken. A lock file that remains does no harm.
-  void remove_old_claim(const SweepRun& run) const {
+  // Removes the lock file and the run's folder if a process was killed after it had stored the result: LockFile's destructor removes a lock
+  // that it has taken. Leftovers that remain do no harm.
+  void remove_leftovers(const SweepRun& run) const {
     try {
-      if (path_exists(results_.claim(run.key))) LockFile(results_.claim(run.key)).try_take();
+      const bool folder = run.succeeded && has_unfinished_ && path_exists(unfinished_folder(run));
+      if (!folder && !path_exists(results_.claim(run.key))) return;
+      LockFile claim(results_.claim(run.key));
+      if (claim.try_take() == LockFile::Taken::yes && folder) remove_unfinished(run);
     } catch (const Error&) {  // a folder that cannot be written to
+    }
+  }
+
+  std::string unfinished_folder(const SweepRun& run) const {
+    return options_.unfinished.empty() ? "" : path_in(options_.unfinished, run.key);
+  }
+
+  void remove_unfinished(const SweepRun& run) const {
+    remove_tree(unfinished_folder(run));
+    std::error_code ignored;
+    fs::remove(options_.unfinished, ignored);  // if it is empty
+  }
+
+  // Removes a state from which the run must not continue: any state with --fresh, and the state of a failed run.
+  void prepare_folder(const SweepRun& run) const {
+    const std::string folder = unfinished_folder(run);
+    if (!folder.empty() && (options_.fresh || path_exists(path_in(folder, kFailedFile)))) remove_unfinished(run);
+  }
+
+  // Called when the result is stored. The folder of a run that failed stays, with the reason in a file, until the run is repeated.
+  void close_folder(const SweepRun& run, const std::string& failed) const {
+    const std::string folder = unfinished_folder(run);
+    if (folder.empty() || !path_exists(folder)) return;
+    try {
+      failed.empty() ? remove_unfinished(run) : write_file_atomic(path_in(folder, kFailedFile), failed + "\n");
+    } catch (const Error& error) {
+      log_warning(std::string("the result is stored, but the run's folder remains: ") + error.what());
     }
   }
 
@@ -170,7 +214,7 @@ class Sweep {
     runs_[index].succeeded = stored.failed.empty();
     if (!stored.failed.empty()) return;
     const double score = file_.experiment->score(stored);
-    if (best_.empty() || score > best_score_) {
+    if (best_.empty() || file_.kind->is_better(score, best_score_)) {
       best_score_ = score;
       best_ = point_name(planned(index).series, planned(index).label);
     }
@@ -239,7 +283,10 @@ class Sweep {
   bool one_run(size_t index, torch::Device device, const DeviceData& data) {
     const double start = now();
     StoredRun stored = header(index, device);
+    prepare_folder(runs_[index]);
     RunHooks hooks;
+    hooks.folder = unfinished_folder(runs_[index]);
+    hooks.commit = options_.commit;
     hooks.progress = [&](int64_t step, int64_t, double, double) {
       const std::lock_guard lock(mutex_);
       runs_[index].steps = step;
@@ -264,6 +311,8 @@ class Sweep {
       if (!kept) keep_outcome(*outcome);
     } catch (const NotKept&) {
       throw;
+    } catch (const CannotRun& error) {
+      throw Error(run_name(file_.runs()[index]) + ": " + error.what());
     } catch (const std::exception& error) {
       if (kept || is_of_device(error, device)) throw Error(device.str() + ": " + failure_line(error));
       stored.failed = failure_line(error);
@@ -271,6 +320,7 @@ class Sweep {
       log_warning(run_name(file_.runs()[index]) + ": failed: " + stored.failed);
       keep(stored);
     }
+    close_folder(runs_[index], stored.failed);
     if (stored.failed.empty())
       log_info(run_name(file_.runs()[index]) + ": " + file_.kind->score + " " + format_number(file_.experiment->score(stored), 4) + " in " +
                format_duration(stored.seconds));
@@ -336,6 +386,7 @@ class Sweep {
   ResultsFolder& results_;
   const SweepOptions& options_;
   std::vector<SweepRun> runs_;
+  const bool has_unfinished_;  // whether the folder of unfinished runs exists
   std::vector<size_t> order_;  // indices of the runs, the most expensive first
   std::mutex mutex_;           // guards runs_ and all members below
   SweepOutcome outcome_;

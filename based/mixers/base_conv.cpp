@@ -104,6 +104,10 @@ class BaseConv final : public Mixer {
     return state_number_bytes(projection_->weight()) * Formula{"l_max", config_.l_max} * d_model;
   }
 
+  std::optional<double> sequence_flops(int64_t tokens) const override {
+    return conv_ ? 0 : static_cast<double>(channels_) * long_convolution_flops(tokens);
+  }
+
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     if (conv_) {
       return x + ops::short_conv_prefill(x, conv_->weight(), conv_->bias(), gate(x), config_.use_act, pass.cu_seqlens(), state["conv"],

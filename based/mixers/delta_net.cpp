@@ -38,6 +38,8 @@ class DeltaNet final : public GatedHeads {
     use_delta_rule(in, b_proj_ ? b_proj_->forward(x) : Tensor(), max_beta_);
   }
 
+  double state_products() const override { return 3; }
+
   double max_beta_;
   std::shared_ptr<Projection> b_proj_;
 };

@@ -55,6 +55,8 @@ class GatedConv final : public Mixer {
     return sum_bytes(weight) * (Formula{"taps", weight.size(1)} - 1) * Formula{"expansion · d_model / 2", width_};
   }
 
+  std::optional<double> sequence_flops(int64_t /*tokens*/) const override { return 0; }
+
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     return out_proj_->forward(ops::projected_conv_prefill(x, in_proj_->weight(), ops::if_defined(in_proj_->bias()), conv_->weight(),
                                                           conv_->bias(), pass.cu_seqlens(), state["conv"], pass.slots()));

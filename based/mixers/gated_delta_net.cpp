@@ -43,6 +43,8 @@ class GatedDeltaNet final : public GatedHeads {
     use_delta_rule(in, b_proj_->forward(x));
   }
 
+  double state_products() const override { return 3; }
+
   std::shared_ptr<Projection> a_proj_, b_proj_;
   Tensor A_log_, dt_bias_;
 };

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "based/mixers/kit/derived_weight_cache.h"
+#include "based/mixers/kit/long_filter.h"
 #include "based/mixers/kit/mixer.h"
 #include "based/mixers/kit/parameters.h"
 #include "based/mixers/kit/shapes_only.h"
@@ -223,6 +224,12 @@ class H3 final : public Mixer {
   Formula state_formula(int64_t /*tokens*/) const override {
     const Formula d_state{"d_state", config_.d_state}, head_dim{"head_dim", config_.head_dim};
     return sum_bytes(q_proj_->weight()) * Formula{"d_model", d_model_} * (d_state - 1 + d_state * head_dim);
+  }
+
+  // The shift model tap by tap; the diagonal model as a convolution of each pair of key and value channels, and its readout by q.
+  std::optional<double> sequence_flops(int64_t tokens) const override {
+    return static_cast<double>(d_model_) *
+           (2.0 * static_cast<double>(config_.d_state) + static_cast<double>(config_.head_dim) * (long_convolution_flops(tokens) + 2));
   }
 
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {

@@ -27,6 +27,7 @@ struct HyenaConfig {
   int64_t num_inner_mlps = 2;
   double w = 1;
   int64_t short_filter_order = 3;
+  double fast_decay = 0.3, slow_decay = 1.5;
   template <class Visitor>
   void visit(Visitor&& field) {
     field("order", order, "number of gates, with a long convolution between each two");
@@ -36,6 +37,8 @@ struct HyenaConfig {
     field("num_inner_mlps", num_inner_mlps, "layers of the network between its first and its last");
     field("w", w, "initial frequency of the network's sines");
     field("short_filter_order", short_filter_order, "tokens that the short convolution covers, the current one included");
+    field("fast_decay", fast_decay, "share of l_max after which the filter of the last channel is damped to 1 %");
+    field("slow_decay", slow_decay, "the same for the first channel; the channels between have rates spaced evenly");
   }
 };
 
@@ -47,12 +50,15 @@ void check(const HyenaConfig& config, int64_t channels) {
   if (config.emb_dim % 2 == 0) throw UsageError("hyena: emb_dim must be odd, got " + std::to_string(config.emb_dim));
   check_option("hyena", "num_inner_mlps", config.num_inner_mlps, 0, 64);
   check_option("hyena", "short_filter_order", config.short_filter_order, 1, 128);
+  check_number("hyena", "fast_decay", config.fast_decay, 1e-6);
+  check_number("hyena", "slow_decay", config.slow_decay, 1e-6);
   check_network("hyena", "l_max", config.l_max, "max(emb_dim, filter_order, (order − 1) · d_model)",
                 std::max({config.emb_dim, config.filter_order, channels}));
 }
 
 // Tap t of the filter is out(sin(f ⊙ inner(… sin(f ⊙ first(z_t))))) ⊙ exp(−|δ| t/(taps−1)). `bias` is added to tap 0. z is learned and
-// starts as the position features. All sines share the frequencies f. δ goes from log(0.01)/1.5 to log(0.01)/0.3 over the channels.
+// starts as the position features. All sines share the frequencies f. δ goes from log(0.01)/slow_decay to log(0.01)/fast_decay over the
+// channels.
 class SineFilter final : public NetworkFilter {
  public:
   SineFilter(const HyenaConfig& config, int64_t channels) : NetworkFilter(config.l_max) {
@@ -69,7 +75,8 @@ class SineFilter final : public NetworkFilter {
     bias_ = register_parameter("bias", initial_normal({channels}, 1));
     const auto fixed = [&](const char* name, const Tensor& value) { return register_module(name, std::make_shared<FixedTensor>(value)); };
     positions_ = fixed("positions", torch::linspace(0, 1, config.l_max, fp64));
-    decay_ = fixed("decay", torch::linspace(std::log(0.01) / 1.5, std::log(0.01) / 0.3, channels, fp64));  // −|δ|, negative
+    decay_ = fixed("decay", torch::linspace(std::log(0.01) / config.slow_decay, std::log(0.01) / config.fast_decay, channels,
+                                            fp64));  // −|δ|, negative
   }
 
  protected:
@@ -127,6 +134,10 @@ class Hyena final : public Mixer {
     const Formula order{"order", config_.order}, d_model{"d_model", width_}, l_max{"l_max", config_.l_max};
     return sum_bytes(in_proj_->weight()) * (order + 1) * (Formula{"short_filter_order", config_.short_filter_order} - 1) * d_model +
            state_number_bytes(in_proj_->weight()) * (order - 1) * l_max * d_model;
+  }
+
+  std::optional<double> sequence_flops(int64_t tokens) const override {
+    return static_cast<double>((config_.order - 1) * width_) * long_convolution_flops(tokens);
   }
 
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {

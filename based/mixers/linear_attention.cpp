@@ -67,6 +67,10 @@ class LinearAttention final : public Mixer {
     return sum_bytes(q_proj_->weight()) * heads * features * (head_dim + 1);
   }
 
+  std::optional<double> sequence_flops(int64_t /*tokens*/) const override {
+    return 4 * static_cast<double>(config_.heads * map_->features() * (config_.head_dim + 1));
+  }
+
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     const Inputs in = project(x, pass);
     return output(ops::linear_attention_prefill(in.q, in.k, in.v, pass.cu_seqlens(), state["kv"], state["k"], pass.slots(), config_.eps));

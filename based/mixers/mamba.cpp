@@ -68,6 +68,8 @@ class Mamba final : public BlockMixer {
     return sum_bytes(A_log_) * channels * (d_state + d_conv - 1);
   }
 
+  std::optional<double> sequence_flops(int64_t /*tokens*/) const override { return 4 * static_cast<double>(width_ * size_); }
+
  private:
   Tensor run(const Tensor& x, const Call& call) override {
     const auto u = ops::split_columns(in_proj_->forward(x), {width_, width_});

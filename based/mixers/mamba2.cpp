@@ -67,6 +67,8 @@ class Mamba2 final : public BlockMixer {
            (channels * d_state + (channels + 2 * groups * d_state) * (Formula{"d_conv", config_.d_conv} - 1));
   }
 
+  std::optional<double> sequence_flops(int64_t /*tokens*/) const override { return 4 * static_cast<double>(width_ * config_.d_state); }
+
  private:
   Tensor run(const Tensor& x, const Call& call) override {
     const int64_t group_width = config_.ngroups * config_.d_state;

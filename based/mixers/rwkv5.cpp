@@ -70,6 +70,10 @@ class Rwkv5 final : public BlockMixer {
     return sum_bytes(bonus_) * Formula{"d_model", d_model_} * (Formula{"head_size", d_model_ / heads_} + 1);
   }
 
+  std::optional<double> sequence_flops(int64_t /*tokens*/) const override {
+    return 4 * static_cast<double>(d_model_ * (d_model_ / heads_));
+  }
+
  private:
   Tensor run(const Tensor& x, const Call& call) override {
     const at::ScalarType type = ops::sum_type(x);

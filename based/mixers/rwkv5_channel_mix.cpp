@@ -41,6 +41,8 @@ class Rwkv5ChannelMix final : public BlockMixer {
     return sum_bytes(k_proj_->weight()) * Formula{"d_model", k_proj_->weight().size(1)};
   }
 
+  std::optional<double> sequence_flops(int64_t /*tokens*/) const override { return 0; }
+
  private:
   Tensor run(const Tensor& x, const Call& call) override {
     const std::vector<Tensor> mixed = shift_->forward(x, call);

@@ -1,5 +1,6 @@
 #include "based/mixers/softmax_attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -49,6 +50,12 @@ Formula SoftmaxAttention::state_formula(int64_t tokens) const {
   const Formula length = window_ == 0 ? Formula{"tokens", tokens} : Formula{"window", window_};
   return 2 * (state_number_bytes(qkv_proj_->weight()) * length) * Formula{"kv_heads", config_.kv_heads} *
          Formula{"d_model / heads", head_dim_};
+}
+
+std::optional<double> SoftmaxAttention::sequence_flops(int64_t tokens) const {
+  const auto length = static_cast<double>(tokens), window = window_ == 0 ? length : std::min(length, static_cast<double>(window_));
+  const double mean_keys = (window * (window + 1) / 2 + (length - window) * window) / length;
+  return 4 * static_cast<double>(config_.heads * head_dim_) * mean_keys;
 }
 
 Tensor SoftmaxAttention::prefill(const Tensor& x, MixerState& state, const Pass& pass) {

@@ -43,6 +43,8 @@ class SoftmaxAttention : public Mixer {
   // Keys are stored after rotation.
   MixerState make_state(int64_t slots) const override;
   Formula state_formula(int64_t tokens) const override;
+  // q·k and the weighted sum of values, for the keys that a causal row's tokens attend to.
+  std::optional<double> sequence_flops(int64_t tokens) const override;
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override;
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override;
 

@@ -74,6 +74,10 @@ class TaylorAttention final : public Mixer {
     return sum_bytes(q_proj_->weight()) * heads * (1 + d + d * (d + 1) / 2) * (head_dim + 1);
   }
 
+  std::optional<double> sequence_flops(int64_t /*tokens*/) const override {
+    return static_cast<double>(kernels::taylor_attention_flops(1, config_.heads, config_.feature_dim, config_.head_dim));
+  }
+
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     const Inputs in = scaled(project(x));
     return output(x, ops::taylor_attention_prefill(in.q, in.k, in.v, pass.cu_seqlens(), {state["kv"], state["k"]}, pass.slots(), rates(x)));

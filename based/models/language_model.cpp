@@ -131,11 +131,11 @@ Tensor LanguageModel::token_log_probabilities(const Tensor& hidden, const Tensor
   return ops::token_log_probabilities(hidden, embedding_, targets, padded_columns ? config_.padded_vocab() : config_.vocab_size);
 }
 
-double LanguageModel::evaluation_nats(const Tensor& ids, const Tensor& labels, const Sequences& rows) {
+Tensor LanguageModel::evaluation_nats(const Tensor& ids, const Tensor& labels, const Sequences& rows, bool padded_columns) {
   const torch::NoGradGuard no_gradients;
   const Tensor places = (labels != ops::kIgnoredLabel).nonzero().squeeze(1);
-  const Tensor scores = token_log_probabilities(forward(ids, rows).index_select(0, places), labels.index_select(0, places));
-  return -scores.sum(torch::kDouble).item<double>();
+  const Tensor scores = token_log_probabilities(forward(ids, rows).index_select(0, places), labels.index_select(0, places), padded_columns);
+  return torch::zeros(labels.sizes(), labels.options().dtype(torch::kDouble)).index_copy_(0, places, -scores.to(torch::kDouble));
 }
 
 Tensor LanguageModel::most_likely(const Tensor& hidden) { return ops::most_likely(hidden, embedding_, config_.vocab_size); }

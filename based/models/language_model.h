@@ -77,8 +77,9 @@ class LanguageModel : public torch::nn::Module {
   // padding rows, as in the training loss. fp32 [n], fp64 in fp64 models. No gradient. All reported scores of given tokens are computed by
   // this function.
   Tensor token_log_probabilities(const Tensor& hidden, const Tensor& targets, bool padded_columns = false);
-  // The sum of the negative log-probabilities of `labels` ≠ −100, int64 [tokens], over the vocabulary. No gradient.
-  double evaluation_nats(const Tensor& ids, const Tensor& labels, const Sequences& rows);
+  // The negative log-probability of each label ≠ −100 as token_log_probabilities gives it, and 0 for the others: fp64 [tokens]; labels
+  // int64 [tokens]. No gradient.
+  Tensor evaluation_nats(const Tensor& ids, const Tensor& labels, const Sequences& rows, bool padded_columns = false);
   // The most likely token of each row of hidden [n, d_model], int64 [n]; −1 for a row whose logits are not finite. No gradient.
   Tensor most_likely(const Tensor& hidden);
   // hidden [n, d_model] -> [n, padded_vocab].

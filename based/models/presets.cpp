@@ -91,7 +91,7 @@ ModelConfig pythia_model() {
 }
 
 ModelConfig hyena_model() {
-  return uniform_model(29, options({{"type", std::string("hyena")}, {"l_max", int64_t{2048}}, {"w", 14.0}}), 2048);
+  return uniform_model(29, options({{"type", std::string("hyena")}, {"l_max", int64_t{2048}}, {"w", 14.0}, {"slow_decay", 1.2}}), 2048);
 }
 
 ModelConfig h3_model() {

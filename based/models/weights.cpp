@@ -70,17 +70,27 @@ torch::Dtype common_dtype(const SafetensorsFile& file, const ModelConfig& config
 
 }  // namespace
 
+NamedTensors named_weights(const LanguageModel& model) {
+  NamedTensors weights;
+  for (const auto& item : model.named_parameters()) weights.emplace_back(item.key(), item.value().detach());
+  return weights;
+}
+
 void save_model(const LanguageModel& model, const std::string& folder, std::optional<uint64_t> tokenizer) {
+  save_model(model.config(), named_weights(model), folder, tokenizer);
+}
+
+void save_model(const ModelConfig& model, const NamedTensors& weights, const std::string& folder, std::optional<uint64_t> tokenizer) {
   MadeFolder made(folder);
   // Both files are written before either is renamed: if the disk is full, the folder stays as it was.
   AtomicFile config(in(folder, "config.json"));
-  const std::string config_text = write_config(model.config()).to_json() + "\n";
+  const std::string config_text = write_config(model).to_json() + "\n";
   config.write(std::as_bytes(std::span(config_text)));
   std::vector<Tensor> kept;  // dense copies where needed; the views point into them
   std::vector<TensorView> views;
-  for (const auto& item : model.named_parameters()) {
-    kept.push_back(item.value().detach().cpu().contiguous());
-    views.push_back(view_of(item.key(), kept.back()));
+  for (const auto& [name, tensor] : weights) {
+    kept.push_back(tensor.cpu().contiguous());
+    views.push_back(view_of(name, kept.back()));
   }
   std::map<std::string, std::string> metadata{{"format", "pt"}};
   if (tokenizer) metadata[kTokenizer] = hex(*tokenizer);

@@ -3,6 +3,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "based/models/language_model.h"
 
@@ -25,6 +27,11 @@ struct LoadedModel {
 // Writes both files atomically. The weights are written first, so that a folder with a config.json is complete. `tokenizer` is the hash of
 // the tokenizer of the training data; it is recorded in the weights' file.
 void save_model(const LanguageModel& model, const std::string& folder, std::optional<uint64_t> tokenizer = {});
+
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+NamedTensors named_weights(const LanguageModel& model);  // the parameters themselves, not copies
+// The same files, from weights that are not in a model: copies that later training steps do not change.
+void save_model(const ModelConfig& config, const NamedTensors& weights, const std::string& folder, std::optional<uint64_t> tokenizer = {});
 
 // Strict: one Error lists all missing, unexpected, misshapen and wrongly typed tensors, before memory is allocated. Weights keep their
 // stored type unless `dtype` is given. WideParameters are never narrower than fp32, whatever their stored type.

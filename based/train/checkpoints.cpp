@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "step-", kTemporary = ".tmp";
+constexpr std::string_view kPrefix = "step-", kTemporary = ".tmp", kReplaced = ".replaced.tmp";
 
 std::optional<int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
@@ -45,24 +45,35 @@ std::vector<int64_t> Checkpoints::steps() const {
   return steps;
 }
 
+void Checkpoints::restore_replaced() {
+  for (const std::string& name : known_names(folder_)) {
+    if (!name.ends_with(kReplaced)) continue;
+    const std::string original = path_in(folder_, name.substr(0, name.size() - kReplaced.size()));
+    if (!path_exists(original)) rename_path(path_in(folder_, name), original);
+  }
+}
+
 void Checkpoints::sweep() {
   for (const std::string& name : known_names(folder_))
     if (name.ends_with(kTemporary)) remove_tree((fs::path(folder_) / name).string());
 }
 
 void Checkpoints::save(int64_t step, int64_t best, const std::function<void(const std::string& folder)>& write) {
-  const std::string final_path = path(step), staged = final_path + std::string(kTemporary);
+  const std::string final_path = path(step), staged = final_path + std::string(kTemporary), replaced = final_path + std::string(kReplaced);
   try {
     remove_tree(staged);
     make_folder(staged);
     write(staged);
     write_manifest(staged);
     sync_folder(staged);
-    if (path_exists(final_path)) remove(step);
+    remove_tree(replaced);
+    if (path_exists(final_path)) rename_path(final_path, replaced);
     rename_path(staged, final_path);
     sync_folder(folder_);
+    remove_tree(replaced);
   } catch (const Error&) {
     std::error_code ignored;
+    if (!fs::exists(final_path, ignored)) fs::rename(replaced, final_path, ignored);
     fs::remove_all(staged, ignored);
     throw;
   }
@@ -76,7 +87,8 @@ void Checkpoints::save(int64_t step, int64_t best, const std::function<void(cons
 int64_t Checkpoints::linked_best() const {
   std::error_code none;
   const std::string name = fs::read_symlink(fs::path(folder_) / "best", none).string();
-  return step_of(name).value_or(-1);
+  const int64_t step = step_of(name).value_or(-1);
+  return step >= 0 && path_exists(path(step)) ? step : -1;
 }
 
 // The links are a convenience for readers. A file system without links gives a warning, not an error.
@@ -105,6 +117,37 @@ void Checkpoints::remove(int64_t step) const {
   remove_tree(doomed);
   rename_path(path(step), doomed);
   remove_tree(doomed);
+}
+
+void Checkpoints::require_whole(int64_t step) const {
+  const std::vector<int64_t> known = steps();
+  if (std::find(known.begin(), known.end(), step) == known.end()) {
+    std::string list;
+    for (const int64_t one : known) list += (list.empty() ? "" : ", ") + std::to_string(one);
+    throw UsageError(folder_ + ": has no checkpoint of step " + std::to_string(step) +
+                     (list.empty() ? "; it has none at all" : "; there are those of steps " + list));
+  }
+  verify_manifest(path(step));
+}
+
+std::vector<std::string> Checkpoints::set_aside_after(int64_t step, int64_t best) {
+  std::vector<std::string> moved;
+  for (const int64_t later : steps()) {
+    if (later <= step) continue;
+    const std::string first = path_in(folder_, "aside-step-" + std::to_string(later));
+    std::string aside = first;
+    for (int64_t number = 2; path_exists(aside); ++number) aside = first + "-" + std::to_string(number);
+    rename_path(path(later), aside);
+    moved.push_back(aside);
+  }
+  link("latest", step);
+  std::error_code ignored;
+  if (best >= 0 && path_exists(path(best)))
+    link("best", best);
+  else
+    fs::remove(fs::path(folder_) / "best", ignored);
+  sync_folder(folder_);
+  return moved;
 }
 
 std::optional<int64_t> Checkpoints::newest_whole() {

@@ -3,6 +3,8 @@
 //   checkpoints/step-120/        a checkpoint's files and their manifest (core/manifest.h)
 //   checkpoints/latest, best     links to the newest checkpoint and to the one with the best evaluation
 //   checkpoints/step-130.tmp/    a checkpoint that is being written or removed; the next run deletes it
+//   checkpoints/damaged-step-N/  a checkpoint that did not match its manifest
+//   checkpoints/aside-step-N/    a checkpoint after the step to which --resume-from returned
 //
 // A save writes and syncs each file in step-N.tmp, writes the manifest, syncs the folder, renames it to step-N, syncs the parent folder and
 // moves the links. Only then does it remove old checkpoints. A crash at any moment therefore leaves the newest complete checkpoint intact.
@@ -32,6 +34,13 @@ class Checkpoints {
   // The step of the newest checkpoint whose files match its manifest; nullopt if there is no checkpoint. Newer, damaged checkpoints are
   // renamed to damaged-step-N with a warning. Throws Error if there are checkpoints and all are damaged.
   std::optional<int64_t> newest_whole();
+  // Throws UsageError if there is no checkpoint of this step, and Error if it does not match its manifest.
+  void require_whole(int64_t step) const;
+  // Renames the checkpoints after `step` to aside-step-N, or aside-step-N-2 and so on if that exists. Moves the links to `step` and to
+  // `best`, if that is the step of a checkpoint. Returns the new paths.
+  std::vector<std::string> set_aside_after(int64_t step, int64_t best);
+  // Puts a checkpoint back whose replacement by a save of the same step was interrupted. To be called before the steps are listed.
+  void restore_replaced();
   void sweep();  // removes the temporary folders of interrupted saves and removals
 
  private:

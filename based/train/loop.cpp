@@ -19,6 +19,7 @@ constexpr size_t kWindow = 64, kWindowMin = 32;
 constexpr double kSpike = 6;                // standard deviations
 constexpr double kLeastDeviation = 0.05;    // nats: if losses hardly differ, a slightly larger one is not a spike
 constexpr int64_t kReadEveryOnDevice = 32;  // each read leaves the device idle for some microseconds
+constexpr double kAgreeEvery = 1;           // seconds between the ranks' agreements about signals
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -35,6 +36,7 @@ struct Step {
   double rate = 0;
   int64_t tokens = 0;
   std::vector<int64_t> windows;
+  std::string order_hash;     // set if the step gets a line of metrics
   Tensor loss_and_norm;       // double [2] on the device, from TrainStep
   double loss = 0, norm = 0;  // the host copy of loss_and_norm, set by read(); norm: of the gradient, before clipping
   // Which of the two caused the update to be skipped; null if neither did.
@@ -50,11 +52,13 @@ class Loop {
         schedule_(schedule),
         options_(options),
         hooks_(hooks),
-        sync_every_(options.sync_every > 0    ? options.sync_every
-                    : model.device().is_cpu() ? 1
-                                              : kReadEveryOnDevice),
+        ranks_(options.step.ranks ? options.step.ranks : make_single_rank()),
+        look_(ranks_->world() == 1 && (options.sync_every == 1 || (options.sync_every == 0 && model.device().is_cpu()))),
+        sync_every_(options.sync_every > 0                           ? options.sync_every
+                    : model.device().is_cpu() || ranks_->world() > 1 ? 1
+                                                                     : kReadEveryOnDevice),
         step_(model, optimizer, options.step),
-        progress_(options.label, options.steps, {.quiet = static_cast<bool>(hooks.progress)}, state.step) {
+        progress_(options.label, options.steps, {.quiet = hooks.progress || ranks_->rank() > 0}, state.step) {
     result_.state = std::move(state);
     if (result_.state.step > 0) saved_ = result_.state.step;  // the state was loaded from a checkpoint
   }
@@ -65,7 +69,7 @@ class Loop {
     require_finite_start();
     model_.train();
     reset_peak_memory(model_.device());
-    while (state.step < options_.steps && !done_ && !interrupted()) {
+    while (state.step < options_.steps && !done_ && !stopped()) {
       one_step();
       if (state.step < options_.steps) after_step();
     }
@@ -80,6 +84,9 @@ class Loop {
   }
 
  private:
+  // A single rank sees its signals at once. Several agree on them when they read.
+  bool stopped() const { return ranks_->world() == 1 ? interrupted() : stop_agreed_; }
+
   void end() {
     if (!result_.interrupted) {
       if (!done_) evaluate();
@@ -89,6 +96,7 @@ class Loop {
     }
     require_finite_weights();
     if (hooks_.checkpoint && saved_ != result_.state.step) result_.last_save_failure = save();
+    report_failed_saves(/*wait=*/true);
   }
 
   [[noreturn]] void diverged(int64_t step, const std::string& what) {
@@ -131,6 +139,8 @@ class Loop {
 
   static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
 
+  bool is_logged(const Step& step) const { return due(options_.log_every, step.at) || step.at == options_.steps; }
+
   // Launches a step. On the CPU it has finished when this returns.
   Step launch() {
     Step step;
@@ -140,10 +150,11 @@ class Loop {
     for (int64_t i = 0; i < options_.accumulate; ++i) {
       batches.push_back(hooks_.batch(result_.state.step * options_.accumulate + i));
       const Batch& batch = batches.back();
-      step.tokens += batch.ids.numel();
+      step.tokens += batch.ids.numel() * ranks_->world();
       step.windows.insert(step.windows.end(), batch.windows.begin(), batch.windows.end());
     }
-    step.loss_and_norm = step_.run(batches, result_.state.step, step.rate, /*look=*/sync_every_ == 1);
+    if (hooks_.order_hash && is_logged(step)) step.order_hash = hooks_.order_hash();
+    step.loss_and_norm = step_.run(batches, result_.state.step, step.rate, look_);
     return step;
   }
 
@@ -169,8 +180,10 @@ class Loop {
     const double start = now();
     std::vector<Tensor> results;
     for (const Step& step : unread_) results.push_back(step.loss_and_norm);
+    if (ranks_->world() > 1) results.push_back(exchange_signals());
     const Tensor host = torch::stack(results).cpu();
     seconds_ += now() - start;
+    if (ranks_->world() > 1) use_signals(host[-1]);
     const double* value = host.const_data_ptr<double>();
     std::vector<Step> steps = std::exchange(unread_, {});
     for (Step& step : steps) {
@@ -179,6 +192,24 @@ class Loop {
     }
     result_.tokens_per_second = static_cast<double>(tokens_) / seconds_;
     for (const Step& step : steps) account(step);
+  }
+
+  // double [2], summed over the ranks: whether a signal arrived, and the seconds per step since the read before.
+  Tensor exchange_signals() {
+    const double time = now(), seconds = (time - last_read_) / static_cast<double>(std::max<size_t>(1, unread_.size()));
+    last_read_ = time;
+    const Tensor signals = torch::tensor({interrupted() ? 1.0 : 0.0, seconds}, torch::kDouble).to(model_.device());
+    ranks_->all_reduce(signals)->wait();
+    return signals;
+  }
+
+  // All ranks get the same sums, so they stop after the same step and read next after the same step.
+  void use_signals(const Tensor& signals) {
+    const double* value = signals.const_data_ptr<double>();
+    stop_agreed_ = value[0] > 0;
+    if (options_.sync_every > 0 || model_.device().is_cpu()) return;
+    const double steps = kAgreeEvery * static_cast<double>(ranks_->world()) / std::max(value[1], 1e-6);
+    sync_every_ = std::clamp(static_cast<int64_t>(std::min(steps, 1e6)), int64_t{1}, kReadEveryOnDevice);
   }
 
   void account(const Step& step) {
@@ -190,15 +221,22 @@ class Loop {
       state.loss = step.loss;
       if (options_.spikes) look_for_spike(step);
     }
-    if (due(options_.log_every, step.at) || step.at == options_.steps) log(step);
+    if (is_logged(step)) log(step);
   }
 
   void log(const Step& step) {
     if (!hooks_.metrics) return;
-    if (!step.not_finite())
-      hooks_.metrics->write({{"step", step.at}, {"loss", step.loss}, {"gradient_norm", step.norm}, {"learning_rate", step.rate}});
-    hooks_.metrics->write_timing(step.at, seconds_, result_.tokens_per_second, peak_memory(model_.device()));
+    if (!step.not_finite()) {
+      Json line{{"step", step.at}, {"loss", step.loss}, {"gradient_norm", step.norm}, {"learning_rate", step.rate}};
+      if (!step.order_hash.empty()) line["order_hash"] = step.order_hash;
+      hooks_.metrics->write(line);
+    }
+    Timing timing{step.at, seconds_, result_.tokens_per_second, peak_memory(model_.device())};
+    if (options_.mfu) timing.mfu = mfu(), timing.mfu_peak = options_.mfu->peak.name;
+    hooks_.metrics->write_timing(timing);
   }
+
+  double mfu() const { return options_.mfu->at(result_.tokens_per_second, ranks_->world()); }
 
   std::string describe(const Step& step, const std::string& what) const {
     Json windows = step.windows;
@@ -230,16 +268,30 @@ class Loop {
 
   void after_step() {
     const LoopState& state = result_.state;
+    report_failed_saves(/*wait=*/false);
     bool best = false;
     if (due(options_.evaluate_every, state.step)) best = evaluate();
     if (!hooks_.checkpoint || !(due(options_.checkpoint_every, state.step) || (best && options_.checkpoint_best))) return;
     require_finite_weights();
     // A failed save does not end the run: earlier checkpoints still exist, and the next save may succeed.
     const std::string failure = save();
-    if (failure.empty()) return;
+    if (!failure.empty()) report({state.step, failure});
+  }
+
+  void report(const FailedSave& failed) {
     ++result_.failed_saves;
-    log_warning("the checkpoint of step " + std::to_string(state.step) + " could not be saved (" + std::to_string(result_.failed_saves) +
-                " so far); earlier checkpoints are kept and training continues: " + failure);
+    log_warning("the checkpoint of step " + std::to_string(failed.step) + " could not be saved (" + std::to_string(result_.failed_saves) +
+                " so far); earlier checkpoints are kept and training continues: " + failed.reason);
+  }
+
+  void report_failed_saves(bool wait) {
+    if (!hooks_.failed_save) return;
+    while (const std::optional<FailedSave> failed = hooks_.failed_save(wait)) {
+      if (wait && failed->step == result_.state.step)
+        result_.last_save_failure = failed->reason;
+      else
+        report(*failed);
+    }
   }
 
   // Returns whether this evaluation is the best so far.
@@ -278,7 +330,9 @@ class Loop {
     const LoopState& state = result_.state;
     if (hooks_.progress) return hooks_.progress(state);
     Progress::Fields fields{{"loss", format_number(state.loss, 3)}, {"tokens/s", format_count(result_.tokens_per_second)}};
-    for (const auto& [key, value] : state.evaluation) fields.emplace_back("eval " + key, format_number(value, 3));
+    if (options_.mfu) fields.emplace_back("MFU", format_number(100 * mfu(), 1) + " %");
+    for (const auto& [key, value] : state.evaluation)
+      if (!key.starts_with("slice_")) fields.emplace_back("eval " + key, format_number(value, 3));  // slices are only in the metrics
     progress_.update(state.step, fields);
   }
 
@@ -287,16 +341,19 @@ class Loop {
   const OptimizerOptions& schedule_;
   const LoopOptions& options_;
   const LoopHooks& hooks_;
-  const int64_t sync_every_;
+  const std::shared_ptr<Collectives> ranks_;
+  const bool look_;  // whether each batch's loss is read before its backward pass
+  int64_t sync_every_;
   TrainStep step_;
   std::vector<Step> unread_;  // steps whose figures have not been read yet, in order
   Progress progress_;
   LoopResult result_;
   Figures last_figures_;  // all figures of the last evaluation, finite or not
   const double start_ = now();
-  double seconds_ = 0;
+  double seconds_ = 0, last_read_ = start_;
   int64_t tokens_ = 0, saved_ = -1;
-  bool done_ = false;  // the last result of hooks_.done
+  bool stop_agreed_ = false;  // with several ranks: a signal arrived at one of them
+  bool done_ = false;         // the last result of hooks_.done
 };
 
 }  // namespace

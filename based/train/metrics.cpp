@@ -51,16 +51,25 @@ void Metrics::write(const Json& line) {
   scalars(line);
 }
 
-void Metrics::write_timing(int64_t step, double seconds, double tokens_per_second, int64_t peak_memory) {
-  const Json line{{"step", step}, {"seconds", seconds}, {"tokens_per_second", tokens_per_second}, {"peak_memory_bytes", peak_memory}};
+void Metrics::write_timing(const Timing& timing) {
+  Json line{{"step", timing.step},
+            {"seconds", timing.seconds},
+            {"tokens_per_second", timing.tokens_per_second},
+            {"peak_memory_bytes", timing.peak_memory}};
+  if (timing.mfu) line.update({{"mfu", *timing.mfu}, {"mfu_peak", timing.mfu_peak}});
   append(timing_, dump_json(line) + "\n");
   scalars(line);
 }
 
 MetricsPosition Metrics::position() {
-  metrics_.sync();
-  tensorboard_.sync();
+  metrics_.flush();
+  tensorboard_.flush();
   return {static_cast<int64_t>(metrics_.size()), static_cast<int64_t>(tensorboard_.size())};
+}
+
+void Metrics::sync() const {
+  metrics_.sync_written();
+  tensorboard_.sync_written();
 }
 
 }  // namespace based

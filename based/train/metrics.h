@@ -24,6 +24,14 @@ struct MetricsPosition {
   }
 };
 
+struct Timing {
+  int64_t step = 0;
+  double seconds = 0, tokens_per_second = 0;
+  int64_t peak_memory = 0;
+  std::optional<double> mfu = {};
+  std::string mfu_peak = {};  // the peak rate that the MFU divides by
+};
+
 class Metrics {
  public:
   // Appends to the files of `folder`, which must exist, after truncating them to `resume_at`; warns if metrics.jsonl is shorter than that.
@@ -32,8 +40,9 @@ class Metrics {
 
   // `line` has "step". Its other numbers are also written to TensorBoard: "eval_loss" as "eval/loss", "loss" as "train/loss".
   void write(const Json& line);
-  void write_timing(int64_t step, double seconds, double tokens_per_second, int64_t peak_memory);
-  MetricsPosition position();  // syncs the files first; throws Error if the disk is full
+  void write_timing(const Timing& timing);
+  MetricsPosition position();  // writes buffered lines first; throws Error if the disk is full
+  void sync() const;           // makes the lines before position() durable; another thread may write lines meanwhile
 
  private:
   void scalars(const Json& line);

@@ -60,8 +60,11 @@ double learning_rate(const OptimizerOptions& options, int64_t step, int64_t step
   return cosine((at - warmup) / std::max(1.0, static_cast<double>(steps) - warmup));
 }
 
-AdamW::AdamW(const torch::nn::Module& module, const OptimizerOptions& options) : options_(options) {
+AdamW::AdamW(const torch::nn::Module& module, const OptimizerOptions& options, std::shared_ptr<Collectives> ranks, bool shard,
+             int64_t bucket_bytes)
+    : options_(options), ranks_(std::move(ranks)) {
   check_optimizer_options(options);
+  std::vector<std::string> names;
   std::vector<bool> used(options.groups.size());
   for (const auto& item : module.named_parameters()) {
     const Tensor& parameter = item.value();
@@ -74,16 +77,37 @@ AdamW::AdamW(const torch::nn::Module& module, const OptimizerOptions& options) :
       if (group->weight_decay >= 0) decay = group->weight_decay;
       rate_scale = group->learning_rate_scale;
     }
-    members_of(decay, rate_scale).push_back(slots_.size());
-    const Tensor master = parameter.element_size() == 2 ? parameter.detach().to(torch::kFloat) : parameter;
-    slots_.push_back({item.key(), parameter, master, torch::zeros_like(master), torch::zeros_like(master),
-                      torch::zeros({}, torch::dtype(torch::kFloat).device(parameter.device()))});
+    members_of(decay, rate_scale).push_back(parameters_.size());
+    parameters_.push_back(parameter);
+    names.push_back(item.key());
   }
-  collected_.resize(slots_.size());
   for (size_t i = 0; i < used.size(); ++i)
     if (!used[i])
       throw UsageError("optimizer: the pattern '" + options.groups[i].pattern + "' matches no parameter that no group before it matches" +
-                       (slots_.empty() ? "" : "; names are like '" + slots_.back().name + "'"));
+                       (names.empty() ? "" : "; names are like '" + names.back() + "'"));
+  if (world() > 1) {
+    const std::vector<FlatBucket> layout = make_flat_buckets(parameters_, world(), bucket_bytes);
+    if (shard) shards_ = std::make_unique<WeightShards>(parameters_, layout, ranks_);
+    buckets_ = std::make_unique<GradientBuckets>(parameters_, layout, ranks_, shard);
+  }
+  add_slots(names);
+}
+
+void AdamW::add_slots(const std::vector<std::string>& names) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor& parameter = parameters_[i];
+    Slot& slot = slots_.emplace_back();
+    slot.name = names[i], slot.steps = torch::zeros({}, torch::dtype(torch::kFloat).device(parameter.device()));
+    if (shards_) {
+      const WeightShards::Owned own = shards_->owned(i);
+      slot.parameter = own.weights, slot.master = own.masters, slot.first = own.first;
+      slot.first_moment = own.first_moments, slot.second_moment = own.second_moments;
+    } else {
+      slot.parameter = parameter, slot.master = parameter.element_size() == 2 ? parameter.detach().to(torch::kFloat) : parameter;
+      slot.first_moment = torch::zeros_like(slot.master), slot.second_moment = torch::zeros_like(slot.master);
+    }
+  }
+  collected_.resize(slots_.size());
 }
 
 std::vector<size_t>& AdamW::members_of(double decay, double rate_scale) {
@@ -92,13 +116,15 @@ std::vector<size_t>& AdamW::members_of(double decay, double rate_scale) {
   return groups_.emplace_back(Group{decay, rate_scale, {}}).members;
 }
 
-void AdamW::zero_grad() {
-  for (auto& slot : slots_) slot.parameter.mutable_grad().reset();
+void AdamW::zero_grad(int64_t passes) {
+  for (const Tensor& parameter : parameters_) parameter.mutable_grad().reset();
   for (Tensor& gradient : collected_) gradient.reset();
   scale_.reset();
+  if (buckets_) buckets_->begin(passes);
 }
 
 void AdamW::collect_gradients() {
+  if (buckets_) return buckets_->end_pass();
   const torch::NoGradGuard no_grad;
   std::vector<size_t> more;
   std::vector<Tensor> sums, first;  // each sum starts as the gradient of the first backward pass
@@ -124,13 +150,33 @@ void AdamW::collect_gradients() {
   }
 }
 
-const Tensor& AdamW::gradient(size_t slot) const { return slots_[slot].has_master() ? collected_[slot] : slots_[slot].parameter.grad(); }
+const Tensor& AdamW::gradient(size_t slot) const {
+  if (buckets_) return buckets_->gradient(slot);
+  return slots_[slot].has_master() ? collected_[slot] : slots_[slot].parameter.grad();
+}
+
+void AdamW::sum_over_ranks(ops::GradientNormOf& inputs) const {
+  if (!shards_) {  // all ranks have all gradients
+    const Tensor loss = inputs.loss.to(torch::kDouble).reshape({1}).clone();
+    ranks_->all_reduce(loss)->wait();
+    inputs.loss = loss[0];
+    return;
+  }
+  // A loss or a norm that is not finite on one rank is not finite in the sum either.
+  const Tensor sums = ops::gradient_norm(inputs).loss_and_norm;
+  sums[1].square_();
+  ranks_->all_reduce(sums)->wait();
+  inputs.loss = sums[0];
+  inputs.gradients = {sums[1].sqrt().to(slots_[0].master.scalar_type())};  // one number, whose norm is that of all gradients
+}
 
 AdamW::Findings AdamW::clip_gradients(const Tensor& loss, const Tensor& enabled) {
   const torch::NoGradGuard no_grad;
+  if (buckets_) buckets_->reduce();
   ops::GradientNormOf inputs{{}, loss.detach(), {}, options_.clip};
   for (size_t i = 0; i < slots_.size(); ++i)
-    if (gradient(i).defined()) inputs.gradients.push_back(gradient(i));
+    if (has_gradient(i)) inputs.gradients.push_back(gradient(i));
+  if (buckets_) sum_over_ranks(inputs);
   if (enabled.defined()) inputs.enabled = enabled;
   const auto [loss_and_norm, update_enabled, scale] = ops::gradient_norm(inputs);
   scale_ = scale;
@@ -143,11 +189,12 @@ Tensor AdamW::make_rate(double rate) const {
 
 void AdamW::step(const Tensor& rate, const Tensor& update_enabled) {
   const torch::NoGradGuard no_grad;
+  if (buckets_) buckets_->reduce();
   for (const Group& group : groups_) {
     ops::AdamwStep update;
     for (const size_t member : group.members) {
       const Slot& slot = slots_[member];
-      if (!gradient(member).defined()) continue;
+      if (!has_gradient(member)) continue;
       update.masters.push_back(slot.master);
       update.rounded.push_back(slot.parameter);
       update.gradients.push_back(gradient(member));
@@ -161,6 +208,7 @@ void AdamW::step(const Tensor& rate, const Tensor& update_enabled) {
     update.beta1 = options_.beta1, update.beta2 = options_.beta2, update.eps = options_.eps, update.decay = group.decay;
     ops::adamw_(update);
   }
+  if (shards_) shards_->gather_weights();
   scale_.reset();
 }
 

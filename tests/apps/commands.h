@@ -21,6 +21,9 @@ struct CommandRow {
 inline const std::string any_text = "any text";
 inline const std::string no_path = "/dev/null/x";  // where nothing can be written
 
+inline const std::map<std::string, std::string> bad_perplexity{{"--data", no_path}, {"--dtype", "fp8"},    {"--device", "tpu"},
+                                                               {"--format", "csv"}, {"--slices", no_path}, {"--per-token", no_path}};
+
 inline const std::vector<CommandRow>& command_rows() {
   static const std::vector<CommandRow> rows{
       {"mixers", "", {{"--set", "nonsense"}}},
@@ -33,7 +36,7 @@ inline const std::vector<CommandRow>& command_rows() {
        "/config.json"},
       {"train",
        "|@/run.toml --out %",
-       {{"--set", "nonsense"}, {"--device", "tpu"}, {"--out", no_path}},
+       {{"--set", "nonsense"}, {"--device", "tpu"}, {"--devices", "tpu"}, {"--skip-windows", "nonsense"}, {"--out", no_path}},
        "--set train.steps=10000000",
        "stopped by a signal",
        "/model.safetensors"},
@@ -48,11 +51,8 @@ inline const std::vector<CommandRow>& command_rows() {
         {"--device", "tpu"}},
        "--max-tokens 10000000 --temperature 0",  // with sampling, the end of text would come at some time
        "tokens/s"},
-      {"perplexity",
-       "--model <@/model --data |@/text.txt",
-       {{"--dtype", "fp8"}, {"--device", "tpu"}, {"--format", "csv"}},
-       "--data @/long.txt",
-       "interrupted"},
+      {"perplexity", "--model <@/model --data |@/text.txt", bad_perplexity, "--data @/long.txt", "interrupted"},
+      {"perplexity", "--model <@/model --data @/shards --context 16 --slices <@/shards --per-token %", bad_perplexity},
       {"tokenize train",
        "|@/text.txt --vocab-size 300 --out %",
        {{"--out", no_path}, {"--special", "x"}, {"--format", "csv"}},
@@ -73,7 +73,7 @@ inline const std::vector<CommandRow>& command_rows() {
       {"mqar eval", "--model <@/recall --length 32 --examples 20"},
       {"experiment run",
        "|@/sweep.toml --out %",
-       {{"--set", "nonsense"}, {"--out", no_path}, {"--scale", "huge"}, {"--device", "tpu"}},
+       {{"--set", "nonsense"}, {"--out", no_path}, {"--scale", "huge"}, {"--device", "tpu"}, {"--commit", any_text}},
        "--set training.epochs=1000000",
        "interrupted; 0 of 1 runs are finished",
        "/results"},
@@ -98,6 +98,7 @@ inline const std::vector<CommandRow>& command_rows() {
        "--inputs 1000000000",
        "interrupted after"},
       {"golden", "<@/golden.safetensors"},
+      {"golden", "<@/slices.json"},
   };
   return rows;
 }

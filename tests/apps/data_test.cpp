@@ -67,11 +67,40 @@ TEST_F(Data, PacksEveryFormatPlainAndCompressed) {
   EXPECT_THAT(run("data inspect " + file("set0")).out, AllOf(HasSubstr("24 tokens in 5 documents"), HasSubstr("whole")));
 }
 
+TEST_F(Data, ShufflesWithAnyNumberOfThreadsAndListsTheSources) {
+  std::string lines;
+  for (int i = 0; i < 300; ++i) {
+    lines += "{\"text\":\"document " + std::to_string(i) + "\"";
+    if (i % 3 != 0) lines += std::string(",\"meta\":{\"pile_set_name\":\"") + (i % 3 == 1 ? "Pile-CC" : "ArXiv") + "\"}";
+    lines += "}\n";
+  }
+  const std::string pack = "data pack " + write("a.jsonl", lines) + "--tokenizer bytes --shard-tokens 500 --out ";
+  const Ran plain = run(pack + file("plain"));
+  ASSERT_EQ(plain.code, 0) << plain.err;
+  EXPECT_THAT(plain.out, HasSubstr("from 2 sources"));
+  std::vector<Json> said;
+  for (const char* options : {" --shuffle-seed 5 --threads 1", " --shuffle-seed 5 --threads 3", " --shuffle-seed 6"}) {
+    const std::string out = file("set" + std::to_string(said.size()));
+    const Ran shuffled = run(pack + out + options);
+    ASSERT_EQ(shuffled.code, 0) << shuffled.err;
+    said.push_back(parse_json(run("data inspect --json " + out).out, "stdout"));
+    EXPECT_EQ(said.back()["documents"], 300);
+    EXPECT_EQ(said.back()["sources"]["Pile-CC"]["documents"], 100);
+    EXPECT_EQ(said.back()["sources"]["ArXiv"]["documents"], 100);
+  }
+  EXPECT_EQ(said[0]["hash"], said[1]["hash"]);
+  EXPECT_NE(said[0]["hash"], said[2]["hash"]);
+  EXPECT_THAT(run("data inspect " + file("plain")).out,
+              AllOf(HasSubstr("'Pile-CC': "), HasSubstr("tokens in 100 documents"), HasSubstr("without a source: ")));
+}
+
 TEST_F(Data, WrongUsageExitsWithTwo) {
   const std::string a = write("a.txt", "hello");
   expect_no_set("", 2, "files");
   expect_no_set(a + "--nonsense", 2, "--nonsense");
   expect_no_set(a + "--format csv", 2, "'csv'");
+  expect_no_set(a + "--threads -1", 2, "--threads");
+  expect_no_set(a + "--shuffle-seed -2", 2, "--shuffle-seed");
   EXPECT_EQ(run("data pack " + a + "--tokenizer bytes --shard-tokens 0 --out " + file("set")).code, 2);
   EXPECT_EQ(run("data pack " + a + "--out " + file("set")).code, 2) << "no tokenizer";
   EXPECT_EQ(run("data").code, 2);
@@ -108,16 +137,19 @@ TEST_F(Data, AFullDiskLeavesNothing) {
   std::string text;
   for (int i = 0; i < 20; ++i) text += "{\"text\":\"" + std::string(4000, 'x') + "\"}\n";
   text += "{\"text\":\"" + std::string(100'000, 'x') + "\"}\n";  // there is no room for the last shard
-  expect_no_set(write("a.jsonl", text), 1, "cannot write: File too large", "ulimit -f 64; ");
+  for (const char* options : {"--threads 1", "--threads 2"})
+    expect_no_set(write("a.jsonl", text) + options, 1, "cannot write: File too large", "ulimit -f 64; ");
+  expect_no_set(write("a.jsonl", text) + "--shuffle-seed 1", 1, "set: cannot write a temporary file: File too large", "ulimit -f 64; ");
 }
 
 // Sends the signal once after some shards have been written, and once before the first, while the program waits for a pipe.
 TEST_F(Data, InterruptedItLeavesNothing) {
-  for (const bool waiting : {false, true}) {
+  for (const auto& [waiting, threads] : {std::pair<bool, std::string>(false, "1"), {false, "3"}, {true, "1"}, {true, "3"}}) {
     std::filesystem::remove(file("pipe.jsonl"));
     ASSERT_EQ(mkfifo(file("pipe.jsonl").c_str(), 0600), 0);
-    const Started pack({"data", "pack", file("pipe.jsonl"), "--tokenizer", "bytes", "--shard-tokens", "8", "--out", file("set")},
-                       file("out"), file("err"));
+    const Started pack(
+        {"data", "pack", file("pipe.jsonl"), "--tokenizer", "bytes", "--shard-tokens", "8", "--threads", threads, "--out", file("set")},
+        file("out"), file("err"));
     std::ofstream pipe(file("pipe.jsonl"));
     for (int i = 0; i < (waiting ? 2 : 5000); ++i) pipe << "{\"text\":\"some words of a document\"}\n";
     pipe.flush();

@@ -60,6 +60,11 @@ class EveryCommand : public testing::Test {
         "examples = 8}]\n[training]\nbatch = 4\n[[series]]\nname = \"one\"\n[series.model]\nd_model = 8\nlayers = "
         "[\"gated_conv\"]\nmlp_width = 8\n");
     fs::copy_file(BASED_SOURCE_DIR "/tests/goldens/based/base_conv_k4_e2_bias1_L37.safetensors", file("golden.safetensors"));
+    write_file_atomic(file("slices.json"),
+                      R"({"length": 2, "threshold": 0, "train": [1, 2], "windows": [[1, 1, 1]], "labels": [[1, 1]], "nats": [[1, 2]],
+                      "expected": {"mask": [[0, 1]], "all": {"tokens": 2, "nats": 3, "perplexity": 4.4816890703380645},
+                      "ar": {"tokens": 1, "nats": 2, "perplexity": 7.38905609893065},
+                      "other": {"tokens": 1, "nats": 1, "perplexity": 2.718281828459045}, "ar_share": 0.5}})");
     works("tokenize train @/text.txt --vocab-size 300 --special <|endoftext|> --out @/bpe");
     works("train @/run.toml --out @/model");
     works("state save @/a.state --model @/model --prompt the");

@@ -467,6 +467,65 @@ TEST_F(ExperimentCommand, AResultThatCannotBeKeptIsSaidInFull) {
   EXPECT_THAT(said, AllOf(HasSubstr(results_), HasSubstr("the result, which is not kept: {\"format\":1"), HasSubstr("\"accuracy\":")));
 }
 
+// A language model's run continues from its checkpoint. The result is that of a run that was never killed.
+TEST(LanguageExperimentCommand, AKilledRunContinues) {
+  const TemporaryFolder folder;
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += "the quick brown fox jumps over the lazy dog, " + std::to_string(i % 7) + " times.\n";
+  write_file_atomic(folder.file("text.txt"), text);
+  write_file_atomic(folder.file("e.toml"), "kind = \"language\"\n[data]\ntrain = \"" + folder.file("text.txt") + R"("
+tokenizer = "bytes"
+[train]
+steps = 120
+batch = 4
+length = 32
+evaluate_every = 40
+[checkpoint]
+every = 40
+[model]
+d_model = 16
+mlp_width = 16
+layers = ["gated_conv", "mixer"]
+[[series]]
+name = "Based"
+model.mixers.mixer = {type = "taylor_attention", heads = 2, feature_dim = 4}
+)");
+  const auto result = [&](const std::string& out) {
+    const Ran ran = run("experiment run " + folder.file("e.toml") + " --device cpu --json --commit abc --out " + folder.file(out));
+    EXPECT_EQ(ran.code, 0) << ran.err;
+    Json point = parse_json(ran.out, "stdout")["points"][0];
+    EXPECT_EQ(point["cost"]["commits"], Json::array({"abc"}));
+    point.erase("seconds");
+    point.erase("cost");
+    return point;
+  };
+  const std::string killed = folder.file("killed"), unfinished = killed + "/unfinished";
+  {
+    const Started started({"experiment", "run", folder.file("e.toml"), "--device", "cpu", "--out", killed}, folder.file("o"),
+                          folder.file("err"));
+    const auto has_checkpoint = [&] {
+      std::error_code none;
+      for (const auto& entry : fs::directory_iterator(unfinished, none))
+        if (fs::exists(entry.path() / "checkpoints" / "latest", none)) return true;
+      return false;
+    };
+    for (int i = 0; i < 60'000 && !has_checkpoint(); ++i) usleep(1000);
+    started.signal(SIGKILL);
+    EXPECT_TRUE(WIFSIGNALED(started.status())) << "it was not finished";
+  }
+  ASSERT_TRUE(fs::exists(unfinished));
+  const Json continued = result("killed");
+  EXPECT_FALSE(fs::exists(unfinished));
+  EXPECT_EQ(continued, result("whole"));
+  const Ran plotted = run("experiment plot " + folder.file("e.toml") + " --out " + killed);
+  EXPECT_EQ(plotted.code, 0) << plotted.err;
+  for (const char* name : {"/figure.svg", "/held-out-loss.svg", "/training-loss.svg", "/table.md", "/table.tex"})
+    EXPECT_TRUE(fs::exists(killed + name)) << name;
+  const Ran several = run("experiment run " + folder.file("e.toml") + " --device cpu --runs-per-device 2 --out " + folder.file("several"));
+  EXPECT_EQ(several.code, 2);
+  EXPECT_THAT(several.err, HasSubstr("one run of kind = \"language\" at a time"));
+}
+
 // A saved model, which has memorized its few training examples, gives the experiment's accuracy again.
 TEST(MqarEval, MeasuresOnTheTestDataOfTheExperiment) {
   const TemporaryFolder folder;

@@ -147,6 +147,84 @@ TEST(TrainProgram, KilledFiftyTimesItEndsAsIfItHadNeverStopped) {
     EXPECT_TRUE(fs::exists(out + "/" + must)) << must;
 }
 
+// The process of a rank that `launcher` has started; 0 while there is none.
+pid_t process_of_rank(pid_t launcher, int rank) {
+  std::error_code gone;
+  for (const auto& entry : fs::directory_iterator("/proc", gone)) {
+    std::ifstream status(entry.path() / "status"), environment(entry.path() / "environ");
+    const std::string fields{std::istreambuf_iterator<char>(status), {}}, variables{std::istreambuf_iterator<char>(environment), {}};
+    if (fields.find("\nPPid:\t" + std::to_string(launcher) + "\n") == std::string::npos) continue;
+    const std::string wanted = "RANK=" + std::to_string(rank) + std::string(1, '\0');
+    if (variables.starts_with(wanted) || variables.find('\0' + wanted) != std::string::npos)
+      return std::stoi(entry.path().filename().string());
+  }
+  return 0;
+}
+
+bool exists(pid_t process) { return kill(process, 0) == 0; }
+
+TEST(TrainProgram, TwoRanksTrainAsOneProcessDoes) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 8), one = folder.file("one"), two = folder.file("two");
+  ASSERT_EQ(Training(config, one, {}).wait(), 0);
+  const Ran ran = run("train " + config + " --json --devices cpu:2 --out " + two);
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  const Json result = parse_json(ran.out, "stdout");
+  EXPECT_EQ(result["steps"], 8);
+  EXPECT_EQ(result["checkpoint"], two + "/checkpoints/step-8");
+  const auto last_hash = [](const std::string& out) {
+    const std::string metrics = read_file(out + "/metrics.jsonl"), key = "\"order_hash\":\"";
+    return metrics.substr(metrics.rfind(key) + key.size(), 16);
+  };
+  EXPECT_EQ(last_hash(one), last_hash(two));
+  EXPECT_TRUE(fs::exists(two + "/logs/rank-1.log"));
+  // One process continues where two stopped.
+  fs::remove_all(two + "/checkpoints/step-8");
+  Training resumed(config, two, {"--resume"});
+  EXPECT_EQ(resumed.wait(), 0);
+  EXPECT_THAT(resumed.err(), HasSubstr("the run was saved on 2 devices with train.accumulate = 1 and continues on 1 device with 1"));
+  EXPECT_EQ(last_hash(one), last_hash(two));
+}
+
+TEST(TrainProgram, AKilledRankEndsTheJobAndIsNamed) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 1'000'000), out = folder.file("out");
+  Training training(config, out, {"--devices", "cpu:2"});
+  ASSERT_TRUE(wait_for_step(training, out, 2)) << training.err();
+  const pid_t first = process_of_rank(training.process(), 0), second = process_of_rank(training.process(), 1);
+  ASSERT_GT(first, 0);
+  ASSERT_GT(second, 0);
+  ASSERT_EQ(kill(second, SIGKILL), 0);
+  EXPECT_EQ(training.wait(), 1);
+  EXPECT_THAT(training.err(), testing::AllOf(HasSubstr("rank 1"), HasSubstr("Killed")));
+  EXPECT_FALSE(exists(first)) << "no process remains";
+  EXPECT_FALSE(exists(second));
+  Training resumed(config, out, {"--devices", "cpu:2", "--resume"});
+  const int64_t kept = newest_step(out);
+  ASSERT_TRUE(wait_for_step(resumed, out, kept + 2)) << resumed.err();
+  resumed.signal(SIGTERM);
+  EXPECT_EQ(resumed.wait(), 1);
+  EXPECT_THAT(resumed.err(), HasSubstr("stopped by a signal: step "));
+}
+
+TEST(TrainProgram, WrongDevicesAndRangesAreWrongUsage) {
+  const TemporaryFolder folder;
+  const std::string config = write_config(folder, 2), out = folder.file("out"), command = "train " + config + " --out " + out;
+  const std::map<std::string, std::string> says{
+      {" --devices cpu:2 --device cpu", "--device and --devices: give one of them"},
+      {" --resume-from 3 --skip-windows 9", "--skip-windows must be A..B"},
+      {" --resume-from 3 --skip-windows 9..9", "--skip-windows must be A..B"},
+      {" --skip-windows 4..8", "--skip-windows needs --resume-from"},
+      {" --resume-from 3", "has no checkpoint of step 3; it has none at all"},
+      {" --devices cpu:3", "2 rows, 1 parts, 3 devices"},
+  };
+  for (const auto& [options, message] : says) {
+    const Ran ran = run(command + options);
+    EXPECT_EQ(ran.code, 2) << options;
+    EXPECT_THAT(ran.err, HasSubstr(message)) << options;
+  }
+}
+
 TEST(TrainProgram, ASignalFinishesTheStepSavesAndSaysWhatIsKept) {
   for (const int number : {SIGTERM, SIGINT}) {
     const TemporaryFolder folder;

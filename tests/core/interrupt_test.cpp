@@ -31,6 +31,18 @@ TEST(Interrupt, NestedScopesShareTheFlag) {
   EXPECT_TRUE(interrupted());
 }
 
+TEST(Interrupt, ATimeLimitEndsWithItsScope) {
+  {
+    const InterruptScope scope;
+    interrupt_after(1e6);
+    EXPECT_FALSE(interrupted());
+    interrupt_after(0);
+    EXPECT_TRUE(interrupted());
+    EXPECT_EQ(interrupt_signal(), 0) << "no signal";
+  }
+  EXPECT_FALSE(interrupted());
+}
+
 TEST(InterruptDeathTest, TheSecondSignalExitsWith130) {
   EXPECT_EXIT(
       {

@@ -28,9 +28,17 @@ TEST(Json, ReadsWhatIsValid) {
   EXPECT_EQ(parse_json(" \n[1 ,\t2] ", "in.json").size(), 2u);
 }
 
-// If read_only_member accepts a text, the parser must return the same value. It must reject every text that the parser rejects.
+// If read_only_member or read_members accepts a text, the parser must return the same values. They must reject every text that the parser
+// rejects.
 void expect_as_the_parser(const std::string& text) {
-  std::string value;
+  std::string value, nested;
+  if (read_members(text, "text", value, {"meta", "name"}, nested)) {
+    ASSERT_EQ(error_of(text), "") << text;
+    const Json parsed = parse_json(text, "in.json");
+    ASSERT_EQ(parsed["text"], Json(value)) << text;
+    const Json meta = parsed.value("meta", Json::object());
+    ASSERT_EQ(meta.is_object() ? meta.value("name", "") : "", nested) << text;
+  }
   if (!read_only_member(text, "text", value)) return;
   ASSERT_EQ(error_of(text), "") << text;
   const Json parsed = parse_json(text, "in.json");
@@ -42,13 +50,32 @@ TEST(Json, ReadsAnOnlyMemberAsTheParserDoes) {
   std::string value;
   EXPECT_TRUE(read_only_member(" {\t\"text\" : \"a\\n\\u00e9é\\\"\" } \r\n", "text", value));
   EXPECT_EQ(value, "a\néé\"");
-  for (const char* other :
-       {"", "{", "{}", "{\"text\"}", "{\"text\":1}", "{\"text\":\"a}", "{\"text\":\"a\"", "{\"text\":\"a\"}}", "[\"text\"]",
-        "{\" text\":\"a\"}", "{\"texts\":\"a\"}", "{\"text\":\"a\",\"b\":1}", "{\"text\":\"\\x\"}", "{\"text\":\"\\u12\"}",
-        "{\"text\":\"\\u+123\"}", "{\"text\":\"\\ud83d\\ude00\"}", "{\"text\":\"\xff\"}", "{\"text\":\"\x01\"}", "{\"text\":\"\\"})
+  EXPECT_TRUE(read_only_member("{\"text\":\"\\ud83d\\ude00\\udbff\\udfff\"}", "text", value));
+  EXPECT_EQ(value, "\U0001f600\U0010ffff");
+  for (const char* other : {"",
+                            "{",
+                            "{}",
+                            "{\"text\"}",
+                            "{\"text\":1}",
+                            "{\"text\":\"a}",
+                            "{\"text\":\"a\"",
+                            "{\"text\":\"a\"}}",
+                            "[\"text\"]",
+                            "{\" text\":\"a\"}",
+                            "{\"texts\":\"a\"}",
+                            "{\"text\":\"a\",\"b\":1}",
+                            "{\"text\":\"\\x\"}",
+                            "{\"text\":\"\\u12\"}",
+                            "{\"text\":\"\\u+123\"}",
+                            "{\"text\":\"\\ud83d\"}",
+                            "{\"text\":\"\\ude00\\ud83d\"}",
+                            "{\"text\":\"\\ud83d\\u0041\"}",
+                            "{\"text\":\"\xff\"}",
+                            "{\"text\":\"\x01\"}",
+                            "{\"text\":\"\\"})
     EXPECT_FALSE(read_only_member(other, "text", value)) << other;
   std::mt19937 random(5);
-  const std::string right = R"({"text": "a\n\u0041 \\ \"é\u00e9"})";
+  const std::string right = R"({"text": "a\n\u0041 \\ \"é\u00e9\ud83d\ude00"})";
   for (int round = 0; round < 20000; ++round) {
     std::string text = right;
     for (unsigned changes = 1 + random() % 3; changes > 0; --changes) {
@@ -56,6 +83,37 @@ TEST(Json, ReadsAnOnlyMemberAsTheParserDoes) {
       if (random() % 2) text[at] = static_cast<char>(random());
       if (random() % 2) text.erase(at, 1 + random() % 4);
       if (text.empty() || random() % 2) text.insert(std::min(at, text.size()), 1, "\"\\{}:,u0 "[random() % 9]);
+    }
+    expect_as_the_parser(text);
+  }
+}
+
+TEST(Json, ReadsMembersAsTheParserDoes) {
+  std::string value, nested;
+  const auto reads = [&](const char* text) { return read_members(text, "text", value, {"meta", "name"}, nested); };
+  EXPECT_TRUE(reads(R"( { "id" : "x", "text":"a\n\u00e9", "meta": {"other": "", "name" : "Pile-CC"} } )"));
+  EXPECT_EQ(value, "a\né");
+  EXPECT_EQ(nested, "Pile-CC");
+  for (const char* text :
+       {R"({"text":"a"})", R"({"meta":{},"text":"a"})", R"({"meta":"x","text":"a"})", R"({"text":"a","other":{"name":"x"}})"}) {
+    EXPECT_TRUE(reads(text)) << text;
+    EXPECT_EQ(value, "a");
+    EXPECT_EQ(nested, "") << text;
+  }
+  for (const char* text :
+       {"{}", R"({"id":"a"})", R"({"text":1})", R"({"text":{"text":"a"}})", R"({"text":"a","text":"b"})", R"({"text":"a","b":"c","b":"d"})",
+        R"({"text":"a","meta":{"name":"x","name":"y"}})", R"({"text":"a","meta":{"name":1}})", R"({"text":"a","id":1})", R"({"text":"a",})",
+        R"({"text":"a","meta":{"name":"x",}})", R"({"text":"a"}})", R"({"text":"a")", R"({"te\u0078t":"a"})"})
+    EXPECT_FALSE(reads(text)) << text;
+  std::mt19937 random(7);
+  const std::string right = R"({"id": "1", "text": "a\n\u0041", "meta": {"name": "é", "b": "c"}})";
+  for (int round = 0; round < 20000; ++round) {
+    std::string text = right;
+    for (unsigned changes = 1 + random() % 3; changes > 0; --changes) {
+      const size_t at = random() % text.size();
+      if (random() % 2) text.erase(at, 1 + random() % 4);
+      if (text.empty() || random() % 2) text.insert(std::min(at, text.size()), 1, "\"\\{}:,u0 "[random() % 9]);
+      if (text.empty()) break;
     }
     expect_as_the_parser(text);
   }

@@ -128,8 +128,8 @@ void expect_cases(const Tokenizer& tokenizer, const std::string& path, size_t li
 // Compares with ids of the Python `tokenizers` library.
 TEST(Bpe, Gpt2EqualsTheReferenceOnEveryLine) {
   const std::string cases = test::golden("tokenizer/gpt2_cases.jsonl"), files = test::data_set("gpt2-bpe");
-  BASED_NEEDS(cases);
-  BASED_NEEDS(files);
+  BASED_NEEDS_FILE(cases);
+  BASED_NEEDS_FILE(files);
   const auto tokenizer = make_tokenizer(files);
   EXPECT_EQ(tokenizer->vocab_size(), 50257);
   EXPECT_EQ(tokenizer->end_of_text(), 50256);
@@ -138,7 +138,7 @@ TEST(Bpe, Gpt2EqualsTheReferenceOnEveryLine) {
 
 TEST(Bpe, TrainedVocabularyEqualsTheReferenceOnEveryLine) {
   const std::string folder = test::golden("tokenizer/shakespeare1024");
-  BASED_NEEDS(folder);
+  BASED_NEEDS_FILE(folder);
   const auto from_json = make_tokenizer(folder);
   expect_cases(*from_json, folder + "/cases.jsonl", 200);
   const BpeTokenizer from_two(parse_vocab_and_merges(read_file(folder + "/vocab.json"), "v", read_file(folder + "/merges.txt"), "m"));
@@ -148,9 +148,9 @@ TEST(Bpe, TrainedVocabularyEqualsTheReferenceOnEveryLine) {
 
 TEST(Bpe, TinyShakespeareWholeHasTheReferenceCounts) {
   const std::string digest = test::golden("tokenizer/tinyshakespeare_digest.json"), text = test::data_set("tinyshakespeare/input.txt");
-  BASED_NEEDS(digest);
-  BASED_NEEDS(text);
-  BASED_NEEDS(test::data_set("gpt2-bpe"));
+  BASED_NEEDS_FILE(digest);
+  BASED_NEEDS_FILE(text);
+  BASED_NEEDS_FILE(test::data_set("gpt2-bpe"));
   const Json expected = parse_json(read_file(digest), digest);
   const std::map<std::string, std::string> folders = {{"gpt2", test::data_set("gpt2-bpe")},
                                                       {"shakespeare1024", test::golden("tokenizer/shakespeare1024")}};

@@ -122,8 +122,8 @@ TEST(BpeTrainer, ASpecialTokenWithTheNameOfAByteIsRefused) {
 
 TEST(BpeTrainer, ReproducesTheReferenceFilesByteForByte) {
   const std::string text = test::data_set("tinyshakespeare/input.txt"), reference = test::golden("tokenizer/shakespeare1024");
-  BASED_NEEDS(text);
-  BASED_NEEDS(reference);
+  BASED_NEEDS_FILE(text);
+  BASED_NEEDS_FILE(reference);
   BpeTrainer trainer({.vocab_size = 1024, .min_frequency = 2, .specials = {}});
   trainer.add(read_file(text));
   const TemporaryFolder folder;

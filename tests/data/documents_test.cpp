@@ -68,6 +68,37 @@ TEST_F(Documents, JsonLinesGiveTheirText) {
   EXPECT_THAT(refusal("d.jsonl", "{\"text\":\"a\"\n"), HasSubstr("d.jsonl:1: "));
 }
 
+TEST_F(Documents, JsonLinesMayNameTheirSource) {
+  const auto sources = [&](const std::string& content) {
+    write_file_atomic(folder_.file("a.jsonl"), content);
+    std::vector<std::string> all;
+    read_blocks(folder_.file("a.jsonl"), TextFormat::by_name, [&](const DocumentBlock& block) {
+      parse_block(block,
+                  [&](const Document& document) { all.push_back(std::string(document.text) + " of " + std::string(document.source)); });
+    });
+    return all;
+  };
+  // The lines with a number or a list are not read by read_members.
+  EXPECT_THAT(sources(R"({"text":"a","meta":{"pile_set_name":"Pile-CC"}}
+{"text":"b","meta":{"pile_set_name":"ArXiv","stars":7}}
+{"text":"c","meta":"ArXiv"}
+{"text":"d","meta":["ArXiv"]}
+{"text":"e","meta":{"pile_set_name":""}}
+{"text":"f","meta":{"pile_set_name":"","stars":7}}
+{"text":"g","pile_set_name":"ArXiv"}
+)"),
+              ElementsAre("a of Pile-CC", "b of ArXiv", "c of ", "d of ", "e of ", "f of ", "g of "));
+  EXPECT_THAT(message_of<Error>([&] {
+                sources(R"({"text":"a"}
+{"text":"a","meta":{"pile_set_name":7}})");
+              }),
+              HasSubstr("a.jsonl:2: meta.pile_set_name must be a string"));
+  for (const char* more : {"", R"(,"stars":7)"}) {
+    EXPECT_THAT(message_of<Error>([&] { sources(R"({"text":"a","meta":{"pile_set_name":"a\u0000")" + std::string(more) + "}}"); }),
+                HasSubstr("a.jsonl:1: meta.pile_set_name must have at most 255 bytes and no control characters"));
+  }
+}
+
 TEST_F(Documents, FastaGivesOneDocumentARecord) {
   EXPECT_THAT(read("a.fa", ">one x\r\nACgt\r\nNN\n\n>two\nA*-\n"), ElementsAre("ACgtNN", "A*-"));
   EXPECT_THAT(refusal("b.fasta", "ACGT\n"), HasSubstr("b.fasta:1: a FASTA file must start with a line '>name'"));

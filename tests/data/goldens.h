@@ -23,5 +23,5 @@ inline std::string data_set(const std::string& name) {
 
 }  // namespace based::test
 
-#define BASED_NEEDS(path) \
+#define BASED_NEEDS_FILE(path) \
   if (!std::filesystem::exists(path)) GTEST_SKIP() << "needs " << (path)

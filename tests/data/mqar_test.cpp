@@ -57,7 +57,7 @@ TEST(MqarZoology, EqualsTheFilesOfTheRepository) {
 
 TEST(MqarZoology, EqualsAllReferenceFiles) {
   const std::string folder = test::golden("mqar");
-  BASED_NEEDS(folder);
+  BASED_NEEDS_FILE(folder);
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     expect_golden(entry.path());

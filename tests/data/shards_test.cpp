@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -157,12 +158,13 @@ TEST(Shards, WhatAKilledWriterLeftIsClearedByTheNext) {
 // One shard with three documents and a vocabulary of 300, as bytes that a test can damage.
 class DamagedShard : public ::testing::Test {
  protected:
-  DamagedShard() {
+  DamagedShard() : DamagedShard({"", "", ""}) {}
+  explicit DamagedShard(const std::array<std::string, 3>& sources) {
     ShardWriter writer(folder_.file("set"), Numbers(300));
     for (int32_t document = 0; document < 3; ++document) {
       std::vector<int32_t> ids(5);
       std::iota(ids.begin(), ids.end(), 10 * document);
-      writer.add_document(ids);
+      writer.add_document(ids, sources[static_cast<size_t>(document)]);
     }
     writer.finish();
     bytes_ = read_file(folder_.file("set/00000.tokens"));
@@ -220,7 +222,7 @@ TEST_F(DamagedShard, EachFieldIsChecked) {
   };
   EXPECT_EQ(changed([&] { put(72 + 2 * 7, uint16_t{300}); }), "f: byte 86: token id 300 is outside the vocabulary of 300 tokens");
   EXPECT_THAT(changed([&] { bytes_[0] = 'X'; }), HasSubstr("byte 0: no token shard"));
-  EXPECT_THAT(changed([&] { put(8, uint32_t{2}); }), HasSubstr("byte 8: version 2 is not known"));
+  EXPECT_THAT(changed([&] { put(8, uint32_t{3}); }), HasSubstr("byte 8: version 3 is not known"));
   EXPECT_THAT(changed([&] { put(12, uint32_t{3}); }), HasSubstr("byte 12: 3 bytes a token"));
   for (const uint64_t tokens : {uint64_t{0}, uint64_t{14}, uint64_t{17}, uint64_t{1} << 63, ~uint64_t{0}}) {
     EXPECT_THAT(changed([&] { put(16, tokens); }), StartsWith("f: byte ")) << tokens;
@@ -235,6 +237,107 @@ TEST_F(DamagedShard, EachFieldIsChecked) {
     EXPECT_THAT(changed([&] { put(104 + 8, start); }), HasSubstr("documents must start at 0, ascend")) << start;
   }
   EXPECT_THAT(changed([&] { put(104, uint64_t{1}); }), HasSubstr("byte 104: document 0 starts at token 1"));
+}
+
+// A shard of version 2: the ids to byte 104, the starts to 128, the sources to 144, two numbers, and the names from 160 on.
+class DamagedSources : public DamagedShard {
+ protected:
+  DamagedSources() : DamagedShard({"Pile-CC", "", "ArXiv"}) {}
+};
+
+TEST_F(DamagedSources, WholeTheyAreAccepted) {
+  const TokenShard shard = parse_shard(std::as_bytes(std::span(bytes_)), "f", ShardCheck::whole);
+  EXPECT_EQ(bytes_.size(), 176u);
+  EXPECT_THAT(shard.source_names, ElementsAre("Pile-CC", "ArXiv"));
+  EXPECT_EQ(shard.document_source(0), 0);
+  EXPECT_EQ(shard.document_source(1), -1);
+  EXPECT_EQ(shard.document_source(2), 1);
+}
+
+TEST_F(DamagedSources, EveryFlippedBitAndEveryTruncationIsSeen) {
+  const std::string whole = bytes_;
+  for (size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+    bytes_ = whole;
+    bytes_[bit / 8] = static_cast<char>(bytes_[bit / 8] ^ (1 << bit % 8));
+    EXPECT_THAT(refusal(), StartsWith("f: byte ")) << "bit " << bit;
+  }
+  for (size_t size = 0; size < whole.size(); ++size) {
+    bytes_ = whole.substr(0, size);
+    EXPECT_THAT(refusal(), StartsWith("f: byte "));
+  }
+  bytes_ = whole + std::string(8, '\0');
+  EXPECT_EQ(refusal(), "f: byte 176: bytes left over: 184 bytes, should be 176");
+}
+
+TEST_F(DamagedSources, EachFieldIsChecked) {
+  const std::string whole = bytes_;
+  const auto changed = [&](auto change) {
+    bytes_ = whole;
+    change();
+    mend();
+    return refusal();
+  };
+  EXPECT_EQ(changed([&] { put(132, uint32_t{3}); }), "f: byte 132: document 1 is of source 3; there are 2");
+  EXPECT_EQ(changed([&] { put(132, uint32_t{2}); }), "") << "another source is no damage";
+  EXPECT_THAT(changed([&] { put(140, uint32_t{1}); }), HasSubstr("byte 140: must be 0"));
+  for (const uint64_t count : {uint64_t{0}, uint64_t{8}, ~uint64_t{0}})
+    EXPECT_THAT(changed([&] { put(144, count); }), HasSubstr("byte 144: " + std::to_string(count) + " names of sources in 14 bytes"));
+  EXPECT_THAT(changed([&] { put(144, uint64_t{3}); }), HasSubstr("byte 144: 3 names of sources, but there are 2"));
+  EXPECT_THAT(changed([&] { put(152, ~uint64_t{0}); }), HasSubstr("byte 152: 18446744073709551615 bytes of names do not fit"));
+  EXPECT_THAT(changed([&] { put(152, uint64_t{13}); }), HasSubstr("byte 172: must be 0: it ends the last name"));
+  EXPECT_THAT(changed([&] { bytes_[173] = 'x'; }), HasSubstr("byte 173: must be 0: it ends the last name"));
+  EXPECT_THAT(changed([&] { bytes_[175] = 'x'; }), HasSubstr("byte 175: must be 0"));
+  EXPECT_THAT(changed([&] { bytes_[160] = '\0'; }), HasSubstr("byte 160: the name of a source must"));
+  EXPECT_THAT(changed([&] { bytes_[161] = '\xff'; }), HasSubstr("byte 160: the name of a source must be UTF-8"));
+  EXPECT_THAT(changed([&] { bytes_.replace(160, 14, std::string("ab\0abcdefg\0ab\0", 14)); }), HasSubstr("occur twice")) << "three names";
+  EXPECT_THAT(changed([&] { put(8, uint32_t{1}); }), HasSubstr("bytes left over"));
+}
+
+TEST(TokenDataset, KnowsTheSourcesOfASetOfSeveralShards) {
+  const TemporaryFolder folder;
+  const std::vector<int32_t> ids = {1, 2, 3};
+  const auto write = [&](const std::string& name, const std::vector<std::string>& sources) {
+    ShardWriter writer(folder.file(name), Numbers(300), 3);  // a shard a document
+    for (const std::string& source : sources) writer.add_document(ids, source);
+    writer.finish();
+    return folder.file(name);
+  };
+  const TokenDataset data(write("a", {"", "x", "y", "", "x"}));
+  EXPECT_THAT(data.source_names(), ElementsAre("x", "y"));
+  EXPECT_EQ(read_file(folder.file("a/00000.tokens"))[8], 1) << "no name is known yet";
+  EXPECT_EQ(read_file(folder.file("a/00003.tokens"))[8], 2);
+  const std::vector<int64_t> expected = {-1, 0, 1, -1, 0};
+  for (int64_t token = 0; token < 15; ++token) {
+    EXPECT_EQ(data.document_at(token), token / 3);
+    EXPECT_EQ(data.source_at(token), expected[static_cast<size_t>(token / 3)]);
+  }
+  EXPECT_EQ(data.document_start(4), 12);
+  EXPECT_EQ(data.count_document_starts(1, 13), 4);
+  EXPECT_EQ(data.count_document_starts(0, 15), 5);
+  EXPECT_EQ(data.source_sizes().back().tokens, 6);
+  write("b", {"", "z", "y", "", "x"});
+  std::filesystem::copy_file(folder.file("b/00002.tokens"), folder.file("a/00002.tokens"),
+                             std::filesystem::copy_options::overwrite_existing);
+  EXPECT_THAT(message_of<Error>([&] { TokenDataset(folder.file("a")); }),
+              HasSubstr("00002.tokens: byte 96: the names of sources do not continue those of " + folder.file("a/00001.tokens")));
+}
+
+TEST(TokenDataset, InMemoryHasSourcesToo) {
+  const TokenDataset data("text", {1, 2, 3, 4}, {0, 1, 3}, Numbers(300), {{2, 0, 1}, {"x", "y"}});
+  EXPECT_EQ(data.source_at(0), 1);
+  EXPECT_EQ(data.source_at(2), -1);
+  EXPECT_EQ(data.source_at(3), 0);
+  const TokenDataset none("text", {1, 2, 3, 4}, {0, 1, 3}, Numbers(300));
+  EXPECT_EQ(none.source_at(3), -1);
+  EXPECT_EQ(none.hash(), data.hash());
+}
+
+TEST(SourceNames, HaveALimit) {
+  SourceNames names;
+  EXPECT_EQ(names.number(""), 0u);
+  for (uint32_t i = 1; i <= 65535; ++i) ASSERT_EQ(names.number("source " + std::to_string(i)), i);
+  EXPECT_EQ(names.number("source 7"), 7u);
+  EXPECT_THAT(message_of<Error>([&] { names.number("one more"); }), HasSubstr("more than 65535 sources of documents"));
 }
 
 TEST(TokenDataset, RefusesSetsThatAreNotWholeOrOfAnotherTokenizer) {

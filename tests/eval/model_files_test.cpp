@@ -162,7 +162,7 @@ TEST_P(FromFiles, ARunResumes) {
   run_text_training(run, out);
   std::filesystem::remove_all(Checkpoints(out + "/checkpoints", 3).path(2));  // as if the run had been killed after the first step
   for (const char* name : {"model.safetensors", "config.json"}) std::filesystem::remove(out + "/" + name);
-  EXPECT_EQ(run_text_training(run, out, true).resumed_from, 1);
+  EXPECT_EQ(run_text_training(run, out, {.resume = true}).resumed_from, 1);
   expect_equal_results(folder_.file("whole"), out);
 }
 

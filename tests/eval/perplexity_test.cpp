@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "tests/core/temporary_folder.h"
 #include "tests/generate/texts.h"
 
 namespace based {
@@ -94,7 +95,9 @@ TEST_P(PerplexityOf, IsWhatStepsAndEvaluationsSay) {
   const Tensor all = torch::tensor(text).to(model->device());
   const Tensor labels = torch::cat({torch::full({1}, -100, all.options()), all.narrow(0, 2, 59)});  // the first token is not scored
   const double first = measure_perplexity(*model, {{text[0], text[1]}}, {}).nats;
-  EXPECT_NEAR((first + model->evaluation_nats(all.narrow(0, 0, 60), labels, Sequences::equal(1, 60, model->device()))) / nats, 1, 1e-4);
+  const Tensor others = model->evaluation_nats(all.narrow(0, 0, 60), labels, Sequences::equal(1, 60, model->device()));
+  EXPECT_EQ(others[0].item<double>(), 0) << "no label";
+  EXPECT_NEAR((first + others.sum().item<double>()) / nats, 1, 1e-4);
 }
 
 TEST(Perplexity, StopsWhereItIsToldTo) {
@@ -110,6 +113,82 @@ TEST(Perplexity, OfWeightsThatAreNotFiniteIsAnError) {
   const torch::NoGradGuard no_grad;
   model->named_parameters()["norm.weight"].fill_(NAN);
   EXPECT_THROW(measure_perplexity(*model, {some_text(20, 3)}, {}), Error);
+}
+
+std::shared_ptr<const TokenDataset> packed_text(const std::vector<int64_t>& lengths) {
+  std::vector<int32_t> tokens;
+  std::vector<uint64_t> starts;
+  for (const int64_t length : lengths) {
+    starts.push_back(tokens.size());
+    for (const int64_t id : some_text(length, 11 * length)) tokens.push_back(static_cast<int32_t>(id));
+  }
+  return std::make_shared<const TokenDataset>("packed", std::move(tokens), std::move(starts), ByteTokenizer());
+}
+
+std::vector<int64_t> tokens_between(const TokenDataset& data, int64_t first, int64_t last) {
+  std::vector<int32_t> ids(static_cast<size_t>(last - first));
+  data.copy(first, ids);
+  return {ids.begin(), ids.end()};
+}
+
+// A window is a document of its inputs and the token after them.
+TEST_P(PerplexityOf, WindowsIsThatOfTheSameDocuments) {
+  const auto model = distinct_model(std::get<0>(GetParam()), std::get<1>(GetParam()));
+  const auto data = packed_text({70, 3, 190, 1, 60});  // 324 tokens: 7 windows of 45 and 8 tokens that are left out
+  std::vector<std::vector<int64_t>> documents;
+  for (int64_t window = 0; window < 7; ++window) documents.push_back(tokens_between(*data, 45 * window, 45 * window + 46));
+  std::vector<float> wanted(7 * 45);
+  const Perplexity by_engine =
+      measure_perplexity(*model, documents, {}, {}, [&](const DocumentContext& context, std::span<const float> nats) {
+        EXPECT_EQ(context.first, 0);
+        std::copy(nats.begin(), nats.end(), wanted.begin() + 45 * context.document);
+      });
+  for (const int64_t batch : {0, 1, 3, 64}) {
+    std::vector<float> got;
+    int64_t last = 0;
+    const Perplexity windows = measure_windows(
+        *model, data, {.length = 45, .batch = batch},
+        [&](int64_t done) {
+          EXPECT_GT(done, last);
+          last = done;
+          return true;
+        },
+        [&](const TokenBatch& part, std::span<const float> nats) {
+          EXPECT_EQ(nats.size(), part.targets.size());
+          got.insert(got.end(), nats.begin(), nats.end());
+        });
+    EXPECT_EQ(last, 7 * 45);
+    EXPECT_EQ(windows.tokens, by_engine.tokens);
+    EXPECT_NEAR(windows.nats / by_engine.nats, 1, 1e-5) << batch;
+    ASSERT_EQ(got.size(), wanted.size());
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], wanted[i], 1e-3 * (1 + wanted[i])) << batch << ' ' << i;
+  }
+}
+
+TEST_P(PerplexityOf, WindowsWithSeparateDocumentsIsThatOfEachPart) {
+  const auto model = distinct_model(std::get<0>(GetParam()), std::get<1>(GetParam()));
+  const auto data = packed_text({50, 30, 41});  // windows 0-60 and 60-120, each a token longer
+  const std::vector<std::vector<int64_t>> parts{tokens_between(*data, 0, 50), tokens_between(*data, 50, 61), tokens_between(*data, 60, 80),
+                                                tokens_between(*data, 80, 121)};
+  const Perplexity wanted = measure_perplexity(*model, parts, {});
+  for (const int64_t batch : {1, 2}) {
+    const Perplexity got = measure_windows(*model, data, {.length = 60, .batch = batch, .documents = true});
+    EXPECT_EQ(got.tokens, 49 + 10 + 19 + 40);
+    EXPECT_EQ(got.tokens, wanted.tokens);
+    EXPECT_NEAR(got.nats / wanted.nats, 1, 1e-5);
+  }
+}
+
+TEST(Perplexity, OfWindowsStopsWhereItIsToldToAndRefusesWhatItCannotScore) {
+  const auto model = distinct_model(torch::kCPU);
+  const auto data = packed_text({100});
+  EXPECT_EQ(measure_windows(*model, data, {.length = 20, .batch = 1}, [](int64_t done) { return done < 40; }).tokens, 40);
+  EXPECT_EQ(message_of<Error>([&] { measure_windows(*model, data, {.length = 100}); }),
+            "packed: has 100 tokens, too few for a window of 100 and the token after it");
+  EXPECT_EQ(measure_windows(*model, data, {.length = 99}).tokens, 99);
+  const torch::NoGradGuard no_grad;
+  model->named_parameters()["norm.weight"].fill_(NAN);
+  EXPECT_THROW(measure_windows(*model, data, {.length = 20}), Error);
 }
 
 }  // namespace perplexity_test

@@ -24,6 +24,12 @@ void check(std::span<const std::byte> file) {
       const int64_t start = shard.document_start(document);
       require(start > before && start < shard.tokens, "documents out of order");
       before = start;
+      const int64_t source = shard.document_source(document);
+      require(source >= -1 && source < static_cast<int64_t>(shard.source_names.size()), "an unknown source");
+    }
+    for (const std::string_view name : shard.source_names) {
+      const auto* first = reinterpret_cast<const std::byte*>(name.data());
+      require(first >= file.data() && first + name.size() < file.data() + file.size(), "a name outside the file");
     }
   });
 }

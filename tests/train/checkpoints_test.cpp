@@ -124,6 +124,44 @@ TEST(Checkpoints, ABestThatCouldNotBeSavedLeavesTheOneBefore) {
   EXPECT_EQ(target(folder, "best"), "step-5");
 }
 
+TEST(Checkpoints, LaterOnesAreSetAsideAndNotRemoved) {
+  const TemporaryFolder folder;
+  Checkpoints checkpoints(folder.path().string(), 10);
+  for (int64_t step = 1; step <= 4; ++step) save(checkpoints, step, step);
+  EXPECT_EQ(checkpoints.set_aside_after(2, 1).size(), 2U);
+  EXPECT_THAT(checkpoints.steps(), ElementsAre(1, 2));
+  EXPECT_EQ(target(folder, "latest"), "step-2");
+  EXPECT_EQ(target(folder, "best"), "step-1");
+  for (const int64_t step : {3, 4})
+    EXPECT_EQ(read_file(folder.file("aside-step-" + std::to_string(step) + "/state")), std::to_string(step));
+  save(checkpoints, 3);
+  checkpoints.set_aside_after(2, 4);
+  EXPECT_TRUE(fs::is_directory(folder.file("aside-step-3-2"))) << "the first one stays";
+  EXPECT_FALSE(fs::exists(fs::symlink_status(folder.file("best")))) << "the best has been set aside";
+  EXPECT_EQ(message_of<UsageError>([&] { checkpoints.require_whole(2); }), "");
+  EXPECT_THAT(message_of<UsageError>([&] { checkpoints.require_whole(3); }),
+              HasSubstr("no checkpoint of step 3; there are those of steps 1, 2"));
+  fs::resize_file(checkpoints.path(2) + "/weights", 3);
+  EXPECT_THAT(message_of<Error>([&] { checkpoints.require_whole(2); }), HasSubstr("weights"));
+}
+
+// A process that ends between the two renames of a save leaves the replaced checkpoint and the new one as temporary folders.
+TEST(Checkpoints, AnInterruptedReplacementIsUndone) {
+  const TemporaryFolder folder;
+  Checkpoints checkpoints(folder.path().string(), 2);
+  for (const int64_t step : {1, 2}) save(checkpoints, step);
+  fs::rename(checkpoints.path(2), folder.file("step-2.replaced.tmp"));
+  fs::create_directory(folder.file("step-2.tmp"));
+  checkpoints.restore_replaced();
+  EXPECT_THAT(checkpoints.steps(), ElementsAre(1, 2));
+  EXPECT_EQ(checkpoints.newest_whole(), 2);
+  fs::create_directory(folder.file("step-2.replaced.tmp"));
+  checkpoints.restore_replaced();
+  checkpoints.sweep();
+  EXPECT_EQ(checkpoints.newest_whole(), 2);
+  EXPECT_EQ(folder.entries(), 3U) << "two checkpoints and the link";
+}
+
 // Kills a process that saves in a loop: there is a complete checkpoint, and sweep() removes temporary folders.
 TEST(Checkpoints, KilledAtAnyMomentThereIsAWholeOne) {
   const TemporaryFolder folder;

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <csignal>
 #include <limits>
+#include <optional>
+#include <utility>
 
 #include "based/core/files.h"
 #include "tests/core/temporary_folder.h"
@@ -232,6 +234,24 @@ TEST(Loop, ASaveThatFailsIsCountedAndTrainingGoesOn) {
   const LoopResult full = run.go(result.state);
   EXPECT_EQ(full.last_save_failure, "disk full");
   EXPECT_EQ(full.state.step, 12);
+}
+
+// Saves that end after checkpoint() returned: their failures are known later.
+TEST(Loop, ASaveThatFailsLaterIsCountedAndTheLastOneIsNamed) {
+  Trial run(6);
+  run.options.checkpoint_every = 2;
+  std::optional<FailedSave> running, failed;
+  run.hooks.checkpoint = [&](const LoopState& state) {
+    failed = running;
+    running = FailedSave{state.step, "disk full at " + std::to_string(state.step)};
+  };
+  run.hooks.failed_save = [&](bool wait) {
+    if (wait && !failed) failed = std::exchange(running, std::nullopt);
+    return std::exchange(failed, std::nullopt);
+  };
+  const LoopResult result = run.go();
+  EXPECT_EQ(result.failed_saves, 2) << "steps 2 and 4";
+  EXPECT_EQ(result.last_save_failure, "disk full at 6");
 }
 
 // A weight spoilt in the sixth of eight steps, whose loss no label asks for: no step is skipped, and the end would pass for a good one.

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 class OptimizerGolden : public testing::Test {
  protected:
-  void SetUp() override { BASED_NEEDS(path_); }
+  void SetUp() override { BASED_NEEDS_FILE(path_); }
 
   // A copy of the file in which the first number of this tensor is multiplied.
   std::string with(const std::string& name, double factor) const {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 
@@ -137,6 +138,41 @@ TEST(AdamW, AddsUpMicroBatchesInFp32) {
     optimizer.zero_grad();
     EXPECT_EQ(optimizer.clip_gradients(torch::zeros({})).loss_and_norm[1].item<double>(), 0) << "nothing is left";
   }
+}
+
+// A state that does not fit is refused by the parameter's name. One of a 16-bit training gives an fp32 parameter its master.
+TEST(AdamW, LoadsStatesThatFitTheModule) {
+  TwoParameters half, full;
+  half.to(torch::kBFloat16), full.to(torch::kFloat);
+  AdamW optimizer(half, {}), wide(full, {});
+  half.matrix.mutable_grad() = torch::full_like(half.matrix, 0.5);
+  optimizer.collect_gradients();
+  optimizer.step(0.001);
+  const std::vector<SavedSlot> state = optimizer.gather_state();
+  EXPECT_FALSE(state[0].first_moment.is_alias_of(optimizer.slots()[0].first_moment));
+  wide.load_state(state);
+  EXPECT_TRUE(torch::equal(full.matrix, optimizer.slots()[0].master));
+  EXPECT_FALSE(torch::equal(full.matrix, half.matrix.to(torch::kFloat)));
+  EXPECT_TRUE(torch::equal(wide.slots()[0].second_moment, state[0].second_moment));
+  EXPECT_EQ(wide.slots()[0].steps.item<float>(), 1);
+  EXPECT_EQ(wide.slots()[1].steps.item<float>(), 0);  // had no gradient
+  const auto refusal = [&](const std::function<void(std::vector<SavedSlot>&)>& change) -> std::string {
+    std::vector<SavedSlot> changed = state;
+    change(changed);
+    try {
+      optimizer.load_state(changed);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal([](auto&) {}), "");
+  EXPECT_THAT(refusal([](auto& slots) { slots[0].master.reset(); }), testing::HasSubstr("no master.matrix"));
+  EXPECT_THAT(refusal([](auto& slots) { slots[1].first_moment = torch::zeros({3}); }), testing::HasSubstr("first_moment.vector"));
+  EXPECT_THAT(refusal([](auto& slots) { slots[1].second_moment = slots[1].second_moment.to(torch::kDouble); }),
+              testing::HasSubstr("second_moment.vector"));
+  EXPECT_THAT(refusal([](auto& slots) { std::swap(slots[0], slots[1]); }), testing::HasSubstr("'matrix'"));
+  EXPECT_THAT(refusal([](auto& slots) { slots.pop_back(); }), testing::HasSubstr("1 parameters"));
 }
 
 // Values of every numeric option that are NaN, infinite or out of range.

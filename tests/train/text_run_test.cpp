@@ -15,6 +15,7 @@
 #include "tests/core/file_size_limit.h"
 #include "tests/core/temporary_folder.h"
 #include "tests/train/results.h"
+#include "tests/train/small_run.h"
 
 namespace based {
 namespace text_run_test {
@@ -22,27 +23,6 @@ namespace text_run_test {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-std::string write_text(const TemporaryFolder& folder) {
-  std::string text;
-  for (int i = 0; i < 400; ++i) text += "the quick brown fox jumps over the lazy dog, " + std::to_string(i % 7) + " times.\n";
-  std::ofstream(folder.file("text.txt")) << text;
-  return folder.file("text.txt");
-}
-
-TextRun small_run(const TemporaryFolder& folder) {
-  TextRun run;
-  run.model = Config(Config::Table{{"preset", Config(std::string("based-tiny"))}});
-  run.data.train = write_text(folder);
-  run.data.tokenizer = "bytes";
-  run.train.steps = 30;
-  run.train.batch = 4;
-  run.train.length = 32;
-  run.train.evaluate_every = 10;
-  run.train.evaluate_batches = 2;
-  run.optimizer.learning_rate = 1e-2;
-  return run;
-}
 
 TEST(TextRun, LearnsAndLeavesAModelThatLoads) {
   const TemporaryFolder folder;
@@ -212,14 +192,6 @@ TEST(RecordedCudaSteps, AStepThatNoGraphCanHoldIsAnErrorThatSaysSo) {
   EXPECT_EQ(run_text_training(run, folder.file("plain")).loop.state.step, 2) << "the device is as it was";
 }
 
-// As if the run had been killed between the checkpoint of `step` and the next one.
-void take_back_to(const std::string& out, int64_t step) {
-  Checkpoints checkpoints(out + "/checkpoints", 1);
-  for (const int64_t one : checkpoints.steps())
-    if (one > step) fs::remove_all(checkpoints.path(one));
-  for (const char* name : {"model.safetensors", "config.json", "tokenizer.json"}) fs::remove(out + "/" + name);
-}
-
 struct Variant {
   const char* name;
   void (*change)(TextRun& run);
@@ -240,12 +212,12 @@ TEST_P(Resume, EqualsNeverHavingStopped) {
   run_text_training(run, folder.file("resumed"));
   for (const int64_t step : {12, 6}) {
     take_back_to(folder.file("resumed"), step);
-    const TextRunResult result = run_text_training(run, folder.file("resumed"), true);
+    const TextRunResult result = run_text_training(run, folder.file("resumed"), {.resume = true});
     EXPECT_EQ(result.resumed_from, step);
     EXPECT_EQ(result.loop.state.step, 23);
     expect_equal_results(folder.file("whole"), folder.file("resumed"));
   }
-  const TextRunResult again = run_text_training(run, folder.file("resumed"), true);
+  const TextRunResult again = run_text_training(run, folder.file("resumed"), {.resume = true});
   EXPECT_EQ(again.resumed_from, 23) << "a finished run is left as it is";
   EXPECT_TRUE(again.loop.state.evaluation.contains("loss"));
   expect_equal_results(folder.file("whole"), folder.file("resumed"));
@@ -319,7 +291,7 @@ TEST(Resume, ACheckpointFromAnotherDeviceGoesOn) {
     write_safetensors(path, views);
   }
   write_manifest(step);
-  const TextRunResult result = run_text_training(run, out, true);
+  const TextRunResult result = run_text_training(run, out, {.resume = true});
   EXPECT_EQ(result.resumed_from, 4);
   const auto after = results_of(out);
   for (const char* name : {"metrics.jsonl", "model.safetensors", "checkpoints/step-8/optimizer.safetensors"})
@@ -341,7 +313,7 @@ TEST(Resume, AGpuGoesOnWhereACpuStoppedAndTheOtherWayRound) {
     run_text_training(run, out);
     take_back_to(out, 6);
     run.train.device = run.train.device == "cpu" ? "cuda" : "cpu";
-    const TextRunResult result = run_text_training(run, out, true);
+    const TextRunResult result = run_text_training(run, out, {.resume = true});
     EXPECT_EQ(result.resumed_from, 6);
     EXPECT_NEAR(result.loop.state.loss, wanted, 1e-3 * wanted) << first;
   }
@@ -357,7 +329,7 @@ TEST(Resume, ADamagedCheckpointGivesWayToTheOneBefore) {
   std::string bytes = read_file(weights), before = bytes, metrics = read_file(out + "/metrics.jsonl");
   bytes[bytes.size() - 100] ^= 1;
   write_file_atomic(weights, bytes);
-  EXPECT_EQ(run_text_training(run, out, true).resumed_from, 20);
+  EXPECT_EQ(run_text_training(run, out, {.resume = true}).resumed_from, 20);
   EXPECT_TRUE(read_file(weights) == before);
   EXPECT_EQ(read_file(out + "/metrics.jsonl"), metrics);
 }
@@ -366,7 +338,7 @@ TEST(Resume, WithoutACheckpointTheRunBegins) {
   const TemporaryFolder folder;
   TextRun run = small_run(folder);
   run.train.steps = 2;
-  EXPECT_EQ(run_text_training(run, folder.file("out"), true).resumed_from, -1);
+  EXPECT_EQ(run_text_training(run, folder.file("out"), {.resume = true}).resumed_from, -1);
 }
 
 TEST(Resume, AnotherRunIsRefused) {
@@ -380,7 +352,7 @@ TEST(Resume, AnotherRunIsRefused) {
   const auto refusal = [&](const auto& change) {
     TextRun other = run;
     change(other);
-    return message_of<UsageError>([&] { run_text_training(other, out, true); });
+    return message_of<UsageError>([&] { run_text_training(other, out, {.resume = true}); });
   };
   EXPECT_THAT(refusal([](TextRun& other) { other.train.steps = 5; }),
               HasSubstr("--resume: train.steps is 5, the run in " + out + " has 4"));
@@ -405,21 +377,20 @@ TEST(Resume, KeysThatCameLaterHaveTheirDefaults) {
   const auto before = results_of(out);
   take_back_to(out, 2);
   std::string state = read_file(step + "/trainer.json");
-  for (const char* line : {"\"accumulate\": 1,", "\"norm_eps\": 1e-05,"}) {
+  for (const char* line : {"\"seed\": 0,", "\"norm_eps\": 1e-05,"}) {
     ASSERT_THAT(state, HasSubstr(line));
     state.erase(state.find(line), std::string(line).size());
   }
   write_file_atomic(step + "/trainer.json", state);
   write_manifest(step);
-  run.train.accumulate = 2;
-  EXPECT_THAT(message_of<UsageError>([&] { run_text_training(run, out, true); }),
-              HasSubstr("--resume: train.accumulate is 2, the run in " + out + " has 1"));
-  run.train.accumulate = 1;
+  run.train.seed = 2;
+  EXPECT_THAT(message_of<UsageError>([&] { run_text_training(run, out, {.resume = true}); }),
+              HasSubstr("--resume: train.seed is 2, the run in " + out + " has 0"));
+  run.train.seed = 0;
   ::testing::internal::CaptureStderr();
-  EXPECT_EQ(run_text_training(run, out, true).resumed_from, 2);
-  EXPECT_THAT(
-      ::testing::internal::GetCapturedStderr(),
-      HasSubstr("the run was saved before these keys existed, which get their defaults: model.norm_eps = 1e-05, train.accumulate = 1"));
+  EXPECT_EQ(run_text_training(run, out, {.resume = true}).resumed_from, 2);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("the run was saved before these keys existed, which get their defaults: model.norm_eps = 1e-05, train.seed = 0"));
   EXPECT_TRUE(results_of(out).at("model.safetensors") == before.at("model.safetensors"));
 }
 
@@ -433,7 +404,7 @@ TEST(Resume, AFileThatTheManifestCoversButThatMakesNoSenseIsNamed) {
     const std::string before = read_file(step + "/" + name);
     write_file_atomic(step + "/" + name, content);
     write_manifest(step);
-    const std::string message = message_of<Error>([&] { run_text_training(run, out, true); });
+    const std::string message = message_of<Error>([&] { run_text_training(run, out, {.resume = true}); });
     write_file_atomic(step + "/" + name, before);
     write_manifest(step);
     return message;
@@ -441,7 +412,7 @@ TEST(Resume, AFileThatTheManifestCoversButThatMakesNoSenseIsNamed) {
   EXPECT_THAT(with("trainer.json", "{\"loop\": {\"stp\": 3}}"), HasSubstr("trainer.json"));
   EXPECT_THAT(with("trainer.json", "{\"loop\": {\"step\": -3}}"), HasSubstr("must not be negative"));
   EXPECT_THAT(with("optimizer.safetensors", read_file(step + "/model.safetensors")), HasSubstr("has no tensor 'first_moment."));
-  EXPECT_EQ(run_text_training(run, out, true).resumed_from, 2);
+  EXPECT_EQ(run_text_training(run, out, {.resume = true}).resumed_from, 2);
 }
 
 // A file size limit simulates a full disk: no save succeeds, all steps are done, and the run can be resumed later.
@@ -461,13 +432,13 @@ TEST(Resume, WhereTheDiskIsFullTheOldCheckpointStaysAndTrainingGoesOn) {
   ASSERT_EQ(checkpoints.newest_whole(), 15);
   {
     const FileSizeLimit limit(20'000);
-    EXPECT_THAT(message_of<Error>([&] { run_text_training(run, out, true); }),
+    EXPECT_THAT(message_of<Error>([&] { run_text_training(run, out, {.resume = true}); }),
                 HasSubstr("model.safetensors: cannot write: File too large"));
   }
   EXPECT_EQ(checkpoints.newest_whole(), 15);
   EXPECT_EQ(read_file(out + "/metrics.jsonl"), read_file(whole + "/metrics.jsonl")) << "every step was done";
   run.checkpoint.every = 5;
-  EXPECT_EQ(run_text_training(run, out, true).resumed_from, 15);
+  EXPECT_EQ(run_text_training(run, out, {.resume = true}).resumed_from, 15);
   expect_equal_results(whole, out);
 }
 

@@ -9,12 +9,14 @@
 namespace based::kernels {
 
 // Attention weights are dropped after the softmax: y_i = Σ_j keep_ij/(1 − p) softmax_j v_j. The weight of query token i (counted over all
-// rows), head h and key j (counted within the row) draws element (i·heads + h)·2^20 + j of dropout.h. Only CUDA in fp32 supports it.
+// rows, from first_token), head h and key j (counted within the row) draws element (i·heads + h)·2^20 + j of dropout.h. Only CUDA in fp32
+// supports it.
 struct AttentionDropout {
   uint64_t seed = 0, place = 0;
   const int64_t* step = nullptr;  // scalar on the device
   uint32_t threshold = 0;         // dropout_threshold(p); 0: nothing is dropped
   float scale = 1;                // 1/(1 − p)
+  int64_t first_token = 0;
 };
 
 struct CausalAttention {             // caller owns all memory

@@ -15,13 +15,14 @@ namespace based::kernels::cuda::detail::pairs {
 // The weight w of a pair with the score s = q·k: exp(scale s), 1 + s + s²/2, or s.
 enum class Weights { softmax, taylor, linear };
 
-// Softmax only: weights are dropped after the softmax. The weight of query token i (counted over all rows), head h and key j (counted
-// within the row) draws element (i·heads + h)·2^20 + j of training/dropout.h.
+// Softmax only: weights are dropped after the softmax. The weight of query token i (counted over all rows, from first_token), head h and
+// key j (counted within the row) draws element (i·heads + h)·2^20 + j of training/dropout.h.
 struct PairDropout {
   uint64_t seed = 0, place = 0;
   const int64_t* step = nullptr;  // scalar on the device
   uint32_t threshold = 0;         // dropout_threshold(p); 0: nothing is dropped
   float scale = 1;                // 1/(1 − p)
+  int64_t first_token = 0;
 };
 
 // Rows of `width` floats in shared memory, `pitch` floats apart. 1 << shift threads of a block share a row, four columns each.

@@ -19,12 +19,13 @@ struct EmbeddingStep {              // caller owns all memory
 struct EmbeddingRows {            // caller owns all memory
   const void* table = nullptr;    // [vocab, width]
   const int64_t* id = nullptr;    // [tokens]; an id outside of the table gives NaN
-  void* y = nullptr;              // [tokens, width]; dropout as in DropElements, with element number token·width + column
+  void* y = nullptr;              // [tokens, width]; dropout: element (first_token + token)·width + column
   const int64_t* step = nullptr;  // [1], on the device of the table; null where nothing is dropped
   int64_t tokens = 0, vocab = 0, width = 0, seed = 0, place = 0;
   uint32_t threshold = 0;  // as in Dropout; 0: nothing is dropped
   float scale = 1;
   DType dtype = DType::f32;  // type of table and y
+  int64_t first_token = 0;   // see dropout
 };
 
 struct EmbeddingBackward {      // caller owns all memory

@@ -68,6 +68,10 @@ Formula GatedHeads::state_formula(int64_t /*tokens*/) const {
   return q_conv_ ? kv + bytes * (2 * d_key + d_value) * (Formula{"conv_size", config_.conv_size} - 1) : kv;
 }
 
+std::optional<double> GatedHeads::sequence_flops(int64_t /*tokens*/) const {
+  return 2 * state_products() * static_cast<double>(widths_.key / config_.heads * widths_.value);
+}
+
 Tensor GatedHeads::split_heads(const std::string& name, const ShortConvolution* conv, const Tensor& projected, const Call& call) const {
   const Tensor y = conv != nullptr ? conv->forward(projected, call, name) : projected;
   return y.view({y.size(0), config_.heads, y.size(1) / config_.heads});

@@ -43,6 +43,7 @@ class GatedHeads : public BlockMixer {
  public:
   MixerState make_state(int64_t slots) const override;
   Formula state_formula(int64_t tokens) const override;  // d_key and d_value are the widths of all heads together
+  std::optional<double> sequence_flops(int64_t tokens) const override;
 
  protected:
   struct Widths {
@@ -52,6 +53,8 @@ class GatedHeads : public BlockMixer {
   Tensor run(const Tensor& x, const Call& call) override;
   // Adds the derived class's gates to `in`, whose q, k, v and scale are already set.
   virtual void add_gates(const Tensor& x, ops::GatedDeltaRuleInputs& in) const = 0;
+  // Multiply-adds per element of the state and token: the update and the readout; the delta rule also reads the value stored under the key.
+  virtual double state_products() const { return 2; }
 
   // Registers a projection of the mixer's input.
   std::shared_ptr<Projection> add_projection(const std::string& name, int64_t width, bool bias = false);

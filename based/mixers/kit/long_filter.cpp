@@ -1,6 +1,7 @@
 #include "based/mixers/kit/long_filter.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numbers>
 
 #include "based/core/error.h"
@@ -31,6 +32,8 @@ void check_network(const char* mixer, const char* taps_name, int64_t taps, const
   throw UsageError(std::string(mixer) + ": an implicit filter may have " + taps_name + " · " + width_name + " up to " +
                    std::to_string(limit) + ", got " + std::to_string(taps) + " · " + std::to_string(width) + "; make one of them smaller");
 }
+
+double long_convolution_flops(int64_t tokens) { return 10 * std::log2(2 * static_cast<double>(tokens)); }
 
 Tensor widened(const Tensor& weight) { return weight.to(ops::sum_type(weight)); }
 

@@ -44,6 +44,11 @@ Tensor position_features(int64_t taps, int64_t size);
 // UsageError that names both by the mixer's options.
 void check_network(const char* mixer, const char* taps_name, int64_t taps, const char* width_name, int64_t width);
 
+// Floating-point operations a token of one channel's convolution with a filter as long as the row, computed by FFTs over twice the row:
+// one real transform of the input and one of the output, at 2.5·n·log2(n) each. The filter's transform is shared by all rows and not
+// counted.
+double long_convolution_flops(int64_t tokens);
+
 // In the accumulation type: fp32, or fp64 for fp64 models.
 Tensor widened(const Tensor& weight);
 Tensor widened_linear(const Projection& layer, const Tensor& x);

@@ -2,6 +2,7 @@
 #pragma once
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -34,6 +35,11 @@ class Mixer : public torch::nn::Module {
   // The bytes of one sequence's state after `tokens` tokens, as a formula in the mixer's options. Its value equals state_bytes(). None if
   // the mixer gives no formula.
   virtual Formula state_formula(int64_t /*tokens*/) const { return {}; }
+  // Floating-point operations of one token's forward pass in the products that involve other tokens, on average over a row of `tokens`
+  // tokens; a multiply-add counts as two. Products with the mixer's parameters and elementwise operations (gates, decays, norms,
+  // activations) are not counted. A recurrence counts its update and its readout of the state, even where a kernel computes pairs of tokens
+  // instead. None if the mixer does not say; training then reports no MFU.
+  virtual std::optional<double> sequence_flops(int64_t /*tokens*/) const { return std::nullopt; }
 };
 
 // A mixer without a recurrent form. It has only `forward`; make_state, prefill and step throw Error.

@@ -64,7 +64,10 @@ struct Attended {
 class KeptWeights {
  public:
   explicit KeptWeights(const CausalAttention& in)
-      : heads_(in.q.size(1)), threshold_(kernels::dropout_threshold(in.dropout_p)), scale_(1 / (1 - in.dropout_p)) {
+      : heads_(in.q.size(1)),
+        first_token_(in.first_token),
+        threshold_(kernels::dropout_threshold(in.dropout_p)),
+        scale_(1 / (1 - in.dropout_p)) {
     if (any()) {
       key_ = kernels::dropout_key(static_cast<uint64_t>(in.seed), static_cast<uint64_t>(in.step->item<int64_t>()),
                                   static_cast<uint64_t>(in.place));
@@ -79,7 +82,7 @@ class KeptWeights {
       for (int64_t head = 0; head < heads_; ++head)
         for (int64_t query = begin; query < end; ++query)
           for (int64_t key = first; key < last; ++key) {
-            const int64_t token = run.first_token + row * run.length + query;
+            const int64_t token = first_token_ + run.first_token + row * run.length + query;
             const auto element = (static_cast<uint64_t>(token * heads_ + head) << 20) + static_cast<uint64_t>(key);
             *to++ = kernels::is_dropped(key_, element, threshold_) ? 0 : scale_;
           }
@@ -87,7 +90,7 @@ class KeptWeights {
   }
 
  private:
-  int64_t heads_;
+  int64_t heads_, first_token_;
   uint32_t threshold_;
   double scale_;
   uint64_t key_ = 0;
@@ -149,8 +152,9 @@ CausalAttentionResults forward_meta(const CausalAttentionForward& in) {
 CausalAttentionGradients backward_reference(const CausalAttentionBackward& in) {
   const CausalAttention& forward = in.forward;
   const auto function = [&](const std::vector<Tensor>& t) {
-    const auto [y, log_sum_exp] = forward_reference({t[0], t[1], t[2], forward.cu_seqlens_q, forward.cu_seqlens_k, forward.window,
-                                                     forward.scale, forward.dropout_p, forward.seed, forward.step, forward.place});
+    const auto [y, log_sum_exp] =
+        forward_reference({t[0], t[1], t[2], forward.cu_seqlens_q, forward.cu_seqlens_k, forward.window, forward.scale, forward.dropout_p,
+                           forward.seed, forward.step, forward.place, forward.first_token});
     return std::vector<Tensor>{y};
   };
   const std::vector<Tensor> g = gradients_by_autograd(function, {forward.q, forward.k, forward.v}, {in.grad_y});
@@ -235,8 +239,12 @@ CausalAttentionLaunch prepare(const CausalAttention& in) {
   to.dtype = kernel_dtype(q);
   to.single_tf32 = at::globalContext().allowTF32CuBLAS();
   if (in.dropout_p > 0) {
-    to.dropout = {static_cast<uint64_t>(in.seed), static_cast<uint64_t>(in.place), launch.step.const_data_ptr<int64_t>(),
-                  kernels::dropout_threshold(in.dropout_p), static_cast<float>(1 / (1 - in.dropout_p))};
+    to.dropout = {static_cast<uint64_t>(in.seed),
+                  static_cast<uint64_t>(in.place),
+                  launch.step.const_data_ptr<int64_t>(),
+                  kernels::dropout_threshold(in.dropout_p),
+                  static_cast<float>(1 / (1 - in.dropout_p)),
+                  in.first_token};
   }
   return launch;
 }
@@ -364,13 +372,15 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
 Tensor causal_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                                   int64_t window, double scale, const AttentionDropout& dropout) {
   const OptionalTensor step = if_defined(dropout.draws.step);
-  return attention_reference({q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, dropout.p, dropout.draws.seed, step, dropout.place});
+  return attention_reference(
+      {q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, dropout.p, dropout.draws.seed, step, dropout.place, dropout.draws.first_token});
 }
 
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
                         int64_t window, double scale, const AttentionDropout& dropout) {
   const OptionalTensor step = if_defined(dropout.draws.step);
-  return call(CausalAttention{q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, dropout.p, dropout.draws.seed, step, dropout.place});
+  return call(CausalAttention{q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, dropout.p, dropout.draws.seed, step, dropout.place,
+                              dropout.draws.first_token});
 }
 
 Tensor causal_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, Tensor& k_ring, Tensor& v_ring, const Tensor& positions,

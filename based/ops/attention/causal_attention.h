@@ -45,14 +45,15 @@ struct CausalAttention {
   int64_t seed = 0;
   const OptionalTensor& step = kNoStep;
   int64_t place = 0;
+  int64_t first_token = 0;
   BASED_OPERATOR("causal_attention -> y", q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, or_else(dropout_p, 0.0), or_else(seed, 0),
-                 step, or_else(place, 0))
+                 step, or_else(place, 0), or_else(first_token, 0))
 };
 struct CausalAttentionForward {
   CausalAttention inputs;
   BASED_OPERATOR("causal_attention_forward -> y, log_sum_exp", inputs.q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k,
                  inputs.window, inputs.scale, or_else(inputs.dropout_p, 0.0), or_else(inputs.seed, 0), inputs.step,
-                 or_else(inputs.place, 0))
+                 or_else(inputs.place, 0), or_else(inputs.first_token, 0))
 };
 struct CausalAttentionBackward {
   const Tensor& grad_y;
@@ -60,8 +61,8 @@ struct CausalAttentionBackward {
   const Tensor& y;
   const Tensor& log_sum_exp;
   BASED_OPERATOR("causal_attention_backward -> grad_q, grad_k, grad_v", grad_y, forward.q, forward.k, forward.v, forward.cu_seqlens_q,
-                 forward.cu_seqlens_k, forward.window, forward.scale, forward.dropout_p, forward.seed, forward.step, forward.place, y,
-                 log_sum_exp)
+                 forward.cu_seqlens_k, forward.window, forward.scale, forward.dropout_p, forward.seed, forward.step, forward.place,
+                 forward.first_token, y, log_sum_exp)
 };
 struct CausalAttentionStep {
   const Tensor& q;

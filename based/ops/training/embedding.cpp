@@ -24,7 +24,7 @@ void check(const EmbeddingRows& in) {
 Tensor rows_reference(const EmbeddingRows& in) {
   check(in);
   const Tensor rows = at::embedding(in.table, in.ids);
-  return in.p == 0 ? rows : call(Dropout{rows, in.p, in.seed, *in.step, in.place});
+  return in.p == 0 ? rows : call(Dropout{rows, in.p, in.seed, *in.step, in.place, in.first_token});
 }
 
 Tensor rows_meta(const EmbeddingRows& in) {
@@ -94,7 +94,7 @@ Tensor rows(const EmbeddingRows& in) {
   to.table = table.const_data_ptr(), to.id = ids.const_data_ptr<int64_t>(), to.y = y.mutable_data_ptr();
   to.tokens = ids.size(0), to.vocab = table.size(0), to.width = table.size(1), to.dtype = kernel_dtype(table);
   if (in.p > 0) {
-    to.step = in.step->const_data_ptr<int64_t>(), to.seed = in.seed, to.place = in.place;
+    to.step = in.step->const_data_ptr<int64_t>(), to.seed = in.seed, to.place = in.place, to.first_token = in.first_token;
     to.threshold = kernels::dropout_threshold(in.p), to.scale = static_cast<float>(1 / (1 - in.p));
   }
   require_ok(launchers->rows(to, queue_of(table)));
@@ -134,25 +134,26 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   using Variables = torch::autograd::variable_list;
 
   static Variables forward(Context* context, const Tensor& table, const Tensor& ids, double p, int64_t seed, const OptionalTensor& step,
-                           int64_t place) {
+                           int64_t place, int64_t first_token) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     context->save_for_backward({ids, value_or_undefined(step)});
     context->saved_data["sizes"] = table.sizes();
     context->saved_data["p"] = p;
     context->saved_data["seed"] = seed;
     context->saved_data["place"] = place;
+    context->saved_data["first_token"] = first_token;
     context->set_materialize_grads(false);
-    return {call(EmbeddingRows{table, ids, p, seed, step, place}), at::alias(table)};
+    return {call(EmbeddingRows{table, ids, p, seed, step, place, first_token}), at::alias(table)};
   }
 
   static Variables backward(Context* context, const Variables& grads) {
     const Tensor &grad_table = grads[1], none;
     Tensor grad_rows = grads[0];
-    if (!grad_rows.defined()) return {grad_table, none, none, none, none, none};
+    if (!grad_rows.defined()) return {grad_table, none, none, none, none, none, none};
     const Variables saved = context->get_saved_variables();
     const auto number = [&](const char* name) { return context->saved_data[name].toInt(); };
     if (const double p = context->saved_data["p"].toDouble(); p > 0)
-      grad_rows = call(Dropout{grad_rows, p, number("seed"), saved[1], number("place")});
+      grad_rows = call(Dropout{grad_rows, p, number("seed"), saved[1], number("place"), number("first_token")});
     Tensor sum;
     if (!grad_table.defined()) {
       sum = at::zeros(context->saved_data["sizes"].toIntVector(), grad_rows.options());
@@ -160,7 +161,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
       sum = is_sole_owner(grad_table) && grad_table.is_contiguous() ? grad_table : grad_table.clone(at::MemoryFormat::Contiguous);
     }
     embedding_backward_(sum, grad_rows, saved[0]);
-    return {sum, none, none, none, none, none};
+    return {sum, none, none, none, none, none, none};
   }
 };
 
@@ -175,8 +176,8 @@ void embedding_backward_(Tensor sum, const Tensor& grad, const Tensor& ids) { ca
 
 Embedded tied_embedding(const Tensor& table, const Tensor& ids, double p, const Draws& draws, int64_t place) {
   const OptionalTensor step = if_defined(draws.step);
-  if (!wants_gradient({table})) return {call(EmbeddingRows{table, ids, p, draws.seed, step, place}), table};
-  const auto out = EmbeddingFunction::apply(table, ids, p, draws.seed, step, place);
+  if (!wants_gradient({table})) return {call(EmbeddingRows{table, ids, p, draws.seed, step, place, draws.first_token}), table};
+  const auto out = EmbeddingFunction::apply(table, ids, p, draws.seed, step, place, draws.first_token);
   return {out[0], out[1]};
 }
 

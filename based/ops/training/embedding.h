@@ -34,7 +34,8 @@ struct EmbeddingRows {
   int64_t seed = 0;
   const OptionalTensor& step;
   int64_t place = 0;
-  BASED_OPERATOR("embedding_rows -> rows", table, ids, or_else(p, 0.0), or_else(seed, 0), step, or_else(place, 0))
+  int64_t first_token = 0;
+  BASED_OPERATOR("embedding_rows -> rows", table, ids, or_else(p, 0.0), or_else(seed, 0), step, or_else(place, 0), or_else(first_token, 0))
 };
 struct EmbeddingBackward {
   const Tensor& sum;

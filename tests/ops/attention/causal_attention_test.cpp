@@ -382,16 +382,40 @@ TEST(CausalAttention, ErrorsNameOperatorArgumentAndValue) {
             "rotary_attention_step: qkv must have shape [any, 80], got [3, 90]");
 }
 
+BASED_ON_EVERY_DEVICE(DroppedAttention);
+
+// A row with the number of tokens before it drops the weights that it drops among the other rows; so do its gradients.
+TEST_P(DroppedAttention, RowsAloneDrawAsTogether) {
+  const auto starts = [&](std::vector<int64_t> rows) { return torch::tensor(rows, at::kLong).to(GetParam()); };
+  const auto part = [&](const Tensor& x, int64_t first, int64_t count) { return x.narrow(0, first, count).clone().requires_grad_(); };
+  const Tensor q = random({30, 4, 8}, at::kFloat).to(GetParam()), k = random({30, 2, 8}, at::kFloat).to(GetParam()),
+               v = random({30, 2, 8}, at::kFloat).to(GetParam());
+  AttentionDropout dropout{0.3, {5, torch::tensor(2, at::kLong).to(GetParam())}, 1};
+  const auto results = [&](int64_t first, int64_t count, const Tensor& rows) {
+    const Tensor a = part(q, first, count), b = part(k, first, count), c = part(v, first, count);
+    const Tensor y = causal_attention(a, b, c, rows, rows, 7, 0.4, dropout);
+    std::vector<Tensor> found = torch::autograd::grad({y.square().sum()}, {a, b, c});
+    found.push_back(y.detach());
+    return found;
+  };
+  const std::vector<Tensor> together = results(0, 30, starts({0, 11, 30}));
+  dropout.draws.first_token = 11;
+  const std::vector<Tensor> alone = results(11, 19, starts({0, 19}));
+  for (size_t i = 0; i < alone.size(); ++i) EXPECT_LT((alone[i] - together[i].narrow(0, 11, 19)).abs().max().item<double>(), 1e-4) << i;
+  dropout.draws.first_token = 10;
+  EXPECT_GT((results(11, 19, starts({0, 19}))[3] - alone[3]).abs().max().item<double>(), 1e-2);
+}
+
 std::vector<SchemaCase> schema_cases() {
   const auto f = small_random;
   const c10::IValue none, cu = two_rows(), slots = five_slots(), step = torch::tensor(7, at::kLong);
   const Tensor q = f({5, 2, 8}), k = f({5, 1, 8}), v = f({5, 1, 8}), positions = torch::tensor({0, 1, 2, 3, 9}, at::kLong);
   return {
-      {"causal_attention", {q, k, v, cu, cu, int64_t{2}, 0.3, 0.0, int64_t{0}, none, int64_t{0}}},
-      {"causal_attention_forward", {q, k, v, cu, cu, int64_t{0}, 0.3, 0.0, int64_t{0}, none, int64_t{0}}},
-      {"causal_attention", {q, k, v, cu, cu, int64_t{2}, 0.3, 0.2, int64_t{3}, step, int64_t{1}}},
+      {"causal_attention", {q, k, v, cu, cu, int64_t{2}, 0.3, 0.0, int64_t{0}, none, int64_t{0}, int64_t{0}}},
+      {"causal_attention_forward", {q, k, v, cu, cu, int64_t{0}, 0.3, 0.0, int64_t{0}, none, int64_t{0}, int64_t{0}}},
+      {"causal_attention", {q, k, v, cu, cu, int64_t{2}, 0.3, 0.2, int64_t{3}, step, int64_t{1}, int64_t{5}}},
       {"causal_attention_backward",
-       {f({5, 2, 8}), q, k, v, cu, cu, int64_t{2}, 0.3, 0.0, int64_t{0}, none, int64_t{0}, f({5, 2, 8}), f({5, 2})}},
+       {f({5, 2, 8}), q, k, v, cu, cu, int64_t{2}, 0.3, 0.0, int64_t{0}, none, int64_t{0}, int64_t{0}, f({5, 2, 8}), f({5, 2})}},
       {"causal_attention_step", {q, k, v, f({5, 4, 1, 8}), f({5, 4, 1, 8}), positions, slots, 0.3}},
       {"rotary_attention_step", {f({5, 32}), f({5, 4, 1, 8}), f({5, 4, 1, 8}), at::arange(1, 6), slots, 0.3, int64_t{6}, 100.0}},
   };

@@ -1,5 +1,6 @@
 #include "based/ops/training/dropout.h"
 
+#include "based/ops/training/embedding.h"
 #include "tests/ops/framework/testing.h"
 
 namespace based::ops {
@@ -53,6 +54,30 @@ TEST_P(DropoutOnDevices, DrawsDependOnSeedStepAndPlaceAlone) {
   const Draws draws = draws_of(1, 1, GetParam());
   draws.step.add_(1);
   EXPECT_TRUE(same_bits(dropout(x, 0.5, draws, 3), y));
+}
+
+// A part of a batch with the number of tokens before it.
+TEST_P(DropoutOnDevices, PartsOfABatchDrawAsTheWhole) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    const Tensor x = random({12, 5, 3}, type).to(GetParam()), table = random({9, 16}, type).to(GetParam());
+    const Tensor ids = (at::arange(12, at::kLong) * 5 % 9).to(GetParam());
+    Draws draws = draws_of(7, 2, GetParam());
+    const Tensor whole = dropout(x, 0.4, draws, 3), rows = tied_embedding(table, ids, 0.4, draws, 1).rows;
+    for (const int64_t first : {1, 4, 11}) {
+      draws.first_token = first;
+      const Tensor part = x.slice(0, first).clone().requires_grad_(), own_table = table.clone().requires_grad_();
+      const Tensor kept = dropout(part, 0.4, draws, 3), own_rows = tied_embedding(own_table, ids.slice(0, first), 0.4, draws, 1).rows;
+      EXPECT_TRUE(same_bits(kept, whole.slice(0, first))) << type << ' ' << first;
+      EXPECT_TRUE(same_bits(own_rows, rows.slice(0, first))) << type << ' ' << first;
+      // The gradients drop the same elements.
+      const Tensor gradient = torch::autograd::grad({kept.sum()}, {part})[0];
+      EXPECT_TRUE(same_bits(gradient, dropout(at::ones_like(x), 0.4, draws_of(7, 2, GetParam()), 3).slice(0, first))) << type;
+      const Tensor factors = dropout(at::ones_like(rows), 0.4, draws_of(7, 2, GetParam()), 1).slice(0, first).to(at::kDouble);
+      const Tensor expected = at::zeros({9, 16}, factors.options()).index_add_(0, ids.slice(0, first), factors);
+      const Tensor of_table = torch::autograd::grad({own_rows.sum()}, {own_table})[0].to(at::kDouble);
+      EXPECT_LT((of_table - expected).abs().max().item<double>(), type == at::kBFloat16 ? 0.05 : 1e-5) << type << ' ' << first;
+    }
+  }
 }
 
 // Not even moved against each other: a draw is a function of the seed, the step and the place, mixed one after the other.
@@ -118,7 +143,7 @@ TEST(Dropout, ErrorsSayWhatToDo) {
 }
 
 std::vector<SchemaCase> schema_cases() {
-  return {{"dropout", {small_random({5, 6}), 0.25, int64_t{7}, torch::tensor(3, at::kLong), int64_t{2}}}};
+  return {{"dropout", {small_random({5, 6}), 0.25, int64_t{7}, torch::tensor(3, at::kLong), int64_t{2}, int64_t{4}}}};
 }
 
 const DefineSchemaCases kSchemaCases("dropout", schema_cases);

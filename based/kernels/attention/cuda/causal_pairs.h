@@ -15,7 +15,7 @@ inline pairs::Problem pair_problem(const CausalAttention& p) {
   to.heads = p.heads, to.kv_heads = p.kv_heads, to.qk_dim = to.head_dim = p.head_dim;
   to.scale = p.scale;
   to.dtype = p.dtype, to.single_tf32 = p.single_tf32;
-  to.dropout = {p.dropout.seed, p.dropout.place, p.dropout.step, p.dropout.threshold, p.dropout.scale};
+  to.dropout = {p.dropout.seed, p.dropout.place, p.dropout.step, p.dropout.threshold, p.dropout.scale, p.dropout.first_token};
   to.weights = pairs::Weights::softmax;
   return to;
 }

@@ -227,7 +227,9 @@ struct Dropout {
   float scale;
   int heads;
   __device__ __forceinline__ explicit Dropout(const Problem& p) : threshold(p.dropout.threshold), scale(p.dropout.scale), heads(p.heads) {
-    if (threshold != 0) key = dropout_key(p.dropout.seed, static_cast<uint64_t>(*p.dropout.step), p.dropout.place);
+    if (threshold == 0) return;
+    const uint64_t first = static_cast<uint64_t>(p.dropout.first_token * heads) << 20;
+    key = dropout_key(p.dropout.seed, static_cast<uint64_t>(*p.dropout.step), p.dropout.place, first);
   }
   __device__ __forceinline__ bool any() const { return threshold != 0; }
   // The factor of a pair's weight: 0 or 1/(1 − p).

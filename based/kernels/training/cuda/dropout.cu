@@ -16,7 +16,8 @@ __global__ void __launch_bounds__(kThreads) drop_elements(const __grid_constant_
   overlap_kernels();
   const int64_t at = (blockIdx.x * int64_t{kThreads} + threadIdx.x) * kCount;
   if (at >= p.count) return;
-  const uint64_t key = dropout_key(static_cast<uint64_t>(p.seed), static_cast<uint64_t>(*p.step), static_cast<uint64_t>(p.place));
+  const uint64_t key = dropout_key(static_cast<uint64_t>(p.seed), static_cast<uint64_t>(*p.step), static_cast<uint64_t>(p.place),
+                                   static_cast<uint64_t>(p.first_element));
   float x[kCount];
   load_floats<kCount>(static_cast<const T*>(p.x) + at, x);
 #pragma unroll

@@ -156,7 +156,9 @@ __global__ void __launch_bounds__(kRowThreads) gather_rows(const __grid_constant
   if (mine >= at_once) return;
   const int64_t first = blockIdx.x * at_once * kRowUnroll + mine;
   uint64_t key = 0;
-  if constexpr (kDrops) key = dropout_key(static_cast<uint64_t>(p.seed), static_cast<uint64_t>(*p.step), static_cast<uint64_t>(p.place));
+  if constexpr (kDrops)
+    key = dropout_key(static_cast<uint64_t>(p.seed), static_cast<uint64_t>(*p.step), static_cast<uint64_t>(p.place),
+                      static_cast<uint64_t>(p.first_token * p.width));
   int64_t id[kRowUnroll];
 #pragma unroll
   for (int t = 0; t < kRowUnroll; ++t) id[t] = first + t * at_once < p.tokens ? p.id[first + t * at_once] : -1;

@@ -1,0 +1,17 @@
+#include "based/runtime/card.h"
+
+#include <map>
+
+namespace based::runtime {
+
+CardNamer& card_namer_of(torch::DeviceType type) {
+  static std::map<torch::DeviceType, CardNamer> namers;
+  return namers[type];
+}
+
+std::string card_name(torch::Device device) {
+  const CardNamer namer = card_namer_of(device.type());
+  return namer == nullptr ? "" : namer(device);
+}
+
+}  // namespace based::runtime

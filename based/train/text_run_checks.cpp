@@ -1,0 +1,161 @@
+#include "based/train/text_run_checks.h"
+
+#include <map>
+#include <set>
+
+#include "based/core/hash.h"
+#include "based/core/log.h"
+
+namespace based {
+namespace {
+
+using Leaves = std::map<std::string, std::string>;  // dotted key -> its value as JSON
+
+void collect_leaves(const Config& config, const std::string& path, Leaves& leaves) {
+  if (!config.is_table()) {
+    leaves[path] = config.to_json(-1);
+    return;
+  }
+  for (const auto& [key, value] : std::get<Config::Table>(config.value())) {
+    collect_leaves(value, path.empty() ? key : path + "." + key, leaves);
+  }
+}
+
+bool names_data(const std::string& key) {
+  static const std::set<std::string> paths{"data.train", "data.sets", "data.valid", "data.tokenizer"};
+  return paths.contains(key);
+}
+
+// True for keys that change weights and metrics only by rounding, and for the data's paths: the tokens' hash is compared instead.
+bool may_change(const std::string& key) {
+  static const std::set<std::string> free{"train.device", "train.accumulate", "train.shard", "train.bucket_mb", "train.max_bad_steps"};
+  return names_data(key) || free.contains(key) || key.starts_with("checkpoint.");
+}
+
+// The keys of a saved run. Keys that are newer than the saved file get their defaults and are listed in `added`.
+Leaves leaves_of(const Config& saved, std::string& added) {
+  TextRun none;
+  none.model = write_config(ModelConfig{});
+  Leaves leaves, defaults;
+  collect_leaves(saved, "", leaves);
+  collect_leaves(write_config(none), "", defaults);
+  for (const auto& [key, value] : defaults)
+    if (leaves.try_emplace(key, value).second) added += (added.empty() ? "" : ", ") + key + " = " + value;
+  return leaves;
+}
+
+// Throws UsageError naming the first key in which the resumed run differs from the saved one.
+void require_same_run(const Leaves& before, const Leaves& now, const std::string& out) {
+  Leaves after = now;
+  for (const auto& [key, value] : before) after.try_emplace(key, "absent");
+  for (const auto& [key, value] : after) {
+    const auto found = before.find(key);
+    const std::string was = found == before.end() ? "absent" : found->second;
+    if (was == value || may_change(key)) continue;
+    throw UsageError("--resume: " + key + " is " + value + ", the run in " + out + " has " + was +
+                     ": it would not be the same run; put the key back, or train into another folder");
+  }
+}
+
+std::string count_of_devices(int64_t count) { return std::to_string(count) + (count == 1 ? " device" : " devices"); }
+
+// Logs differences that leave values and windows as they are and change how sums are rounded.
+void log_rounding(const RunState& state, const Leaves& before, const Leaves& now, const ResumedRun& resumed) {
+  const int64_t devices = std::max<int64_t>(1, state.devices);
+  const std::string &parts = before.at("train.accumulate"), &parts_now = now.at("train.accumulate");
+  if (devices != resumed.ranks || parts != parts_now) {
+    log_info("the run was saved on " + count_of_devices(devices) + " with train.accumulate = " + parts + " and continues on " +
+             count_of_devices(resumed.ranks) + " with " + parts_now +
+             ": the windows of each step are the same, and sums may round differently");
+  }
+  const std::string &device = before.at("train.device"), &device_now = now.at("train.device");
+  if (device != device_now) {
+    log_warning("the run began on " + device + " and continues on " + device_now +
+                ": weights, moments and data are the same, but sums round differently, and dropout draws other numbers");
+  } else if (resumed.device.is_cpu() && state.threads != torch::get_num_threads()) {
+    log_warning("the run began with " + std::to_string(state.threads) + " threads and continues with " +
+                std::to_string(torch::get_num_threads()) + ": sums may round differently; OMP_NUM_THREADS sets the number");
+  }
+}
+
+}  // namespace
+
+void check_run(const TextRun& run, int64_t ranks) {
+  const auto require = [](bool right, const std::string& what) {
+    if (!right) throw UsageError(what);
+  };
+  check_optimizer_options(run.optimizer);
+  require(!run.data.train.empty() || !run.data.sets.empty(), "data.train names no text");
+  require(run.data.valid_fraction > 0 && run.data.valid_fraction < 1, "data.valid_fraction must be above 0 and below 1");
+  require(run.train.steps >= 1 && run.train.batch >= 1 && run.train.length >= 1,
+          "train.steps, train.batch and train.length must be at least 1");
+  require(
+      run.train.accumulate >= 1 && run.train.batch % run.train.accumulate == 0 && run.train.batch / run.train.accumulate % ranks == 0,
+      "train.batch must be a multiple of train.accumulate times the number of devices, so that all parts of a step have the same rows: " +
+          std::to_string(run.train.batch) + " rows, " + std::to_string(run.train.accumulate) + " parts, " + std::to_string(ranks) +
+          " devices");
+  require(run.train.precision == "fp32" || run.train.precision == "bf16", "train.precision must be fp32 or bf16");
+  require(run.train.evaluate_every >= 0 && run.train.evaluate_batches >= 1 && run.train.log_every >= 1,
+          "train.evaluate_every must not be negative; train.evaluate_batches and train.log_every must be at least 1");
+  require(run.train.bucket_mb >= 1 && run.train.bucket_mb <= 1 << 20, "train.bucket_mb must be 1 to 1048576");
+  for (const int64_t threshold : run.train.slices) require(threshold >= 0, "train.slices: a threshold must not be negative");
+  require(run.train.max_bad_steps >= 1, "train.max_bad_steps must be at least 1");
+  require(!run.train.graph || !run.data.documents, "train.graph needs rows that are all alike: leave it, or data.documents, off");
+  require(!run.train.graph || !run.train.checkpoint_activations,
+          "train.graph cannot record train.checkpoint_activations, which draws its random numbers again: leave one of them off");
+  require(run.train.batch <= INT32_MAX / run.train.length, "train.batch times train.length must be below 2^31 tokens");
+  require(run.checkpoint.every >= 0, "checkpoint.every must not be negative");
+  require(run.checkpoint.keep >= 1, "checkpoint.keep must be at least 1");
+}
+
+Config checked_model_keys(const TextRun& run) {
+  const Config keys = model_table(run.model);
+  const int64_t positions = read_model_config(keys).max_positions;
+  if (positions > 0 && run.train.length > positions) {
+    throw UsageError("train.length = " + std::to_string(run.train.length) +
+                     " is more than model.max_positions = " + std::to_string(positions) + ", the positions that the model learns");
+  }
+  return keys;
+}
+
+std::string hash_of_keys(const TextRun& run) {
+  Leaves leaves;
+  collect_leaves(write_config(run), "", leaves);
+  std::string text;
+  for (const auto& [key, value] : leaves)
+    if (!names_data(key)) text += key + " = " + value + "\n";
+  return xxh3_128(std::as_bytes(std::span(text))).hex();
+}
+
+RunState load_resumed_state(const ResumedRun& resumed) {
+  RunState state = load_run_state(resumed.from);
+  std::string added;
+  const Leaves before = leaves_of(state.run, added);
+  Leaves now;
+  collect_leaves(write_config(resumed.run), "", now);
+  if (!added.empty()) log_info("--resume: the run was saved before these keys existed, which get their defaults: " + added);
+  require_same_run(before, now, resumed.out);
+  if (state.data_hash != resumed.data_hash) {
+    throw UsageError("--resume: the tokens of data.train or data.valid (" + training_paths(resumed.run.data) +
+                     ") are not those that the run began with; put the text back, or train into another folder");
+  }
+  log_rounding(state, before, now, resumed);
+  return state;
+}
+
+void add_restart(RunState& state, const std::vector<WindowRange>& skip) {
+  for (const WindowRange& range : skip) {
+    const std::string text = "--skip-windows " + std::to_string(range.first) + ".." + std::to_string(range.last);
+    if (range.first < 0 || range.last <= range.first) throw UsageError(text + ": must be A..B with 0 <= A < B");
+    if (range.first < state.data.window) {
+      throw UsageError(text + ": the checkpoint of step " + std::to_string(state.loop.step) + " was saved after " +
+                       std::to_string(state.data.window) +
+                       " windows, so the first to skip must be at least this number; --resume-from an "
+                       "earlier step, or skip fewer windows");
+    }
+    state.restarts.push_back({state.loop.step, range.first, range.last});
+  }
+  if (skip.empty()) state.restarts.push_back({state.loop.step, 0, 0});
+}
+
+}  // namespace based

@@ -1,0 +1,34 @@
+// Checks of a text run: of its keys, and of a checkpoint that it is to be resumed from.
+#pragma once
+#include <string>
+
+#include "based/train/run_state.h"
+#include "based/train/text_run.h"
+
+namespace based {
+
+// Throws UsageError for keys that are out of range or contradict one another, or do not suit this number of ranks.
+void check_run(const TextRun& run, int64_t ranks);
+
+// The keys of [model], checked for unknown keys and values out of range; vocab_size is not known yet.
+Config checked_model_keys(const TextRun& run);
+
+// A hash of all keys but the paths of the data, for the agreement of the ranks: hosts may keep equal data in different places.
+std::string hash_of_keys(const TextRun& run);
+
+struct ResumedRun {
+  const TextRun& run;     // with a complete model config
+  std::string out, from;  // the run's folder, and the checkpoint's
+  std::string data_hash;
+  torch::Device device;
+  int64_t ranks = 1;
+};
+// Loads the checkpoint's state. Throws UsageError if a key that affects the result, or the data, is not that of the checkpoint. Logs the
+// differences that change only rounding.
+RunState load_resumed_state(const ResumedRun& resumed);
+
+// Adds a return to the state's step and the windows that it leaves out to state.restarts. Throws UsageError for a range that is not in
+// order or that the run has delivered already.
+void add_restart(RunState& state, const std::vector<WindowRange>& skip);
+
+}  // namespace based
