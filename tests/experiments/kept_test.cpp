@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "based/experiments/experiment.h"
@@ -11,8 +12,10 @@
 namespace based {
 namespace kept_test {
 
+// `name`: a folder with a file of its name, or folder/file.
 std::string experiment_file(const std::string& name) {
-  return std::string(BASED_SOURCE_DIR) + "/experiments/" + name + "/" + name + ".toml";
+  const std::string file = name.substr(name.find('/') + 1);
+  return std::string(BASED_SOURCE_DIR) + "/experiments/" + name.substr(0, name.find('/')) + "/" + file + ".toml";
 }
 
 ResultsFolder kept_results(const std::string& name) {
@@ -28,13 +31,27 @@ TEST(KeptExperiments, HaveThePointsThatTheyAreToHave) {
   for (const Expected& expected :
        {Expected{"exact-recall", 9, 27}, Expected{"extended", 35, 70}, Expected{"figure1", 19, 152}, Expected{"figure2", 34, 136},
         Expected{"figure3", 36, 72}, Expected{"index", 20, 20}, Expected{"later-mixers", 20, 48}, Expected{"paper-protocol", 5, 20},
-        Expected{"precision", 10, 10}, Expected{"training-length", 5, 15}}) {
+        Expected{"precision", 10, 10}, Expected{"training-length", 5, 15}, Expected{"ablations", 12, 36}, Expected{"main-quality", 7, 10},
+        Expected{"main-quality/rates", 7, 21}}) {
     SCOPED_TRACE(expected.name);
     const ExperimentFile file = read_experiment(experiment_file(expected.name), "", {});
     std::set<std::string> points;
     for (const PlannedRun& run : file.runs()) points.insert(point_name(run.rate->series, run.rate->label));
     EXPECT_EQ(points.size(), expected.points);
     EXPECT_EQ(file.runs().size(), expected.runs);
+  }
+}
+
+// The models of a comparison have as many parameters as Based, to 2 %.
+TEST(KeptExperiments, ComparedLanguageModelsAreOfOneSize) {
+  for (const char* name : {"main-quality", "main-quality/rates"}) {
+    SCOPED_TRACE(name);
+    const ExperimentFile file = read_experiment(experiment_file(name), "", {});
+    std::map<std::string, int64_t> sizes;
+    for (const PlannedRun& run : file.runs()) sizes[run.rate->series] = run.rate->parameters;
+    EXPECT_EQ(sizes.size(), 7U);
+    for (const auto& [series, parameters] : sizes)
+      EXPECT_NEAR(static_cast<double>(parameters) / static_cast<double>(sizes.at("Based")), 1, 0.02) << series << " has " << parameters;
   }
 }
 
