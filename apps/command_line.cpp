@@ -144,7 +144,16 @@ CommandLine CommandLine::add_subcommand(const std::string& name, const std::stri
   return CommandLine(*app_->add_subcommand(name, summary));
 }
 
-void CommandLine::callback(std::function<void()> body) { app_->callback(std::move(body)); }
+CommandLine CommandLine::add_alternative(const std::string& name, const std::string& summary) {
+  app_->require_subcommand(0, 1);
+  return CommandLine(*app_->add_subcommand(name, summary));
+}
+
+void CommandLine::callback(std::function<void()> body) {
+  app_->callback([app = app_, body = std::move(body)] {
+    if (app->get_subcommands().empty()) body();
+  });
+}
 
 Program::Program(const std::string& name, const std::string& summary, const std::string& version_text)
     : app_(std::make_unique<CLI::App>(summary)) {

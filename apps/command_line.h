@@ -60,7 +60,10 @@ class CommandLine {
   }
   void add_flag(const std::string& name, bool& value, const std::string& help);
   CommandLine add_subcommand(const std::string& name, const std::string& summary);  // the user must name one of the subcommands
-  void callback(std::function<void()> body);                                        // called after successful parsing
+  // A subcommand of a command that also runs without one. Where the user names it, the command's own callback is not called, so the command
+  // must not have required options.
+  CommandLine add_alternative(const std::string& name, const std::string& summary);
+  void callback(std::function<void()> body);  // called after successful parsing
 
  private:
   template <class T>

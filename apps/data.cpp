@@ -50,7 +50,7 @@ void pack(const PackOptions& options) {
 void setup_pack(CommandLine app) {
   auto options = std::make_shared<PackOptions>();
   app.add_required("files", options->files, "files of text, JSON lines or FASTA, also .zst");
-  app.add_required("--tokenizer", options->tokenizer, "the tokenizer's folder, or 'bytes'");
+  app.add_required("--tokenizer", options->tokenizer, "the tokenizer's folder, 'bytes' or 'dna'");
   app.add_required("--out", options->out, "folder for the shards; it must not hold other shards");
   app.add_option("--format", options->format, "format of the files: auto (by name), text, jsonl or fasta");
   app.add_option("--shard-tokens", options->shard_tokens, "tokens per shard");
@@ -97,7 +97,7 @@ void inspect(const InspectOptions& options) {
 void setup_inspect(CommandLine app) {
   auto options = std::make_shared<InspectOptions>();
   app.add_required("path", options->path, "folder of shards");
-  app.add_option("--tokenizer", options->tokenizer, "a tokenizer's folder, or 'bytes': fail if the shards were packed with another");
+  app.add_option("--tokenizer", options->tokenizer, "a tokenizer's folder, 'bytes' or 'dna': fail if the shards were packed with another");
   app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { inspect(*options); });
 }

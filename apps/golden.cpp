@@ -1,6 +1,8 @@
 #include "based/train/golden.h"
 #include "apps/command.h"
 #include "based/core/json.h"
+#include "based/eval/dna_golden.h"
+#include "based/eval/eval_golden.h"
 #include "based/eval/slices_golden.h"
 
 namespace based::apps {
@@ -8,10 +10,13 @@ namespace golden_command {
 
 struct Options {
   std::vector<std::string> files;
+  EvalGoldenOptions eval;
   bool json = false;
 };
 
-GoldenResult check(const std::string& file) {
+GoldenResult check(const std::string& file, const EvalGoldenOptions& eval) {
+  if (is_eval_golden(file)) return check_eval_golden(file, eval);
+  if (is_dna_golden(file)) return check_dna_golden(file);
   if (is_slices_golden(file)) return check_slices_golden(file);
   return is_optimizer_golden(file) ? check_optimizer_golden(file) : check_golden(file);
 }
@@ -20,7 +25,7 @@ void run(const Options& options) {
   Json list = Json::array();
   int64_t failed = 0, skipped = 0;
   for (const auto& file : options.files) {
-    const GoldenResult result = check(file);
+    const GoldenResult result = check(file, options.eval);
     failed += !result.pass && result.skipped.empty();
     skipped += !result.skipped.empty();
     if (options.json) {
@@ -51,7 +56,11 @@ void run(const Options& options) {
 
 void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
-  app.add_required("file", options->files, "golden files: .safetensors of mixers, models and optimizers, .json of perplexity by slices");
+  app.add_required("file", options->files,
+                   "golden files: .safetensors of mixers, models and optimizers, .json of perplexity by slices and of DNA, folders of "
+                   "evaluation requests");
+  app.add_option("--data", options->eval.data, "folder of the unpacked data sets, for requests of evaluations");
+  app.add_option("--tokenizer", options->eval.tokenizer, "tokenizer of the requests of evaluations (default: gpt2-bpe in --data)");
   app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { run(*options); });
 }

@@ -92,7 +92,7 @@ void decode(const LinesOptions& options) {
 
 void setup_lines(CommandLine app, bool encodes) {
   auto options = std::make_shared<LinesOptions>();
-  app.add_required("--tokenizer", options->tokenizer, "the tokenizer's folder, or 'bytes'");
+  app.add_required("--tokenizer", options->tokenizer, "the tokenizer's folder, 'bytes' or 'dna'");
   app.add_option("file", options->file, "file of JSON lines (default: standard input)");
   if (encodes) app.add_flag("--special", options->special, "recognise special tokens in the text");
   app.callback([options, encodes] { encodes ? encode(*options) : decode(*options); });
@@ -132,7 +132,7 @@ void inspect(const InspectOptions& options) {
 
 void setup_inspect(CommandLine app) {
   auto options = std::make_shared<InspectOptions>();
-  app.add_required("--tokenizer", options->tokenizer, "the tokenizer's folder, or 'bytes'");
+  app.add_required("--tokenizer", options->tokenizer, "the tokenizer's folder, 'bytes' or 'dna'");
   app.add_option("--id", options->ids, "print the bytes of this id; may be given several times");
   app.add_flag("--json", options->json, "print JSON");
   app.callback([options] { inspect(*options); });

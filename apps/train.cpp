@@ -9,6 +9,7 @@
 #include "based/parallel/environment.h"
 #include "based/parallel/job.h"
 #include "based/parallel/launcher.h"
+#include "based/train/classification.h"
 #include "based/train/recipe.h"
 #include "based/train/text_run.h"
 
@@ -19,7 +20,7 @@ struct Options {
   std::string config, device, devices, out = "out/train";
   std::vector<std::string> set, skip_windows;
   int64_t resume_from = -1;
-  bool resume = false, overwrite = false, json = false, keys = false, print_recipe = false;
+  bool resume = false, overwrite = false, json = false, keys = false, classification = false, print_recipe = false;
 };
 
 void print_json(const Options& options, const TextRunResult& result) {
@@ -128,10 +129,52 @@ void report(const Options& options, const TextRunResult& result, bool prints) {
   throw Exit{1};
 }
 
+std::string percent(double share) { return format_number(100 * share, 1) + " %"; }
+
+std::string class_figures_text(const ClassFigures& figures) {
+  return "accuracy " + percent(figures.confusion.accuracy()) + ", MCC " + format_number(figures.confusion.mcc(), 3) + ", F1 " +
+         format_number(figures.confusion.macro_f1(), 3) + ", loss " + format_number(figures.loss, 3) + " (" +
+         grouped(figures.confusion.cases()) + " sequences)";
+}
+
+void report_classification(const Options& options, const ClassificationResult& result) {
+  const LoopState& state = result.loop.state;
+  if (options.json) {
+    Json line = result.to_json();
+    line.update({{"out", options.out},
+                 {"seconds", result.loop.seconds},
+                 {"tokens_per_second", result.loop.tokens_per_second},
+                 {"interrupted", result.loop.interrupted},
+                 {"failure", result.failure.empty() ? Json(nullptr) : Json(result.failure)}});
+    print_line(dump_json(line));
+  }
+  if (!result.failure.empty()) throw Error(result.failure);
+  if (result.loop.interrupted) {
+    log_warning("stopped by a signal: step " + std::to_string(state.step) + " is kept in " + result.checkpoint +
+                "; the same command with --resume continues the run");
+    throw Exit{1};
+  }
+  if (options.json) return;
+  print_line("trained to step " + std::to_string(state.step) + " in " + format_duration(result.loop.seconds) + "; the model of step " +
+             std::to_string(state.best_step) + " is in " + options.out);
+  if (result.dev) print_line("dev:  " + class_figures_text(*result.dev));
+  if (result.test) print_line("test: " + class_figures_text(*result.test));
+}
+
+void classify(const Options& options, const Config& config) {
+  if (!options.devices.empty() || rank_environment())
+    throw UsageError("--devices: a classification trains on one device, which --device names");
+  if (options.resume_from >= 0 || !options.skip_windows.empty())
+    throw UsageError("--resume-from and --skip-windows are for language models; a classification has --resume");
+  const auto run = read_config<ClassificationRun>(config);
+  report_classification(options, run_classification(run, options.out, {.resume = options.resume, .overwrite = options.overwrite}));
+}
+
 void run(const Options& options) {
-  if (options.keys) return print_keys(config_help<TextRun>());
+  if (options.keys) return print_keys(options.classification ? config_help<ClassificationRun>() : config_help<TextRun>());
   if (options.config.empty()) throw UsageError("train needs a config: `based train CONFIG.toml`; `based train --keys` lists its keys");
   if (options.print_recipe) return print_recipe(make_recipe(read_config<TextRun>(read_keys(options))), options.json);
+  if (const Config config = read_keys(options); is_classification(config)) return classify(options, config);
   if (!options.devices.empty() && !options.device.empty()) throw UsageError("--device and --devices: give one of them");
   run_options(options);  // wrong ranges are refused before any rank is started
   const std::optional<RankEnvironment> rank = rank_environment();
@@ -164,6 +207,7 @@ void setup(CommandLine app) {
   app.add_flag("--overwrite", options->overwrite,
                "train even if --out holds a model without checkpoints, which is removed, or another tokenizer");
   app.add_flag("--keys", options->keys, "list every key with its default");
+  app.add_flag("--classification", options->classification, "with --keys: the keys of a config with a table [classification]");
   app.add_flag("--print-recipe", options->print_recipe,
                "print the settings as the paper's tables have them, with the model's size; train nothing");
   app.add_flag("--json", options->json, "print JSON");
@@ -172,6 +216,6 @@ void setup(CommandLine app) {
 
 }  // namespace train_command
 
-const Command command_train{"train", "Train a language model from a TOML file", train_command::setup};
+const Command command_train{"train", "Train a language model, or a classifier, from a TOML file", train_command::setup};
 
 }  // namespace based::apps

@@ -18,6 +18,8 @@ std::string hex(uint64_t value) {
 
 std::string Hash128::hex() const { return based::hex(high) + based::hex(low); }
 
+uint64_t xxh64(std::span<const std::byte> bytes) { return XXH64(bytes.data(), bytes.size(), 0); }
+
 uint64_t xxh3_64(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
 Hash128 xxh3_128(std::span<const std::byte> bytes) {

@@ -1,4 +1,4 @@
-// xxHash 3: checksums that detect damage, not tampering.
+// xxHash: checksums that detect damage, not tampering.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +17,7 @@ struct Hash128 {
   std::string hex() const;  // 32 digits, high part first, as xxhsum prints it
 };
 
+uint64_t xxh64(std::span<const std::byte> bytes);  // XXH64, the older function, with seed 0
 uint64_t xxh3_64(std::span<const std::byte> bytes);
 Hash128 xxh3_128(std::span<const std::byte> bytes);
 Hash128 xxh3_128_file(const std::string& path);  // throws Error

@@ -8,6 +8,7 @@
 #include "based/core/hash.h"
 #include "based/core/random.h"
 #include "based/core/text.h"
+#include "based/data/dna.h"
 
 namespace based {
 namespace {
@@ -17,6 +18,24 @@ constexpr int64_t kMaxPlace = int64_t{1} << 62;  // leaves room for a batch afte
 // The first of the ascending ranges that ends after `place`.
 std::vector<WindowRange>::const_iterator range_after(const std::vector<WindowRange>& ranges, int64_t place) {
   return std::upper_bound(ranges.begin(), ranges.end(), place, [](int64_t value, const WindowRange& range) { return value < range.last; });
+}
+
+void check_reverse_complement(const LoaderConfig& config, bool dna) {
+  if (!(config.reverse_complement >= 0 && config.reverse_complement <= 1))
+    throw UsageError("data: reverse_complement must be a chance from 0 to 1, got " + std::to_string(config.reverse_complement));
+  if (config.reverse_complement == 0) return;
+  if (!dna) throw UsageError("data: reverse_complement needs data of the tokenizer 'dna'");
+  if (config.documents) throw UsageError("data: reverse_complement and documents exclude each other: a reversed window has other ends");
+}
+
+// Throws if the set cannot be of rows of length + 1 tokens: by its size, and the starts of its middle and last documents.
+void require_rows(const TokenDataset& data, int64_t length) {
+  const int64_t row = length + 1, last = data.documents() - 1;
+  if (data.documents() * row == data.tokens() && data.document_start(last / 2) == last / 2 * row && data.document_start(last) == last * row)
+    return;
+  throw Error(data.path() + ": rows: has " + std::to_string(data.documents()) + " documents of " + std::to_string(data.tokens()) +
+              " tokens in all, which are no rows of " + std::to_string(row) + " tokens; `based dna rows --length " +
+              std::to_string(length) + "` packs them");
 }
 
 }  // namespace
@@ -56,8 +75,11 @@ Loader::Loader(std::shared_ptr<const TokenMixture> data, const LoaderConfig& con
   if (config.length < 1 || config.length > (int64_t{1} << 31)) refuse("length", config.length, "from 1 to 2^31");
   if (config.batch < 1 || config.batch > (int64_t{1} << 31) / config.length) refuse("batch", config.batch, "from 1 to 2^31 tokens in all");
   if (config.batch % world != 0) refuse("batch", config.batch, "a multiple of the " + std::to_string(world) + " devices");
+  dna_ = data_->sets().front().data->tokenizer_hash() == dna_tokenizer_hash();
+  check_reverse_complement(config, dna_);
   for (const WeightedSet& set : data_->sets()) {
-    const int64_t windows = (set.data->tokens() - 1) / config.length;
+    if (config.rows) require_rows(*set.data, config.length);
+    const int64_t windows = config.rows ? set.data->documents() : (set.data->tokens() - 1) / config.length;
     if (windows < 1) {
       throw Error(set.data->path() + ": the data set has " + std::to_string(set.data->tokens()) + " tokens: too few for one window of " +
                   std::to_string(config.length) + " and the token after it");
@@ -120,19 +142,26 @@ TokenBatch Loader::next() {
 TokenBatch Loader::batch_at(const LoaderPosition& position) const { return part_of(places_from(position.window)); }
 
 int64_t Loader::step_labels(const LoaderPosition& position, int64_t batches) const {
-  const int64_t all = batches * config_.batch * config_.length;
-  if (!config_.documents) return all;
-  int64_t ends = 0;  // tokens whose next token is in another document
+  if (!config_.documents && !dna_) return batches * config_.batch * config_.length;
+  int64_t labels = 0;
   int64_t place = position.window;
   for (int64_t batch = 0; batch < batches; ++batch) {
     const std::vector<int64_t> places = places_from(place);
-    for (const int64_t each : places) {
-      const Window window = find_window(window_at(each));
-      ends += window.data->count_document_starts(window.first + 1, window.first + config_.length + 1);
-    }
+    for (const int64_t each : places) labels += labels_of(delivery_at(each));
     place = places.back() + 1;
   }
-  return all - ends;
+  return labels;
+}
+
+int64_t Loader::labels_of(const Delivery& delivery) const {
+  if (dna_) {
+    TokenBatch batch;
+    batch.cu_seqlens.push_back(0);
+    append_window(delivery, batch);
+    return config_.length - std::count(batch.targets.begin(), batch.targets.end(), kNoLabel);
+  }
+  const Window window = find_window(delivery.window);
+  return config_.length - window.data->count_document_starts(window.first + 1, window.first + config_.length + 1);
 }
 
 std::vector<int64_t> Loader::step_windows(const LoaderPosition& position, int64_t batches) const {
@@ -140,7 +169,7 @@ std::vector<int64_t> Loader::step_windows(const LoaderPosition& position, int64_
   int64_t place = position.window;
   for (int64_t batch = 0; batch < batches; ++batch) {
     const std::vector<int64_t> places = places_from(place);
-    for (const int64_t each : places) windows.push_back(window_at(each));
+    for (const int64_t each : places) windows.push_back(delivery_at(each).window);
     place = places.back() + 1;
   }
   return windows;
@@ -161,19 +190,19 @@ std::vector<int64_t> Loader::places_from(int64_t first) const {
   return places;
 }
 
-int64_t Loader::window_at(int64_t place) const {
+Loader::Delivery Loader::delivery_at(int64_t place) const {
   const auto [set, index] = data_->place(place);
   const auto windows = static_cast<uint64_t>(first_window_[set + 1] - first_window_[set]);
   const uint64_t epoch = static_cast<uint64_t>(index) / windows;
   uint64_t window = static_cast<uint64_t>(index) % windows;
   // The upper bits of the stream tell the sets apart: sets of equal size have different orders.
   if (config_.shuffle) window = Permutation(windows, static_cast<uint64_t>(config_.seed), epoch ^ static_cast<uint64_t>(set) << 44)(window);
-  return first_window_[set] + static_cast<int64_t>(window);
+  return {first_window_[set] + static_cast<int64_t>(window), epoch};
 }
 
 Loader::Window Loader::find_window(int64_t number) const {
   const auto set = static_cast<size_t>(std::upper_bound(first_window_.begin(), first_window_.end(), number) - first_window_.begin()) - 1;
-  return {data_->sets()[set].data.get(), (number - first_window_[set]) * config_.length};
+  return {data_->sets()[set].data.get(), (number - first_window_[set]) * (config_.length + (config_.rows ? 1 : 0))};
 }
 
 TokenBatch Loader::part_of(const std::vector<int64_t>& places) const {
@@ -181,19 +210,32 @@ TokenBatch Loader::part_of(const std::vector<int64_t>& places) const {
   batch.rows = config_.batch / world_;
   batch.length = config_.length;
   batch.cu_seqlens.push_back(0);
-  for (int64_t row = 0; row < batch.rows; ++row) append_window(window_at(places[static_cast<size_t>(rank_ * batch.rows + row)]), batch);
+  for (int64_t row = 0; row < batch.rows; ++row) append_window(delivery_at(places[static_cast<size_t>(rank_ * batch.rows + row)]), batch);
   return batch;
 }
 
-void Loader::append_window(int64_t number, TokenBatch& batch) const {
-  const auto length = static_cast<size_t>(config_.length);
-  const auto [data, first] = find_window(number);
+std::vector<int32_t> Loader::tokens_of(const Window& window, const Delivery& delivery) const {
+  std::vector<int32_t> tokens(static_cast<size_t>(config_.length) + 1);
+  window.data->copy(window.first, tokens);
+  if (!dna_) return tokens;
+  if (config_.reverse_complement > 0) {
+    const uint64_t stream[] = {static_cast<uint64_t>(delivery.window), delivery.epoch};
+    if (Random(static_cast<uint64_t>(config_.seed), xxh3_64(std::as_bytes(std::span(stream)))).uniform() < config_.reverse_complement)
+      reverse_complement_ids(tokens);
+  }
+  hide_dna_gaps(tokens);
+  return tokens;
+}
+
+void Loader::append_window(const Delivery& delivery, TokenBatch& batch) const {
+  const Window window = find_window(delivery.window);
+  const auto [data, first] = window;
   const int64_t row_start = batch.cu_seqlens.back();
-  std::vector<int32_t> tokens(length + 1);
-  data->copy(first, tokens);
+  const std::vector<int32_t> tokens = tokens_of(window, delivery);
   batch.tokens.insert(batch.tokens.end(), tokens.begin(), tokens.end() - 1);
   batch.targets.insert(batch.targets.end(), tokens.begin() + 1, tokens.end());
-  batch.windows.push_back(number);
+  if (dna_) std::replace(batch.targets.end() - config_.length, batch.targets.end(), int32_t{kDnaPad}, kNoLabel);
+  batch.windows.push_back(delivery.window);
   if (config_.documents) {
     std::vector<int64_t> starts;
     data->append_document_starts(first + 1, first + config_.length + 1, starts);
@@ -208,12 +250,15 @@ void Loader::append_window(int64_t number, TokenBatch& batch) const {
 
 uint64_t Loader::initial_hash() const {
   const uint64_t parts[] = {data_->hash(), static_cast<uint64_t>(config_.length)};
-  return xxh3_64(std::as_bytes(std::span(parts)));
+  const uint64_t hash = xxh3_64(std::as_bytes(std::span(parts)));
+  if (config_.reverse_complement == 0) return hash;
+  const uint64_t drawn[] = {hash, static_cast<uint64_t>(config_.seed), std::bit_cast<uint64_t>(config_.reverse_complement)};
+  return xxh3_64(std::as_bytes(std::span(drawn)));
 }
 
 uint64_t Loader::hash_over(uint64_t hash, const std::vector<int64_t>& places) const {
   for (const int64_t place : places) {
-    const uint64_t parts[] = {hash, static_cast<uint64_t>(window_at(place))};
+    const uint64_t parts[] = {hash, static_cast<uint64_t>(delivery_at(place).window)};
     hash = xxh3_64(std::as_bytes(std::span(parts)));
   }
   return hash;

@@ -29,6 +29,8 @@ struct LoaderConfig {
   int64_t seed = 0;
   bool shuffle = true;
   bool documents = false;
+  bool rows = false;
+  double reverse_complement = 0;
 
   template <class Visitor>
   void visit(Visitor&& field) {
@@ -37,13 +39,17 @@ struct LoaderConfig {
     field("seed", seed, "seed of the order");
     field("shuffle", shuffle, "a new order of the windows each epoch; otherwise the order of the data");
     field("documents", documents, "separate documents: cu_seqlens cuts at their ends and no target crosses one");
+    field("rows", rows,
+          "a window is a document of length + 1 tokens, as `based dna rows` packs them; otherwise windows overlap by a token");
+    field("reverse_complement", reverse_complement, "DNA: chance that a window is delivered as its reverse complement");
   }
 };
 
 struct TokenBatch {
   int64_t rows = 0, length = 0;
-  std::vector<int32_t> tokens;   // [rows, length]
-  std::vector<int32_t> targets;  // [rows, length]: the next token, or kNoLabel if it belongs to another document (LoaderConfig::documents)
+  std::vector<int32_t> tokens;  // [rows, length]
+  std::vector<int32_t>
+      targets;  // [rows, length]: the next token, or kNoLabel if it is in another document (LoaderConfig::documents) or is [PAD] of DNA
   std::vector<int64_t> cu_seqlens;  // sequences in the rows·length tokens: one per row, or one per document if documents are separate
   std::vector<int64_t> windows;     // [rows]: window w of the first set starts at token w·length; the windows of further sets are numbered
                                     // after those of the sets before; for messages about a batch
@@ -66,9 +72,13 @@ struct WindowRange {
   int64_t first = 0, last = 0;
 };
 
-// Cuts each set into (tokens - 1) / length consecutive windows; the remaining tokens at the end are never used. The order of delivery
+// Cuts each set into (tokens - 1) / length consecutive windows, or with LoaderConfig::rows takes its documents; the remaining tokens at the
+// end are never used. The order of delivery
 // assigns its places to the sets by their weights (mixture.h), and each set delivers every window once in each of its epochs, in an order
 // that depends on the seed, the epoch and the set. A batch may span two epochs.
+//
+// Sets of the DNA tokenizer: N is delivered as [PAD], and a target of [PAD] has no label. Whether a window is reversed depends on the seed,
+// the window and the epoch alone.
 class Loader {
  public:
   // Device `rank` of `world` gets batch/world rows, from row rank·batch/world on. Throws UsageError if `world` does not divide the batch or
@@ -84,8 +94,8 @@ class Loader {
   TokenBatch next();                                          // this device's part of the next batch
   TokenBatch batch_at(const LoaderPosition& position) const;  // this device's part of the batch at any position; thread-safe
 
-  // The labels (targets other than kNoLabel) of the next `batches` batches from a position on, over all devices. Reads no tokens.
-  // Thread-safe.
+  // The labels (targets other than kNoLabel) of the next `batches` batches from a position on, over all devices. Reads tokens of
+  // DNA only. Thread-safe.
   int64_t step_labels(const LoaderPosition& position, int64_t batches = 1) const;
 
   // The numbers of the windows of the next `batches` batches from a position on, over all devices. Reads no tokens. Thread-safe.
@@ -105,13 +115,19 @@ class Loader {
 
  private:
   std::vector<int64_t> places_from(int64_t first) const;  // [batch]: the next places that are not skipped
-  int64_t window_at(int64_t place) const;                 // the number of a window, as in TokenBatch::windows
+  struct Delivery {
+    int64_t window = 0;  // the number of a window, as in TokenBatch::windows
+    uint64_t epoch = 0;  // the epoch of the window's set
+  };
+  Delivery delivery_at(int64_t place) const;
   struct Window {
     const TokenDataset* data;
     int64_t first;  // its first token
   };
   Window find_window(int64_t number) const;
-  void append_window(int64_t number, TokenBatch& batch) const;
+  std::vector<int32_t> tokens_of(const Window& window, const Delivery& delivery) const;  // [length + 1]
+  void append_window(const Delivery& delivery, TokenBatch& batch) const;
+  int64_t labels_of(const Delivery& delivery) const;
   TokenBatch part_of(const std::vector<int64_t>& places) const;  // this device's rows of a batch
   uint64_t initial_hash() const;
   uint64_t hash_over(uint64_t hash, const std::vector<int64_t>& places) const;
@@ -119,6 +135,7 @@ class Loader {
   std::shared_ptr<const TokenMixture> data_;
   LoaderConfig config_;
   int64_t rank_, world_;
+  bool dna_ = false;
   std::vector<int64_t> first_window_ = {0};  // the number of each set's first window, and the end
   std::vector<WindowRange> skipped_;         // ascending, without overlaps
   int64_t window_ = 0;

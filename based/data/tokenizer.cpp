@@ -7,6 +7,7 @@
 #include "based/core/new_folder.h"
 #include "based/core/text.h"
 #include "based/data/bpe.h"
+#include "based/data/dna.h"
 
 namespace based {
 namespace {
@@ -119,10 +120,11 @@ void ByteTokenizer::encode_text(std::string_view text, std::vector<int32_t>& ids
   for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
 }
 
-std::unique_ptr<Tokenizer> make_tokenizer(const std::string& folder_or_bytes) {
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& folder_or_name) {
   auto bytes = std::make_unique<ByteTokenizer>();
-  if (folder_or_bytes == "bytes") return bytes;
-  auto bpe = std::make_unique<BpeTokenizer>(read_vocabulary(folder_or_bytes));
+  if (folder_or_name == "bytes") return bytes;
+  if (folder_or_name == "dna" || holds_dna_tokenizer(folder_or_name)) return std::make_unique<DnaTokenizer>();
+  auto bpe = std::make_unique<BpeTokenizer>(read_vocabulary(folder_or_name));
   if (bpe->hash() == bytes->hash()) return bytes;
   return bpe;
 }

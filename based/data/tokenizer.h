@@ -1,4 +1,5 @@
-// Conversion of text to token ids and back. Any bytes can be encoded, valid UTF-8 or not, and decode() returns exactly these bytes.
+// Conversion of text to token ids and back. Any bytes can be encoded, valid UTF-8 or not, and decode() returns exactly these bytes; only
+// the tokenizer of DNA (dna.h) maps several characters to one id.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -36,13 +37,14 @@ class Tokenizer {
   const Vocabulary& vocabulary() const { return vocabulary_; }
   bool is_special(int32_t id) const;
   std::optional<int32_t> special(std::string_view text) const;  // the id of a special token, by its text
-  std::optional<int32_t> end_of_text() const { return special("<|endoftext|>"); }
+  // The token that ends documents.
+  virtual std::optional<int32_t> end_of_text() const { return special("<|endoftext|>"); }
 
   // Equal for two tokenizers if and only if they give the same ids for every text. Stored in token shards and checkpoints.
   uint64_t hash() const { return hash_; }
 
   // Writes files that make_tokenizer and the Python `tokenizers` library can read. Creates the folder if needed.
-  void save(const std::string& folder) const;
+  virtual void save(const std::string& folder) const;
 
  private:
   Vocabulary vocabulary_;
@@ -56,8 +58,8 @@ class ByteTokenizer final : public Tokenizer {
   void encode_text(std::string_view text, std::vector<int32_t>& ids) const override;
 };
 
-// From "bytes", or a folder with tokenizer.json, or with vocab.json and merges.txt. Throws the errors of read_vocabulary.
-std::unique_ptr<Tokenizer> make_tokenizer(const std::string& folder_or_bytes);
+// From "bytes", "dna", or a folder with tokenizer.json, or with vocab.json and merges.txt. Throws the errors of read_vocabulary.
+std::unique_ptr<Tokenizer> make_tokenizer(const std::string& folder_or_name);
 
 // Decodes tokens as they are generated. Returns only whole UTF-8 characters: the first bytes of an incomplete character are held back. The
 // concatenated pieces equal decode(ids), including bytes that are not part of any character. Keeps a pointer to the tokenizer.

@@ -133,6 +133,15 @@ SequenceState Engine::snapshot(int64_t id) {
   return {sequence.tokens, model_.make_state(1), cells()};
 }
 
+SequenceState Engine::take_state(int64_t id) {
+  Sequence& sequence = table_->require(id);
+  if (sequence.finish == Finish::none || !sequence.state)
+    throw Error("engine: sequence " + std::to_string(id) + " has no state that was kept after its end");
+  SequenceState taken{sequence.tokens, std::move(*sequence.state), cells()};
+  sequence.state.reset();
+  return taken;
+}
+
 // --- prompts
 
 bool Engine::read_prompts() {

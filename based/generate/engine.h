@@ -39,7 +39,8 @@ struct EngineOptions {
   // sequence's state or changes its tokens first waits for the step in flight; the next step() returns the token of that step. A sequence
   // that ends at a stop token has been stepped once too often. step() therefore waits first if a sequence keeps its state.
   bool ahead = false;
-  bool padded_columns = false;  // SequenceOptions::scores count the padding rows of the embedding (LanguageModel::token_log_probabilities)
+  // SequenceOptions::scores and SequenceOptions::greedy count the padding rows of the embedding (LanguageModel::token_log_probabilities).
+  bool padded_columns = false;
   DecodeOptions decode = {};
 };
 
@@ -76,11 +77,17 @@ class Engine {
   // are read in cells, the state is that at the begin of the sequence's cell. Throws Error for a sequence that has ended without
   // keep_state.
   SequenceState snapshot(int64_t sequence);
+  // The kept state of a sequence that has ended with keep_state, without a copy; the engine does not have it afterwards. Throws Error if
+  // there is none.
+  SequenceState take_state(int64_t sequence);
   const std::vector<int64_t>& text(int64_t sequence) const { return table_->at(sequence).tokens; }
   Finish finish(int64_t sequence) const { return table_->at(sequence).finish; }
-  // For SequenceOptions::scores: the log-probabilities of the sequence's tokens from the second one on that the state has seen and
-  // predicted. With cells: of the tokens after the first one that was read here, up to the last one that was given.
+  // For SequenceOptions::scores: the log-probabilities of the sequence's tokens from `first_scored` on that the state has seen and
+  // predicted. A sequence that was added with a state has scores only of the tokens after the first one that was read here. With cells, the
+  // scores go up to the last token that was given.
   const std::vector<float>& scores(int64_t sequence) const { return table_->at(sequence).scores; }
+  // For SequenceOptions::greedy: 1 for each scored token that is the most likely one, otherwise 0.
+  const std::vector<uint8_t>& greedy(int64_t sequence) const { return table_->at(sequence).greedy; }
   bool keeps_log_probabilities() const { return decode_->keeps_log_probabilities(); }
 
   struct Output {

@@ -77,10 +77,14 @@ void Prefill::put_into_slots(const std::vector<Sequence*>& sequences) {
   for (const Sequence* one : sequences)
     if (one->seen == 0) fresh.push_back(one->slot);
   if (!fresh.empty()) state_.zero(on_device(fresh)), decode_.forget_pending(fresh);
-  for (Sequence* one : sequences) {
-    if (one->state) insert(*one->state, one->slot);
-    one->state.reset();
-  }
+  std::vector<const ModelState*> states;
+  std::vector<int64_t> slots;
+  for (const Sequence* one : sequences)
+    if (one->state) states.push_back(&*one->state), slots.push_back(one->slot);
+  if (states.empty()) return;
+  state_.insert(states, slots);
+  decode_.forget_pending(slots);
+  for (Sequence* one : sequences) one->state.reset();
 }
 
 // read_piece(), or with cells one call of it for each cell of the only sequence.
@@ -104,7 +108,7 @@ void Prefill::read_piece(ModelState& state, const std::vector<int64_t>& slots, c
     ids.insert(ids.end(), one.tokens.begin() + one.seen, one.tokens.begin() + one.seen + counts.back());
     starts.push_back(static_cast<int64_t>(ids.size()));
     read_slots.push_back(slots[i]);
-    scores = scores || one.options.scores;
+    scores = scores || (one.options.scores && one.seen + counts.back() >= one.options.first_scored);
   }
   if (read_slots.empty()) return;
   tokens_read_ += static_cast<int64_t>(ids.size());
@@ -121,23 +125,43 @@ void Prefill::read_piece(ModelState& state, const std::vector<int64_t>& slots, c
 // Stores the log-probability of the token after each token of the piece, for sequences that keep scores. hidden: [sum of tokens, d_model];
 // tokens[i]: how many tokens of sequence i the piece has.
 void Prefill::keep_scores(const Tensor& hidden, const std::vector<Sequence*>& sequences, const std::vector<int64_t>& tokens) {
-  std::vector<int64_t> rows, targets;
-  for (int64_t i = 0, row = 0; i < static_cast<int64_t>(sequences.size()); row += tokens[i++])
-    for (int64_t t = 0; sequences[i]->options.scores && t < tokens[i]; ++t) {
+  std::vector<int64_t> rows, targets, counts(sequences.size());
+  bool greedy = false;
+  int64_t row = 0;
+  for (size_t i = 0; i < sequences.size(); row += tokens[i++]) {
+    const Sequence& one = *sequences[i];
+    if (!one.options.scores) continue;
+    greedy = greedy || one.options.greedy;
+    for (int64_t t = std::max<int64_t>(0, one.options.first_scored - one.seen - 1); t < tokens[i]; ++t, ++counts[i]) {
       rows.push_back(row + t);
-      targets.push_back(sequences[i]->tokens[sequences[i]->seen + t + 1]);
+      targets.push_back(one.tokens[static_cast<size_t>(one.seen + t + 1)]);
     }
+  }
+  if (rows.empty()) return;
   const bool all = static_cast<int64_t>(rows.size()) == hidden.size(0);
-  const Tensor chosen = all ? hidden : hidden.index_select(0, on_device(rows));
-  const Tensor scores = model_.token_log_probabilities(chosen, on_device(targets), padded_columns_).to(torch::kCPU, torch::kFloat);
+  const Tensor chosen = all ? hidden : hidden.index_select(0, on_device(rows)), wanted = on_device(targets);
+  const Tensor scores = model_.token_log_probabilities(chosen, wanted, padded_columns_).to(torch::kCPU, torch::kFloat);
+  Tensor hits = greedy ? model_.most_likely(chosen, padded_columns_).eq(wanted).to(torch::kCPU, torch::kByte) : Tensor();
   const float* score = scores.const_data_ptr<float>();
+  const uint8_t* hit = greedy ? hits.const_data_ptr<uint8_t>() : nullptr;
   for (size_t i = 0; i < sequences.size(); ++i) {
     Sequence& one = *sequences[i];
     if (!one.options.scores) continue;
-    if (cell_ > 0) one.scores.resize(static_cast<size_t>(one.seen - one.first_read));  // drops the scores of its unfinished cell
-    one.scores.insert(one.scores.end(), score, score + tokens[i]);
-    score += tokens[i];
+    drop_unfinished_scores(one);
+    one.scores.insert(one.scores.end(), score, score + counts[i]);
+    if (one.options.greedy) one.greedy.insert(one.greedy.end(), hit, hit + counts[i]);
+    score += counts[i];
+    if (greedy) hit += counts[i];
   }
+}
+
+// With cells, drops the scores of the sequence's unfinished cell, which is read again.
+void Prefill::drop_unfinished_scores(Sequence& sequence) const {
+  if (cell_ == 0) return;
+  const int64_t first = std::max(sequence.options.first_scored, sequence.first_read + 1);
+  const auto finished = static_cast<size_t>(std::max<int64_t>(0, sequence.seen + 1 - first));
+  sequence.scores.resize(finished);
+  if (sequence.options.greedy) sequence.greedy.resize(finished);
 }
 
 // --- from prefill to steps

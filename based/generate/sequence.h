@@ -24,6 +24,8 @@ struct SequenceOptions {
   int64_t max_tokens = -1;                // new tokens; −1: no limit
   std::vector<int64_t> stop_tokens = {};  // the sequence ends with the first sampled one of these
   bool scores = false;                    // keep the log-probability of each token of the prompt but the first (Engine::scores)
+  int64_t first_scored = 1;               // for `scores`: the index of the first token that is scored, at least 1
+  bool greedy = false;                    // for `scores`: also keep whether each scored token is the most likely one (Engine::greedy)
   bool keep_state = false;                // the state after the last token stays with the engine until the sequence is removed
 };
 

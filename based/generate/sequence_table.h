@@ -20,6 +20,7 @@ class SequenceTable {
     SequenceOptions options;
     std::vector<int64_t> tokens;
     std::vector<float> scores;        // log-probabilities of prompt tokens (SequenceOptions::scores)
+    std::vector<uint8_t> greedy;      // whether each of them is the most likely one (SequenceOptions::greedy)
     std::optional<ModelState> state;  // while the sequence has no slot; absent: no token has been read
     int64_t seen = 0;                 // tokens that the state has read
     int64_t sampled = 0;              // tokens that steps have added to `tokens`

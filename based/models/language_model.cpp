@@ -138,7 +138,9 @@ Tensor LanguageModel::evaluation_nats(const Tensor& ids, const Tensor& labels, c
   return torch::zeros(labels.sizes(), labels.options().dtype(torch::kDouble)).index_copy_(0, places, -scores.to(torch::kDouble));
 }
 
-Tensor LanguageModel::most_likely(const Tensor& hidden) { return ops::most_likely(hidden, embedding_, config_.vocab_size); }
+Tensor LanguageModel::most_likely(const Tensor& hidden, bool padded_columns) {
+  return ops::most_likely(hidden, embedding_, padded_columns ? config_.padded_vocab() : config_.vocab_size);
+}
 
 Tensor LanguageModel::logits(const Tensor& hidden) { return ops::linear(hidden, embedding_); }
 

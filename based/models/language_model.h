@@ -71,8 +71,9 @@ class LanguageModel : public torch::nn::Module {
   // Mean cross entropy over the labels ≠ −100; labels int64 [tokens]. `labelled`: how many labels are ≠ −100; −1: they are counted, which
   // waits for the device. If `places`, int64 [n] and ascending, gives the tokens that have a label, `labels` is int64 [n] and holds only
   // theirs.
-  Tensor loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled = -1, const ops::Draws& draws = {},
-              const Tensor& places = {});
+  // A model with another head overrides it.
+  virtual Tensor loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled = -1, const ops::Draws& draws = {},
+                      const Tensor& places = {});
   // Log-probability of each row's target, int64 [n], under the softmax over the vocabulary; with `padded_columns` also over the embedding's
   // padding rows, as in the training loss. fp32 [n], fp64 in fp64 models. No gradient. All reported scores of given tokens are computed by
   // this function.
@@ -80,8 +81,9 @@ class LanguageModel : public torch::nn::Module {
   // The negative log-probability of each label ≠ −100 as token_log_probabilities gives it, and 0 for the others: fp64 [tokens]; labels
   // int64 [tokens]. No gradient.
   Tensor evaluation_nats(const Tensor& ids, const Tensor& labels, const Sequences& rows, bool padded_columns = false);
-  // The most likely token of each row of hidden [n, d_model], int64 [n]; −1 for a row whose logits are not finite. No gradient.
-  Tensor most_likely(const Tensor& hidden);
+  // The most likely token of each row of hidden [n, d_model], int64 [n]; −1 for a row whose logits are not finite. With `padded_columns` it
+  // may be a padding row of the embedding. No gradient.
+  Tensor most_likely(const Tensor& hidden, bool padded_columns = false);
   // hidden [n, d_model] -> [n, padded_vocab].
   Tensor logits(const Tensor& hidden);
 

@@ -86,6 +86,23 @@ void ModelState::insert(const ModelState& one, int64_t slot) {
   position_[slot].copy_(one.position_[0]);
 }
 
+void ModelState::insert(const std::vector<const ModelState*>& states, const std::vector<int64_t>& slots) {
+  if (states.size() == 1) return insert(*states.front(), slots.front());
+  for (const ModelState* one : states) {
+    if (one->layers_.size() == layers_.size()) continue;
+    throw Error("state: has " + std::to_string(one->layers_.size()) + " layers, the model " + std::to_string(layers_.size()));
+  }
+  std::vector<const MixerState*> rows(states.size());
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    for (size_t row = 0; row < states.size(); ++row) rows[row] = &states[row]->layers_[i];
+    layers_[i].insert(rows, slots);
+  }
+  std::vector<Tensor> positions;
+  for (const ModelState* one : states) positions.push_back(one->position_);
+  const Slots indices = torch::tensor(slots, torch::kInt64).to(position_.device());
+  position_.index_copy_(0, indices, torch::cat(positions));
+}
+
 std::vector<StateTensor> ModelState::named() const {
   std::vector<StateTensor> all{{"position", position_, false}};
   for (size_t i = 0; i < layers_.size(); ++i)

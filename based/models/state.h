@@ -26,6 +26,8 @@ class ModelState {
   void copy(int64_t source, int64_t target);
   ModelState extract(int64_t slot) const;
   void insert(const ModelState& one, int64_t slot);
+  // The same for several slots, with one copy of each tensor that does not grow. A state may occur several times.
+  void insert(const std::vector<const ModelState*>& states, const std::vector<int64_t>& slots);
 
   // Flat names for files: "position", "layers.3.kv", …
   std::vector<StateTensor> named() const;

@@ -308,10 +308,13 @@ class Loop {
     state.evaluation = finite(last_figures_);
     done_ = hooks_.done && hooks_.done(state);
     show();
-    const auto loss = state.evaluation.find("loss");
-    if (loss == state.evaluation.end() || (state.best_step >= 0 && loss->second >= state.best_loss)) return false;
+    const auto found = state.evaluation.find(options_.best_figure);
+    if (found == state.evaluation.end()) return false;
+    const double value = found->second;
+    const bool better = options_.best_is_highest ? value > state.best_loss : value < state.best_loss;
+    if (state.best_step >= 0 && !better) return false;
     state.best_step = state.step;
-    state.best_loss = loss->second;
+    state.best_loss = value;
     return true;
   }
 

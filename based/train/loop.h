@@ -20,8 +20,11 @@ struct LoopOptions {
   int64_t evaluate_every = 0;    // 0: only at the end
   int64_t checkpoint_every = 0;  // 0: only at the end
   bool checkpoint_best = false;  // also save a checkpoint after the best evaluation so far
-  int64_t log_every = 10;        // steps between lines of the metrics
-  int64_t max_bad_steps = 10;    // the run ends after this many consecutive steps with a loss or gradient that is not finite
+  // The figure of an evaluation that must be lowest, or with `best_is_highest` highest, in the best one.
+  std::string best_figure = "loss";
+  bool best_is_highest = false;
+  int64_t log_every = 10;      // steps between lines of the metrics
+  int64_t max_bad_steps = 10;  // the run ends after this many consecutive steps with a loss or gradient that is not finite
   // Most steps between reads of losses, which wait for the GPU. 0: 1 on the CPU and 32 on a GPU; several ranks on GPUs also read once a
   // second, since that is when they agree whether a signal arrived.
   int64_t sync_every = 0;
@@ -57,8 +60,8 @@ struct LoopState {
   int64_t skipped = 0, skipped_in_a_row = 0, spikes = 0;  // numbers of steps
   double loss = 0;                                        // loss of the last step that was not skipped
   int64_t best_step = -1;                                 // step of the best evaluation; −1: none yet
-  double best_loss = 0;
-  Figures evaluation;  // the last evaluation's finite figures
+  double best_loss = 0;                                   // its loss, or LoopOptions::best_figure
+  Figures evaluation;                                     // the last evaluation's finite figures
   LossWindow window;
 
   template <class Visitor>
@@ -70,7 +73,7 @@ struct LoopState {
     field("spikes", spikes, "steps whose loss was far above the previous losses");
     field("loss", loss, "loss of the last step that was not skipped");
     field("best_step", best_step, "step of the best evaluation; -1: none yet");
-    field("best_loss", best_loss, "loss of the best evaluation");
+    field("best_loss", best_loss, "loss of the best evaluation, or the figure that it was chosen by");
     field("evaluation", evaluation, "figures of the last evaluation");
     field("window", window, "recent losses, for the detection of spikes");
   }
@@ -84,7 +87,7 @@ struct FailedSave {
 struct LoopHooks {
   std::function<Batch(int64_t index)> batch;               // index: step·accumulate + the batch's index within the step
   std::function<std::string()> order_hash;                 // Loader::order_hash after the latest batch, for metrics; may be null
-  std::function<Figures(int64_t step)> evaluate;           // may be null; the lowest "loss" is the best evaluation
+  std::function<Figures(int64_t step)> evaluate;           // may be null; LoopOptions::best_figure chooses the best
   std::function<void(const LoopState& state)> checkpoint;  // may be null; if it throws Error, the failure is reported and counted
   // For a `checkpoint` that returns before its save has ended: the next save that failed and was not returned before. `wait`: waits for the
   // save that is running. May be null.

@@ -60,7 +60,7 @@ std::unique_ptr<Tokenizer> learn_tokenizer(const TextDataConfig& data) {
 // another tokenizer, that is an error, because the run would ignore it silently.
 std::unique_ptr<Tokenizer> known_tokenizer(const TextDataConfig& data, const std::string& known) {
   auto tokenizer = make_tokenizer(known);
-  const bool named = data.tokenizer == "bytes" || (data.tokenizer != "bpe" && is_folder(data.tokenizer));
+  const bool named = data.tokenizer == "bytes" || data.tokenizer == "dna" || (data.tokenizer != "bpe" && is_folder(data.tokenizer));
   if (named && make_tokenizer(data.tokenizer)->hash() != tokenizer->hash())
     throw UsageError("--resume: data.tokenizer = " + data.tokenizer + " is not the tokenizer that the run began with (" + known +
                      "); put it back, or train into another folder");

@@ -26,9 +26,11 @@ struct TextDataConfig {
   std::vector<TextSetConfig> sets;
   std::string valid;              // held-out text; empty: the end of `train`
   double valid_fraction = 0.05;   // share of `train` that is held out if `valid` is empty
-  std::string tokenizer = "bpe";  // bpe: trained on `train`; bytes; or a tokenizer's folder
+  std::string tokenizer = "bpe";  // bpe: trained on `train`; bytes; dna; or a tokenizer's folder
   int64_t bpe_vocab_size = 1024;
   bool documents = false;
+  bool rows = false;
+  double reverse_complement = 0;
 
   template <class Visitor>
   void visit(Visitor&& field) {
@@ -36,9 +38,12 @@ struct TextDataConfig {
     field("sets", sets, "instead of train, several sets of training data: tables [[data.sets]]");
     field("valid", valid, "held-out data, in the same formats; empty: the end of train is held out, which must then be a text file");
     field("valid_fraction", valid_fraction, "share of train that is held out if valid is empty");
-    field("tokenizer", tokenizer, "bpe: trained on train; bytes; or a tokenizer's folder (shards need the one they were packed with)");
+    field("tokenizer", tokenizer, "bpe: trained on train; bytes; dna; or a tokenizer's folder (shards need the one they were packed with)");
     field("bpe_vocab_size", bpe_vocab_size, "vocabulary size of a tokenizer that is trained here");
     field("documents", documents, "keep documents apart: no token depends on another document; otherwise windows cross their boundaries");
+    field("rows", rows, "each document is a row of train.length + 1 tokens, as `based dna rows` packs them");
+    field("reverse_complement", reverse_complement,
+          "DNA: chance that a training row is replaced by its reverse complement, drawn each epoch");
   }
 };
 

@@ -138,6 +138,8 @@ class TextTraining {
     config.batch = rows;
     config.seed = run_.train.seed;
     config.documents = run_.data.documents;
+    config.rows = run_.data.rows;
+    config.reverse_complement = run_.data.reverse_complement;
     return config;
   }
 
@@ -228,9 +230,12 @@ class TextTraining {
 
   // Every evaluation uses the same held-out windows, each at most once.
   HeldOutWindows held_out_windows() const {
-    const int64_t windows = (data_.valid->tokens() - 1) / run_.train.length, rows = std::min(run_.train.batch, windows);
-    const int64_t used = rows * std::min(run_.train.evaluate_batches, windows / rows);
-    HeldOutWindows held_out(data_.valid, loader_config(rows), used);
+    LoaderConfig order = loader_config(1);
+    order.reverse_complement = 0;
+    const int64_t windows = Loader(data_.valid, order).windows();
+    order.batch = std::min(run_.train.batch, windows);
+    const int64_t used = order.batch * std::min(run_.train.evaluate_batches, windows / order.batch);
+    HeldOutWindows held_out(data_.valid, order, used);
     if (!run_.train.slices.empty()) held_out.add_slices(*data_.train, run_.train.slices);
     return held_out;
   }

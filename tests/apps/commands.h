@@ -21,19 +21,38 @@ struct CommandRow {
 inline const std::string any_text = "any text";
 inline const std::string no_path = "/dev/null/x";  // where nothing can be written
 
+inline const std::map<std::string, std::string> bad_presets{{"--out", no_path}, {"--tokenizer", no_path}, {"--dtype", "fp8"}};
 inline const std::map<std::string, std::string> bad_perplexity{{"--data", no_path}, {"--dtype", "fp8"},    {"--device", "tpu"},
                                                                {"--format", "csv"}, {"--slices", no_path}, {"--per-token", no_path}};
 
+// --data is not read where the task names its own file.
+inline const std::map<std::string, std::string> bad_eval{
+    {"--tasks", "nonsense"},      {"--data", any_text},     {"--statements", any_text}, {"--out", no_path},
+    {"--dump-requests", no_path}, {"--tokenizer", "bytes"}, {"--device", "tpu"},        {"--dtype", "fp8"}};
+
+inline std::vector<CommandRow> dna_command_rows() {
+  return {
+      {"dna rows",
+       "--fasta <@/dna.fa --bed <@/dna.bed --length 16 --out %",
+       {{"--form", "csv"}, {"--split", "dev"}, {"--out", no_path}},
+       "",
+       "",
+       "/00000.tokens"},
+      {"dna context", "--fasta <@/dna.fa --bed <@/dna.bed --after train", {{"--split", "dev"}, {"--after", "dev"}}},
+      {"dna kmers", "--train <@/classes.csv --dev <@/classes.csv --test <@/classes.csv"},
+  };
+}
+
+inline std::vector<CommandRow> joined(std::vector<CommandRow> rows, const std::vector<CommandRow>& more) {
+  rows.insert(rows.end(), more.begin(), more.end());
+  return rows;
+}
+
 inline const std::vector<CommandRow>& command_rows() {
-  static const std::vector<CommandRow> rows{
+  static const std::vector<CommandRow> others{
       {"mixers", "", {{"--set", "nonsense"}}},
-      {"presets", "", {{"--out", no_path}, {"--tokenizer", no_path}, {"--dtype", "fp8"}}},
-      {"presets",
-       "based-tiny --out % --tokenizer bytes",
-       {{"--out", no_path}, {"--tokenizer", no_path}, {"--dtype", "fp8"}},
-       "",
-       "",
-       "/config.json"},
+      {"presets", "", bad_presets},
+      {"presets", "based-tiny --out % --tokenizer bytes", bad_presets, "", "", "/config.json"},
       {"train",
        "|@/run.toml --out %",
        {{"--set", "nonsense"}, {"--device", "tpu"}, {"--devices", "tpu"}, {"--skip-windows", "nonsense"}, {"--out", no_path}},
@@ -97,9 +116,14 @@ inline const std::vector<CommandRow>& command_rows() {
        {{"--out", no_path}, {"--model", no_path}},
        "--inputs 1000000000",
        "interrupted after"},
-      {"golden", "<@/golden.safetensors"},
-      {"golden", "<@/slices.json"},
+      {"eval", "--model <@/model --tasks @/own.toml --data @/shards --out %", bad_eval},
+      {"eval", "--model <@/model --tasks winogrande --data <@/sets --out %", bad_eval, "--data @/long", "interrupted; the figures"},
+      {"eval compare", "|@/eval.json |@/eval.json"},
+      {"eval table", "|@/eval.json", {{"--paper", "nonsense"}, {"--form", "csv"}}},
+      {"golden", "<@/golden.safetensors", {{"--data", any_text}, {"--tokenizer", any_text}}},
+      {"golden", "<@/slices.json", {{"--data", any_text}, {"--tokenizer", any_text}}},
   };
+  static const std::vector<CommandRow> rows = joined(others, dna_command_rows());
   return rows;
 }
 

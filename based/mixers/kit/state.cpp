@@ -114,12 +114,12 @@ MixerState MixerState::extract(int64_t slot) const {
   return one;
 }
 
-void MixerState::insert(const MixerState& one, int64_t slot) {
+// Throws Error if one slot of `one` does not fit, before anything is written.
+void MixerState::check_fits(const MixerState& one, int64_t slot) const {
   if (one.tensors_.size() != tensors_.size()) {
     throw Error("state: a state of " + std::to_string(one.tensors_.size()) + " tensors does not fit one of " +
                 std::to_string(tensors_.size()));
   }
-  // Checks everything before the first write, so that a failed call leaves the state as it was.
   for (size_t i = 0; i < tensors_.size(); ++i) {
     if (!same_kind(one.tensors_[i], tensors_[i]) || one.tensors_[i].value.size(0) != 1) {
       throw Error("state: one slot of " + describe(one.tensors_[i]) + " does not fit " + describe(tensors_[i]));
@@ -131,9 +131,27 @@ void MixerState::insert(const MixerState& one, int64_t slot) {
                   " time steps");
     }
   }
+}
+
+void MixerState::insert(const MixerState& one, int64_t slot) {
+  check_fits(one, slot);
   for (size_t i = 0; i < tensors_.size(); ++i) {
     if (tensors_[i].grows && !paged()) grow(one.tensors_[i].value.size(1));
     write_row(tensors_[i], slot, one.tensors_[i].value.select(0, 0));
+  }
+}
+
+void MixerState::insert(const std::vector<const MixerState*>& states, const std::vector<int64_t>& slots) {
+  for (size_t row = 0; row < states.size(); ++row) check_fits(*states[row], slots[row]);
+  if (grows()) {
+    for (size_t row = 0; row < states.size(); ++row) insert(*states[row], slots[row]);
+    return;
+  }
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    std::vector<Tensor> rows;
+    for (const MixerState* one : states) rows.push_back(one->tensors_[i].value);
+    Tensor& target = tensors_[i].value;
+    target.index_copy_(0, torch::tensor(slots, torch::kInt64).to(target.device()), torch::cat(rows));
   }
 }
 

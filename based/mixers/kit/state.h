@@ -46,6 +46,8 @@ class MixerState {
   MixerState extract(int64_t slot) const;  // a copy of one slot
   // The inverse of extract(). Throws Error if names or shapes differ. Growing tensors grow as needed.
   void insert(const MixerState& one, int64_t slot);
+  // The same for several slots, which must differ. Without growing tensors, it is one copy of each tensor.
+  void insert(const std::vector<const MixerState*>& states, const std::vector<int64_t>& slots);
   void grow(int64_t capacity);  // enlarges growing tensors to at least this many time steps, by doubling
   void trim(int64_t steps);     // cuts growing tensors down to their first `steps` time steps
 
@@ -56,6 +58,7 @@ class MixerState {
   const StatePages& pages() const { return pages_; }
 
  private:
+  void check_fits(const MixerState& one, int64_t slot) const;
   Tensor row(const StateTensor& tensor, int64_t slot) const;
   void write_row(StateTensor& tensor, int64_t slot, const Tensor& row);
   std::vector<StateTensor> tensors_;

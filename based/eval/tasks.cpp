@@ -1,0 +1,31 @@
+#include "based/eval/task.h"
+
+#include "based/eval/tasks/custom.h"
+
+namespace based {
+
+const std::vector<EvalTaskKind>& eval_task_kinds() {
+  static const std::vector<EvalTaskKind> kinds{
+#define BASED_EVAL_TASK(name) eval_task_##name(),
+#include "based/eval/tasks.def"
+#undef BASED_EVAL_TASK
+  };
+  return kinds;
+}
+
+EvalTaskKind find_eval_task(const std::string& name) {
+  if (name.ends_with(".toml")) return read_custom_task(name);
+  const std::string wanted = name == "lambada" ? "lambada_openai" : name;  // the paper's tables name no version
+  std::vector<std::string> names;
+  for (const EvalTaskKind& kind : eval_task_kinds()) {
+    if (kind.name == wanted) return kind;
+    names.push_back(kind.name);
+  }
+  std::string known;
+  for (const std::string& each : names) known += (known.empty() ? "" : ", ") + each;
+  const std::string close = nearest(name, names);
+  throw UsageError("there is no task '" + name + "'" + (close.empty() ? "" : ", did you mean '" + close + "'?") +
+                   "; known tasks: " + known);
+}
+
+}  // namespace based

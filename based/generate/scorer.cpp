@@ -1,0 +1,353 @@
+#include "based/generate/scorer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "based/core/log.h"
+#include "based/generate/prefix_tree.h"
+#include "based/models/limits.h"
+#include "based/runtime/transfer.h"
+
+namespace based {
+namespace {
+
+constexpr int64_t kLeastSavedTokens = 8;  // a fork copies a state, which costs about as much as reading a few tokens
+constexpr int64_t kParallelTokensCpu = 4096, kParallelTokensGpu = 32768;
+
+// Sends the sequences of a prefix tree through an engine: first the prefixes without a parent, then from each prefix's state those that
+// continue it. The children of the prefix that was read last come first, so that few states are kept at a time.
+class ForkedRun {
+ public:
+  ForkedRun(Engine& engine, std::vector<std::span<const int64_t>> sequences, const std::vector<int64_t>& most_shared, bool fork)
+      : engine_(engine), sequences_(std::move(sequences)) {
+    if (fork) tree_ = share_prefixes(sequences_, most_shared, kLeastSavedTokens);
+    if (!fork) {
+      tree_.root_leaves.resize(sequences_.size());
+      std::iota(tree_.root_leaves.begin(), tree_.root_leaves.end(), size_t{0});
+    }
+    for (const size_t node : tree_.root_nodes) pending_.push_back({true, node, nullptr});
+    for (const size_t leaf : tree_.root_leaves) pending_.push_back({false, leaf, nullptr});
+    // The longest first, from the end: short sequences then fill the slots while the last long ones are read.
+    std::stable_sort(pending_.begin(), pending_.end(), [this](const Item& a, const Item& b) { return length(a) < length(b); });
+  }
+  virtual ~ForkedRun() = default;
+  ForkedRun(const ForkedRun&) = delete;
+  ForkedRun& operator=(const ForkedRun&) = delete;
+
+  bool done() const { return pending_.empty() && prefixes_.empty() && active_leaves_ == 0; }
+  int64_t tokens_done() const { return tokens_done_; }
+
+  void advance() {
+    while (!pending_.empty() && static_cast<int64_t>(prefixes_.size()) + active_leaves_ < 2 * engine_.slots()) {
+      const Item item = std::move(pending_.back());
+      pending_.pop_back();
+      add(item);
+    }
+    step();
+    for (auto entry = prefixes_.begin(); entry != prefixes_.end();) {
+      const auto [sequence, node] = *entry;
+      if (engine_.finish(sequence) == Finish::none) {
+        ++entry;
+        continue;
+      }
+      continue_from(tree_.nodes[node], std::make_shared<const SequenceState>(engine_.take_state(sequence)));
+      engine_.remove(sequence);
+      entry = prefixes_.erase(entry);
+    }
+  }
+
+ protected:
+  // Adds sequence `leaf` to the engine; `state` is that of a prefix, or null.
+  virtual void add_leaf(size_t leaf, const SequenceState* state) = 0;
+  // One step of the engine. Calls leaf_done() for each leaf that has ended.
+  virtual void step() = 0;
+
+  void leaf_done(size_t leaf) {
+    tokens_done_ += static_cast<int64_t>(sequences_[leaf].size());
+    --active_leaves_;
+  }
+  // The state with the tokens of the sequence instead of the prefix.
+  static SequenceState continued(const SequenceState& state, std::span<const int64_t> tokens) {
+    return {{tokens.begin(), tokens.end()}, state.state, state.cells};
+  }
+
+  Engine& engine_;
+  std::vector<std::span<const int64_t>> sequences_;
+
+ private:
+  struct Item {
+    bool is_prefix;
+    size_t index;
+    std::shared_ptr<const SequenceState> state;
+  };
+
+  int64_t length(const Item& item) const {
+    return item.is_prefix ? tree_.nodes[item.index].length : static_cast<int64_t>(sequences_[item.index].size());
+  }
+
+  void add(const Item& item) {
+    if (!item.is_prefix) {
+      add_leaf(item.index, item.state.get());
+      ++active_leaves_;
+      return;
+    }
+    const PrefixTree::Node& node = tree_.nodes[item.index];
+    const std::span<const int64_t> prefix = sequences_[node.example].first(static_cast<size_t>(node.length));
+    const SequenceOptions options{.max_tokens = 0, .keep_state = true};
+    const int64_t sequence = item.state ? engine_.add(continued(*item.state, prefix), options)
+                                        : engine_.add(std::vector<int64_t>(prefix.begin(), prefix.end()), options);
+    prefixes_.emplace(sequence, item.index);
+  }
+
+  void continue_from(const PrefixTree::Node& node, const std::shared_ptr<const SequenceState>& state) {
+    for (const size_t child : node.nodes) pending_.push_back({true, child, state});
+    for (const size_t leaf : node.leaves) pending_.push_back({false, leaf, state});
+  }
+
+  PrefixTree tree_;
+  std::vector<Item> pending_;           // the last one is next
+  std::map<int64_t, size_t> prefixes_;  // the engine's number of a prefix -> its node
+  int64_t active_leaves_ = 0, tokens_done_ = 0;
+};
+
+std::vector<int64_t> joined(const ScoreRequest& request) {
+  std::vector<int64_t> ids = request.context;
+  ids.insert(ids.end(), request.continuation.begin(), request.continuation.end());
+  return ids;
+}
+
+double sum_of(const std::vector<float>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
+
+class ScoringRun final : public ForkedRun {
+ public:
+  ScoringRun(Engine& engine, std::span<const ScoreRequest> requests, const std::vector<std::vector<int64_t>>& sequences, bool fork)
+      : ForkedRun(engine, {sequences.begin(), sequences.end()}, context_lengths(requests), fork),
+        scores(requests.size()),
+        requests_(requests) {}
+
+  std::vector<ContinuationScore> scores;  // one for each request
+
+ private:
+  static std::vector<int64_t> context_lengths(std::span<const ScoreRequest> requests) {
+    std::vector<int64_t> lengths;
+    for (const ScoreRequest& request : requests) lengths.push_back(static_cast<int64_t>(request.context.size()));
+    return lengths;
+  }
+
+  void add_leaf(size_t leaf, const SequenceState* state) override {
+    const SequenceOptions options{
+        .max_tokens = 0, .scores = true, .first_scored = static_cast<int64_t>(requests_[leaf].context.size()), .greedy = true};
+    const std::span<const int64_t> tokens = sequences_[leaf];
+    leaves_.emplace(state != nullptr ? engine_.add(continued(*state, tokens), options)
+                                     : engine_.add(std::vector<int64_t>(tokens.begin(), tokens.end()), options),
+                    leaf);
+  }
+
+  void step() override {
+    for (const Engine::Output& output : engine_.step()) {
+      const auto found = leaves_.find(output.sequence);
+      if (found == leaves_.end()) continue;
+      ContinuationScore& score = scores[found->second];
+      score.log_probabilities = engine_.scores(output.sequence);
+      const std::vector<uint8_t>& greedy = engine_.greedy(output.sequence);
+      score.greedy = std::all_of(greedy.begin(), greedy.end(), [](uint8_t each) { return each != 0; });
+      engine_.remove(output.sequence);
+      leaf_done(found->second);
+      leaves_.erase(found);
+    }
+  }
+
+  std::span<const ScoreRequest> requests_;
+  std::map<int64_t, size_t> leaves_;  // the engine's number of a sequence -> its request
+};
+
+class GenerationRun final : public ForkedRun {
+ public:
+  GenerationRun(Engine& engine, const Tokenizer& tokenizer, std::span<const GenerationRequest> requests, bool fork,
+                const std::string& model)
+      : ForkedRun(engine, context_spans(requests), context_lengths(requests), fork),
+        texts(requests.size()),
+        generator_(engine, tokenizer),
+        requests_(requests),
+        model_(model) {}
+
+  std::vector<std::string> texts;  // one for each request
+
+ private:
+  static std::vector<std::span<const int64_t>> context_spans(std::span<const GenerationRequest> requests) {
+    std::vector<std::span<const int64_t>> spans;
+    for (const GenerationRequest& request : requests) spans.emplace_back(request.context);
+    return spans;
+  }
+  static std::vector<int64_t> context_lengths(std::span<const GenerationRequest> requests) {
+    std::vector<int64_t> lengths;
+    for (const GenerationRequest& request : requests) lengths.push_back(static_cast<int64_t>(request.context.size()));
+    return lengths;
+  }
+
+  void add_leaf(size_t leaf, const SequenceState* state) override {
+    const GenerationRequest& request = requests_[leaf];
+    TextRequest text;
+    text.options = {.sampling = {0}, .max_tokens = request.max_tokens};
+    text.stops = request.stops;
+    if (state != nullptr)
+      text.state = continued(*state, request.context);
+    else
+      text.ids = request.context;
+    leaves_.emplace(generator_.add(std::move(text)), leaf);
+  }
+
+  void step() override {
+    generator_.step({}, [this](int64_t sequence, GeneratedText text) {
+      const auto found = leaves_.find(sequence);
+      if (text.finish_reason == "not_finite") throw Error(model_ + ": a token's probability is not a number; the weights may be damaged");
+      texts[found->second] = std::move(text.text);
+      engine_.remove(sequence);
+      leaf_done(found->second);
+      leaves_.erase(found);
+    });
+  }
+
+  TextGenerator generator_;
+  std::span<const GenerationRequest> requests_;
+  const std::string& model_;
+  std::map<int64_t, size_t> leaves_;  // as in ScoringRun
+};
+
+}  // namespace
+
+Scorer::Scorer(LanguageModel& model, const Tokenizer& tokenizer, const ScorerOptions& options)
+    : model_(model), tokenizer_(tokenizer), options_(options) {
+  try {
+    model_.make_state(1);
+  } catch (const Error& error) {
+    recurrent_ = false;
+    no_state_ = error.what();
+    log_info(options_.model + " has no recurrent form: requests are scored by the parallel form, and share no prefixes");
+  }
+}
+
+Scorer::~Scorer() = default;
+
+std::unique_ptr<Engine> Scorer::make_engine(Steps steps) const {
+  const bool gpu = model_.device().is_cuda();
+  EngineOptions engine{.slots = options_.batch > 0 ? options_.batch
+                                : gpu              ? 64
+                                                   : 8,
+                       .prefill_tokens = gpu ? 32768 : 0,
+                       .padded_columns = options_.padded_columns,
+                       .decode = {.steps = steps, .invariant = options_.invariant}};
+  if (options_.invariant && gpu && model_.make_state(1).grows()) engine.cache_tokens = engine.slots * (options_.max_length + 1);
+  return std::make_unique<Engine>(model_, engine);
+}
+
+// Returns false if `progress` asked to stop. The engine is dropped then, because it still has sequences.
+template <class Run>
+bool Scorer::run(Run& run, std::unique_ptr<Engine>& engine, const Progress& progress) {
+  const int64_t before = engine->tokens_read();
+  try {
+    while (!run.done()) {
+      run.advance();
+      if (!progress || progress(run.tokens_done())) continue;
+      engine.reset();
+      return false;
+    }
+  } catch (...) {
+    engine.reset();
+    throw;
+  }
+  tokens_read_ += engine->tokens_read() - before;
+  return true;
+}
+
+ContinuationScore Scorer::checked(ContinuationScore score, size_t wanted) const {
+  BASED_ASSERT(score.log_probabilities.size() == wanted);
+  score.log_likelihood = sum_of(score.log_probabilities);
+  if (!std::isfinite(score.log_likelihood))
+    throw Error(options_.model + ": a token's probability is not a number; the weights may be damaged, or the training diverged");
+  return score;
+}
+
+std::vector<ContinuationScore> Scorer::score(std::span<const ScoreRequest> requests, const Progress& progress) {
+  std::vector<std::vector<int64_t>> sequences;
+  for (const ScoreRequest& request : requests) {
+    if (request.context.empty() || request.continuation.empty())
+      throw Error("a scored request needs at least one token of context and one of continuation");
+    sequences.push_back(joined(request));
+    require_positions(model_.config(), static_cast<int64_t>(sequences.back().size()) - 1, options_.model + ": a request");
+    require_ids(model_.config(), sequences.back(), options_.model + ": a request");
+    tokens_ += static_cast<int64_t>(sequences.back().size()) - 1;
+  }
+  if (requests.empty()) return {};
+  if (!recurrent_) return score_in_parallel(requests, progress);
+  if (!scoring_) scoring_ = make_engine(Steps::plain);
+  ScoringRun scoring(*scoring_, requests, sequences, options_.fork);
+  if (!run(scoring, scoring_, progress)) return {};
+  for (size_t i = 0; i < requests.size(); ++i) scoring.scores[i] = checked(std::move(scoring.scores[i]), requests[i].continuation.size());
+  return std::move(scoring.scores);
+}
+
+std::vector<std::string> Scorer::generate(std::span<const GenerationRequest> requests, const Progress& progress) {
+  if (!recurrent_) throw Error(options_.model + " cannot generate: " + no_state_);
+  for (const GenerationRequest& request : requests) {
+    if (request.context.empty()) throw Error("a generation needs at least one token of context");
+    tokens_ += static_cast<int64_t>(request.context.size()) - 1;
+  }
+  if (requests.empty()) return {};
+  if (!generating_) generating_ = make_engine(Steps::fused);
+  GenerationRun generation(*generating_, tokenizer_, requests, options_.fork, options_.model);
+  if (!run(generation, generating_, progress)) return {};
+  return std::move(generation.texts);
+}
+
+// Reads packed rows in batches of bounded size, sorted by length; invariant: each request by itself.
+std::vector<ContinuationScore> Scorer::score_in_parallel(std::span<const ScoreRequest> requests, const Progress& progress) {
+  const torch::InferenceMode inference;
+  const auto device = [this](const std::vector<int64_t>& values) {
+    return runtime::to_device(torch::tensor(values, torch::kInt64), model_.device());
+  };
+  std::vector<size_t> order(requests.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto length = [&](size_t i) { return requests[i].context.size() + requests[i].continuation.size() - 1; };
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return length(a) > length(b); });
+  const auto most = static_cast<size_t>(model_.device().is_cuda() ? kParallelTokensGpu : kParallelTokensCpu);
+  const size_t most_rows = options_.invariant ? 1 : options_.batch > 0 ? static_cast<size_t>(options_.batch) : order.size();
+  std::vector<ContinuationScore> scores(requests.size());
+  int64_t done = 0;
+  for (size_t next = 0; next < order.size();) {
+    std::vector<int64_t> ids, starts{0}, rows, targets;
+    const size_t first = next;
+    for (; next < order.size() && next - first < most_rows && (next == first || ids.size() + length(order[next]) <= most); ++next) {
+      const ScoreRequest& request = requests[order[next]];
+      std::vector<int64_t> tokens = joined(request);
+      for (size_t i = request.context.size(); i < tokens.size(); ++i)
+        rows.push_back(static_cast<int64_t>(ids.size() + i) - 1), targets.push_back(tokens[i]);
+      ids.insert(ids.end(), tokens.begin(), tokens.end() - 1);
+      starts.push_back(static_cast<int64_t>(ids.size()));
+    }
+    const auto size = static_cast<int64_t>(ids.size());
+    const Tensor hidden = model_.forward(device(ids), Sequences::packed(starts, size, model_.device())).index_select(0, device(rows));
+    const Tensor wanted = device(targets);
+    const Tensor nats = model_.token_log_probabilities(hidden, wanted, options_.padded_columns).to(torch::kCPU, torch::kFloat);
+    const Tensor hits = model_.most_likely(hidden, options_.padded_columns).eq(wanted).to(torch::kCPU, torch::kByte);
+    const float* value = nats.const_data_ptr<float>();
+    const uint8_t* hit = hits.const_data_ptr<uint8_t>();
+    for (size_t i = first; i < next; ++i) {
+      const size_t count = requests[order[i]].continuation.size();
+      ContinuationScore& score = scores[order[i]];
+      score.log_probabilities.assign(value, value + count);
+      score.greedy = std::all_of(hit, hit + count, [](uint8_t each) { return each != 0; });
+      score = checked(std::move(score), count);
+      value += count, hit += count;
+    }
+    done += size;
+    if (progress && !progress(done)) return {};
+  }
+  tokens_read_ += done;
+  return scores;
+}
+
+}  // namespace based
