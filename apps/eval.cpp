@@ -8,6 +8,7 @@
 #include "apps/place.h"
 #include "based/core/files.h"
 #include "based/core/progress.h"
+#include "based/core/text_table.h"
 #include "based/eval/request_dump.h"
 #include "based/eval/request_stub.h"
 #include "based/eval/scorer_model.h"
@@ -25,18 +26,6 @@ struct Options {
   int64_t max_length = 0, left_pad = 0;
   bool list = false, no_fork = false, json = false;
 };
-
-// Prints columns of which the first is left-aligned and the others are right-aligned.
-void print_columns(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<size_t> widths(rows.front().size());
-  for (const auto& row : rows)
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  for (const auto& row : rows) {
-    std::string line = padded(row[0], widths[0]);
-    for (size_t i = 1; i < row.size(); ++i) line += "  " + padded_left(row[i], widths[i]);
-    print_line(line);
-  }
-}
 
 void print_tasks(bool json) {
   if (!json) {
@@ -135,7 +124,7 @@ void print_figures(const EvalReport& report) {
       warnings.push_back(name + ": the choices of every document have the same log-likelihood");
     if (!run.kind.comparable) warnings.push_back(name + ": our own documents, not comparable with published figures");
   }
-  print_columns(rows);
+  for (const std::string& line : aligned_columns(rows)) print_line(line);
   for (const std::string& warning : warnings) print_line(warning);
 }
 

@@ -5,6 +5,7 @@
 #include "based/core/interrupt.h"
 #include "based/core/json.h"
 #include "based/core/progress.h"
+#include "based/core/text_table.h"
 #include "based/data/documents.h"
 #include "based/eval/slices.h"
 #include "based/generate/text_model.h"
@@ -272,18 +273,6 @@ std::string perplexity_text(const SliceSum& sum) {
   return value ? format_number(*value, 3) : "-";
 }
 
-// A column of names and right-aligned columns of figures.
-void print_table(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<size_t> widths(rows.front().size());
-  for (const auto& row : rows)
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  for (const auto& row : rows) {
-    std::string line = padded(row[0], widths[0]);
-    for (size_t i = 1; i < row.size(); ++i) line += "  " + padded_left(row[i], widths[i]);
-    print_line(line);
-  }
-}
-
 void print_slices(const ScoreSums& sums, int64_t training_tokens) {
   for (const SliceFigures& figures : sums.figures()) {
     print_line("AR: pairs that occurred earlier in the context and at most " + grouped(figures.threshold) + " times in " +
@@ -294,7 +283,7 @@ void print_slices(const ScoreSums& sums, int64_t training_tokens) {
       const double share = static_cast<double>(sum->tokens) / static_cast<double>(std::max<int64_t>(figures.all.tokens, 1));
       rows.push_back({name, grouped(sum->tokens), format_number(100 * share, 2) + " %", perplexity_text(*sum)});
     }
-    print_table(rows);
+    for (const std::string& line : aligned_columns(rows)) print_line(line);
   }
 }
 
@@ -309,7 +298,7 @@ void print_sources(const ScoreSums& sums, bool slices) {
       rows.back().insert(rows.back().end(), {perplexity_text(figures.ar), perplexity_text(figures.other),
                                              format_number(100 * figures.ar_share().value_or(0), 2) + " %"});
   }
-  print_table(rows);
+  for (const std::string& line : aligned_columns(rows)) print_line(line);
 }
 
 struct Measured {

@@ -7,6 +7,7 @@
 
 #include "based/core/files.h"
 #include "based/core/text.h"
+#include "based/core/text_table.h"
 #include "based/eval/paper_figures.h"
 #include "based/eval/tasks/json_reader.h"
 #include "based/eval/tasks/statistics.h"
@@ -95,62 +96,8 @@ std::string with_error(const std::string& metric, double value, const std::optio
   return figure_text(metric, value) + (error ? " ± " + figure_text(metric, *error) : "");
 }
 
-// Cells of plain text, which are escaped when the table is printed. The first column is a name.
-struct EvalTable {
-  std::vector<std::string> head;
-  std::vector<std::vector<std::string>> rows;
-
-  std::string markdown() const;
-  std::string latex() const;
-  std::string text(TableForm form) const { return form == TableForm::markdown ? markdown() : latex(); }
-};
-
-std::string markdown_cell(const std::string& text) {
-  std::string cell;
-  for (const char c : text) cell.append(c == '|' || c == '*' || c == '`' ? "\\" : "").append(1, c);
-  return cell;
-}
-
-std::string latex_cell(const std::string& text) {
-  std::string cell;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const std::string_view rest = std::string_view(text).substr(i);
-    if (rest.starts_with("±")) {
-      cell += "$\\pm$";
-      i += std::string_view("±").size() - 1;
-    } else if (text[i] == '\\') {
-      cell += "\\textbackslash{}";
-    } else if (text[i] == '~' || text[i] == '^') {
-      cell.append("\\").append(1, text[i]).append("{}");
-    } else {
-      cell.append(std::string_view("_%&#${}").find(text[i]) == std::string_view::npos ? "" : "\\").append(1, text[i]);
-    }
-  }
-  return cell;
-}
-
-std::string EvalTable::markdown() const {
-  const auto line = [](const std::vector<std::string>& cells) {
-    std::string text = "|";
-    for (const std::string& cell : cells) text.append(" ").append(markdown_cell(cell)).append(" |");
-    return text + "\n";
-  };
-  std::string text = line(head) + "|---|";
-  for (size_t i = 1; i < head.size(); ++i) text += "---:|";
-  text += "\n";
-  for (const auto& row : rows) text += line(row);
-  return text;
-}
-
-std::string EvalTable::latex() const {
-  const auto line = [](const std::vector<std::string>& cells) {
-    std::string text;
-    for (const std::string& cell : cells) text.append(text.empty() ? "" : " & ").append(latex_cell(cell));
-    return text + " \\\\\n";
-  };
-  std::string text = "\\begin{tabular}{l" + std::string(head.size() - 1, 'r') + "}\n\\toprule\n" + line(head) + "\\midrule\n";
-  for (const auto& row : rows) text += line(row);
-  return text + "\\bottomrule\n\\end{tabular}\n";
+std::string write_table(const TextTable& table, TableForm form) {
+  return form == TableForm::markdown ? table.to_markdown() : table.to_latex(LatexRules::booktabs);
 }
 
 // The figures of one number of shots, for the paper's averages.
@@ -316,7 +263,7 @@ Json results_json(const ModelResults& results) {
 
 std::string task_table(const ModelResults& results, const std::string& paper, TableForm form) {
   const auto paper_rows = find_paper_rows(paper);
-  EvalTable table{.head = {"task", "documents", "metric", "value", "chance", "note"}, .rows = {}};
+  TextTable table{.head = {"task", "documents", "metric", "value", "chance", "note"}, .rows = {}};
   if (!paper.empty()) table.head.insert(table.head.end() - 1, "paper: " + paper);
   for (const TaskResults& each : results.tasks) {
     for (const auto& [metric, figure] : each.figures.metrics) {
@@ -341,11 +288,11 @@ std::string task_table(const ModelResults& results, const std::string& paper, Ta
     row[3] = with_error("", average.value, average.error);
     if (!average.comparable) row.back() = kOtherDocuments;
   }
-  return table.text(form);
+  return write_table(table, form);
 }
 
 std::string model_table(std::span<const ModelResults> results, TableForm form) {
-  EvalTable table{.head = {"model"}, .rows = {}};
+  TextTable table{.head = {"model"}, .rows = {}};
   const bool with_bytes =
       std::any_of(results.begin(), results.end(), [](const ModelResults& each) { return bytes_of_state(each).has_value(); });
   if (with_bytes) table.head.emplace_back("bytes of state");
@@ -370,7 +317,7 @@ std::string model_table(std::span<const ModelResults> results, TableForm form) {
     if (with_bytes) row.push_back(bytes ? std::to_string(*bytes) : "-");
     for (const auto& [name, metric] : columns) row.push_back(cells.contains(name) ? cells[name] : "-");
   }
-  return table.text(form);
+  return write_table(table, form);
 }
 
 }  // namespace based

@@ -75,9 +75,10 @@ class EvalTask {
  public:
   virtual ~EvalTask() = default;
   virtual int64_t size() const = 0;  // documents in the evaluated split
-  // Documents first … first + count − 1, which must exist. Few-shot examples are drawn as if all documents from 0 on were made, so that a
-  // document does not depend on `first`.
-  virtual std::vector<EvalDocument> documents(int64_t first, int64_t count) const = 0;
+  // The document of this index, which must exist; documents() sets its `index`. Its few-shot examples are drawn as if all documents before
+  // it had been made.
+  virtual EvalDocument document(int64_t index) const = 0;
+  std::vector<EvalDocument> documents(int64_t first, int64_t count) const;  // documents first … first + count − 1, which must exist
   // The document's metrics by lm-eval's names: numbers, or the lists that the aggregate needs; further metrics are in an object "further".
   // One answer for each request.
   virtual Json measure(const EvalDocument& document, std::span<const EvalAnswer> answers) const = 0;

@@ -13,6 +13,16 @@ const std::vector<EvalTaskKind>& eval_task_kinds() {
   return kinds;
 }
 
+std::vector<EvalDocument> EvalTask::documents(int64_t first, int64_t count) const {
+  BASED_ASSERT(first >= 0 && count >= 0 && first + count <= size());
+  std::vector<EvalDocument> documents;
+  for (int64_t index = first; index < first + count; ++index) {
+    documents.push_back(document(index));
+    documents.back().index = index;
+  }
+  return documents;
+}
+
 EvalTaskKind find_eval_task(const std::string& name) {
   if (name.ends_with(".toml")) return read_custom_task(name);
   const std::string wanted = name == "lambada" ? "lambada_openai" : name;  // the paper's tables name no version

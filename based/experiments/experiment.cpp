@@ -179,18 +179,6 @@ std::string run_name(const PlannedRun& run) {
          std::to_string(run.seed);
 }
 
-std::string markdown(const std::string& text) {
-  const auto is_word = [&](size_t at) { return at < text.size() && std::isalnum(static_cast<unsigned char>(text[at])) != 0; };
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    const bool within_word = c == '_' && i > 0 && is_word(i - 1) && is_word(i + 1);  // as in feature_dim, where _ is not emphasis
-    if (std::string_view("\\`*_[]<|~&$#").find(c) != std::string_view::npos && !within_word) out += '\\';
-    out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c;
-  }
-  return out;
-}
-
 void require_figure(const std::string& where, const std::string& name, double value, double least, double most) {
   if (value >= least && value <= most) return;  // the comparisons are false for NaN
   const auto text = [](double number) { return std::isfinite(number) ? Config(number).to_json(-1) : std::to_string(number); };

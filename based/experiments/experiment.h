@@ -23,7 +23,4 @@ std::string device_name(torch::DeviceType device);  // in keys and results: cpu,
 std::string point_name(const std::string& series, const std::string& label);
 std::string run_name(const PlannedRun& run);  // the point's name with learning rate and seed
 
-// Escapes a name for a Markdown document, including cells of tables.
-std::string markdown(const std::string& text);
-
 }  // namespace based

@@ -1,6 +1,7 @@
 // The kind "index": the index problem with a trained recurrent model. Alice reads her bits with the model and sends its state. Bob, who has
 // only the message, continues from that state and answers a question about each bit. The figure plots Bob's accuracy against the bits sent,
 // next to the upper bound for any message of that many bits.
+#include "based/core/text_table.h"
 #include "based/data/index_problem.h"
 
 #include "based/experiments/experiment.h"

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "based/core/text.h"
+#include "based/core/text_table.h"
 #include "based/experiments/experiment.h"
 
 namespace based {
@@ -64,35 +65,6 @@ std::string difference_text(const PairedDifference& difference) {
   return signed_number(difference.mean) + " ± " + format_number(difference.error, kNatsDigits) +
          (difference.is_resolved() ? "" : ", not resolved");
 }
-
-// A table of plain text. Its cells are escaped when it is written.
-struct TextTable {
-  std::vector<std::string> head;
-  std::vector<std::vector<std::string>> rows;
-
-  std::string to_markdown() const {
-    const auto line = [](const std::vector<std::string>& cells) {
-      std::string text = "|";
-      for (const std::string& cell : cells) text.append(" ").append(markdown(cell)).append(" |");
-      return text + "\n";
-    };
-    std::string text = line(head) + "|---|";
-    for (size_t i = 1; i < head.size(); ++i) text += "---:|";
-    text += "\n";
-    for (const std::vector<std::string>& row : rows) text += line(row);
-    return text;
-  }
-  std::string to_latex() const {
-    const auto line = [](const std::vector<std::string>& cells) {
-      std::string text;
-      for (const std::string& cell : cells) text += (text.empty() ? "" : " & ") + latex(cell);
-      return text + " \\\\\n";
-    };
-    std::string text = "\\begin{tabular}{l" + std::string(head.size() - 1, 'r') + "}\n\\hline\n" + line(head) + "\\hline\n";
-    for (const std::vector<std::string>& row : rows) text += line(row);
-    return text + "\\hline\n\\end{tabular}\n";
-  }
-};
 
 const LanguagePoint* base_of(const LanguageSummary& summary, const std::vector<LanguagePoint>& points) {
   for (const LanguagePoint& each : points)
@@ -299,38 +271,7 @@ std::string language_latex_table(const LanguageSummary& summary, const std::vect
   const std::vector<LanguagePoint> points = language_points(results);
   require_one_card(summary, points);
   require_same_held_out(points);
-  return "% made by `based experiment plot`\n" + MainTable(summary, points).table().to_latex();
-}
-
-std::string latex(const std::string& text) {
-  static const std::vector<std::pair<std::string, std::string>> escapes{{"\\", "\\textbackslash{}"},
-                                                                        {"~", "\\textasciitilde{}"},
-                                                                        {"^", "\\textasciicircum{}"},
-                                                                        {"&", "\\&"},
-                                                                        {"%", "\\%"},
-                                                                        {"$", "\\$"},
-                                                                        {"#", "\\#"},
-                                                                        {"_", "\\_"},
-                                                                        {"{", "\\{"},
-                                                                        {"}", "\\}"},
-                                                                        {"<", "\\textless{}"},
-                                                                        {">", "\\textgreater{}"},
-                                                                        {"≤", "$\\le$"},
-                                                                        {"±", "$\\pm$"}};
-  std::string out;
-  for (size_t i = 0; i < text.size();) {
-    const auto found = std::find_if(escapes.begin(), escapes.end(),
-                                    [&](const auto& escape) { return text.compare(i, escape.first.size(), escape.first) == 0; });
-    if (found != escapes.end()) {
-      out += found->second;
-      i += found->first.size();
-      continue;
-    }
-    const auto byte = static_cast<unsigned char>(text[i]);
-    out += byte < 0x20 || byte == 0x7f ? ' ' : text[i];
-    ++i;
-  }
-  return out;
+  return "% made by `based experiment plot`\n" + MainTable(summary, points).table().to_latex(LatexRules::hline);
 }
 
 }  // namespace based

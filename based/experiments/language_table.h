@@ -46,7 +46,4 @@ std::string language_latex_table(const LanguageSummary& summary, const std::vect
 // Perplexity against bytes of state, and the losses during training.
 std::vector<Figure> language_figures(const LanguageSummary& summary, const std::vector<PointResult>& points);
 
-// Escapes text for a LaTeX document.
-std::string latex(const std::string& text);
-
 }  // namespace based

@@ -6,6 +6,7 @@
 
 #include "based/core/progress.h"
 #include "based/core/text.h"
+#include "based/core/text_table.h"
 #include "based/experiments/experiment.h"
 #include "based/mixers/kit/mixer.h"
 

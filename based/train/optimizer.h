@@ -79,6 +79,8 @@ struct SavedSlot {
 // fp32 master copy: the update changes the master, and the parameter is the master rounded to 16 bits.
 class AdamW {
  public:
+  static constexpr int64_t kBucketBytes = 25 << 20;  // as PyTorch's DistributedDataParallel
+
   // Throws UsageError for options that are out of range, and for a group without parameters. If `ranks` has several ranks, each gives the
   // gradients of its part of the batch, and all make the same update. With `shard` each rank holds an equal part of the moments and
   // masters and updates that part of the weights (ZeRO-1); the parameters then become views of flat tensors. `bucket_bytes`: see
@@ -129,7 +131,6 @@ class AdamW {
     double decay = 0, rate_scale = 1;
     std::vector<size_t> members;
   };
-  static constexpr int64_t kBucketBytes = 25 << 20;                  // as PyTorch's DistributedDataParallel
   std::vector<size_t>& members_of(double decay, double rate_scale);  // adds the group if it does not exist
   void add_slots(const std::vector<std::string>& names);
   const Tensor& gradient(size_t slot) const;  // undefined if the slot has none

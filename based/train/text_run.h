@@ -14,7 +14,7 @@ struct TextTrainConfig {
   int64_t steps = 1000, batch = 8, length = 256;
   int64_t accumulate = 1;
   bool shard = false;
-  int64_t bucket_mb = 25;
+  int64_t bucket_mb = AdamW::kBucketBytes >> 20;
   std::string device = "cpu", precision = "fp32";
   bool checkpoint_activations = false, graph = false;
   int64_t seed = 0;

@@ -23,22 +23,17 @@ class ToyTask final : public EvalTask {
  public:
   explicit ToyTask(int64_t size) : size_(size) {}
   int64_t size() const override { return size_; }
-  std::vector<EvalDocument> documents(int64_t first, int64_t count) const override {
-    std::vector<EvalDocument> documents;
-    for (int64_t i = first; i < first + count; ++i) {
-      EvalDocument document;
-      document.index = i;
-      document.place = "toy:" + std::to_string(i + 1);
-      document.source = {{"row", i}};
-      document.contexts = {"The number " + std::to_string(i * i) + " is the square of"};
-      document.requests = {{.continuation = " " + std::to_string(i)},
-                           {.continuation = " " + std::to_string(i + 1)},
-                           {.kind = EvalRequest::Kind::rolling, .continuation = "rolling text " + std::to_string(i)},
-                           {.kind = EvalRequest::Kind::generate, .until = {"\n"}, .max_tokens = 4}};
-      document.gold = std::to_string(i);
-      documents.push_back(std::move(document));
-    }
-    return documents;
+  EvalDocument document(int64_t index) const override {
+    EvalDocument document;
+    document.place = "toy:" + std::to_string(index + 1);
+    document.source = {{"row", index}};
+    document.contexts = {"The number " + std::to_string(index * index) + " is the square of"};
+    document.requests = {{.continuation = " " + std::to_string(index)},
+                         {.continuation = " " + std::to_string(index + 1)},
+                         {.kind = EvalRequest::Kind::rolling, .continuation = "rolling text " + std::to_string(index)},
+                         {.kind = EvalRequest::Kind::generate, .until = {"\n"}, .max_tokens = 4}};
+    document.gold = std::to_string(index);
+    return document;
   }
   Json measure(const EvalDocument& document, std::span<const EvalAnswer> answers) const override {
     return {{"acc", answers[0].log_likelihood > answers[1].log_likelihood ? 1.0 : 0.0},

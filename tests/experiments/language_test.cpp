@@ -7,6 +7,7 @@
 #include "based/core/files.h"
 #include "based/core/folders.h"
 #include "based/core/interrupt.h"
+#include "based/core/text_table.h"
 #include "based/experiments/language_run.h"
 #include "based/experiments/language_table.h"
 #include "based/experiments/report.h"

@@ -5,6 +5,7 @@
 
 #include <deque>
 
+#include "based/core/text_table.h"
 #include "based/experiments/experiment.h"
 
 namespace based {

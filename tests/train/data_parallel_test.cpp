@@ -1,12 +1,10 @@
 // Training steps that several ranks share: threads of this process, each with its own model.
 #include <gtest/gtest.h>
 
-#include <exception>
-#include <functional>
 #include <limits>
-#include <thread>
 
 #include "based/train/step.h"
+#include "tests/train/rank_threads.h"
 
 namespace based {
 namespace data_parallel_test {
@@ -15,22 +13,8 @@ constexpr int64_t kRows = 12, kLength = 16, kBucketBytes = 8 << 10;  // small bu
 // Labels of each row; the first tokens have them. The last rows of the last rank have none if a batch is one row.
 constexpr int64_t kLabels[kRows] = {16, 5, 10, 15, 3, 8, 13, 1, 6, 11, 0, 0};
 
-// Runs `body` in a thread for each rank.
 void on_ranks(int64_t world, const std::function<void(const std::shared_ptr<Collectives>& ranks)>& body) {
-  const auto ranks = make_thread_ranks(world);
-  std::vector<std::exception_ptr> failures(ranks.size());
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < ranks.size(); ++i)
-    threads.emplace_back([&, i] {
-      try {
-        body(ranks[i]);
-      } catch (...) {
-        failures[i] = std::current_exception();
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  for (const std::exception_ptr& failure : failures)
-    if (failure) std::rethrow_exception(failure);
+  rethrow_first(on_rank_threads(world, body));
 }
 
 // Rows first … first + count − 1 of a step's batch.

@@ -13,21 +13,15 @@ class CompletionTask : public EvalTask {
 
   int64_t size() const override { return static_cast<int64_t>(items_.size()); }
 
-  std::vector<EvalDocument> documents(int64_t first, int64_t count) const override {
-    BASED_ASSERT(first >= 0 && count >= 0 && first + count <= size());
-    std::vector<EvalDocument> documents;
-    for (int64_t i = first; i < first + count; ++i) {
-      const CompletionItem& item = items_[static_cast<size_t>(i)];
-      EvalDocument document;
-      document.index = i;
-      document.place = item.place;
-      document.source = item.source;
-      document.contexts = {item.context};
-      document.requests.push_back({.continuation = item.continuation});
-      document.gold = item.continuation;
-      documents.push_back(std::move(document));
-    }
-    return documents;
+  EvalDocument document(int64_t index) const override {
+    const CompletionItem& item = items_[static_cast<size_t>(index)];
+    EvalDocument document;
+    document.place = item.place;
+    document.source = item.source;
+    document.contexts = {item.context};
+    document.requests.push_back({.continuation = item.continuation});
+    document.gold = item.continuation;
+    return document;
   }
 
   Json measure(const EvalDocument&, std::span<const EvalAnswer> answers) const override {

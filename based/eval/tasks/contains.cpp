@@ -70,23 +70,19 @@ class RecallTask final : public EvalTask {
 
   int64_t size() const override { return static_cast<int64_t>(prompts_.size()); }
 
-  std::vector<EvalDocument> documents(int64_t first, int64_t count) const override {
-    std::vector<EvalDocument> documents;
-    for (int64_t i = first; i < first + count; ++i) {
-      const RecallPrompt& prompt = prompts_.at(static_cast<size_t>(i));
-      EvalDocument& document = documents.emplace_back();
-      document.index = i;
-      document.place = prompt.place;
-      document.source = prompt.source;
-      document.gold = prompt.value;
-      const std::string text = tokenizer_ == nullptr ? prompt.document : first_tokens(*tokenizer_, prompt.document, kRecallDocumentTokens);
-      document.contexts = {text + prompt.ending};
-      EvalRequest& request = document.requests.emplace_back();
-      request.kind = EvalRequest::Kind::generate;
-      request.until = {"\n"};
-      request.max_tokens = kRecallAnswerTokens;
-    }
-    return documents;
+  EvalDocument document(int64_t index) const override {
+    const RecallPrompt& prompt = prompts_.at(static_cast<size_t>(index));
+    EvalDocument document;
+    document.place = prompt.place;
+    document.source = prompt.source;
+    document.gold = prompt.value;
+    const std::string text = tokenizer_ == nullptr ? prompt.document : first_tokens(*tokenizer_, prompt.document, kRecallDocumentTokens);
+    document.contexts = {text + prompt.ending};
+    EvalRequest& request = document.requests.emplace_back();
+    request.kind = EvalRequest::Kind::generate;
+    request.until = {"\n"};
+    request.max_tokens = kRecallAnswerTokens;
+    return document;
   }
 
   Json measure(const EvalDocument& document, std::span<const EvalAnswer> answers) const override {

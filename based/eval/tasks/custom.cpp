@@ -146,21 +146,15 @@ class GeneratedTask : public EvalTask {
 
   int64_t size() const override { return static_cast<int64_t>(items_.size()); }
 
-  std::vector<EvalDocument> documents(int64_t first, int64_t count) const override {
-    BASED_ASSERT(first >= 0 && count >= 0 && first + count <= size());
-    std::vector<EvalDocument> documents;
-    for (int64_t i = first; i < first + count; ++i) {
-      const CompletionItem& item = items_[static_cast<size_t>(i)];
-      EvalDocument document;
-      document.index = i;
-      document.place = item.place;
-      document.source = item.source;
-      document.contexts = {item.context};
-      document.requests.push_back({.kind = EvalRequest::Kind::generate, .continuation = "", .until = until_, .max_tokens = max_tokens_});
-      document.gold = item.continuation;
-      documents.push_back(std::move(document));
-    }
-    return documents;
+  EvalDocument document(int64_t index) const override {
+    const CompletionItem& item = items_[static_cast<size_t>(index)];
+    EvalDocument document;
+    document.place = item.place;
+    document.source = item.source;
+    document.contexts = {item.context};
+    document.requests.push_back({.kind = EvalRequest::Kind::generate, .continuation = "", .until = until_, .max_tokens = max_tokens_});
+    document.gold = item.continuation;
+    return document;
   }
 
   Json measure(const EvalDocument& document, std::span<const EvalAnswer> answers) const override {

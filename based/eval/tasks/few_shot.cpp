@@ -33,13 +33,9 @@ FewShotChoiceTask::FewShotChoiceTask(std::vector<ChoiceItem> items, std::vector<
       pool_(std::move(pool)),
       draws_(draw_few_shot({size(), std::ssize(pool_.texts), pool_.shots, pool_.is_evaluated})) {}
 
-std::vector<FewShotExamples> FewShotChoiceTask::examples(int64_t first, int64_t count) const {
-  std::vector<FewShotExamples> examples;
-  for (int64_t document = first; document < first + count; ++document) {
-    FewShotExamples& example = examples.emplace_back();
-    example.indices = draws_[static_cast<size_t>(document)];
-    for (const int64_t index : example.indices) example.text += pool_.texts[static_cast<size_t>(index)];
-  }
+FewShotExamples FewShotChoiceTask::examples(int64_t document) const {
+  FewShotExamples examples{draws_[static_cast<size_t>(document)], ""};
+  for (const int64_t index : examples.indices) examples.text += pool_.texts[static_cast<size_t>(index)];
   return examples;
 }
 

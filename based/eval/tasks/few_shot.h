@@ -36,7 +36,7 @@ class FewShotChoiceTask : public MultipleChoiceTask {
   FewShotChoiceTask(std::vector<ChoiceItem> items, std::vector<std::string> listed, FewShotPool pool);
 
  protected:
-  std::vector<FewShotExamples> examples(int64_t first, int64_t count) const override;
+  FewShotExamples examples(int64_t document) const override;
 
  private:
   FewShotPool pool_;

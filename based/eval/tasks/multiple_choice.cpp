@@ -13,29 +13,18 @@ namespace based {
 MultipleChoiceTask::MultipleChoiceTask(std::vector<ChoiceItem> items, std::vector<std::string> listed, std::string delimiter)
     : items_(std::move(items)), listed_(std::move(listed)), delimiter_(std::move(delimiter)) {}
 
-std::vector<EvalDocument> MultipleChoiceTask::documents(int64_t first, int64_t count) const {
-  BASED_ASSERT(first >= 0 && count >= 0 && first + count <= size());
-  std::vector<FewShotExamples> shots = examples(first, count);
-  std::vector<EvalDocument> documents;
-  for (int64_t i = 0; i < count; ++i) {
-    const ChoiceItem& item = items_[static_cast<size_t>(first + i)];
-    FewShotExamples& shot = shots[static_cast<size_t>(i)];
-    EvalDocument document;
-    document.index = first + i;
-    document.place = item.place;
-    document.source = item.source;
-    document.few_shot = std::move(shot.indices);
-    document.contexts = {std::move(shot.text) + item.context};
-    for (const std::string& choice : item.choices) document.requests.push_back({.continuation = delimiter_ + choice});
-    document.gold = item.gold;
-    document.fields = item.fields;
-    documents.push_back(std::move(document));
-  }
-  return documents;
-}
-
-std::vector<FewShotExamples> MultipleChoiceTask::examples(int64_t, int64_t count) const {
-  return std::vector<FewShotExamples>(static_cast<size_t>(count));
+EvalDocument MultipleChoiceTask::document(int64_t index) const {
+  const ChoiceItem& item = items_[static_cast<size_t>(index)];
+  FewShotExamples shots = examples(index);
+  EvalDocument document;
+  document.place = item.place;
+  document.source = item.source;
+  document.few_shot = std::move(shots.indices);
+  document.contexts = {std::move(shots.text) + item.context};
+  for (const std::string& choice : item.choices) document.requests.push_back({.continuation = delimiter_ + choice});
+  document.gold = item.gold;
+  document.fields = item.fields;
+  return document;
 }
 
 Json MultipleChoiceTask::measure(const EvalDocument& document, std::span<const EvalAnswer> answers) const {

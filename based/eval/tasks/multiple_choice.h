@@ -34,14 +34,13 @@ class MultipleChoiceTask : public EvalTask {
   MultipleChoiceTask(std::vector<ChoiceItem> items, std::vector<std::string> listed, std::string delimiter = kChoiceDelimiter);
 
   int64_t size() const override { return static_cast<int64_t>(items_.size()); }
-  std::vector<EvalDocument> documents(int64_t first, int64_t count) const override;
+  EvalDocument document(int64_t index) const override;
   Json measure(const EvalDocument& document, std::span<const EvalAnswer> answers) const override;
   EvalFigures aggregate(std::span<const EvalDocument> documents, std::span<const Json> measured) const override;
 
  protected:
   const std::vector<ChoiceItem>& items() const { return items_; }
-  // The examples of documents first … first + count − 1, one entry each. No examples unless overridden.
-  virtual std::vector<FewShotExamples> examples(int64_t first, int64_t count) const;
+  virtual FewShotExamples examples(int64_t /*document*/) const { return {}; }
 
  private:
   std::vector<ChoiceItem> items_;

@@ -67,11 +67,10 @@ class RecordTask : public FewShotChoiceTask {
   RecordTask(RecordVersion version, SuperGlueData data)
       : FewShotChoiceTask(std::move(data.items), {}, std::move(data.pool)), version_(version) {}
 
-  std::vector<EvalDocument> documents(int64_t first, int64_t count) const override {
-    std::vector<EvalDocument> documents = FewShotChoiceTask::documents(first, count);
-    if (version_ == RecordVersion::entity)
-      for (EvalDocument& document : documents) document.gold = document.fields.at("answers");
-    return documents;
+  EvalDocument document(int64_t index) const override {
+    EvalDocument document = FewShotChoiceTask::document(index);
+    if (version_ == RecordVersion::entity) document.gold = document.fields.at("answers");
+    return document;
   }
 
   Json measure(const EvalDocument& document, std::span<const EvalAnswer> answers) const override {

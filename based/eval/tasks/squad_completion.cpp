@@ -88,7 +88,8 @@ std::unique_ptr<EvalTask> read_squad_completion(const EvalTaskOptions& options) 
   return make_recall_task(std::move(prompts), options.tokenizer);
 }
 
-// Last words that show that the rest of a question is not a noun phrase: prepositions, and participles as in "What is the river called?".
+// False for words after which a question's rest is no noun phrase: prepositions and participles, such as the last word of "… river
+// called?".
 bool ends_noun_phrase(std::string_view word) {
   static constexpr std::array<std::string_view, 44> no_ends{
       "about", "after", "against", "as",   "at",      "away", "been",  "before", "born",  "built",   "by",
@@ -98,7 +99,8 @@ bool ends_noun_phrase(std::string_view word) {
   return !word.ends_with("ed") && !word.ends_with("ing") && std::find(no_ends.begin(), no_ends.end(), word) == no_ends.end();
 }
 
-// "What is the capital of France?" gives "The capital of France is". None for questions of another form.
+// Turns a question into a statement without its end: "Who was the king of Spain?" gives "The king of Spain was". Returns nullopt for
+// questions of another form.
 std::optional<std::string> squad_statement(const std::string& question) {
   const std::vector<std::string_view> words = python_split(question);
   constexpr size_t least_words = 5;

@@ -59,21 +59,15 @@ class WikitextTask : public EvalTask {
 
   int64_t size() const override { return static_cast<int64_t>(pages_.size()); }
 
-  std::vector<EvalDocument> documents(int64_t first, int64_t count) const override {
-    BASED_ASSERT(first >= 0 && count >= 0 && first + count <= size());
-    std::vector<EvalDocument> documents;
-    for (int64_t i = first; i < first + count; ++i) {
-      const std::string& page = pages_[static_cast<size_t>(i)];
-      EvalDocument document;
-      document.index = i;
-      document.place = path_ + ": page " + std::to_string(i);
-      document.source = {{"page", i}};
-      document.contexts = {""};
-      document.requests.push_back({.kind = EvalRequest::Kind::rolling, .continuation = wikitext_detokenized(page)});
-      document.fields = {{"page", page}, {"words", count_split_pieces(page)}, {"bytes", page.size()}};
-      documents.push_back(std::move(document));
-    }
-    return documents;
+  EvalDocument document(int64_t index) const override {
+    const std::string& page = pages_[static_cast<size_t>(index)];
+    EvalDocument document;
+    document.place = path_ + ": page " + std::to_string(index);
+    document.source = {{"page", index}};
+    document.contexts = {""};
+    document.requests.push_back({.kind = EvalRequest::Kind::rolling, .continuation = wikitext_detokenized(page)});
+    document.fields = {{"page", page}, {"words", count_split_pieces(page)}, {"bytes", page.size()}};
+    return document;
   }
 
   Json measure(const EvalDocument& document, std::span<const EvalAnswer> answers) const override {

@@ -39,22 +39,16 @@ class WinograndeTask : public EvalTask {
 
   int64_t size() const override { return static_cast<int64_t>(items_.size()); }
 
-  std::vector<EvalDocument> documents(int64_t first, int64_t count) const override {
-    BASED_ASSERT(first >= 0 && count >= 0 && first + count <= size());
-    std::vector<EvalDocument> documents;
-    for (int64_t i = first; i < first + count; ++i) {
-      const WinograndeItem& item = items_[static_cast<size_t>(i)];
-      EvalDocument document;
-      document.index = i;
-      document.place = item.place;
-      document.source = {{"row", item.row}};
-      document.contexts = item.contexts;
-      for (size_t context = 0; context < item.contexts.size(); ++context)
-        document.requests.push_back({.context = context, .continuation = item.continuation});
-      document.gold = item.gold;
-      documents.push_back(std::move(document));
-    }
-    return documents;
+  EvalDocument document(int64_t index) const override {
+    const WinograndeItem& item = items_[static_cast<size_t>(index)];
+    EvalDocument document;
+    document.place = item.place;
+    document.source = {{"row", item.row}};
+    document.contexts = item.contexts;
+    for (size_t context = 0; context < item.contexts.size(); ++context)
+      document.requests.push_back({.context = context, .continuation = item.continuation});
+    document.gold = item.gold;
+    return document;
   }
 
   // lm-eval's acc_norm divides by the lengths of the contexts, since these are its choices.
