@@ -6,16 +6,10 @@
 
 namespace based {
 
-namespace {
-
-constexpr uint32_t kFewShotSeed = 1234;  // lm-eval's default seed of few-shot examples
-
-}  // namespace
-
 std::vector<std::vector<int64_t>> draw_few_shot(const FewShotDraw& draw) {
   std::vector<std::vector<int64_t>> examples(static_cast<size_t>(draw.documents));
   if (draw.shots == 0) return examples;
-  PythonRandom random(kFewShotSeed);
+  PythonRandom random(static_cast<uint32_t>(draw.seed));
   for (size_t document = 0; document < examples.size(); ++document) {
     std::vector<int64_t>& indices = examples[document] = random.sample(draw.pool, draw.shots + 1);
     if (draw.pool_is_evaluated) std::erase(indices, static_cast<int64_t>(document));
@@ -31,7 +25,7 @@ std::string few_shot_text(const ChoiceItem& example) {
 FewShotChoiceTask::FewShotChoiceTask(std::vector<ChoiceItem> items, std::vector<std::string> listed, FewShotPool pool)
     : MultipleChoiceTask(std::move(items), std::move(listed)),
       pool_(std::move(pool)),
-      draws_(draw_few_shot({size(), std::ssize(pool_.texts), pool_.shots, pool_.is_evaluated})) {}
+      draws_(draw_few_shot({size(), std::ssize(pool_.texts), pool_.shots, pool_.is_evaluated, pool_.seed})) {}
 
 FewShotExamples FewShotChoiceTask::examples(int64_t document) const {
   FewShotExamples examples{draws_[static_cast<size_t>(document)], ""};

@@ -122,6 +122,7 @@ void read_wic(const DataField& line, std::vector<ChoiceItem>& items) {
 SuperGlueData read_superglue(const EvalTaskOptions& options, const SuperGlueSplits& splits, const SuperGlueReader& read) {
   SuperGlueData data{.items = read_superglue_file(options, splits.evaluated, read)};
   data.pool.shots = options.shots;
+  data.pool.seed = options.seed;
   data.pool.is_evaluated = splits.pool == splits.evaluated;
   if (options.shots == 0) return data;
   if (data.pool.is_evaluated) {

@@ -25,8 +25,8 @@ class SuperGlue : public testing::Test {
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path) << lines;
   }
-  std::unique_ptr<EvalTask> make(const EvalTaskKind& kind, int64_t shots = 0) const {
-    return kind.make({.data = folder_.path().string(), .shots = shots});
+  std::unique_ptr<EvalTask> make(const EvalTaskKind& kind, int64_t shots = 0, int64_t seed = 1234) const {
+    return kind.make({.data = folder_.path().string(), .shots = shots, .seed = seed});
   }
   EvalDocument document(const EvalTaskKind& kind, int64_t index = 0) const { return make(kind)->documents(index, 1).at(0); }
   std::string error(const EvalTaskKind& kind) const {
@@ -67,6 +67,21 @@ TEST_F(SuperGlue, BoolqTakesExamplesFromTheEvaluatedSplit) {
   EXPECT_EQ(shot.contexts.at(0), "Tea is hot.\nQuestion: is tea hot?\nAnswer: yes\n\n" + plain.contexts[0]);
   EXPECT_THAT(task->documents(0, 2).at(1).contexts, shot.contexts) << "a document does not depend on the first one asked for";
   EXPECT_THAT(message_of<UsageError>([&] { make(eval_task_boolq(), 2); }), HasSubstr("--shots"));
+}
+
+TEST_F(SuperGlue, TheSeedDrawsTheExamples) {
+  std::string lines;
+  for (int i = 0; i < 250; ++i)
+    lines += R"({"passage": "Tea is hot.", "question": "is tea hot", "label": true})"
+             "\n";
+  write("BoolQ/val.jsonl", lines);
+  const auto first_examples = [&](int64_t seed) {
+    std::vector<int64_t> indices;
+    for (const EvalDocument& document : make(eval_task_boolq(), 1, seed)->documents(0, 2)) indices.push_back(document.few_shot.at(0));
+    return indices;
+  };
+  EXPECT_THAT(first_examples(1234), ElementsAre(247, 112));
+  EXPECT_THAT(first_examples(7), ElementsAre(82, 38));  // random.Random(7)
 }
 
 TEST_F(SuperGlue, CbHasTheMacroF1) {
