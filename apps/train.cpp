@@ -1,4 +1,5 @@
 #include <charconv>
+#include <filesystem>
 #include <optional>
 
 #include "apps/command.h"
@@ -102,8 +103,7 @@ DeviceRequest requested_devices(const Options& options, const TextRun& run) {
 }
 
 // Trains as one process, or as one rank of a job.
-TextRunResult train(const Options& options, const std::optional<RankEnvironment>& rank) {
-  Config config = read_keys(options);
+TextRunResult train(const Options& options, Config config, const std::optional<RankEnvironment>& rank) {
   if (!options.devices.empty()) config.set("train.device", Config(parse_devices(options.devices).cpu ? "cpu" : "cuda", "--devices: "));
   const TextRun run = read_config<TextRun>(config);
   TextRunOptions choices = run_options(options);
@@ -174,19 +174,23 @@ void run(const Options& options) {
   if (options.keys) return print_keys(options.classification ? config_help<ClassificationRun>() : config_help<TextRun>());
   if (options.config.empty()) throw UsageError("train needs a config: `based train CONFIG.toml`; `based train --keys` lists its keys");
   if (options.print_recipe) return print_recipe(make_recipe(read_config<TextRun>(read_keys(options))), options.json);
-  if (const Config config = read_keys(options); is_classification(config)) return classify(options, config);
+  const Config config = read_keys(options);  // read once: the file may be a pipe
+  if (is_classification(config)) return classify(options, config);
   if (!options.devices.empty() && !options.device.empty()) throw UsageError("--device and --devices: give one of them");
   run_options(options);  // wrong ranges are refused before any rank is started
   const std::optional<RankEnvironment> rank = rank_environment();
   if (!rank && !options.devices.empty()) {
     const DeviceRequest request = parse_devices(options.devices);
     if (request.count > 1) {
+      std::error_code ignored;
+      if (!std::filesystem::is_regular_file(options.config, ignored))
+        throw UsageError(options.config + ": not a regular file; with --devices, each process reads the config");
       const int code = launch_ranks({.ranks = request.count, .log_folder = path_in(options.out, "logs")});
       if (code != 0) throw Exit{code};
       return;
     }
   }
-  report(options, train(options, rank), !rank || rank->rank == 0);
+  report(options, train(options, config, rank), !rank || rank->rank == 0);
 }
 
 void setup(CommandLine app) {

@@ -223,6 +223,9 @@ TEST(TrainProgram, WrongDevicesAndRangesAreWrongUsage) {
     EXPECT_EQ(ran.code, 2) << options;
     EXPECT_THAT(ran.err, HasSubstr(message)) << options;
   }
+  const Ran piped = run("train /dev/stdin --devices cpu:2 --out " + out, "cat " + config + " | ");
+  EXPECT_EQ(piped.code, 2);
+  EXPECT_THAT(piped.err, HasSubstr("/dev/stdin: not a regular file"));
 }
 
 TEST(TrainProgram, ASignalFinishesTheStepSavesAndSaysWhatIsKept) {
