@@ -47,23 +47,23 @@ int exit_code(const Body& body) {
 }
 
 }  // namespace
-}  // namespace based::apps
 
-int main(int argc, char** argv) {
-  using namespace based;
+void run_program(int argc, char** argv) {
   open_standard_descriptors();
   // A write to a closed pipe, or beyond the file size limit, then fails with an error code instead of killing the program.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   setenv("THP_MEM_ALLOC_ENABLE", "1", 0);  // LibTorch then uses huge pages: reading weights is faster, and page faults are 512 times rarer
-  apps::fit_threads_to_address_space();
+  fit_threads_to_address_space();
   const kernels::cpu::ContentionMonitor monitor;
-  const int code = apps::exit_code([&] { apps::run(argc, argv); });
-  const int written = apps::exit_code([] {
-    if (apps::output()) apps::output().flush();  // also after a failed command
+  const int code = exit_code([&] { run(argc, argv); });
+  const int written = exit_code([] {
+    if (output()) output().flush();  // also after a failed command
   });
   std::fflush(nullptr);
   // Without the destructors of LibTorch's statics: they take a third of the time of a short command, and where the program was built with
   // another libstdc++ than LibTorch they may crash.
   std::_Exit(code != 0 ? code : written);
 }
+
+}  // namespace based::apps

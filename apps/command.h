@@ -29,6 +29,9 @@ struct Command {
 #include "apps/commands.def"
 #undef BASED_COMMAND
 
+// The program's main function.
+[[noreturn]] void run_program(int argc, char** argv);
+
 // Prints one line per key of a config file, with its default and help, for --keys.
 void print_keys(const std::vector<FieldHelp>& keys);
 

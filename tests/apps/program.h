@@ -23,10 +23,14 @@ struct Ran {
   std::string out, err;
 };
 
+// The command that runs the program in run(): a client of a fork server (tests/fork_server), which saves the time that a process needs to
+// load LibTorch, or the program itself where the two would differ.
+std::string program_for(const std::string& before, const std::string& arguments);
+
 // `arguments` may redirect streams. `before` is inserted before the program's name, for example "ulimit -f 8; ".
 inline Ran run(const std::string& arguments, const std::string& before = "") {
   const TemporaryFolder folder;
-  const std::string command = "{ " + before + BASED_PROGRAM + " " + arguments + "; } 2>" + folder.file("err");
+  const std::string command = "{ " + before + program_for(before, arguments) + " " + arguments + "; } 2>" + folder.file("err");
   std::FILE* pipe = popen(command.c_str(), "r");
   Ran ran;
   std::array<char, 4096> buffer{};
