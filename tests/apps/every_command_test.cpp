@@ -48,7 +48,7 @@ class EveryCommand : public testing::Test {
   std::string file(const std::string& name) const { return folder_.file(name); }
 
   void SetUp() override {
-    setenv("OMP_NUM_THREADS", "1", 1);  // because several programs run at once
+    setenv("OMP_NUM_THREADS", "1", 1);  // because several programs run at once; the fork server is started with it
     write_file_atomic(file("text.txt"), lines("the cat sat on the mat and looked at the other cat\n", 40));
     write_file_atomic(file("lines.jsonl"), lines("{\"text\":\"the cat sat on the mat\"}\n", 40));
     write_file_atomic(file("ids.jsonl"), lines("{\"ids\":[1,2,3]}\n", 40));
@@ -108,6 +108,13 @@ class EveryCommand : public testing::Test {
     Started program;
   };
   Running start(const std::vector<std::string>& arguments, const std::string& out, const std::function<void()>& before = {}) {
+    const std::string err = file("err-" + std::to_string(files_++));
+    std::string line;
+    for (const std::string& word : arguments) line += word + " ";
+    return {err, Started(arguments, out, err, before, program_for("", line))};
+  }
+  // The same in a process of its own, which receives signals.
+  Running start_process(const std::vector<std::string>& arguments, const std::string& out, const std::function<void()>& before = {}) {
     const std::string err = file("err-" + std::to_string(files_++));
     return {err, Started(arguments, out, err, before)};
   }
@@ -183,7 +190,7 @@ TEST_F(EveryCommand, ThatTakesLongEndsAtASignalAndSaysSo) {
     for (const int signal : {SIGTERM, SIGHUP, SIGPIPE}) {
       std::vector<std::string> arguments = words(row);
       for (const std::string& word : words(row.lasting)) arguments.push_back(word);
-      const Running running = start(arguments, file("out"));
+      const Running running = start_process(arguments, file("out"));
       ASSERT_TRUE(running.program.catches(SIGTERM)) << ended(running).err;
       running.program.signal(signal);
       if (signal == SIGPIPE) running.program.signal(SIGTERM);  // it has ignored SIGPIPE
@@ -360,7 +367,7 @@ TEST_F(EveryCommand, TrainingOutlivesTheReaderOfItsMessages) {
 }
 
 TEST_F(EveryCommand, FilesAreNotWrittenByWhatWasMeantForAClosedDescriptor) {
-  const Ran ran = ended(start(words("train @/run.toml --out %"), "/dev/null", [] { close(0), close(1), close(2); }));
+  const Ran ran = ended(start_process(words("train @/run.toml --out %"), "/dev/null", [] { close(0), close(1), close(2); }));
   EXPECT_EQ(ran.code, 1);
   const std::string metrics = read_file(new_path_ + "/metrics.jsonl");
   std::istringstream text(metrics);
@@ -369,7 +376,7 @@ TEST_F(EveryCommand, FilesAreNotWrittenByWhatWasMeantForAClosedDescriptor) {
 
 // As with nohup and background jobs of a script: the signals are ignored from the start.
 TEST_F(EveryCommand, SignalsThatWereIgnoredBeforeStayIgnored) {
-  const Running running = start(words("train @/run.toml --out % --set train.steps=10000000"), "/dev/null", [] {
+  const Running running = start_process(words("train @/run.toml --out % --set train.steps=10000000"), "/dev/null", [] {
     std::signal(SIGINT, SIG_IGN);
     std::signal(SIGHUP, SIG_IGN);
   });

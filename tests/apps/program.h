@@ -51,18 +51,19 @@ inline Json element_named(const Json& list, const std::string& name) {
 // Runs the program in the background with its streams redirected to files, so that a test can send signals.
 class Started {
  public:
-  // `before` is called in the child after its streams have been redirected.
-  Started(std::vector<std::string> arguments, const std::string& out, const std::string& err, const std::function<void()>& before = {})
+  // `before` is called in the child after its streams have been redirected. `program`: see program_for(); a client receives no signals.
+  Started(std::vector<std::string> arguments, const std::string& out, const std::string& err, const std::function<void()>& before = {},
+          const std::string& program = BASED_PROGRAM)
       : child_(fork()) {
     if (child_ != 0) return;
-    arguments.insert(arguments.begin(), BASED_PROGRAM);
+    arguments.insert(arguments.begin(), program);
     std::vector<char*> words;
     words.reserve(arguments.size() + 1);
     for (std::string& word : arguments) words.push_back(word.data());
     words.push_back(nullptr);
     if (!std::freopen(out.c_str(), "w", stdout) || !std::freopen(err.c_str(), "w", stderr)) _exit(127);
     if (before) before();
-    execv(BASED_PROGRAM, words.data());
+    execv(program.c_str(), words.data());
     _exit(127);
   }
   void signal(int number) const { ::kill(child_, number); }

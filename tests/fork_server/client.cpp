@@ -19,6 +19,12 @@ int fail(const char* step) {
   return 127;
 }
 
+rlim_t soft_limit(__rlimit_resource resource) {
+  rlimit limit{};
+  getrlimit(resource, &limit);
+  return limit.rlim_cur;
+}
+
 bool send_all(int socket, const char* bytes, size_t count) {
   while (count > 0) {
     const ssize_t sent = ::send(socket, bytes, count, MSG_NOSIGNAL);
@@ -30,7 +36,9 @@ bool send_all(int socket, const char* bytes, size_t count) {
 
 bool send_header(int socket, RequestHeader header) {
   const int folder = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
-  const int descriptors[kForkedDescriptors] = {0, 1, 2, folder};
+  int descriptors[kForkedDescriptors] = {0, 1, 2, folder};
+  for (int stream = 0; stream < 3; ++stream)
+    if (header.closed[stream]) descriptors[stream] = folder;
   DescriptorSpace space{};
   iovec part{&header, sizeof header};
   msghdr message{};
@@ -45,18 +53,17 @@ bool send_header(int socket, RequestHeader header) {
 int run(char** arguments) {
   const char* name = std::getenv("BASED_FORK_SERVER");
   if (!name) return fail("BASED_FORK_SERVER is not set");
+  RequestHeader header;
+  for (int stream = 0; stream < 3; ++stream) header.closed[stream] = fcntl(stream, F_GETFD) < 0;
   const int socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const SocketAddress address = abstract_address(name);
   if (connect(socket, address.get(), address.length) != 0) return fail("connect");
-  RequestHeader header;
   std::string strings;
   for (; *arguments; ++arguments, ++header.arguments) strings.append(*arguments).push_back('\0');
   for (char** variable = environ; *variable; ++variable, ++header.variables) strings.append(*variable).push_back('\0');
   header.bytes = static_cast<uint32_t>(strings.size());
   header.mask = umask(0);
-  rlimit limit{};
-  getrlimit(RLIMIT_FSIZE, &limit);
-  header.file_size = limit.rlim_cur;
+  header.file_size = soft_limit(RLIMIT_FSIZE), header.data = soft_limit(RLIMIT_DATA);
   if (!send_header(socket, header) || !send_all(socket, strings.data(), strings.size())) return fail("send");
   int status = 0;
   if (recv(socket, &status, sizeof status, MSG_WAITALL) != sizeof status) return fail("recv");

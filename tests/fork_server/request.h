@@ -17,7 +17,8 @@ constexpr int kForkedDescriptors = 4;  // standard input, output and error, and 
 struct RequestHeader {
   uint32_t bytes = 0, arguments = 0, variables = 0;  // the strings are the arguments, then the environment
   uint32_t mask = 0;                                 // umask
-  rlim_t file_size = 0;                              // RLIMIT_FSIZE
+  bool closed[3] = {};                               // standard streams that are closed; the working folder is sent in their place
+  rlim_t file_size = 0, data = 0;                    // RLIMIT_FSIZE and RLIMIT_DATA
 };
 
 union DescriptorSpace {

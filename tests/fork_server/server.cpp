@@ -41,16 +41,26 @@ bool receive(int socket, Request& request) {
   return recv(socket, request.strings.data(), request.strings.size(), MSG_WAITALL) == static_cast<ssize_t>(request.strings.size());
 }
 
+void set_soft_limit(__rlimit_resource resource, rlim_t value) {
+  rlimit limit{};
+  getrlimit(resource, &limit);
+  limit.rlim_cur = value;
+  setrlimit(resource, &limit);
+}
+
 // Becomes the program.
 [[noreturn]] void become(Request& request) {
-  for (int stream = 0; stream < 3; ++stream) dup2(request.descriptors[stream], stream);
+  for (int stream = 0; stream < 3; ++stream) {
+    if (request.header.closed[stream])
+      close(stream);
+    else
+      dup2(request.descriptors[stream], stream);
+  }
   if (fchdir(request.descriptors[3]) != 0) _exit(127);
   for (const int descriptor : request.descriptors) close(descriptor);
   umask(request.header.mask);
-  rlimit limit{};
-  getrlimit(RLIMIT_FSIZE, &limit);
-  limit.rlim_cur = request.header.file_size;
-  setrlimit(RLIMIT_FSIZE, &limit);
+  set_soft_limit(RLIMIT_FSIZE, request.header.file_size);
+  set_soft_limit(RLIMIT_DATA, request.header.data);
   std::vector<char*> arguments;
   arguments.reserve(request.header.arguments + 1);
   char* string = request.strings.data();
