@@ -16,7 +16,7 @@ using kernels::TaylorAttention;
 struct Parts {
   TaylorAttention arguments;
   ops::TaylorState state;  // kept, since it outlives the step
-  Tensor decay;            // outlives the step too; may be undefined
+  Tensor decay;            // the rates, which outlive the step too; may be undefined
   at::ScalarType type;
   Span q, k, v, kv, k_sums, slots, rates, y;
 };
@@ -26,7 +26,7 @@ class TaylorPendingTokens final : public PendingTokens {
   explicit TaylorPendingTokens(const Parts& parts)
       : state_(parts.state),
         pending_(ops::taylor_pending(parts.state, parts.arguments.feature_dim, parts.type)),
-        decay_(ops::if_defined(parts.decay)) {}
+        decay_(ops::if_defined(parts.decay), parts.arguments.decay_denominator) {}
   void flush(const Tensor& slots) override { ops::taylor_deferred_flush_(state_, pending_, slots, decay_); }
   void forget(const Tensor& slots) override { pending_.count.index_fill_(0, slots, 0); }
   int64_t bytes() const override { return static_cast<int64_t>(pending_.k.nbytes() + pending_.v.nbytes() + pending_.count.nbytes()); }
@@ -35,7 +35,7 @@ class TaylorPendingTokens final : public PendingTokens {
  private:
   ops::TaylorState state_;
   ops::TaylorPending pending_;
-  std::optional<Tensor> decay_;
+  ops::TaylorDecay decay_;
 };
 
 class DeferredKernel final : public StepKernel {
@@ -106,7 +106,7 @@ std::unique_ptr<StepKernel> lower_taylor_attention(const Operands& call, std::st
   for (const Tensor& tensor : {q, k, v, kv, sums, slots, decay})
     if (tensor.defined() && !tensor.is_contiguous()) return nullptr;
   const ops::TaylorState state{kv, sums};
-  Parts parts{ops::taylor_step_arguments({q, k, v, kv, sums, slots, ops::if_defined(decay), 1}, y),
+  Parts parts{ops::taylor_step_arguments({q, k, v, kv, sums, slots, ops::if_defined(decay), 1, call.flag(8)}, y),
               state,
               decay,
               q.scalar_type(),

@@ -142,6 +142,15 @@ std::vector<OperatorCheck> attention_checks() {
          return std::get<0>(
              ops::taylor_attention_reference(x[0], x[1], x[2], row_starts(x[0]), {}, torch::tensor({0.97F, 0.99F}).to(torch::kDouble)));
        }},
+      {"taylor_attention, decay of the numerator", qkv,
+       [](const Tensors& x) {
+         const ops::TaylorDecay decay(torch::tensor({0.97F, 0.99F}).to(x[0].device()), /*both=*/false);
+         return std::get<0>(ops::taylor_attention(x[0], x[1], x[2], row_starts(x[0]), {}, decay));
+       },
+       [](const Tensors& x) {
+         const ops::TaylorDecay decay(torch::tensor({0.97F, 0.99F}).to(torch::kDouble), /*both=*/false);
+         return std::get<0>(ops::taylor_attention_reference(x[0], x[1], x[2], row_starts(x[0]), {}, decay));
+       }},
       {"taylor_attention_step", qkv, [](const Tensors& x) { return taylor_steps(x, false); }, first_row, false},
       {"taylor_deferred_step", qkv, [](const Tensors& x) { return taylor_steps(x, true); }, first_row, false},
       {"causal_attention, full",

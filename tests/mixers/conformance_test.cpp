@@ -18,6 +18,11 @@ const std::multimap<std::string, Options>& more_options() {
   static const std::multimap<std::string, Options> all = {
       {"taylor_attention", {24, "heads = 3\nfeature_dim = 5\nhead_dim = 7\nbias = true"}},
       {"taylor_attention", {32, "heads = 2\nfeature_dim = 4\ndecay = true"}},
+      {"taylor_attention", {33, "heads = 3\nfeature_dim = 4\ndecay = true\ndecay_form = \"code\"\ndecay_const = -3"}},
+      {"taylor_attention",
+       {32,
+        "heads = 2\nfeature_dim = 4\ndecay = true\ndecay_form = \"code\"\ndecay_normalised = false\ndecay_projection = true\n"
+        "decay_bias = true"}},
       {"taylor_attention", {10, "heads = 1\nfeature_dim = 1"}},
       {"taylor_attention", {64, "heads = 4\nfeature_dim = 8"}},
       {"linear_attention", {33, "heads = 3\nfeature_dim = 5\nhead_dim = 7\nbias = true"}},

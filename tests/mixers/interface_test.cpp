@@ -205,6 +205,14 @@ TEST(Registry, RefusesWrongOptions) {
   EXPECT_THAT(error_of([] { make("taylor_attention", "feture_dim = 8", 64); }), HasSubstr("feature_dim"));
   EXPECT_THAT(error_of([] { make("taylor_attention", "feature_dim = 65", 64); }), HasSubstr("feature_dim must be 1..64, got 65"));
   EXPECT_THAT(error_of([] { make("taylor_attention", "heads = 5", 64); }), HasSubstr("d_model 64 is not a multiple of heads 5"));
+  const auto decay_error = [](const std::string& options) {
+    return error_of([&] { make("taylor_attention", "decay = true\n" + options, 64); });
+  };
+  EXPECT_EQ(decay_error("decay_form = \"code\"\ndecay_const = -3"), "no error");
+  EXPECT_THAT(decay_error("decay_form = \"paper's\""), HasSubstr("decay_form must be \"paper\" or \"code\", got \"paper's\""));
+  EXPECT_THAT(decay_error("decay_const = -3"), HasSubstr("are options of decay_form = \"code\""));
+  EXPECT_THAT(decay_error("decay_form = \"code\"\ndecay_const = 0"), HasSubstr("decay_const must be -60 to -1, got 0"));
+  EXPECT_THAT(decay_error("decay_form = \"code\"\ndecay_bias = true"), HasSubstr("decay_bias = true needs decay_projection = true"));
   EXPECT_THAT(error_of([] { make("sliding_window", "window = 0", 64); }), HasSubstr("window must be 1.."));
   EXPECT_THAT(error_of([] { make("attention", "heads = 4\nkv_heads = 3", 64); }), HasSubstr("not a multiple of kv_heads 3"));
   EXPECT_THAT(error_of([] { make("attention", "heads = 4\nrotary_dim = 3", 64); }), HasSubstr("rotary_dim must be even"));
@@ -266,6 +274,9 @@ TEST(ParameterNames, AreStable) {
     return joined;
   };
   EXPECT_EQ(names("taylor_attention", "decay = true"), "q_proj.weight k_proj.weight v_proj.weight o_proj.weight head_scale.weight ");
+  EXPECT_EQ(names("taylor_attention", "decay = true\ndecay_form = \"code\""), "q_proj.weight k_proj.weight v_proj.weight o_proj.weight ");
+  EXPECT_EQ(names("taylor_attention", "decay = true\ndecay_form = \"code\"\ndecay_projection = true\ndecay_bias = true"),
+            "q_proj.weight k_proj.weight v_proj.weight o_proj.weight head_scale.weight head_scale.bias ");
   EXPECT_EQ(names("sliding_window", "qkv_bias = true"), "qkv_proj.weight qkv_proj.bias out_proj.weight ");
   EXPECT_EQ(names("attention", "out_bias = true"), "qkv_proj.weight out_proj.weight out_proj.bias ");
   EXPECT_EQ(names("gated_conv", ""), "in_proj.weight in_proj.bias conv.weight conv.bias out_proj.weight out_proj.bias ");

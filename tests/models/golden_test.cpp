@@ -37,6 +37,7 @@ fs::path committed_folder() { return fs::path(BASED_SOURCE_DIR) / "tests" / "gol
 bool of_this_build(const std::string& file) {
   for (const char* start : {
            "based/",
+           "decay/",
            "feature_maps/",
            "linear_attention/",
            "lm/",

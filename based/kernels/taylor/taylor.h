@@ -1,6 +1,7 @@
 // Second-order Taylor linear attention (paper, section 4.1 and algorithms 1 and 2), normalised:
 //   y_t = Σ_{s≤t} w(q_t·k_s) v_s / Σ_{s≤t} w(q_t·k_s),   w(a) = 1 + a + a²/2
-// With decay (paper, appendix "Decay") each term is weighted by g_h^(t-s), g_h in (0, 1], one fixed rate a head.
+// With decay each term of both sums is weighted by g_h^(t-s), g_h in (0, 1], one fixed rate a head; with decay_denominator = false, the
+// terms of the numerator only, as in the authors' code. The paper's appendix "Decay" does not say which.
 #pragma once
 #include "based/kernels/common/launchers.h"
 
@@ -27,6 +28,7 @@ struct TaylorAttention {         // caller owns all memory
   // k_state too): every row starts from zero and its final state is not stored
   float* k_state = nullptr;            // [slots, heads, packed_features], Σ φ(k), the denominator's state; updated like kv_state
   const float* decay = nullptr;        // [heads], g_h; null: 1
+  bool decay_denominator = true;       // false: the denominator and k_state do not decay
   const int64_t* row_start = nullptr;  // [rows + 1], tokens of row r are row_start[r] .. row_start[r+1]
   const int64_t* slot = nullptr;       // [rows], state row of each sequence; null: row r uses state row r
   int64_t tokens = 0, rows = 0;

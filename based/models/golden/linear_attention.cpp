@@ -41,6 +41,18 @@ void add_map_names(std::map<std::string, std::string>& names, const std::string&
   names[prefix + "random_feats"] = prefix + "random_features";
 }
 
+// Adds the authors' fixed decay (DecayClass) to Taylor attention.
+void add_fixed_decay(ReferenceMixer& mixer, const PeerMixer& peer) {
+  const std::string& path = peer.parameters.path();
+  mixer.options.emplace_back("decay", Config(true));
+  mixer.options.emplace_back("decay_form", Config(std::string("code")));
+  mixer.options.emplace_back("decay_const", Config(field<double>(peer.config, "decay_const", -5, path)));
+  mixer.options.emplace_back("decay_normalised", Config(field<bool>(peer.config, "decay_denom", true, path)));
+  mixer.options.emplace_back("decay_projection", Config(peer.parameters.has("decay_proj.weight")));
+  mixer.options.emplace_back("decay_bias", Config(peer.parameters.has("decay_proj.bias")));
+  add_pair(mixer, "decay_proj", "head_scale");
+}
+
 ReferenceMixer linear_attention(const PeerMixer& peer, const std::string& map_name) {
   const PeerParameters& parameters = peer.parameters;
   const std::string& path = parameters.path();
@@ -60,6 +72,7 @@ ReferenceMixer linear_attention(const PeerMixer& peer, const std::string& map_na
                    {"head_dim", Config(divide(parameters.size("proj_v.weight", 0), heads, "proj_v rows", path))}};
   for (const char* part : {"q", "k", "v", "o"}) add_pair(mixer, std::string("proj_") + part, std::string(part) + "_proj");
   add_pair(mixer, "out_proj", "o_proj");
+  if (taylor && peer.name.find("with fixed decay") != std::string::npos) add_fixed_decay(mixer, peer);
   if (taylor) return mixer;
   const Json kwargs = field<Json>(peer.config, "feature_kwargs", Json::object(), path);
   const PeerMap map = peer_map(map_name, kwargs, parameters.below("feature_map."), peer.length);
@@ -126,8 +139,6 @@ Run core(const SafetensorsFile& file, const Place& place) {
 
 std::optional<ReferenceMixer> linear_attention_mixer(const PeerMixer& peer) {
   constexpr const char* kForm = "linear_attention/";
-  if (peer.name.find("with fixed decay") != std::string::npos)
-    return skipped("the reference decays the numerator alone, ours the denominator too");
   if (starts_with(peer.name, "linear_attention/taylor_exp")) return linear_attention(peer, "taylor_exp");  // more words may follow
   if (starts_with(peer.name, kForm)) return linear_attention(peer, peer.name.substr(std::string(kForm).size()));
   if (peer.name == "Based")

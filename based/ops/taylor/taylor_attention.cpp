@@ -39,7 +39,8 @@ TaylorAttentionGradients backward_reference(const TaylorAttentionBackward& in) {
   const TaylorAttention& forward = in.forward;
   const auto function = [&](const std::vector<Tensor>& t) {
     const TaylorForward out =
-        taylor_attention_chunked({t[0], t[1], t[2], forward.cu_seqlens, if_defined(t[3]), if_defined(t[4]), forward.decay});
+        taylor_attention_chunked({t[0], t[1], t[2], forward.cu_seqlens, if_defined(t[3]), if_defined(t[4]), forward.decay,
+                                  /*final_state=*/true, forward.decay_denominator});
     return std::vector<Tensor>{out.y, out.kv_state, out.k_state};
   };
   const std::vector<Tensor> g = gradients_by_autograd(
@@ -69,13 +70,13 @@ Tensor scaled(const Tensor& x, double scale) { return scale == 1 ? x : x * scale
 Tensor step_reference(const TaylorAttentionStep& in) {
   check(in);
   return taylor_attention_step_reference(
-      {scaled(in.q, in.scale), scaled(in.k, in.scale), in.v, in.kv_state, in.k_state, in.slots, in.decay, 1});
+      {scaled(in.q, in.scale), scaled(in.k, in.scale), in.v, in.kv_state, in.k_state, in.slots, in.decay, 1, in.decay_denominator});
 }
 
 Tensor prefill_reference(const TaylorAttentionPrefill& in) {
   check(in);
   const auto from_states = [&](const OptionalTensor& kv, const OptionalTensor& sum_k) {
-    return forward_reference({in.q, in.k, in.v, in.cu_seqlens, kv, sum_k, in.decay});
+    return forward_reference({in.q, in.k, in.v, in.cu_seqlens, kv, sum_k, in.decay, /*final_state=*/true, in.decay_denominator});
   };
   return prefill_slots(in.slots, from_states, in.kv_state, in.k_state);
 }
@@ -123,6 +124,7 @@ TaylorLaunch prepare_rows(const TaylorAttentionLaunchers& table, const TaylorAtt
   launch.arguments.row_start = launch.cu_seqlens.const_data_ptr<int64_t>();
   launch.arguments.rows = rows;
   launch.arguments.single_tf32 = at::globalContext().allowTF32CuBLAS();
+  launch.arguments.decay_denominator = in.decay_denominator;
   return launch;
 }
 
@@ -134,8 +136,8 @@ std::tuple<Tensor, Tensor, Tensor> empty_gradients(const Tensor& q, const Tensor
   return {parts[0].view(q.sizes()), parts[1].view(k.sizes()), parts[2].view(v.sizes())};
 }
 
-// Every weight is at least 1/2, so a denominator is at least half of the decayed number of tokens. The state's first feature is that
-// number.
+// Every weight is at least 1/2, so a denominator is at least half of the number of tokens, decayed as it is. The state's first feature is
+// that number.
 [[maybe_unused]] bool denominators_are_bounded(const TaylorLaunch& launch, const Tensor& denominator,
                                                const OptionalTensor& initial_k_state) {
   const kernels::TaylorAttention& in = launch.arguments;
@@ -143,7 +145,7 @@ std::tuple<Tensor, Tensor, Tensor> empty_gradients(const Tensor& q, const Tensor
     for (int64_t head = 0; head < in.heads; ++head) {
       double count = initial_k_state ? (*initial_k_state)[row][head][0].item<double>() : 0;
       for (int64_t token = in.row_start[row]; token < in.row_start[row + 1]; ++token) {
-        count = count * (in.decay ? in.decay[head] : 1) + 1;
+        count = count * (in.decay && in.decay_denominator ? in.decay[head] : 1) + 1;
         if (!(denominator.const_data_ptr<float>()[token * in.heads + head] >= count / 2 * (1 - 1e-3))) return false;
       }
     }
@@ -222,7 +224,9 @@ Tensor prefill(const TaylorAttentionPrefill& in) {
   const TaylorAttentionLaunchers* table = launchers_for<TaylorAttentionLaunchers>(kPrefill, in.q);
   if (table == nullptr) return prefill_reference(in);
   check(in);
-  TaylorLaunch launch = prepare_rows(*table, {in.q, in.k, in.v, in.cu_seqlens, {}, {}, in.decay}, true);
+  const OptionalTensor none;
+  TaylorLaunch launch =
+      prepare_rows(*table, {in.q, in.k, in.v, in.cu_seqlens, none, none, in.decay, /*final_state=*/true, in.decay_denominator}, true);
   const Tensor y = at::empty(in.v.sizes(), in.v.options()), slot = in.slots.contiguous();
   launch.arguments.y = y.mutable_data_ptr();
   launch.arguments.kv_state = in.kv_state.mutable_data_ptr<float>();
@@ -241,25 +245,27 @@ kernels::TaylorAttention taylor_step_arguments(const TaylorAttentionStep& in, co
   to.kv_state = static_cast<float*>(in.kv_state.mutable_data_ptr());
   to.k_state = static_cast<float*>(in.k_state.mutable_data_ptr());
   to.slot = static_cast<const int64_t*>(in.slots.const_data_ptr());
+  to.decay_denominator = in.decay_denominator;
   return to;
 }
 
 TaylorStepLaunch prepare_taylor_step(const TaylorAttentionStep& in) {
   TaylorStepLaunch launch{prepare(in.q, in.k, in.v, in.decay), in.slots.contiguous(), at::empty(in.v.sizes(), in.v.options())};
-  launch.arguments =
-      taylor_step_arguments({launch.q, launch.k, launch.v, in.kv_state, in.k_state, launch.slots, if_defined(launch.decay), 1}, launch.y);
+  launch.arguments = taylor_step_arguments(
+      {launch.q, launch.k, launch.v, in.kv_state, in.k_state, launch.slots, if_defined(launch.decay), 1, in.decay_denominator}, launch.y);
   return launch;
 }
 
 namespace {
 
 Tensor step(const TaylorAttentionStep& in) {
-  const auto& [q, k, v, kv_state, k_state, slots, decay, scale] = in;
+  const auto& [q, k, v, kv_state, k_state, slots, decay, scale, decay_denominator] = in;
   const TaylorAttentionLaunchers* table = launchers_of<TaylorAttentionLaunchers>(q);
   if (!uses_kernel(kTaylorAttentionStep, q, table != nullptr && v.size(-1) <= table->step_head_dim)) return step_reference(in);
   check(in);
   const double factor = table->step_scales ? 1 : scale;  // q and k are multiplied by it before the kernel
-  TaylorStepLaunch launch = prepare_taylor_step({scaled(q, factor), scaled(k, factor), v, kv_state, k_state, slots, decay, 1});
+  TaylorStepLaunch launch =
+      prepare_taylor_step({scaled(q, factor), scaled(k, factor), v, kv_state, k_state, slots, decay, 1, decay_denominator});
   if (table->step_scales) launch.arguments.scale = static_cast<float>(scale);
   require_ok(table->step(launch.arguments, queue_of(q)));
   return launch.y;
@@ -296,27 +302,31 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
       .kernel<step>()
       .without_gradient();
   m.def("taylor_features(Tensor x) -> Tensor", taylor_features);
-  m.def("taylor_attention_quadratic(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, Tensor? decay=None) -> Tensor",
-        taylor_attention_quadratic);
+  m.def(
+      "taylor_attention_quadratic(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, Tensor? decay=None, bool decay_denominator=True) -> "
+      "Tensor",
+      [](const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, const OptionalTensor& decay, bool decay_denominator) {
+        return taylor_attention_quadratic(q, k, v, cu_seqlens, {decay, decay_denominator});
+      });
 }
 
 }  // namespace
 
 std::tuple<Tensor, TaylorState> taylor_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                                                 const std::optional<TaylorState>& initial_state, const OptionalTensor& decay) {
+                                                 const std::optional<TaylorState>& initial_state, const TaylorDecay& decay) {
   OptionalTensor kv, sum_k;
   if (initial_state) kv = initial_state->kv, sum_k = initial_state->k;
-  auto [y, kv_state, k_state] = call(TaylorAttention{q, k, v, cu_seqlens, kv, sum_k, decay});
+  auto [y, kv_state, k_state] = call(TaylorAttention{q, k, v, cu_seqlens, kv, sum_k, decay.rates, /*final_state=*/true, decay.denominator});
   return {y, {kv_state, k_state}};
 }
 
 Tensor taylor_attention_without_state(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                                      const OptionalTensor& decay) {
+                                      const TaylorDecay& decay) {
   const OptionalTensor none;
   const auto attend = [&](const Tensor& columns) {
-    return std::get<0>(call(TaylorAttention{q, k, columns, cu_seqlens, none, none, decay, /*final_state=*/false}));
+    return std::get<0>(call(TaylorAttention{q, k, columns, cu_seqlens, none, none, decay.rates, /*final_state=*/false, decay.denominator}));
   };
-  const bool over_pairs = v.is_cuda() && v.scalar_type() == at::kFloat && v.dim() == 3 && !decay;
+  const bool over_pairs = v.is_cuda() && v.scalar_type() == at::kFloat && v.dim() == 3 && !decay.rates;
   if (!over_pairs || v.size(2) <= kernels::kPairAttentionDim) return attend(v);
   std::vector<Tensor> parts;  // columns of v have the same weights
   for (const Tensor& columns : v.split(kernels::kPairAttentionDim, 2)) parts.push_back(attend(columns));
@@ -324,17 +334,18 @@ Tensor taylor_attention_without_state(const Tensor& q, const Tensor& k, const Te
 }
 
 Tensor taylor_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, TaylorStateRef state,
-                                const Tensor& slots, const OptionalTensor& decay) {
-  if (!at::GradMode::is_enabled()) return call(TaylorAttentionPrefill{q, k, v, cu_seqlens, state.kv, state.k, slots, decay});
+                                const Tensor& slots, const TaylorDecay& decay) {
+  if (!at::GradMode::is_enabled())
+    return call(TaylorAttentionPrefill{q, k, v, cu_seqlens, state.kv, state.k, slots, decay.rates, decay.denominator});
   const auto from_states = [&](const OptionalTensor& kv, const OptionalTensor& sum_k) {
-    return call(TaylorAttention{q, k, v, cu_seqlens, kv, sum_k, decay});
+    return call(TaylorAttention{q, k, v, cu_seqlens, kv, sum_k, decay.rates, /*final_state=*/true, decay.denominator});
   };
   return prefill_slots_with_gradient(slots, from_states, state.kv, state.k);
 }
 
 Tensor taylor_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, const Tensor& slots,
-                             const OptionalTensor& decay, double scale) {
-  return call(TaylorAttentionStep{q, k, v, state.kv, state.k, slots, decay, scale});
+                             const TaylorDecay& decay, double scale) {
+  return call(TaylorAttentionStep{q, k, v, state.kv, state.k, slots, decay.rates, scale, decay.denominator});
 }
 
 }  // namespace based::ops

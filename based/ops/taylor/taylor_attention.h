@@ -16,26 +16,26 @@ struct TaylorStateRef {
 };
 
 // q, k [tokens, heads, feature_dim] (already scaled by feature_dim^-1/4), v [tokens, heads, head_dim], cu_seqlens int64 [rows + 1],
-// initial_state of the rows (zero where absent), decay [heads] in (0, 1], not differentiated.
+// initial_state of the rows (zero where absent).
 // Returns y [tokens, heads, head_dim] and the final state. Differentiable in q, k, v and both tensors of initial_state.
 // feature_dim 1..64. Throws Error naming operator, argument and value.
 std::tuple<Tensor, TaylorState> taylor_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                                                 const std::optional<TaylorState>& initial_state = {}, const OptionalTensor& decay = {});
+                                                 const std::optional<TaylorState>& initial_state = {}, const TaylorDecay& decay = {});
 
 // Only y, for rows that start from zero. The final state is not computed, which saves memory and, in fp32 on a GPU, time.
 Tensor taylor_attention_without_state(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                                      const OptionalTensor& decay = {});
+                                      const TaylorDecay& decay = {});
 
 // The same for rows that continue from slots of a state: row r continues from slots[r], none twice. Where gradients are on, the function is
 // differentiable and replaces the state's tensors. Where they are off, and as the operator torch.ops.based.taylor_attention_prefill, it
 // updates them in place.
 Tensor taylor_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, TaylorStateRef state,
-                                const Tensor& slots, const OptionalTensor& decay = {});
+                                const Tensor& slots, const TaylorDecay& decay = {});
 
 // One token for each slot (paper, algorithm 2): the state [slots, heads, …] is updated in place at `slots` (int64 [rows]);
 // q, k, v [rows, heads, …]; q and k are multiplied by `scale` first. Returns [rows, heads, head_dim]. No gradients.
 Tensor taylor_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, const Tensor& slots,
-                             const OptionalTensor& decay = {}, double scale = 1);
+                             const TaylorDecay& decay = {}, double scale = 1);
 
 // A launch's arguments and the tensors that own their memory.
 struct TaylorLaunch {

@@ -66,6 +66,18 @@ RunForm quadratic(const Tensor& decay) {
   return [decay](const SumsOfRun& in) { return RunResult{at::matmul(causal_weights(in.q, in.k, decay), in.v), in.state}; };
 }
 
+// The first head_dim columns of the sums, which are the numerator's, by one form and the others by another.
+RunForm by_columns(int64_t head_dim, const RunForm& numerator, const RunForm& denominator) {
+  return [=](const SumsOfRun& in) {
+    const auto part = [&](const RunForm& form, int64_t first, int64_t count) {
+      const Tensor state = in.state.defined() ? in.state.narrow(-1, first, count) : Tensor();
+      return form({in.q, in.k, in.v.narrow(-1, first, count), state, in.keeps_state});
+    };
+    const RunResult left = part(numerator, 0, head_dim), right = part(denominator, head_dim, in.v.size(-1) - head_dim);
+    return RunResult{at::cat({left.sums, right.sums}, -1), left.state.defined() ? at::cat({left.state, right.state}, -1) : Tensor()};
+  };
+}
+
 }  // namespace
 
 Tensor taylor_features(const Tensor& x) {
@@ -86,7 +98,9 @@ TaylorForward by_form(const TaylorAttention& in, RunForm (*form)(const Tensor& d
   const at::ScalarType type = sum_type(in.q);
   const PackedSums sums{"taylor_attention", in.q.to(type),       in.k.to(type),      in.v,
                         in.cu_seqlens,      in.initial_kv_state, in.initial_k_state, kernels::packed_features(in.q.size(2))};
-  const AttentionSums out = over_runs(sums, form(in.decay ? in.decay->to(type) : Tensor()));
+  RunForm run = form(in.decay ? in.decay->to(type) : Tensor());
+  if (in.decay && !in.decay_denominator) run = by_columns(in.v.size(2), run, form(Tensor()));
+  const AttentionSums out = over_runs(sums, run);
   return {out.y, out.kv_state, out.k_state, out.denominator};
 }
 
@@ -95,20 +109,20 @@ TaylorForward by_form(const TaylorAttention& in, RunForm (*form)(const Tensor& d
 TaylorForward taylor_attention_chunked(const TaylorAttention& in) { return by_form(in, chunked); }
 
 std::tuple<Tensor, TaylorState> taylor_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                                                           const std::optional<TaylorState>& initial_state, const OptionalTensor& decay) {
+                                                           const std::optional<TaylorState>& initial_state, const TaylorDecay& decay) {
   const OptionalTensor kv = initial_state ? OptionalTensor(initial_state->kv) : std::nullopt;
   const OptionalTensor sum_k = initial_state ? OptionalTensor(initial_state->k) : std::nullopt;
-  const TaylorForward out = by_form({q, k, v, cu_seqlens, kv, sum_k, decay}, listing);
+  const TaylorForward out = by_form({q, k, v, cu_seqlens, kv, sum_k, decay.rates, /*final_state=*/true, decay.denominator}, listing);
   return {out.y, {out.kv_state, out.k_state}};
 }
 
-Tensor taylor_attention_quadratic(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                                  const OptionalTensor& decay) {
-  return by_form({q, k, v, cu_seqlens, {}, {}, decay}, quadratic).y;
+Tensor taylor_attention_quadratic(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, const TaylorDecay& decay) {
+  const OptionalTensor none;
+  return by_form({q, k, v, cu_seqlens, none, none, decay.rates, /*final_state=*/true, decay.denominator}, quadratic).y;
 }
 
 Tensor taylor_attention_step_reference(const TaylorAttentionStep& in) {
-  const auto& [q, k, v, kv_state, k_state, slots, decay, scale] = in;
+  const auto& [q, k, v, kv_state, k_state, slots, decay, scale, decay_denominator] = in;
   const at::ScalarType type = sum_type(q);
   const Tensor q_features = taylor_features(q.to(type)), k_features = taylor_features(k.to(type)), values = v.to(type);
   Tensor y = at::empty_like(values);
@@ -118,7 +132,7 @@ Tensor taylor_attention_step_reference(const TaylorAttentionStep& in) {
     Tensor kv = kv_state.select(0, slot), sum_k = k_state.select(0, slot);
     if (decay) {
       kv.mul_(decay->to(type).view({-1, 1, 1}));
-      sum_k.mul_(decay->to(type).view({-1, 1}));
+      if (decay_denominator) sum_k.mul_(decay->to(type).view({-1, 1}));
     }
     kv.add_(k_features[row].unsqueeze(-1) * values[row].unsqueeze(-2));
     sum_k.add_(k_features[row]);

@@ -10,9 +10,9 @@ namespace based::ops {
 // state, no final state).
 std::tuple<Tensor, TaylorState> taylor_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
                                                            const std::optional<TaylorState>& initial_state = {},
-                                                           const OptionalTensor& decay = {});
+                                                           const TaylorDecay& decay = {});
 Tensor taylor_attention_quadratic(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
-                                  const OptionalTensor& decay = {});
+                                  const TaylorDecay& decay = {});
 
 // φ(x): [..., d] -> [..., packed_features(d)] in the order of based/kernels/taylor/taylor.h.
 Tensor taylor_features(const Tensor& x);

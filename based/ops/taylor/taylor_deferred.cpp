@@ -29,7 +29,7 @@ void check_pending(const char* op, const Op& in) {
 }
 
 TaylorAttentionStep step_of(const TaylorDeferredStep& in) {
-  return {in.q, in.k, in.v, in.kv_state, in.k_state, in.slots, in.decay, in.scale};
+  return {in.q, in.k, in.v, in.kv_state, in.k_state, in.slots, in.decay, in.scale, in.decay_denominator};
 }
 
 void check(const TaylorDeferredStep& in) {
@@ -60,7 +60,8 @@ void flush_slot(const Op& in, int64_t slot) {
   for (int64_t t = 0; t < tokens; ++t) {
     if (decay) {
       const Tensor rate = decay->to(kv.scalar_type());
-      kv.mul_(rate.view({-1, 1, 1})), sums.mul_(rate.view({-1, 1}));
+      kv.mul_(rate.view({-1, 1, 1}));
+      if (in.decay_denominator) sums.mul_(rate.view({-1, 1}));
     }
     kv.add_(features.select(1, t).unsqueeze(-1) * values.select(1, t).unsqueeze(-2));
     sums.add_(features.select(1, t));
@@ -69,9 +70,10 @@ void flush_slot(const Op& in, int64_t slot) {
 }
 
 Tensor step_reference(const TaylorDeferredStep& in) {
-  const auto& [q, k, v, kv_state, k_state, pending_k, pending_v, count, slots, decay, scale] = in;
+  const auto& [q, k, v, kv_state, k_state, pending_k, pending_v, count, slots, decay, scale, decay_denominator] = in;
   check(in);
   const at::ScalarType type = sum_type(q);
+  const OptionalTensor sums_decay = decay_denominator ? decay : std::nullopt;
   const Tensor queries = (q * scale).to(q.scalar_type()), keys = (k * scale).to(k.scalar_type());
   Tensor y = at::empty_like(v);
   for (int64_t row = 0; row < q.size(0); ++row) {
@@ -80,14 +82,13 @@ Tensor step_reference(const TaylorDeferredStep& in) {
     pending_v.select(0, slot).select(1, before).copy_(v[row]);
     count[slot].fill_(before + 1);
     const Tensor query = queries[row].to(type), sums = k_state[slot], features = taylor_features(query);  // [heads, …]
-    const Tensor past = powers(decay, before + 1, sums);
-    Tensor numerator = (features.unsqueeze(-1) * kv_state[slot]).sum(-2) * past.unsqueeze(-1);
-    Tensor denominator = (features * sums).sum(-1) * past;
+    Tensor numerator = (features.unsqueeze(-1) * kv_state[slot]).sum(-2) * powers(decay, before + 1, sums).unsqueeze(-1);
+    Tensor denominator = (features * sums).sum(-1) * powers(sums_decay, before + 1, sums);
     for (int64_t t = 0; t <= before; ++t) {
       const Tensor s = (query * pending_k[slot].select(1, t).to(type)).sum(-1);
-      const Tensor weight = (1 + s + s * s / 2) * powers(decay, before - t, sums);
-      numerator += weight.unsqueeze(-1) * pending_v[slot].select(1, t).to(type);
-      denominator += weight;
+      const Tensor weight = 1 + s + s * s / 2;
+      numerator += (weight * powers(decay, before - t, sums)).unsqueeze(-1) * pending_v[slot].select(1, t).to(type);
+      denominator += weight * powers(sums_decay, before - t, sums);
     }
     y[row].copy_(numerator / denominator.unsqueeze(-1));
     if (before + 1 == kTaylorPending) flush_slot(in, slot);
@@ -132,6 +133,7 @@ void flush(const TaylorDeferredFlush& in) {
   p.dtype = kernel_dtype(in.pending_k);
   p.kv_state = in.kv_state.mutable_data_ptr<float>(), p.k_state = in.k_state.mutable_data_ptr<float>();
   p.slot = slot.const_data_ptr<int64_t>(), p.decay = in.decay ? rates.const_data_ptr<float>() : nullptr;
+  p.decay_denominator = in.decay_denominator;
   require_ok(table->flush(with_pending(p, in), queue_of(in.pending_k)));
 }
 
@@ -145,12 +147,13 @@ TaylorPending taylor_pending(const TaylorState& state, int64_t feature_dim, at::
 }
 
 Tensor taylor_deferred_step(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, TaylorPending& pending,
-                            const Tensor& slots, const OptionalTensor& decay, double scale) {
-  return call(TaylorDeferredStep{q, k, v, state.kv, state.k, pending.k, pending.v, pending.count, slots, decay, scale});
+                            const Tensor& slots, const TaylorDecay& decay, double scale) {
+  return call(
+      TaylorDeferredStep{q, k, v, state.kv, state.k, pending.k, pending.v, pending.count, slots, decay.rates, scale, decay.denominator});
 }
 
-void taylor_deferred_flush_(TaylorState& state, TaylorPending& pending, const Tensor& slots, const OptionalTensor& decay) {
-  call(TaylorDeferredFlush{state.kv, state.k, pending.k, pending.v, pending.count, slots, decay});
+void taylor_deferred_flush_(TaylorState& state, TaylorPending& pending, const Tensor& slots, const TaylorDecay& decay) {
+  call(TaylorDeferredFlush{state.kv, state.k, pending.k, pending.v, pending.count, slots, decay.rates, decay.denominator});
 }
 
 namespace {

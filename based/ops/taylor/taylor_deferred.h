@@ -18,11 +18,11 @@ TaylorPending taylor_pending(const TaylorState& state, int64_t feature_dim, at::
 
 // As taylor_attention_step, but y is rounded differently: pending tokens are weighted by w(q·k), the others by φ(q)·φ(k).
 Tensor taylor_deferred_step(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, TaylorPending& pending,
-                            const Tensor& slots, const OptionalTensor& decay = {}, double scale = 1);
+                            const Tensor& slots, const TaylorDecay& decay = {}, double scale = 1);
 
 // Adds the pending tokens of `slots` to the state. It is then bit for bit the state after taylor_attention_step for each of these tokens on
 // the same device.
-void taylor_deferred_flush_(TaylorState& state, TaylorPending& pending, const Tensor& slots, const OptionalTensor& decay = {});
+void taylor_deferred_flush_(TaylorState& state, TaylorPending& pending, const Tensor& slots, const TaylorDecay& decay = {});
 
 // The operators.
 struct TaylorDeferredStep {
@@ -37,8 +37,9 @@ struct TaylorDeferredStep {
   const Tensor& slots;
   const OptionalTensor& decay;
   double scale;
+  bool decay_denominator = true;
   BASED_OPERATOR("taylor_deferred_step -> y", q, k, v, written(kv_state), written(k_state), written(pending_k), written(pending_v),
-                 written(pending), slots, decay, or_else(scale, 1.0))
+                 written(pending), slots, decay, or_else(scale, 1.0), or_else(decay_denominator, true))
 };
 struct TaylorDeferredFlush {
   const Tensor& kv_state;
@@ -48,7 +49,9 @@ struct TaylorDeferredFlush {
   const Tensor& pending;
   const Tensor& slots;
   const OptionalTensor& decay;
-  BASED_OPERATOR("taylor_deferred_flush_ -> ", written(kv_state), written(k_state), pending_k, pending_v, written(pending), slots, decay)
+  bool decay_denominator = true;
+  BASED_OPERATOR("taylor_deferred_flush_ -> ", written(kv_state), written(k_state), pending_k, pending_v, written(pending), slots, decay,
+                 or_else(decay_denominator, true))
 };
 
 }  // namespace based::ops

@@ -10,6 +10,17 @@ struct TaylorState {
   Tensor kv, k;
 };
 
+// Fixed decay: rates [heads] in (0, 1], not differentiated; none: 1. `denominator`: whether the denominator and its state decay too; if
+// not, only the numerator and kv do.
+struct TaylorDecay {
+  OptionalTensor rates;
+  bool denominator = true;
+  TaylorDecay() = default;
+  TaylorDecay(OptionalTensor given, bool both = true) : rates(std::move(given)), denominator(both) {}
+  TaylorDecay(Tensor given, bool both = true) : rates(std::move(given)), denominator(both) {}
+};
+
+// In the operators, decay and decay_denominator are the members of TaylorDecay.
 struct TaylorAttention {
   const Tensor& q;
   const Tensor& k;
@@ -19,13 +30,15 @@ struct TaylorAttention {
   const OptionalTensor& initial_k_state;
   const OptionalTensor& decay;
   bool final_state = true;  // false: kv_state and k_state have no rows
+  bool decay_denominator = true;
   BASED_OPERATOR("taylor_attention -> y, kv_state, k_state", q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay,
-                 or_else(final_state, true))
+                 or_else(final_state, true), or_else(decay_denominator, true))
 };
 struct TaylorAttentionForward {
   TaylorAttention inputs;
   BASED_OPERATOR("taylor_attention_forward -> y, kv_state, k_state, denominator", inputs.q, inputs.k, inputs.v, inputs.cu_seqlens,
-                 inputs.initial_kv_state, inputs.initial_k_state, inputs.decay, or_else(inputs.final_state, true))
+                 inputs.initial_kv_state, inputs.initial_k_state, inputs.decay, or_else(inputs.final_state, true),
+                 or_else(inputs.decay_denominator, true))
 };
 struct TaylorAttentionBackward {
   const Tensor& grad_y;
@@ -36,7 +49,7 @@ struct TaylorAttentionBackward {
   const Tensor& denominator;
   BASED_OPERATOR("taylor_attention_backward -> grad_q, grad_k, grad_v, grad_initial_kv_state, grad_initial_k_state", grad_y, grad_kv_state,
                  grad_k_state, forward.q, forward.k, forward.v, forward.cu_seqlens, forward.initial_kv_state, forward.initial_k_state,
-                 forward.decay, forward.final_state, y, denominator)
+                 forward.decay, forward.final_state, forward.decay_denominator, y, denominator)
 };
 struct TaylorAttentionPrefill {
   const Tensor& q;
@@ -47,7 +60,9 @@ struct TaylorAttentionPrefill {
   const Tensor& k_state;
   const Tensor& slots;
   const OptionalTensor& decay;
-  BASED_OPERATOR("taylor_attention_prefill -> y", q, k, v, cu_seqlens, written(kv_state), written(k_state), slots, decay)
+  bool decay_denominator = true;
+  BASED_OPERATOR("taylor_attention_prefill -> y", q, k, v, cu_seqlens, written(kv_state), written(k_state), slots, decay,
+                 or_else(decay_denominator, true))
 };
 struct TaylorAttentionStep {
   const Tensor& q;
@@ -58,7 +73,9 @@ struct TaylorAttentionStep {
   const Tensor& slots;
   const OptionalTensor& decay;
   double scale;
-  BASED_OPERATOR("taylor_attention_step -> y", q, k, v, written(kv_state), written(k_state), slots, decay, or_else(scale, 1.0))
+  bool decay_denominator = true;
+  BASED_OPERATOR("taylor_attention_step -> y", q, k, v, written(kv_state), written(k_state), slots, decay, or_else(scale, 1.0),
+                 or_else(decay_denominator, true))
 };
 
 // Shapes, types and ranges, without reading device memory. Throw Error.

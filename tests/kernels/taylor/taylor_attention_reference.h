@@ -16,18 +16,19 @@ struct Case {
   DType dtype = DType::f32;
   bool decay = false, state = false;
   int32_t heads = 2;
+  bool decay_denominator = true;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Case& c) {
   out << "feature_dim " << c.feature_dim << " head_dim " << c.head_dim << (c.dtype == DType::f32 ? " f32" : " bf16")
-      << (c.decay ? " decay" : "") << (c.state ? " state" : "") << " lengths";
+      << (c.decay ? c.decay_denominator ? " decay" : " decay of the numerator" : "") << (c.state ? " state" : "") << " lengths";
   for (int64_t n : c.lengths) out << " " << n;
   return out;
 }
 
 // Inputs (rounded to the case's type), gradients of the outputs, and all results.
 struct Numbers {
-  Reals q, k, v, kv_state, k_state, decay;
+  Reals q, k, v, kv_state, k_state, decay, sums_decay;  // sums_decay: the denominator's
   Reals grad_y, grad_kv_state, grad_k_state;
   Reals y, denominator, final_kv_state, final_k_state;
   Reals grad_q, grad_k, grad_v, grad_initial_kv_state, grad_initial_k_state;
@@ -90,6 +91,7 @@ inline Numbers make_numbers(const Case& c, unsigned seed) {
   x.v = tensor(size.tokens * size.heads * size.head_dim, 1, true);
   x.grad_y = tensor(size.tokens * size.heads * size.head_dim, 1, true);
   for (int64_t h = 0; h < size.heads; ++h) x.decay.push_back(c.decay ? static_cast<double>(1.0f - 0.02f * static_cast<float>(h + 1)) : 1.0);
+  x.sums_decay = c.decay_denominator ? x.decay : Reals(x.decay.size(), 1.0);
   if (!c.state) return x;
   // A state that tokens can produce: the sum over three random ones.
   const int64_t states = size.rows * size.heads;
@@ -122,37 +124,40 @@ class ReferenceHead {
         first_(size.row_start[static_cast<size_t>(row)]),
         n_(size.row_start[static_cast<size_t>(row) + 1] - first_),
         state_(row * size.heads + head),
-        g_(x.decay[static_cast<size_t>(head)]) {}
+        rate_(x.decay[static_cast<size_t>(head)]),
+        sums_rate_(x.sums_decay[static_cast<size_t>(head)]) {}
 
   void forward() {
     for (int64_t t = 0; t < n_; ++t) {
       double* y = vy(x_.y, t);
       double& denominator = at(x_.denominator, (first_ + t) * size_.heads + head_);
       for (int64_t s = 0; s <= t; ++s) {
-        const double a = dot(qk(x_.q, t), qk(x_.k, s), size_.d), w = std::pow(g_, static_cast<double>(t - s)) * (1 + a + a * a / 2);
-        denominator += w;
-        for (int64_t j = 0; j < size_.head_dim; ++j) y[j] += w * vy(x_.v, s)[j];
+        const double a = dot(qk(x_.q, t), qk(x_.k, s), size_.d), w = 1 + a + a * a / 2;
+        const double decayed = decay(t - s) * w;
+        denominator += sums_decay(t - s) * w;
+        for (int64_t j = 0; j < size_.head_dim; ++j) y[j] += decayed * vy(x_.v, s)[j];
       }
       if (!x_.k_state.empty()) {
         const Reals phi = features(qk(x_.q, t), size_.d);
-        const double decayed = std::pow(g_, static_cast<double>(t + 1));
+        const double decayed = decay(t + 1), sum_decayed = sums_decay(t + 1);
         for (int64_t p = 0; p < size_.packed; ++p) {
-          denominator += decayed * at(phi, p) * at(x_.k_state, state_ * size_.packed + p);
+          denominator += sum_decayed * at(phi, p) * at(x_.k_state, state_ * size_.packed + p);
           for (int64_t j = 0; j < size_.head_dim; ++j) y[j] += decayed * at(phi, p) * kv(x_.kv_state, p)[j];
         }
       }
       for (int64_t j = 0; j < size_.head_dim; ++j) y[j] /= denominator;
     }
     for (int64_t p = 0; p < size_.packed; ++p) {
-      const double decayed = std::pow(g_, static_cast<double>(n_));
-      if (!x_.k_state.empty()) at(x_.final_k_state, state_ * size_.packed + p) = decayed * at(x_.k_state, state_ * size_.packed + p);
+      const int64_t sum = state_ * size_.packed + p;
+      const double decayed = decay(n_);
+      if (!x_.k_state.empty()) at(x_.final_k_state, sum) = sums_decay(n_) * at(x_.k_state, sum);
       for (int64_t j = 0; j < size_.head_dim && !x_.k_state.empty(); ++j) kv(x_.final_kv_state, p)[j] = decayed * kv(x_.kv_state, p)[j];
     }
     for (int64_t s = 0; s < n_; ++s) {
       const Reals phi = features(qk(x_.k, s), size_.d);
-      const double decayed = std::pow(g_, static_cast<double>(n_ - 1 - s));
+      const double decayed = decay(n_ - 1 - s), sum_decayed = sums_decay(n_ - 1 - s);
       for (int64_t p = 0; p < size_.packed; ++p) {
-        at(x_.final_k_state, state_ * size_.packed + p) += decayed * at(phi, p);
+        at(x_.final_k_state, state_ * size_.packed + p) += sum_decayed * at(phi, p);
         for (int64_t j = 0; j < size_.head_dim; ++j) kv(x_.final_kv_state, p)[j] += decayed * at(phi, p) * vy(x_.v, s)[j];
       }
     }
@@ -171,6 +176,8 @@ class ReferenceHead {
   }
 
  private:
+  double decay(int64_t n) const { return std::pow(rate_, static_cast<double>(n)); }
+  double sums_decay(int64_t n) const { return std::pow(sums_rate_, static_cast<double>(n)); }
   static double& at(Reals& x, int64_t i) { return x[static_cast<size_t>(i)]; }
   static double at(const Reals& x, int64_t i) { return x[static_cast<size_t>(i)]; }
   double* qk(Reals& x, int64_t t) const { return x.data() + ((first_ + t) * size_.heads + head_) * size_.d; }
@@ -178,8 +185,8 @@ class ReferenceHead {
   double* kv(Reals& x, int64_t p) const { return x.data() + (state_ * size_.packed + p) * size_.head_dim; }
 
   void pair(int64_t t, int64_t s, const Reals& g, double own) {
-    const double a = dot(qk(x_.q, t), qk(x_.k, s), size_.d), decayed = std::pow(g_, static_cast<double>(t - s));
-    const double grad = decayed * (dot(g.data(), vy(x_.v, s), size_.head_dim) + own) * (1 + a);
+    const double a = dot(qk(x_.q, t), qk(x_.k, s), size_.d), decayed = decay(t - s);
+    const double grad = (decayed * dot(g.data(), vy(x_.v, s), size_.head_dim) + sums_decay(t - s) * own) * (1 + a);
     for (int64_t i = 0; i < size_.d; ++i) {
       qk(x_.grad_q, t)[i] += grad * qk(x_.k, s)[i];
       qk(x_.grad_k, s)[i] += grad * qk(x_.q, t)[i];
@@ -188,12 +195,13 @@ class ReferenceHead {
   }
 
   void from_state(int64_t t, const Reals& g, double own) {
-    const double decayed = std::pow(g_, static_cast<double>(t + 1));
+    const double decayed = decay(t + 1), own_decayed = sums_decay(t + 1) * own;
     const Reals phi = features(qk(x_.q, t), size_.d);
     Reals grad_phi(phi.size());
     for (int64_t p = 0; p < size_.packed; ++p) {
-      at(grad_phi, p) = decayed * (dot(kv(x_.kv_state, p), g.data(), size_.head_dim) + own * at(x_.k_state, state_ * size_.packed + p));
-      at(x_.grad_initial_k_state, state_ * size_.packed + p) += decayed * at(phi, p) * own;
+      const int64_t sum = state_ * size_.packed + p;
+      at(grad_phi, p) = decayed * dot(kv(x_.kv_state, p), g.data(), size_.head_dim) + own_decayed * at(x_.k_state, sum);
+      at(x_.grad_initial_k_state, sum) += own_decayed * at(phi, p);
       for (int64_t j = 0; j < size_.head_dim; ++j) kv(x_.grad_initial_kv_state, p)[j] += decayed * at(phi, p) * at(g, j);
     }
     add_feature_gradient(qk(x_.q, t), size_.d, grad_phi, qk(x_.grad_q, t));
@@ -201,19 +209,19 @@ class ReferenceHead {
 
   void to_state() {
     for (int64_t s = 0; s < n_; ++s) {
-      const double decayed = std::pow(g_, static_cast<double>(n_ - 1 - s));
+      const double decayed = decay(n_ - 1 - s), sum_decayed = sums_decay(n_ - 1 - s);
       const Reals phi = features(qk(x_.k, s), size_.d);
       Reals grad_phi(phi.size());
       for (int64_t p = 0; p < size_.packed; ++p) {
         const double* grad = kv(x_.grad_kv_state, p);
-        at(grad_phi, p) = decayed * (dot(grad, vy(x_.v, s), size_.head_dim) + at(x_.grad_k_state, state_ * size_.packed + p));
+        at(grad_phi, p) = decayed * dot(grad, vy(x_.v, s), size_.head_dim) + sum_decayed * at(x_.grad_k_state, state_ * size_.packed + p);
         for (int64_t j = 0; j < size_.head_dim; ++j) vy(x_.grad_v, s)[j] += decayed * at(phi, p) * grad[j];
       }
       add_feature_gradient(qk(x_.k, s), size_.d, grad_phi, qk(x_.grad_k, s));
     }
-    const double decayed = std::pow(g_, static_cast<double>(n_));
+    const double decayed = decay(n_), sum_decayed = sums_decay(n_);
     for (int64_t p = 0; p < size_.packed; ++p) {
-      at(x_.grad_initial_k_state, state_ * size_.packed + p) += decayed * at(x_.grad_k_state, state_ * size_.packed + p);
+      at(x_.grad_initial_k_state, state_ * size_.packed + p) += sum_decayed * at(x_.grad_k_state, state_ * size_.packed + p);
       for (int64_t j = 0; j < size_.head_dim; ++j) kv(x_.grad_initial_kv_state, p)[j] += decayed * kv(x_.grad_kv_state, p)[j];
     }
   }
@@ -221,7 +229,7 @@ class ReferenceHead {
   const Sizes& size_;
   Numbers& x_;
   int64_t head_, first_, n_, state_;
-  double g_;
+  double rate_, sums_rate_;
 };
 
 inline void reference(const Case& c, Numbers& x) {

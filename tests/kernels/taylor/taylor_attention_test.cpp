@@ -45,6 +45,7 @@ Numbers compute(const Case& c, const Numbers& x) {
   TaylorAttention a{.q = q.data(), .k = k.data(), .v = v.data(), .y = y.data(), .denominator = denominator.floats()};
   if (c.state) a.kv_state = kv.floats(), a.k_state = ks.floats();
   if (c.decay) a.decay = decay.floats();
+  a.decay_denominator = c.decay_denominator;
   a.row_start = size.row_start.data();
   a.tokens = size.tokens, a.rows = size.rows, a.heads = c.heads, a.feature_dim = c.feature_dim, a.head_dim = c.head_dim, a.dtype = c.dtype;
   Scratch scratch(cpu::taylor_attention_scratch(a));
@@ -142,6 +143,13 @@ const Case cases[] = {
     // Numbers of heads that do not divide evenly into items, and more heads than an item has.
     {8, 8, {100}, DType::f32, true, true, 5},
     {2, 4, {60, 7}, DType::f32, true, true, 35},
+    // Decay of the numerator alone.
+    {16, 64, {63, 97, 0, 1}, DType::f32, true, true, 2, false},
+    {16, 64, {130}, DType::bf16, true, false, 3, false},
+    {8, 37, {49, 200}, DType::bf16, true, true, 2, false},
+    {5, 7, {150, 20}, DType::f32, true, false, 5, false},
+    {32, 16, {193}, DType::f32, true, true, 2, false},
+    {8, 8, {70}, DType::f32, false, true, 2, false},
 };
 
 TEST_F(TaylorAttentionTest, MatchesTheReference) {
@@ -158,28 +166,30 @@ TEST_F(TaylorAttentionTest, MatchesTheReference) {
 
 // Checks the reference's gradients against finite differences of the reference's forward.
 TEST_F(TaylorAttentionTest, ReferenceGradientMatchesDifferences) {
-  const Case c{3, 2, {4, 1}, DType::f32, true, true};
-  Numbers x = make_numbers(c, 77);
-  reference(c, x);
-  const auto loss = [&](const Numbers& inputs) {
-    Numbers out = inputs;
-    reference(c, out);
-    return dot(out.y.data(), out.grad_y.data(), static_cast<int64_t>(out.y.size())) +
-           dot(out.final_kv_state.data(), out.grad_kv_state.data(), static_cast<int64_t>(out.final_kv_state.size())) +
-           dot(out.final_k_state.data(), out.grad_k_state.data(), static_cast<int64_t>(out.final_k_state.size()));
-  };
-  const std::pair<Reals Numbers::*, Reals Numbers::*> pairs[] = {{&Numbers::q, &Numbers::grad_q},
-                                                                 {&Numbers::k, &Numbers::grad_k},
-                                                                 {&Numbers::v, &Numbers::grad_v},
-                                                                 {&Numbers::kv_state, &Numbers::grad_initial_kv_state},
-                                                                 {&Numbers::k_state, &Numbers::grad_initial_k_state}};
-  for (const auto& [input, gradient] : pairs)
-    for (size_t i = 0; i < (x.*input).size(); ++i) {
-      Numbers up = x, down = x;
-      (up.*input)[i] += 1e-5;
-      (down.*input)[i] -= 1e-5;
-      EXPECT_NEAR((loss(up) - loss(down)) / 2e-5, (x.*gradient)[i], 1e-7 * (1 + std::abs((x.*gradient)[i])));
-    }
+  for (const bool decay_denominator : {true, false}) {
+    const Case c{3, 2, {4, 1}, DType::f32, true, true, 2, decay_denominator};
+    Numbers x = make_numbers(c, 77);
+    reference(c, x);
+    const auto loss = [&](const Numbers& inputs) {
+      Numbers out = inputs;
+      reference(c, out);
+      return dot(out.y.data(), out.grad_y.data(), static_cast<int64_t>(out.y.size())) +
+             dot(out.final_kv_state.data(), out.grad_kv_state.data(), static_cast<int64_t>(out.final_kv_state.size())) +
+             dot(out.final_k_state.data(), out.grad_k_state.data(), static_cast<int64_t>(out.final_k_state.size()));
+    };
+    const std::pair<Reals Numbers::*, Reals Numbers::*> pairs[] = {{&Numbers::q, &Numbers::grad_q},
+                                                                   {&Numbers::k, &Numbers::grad_k},
+                                                                   {&Numbers::v, &Numbers::grad_v},
+                                                                   {&Numbers::kv_state, &Numbers::grad_initial_kv_state},
+                                                                   {&Numbers::k_state, &Numbers::grad_initial_k_state}};
+    for (const auto& [input, gradient] : pairs)
+      for (size_t i = 0; i < (x.*input).size(); ++i) {
+        Numbers up = x, down = x;
+        (up.*input)[i] += 1e-5;
+        (down.*input)[i] -= 1e-5;
+        EXPECT_NEAR((loss(up) - loss(down)) / 2e-5, (x.*gradient)[i], 1e-7 * (1 + std::abs((x.*gradient)[i])));
+      }
+  }
 }
 
 Reals slice(const Reals& x, int64_t begin, int64_t count) { return Reals(x.begin() + begin, x.begin() + begin + count); }
@@ -201,7 +211,7 @@ std::pair<Case, Numbers> alone(const Case& c, const Numbers& x, size_t row) {
     if (!(x.*field).empty()) y.*field = slice(x.*field, r * kv, kv);
   for (auto field : {&Numbers::k_state, &Numbers::grad_k_state, &Numbers::final_k_state, &Numbers::grad_initial_k_state})
     if (!(x.*field).empty()) y.*field = slice(x.*field, r * k, k);
-  y.decay = x.decay;
+  y.decay = x.decay, y.sums_decay = x.sums_decay;
   return {one, y};
 }
 
@@ -212,7 +222,8 @@ void expect_same_bits(const Numbers& a, const Numbers& b) {
 }
 
 TEST_F(TaylorAttentionTest, RowDoesNotDependOnItsNeighboursNorOnTheThreads) {
-  for (const Case& c : {Case{16, 64, {70, 0, 1, 200, 5}, DType::f32, true, true}, Case{8, 37, {130, 64, 2}, DType::bf16}}) {
+  for (const Case& c : {Case{16, 64, {70, 0, 1, 200, 5}, DType::f32, true, true}, Case{8, 37, {130, 64, 2}, DType::bf16},
+                        Case{16, 64, {50, 3, 97}, DType::f32, true, true, 3, false}}) {
     const Numbers x = make_numbers(c, 5);
     on_every_isa([&] {
       const Numbers together = compute(c, x);
@@ -254,6 +265,7 @@ Steps run_steps(const Case& c, const Numbers& x, const std::vector<int64_t>& slo
     TaylorAttention a{.q = q.data(), .k = k.data(), .v = v.data(), .y = y.data(), .denominator = denominator.floats()};
     a.kv_state = kv.floats(), a.k_state = ks.floats(), a.slot = slot.data(), a.tokens = a.rows = size.rows;
     if (c.decay) a.decay = decay.floats();
+    a.decay_denominator = c.decay_denominator;
     a.heads = c.heads, a.feature_dim = c.feature_dim, a.head_dim = c.head_dim, a.dtype = c.dtype;
     EXPECT_TRUE(cpu::taylor_attention_step(a).ok());
     EXPECT_TRUE(y.guards_intact() && kv.guards_intact() && ks.guards_intact() && denominator.guards_intact());
@@ -269,7 +281,8 @@ Steps run_steps(const Case& c, const Numbers& x, const std::vector<int64_t>& slo
 
 TEST_F(TaylorAttentionTest, StepsMatchTheReference) {
   for (const Case& c : {Case{16, 64, {70}, DType::f32, true}, Case{16, 64, {40}, DType::bf16}, Case{1, 1, {9}}, Case{3, 37, {20}},
-                        Case{15, 130, {12}, DType::f32, true}, Case{64, 112, {3}}, Case{24, 24, {5}, DType::bf16, true}}) {
+                        Case{15, 130, {12}, DType::f32, true}, Case{64, 112, {3}}, Case{24, 24, {5}, DType::bf16, true},
+                        Case{16, 64, {70}, DType::f32, true, false, 2, false}, Case{5, 7, {20}, DType::bf16, true, false, 3, false}}) {
     Numbers x = make_numbers(c, 9);
     reference(c, x);
     on_every_isa([&] {
@@ -302,35 +315,38 @@ TEST_F(TaylorAttentionTest, StepOfARowDoesNotDependOnTheOthersAndTouchesItsSlotO
 }
 
 TEST_F(TaylorAttentionTest, ContinuesFromTheStateOfASlot) {
-  const Case whole{16, 64, {150}, DType::f32, true};
-  const Sizes size(whole);
-  Numbers x = make_numbers(whole, 21);
-  reference(whole, x);
-  const int64_t states = 3 * size.heads * size.packed;
-  on_every_isa([&] {
-    for (int64_t cut : {0, 1, 47, 48, 49, 96, 149, 150}) {
-      Buffer q(DType::f32, x.q), k(DType::f32, x.k), v(DType::f32, x.v), y(DType::f32, static_cast<int64_t>(x.y.size()));
-      Buffer kv(DType::f32, Reals(static_cast<size_t>(states * size.head_dim), 0.0)),
-          ks(DType::f32, Reals(static_cast<size_t>(states), 0.0));
-      Buffer decay(DType::f32, x.decay);
-      const int64_t slot = 1;
-      int64_t begin = 0;
-      for (int64_t end : {cut, int64_t{150}}) {
-        const int64_t row_start[] = {0, end - begin};
-        TaylorAttention a{.q = q.floats() + begin * size.heads * size.d, .k = k.floats() + begin * size.heads * size.d};
-        a.v = v.floats() + begin * size.heads * size.head_dim, a.y = y.floats() + begin * size.heads * size.head_dim;
-        a.kv_state = kv.floats(), a.k_state = ks.floats(), a.decay = decay.floats(), a.row_start = row_start, a.slot = &slot;
-        a.tokens = end - begin, a.rows = 1, a.heads = whole.heads;
-        Scratch scratch(cpu::taylor_attention_scratch(a));
-        EXPECT_TRUE(cpu::taylor_attention_forward(a, scratch.data()).ok());
-        begin = end;
+  for (const bool decay_denominator : {true, false}) {
+    const Case whole{16, 64, {150}, DType::f32, true, false, 2, decay_denominator};
+    const Sizes size(whole);
+    Numbers x = make_numbers(whole, 21);
+    reference(whole, x);
+    const int64_t states = 3 * size.heads * size.packed;
+    on_every_isa([&] {
+      for (int64_t cut : {0, 1, 47, 48, 49, 96, 149, 150}) {
+        Buffer q(DType::f32, x.q), k(DType::f32, x.k), v(DType::f32, x.v), y(DType::f32, static_cast<int64_t>(x.y.size()));
+        Buffer kv(DType::f32, Reals(static_cast<size_t>(states * size.head_dim), 0.0)),
+            ks(DType::f32, Reals(static_cast<size_t>(states), 0.0));
+        Buffer decay(DType::f32, x.decay);
+        const int64_t slot = 1;
+        int64_t begin = 0;
+        for (int64_t end : {cut, int64_t{150}}) {
+          const int64_t row_start[] = {0, end - begin};
+          TaylorAttention a{.q = q.floats() + begin * size.heads * size.d, .k = k.floats() + begin * size.heads * size.d};
+          a.v = v.floats() + begin * size.heads * size.head_dim, a.y = y.floats() + begin * size.heads * size.head_dim;
+          a.kv_state = kv.floats(), a.k_state = ks.floats(), a.decay = decay.floats(), a.row_start = row_start, a.slot = &slot;
+          a.decay_denominator = decay_denominator, a.tokens = end - begin, a.rows = 1, a.heads = whole.heads;
+          Scratch scratch(cpu::taylor_attention_scratch(a));
+          EXPECT_TRUE(cpu::taylor_attention_forward(a, scratch.data()).ok());
+          begin = end;
+        }
+        EXPECT_LE(error(y.values(), x.y), 2e-5) << "cut at " << cut;
+        const int64_t one = size.heads * size.packed * size.head_dim;
+        EXPECT_LE(error(slice(kv.values(), one, one), x.final_kv_state), 2e-5) << "cut at " << cut;
+        EXPECT_LE(error(slice(ks.values(), one / size.head_dim, one / size.head_dim), x.final_k_state), 2e-5) << "cut at " << cut;
+        EXPECT_TRUE(same_bits(slice(kv.values(), 2 * one, one), Reals(static_cast<size_t>(one)))) << "another slot changed";
       }
-      EXPECT_LE(error(y.values(), x.y), 2e-5) << "cut at " << cut;
-      const int64_t one = size.heads * size.packed * size.head_dim;
-      EXPECT_LE(error(slice(kv.values(), one, one), x.final_kv_state), 2e-5) << "cut at " << cut;
-      EXPECT_TRUE(same_bits(slice(kv.values(), 2 * one, one), Reals(static_cast<size_t>(one)))) << "another slot changed";
-    }
-  });
+    });
+  }
 }
 
 // Every weight is at least ½ for any score.

@@ -13,13 +13,18 @@ using std::vector;
 struct Case {
   vector<int64_t> lengths;
   int64_t heads = 2, feature_dim = 4, head_dim = 5;
-  bool initial = false, decay = false;
+  bool initial = false, decay = false, decay_denominator = true;
 };
 
 struct Inputs {
   vector<Tensor> tensors;  // q, k, v and, where there is an initial state, its kv and k
   Tensor cu_seqlens;
-  std::optional<Tensor> decay;
+  TaylorDecay decay;
+
+  // On a device.
+  TaylorDecay decay_on(at::Device device) const {
+    return {decay.rates ? OptionalTensor(decay.rates->to(device)) : std::nullopt, decay.denominator};
+  }
 };
 
 Inputs make_inputs(const Case& c) {
@@ -38,7 +43,7 @@ Inputs make_inputs(const Case& c) {
     in.tensors.push_back(at::matmul(features.transpose(-1, -2), random({rows, c.heads, 3, c.head_dim})).to(at::kFloat).to(at::kDouble));
     in.tensors.push_back(features.sum(2).to(at::kFloat).to(at::kDouble));
   }
-  if (c.decay) in.decay = torch::linspace(0.9, 1.0, c.heads, at::kFloat).to(at::kDouble);
+  if (c.decay) in.decay = {torch::linspace(0.9, 1.0, c.heads, at::kFloat).to(at::kDouble), c.decay_denominator};
   return in;
 }
 
@@ -51,11 +56,11 @@ vector<Tensor> as_type(const vector<Tensor>& tensors, at::ScalarType type) {
 
 template <class Operator>
 Function calling(Operator op, const Inputs& in) {
-  return [op, cu_seqlens = in.cu_seqlens, decay = in.decay](const vector<Tensor>& t) {
+  return [op, in](const vector<Tensor>& t) {
     std::optional<TaylorState> initial;
     if (t.size() > 3) initial = TaylorState{t[3], t[4]};
     const auto device = t[0].device();
-    const auto [y, state] = op(t[0], t[1], t[2], cu_seqlens.to(device), initial, decay ? std::optional(decay->to(device)) : decay);
+    const auto [y, state] = op(t[0], t[1], t[2], in.cu_seqlens.to(device), initial, in.decay_on(device));
     return vector<Tensor>{y, state.kv, state.k};
   };
 }
@@ -79,6 +84,9 @@ const vector<Case> kCases = {
     {{65, 0, 200}, 2, 16, 112, true, false},
     {{100, 28}, 2, 24, 48, true, false},
     {{70}, 1, 32, 300, false, false},
+    {{66, 1, 0, 66}, 2, 8, 7, true, true, false},
+    {{129, 5}, 3, 16, 64, false, true, false},
+    {{40}, 2, 16, 64, true, false, false},
 };
 
 class TaylorAttentionCases : public ::testing::TestWithParam<Case> {};
@@ -134,8 +142,7 @@ TEST_P(TaylorAttentionOnDevices, WithoutStateEqualsTheDoubleReference) {
   in.tensors.resize(3);
   const auto forward = [&](const vector<Tensor>& t) {
     const auto there = [&](const Tensor& x) { return x.to(t[0].device()); };
-    const OptionalTensor decay = in.decay ? OptionalTensor(there(*in.decay)) : std::nullopt;
-    return vector<Tensor>{taylor_attention_without_state(t[0], t[1], t[2], there(in.cu_seqlens), decay)};
+    return vector<Tensor>{taylor_attention_without_state(t[0], t[1], t[2], there(in.cu_seqlens), in.decay_on(t[0].device()))};
   };
   const Tensor expected = calling(taylor_attention, in)(in.tensors)[0];
   const vector<Tensor> cotangents = random_like({expected});
@@ -160,7 +167,7 @@ TEST_P(TaylorAttentionOnDevices, StepsEqualTheParallelForm) {
     if (type == at::kDouble && in.tensors[0].size(0) > 1000) continue;  // the double step is slow
     vector<Tensor> t;
     for (const Tensor& x : as_type(in.tensors, type)) t.push_back(x.to(device()));
-    const std::optional<Tensor> decay = in.decay ? std::optional(in.decay->to(device())) : std::nullopt;
+    const TaylorDecay decay = in.decay_on(device());
     const auto expected = calling(taylor_attention, in)(in.tensors);
     const int64_t features = kernels::packed_features(c.feature_dim);
     const at::TensorOptions options = at::dtype(type).device(device());
@@ -179,12 +186,44 @@ TEST_P(TaylorAttentionOnDevices, StepsEqualTheParallelForm) {
 }
 
 TEST(TaylorAttention, Gradcheck) {
-  for (const Case& c : {Case{{3, 0, 1, 7}, 2, 3, 2, true, true}, Case{{5, 5}, 1, 2, 3, false, false}, Case{{67}, 1, 2, 2, true, true}}) {
+  for (const Case& c : {Case{{3, 0, 1, 7}, 2, 3, 2, true, true}, Case{{5, 5}, 1, 2, 3, false, false}, Case{{67}, 1, 2, 2, true, true},
+                        Case{{3, 0, 1, 7}, 2, 3, 2, true, true, false}}) {
     const Inputs in = make_inputs(c);
     EXPECT_TRUE(gradcheck(calling(taylor_attention, in), in.tensors));
   }
   const Inputs in = make_inputs({{3, 2}, 2, 3, 2, true, true});
   EXPECT_TRUE(gradcheck(calling(taylor_attention_reference, in), in.tensors));
+}
+
+// The definition, over pairs of tokens: decay of the numerator's terms alone, and of both sums' terms.
+TEST(TaylorAttention, DecayIsTheDefinitions) {
+  for (const bool denominator : {true, false}) {
+    const Inputs in = make_inputs({{20}, 3, 4, 5, false, true, denominator});
+    const auto heads_first = [&](int i) { return in.tensors[static_cast<size_t>(i)].transpose(0, 1); };  // [heads, tokens, …]
+    const Tensor a = at::matmul(heads_first(0), heads_first(1).transpose(1, 2)), w = (1 + a + a * a / 2).tril();
+    const Tensor position = at::arange(20, at::kDouble), distance = (position.unsqueeze(1) - position).clamp_min(0);
+    const Tensor decayed = w * in.decay.rates->view({-1, 1, 1}).pow(distance);
+    const Tensor y = at::matmul(decayed, heads_first(2)) / (denominator ? decayed : w).sum(-1, /*keepdim=*/true);
+    EXPECT_TRUE(close(calling(taylor_attention, in)(in.tensors)[0], y.transpose(0, 1), 1e-12)) << denominator;
+  }
+}
+
+// A prefill from slots, and steps after it, keep the denominator's state undecayed.
+TEST(TaylorAttention, TheUndecayedDenominatorCountsTokens) {
+  const at::NoGradGuard no_grad;
+  for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+    const Inputs in = make_inputs({{71}, 2, 4, 5, false, true, false});
+    const vector<Tensor> t = as_type(in.tensors, type);
+    const int64_t features = kernels::packed_features(4);
+    TaylorState state{at::zeros({3, 2, features, 5}, type), at::zeros({3, 2, features}, type)};
+    const Tensor slot = torch::tensor({2}, at::kLong);
+    const auto part = [&](size_t i, int64_t first, int64_t count) { return t[i].narrow(0, first, count); };
+    Tensor y = taylor_attention_prefill(part(0, 0, 70), part(1, 0, 70), part(2, 0, 70), offsets({70}), state, slot, in.decay);
+    EXPECT_TRUE(at::allclose(state.k.select(2, 0)[2], at::full({2}, 70, type)));
+    y = at::cat({y, taylor_attention_step(part(0, 70, 1), part(1, 70, 1), part(2, 70, 1), state, slot, in.decay)});
+    EXPECT_TRUE(at::allclose(state.k.select(2, 0)[2], at::full({2}, 71, type)));
+    EXPECT_TRUE(close(y, calling(taylor_attention, in)(in.tensors)[0], type == at::kDouble ? 1e-12 : 1e-4));
+  }
 }
 
 TEST(TaylorAttention, FeaturesAreThePackedOnes) {
@@ -363,16 +402,17 @@ std::vector<SchemaCase> schema_cases() {
   const Tensor q = f({5, 2, 4}), k = f({5, 2, 4}), v = f({5, 2, 6}), kv = f({2, 2, features, 6}), sums = f({2, 2, features}) + 20;
   const Tensor decay = torch::tensor({0.9F, 1.0F});
   return {
-      {"taylor_attention", {q, k, v, cu, kv, sums, decay, true}},
-      {"taylor_attention", {q, k, v, cu, none, none, none, true}},
-      {"taylor_attention", {q, k, v, cu, none, none, none, false}},
-      {"taylor_attention_forward", {q, k, v, cu, kv, sums, decay, true}},
+      {"taylor_attention", {q, k, v, cu, kv, sums, decay, true, true}},
+      {"taylor_attention", {q, k, v, cu, kv, sums, decay, true, false}},
+      {"taylor_attention", {q, k, v, cu, none, none, none, true, true}},
+      {"taylor_attention", {q, k, v, cu, none, none, none, false, true}},
+      {"taylor_attention_forward", {q, k, v, cu, kv, sums, decay, true, false}},
       {"taylor_attention_backward",
-       {f({5, 2, 6}), f({2, 2, features, 6}), none, q, k, v, cu, kv, sums, decay, true, f({5, 2, 6}), f({5, 2}) + 9}},
-      {"taylor_attention_backward", {f({5, 2, 6}), none, none, q, k, v, cu, none, none, none, false, f({5, 2, 6}), f({5, 2}) + 9}},
+       {f({5, 2, 6}), f({2, 2, features, 6}), none, q, k, v, cu, kv, sums, decay, true, false, f({5, 2, 6}), f({5, 2}) + 9}},
+      {"taylor_attention_backward", {f({5, 2, 6}), none, none, q, k, v, cu, none, none, none, false, true, f({5, 2, 6}), f({5, 2}) + 9}},
       {"taylor_attention_prefill",
-       {q, k, v, cu, f({5, 2, features, 6}), f({5, 2, features}) + 20, torch::tensor({3, 0}, at::kLong), decay}},
-      {"taylor_attention_step", {q, k, v, f({5, 2, features, 6}), f({5, 2, features}) + 20, slots, none, 0.5}},
+       {q, k, v, cu, f({5, 2, features, 6}), f({5, 2, features}) + 20, torch::tensor({3, 0}, at::kLong), decay, false}},
+      {"taylor_attention_step", {q, k, v, f({5, 2, features, 6}), f({5, 2, features}) + 20, slots, decay, 0.5, false}},
       {"taylor_features", {q}},
   };
 }

@@ -39,9 +39,10 @@ TEST_P(TaylorDeferredOnDevices, StepsAndStatesAreThoseOfPlainSteps) {
   torch::manual_seed(3);
   const auto [device, type] = GetParam();
   const double scale = 0.7, allowed = type == at::kBFloat16 ? 1e-2 : type == at::kFloat ? 1e-5 : 1e-12;
-  for (const bool decays : {false, true}) {
+  const Tensor rates = torch::tensor({0.9, 0.99, 1.0}, at::dtype(type == at::kDouble ? at::kDouble : at::kFloat).device(device));
+  const std::pair<const char*, TaylorDecay> decays[] = {{"no decay", {}}, {"decay", {rates}}, {"numerator's decay", {rates, false}}};
+  for (const auto& [name, decay] : decays) {
     Deferred deferred(device, type, 16, 64);
-    const auto decay = decays ? std::optional<Tensor>(torch::tensor({0.9, 0.99, 1.0}, deferred.state.kv.options())) : std::nullopt;
     for (int64_t token = 0; token < 2 * kPending + 9; ++token) {
       const vector<int64_t> slots = token < 3 ? vector<int64_t>{3} : vector<int64_t>{1, 3};
       const Tensor at = torch::tensor(slots, at::kLong).to(device);
@@ -50,14 +51,14 @@ TEST_P(TaylorDeferredOnDevices, StepsAndStatesAreThoseOfPlainSteps) {
       const Tensor v = random({rows, kHeads, 64}, type).to(device);
       const Tensor y = taylor_deferred_step(q, k, v, deferred.state, deferred.pending, at, decay, scale);
       const Tensor expected = taylor_attention_step(q, k, v, deferred.plain, at, decay, scale);
-      EXPECT_LT(relative_error(y, expected), allowed) << "token " << token << (decays ? ", decay" : "");
+      EXPECT_LT(relative_error(y, expected), allowed) << "token " << token << ", " << name;
     }
     EXPECT_TRUE(at::equal(deferred.pending.count.select(1, 0).cpu(), torch::tensor({0, 6, 0, 9, 0}, at::kInt)));
     taylor_deferred_flush_(deferred.state, deferred.pending, torch::tensor({3, 0, 1}, at::kLong).to(device), decay);
     EXPECT_EQ(deferred.pending.count.sum().item<int64_t>(), 0);
     if (device == at::kCUDA || type == at::kDouble) {
-      EXPECT_TRUE(same_bits(deferred.state.kv, deferred.plain.kv)) << decays;
-      EXPECT_TRUE(same_bits(deferred.state.k, deferred.plain.k)) << decays;
+      EXPECT_TRUE(same_bits(deferred.state.kv, deferred.plain.kv)) << name;
+      EXPECT_TRUE(same_bits(deferred.state.k, deferred.plain.k)) << name;
     } else {  // a CPU's plain steps are a kernel's, whose products are added at once
       EXPECT_LT(relative_error(deferred.state.kv, deferred.plain.kv), allowed);
       EXPECT_LT(relative_error(deferred.state.k, deferred.plain.k), allowed);
@@ -111,10 +112,10 @@ std::vector<SchemaCase> schema_cases() {
   return {
       {"taylor_deferred_step",
        {q, k, v, f({5, 2, features, 6}), f({5, 2, features}) + 20, f({5, 2, kPending, 4}), f({5, 2, kPending, 6}), pending(kPending - 1),
-        slots, none, 0.5}},
+        slots, none, 0.5, true}},
       {"taylor_deferred_flush_",
        {f({5, 2, features, 6}), f({5, 2, features}) + 20, f({5, 2, kPending, 4}), f({5, 2, kPending, 6}), pending(3), slots,
-        torch::tensor({0.9F, 1.0F})}},
+        torch::tensor({0.9F, 1.0F}), false}},
   };
 }
 

@@ -1,7 +1,8 @@
 // Backward of Taylor attention. With ĝ = (g, -g·y) / denominator for a gradient g of y, and v̂ = (v, 1),
 //   grad φ(q_t) = S_t ĝ_t,  grad φ(k_s) = U_s v̂_s,  grad v_s = U_sᵀ φ(k_s),  S_t = Σ_{s≤t} φ(k_s) v̂_sᵀ,  U_s = Σ_{t≥s} φ(q_t) ĝ_tᵀ.
 // A first sweep over the chunks, in order, recomputes S for the gradients of the queries. A second sweep, in reverse order, computes U for
-// the gradients of keys and values, and all gradients of pairs of tokens within a chunk.
+// the gradients of keys and values, and all gradients of pairs of tokens within a chunk. With decay, the term of tokens s ≤ t has the
+// factor g^(t - s); without decay_denominator, the last column of S and U, that of the denominator, has no such factor.
 #include "based/kernels/taylor/cpu/chunk.h"
 #include "based/kernels/taylor/cpu/simd.h"
 
@@ -10,10 +11,12 @@ namespace {
 
 struct Backward {
   Sizes size;
-  Projected q, k;                     // token-minor
-  Output q_rows, k_rows, v, g;        // [chunk][padded d or head_dim]; g is grad_y / denominator
-  Output v_columns, g_columns;        // [head_dim][chunk]; g_columns is grad_y
-  float *grad_denominator, *factor;   // [chunk]; the factors that the gradients of g_columns' tokens are still to be multiplied by
+  Projected q, k;                    // token-minor
+  Output q_rows, k_rows, v, g;       // [chunk][padded d or head_dim]; g is grad_y / denominator
+  Output v_columns, g_columns;       // [head_dim][chunk]; g_columns is grad_y
+  float *grad_denominator, *factor;  // [chunk]; the factors that the gradients of g_columns' tokens are still to be multiplied by
+  bool decay_denominator;
+  Decay constant;                     // powers of 1: the denominator's where it does not decay
   Output weights, score_gradient;     // [chunk][chunk]
   Output phi, grad_phi;               // [block + lanes][chunk], [block][chunk]
   Output grad_x;                      // [d + 1][chunk]
@@ -23,7 +26,7 @@ struct Backward {
   float* dots[max_heads_per_item];    // [longest row], grad_y · y
   int64_t bytes;
 
-  Backward(const TaylorAttention& a, int64_t item_heads, void* scratch) : size(a) {
+  Backward(const TaylorAttention& a, int64_t item_heads, void* scratch) : size(a), decay_denominator(a.decay_denominator) {
     ChunkLayout layout(scratch);
     const auto take = [&](int64_t rows, int64_t columns) { return Output{layout.take(rows * columns), columns}; };
     const int64_t chunk = size.chunk;
@@ -37,6 +40,7 @@ struct Backward {
     g_columns = take(size.head_dim, chunk);
     grad_denominator = layout.take(chunk);
     factor = layout.take(chunk);
+    constant.allocate(layout, size);
     weights = take(chunk, chunk);
     score_gradient = take(chunk, chunk);
     phi = take(size.block + lanes, chunk);
@@ -56,8 +60,19 @@ struct Backward {
     bytes = layout.bytes();
   }
 
+  const Decay& denominator_decay(const Head& head) const { return decay_denominator ? head.decay : constant; }
+
+  // Multiplies the tokens of columns [head_dim][chunk] by their factors.
+  void scale_columns(Output columns, int64_t vectors, const float* factors) const {
+    for (int64_t c = 0; c < size.head_dim; ++c)
+      for (int64_t t = 0; t < vectors * lanes; t += lanes) {
+        float* at = columns.data + c * columns.stride + t;
+        store(at, load(at) * load(factors + t));
+      }
+  }
+
   // First sweep: loads grad_y as columns, not yet divided by the denominator. That division and the decay from the chunk's start go to
-  // `factor`.
+  // `factor`; but the decay goes to the columns where the denominator does not decay.
   template <class T>
   void load_columns(const T* grad_y, const T* y, const float* denominator, int64_t heads_stride, int64_t n, float* dot) const {
     const int64_t stride = heads_stride * size.head_dim;
@@ -70,8 +85,9 @@ struct Backward {
       }
       dot[t] = reduce_add(sum);
       grad_denominator[t] = -dot[t];
-      factor[t] = q.scaled.data[t] / denominator[t * heads_stride];
+      factor[t] = (decay_denominator ? q.scaled.data[t] : 1.0f) / denominator[t * heads_stride];
     }
+    if (!decay_denominator) scale_columns(g_columns, Sizes::vectors(n), q.scaled.data);
     for (int64_t t = n; t < Sizes::vectors(n) * lanes; ++t) grad_denominator[t] = 0;
   }
 
@@ -111,7 +127,7 @@ struct Backward {
   void forward_chunk(int64_t n, Head& head, Output grad_queries, bool update) const {
     State& state = head.state;
     const int64_t vectors = Sizes::vectors(n);
-    const float keep = state.zero ? 0.0f : head.decay.power[n];
+    const float keep = state.zero ? 0.0f : head.decay.power[n], keep_sums = state.zero ? 0.0f : denominator_decay(head).power[n];
     if (!state.zero) clear(grad_x, size.d + 1, vectors * lanes);
     for (int64_t p = 0; p < size.packed; p += size.block) {
       const int64_t end = p + size.block < size.packed ? p + size.block : size.packed, count = end - p;
@@ -122,7 +138,8 @@ struct Backward {
       if (update) {
         features(size.d, p, end, k.scaled.view(), k.x.view(), vectors, phi);
         multiply<false>(count, size.head_vectors(), n, phi.view(), v.view(), state.s.row(p), keep);
-        add_row_sums(phi.view(), count, vectors, k.x.data, keep, state.z + p);
+        if (!decay_denominator) features(size.d, p, end, k.x.view(), k.x.view(), vectors, phi);
+        add_row_sums(phi.view(), count, vectors, k.x.data, keep_sums, state.z + p);
       }
     }
     if (state.zero)
@@ -134,7 +151,8 @@ struct Backward {
 
   // For the pairs of tokens t0 … t0 + m - 1 with the tokens up to them in the chunk: computes the weights and the gradient of the scores,
   // and adds their part of the queries' gradient to grad_queries.
-  void pairs(int64_t t0, int64_t m, const Decay& decay, Output grad_queries) const {
+  void pairs(int64_t t0, int64_t m, const Head& head, Output grad_queries) const {
+    const Decay &decay = head.decay, &sums_decay = denominator_decay(head);
     const int64_t vectors = Sizes::vectors(t0 + m);
     const Output w = weights.row(t0), e = score_gradient.row(t0);
     multiply<true>(m, vectors, size.d, {q.x.data + q.x.stride + t0, q.x.stride}, k.x.row(1).view(), w, 0);
@@ -144,16 +162,17 @@ struct Backward {
       for (int64_t i = 0; i < vectors; ++i) {
         float *w_at = w.data + r * w.stride + i * lanes, *e_at = e.data + r * e.stride + i * lanes;
         const Vec score = load(w_at), decay_weight = decay.weight(t0 + r, i * lanes);
+        const Vec grad_sums = grad_d * sums_decay.weight(t0 + r, i * lanes);
         store(w_at, fma(fma(score, broadcast(0.5f), one), score, one) * decay_weight);
-        store(e_at, (load(e_at) + grad_d) * (score + one) * decay_weight);
+        store(e_at, fma(load(e_at), decay_weight, grad_sums) * (score + one));
       }
     }
     multiply<false>(m, size.padded_d / lanes, t0 + m, e.view(), k_rows.view(), grad_queries, 1);
   }
 
   // Second sweep: the gradients from the pairs of tokens within the chunk.
-  void within_chunk(int64_t n, const Decay& decay, Output grad_queries) const {
-    for (int64_t t = 0; t < n; t += tile_rows) pairs(t, n - t < tile_rows ? n - t : tile_rows, decay, grad_queries.row(t));
+  void within_chunk(int64_t n, const Head& head, Output grad_queries) const {
+    for (int64_t t = 0; t < n; t += tile_rows) pairs(t, n - t < tile_rows ? n - t : tile_rows, head, grad_queries.row(t));
     for (int64_t s = 0; s < n; s += tile_rows) {
       const int64_t m = n - s < tile_rows ? n - s : tile_rows, diagonal = s * size.chunk + s;
       multiply<true>(m, size.head_vectors(), n - s, {weights.data + diagonal, size.chunk}, g.row(s).view(), grad_v.row(s), 0);
@@ -162,12 +181,13 @@ struct Backward {
   }
 
   // Second sweep: adds the contribution of later chunks to the gradients of keys and values; then, where `update`, adds the chunk to the
-  // state's gradient.
+  // state's gradient. Scales v_columns where the denominator does not decay.
   void backward_chunk(int64_t n, Head& head, bool update) const {
     State& state = head.state;
     const int64_t vectors = Sizes::vectors(n);
-    const float keep = state.zero ? 0.0f : head.decay.power[n];
+    const float keep = state.zero ? 0.0f : head.decay.power[n], keep_sums = state.zero ? 0.0f : denominator_decay(head).power[n];
     if (!state.zero) clear(grad_x, size.d + 1, vectors * lanes);
+    if (!state.zero && !decay_denominator) scale_columns(v_columns, vectors, k.scaled.data);
     for (int64_t p = 0; p < size.packed; p += size.block) {
       const int64_t end = p + size.block < size.packed ? p + size.block : size.packed, count = end - p;
       if (!state.zero) {
@@ -179,10 +199,11 @@ struct Backward {
       if (update) {
         features(size.d, p, end, q.scaled.view(), q.x.view(), vectors, phi);
         multiply<false>(count, size.head_vectors(), n, phi.view(), g.view(), state.s.row(p), keep);
-        add_row_sums(phi.view(), count, vectors, grad_denominator, keep, state.z + p);
+        if (!decay_denominator) features(size.d, p, end, q.x.view(), q.x.view(), vectors, phi);
+        add_row_sums(phi.view(), count, vectors, grad_denominator, keep_sums, state.z + p);
       }
     }
-    if (!state.zero) transpose_gradient(n, k.scaled.data, grad_k, true);
+    if (!state.zero) transpose_gradient(n, decay_denominator ? k.scaled.data : k.x.data, grad_k, true);
     if (update) state.zero = false;
   }
 };
@@ -202,6 +223,7 @@ class Row {
 
   void run() {
     const Sizes& size = work_.size;
+    work_.constant.fill(1.0f);
     read_states(b_.initial_kv_state, b_.initial_k_state);
     for (int64_t h = heads_.begin; h < heads_.end; ++h) work_.heads[h - heads_.begin].decay.fill(a_.decay ? a_.decay[h] : 1.0f);
     for (int64_t t = 0; t < n_; t += size.chunk)
@@ -271,7 +293,7 @@ class Row {
     prefetch_rows<true>(input(b_.grad_k) + qk(t, h), qk_stride, n, a_.feature_dim);
     prefetch_rows<true>(input(b_.grad_v) + vy(t, h), v_stride, n, a_.head_dim);
     prefetch(t - work_.size.chunk, h, false);
-    work_.within_chunk(n, head.decay, grad_q);
+    work_.within_chunk(n, head, grad_q);
     work_.backward_chunk(n, head, t > 0 || b_.grad_initial_kv_state);
     store_rows(grad_q.view(), n, a_.feature_dim, output(b_.grad_q) + qk(t, h), qk_stride);
     store_rows(work_.grad_k.view(), n, a_.feature_dim, output(b_.grad_k) + qk(t, h), qk_stride);

@@ -288,8 +288,8 @@ struct Decay {
   Vec weight(int64_t t, int64_t s) const { return load(mask + chunk - t + s); }
 };
 
-// Queries or keys of a chunk, token-minor, with the constant 1 as row 0. `scaled` is x times each token's decay: from the chunk's start for
-// queries, to the chunk's end for keys.
+// Queries or keys of a chunk, token-minor, with the constant 1 as row 0; columns after the last token are 0. `scaled` is x times each
+// token's decay: from the chunk's start for queries, to the chunk's end for keys.
 struct Projected {
   Output x, scaled;  // [d + 1][chunk]
 
@@ -301,20 +301,25 @@ struct Projected {
   void scale(int64_t d, int64_t vectors) const {
     for (int64_t v = 0; v < vectors; ++v) {
       const Vec factor = load(scaled.data + v * lanes);
-      store(x.data + v * lanes, broadcast(1.0f));
       for (int64_t i = 1; i <= d; ++i) store(scaled.data + i * scaled.stride + v * lanes, load(x.data + i * x.stride + v * lanes) * factor);
     }
   }
   template <class T>
   void load_queries(const T* from, int64_t stride, int64_t n, const Sizes& size, const Decay& decay) const {
     load_transposed(from, stride, n, size.d, x.row(1));
-    for (int64_t t = 0; t < Sizes::vectors(n) * lanes; ++t) scaled.data[t] = t < n ? decay.power[t + 1] : 0.0f;
+    for (int64_t t = 0; t < Sizes::vectors(n) * lanes; ++t) {
+      x.data[t] = t < n ? 1.0f : 0.0f;
+      scaled.data[t] = t < n ? decay.power[t + 1] : 0.0f;
+    }
     scale(size.d, Sizes::vectors(n));
   }
   template <class T>
   void load_keys(const T* from, int64_t stride, int64_t n, const Sizes& size, const Decay& decay) const {
     load_transposed(from, stride, n, size.d, x.row(1));
-    for (int64_t t = 0; t < Sizes::vectors(n) * lanes; ++t) scaled.data[t] = t < n ? decay.power[n - 1 - t] : 0.0f;
+    for (int64_t t = 0; t < Sizes::vectors(n) * lanes; ++t) {
+      x.data[t] = t < n ? 1.0f : 0.0f;
+      scaled.data[t] = t < n ? decay.power[n - 1 - t] : 0.0f;
+    }
     scale(size.d, Sizes::vectors(n));
   }
 };

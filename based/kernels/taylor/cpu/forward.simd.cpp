@@ -13,10 +13,12 @@ struct Forward {
   Projected q, k;
   Output v, y, weights, phi;  // v and y [chunk][padded head_dim], [tile_rows][chunk], [block + lanes][chunk]
   float* denominator;         // [chunk]
+  bool decay_denominator;
+  Decay constant;  // powers of 1: the denominator's where it does not decay
   Head heads[max_heads_per_item];
   int64_t bytes;
 
-  Forward(const TaylorAttention& a, int64_t item_heads, void* scratch) : size(a) {
+  Forward(const TaylorAttention& a, int64_t item_heads, void* scratch) : size(a), decay_denominator(a.decay_denominator) {
     ChunkLayout layout(scratch);
     q.allocate(layout, size);
     k.allocate(layout, size);
@@ -25,9 +27,12 @@ struct Forward {
     weights = {layout.take(tile_rows * size.chunk), size.chunk};
     phi = {layout.take((size.block + lanes) * size.chunk), size.chunk};
     denominator = layout.take(size.chunk);
+    constant.allocate(layout, size);
     for (int64_t h = 0; h < item_heads; ++h) heads[h].allocate(layout, size);
     bytes = layout.bytes();
   }
+
+  const Decay& denominator_decay(const Head& head) const { return decay_denominator ? head.decay : constant; }
 
   // y = Σ w v and denominator = Σ w over the chunk's own tokens.
   void within_chunk(int64_t n, const Decay& decay) const {
@@ -41,7 +46,7 @@ struct Forward {
           const Vec score = load(at), weight = fma(fma(score, broadcast(0.5f), broadcast(1.0f)), score, broadcast(1.0f));
           const Vec decayed = weight * decay.weight(t0 + r, i * lanes);
           store(at, decayed);
-          sum += decayed;
+          sum += decay_denominator ? decayed : weight * constant.weight(t0 + r, i * lanes);
         }
         denominator[t0 + r] = reduce_add(sum);
       }
@@ -53,24 +58,26 @@ struct Forward {
   void apply_state(int64_t n, Head& head, bool update) const {
     State& state = head.state;
     const int64_t vectors = Sizes::vectors(n);
-    const float keep = state.zero ? 0.0f : head.decay.power[n];
+    const float keep = state.zero ? 0.0f : head.decay.power[n], keep_sums = state.zero ? 0.0f : denominator_decay(head).power[n];
     for (int64_t p = 0; p < size.packed; p += size.block) {
       const int64_t end = p + size.block < size.packed ? p + size.block : size.packed, count = end - p;
       if (!state.zero) {
         features(size.d, p, end, q.scaled.view(), q.x.view(), vectors, phi);
-        multiply<false>(1, vectors, count, {state.z + p, 0}, phi.view(), {denominator, 0}, 1);
         multiply<true>(n, size.head_vectors(), count, phi.view(), state.s.row(p).view(), y, 1);
+        if (!decay_denominator) features(size.d, p, end, q.x.view(), q.x.view(), vectors, phi);
+        multiply<false>(1, vectors, count, {state.z + p, 0}, phi.view(), {denominator, 0}, 1);
       }
       if (update) {
         features(size.d, p, end, k.scaled.view(), k.x.view(), vectors, phi);
         multiply<false>(count, size.head_vectors(), n, phi.view(), v.view(), state.s.row(p), keep);
-        add_row_sums(phi.view(), count, vectors, k.x.data, keep, state.z + p);
+        if (!decay_denominator) features(size.d, p, end, k.x.view(), k.x.view(), vectors, phi);
+        add_row_sums(phi.view(), count, vectors, k.x.data, keep_sums, state.z + p);
       }
     }
     if (update) state.zero = false;
   }
 
-  // Every weight is at least ½, so the denominator is at least half the sum of the decays. decayed_before is that sum over the tokens
+  // Every weight is at least ½, so the denominator is at least half the sum of its decays. decayed_before is that sum over the tokens
   // before the chunk, which is z[0].
   void check_denominators([[maybe_unused]] int64_t n, [[maybe_unused]] const Decay& decay, [[maybe_unused]] float decayed_before) const {
 #ifndef NDEBUG
@@ -97,6 +104,7 @@ class Row {
   void run() {
     if (n_ == 0) return;
     const Sizes& size = work_.size;
+    work_.constant.fill(1.0f);
     for (int64_t h = heads_.begin; h < heads_.end; ++h) {
       Head& head = work_.heads[h - heads_.begin];
       head.decay.fill(a_.decay ? a_.decay[h] : 1.0f);
@@ -135,7 +143,7 @@ class Row {
     const float before = head.state.zero ? 0.0f : head.state.z[0];
     work_.within_chunk(n, head.decay);
     work_.apply_state(n, head, a_.kv_state != nullptr || t + n < n_);
-    work_.check_denominators(n, head.decay, before);
+    work_.check_denominators(n, work_.denominator_decay(head), before);
     for (int64_t r = 0; r < n; ++r) {
       const float denominator = work_.denominator[r], inverse = 1.0f / denominator;
       if (a_.denominator) a_.denominator[at + r * a_.heads] = denominator;

@@ -32,8 +32,10 @@ void run(const TaylorAttention& a, int64_t row, int64_t head) {
   token_features(static_cast<const T*>(a.k) + token_head * d, d, phi_k);
   token_features(static_cast<const T*>(a.q) + token_head * d, d, phi_q);
   const TokenFeatures<float> token{phi_k, phi_q, packed, head_dim, a.decay ? a.decay[head] : 1.0f};
+  TokenFeatures<float> sums = token;
+  if (!a.decay_denominator) sums.decay = 1;
   float* k_state = a.k_state + at * packed;
-  const float sum = denominator(token, k_state), inverse = 1.0f / sum;
+  const float sum = denominator(sums, k_state), inverse = 1.0f / sum;
   assert(!(sum < 0.5f * 0.99f * k_state[0]));
   if (a.denominator) a.denominator[token_head] = sum;
 

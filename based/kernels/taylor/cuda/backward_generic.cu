@@ -1,6 +1,6 @@
 // Gradients of Taylor attention for any shape, decay and type: fp32 arithmetic on the CUDA cores. The formulas are those of
-// backward_sm90.cu, with every pair weighted by the decay g^(t − s). The blocks of a head's slices write their parts of dq and dk to
-// separate scratch buffers, and a last kernel adds them in a fixed order.
+// backward_sm90.cu, with every pair weighted by the decay g^(t − s), which dD has not where the denominator does not decay. The blocks of a
+// head's slices write their parts of dq and dk to separate scratch buffers, and a last kernel adds them in a fixed order.
 #include "based/kernels/taylor/cuda/generic.cuh"
 #include "based/kernels/taylor/cuda/launchers.h"
 
@@ -49,37 +49,38 @@ struct Extra {
   }
 };
 
-// For each pair (row r, source c) with score a: weight = g^|r − c| w(a), gradient = g^|r − c| (1 + a)(row values · source values + dD).
-__device__ void pair_gradients(const Tile& tile, const Extra& extra, int tokens, float log_decay, bool backward) {
+// For each pair (row r, source c) with score a: weight = g^|r − c| w(a), gradient = (1 + a)(g^|r − c| row values · source values +
+// g^|r − c| dD), where the second g is the denominator's.
+__device__ void pair_gradients(const Tile& tile, const Extra& extra, int tokens, const LogDecay& log_decay, bool backward) {
   for (int i = threadIdx.x; i < kTokens * kTokens; i += kGenericThreads) {
     const int r = i / kTokens, c = i % kTokens;
     float w = 0, g = 0;
     if (r < tokens && c < tokens && (backward ? c >= r : c <= r)) {
-      const float a = tile.score(tile.q, r, tile.k, c), decay_factor = exp2f(static_cast<float>(abs(r - c)) * log_decay);
-      g = extra.dd[backward ? c : r];
+      const float a = tile.score(tile.q, r, tile.k, c), distance = static_cast<float>(abs(r - c));
+      const float decay_factor = exp2f(distance * log_decay.numerator);
       for (int d = 0; d < tile.width; ++d) g += extra.row_values[r * (tile.width + 1) + d] * tile.v[c * tile.width + d];
-      w = fmaf(a, fmaf(a, 0.5F, 1.0F), 1.0F) * decay_factor, g *= (1.0F + a) * decay_factor;
+      w = fmaf(a, fmaf(a, 0.5F, 1.0F), 1.0F) * decay_factor;
+      g = (1.0F + a) * (g * decay_factor + extra.dd[backward ? c : r] * exp2f(distance * log_decay.denominator));
     }
     tile.weight[r * (kTokens + 1) + c] = w, extra.gradient[r * (kTokens + 1) + c] = g;
   }
 }
 
-// Gradient of feature f of row r: the state's row f times the row's values, plus the part of the denominator's sums.
-__device__ float feature_gradient(const Tile& tile, const Extra& extra, int r, int f, float row_dd) {
-  float sum = tile.sums[f] * row_dd;
+// Gradient of feature f of row r: the state's row f times the row's values and their decay, plus the sum of feature f times `row_dd`.
+__device__ float feature_gradient(const Tile& tile, const Extra& extra, int r, int f, float decay_factor, float row_dd) {
+  float sum = 0;
   for (int d = 0; d < tile.width; ++d) sum += tile.state[f * tile.width + d] * extra.row_values[r * (tile.width + 1) + d];
-  return sum;
+  return sum * decay_factor + tile.sums[f] * row_dd;
 }
 
-// Element i of the gradient of row r.
+// Element i of the gradient of row r; row_dd is decayed.
 __device__ float row_gradient(const Tile& tile, const Extra& extra, int r, int i, int tokens, float decay_factor, float row_dd) {
   const float* x = tile.q + r * (tile.feature_dim + 1);
-  float sum = feature_gradient(tile, extra, r, 1 + i, row_dd);
+  float sum = feature_gradient(tile, extra, r, 1 + i, decay_factor, row_dd);
   for (int j = 0; j < tile.feature_dim; ++j) {
-    const float g = feature_gradient(tile, extra, r, Tile::pair_number(min(i, j), max(i, j), tile.feature_dim), row_dd);
+    const float g = feature_gradient(tile, extra, r, Tile::pair_number(min(i, j), max(i, j), tile.feature_dim), decay_factor, row_dd);
     sum += g * x[j] * (i == j ? 1.41421356237309505F : 1.0F);
   }
-  sum *= decay_factor;
   for (int c = 0; c < tokens; ++c) sum += extra.gradient[r * (kTokens + 1) + c] * tile.k[c * (tile.feature_dim + 1) + i];
   return sum;
 }
@@ -112,22 +113,25 @@ struct Rows {
       extra.dd[t] = t < tokens && slice == 0 ? plan.dd[(token + t) * f.heads + head] : 0.0F;
     }
   }
-  __device__ void store(const Tile& tile, const Extra& extra, int64_t token, int tokens, float log_decay) const {
+  __device__ void store(const Tile& tile, const Extra& extra, int64_t token, int tokens, const LogDecay& log_decay) const {
     const TaylorAttention& f = p.forward;
-    const auto decay_factor = [&](int r) { return exp2f(static_cast<float>(backward ? tokens - 1 - r : r + 1) * log_decay); };
+    const auto decay_factor = [&](int r, float log_rate) {
+      return exp2f(static_cast<float>(backward ? tokens - 1 - r : r + 1) * log_rate);
+    };
     float* to = plan.partial + (int64_t{backward ? plan.slices : 0} + slice) * f.tokens * f.heads * f.feature_dim;
     for (int n = threadIdx.x; n < kTokens * f.feature_dim; n += kGenericThreads) {
       const int r = n % kTokens, i = n / kTokens;  // lanes of a warp share the feature, whose state row they all read
       if (r >= tokens) continue;
-      const float row_dd = backward ? (slice == 0 ? 1.0F : 0.0F) : extra.dd[r];
-      to[((token + r) * f.heads + head) * f.feature_dim + i] = row_gradient(tile, extra, r, i, tokens, decay_factor(r), row_dd);
+      const float row_dd = (backward ? (slice == 0 ? 1.0F : 0.0F) : extra.dd[r]) * decay_factor(r, log_decay.denominator);
+      to[((token + r) * f.heads + head) * f.feature_dim + i] =
+          row_gradient(tile, extra, r, i, tokens, decay_factor(r, log_decay.numerator), row_dd);
     }
     for (int n = threadIdx.x; backward && n < tokens * tile.width; n += kGenericThreads) {
       const int r = n / tile.width, d = n % tile.width;
       if (d >= columns) continue;
       float sum = 0;
       for (int i = 0; i < tile.features; ++i) sum += tile.feature(tile.q, r, i) * tile.state[i * tile.width + d];
-      sum *= decay_factor(r);
+      sum *= decay_factor(r, log_decay.numerator);
       for (int c = r; c < tokens; ++c) sum += tile.weight[r * (kTokens + 1) + c] * tile.v[c * tile.width + d];
       static_cast<T*>(p.grad_v)[((token + r) * f.heads + head) * f.head_dim + first + d] = from_float<T>(sum);
     }
@@ -145,7 +149,7 @@ __global__ void __launch_bounds__(kGenericThreads) gradients(const __grid_consta
   const int slice = blockIdx.z % plan.slices, head = blockIdx.y, first = slice * plan.width;
   const Rows<T> rows{p, plan, backward, head, slice, first, min(plan.width, f.head_dim - first)};
   const int64_t row = blockIdx.x, begin = f.row_start[row], end = f.row_start[row + 1], state = (row * f.heads + head) * plan.features;
-  const float log_decay = f.decay != nullptr ? log2f(f.decay[head]) : 0.0F;
+  const LogDecay log_decay(f, head);
   const float *kv = backward ? p.grad_kv_state : p.initial_kv_state, *k = backward ? p.grad_k_state : p.initial_k_state;
   tile.number_pairs();
   tile.load_state(kv == nullptr ? nullptr : kv + state * f.head_dim + first, k == nullptr ? nullptr : k + state, f.head_dim, rows.columns);

@@ -41,6 +41,8 @@ struct Deferred {
     int64_t state;
     int pending;  // number of pending tokens before this one, so also the index of this token among them
     float rate, sum;
+    // The rate of the denominator's state.
+    __device__ __forceinline__ float sums_rate(const TaylorAttention& p) const { return p.decay_denominator ? rate : 1.0F; }
     // Whether this token completes the list of pending tokens.
     __device__ __forceinline__ bool fills() const { return pending + 1 == kTaylorPending; }
   };
@@ -85,7 +87,7 @@ struct Deferred {
     bulk_load(to + layout.pending_v_at() + next_pending * layout.v_bytes(), v + int64_t{item} * p.head_dim, layout.v_bytes(), barrier());
   }
 
-  // w(q·k) times the decay, where k is pending key t, or the new token's for t = item.pending.
+  // w(q·k) without its decay, where k is pending key t, or the new token's for t = item.pending.
   __device__ __forceinline__ float weight(const Item& item, int t) const {
     constexpr int kUnit = 16 / sizeof(T);
     const bool newest = t == item.pending;
@@ -98,12 +100,12 @@ struct Deferred {
 #pragma unroll
       for (int j = 0; j < kUnit; ++j) s = fmaf(scaled(a[j]), newest ? scaled(b[j]) : b[j], s);
     }
-    return (1 + s + 0.5F * s * s) * power(item.rate, item.pending - t);
+    return 1 + s + 0.5F * s * s;
   }
   __device__ __forceinline__ float scaled(float x) const { return to_float(from_float<T>(x * p.scale)); }
 
-  // Writes φ(q), the weights of the pending tokens and the warps' partial sums of the denominator to shared memory, and appends the token
-  // to the pending tokens.
+  // Writes φ(q), the decayed weights of the pending tokens and the warps' partial sums of the denominator to shared memory, and appends the
+  // token to the pending tokens.
   __device__ __forceinline__ void score_pending(const Item& item) const {
     const T *q = reinterpret_cast<const T*>(shared + layout.q_at()), *k = reinterpret_cast<const T*>(shared + layout.k_at());
     float sum = 0;
@@ -112,11 +114,11 @@ struct Deferred {
       phi_q()[f] = a;
       sum += a * (f < kThreads ? item.sum : p.k_state[item.state * layout.features + f]);
     }
-    sum *= power(item.rate, item.pending + 1);
+    sum *= power(item.sums_rate(p), item.pending + 1);
     if (const int t = kThreads - 1 - static_cast<int>(threadIdx.x); t <= item.pending) {
-      const float w = weight(item, t);
-      weights()[t] = w;
-      sum += w;
+      const float w = weight(item, t), decayed = w * power(item.rate, item.pending - t);
+      weights()[t] = decayed;
+      sum += p.decay_denominator ? decayed : w;
     }
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0U, sum, distance);
@@ -179,6 +181,7 @@ struct Deferred {
   // of partial(), which is overwritten.
   __device__ __forceinline__ void flush_pending(const Item& item, const LaneWork& work) const {
     auto* phi_table = reinterpret_cast<float4*>(partial());  // φ of kTokensPerPass keys
+    const float sums_rate = item.sums_rate(p);
     float sum = item.sum;
 #pragma unroll 1
     for (int first = 0; first < kTaylorPending; first += Layout::kTokensPerPass) {
@@ -190,7 +193,7 @@ struct Deferred {
         phi_table[f] = b;
         float* k_state = p.k_state + item.state * layout.features + f;
         float x = f < kThreads ? sum : *k_state;
-        x = x * item.rate + b.x, x = x * item.rate + b.y, x = x * item.rate + b.z, x = x * item.rate + b.w;
+        x = x * sums_rate + b.x, x = x * sums_rate + b.y, x = x * sums_rate + b.z, x = x * sums_rate + b.w;
         if (f < kThreads) sum = x;
         if (f >= kThreads || first + Layout::kTokensPerPass == kTaylorPending) *k_state = x;
       }
@@ -303,7 +306,7 @@ __global__ void __launch_bounds__(kThreads) flush_rows(const TaylorDeferred all,
   if (pending == 0) return;
   const T* keys = static_cast<const T*>(all.pending_k) + state * kTaylorPending * p.feature_dim;
   const T* values = static_cast<const T*>(all.pending_v) + state * kTaylorPending * p.head_dim;
-  const float rate = p.decay != nullptr ? p.decay[blockIdx.y] : 1.0F;
+  const float rate = p.decay != nullptr ? p.decay[blockIdx.y] : 1.0F, sums_rate = p.decay_denominator ? rate : 1.0F;
   for (int f = threadIdx.x / 32; f < features; f += kWarps) {
     const FeaturePair pair(f, p.feature_dim);
     for (int d = threadIdx.x % 32; d <= p.head_dim; d += 32) {  // column head_dim is the denominator's state
@@ -311,7 +314,7 @@ __global__ void __launch_bounds__(kThreads) flush_rows(const TaylorDeferred all,
       float x = *at;
       for (int t = 0; t < pending; ++t) {
         const float b = pair.value(keys + t * p.feature_dim, 1.0F);
-        x = d < p.head_dim ? fmaf(b, to_float(values[t * p.head_dim + d]), x * rate) : x * rate + b;
+        x = d < p.head_dim ? fmaf(b, to_float(values[t * p.head_dim + d]), x * rate) : x * sums_rate + b;
       }
       *at = x;
     }

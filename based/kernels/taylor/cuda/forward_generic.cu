@@ -19,9 +19,9 @@ ForwardPlan make_plan(const TaylorAttention& p) {
   return {generic_width(p, [&](int width) { return shared_floats(width, features, p.feature_dim); }), features, nullptr};
 }
 
-// Writes the outputs of a chunk; every thread computes one column of a few tokens.
+// Writes the outputs of a chunk; every thread computes one column of a few tokens. The tile's weights are the denominator's.
 template <typename T>
-__device__ void write_outputs(const TaylorAttention& p, const Tile& tile, int64_t token, int tokens, float log_decay) {
+__device__ void write_outputs(const TaylorAttention& p, const Tile& tile, int64_t token, int tokens, const LogDecay& log_decay) {
   const int head = blockIdx.y, first = blockIdx.z * tile.width, d = threadIdx.x % tile.width, step = kGenericThreads / tile.width;
   for (int t = threadIdx.x / tile.width; t < tokens; t += step) {
     float y = 0, sum = 0;
@@ -29,11 +29,12 @@ __device__ void write_outputs(const TaylorAttention& p, const Tile& tile, int64_
       const float x = tile.feature(tile.q, t, f);
       y += x * tile.state[f * tile.width + d], sum += x * tile.sums[f];
     }
-    const float decay_factor = exp2f(static_cast<float>(t + 1) * log_decay);
-    y *= decay_factor, sum *= decay_factor;
+    y *= exp2f(static_cast<float>(t + 1) * log_decay.numerator), sum *= exp2f(static_cast<float>(t + 1) * log_decay.denominator);
     for (int s = 0; s <= t; ++s) {
-      const float w = tile.weight[t * (kTokens + 1) + s];
-      y += w * tile.v[s * tile.width + d], sum += w;
+      float w = tile.weight[t * (kTokens + 1) + s];
+      sum += w;
+      if (!p.decay_denominator) w *= exp2f(static_cast<float>(t - s) * log_decay.numerator);
+      y += w * tile.v[s * tile.width + d];
     }
     if (first + d >= p.head_dim) continue;
     const int64_t at = (token + t) * p.heads + head;
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(kGenericThreads) attend_rows(const __grid_cons
   Tile tile(shared, p.feature_dim, plan.width, plan.features);
   const int64_t row = blockIdx.x, slot = p.slot != nullptr ? p.slot[row] : row;
   const int head = blockIdx.y, first = blockIdx.z * plan.width, columns = min(plan.width, p.head_dim - first);
-  const float log_decay = p.decay != nullptr ? log2f(p.decay[head]) : 0.0F;
+  const LogDecay log_decay(p, head);
   float* kv_state = p.kv_state == nullptr ? nullptr : p.kv_state + (slot * p.heads + head) * plan.features * p.head_dim + first;
   tile.number_pairs();
   tile.load_state(kv_state, p.k_state == nullptr ? nullptr : p.k_state + (slot * p.heads + head) * plan.features, p.head_dim, columns);
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kGenericThreads) attend_rows(const __grid_cons
     tile.load(tile.v, static_cast<const T*>(p.v) + token * v_stride + int64_t{head} * p.head_dim + first, v_stride, columns, plan.width,
               tokens);
     __syncthreads();
-    tile.weights(tile.q, tile.k, tokens, log_decay);
+    tile.weights(tile.q, tile.k, tokens, log_decay.denominator);
     __syncthreads();
     write_outputs<T>(p, tile, token, tokens, log_decay);
     __syncthreads();

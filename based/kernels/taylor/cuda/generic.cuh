@@ -21,6 +21,17 @@ int generic_width(const TaylorAttention& p, const Floats& floats) {
   return width;
 }
 
+// A head's decay rates as powers of two: of the numerator and kv_state, and of the denominator and k_state.
+struct LogDecay {
+  float numerator = 0, denominator = 0;
+
+  __device__ LogDecay(const TaylorAttention& p, int head) {
+    if (p.decay == nullptr) return;
+    numerator = log2f(p.decay[head]);
+    denominator = p.decay_denominator ? numerator : 0.0F;
+  }
+};
+
 // A block's shared memory.
 struct Tile {
   float *state, *sums;  // Σ φ vᵀ [features][width], Σ φ
@@ -89,18 +100,22 @@ struct Tile {
   }
   // Advances the state and the sums over these tokens: adds the features of x times `values` to the state, and the features, each weighted
   // by `sum_weights` where given, to the sums. `backward`: chunks are processed from the last to the first.
-  __device__ void update(const float* x, const float* values, int tokens, float log_decay, bool backward, const float* sum_weights) {
-    const float decay_factor = exp2f(static_cast<float>(tokens) * log_decay);
-    const auto decayed = [&](int s) { return exp2f(static_cast<float>(backward ? s + 1 : tokens - 1 - s) * log_decay); };
+  __device__ void update(const float* x, const float* values, int tokens, const LogDecay& log_decay, bool backward,
+                         const float* sum_weights) {
+    const auto decayed = [&](int s, float log_rate) { return exp2f(static_cast<float>(backward ? s + 1 : tokens - 1 - s) * log_rate); };
+    const float state_factor = exp2f(static_cast<float>(tokens) * log_decay.numerator),
+                sums_factor = exp2f(static_cast<float>(tokens) * log_decay.denominator);
     for (int i = threadIdx.x; i < features * width; i += kGenericThreads) {
       const int f = i / width, d = i % width;
-      float sum = state[i] * decay_factor;
-      for (int s = 0; s < tokens; ++s) sum += feature(x, s, f) * values[s * width + d] * decayed(s);
+      float sum = state[i] * state_factor;
+      for (int s = 0; s < tokens; ++s) sum += feature(x, s, f) * values[s * width + d] * decayed(s, log_decay.numerator);
       state[i] = sum;
     }
     for (int f = threadIdx.x; f < features; f += kGenericThreads) {
-      float sum = sums[f] * decay_factor;
-      for (int s = 0; s < tokens; ++s) sum += feature(x, s, f) * decayed(s) * (sum_weights != nullptr ? sum_weights[s] : 1.0F);
+      float sum = sums[f] * sums_factor;
+      for (int s = 0; s < tokens; ++s) {
+        sum += feature(x, s, f) * decayed(s, log_decay.denominator) * (sum_weights != nullptr ? sum_weights[s] : 1.0F);
+      }
       sums[f] = sum;
     }
   }

@@ -43,7 +43,7 @@ template <typename T>
 __device__ __forceinline__ float make_features(const TaylorAttention& p, int64_t row_head, float* sums, const FeaturePair& pair, float old,
                                                float* phi_q, float* phi_k, int count) {
   const T *q = static_cast<const T*>(p.q) + row_head * p.feature_dim, *k = static_cast<const T*>(p.k) + row_head * p.feature_dim;
-  const float decay = p.decay != nullptr ? p.decay[blockIdx.y] : 1.0F;
+  const float decay = p.decay != nullptr && p.decay_denominator ? p.decay[blockIdx.y] : 1.0F;
   float sum = 0;
   for (int f = threadIdx.x; f < count; f += kThreads) {
     const FeaturePair factors = f < kThreads ? pair : FeaturePair(f, p.feature_dim);
@@ -259,10 +259,12 @@ __global__ void __launch_bounds__(kThreads)
       default: copy_async_wait<kMaxStages - 1>(); break;
     }
     __syncthreads();
-    const float decay = p.decay != nullptr ? p.decay[static_cast<uint32_t>(item) % p.heads] : 1.0F;
-    const float denominator = sum_over_block(queue.make_features(s, state, decay, phi_q, phi_k), warp_sums);
+    // Loaded for each use, since no register is left to hold it while the denominator is summed.
+    const auto rate = [&](bool decays) { return decays ? p.decay[static_cast<uint32_t>(item) % p.heads] : 1.0F; };
+    const float sums_decay = rate(p.decay != nullptr && p.decay_denominator);
+    const float denominator = sum_over_block(queue.make_features(s, state, sums_decay, phi_q, phi_k), warp_sums);
     barrier_wait(queue.barrier(s), phase);
-    queue.update(s, decay, phi_q, phi_k, partial);
+    queue.update(s, rate(p.decay != nullptr), phi_q, phi_k, partial);
     fence_shared_proxy();
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -26,7 +26,11 @@ std::string TaylorShape::name() const {
                 dtype == DType::bf16 ? "bf16"
                 : single_tf32        ? "tf32"
                                      : "fp32",
-                heads, feature_dim, head_dim, state ? " state" : "", decay ? " decay" : "", settled ? " settled" : "");
+                heads, feature_dim, head_dim, state ? " state" : "",
+                !decay              ? ""
+                : decay_denominator ? " decay"
+                                    : " decay of the numerator",
+                settled ? " settled" : "");
   std::string s = text;
   for (size_t i = 0; i < lengths.size() && i < 5; ++i) {
     s += ' ';
@@ -54,7 +58,7 @@ TaylorProblem::TaylorProblem(const TaylorShape& shape, uint64_t seed, int64_t st
     std::vector<float> rates(p.heads);
     for (int h = 0; h < p.heads; ++h) rates[h] = 1 - 0.5F / static_cast<float>(2 << (h % 6));
     decay = upload_floats(rates);
-    p.decay = decay.as<float>();
+    p.decay = decay.as<float>(), p.decay_denominator = shape.decay_denominator;
   }
   if (shape.state) make_states(shape, seed, states);
   scratch = Buffer(gpu::taylor_attention_scratch(p));

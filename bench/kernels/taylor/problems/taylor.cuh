@@ -9,7 +9,7 @@ struct TaylorShape {
   std::vector<int64_t> lengths;
   int32_t heads = 2, feature_dim = 16, head_dim = 64;
   kernels::DType dtype = kernels::DType::bf16;
-  bool state = false, decay = false, settled = false, single_tf32 = false;
+  bool state = false, decay = false, settled = false, single_tf32 = false, decay_denominator = true;
   std::string name() const;
 };
 

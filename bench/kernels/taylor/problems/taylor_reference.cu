@@ -25,6 +25,11 @@ __device__ double feature(const double* x, int d, int f) {
   return 0;
 }
 
+// Decay rates of a head.
+__device__ double decay_of(const TaylorAttention& p, int head) { return p.decay != nullptr ? static_cast<double>(p.decay[head]) : 1.0; }
+__device__ double sums_decay_of(const TaylorAttention& p, int head) { return p.decay_denominator ? decay_of(p, head) : 1.0; }
+__device__ double power(double rate, int64_t n) { return rate == 1 ? 1.0 : pow(rate, static_cast<double>(n)); }
+
 __device__ int64_t row_of(const TaylorAttention& p, int64_t token) {
   int64_t row = 0;
   while (p.row_start[row + 1] <= token) ++row;
@@ -32,13 +37,13 @@ __device__ int64_t row_of(const TaylorAttention& p, int64_t token) {
 }
 
 __global__ void forward(TaylorAttention p, int features, int64_t first, int64_t step, double* y, double* denominator) {
-  __shared__ double q[64], weight[kThreads], partial[kThreads], phi[2200];
+  __shared__ double q[64], weight[kThreads], sums_weight[kThreads], partial[kThreads], phi[2200];
   const int64_t token = first + blockIdx.x * step, row = row_of(p, token), start = p.row_start[row];
   const int head = blockIdx.y, tid = threadIdx.x, fd = p.feature_dim;
-  const double g = p.decay != nullptr ? static_cast<double>(p.decay[head]) : 1.0;
+  const double g = decay_of(p, head), sums_g = sums_decay_of(p, head);
   if (tid < fd) q[tid] = value(p.q, p.dtype, (token * p.heads + head) * fd + tid);
   __syncthreads();
-  for (int f = tid; f < features; f += kThreads) phi[f] = feature(q, fd, f) * pow(g, static_cast<double>(token - start + 1));
+  for (int f = tid; f < features; f += kThreads) phi[f] = feature(q, fd, f);
   __syncthreads();
   // A thread sums column d of `columns` over every `groups`-th key.
   const int columns = p.head_dim, groups = kThreads / columns, d = tid % columns, group = tid / columns;
@@ -49,21 +54,22 @@ __global__ void forward(TaylorAttention p, int features, int64_t first, int64_t 
       number += phi[f] * static_cast<double>(p.kv_state[(slot * features + f) * p.head_dim + d]);
       sum += phi[f] * static_cast<double>(p.k_state[slot * features + f]);
     }
+    number *= power(g, token - start + 1), sum *= power(sums_g, token - start + 1);
   }
   for (int64_t base = start; base <= token; base += kThreads) {
     const int64_t s = base + tid;
-    double w = 0;
+    double w = 0, sums_w = 0;
     if (s <= token) {
       double a = 0;
       for (int c = 0; c < fd; ++c) a += q[c] * value(p.k, p.dtype, (s * p.heads + head) * fd + c);
-      w = (1 + a + a * a / 2) * (g == 1 ? 1.0 : pow(g, static_cast<double>(token - s)));
+      w = (1 + a + a * a / 2) * power(g, token - s), sums_w = (1 + a + a * a / 2) * power(sums_g, token - s);
     }
     __syncthreads();
-    weight[tid] = w;
+    weight[tid] = w, sums_weight[tid] = sums_w;
     __syncthreads();
     for (int i = group; group < groups && i < kThreads && base + i <= token; i += groups) {
       number += weight[i] * value(p.v, p.dtype, ((base + i) * p.heads + head) * p.head_dim + d);
-      sum += weight[i];
+      sum += sums_weight[i];
     }
   }
   __syncthreads();
@@ -80,7 +86,7 @@ __global__ void state_after(TaylorAttention p, int features, double* kv, double*
   __shared__ double x[64], phi;
   const int64_t row = blockIdx.x, start = p.row_start[row], stop = p.row_start[row + 1];
   const int head = blockIdx.y, f = blockIdx.z, d = threadIdx.x;
-  const double g = p.decay != nullptr ? static_cast<double>(p.decay[head]) : 1.0;
+  const double g = decay_of(p, head), sums_g = sums_decay_of(p, head);
   double number = 0, sum = 0;
   if (p.kv_state != nullptr) {
     const int64_t slot = (p.slot != nullptr ? p.slot[row] : row) * p.heads + head;
@@ -93,7 +99,7 @@ __global__ void state_after(TaylorAttention p, int features, double* kv, double*
     __syncthreads();
     if (d == 0) phi = feature(x, p.feature_dim, f);
     __syncthreads();
-    number = number * g + phi * value(p.v, p.dtype, (s * p.heads + head) * p.head_dim + d), sum = sum * g + phi;
+    number = number * g + phi * value(p.v, p.dtype, (s * p.heads + head) * p.head_dim + d), sum = sum * sums_g + phi;
   }
   const int64_t at = (row * p.heads + head) * features + f;
   kv[at * p.head_dim + d] = number;
@@ -131,17 +137,17 @@ struct Head {
   }
   __device__ double dnum(int64_t t, int d) const { return dn[(t * p.forward.heads + head) * p.forward.head_dim + d]; }
   __device__ double dden(int64_t t) const { return dd[t * p.forward.heads + head]; }
-  __device__ double decay() const { return p.forward.decay != nullptr ? static_cast<double>(p.forward.decay[head]) : 1.0; }
-  __device__ double decay_power(int64_t n) const { return decay() == 1 ? 1.0 : pow(decay(), static_cast<double>(n)); }
+  __device__ double decay_power(int64_t n) const { return power(decay_of(p.forward, head), n); }
+  __device__ double sums_decay_power(int64_t n) const { return power(sums_decay_of(p.forward, head), n); }
   __device__ double score(int64_t t, int64_t s) const {
     double a = 0;
     for (int i = 0; i < p.forward.feature_dim; ++i) a += q(t, i) * k(s, i);
     return a;
   }
   __device__ double pair(int64_t t, int64_t s) const {  // gradient of the score of query t and key s
-    double g = dden(t);
+    double g = 0;
     for (int d = 0; d < p.forward.head_dim; ++d) g += dnum(t, d) * v(s, d);
-    return g * (1 + score(t, s)) * decay_power(t - s);
+    return (g * decay_power(t - s) + dden(t) * sums_decay_power(t - s)) * (1 + score(t, s));
   }
   // Σ_f ∂φ_f(x)/∂x_i Σ_d state[f][d] values(d) + sums[f]·weight
   template <typename X, typename Values>
@@ -179,18 +185,20 @@ __global__ void backward(TaylorAttentionBackward p, int features, int64_t first,
     if (n < f.feature_dim) {
       for (int64_t s = start; s <= token; ++s) sum += h.pair(token, s) * h.k(s, n);
       if (p.initial_kv_state != nullptr) {
-        sum += h.decay_power(token - start + 1) * h.state_gradient(
-                                                      p.initial_kv_state, p.initial_k_state, row, n, [&](int i) { return h.q(token, i); },
-                                                      [&](int d) { return h.dnum(token, d); }, h.dden(token));
+        const double decay = h.decay_power(token - start + 1), sums_decay = h.sums_decay_power(token - start + 1);
+        sum += h.state_gradient(
+            p.initial_kv_state, p.initial_k_state, row, n, [&](int i) { return h.q(token, i); },
+            [&](int d) { return decay * h.dnum(token, d); }, sums_decay * h.dden(token));
       }
       to.q[at * f.feature_dim + n] = sum;
     } else if (n < 2 * f.feature_dim) {
       const int i = n - f.feature_dim;
       for (int64_t t = token; t < stop; ++t) sum += h.pair(t, token) * h.q(t, i);
       if (p.grad_kv_state != nullptr) {
-        sum += h.decay_power(stop - 1 - token) *
-               h.state_gradient(
-                   p.grad_kv_state, p.grad_k_state, row, i, [&](int c) { return h.k(token, c); }, [&](int d) { return h.v(token, d); }, 1);
+        const double decay = h.decay_power(stop - 1 - token), sums_decay = h.sums_decay_power(stop - 1 - token);
+        sum += h.state_gradient(
+            p.grad_kv_state, p.grad_k_state, row, i, [&](int c) { return h.k(token, c); }, [&](int d) { return decay * h.v(token, d); },
+            sums_decay);
       }
       to.k[at * f.feature_dim + i] = sum;
     } else {
@@ -221,13 +229,13 @@ __global__ void initial_gradient(TaylorAttentionBackward p, int features, const 
   double sum = 0, sums = 0;
   if (p.grad_kv_state != nullptr) {
     sum = h.decay_power(stop - start) * static_cast<double>(p.grad_kv_state[at * f.head_dim + d]);
-    sums = h.decay_power(stop - start) * static_cast<double>(p.grad_k_state[at]);
+    sums = h.sums_decay_power(stop - start) * static_cast<double>(p.grad_k_state[at]);
   }
   for (int64_t t = start; t < stop; ++t) {
     double x[64];
     for (int c = 0; c < f.feature_dim; ++c) x[c] = h.q(t, c);
-    const double phi = feature(x, f.feature_dim, n) * h.decay_power(t - start + 1);
-    sum += phi * h.dnum(t, d), sums += phi * h.dden(t);
+    const double phi = feature(x, f.feature_dim, n);
+    sum += phi * h.decay_power(t - start + 1) * h.dnum(t, d), sums += phi * h.sums_decay_power(t - start + 1) * h.dden(t);
   }
   to.kv[at * f.head_dim + d] = sum;
   if (d == 0) to.k_sums[at] = sums;

@@ -159,6 +159,12 @@ void verify_pairs(Report& report, uint64_t& seed) {
   }
 }
 
+// The shape with decay of the numerator alone.
+TaylorShape numerator_decays(TaylorShape shape) {
+  shape.decay = true, shape.decay_denominator = false;
+  return shape;
+}
+
 // Rows of different lengths, states, decay, all types.
 void verify_taylor(Report& report) {
   std::vector<TaylorShape> shapes = {
@@ -174,6 +180,9 @@ void verify_taylor(Report& report) {
       {{70, 33}, 2, 24, 40, DType::f32, true, true},
       {{40}, 1, 32, 128, DType::bf16, true},
       {{500}, 1},
+      numerator_decays({{70, 33}, 2, 16, 64, DType::bf16, true}),
+      numerator_decays({{70, 0, 33}, 2, 24, 40, DType::f32, true}),
+      numerator_decays({{100}, 3, 16, 64, DType::f32}),
   };
   if (!report.quick()) {
     shapes.push_back({{1000, 517, 4096}, 4, 16, 64, DType::bf16, true});
@@ -196,6 +205,8 @@ void verify_taylor(Report& report) {
                                                     {{1, 1}, 2, 16, 64, DType::f32, true, true},
                                                     {{1, 1, 1}, 2, 7, 5, DType::f32},
                                                     {{1}, 2, 32, 128, DType::bf16},
+                                                    numerator_decays({{1, 1}, 2, 16, 64, DType::f32}),
+                                                    numerator_decays({std::vector<int64_t>(40, 1), 16, 16, 64, DType::bf16}),
                                                     {std::vector<int64_t>(40, 1), 16, 16, 64, DType::bf16},
                                                     {std::vector<int64_t>(20, 1), 16, 16, 112, DType::bf16, true, true}}) {
     verify_step(report, shape, seed++);
@@ -205,6 +216,8 @@ void verify_taylor(Report& report) {
   for (TaylorShape shape : std::vector<TaylorShape>{{{1}, 2, 16, 112},
                                                     {{1, 1, 1}, 3, 16, 64, DType::bf16, true, true},
                                                     {{1, 1}, 2, 8, 64, DType::f32, true, true},
+                                                    numerator_decays({{1, 1, 1}, 3, 16, 64, DType::bf16}),
+                                                    numerator_decays({{1, 1}, 2, 24, 64, DType::f32}),
                                                     {{1, 1}, 1, 24, 48, DType::bf16},
                                                     {{1}, 1, 24, 128, DType::bf16}}) {
     verify_deferred(report, shape, seed++, 1);
