@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 
 #include "apps/command.h"
@@ -19,9 +20,10 @@ namespace generate_command {
 struct Options {
   std::string model, prompts, out, state, save_state, dtype, device = "cpu";
   std::optional<std::string> prompt;
-  int64_t max_tokens = 128, slots = 0, cache_tokens = 0;
+  std::string draft;
+  int64_t max_tokens = 128, slots = 0, cache_tokens = 0, draft_tokens = kMostDraftTokens;
   SamplingOptions sampling;
-  std::vector<std::string> stops;
+  std::vector<std::string> stops, logit_bias;
   bool stream = false, json = false, resume = false, plain_steps = false, invariant = false, logprobs = false, before_stop = false;
 };
 
@@ -30,6 +32,24 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 }
 
 double rate(int64_t count, double seconds) { return count > 0 && seconds > 0 ? static_cast<double>(count) / seconds : 0; }
+
+// "ID:NUMBER"
+std::vector<std::pair<int64_t, double>> parse_logit_bias(const std::vector<std::string>& given) {
+  std::vector<std::pair<int64_t, double>> biases;
+  biases.reserve(given.size());
+  for (const std::string& one : given) {
+    const char* const end = one.data() + one.size();
+    int64_t id = 0;
+    double number = 0;
+    const auto after_id = std::from_chars(one.data(), end, id);
+    const bool is_pair = after_id.ec == std::errc() && after_id.ptr != end && *after_id.ptr == ':';
+    const auto after = is_pair ? std::from_chars(after_id.ptr + 1, end, number) : after_id;
+    if (!is_pair || after.ec != std::errc() || after.ptr != end)
+      throw UsageError("--logit-bias must be ID:NUMBER, for example 50256:-100; got '" + one + "'");
+    biases.emplace_back(id, number);
+  }
+  return biases;
+}
 
 void check(const Options& options) {
   const auto refuse = [](bool wrong, const char* what) {
@@ -46,9 +66,25 @@ void check(const Options& options) {
   refuse(options.resume && options.out.empty(), "--resume needs the --out of the run that it continues");
 }
 
-EngineOptions engine_options(const Options& options, int64_t slots) {
+DraftOptions draft_options(const Options& options, const Place& place, int64_t slots) {
+  DraftOptions drafts;
+  drafts.most = options.draft_tokens;
+  if (options.draft.empty()) return drafts;
+  if (options.draft == "ngram") {
+    drafts.drafter = make_ngram_drafter();
+    return drafts;
+  }
+  const TextModel drafter = load_text_model(options.draft, place.dtype, place.device);
+  if (drafter.tokenizer->hash() != make_tokenizer(options.model)->hash())
+    throw Error(options.draft + ": its tokenizer is not that of " + options.model + "; a draft model needs the same one");
+  drafts.drafter = make_model_drafter(drafter.model, slots);
+  return drafts;
+}
+
+EngineOptions engine_options(const Options& options, const Place& place, int64_t slots) {
   EngineOptions engine;
   engine.slots = slots;
+  engine.drafts = draft_options(options, place, slots);
   engine.decode.steps = options.plain_steps ? Steps::plain : Steps::fused;
   engine.decode.invariant = options.invariant;
   engine.decode.log_probabilities = options.logprobs;
@@ -99,29 +135,45 @@ Json run_of(const Options& options, const std::string& model_hash, const Engine&
            {"top_p", sampling.top_p},
            {"min_p", sampling.min_p},
            {"repetition_penalty", sampling.repetition_penalty},
+           {"presence_penalty", sampling.presence_penalty},
+           {"frequency_penalty", sampling.frequency_penalty},
+           {"logit_bias", sampling.logit_bias},
            {"seed", sampling.seed},
            {"stop", options.stops},
            {"logprobs", options.logprobs}};
+  if (!options.draft.empty() && !options.invariant) run["draft"] = options.draft;  // it moves the moments at which prompts are read
   if (options.invariant) run.erase("slots");  // then the results depend only on the sequence, not on the number of slots
   return run;
 }
 
-void report(const Options& options, const BatchReport& report) {
+Json json_of(const DraftCounts& counts) {
+  return {{"steps", counts.steps},
+          {"drafted_tokens", counts.drafted},
+          {"accepted_tokens", counts.accepted},
+          {"tokens_per_step", counts.tokens_per_step()}};
+}
+
+// For the line of figures; empty without --draft.
+std::string describe(const Options& options, const DraftCounts& counts) {
+  if (options.draft.empty()) return "";
+  return "; " + grouped(counts.accepted) + " of " + grouped(counts.drafted) + " drafted tokens accepted, " +
+         format_number(counts.tokens_per_step(), 2) + " tokens a step";
+}
+
+void report(const Options& options, const BatchReport& report, const DraftCounts& drafts) {
   const int64_t failed = report.kept_failed + report.failed, succeeded = report.kept - report.kept_failed + report.finished;
   const double tokens_per_second = rate(report.tokens, report.seconds);
   print_message(grouped(succeeded) + " of " + grouped(report.prompts) + " prompts" +
                 (report.kept > 0 ? " (" + grouped(report.kept - report.kept_failed) + " of them before)" : "") + ", " +
                 grouped(report.tokens) + " tokens in " + format_duration(report.seconds) + ", " + format_number(tokens_per_second, 1) +
-                " tokens/s");
-  if (options.json && !options.out.empty())
-    print_line(dump_json({{"prompts", report.prompts},
-                          {"finished", report.finished},
-                          {"failed", failed},
-                          {"kept", report.kept},
-                          {"prompt_tokens", report.prompt_tokens},
-                          {"tokens", report.tokens},
-                          {"seconds", report.seconds},
-                          {"tokens_per_second", tokens_per_second}}));
+                " tokens/s" + describe(options, drafts));
+  if (options.json && !options.out.empty()) {
+    Json json{{"prompts", report.prompts}, {"finished", report.finished},           {"failed", failed},
+              {"kept", report.kept},       {"prompt_tokens", report.prompt_tokens}, {"tokens", report.tokens},
+              {"seconds", report.seconds}, {"tokens_per_second", tokens_per_second}};
+    if (!options.draft.empty()) json["draft"] = json_of(drafts);
+    print_line(dump_json(json));
+  }
   if (failed > 0)
     print_message(grouped(failed) + " prompts failed" +
                   (report.kept_failed > 0 ? " (" + grouped(report.kept_failed) + " of them before)" : "") + "; their lines say why");
@@ -138,7 +190,7 @@ void run_many(const Options& options, const Place& place) {
   const PromptDefaults defaults = defaults_of(options);
   const int64_t slots = std::min(options.slots > 0 ? options.slots : place.device.is_cuda() ? 128 : 8, prompts.size());
   const int64_t longest = grows(stored.config) ? prompts.longest(*make_tokenizer(options.model), defaults) : 1;
-  EngineOptions settings = engine_options(options, slots);
+  EngineOptions settings = engine_options(options, place, slots);
   settings.ahead = place.device.is_cuda();  // pipelining gains nothing on a CPU
   settings.max_idle_slot_steps = place.device.is_cuda() ? 4 : 0;
   const ModelPlace model{stored.config, place.dtype.value_or(stored.dtype), place.device};
@@ -147,7 +199,8 @@ void run_many(const Options& options, const Place& place) {
   const TextModel loaded = load_text_model(options.model, place.dtype, place.device);
   Engine engine(*loaded.model, settings);
   const BatchOutput output{options.out, options.resume, run_of(options, loaded.hash, engine), print_line};
-  report(options, generate_batch(engine, *loaded.tokenizer, prompts, defaults, output));
+  const BatchReport made = generate_batch(engine, *loaded.tokenizer, prompts, defaults, output);
+  report(options, made, engine.draft_counts());
 }
 
 struct Generated {
@@ -210,7 +263,8 @@ Generated generate(const Options& options, const Engine& engine, TextGenerator& 
   return out;
 }
 
-void report(const Options& options, const Generated& out, int64_t state_bytes) {
+void report(const Options& options, const Generated& out, const Engine& engine) {
+  const int64_t state_bytes = engine.state_bytes();
   const auto tokens = static_cast<int64_t>(out.text.ids.size());
   const double decode = rate(tokens - 1, out.seconds), prefill = rate(out.text.prompt_tokens, out.prompt_seconds);
   if (options.json) {
@@ -222,6 +276,7 @@ void report(const Options& options, const Generated& out, int64_t state_bytes) {
               {"tokens_per_second", decode},
               {"state_bytes", state_bytes}};
     if (options.logprobs) json["log_probabilities"] = out.text.log_probabilities;
+    if (!options.draft.empty()) json["draft"] = json_of(engine.draft_counts());
     print_line(dump_json(json));
   } else {
     print_text((options.stream ? "" : options.prompt.value_or("") + out.text.text) + "\n");
@@ -229,12 +284,12 @@ void report(const Options& options, const Generated& out, int64_t state_bytes) {
   std::string line = grouped(out.text.prompt_tokens) + " tokens of prompt" + (tokens > 0 ? " and the first token" : "") + " in " +
                      format_duration(out.prompt_seconds) + " (" + format_number(prefill, 1) + " tokens/s)";
   if (tokens > 1) line += ", then " + grouped(tokens - 1) + " tokens at " + format_number(decode, 1) + " tokens/s";
-  print_message(line + "; state " + grouped(state_bytes) + " bytes");
+  print_message(line + describe(options, engine.draft_counts()) + "; state " + grouped(state_bytes) + " bytes");
 }
 
 // The options of an engine for one sequence. On a GPU a growing state gets a cache of fixed size, which a recorded step needs.
 EngineOptions one_sequence_options(const Options& options, const Place& place) {
-  EngineOptions engine = engine_options(options, 1);
+  EngineOptions engine = engine_options(options, place, 1);
   const ModelFiles stored = read_model_files(options.model);
   if (!grows(stored.config) || (place.device.is_cpu() && options.cache_tokens == 0)) return engine;
   engine.cache_tokens = most_cache_tokens(options, {stored.config, place.dtype.value_or(stored.dtype), place.device}, engine);
@@ -284,7 +339,7 @@ void run_one(const Options& options, const Place& place) {
   Engine engine(*loaded.model, settings);
   TextGenerator generator(engine, *loaded.tokenizer);
   const Generated out = generate(options, engine, generator, std::move(request));
-  report(options, out, engine.state_bytes());
+  report(options, out, engine);
   const std::string& why = out.text.finish_reason;
   if (why == "not_finite") throw Error(kLogitsNotFinite);
   const bool anew = saves && options.before_stop && (why == "stop" || why == "end_of_text");
@@ -301,6 +356,8 @@ void run_one(const Options& options, const Place& place) {
 void run(const Options& options) {
   check(options);
   const Place place = parse_place(options.device, options.dtype);
+  if (!options.draft.empty() && place.device.is_cuda())
+    throw UsageError("--draft works on the CPU: on a GPU the bits of a token depend on how many tokens a step reads; leave out --draft");
   options.prompts.empty() ? run_one(options, place) : run_many(options, place);
 }
 
@@ -326,7 +383,14 @@ void setup(CommandLine app) {
   app.add_option("--top-k", options->sampling.top_k, "keep the k most likely tokens; 0: all");
   app.add_option("--top-p", options->sampling.top_p, "keep the most likely tokens up to this total probability");
   app.add_option("--min-p", options->sampling.min_p, "keep tokens with at least this share of the most likely token's probability");
-  app.add_option("--repetition-penalty", options->sampling.repetition_penalty, "above 1: tokens are repeated less often");
+  app.add_option("--repetition-penalty", options->sampling.repetition_penalty,
+                 "above 1: tokens of the prompt and of the text are repeated less often");
+  app.add_option("--presence-penalty", options->sampling.presence_penalty,
+                 "subtracted from the logits of tokens that this command has generated, -2 to 2; above 0: they are repeated less often");
+  app.add_option("--frequency-penalty", options->sampling.frequency_penalty,
+                 "subtracted from a token's logit each time it has been generated, -2 to 2");
+  app.add_option("--logit-bias", options->logit_bias,
+                 "ID:NUMBER: add this number, -100 to 100, to the logit of this token; may be given several times");
   app.add_option(
       "--seed", options->sampling.seed,
       "the same seed and text give the same tokens; with --prompts, a line without a seed gets one computed from this seed and its index");
@@ -339,9 +403,17 @@ void setup(CommandLine app) {
   app.add_flag("--invariant", options->invariant,
                "make a sequence's result depend, bit for bit, only on its tokens and the model, not on concurrent sequences or on how the "
                "prompt was split; slower");
+  app.add_option(
+      "--draft", options->draft,
+      "guess the next tokens and verify them in one step, for the same text in less time: ngram, from the text's own repetitions, "
+      "or the folder of a smaller model with the same tokenizer");
+  app.add_option("--draft-tokens", options->draft_tokens, "with --draft: the most tokens that a step verifies", {1, kMostDraftTokens});
   app.add_flag("--stream", options->stream, "print the text while it is generated");
   app.add_flag("--json", options->json, "print JSON; with --stream one line for each piece of text, then the summary");
-  app.callback([options] { run(*options); });
+  app.callback([options] {
+    options->sampling.logit_bias = parse_logit_bias(options->logit_bias);
+    run(*options);
+  });
 }
 
 }  // namespace generate_command

@@ -21,6 +21,7 @@
 #include "based/ops/norm/rms_norm.h"
 #include "based/ops/pointwise/rowwise.h"
 #include "based/ops/pointwise/swiglu.h"
+#include "based/ops/sampling/adjusted_logits.h"
 #include "based/ops/sampling/most_likely.h"
 #include "based/ops/sampling/sample.h"
 #include "based/ops/scan/selective_scan.h"
@@ -291,8 +292,24 @@ Tensor by_sampling(const Tensors& x) {
   return token;
 }
 
+// Logits with biases and penalties of tokens that have been generated up to twice: by the formula or by the operator.
+Tensor by_adjusting(const Tensors& x, bool formula) {
+  const int64_t rows = x[0].size(0), vocab = x[0].size(1);
+  const auto real = torch::dtype(torch::kFloat).device(x[0].device()), integer = real.dtype(torch::kInt32);
+  const Tensor half = torch::full({rows}, 0.5, real), seen = torch::full({rows, kernels::sample_seen_words(vocab)}, 0x5a5a5a5a, integer);
+  const ops::OptionalTensor counts = (torch::arange(rows * vocab, integer) % 3).view({rows, vocab}), bias = x[1].to(torch::kFloat);
+  const Tensor presence = half * 0.5, penalty = half + 1;
+  const ops::AdjustedLogits in{x[0], presence, half, penalty, seen, bias, counts};
+  return formula ? ops::adjusted_logits_reference(in) : ops::adjusted_logits(in);
+}
+
 std::vector<OperatorCheck> update_checks() {
   return {
+      {"adjusted_logits",
+       [] {
+         return Tensors{draw({9, 500}), draw({9, 500})};
+       },
+       [](const Tensors& x) { return by_adjusting(x, false); }, [](const Tensors& x) { return by_adjusting(x, true); }, false},
       {"sample_",
        [] {
          return Tensors{draw({33, 500})};

@@ -1,5 +1,6 @@
 #include "based/generate/batch.h"
 
+#include <charconv>
 #include <chrono>
 #include <map>
 
@@ -38,6 +39,20 @@ std::vector<T> list_of(const Json& value, const std::string& where, T (*element)
   std::vector<T> list;
   for (const Json& one : value) list.push_back(element(one, where));
   return list;
+}
+
+// {"<token id>": number, …}, as in OpenAI's API.
+std::vector<std::pair<int64_t, double>> biases_of(const Json& value, const std::string& where) {
+  if (!value.is_object()) throw Error(where + " must be an object {\"<token id>\": number}, got " + dump_json(value));
+  std::vector<std::pair<int64_t, double>> biases;
+  biases.reserve(value.size());
+  for (const auto& [key, number] : value.items()) {
+    int64_t id = -1;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (error != std::errc() || end != key.data() + key.size()) throw Error(where + ": the key '" + key + "' is no token id");
+    biases.emplace_back(id, number_of(number, where + " of " + key));
+  }
+  return biases;
 }
 
 class Batch {
@@ -226,6 +241,9 @@ TextRequest PromptsFile::request(int64_t index, const Tokenizer& tokenizer, cons
       {"top_p", [&](const Json& v, const std::string& w) { sampling.top_p = number_of(v, w); }},
       {"min_p", [&](const Json& v, const std::string& w) { sampling.min_p = number_of(v, w); }},
       {"repetition_penalty", [&](const Json& v, const std::string& w) { sampling.repetition_penalty = number_of(v, w); }},
+      {"presence_penalty", [&](const Json& v, const std::string& w) { sampling.presence_penalty = number_of(v, w); }},
+      {"frequency_penalty", [&](const Json& v, const std::string& w) { sampling.frequency_penalty = number_of(v, w); }},
+      {"logit_bias", [&](const Json& v, const std::string& w) { sampling.logit_bias = biases_of(v, w); }},
       {"seed", [&](const Json& v, const std::string& w) { sampling.seed = integer_of(v, w); }},
       {"stop", [&](const Json& v, const std::string& w) {
          request.stops = v.is_string() ? std::vector{v.get<std::string>()} : list_of(v, w, string_of);

@@ -20,9 +20,9 @@ struct PromptDefaults {
 int64_t seed_of_line(int64_t seed, int64_t index);
 
 // JSON lines, each an object: "prompt" (text) or "ids" (token ids), and in place of the defaults "max_tokens", "temperature", "top_k",
-// "top_p", "min_p", "repetition_penalty", "seed", "stop" (a string or a list of strings). "id" may be any value and is copied to the
-// result. Empty lines are skipped. A line without a seed has seed_of_line() of the defaults' seed and its index, so that equal lines do not
-// get equal results.
+// "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias" ({"<token id>": number}), "seed", "stop" (a
+// string or a list of strings). "id" may be any value and is copied to the result. Empty lines are skipped. A line without a seed has
+// seed_of_line() of the defaults' seed and its index, so that equal lines do not get equal results.
 class PromptsFile {
  public:
   explicit PromptsFile(const std::string& path);  // throws Error if it cannot be read

@@ -1,19 +1,26 @@
 #include "based/generate/decode_step.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "based/core/log.h"
 #include "based/ops/linear/linear.h"
+#include "based/ops/sampling/top_tokens.h"
 
 namespace based {
 namespace {
 
-// Log-probability of `token` under the softmax of the first `vocab` columns, fp32 [rows]. The padding columns are not cut off but set to
-// −inf: on a GPU the order of a row's sum depends on the alignment of the row's begin, which is the same for rows of padded length.
-Tensor log_probability_of(const Tensor& padded, int64_t vocab, const Tensor& token) {
-  const Tensor wide = padded.to(torch::kFloat, /*non_blocking=*/false, /*copy=*/true);
-  wide.narrow(1, vocab, wide.size(1) - vocab).fill_(-std::numeric_limits<float>::infinity());
-  return wide.gather(1, token.clamp_min(0).unsqueeze(1)).squeeze(1) - wide.logsumexp(1);
+// Log-probability of `token` under the softmax of the first `columns` columns, fp32 [rows]. The other columns, which are padding, are not
+// cut off but set to −inf: on a GPU the order of a row's sum depends on the alignment of the row's begin, which is the same for rows of
+// padded length. On the CPU, ATen splits the sum of a single row over its threads, so that its bits would differ from those among other
+// rows.
+Tensor log_probability_of(const Tensor& padded, int64_t columns, const Tensor& token) {
+  const int64_t rows = padded.size(0);
+  const bool single = rows == 1 && padded.device().is_cpu();
+  const Tensor wide =
+      (single ? padded.expand({2, -1}) : padded).to(torch::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
+  wide.narrow(1, columns, wide.size(1) - columns).fill_(-std::numeric_limits<float>::infinity());
+  return wide.narrow(0, 0, rows).gather(1, token.clamp_min(0).unsqueeze(1)).squeeze(1) - wide.logsumexp(1).narrow(0, 0, rows);
 }
 
 }  // namespace
@@ -28,7 +35,11 @@ int64_t DecodeStep::width(int64_t slots, const DecodeOptions& options, torch::De
 }
 
 DecodeStep::DecodeStep(LanguageModel& model, ModelState& state, const DecodeOptions& options)
-    : model_(model), state_(state), decode_(options) {
+    : model_(model),
+      state_(state),
+      decode_(options),
+      adjustments_(state.slots(), model.config().vocab_size, model.device()),
+      top_counts_(static_cast<size_t>(state.slots())) {
   const int64_t slots = state.slots();
   const auto ids = torch::dtype(torch::kInt64).device(model.device());
   const auto reals = torch::dtype(torch::kFloat).device(model.device());
@@ -51,16 +62,19 @@ DecodeStep::DecodeStep(LanguageModel& model, ModelState& state, const DecodeOpti
 // number of slots.
 bool DecodeStep::try_recording(bool fused, std::string& reason) {
   const int64_t slots = state_.slots(), at_once = decode_.invariant ? invariant_width : slots;
+  logits_.assign(static_cast<size_t>((slots + at_once - 1) / at_once), {});
   try {
     for (int64_t first = 0; first < slots; first += at_once) {
       const Slots some = all_slots_.narrow(0, first, std::min(at_once, slots - first));
-      const auto body = [this, some] { step(some.size(0) == all_slots_.size(0) ? Slots() : some); };
+      Tensor& logits = logits_.at(static_cast<size_t>(first / at_once));  // keeps the recording from using their memory again
+      const auto body = [this, some, &logits] { logits = step(some.size(0) == all_slots_.size(0) ? Slots() : some); };
       recordings_.push_back(fused ? decode::record_step(model_.device(), body, {/*defers=*/!decode_.invariant})
                                   : decode::RecordedStep{nullptr, runtime::record(model_.device(), body)});
     }
     return true;
   } catch (const Error& error) {
     recordings_.clear();
+    logits_.clear();
     reason = error.what();
     return false;
   }
@@ -95,30 +109,46 @@ void DecodeStep::forget_pending(const std::vector<int64_t>& slots) {
   for (const auto& pending : pending_) pending->forget(index);
 }
 
-void DecodeStep::sample(const Slots& slots, Tensor token, ops::SampleOptions options, Tensor log_probability) {
-  const Tensor padded = model_.logits(model_.step(token, state_, slots));
+void DecodeStep::draw(const Tensor& padded, Tensor token, const ops::SampleOptions& options, Tensor log_probability) {
   Tensor logits = padded.narrow(1, 0, model_.config().vocab_size);
-  if (!options.position.defined()) options.position = state_.position().index_select(0, slots);  // the step has advanced it
-  if (logits.scalar_type() == torch::kDouble) logits = logits.to(torch::kFloat);                 // sampling has no fp64
+  if (logits.scalar_type() == torch::kDouble) logits = logits.to(torch::kFloat);  // sampling has no fp64
   ops::sample_(token, logits, options);
-  if (log_probability.defined()) log_probability.copy_(log_probability_of(padded, logits.size(1), token));
+  if (log_probability.defined()) log_probability.copy_(log_probability_of(padded, columns(), token));
 }
 
-void DecodeStep::step(const Slots& slots) {
+Tensor DecodeStep::sample(const Slots& slots, Tensor token, ops::SampleOptions options, Tensor log_probability) {
+  Tensor padded = model_.logits(model_.step(token, state_, slots));
+  if (!options.position.defined()) options.position = state_.position().index_select(0, slots);  // the step has advanced it
+  draw(padded, token, options, log_probability);
+  return padded;
+}
+
+// The options of these slots, without their positions.
+ops::SampleOptions DecodeStep::options_of(const Slots& slots) const {
+  const auto select = [&](const Tensor& all) { return all.index_select(0, slots); };
+  return {{},
+          select(options_.seed),
+          select(options_.top_k),
+          select(options_.temperature),
+          select(options_.top_p),
+          select(options_.min_p),
+          select(options_.penalty),
+          select(options_.seen)};
+}
+
+Tensor DecodeStep::step(const Slots& slots) {
   if (!slots.defined()) return sample(all_slots_, token_, options_, log_probability_);
-  const auto select = [&](const Tensor& all) { return all.defined() ? all.index_select(0, slots) : Tensor(); };
-  const Tensor token = select(token_), log_probability = select(log_probability_);
-  const ops::SampleOptions options{{},
-                                   select(options_.seed),
-                                   select(options_.top_k),
-                                   select(options_.temperature),
-                                   select(options_.top_p),
-                                   select(options_.min_p),
-                                   select(options_.penalty),
-                                   select(options_.seen)};
-  sample(slots, token, options, log_probability);
+  const ops::SampleOptions options = options_of(slots);
+  const Tensor token = token_.index_select(0, slots);
+  const Tensor log_probability = log_probability_.defined() ? log_probability_.index_select(0, slots) : Tensor();
+  const Tensor padded = sample(slots, token, options, log_probability);
+  store(slots, token, options.seen, log_probability);
+  return padded;
+}
+
+void DecodeStep::store(const Slots& slots, const Tensor& token, const Tensor& seen, const Tensor& log_probability) {
   token_.index_copy_(0, slots, token);
-  options_.seen.index_copy_(0, slots, options.seen);
+  options_.seen.index_copy_(0, slots, seen);
   if (log_probability.defined()) log_probability_.index_copy_(0, slots, log_probability);
 }
 
@@ -157,26 +187,123 @@ void DecodeStep::set_tokens(const std::vector<int64_t>& slots, const std::vector
 }
 
 void DecodeStep::run(const std::vector<int64_t>& slots) {
+  const Rows adjusted = rows_where(slots, [&](int64_t slot) { return adjustments_.adjusts(slot); });
+  const Tensor seen = adjusted.slots.empty() ? Tensor() : options_.seen.index_select(0, on_device(adjusted.slots));
+  roll_backs_.clear();
+  run_parts(slots);
+  if (!adjusted.slots.empty()) draw_adjusted(adjusted, seen, state_.position().index_select(0, on_device(adjusted.slots)));
+  find_top(rows_where(slots, [&](int64_t slot) { return top_counts_[static_cast<size_t>(slot)] > 0; }));
+  if (recordings_.empty()) logits_.clear();
+}
+
+void DecodeStep::run_parts(const std::vector<int64_t>& slots) {
   if (!recordings_.empty()) {
     for (const auto& recording : recordings_) recording.replay->run();
     return;
   }
   if (steps_all()) {
-    for (int64_t first = 0; first < state_.slots(); first += invariant_width) step(all_slots_.narrow(0, first, invariant_width));
+    for (int64_t first = 0; first < state_.slots(); first += invariant_width)
+      logits_.push_back(step(all_slots_.narrow(0, first, invariant_width)));
     return;
   }
   const auto count = static_cast<int64_t>(slots.size());
   const int64_t at_once = decode_.invariant ? ops::kBatchInvariantRows : count;
-  if (count == state_.slots() && count <= at_once) return step({});
+  if (count == state_.slots() && count <= at_once) {
+    logits_.push_back(step({}));
+    return;
+  }
   const Slots all = on_device(slots);
-  for (int64_t first = 0; first < count; first += at_once) step(all.narrow(0, first, std::min(at_once, count - first)));
+  for (int64_t first = 0; first < count; first += at_once) logits_.push_back(step(all.narrow(0, first, std::min(at_once, count - first))));
 }
+
+// --- sequences with adjusted logits or lists of likely tokens, whose part of a step is never recorded
+
+void DecodeStep::set_adjustments(int64_t slot, const SequenceOptions& options, std::span<const int64_t> generated) {
+  adjustments_.set(slot, options.sampling, generated);
+  top_counts_[static_cast<size_t>(slot)] = std::min(options.top_log_probabilities, model_.config().vocab_size);
+}
+
+// [rows, padded_vocab] of the last step.
+Tensor DecodeStep::logits_of(const Rows& rows) const {
+  return (logits_.size() == 1 ? logits_[0] : torch::cat(logits_)).index_select(0, on_device(rows.rows));
+}
+
+// Log-probabilities of the slots' tokens, fp32. On a GPU the number of rows decides how a row's sum is split, so that for invariant steps
+// it is always that of a step.
+Tensor DecodeStep::log_probabilities_of(const Rows& rows) const {
+  const auto count = static_cast<int64_t>(rows.slots.size());
+  const int64_t block = decode_.invariant && !model_.device().is_cpu() ? invariant_width : count;
+  Rows filled = rows;
+  while (static_cast<int64_t>(filled.rows.size()) % block != 0) filled.slots.push_back(rows.slots[0]), filled.rows.push_back(rows.rows[0]);
+  const Tensor padded = logits_of(filled), token = token_.index_select(0, on_device(filled.slots));
+  std::vector<Tensor> blocks;
+  for (int64_t first = 0; first < padded.size(0); first += block)
+    blocks.push_back(log_probability_of(padded.narrow(0, first, block), columns(), token.narrow(0, first, block)));
+  return torch::cat(blocks).narrow(0, 0, count);
+}
+
+// Draws the tokens of these slots again, from adjusted logits. `seen`: the slots' marks before the step, to which the step has added the
+// tokens that it has drawn. `position`: the positions of the tokens.
+void DecodeStep::draw_adjusted(const Rows& rows, const Tensor& seen, const Tensor& position) {
+  const Slots index = on_device(rows.slots);
+  ops::SampleOptions options = options_of(index);
+  options.position = position;
+  options.seen = seen;
+  Tensor logits = logits_of(rows).narrow(1, 0, model_.config().vocab_size);
+  if (logits.scalar_type() == torch::kDouble) logits = logits.to(torch::kFloat);
+  const Tensor adjusted = adjustments_.adjusted(logits, index, options.penalty, seen), token = torch::empty_like(index);
+  options.penalty = torch::ones_like(options.penalty);  // it has been applied
+  ops::sample_(token, adjusted, options);
+  token_.index_copy_(0, index, token);
+  options_.seen.index_copy_(0, index, seen);
+  adjustments_.count(index, token);
+  if (log_probability_.defined()) log_probability_.index_copy_(0, index, log_probabilities_of(rows));
+}
+
+// Finds the most likely tokens of these slots in the model's logits. The log-probability of the slot's own token is added to differences
+// of logits, so that the same token has the same number wherever it is reported.
+void DecodeStep::find_top(const Rows& rows) {
+  top_.reset();
+  if (rows.slots.empty()) return;
+  int64_t most = 0;
+  for (const int64_t slot : rows.slots) most = std::max(most, top_counts_[static_cast<size_t>(slot)]);
+  const Slots index = on_device(rows.slots);
+  const Tensor own = log_probability_.defined() ? log_probability_.index_select(0, index) : log_probabilities_of(rows);
+  const Tensor token = token_.index_select(0, index).clamp_min(0);
+  const auto [ids, margins] = ops::top_tokens(logits_of(rows).narrow(1, 0, columns()), token, most);
+  const Tensor column = own.unsqueeze(1);
+  top_ = {rows.slots, ids, torch::cat({column, column + margins.to(torch::kFloat)}, 1)};
+}
+
+std::map<int64_t, DecodeStep::TopTokens> DecodeStep::finish_top(TopAtHost& copy) const {
+  std::map<int64_t, TopTokens> found;
+  if (copy.slots.empty()) return found;
+  const Tensor &ids = copy.ids->wait(), &log_probabilities = copy.log_probabilities->wait();
+  const auto* id = ids.const_data_ptr<int64_t>();
+  const auto* of_token = log_probabilities.const_data_ptr<float>();
+  for (const int64_t slot : copy.slots) {
+    TopTokens& top = found[slot];
+    top.log_probability = of_token[0];
+    const int64_t wanted = top_counts_[static_cast<size_t>(slot)];
+    top.most_likely.reserve(static_cast<size_t>(wanted));
+    for (int64_t i = 0; i < std::min(wanted, ids.size(1)); ++i) top.most_likely.push_back({id[i], of_token[1 + i]});
+    id += ids.size(1), of_token += 1 + ids.size(1);
+  }
+  return found;
+}
+
+// ---
 
 void DecodeStep::begin_readback() {
   BASED_ASSERT(readbacks_begun_ - readbacks_finished_ < kReadbacks);
   const size_t buffer = readbacks_begun_++ % kReadbacks;
   token_at_host_[buffer].begin(token_);
   if (log_probability_.defined()) log_probability_at_host_[buffer].begin(log_probability_);
+  TopAtHost& top = top_at_host_[buffer];
+  top = {};
+  if (!top_) return;
+  top = {top_->slots, runtime::ToHost(top_->ids), runtime::ToHost(top_->log_probabilities)};
+  top.ids->begin(top_->ids), top.log_probabilities->begin(top_->log_probabilities);
 }
 
 DecodeStep::Readback DecodeStep::finish_readback() {
@@ -184,6 +311,7 @@ DecodeStep::Readback DecodeStep::finish_readback() {
   const size_t buffer = readbacks_finished_++ % kReadbacks;
   Readback result{token_at_host_[buffer].wait().const_data_ptr<int64_t>()};
   if (log_probability_.defined()) result.log_probabilities = log_probability_at_host_[buffer].wait().const_data_ptr<float>();
+  result.top = finish_top(top_at_host_[buffer]);
   return result;
 }
 

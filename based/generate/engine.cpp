@@ -1,8 +1,10 @@
 #include "based/generate/engine.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
+#include "based/ops/linear/linear.h"
 #include "based/runtime/transfer.h"
 
 namespace based {
@@ -10,12 +12,30 @@ namespace based {
 // A CPU is fastest on activations that fit into its caches.
 int64_t default_prefill_tokens(torch::Device device) { return device.is_cuda() ? 8192 : 1024; }
 
+namespace {
+
+void check_drafts(const EngineOptions& options, torch::Device device) {
+  if (!options.drafts.drafter) return;
+  if (!device.is_cpu()) throw UsageError("drafts need the CPU: on a GPU the bits of a token depend on how many tokens a step reads");
+  if (options.ahead) throw UsageError("an engine with drafts cannot step ahead, because a draft follows the tokens before it");
+  if (options.drafts.most < 1 || options.drafts.most > kMostDraftTokens)
+    throw UsageError("a draft has 1 to " + std::to_string(kMostDraftTokens) + " tokens, got " + std::to_string(options.drafts.most));
+  if (options.slots > ops::kBatchInvariantRows && !options.decode.invariant)
+    throw UsageError("drafts need at most " + std::to_string(ops::kBatchInvariantRows) +
+                     " slots, or invariant steps: with more slots the " + "bits of a token depend on how many tokens a step reads; got " +
+                     std::to_string(options.slots) + " slots");
+}
+
+}  // namespace
+
 Engine::Engine(LanguageModel& model, const EngineOptions& options) : model_(model), ahead_(options.ahead) {
   if (options.slots < 1) throw UsageError("an engine needs at least one slot, got " + std::to_string(options.slots));
   if (options.cache_tokens < 0 || options.prefill_tokens < 0) throw UsageError("an engine's numbers of tokens must not be negative");
   const torch::InferenceMode inference;
   const torch::Device device = model.device();
+  check_drafts(options, device);
   DecodeOptions decode = options.decode;
+  decode.padded_columns = options.padded_columns;
   const int64_t width = DecodeStep::width(options.slots, decode, device);
   state_ = model.make_state(width);
   std::optional<PagePool> pages;
@@ -34,6 +54,7 @@ Engine::Engine(LanguageModel& model, const EngineOptions& options) : model_(mode
   const PromptReaderOptions reading{options.prefill_tokens > 0 ? options.prefill_tokens : default_prefill_tokens(device),
                                     decode.invariant ? cell_tokens(device.type()) : 0, options.max_idle_slot_steps, decode_->steps_all()};
   reader_ = std::make_unique<PromptReader>(*table_, reading);
+  if (options.drafts.drafter) drafting_ = std::make_unique<Drafting>(options.drafts);
   prefill_ = std::make_unique<Prefill>(model, *table_, *reader_, state_, *decode_, std::move(begins), options.padded_columns);
   if (decode_->steps_all() && slots() > 1 && table_->pages() == nullptr) prefill_->warm_up(reading.prefill_tokens);
 }
@@ -89,18 +110,39 @@ void Engine::extend(int64_t id, const std::vector<int64_t>& more) {
 }
 
 void Engine::set_sampling(int64_t id, const SamplingOptions& sampling) {
-  check_sampling_options(sampling);
+  table_->check_sampling(sampling);
   Sequence& sequence = table_->require(id);
   if (sequence.options.sampling == sampling) return;
   collect_all();
   sequence.options.sampling = sampling;
   const torch::InferenceMode inference;
-  if (sequence.slot >= 0) decode_->set_sampling({sequence.slot}, {sampling});
+  if (sequence.slot < 0) return;
+  decode_->set_sampling({sequence.slot}, {sampling});
+  decode_->set_adjustments(sequence.slot, sequence.options, sequence.generated());
 }
 
-void Engine::end(int64_t id) {
+void Engine::end(int64_t id, int64_t unwanted) {
   if (table_->require(id).options.keep_state) collect_all();
-  finish_sequence(id, table_->require(id), Finish::stop);
+  Sequence& sequence = table_->require(id);
+  if (unwanted > 0) take_back(id, sequence, unwanted);
+  finish_sequence(id, sequence, Finish::stop);
+}
+
+// The slot of a sequence that has ended keeps its state until another sequence gets it, which cannot be before the next step.
+void Engine::take_back(int64_t id, Sequence& sequence, int64_t unwanted) {
+  const torch::InferenceMode inference;
+  const Drafted& last = drafted_.at(id);
+  const int64_t tokens = sequence.finish == Finish::not_finite ? unwanted - 1 : unwanted;  // that output has no token
+  sequence.tokens.resize(sequence.tokens.size() - static_cast<size_t>(tokens));
+  sequence.sampled -= tokens;
+  sequence.seen = static_cast<int64_t>(sequence.tokens.size()) - 1;
+  decode_->roll_back(last.slot, sequence.seen - last.seen);
+  if (sequence.finish == Finish::none) return;
+  sequence.finish = Finish::stop;
+  if (!sequence.options.keep_state) return;
+  sequence.slot = last.slot;
+  sequence.state = prefill_->snapshot(sequence);
+  sequence.slot = -1;
 }
 
 void Engine::remove(int64_t id) {
@@ -119,6 +161,7 @@ void Engine::finish_sequence(int64_t id, Sequence& sequence, Finish reason) {
     sequence.state = id == reader_->staged_id() ? prefill_->staged_snapshot() : prefill_->snapshot(sequence);
   }
   if (sequence.is_prefilling) reader_->remove(id);
+  if (drafting_) drafting_->forget(id);
   table_->finish(sequence, reason);
 }
 
@@ -142,6 +185,12 @@ SequenceState Engine::take_state(int64_t id) {
   return taken;
 }
 
+std::span<const TokenProbability> Engine::top_scores(int64_t id, size_t index) const {
+  const Sequence& sequence = table_->at(id);
+  const auto each = static_cast<size_t>(std::min(sequence.options.top_log_probabilities, model_.config().vocab_size));
+  return std::span(sequence.top_scores).subspan(index * each, each);
+}
+
 // --- prompts
 
 bool Engine::read_prompts() {
@@ -156,9 +205,17 @@ void Engine::read(const std::function<void()>& after_each) {
 
 // --- steps
 
+// Loads SequenceOptions::allowed for the next step, if it samples. Returns false if no token may follow.
+bool Engine::restrict_next_token(Sequence& sequence) {
+  if (!sequence.options.allowed || sequence.unread() > 0) return true;
+  const std::span<const uint64_t> allowed = sequence.options.allowed(sequence.generated());
+  BASED_ASSERT(static_cast<int64_t>(allowed.size()) == (model_.config().vocab_size + 63) / 64);
+  return decode_->allow(sequence.slot, allowed);
+}
+
 // The slots, in ascending order, whose sequences can read another token after those in flight. Sequences that have reached a limit end
 // here. Returns no slots at all if the tokens in flight must be collected first: they may end a sequence that keeps its state, which
-// another step would change, or they may complete a cell, which the parallel form then reads.
+// another step would change, they may decide which tokens may follow, or they may complete a cell, which the parallel form then reads.
 std::vector<int64_t> Engine::slots_to_step() {
   const int64_t cell = reader_->cell();
   PagePool* const pages = table_->pages();
@@ -172,10 +229,11 @@ std::vector<int64_t> Engine::slots_to_step() {
     const bool last = sequence.sampled + sequence.samples_in_flight() == sequence.options.max_tokens;
     const int64_t after = sequence.seen + sequence.steps_in_flight + 1;  // tokens seen after the step
     const bool leaves_cell = cell > 0 && after > sequence.cell_begin + cell;
-    if (in_flight && sequence.options.keep_state) return {};
+    if (in_flight && (sequence.options.keep_state || sequence.options.allowed)) return {};
     if (in_flight && last) continue;  // it ends with the token in flight
     if (in_flight && leaves_cell) return {};
-    const Finish reason = last ? Finish::length : table_->limit(sequence, after);
+    Finish reason = last ? Finish::length : table_->limit(sequence, after);
+    if (reason == Finish::none && !restrict_next_token(sequence)) reason = Finish::stop;
     if (reason != Finish::none) {
       if (in_flight) return {};
       outputs_.push_back({id, -1, 0, reason});
@@ -214,25 +272,86 @@ bool Engine::launch() {
   return true;
 }
 
-void Engine::take_token(int64_t id, Sequence& sequence, int64_t token, float log_probability) {
-  const std::optional<Finish> reason = table_->advance(sequence, token);
+void Engine::take_token(Sequence& sequence, Output output) {
+  const std::optional<Finish> reason = table_->advance(sequence, output.token);
   if (!reason) return;
-  outputs_.push_back({id, token, log_probability, *reason});
+  const int64_t id = output.sequence;
+  output.finish = *reason;
+  outputs_.push_back(std::move(output));
   if (*reason == Finish::none || (sequence.options.keep_state && *reason != Finish::not_finite)) prefill_->complete_cell(sequence);
   if (*reason != Finish::none) finish_sequence(id, sequence, *reason);
+}
+
+// The most draft tokens that a step of the sequence may read: no limit and no cell ends within a draft, except by its last token.
+int64_t Engine::most_drafts(const Sequence& sequence) const {
+  if (sequence.unread() > 0 || sequence.options.allowed) return 0;
+  const int64_t after = sequence.seen + 1, positions = model_.config().max_positions, cell = reader_->cell();
+  int64_t most = kMostDraftTokens;
+  if (sequence.options.max_tokens >= 0) most = std::min(most, sequence.options.max_tokens - sequence.sampled - 1);
+  if (positions > 0) most = std::min(most, positions - after);
+  if (table_->pages() != nullptr) most = std::min(most, sequence.reserved_tokens - after);
+  if (cell > 0) most = std::min(most, sequence.cell_begin + cell - 1 - after);
+  return std::max<int64_t>(0, most);
+}
+
+// A step of all decoding sequences and of drafts of their tokens. Nothing is in flight before and after it.
+void Engine::step_with_drafts() {
+  drafted_.clear();
+  const std::vector<int64_t> slots = slots_to_step();
+  if (slots.empty()) return;
+  if (reader_->cell() > 0) prefill_->load_input_tokens(slots);
+  std::vector<Drafter::Request> requests;
+  for (const int64_t slot : slots) {
+    const int64_t id = table_->owner(slot);
+    const Sequence& sequence = table_->at(id);
+    requests.push_back({id, &sequence.tokens, &sequence.options.sampling, most_drafts(sequence)});
+  }
+  drafting_->draft(requests);
+  std::vector<DecodeStep::DraftedSlot> drafted;
+  PagePool* const pages = table_->pages();
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const Sequence& sequence = table_->at(requests[i].sequence);
+    const int64_t after = sequence.seen + 1 + static_cast<int64_t>(requests[i].drafts.size());
+    if (pages != nullptr && after > pages->tokens(slots[i])) pages->hold(slots[i], after);
+    drafted.push_back({slots[i], requests[i].drafts, sequence.options.stop_tokens});
+    if (!requests[i].drafts.empty()) drafted_[requests[i].sequence] = {slots[i], sequence.seen};
+  }
+  table_->upload_pages();
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<DecodeStep::DrawnTokens> drawn = decode_->run_drafts(drafted);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::vector<int64_t> added;
+  for (size_t i = 0; i < drawn.size(); ++i)
+    added.push_back(table_->at(requests[i].sequence).unread() > 0 ? 0 : static_cast<int64_t>(drawn[i].tokens.size()));
+  drafting_->add_step(requests, added, seconds);
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    Sequence& sequence = table_->at(requests[i].sequence);
+    for (size_t token = 0; token < drawn[i].tokens.size(); ++token) {
+      Output output{requests[i].sequence, drawn[i].tokens[token]};
+      if (!drawn[i].log_probabilities.empty()) output.log_probability = drawn[i].log_probabilities[token];
+      if (!drawn[i].top.empty() && output.token >= 0) {
+        output.log_probability = drawn[i].top[token].log_probability;
+        output.top = std::move(drawn[i].top[token].most_likely);
+      }
+      take_token(sequence, std::move(output));
+    }
+  }
 }
 
 // Waits for the tokens of the oldest step in flight, and drops those of sequences that have ended or been removed since.
 void Engine::collect_oldest() {
   if (in_flight_.empty()) return;
-  const DecodeStep::Readback tokens = decode_->finish_readback();
+  DecodeStep::Readback tokens = decode_->finish_readback();
   const auto step = std::move(in_flight_.front());
   in_flight_.pop_front();
   for (const auto& [slot, id] : step) {
     Sequence* const sequence = table_->find(id);
     if (sequence == nullptr || sequence->finish != Finish::none) continue;
     --sequence->steps_in_flight;
-    take_token(id, *sequence, tokens.tokens[slot], tokens.log_probabilities != nullptr ? tokens.log_probabilities[slot] : 0);
+    Output output{id, tokens.tokens[slot], tokens.log_probabilities != nullptr ? tokens.log_probabilities[slot] : 0};
+    if (const auto top = tokens.top.find(slot); top != tokens.top.end() && output.token >= 0)
+      output.log_probability = top->second.log_probability, output.top = std::move(top->second.most_likely);
+    take_token(*sequence, std::move(output));
   }
 }
 
@@ -251,6 +370,11 @@ const std::vector<Engine::Output>& Engine::step() {
     if (launch()) decode_->begin_readback();
   };
   outputs_ = std::exchange(collected_, {});
+  if (drafting_) {
+    if (!reader_->defers_round()) read_prompts();
+    step_with_drafts();
+    return outputs_;
+  }
   if (outputs_.empty()) {
     if (in_flight_.empty()) begin();
     if (ahead_ && !in_flight_.empty()) begin();

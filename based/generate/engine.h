@@ -13,10 +13,12 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "based/generate/decode_step.h"
+#include "based/generate/drafting.h"
 #include "based/generate/prefill.h"
 #include "based/generate/prompt_reader.h"
 #include "based/generate/sequence.h"
@@ -42,6 +44,11 @@ struct EngineOptions {
   // SequenceOptions::scores and SequenceOptions::greedy count the padding rows of the embedding (LanguageModel::token_log_probabilities).
   bool padded_columns = false;
   DecodeOptions decode = {};
+  // Each step also reads drafts of the next tokens, and step() returns all tokens up to the first one that differs from its draft. A
+  // sequence's tokens, log-probabilities and states are, bit for bit, those of an engine without drafts. Without `invariant` this holds if
+  // the same prompts are read together: drafts change the moments at which slots become free. For the CPU, without `ahead`, and for up to
+  // ops::kBatchInvariantRows slots or with `invariant`; otherwise the constructor throws UsageError.
+  DraftOptions drafts = {};
 };
 
 int64_t default_prefill_tokens(torch::Device device);
@@ -70,8 +77,10 @@ class Engine {
   // Appends tokens to a sequence that has not ended; they are read before the prompts of waiting sequences. Throws as add.
   void extend(int64_t sequence, const std::vector<int64_t>& more);
   void set_sampling(int64_t sequence, const SamplingOptions& sampling);  // from its next token on
-  void end(int64_t sequence);                                            // as if a stop token had been sampled
-  void remove(int64_t sequence);                                         // in any phase; its number becomes invalid
+  // Ends a sequence as if a stop token had been sampled. With drafts, step() may return several tokens of it; the sequence then is left as
+  // if the last `unwanted` outputs of the last step() for it had not been sampled, even if it has ended with one of them.
+  void end(int64_t sequence, int64_t unwanted = 0);
+  void remove(int64_t sequence);  // in any phase; its number becomes invalid
 
   // A copy in canonical form. Taking it flushes the sequence's buffers, so that copy and original continue with the same bits. If prompts
   // are read in cells, the state is that at the begin of the sequence's cell. Throws Error for a sequence that has ended without
@@ -88,20 +97,28 @@ class Engine {
   const std::vector<float>& scores(int64_t sequence) const { return table_->at(sequence).scores; }
   // For SequenceOptions::greedy: 1 for each scored token that is the most likely one, otherwise 0.
   const std::vector<uint8_t>& greedy(int64_t sequence) const { return table_->at(sequence).greedy; }
+  // For SequenceOptions::scores and SequenceOptions::top_log_probabilities = K: the min(K, vocab_size) most likely tokens in the place of
+  // the scored token number `index`, the most likely first. If the scored token is among them, its log-probability is that of scores().
+  std::span<const TokenProbability> top_scores(int64_t sequence, size_t index) const;
   bool keeps_log_probabilities() const { return decode_->keeps_log_probabilities(); }
 
   struct Output {
     int64_t sequence = 0;
-    int64_t token = -1;         // −1: the sequence ended before a token could be sampled
-    float log_probability = 0;  // under the model's softmax; 0 unless DecodeOptions::log_probabilities is set
+    int64_t token = -1;  // −1: the sequence ended before a token could be sampled
+    // Under the model's softmax; 0 unless DecodeOptions::log_probabilities or SequenceOptions::top_log_probabilities is set.
+    float log_probability = 0;
     Finish finish = Finish::none;
+    // The min(top_log_probabilities, vocab_size) most likely tokens, the most likely first. If `token` is among them, its entry has exactly
+    // `log_probability`.
+    std::vector<TokenProbability> top = {};
   };
   // Reads up to prefill_tokens tokens of waiting prompts, and samples a token for every sequence whose prompt has been read. With cells, a
   // sequence that has tokens after its last whole cell reads one of them instead. A sequence that ends gives its slot to a waiting one; its
-  // tokens stay until it is removed.
+  // tokens stay until it is removed. With drafts, a sequence may have several outputs, one after another.
   const std::vector<Output>& step();
   // Reads all prompts for which there are slots, with cells as far as these are whole; calls `after_each` after each round.
   void read(const std::function<void()>& after_each = {});
+  DraftCounts draft_counts() const { return drafting_ ? drafting_->counts() : DraftCounts(); }
   int64_t tokens_read() const { return prefill_->tokens_read(); }  // by the parallel form, in total
   // Makes steps without looking at their tokens, as if they were 0, for measurements. All prompts must have been read, and none ends.
   void run(int64_t steps);
@@ -114,9 +131,13 @@ class Engine {
   std::vector<int64_t> slots_to_step();
   void rewind_other_slots(const std::vector<int64_t>& slots);
   bool launch();
+  void step_with_drafts();
+  int64_t most_drafts(const Sequence& sequence) const;
+  void take_back(int64_t id, Sequence& sequence, int64_t unwanted);
   void collect_oldest();
   void collect_all();
-  void take_token(int64_t id, Sequence& sequence, int64_t token, float log_probability);
+  bool restrict_next_token(Sequence& sequence);
+  void take_token(Sequence& sequence, Output output);
   void finish_sequence(int64_t id, Sequence& sequence, Finish reason);
 
   LanguageModel& model_;
@@ -125,6 +146,11 @@ class Engine {
   std::unique_ptr<DecodeStep> decode_;
   std::unique_ptr<PromptReader> reader_;
   std::unique_ptr<Prefill> prefill_;
+  std::unique_ptr<Drafting> drafting_;  // null: no drafts
+  struct Drafted {
+    int64_t slot = 0, seen = 0;  // the tokens that the state had read before the step
+  };
+  std::map<int64_t, Drafted> drafted_;  // the sequences of the last step with drafts
   bool ahead_;
   std::vector<Output> outputs_;    // returned by step()
   std::vector<Output> collected_;  // outputs that were collected between two calls of step(); the next call returns them

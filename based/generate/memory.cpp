@@ -18,7 +18,7 @@ struct Needed {
 
 double free_memory(torch::Device device) { return 0.95 * static_cast<double>(available_memory(device)); }
 
-Needed needed(const ModelPlace& place, bool invariant) {
+Needed needed(const ModelPlace& place, const EngineOptions& engine) {
   const ModelConfig& config = place.config;
   const auto element = static_cast<double>(torch::elementSize(place.dtype));
   const ShapesOnly no_memory;
@@ -29,9 +29,11 @@ Needed needed(const ModelPlace& place, bool invariant) {
   const auto width = static_cast<double>(config.d_model), hidden = static_cast<double>(config.mlp_width);
   // Activations of a prompt's piece: the fp32 residual stream, a norm, projections, the MLP.
   bytes.fixed += static_cast<double>(default_prefill_tokens(place.device)) * (4 * width + element * (6 * width + 3 * hidden));
-  const double logits = static_cast<double>(config.padded_vocab()) * (element + 4);
-  const int states = invariant ? 2 : 1;  // invariant: a second one, at the begin of the slot's cell
-  bytes.slot = states * static_cast<double>(state_bytes(model, 0)) + logits;
+  // The logits, their fp32 copy, and the counts and biases of LogitAdjustments.
+  const double logits = static_cast<double>(config.padded_vocab()) * (element + 12);
+  const int begins = engine.decode.invariant ? 1 : 0;                                       // the state at the begin of the slot's cell
+  const auto drafts = static_cast<double>(engine.drafts.drafter ? engine.drafts.most : 0);  // each has a state and logits
+  bytes.slot = (1 + begins + drafts) * static_cast<double>(state_bytes(model, 0)) + (1 + drafts) * logits;
   bytes.cache_token = static_cast<double>(state_bytes(model, 1 << 12) - state_bytes(model, 0)) / (1 << 12);
   return bytes;
 }
@@ -44,7 +46,7 @@ bool grows(const ModelConfig& config) {
 }
 
 int64_t cache_tokens_that_fit(const ModelPlace& model, const EngineOptions& engine) {
-  const Needed bytes = needed(model, engine.decode.invariant);
+  const Needed bytes = needed(model, engine);
   const double left = free_memory(model.device) - bytes.fixed - bytes.slot * static_cast<double>(engine.slots);
   constexpr int64_t kMost = int64_t{1} << 50;  // neither sums nor products of it overflow
   if (bytes.cache_token <= 0) return std::numeric_limits<int64_t>::max();
@@ -52,7 +54,7 @@ int64_t cache_tokens_that_fit(const ModelPlace& model, const EngineOptions& engi
 }
 
 void require_memory(const ModelPlace& model, const EngineOptions& engine, const std::string& option) {
-  Needed bytes = needed(model, engine.decode.invariant);
+  Needed bytes = needed(model, engine);
   bytes.slot += bytes.cache_token * static_cast<double>(engine.cache_tokens) / static_cast<double>(engine.slots);
   const double have = free_memory(model.device);
   if (bytes.fixed + bytes.slot * static_cast<double>(engine.slots) <= have) return;

@@ -3,9 +3,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "based/ops/sampling/top_tokens.h"
 #include "based/runtime/transfer.h"
 
 namespace based {
+namespace {
+
+constexpr int64_t kTopChunkLogitBytes = int64_t{64} << 20;
+
+}  // namespace
 
 Prefill::Prefill(LanguageModel& model, SequenceTable& table, const PromptReader& reader, ModelState& state, DecodeStep& decode,
                  std::optional<CellBegins> begins, bool padded_columns)
@@ -149,9 +155,30 @@ void Prefill::keep_scores(const Tensor& hidden, const std::vector<Sequence*>& se
     if (!one.options.scores) continue;
     drop_unfinished_scores(one);
     one.scores.insert(one.scores.end(), score, score + counts[i]);
+    const int64_t first = score - scores.const_data_ptr<float>();
+    if (one.options.top_log_probabilities > 0)
+      keep_top_scores(one, chosen.narrow(0, first, counts[i]), wanted.narrow(0, first, counts[i]), score);
     if (one.options.greedy) one.greedy.insert(one.greedy.end(), hit, hit + counts[i]);
     score += counts[i];
     if (greedy) hit += counts[i];
+  }
+}
+
+// Stores the most likely tokens in place of some scored tokens of a sequence. hidden [n, d_model]; tokens, int64 [n]: the scored ones;
+// scores [n]: theirs, on the host. Only the logits of a chunk of rows are in memory.
+void Prefill::keep_top_scores(Sequence& sequence, const Tensor& hidden, const Tensor& tokens, const float* scores) {
+  const ModelConfig& config = model_.config();
+  const int64_t k = std::min(sequence.options.top_log_probabilities, config.vocab_size), rows = hidden.size(0);
+  const int64_t chunk = std::max<int64_t>(kTopChunkLogitBytes / (config.padded_vocab() * hidden.element_size()), 1);
+  for (int64_t begin = 0; begin < rows; begin += chunk) {
+    const int64_t size = std::min(chunk, rows - begin);
+    const Tensor logits = model_.logits(hidden.narrow(0, begin, size));
+    const auto [top, differences] =
+        ops::top_tokens(logits.narrow(1, 0, padded_columns_ ? config.padded_vocab() : config.vocab_size), tokens.narrow(0, begin, size), k);
+    const Tensor ids = top.to(torch::kCPU), margins = differences.to(torch::kCPU, torch::kFloat);
+    const auto* id = ids.const_data_ptr<int64_t>();
+    const auto* margin = margins.const_data_ptr<float>();
+    for (int64_t i = 0; i < size * k; ++i) sequence.top_scores.push_back({id[i], scores[begin + i / k] + margin[i]});
   }
 }
 
@@ -161,6 +188,7 @@ void Prefill::drop_unfinished_scores(Sequence& sequence) const {
   const int64_t first = std::max(sequence.options.first_scored, sequence.first_read + 1);
   const auto finished = static_cast<size_t>(std::max<int64_t>(0, sequence.seen + 1 - first));
   sequence.scores.resize(finished);
+  sequence.top_scores.resize(finished * static_cast<size_t>(std::min(sequence.options.top_log_probabilities, model_.config().vocab_size)));
   if (sequence.options.greedy) sequence.greedy.resize(finished);
 }
 
@@ -194,6 +222,7 @@ void Prefill::load_last_tokens(const std::vector<Sequence*>& sequences) {
   if (slots.empty()) return;
   decode_.set_sampling(slots, sampling);
   decode_.load_last_tokens(slots, tokens);
+  for (const Sequence* one : sequences) decode_.set_adjustments(one->slot, one->options, one->generated());
 }
 
 ModelState Prefill::extract(int64_t slot, int64_t tokens) {

@@ -49,6 +49,7 @@ class Prefill {
   void read_pieces(ModelState& state, const std::vector<int64_t>& slots, const std::vector<Sequence*>& sequences, int64_t most_tokens);
   void read_piece(ModelState& state, const std::vector<int64_t>& slots, const std::vector<Sequence*>& sequences, int64_t most_tokens);
   void keep_scores(const Tensor& hidden, const std::vector<Sequence*>& sequences, const std::vector<int64_t>& tokens);
+  void keep_top_scores(Sequence& sequence, const Tensor& hidden, const Tensor& tokens, const float* scores);
   void drop_unfinished_scores(Sequence& sequence) const;
   void score_tail(Sequence& sequence);
   void put_into_slots(const std::vector<Sequence*>& sequences);

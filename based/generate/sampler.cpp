@@ -19,6 +19,9 @@ void check_sampling_options(const SamplingOptions& options) {
   // In fp32 a factor far from 1 could make logits infinite, which would look like damaged weights.
   check(options.repetition_penalty >= 1e-3 && options.repetition_penalty <= 1e3, "repetition-penalty", "0.001 to 1000",
         options.repetition_penalty);
+  check(options.presence_penalty >= -2 && options.presence_penalty <= 2, "presence-penalty", "-2 to 2", options.presence_penalty);
+  check(options.frequency_penalty >= -2 && options.frequency_penalty <= 2, "frequency-penalty", "-2 to 2", options.frequency_penalty);
+  for (const auto& [id, bias] : options.logit_bias) check(bias >= -100 && bias <= 100, "logit-bias", "-100 to 100", bias);
 }
 
 }  // namespace based

@@ -1,7 +1,9 @@
 // How the next token is sampled (kernels/sampling/sampling.h). Sampling has no state: its random numbers depend on the seed and the token's
-// position alone, so that a sequence that continues from a saved state gets the same tokens as without the break.
+// position alone, so that a sequence that continues from a saved state gets the same tokens as without the break. Presence and frequency
+// penalties also need the length of the prompt before the break (SequenceOptions::first_generated).
 #pragma once
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "based/core/config.h"
@@ -13,8 +15,13 @@ struct SamplingOptions {
   int64_t top_k = 0;              // keep the k most likely; 0: all
   double top_p = 1;               // keep the smallest set of most likely tokens whose probability reaches p
   double min_p = 0;               // keep tokens with at least min_p times the probability of the most likely
-  double repetition_penalty = 1;  // divides positive and multiplies negative logits of tokens already in the sequence
+  double repetition_penalty = 1;  // divides positive and multiplies negative logits of tokens already in the sequence, prompt included
   int64_t seed = 0;
+  // Subtracted from the logits of generated tokens, as OpenAI's API defines them: `presence_penalty` once, `frequency_penalty` as often as
+  // the token has been generated. The tokens of the prompt do not count (SequenceOptions::first_generated).
+  double presence_penalty = 0, frequency_penalty = 0;
+  // Pairs of a token and a number that is added to its logit, before all penalties; the numbers of equal tokens add up.
+  std::vector<std::pair<int64_t, double>> logit_bias = {};
 
   bool operator==(const SamplingOptions&) const = default;
 
@@ -26,6 +33,8 @@ struct SamplingOptions {
     field("min_p", min_p, "keep tokens with at least this share of the most likely one's probability");
     field("repetition_penalty", repetition_penalty, "above 1: makes tokens already in the text less likely");
     field("seed", seed, "the same seed and text give the same tokens");
+    field("presence_penalty", presence_penalty, "above 0: makes tokens that were generated less likely");
+    field("frequency_penalty", frequency_penalty, "above 0: makes tokens less likely each time they are generated");
   }
 };
 

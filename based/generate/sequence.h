@@ -1,5 +1,8 @@
 // The options of a sequence that an engine continues, and its snapshot.
 #pragma once
+#include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +22,19 @@ enum class Finish {
 };
 const char* finish_name(Finish finish);  // "none", "length", …
 
+inline constexpr int64_t kMostTopLogProbabilities = 20;
+inline constexpr int64_t kMostDraftTokens = 7;  // that a step reads after a sequence's own token (generate/drafting.h)
+
+struct TokenProbability {
+  int64_t id = 0;
+  float log_probability = 0;  // under the model's softmax: before the temperature, the penalties and all other sampling options
+};
+
+// Restricts the next token. It receives the tokens from SequenceOptions::first_generated on and returns the ids that may follow: bit w mod
+// 64 of word w / 64 is set for token w, in (vocab_size + 63) / 64 words. The words must stay valid until the next call. The result must be
+// a function of the tokens, because it may be asked for twice. If no bit is set, the sequence ends as at a stop token, without a token.
+using AllowedTokens = std::function<std::span<const uint64_t>(std::span<const int64_t> generated)>;
+
 struct SequenceOptions {
   SamplingOptions sampling = {};
   int64_t max_tokens = -1;                // new tokens; −1: no limit
@@ -27,6 +43,14 @@ struct SequenceOptions {
   int64_t first_scored = 1;               // for `scores`: the index of the first token that is scored, at least 1
   bool greedy = false;                    // for `scores`: also keep whether each scored token is the most likely one (Engine::greedy)
   bool keep_state = false;                // the state after the last token stays with the engine until the sequence is removed
+  // For each sampled token, and with `scores` for each scored one, also keep this many most likely tokens (Engine::Output::top,
+  // Engine::top_scores), 0 to kMostTopLogProbabilities.
+  int64_t top_log_probabilities = 0;
+  // The index of the first token that counts as generated, for the presence and frequency penalties; −1: the number of tokens that the
+  // sequence has when it is added. A sequence that continues another one's generation gives the length of that one's prompt, and then
+  // samples the same tokens as without the break. Engine::extend() begins a new prompt: only tokens after it count.
+  int64_t first_generated = -1;
+  AllowedTokens allowed = {};  // empty: all tokens. The engine then waits for each token of the sequence before it launches the next step.
 };
 
 // The tokens, and a model's state after the first `state.position()` of them: one slot in canonical form, on the model's device. The state

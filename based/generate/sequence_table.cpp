@@ -20,10 +20,23 @@ void SequenceTable::check_tokens(const std::vector<int64_t>& tokens, size_t firs
                 std::to_string(pages_->max_tokens()) + ": give it more tokens");
 }
 
+void SequenceTable::check_sampling(const SamplingOptions& sampling) const {
+  check_sampling_options(sampling);
+  for (const auto& [id, bias] : sampling.logit_bias) require_ids(config_, std::span(&id, 1), "logit_bias");
+}
+
 int64_t SequenceTable::add(Sequence sequence) {
-  check_sampling_options(sequence.options.sampling);
-  if (sequence.options.max_tokens < -1)
-    throw UsageError("max_tokens must be -1 or more, got " + std::to_string(sequence.options.max_tokens));
+  SequenceOptions& options = sequence.options;
+  const auto tokens = static_cast<int64_t>(sequence.tokens.size());
+  check_sampling(options.sampling);
+  if (options.max_tokens < -1) throw UsageError("max_tokens must be -1 or more, got " + std::to_string(options.max_tokens));
+  if (options.top_log_probabilities < 0 || options.top_log_probabilities > kMostTopLogProbabilities)
+    throw UsageError("top_log_probabilities must be 0 to " + std::to_string(kMostTopLogProbabilities) + ", got " +
+                     std::to_string(options.top_log_probabilities));
+  if (options.first_generated < -1 || options.first_generated > tokens)
+    throw UsageError("first_generated must be 0 to " + std::to_string(tokens) + ", the number of tokens, or -1; got " +
+                     std::to_string(options.first_generated));
+  if (options.first_generated < 0) options.first_generated = tokens;
   check_tokens(sequence.tokens, 0);
   sequences_.emplace(next_id_, std::move(sequence));
   return next_id_++;
@@ -34,6 +47,7 @@ void SequenceTable::append(Sequence& sequence, const std::vector<int64_t>& more)
   tokens.insert(tokens.end(), more.begin(), more.end());
   check_tokens(tokens, sequence.tokens.size());
   sequence.tokens = std::move(tokens);
+  if (!more.empty()) sequence.options.first_generated = static_cast<int64_t>(sequence.tokens.size());
 }
 
 SequenceTable::Sequence* SequenceTable::find(int64_t id) {

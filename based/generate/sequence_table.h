@@ -19,14 +19,15 @@ class SequenceTable {
   struct Sequence {
     SequenceOptions options;
     std::vector<int64_t> tokens;
-    std::vector<float> scores;        // log-probabilities of prompt tokens (SequenceOptions::scores)
-    std::vector<uint8_t> greedy;      // whether each of them is the most likely one (SequenceOptions::greedy)
-    std::optional<ModelState> state;  // while the sequence has no slot; absent: no token has been read
-    int64_t seen = 0;                 // tokens that the state has read
-    int64_t sampled = 0;              // tokens that steps have added to `tokens`
-    int64_t slot = -1;                // −1: none
-    int64_t steps_in_flight = 0;      // steps that have been launched and whose tokens have not been collected
-    int64_t reserved_tokens = 0;      // cache space that the sequence may fill
+    std::vector<float> scores;                 // log-probabilities of prompt tokens (SequenceOptions::scores)
+    std::vector<uint8_t> greedy;               // whether each of them is the most likely one (SequenceOptions::greedy)
+    std::vector<TokenProbability> top_scores;  // the most likely tokens in place of each of them (SequenceOptions::top_log_probabilities)
+    std::optional<ModelState> state;           // while the sequence has no slot; absent: no token has been read
+    int64_t seen = 0;                          // tokens that the state has read
+    int64_t sampled = 0;                       // tokens that steps have added to `tokens`
+    int64_t slot = -1;                         // −1: none
+    int64_t steps_in_flight = 0;               // steps that have been launched and whose tokens have not been collected
+    int64_t reserved_tokens = 0;               // cache space that the sequence may fill
     // Only used when prompts are read in cells (generate/cells.h).
     int64_t cell_begin = 0;          // tokens before the sequence's current cell
     int64_t first_read = 0;          // tokens that a restored state had read before the sequence was added
@@ -35,6 +36,8 @@ class SequenceTable {
     Finish finish = Finish::none;
 
     int64_t unread() const { return static_cast<int64_t>(tokens.size()) - 1 - seen; }  // the last token is read by a step
+    // The tokens that the presence and frequency penalties count (SequenceOptions::first_generated).
+    std::span<const int64_t> generated() const { return std::span(tokens).subspan(static_cast<size_t>(options.first_generated)); }
     int64_t samples_in_flight() const { return std::clamp<int64_t>(steps_in_flight - unread(), 0, steps_in_flight); }
   };
 
@@ -45,6 +48,8 @@ class SequenceTable {
   // Adds a prefilling sequence without a slot and returns its number. Throws UsageError for wrong options. Throws Error if the sequence is
   // empty, has an id outside the vocabulary, or is longer than the model's positions or the whole cache.
   int64_t add(Sequence sequence);
+  // Throws UsageError for options out of range and Error for a biased token outside the vocabulary.
+  void check_sampling(const SamplingOptions& sampling) const;
   // Throws the same errors, and then leaves the sequence as it was.
   void append(Sequence& sequence, const std::vector<int64_t>& more) const;
   void erase(int64_t id) { sequences_.erase(id); }  // the sequence must have finished

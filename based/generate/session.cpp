@@ -6,6 +6,7 @@ namespace based {
 namespace {
 
 EngineOptions one_slot(EngineOptions options) {
+  if (options.drafts.drafter) throw UsageError("a session returns one token at a time and takes no drafts");
   options.slots = 1;
   return options;
 }

@@ -11,7 +11,7 @@ namespace based {
 
 class Session {
  public:
-  // An empty sequence. The engine always has one slot, whatever `engine` says.
+  // An empty sequence. The engine always has one slot, whatever `engine` says. Throws UsageError for an engine with drafts.
   explicit Session(LanguageModel& model, EngineOptions engine = {});
 
   // Adds tokens. The parallel form reads all but the last one when the next token is sampled. Throws Error for an id outside the

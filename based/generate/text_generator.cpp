@@ -1,5 +1,7 @@
 #include "based/generate/text_generator.h"
 
+#include <algorithm>
+
 namespace based {
 namespace {
 
@@ -43,7 +45,9 @@ void TextGenerator::append_text(int64_t sequence, Text& text, const std::string&
 }
 
 void TextGenerator::step(const Piece& piece, const Ended& ended) {
-  for (const Engine::Output& output : engine_.step()) {
+  const std::vector<Engine::Output>& outputs = engine_.step();
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Engine::Output& output = outputs[i];
     const auto found = texts_.find(output.sequence);
     if (found == texts_.end()) continue;  // it was not added here
     Text& text = found->second;
@@ -54,7 +58,11 @@ void TextGenerator::step(const Piece& piece, const Ended& ended) {
       if (output.finish != Finish::stop) append_text(output.sequence, text, text.stream.push(output.token), piece);
     }
     if (output.finish == Finish::none && !text.stream.stopped()) continue;
-    if (output.finish == Finish::none) engine_.end(output.sequence);
+    if (output.finish == Finish::none) {
+      // With drafts, the step may have more tokens, after the stop string.
+      const auto is_later = [&](const Engine::Output& other) { return other.sequence == output.sequence; };
+      engine_.end(output.sequence, std::count_if(outputs.begin() + static_cast<int64_t>(i) + 1, outputs.end(), is_later));
+    }
     append_text(output.sequence, text, text.stream.finish(), piece);
     text.out.finish_reason = text.stream.stopped() ? "stop" : reason(output.finish);
     GeneratedText out = std::move(text.out);

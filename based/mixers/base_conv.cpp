@@ -6,6 +6,7 @@
 #include "based/mixers/kit/long_filter.h"
 #include "based/mixers/kit/mixer.h"
 #include "based/mixers/kit/parameters.h"
+#include "based/mixers/kit/rounds.h"
 #include "based/mixers/kit/shapes_only.h"
 #include "based/ops/conv/short_conv.h"
 #include "based/ops/framework/arguments.h"
@@ -118,8 +119,14 @@ class BaseConv final : public Mixer {
 
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
     if (!conv_) return gated(x, x + LongConvolution{*filter_}.step(x, state["input"], pass));
-    return x + ops::short_conv_step(x, conv_->weight(), conv_->bias(), gate(x), config_.use_act, state["conv"], pass.slots());
+    Tensor& inputs = state["conv"];
+    const auto convolve = [&](const Pass& round, const Tensor& values, const Tensor& factors) {
+      return ops::short_conv_step(values, conv_->weight(), conv_->bias(), factors, config_.use_act, inputs, round.slots());
+    };
+    return x + step_in_rounds(pass, {inputs}, convolve, x, gate(x));
   }
+
+  bool steps_in_rounds() const override { return true; }
 
  private:
   Tensor gate(const Tensor& x) const {

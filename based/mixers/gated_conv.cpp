@@ -1,6 +1,7 @@
 // BaseConv as in the paper's language models (appendix "Convolution"): y = out_proj(SiLU(conv(u1)) ⊙ u2), [u1, u2] = in_proj(x).
 #include "based/mixers/kit/mixer.h"
 #include "based/mixers/kit/parameters.h"
+#include "based/mixers/kit/rounds.h"
 #include "based/ops/conv/projected_conv.h"
 #include "based/ops/conv/short_conv.h"
 #include "based/ops/framework/arguments.h"
@@ -64,8 +65,14 @@ class GatedConv final : public Mixer {
 
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
     const auto u = ops::split_columns(in_proj_->forward(x), {width_, width_});
-    return out_proj_->forward(ops::short_conv_step(u[0], conv_->weight(), conv_->bias(), u[1], true, state["conv"], pass.slots()));
+    Tensor& inputs = state["conv"];
+    const auto convolve = [&](const Pass& round, const Tensor& values, const Tensor& gate) {
+      return ops::short_conv_step(values, conv_->weight(), conv_->bias(), gate, true, inputs, round.slots());
+    };
+    return out_proj_->forward(step_in_rounds(pass, {inputs}, convolve, u[0], u[1]));
   }
+
+  bool steps_in_rounds() const override { return true; }
 
  private:
   int64_t width_ = 0;  // the width of one branch

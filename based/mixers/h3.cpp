@@ -11,6 +11,7 @@
 #include "based/mixers/kit/long_filter.h"
 #include "based/mixers/kit/mixer.h"
 #include "based/mixers/kit/parameters.h"
+#include "based/mixers/kit/rounds.h"
 #include "based/mixers/kit/shapes_only.h"
 #include "based/mixers/kit/wide_parameters.h"
 #include "based/ops/conv/diagonal_filter.h"
@@ -242,12 +243,21 @@ class H3 final : public Mixer {
   }
 
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
-    const Tensor k = ops::short_conv_step(k_proj_->forward(x), shift_filter(x), {}, {}, /*silu=*/false, state["shift"], pass.slots());
-    Tensor h = state["diagonal"].index_select(0, pass.slots());
-    const Tensor y = diagonal_->step(products(x, k), h);
-    state.put("diagonal", pass.slots(), h);
-    return output(x, y);
+    Tensor& keys = state["shift"];
+    const auto shift = [&](const Pass& round, const Tensor& rows) {
+      return ops::short_conv_step(rows, shift_filter(x), {}, {}, /*silu=*/false, keys, round.slots());
+    };
+    const Tensor k = step_in_rounds(pass, {keys}, shift, k_proj_->forward(x));
+    const auto recur = [&](const Pass& round, const Tensor& rows) {
+      Tensor h = state["diagonal"].index_select(0, round.slots());
+      Tensor y = diagonal_->step(rows, h);
+      state.put("diagonal", round.slots(), h);
+      return y;
+    };
+    return output(x, step_in_rounds(pass, {state["diagonal"]}, recur, products(x, k)));
   }
+
+  bool steps_in_rounds() const override { return true; }
 
  private:
   Tensor shift_filter(const Tensor& x) const { return shift_->filter().to(x.scalar_type()); }

@@ -10,6 +10,7 @@
 #include "based/mixers/kit/long_filter.h"
 #include "based/mixers/kit/mixer.h"
 #include "based/mixers/kit/parameters.h"
+#include "based/mixers/kit/rounds.h"
 #include "based/mixers/kit/shapes_only.h"
 #include "based/ops/conv/gated_long_conv.h"
 #include "based/ops/conv/short_conv.h"
@@ -148,10 +149,15 @@ class Hyena final : public Mixer {
   }
 
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
-    const Tensor u =
-        ops::short_conv_step(in_proj_->forward(x), conv_->weight(), conv_->bias(), {}, /*silu=*/false, state["conv"], pass.slots());
+    Tensor& inputs = state["conv"];
+    const auto convolve = [&](const Pass& round, const Tensor& rows) {
+      return ops::short_conv_step(rows, conv_->weight(), conv_->bias(), {}, /*silu=*/false, inputs, round.slots());
+    };
+    const Tensor u = step_in_rounds(pass, {inputs}, convolve, in_proj_->forward(x));
     return gated(u, [&](const LongConvolution& conv, const Tensor& w, const std::string& name) { return conv.step(w, state[name], pass); });
   }
+
+  bool steps_in_rounds() const override { return true; }
 
  private:
   static std::string ring(int64_t i) { return "input" + std::to_string(i); }

@@ -4,6 +4,7 @@
 #include "based/mixers/kit/feature_map.h"
 #include "based/mixers/kit/mixer.h"
 #include "based/mixers/kit/parameters.h"
+#include "based/mixers/kit/rounds.h"
 #include "based/ops/framework/arguments.h"
 
 namespace based {
@@ -78,8 +79,14 @@ class LinearAttention final : public Mixer {
 
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
     const Inputs in = project(x, pass);
-    return output(ops::linear_attention_step(in.q, in.k, in.v, state["kv"], state["k"], pass.slots(), config_.eps));
+    Tensor &kv = state["kv"], &sums = state["k"];
+    const auto recur = [&](const Pass& round, const Tensor& q, const Tensor& k, const Tensor& v) {
+      return ops::linear_attention_step(q, k, v, kv, sums, round.slots(), config_.eps);
+    };
+    return output(step_in_rounds(pass, {kv, sums}, recur, in.q, in.k, in.v));
   }
+
+  bool steps_in_rounds() const override { return true; }
 
  private:
   struct Inputs {

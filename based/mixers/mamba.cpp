@@ -2,6 +2,7 @@
 // [u, z] = in_proj(x). The scan's dt, B and C are projections of its input. Mamba layers need no MLP between them.
 #include "based/mixers/blocks/short_convolution.h"
 #include "based/mixers/blocks/time_step.h"
+#include "based/mixers/kit/rounds.h"
 #include "based/mixers/kit/shapes_only.h"
 #include "based/ops/linear/linear.h"
 #include "based/ops/linear/split_columns.h"
@@ -83,8 +84,12 @@ class Mamba final : public BlockMixer {
   static Tensor scan(const ops::SelectiveScanInputs& in, const Call& call) {
     if (call.state == nullptr) return std::get<0>(ops::selective_scan(in, call.pass.cu_seqlens()));
     Tensor& state = (*call.state)["ssm"];
-    return call.step ? ops::selective_scan_step(in, state, call.pass.slots())
-                     : ops::selective_scan_prefill(in, call.pass.cu_seqlens(), state, call.pass.slots());
+    if (!call.step) return ops::selective_scan_prefill(in, call.pass.cu_seqlens(), state, call.pass.slots());
+    const auto recur = [&](const Pass& round, const Tensor& x, const Tensor& dt, const Tensor& B, const Tensor& C,
+                           const ops::OptionalTensor& z) {
+      return ops::selective_scan_step({x, dt, in.A_log, B, C, in.D, z, in.dt_bias, in.softplus}, state, round.slots());
+    };
+    return step_in_rounds(call.pass, {state}, recur, in.x, in.dt, in.B, in.C, in.z);
   }
 
   int64_t size_, rank_ = 0, width_ = 0;  // size of a channel's state, rank of the time steps' projection, number of channels

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "based/mixers/kit/rounds.h"
 #include "based/mixers/kit/shapes_only.h"
 #include "based/mixers/kit/step_history.h"
 #include "based/ops/attention/attention_step.h"
@@ -67,8 +68,12 @@ Tensor SoftmaxAttention::prefill(const Tensor& x, MixerState& state, const Pass&
 
 Tensor SoftmaxAttention::step(const Tensor& x, MixerState& state, const Pass& pass) {
   dropout(pass);  // throws Error for a model in training mode, since a step's pass has no draws
-  return output(
-      ops::attention_step(qkv_proj_->forward(x), attention_cache(state, pass), pass.positions(), pass.slots(), scale(), rotation()));
+  const ops::AttentionCache cache = attention_cache(state, pass);
+  const auto attend = [&](const Pass& round, const Tensor& qkv) {
+    return ops::attention_step(qkv, cache, round.positions(), round.slots(), scale(), rotation());
+  };
+  const std::vector<Tensor> rings = window_ > 0 ? std::vector{cache.k, cache.v} : std::vector<Tensor>();
+  return output(step_in_rounds(pass, rings, attend, qkv_proj_->forward(x)));
 }
 
 SoftmaxAttention::Inputs SoftmaxAttention::project(const Tensor& x, const Pass& pass) const {

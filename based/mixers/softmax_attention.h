@@ -47,6 +47,7 @@ class SoftmaxAttention : public Mixer {
   std::optional<double> sequence_flops(int64_t tokens) const override;
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override;
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override;
+  bool steps_in_rounds() const override { return true; }
 
  private:
   struct Inputs {

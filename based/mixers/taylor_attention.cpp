@@ -11,6 +11,7 @@
 #include "based/kernels/taylor/taylor.h"
 #include "based/mixers/kit/mixer.h"
 #include "based/mixers/kit/parameters.h"
+#include "based/mixers/kit/rounds.h"
 #include "based/ops/framework/arguments.h"
 #include "based/ops/linear/linear.h"
 #include "based/ops/linear/split_columns.h"
@@ -145,8 +146,13 @@ class TaylorAttention final : public Mixer {
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
     const Inputs in = project(x);
     ops::TaylorState sums{state["kv"], state["k"]};
-    return output(x, ops::taylor_attention_step(in.q, in.k, in.v, sums, pass.slots(), decay(x), scale()), pass);
+    const auto recur = [&](const Pass& round, const Tensor& q, const Tensor& k, const Tensor& v) {
+      return ops::taylor_attention_step(q, k, v, sums, round.slots(), decay(x), scale());
+    };
+    return output(x, step_in_rounds(pass, {sums.kv, sums.k}, recur, in.q, in.k, in.v), pass);
   }
+
+  bool steps_in_rounds() const override { return true; }
 
  private:
   struct Inputs {

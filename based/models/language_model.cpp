@@ -5,6 +5,7 @@
 
 #include <mutex>
 
+#include "based/mixers/kit/rounds.h"
 #include "based/mixers/kit/shapes_only.h"
 #include "based/models/activation_checkpoint.h"
 #include "based/models/limits.h"
@@ -188,11 +189,28 @@ Tensor LanguageModel::prefill_last(const Tensor& ids, const Sequences& rows, Mod
 
 Tensor LanguageModel::step(const Tensor& ids, ModelState& state, const Slots& slots) {
   const auto [embedded, positions] = ops::embedding_step_(state.position(), slots, embedding_, ids);
-  const Pass pass = Pass::step(slots, positions);
+  return run_step(embedded, state, Pass::step(slots, positions));
+}
+
+Tensor LanguageModel::step_rounds(const Tensor& ids, ModelState& state, const Slots& slots, const std::vector<int64_t>& round_rows,
+                                  StateJournal* journal) {
+  BASED_ASSERT(ids.size(0) == slots.size(0) && ids.size(0) <= ops::kBatchInvariantRows);
+  const Tensor before = state.position().index_select(0, slots.narrow(0, 0, round_rows.at(0)));
+  std::vector<Tensor> seen;
+  seen.reserve(round_rows.size());
+  for (const int64_t rows : round_rows) seen.push_back(before.narrow(0, 0, rows) + static_cast<int64_t>(seen.size()));
+  const Pass pass = Pass::step_rounds(slots, torch::cat(seen), round_rows, journal);
+  const auto embed_round = [&](const Pass& round, const Tensor& round_ids) {
+    return ops::embedding_step_(state.position(), round.slots(), embedding_, round_ids).rows;
+  };
+  return run_step(step_in_rounds(pass, {state.position()}, embed_round, ids), state, pass);
+}
+
+Tensor LanguageModel::run_step(const Tensor& embedded, ModelState& state, const Pass& pass) {
   const bool unchanged = !positions_.defined() && !drops();
   ResidualStream stream = unchanged ? ResidualStream::from_sum(embedded) : embed(embedded.to(embedding_.scalar_type()), pass);
   for (size_t i = 0; i < blocks_.size(); ++i)
-    blocks_[i]->run(stream, [&](Mixer& mixer, const Tensor& x) { return mixer.step(x, state.layers()[i], pass); });
+    blocks_[i]->run(stream, [&](Mixer& mixer, const Tensor& x) { return step_any(mixer, x, state.layers()[i], pass); });
   return stream.norm(*norm_);
 }
 

@@ -92,6 +92,12 @@ class LanguageModel : public torch::nn::Module {
   // As Mixer::prefill and Mixer::step; both return hidden states after the last norm.
   Tensor prefill(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
   Tensor step(const Tensor& ids, ModelState& state, const Slots& slots);
+  // step() for several consecutive tokens of each sequence, with the same bits as one step after another, where these have up to
+  // ops::kBatchInvariantRows rows on the CPU. ids and slots int64 [rows], ordered by rounds of round_rows[i] rows (Pass::step_rounds), at
+  // most ops::kBatchInvariantRows rows in all. `journal`: as there; it also receives the positions. For the CPU: on a GPU a row's bits
+  // depend on the number of rows.
+  Tensor step_rounds(const Tensor& ids, ModelState& state, const Slots& slots, const std::vector<int64_t>& round_rows,
+                     StateJournal* journal);
   // As prefill, but returns only the hidden state of each row's last token, [rows, d_model]. After the last layer's mixer, nothing is
   // computed for the other tokens. The entry of a row without tokens is undefined.
   Tensor prefill_last(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
@@ -106,6 +112,8 @@ class LanguageModel : public torch::nn::Module {
   bool drops() const { return is_training() && config_.embedding_dropout > 0; }
   // The residual stream of all tokens after the last layer's mixer.
   ResidualStream run_mixers(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
+  // The hidden states after the last norm of a step whose tokens have these rows of the embedding, in the residual stream's type.
+  Tensor run_step(const Tensor& embedded, ModelState& state, const Pass& pass);
   Tensor final_norm(ResidualStream& stream);  // the last layer's MLP and the last norm
   ModelConfig config_;
   Tensor embedding_, positions_;

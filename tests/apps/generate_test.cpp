@@ -183,6 +183,35 @@ TEST_F(Generate, ALongPromptShowsHowMuchOfItIsRead) {
   EXPECT_THAT(run("generate --max-tokens 2 --prompt cat" + m).err, Not(HasSubstr("prompt tokens")));
 }
 
+// Tokens and the state's bytes are those without --draft; a stop string ends the text within a draft, too.
+TEST_F(Generate, DraftsChangeNeitherTextNorState) {
+  const std::string m = " --model " + shared("m"), state = file("a.state");
+  for (const char* options : {" --temperature 0", " --temperature 0 --stop mat", " --temperature 0.7 --seed 3 --repetition-penalty 1.1"}) {
+    const std::string command = "generate --prompt 'the cat number 3' --max-tokens 60 --json --save-state " + state + m + options;
+    const Ran plain = run(command);
+    ASSERT_EQ(plain.code, 0) << plain.err;
+    const Json expected = parse_json(plain.out, "stdout");
+    const std::string bytes = read_file(state);
+    for (const std::string& draft : {std::string("ngram"), shared("m") + " --draft-tokens 3"}) {
+      const Ran ran = run(command + " --draft " + draft);
+      ASSERT_EQ(ran.code, 0) << ran.err;
+      const Json made = parse_json(ran.out, "stdout");
+      EXPECT_EQ(made["ids"], expected["ids"]) << options << draft;
+      EXPECT_EQ(made["text"], expected["text"]) << options << draft;
+      EXPECT_EQ(read_file(state), bytes) << options << draft;
+      const Json& counts = made["draft"];
+      EXPECT_GE(counts["steps"].get<size_t>() + counts["accepted_tokens"].get<size_t>(), expected["ids"].size()) << ran.out;
+      EXPECT_THAT(ran.err, testing::ContainsRegex("[0-9]+ of [0-9]+ drafted tokens accepted, [0-9.]+ tokens a step"));
+    }
+  }
+  std::string lines;
+  for (int i = 0; i < 5; ++i) lines += R"({"prompt":"the cat number )" + std::to_string(i) + "\"}\n";
+  write_file_atomic(file("p.jsonl"), lines);
+  const std::string many = "generate --invariant --slots 2 --max-tokens 40 --prompts " + file("p.jsonl") + m;
+  EXPECT_EQ(run(many + " --draft ngram").out, run(many).out);
+  EXPECT_EQ(run("generate --prompt cat --draft " + file("nowhere") + m).code, 1);
+}
+
 // With --save-state-before-stop the state has read the prompt and the printed text, not the stop.
 TEST_F(Generate, TheStateBeforeAStopHoldsThePrintedText) {
   const std::string m = " --model " + shared("m"), state = file("a.state");

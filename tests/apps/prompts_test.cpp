@@ -112,9 +112,9 @@ TEST_F(Prompts, AResumedRunRemembersWhatFailedAndWhatItWasBegunWith) {
     EXPECT_EQ(WEXITSTATUS(started.status()), 1);
   }
   const std::string partial = read_file(out + ".partial"), resume = command + " --json --resume --out " + out;
-  for (const char* changed :
-       {"--invariant", "--plain-steps", "--slots 4", "--dtype fp64", "--cache-tokens 5000", "--temperature 0.5", "--seed 3", "--logprobs",
-        "--stop x", "--top-k 3", "--top-p 0.5", "--min-p 0.1", "--repetition-penalty 1.5", "--max-tokens 61"}) {
+  for (const char* changed : {"--invariant", "--plain-steps", "--slots 4", "--dtype fp64", "--cache-tokens 5000", "--temperature 0.5",
+                              "--seed 3", "--logprobs", "--stop x", "--top-k 3", "--top-p 0.5", "--min-p 0.1", "--repetition-penalty 1.5",
+                              "--presence-penalty 1", "--frequency-penalty 1", "--logit-bias 7:-1", "--max-tokens 61"}) {
     const Ran ran = run(resume + " " + changed);
     EXPECT_EQ(ran.code, 2) << changed << ran.err;
     EXPECT_THAT(ran.err, HasSubstr("was begun with other prompts, another model or other options (")) << changed;

@@ -86,7 +86,7 @@ struct Reader {
   }
 };
 
-constexpr SequenceOptions kOn{.sampling = kDrawn};
+const SequenceOptions kOn{.sampling = kDrawn};
 constexpr int64_t kDraws = kCell / 2 + 9;  // for half of the prompt lengths, a cell ends within these
 
 Given of_whole_text(LanguageModel& model, const Ids& text) {

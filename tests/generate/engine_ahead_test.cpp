@@ -3,33 +3,11 @@
 #include <torch/cuda.h>
 
 #include "based/generate/engine.h"
+#include "tests/generate/recorded_on_cpu.h"
 #include "tests/generate/texts.h"
 
 namespace based {
 namespace engine_ahead_test {
-
-// While an object exists, steps can be recorded on the CPU, too: a replay calls `before` and then the step of all slots again.
-class RecordedOnCpu {
- public:
-  explicit RecordedOnCpu(std::function<void()> before = [] {}) {
-    before_ = std::move(before);
-    runtime::recorder_of(torch::kCPU) = [](torch::Device, const std::function<void()>& body,
-                                           const runtime::RecordOptions&) -> std::unique_ptr<runtime::Replay> {
-      return std::make_unique<Again>(body);
-    };
-  }
-  RecordedOnCpu(const RecordedOnCpu&) = delete;
-  RecordedOnCpu& operator=(const RecordedOnCpu&) = delete;
-  ~RecordedOnCpu() { runtime::recorder_of(torch::kCPU) = nullptr; }
-
- private:
-  struct Again final : runtime::Replay {
-    explicit Again(std::function<void()> step) : body(std::move(step)) {}
-    void run() override { before_(), body(); }
-    std::function<void()> body;
-  };
-  static inline std::function<void()> before_;
-};
 
 // Every device, with a state of fixed size and with one that grows in pages, with steps of all slots and of the decoding ones only.
 class EngineAhead : public testing::TestWithParam<std::tuple<torch::DeviceType, const char*, Steps>> {

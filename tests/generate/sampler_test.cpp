@@ -105,11 +105,19 @@ TEST(Sampler, RepetitionPenaltyMakesSeenTokensLessLikely) {
 }
 
 TEST(Sampler, RefusesOptionsOutOfRangeAndLogitsThatAreNotFinite) {
-  for (const auto& wrong : {with([](auto& o) { o.temperature = -1; }), with([](auto& o) { o.temperature = std::nan(""); }),
-                            with([](auto& o) { o.top_k = -1; }), with([](auto& o) { o.top_p = 0; }), with([](auto& o) { o.min_p = 2; }),
-                            with([](auto& o) { o.repetition_penalty = 0; }), with([](auto& o) { o.repetition_penalty = 1e-60; }),
-                            with([](auto& o) { o.repetition_penalty = 1e60; }), with([](auto& o) { o.temperature = 1e60; })})
+  for (const auto& wrong :
+       {with([](auto& o) { o.temperature = -1; }), with([](auto& o) { o.temperature = std::nan(""); }), with([](auto& o) { o.top_k = -1; }),
+        with([](auto& o) { o.top_p = 0; }), with([](auto& o) { o.min_p = 2; }), with([](auto& o) { o.repetition_penalty = 0; }),
+        with([](auto& o) { o.repetition_penalty = 1e-60; }), with([](auto& o) { o.repetition_penalty = 1e60; }),
+        with([](auto& o) { o.temperature = 1e60; }), with([](auto& o) { o.presence_penalty = 2.1; }),
+        with([](auto& o) { o.presence_penalty = std::nan(""); }), with([](auto& o) { o.frequency_penalty = -2.1; }), with([](auto& o) {
+          o.logit_bias = {{1, 0}, {2, 100.5}};
+        }),
+        with([](auto& o) {
+          o.logit_bias = {{1, std::nan("")}};
+        })})
     EXPECT_THROW(check_sampling_options(wrong), UsageError);
+  EXPECT_NO_THROW(check_sampling_options({0, 0, 1, 0, 1, 0, -2, 2, {{1, -100}, {1, 100}}}));
   std::vector<float> bad{1.F, std::numeric_limits<float>::quiet_NaN()};
   EXPECT_EQ(sample_token(bad, {}, {}), -1);
   std::vector<float> none{-INFINITY, -INFINITY};

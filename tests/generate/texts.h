@@ -57,7 +57,7 @@ inline std::map<int64_t, std::vector<int64_t>> tokens_of(Engine& engine, int64_t
   return tokens;
 }
 
-constexpr SamplingOptions kGreedy{0};
-constexpr SamplingOptions kDrawn{0.8, 40, 0.95, 0.01, 1.3, 7};
+inline const SamplingOptions kGreedy{0};
+inline const SamplingOptions kDrawn{0.8, 40, 0.95, 0.01, 1.3, 7};
 
 }  // namespace based

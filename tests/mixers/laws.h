@@ -51,6 +51,9 @@ Violation causal(const Subject& subject, torch::Dtype dtype);
 // In step, a row's output and state are the same bit for bit alone and in batches of up to kBatchInvariantRows rows (on a GPU: in batches
 // of the same size, since cuBLAS chooses its kernel by the shape). In prefill, and with one row more, they are the same within rounding.
 Violation rows_independent(const Subject& subject, torch::Dtype dtype);
+// A step of 1 to 8 tokens of each of two sequences (kit/rounds.h) has the outputs and the state of as many steps of one token, bit for bit,
+// and so has the state to which a sequence returns after its first tokens. For the CPU.
+Violation rounds_equal_steps(const Subject& subject, torch::Dtype dtype);
 // Rows in one packed call, including empty ones, have the same values and gradients as in separate calls.
 Violation packed_equals_separate(const Subject& subject, torch::Dtype dtype);
 // Inputs and output gradients that are not finite in some rows change no bit of other rows, in a packed call and its gradients. For

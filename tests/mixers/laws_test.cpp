@@ -36,6 +36,7 @@ enum class Fault {
   unregistered,       // a parameter that is not saved
   takes_memory,       // a parameter with memory under ShapesOnly
   uninitialised,      // an output element that is never written
+  rounds_unkept,      // a step of several tokens does not keep the states between them
   wrong_formula,      // a formula with more bytes than the state
 };
 
@@ -91,6 +92,8 @@ class Peer final : public Mixer {
     if (fault_ == Fault::state_grows) state["sum"] = torch::cat({state["sum"], torch::zeros_like(state["sum"])}, 1).narrow(1, 0, d_model_);
     return outputs.empty() ? x : output(torch::stack(outputs).to(x.scalar_type()));
   }
+
+  bool steps_in_rounds() const override { return fault_ == Fault::rounds_unkept; }
 
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
     const Slots& slots = pass.slots();
@@ -157,6 +160,7 @@ TEST_F(Laws, AreObeyedByAPlainMixer) {
     EXPECT_EQ(forms_agree(peer(Fault::none), dtype, kLengths), "");
     EXPECT_EQ(causal(peer(Fault::none), dtype), "");
     EXPECT_EQ(rows_independent(peer(Fault::none), dtype), "");
+    EXPECT_EQ(rounds_equal_steps(peer(Fault::none), dtype), "");
     EXPECT_EQ(packed_equals_separate(peer(Fault::none), dtype), "");
     EXPECT_EQ(rows_do_not_poison(peer(Fault::none), dtype), "");
     EXPECT_EQ(gradients_flow_through_state(peer(Fault::none), dtype), "");
@@ -191,6 +195,12 @@ TEST_F(Laws, RowsMustNotMeet) {
 TEST_F(Laws, RowsMustNotDependOnTheirNumber) {
   for (const Fault fault : {Fault::rows_beyond_16, Fault::rows_beyond_32, Fault::rows_beyond_64, Fault::last_of_rows})
     EXPECT_NE(rows_independent(peer(fault), torch::kFloat32), "") << static_cast<int>(fault);
+}
+
+TEST_F(Laws, RoundsMustEqualSteps) {
+  EXPECT_NE(rounds_equal_steps(peer(Fault::batch_in_step), torch::kFloat32), "");
+  EXPECT_NE(rounds_equal_steps(peer(Fault::slot_state_mixed), torch::kFloat32), "");
+  EXPECT_THAT(rounds_equal_steps(peer(Fault::rounds_unkept), torch::kFloat32), testing::HasSubstr("state's sum after 1 of a step of 2"));
 }
 
 TEST_F(Laws, PackedRowsMustNotMeet) { EXPECT_NE(packed_equals_separate(peer(Fault::leaks_across_rows), torch::kFloat32), ""); }

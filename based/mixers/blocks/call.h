@@ -20,8 +20,10 @@ class BlockMixer : public Mixer {
   Tensor forward(const Tensor& x, const Pass& pass) final { return run(x, {pass}); }
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) final { return run(x, {pass, &state}); }
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) final { return run(x, {pass, &state, true}); }
+  bool steps_in_rounds() const final { return true; }
 
  protected:
+  // In a step, `call.pass` may have several rounds: recurrences run by step_in_rounds().
   virtual Tensor run(const Tensor& x, const Call& call) = 0;
 };
 

@@ -1,5 +1,6 @@
 #include "based/mixers/blocks/short_convolution.h"
 
+#include "based/mixers/kit/rounds.h"
 #include "based/ops/conv/short_conv.h"
 
 namespace based {
@@ -7,8 +8,11 @@ namespace based {
 Tensor ShortConvolution::forward(const Tensor& x, const Call& call, const std::string& name) const {
   if (call.state == nullptr) return std::get<0>(ops::short_conv(x, weight(), bias(), {}, true, call.pass.cu_seqlens()));
   Tensor& state = (*call.state)[name];
-  return call.step ? ops::short_conv_step(x, weight(), bias(), {}, true, state, call.pass.slots())
-                   : ops::short_conv_prefill(x, weight(), bias(), {}, true, call.pass.cu_seqlens(), state, call.pass.slots());
+  if (!call.step) return ops::short_conv_prefill(x, weight(), bias(), {}, true, call.pass.cu_seqlens(), state, call.pass.slots());
+  const auto convolve = [&](const Pass& round, const Tensor& rows) {
+    return ops::short_conv_step(rows, weight(), bias(), {}, true, state, round.slots());
+  };
+  return step_in_rounds(call.pass, {state}, convolve, x);
 }
 
 StateTensor ShortConvolution::state(const std::string& name, int64_t slots) const {

@@ -1,6 +1,7 @@
 #include "based/mixers/blocks/token_shift.h"
 
 #include "based/mixers/kit/parameters.h"
+#include "based/mixers/kit/rounds.h"
 #include "based/mixers/kit/shapes_only.h"
 #include "based/ops/conv/short_conv.h"
 
@@ -22,7 +23,10 @@ std::vector<Tensor> TokenShift::forward(const Tensor& x, const Call& call) const
     before = std::get<0>(ops::short_conv(x, taps_, {}, {}, false, call.pass.cu_seqlens()));
   } else {
     Tensor& state = (*call.state)["shift"];
-    before = call.step ? ops::short_conv_step(x, taps_, {}, {}, false, state, call.pass.slots())
+    const auto shift = [&](const Pass& round, const Tensor& rows) {
+      return ops::short_conv_step(rows, taps_, {}, {}, false, state, round.slots());
+    };
+    before = call.step ? step_in_rounds(call.pass, {state}, shift, x)
                        : ops::short_conv_prefill(x, taps_, {}, {}, false, call.pass.cu_seqlens(), state, call.pass.slots());
   }
   const Tensor change = x - before;

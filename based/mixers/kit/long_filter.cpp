@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "based/core/error.h"
+#include "based/mixers/kit/rounds.h"
 #include "based/mixers/kit/shapes_only.h"
 #include "based/mixers/kit/step_history.h"
 #include "based/ops/conv/long_conv.h"
@@ -56,6 +57,10 @@ Tensor LongConvolution::prefill(const Tensor& x, MixerState& state, const std::s
 
 // One slot at a time: ATen would split a sum over several rows depending on their number, and a row's bits would depend on the others.
 Tensor LongConvolution::step(const Tensor& x, const Tensor& ring, const Pass& pass) const {
+  if (!pass.rounds().empty()) {
+    const auto convolve = [&](const Pass& round, const Tensor& rows) { return step(rows, ring, round); };
+    return step_in_rounds(pass, {ring}, convolve, x);
+  }
   const std::vector<int64_t>&seen = pass.seen_on_host(), &slots = pass.slots_on_host();
   const Tensor taps = filter.taps(filter.size()).narrow(0, first_channel, x.size(1)).t();  // [size, channels]
   Tensor y = torch::empty_like(x);

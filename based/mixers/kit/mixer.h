@@ -32,6 +32,9 @@ class Mixer : public torch::nn::Module {
   // result does not depend on other rows, bit for bit. On the CPU this holds for up to ops::kBatchInvariantRows rows and for every number
   // of rows; on a GPU, among batches with the same number of rows.
   virtual Tensor step(const Tensor& x, MixerState& state, const Pass& pass) = 0;
+  // Whether `step` also takes a pass of several rounds, Pass::step_rounds. It then gives the bits of a call for each round, but reads its
+  // projections' weights once; step_in_rounds() of kit/rounds.h runs its recurrences. If not, the model calls it once for each round.
+  virtual bool steps_in_rounds() const { return false; }
   // The bytes of one sequence's state after `tokens` tokens, as a formula in the mixer's options. Its value equals state_bytes(). None if
   // the mixer gives no formula.
   virtual Formula state_formula(int64_t /*tokens*/) const { return {}; }

@@ -1,6 +1,7 @@
 #include "based/mixers/kit/pass.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "based/core/error.h"
@@ -19,8 +20,16 @@ const std::vector<int64_t>& on_host(const Tensor& numbers, std::optional<std::ve
 
 }  // namespace
 
-Pass::Pass(std::optional<Sequences> rows, Slots slots, Tensor seen)
-    : rows_(std::move(rows)), slots_(std::move(slots)), seen_(std::move(seen)) {}
+Pass::Pass(std::optional<Sequences> rows, Slots slots, Tensor seen, const std::vector<int64_t>& round_rows, StateJournal* journal)
+    : rows_(std::move(rows)), slots_(std::move(slots)), seen_(std::move(seen)), journal_(journal) {
+  rounds_.reserve(round_rows.size());
+  for (int64_t begin = 0; const int64_t count : round_rows) {
+    BASED_ASSERT(count > 0 && (rounds_.empty() || count <= rounds_.back().rows));
+    std::shared_ptr<const Pass> pass(new Pass(step(slots_.narrow(0, begin, count), seen_.narrow(0, begin, count))));
+    rounds_.push_back({begin, count, std::move(pass)});
+    begin += count;
+  }
+}
 
 Pass::Pass(Sequences rows, ops::Draws draws) : Pass(std::optional(std::move(rows)), {}, {}) { draws_ = std::move(draws); }
 
@@ -31,6 +40,11 @@ Pass::Pass(Sequences rows, Slots slots, Tensor seen) : Pass(std::optional(std::m
 Pass Pass::step(Slots slots, Tensor seen) {
   BASED_ASSERT(slots.size(0) == seen.size(0));
   return Pass(std::nullopt, std::move(slots), std::move(seen));
+}
+
+Pass Pass::step_rounds(Slots slots, Tensor seen, const std::vector<int64_t>& round_rows, StateJournal* journal) {
+  BASED_ASSERT(slots.size(0) == seen.size(0) && slots.size(0) == std::accumulate(round_rows.begin(), round_rows.end(), int64_t{0}));
+  return Pass(std::nullopt, std::move(slots), std::move(seen), round_rows, journal);
 }
 
 const Sequences& Pass::rows() const {

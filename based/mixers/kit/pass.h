@@ -14,6 +14,7 @@
 namespace based {
 
 struct StepHistoryPlan;  // defined in mixers/kit/step_history.cpp
+class StateJournal;      // mixers/kit/rounds.h
 
 class Pass {
  public:
@@ -23,6 +24,10 @@ class Pass {
   Pass(Sequences rows, Slots slots, Tensor seen);
   // One token for each slot, with `seen` as above.
   static Pass step(Slots slots, Tensor seen);
+  // A step of several consecutive tokens of each sequence, as rounds: round i has token i of each sequence with more than i tokens. Rows
+  // are ordered by round; round i has the first round_rows[i] of the sequences, so these numbers do not increase. slots and seen as above,
+  // one entry a row. `journal`, if not null, receives the states between rounds and must outlive the pass.
+  static Pass step_rounds(Slots slots, Tensor seen, const std::vector<int64_t>& round_rows, StateJournal* journal);
   Pass(const Pass&) = delete;
   Pass& operator=(const Pass&) = delete;
 
@@ -41,6 +46,11 @@ class Pass {
   const std::vector<int64_t>& seen_on_host() const;
   int64_t longest() const;  // tokens of the longest sequence, this pass included; 0 without rows
 
+  // One round of a step of several tokens: the rows begin, begin + 1, … of the whole pass, as a pass of one token a slot.
+  struct Round;
+  const std::vector<Round>& rounds() const { return rounds_; }  // empty for all other passes
+  StateJournal* journal() const { return journal_; }
+
   // Returns make(), which is called once per pass and key.
   using PlanKey = std::tuple<int64_t, int64_t, int64_t>;
   template <class Make>
@@ -51,15 +61,23 @@ class Pass {
   }
 
  private:
-  Pass(std::optional<Sequences> rows, Slots slots, Tensor seen);
+  Pass(std::optional<Sequences> rows, Slots slots, Tensor seen, const std::vector<int64_t>& round_rows = {},
+       StateJournal* journal = nullptr);
   std::optional<Sequences> rows_;
   Slots slots_;
   Tensor seen_;
   ops::Draws draws_;
+  std::vector<Round> rounds_;
+  StateJournal* journal_ = nullptr;
   // Computed on demand. Only passes with a state use these: such a pass belongs to one thread.
   mutable Tensor positions_;
   mutable std::optional<std::vector<int64_t>> slots_on_host_, seen_on_host_;
   mutable std::map<PlanKey, std::shared_ptr<const StepHistoryPlan>> plans_;
+};
+
+struct Pass::Round {
+  int64_t begin = 0, rows = 0;
+  std::shared_ptr<const Pass> pass;
 };
 
 }  // namespace based

@@ -18,6 +18,7 @@
 #include "based/kernels/norm/rms_norm.h"
 #include "based/kernels/pointwise/activation.h"
 #include "based/kernels/pointwise/swiglu.h"
+#include "based/kernels/sampling/adjusted_logits.h"
 #include "based/kernels/sampling/sampling.h"
 #include "based/kernels/scan/scan.h"
 #include "based/kernels/scan/scan_step.h"
@@ -37,9 +38,10 @@ namespace launchers_test {
 template <class... Tables>
 struct List {};
 
-using OnCpuAndGpu = List<ActivationLaunchers, CausalAttentionLaunchers, CrossEntropyLaunchers, DropoutLaunchers, GatedDeltaRuleLaunchers,
-                         LinearLaunchers, LinearAttentionStepLaunchers, PagedAttentionLaunchers, RmsNormLaunchers, RotaryLaunchers,
-                         SampleLaunchers, SelectiveScanLaunchers, ShortConvLaunchers, SwigluLaunchers, TaylorAttentionLaunchers>;
+using OnCpuAndGpu =
+    List<ActivationLaunchers, AdjustedLogitsLaunchers, CausalAttentionLaunchers, CrossEntropyLaunchers, DropoutLaunchers,
+         GatedDeltaRuleLaunchers, LinearLaunchers, LinearAttentionStepLaunchers, PagedAttentionLaunchers, RmsNormLaunchers, RotaryLaunchers,
+         SampleLaunchers, SelectiveScanLaunchers, ShortConvLaunchers, SwigluLaunchers, TaylorAttentionLaunchers>;
 using OnGpuAlone = List<AdamwLaunchers, DeviceLaunchers, DiagonalFilterLaunchers, EmbeddingLaunchers, GatedDeltaRuleOfLayerLaunchers,
                         GatedLongConvLaunchers, GradientNormLaunchers, LayerNormLaunchers, LinearAttentionPairsLaunchers,
                         LinearStepLaunchers, SelectiveScanOfLayerLaunchers, StepProgramLaunchers, TaylorDeferredLaunchers>;

@@ -1,0 +1,56 @@
+// A step of several consecutive tokens of a sequence (Pass::step_rounds). A mixer's projections read their weights once for all tokens.
+// Its recurrences run round by round, each with the operator of a step of one token, so that the bits are those of separate steps.
+#pragma once
+#include <type_traits>
+#include <vector>
+
+#include "based/mixers/kit/mixer.h"
+
+namespace based {
+
+// The states of the sequences after each of their tokens but the last one, so that a sequence can return to one of them. It copies the
+// slots' rows of each tensor that a round has written. Tensors that grow are not copied: a step rewrites the time steps after its position.
+class StateJournal {
+ public:
+  // `states` are tensors [slots, …] that round number `round` of `pass` has written.
+  void keep(const std::vector<Tensor>& states, const Pass& pass, size_t round);
+  // Sets slot `slot` to its state after the first `tokens` of its tokens, at least 1 and fewer than all. `sequence`: the index of the
+  // sequence, which is its row in each round.
+  void restore(int64_t sequence, int64_t slot, int64_t tokens) const;
+
+ private:
+  struct Kept {
+    Tensor state;   // the tensor itself, written in place by later rounds
+    Tensor copies;  // [sequences that have a later token, …]
+    size_t round;
+  };
+  std::vector<Kept> kept_;
+};
+
+// The rows of one round. A tensor that is not defined stays so.
+inline Tensor rows_of(const Tensor& rows, const Pass::Round& round) {
+  return rows.defined() ? rows.narrow(0, round.begin, round.rows) : rows;
+}
+inline std::optional<Tensor> rows_of(const std::optional<Tensor>& rows, const Pass::Round& round) {
+  return rows ? std::optional(rows_of(*rows, round)) : rows;
+}
+
+// Returns step(pass, inputs…) [rows, …]; in a pass of several rounds, the concatenation of one call for each round with its rows. `step`
+// runs a recurrence for one token of each slot and updates `states`, tensors [slots, …], in place.
+template <class Step, class... Inputs>
+Tensor step_in_rounds(const Pass& pass, const std::vector<Tensor>& states, const Step& step, const Inputs&... inputs) {
+  if (pass.rounds().empty()) return step(pass, inputs...);
+  std::vector<Tensor> outputs;
+  outputs.reserve(pass.rounds().size());
+  for (size_t i = 0; i < pass.rounds().size(); ++i) {
+    const Pass::Round& round = pass.rounds()[i];
+    outputs.push_back(step(*round.pass, rows_of(inputs, round)...));
+    if (pass.journal() != nullptr) pass.journal()->keep(states, pass, i);
+  }
+  return torch::cat(outputs);
+}
+
+// Mixer::step for any mixer and pass. A mixer that does not run rounds itself (Mixer::steps_in_rounds) is called once for each round.
+Tensor step_any(Mixer& mixer, const Tensor& x, MixerState& state, const Pass& pass);
+
+}  // namespace based

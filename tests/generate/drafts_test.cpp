@@ -1,0 +1,429 @@
+// Drafts change the number of steps and nothing else: tokens, log-probabilities and states are compared, bit for bit, with those of an
+// engine without drafts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <set>
+
+#include "based/core/error.h"
+#include "based/data/tokenizer.h"
+#include "based/generate/drafting.h"
+#include "based/generate/text_generator.h"
+#include "tests/generate/texts.h"
+
+namespace based {
+namespace drafts_test {
+
+using Ids = std::vector<int64_t>;
+using testing::HasSubstr;
+
+// Drafts by a function of the sequence's number, its tokens and the most tokens that are wanted.
+class GivenDrafter final : public Drafter {
+ public:
+  using Draft = std::function<Ids(int64_t sequence, const Ids& tokens, int64_t most)>;
+  explicit GivenDrafter(Draft draft) : draft_(std::move(draft)) {}
+  void draft(std::vector<Request>& requests) override {
+    for (Request& request : requests) request.drafts = draft_(request.sequence, *request.tokens, request.most);
+  }
+  void forget(int64_t sequence) override { forgotten.push_back(sequence); }
+  std::vector<int64_t> forgotten;
+
+ private:
+  Draft draft_;
+};
+
+// Drafts the tokens of `texts`, each sequence's whole text. A draft token is wrong where (index + sequence) % every == 0.
+std::shared_ptr<Drafter> drafter_of(const std::map<int64_t, Ids>& texts, int64_t every) {
+  return std::make_shared<GivenDrafter>([texts, every](int64_t sequence, const Ids& tokens, int64_t most) {
+    const Ids& text = texts.at(sequence);
+    Ids drafts;
+    for (auto at = static_cast<int64_t>(tokens.size()); static_cast<int64_t>(drafts.size()) < most; ++at) {
+      const int64_t right = at < static_cast<int64_t>(text.size()) ? text[static_cast<size_t>(at)] : 0;
+      drafts.push_back((at + sequence) % every == 0 ? (right + 1) % 257 : right);
+    }
+    return drafts;
+  });
+}
+
+constexpr int64_t kNever = 1 << 30;
+
+EngineOptions with_drafts(EngineOptions options, std::shared_ptr<Drafter> drafter, int64_t most = kMostDraftTokens) {
+  options.drafts = {std::move(drafter), most, /*adapts=*/false};
+  return options;
+}
+
+struct Made {
+  std::map<int64_t, Ids> texts;  // each sequence's tokens, with the prompt
+  std::map<int64_t, std::vector<float>> log_probabilities;
+  std::map<int64_t, Finish> finish;
+  std::map<int64_t, SequenceState> states;
+  int64_t steps = 0;
+};
+
+struct Wanted {
+  Ids prompt;
+  SequenceOptions options;
+};
+
+Made generate(LanguageModel& model, const EngineOptions& options, const std::vector<Wanted>& all) {
+  Engine engine(model, options);
+  Made made;
+  for (const Wanted& one : all) {
+    SequenceOptions kept = one.options;
+    kept.keep_state = true;
+    engine.add(one.prompt, kept);
+  }
+  for (; !engine.idle(); ++made.steps)
+    for (const Engine::Output& output : engine.step())
+      if (output.token >= 0) made.log_probabilities[output.sequence].push_back(output.log_probability);
+  for (int64_t id = 0; id < static_cast<int64_t>(all.size()); ++id) {
+    made.texts[id] = engine.text(id);
+    made.finish[id] = engine.finish(id);
+    made.states.emplace(id, engine.take_state(id));
+  }
+  return made;
+}
+
+void expect_same_state(const SequenceState& actual, const SequenceState& expected, const std::string& where) {
+  EXPECT_EQ(actual.ids, expected.ids) << where;
+  const auto a = actual.state.named(), e = expected.state.named();
+  ASSERT_EQ(a.size(), e.size()) << where;
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::equal(a[i].value, e[i].value)) << where << ": " << a[i].name;
+}
+
+void expect_same(const Made& actual, const Made& expected, const std::string& where) {
+  EXPECT_EQ(actual.texts, expected.texts) << where;
+  EXPECT_EQ(actual.log_probabilities, expected.log_probabilities) << where;
+  EXPECT_EQ(actual.finish, expected.finish) << where;
+  for (const auto& [id, state] : expected.states)
+    expect_same_state(actual.states.at(id), state, where + ", sequence " + std::to_string(id));
+}
+
+std::vector<SamplingOptions> samplings() {
+  SamplingOptions penalised{0.9, 0, 1, 0, 1.2, 11};
+  penalised.presence_penalty = 0.5, penalised.frequency_penalty = 0.3;
+  penalised.logit_bias = {{7, 2.0}, {100, -3.0}};
+  return {kGreedy, kDrawn, {1, 0, 1, 0, 1, 8}, penalised};
+}
+
+struct Kind {
+  const char* preset;
+  torch::Dtype dtype;
+  bool invariant;
+};
+
+void PrintTo(const Kind& kind, std::ostream* to) { *to << kind.preset; }
+
+class DraftsOfModels : public testing::TestWithParam<Kind> {
+ protected:
+  static std::shared_ptr<LanguageModel> model() {
+    auto model = distinct_model(torch::kCPU, GetParam().preset);
+    model->to(GetParam().dtype);
+    return model;
+  }
+  static EngineOptions options(int64_t slots = 1) {
+    EngineOptions options{.slots = slots};
+    options.decode.invariant = GetParam().invariant;
+    options.decode.log_probabilities = true;
+    return options;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, DraftsOfModels,
+                         testing::Values(Kind{"based-tiny", torch::kFloat32, false}, Kind{"based-tiny", torch::kBFloat16, true},
+                                         Kind{"attn-tiny", torch::kFloat32, true}, Kind{"attn-tiny", torch::kBFloat16, false},
+                                         Kind{"mamba-tiny", torch::kBFloat16, true}),
+                         [](const auto& given) {
+                           return std::string(given.param.preset).substr(0, 4) + (given.param.invariant ? "_invariant" : "");
+                         });
+
+// Prompts of which one ends inside of a cell. The drafts have every length, are right, wrong at some places, or wrong at once.
+TEST_P(DraftsOfModels, GiveTheTextOfPlainSteps) {
+  const auto model = this->model();
+  const auto all = samplings();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const std::vector<Wanted> wanted{{some_text(i % 2 == 0 ? 5 : 90, 3), {.sampling = all[i], .max_tokens = 41}}};
+    const Made expected = generate(*model, options(), wanted);
+    for (const auto& [every, most] :
+         {std::pair{kNever, int64_t{7}}, {int64_t{5}, int64_t{7}}, {int64_t{3}, int64_t{2}}, {int64_t{1}, int64_t{4}}}) {
+      const Made made = generate(*model, with_drafts(options(), drafter_of(expected.texts, every), most), wanted);
+      const std::string where =
+          "sampling " + std::to_string(i) + ", wrong " + std::to_string(every) + ", drafts of " + std::to_string(most);
+      expect_same(made, expected, where);
+      if (every == kNever && !options().decode.invariant) {
+        EXPECT_LE(made.steps, 8) << where;
+      }
+      if (every == 1) {
+        EXPECT_GE(made.steps, expected.steps) << where;
+      }
+    }
+  }
+}
+
+TEST_P(DraftsOfModels, GiveTheTextOfPlainStepsWithEachDrafter) {
+  const auto model = this->model();
+  const std::shared_ptr<LanguageModel> other = distinct_model(torch::kCPU, "based-tiny");
+  const std::vector<Wanted> wanted{{some_text(70, 3), {.sampling = kDrawn, .max_tokens = 40}}};
+  const Made expected = generate(*model, options(), wanted);
+  expect_same(generate(*model, with_drafts(options(), make_ngram_drafter()), wanted), expected, "n-grams");
+  expect_same(generate(*model, with_drafts(options(), make_model_drafter(other, 1)), wanted), expected, "another model");
+  EngineOptions adaptive = options();
+  adaptive.drafts.drafter = make_ngram_drafter();
+  expect_same(generate(*model, adaptive, wanted), expected, "adaptive");
+}
+
+// Sequences of different lengths and samplings in two slots. The drafter knows every third of them, and returns nothing for the others.
+TEST_P(DraftsOfModels, MeetPlainRowsInABatch) {
+  if (!options().decode.invariant) GTEST_SKIP() << "the bits depend on the prompts that are read together";
+  const auto model = this->model();
+  const auto all = samplings();
+  std::vector<Wanted> wanted;
+  for (int64_t i = 0; i < 6; ++i)
+    wanted.push_back(
+        {some_text(1 + 37 * i % 80, i), {.sampling = all[static_cast<size_t>(i) % all.size()], .max_tokens = 9 + 11 * i % 30}});
+  const Made expected = generate(*model, options(3), wanted);
+  const auto knows = drafter_of(expected.texts, 7);
+  const auto drafter = std::make_shared<GivenDrafter>([&](int64_t sequence, const Ids& tokens, int64_t most) {
+    std::vector<Drafter::Request> requests{{sequence, &tokens, nullptr, most}};
+    if (sequence % 3 != 1) knows->draft(requests);
+    if (sequence % 3 == 2 && requests[0].drafts.size() > 2) requests[0].drafts.resize(2);
+    return requests[0].drafts;
+  });
+  expect_same(generate(*model, with_drafts(options(3), drafter), wanted), expected, "three slots");
+  EXPECT_EQ(std::set<int64_t>(drafter->forgotten.begin(), drafter->forgotten.end()).size(), 6U);
+}
+
+// After each step, the snapshot is that of plain steps with as many tokens, and a fork of it has the same rest.
+TEST_P(DraftsOfModels, LeaveTheStateOfPlainStepsBetweenThem) {
+  const auto model = this->model();
+  const Wanted wanted{some_text(50, 3), {.sampling = kDrawn, .max_tokens = 30, .keep_state = true}};
+  const Made expected = generate(*model, options(), {wanted});
+  Engine plain(*model, options()),
+      engine(*model, with_drafts(options(2), drafter_of({{0, expected.texts.at(0)}, {1, expected.texts.at(0)}}, 5)));
+  plain.add(wanted.prompt, wanted.options);
+  const int64_t sequence = engine.add(wanted.prompt, wanted.options);
+  while (!engine.idle()) {
+    engine.step();
+    while (plain.text(0).size() < engine.text(sequence).size()) plain.step();
+    expect_same_state(engine.snapshot(sequence), plain.snapshot(0), std::to_string(engine.text(sequence).size()) + " tokens");
+    if (engine.text(sequence).size() > 60 || engine.idle()) break;
+  }
+  SequenceOptions rest = wanted.options;
+  rest.max_tokens = wanted.options.max_tokens - static_cast<int64_t>(engine.text(sequence).size() - wanted.prompt.size());
+  const int64_t fork = engine.fork(sequence, rest);
+  while (!engine.idle()) engine.step();
+  EXPECT_EQ(engine.text(sequence), expected.texts.at(0));
+  EXPECT_EQ(engine.text(fork), expected.texts.at(0));
+}
+
+// A stop token, or the limit of tokens, at each place of a draft.
+TEST_P(DraftsOfModels, EndWherePlainStepsEnd) {
+  const auto model = this->model();
+  const Ids prompt = some_text(12, 3);
+  const Made whole = generate(*model, options(), {{prompt, {.sampling = kDrawn, .max_tokens = 12}}});
+  for (int64_t place = 1; place <= 9; ++place) {
+    const int64_t stop = whole.texts.at(0)[prompt.size() + static_cast<size_t>(place)];
+    for (const SequenceOptions& ends : {SequenceOptions{.sampling = kDrawn, .max_tokens = 12, .stop_tokens = {stop}},
+                                        SequenceOptions{.sampling = kDrawn, .max_tokens = place}}) {
+      const Made expected = generate(*model, options(), {{prompt, ends}});
+      const Made made = generate(*model, with_drafts(options(), drafter_of(whole.texts, kNever)), {{prompt, ends}});
+      expect_same(made, expected, "place " + std::to_string(place));
+    }
+  }
+}
+
+// Engine::end() within the outputs of a step: the sequence is left as if it had ended there, even if the step has ended it later.
+TEST_P(DraftsOfModels, AreTakenBackAfterTheEnd) {
+  const auto model = this->model();
+  const Ids prompt = some_text(12, 3);
+  const SequenceOptions options_of_all{.sampling = kDrawn, .max_tokens = 6, .keep_state = true};
+  const Made whole = generate(*model, options(), {{prompt, options_of_all}});
+  for (int64_t unwanted = 1; unwanted <= 4; ++unwanted) {
+    for (const int64_t max_tokens : {6, 30}) {
+      SequenceOptions some = options_of_all;
+      some.max_tokens = max_tokens;
+      Engine engine(*model, with_drafts(options(), drafter_of(whole.texts, kNever), 5));
+      const int64_t sequence = engine.add(prompt, some);
+      size_t outputs = 0;
+      while (outputs == 0) outputs = engine.step().size();  // invariant engines first read the prompt by steps
+      ASSERT_EQ(outputs, 6U);
+      engine.end(sequence, unwanted);
+      EXPECT_EQ(engine.finish(sequence), Finish::stop);
+      some.max_tokens = 6 - unwanted;
+      const Made expected = generate(*model, options(), {{prompt, some}});
+      expect_same_state(engine.take_state(sequence), expected.states.at(0), std::to_string(unwanted) + " of " + std::to_string(max_tokens));
+    }
+  }
+}
+
+// A stop string inside of a draft: text, ids and state are those without drafts.
+TEST_P(DraftsOfModels, EndAtStopStrings) {
+  const auto model = this->model();
+  const ByteTokenizer tokenizer;
+  const Ids prompt = some_text(12, 3);
+  const SequenceOptions sequence{.sampling = kDrawn, .max_tokens = 24, .keep_state = true};
+  const Made whole = generate(*model, options(), {{prompt, sequence}});
+  for (const size_t place : {2, 5, 6, 11}) {
+    const int64_t id = whole.texts.at(0)[prompt.size() + place];
+    if (id >= 128) continue;  // a part of a character
+    const auto result_of = [&](const EngineOptions& engine_options) {
+      Engine engine(*model, engine_options);
+      TextGenerator generator(engine, tokenizer);
+      generator.add({prompt, {}, sequence, {std::string(1, static_cast<char>(id))}});
+      std::pair<GeneratedText, SequenceState> result;
+      while (!generator.idle())
+        generator.step({}, [&](int64_t ended, GeneratedText text) { result = {std::move(text), engine.take_state(ended)}; });
+      return result;
+    };
+    const auto expected = result_of(options()), made = result_of(with_drafts(options(), drafter_of(whole.texts, kNever)));
+    EXPECT_EQ(made.first.text, expected.first.text) << place;
+    EXPECT_EQ(made.first.ids, expected.first.ids) << place;
+    EXPECT_EQ(made.first.finish_reason, expected.first.finish_reason) << place;
+    expect_same_state(made.second, expected.second, "stop string at " + std::to_string(place));
+  }
+}
+
+TEST(Drafts, StayWithinPagesAndPositions) {
+  const auto model = distinct_model(torch::kCPU, "attn-tiny");
+  const std::vector<Wanted> wanted{{some_text(60, 3), {.sampling = kGreedy, .max_tokens = 300}}};
+  for (const int64_t cache : {64, 75}) {  // the cache is full after so many tokens
+    const EngineOptions options{.slots = 1, .cache_tokens = cache};
+    const Made expected = generate(*model, options, wanted);
+    EXPECT_EQ(expected.finish.at(0), Finish::cache_full);
+    expect_same(generate(*model, with_drafts(options, drafter_of(expected.texts, kNever)), wanted), expected, std::to_string(cache));
+  }
+}
+
+std::string refusal_of(const EngineOptions& options) {
+  const auto model = distinct_model(torch::kCPU);
+  try {
+    const Engine engine(*model, options);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(Drafts, AreRefusedWhereTheBitsWouldDependOnThem) {
+  const std::shared_ptr<Drafter> drafter = make_ngram_drafter();
+  EXPECT_THAT(refusal_of(with_drafts({.slots = 65}, drafter)), HasSubstr("at most 64 slots, or invariant steps"));
+  EXPECT_THAT(refusal_of(with_drafts({.ahead = true}, drafter)), HasSubstr("cannot step ahead"));
+  EXPECT_THAT(refusal_of(with_drafts({}, drafter, 8)), HasSubstr("1 to 7 tokens, got 8"));
+  EXPECT_EQ(refusal_of(with_drafts({.slots = 64}, drafter)), "accepted");
+  const auto model = distinct_model(torch::kCPU);
+  EXPECT_THROW(Session(*model, with_drafts({}, drafter)), UsageError);
+}
+
+Ids ngram_draft(const Ids& tokens, int64_t most) {
+  std::vector<Drafter::Request> requests{{0, &tokens, nullptr, most}};
+  make_ngram_drafter()->draft(requests);
+  return requests[0].drafts;
+}
+
+TEST(NgramDrafter, ContinuesTheLatestOccurrenceOfTheLongestGram) {
+  EXPECT_EQ(ngram_draft({1, 2, 3, 4, 5, 6}, 7), Ids());
+  EXPECT_EQ(ngram_draft({5}, 7), Ids());
+  EXPECT_EQ(ngram_draft({1, 2, 8, 9, 1, 2, 6, 7, 1, 2}, 2), Ids({6, 7}));        // the latest
+  EXPECT_EQ(ngram_draft({0, 1, 2, 8, 9, 1, 2, 6, 7, 0, 1, 2}, 2), Ids({8, 9}));  // the longest
+  EXPECT_EQ(ngram_draft({9, 9, 3, 4, 3, 4}, 5), Ids({3, 4, 3, 4, 3}));           // beyond the text's end
+  EXPECT_EQ(ngram_draft({7, 7, 7}, 4), Ids({7, 7, 7, 7}));
+}
+
+// The index grows with the text, in steps, and follows a text that is another one.
+TEST(NgramDrafter, FollowsALongText) {
+  const auto drafter = make_ngram_drafter();
+  Ids text;
+  for (int64_t i = 0; i < 5000; ++i) {
+    text.push_back((i * i) % 4999);
+    std::vector<Drafter::Request> requests{{3, &text, nullptr, 1}};
+    if (i % 100 == 0) drafter->draft(requests);
+  }
+  for (int64_t i = 40; i < 44; ++i) text.push_back((i * i) % 4999);
+  std::vector<Drafter::Request> requests{{3, &text, nullptr, 3}};
+  drafter->draft(requests);
+  EXPECT_EQ(requests[0].drafts, Ids({44 * 44, 45 * 45, 46 * 46}));
+  const Ids other{1, 2, 3, 1, 2};
+  requests = {{3, &other, nullptr, 2}};
+  drafter->draft(requests);
+  EXPECT_EQ(requests[0].drafts, Ids({3, 1}));
+}
+
+// The same model drafts its own tokens: all are accepted, greedy and sampled.
+TEST(ModelDrafter, DrawsWithTheNumbersOfTheSequence) {
+  const auto model = distinct_model(torch::kCPU);
+  for (const SamplingOptions& sampling : {kGreedy, SamplingOptions{1, 0, 1, 0, 1, 8}}) {
+    Engine engine(*model, with_drafts({}, make_model_drafter(model, 1), 3));
+    engine.add(some_text(30, 3), {.sampling = sampling, .max_tokens = 40});
+    while (!engine.idle()) engine.step();
+    EXPECT_GE(engine.draft_counts().accepted, 0.9 * static_cast<double>(engine.draft_counts().drafted));
+    EXPECT_EQ(engine.draft_counts().tokens, 40);
+    EXPECT_LE(engine.draft_counts().steps, 13);
+  }
+}
+
+// Drafts of a model do not depend on the way by which it has come to a text: with accepted drafts, rejected ones and new tokens.
+TEST(ModelDrafter, ReturnsToTheStateOfTheText) {
+  const std::shared_ptr<LanguageModel> model = distinct_model(torch::kCPU);
+  const auto draft_of = [](Drafter& drafter, const Ids& text) {
+    std::vector<Drafter::Request> requests{{0, &text, &kGreedy, 4}};
+    drafter.draft(requests);
+    return requests[0].drafts;
+  };
+  const auto drafter = make_model_drafter(model, 1);
+  Ids text = some_text(20, 3);
+  for (const int64_t accepted : {4, 0, 2, 3, 4, 1}) {
+    const Ids drafts = draft_of(*drafter, text);
+    ASSERT_EQ(drafts.size(), 4U);
+    EXPECT_EQ(drafts, draft_of(*make_model_drafter(model, 1), text)) << accepted;
+    text.insert(text.end(), drafts.begin(), drafts.begin() + accepted);
+    text.push_back(accepted == 2 ? 9 : 77);
+  }
+  text.resize(6);
+  EXPECT_EQ(draft_of(*drafter, text), draft_of(*make_model_drafter(model, 1), text));
+}
+
+// A plain step takes 1 s and each draft token 0.1 s: the k-th token is worth its time if p^k > 0.125.
+TEST(DraftLengths, FollowTheShareThatIsAccepted) {
+  DraftLengths lengths;
+  EXPECT_EQ(lengths.next(0, 1), 0);  // the time of a plain step is unknown
+  lengths.add_step(1, 0, 9), lengths.add_step(1, 0, 1);
+  EXPECT_EQ(lengths.next(0, 1), 2);  // p = 1/2, since 0.125 itself is not enough
+  for (int i = 0; i < 20; ++i) {
+    lengths.add_verified(0, 7, 7);
+    lengths.add_step(1, 7, 1.7);
+  }
+  EXPECT_EQ(lengths.next(0, 1), 7);
+  int drafted = 0;
+  for (; lengths.next(0, 1) > 0 && drafted < 30; ++drafted) {
+    lengths.add_verified(0, lengths.next(0, 1), 0);
+    lengths.add_step(1, 1, 1.1);
+  }
+  EXPECT_LT(drafted, 15);  // it gives up
+  int trials = 0;
+  for (int i = 0; i < 200; ++i) {
+    const int64_t length = lengths.next(0, 1);
+    EXPECT_LE(length, 1);
+    lengths.add_verified(0, length, 0);
+    trials += length > 0 ? 1 : 0;
+  }
+  EXPECT_GE(trials, 3);
+  EXPECT_LE(trials, 6);
+  for (int i = 0; i < 200 && lengths.next(0, 1) < 7; ++i) lengths.add_verified(0, lengths.next(0, 1), lengths.next(0, 1));
+  EXPECT_EQ(lengths.next(0, 1), 7);  // and finds a text that repeats itself again
+}
+
+TEST(DraftLengths, FollowTheTimeOfADraft) {
+  DraftLengths lengths;
+  lengths.add_step(1, 0, 1), lengths.add_step(1, 0, 1);
+  for (int i = 0; i < 20; ++i) lengths.add_verified(0, 7, 7);
+  lengths.add_step(1, 7, 8);  // each token takes as long as a step
+  EXPECT_EQ(lengths.next(0, 1), 0);
+  for (int i = 0; i < 60; ++i) lengths.add_step(1, 7, 1.07);
+  EXPECT_EQ(lengths.next(0, 1), 7);
+  for (int i = 0; i < 60; ++i) lengths.add_drafting(1, 0.9);
+  EXPECT_EQ(lengths.next(0, 1), 0);
+}
+
+}  // namespace drafts_test
+}  // namespace based
