@@ -8,10 +8,12 @@
 #include <memory>
 
 #include "based/core/files.h"
+#include "based/core/folders.h"
 #include "based/core/text.h"
 #include "based/eval/eval_golden_compare.h"
 #include "based/eval/request_dump.h"
 #include "based/eval/request_stub.h"
+#include "based/eval/stored_models_golden.h"
 #include "based/eval/task.h"
 
 namespace based {
@@ -160,10 +162,19 @@ class TaskComparison {
   EvalComparison comparison_;
 };
 
-// Requests to stored models have log-likelihoods of these instead of the stub's.
-bool is_of_models(const std::string& folder) {
-  const std::vector<Json> lines = read_request_lines(path_in(folder, kRequestsFile));
-  return lines.front().contains("model");
+// Requests to stored models have log-likelihoods of these instead of the stub's. Skipped if the models are not there.
+GoldenResult check_requests_to_models(const std::string& path, const std::string& folder, const std::vector<Json>& lines,
+                                      const EvalGoldenOptions& options) {
+  const std::string models = stored_model_folder(folder, lines.front());
+  GoldenResult result;
+  if (is_folder(models)) {
+    result = check_stored_models(folder, lines, *golden_tokenizer(folder, options));
+  } else {
+    result.skipped = "its models are not there: " + models;
+  }
+  result.file = path;
+  result.mixer = "evaluation";
+  return result;
 }
 
 Json read_cases(const std::string& path) {
@@ -196,9 +207,8 @@ GoldenResult check_eval_golden(const std::string& path, const EvalGoldenOptions&
     if (folder.empty()) {
       const std::string file = cases_file(path);
       compare_eval_cases(parse_json(read_regular_file(file), file), *golden_tokenizer(file, options), file, comparison);
-    } else if (is_of_models(folder)) {
-      result.skipped = "its log-likelihoods are those of stored models in another program's format, which must be converted first";
-      return result;
+    } else if (const std::vector<Json> lines = read_request_lines(path_in(folder, kRequestsFile)); lines.front().contains("model")) {
+      return check_requests_to_models(path, folder, lines, options);
     } else {
       comparison = TaskComparison(folder, options).run();
     }

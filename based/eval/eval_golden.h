@@ -19,7 +19,8 @@ bool is_eval_golden(const std::string& path);
 // requests that this library makes of the document: strings, ids, hashes, cuts, few-shot indices, and the stub model's answers. Then
 // metrics.json, if there is one: the metrics of these answers for each document and in total. A file of functions has a list of inputs and
 // results for each. Numbers may differ by 1e-12, relatively, everything else must be equal. `output_error` is the largest relative
-// difference, and infinite if something else differs; `worst` says where. A folder of requests to models is skipped. Throws UsageError if
+// difference, and infinite if something else differs; `worst` says where. A folder of requests to published models is compared with these
+// models' scores (stored_models_golden.h), and skipped if they are not there. Throws UsageError if
 // the data sets are not given, Error if a file is damaged.
 GoldenResult check_eval_golden(const std::string& path, const EvalGoldenOptions& options);
 

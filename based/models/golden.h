@@ -23,4 +23,8 @@ struct GoldenResult {
 // any sizes. Throws Error if the file is damaged or incomplete.
 GoldenResult check_golden(const std::string& path, torch::Device device = torch::kCPU);
 
+// The tolerance of a type ("float64") that a text states: in "… 1e-11 in float64, 5e-5 in float32 …" the number before "in <type>", in
+// "<type> only, …: 1e-8" the last number. 0 if there is none.
+double stated_tolerance(const std::string& text, const std::string& type);
+
 }  // namespace based

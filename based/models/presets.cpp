@@ -34,6 +34,12 @@ ModelConfig based_model(const BasedSizes& sizes, std::vector<std::string> layers
   return config;
 }
 
+// The released form of a Based model: its convolutions have no biases.
+ModelConfig released(ModelConfig config) {
+  config.mixers["conv"].set("conv_bias", Config(false));
+  return config;
+}
+
 // Transformer++: rotary positions on half of each head (rounded down to pairs), and a gated MLP of width 8/3·d, rounded up to a multiple of
 // 256.
 ModelConfig attention_model(int64_t d_model, int64_t heads, size_t count) {
@@ -114,6 +120,9 @@ std::vector<Preset> make_presets() {
        with_vocab(based_model({1024, 16, 16, 64}, hybrid_layers(27, {1, 6, 11, 16, 21}, {2, 7, 12, 17, 22})), gpt2_vocab)},
       {"based-1.4b", "the paper's Based at 1.35B: 7 linear, 7 window (16), 22 convolution layers",
        with_vocab(based_model({1792, 16, 16, 16}, hybrid_layers(36, {1, 6, 11, 16, 21, 27, 33}, {2, 7, 12, 17, 22, 28, 34})), gpt2_vocab)},
+      {"based-1b-50b", "hazyresearch/based-1b-50b, as released: as based-1.4b, but with windows of 129 keys and no biases in convolutions",
+       with_vocab(released(based_model({1792, 16, 16, 129}, hybrid_layers(36, {1, 6, 11, 16, 21, 27, 33}, {2, 7, 12, 17, 22, 28, 34}))),
+                  gpt2_vocab)},
       {"attn-360m", "the paper's Transformer++ at 360M", with_vocab(attention_model(1024, 16, 24), gpt2_vocab)},
       {"attn-1.4b", "the paper's Transformer++ at 1.33B", with_vocab(attention_model(1680, 24, 36), gpt2_vocab)},
       {"mamba-360m", "the paper's Mamba at 358M", with_vocab(mamba_model(1024, 46), mamba_vocab)},

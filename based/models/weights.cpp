@@ -81,20 +81,26 @@ void save_model(const LanguageModel& model, const std::string& folder, std::opti
 }
 
 void save_model(const ModelConfig& model, const NamedTensors& weights, const std::string& folder, std::optional<uint64_t> tokenizer) {
+  std::vector<Tensor> kept;  // dense copies where needed; the views point into them
+  std::vector<TensorView> views;
+  kept.reserve(weights.size());
+  views.reserve(weights.size());
+  for (const auto& [name, tensor] : weights) {
+    kept.push_back(tensor.cpu().contiguous());
+    views.push_back(view_of(name, kept.back()));
+  }
+  save_model(model, std::move(views), folder, tokenizer);
+}
+
+void save_model(const ModelConfig& model, std::vector<TensorView> weights, const std::string& folder, std::optional<uint64_t> tokenizer) {
   MadeFolder made(folder);
   // Both files are written before either is renamed: if the disk is full, the folder stays as it was.
   AtomicFile config(in(folder, "config.json"));
   const std::string config_text = write_config(model).to_json() + "\n";
   config.write(std::as_bytes(std::span(config_text)));
-  std::vector<Tensor> kept;  // dense copies where needed; the views point into them
-  std::vector<TensorView> views;
-  for (const auto& [name, tensor] : weights) {
-    kept.push_back(tensor.cpu().contiguous());
-    views.push_back(view_of(name, kept.back()));
-  }
   std::map<std::string, std::string> metadata{{"format", "pt"}};
   if (tokenizer) metadata[kTokenizer] = hex(*tokenizer);
-  write_safetensors(in(folder, "model.safetensors"), views, metadata);
+  write_safetensors(in(folder, "model.safetensors"), std::move(weights), metadata);
   config.commit();
   made.keep();
 }

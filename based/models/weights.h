@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "based/core/safetensors.h"
 #include "based/models/language_model.h"
 
 namespace based {
@@ -32,6 +33,8 @@ using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 NamedTensors named_weights(const LanguageModel& model);  // the parameters themselves, not copies
 // The same files, from weights that are not in a model: copies that later training steps do not change.
 void save_model(const ModelConfig& config, const NamedTensors& weights, const std::string& folder, std::optional<uint64_t> tokenizer = {});
+// The same from dense tensors in memory that others own.
+void save_model(const ModelConfig& config, std::vector<TensorView> weights, const std::string& folder, std::optional<uint64_t> tokenizer);
 
 // Strict: one Error lists all missing, unexpected, misshapen and wrongly typed tensors, before memory is allocated. Weights keep their
 // stored type unless `dtype` is given. WideParameters are never narrower than fp32, whatever their stored type.

@@ -43,6 +43,17 @@ inline std::vector<CommandRow> dna_command_rows() {
   };
 }
 
+inline std::vector<CommandRow> convert_command_rows() {
+  return {
+      {"convert",
+       "<@/published --tokenizer bytes --out %",
+       {{"--out", no_path}, {"--tokenizer", no_path}, {"--expect", no_path}, {"--dtype", "fp8"}, {"--format", "csv"}},
+       "",
+       "",
+       "/model.safetensors"},
+  };
+}
+
 inline std::vector<CommandRow> joined(std::vector<CommandRow> rows, const std::vector<CommandRow>& more) {
   rows.insert(rows.end(), more.begin(), more.end());
   return rows;
@@ -123,7 +134,7 @@ inline const std::vector<CommandRow>& command_rows() {
       {"golden", "<@/golden.safetensors", {{"--data", any_text}, {"--tokenizer", any_text}}},
       {"golden", "<@/slices.json", {{"--data", any_text}, {"--tokenizer", any_text}}},
   };
-  static const std::vector<CommandRow> rows = joined(others, dna_command_rows());
+  static const std::vector<CommandRow> rows = joined(joined(others, dna_command_rows()), convert_command_rows());
   return rows;
 }
 

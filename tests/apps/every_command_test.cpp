@@ -11,6 +11,7 @@
 
 #include "tests/apps/commands.h"
 #include "tests/apps/program.h"
+#include "tests/apps/published_mamba.h"
 
 namespace based {
 namespace every_command_test {
@@ -74,6 +75,7 @@ class EveryCommand : public testing::Test {
     write_file_atomic(file("own.toml"),
                       "data = \"own.jsonl\"\ncontext = \"{text}\"\nchoices = [\"a mat\", \"the mat\"]\ngold = \"label\"\n");
     write_winogrande("sets", 40);
+    write_published_mamba(file("published"));
     write_file_atomic(file("dna.fa"), ">one\n" + lines("ACGTTGCAACGGTAACCGTNACGTACGT\n", 20));
     write_file_atomic(file("dna.bed"), "one\t0\t400\ttrain\none\t400\t500\tvalid\n");
     write_file_atomic(file("classes.csv"), "sequence,label\n" + lines("ACGTACGTAC,0\nGGTTGGTTGG,1\n", 4));

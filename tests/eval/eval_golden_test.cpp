@@ -29,6 +29,31 @@ TEST(EvalGolden, EveryStoredRequestAndMetricIsReproduced) {
   EXPECT_GT(compared, 30);
 }
 
+// A few lines, with the models' real scores; a changed one is found.
+TEST(EvalGolden, RequestsToStoredModelsHaveTheirScores) {
+  const std::string path = test::golden("eval/tiny_models");
+  BASED_NEEDS_FILE(path);
+  BASED_NEEDS_FILE(test::golden("checkpoints/attn"));
+  BASED_NEEDS_FILE(test::data_set("gpt2-bpe"));
+  const EvalGoldenOptions options{.data = test::data_set(""), .tokenizer = ""};
+  const GoldenResult result = check_eval_golden(path, options);
+  EXPECT_EQ(result.skipped, "");
+  EXPECT_TRUE(result.pass) << result.output_error << " at " << result.worst;
+
+  const TemporaryFolder folder;
+  make_folder(folder.file("eval/other"));
+  std::string lines = read_file(path_in(path, "requests.jsonl"));
+  write_file_atomic(folder.file("eval/other/requests.jsonl"), lines);
+  EXPECT_NE(check_eval_golden(folder.file("eval/other"), options).skipped.find("its models are not there: "), std::string::npos);
+  std::filesystem::create_directory_symlink(test::golden("checkpoints"), folder.file("checkpoints"));
+  const size_t at = lines.find("\"greedy\":false");
+  lines.replace(at, 14, "\"greedy\":true");
+  write_file_atomic(folder.file("eval/other/requests.jsonl"), lines);
+  const GoldenResult wrong = check_eval_golden(folder.file("eval/other"), options);
+  EXPECT_FALSE(wrong.pass);
+  EXPECT_THAT(wrong.worst, HasSubstr("requests.jsonl:1: greedy"));
+}
+
 class EvalCases : public testing::Test {
  protected:
   GoldenResult check(const std::string& json) const {

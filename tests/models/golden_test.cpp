@@ -38,6 +38,7 @@ bool of_this_build(const std::string& file) {
   for (const char* start : {
            "based/",
            "decay/",
+           "checkpoints/",
            "feature_maps/",
            "linear_attention/",
            "lm/",

@@ -22,6 +22,16 @@ TEST(Presets, HybridsHaveTheAuthorsLayers) {
   EXPECT_EQ(layers_of("based-1.4b", "window"), (std::vector<size_t>{2, 7, 12, 17, 22, 28, 34}));
 }
 
+// The paper's table and the released weights differ in the windows; the released model has the parameters of the authors' code.
+TEST(Presets, ThePapersAndTheReleasedModelDifferInTheirWindows) {
+  const ModelConfig &paper = find_preset("based-1.4b"), &released = find_preset("based-1b-50b");
+  EXPECT_EQ(paper.layers, released.layers);
+  EXPECT_EQ(paper.mixers.at("window").find("window")->to_json(), "16");
+  EXPECT_EQ(released.mixers.at("window").find("window")->to_json(), "129");
+  EXPECT_EQ(parameter_count(released), 1349453056);
+  EXPECT_EQ(parameter_count(paper) - parameter_count(released), 22 * 3584) << "the biases of 22 convolutions";
+}
+
 // The smaller model has the parameters of the authors' code, name by name. The larger one has the paper's sizes and its 1.32B parameters.
 TEST(Presets, MambasHaveTheAuthorsParameters) {
   EXPECT_EQ(parameter_count(find_preset("mamba-360m")), 358190080);
