@@ -5,7 +5,7 @@ BUILD = build/$(PRESET)
 export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 export CTEST_PARALLEL_LEVEL = $(JOBS)
 
-.PHONY: build help setup test check demo format format-check lint fuzz install clean
+.PHONY: build help setup test test-serving check demo format format-check lint fuzz install clean
 build: setup $(BUILD)/build.ninja ## set up and build the program (the default)
 	cmake --build $(BUILD) --target based
 
@@ -35,6 +35,9 @@ else
 	nvidia-smi -L >/dev/null 2>&1 || { filter="$$filter:-*_cuda"; echo "no GPU: testing on the CPU only"; }; \
 	$(BUILD)/bin/mixers_tests --gtest_brief=1 --gtest_filter="$$filter"
 endif
+
+test-serving: build ## run lm-eval and OpenAI's client from PyPI against a server; not part of `make test`
+	@tools/test-serving
 
 demo: setup-demo build ## train, generate and draw the memory-recall picture, in under five minutes; results in out/demo
 	@tools/demo

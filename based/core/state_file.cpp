@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <set>
+#include <utility>
 
 #include "based/core/hash.h"
 #include "based/core/json.h"
@@ -197,36 +199,35 @@ Json make_header(const std::string& path, const StateSnapshot& snapshot, DType t
           {"metadata", std::move(metadata)}};
 }
 
-// Writes pieces, each padded to 8 bytes, followed by the checksum of all.
+// Sends pieces, each padded to 8 bytes, followed by the checksum of all, to a function.
 class Writer {
  public:
-  explicit Writer(const std::string& path) : file_(path) {}
+  using Sink = std::function<void(std::span<const std::byte>)>;
+
+  explicit Writer(Sink sink) : sink_(std::move(sink)) {}
 
   void write(std::span<const std::byte> bytes) {
     put(bytes);
     put(std::span(kZeros).first(padded(bytes.size()) - bytes.size()));
   }
-  void commit() {
+  void finish() {
     const Hash128 hash = hasher_.digest();
     const Checksum checksum{hash.low, hash.high};
-    file_.write(std::as_bytes(std::span(&checksum, 1)));
-    file_.commit();
+    sink_(std::as_bytes(std::span(&checksum, 1)));
   }
 
  private:
   void put(std::span<const std::byte> bytes) {
     hasher_.update(bytes);
-    file_.write(bytes);
+    sink_(bytes);
   }
 
   static constexpr std::array<std::byte, 8> kZeros{};
-  AtomicFile file_;
+  Sink sink_;
   Hasher128 hasher_;
 };
 
-}  // namespace
-
-void write_state_file(const std::string& path, const StateSnapshot& snapshot) {
+void write_pieces(const std::string& path, const StateSnapshot& snapshot, const Writer::Sink& sink) {
   const std::vector<int64_t>& ids = snapshot.token_ids;
   if (const auto bad = std::find_if(ids.begin(), ids.end(), [](int64_t id) { return id < 0; }); bad != ids.end()) {
     throw Error(path + ": token id " + std::to_string(*bad) + " at place " + std::to_string(bad - ids.begin()) + " is negative");
@@ -242,12 +243,27 @@ void write_state_file(const std::string& path, const StateSnapshot& snapshot) {
   prefix.file_size = sizeof prefix + header.size() + padded(tokens.size()) + kChecksumSize;
   for (const TensorView& tensor : snapshot.tensors) prefix.file_size += padded(tensor.bytes.size());
 
-  Writer writer(path);
+  Writer writer(sink);
   writer.write(std::as_bytes(std::span(&prefix, 1)));
   writer.write(std::as_bytes(std::span(header)));
   writer.write(tokens);
   for (const TensorView& tensor : snapshot.tensors) writer.write(tensor.bytes);
-  writer.commit();
+  writer.finish();
+}
+
+}  // namespace
+
+void write_state_file(const std::string& path, const StateSnapshot& snapshot) {
+  AtomicFile file(path);
+  write_pieces(path, snapshot, [&file](std::span<const std::byte> bytes) { file.write(bytes); });
+  file.commit();
+}
+
+std::string state_file_content(const StateSnapshot& snapshot, const std::string& name) {
+  std::string content;
+  write_pieces(name, snapshot,
+               [&content](std::span<const std::byte> bytes) { content.append(reinterpret_cast<const char*>(bytes.data()), bytes.size()); });
+  return content;
 }
 
 StateSnapshot parse_state_file(std::span<const std::byte> file, const std::string& source) { return StateFileParser(file, source).parse(); }

@@ -26,6 +26,8 @@ struct StateSnapshot {
 
 // Writes a file durably and atomically (files.h). Equal snapshots give equal files. Throws Error.
 void write_state_file(const std::string& path, const StateSnapshot& snapshot);
+// The bytes of that file, in memory. Errors name the state `name`.
+std::string state_file_content(const StateSnapshot& snapshot, const std::string& name);
 
 // Throws Error that tells the cause: not a state file, another version, truncated, damaged (checksum), or an invalid header. The snapshot's
 // tensors are views into `file`.

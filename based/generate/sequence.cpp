@@ -2,7 +2,6 @@
 
 #include <array>
 
-#include "based/core/state_file.h"
 #include "based/generate/cells.h"
 #include "based/models/finite.h"
 #include "based/models/limits.h"
@@ -12,6 +11,23 @@ namespace based {
 namespace {
 
 constexpr const char* kCells = "cells";  // in a state file's metadata
+
+// Calls `write` with the snapshot of a finite sequence. `name`: of the file, for errors.
+template <class Write>
+void with_snapshot(const SequenceState& sequence, const std::string& model_hash, const std::string& name, Write&& write) {
+  StateSnapshot snapshot{model_hash, sequence.ids, {}, {}};
+  const std::vector<StateTensor> tensors = sequence.state.named();
+  std::vector<Tensor> kept;  // the views point into these
+  kept.reserve(tensors.size());
+  for (const auto& tensor : tensors) kept.push_back(tensor.value.cpu().contiguous());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    snapshot.tensors.push_back(view_of(tensors[i].name, kept[i]));
+    if (first_not_finite(snapshot.tensors.back()))
+      throw Error(name + ": not written: the state is not finite (" + tensors[i].name + "); the model's weights may be damaged");
+  }
+  if (!sequence.cells.empty()) snapshot.metadata[kCells] = sequence.cells;
+  write(snapshot);
+}
 
 }  // namespace
 
@@ -31,32 +47,30 @@ void require_finite_logits(LanguageModel& model, const SequenceState& sequence) 
 }
 
 void save_sequence(const std::string& path, const SequenceState& sequence, const std::string& model_hash) {
-  StateSnapshot snapshot{model_hash, sequence.ids, {}, {}};
-  const std::vector<StateTensor> tensors = sequence.state.named();
-  std::vector<Tensor> kept;  // the views point into these
-  kept.reserve(tensors.size());
-  for (const auto& tensor : tensors) kept.push_back(tensor.value.cpu().contiguous());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    snapshot.tensors.push_back(view_of(tensors[i].name, kept[i]));
-    if (first_not_finite(snapshot.tensors.back()))
-      throw Error(path + ": not written: the state is not finite (" + tensors[i].name + "); the model's weights may be damaged");
-  }
-  if (!sequence.cells.empty()) snapshot.metadata[kCells] = sequence.cells;
-  write_state_file(path, snapshot);
+  with_snapshot(sequence, model_hash, path, [&path](const StateSnapshot& snapshot) { write_state_file(path, snapshot); });
+}
+
+std::string sequence_file_content(const SequenceState& sequence, const std::string& model_hash, const std::string& name) {
+  std::string content;
+  with_snapshot(sequence, model_hash, name, [&](const StateSnapshot& snapshot) { content = state_file_content(snapshot, name); });
+  return content;
 }
 
 SequenceState load_sequence(const std::string& path, const LanguageModel& model, const std::string& model_hash) {
-  const torch::InferenceMode inference;
   const StateFile file(path);
   file.require_model(model_hash);
-  const StateSnapshot& snapshot = file.snapshot();
-  if (snapshot.token_ids.empty()) throw Error(path + ": the state of an empty text");
-  require_ids(model.config(), snapshot.token_ids, path);
-  require_positions(model.config(), static_cast<int64_t>(snapshot.token_ids.size()) - 1, path);
+  return sequence_of(file.snapshot(), model, path);
+}
+
+SequenceState sequence_of(const StateSnapshot& snapshot, const LanguageModel& model, const std::string& source) {
+  const torch::InferenceMode inference;
+  if (snapshot.token_ids.empty()) throw Error(source + ": the state of an empty text");
+  require_ids(model.config(), snapshot.token_ids, source);
+  require_positions(model.config(), static_cast<int64_t>(snapshot.token_ids.size()) - 1, source);
   std::vector<StateTensor> tensors;
   for (const auto& view : snapshot.tensors) {
     if (const auto at = first_not_finite(view))
-      throw Error(path + ": tensor '" + view.name + "' is not finite (number " + std::to_string(*at) +
+      throw Error(source + ": tensor '" + view.name + "' is not finite (number " + std::to_string(*at) +
                   "); the model that made the state may be damaged: make it anew by a whole one");
     tensors.push_back({view.name, tensor_of(view), false});
   }
@@ -64,16 +78,16 @@ SequenceState load_sequence(const std::string& path, const LanguageModel& model,
   try {
     loaded.state.load_named(tensors, 0);
   } catch (const Error& error) {
-    throw Error(path + ": " + error.what());
+    throw Error(source + ": " + error.what());
   }
   const int64_t seen = loaded.state.position()[0].item<int64_t>(), most = static_cast<int64_t>(loaded.ids.size()) - 1;
   if (seen < 0 || seen > most)
-    throw Error(path + ": the state has seen " + std::to_string(seen) + " tokens, where its text has " + std::to_string(most) +
+    throw Error(source + ": the state has seen " + std::to_string(seen) + " tokens, where its text has " + std::to_string(most) +
                 " before the last one");
   if (const auto cells = snapshot.metadata.find(kCells); cells != snapshot.metadata.end()) loaded.cells = cells->second;
   const int64_t cell = cell_tokens(model.device().type());
   if (loaded.cells == describe_cells(model) && seen % cell != 0)
-    throw Error(path + ": the state has seen " + std::to_string(seen) + " tokens, which is not at the begin of a cell of " +
+    throw Error(source + ": the state has seen " + std::to_string(seen) + " tokens, which is not at the begin of a cell of " +
                 std::to_string(cell));
   return loaded;
 }

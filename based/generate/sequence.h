@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "based/core/state_file.h"
 #include "based/generate/sampler.h"
 #include "based/models/language_model.h"
 
@@ -68,7 +69,11 @@ void require_finite_logits(LanguageModel& model, const SequenceState& sequence);
 // Writes a state file: version, hash of the model, token ids, state, its cells, checksum. Engines on all devices read each other's files.
 // Throws Error, and writes nothing, if the state is not finite.
 void save_sequence(const std::string& path, const SequenceState& sequence, const std::string& model_hash);
+// The bytes of that file, in memory. Errors name the state `name`.
+std::string sequence_file_content(const SequenceState& sequence, const std::string& model_hash, const std::string& name);
 // Throws Error naming the file if it is damaged, belongs to another model, does not fit this one's shapes and vocabulary, or is not finite.
 SequenceState load_sequence(const std::string& path, const LanguageModel& model, const std::string& model_hash);
+// As load_sequence, of a parsed state file (core/state_file.h) whose name in errors is `source`. Its model hash is not compared.
+SequenceState sequence_of(const StateSnapshot& snapshot, const LanguageModel& model, const std::string& source);
 
 }  // namespace based

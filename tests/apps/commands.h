@@ -30,6 +30,11 @@ inline const std::map<std::string, std::string> bad_eval{
     {"--tasks", "nonsense"},      {"--data", any_text},     {"--statements", any_text}, {"--out", no_path},
     {"--dump-requests", no_path}, {"--tokenizer", "bytes"}, {"--device", "tpu"},        {"--dtype", "fp8"}};
 
+inline const std::map<std::string, std::string> bad_serve{
+    {"--name", any_text},    {"--device", "tpu"},    {"--dtype", "fp8"},  {"--template", no_path}, {"--state-dir", no_path},
+    {"--seal-key", no_path}, {"--address", "here"},  {"--unix", no_path}, {"--cors", "nonsense"},  {"--tls-certificate", no_path},
+    {"--tls-key", no_path},  {"--api-keys", no_path}};
+
 inline std::vector<CommandRow> dna_command_rows() {
   return {
       {"dna rows",
@@ -81,6 +86,7 @@ inline const std::vector<CommandRow>& command_rows() {
         {"--device", "tpu"}},
        "--max-tokens 10000000 --temperature 0",  // with sampling, the end of text would come at some time
        "tokens/s"},
+      {"serve", "--model <@/model --port 0", bad_serve},
       {"perplexity", "--model <@/model --data |@/text.txt", bad_perplexity, "--data @/long.txt", "interrupted"},
       {"perplexity", "--model <@/model --data @/shards --context 16 --slices <@/shards --per-token %", bad_perplexity},
       {"tokenize train",

@@ -23,8 +23,8 @@ struct Ran {
   std::string out, err;
 };
 
-// The command that runs the program in run(): a client of a fork server (tests/fork_server), which saves the time that a process needs to
-// load LibTorch, or the program itself where the two would differ.
+// The command by which run() runs the program: a client of a fork server (tests/fork_server), which saves the loading of LibTorch, or the
+// program itself where the two would differ.
 std::string program_for(const std::string& before, const std::string& arguments);
 
 // `arguments` may redirect streams. `before` is inserted before the program's name, for example "ulimit -f 8; ".

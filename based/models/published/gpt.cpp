@@ -1,7 +1,6 @@
 #include "based/models/published/gpt.h"
 
 #include <algorithm>
-#include <ranges>
 #include <string_view>
 
 namespace based::published {
@@ -47,7 +46,7 @@ void refuse_other_forms(ConfigReader& config) {
   config.require("mup_scale_qk_dot_by_d", false, "this library divides scores by the root of head_dim");
 }
 
-// Settings of training, of kernels, of generation and of transformers' classification heads, separated by spaces.
+// Settings of training, of kernels, of generation and of transformers' classification heads, each followed by a space.
 constexpr std::string_view kSettings =
     "resid_pdrop embd_pdrop attn_pdrop initializer_range special_initializer residual_in_fp32 use_flash_attn fused_dropout_add_ln "
     "fused_mlp fused_bias_fc fused_dense_sqrelu_dense sequence_parallel ff_mult mlp_checkpoint_lvl mlp_multiple_of summary_type "
@@ -62,7 +61,8 @@ constexpr std::string_view kSettings =
     "transformers_version model_type l_max name _target_ _recursive_ ";
 
 void ignore_settings(ConfigReader& config) {
-  for (const auto name : std::views::split(kSettings, ' ')) config.ignore({std::string(name.begin(), name.end()).c_str()});
+  for (size_t begin = 0, end = 0; (end = kSettings.find(' ', begin)) != std::string_view::npos; begin = end + 1)
+    config.ignore({std::string(kSettings.substr(begin, end - begin)).c_str()});
 }
 
 // The authors' released code computes a decay and does not use it: its buffer is in the file, and the outputs are the same without.

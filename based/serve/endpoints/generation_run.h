@@ -1,0 +1,88 @@
+// One request for generated text: its parts become jobs of the service, their events become one reply.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "based/serve/endpoints/task_queue.h"
+#include "based/serve/http/exchange.h"
+#include "based/serve/protocol/generation_fields.h"
+#include "based/serve/protocol/reply_text.h"
+#include "based/serve/service/service.h"
+#include "based/serve/states/state_store.h"
+
+namespace based {
+
+// One prompt, with the stored state that it continues.
+struct GenerationPart {
+  std::vector<int64_t> ids;
+  std::shared_ptr<const SequenceState> start = {};  // null: none
+  std::string parent = {};                          // the id of `start`
+  bool uploaded = false;                            // StateInfo::uploaded of `start`
+};
+
+struct GenerationPlan {
+  std::string owner, request_id;  // HttpRequest::owner and HttpRequest::id
+  std::vector<GenerationPart> parts;
+  int64_t choices = 1;  // for each part
+  bool score_prompt = false;
+  int64_t top_log_probabilities = 0;
+  AllowedTokens allowed = {};
+  bool keep_end_state = false;    // ChoiceEnd::state is set, for a reply that stores it itself
+  std::string states_label = {};  // StateInfo::label of the states that are stored
+};
+
+// Writes the reply of one kind of endpoint. All functions are called one after another, on threads of a TaskQueue. They may throw, which
+// fails the request. `state`: the id of the stored state, or "".
+class GenerationReply {
+ public:
+  virtual ~GenerationReply() = default;
+  virtual void begin() = 0;  // the jobs have been accepted
+  virtual void prompt_read(int64_t part, const PromptRead& prompt, const std::string& state) = 0;
+  virtual void piece(int64_t part, const ChoicePiece& piece) = 0;
+  virtual void choice_ended(int64_t part, const ChoiceEnd& end, const std::string& state) = 0;
+  virtual void done(const Usage& usage) = 0;
+  virtual void failed(const ApiError& error) = 0;  // may follow any of the others except done(); the last call
+};
+
+class GenerationRun : public std::enable_shared_from_this<GenerationRun> {
+ public:
+  // `service`, `queue` and `states` must outlive the run. `states` may be null if the request stores none.
+  GenerationRun(Service& service, TaskQueue& queue, StateStore* states, GenerationFields fields, GenerationPlan plan,
+                std::unique_ptr<GenerationReply> reply);
+
+  // Submits the jobs of all parts, or none if the service refuses them. The run lives until its jobs have ended.
+  void start();
+  void cancel();  // the client has gone; from any thread
+
+ private:
+  template <class Action>
+  void later(Action action);
+  void submit();
+  GenerationJob job_of(int64_t part);
+  std::string store(const std::shared_ptr<const SequenceState>& state, const GenerationPart& part);
+  void prompt_read(int64_t part, const PromptRead& prompt);
+  void choice_ended(int64_t part, const ChoiceEnd& end);
+  void part_done(int64_t part);
+  void fail(const ApiError& error);
+  void stop_jobs();
+
+  Service& service_;
+  TaskSequence tasks_;
+  StateStore* states_;
+  GenerationFields fields_;
+  GenerationPlan plan_;
+  std::unique_ptr<GenerationReply> reply_;
+  // Only used by tasks.
+  std::vector<Service::JobId> jobs_;  // one for each part
+  std::set<int64_t> active_;          // parts whose job has not ended
+  Usage usage_;
+  bool ended_ = false;
+};
+
+// Starts the run, and cancels it when the client goes.
+void start_run(const std::shared_ptr<GenerationRun>& run, const std::shared_ptr<Responder>& responder);
+
+}  // namespace based

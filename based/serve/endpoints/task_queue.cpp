@@ -1,0 +1,71 @@
+#include "based/serve/endpoints/task_queue.h"
+
+#include <utility>
+
+namespace based {
+
+TaskQueue::TaskQueue(int threads) {
+  threads_.reserve(static_cast<size_t>(threads));
+  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
+}
+
+TaskQueue::~TaskQueue() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stopping_ = true;
+  }
+  ready_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void TaskQueue::post(std::function<void()> task) {
+  {
+    const std::scoped_lock lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  ready_.notify_one();
+}
+
+void TaskQueue::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    ready_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+    if (tasks_.empty()) return;
+    std::function<void()> task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    task();
+    task = nullptr;  // its captures are destroyed without the lock
+    lock.lock();
+  }
+}
+
+void TaskSequence::post(std::function<void()> task) {
+  {
+    const std::scoped_lock lock(state_->mutex);
+    state_->tasks.push_back(std::move(task));
+    if (state_->running) return;
+    state_->running = true;
+  }
+  state_->queue.post([state = state_] { run(state); });
+}
+
+// One task at a time, so that long sequences do not keep others waiting.
+void TaskSequence::run(const std::shared_ptr<State>& state) {
+  std::function<void()> task;
+  {
+    const std::scoped_lock lock(state->mutex);
+    task = std::move(state->tasks.front());
+    state->tasks.pop_front();
+  }
+  task();
+  task = nullptr;
+  const std::scoped_lock lock(state->mutex);
+  if (state->tasks.empty()) {
+    state->running = false;
+  } else {
+    state->queue.post([state] { run(state); });
+  }
+}
+
+}  // namespace based

@@ -1,0 +1,86 @@
+// States after the prefixes of earlier prompts, so that a prompt is read from the longest known prefix on.
+//
+// A state cannot be cut: it serves only prompts that begin with all tokens it has seen. The cache therefore plans where states are taken
+// while a prompt is read. It remembers the tokens of earlier sequences, also where it has no states, and takes a state where a new prompt
+// diverges from an earlier one. Prompts with this prefix from then on read exactly their own tail. It also takes states after the prompt
+// and after the generated text, for the same prompt and for continuations, and at a regular interval within long prompts, for the first
+// prompt that diverges there.
+//
+// Entries of one owner are not visible to others unless PrefixCacheOptions::shared is set: the time until the first token tells whether a
+// prompt's prefix is cached. An entry is never changed; sequences share its tensors. Entries beyond the memory budget are written to
+// `folder` by a thread of the cache, or dropped if there is none; see PrefixIndex for the order. A state on disk is read when a prompt uses
+// it.
+//
+// All functions may be called by any thread; the engine's thread calls plan() and insert().
+#pragma once
+#include <memory>
+#include <span>
+#include <string>
+
+#include "based/core/config.h"
+#include "based/generate/sequence.h"
+#include "based/serve/service/prefix_source.h"
+#include "based/serve/states/prefix_index.h"
+
+namespace based {
+
+struct PrefixCacheOptions {
+  int64_t memory_bytes = int64_t{1} << 30;
+  int64_t disk_bytes = int64_t{4} << 30;
+  int64_t recorded_tokens = int64_t{1} << 22;
+  int64_t interval = -1;
+  int64_t least_tokens = 16;
+  bool ends = true;
+  bool shared = false;
+
+  template <class Visitor>
+  void visit(Visitor&& field) {
+    field("memory_bytes", memory_bytes, "bytes of cached states in the model's memory; 0: no cache");
+    field("disk_bytes", disk_bytes, "bytes of cached states on disk, if the server has a state folder");
+    field("recorded_tokens", recorded_tokens, "tokens of earlier sequences that are remembered to find common prefixes");
+    field("interval", interval, "keep states at multiples of this many tokens within a prompt; 0: none; -1: 512 on a CPU, none on a GPU");
+    field("least_tokens", least_tokens, "a state is kept only if it saves at least this many tokens");
+    field("ends", ends, "keep the states after generated texts, for requests that continue them");
+    field("shared", shared, "share cached prefixes between API keys; their owners can then discover each other's prompts by timing");
+  }
+};
+
+// Throws UsageError for values out of range.
+void check_prefix_cache_options(const PrefixCacheOptions& options);
+
+struct PrefixCacheMetrics {
+  int64_t entries = 0, memory_bytes = 0, disk_bytes = 0;  // now
+  int64_t hits = 0, misses = 0;                           // prompts that started from an entry, and those that did not
+  int64_t prompt_tokens = 0, tokens_saved = 0;            // all tokens of prompts; those read from entries instead of computed
+  int64_t snapshots = 0;                                  // states that were added
+  int64_t evictions = 0;                                  // entries that were dropped from both tiers
+  int64_t disk_reads = 0, disk_writes = 0, damaged = 0;   // states read from disk and written; files that could not be used
+};
+
+class PrefixCache final : public PrefixSource {
+ public:
+  // `model` must outlive this. `folder`: an existing folder that the caller has locked (FolderLock), or "" for no disk tier. `cells`:
+  // describe_cells(model) for an invariant engine, otherwise "". Entries that an earlier process wrote for the same model are available
+  // again. Files that cannot be used are removed with a warning. Throws UsageError for options out of range.
+  PrefixCache(const LanguageModel& model, std::string model_hash, const PrefixCacheOptions& options, std::string folder = "",
+              std::string cells = "");
+  // Writes the entries in memory to the folder, the most valuable ones first, as far as they fit into disk_bytes.
+  ~PrefixCache() override;
+  PrefixCache(const PrefixCache&) = delete;
+  PrefixCache& operator=(const PrefixCache&) = delete;
+
+  // Records the prompt, of at least one token. Its last token is never part of a state.
+  PrefixPlan plan(const std::string& owner, std::span<const int64_t> ids) override;
+  // Adds the state as the entry of the tokens that it has seen. No effect if these are fewer than least_tokens, if the state is larger than
+  // the memory budget, or if it was not made in the cells of this cache.
+  void insert(const std::string& owner, std::shared_ptr<const SequenceState> state) override;
+
+  PrefixCacheMetrics metrics() const;
+  void flush();  // waits until all evicted entries are on disk
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace based

@@ -1,0 +1,61 @@
+// The bytes of an HTTP request's header: the scanner's result does not depend on how they are divided, and a target is read in one way.
+#include <algorithm>
+#include <string>
+
+#include "based/serve/http/header_scanner.h"
+#include "based/serve/http/request_check.h"
+#include "based/serve/http/request_target.h"
+#include "tests/fuzz/fuzz.h"
+
+namespace based {
+namespace {
+
+constexpr size_t kLimit = 4096;
+
+HeaderScanner::Result scan_in_pieces(std::string_view bytes, size_t piece) {
+  HeaderScanner scanner(kLimit);
+  auto result = HeaderScanner::Result::incomplete;
+  for (size_t at = 0; at < bytes.size() && result == HeaderScanner::Result::incomplete; at += piece)
+    result = scanner.scan(bytes.substr(at, piece));
+  return result;
+}
+
+void check_target(std::string_view target) {
+  const std::optional<RequestTarget> parsed = parse_target(target);
+  if (!parsed) return;
+  require(parsed->path.starts_with('/'), "a path begins with a slash");
+  require(std::none_of(parsed->path.begin(), parsed->path.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }),
+          "a path has no control characters");
+}
+
+// Lines of the header become the fields of a request.
+void check_fields(std::string_view bytes) {
+  HttpRequest request;
+  request.method = std::string(bytes.substr(0, bytes.find(' ')));
+  for (size_t at = 0; at < bytes.size();) {
+    const size_t end = std::min(bytes.find('\n', at), bytes.size());
+    const std::string_view line = bytes.substr(at, end - at);
+    if (const size_t colon = line.find(':'); colon != std::string_view::npos)
+      request.headers.emplace_back(line.substr(0, colon), line.substr(colon + 1));
+    at = end + 1;
+  }
+  HttpRouter router;
+  router.add("POST", "/v1/states/{id}", [](const HttpRequest&, const std::shared_ptr<Responder>&) {});
+  const CheckedRequest checked = check_request(std::move(request), "/v1/states/a?b=%20", false, {}, router, {});
+  require(checked.handler != nullptr || checked.refusal.has_value() || checked.is_preflight, "a request is handled or refused");
+  require(!checked.request.id.empty(), "a request has an id");
+}
+
+}  // namespace
+
+void fuzz_one(std::span<const std::byte> input) {
+  const std::string_view bytes = as_text(input);
+  const HeaderScanner::Result whole = scan_in_pieces(bytes, bytes.size() + 1);
+  for (const size_t piece : {1, 2, 7}) require(scan_in_pieces(bytes, piece) == whole, "the result depends on the pieces");
+  check_target(bytes);
+  check_target(bytes.substr(0, bytes.find(' ')));
+  percent_decoded(bytes);
+  accept_or_refuse([&] { check_fields(bytes); });
+}
+
+}  // namespace based

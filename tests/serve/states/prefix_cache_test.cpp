@@ -1,0 +1,260 @@
+#include "based/serve/states/prefix_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "based/core/files.h"
+#include "based/core/folders.h"
+#include "based/generate/cells.h"
+#include "based/serve/service/metrics.h"
+#include "based/serve/service/service.h"
+#include "tests/core/temporary_folder.h"
+#include "tests/serve/states/states.h"
+
+namespace based {
+namespace prefix_cache_test {
+
+using Ids = std::vector<int64_t>;
+
+Ids joined(Ids first, const Ids& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+// `length` tokens, the first of which is `first`.
+Ids tail(int64_t length, int64_t first) { return some_text(length, first); }
+
+TextModel text_model(std::shared_ptr<LanguageModel> model) {
+  TextModel text;
+  text.tokenizer = std::make_unique<ByteTokenizer>();
+  text.model = std::move(model);
+  text.hash = kModelHash;
+  return text;
+}
+
+struct Answer {
+  int64_t computed = 0;  // tokens of the prompt that no state had read
+  Ids ids;
+  std::vector<float> log_probabilities;
+};
+
+// A service with a prefix cache, or without one.
+class CachedService {
+ public:
+  CachedService(const TextModel& model, const PrefixCacheOptions* options, bool invariant = false, const std::string& folder = "")
+      : cache_(options == nullptr ? nullptr
+                                  : std::make_shared<PrefixCache>(*model.model, model.hash, *options, folder,
+                                                                  invariant ? describe_cells(*model.model) : "")),
+        service_(model, {.slots = 2, .invariant = invariant}, cache_, metrics_) {}
+
+  PrefixCache& cache() { return *cache_; }
+
+  Answer ask(const Ids& ids, int64_t tokens = 1, const std::string& owner = "a", bool use_prefixes = true) {
+    Answer answer;
+    std::promise<std::string> ended;
+    GenerationJob job;
+    job.owner = owner;
+    job.ids = ids;
+    job.sampling = kGreedy;
+    job.max_tokens = tokens;
+    job.ignore_end_of_text = true;
+    job.log_probabilities = true;
+    job.use_prefixes = use_prefixes;
+    job.events.prompt_read = [&](const PromptRead& read) { answer.computed = read.prompt_tokens - read.cached_tokens; };
+    job.events.piece = [&](const ChoicePiece& piece) {
+      for (const TokenScore& token : piece.tokens)
+        answer.ids.push_back(token.id), answer.log_probabilities.push_back(token.log_probability);
+    };
+    job.events.choice_ended = [](const ChoiceEnd&) {};
+    job.events.done = [&] { ended.set_value(""); };
+    job.events.failed = [&](const ApiError& error) { ended.set_value(error.what()); };
+    service_.submit(std::move(job));
+    EXPECT_EQ(ended.get_future().get(), "");
+    return answer;
+  }
+  int64_t computed(const Ids& ids) { return ask(ids).computed; }
+
+ private:
+  std::shared_ptr<PrefixCache> cache_;
+  ServiceMetrics metrics_;
+  Service service_;
+};
+
+PrefixCacheOptions without_intervals() {
+  PrefixCacheOptions options;
+  options.interval = 0;
+  return options;
+}
+
+class PrefixCaches : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { model_ = std::make_unique<TextModel>(text_model(distinct_model(torch::kCPU))); }
+  static void TearDownTestSuite() { model_.reset(); }
+  static std::unique_ptr<TextModel> model_;
+};
+std::unique_ptr<TextModel> PrefixCaches::model_;
+
+TEST_F(PrefixCaches, ReadTheSamePromptOnceAndContinueAnswers) {
+  const PrefixCacheOptions options = without_intervals();
+  CachedService service(*model_, &options);
+  const Ids prompt = some_text(100, 3);
+  const Answer first = service.ask(prompt, 4), again = service.ask(prompt, 4);
+  EXPECT_EQ(first.computed, 100);
+  EXPECT_EQ(again.computed, 1) << "the last token is always read";
+  EXPECT_EQ(again.ids, first.ids);
+  EXPECT_EQ(first.ids, greedy_text(*model_->model, prompt, 4));
+  // The second turn: the first one, its answer and 20 tokens. The state after the answer lacks the answer's last token.
+  const Ids turn = joined(joined(prompt, first.ids), tail(20, 9));
+  const Answer second = service.ask(turn, 4);
+  EXPECT_EQ(second.computed, 21);
+  EXPECT_EQ(second.ids, greedy_text(*model_->model, turn, 4));
+}
+
+TEST_F(PrefixCaches, LearnWherePromptsDiverge) {
+  const PrefixCacheOptions options = without_intervals();
+  CachedService service(*model_, &options);
+  const Ids prompt = some_text(100, 3), half(prompt.begin(), prompt.begin() + 50);
+  EXPECT_EQ(service.computed(prompt), 100);
+  EXPECT_EQ(service.computed(joined(half, tail(50, 200))), 100) << "the state at the divergence is taken now";
+  EXPECT_EQ(service.computed(joined(half, tail(50, 201))), 50);
+  EXPECT_EQ(service.computed(prompt), 1) << "the first prompt's own state is still there";
+}
+
+TEST_F(PrefixCaches, ReadExactlyTheTailOfASharedPrefix) {
+  const PrefixCacheOptions plain = without_intervals();
+  PrefixCacheOptions intervals;
+  intervals.interval = 64;
+  CachedService learning(*model_, &plain), regular(*model_, &intervals);
+  const Ids shared = some_text(150, 3);
+  for (int64_t i = 0; i < 8; ++i) {
+    const Ids prompt = joined(shared, tail(20, 60 + i));
+    const Answer answer = learning.ask(prompt, 3);
+    EXPECT_EQ(answer.computed, i < 2 ? 170 : 20) << i;
+    EXPECT_EQ(answer.ids, greedy_text(*model_->model, prompt, 3)) << i;
+    EXPECT_EQ(regular.computed(prompt), i == 0 ? 170 : i == 1 ? 170 - 128 : 20) << i;
+  }
+  const PrefixCacheMetrics metrics = learning.cache().metrics();
+  EXPECT_EQ(metrics.hits, 6);
+  EXPECT_EQ(metrics.misses, 2);
+  EXPECT_EQ(metrics.tokens_saved, 6 * 150);
+  EXPECT_EQ(metrics.prompt_tokens, 8 * 169);
+}
+
+TEST_F(PrefixCaches, TakeNoStatesOfShortPrompts) {
+  PrefixCacheOptions options = without_intervals();
+  options.ends = false;
+  CachedService service(*model_, &options);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(service.computed(some_text(16, 3)), 16);
+  EXPECT_EQ(service.cache().metrics().entries, 0) << "15 tokens are fewer than least_tokens";
+  EXPECT_EQ(service.computed(some_text(17, 3)), 17);
+  EXPECT_EQ(service.computed(some_text(17, 3)), 1);
+}
+
+TEST_F(PrefixCaches, AreSeparateForOwnersUnlessShared) {
+  PrefixCacheOptions options = without_intervals();
+  const Ids prompt = some_text(100, 3);
+  for (const bool shared : {false, true}) {
+    options.shared = shared;
+    CachedService service(*model_, &options);
+    EXPECT_EQ(service.ask(prompt, 1, "a").computed, 100);
+    EXPECT_EQ(service.ask(prompt, 1, "b").computed, shared ? 1 : 100);
+    EXPECT_EQ(service.ask(prompt, 1, "a", /*use_prefixes=*/false).computed, 100);
+  }
+}
+
+TEST_F(PrefixCaches, GiveInvariantServicesTheBitsOfPromptsThatWereNeverCached) {
+  PrefixCacheOptions options = without_intervals();
+  CachedService plain(*model_, nullptr, /*invariant=*/true), cached(*model_, &options, /*invariant=*/true);
+  const Ids shared = some_text(150, 3);
+  std::vector<int64_t> computed;
+  for (const int64_t first : {60, 61, 62, 62}) {
+    const Ids prompt = joined(shared, tail(60, first));
+    const Answer expected = plain.ask(prompt, 70), answer = cached.ask(prompt, 70);
+    EXPECT_EQ(answer.ids, expected.ids);
+    EXPECT_EQ(answer.log_probabilities, expected.log_probabilities);
+    computed.push_back(answer.computed);
+  }
+  // States are at multiples of 64 tokens: 128 of the 150 shared ones, and 192 of the 209 before the last one.
+  EXPECT_EQ(computed, (Ids{210, 210, 82, 18}));
+}
+
+TEST(PrefixCachesOfMixers, GiveTheSameBits) {
+  for (const MixerInfo& info : mixers()) {
+    if (!info.recurrent) continue;
+    ModelConfig config;
+    config.vocab_size = 257, config.d_model = 64, config.mlp_width = 96, config.layers = {std::string(info.name), std::string(info.name)};
+    std::shared_ptr<LanguageModel> made = make_model(config, 11);
+    made->eval();
+    const TextModel model = text_model(made);
+    const PrefixCacheOptions options = without_intervals();
+    CachedService plain(model, nullptr, /*invariant=*/true), cached(model, &options, /*invariant=*/true);
+    const Ids prompt = some_text(100, 3);
+    const Answer expected = plain.ask(prompt, 3);
+    EXPECT_EQ(cached.ask(prompt, 3).computed, 100) << info.name;
+    const Answer answer = cached.ask(prompt, 3);
+    EXPECT_EQ(answer.computed, 36) << info.name;
+    EXPECT_EQ(answer.ids, expected.ids) << info.name;
+    EXPECT_EQ(answer.log_probabilities, expected.log_probabilities) << info.name;
+  }
+}
+
+TEST_F(PrefixCaches, EvictToDiskAndSurviveARestart) {
+  const TemporaryFolder folder;
+  PrefixCacheOptions options = without_intervals();
+  options.ends = false;
+  const Ids first = some_text(100, 3), second = some_text(100, 4);
+  // Room for one state of 99 tokens.
+  options.memory_bytes = state_after(*model_->model, first)->state.bytes() + 1000;
+  {
+    CachedService service(*model_, &options, false, folder.path().string());
+    EXPECT_EQ(service.computed(first), 100);
+    EXPECT_EQ(service.computed(second), 100);
+    service.cache().flush();
+    const PrefixCacheMetrics metrics = service.cache().metrics();
+    EXPECT_EQ(metrics.disk_writes, 1);
+    EXPECT_EQ(metrics.entries, 2);
+    EXPECT_LE(metrics.memory_bytes, options.memory_bytes);
+    EXPECT_EQ(service.computed(first), 1) << "from disk";
+    EXPECT_EQ(service.cache().metrics().disk_reads, 1);
+  }
+  {
+    CachedService service(*model_, &options, false, folder.path().string());
+    EXPECT_EQ(service.ask(first, 3).ids, greedy_text(*model_->model, first, 3));
+    EXPECT_EQ(service.computed(second), 1);
+    EXPECT_EQ(service.cache().metrics().hits, 2);
+  }
+  for (const std::string& name : names_in(folder.path().string()))
+    if (name.ends_with(".state")) {
+      std::string content = read_file(folder.file(name));
+      content[content.size() / 2] = static_cast<char>(content[content.size() / 2] ^ 1);
+      write_file_atomic(folder.file(name), content);
+    }
+  CachedService service(*model_, &options, false, folder.path().string());
+  EXPECT_EQ(service.computed(first), 100) << "damaged entries are dropped";
+  EXPECT_EQ(service.cache().metrics().damaged, 1);
+  EXPECT_EQ(service.computed(first), 1);
+}
+
+TEST_F(PrefixCaches, DropEntriesOfOtherModelsAndHalfWrittenOnes) {
+  const TemporaryFolder folder;
+  const PrefixCacheOptions options = without_intervals();
+  const std::string path = folder.path().string();
+  {
+    PrefixCache cache(*model_->model, kModelHash, options, path);
+    cache.insert("a", state_after(*model_->model, some_text(40, 3)));
+    cache.insert("a", state_after(*model_->model, some_text(40, 4)));
+  }
+  EXPECT_EQ(folder.entries(), 4u);
+  for (const std::string& name : names_in(path))
+    if (name.ends_with(".json")) {
+      remove_file(folder.file(name));
+      break;
+    }
+  EXPECT_EQ(PrefixCache(*model_->model, kModelHash, options, path).metrics().entries, 1);
+  EXPECT_EQ(PrefixCache(*model_->model, kOtherHash, options, path).metrics().entries, 0);
+  EXPECT_EQ(folder.entries(), 0u);
+}
+
+}  // namespace prefix_cache_test
+}  // namespace based
