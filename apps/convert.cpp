@@ -1,4 +1,5 @@
 #include "apps/command.h"
+#include "apps/quantise.h"
 #include "based/core/files.h"
 #include "based/core/folders.h"
 #include "based/core/log.h"
@@ -16,6 +17,7 @@ namespace convert_command {
 struct Options {
   std::string source, out, tokenizer, expect, dtype, format;
   bool back = false;
+  QuantiseOptions quantise;
 };
 
 PublishedFormat parse_format(const std::string& name) {
@@ -44,8 +46,8 @@ void check_expected(const Options& options, const std::string& folder) {
   if (!result.pass) throw Error(options.expect + ": the converted model's logits differ by more than the tolerance");
 }
 
-void convert(const Options& options) {
-  NewFolder folder(options.out, "--out");
+// Fills the new folder from a folder as published.
+void convert_published(const Options& options, NewFolder& folder) {
   if (!options.expect.empty()) expected_dtype(SafetensorsFile(options.expect));  // refuses a wrong file before the work
   PublishedModel model(options.source);
   const std::unique_ptr<Tokenizer> tokenizer = find_tokenizer(options);
@@ -58,18 +60,41 @@ void convert(const Options& options) {
   }
   if (model.dtype() == DType::F16)
     log_warning(options.source + ": the weights are fp16 and stay so; run the model with --dtype bf16 or fp32");
+  const bool quantises = !options.quantise.form.empty();
   folder.fill([&](const std::string& staging) {
+    const std::string full = quantises ? path_in(staging, "full") : staging;  // removed after it is quantised
+    make_folder(full);
     std::optional<uint64_t> hash;
     if (tokenizer != nullptr) {
-      tokenizer->save(staging);
+      tokenizer->save(full);
       hash = tokenizer->hash();
     }
-    model.save(staging, hash);
-    if (!options.expect.empty()) check_expected(options, staging);
+    model.save(full, hash);
+    if (!options.expect.empty()) check_expected(options, full);
+    if (!quantises) return;
+    quantise_folder(full, staging, options.quantise);
+    remove_tree(full);
   });
-  print_line("a " + model.family() + " model of " + grouped(parameter_count(model.config())) + " parameters is in " + options.out +
+  if (quantises) log_info("--back needs the full model: a folder with quantised weights holds no source.safetensors");
+  print_line("the model (" + model.family() + ", " + grouped(parameter_count(model.config())) + " parameters) is in " + options.out +
              (model.dropped() == 0 ? "" : "; " + std::to_string(model.dropped()) + " tensors have no part in it and are kept for --back") +
              (tokenizer == nullptr ? "; it has no tokenizer: text needs one, --tokenizer" : ""));
+}
+
+// Quantises a model's folder of this library.
+void convert_own(const Options& options, NewFolder& folder) {
+  if (options.quantise.form.empty())
+    throw UsageError(options.source + ": is a model's folder of this library already; --weights int8 or int4 quantises it");
+  if (!options.tokenizer.empty() || !options.expect.empty())
+    throw UsageError("--tokenizer and --expect are for a folder as published; " + options.source + " is a model's folder of this library");
+  folder.fill([&](const std::string& staging) { quantise_folder(options.source, staging, options.quantise); });
+  print_line("the model with " + options.quantise.form + " weights is in " + options.out);
+}
+
+void convert(const Options& options) {
+  NewFolder folder(options.out, "--out");
+  if (is_own_model(options.source)) return convert_own(options, folder);
+  convert_published(options, folder);
 }
 
 void convert_back(const Options& options) {
@@ -90,6 +115,8 @@ void run(const Options& options) {
     if (options.expect.empty()) throw UsageError("--dtype is the type of the check by --expect; give --expect too");
     parse_float_type(options.dtype, "--dtype");
   }
+  check_quantise_options(options.quantise);
+  if (options.back && !options.quantise.form.empty()) throw UsageError("--weights has no meaning with --back");
   if (options.back) return convert_back(options);
   if (!options.format.empty()) throw UsageError("--format needs --back");
   convert(options);
@@ -100,7 +127,7 @@ void setup(CommandLine app) {
   app.add_required(
       "source", options->source,
       "a folder as published: config.json with pytorch_model.bin or model.safetensors (Based, attention, Mamba, Mamba-2); with "
-      "--back a folder that this command wrote");
+      "--back a folder that this command wrote, with --weights also a model's folder");
   app.add_required("--out", options->out, "the folder to create");
   app.add_option("--tokenizer", options->tokenizer,
                  "the tokenizer's folder, copied into --out (default: the one in the source, if there is one)", kPath);
@@ -110,12 +137,14 @@ void setup(CommandLine app) {
   app.add_option("--dtype", options->dtype, "with --expect: fp64, fp32 or bf16 (default: the type of the file's logits)");
   app.add_flag("--back", options->back, "convert to the authors' names again, every tensor equal to the source's");
   app.add_option("--format", options->format, "with --back: bin or safetensors (default: as the source)");
+  add_quantise_options(app, options->quantise);
   app.callback([options] { run(*options); });
 }
 
 }  // namespace convert_command
 
-const Command command_convert{"convert", "Convert a published model (Based, attention, Mamba, Mamba-2) to a model's folder, or back",
+const Command command_convert{"convert",
+                              "Convert a published model (Based, attention, Mamba, Mamba-2) to a model's folder, or back; quantise weights",
                               convert_command::setup};
 
 }  // namespace based::apps

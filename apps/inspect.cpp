@@ -9,7 +9,9 @@
 #include "based/mixers/kit/shapes_only.h"
 #include "based/models/device.h"
 #include "based/models/language_model.h"
+#include "based/models/quantised.h"
 #include "based/models/tensor_view.h"
+#include "based/models/weights.h"
 
 namespace based::apps {
 namespace inspect_command {
@@ -26,13 +28,15 @@ Json tensor_json(const TensorView& tensor) {
   return json;
 }
 
+int64_t weight_bytes(const SafetensorsFile& file) {
+  int64_t bytes = 0;
+  for (const auto& tensor : file.tensors()) bytes += static_cast<int64_t>(tensor.bytes.size());
+  return bytes;
+}
+
 void show_tensors(const SafetensorsFile& file, bool json) {
   Json list = Json::array();
-  int64_t bytes = 0;
-  for (const auto& tensor : file.tensors()) {
-    list.push_back(tensor_json(tensor));
-    bytes += static_cast<int64_t>(tensor.bytes.size());
-  }
+  for (const auto& tensor : file.tensors()) list.push_back(tensor_json(tensor));
   if (json) {
     print_line(dump_json({{"file", file.path()}, {"metadata", file.metadata()}, {"tensors", list}}));
     return;
@@ -41,17 +45,13 @@ void show_tensors(const SafetensorsFile& file, bool json) {
   for (const auto& tensor : list)
     print_line(tensor["name"].get<std::string>() + "  " + tensor["dtype"].get<std::string>() + " " + tensor["shape"].dump() +
                (tensor.contains("first_not_finite") ? "  NOT FINITE" : ""));
-  print_line(std::to_string(list.size()) + " tensors, " + format_bytes(static_cast<double>(bytes)));
+  print_line(std::to_string(list.size()) + " tensors, " + format_bytes(static_cast<double>(weight_bytes(file))));
 }
 
-ModelConfig read_model_config(const std::string& folder) {
+StoredConfig read_folder_config(const std::string& folder) {
   const std::string path = (std::filesystem::path(folder) / "config.json").string();
   if (!path_exists(path)) throw Error(folder + ": holds no config.json, so it is not a model's folder");
-  return read_stored([&] {
-    const ModelConfig read = read_config<ModelConfig>(Config::parse_json_file(path));
-    check_model_config(read);
-    return read;
-  });
+  return read_stored_config(path);
 }
 
 decode::Gpu parse_gpu(const std::string& name) {
@@ -81,7 +81,7 @@ void show_plan(Options options) {
   if (options.slots == 0) options.slots = 1;
   const decode::Gpu gpu = parse_gpu(options.device);
   const StepPlanOptions plan_options{options.slots, parse_float_type(options.dtype, "--dtype"), options.invariant};
-  const ModelConfig config = path_exists(options.path) ? read_model_config(options.path) : find_preset(options.path);
+  const ModelConfig config = path_exists(options.path) ? read_folder_config(options.path).config : find_preset(options.path);
   const auto plan = plan_decode_step(config, gpu, plan_options);
   if (options.json) return print_line(dump_json(plan_json(*plan)));
   print_line("a step of " + std::to_string(options.slots) + (options.slots == 1 ? " sequence" : " sequences") + " in " + options.dtype +
@@ -104,7 +104,9 @@ Json names_not_finite(const std::string& weights) {
 }
 
 void show_model(const Options& options) {
-  const ModelConfig config = read_model_config(options.path);
+  const StoredConfig stored = read_folder_config(options.path);
+  const ModelConfig& config = stored.config;
+  const std::string form = stored.form ? weight_form_name(*stored.form) : "full";
   const ShapesOnly no_memory;
   LanguageModel model(config);
   const std::string weights = (std::filesystem::path(options.path) / "model.safetensors").string();
@@ -115,6 +117,8 @@ void show_model(const Options& options) {
                           {"d_model", config.d_model},
                           {"layers", config.layers},
                           {"vocab_size", config.vocab_size},
+                          {"weights", form},
+                          {"weight_bytes", path_exists(weights) ? weight_bytes(SafetensorsFile(weights)) : 0},
                           {"state_bytes_100", near},
                           {"state_bytes_100000", far},
                           {"not_finite", names_not_finite(weights)}}));
@@ -125,6 +129,7 @@ void show_model(const Options& options) {
   std::string layers;
   for (const auto& layer : config.layers) layers += (layers.empty() ? "" : " ") + layer;
   print_line("layers: " + layers);
+  if (stored.form) print_line("weights: linear layers in " + form + ", for the CPU only");
   print_line("state: " + grouped(near) + " bytes after 100 tokens, " + grouped(far) + " after 100,000");
   if (path_exists(weights)) show_tensors(SafetensorsFile(weights), false);
 }

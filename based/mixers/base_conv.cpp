@@ -47,8 +47,8 @@ class LearnedTaps final : public LongFilter {
 class ReluFilter final : public NetworkFilter {
  public:
   ReluFilter(const BaseConvConfig& config, int64_t channels) : NetworkFilter(config.l_max) {
-    hidden_ = register_module("hidden", std::make_shared<Projection>(config.d_emb, config.d_hidden, true));
-    out_ = register_module("out", std::make_shared<Projection>(config.d_hidden, channels, true));
+    hidden_ = register_module("hidden", full_precision(std::make_shared<Projection>(config.d_emb, config.d_hidden, true)));
+    out_ = register_module("out", full_precision(std::make_shared<Projection>(config.d_hidden, channels, true)));
     positions_ = register_module("positions", std::make_shared<FixedTensor>(position_features(config.l_max, config.d_emb)));
   }
 

@@ -24,7 +24,7 @@ class DeltaNet final : public GatedHeads {
  public:
   DeltaNet(const DeltaNetConfig& config, const MixerContext& context)
       : GatedHeads("delta_net", config, context, widths(config, context.d_model)), max_beta_(config.allow_neg_eigval ? 2 : 1) {
-    if (config.use_beta) b_proj_ = add_projection("b_proj", config.heads);
+    if (config.use_beta) b_proj_ = full_precision(add_projection("b_proj", config.heads));
   }
 
  private:

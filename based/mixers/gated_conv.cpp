@@ -41,6 +41,10 @@ class GatedConv final : public Mixer {
   }
 
   Tensor forward(const Tensor& x, const Pass& pass) override {
+    if (in_proj_->quantised()) {
+      const auto u = branches(x);
+      return out_proj_->forward(std::get<0>(ops::short_conv(u[0], conv_->weight(), conv_->bias(), u[1], /*silu=*/true, pass.cu_seqlens())));
+    }
     return out_proj_->forward(std::get<0>(
         ops::projected_conv(x, in_proj_->weight(), ops::if_defined(in_proj_->bias()), conv_->weight(), conv_->bias(), pass.cu_seqlens())));
   }
@@ -59,12 +63,17 @@ class GatedConv final : public Mixer {
   std::optional<double> sequence_flops(int64_t /*tokens*/) const override { return 0; }
 
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
+    if (in_proj_->quantised()) {
+      const auto u = branches(x);
+      return out_proj_->forward(ops::short_conv_prefill(u[0], conv_->weight(), conv_->bias(), u[1], /*silu=*/true, pass.cu_seqlens(),
+                                                        state["conv"], pass.slots()));
+    }
     return out_proj_->forward(ops::projected_conv_prefill(x, in_proj_->weight(), ops::if_defined(in_proj_->bias()), conv_->weight(),
                                                           conv_->bias(), pass.cu_seqlens(), state["conv"], pass.slots()));
   }
 
   Tensor step(const Tensor& x, MixerState& state, const Pass& pass) override {
-    const auto u = ops::split_columns(in_proj_->forward(x), {width_, width_});
+    const auto u = branches(x);
     Tensor& inputs = state["conv"];
     const auto convolve = [&](const Pass& round, const Tensor& values, const Tensor& gate) {
       return ops::short_conv_step(values, conv_->weight(), conv_->bias(), gate, true, inputs, round.slots());
@@ -75,6 +84,8 @@ class GatedConv final : public Mixer {
   bool steps_in_rounds() const override { return true; }
 
  private:
+  std::vector<Tensor> branches(const Tensor& x) const { return ops::split_columns(in_proj_->forward(x), {width_, width_}); }
+
   int64_t width_ = 0;  // the width of one branch
   std::shared_ptr<Projection> in_proj_, out_proj_;
   std::shared_ptr<ShortFilter> conv_;

@@ -22,8 +22,8 @@ class GatedDeltaNet final : public GatedHeads {
  public:
   GatedDeltaNet(const GatedDeltaNetConfig& config, const MixerContext& context)
       : GatedHeads("gated_delta_net", config, context, widths(config, context.d_model)) {
-    a_proj_ = add_projection("a_proj", config.heads);
-    b_proj_ = add_projection("b_proj", config.heads);
+    a_proj_ = full_precision(add_projection("a_proj", config.heads));
+    b_proj_ = full_precision(add_projection("b_proj", config.heads));
     A_log_ = register_parameter("A_log", initial_rate_log(config.heads, 0, 16));
     dt_bias_ = register_parameter("dt_bias", initial_time_step_bias(config.heads));
   }

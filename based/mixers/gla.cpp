@@ -27,9 +27,9 @@ class Gla final : public GatedHeads {
       : GatedHeads("gla", config, context, widths(config, context.d_model)), normalizer_(config.gate_logit_normalizer) {
     check_option("gla", "gate_low_rank_dim", config.gate_low_rank_dim, 1, 65536);
     if (!(normalizer_ > 0)) throw UsageError("gla: gate_logit_normalizer must be above 0, got " + std::to_string(normalizer_));
-    decay_down_ = add_projection("decay_down", config.gate_low_rank_dim);
-    decay_up_ =
-        register_module("decay_up", std::make_shared<Projection>(config.gate_low_rank_dim, widths(config, context.d_model).key, true));
+    decay_down_ = full_precision(add_projection("decay_down", config.gate_low_rank_dim));
+    decay_up_ = register_module(
+        "decay_up", full_precision(std::make_shared<Projection>(config.gate_low_rank_dim, widths(config, context.d_model).key, true)));
   }
 
  private:

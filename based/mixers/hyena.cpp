@@ -68,11 +68,11 @@ class SineFilter final : public NetworkFilter {
     z_ = register_parameter("z", position_features(config.l_max, config.emb_dim).to(torch::kFloat32));
     frequency_ = register_parameter("frequency", torch::full({config.filter_order}, config.w, fp32));
     const auto layer = [&](const std::string& name, int64_t in) {
-      layers_.push_back(register_module(name, std::make_shared<Projection>(in, config.filter_order, true)));
+      layers_.push_back(register_module(name, full_precision(std::make_shared<Projection>(in, config.filter_order, true))));
     };
     layer("first", config.emb_dim);
     for (int64_t i = 0; i < config.num_inner_mlps; ++i) layer("inner" + std::to_string(i), config.filter_order);
-    out_ = register_module("out", std::make_shared<Projection>(config.filter_order, channels, false));
+    out_ = register_module("out", full_precision(std::make_shared<Projection>(config.filter_order, channels, false)));
     bias_ = register_parameter("bias", initial_normal({channels}, 1));
     const auto fixed = [&](const char* name, const Tensor& value) { return register_module(name, std::make_shared<FixedTensor>(value)); };
     positions_ = fixed("positions", torch::linspace(0, 1, config.l_max, fp64));

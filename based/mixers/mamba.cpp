@@ -50,8 +50,8 @@ class Mamba final : public BlockMixer {
     rank_ = config.dt_rank == 0 ? (d + 15) / 16 : config.dt_rank;
     in_proj_ = register_module("in_proj", uniform_projection(d, 2 * width_, config.bias));
     conv_ = register_module("conv", std::make_shared<ShortConvolution>(width_, config.d_conv, config.conv_bias));
-    x_proj_ = register_module("x_proj", uniform_projection(width_, rank_ + 2 * size_, false));
-    dt_proj_ = register_module("dt_proj", uniform_projection(rank_, width_, false));
+    x_proj_ = register_module("x_proj", full_precision(uniform_projection(width_, rank_ + 2 * size_, false)));
+    dt_proj_ = register_module("dt_proj", full_precision(uniform_projection(rank_, width_, false)));
     out_proj_ = register_module("out_proj", uniform_projection(width_, d, config.bias, context.layers));
     dt_bias_ = register_parameter("dt_bias", initial_time_step_bias(width_, config.dt_min, config.dt_max, config.dt_init_floor));
     const Tensor rates = torch::arange(1, size_ + 1, torch::dtype(torch::kFloat).device(parameter_device()));

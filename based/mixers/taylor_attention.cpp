@@ -112,11 +112,11 @@ class TaylorAttention final : public Mixer {
     const double out_std = config.rescale_output ? output_initial_std(context.layers) : initial_std;
     o_proj_ = register_module("o_proj", std::make_shared<Projection>(config.heads * config_.head_dim, d, config.bias, out_std));
     if (config.decay && (!code_form() || config.decay_projection))
-      head_scale_ = register_module("head_scale", std::make_shared<Projection>(d, config.heads, config.decay_bias));
+      head_scale_ = register_module("head_scale", full_precision(std::make_shared<Projection>(d, config.heads, config.decay_bias)));
   }
 
   Tensor forward(const Tensor& x, const Pass& pass) override {
-    const Inputs in = config_.bias ? scaled(project(x)) : project_fused(x);
+    const Inputs in = config_.bias || q_proj_->quantised() ? scaled(project(x)) : project_fused(x);
     return output(x, ops::taylor_attention_without_state(in.q, in.k, in.v, pass.cu_seqlens(), decay(x)), pass);
   }
 

@@ -12,6 +12,7 @@
 #include "based/ops/framework/arguments.h"
 #include "based/ops/linear/gated_mlp.h"
 #include "based/ops/linear/linear.h"
+#include "based/ops/pointwise/swiglu.h"
 #include "based/ops/sampling/most_likely.h"
 #include "based/ops/training/cross_entropy.h"
 #include "based/ops/training/embedding.h"
@@ -46,7 +47,9 @@ Mlp::Mlp(const ModelConfig& config) : gated_(config.mlp == "swiglu") {
 }
 
 Tensor Mlp::forward(const Tensor& x) {
-  return gated_ ? ops::gated_mlp(x, fc1_->weight(), fc2_->weight()) : fc2_->forward(torch::gelu(fc1_->forward(x)));
+  if (!gated_) return fc2_->forward(torch::gelu(fc1_->forward(x)));
+  if (fc1_->quantised() || fc2_->quantised()) return fc2_->forward(ops::swiglu(fc1_->forward(x)));
+  return ops::gated_mlp(x, fc1_->weight(), fc2_->weight());
 }
 
 ModelBlock::ModelBlock(const ModelConfig& config, int64_t layer) {
@@ -80,6 +83,11 @@ LanguageModel::LanguageModel(ModelConfig config) : config_(std::move(config)) {
 int64_t LanguageModel::parameter_count() const {
   int64_t sum = 0;
   for (const auto& parameter : parameters()) sum += parameter.numel();
+  for (const auto& module : modules(/*include_self=*/false)) {
+    const auto* const layer = dynamic_cast<const Projection*>(module.get());
+    if (layer == nullptr) continue;
+    if (const auto& weight = layer->quantised()) sum += weight->out() * weight->in();
+  }
   return sum;
 }
 

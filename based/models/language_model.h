@@ -55,7 +55,7 @@ class LanguageModel : public torch::nn::Module {
   explicit LanguageModel(ModelConfig config);
 
   const ModelConfig& config() const { return config_; }
-  int64_t parameter_count() const;
+  int64_t parameter_count() const;  // quantised weights included
   torch::Dtype dtype() const { return embedding_.scalar_type(); }
   torch::Device device() const { return embedding_.device(); }
   ModelBlock& block(int64_t layer) { return *blocks_[layer]; }

@@ -2,12 +2,14 @@
 
 #include <filesystem>
 #include <future>
+#include <set>
 
 #include "based/core/files.h"
 #include "based/core/folders.h"
 #include "based/core/hash.h"
 #include "based/core/new_folder.h"
 #include "based/mixers/kit/shapes_only.h"
+#include "based/models/quantised.h"
 #include "based/models/tensor_view.h"
 
 namespace based {
@@ -26,14 +28,23 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 
 bool is_float(DType dtype) { return dtype == DType::F32 || dtype == DType::BF16 || dtype == DType::F64 || dtype == DType::F16; }
 
-// All reasons why `file` does not match the parameters of a model with this config, one per line.
-std::string disagreements(const SafetensorsFile& file, const ModelConfig& config) {
+// All reasons why `file` does not match the parameters of the model, one per line.
+std::string disagreements(const SafetensorsFile& file, const ModelFiles& files) {
   const ShapesOnly nothing_else;
-  const auto parameters = LanguageModel(config).named_parameters();
+  const LanguageModel model(files.config);
+  const auto parameters = model.named_parameters();
+  const auto layers = quantisable_layers(model);
+  std::set<std::string> quantised;  // names of the tensors of quantised weights
   std::string list;
   for (const auto& item : parameters) {
     const TensorView* view = file.find(item.key());
-    if (!view)
+    const auto stored = files.form && layers.contains(item.key()) ? find_quantised(file, item.key()) : std::nullopt;
+    if (!view && stored) {
+      quantised.insert(stored->values->name);
+      if (stored->scales != nullptr) quantised.insert(stored->scales->name);
+      const std::string problem = quantised_problem(*stored, item.value().size(0), item.value().size(1));
+      if (!problem.empty()) list += "\n  " + stored->values->name + ": " + problem;
+    } else if (!view)
       list += "\n  missing: " + item.key() + " " + shape_text(item.value().sizes().vec());
     else if (view->shape != item.value().sizes().vec())
       list += "\n  " + item.key() + ": shape " + shape_text(view->shape) + ", the model's is " + shape_text(item.value().sizes().vec());
@@ -41,7 +52,8 @@ std::string disagreements(const SafetensorsFile& file, const ModelConfig& config
       list += "\n  " + item.key() + ": type " + dtype_name(view->dtype) + " is no floating-point type";
   }
   for (const auto& view : file.tensors())
-    if (!parameters.contains(view.name)) list += "\n  unexpected: " + view.name + " " + shape_text(view.shape);
+    if (!parameters.contains(view.name) && !quantised.contains(view.name))
+      list += "\n  unexpected: " + view.name + " " + shape_text(view.shape);
   return list;
 }
 
@@ -62,7 +74,8 @@ torch::Dtype common_dtype(const SafetensorsFile& file, const ModelConfig& config
   const torch::Dtype type = torch_dtype(first.dtype);
   const auto types = parameter_types(config, type);
   for (const auto& view : file.tensors())
-    if (view.dtype != first.dtype && torch_dtype(view.dtype) != types.at(view.name))
+    if (const auto wanted = types.find(view.name);
+        wanted != types.end() && view.dtype != first.dtype && torch_dtype(view.dtype) != wanted->second)
       throw Error(file.path() + ": tensor '" + view.name + "' has type " + dtype_name(view.dtype) + ", '" + first.name + "' has " +
                   dtype_name(first.dtype) + "; give --dtype to convert them");
   return type;
@@ -93,27 +106,58 @@ void save_model(const ModelConfig& model, const NamedTensors& weights, const std
 }
 
 void save_model(const ModelConfig& model, std::vector<TensorView> weights, const std::string& folder, std::optional<uint64_t> tokenizer) {
+  write_model_files(write_config(model), std::move(weights), folder, tokenizer ? std::optional(hex(*tokenizer)) : std::nullopt);
+}
+
+void write_model_files(const Config& json, std::vector<TensorView> weights, const std::string& folder,
+                       const std::optional<std::string>& tokenizer) {
   MadeFolder made(folder);
   // Both files are written before either is renamed: if the disk is full, the folder stays as it was.
   AtomicFile config(in(folder, "config.json"));
-  const std::string config_text = write_config(model).to_json() + "\n";
+  const std::string config_text = json.to_json() + "\n";
   config.write(std::as_bytes(std::span(config_text)));
   std::map<std::string, std::string> metadata{{"format", "pt"}};
-  if (tokenizer) metadata[kTokenizer] = hex(*tokenizer);
+  if (tokenizer) metadata[kTokenizer] = *tokenizer;
   write_safetensors(in(folder, "model.safetensors"), std::move(weights), metadata);
   config.commit();
   made.keep();
 }
 
+StoredConfig read_stored_config(const std::string& path) {
+  return read_stored([&] {
+    const Config json = Config::parse_json_file(path);
+    StoredConfig stored;
+    Config fields = json;
+    if (const Config* form = json.find(kWeightFormKey)) {
+      if (!std::holds_alternative<std::string>(form->value())) throw UsageError(form->where() + kWeightFormKey + " must be a string");
+      stored.form = parse_weight_form(std::get<std::string>(form->value()), form->where() + kWeightFormKey);
+      Config::Table others = std::get<Config::Table>(json.value());
+      std::erase_if(others, [](const auto& entry) { return entry.first == kWeightFormKey; });
+      fields = Config(Config::Value(std::move(others)), json.where());
+    }
+    stored.config = read_config<ModelConfig>(fields);
+    check_model_config(stored.config);
+    return stored;
+  });
+}
+
+void require_full_weights(const ModelFiles& files, const std::string& action) {
+  if (files.form)
+    throw UsageError(files.config_path + ": the weights are " + weight_form_name(*files.form) + "; " + action +
+                     " needs the model that they were converted from");
+}
+
+void check_weights(const SafetensorsFile& file, const ModelFiles& files) {
+  if (const std::string list = disagreements(file, files); !list.empty())
+    throw Error(files.weights_path + ": does not fit " + files.config_path + ":" + list);
+}
+
 ModelFiles read_model_files(const std::string& folder) {
   if (!is_folder(folder))
     throw Error(folder + ": is not a model's folder; it holds config.json and model.safetensors, as `based train` leaves them");
-  ModelFiles files{in(folder, "config.json"), in(folder, "model.safetensors"), {}, {}, torch::kFloat};
-  files.config = read_stored([&] {
-    const ModelConfig config = read_config<ModelConfig>(Config::parse_json_file(files.config_path));
-    check_model_config(config);
-    return config;
-  });
+  ModelFiles files{in(folder, "config.json"), in(folder, "model.safetensors"), {}, {}, torch::kFloat, {}};
+  const StoredConfig stored = read_stored_config(files.config_path);
+  files.config = stored.config, files.form = stored.form;
   const SafetensorsFile weights(files.weights_path);
   if (weights.metadata().contains(kTokenizer)) files.tokenizer = weights.metadata().at(kTokenizer);
   const TensorView* embedding = weights.find(kEmbedding);
@@ -133,6 +177,22 @@ Tensor placed(const TensorView& view, torch::Dtype dtype, torch::Device device) 
   return mapped.to(device).to(dtype);  // transfers the stored bytes and converts them on the device
 }
 
+// Quantised weights have kernels for the CPU only, for activations in fp32 and bf16.
+void require_quantised_support(const ModelFiles& files, torch::Dtype type, torch::Device device) {
+  const std::string weights = files.config_path + ": the weights are " + weight_form_name(*files.form);
+  if (!device.is_cpu())
+    throw UsageError(weights + ", which runs on the CPU only; give --device cpu, or use the model that they were converted from");
+  if (type != torch::kFloat && type != torch::kBFloat16)
+    throw UsageError(weights + ", which runs in fp32 or bf16, not in " + float_type_name(type) + "; give --dtype fp32 or bf16");
+}
+
+// Replaces the weights that the file holds in quantised form. The other parameters get no gradient.
+void place_quantised(LanguageModel& model, const SafetensorsFile& file, torch::Dtype type) {
+  for (const auto& [name, layer] : quantisable_layers(model))
+    if (const auto stored = find_quantised(file, name)) layer->quantise(read_quantised(*stored), type);
+  for (const auto& parameter : model.parameters()) parameter.set_requires_grad(false);
+}
+
 std::string hash_of(const ModelFiles& files) {
   Hasher128 hasher;
   for (const auto& path : {files.config_path, files.weights_path}) hasher.update(MappedFile(path).bytes());
@@ -144,9 +204,9 @@ std::string hash_of(const ModelFiles& files) {
 LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dtype, torch::Device device) {
   const ModelFiles files = read_model_files(folder);
   const SafetensorsFile file(files.weights_path);
-  if (const std::string list = disagreements(file, files.config); !list.empty())
-    throw Error(files.weights_path + ": does not fit " + files.config_path + ":" + list);
+  check_weights(file, files);
   const torch::Dtype type = dtype ? *dtype : common_dtype(file, files.config);
+  if (files.form) require_quantised_support(files, type, device);
   const auto types = parameter_types(files.config, type);
   // Runs in parallel to the transfer of the weights, or after it if no thread can be started.
   auto hash = std::async(std::launch::async | std::launch::deferred, [&] { return hash_of(files); });
@@ -156,6 +216,7 @@ LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dt
     loaded.model = std::make_shared<LanguageModel>(files.config);
   }
   const torch::NoGradGuard no_grad;
+  if (files.form) place_quantised(*loaded.model, file, type);
   for (const auto& item : loaded.model->named_parameters())
     item.value().set_data(placed(file.at(item.key()), types.at(item.key()), device));
   // The parameters are already on the device. This moves the buffers, which are converted to the weights' type; a FixedTensor keeps its own

@@ -8,6 +8,7 @@
 
 #include "based/core/safetensors.h"
 #include "based/models/language_model.h"
+#include "based/ops/linear/quantised_linear.h"
 
 namespace based {
 
@@ -17,8 +18,20 @@ struct ModelFiles {
   ModelConfig config;                    // passed check_model_config
   std::optional<std::string> tokenizer;  // hash of the weights' tokenizer, if the weights' file records it
   torch::Dtype dtype;                    // the embedding's
+  std::optional<ops::WeightForm> form;   // of quantised linear layers (quantised.h)
 };
 ModelFiles read_model_files(const std::string& folder);  // throws Error
+
+// config.json: the fields of ModelConfig and, in models with quantised weights, kWeightFormKey.
+struct StoredConfig {
+  ModelConfig config;  // passed check_model_config
+  std::optional<ops::WeightForm> form;
+};
+inline constexpr const char* kWeightFormKey = "weights";
+StoredConfig read_stored_config(const std::string& path);  // throws Error
+
+// Throws UsageError for a model with quantised weights: `action`, such as "training", needs full ones.
+void require_full_weights(const ModelFiles& files, const std::string& action);
 
 struct LoadedModel {
   std::shared_ptr<LanguageModel> model;  // evaluation mode
@@ -36,8 +49,16 @@ void save_model(const ModelConfig& config, const NamedTensors& weights, const st
 // The same from dense tensors in memory that others own.
 void save_model(const ModelConfig& config, std::vector<TensorView> weights, const std::string& folder, std::optional<uint64_t> tokenizer);
 
+// Writes config.json and model.safetensors as save_model does. `tokenizer`: as in ModelFiles.
+void write_model_files(const Config& config, std::vector<TensorView> weights, const std::string& folder,
+                       const std::optional<std::string>& tokenizer);
+
+// Throws one Error that lists all missing, unexpected, misshapen and wrongly typed tensors.
+void check_weights(const SafetensorsFile& file, const ModelFiles& files);
+
 // Strict: one Error lists all missing, unexpected, misshapen and wrongly typed tensors, before memory is allocated. Weights keep their
-// stored type unless `dtype` is given. WideParameters are never narrower than fp32, whatever their stored type.
+// stored type unless `dtype` is given. WideParameters are never narrower than fp32, whatever their stored type. Quantised weights stay
+// quantised; such a model runs on the CPU in fp32 or bf16 and without gradients, and other requests are a UsageError.
 LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dtype = {}, torch::Device device = torch::kCPU);
 
 }  // namespace based

@@ -100,6 +100,7 @@ void save_classifier(const Classifier& classifier, const std::string& folder, co
 std::shared_ptr<Classifier> load_classifier(const std::string& folder, torch::Device device) {
   const ClassifierHead head = read_classes(folder);
   const ModelFiles files = read_model_files(folder);
+  require_full_weights(files, "a classifier");
   const SafetensorsFile file(files.weights_path);
   auto classifier = std::make_shared<Classifier>(files.config, head);
   classifier->to(device, files.dtype);

@@ -148,6 +148,7 @@ class TextTraining {
       result_.model = make_model(config, run_.train.seed);
       result_.model->to(device_, run_.train.precision == "bf16" ? torch::kBFloat16 : torch::kFloat);
     } else {
+      require_full_weights(read_model_files(from_), "training");
       result_.model = load_model(from_, {}, device_).model;
     }
     result_.model->set_checkpoint_activations(run_.train.checkpoint_activations);

@@ -48,14 +48,14 @@ inline std::vector<CommandRow> dna_command_rows() {
   };
 }
 
+inline const std::map<std::string, std::string> bad_convert{{"--out", no_path},      {"--tokenizer", no_path}, {"--expect", no_path},
+                                                            {"--dtype", "fp8"},      {"--format", "csv"},      {"--weights", "int2"},
+                                                            {"--gate-text", no_path}};
+
 inline std::vector<CommandRow> convert_command_rows() {
   return {
-      {"convert",
-       "<@/published --tokenizer bytes --out %",
-       {{"--out", no_path}, {"--tokenizer", no_path}, {"--expect", no_path}, {"--dtype", "fp8"}, {"--format", "csv"}},
-       "",
-       "",
-       "/model.safetensors"},
+      {"convert", "<@/published --tokenizer bytes --out %", bad_convert, "", "", "/model.safetensors"},
+      {"convert", "<@/model --weights int8 --gate-text |@/text.txt --out %", bad_convert},
   };
 }
 
@@ -82,6 +82,8 @@ inline const std::vector<CommandRow>& command_rows() {
         {"--out", no_path},
         {"--stop", any_text},
         {"--save-state", no_path},
+        {"--logit-bias", "nonsense"},
+        {"--draft", no_path},
         {"--dtype", "fp8"},
         {"--device", "tpu"}},
        "--max-tokens 10000000 --temperature 0",  // with sampling, the end of text would come at some time

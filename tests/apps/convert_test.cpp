@@ -24,7 +24,7 @@ class Convert : public testing::Test {
 TEST_F(Convert, GivesAModelThatGenerates) {
   const Ran ran = run("convert " + file("published") + " --out " + file("m") + " --tokenizer bytes");
   ASSERT_EQ(ran.code, 0) << ran.err;
-  EXPECT_THAT(ran.out, HasSubstr("a mamba model of "));
+  EXPECT_THAT(ran.out, HasSubstr("the model (mamba, "));
   EXPECT_EQ(run("generate --model " + file("m") + " --prompt hello --max-tokens 2").code, 0);
   EXPECT_THAT(run("convert " + file("published") + " --out " + file("m")).err, HasSubstr("--out"));
 }
@@ -67,6 +67,41 @@ TEST_F(Convert, SaysWhatIsWrong) {
   const std::string missing = error(file("published"));
   EXPECT_THAT(missing, HasSubstr("model.safetensors: does not fit "));
   EXPECT_THAT(missing, HasSubstr("missing: backbone.layers.1.mixer.A_log [16, 16]"));
+  EXPECT_FALSE(path_exists(file("x")));
+}
+
+class ConvertWeights : public Convert {
+ protected:
+  void SetUp() override {
+    Convert::SetUp();
+    ASSERT_EQ(run("convert " + file("published") + " --out " + file("full") + " --tokenizer bytes").code, 0);
+    write_file_atomic(file("text"), "a short text for the comparison\n");
+  }
+};
+
+TEST_F(ConvertWeights, GivesAQuantisedModelThatGenerates) {
+  const Ran ran = run("convert " + file("full") + " --weights int8 --gate-text " + file("text") + " --out " + file("q"));
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.out, HasSubstr("linear layers in int8: "));
+  EXPECT_THAT(ran.out, HasSubstr("(at most +0.5 %)"));
+  EXPECT_THAT(ran.out, HasSubstr("recall: not applicable"));
+  EXPECT_EQ(run("generate --model " + file("q") + " --prompt hello --max-tokens 2").code, 0);
+  EXPECT_THAT(run("inspect " + file("q")).out, HasSubstr("weights: linear layers in int8"));
+}
+
+TEST_F(ConvertWeights, TakesAPublishedFolder) {
+  const Ran ran = run("convert " + file("published") + " --tokenizer bytes --weights int8 --no-gate --out " + file("q"));
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_FALSE(path_exists(file("q/full")));
+  EXPECT_EQ(run("generate --model " + file("q") + " --prompt hello --max-tokens 2").code, 0);
+}
+
+TEST_F(ConvertWeights, SaysWhatIsWrong) {
+  const auto error = [&](const std::string& arguments) { return run("convert " + arguments + " --out " + file("x")).err; };
+  EXPECT_THAT(error(file("full")), HasSubstr("--weights int8 or int4 quantises it"));
+  EXPECT_THAT(error(file("full") + " --weights int8"), HasSubstr("--weights needs a comparison"));
+  EXPECT_THAT(error(file("full") + " --weights int5 --no-gate"), HasSubstr("--weights must be int8 or int4"));
+  EXPECT_THAT(error(file("full") + " --no-gate"), HasSubstr("need --weights"));
   EXPECT_FALSE(path_exists(file("x")));
 }
 

@@ -20,8 +20,8 @@ class AllPoly final : public FeatureMap {
   AllPoly(const AllPolyOptions& options, int64_t width) : FeatureMap(options.features == 0 ? width : options.features) {
     check_option("all_poly", "features", options.features, 0, int64_t{1} << 20);
     const double std = 1 / std::sqrt(static_cast<double>(width));
-    proj_1_ = register_module("proj_1", std::make_shared<Projection>(width, features(), false, std));
-    proj_2_ = register_module("proj_2", std::make_shared<Projection>(width, features(), false, std));
+    proj_1_ = register_module("proj_1", full_precision(std::make_shared<Projection>(width, features(), false, std)));
+    proj_2_ = register_module("proj_2", full_precision(std::make_shared<Projection>(width, features(), false, std)));
   }
 
   Tensor forward(const Tensor& x, const Pass&) const override {

@@ -26,7 +26,8 @@ class ProjectionMap final : public FeatureMap {
 
  private:
   ProjectionMap(const ProjectionMapOptions& options, int64_t width, std::shared_ptr<FeatureMap> then) : FeatureMap(then->features()) {
-    proj_ = register_module("proj", std::make_shared<Projection>(width, options.width, false, 1 / std::sqrt(static_cast<double>(width))));
+    proj_ = register_module(
+        "proj", full_precision(std::make_shared<Projection>(width, options.width, false, 1 / std::sqrt(static_cast<double>(width)))));
     then_ = register_module("then", std::move(then));
   }
   static std::shared_ptr<FeatureMap> next(const ProjectionMapOptions& options) {

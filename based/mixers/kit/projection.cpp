@@ -23,7 +23,21 @@ Projection::Projection(Tensor weight, Tensor bias) {
 }
 
 Tensor Projection::forward(const Tensor& x) const {
-  return ops::linear(x, weight_, bias_.defined() ? std::optional<Tensor>(bias_) : std::nullopt);
+  const std::optional<Tensor> bias = bias_.defined() ? std::optional<Tensor>(bias_) : std::nullopt;
+  return quantised_ ? ops::quantised_linear(x, *quantised_, bias) : ops::linear(x, weight_, bias);
+}
+
+Tensor Projection::weight() const { return quantised_ ? ops::dequantised(*quantised_, 0, quantised_->out(), type_) : weight_; }
+
+void Projection::quantise(ops::QuantisedWeight weight, torch::Dtype type) {
+  ops::check_quantised(weight);
+  if (weight_.defined() && (weight.out() != weight_.size(0) || weight.in() != weight_.size(1)))
+    throw Error("the quantised weight is [" + std::to_string(weight.out()) + ", " + std::to_string(weight.in()) + "], the layer's is [" +
+                std::to_string(weight_.size(0)) + ", " + std::to_string(weight_.size(1)) + "]");
+  quantised_ = std::move(weight);
+  type_ = type;
+  if (weight_.defined()) parameters_.erase("weight");
+  weight_ = Tensor();
 }
 
 }  // namespace based

@@ -180,8 +180,8 @@ std::string ResponseEvents::end(const ResponseObject& response) {
   text["text"] = response.text;
   text["logprobs"] = Json::array();
   part["part"] = response.text_part();
-  std::string out = event("response.output_text.done", std::move(text));
-  out += event("response.content_part.done", std::move(part));
+  std::string out = event("response.output_text.done", text);
+  out += event("response.content_part.done", part);
   const bool incomplete = response.status == "incomplete";
   out += event("response.output_item.done", {{"output_index", 0}, {"item", response.message(incomplete ? "incomplete" : "completed")}});
   if (!response.sealed.empty()) {
