@@ -48,6 +48,10 @@ inline std::vector<CommandRow> dna_command_rows() {
   };
 }
 
+inline const std::map<std::string, std::string> bad_generate{
+    {"--prompt", any_text},       {"--prompts", no_path}, {"--out", no_path}, {"--stop", any_text}, {"--save-state", no_path},
+    {"--logit-bias", "nonsense"}, {"--draft", no_path},   {"--dtype", "fp8"}, {"--device", "tpu"}};
+
 inline const std::map<std::string, std::string> bad_convert{{"--out", no_path},      {"--tokenizer", no_path}, {"--expect", no_path},
                                                             {"--dtype", "fp8"},      {"--format", "csv"},      {"--weights", "int2"},
                                                             {"--gate-text", no_path}};
@@ -75,17 +79,7 @@ inline const std::vector<CommandRow>& command_rows() {
        "--set train.steps=10000000",
        "stopped by a signal",
        "/model.safetensors"},
-      {"generate",
-       "--model <@/model --prompt the --max-tokens 5 --state <@/a.state --save-state %",
-       {{"--prompt", any_text},
-        {"--prompts", no_path},
-        {"--out", no_path},
-        {"--stop", any_text},
-        {"--save-state", no_path},
-        {"--logit-bias", "nonsense"},
-        {"--draft", no_path},
-        {"--dtype", "fp8"},
-        {"--device", "tpu"}},
+      {"generate", "--model <@/model --prompt the --max-tokens 5 --state <@/a.state --save-state %", bad_generate,
        "--max-tokens 10000000 --temperature 0",  // with sampling, the end of text would come at some time
        "tokens/s"},
       {"serve", "--model <@/model --port 0", bad_serve},
