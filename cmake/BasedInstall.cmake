@@ -50,7 +50,7 @@ if(BASED_WITH_TORCH)
   install(EXPORT BasedTargets NAMESPACE Based:: DESTINATION ${_package})
   install(FILES cmake/FindLibTorch.cmake DESTINATION ${_package})
   # The sources that Based::conformance is compiled from.
-  install(FILES tests/mixers/laws.h tests/mixers/laws.cpp tests/mixers/size_laws.cpp tests/mixers/subjects.h tests/mixers/subjects.cpp
+  install(FILES tests/mixers/laws.h tests/mixers/laws.cpp tests/mixers/round_laws.cpp tests/mixers/size_laws.cpp tests/mixers/subjects.h tests/mixers/subjects.cpp
     tests/mixers/conformance_test.cpp
     DESTINATION ${CMAKE_INSTALL_DATADIR}/based/tests/mixers)
 endif()
