@@ -233,7 +233,7 @@ class Reading {
 int64_t prefill_tokens(const TextRequest& request) {
   const auto added = static_cast<int64_t>(request.ids.size());
   if (!request.state) return added - 1;
-  return added + static_cast<int64_t>(request.state->ids.size()) - 1 - request.state->state.position()[0].item<int64_t>();
+  return added + static_cast<int64_t>(request.state->ids.size()) - 1 - request.state->seen();
 }
 
 Generated generate(const Options& options, const Engine& engine, TextGenerator& generator, TextRequest request) {

@@ -36,6 +36,17 @@ std::string printed(const char* format, int digits, double value) {
 
 }  // namespace
 
+std::string hex_digits(std::string_view bytes) {
+  std::string text;
+  text.reserve(2 * bytes.size());
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    text += kDigits[byte >> 4U];
+    text += kDigits[byte & 15U];
+  }
+  return text;
+}
+
 std::string printable(std::string_view text, size_t limit) {
   std::string out;
   for (size_t i = 0; i < text.size() && i < limit; ++i) {

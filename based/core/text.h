@@ -10,6 +10,8 @@ namespace based {
 std::string printable(std::string_view text, size_t limit = 80);
 std::string in_quotes(std::string_view text, size_t limit = 80);  // printable(text) in single quotes
 
+std::string hex_digits(std::string_view bytes);  // two lower-case digits for each byte
+
 // Makes text from files safe for a terminal: escapes control characters (U+0000 to U+001F, U+007F to U+009F) as \u001b and invalid UTF-8
 // bytes as \xNN. JSON text keeps its meaning. Line breaks are kept if `keep_line_breaks` is true.
 std::string escape_controls(std::string_view text, bool keep_line_breaks = false);

@@ -22,7 +22,7 @@ void check_drafts(const EngineOptions& options, torch::Device device) {
     throw UsageError("a draft has 1 to " + std::to_string(kMostDraftTokens) + " tokens, got " + std::to_string(options.drafts.most));
   if (options.slots > ops::kBatchInvariantRows && !options.decode.invariant)
     throw UsageError("drafts need at most " + std::to_string(ops::kBatchInvariantRows) +
-                     " slots, or invariant steps: with more slots the " + "bits of a token depend on how many tokens a step reads; got " +
+                     " slots, or invariant steps: with more slots the bits of a token depend on how many tokens a step reads; got " +
                      std::to_string(options.slots) + " slots");
 }
 
@@ -80,7 +80,7 @@ int64_t Engine::add(SequenceState saved, const SequenceOptions& options) {
   Sequence sequence;
   sequence.options = options;
   sequence.tokens = std::move(saved.ids);
-  sequence.seen = saved.state.position()[0].item<int64_t>();
+  sequence.seen = saved.seen();
   if (sequence.seen < 0 || sequence.unread() < 0)
     throw Error("a state that has seen " + std::to_string(sequence.seen) + " tokens, where its text has " +
                 std::to_string(sequence.tokens.size()));

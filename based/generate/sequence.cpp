@@ -38,7 +38,7 @@ const char* finish_name(Finish finish) {
 
 void require_finite_logits(LanguageModel& model, const SequenceState& sequence) {
   const torch::InferenceMode inference;
-  const int64_t seen = sequence.state.position()[0].item<int64_t>(), positions = model.config().max_positions;
+  const int64_t seen = sequence.seen(), positions = model.config().max_positions;
   if (positions > 0 && seen >= positions) return;  // the model can read no other token
   ModelState state = sequence.state.extract(0);
   const auto ids = torch::dtype(torch::kInt64).device(model.device());
@@ -80,7 +80,7 @@ SequenceState sequence_of(const StateSnapshot& snapshot, const LanguageModel& mo
   } catch (const Error& error) {
     throw Error(source + ": " + error.what());
   }
-  const int64_t seen = loaded.state.position()[0].item<int64_t>(), most = static_cast<int64_t>(loaded.ids.size()) - 1;
+  const int64_t seen = loaded.seen(), most = static_cast<int64_t>(loaded.ids.size()) - 1;
   if (seen < 0 || seen > most)
     throw Error(source + ": the state has seen " + std::to_string(seen) + " tokens, where its text has " + std::to_string(most) +
                 " before the last one");

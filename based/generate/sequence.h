@@ -54,13 +54,15 @@ struct SequenceOptions {
   AllowedTokens allowed = {};  // empty: all tokens. The engine then waits for each token of the sequence before it launches the next step.
 };
 
-// The tokens, and a model's state after the first `state.position()` of them: one slot in canonical form, on the model's device. The state
+// The tokens, and a model's state after the first seen() of them: one slot in canonical form, on the model's device. The state
 // has not read the other tokens, and never the last one.
 struct SequenceState {
   std::vector<int64_t> ids;
   ModelState state;
   // describe_cells() of the engine that made the state at a cell's begin (generate/cells.h); empty for other states.
   std::string cells = {};
+
+  int64_t seen() const { return state.position()[0].item<int64_t>(); }  // the number of tokens that the state has read
 };
 
 // Throws Error if the model's logits after the next token of the sequence are not finite: its state would be useless.

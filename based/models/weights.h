@@ -18,7 +18,7 @@ struct ModelFiles {
   ModelConfig config;                    // passed check_model_config
   std::optional<std::string> tokenizer;  // hash of the weights' tokenizer, if the weights' file records it
   torch::Dtype dtype;                    // the embedding's
-  std::optional<ops::WeightForm> form;   // of quantised linear layers (quantised.h)
+  std::optional<ops::WeightForm> form;   // set if linear layers are quantised (quantised.h)
 };
 ModelFiles read_model_files(const std::string& folder);  // throws Error
 

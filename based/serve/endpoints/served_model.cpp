@@ -1,17 +1,12 @@
 #include "based/serve/endpoints/served_model.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
-#include "based/serve/states/seal.h"
+#include "based/serve/protocol/identifiers.h"
 
 namespace based {
 namespace {
-
-int64_t unix_seconds() {
-  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 // A constraint as a function of the generated tokens. It remembers its place, so that a call after one more token follows that token only.
 class AllowedByConstraint {

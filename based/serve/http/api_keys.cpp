@@ -7,6 +7,7 @@
 #include <array>
 
 #include "based/core/files.h"
+#include "based/core/text.h"
 
 namespace based {
 namespace {
@@ -18,18 +19,6 @@ std::string key_digest(std::string_view text) {
   unsigned int size = 0;
   BASED_ASSERT(EVP_Digest(text.data(), text.size(), digest.data(), &size, EVP_sha256(), nullptr) == 1);
   return {reinterpret_cast<const char*>(digest.data()), size};
-}
-
-std::string key_hex(std::string_view bytes) {
-  static constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text;
-  text.reserve(2 * bytes.size());
-  for (const char byte : bytes) {
-    const auto value = static_cast<unsigned char>(byte);
-    text += kDigits[value >> 4U];
-    text += kDigits[value & 15U];
-  }
-  return text;
 }
 
 }  // namespace
@@ -47,7 +36,7 @@ ApiKeys::ApiKeys(const std::string& path) {
     if (!std::all_of(key.begin(), key.end(), [](char c) { return c > ' ' && c <= '~'; }))
       throw Error(where + "a key has visible ASCII characters only, without spaces");
     if (key.size() < kLeastKeyBytes) throw Error(where + "a key needs at least " + std::to_string(kLeastKeyBytes) + " characters");
-    Key added{key_digest(key), key_hex(key_digest("owner:" + std::string(key))).substr(0, 2 * kOwnerBytes)};
+    Key added{key_digest(key), hex_digits(key_digest("owner:" + std::string(key))).substr(0, 2 * kOwnerBytes)};
     if (std::any_of(keys_.begin(), keys_.end(), [&](const Key& one) { return one.digest == added.digest; }))
       throw Error(where + "the same key as on an earlier line");
     keys_.push_back(std::move(added));

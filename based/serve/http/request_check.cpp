@@ -1,12 +1,10 @@
 #include "based/serve/http/request_check.h"
 
-#include <openssl/rand.h>
-
 #include <algorithm>
-#include <array>
 
 #include "based/core/text.h"
 #include "based/serve/http/request_target.h"
+#include "based/serve/protocol/identifiers.h"
 
 namespace based {
 namespace {
@@ -111,15 +109,7 @@ std::string request_id_of(std::string_view header) {
   if (!header.empty() && header.size() <= kMaxIdBytes &&
       std::all_of(header.begin(), header.end(), [](char c) { return c > ' ' && c <= '~'; }))
     return std::string(header);
-  std::array<unsigned char, 12> random{};
-  BASED_ASSERT(RAND_bytes(random.data(), static_cast<int>(random.size())) == 1);
-  static constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string id = "req_";
-  for (const unsigned char byte : random) {
-    id += kDigits[byte >> 4U];
-    id += kDigits[byte & 15U];
-  }
-  return id;
+  return "req_" + random_hex(12);
 }
 
 CheckedRequest check_request(HttpRequest request, std::string_view target, bool http_1_0, const HttpServerOptions& options,

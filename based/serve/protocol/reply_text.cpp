@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "based/core/text.h"
 #include "based/core/utf8.h"
 
 namespace based {
@@ -25,14 +26,8 @@ void append_log_probability(double value, std::string& out) {
 std::string token_text(const Tokenizer& tokenizer, int64_t id) {
   const std::string_view bytes = tokenizer.token_bytes(static_cast<int32_t>(id));
   if (is_valid_utf8(bytes)) return std::string(bytes);
-  constexpr std::string_view kDigits = "0123456789abcdef";
   std::string text = "bytes:";
-  for (const char c : bytes) {
-    const auto byte = static_cast<unsigned char>(c);
-    text += "\\x";
-    text += kDigits[byte >> 4U];
-    text += kDigits[byte & 15U];
-  }
+  for (size_t i = 0; i < bytes.size(); ++i) text += "\\x" + hex_digits(bytes.substr(i, 1));
   return text;
 }
 

@@ -31,9 +31,8 @@ Prefix prefix_of(std::string_view text) {
   return {length, false, length == text.size()};
 }
 
-// Calls `on_character` for each character, and for each run of bytes that U+FFFD replaces. Returns the number of bytes at the end that are
-// not read, an
-// incomplete character.
+// Calls `on_character` for each character, and for each run of bytes that U+FFFD replaces. An incomplete character at the end is not read;
+// returns its bytes.
 template <class OnCharacter>
 size_t read_characters(std::string_view text, const OnCharacter& on_character) {
   while (!text.empty()) {

@@ -20,8 +20,6 @@ void call_event(const std::string& request_id, const Event& event, Arguments&&..
   }
 }
 
-int64_t tokens_seen(const SequenceState& state) { return state.state.position()[0].item<int64_t>(); }
-
 double seconds_between(JobScheduler::Clock::time_point begin, JobScheduler::Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }
@@ -135,7 +133,7 @@ void JobScheduler::start_job(Run& run) {
   --waiting_jobs_;
   const GenerationJob& job = run.job;
   run.base = job.start;
-  const int64_t given = run.base ? tokens_seen(*run.base) : 0, last = static_cast<int64_t>(run.ids.size()) - 1;
+  const int64_t given = run.base ? run.base->seen() : 0, last = static_cast<int64_t>(run.ids.size()) - 1;
   if (prefixes_ != nullptr && job.use_prefixes && !job.prompt_log_probabilities) {
     try {
       run.plan = prefixes_->plan(job.owner, run.ids);
@@ -143,19 +141,22 @@ void JobScheduler::start_job(Run& run) {
       log_error(job.request_id + ": prefix cache: " + error.what());
       run.plan = {};
     }
-    if (run.plan.state && tokens_seen(*run.plan.state) > given) run.base = run.plan.state;
+    if (run.plan.state && run.plan.state->seen() > given) run.base = run.plan.state;
   }
-  run.cached_tokens = run.base ? tokens_seen(*run.base) : 0;
+  run.cached_tokens = run.base ? run.base->seen() : 0;
   for (const int64_t cut : run.plan.cuts)
     if (cut > run.cached_tokens && cut <= last) run.cuts.push_back(cut);
   run.reads_all = job.choices > 1 || job.max_tokens == 0 || job.keep_prompt_state || job.keep_end_state;
   if (run.reads_all && (run.cuts.empty() || run.cuts.back() != last)) run.cuts.push_back(last);
 }
 
+// With cells, the engine reads a sequence from its first token if its state was made otherwise.
+bool JobScheduler::continues_base(const Run& run) const {
+  return run.base && (cell_ == 0 || run.base->cells == describe_cells(engine_.model()));
+}
+
 bool JobScheduler::base_covers(const Run& run, int64_t cut) const {
-  if (!run.base) return false;
-  if (cell_ > 0 && run.base->cells != describe_cells(engine_.model())) return false;
-  return tokens_seen(*run.base) >= (cell_ > 0 ? cut / cell_ * cell_ : cut);
+  return continues_base(run) && run.base->seen() >= (cell_ > 0 ? cut / cell_ * cell_ : cut);
 }
 
 int64_t JobScheduler::add_sequence(const Run& run, std::vector<int64_t> ids, const SequenceOptions& options) {
@@ -171,7 +172,7 @@ void JobScheduler::start_prompt_stage(const Unit& unit, Run& run) {
   options.max_tokens = 0;
   options.keep_state = true;
   options.scores = scores;
-  options.first_scored = std::max<int64_t>(1, static_cast<int64_t>(run.ids.size() - run.job.ids.size()));
+  options.first_scored = run.first_reported();
   options.top_log_probabilities = run.job.top_log_probabilities;
   const auto end = run.ids.begin() + run.cuts[run.next_cut] + 1;
   sequences_.emplace(add_sequence(run, {run.ids.begin(), end}, options), unit);
@@ -202,10 +203,10 @@ void JobScheduler::start_choice(const Unit& unit, Run& run) {
   options.stop_tokens = job.stop_tokens;
   if (const auto end = tokenizer_.end_of_text(); end && !job.ignore_end_of_text) options.stop_tokens.push_back(*end);
   options.allowed = job.allowed;
-  options.keep_state = run.plan.keep_end || job.keep_end_state;
+  options.keep_state = run.keeps_end();
   if (wants_log_probabilities(job)) options.top_log_probabilities = std::max<int64_t>(1, job.top_log_probabilities);
   options.scores = job.prompt_log_probabilities && !run.reads_all;
-  options.first_scored = std::max<int64_t>(1, static_cast<int64_t>(run.ids.size() - job.ids.size()));
+  options.first_scored = run.first_reported();
   sequences_.emplace(add_sequence(run, run.ids, options), unit);
 }
 
@@ -265,8 +266,8 @@ void JobScheduler::finish_prompt_stage(const Unit& unit, Run& run, int64_t seque
 void JobScheduler::keep_scores(Run& run, int64_t sequence) const {
   const auto prompt = static_cast<int64_t>(run.ids.size());
   const std::vector<float>& scores = engine_.scores(sequence);
-  const int64_t seen = run.base && (cell_ == 0 || run.base->cells == describe_cells(engine_.model())) ? tokens_seen(*run.base) : 0;
-  const int64_t first = std::max(seen + 1, std::max<int64_t>(1, prompt - static_cast<int64_t>(run.job.ids.size())));
+  const int64_t seen = continues_base(run) ? run.base->seen() : 0;
+  const int64_t first = std::max(seen + 1, run.first_reported());
   const int64_t count = std::clamp<int64_t>(prompt - first, 0, static_cast<int64_t>(scores.size()));
   run.first_scored = first;
   run.scores.clear();
@@ -326,8 +327,7 @@ void JobScheduler::finish_choice(const Unit& unit, Run& run, const Engine::Outpu
   else
     choice.out.finish_reason = finish_name(output.finish);
   SharedState state;
-  const bool kept = run.plan.keep_end || run.job.keep_end_state;
-  if (kept && output.finish != Finish::none && output.finish != Finish::not_finite) {
+  if (run.keeps_end() && output.finish != Finish::none && output.finish != Finish::not_finite) {
     state = take_state(output.sequence);
     if (run.plan.keep_end) insert_prefix(run, state);
   } else {

@@ -2,6 +2,7 @@
 // several choices or a stored state continue from there, and otherwise as the begin of its only choice. Each stage and each choice is one
 // sequence of the engine. The engine is given no more sequences than it has slots; the rest is kept here, as shared states and token ids.
 #pragma once
+#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <functional>
@@ -65,6 +66,10 @@ class JobScheduler {
     std::vector<TokenScore> scores;
     int64_t first_scored = 0;  // an index of `ids`
     std::vector<Choice> choices;
+
+    // The index in `ids` of the first token whose log-probability is reported: the first new one that has a token before it.
+    int64_t first_reported() const { return std::max<int64_t>(1, static_cast<int64_t>(ids.size() - job.ids.size())); }
+    bool keeps_end() const { return plan.keep_end || job.keep_end_state; }  // the states at the ends of choices are kept
   };
   // A sequence that is to be started, or that the engine has.
   struct Unit {
@@ -81,6 +86,7 @@ class JobScheduler {
   void start_choice(const Unit& unit, Run& run);
   void start_end_state(const Unit& unit, Run& run);
   int64_t add_sequence(const Run& run, std::vector<int64_t> ids, const SequenceOptions& options);
+  bool continues_base(const Run& run) const;
   bool base_covers(const Run& run, int64_t cut) const;
 
   void take_output(const Engine::Output& output);

@@ -16,7 +16,7 @@
 #include "based/core/text.h"
 #include "based/generate/cells.h"
 #include "based/serve/endpoints/task_queue.h"
-#include "based/serve/states/seal.h"
+#include "based/serve/protocol/identifiers.h"
 
 namespace based {
 namespace {
@@ -80,7 +80,7 @@ class PrefixCache::Impl {
 
   void insert(const std::string& owner, const std::shared_ptr<const SequenceState>& state) {
     if (!state || state->cells != (cells_.empty() ? state->cells : cells_)) return;
-    const auto seen = state->state.position()[0].item<int64_t>();
+    const auto seen = state->seen();
     const std::lock_guard lock(mutex_);
     if (seen < options_.least_tokens || seen >= static_cast<int64_t>(state->ids.size())) return;
     // The token after those that were seen only makes the sequence a valid one.

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "based/core/text.h"
+#include "based/serve/protocol/identifiers.h"
 #include "based/serve/protocol/response_messages.h"
 #include "based/serve/protocol/utf8_text.h"
 #include "based/serve/states/endpoints.h"

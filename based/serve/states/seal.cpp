@@ -2,7 +2,6 @@
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
-#include <openssl/rand.h>
 
 #include <algorithm>
 #include <cctype>
@@ -11,6 +10,7 @@
 
 #include "based/core/files.h"
 #include "based/serve/protocol/api_error.h"
+#include "based/serve/protocol/identifiers.h"
 
 namespace based {
 namespace {
@@ -60,23 +60,6 @@ bool decode_base64(std::string_view text, std::string& bytes) {
   bytes.resize(bytes.size() - padding);
   // The bits of the last digit that belong to no byte must be zero, so that bytes have one text.
   return padding == 0 || encode_base64(std::string_view(bytes).substr(bytes.size() + padding - 3)) == text.substr(text.size() - 4);
-}
-
-std::string random_bytes(size_t size) {
-  std::string bytes(size, '\0');
-  if (RAND_bytes(bytes_of(bytes), static_cast<int>(size)) != 1) throw Error("the operating system gives no random numbers");
-  return bytes;
-}
-
-std::string random_hex(size_t bytes) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text;
-  text.reserve(2 * bytes);
-  for (const char byte : random_bytes(bytes)) {
-    text += kDigits[static_cast<unsigned char>(byte) >> 4U];
-    text += kDigits[static_cast<unsigned char>(byte) & 15U];
-  }
-  return text;
 }
 
 StateSeal::StateSeal() {

@@ -17,10 +17,6 @@ std::string encode_base64(std::string_view bytes);
 // base64.
 bool decode_base64(std::string_view text, std::string& bytes);
 
-// `size` bytes from the operating system's generator. Throws Error if it fails.
-std::string random_bytes(size_t size);
-std::string random_hex(size_t bytes);
-
 class StateSeal {
  public:
   StateSeal();  // a random key: sealed states cannot be opened after a restart, nor by other servers

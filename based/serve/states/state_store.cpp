@@ -1,6 +1,5 @@
 #include "based/serve/states/state_store.h"
 
-#include <chrono>
 #include <list>
 #include <map>
 #include <mutex>
@@ -16,7 +15,7 @@
 #include "based/core/text.h"
 #include "based/core/utf8.h"
 #include "based/serve/protocol/api_error.h"
-#include "based/serve/states/seal.h"
+#include "based/serve/protocol/identifiers.h"
 
 namespace based {
 namespace {
@@ -26,10 +25,6 @@ constexpr size_t kIdDigits = 32;
 
 bool is_state_id(std::string_view id) {
   return id.size() == 3 + kIdDigits && id.starts_with("st_") && id.find_first_not_of("0123456789abcdef", 3) == std::string_view::npos;
-}
-
-int64_t seconds_since_1970() {
-  return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 std::string hash_of(const std::vector<int64_t>& ids) { return xxh3_128(std::as_bytes(std::span(ids))).hex(); }
@@ -109,7 +104,7 @@ class StateStore::Impl {
         model_hash_(std::move(model_hash)),
         options_(options),
         folder_(std::move(folder)),
-        now_(now ? std::move(now) : seconds_since_1970) {
+        now_(now ? std::move(now) : unix_seconds) {
     check_state_store_options(options_);
     if (!folder_.empty()) read_folder();
   }

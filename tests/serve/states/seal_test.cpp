@@ -6,6 +6,7 @@
 
 #include "based/core/files.h"
 #include "based/serve/protocol/api_error.h"
+#include "based/serve/protocol/identifiers.h"
 #include "tests/core/temporary_folder.h"
 
 namespace based {
