@@ -48,12 +48,17 @@ void check(const LayerNormAddTwice& in) {
 std::vector<int64_t> rows_of(const Tensor& x) { return x.sizes().slice(0, x.dim() - 1).vec(); }
 Tensor empty_rows(const Tensor& x, const Tensor& weight) { return at::empty(rows_of(x), weight.options().dtype(sum_type(weight))); }
 
-// By ATen, which is fast on every device for one norm alone; an fp32 stream is converted to weight's type first.
+// The type that ATen's kernels compute in. Its CPU kernels store the means and add up the gradients of weight and bias in the type of their
+// inputs, and how many rounding errors a sum in bf16 has depends on the processor's vectors, so bf16 is computed in fp32 there.
+at::ScalarType aten_type(const Tensor& x, const Tensor& weight) { return x.is_cpu() ? sum_type(weight) : weight.scalar_type(); }
+
+// By ATen, which is fast on every device for one norm alone.
 Result<LayerNormForward> forward_reference(const LayerNorm& in) {
   check(in);
-  auto [y, mean, inverse_std] = at::native_layer_norm(in.x.to(in.weight.scalar_type()), {in.x.size(-1)}, in.weight, in.bias, in.eps);
+  const at::ScalarType type = aten_type(in.x, in.weight);
+  auto [y, mean, inverse_std] = at::native_layer_norm(in.x.to(type), {in.x.size(-1)}, in.weight.to(type), in.bias.to(type), in.eps);
   const auto kept = [&](const Tensor& t) { return t.view(rows_of(in.x)).to(sum_type(in.weight)); };
-  return {std::move(y), kept(mean), kept(inverse_std)};
+  return {y.to(in.weight.scalar_type()), kept(mean), kept(inverse_std)};
 }
 
 Result<LayerNormForward> forward_meta(const LayerNorm& in) {
@@ -80,16 +85,16 @@ Result<LayerNormAddForward> add_forward_meta(const LayerNormAdd& in) {
 
 Result<LayerNormBackward> backward_reference(const LayerNormBackward& in) {
   check(in);
-  const at::ScalarType type = in.weight.scalar_type();
+  const at::ScalarType type = aten_type(in.sum, in.weight);
   std::vector<int64_t> kept = rows_of(in.sum);
   kept.push_back(1);
-  // ATen's CPU kernels require means of the inputs' type.
-  const at::ScalarType mean_type = in.sum.is_cpu() ? type : sum_type(in.weight);
-  auto [grad_x, grad_weight, grad_bias] =
-      at::native_layer_norm_backward(in.grad_y.contiguous(), in.sum.to(type), {in.sum.size(-1)}, in.mean.view(kept).to(mean_type),
-                                     in.inverse_std.view(kept).to(mean_type), in.weight, in.bias, {true, true, true});
+  const at::ScalarType mean_type = sum_type(in.weight);
+  auto [grad_x, grad_weight, grad_bias] = at::native_layer_norm_backward(
+      in.grad_y.to(type).contiguous(), in.sum.to(type), {in.sum.size(-1)}, in.mean.view(kept).to(mean_type),
+      in.inverse_std.view(kept).to(mean_type), in.weight.to(type), in.bias.to(type), {true, true, true});
   if (in.grad_sum) grad_x.add_(*in.grad_sum);
-  return {std::move(grad_x), std::move(grad_weight), std::move(grad_bias)};
+  const at::ScalarType result_type = in.weight.scalar_type();
+  return {grad_x.to(result_type), grad_weight.to(result_type), grad_bias.to(result_type)};
 }
 
 Result<LayerNormBackward> backward_meta(const LayerNormBackward& in) {
