@@ -36,33 +36,57 @@ std::unique_ptr<Drafter> make_ngram_drafter();
 // are drafted at the same time at most. Penalties of generated tokens and biases do not enter the drafts. For the CPU.
 std::unique_ptr<Drafter> make_model_drafter(std::shared_ptr<LanguageModel> model, int64_t sequences);
 
-// How long drafts are. Draft token k of a sequence is accepted with probability p^k, where p is the share of the sequence's latest draft
-// tokens that were accepted. Reading and drafting a token costs time in which plain steps would generate c tokens, as measured during the
-// run. A draft has the tokens for which p^k > 1.25 c. If there are none, the sequence is decoded by plain steps, and a draft of one token
-// is tried again after 8, 16, …, at most 128 steps. So drafts that are not accepted cost a few percent of the time at most.
-class DraftLengths {
+// The time of steps with drafts, measured during the run: that of a plain step, a fixed part that the first draft token adds, and a part
+// for each draft token. Both parts include the time to draft. A machine that runs other programs delays some steps by many times their
+// length, so one step changes the averages by a limited factor.
+class StepTimes {
  public:
-  // A step of `sequences` sequences with `drafts` draft tokens in total took this time.
-  void add_step(int64_t sequences, int64_t drafts, double seconds);
-  void add_drafting(int64_t drafts, double seconds);  // the time to draft them
-  void add_verified(int64_t sequence, int64_t drafts, int64_t accepted);
-  // The length of the sequence's next draft in a step of `sequences` sequences. The first steps are plain, to measure their time.
-  int64_t next(int64_t sequence, int64_t sequences);
-  void forget(int64_t sequence) { histories_.erase(sequence); }
+  // A step of `sequences` sequences with `drafts` draft tokens in total took this time. Ignores a step with drafts of so many sequences
+  // that no plain step had.
+  void add(int64_t sequences, int64_t drafts, double seconds);
+  bool knows_plain(int64_t sequences) const;
+  double plain(int64_t sequences) const { return plain_.at(sequences).value; }
+  // The time that this many draft tokens add to a plain step of `sequences` sequences; an assumption until it has been measured.
+  double added(int64_t sequences, int64_t drafts) const;
 
  private:
-  struct Average {  // exponentially weighted; the first value, which may include a cold start, counts little
+  struct Average {  // exponentially weighted; the first value, which may include a cold start, is replaced by the second one
     double value = 0;
     int64_t count = 0;
     void add(double next);
   };
+  struct Line {
+    double fixed = 0, each = 0;
+  };
+  Line line() const;
+
+  std::map<int64_t, Average> plain_;  // by the number of sequences
+  // Sums over the steps with drafts, weighted by age: of 1, drafts, drafts², added seconds, and drafts · added seconds.
+  double steps_ = 0, drafts_ = 0, squares_ = 0, seconds_ = 0, products_ = 0;
+};
+
+// How long drafts are. Draft token k of a sequence is accepted with probability p^k, where p is the share of the sequence's latest draft
+// tokens that were accepted, so a step with L draft tokens generates 1 + p + … + p^L tokens. The draft has the length with the most tokens
+// a second by StepTimes, whose added times count by a quarter more. If that is 0, the sequence is decoded by plain steps, and a draft of
+// one token is tried again after 8, 16, …, at most 128 steps, or after as many steps as make the trial cost 4 % of the time. So drafts that
+// are not worth their time cost a few percent of it at most.
+class DraftLengths {
+ public:
+  void add_step(int64_t sequences, int64_t drafts, double seconds);  // see StepTimes::add; `seconds` includes drafting
+  void add_verified(int64_t sequence, int64_t drafts, int64_t accepted);
+  // The length of the sequence's next draft in a step of `sequences` sequences. The first steps and every 64th one are plain, to measure
+  // their time.
+  int64_t next(int64_t sequence, int64_t sequences);
+  void forget(int64_t sequence) { histories_.erase(sequence); }
+
+ private:
   struct History {
     double accepted = 1, tried = 2;  // draft tokens, weighted by age
     int64_t plain_steps = 0;         // since the last draft
-    int64_t pause = 8;               // plain steps until the next trial
+    int64_t pause = 0;               // plain steps until the next trial
   };
-  std::map<int64_t, Average> plain_;  // number of sequences -> seconds of a plain step
-  Average row_, drafting_;            // seconds of a draft token's row in a step, and to draft the token
+  StepTimes times_;
+  int64_t steps_with_drafts_ = 0;  // since the last plain step
   std::map<int64_t, History> histories_;
 };
 
@@ -97,6 +121,7 @@ class Drafting {
   DraftOptions options_;
   DraftLengths lengths_;
   DraftCounts counts_;
+  double drafting_seconds_ = 0;  // of the current step
 };
 
 }  // namespace based

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <random>
 #include <set>
 
 #include "based/core/error.h"
@@ -383,12 +384,12 @@ TEST(ModelDrafter, ReturnsToTheStateOfTheText) {
   EXPECT_EQ(draft_of(*drafter, text), draft_of(*make_model_drafter(model, 1), text));
 }
 
-// A plain step takes 1 s and each draft token 0.1 s: the k-th token is worth its time if p^k > 0.125.
+// A plain step takes 1 s and each draft token 0.1 s.
 TEST(DraftLengths, FollowTheShareThatIsAccepted) {
   DraftLengths lengths;
   EXPECT_EQ(lengths.next(0, 1), 0);  // the time of a plain step is unknown
   lengths.add_step(1, 0, 9), lengths.add_step(1, 0, 1);
-  EXPECT_EQ(lengths.next(0, 1), 2);  // p = 1/2, since 0.125 itself is not enough
+  EXPECT_EQ(lengths.next(0, 1), 2);  // p = 1/2: 1.75 tokens in 1.25 s; a third draft token gives 1.875 in 1.375 s
   for (int i = 0; i < 20; ++i) {
     lengths.add_verified(0, 7, 7);
     lengths.add_step(1, 7, 1.7);
@@ -421,8 +422,54 @@ TEST(DraftLengths, FollowTheTimeOfADraft) {
   EXPECT_EQ(lengths.next(0, 1), 0);
   for (int i = 0; i < 60; ++i) lengths.add_step(1, 7, 1.07);
   EXPECT_EQ(lengths.next(0, 1), 7);
-  for (int i = 0; i < 60; ++i) lengths.add_drafting(1, 0.9);
+  lengths.add_step(1, 0, 1);
+  for (int i = 0; i < 60; ++i) lengths.add_step(1, 7, 7.4);  // drafting takes as long as a step
   EXPECT_EQ(lengths.next(0, 1), 0);
+}
+
+TEST(DraftLengths, MeasurePlainStepsAgain) {
+  DraftLengths lengths;
+  lengths.add_step(1, 0, 1), lengths.add_step(1, 0, 1);
+  int drafted = 0;
+  for (; drafted < 200 && lengths.next(0, 1) > 0; ++drafted) {
+    lengths.add_verified(0, 7, 7);
+    lengths.add_step(1, 7, 1.7);
+  }
+  EXPECT_EQ(drafted, 64);
+  lengths.add_step(1, 0, 1);
+  EXPECT_EQ(lengths.next(0, 1), 7);
+}
+
+// The time that a text of 3,000 tokens takes, as a share of the time by plain steps. One measured time in fifty is a hundred times too
+// long.
+double share_of_plain_time(double plain, double fixed, double each, double chance) {
+  DraftLengths lengths;
+  std::mt19937 random(5);
+  std::uniform_real_distribution<double> uniform;
+  double seconds = 0;
+  int64_t tokens = 0;
+  while (tokens < 3000) {
+    const int64_t length = lengths.next(0, 1);
+    int64_t accepted = 0;
+    while (accepted < length && uniform(random) < chance) ++accepted;
+    const double step = plain + (length > 0 ? fixed + each * static_cast<double>(length) : 0);
+    lengths.add_verified(0, length, accepted);
+    lengths.add_step(1, length, uniform(random) < 0.02 ? 100 * step : step);
+    seconds += step;
+    tokens += 1 + accepted;
+  }
+  return seconds / (plain * static_cast<double>(tokens));
+}
+
+// Small models, whose steps with drafts have a large fixed part, and large ones; drafts that are never, sometimes and always right.
+TEST(DraftLengths, LoseAFewPercentOfTheTimeAtMost) {
+  for (const double fixed : {0.0, 0.3, 4.0, 20.0})
+    for (const double each : {0.05, 0.3, 1.0})
+      for (const double chance : {0.0, 0.5, 0.9, 1.0})
+        EXPECT_LT(share_of_plain_time(1, fixed, each, chance), 1 / 0.95) << "fixed " << fixed << ", each " << each << ", chance " << chance;
+  EXPECT_LT(share_of_plain_time(1, 0, 0.05, 1), 0.25);
+  EXPECT_LT(share_of_plain_time(1, 0, 0.05, 0.75), 0.55);
+  EXPECT_LT(share_of_plain_time(1, 2, 0.2, 1), 0.75);
 }
 
 }  // namespace drafts_test
