@@ -9,8 +9,8 @@ namespace based {
 namespace {
 
 constexpr double kLargestFactor = 3;  // by which a measured time may exceed its estimate
-constexpr double kKeptWeight = 0.9;   // of the earlier steps, at each step with drafts
-constexpr double kAssumedEach = 0.1;  // of a plain step, until a step with drafts has been measured
+constexpr double kKeptWeight = 0.9;   // weight of earlier steps, at each step with drafts
+constexpr double kAssumedEach = 0.1;  // share of a plain step, until a step with drafts has been measured
 
 }  // namespace
 

@@ -121,7 +121,7 @@ class Drafting {
   DraftOptions options_;
   DraftLengths lengths_;
   DraftCounts counts_;
-  double drafting_seconds_ = 0;  // of the current step
+  double drafting_seconds_ = 0;  // in the current step
 };
 
 }  // namespace based

@@ -89,9 +89,9 @@ Result<LayerNormBackward> backward_reference(const LayerNormBackward& in) {
   std::vector<int64_t> kept = rows_of(in.sum);
   kept.push_back(1);
   const at::ScalarType mean_type = sum_type(in.weight);
-  auto [grad_x, grad_weight, grad_bias] = at::native_layer_norm_backward(
-      in.grad_y.to(type).contiguous(), in.sum.to(type), {in.sum.size(-1)}, in.mean.view(kept).to(mean_type),
-      in.inverse_std.view(kept).to(mean_type), in.weight.to(type), in.bias.to(type), {true, true, true});
+  auto [grad_x, grad_weight, grad_bias] =
+      at::native_layer_norm_backward(in.grad_y.to(type).contiguous(), in.sum.to(type), {in.sum.size(-1)}, in.mean.view(kept).to(mean_type),
+                                     in.inverse_std.view(kept).to(mean_type), in.weight.to(type), in.bias.to(type), {true, true, true});
   if (in.grad_sum) grad_x.add_(*in.grad_sum);
   const at::ScalarType result_type = in.weight.scalar_type();
   return {grad_x.to(result_type), grad_weight.to(result_type), grad_bias.to(result_type)};

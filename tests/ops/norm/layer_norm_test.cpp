@@ -24,8 +24,7 @@ void expect_like_double(at::DeviceType device, const Function& op, const Functio
   vector<Tensor> cotangents = to_type(to_type(random_like(expected), at::kBFloat16), at::kDouble);
   const vector<Tensor> expected_gradients = gradients(exact, doubles, cotangents);
   const Function there = on_device(op, device);
-  for (const auto& [type, tolerance] :
-       {std::pair{at::kFloat, 1e-4}, std::pair{at::kBFloat16, 2e-2}}) {
+  for (const auto& [type, tolerance] : {std::pair{at::kFloat, 1e-4}, std::pair{at::kBFloat16, 2e-2}}) {
     const vector<Tensor> typed = to_type(doubles, type), actual = there(typed);
     vector<Tensor> typed_cotangents;
     for (size_t i = 0; i < actual.size(); ++i) {
