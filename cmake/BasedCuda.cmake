@@ -36,7 +36,7 @@ if(BASED_WITH_TORCH)
 endif()
 add_library(based_cuda_flags INTERFACE)
 if(BASED_CUDA_PTX)
-  set(_code -gencode=arch=compute_90a,code=compute_90a)  # based_older_gpus_ptx adds compute_80 to some sources
+  set(_code -gencode=arch=compute_90a,code=compute_90a)  # based_check_older_gpus adds compute_80 to some sources
 else()
   set(_code -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=[sm_80,compute_80])
 endif()
@@ -46,9 +46,9 @@ if(BASED_RACECHECK)
   target_compile_definitions(based_cuda_flags INTERFACE BASED_RACECHECK)
 endif()
 
-# based_older_gpus_ptx(TARGET): with BASED_CUDA_PTX, the sources that contain code for older GPUs are compiled for these, too. Compiling every
+# based_check_older_gpus(TARGET): with BASED_CUDA_PTX, the sources that contain code for older GPUs are compiled for these, too. Compiling every
 # source for both takes half as long again, for errors that these sources would show as well.
-function(based_older_gpus_ptx target)
+function(based_check_older_gpus target)
   if(NOT BASED_CUDA_PTX)
     return()
   endif()

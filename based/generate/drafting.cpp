@@ -5,7 +5,6 @@
 #include <iterator>
 
 namespace based {
-
 namespace {
 
 constexpr double kLargestFactor = 3;  // by which a measured time may exceed its estimate

@@ -67,15 +67,15 @@ class StepTimes {
 
 // How long drafts are. Draft token k of a sequence is accepted with probability p^k, where p is the share of the sequence's latest draft
 // tokens that were accepted, so a step with L draft tokens generates 1 + p + … + p^L tokens. The draft has the length with the most tokens
-// a second by StepTimes, whose added times count by a quarter more. If that is 0, the sequence is decoded by plain steps, and a draft of
-// one token is tried again after 8, 16, …, at most 128 steps, or after as many steps as make the trial cost 4 % of the time. So drafts that
-// are not worth their time cost a few percent of it at most.
+// a second by StepTimes, whose added times count by a quarter more. If that length is 0, the sequence is decoded by plain steps, and a
+// draft of one token is tried again after 8, 16, …, at most 128 steps, or after as many steps as make the trial cost 4 % of the time. So
+// drafts that are not worth their time cost a few percent of it at most.
 class DraftLengths {
  public:
   void add_step(int64_t sequences, int64_t drafts, double seconds);  // see StepTimes::add; `seconds` includes drafting
   void add_verified(int64_t sequence, int64_t drafts, int64_t accepted);
-  // The length of the sequence's next draft in a step of `sequences` sequences. The first steps and every 64th one are plain, to measure
-  // their time.
+  // The length of the sequence's next draft in a step of `sequences` sequences. The first two steps are plain, and so is one after 64
+  // steps with drafts, to measure the time of plain steps.
   int64_t next(int64_t sequence, int64_t sequences);
   void forget(int64_t sequence) { histories_.erase(sequence); }
 
