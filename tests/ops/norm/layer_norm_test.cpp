@@ -233,12 +233,11 @@ TEST(LayerNorm, OfASumTwiceIsItsHalvesOnTheCpu) {
   }
 }
 
-// On the CPU a norm is ATen's, bit for bit, except its gradients in bf16: ATen adds them up in bf16.
+// On the CPU a norm is ATen's, bit for bit. Not in bf16, which ATen rounds differently on different processors.
 TEST(LayerNorm, IsThatOfATenOnTheCpu) {
-  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+  for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
     const Tensor x = random({40, 96}, type), weight = random({96}, type), bias = random({96}, type);
     EXPECT_TRUE(same_bits(layer_norm(x, weight, bias, kEps), at::layer_norm(x, {96}, weight, bias, kEps))) << type;
-    if (type == at::kBFloat16) continue;
     const Function ours = [](const vector<Tensor>& t) { return norm(t); };
     const Function atens = [](const vector<Tensor>& t) { return vector<Tensor>{at::layer_norm(t[0], {96}, t[1], t[2], kEps)}; };
     const vector<Tensor> cotangent{random({40, 96}, type)};
