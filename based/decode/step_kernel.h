@@ -94,7 +94,7 @@ class Operands {
 };
 
 struct Lowering {
-  const char* op;  // "based::linear"
+  const char* op;  // Call::name
   // Null: the plan has no kernel for this call; `why` has the reason.
   std::unique_ptr<StepKernel> (*lower)(const Operands&, std::string& why);
 };

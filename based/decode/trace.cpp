@@ -3,6 +3,7 @@
 #include <ATen/record_function.h>
 
 #include "based/core/error.h"
+#include "based/ops/framework/arguments.h"
 
 namespace based::decode {
 namespace {
@@ -89,7 +90,7 @@ size_t Trace::begin(const at::RecordFunction& function) {
   (open_.empty() ? outermost_ : calls_[open_.back()].inner).push_back(number);
   open_.push_back(number);
   Call& call = calls_.emplace_back();
-  call.name = function.name();
+  call.name = ops::operators::displayed(function.name());
   call.before = last_node_ != nullptr ? last_node_() : nullptr;
   const auto schema = function.operator_schema();  // a copy
   const auto& arguments = schema->arguments();

@@ -13,7 +13,7 @@
 namespace based::decode {
 
 struct Call {
-  std::string name;                          // "based::linear"
+  std::string name;                          // as plans print it: "based::linear"
   std::vector<size_t> inner;                 // the calls that it made itself
   Spans reads, writes;                       // writes: the arguments that the schema marks as written, and new results
   bool has_new_results = false;              // whether a result has memory of its own

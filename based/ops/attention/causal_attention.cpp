@@ -354,7 +354,7 @@ Tensor step(const CausalAttentionStep& in) {
 Tensor attention(const CausalAttention& in) { return std::get<0>(call(CausalAttentionForward{in})); }
 Tensor attention_reference(const CausalAttention& in) { return std::get<0>(forward_reference(in)); }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<CausalAttention>(m)
       .reference<attention>()
       .named_reference<attention_reference>()

@@ -1,4 +1,4 @@
-// torch.ops.based.causal_attention: exact softmax attention, causal, over all keys or a sliding window; grouped heads.
+// torch.ops.based_cpp.causal_attention: exact softmax attention, causal, over all keys or a sliding window; grouped heads.
 #pragma once
 #include "based/kernels/attention/causal_attention.h"
 #include "based/ops/framework/operator.h"

@@ -86,7 +86,7 @@ Tensor step(const PagedAttentionStep& in) {
   return y;
 }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<PagedAttentionStep>(m).reference<step_reference>().meta<step_meta>().kernel<step>().without_gradient();
 }
 

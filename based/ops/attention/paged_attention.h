@@ -1,4 +1,5 @@
-// torch.ops.based.paged_attention_step: one token of softmax attention over keys in pages of a pool, for many sequences in fixed memory.
+// torch.ops.based_cpp.paged_attention_step: one token of softmax attention over keys in pages of a pool, for many sequences in fixed
+// memory.
 #pragma once
 #include "based/ops/attention/attention_cache.h"
 #include "based/ops/framework/operator.h"

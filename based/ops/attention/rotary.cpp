@@ -103,7 +103,7 @@ void rotary_autograd(const Rotary& in) {
 
 Result<Rotary> rotary_reference(const Rotary& in) { in.x.copy_(rotated(in)); }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<Rotary>(m).reference<rotary_reference>().meta<check>().kernel<rotate>().autograd<rotary_autograd>();
 }
 

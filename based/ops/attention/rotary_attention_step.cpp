@@ -46,7 +46,7 @@ Tensor step_meta(const RotaryAttentionStep& in) {
   return call(CausalAttentionStep{q, k, v, in.k_ring, in.v_ring, in.positions, in.slots, in.scale});
 }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<RotaryAttentionStep>(m).reference<rotate_then_attend>().meta<step_meta>().kernel<step>().without_gradient();
 }
 

@@ -1,6 +1,6 @@
 #include "based/ops/conv/diagonal_filter.h"
 
-#include "based/kernels/conv/diagonal_filter.h"
+#include "based/ops/conv/long_conv_arguments.h"
 #include "based/ops/framework/on_device.h"
 #include "based/ops/framework/operator_gradient.h"
 #include "based/ops/framework/recompute.h"
@@ -10,25 +10,7 @@ namespace {
 
 using kernels::DiagonalFilterLaunchers;
 
-void check(const DiagonalFilter& in) {
-  constexpr const char* op = "diagonal_filter";
-  const auto& [log_dt, log_decay, frequency, B, C, D] = in.poles;
-  require(at::isFloatingType(log_dt.scalar_type()), op, "log_dt must be floating, got ", log_dt.scalar_type());
-  require_shape(op, "log_dt", log_dt, {-1});
-  const int64_t groups = log_dt.size(0);
-  const auto require_tensor = [&, &first = log_dt](const char* name, const Tensor& tensor, at::IntArrayRef sizes) {
-    require_like(op, name, tensor, first);
-    require_shape(op, name, tensor, sizes);
-  };
-  require_tensor("log_decay", log_decay, {groups, -1});
-  const int64_t poles = log_decay.size(1);
-  require(poles >= 1 && poles <= kernels::kDiagonalFilterPoles, op, "poles must be 1..", kernels::kDiagonalFilterPoles, ", got ", poles);
-  require_tensor("frequency", frequency, {groups, poles});
-  require_tensor("B", B, {groups, poles, 2});
-  require_tensor("C", C, {groups, poles, 2});
-  require_tensor("D", D, {groups});
-  require(in.taps >= 1, op, "taps must be at least 1, got ", in.taps);
-}
+void check(const DiagonalFilter& in) { check_diagonal_filter(in.poles, in.taps); }
 
 Tensor forward_reference(const DiagonalFilter& in) {
   check(in);
@@ -70,15 +52,6 @@ DiagonalPoles in_fp32(const DiagonalPoles& poles) {
   return {one(poles.log_dt), one(poles.log_decay), one(poles.frequency), one(poles.B), one(poles.C), one(poles.D)};
 }
 
-kernels::DiagonalFilter arguments(const DiagonalPoles& poles, int64_t taps) {
-  kernels::DiagonalFilter to;
-  to.log_dt = poles.log_dt.const_data_ptr<float>(), to.log_decay = poles.log_decay.const_data_ptr<float>();
-  to.frequency = poles.frequency.const_data_ptr<float>(), to.B = poles.B.const_data_ptr<float>(), to.C = poles.C.const_data_ptr<float>();
-  to.D = poles.D.const_data_ptr<float>();
-  to.groups = poles.log_decay.size(0), to.poles = poles.log_decay.size(1), to.taps = taps;
-  return to;
-}
-
 Tensor forward(const DiagonalFilter& in) {
   const Tensor& first = in.poles.log_dt;
   const DiagonalFilterLaunchers* table = launchers_for<DiagonalFilterLaunchers>("diagonal_filter", first);
@@ -86,7 +59,7 @@ Tensor forward(const DiagonalFilter& in) {
   check(in);
   const DiagonalPoles poles = in_fp32(in.poles);
   const Tensor filter = at::empty({poles.log_dt.size(0), in.taps}, poles.log_dt.options());
-  kernels::DiagonalFilter to = arguments(poles, in.taps);
+  kernels::DiagonalFilter to = diagonal_filter_arguments(poles, in.taps);
   to.filter = filter.mutable_data_ptr<float>();
   require_ok(table->forward(to, queue_of(first)));
   return filter;
@@ -102,11 +75,9 @@ Result<DiagonalFilterBackward> backward(const DiagonalFilterBackward& in) {
   const DiagonalPoles grads{like(poles.log_dt), like(poles.log_decay), like(poles.frequency), like(poles.B), like(poles.C), like(poles.D)};
   const Tensor grad_filter = in.grad_filter.contiguous();
   kernels::DiagonalFilterBackward to;
-  to.forward = arguments(poles, in.forward.taps);
+  to.forward = diagonal_filter_arguments(poles, in.forward.taps);
   to.grad_filter = grad_filter.const_data_ptr<float>();
-  to.grad_log_dt = grads.log_dt.mutable_data_ptr<float>(), to.grad_log_decay = grads.log_decay.mutable_data_ptr<float>();
-  to.grad_frequency = grads.frequency.mutable_data_ptr<float>(), to.grad_B = grads.B.mutable_data_ptr<float>();
-  to.grad_C = grads.C.mutable_data_ptr<float>(), to.grad_D = grads.D.mutable_data_ptr<float>();
+  set_diagonal_filter_gradients(to, grads);
   require_ok(table->backward(to, queue_of(first)));
   const auto typed = [&](const Tensor& x) { return x.to(first.scalar_type()); };
   return {typed(grads.log_dt), typed(grads.log_decay), typed(grads.frequency), typed(grads.B), typed(grads.C), typed(grads.D)};
@@ -133,7 +104,7 @@ Tensor diagonal_filter(const DiagonalPoles& poles, int64_t taps) { return call(D
 
 namespace {
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<DiagonalFilter>(m)
       .reference<forward_reference>()
       .named_reference<forward_reference>()

@@ -1,4 +1,4 @@
-// torch.ops.based.diagonal_filter: the filter of a diagonal state-space model with complex poles (H3).
+// torch.ops.based_cpp.diagonal_filter: the filter of a diagonal state-space model with complex poles (H3).
 #pragma once
 #include "based/ops/framework/operator.h"
 

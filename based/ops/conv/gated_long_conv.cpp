@@ -1,7 +1,7 @@
 #include "based/ops/conv/gated_long_conv.h"
 
-#include "based/kernels/conv/gated_long_conv.h"
 #include "based/ops/conv/long_conv.h"
+#include "based/ops/conv/long_conv_arguments.h"
 #include "based/ops/framework/on_device.h"
 #include "based/ops/framework/operator_gradient.h"
 #include "based/ops/framework/recompute.h"
@@ -13,27 +13,7 @@ namespace {
 
 using kernels::GatedLongConvLaunchers;
 
-void check(const GatedLongConv& in) {
-  constexpr const char* op = "gated_long_conv";
-  const auto& [k, filter, q, v, length] = in;
-  require(at::isFloatingType(k.scalar_type()), op, "k must be floating, got ", k.scalar_type());
-  require_shape(op, "k", k, {-1, -1});
-  require_type(op, "filter", filter, sum_type(k));
-  require_shape(op, "filter", filter, {-1, -1});
-  require(filter.size(0) >= 1 && k.size(1) % filter.size(0) == 0, op, "channels, ", k.size(1), ", must be a multiple of the filters, got ",
-          filter.size(0));
-  require(filter.size(1) >= 1, op, "taps must be at least 1, got ", filter.size(1));
-  const auto require_gate = [&, &like = k, &filters = filter](const char* name, const OptionalTensor& gate) {
-    require(gate.has_value() || filters.size(0) == like.size(1), op, name, " may be absent only where each channel has a filter, got ",
-            filters.size(0), " of ", like.size(1));
-    if (!gate) return;
-    require_like(op, name, *gate, like);
-    require_shape(op, name, *gate, like.sizes());
-  };
-  require_gate("q", q);
-  require_gate("v", v);
-  require(length >= 1 && k.size(0) % length == 0, op, "tokens, ", k.size(0), ", must be a multiple of the length, got ", length);
-}
+void check(const GatedLongConv& in) { check_gated_long_conv(in); }
 
 Tensor forward_reference(const GatedLongConv& in) {
   check(in);
@@ -78,31 +58,28 @@ Tensor differentiable(const GatedLongConv& in) {
 
 // A launch's arguments and the tensors that own their memory.
 struct GatedLongConvLaunch {
-  Tensor k, filter, q, v;
+  Tensor k, filter;
+  OptionalTensor q, v;
   kernels::GatedLongConv arguments;
 };
 
 Tensor in_fp32(const Tensor& x) { return with_unit_columns(x.to(at::kFloat)); }
+OptionalTensor in_fp32(const OptionalTensor& x) { return x ? OptionalTensor(in_fp32(*x)) : std::nullopt; }
 
 GatedLongConvLaunch prepare(const GatedLongConv& in) {
-  GatedLongConvLaunch launch{in_fp32(in.k), in.filter.contiguous(), in.q ? in_fp32(*in.q) : Tensor(), in.v ? in_fp32(*in.v) : Tensor(), {}};
-  kernels::GatedLongConv& to = launch.arguments;
-  to.k = launch.k.const_data_ptr<float>(), to.k_stride = launch.k.stride(0), to.filter = launch.filter.const_data_ptr<float>();
-  if (in.q) to.q = launch.q.const_data_ptr<float>(), to.q_stride = launch.q.stride(0);
-  if (in.v) to.v = launch.v.const_data_ptr<float>(), to.v_stride = launch.v.stride(0);
-  to.rows = in.k.size(0) / in.length, to.length = in.length, to.channels = to.y_stride = in.k.size(1), to.taps = in.filter.size(1);
-  to.head_dim = static_cast<int32_t>(in.k.size(1) / in.filter.size(0));
-  to.single_tf32 = at::globalContext().allowTF32CuBLAS();
+  GatedLongConvLaunch launch{in_fp32(in.k), in.filter.contiguous(), in_fp32(in.q), in_fp32(in.v), {}};
+  launch.arguments = gated_long_conv_arguments(GatedLongConv{launch.k, launch.filter, launch.q, launch.v, in.length});
+  launch.arguments.single_tf32 = at::globalContext().allowTF32CuBLAS();
   return launch;
 }
 
 // Memory for the gradients of k, q and v. Where these are the columns of one tensor, so are the gradients.
 std::vector<Tensor> empty_gradients(const GatedLongConvLaunch& launch) {
   const Tensor& k = launch.k;
-  if (launch.q.defined() && launch.v.defined() && joined_columns({k, launch.q, launch.v}))
+  if (launch.q && launch.v && joined_columns({k, *launch.q, *launch.v}))
     return at::empty({k.size(0), 3 * k.size(1)}, k.options()).split(k.size(1), 1);
-  const auto like = [&](const Tensor& x) { return x.defined() ? at::empty(k.sizes(), k.options()) : Tensor(); };
-  return {like(k), like(launch.q), like(launch.v)};
+  const auto like_if = [&](bool given) { return given ? at::empty(k.sizes(), k.options()) : Tensor(); };
+  return {like_if(true), like_if(launch.q.has_value()), like_if(launch.v.has_value())};
 }
 
 Tensor forward(const GatedLongConv& in) {
@@ -165,7 +142,7 @@ Tensor gated_long_conv(const OptionalTensor& q, const Tensor& k, const OptionalT
 
 namespace {
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<GatedLongConv>(m)
       .reference<forward_reference>()
       .named_reference<forward_reference>()

@@ -1,4 +1,4 @@
-// torch.ops.based.gated_long_conv: a long convolution of products of keys and values, read out by queries, as in H3 and Hyena.
+// torch.ops.based_cpp.gated_long_conv: a long convolution of products of keys and values, read out by queries, as in H3 and Hyena.
 #pragma once
 #include <tuple>
 #include <vector>

@@ -73,7 +73,7 @@ Tensor convolve_meta(const LongConv& in) {
 }
 
 // ATen's FFT supports every type and device and has its own gradient.
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<LongConv>(m).composite<over_rows<by_fft>>().meta<convolve_meta>().named_reference<over_rows<direct_sum>>();
 }
 

@@ -1,4 +1,4 @@
-// torch.ops.based.long_conv: causal convolution with a filter as long as the sequence, by FFT in O(N log N).
+// torch.ops.based_cpp.long_conv: causal convolution with a filter as long as the sequence, by FFT in O(N log N).
 #pragma once
 #include "based/ops/framework/operator.h"
 

@@ -37,7 +37,7 @@ Result<ProjectedConv> reference(const ProjectedConv& in) {
   return short_conv_reference(u[0], weight, bias, u[1], true, in.cu_seqlens, in.initial_state);
 }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<ProjectedConv>(m).composite<projected_conv_fallback>().named_reference<reference>();
   define<ProjectedConvPrefill>(m).composite<projected_conv_prefill_fallback>();
 }

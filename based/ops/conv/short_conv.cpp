@@ -340,7 +340,7 @@ Result<ShortConvBackward> short_conv_backward_kernel(const ShortConvBackward& in
 }
 Result<ShortConvPrefill> short_conv_prefill_kernel(const ShortConvPrefill& in) { return short_conv_prefill_with_input_bias(in, {}); }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<ShortConv>(m)
       .reference<forward_reference>()
       .named_reference<forward_reference>()

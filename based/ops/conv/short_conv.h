@@ -1,4 +1,5 @@
-// torch.ops.based.short_conv: depthwise causal convolution with a few taps, gated: the core of BaseConv (paper, appendix "Convolution").
+// torch.ops.based_cpp.short_conv: depthwise causal convolution with a few taps, gated: the core of BaseConv (paper, appendix
+// "Convolution").
 #pragma once
 #include <optional>
 #include <tuple>
@@ -20,8 +21,8 @@ std::tuple<Tensor, Tensor> short_conv_reference(const Tensor& x, const Tensor& w
                                                 const OptionalTensor& initial_state = {}, bool adds_input = false);
 
 // The same for rows that continue from slots of a state [slots, channels, taps − 1]: row r continues from slots[r], none twice. Where
-// gradients are on, the function is differentiable and replaces the state. Where they are off, and as torch.ops.based.short_conv_prefill,
-// it updates the state in place.
+// gradients are on, the function is differentiable and replaces the state. Where they are off, and as
+// torch.ops.based_cpp.short_conv_prefill, it updates the state in place.
 Tensor short_conv_prefill(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
                           const Tensor& cu_seqlens, Tensor& state, const Tensor& slots);
 

@@ -1,5 +1,6 @@
 #include "based/ops/delta_rule/gated_delta_rule.h"
 
+#include "based/ops/delta_rule/gated_delta_rule_arguments.h"
 #include "based/ops/delta_rule/gated_delta_rule_forms.h"
 #include "based/ops/framework/on_device.h"
 #include "based/ops/framework/recompute.h"
@@ -10,71 +11,29 @@ namespace {
 
 using kernels::GatedDeltaRuleLaunchers;
 
-// A gate has q's type or the type of sums: the decays of a bf16 model need more digits than its activations.
-void check_gate(const char* op, const char* name, const Tensor& gate, const Tensor& q) {
-  require(gate.scalar_type() == q.scalar_type() || gate.scalar_type() == sum_type(q), op, name, " must be ", q.scalar_type(), " or ",
-          sum_type(q), ", got ", gate.scalar_type());
-  require(gate.device() == q.device(), op, name, " must be on ", q.device(), ", got ", gate.device());
-}
-
-void check_inputs(const char* op, const GatedDeltaRuleInputs& in) {
-  const auto& [q, k, v, log_decay, beta, bonus, delta, scale] = in;
-  require(at::isFloatingType(q.scalar_type()), op, "q must be floating, got ", q.scalar_type());
-  require_shape(op, "q", q, {-1, -1, -1});
-  require_like(op, "k", k, q);
-  require_shape(op, "k", k, q.sizes());
-  require_like(op, "v", v, q);
-  require_shape(op, "v", v, {q.size(0), -1, -1});
-  require(q.size(1) >= 1 && q.size(2) >= 1 && v.size(2) >= 1, op, "heads, key_dim and value_dim must be at least 1, got q ", q.sizes(),
-          " and v ", v.sizes());
-  require(v.size(1) >= 1 && v.size(1) % q.size(1) == 0, op, "heads must be a multiple of key_heads ", q.size(1), ", got ", v.size(1));
-  if (log_decay) {
-    check_gate(op, "log_decay", *log_decay, q);
-    if (log_decay->dim() == 3) {
-      require_shape(op, "log_decay", *log_decay, {q.size(0), v.size(1), q.size(2)});
-    } else {
-      require_shape(op, "log_decay", *log_decay, {q.size(0), v.size(1)});
-    }
-  }
-  if (beta) {
-    check_gate(op, "beta", *beta, q);
-    require_shape(op, "beta", *beta, {q.size(0), v.size(1)});
-  }
-  if (bonus) {
-    check_gate(op, "bonus", *bonus, q);
-    require_shape(op, "bonus", *bonus, {v.size(1), q.size(2)});
-    require(!beta && !delta, op, "a bonus goes without beta and delta");
-  }
-}
-
-void check_state(const char* op, const char* name, const Tensor& state, int64_t slots, const GatedDeltaRuleInputs& in) {
-  require_type(op, name, state, sum_type(in.q));
-  require_shape(op, name, state, {slots, in.v.size(1), in.q.size(2), in.v.size(2)});
-}
-
 // A state that is updated in place, for `rows` of its slots.
 void check_slots(const char* op, const GatedDeltaRuleInputs& in, const Tensor& state, const Tensor& slots, int64_t rows) {
-  check_state(op, "state", state, -1, in);
+  check_delta_rule_state(op, "state", state, -1, in);
   require_state_slots(op, {state}, slots, rows);
 }
 
 void check(const GatedDeltaRule& in) {
   constexpr const char* op = "gated_delta_rule";
-  check_inputs(op, in.inputs);
+  check_delta_rule_inputs(op, in.inputs);
   require_row_starts(op, "cu_seqlens", in.cu_seqlens);
-  if (in.initial_state) check_state(op, "initial_state", *in.initial_state, in.cu_seqlens.size(0) - 1, in.inputs);
+  if (in.initial_state) check_delta_rule_state(op, "initial_state", *in.initial_state, in.cu_seqlens.size(0) - 1, in.inputs);
 }
 
 void check(const GatedDeltaRulePrefill& in) {
   constexpr const char* op = "gated_delta_rule_prefill";
-  check_inputs(op, in.inputs);
+  check_delta_rule_inputs(op, in.inputs);
   require_row_starts(op, "cu_seqlens", in.cu_seqlens);
   check_slots(op, in.inputs, in.state, in.slots, in.cu_seqlens.size(0) - 1);
 }
 
 void check(const GatedDeltaRuleStep& in) {
   constexpr const char* op = "gated_delta_rule_step";
-  check_inputs(op, in.inputs);
+  check_delta_rule_inputs(op, in.inputs);
   check_slots(op, in.inputs, in.state, in.slots, in.inputs.q.size(0));
 }
 
@@ -164,34 +123,13 @@ struct GatedDeltaRuleLaunch {
   kernels::GatedDeltaRule arguments;
 };
 
-void set_sizes(const GatedDeltaRuleInputs& inputs, kernels::GatedDeltaRule& to) {
-  to.tokens = to.rows = inputs.q.size(0);
-  to.key_heads = static_cast<int32_t>(inputs.q.size(1)), to.heads = static_cast<int32_t>(inputs.v.size(1));
-  to.key_dim = static_cast<int32_t>(inputs.q.size(2)), to.value_dim = static_cast<int32_t>(inputs.v.size(2));
-  to.decay_dim = inputs.log_decay && inputs.log_decay->dim() == 3 ? to.key_dim : 1;
-  to.delta = inputs.delta;
-  to.scale = static_cast<float>(inputs.scale);
-  to.dtype = kernel_dtype(inputs.q);
-}
-
-// The tensors are contiguous, gates in fp32.
-kernels::GatedDeltaRule arguments_of(const GatedDeltaRuleInputs& inputs, const Tensor& y) {
-  const auto data = [](const OptionalTensor& gate) { return gate ? static_cast<const float*>(gate->const_data_ptr()) : nullptr; };
-  kernels::GatedDeltaRule to;
-  to.q = inputs.q.const_data_ptr(), to.k = inputs.k.const_data_ptr(), to.v = inputs.v.const_data_ptr();
-  to.y = y.mutable_data_ptr();
-  to.log_decay = data(inputs.log_decay), to.beta = data(inputs.beta), to.bonus = data(inputs.bonus);
-  set_sizes(inputs, to);
-  return to;
-}
-
 GatedDeltaRuleLaunch prepare(const GatedDeltaRuleInputs& inputs) {
   const auto in_fp32 = [](const OptionalTensor& gate) { return gate ? OptionalTensor(gate->to(at::kFloat).contiguous()) : std::nullopt; };
   GatedDeltaRuleLaunch launch{{inputs.q.contiguous(), inputs.k.contiguous(), inputs.v.contiguous(), in_fp32(inputs.log_decay),
                                in_fp32(inputs.beta), in_fp32(inputs.bonus), inputs.delta, inputs.scale},
                               at::empty(inputs.v.sizes(), inputs.v.options()),
                               {}};
-  launch.arguments = arguments_of(launch.inputs, launch.y);
+  launch.arguments = delta_rule_arguments(launch.inputs, launch.y);
   return launch;
 }
 
@@ -297,7 +235,7 @@ Tensor gated_delta_rule_like_v(const Op& in) {
   return at::empty(in.inputs.v.sizes(), in.inputs.v.options());
 }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<GatedDeltaRule>(m)
       .reference<forward_by_chunk>()
       .meta<forward_meta>()
@@ -322,20 +260,12 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
 void check_gated_delta_rule(const GatedDeltaRule& in) { check(in); }
 
 bool has_gated_delta_rule_backward(const GatedDeltaRule& in) {
-  const GatedDeltaRuleInputs& inputs = in.inputs;
-  const GatedDeltaRuleLaunchers* table = launchers_of<GatedDeltaRuleLaunchers>(inputs.q);
-  if (table == nullptr || table->has_backward == nullptr) return false;
-  kernels::GatedDeltaRule sizes;
-  set_sizes(inputs, sizes);
-  const float some = 0;
-  if (inputs.log_decay) sizes.log_decay = &some;
-  if (inputs.beta) sizes.beta = &some;
-  if (inputs.bonus) sizes.bonus = &some;
-  return table->has_backward(sizes);
+  const GatedDeltaRuleLaunchers* table = launchers_of<GatedDeltaRuleLaunchers>(in.inputs.q);
+  return table != nullptr && delta_rule_has_backward(*table, in.inputs);
 }
 
 kernels::GatedDeltaRule gated_delta_rule_step_arguments(const GatedDeltaRuleStep& in, const Tensor& y) {
-  kernels::GatedDeltaRule to = arguments_of(in.inputs, y);
+  kernels::GatedDeltaRule to = delta_rule_arguments(in.inputs, y);
   to.state = static_cast<float*>(in.state.mutable_data_ptr());
   to.slot = static_cast<const int64_t*>(in.slots.const_data_ptr());
   return to;

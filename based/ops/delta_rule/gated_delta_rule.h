@@ -1,4 +1,4 @@
-// torch.ops.based.gated_delta_rule: linear attention whose state decays, with or without the delta rule's correction, for all rows of a
+// torch.ops.based_cpp.gated_delta_rule: linear attention whose state decays, with or without the delta rule's correction, for all rows of a
 // packed batch at once. GLA, DeltaNet, Gated DeltaNet, Mamba-2 and RWKV are this recurrence with different gates.
 #pragma once
 #include <tuple>

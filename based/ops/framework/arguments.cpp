@@ -10,31 +10,6 @@
 
 namespace based::ops {
 
-void require_shape(const char* op, const char* name, const Tensor& tensor, at::IntArrayRef sizes) {
-  bool same = tensor.dim() == static_cast<int64_t>(sizes.size());
-  for (int64_t i = 0; same && i < tensor.dim(); ++i) same = sizes[i] < 0 || tensor.size(i) == sizes[i];
-  if (same) return;
-  std::ostringstream expected;
-  for (size_t i = 0; i < sizes.size(); ++i) expected << (i ? ", " : "") << (sizes[i] < 0 ? "any" : std::to_string(sizes[i]));
-  require(false, op, name, " must have shape [", expected.str(), "], got ", tensor.sizes());
-}
-
-void require_like(const char* op, const char* name, const Tensor& tensor, const Tensor& like) {
-  require(at::isFloatingType(tensor.scalar_type()), op, name, " must be floating, got ", tensor.scalar_type());
-  require_type(op, name, tensor, like.scalar_type());
-  require(tensor.device() == like.device(), op, name, " must be on ", like.device(), ", got ", tensor.device());
-}
-
-void require_type(const char* op, const char* name, const Tensor& tensor, at::ScalarType type) {
-  require(tensor.scalar_type() == type, op, name, " must be ", type, ", got ", tensor.scalar_type());
-}
-
-void require_row_starts(const char* op, const char* name, const Tensor& cu_seqlens) {
-  require_type(op, name, cu_seqlens, at::kLong);
-  require_shape(op, name, cu_seqlens, {-1});
-  require(cu_seqlens.size(0) >= 1, op, name, " must have one entry more than rows, got ", cu_seqlens.sizes());
-}
-
 namespace {
 
 std::vector<int64_t> read_offsets(const Tensor& offsets) {
@@ -105,8 +80,6 @@ void require_state_slots(const char* op, std::initializer_list<Tensor> state, co
   require_slots(op, slots, rows, state.begin()->size(0));
 }
 
-bool has_kernel(const Tensor& tensor) { return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kBFloat16; }
-
 bool uses_kernel(const char* op, const Tensor& tensor, bool supported) {
   if (has_kernel(tensor) && supported) return true;
   if (!tensor.is_cuda()) return false;
@@ -120,11 +93,6 @@ bool uses_kernel(const char* op, const Tensor& tensor, bool supported) {
     log_warning(message.str());
   }
   return false;
-}
-
-kernels::DType kernel_dtype(const Tensor& tensor) {
-  BASED_ASSERT(has_kernel(tensor));
-  return tensor.scalar_type() == at::kFloat ? kernels::DType::f32 : kernels::DType::bf16;
 }
 
 void require_ok(kernels::Status status) {

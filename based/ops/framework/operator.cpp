@@ -21,7 +21,12 @@ std::string declared(std::string_view argument, Kind kind, bool trailing, char& 
 
 }  // namespace
 
-std::string qualified(std::string_view name) { return std::string("based::").append(name); }
+std::string qualified(std::string_view name) { return std::string(kPrefix).append(name); }
+
+std::string displayed(std::string_view qualified_name) {
+  if (!qualified_name.starts_with(kPrefix)) return std::string(qualified_name);
+  return std::string("based::").append(qualified_name.substr(kPrefix.size()));
+}
 
 std::string schema_text(std::string_view name, std::string_view suffix, std::span<const std::string_view> arguments,
                         std::span<const Kind> kinds, std::span<const std::string_view> outputs) {

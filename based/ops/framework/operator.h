@@ -170,14 +170,10 @@ const char* op_name() {
   return name.c_str();
 }
 
-namespace operators {
-std::string qualified(std::string_view name);  // "based::foo"
-}
-
 // Calls the operator through the dispatcher.
 template <class Op>
 Result<Op> call(const Op& op) {
-  static const auto handle = find_operator<typename Dispatch<Op>::Signature>(operators::qualified(Declared<Op>::kName).c_str());
+  static const auto handle = find_operator<typename Dispatch<Op>::Signature>(Declared<Op>::kName);
   return std::apply([](const auto&... members) { return handle.call(members...); }, op.members());
 }
 

@@ -2,34 +2,14 @@
 
 #include "based/kernels/common/cpu/isa.h"
 #include "based/ops/framework/on_device.h"
+#include "based/ops/linear/linear_arguments.h"
 #include "based/ops/pointwise/swiglu.h"
 
 namespace based::ops {
 
-void check_linear(const Linear& in) {
-  constexpr const char* op = "linear";
-  const auto& [x, weight, bias] = in;
-  require(at::isFloatingType(x.scalar_type()), op, "x must be floating, got ", x.scalar_type());
-  require_shape(op, "x", x, {-1, -1});
-  require_like(op, "weight", weight, x);
-  require_shape(op, "weight", weight, {-1, x.size(1)});
-  if (!bias) return;
-  require_like(op, "bias", *bias, x);
-  require_shape(op, "bias", *bias, {weight.size(0)});
-}
+void check_linear(const Linear& in) { check_linear_tensors(in); }
 
-kernels::Linear linear_arguments(const Linear& in, const Tensor& y) {
-  const auto& [x, weight, bias] = in;
-  kernels::Linear to;
-  to.x = x.const_data_ptr();
-  to.weight = weight.const_data_ptr();
-  if (bias) to.bias = bias->const_data_ptr();
-  to.y = y.mutable_data_ptr();
-  to.rows = x.size(0), to.in = x.size(1), to.out = weight.size(0);
-  to.x_stride = x.stride(0), to.weight_stride = weight.stride(0), to.y_stride = y.stride(0);
-  to.dtype = kernel_dtype(x), to.y_dtype = kernel_dtype(y);
-  return to;
-}
+kernels::Linear linear_arguments(const Linear& in, const Tensor& y) { return linear_tensor_arguments(in, y); }
 
 LinearLaunch prepare_linear(const Linear& in, int64_t columns) {
   LinearLaunch launch{with_unit_columns(in.x),
@@ -111,7 +91,7 @@ Tensor linear_swiglu_autograd(const LinearSwiglu& in) {
 
 Result<LinearSwiglu> linear_swiglu_named_reference(const LinearSwiglu& in) { return swiglu_reference(forward_reference(in.layer)); }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<Linear>(m)
       .reference<forward_reference>()
       .named_reference<forward_reference>()

@@ -1,13 +1,11 @@
 #include "based/ops/linear_attention/linear_attention.h"
 
-#include <cmath>
-
-#include "based/kernels/linear_attention/linear_attention.h"
 #include "based/kernels/pair_attention/pair_attention.h"
 #include "based/ops/framework/on_device.h"
 #include "based/ops/framework/operator_gradient.h"
 #include "based/ops/framework/recompute.h"
 #include "based/ops/framework/rows.h"
+#include "based/ops/linear_attention/linear_attention_arguments.h"
 #include "based/ops/linear_attention/linear_attention_squares.h"
 #include "based/ops/linear_attention/running_sums.h"
 
@@ -19,51 +17,30 @@ namespace {
 constexpr int64_t kLinearAttentionChunk = 128, kLargestSquare = 1024;
 
 template <class Op>
-void check_features(const char* op, const Op& in) {
-  require(at::isFloatingType(in.q.scalar_type()), op, "q must be floating, got ", in.q.scalar_type());
-  require_shape(op, "q", in.q, {-1, -1, -1});
-  require(in.q.size(2) >= 1, op, "features must be at least 1, got ", in.q.size(2));
-  require_like(op, "k", in.k, in.q);
-  require_like(op, "v", in.v, in.q);
-  require_shape(op, "k", in.k, in.q.sizes());
-  require_shape(op, "v", in.v, {in.q.size(0), in.q.size(1), -1});
-  require(in.v.size(2) >= 1, op, "head_dim must be at least 1, got ", in.v.size(2));
-  require(in.eps >= 0 && std::isfinite(in.eps), op, "eps must be a number of at least 0, got ", in.eps);
-}
-
-template <class Op>
-void check_state(const char* op, const Op& in, const Tensor& kv_state, const Tensor& k_state, int64_t rows) {
-  require_shape(op, "kv_state", kv_state, {rows, in.q.size(1), in.q.size(2), in.v.size(2)});
-  require_shape(op, "k_state", k_state, {rows, in.q.size(1), in.q.size(2)});
-  require_type(op, "kv_state", kv_state, sum_type(in.q));
-  require_type(op, "k_state", k_state, sum_type(in.q));
-}
-
-template <class Op>
 void check_slots(const char* op, const Op& in, int64_t rows) {
-  check_state(op, in, in.kv_state, in.k_state, in.kv_state.dim() ? in.kv_state.size(0) : -1);
+  check_linear_attention_state(op, in, in.kv_state, in.k_state, in.kv_state.dim() ? in.kv_state.size(0) : -1);
   require_state_slots(op, {in.kv_state, in.k_state}, in.slots, rows);
 }
 
 void check(const LinearAttention& in) {
   constexpr const char* op = "linear_attention";
-  check_features(op, in);
+  check_linear_attention_inputs(op, in);
   require_row_starts(op, "cu_seqlens", in.cu_seqlens);
   require(in.initial_kv_state.has_value() == in.initial_k_state.has_value(), op,
           "initial_kv_state and initial_k_state must be given together");
-  if (in.initial_kv_state) check_state(op, in, *in.initial_kv_state, *in.initial_k_state, in.cu_seqlens.size(0) - 1);
+  if (in.initial_kv_state) check_linear_attention_state(op, in, *in.initial_kv_state, *in.initial_k_state, in.cu_seqlens.size(0) - 1);
 }
 
 void check(const LinearAttentionPrefill& in) {
   constexpr const char* op = "linear_attention_prefill";
-  check_features(op, in);
+  check_linear_attention_inputs(op, in);
   require_row_starts(op, "cu_seqlens", in.cu_seqlens);
   check_slots(op, in, in.cu_seqlens.size(0) - 1);
 }
 
 void check(const LinearAttentionStep& in) {
   constexpr const char* op = "linear_attention_step";
-  check_features(op, in);
+  check_linear_attention_inputs(op, in);
   check_slots(op, in, in.q.size(0));
 }
 
@@ -196,15 +173,8 @@ struct PairsLaunch {
 PairsLaunch prepare(const Pairs& in) {
   check_row_starts("linear_attention", "cu_seqlens", in.cu_seqlens, in.q.size(0));
   PairsLaunch launch{in.q.contiguous(), in.k.contiguous(), in.v.contiguous(), in.cu_seqlens.contiguous(), {}};
-  kernels::LinearAttention& to = launch.arguments;
-  to.q = launch.q.const_data_ptr(), to.k = launch.k.const_data_ptr(), to.v = launch.v.const_data_ptr();
-  to.row_start = launch.cu_seqlens.const_data_ptr<int64_t>();
-  to.tokens = in.q.size(0), to.rows = in.cu_seqlens.size(0) - 1;
-  to.heads = static_cast<int32_t>(in.q.size(1)), to.features = static_cast<int32_t>(in.q.size(2));
-  to.head_dim = static_cast<int32_t>(in.v.size(2));
-  to.eps = static_cast<float>(in.eps);
-  to.dtype = kernel_dtype(in.q);
-  to.single_tf32 = at::globalContext().allowTF32CuBLAS();
+  launch.arguments = linear_attention_arguments(Pairs{launch.q, launch.k, launch.v, launch.cu_seqlens, in.eps});
+  launch.arguments.single_tf32 = at::globalContext().allowTF32CuBLAS();
   return launch;
 }
 // The launch and the launchers that run it; no launchers where the reference runs.
@@ -288,14 +258,8 @@ Tensor step_with_kernel(const LinearAttentionStep& in) {
   check(in);
   const Tensor q = in.q.contiguous(), k = in.k.contiguous(), v = in.v.contiguous(), slots = in.slots.contiguous();
   const Tensor y = at::empty(v.sizes(), v.options());
-  kernels::LinearAttentionStep to;
-  to.q = q.const_data_ptr(), to.k = k.const_data_ptr(), to.v = v.const_data_ptr(), to.y = y.mutable_data_ptr();
-  to.kv_state = in.kv_state.mutable_data_ptr<float>(), to.k_state = in.k_state.mutable_data_ptr<float>();
-  to.slot = slots.const_data_ptr<int64_t>();
-  to.rows = q.size(0), to.features = q.size(2);
-  to.heads = static_cast<int32_t>(q.size(1)), to.head_dim = static_cast<int32_t>(v.size(2));
-  to.eps = static_cast<float>(in.eps);
-  to.dtype = kernel_dtype(q);
+  kernels::LinearAttentionStep to = linear_attention_step_arguments(LinearAttentionStep{q, k, v, in.kv_state, in.k_state, slots, in.eps});
+  to.y = y.mutable_data_ptr();
   require_ok(table->step(to, queue_of(q)));
   return y;
 }
@@ -306,7 +270,7 @@ Tensor linear_attention_like_v(const Op& in) {
   return at::empty(in.v.sizes(), in.v.options());
 }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<LinearAttention>(m).composite<forward>().meta<forward_meta>().named_reference<forward_reference>();
   define<LinearAttentionPairs>(m)
       .reference<pairs>()

@@ -1,4 +1,4 @@
-// torch.ops.based.linear_attention: attention whose weights are inner products of features, so that the past is two sums.
+// torch.ops.based_cpp.linear_attention: attention whose weights are inner products of features, so that the past is two sums.
 #pragma once
 #include <tuple>
 
@@ -29,7 +29,7 @@ std::tuple<Tensor, LinearAttentionState> linear_attention_reference(const Tensor
                                                                     const std::optional<LinearAttentionState>& initial_state, double eps);
 
 // The same for rows that continue from slots of a state: row r continues from slots[r], none twice. Where gradients are on, the function is
-// differentiable and replaces the state's tensors. Where they are off, and as the operator torch.ops.based.linear_attention_prefill, it
+// differentiable and replaces the state's tensors. Where they are off, and as the operator torch.ops.based_cpp.linear_attention_prefill, it
 // updates them in place.
 Tensor linear_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, Tensor& kv_state,
                                 Tensor& k_state, const Tensor& slots, double eps);

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 
-#include "based/kernels/norm/layer_norm.h"
 #include "based/ops/framework/on_device.h"
+#include "based/ops/norm/norm_arguments.h"
 
 namespace based::ops {
 namespace {
@@ -13,36 +13,21 @@ using kernels::LayerNormLaunchers;
 
 constexpr const char *kLayerNormOp = "layer_norm", *kLayerNormTwiceOp = "layer_norm_add_twice";
 
-void check_norm(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  require(at::isFloatingType(x.scalar_type()), op, "x must be floating, got ", x.scalar_type());
-  require(x.dim() >= 1 && x.size(-1) >= 1, op, "x must have a last dimension of at least 1, got ", x.sizes());
-  require(at::isFloatingType(weight.scalar_type()), op, "weight must be floating, got ", weight.scalar_type());
-  require_shape(op, "weight", weight, {x.size(-1)});
-  require_like(op, "bias", bias, weight);
-  require_shape(op, "bias", bias, {x.size(-1)});
-}
-
-void check_sum(const char* op, const OptionalTensor& residual, const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  check_norm(op, residual ? *residual : x, weight, bias);
-  if (residual) require_shape(op, "x", x, residual->sizes());
-  require_type(op, "x", x, weight.scalar_type());
-}
-
-void check(const LayerNorm& in) { check_norm(kLayerNormOp, in.x, in.weight, in.bias); }
-void check(const LayerNormAdd& in) { check_sum("layer_norm_add", in.residual, in.x, in.weight, in.bias); }
+void check(const LayerNorm& in) { check_layer_norm(kLayerNormOp, in.x, in.weight, in.bias); }
+void check(const LayerNormAdd& in) { check_layer_norm_sum("layer_norm_add", in.residual, in.x, in.weight, in.bias); }
 void check(const LayerNormAddInPlace& in) {
-  check_sum("layer_norm_add_", in.residual, in.x, in.weight, in.bias);
+  check_layer_norm_sum("layer_norm_add_", OptionalTensor(in.residual), in.x, in.weight, in.bias);
   require(in.residual.is_contiguous(), "layer_norm_add_", "residual must be contiguous");
 }
 void check(const LayerNormBackward& in) {
-  check_norm("layer_norm_backward", in.sum, in.weight, in.bias);
+  check_layer_norm("layer_norm_backward", in.sum, in.weight, in.bias);
   if (in.grad_sum) require_type("layer_norm_backward", "grad_sum", *in.grad_sum, in.weight.scalar_type());
 }
 
 void check(const LayerNormAddTwice& in) {
-  check_sum(kLayerNormTwiceOp, in.residual, in.x, in.weight, in.bias);
+  check_layer_norm_sum(kLayerNormTwiceOp, in.residual, in.x, in.weight, in.bias);
   require_like(kLayerNormTwiceOp, "next_weight", in.next_weight, in.weight);
-  check_norm(kLayerNormTwiceOp, in.residual ? *in.residual : in.x, in.next_weight, in.next_bias);
+  check_layer_norm(kLayerNormTwiceOp, in.residual ? *in.residual : in.x, in.next_weight, in.next_bias);
 }
 
 std::vector<int64_t> rows_of(const Tensor& x) { return x.sizes().slice(0, x.dim() - 1).vec(); }
@@ -151,16 +136,6 @@ struct Parameters {
   Parameters(const Tensor& norm_weight, const Tensor& norm_bias) : weight(norm_weight.contiguous()), bias(norm_bias.contiguous()) {}
 };
 
-// The arguments that depend on the parameters and on the sizes and type of `rows`.
-kernels::LayerNorm arguments(const Parameters& parameters, const Tensor& rows, double eps) {
-  kernels::LayerNorm to;
-  to.weight = parameters.weight.const_data_ptr(), to.bias = parameters.bias.const_data_ptr();
-  to.width = parameters.weight.size(0), to.rows = rows.numel() / to.width;
-  to.eps = static_cast<float>(eps);
-  to.x_dtype = kernel_dtype(rows), to.dtype = kernel_dtype(parameters.weight);
-  return to;
-}
-
 void set_statistics(kernels::LayerNorm& to, const Tensor& mean, const Tensor& inverse_std) {
   to.mean = mean.data_ptr<float>(), to.inverse_std = inverse_std.data_ptr<float>();
 }
@@ -172,7 +147,7 @@ Result<LayerNormForward> launch_forward(const LayerNormLaunchers& table, const L
   const Parameters parameters(in.weight, in.bias);
   const Tensor& rows = x.defined() ? x : sum;
   const Tensor y = at::empty(rows.sizes(), in.weight.options());
-  kernels::LayerNorm to = arguments(parameters, rows, in.eps);
+  kernels::LayerNorm to = layer_norm_of_rows(parameters, rows, in.eps);
   to.x = data_of(x), to.add = data_of(add), to.y = y.mutable_data_ptr();
   if (sum.defined()) to.sum = sum.mutable_data_ptr();
   Tensor mean, inverse_std;
@@ -217,7 +192,7 @@ Result<LayerNormBackward> backward(const LayerNormBackward& in) {
   const Tensor grad_y = in.grad_y.contiguous(), grad_sum = contiguous(value_or_undefined(in.grad_sum));
   const Tensor grad_weight = at::empty(in.weight.sizes(), in.weight.options().dtype(at::kFloat)), grad_bias = at::empty_like(grad_weight);
   kernels::LayerNormBackward to;
-  to.forward = arguments(parameters, sum, 0);
+  to.forward = layer_norm_of_rows(parameters, sum, 0);
   to.forward.x = sum.const_data_ptr();
   set_statistics(to.forward, mean, inverse_std);
   to.grad_y = grad_y.const_data_ptr(), to.grad_sum = data_of(grad_sum), to.grad_x = grad_x.mutable_data_ptr();
@@ -239,7 +214,7 @@ Result<LayerNormAddTwiceForward> twice_forward(const LayerNormAddTwiceForward& f
   std::vector<int64_t> statistics = x.sizes().vec();
   statistics.back() = 2, std::rotate(statistics.begin(), statistics.end() - 1, statistics.end());
   const Tensor mean = at::empty(statistics, in.weight.options().dtype(sum_type(in.weight))), inverse_std = at::empty_like(mean);
-  kernels::LayerNormTwice to{arguments(parameters, first_sum, in.eps), arguments(next_parameters, first_sum, in.eps)};
+  kernels::LayerNormTwice to{layer_norm_of_rows(parameters, first_sum, in.eps), layer_norm_of_rows(next_parameters, first_sum, in.eps)};
   set_statistics(to.first, mean[0], inverse_std[0]), set_statistics(to.second, mean[1], inverse_std[1]);
   to.first.x = data_of(residual), to.first.add = x.const_data_ptr(), to.first.sum = first_sum.mutable_data_ptr();
   if (in.keeps_sum) to.second.sum = sum.mutable_data_ptr();
@@ -256,7 +231,7 @@ Result<LayerNormAddTwiceBackward> twice_backward(const LayerNormAddTwiceBackward
   const Tensor grad_y = in.grad_y.contiguous(), grad_sum = contiguous(value_or_undefined(in.grad_sum));
   const Tensor grad_x = at::empty(first_sum.sizes(), in.weight.options());
   kernels::LayerNormTwiceBackward to;
-  to.first = arguments(parameters, first_sum, 0), to.second = arguments(next_parameters, first_sum, 0);
+  to.first = layer_norm_of_rows(parameters, first_sum, 0), to.second = layer_norm_of_rows(next_parameters, first_sum, 0);
   set_statistics(to.first, mean[0], inverse_std[0]), set_statistics(to.second, mean[1], inverse_std[1]);
   to.first.x = first_sum.const_data_ptr();
   to.grad_y = grad_y.const_data_ptr(), to.grad_sum = data_of(grad_sum), to.grad_x = grad_x.mutable_data_ptr();
@@ -388,7 +363,7 @@ Result<LayerNormAddTwice> twice_autograd(const LayerNormAddTwice& in) {
 
 Result<LayerNorm> layer_norm_named_reference(const LayerNorm& in) { return layer_norm_reference(in.x, in.weight, in.bias, in.eps); }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<LayerNorm>(m).reference<norm>().named_reference<layer_norm_named_reference>().autograd<norm_autograd>();
   define<LayerNormForward>(m)
       .reference<on_inputs<LayerNormForward, forward_reference>>()

@@ -2,6 +2,7 @@
 
 #include "based/ops/framework/on_device.h"
 #include "based/ops/framework/operator_gradient.h"
+#include "based/ops/norm/norm_arguments.h"
 #include "based/ops/pointwise/rowwise_activation.h"
 
 namespace based::ops {
@@ -9,25 +10,11 @@ namespace {
 
 using kernels::RmsNormLaunchers;
 
-void check(const Tensor& x, const Tensor& weight) {
-  constexpr const char* op = "rms_norm";
-  require(at::isFloatingType(x.scalar_type()), op, "x must be floating, got ", x.scalar_type());
-  require(at::isFloatingType(weight.scalar_type()), op, "weight must be floating, got ", weight.scalar_type());
-  require(x.dim() >= 1 && x.size(-1) >= 1, op, "x must have a last dimension of at least 1, got ", x.sizes());
-  require_shape(op, "weight", weight, {x.size(-1)});
-}
-
-void check_sum(const char* op, const OptionalTensor& residual, const Tensor& x, const Tensor& weight) {
-  check(residual ? *residual : x, weight);
-  if (residual) require_shape(op, "x", x, residual->sizes());
-  require_type(op, "x", x, weight.scalar_type());
-}
-
-void check(const RmsNormAdd& in) { check_sum("rms_norm_add", in.residual, in.x, in.weight); }
-void check(const RmsNormOfSum& in) { check_sum("rms_norm_of_sum", in.residual, in.x, in.weight); }
+void check(const RmsNormAdd& in) { check_rms_norm_sum("rms_norm_add", in.residual, in.x, in.weight); }
+void check(const RmsNormOfSum& in) { check_rms_norm_sum("rms_norm_of_sum", OptionalTensor(in.residual), in.x, in.weight); }
 void check(const RmsNormAddInPlace& in) {
   constexpr const char* op = "rms_norm_add_";
-  check_sum(op, in.residual, in.x, in.weight);
+  check_rms_norm_sum(op, OptionalTensor(in.residual), in.x, in.weight);
   if (in.deferred) require_shape(op, "deferred", *in.deferred, in.residual.sizes());
   if (in.deferred) require_type(op, "deferred", *in.deferred, in.weight.scalar_type());
   require(in.residual.is_contiguous(), op, "residual must be contiguous");
@@ -35,7 +22,7 @@ void check(const RmsNormAddInPlace& in) {
 
 void check(const RmsNormGated& in) {
   constexpr const char* op = "rms_norm_gated";
-  check(in.inputs.x, in.inputs.weight);
+  check_rms_norm(in.inputs.x, in.inputs.weight);
   require_shape(op, "gate", in.gate, in.inputs.x.sizes());
   require_type(op, "gate", in.gate, in.inputs.weight.scalar_type());
 }
@@ -43,14 +30,14 @@ void check(const RmsNormGated& in) {
 std::vector<int64_t> rms_norm_rows(const Tensor& x) { return x.sizes().slice(0, x.dim() - 1).vec(); }
 
 Result<RmsNormForward> forward_reference(const RmsNorm& in) {
-  check(in.x, in.weight);
+  check_rms_norm(in.x, in.weight);
   const Tensor sums = in.x.to(sum_type(in.x));
   const Tensor inverse_rms = (sums.square().mean(-1) + in.eps).rsqrt();
   return {(sums * inverse_rms.unsqueeze(-1) * in.weight.to(sum_type(in.weight))).to(in.weight.scalar_type()), inverse_rms};
 }
 
 Result<RmsNormForward> forward_meta(const RmsNorm& in) {
-  check(in.x, in.weight);
+  check_rms_norm(in.x, in.weight);
   return {at::empty(in.x.sizes(), in.weight.options()), at::empty(rms_norm_rows(in.x), in.x.options().dtype(sum_type(in.x)))};
 }
 
@@ -128,17 +115,6 @@ Tensor like_residual(const Op& in) {
   return at::empty(in.residual.sizes(), in.weight.options());
 }
 
-kernels::RmsNorm prepare(const Tensor& x, const Tensor& weight) {
-  kernels::RmsNorm to;
-  to.x = x.const_data_ptr();
-  to.weight = weight.const_data_ptr();
-  to.width = weight.size(0);
-  to.rows = x.numel() / to.width;
-  to.x_dtype = kernel_dtype(x);
-  to.dtype = kernel_dtype(weight);
-  return to;
-}
-
 const RmsNormLaunchers* rms_norm_launchers(const char* op, const Tensor& x, const Tensor& weight) {
   const RmsNormLaunchers* table = launchers_of<RmsNormLaunchers>(x);
   return launchers_for<RmsNormLaunchers>(op, x, table != nullptr && has_kernel(weight) && weight.numel() <= table->max_width);
@@ -169,7 +145,7 @@ Result<RmsNormBackward> launch_backward(const RmsNormLaunchers& table, const Rms
   const Tensor more = grad_sum ? grad_sum->contiguous() : Tensor(), grad = at::empty(x.sizes(), added ? weight.options() : x.options());
   const Tensor grad_weight = at::empty(weight.sizes(), weight.options().dtype(at::kFloat));
   kernels::RmsNormBackward to;
-  to.forward = prepare(rows, scale);
+  to.forward = rms_norm_of_rows(rows, scale);
   to.forward.inverse_rms = inverse.data_ptr<float>();
   to.grad_y = cotangent.const_data_ptr();
   if (grad_sum) to.grad_sum = more.const_data_ptr();
@@ -183,7 +159,7 @@ Result<RmsNormBackward> launch_backward(const RmsNormLaunchers& table, const Rms
 Result<RmsNormForward> forward(const RmsNorm& in) {
   const RmsNormLaunchers* table = rms_norm_launchers("rms_norm", in.x, in.weight);
   if (table == nullptr) return forward_reference(in);
-  check(in.x, in.weight);
+  check_rms_norm(in.x, in.weight);
   return launch_forward(*table, {in.x, {}, {}, {}}, in.weight, in.eps, true);
 }
 
@@ -276,7 +252,7 @@ Result<RmsNormAdd> add_autograd(const RmsNormAdd& in) {
 
 Result<RmsNorm> rms_norm_named_reference(const RmsNorm& in) { return rms_norm_reference(in.x, in.weight, in.eps); }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<RmsNorm>(m)
       .reference<norm>()
       .named_reference<rms_norm_named_reference>()
@@ -304,14 +280,7 @@ TORCH_LIBRARY_FRAGMENT(based, m) {
 }  // namespace
 
 kernels::RmsNorm rms_norm_arguments(const NormedSum& terms, const Tensor& weight, double eps, const Tensor& y) {
-  kernels::RmsNorm to = prepare(terms.x.defined() ? terms.x : terms.sum, weight);
-  if (!terms.x.defined()) to.x = nullptr;
-  if (terms.added.defined()) to.add = terms.added.const_data_ptr();
-  if (terms.deferred.defined()) to.deferred = terms.deferred.const_data_ptr();
-  if (terms.sum.defined()) to.sum = terms.sum.mutable_data_ptr();
-  to.y = y.mutable_data_ptr();
-  to.eps = static_cast<float>(eps);
-  return to;
+  return rms_norm_of_terms(terms, weight, eps, y);
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) { return call(RmsNorm{x, weight, eps}); }

@@ -1,6 +1,7 @@
 #include "based/ops/pointwise/rowwise_activation.h"
 
 #include "based/ops/framework/on_device.h"
+#include "based/ops/pointwise/pointwise_arguments.h"
 
 namespace based::ops {
 namespace {
@@ -10,20 +11,7 @@ using kernels::Activation;
 // ATen's softplus is x above this: e^−40 is less than half a unit in the last place, in fp64 too.
 constexpr double kLinear = 40;
 
-void check(const RowwiseActivation& in) {
-  constexpr const char* op = "rowwise_activation";
-  const auto& [x, function, scale, bias, log_rate, in_sums] = in;
-  require(at::isFloatingType(x.scalar_type()), op, "x must be floating, got ", x.scalar_type());
-  require(x.dim() >= 1, op, "x must have rows, got a single number");
-  require(function >= 0 && function <= static_cast<int64_t>(Activation::elu_plus_one), op, "function must be 0..5, got ", function);
-  for (const auto& [name, factors] : {std::pair{"bias", bias}, {"log_rate", log_rate}}) {
-    if (!factors) continue;
-    require(x.dim() <= 2, op, name, " goes with x of [rows, width], got ", x.sizes());
-    require(factors->scalar_type() == x.scalar_type() || factors->scalar_type() == sum_type(x), op, name, " must be ", x.scalar_type(),
-            " or ", sum_type(x), ", got ", factors->scalar_type());
-    require_shape(op, name, *factors, {x.dim() == 1 ? 1 : x.size(-1)});
-  }
-}
+void check(const RowwiseActivation& in) { check_rowwise_activation(in); }
 
 at::ScalarType type_of(const RowwiseActivation& in) { return in.in_sums ? sum_type(in.x) : in.x.scalar_type(); }
 
@@ -64,18 +52,11 @@ Tensor forward(const RowwiseActivation& in) {
   check(in);
   const bool has_row_stride = in.x.dim() == 2 && in.x.stride(1) == 1;
   const Tensor x = has_row_stride ? in.x : in.x.contiguous(), y = meta(in);
-  const auto contiguous = [&](const OptionalTensor& factors) { return factors ? factors->contiguous() : Tensor(); };
-  Tensor bias = contiguous(in.bias), log_rate = contiguous(in.log_rate);
-  if (bias.defined() && log_rate.defined() && bias.scalar_type() != log_rate.scalar_type())
-    bias = bias.to(sum_type(x)), log_rate = log_rate.to(sum_type(x));
-  kernels::Activate p;
-  p.x = x.const_data_ptr(), p.y = y.mutable_data_ptr(), p.rows = x.size(0), p.width = p.rows == 0 ? 0 : x.numel() / p.rows;
-  p.x_stride = has_row_stride ? x.stride(0) : p.width;
-  p.dtype = kernel_dtype(x), p.y_dtype = kernel_dtype(y);
-  for (const auto& [place, factors] : {std::pair{&p.bias, bias}, {&p.log_rate, log_rate}})
-    if (factors.defined()) *place = factors.const_data_ptr(), p.factor_dtype = kernel_dtype(factors);
-  p.function = static_cast<Activation>(in.function), p.scale = static_cast<float>(in.scale);
-  require_ok(table->activate(p, queue_of(x)));
+  const auto contiguous = [](const OptionalTensor& factors) { return factors ? OptionalTensor(factors->contiguous()) : std::nullopt; };
+  OptionalTensor bias = contiguous(in.bias), log_rate = contiguous(in.log_rate);
+  if (bias && log_rate && bias->scalar_type() != log_rate->scalar_type())
+    bias = bias->to(sum_type(x)), log_rate = log_rate->to(sum_type(x));
+  require_ok(table->activate(activate_arguments(RowwiseActivation{x, in.function, in.scale, bias, log_rate, in.in_sums}, y), queue_of(x)));
   return y;
 }
 
@@ -123,7 +104,7 @@ Tensor autograd(const RowwiseActivation& in) {
   return in.log_rate ? (y * in.log_rate->to(type).exp()).to(type_of(in)) : y.to(type_of(in));
 }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<RowwiseActivation>(m).reference<reference>().meta<meta>().kernel<forward>().autograd<autograd>();
 }
 

@@ -3,28 +3,22 @@
 #include "based/kernels/pointwise/swiglu.h"
 #include "based/ops/framework/on_device.h"
 #include "based/ops/framework/operator_gradient.h"
+#include "based/ops/pointwise/pointwise_arguments.h"
 
 namespace based::ops {
 namespace {
 
 using kernels::SwigluLaunchers;
 
-void check(const Swiglu& in) {
-  constexpr const char* op = "swiglu";
-  require(at::isFloatingType(in.h.scalar_type()), op, "h must be floating, got ", in.h.scalar_type());
-  require_shape(op, "h", in.h, {-1, -1});
-  require(in.h.size(1) % 2 == 0, op, "h must have an even number of columns, got ", in.h.size(1));
-}
-
 Tensor forward_reference(const Swiglu& in) {
-  check(in);
+  check_swiglu(in.h);
   const int64_t width = in.h.size(1) / 2;
   const Tensor sums = in.h.to(sum_type(in.h));
   return (sums.narrow(1, 0, width) * at::silu(sums.narrow(1, width, width))).to(in.h.scalar_type());
 }
 
 Tensor forward_meta(const Swiglu& in) {
-  check(in);
+  check_swiglu(in.h);
   return at::empty({in.h.size(0), in.h.size(1) / 2}, in.h.options());
 }
 
@@ -55,7 +49,7 @@ Tensor backward(const SwigluBackward& in) {
   return grad_h;
 }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<Swiglu>(m)
       .reference<forward_reference>()
       .named_reference<forward_reference>()

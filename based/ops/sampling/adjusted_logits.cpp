@@ -1,31 +1,13 @@
 #include "based/ops/sampling/adjusted_logits.h"
 
 #include "based/ops/framework/on_device.h"
+#include "based/ops/sampling/sampling_arguments.h"
 
 namespace based::ops {
 namespace {
 
-void check(const AdjustedLogits& in) {
-  constexpr const char* op = "adjusted_logits";
-  const Tensor& logits = in.logits;
-  require(has_kernel(logits), op, "logits must be Float or BFloat16, got ", logits.scalar_type());
-  require_shape(op, "logits", logits, {-1, -1});
-  const auto option = [&](const char* name, const Tensor& tensor, at::ScalarType type, at::IntArrayRef shape) {
-    require_type(op, name, tensor, type);
-    require_shape(op, name, tensor, shape);
-    require(tensor.is_contiguous(), op, name, " must be contiguous");
-  };
-  const int64_t rows = logits.size(0), vocab = logits.size(1);
-  option("presence", in.presence, at::kFloat, {rows});
-  option("frequency", in.frequency, at::kFloat, {rows});
-  option("penalty", in.penalty, at::kFloat, {rows});
-  option("seen", in.seen, at::kInt, {rows, kernels::sample_seen_words(vocab)});
-  if (in.bias) option("bias", *in.bias, at::kFloat, {rows, vocab});
-  if (in.counts) option("counts", *in.counts, at::kInt, {rows, vocab});
-}
-
 Tensor adjusted_meta(const AdjustedLogits& in) {
-  check(in);
+  check_adjusted_logits(in);
   return at::empty(in.logits.sizes(), in.logits.options().dtype(at::kFloat));
 }
 
@@ -35,22 +17,11 @@ Tensor adjust(const AdjustedLogits& in) {
   require(table != nullptr, "adjusted_logits", "this program has no kernel for ", in.logits.device(),
           "; build it with -DBASED_WITH_CUDA=ON, or sample on the CPU");
   const Tensor rows = with_unit_columns(in.logits);
-  kernels::AdjustedLogits to;
-  to.logits = rows.const_data_ptr();
-  to.adjusted = adjusted.mutable_data_ptr<float>();
-  if (in.bias) to.bias = in.bias->const_data_ptr<float>();
-  if (in.counts) to.counts = in.counts->const_data_ptr<int32_t>();
-  to.presence = in.presence.const_data_ptr<float>();
-  to.frequency = in.frequency.const_data_ptr<float>();
-  to.penalty = in.penalty.const_data_ptr<float>();
-  to.seen = reinterpret_cast<const uint32_t*>(in.seen.const_data_ptr<int32_t>());
-  to.rows = in.logits.size(0), to.vocab = in.logits.size(1), to.logits_stride = rows.stride(0);
-  to.dtype = kernel_dtype(in.logits);
-  require_ok(table->adjusted_logits(to, queue_of(in.logits)));
+  require_ok(table->adjusted_logits(adjusted_logits_arguments(in, rows, adjusted), queue_of(in.logits)));
   return adjusted;
 }
 
-TORCH_LIBRARY_FRAGMENT(based, m) { define<AdjustedLogits>(m).meta<adjusted_meta>().kernel<adjust>(); }
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) { define<AdjustedLogits>(m).meta<adjusted_meta>().kernel<adjust>(); }
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// torch.ops.based.adjusted_logits: logits with biases and penalties, for draws by sample_.
+// torch.ops.based_cpp.adjusted_logits: logits with biases and penalties, for draws by sample_.
 #pragma once
 #include "based/kernels/sampling/adjusted_logits.h"
 #include "based/ops/framework/operator.h"

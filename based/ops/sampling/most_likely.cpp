@@ -35,7 +35,7 @@ Tensor words_meta(const MostLikely& in) {
   return at::empty({in.hidden.size(0)}, in.hidden.options().dtype(at::kLong));
 }
 
-TORCH_LIBRARY_FRAGMENT(based, m) { define<MostLikely>(m).reference<by_chunks>().meta<words_meta>().without_gradient(); }
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) { define<MostLikely>(m).reference<by_chunks>().meta<words_meta>().without_gradient(); }
 
 }  // namespace
 

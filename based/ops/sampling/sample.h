@@ -1,4 +1,4 @@
-// torch.ops.based.sample_: the next token of every row, drawn on the logits' device, so that a step needs no host.
+// torch.ops.based_cpp.sample_: the next token of every row, drawn on the logits' device, so that a step needs no host.
 #pragma once
 #include "based/kernels/sampling/sampling.h"
 #include "based/ops/framework/operator.h"

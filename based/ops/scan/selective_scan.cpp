@@ -4,35 +4,13 @@
 #include "based/ops/framework/operator_gradient.h"
 #include "based/ops/framework/recompute.h"
 #include "based/ops/framework/rows.h"
+#include "based/ops/scan/selective_scan_arguments.h"
 
 namespace based::ops {
 namespace {
 
 using kernels::kSelectiveScanChunk;
-using kernels::kSelectiveScanStates;
 using kernels::SelectiveScanLaunchers;
-
-void check_inputs(const char* op, const SelectiveScanInputs& in) {
-  const Tensor& x = in.x;
-  require(at::isFloatingType(x.scalar_type()), op, "x must be floating, got ", x.scalar_type());
-  require_shape(op, "x", x, {-1, -1});
-  const int64_t tokens = x.size(0), channels = x.size(1);
-  const auto require_tensor = [&](const char* name, const Tensor& tensor, at::IntArrayRef sizes) {
-    require_like(op, name, tensor, x);
-    require_shape(op, name, tensor, sizes);
-  };
-  require_tensor("dt", in.dt, x.sizes());
-  require_tensor("A_log", in.A_log, {channels, -1});
-  const int64_t size = in.A_log.size(1);
-  require(size >= 1 && size <= kSelectiveScanStates, op, "A_log must have 1..", kSelectiveScanStates, " columns, got ", size);
-  require_tensor("B", in.B, {tokens, -1, size});
-  require(in.B.size(1) >= 1 && channels % in.B.size(1) == 0, op, "channels, ", channels, ", must be a multiple of B's groups, got ",
-          in.B.size(1));
-  require_tensor("C", in.C, in.B.sizes());
-  if (in.D) require_tensor("D", *in.D, {channels});
-  if (in.z) require_tensor("z", *in.z, x.sizes());
-  if (in.dt_bias) require_tensor("dt_bias", *in.dt_bias, {channels});
-}
 
 int64_t rows_of(const SelectiveScan& in) { return in.cu_seqlens.size(0) - 1; }
 std::vector<int64_t> state_shape(const SelectiveScan& in) { return {rows_of(in), in.inputs.x.size(1), in.inputs.A_log.size(1)}; }
@@ -44,30 +22,27 @@ at::TensorOptions sums_of(const Tensor& x) { return x.options().dtype(sum_type(x
 
 void check(const SelectiveScan& in) {
   constexpr const char* op = "selective_scan";
-  check_inputs(op, in.inputs);
+  check_selective_scan_inputs(op, in.inputs);
   require_row_starts(op, "cu_seqlens", in.cu_seqlens);
-  if (!in.initial_state) return;
-  require_type(op, "initial_state", *in.initial_state, sum_type(in.inputs.x));
-  require_shape(op, "initial_state", *in.initial_state, state_shape(in));
+  if (in.initial_state) check_selective_scan_state(op, "initial_state", *in.initial_state, rows_of(in), in.inputs);
 }
 
 // A state that is updated in place, for `rows` of its slots.
 void check_slots(const char* op, const SelectiveScanInputs& in, const Tensor& state, const Tensor& slots, int64_t rows) {
-  require_type(op, "state", state, sum_type(in.x));
-  require_shape(op, "state", state, {-1, in.x.size(1), in.A_log.size(1)});
+  check_selective_scan_state(op, "state", state, -1, in);
   require_state_slots(op, {state}, slots, rows);
 }
 
 void check(const SelectiveScanPrefill& in) {
   constexpr const char* op = "selective_scan_prefill";
-  check_inputs(op, in.inputs);
+  check_selective_scan_inputs(op, in.inputs);
   require_row_starts(op, "cu_seqlens", in.cu_seqlens);
   check_slots(op, in.inputs, in.state, in.slots, in.cu_seqlens.size(0) - 1);
 }
 
 void check(const SelectiveScanStep& in) {
   constexpr const char* op = "selective_scan_step";
-  check_inputs(op, in.inputs);
+  check_selective_scan_inputs(op, in.inputs);
   check_slots(op, in.inputs, in.state, in.slots, in.inputs.x.size(0));
 }
 
@@ -193,21 +168,6 @@ Tensor selective_scan_like_x(const Op& in) {
   return at::empty(in.inputs.x.sizes(), in.inputs.x.options());
 }
 
-// The tensors have contiguous columns.
-kernels::SelectiveScan arguments_of(const SelectiveScanInputs& in) {
-  const auto data = [](const OptionalTensor& t) { return t ? t->const_data_ptr() : nullptr; };
-  kernels::SelectiveScan to;
-  to.x = in.x.const_data_ptr(), to.dt = in.dt.const_data_ptr(), to.z = data(in.z), to.A_log = in.A_log.const_data_ptr();
-  to.B = in.B.const_data_ptr(), to.C = in.C.const_data_ptr(), to.D = data(in.D), to.dt_bias = data(in.dt_bias);
-  to.tokens = to.rows = in.x.size(0);
-  to.channels = in.x.size(1), to.groups = in.B.size(1), to.state_size = in.A_log.size(1);
-  to.x_stride = in.x.stride(0), to.dt_stride = in.dt.stride(0), to.z_stride = in.z ? in.z->stride(0) : 0;
-  to.b_stride = in.B.stride(0), to.c_stride = in.C.stride(0);
-  to.softplus = in.softplus;
-  to.dtype = kernel_dtype(in.x);
-  return to;
-}
-
 // Memory of a launch, kept until it is over.
 struct SelectiveScanLaunch {
   SelectiveScanInputs inputs;
@@ -223,7 +183,7 @@ struct SelectiveScanLaunch {
                in.z ? OptionalTensor(with_unit_columns(*in.z)) : std::nullopt,
                contiguous(in.dt_bias),
                in.softplus},
-        arguments(arguments_of(inputs)) {}
+        arguments(selective_scan_arguments(inputs)) {}
   static OptionalTensor contiguous(const OptionalTensor& t) { return t ? OptionalTensor(t->contiguous()) : std::nullopt; }
 };
 
@@ -309,7 +269,7 @@ Result<SelectiveScanBackward> backward(const SelectiveScanBackward& in) {
 }  // namespace
 
 kernels::SelectiveScan selective_scan_step_arguments(const SelectiveScanStep& in, const Tensor& y) {
-  kernels::SelectiveScan to = arguments_of(in.inputs);
+  kernels::SelectiveScan to = selective_scan_arguments(in.inputs);
   to.y = y.mutable_data_ptr(), to.y_stride = y.stride(0);
   to.state = static_cast<float*>(in.state.mutable_data_ptr());
   to.slot = static_cast<const int64_t*>(in.slots.const_data_ptr());
@@ -355,7 +315,7 @@ namespace {
 
 Result<SelectiveScanForward> selective_scan_forward_reference(const SelectiveScanForward& in) { return scan_reference(in.scan, true); }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<SelectiveScan>(m)
       .reference<reference>()
       .meta<scan_meta>()

@@ -1,4 +1,4 @@
-// torch.ops.based.selective_scan: the recurrence of Mamba, a diagonal state space whose step, input and readout depend on the token.
+// torch.ops.based_cpp.selective_scan: the recurrence of Mamba, a diagonal state space whose step, input and readout depend on the token.
 #pragma once
 #include <tuple>
 
@@ -29,7 +29,7 @@ std::tuple<Tensor, Tensor> selective_scan_reference(const SelectiveScanInputs& i
                                                     const OptionalTensor& initial_state = {});
 
 // y of rows that go on from slots of a state [slots, channels, state_size]: row r's is that of slots[r], none twice. Where gradients are
-// on, it is differentiable and the state is replaced; where they are off, and as torch.ops.based.selective_scan_prefill, in place.
+// on, it is differentiable and the state is replaced; where they are off, and as torch.ops.based_cpp.selective_scan_prefill, in place.
 Tensor selective_scan_prefill(const SelectiveScanInputs& inputs, const Tensor& cu_seqlens, Tensor& state, const Tensor& slots);
 
 // One token for each slot: x, dt, z [rows, channels], B, C [rows, groups, state_size]; the state is updated in place. No gradients.

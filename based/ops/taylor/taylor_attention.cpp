@@ -282,7 +282,7 @@ Result<TaylorAttention> attention_reference(const TaylorAttention& in) {
   return {out.y, kept(in, out.kv_state), kept(in, out.k_state)};
 }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<TaylorAttention>(m)
       .reference<attention>()
       .autograd<call_with_gradient<TaylorAttention, TaylorAttentionForward, TaylorAttentionBackward, attention_reference>>();

@@ -1,4 +1,4 @@
-// torch.ops.based.taylor_attention: second-order Taylor linear attention (paper, section 4.1), all rows of a packed batch at once.
+// torch.ops.based_cpp.taylor_attention: second-order Taylor linear attention (paper, section 4.1), all rows of a packed batch at once.
 #pragma once
 #include <tuple>
 
@@ -27,7 +27,7 @@ Tensor taylor_attention_without_state(const Tensor& q, const Tensor& k, const Te
                                       const TaylorDecay& decay = {});
 
 // The same for rows that continue from slots of a state: row r continues from slots[r], none twice. Where gradients are on, the function is
-// differentiable and replaces the state's tensors. Where they are off, and as the operator torch.ops.based.taylor_attention_prefill, it
+// differentiable and replaces the state's tensors. Where they are off, and as the operator torch.ops.based_cpp.taylor_attention_prefill, it
 // updates them in place.
 Tensor taylor_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, TaylorStateRef state,
                                 const Tensor& slots, const TaylorDecay& decay = {});

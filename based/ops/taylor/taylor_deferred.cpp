@@ -162,7 +162,7 @@ Result<TaylorDeferredFlush> taylor_deferred_flush_meta(const TaylorDeferredFlush
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<TaylorDeferredStep>(m).reference<step_reference>().meta<step_meta>().kernel<step>().without_gradient();
   define<TaylorDeferredFlush>(m).reference<flush_reference>().meta<taylor_deferred_flush_meta>().kernel<flush>().without_gradient();
 }

@@ -1,5 +1,5 @@
-// torch.ops.based.taylor_deferred_step: steps of Taylor attention that keep up to 12 tokens pending beside the state and then add them to
-// it together, so that most steps read the state but do not write it (based/kernels/taylor/deferred.h).
+// torch.ops.based_cpp.taylor_deferred_step: steps of Taylor attention that keep up to 12 tokens pending beside the state and then add them
+// to it together, so that most steps read the state but do not write it (based/kernels/taylor/deferred.h).
 #pragma once
 #include "based/ops/taylor/taylor_attention.h"
 

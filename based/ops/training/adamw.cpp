@@ -181,23 +181,23 @@ void adamw_unpacked(at::TensorList masters, at::TensorList rounded, at::TensorLi
 }  // namespace
 
 void adamw_(const AdamwStep& step) {
-  static const auto op = find_operator<decltype(adamw_unpacked<run_reference>)>("based::adamw_");
+  static const auto op = find_operator<decltype(adamw_unpacked<run_reference>)>("adamw_");
   op.call(step.masters, step.rounded, step.gradients, step.first_moments, step.second_moments, step.steps, step.rate, step.scale,
           step.update_enabled, step.beta1, step.beta2, step.eps, step.decay);
 }
 
 namespace {
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   m.def(
       "adamw_(Tensor(a!)[] masters, Tensor(b!)[] rounded, Tensor[] gradients, Tensor(c!)[] first_moments, Tensor(d!)[] second_moments, "
       "Tensor(e!)[] steps, Tensor rate, Tensor? scale, Tensor? update_enabled, float beta1, float beta2, float eps, float decay) -> ()");
 }
 
-TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) { m.impl("adamw_", adamw_unpacked<run_reference>); }
-TORCH_LIBRARY_IMPL(based, CUDA, m) { m.impl("adamw_", adamw_unpacked<run_on_gpu>); }
-TORCH_LIBRARY_IMPL(based, Meta, m) { m.impl("adamw_", adamw_unpacked<run_meta>); }
-TORCH_LIBRARY_IMPL(based, Autograd, m) { m.impl("adamw_", adamw_unpacked<run_autograd>); }
+TORCH_LIBRARY_IMPL(BASED_OPERATOR_NAMESPACE, CompositeExplicitAutograd, m) { m.impl("adamw_", adamw_unpacked<run_reference>); }
+TORCH_LIBRARY_IMPL(BASED_OPERATOR_NAMESPACE, CUDA, m) { m.impl("adamw_", adamw_unpacked<run_on_gpu>); }
+TORCH_LIBRARY_IMPL(BASED_OPERATOR_NAMESPACE, Meta, m) { m.impl("adamw_", adamw_unpacked<run_meta>); }
+TORCH_LIBRARY_IMPL(BASED_OPERATOR_NAMESPACE, Autograd, m) { m.impl("adamw_", adamw_unpacked<run_autograd>); }
 
 }  // namespace
 }  // namespace based::ops

@@ -1,4 +1,4 @@
-// torch.ops.based.adamw_: a step of AdamW on many tensors, with 16-bit copies of the parameters.
+// torch.ops.based_cpp.adamw_: a step of AdamW on many tensors, with 16-bit copies of the parameters.
 #pragma once
 #include <optional>
 #include <vector>

@@ -304,7 +304,7 @@ Tensor cross_entropy(const Tensor& hidden, const Tensor& weight, const Tensor& l
   return call(CrossEntropy{hidden, weight, labels, labelled, labelled_rows});
 }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<CrossEntropy>(m).reference<loss_of>().autograd<loss_autograd>();
   define<CrossEntropyForward>(m).reference<forward_reference>().cpu<forward_cpu>().meta<forward_meta>();
   define<TokenLogProbabilities>(m).reference<scores_reference>().cpu<scores_cpu>().meta<scores_meta>().autograd<scores_autograd>();

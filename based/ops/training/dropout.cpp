@@ -91,7 +91,7 @@ Tensor autograd(const Dropout& in) {
   return call(in);
 }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<Dropout>(m).reference<reference>().named_reference<reference>().meta<like_x>().kernel<forward>().autograd<autograd>();
 }
 

@@ -185,7 +185,7 @@ namespace {
 
 Result<EmbeddingBackward> embedding_backward_meta(const EmbeddingBackward& in) { check(in); }
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<EmbeddingRows>(m).reference<rows_reference>().meta<rows_meta>().kernel<rows>().without_gradient();
   define<EmbeddingBackward>(m).reference<backward_reference>().meta<embedding_backward_meta>().kernel<backward>().without_gradient();
   define<EmbeddingStep>(m).reference<step_reference>().meta<step_meta>().kernel<step>().without_gradient();

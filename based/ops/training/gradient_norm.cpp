@@ -75,7 +75,7 @@ GradientNorm run_autograd(const GradientNormOf& in) {
 // By the device's kernel, or by ATen where the kernel does not support the tensors.
 GradientNorm run(const GradientNormOf& in) {
   check(in), check_devices(in);
-  const bool supported = std::all_of(in.gradients.begin(), in.gradients.end(), has_kernel);
+  const bool supported = std::all_of(in.gradients.begin(), in.gradients.end(), has_kernel<Tensor>);
   const auto* table = launchers_for<kernels::GradientNormLaunchers>(
       kGradientNormOp, in.gradients.empty() ? in.loss.to(at::kFloat) : in.gradients[0], supported);
   if (table == nullptr) return gradient_norm_by_aten(in);
@@ -120,23 +120,25 @@ std::tuple<Tensor, Tensor, Tensor> gradient_norm_unpacked(at::TensorList gradien
 }  // namespace
 
 GradientNorm gradient_norm(const GradientNormOf& in) {
-  static const auto op = find_operator<decltype(gradient_norm_unpacked<gradient_norm_by_aten>)>("based::gradient_norm");
+  static const auto op = find_operator<decltype(gradient_norm_unpacked<gradient_norm_by_aten>)>("gradient_norm");
   const auto [loss_and_norm, update_enabled, scale] = op.call(in.gradients, in.loss, in.enabled, in.clip);
   return {loss_and_norm, update_enabled, scale};
 }
 
 namespace {
 
-TORCH_LIBRARY_FRAGMENT(based, m) {
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   m.def(
       "gradient_norm(Tensor[] gradients, Tensor loss, Tensor? enabled, float clip) -> (Tensor loss_and_norm, Tensor update_enabled, Tensor "
       "scale)");
 }
 
-TORCH_LIBRARY_IMPL(based, CompositeExplicitAutograd, m) { m.impl("gradient_norm", gradient_norm_unpacked<gradient_norm_by_aten>); }
-TORCH_LIBRARY_IMPL(based, CUDA, m) { m.impl("gradient_norm", gradient_norm_unpacked<run_on_gpu>); }
-TORCH_LIBRARY_IMPL(based, Meta, m) { m.impl("gradient_norm", gradient_norm_unpacked<run_meta>); }
-TORCH_LIBRARY_IMPL(based, Autograd, m) { m.impl("gradient_norm", gradient_norm_unpacked<run_autograd>); }
+TORCH_LIBRARY_IMPL(BASED_OPERATOR_NAMESPACE, CompositeExplicitAutograd, m) {
+  m.impl("gradient_norm", gradient_norm_unpacked<gradient_norm_by_aten>);
+}
+TORCH_LIBRARY_IMPL(BASED_OPERATOR_NAMESPACE, CUDA, m) { m.impl("gradient_norm", gradient_norm_unpacked<run_on_gpu>); }
+TORCH_LIBRARY_IMPL(BASED_OPERATOR_NAMESPACE, Meta, m) { m.impl("gradient_norm", gradient_norm_unpacked<run_meta>); }
+TORCH_LIBRARY_IMPL(BASED_OPERATOR_NAMESPACE, Autograd, m) { m.impl("gradient_norm", gradient_norm_unpacked<run_autograd>); }
 
 }  // namespace
 }  // namespace based::ops

@@ -1,4 +1,4 @@
-// torch.ops.based.gradient_norm: the norm of all gradients, and whether a training step may use them.
+// torch.ops.based_cpp.gradient_norm: the norm of all gradients, and whether a training step may use them.
 #pragma once
 #include <optional>
 #include <vector>

@@ -1,4 +1,4 @@
-// Laws of every operator of torch.ops.based, over the dispatcher's own list: an operator whose test file adds no case fails.
+// Laws of every operator of torch.ops.based_cpp, over the dispatcher's own list: an operator whose test file adds no case fails.
 #include <set>
 
 #include "tests/ops/framework/testing.h"
@@ -17,7 +17,9 @@ std::vector<SchemaCase> cases() {
   return all;
 }
 
-c10::OperatorHandle find(const std::string& name) { return c10::Dispatcher::singleton().findSchemaOrThrow(("based::" + name).c_str(), ""); }
+c10::OperatorHandle find(const std::string& name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(operators::qualified(name).c_str(), "");
+}
 
 Stack call(const std::string& name, Stack stack) {
   find(name).callBoxed(stack);
@@ -35,8 +37,8 @@ TEST(Schemas, EveryOperatorHasACase) {
   for (const SchemaCase& c : cases()) covered.insert(c.name);
   int found = 0;
   for (const c10::OperatorName& op : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (op.name.rfind("based::", 0) != 0) continue;
-    const std::string name = op.name.substr(7);
+    if (!op.name.starts_with(operators::kPrefix)) continue;
+    const std::string name = op.name.substr(operators::kPrefix.size());
     ++found;
     // Plain references read the lengths of rows, so they have no shape function; the operators' tests compare with them.
     const bool reference = name.size() > 10 && name.rfind("_reference") == name.size() - 10;

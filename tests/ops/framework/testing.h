@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "based/core/error.h"
+#include "based/ops/framework/arguments.h"
 #include "based/runtime/torch.h"
 
 namespace based::ops::testing {
@@ -184,14 +185,14 @@ using DefineSchemaCases = Define<std::vector<SchemaCase> (*)()>;
 using Calls = std::function<std::vector<Tensor>()>;
 using DefineCalls = Define<Calls (*)(at::Device)>;
 
-// The names of this library's operators that are called during `call`, without "based::".
+// The names of this library's operators that are called during `call`, without their namespace.
 inline std::set<std::string> operators_called_by(const std::function<void()>& call) {
   static std::set<std::string> called;
   called.clear();
   const at::CallbackHandle handle =
       at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
                                    const std::string name = function.name();
-                                   if (name.starts_with("based::")) called.insert(name.substr(7));
+                                   if (name.starts_with(operators::kPrefix)) called.insert(name.substr(operators::kPrefix.size()));
                                    return nullptr;
                                  }).scopes({at::RecordScope::FUNCTION}));
   call();
@@ -203,8 +204,8 @@ inline std::set<std::string> operators_called_by(const std::function<void()>& ca
 inline std::vector<std::string> operators_called_by_name() {
   std::vector<std::string> names;
   for (const c10::OperatorName& op : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (!op.name.starts_with("based::")) continue;
-    const std::string name = op.name.substr(7);
+    if (!op.name.starts_with(operators::kPrefix)) continue;
+    const std::string name = op.name.substr(operators::kPrefix.size());
     const auto ends = [&](const char* suffix) { return name.ends_with(suffix); };
     if (ends("_forward") || ends("_backward") || ends("_backward_") || ends("_reference") || ends("_quadratic") || ends("_features"))
       continue;

@@ -1,5 +1,7 @@
 // Parallel loops over all cores. They use OpenMP because LibTorch uses the same runtime, and a second thread pool would compete with it.
+// With BASED_HOST_THREADS they use the threads of the program that the kernels are linked into instead, and need no OpenMP runtime.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <utility>
 
@@ -9,8 +11,26 @@
 
 namespace based::kernels::cpu {
 
+#ifdef BASED_HOST_THREADS
+// The program sets these functions before it calls a kernel. Without them loops run on the calling thread.
+struct HostThreads {
+  int (*max)() = nullptr;
+  // Calls body(context, part) for every part of [0, parts), on any threads and in any order, and returns when all have ended.
+  void (*run)(int64_t parts, void (*body)(void* context, int64_t part), void* context) = nullptr;
+};
+inline HostThreads host_threads;
+
+template <class Body>
+void run_on_host_threads(int64_t parts, Body& body) {
+  host_threads.run(
+      parts, [](void* context, int64_t part) { (*static_cast<Body*>(context))(part); }, &body);
+}
+#endif
+
 inline int max_threads() {
-#ifdef _OPENMP
+#if defined(BASED_HOST_THREADS)
+  return host_threads.max != nullptr ? host_threads.max() : 1;
+#elif defined(_OPENMP)
   return omp_in_parallel() ? 1 : omp_get_max_threads();
 #else
   return 1;
@@ -28,7 +48,10 @@ void parallel_for(int64_t n, int64_t grain, Body&& body) {
     body(int64_t{0}, n);
     return;
   }
-#ifdef _OPENMP
+#if defined(BASED_HOST_THREADS)
+  auto run_part = [&](int64_t part) { body(n * part / threads, n * (part + 1) / threads); };
+  run_on_host_threads(threads, run_part);
+#elif defined(_OPENMP)
 #pragma omp parallel num_threads(threads)
   {
     const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
@@ -55,7 +78,13 @@ void parallel_items(int64_t n, Body&& body) {
     for (int64_t item = 0; item < n; ++item) body(item, int64_t{0});
     return;
   }
-#ifdef _OPENMP
+#if defined(BASED_HOST_THREADS)
+  std::atomic<int64_t> next{0};
+  auto run_part = [&](int64_t part) {
+    for (int64_t item = next++; item < n; item = next++) body(item, part);
+  };
+  run_on_host_threads(threads, run_part);
+#elif defined(_OPENMP)
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
   for (int64_t item = 0; item < n; ++item) body(item, static_cast<int64_t>(omp_get_thread_num()));
 #endif

@@ -69,7 +69,7 @@ Result<CausalAttentionBackward> backward(const CausalAttentionBackward& in) {
   return {grad_q.contiguous(), grad_k.contiguous(), grad_v.contiguous()};
 }
 
-TORCH_LIBRARY_IMPL(based, CUDA, m) {
+TORCH_LIBRARY_IMPL(BASED_OPERATOR_NAMESPACE, CUDA, m) {
   implement<CausalAttentionForward, forward>(m);
   implement<CausalAttentionBackward, backward>(m);
 }

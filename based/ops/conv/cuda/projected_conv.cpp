@@ -65,12 +65,12 @@ Tensor projected_conv_prefill_cuda(const ProjectedConvPrefill& in) {
   return short_conv_prefill_with_input_bias({{u[0], weight, bias, u[1], true}, in.cu_seqlens, in.state, in.slots}, *in_bias);
 }
 
-TORCH_LIBRARY_IMPL(based, AutogradCUDA, m) {
+TORCH_LIBRARY_IMPL(BASED_OPERATOR_NAMESPACE, AutogradCUDA, m) {
   implement<ProjectedConv, projected_conv_autograd>(m);
   implement<ProjectedConvPrefill, projected_conv_prefill_cuda>(m);
 }
 
-TORCH_LIBRARY_IMPL(based, CUDA, m) { implement<ProjectedConvPrefill, projected_conv_prefill_cuda>(m); }
+TORCH_LIBRARY_IMPL(BASED_OPERATOR_NAMESPACE, CUDA, m) { implement<ProjectedConvPrefill, projected_conv_prefill_cuda>(m); }
 
 }  // namespace
 }  // namespace based::ops

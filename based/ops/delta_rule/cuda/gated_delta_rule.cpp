@@ -54,7 +54,7 @@ Result<GatedDeltaRule> autograd(const GatedDeltaRule& in) {
   return by_chunk(in);
 }
 
-TORCH_LIBRARY_IMPL(based, AutogradCUDA, m) { implement<GatedDeltaRule, autograd>(m); }
+TORCH_LIBRARY_IMPL(BASED_OPERATOR_NAMESPACE, AutogradCUDA, m) { implement<GatedDeltaRule, autograd>(m); }
 
 }  // namespace
 }  // namespace based::ops

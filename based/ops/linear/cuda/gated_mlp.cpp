@@ -73,7 +73,7 @@ Tensor autograd(const GatedMlp& in) {
   return at_once ? GatedMlpFunction::apply(x, weight_in, weight_out) : ops::linear(linear_swiglu(x, weight_in), weight_out);
 }
 
-TORCH_LIBRARY_IMPL(based, AutogradCUDA, m) { implement<GatedMlp, autograd>(m); }
+TORCH_LIBRARY_IMPL(BASED_OPERATOR_NAMESPACE, AutogradCUDA, m) { implement<GatedMlp, autograd>(m); }
 
 }  // namespace
 

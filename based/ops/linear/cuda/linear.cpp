@@ -77,9 +77,9 @@ Tensor autograd(const Linear& in) {
   return has_kernel(x) ? LinearFunction::apply(x, weight, bias) : at::linear(x, weight, bias);
 }
 
-TORCH_LIBRARY_IMPL(based, AutogradCUDA, m) { implement<Linear, autograd>(m); }
+TORCH_LIBRARY_IMPL(BASED_OPERATOR_NAMESPACE, AutogradCUDA, m) { implement<Linear, autograd>(m); }
 
-TORCH_LIBRARY_IMPL(based, CUDA, m) {
+TORCH_LIBRARY_IMPL(BASED_OPERATOR_NAMESPACE, CUDA, m) {
   implement<Linear, forward>(m);
   implement<LinearSwiglu, forward_swiglu>(m);
 }

@@ -36,7 +36,7 @@ Result<TokenLogProbabilities> token_log_probabilities_gpu(const TokenLogProbabil
   return token_log_probabilities_in_chunks(parts_for(in.hidden), in);
 }
 
-TORCH_LIBRARY_IMPL(based, CUDA, m) {
+TORCH_LIBRARY_IMPL(BASED_OPERATOR_NAMESPACE, CUDA, m) {
   implement<CrossEntropyForward, cross_entropy_forward_gpu>(m);
   implement<TokenLogProbabilities, token_log_probabilities_gpu>(m);
 }
