@@ -7,6 +7,7 @@
 #include "based/core/files.h"
 #include "based/core/interrupt.h"
 #include "based/core/json.h"
+#include "based/core/profile.h"
 #include "based/core/progress.h"
 #include "based/generate/batch.h"
 #include "based/generate/memory.h"
@@ -20,7 +21,7 @@ namespace generate_command {
 struct Options {
   std::string model, prompts, out, state, save_state, dtype, device = "cpu";
   std::optional<std::string> prompt;
-  std::string draft;
+  std::string draft, profile;
   int64_t max_tokens = 128, slots = 0, cache_tokens = 0, draft_tokens = kMostDraftTokens;
   SamplingOptions sampling;
   std::vector<std::string> stops, logit_bias;
@@ -358,7 +359,9 @@ void run(const Options& options) {
   const Place place = parse_place(options.device, options.dtype);
   if (!options.draft.empty() && place.device.is_cuda())
     throw UsageError("--draft works on the CPU: on a GPU the bits of a token depend on how many tokens a step reads; leave out --draft");
+  ProfileSession profile(options.profile, {.process = "based generate"});
   options.prompts.empty() ? run_one(options, place) : run_many(options, place);
+  profile.finish();
 }
 
 void setup(CommandLine app) {
@@ -408,8 +411,11 @@ void setup(CommandLine app) {
       "guess the next tokens and verify them in one step, for the same text in less time: ngram, from the text's own repetitions, "
       "or the folder of a smaller model with the same tokenizer");
   app.add_option("--draft-tokens", options->draft_tokens, "with --draft: the most tokens that a step verifies", {1, kMostDraftTokens});
+  app.add_option("--profile", options->profile,
+                 "file for a profile of this run, with a range of time for each step and layer; https://ui.perfetto.dev opens it", kPath);
   app.add_flag("--stream", options->stream, "print the text while it is generated");
   app.add_flag("--json", options->json, "print JSON; with --stream one line for each piece of text, then the summary");
+  app.offer("--draft", {"ngram"}, true);
   app.callback([options] {
     options->sampling.logit_bias = parse_logit_bias(options->logit_bias);
     run(*options);

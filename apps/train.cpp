@@ -6,6 +6,7 @@
 #include "based/core/files.h"
 #include "based/core/json.h"
 #include "based/core/log.h"
+#include "based/core/profile.h"
 #include "based/core/progress.h"
 #include "based/parallel/environment.h"
 #include "based/parallel/job.h"
@@ -18,9 +19,9 @@ namespace based::apps {
 namespace train_command {
 
 struct Options {
-  std::string config, device, devices, out = "out/train";
+  std::string config, device, devices, out = "out/train", profile;
   std::vector<std::string> set, skip_windows;
-  int64_t resume_from = -1;
+  int64_t resume_from = -1, profile_steps = 50;
   bool resume = false, overwrite = false, json = false, keys = false, classification = false, print_recipe = false;
 };
 
@@ -170,12 +171,25 @@ void classify(const Options& options, const Config& config) {
   report_classification(options, run_classification(run, options.out, {.resume = options.resume, .overwrite = options.overwrite}));
 }
 
+// The profile of a training; each rank of a job writes its own.
+ProfileSession start_profile(const Options& options, const std::optional<RankEnvironment>& rank = std::nullopt) {
+  const std::string number = rank ? std::to_string(rank->rank) : "";
+  const std::string path = options.profile.empty() || !rank || rank->rank == 0 ? options.profile : options.profile + ".rank-" + number;
+  return ProfileSession(path, {.process = "based train" + (rank ? ", rank " + number : ""), .layer_steps = options.profile_steps});
+}
+
 void run(const Options& options) {
+  if (!options.profile.empty() && (options.keys || options.print_recipe))
+    throw UsageError("--profile records a training, but --keys and --print-recipe train nothing; leave it out");
   if (options.keys) return print_keys(options.classification ? config_help<ClassificationRun>() : config_help<TextRun>());
   if (options.config.empty()) throw UsageError("train needs a config: `based train CONFIG.toml`; `based train --keys` lists its keys");
   if (options.print_recipe) return print_recipe(make_recipe(read_config<TextRun>(read_keys(options))), options.json);
   const Config config = read_keys(options);  // read once: the file may be a pipe
-  if (is_classification(config)) return classify(options, config);
+  if (is_classification(config)) {
+    ProfileSession profile = start_profile(options);
+    classify(options, config);
+    return profile.finish();
+  }
   if (!options.devices.empty() && !options.device.empty()) throw UsageError("--device and --devices: give one of them");
   run_options(options);  // wrong ranges are refused before any rank is started
   const std::optional<RankEnvironment> rank = rank_environment();
@@ -190,7 +204,9 @@ void run(const Options& options) {
       return;
     }
   }
+  ProfileSession profile = start_profile(options, rank);
   report(options, train(options, config, rank), !rank || rank->rank == 0);
+  profile.finish();
 }
 
 void setup(CommandLine app) {
@@ -214,7 +230,12 @@ void setup(CommandLine app) {
   app.add_flag("--classification", options->classification, "with --keys: the keys of a config with a table [classification]");
   app.add_flag("--print-recipe", options->print_recipe,
                "print the settings as the paper's tables have them, with the model's size; train nothing");
+  app.add_option("--profile", options->profile,
+                 "file for a profile of this run, with a range of time for each step and layer; https://ui.perfetto.dev opens it", kPath);
+  app.add_option("--profile-steps", options->profile_steps,
+                 "with --profile: training steps whose layers have ranges; later steps have only their phases; 0: all", {0});
   app.add_flag("--json", options->json, "print JSON");
+  app.offer("--devices", {"all"});
   app.callback([options] { run(*options); });
 }
 

@@ -6,6 +6,7 @@
 #include "based/core/log.h"
 #include "based/ops/linear/linear.h"
 #include "based/ops/sampling/top_tokens.h"
+#include "based/runtime/profile.h"
 
 namespace based {
 namespace {
@@ -110,6 +111,7 @@ void DecodeStep::forget_pending(const std::vector<int64_t>& slots) {
 }
 
 void DecodeStep::draw(const Tensor& padded, Tensor token, const ops::SampleOptions& options, Tensor log_probability) {
+  const runtime::DeviceRange range(ProfileLevel::phases, "sample", model_.device(), {{"rows", padded.size(0)}});
   Tensor logits = padded.narrow(1, 0, model_.config().vocab_size);
   if (logits.scalar_type() == torch::kDouble) logits = logits.to(torch::kFloat);  // sampling has no fp64
   ops::sample_(token, logits, options);
@@ -253,6 +255,7 @@ void DecodeStep::draw_adjusted(const Rows& rows, const Tensor& seen, const Tenso
   if (logits.scalar_type() == torch::kDouble) logits = logits.to(torch::kFloat);
   const Tensor adjusted = adjustments_.adjusted(logits, index, options.penalty, seen), token = torch::empty_like(index);
   options.penalty = torch::ones_like(options.penalty);  // it has been applied
+  const runtime::DeviceRange range(ProfileLevel::phases, "sample", model_.device(), {{"rows", index.size(0)}});
   ops::sample_(token, adjusted, options);
   token_.index_copy_(0, index, token);
   options_.seen.index_copy_(0, index, seen);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "based/ops/linear/linear.h"
+#include "based/runtime/profile.h"
 #include "based/runtime/transfer.h"
 
 namespace based {
@@ -263,7 +264,10 @@ bool Engine::launch() {
   if (slots.empty()) return false;
   if (model_.config().max_positions > 0 && decode_->steps_all()) rewind_other_slots(slots);
   if (reader_->cell() > 0) prefill_->load_input_tokens(slots);
-  decode_->run(slots);
+  {
+    const runtime::DeviceRange range(ProfileLevel::phases, "step", model_.device(), {{"rows", static_cast<int64_t>(slots.size())}});
+    decode_->run(slots);
+  }
   auto& step = in_flight_.emplace_back();
   for (const int64_t slot : slots) {
     step.emplace_back(slot, table_->owner(slot));
@@ -306,7 +310,10 @@ void Engine::step_with_drafts() {
     const Sequence& sequence = table_->at(id);
     requests.push_back({id, &sequence.tokens, &sequence.options.sampling, most_drafts(sequence)});
   }
-  drafting_->draft(requests);
+  {
+    const ProfileRange range(ProfileLevel::phases, "draft");
+    drafting_->draft(requests);
+  }
   std::vector<DecodeStep::DraftedSlot> drafted;
   PagePool* const pages = table_->pages();
   for (size_t i = 0; i < slots.size(); ++i) {
@@ -318,7 +325,11 @@ void Engine::step_with_drafts() {
   }
   table_->upload_pages();
   const auto start = std::chrono::steady_clock::now();
-  std::vector<DecodeStep::DrawnTokens> drawn = decode_->run_drafts(drafted);
+  const auto run_step = [&] {
+    const runtime::DeviceRange range(ProfileLevel::phases, "step", model_.device(), {{"rows", static_cast<int64_t>(slots.size())}});
+    return decode_->run_drafts(drafted);
+  };
+  std::vector<DecodeStep::DrawnTokens> drawn = run_step();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   std::vector<int64_t> added;
   for (size_t i = 0; i < drawn.size(); ++i)
@@ -341,7 +352,11 @@ void Engine::step_with_drafts() {
 // Waits for the tokens of the oldest step in flight, and drops those of sequences that have ended or been removed since.
 void Engine::collect_oldest() {
   if (in_flight_.empty()) return;
-  DecodeStep::Readback tokens = decode_->finish_readback();
+  const auto wait = [this] {
+    const ProfileRange range(ProfileLevel::phases, "wait for tokens");
+    return decode_->finish_readback();
+  };
+  DecodeStep::Readback tokens = wait();
   const auto step = std::move(in_flight_.front());
   in_flight_.pop_front();
   for (const auto& [slot, id] : step) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "based/ops/sampling/top_tokens.h"
+#include "based/runtime/profile.h"
 #include "based/runtime/transfer.h"
 
 namespace based {
@@ -117,7 +118,9 @@ void Prefill::read_piece(ModelState& state, const std::vector<int64_t>& slots, c
     scores = scores || (one.options.scores && one.seen + counts.back() >= one.options.first_scored);
   }
   if (read_slots.empty()) return;
-  tokens_read_ += static_cast<int64_t>(ids.size());
+  const auto tokens = static_cast<int64_t>(ids.size()), count = static_cast<int64_t>(read_slots.size());
+  const runtime::DeviceRange range(ProfileLevel::phases, "prefill", model_.device(), {{"tokens", tokens}, {"sequences", count}});
+  tokens_read_ += tokens;
   const Sequences rows = Sequences::packed(starts, static_cast<int64_t>(ids.size()), model_.device());
   const Tensor ids_on_device = on_device(ids), slots_on_device = on_device(read_slots);
   if (scores) {

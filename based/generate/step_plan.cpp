@@ -6,6 +6,7 @@
 #include "based/generate/decode_step.h"
 #include "based/generate/pages.h"
 #include "based/mixers/kit/shapes_only.h"
+#include "based/ops/framework/arguments.h"
 
 namespace based {
 
@@ -53,7 +54,7 @@ std::string why_no_plan(const c10::Error& error) {
   const bool no_shape = text.find("with Meta tensors") != std::string::npos || text.find("'Meta' backend") != std::string::npos;
   if (const size_t at = text.find("::"); no_shape && at != std::string::npos) {  // "aten::abs.out: …", "Could not run 'aten::relu' …"
     const size_t begin = text.find_last_of(" '\n", at) + 1;
-    return " calls " + text.substr(begin, text.find_first_of(": '\n", at + 2) - begin) +
+    return " calls " + ops::operators::displayed(text.substr(begin, text.find_first_of(": '\n", at + 2) - begin)) +
            ", of which LibTorch gives no shapes without memory, so that it has no plan here; a GPU may record it all the same: `based "
            "generate --device cuda` says where it does not";
   }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "based/core/profile.h"
+
 namespace based {
 namespace {
 
@@ -39,6 +41,11 @@ int64_t TextGenerator::add(TextRequest request) {
   return sequence;
 }
 
+std::string TextGenerator::text_of(Text& text, int64_t token) {
+  const ProfileRange range(ProfileLevel::phases, "detokenize");
+  return text.stream.push(token);
+}
+
 void TextGenerator::append_text(int64_t sequence, Text& text, const std::string& piece, const Piece& callback) {
   text.out.text += piece;
   if (callback && !piece.empty()) callback(sequence, piece);
@@ -55,7 +62,7 @@ void TextGenerator::step(const Piece& piece, const Ended& ended) {
       ++tokens_;
       text.out.ids.push_back(output.token);
       if (engine_.keeps_log_probabilities()) text.out.log_probabilities.push_back(output.log_probability);
-      if (output.finish != Finish::stop) append_text(output.sequence, text, text.stream.push(output.token), piece);
+      if (output.finish != Finish::stop) append_text(output.sequence, text, text_of(text, output.token), piece);
     }
     if (output.finish == Finish::none && !text.stream.stopped()) continue;
     if (output.finish == Finish::none) {

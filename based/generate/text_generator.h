@@ -55,6 +55,7 @@ class TextGenerator {
     TextStream stream;
     GeneratedText out;
   };
+  static std::string text_of(Text& text, int64_t token);  // the text that this token completes
   void append_text(int64_t sequence, Text& text, const std::string& piece, const Piece& callback);
 
   Engine& engine_;

@@ -52,7 +52,10 @@ Tensor Mlp::forward(const Tensor& x) {
   return ops::gated_mlp(x, fc1_->weight(), fc2_->weight());
 }
 
-ModelBlock::ModelBlock(const ModelConfig& config, int64_t layer) {
+ModelBlock::ModelBlock(const ModelConfig& config, int64_t layer)
+    : layer_(layer),
+      name_(profile_name("layers." + std::to_string(layer))),
+      mixer_name_(profile_name(config.layers[static_cast<size_t>(layer)])) {
   norm1_ = register_module("norm1", std::make_shared<Norm>(config.norm, config));
   mixer_ = register_module("mixer", make_layer_mixer(config, layer));
   if (config.mlp == "none") return;
@@ -62,8 +65,19 @@ ModelBlock::ModelBlock(const ModelConfig& config, int64_t layer) {
 
 void ModelBlock::run_mlp(ResidualStream& stream, bool skip_sum_write) {
   if (!norm2_) return;
-  if (!mlp_) return stream.add_norm(*norm2_, skip_sum_write);
-  stream.add(mlp_->forward(stream.norm(*norm2_, skip_sum_write)));
+  if (!mlp_) {
+    const runtime::DeviceRange range(ProfileLevel::layers, "norm2", norm2_->weight().device(), {{"layer", layer_}});
+    return stream.add_norm(*norm2_, skip_sum_write);
+  }
+  const Tensor x = run_norm(stream, *norm2_, "norm2", skip_sum_write);
+  stream.add(run_part(x, "mlp", [&] { return mlp_->forward(x); }));
+}
+
+Tensor ModelBlock::run_norm(ResidualStream& stream, const Norm& norm, const char* name, bool skip_sum_write) const {
+  const runtime::DeviceRange range(ProfileLevel::layers, name, norm.weight().device(), {{"layer", layer_}});
+  Tensor y = stream.norm(norm, skip_sum_write);
+  runtime::mark_backward(y, name, {{"layer", layer_}});
+  return y;
 }
 
 LanguageModel::LanguageModel(ModelConfig config) : config_(std::move(config)) {
@@ -94,12 +108,29 @@ int64_t LanguageModel::parameter_count() const {
 ResidualStream LanguageModel::embed(Tensor embedded, const Pass& pass) {
   if (positions_.defined()) embedded = embedded + torch::embedding(positions_, pass.positions());
   if (drops()) embedded = ops::dropout(embedded, config_.embedding_dropout, pass.draws(), kEmbeddingPlace);
+  runtime::mark_backward(embedded, "embedding");
   return ResidualStream::from_output(embedded);
 }
 
 Tensor LanguageModel::forward(const Tensor& ids, const Sequences& rows, const ops::Draws& draws) {
   const auto pass = make_pass(rows, draws);
-  return run(embed(torch::embedding(embedding_, ids), *pass), pass);
+  return run(embed_ids(ids, *pass), pass);
+}
+
+ResidualStream LanguageModel::embed_ids(const Tensor& ids, const Pass& pass) {
+  const runtime::DeviceRange range = profile_range("embedding", ids.size(0));
+  return embed(torch::embedding(embedding_, ids), pass);
+}
+
+runtime::DeviceRange LanguageModel::profile_range(const char* name, int64_t rows) const {
+  return {ProfileLevel::layers, name, device(), {{"rows", rows}}};
+}
+
+Tensor LanguageModel::last_norm(ResidualStream& stream) {
+  const runtime::DeviceRange range(ProfileLevel::layers, "norm", device());
+  Tensor y = stream.last_norm(*norm_);
+  runtime::mark_backward(y, "norm");
+  return y;
 }
 
 std::shared_ptr<const Pass> LanguageModel::make_pass(const Sequences& rows, const ops::Draws& draws) const {
@@ -111,7 +142,7 @@ Tensor LanguageModel::run(ResidualStream stream, const std::shared_ptr<const Pas
   const auto mix = [pass](Mixer& mixer, const Tensor& x) { return mixer.forward(x, *pass); };  // by value: the backward runs it again
   if (!checkpoint_activations_ || !torch::GradMode::is_enabled()) {
     for (const auto& block : blocks_) block->run(stream, mix);
-    return stream.last_norm(*norm_);
+    return last_norm(stream);
   }
   Tensor sum = stream.total();
   for (const auto& block : blocks_) {
@@ -121,22 +152,34 @@ Tensor LanguageModel::run(ResidualStream stream, const std::shared_ptr<const Pas
       return inner.total();
     };
     sum = recompute_in_backward(body, sum);
+    runtime::mark_backward(sum, "recompute", {{"layer", block->layer()}});
   }
-  return ResidualStream::from_sum(sum).last_norm(*norm_);
+  stream = ResidualStream::from_sum(sum);
+  return last_norm(stream);
 }
 
 Tensor LanguageModel::loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t labelled, const ops::Draws& draws,
                            const Tensor& places) {
   const auto pass = make_pass(rows, draws);
   const bool in_one_pass = drops() && !positions_.defined();  // nothing is added between the embedding and the dropout
-  const ops::Embedded embedded = in_one_pass
-                                     ? ops::tied_embedding(embedding_, ids, config_.embedding_dropout, pass->draws(), kEmbeddingPlace)
-                                     : ops::tied_embedding(embedding_, ids);
-  ResidualStream stream = in_one_pass ? ResidualStream::from_output(embedded.rows) : embed(embedded.rows, *pass);
-  return ops::cross_entropy(run(std::move(stream), pass), embedded.table, labels, labelled, ops::if_defined(places));
+  ops::Embedded embedded;
+  const auto embed_tied = [&] {
+    const runtime::DeviceRange range = profile_range("embedding", ids.size(0));
+    embedded = in_one_pass ? ops::tied_embedding(embedding_, ids, config_.embedding_dropout, pass->draws(), kEmbeddingPlace)
+                           : ops::tied_embedding(embedding_, ids);
+    if (!in_one_pass) return embed(embedded.rows, *pass);
+    runtime::mark_backward(embedded.rows, "embedding");
+    return ResidualStream::from_output(embedded.rows);
+  };
+  const Tensor hidden = run(embed_tied(), pass);
+  const runtime::DeviceRange range = profile_range("head", hidden.size(0));
+  Tensor loss = ops::cross_entropy(hidden, embedded.table, labels, labelled, ops::if_defined(places));
+  runtime::mark_backward(loss, "head");
+  return loss;
 }
 
 Tensor LanguageModel::token_log_probabilities(const Tensor& hidden, const Tensor& targets, bool padded_columns) {
+  const runtime::DeviceRange range = profile_range("head", hidden.size(0));
   return ops::token_log_probabilities(hidden, embedding_, targets, padded_columns ? config_.padded_vocab() : config_.vocab_size);
 }
 
@@ -148,10 +191,14 @@ Tensor LanguageModel::evaluation_nats(const Tensor& ids, const Tensor& labels, c
 }
 
 Tensor LanguageModel::most_likely(const Tensor& hidden, bool padded_columns) {
+  const runtime::DeviceRange range = profile_range("head", hidden.size(0));
   return ops::most_likely(hidden, embedding_, padded_columns ? config_.padded_vocab() : config_.vocab_size);
 }
 
-Tensor LanguageModel::logits(const Tensor& hidden) { return ops::linear(hidden, embedding_); }
+Tensor LanguageModel::logits(const Tensor& hidden) {
+  const runtime::DeviceRange range = profile_range("head", hidden.size(0));
+  return ops::linear(hidden, embedding_);
+}
 
 ModelState LanguageModel::make_state(int64_t slots) const {
   std::vector<MixerState> layers;
@@ -169,17 +216,22 @@ ModelState LanguageModel::make_state(int64_t slots) const {
 ResidualStream LanguageModel::run_mixers(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots) {
   const Tensor seen = state.position().index_select(0, slots);
   const Pass pass(rows, slots, seen);
-  ResidualStream stream = embed(torch::embedding(embedding_, ids), pass);
+  ResidualStream stream = embed_ids(ids, pass);
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    if (i > 0) blocks_[i - 1]->run_mlp(stream, /*skip_sum_write=*/true);  // the next layer's norm writes it
+    const runtime::DeviceRange range = blocks_[i]->profile_range();
     blocks_[i]->run_mixer(stream, [&](Mixer& mixer, const Tensor& x) { return mixer.prefill(x, state.layers()[i], pass); });
+    if (i + 1 < blocks_.size()) blocks_[i]->run_mlp(stream, /*skip_sum_write=*/true);  // the next layer's norm writes it
   }
   state.position().index_copy_(0, slots, seen + rows.cu_seqlens().diff());
   return stream;
 }
 
 Tensor LanguageModel::final_norm(ResidualStream& stream) {
-  blocks_.back()->run_mlp(stream);
+  {
+    const runtime::DeviceRange range = blocks_.back()->profile_range();
+    blocks_.back()->run_mlp(stream);
+  }
+  const runtime::DeviceRange range(ProfileLevel::layers, "norm", device());
   return stream.norm(*norm_);
 }
 
@@ -196,7 +248,11 @@ Tensor LanguageModel::prefill_last(const Tensor& ids, const Sequences& rows, Mod
 }
 
 Tensor LanguageModel::step(const Tensor& ids, ModelState& state, const Slots& slots) {
-  const auto [embedded, positions] = ops::embedding_step_(state.position(), slots, embedding_, ids);
+  const auto embed_step = [&] {
+    const runtime::DeviceRange range = profile_range("embedding", ids.size(0));
+    return ops::embedding_step_(state.position(), slots, embedding_, ids);
+  };
+  const auto [embedded, positions] = embed_step();
   return run_step(embedded, state, Pass::step(slots, positions));
 }
 
@@ -219,6 +275,7 @@ Tensor LanguageModel::run_step(const Tensor& embedded, ModelState& state, const 
   ResidualStream stream = unchanged ? ResidualStream::from_sum(embedded) : embed(embedded.to(embedding_.scalar_type()), pass);
   for (size_t i = 0; i < blocks_.size(); ++i)
     blocks_[i]->run(stream, [&](Mixer& mixer, const Tensor& x) { return step_any(mixer, x, state.layers()[i], pass); });
+  const runtime::DeviceRange range(ProfileLevel::layers, "norm", device());
   return stream.norm(*norm_);
 }
 

@@ -9,6 +9,7 @@
 #include "based/models/config.h"
 #include "based/models/residual_stream.h"
 #include "based/models/state.h"
+#include "based/runtime/profile.h"
 #include "based/runtime/torch.h"
 
 namespace based {
@@ -33,20 +34,38 @@ class ModelBlock : public torch::nn::Module {
   // in one of its forms.
   template <class Mix>
   void run(ResidualStream& stream, Mix&& mix) {
+    const runtime::DeviceRange range = profile_range();
     run_mixer(stream, mix);
     run_mlp(stream);
   }
   // The halves of run(). Only the mixer reads several tokens to compute one.
   template <class Mix>
   void run_mixer(ResidualStream& stream, Mix&& mix) {
-    stream.add(mix(*mixer_, stream.norm(*norm1_)));
+    const Tensor x = run_norm(stream, *norm1_, "norm1");
+    stream.add(run_part(x, mixer_name_, [&] { return mix(*mixer_, x); }));
   }
   void run_mlp(ResidualStream& stream, bool skip_sum_write = false);  // skip_sum_write: see ResidualStream::norm
+  // The range of this layer in a profile (--profile), "layers.3". The ranges of its norms, its mixer and its MLP are inside it.
+  runtime::DeviceRange profile_range() const { return {ProfileLevel::layers, name_, norm1_->weight().device(), {{"layer", layer_}}}; }
+  int64_t layer() const { return layer_; }
 
  private:
+  Tensor run_norm(ResidualStream& stream, const Norm& norm, const char* name, bool skip_sum_write = false) const;
+  // Returns body() and gives it a range of this name, and its backward pass another.
+  template <class Body>
+  Tensor run_part(const Tensor& x, const char* name, const Body& body) const {
+    const runtime::DeviceRange range(ProfileLevel::layers, name, x.device(), {{"layer", layer_}, {"rows", x.size(0)}});
+    Tensor y = body();
+    runtime::mark_backward(y, name, {{"layer", layer_}});
+    return y;
+  }
+
   std::shared_ptr<Norm> norm1_, norm2_;  // norm2_ null: no MLP at all
   std::shared_ptr<Mixer> mixer_;
   std::shared_ptr<Mlp> mlp_;  // null: the identity, or none
+  int64_t layer_;
+  const char* name_;        // "layers.3": the name of the layer's ranges
+  const char* mixer_name_;  // "taylor_attention": the name of the mixer's ranges
 };
 
 class LanguageModel : public torch::nn::Module {
@@ -109,6 +128,10 @@ class LanguageModel : public torch::nn::Module {
   Tensor run(ResidualStream stream, const std::shared_ptr<const Pass>& pass);
   // The stream before the first layer: `embedded`, rows of the embedding, with positions and dropout.
   ResidualStream embed(Tensor embedded, const Pass& pass);
+  ResidualStream embed_ids(const Tensor& ids, const Pass& pass);
+  // Ranges of parts outside the layers in a profile.
+  runtime::DeviceRange profile_range(const char* name, int64_t rows) const;
+  Tensor last_norm(ResidualStream& stream);  // ResidualStream::last_norm by norm_
   bool drops() const { return is_training() && config_.embedding_dropout > 0; }
   // The residual stream of all tokens after the last layer's mixer.
   ResidualStream run_mixers(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);

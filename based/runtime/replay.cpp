@@ -2,6 +2,8 @@
 
 #include <map>
 
+#include "based/runtime/profile.h"
+
 namespace based::runtime {
 namespace {
 
@@ -22,7 +24,11 @@ Recorder& recorder_of(torch::DeviceType type) {
 }
 
 std::unique_ptr<Replay> record(torch::Device device, std::function<void()> body, const RecordOptions& options) {
-  if (const Recorder recorder = recorder_of(device.type())) return recorder(device, body, options);
+  if (const Recorder recorder = recorder_of(device.type())) {
+    const ProfileRange range(ProfileLevel::phases, "record");
+    const GpuTimesPause pause;
+    return recorder(device, body, options);
+  }
   return std::make_unique<Plain>(std::move(body));
 }
 

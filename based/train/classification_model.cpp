@@ -7,6 +7,7 @@
 #include "based/core/text.h"
 #include "based/models/tensor_view.h"
 #include "based/models/weights.h"
+#include "based/runtime/profile.h"
 
 namespace based {
 namespace {
@@ -52,7 +53,9 @@ Tensor Classifier::class_logits(const Tensor& ids, const Sequences& rows, const 
 Tensor Classifier::loss(const Tensor& ids, const Tensor& labels, const Sequences& rows, int64_t /*labelled*/, const ops::Draws& draws,
                         const Tensor& places) {
   BASED_ASSERT(!places.defined() && labels.size(0) == rows.rows());
-  return torch::cross_entropy_loss(class_logits(ids, rows, draws), labels);
+  Tensor loss = torch::cross_entropy_loss(class_logits(ids, rows, draws), labels);
+  runtime::mark_backward(loss, "head");
+  return loss;
 }
 
 std::shared_ptr<Classifier> make_classifier(const ModelConfig& config, const ClassifierHead& head, int64_t seed) {

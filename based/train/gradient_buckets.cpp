@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "based/core/error.h"
+#include "based/core/profile.h"
 
 namespace based {
 namespace {
@@ -119,6 +120,7 @@ void GradientBuckets::take_gradients(Bucket& bucket) {
 }
 
 void GradientBuckets::start_sum(Bucket& bucket) {
+  const ProfileRange range(ProfileLevel::phases, "start all-reduce", {{"bytes", static_cast<int64_t>(bucket.flat.nbytes())}});
   take_gradients(bucket);
   for (size_t m = 0; m < bucket.views.size(); ++m)
     if (!bucket.filled[m]) bucket.views[m].zero_();
@@ -136,6 +138,7 @@ void GradientBuckets::end_pass() {
 
 void GradientBuckets::reduce() {
   if (passes_ == 0) return;
+  const ProfileRange range(ProfileLevel::phases, "all-reduce");
   const torch::NoGradGuard no_grad;
   passes_ = 0;
   for (; next_ < buckets_.size(); ++next_) start_sum(buckets_[next_]);

@@ -8,6 +8,7 @@
 
 #include "based/core/interrupt.h"
 #include "based/core/log.h"
+#include "based/core/profile.h"
 #include "based/core/progress.h"
 #include "based/core/text.h"
 #include "based/models/device.h"
@@ -148,7 +149,10 @@ class Loop {
     step.rate = learning_rate(schedule_, result_.state.step, options_.steps, options_.epoch_steps);
     std::vector<Batch> batches;
     for (int64_t i = 0; i < options_.accumulate; ++i) {
-      batches.push_back(hooks_.batch(result_.state.step * options_.accumulate + i));
+      {
+        const ProfileRange range(ProfileLevel::phases, "data");
+        batches.push_back(hooks_.batch(result_.state.step * options_.accumulate + i));
+      }
       const Batch& batch = batches.back();
       step.tokens += batch.ids.numel() * ranks_->world();
       step.windows.insert(step.windows.end(), batch.windows.begin(), batch.windows.end());
@@ -166,6 +170,8 @@ class Loop {
 
   void one_step() {
     LoopState& state = result_.state;
+    next_profiled_step();
+    const ProfileRange range(ProfileLevel::phases, "step", {{"step", state.step + 1}});
     const double start = now();
     unread_.push_back(launch());
     state.tokens += unread_.back().tokens;
@@ -177,6 +183,7 @@ class Loop {
 
   // Waits for the launched steps, reads their losses and norms, and accounts for each step.
   void read() {
+    const ProfileRange range(ProfileLevel::phases, "read losses");
     const double start = now();
     std::vector<Tensor> results;
     for (const Step& step : unread_) results.push_back(step.loss_and_norm);
@@ -297,6 +304,7 @@ class Loop {
   // Returns whether this evaluation is the best so far.
   bool evaluate() {
     if (!hooks_.evaluate) return false;
+    const ProfileRange range(ProfileLevel::phases, "evaluation", {{"step", result_.state.step}});
     require_finite_weights();
     LoopState& state = result_.state;
     model_.eval();
@@ -320,6 +328,7 @@ class Loop {
 
   // Returns the reason of a failure, or "".
   std::string save() {
+    const ProfileRange range(ProfileLevel::phases, "save", {{"step", result_.state.step}});
     try {
       hooks_.checkpoint(result_.state);
       saved_ = result_.state.step;

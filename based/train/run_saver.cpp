@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "based/core/log.h"
+#include "based/core/profile.h"
 #include "based/core/progress.h"
 
 namespace based {
@@ -45,6 +46,8 @@ void RunSaver::start(RunState state, int64_t best, NamedTensors optimizer) {
   const NamedTensors weights = weights_.copy(named_weights(*run_.model));
   if (!run_.sharded) optimizer = optimizer_.copy(optimizer);  // else they are copies already
   save_.start([this, best, weights, state = std::move(state), optimizer = std::move(optimizer)] {
+    name_profile_thread("checkpoint writer");
+    const ProfileRange range(ProfileLevel::phases, "write checkpoint", {{"step", state.loop.step}});
     run_.checkpoints->save(state.loop.step, best, [&](const std::string& folder) {
       if (before_write_) before_write_(folder);
       run_.metrics->sync();

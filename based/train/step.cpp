@@ -4,6 +4,7 @@
 
 #include "based/core/error.h"
 #include "based/models/device.h"
+#include "based/runtime/profile.h"
 
 namespace based {
 
@@ -24,7 +25,10 @@ Tensor TrainStep::run(const std::vector<Batch>& batches, int64_t step, double ra
   recording.copy_in(batches);
   draws_.step.fill_(draw);
   rate_.fill_(rate);
-  recording.replay->run();
+  {
+    const runtime::DeviceRange range(ProfileLevel::phases, "recorded step", model_.device());
+    recording.replay->run();
+  }
   return loss_and_norm_.clone();
 }
 
@@ -50,16 +54,22 @@ Tensor TrainStep::launch(const std::vector<Batch>& batches, const Tensor& rate, 
   for (size_t i = 0; i < batches.size(); ++i) {
     const Batch& batch = batches[i];
     if (counts[i] != 0 || !divided) {
-      Tensor loss = model_.loss(batch.ids, batch.labels, batch.rows, counts[i], draws_for(batch, i), batch.places);
+      const auto run_forward = [&] {
+        const runtime::DeviceRange range(ProfileLevel::phases, "forward", model_.device(), {{"tokens", batch.ids.numel()}});
+        return model_.loss(batch.ids, batch.labels, batch.rows, counts[i], draws_for(batch, i), batch.places);
+      };
+      Tensor loss = run_forward();
       if (divided) loss = loss * (static_cast<double>(counts[i]) / static_cast<double>(labels));
       total = total.defined() ? total + loss.detach() : loss.detach();
       // With other ranks the step goes through, because they wait for this rank's gradients.
       if (look && !has_other_ranks && !std::isfinite(total.item<double>()))
         return torch::stack({total, torch::zeros_like(total)}).to(torch::kDouble);
+      const runtime::DeviceRange range(ProfileLevel::phases, "backward", model_.device());
       loss.backward();
     }
     optimizer_.collect_gradients();
   }
+  const runtime::DeviceRange range(ProfileLevel::phases, "optimizer", model_.device());
   const auto [loss_and_norm, update_enabled] = optimizer_.clip_gradients(total, enabled_);
   optimizer_.step(rate, update_enabled);
   return loss_and_norm;
