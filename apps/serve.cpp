@@ -10,6 +10,7 @@
 #include "based/core/folders.h"
 #include "based/core/interrupt.h"
 #include "based/core/log.h"
+#include "based/core/profile.h"
 #include "based/generate/cells.h"
 #include "based/generate/memory.h"
 #include "based/serve/endpoints/chats.h"
@@ -30,7 +31,7 @@ constexpr double kCloseSeconds = 5;  // for the last bytes of replies, after all
 constexpr int kReplyThreads = 2;
 
 struct Options {
-  std::string model, name, dtype, device = "cpu", chat_template, state_folder, seal_key;
+  std::string model, name, dtype, device = "cpu", chat_template, state_folder, seal_key, profile;
   double drain_seconds = 30;
   HttpServerOptions http;
   ServiceOptions service;
@@ -132,7 +133,7 @@ void add_store_metrics(Parts& parts) {
   add_prefixes(Kind::counter, "prefix_cache_evictions_total", "States of prefixes that were dropped", &PrefixCacheMetrics::evictions);
 }
 
-HttpRouter routes(Parts& parts) {
+HttpRouter routes(const Options& options, Parts& parts) {
   HttpRouter router;
   add_health_routes(router, *parts.service, parts.metrics);
   add_store_metrics(parts);
@@ -140,7 +141,8 @@ HttpRouter routes(Parts& parts) {
   add_model_routes(router, *parts.model);
   add_completion_routes(router, context);
   add_chat_routes(router, context);
-  const StateContext states{context, parts.text_model, *parts.seal};
+  const StateContext states{context, parts.text_model, *parts.seal,
+                            state_body_bytes(*parts.text_model.model, options.limits, options.http)};
   add_state_routes(router, states);
   add_response_routes(router, states);
   add_page_route(router);
@@ -150,12 +152,13 @@ HttpRouter routes(Parts& parts) {
 void run(const Options& options) {
   check(options);
   const Place place = parse_place(options.device, options.dtype);
+  ProfileSession profile(options.profile, {.process = "based serve"});
   const InterruptScope interrupts;
   Parts parts;
   HttpServer server(options.http, loading_router());
   server.start();
   load(options, place, parts);
-  server.set_router(routes(parts));
+  server.set_router(routes(options, parts));
   log_info("serving " + parts.model->name() + " at " + server.address());
   print_line(server.address());  // for programs that start a server with --port 0
   while (!interrupted()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -163,6 +166,7 @@ void run(const Options& options) {
            " s (--drain-seconds); a second signal ends them at once");
   parts.service->drain(options.drain_seconds);
   server.stop(kCloseSeconds);
+  profile.finish();
 }
 
 // "max_body_bytes" -> "--max-body-bytes"
@@ -194,6 +198,10 @@ void setup(CommandLine app) {
                  "a file with the key of encrypted_content, 64 hexadecimal digits; without it, the key is random and lost at the end",
                  kPath);
   app.add_option("--drain-seconds", options->drain_seconds, "how long requests in progress may take after SIGTERM or Ctrl-C");
+  app.add_option(
+      "--profile", options->profile,
+      "file for a profile, with a range of time for each request, step and layer, written at the end; https://ui.perfetto.dev opens it",
+      kPath);
   add_options(app, "", options->http);
   add_options(app, "", options->service);
   add_options(app, "cache-", options->prefixes);

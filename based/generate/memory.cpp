@@ -45,6 +45,13 @@ bool grows(const ModelConfig& config) {
   return LanguageModel(config).make_state(1).grows();
 }
 
+int64_t sequence_bytes(const ModelPlace& place, int64_t tokens) {
+  const ShapesOnly no_memory;
+  LanguageModel model(place.config);
+  model.to(place.dtype);
+  return state_bytes(model, tokens) + tokens * static_cast<int64_t>(sizeof(int64_t));
+}
+
 int64_t cache_tokens_that_fit(const ModelPlace& model, const EngineOptions& engine) {
   const Needed bytes = needed(model, engine);
   const double left = free_memory(model.device) - bytes.fixed - bytes.slot * static_cast<double>(engine.slots);

@@ -15,6 +15,9 @@ struct ModelPlace {
 // Whether the state of such a model grows with the sequence.
 bool grows(const ModelConfig& config);
 
+// The bytes of a sequence's state and ids after `tokens` tokens, without allocating a state. A state file is larger by its headers.
+int64_t sequence_bytes(const ModelPlace& model, int64_t tokens);
+
 // The largest EngineOptions::cache_tokens whose cache fits into free memory in addition to the weights, states and buffers of such an
 // engine; 0 or more. INT64_MAX for a model whose state does not grow.
 int64_t cache_tokens_that_fit(const ModelPlace& model, const EngineOptions& engine);

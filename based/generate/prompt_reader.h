@@ -3,10 +3,13 @@
 //
 // Prompts are read in the order of a queue. In one round, between two decoding steps, at most `prefill_tokens` tokens are read. Prompts
 // that fit into the budget as a whole are read together by one call of the parallel form. A longer prompt is read in pieces over several
-// rounds. With cells (generate/cells.h), each prompt is read by itself and in whole cells, at least one a round.
+// rounds, and goes to the end of the queue after each piece, so that no prompt waits for all of a longer one. In the staging state, only
+// one prompt can be read at a time; its pieces alternate with rounds of shorter prompts. With cells (generate/cells.h), each prompt is read
+// by itself and in whole cells, at least one a round.
 #pragma once
 #include <deque>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "based/generate/sequence_table.h"
@@ -52,6 +55,7 @@ class PromptReader {
 
  private:
   int64_t most_to_read(int64_t budget) const;
+  std::optional<size_t> next(int64_t budget, int64_t whole_budget);
   void read_staged(Piece::Target target, int64_t most_tokens, const Read& read);
 
   SequenceTable& table_;
@@ -59,6 +63,7 @@ class PromptReader {
   bool isolate_prompts_;         // no two prompts are read by one call
   std::deque<int64_t> waiting_;  // sequences whose prompts are read next, in this order
   int64_t staged_id_ = -1;
+  bool others_turn_ = false;     // the next round is for prompts that are not staged
   int64_t idle_slot_steps_ = 0;  // slots that were idle while sequences waited, summed over steps
 };
 

@@ -2,9 +2,9 @@
 
 #include "based/core/hash.h"
 #include "based/core/log.h"
+#include "based/core/profile.h"
 
 namespace based {
-namespace {
 
 void require_same_tokenizer(const ModelFiles& files, const Tokenizer& tokenizer, const std::string& path) {
   const char* const what_to_do = "; put the tokenizer that the model was trained with back into the folder";
@@ -20,9 +20,8 @@ void require_same_tokenizer(const ModelFiles& files, const Tokenizer& tokenizer,
   }
 }
 
-}  // namespace
-
 TextModel load_text_model(const std::string& folder, std::optional<torch::Dtype> dtype, torch::Device device) {
+  const ProfileRange range(ProfileLevel::phases, "load model");
   const ModelFiles files = read_model_files(folder);
   TextModel loaded;
   loaded.tokenizer = make_tokenizer(folder);

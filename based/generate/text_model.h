@@ -16,8 +16,11 @@ struct TextModel {
   std::string hash;                      // hash of config, weights and tokenizer; state files record it
 };
 
-// As load_model. Throws Error, before weights are read, if the folder's tokenizer has another number of tokens than the model, or another
-// hash than the weights record. Weights of other programs record none; a warning then says that the tokenizer was not checked.
+// Throws Error if the tokenizer has another number of tokens than the model, or another hash than the weights record. Weights of other
+// programs record none; a warning then says that the tokenizer was not checked. `path` is the tokenizer's, for messages.
+void require_same_tokenizer(const ModelFiles& files, const Tokenizer& tokenizer, const std::string& path);
+
+// As load_model. Throws Error, before weights are read, if the folder's tokenizer is not the model's (require_same_tokenizer).
 TextModel load_text_model(const std::string& folder, std::optional<torch::Dtype> dtype = {}, torch::Device device = torch::kCPU);
 
 }  // namespace based

@@ -2,14 +2,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 
 #include <chrono>
 #include <memory>
+#include <set>
 #include <sstream>
+#include <thread>
 
 #include "based/core/files.h"
+#include "based/core/folders.h"
 #include "based/core/json.h"
 #include "tests/apps/program.h"
+#include "tests/core/profile_file.h"
 #include "tests/serve/http/raw_client.h"
 
 namespace based {
@@ -72,17 +77,25 @@ std::vector<Json> events_of(const HttpAnswer& answer) {
 // A server in the background.
 class RunningServer {
  public:
-  RunningServer(const TemporaryFolder& folder, const std::string& name, const std::vector<std::string>& flags)
+  // `before`: see Started.
+  RunningServer(const TemporaryFolder& folder, const std::string& name, const std::vector<std::string>& flags,
+                const std::function<void()>& before = {})
       : out_(folder.file(name + ".out")), err_(folder.file(name + ".err")) {
     std::vector<std::string> arguments{"serve", "--model", folder.file("m"), "--port", "0"};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
-    program_ = std::make_unique<Started>(arguments, out_, err_);
+    program_ = std::make_unique<Started>(arguments, out_, err_, before);
     for (const auto limit = Clock::now() + std::chrono::seconds(kSeconds); Clock::now() < limit && port_ == 0; usleep(10'000)) {
       const std::string printed = path_exists(out_) ? read_file(out_) : "";  // http://127.0.0.1:PORT
       if (printed.ends_with('\n')) port_ = std::stoi(printed.substr(printed.rfind(':') + 1));
     }
     EXPECT_GT(port_, 0) << messages();
   }
+
+  ~RunningServer() {
+    if (!has_ended_) kill();  // the test has failed
+  }
+  RunningServer(const RunningServer&) = delete;
+  RunningServer& operator=(const RunningServer&) = delete;
 
   int port() const { return port_; }
   std::string messages() const { return read_file(err_); }
@@ -108,14 +121,21 @@ class RunningServer {
     return false;
   }
   void terminate() const { program_->signal(SIGTERM); }
+  void kill() const {
+    program_->signal(SIGKILL);
+    program_->status();
+    has_ended_ = true;
+  }
   int exit_code() const {  // waits for the end
     const int status = program_->status_within(kSeconds);
+    has_ended_ = true;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
 
  private:
   std::string out_, err_;
   std::unique_ptr<Started> program_;
+  mutable bool has_ended_ = false;
   int port_ = 0;
 };
 
@@ -191,7 +211,9 @@ TEST_F(Serve, CompletionsScoreAndGenerate) {
       request[limit]["regex"] = "(yes|no)!?";
     const HttpAnswer chosen = post("/v1/completions", request);
     ASSERT_EQ(chosen.status, 200) << chosen.body;
-    for (const Json& choice : chosen.json()["choices"]) {
+    const Json made = chosen.json();
+    EXPECT_EQ(made["choices"].size(), 3U);
+    for (const Json& choice : made["choices"]) {
       EXPECT_THAT(choice["text"].get<std::string>(), testing::MatchesRegex("(yes|no)!?"));
       EXPECT_EQ(choice["finish_reason"], "stop");
     }
@@ -325,6 +347,128 @@ TEST_F(Serve, KeysOwnTheirStatesAndSigtermDrains) {
   own.terminate();
   bytes += client->receive_all();
   EXPECT_THAT(bytes, HasSubstr("data: [DONE]")) << "the request in progress ends";
+  EXPECT_EQ(own.exit_code(), 0) << own.messages();
+}
+
+TEST_F(Serve, AProfileHasARowForEachRequestAndEachJob) {
+  const RunningServer own(*folder_, "profiled", {"--profile", file("p.json")});
+  const Json body{{"prompt", "the cat"}, {"max_tokens", 3}, {"ignore_eos", true}};
+  EXPECT_EQ(own.ask("POST", "/v1/completions", dump_json(body), "X-Request-Id: mine\r\n").status, 200);
+  own.terminate();
+  EXPECT_EQ(own.exit_code(), 0) << own.messages();
+  const ProfileFile profile(file("p.json"));
+  std::set<std::string> spans;
+  for (const Json& span : profile.events("b"))
+    if (span.at("args").value("request", "") == "mine")
+      spans.insert(span.at("cat").get<std::string>() + " " + span.at("name").get<std::string>());
+  EXPECT_EQ(spans, std::set<std::string>(
+                       {"request request", "request read", "request write", "job job", "job queue", "job prompt", "job decode"}));
+  EXPECT_EQ(profile.names("e").size(), profile.names("b").size());
+  const std::vector<std::string> paths = profile.paths();
+  EXPECT_THAT(paths, testing::IsSupersetOf({"handle request", "prefill/layers.0/mlp", "step/layers.2/mlp", "step/sample", "detokenize"}));
+}
+
+// A kill while states are being stored: afterwards, every state whose id was returned is listed, and every listed state is whole.
+TEST_F(Serve, AKilledServerLosesNoStoredState) {
+  const std::vector<std::string> flags{"--state-dir", file("killed"), "--states-memory-bytes", "1"};
+  std::set<std::string> returned;
+  for (int round = 0; round < 3; ++round) {
+    const RunningServer own(*folder_, "killed-" + std::to_string(round), flags);
+    std::mutex mutex;
+    std::vector<std::thread> clients;
+    for (int c = 0; c < 3; ++c)
+      clients.emplace_back([&, c] {
+        for (int i = 0;; ++i) {
+          const std::string prompt = "client " + std::to_string(c) + " prompt " + std::to_string(i);
+          std::string id;
+          try {
+            id = own.ask("POST", "/v1/states", dump_json({{"prompt", prompt}})).json()["id"].get<std::string>();
+          } catch (const std::exception&) {  // the server is gone, or was killed within its reply
+            return;
+          }
+          const std::lock_guard lock(mutex);
+          returned.insert(id);
+        }
+      });
+    const auto stored = [&] {
+      const std::lock_guard lock(mutex);
+      return returned.size();
+    };
+    const size_t enough = stored() + 15 + static_cast<size_t>(round);
+    for (const auto limit = Clock::now() + std::chrono::seconds(kSeconds); Clock::now() < limit && stored() < enough;) usleep(1000);
+    own.kill();
+    for (std::thread& client : clients) client.join();
+    EXPECT_GE(returned.size(), enough);
+  }
+  const RunningServer own(*folder_, "restarted", flags);
+  std::set<std::string> listed;
+  const Json states = own.ask("GET", "/v1/states").json();
+  for (const Json& state : states["data"]) listed.insert(state["id"].get<std::string>());
+  EXPECT_TRUE(std::includes(listed.begin(), listed.end(), returned.begin(), returned.end()));
+  for (const std::string& id : listed) {
+    const HttpAnswer used = own.ask("POST", "/v1/completions", dump_json({{"state", id}, {"prompt", ""}, {"max_tokens", 1}}));
+    EXPECT_EQ(used.status, 200) << used.body;
+  }
+  EXPECT_EQ(names_in(file("killed") + "/states").size(), 2 * listed.size()) << "no half-written file is left";
+  own.terminate();
+  EXPECT_EQ(own.exit_code(), 0) << own.messages();
+}
+
+// Files cannot grow beyond 4 KiB, as if the disk were full. A state has more.
+TEST_F(Serve, AFullDiskFailsTheRequestOnly) {
+  const RunningServer own(*folder_, "full", {"--state-dir", file("full")}, [] {
+    const rlimit limit{4096, 4096};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  });
+  const auto ask = [&](const std::string& target, const Json& body) { return own.ask("POST", target, dump_json(body)); };
+  const HttpAnswer state = ask("/v1/states", {{"prompt", "ab"}});
+  EXPECT_EQ(state.status, 500);
+  EXPECT_EQ(state.json()["error"]["type"], "server_error") << state.body;
+  EXPECT_THAT(own.messages(), HasSubstr("File too large"));
+  EXPECT_THAT(state.body, testing::Not(HasSubstr(file("")))) << "clients learn no paths of the server";
+  EXPECT_EQ(ask("/v1/completions", {{"prompt", "ab"}, {"max_tokens", 2}, {"store", true}}).status, 500);
+  EXPECT_EQ(ask("/v1/responses", {{"input", "ab"}, {"max_output_tokens", 2}}).status, 500);
+  const HttpAnswer stream = ask("/v1/completions", {{"prompt", "ab"}, {"max_tokens", 2}, {"store", true}, {"stream", true}});
+  EXPECT_EQ(stream.status, 200);
+  EXPECT_THAT(stream.body, HasSubstr(R"("error")"));
+  EXPECT_EQ(ask("/v1/completions", {{"prompt", "ab"}, {"max_tokens", 2}}).status, 200);
+  EXPECT_EQ(own.ask("GET", "/v1/states").json()["data"].size(), 0U);
+  EXPECT_EQ(names_in(file("full") + "/states").size(), 0U);
+  own.terminate();
+  EXPECT_EQ(own.exit_code(), 0) << own.messages();
+}
+
+// After SIGTERM, streams in progress have --drain-seconds and then end with an error; new requests get 503.
+TEST_F(Serve, DrainingHasALimit) {
+  const RunningServer own(*folder_, "drain", {"--drain-seconds", "3", "--max-write-queue-bytes", "1000000000"});
+  const auto client =
+      own.send("POST", "/v1/completions", dump_json({{"prompt", "a"}, {"max_tokens", 60'000}, {"ignore_eos", true}, {"stream", true}}));
+  std::string bytes = client->receive_until("data: ");
+  own.terminate();
+  int status = 0;
+  while ((status = own.ask("GET", "/health").status) == 200) usleep(1000);
+  EXPECT_EQ(status, 503);
+  EXPECT_EQ(own.ask("POST", "/v1/completions", dump_json({{"prompt", "a"}})).status, 503);
+  bytes += client->receive_all();
+  EXPECT_THAT(bytes, HasSubstr("shutting down"));
+  EXPECT_EQ(own.exit_code(), 0) << own.messages();
+}
+
+// A body of 2,000 bytes is refused, a state of more is not.
+TEST_F(Serve, StatesMayExceedTheBodyLimit) {
+  const RunningServer own(*folder_, "body", {"--max-body-bytes", "2000"});
+  const std::string large(3000, 'a');
+  EXPECT_EQ(own.ask("POST", "/v1/completions", dump_json({{"prompt", large}, {"max_tokens", 1}})).status, 413);
+  const std::string id = own.ask("POST", "/v1/states", dump_json({{"prompt", "ab"}})).json()["id"].get<std::string>();
+  const std::string content = own.ask("GET", "/v1/states/" + id + "/content").body;
+  EXPECT_GT(content.size(), 4096U);
+  EXPECT_EQ(own.ask("PUT", "/v1/states", content).status, 200);
+  Json request{{"input", "ab"}, {"max_output_tokens", 2}, {"store", false}, {"include", {"reasoning.encrypted_content"}}};
+  const Json first = own.ask("POST", "/v1/responses", dump_json(request)).json();
+  request["input"] = first["output"];
+  const HttpAnswer second = own.ask("POST", "/v1/responses", dump_json(request));
+  EXPECT_EQ(second.status, 200) << second.body;
+  own.terminate();
   EXPECT_EQ(own.exit_code(), 0) << own.messages();
 }
 

@@ -28,10 +28,21 @@ void check_target(std::string_view target) {
           "a path has no control characters");
 }
 
-// Lines of the header become the fields of a request.
+void add_routes(HttpRouter& router) {
+  const auto nothing = [](const HttpRequest&, const std::shared_ptr<Responder>&) {};
+  router.add("POST", "/v1/completions", nothing);
+  router.add("GET", "/v1/states/{id}/content", nothing);
+  router.add("POST", "/v1/states/{id}", nothing, Access::everybody, 100);
+  router.add("GET", "/health", nothing, Access::on_io_thread);
+}
+
+// The first line is the request's method, target and version; the other lines become its header.
 void check_fields(std::string_view bytes) {
+  const std::string_view first = bytes.substr(0, bytes.find_first_of("\r\n"));
+  const size_t space = std::min(first.find(' '), first.size()), second = std::min(first.find(' ', space + 1), first.size());
+  const std::string_view target = first.substr(std::min(space + 1, first.size()), second - std::min(space + 1, second));
   HttpRequest request;
-  request.method = std::string(bytes.substr(0, bytes.find(' ')));
+  request.method = std::string(first.substr(0, space));
   for (size_t at = 0; at < bytes.size();) {
     const size_t end = std::min(bytes.find('\n', at), bytes.size());
     const std::string_view line = bytes.substr(at, end - at);
@@ -40,10 +51,21 @@ void check_fields(std::string_view bytes) {
     at = end + 1;
   }
   HttpRouter router;
-  router.add("POST", "/v1/states/{id}", [](const HttpRequest&, const std::shared_ptr<Responder>&) {});
-  const CheckedRequest checked = check_request(std::move(request), "/v1/states/a?b=%20", false, {}, router, {});
-  require(checked.handler != nullptr || checked.refusal.has_value() || checked.is_preflight, "a request is handled or refused");
-  require(!checked.request.id.empty(), "a request has an id");
+  add_routes(router);
+  HttpServerOptions options;
+  options.cors = {"https://example.org"};
+  for (const std::string_view each : {target, std::string_view("/v1/states/a?b=%20")}) {
+    const CheckedRequest checked = check_request(request, each, first.ends_with("HTTP/1.0"), options, router, {});
+    require(checked.handler != nullptr || checked.refusal.has_value() || checked.is_preflight, "a request is handled or refused");
+    require(!(checked.handler != nullptr && checked.refusal.has_value()), "a request is not both");
+    require(!checked.request.id.empty() && checked.request.id.size() <= 128, "a request has an id");
+    require(checked.max_body_bytes == 100 || checked.max_body_bytes == options.max_body_bytes, "the limit is that of a route");
+    for (const auto& [name, value] : checked.reply_headers) {
+      const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20; };
+      require(std::none_of(value.begin(), value.end(), is_control), "no header of the request splits one of the reply");
+      require(name != "Access-Control-Allow-Origin" || value == "https://example.org", "only listed origins are allowed");
+    }
+  }
 }
 
 }  // namespace

@@ -77,8 +77,33 @@ TEST(PromptReader, APromptThatDoesNotFitIntoTheRestWaitsForAWholeBudget) {
   for (const int64_t tokens : {6, 31, 3}) test.add(tokens);
   EXPECT_EQ(test.round(), "0:5 ");  // 15 tokens are left, which would cut sequence 1 badly; sequence 2 does not overtake it
   EXPECT_EQ(test.round(), "1:20 ");
-  EXPECT_EQ(test.round(), "1+2:10,2 ");
+  EXPECT_EQ(test.round(), "2+1:2,10 ");  // after a piece of sequence 1 it is sequence 2's turn
   EXPECT_TRUE(test.reader.idle());
+}
+
+TEST(PromptReader, LongPromptsTakeTurns) {
+  RecordedReader test(8, {.prefill_tokens = 10});
+  test.add(31), test.add(26), test.add(4);
+  EXPECT_EQ(test.round(), "0:10 ");
+  EXPECT_EQ(test.round(), "1:10 ");
+  EXPECT_EQ(test.round(), "2:3 ");  // 7 tokens are left, which would cut sequence 0 badly
+  EXPECT_EQ(test.round(), "0:10 ");
+  EXPECT_EQ(test.round(), "1:10 ");
+  EXPECT_EQ(test.round(), "0:10 ");
+  EXPECT_EQ(test.round(), "1:5 ");
+  EXPECT_TRUE(test.reader.idle());
+}
+
+TEST(PromptReader, BegunPromptsContinueWhileNoSlotIsFree) {
+  RecordedReader test(2, {.prefill_tokens = 10});
+  test.add(21), test.add(16), test.add(4);
+  EXPECT_EQ(test.round(), "0:10 ");
+  EXPECT_EQ(test.round(), "1:10 ");
+  EXPECT_EQ(test.round(), "0:10 ");  // it is sequence 2's turn, which has no slot
+  EXPECT_EQ(test.round(), "1:5 ");
+  EXPECT_EQ(test.round(), "");
+  test.finish(0);
+  EXPECT_EQ(test.round(), "2:3 ");
 }
 
 TEST(PromptReader, PromptsOfOneTokenTakeNoBudget) {
@@ -129,13 +154,30 @@ TEST(PromptReader, OnePromptAtATimeIsReadInTheStagingState) {
   test.add(46), test.add(6), test.add(51), test.add(4);
   EXPECT_EQ(test.round(), "(new 0:20) ");
   EXPECT_EQ(test.reader.staged_id(), 0);
+  EXPECT_EQ(test.round(), "1+3:5,3 ");  // the turn of shorter prompts; sequence 2 needs the staging state
   EXPECT_EQ(test.round(), "(0:20) ");
-  EXPECT_EQ(test.round(), "(0:5) 1:5 ");  // 10 tokens are left, and sequence 2 is longer
+  test.add(6);
+  EXPECT_EQ(test.round(), "4:5 ");
+  EXPECT_EQ(test.round(), "(0:5) ");  // 15 tokens are left, and sequence 2 is longer
   EXPECT_EQ(test.reader.staged_id(), -1);
   EXPECT_EQ(test.round(), "(new 2:20) ");
   EXPECT_EQ(test.round(), "(2:20) ");
-  EXPECT_EQ(test.round(), "(2:10) 3:3 ");
+  test.add(6);
+  EXPECT_EQ(test.round(), "5:5 ");
+  test.add(6);
+  EXPECT_EQ(test.round(), "(2:10) 6:5 ");
   EXPECT_TRUE(test.reader.idle());
+}
+
+TEST(PromptReader, AStagedPromptContinuesWhileTheOthersHaveNoSlot) {
+  RecordedReader test(1, {.prefill_tokens = 20, .stages_long_prompts = true});
+  test.add(46), test.add(6);
+  EXPECT_EQ(test.round(), "(new 0:20) ");
+  EXPECT_EQ(test.round(), "(0:20) ");
+  EXPECT_EQ(test.round(), "(0:5) ");
+  EXPECT_EQ(test.round(), "");
+  test.finish(0);
+  EXPECT_EQ(test.round(), "1:5 ");
 }
 
 TEST(PromptReader, AStagedPieceIsReadBeforeThePromptsThatAreReadTogether) {
@@ -180,11 +222,11 @@ TEST(PromptReader, ALongPromptUsesTheRestOfTheBudgetOnlyInCells) {
   test.add(12), test.add(60);
   EXPECT_EQ(test.round(), "0:8 1:16 ");
   RecordedReader staged(8, {.prefill_tokens = 24, .cell = 8, .stages_long_prompts = true});
-  staged.add(12), staged.add(60), staged.add(20);
+  staged.add(12), staged.add(60), staged.add(40);
   EXPECT_EQ(staged.round(), "0:8 (new 1:16) ");
   EXPECT_EQ(staged.round(), "(1:24) ");
   EXPECT_EQ(staged.round(), "(1:16) (new 2:8) ");  // one cell of the budget is left, and the staging state is free again
-  EXPECT_EQ(staged.round(), "(2:8) ");
+  EXPECT_EQ(staged.round(), "(2:24) ");
 }
 
 TEST(PromptReader, DefersRoundsUntilSlotsHaveBeenIdleForLong) {

@@ -80,17 +80,35 @@ class ChatWriter final : public HttpGenerationReply {
   std::vector<Choice> choices_;
 };
 
-std::string chat_prompt(const ServedModel& model, const ChatRequest& request) {
+std::string chat_prompt(const ServedModel& model, const ChatRequest& request, const Json& messages, bool add_generation_prompt) {
   Json variables = request.template_variables;
   Json end;
   if (const auto id = model.tokenizer().end_of_text()) end = std::string(model.tokenizer().token_bytes(*id));
   variables["bos_token"] = end;
   variables["eos_token"] = end;
-  variables["add_generation_prompt"] = request.add_generation_prompt;
+  variables["add_generation_prompt"] = add_generation_prompt;
   try {
-    return model.chat_template()->render(request.messages, variables);
+    return model.chat_template()->render(messages, variables);
   } catch (const TemplateRenderError& error) {
     throw ApiError::invalid("messages", std::string("messages: ") + error.what());
+  }
+}
+
+// The number of tokens of `ids`, the whole prompt, that the messages before the first one of another role than "system" or "developer" make
+// by themselves; 0 if the template does not begin the prompt with them.
+int64_t system_tokens(const ServedModel& model, const ChatRequest& request, const std::vector<int64_t>& ids) {
+  Json messages = Json::array();
+  for (const Json& message : request.messages) {
+    const Json& role = message.at("role");
+    if (role != "system" && role != "developer") break;
+    messages.push_back(message);
+  }
+  if (messages.empty() || messages.size() == request.messages.size()) return 0;
+  try {
+    const std::vector<int64_t> system = model.encode(chat_prompt(model, request, messages, false));
+    return std::mismatch(system.begin(), system.end(), ids.begin(), ids.end()).first - system.begin();
+  } catch (const ApiError&) {  // a template may refuse messages without a user
+    return 0;
   }
 }
 
@@ -102,11 +120,12 @@ void handle_chat(const GenerationContext& context, const HttpRequest& http, cons
   ChatRequest request = parse_chat_request(request_json(http), model.limits(), model.facts());
   require_store(context, request.generation);
   GenerationPlan plan;
-  plan.owner = http.owner;
-  plan.request_id = http.id;
-  plan.parts = model.parts_of({chat_prompt(model, request)}, request.generation.states, context.states, http.owner);
+  set_sender(plan, http);
+  plan.parts = model.parts_of({chat_prompt(model, request, request.messages, request.add_generation_prompt)}, request.generation.states,
+                              context.states, http.owner);
   if (plan.parts[0].ids.empty() && plan.parts[0].start == nullptr)
     throw ApiError::invalid("messages", "messages: the template makes an empty prompt of them");
+  if (plan.parts[0].start == nullptr) plan.parts[0].boundaries.push_back(system_tokens(model, request, plan.parts[0].ids));
   plan.choices = request.n;
   plan.allowed = model.allowed_tokens(request.generation.constraint);
   if (request.logprobs) plan.top_log_probabilities = std::max<int64_t>(request.top_logprobs, 1);

@@ -117,8 +117,7 @@ void handle_completion(const GenerationContext& context, const HttpRequest& http
   CompletionRequest request = parse_completion_request(request_json(http), model.limits(), model.facts());
   require_store(context, request.generation);
   GenerationPlan plan;
-  plan.owner = http.owner;
-  plan.request_id = http.id;
+  set_sender(plan, http);
   plan.parts = model.parts_of(request.prompts, request.generation.states, context.states, http.owner);
   plan.choices = request.n;
   plan.score_prompt = request.scores_prompt();

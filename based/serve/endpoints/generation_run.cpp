@@ -59,9 +59,11 @@ GenerationJob GenerationRun::job_of(int64_t index) {
   const GenerationPart& part = plan_.parts[static_cast<size_t>(index)];
   GenerationJob job;
   job.owner = plan_.owner;
+  job.client = plan_.client;
   job.request_id = plan_.request_id;
   job.start = part.start;
   job.ids = part.ids;
+  job.boundaries = part.boundaries;
   job.sampling = fields_.sampling;
   job.sampling.seed = fields_.seed ? *fields_.seed : drawn_seed();
   job.max_tokens = fields_.max_tokens;

@@ -21,10 +21,11 @@ struct GenerationPart {
   std::shared_ptr<const SequenceState> start = {};  // null: none
   std::string parent = {};                          // the id of `start`
   bool uploaded = false;                            // StateInfo::uploaded of `start`
+  std::vector<int64_t> boundaries = {};             // GenerationJob::boundaries
 };
 
 struct GenerationPlan {
-  std::string owner, request_id;  // HttpRequest::owner and HttpRequest::id
+  std::string owner, client, request_id;  // set_sender() sets them
   std::vector<GenerationPart> parts;
   int64_t choices = 1;  // for each part
   bool score_prompt = false;
@@ -33,6 +34,13 @@ struct GenerationPlan {
   bool keep_end_state = false;    // ChoiceEnd::state is set, for a reply that stores it itself
   std::string states_label = {};  // StateInfo::label of the states that are stored
 };
+
+// Sets the fields that say who has sent the request. A client is an API key, or an address if the server has no keys.
+inline void set_sender(GenerationPlan& plan, const HttpRequest& http) {
+  plan.owner = http.owner;
+  plan.client = http.owner.empty() ? http.remote : http.owner;
+  plan.request_id = http.id;
+}
 
 // Writes the reply of one kind of endpoint. All functions are called one after another, on threads of a TaskQueue. They may throw, which
 // fails the request. `state`: the id of the stored state, or "".

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "based/core/profile.h"
+
 namespace based {
 
 TaskQueue::TaskQueue(int threads) {
@@ -27,6 +29,7 @@ void TaskQueue::post(std::function<void()> task) {
 }
 
 void TaskQueue::run() {
+  name_profile_thread("replies");
   std::unique_lock lock(mutex_);
   for (;;) {
     ready_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
@@ -34,7 +37,10 @@ void TaskQueue::run() {
     std::function<void()> task = std::move(tasks_.front());
     tasks_.pop_front();
     lock.unlock();
-    task();
+    {
+      const ProfileRange range(ProfileLevel::phases, "reply");
+      task();
+    }
     task = nullptr;  // its captures are destroyed without the lock
     lock.lock();
   }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "based/core/log.h"
+#include "based/core/profile.h"
 #include "based/core/text.h"
 #include "based/serve/http/header_scanner.h"
 #include "based/serve/http/reply.h"
@@ -61,6 +62,7 @@ void send_error(Responder& reply, const ApiError& error, HttpHeaders extra = {})
 }
 
 void run_handler(const PendingRequest& pending) {
+  const ProfileRange range(ProfileLevel::phases, "handle request");
   try {
     (*pending.handler)(pending.request, pending.reply);
   } catch (const ApiError& error) {
@@ -100,7 +102,9 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
     }
   }
   void close() override {
-    if (std::exchange(phase_, Phase::closed) == Phase::closed) return;
+    const Phase before = std::exchange(phase_, Phase::closed);
+    if (before == Phase::closed) return;
+    if (before == Phase::replying) add_profile_spans();
     timer_.cancel();
     write_timer_.cancel();
     ping_timer_.cancel();
@@ -176,6 +180,7 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
     received_ = static_cast<int64_t>(buffer_.size());
     if (buffer_.size() > 0) {
       phase_ = Phase::header;
+      times_ = {.begin = ProfileClock::now()};
       set_timer(context_->options.header_seconds);
       scan_and_parse(buffer_.size());
       return;
@@ -204,6 +209,7 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
     switch (phase_) {
       case Phase::idle:
         phase_ = Phase::header;
+        times_ = {.begin = ProfileClock::now()};
         set_timer(context_->options.header_seconds);
         return scan_and_parse(bytes);
       case Phase::header: return scan_and_parse(bytes);
@@ -303,6 +309,7 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
   std::shared_ptr<Reply> make_reply(bool keep_alive) {
     timer_.cancel();
     phase_ = Phase::replying;
+    times_.read = times_.first_write = ProfileClock::now();
     const auto& message = parser_->get();
     ReplyForm form;
     const auto id = message["X-Request-Id"];
@@ -315,6 +322,7 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
     form.keep_alive = keep_alive && message.keep_alive() && form.chunked && !context_->stopping;
     form.logged = !checked_ || checked_->access != Access::on_io_thread;
     form.max_unsent_bytes = context_->options.max_write_queue_bytes;
+    if (profiles(ProfileLevel::phases)) times_.request = form.request_id;
     auto reply = std::make_shared<Reply>(this->shared_from_this(), std::move(form));
     reply_ = reply;
     return reply;
@@ -343,6 +351,7 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
       return send_error(*pending.reply, ApiError::overloaded("too many requests are waiting to be read", kRetrySeconds));
     ++context_->pending_handlers;
     net::post(context_->handlers, [context = context_, pending = std::move(pending)]() mutable {
+      name_profile_thread("http handler");
       run_handler(pending);
       --context->pending_handlers;
       pending = {};
@@ -351,6 +360,7 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
 
   void queue_bytes(std::string bytes, AfterBytes after) {
     if (phase_ == Phase::closed) return;
+    if (phase_ == Phase::replying && !std::exchange(times_.writes, true)) times_.first_write = ProfileClock::now();
     if (!bytes.empty()) out_.push_back(std::move(bytes));
     if (after != AfterBytes::more) {
       reply_complete_ = true;
@@ -388,7 +398,22 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
     write();
   }
 
+  // The row of the request in a profile: from its first byte to the last one of its reply.
+  void add_profile_spans() {
+    if (times_.request.empty()) return;
+    const std::string request = std::exchange(times_.request, "");
+    const auto row = static_cast<uint64_t>(times_.begin.time_since_epoch().count());  // clients may give several requests the same id
+    const auto now = ProfileClock::now();
+    const auto add = [&](const char* name, ProfileClock::time_point begin, ProfileClock::time_point end) {
+      add_profile_span({name, "request", row, begin, end, request});
+    };
+    add("request", times_.begin, now);
+    add("read", times_.begin, times_.read);
+    if (times_.writes) add("write", times_.first_write, now);
+  }
+
   void finish_reply() {
+    add_profile_spans();
     reply_complete_ = false;
     ping_timer_.cancel();
     if (keep_alive_ && !context_->stopping) return start_request();
@@ -418,6 +443,11 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
   std::deque<std::string> out_;
   size_t out_offset_ = 0;  // bytes of out_.front() that have been written
   int64_t received_ = 0;   // bytes of the current request
+  struct {
+    ProfileClock::time_point begin = {}, read = {}, first_write = {};  // the request's first byte, its end, the reply's first byte
+    bool writes = false;
+    std::string request = {};  // its id, if a profile is recorded
+  } times_;
   bool reading_ = false, writing_ = false, reply_complete_ = false, keep_alive_ = true;
   std::atomic<int64_t> unsent_{0};
 };

@@ -36,7 +36,8 @@ struct HttpServerOptions {
     field("tls_key", tls_key, "the PEM file with the private key of --tls-certificate");
     field("api_keys", api_keys, "a file with one API key a line; without it, no request needs a key");
     field("cors", cors, "an origin, such as https://example.org, whose web pages may call the server; may be given several times");
-    field("max_body_bytes", max_body_bytes, "a request with a larger body is refused with status 413");
+    field("max_body_bytes", max_body_bytes,
+          "a request with a larger body is refused with status 413; a request that may contain a state may be larger by its size");
     field("max_total_body_bytes", max_total_body_bytes, "bodies of all requests that are being read or parsed; more get status 503");
     field("max_header_bytes", max_header_bytes, "a request with larger headers is refused with status 431");
     field("max_connections", max_connections, "further connections are closed at once");

@@ -15,6 +15,7 @@
 
 #include "based/core/error.h"
 #include "based/core/log.h"
+#include "based/core/profile.h"
 #include "based/serve/http/server_context.h"
 
 namespace based {
@@ -161,6 +162,7 @@ void HttpServer::start() {
   if (state.tcp.is_open()) state.accept(state.tcp);
   if (state.local.is_open()) state.accept(state.local);
   state.thread = std::thread([context = state.context] {
+    name_profile_thread("http");
     while (true) {
       try {
         context->io.run();

@@ -27,11 +27,12 @@ void add_health_routes(HttpRouter& router, const Service& service, ServiceMetric
   const auto gauge = [&](const char* name, const char* help, int64_t (Service::*read)() const) {
     metrics.add_value(Kind::gauge, name, help, [&service, read] { return static_cast<double>((service.*read)()); });
   };
-  gauge("num_requests_running", "Generation requests that have begun", &Service::running_jobs);
-  gauge("num_requests_waiting", "Generation requests that have not begun", &Service::waiting_jobs);
+  gauge("num_requests_running", "Generation requests with a sequence in a slot", &Service::running_jobs);
+  gauge("num_requests_waiting", "Generation requests that wait for a slot", &Service::waiting_jobs);
   gauge("slots", "Sequences that can be decoded at the same time", &Service::slots);
   gauge("slots_free", "Slots without a sequence", &Service::free_slots);
   gauge("slot_state_bytes", "Bytes of the states in all slots", &Service::state_bytes);
+  gauge("parked_state_bytes", "Bytes of the states of sequences that have given their slots to others", &Service::parked_bytes);
   router.add(
       "GET", "/health",
       [&service](const HttpRequest&, const std::shared_ptr<Responder>& responder) {

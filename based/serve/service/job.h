@@ -63,10 +63,14 @@ struct JobEvents {
 
 struct GenerationJob {
   std::string owner;       // HttpRequest::owner; the prefix cache's keys are per owner
+  std::string client;      // slots are shared equally between clients (service/fair_queue.h)
   std::string request_id;  // for logs
   // The sequence that the prompt continues, or null. It is shared, never changed.
   std::shared_ptr<const SequenceState> start;
   std::vector<int64_t> ids;  // appended to it; may be empty only if there is a start
+  // Numbers of tokens of `ids` after which other prompts may diverge, for example the end of a system message: the prefix cache keeps
+  // states there from the first prompt on.
+  std::vector<int64_t> boundaries = {};
   SamplingOptions sampling;  // choice 0 draws with its seed, choice c with choice_seed(seed, c)
   int64_t max_tokens = 16;
   std::vector<int64_t> stop_tokens;  // beside the tokenizer's end of text

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <limits>
 #include <mutex>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "based/core/log.h"
+#include "based/core/profile.h"
 #include "based/generate/cells.h"
 #include "based/serve/service/job_scheduler.h"
 #include "based/serve/service/metrics.h"
@@ -17,10 +19,14 @@ namespace based {
 namespace {
 
 constexpr int kRetryAfterSeconds = 1;
+constexpr int64_t kSliceCpu = 256, kSliceCuda = 1024;
+constexpr std::chrono::milliseconds kDeadlineInterval(50);  // between checks of deadlines while there is nothing to compute
 
 EngineOptions engine_options_of(const ServiceOptions& options, torch::Device device) {
   if (options.slots < 0) throw UsageError("--slots must be 0 or more, got " + std::to_string(options.slots));
   if (options.prefill_tokens < 1) throw UsageError("--prefill-tokens must be 1 or more, got " + std::to_string(options.prefill_tokens));
+  if (options.slice_tokens < -1) throw UsageError("--slice-tokens must be -1 or more, got " + std::to_string(options.slice_tokens));
+  if (options.parked_bytes < 0) throw UsageError("--parked-bytes must be 0 or more, got " + std::to_string(options.parked_bytes));
   if (options.max_waiting_jobs < 1) throw UsageError("--max-waiting-jobs must be 1 or more");
   if (!(options.deadline_seconds > 0) || options.deadline_seconds > 1e9) throw UsageError("--deadline-seconds must be above 0");
   EngineOptions engine;
@@ -36,7 +42,7 @@ EngineOptions engine_options_of(const ServiceOptions& options, torch::Device dev
 
 struct Service::Implementation {
   struct Submitted {
-    JobId id = 0;
+    JobId id = 0, request = 0;
     GenerationJob job;
     JobScheduler::Clock::time_point at;
   };
@@ -45,8 +51,9 @@ struct Service::Implementation {
       : options(given),
         prefixes(std::move(source)),
         engine(*model.model, engine_options_of(given, model.model->device())),
-        scheduler(engine, *model.tokenizer, given.invariant ? cell_tokens(model.model->device().type()) : 0, prefixes.get(), metrics) {}
+        scheduler(engine, *model.tokenizer, scheduler_options(model.model->device()), metrics) {}
 
+  JobSchedulerOptions scheduler_options(torch::Device device);
   static void check(const GenerationJob& job);
   void run();
   bool take_commands(std::vector<Submitted>& submitted, std::vector<JobId>& cancelled);
@@ -54,19 +61,32 @@ struct Service::Implementation {
 
   const ServiceOptions options;
   const std::shared_ptr<PrefixSource> prefixes;
-  Engine engine;
-  JobScheduler scheduler;
-
   std::mutex mutex;  // guards the queues and flags below
   std::condition_variable changed, ended;
   std::vector<Submitted> incoming;
   std::vector<JobId> cancels;
   JobId next_id = 1;
-  bool stops = false, cancels_all = false, idle = true;
+  bool stops = false, cancels_all = false, idle = true, woken = false;
+  Engine engine;
+  JobScheduler scheduler;
   std::atomic<bool> draining{false};
-  std::atomic<int64_t> running{0}, waiting{0}, sequences{0}, state_bytes{engine.state_bytes()};
+  std::atomic<int64_t> running{0}, waiting{0}, sequences{0}, parked_bytes{0}, state_bytes{engine.state_bytes()};
   std::thread thread;
 };
+
+JobSchedulerOptions Service::Implementation::scheduler_options(torch::Device device) {
+  JobSchedulerOptions made;
+  if (options.invariant) made.cell = cell_tokens(device.type());
+  made.slice_tokens = options.slice_tokens >= 0 ? options.slice_tokens : device.is_cuda() ? kSliceCuda : kSliceCpu;
+  made.parked_bytes = options.parked_bytes;
+  made.prefixes = prefixes.get();
+  made.wake = [this] {
+    const std::lock_guard lock(mutex);
+    woken = true;
+    changed.notify_all();
+  };
+  return made;
+}
 
 void Service::Implementation::check(const GenerationJob& job) {
   if (job.ids.empty() && !job.start) throw ApiError::invalid("prompt", "the prompt is empty: generation needs at least one token");
@@ -85,19 +105,25 @@ void Service::Implementation::check(const GenerationJob& job) {
 
 // Waits for work. Returns false if the service has ended.
 bool Service::Implementation::take_commands(std::vector<Submitted>& submitted, std::vector<JobId>& cancelled) {
+  const bool has_work = scheduler.has_work();  // without the mutex, which JobSchedulerOptions::wake locks
   std::unique_lock lock(mutex);
   if (scheduler.idle() && incoming.empty()) {
     idle = true;
     ended.notify_all();
   }
-  changed.wait(lock, [&] { return stops || cancels_all || !incoming.empty() || !cancels.empty() || !scheduler.idle(); });
+  const auto ready = [&] { return has_work || woken || stops || cancels_all || !incoming.empty() || !cancels.empty(); };
+  if (scheduler.idle())
+    changed.wait(lock, ready);
+  else
+    changed.wait_for(lock, kDeadlineInterval, ready);
+  woken = false;
   submitted = std::exchange(incoming, {});
   waiting = scheduler.waiting_jobs() + static_cast<int64_t>(submitted.size());  // before submit() can count the queue again
   cancelled = std::exchange(cancels, {});
   if (std::exchange(cancels_all, false)) {
     lock.unlock();
     const ApiError why = ApiError::unavailable("the server is shutting down");
-    for (Submitted& one : submitted) scheduler.add(one.id, std::move(one.job), one.at);
+    for (Submitted& one : submitted) scheduler.add(one.id, one.request, std::move(one.job), one.at);
     submitted.clear();
     scheduler.cancel_all(why);
     lock.lock();
@@ -109,20 +135,22 @@ void Service::Implementation::publish() {
   waiting = scheduler.waiting_jobs();
   running = scheduler.running_jobs();
   sequences = scheduler.sequences();
+  parked_bytes = scheduler.parked_bytes();
   if (engine.state().grows()) state_bytes = engine.state_bytes();
 }
 
 void Service::Implementation::run() {
+  name_profile_thread("engine");
   const torch::InferenceMode inference;
   std::vector<Submitted> submitted;
   std::vector<JobId> cancelled;
   while (take_commands(submitted, cancelled)) {
     try {
-      for (Submitted& one : submitted) scheduler.add(one.id, std::move(one.job), one.at);
+      for (Submitted& one : submitted) scheduler.add(one.id, one.request, std::move(one.job), one.at);
       for (const JobId id : cancelled) scheduler.cancel(id, ApiError(499, "cancelled", "the client has closed the connection"));
       scheduler.expire(JobScheduler::Clock::now());
       publish();
-      if (!scheduler.idle()) scheduler.step();
+      if (scheduler.has_work()) scheduler.step();
     } catch (const std::exception& error) {
       log_error(std::string("generation: ") + error.what());
       scheduler.cancel_all(ApiError::failed(std::string("generation failed: ") + error.what()));
@@ -168,7 +196,7 @@ std::vector<Service::JobId> Service::submit(std::vector<GenerationJob> jobs) {
   for (GenerationJob& job : jobs) {
     if (!job.deadline || *job.deadline > deadline) job.deadline = deadline;
     ids.push_back(inner.next_id++);
-    inner.incoming.push_back({ids.back(), std::move(job), now});
+    inner.incoming.push_back({ids.back(), ids.front(), std::move(job), now});
   }
   inner.idle = false;
   inner.changed.notify_all();
@@ -203,5 +231,6 @@ int64_t Service::waiting_jobs() const { return implementation_->waiting; }
 int64_t Service::slots() const { return implementation_->engine.slots(); }
 int64_t Service::free_slots() const { return slots() - implementation_->sequences; }
 int64_t Service::state_bytes() const { return implementation_->state_bytes; }
+int64_t Service::parked_bytes() const { return implementation_->parked_bytes; }
 
 }  // namespace based

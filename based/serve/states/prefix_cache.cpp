@@ -22,10 +22,31 @@ namespace based {
 namespace {
 
 using Tier = PrefixIndex::Tier;
-constexpr int64_t kIntervalCpu = 512;
+using ReadState = PrefixCache::ReadState;
+// A state costs one to three milliseconds. That is below 2 % of the time to read so many tokens on two cores.
+constexpr int64_t kIntervalCpu = 128, kIntervalOfSmallModels = 512, kSmallModel = 10'000'000;  // tokens, tokens, parameters
+constexpr int64_t kMostIntervals = 16;     // states at regular intervals for one prompt; longer prompts have longer intervals
 constexpr int64_t kMostPendingWrites = 8;  // evicted entries that wait to be written; further ones are dropped
 
 int64_t memory_of(const SequenceState& state) { return state.state.bytes() + static_cast<int64_t>(state.ids.size() * sizeof(int64_t)); }
+
+int64_t memory_of(const PromptScores* scores) {
+  if (scores == nullptr) return 0;
+  int64_t bytes = 0;
+  for (const TokenScore& score : scores->scores)
+    bytes += static_cast<int64_t>(sizeof(TokenScore) + score.top.size() * sizeof(score.top.front()));
+  return bytes;
+}
+
+int64_t default_interval(const LanguageModel& model) {
+  if (model.device().is_cuda()) return 0;
+  return model.parameter_count() < kSmallModel ? kIntervalOfSmallModels : kIntervalCpu;
+}
+
+// Whether `known` has all scores of `wanted`.
+bool covers(const PromptScores* known, const PromptScores& wanted) {
+  return known != nullptr && known->first <= wanted.first && known->top_log_probabilities >= wanted.top_log_probabilities;
+}
 
 }  // namespace
 
@@ -46,56 +67,68 @@ void check_prefix_cache_options(const PrefixCacheOptions& options) {
 // and read at the start.
 class PrefixCache::Impl {
  public:
-  Impl(const LanguageModel& model, std::string model_hash, const PrefixCacheOptions& options, std::string folder, std::string cells)
+  Impl(const LanguageModel& model, std::string model_hash, const PrefixCacheOptions& options, std::string folder, std::string cells,
+       ReadState read)
       : model_(model),
         model_hash_(std::move(model_hash)),
+        read_(std::move(read)),
         options_(options),
         folder_(std::move(folder)),
         cells_(std::move(cells)),
         cell_(cells_.empty() ? 1 : cell_tokens(model.device().type())),
         index_(options.recorded_tokens) {
     check_prefix_cache_options(options_);
-    if (options_.interval < 0) options_.interval = model.device().is_cuda() ? 0 : kIntervalCpu;
+    if (!read_) read_ = [this](const std::string& path) { return load_sequence(path, model_, model_hash_); };
+    if (options_.interval < 0) options_.interval = default_interval(model);
     if (!folder_.empty()) read_folder();
   }
 
-  PrefixPlan plan(const std::string& owner, std::span<const int64_t> ids) {
+  std::optional<PrefixPlan> plan(const PrefixRequest& request, PrefixSource::Ready ready) {
     const std::lock_guard lock(mutex_);
-    PrefixPlan plan;
-    if (options_.memory_bytes == 0 || ids.empty()) return plan;
-    const std::string& key = key_of(owner);
-    const auto most = static_cast<int64_t>(ids.size()) - 1;
-    PrefixIndex::Match match = index_.match(key, ids, most);
-    while (match.entry >= 0 && !(plan.state = state_of(match.entry))) match = index_.match(key, ids, most);
-    if (match.entry >= 0) index_.use(match.entry);
-    ++(match.entry >= 0 ? metrics_.hits : metrics_.misses);
-    metrics_.prompt_tokens += most;
-    metrics_.tokens_saved += match.entry_tokens;
-    plan.cuts = cuts(match, most);
-    plan.keep_end = options_.ends;
-    drop_all(index_.record(key, ids));
-    keep_budgets();
-    return plan;
+    if (options_.memory_bytes == 0 || request.ids.empty()) return PrefixPlan();
+    const PrefixIndex::Match match = find(request);
+    if (match.entry < 0 || entries_.at(match.entry).state) return plan_from(request, match);
+    std::vector<int64_t> ids(request.ids.begin(), request.ids.end());
+    reader_.post([this, request = PrefixRequest(request), ids = std::move(ids), ready = std::move(ready)]() mutable {
+      request.ids = ids;
+      PrefixPlan plan;
+      try {
+        plan = read_plan(request);
+      } catch (const std::exception& error) {
+        log_error(std::string("prefix cache: ") + error.what());
+      }
+      ready(std::move(plan));
+    });
+    return std::nullopt;
   }
 
-  void insert(const std::string& owner, const std::shared_ptr<const SequenceState>& state) {
+  void insert(const std::string& owner, const std::shared_ptr<const SequenceState>& state,
+              const std::shared_ptr<const PromptScores>& scores) {
     if (!state || state->cells != (cells_.empty() ? state->cells : cells_)) return;
     const auto seen = state->seen();
     const std::lock_guard lock(mutex_);
     if (seen < options_.least_tokens || seen >= static_cast<int64_t>(state->ids.size())) return;
-    // The token after those that were seen only makes the sequence a valid one.
+    // The token after those that were seen makes the sequence a valid one, and has the last one of the scores.
     auto kept = std::make_shared<const SequenceState>(
         SequenceState{{state->ids.begin(), state->ids.begin() + seen + 1}, state->state, state->cells});
-    const int64_t bytes = memory_of(*kept);
+    const int64_t bytes = memory_of(*kept) + memory_of(scores.get());
     if (bytes > options_.memory_bytes) return;
     const std::span<const int64_t> prefix = std::span(kept->ids).first(static_cast<size_t>(seen));
     const bool interval = options_.interval > 0 && seen % options_.interval == 0;
-    const PrefixIndex::Put put = index_.put(key_of(owner), prefix, bytes, Tier::memory, interval);
-    if (put.is_new) {
-      entries_[put.entry] = {key_of(owner), std::move(kept), ""};
+    const auto put = [&] {
+      const PrefixIndex::Put made = index_.put(key_of(owner), prefix, bytes, Tier::memory, interval);
+      drop_all(made.forgotten);
+      return made;
+    };
+    PrefixIndex::Put made = put();
+    if (!made.is_new && made.entry >= 0 && scores && !covers(entries_.at(made.entry).scores.get(), *scores)) {
+      drop(made.entry);
+      made = put();
+    }
+    if (made.is_new) {
+      entries_[made.entry] = {key_of(owner), std::move(kept), scores, ""};
       ++metrics_.snapshots;
     }
-    drop_all(put.forgotten);
     keep_budgets();
   }
 
@@ -109,9 +142,11 @@ class PrefixCache::Impl {
   }
 
   void flush() {
-    std::promise<void> done;
-    writer_.post([&done] { done.set_value(); });
-    done.get_future().wait();
+    for (TaskQueue* const queue : {&reader_, &writer_}) {  // the reader may post to the writer
+      std::promise<void> done;
+      queue->post([&done] { done.set_value(); });
+      done.get_future().wait();
+    }
   }
 
   // Writes the entries that are only in memory, the most valuable ones first.
@@ -136,6 +171,7 @@ class PrefixCache::Impl {
   struct Entry {
     std::string key;                             // the owner's tree in the index
     std::shared_ptr<const SequenceState> state;  // null: on disk only
+    std::shared_ptr<const PromptScores> scores;  // null: none, or on disk, where they are not stored
     std::string file;                            // NAME; "": not on disk
   };
 
@@ -144,37 +180,105 @@ class PrefixCache::Impl {
     return options_.shared ? all : owner;
   }
 
-  // The numbers of tokens after which this prompt's states are taken. `most`: all tokens but the last one.
-  std::vector<int64_t> cuts(const PrefixIndex::Match& match, int64_t most) const {
+  // The longest entry from which the prompt can be read.
+  PrefixIndex::Match find(const PrefixRequest& request) const {
+    const std::string& key = key_of(request.owner);
+    PrefixIndex::Match match = index_.match(key, request.ids, static_cast<int64_t>(request.ids.size()) - 1);
+    while (match.entry >= 0 && !has_scores(entries_.at(match.entry), match.entry_tokens, request))
+      match = index_.match(key, request.ids, match.entry_tokens - 1);
+    return match;
+  }
+
+  static bool needs_scores(const PrefixRequest& request, int64_t seen) { return request.first_scored >= 0 && request.first_scored <= seen; }
+
+  // Whether the entry has the scores that a prompt needs if it starts there. These include the score of the first unread token.
+  static bool has_scores(const Entry& entry, int64_t seen, const PrefixRequest& request) {
+    if (!needs_scores(request, seen)) return true;
+    const auto last = static_cast<size_t>(seen);
+    return entry.state && entry.scores && entry.scores->first <= request.first_scored &&
+           entry.scores->top_log_probabilities >= request.top_log_probabilities && entry.state->ids[last] == request.ids[last];
+  }
+
+  // The plan for an entry in memory, or for none.
+  PrefixPlan plan_from(const PrefixRequest& request, const PrefixIndex::Match& match) {
+    PrefixPlan plan;
+    if (match.entry >= 0) {
+      const Entry& entry = entries_.at(match.entry);
+      plan.state = entry.state;
+      if (needs_scores(request, match.entry_tokens)) plan.scores = with_top(entry.scores, request.top_log_probabilities);
+      if (index_.tier(match.entry) == Tier::disk) index_.move(match.entry, Tier::memory);
+      index_.use(match.entry);
+    }
+    ++(match.entry >= 0 ? metrics_.hits : metrics_.misses);
+    metrics_.prompt_tokens += static_cast<int64_t>(request.ids.size()) - 1;
+    metrics_.tokens_saved += match.entry_tokens;
+    plan.cuts = cuts(request, match);
+    plan.keep_end = options_.ends;
+    drop_all(index_.record(key_of(request.owner), request.ids));
+    keep_budgets();
+    return plan;
+  }
+
+  // The scores with at most `top` most likely tokens at each position.
+  static std::shared_ptr<const PromptScores> with_top(const std::shared_ptr<const PromptScores>& scores, int64_t top) {
+    if (scores->top_log_probabilities == top) return scores;
+    PromptScores few = *scores;
+    few.top_log_probabilities = top;
+    for (TokenScore& score : few.scores) score.top.resize(std::min(score.top.size(), static_cast<size_t>(top)));
+    return std::make_shared<const PromptScores>(std::move(few));
+  }
+
+  // The numbers of tokens after which this prompt's states are taken.
+  std::vector<int64_t> cuts(const PrefixRequest& request, const PrefixIndex::Match& match) const {
+    const int64_t last = static_cast<int64_t>(request.ids.size()) - 1;
     std::set<int64_t> wanted;
     const auto add = [&](int64_t tokens) {
+      tokens = std::min(tokens, last);
       tokens -= tokens % cell_;
       if (tokens - match.entry_tokens >= options_.least_tokens) wanted.insert(tokens);
     };
-    add(std::min(match.common, most));
-    add(most);
-    if (options_.interval > 0)
-      for (int64_t tokens = (match.entry_tokens / options_.interval + 1) * options_.interval; tokens < most; tokens += options_.interval)
-        add(tokens);
+    // A state is of use for scores only if the next prompt also has the token after the state's.
+    const int64_t after = request.first_scored >= 0 ? 1 : 0;
+    add(std::min(match.common, last) - after);
+    add(last - after);
+    for (const int64_t tokens : request.boundaries) add(tokens - after);
+    if (options_.interval > 0) {
+      int64_t interval = options_.interval;
+      while ((last - match.entry_tokens) / interval > kMostIntervals) interval *= 2;
+      for (int64_t tokens = (match.entry_tokens / interval + 1) * interval; tokens < last; tokens += interval) add(tokens);
+    }
     return {wanted.begin(), wanted.end()};
   }
 
-  // The entry's state, from disk if it is there. If the file cannot be used, drops the entry and returns null.
-  std::shared_ptr<const SequenceState> state_of(int64_t id) {
-    Entry& entry = entries_.at(id);
-    if (!entry.state) {
+  // Runs on the reader's thread: reads the state of the longest entry and plans with it. An entry whose file cannot be used is dropped, and
+  // the next one is tried.
+  PrefixPlan read_plan(const PrefixRequest& request) {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      const PrefixIndex::Match match = find(request);
+      if (match.entry < 0 || entries_.at(match.entry).state) return plan_from(request, match);
+      const std::string file = entries_.at(match.entry).file;
+      lock.unlock();
+      std::shared_ptr<const SequenceState> state;
+      std::string fault;
       try {
-        entry.state = std::make_shared<const SequenceState>(load_sequence(state_path(entry.file), model_, model_hash_));
+        state = std::make_shared<const SequenceState>(read_(state_path(file)));
+      } catch (const std::exception& error) {
+        fault = error.what();
+      }
+      lock.lock();
+      const auto found = entries_.find(match.entry);
+      if (found == entries_.end() || found->second.state) continue;  // dropped or inserted in the meantime
+      if (state) {
+        found->second.state = std::move(state);
         ++metrics_.disk_reads;
-      } catch (const Error& error) {
-        log_warning(std::string("prefix cache: entry dropped: ") + error.what());
+        if (const PrefixIndex::Match again = find(request); again.entry == match.entry) return plan_from(request, again);
+      } else {
+        log_warning("prefix cache: entry dropped: " + fault);
         ++metrics_.damaged;
-        drop(id);
-        return nullptr;
+        drop(match.entry);
       }
     }
-    if (index_.tier(id) == Tier::disk) index_.move(id, Tier::memory);
-    return entry.state;
   }
 
   void drop_all(const std::vector<int64_t>& ids) {
@@ -205,6 +309,7 @@ class PrefixCache::Impl {
     const bool fits = !folder_.empty() && index_.entry_bytes(id) <= options_.disk_bytes;
     if (!fits || (!on_disk && pending_writes_ >= kMostPendingWrites)) return drop(id);
     index_.move(id, Tier::disk);
+    entry.scores.reset();
     if (on_disk) {
       entry.state.reset();
       return;
@@ -291,7 +396,7 @@ class PrefixCache::Impl {
       const PrefixIndex::Put put = index_.put(key, std::span(ids).first(ids.size() - 1), bytes, Tier::disk);
       drop_all(put.forgotten);
       if (!put.is_new) return false;
-      entries_[put.entry] = {key, nullptr, name};
+      entries_[put.entry] = {key, nullptr, nullptr, name};
       return true;
     } catch (const Error& error) {
       log_warning(error.what());
@@ -304,6 +409,7 @@ class PrefixCache::Impl {
 
   const LanguageModel& model_;
   const std::string model_hash_;
+  ReadState read_;
   PrefixCacheOptions options_;
   const std::string folder_, cells_;
   const int64_t cell_;  // states are taken at multiples of this many tokens
@@ -312,18 +418,22 @@ class PrefixCache::Impl {
   std::map<int64_t, Entry> entries_;  // by the index's number
   PrefixCacheMetrics metrics_;
   int64_t pending_writes_ = 0;
-  TaskQueue writer_{1};  // the last member: its tasks use the others
+  // The last members: their tasks use the others, and the reader's also the writer.
+  TaskQueue writer_{1};
+  TaskQueue reader_{1};
 };
 
 PrefixCache::PrefixCache(const LanguageModel& model, std::string model_hash, const PrefixCacheOptions& options, std::string folder,
-                         std::string cells)
-    : impl_(std::make_unique<Impl>(model, std::move(model_hash), options, std::move(folder), std::move(cells))) {}
+                         std::string cells, ReadState read)
+    : impl_(std::make_unique<Impl>(model, std::move(model_hash), options, std::move(folder), std::move(cells), std::move(read))) {}
 
 PrefixCache::~PrefixCache() { impl_->save(); }
 
-PrefixPlan PrefixCache::plan(const std::string& owner, std::span<const int64_t> ids) { return impl_->plan(owner, ids); }
+std::optional<PrefixPlan> PrefixCache::plan(const PrefixRequest& request, Ready ready) { return impl_->plan(request, std::move(ready)); }
 
-void PrefixCache::insert(const std::string& owner, std::shared_ptr<const SequenceState> state) { impl_->insert(owner, state); }
+void PrefixCache::insert(const std::string& owner, std::shared_ptr<const SequenceState> state, std::shared_ptr<const PromptScores> scores) {
+  impl_->insert(owner, state, scores);
+}
 
 PrefixCacheMetrics PrefixCache::metrics() const { return impl_->metrics(); }
 

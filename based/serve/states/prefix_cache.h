@@ -3,18 +3,22 @@
 // A state cannot be cut: it serves only prompts that begin with all tokens it has seen. The cache therefore plans where states are taken
 // while a prompt is read. It remembers the tokens of earlier sequences, also where it has no states, and takes a state where a new prompt
 // diverges from an earlier one. Prompts with this prefix from then on read exactly their own tail. It also takes states after the prompt
-// and after the generated text, for the same prompt and for continuations, and at a regular interval within long prompts, for the first
-// prompt that diverges there.
+// and after the generated text, for the same prompt and for continuations. For the first prompt that diverges from an earlier one, it takes
+// states at PrefixRequest::boundaries and at a regular interval: at most 16 for one prompt, so that longer prompts have longer intervals.
+//
+// A prompt whose tokens are scored starts from a state only if the entry also has the scores of the tokens that are then not computed.
+// Scores are kept in memory only.
 //
 // Entries of one owner are not visible to others unless PrefixCacheOptions::shared is set: the time until the first token tells whether a
 // prompt's prefix is cached. An entry is never changed; sequences share its tensors. Entries beyond the memory budget are written to
-// `folder` by a thread of the cache, or dropped if there is none; see PrefixIndex for the order. A state on disk is read when a prompt uses
-// it.
+// `folder` by a thread of the cache, or dropped if there is none; see PrefixIndex for the order. A state on disk is read by another thread
+// of the cache when a prompt uses it.
 //
-// All functions may be called by any thread; the engine's thread calls plan() and insert().
+// All functions may be called by any thread; the engine's thread calls plan() and insert(), which never wait for the disk.
 #pragma once
+#include <functional>
 #include <memory>
-#include <span>
+#include <optional>
 #include <string>
 
 #include "based/core/config.h"
@@ -38,7 +42,9 @@ struct PrefixCacheOptions {
     field("memory_bytes", memory_bytes, "bytes of cached states in the model's memory; 0: no cache");
     field("disk_bytes", disk_bytes, "bytes of cached states on disk, if the server has a state folder");
     field("recorded_tokens", recorded_tokens, "tokens of earlier sequences that are remembered to find common prefixes");
-    field("interval", interval, "keep states at multiples of this many tokens within a prompt; 0: none; -1: 512 on a CPU, none on a GPU");
+    field("interval", interval,
+          "keep states at multiples of this many tokens within a prompt; 0: none; -1: none on a GPU; on a CPU 128, or 512 for models of "
+          "fewer than 10 million parameters");
     field("least_tokens", least_tokens, "a state is kept only if it saves at least this many tokens");
     field("ends", ends, "keep the states after generated texts, for requests that continue them");
     field("shared", shared, "share cached prefixes between API keys; their owners can then discover each other's prompts by timing");
@@ -59,24 +65,28 @@ struct PrefixCacheMetrics {
 
 class PrefixCache final : public PrefixSource {
  public:
+  using ReadState = std::function<SequenceState(const std::string& path)>;
+
   // `model` must outlive this. `folder`: an existing folder that the caller has locked (FolderLock), or "" for no disk tier. `cells`:
   // describe_cells(model) for an invariant engine, otherwise "". Entries that an earlier process wrote for the same model are available
-  // again. Files that cannot be used are removed with a warning. Throws UsageError for options out of range.
+  // again. Files that cannot be used are removed with a warning. `read`: reads a state file; load_sequence() if empty. Throws UsageError
+  // for options out of range.
   PrefixCache(const LanguageModel& model, std::string model_hash, const PrefixCacheOptions& options, std::string folder = "",
-              std::string cells = "");
+              std::string cells = "", ReadState read = {});
   // Writes the entries in memory to the folder, the most valuable ones first, as far as they fit into disk_bytes.
   ~PrefixCache() override;
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
   // Records the prompt, of at least one token. Its last token is never part of a state.
-  PrefixPlan plan(const std::string& owner, std::span<const int64_t> ids) override;
+  std::optional<PrefixPlan> plan(const PrefixRequest& request, Ready ready) override;
   // Adds the state as the entry of the tokens that it has seen. No effect if these are fewer than least_tokens, if the state is larger than
   // the memory budget, or if it was not made in the cells of this cache.
-  void insert(const std::string& owner, std::shared_ptr<const SequenceState> state) override;
+  void insert(const std::string& owner, std::shared_ptr<const SequenceState> state,
+              std::shared_ptr<const PromptScores> scores = nullptr) override;
 
   PrefixCacheMetrics metrics() const;
-  void flush();  // waits until all evicted entries are on disk
+  void flush();  // waits until all states that are being read are in memory and all evicted entries are on disk
 
  private:
   class Impl;

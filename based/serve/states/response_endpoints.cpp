@@ -144,8 +144,7 @@ void handle_response(const StateContext& context, const HttpRequest& http, const
   if (part.ids.empty() && part.start == nullptr) throw ApiError::invalid("input", "input: has no text");
   ResponsePlan reply_plan{http.owner, part.uploaded, part.parent};
   GenerationPlan plan;
-  plan.owner = http.owner;
-  plan.request_id = http.id;
+  set_sender(plan, http);
   plan.keep_end_state = request.store || request.include_sealed;
   plan.allowed = model.allowed_tokens(request.generation.constraint);
   plan.parts.push_back(std::move(part));
@@ -175,7 +174,9 @@ StateStore& store_of(const StateContext& context) {
 
 void add_response_routes(HttpRouter& router, const StateContext& context) {
   using Reply = const std::shared_ptr<Responder>&;
-  router.add("POST", "/v1/responses", [context](const HttpRequest& http, Reply responder) { handle_response(context, http, responder); });
+  router.add(
+      "POST", "/v1/responses", [context](const HttpRequest& http, Reply responder) { handle_response(context, http, responder); },
+      Access::with_key, context.max_body_bytes);
   router.add("GET", "/v1/responses/{id}", [context](const HttpRequest& http, Reply responder) {
     const StateInfo info = response_info(store_of(context), http.owner, std::string(http.capture("id")), "response_id");
     responder->send(200, kJsonType, dump_json(info.document));

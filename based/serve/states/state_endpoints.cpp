@@ -1,13 +1,16 @@
+#include <algorithm>
 #include <charconv>
 #include <utility>
 
+#include "based/generate/memory.h"
+#include "based/serve/protocol/state_request.h"
 #include "based/serve/states/endpoints.h"
 
 namespace based {
 namespace {
 
 constexpr int64_t kListedStates = 1000, kMostListedStates = 10000;
-constexpr int64_t kMostStateTtl = INT32_MAX;
+constexpr int64_t kStateHeaderBytes = 4096;  // an upper bound, for each layer
 
 void send_json(Responder& responder, const Json& json) { responder.send(200, kJsonType, dump_json(json)); }
 
@@ -33,23 +36,18 @@ class StateWriter final : public HttpGenerationReply {
 
 void handle_new_state(const StateContext& context, const HttpRequest& http, const std::shared_ptr<Responder>& responder) {
   const ServedModel& model = context.generation.model;
-  const Json json = request_json(http);
-  const RequestFields fields(json);
-  check_model_name(fields, model.facts());
+  const StateRequest request = parse_state_request(request_json(http), model.limits(), model.facts());
   GenerationFields generation;
   generation.store.at_prompt = true;
-  if (fields.has("ttl")) generation.store.ttl_seconds = fields.integer("ttl", 0, 0, kMostStateTtl);
-  const std::vector<Prompt> prompts = parse_prompts(fields.find("prompt"), model.limits(), model.facts().vocab_size);
-  if (prompts.size() != 1) fields.fail("prompt", "must be one prompt: a string or a list of token ids");
+  generation.store.ttl_seconds = request.ttl_seconds;
   std::vector<std::string> start;
-  if (fields.has("state")) start.push_back(fields.text("state"));
+  if (!request.state.empty()) start.push_back(request.state);
   GenerationPlan plan;
-  plan.owner = http.owner;
-  plan.request_id = http.id;
-  plan.states_label = fields.text("label");
+  set_sender(plan, http);
+  plan.states_label = request.label;
   StateStore& states = *context.generation.states;
-  plan.parts = model.parts_of(prompts, start, &states, http.owner);
-  if (plan.parts[0].ids.empty() && plan.parts[0].start == nullptr) fields.fail("prompt", "has no tokens");
+  plan.parts = model.parts_of({request.prompt}, start, &states, http.owner);
+  if (plan.parts[0].ids.empty() && plan.parts[0].start == nullptr) throw ApiError::invalid("prompt", "prompt: has no tokens");
   auto writer = std::make_unique<StateWriter>(states, http.owner, generation, responder);
   start_run(std::make_shared<GenerationRun>(context.generation.service, context.generation.queue, &states, generation, std::move(plan),
                                             std::move(writer)),
@@ -96,12 +94,23 @@ std::string captured_id(const HttpRequest& http) { return std::string(http.captu
 
 }  // namespace
 
+int64_t state_body_bytes(const LanguageModel& model, const RequestLimits& limits, const HttpServerOptions& http) {
+  const ModelConfig& config = model.config();
+  int64_t tokens = limits.prompt_tokens + limits.max_tokens;
+  if (config.max_positions > 0) tokens = std::min(tokens, config.max_positions);
+  const int64_t headers = kStateHeaderBytes * (1 + static_cast<int64_t>(config.layers.size()));
+  const int64_t file = sequence_bytes({config, model.dtype(), model.device()}, tokens) + headers;
+  return std::min(http.max_total_body_bytes, http.max_body_bytes + (file + 2) / 3 * 4);
+}
+
 void add_state_routes(HttpRouter& router, const StateContext& context) {
   using Reply = const std::shared_ptr<Responder>&;
   StateStore* const states = context.generation.states;
   BASED_ASSERT(states != nullptr);
   router.add("POST", "/v1/states", [context](const HttpRequest& http, Reply responder) { handle_new_state(context, http, responder); });
-  router.add("PUT", "/v1/states", [states](const HttpRequest& http, Reply responder) { handle_upload(*states, http, *responder); });
+  router.add(
+      "PUT", "/v1/states", [states](const HttpRequest& http, Reply responder) { handle_upload(*states, http, *responder); },
+      Access::with_key, context.max_body_bytes);
   router.add("GET", "/v1/states", [states](const HttpRequest& http, Reply responder) { handle_list(*states, http, *responder); });
   router.add("GET", "/v1/states/{id}", [states](const HttpRequest& http, Reply responder) {
     send_json(*responder, states->info(http.owner, captured_id(http), "id").to_json());

@@ -130,11 +130,12 @@ class StateStore::Impl {
         write_file_atomic(state_path(info.id), content);
         write_file_atomic(record_path(info.id), dump_json(record_json(info, about.owner)));
       }
-    } catch (...) {
+    } catch (const std::exception& error) {
       const std::lock_guard lock(mutex_);
       release(about.owner, info.bytes);
       if (!folder_.empty()) remove_files(info.id);
-      throw;
+      log_warning(std::string("stored states: ") + error.what());  // it names files of the server
+      throw ApiError::failed("the state could not be stored; the server's log has the reason");
     }
     const std::lock_guard lock(mutex_);
     ++metrics_.stored;

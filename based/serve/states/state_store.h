@@ -91,7 +91,7 @@ class StateStore {
   StateStore& operator=(const StateStore&) = delete;
 
   // Stores a state. Throws ApiError: 413 with the bytes if it exceeds the owner's quota or the memory, 400 for a label or a time to live
-  // out of range; Error if it is not finite or cannot be written.
+  // out of range, 500 if it cannot be written; Error if it is not finite.
   StateInfo put(std::shared_ptr<const SequenceState> sequence, const NewState& about);
   // Stores the content of a state file of unknown origin. Throws as put() and parse_state().
   StateInfo put_file(const std::string& content, NewState about);

@@ -224,5 +224,28 @@ TEST_F(StateServer, RefusesResponsesThatItCannotMake) {
   EXPECT_THAT(unknown->body(), HasSubstr("resp_1"));
 }
 
+// However small --max-body-bytes is, the routes of states accept a state of this model, also sealed.
+TEST_F(StateServer, TheBodyLimitFollowsFromTheModelsState) {
+  HttpServerOptions http;
+  http.max_body_bytes = 100;
+  const StateContext small{server_->context(), server_->text_model(), *seal_, state_body_bytes(server_->model(), RequestLimits(), http)};
+  HttpRouter router;
+  add_state_routes(router, small);
+  add_response_routes(router, small);
+  const std::string id = ok("POST", "/v1/states", R"({"prompt": "The document. "})")["id"];
+  const auto file = static_cast<int64_t>(call("GET", "/v1/states/" + id + "/content")->body().size());
+  const Json sealed =
+      ok("POST", "/v1/responses", R"({"input": "a", "store": false, "include": ["reasoning.encrypted_content"], "max_output_tokens": 2})");
+  int64_t encrypted = 0;
+  for (const Json& item : sealed["output"])
+    if (item.contains("encrypted_content")) encrypted = std::ssize(item["encrypted_content"].get<std::string>());
+  EXPECT_GT(encrypted, file);
+  EXPECT_GE(router.find("PUT", "/v1/states").max_body_bytes, file);
+  EXPECT_GE(router.find("POST", "/v1/responses").max_body_bytes, encrypted);
+  EXPECT_EQ(router.find("POST", "/v1/states").max_body_bytes, -1);
+  http.max_total_body_bytes = 1000;
+  EXPECT_EQ(state_body_bytes(server_->model(), RequestLimits(), http), 1000);
+}
+
 }  // namespace endpoints_test
 }  // namespace based

@@ -37,6 +37,7 @@ struct Answer {
   int64_t computed = 0;  // tokens of the prompt that no state had read
   Ids ids;
   std::vector<float> log_probabilities;
+  std::vector<TokenScore> scores;  // the prompt's
 };
 
 // A service with a prefix cache, or without one.
@@ -51,17 +52,33 @@ class CachedService {
   PrefixCache& cache() { return *cache_; }
 
   Answer ask(const Ids& ids, int64_t tokens = 1, const std::string& owner = "a", bool use_prefixes = true) {
-    Answer answer;
-    std::promise<std::string> ended;
     GenerationJob job;
     job.owner = owner;
     job.ids = ids;
-    job.sampling = kGreedy;
     job.max_tokens = tokens;
+    job.use_prefixes = use_prefixes;
+    return run(std::move(job));
+  }
+  // Also the scores of the prompt, with the `top` most likely tokens at each position.
+  Answer score(const Ids& ids, int64_t top) {
+    GenerationJob job;
+    job.owner = "a";
+    job.ids = ids;
+    job.max_tokens = 1;
+    job.prompt_log_probabilities = true;
+    job.top_log_probabilities = top;
+    return run(std::move(job));
+  }
+  Answer run(GenerationJob job) {
+    Answer answer;
+    std::promise<std::string> ended;
+    job.sampling = kGreedy;
     job.ignore_end_of_text = true;
     job.log_probabilities = true;
-    job.use_prefixes = use_prefixes;
-    job.events.prompt_read = [&](const PromptRead& read) { answer.computed = read.prompt_tokens - read.cached_tokens; };
+    job.events.prompt_read = [&](const PromptRead& read) {
+      answer.computed = read.prompt_tokens - read.cached_tokens;
+      answer.scores = read.scores;
+    };
     job.events.piece = [&](const ChoicePiece& piece) {
       for (const TokenScore& token : piece.tokens)
         answer.ids.push_back(token.id), answer.log_probabilities.push_back(token.log_probability);
@@ -197,6 +214,122 @@ TEST(PrefixCachesOfMixers, GiveTheSameBits) {
     EXPECT_EQ(answer.ids, expected.ids) << info.name;
     EXPECT_EQ(answer.log_probabilities, expected.log_probabilities) << info.name;
   }
+}
+
+bool equal_scores(const Answer& a, const Answer& b) {
+  return std::equal(a.scores.begin(), a.scores.end(), b.scores.begin(), b.scores.end(), [](const TokenScore& one, const TokenScore& other) {
+    return one.id == other.id && one.log_probability == other.log_probability && one.top == other.top;
+  });
+}
+
+// Requests of evaluations: one context and several continuations, of which some have one token. The scores have the same bits as without a
+// cache.
+TEST_F(PrefixCaches, ScorePromptsFromTheSharedPrefixOn) {
+  const PrefixCacheOptions options = without_intervals();
+  CachedService plain(*model_, nullptr, /*invariant=*/true), cached(*model_, &options, /*invariant=*/true);
+  const Ids context = some_text(150, 3);
+  std::vector<int64_t> computed;
+  const auto check = [&](const Ids& prompt, int64_t top) {
+    const Answer expected = plain.score(prompt, top), answer = cached.score(prompt, top);
+    ASSERT_EQ(answer.scores.size(), prompt.size() - 1);
+    EXPECT_TRUE(equal_scores(answer, expected));
+    EXPECT_EQ(answer.log_probabilities, expected.log_probabilities);
+    computed.push_back(answer.computed);
+  };
+  check(joined(context, {60}), 1);
+  check(joined(context, {61}), 1);
+  check(joined(context, tail(30, 62)), 1);
+  check(joined(context, tail(30, 63)), 0);  // fewer most likely tokens than are stored
+  check(joined(context, tail(30, 64)), 3);  // more
+  check(joined(context, tail(30, 65)), 2);
+  // States are at multiples of 64 tokens.
+  EXPECT_EQ(computed, (Ids{151, 151 - 128, 180 - 128, 180 - 128, 180, 180 - 128}));
+}
+
+// Without cells, a scored prompt computes its own tail and one more token, whose predecessor's logits a state does not have.
+TEST_F(PrefixCaches, ScoredPromptsComputeOneTokenMoreThanTheTail) {
+  const PrefixCacheOptions options = without_intervals();
+  CachedService service(*model_, &options);
+  const Ids context = some_text(100, 3);
+  EXPECT_EQ(service.computed(context), 100) << "leaves states without scores";
+  EXPECT_EQ(service.score(joined(context, tail(20, 60)), 1).computed, 120);
+  EXPECT_EQ(service.score(joined(context, tail(20, 61)), 1).computed, 21);
+  EXPECT_EQ(service.computed(joined(context, tail(20, 62))), 20) << "other prompts use all states";
+}
+
+TEST_F(PrefixCaches, KeepStatesAtBoundariesForTheSecondPrompt) {
+  const PrefixCacheOptions options = without_intervals();
+  CachedService service(*model_, &options);
+  const Ids system = some_text(70, 3);
+  GenerationJob job;
+  job.owner = "a";
+  job.ids = joined(system, tail(30, 60));
+  job.boundaries = {70};
+  EXPECT_EQ(service.run(job).computed, 100);
+  job.ids = joined(system, tail(30, 61));
+  EXPECT_EQ(service.run(job).computed, 30);
+}
+
+// However long a prompt is, it leaves at most 16 states at regular intervals, so that it does not evict all others.
+TEST_F(PrefixCaches, LongPromptsHaveLongerIntervals) {
+  PrefixCacheOptions options;
+  options.interval = 16;
+  PrefixCache cache(*model_->model, kModelHash, options);
+  const auto cuts_of = [&](int64_t tokens) {
+    const Ids ids = some_text(tokens, tokens);
+    return cache.plan({"a", ids}, [](const PrefixPlan&) {})->cuts;
+  };
+  EXPECT_EQ(cuts_of(50), (Ids{16, 32, 48, 49}));
+  EXPECT_LE(cuts_of(1000).size(), 17u);
+  EXPECT_EQ(cuts_of(1000).front(), 64);
+}
+
+// While a file is read, plans, states and figures of other prompts do not wait for it.
+TEST_F(PrefixCaches, ReadFilesWithoutHoldingOthersUp) {
+  const TemporaryFolder folder;
+  const PrefixCacheOptions options = without_intervals();
+  const Ids first = some_text(100, 3), second = some_text(100, 4);
+  {
+    PrefixCache cache(*model_->model, kModelHash, options, folder.path().string());
+    cache.insert("a", state_after(*model_->model, first));
+  }
+  std::promise<void> slow;
+  std::shared_future<void> released = slow.get_future().share();
+  const auto read = [&](const std::string& path) {
+    released.wait();
+    return load_sequence(path, *model_->model, kModelHash);
+  };
+  PrefixCache cache(*model_->model, kModelHash, options, folder.path().string(), "", read);
+  std::promise<PrefixPlan> planned, again;
+  EXPECT_EQ(cache.plan({"a", first}, [&](PrefixPlan plan) { planned.set_value(std::move(plan)); }), std::nullopt);
+  EXPECT_EQ(cache.plan({"a", first}, [&](PrefixPlan plan) { again.set_value(std::move(plan)); }), std::nullopt);
+  EXPECT_TRUE(cache.plan({"a", second}, [](const PrefixPlan&) { ADD_FAILURE(); }).has_value());
+  cache.insert("a", state_after(*model_->model, second));
+  EXPECT_EQ(cache.metrics().entries, 2);
+  slow.set_value();
+  for (std::promise<PrefixPlan>* plan : {&planned, &again}) {
+    const PrefixPlan got = plan->get_future().get();
+    ASSERT_NE(got.state, nullptr);
+    EXPECT_EQ(got.state->seen(), 99);
+  }
+  EXPECT_EQ(cache.metrics().disk_reads, 1) << "the second plan uses what the first one read";
+}
+
+// A state that exceeds the memory budget of this process is used, and leaves memory again.
+TEST_F(PrefixCaches, UseStatesOnDiskThatAreLargerThanTheMemory) {
+  const TemporaryFolder folder;
+  PrefixCacheOptions options = without_intervals();
+  options.ends = false;
+  const Ids prompt = some_text(100, 3);
+  {
+    CachedService service(*model_, &options, false, folder.path().string());
+    EXPECT_EQ(service.computed(prompt), 100);
+  }
+  options.memory_bytes = 1000;
+  CachedService service(*model_, &options, false, folder.path().string());
+  EXPECT_EQ(service.computed(prompt), 1);
+  EXPECT_EQ(service.computed(prompt), 1);
+  EXPECT_EQ(service.cache().metrics().disk_reads, 2);
 }
 
 TEST_F(PrefixCaches, EvictToDiskAndSurviveARestart) {
