@@ -1,11 +1,16 @@
+#include <functional>
+
 #include "apps/command.h"
 #include "apps/quantise.h"
 #include "based/core/files.h"
 #include "based/core/folders.h"
+#include "based/core/json.h"
 #include "based/core/log.h"
 #include "based/core/new_folder.h"
 #include "based/core/output_folder.h"
 #include "based/data/tokenizer.h"
+#include "based/generate/text_model.h"
+#include "based/models/huggingface/huggingface.h"
 #include "based/models/published/expected.h"
 #include "based/models/published/published.h"
 #include "based/models/tensor_view.h"
@@ -16,7 +21,7 @@ namespace convert_command {
 
 struct Options {
   std::string source, out, tokenizer, expect, dtype, format;
-  bool back = false;
+  bool back = false, hf = false;
   QuantiseOptions quantise;
 };
 
@@ -46,9 +51,33 @@ void check_expected(const Options& options, const std::string& folder) {
   if (!result.pass) throw Error(options.expect + ": the converted model's logits differ by more than the tolerance");
 }
 
+// Fills the new folder with the model that `write` writes into a folder, and with its tokenizer. Compares logits and quantises if asked to.
+void fill_model(const Options& options, NewFolder& folder, const Tokenizer* tokenizer,
+                const std::function<void(const std::string& folder, std::optional<uint64_t> tokenizer)>& write) {
+  const bool quantises = !options.quantise.form.empty();
+  folder.fill([&](const std::string& staging) {
+    const std::string full = quantises ? path_in(staging, "full") : staging;  // removed after it is quantised
+    make_folder(full);
+    std::optional<uint64_t> hash;
+    if (tokenizer != nullptr) {
+      tokenizer->save(full);
+      hash = tokenizer->hash();
+    }
+    write(full, hash);
+    if (!options.expect.empty()) check_expected(options, full);
+    if (!quantises) return;
+    quantise_folder(full, staging, options.quantise);
+    remove_tree(full);
+  });
+}
+
+// The end of the line that says where the model is.
+std::string tokenizer_note(const Tokenizer* tokenizer) {
+  return tokenizer == nullptr ? "; it has no tokenizer: text needs one, --tokenizer" : "";
+}
+
 // Fills the new folder from a folder as published.
 void convert_published(const Options& options, NewFolder& folder) {
-  if (!options.expect.empty()) expected_dtype(SafetensorsFile(options.expect));  // refuses a wrong file before the work
   PublishedModel model(options.source);
   const std::unique_ptr<Tokenizer> tokenizer = find_tokenizer(options);
   for (const std::string& warning : model.warnings()) log_warning(options.source + ": " + warning);
@@ -60,40 +89,67 @@ void convert_published(const Options& options, NewFolder& folder) {
   }
   if (model.dtype() == DType::F16)
     log_warning(options.source + ": the weights are fp16 and stay so; run the model with --dtype bf16 or fp32");
-  const bool quantises = !options.quantise.form.empty();
-  folder.fill([&](const std::string& staging) {
-    const std::string full = quantises ? path_in(staging, "full") : staging;  // removed after it is quantised
-    make_folder(full);
-    std::optional<uint64_t> hash;
-    if (tokenizer != nullptr) {
-      tokenizer->save(full);
-      hash = tokenizer->hash();
-    }
-    model.save(full, hash);
-    if (!options.expect.empty()) check_expected(options, full);
-    if (!quantises) return;
-    quantise_folder(full, staging, options.quantise);
-    remove_tree(full);
-  });
-  if (quantises) log_info("--back needs the full model: a folder with quantised weights holds no source.safetensors");
+  fill_model(options, folder, tokenizer.get(), [&](const std::string& full, std::optional<uint64_t> hash) { model.save(full, hash); });
+  if (!options.quantise.form.empty()) log_info("--back needs the full model: a folder with quantised weights holds no source.safetensors");
   print_line("the model (" + model.family() + ", " + grouped(parameter_count(model.config())) + " parameters) is in " + options.out +
              (model.dropped() == 0 ? "" : "; " + std::to_string(model.dropped()) + " tensors have no part in it and are kept for --back") +
-             (tokenizer == nullptr ? "; it has no tokenizer: text needs one, --tokenizer" : ""));
+             tokenizer_note(tokenizer.get()));
+}
+
+// Fills the new folder from a folder that --hf or transformers' save_pretrained wrote.
+void convert_huggingface(const Options& options, NewFolder& folder) {
+  const std::unique_ptr<Tokenizer> tokenizer = find_tokenizer(options);
+  ModelConfig config;
+  fill_model(options, folder, tokenizer.get(),
+             [&](const std::string& full, std::optional<uint64_t> hash) { config = read_huggingface_model(options.source, full, hash); });
+  print_line("the model (" + grouped(parameter_count(config)) + " parameters) is in " + options.out + tokenizer_note(tokenizer.get()));
 }
 
 // Quantises a model's folder of this library.
 void convert_own(const Options& options, NewFolder& folder) {
   if (options.quantise.form.empty())
-    throw UsageError(options.source + ": is a model's folder of this library already; --weights int8 or int4 quantises it");
+    throw UsageError(
+        options.source +
+        ": is a model's folder of this library already; --weights int8 or int4 quantises it, --hf converts it for transformers");
   if (!options.tokenizer.empty() || !options.expect.empty())
     throw UsageError("--tokenizer and --expect are for a folder as published; " + options.source + " is a model's folder of this library");
   folder.fill([&](const std::string& staging) { quantise_folder(options.source, staging, options.quantise); });
   print_line("the model with " + options.quantise.form + " weights is in " + options.out);
 }
 
+// Writes tokenizer.json and the settings with which transformers' AutoTokenizer gives the same ids.
+void save_huggingface_tokenizer(const Tokenizer& tokenizer, const std::string& folder) {
+  tokenizer.save(folder);
+  for (const char* name : {"vocab.json", "merges.txt"}) remove_file(path_in(folder, name));  // the same in another format
+  Json settings{{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}, {"padding_side", "left"}};
+  settings["model_input_names"] = Json::array({"input_ids", "attention_mask"});
+  if (const std::optional<int32_t> end = tokenizer.end_of_text())
+    settings["eos_token"] = settings["pad_token"] = std::string(tokenizer.token_bytes(*end));
+  write_file_atomic(path_in(folder, "tokenizer_config.json"), dump_json(settings, 2) + "\n");
+}
+
+// Writes a model's folder of this library as a folder for transformers.
+void convert_to_huggingface(const Options& options) {
+  if (options.back || !options.expect.empty() || !options.dtype.empty() || !options.format.empty() || !options.quantise.form.empty())
+    throw UsageError("--back, --expect, --dtype, --format and --weights have no meaning with --hf");
+  if (!is_own_model(options.source))
+    throw UsageError(options.source + ": --hf converts a model's folder of this library; convert the folder without --hf first");
+  NewFolder folder(options.out, "--out");
+  const std::unique_ptr<Tokenizer> tokenizer = find_tokenizer(options);
+  if (tokenizer != nullptr)
+    require_same_tokenizer(read_model_files(options.source), *tokenizer, options.tokenizer.empty() ? options.source : options.tokenizer);
+  folder.fill([&](const std::string& staging) {
+    if (tokenizer != nullptr) save_huggingface_tokenizer(*tokenizer, staging);
+    write_huggingface_model(options.source, staging, tokenizer == nullptr ? std::nullopt : tokenizer->end_of_text());
+  });
+  print_line("the model for transformers is in " + options.out + tokenizer_note(tokenizer.get()));
+}
+
 void convert(const Options& options) {
   NewFolder folder(options.out, "--out");
   if (is_own_model(options.source)) return convert_own(options, folder);
+  if (!options.expect.empty()) expected_dtype(SafetensorsFile(options.expect));  // refuses a wrong file before the work
+  if (is_huggingface_model(options.source)) return convert_huggingface(options, folder);
   convert_published(options, folder);
 }
 
@@ -117,6 +173,7 @@ void run(const Options& options) {
   }
   check_quantise_options(options.quantise);
   if (options.back && !options.quantise.form.empty()) throw UsageError("--weights has no meaning with --back");
+  if (options.hf) return convert_to_huggingface(options);
   if (options.back) return convert_back(options);
   if (!options.format.empty()) throw UsageError("--format needs --back");
   convert(options);
@@ -126,8 +183,8 @@ void setup(CommandLine app) {
   auto options = std::make_shared<Options>();
   app.add_required(
       "source", options->source,
-      "a folder as published: config.json with pytorch_model.bin or model.safetensors (Based, attention, Mamba, Mamba-2); with "
-      "--back a folder that this command wrote, with --weights also a model's folder");
+      "a folder as published: config.json with pytorch_model.bin or model.safetensors (Based, attention, Mamba, Mamba-2), or one for "
+      "transformers that --hf wrote; with --back a folder that this command wrote, with --hf a model's folder, with --weights also one");
   app.add_required("--out", options->out, "the folder to create");
   app.add_option("--tokenizer", options->tokenizer,
                  "the tokenizer's folder, copied into --out (default: the one in the source, if there is one)", kPath);
@@ -136,15 +193,18 @@ void setup(CommandLine app) {
                  kPath);
   app.add_option("--dtype", options->dtype, "with --expect: fp64, fp32 or bf16 (default: the type of the file's logits)");
   app.add_flag("--back", options->back, "convert to the authors' names again, every tensor equal to the source's");
+  app.add_flag("--hf", options->hf,
+               "write a folder that transformers loads with the Python package based_cpp: AutoModelForCausalLM, AutoTokenizer");
   app.add_option("--format", options->format, "with --back: bin or safetensors (default: as the source)");
   add_quantise_options(app, options->quantise);
+  app.offer("--format", {"bin", "safetensors"});
   app.callback([options] { run(*options); });
 }
 
 }  // namespace convert_command
 
-const Command command_convert{"convert",
-                              "Convert a published model (Based, attention, Mamba, Mamba-2) to a model's folder, or back; quantise weights",
-                              convert_command::setup};
+const Command command_convert{
+    "convert", "Convert a model from or to other programs: published Based, attention, Mamba and Mamba-2, transformers; quantise weights",
+    convert_command::setup};
 
 }  // namespace based::apps

@@ -105,5 +105,26 @@ TEST_F(ConvertWeights, SaysWhatIsWrong) {
   EXPECT_FALSE(path_exists(file("x")));
 }
 
+TEST_F(ConvertWeights, GoesToTransformersAndBack) {
+  const Ran there = run("convert " + file("full") + " --hf --out " + file("hf"));
+  ASSERT_EQ(there.code, 0) << there.err;
+  EXPECT_THAT(there.out, HasSubstr("the model for transformers is in "));
+  for (const char* name : {"modeling_based.py", "configuration_based.py", "generation_config.json", "tokenizer.json"})
+    EXPECT_TRUE(path_exists(file(std::string("hf/") + name))) << name;
+  EXPECT_THAT(read_file(file("hf/tokenizer_config.json")), HasSubstr("<|endoftext|>"));
+  const Ran back = run("convert " + file("hf") + " --out " + file("back"));
+  ASSERT_EQ(back.code, 0) << back.err;
+  for (const char* name : {"config.json", "model.safetensors", "tokenizer.json"})
+    EXPECT_EQ(read_file(file(std::string("back/") + name)), read_file(file(std::string("full/") + name))) << name;
+}
+
+TEST_F(ConvertWeights, SaysWhatIsWrongWithTransformers) {
+  const auto error = [&](const std::string& arguments) { return run("convert " + arguments + " --out " + file("x")).err; };
+  EXPECT_THAT(error(file("published") + " --hf"), HasSubstr("--hf converts a model's folder of this library"));
+  EXPECT_THAT(error(file("full") + " --hf --back"), HasSubstr("have no meaning with --hf"));
+  EXPECT_THAT(error(file("full") + " --hf --tokenizer dna"), HasSubstr("dna: has "));
+  EXPECT_FALSE(path_exists(file("x")));
+}
+
 }  // namespace convert_test
 }  // namespace based
