@@ -268,12 +268,13 @@ std::string state_file_content(const StateSnapshot& snapshot, const std::string&
 
 StateSnapshot parse_state_file(std::span<const std::byte> file, const std::string& source) { return StateFileParser(file, source).parse(); }
 
+void require_model(const StateSnapshot& snapshot, const std::string& model_hash, const std::string& source) {
+  if (snapshot.model_hash != model_hash)
+    throw Error(source + ": made by model " + printable(snapshot.model_hash) + ", not by this one, " + model_hash);
+}
+
 StateFile::StateFile(const std::string& path) : file_(path), snapshot_(parse_state_file(file_.bytes(), path)) {}
 
-void StateFile::require_model(const std::string& model_hash) const {
-  if (snapshot_.model_hash != model_hash) {
-    throw Error(path() + ": made by model " + printable(snapshot_.model_hash) + ", not by this one, " + model_hash);
-  }
-}
+void StateFile::require_model(const std::string& model_hash) const { based::require_model(snapshot_, model_hash, path()); }
 
 }  // namespace based

@@ -33,6 +33,9 @@ std::string state_file_content(const StateSnapshot& snapshot, const std::string&
 // tensors are views into `file`.
 StateSnapshot parse_state_file(std::span<const std::byte> file, const std::string& source);
 
+// Throws Error if the state belongs to another model.
+void require_model(const StateSnapshot& snapshot, const std::string& model_hash, const std::string& source);
+
 // A mapped state file. The snapshot's tensors stay valid as long as the object exists.
 class StateFile {
  public:
