@@ -1,0 +1,2 @@
+version: str
+cuda_version: str

@@ -1,0 +1,169 @@
+"""Fake kernels and gradients of the operators: torch's opcheck and gradcheck, and torch.compile."""
+
+import pytest
+import torch
+from based_cpp import ops, selftest
+
+CASES = selftest._DIFFERENTIABLE | selftest._IN_PLACE
+COMPILED = ("taylor_attention", "causal_attention", "short_conv", "selective_scan", "gated_delta_rule", "linear_attention", "long_conv",
+            "rms_norm", "layer_norm", "swiglu")
+
+
+def arguments_of(name, dtype=torch.float32, gradients=False):
+    arguments = CASES[name](selftest._Inputs(dtype, "cpu"))
+    for argument in arguments:
+        if gradients and isinstance(argument, torch.Tensor) and argument.is_floating_point():
+            argument.requires_grad_()
+    return tuple(arguments)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_opcheck(name):
+    arguments = arguments_of(name, gradients=name in selftest._DIFFERENTIABLE)
+    torch.library.opcheck(getattr(torch.ops.based, name).default, arguments,
+                          test_utils=("test_schema", "test_autograd_registration", "test_faketensor"))
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiles_forward_and_backward_for_any_size(name):
+    operator = getattr(torch.ops.based, name).default
+    torch.library.opcheck(operator, arguments_of(name, gradients=True), test_utils="test_aot_dispatch_dynamic")
+
+
+@pytest.mark.parametrize("name", selftest._DIFFERENTIABLE)
+def test_gradcheck(name):
+    def outputs(*arguments):
+        found = getattr(torch.ops.based, name)(*arguments)
+        return tuple(y for y in (found if isinstance(found, tuple) else (found,)) if y.is_floating_point() and y.requires_grad)
+
+    assert torch.autograd.gradcheck(outputs, arguments_of(name, torch.float64, gradients=True), fast_mode=True, atol=1e-4)
+
+
+def test_initial_states_have_gradients():
+    torch.manual_seed(0)
+    cu_seqlens = torch.tensor([0, 3, 7])
+    q, k, v = (torch.randn(7, 2, size, dtype=torch.float64, requires_grad=True) for size in (4, 4, 3))
+    kv = torch.randn(2, 2, 15, 3, dtype=torch.float64, requires_grad=True)
+    sum_k = (5 + torch.rand(2, 2, 15, dtype=torch.float64)).requires_grad_()
+    decay = torch.tensor([0.9, 0.99], dtype=torch.float64)
+    for of_denominator in (True, False):
+        assert torch.autograd.gradcheck(lambda *x: ops.taylor_attention(*x[:3], cu_seqlens, *x[3:], decay, True, of_denominator),
+                                        (q, k, v, kv, sum_k), fast_mode=True)
+    x, weight = torch.randn(7, 3, dtype=torch.float64, requires_grad=True), torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    state = torch.randn(2, 3, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda *x: ops.short_conv(x[0], x[1], None, None, True, cu_seqlens, x[2]), (x, weight, state))
+    state = torch.randn(2, 2, 4, 3, dtype=torch.float64, requires_grad=True)
+    bonus = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    log_decay = (-torch.rand(7, 2, 4, dtype=torch.float64)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda q, k, v, g, u, s: ops.gated_delta_rule(q, k, v, g, None, u, False, 0.5, cu_seqlens, s),
+                                    (q, k, v, log_decay, bonus, state), fast_mode=True)
+
+
+def test_norms_with_a_residual_have_gradients():
+    torch.manual_seed(0)
+    residual, x = (torch.randn(3, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    weight, bias, next_weight, next_bias = (torch.randn(6, dtype=torch.float64, requires_grad=True) for _ in range(4))
+    assert torch.autograd.gradcheck(lambda *t: ops.rms_norm_add(*t, 1e-5), (residual, x, weight))
+    assert torch.autograd.gradcheck(lambda *t: ops.layer_norm_add(None, *t, 1e-5), (x, weight, bias))
+    for keeps_sum in (True, False):
+        assert torch.autograd.gradcheck(lambda *t: ops.layer_norm_add_twice(*t, 1e-5, keeps_sum)[0 if keeps_sum else 1],
+                                        (residual, x, weight, bias, next_weight, next_bias))
+    total, y = ops.layer_norm_add(residual, x, weight, bias, 1e-5)
+    torch.testing.assert_close(y, torch.nn.functional.layer_norm(residual + x, (6,), weight, bias))
+    once = residual + x + y
+    expected = torch.nn.functional.layer_norm(once, (6,), next_weight, next_bias)
+    torch.testing.assert_close(ops.layer_norm_add_twice(residual, x, weight, bias, next_weight, next_bias, 1e-5, True), (once, expected))
+
+
+def test_residual_stream_of_a_bf16_model():
+    torch.manual_seed(0)
+    residual, x, weight = torch.randn(3, 64), torch.randn(3, 64).bfloat16(), torch.randn(64).bfloat16()
+    tensors = [tensor.requires_grad_() for tensor in (residual, x, weight)]
+    total, y = ops.rms_norm_add(*tensors, 1e-5)
+    assert (total.dtype, y.dtype) == (torch.float32, torch.bfloat16)
+    (total.sum() + y.float().square().sum()).backward()
+    assert [tensor.grad.dtype for tensor in tensors] == [torch.float32, torch.bfloat16, torch.bfloat16]
+    assert torch.equal(residual.grad.bfloat16(), x.grad)
+
+
+def test_attention_drops_the_same_weights_in_every_type():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(40, 2, 16) for _ in range(3))
+    arguments = (torch.tensor([0, 15, 40]),) * 2 + (0, 0.25, 0.3, 7, torch.tensor(3), 1)
+    y = ops.causal_attention(q, k, v, *arguments)
+    torch.testing.assert_close(y.double(), ops.causal_attention(q.double(), k.double(), v.double(), *arguments), rtol=1e-4, atol=1e-5)
+    assert (y - ops.causal_attention(q, k, v, *arguments[:4])).abs().max() > 0.1
+
+
+def test_activations_equal_their_definitions():
+    x = torch.linspace(-60, 60, 41, dtype=torch.float64).view(41, 1).requires_grad_()
+    bias, log_rate = (torch.tensor([value], dtype=torch.float64, requires_grad=True) for value in (0.3, -0.5))
+    definitions = {"silu": lambda x: x / (1 + torch.exp(-x)), "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
+                   "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)), "exp": torch.exp,
+                   "log_sigmoid": lambda x: -torch.logaddexp(-x, torch.zeros_like(x)),
+                   "elu_plus_one": lambda x: torch.nn.functional.elu(x) + 1}
+    assert tuple(definitions) == ops.pointwise.ACTIVATIONS
+    for function, define in definitions.items():
+        y = ops.pointwise.gate(x, function, 2.0, bias, log_rate)
+        torch.testing.assert_close(y, define(x + 0.3) * 2 * torch.exp(log_rate))
+        near = x[15:26].detach().requires_grad_()
+        assert torch.autograd.gradcheck(lambda *t: ops.pointwise.gate(t[0], function, 2.0, *t[1:]), (near, bias, log_rate))
+
+
+def test_quadratic_form_equals_the_chunks():
+    torch.manual_seed(0)
+    cu_seqlens = torch.tensor([0, 150, 150, 170])
+    q, k, v = (torch.randn(170, 2, 8, dtype=torch.float64) for _ in range(3))
+    decay = torch.tensor([0.9, 0.99], dtype=torch.float64)
+    y = ops.taylor_attention(q, k, v, cu_seqlens, decay=decay)[0]
+    torch.testing.assert_close(y, ops.taylor_attention_quadratic(q, k, v, cu_seqlens, decay), rtol=1e-10, atol=1e-12)
+    s = ops.taylor_features(q[:, 0]) @ ops.taylor_features(k[:, 0]).T
+    torch.testing.assert_close(s, 1 + q[:, 0] @ k[:, 0].T + (q[:, 0] @ k[:, 0].T) ** 2 / 2)
+
+
+def test_rotary_is_differentiable_and_inverted_by_its_inverse():
+    torch.manual_seed(0)
+    x, positions = torch.randn(5, 40, dtype=torch.float64, requires_grad=True), torch.tensor([0, 1, 7, 100000, 3])
+    for interleaved in (False, True):
+        arguments = (positions, 4, 8, 6, 10000.0, interleaved)
+        assert torch.autograd.gradcheck(lambda x: ops.rotary(x, *arguments, False), x)
+        y = ops.rotary(x, *arguments)
+        torch.testing.assert_close(ops.rotary(y, *arguments, inverse=True), x)
+        assert torch.equal(y[:, 32:], x[:, 32:]) and torch.equal(y[0], x[0])
+
+
+def test_cross_entropy_equals_torch():
+    torch.manual_seed(0)
+    hidden, weight = (torch.randn(n, 16, dtype=torch.float64, requires_grad=True) for n in (200, 50))
+    labels = torch.randint(50, (200,))
+    labels[::3] = -100
+    arguments = (hidden, weight, labels)
+    expected = torch.nn.functional.cross_entropy(hidden @ weight.T, labels)
+    torch.testing.assert_close(ops.cross_entropy(*arguments), expected)
+    found = torch.autograd.grad(2 * ops.cross_entropy(*arguments), (hidden, weight))
+    torch.testing.assert_close(found, torch.autograd.grad(2 * expected, (hidden, weight)))
+    assert ops.cross_entropy(hidden, weight, torch.full((200,), -100)) == 0
+    scores = ops.token_log_probabilities(hidden.detach(), weight.detach(), labels.clamp_min(0) % 40, 40)
+    expected = (hidden @ weight[:40].T).log_softmax(1).gather(1, (labels.clamp_min(0) % 40)[:, None]).squeeze(1)
+    torch.testing.assert_close(scores, expected.detach())
+    floats = [x.detach().float().requires_grad_() for x in (hidden, weight)]
+    torch.library.opcheck(torch.ops.based.cross_entropy_and_gradients.default, (*floats, labels, True, True))
+
+
+def test_dropout_repeats_its_draws():
+    x, step = torch.ones(1000, 8, requires_grad=True), torch.tensor(3)
+    y = ops.dropout(x, 0.25, 1, step, 2)
+    y.sum().backward()
+    assert torch.equal(x.grad, y) and y.unique().tolist() == pytest.approx([0, 4 / 3])
+    assert 0.2 < (y == 0).float().mean() < 0.3
+    assert torch.equal(ops.dropout(x[400:], 0.25, 1, step, 2, first_token=400), y[400:])
+    for other in ((2, step, 2), (1, torch.tensor(4), 2), (1, step, 3)):
+        assert not torch.equal(ops.dropout(x, 0.25, *other), y)
+    assert torch.equal(ops.dropout(x, 0.0, 1, step, 2), x)
+
+
+def test_wrong_offsets_are_refused():
+    x = torch.randn(5, 3, dtype=torch.float64)
+    for offsets in ([0, 4], [1, 5], [0, 4, 3, 5]):
+        with pytest.raises((ValueError, RuntimeError), match="cu_seqlens"):
+            ops.short_conv(x, torch.ones(3, 2, dtype=torch.float64), None, None, False, torch.tensor(offsets))
