@@ -212,6 +212,12 @@ void setup(CommandLine app) {
   app.add_flag("--overwrite", options->overwrite, "with --plot: replace existing pictures in the folder");
   app.add_flag("--quick", options->quick, "small sizes and few repeats: checks that the benchmarks run; the timings are not meaningful");
   app.add_flag("--json", options->json, "print JSON");
+  app.offer("name", [] {
+    std::vector<std::string> names = names_of(bench::cases());
+    names.emplace_back("all");
+    return names;
+  });
+  app.offer("--preset", [] { return names_of(presets()); });
   app.callback([options] { run(*options); });
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "apps/command_line.h"
@@ -34,6 +35,20 @@ struct Command {
 
 // Prints one line per key of a config file, with its default and help, for --keys.
 void print_keys(const std::vector<FieldHelp>& keys);
+
+// The names of the elements or pointees, for CommandLine::offer.
+template <class List>
+std::vector<std::string> names_of(const List& list) {
+  std::vector<std::string> names;
+  names.reserve(list.size());
+  for (const auto& element : list) {
+    if constexpr (std::is_pointer_v<std::decay_t<decltype(element)>>)
+      names.emplace_back(element->name);
+    else
+      names.emplace_back(element.name);
+  }
+  return names;
+}
 
 std::string grouped(int64_t count);    // 363,123,456
 std::string scientific(double value);  // 1.2e-07

@@ -75,6 +75,46 @@ const char* type_name(bool) { return "true|false"; }
 const char* type_name(int64_t) { return "INT"; }
 const char* type_name(double) { return "NUMBER"; }
 
+// The values of options that mean the same in every command.
+const std::unordered_map<std::string, std::vector<std::string>>& usual_values() {
+  static const std::unordered_map<std::string, std::vector<std::string>> values{{"--device", {"cpu", "cuda"}},
+                                                                                {"--dtype", {"fp32", "bf16", "fp64"}}};
+  return values;
+}
+
+OptionEntry option_entry(const CLI::Option& option, const OfferTable& offers) {
+  OptionEntry entry;
+  entry.positional = option.get_positional();
+  entry.name = option.get_name(entry.positional);
+  if (!entry.positional && !option.get_lnames().empty()) entry.name = "--" + option.get_lnames().front();
+  if (!option.get_snames().empty()) entry.short_name = "-" + option.get_snames().front();
+  if (option.get_items_expected_max() > 0) entry.value = option.get_type_name();
+  entry.initial = option.get_default_str();
+  entry.help = option.get_description();
+  entry.required = option.get_required();
+  entry.repeated = option.get_items_expected_max() > 1;
+  const auto offered = offers.find(&option);
+  const auto usual = usual_values().find(entry.name);
+  if (entry.value == "true|false") entry.choices = {"true", "false"};
+  if (offered != offers.end())
+    entry.choices = offered->second.values();
+  else if (usual != usual_values().end())
+    entry.choices = usual->second;
+  entry.files = entry.value == "TEXT" && (offered == offers.end() ? entry.choices.empty() : offered->second.files_too);
+  return entry;
+}
+
+CommandEntry command_entry(const CLI::App& app, const std::string& parents, const OfferTable& offers) {
+  CommandEntry entry;
+  entry.name = parents + app.get_name();
+  entry.summary = app.get_description();
+  entry.runs = app.get_require_subcommand_min() == 0;
+  for (const CLI::Option* option : app.get_options()) entry.options.push_back(option_entry(*option, offers));
+  for (const CLI::App* nested : app.get_subcommands([](const CLI::App*) { return true; }))
+    entry.commands.push_back(command_entry(*nested, entry.name + " ", offers));
+  return entry;
+}
+
 // The innermost command that was parsed before an error, and its full name ("based mqar eval").
 std::pair<const CLI::App*, std::string> reached(const CLI::App& program) {
   const CLI::App* app = &program;
@@ -139,20 +179,35 @@ void CommandLine::add(const std::string& name, AnyTarget any, const std::string&
 
 void CommandLine::add_flag(const std::string& name, bool& value, const std::string& help) { app_->add_flag(name, value, help); }
 
+void CommandLine::offer(const std::string& name, std::function<std::vector<std::string>()> values, bool files_too) {
+  (*offers_)[app_->get_option(name)] = {std::move(values), files_too};
+}
+
+void CommandLine::offer(const std::string& name, std::vector<std::string> values, bool files_too) {
+  offer(
+      name, [values = std::move(values)] { return values; }, files_too);
+}
+
 CommandLine CommandLine::add_subcommand(const std::string& name, const std::string& summary) {
   app_->require_subcommand(1);
-  return CommandLine(*app_->add_subcommand(name, summary));
+  return CommandLine(*app_->add_subcommand(name, summary), *offers_);
 }
 
 CommandLine CommandLine::add_alternative(const std::string& name, const std::string& summary) {
   app_->require_subcommand(0, 1);
-  return CommandLine(*app_->add_subcommand(name, summary));
+  return CommandLine(*app_->add_subcommand(name, summary), *offers_);
 }
 
 void CommandLine::callback(std::function<void()> body) {
   app_->callback([app = app_, body = std::move(body)] {
     if (app->get_subcommands().empty()) body();
   });
+}
+
+CommandEntry CommandLine::program_tree() const {
+  const CLI::App* program = app_;
+  while (program->get_parent() != nullptr) program = program->get_parent();
+  return command_entry(*program, "", *offers_);
 }
 
 Program::Program(const std::string& name, const std::string& summary, const std::string& version_text)
@@ -163,7 +218,7 @@ Program::Program(const std::string& name, const std::string& summary, const std:
 
 Program::~Program() = default;
 
-CommandLine Program::commands() { return CommandLine(*app_); }
+CommandLine Program::commands() { return CommandLine(*app_, offers_); }
 
 void Program::run(int argc, char** argv) {
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {

@@ -7,12 +7,16 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <unordered_map>
 #include <variant>
 #include <vector>
 
+#include "apps/command_tree.h"
+
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace based::apps {
 
@@ -35,9 +39,16 @@ struct Range<double> {
 // For options that name a file or folder: the value must not be empty.
 inline constexpr Range<std::string> kPath{false};
 
+// The values that shells complete for options; see CommandLine::offer.
+struct Offer {
+  std::function<std::vector<std::string>()> values;
+  bool files_too = false;
+};
+using OfferTable = std::unordered_map<const CLI::Option*, Offer>;
+
 class CommandLine {
  public:
-  explicit CommandLine(CLI::App& app) : app_(&app) {}
+  CommandLine(CLI::App& app, OfferTable& offers) : app_(&app), offers_(&offers) {}
 
   // Adds an option "--name" or a positional argument "name". Parsing stores the user's value in `value`, which must live until the command
   // has run; its current value is shown as the default. T is one of:
@@ -59,11 +70,18 @@ class CommandLine {
     add(name, Target<T>{&value, range}, help, true);
   }
   void add_flag(const std::string& name, bool& value, const std::string& help);
+  // Sets the values that shells complete for the option or argument `name`, which was added before. It may accept others, so the command
+  // still checks the value. Without a call, shells complete file names for text, and the usual values of --device and --dtype.
+  void offer(const std::string& name, std::function<std::vector<std::string>()> values, bool files_too = false);
+  void offer(const std::string& name, std::vector<std::string> values, bool files_too = false);
   CommandLine add_subcommand(const std::string& name, const std::string& summary);  // the user must name one of the subcommands
   // A subcommand of a command that also runs without one. Where the user names it, the command's own callback is not called, so the command
   // must not have required options.
   CommandLine add_alternative(const std::string& name, const std::string& summary);
   void callback(std::function<void()> body);  // called after successful parsing
+
+  // The whole program that this command belongs to. Complete only after all commands have been added.
+  CommandEntry program_tree() const;
 
  private:
   template <class T>
@@ -75,6 +93,7 @@ class CommandLine {
                                  Target<std::vector<std::string>>, Target<std::vector<int64_t>>>;
   void add(const std::string& name, AnyTarget target, const std::string& help, bool required);
   CLI::App* app_;
+  OfferTable* offers_;
 };
 
 // The whole program. Its commands are added to commands().
@@ -89,6 +108,7 @@ class Program {
 
  private:
   std::unique_ptr<CLI::App> app_;
+  OfferTable offers_;
 };
 
 }  // namespace based::apps

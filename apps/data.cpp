@@ -59,6 +59,8 @@ void setup_pack(CommandLine app) {
   app.add_option("--shuffle-seed", options->shuffle_seed, "shuffle the documents by this seed; -1: keep the order of the files",
                  {-1, std::numeric_limits<int64_t>::max()});
   app.add_flag("--json", options->json, "print JSON");
+  app.offer("--format", {"auto", "text", "jsonl", "fasta"});
+  app.offer("--tokenizer", {"bytes", "dna"}, true);
   app.callback([options] { pack(*options); });
 }
 
@@ -99,6 +101,7 @@ void setup_inspect(CommandLine app) {
   app.add_required("path", options->path, "folder of shards");
   app.add_option("--tokenizer", options->tokenizer, "a tokenizer's folder, 'bytes' or 'dna': fail if the shards were packed with another");
   app.add_flag("--json", options->json, "print JSON");
+  app.offer("--tokenizer", {"bytes", "dna"}, true);
   app.callback([options] { inspect(*options); });
 }
 

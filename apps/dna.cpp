@@ -48,6 +48,8 @@ void setup_rows(CommandLine app) {
                  "interval's start in rows");
   app.add_required("--out", options->out, "folder for the shards; it must not hold other shards");
   app.add_flag("--json", options->json, "print JSON");
+  app.offer("--split", {"train", "valid", "test"});
+  app.offer("--form", {"tiles", "hyenadna", "caduceus"});
   app.callback([options] { rows(*options); });
 }
 
@@ -108,6 +110,8 @@ void setup_context(CommandLine app) {
   app.add_option("--after", options->after, "with --bed: count the intervals of this split first, usually train");
   app.add_option("--order", options->order, "bases that a base is predicted from", {0, 12});
   app.add_flag("--json", options->json, "print JSON, a line for each sequence or file");
+  app.offer("--split", {"train", "valid", "test"});
+  app.offer("--after", {"train", "valid", "test"});
   app.callback([options] { context(*options); });
 }
 

@@ -210,6 +210,9 @@ void setup(CommandLine app) {
   app.add_option("--tokenizer", options->tokenizer, "for --model stub: folder of the tokenizer, or bytes (default: gpt2-bpe in --data)");
   add_scoring_options(app, *options);
   app.add_flag("--json", options->json, "print JSON: figures in total and for each document, by lm-eval's names");
+  app.offer("--model", {"stub"}, true);
+  app.offer(
+      "--tasks", [] { return names_of(eval_task_kinds()); }, true);
   app.callback([options] { run(*options); });
   add_eval_reports(app);
 }

@@ -80,6 +80,7 @@ void setup_table(CommandLine app) {
   app.add_required("files", options->files, "results, the output of `based eval --json`; several files make a table of models too");
   app.add_option("--paper", options->paper, "a row of the paper's tables whose figures are printed beside: \"Based 363m/10b\"");
   app.add_option("--form", options->form, "markdown, latex, or json: one line a file, without the single documents");
+  app.offer("--form", {"markdown", "latex", "json"});
   app.callback([options] { table(*options); });
 }
 

@@ -153,6 +153,9 @@ void setup(CommandLine app) {
   app.add_option("--slots", options->slots, "with --plan: number of sequences (default: 1)", {1, 65536});
   app.add_option("--dtype", options->dtype, "with --plan: bf16 (the default), fp32 or fp64");
   app.add_flag("--invariant", options->invariant, "with --plan: show the steps of `generate --invariant`");
+  app.offer(
+      "path", [] { return names_of(presets()); }, true);
+  app.offer("--device", {"cuda", "cpu", "h200"});
   app.callback([options] { run(*options); });
 }
 

@@ -47,6 +47,7 @@ void setup_generate(CommandLine app) {
   app.add_option("--filler-seed", config.filler_seed, "zoology only: seed of the fillers' separate generator; -1: the same as --seed");
   app.add_option("--dump", options->dump, "write JSON lines {inputs, labels} to this file", kPath);
   app.add_flag("--json", options->json, "print JSON");
+  app.offer("--compat", {"none", "zoology"});
   app.callback([options] { generate(*options); });
 }
 

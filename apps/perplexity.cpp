@@ -420,6 +420,7 @@ void setup(CommandLine app) {
                  "--threshold) and training_count",
                  kPath);
   app.add_flag("--json", options->json, "print JSON");
+  app.offer("--format", {"auto", "text", "jsonl", "fasta"});
   app.callback([options] { run(*options); });
 }
 

@@ -69,6 +69,8 @@ void setup(CommandLine app) {
   app.add_option("--dtype", options->dtype, "with --out: fp32, bf16 or fp64");
   app.add_option("--seed", options->seed, "with --out: seed of the weights");
   app.add_flag("--json", options->json, "print JSON");
+  app.offer("name", [] { return names_of(presets()); });
+  app.offer("--tokenizer", {"bytes"}, true);
   app.callback([options] { run(*options); });
 }
 

@@ -124,6 +124,7 @@ void add_quantise_options(CommandLine app, QuantiseOptions& options) {
   app.add_option("--gate-length", options.segment.length, "with --gate-mqar: tokens per example");
   app.add_option("--gate-pairs", options.segment.pairs, "with --gate-mqar: key-value pairs per example");
   app.add_flag("--no-gate", options.no_gate, "with --weights: write the model without a comparison, or whatever the comparison finds");
+  app.offer("--weights", {"int8", "int4"});
 }
 
 void check_quantise_options(const QuantiseOptions& options) {

@@ -310,6 +310,7 @@ void setup(CommandLine app) {
   command = app.add_subcommand("verify", "Build the paper's constructions, run them, and compare the results with its statements");
   command.add_option("names", verifying->names, "statements, by their names in `based theory list` (default: all)");
   command.add_flag("--json", verifying->json, "print JSON");
+  command.offer("names", [] { return names_of(all_statements()); });
   command.callback([verifying] { verify(*verifying); });
 
   auto showing = std::make_shared<ShowOptions>();
@@ -317,6 +318,7 @@ void setup(CommandLine app) {
   command.add_required("name", showing->name, "a statement, by its name in `based theory list`");
   command.add_option("--out", showing->out, "also write an SVG to this file", kPath);
   command.add_flag("--json", showing->json, "print JSON");
+  command.offer("name", [] { return names_of(all_statements()); });
   command.callback([showing] { show(*showing); });
 }
 

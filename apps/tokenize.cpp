@@ -58,6 +58,7 @@ void setup_train(CommandLine app) {
   app.add_option("--format", options->format, "format of the files: auto (by name), text, jsonl or fasta");
   app.add_flag("--overwrite", options->overwrite, "replace the tokenizer in --out");
   app.add_flag("--json", options->json, "print JSON");
+  app.offer("--format", {"auto", "text", "jsonl", "fasta"});
   app.callback([options] { train(*options); });
 }
 
@@ -95,6 +96,7 @@ void setup_lines(CommandLine app, bool encodes) {
   app.add_required("--tokenizer", options->tokenizer, "the tokenizer's folder, 'bytes' or 'dna'");
   app.add_option("file", options->file, "file of JSON lines (default: standard input)");
   if (encodes) app.add_flag("--special", options->special, "recognise special tokens in the text");
+  app.offer("--tokenizer", {"bytes", "dna"}, true);
   app.callback([options, encodes] { encodes ? encode(*options) : decode(*options); });
 }
 
@@ -135,6 +137,7 @@ void setup_inspect(CommandLine app) {
   app.add_required("--tokenizer", options->tokenizer, "the tokenizer's folder, 'bytes' or 'dna'");
   app.add_option("--id", options->ids, "print the bytes of this id; may be given several times");
   app.add_flag("--json", options->json, "print JSON");
+  app.offer("--tokenizer", {"bytes", "dna"}, true);
   app.callback([options] { inspect(*options); });
 }
 

@@ -2,7 +2,8 @@
 #   Based::kernels      libbased_kernels: the kernels, without torch
 #   Based::based        libbased: everything else; links Based::kernels (BASED_WITH_TORCH)
 #   Based::conformance  the tests of a mixer, if the component is requested (BASED_WITH_TORCH)
-# With BASED_WITH_TORCH the program is installed, too. As a subproject, Based installs nothing.
+# and pkg-config files define based-kernels and based.
+# With BASED_WITH_TORCH the program is installed, too, with its manual page and completion scripts. As a subproject, Based installs nothing.
 if(NOT PROJECT_IS_TOP_LEVEL)
   return()
 endif()
@@ -41,7 +42,7 @@ if(BASED_WITH_TORCH)
   based_shared_library(based_shared based based)
   set_target_properties(based_shared PROPERTIES BASED_WITHOUT_OBJECTS "based_kernels;based_kernels_cuda"
     INSTALL_RPATH "$ORIGIN;$ORIGIN/libtorch;${LibTorch_LIBRARY_DIR}")
-  target_link_libraries(based_shared PRIVATE based_experiments PUBLIC based_kernels_shared)
+  target_link_libraries(based_shared PRIVATE based_experiments based_c PUBLIC based_kernels_shared)
   set_target_properties(based PROPERTIES INSTALL_RPATH "$ORIGIN/${_from_bin};${LibTorch_LIBRARY_DIR}")
 
   install(TARGETS based_shared EXPORT BasedTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
@@ -49,6 +50,11 @@ if(BASED_WITH_TORCH)
   install(CODE "message(STATUS \"LibTorch is looked for in LD_LIBRARY_PATH, \${CMAKE_INSTALL_PREFIX}/${_libtorch}, ${LibTorch_LIBRARY_DIR}\")")
   install(EXPORT BasedTargets NAMESPACE Based:: DESTINATION ${_package})
   install(FILES cmake/FindLibTorch.cmake DESTINATION ${_package})
+  install(CODE "set(PROGRAM \"$<TARGET_FILE:based>\")
+set(WORK_DIR \"${CMAKE_BINARY_DIR}/documents\")
+set(DATA_DIR \"${CMAKE_INSTALL_DATADIR}\")
+set(MAN_DIR \"${CMAKE_INSTALL_MANDIR}\")")
+  install(SCRIPT cmake/InstallDocuments.cmake)
   # The sources that Based::conformance is compiled from.
   install(FILES tests/mixers/laws.h tests/mixers/laws.cpp tests/mixers/round_laws.cpp tests/mixers/size_laws.cpp tests/mixers/subjects.h tests/mixers/subjects.cpp
     tests/mixers/conformance_test.cpp
@@ -65,3 +71,15 @@ configure_package_config_file(cmake/BasedConfig.cmake.in "${CMAKE_BINARY_DIR}/Ba
   PATH_VARS CMAKE_INSTALL_DATADIR)
 write_basic_package_version_file("${CMAKE_BINARY_DIR}/BasedConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${CMAKE_BINARY_DIR}/BasedConfig.cmake" "${CMAKE_BINARY_DIR}/BasedConfigVersion.cmake" DESTINATION ${_package})
+
+# The pkg-config files name the prefix relative to their own folder, so that an installation can be moved.
+file(RELATIVE_PATH _from_pkgconfig "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+string(REGEX REPLACE "/$" "" _from_pkgconfig "${_from_pkgconfig}")
+set(_pkgconfig_files based-kernels)
+if(BASED_WITH_TORCH)
+  list(APPEND _pkgconfig_files based)
+endif()
+foreach(_file IN LISTS _pkgconfig_files)
+  configure_file(cmake/${_file}.pc.in "${CMAKE_BINARY_DIR}/${_file}.pc" @ONLY)
+  install(FILES "${CMAKE_BINARY_DIR}/${_file}.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+endforeach()

@@ -1,11 +1,11 @@
 # Part of `cmake --install`: installs the headers whose code is in the installed libraries, below INCLUDE_DIR of the prefix. SOURCE_DIR is the
 # checkout; WITH_TORCH, WITH_CUDA are the build's options.
-# Not installed: serve/, which is part of the program alone; cuda/ and the kernels' cpu/, which are internal; and without CUDA a kernel header
+# Not installed: serve/, which is part of the program alone; cuda/ and the kernels' cpu/, which are internal, as is c/handles.h; and without CUDA a kernel header
 # whose launchers are all a GPU's. A header that an installed one includes, for its structs, is always installed.
 cmake_policy(PUSH)
 cmake_policy(VERSION 3.22)
 file(GLOB_RECURSE candidates RELATIVE "${SOURCE_DIR}" "${SOURCE_DIR}/based/*.h" "${SOURCE_DIR}/based/*.def")
-list(FILTER candidates EXCLUDE REGEX "/cuda/|^based/kernels/[^/]+/cpu/|^based/serve/")
+list(FILTER candidates EXCLUDE REGEX "/cuda/|^based/kernels/[^/]+/cpu/|^based/serve/|^based/c/handles.h$")
 set(headers based/kernels/common/cpu/contention.h based/kernels/common/cpu/isa.h)
 foreach(header IN LISTS candidates)
   if(header MATCHES "^based/kernels/")

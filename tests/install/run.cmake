@@ -1,11 +1,12 @@
 # Installs BUILD below a folder of its own. Then it copies tests/consumer, and configures, builds and runs the copy and its mixer's tests against
-# that, compiles README's C++, builds and runs a copy of tests/install/kernels, which looks for no torch, and runs the programs without LIBTORCH,
-# the folder of the libraries that BUILD was built with.
+# that, compiles README's C++ and the C example, builds and runs a copy of tests/install/kernels, which looks for no torch, links both by pkg-config, and runs
+# the programs without LIBTORCH, the folder of the libraries that BUILD was built with.
 set(root "${BUILD}/consumer")
 set(project "${root}/project")
 file(REMOVE_RECURSE "${root}")
 file(COPY "${CMAKE_CURRENT_LIST_DIR}/../consumer/" DESTINATION "${project}")
 file(COPY "${CMAKE_CURRENT_LIST_DIR}/kernels/" DESTINATION "${root}/kernels")
+file(COPY "${CMAKE_CURRENT_LIST_DIR}/../../examples/c/" DESTINATION "${root}/c")
 foreach(step
     "${CMAKE_COMMAND};--install;${BUILD};--prefix;${root}/prefix"
     "${CMAKE_COMMAND};-G;Ninja;-S;${project};-B;${root}/build;-DCMAKE_PREFIX_PATH=${root}/prefix"
@@ -14,10 +15,13 @@ foreach(step
     "${root}/build/mixer_tests;--gtest_brief=1;--gtest_filter=*/decayed_sum*:-*_cuda"
     "${CMAKE_COMMAND};-G;Ninja;-S;${CMAKE_CURRENT_LIST_DIR}/readme;-B;${root}/readme;-DCMAKE_PREFIX_PATH=${root}/prefix"
     "${CMAKE_COMMAND};--build;${root}/readme"
+    "${CMAKE_COMMAND};-G;Ninja;-S;${root}/c;-B;${root}/c_build;-DCMAKE_PREFIX_PATH=${root}/prefix"
+    "${CMAKE_COMMAND};--build;${root}/c_build"
     "${CMAKE_COMMAND};-G;Ninja;-S;${root}/kernels;-B;${root}/kernels_build;-DCMAKE_PREFIX_PATH=${root}/prefix"
     "${CMAKE_COMMAND};--build;${root}/kernels_build"
     "${root}/kernels_build/scan_table"
     "${root}/kernels_build/scan_cpu"
+    "sh;${CMAKE_CURRENT_LIST_DIR}/pkgconfig.sh;${root}"
     "${root}/prefix/bin/based;--version"
     "${CMAKE_COMMAND};-DPREFIX=${root}/prefix;-DLIBTORCH=${LIBTORCH};-DPROJECT=${project};-P;${CMAKE_CURRENT_LIST_DIR}/moved.cmake")
   execute_process(COMMAND ${step} RESULT_VARIABLE failed OUTPUT_VARIABLE output ERROR_VARIABLE output)
@@ -25,4 +29,10 @@ foreach(step
     message(FATAL_ERROR "${step} failed:\n${output}")
   endif()
   message("${output}")
+endforeach()
+foreach(file bash-completion/completions/based zsh/site-functions/_based fish/vendor_completions.d/based.fish man/man1/based.1)
+  file(READ "${root}/prefix/share/${file}" text)
+  if(NOT text MATCHES "tokenize")
+    message(FATAL_ERROR "share/${file} does not name the program's commands")
+  endif()
 endforeach()
