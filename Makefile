@@ -5,7 +5,7 @@ BUILD = build/$(PRESET)
 export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 export CTEST_PARALLEL_LEVEL = $(JOBS)
 
-.PHONY: build help setup test test-serving check demo format format-check lint fuzz install clean
+.PHONY: build help setup test test-serving test-tutorial wheel test-wheel check demo format format-check lint fuzz install deb docs clean
 build: setup $(BUILD)/build.ninja ## set up and build the program (the default)
 	cmake --build $(BUILD) --target based
 
@@ -39,6 +39,16 @@ endif
 test-serving: build ## run lm-eval and OpenAI's client from PyPI against a server; not part of `make test`
 	@tools/test-serving
 
+wheel: ## build the Python package into dist/; WITH_CUDA=OFF omits the CUDA kernels
+	@tools/setup build wheel
+	@WITH_CUDA=$(WITH_CUDA) tools/wheel
+
+test-wheel: ## install the wheel beside several versions of torch and test it; needs the network, not part of `make test`
+	@tools/test-wheel
+
+test-tutorial: build ## run the commands of docs/tutorial with small sizes; not part of `make test`
+	@python3 tests/tutorial.py $(BUILD)/bin/based build/tutorial
+
 demo: setup-demo build ## train, generate and draw the memory-recall picture, in under five minutes; results in out/demo
 	@tools/demo
 
@@ -60,6 +70,15 @@ fuzz: ## run every fuzz target for FUZZ_SECONDS (30) under ASan and UBSan
 install: setup $(BUILD)/build.ninja ## install the program, the library and its CMake package below PREFIX (/usr/local)
 	cmake --build $(BUILD) --target based based_shared
 	cmake --install $(BUILD) --prefix $(or $(PREFIX),/usr/local)
+
+deb: setup $(BUILD)/build.ninja ## build dist/based_VERSION_amd64.deb for Debian 12, without LibTorch: docs/packages.md
+	cmake --build $(BUILD) --target based based_shared based_launcher
+	cd $(BUILD) && cpack -G DEB -B package
+	mkdir -p dist && cp $(BUILD)/package/*.deb dist/
+
+docs: ## build the documentation site build/docs/html from docs/, README and the headers
+	@tools/setup docs
+	@tools/docs
 
 clean: ## remove the build folder; .venv and out are kept
 	rm -rf build

@@ -155,6 +155,8 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(end_of_li
   // A rename would replace a device or a pipe by a file.
   struct stat before {};
   const bool exists = ::stat(target_.c_str(), &before) == 0;
+  // The temporary name is shorter than the target's, so only the rename of commit() would fail.
+  if (!exists && errno == ENAMETOOLONG) fail(path_, "cannot write", errno);
   if (exists && !S_ISREG(before.st_mode)) throw Error(path_ + ": cannot be written: it is no regular file; name another");
   const std::string temporary = temporary_sibling(target_);
   descriptor_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

@@ -31,9 +31,9 @@ inline const std::map<std::string, std::string> bad_eval{
     {"--dump-requests", no_path}, {"--tokenizer", "bytes"}, {"--device", "tpu"},        {"--dtype", "fp8"}};
 
 inline const std::map<std::string, std::string> bad_serve{
-    {"--name", any_text},    {"--device", "tpu"},    {"--dtype", "fp8"},  {"--template", no_path}, {"--state-dir", no_path},
-    {"--seal-key", no_path}, {"--address", "here"},  {"--unix", no_path}, {"--cors", "nonsense"},  {"--tls-certificate", no_path},
-    {"--tls-key", no_path},  {"--api-keys", no_path}};
+    {"--name", any_text},           {"--device", "tpu"},    {"--dtype", "fp8"},     {"--template", no_path}, {"--state-dir", no_path},
+    {"--seal-key", no_path},        {"--profile", no_path}, {"--address", "here"},  {"--unix", no_path},     {"--cors", "nonsense"},
+    {"--tls-certificate", no_path}, {"--tls-key", no_path}, {"--api-keys", no_path}};
 
 inline std::vector<CommandRow> dna_command_rows() {
   return {
@@ -50,7 +50,7 @@ inline std::vector<CommandRow> dna_command_rows() {
 
 inline const std::map<std::string, std::string> bad_generate{
     {"--prompt", any_text},       {"--prompts", no_path}, {"--out", no_path}, {"--stop", any_text}, {"--save-state", no_path},
-    {"--logit-bias", "nonsense"}, {"--draft", no_path},   {"--dtype", "fp8"}, {"--device", "tpu"}};
+    {"--logit-bias", "nonsense"}, {"--draft", no_path},   {"--dtype", "fp8"}, {"--device", "tpu"},  {"--profile", no_path}};
 
 inline const std::map<std::string, std::string> bad_convert{{"--out", no_path},      {"--tokenizer", no_path}, {"--expect", no_path},
                                                             {"--dtype", "fp8"},      {"--format", "csv"},      {"--weights", "int2"},
@@ -60,6 +60,7 @@ inline std::vector<CommandRow> convert_command_rows() {
   return {
       {"convert", "<@/published --tokenizer bytes --out %", bad_convert, "", "", "/model.safetensors"},
       {"convert", "<@/model --weights int8 --gate-text |@/text.txt --out %", bad_convert},
+      {"convert", "<@/model --hf --out %", bad_convert, "", "", "/config.json"},
   };
 }
 
@@ -75,7 +76,12 @@ inline const std::vector<CommandRow>& command_rows() {
       {"presets", "based-tiny --out % --tokenizer bytes", bad_presets, "", "", "/config.json"},
       {"train",
        "|@/run.toml --out %",
-       {{"--set", "nonsense"}, {"--device", "tpu"}, {"--devices", "tpu"}, {"--skip-windows", "nonsense"}, {"--out", no_path}},
+       {{"--set", "nonsense"},
+        {"--device", "tpu"},
+        {"--devices", "tpu"},
+        {"--skip-windows", "nonsense"},
+        {"--out", no_path},
+        {"--profile", no_path}},
        "--set train.steps=10000000",
        "stopped by a signal",
        "/model.safetensors"},
@@ -134,6 +140,8 @@ inline const std::vector<CommandRow>& command_rows() {
       {"eval compare", "|@/eval.json |@/eval.json"},
       {"eval table", "|@/eval.json", {{"--paper", "nonsense"}, {"--form", "csv"}}},
       {"golden", "<@/golden.safetensors", {{"--data", any_text}, {"--tokenizer", any_text}}},
+      {"completion", "bash"},
+      {"man", ""},
       {"golden", "<@/slices.json", {{"--data", any_text}, {"--tokenizer", any_text}}},
   };
   static const std::vector<CommandRow> rows = joined(joined(others, dna_command_rows()), convert_command_rows());

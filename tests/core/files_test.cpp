@@ -214,6 +214,8 @@ TEST(Files, WhetherAPlaceCanBeWrittenIsKnownBefore) {
   EXPECT_EQ(folder.entries(), 1u) << "nothing is left";
   EXPECT_EQ(message_of<Error>([&] { check_writable(absent); }), absent + ": cannot write: No such file or directory");
   EXPECT_THAT(message_of<Error>([&] { check_writable(here); }), HasSubstr("no regular file"));
+  const std::string long_name = folder.file(std::string(300, 'x'));
+  EXPECT_EQ(message_of<Error>([&] { check_writable(long_name); }), long_name + ": cannot write: File name too long");
 }
 
 TEST(Files, WhatKilledWritersLeftIsRemoved) {
