@@ -16,6 +16,36 @@ using namespace detail;
 using Layout = TaylorDeferredLayout;
 constexpr int kWarps = Layout::kWarps, kThreads = 32 * kWarps;
 
+// A block's shared memory. The sizes of the arrays are known at run time only, so the struct holds pointers.
+template <typename T>
+struct DeferredStorage {
+  float* state;      // [features, head_dim]
+  T *q, *k;          // [feature_dim]
+  T* pending_k;      // [kTaylorPending, feature_dim]
+  T* pending_v;      // [kTaylorPending, head_dim]
+  float* partial;    // [kWarps, head_dim], the warps' partial sums of y's numerator
+  float4* phi_keys;  // [features], φ of kTokensPerPass keys; in the memory of `partial`
+  float* phi_q;      // [features]
+  float* warp_sums;  // [kWarps], the warps' partial sums of the denominator
+  float* weights;    // [kTaylorPending], of the pending tokens
+  char2* pairs;      // [features], packed FeaturePairs
+  uint64_t* full;    // mbarrier: the copies of an item have arrived
+
+  __device__ __forceinline__ DeferredStorage(char* shared, const Layout& layout)
+      : state(reinterpret_cast<float*>(shared)),
+        q(reinterpret_cast<T*>(shared + layout.q_at())),
+        k(reinterpret_cast<T*>(shared + layout.k_at())),
+        pending_k(reinterpret_cast<T*>(shared + layout.pending_k_at())),
+        pending_v(reinterpret_cast<T*>(shared + layout.pending_v_at())),
+        partial(reinterpret_cast<float*>(shared + layout.partial_at())),
+        phi_keys(reinterpret_cast<float4*>(partial)),
+        phi_q(reinterpret_cast<float*>(shared + layout.phi_q_at())),
+        warp_sums(reinterpret_cast<float*>(shared + layout.warp_sums_at())),
+        weights(reinterpret_cast<float*>(shared + layout.weights_at())),
+        pairs(reinterpret_cast<char2*>(shared + layout.pairs_at())),
+        full(reinterpret_cast<uint64_t*>(shared + layout.barrier_at())) {}
+};
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 __device__ __forceinline__ float power(float rate, int n) {
   float x = 1;
@@ -23,273 +53,252 @@ __device__ __forceinline__ float power(float rate, int n) {
   return x;
 }
 
+// Requests the copies of a state and of its pending keys and values. Also sets the number of bytes that `full` expects, including those of
+// load_token. Called by one thread.
 template <typename T>
-struct Deferred {
-  const TaylorDeferred& all;
-  const Layout& layout;
-  char* shared;
+__device__ __forceinline__ void load_state(const TaylorDeferred& all, const Layout& layout, const DeferredStorage<T>& shared, int64_t state,
+                                           int pending) {
   const TaylorAttention& p = all.step;
-  // For the item whose state is requested next: the index of its state, its number of pending tokens, and the thread's first feature of its
-  // denominator's state. slot_after is the slot of the item after that. These loads depend on one another, each with a memory latency, so
-  // they are issued one item early, and the slot's two items early.
-  int64_t next_state = 0, slot_after = 0;
-  int next_pending = 0;
-  float next_sum = 0;
+  const uint32_t full = shared_address(shared.full), k_bytes = layout.k_bytes(), v_bytes = layout.v_bytes();
+  barrier_expect(full, layout.state_bytes() + 2 * k_bytes + v_bytes + pending * (k_bytes + v_bytes));
+  bulk_load(shared_address(shared.state), p.kv_state + state * layout.features * p.head_dim, layout.state_bytes(), full);
+  if (pending == 0) return;
+  const auto *k = static_cast<const T*>(all.pending_k), *v = static_cast<const T*>(all.pending_v);
+  bulk_load(shared_address(shared.pending_k), k + state * kTaylorPending * p.feature_dim, pending * k_bytes, full);
+  bulk_load(shared_address(shared.pending_v), v + state * kTaylorPending * p.head_dim, pending * v_bytes, full);
+}
 
-  struct Item {
-    uint32_t number;
-    int64_t state;
-    int pending;  // number of pending tokens before this one, so also the index of this token among them
-    float rate, sum;
-    // The rate of the denominator's state.
-    __device__ __forceinline__ float sums_rate(const TaylorAttention& p) const { return p.decay_denominator ? rate : 1.0F; }
-    // Whether this token completes the list of pending tokens.
-    __device__ __forceinline__ bool fills() const { return pending + 1 == kTaylorPending; }
-  };
-  __device__ __forceinline__ T* pending_k() const { return reinterpret_cast<T*>(shared + layout.pending_k_at()); }
-  __device__ __forceinline__ T* pending_v() const { return reinterpret_cast<T*>(shared + layout.pending_v_at()); }
-  __device__ __forceinline__ float* partial() const { return reinterpret_cast<float*>(shared + layout.partial_at()); }
-  __device__ __forceinline__ float* phi_q() const { return reinterpret_cast<float*>(shared + layout.phi_q_at()); }
-  __device__ __forceinline__ float* warp_sums() const { return reinterpret_cast<float*>(shared + layout.warp_sums_at()); }
-  __device__ __forceinline__ float* weights() const { return reinterpret_cast<float*>(shared + layout.weights_at()); }
-  __device__ __forceinline__ char2* pairs() const { return reinterpret_cast<char2*>(shared + layout.pairs_at()); }
-  __device__ __forceinline__ uint32_t barrier() const { return shared_address(shared + layout.barrier_at()); }
-  __device__ __forceinline__ FeaturePair pair(int f) const { return FeaturePair(pairs()[f]); }
-  __device__ __forceinline__ int64_t slot_of(uint32_t item) const {
-    const uint32_t row = item / p.heads;
-    return p.slot == nullptr || item >= layout.items ? row : p.slot[row];
-  }
+// Requests the copies of the new token's q, k and v. The value is copied to the end of the pending values. Called by one thread.
+template <typename T>
+__device__ __forceinline__ void load_token(const TaylorAttention& p, const Layout& layout, const DeferredStorage<T>& shared, uint32_t item,
+                                           int pending) {
+  const uint32_t full = shared_address(shared.full);
+  const auto *q = static_cast<const T*>(p.q), *k = static_cast<const T*>(p.k), *v = static_cast<const T*>(p.v);
+  bulk_load(shared_address(shared.q), q + int64_t{item} * p.feature_dim, layout.k_bytes(), full);
+  bulk_load(shared_address(shared.k), k + int64_t{item} * p.feature_dim, layout.k_bytes(), full);
+  bulk_load(shared_address(shared.pending_v) + pending * layout.v_bytes(), v + int64_t{item} * p.head_dim, layout.v_bytes(), full);
+}
 
-  // Loads the fields above for `item`, whose slot is `slot_after`.
-  __device__ __forceinline__ void load_item_fields(uint32_t item) {
-    if (item >= layout.items) return;
-    next_state = slot_after * p.heads + item % p.heads;
-    next_pending = all.pending[next_state];
-    if (threadIdx.x < layout.features) next_sum = p.k_state[next_state * layout.features + threadIdx.x];
-    slot_after = slot_of(item + gridDim.x);
+// w(q·k) = 1 + s + s² / 2 with s = q·k. q is scaled here, and so is k if `scale_k`: pending keys are stored scaled, the new token's is not.
+template <typename T>
+__device__ __forceinline__ float taylor_weight(const T* q, const T* k, const TaylorAttention& p, bool scale_k) {
+  constexpr int kUnit = 16 / sizeof(T);
+  const auto scaled = [&p](float x) { return to_float(from_float<T>(x * p.scale)); };
+  float s = 0;
+  for (int i = 0; i < p.feature_dim; i += kUnit) {
+    float a[kUnit], b[kUnit];
+    load_floats<kUnit>(q + i, a), load_floats<kUnit>(k + i, b);
+#pragma unroll
+    for (int j = 0; j < kUnit; ++j) s = fmaf(scaled(a[j]), scale_k ? scaled(b[j]) : b[j], s);
   }
-  // Requests the copies of an item: its state and pending keys and values, then its new q, k and v. Called by one thread.
-  __device__ __forceinline__ void request_state() const {
-    const int64_t state = next_state;
-    const uint32_t to = shared_address(shared), k_bytes = layout.k_bytes(), v_bytes = layout.v_bytes();
-    barrier_expect(barrier(), layout.state_bytes() + 2 * k_bytes + v_bytes + next_pending * (k_bytes + v_bytes));
-    bulk_load(to, p.kv_state + state * layout.features * p.head_dim, layout.state_bytes(), barrier());
-    if (next_pending == 0) return;
-    const auto *k = static_cast<const T*>(all.pending_k), *v = static_cast<const T*>(all.pending_v);
-    bulk_load(to + layout.pending_k_at(), k + state * kTaylorPending * p.feature_dim, next_pending * k_bytes, barrier());
-    bulk_load(to + layout.pending_v_at(), v + state * kTaylorPending * p.head_dim, next_pending * v_bytes, barrier());
-  }
-  __device__ __forceinline__ void request_token(uint32_t item) const {
-    const uint32_t to = shared_address(shared);
-    const auto *q = static_cast<const T*>(p.q), *k = static_cast<const T*>(p.k), *v = static_cast<const T*>(p.v);
-    bulk_load(to + layout.q_at(), q + int64_t{item} * p.feature_dim, layout.k_bytes(), barrier());
-    bulk_load(to + layout.k_at(), k + int64_t{item} * p.feature_dim, layout.k_bytes(), barrier());
-    bulk_load(to + layout.pending_v_at() + next_pending * layout.v_bytes(), v + int64_t{item} * p.head_dim, layout.v_bytes(), barrier());
-  }
+  return 1 + s + 0.5F * s * s;
+}
 
-  // w(q·k) without its decay, where k is pending key t, or the new token's for t = item.pending.
-  __device__ __forceinline__ float weight(const Item& item, int t) const {
-    constexpr int kUnit = 16 / sizeof(T);
-    const bool newest = t == item.pending;
-    const T *q = reinterpret_cast<const T*>(shared + layout.q_at()), *k = pending_k() + t * p.feature_dim;
-    if (newest) k = reinterpret_cast<const T*>(shared + layout.k_at());
-    float s = 0;
-    for (int i = 0; i < p.feature_dim; i += kUnit) {
-      float a[kUnit], b[kUnit];
-      load_floats<kUnit>(q + i, a), load_floats<kUnit>(k + i, b);
+// Adds kTokensPerPass tokens to a lane's part of the state: kColumns columns of the features first, first + step, … `state` and `values`
+// point to the lane's first column.
+template <bool kDecays, typename T>
+__device__ __forceinline__ void add_tokens(float* state, const T* values, const float4* phi_keys, const Layout& layout, int first, int step,
+                                           float rate) {
+  float v[Layout::kTokensPerPass][Layout::kColumns];
 #pragma unroll
-      for (int j = 0; j < kUnit; ++j) s = fmaf(scaled(a[j]), newest ? scaled(b[j]) : b[j], s);
-    }
-    return 1 + s + 0.5F * s * s;
-  }
-  __device__ __forceinline__ float scaled(float x) const { return to_float(from_float<T>(x * p.scale)); }
-
-  // Writes φ(q), the decayed weights of the pending tokens and the warps' partial sums of the denominator to shared memory, and appends the
-  // token to the pending tokens.
-  __device__ __forceinline__ void score_pending(const Item& item) const {
-    const T *q = reinterpret_cast<const T*>(shared + layout.q_at()), *k = reinterpret_cast<const T*>(shared + layout.k_at());
-    float sum = 0;
-    for (int f = threadIdx.x; f < layout.features; f += kThreads) {
-      const float a = pair(f).value(q, p.scale);
-      phi_q()[f] = a;
-      sum += a * (f < kThreads ? item.sum : p.k_state[item.state * layout.features + f]);
-    }
-    sum *= power(item.sums_rate(p), item.pending + 1);
-    if (const int t = kThreads - 1 - static_cast<int>(threadIdx.x); t <= item.pending) {
-      const float w = weight(item, t), decayed = w * power(item.rate, item.pending - t);
-      weights()[t] = decayed;
-      sum += p.decay_denominator ? decayed : w;
-    }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0U, sum, distance);
-    if (threadIdx.x % 32 == 0) warp_sums()[threadIdx.x / 32] = sum;
-    const int64_t at = item.state * kTaylorPending + item.pending;
-    for (int i = threadIdx.x; i < p.feature_dim; i += kThreads) {
-      const T x = from_float<T>(to_float(k[i]) * p.scale);
-      pending_k()[item.pending * p.feature_dim + i] = x;
-      if (!item.fills()) static_cast<T*>(all.pending_k)[at * p.feature_dim + i] = x;
-    }
-    for (int i = threadIdx.x; !item.fills() && i < layout.v_bytes() / 16; i += kThreads)
-      reinterpret_cast<uint4*>(static_cast<T*>(all.pending_v) + at * p.head_dim)[i] =
-          reinterpret_cast<const uint4*>(pending_v() + item.pending * p.head_dim)[i];
-  }
-
-  // Assignment of the state to lanes: a group of `lanes` lanes handles one feature, each lane kColumns columns from `column` on. A warp
-  // handles features_per_warp features at a time, and a lane the features first, first + step, … Lanes without a whole group are not
-  // active.
-  struct LaneWork {
-    int lanes, features_per_warp, first, step, column;
-    bool active;
-    __device__ __forceinline__ explicit LaneWork(int head_dim) {
-      const int lane = threadIdx.x % 32;
-      lanes = head_dim / Layout::kColumns, features_per_warp = 32 / lanes;
-      first = threadIdx.x / 32 * features_per_warp + lane / lanes, step = kWarps * features_per_warp;
-      column = lane % lanes * Layout::kColumns, active = lane < features_per_warp * lanes;
-    }
-  };
-  // Writes the warp's partial sum of y's numerator to partial().
-  __device__ __forceinline__ void read_out(const Item& item, const LaneWork& work) const {
-    const float* state = reinterpret_cast<const float*>(shared) + work.column;
-    float sum[Layout::kColumns] = {};
-    if (work.active) {
-#pragma unroll 5
-      for (int f = work.first; f < layout.features; f += work.step) {
-        const float4 x = *reinterpret_cast<const float4*>(state + f * p.head_dim);
-        const float a = phi_q()[f];
-        sum[0] = fmaf(a, x.x, sum[0]), sum[1] = fmaf(a, x.y, sum[1]), sum[2] = fmaf(a, x.z, sum[2]), sum[3] = fmaf(a, x.w, sum[3]);
-      }
-      const float rate = power(item.rate, item.pending + 1);
-#pragma unroll
-      for (int c = 0; c < Layout::kColumns; ++c) sum[c] *= rate;
-      for (int t = work.first; t <= item.pending; t += work.step) {
-        float v[Layout::kColumns];
-        load_floats<Layout::kColumns>(pending_v() + t * p.head_dim + work.column, v);
-#pragma unroll
-        for (int c = 0; c < Layout::kColumns; ++c) sum[c] = fmaf(weights()[t], v[c], sum[c]);
-      }
-    }
-    const int lane = threadIdx.x % 32;
-    float whole[Layout::kColumns] = {};
-    for (int i = 0; i < work.features_per_warp; ++i)
-#pragma unroll
-      for (int c = 0; c < Layout::kColumns; ++c) whole[c] += __shfl_sync(~0U, sum[c], (lane + i * work.lanes) % 32);
-    if (lane < work.lanes)
-      *reinterpret_cast<float4*>(partial() + threadIdx.x / 32 * p.head_dim + work.column) =
-          make_float4(whole[0], whole[1], whole[2], whole[3]);
-  }
-  // Adds all pending tokens to the state, in the order and with the operations of single steps. Called by all threads, after the last read
-  // of partial(), which is overwritten.
-  __device__ __forceinline__ void flush_pending(const Item& item, const LaneWork& work) const {
-    auto* phi_table = reinterpret_cast<float4*>(partial());  // φ of kTokensPerPass keys
-    const float sums_rate = item.sums_rate(p);
-    float sum = item.sum;
-#pragma unroll 1
-    for (int first = 0; first < kTaylorPending; first += Layout::kTokensPerPass) {
-      for (int f = threadIdx.x; f < layout.features; f += kThreads) {
-        const FeaturePair factors = pair(f);
-        const T* k = pending_k() + first * p.feature_dim;
-        const auto phi = [&](int t) { return factors.value(k + t * p.feature_dim, 1.0F); };
-        const float4 b = make_float4(phi(0), phi(1), phi(2), phi(3));
-        phi_table[f] = b;
-        float* k_state = p.k_state + item.state * layout.features + f;
-        float x = f < kThreads ? sum : *k_state;
-        x = x * sums_rate + b.x, x = x * sums_rate + b.y, x = x * sums_rate + b.z, x = x * sums_rate + b.w;
-        if (f < kThreads) sum = x;
-        if (f >= kThreads || first + Layout::kTokensPerPass == kTaylorPending) *k_state = x;
-      }
-      __syncthreads();
-      if (p.decay == nullptr) {
-        add_tokens<false>(item, work, first, phi_table);
-      } else {
-        add_tokens<true>(item, work, first, phi_table);
-      }
-      __syncthreads();
-    }
-  }
-  template <bool kDecays>
-  __device__ __forceinline__ void add_tokens(const Item& item, const LaneWork& work, int first, const float4* phi_table) const {
-    if (!work.active) return;
-    float* state = reinterpret_cast<float*>(shared) + work.column;
-    float v[Layout::kTokensPerPass][Layout::kColumns];
-#pragma unroll
-    for (int t = 0; t < Layout::kTokensPerPass; ++t)
-      load_floats<Layout::kColumns>(pending_v() + (first + t) * p.head_dim + work.column, v[t]);
+  for (int t = 0; t < Layout::kTokensPerPass; ++t) load_floats<Layout::kColumns>(values + t * layout.head_dim, v[t]);
 #pragma unroll 2
-    for (int f = work.first; f < layout.features; f += work.step) {
-      float4* at = reinterpret_cast<float4*>(state + f * p.head_dim);
-      const float4 b = phi_table[f];
-      float x[Layout::kColumns];
-      load_floats<Layout::kColumns>(reinterpret_cast<const float*>(at), x);
+  for (int f = first; f < layout.features; f += step) {
+    float4* at = reinterpret_cast<float4*>(state + f * layout.head_dim);
+    const float4 phi = phi_keys[f];
+    float x[Layout::kColumns];
+    load_floats<Layout::kColumns>(reinterpret_cast<const float*>(at), x);
 #pragma unroll
-      for (int c = 0; c < Layout::kColumns; ++c) {
-        const auto after = [&](float phi, float value) { x[c] = fmaf(phi, value, kDecays ? x[c] * item.rate : x[c]); };
-        after(b.x, v[0][c]), after(b.y, v[1][c]), after(b.z, v[2][c]), after(b.w, v[3][c]);
-      }
-      *at = make_float4(x[0], x[1], x[2], x[3]);
+    for (int c = 0; c < Layout::kColumns; ++c) {
+      const auto add = [&](float a, float value) { x[c] = fmaf(a, value, kDecays ? x[c] * rate : x[c]); };
+      add(phi.x, v[0][c]), add(phi.y, v[1][c]), add(phi.z, v[2][c]), add(phi.w, v[3][c]);
     }
+    *at = make_float4(x[0], x[1], x[2], x[3]);
   }
-  __device__ __forceinline__ void write_y(const Item& item) const {
-    float denominator = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) denominator += warp_sums()[w];
-    for (int d = threadIdx.x; d < p.head_dim; d += kThreads) {
-      float y = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) y += partial()[w * p.head_dim + d];
-      static_cast<T*>(p.y)[int64_t{item.number} * p.head_dim + d] = from_float<T>(y / denominator);
-    }
-    if (threadIdx.x != 0) return;
-    all.pending[item.state] = item.fills() ? 0 : item.pending + 1;
-    if (p.denominator != nullptr) p.denominator[item.number] = denominator;
-  }
-};
+}
 #endif
 
+// A persistent block computes the items blockIdx.x, blockIdx.x + gridDim.x, … An item is a row and a head. Thread 0 is the producer: it
+// requests the copies of the next item as soon as this item's state has been read. All threads, thread 0 included, are consumers.
 template <typename T>
 __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
     step_deferred(const __grid_constant__ TaylorDeferred all, const __grid_constant__ Layout layout) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  extern __shared__ __align__(128) char shared[];
-  Deferred<T> queue{all, layout, shared};
+  extern __shared__ __align__(128) char memory[];
+  const DeferredStorage<T> shared(memory, layout);
   const TaylorAttention& p = all.step;
-  if (threadIdx.x == 0) barrier_init(queue.barrier()), fence_shared_proxy();
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const bool is_producer = thread == 0;
+  const uint32_t full = shared_address(shared.full);
+  // The lane's part of the state: kColumns columns from `column` on of the features first_feature, first_feature + feature_step, …
+  // `column_lanes` lanes share a feature, and a warp processes `warp_features` features at a time. The remaining lanes are not active.
+  const int column_lanes = p.head_dim / Layout::kColumns, warp_features = 32 / column_lanes;
+  const int first_feature = warp * warp_features + lane / column_lanes, feature_step = kWarps * warp_features;
+  const int column = lane % column_lanes * Layout::kColumns;
+  const bool active = lane < warp_features * column_lanes;
+
+  // Fields of the next item: the index of its state, its number of pending tokens, and its denominator's state of feature `thread`.
+  // slot_after is the slot of the item after it. These loads depend on one another, each with a memory latency, so they are issued one item
+  // early, and the slot's two items early.
+  int64_t next_state = 0, slot_after = 0;
+  int next_pending = 0;
+  float next_sum = 0;
+  const auto slot_of = [&](uint32_t item) -> int64_t {
+    const uint32_t row = item / p.heads;
+    return p.slot == nullptr || item >= layout.items ? row : p.slot[row];
+  };
+  const auto load_next_fields = [&](uint32_t item) {
+    if (item >= layout.items) return;
+    next_state = slot_after * p.heads + item % p.heads;
+    next_pending = all.pending[next_state];
+    if (thread < layout.features) next_sum = p.k_state[next_state * layout.features + thread];
+    slot_after = slot_of(item + gridDim.x);
+  };
+
+  // Request the first item. If no earlier kernel writes the states, they are read before the earlier kernels have ended.
+  if (is_producer) barrier_init(full), fence_shared_proxy();
   let_next_kernel_start();
   if (!p.state_is_private) wait_for_earlier_kernels();
-  queue.slot_after = queue.slot_of(blockIdx.x);
-  queue.load_item_fields(blockIdx.x);
-  if (threadIdx.x == 0) queue.request_state();
-  for (int f = threadIdx.x; f < layout.features; f += kThreads) queue.pairs()[f] = FeaturePair(f, p.feature_dim).packed();
+  slot_after = slot_of(blockIdx.x);
+  load_next_fields(blockIdx.x);
+  if (is_producer) load_state(all, layout, shared, next_state, next_pending);
+  for (int f = thread; f < layout.features; f += kThreads) shared.pairs[f] = FeaturePair(f, p.feature_dim).packed();
   if (p.state_is_private) wait_for_earlier_kernels();
-  if (threadIdx.x == 0) queue.request_token(blockIdx.x);
-  const typename Deferred<T>::LaneWork work(p.head_dim);
-  __syncthreads();
+  if (is_producer) load_token(p, layout, shared, blockIdx.x, next_pending);
+  __syncthreads();  // `full` is initialised, and `pairs` is complete
+
   uint32_t phase = 0;
 #pragma unroll 1
-  for (uint32_t number = blockIdx.x; number < layout.items; phase ^= 1) {
-    const typename Deferred<T>::Item item{number, queue.next_state, queue.next_pending,
-                                          p.decay != nullptr ? p.decay[number % p.heads] : 1.0F, queue.next_sum};
-    number += gridDim.x;
-    queue.load_item_fields(number);
-    barrier_wait(queue.barrier(), phase);
-    queue.score_pending(item);
-    __syncthreads();
-    queue.read_out(item, work);
+  for (uint32_t item = blockIdx.x; item < layout.items; item += gridDim.x, phase ^= 1) {
+    const uint32_t next_item = item + gridDim.x;
+    const int64_t state = next_state;
+    const int pending = next_pending;  // tokens before the new one, which is therefore token `pending` of the list
+    const bool fills = pending + 1 == kTaylorPending;
+    const float first_sum = next_sum;
+    const float rate = p.decay != nullptr ? p.decay[item % p.heads] : 1.0F;
+    const float sums_rate = p.decay_denominator ? rate : 1.0F;  // decay of the denominator's state
+    load_next_fields(next_item);
+    barrier_wait(full, phase);
+
+    // φ(q), the denominator, and the decayed weights of the pending tokens.
+    float part = 0;
+    for (int f = thread; f < layout.features; f += kThreads) {
+      const float a = FeaturePair(shared.pairs[f]).value(shared.q, p.scale);
+      shared.phi_q[f] = a;
+      part += a * (f < kThreads ? first_sum : p.k_state[state * layout.features + f]);
+    }
+    part *= power(sums_rate, pending + 1);
+    if (const int t = kThreads - 1 - thread; t <= pending) {
+      const bool newest = t == pending;
+      const float w = taylor_weight(shared.q, newest ? shared.k : shared.pending_k + t * p.feature_dim, p, newest);
+      const float decayed = w * power(rate, pending - t);
+      shared.weights[t] = decayed;
+      part += p.decay_denominator ? decayed : w;
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) part += __shfl_xor_sync(~0U, part, distance);
+    if (lane == 0) shared.warp_sums[warp] = part;
+
+    // Append the token to the pending tokens. The value is already in shared memory. Where the list becomes full, it is emptied below, so
+    // it is not written to global memory.
+    const int64_t at = state * kTaylorPending + pending;
+    for (int i = thread; i < p.feature_dim; i += kThreads) {
+      const T x = from_float<T>(to_float(shared.k[i]) * p.scale);
+      shared.pending_k[pending * p.feature_dim + i] = x;
+      if (!fills) static_cast<T*>(all.pending_k)[at * p.feature_dim + i] = x;
+    }
+    for (int i = thread; !fills && i < layout.v_bytes() / 16; i += kThreads)
+      reinterpret_cast<uint4*>(static_cast<T*>(all.pending_v) + at * p.head_dim)[i] =
+          reinterpret_cast<const uint4*>(shared.pending_v + pending * p.head_dim)[i];
+    __syncthreads();  // phi_q, weights, warp_sums and pending_k are complete
+
+    // The warp's partial sum of y's numerator.
+    float sum[Layout::kColumns] = {};
+    if (active) {
+#pragma unroll 5
+      for (int f = first_feature; f < layout.features; f += feature_step) {
+        const float4 x = *reinterpret_cast<const float4*>(shared.state + column + f * p.head_dim);
+        const float a = shared.phi_q[f];
+        sum[0] = fmaf(a, x.x, sum[0]), sum[1] = fmaf(a, x.y, sum[1]), sum[2] = fmaf(a, x.z, sum[2]), sum[3] = fmaf(a, x.w, sum[3]);
+      }
+      const float state_rate = power(rate, pending + 1);
+#pragma unroll
+      for (int c = 0; c < Layout::kColumns; ++c) sum[c] *= state_rate;
+      for (int t = first_feature; t <= pending; t += feature_step) {
+        float v[Layout::kColumns];
+        load_floats<Layout::kColumns>(shared.pending_v + t * p.head_dim + column, v);
+#pragma unroll
+        for (int c = 0; c < Layout::kColumns; ++c) sum[c] = fmaf(shared.weights[t], v[c], sum[c]);
+      }
+    }
+    float warp_sum[Layout::kColumns] = {};
+    for (int i = 0; i < warp_features; ++i)
+#pragma unroll
+      for (int c = 0; c < Layout::kColumns; ++c) warp_sum[c] += __shfl_sync(~0U, sum[c], (lane + i * column_lanes) % 32);
+    if (lane < column_lanes)
+      *reinterpret_cast<float4*>(shared.partial + warp * p.head_dim + column) =
+          make_float4(warp_sum[0], warp_sum[1], warp_sum[2], warp_sum[3]);
     fence_shared_proxy();
-    __syncthreads();
-    if (item.fills()) {
-      queue.write_y(item);
-      __syncthreads();
-      queue.flush_pending(item, work);
+    __syncthreads();  // `partial` is complete; all threads have read the state, so copies may overwrite it
+
+    const auto write_y = [&] {
+      float denominator = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) denominator += shared.warp_sums[w];
+      for (int d = thread; d < p.head_dim; d += kThreads) {
+        float y = 0;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) y += shared.partial[w * p.head_dim + d];
+        static_cast<T*>(p.y)[int64_t{item} * p.head_dim + d] = from_float<T>(y / denominator);
+      }
+      if (thread != 0) return;
+      all.pending[state] = fills ? 0 : pending + 1;
+      if (p.denominator != nullptr) p.denominator[item] = denominator;
+    };
+
+    // Where the list is full, add all pending tokens to the state, in the order and with the operations of single steps.
+    if (fills) {
+      write_y();
+      __syncthreads();  // all threads have read `partial`, whose memory phi_keys reuses
+      float k_sum = first_sum;
+#pragma unroll 1
+      for (int first = 0; first < kTaylorPending; first += Layout::kTokensPerPass) {
+        for (int f = thread; f < layout.features; f += kThreads) {
+          const FeaturePair pair(shared.pairs[f]);
+          const T* k = shared.pending_k + first * p.feature_dim;
+          const auto phi = [&](int t) { return pair.value(k + t * p.feature_dim, 1.0F); };
+          const float4 b = make_float4(phi(0), phi(1), phi(2), phi(3));
+          shared.phi_keys[f] = b;
+          float* k_state = p.k_state + state * layout.features + f;
+          float x = f < kThreads ? k_sum : *k_state;
+          x = x * sums_rate + b.x, x = x * sums_rate + b.y, x = x * sums_rate + b.z, x = x * sums_rate + b.w;
+          if (f < kThreads) k_sum = x;
+          if (f >= kThreads || first + Layout::kTokensPerPass == kTaylorPending) *k_state = x;
+        }
+        __syncthreads();  // phi_keys is complete
+        if (active) {
+          const T* values = shared.pending_v + first * p.head_dim + column;
+          if (p.decay == nullptr) {
+            add_tokens<false>(shared.state + column, values, shared.phi_keys, layout, first_feature, feature_step, rate);
+          } else {
+            add_tokens<true>(shared.state + column, values, shared.phi_keys, layout, first_feature, feature_step, rate);
+          }
+        }
+        __syncthreads();  // all threads have read phi_keys, which the next pass overwrites
+      }
       fence_shared_proxy();
-      __syncthreads();
-      if (threadIdx.x == 0) {
-        bulk_store(p.kv_state + item.state * layout.features * p.head_dim, shared_address(shared), layout.state_bytes());
+      __syncthreads();  // all threads have ordered their writes of the state before the producer's copy
+      if (is_producer) {
+        bulk_store(p.kv_state + state * layout.features * p.head_dim, shared_address(shared.state), layout.state_bytes());
         bulk_store_wait_read();
       }
     }
-    if (threadIdx.x == 0 && number < layout.items) queue.request_state(), queue.request_token(number);
-    if (!item.fills()) queue.write_y(item);
-    __syncthreads();
+    if (is_producer && next_item < layout.items) {
+      load_state(all, layout, shared, next_state, next_pending);
+      load_token(p, layout, shared, next_item, next_pending);
+    }
+    if (!fills) write_y();
+    __syncthreads();  // all threads have read `partial` and warp_sums, which the next item overwrites
   }
 #else
   __trap();
