@@ -17,6 +17,7 @@ using namespace detail;
 
 using StreamedPlan = StreamedAttentionPlan;
 constexpr int kMaxWarps = StreamedPlan::kMaxWarps, kTileKeys = StreamedPlan::kTileKeys, kRotationBytes = StreamedPlan::kRotationBytes;
+constexpr float kLog2E = 1.44269504088896341F;  // log2(e): weights are computed by exp2f
 
 // Launch shape of the plain kernel.
 struct PlainPlan {
@@ -28,27 +29,36 @@ __device__ __forceinline__ int64_t ring_index(int64_t written, int64_t capacity)
   return (written | capacity) >> 32 == 0 ? static_cast<uint32_t>(written) % static_cast<uint32_t>(capacity) : written % capacity;
 }
 
-// The plain kernel's attention of one head by one warp. kLanes lanes hold a key; the warp processes kKeys keys per group of lanes at a
-// time.
-template <typename T, typename R, bool kAligned, int kLanes, int kKeys>
-struct Attention {
-  static constexpr int kGroups = 32 / kLanes;
-  const CausalAttentionStep& p;
-  int64_t slot, count, newest;        // number of keys including the new one; the new key's index in the ring
-  int lane, group, column, elements;  // the lane holds elements [column, column + elements) of a key
-  R *k_ring, *v_ring;
-  int64_t stride;
-  Vector<T> query, new_k, new_v;
-  float q[kVector];
-  Vector<R> k[kKeys], v[kKeys];
+// The plain kernel. plan.warps warps share the keys of a head. kLanes lanes hold one key, 8 elements each; a group of lanes processes kKeys
+// keys at a time.
+template <typename T, typename R, bool kAligned, int kLanes>
+__global__ void __launch_bounds__(32 * kMaxWarps) step_rows(const __grid_constant__ CausalAttentionStep p, const PlainPlan plan) {
+  extern __shared__ float partial[];  // the warps' sums: [warps][head_dim + 2]
+  constexpr int kKeys = sizeof(R) == 2 ? 8 : 4, kGroups = 32 / kLanes, kTile = kKeys * kGroups;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / kLanes;
+  const int64_t row = blockIdx.x;
+  const int planned_head = blockIdx.y * plan.heads + warp / plan.warps, part = warp % plan.warps;
+  const bool active = planned_head < p.heads;  // the last block of a row may have warps without a head
+  const int head = min(planned_head, p.heads - 1), heads_per_key = p.heads / p.kv_heads, kv_head = head / heads_per_key;
+  // The lane holds elements [column, column + elements) of a key.
+  const int column = lane % kLanes * kVector, elements = min(max(p.head_dim - column, 0), kVector);
+  const int64_t slot = p.slot != nullptr ? p.slot[row] : row, stride = int64_t{p.kv_heads} * p.head_dim;
+  const int64_t kv_column = int64_t{kv_head} * p.head_dim + column;
+  R* const k_ring = static_cast<R*>(p.k_ring) + slot * p.capacity * stride + kv_column;
+  R* const v_ring = static_cast<R*>(p.v_ring) + slot * p.capacity * stride + kv_column;
 
-  __device__ __forceinline__ Attention(const CausalAttentionStep& params, int64_t row, int head) : p(params) {
-    lane = threadIdx.x % 32, group = lane / kLanes, column = lane % kLanes * kVector, elements = min(max(p.head_dim - column, 0), kVector);
-    slot = p.slot != nullptr ? p.slot[row] : row, stride = int64_t{p.kv_heads} * p.head_dim;
-    const int64_t first = slot * p.capacity * stride + int64_t{head / (p.heads / p.kv_heads)} * p.head_dim + column;
-    k_ring = static_cast<R*>(p.k_ring) + first, v_ring = static_cast<R*>(p.v_ring) + first;
+  // Load the token's own q, k and v before the ring's keys, which would delay them.
+  Vector<T> query, new_k, new_v;
+  if (elements != 0) {
+    query.template load<kAligned>(static_cast<const T*>(p.q) + row * p.q_stride + int64_t{head} * p.head_dim + column, elements);
+    new_k.template load<kAligned>(static_cast<const T*>(p.k) + row * p.k_stride + kv_column, elements);
+    new_v.template load<kAligned>(static_cast<const T*>(p.v) + row * p.v_stride + kv_column, elements);
   }
-  __device__ __forceinline__ void load_keys(int64_t base, int64_t limit) {
+  const int64_t written = p.position[row];
+
+  // Load the first keys before the position is known.
+  Vector<R> k[kKeys], v[kKeys];
+  const auto load_keys = [&](int64_t base, int64_t limit) {
     const int64_t first = (base + group) * stride;
 #pragma unroll
     for (int u = 0; u < kKeys; ++u) {
@@ -56,24 +66,16 @@ struct Attention {
       k[u].template load<kAligned>(k_ring + first + u * kGroups * stride, elements);
       v[u].template load<kAligned>(v_ring + first + u * kGroups * stride, elements);
     }
-  }
-  // Loads the token's own q, k and v. Called before the ring's keys are loaded, which would delay them.
-  __device__ __forceinline__ void load_token(int64_t row, int head) {
-    const int64_t at = int64_t{head / (p.heads / p.kv_heads)} * p.head_dim + column;
-    if (elements == 0) return;
-    query.template load<kAligned>(static_cast<const T*>(p.q) + row * p.q_stride + int64_t{head} * p.head_dim + column, elements);
-    new_k.template load<kAligned>(static_cast<const T*>(p.k) + row * p.k_stride + at, elements);
-    new_v.template load<kAligned>(static_cast<const T*>(p.v) + row * p.v_stride + at, elements);
-  }
-  __device__ __forceinline__ void set_position(int64_t written) {
-    count = min(written + 1, p.capacity);
-    newest = ring_index(written, p.capacity);
-  }
-  __device__ __forceinline__ void set_query() {
+  };
+  int64_t base = part * kTile;
+  load_keys(base, active ? p.capacity : 0);
+
+  // The number of keys including the new one, and the new key's index in the ring.
+  const int64_t count = min(written + 1, p.capacity), newest = ring_index(written, p.capacity);
+  float q[kVector];
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) q[i] = query.get(i) * (p.scale * 1.44269504088896341F);
-  }
-  __device__ __forceinline__ float score(const Vector<R>& key) const {
+  for (int i = 0; i < kVector; ++i) q[i] = query.get(i) * (p.scale * kLog2E);
+  const auto score = [&](const Vector<R>& key) {
     float s = 0;
     if (elements != 0) {
 #pragma unroll
@@ -82,79 +84,54 @@ struct Attention {
 #pragma unroll
     for (int distance = 1; distance < kLanes; distance *= 2) s += __shfl_xor_sync(~0U, s, distance);
     return s;
-  }
-  // Adds the new key to the sums and stores it in the ring, if `is_owner`.
-  __device__ __forceinline__ void add_new_key(int head, bool is_owner, Sums& sums) {
-    float x[kVector], y[kVector];
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) x[c] = new_k.get(c), y[c] = new_v.get(c);
-    Vector<R> key, value;
-    key.set(x), value.set(y);
-    const float s = score(key);
-    if (!is_owner) return;
-    sums.top = s;
-    sums.add(s, value);
-    if (head % (p.heads / p.kv_heads) != 0 || elements == 0) return;
-    key.template store<kAligned>(k_ring + newest * stride, elements);
-    value.template store<kAligned>(v_ring + newest * stride, elements);
-  }
-  __device__ __forceinline__ void add_tile(int64_t base, Sums& sums) {
-    float scores[kKeys], top = sums.top;
-#pragma unroll
-    for (int u = 0; u < kKeys; ++u) {
-      const int64_t i = base + group + u * kGroups;
-      const float s = score(k[u]);
-      scores[u] = i < count && i != newest ? s : -INFINITY;
-      top = fmaxf(top, scores[u]);
-    }
-    sums.raise(top);
-#pragma unroll
-    for (int u = 0; u < kKeys; ++u) {
-      if (scores[u] > -INFINITY) sums.add(scores[u], v[u]);
-    }
-  }
-};
+  };
 
-// Writes each warp's sums to shared memory, partial [warps][head_dim + 2], and synchronizes the block.
-template <typename Tile>
-__device__ __forceinline__ void merge_warps(const CausalAttentionStep& p, const Tile& attention, Sums& sums, float* partial) {
-  store_partial_sums<32 / Tile::kGroups>(sums, attention.column, attention.elements, partial + threadIdx.x / 32 * (p.head_dim + 2));
-  __syncthreads();
-}
-
-// Called by a head's first warp: merges the sums of the head's `warps` warps into y.
-template <typename T>
-__device__ __forceinline__ void write_output(const CausalAttentionStep& p, const float* partial, int warps, int64_t row, int head) {
-  const int width = p.head_dim + 2;
-  const MergedSums merged(partial + threadIdx.x / 32 * width, warps, width);
-  for (int d = threadIdx.x % 32; d < p.head_dim; d += 32)
-    static_cast<T*>(p.y)[(row * p.heads + head) * p.head_dim + d] = from_float<T>(merged.at(d).output());
-}
-
-template <typename T, typename R, bool kAligned, int kLanes>
-__global__ void __launch_bounds__(32 * kMaxWarps) step_rows(const __grid_constant__ CausalAttentionStep p, const PlainPlan plan) {
-  extern __shared__ float shared[];
-  const int64_t row = blockIdx.x;
-  const int warp = threadIdx.x / 32, head = blockIdx.y * plan.heads + warp / plan.warps, part = warp % plan.warps;
-  constexpr int kKeys = sizeof(R) == 2 ? 8 : 4, kTile = kKeys * 32 / kLanes;
-  using Tile = Attention<T, R, kAligned, kLanes, kKeys>;
-  Tile attention(p, row, min(head, p.heads - 1));
-  const bool active = head < p.heads;
-  int64_t base = part * kTile;
-  attention.load_token(row, min(head, p.heads - 1));
-  const int64_t written = p.position[row];
-  attention.load_keys(base, active ? p.capacity : 0);
-  attention.set_position(written), attention.set_query();
   Sums sums;
   if (active) {
-    if (part == 0) attention.add_new_key(head, attention.group == 0, sums);
-    for (; base < attention.count; attention.load_keys(base, attention.count)) {
-      attention.add_tile(base, sums);
+    // The new key, from registers. One group of the head's first warp adds it; the first of the heads that share the key stores it.
+    if (part == 0) {
+      float new_key[kVector], new_value[kVector];
+#pragma unroll
+      for (int c = 0; c < kVector; ++c) new_key[c] = new_k.get(c), new_value[c] = new_v.get(c);
+      Vector<R> key, value;
+      key.set(new_key), value.set(new_value);
+      const float s = score(key);
+      if (group == 0) {
+        sums.top = s;
+        sums.add(s, value);
+        if (head % heads_per_key == 0 && elements != 0) {
+          key.template store<kAligned>(k_ring + newest * stride, elements);
+          value.template store<kAligned>(v_ring + newest * stride, elements);
+        }
+      }
+    }
+    // The ring's keys, kTile at a time. The new key's entry may still hold an old key, so it is masked.
+    for (; base < count; load_keys(base, count)) {
+      float scores[kKeys], top = sums.top;
+#pragma unroll
+      for (int u = 0; u < kKeys; ++u) {
+        const int64_t i = base + group + u * kGroups;
+        const float s = score(k[u]);
+        scores[u] = i < count && i != newest ? s : -INFINITY;
+        top = fmaxf(top, scores[u]);
+      }
+      sums.raise(top);
+#pragma unroll
+      for (int u = 0; u < kKeys; ++u) {
+        if (scores[u] > -INFINITY) sums.add(scores[u], v[u]);
+      }
       base += plan.warps * kTile;
     }
   }
-  merge_warps(p, attention, sums, shared);
-  if (part == 0 && active) write_output<T>(p, shared, plan.warps, row, head);
+
+  // Merge the sums of the head's warps into y.
+  const int width = p.head_dim + 2;
+  store_partial_sums<kLanes>(sums, column, elements, partial + warp * width);
+  __syncthreads();  // the partial sums of all warps of a head are complete
+  if (part != 0 || !active) return;
+  const MergedSums merged(partial + warp * width, plan.warps, width);
+  for (int d = lane; d < p.head_dim; d += 32)
+    static_cast<T*>(p.y)[(row * p.heads + head) * p.head_dim + d] = from_float<T>(merged.at(d).output());
 }
 
 // The streamed kernel (sm_90). Each warp handles one head. It prefetches tiles of 16 keys and values into its own pipeline of kStages tiles
@@ -297,7 +274,7 @@ struct HeadWarp {
       mma_16x8x16(d[j % 2], keys, q[j][0], q[j][1]);
     }
     const int key = tile * kTileKeys + lane / 4;
-    const float scale = p.scale * 1.44269504088896341F;
+    const float scale = p.scale * kLog2E;
     return make_float2(key < count ? (d[0][0] + d[1][0]) * scale : -INFINITY, key + 8 < count ? (d[0][2] + d[1][2]) * scale : -INFINITY);
   }
   // The weights as operand b, in two bf16 parts: the rounded weight in even columns, the rounding error in odd columns. The sums of both
