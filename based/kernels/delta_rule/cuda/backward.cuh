@@ -8,14 +8,51 @@ namespace based::kernels::cuda::detail {
 constexpr int kBackThreads = 256, kBackWarps = kBackThreads / 32;
 constexpr int kPairTiles = kRuleChunk / 16;  // tiles of 8 columns in a warp's half of a 64 x 64 matrix
 
-// Byte offsets of the tensors of a slice of 64 value channels in shared memory.
-template <int kKeys, bool kDelta>
-struct SliceOffsets {
-  static constexpr int kTileBytes = kRuleChunk * kScorePitch * 2, kStateBytes = kKeys * kScorePitch * 2;
-  static constexpr int kGradY = 0, kU = kTileBytes, kState = 2 * kTileBytes, kGradState = kState + kStateBytes,
-                       kGradU = kGradState + kStateBytes, kV = kGradU + kTileBytes, kGradR = kV + kTileBytes,
-                       kEnd = kDelta ? kGradR + kTileBytes : kGradU;
+// bf16 [kLines, kWidth] in shared memory. A line has 16 bytes of padding, so that eight lines fall into different banks.
+template <int kLines, int kWidth>
+struct SharedTile {
+  static constexpr int kPitch = kWidth + 8;
+  bf16 lines[kLines][kPitch];
+
+  __device__ __forceinline__ uint32_t address() const { return shared_address(lines); }
+  // Two neighbouring elements.
+  __device__ __forceinline__ uint32_t& pair(int line, int column) { return *reinterpret_cast<uint32_t*>(&lines[line][column]); }
+  // Requests the copy of the lines from global memory, `stride` apart; lines from `valid_lines` on become zero.
+  __device__ __forceinline__ void request(const bf16* from, int64_t stride, int valid_lines) {
+    static_assert(kLines % kRuleChunk == 0);
+#pragma unroll
+    for (int line = 0; line < kLines; line += kRuleChunk)
+      request_tile<kWidth, kBackThreads>(address() + line * kPitch * 2, from + line * stride, stride, valid_lines);
+  }
 };
+using ChunkTile = SharedTile<kRuleChunk, kRuleChunk>;
+
+// Tiles of a slice of 64 value channels. With `delta`, v is overwritten by its gradient, and grad_r is the gradient of beta · r, where
+// r = v − Sᵀk and S is the decayed state before the chunk.
+template <int kKeys, bool kDelta>
+struct SliceStorage {
+  ChunkTile grad_y, u;
+  SharedTile<kKeys, kOutputSlice> state, grad_state;  // before and after the chunk
+};
+template <int kKeys>
+struct SliceStorage<kKeys, true> : SliceStorage<kKeys, false> {
+  ChunkTile grad_u, v, grad_r;
+};
+
+// The products of delta_rule.cuh of tiles in shared memory.
+template <int kTiles, class A, class B>
+__device__ __forceinline__ void add_by_n(float (&sum)[kTiles][4], const A& a, int line, const B& b, int column, int count) {
+  add_by_n(sum, a.address(), A::kPitch, line, b.address(), B::kPitch, column, count);
+}
+template <int kTiles, class A, class B>
+__device__ __forceinline__ void add_by_k(float (&sum)[kTiles][4], const A& a, int line, const B& b, int column, int count) {
+  add_by_k(sum, a.address(), A::kPitch, line, b.address(), B::kPitch, column, count);
+}
+template <bool kNegative = false, int kTiles, class A, class B>
+__device__ __forceinline__ void add_transposed(float (&sum)[kTiles][4], const A& a, int line, const B& b, int column, int first,
+                                               int count) {
+  add_transposed<kTiles, kNegative>(sum, a.address(), A::kPitch, line, b.address(), B::kPitch, column, first, count);
+}
 
 // The sums over value channels for the warp's tokens and half of the columns.
 template <int kKeys>
@@ -31,34 +68,30 @@ struct BackWarp {
 };
 
 template <int kKeys, bool kDelta>
-__device__ __forceinline__ void request_slice(const ChunkedBackward& call, const ChunkBlock& block, uint32_t to, int slice) {
-  using At = SliceOffsets<kKeys, kDelta>;
+__device__ __forceinline__ void request_slice(const ChunkedBackward& call, const ChunkBlock& block, SliceStorage<kKeys, kDelta>& slice,
+                                              int number) {
   const GatedDeltaRule& p = call.forward.params;
-  const int lines = block.range.tokens, column = slice * kOutputSlice;
+  const int column = number * kOutputSlice;
   const int64_t stride = static_cast<int64_t>(p.heads) * p.value_dim, at = block.line(p) * p.value_dim + column;
-  const auto values = [&](int offset, const void* tensor) {
-    request_tile<kOutputSlice, kBackThreads>(to + offset, static_cast<const bf16*>(tensor) + at, stride, lines);
+  const auto request = [&](ChunkTile& tile, const void* tensor) {
+    tile.request(static_cast<const bf16*>(tensor) + at, stride, block.range.tokens);
   };
-  values(At::kGradY, call.params.grad_y);
-  values(At::kU, kDelta ? p.y : p.v);
-  if constexpr (kDelta) values(At::kGradU, call.grad_u), values(At::kV, p.v);
-  for (int key = 0; key < kKeys; key += kRuleChunk) {
-    const int64_t line = (block.at(p) * kKeys + key) * p.value_dim + column;
-    const uint32_t tile = to + key * kScorePitch * 2;
-    request_tile<kOutputSlice, kBackThreads>(tile + At::kState, call.forward.states + line, p.value_dim, kRuleChunk);
-    request_tile<kOutputSlice, kBackThreads>(tile + At::kGradState, call.grad_states + line, p.value_dim, kRuleChunk);
-  }
+  request(slice.grad_y, call.params.grad_y);
+  request(slice.u, kDelta ? p.y : p.v);
+  if constexpr (kDelta) request(slice.grad_u, call.grad_u), request(slice.v, p.v);
+  const int64_t state = block.at(p) * kKeys * p.value_dim + column;
+  slice.state.request(call.forward.states + state, p.value_dim, kRuleChunk);
+  slice.grad_state.request(call.grad_states + state, p.value_dim, kRuleChunk);
   copy_async_commit();
 }
 
 // Adds a slice's part to the sums.
 template <int kKeys, bool kDelta>
-__device__ __forceinline__ void add_slice(ChunkSums<kKeys>& sum, uint32_t slice, const BackWarp& warp) {
-  using At = SliceOffsets<kKeys, kDelta>;
+__device__ __forceinline__ void add_slice(ChunkSums<kKeys>& sum, const SliceStorage<kKeys, kDelta>& slice, const BackWarp& warp) {
   const int keys = warp.half * kKeys / 2, tokens = warp.half * kRuleChunk / 2;
-  add_by_n(sum.q, slice + At::kGradY, kScorePitch, warp.line, slice + At::kState, kScorePitch, keys, kOutputSlice);
-  add_by_n(sum.k, slice + At::kU, kScorePitch, warp.line, slice + At::kGradState, kScorePitch, keys, kOutputSlice);
-  add_by_n(sum.scores, slice + At::kGradY, kScorePitch, warp.line, slice + At::kU, kScorePitch, tokens, kOutputSlice);
+  add_by_n(sum.q, slice.grad_y, warp.line, slice.state, keys, kOutputSlice);
+  add_by_n(sum.k, slice.u, warp.line, slice.grad_state, keys, kOutputSlice);
+  add_by_n(sum.scores, slice.grad_y, warp.line, slice.u, tokens, kOutputSlice);
 }
 
 // Σ S ⊙ grad_S over eight value channels of a key.

@@ -23,7 +23,7 @@ struct ChannelTile {
 // at once. `parts` is kThreads floats of shared memory, in use until the block's next barrier. Calls visit(token, c, log2 decay) for each
 // token and channel.
 template <int kKeys, int kThreads, class Tile, class Visit>
-__device__ __forceinline__ void read_channel_decays(const GatedDeltaRule& p, const ChunkBlock& block, const Tile& tile, float* parts,
+__device__ __forceinline__ void read_channel_decays(const GatedDeltaRule& p, const ChunkBlock& block, Tile&& tile, float* parts,
                                                     Visit&& visit) {
   constexpr int kParts = kThreads / kKeys, kTokens = kRuleChunk / kParts;
   const int c = static_cast<int>(threadIdx.x) % kKeys, part = static_cast<int>(threadIdx.x) / kKeys, begin = part * kTokens;
