@@ -1,6 +1,7 @@
 // Backward of the gated short convolution. With z = bias + Σ w x, y = act(z)·gate: dz = dy·gate·act'(z), dgate = dy·act(z),
 // dx_t = Σ_j w_j dz_{t+taps−1−j} within the row, dw_j = Σ_t dz_t x_{t−taps+1+j}. With adds_input, dx_t also includes dy_t.
 #include <algorithm>
+#include <type_traits>
 
 #include "based/kernels/common/cuda/column_sums.cuh"
 #include "based/kernels/common/cuda/launch.h"
@@ -30,193 +31,154 @@ __device__ __forceinline__ void advance(T*& pointer, int64_t stride) {
 // The tokens of one row that a thread owns. Indices are relative to the first of them: it owns tokens 0 .. last − 1. Their gradients need
 // the outputs of tokens before `end`.
 struct Segment {
-  int64_t row;
   int start;  // the row's start, but at least −(taps − 1)
   int last, end;
   int lowest;  // first token whose input gradient is needed; inputs before the row's start are the initial state
 };
 
+// Number of sums over tokens per channel: one per tap, one for the bias and, if `usual`, one for each of both gradients.
+__host__ __device__ constexpr int sum_count(int taps, bool usual) { return taps + (usual ? 3 : 1); }
+
 // Backward in one pass for a compile-time number of taps. It recomputes z. The gradients of the last inputs stay in registers until all
-// outputs that depend on them have been processed. A thread handles kCount channels and loads kPrefetched tokens ahead. kUsual: the
-// activation is SiLU, there are a gate and its gradient, the sums of both gradients are computed, and adds_input is false. Fixing these at
-// compile time saves registers.
+// outputs that depend on them have been processed. A thread handles a run of tokens and kCount channels, and loads kPrefetched tokens
+// ahead. It stores its sums to partial [runs, sums, channels]. kUsual: the activation is SiLU, there are a gate and its gradient, the sums
+// of both gradients are computed, and adds_input is false. Fixing these at compile time saves registers.
 template <typename T, int kTaps, bool kUsual>
-struct BackwardStream {
-  static constexpr int kCount = kStreamBytes / sizeof(T), kKept = kTaps - 1, kPrefetched = 4;
-  const ShortConvBackward& p;
-  int64_t c;
-  const StreamFilter<T, kTaps> filter;
-  uint2 gate_bias{};
-  float window[kKept][kCount], pending[kKept][kCount];  // the last inputs without x's bias, and their gradients so far; oldest first
+__global__ void __launch_bounds__(kThreads, resident_blocks(kStreamBytes / sizeof(T)))
+    stream_backward(const __grid_constant__ ShortConvBackward p, float* partial, int64_t run_tokens) {
+  overlap_kernels();
+  constexpr int kCount = kStreamBytes / sizeof(T), kKept = kTaps - 1, kPrefetched = 4;
+  const ShortConv& f = p.forward;
+  const int64_t units = f.channels / kCount, thread = blockIdx.x * int64_t{kThreads} + threadIdx.x, run = thread / units;
+  const int64_t run_begin = run * run_tokens, run_end = min(run_begin + run_tokens, f.tokens), c = thread % units * kCount;
+  if (run_begin >= run_end) return;
+  const StreamFilter<T, kTaps> filter(f, c);
+  const bool gated = kUsual || f.gate != nullptr;
+  const uint2 gate_bias = f.gate_bias != nullptr ? *reinterpret_cast<const uint2*>(static_cast<const T*>(f.gate_bias) + c) : uint2{};
   float sums[kTaps + 1][kCount] = {}, input_sum[kCount] = {}, gate_sum[kCount] = {};
-  uint2 x[kPrefetched], gate[kPrefetched], grad_y[kPrefetched];
-  const T *next_x, *next_gate, *next_grad_y;  // the next token to load
-  T *input_output, *gate_output;              // gradients of the input that is completed next, and of the current token's gate
 
-  __device__ __forceinline__ BackwardStream(const ShortConvBackward& params, int64_t channel)
-      : p(params), c(channel), filter(params.forward, channel) {
-    if (p.forward.gate_bias != nullptr) gate_bias = *reinterpret_cast<const uint2*>(static_cast<const T*>(p.forward.gate_bias) + c);
-  }
+  int64_t row = find_row(f.row_start, f.rows, run_begin);
+  for (int64_t first = run_begin; first < run_end; ++row) {
+    const int64_t start = f.row_start[row], stop = f.row_start[row + 1];
+    if (stop <= first) continue;
+    Segment s{static_cast<int>(max(start - first, int64_t{-kKept})), static_cast<int>(min(stop, run_end) - first), 0, 0};
+    s.end = static_cast<int>(min(stop - first, int64_t{s.last + kKept}));
+    if (first == start && p.grad_initial_state != nullptr) s.lowest = -kKept;
 
-  __device__ __forceinline__ bool gated() const { return kUsual || p.forward.gate != nullptr; }
-
-  __device__ __forceinline__ void load(int slot, bool valid) {
-    const ShortConv& f = p.forward;
-    if (valid) {
-      x[slot] = *reinterpret_cast<const uint2*>(next_x);
-      if (gated()) gate[slot] = *reinterpret_cast<const uint2*>(next_gate);
-      grad_y[slot] = *reinterpret_cast<const uint2*>(next_grad_y);
-    }
-    advance(next_x, f.x_stride), advance(next_gate, f.gate_stride), advance(next_grad_y, f.channels);
-  }
-
-  __device__ __forceinline__ void begin_segment(const Segment& s, int64_t first) {
-    const ShortConv& f = p.forward;
-    next_x = static_cast<const T*>(f.x) + first * f.x_stride + c, next_gate = static_cast<const T*>(f.gate) + first * f.gate_stride + c;
-    next_grad_y = static_cast<const T*>(p.grad_y) + first * f.channels + c;
-    input_output = static_cast<T*>(p.grad_x) + (first - kKept) * p.grad_x_stride + c;
-    gate_output = static_cast<T*>(p.grad_gate) + first * p.grad_gate_stride + c;
+    // Load the segment's first tokens and the inputs before them.
+    const T* next_x = static_cast<const T*>(f.x) + first * f.x_stride + c;  // the next token to load
+    const T* next_gate = static_cast<const T*>(f.gate) + first * f.gate_stride + c;
+    const T* next_grad_y = static_cast<const T*>(p.grad_y) + first * f.channels + c;
+    uint2 x[kPrefetched], gate[kPrefetched], grad_y[kPrefetched];
+    const auto load = [&](int slot, bool valid) {
+      if (valid) {
+        x[slot] = *reinterpret_cast<const uint2*>(next_x);
+        if (gated) gate[slot] = *reinterpret_cast<const uint2*>(next_gate);
+        grad_y[slot] = *reinterpret_cast<const uint2*>(next_grad_y);
+      }
+      advance(next_x, f.x_stride), advance(next_gate, f.gate_stride), advance(next_grad_y, f.channels);
+    };
 #pragma unroll
     for (int t = 0; t < kPrefetched; ++t) load(t, t < s.end);
-    inputs_before<T>(f, p.initial_state, s.row, first + s.start, first, c, window);
-#pragma unroll
-    for (int j = 0; j < kKept; ++j) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) pending[j][i] = 0;
-    }
-  }
+    float window[kKept][kCount], pending[kKept][kCount] = {};  // the last inputs without x's bias, and their gradients so far; oldest first
+    inputs_before<T>(f, p.initial_state, row, first + s.start, first, c, window);
 
-  __device__ __forceinline__ void store_token(const float (&g)[kCount]) {
-    store_floats<kCount>(input_output, g);
+    // Stores the gradient of the input that is completed next: of x, or of the initial state.
+    T* input_output = static_cast<T*>(p.grad_x) + (first - kKept) * p.grad_x_stride + c;
+    const auto store_token = [&](const float(&g)[kCount]) {
+      store_floats<kCount>(input_output, g);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (kUsual) input_sum[i] += g[i];
-    }
-  }
-
-  __device__ __forceinline__ void store_input(const Segment& s, int token, const float (&g)[kCount]) {
-    if (token >= s.start) return store_token(g);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      p.grad_initial_state[(s.row * p.forward.channels + c + i) * kKept + kKept + token - s.start] = g[i];
-    }
-  }
-
-  // Processes the token in `slot`, and reloads the slot. kInside: the token and the one kKept before it are in the segment.
-  template <bool kInside>
-  __device__ __forceinline__ void process_token(const Segment& s, int slot, int token) {
-    float input[kCount], g[kCount], scale[kCount] = {}, extra_gate[kCount], gate_gradient[kCount], input_gradient[kCount];
-    unpack(x[slot], input), unpack(grad_y[slot], g), unpack(gate_bias, extra_gate);
-    if (gated()) unpack(gate[slot], scale);
-    load(slot, token + kPrefetched < s.end);
-    const bool is_owned = kInside || token < s.last;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      float z = filter.bias[i];
-#pragma unroll
-      for (int j = 0; j < kKept; ++j) z = fmaf(filter.weight[j][i], window[j][i], z);
-      z = fmaf(filter.weight[kKept][i], input[i], z);
-      const float sigma = kUsual || p.forward.silu ? sigmoid(z) : 1.0F, act = z * sigma;
-      const float dz = g[i] * (gated() ? scale[i] + extra_gate[i] : 1.0F) * fmaf(act, 1 - sigma, sigma);
-      gate_gradient[i] = g[i] * act;
-      if (is_owned) {
-#pragma unroll
-        for (int j = 0; j < kKept; ++j) sums[j][i] = fmaf(dz, window[j][i], sums[j][i]);
-        sums[kKept][i] = fmaf(dz, input[i], sums[kKept][i]);
-        sums[kTaps][i] += dz;
-        if (kUsual) gate_sum[i] += gate_gradient[i];
+      for (int i = 0; i < kCount; ++i) {
+        if (kUsual) input_sum[i] += g[i];
       }
-      input_gradient[i] = fmaf(filter.weight[0][i], dz, pending[0][i]);
+    };
+    const auto store_input = [&](int token, const float(&g)[kCount]) {
+      if (token >= s.start) return store_token(g);
 #pragma unroll
-      for (int j = 0; j + 1 < kKept; ++j) {
-        window[j][i] = window[j + 1][i];
-        pending[j][i] = fmaf(filter.weight[j + 1][i], dz, pending[j + 1][i]);
-      }
-      window[kKept - 1][i] = input[i], pending[kKept - 1][i] = filter.weight[kKept][i] * dz;
-      if (!kUsual && p.forward.adds_input) pending[kKept - 1][i] = __fadd_rn(g[i], pending[kKept - 1][i]);
-    }
-    if (is_owned && (kUsual || p.grad_gate != nullptr)) store_floats<kCount>(gate_output, gate_gradient);
-    if constexpr (kInside) {
-      store_token(input_gradient);
-    } else if (token - kKept >= s.lowest) {
-      store_input(s, token - kKept, input_gradient);
-    }
-    advance(gate_output, p.grad_gate_stride), advance(input_output, p.grad_x_stride);
-  }
+      for (int i = 0; i < kCount; ++i) p.grad_initial_state[(row * f.channels + c + i) * kKept + kKept + token - s.start] = g[i];
+    };
 
-  // If the row ends in this segment, completes the gradients of the row's last inputs, which are also the final state.
-  __device__ __forceinline__ void end_segment(const Segment& s) {
+    // Processes the token in `slot`, and reloads the slot. inside: the token and the one kKept before it are in the segment.
+    T* gate_output = static_cast<T*>(p.grad_gate) + first * p.grad_gate_stride + c;
+    const auto process_token = [&](auto inside, int slot, int token) {
+      constexpr bool kInside = decltype(inside)::value;
+      float input[kCount], g[kCount], scale[kCount] = {}, extra_gate[kCount], gate_gradient[kCount], input_gradient[kCount];
+      unpack(x[slot], input), unpack(grad_y[slot], g), unpack(gate_bias, extra_gate);
+      if (gated) unpack(gate[slot], scale);
+      load(slot, token + kPrefetched < s.end);
+      const bool is_owned = kInside || token < s.last;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        float z = filter.bias[i];
+#pragma unroll
+        for (int j = 0; j < kKept; ++j) z = fmaf(filter.weight[j][i], window[j][i], z);
+        z = fmaf(filter.weight[kKept][i], input[i], z);
+        const float sigma = kUsual || f.silu ? sigmoid(z) : 1.0F, act = z * sigma;
+        const float dz = g[i] * (gated ? scale[i] + extra_gate[i] : 1.0F) * fmaf(act, 1 - sigma, sigma);
+        gate_gradient[i] = g[i] * act;
+        if (is_owned) {
+#pragma unroll
+          for (int j = 0; j < kKept; ++j) sums[j][i] = fmaf(dz, window[j][i], sums[j][i]);
+          sums[kKept][i] = fmaf(dz, input[i], sums[kKept][i]);
+          sums[kTaps][i] += dz;
+          if (kUsual) gate_sum[i] += gate_gradient[i];
+        }
+        input_gradient[i] = fmaf(filter.weight[0][i], dz, pending[0][i]);
+#pragma unroll
+        for (int j = 0; j + 1 < kKept; ++j) {
+          window[j][i] = window[j + 1][i];
+          pending[j][i] = fmaf(filter.weight[j + 1][i], dz, pending[j + 1][i]);
+        }
+        window[kKept - 1][i] = input[i], pending[kKept - 1][i] = filter.weight[kKept][i] * dz;
+        if (!kUsual && f.adds_input) pending[kKept - 1][i] = __fadd_rn(g[i], pending[kKept - 1][i]);
+      }
+      if (is_owned && (kUsual || p.grad_gate != nullptr)) store_floats<kCount>(gate_output, gate_gradient);
+      if constexpr (kInside) {
+        store_token(input_gradient);
+      } else if (token - kKept >= s.lowest) {
+        store_input(token - kKept, input_gradient);
+      }
+      advance(gate_output, p.grad_gate_stride), advance(input_output, p.grad_x_stride);
+    };
+    for (int token = 0; token < s.end; token += kPrefetched) {
+      if (token >= kKept && token + kPrefetched <= s.last) {
+#pragma unroll
+        for (int t = 0; t < kPrefetched; ++t) process_token(std::true_type{}, t, token + t);
+      } else {
+#pragma unroll
+        for (int t = 0; t < kPrefetched; ++t) {
+          if (token + t < s.end) process_token(std::false_type{}, t, token + t);
+        }
+      }
+    }
+
+    // If the row ends in this segment, complete the gradients of the row's last inputs, which are also the final state.
 #pragma unroll
     for (int j = 0; j < kKept; ++j, input_output += p.grad_x_stride) {
       const int token = s.end - kKept + j;
       if (token < s.lowest || token >= s.last) continue;
       if (p.grad_state != nullptr) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) pending[j][i] += p.grad_state[(s.row * p.forward.channels + c + i) * kKept + j];
+        for (int i = 0; i < kCount; ++i) pending[j][i] += p.grad_state[(row * f.channels + c + i) * kKept + j];
       }
-      store_input(s, token, pending[j]);
+      store_input(token, pending[j]);
     }
+    first += s.last;
   }
 
-  // Accounts for x_bias in the gradient of the filter: Σ dz (x + b) = Σ dz x + b Σ dz.
-  __device__ __forceinline__ void add_bias_to_sums() {
+  // Account for x_bias in the gradient of the filter: Σ dz (x + b) = Σ dz x + b Σ dz.
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float added = element_or_zero<T>(p.forward.x_bias, c + i) * sums[kTaps][i];
+  for (int i = 0; i < kCount; ++i) {
+    const float added = element_or_zero<T>(f.x_bias, c + i) * sums[kTaps][i];
 #pragma unroll
-      for (int j = 0; j < kTaps; ++j) sums[j][i] += added;
-    }
+    for (int j = 0; j < kTaps; ++j) sums[j][i] += added;
   }
-
-  __device__ __forceinline__ void process_segment(const Segment& s, int64_t first) {
-    begin_segment(s, first);
-    for (int token = 0; token < s.end; token += kPrefetched) {
-      if (token >= kKept && token + kPrefetched <= s.last) {
+  partial += run * sum_count(kTaps, kUsual) * f.channels + c;
 #pragma unroll
-        for (int t = 0; t < kPrefetched; ++t) process_token<true>(s, t, token + t);
-      } else {
-#pragma unroll
-        for (int t = 0; t < kPrefetched; ++t) {
-          if (token + t < s.end) process_token<false>(s, t, token + t);
-        }
-      }
-    }
-    end_segment(s);
-  }
-};
-
-// Number of sums over tokens per channel: one per tap, one for the bias and, if `usual`, one for each of both gradients.
-__host__ __device__ constexpr int sum_count(int taps, bool usual) { return taps + (usual ? 3 : 1); }
-
-// Each thread handles a run of tokens and a few channels. It stores its sums to partial [runs, sums, channels].
-template <typename T, int kTaps, bool kUsual>
-__global__ void __launch_bounds__(kThreads, resident_blocks(kStreamBytes / sizeof(T)))
-    stream_backward(const __grid_constant__ ShortConvBackward p, float* partial, int64_t run_tokens) {
-  overlap_kernels();
-  using Stream = BackwardStream<T, kTaps, kUsual>;
-  const ShortConv& f = p.forward;
-  const int64_t units = f.channels / Stream::kCount, thread = blockIdx.x * int64_t{kThreads} + threadIdx.x, run = thread / units;
-  const int64_t first = run * run_tokens, last = min(first + run_tokens, f.tokens);
-  if (first >= last) return;
-  Stream stream(p, thread % units * Stream::kCount);
-  int64_t row = find_row(f.row_start, f.rows, first);
-  for (int64_t token = first; token < last; ++row) {
-    const int64_t start = f.row_start[row], stop = f.row_start[row + 1];
-    if (stop <= token) continue;
-    constexpr int64_t kKept = Stream::kKept;
-    Segment s{row, static_cast<int>(max(start - token, -kKept)), static_cast<int>(min(stop, last) - token), 0, 0};
-    s.end = static_cast<int>(min(stop - token, s.last + kKept));
-    if (token == start && p.grad_initial_state != nullptr) s.lowest = -Stream::kKept;
-    stream.process_segment(s, token);
-    token += s.last;
-  }
-  stream.add_bias_to_sums();
-  float* sums = partial + run * sum_count(kTaps, kUsual) * f.channels + stream.c;
-#pragma unroll
-  for (int j = 0; j <= kTaps; ++j) store_floats<Stream::kCount>(sums + j * f.channels, stream.sums[j]);
+  for (int j = 0; j <= kTaps; ++j) store_floats<kCount>(partial + j * f.channels, sums[j]);
   if constexpr (kUsual) {
-    store_floats<Stream::kCount>(sums + (kTaps + 1) * f.channels, stream.input_sum);
-    store_floats<Stream::kCount>(sums + (kTaps + 2) * f.channels, stream.gate_sum);
+    store_floats<kCount>(partial + (kTaps + 1) * f.channels, input_sum);
+    store_floats<kCount>(partial + (kTaps + 2) * f.channels, gate_sum);
   }
 }
 
