@@ -11,8 +11,7 @@ template <>
 struct InverseTile<true> {
   ChunkTile inverse;  // the inverse of I + lower
 };
-// Gradients of the products of tokens. lower, of the products that the state's corrections read, and lower_beta = beta · lower: with
-// `delta`.
+// Gradients of the products of tokens, with their decays. scores: of q·k. With `delta`, lower is grad_r uᵀ, and lower_beta = beta · lower.
 struct PairTiles {
   ChunkTile scores, lower, lower_beta;
 };

@@ -226,10 +226,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) scan_rows(const __grid_cons
 #pragma unroll
     for (int i = 0; i < 4; ++i) output_inputs[i] = load_output(previous, i);
     StepInput step_inputs[4];
-    uint32_t C[2];  // of eight tokens
+    uint32_t C[2];  // bf16 C of eight tokens
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
-      if (quarter == 1) {
+      if (quarter == 1) {  // quarter 0 needs only data that was complete at the previous barrier
         copy_async_wait<kPrefetched - 2>();
         __syncthreads();  // the next tile has arrived, and the outputs of the tile before the previous one are complete
 #pragma unroll
