@@ -1,6 +1,7 @@
-# Included by ctest: registers the tests of `program` under `label` in groups, one process per group, because loading LibTorch takes longer than
-# most tests. A group is a suite. In a suite with parameters a group is one test with all its parameters; parameters that need a GPU are a
-# group of their own, which is skipped without a GPU.
+# Included by ctest: registers the tests of `program` under `label` in groups, one process per group, because loading LibTorch (0.4 s) takes
+# longer than most tests. A group is a suite. With `by_test`, for layers whose suites take minutes, it is one test of a suite with all its
+# parameters, so that all cores have work until the end. Parameters that need a GPU are groups of their own; without a GPU, where all of them
+# are skipped, they are one group.
 if(NOT EXISTS "${program}")
   add_test(${label}_NOT_BUILT "${label}_NOT_BUILT")
   return()
@@ -11,17 +12,22 @@ if(failed)
 endif()
 string(REGEX REPLACE "[[;]|]" "_" list "${list}")
 string(REPLACE "\n" ";" list "${list}")
+execute_process(COMMAND nvidia-smi -L RESULT_VARIABLE no_gpu OUTPUT_QUIET ERROR_QUIET)
 set(groups "")
 foreach(line IN LISTS list)
   if(line MATCHES "^([A-Za-z0-9_/]+\\.)( *#.*)?$")
     set(suite "${CMAKE_MATCH_1}")
   elseif(line MATCHES "^  ([A-Za-z0-9_]+)(/[A-Za-z0-9_]+)?")
     set(group "${suite}")
-    if(CMAKE_MATCH_2)
+    if(by_test AND CMAKE_MATCH_2)
       set(group "${suite}${CMAKE_MATCH_1}/")
     endif()
     if("${CMAKE_MATCH_1}${CMAKE_MATCH_2}" MATCHES "cuda$")
-      list(APPEND groups "${group}*cuda")
+      if(no_gpu)
+        list(APPEND groups "*cuda")
+      else()
+        list(APPEND groups "${group}*cuda")
+      endif()
     else()
       list(APPEND groups "${group}*:-*cuda")
     endif()
