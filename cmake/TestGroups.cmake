@@ -1,7 +1,7 @@
 # Included by ctest: registers the tests of `program` under `label` in groups, one process per group, because loading LibTorch (0.4 s) takes
 # longer than most tests. A group is a suite. With `by_test`, for layers whose suites take minutes, it is one test of a suite with all its
-# parameters, so that all cores have work until the end. Parameters that need a GPU are groups of their own; without a GPU, where all of them
-# are skipped, they are one group.
+# parameters, so that all cores have work until the end. Parameters that need a GPU are groups of their own. Without a GPU, where all of
+# them are skipped, they are one group.
 if(NOT EXISTS "${program}")
   add_test(${label}_NOT_BUILT "${label}_NOT_BUILT")
   return()

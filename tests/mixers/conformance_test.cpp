@@ -114,9 +114,11 @@ void skip_without(torch::DeviceType device) {
 
 std::string suffix(torch::DeviceType device) { return device == torch::kCUDA ? "_cuda" : ""; }
 
-// A long sequence takes seconds in a wide mixer and shows the same faults in a narrow one.
-std::vector<int64_t> with_a_long_one(std::vector<int64_t> lengths, const Subject& subject) {
-  if (subject.d_model < 256) lengths.push_back(2048);
+// A long sequence takes seconds. A wide mixer shows the same faults in it as a narrow one. On the CPU fp32 and bf16 have the same code, so
+// that only a mixer's default options are tried in both types.
+std::vector<int64_t> with_a_long_one(std::vector<int64_t> lengths, const Subject& subject, torch::Dtype dtype) {
+  const bool both_types = subject.device.is_cuda() || subject.options.empty();
+  if (subject.d_model < 256 && (both_types || dtype == torch::kFloat32)) lengths.push_back(2048);
   return lengths;
 }
 
@@ -139,14 +141,14 @@ TEST_P(EveryMixer, ParametersSurviveSaving) { EXPECT_TRUE(obeys(parameters_survi
 class EveryParallelMixer : public EveryMixer {};
 
 TEST_P(EveryParallelMixer, ForwardIsExact) {
-  EXPECT_TRUE(obeys(forward_is_exact, subject(), dtype(), with_a_long_one({1, 2, 63, 64, 65, 255, 256, 257}, subject())));
+  EXPECT_TRUE(obeys(forward_is_exact, subject(), dtype(), with_a_long_one({1, 2, 63, 64, 65, 255, 256, 257}, subject(), dtype())));
 }
 
 // Tests of mixers with a state.
 class EveryRecurrentMixer : public EveryMixer {};
 
 TEST_P(EveryRecurrentMixer, ForwardPrefillAndStepAgree) {
-  EXPECT_TRUE(obeys(forms_agree, subject(), dtype(), with_a_long_one({1, 2, 63, 64, 65, 255, 256, 257}, subject())));
+  EXPECT_TRUE(obeys(forms_agree, subject(), dtype(), with_a_long_one({1, 2, 63, 64, 65, 255, 256, 257}, subject(), dtype())));
 }
 TEST_P(EveryRecurrentMixer, RowsAreIndependent) { EXPECT_TRUE(obeys(rows_independent, subject(), dtype())); }
 TEST_P(EveryRecurrentMixer, StepsOfSeveralTokensEqualStepsOfOne) {
@@ -205,7 +207,14 @@ TEST_P(EveryMixerInDouble, ObeysTheExactLaws) {
   EXPECT_TRUE(obeys(gradients_flow_through_state, GetParam(), torch::kFloat64));
 }
 
-INSTANTIATE_TEST_SUITE_P(Registry, EveryMixerInDouble, testing::ValuesIn(subjects()),
+// The laws in fp32 and bf16 compare wide mixers with double.
+std::vector<Subject> narrow_subjects() {
+  std::vector<Subject> all = subjects();
+  std::erase_if(all, [](const Subject& subject) { return subject.d_model >= 256; });
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, EveryMixerInDouble, testing::ValuesIn(narrow_subjects()),
                          [](const testing::TestParamInfo<Subject>& subject) { return subject.param.name; });
 
 // A wrapper of a mixer that changes its states.
@@ -248,7 +257,7 @@ std::vector<Subject> growing_subjects_in_pages() {
 class EveryGrowingMixerInPages : public EveryMixer {};
 
 TEST_P(EveryGrowingMixerInPages, ObeysTheLawsOfItsState) {
-  EXPECT_TRUE(obeys(forms_agree, subject(), dtype(), with_a_long_one({1, 2, 31, 32, 33, 257}, subject())));
+  EXPECT_TRUE(obeys(forms_agree, subject(), dtype(), with_a_long_one({1, 2, 31, 32, 33, 257}, subject(), dtype())));
   EXPECT_TRUE(obeys(rows_independent, subject(), dtype()));
   EXPECT_TRUE(obeys(rows_do_not_poison, subject(), dtype()));
   EXPECT_TRUE(obeys(gradients_flow_through_state, subject(), dtype()));
@@ -261,14 +270,17 @@ INSTANTIATE_TEST_SUITE_P(Registry, EveryGrowingMixerInPages,
                                           testing::Values(torch::kFloat32, torch::kBFloat16), testing::Values(torch::kCPU, torch::kCUDA)),
                          test_name);
 
-// States stay in fp32, and the keys of windows and caches are rounded only once, so that the error in bf16 does not grow with the length.
+// States stay in fp32, and the keys of windows and caches are rounded only once, so that the error in bf16 does not grow with the length. In
+// 4096 tokens, an error that grows with the fourth root of the length exceeds the bound. A GPU, which has other kernels for long sequences,
+// gets more.
 class EveryMixerInBf16 : public testing::TestWithParam<std::tuple<Subject, torch::DeviceType>> {
  protected:
   void SetUp() override { skip_without(std::get<1>(GetParam())); }
 };
 
 TEST_P(EveryMixerInBf16, ErrorDoesNotGrowWithLength) {
-  EXPECT_TRUE(obeys(error_does_not_grow, on(std::get<0>(GetParam()), std::get<1>(GetParam())), torch::kBFloat16, 16384));
+  const Subject subject = on(std::get<0>(GetParam()), std::get<1>(GetParam()));
+  EXPECT_TRUE(obeys(error_does_not_grow, subject, torch::kBFloat16, subject.device.is_cuda() ? 16384 : 4096));
 }
 
 std::vector<Subject> small_subjects() {
