@@ -35,8 +35,8 @@ if(BASED_WITH_TORCH AND NOT BASED_WHEEL)
   endif()
 endif()
 add_library(based_cuda_flags INTERFACE)
-if(BASED_CUDA_PTX)
-  set(_code -gencode=arch=compute_90a,code=compute_90a)  # based_check_older_gpus adds compute_80 to some sources
+if(BASED_CUDA_SYNTAX_ONLY)
+  set(_code -fdevice-syntax-only -gencode=arch=compute_90a,code=compute_90a)  # based_check_older_gpus adds compute_80 to some sources
 else()
   set(_code -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=[sm_80,compute_80])
 endif()
@@ -46,17 +46,19 @@ if(BASED_WHEEL)
   target_compile_options(based_cuda_flags INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>")
   target_link_libraries(based_cuda_flags INTERFACE CUDA::cudart_static)
 else()
-  target_compile_options(based_cuda_flags INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>")
+  if(NOT BASED_CUDA_SYNTAX_ONLY)
+    target_compile_options(based_cuda_flags INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:-lineinfo>")
+  endif()
   target_link_libraries(based_cuda_flags INTERFACE CUDA::cudart)
 endif()
 if(BASED_RACECHECK)
   target_compile_definitions(based_cuda_flags INTERFACE BASED_RACECHECK)
 endif()
 
-# based_check_older_gpus(TARGET): with BASED_CUDA_PTX, the sources that contain code for older GPUs are compiled for these, too. Compiling every
-# source for both takes half as long again, for errors that these sources would show as well.
+# based_check_older_gpus(TARGET): with BASED_CUDA_SYNTAX_ONLY, the sources that contain code for older GPUs are checked for these, too. Checking
+# every source for both takes half as long again, for errors that these sources would show as well.
 function(based_check_older_gpus target)
-  if(NOT BASED_CUDA_PTX)
+  if(NOT BASED_CUDA_SYNTAX_ONLY)
     return()
   endif()
   get_target_property(sources ${target} SOURCES)
