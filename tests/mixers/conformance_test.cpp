@@ -270,9 +270,9 @@ INSTANTIATE_TEST_SUITE_P(Registry, EveryGrowingMixerInPages,
                                           testing::Values(torch::kFloat32, torch::kBFloat16), testing::Values(torch::kCPU, torch::kCUDA)),
                          test_name);
 
-// States stay in fp32, and the keys of windows and caches are rounded only once, so that the error in bf16 does not grow with the length. In
-// 4096 tokens, an error that grows with the fourth root of the length exceeds the bound. A GPU, which has other kernels for long sequences,
-// gets more.
+// States stay in fp32, and the keys of windows and caches are rounded only once, so that the error in bf16 does not grow with the length.
+// In 4096 tokens, an error that grows with the fourth root of the length exceeds the bound. A GPU, which has other kernels for long
+// sequences, gets more.
 class EveryMixerInBf16 : public testing::TestWithParam<std::tuple<Subject, torch::DeviceType>> {
  protected:
   void SetUp() override { skip_without(std::get<1>(GetParam())); }

@@ -95,20 +95,21 @@ ArithmeticCircuit random_circuit(Random& random, int64_t inputs, int64_t gates) 
 
 void verify(Trial& trial) {
   Random random(37);
+  const int64_t count = 5 * inputs_per_size(trial);
   for (const int64_t size : {1, 2, 3, 5}) {
     const Tried tried{"matrix product " + std::to_string(size), matrix_product(size),
                       [size](const Inputs& input) { return product_of(input, size); }};
-    try_circuit(trial, tried, drawn(random, 2 * size * size, tried.largest, 100), size > 1);
+    try_circuit(trial, tried, drawn(random, 2 * size * size, tried.largest, count), size > 1);
   }
   for (const int64_t degree : {1, 7, 15}) {
     const std::string name = std::to_string(degree);
-    try_circuit(trial, {"Horner of degree " + name, polynomial_horner(degree), polynomial_of, 4}, drawn(random, degree + 2, 4, 100),
+    try_circuit(trial, {"Horner of degree " + name, polynomial_horner(degree), polynomial_of, 4}, drawn(random, degree + 2, 4, count),
                 degree > 1);
-    try_circuit(trial, {"powers of degree " + name, polynomial_powers(degree), polynomial_of, 4}, drawn(random, degree + 2, 4, 100),
+    try_circuit(trial, {"powers of degree " + name, polynomial_powers(degree), polynomial_of, 4}, drawn(random, degree + 2, 4, count),
                 degree > 1);
   }
   for (const int64_t wires : {2, 4, 8, 16}) {
-    std::vector<Inputs> inputs = drawn(random, wires, 1, 100);
+    std::vector<Inputs> inputs = drawn(random, wires, 1, count);
     for (int64_t number = 0; wires <= 8 && number < int64_t{1} << wires; ++number) {
       inputs.emplace_back();
       for (int64_t k = 0; k < wires; ++k) inputs.back().push_back(bit_of(number, k));
@@ -119,7 +120,7 @@ void verify(Trial& trial) {
   for (int k = 0; k < kSizes; ++k) {
     const int64_t inputs = random.between(1, 6);
     const ArithmeticCircuit circuit = random_circuit(random, inputs, random.between(0, 30));
-    const std::vector<Inputs> values = drawn(random, inputs, 1, 5);
+    const std::vector<Inputs> values = drawn(random, inputs, 1, trial.quick() ? 2 : 5);
     try {
       try_circuit(trial, {"a random circuit", circuit, [&](const Inputs& input) { return circuit.evaluate(input); }}, values, false);
     } catch (const Error&) {

@@ -30,7 +30,7 @@ void verify(Trial& trial) {
   trial.size("N ≤ 8, d' ≤ 6");
   int64_t wrong = 0;
   std::string shown;
-  for (int k = 0; k < kSizes * kInputs; ++k) {
+  for (int k = 0; k < kSizes * inputs_per_size(trial); ++k) {
     const Size size{random.between(1, 8), random.between(1, 6)};
     const IntMatrix q = random_matrix(random, size, -3, 3), key = random_matrix(random, size, -3, 3);
     const int64_t i = random.between(0, size.rows - 1), n = random.between(0, size.rows - 1);

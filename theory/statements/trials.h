@@ -10,6 +10,9 @@ inline constexpr int kSizes = 200;      // random sizes per property
 inline constexpr int kInputs = 20;      // random inputs per size
 inline constexpr int64_t kLargest = 9;  // the largest absolute value of random entries
 
+// The random inputs per size: a fifth of kInputs in quick trials.
+inline int inputs_per_size(const Trial& trial) { return trial.quick() ? kInputs / 5 : kInputs; }
+
 inline Program one_layer(Size size, Layer layer) { return {size, size, {std::move(layer)}}; }
 
 // A case of a property: a program, its inputs' format, and the expected output.
@@ -23,10 +26,11 @@ struct Case {
 // Tries the cases that `draw` returns, each with several inputs. `tried` describes their sizes in words.
 inline void try_cases(Trial& trial, const std::string& tried, const std::function<Case(Random&)>& draw) {
   Random random(20240401);
+  const int inputs = inputs_per_size(trial);
   trial.size(tried);
   for (int size = 0; size < kSizes; ++size) {
     const Case one = draw(random);
-    for (int k = 0; k < kInputs; ++k) {
+    for (int k = 0; k < inputs; ++k) {
       const IntMatrix input = one.input(random);
       if (!trial.compare(one.program, input, one.expected(input), one.sized)) return;
     }
