@@ -194,7 +194,11 @@ TEST_F(Laws, RowsMustNotMeet) {
 
 TEST_F(Laws, RowsMustNotDependOnTheirNumber) {
   for (const Fault fault : {Fault::rows_beyond_16, Fault::rows_beyond_32, Fault::rows_beyond_64, Fault::last_of_rows})
-    EXPECT_NE(rows_independent(peer(fault), torch::kFloat32), "") << static_cast<int>(fault);
+    for (const char* options : {"", "other = 2"}) {
+      Subject subject = peer(fault);
+      subject.options = options;
+      EXPECT_NE(rows_independent(subject, torch::kFloat32), "") << static_cast<int>(fault) << options;
+    }
 }
 
 TEST_F(Laws, RoundsMustEqualSteps) {
