@@ -1,6 +1,6 @@
 # Whether an installed program and the CMake package find LibTorch where the folder that they were built with is gone: PREFIX is an
-# installation, LIBTORCH the folder of the libraries, PROJECT a copy of tests/consumer. The path to LIBTORCH is taken out of a copy of the
-# installation, as if that folder had been removed.
+# installation, LIBTORCH the folder of the libraries, PROJECT a copy of tests/consumer, C_PROJECT a copy of examples/c. The path to LIBTORCH
+# is taken out of a copy of the installation, as if that folder had been removed.
 set(copy "${PREFIX}/../moved")
 file(REMOVE_RECURSE "${copy}")
 file(COPY "${PREFIX}/bin" "${PREFIX}/lib" "${PREFIX}/include" "${PREFIX}/share" DESTINATION "${copy}")
@@ -69,5 +69,11 @@ expect_found(TRUE "python3's LibTorch" "PYTHONPATH=${packages}")
 file(CREATE_LINK "${LIBTORCH}" "${copy}/lib/libtorch" SYMBOLIC)
 expect(TRUE "program, LibTorch in lib/libtorch" "${program}" --version)
 expect_found(TRUE "LibTorch in lib/libtorch" "${no_python}")
-expect(TRUE "package, build" "${CMAKE_COMMAND}" --build "${build}" --target consumer)
-expect(TRUE "package, run" "${build}/consumer")
+# A program in C, which compiles in a moment, links the same libraries as one in C++.
+set(PROJECT "${C_PROJECT}")
+expect_found(TRUE "C program" "${no_python}")
+expect(TRUE "package, build" "${CMAKE_COMMAND}" --build "${build}")
+expect(FALSE "package, run without arguments" "${build}/generate")
+if(NOT output MATCHES "usage: generate MODEL STATE")
+  message(FATAL_ERROR "the program linked to the moved library does not start: ${output}")
+endif()

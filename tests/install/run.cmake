@@ -1,6 +1,7 @@
-# Installs BUILD below a folder of its own. Then it copies tests/consumer, and configures, builds and runs the copy and its mixer's tests against
-# that, compiles README's C++ and the C example, builds and runs a copy of tests/install/kernels, which looks for no torch, links both by pkg-config, and runs
-# the programs without LIBTORCH, the folder of the libraries that BUILD was built with.
+# Installs BUILD below a folder of its own. Then it copies tests/consumer, and configures, builds and runs the copy and its mixer's tests
+# against that, compiles README's C++ and the C example, builds and runs the programs of a copy of tests/install/kernels, which looks for no
+# torch (install.kernels compiles its headers), links both by pkg-config, and runs the programs without LIBTORCH, the folder of the libraries
+# that BUILD was built with.
 set(root "${BUILD}/consumer")
 set(project "${root}/project")
 file(REMOVE_RECURSE "${root}")
@@ -18,12 +19,12 @@ foreach(step
     "${CMAKE_COMMAND};-G;Ninja;-S;${root}/c;-B;${root}/c_build;-DCMAKE_PREFIX_PATH=${root}/prefix"
     "${CMAKE_COMMAND};--build;${root}/c_build"
     "${CMAKE_COMMAND};-G;Ninja;-S;${root}/kernels;-B;${root}/kernels_build;-DCMAKE_PREFIX_PATH=${root}/prefix"
-    "${CMAKE_COMMAND};--build;${root}/kernels_build"
+    "${CMAKE_COMMAND};--build;${root}/kernels_build;--target;scan_table;scan_cpu"
     "${root}/kernels_build/scan_table"
     "${root}/kernels_build/scan_cpu"
     "sh;${CMAKE_CURRENT_LIST_DIR}/pkgconfig.sh;${root}"
     "${root}/prefix/bin/based;--version"
-    "${CMAKE_COMMAND};-DPREFIX=${root}/prefix;-DLIBTORCH=${LIBTORCH};-DPROJECT=${project};-P;${CMAKE_CURRENT_LIST_DIR}/moved.cmake")
+    "${CMAKE_COMMAND};-DPREFIX=${root}/prefix;-DLIBTORCH=${LIBTORCH};-DPROJECT=${project};-DC_PROJECT=${root}/c;-P;${CMAKE_CURRENT_LIST_DIR}/moved.cmake")
   execute_process(COMMAND ${step} RESULT_VARIABLE failed OUTPUT_VARIABLE output ERROR_VARIABLE output)
   if(failed)
     message(FATAL_ERROR "${step} failed:\n${output}")
