@@ -26,7 +26,7 @@ void try_degree(Trial& trial, const PHot& encoding) {
 
 void verify(Trial& trial) {
   trial.size("degree: p ≤ 8, bases ≤ 4; programs: c ≤ 27, ≤ 4 keys");
-  for (int64_t blocks = 1; blocks <= 8; ++blocks)
+  for (int64_t blocks = 1; blocks <= (trial.quick() ? 5 : 8); ++blocks)  // 2^(2·blocks + 1) inputs
     for (int64_t base = 2; base <= 4; ++base) try_degree(trial, {blocks, base});
   for (const PHot& encoding : encodings(27, false)) try_recall(trial, encoding, 4, "at least ⌊log(2p)⌋");
   for (const int64_t blocks : {1, 2, 3, 4, 6, 8, 16, 32}) {
