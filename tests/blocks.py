@@ -4,7 +4,8 @@
 blocks.py ROOT PROGRAM        prints each fault as file:line: reason, exits 1 where there is one. PROGRAM is `based`: its manual page has the commands
                               and options, and it reads the configs. No command of a document is run.
 blocks.py --selftest PROGRAM  plants one fault of each kind in a temporary tree and exits 1 unless each is found
-blocks.py --extract ROOT OUT  writes the C++ and C blocks, block N of PAGE as OUT/PAGE.N, for the sources of tests/install/documents, which include them
+blocks.py --extract ROOT OUT  writes the C++ and C blocks for the sources of tests/install/documents, which include them: block N of PAGE
+                              as OUT/PAGE.N, and its #include lines as OUT/PAGE.N.h
 
 Shell blocks have bash's syntax. In them, in indented blocks and in `code` the commands, options and values of `based` exist. TOML and JSON are
 read; the keys of a [train] config are those of `based train --keys`, and an experiment is planned by `based experiment status`. Python compiles. Each C++ or C
@@ -350,11 +351,10 @@ def extract(root, out):
     for path in pages_of(root):
         relative = path.relative_to(root)
         for name, block in compiled_blocks(relative, blocks_and_prose(path.read_text(encoding="utf-8"))[0]):
-            target = out / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            text = f'#line {block.line} "{path}"\n{block.text}'
-            if not target.exists() or target.read_text(encoding="utf-8") != text:
-                target.write_text(text, encoding="utf-8")
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            code = "".join("\n" if line.startswith("#include") else line for line in block.text.splitlines(keepends=True))
+            (out / name).write_text(f'#line {block.line} "{path}"\n{code}', encoding="utf-8")
+            (out / f"{name}.h").write_text("".join(f"{line}\n" for line in block.text.splitlines() if line.startswith("#include")), encoding="utf-8")
 
 
 def fenced(language, *lines):

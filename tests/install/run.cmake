@@ -1,7 +1,7 @@
 # Installs BUILD below a folder of its own. Then it copies tests/consumer, and configures, builds and runs the copy and its mixer's tests
-# against that, compiles README's C++ and the C example, builds and runs the programs of a copy of tests/install/kernels, which looks for no
-# torch (install.kernels compiles its headers), links both by pkg-config, and runs the programs without LIBTORCH, the folder of the libraries
-# that BUILD was built with.
+# against that, compiles the C++ and C of the documents and the C example, builds and runs the programs of a copy of tests/install/kernels,
+# which looks for no torch (install.kernels compiles its headers), links both by pkg-config, and runs the programs without LIBTORCH, the
+# folder of the libraries that BUILD was built with.
 set(root "${BUILD}/consumer")
 set(project "${root}/project")
 file(REMOVE_RECURSE "${root}")
@@ -14,8 +14,8 @@ foreach(step
     "${CMAKE_COMMAND};--build;${root}/build"
     "${root}/build/consumer"
     "${root}/build/mixer_tests;--gtest_brief=1;--gtest_filter=*/decayed_sum*:-*_cuda"
-    "${CMAKE_COMMAND};-G;Ninja;-S;${CMAKE_CURRENT_LIST_DIR}/readme;-B;${root}/readme;-DCMAKE_PREFIX_PATH=${root}/prefix"
-    "${CMAKE_COMMAND};--build;${root}/readme"
+    "${CMAKE_COMMAND};-G;Ninja;-S;${CMAKE_CURRENT_LIST_DIR}/documents;-B;${root}/documents;-DCMAKE_PREFIX_PATH=${root}/prefix"
+    "${CMAKE_COMMAND};--build;${root}/documents"
     "${CMAKE_COMMAND};-G;Ninja;-S;${root}/c;-B;${root}/c_build;-DCMAKE_PREFIX_PATH=${root}/prefix"
     "${CMAKE_COMMAND};--build;${root}/c_build"
     "${CMAKE_COMMAND};-G;Ninja;-S;${root}/kernels;-B;${root}/kernels_build;-DCMAKE_PREFIX_PATH=${root}/prefix"

@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <regex>
+#include <set>
+
 #include "based/core/files.h"
 #include "based/core/folders.h"
 #include "based/core/json.h"
@@ -16,6 +19,7 @@ namespace based {
 namespace huggingface_test {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -108,6 +112,29 @@ TEST_F(HuggingFace, ModelsThatHaveNoPythonModulesAreRefused) {
   quantise_model(file("ours"), file("quantised"), ops::WeightForm::int8);
   EXPECT_THAT(message_of<UsageError>([&] { write_huggingface_model(file("quantised"), file("hf"), {}); }), HasSubstr("int8"));
   EXPECT_FALSE(path_exists(file("hf/config.json")));
+}
+
+// The words that match the expression in the part of `text` between `begin` and `end`.
+std::set<std::string> words_between(const std::string& text, const std::string& begin, const std::string& end, const char* expression) {
+  const size_t first = text.find(begin), last = text.find(end, first);
+  EXPECT_TRUE(first != std::string::npos && last != std::string::npos) << begin;
+  if (first == std::string::npos || last == std::string::npos) return {};
+  const std::string part = text.substr(first + begin.size(), last - first - begin.size());
+  const std::regex pattern(expression);
+  std::set<std::string> words;
+  for (std::sregex_iterator match(part.begin(), part.end(), pattern); match != std::sregex_iterator(); ++match) words.insert((*match)[1]);
+  return words;
+}
+
+TEST_F(HuggingFace, TheConvertedMixersAreThoseOfThePythonPackageAndOfTheDocument) {
+  ModelConfig config = small();
+  config.layers = {"bigbird"};
+  save(config);
+  const std::string refused = message_of<UsageError>([&] { convert(); }) + "\n", root = BASED_SOURCE_DIR;
+  const std::set<std::string> converted = words_between(refused, "it has ", "\n", "([a-z0-9_]+)");
+  EXPECT_THAT(converted, Contains("taylor_attention"));
+  EXPECT_EQ(words_between(read_file(root + "/python/based_cpp/nn/__init__.py"), "\nMIXERS", "\n}", "\"(\\w+)\":"), converted);
+  EXPECT_EQ(words_between(read_file(root + "/docs/huggingface.md"), "The mixers with a Python module are", ".", "`(\\w+)`"), converted);
 }
 
 TEST_F(HuggingFace, AllTensorsThatDoNotFitAreListed) {
