@@ -123,7 +123,8 @@ std::string zsh_text(const std::string& text) { return replaced(text, {{"\\", "\
 std::string zsh_value(const OptionEntry& option) {
   const std::string message = ":" + zsh_text(option.positional ? option.name : option.value) + ":";
   const std::string choices = joined(option.choices, " ");
-  if (option.files && !option.choices.empty()) return message + "{_alternative \"values:value:(" + choices + ")\" \"files:file:_files\"}";
+  if (option.files && !option.choices.empty())  // a colon of an action that has no backslash would end the action
+    return message + "{_alternative \"values\\:value\\:(" + choices + ")\" \"files\\:file\\:_files\"}";
   if (option.files) return message + "_files";
   return message + (option.choices.empty() ? " " : "(" + choices + ")");
 }

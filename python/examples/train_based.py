@@ -1,7 +1,10 @@
-"""Trains a small Based model on the bytes of a text file, on a CPU in about a minute, and continues a text from its state.
+"""Trains a small Based model on the bytes of a text file, on a CPU in about a minute, and continues a text from a saved state.
 
-    python train_based.py FILE [STEPS]
+    python train_based.py train FILE --out FOLDER      writes FOLDER/model.pt, and the state after the first bytes of the file
+    python train_based.py continue FOLDER              reads that state in place of the text, and generates
 """
+import argparse
+import pathlib
 import sys
 
 import torch
@@ -37,28 +40,58 @@ class Based(torch.nn.Module):
         return self.norm(x)
 
 
-text = torch.frombuffer(bytearray(open(sys.argv[1], "rb").read()), dtype=torch.uint8).long()
-steps = int(sys.argv[2]) if len(sys.argv) > 2 else 300
-torch.manual_seed(0)
-model = Based()
-optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
-schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
-for step in range(steps):
-    rows = torch.stack([text[i : i + LENGTH + 1] for i in torch.randint(len(text) - LENGTH, (BATCH,)).tolist()])
-    loss = ops.cross_entropy(model(rows[:, :-1]).flatten(0, 1), model.embedding, rows[:, 1:].flatten())
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    schedule.step()
-    if step % 50 == 0 or step == steps - 1:
-        print(f"step {step}: {loss.item():.3f}", file=sys.stderr)
+def tokens_of(data, device):
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).long().to(device)
 
-with torch.no_grad():
-    states = [block.mixer.make_state(1) for block in model.blocks]
-    hidden, generated = model(text[None, :LENGTH], states)[:, -1], []
-    for _ in range(200):
+
+def train(model, text, steps):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
+    for step in range(steps):
+        rows = torch.stack([text[i : i + LENGTH + 1] for i in torch.randint(len(text) - LENGTH, (BATCH,)).tolist()])
+        loss = ops.cross_entropy(model(rows[:, :-1]).flatten(0, 1), model.embedding, rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if step % 50 == 0 or step == steps - 1:
+            print(f"step {step}: {loss.item():.3f}", file=sys.stderr)
+
+
+@torch.no_grad()
+def generate(model, states, text, count):
+    hidden, generated = model(text[None], states)[:, -1], []
+    for _ in range(count):
         token = torch.multinomial((hidden @ model.embedding.T / 0.7).softmax(1), 1)
         generated.append(token.item())
         hidden = model(token, states)[:, -1]
+    return bytes(generated).decode(errors="replace")
+
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("action", choices=["train", "continue"])
+parser.add_argument("path", type=pathlib.Path, help="train: a text file; continue: the folder of --out")
+parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/bytes"), help="train: the folder for the model and the state")
+parser.add_argument("--steps", type=int, default=300, help="train: optimizer steps")
+parser.add_argument("--text", default="\n", help="continue: text to read first, from the saved state")
+parser.add_argument("--tokens", type=int, default=200, help="continue: bytes to generate")
+parser.add_argument("--device", default="cpu", help="cpu or cuda")
+arguments = parser.parse_args()
+
+torch.manual_seed(0)
+model = Based().to(arguments.device)
+if arguments.action == "train":
+    text = tokens_of(arguments.path.read_bytes(), arguments.device)
+    train(model, text, arguments.steps)
+    states = [block.mixer.make_state(1) for block in model.blocks]
+    generate(model, states, text[:LENGTH], 0)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    torch.save(model.state_dict(), arguments.out / "model.pt")
+    for i, state in enumerate(states):
+        (arguments.out / f"state-{i}.safetensors").write_bytes(state.to_bytes())
     print(f"{sum(state.nbytes for state in states)} bytes of state after {states[0].tokens} tokens", file=sys.stderr)
-    print(bytes(generated).decode(errors="replace"))
+else:
+    model.load_state_dict(torch.load(arguments.path / "model.pt", map_location=arguments.device))
+    files = [arguments.path / f"state-{i}.safetensors" for i in range(len(model.blocks))]
+    states = [nn.State.from_bytes(file.read_bytes()).to(arguments.device) for file in files]
+    print(generate(model, states, tokens_of(arguments.text.encode(), arguments.device), arguments.tokens))

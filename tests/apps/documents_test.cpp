@@ -17,6 +17,7 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::UnorderedElementsAreArray;
 using Words = std::vector<std::string>;
 
 // Runs a shell command; its messages are part of the output.
@@ -160,7 +161,85 @@ TEST(Completion, OfEachShellIsAScript) {
     EXPECT_EQ(checked.code, 0) << checked.out;
     EXPECT_THAT(checked.out, IsEmpty());
   }
-  if (!installed("zsh") || !installed("fish")) GTEST_SKIP() << "zsh or fish is not installed: their scripts were not read by them";
+}
+
+// The words of a line of zsh or fish, without their quotes. In single quotes, fish has the escapes \\ and \'; zsh has none. A line whose
+// quotes do not end in it has the one word "unbalanced".
+Words unquoted_words(const std::string& line, bool fish) {
+  Words words;
+  bool inside = false, in_word = false;
+  for (size_t i = 0; i < line.size(); ++i) {
+    const char letter = line[i];
+    const bool escapes = letter == '\\' && i + 1 < line.size() && (!inside || (fish && (line[i + 1] == '\'' || line[i + 1] == '\\')));
+    if (!inside && !escapes && letter == ' ') {
+      in_word = false;
+      continue;
+    }
+    if (!in_word) words.emplace_back();
+    in_word = true;
+    if (escapes)
+      words.back() += line[++i];
+    else if (letter == '\'')
+      inside = !inside;
+    else
+      words.back() += letter;
+  }
+  return inside ? Words{"unbalanced"} : words;
+}
+
+// The colons that separate the parts of a specification of zsh's _arguments; a colon inside of a part has a backslash.
+int64_t separating_colons(const std::string& specification) {
+  int64_t count = 0;
+  for (size_t i = 0; i < specification.size(); ++i) {
+    if (specification[i] == '\\')
+      ++i;
+    else if (specification[i] == ':')
+      ++count;
+  }
+  return count;
+}
+
+TEST(Completion, OfZshHasEveryOptionOfEveryCommandInASpecification) {
+  const std::string script = run("completion zsh").out;
+  for (const CommandRow& row : command_rows()) {
+    std::string function = "\n_based_" + row.name + "() {\n";
+    std::replace(function.begin(), function.end() - 4, ' ', '_');
+    const size_t begin = script.find(function);
+    ASSERT_NE(begin, std::string::npos) << row.name;
+    Words found;
+    for (const std::string& line : lines_of(script.substr(begin, script.find("\n}\n", begin) - begin))) {
+      if (!line.starts_with("    '") || line.starts_with("    '1: ")) continue;  // '1: :->command' '*:: :->arguments'
+      for (const std::string& word : unquoted_words(line, false)) {
+        ASSERT_NE(word, "unbalanced") << line;
+        const size_t option = word.find("--"), end = word.find_first_of("=[", option);
+        const bool has_name = word.starts_with("--") || word.starts_with("*--");
+        if (has_name) found.push_back(word.substr(option, end - option));
+        // [*]--option[help], [*]--option=[help]:message:action, [:]:message:action or *:message:action
+        if (has_name) {
+          EXPECT_EQ(separating_colons(word), word[end] == '=' ? 2 : 0) << word;
+        } else if (word.starts_with(':') || word.starts_with('*')) {
+          EXPECT_EQ(separating_colons(word), word.starts_with("::") ? 3 : 2) << word;
+        }
+      }
+    }
+    EXPECT_THAT(found, UnorderedElementsAreArray(options_of(row.name))) << row.name;
+  }
+}
+
+TEST(Completion, OfFishHasEveryOptionOfEveryCommand) {
+  std::map<std::string, Words> found;  // by the condition, which names the command
+  for (const std::string& line : lines_of(run("completion fish").out)) {
+    const Words words = unquoted_words(line, true);
+    ASSERT_NE(words, Words{"unbalanced"}) << line;
+    for (size_t i = 5; i + 1 < words.size() && line.starts_with("complete -c based -n "); ++i) {
+      if (words[i] == "-l" && words[i + 1] != "help") found[words[4]].push_back("--" + words[i + 1]);
+      if (words[i] == "-d") {
+        EXPECT_EQ(i + 2, words.size()) << line;  // the description is one word, the last
+      }
+    }
+  }
+  for (const CommandRow& row : command_rows())
+    EXPECT_THAT(found["__based_command_is based " + row.name], UnorderedElementsAreArray(options_of(row.name))) << row.name;
 }
 
 TEST(Completion, OfAnUnknownShellIsRefused) {
