@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Checks the code of the documents: README.md, CONTRIBUTING.md, all of docs/ and the experiments' READMEs.
+"""Checks the code of the documents: README.md, CONTRIBUTING.md, all of docs/ and the experiments' READMEs. Needs Python 3.11.
 
-blocks.py ROOT PROGRAM        prints each fault as file:line: reason, exits 1 where there is one. PROGRAM is `based`: its manual page has the commands
-                              and options, and it reads the configs. No command of a document is run.
+blocks.py ROOT PROGRAM        prints each fault as file:line: reason, exits 1 if there is one. PROGRAM is `based`, whose manual page lists
+                              the commands and options. No command of a document is run.
 blocks.py --selftest PROGRAM  plants one fault of each kind in a temporary tree and exits 1 unless each is found
 blocks.py --extract ROOT OUT  writes the C++ and C blocks for the sources of tests/install/documents, which include them: block N of PAGE
                               as OUT/PAGE.N, and its #include lines as OUT/PAGE.N.h
 
-Shell blocks have bash's syntax. In them, in indented blocks and in `code` the commands, options and values of `based` exist. TOML and JSON are
-read; the keys of a [train] config are those of `based train --keys`, and an experiment is planned by `based experiment status`. Python compiles. Each C++ or C
-block is included by a source of tests/install/documents, which a test compiles, or has the comment <!-- not compiled: REASON --> before it.
+- Shell: blocks have bash's syntax. In blocks and in `code`, the commands, options and values of `based` exist.
+- TOML and JSON are read. Keys of a training config are those of `based train --keys`; `based experiment status` plans an experiment.
+- Python compiles.
+- C++ and C: a source of tests/install/documents includes the block, so that the test install.consumer compiles it, or the line before the
+  block is <!-- not compiled: REASON -->.
 """
 import ast
 import itertools
@@ -20,14 +22,10 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import tomllib
 from dataclasses import dataclass, field
 
 import rules
-
-try:
-    import tomllib
-except ImportError:  # before Python 3.11; the program still reads the configs
-    tomllib = None
 
 PAGES = ["README.md", "CONTRIBUTING.md", "docs/**/*.md", "experiments/*/README.md"]
 SOURCES = "tests/install/documents"
@@ -154,7 +152,7 @@ def calls_of(words):
 def fault_of_value(kind, value):
     if "$" in value or PLACEHOLDER.match(value):
         return ""
-    wanted = {"INT": r"-?\d+", "UINT": r"\d+", "NUMBER": r"-?[\d.]+(e-?\d+)?", "FLOAT": r"-?[\d.]+(e-?\d+)?", "true|false": r"true|false"}.get(kind)
+    wanted = {"INT": r"-?\d+", "NUMBER": r"-?[\d.]+(e-?\d+)?", "true|false": "true|false"}.get(kind)
     return f"{kind} is wanted, not '{value}'" if wanted and not re.fullmatch(wanted, value) else ""
 
 
@@ -216,8 +214,6 @@ class Checker:
         return subprocess.run([self.program, *arguments], check=True, capture_output=True, text=True).stdout
 
     def toml(self, text, line):
-        if tomllib is None:
-            return
         try:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -240,7 +236,8 @@ class Checker:
     def experiment(self, text, line):
         with tempfile.TemporaryDirectory() as folder:
             (pathlib.Path(folder) / "config.toml").write_text(text, encoding="utf-8")
-            ran = subprocess.run([pathlib.Path(self.program).resolve(), "experiment", "status", "config.toml"], cwd=folder, capture_output=True, text=True)
+            command = [pathlib.Path(self.program).resolve(), "experiment", "status", "config.toml"]
+            ran = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if ran.returncode:
             yield line, f"`based experiment status` refuses the config: {ran.stderr.strip()}"
 
@@ -342,7 +339,7 @@ def violations(root, checker):
         for name, block in compiled_blocks(relative, blocks):
             existing.add(name)
             if name not in included:
-                yield relative, block.line, f"no source of {SOURCES} includes {name}, and no <!-- not compiled: REASON --> is before the block"
+                yield relative, block.line, f"no source of {SOURCES} includes {name}; or put <!-- not compiled: REASON --> before the block"
     for name in sorted(included - existing):
         yield SOURCES, 1, f"includes {name}, which does not exist"
 
@@ -354,7 +351,8 @@ def extract(root, out):
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             code = "".join("\n" if line.startswith("#include") else line for line in block.text.splitlines(keepends=True))
             (out / name).write_text(f'#line {block.line} "{path}"\n{code}', encoding="utf-8")
-            (out / f"{name}.h").write_text("".join(f"{line}\n" for line in block.text.splitlines() if line.startswith("#include")), encoding="utf-8")
+            includes = "".join(f"{line}\n" for line in block.text.splitlines() if line.startswith("#include"))
+            (out / f"{name}.h").write_text(includes, encoding="utf-8")
 
 
 def fenced(language, *lines):
@@ -362,20 +360,24 @@ def fenced(language, *lines):
 
 
 def selftest(program):
-    toml = 'kind = "recall"\ntask = {vocab_size = 64, train = [{length = 16, pairs = 2, examples = 8}], test = [{length = 16, pairs = 2, examples = 8}]}\n' \
+    data = "[{length = 16, pairs = 2, examples = 8}]"
+    toml = f'kind = "recall"\ntask = {{vocab_size = 64, train = {data}, test = {data}}}\n' \
            'model = {d_model = 16, layers = ["base_conv"]}\ntraining = {learning_rates = [1e-3]}\nseries = [{name = "a"}]'
     train = "[model]\npreset = \"based-tiny\"\n[train]\nsteps = 1"
     clean = "".join([
-        fenced("cpp", "int compiled = 1;"), "\n<!-- not compiled: it is a part of a file -->\n", fenced("cpp", "int"), fenced("c", "int compiled;"),
-        fenced("sh", "x=$(based inspect $model) && bin/based generate --model m \\", "  --prompt 'a (b)' $more >out  # based nonsense", "wait"),
+        fenced("cpp", "int compiled = 1;"), "\n<!-- not compiled: it is a part of a file -->\n", fenced("cpp", "int"),
+        fenced("c", "int compiled;"),
+        fenced("sh", "x=$(based inspect $model) && bin/based generate --model m \\", "  --prompt 'a (b)' $more >out  # based none", "wait"),
         fenced("", "based state save a.state --model m --prompt a   # …", "based tokenize train a.txt b.txt --out t --vocab-size=300"),
-        fenced("", "a drawing ( of based nonsense"), "\n    bin/based theory verify [NAME...] [--json]\n\n", fenced("bash", "curl -d '{\"a\": \"'$b'\"}' x | python3 -c 'print(1)'"),
-        fenced("sh", "cat >a.toml <<'END'", train, "END", "based train a.toml"), fenced("toml", toml), fenced("toml", train), fenced("toml", 'data = "a"'),
-        fenced("json", '{"a": 1}'), fenced("python", "print(1)"), "`based tokenize`, `based train --keys`, `based COMMAND`, `--prompt`, `train --set`, `cmake --build`\n"])
+        fenced("", "a drawing ( of based nonsense"), "\n    bin/based theory verify [NAME...] [--json]\n\n",
+        fenced("bash", "curl -d '{\"a\": \"'$b'\"}' x | python3 -c 'print(1)'"),
+        fenced("sh", "cat >a.toml <<'END'", train, "END", "based train a.toml"),
+        fenced("toml", toml), fenced("toml", train), fenced("toml", 'data = "a"'), fenced("json", '{"a": 1}'), fenced("python", "print(1)"),
+        "`based tokenize`, `based train --keys`, `based COMMAND`, `--prompt`, `train --set`, `cmake --build`\n"])
     planted = {
         "command": ("`based nonsense`", "`based` has no command 'nonsense'"),
         "nested command": ("`based tokenize nonsense`", "`based tokenize` has no command 'nonsense'"),
-        "option": (fenced("sh", "for i in 1; do bin/based generate --model m --nonsense; done"), "`based generate` has no option --nonsense"),
+        "option": (fenced("sh", "for i in 1; do based generate --model m --nonsense; done"), "`based generate` has no option --nonsense"),
         "indented": ("a\n\n    based mixers --nonsense\n", "`based mixers` has no option --nonsense"),
         "plain": (fenced("", "based mixers --nonsense"), "`based mixers` has no option --nonsense"),
         "option in text": ("`generate\n--nonsense x`", "`based generate` has no option --nonsense"),
@@ -388,7 +390,7 @@ def selftest(program):
         "shell": (fenced("sh", "if true; then"), "no shell"),
         "toml": (fenced("toml", "[train"), "no TOML"),
         "key": (fenced("toml", train.replace("steps", "stpes")), "`based train` has no key 'train.stpes'"),
-        "key in a script": (fenced("sh", "cat >a.toml <<END", train.replace("steps", "stpes"), "END"), "`based train` has no key 'train.stpes'"),
+        "key of a script": (fenced("sh", "cat >a.toml <<END", train.replace("steps", "stpes"), "END"), "no key 'train.stpes'"),
         "experiment": (fenced("toml", toml.replace("pairs", "pears")), "pears"),
         "json": (fenced("json", "{a: 1}"), "no JSON"),
         "json of a request": (fenced("sh", "curl -d '{a: 1}' x"), "no JSON"),
