@@ -39,6 +39,18 @@ template <class T>
 void foo(const Foo&, int64_t, int64_t) {}
 
 }  // namespace BASED_ISA
+
+#ifdef __x86_64__  // BASED_DISPATCH names the function of each instruction set
+namespace avx2 {
+void foo_rows(const Foo& p, int64_t begin, int64_t end) { portable::foo_rows(p, begin, end); }
+}  // namespace avx2
+namespace avx512 {
+void foo_rows(const Foo& p, int64_t begin, int64_t end) { portable::foo_rows(p, begin, end); }
+}  // namespace avx512
+namespace avx512bf16 {
+void foo_rows(const Foo& p, int64_t begin, int64_t end) { portable::foo_rows(p, begin, end); }
+}  // namespace avx512bf16
+#endif
 }  // namespace cpu
 }  // namespace based::kernels
 
