@@ -34,13 +34,20 @@ void Context::add(Result result) {
   if (report) report(results.back());
 }
 
-double median_seconds(const std::function<void()>& body, int repeats) {
+double seconds_of(const std::function<void()>& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median_seconds(const std::function<void()>& body, int repeats, const std::function<void()>& prepare) {
+  if (prepare) prepare();
   body();
   std::vector<double> seconds;
+  seconds.reserve(static_cast<size_t>(repeats));
   for (int i = 0; i < repeats; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    body();
-    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    if (prepare) prepare();
+    seconds.push_back(seconds_of(body));
   }
   std::nth_element(seconds.begin(), seconds.begin() + repeats / 2, seconds.end());
   return seconds[static_cast<size_t>(repeats / 2)];
@@ -60,18 +67,14 @@ double verify(const torch::Tensor& value, const torch::Tensor& reference, double
 
 namespace {
 
-constexpr int64_t buffer_bytes = int64_t{1} << 29;  // beyond every cache
+constexpr int64_t cpu_buffer_bytes(bool quick) { return int64_t{1} << (quick ? 25 : 29); }  // 2^29 is beyond every cache
 constexpr int64_t gpu_buffer_bytes = int64_t{1} << 32;
 constexpr int ceiling_repeats = 7;
 
 // The best of several measurements, because a ceiling is the machine's peak rate, not its average.
 double best_seconds(const std::function<void()>& body) {
   double best = 1e30;
-  for (int i = 0; i < ceiling_repeats; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    body();
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  }
+  for (int i = 0; i < ceiling_repeats; ++i) best = std::min(best, seconds_of(body));
   return best;
 }
 
@@ -79,6 +82,7 @@ double best_seconds(const std::function<void()>& body) {
 
 double Ceilings::read_gb_s() {
   if (read_ == 0) {
+    const int64_t buffer_bytes = cpu_buffer_bytes(quick);
     const torch::Tensor buffer = torch::ones({buffer_bytes / 4}, torch::kInt32);
     const int32_t* data = buffer.const_data_ptr<int32_t>();
     std::vector<int64_t> sums(256);
@@ -108,6 +112,7 @@ double Ceilings::copy_gb_s() {
             });
   }
   if (copy_ == 0) {
+    const int64_t buffer_bytes = cpu_buffer_bytes(quick);
     const torch::Tensor from = torch::ones({buffer_bytes / 4}), to = torch::zeros({buffer_bytes / 4});
     const char* source = static_cast<const char*>(from.const_data_ptr());
     char* target = static_cast<char*>(to.mutable_data_ptr());
@@ -126,12 +131,18 @@ double Ceilings::product_gflops() {
   return device.is_cuda() ? bf16 : std::max(bf16, gemm_gflops(torch::kFloat));
 }
 
+void Ceilings::measure() {
+  copy_gb_s();
+  if (!device.is_cuda()) read_gb_s();
+  product_gflops();
+}
+
 double Ceilings::gemm_gflops(torch::Dtype dtype) {
   double& rate = gemm_[dtype];
   if (rate == 0) {
     const torch::NoGradGuard no_grad;
     const auto options = torch::dtype(dtype).device(device);
-    for (const int64_t n : device.is_cuda() ? std::array{4096, 8192} : std::array{1024, 2048}) {
+    for (const int64_t n : device.is_cuda() ? std::array{4096, 8192} : quick ? std::array{128, 256} : std::array{1024, 2048}) {
       const torch::Tensor a = torch::randn({n, n}, options), b = torch::randn({n, n}, options);
       torch::Tensor c = torch::empty({n, n}, options);
       rate = std::max(rate, 2.0 * static_cast<double>(n * n * n) / 1e9 / best_seconds([&] {

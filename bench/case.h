@@ -25,12 +25,15 @@ struct Result {
 // The machine's peak rates on `device`. Each is measured at its first use, once per run.
 struct Ceilings {
   torch::Device device = torch::kCPU;
+  bool quick = false;                      // on the CPU: small buffers and matrices; the rates are not meaningful
   double read_gb_s();                      // all threads sum a buffer larger than the caches; CPU only
   double copy_gb_s();                      // bytes read plus bytes written
   double gemm_gflops(torch::Dtype dtype);  // square matrix product in LibTorch
   // The rate that a bf16 model's matrix products can reach. On a CPU without AVX-512 LibTorch's bf16 product is slower than the fp32 one;
   // then this is the fp32 rate.
   double product_gflops();
+  // Measures the rates of decode_floor and prefill_floor now. On a GPU this takes 8 GiB, which a large model may not leave free.
+  void measure();
 
  private:
   double read_ = 0, copy_ = 0;
@@ -66,8 +69,10 @@ const std::vector<Case>& cases();
 #include "bench/cases.def"
 #undef BASED_BENCH
 
-// Seconds of one call: the median of at least `repeats` calls, after one uncounted call. The body must wait for a GPU itself.
-double median_seconds(const std::function<void()>& body, int repeats = 5);
+// Seconds of one call. The body must wait for a GPU itself.
+double seconds_of(const std::function<void()>& body);
+// The median of `repeats` calls, after one uncounted call. `prepare`, if not empty, runs before each call and is not timed.
+double median_seconds(const std::function<void()>& body, int repeats = 5, const std::function<void()>& prepare = {});
 // The largest difference divided by the largest entry of the reference.
 double relative_difference(const torch::Tensor& value, const torch::Tensor& reference);
 // Returns the relative difference. Throws Error if it exceeds `tolerance`, so that wrong results are never timed.

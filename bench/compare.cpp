@@ -32,41 +32,30 @@ std::vector<Size> sizes(const Context& context) {
   return all;
 }
 
-// Fills every slot with a sequence of random tokens.
-void fill(Engine& engine, const LanguageModel& model, const Size& size) {
-  for (int64_t row = 0; row < size.batch; ++row) {
-    const torch::Tensor ids = random_ids(model, size.context).cpu();
-    const int64_t* id = ids.const_data_ptr<int64_t>();
-    engine.add(std::vector<int64_t>(id, id + size.context), {.sampling = {1, 50, 0.95}});
-  }
-  engine.read();
-}
-
 Result measure(Context& context, const BenchModel& bench, const std::string& preset, const Size& size) {
   const int64_t steps = context.device.is_cuda() ? kTimedSteps : 4, repeats = context.quick ? 3 : 7;
   const double rows = static_cast<double>(size.batch), weights = weight_bytes(*bench.model);
-  const double rate = (context.device.is_cuda() ? context.ceilings.copy_gb_s() : context.ceilings.read_gb_s()) * 1e9;
   Result result;
   result.name = "decode " + preset;
   result.shape = bench.name + " B=" + std::to_string(size.batch) + " N=" + std::to_string(size.context);
   result.unit = "tokens/s";
   result.error = bench.error;
-  result.bound = "weights read once, state read, and written as often as it is";
   result.more = {{"batch", rows}, {"context", static_cast<double>(size.context)}, {"weight_bytes", weights}, {"fits", 1}};
   try {
-    Engine engine(*bench.model, {.slots = size.batch, .cache_tokens = size.batch * (size.context + steps * (repeats + 1))});
-    result.floor = rows * rate / (weights + rows * state_traffic(engine, size.context));
-    fill(engine, *bench.model, size);
+    const std::unique_ptr<Engine> engine = filled_engine(*bench.model, size.batch, size.context, steps * (repeats + 1));
+    const FloorTime floor = decode_floor(context, *engine, size.batch, size.context);
+    result.floor = rows / floor.seconds;
+    result.bound = floor.bound;
     const double seconds = median_seconds(
                                [&] {
-                                 for (int64_t i = 0; i < steps; ++i) engine.step();
+                                 for (int64_t i = 0; i < steps; ++i) engine->step();
                                },
                                static_cast<int>(repeats)) /
                            static_cast<double>(steps);
     result.value = rows / seconds;
     result.floor_fraction = result.value / result.floor;
     result.more["ms"] = seconds * 1e3;
-    result.more["state_bytes"] = static_cast<double>(engine.state_bytes());
+    result.more["state_bytes"] = static_cast<double>(engine->state_bytes());
   } catch (const c10::OutOfMemoryError&) {
     result.more["fits"] = 0;
   }
@@ -101,6 +90,7 @@ Plot figure(const std::vector<Result>& results, const std::string& over, const s
 
 void compare_decode(Context& context) {
   const torch::InferenceMode inference;
+  context.ceilings.measure();
   std::vector<BenchModel> models;
   for (const std::string& preset : context.presets) models.push_back(verified_preset(context, preset));
   for (const Size& size : sizes(context))

@@ -33,25 +33,12 @@ void run_prefill(Context& context) {
                      : std::vector<Shape>{{"based-360m", 16384}, {"based-1.4b", 4096}, {"mamba-360m", 16384}, {"gla-360m", 16384}}) {
     if (!context.measures(shape.preset)) continue;
     const BenchModel bench = verified_preset(context, shape.preset);
-    LanguageModel& model = *bench.model;
     constexpr int64_t rows = 2;
-    const int64_t tokens = rows * shape.length;
-    const torch::Tensor ids = random_ids(model, tokens), slots = torch::arange(rows, ids.options());
-    constexpr int repeats = 11;
-    size_t used = 0;
-    std::vector<ModelState> states;  // a fresh state for each call
-    for (int i = 0; i <= repeats; ++i) states.push_back(model.make_state(rows));
-    const double seconds = median_seconds(
-        [&] {
-          ModelState& state = states.at(used++);
-          const Sequences texts = Sequences::equal(rows, shape.length, context.device);
-          model.logits(model.prefill_last(ids, texts, state, slots));
-          torch::cuda::synchronize();
-        },
-        repeats);
+    const auto tokens = static_cast<double>(rows * shape.length);
+    const double seconds = prefill_seconds(*bench.model, rows, shape.length, 11);
     context.add(rate("prefill_" + short_name(shape.preset) + "_2x" + std::to_string(shape.length),
-                     "prefill 2 x " + std::to_string(shape.length), bench, static_cast<double>(tokens), seconds,
-                     prefill_operations(model) * static_cast<double>(tokens) / gemm, "bf16 GEMM, the weights' operations"));
+                     "prefill 2 x " + std::to_string(shape.length), bench, tokens, seconds,
+                     prefill_operations(*bench.model) * tokens / gemm, "bf16 GEMM, the weights' operations"));
   }
 }
 
@@ -63,7 +50,7 @@ void fill(Engine& engine) {
   while (static_cast<int64_t>(engine.step().size()) < engine.slots()) {}
 }
 
-Result measure_decode(const BenchModel& bench, const EngineOptions& options, const std::string& headline, double copy) {
+Result measure_decode(Context& context, const BenchModel& bench, const EngineOptions& options, const std::string& headline) {
   Engine engine(*bench.model, options);
   fill(engine);
   const auto each = [&](const std::function<void()>& body) { return median_seconds(body, 7) / static_cast<double>(kTimedSteps); };
@@ -75,35 +62,35 @@ Result measure_decode(const BenchModel& bench, const EngineOptions& options, con
     for (int64_t i = 0; i < kTimedSteps; ++i) engine.step();
   });
   const auto rows = static_cast<double>(options.slots);
+  const FloorTime floor = decode_floor(context, engine, options.slots, 0);
   Result result = rate(headline,
                        "decode B=" + std::to_string(options.slots) + ", top-k top-p" +
                            (options.decode.invariant                  ? ", invariant"
                             : options.decode.steps == Steps::recorded ? ", not fused"
                                                                       : ""),
-                       bench, rows, seconds, (weight_bytes(*bench.model) + rows * state_traffic(engine, 0)) / copy,
-                       "weights read once, state read, and written as often as it is, at the copy rate");
+                       bench, rows, seconds, floor.seconds, floor.bound);
   result.more["ms_with_tokens_fetched"] = fetching * 1e3;  // the host waits for the tokens of each step
   return result;
 }
 
 void run_decode(Context& context) {
-  const double copy = context.ceilings.copy_gb_s() * 1e9;
+  context.ceilings.measure();
   for (const std::string& preset :
        context.quick ? std::vector<std::string>{"based-demo"} : std::vector<std::string>{"based-360m", "based-1.4b"}) {
     if (!context.measures(preset)) continue;
     const BenchModel bench = verified_preset(context, preset);
     const std::string name = "decode_" + short_name(preset) + "_b";
     for (const int64_t batch : context.quick ? std::vector<int64_t>{4} : std::vector<int64_t>{1, 16, 128, 256, 512})
-      context.add(measure_decode(bench, {.slots = batch}, name + std::to_string(batch), copy));
-    context.add(measure_decode(bench, {.slots = 128, .decode = {.invariant = true}}, name + "128_invariant", copy));
+      context.add(measure_decode(context, bench, {.slots = batch}, name + std::to_string(batch)));
+    context.add(measure_decode(context, bench, {.slots = 128, .decode = {.invariant = true}}, name + "128_invariant"));
     for (const int64_t batch : {1, 128})
-      context.add(measure_decode(bench, {.slots = batch, .decode = {.steps = Steps::recorded}}, "", copy));
+      context.add(measure_decode(context, bench, {.slots = batch, .decode = {.steps = Steps::recorded}}, ""));
   }
   for (const std::string& preset : context.quick ? std::vector<std::string>{} : std::vector<std::string>{"mamba-360m", "gla-360m"}) {
     if (!context.measures(preset)) continue;
     const BenchModel bench = verified_preset(context, preset);
     for (const int64_t batch : {1, 128})
-      context.add(measure_decode(bench, {.slots = batch}, "decode_" + preset + "_b" + std::to_string(batch), copy));
+      context.add(measure_decode(context, bench, {.slots = batch}, "decode_" + preset + "_b" + std::to_string(batch)));
   }
 }
 

@@ -131,7 +131,7 @@ double verify_in_type(LanguageModel& model, const ModelFunction& made, const Mod
   return error;
 }
 
-std::shared_ptr<LanguageModel> random_preset(const Context& context, const std::string& preset) {
+std::shared_ptr<LanguageModel> random_model(const Context& context, const ModelConfig& config) {
   release_cached_memory(context.device);  // the previous model's recorded training step uses most of the memory
   torch::manual_seed(3);
   std::shared_ptr<LanguageModel> model;
@@ -139,7 +139,7 @@ std::shared_ptr<LanguageModel> random_preset(const Context& context, const std::
     // A billion random numbers take long on a CPU, so a GPU model's weights are drawn on the GPU.
     std::optional<SkipInitialisation> drawn_there;
     if (context.device.is_cuda()) drawn_there.emplace();
-    model = std::make_shared<LanguageModel>(find_preset(preset));
+    model = std::make_shared<LanguageModel>(config);
   }
   model->to(context.device, torch::kBFloat16);
   const torch::NoGradGuard no_grad;
@@ -151,6 +151,10 @@ std::shared_ptr<LanguageModel> random_preset(const Context& context, const std::
   return model;
 }
 
+std::shared_ptr<LanguageModel> random_preset(const Context& context, const std::string& preset) {
+  return random_model(context, find_preset(preset));
+}
+
 double prefill_operations(const LanguageModel& model) {
   const std::string last_mlp = "layers." + std::to_string(model.layers() - 1) + ".mlp.";
   int64_t weights = 0;
@@ -159,10 +163,57 @@ double prefill_operations(const LanguageModel& model) {
   return 2 * static_cast<double>(weights);
 }
 
-BenchModel verified_preset(const Context& context, const std::string& preset) {
-  BenchModel result{random_preset(context, preset), preset, 0};
+FloorTime decode_floor(Context& context, const Engine& engine, int64_t rows, int64_t tokens) {
+  const LanguageModel& model = engine.model();
+  const double rate = (context.device.is_cuda() ? context.ceilings.copy_gb_s() : context.ceilings.read_gb_s()) * 1e9;
+  const double operations = 2 * static_cast<double>(model.parameter_count() * rows);
+  const double bytes = weight_bytes(model) / rate, arithmetic = operations / (context.ceilings.product_gflops() * 1e9);
+  const double state = static_cast<double>(rows) * state_traffic(engine, tokens) / rate;
+  return {std::max(bytes, arithmetic) + state,
+          std::string(arithmetic > bytes ? "weights' operations at the GEMM rate" : "weights read once") +
+              ", state read, and written as often as it is"};
+}
+
+FloorTime prefill_floor(Context& context, LanguageModel& model, int64_t rows, int64_t length) {
+  double per_token = prefill_operations(model);
+  for (int64_t layer = 0; layer < model.layers(); ++layer) per_token += model.block(layer).mixer().sequence_flops(length).value_or(0);
+  const double arithmetic = per_token * static_cast<double>(rows * length) / (context.ceilings.product_gflops() * 1e9);
+  const double bytes = (weight_bytes(model) + static_cast<double>(rows * state_bytes(model, length))) / (context.ceilings.copy_gb_s() * 1e9);
+  if (bytes > arithmetic) return {bytes, "weights read and states written once, at the copy rate"};
+  return {arithmetic, "bf16 GEMM, operations of the weights and between tokens"};
+}
+
+double prefill_seconds(LanguageModel& model, int64_t rows, int64_t length, int repeats) {
+  const torch::Tensor ids = random_ids(model, rows * length), slots = torch::arange(rows, ids.options());
+  ModelState state;
+  return median_seconds(
+      [&] {
+        const Sequences prompts = Sequences::equal(rows, length, model.device());
+        model.logits(model.prefill_last(ids, prompts, state, slots));
+        synchronize(model.device());
+      },
+      repeats, [&] { state = model.make_state(rows); });
+}
+
+std::unique_ptr<Engine> filled_engine(LanguageModel& model, int64_t rows, int64_t prompt, int64_t more, const DecodeOptions& decode) {
+  auto engine = std::make_unique<Engine>(model, EngineOptions{.slots = rows, .cache_tokens = rows * (prompt + more), .decode = decode});
+  for (int64_t row = 0; row < rows; ++row) {
+    const torch::Tensor ids = random_ids(model, prompt).cpu();
+    const int64_t* id = ids.const_data_ptr<int64_t>();
+    engine->add(std::vector<int64_t>(id, id + prompt), {.sampling = {1, 50, 0.95}});
+  }
+  engine->read();
+  return engine;
+}
+
+BenchModel verified_config(const Context& context, const std::string& name, const ModelConfig& config) {
+  BenchModel result{random_model(context, config), name, 0};
   verify_model(result);
   return result;
+}
+
+BenchModel verified_preset(const Context& context, const std::string& preset) {
+  return verified_config(context, preset, find_preset(preset));
 }
 
 BenchModel verified_model(const Context& context) {

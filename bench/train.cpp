@@ -57,14 +57,14 @@ void measure(Context& context, const Shape& shape) {
                              context.quick ? 3 : 7) /
                          shape.steps;
   const double rate = context.ceilings.product_gflops();
-  const double floor = training_flops(*model, shape.length).value().weights * count / (rate * 1e9);
+  const double floor = training_flops(*model, shape.length).value().total() * count / (rate * 1e9);
   Result result{"training step " + tokens_of,
                 shape.preset + " bf16, fp32 masters",
                 count / seconds,
                 "tok/s",
                 count / floor,
                 floor / seconds,
-                "GEMM " + std::to_string(static_cast<int64_t>(rate)) + " GFLOP/s, the weights' operations",
+                "GEMM " + std::to_string(static_cast<int64_t>(rate)) + " GFLOP/s, operations of the weights and between tokens",
                 error};
   result.more = {{"ms", seconds * 1e3}};
   if (context.device.is_cuda()) {
