@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <ctime>
 #include <exception>
 #include <optional>
-#include <sstream>
 
+#include "apps/bench_figures.h"
+#include "apps/bench_report.h"
 #include "apps/command.h"
 #include "based/core/config.h"
 #include "based/core/json.h"
@@ -51,33 +51,6 @@ std::vector<const bench::Case*> chosen_cases(const std::vector<std::string>& nam
   return chosen;
 }
 
-// Name, driver and clocks from nvidia-smi, so that a result shows which GPU it was measured on.
-Json gpu_description(torch::Device device) {
-  const std::string query = "nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem --format=csv,noheader,nounits -i " +
-                            std::to_string(device.index());
-  std::string line(256, '\0');
-  FILE* pipe = popen(query.c_str(), "r");
-  if (pipe == nullptr || std::fgets(line.data(), static_cast<int>(line.size()), pipe) == nullptr) line = "unknown, unknown, 0, 0";
-  if (pipe != nullptr) pclose(pipe);
-  std::vector<std::string> fields;
-  std::stringstream stream(line.c_str());
-  for (std::string field; std::getline(stream, field, ',');) {
-    const size_t begin = field.find_first_not_of(' '), end = field.find_last_not_of(" \n");
-    fields.push_back(begin == std::string::npos ? "" : field.substr(begin, end - begin + 1));
-  }
-  fields.resize(4);
-  return {{"device", fields[0]},
-          {"driver", fields[1]},
-          {"clocks_mhz", {{"sm", std::atoi(fields[2].c_str())}, {"memory", std::atoi(fields[3].c_str())}}}};
-}
-
-std::string utc_now() {
-  char text[32];
-  const std::time_t now = std::time(nullptr);
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
-  return text;
-}
-
 Json to_json(const bench::Result& result) {
   Json json{{"name", result.name},   {"shape", result.shape}, {"value", result.value},
             {"unit", result.unit},   {"floor", result.floor}, {"floor_fraction", result.floor_fraction},
@@ -98,12 +71,8 @@ void print(const bench::Result& result) {
 
 // The footer of the figures: the command, the device and the date, so that a picture on its own shows how it was made.
 std::string made_by(const Options& options, torch::Device device) {
-  const int threads = torch::get_num_threads();
-  std::string where =
-      "CPU, " + std::to_string(threads) + (threads == 1 ? " thread, " : " threads, ") + kernels::cpu::isa_name(kernels::cpu::isa());
-  if (device.is_cuda()) where = gpu_description(device)["device"].get<std::string>();
-  return "based bench decode --compare" + std::string(options.quick ? " --quick" : "") + ", bf16, sampling included; " + where + ", " +
-         utc_now().substr(0, 10);
+  return "based bench decode --compare" + std::string(options.quick ? " --quick" : "") + ", bf16, sampling included; " +
+         device_in_words(device) + ", " + today();
 }
 
 OutputRule pictures_rule() {
@@ -141,18 +110,7 @@ void compare(const Options& options, bench::Context& context) {
 void print_report(const Options& options, bench::Context& context) {
   Json results = Json::array();
   for (const auto& result : context.results) results.push_back(to_json(result));
-  Json report{{"version", version}, {"commit", options.commit}, {"date", utc_now()}};
-  if (context.device.is_cuda()) {
-    report.update(gpu_description(context.device));
-    report["copy_gb_s"] = context.ceilings.copy_gb_s();
-  } else {
-    report["device"] = "cpu";
-    report["threads"] = torch::get_num_threads();
-    report["kernels"] = kernels::cpu::isa_name(kernels::cpu::isa());
-    report["read_gb_s"] = context.ceilings.read_gb_s();
-    report["gemm_fp32_gflops"] = context.ceilings.gemm_gflops(torch::kFloat);
-  }
-  report["gemm_bf16_gflops"] = context.ceilings.gemm_gflops(torch::kBFloat16);
+  Json report = report_head(context, options.commit);
   report["results"] = results;
   print_text(dump_json(report, 2) + "\n");
 }
@@ -165,7 +123,7 @@ void run(const Options& options) {
   const torch::Device device = parse_device(options.device, "--device");
   if (options.threads > 0) torch::set_num_threads(static_cast<int>(options.threads));
   bench::Context context;
-  context.quick = options.quick;
+  context.quick = context.ceilings.quick = options.quick;
   context.device = context.ceilings.device = device;
   context.model = options.model;
   if (!options.compare && !options.plot.empty()) throw UsageError("--plot goes with --compare");
@@ -219,6 +177,7 @@ void setup(CommandLine app) {
   });
   app.offer("--preset", [] { return names_of(presets()); });
   app.callback([options] { run(*options); });
+  setup_bench_figures(app.add_alternative("figures", "Measure and draw every efficiency figure of the paper"));
 }
 
 }  // namespace bench_command

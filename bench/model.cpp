@@ -178,7 +178,8 @@ FloorTime prefill_floor(Context& context, LanguageModel& model, int64_t rows, in
   double per_token = prefill_operations(model);
   for (int64_t layer = 0; layer < model.layers(); ++layer) per_token += model.block(layer).mixer().sequence_flops(length).value_or(0);
   const double arithmetic = per_token * static_cast<double>(rows * length) / (context.ceilings.product_gflops() * 1e9);
-  const double bytes = (weight_bytes(model) + static_cast<double>(rows * state_bytes(model, length))) / (context.ceilings.copy_gb_s() * 1e9);
+  const double bytes =
+      (weight_bytes(model) + static_cast<double>(rows * state_bytes(model, length))) / (context.ceilings.copy_gb_s() * 1e9);
   if (bytes > arithmetic) return {bytes, "weights read and states written once, at the copy rate"};
   return {arithmetic, "bf16 GEMM, operations of the weights and between tokens"};
 }
