@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -133,7 +132,7 @@ void run(const Options& options) {
   const std::vector<bench::FigurePart> parts = chosen_parts(options.only);
   if (options.overwrite && options.plot.empty() && options.out.empty()) throw UsageError("--overwrite goes with --plot or --out");
   if (!options.read.empty() && !options.only.empty()) throw UsageError("--read draws all figures of the files: leave --only out");
-  if (!options.out.empty() && !options.overwrite && std::filesystem::exists(options.out))
+  if (!options.out.empty() && !options.overwrite && path_exists(options.out))
     throw UsageError("--out " + options.out + ": the file exists; --overwrite replaces it");
   std::optional<OutputFolder> folder;  // checked before the long measurement
   if (!options.plot.empty()) folder.emplace(options.plot, pictures_of(parts), options.overwrite);

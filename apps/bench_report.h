@@ -1,4 +1,4 @@
-// What the reports of `based bench` say of the run: version, commit, date and machine.
+// The head of the reports of `based bench`: version, commit, date and machine.
 #pragma once
 #include <string>
 

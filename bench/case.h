@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "based/runtime/torch.h"
+
 namespace based::bench {
 
 struct Result {
@@ -65,7 +67,6 @@ struct Case {
 };
 const std::vector<Case>& cases();
 #define BASED_BENCH(name) extern const Case case_##name;
-#include "based/runtime/torch.h"
 #include "bench/cases.def"
 #undef BASED_BENCH
 

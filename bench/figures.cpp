@@ -64,9 +64,9 @@ void measure_series(FigureRun& run, Figure& figure, FigureSeries series, const s
   bool fits = true;
   for (const int64_t size : sizes) {
     FigurePoint point{.x = static_cast<double>(size), .missing = "not tried, because a smaller size does not fit into memory"};
+    if (run.context.device.is_cuda()) release_cached_memory(run.context.device);
     if (fits) point = measure_point(size, measure);
     fits = fits && point.missing != kDoesNotFit;
-    if (run.context.device.is_cuda()) release_cached_memory(run.context.device);
     series.points.push_back(point);
     if (run.report) run.report(figure, series, point);
   }

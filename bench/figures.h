@@ -21,7 +21,7 @@ struct FigurePoint {
 
 struct FigureSeries {
   std::string label;
-  std::string how;  // what was measured: the operators, or the model
+  std::string how;  // the operators or the model that were measured
   bool ours = false;
   bool paper = false;  // the paper's own numbers
   std::vector<FigurePoint> points = {};

@@ -13,7 +13,7 @@ namespace model_figure {
 constexpr const char *kBased = "Based, our kernels", *kListing = "Based, PyTorch listing", *kAttention = "Transformer++", *kMamba = "Mamba";
 constexpr const char* kOfPaper = " (paper, H100)";
 
-// What the figures of a size of model share: its presets, and the paper's numbers and claims.
+// The presets of one size of model, and the paper's numbers and claims for it.
 struct ModelSize {
   const char *name, *in_words;  // "1.3b", "1.3B"
   const char *based, *attention, *mamba;

@@ -17,7 +17,7 @@ namespace operator_figure {
 // The paper's sizes.
 constexpr int64_t kHeads = 16, kFeatureDim = 16, kHeadDim = 64, kWindow = 64;
 constexpr int64_t kListingFeatures = 1 + kFeatureDim + kFeatureDim * kFeatureDim;
-constexpr double kBytes = 2;  // of a bf16 number
+constexpr double kBytes = 2;  // a bf16 number has two bytes
 
 constexpr double kFeatureScale = 0.5;  // feature_dim^-1/4
 

@@ -64,6 +64,22 @@ inline std::vector<CommandRow> convert_command_rows() {
   };
 }
 
+inline std::vector<CommandRow> bench_command_rows() {
+  return {
+      {"bench",
+       "--model <@/recall decode --quick --threads 1",
+       {{"--device", "tpu"}, {"--commit", any_text}, {"--preset", "based-tine"}, {"--plot", no_path}}},
+      {"bench figures",
+       "--small --only window_products --threads 1 --out %",
+       {{"--device", "tpu"},
+        {"--only", "window_product"},
+        {"--out", no_path},
+        {"--plot", no_path},
+        {"--read", no_path},
+        {"--commit", any_text}}},
+  };
+}
+
 inline std::vector<CommandRow> joined(std::vector<CommandRow> rows, const std::vector<CommandRow>& more) {
   rows.insert(rows.end(), more.begin(), more.end());
   return rows;
@@ -123,17 +139,6 @@ inline const std::vector<CommandRow>& command_rows() {
       {"state info", "<@/a.state"},
       {"inspect", "<@/recall", {{"--device", "tpu"}, {"--dtype", "fp8"}}},
       {"inspect", "based-360m --plan --device h200", {{"--device", "tpu"}, {"--dtype", "fp8"}}},  // reads sizes, no weights
-      {"bench",
-       "--model <@/recall decode --quick --threads 1",
-       {{"--device", "tpu"}, {"--commit", any_text}, {"--preset", "based-tine"}, {"--plot", no_path}}},
-      {"bench figures",
-       "--small --only window_products --threads 1 --out %",
-       {{"--device", "tpu"},
-        {"--only", "window_product"},
-        {"--out", no_path},
-        {"--plot", no_path},
-        {"--read", no_path},
-        {"--commit", any_text}}},
       {"selftest", "", {{"--device", "tpu"}}},
       {"theory list", ""},
       {"theory verify", "shift_down", {}, "mqar", "interrupted while"},
@@ -152,7 +157,8 @@ inline const std::vector<CommandRow>& command_rows() {
       {"man", ""},
       {"golden", "<@/slices.json", {{"--data", any_text}, {"--tokenizer", any_text}}},
   };
-  static const std::vector<CommandRow> rows = joined(joined(others, dna_command_rows()), convert_command_rows());
+  static const std::vector<CommandRow> rows =
+      joined(joined(joined(others, dna_command_rows()), convert_command_rows()), bench_command_rows());
   return rows;
 }
 
