@@ -34,9 +34,7 @@ void check_points(const Json& figure, const Json& series) {
   for (const Json& point : series["points"]) {
     EXPECT_FALSE(point.contains("missing")) << figure["name"] << " " << series["label"] << " " << point.dump();
     EXPECT_GT(point.value("value", 0.0), 0);
-    if (!series["paper"].get<bool>()) {
-      EXPECT_GT(point.value("floor", 0.0), 0);
-    }
+    EXPECT_EQ(point.value("floor", 0.0) > 0, !series["paper"].get<bool>()) << point.dump();
   }
 }
 
