@@ -4,6 +4,7 @@
 // (with 128 rows, eight: four per half). Constant weights are prefetched before the previous kernels have ended. The ring of weights is
 // separate from the ring of rows, so that weights can be prefetched far ahead.
 #include <algorithm>
+#include <cstddef>
 #include <span>
 
 #include "based/kernels/common/cuda/tensor_map.h"
@@ -16,11 +17,18 @@ namespace {
 constexpr int kSlab = 64;  // elements of `in`, 128 bytes, as wide as the swizzle
 constexpr int kMaxSplits = 8;
 constexpr int kMaxStages = 16;
-constexpr int kBarrierBytes = (3 * kMaxStages + 4) * 8;
 
-// Shared memory: the ring of weights, the ring of rows, the cluster's sums (without a cluster they reuse the rings), barriers, and four
-// floats per row for norms (scales, or the sums of squares of four warps). Up to 64 rows, two blocks fit on a multiprocessor: one of this
-// layer and one of the next layer, which waits for it. With more rows, a deep ring of small stages is faster (measured).
+// The end of a block's shared memory, after the ring of weights, the ring of rows, and the cluster's sums (without a cluster they reuse the
+// rings). The producer fills a stage of a ring and waits for `empty`; the consumers wait for `full`.
+template <int kRows>
+struct LinearStorage {
+  uint64_t weights_full[kMaxStages], rows_full[kMaxStages], rows_empty[kMaxStages];  // mbarriers of the stages
+  uint64_t sums_full[4];                                                             // mbarriers, one per warpgroup: the cluster's sums
+  float scales[4 * kRows];  // for norms: the scale of each row, or the sums of squares [4 warps, rows]
+};
+
+// Sizes of the shared memory. Up to 64 rows, two blocks fit on a multiprocessor: one of this layer and one of the next layer, which waits
+// for it. With more rows, a deep ring of small stages is faster (measured).
 template <int kRows>
 struct LinearLayout {
   static constexpr int kGroups = kRows == 128 ? 2 : 1, kGroupRows = kRows / kGroups;  // warpgroups, and rows per warpgroup
@@ -28,15 +36,15 @@ struct LinearLayout {
   static constexpr int kDepth = kSlabs * kSlab;
   static constexpr int kWeightBytes = kSlabs * kLinearOutputs * 128, kRowBytes = kSlabs * kRows * 128;  // bytes per stage
   static constexpr int kRowStages = kRows == 128 ? 7 : kRows == 64 ? 5 : 4;
-  static constexpr int kEndBytes = kBarrierBytes + kRows * 16;
+  static constexpr int kEndBytes = static_cast<int>(sizeof(LinearStorage<kRows>));
   static constexpr int kLimit = (kRows == 128 ? 205 : 113) * 1024 - kEndBytes - 1024;  // 1024: alignment of the stages
 };
 
 struct LinearPlan {
   int splits = 1;  // blocks per cluster
   int weight_stages = 1, row_stages = 1;
-  int steps = 0;                                              // stages that cover all of `in`
-  int rows_offset = 0, sums_offset = 0, barriers_offset = 0;  // byte offsets in shared memory
+  int steps = 0;                                         // stages that cover all of `in`
+  int rows_offset = 0, sums_offset = 0, end_offset = 0;  // byte offsets in shared memory; end: of LinearStorage
 };
 
 // Further layers with the same x in the same launch. Their tiles follow those of the first layer.
@@ -95,6 +103,11 @@ template <int kRows, LinearForm kForm>
 struct LinearBlock {  // the block's part of the problem; with SwiGLU, its 64 outputs are 32 outputs and their gates
   using Layout = LinearLayout<kRows>;
   static constexpr int kSlabs = Layout::kSlabs, kGroups = Layout::kGroups, kUnits = Layout::kGroupRows / 8;
+  using Storage = LinearStorage<kRows>;
+  // Byte offsets of the members of Storage.
+  static constexpr int kRowsFull = offsetof(Storage, rows_full), kRowsEmpty = offsetof(Storage, rows_empty),
+                       kSumsFull = offsetof(Storage, sums_full), kScales = offsetof(Storage, scales);
+  static_assert(offsetof(Storage, weights_full) == 0);
   const LinearPlan& plan;
   uint32_t base;  // shared memory, aligned to 1024 bytes
   int split, first_out, first_row, first_step, steps;
@@ -109,16 +122,16 @@ struct LinearBlock {  // the block's part of the problem; with SwiGLU, its 64 ou
   __device__ __forceinline__ uint32_t rows_address(const RingPlace& r) const {
     return base + plan.rows_offset + r.slot * Layout::kRowBytes;
   }
-  __device__ __forceinline__ uint32_t weights_full(const RingPlace& r) const { return base + plan.barriers_offset + r.slot * 8; }
-  __device__ __forceinline__ uint32_t rows_full(const RingPlace& r) const { return weights_full(r) + 8 * kMaxStages; }
-  __device__ __forceinline__ uint32_t rows_empty(const RingPlace& r) const { return weights_full(r) + 16 * kMaxStages; }
-  __device__ __forceinline__ uint32_t sums_full(int group) const { return base + plan.barriers_offset + 24 * kMaxStages + group * 8; }
+  __device__ __forceinline__ uint32_t weights_full(const RingPlace& r) const { return base + plan.end_offset + r.slot * 8; }
+  __device__ __forceinline__ uint32_t rows_full(const RingPlace& r) const { return weights_full(r) + kRowsFull; }
+  __device__ __forceinline__ uint32_t rows_empty(const RingPlace& r) const { return weights_full(r) + kRowsEmpty; }
+  __device__ __forceinline__ uint32_t sums_full(int group) const { return base + plan.end_offset + kSumsFull + group * 8; }
   __device__ __forceinline__ uint32_t sums_address(int group) const {
     return base + plan.sums_offset + group * max(kUnits, plan.splits) * kUnitBytes;
   }
   // Buffer in which a group transposes its y. It reuses the stages after they have been read.
   __device__ __forceinline__ uint32_t tile(int group) const { return base + group * kUnits * 8 * kLinearOutputs * 2; }
-  __device__ __forceinline__ uint32_t scales_address() const { return base + plan.barriers_offset + kBarrierBytes; }
+  __device__ __forceinline__ uint32_t scales_address() const { return base + plan.end_offset + kScales; }
 
   // Called by all lanes of a warp; each lane initializes the barriers of one stage.
   __device__ __forceinline__ void init_barriers() const {
@@ -323,8 +336,8 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
     __syncwarp();
   }
   let_next_kernel_start();
-  if (plan.splits > 1) cluster_arrive_relaxed(), cluster_wait();
-  __syncthreads();
+  if (plan.splits > 1) cluster_arrive_relaxed(), cluster_wait();  // the barriers of all blocks of the cluster are initialised
+  __syncthreads();                                                // the barriers are initialised
   if (is_producer) {
     if (first_lane) {
       wait_for_earlier_kernels();
@@ -400,7 +413,7 @@ LinearPlan make_plan(const Linear& p) {
   plan.rows_offset = plan.weight_stages * Layout::kWeightBytes;
   const int rings = plan.rows_offset + plan.row_stages * Layout::kRowBytes;
   plan.sums_offset = plan.splits == 1 ? 0 : rings;
-  plan.barriers_offset = plan.splits == 1 ? std::max(rings, units * kUnitBytes) : rings + sums;
+  plan.end_offset = plan.splits == 1 ? std::max(rings, units * kUnitBytes) : rings + sums;
   return plan;
 }
 
@@ -430,7 +443,7 @@ Status run(Layers layers, const JoinedNorm& norm, Queue queue) {
   if (const Status s = describe_weights(weights, p, kForm == LinearForm::swiglu); !s.ok()) return s;
   if (const Status s = describe_matrix(rows, p.x, p.rows, p.in, p.x_stride, kRows); !s.ok()) return s;
   auto* kernel = many_rows<Y, kForm, kScaled, kRows>;
-  const int shared = plan.barriers_offset + LinearLayout<kRows>::kEndBytes + 1024;
+  const int shared = plan.end_offset + LinearLayout<kRows>::kEndBytes + 1024;
   if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);
   const auto blocks = static_cast<unsigned>(ceil_div(all.out, kLinearOutputs) * plan.splits);
   const Launch launch{dim3(blocks, static_cast<unsigned>(ceil_div(p.rows, kLinearRows))), kThreads<kRows, kScaled>, shared,
