@@ -167,7 +167,7 @@ struct StepLinear : StepThread {
       // A stage of pairs holds the rows of the values, then the rows of their gates; the last stage may have fewer rows, at the same
       // offsets.
       multiply(step.groups, pairs ? (count + half - 1) >> (shift - 1) << shift : count, shift);
-      compute_barrier();
+      compute_barrier();  // the partial sums of all warps are complete
       if (thread < count) {
         const int row = pairs ? (thread & ~(half - 1)) * 2 + (thread & (half - 1)) : thread;
         finish(step, share.first + first + thread, row_sum(row), pairs ? row_sum(row + half) : 0.0F, extras);

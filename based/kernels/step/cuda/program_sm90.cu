@@ -33,7 +33,7 @@ struct Computer : StepWindow {
       barrier_wait(shared_address(&shared.slot_full[slot.slot]), slot.phase);
       const StepInstruction& step = shared.slots[slot.slot].step;
       run(step);
-      compute_barrier();
+      compute_barrier();  // all computing threads have finished the instruction
       __syncwarp();
       for_warp(lane, 1, [&](int) { barrier_arrive(shared_address(&shared.slot_empty[slot.slot])); });
       slot.advance(kStepSlots);
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, 1) run_step(const __grid_constant__ 
         barrier_init(shared_address(&shared.slot_empty[thread]), program.threads / 32 * kWarpArrivals);
   if (thread < kStepMostWarps) shared.warps[thread] = 0;
   fence_shared_proxy();
-  __syncthreads();
+  __syncthreads();                                      // the barriers are initialised
   const int warp = thread / 32 - program.threads / 32;  // 0 and 1: the requesting warps; negative: a computing warp
   if (warp < 0) {
     Computer(program, shared, shared_address(memory)).run_all();
