@@ -9,6 +9,7 @@
 #include "apps/bench_report.h"
 #include "apps/command.h"
 #include "based/core/files.h"
+#include "based/core/folders.h"
 #include "based/core/output_folder.h"
 #include "based/models/device.h"
 #include "bench/figures.h"
@@ -28,7 +29,11 @@ std::vector<bench::FigurePart> chosen_parts(const std::vector<std::string>& list
   std::vector<bench::FigurePart> chosen;
   for (const std::string& list : lists) {
     std::stringstream names(list);
-    for (std::string name; std::getline(names, name, ',');) chosen.push_back(bench::find_figure(name));
+    try {
+      for (std::string name; std::getline(names, name, ',');) chosen.push_back(bench::find_figure(name));
+    } catch (const UsageError& error) {
+      throw UsageError("--only: " + std::string(error.what()));
+    }
   }
   return chosen.empty() ? bench::figure_parts() : chosen;
 }
@@ -48,12 +53,6 @@ std::string footer(const Json& head) {
          head.value("date", "").substr(0, 10);
 }
 
-Json report_of(Json head, const std::vector<bench::Figure>& figures) {
-  head["figures"] = Json::array();
-  for (const bench::Figure& figure : figures) head["figures"].push_back(bench::to_json(figure));
-  return head;
-}
-
 void draw(const Options& options, const Json& head, const std::vector<bench::Figure>& figures, OutputFolder& folder) {
   for (const bench::Figure& figure : figures)
     for (const std::string& file : write_plot(bench::figure_plot(figure, footer(head)), options.plot + "/" + figure.name))
@@ -65,6 +64,17 @@ struct Report {
   Json head;  // without the figures
   std::vector<bench::Figure> figures;
 };
+
+std::string report_text(const Report& report) {
+  Json all = report.head;
+  all["figures"] = Json::array();
+  for (const bench::Figure& figure : report.figures) all["figures"].push_back(bench::to_json(figure));
+  return dump_json(all, 2) + "\n";
+}
+
+constexpr const char* kUnfinished = ".part";  // the ending of the file of a run that has not finished
+
+void write_report(const std::string& path, const Report& report) { write_file_atomic(path, report_text(report)); }
 
 Report parse_report(const std::string& path) {
   Report report{parse_json(read_file(path), path), {}};
@@ -97,7 +107,8 @@ Report joined_reports(const std::vector<std::string>& paths) {
   return all;
 }
 
-// Measures the figures one by one, and writes the report after each, so that an interrupted run keeps those that are finished.
+// Measures the figures one by one. After each, the report is written beside --out, so that an interrupted run keeps the finished figures
+// and may be repeated.
 Report measure(const Options& options, const std::vector<bench::FigurePart>& parts) {
   const torch::Device device = parse_device(options.device, "--device");
   if (options.threads > 0) torch::set_num_threads(static_cast<int>(options.threads));
@@ -106,10 +117,8 @@ Report measure(const Options& options, const std::vector<bench::FigurePart>& par
   context.quick = context.ceilings.quick = options.small || !device.is_cuda();
   Report report{report_head(context, options.commit), {}};
   report.head["small"] = context.quick;
-  const auto write = [&] {
-    if (!options.out.empty()) write_file_atomic(options.out, dump_json(report_of(report.head, report.figures), 2) + "\n");
-  };
-  write();  // an unwritable file is found before the long measurement
+  const std::string unfinished = options.out + kUnfinished;
+  if (!options.out.empty()) check_writable(options.out);  // before the long measurement
   bench::FigureRun run{.context = context};
   if (!options.json)
     run.report = [](const bench::Figure& figure, const bench::FigureSeries& series, const bench::FigurePoint& point) {
@@ -119,7 +128,11 @@ Report measure(const Options& options, const std::vector<bench::FigurePart>& par
     report.figures.push_back(part.measure(run));
     for (const bench::FigureVerdict& verdict : report.figures.back().verdicts)
       if (!options.json) print_line(bench::to_line(verdict));
-    write();
+    if (!options.out.empty()) write_report(unfinished, report);
+  }
+  if (!options.out.empty()) {
+    write_report(options.out, report);
+    remove_file(unfinished);
   }
   return report;
 }
@@ -138,12 +151,12 @@ void run(const Options& options) {
   if (!options.plot.empty()) folder.emplace(options.plot, pictures_of(parts), options.overwrite);
   const Report report = options.read.empty() ? measure(options, parts) : joined_reports(options.read);
   if (!options.read.empty()) {
-    if (!options.out.empty()) write_file_atomic(options.out, dump_json(report_of(report.head, report.figures), 2) + "\n");
+    if (!options.out.empty()) write_report(options.out, report);
     for (const bench::Figure& figure : report.figures)
       for (const bench::FigureVerdict& verdict : figure.verdicts)
         if (!options.json) print_line(bench::to_line(verdict));
   }
-  if (options.json) print_text(dump_json(report_of(report.head, report.figures), 2) + "\n");
+  if (options.json) print_text(report_text(report));
   if (folder) draw(options, report.head, report.figures, *folder);
 }
 
@@ -156,7 +169,7 @@ void setup_bench_figures(CommandLine app) {
   app.add_option("--only", options->only, "measure only these figures: names separated by commas; may be given several times");
   app.add_flag("--list", options->list, "list the figures");
   app.add_flag("--small", options->small, "tiny sizes and models: checks that the figures run; the timings are not meaningful");
-  app.add_option("--out", options->out, "write the figures to this JSON file, after each figure", kPath);
+  app.add_option("--out", options->out, "write the figures to this JSON file; until the end, FILE.part has those that are finished", kPath);
   app.add_option("--plot", options->plot, "draw each figure into this folder, .svg and .png", kPath);
   app.add_flag("--overwrite", options->overwrite, "replace existing files of --out and --plot");
   app.add_option(

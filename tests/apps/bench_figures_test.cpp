@@ -67,6 +67,7 @@ TEST(BenchFigures, MeasuresKeepsAndDrawsEveryFigure) {
   const std::string kept = folder.file("figures.json");
   const Ran ran = run("bench figures --small --threads 1 --commit abc --out " + kept + " --plot " + folder.file("pictures"));
   ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_FALSE(path_exists(kept + ".part"));
   const Json report = parse_json(read_file(kept), kept);
   EXPECT_EQ(report["commit"], "abc");
   EXPECT_EQ(report["device"], "cpu");
