@@ -138,16 +138,31 @@ std::string zsh_option(const OptionEntry& option) {
   return quoted(names + option.short_name + help) + " " + quoted(names + option.name + help);
 }
 
+// A call of _arguments for the command's options, and for its positional arguments if `positional`.
+std::string zsh_arguments(const CommandEntry& command, bool positional, const std::string& flags, const std::string& indent) {
+  std::string text = "_arguments -S" + flags;
+  for (const OptionEntry& option : command.options)
+    if (positional || !option.positional) text += " \\\n" + indent + zsh_option(option);
+  return text;
+}
+
 std::string zsh_function(const CommandEntry& command) {
-  std::string text = function_name(command) + "() {\n";
-  if (!command.commands.empty()) text += "  local context state state_descr line ret=1\n  typeset -A opt_args\n";
-  text += "  _arguments -S" + std::string(command.commands.empty() ? "" : " -C");
-  for (const OptionEntry& option : command.options) text += " \\\n    " + zsh_option(option);
-  if (command.commands.empty()) return text + "\n}\n\n";
-  text += " \\\n    '1: :->command' '*:: :->arguments' && ret=0\n  case $state in\n    command)\n      local -a commands=(";
+  const std::string begin = function_name(command) + "() {\n";
+  if (command.commands.empty()) return begin + "  " + zsh_arguments(command, true, "", "    ") + "\n}\n\n";
+  // zsh allows one specification of the rest of the words, and that of the subcommand's words is one. So the command's own positional
+  // arguments are completed apart.
+  Completions own;
+  for (const OptionEntry& option : command.options)
+    if (option.positional) own.words.insert(own.words.end(), option.choices.begin(), option.choices.end());
+  std::string text = begin + "  local context state state_descr line ret=1\n  typeset -A opt_args\n  " +
+                     zsh_arguments(command, false, " -C", "    ") +
+                     " \\\n    '1: :->command' '*:: :->arguments' && ret=0\n  case $state in\n    command)\n      local -a commands=(";
   for (const CommandEntry& nested : command.commands) text += "\n        " + quoted(nested.word() + ":" + zsh_text(nested.summary));
-  text += "\n      )\n      _describe -t commands command commands && ret=0 ;;\n    arguments)\n      case $line[1] in\n";
+  text += "\n      )\n      _describe -t commands command commands && ret=0";
+  if (!own.words.empty()) text += "\n      compadd -- " + joined(own.words, " ") + " && ret=0";
+  text += " ;;\n    arguments)\n      case $line[1] in\n";
   for (const CommandEntry& nested : command.commands) text += "        " + nested.word() + ") " + function_name(nested) + " && ret=0 ;;\n";
+  if (!own.words.empty()) text += "        *) " + zsh_arguments(command, true, "", "          ") + " && ret=0 ;;\n";
   return text + "      esac ;;\n  esac\n  return ret\n}\n\n";
 }
 

@@ -226,6 +226,20 @@ TEST(Completion, OfZshHasEveryOptionOfEveryCommandInASpecification) {
   }
 }
 
+// zsh refuses a call of _arguments with two specifications of the rest of the words.
+TEST(Completion, OfZshHasOneRestOfWordsInACall) {
+  const std::string script = run("completion zsh").out;
+  size_t calls = 0;
+  for (size_t begin = script.find("_arguments -S"); begin != std::string::npos; begin = script.find("_arguments -S", begin + 1)) {
+    size_t end = script.find('\n', begin), rests = 0;
+    while (script[end - 1] == '\\') end = script.find('\n', end + 1);
+    for (const std::string& word : unquoted_words(script.substr(begin, end - begin), false)) rests += word.starts_with("*:") ? 1 : 0;
+    EXPECT_LE(rests, 1U) << script.substr(begin, end - begin);
+    ++calls;
+  }
+  EXPECT_GT(calls, command_rows().size() / 2);
+}
+
 TEST(Completion, OfFishHasEveryOptionOfEveryCommand) {
   std::map<std::string, Words> found;  // by the condition, which names the command
   for (const std::string& line : lines_of(run("completion fish").out)) {
