@@ -15,7 +15,7 @@ import pytest
 
 PROGRAM = os.environ.get("BASED_PROGRAM") or shutil.which("based")
 try:
-    from based_cpp import engine
+    from based_cpp import _c_interface, engine
 
     engine._library()
 except ImportError as error:
@@ -209,7 +209,7 @@ def test_a_signal_stops_a_long_call(model):
 
 
 def test_a_library_without_the_interface_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "_loaded", None)
+    monkeypatch.setattr(_c_interface, "_loaded", None)
     monkeypatch.setenv("BASED_LIBRARY", str(tmp_path / "absent.so"))
     with pytest.raises(ImportError, match="BASED_LIBRARY"):
         engine._library()
