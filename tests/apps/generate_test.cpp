@@ -22,19 +22,7 @@ using ::testing::Not;
 class Generate : public SmallModel {
  protected:
   static void SetUpTestSuite() {
-    train_model(R"([model]
-d_model = 16
-layers = ["linear", "window"]
-mlp_width = 16
-[model.mixers.linear]
-type = "taylor_attention"
-heads = 1
-feature_dim = 4
-[model.mixers.window]
-type = "sliding_window"
-heads = 1
-window = 4
-[optimizer]
+    train_model(kTwoLayers + R"([optimizer]
 learning_rate = 1e-2
 [train]
 steps = 60

@@ -16,19 +16,7 @@ using ::testing::IsSupersetOf;
 class ProfileOption : public SmallModel {
  protected:
   static void SetUpTestSuite() {
-    train_model(R"([model]
-d_model = 16
-layers = ["linear", "window"]
-mlp_width = 16
-[model.mixers.linear]
-type = "taylor_attention"
-heads = 1
-feature_dim = 4
-[model.mixers.window]
-type = "sliding_window"
-heads = 1
-window = 4
-[train]
+    train_model(kTwoLayers + R"([train]
 steps = 4
 batch = 2
 length = 16

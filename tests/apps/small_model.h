@@ -8,6 +8,21 @@
 
 namespace based {
 
+// The [model] of a config: a layer of Taylor attention and one of a window, small enough to train in a test.
+inline const std::string kTwoLayers = R"([model]
+d_model = 16
+layers = ["linear", "window"]
+mlp_width = 16
+[model.mixers.linear]
+type = "taylor_attention"
+heads = 1
+feature_dim = 4
+[model.mixers.window]
+type = "sliding_window"
+heads = 1
+window = 4
+)";
+
 // A suite calls train_model() in its SetUpTestSuite. Its tests share a folder with text.txt, run.toml and the trained model m. Each test
 // also has an empty folder of its own.
 class SmallModel : public testing::Test {
