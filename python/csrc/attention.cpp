@@ -3,7 +3,7 @@
 #include "based/kernels/attention/paged_attention.h"
 #include "based/kernels/attention/rotary.h"
 #include "based/kernels/training/dropout.h"
-
+#include "based/ops/attention/attention_arguments.h"
 #include "stable.h"
 
 namespace based::python {
@@ -12,17 +12,6 @@ namespace {
 using kernels::CausalAttentionLaunchers;
 using Forward = std::tuple<Tensor, Tensor>;            // y, log_sum_exp
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // q, k, v
-
-void check_heads(const char* op, const Tensor& q, const Tensor& k, const Tensor& v) {
-  require_floating(op, "q", q);
-  require_shape(op, "q", q, {-1, -1, -1});
-  require(q.size(2) >= 1 && q.size(2) <= 256, op, "head_dim must be 1..256, got ", q.size(2));
-  require_like(op, "k", k, q);
-  require_like(op, "v", v, q);
-  require_shape(op, "k", k, {-1, -1, q.size(2)});
-  require_shape(op, "v", v, k.sizes());
-  require(k.size(1) >= 1 && q.size(1) % k.size(1) == 0, op, "heads must be a multiple of kv_heads, got ", q.size(1), " and ", k.size(1));
-}
 
 // The arguments of dropout.
 struct Dropout {
@@ -34,7 +23,7 @@ struct Dropout {
 
 void check_attention(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens_q,
                      const Tensor& cu_seqlens_k, int64_t window) {
-  check_heads(op, q, k, v);
+  ops::check_attention_heads(op, q, k, v);
   require_row_starts(op, "cu_seqlens_q", cu_seqlens_q);
   require_type(op, "cu_seqlens_k", cu_seqlens_k, ScalarType::Long);
   require_shape(op, "cu_seqlens_k", cu_seqlens_k, cu_seqlens_q.sizes());
@@ -157,7 +146,7 @@ struct Ring {
 };
 
 void check_step(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Ring& ring) {
-  check_heads(op, q, k, v);
+  ops::check_attention_heads(op, q, k, v);
   require_shape(op, "k", k, {q.size(0), -1, -1});
   require_shape(op, "k_ring", ring.k, {-1, -1, k.size(1), k.size(2)});
   require(ring.k.size(1) >= 1, op, "k_ring must have room for a key, got ", shape_text(ring.k));
@@ -214,21 +203,14 @@ Tensor step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& k_r
   return launch.y;
 }
 
+struct PagedInputs {
+  const Tensor &q, &k, &v, &k_pages, &v_pages, &page_table, &positions;
+};
+
 Tensor paged_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& k_pages, const Tensor& v_pages, const Tensor& page_table,
                   const Tensor& positions, const Tensor& slots, double scale) {
   constexpr const char* kOp = "paged_attention_step";
-  check_heads(kOp, q, k, v);
-  require_shape(kOp, "k", k, {q.size(0), -1, -1});
-  require_shape(kOp, "k_pages", k_pages, {-1, -1, k.size(1), k.size(2)});
-  require_type(kOp, "k_pages", k_pages, q.scalar_type());
-  require_shape(kOp, "v_pages", v_pages, k_pages.sizes());
-  require_type(kOp, "v_pages", v_pages, q.scalar_type());
-  const int64_t page_tokens = k_pages.size(1);
-  require(page_tokens >= 1 && (page_tokens & (page_tokens - 1)) == 0, kOp, "a page must hold a power of two of tokens, got ", page_tokens);
-  require_type(kOp, "page_table", page_table, ScalarType::Long);
-  require_shape(kOp, "page_table", page_table, {-1, -1});
-  require_type(kOp, "positions", positions, ScalarType::Long);
-  require_shape(kOp, "positions", positions, {q.size(0)});
+  ops::check_paged_attention(kOp, PagedInputs{q, k, v, k_pages, v_pages, page_table, positions});
   require_state_slots(kOp, {page_table, k_pages, v_pages}, slots, q.size(0));
   const auto* table = launchers_for<kernels::PagedAttentionLaunchers>(kOp, q);
   if (table == nullptr) return call_reference<Tensor>(kOp, q, k, v, k_pages, v_pages, page_table, positions, slots, scale);
@@ -244,7 +226,7 @@ Tensor paged_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tenso
   to.page_table = pointer<int64_t>(page_table);
   to.position = pointer<int64_t>(position);
   to.slot = pointer<int64_t>(slot);
-  to.rows = q.size(0), to.pages = k_pages.size(0), to.page_tokens = page_tokens, to.slot_pages = page_table.size(1);
+  to.rows = q.size(0), to.pages = k_pages.size(0), to.page_tokens = k_pages.size(1), to.slot_pages = page_table.size(1);
   to.q_stride = query.stride(0), to.k_stride = key.stride(0), to.v_stride = value.stride(0);
   to.heads = static_cast<int32_t>(q.size(1));
   to.kv_heads = static_cast<int32_t>(k.size(1));

@@ -1,6 +1,5 @@
 // torch.ops.based: second-order Taylor linear attention (paper, section 4.1).
-#include "based/kernels/taylor/taylor.h"
-
+#include "based/ops/taylor/taylor_arguments.h"
 #include "stable.h"
 
 namespace based::python {
@@ -22,29 +21,10 @@ void check_decay(const char* op, const OptionalTensor& decay, const Tensor& q) {
   }
 }
 
-void check_qkv(const char* op, const Tensor& q, const Tensor& k, const Tensor& v) {
-  require_floating(op, "q", q);
-  require_shape(op, "q", q, {-1, -1, -1});
-  require(q.size(2) >= 1 && q.size(2) <= 64, op, "feature_dim must be 1..64, got ", q.size(2));
-  require_like(op, "k", k, q);
-  require_like(op, "v", v, q);
-  require_shape(op, "k", k, sizes_of(q));
-  require_shape(op, "v", v, {q.size(0), q.size(1), -1});
-  require(v.size(2) >= 1, op, "head_dim must be at least 1, got ", v.size(2));
-}
-
-void check_state(const char* op, const Tensor& kv_state, const Tensor& k_state, int64_t rows, const Tensor& q, const Tensor& v) {
-  const int64_t features = kernels::packed_features(q.size(2));
-  require_shape(op, "kv_state", kv_state, {rows, q.size(1), features, v.size(2)});
-  require_shape(op, "k_state", k_state, {rows, q.size(1), features});
-  require_type(op, "kv_state", kv_state, sum_type(q));
-  require_type(op, "k_state", k_state, sum_type(q));
-}
-
 // States that are updated in place, for `rows` of their slots.
 void check_slots(const char* op, const Tensor& kv_state, const Tensor& k_state, const Tensor& slots, int64_t rows, const Tensor& q,
                  const Tensor& v) {
-  check_state(op, kv_state, k_state, kv_state.dim() > 0 ? kv_state.size(0) : -1, q, v);
+  ops::check_taylor_state(op, kv_state, k_state, kv_state.dim() > 0 ? kv_state.size(0) : -1, q, v);
   require_state_slots(op, {kv_state, k_state}, slots, rows);
 }
 
@@ -92,10 +72,10 @@ void run_forward(const char* op, const TaylorAttentionLaunchers& table, const La
 Forward forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, const OptionalTensor& initial_kv_state,
                 const OptionalTensor& initial_k_state, const OptionalTensor& decay, bool final_state, bool decay_denominator) {
   constexpr const char* kOp = "taylor_attention";
-  check_qkv(kOp, q, k, v);
+  ops::check_taylor_qkv(kOp, q, k, v);
   check_rows(kOp, q, cu_seqlens);
   require(initial_kv_state.has_value() == initial_k_state.has_value(), kOp, "initial_kv_state and initial_k_state must be given together");
-  if (initial_kv_state) check_state(kOp, *initial_kv_state, *initial_k_state, cu_seqlens.size(0) - 1, q, v);
+  if (initial_kv_state) ops::check_taylor_state(kOp, *initial_kv_state, *initial_k_state, cu_seqlens.size(0) - 1, q, v);
   check_decay(kOp, decay, q);
   const auto* table = launchers_for<TaylorAttentionLaunchers>(kOp, q);
   if (table == nullptr)
@@ -130,7 +110,7 @@ Gradients backward(const Tensor& grad_y, const OptionalTensor& grad_kv_state, co
                    const OptionalTensor& initial_k_state, const OptionalTensor& decay, bool final_state, bool decay_denominator,
                    const Tensor& y, const Tensor& denominator) {
   constexpr const char* kOp = "taylor_attention_backward";
-  check_qkv(kOp, q, k, v);
+  ops::check_taylor_qkv(kOp, q, k, v);
   check_rows(kOp, q, cu_seqlens);
   require_like(kOp, "grad_y", grad_y, q);
   require_shape(kOp, "grad_y", grad_y, sizes_of(v));
@@ -157,7 +137,7 @@ Gradients backward(const Tensor& grad_y, const OptionalTensor& grad_kv_state, co
   const OptionalTensor initial_kv = as_contiguous(initial_kv_state), initial_k = as_contiguous(initial_k_state);
   Tensor grad_initial_kv, grad_initial_k;
   if (initial_kv) {
-    check_state(kOp, *initial_kv, initial_k.value(), rows, q, v);
+    ops::check_taylor_state(kOp, *initial_kv, initial_k.value(), rows, q, v);
     grad_initial_kv = empty(kv_sizes, q, ScalarType::Float), grad_initial_k = empty(k_sizes, q, ScalarType::Float);
     to.initial_kv_state = pointer<float>(initial_kv);
     to.initial_k_state = pointer<float>(initial_k);
@@ -168,7 +148,7 @@ Gradients backward(const Tensor& grad_y, const OptionalTensor& grad_kv_state, co
   if (final_state && (grad_kv_state || grad_k_state)) {
     grad_kv = grad_kv_state ? as_contiguous(*grad_kv_state) : zeros(kv_sizes, q, ScalarType::Float);
     grad_k_sum = grad_k_state ? as_contiguous(*grad_k_state) : zeros(k_sizes, q, ScalarType::Float);
-    check_state(kOp, *grad_kv, *grad_k_sum, rows, q, v);
+    ops::check_taylor_state(kOp, *grad_kv, *grad_k_sum, rows, q, v);
     to.grad_kv_state = pointer<float>(grad_kv);
     to.grad_k_state = pointer<float>(grad_k_sum);
   }
@@ -180,7 +160,7 @@ Gradients backward(const Tensor& grad_y, const OptionalTensor& grad_kv_state, co
 Tensor prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens, const Tensor& kv_state, const Tensor& k_state,
                const Tensor& slots, const OptionalTensor& decay, bool decay_denominator) {
   constexpr const char* kOp = "taylor_attention_prefill";
-  check_qkv(kOp, q, k, v);
+  ops::check_taylor_qkv(kOp, q, k, v);
   check_rows(kOp, q, cu_seqlens);
   check_slots(kOp, kv_state, k_state, slots, cu_seqlens.size(0) - 1, q, v);
   check_decay(kOp, decay, q);
@@ -200,7 +180,7 @@ Tensor prefill(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
 Tensor step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& kv_state, const Tensor& k_state, const Tensor& slots,
             const OptionalTensor& decay, double scale, bool decay_denominator) {
   constexpr const char* kOp = "taylor_attention_step";
-  check_qkv(kOp, q, k, v);
+  ops::check_taylor_qkv(kOp, q, k, v);
   check_slots(kOp, kv_state, k_state, slots, q.size(0), q, v);
   check_decay(kOp, decay, q);
   const auto* of_device = kernels::launchers<TaylorAttentionLaunchers>(kernel_device(q));

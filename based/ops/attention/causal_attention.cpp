@@ -1,5 +1,6 @@
 #include "based/ops/attention/causal_attention.h"
 
+#include "based/ops/attention/attention_arguments.h"
 #include "based/ops/framework/on_device.h"
 #include "based/ops/framework/operator_gradient.h"
 #include "based/ops/framework/recompute.h"
@@ -13,17 +14,6 @@ constexpr const char* kCausalAttentionStep = "causal_attention_step";
 using kernels::CausalAttentionLaunchers;
 
 }  // namespace
-
-void check_attention_heads(const char* op, const Tensor& q, const Tensor& k, const Tensor& v) {
-  require(at::isFloatingType(q.scalar_type()), op, "q must be floating, got ", q.scalar_type());
-  require_shape(op, "q", q, {-1, -1, -1});
-  require(q.size(2) >= 1 && q.size(2) <= 256, op, "head_dim must be 1..256, got ", q.size(2));
-  require_like(op, "k", k, q);
-  require_like(op, "v", v, q);
-  require_shape(op, "k", k, {-1, -1, q.size(2)});
-  require_shape(op, "v", v, k.sizes());
-  require(k.size(1) >= 1 && q.size(1) % k.size(1) == 0, op, "heads must be a multiple of kv_heads, got ", q.size(1), " and ", k.size(1));
-}
 
 void check_causal_attention(const CausalAttention& in) {
   const Tensor &cu_seqlens_q = in.cu_seqlens_q, &cu_seqlens_k = in.cu_seqlens_k;

@@ -76,8 +76,6 @@ struct CausalAttentionStep {
   BASED_OPERATOR("causal_attention_step -> y", q, k, v, written(k_ring), written(v_ring), positions, slots, scale)
 };
 
-// Shapes and types of [tokens, heads, head_dim], head_dim at most 256, key heads a divisor of heads. Throws Error.
-void check_attention_heads(const char* op, const Tensor& q, const Tensor& k, const Tensor& v);
 // Shapes and types, without reading device memory. Throws Error.
 void check_causal_attention(const CausalAttention& in);
 

@@ -1,6 +1,7 @@
 #include "based/ops/attention/paged_attention.h"
 
 #include "based/kernels/attention/paged_attention.h"
+#include "based/ops/attention/attention_arguments.h"
 #include "based/ops/attention/causal_attention.h"
 #include "based/ops/framework/on_device.h"
 
@@ -9,20 +10,8 @@ namespace {
 
 void check(const PagedAttentionStep& in) {
   constexpr const char* op = "paged_attention_step";
-  const auto& [q, k, v, k_pages, v_pages, page_table, positions, slots, scale] = in;
-  check_attention_heads(op, q, k, v);
-  require_shape(op, "k", k, {q.size(0), -1, -1});
-  require_shape(op, "k_pages", k_pages, {-1, -1, k.size(1), k.size(2)});
-  require_type(op, "k_pages", k_pages, q.scalar_type());
-  require_shape(op, "v_pages", v_pages, k_pages.sizes());
-  require_type(op, "v_pages", v_pages, q.scalar_type());
-  const int64_t page_tokens = k_pages.size(1);
-  require(page_tokens >= 1 && (page_tokens & (page_tokens - 1)) == 0, op, "a page must hold a power of two of tokens, got ", page_tokens);
-  require_type(op, "page_table", page_table, at::kLong);
-  require_shape(op, "page_table", page_table, {-1, -1});
-  require_type(op, "positions", positions, at::kLong);
-  require_shape(op, "positions", positions, {q.size(0)});
-  require_state_slots(op, {page_table, k_pages, v_pages}, slots, q.size(0));
+  check_paged_attention(op, in);
+  require_state_slots(op, {in.page_table, in.k_pages, in.v_pages}, in.slots, in.q.size(0));
 }
 
 Tensor step_reference(const PagedAttentionStep& in) {

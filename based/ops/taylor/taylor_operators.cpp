@@ -1,6 +1,6 @@
 #include "based/ops/taylor/taylor_operators.h"
 
-#include "based/kernels/taylor/taylor.h"
+#include "based/ops/taylor/taylor_arguments.h"
 
 namespace based::ops {
 namespace {
@@ -17,45 +17,26 @@ void check_decay(const char* op, const OptionalTensor& decay, const Tensor& q) {
   }
 }
 
-void check_qkv(const char* op, const Tensor& q, const Tensor& k, const Tensor& v) {
-  require(at::isFloatingType(q.scalar_type()), op, "q must be floating, got ", q.scalar_type());
-  require_shape(op, "q", q, {-1, -1, -1});
-  require(q.size(2) >= 1 && q.size(2) <= 64, op, "feature_dim must be 1..64, got ", q.size(2));
-  require_like(op, "k", k, q);
-  require_like(op, "v", v, q);
-  require_shape(op, "k", k, q.sizes());
-  require_shape(op, "v", v, {q.size(0), q.size(1), -1});
-  require(v.size(2) >= 1, op, "head_dim must be at least 1, got ", v.size(2));
-}
-
-void check_state(const char* op, const Tensor& kv_state, const Tensor& k_state, int64_t rows, const Tensor& q, const Tensor& v) {
-  const int64_t features = kernels::packed_features(q.size(2));
-  require_shape(op, "kv_state", kv_state, {rows, q.size(1), features, v.size(2)});
-  require_shape(op, "k_state", k_state, {rows, q.size(1), features});
-  require_type(op, "kv_state", kv_state, sum_type(q));
-  require_type(op, "k_state", k_state, sum_type(q));
-}
-
 // States that are updated in place, for `rows` of their slots.
 template <class Op>
 void check_slots(const char* op, const Op& in, int64_t rows) {
-  check_state(op, in.kv_state, in.k_state, in.kv_state.dim() ? in.kv_state.size(0) : -1, in.q, in.v);
+  check_taylor_state(op, in.kv_state, in.k_state, in.kv_state.dim() ? in.kv_state.size(0) : -1, in.q, in.v);
   require_state_slots(op, {in.kv_state, in.k_state}, in.slots, rows);
 }
 
 }  // namespace
 
 void check_taylor_attention(const char* op, const TaylorAttention& in) {
-  check_qkv(op, in.q, in.k, in.v);
+  check_taylor_qkv(op, in.q, in.k, in.v);
   require_row_starts(op, "cu_seqlens", in.cu_seqlens);
   require(in.initial_kv_state.has_value() == in.initial_k_state.has_value(), op,
           "initial_kv_state and initial_k_state must be given together");
-  if (in.initial_kv_state) check_state(op, *in.initial_kv_state, *in.initial_k_state, in.cu_seqlens.size(0) - 1, in.q, in.v);
+  if (in.initial_kv_state) check_taylor_state(op, *in.initial_kv_state, *in.initial_k_state, in.cu_seqlens.size(0) - 1, in.q, in.v);
   check_decay(op, in.decay, in.q);
 }
 
 void check_taylor_attention_step(const char* op, const TaylorAttentionStep& in) {
-  check_qkv(op, in.q, in.k, in.v);
+  check_taylor_qkv(op, in.q, in.k, in.v);
   check_slots(op, in, in.q.size(0));
   check_decay(op, in.decay, in.q);
 }
