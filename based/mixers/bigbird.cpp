@@ -68,7 +68,7 @@ RandomPlaces draw_places(const BigbirdConfig& config, int64_t layer) {
   return {open, {kept.begin(), kept.end()}};
 }
 
-constexpr int64_t kPiece = 512;  // queries scored at a time, which bounds the memory of scores
+constexpr int64_t kBigbirdPiece = 512;  // queries scored at a time, which bounds the memory of scores
 
 class Bigbird final : public Mixer {
  public:
@@ -212,8 +212,8 @@ class Bigbird final : public Mixer {
     const double scale = 1 / std::sqrt(static_cast<double>(head_dim_));
     const Tensor scaled = q.to(type) * scale, k_transposed = k.to(type).transpose(2, 3), values = v.to(type);
     std::vector<Tensor> outputs;
-    for (int64_t at = 0; at < q.size(2); at += kPiece) {
-      const int64_t count = std::min(kPiece, q.size(2) - at);
+    for (int64_t at = 0; at < q.size(2); at += kBigbirdPiece) {
+      const int64_t count = std::min(kBigbirdPiece, q.size(2) - at);
       const Tensor hidden = attention_mask(queries.narrow(0, at, count), keys).logical_not();
       const Tensor scores = torch::matmul(scaled.narrow(2, at, count), k_transposed);
       outputs.push_back(torch::matmul(scores.masked_fill(hidden, -std::numeric_limits<double>::infinity()).softmax(-1), values));

@@ -37,7 +37,7 @@ struct ScatterbrainConfig {
   }
 };
 
-constexpr int64_t kPiece = 512;  // queries scored at a time, which bounds the memory of scores
+constexpr int64_t kScatterbrainPiece = 512;  // queries scored at a time, which bounds the memory of scores
 
 class Scatterbrain final : public Mixer {
  public:
@@ -138,8 +138,9 @@ class Scatterbrain final : public Mixer {
     const Tensor q = by_head(ops::tokens_of(in.q, run)), k = joined(in.k, earlier.k), v = joined(in.v, earlier.v);
     const int64_t before = k.size(2) - run.length;
     std::vector<Tensor> outputs;
-    for (int64_t at = 0; at < run.length; at += kPiece) {
-      const int64_t count = std::min(kPiece, run.length - at), first_key = std::max<int64_t>(0, before + at - (config_.window - 1));
+    for (int64_t at = 0; at < run.length; at += kScatterbrainPiece) {
+      const int64_t count = std::min(kScatterbrainPiece, run.length - at),
+                    first_key = std::max<int64_t>(0, before + at - (config_.window - 1));
       const int64_t keys = before + at + count - first_key;
       const Tensor k_part = k.narrow(2, first_key, keys), v_part = v.narrow(2, first_key, keys);
       const Features features = key_features(k_part);

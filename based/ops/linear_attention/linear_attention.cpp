@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kLinearAttentionChunk = 128, kLargestSquare = 1024;
 
 template <class Op>
-void check_slots(const char* op, const Op& in, int64_t rows) {
+void check_linear_attention_slots(const char* op, const Op& in, int64_t rows) {
   check_linear_attention_state(op, in, in.kv_state, in.k_state, in.kv_state.dim() ? in.kv_state.size(0) : -1);
   require_state_slots(op, {in.kv_state, in.k_state}, in.slots, rows);
 }
@@ -35,13 +35,13 @@ void check(const LinearAttentionPrefill& in) {
   constexpr const char* op = "linear_attention_prefill";
   check_linear_attention_inputs(op, in);
   require_row_starts(op, "cu_seqlens", in.cu_seqlens);
-  check_slots(op, in, in.cu_seqlens.size(0) - 1);
+  check_linear_attention_slots(op, in, in.cu_seqlens.size(0) - 1);
 }
 
 void check(const LinearAttentionStep& in) {
   constexpr const char* op = "linear_attention_step";
   check_linear_attention_inputs(op, in);
-  check_slots(op, in, in.q.size(0));
+  check_linear_attention_slots(op, in, in.q.size(0));
 }
 
 RunResult token_by_token(const SumsOfRun& in) {

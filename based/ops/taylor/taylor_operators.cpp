@@ -19,7 +19,7 @@ void check_decay(const char* op, const OptionalTensor& decay, const Tensor& q) {
 
 // States that are updated in place, for `rows` of their slots.
 template <class Op>
-void check_slots(const char* op, const Op& in, int64_t rows) {
+void check_taylor_slots(const char* op, const Op& in, int64_t rows) {
   check_taylor_state(op, in.kv_state, in.k_state, in.kv_state.dim() ? in.kv_state.size(0) : -1, in.q, in.v);
   require_state_slots(op, {in.kv_state, in.k_state}, in.slots, rows);
 }
@@ -37,13 +37,13 @@ void check_taylor_attention(const char* op, const TaylorAttention& in) {
 
 void check_taylor_attention_step(const char* op, const TaylorAttentionStep& in) {
   check_taylor_qkv(op, in.q, in.k, in.v);
-  check_slots(op, in, in.q.size(0));
+  check_taylor_slots(op, in, in.q.size(0));
   check_decay(op, in.decay, in.q);
 }
 
 void check_taylor_attention_prefill(const char* op, const TaylorAttentionPrefill& in) {
   check_taylor_attention(op, {in.q, in.k, in.v, in.cu_seqlens, {}, {}, in.decay});
-  check_slots(op, in, in.cu_seqlens.size(0) - 1);
+  check_taylor_slots(op, in, in.cu_seqlens.size(0) - 1);
 }
 
 }  // namespace based::ops
