@@ -51,9 +51,11 @@ Plan::Plan(Trace& trace, const Gpu& gpu, at::Device device, NodesBetween nodes, 
   }
   const bool is_one_sequence =
       std::any_of(units_.begin(), units_.end(), [](const Unit& unit) { return unit.kernel && unit.kernel->rows() == 1; });
-  is_one_sequence ? plan_programs(effects, gpu, device) : plan_joins(gpu, device);
-  plan_chains(effects, gpu);
-  plan_layers(gpu);
+  if (options.fuses) {
+    is_one_sequence ? plan_programs(effects, gpu, device) : plan_joins(gpu, device);
+    plan_chains(effects, gpu);
+    plan_layers(gpu);
+  }
   for (size_t i = 0; i < units_.size(); ++i) {
     const bool own = forms_[i] == StageForm::early_reads || forms_[i] == StageForm::deferred_state;
     if (own) put_stage({forms_[i], {i}, [kernel = units_[i].kernel.get()](Queue queue) { return kernel->launch(queue); }});

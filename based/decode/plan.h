@@ -28,6 +28,9 @@ struct Stage {
 
 struct PlanOptions {
   bool defers = true;  // whether updates of states may be deferred, in memory that the plan owns
+  // Whether one launch may do the work of several operators, which rounds elsewhere. Otherwise each operator keeps its own kernel and the
+  // step its bits; kernels still read constants and states early.
+  bool fuses = true;
 };
 
 class Plan {

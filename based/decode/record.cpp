@@ -38,11 +38,11 @@ Gpu gpu_of(torch::Device device) {
   return backend.gpu(device);
 }
 
-RecordedStep record_step(torch::Device device, const std::function<void()>& body, const PlanOptions& options) {
+RecordedStep record_step(torch::Device device, const std::function<void()>& body, const PlanOptions& options, runtime::Replay* memory_of) {
   const Backend& backend = backend_of(device.type());
   RecordedStep to;
   if (backend.apply == nullptr) {
-    to.replay = runtime::record(device, body);
+    to.replay = runtime::record(device, body, {.memory_of = memory_of});
     return to;
   }
   const Gpu gpu = backend.gpu(device);
@@ -57,7 +57,7 @@ RecordedStep record_step(torch::Device device, const std::function<void()>& body
     to.plan = std::make_unique<Plan>(*trace, gpu, device, backend.nodes_between, options);
     backend.apply(*to.plan, graph);
   };
-  to.replay = runtime::record(device, traced, {.rewrite = fuse});
+  to.replay = runtime::record(device, traced, {.rewrite = fuse, .memory_of = memory_of});
   return to;
 }
 

@@ -14,8 +14,9 @@ struct RecordedStep {
 };
 
 // Records the body, as runtime::record() does, without gradients. Between two runs of a body in flight, only the body may write the memory
-// that it reads. Throws Error where the body cannot be recorded or rewritten.
-RecordedStep record_step(torch::Device device, const std::function<void()>& body, const PlanOptions& options);
+// that it reads. Throws Error where the body cannot be recorded or rewritten. `memory_of`: see runtime::RecordOptions.
+RecordedStep record_step(torch::Device device, const std::function<void()>& body, const PlanOptions& options,
+                         runtime::Replay* memory_of = nullptr);
 
 // The plan of this body, without a recording: the body runs once, on tensors without memory (torch's meta tensors).
 std::unique_ptr<Plan> plan_step(const std::function<void()>& body, const Gpu& gpu, const PlanOptions& options);

@@ -20,7 +20,19 @@ void DecodeStep::append(Readback& from, int64_t slot, DrawnTokens& drawn) {
   if (const auto top = from.top.find(slot); top != from.top.end()) drawn.top.push_back(std::move(top->second));
 }
 
+namespace {
+
+// Whether no token is drawn after the last one of `drawn`.
+bool is_last(const DecodeStep::DrawnTokens& drawn, const DecodeStep::DraftedSlot& slot) {
+  const int64_t token = drawn.tokens.back();
+  const bool stops = std::find(slot.stop_tokens.begin(), slot.stop_tokens.end(), token) != slot.stop_tokens.end();
+  return stops || drawn.tokens.size() > slot.drafts.size() || token != slot.drafts[drawn.tokens.size() - 1];
+}
+
+}  // namespace
+
 std::vector<DecodeStep::DrawnTokens> DecodeStep::run_drafts(const std::vector<DraftedSlot>& slots) {
+  if (sequence_step_ != nullptr) return {run_drafts_of_sequence(slots.at(0))};
   BASED_ASSERT(model_.device().is_cpu() && !steps_all());
   std::vector<DrawnTokens> drawn(slots.size());
   if (std::all_of(slots.begin(), slots.end(), [](const DraftedSlot& slot) { return slot.drafts.empty(); })) {
@@ -80,9 +92,7 @@ void DecodeStep::run_drafts_together(const std::vector<DraftedSlot>& slots, std:
       const DraftedSlot& slot = slots[together[row]];
       DrawnTokens& of_slot = drawn[together[row]];
       append(got, slot.slot, of_slot);
-      const int64_t token = of_slot.tokens.back();
-      const bool stops = std::find(slot.stop_tokens.begin(), slot.stop_tokens.end(), token) != slot.stop_tokens.end();
-      return stops || of_slot.tokens.size() > slot.drafts.size() || token != slot.drafts[of_slot.tokens.size() - 1];
+      return is_last(of_slot, slot);
     });
   }
   for (size_t row = 0; row < together.size(); ++row) {
@@ -108,6 +118,50 @@ void DecodeStep::draw_round(const std::vector<int64_t>& slots, const Tensor& pad
   if (!adjusted.slots.empty()) draw_adjusted(adjusted, seen, position.index_select(0, on_device(adjusted.rows)));
   find_top(rows_where(slots, [&](int64_t slot) { return top_counts_[static_cast<size_t>(slot)] > 0; }));
   logits_.clear();
+}
+
+// --- steps with a fixed number of rows
+
+// The slot's next input token, its marks and its log-probability become those that the last step of `sequence_step_` has drawn from this row.
+void DecodeStep::take_row(int64_t row) {
+  sequence_step_->take(row);
+  if (log_probability_.defined()) log_probability_.copy_(sequence_step_->log_probability(row));
+  logits_ = {sequence_step_->logits(row)};
+}
+
+// As take_row(), for a slot with adjusted logits or a list of likely tokens. The rows before this one must have been redrawn.
+void DecodeStep::redraw_row(int64_t row) {
+  const Rows rows{{0}, {0}};
+  const Tensor seen = options_.seen.clone();
+  take_row(row);
+  if (adjustments_.adjusts(0)) draw_adjusted(rows, seen, sequence_step_->position(row));
+  if (top_counts_[0] > 0) find_top(rows);
+  logits_.clear();
+}
+
+DecodeStep::DrawnTokens DecodeStep::run_drafts_of_sequence(const DraftedSlot& slot) {
+  BASED_ASSERT(slot.slot == 0);
+  DrawnTokens drawn;
+  top_.reset();
+  sequence_step_->run(slot.drafts);
+  if (adjustments_.adjusts(0) || top_counts_[0] > 0) {
+    for (int64_t row = 0; row == 0 || !is_last(drawn, slot); ++row) {
+      redraw_row(row);
+      Readback got = read_back();
+      append(got, slot.slot, drawn);
+    }
+  } else {
+    const SequenceStep::Drawn all = sequence_step_->read_back();
+    for (int64_t row = 0; row == 0 || !is_last(drawn, slot); ++row) {
+      drawn.tokens.push_back(all.tokens[row]);
+      if (all.log_probabilities != nullptr) drawn.log_probabilities.push_back(all.log_probabilities[row]);
+    }
+    take_row(static_cast<int64_t>(drawn.tokens.size()) - 1);
+    logits_.clear();
+  }
+  roll_backs_[slot.slot] = {sequence_step_->journal(), 0, sequence_step_->tokens_read()};
+  roll_back(slot.slot, static_cast<int64_t>(drawn.tokens.size()));
+  return drawn;
 }
 
 void DecodeStep::roll_back(int64_t slot, int64_t tokens) {

@@ -31,7 +31,7 @@ Slots DecodeStep::on_device(const std::vector<int64_t>& slots) const {
 }
 
 int64_t DecodeStep::width(int64_t slots, const DecodeOptions& options, torch::Device device) {
-  if (!options.invariant || device.is_cpu()) return slots;
+  if (!options.invariant || options.fixed_rows || device.is_cpu()) return slots;
   return (slots + invariant_width - 1) / invariant_width * invariant_width;
 }
 
@@ -56,7 +56,33 @@ DecodeStep::DecodeStep(LanguageModel& model, ModelState& state, const DecodeOpti
     token_at_host_.emplace_back(token_);
     if (log_probability_.defined()) log_probability_at_host_.emplace_back(log_probability_);
   }
-  if (options.steps != Steps::plain && runtime::recorder_of(model.device().type()) != nullptr) record_all();
+  if (options.fixed_rows)
+    use_fixed_rows();
+  else if (options.steps != Steps::plain && runtime::recorder_of(model.device().type()) != nullptr) record_all();
+}
+
+void DecodeStep::use_fixed_rows() {
+  const auto draw_row = [this](const Tensor& logits, const Tensor& token, const ops::SampleOptions& options) {
+    draw(logits, token, options, {});
+  };
+  SequenceStep::Parts parts{model_, state_, token_, options_, draw_row, {}};
+  if (log_probability_.defined())
+    parts.log_probabilities = [this](const Tensor& padded, const Tensor& tokens) { return log_probability_of(padded, columns(), tokens); };
+  sequence_step_ = std::make_unique<SequenceStep>(std::move(parts));
+  if (decode_.steps == Steps::plain || runtime::recorder_of(model_.device().type()) == nullptr) return;
+  const auto record = [this](bool early_reads, const char* warning) {
+    try {
+      sequence_step_->record(early_reads);
+      return true;
+    } catch (const Error& error) {
+      log_warning(warning + std::string(error.what()));
+      return false;
+    }
+  };
+  const bool fused = decode_.steps == Steps::fused && record(/*early_reads=*/true, "decoding: kernels of a step read nothing early: ");
+  if (!fused) record(/*early_reads=*/false, "decoding: steps are not recorded and slower: ");
+  state_.zero(all_slots_);
+  token_.zero_();
 }
 
 // Records one step of all slots, or for invariant steps one for each `invariant_width` slots, so that the kernels are the same for any
@@ -199,6 +225,10 @@ void DecodeStep::run(const std::vector<int64_t>& slots) {
 }
 
 void DecodeStep::run_parts(const std::vector<int64_t>& slots) {
+  if (sequence_step_ != nullptr) {
+    sequence_step_->run({});
+    return take_row(0);
+  }
   if (!recordings_.empty()) {
     for (const auto& recording : recordings_) recording.replay->run();
     return;

@@ -10,6 +10,7 @@
 #include "based/decode/record.h"
 #include "based/generate/logit_adjustments.h"
 #include "based/generate/sequence.h"
+#include "based/generate/sequence_step.h"
 #include "based/mixers/kit/rounds.h"
 #include "based/models/language_model.h"
 #include "based/ops/sampling/sample.h"
@@ -31,19 +32,24 @@ struct DecodeOptions {
   bool invariant = false;
   bool log_probabilities = false;
   bool padded_columns = false;  // EngineOptions::padded_columns, which sets it
+  // Steps of one slot that have the same number of rows with and without drafts (generate/sequence_step.h), which run_drafts() needs on a
+  // GPU. Such steps have their own bits. `steps` and `invariant` do not change them, but `fused` and `recorded` steps are faster.
+  bool fixed_rows = false;
 };
 
 class DecodeStep {
  public:
   static constexpr int64_t invariant_width = 128;
-  // The slots that a state must have to decode `slots` sequences.
+  // The slots that a state must have to decode `slots` sequences; with DecodeOptions::fixed_rows one.
   static int64_t width(int64_t slots, const DecodeOptions& options, torch::Device device);
 
   // `state` must be zero; it is zero again afterwards. It must outlive this, and keep its addresses if steps are recorded.
   DecodeStep(LanguageModel& model, ModelState& state, const DecodeOptions& options);
 
   // run() steps all slots, not only the given ones: if steps are recorded, and if a GPU's steps are invariant.
-  bool steps_all() const { return !recordings_.empty() || (decode_.invariant && !model_.device().is_cpu()); }
+  bool steps_all() const {
+    return !recordings_.empty() || (decode_.invariant && !decode_.fixed_rows && !model_.device().is_cpu());
+  }
   bool keeps_log_probabilities() const { return log_probability_.defined(); }
 
   void set_sampling(const std::vector<int64_t>& slots, const std::vector<SamplingOptions>& options);
@@ -101,7 +107,8 @@ class DecodeStep {
   };
   // One step of these slots, in ascending order, each with up to kMostDraftTokens drafts. Tokens, states and marks are, bit for bit, those
   // of steps of one token, because a row's bits do not depend on the other rows and each token is drawn from its own logits at its own
-  // position. A slot's state has read as many tokens as were drawn. Without drafts it is run() and a readback. Runs on the CPU alone.
+  // position. A slot's state has read as many tokens as were drawn. Without drafts it is run() and a readback. On a GPU it needs
+  // DecodeOptions::fixed_rows.
   std::vector<DrawnTokens> run_drafts(const std::vector<DraftedSlot>& slots);
   // Sets a slot of the last run_drafts() to its state after it has read `tokens` tokens of that step, at least 1.
   void roll_back(int64_t slot, int64_t tokens);
@@ -151,6 +158,10 @@ class DecodeStep {
   void find_top(const Rows& rows);
   std::map<int64_t, TopTokens> finish_top(TopAtHost& copy) const;
   int64_t columns() const { return decode_.padded_columns ? model_.config().padded_vocab() : model_.config().vocab_size; }
+  void use_fixed_rows();
+  DrawnTokens run_drafts_of_sequence(const DraftedSlot& slot);
+  void take_row(int64_t row);
+  void redraw_row(int64_t row);
   void record_all();
   bool try_recording(bool fused, std::string& reason);
 
@@ -169,6 +180,7 @@ class DecodeStep {
   std::vector<TopAtHost> top_at_host_{kReadbacks};
   std::vector<Tensor> logits_;                                   // the last step's, or one for each recording
   std::map<int64_t, RollBack> roll_backs_;                       // for the slots of the last run_drafts()
+  std::unique_ptr<SequenceStep> sequence_step_;                  // null unless DecodeOptions::fixed_rows
   std::vector<decode::RecordedStep> recordings_;                 // run one after another, they step all slots
   std::vector<std::shared_ptr<decode::PendingTokens>> pending_;  // the buffers of the recordings' plans
 };

@@ -17,14 +17,23 @@ namespace {
 
 void check_drafts(const EngineOptions& options, torch::Device device) {
   if (!options.drafts.drafter) return;
-  if (!device.is_cpu()) throw UsageError("drafts need the CPU: on a GPU the bits of a token depend on how many tokens a step reads");
   if (options.ahead) throw UsageError("an engine with drafts cannot step ahead, because a draft follows the tokens before it");
   if (options.drafts.most < 1 || options.drafts.most > kMostDraftTokens)
     throw UsageError("a draft has 1 to " + std::to_string(kMostDraftTokens) + " tokens, got " + std::to_string(options.drafts.most));
-  if (options.slots > ops::kBatchInvariantRows && !options.decode.invariant)
+  if (device.is_cpu() && options.slots > ops::kBatchInvariantRows && !options.decode.invariant)
     throw UsageError("drafts need at most " + std::to_string(ops::kBatchInvariantRows) +
                      " slots, or invariant steps: with more slots the bits of a token depend on how many tokens a step reads; got " +
                      std::to_string(options.slots) + " slots");
+}
+
+// A GPU verifies drafts by steps of a fixed number of rows.
+DecodeOptions decode_options(const EngineOptions& options, torch::Device device) {
+  DecodeOptions decode = options.decode;
+  decode.padded_columns = options.padded_columns;
+  decode.fixed_rows = decode.fixed_rows || (options.drafts.drafter && !device.is_cpu());
+  if (decode.fixed_rows && options.slots > 1)
+    throw UsageError("on a GPU a step with drafts reads one sequence: the engine needs one slot, got " + std::to_string(options.slots));
+  return decode;
 }
 
 }  // namespace
@@ -35,8 +44,7 @@ Engine::Engine(LanguageModel& model, const EngineOptions& options) : model_(mode
   const torch::InferenceMode inference;
   const torch::Device device = model.device();
   check_drafts(options, device);
-  DecodeOptions decode = options.decode;
-  decode.padded_columns = options.padded_columns;
+  DecodeOptions decode = decode_options(options, device);
   const int64_t width = DecodeStep::width(options.slots, decode, device);
   state_ = model.make_state(width);
   std::optional<PagePool> pages;

@@ -46,8 +46,9 @@ struct EngineOptions {
   DecodeOptions decode = {};
   // Each step also reads drafts of the next tokens, and step() returns all tokens up to the first one that differs from its draft. A
   // sequence's tokens, log-probabilities and states are, bit for bit, those of an engine without drafts. Without `invariant` this holds if
-  // the same prompts are read together: drafts change the moments at which slots become free. For the CPU, without `ahead`, and for up to
-  // ops::kBatchInvariantRows slots or with `invariant`; otherwise the constructor throws UsageError.
+  // the same prompts are read together: drafts change the moments at which slots become free. Not with `ahead`. On the CPU for up to
+  // ops::kBatchInvariantRows slots, or any number with `invariant`. On a GPU for one slot, with DecodeOptions::fixed_rows: there an engine
+  // without drafts has the same bits if it has that option, too. The constructor throws UsageError for other options.
   DraftOptions drafts = {};
 };
 

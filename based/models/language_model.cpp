@@ -257,13 +257,18 @@ Tensor LanguageModel::step(const Tensor& ids, ModelState& state, const Slots& sl
 }
 
 Tensor LanguageModel::step_rounds(const Tensor& ids, ModelState& state, const Slots& slots, const std::vector<int64_t>& round_rows,
-                                  StateJournal* journal) {
-  BASED_ASSERT(ids.size(0) == slots.size(0) && ids.size(0) <= ops::kBatchInvariantRows);
+                                  StateJournal* journal, int64_t padding) {
+  BASED_ASSERT(ids.size(0) == slots.size(0) && ids.size(0) + padding <= ops::kBatchInvariantRows);
   const Tensor before = state.position().index_select(0, slots.narrow(0, 0, round_rows.at(0)));
   std::vector<Tensor> seen;
   seen.reserve(round_rows.size());
   for (const int64_t rows : round_rows) seen.push_back(before.narrow(0, 0, rows) + static_cast<int64_t>(seen.size()));
-  const Pass pass = Pass::step_rounds(slots, torch::cat(seen), round_rows, journal);
+  Slots all_slots = slots;
+  if (padding > 0) {  // the rows repeat the last token's
+    all_slots = torch::cat({slots, slots.narrow(0, slots.size(0) - 1, 1).expand({padding})});
+    seen.push_back(seen.back().narrow(0, seen.back().size(0) - 1, 1).expand({padding}));
+  }
+  const Pass pass = Pass::step_rounds(all_slots, torch::cat(seen), round_rows, journal, padding);
   const auto embed_round = [&](const Pass& round, const Tensor& round_ids) {
     return ops::embedding_step_(state.position(), round.slots(), embedding_, round_ids).rows;
   };

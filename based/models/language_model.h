@@ -111,12 +111,13 @@ class LanguageModel : public torch::nn::Module {
   // As Mixer::prefill and Mixer::step; both return hidden states after the last norm.
   Tensor prefill(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
   Tensor step(const Tensor& ids, ModelState& state, const Slots& slots);
-  // step() for several consecutive tokens of each sequence, with the same bits as one step after another, where these have up to
-  // ops::kBatchInvariantRows rows on the CPU. ids and slots int64 [rows], ordered by rounds of round_rows[i] rows (Pass::step_rounds), at
-  // most ops::kBatchInvariantRows rows in all. `journal`: as there; it also receives the positions. For the CPU: on a GPU a row's bits
-  // depend on the number of rows.
+  // step() for several consecutive tokens of each sequence. ids and slots int64 [rows], ordered by rounds of round_rows[i] rows
+  // (Pass::step_rounds); `journal` as there, it also receives the positions. Returns [rows + padding, d_model].
+  // On the CPU the bits are those of one step after another, for at most ops::kBatchInvariantRows rows in all. On a GPU the bits of a row
+  // depend on the number of rows of each product and each recurrence: they are the same in all calls with the same rows + padding whose
+  // rounds have the same number of rows, such as one sequence's.
   Tensor step_rounds(const Tensor& ids, ModelState& state, const Slots& slots, const std::vector<int64_t>& round_rows,
-                     StateJournal* journal);
+                     StateJournal* journal, int64_t padding = 0);
   // As prefill, but returns only the hidden state of each row's last token, [rows, d_model]. After the last layer's mixer, nothing is
   // computed for the other tokens. The entry of a row without tokens is undefined.
   Tensor prefill_last(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);

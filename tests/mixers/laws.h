@@ -51,8 +51,9 @@ Violation causal(const Subject& subject, torch::Dtype dtype);
 // In step, a row's output and state are the same bit for bit alone and in batches of up to kBatchInvariantRows rows (on a GPU: in batches
 // of the same size, since cuBLAS chooses its kernel by the shape). In prefill, and with one row more, they are the same within rounding.
 Violation rows_independent(const Subject& subject, torch::Dtype dtype);
-// A step of 1 to 8 tokens of each of two sequences (kit/rounds.h) has the outputs and the state of as many steps of one token, bit for bit,
-// and so has the state to which a sequence returns after its first tokens. For the CPU.
+// A step of 1 to 8 tokens (kit/rounds.h) has the outputs and the state of as many steps of one token, bit for bit, and so has the state to
+// which a sequence returns after its first tokens. On the CPU two sequences are stepped together, and one in always 8 rows. On a GPU it is
+// one sequence in 8 rows, and steps of one token have 8 rows, too.
 Violation rounds_equal_steps(const Subject& subject, torch::Dtype dtype);
 // Rows in one packed call, including empty ones, have the same values and gradients as in separate calls.
 Violation packed_equals_separate(const Subject& subject, torch::Dtype dtype);

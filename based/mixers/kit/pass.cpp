@@ -20,8 +20,9 @@ const std::vector<int64_t>& on_host(const Tensor& numbers, std::optional<std::ve
 
 }  // namespace
 
-Pass::Pass(std::optional<Sequences> rows, Slots slots, Tensor seen, const std::vector<int64_t>& round_rows, StateJournal* journal)
-    : rows_(std::move(rows)), slots_(std::move(slots)), seen_(std::move(seen)), journal_(journal) {
+Pass::Pass(std::optional<Sequences> rows, Slots slots, Tensor seen, const std::vector<int64_t>& round_rows, StateJournal* journal,
+           int64_t padding)
+    : rows_(std::move(rows)), slots_(std::move(slots)), seen_(std::move(seen)), journal_(journal), padding_(padding) {
   rounds_.reserve(round_rows.size());
   for (int64_t begin = 0; const int64_t count : round_rows) {
     BASED_ASSERT(count > 0 && (rounds_.empty() || count <= rounds_.back().rows));
@@ -42,9 +43,9 @@ Pass Pass::step(Slots slots, Tensor seen) {
   return Pass(std::nullopt, std::move(slots), std::move(seen));
 }
 
-Pass Pass::step_rounds(Slots slots, Tensor seen, const std::vector<int64_t>& round_rows, StateJournal* journal) {
-  BASED_ASSERT(slots.size(0) == seen.size(0) && slots.size(0) == std::accumulate(round_rows.begin(), round_rows.end(), int64_t{0}));
-  return Pass(std::nullopt, std::move(slots), std::move(seen), round_rows, journal);
+Pass Pass::step_rounds(Slots slots, Tensor seen, const std::vector<int64_t>& round_rows, StateJournal* journal, int64_t padding) {
+  BASED_ASSERT(slots.size(0) == seen.size(0) && slots.size(0) == std::accumulate(round_rows.begin(), round_rows.end(), padding));
+  return Pass(std::nullopt, std::move(slots), std::move(seen), round_rows, journal, padding);
 }
 
 const Sequences& Pass::rows() const {

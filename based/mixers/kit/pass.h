@@ -26,8 +26,10 @@ class Pass {
   static Pass step(Slots slots, Tensor seen);
   // A step of several consecutive tokens of each sequence, as rounds: round i has token i of each sequence with more than i tokens. Rows
   // are ordered by round; round i has the first round_rows[i] of the sequences, so these numbers do not increase. slots and seen as above,
-  // one entry a row. `journal`, if not null, receives the states between rounds and must outlive the pass.
-  static Pass step_rounds(Slots slots, Tensor seen, const std::vector<int64_t>& round_rows, StateJournal* journal);
+  // one entry a row. `journal`, if not null, receives the states between rounds and must outlive the pass. The last `padding` rows belong
+  // to no round. No recurrence reads them, and their results mean nothing: they give all passes the same number of rows where the bits of a
+  // matrix product depend on it.
+  static Pass step_rounds(Slots slots, Tensor seen, const std::vector<int64_t>& round_rows, StateJournal* journal, int64_t padding = 0);
   Pass(const Pass&) = delete;
   Pass& operator=(const Pass&) = delete;
 
@@ -50,6 +52,7 @@ class Pass {
   struct Round;
   const std::vector<Round>& rounds() const { return rounds_; }  // empty for all other passes
   StateJournal* journal() const { return journal_; }
+  int64_t padding() const { return padding_; }  // rows after those of the last round
 
   // Returns make(), which is called once per pass and key.
   using PlanKey = std::tuple<int64_t, int64_t, int64_t>;
@@ -62,13 +65,14 @@ class Pass {
 
  private:
   Pass(std::optional<Sequences> rows, Slots slots, Tensor seen, const std::vector<int64_t>& round_rows = {},
-       StateJournal* journal = nullptr);
+       StateJournal* journal = nullptr, int64_t padding = 0);
   std::optional<Sequences> rows_;
   Slots slots_;
   Tensor seen_;
   ops::Draws draws_;
   std::vector<Round> rounds_;
   StateJournal* journal_ = nullptr;
+  int64_t padding_ = 0;
   // Computed on demand. Only passes with a state use these: such a pass belongs to one thread.
   mutable Tensor positions_;
   mutable std::optional<std::vector<int64_t>> slots_on_host_, seen_on_host_;

@@ -1,7 +1,8 @@
 // A step of several consecutive tokens of a sequence (Pass::step_rounds). A mixer's projections read their weights once for all tokens.
 // Its recurrences run round by round, each with the operator of a step of one token, so that the bits are those of separate steps.
 #pragma once
-#include <type_traits>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "based/mixers/kit/mixer.h"
@@ -10,6 +11,7 @@ namespace based {
 
 // The states of the sequences after each of their tokens but the last one, so that a sequence can return to one of them. It copies the
 // slots' rows of each tensor that a round has written. Tensors that grow are not copied: a step rewrites the time steps after its position.
+// A journal that is used again for steps of the same slots writes its copies to the same memory, as a recorded step needs.
 class StateJournal {
  public:
   // `states` are tensors [slots, …] that round number `round` of `pass` has written.
@@ -22,18 +24,19 @@ class StateJournal {
   struct Kept {
     Tensor state;   // the tensor itself, written in place by later rounds
     Tensor copies;  // [sequences that have a later token, …]
-    size_t round;
   };
-  std::vector<Kept> kept_;
+  std::map<std::pair<const void*, size_t>, Kept> kept_;  // by the tensor's memory and the round
 };
 
-// The rows of one round. A tensor that is not defined stays so.
-inline Tensor rows_of(const Tensor& rows, const Pass::Round& round) {
-  return rows.defined() ? rows.narrow(0, round.begin, round.rows) : rows;
-}
+// The rows of one round. A tensor that is not defined stays so. On a GPU the order of a row's sum may depend on the alignment of its begin,
+// so the rows of a tensor whose begins are aligned in different ways are copied.
+Tensor rows_of(const Tensor& rows, const Pass::Round& round);
 inline std::optional<Tensor> rows_of(const std::optional<Tensor>& rows, const Pass::Round& round) {
   return rows ? std::optional(rows_of(*rows, round)) : rows;
 }
+
+// The results of all rounds, followed by rows for Pass::padding(), which repeat the last one.
+Tensor join_rounds(std::vector<Tensor> outputs, const Pass& pass);
 
 // Returns step(pass, inputs…) [rows, …]; in a pass of several rounds, the concatenation of one call for each round with its rows. `step`
 // runs a recurrence for one token of each slot and updates `states`, tensors [slots, …], in place.
@@ -47,7 +50,7 @@ Tensor step_in_rounds(const Pass& pass, const std::vector<Tensor>& states, const
     outputs.push_back(step(*round.pass, rows_of(inputs, round)...));
     if (pass.journal() != nullptr) pass.journal()->keep(states, pass, i);
   }
-  return torch::cat(outputs);
+  return join_rounds(std::move(outputs), pass);
 }
 
 // Mixer::step for any mixer and pass. A mixer that does not run rounds itself (Mixer::steps_in_rounds) is called once for each round.

@@ -1,0 +1,77 @@
+// A step of one sequence that reads its input token and drafts of the tokens after it, on a device where the bits of a row of a matrix
+// product depend on the number of rows. The model always gets kRows rows, of which some are padding. Recurrences and draws run for one row
+// after another. So the bits of a token do not depend on the number of drafts.
+#pragma once
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "based/decode/record.h"
+#include "based/generate/sequence.h"
+#include "based/mixers/kit/rounds.h"
+#include "based/models/language_model.h"
+#include "based/ops/sampling/sample.h"
+#include "based/runtime/transfer.h"
+
+namespace based {
+
+class SequenceStep {
+ public:
+  static constexpr int64_t kRows = 1 + kMostDraftTokens;
+
+  // Everything that a step reads and writes, on the model's device.
+  struct Parts {
+    LanguageModel& model;
+    ModelState& state;             // of one slot; its addresses must not change if steps are recorded
+    Tensor token;                  // int64 [1]: the input token
+    ops::SampleOptions& sampling;  // one row; `position` is not used
+    // Draws a row's token as ops::sample_ does; logits [1, padded_vocab].
+    std::function<void(const Tensor& logits, const Tensor& token, const ops::SampleOptions& options)> draw;
+    // The log-probability of each row's token, fp32 [kRows]; null: they are not kept.
+    std::function<Tensor(const Tensor& logits, const Tensor& tokens)> log_probabilities;
+  };
+  explicit SequenceStep(Parts parts);
+
+  // Records a step of each number of tokens; `early_reads`: with kernels that read constants before earlier kernels have ended. Throws Error
+  // where steps cannot be recorded. Changes the state and the token.
+  void record(bool early_reads);
+
+  // Reads the input token and up to kMostDraftTokens drafts, and draws a token after each of them, as if all tokens drawn before it were the
+  // drafts. Asynchronous on a GPU. The results below are those of the last run().
+  void run(std::span<const int64_t> drafts);
+  // The input token becomes the one drawn from this row, and the marks of seen tokens are those after this draw.
+  void take(int64_t row);
+  Tensor logits(int64_t row) const { return logits_.at(static_cast<size_t>(tokens_read_ - 1)).narrow(0, row, 1); }  // [1, padded_vocab]
+  Tensor position(int64_t row) const { return positions_.narrow(0, row, 1); }                                      // of the drawn token
+  Tensor log_probability(int64_t row) const { return log_probabilities_.narrow(0, row, 1); }  // Parts::log_probabilities is set
+  int64_t tokens_read() const { return tokens_read_; }
+  // The states after each token but the last one; overwritten by the next run().
+  const std::shared_ptr<StateJournal>& journal() const { return journal_; }
+
+  struct Drawn {
+    const int64_t* tokens = nullptr;           // [tokens_read()]; −1 where the logits are not finite
+    const float* log_probabilities = nullptr;  // null if they are not kept
+  };
+  Drawn read_back();  // waits for the last run(); the pointers are valid until the next call
+
+ private:
+  void step(int64_t tokens);
+
+  Parts parts_;
+  Tensor slots_;                                  // int64 [kRows]: zeros
+  Tensor places_;                                 // int64 [kRows]: 1, 2, …
+  Tensor drafts_;                                 // int64 [kMostDraftTokens]
+  Tensor tokens_, positions_;                     // int64 [kRows]: the drawn tokens and their positions
+  Tensor log_probabilities_;                      // fp32 [kRows], or undefined
+  Tensor seen_;                                   // int32 [kRows, words]: the marks after each draw
+  std::vector<Tensor> logits_{kRows};             // [kRows, padded_vocab], by the number of tokens that a step reads
+  int64_t tokens_read_ = 1;                       // by the last run()
+  std::vector<decode::RecordedStep> recordings_;  // by the same number; empty: steps are not recorded
+  runtime::ToHost tokens_at_host_;
+  std::optional<runtime::ToHost> log_probabilities_at_host_;
+  std::shared_ptr<StateJournal> journal_ = std::make_shared<StateJournal>();
+};
+
+}  // namespace based
