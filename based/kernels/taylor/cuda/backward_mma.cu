@@ -5,7 +5,7 @@
 // first. docs/kernels/taylor-attention.md describes it.
 #include "based/kernels/taylor/cuda/gradients.cuh"
 #include "based/kernels/taylor/cuda/launchers.h"
-#include "based/kernels/taylor/cuda/mma.cuh"
+#include "based/kernels/taylor/cuda/mma_state.cuh"
 
 namespace based::kernels::cuda::detail {
 namespace taylor_mma {
@@ -173,23 +173,31 @@ __device__ __forceinline__ void contract(float (&sum)[kDim], float g0, float g1,
   sum[j] = fmaf(g0, low_float(own), sum[j]), sum[k] = fmaf(g1, high_float(own), sum[k]);
 }
 
-// The state's part of the rows' gradients: values·state is the gradient of the features, from which contract() computes that of x. dx has
-// the accumulator layout of kDim columns.
+// The gradients of the rows' x except the denominator's part, divided by the rows' factors a and b: values·state is the gradient of the
+// features, from which contract() computes that of x, and the gradients from the pairs are added, divided by the factors. dx has the
+// accumulator layout of kDim columns.
 template <int kDim>
-__device__ __forceinline__ void state_gradients(float (&dx)[Shape<kDim>::kBlocks][4], const GradientRows<kDim>& rows, uint32_t base) {
+__device__ __forceinline__ void state_gradients(float (&dx)[Shape<kDim>::kBlocks][4], const GradientRows<kDim>& rows, uint32_t base,
+                                                float a, float b) {
   using S = Shape<kDim>;
   const int lane = lane_index(), matrix = lane / 8, t = lane % 4;
   const uint32_t at = base + GradientOffsets<kDim>::kState + (8 * (matrix % 2) + lane % 8) * S::kStatePitch + matrix / 2 * 16;
+  const float x = 1.0F / a, y = 1.0F / b;
   float sum[2][kDim] = {};
+#pragma unroll
+  for (int block = 0; block < S::kBlocks; ++block) {
+    sum[0][8 * block] = rows.pairs[block][0] * x, sum[0][8 * block + 1] = rows.pairs[block][1] * x;
+    sum[1][8 * block] = rows.pairs[block][2] * y, sum[1][8 * block + 1] = rows.pairs[block][3] * y;
+  }
 #pragma unroll
   for (int tile = 0; tile < S::kTiles; ++tile) {
     float d[2][4] = {};
 #pragma unroll
     for (int m = 0; m < S::kColumnTiles; ++m) {
-      uint32_t b[4];
-      ldmatrix_transposed(b, at + m * 16 * S::kStatePitch + tile * 32);
-      mma_16x8x16(d[0], rows.values[m], b[0], b[1]);
-      mma_16x8x16(d[1], rows.values[m], b[2], b[3]);
+      uint32_t f[4];
+      ldmatrix_transposed(f, at + m * 16 * S::kStatePitch + tile * 32);
+      mma_16x8x16(d[0], rows.values[m], f[0], f[1]);
+      mma_16x8x16(d[1], rows.values[m], f[2], f[3]);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -203,13 +211,13 @@ __device__ __forceinline__ void state_gradients(float (&dx)[Shape<kDim>::kBlocks
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int r = i / 2, column = 8 * block + i % 2;
-      float x = sum[r][column];
+      float total = sum[r][column];
 #pragma unroll
       for (int e = 1; e < 4; ++e) {  // receives from thread t + e and sends to thread t − e
         const float sent = t < e ? sum[r][(column + 8 - 2 * e) % kDim] : sum[r][(column + kDim - 2 * e) % kDim];
-        x += __shfl_sync(~0U, sent, (lane & ~3) | ((t + e) & 3));
+        total += __shfl_sync(~0U, sent, (lane & ~3) | ((t + e) & 3));
       }
-      dx[block][i] = x;
+      dx[block][i] = total;
     }
   }
 }
@@ -251,9 +259,10 @@ __device__ __forceinline__ void finish_gradients(const Gradient<kDim, kBackward>
   const int lane = lane_index(), row = 16 * row_tile() + lane / 4;
   const auto distance = [&](int r) { return static_cast<float>(kBackward ? max(tokens - 1 - r, 0) : r + 1); };
   const float da = distance(row), db = distance(row + 8);
-  const float a = exp2f(da * decay.numerator), b = exp2f(db * decay.numerator);
+  // As in the forward, the factors are at least 2^-60.
+  const float a = exp2f(fmaxf(da * decay.numerator, -60.0F)), b = exp2f(fmaxf(db * decay.numerator, -60.0F));
   float dx[S::kBlocks][4];
-  state_gradients(dx, rows, base);
+  state_gradients(dx, rows, base, a, b);
   float u[S::kBlocks][4] = {};
   multiply_pairs(u, rows.x, base);
   const float own = job.slice == 0 ? 1.0F : 0.0F;  // the sums of a backward state contain dD, which only the first slice adds
@@ -262,16 +271,15 @@ __device__ __forceinline__ void finish_gradients(const Gradient<kDim, kBackward>
 #pragma unroll
   for (int block = 0; block < S::kBlocks; ++block) {
     const float2 k = load_shared_float2(base + At::kSums + (8 * block + 2 * (lane % 4)) * 4);
-    dx[block][0] = fmaf(dx[block][0], a, fmaf(u[block][0] + k.x, dda, rows.pairs[block][0]));
-    dx[block][1] = fmaf(dx[block][1], a, fmaf(u[block][1] + k.y, dda, rows.pairs[block][1]));
-    dx[block][2] = fmaf(dx[block][2], b, fmaf(u[block][2] + k.x, ddb, rows.pairs[block][2]));
-    dx[block][3] = fmaf(dx[block][3], b, fmaf(u[block][3] + k.y, ddb, rows.pairs[block][3]));
+    dx[block][0] = fmaf(dx[block][0], a, (u[block][0] + k.x) * dda);
+    dx[block][1] = fmaf(dx[block][1], a, (u[block][1] + k.y) * dda);
+    dx[block][2] = fmaf(dx[block][2], b, (u[block][2] + k.x) * ddb);
+    dx[block][3] = fmaf(dx[block][3], b, (u[block][3] + k.y) * ddb);
   }
   store_gradient(job, dx, at, tokens);
   if constexpr (kBackward) {
-    const float fa = fmaxf(a, 0x1p-60F), fb = fmaxf(b, 0x1p-60F);  // as in the forward
     if (decay.given) {
-      const float x = 1.0F / fa, y = 1.0F / fb;
+      const float x = 1.0F / a, y = 1.0F / b;
 #pragma unroll
       for (auto& tile : rows.dv) tile[0] *= x, tile[1] *= x, tile[2] *= y, tile[3] *= y;
     }
@@ -282,8 +290,8 @@ __device__ __forceinline__ void finish_gradients(const Gradient<kDim, kBackward>
 #pragma unroll
     for (int j = 0; j < S::kWidth / 8; ++j) {
       if (8 * j >= job.width) break;
-      if (row < tokens) *reinterpret_cast<uint32_t*>(to + 8 * j) = pack_bf16(rows.dv[j][0] * fa, rows.dv[j][1] * fa);
-      if (row + 8 < tokens) *reinterpret_cast<uint32_t*>(to + 8 * stride + 8 * j) = pack_bf16(rows.dv[j][2] * fb, rows.dv[j][3] * fb);
+      if (row < tokens) *reinterpret_cast<uint32_t*>(to + 8 * j) = pack_bf16(rows.dv[j][0] * a, rows.dv[j][1] * a);
+      if (row + 8 < tokens) *reinterpret_cast<uint32_t*>(to + 8 * stride + 8 * j) = pack_bf16(rows.dv[j][2] * b, rows.dv[j][3] * b);
     }
   }
 }
@@ -322,14 +330,14 @@ __device__ __forceinline__ void walk(const Gradient<kDim, kBackward>& job, State
     transpose_keys<kDim>(base + At::kKeys, base + At::kSource, tokens);
     store_weights(job, base, decay, at, tokens);
     __syncthreads();  // the transposed sources and their weights are complete
+    if (decay.given) s.scale(decay.state_factor(tokens), decay.sums_factor(tokens));
+    add_values(s, base, base + At::kValues, decay.given);
+    add_sums(s, base, weighted);
     GradientRows<kDim> rows;
     if constexpr (kGradients) {
       rows.load(base, row_tile());
       add_pair_gradients<kDim, kBackward>(rows, base, decay, row_tile());
     }
-    if (decay.given) s.scale(decay.state_factor(tokens), decay.sums_factor(tokens));
-    add_values(s, base, base + At::kValues, decay.given);
-    add_sums(s, base, weighted);
     __syncthreads();  // all warps have read the chunk: the next one may overwrite it
     if (i + 1 < chunks) request(at_chunk(i + 1));
     if constexpr (kGradients) {
@@ -365,7 +373,7 @@ __device__ __forceinline__ void run(const TaylorAttentionBackward& p, const Work
   State<kDim> s;
   s.clear();
   if (work.plan.parked != nullptr) {
-    // Adds the parts in the direction's order; each time, what has been added decays over the segment that the next part comes from.
+    // Adds the parts in the direction's order. Before each addition the sum decays over the segment that the next part comes from.
     const Decay decay(p.forward, job.head);
     const int64_t parts = (kBackward ? item.segments - 1 - item.segment : item.segment) + 1;
     for (int64_t j = job.has_border() ? 0 : 1; j < parts; ++j) {

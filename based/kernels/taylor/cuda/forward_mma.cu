@@ -1,7 +1,7 @@
 // Taylor attention forward with mma.sync, for any GPU from sm_80: bf16, feature_dim 8, 16, 24 or 32, with or without decay.
 // docs/kernels/taylor-attention.md describes it.
 #include "based/kernels/taylor/cuda/launchers.h"
-#include "based/kernels/taylor/cuda/mma.cuh"
+#include "based/kernels/taylor/cuda/mma_state.cuh"
 
 namespace based::kernels::cuda::detail {
 namespace taylor_mma {
@@ -180,6 +180,9 @@ __device__ __forceinline__ void walk(const TaylorAttention& p, const ForwardBloc
     transpose_keys<kDim>(base + At::kKeys, base + At::kSource, tokens);
     if (decay.given) store_factors(base + At::kFactors, base + At::kWeights, decay, tokens);
     __syncthreads();  // the transposed keys are complete
+    if (decay.given) s.scale(decay.state_factor(tokens), decay.sums_factor(tokens));
+    add_values(s, base, base + At::kValues, decay.given);
+    add_sums(s, base, weighted);
     RowTile<kDim> rows;
     float out[2 * S::kColumnTiles][4] = {};
     float2 sum = make_float2(0, 0);
@@ -187,9 +190,6 @@ __device__ __forceinline__ void walk(const TaylorAttention& p, const ForwardBloc
       rows.load(base + At::kRows, row_tile());
       attend_pairs(out, sum, rows, base, decay, row_tile());
     }
-    if (decay.given) s.scale(decay.state_factor(tokens), decay.sums_factor(tokens));
-    add_values(s, base, base + At::kValues, decay.given);
-    add_sums(s, base, weighted);
     __syncthreads();  // all warps have read the chunk: the next one may overwrite it
     if (at + kChunk < end) request(at + kChunk);
     if constexpr (kAttend) {
