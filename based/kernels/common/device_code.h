@@ -19,6 +19,10 @@ namespace based::kernels::cuda {
 // test to choose between Hopper's kernels and the generic ones.
 bool runs_hopper_code();
 
+// Makes runs_hopper_code() false from now on, so that a Hopper GPU runs the kernels of the other GPUs, which tests and timings can thus
+// reach. To be called before any launch.
+void avoid_hopper_code();
+
 // The message for the user, a static string, where the device is a Hopper GPU but does not run that code; else null.
 const char* missing_code();
 

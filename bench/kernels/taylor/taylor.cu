@@ -37,9 +37,20 @@ void time_pairs(Report& report, int64_t batch, int64_t length, int32_t feature_d
   });
 }
 
-void time_forward_backward(Report& report, int64_t batch, int64_t length, const std::string& headline) {
-  const TaylorShape shape{std::vector<int64_t>(batch, length), 16, 16, 64, DType::bf16, false, false};
-  const int64_t bytes = batch * length * 16 * 320;
+// A batch of rows in bf16 without states, 16 heads.
+TaylorShape batch_shape(int64_t batch, int64_t length, int32_t head_dim = 64, int32_t feature_dim = 16, bool decay = false) {
+  return {std::vector<int64_t>(batch, length), 16, feature_dim, head_dim, DType::bf16, false, decay};
+}
+std::string rows_name(const TaylorShape& shape) {
+  return " B" + std::to_string(shape.lengths.size()) + " N" + std::to_string(shape.lengths[0]);
+}
+std::string kind_name(const TaylorShape& shape) {
+  return (shape.feature_dim == 16 ? "" : " f" + std::to_string(shape.feature_dim)) + (shape.decay ? " decay" : "");
+}
+
+void time_forward_backward(Report& report, const TaylorShape& shape, const std::string& headline) {
+  const int64_t tokens = static_cast<int64_t>(shape.lengths.size()) * shape.lengths[0] * shape.heads;
+  const int64_t bytes = tokens * (shape.feature_dim + shape.head_dim) * 4;
   std::vector<std::unique_ptr<TaylorProblem>> problems;
   std::vector<std::unique_ptr<TaylorBackwardProblem>> gradients;
   for (int i = 0; i < working_sets(3 * bytes); ++i) {
@@ -51,13 +62,13 @@ void time_forward_backward(Report& report, int64_t batch, int64_t length, const 
     check(gpu::taylor_attention_backward(gradients[set]->p, gradients[set]->scratch.as(), on_stream(stream)));
   });
   // The forward reads q, k, v and writes y; the backward reads q, k, v, y, dy and writes dq, dk, dv.
-  const double floor = static_cast<double>(bytes + batch * length * 16 * (4 * 16 + 4 * 64) * 2) / bytes_per_ms();
-  report.add({headline, "taylor_forward_backward B" + std::to_string(batch) + " N" + std::to_string(length), ms, "ms", floor});
+  const double floor = static_cast<double>(3 * bytes) / bytes_per_ms();
+  report.add({headline, "taylor_forward_backward" + rows_name(shape) + kind_name(shape), ms, "ms", floor});
 }
 
-void time_forward(Report& report, int64_t batch, int64_t length, const std::string& headline, int32_t head_dim = 64, int32_t heads = 16) {
-  TaylorShape shape{std::vector<int64_t>(batch, length), heads, 16, head_dim, DType::bf16, false, false};
-  const int64_t bytes = batch * length * heads * (2 * 16 + 2 * head_dim) * 2;
+void time_forward(Report& report, const TaylorShape& shape, const std::string& headline) {
+  const int64_t tokens = static_cast<int64_t>(shape.lengths.size()) * shape.lengths[0] * shape.heads;
+  const int64_t bytes = tokens * (shape.feature_dim + shape.head_dim) * 4;
   std::vector<std::unique_ptr<TaylorProblem>> problems;
   for (int i = 0; i < working_sets(bytes); ++i) problems.push_back(std::make_unique<TaylorProblem>(shape, 100 + i));
   const double ms = median_ms(static_cast<int>(problems.size()), [&](int set, cudaStream_t stream) {
@@ -72,7 +83,7 @@ void time_forward(Report& report, int64_t batch, int64_t length, const std::stri
       cudaMemcpy2D(sampled.as(), row * 2, static_cast<char*>(p.y) + 5 * row * 2, step * row * 2, row * 2, count, cudaMemcpyDeviceToDevice),
       "sample");
   const double error = relative_error(sampled.as(), DType::bf16, y.as<double>(), count * row);
-  const std::string name = "taylor_forward B" + std::to_string(batch) + " N" + std::to_string(length) + " d" + std::to_string(head_dim);
+  const std::string name = "taylor_forward" + rows_name(shape) + " d" + std::to_string(shape.head_dim) + kind_name(shape);
   report.add({headline, name, ms, "ms", static_cast<double>(bytes) / bytes_per_ms(), error});
   if (!(error <= taylor_limit(DType::bf16))) report.fail(name);
 }
@@ -115,15 +126,20 @@ void time_deferred(Report& report, int64_t batch, int32_t head_dim) {
 }
 
 void time_taylor(Report& report) {
-  time_forward(report, 1, 1024, "taylor_forward_b1_n1024");
-  time_forward(report, 2, 4096, "taylor_forward_b2_n4096");
-  time_forward(report, 16, 1024, "taylor_forward_b16_n1024");
-  time_forward(report, 4, 16384, "taylor_forward_b4_n16384");
-  time_forward(report, 1, 131072, "taylor_forward_b1_n131072");
-  time_forward(report, 4, 2048, "");
-  time_forward(report, 2, 4096, "", 112);
-  time_forward_backward(report, 4, 2048, "taylor_forward_backward_b4_n2048");
-  time_forward_backward(report, 8, 2048, "");
+  time_forward(report, batch_shape(1, 1024), "taylor_forward_b1_n1024");
+  time_forward(report, batch_shape(2, 4096), "taylor_forward_b2_n4096");
+  time_forward(report, batch_shape(16, 1024), "taylor_forward_b16_n1024");
+  time_forward(report, batch_shape(4, 16384), "taylor_forward_b4_n16384");
+  time_forward(report, batch_shape(1, 131072), "taylor_forward_b1_n131072");
+  time_forward(report, batch_shape(2, 4096, 112), "");
+  time_forward_backward(report, batch_shape(8, 2048), "");
+  for (const int32_t feature_dim : {16, 24, 32}) {
+    for (const bool decay : {false, true}) {
+      const TaylorShape shape = batch_shape(4, 2048, 64, feature_dim, decay);
+      time_forward(report, shape, "");
+      time_forward_backward(report, shape, feature_dim == 16 && !decay ? "taylor_forward_backward_b4_n2048" : "");
+    }
+  }
   for (const int64_t length : {256, 64})
     for (const int32_t feature_dim : {16, 24})
       for (const bool single_tf32 : {false, true}) time_pairs(report, 256, length, feature_dim, single_tf32);

@@ -47,10 +47,14 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 }
 __device__ __forceinline__ float low_float(uint32_t x) { return __uint_as_float(x << 16); }
 __device__ __forceinline__ float high_float(uint32_t x) { return __uint_as_float(x & 0xffff0000U); }
-// Products of two pairs, each rounded once.
+// Products of two pairs, each rounded once. Before sm_90 there is no such multiplication; adding −0 to a product changes nothing.
 __device__ __forceinline__ uint32_t mul_bf16(uint32_t a, uint32_t b) {
   uint32_t r;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+#else
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000U));
+#endif
   return r;
 }
 
@@ -111,6 +115,14 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t x) {
   uint32_t r;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(x));
   return r;
+}
+__device__ __forceinline__ uint32_t load_shared_4(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 __device__ __forceinline__ uint2 load_shared_8(uint32_t address) {
   uint2 v;

@@ -24,6 +24,8 @@ bool is_hopper() {
          detail::device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
 }
 
+std::atomic<bool> avoids_hopper_code = false;
+
 bool has_loaded_hopper_code() {
   cudaFuncAttributes attributes{};
   return is_hopper() && cudaFuncGetAttributes(&attributes, tell_target) == cudaSuccess && attributes.sharedSizeBytes >= kHopperBytes;
@@ -31,7 +33,10 @@ bool has_loaded_hopper_code() {
 
 }  // namespace
 
+void avoid_hopper_code() { avoids_hopper_code = true; }
+
 bool runs_hopper_code() {
+  if (avoids_hopper_code) return false;
   enum Answer : char { unknown, no, yes };
   static std::array<std::atomic<Answer>, 64> answers;  // cached by device, since launchers query it before every launch
   int device = 0;
@@ -62,7 +67,7 @@ Gpu this_gpu() {
 }
 
 const char* missing_code() {
-  if (!is_hopper() || runs_hopper_code()) return nullptr;
+  if (avoids_hopper_code || !is_hopper() || runs_hopper_code()) return nullptr;
   return "this GPU's kernels for sm_90a were not compiled into the program, or CUDA_FORCE_PTX_JIT kept the driver from loading them: "
          "slower "
          "kernels run";

@@ -5,14 +5,15 @@
 // first, with the state Σ dn φ(q)ᵀ. Both directions are one template, with q and k, and v and dn, exchanged. Below, "rows" are the tokens
 // whose gradients are computed, "sources" the tokens that are summed over. docs/kernels/taylor-attention.md describes it.
 #include "based/kernels/common/cuda/launch.h"
-#include "based/kernels/common/cuda/vectors.cuh"
+#include "based/kernels/taylor/cuda/gradients.cuh"
 #include "based/kernels/taylor/cuda/launchers.h"
 #include "based/kernels/taylor/cuda/sm90.cuh"
 
 namespace based::kernels::cuda::detail {
 namespace {
 
-// Scratch of the kernels: dn, dD, and the parts of dq and dk of each slice of the head dimension, which sum_slices adds up.
+// Scratch of the kernels: dn, dD, and the parts of dq and dk of each slice of the head dimension, which
+// sum_gradient_slices adds up.
 struct Workspace {
   ChunkPlan plan;
   bf16* dn;        // [tokens, heads, head_dim]
@@ -23,37 +24,6 @@ struct Workspace {
 
 constexpr uint32_t kAtRows = 2 * kValueBytes, kAtFeatures = 2 * kAtRows, kAtState = kAtFeatures + kFeatureBytes,
                    kAtOutput = kAtState + kFeatureBytes, kAtWeights = kAtOutput + kValueBytes, kShared = kAtWeights + kChunk * 4 + 1024;
-
-template <int kLanes>
-__global__ void __launch_bounds__(256) prepare(const __grid_constant__ TaylorAttentionBackward p, const Workspace work) {
-  const TaylorAttention& f = p.forward;
-  const int64_t at = (blockIdx.x * int64_t{256} + threadIdx.x) / kLanes;
-  const bool valid = at < f.tokens * f.heads;
-  const float scale = valid ? 1.0F / f.denominator[at] : 0.0F;
-  float dot = 0;
-  for (int i = threadIdx.x % kLanes * 8; valid && i < f.head_dim; i += kLanes * 8) {
-    float g[8], y[8];
-    load_floats<8>(static_cast<const bf16*>(p.grad_y) + at * f.head_dim + i, g);
-    load_floats<8>(static_cast<const bf16*>(f.y) + at * f.head_dim + i, y);
-#pragma unroll
-    for (int c = 0; c < 8; ++c) g[c] *= scale, dot -= g[c] * y[c];
-    store_floats<8>(work.dn + at * f.head_dim + i, g);
-  }
-#pragma unroll
-  for (int distance = 1; distance < kLanes; distance *= 2) dot += __shfl_xor_sync(~0U, dot, distance);
-  if (valid && threadIdx.x % kLanes == 0) work.dd[at] = dot;
-}
-
-__global__ void sum_slices(const __grid_constant__ TaylorAttentionBackward p, const Workspace work) {
-  const TaylorAttention& f = p.forward;
-  const int64_t count = f.tokens * f.heads * f.feature_dim, i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  if (i >= count) return;
-  const float* partial = work.partial + blockIdx.y * work.plan.slices * count + i;
-  float sum = 0;
-  for (int s = 0; s < work.plan.slices; ++s) sum += partial[s * count];
-  const int64_t token_elements = int64_t{f.heads} * f.feature_dim, at = i / token_elements * f.qk_stride + i % token_elements;
-  static_cast<bf16*>(blockIdx.y == 0 ? p.grad_q : p.grad_k)[at] = from_float<bf16>(sum);
-}
 
 #if BASED_HAS_WGMMA
 // One direction: kBackward is false for dq, true for dk and dv.
@@ -369,17 +339,6 @@ __global__ void __launch_bounds__(kThreads, 2) gradients(const __grid_constant__
 #endif
 }
 
-// The gradient of the initial state of a row without tokens is that of its final state.
-__global__ void pass_states(const __grid_constant__ TaylorAttentionBackward p, const int64_t features) {
-  const TaylorAttention& f = p.forward;
-  const int64_t row = blockIdx.x, k_count = f.heads * features, kv_count = k_count * f.head_dim;
-  if (f.row_start[row] != f.row_start[row + 1]) return;
-  for (int64_t i = threadIdx.x; i < kv_count; i += blockDim.x) {
-    p.grad_initial_kv_state[row * kv_count + i] = p.grad_kv_state != nullptr ? p.grad_kv_state[row * kv_count + i] : 0.0F;
-    if (i < k_count) p.grad_initial_k_state[row * k_count + i] = p.grad_k_state != nullptr ? p.grad_k_state[row * k_count + i] : 0.0F;
-  }
-}
-
 // Scratch in this order: dn, dD, the slices' parts of dq and dk, parked states.
 struct GradientLayout {
   Workspace work;
@@ -419,7 +378,7 @@ Status taylor_backward_sm90(const TaylorAttentionBackward& arguments, void* scra
   work.partial = work.plan.slices > 1 ? reinterpret_cast<float*>(at + l.partial_at) : nullptr;
   work.plan.parked = l.bytes > l.parked_at ? reinterpret_cast<float*>(at + l.parked_at) : nullptr;
   const cudaStream_t s = stream_of(queue);
-  prepare<8><<<static_cast<unsigned>(ceil_div(f.tokens * f.heads * 8, 256)), 256, 0, s>>>(p, work);
+  prepare_gradients<8><<<static_cast<unsigned>(ceil_div(f.tokens * f.heads * 8, 256)), 256, 0, s>>>(p, work.dn, work.dd);
   const dim3 grid(static_cast<unsigned>(work.plan.numbers), f.heads, 2 * work.plan.slices);
   if (work.plan.parked != nullptr) {
     if (const cudaError_t e = allow_shared_memory(park_states, kSumShared); e != cudaSuccess) return status_of(e);
@@ -427,10 +386,10 @@ Status taylor_backward_sm90(const TaylorAttentionBackward& arguments, void* scra
   }
   if (const cudaError_t e = allow_shared_memory(gradients, kShared); e != cudaSuccess) return status_of(e);
   gradients<<<grid, kThreads, kShared, s>>>(p, work);
-  if (p.grad_initial_kv_state != nullptr) pass_states<<<static_cast<unsigned>(f.rows), 256, 0, s>>>(p, work.plan.features);
+  if (p.grad_initial_kv_state != nullptr) pass_state_gradients<256><<<static_cast<unsigned>(f.rows), 256, 0, s>>>(p);
   if (work.partial != nullptr) {
     const int64_t count = f.tokens * f.heads * f.feature_dim;
-    sum_slices<<<dim3(static_cast<unsigned>(ceil_div(count, 256)), 2), 256, 0, s>>>(p, work);
+    sum_gradient_slices<bf16><<<dim3(static_cast<unsigned>(ceil_div(count, 256)), 2), 256, 0, s>>>(p, work.partial, work.plan.slices);
   }
   return launched();
 }

@@ -30,34 +30,53 @@ bool backward_takes_pairs(const TaylorAttentionBackward& p) {
   return p.initial_kv_state == nullptr && p.grad_kv_state == nullptr && p.forward.denominator != nullptr && takes_pairs(p.forward);
 }
 
+// The chunked kernels of a call, the fastest first.
+struct ForwardKernel {
+  int64_t (*scratch)(const TaylorAttention&);
+  Status (*run)(const TaylorAttention&, void* scratch, Queue);
+};
+ForwardKernel forward_kernel(const TaylorAttention& p) {
+  if (detail::taylor_forward_sm90_supports(p)) return {detail::taylor_forward_sm90_scratch, detail::taylor_forward_sm90};
+  if (detail::taylor_forward_mma_supports(p)) return {detail::taylor_forward_mma_scratch, detail::taylor_forward_mma};
+  return {detail::taylor_forward_generic_scratch, detail::taylor_forward_generic};
+}
+
+struct BackwardKernel {
+  int64_t (*scratch)(const TaylorAttentionBackward&);
+  Status (*run)(const TaylorAttentionBackward&, void* scratch, Queue);
+};
+BackwardKernel backward_kernel(const TaylorAttentionBackward& p) {
+  if (detail::taylor_backward_sm90_supports(p)) return {detail::taylor_backward_sm90_scratch, detail::taylor_backward_sm90};
+  if (detail::taylor_backward_mma_supports(p)) return {detail::taylor_backward_mma_scratch, detail::taylor_backward_mma};
+  return {detail::taylor_backward_generic_scratch, detail::taylor_backward_generic};
+}
+
 }  // namespace
 
 bool taylor_attention_takes_strides(const TaylorAttention& p, bool states) {
-  return p.tokens > 0 && (detail::taylor_forward_sm90_supports(p) || (!states && takes_pairs(p)));
+  return p.tokens > 0 && (detail::taylor_forward_sm90_supports(p) || detail::taylor_forward_mma_supports(p) || (!states && takes_pairs(p)));
 }
 
 int64_t taylor_attention_scratch(const TaylorAttention& p) {
   if (p.tokens == 0 || p.rows == 0 || forward_takes_pairs(p)) return 0;
-  return detail::taylor_forward_sm90_supports(p) ? detail::taylor_forward_sm90_scratch(p) : detail::taylor_forward_generic_scratch(p);
+  return forward_kernel(p).scratch(p);
 }
 
 Status taylor_attention_forward(const TaylorAttention& p, void* scratch, Queue queue) {
   if (p.tokens == 0 || p.rows == 0) return {};
   if (forward_takes_pairs(p)) return pairs::forward(pair_problem(p), queue);
-  return detail::taylor_forward_sm90_supports(p) ? detail::taylor_forward_sm90(p, scratch, queue)
-                                                 : detail::taylor_forward_generic(p, scratch, queue);
+  return forward_kernel(p).run(p, scratch, queue);
 }
 
 int64_t taylor_attention_backward_scratch(const TaylorAttentionBackward& p) {
   if (backward_takes_pairs(p)) return pairs::backward_scratch(pair_problem(p.forward));
-  return detail::taylor_backward_sm90_supports(p) ? detail::taylor_backward_sm90_scratch(p) : detail::taylor_backward_generic_scratch(p);
+  return backward_kernel(p).scratch(p);
 }
 
 Status taylor_attention_backward(const TaylorAttentionBackward& p, void* scratch, Queue queue) {
   if (p.forward.rows == 0) return {};
   if (backward_takes_pairs(p)) return pairs::backward(pairs::gradients_of(pair_problem(p.forward), p, scratch), queue);
-  return detail::taylor_backward_sm90_supports(p) ? detail::taylor_backward_sm90(p, scratch, queue)
-                                                  : detail::taylor_backward_generic(p, scratch, queue);
+  return backward_kernel(p).run(p, scratch, queue);
 }
 
 namespace {

@@ -1,0 +1,511 @@
+// Gradients of Taylor attention with mma.sync, for any GPU from sm_80: bf16, feature_dim 8, 16, 24 or 32, with or without decay. The
+// formulas are those of backward_sm90.cu, with every pair weighted by the decay g^(t − s), which dD has not where the denominator does not
+// decay. "Rows" are the tokens whose gradients are computed, "sources" the tokens that are summed over: for dq the rows are queries and the
+// sources keys, from the first token to the last; for dk and dv the rows are keys and the sources queries, from the last token to the
+// first. docs/kernels/taylor-attention.md describes it.
+#include "based/kernels/taylor/cuda/gradients.cuh"
+#include "based/kernels/taylor/cuda/launchers.h"
+#include "based/kernels/taylor/cuda/mma_state.cuh"
+
+namespace based::kernels::cuda::detail {
+namespace taylor_mma {
+namespace {
+
+// Scratch of the kernels.
+struct Workspace {
+  Plan plan;
+  bf16* dn;        // [tokens, heads, head_dim]
+  float* dd;       // [tokens, heads]
+  float* partial;  // [2][slices][tokens, heads, feature_dim], the slices' parts of dq and dk, or null where there is one slice
+  int64_t parked;  // number of floats of one direction's parked states
+};
+
+// Shared memory: Offsets, then the rows' values and the chunk's dD, floats [tokens].
+template <int kDim>
+struct GradientOffsets : Offsets<kDim> {
+  static constexpr uint32_t kRowValues = Offsets<kDim>::kEnd, kDd = kRowValues + Shape<kDim>::kValueBytes, kAll = kDd + kChunk * 4;
+  static_assert(kAll <= 101376);
+};
+
+// One direction of a block's head and slice: kBackward is false for dq, true for dk and dv.
+template <int kDim, bool kBackward>
+struct Gradient {
+  const TaylorAttentionBackward& p;
+  const Workspace& work;
+  const int head, slice, first, width;  // columns [first, first + width) of the head dimension
+
+  __device__ __forceinline__ Gradient(const TaylorAttentionBackward& params, const Workspace& w, int s)
+      : p(params),
+        work(w),
+        head(static_cast<int>(blockIdx.y)),
+        slice(s),
+        first(s * w.plan.width),
+        width(min(w.plan.width, p.forward.head_dim - first)) {}
+
+  // Inputs at token 0.
+  __device__ __forceinline__ const bf16* elements(bool keys) const {
+    return static_cast<const bf16*>(keys ? p.forward.k : p.forward.q) + head * kDim;
+  }
+  __device__ __forceinline__ const bf16* values(bool of_keys) const {
+    return (of_keys ? static_cast<const bf16*>(p.forward.v) : work.dn) + int64_t{head} * p.forward.head_dim + first;
+  }
+  __device__ __forceinline__ int64_t value_stride(bool of_keys) const {
+    return of_keys ? p.forward.v_stride : int64_t{p.forward.heads} * p.forward.head_dim;
+  }
+  // The border state is the state that a row's first segment in this direction starts from: the initial state, or the gradient of the final
+  // state.
+  __device__ __forceinline__ bool has_border() const { return (kBackward ? p.grad_kv_state : p.initial_kv_state) != nullptr; }
+  __device__ __forceinline__ PackedState packed(const float* kv, const float* k, int64_t row) const {
+    const int64_t at = (row * p.forward.heads + head) * work.plan.features;
+    return {const_cast<float*>(kv) + at * p.forward.head_dim, const_cast<float*>(k) + at, p.forward.head_dim, first, width};
+  }
+  __device__ __forceinline__ float* parked(int64_t number) const {
+    return work.plan.parked + (kBackward ? work.parked : 0) +
+           ((number * p.forward.heads + head) * work.plan.slices + slice) * work.plan.parked_floats;
+  }
+};
+
+// For each token of the chunk: its dD; its decay factor up to the chunk's end in this direction, in bf16; and its weight in the
+// denominator's sums.
+template <int kDim, bool kBackward>
+__device__ __forceinline__ void store_weights(const Gradient<kDim, kBackward>& job, uint32_t base, const Decay& decay, int64_t at,
+                                              int tokens) {
+  using At = GradientOffsets<kDim>;
+  const int token = static_cast<int>(threadIdx.x);
+  if (token >= kChunk) return;
+  const float dd = token < tokens && job.slice == 0 ? job.work.dd[(at + token) * job.p.forward.heads + job.head] : 0.0F;
+  store_shared_float(base + At::kDd + 4 * token, dd);
+  const auto distance = static_cast<float>(kBackward ? token + 1 : max(tokens - 1 - token, 0));
+  const float factor = exp2f(distance * decay.denominator);
+  store_shared_float(base + At::kWeights + 4 * token, kBackward ? dd * factor : factor);
+  const float numerator = exp2f(distance * decay.numerator), next = __shfl_xor_sync(~0U, numerator, 1);
+  if (token % 2 == 0) store_shared_4(base + At::kFactors + 2 * token, pack_bf16(numerator, next));
+}
+
+// The warp's 16 rows of a chunk.
+template <int kDim>
+struct GradientRows {
+  RowTile<kDim> x;
+  uint32_t values[Shape<kDim>::kColumnTiles][4];  // A operands
+  float2 dd;
+  float pairs[Shape<kDim>::kBlocks][4] = {};        // their gradients from the pairs of the chunk
+  float dv[2 * Shape<kDim>::kColumnTiles][4] = {};  // for keys
+
+  __device__ __forceinline__ void load(uint32_t base, int tile) {
+    using At = GradientOffsets<kDim>;
+    const int lane = lane_index(), matrix = lane / 8, row = 16 * tile + lane / 4;
+    x.load(base + At::kRows, tile);
+#pragma unroll
+    for (int m = 0; m < Shape<kDim>::kColumnTiles; ++m) {
+      ldmatrix(values[m],
+               base + At::kRowValues + value_at<Shape<kDim>::kWidth>(16 * tile + 8 * (matrix % 2) + lane % 8, 2 * m + matrix / 2));
+    }
+    dd = make_float2(load_shared_float(base + At::kDd + 4 * row), load_shared_float(base + At::kDd + 4 * row + 32));
+  }
+};
+
+// The pairs of the rows with the chunk's sources of which they depend: g = (1 + a)(row values · source values + dD) gives the gradients of
+// the rows, w(a) those of the keys' values. dD is that of the query.
+template <int kDim, bool kBackward>
+__device__ __forceinline__ void add_pair_gradients(GradientRows<kDim>& rows, uint32_t base, const Decay& decay, int tile) {
+  using S = Shape<kDim>;
+  using At = GradientOffsets<kDim>;
+  const int lane = lane_index(), matrix = lane / 8, row = lane / 4, column = 2 * (lane % 4);
+#pragma unroll 1
+  for (int c = kBackward ? tile : 0; c < (kBackward ? kChunk / 16 : tile + 1); ++c) {
+    float score[2][4] = {}, product[2][4] = {};
+    scores(score, rows.x, base + At::kSource, 16 * c);
+#pragma unroll
+    for (int m = 0; m < S::kColumnTiles; ++m) {
+      uint32_t b[4];
+      ldmatrix(b, base + At::kValues + value_at<S::kWidth>(16 * c + 8 * (matrix / 2) + lane % 8, 2 * m + matrix % 2));
+      mma_16x8x16(product[0], rows.values[m], b[0], b[1]);
+      mma_16x8x16(product[1], rows.values[m], b[2], b[3]);
+    }
+    uint32_t g[4], w[4];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float2 source_dd = load_shared_float2(base + At::kDd + (16 * c + 8 * j + column) * 4);
+      float x[4], y[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int between = 16 * (tile - c) + row + (i & 2 ? 8 : 0) - (8 * j + column + (i & 1)), distance = kBackward ? -between : between;
+        const float a = score[j][i];
+        float dd = kBackward ? (i & 1 ? source_dd.y : source_dd.x) : (i & 2 ? rows.dd.y : rows.dd.x), factor = 1;
+        if (decay.given) {
+          const auto d = static_cast<float>(max(distance, 0));
+          factor = exp2_approx(d * decay.numerator), dd *= exp2_approx(d * decay.denominator);
+        }
+        x[i] = distance >= 0 ? (1.0F + a) * fmaf(product[j][i], factor, dd) : 0.0F;
+        y[i] = distance >= 0 ? fmaf(a, fmaf(a, 0.5F, 1.0F), 1.0F) * factor : 0.0F;
+      }
+      g[2 * j] = pack_bf16(x[0], x[1]), g[2 * j + 1] = pack_bf16(x[2], x[3]);
+      w[2 * j] = pack_bf16(y[0], y[1]), w[2 * j + 1] = pack_bf16(y[2], y[3]);
+    }
+#pragma unroll
+    for (int block = 0; block < S::kBlocks; block += 2) {
+      uint32_t b[4];
+      ldmatrix_transposed(
+          b, base + At::kSource + (16 * c + 8 * (matrix % 2) + lane % 8) * S::kRowPitch + min(block + matrix / 2, S::kBlocks - 1) * 16);
+      mma_16x8x16(rows.pairs[block], g, b[0], b[1]);
+      if (block + 1 < S::kBlocks) mma_16x8x16(rows.pairs[(block + 1) % S::kBlocks], g, b[2], b[3]);
+    }
+    if constexpr (kBackward) multiply_values<S::kWidth>(rows.dv, w, base + At::kValues, 16 * c);
+  }
+}
+
+// Backward of a group's features for one row: given the gradients g0, g1 of the thread's two columns, adds the gradients of their factors
+// to `sum`; sum[i] belongs to element (2 (lane mod 4) + i) mod kDim.
+template <int kDim>
+__device__ __forceinline__ void contract(float (&sum)[kDim], float g0, float g1, const Row<kDim>& row, int group) {
+  using S = Shape<kDim>;
+  if (group >= S::kConstant) return;
+  if (group >= S::kLinear) {
+    sum[8 * (group - S::kLinear)] += g0, sum[8 * (group - S::kLinear) + 1] += g1;
+    return;
+  }
+  const bool half = group >= S::kFull;
+  const int block = half ? group - S::kFull : group / (kDim / 2), distance = half ? kDim / 2 : group % (kDim / 2), i = 8 * block;
+  const uint32_t own = row.x[4 * block], other = row.pair(4 * block, distance);
+  sum[i] = fmaf(g0, low_float(other), sum[i]), sum[i + 1] = fmaf(g1, high_float(other), sum[i + 1]);
+  if (distance == 0) return;
+  const int j = (i + distance) % kDim, k = (i + distance + 1) % kDim;
+  sum[j] = fmaf(g0, low_float(own), sum[j]), sum[k] = fmaf(g1, high_float(own), sum[k]);
+}
+
+// The gradients of the rows' x except the denominator's part, divided by the rows' factors a and b: values·state is the gradient of the
+// features, from which contract() computes that of x, and the gradients from the pairs are added, divided by the factors. dx has the
+// accumulator layout of kDim columns.
+template <int kDim>
+__device__ __forceinline__ void state_gradients(float (&dx)[Shape<kDim>::kBlocks][4], const GradientRows<kDim>& rows, uint32_t base,
+                                                float a, float b) {
+  using S = Shape<kDim>;
+  const int lane = lane_index(), matrix = lane / 8, t = lane % 4;
+  const uint32_t at = base + GradientOffsets<kDim>::kState + (8 * (matrix % 2) + lane % 8) * S::kStatePitch + matrix / 2 * 16;
+  const float x = 1.0F / a, y = 1.0F / b;
+  float sum[2][kDim] = {};
+#pragma unroll
+  for (int block = 0; block < S::kBlocks; ++block) {
+    sum[0][8 * block] = rows.pairs[block][0] * x, sum[0][8 * block + 1] = rows.pairs[block][1] * x;
+    sum[1][8 * block] = rows.pairs[block][2] * y, sum[1][8 * block + 1] = rows.pairs[block][3] * y;
+  }
+#pragma unroll
+  for (int tile = 0; tile < S::kTiles; ++tile) {
+    float d[2][4] = {};
+#pragma unroll
+    for (int m = 0; m < S::kColumnTiles; ++m) {
+      uint32_t f[4];
+      ldmatrix_transposed(f, at + m * 16 * S::kStatePitch + tile * 32);
+      mma_16x8x16(d[0], rows.values[m], f[0], f[1]);
+      mma_16x8x16(d[1], rows.values[m], f[2], f[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      contract<kDim>(sum[0], d[i][0], d[i][1], rows.x.a, 2 * tile + i);
+      contract<kDim>(sum[1], d[i][2], d[i][3], rows.x.b, 2 * tile + i);
+    }
+  }
+  // The four threads of a row have sums of every column; each receives its columns of the accumulator layout.
+#pragma unroll
+  for (int block = 0; block < S::kBlocks; ++block) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = i / 2, column = 8 * block + i % 2;
+      float total = sum[r][column];
+#pragma unroll
+      for (int e = 1; e < 4; ++e) {  // receives from thread t + e and sends to thread t − e
+        const float sent = t < e ? sum[r][(column + 8 - 2 * e) % kDim] : sum[r][(column + kDim - 2 * e) % kDim];
+        total += __shfl_sync(~0U, sent, (lane & ~3) | ((t + e) & 3));
+      }
+      dx[block][i] = total;
+    }
+  }
+}
+
+// Stores the gradient of 16 rows of q or k, or this slice's part of it.
+template <int kDim, bool kBackward>
+__device__ __forceinline__ void store_gradient(const Gradient<kDim, kBackward>& job, const float (&dx)[Shape<kDim>::kBlocks][4], int64_t at,
+                                               int tokens) {
+  const TaylorAttention& f = job.p.forward;
+  const int lane = lane_index(), row = 16 * row_tile() + lane / 4, column = 2 * (lane % 4);
+  const int64_t token_elements = int64_t{f.heads} * kDim;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int64_t token = at + row + 8 * i;
+    if (row + 8 * i >= tokens) continue;
+    if (job.work.partial == nullptr) {
+      bf16* to = static_cast<bf16*>(kBackward ? job.p.grad_k : job.p.grad_q) + token * f.qk_stride + job.head * kDim + column;
+#pragma unroll
+      for (int block = 0; block < Shape<kDim>::kBlocks; ++block) {
+        *reinterpret_cast<uint32_t*>(to + 8 * block) = pack_bf16(dx[block][2 * i], dx[block][2 * i + 1]);
+      }
+    } else {
+      float* to = job.work.partial + (int64_t{kBackward ? job.work.plan.slices : 0} + job.slice) * f.tokens * token_elements +
+                  token * token_elements + job.head * kDim + column;
+#pragma unroll
+      for (int block = 0; block < Shape<kDim>::kBlocks; ++block) {
+        *reinterpret_cast<float2*>(to + 8 * block) = make_float2(dx[block][2 * i], dx[block][2 * i + 1]);
+      }
+    }
+  }
+}
+
+// Completes the gradients of a warp's 16 rows with the state before the chunk in this direction, and stores them.
+template <int kDim, bool kBackward>
+__device__ __forceinline__ void finish_gradients(const Gradient<kDim, kBackward>& job, GradientRows<kDim>& rows, uint32_t base,
+                                                 const Decay& decay, int64_t at, int tokens) {
+  using S = Shape<kDim>;
+  using At = GradientOffsets<kDim>;
+  const int lane = lane_index(), row = 16 * row_tile() + lane / 4;
+  const auto distance = [&](int r) { return static_cast<float>(kBackward ? max(tokens - 1 - r, 0) : r + 1); };
+  const float da = distance(row), db = distance(row + 8);
+  // As in the forward, the factors are at least 2^-60.
+  const float a = exp2f(fmaxf(da * decay.numerator, -60.0F)), b = exp2f(fmaxf(db * decay.numerator, -60.0F));
+  float dx[S::kBlocks][4];
+  state_gradients(dx, rows, base, a, b);
+  float u[S::kBlocks][4] = {};
+  multiply_pairs(u, rows.x, base);
+  const float own = job.slice == 0 ? 1.0F : 0.0F;  // the sums of a backward state contain dD, which only the first slice adds
+  const float dda = (kBackward ? own : rows.dd.x) * exp2f(da * decay.denominator),
+              ddb = (kBackward ? own : rows.dd.y) * exp2f(db * decay.denominator);
+#pragma unroll
+  for (int block = 0; block < S::kBlocks; ++block) {
+    const float2 k = load_shared_float2(base + At::kSums + (8 * block + 2 * (lane % 4)) * 4);
+    dx[block][0] = fmaf(dx[block][0], a, (u[block][0] + k.x) * dda);
+    dx[block][1] = fmaf(dx[block][1], a, (u[block][1] + k.y) * dda);
+    dx[block][2] = fmaf(dx[block][2], b, (u[block][2] + k.x) * ddb);
+    dx[block][3] = fmaf(dx[block][3], b, (u[block][3] + k.y) * ddb);
+  }
+  store_gradient(job, dx, at, tokens);
+  if constexpr (kBackward) {
+    if (decay.given) {
+      const float x = 1.0F / a, y = 1.0F / b;
+#pragma unroll
+      for (auto& tile : rows.dv) tile[0] *= x, tile[1] *= x, tile[2] *= y, tile[3] *= y;
+    }
+    read_state<kDim, false>(rows.dv, rows.x, base + At::kState, 0);
+    const int64_t stride = job.p.forward.v_stride;
+    bf16* to =
+        static_cast<bf16*>(job.p.grad_v) + int64_t{job.head} * job.p.forward.head_dim + job.first + (at + row) * stride + 2 * (lane % 4);
+#pragma unroll
+    for (int j = 0; j < S::kWidth / 8; ++j) {
+      if (8 * j >= job.width) break;
+      if (row < tokens) *reinterpret_cast<uint32_t*>(to + 8 * j) = pack_bf16(rows.dv[j][0] * a, rows.dv[j][1] * a);
+      if (row + 8 < tokens) *reinterpret_cast<uint32_t*>(to + 8 * stride + 8 * j) = pack_bf16(rows.dv[j][2] * b, rows.dv[j][3] * b);
+    }
+  }
+}
+
+// Advances state s over tokens [begin, end) in this direction and, where kGradients, computes their gradients.
+template <int kDim, bool kBackward, bool kGradients>
+__device__ __forceinline__ void walk(const Gradient<kDim, kBackward>& job, State<kDim>& s, int64_t begin, int64_t end) {
+  using S = Shape<kDim>;
+  using At = GradientOffsets<kDim>;
+  uint32_t base = shared_base();
+  const Decay decay(job.p.forward, job.head);
+  const bool weighted = kBackward || decay.denominator != 0.0F;
+  const int64_t stride = job.p.forward.qk_stride;
+  const int chunks = static_cast<int>((end - begin + kChunk - 1) / kChunk);
+  const auto at_chunk = [&](int i) { return begin + int64_t{kBackward ? chunks - 1 - i : i} * kChunk; };
+  const auto request = [&](int64_t at) {
+    const int tokens = static_cast<int>(min(end - at, int64_t{kChunk}));
+    const int64_t source_stride = job.value_stride(!kBackward), row_stride = job.value_stride(kBackward);
+    request_rows<kDim>(base + At::kSource, job.elements(!kBackward) + at * stride, stride, tokens);
+    request_values<S::kWidth>(base + At::kValues, job.values(!kBackward) + at * source_stride, source_stride, tokens, job.width);
+    if constexpr (kGradients) {
+      request_rows<kDim>(base + At::kRows, job.elements(kBackward) + at * stride, stride, tokens);
+      request_values<S::kWidth>(base + At::kRowValues, job.values(kBackward) + at * row_stride, row_stride, tokens, job.width);
+    }
+    copy_async_commit();
+  };
+  request(at_chunk(0));
+  prepare_shared<kDim>(base);
+  if constexpr (kGradients) s.template publish<false>(base, 0);
+  for (int i = 0; i < chunks; ++i) {
+    const int64_t at = at_chunk(i);
+    const int tokens = static_cast<int>(min(end - at, int64_t{kChunk}));
+    base = opaque(base);
+    copy_async_wait<0>();
+    __syncthreads();  // every thread's copies have arrived
+    transpose_keys<kDim>(base + At::kKeys, base + At::kSource, tokens);
+    store_weights(job, base, decay, at, tokens);
+    __syncthreads();  // the transposed sources and their weights are complete
+    if (decay.given) s.scale(decay.state_factor(tokens), decay.sums_factor(tokens));
+    add_values(s, base, base + At::kValues, decay.given);
+    add_sums(s, base, weighted);
+    GradientRows<kDim> rows;
+    if constexpr (kGradients) {
+      rows.load(base, row_tile());
+      add_pair_gradients<kDim, kBackward>(rows, base, decay, row_tile());
+    }
+    __syncthreads();  // all warps have read the chunk: the next one may overwrite it
+    if (i + 1 < chunks) request(at_chunk(i + 1));
+    if constexpr (kGradients) {
+      finish_gradients(job, rows, base, decay, at, tokens);
+      __syncthreads();  // all warps have read the state before the chunk
+      if (i + 1 < chunks) s.template publish<false>(base, 0);
+    }
+  }
+}
+
+// Parks the part of the starting state of a segment that comes from the preceding segment in this direction, or from the border.
+template <int kDim, bool kBackward>
+__device__ __forceinline__ void park(const TaylorAttentionBackward& p, const Workspace& work, const Work& item, int slice) {
+  const Gradient<kDim, kBackward> job(p, work, slice);
+  const int64_t neighbour = kBackward ? item.segment + 1 : item.segment - 1;
+  const bool at_border = neighbour < 0 || neighbour == item.segments;
+  if (at_border && !job.has_border()) return;
+  State<kDim> s;
+  if (at_border) {
+    s.load(kBackward ? job.packed(p.grad_kv_state, p.grad_k_state, item.row) : job.packed(p.initial_kv_state, p.initial_k_state, item.row));
+  } else {
+    s.clear();
+    const int64_t begin = item.begin + neighbour * work.plan.segment;
+    walk<kDim, kBackward, false>(job, s, begin, min(begin + work.plan.segment, item.end));
+  }
+  s.park(job.parked(blockIdx.x));
+}
+
+template <int kDim, bool kBackward>
+__device__ __forceinline__ void run(const TaylorAttentionBackward& p, const Workspace& work, const Work& item, int slice) {
+  const Gradient<kDim, kBackward> job(p, work, slice);
+  const int64_t length = work.plan.segment, begin = item.begin + item.segment * length, first = blockIdx.x - item.segment;
+  State<kDim> s;
+  s.clear();
+  if (work.plan.parked != nullptr) {
+    // Adds the parts in the direction's order. Before each addition the sum decays over the segment that the next part comes from.
+    const Decay decay(p.forward, job.head);
+    const int64_t parts = (kBackward ? item.segments - 1 - item.segment : item.segment) + 1;
+    for (int64_t j = job.has_border() ? 0 : 1; j < parts; ++j) {
+      const int64_t number = kBackward ? item.segments - 1 - j : j;
+      const int64_t tokens = kBackward && j == 1 ? item.end - item.begin - (item.segments - 1) * length : length;
+      if (decay.given) s.scale(decay.state_factor(tokens), decay.sums_factor(tokens));
+      s.add(job.parked(first + number));
+    }
+  }
+  walk<kDim, kBackward, true>(job, s, begin, min(begin + length, item.end));
+  if (kBackward && p.grad_initial_kv_state != nullptr && item.segment == 0) {
+    s.store(job.packed(p.grad_initial_kv_state, p.grad_initial_k_state, item.row));
+  }
+}
+
+// blockIdx.z = direction · slices + slice, here and in `gradients`.
+template <int kDim>
+__global__ void __launch_bounds__(kThreads, 1) park_states(const __grid_constant__ TaylorAttentionBackward p, const Workspace work) {
+  Work item;
+  if (!find_work(p.forward, work.plan.segment, blockIdx.x, item)) return;
+  const int slices = work.plan.slices, z = static_cast<int>(blockIdx.z);
+  if (z < slices) {
+    park<kDim, false>(p, work, item, z);
+  } else {
+    park<kDim, true>(p, work, item, z - slices);
+  }
+}
+
+template <int kDim>
+__global__ void __launch_bounds__(kThreads, 1) gradients(const __grid_constant__ TaylorAttentionBackward p, const Workspace work) {
+  Work item;
+  if (!find_work(p.forward, work.plan.segment, blockIdx.x, item)) return;
+  const int slices = work.plan.slices, z = static_cast<int>(blockIdx.z);
+  if (z < slices) {
+    run<kDim, false>(p, work, item, z);
+  } else {
+    run<kDim, true>(p, work, item, z - slices);
+  }
+}
+
+// Scratch in this order: dn, dD, the slices' parts of dq and dk, parked states.
+struct GradientLayout {
+  Workspace work;
+  int64_t dd_at, partial_at, parked_at, bytes;
+};
+template <int kDim>
+GradientLayout make_layout(const TaylorAttentionBackward& p) {
+  const TaylorAttention& f = p.forward;
+  GradientLayout l{};
+  l.work.plan = make_plan<kDim>(f, 2, 1);
+  l.work.parked = parked_floats(f, l.work.plan);
+  const bool parks = l.work.plan.segment <= f.tokens || p.initial_kv_state != nullptr || p.grad_kv_state != nullptr;
+  l.dd_at = round_up(f.tokens * f.heads * f.head_dim * 2, 256);
+  l.partial_at = l.dd_at + round_up(f.tokens * f.heads * 4, 256);
+  l.parked_at = l.partial_at;
+  if (l.work.plan.slices > 1) l.parked_at += round_up(int64_t{2} * l.work.plan.slices * f.tokens * f.heads * f.feature_dim * 4, 256);
+  l.bytes = l.parked_at + (parks ? 2 * l.work.parked * 4 : 0);
+  return l;
+}
+
+template <int kDim>
+int64_t backward_scratch(const TaylorAttentionBackward& p) {
+  return make_layout<kDim>(p).bytes;
+}
+
+template <int kDim>
+Status backward(const TaylorAttentionBackward& p, void* scratch, cudaStream_t s) {
+  const TaylorAttention& f = p.forward;
+  GradientLayout l = make_layout<kDim>(p);
+  if (l.work.plan.numbers > 0x7fffffff) return {"taylor_attention_backward: too many rows for one launch"};
+  auto* at = static_cast<char*>(scratch);
+  Workspace& work = l.work;
+  work.dn = reinterpret_cast<bf16*>(at), work.dd = reinterpret_cast<float*>(at + l.dd_at);
+  work.partial = work.plan.slices > 1 ? reinterpret_cast<float*>(at + l.partial_at) : nullptr;
+  work.plan.parked = l.bytes > l.parked_at ? reinterpret_cast<float*>(at + l.parked_at) : nullptr;
+  const dim3 token_grid(static_cast<unsigned>(ceil_div(f.tokens * f.heads * 8, kThreads)));
+  prepare_gradients<8><<<token_grid, kThreads, 0, s>>>(p, work.dn, work.dd);
+  const dim3 grid(static_cast<unsigned>(work.plan.numbers), f.heads, 2 * work.plan.slices);
+  constexpr int kBytes = GradientOffsets<kDim>::kAll;
+  if (work.plan.parked != nullptr) {
+    if (const cudaError_t e = allow_shared_memory(park_states<kDim>, kBytes); e != cudaSuccess) return status_of(e);
+    park_states<kDim><<<grid, kThreads, kBytes, s>>>(p, work);
+  }
+  if (const cudaError_t e = allow_shared_memory(gradients<kDim>, kBytes); e != cudaSuccess) return status_of(e);
+  gradients<kDim><<<grid, kThreads, kBytes, s>>>(p, work);
+  if (p.grad_initial_kv_state != nullptr) {
+    const dim3 row_grid(static_cast<unsigned>(f.rows));
+    pass_state_gradients<256><<<row_grid, kThreads, 0, s>>>(p);
+  }
+  if (work.partial != nullptr) {
+    const dim3 sum_grid(static_cast<unsigned>(ceil_div(f.tokens * f.heads * f.feature_dim, kThreads)), 2);
+    sum_gradient_slices<bf16><<<sum_grid, kThreads, 0, s>>>(p, work.partial, work.plan.slices);
+  }
+  return launched();
+}
+
+int backward_shared(int feature_dim) {
+  switch (feature_dim) {
+    case 8: return GradientOffsets<8>::kAll;
+    case 16: return GradientOffsets<16>::kAll;
+    case 24: return GradientOffsets<24>::kAll;
+    default: return GradientOffsets<32>::kAll;
+  }
+}
+
+}  // namespace
+}  // namespace taylor_mma
+
+bool taylor_backward_mma_supports(const TaylorAttentionBackward& p) {
+  return p.forward.tokens > 0 && taylor_forward_mma_supports(p.forward) && p.forward.denominator != nullptr && aligned16(p.grad_y) &&
+         aligned16(p.grad_q) && aligned16(p.grad_k) && aligned16(p.grad_v) &&
+         device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= taylor_mma::backward_shared(p.forward.feature_dim);
+}
+
+int64_t taylor_backward_mma_scratch(const TaylorAttentionBackward& p) {
+  switch (p.forward.feature_dim) {
+    case 8: return taylor_mma::backward_scratch<8>(p);
+    case 16: return taylor_mma::backward_scratch<16>(p);
+    case 24: return taylor_mma::backward_scratch<24>(p);
+    default: return taylor_mma::backward_scratch<32>(p);
+  }
+}
+
+Status taylor_backward_mma(const TaylorAttentionBackward& arguments, void* scratch, Queue queue) {
+  TaylorAttentionBackward p = arguments;
+  p.forward = taylor_mma::with_strides(p.forward);
+  switch (p.forward.feature_dim) {
+    case 8: return taylor_mma::backward<8>(p, scratch, stream_of(queue));
+    case 16: return taylor_mma::backward<16>(p, scratch, stream_of(queue));
+    case 24: return taylor_mma::backward<24>(p, scratch, stream_of(queue));
+    default: return taylor_mma::backward<32>(p, scratch, stream_of(queue));
+  }
+}
+
+}  // namespace based::kernels::cuda::detail

@@ -1,0 +1,55 @@
+// Passes that the tensor-core kernels of the gradients share: before them, dn and dD; after them, the sums over the slices of the head
+// dimension, and the states of rows without tokens.
+#pragma once
+#include "based/kernels/common/cuda/vectors.cuh"
+#include "based/kernels/taylor/taylor.h"
+
+namespace based::kernels::cuda::detail {
+
+// With y = n / D: dn = dy / D, [tokens, heads, head_dim], and dD = −dn·y, [tokens, heads]. kLanes threads compute a token of a head.
+template <int kLanes>
+__global__ void __launch_bounds__(256) prepare_gradients(const __grid_constant__ TaylorAttentionBackward p, bf16* dn, float* dd) {
+  const TaylorAttention& f = p.forward;
+  const int64_t at = (blockIdx.x * int64_t{256} + threadIdx.x) / kLanes;
+  const bool valid = at < f.tokens * f.heads;
+  const float scale = valid ? 1.0F / f.denominator[at] : 0.0F;
+  float dot = 0;
+  for (int i = threadIdx.x % kLanes * 8; valid && i < f.head_dim; i += kLanes * 8) {
+    float g[8], y[8];
+    load_floats<8>(static_cast<const bf16*>(p.grad_y) + at * f.head_dim + i, g);
+    load_floats<8>(static_cast<const bf16*>(f.y) + at * f.head_dim + i, y);
+#pragma unroll
+    for (int c = 0; c < 8; ++c) g[c] *= scale, dot -= g[c] * y[c];
+    store_floats<8>(dn + at * f.head_dim + i, g);
+  }
+#pragma unroll
+  for (int distance = 1; distance < kLanes; distance *= 2) dot += __shfl_xor_sync(~0U, dot, distance);
+  if (valid && threadIdx.x % kLanes == 0) dd[at] = dot;
+}
+
+// Adds the slices' parts of dq (blockIdx.y = 0) and dk (1), partial [2][slices][tokens, heads, feature_dim]. p.forward has its strides.
+template <typename T>
+__global__ void sum_gradient_slices(const __grid_constant__ TaylorAttentionBackward p, const float* partial, int slices) {
+  const TaylorAttention& f = p.forward;
+  const int64_t count = f.tokens * f.heads * f.feature_dim, i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  if (i >= count) return;
+  const float* from = partial + blockIdx.y * slices * count + i;
+  float sum = 0;
+  for (int s = 0; s < slices; ++s) sum += from[s * count];
+  const int64_t token_elements = int64_t{f.heads} * f.feature_dim, at = i / token_elements * f.qk_stride + i % token_elements;
+  static_cast<T*>(blockIdx.y == 0 ? p.grad_q : p.grad_k)[at] = from_float<T>(sum);
+}
+
+// The gradient of the initial state of a row without tokens is that of its final state. One block a row.
+template <int kThreadsPerRow>
+__global__ void __launch_bounds__(kThreadsPerRow) pass_state_gradients(const __grid_constant__ TaylorAttentionBackward p) {
+  const TaylorAttention& f = p.forward;
+  const int64_t row = blockIdx.x, k_count = f.heads * packed_features(f.feature_dim), kv_count = k_count * f.head_dim;
+  if (f.row_start[row] != f.row_start[row + 1]) return;
+  for (int64_t i = threadIdx.x; i < kv_count; i += kThreadsPerRow) {
+    p.grad_initial_kv_state[row * kv_count + i] = p.grad_kv_state != nullptr ? p.grad_kv_state[row * kv_count + i] : 0.0F;
+    if (i < k_count) p.grad_initial_k_state[row * k_count + i] = p.grad_k_state != nullptr ? p.grad_k_state[row * k_count + i] : 0.0F;
+  }
+}
+
+}  // namespace based::kernels::cuda::detail
