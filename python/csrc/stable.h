@@ -78,13 +78,6 @@ Tensor sum_of(const Tensor& a, const Tensor& b);
 Tensor with_unit_columns(const Tensor& matrix);
 // [tokens, heads, dim] with any stride between tokens and a token's heads contiguous: `x` itself or a copy.
 Tensor with_packed_heads(const Tensor& x);
-// Sets the rows of launch.arguments; launch.starts owns the offsets, or shares the caller's.
-template <class Launch>
-void set_rows(Launch& launch, const Tensor& cu_seqlens) {
-  launch.starts = as_contiguous(cu_seqlens);
-  launch.arguments.row_start = pointer<int64_t>(launch.starts);
-  launch.arguments.rows = cu_seqlens.size(0) - 1;
-}
 // Memory of a kernel's intermediate results, on the device of `like`.
 inline Tensor scratch_memory(int64_t bytes, const Tensor& like) { return empty({bytes}, like, ScalarType::Byte); }
 
@@ -103,6 +96,14 @@ const T* pointer(const OptionalTensor& tensor) {
 template <class T>
 T* written(const Tensor& tensor) {
   return tensor.mutable_data_ptr<T>();
+}
+
+// Sets the rows of launch.arguments; launch.starts owns the offsets, or shares the caller's.
+template <class Launch>
+void set_rows(Launch& launch, const Tensor& cu_seqlens) {
+  launch.starts = as_contiguous(cu_seqlens);
+  launch.arguments.row_start = pointer<int64_t>(launch.starts);
+  launch.arguments.rows = cu_seqlens.size(0) - 1;
 }
 
 inline kernels::Device kernel_device(const Tensor& tensor) { return tensor.is_cuda() ? kernels::Device::cuda : kernels::Device::cpu; }

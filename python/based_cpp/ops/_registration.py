@@ -162,6 +162,8 @@ def gradient(name: str, save: Callable, backward: Callable, *, differentiable: b
         return output
 
     def run_backward(ctx: Any, *grads: Tensor | None) -> Any:
+        if grads[0] is None and all(grad is None for grad in grads):
+            return (None,) * len(defaults)
         return backward_of_graph(ctx, *grads) if torch.is_grad_enabled() else backward(ctx, *grads)
 
     function = type(name, (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(run_backward)})
