@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 _library = torch.library.Library("based", "FRAGMENT")
 _autograd_kernels: dict[str, Callable] = {}  # by operator
@@ -152,7 +151,6 @@ def gradient(name: str, save: Callable, backward: Callable, *, differentiable: b
     torch.library.register_autograd registers the same, but its calls take three times as long on the CPU.
     """
     operator, defaults = _operator(name), _defaults(name)
-    backward_of_graph = backward if differentiable else once_differentiable(backward)
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         ctx.set_materialize_grads(False)
@@ -164,7 +162,11 @@ def gradient(name: str, save: Callable, backward: Callable, *, differentiable: b
     def run_backward(ctx: Any, *grads: Tensor | None) -> Any:
         if grads[0] is None and all(grad is None for grad in grads):
             return (None,) * len(defaults)
-        return backward_of_graph(ctx, *grads) if torch.is_grad_enabled() else backward(ctx, *grads)
+        if differentiable or not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        return _without_second_derivative(name, found, (*grads, *ctx.saved_tensors))
 
     function = type(name, (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(run_backward)})
 
@@ -176,6 +178,26 @@ def gradient(name: str, save: Callable, backward: Callable, *, differentiable: b
 
     _autograd_kernels[name] = run
     _library.impl(name, run, "Autograd")
+
+
+class _WithoutDerivative(torch.autograd.Function):
+    """The first `count` tensors, as functions of all tensors that raise an error if they are differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.name = name
+        return tensors[:count]
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> None:
+        raise RuntimeError(f"the gradient of based::{ctx.name} cannot be differentiated")
+
+
+def _without_second_derivative(name: str, gradients: Sequence[Tensor | None], sources: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The gradients, computed from `sources` without autograd."""
+    present, reasons = ([x for x in tensors if x is not None] for tensors in (gradients, sources))
+    marked = iter(_WithoutDerivative.apply(name, len(present), *present, *reasons))
+    return tuple(None if x is None else next(marked) for x in gradients)
 
 
 def gradients_by_autograd(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor | None],
