@@ -44,7 +44,8 @@ void check_slots(const char* op, const Tensor& x, const Tensor& weight, const Te
 // A launch's arguments and the tensors that own their memory.
 struct Launch {
   Tensor x, weight;
-  OptionalTensor bias, gate, cu_seqlens;
+  OptionalTensor bias, gate;
+  Tensor starts;
   kernels::ShortConv arguments;
 };
 
@@ -65,12 +66,6 @@ Launch prepare(const Tensor& x, const Tensor& weight, const OptionalTensor& bias
   to.silu = silu;
   to.dtype = kernel_dtype(x);
   return launch;
-}
-
-void set_rows(Launch& launch, const Tensor& cu_seqlens) {
-  launch.cu_seqlens = as_contiguous(cu_seqlens);
-  launch.arguments.row_start = pointer<int64_t>(launch.cu_seqlens);
-  launch.arguments.rows = cu_seqlens.size(0) - 1;
 }
 
 // y; `state` is updated in place, for each row at its slot; where `slots` is null, at the row's number.

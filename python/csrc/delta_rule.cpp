@@ -36,12 +36,6 @@ Launch prepare(const Inputs& in) {
   return launch;
 }
 
-void set_rows(Launch& launch, const Tensor& cu_seqlens) {
-  launch.starts = as_contiguous(cu_seqlens);
-  launch.arguments.row_start = pointer<int64_t>(launch.starts);
-  launch.arguments.rows = cu_seqlens.size(0) - 1;
-}
-
 void check_rows(const char* op, const Inputs& in, const Tensor& cu_seqlens) {
   ops::check_delta_rule_inputs(op, in);
   require_row_starts(op, "cu_seqlens", cu_seqlens);

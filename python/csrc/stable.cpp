@@ -94,7 +94,7 @@ Tensor empty(const Sizes& sizes, const Tensor& like, ScalarType type) {
 
 Tensor zeros(const Sizes& sizes, const Tensor& like, ScalarType type) {
   Tensor made = empty(sizes, like, type);
-  return torch::stable::zero_(made);
+  return made.numel() == 0 ? made : torch::stable::zero_(made);
 }
 
 Tensor copy_of(const Tensor& tensor) {

@@ -98,6 +98,14 @@ T* written(const Tensor& tensor) {
   return tensor.mutable_data_ptr<T>();
 }
 
+// Sets the rows of launch.arguments; launch.starts owns the offsets, or shares the caller's.
+template <class Launch>
+void set_rows(Launch& launch, const Tensor& cu_seqlens) {
+  launch.starts = as_contiguous(cu_seqlens);
+  launch.arguments.row_start = pointer<int64_t>(launch.starts);
+  launch.arguments.rows = cu_seqlens.size(0) - 1;
+}
+
 inline kernels::Device kernel_device(const Tensor& tensor) { return tensor.is_cuda() ? kernels::Device::cuda : kernels::Device::cpu; }
 // Where a launch on this tensor runs: torch's current stream of its GPU, or the CPU.
 kernels::Queue queue_of(const Tensor& tensor);

@@ -10,15 +10,7 @@ using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor>;            // y, kv_
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;  // q, k, v, initial_kv_state, initial_k_state
 
 void check_decay(const char* op, const OptionalTensor& decay, const Tensor& q) {
-  if (!decay) return;
-  require_shape(op, "decay", *decay, {q.size(1)});
-  require_floating(op, "decay", *decay);
-  if (!decay->is_cpu()) return;  // reading values would wait for the device
-  const Tensor rates = as_contiguous(*decay, ScalarType::Double);
-  for (int64_t head = 0; head < rates.numel(); ++head) {
-    const double rate = pointer<double>(rates)[head];
-    require(rate > 0 && rate <= 1, op, "decay must be in (0, 1], got ", rate);
-  }
+  ops::check_taylor_decay(op, decay, q, [](const Tensor& rates) { return as_contiguous(rates, ScalarType::Double); });
 }
 
 // States that are updated in place, for `rows` of their slots.
@@ -36,7 +28,8 @@ void check_rows(const char* op, const Tensor& q, const Tensor& cu_seqlens) {
 // A launch's arguments and the tensors that own their memory.
 struct Launch {
   Tensor q, k, v;
-  OptionalTensor decay, cu_seqlens;
+  OptionalTensor decay;
+  Tensor starts;
   kernels::TaylorAttention arguments;
 };
 
@@ -56,12 +49,6 @@ Launch prepare(const Tensor& q, const Tensor& k, const Tensor& v, const Optional
   to.dtype = kernel_dtype(q);
   to.single_tf32 = uses_tf32();
   return launch;
-}
-
-void set_rows(Launch& launch, const Tensor& cu_seqlens) {
-  launch.cu_seqlens = as_contiguous(cu_seqlens);
-  launch.arguments.row_start = pointer<int64_t>(launch.cu_seqlens);
-  launch.arguments.rows = cu_seqlens.size(0) - 1;
 }
 
 void run_forward(const char* op, const TaylorAttentionLaunchers& table, const Launch& launch) {

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from based_cpp import ops, selftest
 
 CASES = selftest._DIFFERENTIABLE | selftest._IN_PLACE
@@ -167,3 +168,36 @@ def test_wrong_offsets_are_refused():
     for offsets in ([0, 4], [1, 5], [0, 4, 3, 5]):
         with pytest.raises((ValueError, RuntimeError), match="cu_seqlens"):
             ops.short_conv(x, torch.ones(3, 2, dtype=torch.float64), None, None, False, torch.tensor(offsets))
+
+
+def test_only_linear_operators_have_second_derivatives():
+    x = torch.randn(3, 4, requires_grad=True)
+    (grad,) = torch.autograd.grad(ops.swiglu(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="gradient of based::swiglu cannot be differentiated"):
+        grad.sum().backward()
+    arguments = (0.25, 1, torch.tensor(3), 2)
+    y = torch.ones(3, 4, requires_grad=True)
+    (grad,) = torch.autograd.grad(ops.dropout(x, *arguments), x, y, create_graph=True)
+    assert torch.equal(torch.autograd.grad(grad, y, x.detach())[0], ops.dropout(x, *arguments))
+
+
+def test_results_are_the_same_in_every_mode():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(7, 2, 8, requires_grad=True) for _ in range(3))
+    arguments = (q, k, v, torch.tensor([0, 3, 7]))
+    outputs = ops.taylor_attention(*arguments)
+    first = torch.autograd.grad(outputs[0].sum(), (q, k, v), retain_graph=True)
+    assert all(map(torch.equal, first, torch.autograd.grad(outputs[0].sum(), (q, k, v))))
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            found = ops.taylor_attention(*arguments)
+        assert all(map(torch.equal, found, outputs)) and not any(y.requires_grad for y in found)
+    checkpointed = torch.utils.checkpoint.checkpoint(lambda *x: ops.taylor_attention(*x)[0], *arguments, use_reentrant=False)
+    assert all(map(torch.equal, first, torch.autograd.grad(checkpointed.sum(), (q, k, v))))
+
+
+def test_a_state_alone_has_gradients():
+    q, k, v = (torch.randn(7, 2, 8, requires_grad=True) for _ in range(3))
+    kv_state = ops.taylor_attention(q, k, v, torch.tensor([0, 3, 7]))[1]
+    grad_q, grad_k, grad_v = torch.autograd.grad(kv_state.sum(), (q, k, v))
+    assert not grad_q.any() and grad_k.all() and grad_v.all()

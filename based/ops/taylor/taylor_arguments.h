@@ -1,5 +1,7 @@
 // Without torch: the checks of Taylor attention, for tensors of LibTorch or of its stable interface.
 #pragma once
+#include <optional>
+
 #include "based/kernels/taylor/taylor.h"
 #include "based/ops/framework/checks.h"
 
@@ -26,6 +28,19 @@ void check_taylor_state(const char* op, const Tensor& kv_state, const Tensor& k_
   require_shape(op, "k_state", k_state, {rows, q.size(1), features});
   require_type(op, "kv_state", kv_state, sum_type(q));
   require_type(op, "k_state", k_state, sum_type(q));
+}
+
+// decay, where given: floating [heads], on the CPU each rate in (0, 1]. to_doubles(tensor) converts it to contiguous fp64. Throws Error.
+template <class Tensor, class ToDoubles>
+void check_taylor_decay(const char* op, const std::optional<Tensor>& decay, const Tensor& q, ToDoubles to_doubles) {
+  if (!decay) return;
+  require_shape(op, "decay", *decay, {q.size(1)});
+  require_floating(op, "decay", *decay);
+  if (!decay->is_cpu()) return;  // reading values would wait for the device
+  const Tensor rates = to_doubles(*decay);
+  const double* values = rates.template const_data_ptr<double>();
+  for (int64_t head = 0; head < rates.numel(); ++head)
+    require(values[head] > 0 && values[head] <= 1, op, "decay must be in (0, 1], got ", values[head]);
 }
 
 }  // namespace based::ops

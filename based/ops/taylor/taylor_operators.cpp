@@ -6,15 +6,7 @@ namespace based::ops {
 namespace {
 
 void check_decay(const char* op, const OptionalTensor& decay, const Tensor& q) {
-  if (!decay) return;
-  require_shape(op, "decay", *decay, {q.size(1)});
-  require(at::isFloatingType(decay->scalar_type()), op, "decay must be floating, got ", decay->scalar_type());
-  if (!decay->is_cpu()) return;  // reading values would wait for the device
-  const Tensor rates = decay->to(at::kDouble).contiguous();
-  for (int64_t head = 0; head < rates.numel(); ++head) {
-    const double rate = rates.const_data_ptr<double>()[head];
-    require(rate > 0 && rate <= 1, op, "decay must be in (0, 1], got ", rate);
-  }
+  check_taylor_decay(op, decay, q, [](const Tensor& rates) { return rates.to(at::kDouble).contiguous(); });
 }
 
 // States that are updated in place, for `rows` of their slots.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import training
-from ._registration import composite, define, differentiable, fake, reference, sum_type
+from ._registration import define, differentiable, fake, gradient, outputs_of, reference, sum_type
 from ._rows import Run, equal_runs, join, other_tokens_of, tokens_of
 
 _BLOCK = 256  # queries whose scores are in memory at once
@@ -131,10 +131,7 @@ def _(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, dropout_p=0.0, seed=0,
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=sum_type(q))
 
 
-@composite("causal_attention")
-def _attention(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, dropout_p=0.0, seed=0, step=None, place=0, first_token=0):
-    return torch.ops.based.causal_attention_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, window, scale, dropout_p, seed, step, place,
-                                                    first_token)[0]
+outputs_of("causal_attention_forward", 0, "causal_attention")
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> Tensor:
@@ -233,7 +230,7 @@ def _rotate_back(ctx, grad):
     return (torch.ops.based.rotary(grad, positions, *rotation, not inverse), *[None] * 7)
 
 
-torch.library.register_autograd("based::rotary", _rotate_back, setup_context=_save_rotation)
+gradient("rotary", _save_rotation, _rotate_back, differentiable=True)
 
 
 @reference("rotary_attention_step")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._registration import composite, define, differentiable, fake, reference, sum_type
+from ._registration import define, differentiable, fake, outputs_of, reference, sum_type
 from ._rows import equal_runs, join, prefill_slots, tokens_of
 
 _CHUNK = 128  # tokens whose weights are computed pair by pair
@@ -103,9 +103,7 @@ def _(q, k, v, cu_seqlens, eps):
     return v.new_empty(v.shape), q.new_empty(q.shape[:2], dtype=sum_type(q))
 
 
-@composite("linear_attention_pairs")
-def _(q, k, v, cu_seqlens, eps):
-    return torch.ops.based.linear_attention_pairs_forward(q, k, v, cu_seqlens, eps)[0]
+outputs_of("linear_attention_pairs_forward", 0, "linear_attention_pairs")
 
 
 @reference("linear_attention_prefill")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._registration import composite, fake, gradient_by_operator, reference, sum_type
+from ._registration import fake, gradient, gradient_by_operator, outputs_of, reference, sum_type
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -98,9 +98,7 @@ def _(grad_y, x, weight, inverse_rms):
 gradient_by_operator("rms_norm_forward", "rms_norm_backward", outputs="y inverse_rms", gradients="x weight")
 
 
-@composite("rms_norm")
-def _(x, weight, eps):
-    return torch.ops.based.rms_norm_forward(x, weight, eps)[0]
+outputs_of("rms_norm_forward", 0, "rms_norm")
 
 
 @reference("rms_norm_add_forward")
@@ -131,7 +129,6 @@ def _save_sum(ctx, inputs, output):
     ctx.save_for_backward(output[0], *inputs[2:-1], *output[2:])
     ctx.residual_type = None if inputs[0] is None else inputs[0].dtype
     ctx.mark_non_differentiable(*output[2:])
-    ctx.set_materialize_grads(False)
 
 
 def _sum_gradients(ctx, call, grad_sum, grad_y):
@@ -147,12 +144,10 @@ def _rms_norm_add_gradients(ctx, grad_sum, grad_y, _):
     return _sum_gradients(ctx, torch.ops.based.rms_norm_add_backward, grad_sum, grad_y)
 
 
-torch.library.register_autograd("based::rms_norm_add_forward", _rms_norm_add_gradients, setup_context=_save_sum)
+gradient("rms_norm_add_forward", _save_sum, _rms_norm_add_gradients)
 
 
-@composite("rms_norm_add")
-def _(residual, x, weight, eps):
-    return torch.ops.based.rms_norm_add_forward(residual, x, weight, eps)[:2]
+outputs_of("rms_norm_add_forward", slice(2), "rms_norm_add")
 
 
 @reference("rms_norm_add_")
@@ -222,7 +217,6 @@ def _(grad_sum, grad_y, sum, weight, bias, mean, inverse_std):
 def _save_norm(ctx, inputs, output):
     ctx.save_for_backward(*inputs[:3], *output[1:])
     ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
 
 
 def _norm_gradients(ctx, grad_y, *_):
@@ -233,12 +227,10 @@ def _norm_gradients(ctx, grad_y, *_):
     return grad_x.to(x.dtype), grad_weight, grad_bias, None
 
 
-torch.library.register_autograd("based::layer_norm_forward", _norm_gradients, setup_context=_save_norm)
+gradient("layer_norm_forward", _save_norm, _norm_gradients)
 
 
-@composite("layer_norm")
-def _(x, weight, bias, eps):
-    return torch.ops.based.layer_norm_forward(x, weight, bias, eps)[0]
+outputs_of("layer_norm_forward", 0, "layer_norm")
 
 
 @reference("layer_norm_add_forward")
@@ -257,12 +249,10 @@ def _layer_norm_add_gradients(ctx, grad_sum, grad_y, *_):
     return _sum_gradients(ctx, torch.ops.based.layer_norm_backward, grad_sum, grad_y)
 
 
-torch.library.register_autograd("based::layer_norm_add_forward", _layer_norm_add_gradients, setup_context=_save_sum)
+gradient("layer_norm_add_forward", _save_sum, _layer_norm_add_gradients)
 
 
-@composite("layer_norm_add")
-def _(residual, x, weight, bias, eps):
-    return torch.ops.based.layer_norm_add_forward(residual, x, weight, bias, eps)[:2]
+outputs_of("layer_norm_add_forward", slice(2), "layer_norm_add")
 
 
 @reference("layer_norm_add_")
@@ -308,7 +298,6 @@ def _save_twice(ctx, inputs, output):
     ctx.residual_type = None if inputs[0] is None else inputs[0].dtype
     ctx.keeps_sum = inputs[7]
     ctx.mark_non_differentiable(output[0], *output[3:])
-    ctx.set_materialize_grads(False)
 
 
 def _twice_gradients(ctx, _, grad_sum, grad_y, *__):
@@ -316,9 +305,7 @@ def _twice_gradients(ctx, _, grad_sum, grad_y, *__):
     return (*found, None)
 
 
-torch.library.register_autograd("based::layer_norm_add_twice_forward", _twice_gradients, setup_context=_save_twice)
+gradient("layer_norm_add_twice_forward", _save_twice, _twice_gradients)
 
 
-@composite("layer_norm_add_twice")
-def _(residual, x, weight, bias, next_weight, next_bias, eps, keeps_sum):
-    return torch.ops.based.layer_norm_add_twice_forward(residual, x, weight, bias, next_weight, next_bias, eps, keeps_sum)[1:3]
+outputs_of("layer_norm_add_twice_forward", slice(1, 3), "layer_norm_add_twice")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._registration import differentiable, fake, reference, sum_type, with_gradient
+from ._registration import differentiable, fake, outputs_of, reference, sum_type
 from ._rows import equal_runs, join, prefill_slots, tokens_of
 
 _CHUNK, _CUDA_CHUNK = 32, 16  # tokens between two states that the backward starts from, on the CPU and on a GPU, as in the kernels
@@ -95,9 +95,7 @@ def _(x, dt, A_log, B, C, D, z, dt_bias, softplus, cu_seqlens, initial_state=Non
     return x.new_empty(x.shape), x.new_empty((rows, x.shape[1], size), dtype=dtype), _empty_chunk_states(x, rows, size, dtype)
 
 
-@with_gradient("selective_scan")
-def _(x, dt, A_log, B, C, D, z, dt_bias, softplus, cu_seqlens, initial_state=None):
-    return torch.ops.based.selective_scan_forward(x, dt, A_log, B, C, D, z, dt_bias, softplus, cu_seqlens, initial_state)[:2]
+outputs_of("selective_scan_forward", slice(2), "selective_scan")
 
 
 @reference("selective_scan")

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from ._registration import composite, differentiable, fake, reference, sum_type
+from ._registration import composite, differentiable, fake, outputs_of, reference, sum_type
 from ._rows import equal_runs, join, prefill_slots, tokens_of
 
 _CHUNK = 64  # tokens whose weights are computed pair by pair
@@ -149,10 +149,7 @@ def _(q, k, v, cu_seqlens, initial_kv_state=None, initial_k_state=None, decay=No
             q.new_empty((q.shape[0], heads), **sums))
 
 
-@composite("taylor_attention")
-def _attention(q, k, v, cu_seqlens, initial_kv_state=None, initial_k_state=None, decay=None, final_state=True, decay_denominator=True):
-    return torch.ops.based.taylor_attention_forward(q, k, v, cu_seqlens, initial_kv_state, initial_k_state, decay, final_state,
-                                                    decay_denominator)[:3]
+outputs_of("taylor_attention_forward", slice(3), "taylor_attention")
 
 
 @reference("taylor_attention_quadratic")

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._registration import composite, define, fake, reference, sum_type
+from ._registration import composite, define, fake, gradient, reference, sum_type
 
 IGNORED_LABEL = -100
 _CHUNK_LOGITS = 1 << 21  # the number of logits that are in memory at once
@@ -82,7 +82,7 @@ def _drop_gradient(ctx, grad):
     return torch.ops.based.dropout(grad, ctx.p, ctx.seed, step, ctx.place, ctx.first_token), None, None, None, None, None
 
 
-torch.library.register_autograd("based::dropout", _drop_gradient, setup_context=_save_draws)
+gradient("dropout", _save_draws, _drop_gradient, differentiable=True)
 
 
 def _chunk_rows(weight: Tensor) -> int:
@@ -129,7 +129,7 @@ def _scale_gradients(ctx, grad, *_):
     return (*(saved * grad.to(saved.dtype) if kept else None for saved, kept in zip(ctx.saved_tensors, ctx.gradients)), None, None, None)
 
 
-torch.library.register_autograd("based::cross_entropy_and_gradients", _scale_gradients, setup_context=_save_gradients)
+gradient("cross_entropy_and_gradients", _save_gradients, _scale_gradients)
 
 
 @composite("cross_entropy")
