@@ -25,6 +25,8 @@ using Tier = PrefixIndex::Tier;
 using ReadState = PrefixCache::ReadState;
 // A state costs one to three milliseconds. That is below 2 % of the time to read so many tokens on two cores.
 constexpr int64_t kIntervalCpu = 128, kIntervalOfSmallModels = 512, kSmallModel = 10'000'000;  // tokens, tokens, parameters
+// A step of one token takes as long as 10 to 12 tokens of a prompt: 2 % of 512 tokens.
+constexpr int64_t kComputedCpu = 512;
 constexpr int64_t kMostIntervals = 16;     // states at regular intervals for one prompt; longer prompts have longer intervals
 constexpr int64_t kMostPendingWrites = 8;  // evicted entries that wait to be written; further ones are dropped
 
@@ -60,6 +62,7 @@ void check_prefix_cache_options(const PrefixCacheOptions& options) {
   check(options.disk_bytes, 0, "disk_bytes");
   check(options.recorded_tokens, 1, "recorded_tokens");
   check(options.interval, -1, "interval");
+  check(options.computed_tokens, -1, "computed_tokens");
   check(options.least_tokens, 1, "least_tokens");
 }
 
@@ -80,6 +83,7 @@ class PrefixCache::Impl {
     check_prefix_cache_options(options_);
     if (!read_) read_ = [this](const std::string& path) { return load_sequence(path, model_, model_hash_); };
     if (options_.interval < 0) options_.interval = default_interval(model);
+    if (options_.computed_tokens < 0) options_.computed_tokens = model.device().is_cuda() ? 0 : kComputedCpu;
     if (!folder_.empty()) read_folder();
   }
 
@@ -240,14 +244,22 @@ class PrefixCache::Impl {
     // A state is of use for scores only if the next prompt also has the token after the state's.
     const int64_t after = request.first_scored >= 0 ? 1 : 0;
     add(std::min(match.common, last) - after);
-    add(last - after);
-    for (const int64_t tokens : request.boundaries) add(tokens - after);
-    if (options_.interval > 0) {
-      int64_t interval = options_.interval;
-      while ((last - match.entry_tokens) / interval > kMostIntervals) interval *= 2;
-      for (int64_t tokens = (match.entry_tokens / interval + 1) * interval; tokens < last; tokens += interval) add(tokens);
+    if (last - match.entry_tokens >= options_.computed_tokens) {
+      add(last - after);
+      for (const int64_t tokens : request.boundaries) add(tokens - after);
+      add_intervals(match.entry_tokens, last, add);
     }
     return {wanted.begin(), wanted.end()};
+  }
+
+  // Calls add(tokens) at regular intervals between the tokens `begin` and `last`. The state at the prompt's end makes one that is closer to
+  // it than half an interval useless.
+  template <class Add>
+  void add_intervals(int64_t begin, int64_t last, const Add& add) const {
+    int64_t interval = options_.interval;
+    if (interval == 0) return;
+    while ((last - begin) / interval > kMostIntervals) interval *= 2;
+    for (int64_t tokens = (begin / interval + 1) * interval; tokens + interval / 2 <= last; tokens += interval) add(tokens);
   }
 
   // Runs on the reader's thread: reads the state of the longest entry and plans with it. An entry whose file cannot be used is dropped, and

@@ -101,6 +101,7 @@ class CachedService {
 PrefixCacheOptions without_intervals() {
   PrefixCacheOptions options;
   options.interval = 0;
+  options.computed_tokens = 0;
   return options;
 }
 
@@ -140,7 +141,7 @@ TEST_F(PrefixCaches, LearnWherePromptsDiverge) {
 
 TEST_F(PrefixCaches, ReadExactlyTheTailOfASharedPrefix) {
   const PrefixCacheOptions plain = without_intervals();
-  PrefixCacheOptions intervals;
+  PrefixCacheOptions intervals = plain;
   intervals.interval = 64;
   CachedService learning(*model_, &plain), regular(*model_, &intervals);
   const Ids shared = some_text(150, 3);
@@ -166,6 +167,24 @@ TEST_F(PrefixCaches, TakeNoStatesOfShortPrompts) {
   EXPECT_EQ(service.cache().metrics().entries, 0) << "15 tokens are fewer than least_tokens";
   EXPECT_EQ(service.computed(some_text(17, 3)), 17);
   EXPECT_EQ(service.computed(some_text(17, 3)), 1);
+}
+
+// A state costs a step, which is a large part of a short prompt's time.
+TEST_F(PrefixCaches, TakeStatesOfShortPromptsOnlyIfTheyRecur) {
+  PrefixCacheOptions options;
+  options.interval = 16;
+  options.computed_tokens = 64;
+  CachedService service(*model_, &options);
+  const Ids brief = some_text(60, 3), whole = some_text(100, 200);
+  for (const int64_t computed : {60, 60, 1}) EXPECT_EQ(service.computed(brief), computed);
+  for (const int64_t computed : {100, 1}) EXPECT_EQ(service.computed(whole), computed);
+  GenerationJob job;
+  job.owner = "a";
+  job.ids = some_text(60, 100);
+  job.boundaries = {30};
+  EXPECT_EQ(service.run(job).computed, 60);
+  job.ids = joined({job.ids.begin(), job.ids.begin() + 30}, tail(30, 61));
+  EXPECT_EQ(service.run(job).computed, 60);
 }
 
 TEST_F(PrefixCaches, AreSeparateForOwnersUnlessShared) {
@@ -274,12 +293,13 @@ TEST_F(PrefixCaches, KeepStatesAtBoundariesForTheSecondPrompt) {
 TEST_F(PrefixCaches, LongPromptsHaveLongerIntervals) {
   PrefixCacheOptions options;
   options.interval = 16;
+  options.computed_tokens = 0;
   PrefixCache cache(*model_->model, kModelHash, options);
   const auto cuts_of = [&](int64_t tokens) {
     const Ids ids = some_text(tokens, tokens);
     return cache.plan({"a", ids}, [](const PrefixPlan&) {})->cuts;
   };
-  EXPECT_EQ(cuts_of(50), (Ids{16, 32, 48, 49}));
+  EXPECT_EQ(cuts_of(50), (Ids{16, 32, 49})) << "48 is next to the state at the end";
   EXPECT_LE(cuts_of(1000).size(), 17u);
   EXPECT_EQ(cuts_of(1000).front(), 64);
 }
