@@ -78,7 +78,7 @@ TEST_F(SuperGlue, FiguresWithOtherExamplesOrDocumentsAreNotComparable) {
   write("COPA/val.jsonl", copa + "\n");
   write("COPA/train.jsonl", copa + "\n" + copa + "\n");
   const auto comparable = [&](const std::string& task, int64_t shots) {
-    return prepare_eval({.tasks = {task}, .data = folder(), .shots = shots}, ByteTokenizer()).at(0).kind.comparable;
+    return prepare_eval({.tasks = {task}, .data = folder(), .shots = shots, .out = ""}, ByteTokenizer()).at(0).kind.comparable;
   };
   EXPECT_TRUE(comparable("boolq", 0));
   EXPECT_FALSE(comparable("boolq", 1));
