@@ -122,7 +122,7 @@ void print_figures(const EvalReport& report) {
     if (run.at_chance(figures)) warnings.push_back(name + ": " + run.kind.headline + " is within two standard errors of chance");
     if (run.tied() == static_cast<int64_t>(run.measured.size()))
       warnings.push_back(name + ": the choices of every document have the same log-likelihood");
-    if (!run.kind.comparable) warnings.push_back(name + ": our own documents, not comparable with published figures");
+    if (!run.kind.comparable) warnings.push_back(name + ": " + kNotComparable);
   }
   for (const std::string& line : aligned_columns(rows)) print_line(line);
   for (const std::string& warning : warnings) print_line(warning);

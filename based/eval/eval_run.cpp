@@ -65,6 +65,7 @@ EvalTaskRun prepare_task(const std::string& name, const EvalOptions& options, co
   run.kind = find_eval_task(name);
   if (options.shots > 0 && !run.kind.few_shot)
     throw UsageError("--shots " + std::to_string(options.shots) + ": task '" + name + "' has no examples; evaluate it in a run of its own");
+  run.kind.comparable = run.kind.comparable && (options.shots == 0 || run.kind.published_examples);
   run.shots = options.shots;
   run.task = run.kind.make(
       {.data = options.data, .shots = options.shots, .seed = options.seed, .tokenizer = &tokenizer, .statements = options.statements});

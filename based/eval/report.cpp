@@ -16,7 +16,6 @@ namespace based {
 namespace {
 
 constexpr uint64_t kMaxResultBytes = uint64_t{1} << 28;
-constexpr const char* kOtherDocuments = "not the published documents: not comparable with published figures";
 constexpr const char* kInterrupted = "the evaluation was interrupted";
 constexpr double kChanceErrors = 2;  // a figure within so many standard errors of chance is at chance
 
@@ -238,7 +237,7 @@ std::vector<std::string> result_notes(const TaskResults& results) {
   }
   const auto documents = static_cast<int64_t>(results.items.size());
   if (results.tied > 0) notes.push_back("all choices tie in " + std::to_string(results.tied) + " of " + std::to_string(documents));
-  if (!results.comparable) notes.emplace_back(kOtherDocuments);
+  if (!results.comparable) notes.emplace_back(kNotComparable);
   return notes;
 }
 
@@ -286,7 +285,7 @@ std::string task_table(const ModelResults& results, const std::string& paper, Ta
     std::vector<std::string>& row = table.rows.emplace_back(table.head.size());
     row[0] = average.name;
     row[3] = with_error("", average.value, average.error);
-    if (!average.comparable) row.back() = kOtherDocuments;
+    if (!average.comparable) row.back() = kNotComparable;
   }
   return write_table(table, form);
 }

@@ -86,14 +86,18 @@ class EvalTask {
   virtual EvalFigures aggregate(std::span<const EvalDocument> documents, std::span<const Json> measured) const = 0;
 };
 
+// The note on figures of tasks that are not `comparable`.
+inline constexpr const char* kNotComparable = "not the published documents or examples: not comparable with published figures";
+
 struct EvalTaskKind {
   std::string name;
-  std::string summary;       // the question and the data
-  std::string headline;      // the metric of the paper's tables: "acc", "acc_norm", …
-  double chance = 0;         // the headline's value for a model that guesses; 0: none
-  bool few_shot = false;     // --shots above 0 is possible
-  bool comparable = true;    // false: our own documents in a published form, so that figures are not comparable with published ones
-  std::string version = {};  // the version of lm-eval's task: "1.0"
+  std::string summary;             // the question and the data
+  std::string headline;            // the metric of the paper's tables: "acc", "acc_norm", …
+  double chance = 0;               // the headline's value for a model that guesses; 0: none
+  bool few_shot = false;           // --shots above 0 is possible
+  bool comparable = true;          // false: the documents are not the published ones, so figures are not comparable with published ones
+  bool published_examples = true;  // false: the same of figures with examples, which are not from the published training split
+  std::string version = {};        // the version of lm-eval's task: "1.0"
   // Reads the data. Throws Error naming file, line and field. `options.shots` is 0 unless few_shot.
   std::function<std::unique_ptr<EvalTask>(const EvalTaskOptions& options)> make;
 };

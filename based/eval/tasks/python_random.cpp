@@ -12,7 +12,7 @@
 namespace based {
 namespace {
 
-// Gives std::mt19937 the state that MT19937's init_by_array makes of a key of one word: CPython's seeding by an integer.
+// Gives a Mersenne Twister the state that MT19937's init_by_array makes of a key of one word: CPython's seeding by an integer.
 class InitByArray {
  public:
   using result_type = uint32_t;
@@ -56,7 +56,7 @@ double PythonRandom::random() {
   return (high * 67108864.0 + low) * (1.0 / 9007199254740992.0);
 }
 
-uint32_t PythonRandom::bits(int count) { return static_cast<uint32_t>(generator_()) >> (32 - count); }
+uint32_t PythonRandom::bits(int count) { return generator_() >> (32 - count); }
 
 int64_t PythonRandom::below(int64_t bound) {
   BASED_ASSERT(bound > 0 && bound < int64_t{1} << 31);

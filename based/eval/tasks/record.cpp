@@ -95,6 +95,7 @@ EvalTaskKind record_kind(RecordVersion version) {
           .summary = "the entity of a news passage that completes a statement (superglue/ReCoRD: 32 passages of FewGLUE)",
           .headline = "f1",
           .few_shot = true,
+          .comparable = false,
           .version = statement ? "2.0" : "1.0",
           .make = [version](const EvalTaskOptions& options) -> std::unique_ptr<EvalTask> {
             const auto read = [version](const DataField& line, std::vector<ChoiceItem>& items) { read_record(version, line, items); };

@@ -150,6 +150,7 @@ EvalTaskKind eval_task_boolq() {
           .headline = "acc",
           .chance = 0.5,
           .few_shot = true,
+          .published_examples = false,
           .version = "2.0",
           .make = [](const EvalTaskOptions& options) {
             return accuracy_task(options, {"superglue/BoolQ/val.jsonl", "superglue/BoolQ/val.jsonl"}, read_boolq);

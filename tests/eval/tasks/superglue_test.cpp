@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "based/core/files.h"
+#include "based/eval/eval_run.h"
 #include "tests/core/temporary_folder.h"
 #include "tests/data/goldens.h"
 
@@ -29,6 +30,7 @@ class SuperGlue : public testing::Test {
     return kind.make({.data = folder_.path().string(), .shots = shots, .seed = seed});
   }
   EvalDocument document(const EvalTaskKind& kind, int64_t index = 0) const { return make(kind)->documents(index, 1).at(0); }
+  std::string folder() const { return folder_.path().string(); }
   std::string error(const EvalTaskKind& kind) const {
     return message_of<Error>([&] { make(kind); });
   }
@@ -67,6 +69,21 @@ TEST_F(SuperGlue, BoolqTakesExamplesFromTheEvaluatedSplit) {
   EXPECT_EQ(shot.contexts.at(0), "Tea is hot.\nQuestion: is tea hot?\nAnswer: yes\n\n" + plain.contexts[0]);
   EXPECT_THAT(task->documents(0, 2).at(1).contexts, shot.contexts) << "a document does not depend on the first one asked for";
   EXPECT_THAT(message_of<UsageError>([&] { make(eval_task_boolq(), 2); }), HasSubstr("--shots"));
+}
+
+TEST_F(SuperGlue, FiguresWithOtherExamplesOrDocumentsAreNotComparable) {
+  const std::string line = R"({"passage": "Tea is hot.", "question": "is tea hot", "label": true})";
+  write("BoolQ/val.jsonl", line + "\n" + line + "\n");
+  const std::string copa = R"({"premise": "She ran.", "choice1": "A", "choice2": "B", "question": "cause", "label": 1})";
+  write("COPA/val.jsonl", copa + "\n");
+  write("COPA/train.jsonl", copa + "\n" + copa + "\n");
+  const auto comparable = [&](const std::string& task, int64_t shots) {
+    return prepare_eval({.tasks = {task}, .data = folder(), .shots = shots, .out = ""}, ByteTokenizer()).at(0).kind.comparable;
+  };
+  EXPECT_TRUE(comparable("boolq", 0));
+  EXPECT_FALSE(comparable("boolq", 1));
+  EXPECT_TRUE(comparable("copa", 1));
+  EXPECT_FALSE(eval_task_record_v1().comparable);
 }
 
 TEST_F(SuperGlue, TheSeedDrawsTheExamples) {
