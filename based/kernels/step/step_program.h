@@ -24,6 +24,7 @@ enum class StepKind : int32_t {
 struct LinearWithConv {
   Linear linear;
   ShortConv conv;
+  const float* scale = nullptr;  // [linear.out]; then the weight is int8 [out, in], of which a row is multiplied by its scale
 };
 union StepArguments {
   StepArguments() : norm() {}
@@ -65,16 +66,16 @@ struct alignas(16) StepFetch {
 // Other inputs of an instruction that no earlier instruction writes. They are copied to shared memory some instructions early, because the
 // latency of memory is high while it streams weights. Source i has each[i] bytes for each output of the block's share; where `whole`,
 // each[i] is all of its bytes. Sources begin and end at multiples of 16 bytes.
-constexpr int kStepSources = 5;
+constexpr int kStepSources = 7;
 struct alignas(16) StepCompanions {
   const char* source[kStepSources] = {};
   int32_t each[kStepSources] = {};
   bool whole = false;
-  const int64_t* slot = nullptr;  // slot of the last source, which is a state
+  const int64_t* slot = nullptr;  // slot of source kStepState
   int64_t slot_bytes = 0;
   StepShare share;
 };
-enum : int { kStepBias, kStepGateBias, kStepTaps, kStepTapsBias, kStepState };
+enum : int { kStepBias, kStepGateBias, kStepTaps, kStepTapsBias, kStepState, kStepScale, kStepGateScale };
 
 struct StepProgram {
   const StepInstruction* instructions = nullptr;

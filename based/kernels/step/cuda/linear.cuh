@@ -1,6 +1,6 @@
 // Linear layers of a step program, and the operations fused with them: SwiGLU and the short convolution.
 #pragma once
-#include "based/kernels/step/cuda/thread.cuh"
+#include "based/kernels/step/cuda/int8_rows.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 namespace based::kernels::cuda::detail {
@@ -94,12 +94,17 @@ struct StepLinear : StepThread {
   }
   // The companions of one output; loaded before its sums are complete.
   struct Extras {
+    float scale = 1, gate_scale = 1;
     bf16 bias = {}, gate_bias = {}, taps[3] = {}, taps_bias = {};
     float2 old = make_float2(0, 0);
   };
   __device__ __forceinline__ Extras extras_of(const StepInstruction& step, int out, int in_share) const {
     Extras e;
     const Linear& p = step.arguments.linear.linear;
+    if (const float* scale = step.arguments.linear.scale; scale != nullptr) {
+      e.scale = companion(kStepScale, scale, out, in_share);
+      if (step.kind != StepKind::linear) e.gate_scale = companion(kStepGateScale, scale + p.out / 2, out, in_share);
+    }
     if (const auto* bias = static_cast<const bf16*>(p.bias); bias != nullptr) {
       e.bias = companion(kStepBias, bias, out, in_share);
       if (step.kind != StepKind::linear) e.gate_bias = companion(kStepGateBias, bias + p.out / 2, out, in_share);
@@ -115,7 +120,7 @@ struct StepLinear : StepThread {
   }
   __device__ __forceinline__ void finish(const StepInstruction& step, int out, float value, float gate, const Extras& e) const {
     const Linear& p = step.arguments.linear.linear;
-    value += to_float(e.bias), gate += to_float(e.gate_bias);
+    value = fmaf(value, e.scale, to_float(e.bias)), gate = fmaf(gate, e.gate_scale, to_float(e.gate_bias));
     if (step.kind == StepKind::swiglu) value *= gate * sigmoid(gate);
     if (step.kind != StepKind::conv) return send(step, p.y, out, value);
     const bf16 rounded = from_float<bf16>(value), rounded_gate = from_float<bf16>(gate);  // rounded as the output of the linear layer
@@ -145,6 +150,13 @@ struct StepLinear : StepThread {
     }
     __syncwarp();
   }
+  __device__ __forceinline__ void multiply_int8(int groups, int rows, int shift) {
+    switch (groups) {
+      case 2: return multiply_int8_rows<2>(*this, rows, shift);
+      case 4: return multiply_int8_rows<4>(*this, rows, shift);
+      default: return multiply_int8_rows<8>(*this, rows, shift);
+    }
+  }
   __device__ __forceinline__ void multiply(int groups, int rows, int shift) {
     switch (groups) {
       case 1: return multiply<1>(rows, shift);
@@ -166,7 +178,12 @@ struct StepLinear : StepThread {
       if (first == 0 && !step.x_is_shared) load_x(step);
       // A stage of pairs holds the rows of the values, then the rows of their gates; the last stage may have fewer rows, at the same
       // offsets.
-      multiply(step.groups, pairs ? (count + half - 1) >> (shift - 1) << shift : count, shift);
+      const int rows = pairs ? (count + half - 1) >> (shift - 1) << shift : count;
+      if (step.arguments.linear.scale != nullptr) {
+        multiply_int8(step.groups, rows, shift);
+      } else {
+        multiply(step.groups, rows, shift);
+      }
       compute_barrier();  // the partial sums of all warps are complete
       if (thread < count) {
         const int row = pairs ? (thread & ~(half - 1)) * 2 + (thread & (half - 1)) : thread;
