@@ -124,6 +124,11 @@ std::vector<kernels::StepInstruction> StepProgramBuilder::instructions(uint32_t*
   return all;
 }
 
+bool StepProgramBuilder::has_int8() const {
+  return std::any_of(steps_.begin(), steps_.end(),
+                     [](const Planned& planned) { return planned.is_linear() && planned.step.arguments.linear.scale != nullptr; });
+}
+
 std::vector<kernels::StepCompanions> StepProgramBuilder::companions() const {
   std::vector<kernels::StepCompanions> all;
   for (const Planned& planned : steps_) all.push_back(companions_of(planned));
@@ -287,7 +292,7 @@ kernels::StepProgram upload(const StepProgramBuilder& builder, at::Device device
   auto* base = static_cast<char*>(memory.mutable_data_ptr());
   kernels::StepProgram program;
   program.instruction_count = builder.count(), program.fetch_count = static_cast<int32_t>(fetches.size());
-  program.threads = builder.threads();
+  program.threads = builder.threads(), program.has_int8 = builder.has_int8();
   if (base == nullptr) return program;
   instructions = builder.instructions(reinterpret_cast<uint32_t*>(base + mailboxes_at));
   const auto put = [&image](size_t at, const auto& values) {

@@ -83,8 +83,9 @@ struct StepProgram {
   const StepFetch* fetches = nullptr;
   unsigned* counters = nullptr;  // [2]: number of launches so far, and of blocks of this launch that have ended
   int32_t instruction_count = 0, fetch_count = 0;
-  int32_t threads = 0;  // threads of a block that compute, a multiple of 32; two more warps request copies
-  int32_t stages = 0;   // stages of the ring of weights; set by step_program
+  bool has_int8 = false;  // whether an instruction has int8 weights
+  int32_t threads = 0;    // threads of a block that compute, a multiple of 32; two more warps request copies
+  int32_t stages = 0;     // stages of the ring of weights; set by step_program
 };
 
 constexpr int kStepMostThreads = 512;

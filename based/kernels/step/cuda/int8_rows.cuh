@@ -26,27 +26,28 @@ __device__ __forceinline__ void multiply_int8_rows(StepLinear& to, int rows, int
   for (int first = 0; first < rows; first += kStepTileRows, sums += kStepTileRows * kStepSumStride) {
     const int tile = min(rows - first, kStepTileRows), stages = (tile + (1 << shift) - 1) >> shift;
     to.await_stages(stages);
-    uint4 ints[2][kChunks];  // the weights of rows `row` and `row + 8`
+    uint32_t from[2];  // addresses of rows `row` and `row + 8`
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t in_ring = to.stage_at + min(row_at + i * 8 * row_bytes, (tile - 1) * row_bytes);
-      const uint32_t from = lane_at + min(in_ring, in_ring - to.ring_bytes);  // wraps around at the end of the ring
-#pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) ints[i][chunk] = load_shared_16(from + 64 * chunk - chunk % 2 * 2 * swap);
+      from[i] = lane_at + min(in_ring, in_ring - to.ring_bytes);  // wraps around at the end of the ring
     }
-    to.release_stages(stages);
+    uint4 ints[2][2];  // double buffer: loads are one chunk before the multiplications
     float d[2][4] = {};
 #pragma unroll
-    for (int j = 0; j < kGroups; ++j)
+    for (int chunk = 0; chunk <= kChunks; ++chunk) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint4 all = ints[i][j / 2];
-        const uint32_t low = j % 2 == 0 ? all.x : all.z, high = j % 2 == 0 ? all.y : all.w;
-        mma_16x8x16(
-            d[i],
-            make_uint4(low_int8_pair_as_bf16(low), high_int8_pair_as_bf16(low), low_int8_pair_as_bf16(high), high_int8_pair_as_bf16(high)),
-            x[j]);
+      for (int i = 0; chunk < kChunks && i < 2; ++i) ints[chunk % 2][i] = load_shared_16(from[i] + 64 * chunk - chunk % 2 * 2 * swap);
+      if (chunk == kChunks - 1) to.release_stages(stages);
+#pragma unroll
+      for (int j = 0; chunk > 0 && j < 4; ++j) {  // a half of the chunk of each row
+        const uint4 all = ints[(chunk - 1) % 2][j % 2];
+        const uint32_t low = j < 2 ? all.x : all.z, high = j < 2 ? all.y : all.w;
+        const uint4 a =
+            make_uint4(low_int8_pair_as_bf16(low), high_int8_pair_as_bf16(low), low_int8_pair_as_bf16(high), high_int8_pair_as_bf16(high));
+        mma_16x8x16(d[j % 2], a, x[2 * (chunk - 1) + j / 2]);
       }
+    }
     if (quarter == odd) sums[0] = d[0][0] + d[0][3], sums[8 * kStepSumStride] = d[1][0] + d[1][3];
   }
 }

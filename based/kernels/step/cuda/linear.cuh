@@ -94,17 +94,12 @@ struct StepLinear : StepThread {
   }
   // The companions of one output; loaded before its sums are complete.
   struct Extras {
-    float scale = 1, gate_scale = 1;
     bf16 bias = {}, gate_bias = {}, taps[3] = {}, taps_bias = {};
     float2 old = make_float2(0, 0);
   };
   __device__ __forceinline__ Extras extras_of(const StepInstruction& step, int out, int in_share) const {
     Extras e;
     const Linear& p = step.arguments.linear.linear;
-    if (const float* scale = step.arguments.linear.scale; scale != nullptr) {
-      e.scale = companion(kStepScale, scale, out, in_share);
-      if (step.kind != StepKind::linear) e.gate_scale = companion(kStepGateScale, scale + p.out / 2, out, in_share);
-    }
     if (const auto* bias = static_cast<const bf16*>(p.bias); bias != nullptr) {
       e.bias = companion(kStepBias, bias, out, in_share);
       if (step.kind != StepKind::linear) e.gate_bias = companion(kStepGateBias, bias + p.out / 2, out, in_share);
@@ -120,7 +115,7 @@ struct StepLinear : StepThread {
   }
   __device__ __forceinline__ void finish(const StepInstruction& step, int out, float value, float gate, const Extras& e) const {
     const Linear& p = step.arguments.linear.linear;
-    value = fmaf(value, e.scale, to_float(e.bias)), gate = fmaf(gate, e.gate_scale, to_float(e.gate_bias));
+    value += to_float(e.bias), gate += to_float(e.gate_bias);
     if (step.kind == StepKind::swiglu) value *= gate * sigmoid(gate);
     if (step.kind != StepKind::conv) return send(step, p.y, out, value);
     const bf16 rounded = from_float<bf16>(value), rounded_gate = from_float<bf16>(gate);  // rounded as the output of the linear layer
@@ -130,6 +125,14 @@ struct StepLinear : StepThread {
     send(step, c.y, out, (c.silu ? z * sigmoid(z) : z) * to_float(rounded_gate));
     if ((step.stores & 2) != 0) static_cast<bf16*>(p.y)[out] = rounded, static_cast<bf16*>(p.y)[out + p.out / 2] = rounded_gate;
     reinterpret_cast<float2*>(c.state)[slot_of(c.slot) * c.channels + out] = make_float2(e.old.y, x);
+  }
+
+  // Multiplies the sums of an output and its gate by the scales of their int8 rows.
+  __device__ __forceinline__ void multiply_by_scales(const StepInstruction& step, int in_share, float& value, float& gate) const {
+    const float* scale = step.arguments.linear.scale;
+    const int out = BlockShare(step.share).first + in_share;
+    value *= companion(kStepScale, scale, out, in_share);
+    if (step.kind != StepKind::linear) gate *= companion(kStepGateScale, scale + step.arguments.linear.linear.out / 2, out, in_share);
   }
 
   // Receives the warp's part of x and stores it to shared memory: four or eight elements a lane.
@@ -165,6 +168,8 @@ struct StepLinear : StepThread {
       default: return multiply<8>(rows, shift);
     }
   }
+  // kInt8: whether the program has int8 weights.
+  template <bool kInt8>
   __device__ __forceinline__ void apply_linear(const StepInstruction& step) {
     const bool pairs = step.kind != StepKind::linear;
     const BlockShare share(step.share);
@@ -179,7 +184,7 @@ struct StepLinear : StepThread {
       // A stage of pairs holds the rows of the values, then the rows of their gates; the last stage may have fewer rows, at the same
       // offsets.
       const int rows = pairs ? (count + half - 1) >> (shift - 1) << shift : count;
-      if (step.arguments.linear.scale != nullptr) {
+      if (kInt8 && step.arguments.linear.scale != nullptr) {
         multiply_int8(step.groups, rows, shift);
       } else {
         multiply(step.groups, rows, shift);
@@ -187,7 +192,9 @@ struct StepLinear : StepThread {
       compute_barrier();  // the partial sums of all warps are complete
       if (thread < count) {
         const int row = pairs ? (thread & ~(half - 1)) * 2 + (thread & (half - 1)) : thread;
-        finish(step, share.first + first + thread, row_sum(row), pairs ? row_sum(row + half) : 0.0F, extras);
+        float value = row_sum(row), gate = pairs ? row_sum(row + half) : 0.0F;
+        if (kInt8 && step.arguments.linear.scale != nullptr) multiply_by_scales(step, first + thread, value, gate);
+        finish(step, share.first + first + thread, value, gate, extras);
       }
       sums_half ^= 1;
     }
