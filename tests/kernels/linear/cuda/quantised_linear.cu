@@ -1,6 +1,7 @@
 // The int8 linear layer against sums in double precision.
 #include "based/kernels/linear/quantised_linear.h"
 
+#include <cstring>
 #include <random>
 
 #include "tests/kernels/common/cuda/testing.cuh"
