@@ -115,8 +115,8 @@ void compare_quality(const Quality& full, const Quality& quantised, ops::WeightF
 
 void add_quantise_options(CommandLine app, QuantiseOptions& options) {
   app.add_option("--weights", options.form,
-                 "int8 or int4: quantise the linear layers; the source may also be a model's folder. The result runs on the CPU only, in "
-                 "fp32 or bf16, and cannot be trained");
+                 "int8 or int4: quantise the linear layers; the source may also be a model's folder. The result runs in fp32 or bf16, int4 "
+                 "on the CPU only, and cannot be trained");
   app.add_option("--gate-text", options.gate_text,
                  "with --weights: compare the perplexity on this file; above +0.5 % (int8) or +3 % (int4), write nothing", kPath);
   app.add_flag("--gate-mqar", options.gate_mqar,

@@ -1,30 +1,11 @@
 // Greedy decoding with based-360m in bf16, the output projection included. A step decodes one token of every row.
 #include <algorithm>
 
-#include "based/models/quantised.h"
 #include "bench/compare.h"
-#include "bench/model.h"
+#include "bench/decoder.h"
 
 namespace based::bench {
 namespace decode_case {
-
-struct Decoder {
-  LanguageModel& model;
-  ModelState state;
-  torch::Tensor slots, ids;
-
-  Decoder(LanguageModel& decoded, int64_t rows)
-      : model(decoded), state(decoded.make_state(rows)), slots(torch::arange(rows)), ids(random_ids(decoded, rows)) {}
-
-  void prefill(int64_t tokens) {
-    constexpr int64_t piece = 2048;
-    for (int64_t done = 0; done < tokens; done += piece) {
-      const int64_t length = std::min(piece, tokens - done), rows = slots.size(0);
-      model.prefill_last(random_ids(model, rows * length), Sequences::equal(rows, length), state, slots);
-    }
-  }
-  void step() { ids = model.logits(model.step(ids, state, slots)).narrow(1, 0, model.config().vocab_size).argmax(1); }
-};
 
 void run(Context& context) {
   const torch::InferenceMode inference;
@@ -90,55 +71,10 @@ void run_position(Context& context) {
   add(position, late, far.state, far_resident);
 }
 
-// Quantises the linear layers in place. Returns the bytes of quantised weights.
-double quantise_layers(LanguageModel& model, ops::WeightForm form) {
-  int64_t bytes = 0;
-  for (const auto& [name, layer] : quantisable_layers(model)) {
-    const torch::Tensor weight = layer->weight();
-    if (!ops::can_quantise(form, weight.size(1))) continue;
-    ops::QuantisedWeight quantised = ops::quantise(weight, form);
-    bytes += quantised.bytes();
-    layer->quantise(std::move(quantised), weight.scalar_type());
-  }
-  return static_cast<double>(bytes);
-}
-
-// The same steps with the full weights and with their int8 and int4 forms. The full weights are timed again before each form, so that drift
-// of the machine's speed affects both.
-void run_quantised(Context& context) {
-  const torch::InferenceMode inference;
-  const double rate = context.ceilings.read_gb_s();
-  const std::string bound = "weights read once at " + std::to_string(static_cast<int64_t>(rate)) + " GB/s";
-  for (const ops::WeightForm form : {ops::WeightForm::int8, ops::WeightForm::int4}) {
-    const BenchModel full = verified_model(context), quantised = verified_model(context);
-    const double quantised_bytes = quantise_layers(*quantised.model, form);
-    const double floor = (quantised_bytes + weight_bytes(*quantised.model)) / (rate * 1e9);
-    for (const int64_t batch : {1, 4, 16}) {
-      Decoder before(*full.model, batch), after(*quantised.model, batch);
-      before.prefill(100);
-      after.prefill(100);
-      const int repeats = context.quick ? 5 : 31;
-      const double full_seconds = median_seconds([&] { before.step(); }, repeats);
-      const double seconds = median_seconds([&] { after.step(); }, repeats);
-      const double rows = static_cast<double>(batch);
-      context.add({"quantised",
-                   full.name + " " + weight_form_name(form) + " B=" + std::to_string(batch) + " position 100",
-                   rows / seconds,
-                   "tokens/s",
-                   rows / floor,
-                   floor / seconds,
-                   bound,
-                   full.error,
-                   {{"times_full", full_seconds / seconds}}});
-    }
-  }
-}
-
 }  // namespace decode_case
 
 const Case case_decode{"decode", "a model token by token: batch 1, 4, 16; --compare: models side by side", decode_case::run, false,
                        compare_decode};
-const Case case_quantised{"quantised", "decoding with int8 and int4 weights, beside the full ones", decode_case::run_quantised};
 const Case case_position{"position", "what a token costs at position 100 and at 100,000", decode_case::run_position};
 
 }  // namespace based::bench

@@ -4,6 +4,7 @@
 #include "based/kernels/conv/short_conv.h"
 #include "based/kernels/delta_rule/delta_rule_step.h"
 #include "based/kernels/linear/linear_step.h"
+#include "based/kernels/linear/quantised_linear.h"
 #include "based/kernels/norm/rms_norm.h"
 #include "based/kernels/pointwise/activation.h"
 #include "based/kernels/scan/scan_step.h"
@@ -25,6 +26,7 @@ Status call(Entry Table::*entry, Queue queue, const Arguments&... arguments) {
 
 Status launch(const kernels::RmsNorm& p, Queue queue) { return call(&kernels::RmsNormLaunchers::forward, queue, p); }
 Status launch(const kernels::Linear& p, Queue queue) { return call(&kernels::LinearLaunchers::forward, queue, p); }
+Status launch(const kernels::QuantisedLinear& p, Queue queue) { return call(&kernels::QuantisedLinearLaunchers::forward, queue, p); }
 Status launch(const kernels::Activate& p, Queue queue) { return call(&kernels::ActivationLaunchers::activate, queue, p); }
 Status launch(const kernels::StepProgram& p, Queue queue) { return call(&kernels::StepProgramLaunchers::run, queue, p); }
 

@@ -12,6 +12,7 @@ struct GatedDeltaRuleOfLayer;
 struct Linear;
 struct NormAfter;
 struct NormBefore;
+struct QuantisedLinear;
 struct RmsNorm;
 struct SelectiveScan;
 struct SelectiveScanOfLayer;
@@ -28,6 +29,7 @@ using kernels::Status;
 
 Status launch(const kernels::RmsNorm&, Queue);
 Status launch(const kernels::Linear&, Queue);
+Status launch(const kernels::QuantisedLinear&, Queue);
 Status launch(const kernels::Activate&, Queue);
 Status launch(const kernels::StepProgram&, Queue);
 

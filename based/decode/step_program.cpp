@@ -23,6 +23,9 @@ kernels::StepCompanions companions_of(const Planned& planned) {
   }
   if (!planned.is_linear()) return to;
   const Linear& p = step.arguments.linear.linear;
+  const float* scale = step.arguments.linear.scale;
+  set(kStepScale, scale, 4);
+  if (scale != nullptr && step.kind != StepKind::linear) set(kStepGateScale, scale + p.out / 2, 4);
   set(kStepBias, p.bias, 2);
   if (p.bias != nullptr && step.kind != StepKind::linear) set(kStepGateBias, static_cast<const char*>(p.bias) + p.out, 2);
   if (step.kind != StepKind::conv) return to;
@@ -121,6 +124,11 @@ std::vector<kernels::StepInstruction> StepProgramBuilder::instructions(uint32_t*
   return all;
 }
 
+bool StepProgramBuilder::has_int8() const {
+  return std::any_of(steps_.begin(), steps_.end(),
+                     [](const Planned& planned) { return planned.is_linear() && planned.step.arguments.linear.scale != nullptr; });
+}
+
 std::vector<kernels::StepCompanions> StepProgramBuilder::companions() const {
   std::vector<kernels::StepCompanions> all;
   for (const Planned& planned : steps_) all.push_back(companions_of(planned));
@@ -132,8 +140,9 @@ std::vector<kernels::StepFetch> StepProgramBuilder::fetches() const {
   for (const Planned& planned : steps_) {
     if (!planned.is_linear()) continue;
     const kernels::Linear& p = planned.step.arguments.linear.linear;
-    all.push_back({static_cast<const char*>(p.weight), planned.step.kind == StepKind::linear ? 0 : p.out * p.in, planned.step.share,
-                   static_cast<int32_t>(2 * p.in)});
+    const int64_t row_bytes = planned.step.arguments.linear.scale != nullptr ? p.in : 2 * p.in;
+    all.push_back({static_cast<const char*>(p.weight), planned.step.kind == StepKind::linear ? 0 : p.out / 2 * row_bytes,
+                   planned.step.share, static_cast<int32_t>(row_bytes)});
   }
   return all;
 }
@@ -283,7 +292,7 @@ kernels::StepProgram upload(const StepProgramBuilder& builder, at::Device device
   auto* base = static_cast<char*>(memory.mutable_data_ptr());
   kernels::StepProgram program;
   program.instruction_count = builder.count(), program.fetch_count = static_cast<int32_t>(fetches.size());
-  program.threads = builder.threads();
+  program.threads = builder.threads(), program.has_int8 = builder.has_int8();
   if (base == nullptr) return program;
   instructions = builder.instructions(reinterpret_cast<uint32_t*>(base + mailboxes_at));
   const auto put = [&image](size_t at, const auto& values) {

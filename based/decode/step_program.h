@@ -38,6 +38,7 @@ class StepProgramBuilder {
   bool finish(size_t end, std::string& why);
   int count() const { return static_cast<int>(steps_.size()); }
   int threads() const { return limits_.threads; }
+  bool has_int8() const;  // whether an instruction has int8 weights
   int64_t mailbox_bytes() const { return 4 * mailbox_words_; }
 
   std::vector<kernels::StepInstruction> instructions(uint32_t* mailboxes) const;

@@ -6,11 +6,28 @@
 #include "based/generate/decode_step.h"
 #include "based/generate/pages.h"
 #include "based/mixers/kit/shapes_only.h"
+#include "based/models/quantised.h"
 #include "based/ops/framework/arguments.h"
 
 namespace based {
 
 namespace {
+
+// Replaces the linear layers' weights by quantised ones without memory.
+void quantise_shapes(LanguageModel& model, ops::WeightForm form, torch::Dtype type) {
+  for (const auto& [name, layer] : quantisable_layers(model)) {
+    const int64_t out = layer->weight().size(0), in = layer->weight().size(1);
+    if (!ops::can_quantise(form, in)) continue;
+    const auto memory = [](torch::IntArrayRef sizes, torch::Dtype of) {
+      return torch::empty(sizes, torch::dtype(of).device(torch::kMeta));
+    };
+    if (form == ops::WeightForm::int8) {
+      layer->quantise({form, memory({out, in}, torch::kChar), memory({out}, torch::kFloat)}, type);
+    } else {
+      layer->quantise({form, memory({out, in / 2}, torch::kByte), memory({out, in / kernels::kInt4Group}, torch::kBFloat16)}, type);
+    }
+  }
+}
 
 // Throws c10::Error if the step needs values, which tensors without memory do not have.
 std::unique_ptr<decode::Plan> plan_of(const ModelConfig& config, const decode::Gpu& gpu, const StepPlanOptions& options) {
@@ -19,6 +36,7 @@ std::unique_ptr<decode::Plan> plan_of(const ModelConfig& config, const decode::G
   LanguageModel model(config);
   model.to(options.dtype);
   model.eval();
+  if (options.weights) quantise_shapes(model, *options.weights, options.dtype);
   const int64_t slots = options.invariant ? DecodeStep::invariant_width : options.slots;
   ModelState state = model.make_state(slots);
   if (state.grows()) {

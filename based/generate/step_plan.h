@@ -1,16 +1,19 @@
 // The plan of a model's decoding step for a GPU. The GPU need not be present, because no weights are loaded and nothing is computed.
 #pragma once
 #include <memory>
+#include <optional>
 
 #include "based/decode/record.h"
 #include "based/models/config.h"
+#include "based/ops/linear/quantised_linear.h"
 
 namespace based {
 
 struct StepPlanOptions {
   int64_t slots = 1;
   torch::Dtype dtype = torch::kBFloat16;
-  bool invariant = false;  // see DecodeOptions
+  bool invariant = false;                    // see DecodeOptions
+  std::optional<ops::WeightForm> weights{};  // the form of the linear layers, where they are quantised
 };
 
 // Plans a step of all slots of an engine, sampling included. A state that grows is stored in pages. Throws UsageError for a wrong config or

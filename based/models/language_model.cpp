@@ -48,7 +48,7 @@ Mlp::Mlp(const ModelConfig& config) : gated_(config.mlp == "swiglu") {
 
 Tensor Mlp::forward(const Tensor& x) {
   if (!gated_) return fc2_->forward(torch::gelu(fc1_->forward(x)));
-  if (fc1_->quantised() || fc2_->quantised()) return fc2_->forward(ops::swiglu(fc1_->forward(x)));
+  if (fc1_->quantised() || fc2_->quantised()) return fc2_->forward(fc1_->forward_swiglu(x));
   return ops::gated_mlp(x, fc1_->weight(), fc2_->weight());
 }
 

@@ -56,8 +56,8 @@ std::string quantised_problem(const StoredQuantised& stored, int64_t out, int64_
   return "";
 }
 
-ops::QuantisedWeight read_quantised(const StoredQuantised& stored) {
-  return {stored.form, tensor_of(*stored.values), tensor_of(*stored.scales)};
+ops::QuantisedWeight read_quantised(const StoredQuantised& stored, torch::Device device) {
+  return {stored.form, tensor_of(*stored.values).to(device), tensor_of(*stored.scales).to(device)};
 }
 
 QuantisedFolder quantise_model(const std::string& folder, const std::string& out, ops::WeightForm form) {

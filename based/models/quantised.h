@@ -31,7 +31,7 @@ struct StoredQuantised {
 std::optional<StoredQuantised> find_quantised(const SafetensorsFile& file, const std::string& name);
 // Why the tensors do not fit a weight [out, in]; empty if they do.
 std::string quantised_problem(const StoredQuantised& stored, int64_t out, int64_t in);
-ops::QuantisedWeight read_quantised(const StoredQuantised& stored);  // copies
+ops::QuantisedWeight read_quantised(const StoredQuantised& stored, torch::Device device);  // copies
 
 struct QuantisedFolder {
   int64_t layers = 0;                         // quantised linear layers

@@ -177,19 +177,20 @@ Tensor placed(const TensorView& view, torch::Dtype dtype, torch::Device device) 
   return mapped.to(device).to(dtype);  // transfers the stored bytes and converts them on the device
 }
 
-// Quantised weights have kernels for the CPU only, for activations in fp32 and bf16.
+// Quantised weights have kernels for activations in fp32 and bf16; int4 for the CPU only.
 void require_quantised_support(const ModelFiles& files, torch::Dtype type, torch::Device device) {
   const std::string weights = files.config_path + ": the weights are " + weight_form_name(*files.form);
-  if (!device.is_cpu())
-    throw UsageError(weights + ", which runs on the CPU only; give --device cpu, or use the model that they were converted from");
+  if (!device.is_cpu() && *files.form == ops::WeightForm::int4)
+    throw UsageError(weights +
+                     ", which runs on the CPU only; give --device cpu, or use the model that they were converted from, or its int8 form");
   if (type != torch::kFloat && type != torch::kBFloat16)
     throw UsageError(weights + ", which runs in fp32 or bf16, not in " + float_type_name(type) + "; give --dtype fp32 or bf16");
 }
 
 // Replaces the weights that the file holds in quantised form. The other parameters get no gradient.
-void place_quantised(LanguageModel& model, const SafetensorsFile& file, torch::Dtype type) {
+void place_quantised(LanguageModel& model, const SafetensorsFile& file, torch::Dtype type, torch::Device device) {
   for (const auto& [name, layer] : quantisable_layers(model))
-    if (const auto stored = find_quantised(file, name)) layer->quantise(read_quantised(*stored), type);
+    if (const auto stored = find_quantised(file, name)) layer->quantise(read_quantised(*stored, device), type);
   for (const auto& parameter : model.parameters()) parameter.set_requires_grad(false);
 }
 
@@ -216,7 +217,7 @@ LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dt
     loaded.model = std::make_shared<LanguageModel>(files.config);
   }
   const torch::NoGradGuard no_grad;
-  if (files.form) place_quantised(*loaded.model, file, type);
+  if (files.form) place_quantised(*loaded.model, file, type, device);
   for (const auto& item : loaded.model->named_parameters())
     item.value().set_data(placed(file.at(item.key()), types.at(item.key()), device));
   // The parameters are already on the device. This moves the buffers, which are converted to the weights' type; a FixedTensor keeps its own

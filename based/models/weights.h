@@ -58,7 +58,7 @@ void check_weights(const SafetensorsFile& file, const ModelFiles& files);
 
 // Strict: one Error lists all missing, unexpected, misshapen and wrongly typed tensors, before memory is allocated. Weights keep their
 // stored type unless `dtype` is given. WideParameters are never narrower than fp32, whatever their stored type. Quantised weights stay
-// quantised; such a model runs on the CPU in fp32 or bf16 and without gradients, and other requests are a UsageError.
+// quantised; such a model runs in fp32 or bf16 and without gradients, with int4 on the CPU only, and other requests are a UsageError.
 LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dtype = {}, torch::Device device = torch::kCPU);
 
 }  // namespace based

@@ -24,6 +24,7 @@ enum class StepKind : int32_t {
 struct LinearWithConv {
   Linear linear;
   ShortConv conv;
+  const float* scale = nullptr;  // [linear.out]; then the weight is int8 [out, in], of which a row is multiplied by its scale
 };
 union StepArguments {
   StepArguments() : norm() {}
@@ -65,16 +66,16 @@ struct alignas(16) StepFetch {
 // Other inputs of an instruction that no earlier instruction writes. They are copied to shared memory some instructions early, because the
 // latency of memory is high while it streams weights. Source i has each[i] bytes for each output of the block's share; where `whole`,
 // each[i] is all of its bytes. Sources begin and end at multiples of 16 bytes.
-constexpr int kStepSources = 5;
+constexpr int kStepSources = 7;
 struct alignas(16) StepCompanions {
   const char* source[kStepSources] = {};
   int32_t each[kStepSources] = {};
   bool whole = false;
-  const int64_t* slot = nullptr;  // slot of the last source, which is a state
+  const int64_t* slot = nullptr;  // slot of source kStepState
   int64_t slot_bytes = 0;
   StepShare share;
 };
-enum : int { kStepBias, kStepGateBias, kStepTaps, kStepTapsBias, kStepState };
+enum : int { kStepBias, kStepGateBias, kStepTaps, kStepTapsBias, kStepState, kStepScale, kStepGateScale };
 
 struct StepProgram {
   const StepInstruction* instructions = nullptr;
@@ -82,8 +83,9 @@ struct StepProgram {
   const StepFetch* fetches = nullptr;
   unsigned* counters = nullptr;  // [2]: number of launches so far, and of blocks of this launch that have ended
   int32_t instruction_count = 0, fetch_count = 0;
-  int32_t threads = 0;  // threads of a block that compute, a multiple of 32; two more warps request copies
-  int32_t stages = 0;   // stages of the ring of weights; set by step_program
+  bool has_int8 = false;  // whether an instruction has int8 weights
+  int32_t threads = 0;    // threads of a block that compute, a multiple of 32; two more warps request copies
+  int32_t stages = 0;     // stages of the ring of weights; set by step_program
 };
 
 constexpr int kStepMostThreads = 512;

@@ -27,6 +27,11 @@ Tensor Projection::forward(const Tensor& x) const {
   return quantised_ ? ops::quantised_linear(x, *quantised_, bias) : ops::linear(x, weight_, bias);
 }
 
+Tensor Projection::forward_swiglu(const Tensor& x) const {
+  const std::optional<Tensor> bias = bias_.defined() ? std::optional<Tensor>(bias_) : std::nullopt;
+  return quantised_ ? ops::quantised_linear_swiglu(x, *quantised_, bias) : ops::linear_swiglu(x, weight_, bias);
+}
+
 Tensor Projection::weight() const { return quantised_ ? ops::dequantised(*quantised_, 0, quantised_->out(), type_) : weight_; }
 
 void Projection::quantise(ops::QuantisedWeight weight, torch::Dtype type) {

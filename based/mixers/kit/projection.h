@@ -27,6 +27,7 @@ class Projection : public torch::nn::Module {
   Projection(int64_t in, int64_t out, bool bias, double std = initial_std);
   explicit Projection(Tensor weight, Tensor bias = {});  // [out, in], [out]
   Tensor forward(const Tensor& x) const;                 // [tokens, in] -> [tokens, out]
+  Tensor forward_swiglu(const Tensor& x) const;          // swiglu(forward(x)), [tokens, in] -> [tokens, out / 2]
   // [out, in]. A quantised weight is converted in each call; computations for which a quantised form exists should test quantised().
   Tensor weight() const;
   const Tensor& bias() const { return bias_; }  // undefined without a bias

@@ -5,7 +5,9 @@
 #include <array>
 #include <cmath>
 
+#include "based/ops/framework/on_device.h"
 #include "based/ops/linear/linear.h"
+#include "based/ops/pointwise/swiglu.h"
 
 namespace based::ops {
 namespace {
@@ -75,8 +77,12 @@ void quantise_group(const float* w, uint8_t* bytes, c10::BFloat16* scale) {
   for (size_t i = 0; i < q.size() / 2; ++i) bytes[i] = static_cast<uint8_t>(q[i] | q[i + q.size() / 2] << 4);
 }
 
+QuantisedWeight weight_of(const QuantisedLinear& in) {
+  return {in.values.scalar_type() == at::kChar ? WeightForm::int8 : WeightForm::int4, in.values, in.scales};
+}
+
 // More rows than the kernel is for, in x's type where its products are fast.
-Tensor many_quantised_rows(const Tensor& x, const QuantisedWeight& weight, const OptionalTensor& bias) {
+Tensor many_rows_on_cpu(const Tensor& x, const QuantisedWeight& weight, const OptionalTensor& bias) {
   constexpr int64_t block_weights = int64_t{1} << 21;
   const int64_t block = std::max<int64_t>(32, block_weights / std::max<int64_t>(1, weight.in()) / 32 * 32);
   const bool in_fp32 = multiplies_in_fp32(x, at::empty({std::min(block, weight.out()), 0}, x.options()));
@@ -91,13 +97,81 @@ Tensor many_quantised_rows(const Tensor& x, const QuantisedWeight& weight, const
 }
 
 void check_call(const Tensor& x, const QuantisedWeight& weight, const OptionalTensor& bias) {
-  require(x.is_cpu(), kQuantisedOp, "x must be on the CPU, got ", x.device());
+  check_quantised(weight);
   require(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16, kQuantisedOp, "x must be fp32 or bf16, got ", x.scalar_type());
+  require_on(kQuantisedOp, "x", x, weight.values.device());
   require_shape(kQuantisedOp, "x", x, {-1, weight.in()});
-  require_no_gradient(kQuantisedOp, {x});
   if (!bias) return;
   require_like(kQuantisedOp, "bias", *bias, x);
   require_shape(kQuantisedOp, "bias", *bias, {weight.out()});
+}
+
+void check_operator(const QuantisedLinear& in) {
+  const QuantisedWeight weight = weight_of(in);
+  check_call(in.x, weight, in.bias);
+  require(!in.gated || weight.out() % 2 == 0, kQuantisedOp, "gates need an even number of outputs, got ", weight.out());
+}
+
+Tensor empty_result(const QuantisedLinear& in) { return at::empty({in.x.size(0), in.values.size(0) / (in.gated ? 2 : 1)}, in.x.options()); }
+
+Tensor forward_meta(const QuantisedLinear& in) {
+  check_operator(in);
+  return empty_result(in);
+}
+
+Tensor few_rows_on_cpu(const QuantisedLinear& in) {
+  const Tensor input = in.x.to(at::kFloat).contiguous();
+  const Tensor y = at::empty({in.x.size(0), in.values.size(0)}, in.x.options());
+  const OptionalTensor offsets = in.bias ? OptionalTensor(in.bias->contiguous()) : std::nullopt;
+  kernels::QuantisedLinear to = quantised_linear_arguments({in.x, in.values, in.scales, offsets, false}, y);
+  to.x = input.const_data_ptr<float>(), to.x_stride = to.in;
+  require_ok(kernels::cpu::quantised_linear(to));
+  return y;
+}
+
+Tensor forward_cpu(const QuantisedLinear& in) {
+  check_operator(in);
+  const Tensor y = in.x.size(0) > kBatchInvariantRows ? many_rows_on_cpu(in.x, weight_of(in), in.bias) : few_rows_on_cpu(in);
+  return in.gated ? swiglu(y) : y;
+}
+
+// Converts the whole weight: that costs less than the product of as many rows.
+Tensor many_rows_on_gpu(const QuantisedLinear& in, const kernels::QuantisedLinearLaunchers& launchers) {
+  const Tensor weight = at::empty(in.values.sizes(), in.x.options());
+  require_ok(launchers.dequantise({in.values.const_data_ptr(), in.scales.const_data_ptr<float>(), weight.mutable_data_ptr(), weight.size(0),
+                                   weight.size(1), kernel_dtype(in.x)},
+                                  queue_of(in.x)));
+  return in.gated ? linear_swiglu(in.x, weight, in.bias) : ops::linear(in.x, weight, in.bias);
+}
+
+Tensor forward_gpu(const QuantisedLinear& in) {
+  check_operator(in);
+  require(in.values.scalar_type() == at::kChar, kQuantisedOp, "int4 weights run on the CPU only");
+  const auto* launchers = launchers_of<kernels::QuantisedLinearLaunchers>(in.x);
+  require(launchers != nullptr, kQuantisedOp, "this program has no kernels for ", in.x.device());
+  if (in.x.size(0) > kBatchInvariantRows) return many_rows_on_gpu(in, *launchers);
+  const Tensor x = with_unit_columns(in.x), y = empty_result(in);
+  const OptionalTensor bias = in.bias ? OptionalTensor(in.bias->contiguous()) : std::nullopt;
+  require_ok(launchers->forward(quantised_linear_arguments({x, in.values, in.scales, bias, in.gated}, y), queue_of(x)));
+  return y;
+}
+
+Tensor forward_reference(const QuantisedLinear& in) {
+  check_operator(in);
+  const QuantisedWeight weight = weight_of(in);
+  const OptionalTensor offsets = in.bias ? OptionalTensor(in.bias->to(at::kDouble)) : std::nullopt;
+  const Tensor y = at::linear(in.x.to(at::kDouble), dequantised(weight, 0, weight.out(), at::kDouble), offsets);
+  return (in.gated ? swiglu_reference(y) : y).to(in.x.scalar_type());
+}
+
+TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
+  define<QuantisedLinear>(m)
+      .reference<forward_reference>()
+      .named_reference<forward_reference>()
+      .meta<forward_meta>()
+      .cpu<forward_cpu>()
+      .on<on_gpu<QuantisedLinear, forward_gpu>>(c10::DispatchKey::CUDA)
+      .without_gradient();
 }
 
 }  // namespace
@@ -135,7 +209,7 @@ QuantisedWeight quantise(const Tensor& weight, WeightForm form) {
 void check_quantised(const QuantisedWeight& weight) {
   const auto& [form, values, scales] = weight;
   const bool int8 = form == WeightForm::int8;
-  require(values.is_cpu() && scales.is_cpu(), kQuantisedOp, "the weight must be on the CPU");
+  require_on(kQuantisedOp, "scales", scales, values.device());
   require(values.scalar_type() == (int8 ? at::kChar : at::kByte), kQuantisedOp, "the weight's values have type ", values.scalar_type());
   require(scales.scalar_type() == (int8 ? at::kFloat : at::kBFloat16), kQuantisedOp, "the scales have type ", scales.scalar_type());
   require_shape(kQuantisedOp, "values", values, {-1, -1});
@@ -155,28 +229,27 @@ Tensor dequantised(const QuantisedWeight& weight, int64_t first, int64_t count, 
   return (nibbles.to(wide) * scales.unsqueeze(2)).to(type).view({count, weight.in()});
 }
 
-Tensor quantised_linear(const Tensor& x, const QuantisedWeight& weight, const OptionalTensor& bias) {
-  check_call(x, weight, bias);
-  if (x.size(0) > kBatchInvariantRows) return many_quantised_rows(x, weight, bias);
-  const Tensor input = x.to(at::kFloat).contiguous();
-  const Tensor offsets = bias ? bias->contiguous() : Tensor();
-  Tensor y = at::empty({x.size(0), weight.out()}, x.options());
+kernels::QuantisedLinear quantised_linear_arguments(const QuantisedLinear& in, const Tensor& y) {
+  const QuantisedWeight weight = weight_of(in);
   kernels::QuantisedLinear to;
-  to.x = input.const_data_ptr<float>();
+  to.x = in.x.const_data_ptr();
   to.weight = weight.values.const_data_ptr(), to.scale = weight.scales.const_data_ptr();
-  if (offsets.defined()) to.bias = offsets.const_data_ptr();
+  if (in.bias) to.bias = in.bias->const_data_ptr();
   to.y = y.mutable_data_ptr();
-  to.rows = x.size(0), to.in = weight.in(), to.out = weight.out();
-  to.x_stride = to.in, to.y_stride = to.out;
-  to.form = weight.form, to.dtype = kernel_dtype(x);
-  require_ok(kernels::cpu::quantised_linear(to));
-  return y;
+  to.rows = in.x.size(0), to.in = weight.in(), to.out = weight.out();
+  to.x_stride = in.x.stride(0), to.y_stride = y.stride(0);
+  to.form = weight.form, to.dtype = kernel_dtype(in.x), to.gated = in.gated;
+  return to;
 }
 
+Tensor quantised_linear(const Tensor& x, const QuantisedWeight& weight, const OptionalTensor& bias) {
+  return call(QuantisedLinear{x, weight.values, weight.scales, bias, false});
+}
+Tensor quantised_linear_swiglu(const Tensor& x, const QuantisedWeight& weight, const OptionalTensor& bias) {
+  return call(QuantisedLinear{x, weight.values, weight.scales, bias, true});
+}
 Tensor quantised_linear_reference(const Tensor& x, const QuantisedWeight& weight, const OptionalTensor& bias) {
-  check_call(x, weight, bias);
-  const OptionalTensor offsets = bias ? OptionalTensor(bias->to(at::kDouble)) : std::nullopt;
-  return at::linear(x.to(at::kDouble), dequantised(weight, 0, weight.out(), at::kDouble), offsets).to(x.scalar_type());
+  return forward_reference({x, weight.values, weight.scales, bias, false});
 }
 
 }  // namespace based::ops

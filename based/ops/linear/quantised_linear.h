@@ -1,8 +1,8 @@
-// Linear layers whose weights are stored in int8 or int4. Only the weights are quantised: activations are bf16 or fp32, sums are fp32. CPU
-// only, without gradients.
+// Linear layers whose weights are stored in int8 or int4. Only the weights are quantised: activations are bf16 or fp32, sums are fp32.
+// Without gradients. int4 runs on the CPU only.
 #pragma once
 #include "based/kernels/linear/quantised_linear.h"
-#include "based/ops/framework/arguments.h"
+#include "based/ops/framework/operator.h"
 
 namespace based::ops {
 
@@ -26,16 +26,30 @@ constexpr bool can_quantise(WeightForm form, int64_t in) { return form == Weight
 // Throws Error for weights that are not finite, too large for the scale, or of a shape that the form cannot store.
 QuantisedWeight quantise(const Tensor& weight, WeightForm form);
 
-// Throws Error unless types, shapes and device fit the form.
+// Throws Error unless types, shapes and devices fit the form.
 void check_quantised(const QuantisedWeight& weight);
 
 // Rows first … first + count of the weight, in this floating type.
 Tensor dequantised(const QuantisedWeight& weight, int64_t first, int64_t count, at::ScalarType type);
 
 // x [rows, in] · weightᵀ + bias, as linear(): up to kBatchInvariantRows rows the bits of a row do not depend on the other rows. More rows
-// are multiplied by blocks of converted weights. x and the bias are bf16 or fp32.
+// are multiplied by converted weights. x and the bias are bf16 or fp32.
 Tensor quantised_linear(const Tensor& x, const QuantisedWeight& weight, const OptionalTensor& bias = {});
 // The same in fp64, rounded to x's type.
 Tensor quantised_linear_reference(const Tensor& x, const QuantisedWeight& weight, const OptionalTensor& bias = {});
+// swiglu(quantised_linear(…)), in one kernel on a GPU for up to kBatchInvariantRows rows.
+Tensor quantised_linear_swiglu(const Tensor& x, const QuantisedWeight& weight, const OptionalTensor& bias = {});
+
+// The operator; `gated`: with SwiGLU.
+struct QuantisedLinear {
+  const Tensor& x;
+  const Tensor& values;
+  const Tensor& scales;
+  const OptionalTensor& bias;
+  bool gated;
+  BASED_OPERATOR("quantised_linear -> y", x, values, scales, bias, gated)
+};
+// The kernel's arguments on a GPU, for x with contiguous columns.
+kernels::QuantisedLinear quantised_linear_arguments(const QuantisedLinear& in, const Tensor& y);
 
 }  // namespace based::ops

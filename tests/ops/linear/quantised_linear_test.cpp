@@ -1,6 +1,7 @@
 #include "based/ops/linear/quantised_linear.h"
 
 #include "based/ops/linear/linear.h"
+#include "based/ops/pointwise/swiglu.h"
 #include "tests/ops/framework/testing.h"
 
 namespace based::ops {
@@ -13,6 +14,49 @@ constexpr WeightForm kForms[] = {WeightForm::int8, WeightForm::int4};
 double mean_square(const Tensor& x) { return x.to(at::kDouble).square().mean().item<double>(); }
 double error_of(const Tensor& weight, const QuantisedWeight& rounded) {
   return mean_square(weight - dequantised(rounded, 0, rounded.out(), at::kDouble));
+}
+
+std::vector<SchemaCase> schema_cases() {
+  std::vector<SchemaCase> all;
+  for (const WeightForm form : kForms)
+    for (const bool gated : {false, true}) {
+      const QuantisedWeight weight = quantise(random({6, 32}), form);
+      all.push_back({"quantised_linear", {random({3, 32}, at::kFloat), weight.values, weight.scales, random({6}, at::kFloat), gated}});
+    }
+  return all;
+}
+const DefineSchemaCases kSchemaCases("quantised_linear", schema_cases);
+
+QuantisedWeight on(at::DeviceType device, const QuantisedWeight& weight) {
+  return {weight.form, weight.values.to(device), weight.scales.to(device)};
+}
+
+using QuantisedLinearOnEveryDevice = OnEveryDevice;
+INSTANTIATE_TEST_SUITE_P(Device, QuantisedLinearOnEveryDevice, ::testing::ValuesIn(kDevices));
+
+// int4 runs on the CPU only.
+TEST_P(QuantisedLinearOnEveryDevice, AgreesWithTheReferenceWithAndWithoutGates) {
+  torch::manual_seed(4);
+  for (const WeightForm form : kForms) {
+    if (form == WeightForm::int4 && GetParam() != at::kCPU) continue;
+    const QuantisedWeight weight = quantise(random({70, 96}, at::kDouble, 0.1), form), there = on(GetParam(), weight);
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16})
+      for (const int64_t rows : {0, 1, 20, 64, 65}) {
+        const Tensor x = random({rows, 96}, type), bias = random({70}, type), expected = quantised_linear_reference(x, weight, bias);
+        const Tensor exact = quantised_linear_reference(x.to(at::kFloat), weight, bias.to(at::kFloat)), here = x.to(GetParam());
+        const double tolerance = type == at::kFloat ? 4e-6 : 2e-2;
+        EXPECT_TRUE(close(quantised_linear(here, there, bias.to(GetParam())).cpu(), expected, tolerance)) << rows;
+        EXPECT_TRUE(close(quantised_linear_swiglu(here, there, bias.to(GetParam())).cpu(), swiglu_reference(exact), tolerance)) << rows;
+      }
+  }
+}
+
+TEST_P(QuantisedLinearOnEveryDevice, ARowsBitsDoNotDependOnTheOtherRows) {
+  torch::manual_seed(5);
+  const QuantisedWeight weight = on(GetParam(), quantise(random({40, 320}, at::kDouble, 0.1), WeightForm::int8));
+  const Tensor x = random({kBatchInvariantRows, 320}, at::kBFloat16).to(GetParam()), all = quantised_linear(x, weight);
+  for (const int64_t rows : {1, 7, 9, 33})
+    EXPECT_TRUE(same_bits(quantised_linear(x.narrow(0, 3, rows), weight), all.narrow(0, 3, rows))) << rows;
 }
 
 TEST(QuantisedLinear, AgreesWithTheReferenceInDoubles) {

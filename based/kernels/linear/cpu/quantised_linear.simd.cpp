@@ -98,7 +98,7 @@ __attribute__((noinline)) void dot_block(const QuantisedLinear& p, int64_t colum
   const int64_t steps = p.in / step, rest = p.in % step, row_bytes = p.in * Form::bytes / step, scales = Form::scale_bytes(p.in);
   const std::byte* const w = static_cast<const std::byte*>(p.weight) + column * row_bytes;
   const std::byte* const scale = static_cast<const std::byte*>(p.scale) + column * scales;
-  const float* const x = p.x + row * p.x_stride;
+  const float* const x = static_cast<const float*>(p.x) + row * p.x_stride;
   Vec acc[C][R];
   repeat<C>([&](auto c) __attribute__((always_inline)) { repeat<R>([&](auto r) __attribute__((always_inline)) { acc[c][r] = Vec{}; }); });
   const auto multiply = [&](auto r, const std::byte* weights, const std::byte* group_scale, const float* in, int64_t in_stride)

@@ -1,6 +1,6 @@
 // Linear layers of a step program, and the operations fused with them: SwiGLU and the short convolution.
 #pragma once
-#include "based/kernels/step/cuda/thread.cuh"
+#include "based/kernels/step/cuda/int8_rows.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 namespace based::kernels::cuda::detail {
@@ -127,6 +127,14 @@ struct StepLinear : StepThread {
     reinterpret_cast<float2*>(c.state)[slot_of(c.slot) * c.channels + out] = make_float2(e.old.y, x);
   }
 
+  // Multiplies the sums of an output and its gate by the scales of their int8 rows.
+  __device__ __forceinline__ void multiply_by_scales(const StepInstruction& step, int in_share, float& value, float& gate) const {
+    const float* scale = step.arguments.linear.scale;
+    const int out = BlockShare(step.share).first + in_share;
+    value *= companion(kStepScale, scale, out, in_share);
+    if (step.kind != StepKind::linear) gate *= companion(kStepGateScale, scale + step.arguments.linear.linear.out / 2, out, in_share);
+  }
+
   // Receives the warp's part of x and stores it to shared memory: four or eight elements a lane.
   __device__ __forceinline__ void load_x(const StepInstruction& step) const {
     const int count = 32 * step.groups, first = warp * count + 4 * lane, second = count > 128 ? first + 128 : first;
@@ -145,6 +153,13 @@ struct StepLinear : StepThread {
     }
     __syncwarp();
   }
+  __device__ __forceinline__ void multiply_int8(int groups, int rows, int shift) {
+    switch (groups) {
+      case 2: return multiply_int8_rows<2>(*this, rows, shift);
+      case 4: return multiply_int8_rows<4>(*this, rows, shift);
+      default: return multiply_int8_rows<8>(*this, rows, shift);
+    }
+  }
   __device__ __forceinline__ void multiply(int groups, int rows, int shift) {
     switch (groups) {
       case 1: return multiply<1>(rows, shift);
@@ -153,6 +168,8 @@ struct StepLinear : StepThread {
       default: return multiply<8>(rows, shift);
     }
   }
+  // kInt8: whether the program has int8 weights.
+  template <bool kInt8>
   __device__ __forceinline__ void apply_linear(const StepInstruction& step) {
     const bool pairs = step.kind != StepKind::linear;
     const BlockShare share(step.share);
@@ -166,11 +183,18 @@ struct StepLinear : StepThread {
       if (first == 0 && !step.x_is_shared) load_x(step);
       // A stage of pairs holds the rows of the values, then the rows of their gates; the last stage may have fewer rows, at the same
       // offsets.
-      multiply(step.groups, pairs ? (count + half - 1) >> (shift - 1) << shift : count, shift);
+      const int rows = pairs ? (count + half - 1) >> (shift - 1) << shift : count;
+      if (kInt8 && step.arguments.linear.scale != nullptr) {
+        multiply_int8(step.groups, rows, shift);
+      } else {
+        multiply(step.groups, rows, shift);
+      }
       compute_barrier();  // the partial sums of all warps are complete
       if (thread < count) {
         const int row = pairs ? (thread & ~(half - 1)) * 2 + (thread & (half - 1)) : thread;
-        finish(step, share.first + first + thread, row_sum(row), pairs ? row_sum(row + half) : 0.0F, extras);
+        float value = row_sum(row), gate = pairs ? row_sum(row + half) : 0.0F;
+        if (kInt8 && step.arguments.linear.scale != nullptr) multiply_by_scales(step, first + thread, value, gate);
+        finish(step, share.first + first + thread, value, gate, extras);
       }
       sums_half ^= 1;
     }

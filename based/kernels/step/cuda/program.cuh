@@ -16,6 +16,7 @@ struct StepSlot {
   StepInstruction step;
   char companions[kStepMostThreads * 8];
   static constexpr int kPart = kStepBiased * 8 + 32;
+  static_assert(kStepSources * kPart <= kStepMostThreads * 8);
 };
 
 // Follows the stages of the ring in shared memory.

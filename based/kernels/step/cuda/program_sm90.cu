@@ -12,7 +12,8 @@ namespace {
 using namespace detail;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// The threads that compute.
+// The threads that compute. kInt8: whether the program has int8 weights; the code for them would take registers from other programs.
+template <bool kInt8>
 struct Computer : StepWindow {
   using StepWindow::StepWindow;
 
@@ -21,7 +22,7 @@ struct Computer : StepWindow {
       case StepKind::norm: return normalise(step);
       case StepKind::linear:
       case StepKind::swiglu:
-      case StepKind::conv: return apply_linear(step);
+      case StepKind::conv: return apply_linear<kInt8>(step);
       case StepKind::taylor: return apply_taylor(step);
       case StepKind::window: return apply_window(step);
       case StepKind::prefetch_taylor: return prefetch_taylor(step);
@@ -45,7 +46,7 @@ struct Computer : StepWindow {
 #endif
 
 // kThreads: most threads, including the two requesting warps. Fewer threads leave more registers for each.
-template <int kThreads>
+template <int kThreads, bool kInt8>
 __global__ void __launch_bounds__(kThreads, 1) run_step(const __grid_constant__ StepProgram program) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char memory[];
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kThreads, 1) run_step(const __grid_constant__ 
   __syncthreads();                                      // the barriers are initialised
   const int warp = thread / 32 - program.threads / 32;  // 0 and 1: the requesting warps; negative: a computing warp
   if (warp < 0) {
-    Computer(program, shared, shared_address(memory)).run_all();
+    Computer<kInt8>(program, shared, shared_address(memory)).run_all();
   } else if (thread % 32 == 0) {
     if (warp == 0) {
       request_weights(program, shared, shared_address(memory));
@@ -83,7 +84,9 @@ Status step_program(const StepProgram& planned, Queue queue) {
   if (!runs_hopper_code() || threads > kStepMostThreads || threads % 32 != 0) return {"step program: no kernel for this device"};
   program.stages = std::min(kStepMostStages, (limit - static_cast<int>(sizeof(StepShared))) / step_stage_bytes(threads));
   if (program.stages < kStepTileStages) return {"step program: too little shared memory"};
-  auto* run = threads <= 448 ? run_step<448 + 64> : run_step<kStepMostThreads + 64>;
+  constexpr int kFew = 448 + 64, kMost = kStepMostThreads + 64;
+  auto* run = threads <= 448 ? (program.has_int8 ? run_step<kFew, true> : run_step<kFew, false>)
+                             : (program.has_int8 ? run_step<kMost, true> : run_step<kMost, false>);
   const int shared = program.stages * step_stage_bytes(threads) + static_cast<int>(sizeof(StepShared));
   if (const cudaError_t error = allow_shared_memory(run, shared); error != cudaSuccess) return status_of(error);
   void* arguments[] = {&program};
