@@ -249,7 +249,7 @@ Tensor quantised_linear_swiglu(const Tensor& x, const QuantisedWeight& weight, c
   return call(QuantisedLinear{x, weight.values, weight.scales, bias, true});
 }
 Tensor quantised_linear_reference(const Tensor& x, const QuantisedWeight& weight, const OptionalTensor& bias) {
-  return forward_reference({x, weight.values, weight.scales, bias, false});
+  return forward_reference(QuantisedLinear{x, weight.values, weight.scales, bias, false});
 }
 
 }  // namespace based::ops
