@@ -86,6 +86,8 @@ const vector<Case> kCases = {
     {{70}, 1, 32, 300, false, false},
     {{66, 1, 0, 66}, 2, 8, 7, true, true, false},
     {{129, 5}, 3, 16, 64, false, true, false},
+    {{150, 0, 3}, 1, 32, 64, true, true},
+    {{140}, 2, 24, 64, true, true, false},
     {{40}, 2, 16, 64, true, false, false},
 };
 
@@ -297,7 +299,7 @@ TEST_P(TaylorAttentionRows, APrefillGoesOnFromSlots) {
 // takes.
 TEST_P(TaylorAttentionRows, ColumnsOfOneTensorEqualCopies) {
   const int64_t heads = 3;
-  for (const auto& [feature_dim, head_dim] : {std::pair{16, 64}, std::pair{8, 120}, std::pair{16, 24}, std::pair{5, 7}})
+  for (const auto& [feature_dim, head_dim] : {std::pair{16, 64}, std::pair{8, 120}, std::pair{24, 64}, std::pair{16, 24}, std::pair{5, 7}})
     for (const auto& [type, with_state] : {std::pair{at::kBFloat16, true}, std::pair{at::kFloat, true}, std::pair{at::kFloat, false}}) {
       const NanFilledMemory nan_filled;
       torch::manual_seed(8);
