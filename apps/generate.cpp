@@ -71,11 +71,11 @@ DraftOptions draft_options(const Options& options, const Place& place, int64_t s
   DraftOptions drafts;
   drafts.most = options.draft_tokens;
   if (options.draft.empty()) return drafts;
-  if (options.draft == "ngram") {
-    drafts.drafter = make_ngram_drafter();
+  if (options.draft == "ngram" || options.draft == "none") {
+    drafts.drafter = options.draft == "ngram" ? make_ngram_drafter() : make_empty_drafter();
     return drafts;
   }
-  const TextModel drafter = load_text_model(options.draft, place.dtype, place.device);
+  const TextModel drafter = load_text_model(options.draft, place.dtype, torch::kCPU);
   if (drafter.tokenizer->hash() != make_tokenizer(options.model)->hash())
     throw Error(options.draft + ": its tokenizer is not that of " + options.model + "; a draft model needs the same one");
   drafts.drafter = make_model_drafter(drafter.model, slots);
@@ -142,7 +142,8 @@ Json run_of(const Options& options, const std::string& model_hash, const Engine&
            {"seed", sampling.seed},
            {"stop", options.stops},
            {"logprobs", options.logprobs}};
-  if (!options.draft.empty() && !options.invariant) run["draft"] = options.draft;  // it moves the moments at which prompts are read
+  if (!options.draft.empty() && !options.invariant) run["draft"] = options.draft;    // it moves the moments at which prompts are read
+  if (!options.draft.empty() && model.device().is_cuda()) run["fixed_rows"] = true;  // such steps have their own bits
   if (options.invariant) run.erase("slots");  // then the results depend only on the sequence, not on the number of slots
   return run;
 }
@@ -189,10 +190,12 @@ void run_many(const Options& options, const Place& place) {
   const ModelFiles stored = read_model_files(options.model);
   const PromptsFile prompts(options.prompts);
   const PromptDefaults defaults = defaults_of(options);
-  const int64_t slots = std::min(options.slots > 0 ? options.slots : place.device.is_cuda() ? 128 : 8, prompts.size());
+  const bool drafts = !options.draft.empty();
+  const int64_t usual_slots = !place.device.is_cuda() ? 8 : drafts ? 1 : 128;  // on a GPU a step with drafts reads one sequence
+  const int64_t slots = std::min(options.slots > 0 ? options.slots : usual_slots, prompts.size());
   const int64_t longest = grows(stored.config) ? prompts.longest(*make_tokenizer(options.model), defaults) : 1;
   EngineOptions settings = engine_options(options, place, slots);
-  settings.ahead = place.device.is_cuda();  // pipelining gains nothing on a CPU
+  settings.ahead = place.device.is_cuda() && !drafts;  // pipelining gains nothing on a CPU
   settings.max_idle_slot_steps = place.device.is_cuda() ? 4 : 0;
   const ModelPlace model{stored.config, place.dtype.value_or(stored.dtype), place.device};
   const int64_t most = most_cache_tokens(options, model, settings);
@@ -357,8 +360,8 @@ void run_one(const Options& options, const Place& place) {
 void run(const Options& options) {
   check(options);
   const Place place = parse_place(options.device, options.dtype);
-  if (!options.draft.empty() && place.device.is_cuda())
-    throw UsageError("--draft works on the CPU: on a GPU the bits of a token depend on how many tokens a step reads; leave out --draft");
+  if (!options.draft.empty() && place.device.is_cuda() && options.slots > 1)
+    throw UsageError("--draft on a GPU decodes one sequence at a time: use --slots 1, or leave out --slots or --draft");
   ProfileSession profile(options.profile, {.process = "based generate"});
   options.prompts.empty() ? run_one(options, place) : run_many(options, place);
   profile.finish();
@@ -373,7 +376,8 @@ void setup(CommandLine app) {
   app.add_option("--out", options->out, "with --prompts: file for the results (default: standard output)", kPath);
   app.add_flag("--resume", options->resume,
                "with --prompts: continue a run into --out that was interrupted or ran out of disk space; needs the same options");
-  app.add_option("--slots", options->slots, "with --prompts: concurrent sequences; 0: 8 on the CPU, 128 on a GPU", {0, 1 << 20});
+  app.add_option("--slots", options->slots, "with --prompts: concurrent sequences; 0: 8 on the CPU, 128 on a GPU, 1 with --draft there",
+                 {0, 1 << 20});
   app.add_option("--cache-tokens", options->cache_tokens,
                  "for models whose state grows: size of the cache, in tokens of all concurrent sequences; 0: as many as they may need",
                  {0, int64_t{1} << 50});
@@ -409,13 +413,14 @@ void setup(CommandLine app) {
   app.add_option(
       "--draft", options->draft,
       "guess the next tokens and verify them in one step, for the same text in less time: ngram, from the text's own repetitions, "
-      "or the folder of a smaller model with the same tokenizer");
+      "or the folder of a smaller model with the same tokenizer, which runs on the CPU; none: only the steps of such a run, which on a GPU "
+      "round in their own way");
   app.add_option("--draft-tokens", options->draft_tokens, "with --draft: the most tokens that a step verifies", {1, kMostDraftTokens});
   app.add_option("--profile", options->profile,
                  "file for a profile of this run, with a range of time for each step and layer; https://ui.perfetto.dev opens it", kPath);
   app.add_flag("--stream", options->stream, "print the text while it is generated");
   app.add_flag("--json", options->json, "print JSON; with --stream one line for each piece of text, then the summary");
-  app.offer("--draft", {"ngram"}, true);
+  app.offer("--draft", {"ngram", "none"}, true);
   app.callback([options] {
     options->sampling.logit_bias = parse_logit_bias(options->logit_bias);
     run(*options);

@@ -1,8 +1,12 @@
-// Generation with and without drafts on the CPU, in one run, greedy. A model with random weights repeats itself, which n-grams draft. Texts
-// that are harder to draft are simulated by drafts of which a given share is wrong.
+// Generation with and without drafts on the CPU or a GPU, in one run, greedy. A model with random weights repeats itself, which n-grams
+// draft. Texts that are harder to draft are simulated by drafts of which a given share is wrong. A trained model (--model) also continues
+// code and the summary of a text.
 #include <algorithm>
+#include <array>
 #include <chrono>
 
+#include "based/data/tokenizer.h"
+#include "based/generate/text_stream.h"
 #include "bench/model.h"
 
 namespace based::bench {
@@ -35,8 +39,15 @@ struct Timed {
   DraftCounts counts;
 };
 
-Timed generate(LanguageModel& model, const Ids& prompt, int64_t tokens, DraftOptions drafts) {
-  Engine engine(model, {.drafts = std::move(drafts)});
+// The engine without drafts has the steps of the one with drafts: on a GPU only these give the same bits.
+EngineOptions engine_options(const LanguageModel& model, DraftOptions drafts) {
+  EngineOptions options{.drafts = std::move(drafts)};
+  options.decode.fixed_rows = model.device().is_cuda();
+  return options;
+}
+
+Timed generate(LanguageModel& model, const Ids& prompt, int64_t tokens, const EngineOptions& options) {
+  Engine engine(model, options);
   const int64_t sequence = engine.add(prompt, {.sampling = {.temperature = 0}, .max_tokens = tokens});
   engine.read();
   const auto start = std::chrono::steady_clock::now();
@@ -49,6 +60,42 @@ struct Floor {
   double seconds = 0;
   std::string bound;
 };
+
+double median(std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  return seconds[seconds.size() / 2];
+}
+
+// Times a GPU's steps of which all drafts are accepted, and those of an engine that takes no drafts.
+void time_steps_of_gpu(Context& context, const BenchModel& bench, const Floor& floor, const Ids& prompt, const Ids& text) {
+  const auto tokens = static_cast<int64_t>(text.size() - prompt.size());
+  const int repeats = context.quick ? 1 : 3;
+  const auto step_seconds = [&](const EngineOptions& options) {
+    std::vector<double> all;
+    for (int i = 0; i < repeats; ++i) {
+      const Timed made = generate(*bench.model, prompt, tokens, options);
+      all.push_back(made.seconds / static_cast<double>(made.counts.steps > 0 ? made.counts.steps : tokens));
+    }
+    return median(all);
+  };
+  const double usual = step_seconds({.ahead = true});
+  double one = 0;
+  for (const int64_t read : {1, 2, 4, 8}) {
+    const auto drafter = std::make_shared<SimulatedDrafter>(text, 0);
+    const DraftOptions drafts{.drafter = drafter, .most = read - 1, .adapts = false};
+    const double seconds = step_seconds(engine_options(*bench.model, read > 1 ? drafts : DraftOptions()));
+    if (read == 1) one = seconds;
+    context.add({"draft step",
+                 bench.name + " T=" + std::to_string(read),
+                 seconds * 1e3,
+                 "ms",
+                 floor.seconds * 1e3,
+                 floor.seconds / seconds,
+                 floor.bound,
+                 bench.error,
+                 {{"times_one_token", seconds / one}, {"times_a_step_without_drafts", seconds / usual}}});
+  }
+}
 
 // Times steps of several tokens of which all are accepted, with and without keeping the states between them.
 void time_steps(Context& context, const BenchModel& bench, const Floor& floor) {
@@ -80,56 +127,88 @@ void time_steps(Context& context, const BenchModel& bench, const Floor& floor) {
   }
 }
 
+// Prompts that a trained model continues: code, and a text whose summary repeats its words.
+struct Text {
+  const char *name, *prompt;
+};
+constexpr std::array kTexts{
+    Text{"code",
+         "struct Point {\n  double x = 0;\n  double y = 0;\n};\n\nPoint add(Point a, Point b) {\n  Point c;\n  c.x = a.x + b.x;\n"
+         "  c.y = a.y + b.y;\n  return c;\n}\n\nPoint subtract(Point a, Point b) {\n  Point c;\n  c.x = a.x - b.x;\n  c.y = a.y - b.y;\n"
+         "  return c;\n}\n\nPoint multiply(Point a, Point b) {\n"},
+    Text{"summary",
+         "The river rises in the northern hills and flows to the sea. In the northern hills it is narrow and fast. Below the hills it is "
+         "wide and slow, and ships carry grain from the plain to the harbour at the sea. Each spring the river floods the plain, and the "
+         "flood leaves the soil that feeds the grain. In short: The river rises in the northern hills and"},
+};
+
+// One prompt, continued with and without drafts by turns, so that drift of the machine's speed affects both.
+struct Comparison {
+  std::string name;
+  Ids prompt, text;  // `text`: the prompt and its continuation
+  std::function<std::shared_ptr<Drafter>()> make;
+};
+void compare(Context& context, const BenchModel& bench, const Floor& floor, const Comparison& given) {
+  const auto tokens = static_cast<int64_t>(given.text.size() - given.prompt.size());
+  const bool is_gpu = bench.model->device().is_cuda();
+  std::vector<double> plain, drafted, usual;
+  Timed made;
+  for (int i = 0; i < (context.quick ? 1 : 3); ++i) {
+    plain.push_back(generate(*bench.model, given.prompt, tokens, engine_options(*bench.model, {})).seconds);
+    made = generate(*bench.model, given.prompt, tokens, engine_options(*bench.model, {.drafter = given.make()}));
+    drafted.push_back(made.seconds);
+    if (is_gpu) usual.push_back(generate(*bench.model, given.prompt, tokens, {.ahead = true}).seconds);
+    if (made.text != given.text) throw Error("drafts change the text: " + given.name);
+  }
+  const double tokens_per_second = static_cast<double>(tokens) / median(drafted), best = made.counts.tokens_per_step() / floor.seconds;
+  Result result{"drafts",
+                bench.name + " " + given.name,
+                tokens_per_second,
+                "tokens/s",
+                best,
+                tokens_per_second / best,
+                floor.bound,
+                bench.error,
+                {{"times_plain_steps", median(plain) / median(drafted)},
+                 {"tokens_per_step", made.counts.tokens_per_step()},
+                 {"drafted", static_cast<double>(made.counts.drafted)},
+                 {"accepted", static_cast<double>(made.counts.accepted)}}};
+  if (is_gpu) result.more["times_an_engine_without_drafts"] = median(usual) / median(drafted);  // whose steps are faster
+  context.add(std::move(result));
+}
+
 void run(Context& context) {
   const torch::InferenceMode inference;
   const BenchModel bench = verified_model(context);
-  const double rate = context.ceilings.read_gb_s();
-  const Floor floor{weight_bytes(*bench.model) / (rate * 1e9),
+  LanguageModel& model = *bench.model;
+  const bool is_gpu = model.device().is_cuda();
+  const double rate = is_gpu ? context.ceilings.copy_gb_s() : context.ceilings.read_gb_s();
+  const Floor floor{weight_bytes(model) / (rate * 1e9),
                     "weights read once a step at " + std::to_string(static_cast<int64_t>(rate)) + " GB/s"};
-  time_steps(context, bench, floor);
   const int64_t tokens = context.quick ? 32 : 256;
+  const auto text_of = [&](const Ids& prompt) { return generate(model, prompt, tokens, engine_options(model, {})).text; };
   Ids prompt;
-  for (int64_t i = 0; i < 64; ++i) prompt.push_back((7 + 13 * (i % 16)) % bench.model->config().vocab_size);
-  const Ids text = generate(*bench.model, prompt, tokens, {}).text;
-  struct Given {
-    const char* name;
-    std::function<std::shared_ptr<Drafter>()> make;
-  };
-  const std::vector<Given> all{{"n-grams", [] { return make_ngram_drafter(); }},
-                               {"3 of 4 right", [&] { return std::make_shared<SimulatedDrafter>(text, 4); }},
-                               {"1 of 2 right", [&] { return std::make_shared<SimulatedDrafter>(text, 2); }},
-                               {"none right", [&] { return std::make_shared<SimulatedDrafter>(text, 1); }}};
-  for (const Given& given : all) {
-    std::vector<double> plain, drafted;  // alternating, so that drift of the machine's speed affects both
-    Timed made;
-    for (int i = 0; i < (context.quick ? 1 : 3); ++i) {
-      plain.push_back(generate(*bench.model, prompt, tokens, {}).seconds);
-      made = generate(*bench.model, prompt, tokens, {.drafter = given.make()});
-      drafted.push_back(made.seconds);
-      if (made.text != text) throw Error(std::string("drafts change the text: ") + given.name);
+  for (int64_t i = 0; i < 64; ++i) prompt.push_back((7 + 13 * (i % 16)) % model.config().vocab_size);
+  const Ids text = text_of(prompt);
+  is_gpu ? time_steps_of_gpu(context, bench, floor, prompt, text) : time_steps(context, bench, floor);
+  std::vector<Comparison> all{{"n-grams", prompt, text, [] { return make_ngram_drafter(); }},
+                              {"3 of 4 right", prompt, text, [&] { return std::make_shared<SimulatedDrafter>(text, 4); }},
+                              {"1 of 2 right", prompt, text, [&] { return std::make_shared<SimulatedDrafter>(text, 2); }},
+                              {"none right", prompt, text, [&] { return std::make_shared<SimulatedDrafter>(text, 1); }}};
+  if (!context.model.empty()) {
+    const auto tokenizer = make_tokenizer(context.model);
+    for (const Text& one : kTexts) {
+      const Ids ids = encode_ids(*tokenizer, one.prompt);
+      all.push_back({std::string("n-grams, ") + one.name, ids, text_of(ids), [] { return make_ngram_drafter(); }});
     }
-    const auto median = [](std::vector<double> seconds) {
-      std::sort(seconds.begin(), seconds.end());
-      return seconds[seconds.size() / 2];
-    };
-    const double tokens_per_second = static_cast<double>(tokens) / median(drafted), best = made.counts.tokens_per_step() / floor.seconds;
-    context.add({"drafts",
-                 bench.name + " " + given.name,
-                 tokens_per_second,
-                 "tokens/s",
-                 best,
-                 tokens_per_second / best,
-                 floor.bound,
-                 bench.error,
-                 {{"times_plain_steps", median(plain) / median(drafted)},
-                  {"tokens_per_step", made.counts.tokens_per_step()},
-                  {"drafted", static_cast<double>(made.counts.drafted)},
-                  {"accepted", static_cast<double>(made.counts.accepted)}}});
   }
+  for (const Comparison& given : all) compare(context, bench, floor, given);
 }
 
 }  // namespace drafts_case
 
 const Case case_drafts{"drafts", "generation with and without drafts; steps of 1, 2, 4 and 8 tokens", drafts_case::run};
+const Case case_gpu_drafts{"gpu_drafts", "generation with and without drafts on a GPU; steps of 1, 2, 4 and 8 tokens", drafts_case::run,
+                           true};
 
 }  // namespace based::bench

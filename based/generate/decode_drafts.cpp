@@ -122,7 +122,8 @@ void DecodeStep::draw_round(const std::vector<int64_t>& slots, const Tensor& pad
 
 // --- steps with a fixed number of rows
 
-// The slot's next input token, its marks and its log-probability become those that the last step of `sequence_step_` has drawn from this row.
+// The slot's next input token, its marks and its log-probability become those that the last step of `sequence_step_` has drawn from this
+// row.
 void DecodeStep::take_row(int64_t row) {
   sequence_step_->take(row);
   if (log_probability_.defined()) log_probability_.copy_(sequence_step_->log_probability(row));

@@ -58,7 +58,8 @@ DecodeStep::DecodeStep(LanguageModel& model, ModelState& state, const DecodeOpti
   }
   if (options.fixed_rows)
     use_fixed_rows();
-  else if (options.steps != Steps::plain && runtime::recorder_of(model.device().type()) != nullptr) record_all();
+  else if (options.steps != Steps::plain && runtime::recorder_of(model.device().type()) != nullptr)
+    record_all();
 }
 
 void DecodeStep::use_fixed_rows() {

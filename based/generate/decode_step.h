@@ -47,9 +47,7 @@ class DecodeStep {
   DecodeStep(LanguageModel& model, ModelState& state, const DecodeOptions& options);
 
   // run() steps all slots, not only the given ones: if steps are recorded, and if a GPU's steps are invariant.
-  bool steps_all() const {
-    return !recordings_.empty() || (decode_.invariant && !decode_.fixed_rows && !model_.device().is_cpu());
-  }
+  bool steps_all() const { return !recordings_.empty() || (decode_.invariant && !decode_.fixed_rows && !model_.device().is_cpu()); }
   bool keeps_log_probabilities() const { return log_probability_.defined(); }
 
   void set_sampling(const std::vector<int64_t>& slots, const std::vector<SamplingOptions>& options);

@@ -7,11 +7,19 @@
 namespace based {
 namespace {
 
+class EmptyDrafter final : public Drafter {
+ public:
+  void draft(std::vector<Request>& /*requests*/) override {}
+  void forget(int64_t /*sequence*/) override {}
+};
+
 constexpr double kLargestFactor = 3;  // by which a measured time may exceed its estimate
 constexpr double kKeptWeight = 0.9;   // weight of earlier steps, at each step with drafts
 constexpr double kAssumedEach = 0.1;  // share of a plain step, until a step with drafts has been measured
 
 }  // namespace
+
+std::unique_ptr<Drafter> make_empty_drafter() { return std::make_unique<EmptyDrafter>(); }
 
 void StepTimes::Average::add(double next) {
   value = count < 2 ? next : 0.8 * value + 0.2 * std::min(next, kLargestFactor * value);

@@ -28,6 +28,10 @@ class Drafter {
   virtual void forget(int64_t sequence) = 0;  // the sequence has ended
 };
 
+// Drafts nothing. On a GPU an engine with drafts has steps with bits of their own; with this drafter it gives the tokens that every other
+// drafter gives.
+std::unique_ptr<Drafter> make_empty_drafter();
+
 // Looks for the last 4, 3 or 2 tokens of the sequence earlier in it, and drafts the tokens that followed their latest occurrence.
 std::unique_ptr<Drafter> make_ngram_drafter();
 

@@ -51,7 +51,7 @@ void SequenceStep::step(int64_t tokens) {
     options.position = position(row);
     options.seen = seen_.narrow(0, row, 1);
     options.seen.copy_(row == 0 ? parts_.sampling.seen : seen_.narrow(0, row - 1, 1));
-    parts_.draw(logits.narrow(0, row, 1), tokens_.narrow(0, row, 1), options);
+    parts_.draw(rows_of(logits, Pass::Round{row, 1, nullptr}), tokens_.narrow(0, row, 1), options);
   }
   if (parts_.log_probabilities) log_probabilities_.copy_(parts_.log_probabilities(logits, tokens_));
 }

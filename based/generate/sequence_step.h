@@ -24,7 +24,7 @@ class SequenceStep {
   // Everything that a step reads and writes, on the model's device.
   struct Parts {
     LanguageModel& model;
-    ModelState& state;             // of one slot; its addresses must not change if steps are recorded
+    ModelState& state;             // has one slot; its addresses must not change if steps are recorded
     Tensor token;                  // int64 [1]: the input token
     ops::SampleOptions& sampling;  // one row; `position` is not used
     // Draws a row's token as ops::sample_ does; logits [1, padded_vocab].
@@ -34,17 +34,17 @@ class SequenceStep {
   };
   explicit SequenceStep(Parts parts);
 
-  // Records a step of each number of tokens; `early_reads`: with kernels that read constants before earlier kernels have ended. Throws Error
-  // where steps cannot be recorded. Changes the state and the token.
+  // Records a step of each number of tokens; `early_reads`: with kernels that read constants before earlier kernels have ended. Throws
+  // Error where steps cannot be recorded. Changes the state and the token.
   void record(bool early_reads);
 
-  // Reads the input token and up to kMostDraftTokens drafts, and draws a token after each of them, as if all tokens drawn before it were the
-  // drafts. Asynchronous on a GPU. The results below are those of the last run().
+  // Reads the input token and up to kMostDraftTokens drafts, and draws a token after each of them, as if all tokens drawn before it were
+  // the drafts. Asynchronous on a GPU. The results below are those of the last run().
   void run(std::span<const int64_t> drafts);
   // The input token becomes the one drawn from this row, and the marks of seen tokens are those after this draw.
   void take(int64_t row);
   Tensor logits(int64_t row) const { return logits_.at(static_cast<size_t>(tokens_read_ - 1)).narrow(0, row, 1); }  // [1, padded_vocab]
-  Tensor position(int64_t row) const { return positions_.narrow(0, row, 1); }                                      // of the drawn token
+  Tensor position(int64_t row) const { return positions_.narrow(0, row, 1); }                 // int64 [1]: the drawn token's
   Tensor log_probability(int64_t row) const { return log_probabilities_.narrow(0, row, 1); }  // Parts::log_probabilities is set
   int64_t tokens_read() const { return tokens_read_; }
   // The states after each token but the last one; overwritten by the next run().

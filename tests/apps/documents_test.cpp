@@ -122,7 +122,7 @@ TEST_F(BashCompletion, CompletesCommandsOptionsChoicesAndFiles) {
                                   {},  // bash itself splits this word at "="
                                   {"model one.toml"},
                                   {"model one.toml"},
-                                  {"ngram"},
+                                  {"ngram", "none"},
                                   {"based-tiny"},
                                   {"zsh"},
                                   {"table"}};

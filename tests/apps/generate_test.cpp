@@ -180,7 +180,7 @@ TEST_F(Generate, DraftsChangeNeitherTextNorState) {
     ASSERT_EQ(plain.code, 0) << plain.err;
     const Json expected = parse_json(plain.out, "stdout");
     const std::string bytes = read_file(state);
-    for (const std::string& draft : {std::string("ngram"), shared("m") + " --draft-tokens 3"}) {
+    for (const std::string& draft : {std::string("ngram"), std::string("none"), shared("m") + " --draft-tokens 3"}) {
       const Ran ran = run(command + " --draft " + draft);
       ASSERT_EQ(ran.code, 0) << ran.err;
       const Json made = parse_json(ran.out, "stdout");

@@ -2,6 +2,7 @@
 // engine without drafts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 
 #include <functional>
 #include <random>
@@ -11,6 +12,7 @@
 #include "based/data/tokenizer.h"
 #include "based/generate/drafting.h"
 #include "based/generate/text_generator.h"
+#include "tests/generate/recorded_on_cpu.h"
 #include "tests/generate/texts.h"
 
 namespace based {
@@ -112,19 +114,38 @@ struct Kind {
   const char* preset;
   torch::Dtype dtype;
   bool invariant;
+  bool fixed_rows = false;  // DecodeOptions::fixed_rows, of the engine without drafts, too
+  torch::DeviceType device = torch::kCPU;
+  Steps steps = Steps::fused;
 };
 
 void PrintTo(const Kind& kind, std::ostream* to) { *to << kind.preset; }
 
+std::string name_of(const testing::TestParamInfo<Kind>& given) {
+  const Kind& kind = given.param;
+  const std::string preset = kind.preset;
+  return preset.substr(0, preset.find('-')) + (kind.invariant ? "_invariant" : "") +
+         (kind.device == torch::kCUDA
+              ? std::string(kind.dtype == torch::kFloat32 ? "_fp32" : "_bf16") + (kind.steps == Steps::plain ? "_plain_cuda" : "_cuda")
+          : kind.fixed_rows ? "_fixed_rows"
+                            : "");
+}
+
 class DraftsOfModels : public testing::TestWithParam<Kind> {
  protected:
+  void SetUp() override {
+    if (GetParam().device == torch::kCUDA && !torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  }
   static std::shared_ptr<LanguageModel> model() {
-    auto model = distinct_model(torch::kCPU, GetParam().preset);
+    auto model = distinct_model(GetParam().device, GetParam().preset);
     model->to(GetParam().dtype);
     return model;
   }
   static EngineOptions options(int64_t slots = 1) {
     EngineOptions options{.slots = slots};
+    if (GetParam().device == torch::kCUDA) options.cache_tokens = 1024;
+    options.decode.steps = GetParam().steps;
+    options.decode.fixed_rows = GetParam().fixed_rows;
     options.decode.invariant = GetParam().invariant;
     options.decode.log_probabilities = true;
     return options;
@@ -134,10 +155,18 @@ class DraftsOfModels : public testing::TestWithParam<Kind> {
 INSTANTIATE_TEST_SUITE_P(Models, DraftsOfModels,
                          testing::Values(Kind{"based-tiny", torch::kFloat32, false}, Kind{"based-tiny", torch::kBFloat16, true},
                                          Kind{"attn-tiny", torch::kFloat32, true}, Kind{"attn-tiny", torch::kBFloat16, false},
-                                         Kind{"mamba-tiny", torch::kBFloat16, true}),
-                         [](const auto& given) {
-                           return std::string(given.param.preset).substr(0, 4) + (given.param.invariant ? "_invariant" : "");
-                         });
+                                         Kind{"mamba-tiny", torch::kBFloat16, true}, Kind{"based-tiny", torch::kBFloat16, false, true}),
+                         name_of);
+
+std::vector<Kind> kinds_on_a_gpu() {
+  std::vector<Kind> kinds;
+  for (const char* preset : {"based-tiny", "attn-tiny", "mamba-tiny"})
+    for (const torch::Dtype dtype : {torch::kFloat32, torch::kBFloat16})
+      for (const bool invariant : {false, true})
+        for (const Steps steps : {Steps::fused, Steps::plain}) kinds.push_back({preset, dtype, invariant, true, torch::kCUDA, steps});
+  return kinds;
+}
+INSTANTIATE_TEST_SUITE_P(Gpu, DraftsOfModels, testing::ValuesIn(kinds_on_a_gpu()), name_of);
 
 // Prompts of which one ends inside of a cell. The drafts have every length, are right, wrong at some places, or wrong at once.
 TEST_P(DraftsOfModels, GiveTheTextOfPlainSteps) {
@@ -177,6 +206,7 @@ TEST_P(DraftsOfModels, GiveTheTextOfPlainStepsWithEachDrafter) {
 // Sequences of different lengths and samplings in two slots. The drafter knows every third of them, and returns nothing for the others.
 TEST_P(DraftsOfModels, MeetPlainRowsInABatch) {
   if (!options().decode.invariant) GTEST_SKIP() << "the bits depend on the prompts that are read together";
+  if (options().decode.fixed_rows) GTEST_SKIP() << "such an engine has one slot";
   const auto model = this->model();
   const auto all = samplings();
   std::vector<Wanted> wanted;
@@ -200,8 +230,8 @@ TEST_P(DraftsOfModels, LeaveTheStateOfPlainStepsBetweenThem) {
   const auto model = this->model();
   const Wanted wanted{some_text(50, 3), {.sampling = kDrawn, .max_tokens = 30, .keep_state = true}};
   const Made expected = generate(*model, options(), {wanted});
-  Engine plain(*model, options()),
-      engine(*model, with_drafts(options(2), drafter_of({{0, expected.texts.at(0)}, {1, expected.texts.at(0)}}, 5)));
+  Engine plain(*model, options()), engine(*model, with_drafts(options(GetParam().fixed_rows ? 1 : 2),
+                                                              drafter_of({{0, expected.texts.at(0)}, {1, expected.texts.at(0)}}, 5)));
   plain.add(wanted.prompt, wanted.options);
   const int64_t sequence = engine.add(wanted.prompt, wanted.options);
   while (!engine.idle()) {
@@ -285,6 +315,34 @@ TEST_P(DraftsOfModels, EndAtStopStrings) {
   }
 }
 
+// On the CPU the bits of a row do not depend on the number of rows, so steps with a fixed number have those of plain steps.
+TEST(Drafts, GiveTheBitsOfPlainStepsInAFixedNumberOfRows) {
+  const auto model = distinct_model(torch::kCPU);
+  auto all = samplings();
+  for (const bool is_recorded : {false, true}) {
+    std::optional<RecordedOnCpu> recorded;
+    for (size_t i = 0; i < all.size(); ++i) {
+      EngineOptions options;
+      options.decode.steps = Steps::plain;
+      options.decode.log_probabilities = i != 1;
+      const std::vector<Wanted> wanted{{some_text(20, 3), {.sampling = all[i], .max_tokens = 30}}};
+      std::vector<Wanted> with_top = wanted;
+      if (i % 2 == 1) with_top[0].options.top_log_probabilities = 3;
+      const Made expected = generate(*model, options, with_top);
+      options.decode.steps = Steps::fused, options.decode.fixed_rows = true;
+      if (is_recorded) recorded.emplace();
+      const std::string where = "sampling " + std::to_string(i) + (is_recorded ? ", recorded" : "");
+      expect_same(generate(*model, options, with_top), expected, where + ", without drafts");
+      for (const int64_t every : {kNever, int64_t{3}}) {
+        const Made made = generate(*model, with_drafts(options, drafter_of(expected.texts, every)), with_top);
+        expect_same(made, expected, where + ", wrong " + std::to_string(every));
+        EXPECT_LT(made.steps, expected.steps) << where;
+      }
+      recorded.reset();
+    }
+  }
+}
+
 TEST(Drafts, StayWithinPagesAndPositions) {
   const auto model = distinct_model(torch::kCPU, "attn-tiny");
   const std::vector<Wanted> wanted{{some_text(60, 3), {.sampling = kGreedy, .max_tokens = 300}}};
@@ -312,6 +370,9 @@ TEST(Drafts, AreRefusedWhereTheBitsWouldDependOnThem) {
   EXPECT_THAT(refusal_of(with_drafts({.ahead = true}, drafter)), HasSubstr("cannot step ahead"));
   EXPECT_THAT(refusal_of(with_drafts({}, drafter, 8)), HasSubstr("1 to 7 tokens, got 8"));
   EXPECT_EQ(refusal_of(with_drafts({.slots = 64}, drafter)), "accepted");
+  EngineOptions fixed{.slots = 2};
+  fixed.decode.fixed_rows = true;
+  EXPECT_THAT(refusal_of(with_drafts(fixed, drafter)), HasSubstr("needs one slot, got 2"));
   const auto model = distinct_model(torch::kCPU);
   EXPECT_THROW(Session(*model, with_drafts({}, drafter)), UsageError);
 }

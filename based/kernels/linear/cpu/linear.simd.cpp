@@ -58,7 +58,7 @@ struct Dot<bf16> {
 
 #if defined(__AVX512F__)
 constexpr int block_rows = 8, block_columns = 3;  // weight rows x activation rows in registers
-constexpr int64_t few_rows = block_columns;       // up to this many rows, one chain of additions per row keeps up with memory
+constexpr int64_t few_rows = 1;                   // up to this many rows, weight rows are read one after another (Order)
 #else
 constexpr int block_rows = 4, block_columns = 2;
 constexpr int64_t few_rows = 0;
@@ -115,7 +115,8 @@ struct Prefetch {
 };
 
 // The loop order of a block of R weight rows. interleaved: all rows together, with software prefetch of the next block. row_by_row: one row
-// after another; then the hardware prefetcher reads memory at full speed, but each operand of x is loaded R times.
+// after another; then the hardware prefetcher reads memory at full speed, but each operand of x is loaded R times. With 2 or 3 rows of x
+// that took 1.5 times as long as the interleaved order (one thread, in 1024, out 4096, bf16).
 enum class Order { interleaved, row_by_row };
 
 template <int R, class Y>
