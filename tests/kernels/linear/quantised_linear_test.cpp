@@ -101,7 +101,7 @@ TEST(QuantisedLinear, ARowsBitsDoNotDependOnTheOtherRows) {
       Buffer alone(DType::f32, layer.rows * layer.out);
       for (int64_t row = 0; row < layer.rows; ++row) {
         QuantisedLinear one = layer.parameters(alone);
-        one.x += row * layer.in;
+        one.x = layer.x.floats() + row * layer.in;
         one.y = alone.floats() + row * layer.out;
         one.rows = 1;
         ASSERT_TRUE(cpu::quantised_linear(one).ok());
