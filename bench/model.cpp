@@ -2,6 +2,7 @@
 
 #include "based/models/device.h"
 #include "based/models/finite.h"
+#include "based/models/quantised.h"
 #include "based/models/weights.h"
 
 #include <malloc.h>
@@ -18,6 +19,8 @@ torch::Tensor random_ids(const LanguageModel& model, int64_t count) {
 double weight_bytes(const LanguageModel& model) {
   double sum = 0;
   for (const auto& parameter : model.parameters()) sum += static_cast<double>(parameter.nbytes());
+  for (const auto& [name, layer] : quantisable_layers(model))
+    if (const auto& weight = layer->quantised()) sum += static_cast<double>(weight->bytes());
   return sum;
 }
 

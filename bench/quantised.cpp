@@ -9,17 +9,14 @@
 namespace based::bench {
 namespace quantised_case {
 
-// Quantises the linear layers in place. Returns the bytes of quantised weights.
-double quantise_layers(LanguageModel& model, ops::WeightForm form) {
-  int64_t bytes = 0;
+// Quantises the linear layers in place.
+void quantise_layers(LanguageModel& model, ops::WeightForm form) {
   for (const auto& [name, layer] : quantisable_layers(model)) {
     const torch::Tensor weight = layer->weight();
     if (!ops::can_quantise(form, weight.size(1))) continue;
-    ops::QuantisedWeight quantised = ops::quantise(weight.cpu(), form);
-    bytes += quantised.bytes();
+    const ops::QuantisedWeight quantised = ops::quantise(weight.cpu(), form);
     layer->quantise({form, quantised.values.to(weight.device()), quantised.scales.to(weight.device())}, weight.scalar_type());
   }
-  return static_cast<double>(bytes);
 }
 
 // On the CPU: the same steps with the full weights and with their int8 and int4 forms. The full weights are timed again before each form,
@@ -30,8 +27,8 @@ void run_quantised(Context& context) {
   const std::string bound = "weights read once at " + std::to_string(static_cast<int64_t>(rate)) + " GB/s";
   for (const ops::WeightForm form : {ops::WeightForm::int8, ops::WeightForm::int4}) {
     const BenchModel full = verified_model(context), quantised = verified_model(context);
-    const double quantised_bytes = quantise_layers(*quantised.model, form);
-    const double floor = (quantised_bytes + weight_bytes(*quantised.model)) / (rate * 1e9);
+    quantise_layers(*quantised.model, form);
+    const double floor = weight_bytes(*quantised.model) / (rate * 1e9);
     for (const int64_t batch : {1, 4, 16}) {
       Decoder before(*full.model, batch), after(*quantised.model, batch);
       before.prefill(100);
@@ -81,7 +78,7 @@ void run_on_gpu(Context& context) {
     if (!context.measures(preset)) continue;
     const auto full = random_preset(context, preset), quantised = random_preset(context, preset);
     full->eval(), quantised->eval();
-    const double quantised_bytes = quantise_layers(*quantised, form), bytes = quantised_bytes + weight_bytes(*quantised);
+    quantise_layers(*quantised, form);
     copy_rounded(*full, *quantised);
     const torch::Tensor ids = random_ids(*full, 108);
     const double error = verify(some_logits(*quantised, ids), some_logits(*full, ids), 0.1, preset + " int8");
@@ -98,15 +95,15 @@ void run_on_gpu(Context& context) {
       };
       const double first = seconds_of_step(*before), seconds = seconds_of_step(*after),
                    full_seconds = (first + seconds_of_step(*before)) / 2;
-      const double floor = decode_floor(context, *before, batch, 0).seconds * bytes / weight_bytes(*full);
+      const FloorTime floor = decode_floor(context, *after, batch, 0);
       const auto rows = static_cast<double>(batch);
       context.add({"quantised",
                    preset + " " + weight_form_name(form) + " B=" + std::to_string(batch),
                    rows / seconds,
                    "tokens/s",
-                   rows / floor,
-                   floor / seconds,
-                   "floor of bf16 times the bytes of weights",
+                   rows / floor.seconds,
+                   floor.seconds / seconds,
+                   floor.bound,
                    error,
                    {{"full_tokens_per_s", rows / full_seconds}, {"times_full", full_seconds / seconds}}});
     }

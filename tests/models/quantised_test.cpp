@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 
 #include "based/core/files.h"
 #include "based/models/tensor_view.h"
@@ -92,6 +93,24 @@ TEST_F(Quantised, ComputesAsTheModelOfItsRoundedWeights) {
       EXPECT_LT((read - wanted.narrow(0, 0, 79)).abs().max().item<double>(), 1e-4 * wanted.abs().max().item<double>());
       EXPECT_LT((last - wanted.narrow(0, 79, 1)).abs().max().item<double>(), 1e-4 * wanted.abs().max().item<double>());
     }
+}
+
+TEST_F(Quantised, ComputesWithInt8OnAGpuAsOnTheCpu) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  make(small_config());
+  quantise_model(full(), out(), WeightForm::int8);
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor ids = torch::randint(40, {90}, torch::kInt64);
+  const auto results = [&](torch::Device device) {
+    const auto model = load_model(out(), {}, device).model;
+    ModelState state = model->make_state(1);
+    const torch::Tensor slots = torch::zeros({1}, torch::dtype(torch::kInt64).device(device)), all = ids.to(device);
+    std::vector<torch::Tensor> rows{model->prefill(all.narrow(0, 0, 79), Sequences::equal(1, 79, device), state, slots)};
+    for (int64_t t = 79; t < 90; ++t) rows.push_back(model->step(all.narrow(0, t, 1), state, slots));
+    return torch::cat(rows).cpu();
+  };
+  const torch::Tensor wanted = results(torch::kCPU), got = results(torch::Device(torch::kCUDA, 0));
+  EXPECT_LT((got - wanted).abs().max().item<double>(), 1e-3 * wanted.abs().max().item<double>());
 }
 
 TEST_F(Quantised, KeepsLayersThatInt4CannotStore) {

@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 2) int8_rows(const __grid_con
 
 template <typename T, int kTiles>
 Status launch_rows(const QuantisedLinear& p, Queue queue) {
-  const bool whole = p.in % kLaneInts == 0 && p.x_stride % kLaneInts == 0 && aligned16(p.x) && aligned16(p.weight);
+  const bool whole = p.in % kLaneInts == 0 && (p.rows == 1 || p.x_stride % kLaneInts == 0) && aligned16(p.x) && aligned16(p.weight);
   const int64_t outputs = p.gated ? p.out / 2 : p.out, each = p.gated ? kOutputs / 2 : kOutputs;
   const int64_t warps = std::clamp<int64_t>(ceil_div(p.in, kUnit), kTiles, kMostWarps);
   const dim3 grid(static_cast<unsigned>(ceil_div(outputs, each)), static_cast<unsigned>(ceil_div(p.rows, 8 * kMostTiles)));
