@@ -28,12 +28,20 @@ void check_target(std::string_view target) {
           "a path has no control characters");
 }
 
-void add_routes(HttpRouter& router) {
+HttpRouter routes() {
+  HttpRouter router;
   const auto nothing = [](const HttpRequest&, const std::shared_ptr<Responder>&) {};
   router.add("POST", "/v1/completions", nothing);
   router.add("GET", "/v1/states/{id}/content", nothing);
   router.add("POST", "/v1/states/{id}", nothing, Access::everybody, 100);
   router.add("GET", "/health", nothing, Access::on_io_thread);
+  return router;
+}
+
+HttpServerOptions server_options() {
+  HttpServerOptions options;
+  options.cors = {"https://example.org"};
+  return options;
 }
 
 // The first line is the request's method, target and version; the other lines become its header.
@@ -50,10 +58,8 @@ void check_fields(std::string_view bytes) {
       request.headers.emplace_back(line.substr(0, colon), line.substr(colon + 1));
     at = end + 1;
   }
-  HttpRouter router;
-  add_routes(router);
-  HttpServerOptions options;
-  options.cors = {"https://example.org"};
+  static const HttpRouter router = routes();
+  static const HttpServerOptions options = server_options();
   for (const std::string_view each : {target, std::string_view("/v1/states/a?b=%20")}) {
     const CheckedRequest checked = check_request(request, each, first.ends_with("HTTP/1.0"), options, router, {});
     require(checked.handler != nullptr || checked.refusal.has_value() || checked.is_preflight, "a request is handled or refused");

@@ -35,7 +35,7 @@ struct HttpServerOptions {
     field("tls_certificate", tls_certificate, "a PEM file with the certificate chain: serve HTTPS");
     field("tls_key", tls_key, "the PEM file with the private key of --tls-certificate");
     field("api_keys", api_keys, "a file with one API key a line; without it, no request needs a key");
-    field("cors", cors, "an origin, such as https://example.org, whose web pages may call the server; may be given several times");
+    field("cors", cors, "an origin, such as https://example.org, whose web pages may call the server, or *; may be given several times");
     field("max_body_bytes", max_body_bytes,
           "a request with a larger body is refused with status 413; a request that may contain a state may be larger by its size");
     field("max_total_body_bytes", max_total_body_bytes, "bodies of all requests that are being read or parsed; more get status 503");
