@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <map>
+#include <utility>
 
 #include "based/data/tokenizer.h"
 #include "based/generate/text_stream.h"
@@ -66,6 +68,13 @@ double median(std::vector<double> seconds) {
   return seconds[seconds.size() / 2];
 }
 
+// Reports a step that reads `tokens` tokens.
+void add_step(Context& context, const BenchModel& bench, const Floor& floor, int64_t tokens, double seconds,
+              std::map<std::string, double> more) {
+  context.add({"draft step", bench.name + " T=" + std::to_string(tokens), seconds * 1e3, "ms", floor.seconds * 1e3, floor.seconds / seconds,
+               floor.bound, bench.error, std::move(more)});
+}
+
 // Times a GPU's steps of which all drafts are accepted, and those of an engine that takes no drafts.
 void time_steps_of_gpu(Context& context, const BenchModel& bench, const Floor& floor, const Ids& prompt, const Ids& text) {
   const auto tokens = static_cast<int64_t>(text.size() - prompt.size());
@@ -85,15 +94,7 @@ void time_steps_of_gpu(Context& context, const BenchModel& bench, const Floor& f
     const DraftOptions drafts{.drafter = drafter, .most = read - 1, .adapts = false};
     const double seconds = step_seconds(engine_options(*bench.model, read > 1 ? drafts : DraftOptions()));
     if (read == 1) one = seconds;
-    context.add({"draft step",
-                 bench.name + " T=" + std::to_string(read),
-                 seconds * 1e3,
-                 "ms",
-                 floor.seconds * 1e3,
-                 floor.seconds / seconds,
-                 floor.bound,
-                 bench.error,
-                 {{"times_one_token", seconds / one}, {"times_a_step_without_drafts", seconds / usual}}});
+    add_step(context, bench, floor, read, seconds, {{"times_one_token", seconds / one}, {"times_a_step_without_drafts", seconds / usual}});
   }
 }
 
@@ -115,15 +116,7 @@ void time_steps(Context& context, const BenchModel& bench, const Floor& floor) {
     };
     const double seconds = timed(true), without = timed(false);
     if (tokens == 1) one = seconds;
-    context.add({"draft step",
-                 bench.name + " T=" + std::to_string(tokens),
-                 seconds * 1e3,
-                 "ms",
-                 floor.seconds * 1e3,
-                 floor.seconds / seconds,
-                 floor.bound,
-                 bench.error,
-                 {{"times_one_token", seconds / one}, {"ms_without_kept_states", without * 1e3}}});
+    add_step(context, bench, floor, tokens, seconds, {{"times_one_token", seconds / one}, {"ms_without_kept_states", without * 1e3}});
   }
 }
 

@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) scan_rows(const __grid_cons
 #pragma unroll
     for (int i = 0; i < 4; ++i) output_inputs[i] = load_output(previous, i);
     StepInput step_inputs[4];
-    uint32_t C[2];  // of eight tokens
+    uint32_t C[2];  // C of eight tokens
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
       if (quarter == 1) {

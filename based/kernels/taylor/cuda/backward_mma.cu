@@ -414,24 +414,10 @@ __global__ void __launch_bounds__(kThreads, 1) gradients(const __grid_constant__
   }
 }
 
-// Scratch in this order: dn, dD, the slices' parts of dq and dk, parked states.
-struct GradientLayout {
-  Workspace work;
-  int64_t dd_at, partial_at, parked_at, bytes;
-};
 template <int kDim>
-GradientLayout make_layout(const TaylorAttentionBackward& p) {
-  const TaylorAttention& f = p.forward;
-  GradientLayout l{};
-  l.work.plan = make_plan<kDim>(f, 2, 1);
-  l.work.parked = parked_floats(f, l.work.plan);
-  const bool parks = l.work.plan.segment <= f.tokens || p.initial_kv_state != nullptr || p.grad_kv_state != nullptr;
-  l.dd_at = round_up(f.tokens * f.heads * f.head_dim * 2, 256);
-  l.partial_at = l.dd_at + round_up(f.tokens * f.heads * 4, 256);
-  l.parked_at = l.partial_at;
-  if (l.work.plan.slices > 1) l.parked_at += round_up(int64_t{2} * l.work.plan.slices * f.tokens * f.heads * f.feature_dim * 4, 256);
-  l.bytes = l.parked_at + (parks ? 2 * l.work.parked * 4 : 0);
-  return l;
+GradientLayout<Workspace> make_layout(const TaylorAttentionBackward& p) {
+  const Plan plan = make_plan<kDim>(p.forward, 2, 1);
+  return gradient_layout<Workspace>(p, plan, parked_floats(p.forward, plan));
 }
 
 template <int kDim>
@@ -442,7 +428,7 @@ int64_t backward_scratch(const TaylorAttentionBackward& p) {
 template <int kDim>
 Status backward(const TaylorAttentionBackward& p, void* scratch, cudaStream_t s) {
   const TaylorAttention& f = p.forward;
-  GradientLayout l = make_layout<kDim>(p);
+  GradientLayout<Workspace> l = make_layout<kDim>(p);
   if (l.work.plan.numbers > 0x7fffffff) return {"taylor_attention_backward: too many rows for one launch"};
   auto* at = static_cast<char*>(scratch);
   Workspace& work = l.work;

@@ -339,23 +339,9 @@ __global__ void __launch_bounds__(kThreads, 2) gradients(const __grid_constant__
 #endif
 }
 
-// Scratch in this order: dn, dD, the slices' parts of dq and dk, parked states.
-struct GradientLayout {
-  Workspace work;
-  int64_t dd_at, partial_at, parked_at, bytes;
-};
-GradientLayout make_layout(const TaylorAttentionBackward& p) {
-  const TaylorAttention& f = p.forward;
-  GradientLayout l{};
-  l.work.plan = plan_segments(f, 2);
-  l.work.parked = parked_floats(f, l.work.plan);
-  const bool parks = l.work.plan.segment <= f.tokens || p.initial_kv_state != nullptr || p.grad_kv_state != nullptr;
-  l.dd_at = round_up(f.tokens * f.heads * f.head_dim * 2, 256);
-  l.partial_at = l.dd_at + round_up(f.tokens * f.heads * 4, 256);
-  l.parked_at = l.partial_at;
-  if (l.work.plan.slices > 1) l.parked_at += round_up(int64_t{2} * l.work.plan.slices * f.tokens * f.heads * f.feature_dim * 4, 256);
-  l.bytes = l.parked_at + (parks ? 2 * l.work.parked * 4 : 0);
-  return l;
+GradientLayout<Workspace> make_layout(const TaylorAttentionBackward& p) {
+  const ChunkPlan plan = plan_segments(p.forward, 2);
+  return gradient_layout<Workspace>(p, plan, parked_floats(p.forward, plan));
 }
 
 }  // namespace
@@ -371,7 +357,7 @@ Status taylor_backward_sm90(const TaylorAttentionBackward& arguments, void* scra
   TaylorAttentionBackward p = arguments;
   p.forward = with_strides(p.forward);
   const TaylorAttention& f = p.forward;
-  GradientLayout l = make_layout(p);
+  GradientLayout<Workspace> l = make_layout(p);
   auto* at = static_cast<char*>(scratch);
   Workspace& work = l.work;
   work.dn = reinterpret_cast<bf16*>(at), work.dd = reinterpret_cast<float*>(at + l.dd_at);

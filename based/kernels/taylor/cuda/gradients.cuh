@@ -1,7 +1,8 @@
 // Passes that the tensor-core kernels of the gradients share: before them, dn and dD; after them, the sums over the slices of the head
-// dimension, and the states of rows without tokens.
+// dimension, and the states of rows without tokens; and the layout of their scratch memory.
 #pragma once
 #include "based/kernels/common/cuda/vectors.cuh"
+#include "based/kernels/common/gpu.h"
 #include "based/kernels/taylor/taylor.h"
 
 namespace based::kernels::cuda::detail {
@@ -50,6 +51,27 @@ __global__ void __launch_bounds__(kThreadsPerRow) pass_state_gradients(const __g
     p.grad_initial_kv_state[row * kv_count + i] = p.grad_kv_state != nullptr ? p.grad_kv_state[row * kv_count + i] : 0.0F;
     if (i < k_count) p.grad_initial_k_state[row * k_count + i] = p.grad_k_state != nullptr ? p.grad_k_state[row * k_count + i] : 0.0F;
   }
+}
+
+// Scratch memory of the gradients in this order: dn, dD, the slices' parts of dq and dk, parked states.
+template <typename Workspace>
+struct GradientLayout {
+  Workspace work;
+  int64_t dd_at, partial_at, parked_at, bytes;
+};
+// `parked`: the floats of the parked states of one direction.
+template <typename Workspace, typename Plan>
+GradientLayout<Workspace> gradient_layout(const TaylorAttentionBackward& p, const Plan& plan, int64_t parked) {
+  const TaylorAttention& f = p.forward;
+  GradientLayout<Workspace> l{};
+  l.work.plan = plan, l.work.parked = parked;
+  const bool parks = plan.segment <= f.tokens || p.initial_kv_state != nullptr || p.grad_kv_state != nullptr;
+  l.dd_at = round_up(f.tokens * f.heads * f.head_dim * 2, 256);
+  l.partial_at = l.dd_at + round_up(f.tokens * f.heads * 4, 256);
+  l.parked_at = l.partial_at;
+  if (plan.slices > 1) l.parked_at += round_up(int64_t{2} * plan.slices * f.tokens * f.heads * f.feature_dim * 4, 256);
+  l.bytes = l.parked_at + (parks ? 2 * parked * 4 : 0);
+  return l;
 }
 
 }  // namespace based::kernels::cuda::detail
