@@ -16,6 +16,7 @@
 #include "based/ops/delta_rule/gated_delta_rule.h"
 #include "based/ops/linear/gated_mlp.h"
 #include "based/ops/linear/linear.h"
+#include "based/ops/linear/quantised_linear.h"
 #include "based/ops/linear_attention/linear_attention.h"
 #include "based/ops/norm/layer_norm.h"
 #include "based/ops/norm/rms_norm.h"
@@ -505,6 +506,10 @@ std::vector<OperatorCheck> norm_checks() {
   };
 }
 
+ops::QuantisedWeight quantised_to_int8(const Tensor& weight) {
+  return ops::quantise(weight.cpu().to(torch::kDouble), ops::WeightForm::int8);
+}
+
 std::vector<OperatorCheck> product_checks() {
   return {
       {"linear, few rows",
@@ -516,6 +521,18 @@ std::vector<OperatorCheck> product_checks() {
          return ops::linear(x[0], x[1], x[2]);
        },
        [](const Tensors& x) { return torch::linear(x[0], x[1], x[2]); }, false},
+      {"quantised_linear, int8",
+       [] {
+         return Tensors{draw({5, 96}), draw({70, 96}, 0.2), draw({70})};
+       },
+       [](const Tensors& x) {
+         const ops::QuantisedWeight weight = quantised_to_int8(x[1]);
+         return ops::quantised_linear(x[0], {weight.form, weight.values.to(x[0].device()), weight.scales.to(x[0].device())}, x[2]);
+       },
+       [](const Tensors& x) {
+         return torch::linear(x[0], ops::dequantised(quantised_to_int8(x[1]), 0, x[1].size(0), torch::kDouble), x[2]);
+       },
+       false},
       {"linear_swiglu",
        [] {
          return Tensors{draw({1, 96}), draw({64, 96}, 0.2)};
