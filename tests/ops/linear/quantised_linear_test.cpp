@@ -27,9 +27,18 @@ std::vector<SchemaCase> schema_cases() {
 }
 const DefineSchemaCases kSchemaCases("quantised_linear", schema_cases);
 
-QuantisedWeight on(at::DeviceType device, const QuantisedWeight& weight) {
+QuantisedWeight on(at::Device device, const QuantisedWeight& weight) {
   return {weight.form, weight.values.to(device), weight.scales.to(device)};
 }
+
+Calls calls(at::Device device) {
+  const QuantisedWeight weight = on(device, quantise(random({70, 96}, at::kDouble, 0.1), WeightForm::int8));
+  const Tensor few = random({3, 96}, at::kBFloat16).to(device), many = random({70, 96}, at::kBFloat16).to(device);
+  return [=]() -> std::vector<Tensor> {
+    return {quantised_linear(few, weight), quantised_linear_swiglu(few, weight), quantised_linear(many, weight)};
+  };
+}
+const DefineCalls kCalls("quantised_linear", calls);
 
 using QuantisedLinearOnEveryDevice = OnEveryDevice;
 INSTANTIATE_TEST_SUITE_P(Device, QuantisedLinearOnEveryDevice, ::testing::ValuesIn(kDevices));
