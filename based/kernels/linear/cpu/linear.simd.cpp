@@ -58,10 +58,8 @@ struct Dot<bf16> {
 
 #if defined(__AVX512F__)
 constexpr int block_rows = 8, block_columns = 3;  // weight rows x activation rows in registers
-constexpr int64_t few_rows = 1;                   // up to this many rows, weight rows are read one after another (Order)
 #else
 constexpr int block_rows = 4, block_columns = 2;
-constexpr int64_t few_rows = 0;
 #endif
 static_assert(linear_columns % block_rows == 0);
 
@@ -114,19 +112,15 @@ struct Prefetch {
   int64_t bytes;
 };
 
-// The loop order of a block of R weight rows. interleaved: all rows together, with software prefetch of the next block. row_by_row: one row
-// after another; then the hardware prefetcher reads memory at full speed, but each operand of x is loaded R times. With 2 or 3 rows of x
-// that took 1.5 times as long as the interleaved order (one thread, in 1024, out 4096, bf16).
-enum class Order { interleaved, row_by_row };
-
 template <int R, class Y>
 BASED_INLINE void store_output(Vec value, Y* y, bool accumulate) {
   if (accumulate) value += load(y, R);
   store(y, value, R);
 }
 
-// Computes R columns of y for rows row .. row + C.
-template <class T, int R, int C, Order order>
+// Computes R columns of y for rows row .. row + C. All weight rows are read together, in R streams: one stream at a time, left to the
+// hardware prefetcher, gives 0.7 to 0.8 of the rate for one row of x, and loads each operand of x R times.
+template <class T, int R, int C>
 __attribute__((noinline)) void dot_block(const Linear& p, int64_t column, int64_t row, Prefetch& prefetch) {
   using D = Dot<T>;
   const int64_t in = p.in, w_stride = p.weight_stride, x_stride = p.x_stride;
@@ -137,35 +131,24 @@ __attribute__((noinline)) void dot_block(const Linear& p, int64_t column, int64_
   const auto weight_row = [&](auto r) __attribute__((always_inline)) {
     return r < R / 2 ? w + r * w_stride : lower + (r - R / 2) * w_stride;
   };
-  // Multiplies elements i .. i + step (or the last `count` elements) of weight rows first .. first + rows.
-  const auto multiply = [&](auto first, auto rows, int64_t i, auto... count) __attribute__((always_inline)) {
+  // Multiplies elements i .. i + step (or the last `count` elements).
+  const auto multiply = [&](int64_t i, auto... count) __attribute__((always_inline)) {
     typename D::Operand b[C];
     unroll<C>([&](auto c) __attribute__((always_inline)) { b[c] = D::read(x + c * x_stride + i, count...); });
-    unroll<rows>([&](auto j) __attribute__((always_inline)) {
-      constexpr int r = first + j;
-      const typename D::Operand a = D::read(weight_row(std::integral_constant<int, r>{}) + i, count...);
+    unroll<R>([&](auto r) __attribute__((always_inline)) {
+      const typename D::Operand a = D::read(weight_row(r) + i, count...);
       unroll<C>([&](auto c) __attribute__((always_inline)) { acc[c][r] = D::multiply_add(a, b[c], acc[c][r]); });
     });
   };
-  if constexpr (order == Order::row_by_row) {
-    unroll<R>([&](auto r) __attribute__((always_inline)) {
-      int64_t i = 0;
-      for (; i + D::step <= in; i += D::step) multiply(r, std::integral_constant<int, 1>{}, i);
-      if (i < in) multiply(r, std::integral_constant<int, 1>{}, i, static_cast<int>(in - i));
-    });
-  } else {
-    const std::integral_constant<int, 0> first;
-    const std::integral_constant<int, R> rows;
-    const char *next = prefetch.next, *target = prefetch.target;
-    const int64_t bytes = prefetch.bytes;
-    int64_t i = 0;
-    for (; i + D::step <= in; i += D::step) {
-      for (target += bytes; next < target; next += 64) __builtin_prefetch(next, 0, 2);
-      multiply(first, rows, i);
-    }
-    if (i < in) multiply(first, rows, i, static_cast<int>(in - i));
-    prefetch.next = next, prefetch.target = target;
+  const char *next = prefetch.next, *target = prefetch.target;
+  const int64_t bytes = prefetch.bytes;
+  int64_t i = 0;
+  for (; i + D::step <= in; i += D::step) {
+    for (target += bytes; next < target; next += 64) __builtin_prefetch(next, 0, 2);
+    multiply(i);
   }
+  if (i < in) multiply(i, static_cast<int>(in - i));
+  prefetch.next = next, prefetch.target = target;
   const Vec bias = p.bias ? load(static_cast<const T*>(p.bias) + column, R) : Vec{};
   unroll<C>([&](auto c) __attribute__((always_inline)) {
     const Vec value = reduce(acc[c]) + bias;
@@ -179,21 +162,15 @@ __attribute__((noinline)) void dot_block(const Linear& p, int64_t column, int64_
 template <class T, int R>
 void columns(const Linear& p, int64_t column) {
   constexpr int64_t size = sizeof(T);
-  const bool few = R > 1 && p.rows <= few_rows;
   const char* const next = static_cast<const char*>(p.weight) + (column + R) * p.weight_stride * size;
   const int64_t steps = (p.rows + block_columns - 1) / block_columns * (p.in / Dot<T>::step);
-  Prefetch prefetch{next, next, few || steps == 0 ? 0 : (R * p.in * size + steps - 1) / steps};
-  const auto dot_rows = [&]<int C>(int64_t row) {
-    if constexpr (R > 1 && few_rows > 0)
-      if (few) return dot_block<T, R, C, Order::row_by_row>(p, column, row, prefetch);
-    dot_block<T, R, C, Order::interleaved>(p, column, row, prefetch);
-  };
+  Prefetch prefetch{next, next, steps == 0 ? 0 : (R * p.in * size + steps - 1) / steps};
   int64_t row = 0;
   // Four rows are split 2 + 2, not 3 + 1.
   for (; p.rows - row > block_columns + 1 || p.rows - row == block_columns; row += block_columns)
-    dot_rows.template operator()<block_columns>(row);
-  for (; p.rows - row >= 2; row += 2) dot_rows.template operator()<2>(row);
-  if (row < p.rows) dot_rows.template operator()<1>(row);
+    dot_block<T, R, block_columns>(p, column, row, prefetch);
+  for (; p.rows - row >= 2; row += 2) dot_block<T, R, 2>(p, column, row, prefetch);
+  if (row < p.rows) dot_block<T, R, 1>(p, column, row, prefetch);
 }
 
 template <class T>
