@@ -39,6 +39,13 @@ __device__ __forceinline__ void let_next_kernel_start() {
 }
 __device__ __forceinline__ void overlap_kernels() { let_next_kernel_start(), wait_for_earlier_kernels(); }
 
+// Tells the compiler that x is the same in all threads of a warp. Values and branches derived from it can then use uniform registers.
+// The descriptors of a wgmma must be in uniform registers, and moves to them would delay the next product.
+template <typename T>
+__device__ __forceinline__ T warp_uniform(T x) {
+  return __shfl_sync(~0U, x, 0);
+}
+
 // Packs two bf16 into one register, `low` in the lower half.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t r;

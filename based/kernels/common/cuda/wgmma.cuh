@@ -15,13 +15,6 @@
 
 namespace based::kernels::cuda::detail {
 
-// Tells the compiler that x is the same in all threads of a warp. Values and branches derived from it can then use uniform registers.
-// The descriptors of a product must be in uniform registers, and moves to them would delay the next product.
-template <typename T>
-__device__ __forceinline__ T warp_uniform(T x) {
-  return __shfl_sync(~0U, x, 0);
-}
-
 enum class Swizzle : uint64_t { none = 0, bytes128 = 1 };
 
 // The descriptor of an operand in shared memory, which consists of units of 16 bytes (8 elements).

@@ -393,7 +393,7 @@ __device__ __forceinline__ void run(const TaylorAttentionBackward& p, const Work
 template <int kDim>
 __global__ void __launch_bounds__(kThreads, 1) park_states(const __grid_constant__ TaylorAttentionBackward p, const Workspace work) {
   Work item;
-  if (!find_work(p.forward, work.plan.segment, blockIdx.x, item)) return;
+  if (!find_work<kThreads>(p.forward, work.plan.segment, blockIdx.x, item)) return;
   const int slices = work.plan.slices, z = static_cast<int>(blockIdx.z);
   if (z < slices) {
     park<kDim, false>(p, work, item, z);
@@ -405,7 +405,7 @@ __global__ void __launch_bounds__(kThreads, 1) park_states(const __grid_constant
 template <int kDim>
 __global__ void __launch_bounds__(kThreads, 1) gradients(const __grid_constant__ TaylorAttentionBackward p, const Workspace work) {
   Work item;
-  if (!find_work(p.forward, work.plan.segment, blockIdx.x, item)) return;
+  if (!find_work<kThreads>(p.forward, work.plan.segment, blockIdx.x, item)) return;
   const int slices = work.plan.slices, z = static_cast<int>(blockIdx.z);
   if (z < slices) {
     run<kDim, false>(p, work, item, z);
@@ -485,7 +485,7 @@ int64_t taylor_backward_mma_scratch(const TaylorAttentionBackward& p) {
 
 Status taylor_backward_mma(const TaylorAttentionBackward& arguments, void* scratch, Queue queue) {
   TaylorAttentionBackward p = arguments;
-  p.forward = taylor_mma::with_strides(p.forward);
+  p.forward = with_strides(p.forward);
   switch (p.forward.feature_dim) {
     case 8: return taylor_mma::backward<8>(p, scratch, stream_of(queue));
     case 16: return taylor_mma::backward<16>(p, scratch, stream_of(queue));

@@ -15,7 +15,7 @@ namespace {
 // Scratch of the kernels: dn, dD, and the parts of dq and dk of each slice of the head dimension, which
 // sum_gradient_slices adds up.
 struct Workspace {
-  ChunkPlan plan;
+  SegmentPlan plan;
   bf16* dn;        // [tokens, heads, head_dim]
   float* dd;       // [tokens, heads]
   float* partial;  // [2][slices][tokens, heads, feature_dim], or null where there is one slice
@@ -312,7 +312,7 @@ __device__ __forceinline__ void run(const TaylorAttentionBackward& p, const Work
 __global__ void __launch_bounds__(kThreads, 3) park_states(const __grid_constant__ TaylorAttentionBackward p, const Workspace work) {
 #if BASED_HAS_WGMMA
   Work item;
-  if (!find_work(p.forward, work.plan.segment, blockIdx.x, item)) return;
+  if (!find_work<kThreads>(p.forward, work.plan.segment, blockIdx.x, item)) return;
   const int slice = blockIdx.z % work.plan.slices;
   if (blockIdx.z < work.plan.slices) {
     Gradient<false>(p, work, slice).park(item);
@@ -327,7 +327,7 @@ __global__ void __launch_bounds__(kThreads, 3) park_states(const __grid_constant
 __global__ void __launch_bounds__(kThreads, 2) gradients(const __grid_constant__ TaylorAttentionBackward p, const Workspace work) {
 #if BASED_HAS_WGMMA
   Work item;
-  if (!find_work(p.forward, work.plan.segment, blockIdx.x, item)) return;
+  if (!find_work<kThreads>(p.forward, work.plan.segment, blockIdx.x, item)) return;
   const int slice = blockIdx.z % work.plan.slices;
   if (blockIdx.z < work.plan.slices) {
     run<false>(p, work, item, slice);
@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(kThreads, 2) gradients(const __grid_constant__
 }
 
 GradientLayout<Workspace> make_layout(const TaylorAttentionBackward& p) {
-  const ChunkPlan plan = plan_segments(p.forward, 2);
+  const SegmentPlan plan = plan_segments(p.forward, 2);
   return gradient_layout<Workspace>(p, plan, parked_floats(p.forward, plan));
 }
 

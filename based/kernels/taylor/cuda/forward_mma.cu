@@ -205,7 +205,7 @@ __device__ __forceinline__ void walk(const TaylorAttention& p, const ForwardBloc
 template <int kDim>
 __global__ void __launch_bounds__(kThreads, kForwardBlocks<kDim>) sum_segments(const __grid_constant__ TaylorAttention p, const Plan plan) {
   Work work;
-  if (!find_work(p, plan.segment, blockIdx.x, work)) return;
+  if (!find_work<kThreads>(p, plan.segment, blockIdx.x, work)) return;
   if (work.segment == 0 && p.kv_state == nullptr) return;
   const ForwardBlock block(p, plan);
   State<kDim> s;
@@ -223,7 +223,7 @@ template <int kDim>
 __global__ void __launch_bounds__(kThreads, kForwardBlocks<kDim>)
     attend_segments(const __grid_constant__ TaylorAttention p, const Plan plan) {
   Work work;
-  if (!find_work(p, plan.segment, blockIdx.x, work)) return;
+  if (!find_work<kThreads>(p, plan.segment, blockIdx.x, work)) return;
   const ForwardBlock block(p, plan);
   State<kDim> s;
   if (plan.parked == nullptr && p.kv_state != nullptr) {
@@ -294,7 +294,7 @@ int64_t taylor_forward_mma_scratch(const TaylorAttention& p) {
 }
 
 Status taylor_forward_mma(const TaylorAttention& arguments, void* scratch, Queue queue) {
-  const TaylorAttention p = taylor_mma::with_strides(arguments);
+  const TaylorAttention p = with_strides(arguments);
   switch (p.feature_dim) {
     case 8: return taylor_mma::forward<8>(p, scratch, stream_of(queue));
     case 16: return taylor_mma::forward<16>(p, scratch, stream_of(queue));

@@ -13,12 +13,13 @@ constexpr uint32_t kAtFeatures = 2 * kValueBytes, kAtHigh = kAtFeatures + kFeatu
 
 // Whether states are parked in scratch memory: between the segments of long rows, and where several slices of a head update the state in
 // place. All slices read the state's denominator part and one of them overwrites it, so they must start from a parked copy.
-bool needs_parking(const TaylorAttention& p, const ChunkPlan& plan) {
+bool needs_parking(const TaylorAttention& p, const SegmentPlan& plan) {
   return plan.segment <= p.tokens || (plan.slices > 1 && p.kv_state != nullptr);
 }
 
 #if BASED_HAS_WGMMA
-__device__ __forceinline__ PackedState packed_state(const TaylorAttention& p, const ChunkPlan& plan, const ChunkBlock& block, int64_t row) {
+__device__ __forceinline__ PackedState packed_state(const TaylorAttention& p, const SegmentPlan& plan, const ChunkBlock& block,
+                                                    int64_t row) {
   const int64_t slot = p.slot != nullptr ? p.slot[row] : row, features = plan.features;
   const int64_t at = (slot * p.heads + block.head) * features;
   return {p.kv_state + at * p.head_dim, p.k_state + at, p.feature_dim, p.head_dim, block.first, block.width};
@@ -135,10 +136,10 @@ __device__ __forceinline__ void attend_tokens(const TaylorAttention& p, const Ch
 
 // Parks the parts of the states at the starts of segments: segment j of a row gets the sum over segment j − 1 alone, and segment 0 the
 // row's initial state. attend_segments adds up the parts.
-__global__ void __launch_bounds__(kThreads, 3) sum_segments(const __grid_constant__ TaylorAttention p, const ChunkPlan plan) {
+__global__ void __launch_bounds__(kThreads, 3) sum_segments(const __grid_constant__ TaylorAttention p, const SegmentPlan plan) {
 #if BASED_HAS_WGMMA
   Work work;
-  if (!find_work(p, plan.segment, blockIdx.x, work)) return;
+  if (!find_work<kThreads>(p, plan.segment, blockIdx.x, work)) return;
   if (work.segment == 0 && p.kv_state == nullptr) return;
   const ChunkBlock block(p, plan, blockIdx.z);
   RegisterState s;
@@ -155,10 +156,10 @@ __global__ void __launch_bounds__(kThreads, 3) sum_segments(const __grid_constan
 #endif
 }
 
-__global__ void __launch_bounds__(kThreads, 2) attend_segments(const __grid_constant__ TaylorAttention p, const ChunkPlan plan) {
+__global__ void __launch_bounds__(kThreads, 2) attend_segments(const __grid_constant__ TaylorAttention p, const SegmentPlan plan) {
 #if BASED_HAS_WGMMA
   Work work;
-  if (!find_work(p, plan.segment, blockIdx.x, work)) return;
+  if (!find_work<kThreads>(p, plan.segment, blockIdx.x, work)) return;
   const ChunkBlock block(p, plan, blockIdx.z);
   RegisterState s;
   if (plan.parked == nullptr && p.kv_state != nullptr) {
@@ -188,13 +189,13 @@ bool taylor_forward_sm90_supports(const TaylorAttention& p) {
 }
 
 int64_t taylor_forward_sm90_scratch(const TaylorAttention& p) {
-  const ChunkPlan plan = plan_segments(p, 1);
+  const SegmentPlan plan = plan_segments(p, 1);
   return needs_parking(p, plan) ? parked_floats(p, plan) * 4 : 0;
 }
 
 Status taylor_forward_sm90(const TaylorAttention& arguments, void* scratch, Queue queue) {
   const TaylorAttention p = with_strides(arguments);
-  ChunkPlan plan = plan_segments(p, 1);
+  SegmentPlan plan = plan_segments(p, 1);
   if (plan.numbers > 0x7fffffff) return {"taylor_attention: too many rows for one launch"};
   const dim3 grid(static_cast<unsigned>(plan.numbers), p.heads, plan.slices);
   if (needs_parking(p, plan)) {

@@ -9,11 +9,9 @@
 //   one group:                            1 in column 0
 // Columns that have no feature are zero. The weight ½ of the squares is applied to the features of the rows that read the state.
 #pragma once
-#include <algorithm>
-
 #include "based/kernels/common/cuda/launch.h"
 #include "based/kernels/common/cuda/vectors.cuh"
-#include "based/kernels/taylor/taylor.h"
+#include "based/kernels/taylor/cuda/segments.cuh"
 
 namespace based::kernels::cuda::detail::taylor_mma {
 
@@ -63,64 +61,19 @@ struct Offsets {
       kEnd = kWeights + kChunk * 4;
 };
 
-// How rows are split among blocks.
-struct Plan {
-  int64_t segment;        // tokens of a segment
-  int64_t numbers;        // number of segment numbers (see find_work)
-  int64_t features;       // packed_features(feature_dim)
-  float* parked;          // states at the borders of segments, or null where every row is one segment
-  int32_t slices, width;  // slices of the head dimension and their width
+struct Plan : SegmentPlan {
   int32_t parked_floats;  // floats of a parked state
 };
 
 template <int kDim>
 Plan make_plan(const TaylorAttention& p, int jobs, int blocks_per_multiprocessor) {
   using S = Shape<kDim>;
-  Plan plan{};
-  plan.features = packed_features(p.feature_dim), plan.parked_floats = S::kParkedFloats;
-  plan.slices = static_cast<int32_t>(ceil_div(p.head_dim, S::kWidth));
-  plan.width = static_cast<int32_t>(round_up(ceil_div(p.head_dim, plan.slices), 8));
-  const int64_t slots = int64_t{blocks_per_multiprocessor} * multiprocessors(), mean = ceil_div(p.tokens, p.rows);
-  const int64_t parts = slots / (p.rows * p.heads * plan.slices * jobs);
-  plan.segment = parts < 2 ? p.tokens + 1 : std::max<int64_t>(round_up(ceil_div(mean, parts), kChunk), 2 * kChunk);
-  if (p.rows == 1 && plan.segment >= p.tokens) plan.segment = p.tokens + 1;
-  plan.numbers = p.tokens / plan.segment + p.rows;
-  return plan;
+  const int64_t blocks = int64_t{blocks_per_multiprocessor} * multiprocessors();
+  return {plan_segments(p, {.chunk = kChunk, .slice_width = S::kWidth, .blocks = blocks, .jobs = jobs}), S::kParkedFloats};
 }
 
 inline int64_t parked_floats(const TaylorAttention& p, const Plan& plan) {
   return plan.numbers * p.heads * plan.slices * plan.parked_floats;
-}
-
-// Replaces strides of 0 by the contiguous ones.
-inline TaylorAttention with_strides(TaylorAttention p) {
-  if (p.qk_stride == 0) p.qk_stride = p.heads * p.feature_dim;
-  if (p.v_stride == 0) p.v_stride = p.heads * p.head_dim;
-  return p;
-}
-
-// The row and segment that a block works on.
-struct Work {
-  int64_t row, begin, end;    // the row's tokens [begin, end)
-  int64_t segment, segments;  // index of the segment within the row, and the row's number of segments
-};
-
-// Finds the row and segment of a segment number. Row r owns the numbers from floor(row_start[r] / length) + r up to the next row's first; a
-// few numbers have no segment, but the host need not know the rows' lengths. Returns false where the number has no segment. Contains a
-// block-wide barrier: all threads must call it.
-__device__ __forceinline__ bool find_work(const TaylorAttention& p, int64_t length, int64_t number, Work& work) {
-  int64_t row = -1;
-  for (int64_t base = 0; base < p.rows; base += kThreads) {
-    const int64_t r = base + threadIdx.x;
-    const int count = __syncthreads_count(r < p.rows && p.row_start[r] / length + r <= number);
-    row += count;
-    if (count < kThreads) break;
-  }
-  if (row < 0) return false;
-  work.row = row, work.begin = p.row_start[row], work.end = p.row_start[row + 1];
-  work.segments = (work.end - work.begin + length - 1) / length;
-  work.segment = number - (work.begin / length + row);
-  return work.segment < work.segments;
 }
 
 // A head's decay rates as powers of two: of the numerator and kv_state, and of the denominator and k_state.

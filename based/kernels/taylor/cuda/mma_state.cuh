@@ -4,16 +4,6 @@
 
 namespace based::kernels::cuda::detail::taylor_mma {
 
-// The packed feature of a feature column: its number (−1 where there is none) and the scale for packed = column / scale.
-struct Packed {
-  int number;
-  float scale;
-};
-__device__ __forceinline__ Packed packed_pair(int i, int j, int d) {
-  const int low = min(i, j), high = max(i, j);
-  if (high >= d) return {-1, 0};
-  return {1 + d + low * d - low * (low - 1) / 2 + high - low, low == high ? 1.41421356237309505F : 1.0F};
-}
 template <int kDim>
 __device__ __forceinline__ Packed packed_column(int group, int n) {
   using S = Shape<kDim>;

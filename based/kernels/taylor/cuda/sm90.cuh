@@ -12,7 +12,7 @@
 #pragma once
 #include "based/kernels/common/cuda/launch.h"
 #include "based/kernels/common/cuda/wgmma.cuh"
-#include "based/kernels/taylor/taylor.h"
+#include "based/kernels/taylor/cuda/segments.cuh"
 
 namespace based::kernels::cuda::detail {
 
@@ -25,85 +25,17 @@ constexpr uint32_t kFeatureBytes = kColumns / 8 * kUnitColumn;  // a feature til
 constexpr uint32_t kValueBytes = kChunk * 128;                  // a tile of v
 constexpr int kStateFloats = 80 * kThreads + 16 * 32 + 32;      // a RegisterState as it is parked in scratch memory between kernels
 
-constexpr float kSqrt2 = 1.41421356237309505F;
-
-// How rows are split among blocks.
-struct ChunkPlan {
-  int64_t segment;        // tokens of a segment
-  int64_t numbers;        // number of segment numbers (see find_work)
-  int64_t features;       // packed_features(feature_dim)
-  float* parked;          // states at the borders of segments, or null where every row is one segment
-  int32_t slices, width;  // slices of the head dimension and their width
-};
-
 constexpr int64_t kLargestStride = 1 << 25;  // limit of v_stride: offsets within a tile are 32-bit to save registers
 
-// Replaces strides of 0 by the contiguous ones, so that the kernels, which are short of registers, can use the parameters as they are.
-inline TaylorAttention with_strides(TaylorAttention p) {
-  if (p.qk_stride == 0) p.qk_stride = p.heads * p.feature_dim;
-  if (p.v_stride == 0) p.v_stride = p.heads * p.head_dim;
-  return p;
-}
-
-inline int64_t parked_floats(const TaylorAttention& p, const ChunkPlan& plan) {
+inline int64_t parked_floats(const TaylorAttention& p, const SegmentPlan& plan) {
   return plan.numbers * p.heads * plan.slices * kStateFloats;
 }
 
-// Chooses the segment length so that there are about two blocks for each multiprocessor, with `jobs` blocks for each segment, head and
-// slice.
-inline ChunkPlan plan_segments(const TaylorAttention& p, int jobs) {
-  ChunkPlan plan{};
-  plan.features = packed_features(p.feature_dim);
-  plan.slices = static_cast<int32_t>(ceil_div(p.head_dim, kSliceWidth));
-  plan.width = static_cast<int32_t>(round_up(ceil_div(p.head_dim, plan.slices), 8));
-  const int64_t slots = 2 * multiprocessors(), mean = ceil_div(p.tokens, p.rows);
-  const int64_t parts = slots / (p.rows * p.heads * plan.slices * jobs);
-  plan.segment = parts < 2 ? p.tokens + 1 : round_up(ceil_div(mean, parts), kChunk);
-  if (plan.segment < 2 * kChunk) plan.segment = 2 * kChunk;
-  if (p.rows == 1 && plan.segment >= p.tokens) plan.segment = p.tokens + 1;
-  plan.numbers = p.tokens / plan.segment + p.rows;
-  return plan;
+// Two blocks for each multiprocessor, with `jobs` blocks for each segment, head and slice.
+inline SegmentPlan plan_segments(const TaylorAttention& p, int jobs) {
+  return plan_segments(p, {.chunk = kChunk, .slice_width = kSliceWidth, .blocks = 2 * multiprocessors(), .jobs = jobs});
 }
 
-// The row and segment that a block works on.
-struct Work {
-  int64_t row, begin, end;    // tokens [begin, end) of the row
-  int64_t segment, segments;  // index of the segment within the row, and the row's number of segments
-};
-
-// Finds the row and segment of a segment number. Row r owns the numbers from floor(row_start[r] / length) + r up to the next row's first; a
-// few numbers have no segment, but the host need not know the rows' lengths. Returns false where the number has no segment. Contains a
-// block-wide barrier: all threads must call it.
-__device__ __forceinline__ bool find_work(const TaylorAttention& p, int64_t length, int64_t number, Work& work) {
-  int64_t row = -1;
-  for (int64_t base = 0; base < p.rows; base += kThreads) {
-    const int64_t r = base + threadIdx.x;
-    const bool before = r < p.rows && p.row_start[r] / length + r <= number;
-    const int count = __syncthreads_count(before);
-    row += count;
-    if (count < kThreads) break;
-  }
-  row = warp_uniform(row);
-  if (row < 0) return false;
-  const int64_t start = p.row_start[row], stop = p.row_start[row + 1];
-  work.row = row;
-  work.segments = (stop - start + length - 1) / length;
-  work.segment = number - (start / length + row);
-  work.begin = start;
-  work.end = stop;
-  return work.segment < work.segments;
-}
-
-// The packed feature of a feature column: its number (−1 where there is none) and the scale for packed = column / scale.
-struct Packed {
-  int number;
-  float scale;
-};
-__device__ __forceinline__ Packed packed_pair(int i, int j, int d) {
-  const int low = min(i, j), high = max(i, j);
-  if (high >= d) return {-1, 0};
-  return {1 + d + low * d - low * (low - 1) / 2 + high - low, low == high ? kSqrt2 : 1.0F};
-}
 __device__ __forceinline__ Packed packed_column(int f, int d) {
   if (f < 136) return packed_pair(f & 15, ((f & 15) + (f >> 4)) & 15, d);
   if (f == 136) return {0, 1.0F};
@@ -295,7 +227,7 @@ struct ChunkBlock {
   int64_t qk_stride, v_stride, y_stride;  // elements from one token to the next
   int head, first, width;                 // columns [first, first + width) of the head dimension
 
-  __device__ __forceinline__ ChunkBlock(const TaylorAttention& p, const ChunkPlan& plan, int slice) {
+  __device__ __forceinline__ ChunkBlock(const TaylorAttention& p, const SegmentPlan& plan, int slice) {
     head = blockIdx.y, first = slice * plan.width, width = min(plan.width, p.head_dim - first);
     qk_stride = p.qk_stride, v_stride = p.v_stride, y_stride = int64_t{p.heads} * p.head_dim;
     q = static_cast<const bf16*>(p.q) + head * p.feature_dim, k = static_cast<const bf16*>(p.k) + head * p.feature_dim;
@@ -304,7 +236,7 @@ struct ChunkBlock {
   }
 };
 
-__device__ __forceinline__ float* parked_state(const TaylorAttention& p, const ChunkPlan& plan, int64_t number, int slice) {
+__device__ __forceinline__ float* parked_state(const TaylorAttention& p, const SegmentPlan& plan, int64_t number, int slice) {
   return plan.parked + ((number * p.heads + blockIdx.y) * plan.slices + slice) * kStateFloats;
 }
 
