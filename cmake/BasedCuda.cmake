@@ -1,7 +1,13 @@
 # CUDA code is selected by folder: folders named cuda are compiled with BASED_WITH_CUDA and ignored without it. Their files register launchers
 # and operators at start-up, so a build without CUDA needs no stubs.
-# Hopper's instructions (wgmma, TMA) need the architecture sm_90a, whose code no later GPU runs; all other GPUs use sm_80 code or its PTX.
+# Hopper's instructions (wgmma, TMA) need the architecture sm_90a, whose code no later GPU runs. GPUs for which no machine code was compiled
+# use that of an earlier minor version of their major version, or compile the PTX of compute_80 when a kernel is first called.
 set(CMAKE_CUDA_ARCHITECTURES OFF)
+set(_gpus 80 90a)
+if(BASED_WHEEL)
+  set(_gpus 80 86 90a 100 120)  # installed on any GPU
+endif()
+set(BASED_CUDA_GPUS "${_gpus}" CACHE STRING "CUDA: the compute capabilities to compile machine code for")
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   find_program(BASED_NVCC nvcc PATHS /usr/local/cuda/bin)
   if(NOT BASED_NVCC)
@@ -38,7 +44,12 @@ add_library(based_cuda_flags INTERFACE)
 if(BASED_CUDA_SYNTAX_ONLY)
   set(_code -fdevice-syntax-only -gencode=arch=compute_90a,code=compute_90a)  # based_check_older_gpus adds compute_80 to some sources
 else()
-  set(_code -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=[sm_80,compute_80])
+  # The last PTX must be that of compute_80: that of compute_90a cannot be compiled for later GPUs.
+  set(_code "")
+  foreach(_gpu IN LISTS BASED_CUDA_GPUS)
+    list(APPEND _code -gencode=arch=compute_${_gpu},code=sm_${_gpu})
+  endforeach()
+  list(APPEND _code -gencode=arch=compute_80,code=compute_80)
 endif()
 target_compile_options(based_cuda_flags INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:${_code};--expt-relaxed-constexpr>")
 if(BASED_WHEEL)

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "based/core/error.h"
+#include "based/kernels/common/gpu_kernels_choice.h"
 
 namespace based {
 
@@ -25,6 +26,7 @@ torch::Device parse_device(const std::string& text, const std::string& what) {
   if (found == 0)
     throw UsageError(what + " = " + text +
                      ": no CUDA device can be used; this needs a build with -DBASED_WITH_CUDA=ON, a GPU and its driver");
+  if (const char* error = kernels::gpu_kernels_choice().error) throw UsageError(error);
   if (index >= found) throw UsageError(what + " = " + text + ": devices 0.." + std::to_string(found - 1) + " are there");
   return {torch::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }

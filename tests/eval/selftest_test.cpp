@@ -12,7 +12,8 @@ TEST(SelfTest, ChecksEveryOperatorAndPasses) {
     });
   });
   for (const std::string& name : ops::testing::operators_called_by_name())
-    EXPECT_TRUE(called.contains(name)) << name << " is not checked on a user's machine: give it a line in based/eval/selftest.cpp";
+    EXPECT_TRUE(called.contains(name)) << name
+                                       << " is not checked on a user's machine: give it a line in based/eval/selftest_operators.cpp";
 }
 
 }  // namespace selftest_test

@@ -9,19 +9,19 @@ namespace based::kernels {
 struct DeviceLaunchers {
   Gpu (*current_gpu)();           // cuda::this_gpu
   const char* (*missing_code)();  // cuda::missing_code
+  bool (*compiles_at_start)();    // cuda::compiles_at_start
 };
 
 }  // namespace based::kernels
 
 namespace based::kernels::cuda {
 
-// Whether the current device runs the code for sm_90a: it is a Hopper GPU, and the driver has loaded that code. Launchers use only this
-// test to choose between Hopper's kernels and the generic ones.
+// Whether the current device runs the code for sm_90a: it is a Hopper GPU, the driver has loaded that code, and BASED_GPU_KERNELS
+// permits it. Launchers use only this test to choose between Hopper's kernels and the generic ones.
 bool runs_hopper_code();
 
-// Makes runs_hopper_code() false from now on, so that a Hopper GPU runs the kernels of the other GPUs, which tests and timings can thus
-// reach. To be called before any launch.
-void avoid_hopper_code();
+// Whether the driver compiled the loaded code from PTX, because the program has no machine code for the device.
+bool compiles_at_start();
 
 // The message for the user, a static string, where the device is a Hopper GPU but does not run that code; else null.
 const char* missing_code();

@@ -10,8 +10,9 @@ struct Gpu {
   bool runs_hopper_code = false;  // see device_code.h
   int shared_bytes = 0;           // shared memory of a multiprocessor
   int reserved_shared_bytes = 0;  // part of it that the system reserves for each block
+  int block_shared_bytes = 0;     // the most that a block may have
 };
-constexpr Gpu kH200{132, true, 233472, 1024};
+constexpr Gpu kH200{132, true, 233472, 1024, 232448};
 
 namespace cuda {
 Gpu this_gpu();  // the current device

@@ -1,22 +1,20 @@
 // Times every CUDA kernel, or those of the named families. Does not use torch.
 //   kernel_bench time FILE COMMIT [NAME...]   times, and the result file
 //   kernel_bench profile [NAME...]            every timed case once, for a profiler
-// With --portable as the first argument, a Hopper GPU runs the kernels of the other GPUs.
+// With BASED_GPU_KERNELS=portable, a Hopper GPU runs the kernels of the other GPUs.
 #include <cstdio>
 #include <string>
-#include <string_view>
 
 #include "based/kernels/common/device_code.h"
 #include "bench/kernels/common/problems/families.h"
 #include "bench/kernels/common/timing.cuh"
 
 int main(int argc, char** argv) {
-  if (argc > 1 && std::string_view(argv[1]) == "--portable") based::kernels::cuda::avoid_hopper_code(), --argc, ++argv;
   using namespace based::bench;
   const std::string mode = argc > 1 ? argv[1] : "";
   const int named = mode == "time" ? 4 : 2;
   if ((mode != "profile" && mode != "time") || argc < named) {
-    std::fprintf(stderr, "kernel_bench [--portable] profile [NAME...] | time FILE COMMIT [NAME...]\n");
+    std::fprintf(stderr, "kernel_bench profile [NAME...] | time FILE COMMIT [NAME...]\n");
     return 2;
   }
   const auto families = based::bench::families<Report>();

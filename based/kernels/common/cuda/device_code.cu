@@ -24,8 +24,6 @@ bool is_hopper() {
          detail::device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
 }
 
-std::atomic<bool> avoids_hopper_code = false;
-
 bool has_loaded_hopper_code() {
   cudaFuncAttributes attributes{};
   return is_hopper() && cudaFuncGetAttributes(&attributes, tell_target) == cudaSuccess && attributes.sharedSizeBytes >= kHopperBytes;
@@ -33,10 +31,8 @@ bool has_loaded_hopper_code() {
 
 }  // namespace
 
-void avoid_hopper_code() { avoids_hopper_code = true; }
-
 bool runs_hopper_code() {
-  if (avoids_hopper_code) return false;
+  if (!gpu_kernels_choice().hopper_code) return false;
   enum Answer : char { unknown, no, yes };
   static std::array<std::atomic<Answer>, 64> answers;  // cached by device, since launchers query it before every launch
   int device = 0;
@@ -55,8 +51,8 @@ Gpu this_gpu() {
   static std::array<Known, 64> known;  // cached by device, since launchers query it before every launch
   const auto ask = [] {
     const auto value = [](cudaDeviceAttr attribute) { return detail::device_attribute(attribute); };
-    return Gpu{value(cudaDevAttrMultiProcessorCount), runs_hopper_code(), value(cudaDevAttrMaxSharedMemoryPerMultiprocessor),
-               value(cudaDevAttrReservedSharedMemoryPerBlock)};
+    return Gpu{value(cudaDevAttrMultiProcessorCount), runs_hopper_code(), detail::multiprocessor_shared_memory(),
+               value(cudaDevAttrReservedSharedMemoryPerBlock), detail::block_shared_memory()};
   };
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return {};
@@ -66,15 +62,21 @@ Gpu this_gpu() {
   return here.gpu;
 }
 
+bool compiles_at_start() {
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, tell_target) == cudaSuccess && attributes.binaryVersion != attributes.ptxVersion;
+}
+
 const char* missing_code() {
-  if (avoids_hopper_code || !is_hopper() || runs_hopper_code()) return nullptr;
+  if (const char* error = gpu_kernels_choice().error) return error;
+  if (!gpu_kernels_choice().hopper_code || !is_hopper() || runs_hopper_code()) return nullptr;
   return "this GPU's kernels for sm_90a were not compiled into the program, or CUDA_FORCE_PTX_JIT kept the driver from loading them: "
          "slower "
          "kernels run";
 }
 
 namespace {
-const DefineLaunchers<DeviceLaunchers> kLaunchers(Device::cuda, {this_gpu, missing_code});
+const DefineLaunchers<DeviceLaunchers> kLaunchers(Device::cuda, {this_gpu, missing_code, compiles_at_start});
 }
 
 }  // namespace based::kernels::cuda

@@ -2,6 +2,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <type_traits>
@@ -9,6 +10,7 @@
 
 #include "based/kernels/common/device_code.h"
 #include "based/kernels/common/gpu.h"
+#include "based/kernels/common/gpu_kernels_choice.h"
 #include "based/kernels/common/kernel.h"
 
 namespace based::kernels::cuda::detail {
@@ -27,6 +29,17 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 }
 
 inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
+
+// Shared memory that a block may have, and that of a multiprocessor, in bytes, as far as BASED_GPU_KERNELS permits: GPUs that permit 99 KB
+// for each block have 100 KB, of which the system reserves 1 KB for each block.
+inline int block_shared_memory() {
+  const int bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), most = gpu_kernels_choice().block_shared_bytes;
+  return most == 0 ? bytes : std::min(bytes, most);
+}
+inline int multiprocessor_shared_memory() {
+  const int bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor), most = gpu_kernels_choice().block_shared_bytes;
+  return most == 0 ? bytes : std::min(bytes, most + device_attribute(cudaDevAttrReservedSharedMemoryPerBlock));
+}
 
 // A launch that may start while previous kernels on the stream still run (programmatic dependent launch), so that a kernel's start overlaps
 // with another one's end. Such a kernel must call wait_for_earlier_kernels() before it accesses memory that they write, or writes memory
@@ -50,8 +63,8 @@ Status launch_overlapped(void (*kernel)(Params...), const Launch& launch, Queue 
   return status_of(cudaLaunchKernelEx(&config, kernel, params...));
 }
 
-// Allows a kernel `bytes` of dynamic shared memory, which CUDA requires above 48 KB, for each device. The limit is never lowered, since
-// another thread may be about to launch the same kernel with more bytes.
+// Allows a kernel `bytes` of dynamic shared memory, which CUDA requires above 48 KB, for each device. Fails above block_shared_memory().
+// The limit is never lowered, since another thread may be about to launch the same kernel with more bytes.
 inline cudaError_t allow_shared_memory(const void* kernel, int bytes) {
   static std::mutex mutex;
   static std::map<std::pair<int, const void*>, int> allowed;
@@ -60,6 +73,7 @@ inline cudaError_t allow_shared_memory(const void* kernel, int bytes) {
   const std::lock_guard lock(mutex);
   int& most = allowed[{device, kernel}];
   if (bytes <= most) return cudaSuccess;
+  if (bytes > block_shared_memory()) return cudaErrorInvalidValue;
   const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (e == cudaSuccess) most = bytes;
   return e;

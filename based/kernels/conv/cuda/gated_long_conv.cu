@@ -229,7 +229,7 @@ Status launch(const Convolution& p, Queue queue) {
 bool fits(int64_t length, int head_dim) {
   const int64_t plane = filter_plane_size(length),
                 bytes = head_dim == 1 ? shared_bytes<Shape<1, 256>>(plane) : shared_bytes<Shape<2, 256>>(plane);
-  return bytes <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  return bytes <= block_shared_memory();
 }
 
 Status convolve(const Convolution& p, int head_dim, bool single_tf32, Queue queue) {

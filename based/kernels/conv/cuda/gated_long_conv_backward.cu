@@ -220,7 +220,7 @@ Status filter_gradient(FilterGradient p, const GatedLongConvBackward& b, void* s
 
 bool gated_long_conv_backward_takes(const GatedLongConv& p) {
   const int bytes = p.head_dim == 1 ? detail::long_conv::Shape<1>::kBytes : detail::long_conv::Shape<2>::kBytes;
-  return gated_long_conv_takes(p) && bytes <= detail::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  return gated_long_conv_takes(p) && bytes <= detail::block_shared_memory();
 }
 
 int64_t gated_long_conv_backward_scratch(const GatedLongConvBackward& b) {

@@ -15,7 +15,7 @@ constexpr int stages_that_fit(int stage, int others) {
   const int fit = (kHopperSharedMemory - others) / stage;
   return fit > 4 ? 4 : fit;
 }
-inline int shared_memory_of_block() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+inline int shared_memory_of_block() { return block_shared_memory(); }
 
 // Processes a row's chunks in order, through a pipeline of kCount stages of shared memory. request(chunk, stage) issues a chunk's
 // asynchronous copies, begin() runs while the first copies are in flight, and work(chunk, stage) runs once the chunk has arrived. Called by

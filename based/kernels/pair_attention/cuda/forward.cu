@@ -158,7 +158,7 @@ bool supports(const Problem& p) {
   return p.dtype == DType::f32 && p.head_dim >= 1 && p.head_dim <= kPairAttentionDim && p.qk_dim >= 1 && p.qk_dim <= kPairAttentionDim &&
          p.kv_heads > 0 && p.heads % p.kv_heads == 0 && std::max({p.q_stride, p.k_stride, p.v_stride}) <= kMaxStride &&
          p.q_tokens <= kMaxTokens && p.k_tokens <= kMaxTokens && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 8 &&
-         device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= shared_memory(p, true).bytes;
+         block_shared_memory() >= shared_memory(p, true).bytes;
 }
 
 Status forward(Problem p, Queue queue) {

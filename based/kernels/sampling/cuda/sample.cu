@@ -353,7 +353,7 @@ template <typename T>
 Status launch_sample(const Sample& p, Queue queue) {
   constexpr int kCount = 16 / sizeof(T);
   const int64_t bytes = round_up(p.vocab, kCount) * static_cast<int64_t>(sizeof(T));
-  const bool fits = bytes <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 8 * kMaxListed - 2048;
+  const bool fits = bytes <= block_shared_memory() - 8 * kMaxListed - 2048;
   auto* kernel = fits ? sample_rows<T, kCount> : sample_rows<T, 1>;
   const int shared = fits ? static_cast<int>(bytes) : 0;
   if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads, 1) run_step(const __grid_constant__ 
 
 Status step_program(const StepProgram& planned, Queue queue) {
   StepProgram program = planned;
-  const int threads = program.threads, limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  const int threads = program.threads, limit = block_shared_memory();
   if (!runs_hopper_code() || threads > kStepMostThreads || threads % 32 != 0) return {"step program: no kernel for this device"};
   program.stages = std::min(kStepMostStages, (limit - static_cast<int>(sizeof(StepShared))) / step_stage_bytes(threads));
   if (program.stages < kStepTileStages) return {"step program: too little shared memory"};

@@ -471,7 +471,7 @@ int backward_shared(int feature_dim) {
 bool taylor_backward_mma_supports(const TaylorAttentionBackward& p) {
   return p.forward.tokens > 0 && taylor_forward_mma_supports(p.forward) && p.forward.denominator != nullptr && aligned16(p.grad_y) &&
          aligned16(p.grad_q) && aligned16(p.grad_k) && aligned16(p.grad_v) &&
-         device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= taylor_mma::backward_shared(p.forward.feature_dim);
+         block_shared_memory() >= taylor_mma::backward_shared(p.forward.feature_dim);
 }
 
 int64_t taylor_backward_mma_scratch(const TaylorAttentionBackward& p) {

@@ -281,7 +281,7 @@ int forward_shared(int feature_dim) {
 bool taylor_forward_mma_supports(const TaylorAttention& p) {
   return p.dtype == DType::bf16 && p.feature_dim >= 8 && p.feature_dim <= 32 && p.feature_dim % 8 == 0 && p.head_dim % 8 == 0 &&
          p.qk_stride % 8 == 0 && p.v_stride % 8 == 0 && aligned16(p.q) && aligned16(p.k) && aligned16(p.v) && aligned16(p.y) &&
-         device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= taylor_mma::forward_shared(p.feature_dim);
+         block_shared_memory() >= taylor_mma::forward_shared(p.feature_dim);
 }
 
 int64_t taylor_forward_mma_scratch(const TaylorAttention& p) {

@@ -15,7 +15,7 @@ constexpr int kTokens = 32, kGenericThreads = 256;
 // The widest slice of the head dimension for which `floats(width)` floats fit in shared memory.
 template <typename Floats>
 int generic_width(const TaylorAttention& p, const Floats& floats) {
-  const int limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) / 4;
+  const int limit = block_shared_memory() / 4;
   int width = 32;
   while (width > 4 && (floats(width) > limit || width / 2 >= p.head_dim)) width /= 2;
   return width;

@@ -294,8 +294,8 @@ Stream90 plan_stream(const TaylorAttention& p, int features) {
     return plan;
   }
   // Two blocks a multiprocessor where each can have two stages: while one computes, the other's copies run.
-  const int half = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2 - 1024;
-  const int whole = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  const int half = multiprocessor_shared_memory() / 2 - 1024;
+  const int whole = block_shared_memory();
   plan.blocks = 2;
   if (2 * plan.stage_bytes() + plan.shared_bytes() > half) plan.blocks = 1;
   const int limit = plan.blocks == 2 ? half : whole;

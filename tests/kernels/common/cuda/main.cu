@@ -1,20 +1,18 @@
 // Compares every CUDA kernel, or those of the named families, with sums in double precision. Does not use torch.
 //   kernels_cuda_tests [verify [NAME...]]     small shapes
 //   kernels_cuda_tests verify-quick [NAME...] the same for a sanitizer
-// With --portable as the first argument, a Hopper GPU runs the kernels of the other GPUs.
+// With BASED_GPU_KERNELS=portable, a Hopper GPU runs the kernels of the other GPUs.
 #include <cstdio>
 #include <string>
-#include <string_view>
 
 #include "based/kernels/common/device_code.h"
 #include "bench/kernels/common/problems/families.h"
 #include "tests/kernels/common/cuda/testing.cuh"
 
 int main(int argc, char** argv) {
-  if (argc > 1 && std::string_view(argv[1]) == "--portable") based::kernels::cuda::avoid_hopper_code(), --argc, ++argv;
   const std::string mode = argc > 1 ? argv[1] : "verify";
   if (mode != "verify" && mode != "verify-quick") {
-    std::fprintf(stderr, "kernels_cuda_tests [--portable] [verify [NAME...] | verify-quick [NAME...]]\n");
+    std::fprintf(stderr, "kernels_cuda_tests [verify [NAME...] | verify-quick [NAME...]]\n");
     return 2;
   }
   using based::tests::Report;
