@@ -94,7 +94,7 @@ Report joined_reports(const std::vector<std::string>& paths) {
   Report all = parse_report(paths.front());
   for (size_t i = 1; i < paths.size(); ++i) {
     const Report more = parse_report(paths[i]);
-    for (const char* key : {"version", "commit", "device", "driver", "threads", "small"})
+    for (const char* key : {"version", "commit", "device", "driver", "kernels", "threads", "small"})
       if (all.head.value(key, Json()) != more.head.value(key, Json()))
         throw Error(paths[i] + ": its '" + key + "' is " + more.head.value(key, Json()).dump() + ", but that of " + paths.front() + " is " +
                     all.head.value(key, Json()).dump() + "; figures of one file are made on one machine by one version");

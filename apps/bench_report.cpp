@@ -9,6 +9,7 @@
 
 #include "apps/command.h"
 #include "based/kernels/common/cpu/isa.h"
+#include "based/kernels/common/gpu_kernels_choice.h"
 
 namespace based::apps {
 namespace {
@@ -18,6 +19,12 @@ std::string utc_now() {
   const std::time_t now = std::time(nullptr);
   std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
   return text.data();
+}
+
+// Says that the figures are not those of the GPU's fastest kernels.
+void add_restriction(Json& report) {
+  const std::string name = kernels::gpu_kernels_choice().name;
+  if (!name.empty()) report["kernels"] = name;
 }
 
 }  // namespace
@@ -53,6 +60,7 @@ Json report_head(bench::Context& context, const std::string& commit) {
   Json report{{"version", version}, {"commit", commit}, {"date", utc_now()}};
   if (context.device.is_cuda()) {
     report.update(gpu_description(context.device));
+    add_restriction(report);
     report["copy_gb_s"] = context.ceilings.copy_gb_s();
   } else {
     report["device"] = "cpu";

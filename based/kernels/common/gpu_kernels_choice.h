@@ -6,6 +6,7 @@
 namespace based::kernels {
 
 struct GpuKernelsChoice {
+  const char* name = "";  // the variable's value, which results of measurements state; empty: no restriction
   bool hopper_code = true;
   int block_shared_bytes = 0;   // the most shared memory that a block may have; 0: as much as the GPU has
   const char* error = nullptr;  // the message for a value that is not known; else null
@@ -16,9 +17,9 @@ struct GpuKernelsChoice {
 inline GpuKernelsChoice parse_gpu_kernels(const char* value) {
   const std::string_view text = value != nullptr ? value : "";
   if (text.empty()) return {};
-  if (text == "portable") return {false, 0};
-  if (text == "portable-99k") return {false, 99 * 1024};
-  return {true, 0, "BASED_GPU_KERNELS is neither 'portable' nor 'portable-99k': unset it, or set it to one of these"};
+  if (text == "portable") return {"portable", false, 0};
+  if (text == "portable-99k") return {"portable-99k", false, 99 * 1024};
+  return {"", true, 0, "BASED_GPU_KERNELS is neither 'portable' nor 'portable-99k': unset it, or set it to one of these"};
 }
 
 // The choice of the environment, which is read once.

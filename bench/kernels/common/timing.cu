@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <ctime>
 
+#include "based/kernels/common/gpu_kernels_choice.h"
+
 namespace based::bench {
 namespace {
 
@@ -107,6 +109,8 @@ void Report::write(const std::string& path, const std::string& commit) const {
   }
   std::fprintf(file, "{\n  \"device\": \"%s\",\n  \"driver\": \"CUDA %d.%d\",\n  \"commit\": \"%s\",\n  \"date\": \"%s\",\n", device.name,
                driver / 1000, driver % 1000 / 10, commit.c_str(), date);
+  if (const std::string kernels = kernels::gpu_kernels_choice().name; !kernels.empty())
+    std::fprintf(file, "  \"kernels\": \"%s\",\n", kernels.c_str());
   std::fprintf(file, "  \"clocks_mhz\": {\"sm\": %d, \"memory\": %d},\n  \"results\": [", sm_khz / 1000, memory_khz / 1000);
   for (size_t i = 0; i < results_.size(); ++i) {
     const Result& r = results_[i];
