@@ -88,17 +88,22 @@ void time_forward(Report& report, const TaylorShape& shape, const std::string& h
   if (!(error <= taylor_limit(DType::bf16))) report.fail(name);
 }
 
+// One token of each row, from states in fp32.
+TaylorShape step_shape(int64_t batch, bool settled, int32_t head_dim = 64, int32_t feature_dim = 16, bool decay = false) {
+  return {std::vector<int64_t>(batch, 1), 16, feature_dim, head_dim, DType::bf16, true, decay, settled};
+}
+
 // With `settled` a call loads its states while the previous call, which is of another set, still runs, as the layers of a decode step do.
-void time_step(Report& report, int64_t batch, bool settled, const std::string& headline, int32_t head_dim = 64) {
-  TaylorShape shape{std::vector<int64_t>(batch, 1), 16, 16, head_dim, DType::bf16, true, false, settled};
-  const int64_t state = batch * 16 * packed_features(16) * (head_dim + 1) * 4;
+void time_step(Report& report, const TaylorShape& shape, const std::string& headline) {
+  const auto batch = static_cast<int64_t>(shape.lengths.size());
+  const int64_t state = batch * shape.heads * packed_features(shape.feature_dim) * (shape.head_dim + 1) * 4;
   std::vector<std::unique_ptr<TaylorProblem>> problems;
   for (int i = 0; i < working_sets(state); ++i) problems.push_back(std::make_unique<TaylorProblem>(shape, 200 + i, 1));
   const double ms = median_ms(static_cast<int>(problems.size()), [&](int set, cudaStream_t stream) {
     check(gpu::taylor_attention_step(problems[set]->p, on_stream(stream)));
   });
-  report.add({headline, "taylor_update B" + std::to_string(batch) + " d" + std::to_string(head_dim) + (settled ? " settled" : ""), ms, "ms",
-              static_cast<double>(2 * state) / bytes_per_ms()});
+  const std::string name = "taylor_update B" + std::to_string(batch) + " d" + std::to_string(shape.head_dim) + kind_name(shape);
+  report.add({headline, name + (shape.settled ? " settled" : ""), ms, "ms", static_cast<double>(2 * state) / bytes_per_ms()});
 }
 
 // Times steps with pending tokens: the mean over kTaylorPending steps, one of which writes the states. Floor: each step reads the states,
@@ -144,11 +149,16 @@ void time_taylor(Report& report) {
     for (const int32_t feature_dim : {16, 24})
       for (const bool single_tf32 : {false, true}) time_pairs(report, 256, length, feature_dim, single_tf32);
   for (const bool settled : {false, true}) {
-    time_step(report, 1, settled, "");
-    time_step(report, 16, settled, "");
-    time_step(report, 128, settled, settled ? "taylor_update_b128" : "");
-    time_step(report, 128, settled, "", 112);
+    time_step(report, step_shape(1, settled), "");
+    time_step(report, step_shape(16, settled), "");
+    time_step(report, step_shape(128, settled), settled ? "taylor_update_b128" : "");
+    time_step(report, step_shape(128, settled, 112), "");
   }
+  for (const int64_t batch : {1, 128})
+    for (const int32_t feature_dim : {16, 24, 32}) {
+      if (feature_dim != 16) time_step(report, step_shape(batch, true, 64, feature_dim), "");
+      time_step(report, step_shape(batch, true, 64, feature_dim, true), "");
+    }
   for (const int32_t head_dim : {64, 112}) time_deferred(report, 128, head_dim);
 }
 
