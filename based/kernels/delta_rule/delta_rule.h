@@ -68,7 +68,8 @@ int64_t gated_delta_rule_scratch(const GatedDeltaRule&);
 // token.
 Status gated_delta_rule_forward(const GatedDeltaRule&, void* scratch, Queue);
 // Whether the backward supports the sizes and options: bf16, key_dim 64 or 128, value_dim a multiple of 64, no bonus, beta only with
-// `delta`, a decay for each channel only without `delta`.
+// `delta`, a decay for each channel only without `delta`. Also whether the current GPU gives a block enough shared memory: 147 KB for
+// key_dim 128 (183 KB with a decay for each channel), 101 KB for 64 with a decay for each channel, else less than 99 KB.
 bool gated_delta_rule_has_backward(const GatedDeltaRule&);
 int64_t gated_delta_rule_backward_scratch(const GatedDeltaRuleBackward&);
 Status gated_delta_rule_backward(const GatedDeltaRuleBackward&, void* scratch, Queue);

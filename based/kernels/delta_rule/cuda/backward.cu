@@ -1,6 +1,8 @@
 // The backward of the gated delta rule by chunks. First the forward's results within chunks and the states before chunks are recomputed,
 // then the state's gradient is carried from the last chunk to the first, then all other gradients are computed chunk by chunk.
 // docs/kernels/gated-delta-rule.md
+#include <algorithm>
+
 #include "based/kernels/common/cuda/launch.h"
 #include "based/kernels/delta_rule/cuda/carry.cuh"
 
@@ -143,10 +145,18 @@ int64_t carve_backward_scratch(ChunkedBackward& p, char* at) {
   return used;
 }
 
+// Shared memory of the blocks of each of the backward's kernels: the largest. The kernel that carries gradients needs two stages.
+template <int kKeys>
+int backward_shared(const GatedDeltaRule& p) {
+  const int gradients = has_channel_decays(p) ? backward_channels_shared(p) : backward_heads_shared(p);
+  return std::max(gradients, p.delta ? Offsets<kKeys, true, 2>::kEnd : Offsets<kKeys, false, 2>::kEnd);
+}
+
 }  // namespace
 
 bool gated_delta_rule_has_backward(const GatedDeltaRule& p) {
-  return has_chunks(p) && p.key_dim <= 128 && p.bonus == nullptr && (p.delta || p.beta == nullptr);
+  if (!has_chunks(p) || p.key_dim > 128 || p.bonus != nullptr || (!p.delta && p.beta != nullptr)) return false;
+  return (p.key_dim == 64 ? backward_shared<64>(p) : backward_shared<128>(p)) <= shared_memory_of_block();
 }
 
 int64_t gated_delta_rule_backward_scratch(const GatedDeltaRuleBackward& p) {

@@ -220,6 +220,10 @@ Status launch_gradients(const ChunkedBackward& p, Queue queue) {
 
 }  // namespace
 
+int backward_channels_shared(const GatedDeltaRule& p) {
+  return static_cast<int>(p.key_dim == 64 ? sizeof(SharedStorage<64>) : sizeof(SharedStorage<128>));
+}
+
 Status gated_delta_rule_backward_channels(const ChunkedBackward& p, Queue queue) {
   return p.forward.params.key_dim == 64 ? launch_gradients<64>(p, queue) : launch_gradients<128>(p, queue);
 }

@@ -209,7 +209,14 @@ Status launch_gradients(const ChunkedBackward& p, Queue queue) {
   return launch_overlapped(gradients<kKeys, kDelta>, {static_cast<unsigned>(blocks), kBackThreads, kBytes}, queue, p);
 }
 
+template <int kKeys>
+constexpr int shared_of(bool delta) {
+  return static_cast<int>(delta ? sizeof(SharedStorage<kKeys, true>) : sizeof(SharedStorage<kKeys, false>));
+}
+
 }  // namespace
+
+int backward_heads_shared(const GatedDeltaRule& p) { return p.key_dim == 64 ? shared_of<64>(p.delta) : shared_of<128>(p.delta); }
 
 Status gated_delta_rule_backward_heads(const ChunkedBackward& p, Queue queue) {
   const bool delta = p.forward.params.delta;

@@ -238,6 +238,10 @@ Status launch_within_chunks(const ChunkedCall& p, Queue queue) {
 
 }  // namespace
 
+int within_chunks_channels_shared(const GatedDeltaRule& p) {
+  return p.key_dim == 64 ? Offsets<64>::kEnd : p.key_dim == 128 ? Offsets<128>::kEnd : Offsets<256>::kEnd;
+}
+
 Status gated_delta_rule_within_chunks_channels(const ChunkedCall& p, Queue queue) {
   return p.params.key_dim == 64    ? launch_within_chunks<64>(p, queue)
          : p.params.key_dim == 128 ? launch_within_chunks<128>(p, queue)

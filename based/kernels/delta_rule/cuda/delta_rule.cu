@@ -1,6 +1,7 @@
 // The gated delta rule by chunks of 64 tokens. A first kernel computes everything within chunks; a second one carries the state from chunk
 // to chunk and writes the outputs. Where its blocks do not have enough shared memory for the outputs, a third kernel writes them.
 // docs/kernels/gated-delta-rule.md
+#include <algorithm>
 #include <type_traits>
 
 #include "based/kernels/common/cuda/launch.h"
@@ -219,6 +220,17 @@ Status write(const ChunkedCall& p, Queue queue) {
   return launch_blocks(write_outputs<kKeys>, blocks, kRuleThreads, Outputs<kKeys>::kEnd, p, queue);
 }
 
+// Shared memory of the blocks of each chunk kernel: the largest. The kernel that carries states needs two stages.
+template <int kKeys>
+int forward_shared(const GatedDeltaRule& p) {
+  const int within = has_channel_decays(p) ? within_chunks_channels_shared(p) : within_chunks_heads_shared(p);
+  const int carrying = p.delta ? Offsets<kKeys, true, false, 2>::kEnd : Offsets<kKeys, false, false, 2>::kEnd;
+  return std::max({within, carrying, Outputs<kKeys>::kEnd});
+}
+int forward_shared(const GatedDeltaRule& p) {
+  return p.key_dim == 64 ? forward_shared<64>(p) : p.key_dim == 128 ? forward_shared<128>(p) : forward_shared<256>(p);
+}
+
 }  // namespace
 
 namespace detail {
@@ -227,7 +239,7 @@ bool has_channel_decays(const GatedDeltaRule& p) { return p.bonus != nullptr || 
 
 bool has_chunks(const GatedDeltaRule& p) {
   return p.dtype == DType::bf16 && (p.key_dim == 64 || p.key_dim == 128 || p.key_dim == 256) && p.value_dim % kOutputSlice == 0 &&
-         !(p.delta && has_channel_decays(p));
+         !(p.delta && has_channel_decays(p)) && forward_shared(p) <= shared_memory_of_block();
 }
 
 int64_t carve_scratch(ChunkedCall& p, char* at, bool keeps_states) {

@@ -228,19 +228,23 @@ struct ChunkedBackward {
 };
 
 bool has_channel_decays(const GatedDeltaRule& p);
-bool has_chunks(const GatedDeltaRule& p);  // whether the chunk kernels support the sizes
+bool has_chunks(const GatedDeltaRule& p);  // whether the chunk kernels support the sizes, and the GPU gives a block enough shared memory
 // Assigns the pointers of a call's scratch memory, from `at` on; returns its bytes. With keeps_states there is room for `states`.
 int64_t carve_scratch(ChunkedCall& p, char* at, bool keeps_states);
 // Computes everything within chunks: all of the scratch memory but `states`, and with `delta` u, which is stored in y. _heads is for decays
 // shared by the channels of a head, _channels for a decay of each channel.
 Status gated_delta_rule_within_chunks(const ChunkedCall& p, Queue queue);
 Status gated_delta_rule_within_chunks_heads(const ChunkedCall& p, Queue queue);
+int within_chunks_heads_shared(const GatedDeltaRule& p);  // bytes of shared memory of its blocks; the others' names are alike
+int within_chunks_channels_shared(const GatedDeltaRule& p);
 Status gated_delta_rule_within_chunks_channels(const ChunkedCall& p, Queue queue);
 // Carries the state from chunk to chunk. Writes y or, where `states` is not null, `states` and with `delta` the corrected u.
 Status gated_delta_rule_carry(const ChunkedCall& p, Queue queue);
 // Compute the gradients within chunks.
 Status gated_delta_rule_backward_heads(const ChunkedBackward& p, Queue queue);
 Status gated_delta_rule_backward_channels(const ChunkedBackward& p, Queue queue);
+int backward_heads_shared(const GatedDeltaRule& p);
+int backward_channels_shared(const GatedDeltaRule& p);
 // Processes token by token, for any sizes; without row_start one token a row.
 Status gated_delta_rule_by_token(const GatedDeltaRule& p, Queue queue);
 

@@ -233,15 +233,24 @@ __global__ void __launch_bounds__(kRuleThreads) within_chunks_heads(const __grid
   if constexpr (kDelta) transform<kKeys>(call, block, shared, warp);
 }
 
+template <int kKeys>
+constexpr int shared_of(bool delta) {
+  return delta ? Offsets<kKeys>::kDeltaEnd : Offsets<kKeys>::kEnd;
+}
+
 template <int kKeys, bool kDelta>
 Status launch_within_chunks(const ChunkedCall& p, Queue queue) {
-  constexpr int kBytes = kDelta ? Offsets<kKeys>::kDeltaEnd : Offsets<kKeys>::kEnd;
+  constexpr int kBytes = shared_of<kKeys>(kDelta);
   if (const cudaError_t e = allow_shared_memory(within_chunks_heads<kKeys, kDelta>, kBytes); e != cudaSuccess) return status_of(e);
   const int64_t blocks = chunk_numbers(p.params.tokens, p.params.rows) * p.params.heads;
   return launch_overlapped(within_chunks_heads<kKeys, kDelta>, {static_cast<unsigned>(blocks), kRuleThreads, kBytes}, queue, p);
 }
 
 }  // namespace
+
+int within_chunks_heads_shared(const GatedDeltaRule& p) {
+  return p.key_dim == 64 ? shared_of<64>(p.delta) : p.key_dim == 128 ? shared_of<128>(p.delta) : shared_of<256>(p.delta);
+}
 
 Status gated_delta_rule_within_chunks_heads(const ChunkedCall& p, Queue queue) {
   switch (p.params.key_dim) {
