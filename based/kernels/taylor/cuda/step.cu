@@ -2,7 +2,9 @@
 //   step_streamed (sm_90): persistent blocks loop over rows and heads; TMA loads whole states to shared memory a few items early, the
 //   threads
 //     update them there, and TMA stores them.
-//   step_rows: one block for each row and head; its threads hold the state in registers.
+//   step_rows: one block for each row and head; its threads hold the state in registers. With few rows on Hopper, a state that takes
+//   several
+//     rounds of loads is divided among the blocks of a cluster by columns. The order of additions is the same, so the bits are.
 #include "based/kernels/common/cuda/launch.h"
 #include "based/kernels/common/cuda/vectors.cuh"
 #include "based/kernels/taylor/cuda/feature_pair.cuh"
@@ -14,7 +16,8 @@ namespace {
 using namespace detail;
 
 constexpr int kThreads = 256;
-constexpr int kHeld = 10;  // vectors of the state that a thread has in registers at a time
+constexpr int kHeld = 10;                    // vectors of the state that a thread has in registers at a time
+constexpr int kParts = 4, kHeldOfPart = 36;  // blocks of a cluster that share a state, and the same for their threads
 
 // A vector of kWidth floats, loaded and stored with streaming cache hints, since no state is read twice.
 template <int kWidth>
@@ -37,42 +40,53 @@ struct Vector {
   }
 };
 
-// Writes φ(q) and φ(k) of a row and head to shared memory and updates the denominator's state; returns the thread's part of the
-// denominator. `pair` and `old` are the factors and the old denominator state of the thread's first feature.
-template <typename T>
-__device__ __forceinline__ float make_features(const TaylorAttention& p, int64_t row_head, float* sums, const FeaturePair& pair, float old,
-                                               float* phi_q, float* phi_k, int count) {
-  const T *q = static_cast<const T*>(p.q) + row_head * p.feature_dim, *k = static_cast<const T*>(p.k) + row_head * p.feature_dim;
-  const float decay = p.decay != nullptr && p.decay_denominator ? p.decay[blockIdx.y] : 1.0F;
-  float sum = 0;
-  for (int f = threadIdx.x; f < count; f += kThreads) {
-    const FeaturePair factors = f < kThreads ? pair : FeaturePair(f, p.feature_dim);
-    const float a = factors.value(q, p.scale), b = factors.value(k, p.scale), updated = (f < kThreads ? old : sums[f]) * decay + b;
-    phi_q[f] = a, phi_k[f] = b;
-    sums[f] = updated;
-    sum += a * updated;
-  }
-  return sum;
-}
+// The denominator's state of a thread's features, and its update. `pair` and `old` are the factors and the old state of the first one.
+struct Denominator {
+  float* sums;
+  float decay, old;
+  int count;
 
-template <typename T, int kWidth>
+  __device__ __forceinline__ float updated(int f, float phi_k) const { return (f < kThreads ? old : sums[f]) * decay + phi_k; }
+
+  // Writes φ(q) and φ(k) of a row and head to shared memory; returns the thread's part of the denominator.
+  template <typename T>
+  __device__ __forceinline__ float make_features(const TaylorAttention& p, int64_t row_head, const FeaturePair& pair, float* phi_q,
+                                                 float* phi_k) const {
+    const T *q = static_cast<const T*>(p.q) + row_head * p.feature_dim, *k = static_cast<const T*>(p.k) + row_head * p.feature_dim;
+    float sum = 0;
+    for (int f = threadIdx.x; f < count; f += kThreads) {
+      const FeaturePair factors = f < kThreads ? pair : FeaturePair(f, p.feature_dim);
+      const float a = factors.value(q, p.scale), b = factors.value(k, p.scale);
+      phi_q[f] = a, phi_k[f] = b;
+      sum += a * updated(f, b);
+    }
+    return sum;
+  }
+  __device__ __forceinline__ void store(const float* phi_k) const {
+    for (int f = threadIdx.x; f < count; f += kThreads) sums[f] = updated(f, phi_k[f]);
+  }
+};
+
+template <typename T, int kWidth, int kBlocks, int kRound>
 __global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ TaylorAttention p, const int features) {
   extern __shared__ float shared[];
   float *phi_q = shared, *phi_k = phi_q + features, *warp_sums = phi_k + features, *partial = warp_sums + 32;
   let_next_kernel_start();
   if (!p.state_is_private) wait_for_earlier_kernels();
-  const int64_t row = blockIdx.x, slot = p.slot != nullptr ? p.slot[row] : row, state = slot * p.heads + blockIdx.y;
+  const int part = static_cast<int>(blockIdx.x) % kBlocks;
+  const int64_t row = blockIdx.x / kBlocks, slot = p.slot != nullptr ? p.slot[row] : row, state = slot * p.heads + blockIdx.y;
   const int columns = p.head_dim / kWidth, groups = kThreads / columns;
   const int group = threadIdx.x / columns, column = threadIdx.x % columns * kWidth;
-  const bool active = group < groups;
+  const bool active = group < groups && column * kBlocks / p.head_dim == part;
   const int64_t out = (row * p.heads + blockIdx.y) * p.head_dim;
   float *kv = p.kv_state + state * features * p.head_dim + column, *sums = p.k_state + state * features;
 
-  const float old = static_cast<int>(threadIdx.x) < features ? sums[threadIdx.x] : 0.0F;
-  Vector<kWidth> held[kHeld];
+  const Denominator below{sums, p.decay != nullptr && p.decay_denominator ? p.decay[blockIdx.y] : 1.0F,
+                          static_cast<int>(threadIdx.x) < features ? sums[threadIdx.x] : 0.0F, features};
+  Vector<kWidth> held[kRound];
   if (active) {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
+    for (int i = 0; i < kRound; ++i) {
       if (group + i * groups < features) held[i].load(kv + static_cast<int64_t>(group + i * groups) * p.head_dim);
     }
   }
@@ -81,15 +95,18 @@ __global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ Ta
   T raw[kWidth];
 #pragma unroll
   for (int c = 0; c < kWidth; ++c) raw[c] = active ? static_cast<const T*>(p.v)[out + column + c] : from_float<T>(0);
-  const float denominator =
-      sum_over_block(make_features<T>(p, row * p.heads + blockIdx.y, sums, pair, old, phi_q, phi_k, features), warp_sums);
+  const float denominator = sum_over_block(below.make_features<T>(p, row * p.heads + blockIdx.y, pair, phi_q, phi_k), warp_sums);
+#if __CUDA_ARCH__ >= 900
+  if constexpr (kBlocks > 1) cluster_arrive(), cluster_wait();  // all blocks have read the denominator's state, which the first overwrites
+#endif
+  if (part == 0) below.store(phi_k);
   const float decay = p.decay != nullptr ? p.decay[blockIdx.y] : 1.0F;
   float v[kWidth], sum[kWidth];
 #pragma unroll
   for (int c = 0; c < kWidth; ++c) v[c] = to_float(raw[c]), sum[c] = 0;
-  for (int base = group; active && base < features; base += kHeld * groups) {
+  for (int base = group; active && base < features; base += kRound * groups) {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
+    for (int i = 0; i < kRound; ++i) {
       const int f = base + i * groups;
       if (f >= features) break;
       const float a = phi_q[f], b = phi_k[f];
@@ -101,8 +118,8 @@ __global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ Ta
       held[i].store(kv + static_cast<int64_t>(f) * p.head_dim);
     }
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int f = base + (kHeld + i) * groups;
+    for (int i = 0; i < kRound; ++i) {
+      const int f = base + (kRound + i) * groups;
       if (f < features) held[i].load(kv + static_cast<int64_t>(f) * p.head_dim);
     }
   }
@@ -111,12 +128,13 @@ __global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ Ta
     for (int c = 0; c < kWidth; ++c) partial[group * p.head_dim + column + c] = sum[c];
   }
   __syncthreads();
-  for (int d = threadIdx.x; d < p.head_dim; d += kThreads) {
+  const int part_columns = p.head_dim / kBlocks;
+  for (int d = part * part_columns + threadIdx.x; d < (part + 1) * part_columns; d += kThreads) {
     float y = 0;
     for (int g = 0; g < groups; ++g) y += partial[g * p.head_dim + d];
     static_cast<T*>(p.y)[out + d] = from_float<T>(y / denominator);
   }
-  if (p.denominator != nullptr && threadIdx.x == 0) p.denominator[row * p.heads + blockIdx.y] = denominator;
+  if (p.denominator != nullptr && part == 0 && threadIdx.x == 0) p.denominator[row * p.heads + blockIdx.y] = denominator;
 }
 
 // Shared memory of the streamed kernel. A stage holds a state, followed by its v, its denominator's state, q and k.
@@ -304,6 +322,18 @@ Stream90 plan_stream(const TaylorAttention& p, int features) {
   return plan;
 }
 
+// Whether the blocks of a cluster share a state: where they fit side by side, each takes whole vectors, and a single block would need
+// several rounds of loads.
+bool divides_states(const TaylorAttention& p, int features, int groups) {
+  return runs_hopper_code() && p.head_dim % (4 * kParts) == 0 && features > kHeld * groups && features <= kHeldOfPart * groups &&
+         kParts * p.rows * p.heads <= multiprocessors();
+}
+
+template <typename T>
+auto* choose_step_rows(bool vectors, bool divided) {
+  return divided ? step_rows<T, 4, kParts, kHeldOfPart> : vectors ? step_rows<T, 4, 1, kHeld> : step_rows<T, 1, 1, kHeld>;
+}
+
 }  // namespace
 
 Status taylor_attention_step(const TaylorAttention& p, Queue queue) {
@@ -320,10 +350,11 @@ Status taylor_attention_step(const TaylorAttention& p, Queue queue) {
   if (p.head_dim > kThreads * (vectors ? 4 : 1)) return {"taylor_attention_step: head_dim is larger than 256"};
   const int columns = vectors ? p.head_dim / 4 : p.head_dim, groups = kThreads / columns;
   const int bytes = (2 * features + 32 + groups * p.head_dim) * 4;
-  auto* kernel =
-      p.dtype == DType::bf16 ? (vectors ? step_rows<bf16, 4> : step_rows<bf16, 1>) : (vectors ? step_rows<float, 4> : step_rows<float, 1>);
+  const bool divided = vectors && divides_states(p, features, groups);
+  auto* kernel = p.dtype == DType::bf16 ? choose_step_rows<bf16>(vectors, divided) : choose_step_rows<float>(vectors, divided);
   if (const cudaError_t e = allow_shared_memory(kernel, bytes); e != cudaSuccess) return status_of(e);
-  const Launch launch{dim3(static_cast<unsigned>(p.rows), p.heads), kThreads, bytes};
+  const unsigned blocks = divided ? kParts : 1;
+  const Launch launch{dim3(static_cast<unsigned>(p.rows) * blocks, p.heads), kThreads, bytes, blocks};
   return launch_overlapped(kernel, launch, queue, p, features);
 }
 

@@ -58,6 +58,26 @@ void verify_step(Report& report, TaylorShape shape, uint64_t seed) {
   report.expect(name + ": k state", state_error(problem, p.k_state, k.as<double>(), state), 1e-6);
 }
 
+// A row's step has the same bits alone, where the blocks of a cluster may share its states, and among many rows.
+void verify_step_of_one_row(Report& report, TaylorShape shape, uint64_t seed) {
+  shape.lengths.assign(40, 1), shape.state = true;
+  TaylorProblem many(shape, seed, 1), one(shape, seed, 1);
+  one.p.rows = one.p.tokens = 1;
+  check(gpu::taylor_attention_step(many.p, {}));
+  check(gpu::taylor_attention_step(one.p, {}));
+  const int64_t sums = one.p.heads * packed_features(one.p.feature_dim), values = sums * one.p.head_dim,
+                width = one.p.heads * one.p.head_dim;
+  std::remove_cvref_t<decltype(*one.p.slot)> slot = 0;
+  if (one.p.slot != nullptr) check(cudaMemcpy(&slot, one.p.slot, sizeof slot, cudaMemcpyDefault), "slot");
+  const auto same = [&](const void* a, const void* b, DType dtype, int64_t count) {
+    return download(a, dtype, count) == download(b, dtype, count);
+  };
+  const bool equal = same(many.p.y, one.p.y, one.p.dtype, width) &&
+                     same(many.p.kv_state + slot * values, one.p.kv_state + slot * values, DType::f32, values) &&
+                     same(many.p.k_state + slot * sums, one.p.k_state + slot * sums, DType::f32, sums);
+  report.expect("step " + shape.name() + ": bits of one row", equal ? 0 : 1, 0);
+}
+
 // Runs deferred steps and plain steps on the same tokens. Compares every y of the deferred steps with the reference in double, and, after
 // the flush, the states with those of the plain steps, bit for bit. Half of the rows start with some more pending tokens. The reference has
 // no scale, so with a scale other than 1 only the states are compared.
@@ -218,6 +238,11 @@ void verify_taylor(Report& report) {
                                                     {{1, 1}, 2, 16, 64, DType::f32, true, true},
                                                     {{1, 1, 1}, 2, 7, 5, DType::f32},
                                                     {{1}, 2, 32, 128, DType::bf16},
+                                                    {{1}, 16, 32, 64, DType::bf16},
+                                                    {{1, 1}, 3, 24, 64, DType::bf16, true, true},
+                                                    numerator_decays({{1, 1}, 8, 32, 64, DType::f32}),
+                                                    {std::vector<int64_t>(40, 1), 4, 24, 64, DType::bf16},
+                                                    {std::vector<int64_t>(40, 1), 4, 32, 64, DType::bf16},
                                                     numerator_decays({{1, 1}, 2, 16, 64, DType::f32}),
                                                     numerator_decays({std::vector<int64_t>(40, 1), 16, 16, 64, DType::bf16}),
                                                     {std::vector<int64_t>(40, 1), 16, 16, 64, DType::bf16},
@@ -226,6 +251,13 @@ void verify_taylor(Report& report) {
     shape.settled = true;
     verify_step(report, shape, seed++);
   }
+  for (const DType dtype : {DType::bf16, DType::f32})
+    for (const int32_t feature_dim : {16, 24, 32}) {
+      TaylorShape shape{{}, 16, feature_dim, 64, dtype};
+      verify_step_of_one_row(report, shape, seed++);
+      shape.decay = shape.settled = true;
+      verify_step_of_one_row(report, shape, seed++);
+    }
   for (TaylorShape shape : std::vector<TaylorShape>{{{1}, 2, 16, 112},
                                                     {{1, 1, 1}, 3, 16, 64, DType::bf16, true, true},
                                                     {{1, 1}, 2, 8, 64, DType::f32, true, true},
