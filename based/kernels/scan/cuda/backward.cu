@@ -4,6 +4,7 @@
 // block's warps through shared memory, and over blocks by another kernel. A third kernel sums the gradients of the parameters over the
 // rows.
 #include <algorithm>
+#include <type_traits>
 
 #include "based/kernels/common/cuda/column_sums.cuh"
 #include "based/kernels/common/cuda/launch.h"
@@ -83,7 +84,7 @@ class LaneSums {
 // elements], and partial sums of the parameters' gradients over rows, [rows, channels · (state_size + 2)].
 struct Plan {
   int threads, fours, passes;  // fours: groups of four state elements; passes: fours per lane
-  int64_t blocks, bc_sum_floats, row_columns, shared_bytes;
+  int64_t blocks, bc_sum_floats, row_columns;
 
   __host__ __device__ explicit Plan(const SelectiveScan& p) {
     threads = p.state_size <= 24 ? 256 : p.state_size <= 64 ? 128 : 64;
@@ -91,31 +92,48 @@ struct Plan {
     blocks = scan_blocks(p, threads / kLanes);
     bc_sum_floats = p.groups * blocks * p.tokens * fours * 2 * kFour;
     row_columns = p.channels * (p.state_size + 2);
-    shared_bytes = threads * (passes * 48) + threads / kLanes * kChunk * 24 + 2 * kChunk * kSlab * 4 + 2 * threads * kSumSets * 8;
   }
 };
 
-// The work of a block of the main kernel: one row and kChannels channels.
+// Shared memory of a block. A PassStorage for each pass follows it.
+template <int kThreads>
+struct alignas(16) SharedStorage {
+  static constexpr int kChannels = kThreads / kLanes;
+  float2 warp_sums[2][kThreads / 32][kSumSets][32];  // sums over the lanes of each warp; passes alternate between the two buffers
+  float B[kChunk][kSlab], C[kChunk][kSlab];
+  float2 delta_and_input[kChunk][kChannels];  // {δ, δ·x}
+  float2 x_and_slope[kChunk][kChannels];      // {x, dδ/d(dt)}
+  float sum_grads[kChunk][kChannels];         // gradient of the sum C·h + D x
+  float z_factors[kChunk][kChannels];         // the factor by which this sum enters the gradient of z
+};
+// The state elements of a pass: four per thread.
+template <int kThreads>
+struct PassStorage {
+  float4 rates[kThreads];
+  float4 state_grads[kThreads];  // gradients of the state after the current token
+  float4 rate_grads[kThreads];
+};
+template <int kThreads>
+int64_t shared_bytes(const Plan& plan) {
+  return static_cast<int64_t>(sizeof(SharedStorage<kThreads>)) + plan.passes * static_cast<int64_t>(sizeof(PassStorage<kThreads>));
+}
+
+// The variables that a thread keeps from chunk to chunk, and its accesses to global memory. They form one struct because of the machine
+// code: with separate local variables the compiler orders the loops differently, and the kernel was slower on an H200.
 template <typename T, int kThreads>
-struct ScanBackward {
+struct Thread {
   static constexpr int kChannels = kThreads / kLanes;
   const SelectiveScanBackward& b;
   const SelectiveScan& p;
   const Plan plan;
   const ScanPlace place;
-  const int lane = threadIdx.x % 32 / kLaneDistance, channel_in_block = threadIdx.x / 32 * kLaneDistance + threadIdx.x % kLaneDistance;
+  const int lane = threadIdx.x % 32 / kLaneDistance, column = threadIdx.x / 32 * kLaneDistance + threadIdx.x % kLaneDistance;
   const int64_t row_begin, row_end, channel;
   const bool is_active;                                                     // whether the thread has a channel
   float* const bc_sums;                                                     // the block's partial sums of the gradients of B and C
   const uint32_t state_step_bytes = static_cast<uint32_t>(p.channels) * 4;  // from one state element to the next in chunk_states
-  // Shared memory per lane, for each of its fours: rates, gradients of the state after the current token, gradients of the rates.
-  float4 *rates, *state_grads, *rate_grads;
-  // Shared memory per channel, for each token of the chunk: {δ, δ·x}; {x, dδ/d(dt)}; the gradient of the sum C·h + D x; the factor by which
-  // this sum enters the gradient of z.
-  float2 *delta_and_input, *x_and_slope;
-  float *sum_grads, *z_factors;
-  float *B, *C;       // [kChunk, kSlab]
-  float2* warp_sums;  // [2, warps, kSets, 32], sums over the lanes of each warp
+  SharedStorage<kThreads>& shared;
+  PassStorage<kThreads>* const passes;
   LaneSums<T> sums;
   // For the tokens of a tile, sums over this lane's state elements: the gradient of δ·x; the gradient of δ through the decays, divided by
   // ln 2; C·h.
@@ -123,24 +141,18 @@ struct ScanBackward {
   float bias = 0, skip = 0, skip_grad = 0, bias_grad = 0;
   int passes_done = 0;  // over all tiles
 
-  __device__ __forceinline__ ScanBackward(const SelectiveScanBackward& params, float* partial, float4* memory)
+  __device__ __forceinline__ Thread(const SelectiveScanBackward& params, float* partial, char* memory)
       : b(params),
         p(params.forward),
         plan(p),
         place(p, kChannels),
         row_begin(p.row_start[place.row]),
         row_end(p.row_start[place.row + 1]),
-        channel(place.channel + (channel_in_block < place.channels ? channel_in_block : 0)),
-        is_active(channel_in_block < place.channels),
-        bc_sums(partial + place.number * p.tokens * plan.fours * 2 * kFour) {
-    rates = memory + threadIdx.x, state_grads = rates + plan.passes * kThreads, rate_grads = state_grads + plan.passes * kThreads;
-    warp_sums = reinterpret_cast<float2*>(memory + 3 * plan.passes * kThreads);
-    B = reinterpret_cast<float*>(warp_sums + 2 * kThreads * kSumSets), C = B + kChunk * kSlab;
-    delta_and_input = reinterpret_cast<float2*>(C + kChunk * kSlab) + channel_in_block;
-    x_and_slope = delta_and_input + kChunk * kChannels;
-    sum_grads = reinterpret_cast<float*>(x_and_slope - channel_in_block + kChunk * kChannels) + channel_in_block,
-    z_factors = sum_grads + kChunk * kChannels;
-  }
+        channel(place.channel + (column < place.channels ? column : 0)),
+        is_active(column < place.channels),
+        bc_sums(partial + place.number * p.tokens * plan.fours * 2 * kFour),
+        shared(*reinterpret_cast<SharedStorage<kThreads>*>(memory)),
+        passes(reinterpret_cast<PassStorage<kThreads>*>(&shared + 1)) {}
   // Pointer to the first state element of a channel before a chunk, and to its element n.
   __device__ __forceinline__ const char* chunk_state(int64_t chunk, int64_t first_channel) const {
     return reinterpret_cast<const char*>(p.chunk_states + chunk * p.state_size * p.channels + first_channel);
@@ -150,45 +162,9 @@ struct ScanBackward {
   }
   // The first state element of this lane in a pass.
   __device__ __forceinline__ int first_state(int pass) const { return (pass * kLanes + lane) * kFour; }
-
-  __device__ __forceinline__ void load_parameters() {
-    if (p.dt_bias != nullptr) bias = to_float(static_cast<const T*>(p.dt_bias)[channel]);
-    if (p.D != nullptr) skip = to_float(static_cast<const T*>(p.D)[channel]);
-    const T* A_log = static_cast<const T*>(p.A_log) + channel * p.state_size;
-    const float* grad_state = b.grad_state != nullptr ? b.grad_state + (place.row * p.channels + channel) * p.state_size : nullptr;
-    for (int pass = 0; pass < plan.passes; ++pass) {
-      float rate[kFour], grad[kFour];
-#pragma unroll
-      for (int j = 0; j < kFour; ++j) {
-        const int n = first_state(pass) + j;
-        const bool valid = is_active && n < p.state_size;
-        rate[j] = valid ? scan_rate(to_float(A_log[n])) : 0.0F;
-        grad[j] = valid && grad_state != nullptr ? grad_state[n] : 0.0F;
-      }
-      rates[pass * kThreads] = make_float4(rate[0], rate[1], rate[2], rate[3]);
-      state_grads[pass * kThreads] = make_float4(grad[0], grad[1], grad[2], grad[3]);
-      rate_grads[pass * kThreads] = make_float4(0, 0, 0, 0);
-    }
-  }
-  __device__ __forceinline__ void store_row(float* row_sums) const {
-    const float skip_sum = skip_grad + __shfl_xor_sync(~0U, skip_grad, kLaneDistance);
-    const float bias_sum = bias_grad + __shfl_xor_sync(~0U, bias_grad, kLaneDistance);
-    if (!is_active) return;
-    float* sums_of_row = row_sums + place.row * plan.row_columns;
-    float* initial = b.grad_initial_state != nullptr ? b.grad_initial_state + (place.row * p.channels + channel) * p.state_size : nullptr;
-    for (int pass = 0; pass < plan.passes; ++pass) {
-      const float4 r = rates[pass * kThreads], h = state_grads[pass * kThreads], a = rate_grads[pass * kThreads];
-      const float rate[kFour] = {r.x, r.y, r.z, r.w}, grad[kFour] = {h.x, h.y, h.z, h.w}, rate_grad[kFour] = {a.x, a.y, a.z, a.w};
-#pragma unroll
-      for (int j = 0; j < kFour; ++j) {
-        const int n = first_state(pass) + j;
-        if (n >= p.state_size) break;
-        sums_of_row[channel * p.state_size + n] = rate_grad[j] * (rate[j] * kLn2);
-        if (initial != nullptr) initial[n] = grad[j];
-      }
-    }
-    sums_of_row += p.channels * p.state_size;
-    if (lane == 0) sums_of_row[channel] = skip_sum, sums_of_row[p.channels + channel] = bias_sum;
+  // Whether every lane has a channel and the row has `tokens` more tokens.
+  __device__ __forceinline__ bool is_full(int64_t token, int tokens) const {
+    return place.channels == kChannels && token + tokens <= row_end;
   }
 
   // A thread's part of B and C of a chunk's tokens, for kSlab state elements from `first` on.
@@ -211,9 +187,9 @@ struct ScanBackward {
   __device__ __forceinline__ void store_slab(const Slab& numbers) const {
 #pragma unroll
     for (int i = 0; i < kChunk * kSlab / kThreads; ++i) {
-      B[i * kThreads + threadIdx.x] = raw_value<T>(numbers[0][i]), C[i * kThreads + threadIdx.x] = raw_value<T>(numbers[1][i]);
+      const int t = i * (kThreads / kSlab) + threadIdx.x / kSlab, n = threadIdx.x % kSlab;
+      shared.B[t][n] = raw_value<T>(numbers[0][i]), shared.C[t][n] = raw_value<T>(numbers[1][i]);
     }
-    __syncthreads();
   }
   // Loads the channel's elements of this lane's tokens: every second token from `token` on, zeros past the row's end. kFull: all tokens
   // exist.
@@ -229,35 +205,6 @@ struct ScanBackward {
       if (!kFull && lane + i * kLanes < left) raw[i] = load_raw(reinterpret_cast<const T*>(source));
     }
   }
-  // Whether every lane has a channel and the row has `tokens` more tokens.
-  __device__ __forceinline__ bool is_full(int64_t token, int tokens) const {
-    return place.channels == kChannels && token + tokens <= row_end;
-  }
-  // Loads this lane's tokens of a chunk and prepares their values in shared memory.
-  template <bool kFull>
-  __device__ __forceinline__ void load_tokens(int64_t token) {
-    constexpr int kCount = kChunk / kLanes;
-    const int left = static_cast<int>(min(row_end - token, int64_t{kChunk}));
-    uint32_t x[kCount], dt[kCount], y_grads[kCount], z[kCount];
-    load_inputs<kFull>(p.x, p.x_stride, token, x), load_inputs<kFull>(p.dt, p.dt_stride, token, dt);
-    load_inputs<kFull>(b.grad_y, p.channels, token, y_grads);
-    if (p.z != nullptr) load_inputs<kFull>(p.z, p.z_stride, token, z);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int k = lane + i * kLanes;
-      const float value = raw_value<T>(x[i]), raw = raw_value<T>(dt[i]) + bias, step = scan_step(p, raw);
-      const float delta = kFull || (is_active && k < left) ? step : 0.0F, slope = sigmoid(raw);
-      delta_and_input[k * kChannels] = make_float2(delta, delta * value),
-                          x_and_slope[k * kChannels] = make_float2(value, p.softplus ? slope : 1.0F);
-      float grad = kFull || is_active ? raw_value<T>(y_grads[i]) : 0.0F;
-      if (p.z != nullptr) {
-        const float gate = raw_value<T>(z[i]), open = sigmoid(gate);
-        z_factors[k * kChannels] = grad * (open * fmaf(gate, 1.0F - open, 1.0F)), grad *= gate * open;
-      }
-      sum_grads[k * kChannels] = grad;
-    }
-  }
-
   // Prefetches into the L2 cache the inputs of the chunk at `token`, which must be complete. Each lane prefetches one token of the warp's
   // channels, and then elements of the state before the chunk.
   __device__ __forceinline__ void prefetch_chunk(int64_t token, int64_t chunk) const {
@@ -280,160 +227,234 @@ struct ScanBackward {
 #pragma unroll
     for (int j = 0; j < kFour; ++j) h[j] = *state_element(states, min(first_state(pass) + j, static_cast<int>(p.state_size) - 1));
   }
-  // Processes four state elements, which are `h` before the chunk: advances them to the tile at the chunk's token `first`, through the
-  // tile, and then goes back over the tile.
-  __device__ __forceinline__ void process_four(int pass, int first, float (&h)[kFour]) {
-    const float4 lane_rates = rates[pass * kThreads];
-    const float rate[kFour] = {lane_rates.x, lane_rates.y, lane_rates.z, lane_rates.w};
-    const int column = first_state(pass) % kSlab;
-#pragma unroll 8
-    for (int t = 0; t < first; ++t) {
-      const float2 values = delta_and_input[t * kChannels];
-      float number[kFour];
-      load_floats<kFour>(B + t * kSlab + column, number);
-#pragma unroll
-      for (int j = 0; j < kFour; ++j) h[j] = fmaf(exp2_approx(values.x * rate[j]), h[j], values.y * number[j]);
-    }
-    float2 held;
-    float decay[kTile][kFour], kept[kTile][kFour];  // kept: decay times the state before the token
-    float2* lane_sums = warp_sums + (passes_done % 2 * kThreads / 32 + threadIdx.x / 32) * kSumSets * 32 + threadIdx.x % 32;
-#pragma unroll
-    for (int k = 0; k < kTile; ++k) {
-      const float2 values = delta_and_input[(first + k) * kChannels];
-      const float grad = sum_grads[(first + k) * kChannels];
-      float number[kFour], y_grads[kFour], C_values[kFour];
-      load_floats<kFour>(B + (first + k) * kSlab + column, number), load_floats<kFour>(C + (first + k) * kSlab + column, y_grads);
-#pragma unroll
-      for (int j = 0; j < kFour; ++j) {
-        decay[k][j] = exp2_approx(values.x * rate[j]), kept[k][j] = decay[k][j] * h[j];
-        h[j] = fmaf(values.y, number[j], kept[k][j]), readouts[k] = fmaf(y_grads[j], h[j], readouts[k]), C_values[j] = grad * h[j];
-      }
-      sums.add(k, C_values);
-      if (k % 2 != 0) (k % 4 == 1 ? held.x : held.y) = sums.partial_sum();
-      if (k % 4 == 3) lane_sums[(k / 4) * 32] = held;
-    }
-    backward_four(pass, first, column, rate, decay, kept, lane_sums + kSumSets / 2 * 32);
-  }
-  __device__ __forceinline__ void backward_four(int pass, int first, int column, const float (&rate)[kFour],
-                                                const float (&decay)[kTile][kFour], const float (&kept)[kTile][kFour], float2* lane_sums) {
-    const float4 saved = state_grads[pass * kThreads];
-    float grad[kFour] = {saved.x, saved.y, saved.z, saved.w}, rate_grad[kFour] = {};
-    float2 held;
-#pragma unroll
-    for (int k = kTile - 1; k >= 0; --k) {
-      const float2 values = delta_and_input[(first + k) * kChannels];
-      const float sum_grad = sum_grads[(first + k) * kChannels];
-      float number[kFour], y_grads[kFour], B_values[kFour];
-      load_floats<kFour>(B + (first + k) * kSlab + column, number), load_floats<kFour>(C + (first + k) * kSlab + column, y_grads);
-#pragma unroll
-      for (int j = 0; j < kFour; ++j) {
-        grad[j] = fmaf(sum_grad, y_grads[j], grad[j]);
-        const float slope = grad[j] * kept[k][j];
-        input_grads[k] = fmaf(grad[j], number[j], input_grads[k]), decay_grads[k] = fmaf(slope, rate[j], decay_grads[k]);
-        rate_grad[j] = fmaf(slope, values.x, rate_grad[j]), B_values[j] = grad[j] * values.y;
-        grad[j] *= decay[k][j];
-      }
-      sums.add(k, B_values);
-      if (k % 2 == 0) (k % 4 == 0 ? held.x : held.y) = sums.partial_sum();
-      if (k % 4 == 0) lane_sums[(k / 4) * 32] = held;
-    }
-    state_grads[pass * kThreads] = make_float4(grad[0], grad[1], grad[2], grad[3]);
-    float4& total = rate_grads[pass * kThreads];
-    total = make_float4(total.x + rate_grad[0], total.y + rate_grad[1], total.z + rate_grad[2], total.w + rate_grad[3]);
-  }
-
-  // Adds up the warps' sums for the gradients of B and C, for a tile's tokens and the state elements of a pass. Other warps do this in each
-  // pass. A thread computes two sums; sixteen adjacent threads compute the two times eight sums of a token.
-  __device__ __forceinline__ void add_warps(int64_t token, int pass) const {
-    constexpr int kUnits = kSumSets * 8 * kLanes;
-    static_assert(kThreads % kUnits == 0);
-    const int i = (threadIdx.x + passes_done * kUnits) % kThreads;
-    if (i >= kUnits) return;
-    const int number = i % 4, is_C = i / 8 % 2, half = i / 4 % kLanes, odd = i / 16 % 2, set = i / 32;
-    const float2* source =
-        warp_sums + passes_done % 2 * kThreads * kSumSets + ((is_C ? 0 : kSumSets / 2) + set) * 32 + (odd * 4 + number) * 4 + half * 2;
-    float2 sum = {};
-#pragma unroll
-    for (int warp = 0; warp < kThreads / 32; ++warp, source += kSumSets * 32) {
-      const float4 both = *reinterpret_cast<const float4*>(source);
-      sum.x += both.x + both.z, sum.y += both.y + both.w;
-    }
-    const int64_t t = token + set * kFour + odd;
-    float* token_sums = bc_sums + ((t * plan.fours + pass * kLanes + half) * 2 + is_C) * kFour + number;
-    if (t < row_end) token_sums[0] = sum.x;
-    if (t + 2 < row_end) token_sums[static_cast<int64_t>(plan.fours) * 4 * kFour] = sum.y;
-  }
-
   // Sums two adjacent tokens' values over the channel's two lanes. Lane 0 returns the even token's sum, lane 1 the odd token's.
   __device__ __forceinline__ float sum_lanes(float even, float odd) const {
     return (lane == 0 ? even : odd) + __shfl_xor_sync(~0U, lane == 0 ? odd : even, kLaneDistance);
   }
-  // Stores the gradients of x, dt and z of the tile at the chunk's token `first`.
-  template <bool kFull>
-  __device__ __forceinline__ void store_tile(int64_t token, int first) {
-    const int64_t step = kLanes * p.channels * static_cast<int64_t>(sizeof(T));
-    int64_t offset = ((token + lane) * p.channels + channel) * static_cast<int64_t>(sizeof(T));
-    const auto store = [&](void* matrix, float value) {
-      *reinterpret_cast<T*>(static_cast<char*>(matrix) + offset) = from_float<T>(value);
-    };
-#pragma unroll
-    for (int i = 0; i < kTokensPerLane; ++i, offset += step) {
-      const int k = lane + i * kLanes, token_offset = (first + k) * kChannels;
-      const float input_grad = sum_lanes(input_grads[2 * i], input_grads[2 * i + 1]),
-                  decay_grad = sum_lanes(decay_grads[2 * i], decay_grads[2 * i + 1]), sum = sum_lanes(readouts[2 * i], readouts[2 * i + 1]);
-      const bool valid = kFull || (is_active && token + k < row_end);
-      const float2 values = x_and_slope[token_offset];
-      const float grad = sum_grads[token_offset], value = values.x, dt_grad = values.y * fmaf(input_grad, value, decay_grad * kLn2);
-      if (valid) store(b.grad_x, fmaf(input_grad, delta_and_input[token_offset].x, skip * grad));
-      skip_grad = fmaf(grad, value, skip_grad);
-      if (valid) store(b.grad_dt, dt_grad), bias_grad += dt_grad;
-      if (p.z != nullptr && valid) store(b.grad_z, z_factors[token_offset] * fmaf(skip, value, sum));
-    }
-  }
-
-  __device__ __forceinline__ void process_chunk(int64_t token) {
-    const int64_t chunk = selective_scan_first_chunk(place.row, row_begin, kChunk) + (token - row_begin) / kChunk;
-    const char* states = chunk_state(chunk, channel);
-    float next_states[kFour];
-    load_states(states, 0, next_states);  // issues all loads before the first wait
-    Slab numbers;
-    load_slab(token, 0, numbers);
-    is_full(token, kChunk) ? load_tokens<true>(token) : load_tokens<false>(token);
-    if (token > row_begin) prefetch_chunk(token - kChunk, chunk - 1);
-    store_slab(numbers);
-#pragma unroll 1
-    for (int first = kChunk - kTile; first >= 0; first -= kTile) {
-      if (token + first >= row_end) continue;
-#pragma unroll
-      for (int k = 0; k < kTile; ++k) input_grads[k] = decay_grads[k] = readouts[k] = 0;
-#pragma unroll 1
-      for (int pass = 0; pass < plan.passes; ++pass) {
-        // When the last tile begins, the chunk's first slab is already in shared memory.
-        if (const int n = pass * kLanes * kFour; p.state_size > kSlab && n % kSlab == 0 && (n > 0 || first + kTile < kChunk)) {
-          load_slab(token, n, numbers), store_slab(numbers);
-        }
-        float h[kFour] = {next_states[0], next_states[1], next_states[2], next_states[3]};
-        load_states(states, pass + 1 < plan.passes ? pass + 1 : 0, next_states);
-        process_four(pass, first, h);
-        __syncthreads();
-        add_warps(token + first, pass);
-        ++passes_done;
-      }
-      is_full(token + first, kTile) ? store_tile<true>(token + first, first) : store_tile<false>(token + first, first);
-    }
-  }
 };
 
+// Gradients of x, dt and z, and partial sums of the other gradients. A block processes one row and kThreads / kLanes channels.
 template <typename T, int kThreads>
 __global__ void __launch_bounds__(kThreads, 512 / kThreads)
     scan_backward(const __grid_constant__ SelectiveScanBackward b, float* bc_sums, float* row_sums) {
-  extern __shared__ float4 memory[];
+  extern __shared__ __align__(16) char memory[];
   overlap_kernels();
-  ScanBackward<T, kThreads> scan(b, bc_sums, memory);
-  scan.load_parameters();
-  for (int64_t chunk = (scan.row_end - scan.row_begin + kChunk - 1) / kChunk - 1; chunk >= 0; --chunk)
-    scan.process_chunk(scan.row_begin + chunk * kChunk);
-  scan.store_row(row_sums);
+  const SelectiveScan& p = b.forward;
+  Thread<T, kThreads> thread(b, bc_sums, memory);
+  SharedStorage<kThreads>& shared = thread.shared;
+
+  // Load the parameters and the gradient of the row's last state.
+  if (p.dt_bias != nullptr) thread.bias = to_float(static_cast<const T*>(p.dt_bias)[thread.channel]);
+  if (p.D != nullptr) thread.skip = to_float(static_cast<const T*>(p.D)[thread.channel]);
+  const T* A_log = static_cast<const T*>(p.A_log) + thread.channel * p.state_size;
+  const float* grad_state =
+      b.grad_state != nullptr ? b.grad_state + (thread.place.row * p.channels + thread.channel) * p.state_size : nullptr;
+  for (int pass = 0; pass < thread.plan.passes; ++pass) {
+    float rate[kFour], grad[kFour];
+#pragma unroll
+    for (int j = 0; j < kFour; ++j) {
+      const int n = thread.first_state(pass) + j;
+      const bool valid = thread.is_active && n < p.state_size;
+      rate[j] = valid ? scan_rate(to_float(A_log[n])) : 0.0F;
+      grad[j] = valid && grad_state != nullptr ? grad_state[n] : 0.0F;
+    }
+    thread.passes[pass].rates[threadIdx.x] = make_float4(rate[0], rate[1], rate[2], rate[3]);
+    thread.passes[pass].state_grads[threadIdx.x] = make_float4(grad[0], grad[1], grad[2], grad[3]);
+    thread.passes[pass].rate_grads[threadIdx.x] = make_float4(0, 0, 0, 0);
+  }
+
+  // Process the chunks from the last to the first. `token` is the chunk's first token.
+  const int64_t chunks = (thread.row_end - thread.row_begin + kChunk - 1) / kChunk;
+#pragma unroll 1
+  for (int64_t token = thread.row_begin + (chunks - 1) * kChunk; token >= thread.row_begin; token -= kChunk) {
+    const int64_t chunk = selective_scan_first_chunk(thread.place.row, thread.row_begin, kChunk) + (token - thread.row_begin) / kChunk;
+    const char* states = thread.chunk_state(chunk, thread.channel);
+    float next_states[kFour];
+    thread.load_states(states, 0, next_states);  // issues all loads before the first wait
+    typename Thread<T, kThreads>::Slab numbers;
+    thread.load_slab(token, 0, numbers);
+
+    // Load this lane's tokens of the chunk and prepare their values in shared memory. Only this thread reads them after the last barrier of
+    // the previous chunk, so there is no barrier before.
+    const auto load_tokens = [&](auto full) {
+      constexpr bool kFull = decltype(full)::value;  // whether all lanes have a channel and all tokens exist
+      constexpr int kCount = kChunk / kLanes;
+      const int left = static_cast<int>(min(thread.row_end - token, int64_t{kChunk}));
+      uint32_t x[kCount], dt[kCount], y_grads[kCount], z[kCount];
+      thread.template load_inputs<kFull>(p.x, p.x_stride, token, x), thread.template load_inputs<kFull>(p.dt, p.dt_stride, token, dt);
+      thread.template load_inputs<kFull>(b.grad_y, p.channels, token, y_grads);
+      if (p.z != nullptr) thread.template load_inputs<kFull>(p.z, p.z_stride, token, z);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const int k = thread.lane + i * kLanes;
+        const float value = raw_value<T>(x[i]), raw = raw_value<T>(dt[i]) + thread.bias, step = scan_step(p, raw);
+        const float delta = kFull || (thread.is_active && k < left) ? step : 0.0F, slope = sigmoid(raw);
+        shared.delta_and_input[k][thread.column] = make_float2(delta, delta * value),
+        shared.x_and_slope[k][thread.column] = make_float2(value, p.softplus ? slope : 1.0F);
+        float grad = kFull || thread.is_active ? raw_value<T>(y_grads[i]) : 0.0F;
+        if (p.z != nullptr) {
+          const float gate = raw_value<T>(z[i]), open = sigmoid(gate);
+          shared.z_factors[k][thread.column] = grad * (open * fmaf(gate, 1.0F - open, 1.0F)), grad *= gate * open;
+        }
+        shared.sum_grads[k][thread.column] = grad;
+      }
+    };
+    thread.is_full(token, kChunk) ? load_tokens(std::true_type()) : load_tokens(std::false_type());
+    if (token > thread.row_begin) thread.prefetch_chunk(token - kChunk, chunk - 1);
+    thread.store_slab(numbers);
+    __syncthreads();  // the slab and the chunk's tokens are complete
+
+#pragma unroll 1
+    for (int first = kChunk - kTile; first >= 0; first -= kTile) {
+      const int64_t tile = token + first;  // the tile's first token
+      if (tile >= thread.row_end) continue;
+#pragma unroll
+      for (int k = 0; k < kTile; ++k) thread.input_grads[k] = thread.decay_grads[k] = thread.readouts[k] = 0;
+
+#pragma unroll 1
+      for (int pass = 0; pass < thread.plan.passes; ++pass) {
+        // When the last tile begins, the chunk's first slab is already in shared memory. All threads have read the previous slab before the
+        // previous pass's barrier.
+        if (const int n = pass * kLanes * kFour; p.state_size > kSlab && n % kSlab == 0 && (n > 0 || first + kTile < kChunk)) {
+          thread.load_slab(token, n, numbers), thread.store_slab(numbers);
+          __syncthreads();  // the slab is complete
+        }
+        float h[kFour] = {next_states[0], next_states[1], next_states[2], next_states[3]};
+        thread.load_states(states, pass + 1 < thread.plan.passes ? pass + 1 : 0, next_states);
+
+        // Advance four state elements from the chunk's begin to the tile.
+        const float4 lane_rates = thread.passes[pass].rates[threadIdx.x];
+        const float rate[kFour] = {lane_rates.x, lane_rates.y, lane_rates.z, lane_rates.w};
+        const int slab_column = thread.first_state(pass) % kSlab;
+#pragma unroll 8
+        for (int t = 0; t < first; ++t) {
+          const float2 values = shared.delta_and_input[t][thread.column];
+          float number[kFour];
+          load_floats<kFour>(&shared.B[t][slab_column], number);
+#pragma unroll
+          for (int j = 0; j < kFour; ++j) h[j] = fmaf(exp2_approx(values.x * rate[j]), h[j], values.y * number[j]);
+        }
+
+        // Advance them through the tile. The decays and states stay in registers for the way back.
+        float2 held;
+        float decay[kTile][kFour], kept[kTile][kFour];  // kept: decay times the state before the token
+        float2* C_sums = &shared.warp_sums[thread.passes_done % 2][threadIdx.x / 32][0][threadIdx.x % 32];
+#pragma unroll
+        for (int k = 0; k < kTile; ++k) {
+          const float2 values = shared.delta_and_input[first + k][thread.column];
+          const float grad = shared.sum_grads[first + k][thread.column];
+          float number[kFour], y_grads[kFour], C_values[kFour];
+          load_floats<kFour>(&shared.B[first + k][slab_column], number), load_floats<kFour>(&shared.C[first + k][slab_column], y_grads);
+#pragma unroll
+          for (int j = 0; j < kFour; ++j) {
+            decay[k][j] = exp2_approx(values.x * rate[j]), kept[k][j] = decay[k][j] * h[j];
+            h[j] = fmaf(values.y, number[j], kept[k][j]), thread.readouts[k] = fmaf(y_grads[j], h[j], thread.readouts[k]),
+            C_values[j] = grad * h[j];
+          }
+          thread.sums.add(k, C_values);
+          if (k % 2 != 0) (k % 4 == 1 ? held.x : held.y) = thread.sums.partial_sum();
+          if (k % 4 == 3) C_sums[(k / 4) * 32] = held;
+        }
+
+        // Go back over the tile's tokens.
+        float2* B_sums = C_sums + kSumSets / 2 * 32;
+        const float4 saved = thread.passes[pass].state_grads[threadIdx.x];
+        float grad[kFour] = {saved.x, saved.y, saved.z, saved.w}, rate_grad[kFour] = {};
+#pragma unroll
+        for (int k = kTile - 1; k >= 0; --k) {
+          const float2 values = shared.delta_and_input[first + k][thread.column];
+          const float sum_grad = shared.sum_grads[first + k][thread.column];
+          float number[kFour], y_grads[kFour], B_values[kFour];
+          load_floats<kFour>(&shared.B[first + k][slab_column], number), load_floats<kFour>(&shared.C[first + k][slab_column], y_grads);
+#pragma unroll
+          for (int j = 0; j < kFour; ++j) {
+            grad[j] = fmaf(sum_grad, y_grads[j], grad[j]);
+            const float slope = grad[j] * kept[k][j];
+            thread.input_grads[k] = fmaf(grad[j], number[j], thread.input_grads[k]),
+            thread.decay_grads[k] = fmaf(slope, rate[j], thread.decay_grads[k]);
+            rate_grad[j] = fmaf(slope, values.x, rate_grad[j]), B_values[j] = grad[j] * values.y;
+            grad[j] *= decay[k][j];
+          }
+          thread.sums.add(k, B_values);
+          if (k % 2 == 0) (k % 4 == 0 ? held.x : held.y) = thread.sums.partial_sum();
+          if (k % 4 == 0) B_sums[(k / 4) * 32] = held;
+        }
+        thread.passes[pass].state_grads[threadIdx.x] = make_float4(grad[0], grad[1], grad[2], grad[3]);
+        float4& total = thread.passes[pass].rate_grads[threadIdx.x];
+        total = make_float4(total.x + rate_grad[0], total.y + rate_grad[1], total.z + rate_grad[2], total.w + rate_grad[3]);
+        __syncthreads();  // all warps' sums of this pass are complete; the next pass writes the other buffer
+
+        // Add up the warps' sums for the gradients of B and C, for the tile's tokens and the state elements of the pass. Other warps do
+        // this in each pass. A thread computes two sums; sixteen adjacent threads compute the two times eight sums of a token.
+        constexpr int kUnits = kSumSets * 8 * kLanes;
+        static_assert(kThreads % kUnits == 0);
+        if (const int i = (threadIdx.x + thread.passes_done * kUnits) % kThreads; i < kUnits) {
+          const int number = i % 4, is_C = i / 8 % 2, half = i / 4 % kLanes, odd = i / 16 % 2, set = i / 32;
+          const float2* source =
+              &shared.warp_sums[thread.passes_done % 2][0][(is_C ? 0 : kSumSets / 2) + set][(odd * 4 + number) * 4 + half * 2];
+          float2 sum = {};
+#pragma unroll
+          for (int warp = 0; warp < kThreads / 32; ++warp, source += kSumSets * 32) {
+            const float4 both = *reinterpret_cast<const float4*>(source);
+            sum.x += both.x + both.z, sum.y += both.y + both.w;
+          }
+          const int64_t t = tile + set * kFour + odd;
+          float* token_sums = thread.bc_sums + ((t * thread.plan.fours + pass * kLanes + half) * 2 + is_C) * kFour + number;
+          if (t < thread.row_end) token_sums[0] = sum.x;
+          if (t + 2 < thread.row_end) token_sums[static_cast<int64_t>(thread.plan.fours) * 4 * kFour] = sum.y;
+        }
+        ++thread.passes_done;
+      }
+
+      // Store the gradients of x, dt and z of the tile.
+      const auto store_tile = [&](auto full) {
+        constexpr bool kFull = decltype(full)::value;
+        const int64_t step = kLanes * p.channels * static_cast<int64_t>(sizeof(T));
+        int64_t offset = ((tile + thread.lane) * p.channels + thread.channel) * static_cast<int64_t>(sizeof(T));
+        const auto store = [&](void* matrix, float value) {
+          *reinterpret_cast<T*>(static_cast<char*>(matrix) + offset) = from_float<T>(value);
+        };
+#pragma unroll
+        for (int i = 0; i < kTokensPerLane; ++i, offset += step) {
+          const int k = thread.lane + i * kLanes;
+          const float input_grad = thread.sum_lanes(thread.input_grads[2 * i], thread.input_grads[2 * i + 1]),
+                      decay_grad = thread.sum_lanes(thread.decay_grads[2 * i], thread.decay_grads[2 * i + 1]),
+                      sum = thread.sum_lanes(thread.readouts[2 * i], thread.readouts[2 * i + 1]);
+          const bool valid = kFull || (thread.is_active && tile + k < thread.row_end);
+          const float2 values = shared.x_and_slope[first + k][thread.column];
+          const float grad = shared.sum_grads[first + k][thread.column], value = values.x,
+                      dt_grad = values.y * fmaf(input_grad, value, decay_grad * kLn2);
+          if (valid) store(b.grad_x, fmaf(input_grad, shared.delta_and_input[first + k][thread.column].x, thread.skip * grad));
+          thread.skip_grad = fmaf(grad, value, thread.skip_grad);
+          if (valid) store(b.grad_dt, dt_grad), thread.bias_grad += dt_grad;
+          if (p.z != nullptr && valid) store(b.grad_z, shared.z_factors[first + k][thread.column] * fmaf(thread.skip, value, sum));
+        }
+      };
+      thread.is_full(tile, kTile) ? store_tile(std::true_type()) : store_tile(std::false_type());
+    }
+  }
+
+  // Store the row's part of the parameters' gradients, and the gradient of the initial state.
+  const float skip_sum = thread.skip_grad + __shfl_xor_sync(~0U, thread.skip_grad, kLaneDistance);
+  const float bias_sum = thread.bias_grad + __shfl_xor_sync(~0U, thread.bias_grad, kLaneDistance);
+  if (!thread.is_active) return;
+  float* sums_of_row = row_sums + thread.place.row * thread.plan.row_columns;
+  float* initial =
+      b.grad_initial_state != nullptr ? b.grad_initial_state + (thread.place.row * p.channels + thread.channel) * p.state_size : nullptr;
+  for (int pass = 0; pass < thread.plan.passes; ++pass) {
+    const float4 r = thread.passes[pass].rates[threadIdx.x], h = thread.passes[pass].state_grads[threadIdx.x],
+                 a = thread.passes[pass].rate_grads[threadIdx.x];
+    const float rate[kFour] = {r.x, r.y, r.z, r.w}, grad[kFour] = {h.x, h.y, h.z, h.w}, rate_grad[kFour] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+    for (int j = 0; j < kFour; ++j) {
+      const int n = thread.first_state(pass) + j;
+      if (n >= p.state_size) break;
+      sums_of_row[thread.channel * p.state_size + n] = rate_grad[j] * (rate[j] * kLn2);
+      if (initial != nullptr) initial[n] = grad[j];
+    }
+  }
+  sums_of_row += p.channels * p.state_size;
+  if (thread.lane == 0) sums_of_row[thread.channel] = skip_sum, sums_of_row[p.channels + thread.channel] = bias_sum;
 }
 
 // Gradients of B and C: adds up the partial sums of a group's blocks. Each thread handles one token and state element.
@@ -472,14 +493,19 @@ __global__ void __launch_bounds__(kSumThreads)
   }
 }
 
+template <typename T, int kThreads>
+Status launch_main(const SelectiveScanBackward& b, const Plan& plan, float* bc_sums, float* row_sums, Queue queue) {
+  auto* kernel = scan_backward<T, kThreads>;
+  const int64_t bytes = shared_bytes<kThreads>(plan), blocks = b.forward.rows * b.forward.groups * plan.blocks;
+  if (const Status status = status_of(allow_shared_memory(kernel, static_cast<int>(bytes))); !status.ok()) return status;
+  return launch_overlapped(kernel, {static_cast<unsigned>(blocks), kThreads, bytes}, queue, b, bc_sums, row_sums);
+}
 template <typename T>
 Status launch_backward(const SelectiveScanBackward& b, const Plan& plan, float* bc_sums, float* row_sums, Queue queue) {
   const SelectiveScan& p = b.forward;
   if (p.rows > 0) {
-    auto* kernel = plan.threads == 256 ? scan_backward<T, 256> : plan.threads == 128 ? scan_backward<T, 128> : scan_backward<T, 64>;
-    if (const Status status = status_of(allow_shared_memory(kernel, static_cast<int>(plan.shared_bytes))); !status.ok()) return status;
-    const Launch launch{static_cast<unsigned>(p.rows * p.groups * plan.blocks), static_cast<unsigned>(plan.threads), plan.shared_bytes};
-    if (const Status status = launch_overlapped(kernel, launch, queue, b, bc_sums, row_sums); !status.ok()) return status;
+    const auto launch = plan.threads == 256 ? launch_main<T, 256> : plan.threads == 128 ? launch_main<T, 128> : launch_main<T, 64>;
+    if (const Status status = launch(b, plan, bc_sums, row_sums, queue); !status.ok()) return status;
   }
   if (p.tokens == 0) return {};
   const int64_t sums = p.groups * p.tokens * plan.fours * 2 * kFour;
