@@ -10,6 +10,7 @@ constexpr int kStepRows = 96;                       // rows of weights whose sum
 constexpr int kStepSumStride = kStepMostWarps + 4;  // pitch of a row's sums, for reads of four at a time without bank conflicts
 constexpr int kStepTileStages = kStepTileRows / 2;  // most stages of a tile
 constexpr int kStepSlots = 4;                       // instructions in shared memory
+constexpr int kStepDigitBytes = 1024;               // for each warp of a program with int8 weights: 4 digits of up to 256 elements of x
 
 // An instruction and its companions. Source i is in part i, at the same offset modulo 16 as in global memory.
 struct StepSlot {
@@ -29,6 +30,8 @@ struct StepShared {
   float2 rotations[64];              // rotary rotations of the position, computed by prefetch_window
   int64_t position;
   alignas(16) float warps[kStepMostWarps];
+  // Present only in programs with int8 weights, kStepDigitBytes for each warp, behind this struct.
+  __device__ __forceinline__ uint32_t* digits() { return reinterpret_cast<uint32_t*>(this + 1); }
 };
 
 }  // namespace based::kernels::cuda::detail

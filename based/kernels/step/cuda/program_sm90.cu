@@ -82,12 +82,13 @@ Status step_program(const StepProgram& planned, Queue queue) {
   StepProgram program = planned;
   const int threads = program.threads, limit = block_shared_memory();
   if (!runs_hopper_code() || threads > kStepMostThreads || threads % 32 != 0) return {"step program: no kernel for this device"};
-  program.stages = std::min(kStepMostStages, (limit - static_cast<int>(sizeof(StepShared))) / step_stage_bytes(threads));
+  const int fixed = static_cast<int>(sizeof(StepShared)) + (program.has_int8 ? threads / 32 * kStepDigitBytes : 0);
+  program.stages = std::min(kStepMostStages, (limit - fixed) / step_stage_bytes(threads));
   if (program.stages < kStepTileStages) return {"step program: too little shared memory"};
   constexpr int kFew = 448 + 64, kMost = kStepMostThreads + 64;
   auto* run = threads <= 448 ? (program.has_int8 ? run_step<kFew, true> : run_step<kFew, false>)
                              : (program.has_int8 ? run_step<kMost, true> : run_step<kMost, false>);
-  const int shared = program.stages * step_stage_bytes(threads) + static_cast<int>(sizeof(StepShared));
+  const int shared = program.stages * step_stage_bytes(threads) + fixed;
   if (const cudaError_t error = allow_shared_memory(run, shared); error != cudaSuccess) return status_of(error);
   void* arguments[] = {&program};
   return status_of(cudaLaunchCooperativeKernel(run, dim3(static_cast<unsigned>(multiprocessors())),

@@ -68,13 +68,20 @@ std::vector<double> verify_one(Report& report, const Size& s, DType dtype) {
 
 void verify_quantised_linear(Report& report) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
+    // 528, 4160 and 16384: units of `in` that are not whole, several rounds of units a warp, and x that does not fit into shared memory.
+    // 8800: several tiles of outputs a block.
     for (const Size& s : {Size{1, 1792, 1792}, Size{1, 1792, 200, true}, Size{2, 64, 16, false, false}, Size{7, 528, 21}, Size{16, 96, 40},
-                          Size{35, 1024, 130}, Size{64, 48, 8, true, false}, Size{3, 37, 11}, Size{18, 7, 6, true}, Size{5, 1, 1}})
+                          Size{35, 1024, 130}, Size{64, 48, 8, true, false}, Size{3, 37, 11}, Size{18, 7, 6, true}, Size{5, 1, 1},
+                          Size{4, 1792, 7168, true}, Size{9, 112, 8800}, Size{16, 3584, 56}, Size{3, 4160, 40, true}, Size{16, 16384, 24},
+                          Size{4, 16384, 24}})
       verify_one(report, s, dtype);
-    const std::vector<double> all = verify_one(report, {20, 320, 24}, dtype);
-    for (const int64_t rows : {1, 2, 9}) {
-      const std::vector<double> some = verify_one(report, {rows, 320, 24}, dtype);
-      if (!std::equal(some.begin(), some.end(), all.begin())) report.fail("quantised_linear: a row's bits depend on the number of rows");
+    for (const Size& all : {Size{64, 320, 24}, Size{64, 1792, 40}, Size{64, 4160, 16}, Size{64, 101, 18, true}}) {
+      const std::vector<double> values = verify_one(report, all, dtype);
+      for (const int64_t rows : {1, 2, 3, 7, 8, 9, 16, 17, 33}) {
+        const std::vector<double> some = verify_one(report, {rows, all.in, all.out, all.gated}, dtype);
+        if (!std::equal(some.begin(), some.end(), values.begin()))
+          report.fail("quantised_linear: a row's bits depend on the number of rows");
+      }
     }
     for (const int64_t in : {48, 37}) {
       const Ints weight = random_ints(3 * in);
