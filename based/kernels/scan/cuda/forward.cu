@@ -54,7 +54,7 @@ struct Shape {
   static constexpr int kColumns = 2 * kPaddedStates, kPasses = (kColumns + kThreads - 1) / kThreads;
   static constexpr int kTokensPerPass = kThreads / kColumns > 0 ? kThreads / kColumns : 1, kLoads = kTile / kTokensPerPass;
   static_assert(kTile % kTokensPerPass == 0 && kTile % kBatch == 0);
-  struct SharedMemory {
+  struct SharedStorage {
     float bc[2][kTile][kColumns];                           // two buffers; in a token, B, then C
     float2 delta_and_input[kWarps][kBatch][kLaneDistance];  // {δ, δ·x}
   };
@@ -122,9 +122,10 @@ __device__ __forceinline__ float sum_tokens(const float (&parts)[S::kLanes / kDi
   }
 }
 
-// The scan of one segment. kEnds: the first pass, which computes only the state after the segment and the sum of its step sizes.
+// The variables that a thread keeps from batch to batch, and references to its parameters and segment. They form one struct because of the
+// machine code: with separate local variables the compiler orders the loops differently, and the kernel was slower on an H200.
 template <typename T, class S, bool kFirstPass>
-struct SegmentScan {
+struct Thread {
   const SelectiveScan& p;
   const ScanPlace& place;
   const Segment& segment;
@@ -133,47 +134,17 @@ struct SegmentScan {
   const int lane = threadIdx.x % 32 / S::kLaneDistance, column = threadIdx.x % S::kLaneDistance,
             channel = threadIdx.x / 32 * S::kLaneDistance + column;
   const int first = lane * S::kStates;
-  const bool is_active;  // whether the thread has a channel
-  const T *x, *dt, *z;
+  const bool is_active = channel < place.channels;  // whether the thread has a channel
+  const T *x, *dt, *z;                              // this lane's next token
   T* y;
   float h[S::kStates], rate[S::kStates], bias = 0, skip = 0, total = 0;  // total: sum of the step sizes
   int64_t x_step, dt_step, z_step, y_step;                               // from one of this lane's tokens to the next
   uint32_t raw_x[S::kTokensPerLane] = {}, raw_dt[S::kTokensPerLane] = {}, raw_z[S::kTokensPerLane] = {};
 
-  __device__ __forceinline__ SegmentScan(const SelectiveScan& params, const ScanPlace& block_place, const Segment& block_segment,
-                                         float* scratch)
-      : p(params), place(block_place), segment(block_segment), segment_ends(scratch), is_active(channel < place.channels) {
-    const int64_t c = place.channel + (is_active ? channel : 0), token = segment.begin + lane;
-    x = static_cast<const T*>(p.x) + token * p.x_stride + c, dt = static_cast<const T*>(p.dt) + token * p.dt_stride + c;
-    z = static_cast<const T*>(p.z) + token * p.z_stride + c, y = static_cast<T*>(p.y) + token * p.y_stride + c;
-    if (p.z == nullptr) z = x;  // loaded without effect, to avoid a branch
-    x_step = S::kLanes * p.x_stride, dt_step = S::kLanes * p.dt_stride, y_step = S::kLanes * p.y_stride;
-    z_step = S::kLanes * (p.z != nullptr ? p.z_stride : p.x_stride);
-    if (p.dt_bias != nullptr) bias = to_float(static_cast<const T*>(p.dt_bias)[c]);
-    if (p.D != nullptr) skip = to_float(static_cast<const T*>(p.D)[c]);
-#pragma unroll
-    for (int i = 0; i < S::kStates; ++i) {
-      rate[i] = has_state(i) ? scan_rate(to_float(static_cast<const T*>(p.A_log)[c * p.state_size + first + i])) : 0.0F;
-    }
-    init_state();
-  }
-  // Computes the state before the segment. The first pass also saves the row's initial state in the entry of the row's last segment, which
-  // the first pass does not compute, because the second pass overwrites the state.
-  __device__ __forceinline__ void init_state() {
-    const int64_t first_number = segment.number - segment.index, last = first_number + segment.count - 1;
-    const bool copied = !kFirstPass && segment.count > 1, given = segment.index == 0 && p.state != nullptr;
-#pragma unroll
-    for (int i = 0; i < S::kStates; ++i) {
-      h[i] = 0;
-      if (given && has_state(i)) h[i] = copied ? *end_state(last, i) : row_state()[i];
-      if (kFirstPass && given && has_state(i)) *end_state(last, i) = h[i];
-    }
-    for (int64_t k = first_number; !kFirstPass && k < segment.number; ++k) {
-      const float sum = k > first_number && is_active ? *step_sum(k) : 0.0F;
-#pragma unroll
-      for (int i = 0; i < S::kStates; ++i)
-        if (has_state(i)) h[i] = fmaf(exp2_approx(sum * rate[i]), h[i], *end_state(k, i));
-    }
+  __device__ __forceinline__ bool has_state(int i) const { return is_active && first + i < p.state_size; }
+  __device__ __forceinline__ float* row_state() const {
+    const int64_t row = p.slot != nullptr ? p.slot[place.row] : place.row;
+    return p.state + (row * p.channels + place.channel + channel) * p.state_size + first;
   }
   __device__ __forceinline__ float* end_state(int64_t number, int i) const {
     return segment_ends + (number * p.state_size + first + i) * p.channels + place.channel + channel;
@@ -181,33 +152,6 @@ struct SegmentScan {
   __device__ __forceinline__ float* step_sum(int64_t number) const {
     return segment_ends + (segment_count(p) * p.state_size + number) * p.channels + place.channel + channel;
   }
-  __device__ __forceinline__ bool has_state(int i) const { return is_active && first + i < p.state_size; }
-  __device__ __forceinline__ float* row_state() const {
-    const int64_t row = p.slot != nullptr ? p.slot[place.row] : place.row;
-    return p.state + (row * p.channels + place.channel + channel) * p.state_size + first;
-  }
-  __device__ __forceinline__ void store_state() {
-    if constexpr (kFirstPass) {
-#pragma unroll
-      for (int distance = 1; distance < S::kLanes; distance *= 2) total += __shfl_xor_sync(~0U, total, distance * S::kLaneDistance);
-      if (is_active && lane == 0) *step_sum(segment.number) = total;
-    }
-    if (!kFirstPass && (p.state == nullptr || segment.index + 1 < segment.count)) return;
-#pragma unroll
-    for (int i = 0; i < S::kStates; ++i)
-      if (has_state(i)) *(kFirstPass ? end_state(segment.number, i) : row_state() + i) = h[i];
-  }
-
-  __device__ __forceinline__ void store_chunk_state(int64_t token) const {
-    const int64_t start = segment.start;
-    if (kFirstPass || p.chunk_states == nullptr || (token - start) % kSelectiveScanCudaChunk != 0) return;
-    const int64_t chunk = selective_scan_first_chunk(place.row, start, kSelectiveScanCudaChunk) + (token - start) / kSelectiveScanCudaChunk;
-    float* chunk_state = p.chunk_states + (chunk * p.state_size + first) * p.channels + place.channel + channel;
-#pragma unroll
-    for (int i = 0; i < S::kStates; ++i)
-      if (has_state(i)) chunk_state[i * p.channels] = h[i];
-  }
-
   // Loads the next batch, of which `left` tokens are in the row. A lane loads token `lane` and every kLanes-th token after it.
   __device__ __forceinline__ void load(int left) {
 #pragma unroll
@@ -217,7 +161,6 @@ struct SegmentScan {
       if (!kFirstPass) raw_z[k] = load_raw(z);
     }
   }
-
   // Advances the state by one token and returns this lane's part of C·h. The parts are added in a binary tree, so the sum does not depend
   // on the number of lanes.
   __device__ __forceinline__ float advance(const float* bc, float2 delta_and_input) {
@@ -240,68 +183,127 @@ struct SegmentScan {
     }
     return sums[0];
   }
-
-  // Processes a batch whose inputs have been loaded, and loads the next batch. `left`: number of tokens from this batch to the row's end.
-  __device__ __forceinline__ void process_batch(int64_t left, const float (*bc)[S::kColumns],
-                                                float2 (&delta_and_input)[kBatch][S::kLaneDistance]) {
-    const int count = static_cast<int>(min(left, int64_t{kBatch})), next = static_cast<int>(min(left - count, int64_t{kBatch}));
-    float skip_term[S::kTokensPerLane], gate[S::kTokensPerLane];
-    __syncwarp();
-#pragma unroll
-    for (int k = 0; k < S::kTokensPerLane; ++k) {
-      const int t = lane + k * S::kLanes;
-      const float value = raw_value<T>(raw_x[k]), step = scan_step(p, raw_value<T>(raw_dt[k]) + bias), delta = t < count ? step : 0.0F;
-      delta_and_input[t][column] = make_float2(delta, delta * value);
-      total += delta, skip_term[k] = skip * value, gate[k] = raw_value<T>(raw_z[k]);
-    }
-    load(next);  // before the barrier, so that the loads are issued early
-    __syncwarp();
-#pragma unroll
-    for (int k = 0; k < S::kTokensPerLane; ++k, y += y_step) {
-      float parts[S::kLanes];
-#pragma unroll
-      for (int i = 0; i < S::kLanes; ++i) parts[i] = advance(bc[k * S::kLanes + i], delta_and_input[k * S::kLanes + i][column]);
-      if constexpr (!kFirstPass) {
-        float sum = sum_tokens<S>(parts, lane) + skip_term[k];
-        if (p.z != nullptr) sum *= gate[k] * sigmoid(gate[k]);
-        if (is_active && lane + k * S::kLanes < count) *y = from_float<T>(sum);
-      }
-    }
-  }
 };
 
+// A block scans one segment of S::kChannels channels. kFirstPass: computes only the state after the segment and the sum of its step sizes.
 template <typename T, class S, bool kFirstPass>
-__global__ void __launch_bounds__(S::kThreads, S::kBlocks) scan_rows(const __grid_constant__ SelectiveScan p, float* segment_ends) {
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks) scan_rows(const __grid_constant__ SelectiveScan params, float* segment_ends) {
   extern __shared__ float4 memory[];
   overlap_kernels();
-  auto& shared = *reinterpret_cast<typename S::SharedMemory*>(memory);
-  ScanPlace place(p, S::kChannels);
-  const Segment segment(p, place.row);
+  auto& shared = *reinterpret_cast<typename S::SharedStorage*>(memory);
+  ScanPlace place(params, S::kChannels);
+  const Segment segment(params, place.row);
   if (!segment.exists() || (kFirstPass && segment.index + 1 == segment.count)) return;
   place.row = segment.row;
   const int64_t begin = segment.begin, stop = segment.stop;
-  TileLoader<T, S> loader(p, place, begin);
+  TileLoader<T, S> loader(params, place, begin);
   loader.load(stop - begin);
-  SegmentScan<T, S, kFirstPass> scan(p, place, segment, segment_ends);
-  scan.load(static_cast<int>(min(stop - begin, int64_t{kBatch})));
+
+  // Find this lane's tokens, and load the parameters.
+  Thread<T, S, kFirstPass> thread{params, place, segment, segment_ends};
+  const SelectiveScan& p = thread.p;  // not `params`, whose fields the compiler would load earlier
+  const int64_t c = place.channel + (thread.is_active ? thread.channel : 0), first_token = begin + thread.lane;
+  thread.x = static_cast<const T*>(p.x) + first_token * p.x_stride + c;
+  thread.dt = static_cast<const T*>(p.dt) + first_token * p.dt_stride + c;
+  thread.z = static_cast<const T*>(p.z) + first_token * p.z_stride + c;
+  thread.y = static_cast<T*>(p.y) + first_token * p.y_stride + c;
+  if (p.z == nullptr) thread.z = thread.x;  // loaded without effect, to avoid a branch
+  thread.x_step = S::kLanes * p.x_stride, thread.dt_step = S::kLanes * p.dt_stride, thread.y_step = S::kLanes * p.y_stride;
+  thread.z_step = S::kLanes * (p.z != nullptr ? p.z_stride : p.x_stride);
+  if (p.dt_bias != nullptr) thread.bias = to_float(static_cast<const T*>(p.dt_bias)[c]);
+  if (p.D != nullptr) thread.skip = to_float(static_cast<const T*>(p.D)[c]);
+#pragma unroll
+  for (int i = 0; i < S::kStates; ++i) {
+    thread.rate[i] = thread.has_state(i) ? scan_rate(to_float(static_cast<const T*>(p.A_log)[c * p.state_size + thread.first + i])) : 0.0F;
+  }
+
+  // Compute the state before the segment. The first pass also saves the row's initial state in the entry of the row's last segment, which
+  // the first pass does not compute, because the second pass overwrites the state.
+  const int64_t first_number = segment.number - segment.index, last_number = first_number + segment.count - 1;
+  const bool copied = !kFirstPass && segment.count > 1, given = segment.index == 0 && p.state != nullptr;
+#pragma unroll
+  for (int i = 0; i < S::kStates; ++i) {
+    thread.h[i] = 0;
+    if (given && thread.has_state(i)) thread.h[i] = copied ? *thread.end_state(last_number, i) : thread.row_state()[i];
+    if (kFirstPass && given && thread.has_state(i)) *thread.end_state(last_number, i) = thread.h[i];
+  }
+  for (int64_t k = first_number; !kFirstPass && k < segment.number; ++k) {
+    const float sum = k > first_number && thread.is_active ? *thread.step_sum(k) : 0.0F;
+#pragma unroll
+    for (int i = 0; i < S::kStates; ++i)
+      if (thread.has_state(i)) thread.h[i] = fmaf(exp2_approx(sum * thread.rate[i]), thread.h[i], *thread.end_state(k, i));
+  }
+
+  thread.load(static_cast<int>(min(stop - begin, int64_t{kBatch})));
   int buffer = 0;
   for (int64_t tile = begin; tile < stop; tile += S::kTile, buffer ^= 1) {
     loader.store(shared.bc[buffer]);
-    __syncthreads();
+    __syncthreads();  // B and C are complete; all threads have read the buffer's previous tile before the previous barrier
     loader.load(stop - tile - S::kTile);
 #pragma unroll 1
     for (int t = 0; t < S::kTile && tile + t < stop; t += kBatch) {
-      scan.store_chunk_state(tile + t);
-      scan.process_batch(stop - tile - t, shared.bc[buffer] + t, shared.delta_and_input[threadIdx.x / 32]);
+      // Store the state before a chunk for the gradients.
+      const int64_t token = tile + t;
+      if (!kFirstPass && p.chunk_states != nullptr && (token - segment.start) % kSelectiveScanCudaChunk == 0) {
+        const int64_t chunk = selective_scan_first_chunk(place.row, segment.start, kSelectiveScanCudaChunk) +
+                              (token - segment.start) / kSelectiveScanCudaChunk;
+        float* chunk_state = p.chunk_states + (chunk * p.state_size + thread.first) * p.channels + place.channel + thread.channel;
+#pragma unroll
+        for (int i = 0; i < S::kStates; ++i)
+          if (thread.has_state(i)) chunk_state[i * p.channels] = thread.h[i];
+      }
+
+      // Prepare the batch's step sizes and inputs, and load the next batch.
+      const float(*bc)[S::kColumns] = shared.bc[buffer] + t;
+      float2(&delta_and_input)[kBatch][S::kLaneDistance] = shared.delta_and_input[threadIdx.x / 32];
+      const int64_t left = stop - tile - t;  // tokens from this batch to the segment's end
+      const int count = static_cast<int>(min(left, int64_t{kBatch})), next = static_cast<int>(min(left - count, int64_t{kBatch}));
+      float skip_term[S::kTokensPerLane], gate[S::kTokensPerLane];
+      __syncwarp();  // all lanes have read the previous batch's steps
+#pragma unroll
+      for (int k = 0; k < S::kTokensPerLane; ++k) {
+        const int own = thread.lane + k * S::kLanes;
+        const float value = raw_value<T>(thread.raw_x[k]), step = scan_step(p, raw_value<T>(thread.raw_dt[k]) + thread.bias),
+                    delta = own < count ? step : 0.0F;
+        delta_and_input[own][thread.column] = make_float2(delta, delta * value);
+        thread.total += delta, skip_term[k] = thread.skip * value, gate[k] = raw_value<T>(thread.raw_z[k]);
+      }
+      thread.load(next);  // before the barrier, so that the loads are issued early
+      __syncwarp();       // the batch's steps are complete
+
+      // Scan the batch.
+#pragma unroll
+      for (int k = 0; k < S::kTokensPerLane; ++k, thread.y += thread.y_step) {
+        float parts[S::kLanes];
+#pragma unroll
+        for (int i = 0; i < S::kLanes; ++i)
+          parts[i] = thread.advance(bc[k * S::kLanes + i], delta_and_input[k * S::kLanes + i][thread.column]);
+        if constexpr (!kFirstPass) {
+          float sum = sum_tokens<S>(parts, thread.lane) + skip_term[k];
+          if (p.z != nullptr) sum *= gate[k] * sigmoid(gate[k]);
+          if (thread.is_active && thread.lane + k * S::kLanes < count) *thread.y = from_float<T>(sum);
+        }
+      }
     }
   }
-  scan.store_state();
+
+  // Store the state after the segment and, in the first pass, the sum of its step sizes.
+  if constexpr (kFirstPass) {
+#pragma unroll
+    for (int distance = 1; distance < S::kLanes; distance *= 2)
+      thread.total += __shfl_xor_sync(~0U, thread.total, distance * S::kLaneDistance);
+    if (thread.is_active && thread.lane == 0) *thread.step_sum(segment.number) = thread.total;
+  }
+  if (!kFirstPass && (p.state == nullptr || segment.index + 1 < segment.count)) return;
+#pragma unroll
+  for (int i = 0; i < S::kStates; ++i)
+    if (thread.has_state(i)) *(kFirstPass ? thread.end_state(segment.number, i) : thread.row_state() + i) = thread.h[i];
 }
 
 template <typename T, class S, bool kFirstPass>
 Status launch_scan(const SelectiveScan& p, float* segment_ends, Queue queue) {
   auto* kernel = scan_rows<T, S, kFirstPass>;
-  constexpr int kBytes = sizeof(typename S::SharedMemory);
+  constexpr int kBytes = sizeof(typename S::SharedStorage);
   if (const Status status = status_of(allow_shared_memory(kernel, kBytes)); !status.ok()) return status;
   const int64_t blocks = segment_count(p) * p.groups * scan_blocks(p, S::kChannels);
   return launch_overlapped(kernel, {static_cast<unsigned>(blocks), S::kThreads, kBytes}, queue, p, segment_ends);
