@@ -102,7 +102,7 @@ __device__ __forceinline__ void multiply(float (&d)[kRows / 2], uint64_t weight,
 template <int kRows, LinearForm kForm>
 struct LinearBlock {  // the block's part of the problem; with SwiGLU, its 64 outputs are 32 outputs and their gates
   using Layout = LinearLayout<kRows>;
-  static constexpr int kSlabs = Layout::kSlabs, kGroups = Layout::kGroups, kUnits = Layout::kGroupRows / 8;
+  static constexpr int kSlabs = Layout::kSlabs, kUnits = Layout::kGroupRows / 8;
   using Storage = LinearStorage<kRows>;
   // Byte offsets of the members of Storage.
   static constexpr int kRowsFull = offsetof(Storage, rows_full), kRowsEmpty = offsetof(Storage, rows_empty),
@@ -133,21 +133,6 @@ struct LinearBlock {  // the block's part of the problem; with SwiGLU, its 64 ou
   __device__ __forceinline__ uint32_t tile(int group) const { return base + group * kUnits * 8 * kLinearOutputs * 2; }
   __device__ __forceinline__ uint32_t scales_address() const { return base + plan.end_offset + kScales; }
 
-  // Called by all lanes of a warp; each lane initializes the barriers of one stage.
-  __device__ __forceinline__ void init_barriers() const {
-    RingPlace r;
-    r.slot = threadIdx.x % 32;
-    for (int group = 0; group < (r.slot == 31 ? kGroups : 0); ++group) {  // one lane initializes all: racecheck recognises that
-      const uint32_t barrier = sums_full(group);
-      barrier_init(barrier);
-      if (plan.splits > 1 && split < kUnits) barrier_expect(barrier, (plan.splits - 1) * max(1, kUnits / plan.splits) * kUnitBytes);
-    }
-    if (r.slot < plan.weight_stages) barrier_init(weights_full(r));
-    if (r.slot < plan.row_stages) barrier_init(rows_full(r)), barrier_init(rows_empty(r), kGroups * kGroup / 32);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    fence_shared_proxy();
-    __syncwarp();
-  }
   __device__ __forceinline__ void load_weights(const CUtensorMap& weights, int step, const RingPlace& r) const {
     barrier_expect(weights_full(r), Layout::kWeightBytes);
 #pragma unroll
@@ -166,45 +151,6 @@ struct LinearBlock {  // the block's part of the problem; with SwiGLU, its 64 ou
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab)
       load_box(rows_address(r) + slab * kRows * 128, rows, ((first_step + step) * kSlabs + slab) * kSlab, first_row, rows_full(r));
-  }
-  // Called by one thread; the three functions below in this order.
-  __device__ __forceinline__ void load_first_weights(const CUtensorMap& weights) const {
-    for (RingPlace r; r.slot < min(steps, plan.weight_stages); ++r.slot) load_weights(weights, r.slot, r);
-  }
-  __device__ __forceinline__ void load_first_rows(const CUtensorMap& rows) const {
-    for (RingPlace r; r.slot < min(steps, plan.row_stages); ++r.slot) load_rows(rows, r.slot, r);
-  }
-  __device__ __forceinline__ void load_remaining(const CUtensorMap& weights, const CUtensorMap& rows) const {
-    RingPlace weight, row;
-    for (int step = 0; step + plan.row_stages < steps; ++step) {
-      barrier_wait(rows_empty(row), row.phase);
-      load_rows(rows, step + plan.row_stages, row);
-      if (step + plan.weight_stages < steps) load_weights(weights, step + plan.weight_stages, weight);
-      row.advance(plan.row_stages), weight.advance(plan.weight_stages);
-    }
-  }
-  __device__ __forceinline__ void multiply_all(float (&d)[4 * kUnits], int group) const {
-    RingPlace weight, row;
-    uint32_t previous = 0;
-    for (int step = 0; step < steps; ++step) {
-      barrier_wait(weights_full(weight), weight.phase);
-      barrier_wait(rows_full(row), row.phase);
-      wgmma_begin();
-#pragma unroll
-      for (int slab = 0; slab < kSlabs; ++slab) {
-        const uint64_t w = operand(weights_address(weight) + slab * kLinearOutputs * 128, 0, 1024, Swizzle::bytes128);
-        const uint64_t x = operand(rows_address(row) + (slab * kRows + group * Layout::kGroupRows) * 128, 0, 1024, Swizzle::bytes128);
-#pragma unroll
-        for (int k = 0; k < kSlab / 16; ++k) multiply<Layout::kGroupRows>(d, w + 2 * k, x + 2 * k);
-      }
-      wgmma_commit();
-      wgmma_wait<1>();  // the products of the previous step are complete
-      if (step > 0 && threadIdx.x % 32 == 0) barrier_arrive(previous);
-      previous = rows_empty(row);
-      row.advance(plan.row_stages), weight.advance(plan.weight_stages);
-    }
-    wgmma_wait<0>();
-    accumulator_fence(d);
   }
 };
 
@@ -238,67 +184,138 @@ __device__ __forceinline__ void compute_scales(const NormBefore& norm, int64_t w
                         rsqrtf(fmaf(sum.z, mean, norm.eps)), rsqrtf(fmaf(sum.w, mean, norm.eps)));
 }
 
-// Reduces the partial sums of all blocks of a cluster in a fixed order. Each block owns some of the rows: it reduces them and runs their
-// epilogue.
-template <typename Y, LinearForm kForm, bool kScaled, int kRows, int kSplits>
-__device__ __forceinline__ void reduce_cluster(Epilogue<Y, kForm, kScaled>& epilogue,
-                                               const float (&d)[LinearBlock<kRows, kForm>::kUnits * 4],
-                                               const LinearBlock<kRows, kForm>& block, int group) {
+// The end of the layer, by the consumers. The partial sums of a cluster's blocks are added in a fixed order. Each block owns some of the
+// rows: it adds up their sums and turns them into the result. Without a cluster (kSplits = 1) y is stored directly from registers, and sums
+// that are added to the residual stream pass through shared memory, as with a cluster.
+template <typename Y, bool kScaled, int kSplits, int kRows, LinearForm kForm>
+__device__ __forceinline__ void finish(const Linear& p, const NormAfter& norm, const LinearBlock<kRows, kForm>& block, int group,
+                                       const float (&d)[LinearBlock<kRows, kForm>::kUnits * 4], EpilogueInputs<kForm>& inputs) {
+  constexpr bool kAdds = kForm == LinearForm::adds, kFromRegisters = kSplits == 1 && !kAdds;
   constexpr int kUnits = LinearBlock<kRows, kForm>::kUnits, kOwned = kUnits > kSplits ? kUnits / kSplits : 1;
-  constexpr int kBatch = kOwned < kHeldUnits ? kOwned : kHeldUnits;  // units that are reduced together
+  constexpr int kBatch = kFromRegisters || kOwned < kHeldUnits ? kOwned : kHeldUnits;  // units that are reduced together
+  static_assert(kAdds || kOwned <= kBatch, "the units of a batch fill the tile alone");
+  const int thread = static_cast<int>(threadIdx.x % kGroup), warp = thread / 32, lane = static_cast<int>(threadIdx.x % 32);
   const int split = block.split, group_row = group * kUnits * 8;
-  const uint32_t thread_sums = block.sums_address(group) + threadIdx.x % kGroup * 16, barrier = block.sums_full(group);
-  static_assert(kForm == LinearForm::adds || kOwned <= kBatch, "the units of a batch fill the tile alone");
+  const uint32_t thread_sums = block.sums_address(group) + thread * 16, scales = block.scales_address();
+  const int64_t out = inputs.out;
+
+  // Send the sums to the blocks that own their rows.
+  if constexpr (!kFromRegisters) {
+    const uint32_t barrier = block.sums_full(group);
 #pragma unroll
-  for (int u = 0; u < kUnits; ++u) {
-    const int owner = u / kOwned;
-    const uint32_t address = thread_sums + (kSplits == 1 ? u : split * kOwned + u % kOwned) * kUnitBytes;
-    if (kSplits == 1 || owner == split) {
-      store_shared_float4(address, d[4 * u], d[4 * u + 1], d[4 * u + 2], d[4 * u + 3]);
-    } else {
-      send_float4(address_in_block(address, owner), address_in_block(barrier, owner), d[4 * u], d[4 * u + 1], d[4 * u + 2], d[4 * u + 3]);
+    for (int u = 0; u < kUnits; ++u) {
+      const int owner = u / kOwned;
+      const uint32_t address = thread_sums + (kSplits == 1 ? u : split * kOwned + u % kOwned) * kUnitBytes;
+      if (kSplits == 1 || owner == split) {
+        store_shared_float4(address, d[4 * u], d[4 * u + 1], d[4 * u + 2], d[4 * u + 3]);
+      } else {
+        send_float4(address_in_block(address, owner), address_in_block(barrier, owner), d[4 * u], d[4 * u + 1], d[4 * u + 2], d[4 * u + 3]);
+      }
     }
+    if (split >= kUnits) return;
+    if constexpr (kSplits > 1) barrier_wait(barrier, 0);
   }
-  if (split >= kUnits) return;
-  if constexpr (kSplits > 1) barrier_wait(barrier, 0);
+
 #pragma unroll 1
   for (int first = 0; first < kOwned; first += kBatch) {
+    // Add up the sums of a batch.
     const uint32_t batch_sums = thread_sums + first * kUnitBytes;
+    const int first_row = group_row + (split * kOwned + first) * 8;  // in the block
     float4 sum[kBatch];
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
-      sum[u] = load_shared_float4(batch_sums + u * kUnitBytes);
+      sum[u] = kFromRegisters ? make_float4(d[4 * u], d[4 * u + 1], d[4 * u + 2], d[4 * u + 3])
+                              : load_shared_float4(batch_sums + u * kUnitBytes);
 #pragma unroll
       for (int s = 1; s < kSplits; ++s) {
         const float4 part = load_shared_float4(batch_sums + (s * kOwned + u) * kUnitBytes);
         sum[u].x += part.x, sum[u].y += part.y, sum[u].z += part.z, sum[u].w += part.w;
       }
     }
-    const int first_row = group_row + (split * kOwned + first) * 8;
-    if constexpr (kForm != LinearForm::adds) {
-      epilogue.write(sum, block.tile(group), first_row);
+
+    if constexpr (kAdds) {
+      // Round the sums as y would be rounded, and add them to the residual stream. Each warp stores its part of the rows' sums of squares.
+      exchange_fragments(sum, batch_sums, [&](int u, const float4& v) {
+        const int row = first_row + 8 * u + lane / 4;
+        const int64_t y_row = block.first_row + row;
+        const bool valid = y_row < p.rows && out < p.out;
+        const float y[4] = {v.x + inputs.bias[0], v.y + inputs.bias[1], v.z + inputs.bias[2], v.w + inputs.bias[3]};
+        const float x[4] = {inputs.residual[u].x, inputs.residual[u].y, inputs.residual[u].z, inputs.residual[u].w};
+        float s[4], z[4], squares = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[i] = x[i] + to_float(from_float<bf16>(y[i])), z[i] = s[i] * inputs.weight[i];
+          squares = valid ? fmaf(s[i], s[i], squares) : 0.0F;
+        }
+        if (valid) {
+          store_floats<4>(norm.sum + y_row * p.out + out, s);
+          store_floats<4>(static_cast<bf16*>(norm.y) + y_row * p.out + out, z);
+        }
+        squares += __shfl_xor_sync(~0U, squares, 1), squares += __shfl_xor_sync(~0U, squares, 2);
+        if (lane % 4 == 0) store_shared_float(scales + (warp * kRows + row) * 4, squares);
+      });
+      if (first + kBatch < kOwned) inputs.prefetch_residual(p, norm, block.first_row + first_row + 8 * kBatch, kBatch);
     } else {
-      epilogue.template add<kRows>(sum, batch_sums, first_row);
-      if (first + kBatch < kOwned) epilogue.prefetch_residual(first_row + 8 * kBatch, kBatch);
+      // Compute y. A lane holds two rows of two outputs, which are 8 apart, or are an output and its gate. Results in bf16 are transposed
+      // in `tile` [rows, 128 or 64 bytes], so that a few wide stores write whole cache lines.
+      const uint32_t tile = block.tile(group);
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        const float2 r =
+            kScaled ? load_shared_float2(scales + static_cast<uint32_t>(first_row + 8 * u + lane % 4 * 2) * 4) : make_float2(1, 1);
+        const float a[2] = {fmaf(sum[u].x, r.x, inputs.bias[0]), fmaf(sum[u].y, r.y, inputs.bias[0])};
+        const float b[2] = {fmaf(sum[u].z, r.x, inputs.bias[1]), fmaf(sum[u].w, r.y, inputs.bias[1])};
+        const int row = 8 * u + lane % 8;
+        if constexpr (kForm == LinearForm::swiglu) {
+          const uint32_t address = tile + row * 64 + (warp ^ (row / 2 % 4)) * 16;
+          stmatrix_transposed(address, pack_bf16(a[0] * b[0] * sigmoid(b[0]), a[1] * b[1] * sigmoid(b[1])));
+        } else if constexpr (std::is_same_v<Y, float>) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int64_t y_row = block.first_row + first_row + 8 * u + lane % 4 * 2 + i;
+            float* y = static_cast<float*>(p.y) + y_row * p.y_stride + out;
+            if (y_row < p.rows && out < p.out) *y = a[i];
+            if (y_row < p.rows && out + 8 < p.out) y[8] = b[i];
+          }
+        } else {
+          const uint32_t address = tile + row * 128 + ((warp * 2 + lane / 8 % 2) ^ (row % 8)) * 16;
+          stmatrix_transposed(address, pack_bf16(a[0], a[1]), pack_bf16(b[0], b[1]));
+        }
+      }
+
+      // Store the rows of the tile. Adjacent threads store adjacent outputs: eight each for SwiGLU, else four.
+      if constexpr (std::is_same_v<Y, bf16>) {
+        group_barrier(group);  // the tile is complete
+        constexpr bool kWide = kForm == LinearForm::swiglu;
+        constexpr int kRowsPerStore = kWide ? 32 : 8;
+        const int y_row = block.first_row + first_row, row = thread / (kWide ? 4 : 16);
+        const int column = block.first_out + (kWide ? thread % 4 * 8 : thread % 16 * 4);
+        const int rows = column >= (kWide ? p.out / 2 : p.out) ? 0 : min(8 * kBatch, static_cast<int>(p.rows) - y_row) - row;
+        bf16* y = static_cast<bf16*>(p.y) + (y_row + row) * p.y_stride + column;
+        const uint32_t source = kWide ? tile + row * 64 + ((thread % 4) ^ (row / 2 % 4)) * 16
+                                      : tile + row * 128 + ((thread % 16 / 2) ^ row) * 16 + thread % 2 * 8;
+#pragma unroll
+        for (int stored = 0; stored < 8 * kBatch; stored += kRowsPerStore, y += kRowsPerStore * p.y_stride) {
+          if (stored >= rows) break;
+          if constexpr (kWide) {
+            *reinterpret_cast<uint4*>(y) = load_shared_16(source + stored * 64);
+          } else {
+            *reinterpret_cast<uint2*>(y) = load_shared_8(source + stored * 128);
+          }
+        }
+      }
     }
   }
-  if constexpr (kForm == LinearForm::adds) epilogue.template write_squares<kRows>(group_row + split * kOwned * 8, kOwned * 8);
-}
 
-// The epilogue without a cluster. y is stored directly from registers. Sums that are added to the residual stream pass through shared
-// memory, as with a cluster.
-template <typename Y, LinearForm kForm, bool kScaled, int kRows>
-__device__ __forceinline__ void finish_without_cluster(Epilogue<Y, kForm, kScaled>& epilogue,
-                                                       const float (&d)[LinearBlock<kRows, kForm>::kUnits * 4],
-                                                       const LinearBlock<kRows, kForm>& block, int group) {
-  if constexpr (kForm == LinearForm::adds) {
-    reduce_cluster<Y, kForm, kScaled, kRows, 1>(epilogue, d, block, group);
-  } else {
-    constexpr int kUnits = LinearBlock<kRows, kForm>::kUnits;
-    float4 sum[kUnits];
+  // Add up the four warps' sums of squares of the owned rows, and store them for the next layer's norm.
+  if constexpr (kAdds) {
+    group_barrier(group);  // the warps' sums of squares are complete
+    if (thread >= kOwned * 8) return;
+    const int row = group_row + split * kOwned * 8 + thread;
+    float sum = 0;
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) sum[u] = make_float4(d[4 * u], d[4 * u + 1], d[4 * u + 2], d[4 * u + 3]);
-    epilogue.write(sum, block.tile(group), group * kUnits * 8);
+    for (int w = 0; w < kGroup / 32; ++w) sum += load_shared_float(scales + (w * kRows + row) * 4);
+    norm.squares[block.first_row * ((p.out + kLinearOutputs - 1) / kLinearOutputs) + block.first_out / kLinearOutputs * kRows + row] = sum;
   }
 }
 #endif
@@ -313,7 +330,8 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
               const __grid_constant__ CUtensorMap first_weights, const __grid_constant__ CUtensorMap rows) {
 #if BASED_HAS_WGMMA
   extern __shared__ char memory[];
-  constexpr int kGroups = LinearLayout<kRows>::kGroups, kUnits = LinearLayout<kRows>::kGroupRows / 8;
+  using Layout = LinearLayout<kRows>;
+  constexpr int kGroups = Layout::kGroups, kUnits = Layout::kGroupRows / 8;
   int tile = static_cast<int>(blockIdx.x) / plan.splits;
   const Linear* layer = &first_layer;
   const CUtensorMap* map = &first_weights;
@@ -327,51 +345,99 @@ __global__ void __launch_bounds__(kThreads<kRows, kScaled>, kRows == 128 ? 1 : 2
   const Linear& p = *layer;
   const CUtensorMap& weights = *map;
   const LinearBlock<kRows, kForm> block(plan, shared_address(memory), tile);
-  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
+  const int steps = block.steps, warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
   const bool is_producer = warp == kGroups * kGroup / 32, first_lane = threadIdx.x % 32 == 0;
+  const auto load_first_weights = [&] {
+    for (RingPlace stage; stage.slot < min(steps, plan.weight_stages); ++stage.slot) block.load_weights(weights, stage.slot, stage);
+  };
+
+  // The producer initialises the barriers, a stage's by each lane, and loads constant weights before the earlier kernels have ended.
   if (is_producer) {
     if (first_lane) prefetch_map(weights), prefetch_map(rows);
-    block.init_barriers();
-    if (first_lane && p.weight_is_constant) block.load_first_weights(weights);
+    RingPlace stage;
+    stage.slot = threadIdx.x % 32;
+    for (int group = 0; group < (stage.slot == 31 ? kGroups : 0); ++group) {  // one lane initialises all: racecheck recognises that
+      const uint32_t barrier = block.sums_full(group);
+      barrier_init(barrier);
+      if (plan.splits > 1 && block.split < kUnits) barrier_expect(barrier, (plan.splits - 1) * max(1, kUnits / plan.splits) * kUnitBytes);
+    }
+    if (stage.slot < plan.weight_stages) barrier_init(block.weights_full(stage));
+    if (stage.slot < plan.row_stages) barrier_init(block.rows_full(stage)), barrier_init(block.rows_empty(stage), kGroups * kGroup / 32);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    fence_shared_proxy();
+    __syncwarp();  // the barriers are initialised
+    if (first_lane && p.weight_is_constant) load_first_weights();
     __syncwarp();
   }
   let_next_kernel_start();
   if (plan.splits > 1) cluster_arrive_relaxed(), cluster_wait();  // the barriers of all blocks of the cluster are initialised
   __syncthreads();                                                // the barriers are initialised
+
+  // The producer: one lane fills the stages of both rings, first those that are empty from the beginning.
   if (is_producer) {
-    if (first_lane) {
-      wait_for_earlier_kernels();
-      block.load_first_rows(rows);
-      if (!p.weight_is_constant) block.load_first_weights(weights);
-      block.load_remaining(weights, rows);
+    if (!first_lane) return;
+    wait_for_earlier_kernels();
+    for (RingPlace stage; stage.slot < min(steps, plan.row_stages); ++stage.slot) block.load_rows(rows, stage.slot, stage);
+    if (!p.weight_is_constant) load_first_weights();
+    RingPlace weight, row;
+    for (int step = 0; step + plan.row_stages < steps; ++step) {
+      barrier_wait(block.rows_empty(row), row.phase);
+      block.load_rows(rows, step + plan.row_stages, row);
+      if (step + plan.weight_stages < steps) block.load_weights(weights, step + plan.weight_stages, weight);
+      row.advance(plan.row_stages), weight.advance(plan.weight_stages);
     }
     return;
   }
+
+  // A further warp computes the scales of the rows.
   if constexpr (kScaled) {
     if (warp >= kGroups * kGroup / 32) {
       wait_for_earlier_kernels();
       compute_scales<kRows>(norm.before, p.in, block.scales_address());
-      __syncwarp();
+      __syncwarp();  // the scales are complete
       return scales_are_ready<kGroups>();
     }
   }
+
+  // The consumers: load the epilogue's inputs, then multiply stage after stage.
   const int group = warp / (kGroup / 32);
   if (!p.weight_is_constant) wait_for_earlier_kernels();
-  Epilogue<Y, kForm, kScaled> epilogue(p, norm, block.scales_address(), block.first_out, block.first_row);
+  EpilogueInputs<kForm> inputs(p, norm.after, block.first_out);
   if constexpr (kForm == LinearForm::adds) {
     const int owned = max(1, kUnits / plan.splits);
     wait_for_earlier_kernels();
-    epilogue.prefetch_residual((group * kUnits + block.split * owned) * 8, min(owned, kHeldUnits));
+    inputs.prefetch_residual(p, norm.after, block.first_row + (group * kUnits + block.split * owned) * 8, min(owned, kHeldUnits));
   }
   float d[4 * kUnits] = {};
-  block.multiply_all(d, group);
+  RingPlace weight, row;
+  uint32_t previous = 0;
+  for (int step = 0; step < steps; ++step) {
+    barrier_wait(block.weights_full(weight), weight.phase);
+    barrier_wait(block.rows_full(row), row.phase);
+    wgmma_begin();
+#pragma unroll
+    for (int slab = 0; slab < Layout::kSlabs; ++slab) {
+      const uint64_t w = operand(block.weights_address(weight) + slab * kLinearOutputs * 128, 0, 1024, Swizzle::bytes128);
+      const uint64_t x = operand(block.rows_address(row) + (slab * kRows + group * Layout::kGroupRows) * 128, 0, 1024, Swizzle::bytes128);
+#pragma unroll
+      for (int k = 0; k < kSlab / 16; ++k) multiply<Layout::kGroupRows>(d, w + 2 * k, x + 2 * k);
+    }
+    wgmma_commit();
+    wgmma_wait<1>();  // the products of the previous step are complete
+    if (step > 0 && first_lane) barrier_arrive(previous);
+    previous = block.rows_empty(row);
+    row.advance(plan.row_stages), weight.advance(plan.weight_stages);
+  }
+  wgmma_wait<0>();
+  accumulator_fence(d);
+
   wait_for_earlier_kernels();            // before this thread writes anything that earlier kernels read
   consumer_barrier<kGroups, kScaled>();  // all warps have finished reading the stages; their memory is reused for y or the sums
   switch (plan.splits) {
-    case 1: return finish_without_cluster(epilogue, d, block, group);
-    case 2: return reduce_cluster<Y, kForm, kScaled, kRows, 2>(epilogue, d, block, group);
-    case 4: return reduce_cluster<Y, kForm, kScaled, kRows, 4>(epilogue, d, block, group);
-    default: return reduce_cluster<Y, kForm, kScaled, kRows, 8>(epilogue, d, block, group);
+    case 1: return finish<Y, kScaled, 1>(p, norm.after, block, group, d, inputs);
+    case 2: return finish<Y, kScaled, 2>(p, norm.after, block, group, d, inputs);
+    case 4: return finish<Y, kScaled, 4>(p, norm.after, block, group, d, inputs);
+    default: return finish<Y, kScaled, 8>(p, norm.after, block, group, d, inputs);
   }
 #else
   __trap();
