@@ -137,24 +137,44 @@ __global__ void __launch_bounds__(32 * kMaxWarps) step_rows(const __grid_constan
 // The streamed kernel (sm_90). Each warp handles one head. It prefetches tiles of 16 keys and values into its own pipeline of kStages tiles
 // in shared memory, and multiplies two tiles at a time on the tensor cores. The order of its sums depends neither on kStages nor on the
 // number of blocks per row.
+//
+// kSteps: head_dim / 16, rounded up. Columns beyond head_dim are zero.
+template <int kSteps>
+struct KeyTile {
+  uint4 keys[kTileKeys][2 * kSteps], values[kTileKeys][2 * kSteps];  // 16-byte units, permuted within each row: see HeadWarp::address
+};
+// A warp's shared memory. The rotary {cosine, sine} pairs of the block, kRotationBytes, follow the storage of its last warp.
 template <int kSteps, int kStages>
-constexpr int warp_bytes() {
-  return kStages * 2 * kTileKeys * kSteps * 32;
-}
+struct WarpStorage {
+  KeyTile<kSteps> tiles[kStages];
+};
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// kSteps: head_dim / 16, rounded up. Columns beyond head_dim are zero.
+// Rotate two adjacent pairs {a, b} by t = {cosine, sine, cosine, sine}, and return the first or second elements.
+__device__ __forceinline__ uint32_t rotated_first(uint32_t a, uint32_t b, float4 t) {
+  return pack_bf16(low_float(a) * t.x - low_float(b) * t.y, high_float(a) * t.z - high_float(b) * t.w);
+}
+__device__ __forceinline__ uint32_t rotated_second(uint32_t a, uint32_t b, float4 t) {
+  return pack_bf16(low_float(a) * t.y + low_float(b) * t.x, high_float(a) * t.w + high_float(b) * t.z);
+}
+// A weight as operand b, in two bf16 parts: the rounded weight in even columns, the rounding error in odd columns. The sums of both columns
+// are added at the end.
+__device__ __forceinline__ uint32_t weight_columns(float weight) {
+  const float rounded = to_float(from_float<bf16>(weight));
+  return transpose_matrix(pack_bf16(rounded, weight - rounded));
+}
+
+// The variables of a warp that computes a head, and its loads. They form one struct because of the machine code, which orders loads
+// differently with separate local variables.
 template <int kSteps, int kStages>
 struct HeadWarp {
-  static constexpr int kRow = kSteps * 32, kTile = 2 * kTileKeys * kRow;  // bytes
-  static constexpr int kBatch = 2;                                        // tiles multiplied together
+  using Tile = KeyTile<kSteps>;
   static constexpr int kLanes = kSteps <= 4 ? 8 : 16,
                        kKeysPerCopy = 32 / kLanes;  // lanes that copy one key; keys that a warp copies together
   const CausalAttentionStep& p;
   const int64_t row;
   const int head, kv_head, lane;
-  const uint32_t base,
-      rotations;  // shared addresses of the kStages tiles (each: keys, then values), and of the rotary {cosine, sine} pairs
+  const uint32_t tiles, rotations;  // addresses of the warp's tiles and of the block's rotary pairs in shared memory
   int64_t slot, stride;
   char *k_ring, *v_ring;
   int count, newest;  // number of keys including the new one; the new key's index in the ring
@@ -168,8 +188,8 @@ struct HeadWarp {
         head(query_head),
         kv_head(query_head / (params.heads / params.kv_heads)),
         lane(threadIdx.x % 32),
-        base(shared + threadIdx.x / 32 * (warp_bytes<kSteps, kStages>())),
-        rotations(shared + blockDim.x / 32 * (warp_bytes<kSteps, kStages>())) {
+        tiles(shared + threadIdx.x / 32 * static_cast<uint32_t>(sizeof(WarpStorage<kSteps, kStages>))),
+        rotations(shared + blockDim.x / 32 * static_cast<uint32_t>(sizeof(WarpStorage<kSteps, kStages>))) {
     slot = p.slot != nullptr ? p.slot[row] : row, stride = int64_t{p.kv_heads} * p.head_dim * 2;
     const int64_t first = slot * p.capacity * stride + int64_t{kv_head} * p.head_dim * 2;
     k_ring = static_cast<char*>(p.k_ring) + first, v_ring = static_cast<char*>(p.v_ring) + first;
@@ -177,8 +197,9 @@ struct HeadWarp {
   // Shared address of a 16-byte unit of a key (operand 0) or value (1) of a stage. Units are permuted within each row, so that the same
   // unit of eight rows is in eight different bank groups.
   __device__ __forceinline__ uint32_t address(int stage, int operand, int key, int unit) const {
+    constexpr int kTile = sizeof(Tile), kRow = sizeof(Tile::keys[0]);
     const int permuted = unit ^ (kSteps == 7 ? key / 4 % 2 : key % 8);
-    return base + stage * kTile + (operand * kTileKeys + key) * kRow + permuted * 16;
+    return tiles + stage * kTile + (operand * kTileKeys + key) * kRow + permuted * 16;
   }
   // The address of the unit 2j units after this one.
   __device__ __forceinline__ static uint32_t advance(uint32_t unit, int j) { return kSteps == 7 ? unit + 32 * j : unit ^ (32 * j); }
@@ -217,175 +238,159 @@ struct HeadWarp {
       store_shared_float(rotations + 8 * pair, rotation.x), store_shared_float(rotations + 8 * pair + 4, rotation.y);
     }
   }
-  // Rotate two adjacent pairs {a, b} by t = {cosine, sine, cosine, sine}, and return the first or second elements.
-  __device__ __forceinline__ static uint32_t rotated_first(uint32_t a, uint32_t b, float4 t) {
-    return pack_bf16(low_float(a) * t.x - low_float(b) * t.y, high_float(a) * t.z - high_float(b) * t.w);
+};
+#endif
+
+// The heads of a row are divided among `blocks_per_row` blocks. Each warp is the producer and the consumer of its own tiles.
+template <int kSteps, int kStages>
+__global__ void __launch_bounds__(32 * kMaxWarps, kSteps <= 4 ? 2 : 1)
+    step_streamed(const __grid_constant__ CausalAttentionStep params, const int blocks_per_row) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(256) char memory[];
+  constexpr int kBatch = 2;  // tiles multiplied together
+  let_next_kernel_start();
+  if (!params.ring_is_private) wait_for_earlier_kernels();
+  const int rank = blockIdx.x % blocks_per_row, block_head = rank * (blockDim.x / 32);
+  HeadWarp<kSteps, kStages> warp(params, blockIdx.x / blocks_per_row, block_head + threadIdx.x / 32, shared_address(memory));
+  const CausalAttentionStep& p = warp.p;
+  const int lane = warp.lane;
+
+  // The first kernel of a decode step writes the positions. The new position is usually in memory before this kernel has waited for the
+  // earlier kernels. So the kernel first computes with the value found there, and repeats the computation if that value was not final. It
+  // reads the positions from the L2 cache, where they are written.
+  const int64_t* position = p.position + warp.row;
+  const int64_t early = __ldcg(position);
+  if (!p.ring_is_private) warp.load_token();  // before the ring's keys, which would delay it
+#pragma unroll
+  for (int tile = 0; tile < kStages; ++tile) {
+    if (tile * kTileKeys < p.capacity) warp.prefetch(tile, tile);
+    copy_async_commit();
   }
-  __device__ __forceinline__ static uint32_t rotated_second(uint32_t a, uint32_t b, float4 t) {
-    return pack_bf16(low_float(a) * t.y + low_float(b) * t.x, high_float(a) * t.w + high_float(b) * t.z);
+  warp.set_position(early);
+  if (p.ring_is_private) {
+    wait_for_earlier_kernels();
+    const int64_t written = __ldcg(position);
+    warp.load_token();
+    if (written != early) warp.set_position(written);
   }
-  __device__ __forceinline__ void rotate_token() {
+
+  // Rotate the query, and the token's key, of which each lane gets the other half of its pairs from another lane.
+  if (p.rotary_base != 0) {
+    __syncthreads();  // the rotations are complete
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      const float4 t = load_shared_float4(rotations + 8 * (8 * i + 2 * (lane % 4)));
-      uint32_t &a = q[i / 2][i % 2], &b = q[(i + kSteps) / 2][(i + kSteps) % 2];
+      const float4 t = load_shared_float4(warp.rotations + 8 * (8 * i + 2 * (lane % 4)));
+      uint32_t &a = warp.q[i / 2][i % 2], &b = warp.q[(i + kSteps) / 2][(i + kSteps) % 2];
       const uint32_t first = rotated_first(a, b, t);
       b = rotated_second(a, b, t), a = first;
     }
     const int unit = lane % 16;
     const bool is_first = unit < kSteps;
-    uint32_t words[4] = {token.x, token.y, token.z, token.w};
+    uint32_t words[4] = {warp.token.x, warp.token.y, warp.token.z, warp.token.w};
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       const uint32_t other = __shfl_sync(~0U, words[w], (is_first ? lane + kSteps : lane - kSteps) % 32);
-      const float4 t = load_shared_float4(rotations + 8 * ((is_first ? unit : unit - kSteps) * 8 % (8 * kSteps) + 2 * w));
+      const float4 t = load_shared_float4(warp.rotations + 8 * ((is_first ? unit : unit - kSteps) * 8 % (8 * kSteps) + 2 * w));
       if (lane < 16 && unit < 2 * kSteps) words[w] = is_first ? rotated_first(words[w], other, t) : rotated_second(other, words[w], t);
     }
-    token = make_uint4(words[0], words[1], words[2], words[3]);
+    warp.token = make_uint4(words[0], words[1], words[2], words[3]);
   }
-  // Stores the new key and value in the ring, once for the heads that share them.
-  __device__ __forceinline__ void store_token() const {
-    const int d = lane % 16 * kVector;
-    if (d < p.head_dim && head % (p.heads / p.kv_heads) == 0)
-      *reinterpret_cast<uint4*>((lane < 16 ? k_ring : v_ring) + newest * stride + d * 2) = token;
-  }
-  // Writes the new key and value to their tile. Also clears the values of ring entries without a key, since 0 times their contents may be
-  // NaN.
-  __device__ __forceinline__ void complete(int tile, int stage) const {
-    const int unit = lane % 16, first = tile * kTileKeys, own = newest - first;
-    const bool has_own = own >= 0 && own < kTileKeys;
-    if (first + kTileKeys <= count && !has_own) return;
-    if (unit < 2 * kSteps) {
-      if (has_own) store_shared_16(address(stage, lane / 16, own, unit), token.x, token.y, token.z, token.w);
-      for (int key = max(count - first, 0); key < kTileKeys; ++key) {
-        if (lane < 16) store_shared_16(address(stage, 1, key, unit), 0, 0, 0, 0);
+
+  // Store the new key and value in the ring, once for the heads that share them.
+  if (const int d = lane % 16 * kVector; d < p.head_dim && warp.head % (p.heads / p.kv_heads) == 0)
+    *reinterpret_cast<uint4*>((lane < 16 ? warp.k_ring : warp.v_ring) + warp.newest * warp.stride + d * 2) = warp.token;
+
+  int next = 0;
+#pragma unroll 1
+  for (int tile = 0; tile * kTileKeys < warp.count; tile += kBatch) {
+    int stage[kBatch];
+#pragma unroll
+    for (int& s : stage) s = next, next = next + 1 == kStages ? 0 : next + 1;
+    copy_async_wait<kStages - kBatch>();
+    __syncwarp();  // the copies of all lanes have arrived
+
+    // Write the new key and value to their tile. Also clear the values of ring entries without a key, since 0 times their contents may be
+    // NaN.
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int unit = lane % 16, first = (tile + i) * kTileKeys, own = warp.newest - first;
+      const bool has_own = own >= 0 && own < kTileKeys;
+      if (first + kTileKeys <= warp.count && !has_own) continue;
+      if (unit < 2 * kSteps) {
+        if (has_own) store_shared_16(warp.address(stage[i], lane / 16, own, unit), warp.token.x, warp.token.y, warp.token.z, warp.token.w);
+        for (int key = max(warp.count - first, 0); key < kTileKeys; ++key) {
+          if (lane < 16) store_shared_16(warp.address(stage[i], 1, key, unit), 0, 0, 0, 0);
+        }
       }
+      __syncwarp();  // the tile is complete
     }
-    __syncwarp();
-  }
-  // Scores of keys lane / 4 and lane / 4 + 8. All columns of operand b are the query, so every lane of a row has the same scores.
-  __device__ __forceinline__ float2 scores(int tile, int stage) const {
-    const uint32_t unit = address(stage, 0, lane % 16, lane / 16);
-    float d[2][4] = {};
+
+    // Compute the scores of keys lane / 4 and lane / 4 + 8 of each tile. All columns of operand b are the query, so every lane of a row has
+    // the same scores.
+    float2 scores[kBatch];
+    float largest = warp.top;
 #pragma unroll
-    for (int j = 0; j < kSteps; ++j) {
-      uint32_t keys[4];
-      ldmatrix(keys, advance(unit, j));
-      mma_16x8x16(d[j % 2], keys, q[j][0], q[j][1]);
+    for (int i = 0; i < kBatch; ++i) {
+      const uint32_t unit = warp.address(stage[i], 0, lane % 16, lane / 16);
+      float d[2][4] = {};
+#pragma unroll
+      for (int j = 0; j < kSteps; ++j) {
+        uint32_t keys[4];
+        ldmatrix(keys, warp.advance(unit, j));
+        mma_16x8x16(d[j % 2], keys, warp.q[j][0], warp.q[j][1]);
+      }
+      const int key = (tile + i) * kTileKeys + lane / 4;
+      const float scale = p.scale * kLog2E;
+      scores[i] = make_float2(key < warp.count ? (d[0][0] + d[1][0]) * scale : -INFINITY,
+                              key + 8 < warp.count ? (d[0][2] + d[1][2]) * scale : -INFINITY);
+      largest = fmaxf(largest, fmaxf(scores[i].x, scores[i].y));
     }
-    const int key = tile * kTileKeys + lane / 4;
-    const float scale = p.scale * kLog2E;
-    return make_float2(key < count ? (d[0][0] + d[1][0]) * scale : -INFINITY, key + 8 < count ? (d[0][2] + d[1][2]) * scale : -INFINITY);
-  }
-  // The weights as operand b, in two bf16 parts: the rounded weight in even columns, the rounding error in odd columns. The sums of both
-  // columns are added at the end.
-  __device__ __forceinline__ static uint32_t columns(float weight) {
-    const float rounded = to_float(from_float<bf16>(weight));
-    return transpose_matrix(pack_bf16(rounded, weight - rounded));
-  }
-  __device__ __forceinline__ void add_values(int stage, float2 weight) {
-    const uint32_t unit = address(stage, 1, lane % 8 + lane / 16 * 8, lane / 8 % 2), b0 = columns(weight.x), b1 = columns(weight.y);
-#pragma unroll
-    for (int j = 0; j < kSteps; ++j) {
-      uint32_t values[4];
-      ldmatrix_transposed(values, advance(unit, j));
-      mma_16x8x16(sum[j], values, b0, b1);
-    }
-  }
-  __device__ __forceinline__ void add_batch(int tile, const int (&stage)[kBatch]) {
-    float2 s[kBatch];
-    float largest = top;
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) s[i] = scores(tile + i, stage[i]), largest = fmaxf(largest, fmaxf(s[i].x, s[i].y));
 #pragma unroll
     for (int distance = 4; distance < 32; distance *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, distance));
-    if (largest != top) {
-      const float factor = exp2f(top - largest);
-      total *= factor, top = largest;
+    if (largest != warp.top) {
+      const float factor = exp2f(warp.top - largest);
+      warp.total *= factor, warp.top = largest;
 #pragma unroll
-      for (auto& part : sum) {
+      for (auto& part : warp.sum) {
 #pragma unroll
         for (float& x : part) x *= factor;
       }
     }
+
+    // Add the weighted values.
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const float2 weight = make_float2(exp2f(s[i].x - top), exp2f(s[i].y - top));
-      total += weight.x + weight.y;
-      add_values(stage[i], weight);
-    }
-  }
-  __device__ __forceinline__ void add_keys() {
-    int next = 0;
-#pragma unroll 1
-    for (int tile = 0; tile * kTileKeys < count; tile += kBatch) {
-      int stage[kBatch];
+      const float2 weight = make_float2(exp2f(scores[i].x - warp.top), exp2f(scores[i].y - warp.top));
+      warp.total += weight.x + weight.y;
+      const uint32_t unit = warp.address(stage[i], 1, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+      const uint32_t b0 = weight_columns(weight.x), b1 = weight_columns(weight.y);
 #pragma unroll
-      for (int& s : stage) s = next, next = next + 1 == kStages ? 0 : next + 1;
-      copy_async_wait<kStages - kBatch>();
-      __syncwarp();
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) complete(tile + i, stage[i]);
-      add_batch(tile, stage);
-      __syncwarp();
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if ((tile + i + kStages) * kTileKeys < count) prefetch(tile + i + kStages, stage[i]);
-        copy_async_commit();
+      for (int j = 0; j < kSteps; ++j) {
+        uint32_t values[4];
+        ldmatrix_transposed(values, warp.advance(unit, j));
+        mma_16x8x16(warp.sum[j], values, b0, b1);
       }
     }
-    copy_async_wait<0>();  // the loop does not wait for all copies if the sequence is short
-  }
-  __device__ __forceinline__ void write() {
+    __syncwarp();  // all lanes have read the tiles, so copies may overwrite them
 #pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) total += __shfl_xor_sync(~0U, total, distance);
-    bf16* y = static_cast<bf16*>(p.y) + (row * p.heads + head) * p.head_dim;
-#pragma unroll
-    for (int j = 0; j < kSteps; ++j) {
-      const int d = 16 * j + lane / 4;
-      if (j % 4 != lane % 4) continue;
-      if (d < p.head_dim) y[d] = from_float<bf16>((sum[j][0] + sum[j][1]) / total);
-      if (d + 8 < p.head_dim) y[d + 8] = from_float<bf16>((sum[j][2] + sum[j][3]) / total);
+    for (int i = 0; i < kBatch; ++i) {
+      if ((tile + i + kStages) * kTileKeys < warp.count) warp.prefetch(tile + i + kStages, stage[i]);
+      copy_async_commit();
     }
   }
-};
-#endif
+  copy_async_wait<0>();  // the loop does not wait for all copies if the sequence is short
 
-// The heads of a row are divided among `blocks_per_row` blocks.
-template <int kSteps, int kStages>
-__global__ void __launch_bounds__(32 * kMaxWarps, kSteps <= 4 ? 2 : 1)
-    step_streamed(const __grid_constant__ CausalAttentionStep p, const int blocks_per_row) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  extern __shared__ __align__(256) char memory[];
-  let_next_kernel_start();
-  if (!p.ring_is_private) wait_for_earlier_kernels();
-  const int warp = threadIdx.x / 32, rank = blockIdx.x % blocks_per_row;
-  HeadWarp<kSteps, kStages> head_warp(p, blockIdx.x / blocks_per_row, rank * (blockDim.x / 32) + warp, shared_address(memory));
-  // The first kernel of a decode step writes the positions. The new position is usually in memory before this kernel has waited for the
-  // earlier kernels. So the kernel first computes with the value found there, and repeats the computation if that value was not final. It
-  // reads the positions from the L2 cache, where they are written.
-  const int64_t* position = p.position + head_warp.row;
-  const int64_t early = __ldcg(position);
-  if (!p.ring_is_private) head_warp.load_token();  // before the ring's keys, which would delay it
+  // Store y.
 #pragma unroll
-  for (int tile = 0; tile < kStages; ++tile) {
-    if (tile * kTileKeys < p.capacity) head_warp.prefetch(tile, tile);
-    copy_async_commit();
+  for (int distance = 4; distance < 32; distance *= 2) warp.total += __shfl_xor_sync(~0U, warp.total, distance);
+  bf16* y = static_cast<bf16*>(p.y) + (warp.row * p.heads + warp.head) * p.head_dim;
+#pragma unroll
+  for (int j = 0; j < kSteps; ++j) {
+    const int d = 16 * j + lane / 4;
+    if (j % 4 != lane % 4) continue;
+    if (d < p.head_dim) y[d] = from_float<bf16>((warp.sum[j][0] + warp.sum[j][1]) / warp.total);
+    if (d + 8 < p.head_dim) y[d + 8] = from_float<bf16>((warp.sum[j][2] + warp.sum[j][3]) / warp.total);
   }
-  head_warp.set_position(early);
-  if (p.ring_is_private) {
-    wait_for_earlier_kernels();
-    const int64_t written = __ldcg(position);
-    head_warp.load_token();
-    if (written != early) head_warp.set_position(written);
-  }
-  if (p.rotary_base != 0) {
-    __syncthreads();
-    head_warp.rotate_token();
-  }
-  head_warp.store_token();
-  head_warp.add_keys();
-  head_warp.write();
 #else
   __trap();
 #endif
@@ -405,7 +410,7 @@ auto* choose(const CausalAttentionStep& p) {
 
 template <int kSteps, int kStages>
 Status launch_streamed(const CausalAttentionStep& p, const StreamedPlan& plan, Queue queue) {
-  const int shared = plan.warps * warp_bytes<kSteps, kStages>() + kRotationBytes;
+  const int shared = plan.warps * static_cast<int>(sizeof(WarpStorage<kSteps, kStages>)) + kRotationBytes;
   if (const cudaError_t e = allow_shared_memory(step_streamed<kSteps, kStages>, shared); e != cudaSuccess) return status_of(e);
   const auto blocks = static_cast<unsigned>(p.rows * plan.blocks_per_row), threads = static_cast<unsigned>(32 * plan.warps);
   return launch_overlapped(step_streamed<kSteps, kStages>, {blocks, threads, shared}, queue, p, plan.blocks_per_row);

@@ -48,7 +48,7 @@ __device__ __forceinline__ void exchange_fragments(const float4 (&sum)[kUnits], 
     accept(u, load_shared_float4(warp_scratch + u * kUnitBytes + 4 * (row * 16 + (column ^ (row / 2 % 2 * 8)))));
 }
 
-// What a lane loads for the epilogue before the sums are complete.
+// The values that a lane loads for the epilogue before the sums are complete.
 template <LinearForm kForm>
 struct EpilogueInputs {
   int64_t out;  // the lane's first output

@@ -122,7 +122,7 @@ __device__ __forceinline__ float sum_tokens(const float (&parts)[S::kLanes / kDi
   }
 }
 
-// The variables that a thread keeps from batch to batch, and references to what its block works on. They form one struct because of the
+// The variables that a thread keeps from batch to batch, and references to its parameters and segment. They form one struct because of the
 // machine code: with separate local variables the compiler orders the loops differently, and the kernel was slower on an H200.
 template <typename T, class S, bool kFirstPass>
 struct Thread {

@@ -58,15 +58,15 @@ __device__ __forceinline__ float store_digits(const uint2* x, uint32_t* digits, 
   return power.inverse;
 }
 
-// StepLinear::multiply for rows of int8. A lane loads 16 consecutive weights of a row with one load, the operands of two mma; the lanes
+// multiply_rows() for rows of int8. A lane loads 16 consecutive weights of a row with one load, the operands of two mma; the lanes
 // that hold B load the same elements' digits. Lanes of odd rows read neighbouring chunks of 64 weights in swapped order. Column n of B
 // holds digit n mod 4: columns 0 … 3 in the order of even rows, columns 4 … 7 in that of odd rows.
-template <int kGroups, typename StepLinear>
-__device__ __forceinline__ void multiply_int8_rows(StepLinear& to, int rows, int shift) {
+template <int kGroups>
+__device__ __forceinline__ void multiply_int8_rows(StepThread& t, int rows, int shift) {
   constexpr int kChunks = kGroups / 2;
-  const int row = to.lane / 4, quarter = to.lane % 4, odd = row % 2;
-  uint32_t* digits = to.shared.digits() + to.warp * (kStepDigitBytes / 4);
-  const float inverse = store_digits<kGroups>(reinterpret_cast<const uint2*>(to.shared.x) + to.warp * 8 * kGroups, digits, to.lane),
+  const int row = t.lane / 4, quarter = t.lane % 4, odd = row % 2;
+  uint32_t* digits = t.shared.digits() + t.warp * (kStepDigitBytes / 4);
+  const float inverse = store_digits<kGroups>(reinterpret_cast<const uint2*>(t.shared.x) + t.warp * 8 * kGroups, digits, t.lane),
               factor = quarter % 2 == 0 ? inverse : inverse * 65536.0F;
   uint4 x[kChunks];
 #pragma unroll
@@ -74,22 +74,22 @@ __device__ __forceinline__ void multiply_int8_rows(StepLinear& to, int rows, int
     const int chunk = kChunks > 1 ? j ^ (row / 4) : j;
     x[j] = reinterpret_cast<const uint4*>(digits + row % 4 * 8 * kGroups)[4 * chunk + quarter];
   }
-  const uint32_t row_bytes = kGroups * to.threads, row_at = row * row_bytes, swap = kChunks > 1 ? 64 * odd : 0;
-  const uint32_t lane_at = to.ring + 64 * kChunks * to.warp + 16 * quarter + swap;  // for even chunks; 2 · swap less for odd ones
-  float* sums = to.sums() + row * kStepSumStride + to.warp;
+  const uint32_t row_bytes = kGroups * t.threads, row_at = row * row_bytes, swap = kChunks > 1 ? 64 * odd : 0;
+  const uint32_t lane_at = t.ring + 64 * kChunks * t.warp + 16 * quarter + swap;  // for even chunks; 2 · swap less for odd ones
+  float* sums = t.sums() + row * kStepSumStride + t.warp;
 #pragma unroll 1
   for (int first = 0; first < rows; first += kStepTileRows, sums += kStepTileRows * kStepSumStride) {
     const int tile = min(rows - first, kStepTileRows), stages = (tile + (1 << shift) - 1) >> shift;
-    to.await_stages(stages);
+    t.await_stages(stages);
     uint4 a[kChunks][2];  // of rows `row` and `row + 8`
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint32_t in_ring = to.stage_at + min(row_at + i * 8 * row_bytes, (tile - 1) * row_bytes);
-      const uint32_t from = lane_at + min(in_ring, in_ring - to.ring_bytes);  // wraps around at the end of the ring
+      const uint32_t in_ring = t.stage_at + min(row_at + i * 8 * row_bytes, (tile - 1) * row_bytes);
+      const uint32_t from = lane_at + min(in_ring, in_ring - t.ring_bytes);  // wraps around at the end of the ring
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) a[chunk][i] = load_shared_16(from + 64 * chunk - chunk % 2 * 2 * swap);
     }
-    to.release_stages(stages);
+    t.release_stages(stages);
     int d[2][4] = {};
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {

@@ -4,6 +4,8 @@
 // instruction runs once in a few microseconds, so long code would miss the instruction cache: loops are hardly unrolled.
 #include <algorithm>
 
+#include "based/kernels/step/cuda/linear.cuh"
+#include "based/kernels/step/cuda/taylor.cuh"
 #include "based/kernels/step/cuda/window.cuh"
 
 namespace based::kernels::cuda {
@@ -11,41 +13,8 @@ namespace {
 
 using namespace detail;
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// The threads that compute. kInt8: whether the program has int8 weights; the code for them would take registers from other programs.
-template <bool kInt8>
-struct Computer : StepWindow {
-  using StepWindow::StepWindow;
-
-  __device__ __forceinline__ void run(const StepInstruction& step) {
-    switch (step.kind) {
-      case StepKind::norm: return normalise(step);
-      case StepKind::linear:
-      case StepKind::swiglu:
-      case StepKind::conv: return apply_linear<kInt8>(step);
-      case StepKind::taylor: return apply_taylor(step);
-      case StepKind::window: return apply_window(step);
-      case StepKind::prefetch_taylor: return prefetch_taylor(step);
-      case StepKind::prefetch_window: return prefetch_window(step);
-    }
-  }
-  __device__ __forceinline__ void run_all() {
-    for (int i = 0; i < program.instruction_count; ++i) {
-      barrier_wait(shared_address(&shared.slot_full[slot.slot]), slot.phase);
-      const StepInstruction& step = shared.slots[slot.slot].step;
-      run(step);
-      compute_barrier();  // all computing threads have finished the instruction
-      __syncwarp();
-      for_warp(lane, 1, [&](int) { barrier_arrive(shared_address(&shared.slot_empty[slot.slot])); });
-      slot.advance(kStepSlots);
-    }
-    if (thread != 0 || atomicAdd(program.counters + 1, 1) + 1 != gridDim.x) return;
-    ++program.counters[0], program.counters[1] = 0;
-  }
-};
-#endif
-
-// kThreads: most threads, including the two requesting warps. Fewer threads leave more registers for each.
+// kThreads: most threads, including the two requesting warps. Fewer threads leave more registers for each. kInt8: whether the program has
+// int8 weights; the code for them would take registers from other programs.
 template <int kThreads, bool kInt8>
 __global__ void __launch_bounds__(kThreads, 1) run_step(const __grid_constant__ StepProgram program) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -60,17 +29,43 @@ __global__ void __launch_bounds__(kThreads, 1) run_step(const __grid_constant__ 
         barrier_init(shared_address(&shared.slot_empty[thread]), program.threads / 32 * kWarpArrivals);
   if (thread < kStepMostWarps) shared.warps[thread] = 0;
   fence_shared_proxy();
-  __syncthreads();                                      // the barriers are initialised
-  const int warp = thread / 32 - program.threads / 32;  // 0 and 1: the requesting warps; negative: a computing warp
-  if (warp < 0) {
-    Computer<kInt8>(program, shared, shared_address(memory)).run_all();
-  } else if (thread % 32 == 0) {
-    if (warp == 0) {
+  __syncthreads();  // the barriers are initialised
+
+  // Two producers, one thread of each of the last warps: one requests the weights, the other the instructions.
+  const int producer = thread / 32 - program.threads / 32;  // negative: a consumer
+  if (producer >= 0) {
+    if (thread % 32 != 0) return;
+    if (producer == 0) {
       request_weights(program, shared, shared_address(memory));
     } else {
       request_instructions(program, shared);
     }
+    return;
   }
+
+  // The consumers compute, instruction by instruction.
+  StepThread t(program, shared, shared_address(memory));
+  for (int i = 0; i < program.instruction_count; ++i) {
+    barrier_wait(shared_address(&shared.slot_full[t.slot.slot]), t.slot.phase);
+    const StepInstruction& step = shared.slots[t.slot.slot].step;
+    switch (step.kind) {
+      case StepKind::norm: step_norm(t, step); break;
+      case StepKind::linear:
+      case StepKind::swiglu:
+      case StepKind::conv: step_linear<kInt8>(t, step); break;
+      case StepKind::taylor: step_taylor(t, step); break;
+      case StepKind::window: step_window(t, step); break;
+      case StepKind::prefetch_taylor: prefetch_taylor(t, step); break;
+      case StepKind::prefetch_window: prefetch_window(t, step); break;
+    }
+    t.compute_barrier();  // all computing threads have finished the instruction
+    __syncwarp();
+    for_warp(t.lane, 1, [&](int) { barrier_arrive(shared_address(&shared.slot_empty[t.slot.slot])); });
+    t.slot.advance(kStepSlots);
+  }
+  // The last block to end advances the launch number for the next launch.
+  if (thread != 0 || atomicAdd(program.counters + 1, 1) + 1 != gridDim.x) return;
+  ++program.counters[0], program.counters[1] = 0;
 #else
   __trap();
 #endif

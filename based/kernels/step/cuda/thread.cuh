@@ -1,5 +1,5 @@
-// A computing thread of a step program: the registers that it keeps from instruction to instruction, and the norm. The other instructions
-// are added by derived structs (linear.cuh, taylor.cuh, window.cuh), which share these registers.
+// A computing thread of a step program: the registers that it keeps from instruction to instruction. The instructions are functions that
+// take it (here the norm, the others in linear.cuh, taylor.cuh and window.cuh).
 #pragma once
 #include "based/kernels/step/cuda/mailbox.cuh"
 
@@ -47,7 +47,7 @@ struct StepThread {
   __device__ __forceinline__ float sum_over_threads(float x) const {
     x = sum_over_warp(x);
     if (lane == 0) shared.warps[warp] = x;
-    compute_barrier();
+    compute_barrier();  // the warps' sums are complete
     float4 all = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < kStepMostWarps / 4; ++i) {  // entries without a warp are 0
@@ -57,41 +57,69 @@ struct StepThread {
     return (all.x + all.y) + (all.z + all.w);
   }
 
-  __device__ void normalise(const StepInstruction& step) {
-    const RmsNorm& p = step.arguments.norm;
-    const int first = 4 * thread;
-    const bool active = first < p.width;
-    float weight[4] = {}, add[4] = {};
-    if (active) load_floats<4>(reinterpret_cast<const bf16*>(shared.slots[slot.slot].companions) + first, weight);
-    if (active) {
-      uint2 raw = make_uint2(0, 0);
-      if (p.add != nullptr) raw = receive4(step.in[0], p.add, first, tag);
-      if (step.loads_x) {
-        const float4 x = __ldcg(reinterpret_cast<const float4*>(p.x) + thread);
-        sum[0] = x.x, sum[1] = x.y, sum[2] = x.z, sum[3] = x.w;
-      }
-      add[0] = low_float(raw.x), add[1] = high_float(raw.x), add[2] = low_float(raw.y), add[3] = high_float(raw.y);
-    }
-    float squares = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum[i] = active ? sum[i] + add[i] : 0.0F, squares = fmaf(sum[i], sum[i], squares);
-    const float r = rsqrtf(sum_over_threads(squares) / static_cast<float>(p.width) + p.eps);
-    if (deferred_store_to != nullptr)
-      *deferred_store_to = deferred_store,
-      deferred_store_to = nullptr;  // this norm's input depends on all blocks, so all have read the old state
-    if (!active) return;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) weight[i] *= sum[i] * r;
-    const uint2 y = make_uint2(pack_bf16(weight[0], weight[1]), pack_bf16(weight[2], weight[3]));
-    reinterpret_cast<uint2*>(shared.x)[thread] = y;
-    if (BlockShare(step.share).index != 0) return;
-    if ((step.stores & 1) != 0) reinterpret_cast<uint2*>(p.y)[thread] = y;
-    if (p.sum != nullptr) reinterpret_cast<float4*>(p.sum)[thread] = make_float4(sum[0], sum[1], sum[2], sum[3]);
-    if ((step.stores & 2) != 0 && thread == 0) *p.inverse_rms = r;
+  // Waits until the next `count` stages have arrived, at most kStepTileStages. Called by whole warps.
+  __device__ __forceinline__ void await_stages(int count) const {
+    for_warp(lane, count, [&](int i) {
+      const RingPlace next = kWarpArrivals == 1 ? lane_stage : advanced(lane_stage, i, program.stages);
+      barrier_wait(shared_address(&shared.full[next.slot]), next.phase);
+    });
+    __syncwarp();  // makes the data that one lane waited for visible to all lanes
   }
-
-  __device__ __forceinline__ static int64_t slot_of(const int64_t* slot) { return slot != nullptr ? *slot : 0; }
+  __device__ __forceinline__ void release_stages(int count) {
+    __syncwarp();  // all lanes have read the stages
+    for_warp(lane, count, [&](int i) {
+      const RingPlace next = kWarpArrivals == 1 ? lane_stage : advanced(lane_stage, i, program.stages);
+      barrier_arrive(shared_address(&shared.empty[next.slot]));
+    });
+    lane_stage = advanced(lane_stage, count, program.stages);
+    stage_at += count * step_stage_bytes(threads), stage_at = min(stage_at, stage_at - ring_bytes);
+  }
+  // The buffer for the sums of the rows that are multiplied now; threads that still finish the previous rows read the other buffer.
+  __device__ __forceinline__ float* sums() const { return shared.sums + sums_half * (kStepRows * kStepSumStride); }
+  // Element `element` of a companion. `memory` is the source in global memory; `in_share` is the element's index in the block's share.
+  template <typename T>
+  __device__ __forceinline__ T companion(int source, const T* memory, int element, int in_share) const {
+    const char* part = shared.slots[slot.slot].companions + source * StepSlot::kPart;
+    const auto odd = reinterpret_cast<uintptr_t>(memory + (element - in_share)) % 16;
+    return *reinterpret_cast<const T*>(part + odd + in_share * sizeof(T));
+  }
 };
+
+__device__ __forceinline__ int64_t slot_of(const int64_t* slot) { return slot != nullptr ? *slot : 0; }
+
+// The norm: adds to the residual stream, and stores the normalised vector to shared memory.
+__device__ inline void step_norm(StepThread& t, const StepInstruction& step) {
+  const RmsNorm& p = step.arguments.norm;
+  const int first = 4 * t.thread;
+  const bool active = first < p.width;
+  float weight[4] = {}, add[4] = {};
+  if (active) load_floats<4>(reinterpret_cast<const bf16*>(t.shared.slots[t.slot.slot].companions) + first, weight);
+  if (active) {
+    uint2 raw = make_uint2(0, 0);
+    if (p.add != nullptr) raw = receive4(step.in[0], p.add, first, t.tag);
+    if (step.loads_x) {
+      const float4 x = __ldcg(reinterpret_cast<const float4*>(p.x) + t.thread);
+      t.sum[0] = x.x, t.sum[1] = x.y, t.sum[2] = x.z, t.sum[3] = x.w;
+    }
+    add[0] = low_float(raw.x), add[1] = high_float(raw.x), add[2] = low_float(raw.y), add[3] = high_float(raw.y);
+  }
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) t.sum[i] = active ? t.sum[i] + add[i] : 0.0F, squares = fmaf(t.sum[i], t.sum[i], squares);
+  const float r = rsqrtf(t.sum_over_threads(squares) / static_cast<float>(p.width) + p.eps);
+  if (t.deferred_store_to != nullptr)
+    *t.deferred_store_to = t.deferred_store,
+    t.deferred_store_to = nullptr;  // this norm's input depends on all blocks, so all have read the old state
+  if (!active) return;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) weight[i] *= t.sum[i] * r;
+  const uint2 y = make_uint2(pack_bf16(weight[0], weight[1]), pack_bf16(weight[2], weight[3]));
+  reinterpret_cast<uint2*>(t.shared.x)[t.thread] = y;
+  if (BlockShare(step.share).index != 0) return;
+  if ((step.stores & 1) != 0) reinterpret_cast<uint2*>(p.y)[t.thread] = y;
+  if (p.sum != nullptr) reinterpret_cast<float4*>(p.sum)[t.thread] = make_float4(t.sum[0], t.sum[1], t.sum[2], t.sum[3]);
+  if ((step.stores & 2) != 0 && t.thread == 0) *p.inverse_rms = r;
+}
 
 }  // namespace based::kernels::cuda::detail
 #endif
