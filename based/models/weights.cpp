@@ -69,7 +69,8 @@ std::map<std::string, torch::Dtype> parameter_types(const ModelConfig& config, t
   return types;
 }
 
-// A tensor whose type is the model's: the embedding or, if that is quantised, another one that is no WideParameter. Null if there is none.
+// A tensor of the model's type: the embedding or, if that is quantised, the first of the others except WideParameters. Null if there is
+// none.
 const TensorView* typical_tensor(const SafetensorsFile& file, const ModelConfig& config) {
   if (const TensorView* embedding = file.find(kEmbeddingName)) return embedding;
   for (const auto& [name, type] : parameter_types(config, torch::kBFloat16)) {

@@ -32,10 +32,9 @@ BASED_INLINE Vec widened(const int8_t* p) {
 #endif
 }
 
-// A form of weights has
-//   step, bytes: how many weights a step has, and their bytes; step_scale_bytes, row_scale_bytes(in): the bytes of a step's and a row's
-//   scales Weights: a step's weights in registers multiply(weights, x, sum): the sum with the step's products added factor(scale): what the
-//   row's sum is multiplied by arrange(x): puts a step of activations into the order in which the vectors of Weights have them
+// A form of weights defines `step`, the number of weights of a step, `bytes`, their bytes, and the bytes of the scales of a step and of a
+// row. Weights holds a step's weights in registers, multiply() adds a step's products to a sum, and factor() multiplies the row's sum.
+// arrange() puts a step of activations into the order that the vectors of Weights have.
 
 // The row's scale multiplies the sum.
 struct Int8 {
