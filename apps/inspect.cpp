@@ -129,7 +129,9 @@ void show_model(const Options& options) {
   std::string layers;
   for (const auto& layer : config.layers) layers += (layers.empty() ? "" : " ") + layer;
   print_line("layers: " + layers);
-  if (stored.form) print_line("weights: linear layers in " + form + (*stored.form == ops::WeightForm::int4 ? ", for the CPU only" : ""));
+  if (stored.form)
+    print_line("weights: linear layers in " + form + ", the embedding in int8" +
+               (*stored.form == ops::WeightForm::int4 ? ", for the CPU only" : ""));
   print_line("state: " + grouped(near) + " bytes after 100 tokens, " + grouped(far) + " after 100,000");
   if (path_exists(weights)) show_tensors(SafetensorsFile(weights), false);
 }

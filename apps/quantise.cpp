@@ -115,7 +115,8 @@ void compare_quality(const Quality& full, const Quality& quantised, ops::WeightF
 
 void add_quantise_options(CommandLine app, QuantiseOptions& options) {
   app.add_option("--weights", options.form,
-                 "int8 or int4: quantise the linear layers; the source may also be a model's folder. The result runs in fp32 or bf16, int4 "
+                 "int8 or int4: quantise the linear layers, and the embedding to int8; the source may also be a model's folder. The result "
+                 "runs in fp32 or bf16, int4 "
                  "on the CPU only, and cannot be trained");
   app.add_option("--gate-text", options.gate_text,
                  "with --weights: compare the perplexity on this file; above +0.5 % (int8) or +3 % (int4), write nothing", kPath);
@@ -142,7 +143,9 @@ void check_quantise_options(const QuantiseOptions& options) {
 
 bool is_own_model(const std::string& folder) {
   const std::string weights = path_in(folder, "model.safetensors");
-  return path_exists(weights) && SafetensorsFile(weights).find("embedding") != nullptr;
+  if (!path_exists(weights)) return false;
+  const SafetensorsFile file(weights);
+  return file.find(kEmbeddingName) != nullptr || find_quantised(file, kEmbeddingName);
 }
 
 void quantise_folder(const std::string& source, const std::string& out, const QuantiseOptions& options) {
@@ -153,8 +156,9 @@ void quantise_folder(const std::string& source, const std::string& out, const Qu
   const GateDocuments documents = read_gate_text(options.gate_text, tokenizer.get());
   if (tokenizer != nullptr) tokenizer->save(out);
   const QuantisedFolder made = quantise_model(source, out, form);
-  print_line(grouped(made.layers) + " linear layers in " + weight_form_name(form) + ": " +
-             format_bytes(static_cast<double>(made.bytes_after)) + " in place of " + format_bytes(static_cast<double>(made.bytes_before)));
+  print_line(grouped(made.layers) + " linear layers in " + weight_form_name(form) + ", the embedding in " +
+             weight_form_name(kEmbeddingForm) + ": " + format_bytes(static_cast<double>(made.bytes_after)) + " in place of " +
+             format_bytes(static_cast<double>(made.bytes_before)));
   if (made.kept > 0)
     log_warning(std::to_string(made.kept) + " linear layers keep their type, since their rows are no multiple of 32 weights");
   const InterruptScope interrupts;

@@ -21,6 +21,9 @@ double weight_bytes(const LanguageModel& model) {
   for (const auto& parameter : model.parameters()) sum += static_cast<double>(parameter.nbytes());
   for (const auto& [name, layer] : quantisable_layers(model))
     if (const auto& weight = layer->quantised()) sum += static_cast<double>(weight->bytes());
+  // A step then reads only one row of the embedding itself.
+  if (const auto& head = model.quantised_head())
+    sum += static_cast<double>(head->bytes()) - static_cast<double>(model.named_parameters()[kEmbeddingName].nbytes());
   return sum;
 }
 

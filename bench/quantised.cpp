@@ -9,14 +9,17 @@
 namespace based::bench {
 namespace quantised_case {
 
-// Quantises the linear layers in place.
-void quantise_layers(LanguageModel& model, ops::WeightForm form) {
+// Quantises the linear layers and the embedding in place.
+void quantise_weights(LanguageModel& model, ops::WeightForm form) {
   for (const auto& [name, layer] : quantisable_layers(model)) {
     const torch::Tensor weight = layer->weight();
     if (!ops::can_quantise(form, weight.size(1))) continue;
     const ops::QuantisedWeight quantised = ops::quantise(weight.cpu(), form);
     layer->quantise({form, quantised.values.to(weight.device()), quantised.scales.to(weight.device())}, weight.scalar_type());
   }
+  const torch::Tensor embedding = model.named_parameters()[kEmbeddingName];
+  const ops::QuantisedWeight quantised = ops::quantise(embedding.cpu(), kEmbeddingForm);
+  model.quantise_embedding({kEmbeddingForm, quantised.values.to(embedding.device()), quantised.scales.to(embedding.device())});
 }
 
 // On the CPU: the same steps with the full weights and with their int8 and int4 forms. The full weights are timed again before each form,
@@ -27,7 +30,7 @@ void run_quantised(Context& context) {
   const std::string bound = "weights read once at " + std::to_string(static_cast<int64_t>(rate)) + " GB/s";
   for (const ops::WeightForm form : {ops::WeightForm::int8, ops::WeightForm::int4}) {
     const BenchModel full = verified_model(context), quantised = verified_model(context);
-    quantise_layers(*quantised.model, form);
+    quantise_weights(*quantised.model, form);
     const double floor = weight_bytes(*quantised.model) / (rate * 1e9);
     for (const int64_t batch : {1, 4, 16}) {
       Decoder before(*full.model, batch), after(*quantised.model, batch);
@@ -53,6 +56,7 @@ void run_quantised(Context& context) {
 // Full weights with the values of the quantised ones.
 void copy_rounded(LanguageModel& full, const LanguageModel& quantised) {
   auto parameters = full.named_parameters();
+  parameters[kEmbeddingName].copy_(quantised.named_parameters()[kEmbeddingName]);
   for (const auto& [name, layer] : quantisable_layers(quantised)) parameters[name].copy_(layer->weight());
 }
 
@@ -78,7 +82,7 @@ void run_on_gpu(Context& context) {
     if (!context.measures(preset)) continue;
     const auto full = random_preset(context, preset), quantised = random_preset(context, preset);
     full->eval(), quantised->eval();
-    quantise_layers(*quantised, form);
+    quantise_weights(*quantised, form);
     copy_rounded(*full, *quantised);
     const torch::Tensor ids = random_ids(*full, 108);
     const double error = verify(some_logits(*quantised, ids), some_logits(*full, ids), 0.1, preset + " int8");

@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "based/mixers/kit/rounds.h"
@@ -197,7 +198,21 @@ Tensor LanguageModel::most_likely(const Tensor& hidden, bool padded_columns) {
 
 Tensor LanguageModel::logits(const Tensor& hidden) {
   const runtime::DeviceRange range = profile_range("head", hidden.size(0));
-  return ops::linear(hidden, embedding_);
+  return quantised_head_ ? ops::quantised_linear(hidden, *quantised_head_) : ops::linear(hidden, embedding_);
+}
+
+void LanguageModel::quantise_embedding(const ops::QuantisedWeight& weight) {
+  ops::check_quantised(weight);
+  if (weight.out() != embedding_.size(0) || weight.in() != embedding_.size(1))
+    throw Error("the quantised embedding is [" + std::to_string(weight.out()) + ", " + std::to_string(weight.in()) + "], the model's is [" +
+                std::to_string(embedding_.size(0)) + ", " + std::to_string(embedding_.size(1)) + "]");
+  constexpr int64_t block = 4096;  // rows, so that the intermediate results stay small
+  const Tensor to = embedding_.detach();
+  for (int64_t first = 0; first < weight.out(); first += block) {
+    const int64_t count = std::min(block, weight.out() - first);
+    to.narrow(0, first, count).copy_(ops::dequantised(weight, first, count, to.scalar_type()));
+  }
+  if (embedding_.is_cpu()) quantised_head_ = weight;
 }
 
 ModelState LanguageModel::make_state(int64_t slots) const {

@@ -2,6 +2,7 @@
 // Activations are packed [tokens, d_model]; the residual stream is fp32 in bf16 models.
 #pragma once
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "based/mixers/kit/mixer.h"
@@ -105,6 +106,10 @@ class LanguageModel : public torch::nn::Module {
   Tensor most_likely(const Tensor& hidden, bool padded_columns = false);
   // hidden [n, d_model] -> [n, padded_vocab].
   Tensor logits(const Tensor& hidden);
+  // Overwrites the embedding by the values of a quantised one. On the CPU logits() reads the quantised one from then on. Throws Error for
+  // another shape.
+  void quantise_embedding(const ops::QuantisedWeight& weight);
+  const std::optional<ops::QuantisedWeight>& quantised_head() const { return quantised_head_; }  // what logits() reads
 
   // Throws Error naming the first layer whose mixer has no recurrent form.
   ModelState make_state(int64_t slots) const;
@@ -141,6 +146,7 @@ class LanguageModel : public torch::nn::Module {
   Tensor final_norm(ResidualStream& stream);  // the last layer's MLP and the last norm
   ModelConfig config_;
   Tensor embedding_, positions_;
+  std::optional<ops::QuantisedWeight> quantised_head_;  // the embedding in int8
   std::vector<std::shared_ptr<ModelBlock>> blocks_;
   std::shared_ptr<Norm> norm_;
   bool checkpoint_activations_ = false;

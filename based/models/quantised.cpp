@@ -74,21 +74,23 @@ QuantisedFolder quantise_model(const std::string& folder, const std::string& out
   QuantisedFolder result;
   std::vector<Tensor> made;
   std::vector<TensorView> views;
-  made.reserve(2 * layers.size());
-  views.reserve(file.tensors().size() + layers.size());
-  for (const TensorView& view : file.tensors()) {
-    const bool fits = layers.contains(view.name) && ops::can_quantise(form, view.shape.at(1));
-    if (!fits) {
-      if (layers.contains(view.name)) ++result.kept;
-      views.push_back(view);
-      continue;
-    }
-    ++result.layers;
-    const ops::QuantisedWeight weight = ops::quantise(tensor_of(view), form);
+  made.reserve(2 * (layers.size() + 1));
+  views.reserve(file.tensors().size() + layers.size() + 1);
+  const auto add_quantised = [&](const TensorView& view, ops::WeightForm as) {
+    const ops::QuantisedWeight weight = ops::quantise(tensor_of(view), as);
     made.push_back(weight.values);
-    views.push_back(view_of(view.name + "." + weight_form_name(form), made.back()));
+    views.push_back(view_of(view.name + "." + weight_form_name(as), made.back()));
     made.push_back(weight.scales);
     views.push_back(view_of(view.name + kScaleSuffix, made.back()));
+  };
+  for (const TensorView& view : file.tensors()) {
+    const bool is_layer = layers.contains(view.name), fits = is_layer && ops::can_quantise(form, view.shape.at(1));
+    if (view.name == kEmbeddingName)
+      add_quantised(view, kEmbeddingForm);
+    else if (fits)
+      add_quantised(view, form), ++result.layers;
+    else
+      views.push_back(view), result.kept += is_layer ? 1 : 0;
   }
   if (result.layers == 0) throw UsageError(folder + ": has no linear layer that " + weight_form_name(form) + " can store");
   result.bytes_before = total_bytes(file.tensors()), result.bytes_after = total_bytes(views);

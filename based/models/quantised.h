@@ -1,8 +1,8 @@
-// Models whose linear layers are stored in int8 or int4, in model.safetensors as
+// Models whose linear layers are stored in int8 or int4, and whose embedding is stored in int8, in model.safetensors as
 //   NAME.int8 [out, in] and NAME.scale, fp32 [out], or
 //   NAME.int4, uint8 [out, in / 2], and NAME.scale, bf16 [out, in / 32]
-// in place of NAME, the `weight` of a Projection. kernels/linear/quantised_linear.h describes the bytes. All other tensors are stored as in
-// other models. config.json has the key "weights": "int8" or "int4".
+// in place of NAME, the `weight` of a Projection or the embedding. kernels/linear/quantised_linear.h describes the bytes. All other tensors
+// are stored as in other models. config.json has the key "weights": "int8" or "int4".
 #pragma once
 #include <map>
 #include <memory>
@@ -22,6 +22,10 @@ ops::WeightForm parse_weight_form(const std::string& name, const std::string& op
 // The layers that may be quantised, by the names of their weights.
 std::map<std::string, std::shared_ptr<Projection>> quantisable_layers(const LanguageModel& model);
 
+// The embedding is also the last layer; int4 would cost it too much precision.
+inline constexpr const char* kEmbeddingName = "embedding";
+inline constexpr ops::WeightForm kEmbeddingForm = ops::WeightForm::int8;
+
 // The quantised form of the weight `name` in a file.
 struct StoredQuantised {
   ops::WeightForm form = ops::WeightForm::int8;
@@ -38,8 +42,8 @@ struct QuantisedFolder {
   int64_t kept = 0;                           // linear layers that keep their type, since int4 cannot store their rows
   int64_t bytes_before = 0, bytes_after = 0;  // all tensors together
 };
-// Writes config.json and model.safetensors of `folder` to the folder `out` with quantised linear layers. Throws UsageError if the weights
-// are quantised already or have no layer that can be, and the errors of load_model.
+// Writes config.json and model.safetensors of `folder` to the folder `out` with quantised linear layers and embedding. Throws UsageError if
+// the weights are quantised already or have no layer that can be, and the errors of load_model.
 QuantisedFolder quantise_model(const std::string& folder, const std::string& out, ops::WeightForm form);
 
 }  // namespace based

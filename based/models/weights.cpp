@@ -16,7 +16,6 @@ namespace based {
 namespace {
 
 constexpr const char* kTokenizer = "tokenizer";  // in the metadata of the weights' file
-constexpr const char* kEmbedding = "embedding";  // the tensor whose type is the model's
 
 std::string in(const std::string& folder, const char* name) { return (std::filesystem::path(folder) / name).string(); }
 
@@ -38,11 +37,14 @@ std::string disagreements(const SafetensorsFile& file, const ModelFiles& files) 
   std::string list;
   for (const auto& item : parameters) {
     const TensorView* view = file.find(item.key());
-    const auto stored = files.form && layers.contains(item.key()) ? find_quantised(file, item.key()) : std::nullopt;
+    const bool is_embedding = item.key() == kEmbeddingName;
+    const auto stored = files.form && (is_embedding || layers.contains(item.key())) ? find_quantised(file, item.key()) : std::nullopt;
     if (!view && stored) {
       quantised.insert(stored->values->name);
       if (stored->scales != nullptr) quantised.insert(stored->scales->name);
-      const std::string problem = quantised_problem(*stored, item.value().size(0), item.value().size(1));
+      const std::string problem = is_embedding && stored->form != kEmbeddingForm
+                                      ? "must be " + weight_form_name(kEmbeddingForm)
+                                      : quantised_problem(*stored, item.value().size(0), item.value().size(1));
       if (!problem.empty()) list += "\n  " + stored->values->name + ": " + problem;
     } else if (!view)
       list += "\n  missing: " + item.key() + " " + shape_text(item.value().sizes().vec());
@@ -67,10 +69,22 @@ std::map<std::string, torch::Dtype> parameter_types(const ModelConfig& config, t
   return types;
 }
 
-// The type of the whole model, which is that of its embedding. WideParameters may have this type too. Other mixtures of types are an error,
-// since no command writes them.
+// A tensor of the model's type: the embedding or, if that is quantised, the first of the others except WideParameters. Null if there is
+// none.
+const TensorView* typical_tensor(const SafetensorsFile& file, const ModelConfig& config) {
+  if (const TensorView* embedding = file.find(kEmbeddingName)) return embedding;
+  for (const auto& [name, type] : parameter_types(config, torch::kBFloat16)) {
+    const TensorView* view = file.find(name);
+    if (view != nullptr && type == torch::kBFloat16) return view;
+  }
+  return nullptr;
+}
+
+// The type of the whole model. WideParameters may have this type too. Other mixtures of types are an error, since no command writes them.
 torch::Dtype common_dtype(const SafetensorsFile& file, const ModelConfig& config) {
-  const TensorView& first = file.at(kEmbedding);
+  const TensorView* const typical = typical_tensor(file, config);
+  if (typical == nullptr) return torch::kFloat;
+  const TensorView& first = *typical;
   const torch::Dtype type = torch_dtype(first.dtype);
   const auto types = parameter_types(config, type);
   for (const auto& view : file.tensors())
@@ -160,8 +174,8 @@ ModelFiles read_model_files(const std::string& folder) {
   files.config = stored.config, files.form = stored.form;
   const SafetensorsFile weights(files.weights_path);
   if (weights.metadata().contains(kTokenizer)) files.tokenizer = weights.metadata().at(kTokenizer);
-  const TensorView* embedding = weights.find(kEmbedding);
-  if (embedding != nullptr && is_float(embedding->dtype)) files.dtype = torch_dtype(embedding->dtype);
+  const TensorView* typical = typical_tensor(weights, files.config);
+  if (typical != nullptr && is_float(typical->dtype)) files.dtype = torch_dtype(typical->dtype);
   return files;
 }
 
@@ -194,6 +208,14 @@ void place_quantised(LanguageModel& model, const SafetensorsFile& file, torch::D
   for (const auto& parameter : model.parameters()) parameter.set_requires_grad(false);
 }
 
+void place_embedding(LanguageModel& model, const SafetensorsFile& file, torch::Dtype type, torch::Device device) {
+  const auto stored = find_quantised(file, kEmbeddingName);
+  if (!stored) return;
+  Tensor embedding = model.named_parameters()[kEmbeddingName];
+  embedding.set_data(torch::empty(embedding.sizes(), torch::dtype(type).device(device)));
+  model.quantise_embedding(read_quantised(*stored, device));
+}
+
 std::string hash_of(const ModelFiles& files) {
   Hasher128 hasher;
   for (const auto& path : {files.config_path, files.weights_path}) hasher.update(MappedFile(path).bytes());
@@ -219,7 +241,8 @@ LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dt
   const torch::NoGradGuard no_grad;
   if (files.form) place_quantised(*loaded.model, file, type, device);
   for (const auto& item : loaded.model->named_parameters())
-    item.value().set_data(placed(file.at(item.key()), types.at(item.key()), device));
+    if (const TensorView* view = file.find(item.key())) item.value().set_data(placed(*view, types.at(item.key()), device));
+  if (files.form) place_embedding(*loaded.model, file, type, device);
   // The parameters are already on the device. This moves the buffers, which are converted to the weights' type; a FixedTensor keeps its own
   // type.
   loaded.model->to(device, type);

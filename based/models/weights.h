@@ -17,7 +17,7 @@ struct ModelFiles {
   std::string config_path, weights_path;
   ModelConfig config;                    // passed check_model_config
   std::optional<std::string> tokenizer;  // hash of the weights' tokenizer, if the weights' file records it
-  torch::Dtype dtype;                    // the embedding's
+  torch::Dtype dtype;                    // the model's: that of weights that are neither quantised nor WideParameters
   std::optional<ops::WeightForm> form;   // set if linear layers are quantised (quantised.h)
 };
 ModelFiles read_model_files(const std::string& folder);  // throws Error

@@ -82,7 +82,7 @@ class ConvertWeights : public Convert {
 TEST_F(ConvertWeights, GivesAQuantisedModelThatGenerates) {
   const Ran ran = run("convert " + file("full") + " --weights int8 --gate-text " + file("text") + " --out " + file("q"));
   ASSERT_EQ(ran.code, 0) << ran.err;
-  EXPECT_THAT(ran.out, HasSubstr("linear layers in int8: "));
+  EXPECT_THAT(ran.out, HasSubstr("linear layers in int8, the embedding in int8: "));
   EXPECT_THAT(ran.out, HasSubstr("(at most +0.5 %)"));
   EXPECT_THAT(ran.out, HasSubstr("recall: not applicable"));
   EXPECT_EQ(run("generate --model " + file("q") + " --prompt hello --max-tokens 2").code, 0);

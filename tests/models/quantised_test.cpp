@@ -46,13 +46,15 @@ class Quantised : public testing::Test {
   std::shared_ptr<LanguageModel> model_;
 };
 
-TEST_F(Quantised, StoresLinearLayersAloneAndSaysSo) {
+TEST_F(Quantised, StoresLinearLayersAndTheEmbeddingAndSaysSo) {
   make(small_config(), torch::kBFloat16);
   const QuantisedFolder made = quantise_model(full(), out(), WeightForm::int8);
   const SafetensorsFile before(full() + "/model.safetensors"), after(out() + "/model.safetensors");
   EXPECT_EQ(after.at("layers.0.mlp.fc1.weight.int8").dtype, DType::I8);
   EXPECT_EQ(after.at("layers.0.mlp.fc1.weight.scale").shape, std::vector<int64_t>{192});
-  for (const char* kept : {"embedding", "layers.1.mixer.head_scale.weight", "layers.2.mixer.dt_proj.weight", "layers.2.mixer.x_proj.weight",
+  EXPECT_EQ(after.at("embedding.int8").shape, before.at("embedding").shape);
+  EXPECT_EQ(after.at("embedding.scale").dtype, DType::F32);
+  for (const char* kept : {"layers.1.mixer.head_scale.weight", "layers.2.mixer.dt_proj.weight", "layers.2.mixer.x_proj.weight",
                            "layers.0.mixer.conv.weight", "layers.0.norm1.weight"}) {
     ASSERT_NE(after.find(kept), nullptr) << kept;
     EXPECT_TRUE(std::ranges::equal(after.at(kept).bytes, before.at(kept).bytes)) << kept;
@@ -63,8 +65,11 @@ TEST_F(Quantised, StoresLinearLayersAloneAndSaysSo) {
   EXPECT_THAT(read_file(out() + "/config.json"), HasSubstr("\"weights\": \"int8\""));
   const ModelFiles files = read_model_files(out());
   EXPECT_EQ(files.form, WeightForm::int8);
+  EXPECT_EQ(files.dtype, torch::kBFloat16);
   EXPECT_EQ(files.tokenizer, "0000000000000abc");
-  EXPECT_EQ(load_model(out()).model->parameter_count(), model_->parameter_count());
+  const auto loaded = load_model(out()).model;
+  EXPECT_EQ(loaded->parameter_count(), model_->parameter_count());
+  EXPECT_EQ(loaded->dtype(), torch::kBFloat16);
 }
 
 // The reference is a full model whose weights are the dequantised ones, in fp32, where the conversion is exact up to rounding.
@@ -81,6 +86,10 @@ TEST_F(Quantised, ComputesAsTheModelOfItsRoundedWeights) {
         ASSERT_TRUE(layer->quantised()) << name;
         parameters[name].copy_(layer->weight());
       }
+      ASSERT_TRUE(quantised->quantised_head());
+      const torch::Tensor embedding = quantised->named_parameters()["embedding"];
+      EXPECT_GT((embedding - parameters["embedding"]).abs().max().item<double>(), 0);
+      parameters["embedding"].copy_(embedding);
       const torch::Tensor ids = torch::randint(40, {90}, torch::kInt64);
       const auto rows = Sequences::packed({0, 80, 90}, 90);
       const torch::Tensor wanted = model_->forward(ids, rows), got = quantised->forward(ids, rows);
@@ -92,6 +101,10 @@ TEST_F(Quantised, ComputesAsTheModelOfItsRoundedWeights) {
       const torch::Tensor last = quantised->step(ids.narrow(0, 79, 1), state, slots);
       EXPECT_LT((read - wanted.narrow(0, 0, 79)).abs().max().item<double>(), 1e-4 * wanted.abs().max().item<double>());
       EXPECT_LT((last - wanted.narrow(0, 79, 1)).abs().max().item<double>(), 1e-4 * wanted.abs().max().item<double>());
+      for (const int64_t few : {1, 80}) {
+        const torch::Tensor hidden = wanted.narrow(0, 0, few), scores = model_->logits(hidden);
+        EXPECT_LT((quantised->logits(hidden) - scores).abs().max().item<double>(), 1e-4 * scores.abs().max().item<double>()) << few;
+      }
     }
 }
 
@@ -153,6 +166,12 @@ TEST_F(Quantised, ListsTensorsThatDoNotFit) {
                 return true;
               }),
               HasSubstr(layer + ".int8: has values or scales of a shape"));
+  EXPECT_THAT(refusal_with([&](TensorView& t) { return t.name != "embedding.scale"; }), HasSubstr("embedding.int8: has no scales"));
+  EXPECT_THAT(refusal_with([&](TensorView& t) {
+                if (t.name == "embedding.int8") t.name = "embedding.int4";
+                return true;
+              }),
+              HasSubstr("embedding.int4: must be int8"));
   EXPECT_THAT(refusal_with([&](TensorView& t) { return t.name != layer + ".int8"; }),
               AllOf(HasSubstr("missing: " + layer + " ["), HasSubstr("unexpected: " + layer + ".scale")));
   quantise_model(full(), out(), WeightForm::int8);

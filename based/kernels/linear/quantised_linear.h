@@ -13,7 +13,7 @@ enum class WeightForm : uint8_t { int8, int4 };
 constexpr int64_t kInt4Group = 32;
 
 struct QuantisedLinear {         // caller owns all memory; rows of the weight and the scale have no gaps
-  const void* x = nullptr;       // [rows, in]: fp32 on the CPU, of y's type on a GPU
+  const void* x = nullptr;       // [rows, in] of y's type
   const void* weight = nullptr;  // int8 [out, in], or int4 [out, in / 2] bytes
   const void* scale = nullptr;   // int8: fp32 [out]; int4: bf16 [out, in / kInt4Group]
   const void* bias = nullptr;    // [out] of y's type, or null
@@ -21,7 +21,7 @@ struct QuantisedLinear {         // caller owns all memory; rows of the weight a
   int64_t rows = 0, in = 0, out = 0;
   int64_t x_stride = 0, y_stride = 0;  // elements from one row to the next
   WeightForm form = WeightForm::int8;
-  DType dtype = DType::f32;  // type of y and the bias; sums are rounded once
+  DType dtype = DType::f32;  // type of x, y and the bias; sums are rounded once
   // The rest is read by the CUDA kernel alone.
   bool gated = false;  // y [rows, out / 2] = the first half of the outputs times the SiLU of the second half
   // No earlier kernel in the queue writes the weight, the scale or the bias, so this kernel may read them while earlier kernels still run.

@@ -120,12 +120,9 @@ Tensor forward_meta(const QuantisedLinear& in) {
 }
 
 Tensor few_rows_on_cpu(const QuantisedLinear& in) {
-  const Tensor input = in.x.to(at::kFloat).contiguous();
-  const Tensor y = at::empty({in.x.size(0), in.values.size(0)}, in.x.options());
+  const Tensor x = with_unit_columns(in.x), y = at::empty({in.x.size(0), in.values.size(0)}, in.x.options());
   const OptionalTensor offsets = in.bias ? OptionalTensor(in.bias->contiguous()) : std::nullopt;
-  kernels::QuantisedLinear to = quantised_linear_arguments({in.x, in.values, in.scales, offsets, false}, y);
-  to.x = input.const_data_ptr<float>(), to.x_stride = to.in;
-  require_ok(kernels::cpu::quantised_linear(to));
+  require_ok(kernels::cpu::quantised_linear(quantised_linear_arguments({x, in.values, in.scales, offsets, false}, y)));
   return y;
 }
 

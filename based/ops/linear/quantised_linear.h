@@ -49,7 +49,7 @@ struct QuantisedLinear {
   bool gated;
   BASED_OPERATOR("quantised_linear -> y", x, values, scales, bias, gated)
 };
-// The kernel's arguments on a GPU, for x with contiguous columns.
+// The kernel's arguments, for x with contiguous columns.
 kernels::QuantisedLinear quantised_linear_arguments(const QuantisedLinear& in, const Tensor& y);
 
 }  // namespace based::ops

@@ -26,7 +26,7 @@ struct Layer {
         weight(static_cast<size_t>(int4() ? o * i / 2 : o * i)),
         scale(int4() ? DType::bf16 : DType::f32, random_reals(int4() ? o * (i / kGroup) : o, 1, int4() ? DType::bf16 : DType::f32,
                                                               (int4() ? 0.2 : 0.015) / std::sqrt(i + 1.0))),
-        x(DType::f32, random_reals(r * i, 2, DType::f32)),
+        x(type, random_reals(r * i, 2, type)),
         bias(type, random_reals(o, 3, type)) {
     std::mt19937 random(4);
     for (uint8_t& byte : weight) byte = static_cast<uint8_t>(random());
@@ -35,7 +35,7 @@ struct Layer {
 
   QuantisedLinear parameters(Buffer& y) {
     QuantisedLinear p;
-    p.x = x.floats(), p.weight = weight.data(), p.scale = scale.data(), p.y = y.data();
+    p.x = x.data(), p.weight = weight.data(), p.scale = scale.data(), p.y = y.data();
     if (with_bias) p.bias = bias.data();
     p.rows = rows, p.in = in, p.out = out;
     p.x_stride = in, p.y_stride = out;
@@ -78,7 +78,7 @@ TEST(QuantisedLinear, AgreesWithDoublesForSizesWithTails) {
   for (const int64_t out : {1, 3, 4, 9, 35})
     for (const int64_t rows : {1, 2, 3, 4, 5, 7, 16}) {
       for (const int64_t in : {1, 31, 32, 33, 100, 512}) check({WeightForm::int8, rows, in, out});
-      for (const int64_t in : {32, 64, 96, 512}) check({WeightForm::int4, rows, in, out});
+      for (const int64_t in : {32, 64, 96, 160, 512}) check({WeightForm::int4, rows, in, out});
     }
 }
 

@@ -1,12 +1,22 @@
 #include "based/kernels/linear/quantised_linear.h"
 
 #include <algorithm>
+#include <memory>
+#include <new>
 
 #include "based/kernels/common/cpu/isa.h"
 #include "based/kernels/common/cpu/parallel.h"
 #include "based/kernels/linear/cpu/quantised_linear_simd.h"
 
 namespace based::kernels::cpu {
+namespace {
+
+struct FreeAligned {
+  static constexpr std::align_val_t line{64};
+  void operator()(float* p) const { ::operator delete(p, line); }
+};
+
+}  // namespace
 
 Status quantised_linear(const QuantisedLinear& p) {
   if (p.rows < 0 || p.in < 0 || p.out < 0) return {"quantised_linear: sizes must not be negative"};
@@ -18,8 +28,11 @@ Status quantised_linear(const QuantisedLinear& p) {
   constexpr int64_t weights_worth_a_thread = 32 * 1024;
   const int64_t blocks = (p.out + quantised_columns - 1) / quantised_columns;
   const int64_t block_cost = std::max<int64_t>(1, quantised_columns * p.in * (1 + p.rows / 2));
+  const auto bytes = static_cast<size_t>(p.rows * quantised_width(p.in)) * sizeof(float);
+  const std::unique_ptr<float, FreeAligned> arranged(static_cast<float*>(::operator new(bytes, FreeAligned::line)));
+  BASED_DISPATCH(quantised_linear_arrange, p, arranged.get());
   parallel_for(blocks, std::max<int64_t>(1, weights_worth_a_thread / block_cost), [&](int64_t begin, int64_t end) {
-    BASED_DISPATCH(quantised_linear_range, p, begin * quantised_columns, std::min(p.out, end * quantised_columns));
+    BASED_DISPATCH(quantised_linear_range, p, arranged.get(), begin * quantised_columns, std::min(p.out, end * quantised_columns));
   });
   return {};
 }
