@@ -98,6 +98,7 @@ void verify(Report& report, const RuleCase& c) {
   if (c.decay_dim > 0) p.grad_log_decay = decay.as<float>();
   if (c.beta) p.grad_beta = beta.as<float>();
   p.grad_initial_state = initial.as<float>();
+  if (!gpu::gated_delta_rule_has_backward(p.forward)) return report.no_kernel(problem.name("gated_delta_rule_backward"));
   const Buffer scratch(gpu::gated_delta_rule_backward_scratch(p));
   const RuleInputs in = inputs_of(problem);
   check(gpu::gated_delta_rule_backward(p, scratch.as(), {}));
