@@ -151,7 +151,7 @@ struct HeadWarp {
   static constexpr int kLanes = kSteps <= 4 ? 8 : 16,
                        kKeysPerCopy = 32 / kLanes;  // lanes that copy one key; keys that a warp copies together
   const CausalAttentionStep& p;
-  const int64_t row;
+  int64_t row;
   const int head, kv_head, lane;
   const uint32_t base,
       rotations;  // shared addresses of the kStages tiles (each: keys, then values), and of the rotary {cosine, sine} pairs
@@ -249,6 +249,27 @@ struct HeadWarp {
     if (d < p.head_dim && head % (p.heads / p.kv_heads) == 0)
       *reinterpret_cast<uint4*>((lane < 16 ? k_ring : v_ring) + newest * stride + d * 2) = token;
   }
+  // The ring of the sequence after each of several tokens: first copies of the ring before them, then their keys and values.
+  __device__ __forceinline__ void keep_ring(const CausalAttentionTokens& all) const {
+    const int64_t bytes = p.capacity * stride;
+    const int units = p.head_dim / kVector;
+    for (int64_t i = lane; i < p.capacity * units; i += 32) {
+      const int64_t at = i / units * stride + i % units * 16;
+      const uint4 key = *reinterpret_cast<const uint4*>(k_ring + at), value = *reinterpret_cast<const uint4*>(v_ring + at);
+      for (int64_t t = 0; t + 1 < all.tokens; ++t) {
+        const int64_t to = t * bytes + int64_t{kv_head} * p.head_dim * 2 + at;
+        *reinterpret_cast<uint4*>(static_cast<char*>(all.kept_k_ring) + to) = key;
+        *reinterpret_cast<uint4*>(static_cast<char*>(all.kept_v_ring) + to) = value;
+      }
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ void keep_token(const CausalAttentionTokens& all) const {
+    const int d = lane % 16 * kVector;
+    if (d >= p.head_dim) return;
+    char* kept = static_cast<char*>(lane < 16 ? all.kept_k_ring : all.kept_v_ring) + (int64_t{kv_head} * p.head_dim + d) * 2;
+    for (int64_t t = row; t + 1 < all.tokens; ++t) *reinterpret_cast<uint4*>(kept + (t * p.capacity + newest) * stride) = token;
+  }
   // Writes the new key and value to their tile. Also clears the values of ring entries without a key, since 0 times their contents may be
   // NaN.
   __device__ __forceinline__ void complete(int tile, int stage) const {
@@ -336,16 +357,27 @@ struct HeadWarp {
     }
     copy_async_wait<0>();  // the loop does not wait for all copies if the sequence is short
   }
-  __device__ __forceinline__ void write() {
+  // Writes y of the row, and of `more` rows after it.
+  __device__ __forceinline__ void write(int64_t more = 0) {
 #pragma unroll
     for (int distance = 4; distance < 32; distance *= 2) total += __shfl_xor_sync(~0U, total, distance);
-    bf16* y = static_cast<bf16*>(p.y) + (row * p.heads + head) * p.head_dim;
+    for (int64_t i = 0; i <= more; ++i) {
+      bf16* y = static_cast<bf16*>(p.y) + ((row + i) * p.heads + head) * p.head_dim;
 #pragma unroll
-    for (int j = 0; j < kSteps; ++j) {
-      const int d = 16 * j + lane / 4;
-      if (j % 4 != lane % 4) continue;
-      if (d < p.head_dim) y[d] = from_float<bf16>((sum[j][0] + sum[j][1]) / total);
-      if (d + 8 < p.head_dim) y[d + 8] = from_float<bf16>((sum[j][2] + sum[j][3]) / total);
+      for (int j = 0; j < kSteps; ++j) {
+        const int d = 16 * j + lane / 4;
+        if (j % 4 != lane % 4) continue;
+        if (d < p.head_dim) y[d] = from_float<bf16>((sum[j][0] + sum[j][1]) / total);
+        if (d + 8 < p.head_dim) y[d + 8] = from_float<bf16>((sum[j][2] + sum[j][3]) / total);
+      }
+    }
+  }
+  __device__ __forceinline__ void clear_sums() {
+    top = -INFINITY, total = 0;
+#pragma unroll
+    for (auto& part : sum) {
+#pragma unroll
+      for (float& x : part) x = 0;
     }
   }
 };
@@ -391,6 +423,48 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kSteps <= 4 ? 2 : 1)
 #endif
 }
 
+// The streamed kernel for several tokens of one sequence. A ring that fits into the kStages tiles is copied to shared memory once, where
+// each token then replaces its own entry.
+template <int kSteps, int kStages>
+__global__ void __launch_bounds__(32 * kMaxWarps, kSteps <= 4 ? 2 : 1)
+    read_tokens_streamed(const __grid_constant__ CausalAttentionTokens all) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(256) char memory[];
+  overlap_kernels();
+  const CausalAttentionStep& p = all.step;
+  HeadWarp<kSteps, kStages> head_warp(p, 0, blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, shared_address(memory));
+  const bool holds_ring = p.capacity <= kStages * kTileKeys, keeps = all.kept_k_ring != nullptr && all.tokens > 1;
+#pragma unroll 1
+  for (int64_t t = 0; t < all.tokens; ++t) {
+    head_warp.row = t;
+    head_warp.load_token();
+    if (t == 0 || !holds_ring) {
+#pragma unroll
+      for (int tile = 0; tile < kStages; ++tile) {
+        if (tile * kTileKeys < p.capacity) head_warp.prefetch(tile, tile);
+        copy_async_commit();
+      }
+    }
+    if (t == 0 && keeps) head_warp.keep_ring(all);
+    head_warp.set_position(p.position[t]);
+    if (p.rotary_base != 0) {
+      __syncthreads();
+      head_warp.rotate_token();
+      __syncthreads();  // the next token's angles replace these
+    }
+    head_warp.store_token();
+    if (keeps) head_warp.keep_token(all);
+    head_warp.add_keys();
+    head_warp.write(t + 1 == all.tokens ? all.padding : 0);
+    head_warp.clear_sums();
+    if (!holds_ring) __threadfence();  // the next token's copies read this token's key
+    __syncwarp();
+  }
+#else
+  __trap();
+#endif
+}
+
 template <typename T, typename R, bool kAligned>
 auto* choose_lanes(int head_dim) {
   if (head_dim <= 4 * kVector) return step_rows<T, R, kAligned, 4>;
@@ -411,9 +485,17 @@ Status launch_streamed(const CausalAttentionStep& p, const StreamedPlan& plan, Q
   return launch_overlapped(step_streamed<kSteps, kStages>, {blocks, threads, shared}, queue, p, plan.blocks_per_row);
 }
 
+template <int kSteps, int kStages>
+Status launch_streamed(const CausalAttentionTokens& p, const StreamedPlan& plan, Queue queue) {
+  const int shared = plan.warps * warp_bytes<kSteps, kStages>() + kRotationBytes;
+  auto* kernel = read_tokens_streamed<kSteps, kStages>;
+  if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);
+  return launch_overlapped(kernel, {static_cast<unsigned>(plan.blocks_per_row), static_cast<unsigned>(32 * plan.warps), shared}, queue, p);
+}
+
 // Prefetches four tiles if a block has few heads, else two, so that more blocks fit on a multiprocessor.
-template <int kSteps>
-Status stream_rows(const CausalAttentionStep& p, const StreamedPlan& plan, Queue queue) {
+template <int kSteps, class Problem>
+Status stream_rows(const Problem& p, const StreamedPlan& plan, Queue queue) {
   return plan.warps <= 4 ? launch_streamed<kSteps, 4>(p, plan, queue) : launch_streamed<kSteps, 2>(p, plan, queue);
 }
 
@@ -427,7 +509,8 @@ Status causal_attention_step(const CausalAttentionStep& p, Queue queue) {
     return {"causal_attention_step: no kernel that rotates q and k"};
   if (plan.warps > 0) {
     const int steps = attention_steps(p);
-    auto* run = steps == 4 ? stream_rows<4> : steps == 7 ? stream_rows<7> : stream_rows<8>;
+    using Step = CausalAttentionStep;
+    auto* run = steps == 4 ? stream_rows<4, Step> : steps == 7 ? stream_rows<7, Step> : stream_rows<8, Step>;
     return run(p, plan, queue);
   }
   const bool bf = p.dtype == DType::bf16, ring_bf = p.ring_dtype == DType::bf16;
@@ -442,6 +525,15 @@ Status causal_attention_step(const CausalAttentionStep& p, Queue queue) {
   return launched();
 }
 
+Status causal_attention_tokens(const CausalAttentionTokens& p, Queue queue) {
+  if (p.tokens < 1 || p.tokens > kCausalAttentionTokens) return {"causal_attention_tokens: tokens must be 1 to 8"};
+  if (!causal_attention_takes_tokens(p.step, this_gpu())) return {"causal_attention_tokens: no kernel for this problem"};
+  using Tokens = CausalAttentionTokens;
+  const int steps = attention_steps(p.step);
+  auto* run = steps == 4 ? stream_rows<4, Tokens> : steps == 7 ? stream_rows<7, Tokens> : stream_rows<8, Tokens>;
+  return run(p, plan_streamed_attention(p.step, this_gpu()), queue);
+}
+
 namespace {
 const DefineLaunchers<CausalAttentionLaunchers> kLaunchers(
     Device::cuda, {.supports = causal_attention_supports,
@@ -451,7 +543,9 @@ const DefineLaunchers<CausalAttentionLaunchers> kLaunchers(
                    .backward = causal_attention_backward,
                    .step = causal_attention_step,
                    .step_fuses_rotary = [](const CausalAttentionStep& p) { return causal_attention_step_fuses_rotary(p, this_gpu()); },
-                   .joint_gradients = true});
+                   .joint_gradients = true,
+                   .step_takes_tokens = [](const CausalAttentionStep& p) { return causal_attention_takes_tokens(p, this_gpu()); },
+                   .step_tokens = causal_attention_tokens});
 }
 
 }  // namespace based::kernels::cuda

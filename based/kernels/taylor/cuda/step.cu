@@ -2,7 +2,8 @@
 //   step_streamed (sm_90): persistent blocks loop over rows and heads; TMA loads whole states to shared memory a few items early, the
 //   threads
 //     update them there, and TMA stores them.
-//   step_rows: one block for each row and head; its threads hold the state in registers.
+//   step_rows: one block for each row and head; its threads hold the state in registers. It also reads several tokens of one sequence, one
+//     after another, with the sums of single steps.
 #include "based/kernels/common/cuda/launch.h"
 #include "based/kernels/common/cuda/vectors.cuh"
 #include "based/kernels/taylor/cuda/feature_pair.cuh"
@@ -37,26 +38,56 @@ struct Vector {
   }
 };
 
-// Writes φ(q) and φ(k) of a row and head to shared memory and updates the denominator's state; returns the thread's part of the
-// denominator. `pair` and `old` are the factors and the old denominator state of the thread's first feature.
+// A token's q and k of a head, and the place of a copy of the denominator's state after it; null: none is kept.
 template <typename T>
-__device__ __forceinline__ float make_features(const TaylorAttention& p, int64_t row_head, float* sums, const FeaturePair& pair, float old,
-                                               float* phi_q, float* phi_k, int count) {
-  const T *q = static_cast<const T*>(p.q) + row_head * p.feature_dim, *k = static_cast<const T*>(p.k) + row_head * p.feature_dim;
+struct HeadToken {
+  const T *q, *k;
+  float* kept_sums;
+};
+
+// Writes φ(q) and φ(k) of a token to shared memory and updates the denominator's state; returns the thread's part of the denominator.
+// `pair` and `first` are the factors and the denominator's state of the thread's first feature.
+template <typename T>
+__device__ __forceinline__ float make_features(const TaylorAttention& p, const HeadToken<T>& token, float* sums, const FeaturePair& pair,
+                                               float& first, float* phi_q, float* phi_k, int count) {
+  const T *q = token.q, *k = token.k;
   const float decay = p.decay != nullptr && p.decay_denominator ? p.decay[blockIdx.y] : 1.0F;
   float sum = 0;
   for (int f = threadIdx.x; f < count; f += kThreads) {
     const FeaturePair factors = f < kThreads ? pair : FeaturePair(f, p.feature_dim);
-    const float a = factors.value(q, p.scale), b = factors.value(k, p.scale), updated = (f < kThreads ? old : sums[f]) * decay + b;
+    const float a = factors.value(q, p.scale), b = factors.value(k, p.scale), updated = (f < kThreads ? first : sums[f]) * decay + b;
     phi_q[f] = a, phi_k[f] = b;
     sums[f] = updated;
+    if (f < kThreads) first = updated;
+    if (token.kept_sums != nullptr) token.kept_sums[f] = updated;
     sum += a * updated;
   }
   return sum;
 }
 
-template <typename T, int kWidth>
-__global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ TaylorAttention p, const int features) {
+// The tokens that a block of step_rows reads: that of its row, or those of a sequence.
+struct RowTokens {
+  int count = 1;
+  int64_t padding = 0;
+  float *kept_kv_state = nullptr, *kept_k_state = nullptr;
+};
+
+// Copies the tokens' q, k and v of a head to shared memory, so that their loads are in flight together.
+template <typename T>
+__device__ __forceinline__ void copy_tokens(const TaylorAttention& p, int count, T* q, T* k, T* v) {
+  const auto copy = [&](T* to, const void* from, int dim) {
+    for (int i = threadIdx.x; i < count * dim; i += kThreads)
+      to[i] = static_cast<const T*>(from)[(int64_t{i / dim} * p.heads + blockIdx.y) * dim + i % dim];
+  };
+  copy(q, p.q, p.feature_dim), copy(k, p.k, p.feature_dim), copy(v, p.v, p.head_dim);
+  __syncthreads();
+}
+
+// kSeveral: whether a block reads several tokens. Its threads then hold the state between the tokens, or, where it is too large, store and
+// load it.
+template <typename T, int kWidth, bool kSeveral>
+__global__ void __launch_bounds__(kThreads)
+    step_rows(const __grid_constant__ TaylorAttention p, const int features, const __grid_constant__ RowTokens tokens) {
   extern __shared__ float shared[];
   float *phi_q = shared, *phi_k = phi_q + features, *warp_sums = phi_k + features, *partial = warp_sums + 32;
   let_next_kernel_start();
@@ -64,59 +95,80 @@ __global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ Ta
   const int64_t row = blockIdx.x, slot = p.slot != nullptr ? p.slot[row] : row, state = slot * p.heads + blockIdx.y;
   const int columns = p.head_dim / kWidth, groups = kThreads / columns;
   const int group = threadIdx.x / columns, column = threadIdx.x % columns * kWidth;
-  const bool active = group < groups;
-  const int64_t out = (row * p.heads + blockIdx.y) * p.head_dim;
+  const bool active = group < groups, holds_state = features <= kHeld * groups;
   float *kv = p.kv_state + state * features * p.head_dim + column, *sums = p.k_state + state * features;
 
-  const float old = static_cast<int>(threadIdx.x) < features ? sums[threadIdx.x] : 0.0F;
+  float first_sum = static_cast<int>(threadIdx.x) < features ? sums[threadIdx.x] : 0.0F;
   Vector<kWidth> held[kHeld];
-  if (active) {
+  const auto load_first = [&] {
+    if (!active) return;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       if (group + i * groups < features) held[i].load(kv + static_cast<int64_t>(group + i * groups) * p.head_dim);
     }
-  }
+  };
+  load_first();
   const FeaturePair pair(min(static_cast<int>(threadIdx.x), features - 1), p.feature_dim);
   if (p.state_is_private) wait_for_earlier_kernels();
-  T raw[kWidth];
+  const T *q = static_cast<const T*>(p.q), *k = static_cast<const T*>(p.k), *v_row = static_cast<const T*>(p.v);
+  if constexpr (kSeveral) {
+    T* copied = reinterpret_cast<T*>(partial + groups * p.head_dim);
+    T *all_k = copied + tokens.count * p.feature_dim, *all_v = all_k + tokens.count * p.feature_dim;
+    copy_tokens(p, tokens.count, copied, all_k, all_v);
+    q = copied, k = all_k, v_row = all_v;
+  } else {
+    const int64_t row_head = row * p.heads + blockIdx.y;
+    q += row_head * p.feature_dim, k += row_head * p.feature_dim, v_row += row_head * p.head_dim;
+  }
+#pragma unroll 1
+  for (int t = 0; t < (kSeveral ? tokens.count : 1); ++t) {
+    const bool is_last = !kSeveral || t + 1 == tokens.count, keeps = kSeveral && !is_last && tokens.kept_kv_state != nullptr;
+    const int64_t row_head = (kSeveral ? t : row) * p.heads + blockIdx.y;
+    float* kept = keeps ? tokens.kept_kv_state + row_head * features * p.head_dim + column : nullptr;
+    if (kSeveral && t > 0 && !holds_state) load_first();
+    T raw[kWidth];
 #pragma unroll
-  for (int c = 0; c < kWidth; ++c) raw[c] = active ? static_cast<const T*>(p.v)[out + column + c] : from_float<T>(0);
-  const float denominator =
-      sum_over_block(make_features<T>(p, row * p.heads + blockIdx.y, sums, pair, old, phi_q, phi_k, features), warp_sums);
-  const float decay = p.decay != nullptr ? p.decay[blockIdx.y] : 1.0F;
-  float v[kWidth], sum[kWidth];
+    for (int c = 0; c < kWidth; ++c) raw[c] = active ? v_row[t * p.head_dim + column + c] : from_float<T>(0);
+    const HeadToken<T> token{q + t * p.feature_dim, k + t * p.feature_dim, keeps ? tokens.kept_k_state + row_head * features : nullptr};
+    const float denominator = sum_over_block(make_features<T>(p, token, sums, pair, first_sum, phi_q, phi_k, features), warp_sums);
+    const float decay = p.decay != nullptr ? p.decay[blockIdx.y] : 1.0F;
+    float v[kWidth], sum[kWidth];
 #pragma unroll
-  for (int c = 0; c < kWidth; ++c) v[c] = to_float(raw[c]), sum[c] = 0;
-  for (int base = group; active && base < features; base += kHeld * groups) {
+    for (int c = 0; c < kWidth; ++c) v[c] = to_float(raw[c]), sum[c] = 0;
+    for (int base = group; active && base < features; base += kHeld * groups) {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int f = base + i * groups;
-      if (f >= features) break;
-      const float a = phi_q[f], b = phi_k[f];
+      for (int i = 0; i < kHeld; ++i) {
+        const int f = base + i * groups;
+        if (f >= features) break;
+        const float a = phi_q[f], b = phi_k[f];
 #pragma unroll
-      for (int c = 0; c < kWidth; ++c) {
-        held[i].x[c] = fmaf(b, v[c], held[i].x[c] * decay);
-        sum[c] = fmaf(a, held[i].x[c], sum[c]);
+        for (int c = 0; c < kWidth; ++c) {
+          held[i].x[c] = fmaf(b, v[c], held[i].x[c] * decay);
+          sum[c] = fmaf(a, held[i].x[c], sum[c]);
+        }
+        if (is_last || !holds_state) held[i].store(kv + static_cast<int64_t>(f) * p.head_dim);
+        if (kept != nullptr) held[i].store(kept + static_cast<int64_t>(f) * p.head_dim);
       }
-      held[i].store(kv + static_cast<int64_t>(f) * p.head_dim);
-    }
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int f = base + (kHeld + i) * groups;
-      if (f < features) held[i].load(kv + static_cast<int64_t>(f) * p.head_dim);
+      for (int i = 0; i < kHeld; ++i) {
+        const int f = base + (kHeld + i) * groups;
+        if (f < features) held[i].load(kv + static_cast<int64_t>(f) * p.head_dim);
+      }
     }
-  }
-  if (active) {
+    if (active) {
 #pragma unroll
-    for (int c = 0; c < kWidth; ++c) partial[group * p.head_dim + column + c] = sum[c];
+      for (int c = 0; c < kWidth; ++c) partial[group * p.head_dim + column + c] = sum[c];
+    }
+    __syncthreads();
+    for (int d = threadIdx.x; d < p.head_dim; d += kThreads) {
+      float y = 0;
+      for (int g = 0; g < groups; ++g) y += partial[g * p.head_dim + d];
+      T* out = static_cast<T*>(p.y) + row_head * p.head_dim + d;
+      const T rounded = from_float<T>(y / denominator);
+      for (int64_t i = 0; i <= (kSeveral && is_last ? tokens.padding : 0); ++i) out[i * p.heads * p.head_dim] = rounded;
+    }
+    if (p.denominator != nullptr && threadIdx.x == 0) p.denominator[row_head] = denominator;
   }
-  __syncthreads();
-  for (int d = threadIdx.x; d < p.head_dim; d += kThreads) {
-    float y = 0;
-    for (int g = 0; g < groups; ++g) y += partial[g * p.head_dim + d];
-    static_cast<T*>(p.y)[out + d] = from_float<T>(y / denominator);
-  }
-  if (p.denominator != nullptr && threadIdx.x == 0) p.denominator[row * p.heads + blockIdx.y] = denominator;
 }
 
 // Shared memory of the streamed kernel. A stage holds a state, followed by its v, its denominator's state, q and k.
@@ -304,6 +356,25 @@ Stream90 plan_stream(const TaylorAttention& p, int features) {
   return plan;
 }
 
+template <typename T, bool kSeveral>
+auto* choose_rows(bool vectors) {
+  return vectors ? step_rows<T, 4, kSeveral> : step_rows<T, 1, kSeveral>;
+}
+
+template <bool kSeveral>
+Status launch_rows(const TaylorAttention& p, const RowTokens& tokens, Queue queue) {
+  const int features = static_cast<int>(packed_features(p.feature_dim));
+  const bool vectors = p.head_dim % 4 == 0 && aligned16(p.kv_state) && aligned16(tokens.kept_kv_state);
+  if (p.head_dim > kThreads * (vectors ? 4 : 1)) return {"taylor_attention_step: head_dim is larger than 256"};
+  const int columns = vectors ? p.head_dim / 4 : p.head_dim, groups = kThreads / columns;
+  const int copied = kSeveral ? tokens.count * (2 * p.feature_dim + p.head_dim) * static_cast<int>(dtype_size(p.dtype)) : 0;
+  const int bytes = (2 * features + 32 + groups * p.head_dim) * 4 + copied;
+  auto* kernel = p.dtype == DType::bf16 ? choose_rows<bf16, kSeveral>(vectors) : choose_rows<float, kSeveral>(vectors);
+  if (const cudaError_t e = allow_shared_memory(kernel, bytes); e != cudaSuccess) return status_of(e);
+  const Launch launch{dim3(static_cast<unsigned>(p.rows), p.heads), kThreads, bytes};
+  return launch_overlapped(kernel, launch, queue, p, features, tokens);
+}
+
 }  // namespace
 
 Status taylor_attention_step(const TaylorAttention& p, Queue queue) {
@@ -316,15 +387,12 @@ Status taylor_attention_step(const TaylorAttention& p, Queue queue) {
     const Launch launch{static_cast<unsigned>(plan.blocks * multiprocessors()), kThreads, shared};
     return launch_overlapped(streamed, launch, queue, p, plan);
   }
-  const bool vectors = p.head_dim % 4 == 0 && aligned16(p.kv_state);
-  if (p.head_dim > kThreads * (vectors ? 4 : 1)) return {"taylor_attention_step: head_dim is larger than 256"};
-  const int columns = vectors ? p.head_dim / 4 : p.head_dim, groups = kThreads / columns;
-  const int bytes = (2 * features + 32 + groups * p.head_dim) * 4;
-  auto* kernel =
-      p.dtype == DType::bf16 ? (vectors ? step_rows<bf16, 4> : step_rows<bf16, 1>) : (vectors ? step_rows<float, 4> : step_rows<float, 1>);
-  if (const cudaError_t e = allow_shared_memory(kernel, bytes); e != cudaSuccess) return status_of(e);
-  const Launch launch{dim3(static_cast<unsigned>(p.rows), p.heads), kThreads, bytes};
-  return launch_overlapped(kernel, launch, queue, p, features);
+  return launch_rows<false>(p, {}, queue);
+}
+
+Status taylor_attention_tokens(const TaylorTokens& p, Queue queue) {
+  if (p.step.tokens < 1 || p.step.tokens > kTaylorStepTokens) return {"taylor_attention_tokens: tokens must be 1 to 8"};
+  return launch_rows<true>(p.step, {static_cast<int>(p.step.tokens), p.padding, p.kept_kv_state, p.kept_k_state}, queue);
 }
 
 }  // namespace based::kernels::cuda
