@@ -320,7 +320,7 @@ Tensor tokens_reference(const ShortConvTokens& in) {
   const auto step_row = [&, &x = x, &weight = weight, &bias = bias, &gate = gate, &silu = silu](const auto& row) {
     return call(ShortConvStep{{row(x), weight, bias, gate ? OptionalTensor(row(*gate)) : gate, silu}, in.state, in.slots});
   };
-  return token_by_token(in.tokens, x.size(0), in.slots, {{"state", in.state, in.kept_state}}, step_row);
+  return step_each_token(in.tokens, x.size(0), in.slots, {{"state", in.state, in.kept_state}}, step_row);
 }
 
 Tensor tokens(const ShortConvTokens& in) {

@@ -21,7 +21,7 @@ void check_tokens_step(const char* op, int64_t tokens, int64_t most, int64_t row
 
 // One token after another. step(row) returns the output [1, …] of a step of one token, where row(x) is the token's row of an input.
 template <class Step>
-Tensor token_by_token(int64_t tokens, int64_t rows, const Tensor& slots, const std::vector<KeptState>& states, const Step& step) {
+Tensor step_each_token(int64_t tokens, int64_t rows, const Tensor& slots, const std::vector<KeptState>& states, const Step& step) {
   std::vector<Tensor> outputs;
   for (int64_t t = 0; t < tokens; ++t) {
     // A copy on a GPU, since the order of ATen's sums may depend on the alignment of the row's begin.
