@@ -71,7 +71,7 @@ class SequenceStep {
   std::vector<decode::RecordedStep> recordings_;  // by the same number; empty: steps are not recorded
   runtime::ToHost tokens_at_host_;
   std::optional<runtime::ToHost> log_probabilities_at_host_;
-  std::shared_ptr<StateJournal> journal_ = std::make_shared<StateJournal>();
+  std::shared_ptr<StateJournal> journal_ = std::make_shared<StateJournal>(kRows);
 };
 
 }  // namespace based

@@ -78,7 +78,10 @@ class GatedConv final : public Mixer {
     const auto convolve = [&](const Pass& round, const Tensor& values, const Tensor& gate) {
       return ops::short_conv_step(values, conv_->weight(), conv_->bias(), gate, true, inputs, round.slots());
     };
-    return out_proj_->forward(step_in_rounds(pass, {inputs}, convolve, u[0], u[1]));
+    const auto convolve_tokens = [&](const TokensOfSequence& all, const Tensor& values, const Tensor& gate) {
+      return ops::short_conv_tokens(values, conv_->weight(), conv_->bias(), gate, true, all.tokens, inputs, all.slot, all.kept[0]);
+    };
+    return out_proj_->forward(step_tokens(pass, {inputs}, convolve, convolve_tokens, u[0], u[1]));
   }
 
   bool steps_in_rounds() const override { return true; }

@@ -8,6 +8,7 @@
 #include "based/mixers/kit/shapes_only.h"
 #include "based/mixers/kit/step_history.h"
 #include "based/ops/attention/attention_step.h"
+#include "based/ops/attention/rotary_attention_step.h"
 #include "based/ops/linear/split_columns.h"
 
 namespace based {
@@ -72,8 +73,15 @@ Tensor SoftmaxAttention::step(const Tensor& x, MixerState& state, const Pass& pa
   const auto attend = [&](const Pass& round, const Tensor& qkv) {
     return ops::attention_step(qkv, cache, round.positions(), round.slots(), scale(), rotation());
   };
-  const std::vector<Tensor> rings = window_ > 0 ? std::vector{cache.k, cache.v} : std::vector<Tensor>();
-  return output(step_in_rounds(pass, rings, attend, qkv_proj_->forward(x)));
+  const ops::Rotation turn = rotation();
+  if (window_ == 0) return output(step_in_rounds(pass, {}, attend, qkv_proj_->forward(x)));
+  if (turn.dim == 0 || turn.interleaved) return output(step_in_rounds(pass, {cache.k, cache.v}, attend, qkv_proj_->forward(x)));
+  const auto attend_tokens = [&](const TokensOfSequence& all, const Tensor& qkv) {
+    Tensor k = cache.k, v = cache.v;
+    return ops::rotary_attention_tokens(qkv, k, v, pass.positions(), all.slot, {all.kept[0], all.kept[1]}, all.tokens, scale(), turn.dim,
+                                        turn.base);
+  };
+  return output(step_tokens(pass, {cache.k, cache.v}, attend, attend_tokens, qkv_proj_->forward(x)));
 }
 
 SoftmaxAttention::Inputs SoftmaxAttention::project(const Tensor& x, const Pass& pass) const {

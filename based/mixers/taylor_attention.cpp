@@ -149,7 +149,10 @@ class TaylorAttention final : public Mixer {
     const auto recur = [&](const Pass& round, const Tensor& q, const Tensor& k, const Tensor& v) {
       return ops::taylor_attention_step(q, k, v, sums, round.slots(), decay(x), scale());
     };
-    return output(x, step_in_rounds(pass, {sums.kv, sums.k}, recur, in.q, in.k, in.v), pass);
+    const auto recur_over_tokens = [&](const TokensOfSequence& all, const Tensor& q, const Tensor& k, const Tensor& v) {
+      return ops::taylor_attention_tokens(q, k, v, all.tokens, sums, all.slot, {all.kept[0], all.kept[1]}, decay(x), scale());
+    };
+    return output(x, step_tokens(pass, {sums.kv, sums.k}, recur, recur_over_tokens, in.q, in.k, in.v), pass);
   }
 
   bool steps_in_rounds() const override { return true; }

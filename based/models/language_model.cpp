@@ -274,6 +274,7 @@ Tensor LanguageModel::step(const Tensor& ids, ModelState& state, const Slots& sl
 Tensor LanguageModel::step_rounds(const Tensor& ids, ModelState& state, const Slots& slots, const std::vector<int64_t>& round_rows,
                                   StateJournal* journal, int64_t padding) {
   BASED_ASSERT(ids.size(0) == slots.size(0) && ids.size(0) + padding <= ops::kBatchInvariantRows);
+  if (round_rows.at(0) == 1) return step_sequence(ids, state, slots.narrow(0, 0, 1), journal, padding);
   const Tensor before = state.position().index_select(0, slots.narrow(0, 0, round_rows.at(0)));
   std::vector<Tensor> seen;
   seen.reserve(round_rows.size());
@@ -288,6 +289,19 @@ Tensor LanguageModel::step_rounds(const Tensor& ids, ModelState& state, const Sl
     return ops::embedding_step_(state.position(), round.slots(), embedding_, round_ids).rows;
   };
   return run_step(step_in_rounds(pass, {state.position()}, embed_round, ids), state, pass);
+}
+
+// step_rounds() for the tokens of one sequence.
+Tensor LanguageModel::step_sequence(const Tensor& ids, ModelState& state, const Slots& slot, StateJournal* journal, int64_t padding) {
+  const int64_t tokens = ids.size(0), rows = tokens + padding;
+  const auto embed_tokens = [&] {
+    const runtime::DeviceRange range = profile_range("embedding", rows);
+    const Tensor kept = journal != nullptr ? journal->memory_for({state.position()}, tokens)[0] : state.position().narrow(0, 0, 0);
+    return ops::embedding_tokens_(state.position(), slot, embedding_, ids, kept, padding);
+  };
+  const auto [embedded, positions] = embed_tokens();
+  const std::vector<int64_t> rounds(static_cast<size_t>(tokens), 1);
+  return run_step(embedded, state, Pass::step_rounds(slot.expand({rows}), positions, rounds, journal, padding));
 }
 
 Tensor LanguageModel::run_step(const Tensor& embedded, ModelState& state, const Pass& pass) {

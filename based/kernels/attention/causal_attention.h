@@ -75,6 +75,16 @@ struct CausalAttentionStep {
   double rotary_base = 0;
 };
 
+// A step of up to kCausalAttentionTokens consecutive tokens of one sequence, with the bits of a step for each of them.
+constexpr int32_t kCausalAttentionTokens = 8;
+struct CausalAttentionTokens {
+  CausalAttentionStep step;  // rows = 1; q, k, v and position [tokens, …], y [tokens + padding, …]
+  int64_t tokens = 1;
+  int64_t padding = 0;          // rows of y that repeat its last token
+  void* kept_k_ring = nullptr;  // [tokens − 1, capacity, kv_heads, head_dim], the ring after each token but the last; may be null
+  void* kept_v_ring = nullptr;  // null where kept_k_ring is
+};
+
 namespace cpu {
 // Bytes of scratch that the call needs (0: no scratch).
 int64_t causal_attention_scratch(const CausalAttention&);
@@ -93,6 +103,7 @@ Status causal_attention_forward(const CausalAttention&, void* scratch, Queue);
 int64_t causal_attention_backward_scratch(const CausalAttentionBackward&);
 Status causal_attention_backward(const CausalAttentionBackward&, void* scratch, Queue);
 Status causal_attention_step(const CausalAttentionStep&, Queue);
+Status causal_attention_tokens(const CausalAttentionTokens&, Queue);  // causal_attention_takes_tokens() (causal_attention_plan.h)
 }  // namespace cuda
 
 // A device's launchers, as above.
@@ -105,6 +116,8 @@ struct CausalAttentionLaunchers {
   Status (*step)(const CausalAttentionStep&, Queue);
   bool (*step_fuses_rotary)(const CausalAttentionStep&);  // whether this step may have a rotary_base; null: none may
   bool joint_gradients;                                   // whether the gradients may be columns of one tensor
+  bool (*step_takes_tokens)(const CausalAttentionStep&);  // causal_attention_takes_tokens; null: never
+  Status (*step_tokens)(const CausalAttentionTokens&, Queue);
 };
 
 }  // namespace based::kernels

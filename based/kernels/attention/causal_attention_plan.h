@@ -44,4 +44,10 @@ inline bool causal_attention_step_fuses_rotary(const CausalAttentionStep& p, con
   return p.head_dim == 16 * attention_steps(p) && plan_streamed_attention(p, gpu).warps > 0;
 }
 
+// Whether causal_attention_tokens() has a kernel: the streamed one, whose warp reads and writes all keys of its head.
+inline bool causal_attention_takes_tokens(const CausalAttentionStep& p, const Gpu& gpu) {
+  return p.heads == p.kv_heads && plan_streamed_attention(p, gpu).warps > 0 &&
+         (p.rotary_base == 0 || causal_attention_step_fuses_rotary(p, gpu));
+}
+
 }  // namespace based::kernels

@@ -31,6 +31,14 @@ struct ShortConv {                     // caller owns all memory; strides count 
   const void *x_bias = nullptr, *gate_bias = nullptr;
 };
 
+// A step of up to kShortConvStepTokens consecutive tokens of one sequence, with the bits of a step for each of them.
+constexpr int32_t kShortConvStepTokens = 8;
+struct ShortConvTokens {
+  ShortConv step;               // rows = 1, tokens: of the sequence; x and gate [tokens, channels], y [tokens + padding, channels]
+  int64_t padding = 0;          // rows of y that repeat its last token
+  float* kept_state = nullptr;  // [tokens − 1, channels, taps − 1], the state after each token but the last; may be null
+};
+
 // Gradients have the same bits for any number of threads. `initial_state` is the state before the forward.
 struct ShortConvBackward {
   ShortConv forward;                     // y and state are ignored
@@ -60,6 +68,7 @@ bool short_conv_backward_sums(const ShortConvBackward&);  // whether grad_sums i
 int64_t short_conv_backward_scratch(const ShortConvBackward&);
 Status short_conv_backward(const ShortConvBackward&, void* scratch, Queue);
 Status short_conv_step(const ShortConv&, Queue);
+Status short_conv_tokens(const ShortConvTokens&, Queue);
 }  // namespace cuda
 
 // A device's launchers, as above.
@@ -68,8 +77,9 @@ struct ShortConvLaunchers {
   int64_t (*backward_scratch)(const ShortConvBackward&);  // bytes
   Status (*backward)(const ShortConvBackward&, void* scratch, Queue);
   Status (*step)(const ShortConv&, Queue);
-  bool (*backward_sums)(const ShortConvBackward&);  // whether the backward can write grad_sums
-  bool adds_input;                                  // whether forward and backward support adds_input
+  bool (*backward_sums)(const ShortConvBackward&);       // whether the backward can write grad_sums
+  bool adds_input;                                       // whether forward and backward support adds_input
+  Status (*step_tokens)(const ShortConvTokens&, Queue);  // null: a step for each token
 };
 
 }  // namespace based::kernels

@@ -60,6 +60,15 @@ struct TaylorAttentionBackward {
   float* grad_initial_k_state = nullptr;
 };
 
+// A step of up to kTaylorStepTokens consecutive tokens of one sequence, with the bits of a step for each of them.
+constexpr int32_t kTaylorStepTokens = 8;
+struct TaylorTokens {
+  TaylorAttention step;  // rows = 1, tokens: of the sequence; q, k and v [tokens, …], y [tokens + padding, …]; denominator is null
+  int64_t padding = 0;   // rows of y that repeat its last token
+  float* kept_kv_state = nullptr;  // [tokens − 1, heads, packed_features, head_dim], the state after each token but the last; may be null
+  float* kept_k_state = nullptr;   // [tokens − 1, heads, packed_features]; null where kept_kv_state is
+};
+
 namespace cpu {
 // Bytes of scratch that the call needs (0: none).
 int64_t taylor_attention_scratch(const TaylorAttention&);
@@ -80,6 +89,7 @@ Status taylor_attention_forward(const TaylorAttention&, void* scratch, Queue);
 int64_t taylor_attention_backward_scratch(const TaylorAttentionBackward&);
 Status taylor_attention_backward(const TaylorAttentionBackward&, void* scratch, Queue);
 Status taylor_attention_step(const TaylorAttention&, Queue);
+Status taylor_attention_tokens(const TaylorTokens&, Queue);
 }  // namespace cuda
 
 // A device's launchers, as above.
@@ -90,8 +100,9 @@ struct TaylorAttentionLaunchers {
   Status (*backward)(const TaylorAttentionBackward&, void* scratch, Queue);
   bool (*takes_strides)(const TaylorAttention&, bool states);  // taylor_attention_takes_strides; null: never
   Status (*step)(const TaylorAttention&, Queue);
-  int64_t step_head_dim;  // the largest head_dim of a step
-  bool step_scales;       // whether a step multiplies q and k by `scale`
+  int64_t step_head_dim;                              // the largest head_dim of a step
+  bool step_scales;                                   // whether a step multiplies q and k by `scale`
+  Status (*step_tokens)(const TaylorTokens&, Queue);  // null: a step for each token; needs step_scales
 };
 
 }  // namespace based::kernels

@@ -36,12 +36,21 @@ struct EmbeddingBackward {      // caller owns all memory
   DType dtype = DType::f32;  // type of grad and to
 };
 
+// A step of up to kMostEmbeddingTokens consecutive tokens of one sequence: rows = 1.
+constexpr int64_t kMostEmbeddingTokens = 8;
+struct EmbeddingTokens {
+  EmbeddingStep step;               // slot [1]; id [tokens], row_position [tokens + padding], y [tokens + padding, width]
+  int64_t tokens = 1, padding = 0;  // rows of the results that repeat the last token's
+  int64_t* kept_seen = nullptr;     // [tokens − 1], the count of tokens after each token but the last; may be null
+};
+
 namespace cuda {
 // Whether the rows are multiples of 16 bytes and aligned to 16 bytes, and there are fewer than 2³¹ tokens and rows.
 bool embedding_backward_supports(const EmbeddingBackward&);
 int64_t embedding_backward_scratch(const EmbeddingBackward&);
 Status embedding_backward(const EmbeddingBackward&, void* scratch, Queue);
 Status embedding_step(const EmbeddingStep&, Queue);
+Status embedding_tokens(const EmbeddingTokens&, Queue);
 Status embedding_rows(const EmbeddingRows&, Queue);
 }  // namespace cuda
 
@@ -51,6 +60,7 @@ struct EmbeddingLaunchers {
   int64_t (*backward_scratch)(const EmbeddingBackward&);
   Status (*backward)(const EmbeddingBackward&, void* scratch, Queue);
   Status (*step)(const EmbeddingStep&, Queue);
+  Status (*step_tokens)(const EmbeddingTokens&, Queue);
   Status (*rows)(const EmbeddingRows&, Queue);
 };
 

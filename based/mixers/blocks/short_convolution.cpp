@@ -12,7 +12,10 @@ Tensor ShortConvolution::forward(const Tensor& x, const Call& call, const std::s
   const auto convolve = [&](const Pass& round, const Tensor& rows) {
     return ops::short_conv_step(rows, weight(), bias(), {}, true, state, round.slots());
   };
-  return step_in_rounds(call.pass, {state}, convolve, x);
+  const auto convolve_tokens = [&](const TokensOfSequence& all, const Tensor& rows) {
+    return ops::short_conv_tokens(rows, weight(), bias(), {}, true, all.tokens, state, all.slot, all.kept[0]);
+  };
+  return step_tokens(call.pass, {state}, convolve, convolve_tokens, x);
 }
 
 StateTensor ShortConvolution::state(const std::string& name, int64_t slots) const {

@@ -1,5 +1,7 @@
 #include "based/mixers/kit/rounds.h"
 
+#include <algorithm>
+
 #include "based/core/error.h"
 
 namespace based {
@@ -16,6 +18,22 @@ void StateJournal::keep(const std::vector<Tensor>& states, const Pass& pass, siz
   }
 }
 
+std::vector<Tensor> StateJournal::memory_for(const std::vector<Tensor>& states, int64_t tokens) {
+  std::vector<Tensor> all;
+  for (const Tensor& state : states) {
+    const void* key = state.const_data_ptr();
+    Tensor& memory = memory_[key];
+    if (!memory.defined() || memory.size(0) < tokens - 1) {
+      std::vector<int64_t> shape = state.sizes().vec();
+      shape[0] = std::max(tokens, most_tokens_) - 1;
+      memory = torch::empty(shape, state.options());
+    }
+    for (int64_t round = 0; round + 1 < tokens; ++round) kept_[{key, static_cast<size_t>(round)}] = {state, memory.narrow(0, round, 1)};
+    all.push_back(memory);
+  }
+  return all;
+}
+
 void StateJournal::restore(int64_t sequence, int64_t slot, int64_t tokens) const {
   const auto round = static_cast<size_t>(tokens - 1);
   struct Copies {
@@ -29,6 +47,16 @@ void StateJournal::restore(int64_t sequence, int64_t slot, int64_t tokens) const
     copies.to.push_back(kept.state.select(0, slot)), copies.from.push_back(kept.copies.select(0, sequence));
   }
   for (const auto& [type, copies] : by_type) at::_foreach_copy_(copies.to, copies.from);
+}
+
+std::optional<TokensOfSequence> tokens_of_sequence(const Pass& pass, const std::vector<Tensor>& states) {
+  if (pass.rounds().empty() || pass.rounds()[0].rows != 1) return {};
+  TokensOfSequence found{pass.rounds()[0].pass->slots(), static_cast<int64_t>(pass.rounds().size()), {}};
+  if (pass.journal() != nullptr)
+    found.kept = pass.journal()->memory_for(states, found.tokens);
+  else
+    for (const Tensor& state : states) found.kept.push_back(state.narrow(0, 0, 0));
+  return found;
 }
 
 Tensor rows_of(const Tensor& rows, const Pass::Round& round) {

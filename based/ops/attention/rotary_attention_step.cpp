@@ -3,6 +3,7 @@
 #include "based/ops/attention/causal_attention.h"
 #include "based/ops/attention/rotary.h"
 #include "based/ops/framework/on_device.h"
+#include "based/ops/framework/tokens_step.h"
 
 namespace based::ops {
 
@@ -19,6 +20,11 @@ std::tuple<Tensor, Tensor, Tensor> columns_of_heads(const char* op, const Tensor
 Tensor rotary_attention_step(Tensor qkv, Tensor& k_ring, Tensor& v_ring, const Tensor& positions, const Tensor& slots, double scale,
                              int64_t dim, double base) {
   return call(RotaryAttentionStep{qkv, k_ring, v_ring, positions, slots, scale, dim, base});
+}
+
+Tensor rotary_attention_tokens(Tensor qkv, Tensor& k_ring, Tensor& v_ring, const Tensor& positions, const Tensor& slots, KeptRings kept,
+                               int64_t tokens, double scale, int64_t dim, double base) {
+  return call(RotaryAttentionTokens{qkv, k_ring, v_ring, positions, slots, kept.k, kept.v, tokens, scale, dim, base});
 }
 
 namespace {
@@ -46,7 +52,48 @@ Tensor step_meta(const RotaryAttentionStep& in) {
   return call(CausalAttentionStep{q, k, v, in.k_ring, in.v_ring, in.positions, in.slots, in.scale});
 }
 
+void check(const RotaryAttentionTokens& in) {
+  constexpr const char* op = "rotary_attention_tokens";
+  columns_of_heads(op, in.qkv, in.k_ring);
+  require_shape(op, "positions", in.positions, {in.qkv.size(0)});
+  require_type(op, "positions", in.positions, at::kLong);
+  check_tokens_step(op, in.tokens, kernels::kCausalAttentionTokens, in.qkv.size(0), in.slots,
+                    {{"k_ring", in.k_ring, in.kept_k_ring}, {"v_ring", in.v_ring, in.kept_v_ring}});
+  require(in.kept_k_ring.size(0) == 0 || in.kept_v_ring.size(0) > 0, op, "kept_k_ring and kept_v_ring must be given together");
+}
+
+Tensor tokens_reference(const RotaryAttentionTokens& in) {
+  check(in);
+  const auto step_row = [&](const auto& row) {
+    return call(RotaryAttentionStep{row(in.qkv), in.k_ring, in.v_ring, row(in.positions), in.slots, in.scale, in.dim, in.base});
+  };
+  return step_each_token(in.tokens, in.qkv.size(0), in.slots, {{"k_ring", in.k_ring, in.kept_k_ring}, {"v_ring", in.v_ring, in.kept_v_ring}},
+                        step_row);
+}
+
+Tensor tokens(const RotaryAttentionTokens& in) {
+  const auto* table = launchers_of<kernels::CausalAttentionLaunchers>(in.qkv);
+  const auto [q, k, v] = columns_of_heads("rotary_attention_tokens", in.qkv, in.k_ring);
+  if (table == nullptr || table->step_takes_tokens == nullptr || !has_kernel(in.k_ring) || in.dim != q.size(2)) return tokens_reference(in);
+  check(in);
+  const Tensor positions = in.positions.contiguous(), slots = in.slots.contiguous(), y = at::empty(q.sizes(), q.options());
+  kernels::CausalAttentionTokens to{causal_attention_step_arguments({q, k, v, in.k_ring, in.v_ring, positions, slots, in.scale}, y),
+                                    in.tokens, q.size(0) - in.tokens};
+  to.step.rows = 1, to.step.rotary_base = in.base;
+  if (!table->step_takes_tokens(to.step)) return tokens_reference(in);
+  if (in.kept_k_ring.size(0) > 0) to.kept_k_ring = in.kept_k_ring.mutable_data_ptr(), to.kept_v_ring = in.kept_v_ring.mutable_data_ptr();
+  require_ok(table->step_tokens(to, queue_of(in.qkv)));
+  return y;
+}
+
+Tensor tokens_meta(const RotaryAttentionTokens& in) {
+  check(in);
+  const Tensor q = std::get<0>(columns_of_heads("rotary_attention_tokens", in.qkv, in.k_ring));
+  return at::empty(q.sizes(), q.options());
+}
+
 TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
+  define<RotaryAttentionTokens>(m).reference<tokens_reference>().meta<tokens_meta>().kernel<tokens>().without_gradient();
   define<RotaryAttentionStep>(m).reference<rotate_then_attend>().meta<step_meta>().kernel<step>().without_gradient();
 }
 

@@ -11,7 +11,16 @@ namespace based::ops {
 Tensor rotary_attention_step(Tensor qkv, Tensor& k_ring, Tensor& v_ring, const Tensor& positions, const Tensor& slots, double scale,
                              int64_t dim, double base);
 
-// The operator.
+// The same for the first `tokens` rows, consecutive tokens of the sequence at slots[0], at most kernels::kCausalAttentionTokens. The rings
+// after each of them but the last are written to kept_k_ring and kept_v_ring, [tokens − 1 or more, capacity, kv_heads, head_dim], unless
+// they have no rows. Rows of the result after the tokens repeat the last one.
+struct KeptRings {
+  const Tensor &k, &v;
+};
+Tensor rotary_attention_tokens(Tensor qkv, Tensor& k_ring, Tensor& v_ring, const Tensor& positions, const Tensor& slots, KeptRings kept,
+                               int64_t tokens, double scale, int64_t dim, double base);
+
+// The operators.
 struct RotaryAttentionStep {
   const Tensor& qkv;
   const Tensor& k_ring;
@@ -22,6 +31,22 @@ struct RotaryAttentionStep {
   int64_t dim;
   double base;
   BASED_OPERATOR("rotary_attention_step -> y", written(qkv), written(k_ring), written(v_ring), positions, slots, scale, dim, base)
+};
+// slots int64 [1] (framework/tokens_step.h).
+struct RotaryAttentionTokens {
+  const Tensor& qkv;
+  const Tensor& k_ring;
+  const Tensor& v_ring;
+  const Tensor& positions;
+  const Tensor& slots;
+  const Tensor& kept_k_ring;
+  const Tensor& kept_v_ring;
+  int64_t tokens;
+  double scale;
+  int64_t dim;
+  double base;
+  BASED_OPERATOR("rotary_attention_tokens -> y", written(qkv), written(k_ring), written(v_ring), positions, slots, written(kept_k_ring),
+                 written(kept_v_ring), tokens, scale, dim, base)
 };
 
 // Views of a joint projection's output: q, k, v [rows, heads or kv_heads, head_dim] for this ring. Throws Error.

@@ -4,6 +4,7 @@
 #include "based/ops/framework/operator_gradient.h"
 #include "based/ops/framework/recompute.h"
 #include "based/ops/framework/rows.h"
+#include "based/ops/framework/tokens_step.h"
 #include "based/ops/linear/split_columns.h"
 
 namespace based::ops {
@@ -55,6 +56,13 @@ void check(const ShortConvStep& in) {
   constexpr const char* op = "short_conv_step";
   check_layer(op, in.layer);
   check_slots(op, in.layer, in.state, in.slots, in.layer.x.size(0));
+}
+
+void check(const ShortConvTokens& in) {
+  constexpr const char* op = "short_conv_tokens";
+  check_layer(op, in.layer);
+  check_slots(op, in.layer, in.state, in.slots, 1);
+  check_tokens_step(op, in.tokens, kernels::kShortConvStepTokens, in.layer.x.size(0), in.slots, {{"state", in.state, in.kept_state}});
 }
 
 // act(convolved + bias) ⊙ gate, of tensors that end in [channels].
@@ -306,6 +314,28 @@ Tensor step(const ShortConvStep& in) {
   return y;
 }
 
+Tensor tokens_reference(const ShortConvTokens& in) {
+  check(in);
+  const auto& [x, weight, bias, gate, silu] = in.layer;
+  const auto step_row = [&, &x = x, &weight = weight, &bias = bias, &gate = gate, &silu = silu](const auto& row) {
+    return call(ShortConvStep{{row(x), weight, bias, gate ? OptionalTensor(row(*gate)) : gate, silu}, in.state, in.slots});
+  };
+  return step_each_token(in.tokens, x.size(0), in.slots, {{"state", in.state, in.kept_state}}, step_row);
+}
+
+Tensor tokens(const ShortConvTokens& in) {
+  const Tensor& x = in.layer.x;
+  const ShortConvLaunchers* table = launchers_of<ShortConvLaunchers>(x);
+  if (table == nullptr || table->step_tokens == nullptr) return tokens_reference(in);
+  check(in);
+  const ShortConvLaunch launch = prepare(in.layer);
+  const Tensor slots = in.slots.contiguous(), y = at::empty(x.sizes(), x.options());
+  kernels::ShortConvTokens to{with_step(launch.arguments, in.state, slots, y), x.size(0) - in.tokens, kept_memory(in.kept_state)};
+  to.step.rows = 1, to.step.tokens = in.tokens;
+  require_ok(table->step_tokens(to, queue_of(x)));
+  return y;
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor> short_conv_reference(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
@@ -332,6 +362,11 @@ Tensor short_conv_step(const Tensor& x, const Tensor& weight, const OptionalTens
   return call(ShortConvStep{{x, weight, bias, gate, silu}, state, slots});
 }
 
+Tensor short_conv_tokens(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
+                         int64_t tokens, Tensor& state, const Tensor& slots, const Tensor& kept) {
+  return call(ShortConvTokens{{x, weight, bias, gate, silu}, state, slots, kept, tokens});
+}
+
 namespace {
 
 Result<ShortConv> short_conv_kernel(const ShortConv& in) { return short_conv_with_input_bias(in, {}); }
@@ -354,6 +389,7 @@ TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
       .kernel<short_conv_prefill_kernel>()
       .without_gradient();
   define<ShortConvStep>(m).reference<step_reference>().meta<short_conv_like_x<ShortConvStep>>().kernel<step>().without_gradient();
+  define<ShortConvTokens>(m).reference<tokens_reference>().meta<short_conv_like_x<ShortConvTokens>>().kernel<tokens>().without_gradient();
 }
 
 }  // namespace

@@ -30,6 +30,12 @@ Tensor short_conv_prefill(const Tensor& x, const Tensor& weight, const OptionalT
 Tensor short_conv_step(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
                        Tensor& state, const Tensor& slots);
 
+// The same for the first `tokens` rows, consecutive tokens of the sequence at slots[0], at most kernels::kShortConvStepTokens. The state
+// after each of them but the last is written to `kept`, [tokens − 1 or more, channels, taps − 1], unless it has no rows. Rows of the result
+// after the tokens repeat the last one.
+Tensor short_conv_tokens(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate, bool silu,
+                         int64_t tokens, Tensor& state, const Tensor& slots, const Tensor& kept);
+
 // The operators.
 struct ShortConvLayer {
   const Tensor& x;
@@ -66,6 +72,16 @@ struct ShortConvStep {
   const Tensor& state;
   const Tensor& slots;
   BASED_OPERATOR("short_conv_step -> y", layer.x, layer.weight, layer.bias, layer.gate, layer.silu, written(state), slots)
+};
+// slots int64 [1] (framework/tokens_step.h).
+struct ShortConvTokens {
+  ShortConvLayer layer;
+  const Tensor& state;
+  const Tensor& slots;
+  const Tensor& kept_state;
+  int64_t tokens;
+  BASED_OPERATOR("short_conv_tokens -> y", layer.x, layer.weight, layer.bias, layer.gate, layer.silu, written(state), slots,
+                 written(kept_state), tokens)
 };
 
 // Internal to based/ops: the operators for x and gate without the projection's bias, in_bias [2·channels], which a GPU's kernels add.

@@ -5,6 +5,7 @@
 #include "based/ops/framework/operator_gradient.h"
 #include "based/ops/framework/recompute.h"
 #include "based/ops/framework/rows.h"
+#include "based/ops/framework/tokens_step.h"
 #include "based/ops/linear/split_columns.h"
 
 namespace based::ops {
@@ -16,6 +17,7 @@ using kernels::TaylorAttentionLaunchers;
 
 constexpr const char* kPrefill = "taylor_attention_prefill";
 constexpr const char* kTaylorAttentionStep = "taylor_attention_step";
+constexpr const char* kTaylorAttentionTokens = "taylor_attention_tokens";
 
 // The state, or an empty one where the final state is not wanted.
 Tensor kept(const TaylorAttention& in, const Tensor& state) { return in.final_state ? state : state.narrow(0, 0, 0); }
@@ -58,6 +60,7 @@ TaylorAttentionGradients backward_meta(const TaylorAttentionBackward& in) {
 
 void check(const TaylorAttentionPrefill& in) { check_taylor_attention_prefill(kPrefill, in); }
 void check(const TaylorAttentionStep& in) { check_taylor_attention_step(kTaylorAttentionStep, in); }
+void check(const TaylorAttentionTokens& in) { check_taylor_attention_tokens(kTaylorAttentionTokens, in); }
 
 template <class Op>
 Tensor taylor_attention_like_v(const Op& in) {
@@ -271,6 +274,29 @@ Tensor step(const TaylorAttentionStep& in) {
   return launch.y;
 }
 
+Tensor tokens_reference(const TaylorAttentionTokens& in) {
+  check(in);
+  const auto step_row = [&](const auto& row) {
+    return call(
+        TaylorAttentionStep{row(in.q), row(in.k), row(in.v), in.kv_state, in.k_state, in.slots, in.decay, in.scale, in.decay_denominator});
+  };
+  return step_each_token(in.tokens, in.q.size(0), in.slots,
+                        {{"kv_state", in.kv_state, in.kept_kv_state}, {"k_state", in.k_state, in.kept_k_state}}, step_row);
+}
+
+Tensor tokens(const TaylorAttentionTokens& in) {
+  const TaylorAttentionLaunchers* table = launchers_of<TaylorAttentionLaunchers>(in.q);
+  if (table == nullptr || table->step_tokens == nullptr || in.v.size(-1) > table->step_head_dim) return tokens_reference(in);
+  check(in);
+  const TaylorStepLaunch launch =
+      prepare_taylor_step({in.q, in.k, in.v, in.kv_state, in.k_state, in.slots, in.decay, 1, in.decay_denominator});
+  kernels::TaylorTokens to{launch.arguments, in.q.size(0) - in.tokens, kept_memory(in.kept_kv_state), kept_memory(in.kept_k_state)};
+  to.step.rows = 1, to.step.tokens = in.tokens;
+  to.step.scale = static_cast<float>(in.scale);
+  require_ok(table->step_tokens(to, queue_of(in.q)));
+  return launch.y;
+}
+
 Result<TaylorAttention> attention(const TaylorAttention& in) {
   const auto [y, kv_state, k_state, denominator] = call(TaylorAttentionForward{in});
   return {y, kv_state, k_state};
@@ -300,6 +326,11 @@ TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
       .reference<step_reference>()
       .meta<taylor_attention_like_v<TaylorAttentionStep>>()
       .kernel<step>()
+      .without_gradient();
+  define<TaylorAttentionTokens>(m)
+      .reference<tokens_reference>()
+      .meta<taylor_attention_like_v<TaylorAttentionTokens>>()
+      .kernel<tokens>()
       .without_gradient();
   m.def("taylor_features(Tensor x) -> Tensor", taylor_features);
   m.def(
@@ -346,6 +377,11 @@ Tensor taylor_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& 
 Tensor taylor_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, const Tensor& slots,
                              const TaylorDecay& decay, double scale) {
   return call(TaylorAttentionStep{q, k, v, state.kv, state.k, slots, decay.rates, scale, decay.denominator});
+}
+
+Tensor taylor_attention_tokens(const Tensor& q, const Tensor& k, const Tensor& v, int64_t tokens, TaylorStateRef state, const Tensor& slots,
+                               const TaylorState& kept, const TaylorDecay& decay, double scale) {
+  return call(TaylorAttentionTokens{q, k, v, state.kv, state.k, slots, kept.kv, kept.k, tokens, decay.rates, scale, decay.denominator});
 }
 
 }  // namespace based::ops

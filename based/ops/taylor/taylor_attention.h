@@ -37,6 +37,12 @@ Tensor taylor_attention_prefill(const Tensor& q, const Tensor& k, const Tensor& 
 Tensor taylor_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, TaylorState& state, const Tensor& slots,
                              const TaylorDecay& decay = {}, double scale = 1);
 
+// taylor_attention_step for the first `tokens` rows of q, k and v, consecutive tokens of the sequence at slots[0], at most
+// kernels::kTaylorStepTokens. The state after each of them but the last is written to `kept`, [tokens − 1 or more, …], unless it has no
+// rows. Returns [rows, heads, head_dim]; rows after the tokens repeat the last one.
+Tensor taylor_attention_tokens(const Tensor& q, const Tensor& k, const Tensor& v, int64_t tokens, TaylorStateRef state, const Tensor& slots,
+                               const TaylorState& kept, const TaylorDecay& decay = {}, double scale = 1);
+
 // A launch's arguments and the tensors that own their memory.
 struct TaylorLaunch {
   Tensor q, k, v, cu_seqlens, decay;

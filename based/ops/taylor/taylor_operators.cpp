@@ -1,5 +1,6 @@
 #include "based/ops/taylor/taylor_operators.h"
 
+#include "based/ops/framework/tokens_step.h"
 #include "based/ops/taylor/taylor_arguments.h"
 
 namespace based::ops {
@@ -30,6 +31,15 @@ void check_taylor_attention(const char* op, const TaylorAttention& in) {
 void check_taylor_attention_step(const char* op, const TaylorAttentionStep& in) {
   check_taylor_qkv(op, in.q, in.k, in.v);
   check_taylor_slots(op, in, in.q.size(0));
+  check_decay(op, in.decay, in.q);
+}
+
+void check_taylor_attention_tokens(const char* op, const TaylorAttentionTokens& in) {
+  check_taylor_qkv(op, in.q, in.k, in.v);
+  check_taylor_slots(op, in, 1);
+  check_tokens_step(op, in.tokens, kernels::kTaylorStepTokens, in.q.size(0), in.slots,
+                    {{"kv_state", in.kv_state, in.kept_kv_state}, {"k_state", in.k_state, in.kept_k_state}});
+  require(in.kept_kv_state.size(0) == 0 || in.kept_k_state.size(0) > 0, op, "kept_kv_state and kept_k_state must be given together");
   check_decay(op, in.decay, in.q);
 }
 

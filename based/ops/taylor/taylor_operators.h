@@ -78,9 +78,28 @@ struct TaylorAttentionStep {
                  or_else(decay_denominator, true))
 };
 
+// Rows of q, k, v and y after the first `tokens` are padding; slots int64 [1] (framework/tokens_step.h).
+struct TaylorAttentionTokens {
+  const Tensor& q;
+  const Tensor& k;
+  const Tensor& v;
+  const Tensor& kv_state;
+  const Tensor& k_state;
+  const Tensor& slots;
+  const Tensor& kept_kv_state;
+  const Tensor& kept_k_state;
+  int64_t tokens;
+  const OptionalTensor& decay;
+  double scale;
+  bool decay_denominator = true;
+  BASED_OPERATOR("taylor_attention_tokens -> y", q, k, v, written(kv_state), written(k_state), slots, written(kept_kv_state),
+                 written(kept_k_state), tokens, decay, or_else(scale, 1.0), or_else(decay_denominator, true))
+};
+
 // Shapes, types and ranges, without reading device memory. Throw Error.
 void check_taylor_attention(const char* op, const TaylorAttention& in);
 void check_taylor_attention_prefill(const char* op, const TaylorAttentionPrefill& in);
 void check_taylor_attention_step(const char* op, const TaylorAttentionStep& in);
+void check_taylor_attention_tokens(const char* op, const TaylorAttentionTokens& in);
 
 }  // namespace based::ops

@@ -2,6 +2,7 @@
 
 #include "based/kernels/training/embedding.h"
 #include "based/ops/framework/on_device.h"
+#include "based/ops/framework/tokens_step.h"
 
 namespace based::ops {
 namespace {
@@ -116,16 +117,62 @@ void backward(const EmbeddingBackward& in) {
   require_ok(launchers->backward(p, scratch.mutable_data_ptr(), queue_of(sum)));
 }
 
+// The arguments that both kernels of steps take.
+kernels::EmbeddingStep step_arguments(const Tensor& seen, const Tensor& slots, const Tensor& table, const Tensor& ids,
+                                      const EmbeddedStep& to) {
+  kernels::EmbeddingStep p;
+  p.table = table.const_data_ptr(), p.id = ids.const_data_ptr<int64_t>(), p.slot = slots.const_data_ptr<int64_t>();
+  p.seen = seen.mutable_data_ptr<int64_t>(), p.row_position = to.positions.mutable_data_ptr<int64_t>();
+  p.y = to.rows.mutable_data_ptr<float>();
+  p.rows = slots.size(0), p.vocab = table.size(0), p.width = table.size(1), p.dtype = kernel_dtype(table);
+  return p;
+}
+
 Result<EmbeddingStep> step(const EmbeddingStep& in) {
   const EmbeddingLaunchers* launchers = launchers_for<EmbeddingLaunchers>("embedding_step_", in.table, in.seen.is_contiguous());
   if (launchers == nullptr) return in.table.is_cpu() ? step_cpu(in) : step_reference(in);
   auto [y, positions] = step_meta(in);  // which checks
   const Tensor rows = in.table.contiguous(), row_ids = in.ids.contiguous(), row_slots = in.slots.contiguous();
-  kernels::EmbeddingStep p;
-  p.table = rows.const_data_ptr(), p.id = row_ids.const_data_ptr<int64_t>(), p.slot = row_slots.const_data_ptr<int64_t>();
-  p.seen = in.seen.mutable_data_ptr<int64_t>(), p.row_position = positions.mutable_data_ptr<int64_t>(), p.y = y.mutable_data_ptr<float>();
-  p.rows = in.ids.size(0), p.vocab = rows.size(0), p.width = rows.size(1), p.dtype = kernel_dtype(rows);
-  require_ok(launchers->step(p, queue_of(rows)));
+  require_ok(launchers->step(step_arguments(in.seen, row_slots, rows, row_ids, {y, positions}), queue_of(rows)));
+  return {std::move(y), std::move(positions)};
+}
+
+void check(const EmbeddingTokens& in) {
+  check(EmbeddingStep{in.seen, in.slots, in.table, in.ids.narrow(0, 0, std::min<int64_t>(in.ids.size(0), 1))});
+  require(in.padding >= 0, "embedding_tokens_", "padding must be at least 0, got ", in.padding);
+  check_tokens_step("embedding_tokens_", in.ids.size(0), kernels::kMostEmbeddingTokens, in.ids.size(0), in.slots,
+                    {{"seen", in.seen, in.kept}});
+}
+
+Result<EmbeddingTokens> tokens_reference(const EmbeddingTokens& in) {
+  check(in);
+  const int64_t tokens = in.ids.size(0);
+  const auto padded = [&](const Tensor& x) {
+    std::vector<int64_t> shape = x.sizes().vec();
+    shape[0] = in.padding;
+    return at::cat({x, x.narrow(0, tokens - 1, 1).expand(shape)});
+  };
+  const Tensor after = in.seen.index_select(0, in.slots) + at::arange(1, tokens + 1, in.seen.options());
+  if (in.kept.size(0) > 0) in.kept.narrow(0, 0, tokens - 1).copy_(after.narrow(0, 0, tokens - 1));
+  in.seen.index_copy_(0, in.slots, after.narrow(0, tokens - 1, 1));
+  const Tensor rows = at::embedding(in.table, in.ids.clamp_min(0)).to(sum_type(in.table));
+  return {padded(rows), padded(after - 1)};
+}
+
+Result<EmbeddingTokens> tokens_meta(const EmbeddingTokens& in) {
+  check(in);
+  const int64_t rows = in.ids.size(0) + in.padding;
+  return {at::empty({rows, in.table.size(1)}, in.table.options().dtype(sum_type(in.table))), at::empty({rows}, in.ids.options())};
+}
+
+Result<EmbeddingTokens> tokens(const EmbeddingTokens& in) {
+  const EmbeddingLaunchers* launchers = launchers_for<EmbeddingLaunchers>("embedding_tokens_", in.table, in.seen.is_contiguous());
+  if (launchers == nullptr) return tokens_reference(in);
+  auto [y, positions] = tokens_meta(in);  // which checks
+  const Tensor table = in.table.contiguous(), ids = in.ids.contiguous(), slots = in.slots.contiguous();
+  kernels::EmbeddingTokens p{step_arguments(in.seen, slots, table, ids, {y, positions}), ids.size(0), in.padding};
+  if (in.kept.size(0) > 0) p.kept_seen = in.kept.mutable_data_ptr<int64_t>();
+  require_ok(launchers->step_tokens(p, queue_of(table)));
   return {std::move(y), std::move(positions)};
 }
 
@@ -172,6 +219,12 @@ EmbeddedStep embedding_step_(Tensor seen, const Tensor& slots, const Tensor& tab
   return {std::move(rows), std::move(positions)};
 }
 
+EmbeddedStep embedding_tokens_(Tensor seen, const Tensor& slots, const Tensor& table, const Tensor& ids, const Tensor& kept,
+                               int64_t padding) {
+  auto [rows, positions] = call(EmbeddingTokens{seen, slots, table, ids, kept, padding});
+  return {std::move(rows), std::move(positions)};
+}
+
 void embedding_backward_(Tensor sum, const Tensor& grad, const Tensor& ids) { call(EmbeddingBackward{sum, grad, ids}); }
 
 Embedded tied_embedding(const Tensor& table, const Tensor& ids, double p, const Draws& draws, int64_t place) {
@@ -188,6 +241,7 @@ Result<EmbeddingBackward> embedding_backward_meta(const EmbeddingBackward& in) {
 TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<EmbeddingRows>(m).reference<rows_reference>().meta<rows_meta>().kernel<rows>().without_gradient();
   define<EmbeddingBackward>(m).reference<backward_reference>().meta<embedding_backward_meta>().kernel<backward>().without_gradient();
+  define<EmbeddingTokens>(m).reference<tokens_reference>().meta<tokens_meta>().kernel<tokens>().without_gradient();
   define<EmbeddingStep>(m).reference<step_reference>().meta<step_meta>().kernel<step>().without_gradient();
 }
 

@@ -22,6 +22,12 @@ struct EmbeddedStep {
 // that has ended and has row 0. No gradient.
 EmbeddedStep embedding_step_(Tensor seen, const Tensor& slots, const Tensor& table, const Tensor& ids);
 
+// The same for consecutive tokens of the sequence at slots[0], ids int64 [tokens]: positions are seen[slots[0]], that plus 1, …, and seen
+// advances by their number. The results have `padding` more rows, which repeat the last token's. The counts after each token but the last
+// are written to `kept`, int64 [tokens − 1 or more], unless it has no rows.
+EmbeddedStep embedding_tokens_(Tensor seen, const Tensor& slots, const Tensor& table, const Tensor& ids, const Tensor& kept,
+                               int64_t padding);
+
 // sum[ids[t]] += grad[t] for all tokens t: sum [vocab, width], grad [tokens, width], ids int64. The gradients of a row are summed in fp32
 // and in a fixed order. No gradient.
 void embedding_backward_(Tensor sum, const Tensor& grad, const Tensor& ids);
@@ -49,6 +55,15 @@ struct EmbeddingStep {
   const Tensor& table;
   const Tensor& ids;
   BASED_OPERATOR("embedding_step_ -> rows, positions", written(seen), slots, table, ids)
+};
+struct EmbeddingTokens {
+  const Tensor& seen;
+  const Tensor& slots;
+  const Tensor& table;
+  const Tensor& ids;
+  const Tensor& kept;
+  int64_t padding;
+  BASED_OPERATOR("embedding_tokens_ -> rows, positions", written(seen), slots, table, ids, written(kept), padding)
 };
 
 }  // namespace based::ops

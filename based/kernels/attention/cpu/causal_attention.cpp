@@ -136,7 +136,9 @@ const DefineLaunchers<CausalAttentionLaunchers> kLaunchers(Device::cpu,
                                                             .backward = on_cpu<causal_attention_backward>,
                                                             .step = on_cpu<causal_attention_step>,
                                                             .step_fuses_rotary = nullptr,
-                                                            .joint_gradients = false});
+                                                            .joint_gradients = false,
+                                                            .step_takes_tokens = nullptr,
+                                                            .step_tokens = nullptr});
 }
 
 }  // namespace based::kernels::cpu

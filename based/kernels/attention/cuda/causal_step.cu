@@ -137,44 +137,24 @@ __global__ void __launch_bounds__(32 * kMaxWarps) step_rows(const __grid_constan
 // The streamed kernel (sm_90). Each warp handles one head. It prefetches tiles of 16 keys and values into its own pipeline of kStages tiles
 // in shared memory, and multiplies two tiles at a time on the tensor cores. The order of its sums depends neither on kStages nor on the
 // number of blocks per row.
-//
-// kSteps: head_dim / 16, rounded up. Columns beyond head_dim are zero.
-template <int kSteps>
-struct KeyTile {
-  uint4 keys[kTileKeys][2 * kSteps], values[kTileKeys][2 * kSteps];  // 16-byte units, permuted within each row: see HeadWarp::address
-};
-// A warp's shared memory. The rotary {cosine, sine} pairs of the block, kRotationBytes, follow the storage of its last warp.
 template <int kSteps, int kStages>
-struct WarpStorage {
-  KeyTile<kSteps> tiles[kStages];
-};
+constexpr int warp_bytes() {
+  return kStages * 2 * kTileKeys * kSteps * 32;
+}
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// Rotate two adjacent pairs {a, b} by t = {cosine, sine, cosine, sine}, and return the first or second elements.
-__device__ __forceinline__ uint32_t rotated_first(uint32_t a, uint32_t b, float4 t) {
-  return pack_bf16(low_float(a) * t.x - low_float(b) * t.y, high_float(a) * t.z - high_float(b) * t.w);
-}
-__device__ __forceinline__ uint32_t rotated_second(uint32_t a, uint32_t b, float4 t) {
-  return pack_bf16(low_float(a) * t.y + low_float(b) * t.x, high_float(a) * t.w + high_float(b) * t.z);
-}
-// A weight as operand b, in two bf16 parts: the rounded weight in even columns, the rounding error in odd columns. The sums of both columns
-// are added at the end.
-__device__ __forceinline__ uint32_t weight_columns(float weight) {
-  const float rounded = to_float(from_float<bf16>(weight));
-  return transpose_matrix(pack_bf16(rounded, weight - rounded));
-}
-
-// The variables of a warp that computes a head, and its loads. They form one struct because of the machine code, which orders loads
-// differently with separate local variables.
+// kSteps: head_dim / 16, rounded up. Columns beyond head_dim are zero.
 template <int kSteps, int kStages>
 struct HeadWarp {
-  using Tile = KeyTile<kSteps>;
+  static constexpr int kRow = kSteps * 32, kTile = 2 * kTileKeys * kRow;  // bytes
+  static constexpr int kBatch = 2;                                        // tiles multiplied together
   static constexpr int kLanes = kSteps <= 4 ? 8 : 16,
                        kKeysPerCopy = 32 / kLanes;  // lanes that copy one key; keys that a warp copies together
   const CausalAttentionStep& p;
-  const int64_t row;
+  int64_t row;
   const int head, kv_head, lane;
-  const uint32_t tiles, rotations;  // addresses of the warp's tiles and of the block's rotary pairs in shared memory
+  const uint32_t base,
+      rotations;  // shared addresses of the kStages tiles (each: keys, then values), and of the rotary {cosine, sine} pairs
   int64_t slot, stride;
   char *k_ring, *v_ring;
   int count, newest;  // number of keys including the new one; the new key's index in the ring
@@ -188,8 +168,8 @@ struct HeadWarp {
         head(query_head),
         kv_head(query_head / (params.heads / params.kv_heads)),
         lane(threadIdx.x % 32),
-        tiles(shared + threadIdx.x / 32 * static_cast<uint32_t>(sizeof(WarpStorage<kSteps, kStages>))),
-        rotations(shared + blockDim.x / 32 * static_cast<uint32_t>(sizeof(WarpStorage<kSteps, kStages>))) {
+        base(shared + threadIdx.x / 32 * (warp_bytes<kSteps, kStages>())),
+        rotations(shared + blockDim.x / 32 * (warp_bytes<kSteps, kStages>())) {
     slot = p.slot != nullptr ? p.slot[row] : row, stride = int64_t{p.kv_heads} * p.head_dim * 2;
     const int64_t first = slot * p.capacity * stride + int64_t{kv_head} * p.head_dim * 2;
     k_ring = static_cast<char*>(p.k_ring) + first, v_ring = static_cast<char*>(p.v_ring) + first;
@@ -197,9 +177,8 @@ struct HeadWarp {
   // Shared address of a 16-byte unit of a key (operand 0) or value (1) of a stage. Units are permuted within each row, so that the same
   // unit of eight rows is in eight different bank groups.
   __device__ __forceinline__ uint32_t address(int stage, int operand, int key, int unit) const {
-    constexpr int kTile = sizeof(Tile), kRow = sizeof(Tile::keys[0]);
     const int permuted = unit ^ (kSteps == 7 ? key / 4 % 2 : key % 8);
-    return tiles + stage * kTile + (operand * kTileKeys + key) * kRow + permuted * 16;
+    return base + stage * kTile + (operand * kTileKeys + key) * kRow + permuted * 16;
   }
   // The address of the unit 2j units after this one.
   __device__ __forceinline__ static uint32_t advance(uint32_t unit, int j) { return kSteps == 7 ? unit + 32 * j : unit ^ (32 * j); }
@@ -238,158 +217,248 @@ struct HeadWarp {
       store_shared_float(rotations + 8 * pair, rotation.x), store_shared_float(rotations + 8 * pair + 4, rotation.y);
     }
   }
-};
-#endif
-
-// The heads of a row are divided among `blocks_per_row` blocks. Each warp is the producer and the consumer of its own tiles.
-template <int kSteps, int kStages>
-__global__ void __launch_bounds__(32 * kMaxWarps, kSteps <= 4 ? 2 : 1)
-    step_streamed(const __grid_constant__ CausalAttentionStep params, const int blocks_per_row) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  extern __shared__ __align__(256) char memory[];
-  constexpr int kBatch = 2;  // tiles multiplied together
-  let_next_kernel_start();
-  if (!params.ring_is_private) wait_for_earlier_kernels();
-  const int rank = blockIdx.x % blocks_per_row, block_head = rank * (blockDim.x / 32);
-  HeadWarp<kSteps, kStages> warp(params, blockIdx.x / blocks_per_row, block_head + threadIdx.x / 32, shared_address(memory));
-  const CausalAttentionStep& p = warp.p;
-  const int lane = warp.lane;
-
-  // The first kernel of a decode step writes the positions. The new position is usually in memory before this kernel has waited for the
-  // earlier kernels. So the kernel first computes with the value found there, and repeats the computation if that value was not final. It
-  // reads the positions from the L2 cache, where they are written.
-  const int64_t* position = p.position + warp.row;
-  const int64_t early = __ldcg(position);
-  if (!p.ring_is_private) warp.load_token();  // before the ring's keys, which would delay it
-#pragma unroll
-  for (int tile = 0; tile < kStages; ++tile) {
-    if (tile * kTileKeys < p.capacity) warp.prefetch(tile, tile);
-    copy_async_commit();
+  // Rotate two adjacent pairs {a, b} by t = {cosine, sine, cosine, sine}, and return the first or second elements.
+  __device__ __forceinline__ static uint32_t rotated_first(uint32_t a, uint32_t b, float4 t) {
+    return pack_bf16(low_float(a) * t.x - low_float(b) * t.y, high_float(a) * t.z - high_float(b) * t.w);
   }
-  warp.set_position(early);
-  if (p.ring_is_private) {
-    wait_for_earlier_kernels();
-    const int64_t written = __ldcg(position);
-    warp.load_token();
-    if (written != early) warp.set_position(written);
+  __device__ __forceinline__ static uint32_t rotated_second(uint32_t a, uint32_t b, float4 t) {
+    return pack_bf16(low_float(a) * t.y + low_float(b) * t.x, high_float(a) * t.w + high_float(b) * t.z);
   }
-
-  // Rotate the query, and the token's key, of which each lane gets the other half of its pairs from another lane.
-  if (p.rotary_base != 0) {
-    __syncthreads();  // the rotations are complete
+  __device__ __forceinline__ void rotate_token() {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      const float4 t = load_shared_float4(warp.rotations + 8 * (8 * i + 2 * (lane % 4)));
-      uint32_t &a = warp.q[i / 2][i % 2], &b = warp.q[(i + kSteps) / 2][(i + kSteps) % 2];
+      const float4 t = load_shared_float4(rotations + 8 * (8 * i + 2 * (lane % 4)));
+      uint32_t &a = q[i / 2][i % 2], &b = q[(i + kSteps) / 2][(i + kSteps) % 2];
       const uint32_t first = rotated_first(a, b, t);
       b = rotated_second(a, b, t), a = first;
     }
     const int unit = lane % 16;
     const bool is_first = unit < kSteps;
-    uint32_t words[4] = {warp.token.x, warp.token.y, warp.token.z, warp.token.w};
+    uint32_t words[4] = {token.x, token.y, token.z, token.w};
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       const uint32_t other = __shfl_sync(~0U, words[w], (is_first ? lane + kSteps : lane - kSteps) % 32);
-      const float4 t = load_shared_float4(warp.rotations + 8 * ((is_first ? unit : unit - kSteps) * 8 % (8 * kSteps) + 2 * w));
+      const float4 t = load_shared_float4(rotations + 8 * ((is_first ? unit : unit - kSteps) * 8 % (8 * kSteps) + 2 * w));
       if (lane < 16 && unit < 2 * kSteps) words[w] = is_first ? rotated_first(words[w], other, t) : rotated_second(other, words[w], t);
     }
-    warp.token = make_uint4(words[0], words[1], words[2], words[3]);
+    token = make_uint4(words[0], words[1], words[2], words[3]);
   }
-
-  // Store the new key and value in the ring, once for the heads that share them.
-  if (const int d = lane % 16 * kVector; d < p.head_dim && warp.head % (p.heads / p.kv_heads) == 0)
-    *reinterpret_cast<uint4*>((lane < 16 ? warp.k_ring : warp.v_ring) + warp.newest * warp.stride + d * 2) = warp.token;
-
-  int next = 0;
-#pragma unroll 1
-  for (int tile = 0; tile * kTileKeys < warp.count; tile += kBatch) {
-    int stage[kBatch];
-#pragma unroll
-    for (int& s : stage) s = next, next = next + 1 == kStages ? 0 : next + 1;
-    copy_async_wait<kStages - kBatch>();
-    __syncwarp();  // the copies of all lanes have arrived
-
-    // Write the new key and value to their tile. Also clear the values of ring entries without a key, since 0 times their contents may be
-    // NaN.
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int unit = lane % 16, first = (tile + i) * kTileKeys, own = warp.newest - first;
-      const bool has_own = own >= 0 && own < kTileKeys;
-      if (first + kTileKeys <= warp.count && !has_own) continue;
-      if (unit < 2 * kSteps) {
-        if (has_own) store_shared_16(warp.address(stage[i], lane / 16, own, unit), warp.token.x, warp.token.y, warp.token.z, warp.token.w);
-        for (int key = max(warp.count - first, 0); key < kTileKeys; ++key) {
-          if (lane < 16) store_shared_16(warp.address(stage[i], 1, key, unit), 0, 0, 0, 0);
-        }
+  // Stores the new key and value in the ring, once for the heads that share them.
+  __device__ __forceinline__ void store_token() const {
+    const int d = lane % 16 * kVector;
+    if (d < p.head_dim && head % (p.heads / p.kv_heads) == 0)
+      *reinterpret_cast<uint4*>((lane < 16 ? k_ring : v_ring) + newest * stride + d * 2) = token;
+  }
+  // The ring of the sequence after each of several tokens: first copies of the ring before them, then their keys and values.
+  __device__ __forceinline__ void keep_ring(const CausalAttentionTokens& all) const {
+    const int64_t bytes = p.capacity * stride;
+    const int units = p.head_dim / kVector;
+    for (int64_t i = lane; i < p.capacity * units; i += 32) {
+      const int64_t at = i / units * stride + i % units * 16;
+      const uint4 key = *reinterpret_cast<const uint4*>(k_ring + at), value = *reinterpret_cast<const uint4*>(v_ring + at);
+      for (int64_t t = 0; t + 1 < all.tokens; ++t) {
+        const int64_t to = t * bytes + int64_t{kv_head} * p.head_dim * 2 + at;
+        *reinterpret_cast<uint4*>(static_cast<char*>(all.kept_k_ring) + to) = key;
+        *reinterpret_cast<uint4*>(static_cast<char*>(all.kept_v_ring) + to) = value;
       }
-      __syncwarp();  // the tile is complete
     }
-
-    // Compute the scores of keys lane / 4 and lane / 4 + 8 of each tile. All columns of operand b are the query, so every lane of a row has
-    // the same scores.
-    float2 scores[kBatch];
-    float largest = warp.top;
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const uint32_t unit = warp.address(stage[i], 0, lane % 16, lane / 16);
-      float d[2][4] = {};
-#pragma unroll
-      for (int j = 0; j < kSteps; ++j) {
-        uint32_t keys[4];
-        ldmatrix(keys, warp.advance(unit, j));
-        mma_16x8x16(d[j % 2], keys, warp.q[j][0], warp.q[j][1]);
+    __syncwarp();
+  }
+  __device__ __forceinline__ void keep_token(const CausalAttentionTokens& all) const {
+    const int d = lane % 16 * kVector;
+    if (d >= p.head_dim) return;
+    char* kept = static_cast<char*>(lane < 16 ? all.kept_k_ring : all.kept_v_ring) + (int64_t{kv_head} * p.head_dim + d) * 2;
+    for (int64_t t = row; t + 1 < all.tokens; ++t) *reinterpret_cast<uint4*>(kept + (t * p.capacity + newest) * stride) = token;
+  }
+  // Writes the new key and value to their tile. Also clears the values of ring entries without a key, since 0 times their contents may be
+  // NaN.
+  __device__ __forceinline__ void complete(int tile, int stage) const {
+    const int unit = lane % 16, first = tile * kTileKeys, own = newest - first;
+    const bool has_own = own >= 0 && own < kTileKeys;
+    if (first + kTileKeys <= count && !has_own) return;
+    if (unit < 2 * kSteps) {
+      if (has_own) store_shared_16(address(stage, lane / 16, own, unit), token.x, token.y, token.z, token.w);
+      for (int key = max(count - first, 0); key < kTileKeys; ++key) {
+        if (lane < 16) store_shared_16(address(stage, 1, key, unit), 0, 0, 0, 0);
       }
-      const int key = (tile + i) * kTileKeys + lane / 4;
-      const float scale = p.scale * kLog2E;
-      scores[i] = make_float2(key < warp.count ? (d[0][0] + d[1][0]) * scale : -INFINITY,
-                              key + 8 < warp.count ? (d[0][2] + d[1][2]) * scale : -INFINITY);
-      largest = fmaxf(largest, fmaxf(scores[i].x, scores[i].y));
     }
+    __syncwarp();
+  }
+  // Scores of keys lane / 4 and lane / 4 + 8. All columns of operand b are the query, so every lane of a row has the same scores.
+  __device__ __forceinline__ float2 scores(int tile, int stage) const {
+    const uint32_t unit = address(stage, 0, lane % 16, lane / 16);
+    float d[2][4] = {};
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) {
+      uint32_t keys[4];
+      ldmatrix(keys, advance(unit, j));
+      mma_16x8x16(d[j % 2], keys, q[j][0], q[j][1]);
+    }
+    const int key = tile * kTileKeys + lane / 4;
+    const float scale = p.scale * kLog2E;
+    return make_float2(key < count ? (d[0][0] + d[1][0]) * scale : -INFINITY, key + 8 < count ? (d[0][2] + d[1][2]) * scale : -INFINITY);
+  }
+  // The weights as operand b, in two bf16 parts: the rounded weight in even columns, the rounding error in odd columns. The sums of both
+  // columns are added at the end.
+  __device__ __forceinline__ static uint32_t columns(float weight) {
+    const float rounded = to_float(from_float<bf16>(weight));
+    return transpose_matrix(pack_bf16(rounded, weight - rounded));
+  }
+  __device__ __forceinline__ void add_values(int stage, float2 weight) {
+    const uint32_t unit = address(stage, 1, lane % 8 + lane / 16 * 8, lane / 8 % 2), b0 = columns(weight.x), b1 = columns(weight.y);
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) {
+      uint32_t values[4];
+      ldmatrix_transposed(values, advance(unit, j));
+      mma_16x8x16(sum[j], values, b0, b1);
+    }
+  }
+  __device__ __forceinline__ void add_batch(int tile, const int (&stage)[kBatch]) {
+    float2 s[kBatch];
+    float largest = top;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) s[i] = scores(tile + i, stage[i]), largest = fmaxf(largest, fmaxf(s[i].x, s[i].y));
 #pragma unroll
     for (int distance = 4; distance < 32; distance *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, distance));
-    if (largest != warp.top) {
-      const float factor = exp2f(warp.top - largest);
-      warp.total *= factor, warp.top = largest;
+    if (largest != top) {
+      const float factor = exp2f(top - largest);
+      total *= factor, top = largest;
 #pragma unroll
-      for (auto& part : warp.sum) {
+      for (auto& part : sum) {
 #pragma unroll
         for (float& x : part) x *= factor;
       }
     }
-
-    // Add the weighted values.
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const float2 weight = make_float2(exp2f(scores[i].x - warp.top), exp2f(scores[i].y - warp.top));
-      warp.total += weight.x + weight.y;
-      const uint32_t unit = warp.address(stage[i], 1, lane % 8 + lane / 16 * 8, lane / 8 % 2);
-      const uint32_t b0 = weight_columns(weight.x), b1 = weight_columns(weight.y);
-#pragma unroll
-      for (int j = 0; j < kSteps; ++j) {
-        uint32_t values[4];
-        ldmatrix_transposed(values, warp.advance(unit, j));
-        mma_16x8x16(warp.sum[j], values, b0, b1);
-      }
-    }
-    __syncwarp();  // all lanes have read the tiles, so copies may overwrite them
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if ((tile + i + kStages) * kTileKeys < warp.count) warp.prefetch(tile + i + kStages, stage[i]);
-      copy_async_commit();
+      const float2 weight = make_float2(exp2f(s[i].x - top), exp2f(s[i].y - top));
+      total += weight.x + weight.y;
+      add_values(stage[i], weight);
     }
   }
-  copy_async_wait<0>();  // the loop does not wait for all copies if the sequence is short
+  __device__ __forceinline__ void add_keys() {
+    int next = 0;
+#pragma unroll 1
+    for (int tile = 0; tile * kTileKeys < count; tile += kBatch) {
+      int stage[kBatch];
+#pragma unroll
+      for (int& s : stage) s = next, next = next + 1 == kStages ? 0 : next + 1;
+      copy_async_wait<kStages - kBatch>();
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) complete(tile + i, stage[i]);
+      add_batch(tile, stage);
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if ((tile + i + kStages) * kTileKeys < count) prefetch(tile + i + kStages, stage[i]);
+        copy_async_commit();
+      }
+    }
+    copy_async_wait<0>();  // the loop does not wait for all copies if the sequence is short
+  }
+  // Writes y of the row, and of `more` rows after it.
+  __device__ __forceinline__ void write(int64_t more = 0) {
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) total += __shfl_xor_sync(~0U, total, distance);
+    for (int64_t i = 0; i <= more; ++i) {
+      bf16* y = static_cast<bf16*>(p.y) + ((row + i) * p.heads + head) * p.head_dim;
+#pragma unroll
+      for (int j = 0; j < kSteps; ++j) {
+        const int d = 16 * j + lane / 4;
+        if (j % 4 != lane % 4) continue;
+        if (d < p.head_dim) y[d] = from_float<bf16>((sum[j][0] + sum[j][1]) / total);
+        if (d + 8 < p.head_dim) y[d + 8] = from_float<bf16>((sum[j][2] + sum[j][3]) / total);
+      }
+    }
+  }
+  __device__ __forceinline__ void clear_sums() {
+    top = -INFINITY, total = 0;
+#pragma unroll
+    for (auto& part : sum) {
+#pragma unroll
+      for (float& x : part) x = 0;
+    }
+  }
+};
+#endif
 
-  // Store y.
+// The heads of a row are divided among `blocks_per_row` blocks.
+template <int kSteps, int kStages>
+__global__ void __launch_bounds__(32 * kMaxWarps, kSteps <= 4 ? 2 : 1)
+    step_streamed(const __grid_constant__ CausalAttentionStep p, const int blocks_per_row) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(256) char memory[];
+  let_next_kernel_start();
+  if (!p.ring_is_private) wait_for_earlier_kernels();
+  const int warp = threadIdx.x / 32, rank = blockIdx.x % blocks_per_row;
+  HeadWarp<kSteps, kStages> head_warp(p, blockIdx.x / blocks_per_row, rank * (blockDim.x / 32) + warp, shared_address(memory));
+  // The first kernel of a decode step writes the positions. The new position is usually in memory before this kernel has waited for the
+  // earlier kernels. So the kernel first computes with the value found there, and repeats the computation if that value was not final. It
+  // reads the positions from the L2 cache, where they are written.
+  const int64_t* position = p.position + head_warp.row;
+  const int64_t early = __ldcg(position);
+  if (!p.ring_is_private) head_warp.load_token();  // before the ring's keys, which would delay it
 #pragma unroll
-  for (int distance = 4; distance < 32; distance *= 2) warp.total += __shfl_xor_sync(~0U, warp.total, distance);
-  bf16* y = static_cast<bf16*>(p.y) + (warp.row * p.heads + warp.head) * p.head_dim;
+  for (int tile = 0; tile < kStages; ++tile) {
+    if (tile * kTileKeys < p.capacity) head_warp.prefetch(tile, tile);
+    copy_async_commit();
+  }
+  head_warp.set_position(early);
+  if (p.ring_is_private) {
+    wait_for_earlier_kernels();
+    const int64_t written = __ldcg(position);
+    head_warp.load_token();
+    if (written != early) head_warp.set_position(written);
+  }
+  if (p.rotary_base != 0) {
+    __syncthreads();
+    head_warp.rotate_token();
+  }
+  head_warp.store_token();
+  head_warp.add_keys();
+  head_warp.write();
+#else
+  __trap();
+#endif
+}
+
+// The streamed kernel for several tokens of one sequence. A ring that fits into the kStages tiles is copied to shared memory once, where
+// each token then replaces its own entry.
+template <int kSteps, int kStages>
+__global__ void __launch_bounds__(32 * kMaxWarps, kSteps <= 4 ? 2 : 1)
+    read_tokens_streamed(const __grid_constant__ CausalAttentionTokens all) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(256) char memory[];
+  overlap_kernels();
+  const CausalAttentionStep& p = all.step;
+  HeadWarp<kSteps, kStages> head_warp(p, 0, blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, shared_address(memory));
+  const bool holds_ring = p.capacity <= kStages * kTileKeys, keeps = all.kept_k_ring != nullptr && all.tokens > 1;
+#pragma unroll 1
+  for (int64_t t = 0; t < all.tokens; ++t) {
+    head_warp.row = t;
+    head_warp.load_token();
+    if (t == 0 || !holds_ring) {
 #pragma unroll
-  for (int j = 0; j < kSteps; ++j) {
-    const int d = 16 * j + lane / 4;
-    if (j % 4 != lane % 4) continue;
-    if (d < p.head_dim) y[d] = from_float<bf16>((warp.sum[j][0] + warp.sum[j][1]) / warp.total);
-    if (d + 8 < p.head_dim) y[d + 8] = from_float<bf16>((warp.sum[j][2] + warp.sum[j][3]) / warp.total);
+      for (int tile = 0; tile < kStages; ++tile) {
+        if (tile * kTileKeys < p.capacity) head_warp.prefetch(tile, tile);
+        copy_async_commit();
+      }
+    }
+    if (t == 0 && keeps) head_warp.keep_ring(all);
+    head_warp.set_position(p.position[t]);
+    if (p.rotary_base != 0) {
+      __syncthreads();
+      head_warp.rotate_token();
+      __syncthreads();  // the next token's angles replace these
+    }
+    head_warp.store_token();
+    if (keeps) head_warp.keep_token(all);
+    head_warp.add_keys();
+    head_warp.write(t + 1 == all.tokens ? all.padding : 0);
+    head_warp.clear_sums();
+    if (!holds_ring) __threadfence();  // the next token's copies read this token's key
+    __syncwarp();
   }
 #else
   __trap();
@@ -410,15 +479,23 @@ auto* choose(const CausalAttentionStep& p) {
 
 template <int kSteps, int kStages>
 Status launch_streamed(const CausalAttentionStep& p, const StreamedPlan& plan, Queue queue) {
-  const int shared = plan.warps * static_cast<int>(sizeof(WarpStorage<kSteps, kStages>)) + kRotationBytes;
+  const int shared = plan.warps * warp_bytes<kSteps, kStages>() + kRotationBytes;
   if (const cudaError_t e = allow_shared_memory(step_streamed<kSteps, kStages>, shared); e != cudaSuccess) return status_of(e);
   const auto blocks = static_cast<unsigned>(p.rows * plan.blocks_per_row), threads = static_cast<unsigned>(32 * plan.warps);
   return launch_overlapped(step_streamed<kSteps, kStages>, {blocks, threads, shared}, queue, p, plan.blocks_per_row);
 }
 
+template <int kSteps, int kStages>
+Status launch_streamed(const CausalAttentionTokens& p, const StreamedPlan& plan, Queue queue) {
+  const int shared = plan.warps * warp_bytes<kSteps, kStages>() + kRotationBytes;
+  auto* kernel = read_tokens_streamed<kSteps, kStages>;
+  if (const cudaError_t e = allow_shared_memory(kernel, shared); e != cudaSuccess) return status_of(e);
+  return launch_overlapped(kernel, {static_cast<unsigned>(plan.blocks_per_row), static_cast<unsigned>(32 * plan.warps), shared}, queue, p);
+}
+
 // Prefetches four tiles if a block has few heads, else two, so that more blocks fit on a multiprocessor.
-template <int kSteps>
-Status stream_rows(const CausalAttentionStep& p, const StreamedPlan& plan, Queue queue) {
+template <int kSteps, class Problem>
+Status stream_rows(const Problem& p, const StreamedPlan& plan, Queue queue) {
   return plan.warps <= 4 ? launch_streamed<kSteps, 4>(p, plan, queue) : launch_streamed<kSteps, 2>(p, plan, queue);
 }
 
@@ -432,7 +509,8 @@ Status causal_attention_step(const CausalAttentionStep& p, Queue queue) {
     return {"causal_attention_step: no kernel that rotates q and k"};
   if (plan.warps > 0) {
     const int steps = attention_steps(p);
-    auto* run = steps == 4 ? stream_rows<4> : steps == 7 ? stream_rows<7> : stream_rows<8>;
+    using Step = CausalAttentionStep;
+    auto* run = steps == 4 ? stream_rows<4, Step> : steps == 7 ? stream_rows<7, Step> : stream_rows<8, Step>;
     return run(p, plan, queue);
   }
   const bool bf = p.dtype == DType::bf16, ring_bf = p.ring_dtype == DType::bf16;
@@ -447,6 +525,15 @@ Status causal_attention_step(const CausalAttentionStep& p, Queue queue) {
   return launched();
 }
 
+Status causal_attention_tokens(const CausalAttentionTokens& p, Queue queue) {
+  if (p.tokens < 1 || p.tokens > kCausalAttentionTokens) return {"causal_attention_tokens: tokens must be 1 to 8"};
+  if (!causal_attention_takes_tokens(p.step, this_gpu())) return {"causal_attention_tokens: no kernel for this problem"};
+  using Tokens = CausalAttentionTokens;
+  const int steps = attention_steps(p.step);
+  auto* run = steps == 4 ? stream_rows<4, Tokens> : steps == 7 ? stream_rows<7, Tokens> : stream_rows<8, Tokens>;
+  return run(p, plan_streamed_attention(p.step, this_gpu()), queue);
+}
+
 namespace {
 const DefineLaunchers<CausalAttentionLaunchers> kLaunchers(
     Device::cuda, {.supports = causal_attention_supports,
@@ -456,7 +543,9 @@ const DefineLaunchers<CausalAttentionLaunchers> kLaunchers(
                    .backward = causal_attention_backward,
                    .step = causal_attention_step,
                    .step_fuses_rotary = [](const CausalAttentionStep& p) { return causal_attention_step_fuses_rotary(p, this_gpu()); },
-                   .joint_gradients = true});
+                   .joint_gradients = true,
+                   .step_takes_tokens = [](const CausalAttentionStep& p) { return causal_attention_takes_tokens(p, this_gpu()); },
+                   .step_tokens = causal_attention_tokens});
 }
 
 }  // namespace based::kernels::cuda

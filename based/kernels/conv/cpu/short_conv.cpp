@@ -79,7 +79,8 @@ const DefineLaunchers<ShortConvLaunchers> kLaunchers(Device::cpu, {.forward = on
                                                                                   Queue) { return short_conv_backward(p); },
                                                                    .step = on_cpu<short_conv_step>,
                                                                    .backward_sums = [](const ShortConvBackward&) { return false; },
-                                                                   .adds_input = false});
+                                                                   .adds_input = false,
+                                                                   .step_tokens = nullptr});
 }
 
 }  // namespace based::kernels::cpu

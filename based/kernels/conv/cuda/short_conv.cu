@@ -145,79 +145,127 @@ __global__ void update_states(const __grid_constant__ ShortConv p) {
   for (int j = 0; j + 1 < p.taps; ++j) state[j] = input_at<T>(p, p.state, slot, start, stop - p.taps + 1 + j, c);
 }
 
+// The tokens that a thread of a step reads: that of its row, or those of a sequence.
+struct RowTokens {
+  int count = 1;
+  int64_t padding = 0;
+  float* kept_state = nullptr;
+};
+
 // A step with the usual three or four taps. Each thread handles a row and four channels, whose state is 32 or 48 contiguous bytes.
-template <typename T, int kTaps>
-__global__ void __launch_bounds__(kThreads) step_rows_of_four(const __grid_constant__ ShortConv p) {
+// kMost: the most tokens that a thread reads; they are loaded together.
+template <typename T, int kTaps, int kMost>
+__global__ void __launch_bounds__(kThreads)
+    step_rows_of_four(const __grid_constant__ ShortConv p, const __grid_constant__ RowTokens tokens) {
   let_next_kernel_start();
   if (!p.state_is_private) wait_for_earlier_kernels();
   constexpr int kCount = 4, kKept = kTaps - 1;
   const int64_t row = blockIdx.x, c = (blockIdx.y * int64_t{kThreads} + threadIdx.x) * kCount;
   if (c >= p.channels) return;
   float* state = p.state + ((p.slot != nullptr ? p.slot[row] : row) * p.channels + c) * kKept;
-  float old[kKept][kCount], x[kCount], y[kCount], gate[kCount] = {1, 1, 1, 1}, bias[kCount] = {}, weight[kTaps][kCount];
+  float old[kKept][kCount], x[kMost][kCount], gate[kMost][kCount], bias[kCount] = {}, weight[kTaps][kCount];
 #pragma unroll
   for (int i = 0; i < kKept; ++i) load_floats<kCount>(state + i * kCount, old[i]);
   if (p.bias != nullptr) load_floats<kCount>(static_cast<const T*>(p.bias) + c, bias);
 #pragma unroll
   for (int i = 0; i < kTaps; ++i) load_floats<kCount>(static_cast<const T*>(p.weight) + kTaps * c + i * kCount, weight[i]);
   if (p.state_is_private) wait_for_earlier_kernels();
-  load_floats<kCount>(static_cast<const T*>(p.x) + row * p.x_stride + c, x);
-  if (p.gate != nullptr) load_floats<kCount>(static_cast<const T*>(p.gate) + row * p.gate_stride + c, gate);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const auto w = [&](int j) { return weight[(kTaps * i + j) / kCount][(kTaps * i + j) % kCount]; };
-    const auto kept = [&](int j) -> float& { return old[(kKept * i + j) / kCount][(kKept * i + j) % kCount]; };
-    float z = bias[i];
+  for (int t = 0; t < kMost; ++t) {
+    if (kMost > 1 && t >= tokens.count) break;
+    load_floats<kCount>(static_cast<const T*>(p.x) + (row + t) * p.x_stride + c, x[t]);
 #pragma unroll
-    for (int j = 0; j < kKept; ++j) z = fmaf(w(j), kept(j), z);
-    z = fmaf(w(kKept), x[i], z);
-    y[i] = activate(z, p.silu) * gate[i];
+    for (float& factor : gate[t]) factor = 1;
+    if (p.gate != nullptr) load_floats<kCount>(static_cast<const T*>(p.gate) + (row + t) * p.gate_stride + c, gate[t]);
+  }
+  float y[kCount];
 #pragma unroll
-    for (int j = 0; j < kKept; ++j) kept(j) = j + 1 < kKept ? kept(j + 1) : x[i];
+  for (int t = 0; t < kMost; ++t) {
+    if (kMost > 1 && t >= tokens.count) break;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const auto w = [&](int j) { return weight[(kTaps * i + j) / kCount][(kTaps * i + j) % kCount]; };
+      const auto kept = [&](int j) -> float& { return old[(kKept * i + j) / kCount][(kKept * i + j) % kCount]; };
+      float z = bias[i];
+#pragma unroll
+      for (int j = 0; j < kKept; ++j) z = fmaf(w(j), kept(j), z);
+      z = fmaf(w(kKept), x[t][i], z);
+      y[i] = activate(z, p.silu) * gate[t][i];
+#pragma unroll
+      for (int j = 0; j < kKept; ++j) kept(j) = j + 1 < kKept ? kept(j + 1) : x[t][i];
+    }
+    if (kMost > 1 && t + 1 < tokens.count && tokens.kept_state != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) store_floats<kCount>(tokens.kept_state + (t * p.channels + c) * kKept + i * kCount, old[i]);
+    }
+    store_floats<kCount>(static_cast<T*>(p.y) + (row + t) * p.y_stride + c, y);
   }
 #pragma unroll
   for (int i = 0; i < kKept; ++i) store_floats<kCount>(state + i * kCount, old[i]);
-  store_floats<kCount>(static_cast<T*>(p.y) + row * p.y_stride + c, y);
+  if constexpr (kMost > 1) {
+    for (int64_t i = 0; i < tokens.padding; ++i) store_floats<kCount>(static_cast<T*>(p.y) + (tokens.count + i) * p.y_stride + c, y);
+  }
 }
 
 // A step in which each thread handles a row and a channel. kTaps: the number of taps at compile time, so that all loads are in flight
-// together; 0: any number.
-template <typename T, int kTaps>
-__global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ ShortConv p) {
+// together; 0: any number. kSeveral: whether it reads several tokens.
+template <typename T, int kTaps, bool kSeveral>
+__global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ ShortConv p, const __grid_constant__ RowTokens tokens) {
   overlap_kernels();
   const int64_t row = blockIdx.x, c = blockIdx.y * int64_t{kThreads} + threadIdx.x;
   if (c >= p.channels) return;
   const int taps = kTaps > 0 ? kTaps : p.taps;
   const T* weight = static_cast<const T*>(p.weight) + c * taps;
-  const float gate = p.gate != nullptr ? to_float(static_cast<const T*>(p.gate)[row * p.gate_stride + c]) : 1.0F;
-  const float x = to_float(static_cast<const T*>(p.x)[row * p.x_stride + c]);
-  float y = p.bias != nullptr ? to_float(static_cast<const T*>(p.bias)[c]) : 0.0F;
   float* state = p.state + ((p.slot != nullptr ? p.slot[row] : row) * p.channels + c) * (taps - 1);
-  if constexpr (kTaps > 1) {
-    float old[kTaps - 1], w[kTaps - 1];
+#pragma unroll 1
+  for (int t = 0; t < (kSeveral ? tokens.count : 1); ++t) {
+    const bool is_last = !kSeveral || t + 1 == tokens.count;
+    const float gate = p.gate != nullptr ? to_float(static_cast<const T*>(p.gate)[(row + t) * p.gate_stride + c]) : 1.0F;
+    const float x = to_float(static_cast<const T*>(p.x)[(row + t) * p.x_stride + c]);
+    float y = p.bias != nullptr ? to_float(static_cast<const T*>(p.bias)[c]) : 0.0F;
+    if constexpr (kTaps > 1) {
+      float old[kTaps - 1], w[kTaps - 1];
 #pragma unroll
-    for (int j = 0; j + 1 < kTaps; ++j) old[j] = state[j], w[j] = to_float(weight[j]);
+      for (int j = 0; j + 1 < kTaps; ++j) old[j] = state[j], w[j] = to_float(weight[j]);
 #pragma unroll
-    for (int j = 0; j + 1 < kTaps; ++j) {
-      y = fmaf(w[j], old[j], y);
-      state[j] = j + 2 < kTaps ? old[j + 1] : x;
+      for (int j = 0; j + 1 < kTaps; ++j) {
+        y = fmaf(w[j], old[j], y);
+        state[j] = j + 2 < kTaps ? old[j + 1] : x;
+      }
+    } else {
+      for (int j = 0; j + 1 < taps; ++j) {
+        const float old = state[j];
+        y = fmaf(to_float(weight[j]), old, y);
+        if (j > 0) state[j - 1] = old;
+      }
+      if (taps > 1) state[taps - 2] = x;
     }
-  } else {
-    for (int j = 0; j + 1 < taps; ++j) {
-      const float old = state[j];
-      y = fmaf(to_float(weight[j]), old, y);
-      if (j > 0) state[j - 1] = old;
+    if (!is_last && tokens.kept_state != nullptr) {
+      for (int j = 0; j + 1 < taps; ++j) tokens.kept_state[(t * p.channels + c) * (taps - 1) + j] = state[j];
     }
-    if (taps > 1) state[taps - 2] = x;
+    y = activate(fmaf(to_float(weight[taps - 1]), x, y), p.silu) * gate;
+    T* out = static_cast<T*>(p.y) + (row + t) * p.y_stride + c;
+    for (int64_t i = 0; i <= (kSeveral && is_last ? tokens.padding : 0); ++i) out[i * p.y_stride] = from_float<T>(y);
   }
-  y = activate(fmaf(to_float(weight[taps - 1]), x, y), p.silu) * gate;
-  static_cast<T*>(p.y)[row * p.y_stride + c] = from_float<T>(y);
 }
 
-template <typename T>
+template <typename T, bool kSeveral>
 auto* choose_step(int taps, bool four) {
-  if (four) return taps == 3 ? step_rows_of_four<T, 3> : step_rows_of_four<T, 4>;
-  return taps == 3 ? step_rows<T, 3> : taps == 4 ? step_rows<T, 4> : step_rows<T, 0>;
+  constexpr int kMost = kSeveral ? kShortConvStepTokens : 1;
+  if (four) return taps == 3 ? step_rows_of_four<T, 3, kMost> : step_rows_of_four<T, 4, kMost>;
+  return taps == 3 ? step_rows<T, 3, kSeveral> : taps == 4 ? step_rows<T, 4, kSeveral> : step_rows<T, 0, kSeveral>;
+}
+
+template <bool kSeveral>
+Status launch_step(const ShortConv& p, const RowTokens& tokens, Queue queue) {
+  if (p.x_bias != nullptr || p.gate_bias != nullptr) return {"short_conv_step: x and the gate must have their biases"};
+  const bool bf = p.dtype == DType::bf16;
+  const bool four = (p.taps == 3 || p.taps == 4) && p.channels % 4 == 0 && p.x_stride % 4 == 0 && p.y_stride % 4 == 0 &&
+                    p.gate_stride % 4 == 0 && aligned16(p.x) && aligned16(p.weight) && aligned16(p.bias) && aligned16(p.gate) &&
+                    aligned16(p.y) && aligned16(p.state) && aligned16(tokens.kept_state);
+  auto* kernel = bf ? choose_step<bf16, kSeveral>(p.taps, four) : choose_step<float, kSeveral>(p.taps, four);
+  const dim3 grid(static_cast<unsigned>(p.rows), static_cast<unsigned>(ceil_div(p.channels, kThreads * (four ? 4 : 1))));
+  return launch_overlapped(kernel, {grid, kThreads}, queue, p, tokens);
 }
 
 template <typename T>
@@ -253,14 +301,12 @@ Status short_conv_forward(const ShortConv& p, Queue queue) {
 
 Status short_conv_step(const ShortConv& p, Queue queue) {
   if (p.rows == 0) return {};
-  if (p.x_bias != nullptr || p.gate_bias != nullptr) return {"short_conv_step: x and the gate must have their biases"};
-  const bool bf = p.dtype == DType::bf16;
-  const bool four = (p.taps == 3 || p.taps == 4) && p.channels % 4 == 0 && p.x_stride % 4 == 0 && p.y_stride % 4 == 0 &&
-                    p.gate_stride % 4 == 0 && aligned16(p.x) && aligned16(p.weight) && aligned16(p.bias) && aligned16(p.gate) &&
-                    aligned16(p.y) && aligned16(p.state);
-  auto* kernel = bf ? choose_step<bf16>(p.taps, four) : choose_step<float>(p.taps, four);
-  const dim3 grid(static_cast<unsigned>(p.rows), static_cast<unsigned>(ceil_div(p.channels, kThreads * (four ? 4 : 1))));
-  return launch_overlapped(kernel, {grid, kThreads}, queue, p);
+  return launch_step<false>(p, {}, queue);
+}
+
+Status short_conv_tokens(const ShortConvTokens& p, Queue queue) {
+  if (p.step.tokens < 1 || p.step.tokens > kShortConvStepTokens) return {"short_conv_tokens: tokens must be 1 to 8"};
+  return launch_step<true>(p.step, {static_cast<int>(p.step.tokens), p.padding, p.kept_state}, queue);
 }
 
 }  // namespace based::kernels::cuda

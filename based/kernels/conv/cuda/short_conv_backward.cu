@@ -393,7 +393,8 @@ const DefineLaunchers<ShortConvLaunchers> kLaunchers(Device::cuda, {.forward = s
                                                                     .backward = short_conv_backward,
                                                                     .step = short_conv_step,
                                                                     .backward_sums = short_conv_backward_sums,
-                                                                    .adds_input = true});
+                                                                    .adds_input = true,
+                                                                    .step_tokens = short_conv_tokens});
 }
 
 }  // namespace based::kernels::cuda

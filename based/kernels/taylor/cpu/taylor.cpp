@@ -121,7 +121,8 @@ const DefineLaunchers<TaylorAttentionLaunchers> kLaunchers(Device::cpu, {.forwar
                                                                          .takes_strides = nullptr,
                                                                          .step = on_cpu<taylor_attention_step>,
                                                                          .step_head_dim = std::numeric_limits<int64_t>::max(),
-                                                                         .step_scales = false});
+                                                                         .step_scales = false,
+                                                                         .step_tokens = nullptr});
 }
 
 }  // namespace based::kernels::cpu

@@ -4,7 +4,8 @@
 //     update them there, and TMA stores them.
 //   step_rows: one block for each row and head; its threads hold the state in registers. With few rows on Hopper, a state that takes
 //   several
-//     rounds of loads is divided among the blocks of a cluster by columns. The order of additions is the same, so the bits are.
+//     rounds of loads is divided among the blocks of a cluster by columns. The order of additions is the same, so the bits are. It
+//     also reads several tokens of one sequence, one after another, with the sums of single steps.
 #include "based/kernels/common/cuda/launch.h"
 #include "based/kernels/common/cuda/vectors.cuh"
 #include "based/kernels/taylor/cuda/feature_pair.cuh"
@@ -40,19 +41,18 @@ struct Vector {
   }
 };
 
-// The denominator's state of a thread's features, and its update. `pair` and `old` are the factors and the old state of the first one.
+// The denominator's state of a thread's features, and its update. `first` is that of the thread's first feature, `pair` its factors.
 struct Denominator {
   float* sums;
-  float decay, old;
+  float decay, first;
   int count;
 
-  __device__ __forceinline__ float updated(int f, float phi_k) const { return (f < kThreads ? old : sums[f]) * decay + phi_k; }
+  __device__ __forceinline__ float updated(int f, float phi_k) const { return (f < kThreads ? first : sums[f]) * decay + phi_k; }
 
-  // Writes φ(q) and φ(k) of a row and head to shared memory; returns the thread's part of the denominator.
+  // Writes φ(q) and φ(k) of a token to shared memory; returns the thread's part of the denominator.
   template <typename T>
-  __device__ __forceinline__ float make_features(const TaylorAttention& p, int64_t row_head, const FeaturePair& pair, float* phi_q,
+  __device__ __forceinline__ float make_features(const TaylorAttention& p, const T* q, const T* k, const FeaturePair& pair, float* phi_q,
                                                  float* phi_k) const {
-    const T *q = static_cast<const T*>(p.q) + row_head * p.feature_dim, *k = static_cast<const T*>(p.k) + row_head * p.feature_dim;
     float sum = 0;
     for (int f = threadIdx.x; f < count; f += kThreads) {
       const FeaturePair factors = f < kThreads ? pair : FeaturePair(f, p.feature_dim);
@@ -62,13 +62,40 @@ struct Denominator {
     }
     return sum;
   }
-  __device__ __forceinline__ void store(const float* phi_k) const {
-    for (int f = threadIdx.x; f < count; f += kThreads) sums[f] = updated(f, phi_k[f]);
+  // Stores the state after the token, and a copy at `kept`; null: none.
+  __device__ __forceinline__ void store(const float* phi_k, float* kept) {
+    for (int f = threadIdx.x; f < count; f += kThreads) {
+      const float x = updated(f, phi_k[f]);
+      sums[f] = x;
+      if (f < kThreads) first = x;
+      if (kept != nullptr) kept[f] = x;
+    }
   }
 };
 
-template <typename T, int kWidth, int kBlocks, int kRound>
-__global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ TaylorAttention p, const int features) {
+// The tokens that a block of step_rows reads: that of its row, or those of a sequence.
+struct RowTokens {
+  int count = 1;
+  int64_t padding = 0;
+  float *kept_kv_state = nullptr, *kept_k_state = nullptr;
+};
+
+// Copies the tokens' q, k and v of a head to shared memory, so that their loads are in flight together.
+template <typename T>
+__device__ __forceinline__ void copy_tokens(const TaylorAttention& p, int count, T* q, T* k, T* v) {
+  const auto copy = [&](T* to, const void* from, int dim) {
+    for (int i = threadIdx.x; i < count * dim; i += kThreads)
+      to[i] = static_cast<const T*>(from)[(int64_t{i / dim} * p.heads + blockIdx.y) * dim + i % dim];
+  };
+  copy(q, p.q, p.feature_dim), copy(k, p.k, p.feature_dim), copy(v, p.v, p.head_dim);
+  __syncthreads();  // the copies are complete
+}
+
+// kBlocks: blocks of a cluster that share a state. kRound: vectors of the state that a thread loads at a time. kSeveral: whether a block
+// reads several tokens. Its threads then hold the state between the tokens, or, where it is too large, store and load it.
+template <typename T, int kWidth, int kBlocks, int kRound, bool kSeveral>
+__global__ void __launch_bounds__(kThreads)
+    step_rows(const __grid_constant__ TaylorAttention p, const int features, const __grid_constant__ RowTokens tokens) {
   extern __shared__ float shared[];
   float *phi_q = shared, *phi_k = phi_q + features, *warp_sums = phi_k + features, *partial = warp_sums + 32;
   let_next_kernel_start();
@@ -77,64 +104,86 @@ __global__ void __launch_bounds__(kThreads) step_rows(const __grid_constant__ Ta
   const int64_t row = blockIdx.x / kBlocks, slot = p.slot != nullptr ? p.slot[row] : row, state = slot * p.heads + blockIdx.y;
   const int columns = p.head_dim / kWidth, groups = kThreads / columns;
   const int group = threadIdx.x / columns, column = threadIdx.x % columns * kWidth;
-  const bool active = group < groups && column * kBlocks / p.head_dim == part;
-  const int64_t out = (row * p.heads + blockIdx.y) * p.head_dim;
+  const bool active = group < groups && column * kBlocks / p.head_dim == part, holds_state = features <= kRound * groups;
   float *kv = p.kv_state + state * features * p.head_dim + column, *sums = p.k_state + state * features;
 
-  const Denominator below{sums, p.decay != nullptr && p.decay_denominator ? p.decay[blockIdx.y] : 1.0F,
-                          static_cast<int>(threadIdx.x) < features ? sums[threadIdx.x] : 0.0F, features};
+  Denominator below{sums, p.decay != nullptr && p.decay_denominator ? p.decay[blockIdx.y] : 1.0F,
+                    static_cast<int>(threadIdx.x) < features ? sums[threadIdx.x] : 0.0F, features};
   Vector<kWidth> held[kRound];
-  if (active) {
+  const auto load_first = [&] {
+    if (!active) return;
 #pragma unroll
     for (int i = 0; i < kRound; ++i) {
       if (group + i * groups < features) held[i].load(kv + static_cast<int64_t>(group + i * groups) * p.head_dim);
     }
-  }
+  };
+  load_first();
   const FeaturePair pair(min(static_cast<int>(threadIdx.x), features - 1), p.feature_dim);
   if (p.state_is_private) wait_for_earlier_kernels();
-  T raw[kWidth];
+  const T *q = static_cast<const T*>(p.q), *k = static_cast<const T*>(p.k), *v_row = static_cast<const T*>(p.v);
+  if constexpr (kSeveral) {
+    T* copied = reinterpret_cast<T*>(partial + groups * p.head_dim);
+    T *all_k = copied + tokens.count * p.feature_dim, *all_v = all_k + tokens.count * p.feature_dim;
+    copy_tokens(p, tokens.count, copied, all_k, all_v);
+    q = copied, k = all_k, v_row = all_v;
+  } else {
+    const int64_t row_head = row * p.heads + blockIdx.y;
+    q += row_head * p.feature_dim, k += row_head * p.feature_dim, v_row += row_head * p.head_dim;
+  }
+#pragma unroll 1
+  for (int t = 0; t < (kSeveral ? tokens.count : 1); ++t) {
+    const bool is_last = !kSeveral || t + 1 == tokens.count, keeps = kSeveral && !is_last && tokens.kept_kv_state != nullptr;
+    const int64_t row_head = (kSeveral ? t : row) * p.heads + blockIdx.y;
+    float* kept = keeps ? tokens.kept_kv_state + row_head * features * p.head_dim + column : nullptr;
+    if (kSeveral && t > 0 && !holds_state) load_first();
+    T raw[kWidth];
 #pragma unroll
-  for (int c = 0; c < kWidth; ++c) raw[c] = active ? static_cast<const T*>(p.v)[out + column + c] : from_float<T>(0);
-  const float denominator = sum_over_block(below.make_features<T>(p, row * p.heads + blockIdx.y, pair, phi_q, phi_k), warp_sums);
+    for (int c = 0; c < kWidth; ++c) raw[c] = active ? v_row[t * p.head_dim + column + c] : from_float<T>(0);
+    const float denominator =
+        sum_over_block(below.make_features(p, q + t * p.feature_dim, k + t * p.feature_dim, pair, phi_q, phi_k), warp_sums);
 #if __CUDA_ARCH__ >= 900
-  if constexpr (kBlocks > 1) cluster_arrive(), cluster_wait();  // all blocks have read the denominator's state, which the first overwrites
+    if constexpr (kBlocks > 1) cluster_arrive(), cluster_wait();  // all blocks have read the denominator's state, which the first overwrites
 #endif
-  if (part == 0) below.store(phi_k);
-  const float decay = p.decay != nullptr ? p.decay[blockIdx.y] : 1.0F;
-  float v[kWidth], sum[kWidth];
+    if (part == 0) below.store(phi_k, keeps ? tokens.kept_k_state + row_head * features : nullptr);
+    const float decay = p.decay != nullptr ? p.decay[blockIdx.y] : 1.0F;
+    float v[kWidth], sum[kWidth];
 #pragma unroll
-  for (int c = 0; c < kWidth; ++c) v[c] = to_float(raw[c]), sum[c] = 0;
-  for (int base = group; active && base < features; base += kRound * groups) {
+    for (int c = 0; c < kWidth; ++c) v[c] = to_float(raw[c]), sum[c] = 0;
+    for (int base = group; active && base < features; base += kRound * groups) {
 #pragma unroll
-    for (int i = 0; i < kRound; ++i) {
-      const int f = base + i * groups;
-      if (f >= features) break;
-      const float a = phi_q[f], b = phi_k[f];
+      for (int i = 0; i < kRound; ++i) {
+        const int f = base + i * groups;
+        if (f >= features) break;
+        const float a = phi_q[f], b = phi_k[f];
 #pragma unroll
-      for (int c = 0; c < kWidth; ++c) {
-        held[i].x[c] = fmaf(b, v[c], held[i].x[c] * decay);
-        sum[c] = fmaf(a, held[i].x[c], sum[c]);
+        for (int c = 0; c < kWidth; ++c) {
+          held[i].x[c] = fmaf(b, v[c], held[i].x[c] * decay);
+          sum[c] = fmaf(a, held[i].x[c], sum[c]);
+        }
+        if (is_last || !holds_state) held[i].store(kv + static_cast<int64_t>(f) * p.head_dim);
+        if (kept != nullptr) held[i].store(kept + static_cast<int64_t>(f) * p.head_dim);
       }
-      held[i].store(kv + static_cast<int64_t>(f) * p.head_dim);
-    }
 #pragma unroll
-    for (int i = 0; i < kRound; ++i) {
-      const int f = base + (kRound + i) * groups;
-      if (f < features) held[i].load(kv + static_cast<int64_t>(f) * p.head_dim);
+      for (int i = 0; i < kRound; ++i) {
+        const int f = base + (kRound + i) * groups;
+        if (f < features) held[i].load(kv + static_cast<int64_t>(f) * p.head_dim);
+      }
     }
-  }
-  if (active) {
+    if (active) {
 #pragma unroll
-    for (int c = 0; c < kWidth; ++c) partial[group * p.head_dim + column + c] = sum[c];
+      for (int c = 0; c < kWidth; ++c) partial[group * p.head_dim + column + c] = sum[c];
+    }
+    __syncthreads();  // all partial sums are there, and φ has been read
+    const int part_columns = p.head_dim / kBlocks;
+    for (int d = part * part_columns + threadIdx.x; d < (part + 1) * part_columns; d += kThreads) {
+      float y = 0;
+      for (int g = 0; g < groups; ++g) y += partial[g * p.head_dim + d];
+      T* out = static_cast<T*>(p.y) + row_head * p.head_dim + d;
+      const T rounded = from_float<T>(y / denominator);
+      for (int64_t i = 0; i <= (kSeveral && is_last ? tokens.padding : 0); ++i) out[i * p.heads * p.head_dim] = rounded;
+    }
+    if (p.denominator != nullptr && part == 0 && threadIdx.x == 0) p.denominator[row_head] = denominator;
   }
-  __syncthreads();
-  const int part_columns = p.head_dim / kBlocks;
-  for (int d = part * part_columns + threadIdx.x; d < (part + 1) * part_columns; d += kThreads) {
-    float y = 0;
-    for (int g = 0; g < groups; ++g) y += partial[g * p.head_dim + d];
-    static_cast<T*>(p.y)[out + d] = from_float<T>(y / denominator);
-  }
-  if (p.denominator != nullptr && part == 0 && threadIdx.x == 0) p.denominator[row * p.heads + blockIdx.y] = denominator;
 }
 
 // Shared memory of the streamed kernel. A stage holds a state, followed by its v, its denominator's state, q and k.
@@ -329,9 +378,28 @@ bool divides_states(const TaylorAttention& p, int features, int groups) {
          kParts * p.rows * p.heads <= multiprocessors();
 }
 
-template <typename T>
-auto* choose_step_rows(bool vectors, bool divided) {
-  return divided ? step_rows<T, 4, kParts, kHeldOfPart> : vectors ? step_rows<T, 4, 1, kHeld> : step_rows<T, 1, 1, kHeld>;
+template <typename T, bool kSeveral>
+auto* choose_rows(bool vectors, bool divided) {
+  if constexpr (!kSeveral) {
+    if (divided) return step_rows<T, 4, kParts, kHeldOfPart, false>;
+  }
+  return vectors ? step_rows<T, 4, 1, kHeld, kSeveral> : step_rows<T, 1, 1, kHeld, kSeveral>;
+}
+
+template <bool kSeveral>
+Status launch_rows(const TaylorAttention& p, const RowTokens& tokens, Queue queue) {
+  const int features = static_cast<int>(packed_features(p.feature_dim));
+  const bool vectors = p.head_dim % 4 == 0 && aligned16(p.kv_state) && aligned16(tokens.kept_kv_state);
+  if (p.head_dim > kThreads * (vectors ? 4 : 1)) return {"taylor_attention_step: head_dim is larger than 256"};
+  const int columns = vectors ? p.head_dim / 4 : p.head_dim, groups = kThreads / columns;
+  const int copied = kSeveral ? tokens.count * (2 * p.feature_dim + p.head_dim) * static_cast<int>(dtype_size(p.dtype)) : 0;
+  const int bytes = (2 * features + 32 + groups * p.head_dim) * 4 + copied;
+  const bool divided = !kSeveral && vectors && divides_states(p, features, groups);
+  auto* kernel = p.dtype == DType::bf16 ? choose_rows<bf16, kSeveral>(vectors, divided) : choose_rows<float, kSeveral>(vectors, divided);
+  if (const cudaError_t e = allow_shared_memory(kernel, bytes); e != cudaSuccess) return status_of(e);
+  const unsigned blocks = divided ? kParts : 1;
+  const Launch launch{dim3(static_cast<unsigned>(p.rows) * blocks, p.heads), kThreads, bytes, blocks};
+  return launch_overlapped(kernel, launch, queue, p, features, tokens);
 }
 
 }  // namespace
@@ -346,16 +414,12 @@ Status taylor_attention_step(const TaylorAttention& p, Queue queue) {
     const Launch launch{static_cast<unsigned>(plan.blocks * multiprocessors()), kThreads, shared};
     return launch_overlapped(streamed, launch, queue, p, plan);
   }
-  const bool vectors = p.head_dim % 4 == 0 && aligned16(p.kv_state);
-  if (p.head_dim > kThreads * (vectors ? 4 : 1)) return {"taylor_attention_step: head_dim is larger than 256"};
-  const int columns = vectors ? p.head_dim / 4 : p.head_dim, groups = kThreads / columns;
-  const int bytes = (2 * features + 32 + groups * p.head_dim) * 4;
-  const bool divided = vectors && divides_states(p, features, groups);
-  auto* kernel = p.dtype == DType::bf16 ? choose_step_rows<bf16>(vectors, divided) : choose_step_rows<float>(vectors, divided);
-  if (const cudaError_t e = allow_shared_memory(kernel, bytes); e != cudaSuccess) return status_of(e);
-  const unsigned blocks = divided ? kParts : 1;
-  const Launch launch{dim3(static_cast<unsigned>(p.rows) * blocks, p.heads), kThreads, bytes, blocks};
-  return launch_overlapped(kernel, launch, queue, p, features);
+  return launch_rows<false>(p, {}, queue);
+}
+
+Status taylor_attention_tokens(const TaylorTokens& p, Queue queue) {
+  if (p.step.tokens < 1 || p.step.tokens > kTaylorStepTokens) return {"taylor_attention_tokens: tokens must be 1 to 8"};
+  return launch_rows<true>(p.step, {static_cast<int>(p.step.tokens), p.padding, p.kept_kv_state, p.kept_k_state}, queue);
 }
 
 }  // namespace based::kernels::cuda

@@ -87,7 +87,8 @@ const DefineLaunchers<TaylorAttentionLaunchers> kLaunchers(Device::cuda, {.forwa
                                                                           .takes_strides = taylor_attention_takes_strides,
                                                                           .step = taylor_attention_step,
                                                                           .step_head_dim = 256,
-                                                                          .step_scales = true});
+                                                                          .step_scales = true,
+                                                                          .step_tokens = taylor_attention_tokens});
 }
 
 }  // namespace based::kernels::cuda

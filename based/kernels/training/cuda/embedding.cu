@@ -140,6 +140,32 @@ __global__ void __launch_bounds__(kThreads) begin_rows(const __grid_constant__ E
   }
 }
 
+// The same for several tokens of one sequence, in one block, since all of them read the count that the kernel advances.
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads) begin_tokens(const __grid_constant__ EmbeddingTokens all) {
+  overlap_kernels();
+  const EmbeddingStep& p = all.step;
+  const int64_t rows = all.tokens + all.padding, units = p.width / kCount;
+  if (threadIdx.x == 0) {
+    int64_t& seen = p.seen[p.slot[0]];
+    const int64_t first = seen;
+    for (int64_t row = 0; row < rows; ++row) p.row_position[row] = first + min(row, all.tokens - 1);
+    if (all.kept_seen != nullptr) {
+      for (int64_t t = 0; t + 1 < all.tokens; ++t) all.kept_seen[t] = first + t + 1;
+    }
+    seen = first + all.tokens;
+  }
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < rows * units; i += kThreads) {
+    const int64_t row = i / units, column = i % units * kCount, id = p.id[min(row, all.tokens - 1)];
+    float y[kCount];
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) y[c] = NAN;
+    if (id < p.vocab) load_floats<kCount>(static_cast<const T*>(p.table) + max(id, int64_t{0}) * p.width + column, y);
+    store_floats<kCount>(p.y + row * p.width + column, y);
+  }
+}
+
 // A block gathers kRowUnroll times rows_at_once() rows. Rows shorter than the block are covered by adjacent threads, rows_at_once() of them
 // at a time; the threads loop over a longer row.
 constexpr int kRowThreads = 256;
@@ -252,6 +278,13 @@ Status embedding_step(const EmbeddingStep& p, Queue queue) {
   return launch_overlapped(kernel, {static_cast<unsigned>(p.rows), kThreads}, queue, p);
 }
 
+Status embedding_tokens(const EmbeddingTokens& p, Queue queue) {
+  const EmbeddingStep& s = p.step;
+  const bool vector = s.width % 8 == 0 && aligned16(s.table) && aligned16(s.y), bf = s.dtype == DType::bf16;
+  auto* kernel = bf ? (vector ? begin_tokens<bf16, 8> : begin_tokens<bf16, 1>) : (vector ? begin_tokens<float, 8> : begin_tokens<float, 1>);
+  return launch_overlapped(kernel, {1, kThreads}, queue, p);
+}
+
 Status embedding_rows(const EmbeddingRows& p, Queue queue) {
   if (p.tokens == 0 || p.width == 0) return {};
   return p.dtype == DType::bf16 ? launch_rows<bf16>(p, queue) : launch_rows<float>(p, queue);
@@ -262,6 +295,7 @@ const DefineLaunchers<EmbeddingLaunchers> kLaunchers(Device::cuda, {.backward_su
                                                                     .backward_scratch = embedding_backward_scratch,
                                                                     .backward = embedding_backward,
                                                                     .step = embedding_step,
+                                                                    .step_tokens = embedding_tokens,
                                                                     .rows = embedding_rows});
 }
 

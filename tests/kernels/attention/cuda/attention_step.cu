@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "based/kernels/attention/causal_attention_plan.h"
 #include "bench/kernels/attention/problems/attention_step.cuh"
 #include "tests/kernels/common/cuda/testing.cuh"
 
@@ -77,6 +78,60 @@ void verify_same_bits(Report& report, AttentionStepShape s, uint64_t seed) {
   if (y[0] != y[2]) report.fail("causal_attention_step: bits depend on the ring's capacity");
 }
 
+// A step of several tokens of one sequence against steps of one token: y, padding, and the rings after each token, bit for bit.
+void verify_tokens(Report& report, AttentionStepShape s, int64_t tokens, double rotary_base, uint64_t seed) {
+  constexpr int64_t padding = 2;
+  const int64_t first = s.positions.at(0);
+  s.rows = tokens + padding;  // rows of q, k and v; the first slot of the rings is used
+  AttentionStepProblem problem(s, seed);
+  std::vector<int64_t> positions;
+  for (int64_t t = 0; t < tokens; ++t) positions.push_back(first + t);
+  const Buffer position = upload(positions), slot = zeros(8), k_ring = copy_of(problem.k_ring), v_ring = copy_of(problem.v_ring);
+  const int64_t ring = s.capacity * s.kv_heads * s.head_dim, row = s.heads * s.head_dim;
+  const Buffer y(row * 2), kept_k(tokens * ring * 2), kept_v(tokens * ring * 2);
+  CausalAttentionStep one = problem.p;
+  one.rows = 1, one.position = position.as<int64_t>(), one.slot = slot.as<int64_t>(), one.rotary_base = rotary_base;
+  one.ring_is_private = false;
+  const std::string name = std::to_string(tokens) + " tokens, d" + std::to_string(s.head_dim) + " capacity " + std::to_string(s.capacity) +
+                           " from " + std::to_string(first);
+  if (!kernels::causal_attention_takes_tokens(one, gpu::this_gpu())) return report.no_kernel(name);
+  check(gpu::causal_attention_tokens({one, tokens, padding, kept_k.as(), kept_v.as()}, {}));
+  const std::vector<double> given = download(problem.p.y, s.dtype, (tokens + padding) * row);
+  one.k_ring = k_ring.as(), one.v_ring = v_ring.as(), one.y = y.as();
+  bool same_y = true, same_rings = true;
+  for (int64_t t = 0; t < tokens; ++t) {
+    check(gpu::causal_attention_step(one, {}));
+    check(cudaDeviceSynchronize(), "step");
+    const bool is_last = t + 1 == tokens;
+    const std::vector<double> wanted = download(y.as(), s.dtype, row);
+    for (int64_t to = t; to < (is_last ? tokens + padding : t + 1); ++to)
+      same_y = same_y && std::equal(wanted.begin(), wanted.end(), given.begin() + to * row);
+    const auto same = [&](const Buffer& single, const void* all, const Buffer& kept) {
+      const void* after = is_last ? all : kept.as<char>() + t * ring * 2;
+      return download(single.as(), s.ring_dtype, ring) == download(after, s.ring_dtype, ring);
+    };
+    same_rings = same_rings && same(k_ring, problem.p.k_ring, kept_k) && same(v_ring, problem.p.v_ring, kept_v);
+    const auto advance = [](const void* x, int64_t stride) -> const void* { return static_cast<const char*>(x) + 2 * stride; };
+    one.q = advance(one.q, one.q_stride), one.k = advance(one.k, one.k_stride), one.v = advance(one.v, one.v_stride), ++one.position;
+  }
+  report.expect(name + ": y", same_y ? 0 : 1, 0);
+  report.expect(name + ": rings", same_rings ? 0 : 1, 0);
+}
+
+void verify_causal_attention_tokens(Report& report) {
+  const DType bf = DType::bf16;
+  uint64_t seed = 100;
+  for (const int64_t tokens : {1, 2, 5, 8}) {
+    for (const int64_t first : {0, 13, 60, 64, 1001}) {
+      verify_tokens(report, {1, 64, 16, 16, 64, bf, bf, {first}}, tokens, 10000, seed++);
+      verify_tokens(report, {1, 64, 16, 16, 64, bf, bf, {first}}, tokens, 0, seed++);
+      verify_tokens(report, {1, 16, 16, 16, 128, bf, bf, {first}}, tokens, 10000, seed++);
+      verify_tokens(report, {1, 129, 16, 16, 128, bf, bf, {first}}, tokens, 10000, seed++);
+      verify_tokens(report, {1, 5, 4, 4, 112, bf, bf, {first}}, tokens, 10000, seed++);
+    }
+  }
+}
+
 void verify_causal_attention_step(Report& report) {
   const DType bf = DType::bf16, fp = DType::f32;
   uint64_t seed = 1;
@@ -100,6 +155,7 @@ void verify_causal_attention_step(Report& report) {
   for (const int32_t head_dim : {64, 112}) verify_same_bits(report, {140, 64, 16, 16, head_dim, bf, bf, {40, 2, 62}}, seed++);
 }
 
+const DefineFamily<Report> kCausalAttentionTokens("causal_attention_tokens", verify_causal_attention_tokens);
 const DefineFamily<Report> kCausalAttentionStep("causal_attention_step", verify_causal_attention_step);
 
 }  // namespace

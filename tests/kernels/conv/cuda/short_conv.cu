@@ -211,6 +211,42 @@ void verify_short_conv_step(Report& report, int64_t channels, int32_t taps, DTyp
                 1e-6);
 }
 
+// A step of several tokens of one sequence against steps of one token: y, padding, and the states after each token, bit for bit. x and the
+// gate are halves of wider rows.
+void verify_short_conv_tokens(Report& report, int64_t channels, int32_t taps, DType dtype, int64_t tokens) {
+  constexpr int64_t padding = 3;
+  const int64_t size = kernels::dtype_size(dtype), kept = channels * (taps - 1);
+  const Buffer x = random_buffer(tokens * 2 * channels, dtype, 1, 1), weight = random_buffer(channels * taps, dtype, 0.5, 3);
+  const Buffer bias = random_buffer(channels, dtype, 0.5, 4), start = random_buffer(std::max<int64_t>(kept, 1), DType::f32, 1, 5);
+  const Buffer state = copy_of(start), y(channels * size), all_y((tokens + padding) * channels * size), states(tokens * kept * 4 + 4);
+  kernels::ShortConv one;
+  one.weight = weight.as(), one.bias = bias.as(), one.y = y.as(), one.state = state.as<float>(), one.tokens = one.rows = 1;
+  one.channels = channels, one.x_stride = one.gate_stride = 2 * channels, one.y_stride = channels, one.taps = taps, one.dtype = dtype;
+  const auto at = [&](int64_t t) {
+    one.x = x.as<char>() + t * 2 * channels * size, one.gate = x.as<char>() + (2 * t + 1) * channels * size;
+  };
+  at(0);
+  kernels::ShortConvTokens all{one, padding, states.as<float>()};
+  all.step.state = start.as<float>(), all.step.y = all_y.as(), all.step.tokens = tokens;
+  check(gpu::short_conv_tokens(all, {}));
+  const std::vector<double> given = download(all_y.as(), dtype, (tokens + padding) * channels);
+  bool same_y = true, same_states = true;
+  for (int64_t t = 0; t < tokens; ++t) {
+    at(t);
+    check(gpu::short_conv_step(one, {}));
+    check(cudaDeviceSynchronize(), "step");
+    const bool is_last = t + 1 == tokens;
+    const std::vector<double> wanted = download(y.as(), dtype, channels);
+    for (int64_t to = t; to < (is_last ? tokens + padding : t + 1); ++to)
+      same_y = same_y && std::equal(wanted.begin(), wanted.end(), given.begin() + to * channels);
+    const float* after = is_last ? start.as<float>() : states.as<float>() + t * kept;
+    same_states = same_states && download(state.as(), DType::f32, kept) == download(after, DType::f32, kept);
+  }
+  const std::string name = "short_conv " + std::to_string(tokens) + " tokens, taps " + std::to_string(taps) + type_name(dtype);
+  report.expect(name + ": y", same_y ? 0 : 1, 0);
+  report.expect(name + ": states", same_states ? 0 : 1, 0);
+}
+
 void verify_short_conv(Report& report) {
   const DType bf = DType::bf16, fp = DType::f32;
   for (const Convolution& s : std::vector<Convolution>{{{0, 100, 100, 101, 150}, 64, 3, true, bf},
@@ -253,7 +289,17 @@ void verify_short_conv_step(Report& report) {
   verify_short_conv_step(report, 17, 4, DType::f32);
 }
 
+void verify_short_conv_tokens(Report& report) {
+  for (const int64_t tokens : {1, 2, 5, 8}) {
+    for (const DType dtype : {DType::bf16, DType::f32}) {
+      verify_short_conv_tokens(report, 2048, 3, dtype, tokens), verify_short_conv_tokens(report, 40, 4, dtype, tokens);
+      verify_short_conv_tokens(report, 17, 3, dtype, tokens), verify_short_conv_tokens(report, 17, 9, dtype, tokens);
+    }
+  }
+}
+
 const DefineFamily<Report> kShortConv("short_conv", verify_short_conv);
+const DefineFamily<Report> kShortConvTokens("short_conv_tokens", verify_short_conv_tokens);
 const DefineFamily<Report> kShortConvStep("short_conv_step", verify_short_conv_step);
 
 }  // namespace

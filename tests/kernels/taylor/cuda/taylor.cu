@@ -78,6 +78,43 @@ void verify_step_of_one_row(Report& report, TaylorShape shape, uint64_t seed) {
   report.expect("step " + shape.name() + ": bits of one row", equal ? 0 : 1, 0);
 }
 
+// A step of several tokens of one sequence against steps of one token: y, padding, and the states after each token, bit for bit.
+void verify_tokens(Report& report, TaylorShape shape, int64_t tokens, uint64_t seed) {
+  shape.lengths = {tokens}, shape.state = true;
+  TaylorProblem problem(shape, seed);
+  constexpr int64_t padding = 2;
+  const int64_t heads = problem.p.heads, size = kernels::dtype_size(shape.dtype), row = heads * shape.head_dim;
+  const int64_t sums = heads * packed_features(shape.feature_dim), state = sums * shape.head_dim;
+  const Buffer kv = copy_of(problem.kv_state), k = copy_of(problem.k_state), y(row * size), all_y((tokens + padding) * row * size);
+  const Buffer kept_kv(tokens * state * 4), kept_k(tokens * sums * 4);
+  problem.p.scale = 0.5F, problem.p.denominator = nullptr;
+  kernels::TaylorTokens all{problem.p, padding, kept_kv.as<float>(), kept_k.as<float>()};
+  all.step.y = all_y.as();
+  check(gpu::taylor_attention_tokens(all, {}));
+  TaylorAttention one = problem.p;
+  one.tokens = one.rows = 1, one.y = y.as(), one.kv_state = kv.as<float>(), one.k_state = k.as<float>();
+  const auto token_of = [&](const Buffer& x, int64_t t, int64_t dim) { return x.as<char>() + t * heads * dim * size; };
+  const std::vector<double> given = download(all_y.as(), shape.dtype, (tokens + padding) * row);
+  bool same_y = true, same_states = true;
+  for (int64_t t = 0; t < tokens; ++t) {
+    one.q = token_of(problem.q, t, shape.feature_dim), one.k = token_of(problem.k, t, shape.feature_dim);
+    one.v = token_of(problem.v, t, shape.head_dim);
+    check(gpu::taylor_attention_step(one, {}));
+    check(cudaDeviceSynchronize(), "step");
+    const std::vector<double> wanted = download(y.as(), shape.dtype, row);
+    for (int64_t to = t; to < (t + 1 == tokens ? tokens + padding : t + 1); ++to)
+      same_y = same_y && std::equal(wanted.begin(), wanted.end(), given.begin() + to * row);
+    const bool is_last = t + 1 == tokens;
+    const float *kv_after = is_last ? problem.p.kv_state : kept_kv.as<float>() + t * state,
+                *k_after = is_last ? problem.p.k_state : kept_k.as<float>() + t * sums;
+    same_states = same_states && download(kv.as(), DType::f32, state) == download(kv_after, DType::f32, state) &&
+                  download(k.as(), DType::f32, sums) == download(k_after, DType::f32, sums);
+  }
+  const std::string name = std::to_string(tokens) + " tokens " + shape.name();
+  report.expect(name + ": y", same_y ? 0 : 1, 0);
+  report.expect(name + ": states", same_states ? 0 : 1, 0);
+}
+
 // Runs deferred steps and plain steps on the same tokens. Compares every y of the deferred steps with the reference in double, and, after
 // the flush, the states with those of the plain steps, bit for bit. Half of the rows start with some more pending tokens. The reference has
 // no scale, so with a scale other than 1 only the states are compared.
@@ -274,7 +311,21 @@ void verify_taylor(Report& report) {
   verify_deferred(report, {std::vector<int64_t>(26, 1), 16, 16, 112, DType::bf16, true, true, true}, seed++, 1);
 }
 
+// The last shapes have more features than a thread holds, and heads without whole vectors.
+void verify_taylor_tokens(Report& report) {
+  uint64_t seed = 900;
+  for (TaylorShape shape : std::vector<TaylorShape>{{{1}, 16, 16, 64, DType::bf16},
+                                                    {{1}, 2, 16, 64, DType::f32},
+                                                    {{1}, 3, 16, 64, DType::bf16, true, true, true},
+                                                    numerator_decays({{1}, 3, 16, 64, DType::f32}),
+                                                    {{1}, 2, 24, 128, DType::bf16},
+                                                    {{1}, 2, 32, 64, DType::f32},
+                                                    {{1}, 2, 3, 5, DType::bf16}})
+    for (const int64_t tokens : {1, 2, 5, 8}) verify_tokens(report, shape, tokens, seed++);
+}
+
 const DefineFamily<Report> kTaylor("taylor", verify_taylor);
+const DefineFamily<Report> kTaylorTokens("taylor_attention_tokens", verify_taylor_tokens);
 
 }  // namespace
 }  // namespace based::tests
