@@ -1,6 +1,6 @@
 // A step of one sequence that reads its input token and drafts of the tokens after it, on a device where the bits of a row of a matrix
-// product depend on the number of rows. The model always gets kRows rows, of which some are padding. Recurrences and draws run for one row
-// after another. So the bits of a token do not depend on the number of drafts.
+// product depend on the number of rows. The model always gets kRows rows, of which some are padding. Recurrences and draws take one row
+// after another, in one launch or in several. So the bits of a token do not depend on the number of drafts.
 #pragma once
 #include <functional>
 #include <memory>

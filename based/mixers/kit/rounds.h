@@ -1,5 +1,6 @@
 // A step of several consecutive tokens of a sequence (Pass::step_rounds). A mixer's projections read their weights once for all tokens.
-// Its recurrences run round by round, each with the operator of a step of one token, so that the bits are those of separate steps.
+// Its recurrences run round by round, each with the operator of a step of one token, or for all tokens of one sequence with an operator
+// that has the same bits.
 #pragma once
 #include <map>
 #include <optional>
@@ -33,7 +34,7 @@ class StateJournal {
   };
   int64_t most_tokens_;
   std::map<std::pair<const void*, size_t>, Kept> kept_;  // by the tensor's memory and the round
-  std::map<const void*, Tensor> memory_;                 // of memory_for(), by the state's memory
+  std::map<const void*, Tensor> memory_;                 // from memory_for(), by the address of the state
 };
 
 // A step of several tokens of one sequence, for operators that read them all: its slot, int64 [1]; the number of tokens, which are the

@@ -67,8 +67,8 @@ Tensor tokens_reference(const RotaryAttentionTokens& in) {
   const auto step_row = [&](const auto& row) {
     return call(RotaryAttentionStep{row(in.qkv), in.k_ring, in.v_ring, row(in.positions), in.slots, in.scale, in.dim, in.base});
   };
-  return step_each_token(in.tokens, in.qkv.size(0), in.slots, {{"k_ring", in.k_ring, in.kept_k_ring}, {"v_ring", in.v_ring, in.kept_v_ring}},
-                        step_row);
+  return step_each_token(in.tokens, in.qkv.size(0), in.slots,
+                         {{"k_ring", in.k_ring, in.kept_k_ring}, {"v_ring", in.v_ring, in.kept_v_ring}}, step_row);
 }
 
 Tensor tokens(const RotaryAttentionTokens& in) {

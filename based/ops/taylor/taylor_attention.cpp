@@ -281,7 +281,7 @@ Tensor tokens_reference(const TaylorAttentionTokens& in) {
         TaylorAttentionStep{row(in.q), row(in.k), row(in.v), in.kv_state, in.k_state, in.slots, in.decay, in.scale, in.decay_denominator});
   };
   return step_each_token(in.tokens, in.q.size(0), in.slots,
-                        {{"kv_state", in.kv_state, in.kept_kv_state}, {"k_state", in.k_state, in.kept_k_state}}, step_row);
+                         {{"kv_state", in.kv_state, in.kept_kv_state}, {"k_state", in.k_state, in.kept_k_state}}, step_row);
 }
 
 Tensor tokens(const TaylorAttentionTokens& in) {

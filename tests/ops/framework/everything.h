@@ -61,6 +61,7 @@ struct Everything {
   std::vector<Tensor> run() {
     const at::NoGradGuard no_grad;
     const auto three = [](const Tensor& t) { return t.narrow(0, 0, 3); };
+    const auto kept = [](const Tensor& state) { return at::zeros_like(state.narrow(0, 0, 1)); };
     const auto [y, last] = taylor_attention(q, k, v, cu);
     const auto [convolved, conv_last] = short_conv(x, taps, {}, {}, true, cu);
     const auto [embedded, in_rings] = embedding_step_(seen, slots, x, cu.narrow(0, 0, 3));
@@ -95,6 +96,11 @@ struct Everything {
         short_conv_prefill(x, taps, {}, {}, true, cu, conv_state, slots),
         short_conv_step(three(x), taps, {}, {}, true, conv_state, slots),
         causal_attention_step(three(wide), three(wide), three(v), k_ring, v_ring, in_rings, slots, 0.125),
+        taylor_attention_tokens(three(q), three(k), three(v), 2, state, slots.narrow(0, 0, 1), {kept(state.kv), kept(state.k)}),
+        short_conv_tokens(three(x), taps, {}, {}, true, 2, conv_state, slots.narrow(0, 0, 1), kept(conv_state)),
+        rotary_attention_tokens(qkv.clone(), k_ring, v_ring, in_rings, slots.narrow(0, 0, 1), {kept(k_ring), kept(v_ring)}, 2, 0.125, 64,
+                                10000),
+        embedding_tokens_(seen, slots.narrow(0, 0, 1), x, cu.narrow(0, 0, 3), kept(seen).narrow(0, 0, 0), 1).rows,
         state.kv.clone(),
         k_ring.clone(),
         embedded,
