@@ -1,4 +1,5 @@
-// The environment variable BASED_GPU_KERNELS restricts the kernels that GPUs run, so that a Hopper GPU can show what other GPUs do.
+// The environment variable BASED_GPU_KERNELS restricts the kernels that GPUs run. With it, tests and timings on a Hopper GPU cover the
+// kernels of other GPUs.
 #pragma once
 #include <cstdlib>
 #include <string_view>

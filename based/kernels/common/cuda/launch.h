@@ -30,8 +30,8 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 
 inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 
-// Shared memory that a block may have, and that of a multiprocessor, in bytes, as far as BASED_GPU_KERNELS permits: GPUs that permit 99 KB
-// for each block have 100 KB, of which the system reserves 1 KB for each block.
+// Bytes of shared memory of a block and of a multiprocessor, within the limit of BASED_GPU_KERNELS. GPUs with 99 KB for a block have 100 KB
+// for a multiprocessor: the system reserves 1 KB for each block.
 inline int block_shared_memory() {
   const int bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), most = gpu_kernels_choice().block_shared_bytes;
   return most == 0 ? bytes : std::min(bytes, most);

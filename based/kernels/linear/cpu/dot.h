@@ -1,4 +1,4 @@
-// What the kernels of linear layers share: unrolled loops over sums in registers, and the reduction of several sums at once.
+// Shared by the kernels of linear layers: unrolled loops over sums in registers, and the reduction of several sums at once.
 #pragma once
 #include <utility>
 

@@ -99,7 +99,7 @@ __device__ __forceinline__ Activations<T> load_activations(const T* row, int fir
 template <typename T, int kTiles>
 struct LaneActivations {
   static constexpr int kUnitVectors = kTiles * kVectors<T>;
-  const uint32_t at, stride;  // of this lane's first vector, and from one of its vectors to the next; in bytes
+  const uint32_t at, stride;  // bytes: the lane's first vector; from one of its vectors to the next
   __device__ __forceinline__ explicit LaneActivations(const uint4* memory)
       : at(shared_address(memory + threadIdx.x)), stride(16 * blockDim.x) {}
   __device__ __forceinline__ uint32_t address(int unit_of_warp, int tile, int j) const {
@@ -156,7 +156,7 @@ struct WeightStream {
   const QuantisedLinear& p;
   const int lane, warp, warps, in, tiles;
   const int8_t* rows[2];
-  int tile, first;  // of the next round
+  int tile, first;  // the next round's
   uint4 ints[kUnitsAhead][2];
 
   __device__ __forceinline__ WeightStream(const QuantisedLinear& linear, int all_tiles)

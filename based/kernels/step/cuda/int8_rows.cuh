@@ -81,7 +81,7 @@ __device__ __forceinline__ void multiply_int8_rows(StepThread& t, int rows, int 
   for (int first = 0; first < rows; first += kStepTileRows, sums += kStepTileRows * kStepSumStride) {
     const int tile = min(rows - first, kStepTileRows), stages = (tile + (1 << shift) - 1) >> shift;
     t.await_stages(stages);
-    uint4 a[kChunks][2];  // of rows `row` and `row + 8`
+    uint4 a[kChunks][2];  // weights of rows `row` and `row + 8`
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t in_ring = t.stage_at + min(row_at + i * 8 * row_bytes, (tile - 1) * row_bytes);

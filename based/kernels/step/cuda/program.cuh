@@ -30,7 +30,7 @@ struct StepShared {
   float2 rotations[64];              // rotary rotations of the position, computed by prefetch_window
   int64_t position;
   alignas(16) float warps[kStepMostWarps];
-  // Present only in programs with int8 weights, kStepDigitBytes for each warp, behind this struct.
+  // Present only in programs with int8 weights, kStepDigitBytes for each warp, after this struct.
   __device__ __forceinline__ uint32_t* digits() { return reinterpret_cast<uint32_t*>(this + 1); }
 };
 

@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads)
     const float denominator =
         sum_over_block(below.make_features(p, q + t * p.feature_dim, k + t * p.feature_dim, pair, phi_q, phi_k), warp_sums);
 #if __CUDA_ARCH__ >= 900
-    if constexpr (kBlocks > 1) cluster_arrive(), cluster_wait();  // all blocks have read the denominator's state, which the first overwrites
+    if constexpr (kBlocks > 1) cluster_arrive(), cluster_wait();  // all have read the state that the first one overwrites
 #endif
     if (part == 0) below.store(phi_k, keeps ? tokens.kept_k_state + row_head * features : nullptr);
     const float decay = p.decay != nullptr ? p.decay[blockIdx.y] : 1.0F;
