@@ -291,7 +291,6 @@ Tensor LanguageModel::step_rounds(const Tensor& ids, ModelState& state, const Sl
   return run_step(step_in_rounds(pass, {state.position()}, embed_round, ids), state, pass);
 }
 
-// step_rounds() for the tokens of one sequence.
 Tensor LanguageModel::step_sequence(const Tensor& ids, ModelState& state, const Slots& slot, StateJournal* journal, int64_t padding) {
   const int64_t tokens = ids.size(0), rows = tokens + padding;
   const auto embed_tokens = [&] {

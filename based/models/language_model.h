@@ -141,8 +141,9 @@ class LanguageModel : public torch::nn::Module {
   bool drops() const { return is_training() && config_.embedding_dropout > 0; }
   // The residual stream of all tokens after the last layer's mixer.
   ResidualStream run_mixers(const Tensor& ids, const Sequences& rows, ModelState& state, const Slots& slots);
-  // The hidden states after the last norm of a step whose tokens have these rows of the embedding, in the residual stream's type.
+  // step_rounds() for the tokens of one sequence.
   Tensor step_sequence(const Tensor& ids, ModelState& state, const Slots& slot, StateJournal* journal, int64_t padding);
+  // The hidden states after the last norm of a step whose tokens have these rows of the embedding, in the residual stream's type.
   Tensor run_step(const Tensor& embedded, ModelState& state, const Pass& pass);
   Tensor final_norm(ResidualStream& stream);  // the last layer's MLP and the last norm
   ModelConfig config_;
