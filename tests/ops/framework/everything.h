@@ -61,7 +61,7 @@ struct Everything {
   std::vector<Tensor> run() {
     const at::NoGradGuard no_grad;
     const auto three = [](const Tensor& t) { return t.narrow(0, 0, 3); };
-    const auto kept = [](const Tensor& state) { return at::zeros_like(state.narrow(0, 0, 1)); };
+    const auto kept = [](const Tensor& tensor) { return at::zeros_like(tensor.narrow(0, 0, 1)); };
     const auto [y, last] = taylor_attention(q, k, v, cu);
     const auto [convolved, conv_last] = short_conv(x, taps, {}, {}, true, cu);
     const auto [embedded, in_rings] = embedding_step_(seen, slots, x, cu.narrow(0, 0, 3));
