@@ -51,9 +51,9 @@ constexpr int64_t kLength = 70;
 
 Tensor draw_ids() { return torch::randint(model_of("attention").vocab_size, {kLength}, torch::kInt64); }
 
-enum class Form { forward, prefill, steps };
+enum class Form { forward, prefill, steps, rounds };
 
-// The hidden states of a sequence, computed in the given form; prefill runs in pieces of 23 tokens.
+// The hidden states of a sequence, computed in the given form. Prefill runs in pieces of 23 tokens, rounds are steps of 5 tokens.
 Tensor hidden_of(LanguageModel& model, const Tensor& ids, Form form) {
   const torch::Device device = model.device();
   const Tensor there = ids.to(device), slot = torch::zeros({1}, there.options());
@@ -61,10 +61,12 @@ Tensor hidden_of(LanguageModel& model, const Tensor& ids, Form form) {
   std::vector<Tensor> rows;
   ModelState state = model.make_state(1);
   for (int64_t at = 0; at < kLength;) {
-    const int64_t piece = form == Form::steps ? 1 : std::min<int64_t>(23, kLength - at);
+    const int64_t most = form == Form::steps ? 1 : form == Form::rounds ? 5 : 23, piece = std::min(most, kLength - at);
     const Tensor part = there.narrow(0, at, piece);
-    rows.push_back(form == Form::steps ? model.step(part, state, slot)
-                                       : model.prefill(part, Sequences::equal(1, piece, device), state, slot));
+    const std::vector<int64_t> rounds(static_cast<size_t>(piece), 1);
+    rows.push_back(form == Form::steps    ? model.step(part, state, slot)
+                   : form == Form::rounds ? model.step_rounds(part, state, slot.expand({piece}), rounds, nullptr)
+                                          : model.prefill(part, Sequences::equal(1, piece, device), state, slot));
     at += piece;
   }
   return torch::cat(rows);
@@ -178,6 +180,7 @@ std::vector<ModelCheck> model_checks(torch::Device device) {
     if (info.recurrent) {
       add_form("model, prefill in pieces, fp32", Form::prefill);
       add_form("model, step by step, fp32", Form::steps);
+      add_form("model, five tokens a step, fp32", Form::rounds);
     } else {
       add_form("model, fp32", Form::forward);
     }
