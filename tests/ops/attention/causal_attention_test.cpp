@@ -420,6 +420,9 @@ std::vector<SchemaCase> schema_cases() {
        {f({5, 2, 8}), q, k, v, cu, cu, int64_t{2}, 0.3, 0.0, int64_t{0}, none, int64_t{0}, int64_t{0}, f({5, 2, 8}), f({5, 2})}},
       {"causal_attention_step", {q, k, v, f({5, 4, 1, 8}), f({5, 4, 1, 8}), positions, slots, 0.3}},
       {"rotary_attention_step", {f({5, 32}), f({5, 4, 1, 8}), f({5, 4, 1, 8}), at::arange(1, 6), slots, 0.3, int64_t{6}, 100.0}},
+      {"rotary_attention_tokens",
+       {f({5, 32}), f({5, 4, 1, 8}), f({5, 4, 1, 8}), at::arange(1, 6), torch::tensor({2}, at::kLong), f({2, 4, 1, 8}), f({2, 4, 1, 8}),
+        int64_t{3}, 0.3, int64_t{6}, 100.0}},
   };
 }
 

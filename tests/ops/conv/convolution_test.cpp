@@ -568,6 +568,7 @@ std::vector<SchemaCase> schema_cases() {
       {"short_conv_backward", {f({5, 6}), none, x, weight, none, f({5, 6}), false, cu, none, true}},
       {"short_conv_prefill", {x, weight, f({6}), f({5, 6}), true, cu, f({5, 6, 2}), torch::tensor({3, 0}, at::kLong)}},
       {"short_conv_step", {x, weight, f({6}), f({5, 6}), true, f({5, 6, 2}), slots}},
+      {"short_conv_tokens", {x, weight, f({6}), f({5, 6}), true, f({5, 6, 2}), torch::tensor({2}, at::kLong), f({2, 6, 2}), int64_t{3}}},
       {"projected_conv", {x, f({8, 6}), f({8}), f({4, 3}), f({4}), cu, f({2, 4, 2})}},
       {"projected_conv", {x, f({8, 6}), none, f({4, 3}), none, cu, none}},
       {"projected_conv_prefill", {x, f({8, 6}), f({8}), f({4, 3}), f({4}), cu, f({5, 4, 2}), torch::tensor({3, 0}, at::kLong)}},

@@ -415,6 +415,9 @@ std::vector<SchemaCase> schema_cases() {
       {"taylor_attention_prefill",
        {q, k, v, cu, f({5, 2, features, 6}), f({5, 2, features}) + 20, torch::tensor({3, 0}, at::kLong), decay, false}},
       {"taylor_attention_step", {q, k, v, f({5, 2, features, 6}), f({5, 2, features}) + 20, slots, decay, 0.5, false}},
+      {"taylor_attention_tokens",
+       {q, k, v, f({5, 2, features, 6}), f({5, 2, features}) + 20, torch::tensor({2}, at::kLong), f({2, 2, features, 6}),
+        f({2, 2, features}), int64_t{3}, decay, 0.5, false}},
       {"taylor_features", {q}},
   };
 }
