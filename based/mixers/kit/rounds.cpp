@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "based/core/error.h"
+#include "based/ops/framework/tokens_step.h"
 
 namespace based {
 
@@ -67,15 +68,7 @@ Tensor rows_of(const Tensor& rows, const Pass::Round& round) {
   return rows.is_cuda() && differs ? some.clone(at::MemoryFormat::Contiguous) : some;
 }
 
-Tensor join_rounds(std::vector<Tensor> outputs, const Pass& pass) {
-  if (pass.padding() > 0) {
-    const Tensor& last = outputs.back();
-    std::vector<int64_t> shape = last.sizes().vec();
-    shape[0] = pass.padding();
-    outputs.push_back(last.narrow(0, last.size(0) - 1, 1).expand(shape));
-  }
-  return torch::cat(outputs);
-}
+Tensor join_rounds(std::vector<Tensor> outputs, const Pass& pass) { return ops::cat_with_padding(std::move(outputs), pass.padding()); }
 
 Tensor step_any(Mixer& mixer, const Tensor& x, MixerState& state, const Pass& pass) {
   if (pass.rounds().empty() || mixer.steps_in_rounds()) return mixer.step(x, state, pass);

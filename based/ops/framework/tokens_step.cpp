@@ -21,4 +21,14 @@ void check_tokens_step(const char* op, int64_t tokens, int64_t most, int64_t row
   }
 }
 
+Tensor cat_with_padding(std::vector<Tensor> outputs, int64_t padding) {
+  if (padding > 0) {
+    const Tensor& last = outputs.back();
+    std::vector<int64_t> shape = last.sizes().vec();
+    shape[0] = padding;
+    outputs.push_back(last.narrow(0, last.size(0) - 1, 1).expand(shape));
+  }
+  return at::cat(outputs);
+}
+
 }  // namespace based::ops

@@ -19,6 +19,9 @@ struct KeptState {
 void check_tokens_step(const char* op, int64_t tokens, int64_t most, int64_t rows, const Tensor& slots,
                        const std::vector<KeptState>& states);
 
+// The outputs one after another, followed by `padding` rows that repeat the last one.
+Tensor cat_with_padding(std::vector<Tensor> outputs, int64_t padding);
+
 // One token after another. step(row) returns the output [1, …] of a step of one token, where row(x) is the token's row of an input.
 template <class Step>
 Tensor step_each_token(int64_t tokens, int64_t rows, const Tensor& slots, const std::vector<KeptState>& states, const Step& step) {
@@ -36,12 +39,7 @@ Tensor step_each_token(int64_t tokens, int64_t rows, const Tensor& slots, const 
       at::index_select_out(to, one.state, 0, slots);
     }
   }
-  if (rows > tokens) {
-    std::vector<int64_t> shape = outputs.back().sizes().vec();
-    shape[0] = rows - tokens;
-    outputs.push_back(outputs.back().expand(shape));
-  }
-  return at::cat(outputs);
+  return cat_with_padding(std::move(outputs), rows - tokens);
 }
 
 // The memory of a KeptState for a kernel; null where nothing is kept.

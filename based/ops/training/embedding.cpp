@@ -147,16 +147,11 @@ void check(const EmbeddingTokens& in) {
 Result<EmbeddingTokens> tokens_reference(const EmbeddingTokens& in) {
   check(in);
   const int64_t tokens = in.ids.size(0);
-  const auto padded = [&](const Tensor& x) {
-    std::vector<int64_t> shape = x.sizes().vec();
-    shape[0] = in.padding;
-    return at::cat({x, x.narrow(0, tokens - 1, 1).expand(shape)});
-  };
   const Tensor after = in.seen.index_select(0, in.slots) + at::arange(1, tokens + 1, in.seen.options());
   if (in.kept.size(0) > 0) in.kept.narrow(0, 0, tokens - 1).copy_(after.narrow(0, 0, tokens - 1));
   in.seen.index_copy_(0, in.slots, after.narrow(0, tokens - 1, 1));
   const Tensor rows = at::embedding(in.table, in.ids.clamp_min(0)).to(sum_type(in.table));
-  return {padded(rows), padded(after - 1)};
+  return {cat_with_padding({rows}, in.padding), cat_with_padding({after - 1}, in.padding)};
 }
 
 Result<EmbeddingTokens> tokens_meta(const EmbeddingTokens& in) {
