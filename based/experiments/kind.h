@@ -11,6 +11,7 @@
 
 #include "based/core/config.h"
 #include "based/core/plot.h"
+#include "based/data/tokenizer.h"
 #include "based/runtime/torch.h"
 
 namespace based {
@@ -135,6 +136,8 @@ class Experiment {
   // The score selects a point's learning rate and is plotted; ExperimentKind says which scores are better. NaN if the run has none.
   virtual double score(const StoredRun& run) const = 0;
   virtual std::vector<Figure> figures(const std::vector<PointResult>& points) const = 0;
+  // The tokenizer of the text that all runs train on, to be saved with their models; null for data that is not text.
+  virtual std::unique_ptr<Tokenizer> tokenizer() const { return nullptr; }
   // A Markdown table of the points.
   virtual std::string table(const std::vector<PointResult>& points) const = 0;
   // The same table for a LaTeX document; empty if the kind has none.

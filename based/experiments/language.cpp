@@ -117,6 +117,7 @@ class LanguageExperiment : public Experiment {
   }
 
   double score(const StoredRun& run) const override { return figure_of(run, "loss"); }
+  std::unique_ptr<Tokenizer> tokenizer() const override { return make_tokenizer(config_.data.tokenizer); }
   std::vector<Figure> figures(const std::vector<PointResult>& points) const override { return language_figures(summary(), points); }
   std::string table(const std::vector<PointResult>& points) const override { return language_table(summary(), points); }
   std::string latex_table(const std::vector<PointResult>& points) const override { return language_latex_table(summary(), points); }

@@ -343,7 +343,13 @@ class Sweep {
   // A model that cannot be saved gives a warning; the result is stored already.
   void save(const LanguageModel& model, size_t index) {
     try {
-      save_model(model, model_folder(runs_[index]));
+      const std::string folder = model_folder(runs_[index]);
+      if (const auto tokenizer = file_.experiment->tokenizer()) {
+        tokenizer->save(folder);
+        save_model(model, folder, tokenizer->hash());
+      } else {
+        save_model(model, folder);
+      }
     } catch (const std::exception& error) {
       log_warning(run_name(file_.runs()[index]) + ": its model is not saved, its result is kept: " + failure_line(error));
       std::error_code ignored;

@@ -491,7 +491,8 @@ name = "Based"
 model.mixers.mixer = {type = "taylor_attention", heads = 2, feature_dim = 4}
 )");
   const auto result = [&](const std::string& out) {
-    const Ran ran = run("experiment run " + folder.file("e.toml") + " --device cpu --json --commit abc --out " + folder.file(out));
+    const Ran ran = run("experiment run " + folder.file("e.toml") + " --device cpu --save-models --json --commit abc --out " +
+                         folder.file(out));
     EXPECT_EQ(ran.code, 0) << ran.err;
     Json point = parse_json(ran.out, "stdout")["points"][0];
     EXPECT_EQ(point["cost"]["commits"], Json::array({"abc"}));
@@ -516,6 +517,9 @@ model.mixers.mixer = {type = "taylor_attention", heads = 2, feature_dim = 4}
   ASSERT_TRUE(fs::exists(unfinished));
   const Json continued = result("killed");
   EXPECT_FALSE(fs::exists(unfinished));
+  const std::string model = killed + "/models/" + continued["key"].get<std::string>();
+  const Ran generated = run("generate --model " + model + " --prompt a --max-tokens 2 --device cpu");
+  EXPECT_EQ(generated.code, 0) << "the saved model has its tokenizer: " << generated.err;
   EXPECT_EQ(continued, result("whole"));
   const Ran plotted = run("experiment plot " + folder.file("e.toml") + " --out " + killed);
   EXPECT_EQ(plotted.code, 0) << plotted.err;
