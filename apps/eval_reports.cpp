@@ -39,7 +39,7 @@ void compare(const CompareOptions& options) {
   const ModelResults first = read_eval_results(options.first), second = read_eval_results(options.second);
   const std::vector<PairedResult> results = compare_results(first, second, options.left_pad);
   if (!options.json) {
-    print_line("from " + first.name() + " to " + second.name());
+    print_line("from " + first.name + " to " + second.name);
     for (const PairedResult& result : results) print_line(paired_line(result));
     return;
   }
@@ -54,13 +54,14 @@ void table(const TableOptions& options) {
   const TableForm form = options.form == "latex" ? TableForm::latex : TableForm::markdown;
   std::vector<ModelResults> results;
   for (const std::string& path : options.files) results.push_back(read_eval_results(path));
+  results = join_results_of_models(std::move(results));
   if (options.form == "json") {
     for (const ModelResults& each : results) print_line(dump_json(results_json(each)));
     return;
   }
   std::string text = results.size() > 1 ? model_table(results, form) + "\n" : "";
   for (const ModelResults& each : results) {
-    if (form == TableForm::markdown) text += "**" + each.name() + "**\n\n";
+    if (form == TableForm::markdown) text += "**" + each.name + "**\n\n";
     text += task_table(each, options.paper, form) + "\n";
   }
   print_text(escape_controls(text, true));
@@ -77,9 +78,9 @@ void setup_compare(CommandLine app) {
 
 void setup_table(CommandLine app) {
   auto options = std::make_shared<TableOptions>();
-  app.add_required("files", options->files, "results, the output of `based eval --json`; several files make a table of models too");
+  app.add_required("files", options->files, "results, the output of `based eval --json`; several files make a table of models too; files of one model are joined");
   app.add_option("--paper", options->paper, "a row of the paper's tables whose figures are printed beside: \"Based 363m/10b\"");
-  app.add_option("--form", options->form, "markdown, latex, or json: one line a file, without the single documents");
+  app.add_option("--form", options->form, "markdown, latex, or json: one line a model, without the single documents");
   app.offer("--form", {"markdown", "latex", "json"});
   app.callback([options] { table(*options); });
 }

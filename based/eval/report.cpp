@@ -180,6 +180,20 @@ Json figure_json(double value, const std::optional<double>& error) {
   return {{"value", value}, {"stderr", error ? Json(*error) : Json("N/A")}};
 }
 
+bool share_a_task(const ModelResults& first, const ModelResults& second) {
+  return std::any_of(first.tasks.begin(), first.tasks.end(), [&](const TaskResults& task) {
+    return std::any_of(second.tasks.begin(), second.tasks.end(), [&](const TaskResults& other) { return other.name() == task.name(); });
+  });
+}
+
+// "based" for "based-recall" and "based-superglue0".
+std::string shared_part(const std::string& first, const std::string& second) {
+  const auto end = std::mismatch(first.begin(), first.end(), second.begin(), second.end()).first;
+  std::string part(first.begin(), end);
+  while (!part.empty() && (part.back() == '-' || part.back() == '_' || part.back() == '.')) part.pop_back();
+  return part;
+}
+
 std::string joined_notes(const std::vector<std::string>& notes) {
   std::string text;
   for (const std::string& note : notes) text += (text.empty() ? "" : "; ") + note;
@@ -192,11 +206,10 @@ std::string TaskResults::name() const { return task + (shots > 0 ? ", " + std::t
 
 const EvalFigure& TaskResults::headline_figure() const { return figures.metrics.at(headline); }
 
-std::string ModelResults::name() const { return std::filesystem::path(path).stem().string(); }
-
 ModelResults read_eval_results(const std::string& path) {
   ModelResults results;
   results.path = path;
+  results.name = std::filesystem::path(path).stem().string();
   const Json json = parse_json(read_file(path, kMaxResultBytes), path);
   const DataField file(json, path);
   const DataField run = file.at("run");
@@ -211,6 +224,23 @@ ModelResults read_eval_results(const std::string& path) {
   }
   if (results.tasks.empty()) throw Error(path + ": no document of a task in 'tasks' has results");
   return results;
+}
+
+std::vector<ModelResults> join_results_of_models(std::vector<ModelResults> results) {
+  std::vector<ModelResults> joined;
+  for (ModelResults& each : results) {
+    const auto model = std::find_if(joined.begin(), joined.end(), [&](const ModelResults& other) {
+      return each.run.contains("model") && other.run.contains("model") && each.run["model"] == other.run["model"] && !share_a_task(each, other);
+    });
+    if (model == joined.end()) {
+      joined.push_back(std::move(each));
+      continue;
+    }
+    if (const std::string name = shared_part(model->name, each.name); !name.empty()) model->name = name;
+    model->complete = model->complete && each.complete;
+    for (TaskResults& task : each.tasks) model->tasks.push_back(std::move(task));
+  }
+  return joined;
 }
 
 std::optional<std::map<int64_t, double>> item_values(const TaskResults& results, const std::string& metric) {
@@ -242,7 +272,7 @@ std::vector<std::string> result_notes(const TaskResults& results) {
 }
 
 Json results_json(const ModelResults& results) {
-  Json json{{"name", results.name()}, {"run", results.run}, {"complete", results.complete}, {"tasks", Json::array()}};
+  Json json{{"name", results.name}, {"run", results.run}, {"complete", results.complete}, {"tasks", Json::array()}};
   for (const TaskResults& each : results.tasks) {
     Json metrics = Json::object();
     for (const auto& [metric, figure] : each.figures.metrics) metrics[metric] = figure_json(figure.value, error_of(each, metric));
@@ -311,7 +341,7 @@ std::string model_table(std::span<const ModelResults> results, TableForm form) {
     for (const TaskResults& task : one.tasks)
       cells[task.name()] = with_error(task.headline, task.headline_figure().value, headline_error(task));
     for (const EvalAverage& average : averages(one)) cells[average.name] = with_error("", average.value, average.error);
-    std::vector<std::string>& row = table.rows.emplace_back(std::vector{one.name() + (one.complete ? "" : " (interrupted)")});
+    std::vector<std::string>& row = table.rows.emplace_back(std::vector{one.name + (one.complete ? "" : " (interrupted)")});
     const std::optional<int64_t> bytes = bytes_of_state(one);
     if (with_bytes) row.push_back(bytes ? std::to_string(*bytes) : "-");
     for (const auto& [name, metric] : columns) row.push_back(cells.contains(name) ? cells[name] : "-");

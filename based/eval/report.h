@@ -26,15 +26,18 @@ struct TaskResults {
 
 struct ModelResults {
   std::string path;                // the file's path
+  std::string name;                // the file's name without its extension; of joined files the part that their names share
   Json run;                        // {"model": {…}, "options": {…}, "tasks": {…}}
   bool complete = true;            // false: the evaluation was interrupted
   std::vector<TaskResults> tasks;  // in the order of the file, without those that have no documents yet
-
-  std::string name() const;  // the file's name without its extension
 };
 
 // Reads the output of `based eval --json`, eval_report_json(). Throws Error naming file and field.
 ModelResults read_eval_results(const std::string& path);
+
+// Joins the results of the same model in the same form ("model" of their runs) on different tasks, so that "based-recall" and
+// "based-superglue" make one row "based". Results with a task in common stay separate.
+std::vector<ModelResults> join_results_of_models(std::vector<ModelResults> results);
 
 // The values of a metric of single documents, by index; none if they are lists.
 std::optional<std::map<int64_t, double>> item_values(const TaskResults& results, const std::string& metric);

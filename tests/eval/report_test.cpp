@@ -58,7 +58,7 @@ TEST_F(ResultFiles, NotesNameChanceTiesAndOtherDocuments) {
   EXPECT_TRUE(result_notes(results.tasks[2]).empty());
   EXPECT_THAT(result_notes(results.tasks[3]), ElementsAre(HasSubstr("not comparable")));
   EXPECT_DOUBLE_EQ(*headline_error(results.tasks[3]), 0.25);  // sqrt(0.75 / 3) / 2, which lm-eval does not give
-  EXPECT_EQ(results.name(), "a");
+  EXPECT_EQ(results.name, "a");
 }
 
 TEST_F(ResultFiles, TablesHaveErrorsChanceThePapersFiguresAndAverages) {
@@ -96,6 +96,21 @@ TEST_F(ResultFiles, TablesHaveErrorsChanceThePapersFiguresAndAverages) {
   const std::string models = model_table(std::vector{results, other}, TableForm::markdown);
   EXPECT_THAT(models, HasSubstr("| model | bytes of state | hellaswag (acc_norm) |"));
   EXPECT_THAT(models, HasSubstr("| mamba | 4096 | - | 100.00 ± 0.00 | - |"));
+}
+
+TEST_F(ResultFiles, FilesOfOneModelMakeOneRow) {
+  const auto piqa = [](double value) { return task_json("piqa", "acc", {1, 0}, figure(value, 0.1)); };
+  const Json copa = task_json("copa", "acc", {1, 1}, figure(1.0, 0.0));
+  Json padded = run_json(0, 64), other = run_json(0, 64);
+  padded["model"]["left_pad"] = 32;
+  other["options"]["limit"] = 2;  // an option of the evaluation, not of the model
+  const auto joined = join_results_of_models({read("based-language.json", {piqa(0.5)}), read("based-superglue0.json", {copa}, other),
+                                              read("based-padded.json", {copa}, padded), read("again.json", {piqa(0.25)})});
+  ASSERT_EQ(joined.size(), 3U);
+  EXPECT_EQ(joined[0].name, "based");
+  EXPECT_EQ(joined[0].tasks.size(), 2U);
+  EXPECT_EQ(joined[1].name, "based-padded") << "a model that is read in another form";
+  EXPECT_EQ(joined[2].name, "again") << "no figure replaces another of the same task";
 }
 
 TEST_F(ResultFiles, DamagedFilesAreRefusedByField) {
