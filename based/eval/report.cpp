@@ -321,30 +321,28 @@ std::string task_table(const ModelResults& results, const std::string& paper, Ta
 }
 
 std::string model_table(std::span<const ModelResults> results, TableForm form) {
-  TextTable table{.head = {"model"}, .rows = {}};
-  const bool with_bytes =
-      std::any_of(results.begin(), results.end(), [](const ModelResults& each) { return bytes_of_state(each).has_value(); });
-  if (with_bytes) table.head.emplace_back("bytes of state");
-  std::vector<std::pair<std::string, std::string>> columns;  // name and metric; an empty metric: an average
-  const auto add_column = [&](const std::string& name, const std::string& metric) {
-    if (std::find(columns.begin(), columns.end(), std::pair(name, metric)) != columns.end()) return;
-    columns.emplace_back(name, metric);
-    table.head.push_back(metric.empty() ? name : name + " (" + metric + ")");
+  TextTable table{.head = {"task"}, .rows = {}};
+  std::vector<std::map<std::string, std::string>> cells;  // of each model, by row
+  std::vector<std::string> names;                         // of the rows
+  const auto add_cell = [&](const std::string& row, std::string cell) {
+    if (std::find(names.begin(), names.end(), row) == names.end()) names.push_back(row);
+    cells.back()[row] = std::move(cell);
   };
-  for (const ModelResults& one : results)
-    for (const TaskResults& task : one.tasks) add_column(task.name(), task.headline);
-  for (const ModelResults& one : results)
-    for (const EvalAverage& average : averages(one)) add_column(average.name, "");
-
   for (const ModelResults& one : results) {
-    std::map<std::string, std::string> cells;
+    table.head.push_back(one.name + (one.complete ? "" : " (interrupted)"));
+    cells.emplace_back();
+    if (const std::optional<int64_t> bytes = bytes_of_state(one)) add_cell("bytes of state", std::to_string(*bytes));
     for (const TaskResults& task : one.tasks)
-      cells[task.name()] = with_error(task.headline, task.headline_figure().value, headline_error(task));
-    for (const EvalAverage& average : averages(one)) cells[average.name] = with_error("", average.value, average.error);
-    std::vector<std::string>& row = table.rows.emplace_back(std::vector{one.name + (one.complete ? "" : " (interrupted)")});
-    const std::optional<int64_t> bytes = bytes_of_state(one);
-    if (with_bytes) row.push_back(bytes ? std::to_string(*bytes) : "-");
-    for (const auto& [name, metric] : columns) row.push_back(cells.contains(name) ? cells[name] : "-");
+      add_cell(task.name() + " (" + task.headline + ")", with_error(task.headline, task.headline_figure().value, headline_error(task)));
+  }
+  for (size_t i = 0; i < results.size(); ++i)
+    for (const EvalAverage& average : averages(results[i])) {
+      if (std::find(names.begin(), names.end(), average.name) == names.end()) names.push_back(average.name);
+      cells[i][average.name] = with_error("", average.value, average.error);
+    }
+  for (const std::string& name : names) {
+    std::vector<std::string>& row = table.rows.emplace_back(std::vector{name});
+    for (const auto& model : cells) row.push_back(model.contains(name) ? model.at(name) : "-");
   }
   return write_table(table, form);
 }

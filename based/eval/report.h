@@ -59,8 +59,8 @@ enum class TableForm { markdown, latex };
 // they have in the paper. Throws UsageError listing the paper's rows for an unknown one.
 std::string task_table(const ModelResults& results, const std::string& paper, TableForm form);
 
-// One row for each of several results: the bytes of its state after max_length tokens where a file has them, each task's headline, and the
-// paper's averages. A task that a file lacks is a dash.
+// One column for each of several results: the bytes of its state after max_length tokens where a file has them, each task's headline, and
+// the paper's averages. What a file lacks is a dash.
 std::string model_table(std::span<const ModelResults> results, TableForm form);
 
 }  // namespace based
