@@ -85,15 +85,15 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
       : context_(std::move(context)),
         remote_(std::move(remote)),
         stream_(std::forward<Arguments>(stream)...),
-        timer_(context_->io),
-        write_timer_(context_->io),
-        ping_timer_(context_->io) {}
+        read_deadline_(context_->io),
+        write_deadline_(context_->io),
+        ping_deadline_(context_->io) {}
 
   // --- HttpConnection
   void start() override {
     if constexpr (kTls) {
       phase_ = Phase::header;
-      set_timer(context_->options.header_seconds);
+      set_read_deadline(context_->options.header_seconds);
       stream_.async_handshake(net::ssl::stream_base::server, [self = this->shared_from_this()](const error_code& error) {
         error ? self->close() : self->start_request();
       });
@@ -105,9 +105,7 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
     const Phase before = std::exchange(phase_, Phase::closed);
     if (before == Phase::closed) return;
     if (before == Phase::replying) add_profile_spans();
-    timer_.cancel();
-    write_timer_.cancel();
-    ping_timer_.cancel();
+    for (Deadline* const deadline : {&read_deadline_, &write_deadline_, &ping_deadline_}) deadline->timer.cancel();
     error_code ignored;
     socket().close(ignored);
     const auto self = this->shared_from_this();
@@ -141,28 +139,44 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
       return stream_;
   }
 
-  // --- timers
-  template <class Action>
-  void set(net::steady_timer& timer, double seconds, Action action) {
-    timer.expires_after(std::chrono::duration_cast<net::steady_timer::duration>(std::chrono::duration<double>(seconds)));
-    timer.async_wait([self = this->shared_from_this(), &timer, action](const error_code& error) {
-      if (error || self->phase_ == Phase::closed || timer.expiry() > net::steady_timer::clock_type::now()) return;
-      action(*self);
+  // --- deadlines
+  using Clock = net::steady_timer::clock_type;
+  static constexpr Clock::time_point kNever = Clock::time_point::max();
+
+  // A deadline is moved at each read and write. That costs no operation of the timer unless it moves forward: a timer that ends before its
+  // deadline waits again.
+  struct Deadline {
+    explicit Deadline(net::io_context& io) : timer(io) {}
+    net::steady_timer timer;
+    Clock::time_point at = kNever, timer_end = kNever;
+  };
+
+  void set(Deadline& deadline, double seconds, void (Connection::*action)()) {
+    deadline.at = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    if (deadline.at < deadline.timer_end) wait(deadline, action);
+  }
+  void wait(Deadline& deadline, void (Connection::*action)()) {
+    deadline.timer_end = deadline.at;
+    deadline.timer.expires_at(deadline.at);
+    deadline.timer.async_wait([self = this->shared_from_this(), &deadline, action](const error_code& error) {
+      if (error || self->phase_ == Phase::closed || deadline.timer_end > Clock::now()) return;
+      deadline.timer_end = kNever;
+      if (deadline.at == kNever) return;
+      if (deadline.at > Clock::now()) return self->wait(deadline, action);
+      deadline.at = kNever;
+      (self.get()->*action)();
     });
   }
-  void set_timer(double seconds) {
-    set(timer_, seconds, [](Connection& self) { self.time_out(); });
-  }
+  void set_read_deadline(double seconds) { set(read_deadline_, seconds, &Connection::time_out); }
   void time_out() {
     if (phase_ != Phase::header && phase_ != Phase::body) return close();
     if (phase_ == Phase::header && received_ == 0) return close();
     refuse(ApiError(408, "timeout_error", "the request did not arrive in time", "", "timeout"));
   }
-  void set_ping_timer() {
-    set(ping_timer_, context_->options.ping_seconds, [](Connection& self) {
-      if (const auto reply = self.reply_.lock()) reply->ping();
-      self.set_ping_timer();
-    });
+  void set_ping_deadline() { set(ping_deadline_, context_->options.ping_seconds, &Connection::ping); }
+  void ping() {
+    if (const auto reply = reply_.lock()) reply->ping();
+    set_ping_deadline();
   }
 
   // --- reading
@@ -181,14 +195,14 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
     if (buffer_.size() > 0) {
       phase_ = Phase::header;
       times_ = {.begin = ProfileClock::now()};
-      set_timer(context_->options.header_seconds);
+      set_read_deadline(context_->options.header_seconds);
       scan_and_parse(buffer_.size());
       return;
     }
     buffer_.shrink_to_fit();
     if (!reading_) incoming_ = {};
     phase_ = Phase::idle;
-    set_timer(context_->options.idle_seconds);
+    set_read_deadline(context_->options.idle_seconds);
     read();
   }
 
@@ -210,7 +224,7 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
       case Phase::idle:
         phase_ = Phase::header;
         times_ = {.begin = ProfileClock::now()};
-        set_timer(context_->options.header_seconds);
+        set_read_deadline(context_->options.header_seconds);
         return scan_and_parse(bytes);
       case Phase::header: return scan_and_parse(bytes);
       case Phase::body: return parse();
@@ -285,7 +299,7 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
     if (checked_->refusal && (checked_->expects_continue || unknown_length || length > kSmallBodyBytes)) return refuse(*checked_->refusal);
     if (parser_->is_done()) return;
     phase_ = Phase::body;
-    set_timer(context_->options.body_seconds);
+    set_read_deadline(context_->options.body_seconds);
     if (checked_->expects_continue) send_bytes("HTTP/1.1 100 Continue\r\n\r\n", AfterBytes::more);
   }
 
@@ -307,7 +321,7 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
 
   // --- replying
   std::shared_ptr<Reply> make_reply(bool keep_alive) {
-    timer_.cancel();
+    read_deadline_.at = kNever;
     phase_ = Phase::replying;
     times_.read = times_.first_write = ProfileClock::now();
     const auto& message = parser_->get();
@@ -337,7 +351,7 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
   void dispatch() {
     PendingRequest pending;
     pending.reply = make_reply(/*keep_alive=*/true);
-    set_ping_timer();
+    set_ping_deadline();
     read();
     if (checked_->refusal) return send_error(*pending.reply, *checked_->refusal);
     if (checked_->is_preflight) return pending.reply->send(204, "", "");
@@ -371,12 +385,12 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
 
   void write() {
     if (out_.empty()) {
-      write_timer_.cancel();
+      write_deadline_.at = kNever;
       if (reply_complete_) finish_reply();
       return;
     }
     writing_ = true;
-    set(write_timer_, context_->options.write_seconds, [](Connection& self) { self.close(); });
+    set(write_deadline_, context_->options.write_seconds, &Connection::close);
     std::vector<net::const_buffer> pieces;
     for (size_t i = 0; i < std::min(out_.size(), kMaxGathered); ++i) pieces.push_back(net::buffer(out_[i]));
     pieces[0] += out_offset_;
@@ -394,7 +408,7 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
       out_offset_ -= out_.front().size();
       out_.pop_front();
     }
-    if (phase_ == Phase::replying && !reply_complete_) set_ping_timer();
+    if (phase_ == Phase::replying && !reply_complete_) set_ping_deadline();
     write();
   }
 
@@ -415,14 +429,14 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
   void finish_reply() {
     add_profile_spans();
     reply_complete_ = false;
-    ping_timer_.cancel();
+    ping_deadline_.at = kNever;
     if (keep_alive_ && !context_->stopping) return start_request();
     // Closing while bytes of the client are unread would reset the connection, and the client might lose the reply.
     phase_ = Phase::lingering;
     reply_.reset();
     error_code ignored;
     socket().shutdown(net::socket_base::shutdown_send, ignored);
-    set_timer(kLingerSeconds);
+    set_read_deadline(kLingerSeconds);
     buffer_.consume(buffer_.size());
     read();
   }
@@ -430,7 +444,7 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
   const std::shared_ptr<ServerContext> context_;
   const std::string remote_;
   Stream stream_;
-  net::steady_timer timer_, write_timer_, ping_timer_;
+  Deadline read_deadline_, write_deadline_, ping_deadline_;
   Phase phase_ = Phase::idle;
   std::vector<char> incoming_;        // the target of the pending read, which may outlive a request
   boost::beast::flat_buffer buffer_;  // bytes that have not been parsed
