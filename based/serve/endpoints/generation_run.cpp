@@ -1,6 +1,8 @@
 #include "based/serve/endpoints/generation_run.h"
 
 #include <algorithm>
+#include <iterator>
+#include <mutex>
 #include <random>
 #include <utility>
 
@@ -28,6 +30,33 @@ GenerationRun::GenerationRun(Service& service, TaskQueue& queue, StateStore* sta
   BASED_ASSERT(states_ != nullptr || !fields_.store.any());
 }
 
+struct GenerationRun::PieceBatch {
+  std::mutex mutex;
+  bool taken = false;
+  std::vector<std::pair<int64_t, ChoicePiece>> pieces;  // with their parts
+
+  // False if the pieces have been taken.
+  bool add(int64_t part, ChoicePiece& piece) {
+    const std::lock_guard lock(mutex);
+    if (taken) return false;
+    const auto same =
+        std::find_if(pieces.begin(), pieces.end(), [&](const auto& one) { return one.first == part && one.second.choice == piece.choice; });
+    if (same == pieces.end()) {
+      pieces.emplace_back(part, std::move(piece));
+      return true;
+    }
+    std::vector<TokenScore>& tokens = same->second.tokens;
+    same->second.text += piece.text;
+    tokens.insert(tokens.end(), std::make_move_iterator(piece.tokens.begin()), std::make_move_iterator(piece.tokens.end()));
+    return true;
+  }
+  std::vector<std::pair<int64_t, ChoicePiece>> take() {
+    const std::lock_guard lock(mutex);
+    taken = true;
+    return std::move(pieces);
+  }
+};
+
 // Runs the action as a task, unless the request has ended by then. An exception fails the request.
 template <class Action>
 void GenerationRun::later(Action action) {
@@ -39,6 +68,13 @@ void GenerationRun::later(Action action) {
       run->fail(error_of(failure));
     }
   });
+}
+
+// An event other than a piece: pieces that follow it are written after it.
+template <class Action>
+void GenerationRun::after_pieces(Action action) {
+  batch_ = nullptr;
+  later(std::move(action));
 }
 
 void GenerationRun::start() {
@@ -79,17 +115,15 @@ GenerationJob GenerationRun::job_of(int64_t index) {
   job.use_prefixes = !part.uploaded;
   const auto run = shared_from_this();
   job.events.prompt_read = [run, index](PromptRead prompt) {
-    run->later([index, prompt = std::move(prompt)](GenerationRun& self) { self.prompt_read(index, prompt); });
+    run->after_pieces([index, prompt = std::move(prompt)](GenerationRun& self) { self.prompt_read(index, prompt); });
   };
-  job.events.piece = [run, index](ChoicePiece piece) {
-    run->later([index, piece = std::move(piece)](GenerationRun& self) { self.reply_->piece(index, piece); });
-  };
+  job.events.piece = [run, index](ChoicePiece piece) { run->add_piece(index, std::move(piece)); };
   job.events.choice_ended = [run, index](ChoiceEnd end) {
-    run->later([index, end = std::move(end)](GenerationRun& self) { self.choice_ended(index, end); });
+    run->after_pieces([index, end = std::move(end)](GenerationRun& self) { self.choice_ended(index, end); });
   };
-  job.events.done = [run, index] { run->later([index](GenerationRun& self) { self.part_done(index); }); };
+  job.events.done = [run, index] { run->after_pieces([index](GenerationRun& self) { self.part_done(index); }); };
   job.events.failed = [run, index](const ApiError& error) {
-    run->later([index, error](GenerationRun& self) {
+    run->after_pieces([index, error](GenerationRun& self) {
       self.active_.erase(index);
       self.fail(error);
     });
@@ -120,6 +154,17 @@ void GenerationRun::prompt_read(int64_t part, const PromptRead& prompt) {
   usage_.prompt_tokens += prompt.prompt_tokens;
   usage_.cached_tokens += prompt.cached_tokens;
   reply_->prompt_read(part, prompt, store(prompt.state, plan_.parts[static_cast<size_t>(part)]));
+}
+
+// Pieces of a choice that come before an earlier one is written are joined with it, so that replies keep pace with the engine: one event
+// with several tokens costs little more than one with one.
+void GenerationRun::add_piece(int64_t part, ChoicePiece piece) {
+  if (batch_ != nullptr && batch_->add(part, piece)) return;
+  batch_ = std::make_shared<PieceBatch>();
+  batch_->add(part, piece);
+  later([batch = batch_](GenerationRun& self) {
+    for (const auto& [index, joined] : batch->take()) self.reply_->piece(index, joined);
+  });
 }
 
 void GenerationRun::choice_ended(int64_t part, const ChoiceEnd& end) {

@@ -68,10 +68,13 @@ class GenerationRun : public std::enable_shared_from_this<GenerationRun> {
  private:
   template <class Action>
   void later(Action action);
+  template <class Action>
+  void after_pieces(Action action);
   void submit();
   GenerationJob job_of(int64_t part);
   std::string store(const std::shared_ptr<const SequenceState>& state, const GenerationPart& part);
   void prompt_read(int64_t part, const PromptRead& prompt);
+  void add_piece(int64_t part, ChoicePiece piece);
   void choice_ended(int64_t part, const ChoiceEnd& end);
   void part_done(int64_t part);
   void fail(const ApiError& error);
@@ -83,6 +86,9 @@ class GenerationRun : public std::enable_shared_from_this<GenerationRun> {
   GenerationFields fields_;
   GenerationPlan plan_;
   std::unique_ptr<GenerationReply> reply_;
+  // Pieces that the task posted last will write, unless it has begun. Only used by the events of the jobs.
+  struct PieceBatch;
+  std::shared_ptr<PieceBatch> batch_;
   // Only used by tasks.
   std::vector<Service::JobId> jobs_;  // one for each part
   std::set<int64_t> active_;          // parts whose job has not ended

@@ -236,6 +236,32 @@ TEST_F(Completions, WrongRequestsGetOneError) {
   }
 }
 
+// The engine does not wait for a reply; what is generated meanwhile makes few events.
+TEST_F(Completions, PiecesThatWaitForAReplyAreJoined) {
+  const std::string request = R"({"prompt": ["a", "b"], "n": 2, "max_tokens": 50, "ignore_eos": true, "seed": 3, "logprobs": 1, "stream": )";
+  const Json whole = complete(request + "false}");
+  const auto reply = std::make_shared<RecordedReply>();
+  reply->hold(true);
+  server_->start("POST", "/v1/completions", request + "true}", reply);
+  const auto generates = [&] { return server_->service().running_jobs() + server_->service().waiting_jobs() > 0; };
+  for (int i = 0; i < 6000 && generates(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  reply->hold(false);
+  ASSERT_TRUE(reply->wait());
+  const std::vector<std::string> texts = streamed_texts(*reply, 4);
+  std::vector<size_t> tokens(4);
+  for (const std::string& event : reply->events()) {
+    if (event == "[DONE]") continue;
+    const Json chunk = parse_json(event, "event");
+    for (const Json& choice : chunk["choices"])
+      if (choice["logprobs"].is_object()) tokens[choice["index"].get<size_t>()] += choice["logprobs"]["tokens"].size();
+  }
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(texts[i], whole["choices"][i]["text"]) << i;
+    EXPECT_EQ(tokens[i], 50U) << i;
+  }
+  EXPECT_LT(reply->events().size(), 40U) << "of 200 tokens";
+}
+
 TEST_F(Completions, AClientThatGoesLeavesItsSlots) {
   const auto reply =
       server_->start("POST", "/v1/completions",

@@ -32,7 +32,8 @@ class RecordedReply final : public Responder {
     headers_ = extra;
   }
   bool write(std::string chunk) override {
-    const std::scoped_lock lock(mutex_);
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !held_; });
     body_ += chunk;
     changed_.notify_all();
     return !closed_;
@@ -49,6 +50,13 @@ class RecordedReply final : public Responder {
   bool closed() const override {
     const std::scoped_lock lock(mutex_);
     return closed_;
+  }
+
+  // While it is held, write() waits, as for a slow client.
+  void hold(bool held) {
+    const std::scoped_lock lock(mutex_);
+    held_ = held;
+    changed_.notify_all();
   }
 
   void close() {
@@ -90,7 +98,7 @@ class RecordedReply final : public Responder {
   std::string type_, body_;
   HttpHeaders headers_;
   std::function<void()> on_close_;
-  bool complete_ = false, closed_ = false;
+  bool complete_ = false, closed_ = false, held_ = false;
 };
 
 inline TextModel bytes_model() {
@@ -121,8 +129,8 @@ class ServerWithoutNetwork {
   StateStore& states() { return states_; }
   GenerationContext context() { return {served_, service_, queue_, &states_}; }
 
-  std::shared_ptr<RecordedReply> start(const std::string& method, const std::string& path, const std::string& body = "") {
-    auto reply = std::make_shared<RecordedReply>();
+  std::shared_ptr<RecordedReply> start(const std::string& method, const std::string& path, const std::string& body = "",
+                                       std::shared_ptr<RecordedReply> reply = std::make_shared<RecordedReply>()) {
     HttpRequest request;
     request.method = method;
     request.path = path;
