@@ -29,10 +29,9 @@ double weight_bytes(const LanguageModel& model) {
 
 namespace {
 
-// How often a step reads or writes each byte of a tensor that does not grow.
-double touches(const MixerState& layer, const std::string& name, bool deferred) {
-  if (layer.has("v") || layer.has("input")) return 1;  // a ring buffer is read, and only one entry is written
-  return deferred && (name == "kv" || name == "k") ? 1 + 1.0 / kernels::kTaylorPending : 2;
+// How often a step reads or writes each byte of a tensor that does not grow; not of sums whose updates are deferred.
+double touches(const MixerState& layer) {
+  return layer.has("v") || layer.has("input") ? 1 : 2;  // a ring buffer is read, and only one entry is written
 }
 
 }  // namespace
@@ -41,14 +40,19 @@ double state_traffic(const Engine& engine, int64_t tokens) {
   constexpr double round = kernels::kTaylorPending,
                    pending_share = ((round - 1) / 2 + 1) / round;  // the mean number of pending tokens, and the new token
   const ModelState& state = engine.state();
-  const auto slots = static_cast<double>(state.slots());
-  double bytes = static_cast<double>(engine.pending_bytes()) / slots * pending_share;
+  const auto slots = static_cast<double>(state.slots()), rounded = static_cast<double>(engine.rounded_bytes()) / slots;
+  // One step in a round reads and writes the sums and writes their rounded copies, which the other steps read.
+  double bytes = (static_cast<double>(engine.pending_bytes()) / slots - rounded) * pending_share + rounded;
   for (const MixerState& layer : state.layers())
     for (const StateTensor& tensor : layer.tensors()) {
       const double size = static_cast<double>(tensor.value.nbytes()) / slots;
+      const bool deferred = engine.pending_bytes() > 0 && layer.has("kv") && layer.has("k") && !layer.has("v");
+      const bool is_copied = deferred && tensor.name == "kv" && rounded > 0;
       // A tensor that grows has as many entries as the sequence has tokens.
       bytes += tensor.grows ? static_cast<double>(tokens * tensor.value.size(-1) * tensor.value.element_size() * tensor.value.size(-2))
-                            : touches(layer, tensor.name, engine.pending_bytes() > 0) * size;
+               : is_copied  ? 2 / round * size
+               : deferred   ? (1 + 1 / round) * size
+                            : touches(layer) * size;
     }
   return bytes;
 }

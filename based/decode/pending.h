@@ -11,6 +11,7 @@ class PendingTokens {
   virtual void flush(const at::Tensor& slots) = 0;   // adds the pending tokens of these slots, int64 [n], to the state
   virtual void forget(const at::Tensor& slots) = 0;  // drops the pending tokens of these slots: another sequence uses their state
   virtual int64_t bytes() const = 0;                 // size for all slots
+  virtual int64_t rounded_bytes() const = 0;         // the part of bytes() that is a rounded copy of the state
 };
 
 }  // namespace based::decode

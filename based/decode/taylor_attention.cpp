@@ -26,16 +26,24 @@ class TaylorPendingTokens final : public PendingTokens {
   explicit TaylorPendingTokens(const Parts& parts)
       : state_(parts.state),
         pending_(ops::taylor_pending(parts.state, parts.arguments.feature_dim, parts.type)),
-        decay_(ops::if_defined(parts.decay), parts.arguments.decay_denominator) {}
+        decay_(ops::if_defined(parts.decay), parts.arguments.decay_denominator) {
+    // y is bf16 there, and rounded sums add an error of the size of its rounding.
+    if (parts.type == at::kBFloat16) rounded_ = at::empty_like(parts.state.kv, at::kBFloat16);
+  }
   void flush(const Tensor& slots) override { ops::taylor_deferred_flush_(state_, pending_, slots, decay_); }
   void forget(const Tensor& slots) override { pending_.count.index_fill_(0, slots, 0); }
-  int64_t bytes() const override { return static_cast<int64_t>(pending_.k.nbytes() + pending_.v.nbytes() + pending_.count.nbytes()); }
+  int64_t bytes() const override {
+    return static_cast<int64_t>(pending_.k.nbytes() + pending_.v.nbytes() + pending_.count.nbytes()) + rounded_bytes();
+  }
+  int64_t rounded_bytes() const override { return rounded_.defined() ? static_cast<int64_t>(rounded_.nbytes()) : 0; }
   const ops::TaylorPending& tensors() const { return pending_; }
+  void* rounded() const { return rounded_.defined() ? rounded_.mutable_data_ptr() : nullptr; }
 
  private:
   ops::TaylorState state_;
   ops::TaylorPending pending_;
   ops::TaylorDecay decay_;
+  Tensor rounded_;  // as TaylorDeferred::rounded_state; may be undefined
 };
 
 class DeferredKernel final : public StepKernel {
@@ -43,7 +51,7 @@ class DeferredKernel final : public StepKernel {
   explicit DeferredKernel(const Parts& parts) : pending_(std::make_shared<TaylorPendingTokens>(parts)) {
     const ops::TaylorPending& tensors = pending_->tensors();
     arguments_ = {parts.arguments, tensors.k.mutable_data_ptr(), tensors.v.mutable_data_ptr(),
-                  static_cast<int32_t*>(tensors.count.mutable_data_ptr())};
+                  static_cast<int32_t*>(tensors.count.mutable_data_ptr()), pending_->rounded()};
   }
   bool read_early(const Effects&, size_t) override { return true; }  // as the kernel that it replaces
   Status launch(Queue queue) const override { return decode::launch(arguments_, queue); }

@@ -131,6 +131,12 @@ int64_t DecodeStep::pending_bytes() const {
   return sum;
 }
 
+int64_t DecodeStep::rounded_bytes() const {
+  int64_t sum = 0;
+  for (const auto& pending : pending_) sum += pending->rounded_bytes();
+  return sum;
+}
+
 void DecodeStep::forget_pending(const std::vector<int64_t>& slots) {
   if (pending_.empty()) return;
   const Slots index = on_device(slots);

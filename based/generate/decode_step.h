@@ -68,6 +68,7 @@ class DecodeStep {
   void flush(const std::vector<int64_t>& slots);
   void forget_pending(const std::vector<int64_t>& slots);
   int64_t pending_bytes() const;  // in addition to the state's; 0: there are no buffers for pending tokens
+  int64_t rounded_bytes() const;  // the part of pending_bytes() that is rounded copies of states
 
   // A step of all slots, operator by operator.
   void run_all() { step({}); }

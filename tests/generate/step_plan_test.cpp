@@ -7,6 +7,7 @@
 #include <set>
 
 #include "based/core/error.h"
+#include "based/kernels/taylor/taylor.h"
 #include "based/mixers/kit/feature_map.h"
 #include "based/mixers/kit/mixer.h"
 #include "based/mixers/kit/projection.h"
@@ -68,6 +69,19 @@ TEST(StepPlan, OfThePapersModels) {
   for (const auto& [preset, slots, counts] : all) {
     const auto plan = plan_decode_step(find_preset(preset), kH200, {.slots = slots});
     EXPECT_EQ(counts_of(*plan), counts) << preset << ", " << slots << " slots\n" << plan->text();
+  }
+}
+
+// Steps of many sequences in bf16 read copies of the sums, which belong to the plan; in fp32 they read the sums.
+TEST(StepPlan, SumsAreCopiedInBf16) {
+  for (const auto dtype : {torch::kBFloat16, torch::kFloat32}) {
+    const auto plan = plan_decode_step(find_preset("based-360m"), kH200, {.slots = 128, .dtype = dtype});
+    ASSERT_EQ(plan->pending().size(), 5U);
+    const int64_t copied = dtype == torch::kBFloat16 ? 128 * 16 * kernels::packed_features(16) * 64 * 2 : 0;
+    for (const auto& pending : plan->pending()) {
+      EXPECT_EQ(pending->rounded_bytes(), copied);
+      EXPECT_GT(pending->bytes(), copied);
+    }
   }
 }
 

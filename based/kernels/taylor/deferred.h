@@ -4,6 +4,10 @@
 // The step that makes the list kTaylorPending long adds all pending tokens to the state, one after the other, with the operations of
 // algorithm 2 in the same order, so the state is bit for bit that of algorithm 2. A step's time is that of moving the state; since most
 // steps read it and do not write it, a step moves little more than half of the bytes of algorithm 2.
+//
+// With `rounded_state` the step that adds the pending tokens also writes S rounded to bf16, and the steps after it, up to the next that
+// adds tokens, read that instead of S: half of the bytes. S itself stays fp32 and is only ever computed from S, so it has the same bits;
+// y has the rounding of S in addition to its own.
 #pragma once
 #include <algorithm>
 
@@ -13,17 +17,25 @@
 namespace based::kernels {
 
 constexpr int kTaylorPending = 12;
+// A bit of TaylorDeferred::pending: `rounded_state` has this state's sums.
+constexpr int32_t kTaylorRounded = 256;
+// The number of pending tokens, given an element of TaylorDeferred::pending.
+constexpr int taylor_pending_tokens(int32_t pending) { return pending & (kTaylorRounded - 1); }
 
 struct TaylorDeferred {        // caller owns all memory
   TaylorAttention step;        // as for taylor_attention_step; its states do not yet contain the pending tokens
   void* pending_k = nullptr;   // [slots, heads, kTaylorPending, feature_dim], of q's type, already multiplied by step.scale
   void* pending_v = nullptr;   // [slots, heads, kTaylorPending, head_dim], of q's type
-  int32_t* pending = nullptr;  // [slots, heads], number of pending tokens, 0 … kTaylorPending − 1
+  int32_t* pending = nullptr;  // [slots, heads], number of pending tokens, 0 … kTaylorPending − 1, and kTaylorRounded
+  // [slots, heads, features, head_dim], bf16: kv_state rounded to nearest, where kTaylorRounded is set. Code that writes kv_state by other
+  // means must clear that bit. null: all steps read kv_state.
+  void* rounded_state = nullptr;
 };
 
-// Layout of a block's shared memory, which holds one row and head at a time, in this order: the state; q; k; the pending keys and values,
-// followed by the new token's; the warps' partial sums of y (reused for φ of kTokensPerPass keys); φ(q); the warps' partial sums of the
-// denominator; the weights of the pending tokens; the index pairs of the features; the mbarrier of the copies.
+// Layout of a block's shared memory, which holds one row and head at a time, in this order: the state, or in its halves the rounded states
+// of this row and head and of the next; q; k; the pending keys and values, followed by the new token's; the warps' partial sums of y
+// (reused for φ of kTokensPerPass keys); φ(q); the warps' partial sums of the denominator; the weights of the pending tokens; the index
+// pairs of the features; the mbarrier of the copies.
 struct TaylorDeferredLayout {
   static constexpr int kWarps = 8;
   static constexpr int kColumns = 4;        // columns of the state that a lane handles
@@ -42,6 +54,7 @@ struct TaylorDeferredLayout {
         items(p.rows * p.heads) {}
 
   constexpr int state_bytes() const { return features * head_dim * 4; }
+  constexpr int rounded_bytes() const { return features * head_dim * 2; }
   constexpr int k_bytes() const { return feature_dim * element_bytes; }
   constexpr int v_bytes() const { return head_dim * element_bytes; }
   constexpr int q_at() const { return state_bytes(); }
@@ -78,7 +91,7 @@ inline bool taylor_deferred_is_faster(const TaylorAttention& p, const Gpu& gpu) 
 
 namespace cuda {
 Status taylor_deferred_step(const TaylorDeferred&, Queue);
-// Adds the pending tokens of the `rows` slots to their states. Does not read q, k and v, and does not write y.
+// Adds the pending tokens of the `rows` slots to their states, and clears kTaylorRounded. Does not read q, k and v, and does not write y.
 Status taylor_deferred_flush(const TaylorDeferred&, Queue);
 }  // namespace cuda
 

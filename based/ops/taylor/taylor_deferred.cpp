@@ -56,7 +56,7 @@ void flush_slot(const Op& in, int64_t slot) {
   Tensor kv = in.kv_state.select(0, slot), sums = in.k_state.select(0, slot), count = in.pending.select(0, slot);
   const Tensor features = taylor_features(in.pending_k.select(0, slot).to(kv.scalar_type())),
                values = in.pending_v.select(0, slot).to(kv.scalar_type());
-  const int64_t tokens = count[0].item<int64_t>();
+  const int64_t tokens = kernels::taylor_pending_tokens(count[0].item<int32_t>());
   for (int64_t t = 0; t < tokens; ++t) {
     if (decay) {
       const Tensor rate = decay->to(kv.scalar_type());

@@ -107,27 +107,34 @@ void time_step(Report& report, const TaylorShape& shape, const std::string& head
 }
 
 // Times steps with pending tokens: the mean over kTaylorPending steps, one of which writes the states. Floor: each step reads the states,
-// the pending tokens (their mean number) and writes the token's key and value; one step of kTaylorPending writes the states.
-void time_deferred(Report& report, int64_t batch, int32_t head_dim) {
+// the pending tokens (their mean number) and writes the token's key and value; one step of kTaylorPending writes the states. `rounds`: the
+// other steps read rounded states, which that step writes too.
+void time_deferred(Report& report, int64_t batch, int32_t head_dim, bool rounds) {
   const TaylorShape shape{std::vector<int64_t>(batch, 1), 16, 16, head_dim, DType::bf16, true, false, true};
   const int64_t heads = batch * 16, state = heads * packed_features(16) * (head_dim + 1) * 4, token = heads * (16 + head_dim) * 2;
   std::vector<std::unique_ptr<TaylorProblem>> problems;
-  std::vector<std::array<Buffer, 3>> buffers;
+  const int64_t rounded = rounds ? heads * packed_features(16) * head_dim * 2 : 0;
+  std::vector<std::array<Buffer, 4>> buffers;
   std::vector<kernels::TaylorDeferred> calls;
   for (int i = 0; i < working_sets(state); ++i) {
     problems.push_back(std::make_unique<TaylorProblem>(shape, 200 + i, 1));
     const int64_t room = heads * kernels::kTaylorPending;
-    buffers.push_back(
-        {random_buffer(room * 16, DType::bf16, 0.5, 300 + i), random_buffer(room * head_dim, DType::bf16, 1, 400 + i), zeros(heads * 4)});
-    calls.push_back({problems.back()->p, buffers.back()[0].as(), buffers.back()[1].as(), buffers.back()[2].as<int32_t>()});
+    buffers.push_back({random_buffer(room * 16, DType::bf16, 0.5, 300 + i), random_buffer(room * head_dim, DType::bf16, 1, 400 + i),
+                       zeros(heads * 4), Buffer(rounded)});
+    const auto& [k, v, count, copy] = buffers.back();
+    calls.push_back({problems.back()->p, k.as(), v.as(), count.as<int32_t>(), copy.as()});
   }
   const int sets = static_cast<int>(calls.size());
   const double ms = median_ms(kernels::kTaylorPending * sets, [&](int call, cudaStream_t stream) {
     check(gpu::taylor_deferred_step(calls[call % sets], on_stream(stream)));
   });
-  const double bytes = static_cast<double>(state) * (1 + 1.0 / kernels::kTaylorPending) +
-                       static_cast<double>(token) * (1 + (kernels::kTaylorPending - 1) / 2.0);
-  report.add({"", "taylor_deferred B" + std::to_string(batch) + " d" + std::to_string(head_dim), ms, "ms", bytes / bytes_per_ms()});
+  constexpr double round = kernels::kTaylorPending;
+  const auto sums = static_cast<double>(heads * packed_features(16) * 4);  // the denominator's states, of which there is no copy
+  const double states = rounds ? (static_cast<double>(state) - sums) * 2 / round + static_cast<double>(rounded) + sums * (1 + 1 / round)
+                               : static_cast<double>(state) * (1 + 1 / round);
+  const double bytes = states + static_cast<double>(token) * (1 + (round - 1) / 2);
+  const std::string name = "taylor_deferred B" + std::to_string(batch) + " d" + std::to_string(head_dim) + (rounds ? " rounded" : "");
+  report.add({"", name, ms, "ms", bytes / bytes_per_ms()});
 }
 
 void time_taylor(Report& report) {
@@ -159,7 +166,9 @@ void time_taylor(Report& report) {
       if (feature_dim != 16) time_step(report, step_shape(batch, true, 64, feature_dim), "");
       time_step(report, step_shape(batch, true, 64, feature_dim, true), "");
     }
-  for (const int32_t head_dim : {64, 112}) time_deferred(report, 128, head_dim);
+  for (const bool rounds : {false, true})
+    for (const int64_t batch : {16, 128})
+      for (const int32_t head_dim : {64, 112}) time_deferred(report, batch, head_dim, rounds);
 }
 
 const DefineFamily<Report> kTaylor("taylor", time_taylor);

@@ -1,6 +1,7 @@
 // Steps with pending tokens (based/kernels/taylor/deferred.h). Blocks are persistent: for each of its items (a row and head) a block loads
 // the state to shared memory by TMA and reads it out. Several blocks share a multiprocessor, so that some load while others compute. The
-// state is written back only after the pending tokens have been added to it.
+// state is written back only after the pending tokens have been added to it. A rounded state takes half of the state's shared memory, so
+// the next one is loaded to the other half while this one is read.
 #include <algorithm>
 
 #include "based/kernels/common/cuda/launch.h"
@@ -47,25 +48,44 @@ struct DeferredStorage {
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// An element of TaylorDeferred::pending.
+struct PendingState {
+  int32_t bits = 0;
+  __device__ __forceinline__ int tokens() const { return taylor_pending_tokens(bits); }
+  // Whether the step's token fills the list, so that the step adds all pending tokens to the state.
+  __device__ __forceinline__ bool fills() const { return tokens() + 1 == kTaylorPending; }
+  // Whether the step reads the rounded state.
+  __device__ __forceinline__ bool reads_rounded() const { return (bits & kTaylorRounded) != 0 && !fills(); }
+};
+
 __device__ __forceinline__ float power(float rate, int n) {
   float x = 1;
   for (int i = 0; i < n; ++i) x *= rate;
   return x;
 }
 
-// Requests the copies of a state and of its pending keys and values. Also sets the number of bytes that `full` expects, including those of
-// load_token. Called by one thread.
+// Requests the copy of a state, or of its rounded state to the half `half` of the shared memory for a state. Also sets the number of bytes
+// that `full` expects, including those of load_pending and load_token. Called by one thread.
 template <typename T>
 __device__ __forceinline__ void load_state(const TaylorDeferred& all, const Layout& layout, const DeferredStorage<T>& shared, int64_t state,
-                                           int pending) {
-  const TaylorAttention& p = all.step;
+                                           PendingState pending, int half) {
   const uint32_t full = shared_address(shared.full), k_bytes = layout.k_bytes(), v_bytes = layout.v_bytes();
-  barrier_expect(full, layout.state_bytes() + 2 * k_bytes + v_bytes + pending * (k_bytes + v_bytes));
-  bulk_load(shared_address(shared.state), p.kv_state + state * layout.features * p.head_dim, layout.state_bytes(), full);
+  const bool rounded = pending.reads_rounded();
+  const uint32_t bytes = rounded ? layout.rounded_bytes() : layout.state_bytes();
+  const void* from = rounded ? all.rounded_state : all.step.kv_state;
+  barrier_expect(full, bytes + 2 * k_bytes + v_bytes + pending.tokens() * (k_bytes + v_bytes));
+  bulk_load(shared_address(shared.state) + half * layout.rounded_bytes(), static_cast<const char*>(from) + state * bytes, bytes, full);
+}
+
+// Requests the copies of a state's pending keys and values. Called by one thread.
+template <typename T>
+__device__ __forceinline__ void load_pending(const TaylorDeferred& all, const Layout& layout, const DeferredStorage<T>& shared,
+                                             int64_t state, int pending) {
   if (pending == 0) return;
-  const auto *k = static_cast<const T*>(all.pending_k), *v = static_cast<const T*>(all.pending_v);
-  bulk_load(shared_address(shared.pending_k), k + state * kTaylorPending * p.feature_dim, pending * k_bytes, full);
-  bulk_load(shared_address(shared.pending_v), v + state * kTaylorPending * p.head_dim, pending * v_bytes, full);
+  const uint32_t full = shared_address(shared.full), k_bytes = layout.k_bytes(), v_bytes = layout.v_bytes();
+  const auto *k = static_cast<const char*>(all.pending_k), *v = static_cast<const char*>(all.pending_v);
+  bulk_load(shared_address(shared.pending_k), k + state * kTaylorPending * k_bytes, pending * k_bytes, full);
+  bulk_load(shared_address(shared.pending_v), v + state * kTaylorPending * v_bytes, pending * v_bytes, full);
 }
 
 // Requests the copies of the new token's q, k and v. The value is copied to the end of the pending values. Called by one thread.
@@ -92,6 +112,30 @@ __device__ __forceinline__ float taylor_weight(const T* q, const T* k, const Tay
     for (int j = 0; j < kUnit; ++j) s = fmaf(scaled(a[j]), scale_k ? scaled(b[j]) : b[j], s);
   }
   return 1 + s + 0.5F * s * s;
+}
+
+// Adds φ(q)·S to a lane's columns of y's numerator, for the features first, first + step, … `state` points to the lane's first column.
+template <typename S>
+__device__ __forceinline__ void read_state(const S* state, const float* phi_q, const Layout& layout, int first, int step,
+                                           float (&sum)[Layout::kColumns]) {
+#pragma unroll 5
+  for (int f = first; f < layout.features; f += step) {
+    float x[Layout::kColumns];
+    load_floats<Layout::kColumns>(state + f * layout.head_dim, x);
+    const float a = phi_q[f];
+#pragma unroll
+    for (int c = 0; c < Layout::kColumns; ++c) sum[c] = fmaf(a, x[c], sum[c]);
+  }
+}
+
+// Writes a lane's part of the rounded state.
+__device__ __forceinline__ void write_rounded(const float* state, bf16* rounded, const Layout& layout, int first, int step) {
+#pragma unroll 2
+  for (int f = first; f < layout.features; f += step) {
+    float x[Layout::kColumns];
+    load_floats<Layout::kColumns>(state + f * layout.head_dim, x);
+    store_floats<Layout::kColumns>(rounded + f * layout.head_dim, x);
+  }
 }
 
 // Adds kTokensPerPass tokens to a lane's part of the state: kColumns columns of the features first, first + step, … `state` and `values`
@@ -141,7 +185,7 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
   // slot_after is the slot of the item after it. These loads depend on one another, each with a memory latency, so they are issued one item
   // early, and the slot's two items early.
   int64_t next_state = 0, slot_after = 0;
-  int next_pending = 0;
+  PendingState next_pending;
   float next_sum = 0;
   const auto slot_of = [&](uint32_t item) -> int64_t {
     const uint32_t row = item / p.heads;
@@ -150,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
   const auto load_next_fields = [&](uint32_t item) {
     if (item >= layout.items) return;
     next_state = slot_after * p.heads + item % p.heads;
-    next_pending = all.pending[next_state];
+    next_pending = {all.pending[next_state]};
     if (thread < layout.features) next_sum = p.k_state[next_state * layout.features + thread];
     slot_after = slot_of(item + gridDim.x);
   };
@@ -161,19 +205,24 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
   if (!p.state_is_private) wait_for_earlier_kernels();
   slot_after = slot_of(blockIdx.x);
   load_next_fields(blockIdx.x);
-  if (is_producer) load_state(all, layout, shared, next_state, next_pending);
+  if (is_producer) {
+    load_state(all, layout, shared, next_state, next_pending, /*half=*/0);
+    load_pending(all, layout, shared, next_state, next_pending.tokens());
+  }
   for (int f = thread; f < layout.features; f += kThreads) shared.pairs[f] = FeaturePair(f, p.feature_dim).packed();
   if (p.state_is_private) wait_for_earlier_kernels();
-  if (is_producer) load_token(p, layout, shared, blockIdx.x, next_pending);
+  if (is_producer) load_token(p, layout, shared, blockIdx.x, next_pending.tokens());
   __syncthreads();  // `full` is initialised, and `pairs` is complete
 
   uint32_t phase = 0;
+  int half = 0;  // where this item's rounded state is; 0 where it has none
 #pragma unroll 1
   for (uint32_t item = blockIdx.x; item < layout.items; item += gridDim.x, phase ^= 1) {
     const uint32_t next_item = item + gridDim.x;
     const int64_t state = next_state;
-    const int pending = next_pending;  // tokens before the new one, which is therefore token `pending` of the list
-    const bool fills = pending + 1 == kTaylorPending;
+    const PendingState before = next_pending;
+    const int pending = before.tokens();  // tokens before the new one, which is therefore token `pending` of the list
+    const bool fills = before.fills(), is_rounded = before.reads_rounded();
     const float first_sum = next_sum;
     const float rate = p.decay != nullptr ? p.decay[item % p.heads] : 1.0F;
     const float sums_rate = p.decay_denominator ? rate : 1.0F;  // decay of the denominator's state
@@ -212,14 +261,20 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
           reinterpret_cast<const uint4*>(shared.pending_v + pending * p.head_dim)[i];
     __syncthreads();  // phi_q, weights, warp_sums and pending_k are complete
 
+    // Where this item and the next one read rounded states, the next one's is requested now, to the other half. That had the previous item,
+    // which all threads have read.
+    const bool has_next = next_item < layout.items, loads_early = has_next && is_rounded && next_pending.reads_rounded();
+    const int next_half = loads_early ? half ^ 1 : 0;
+    if (is_producer && loads_early) load_state(all, layout, shared, next_state, next_pending, next_half);
+
     // The warp's partial sum of y's numerator.
     float sum[Layout::kColumns] = {};
     if (active) {
-#pragma unroll 5
-      for (int f = first_feature; f < layout.features; f += feature_step) {
-        const float4 x = *reinterpret_cast<const float4*>(shared.state + column + f * p.head_dim);
-        const float a = shared.phi_q[f];
-        sum[0] = fmaf(a, x.x, sum[0]), sum[1] = fmaf(a, x.y, sum[1]), sum[2] = fmaf(a, x.z, sum[2]), sum[3] = fmaf(a, x.w, sum[3]);
+      if (is_rounded) {
+        const bf16* rounded = reinterpret_cast<const bf16*>(shared.state) + half * (layout.rounded_bytes() / 2);
+        read_state(rounded + column, shared.phi_q, layout, first_feature, feature_step, sum);
+      } else {
+        read_state(shared.state + column, shared.phi_q, layout, first_feature, feature_step, sum);
       }
       const float state_rate = power(rate, pending + 1);
 #pragma unroll
@@ -252,7 +307,7 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
         static_cast<T*>(p.y)[int64_t{item} * p.head_dim + d] = from_float<T>(y / denominator);
       }
       if (thread != 0) return;
-      all.pending[state] = fills ? 0 : pending + 1;
+      all.pending[state] = !fills ? before.bits + 1 : all.rounded_state != nullptr ? kTaylorRounded : 0;
       if (p.denominator != nullptr) p.denominator[item] = denominator;
     };
 
@@ -286,6 +341,10 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
         }
         __syncthreads();  // all threads have read phi_keys, which the next pass overwrites
       }
+      if (active && all.rounded_state != nullptr) {
+        bf16* rounded = static_cast<bf16*>(all.rounded_state) + state * (layout.rounded_bytes() / 2);
+        write_rounded(shared.state + column, rounded + column, layout, first_feature, feature_step);
+      }
       fence_shared_proxy();
       __syncthreads();  // all threads have ordered their writes of the state before the producer's copy
       if (is_producer) {
@@ -293,10 +352,12 @@ __global__ void __launch_bounds__(kThreads, Layout::kMaxBlocks)
         bulk_store_wait_read();
       }
     }
-    if (is_producer && next_item < layout.items) {
-      load_state(all, layout, shared, next_state, next_pending);
-      load_token(p, layout, shared, next_item, next_pending);
+    if (is_producer && has_next) {
+      if (!loads_early) load_state(all, layout, shared, next_state, next_pending, next_half);
+      load_pending(all, layout, shared, next_state, next_pending.tokens());
+      load_token(p, layout, shared, next_item, next_pending.tokens());
     }
+    half = next_half;
     if (!fills) write_y();
     __syncthreads();  // all threads have read `partial` and warp_sums, which the next item overwrites
   }
@@ -311,8 +372,9 @@ __global__ void __launch_bounds__(kThreads) flush_rows(const TaylorDeferred all,
   const TaylorAttention& p = all.step;
   overlap_kernels();
   const int64_t slot = p.slot != nullptr ? p.slot[blockIdx.x] : blockIdx.x, state = slot * p.heads + blockIdx.y;
-  const int pending = all.pending[state];
-  if (pending == 0) return;
+  const int32_t bits = all.pending[state];
+  if (bits == 0) return;
+  const int pending = taylor_pending_tokens(bits);
   const T* keys = static_cast<const T*>(all.pending_k) + state * kTaylorPending * p.feature_dim;
   const T* values = static_cast<const T*>(all.pending_v) + state * kTaylorPending * p.head_dim;
   const float rate = p.decay != nullptr ? p.decay[blockIdx.y] : 1.0F, sums_rate = p.decay_denominator ? rate : 1.0F;
@@ -336,10 +398,12 @@ __global__ void __launch_bounds__(kThreads) flush_rows(const TaylorDeferred all,
 
 Status taylor_deferred_step(const TaylorDeferred& p, Queue queue) {
   if (p.step.rows == 0) return {};
-  if (!taylor_deferred_takes(p.step, this_gpu()) || !aligned16(p.pending_k) || !aligned16(p.pending_v))
+  if (!taylor_deferred_takes(p.step, this_gpu()) || !aligned16(p.pending_k) || !aligned16(p.pending_v) || !aligned16(p.rounded_state))
     return {
         "taylor_deferred_step: supports sm_90, head_dim up to 128, head_dim and feature_dim of whole 16 bytes, and states of some 200 KB"};
   const Layout layout(p.step);
+  if (p.rounded_state != nullptr && layout.rounded_bytes() % 16 != 0)
+    return {"taylor_deferred_step: rounded states must be whole 16 bytes"};
   auto* kernel = p.step.dtype == DType::bf16 ? step_deferred<bf16> : step_deferred<float>;
   if (const cudaError_t e = allow_shared_memory(kernel, layout.shared_bytes()); e != cudaSuccess) return status_of(e);
   const int64_t blocks = std::min<int64_t>(layout.items, int64_t{layout.blocks_that_fit(this_gpu())} * multiprocessors());
