@@ -98,6 +98,8 @@ constexpr int kStepColumns = 16;    // columns of a head's state that a block ha
 constexpr int kStepHeld = 3;        // vectors of those columns that a thread holds in registers
 constexpr int kStepFeatures = 192;  // most packed features
 
+// Whether the share of a linear layer is small enough for companions. Biases and pairs need them; scales are read from memory without them.
+constexpr bool step_has_companions(const StepShare& share) { return share.each + (share.extra > 0 ? 1 : 0) <= kStepBiased; }
 constexpr int step_stage_bytes(int threads) { return 2 * 16 * threads; }
 // Rows of weights in a stage: 1, 2, 4, 8 or 16; 0 where not even one fits.
 constexpr int step_stage_rows(int threads, int64_t row_bytes) {

@@ -51,6 +51,33 @@ __device__ __forceinline__ void multiply_rows(StepThread& t, int rows, int shift
   }
 }
 
+// Receives the warp's part of x from the mailbox, or reads it from memory.
+__device__ __forceinline__ WarpInput receive_x(const StepThread& t, const StepInstruction& step) {
+  const int elements_of_warp = 32 * step.groups, at = t.warp * elements_of_warp + 4 * t.lane,
+            second = elements_of_warp > 128 ? at + 128 : at;
+  WarpInput x{};
+  if (4 * t.lane >= elements_of_warp) return x;
+  if (step.in[0] == nullptr) {
+    const void* memory = step.arguments.linear.linear.x;
+    return {receive4(nullptr, memory, at, t.tag), receive4(nullptr, memory, second, t.tag)};
+  }
+  uint4 v, w;
+  do v = load_words4(step.in[0] + at), w = elements_of_warp > 128 ? load_words4(step.in[0] + second) : v;
+  while (!has_arrived(v, t.tag) || !has_arrived(w, t.tag));
+  return {elements(v), elements(w)};
+}
+__device__ __forceinline__ WarpInput shared_x(const StepThread& t, int groups) {
+  const uint2* x = reinterpret_cast<const uint2*>(t.shared.x) + t.warp * 8 * groups + t.lane;
+  const uint2 none = make_uint2(0, 0);
+  return {t.lane < 8 * groups ? x[0] : none, t.lane + 32 < 8 * groups ? x[32] : none};
+}
+__device__ __forceinline__ void store_x(StepThread& t, int groups, const WarpInput& x) {
+  uint2* to = reinterpret_cast<uint2*>(t.shared.x) + t.warp * 8 * groups + t.lane;
+  if (t.lane < 8 * groups) to[0] = x.first;
+  if (t.lane + 32 < 8 * groups) to[32] = x.second;
+  __syncwarp();  // the warp's part of x is complete; other warps do not read it
+}
+
 // Multiplies x by a block's rows of the weights and finishes the outputs: adds the bias and applies SwiGLU, or the short convolution and
 // its gate. kInt8: whether the program has int8 weights.
 template <bool kInt8>
@@ -59,6 +86,8 @@ __device__ __forceinline__ void step_linear(StepThread& t, const StepInstruction
   const BlockShare share(step.share);
   const int shift = step.stage_shift, half = (1 << shift) / 2,
             most = pairs ? kStepRows / 2 : kStepRows;  // most: outputs whose sums fit into a buffer
+  const bool is_int8 = kInt8 && step.arguments.linear.scale != nullptr;
+  float inverse = 0;  // int8: as store_digits() returns it
 #pragma unroll 1
   for (int first = 0; first < share.count; first += most) {
     const int count = min(share.count - first, most);
@@ -66,8 +95,14 @@ __device__ __forceinline__ void step_linear(StepThread& t, const StepInstruction
     // Load the companions of the output before its sums are complete.
     bf16 bias = {}, gate_bias = {}, taps[3] = {}, taps_bias = {};
     float2 old = make_float2(0, 0);
+    float scale = 0, gate_scale = 0;
     if (t.thread < count) {
       const Linear& p = step.arguments.linear.linear;
+      if (is_int8) {
+        const float* source = step.arguments.linear.scale;
+        scale = step_has_companions(step.share) ? t.companion(kStepScale, source, out, in_share) : __ldg(source + out);
+        if (pairs) gate_scale = t.companion(kStepGateScale, source + p.out / 2, out, in_share);
+      }
       if (const auto* source = static_cast<const bf16*>(p.bias); source != nullptr) {
         bias = t.companion(kStepBias, source, out, in_share);
         if (pairs) gate_bias = t.companion(kStepGateBias, source + p.out / 2, out, in_share);
@@ -82,34 +117,23 @@ __device__ __forceinline__ void step_linear(StepThread& t, const StepInstruction
       }
     }
 
-    // Receive the warp's part of x: four or eight elements a lane.
-    if (first == 0 && !step.x_is_shared) {
-      const int elements_of_warp = 32 * step.groups, at = t.warp * elements_of_warp + 4 * t.lane,
-                second = elements_of_warp > 128 ? at + 128 : at;
-      if (4 * t.lane < elements_of_warp) {
-        uint2 a, b;
-        if (step.in[0] != nullptr) {
-          uint4 v, w;
-          do v = load_words4(step.in[0] + at), w = elements_of_warp > 128 ? load_words4(step.in[0] + second) : v;
-          while (!has_arrived(v, t.tag) || !has_arrived(w, t.tag));
-          a = elements(v), b = elements(w);
-        } else {
-          const void* x = step.arguments.linear.linear.x;
-          a = receive4(nullptr, x, at, t.tag), b = receive4(nullptr, x, second, t.tag);
-        }
-        reinterpret_cast<uint2*>(t.shared.x)[at / 4] = a, reinterpret_cast<uint2*>(t.shared.x)[second / 4] = b;
+    if (first == 0) {
+      if (is_int8) {
+        uint32_t* digits = t.shared.digits() + t.warp * (kStepDigitBytes / 4);
+        inverse = store_digits(step.x_is_shared ? shared_x(t, step.groups) : receive_x(t, step), digits, step.groups, t.lane);
+      } else if (!step.x_is_shared) {
+        store_x(t, step.groups, receive_x(t, step));
       }
-      __syncwarp();  // the warp's part of x is complete; other warps do not read it
     }
 
     // Multiply. A stage of pairs holds the rows of the values, then the rows of their gates; the last stage may have fewer rows, at the
     // same offsets.
     const int rows = pairs ? (count + half - 1) >> (shift - 1) << shift : count;
-    if (kInt8 && step.arguments.linear.scale != nullptr) {
+    if (is_int8) {
       switch (step.groups) {
-        case 2: multiply_int8_rows<2>(t, rows, shift); break;
-        case 4: multiply_int8_rows<4>(t, rows, shift); break;
-        default: multiply_int8_rows<8>(t, rows, shift);
+        case 2: multiply_int8_rows<2>(t, rows, shift, inverse); break;
+        case 4: multiply_int8_rows<4>(t, rows, shift, inverse); break;
+        default: multiply_int8_rows<8>(t, rows, shift, inverse);
       }
     } else {
       switch (step.groups) {
@@ -137,11 +161,7 @@ __device__ __forceinline__ void step_linear(StepThread& t, const StepInstruction
       const int row = pairs ? (t.thread & ~(half - 1)) * 2 + (t.thread & (half - 1)) : t.thread;
       float value = row_sum(row), gate = pairs ? row_sum(row + half) : 0.0F;
       const Linear& p = step.arguments.linear.linear;
-      if (kInt8 && step.arguments.linear.scale != nullptr) {
-        const float* scale = step.arguments.linear.scale;
-        value *= t.companion(kStepScale, scale, out, in_share);
-        if (pairs) gate *= t.companion(kStepGateScale, scale + p.out / 2, out, in_share);
-      }
+      if (is_int8) value *= scale, gate *= gate_scale;
       value += to_float(bias), gate += to_float(gate_bias);
       if (step.kind == StepKind::swiglu) value *= gate * sigmoid(gate);
       if (step.kind != StepKind::conv) {

@@ -85,6 +85,11 @@ struct StepThread {
   }
 };
 
+// A lane's elements of its warp's part of x: 4 lane … 4 lane + 3, and the same plus 128 if the part has 256.
+struct WarpInput {
+  uint2 first, second;
+};
+
 __device__ __forceinline__ int64_t slot_of(const int64_t* slot) { return slot != nullptr ? *slot : 0; }
 
 // The norm: adds to the residual stream, and stores the normalised vector to shared memory.
