@@ -34,7 +34,7 @@ class QuantisedKernel final : public ArgumentsKernel<kernels::QuantisedLinear> {
     why = "its rows cannot be divided among a block's threads";
     const int64_t warps = limits.threads / 32, groups = p.in / (32 * warps), share = kernels::ceil_div(outputs, limits.gpu.multiprocessors);
     if (p.in % (32 * warps) != 0 || (groups != 2 && groups != 4 && groups != 8)) return {};
-    if (p.out % 8 != 0 || share > kernels::kStepBiased) return {};
+    if (p.out % 8 != 0 || p.out > 1 << 20 || (share > kernels::kStepBiased && (p.gated || p.bias != nullptr))) return {};
     for (const void* operand : {p.x, p.weight, p.scale, p.bias})
       if (!kernels::aligned16(operand)) return {};
     Planned to;

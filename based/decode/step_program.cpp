@@ -24,7 +24,7 @@ kernels::StepCompanions companions_of(const Planned& planned) {
   if (!planned.is_linear()) return to;
   const Linear& p = step.arguments.linear.linear;
   const float* scale = step.arguments.linear.scale;
-  set(kStepScale, scale, 4);
+  if (step_has_companions(step.share)) set(kStepScale, scale, 4);
   if (scale != nullptr && step.kind != StepKind::linear) set(kStepGateScale, scale + p.out / 2, 4);
   set(kStepBias, p.bias, 2);
   if (p.bias != nullptr && step.kind != StepKind::linear) set(kStepGateBias, static_cast<const char*>(p.bias) + p.out, 2);

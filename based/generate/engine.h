@@ -56,7 +56,8 @@ int64_t default_prefill_tokens(torch::Device device);
 
 class Engine {
  public:
-  // Throws UsageError for options out of range.
+  // Throws UsageError for options out of range. If steps have several rows, a model with quantised weights on a GPU gets full ones
+  // (LanguageModel::use_full_weights).
   Engine(LanguageModel& model, const EngineOptions& options);
 
   LanguageModel& model() const { return model_; }

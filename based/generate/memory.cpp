@@ -37,6 +37,8 @@ Needed needed(const ModelPlace& place, const EngineOptions& engine) {
   model.to(place.dtype);
   Needed bytes;
   bytes.fixed = static_cast<double>(model.parameter_count()) * element;
+  // On a GPU the int8 weights stay beside the full ones, which an engine of several slots makes.
+  if (place.quantised && !place.device.is_cpu()) bytes.fixed += static_cast<double>(model.parameter_count());
   const auto width = static_cast<double>(config.d_model), hidden = static_cast<double>(config.mlp_width);
   // Activations of a prompt's piece: the fp32 residual stream, a norm, projections, the MLP.
   bytes.fixed += static_cast<double>(default_prefill_tokens(place.device)) * (4 * width + element * (6 * width + 3 * hidden));

@@ -10,6 +10,7 @@ struct ModelPlace {
   ModelConfig config;
   torch::Dtype dtype = torch::kFloat;
   torch::Device device = torch::kCPU;
+  bool quantised = false;  // the stored weights are quantised; on a GPU, memory for full ones is counted too
 };
 
 // Whether the state of such a model grows with the sequence.

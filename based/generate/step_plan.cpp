@@ -13,20 +13,22 @@ namespace based {
 
 namespace {
 
-// Replaces the linear layers' weights by quantised ones without memory.
+// Replaces the weights of linear layers and the embedding by quantised ones without memory.
 void quantise_shapes(LanguageModel& model, ops::WeightForm form, torch::Dtype type) {
+  const auto memory = [](torch::IntArrayRef sizes, torch::Dtype of) { return torch::empty(sizes, torch::dtype(of).device(torch::kMeta)); };
+  const auto int8 = [&](int64_t out, int64_t in) {
+    return ops::QuantisedWeight{ops::WeightForm::int8, memory({out, in}, torch::kChar), memory({out}, torch::kFloat)};
+  };
   for (const auto& [name, layer] : quantisable_layers(model)) {
     const int64_t out = layer->weight().size(0), in = layer->weight().size(1);
     if (!ops::can_quantise(form, in)) continue;
-    const auto memory = [](torch::IntArrayRef sizes, torch::Dtype of) {
-      return torch::empty(sizes, torch::dtype(of).device(torch::kMeta));
-    };
     if (form == ops::WeightForm::int8) {
-      layer->quantise({form, memory({out, in}, torch::kChar), memory({out}, torch::kFloat)}, type);
+      layer->quantise(int8(out, in), type);
     } else {
       layer->quantise({form, memory({out, in / 2}, torch::kByte), memory({out, in / kernels::kInt4Group}, torch::kBFloat16)}, type);
     }
   }
+  model.quantise_embedding(int8(model.config().padded_vocab(), model.config().d_model));
 }
 
 // Throws c10::Error if the step needs values, which tensors without memory do not have.
@@ -36,8 +38,9 @@ std::unique_ptr<decode::Plan> plan_of(const ModelConfig& config, const decode::G
   LanguageModel model(config);
   model.to(options.dtype);
   model.eval();
-  if (options.weights) quantise_shapes(model, *options.weights, options.dtype);
   const int64_t slots = options.invariant ? DecodeStep::invariant_width : options.slots;
+  if (options.weights) quantise_shapes(model, *options.weights, options.dtype);
+  if (slots > 1) model.use_full_weights();  // as an engine does
   ModelState state = model.make_state(slots);
   if (state.grows()) {
     const PagePool pages(slots, slots * PagePool::page_tokens, torch::kMeta);

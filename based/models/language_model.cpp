@@ -198,7 +198,8 @@ Tensor LanguageModel::most_likely(const Tensor& hidden, bool padded_columns) {
 
 Tensor LanguageModel::logits(const Tensor& hidden) {
   const runtime::DeviceRange range = profile_range("head", hidden.size(0));
-  return quantised_head_ ? ops::quantised_linear(hidden, *quantised_head_) : ops::linear(hidden, embedding_);
+  const bool reads_int8 = quantised_head_ && (hidden.is_cpu() || hidden.size(0) == 1);
+  return reads_int8 ? ops::quantised_linear(hidden, *quantised_head_) : ops::linear(hidden, embedding_);
 }
 
 void LanguageModel::quantise_embedding(const ops::QuantisedWeight& weight) {
@@ -212,7 +213,15 @@ void LanguageModel::quantise_embedding(const ops::QuantisedWeight& weight) {
     const int64_t count = std::min(block, weight.out() - first);
     to.narrow(0, first, count).copy_(ops::dequantised(weight, first, count, to.scalar_type()));
   }
-  if (embedding_.is_cpu()) quantised_head_ = weight;
+  quantised_head_ = weight;
+}
+
+int64_t LanguageModel::use_full_weights() {
+  int64_t bytes = 0;
+  for (const auto& module : modules(/*include_self=*/false))
+    if (auto* const layer = dynamic_cast<Projection*>(module.get())) bytes += layer->use_full_weight();
+  if (quantised_head_) recorded_head_ = std::exchange(quantised_head_, std::nullopt);
+  return bytes;
 }
 
 ModelState LanguageModel::make_state(int64_t slots) const {

@@ -106,10 +106,13 @@ class LanguageModel : public torch::nn::Module {
   Tensor most_likely(const Tensor& hidden, bool padded_columns = false);
   // hidden [n, d_model] -> [n, padded_vocab].
   Tensor logits(const Tensor& hidden);
-  // Overwrites the embedding by the values of a quantised one. On the CPU logits() reads the quantised one from then on. Throws Error for
-  // another shape.
+  // Overwrites the embedding by the values of a quantised one. logits() reads the quantised one from then on; on a GPU only for a single
+  // row. Throws Error for another shape.
   void quantise_embedding(const ops::QuantisedWeight& weight);
   const std::optional<ops::QuantisedWeight>& quantised_head() const { return quantised_head_; }  // what logits() reads
+  // Projection::use_full_weight() for all layers, and logits() reads the embedding. Returns the bytes of the converted weights; 0: none is
+  // quantised. No other thread may use the model meanwhile.
+  int64_t use_full_weights();
 
   // Throws Error naming the first layer whose mixer has no recurrent form.
   ModelState make_state(int64_t slots) const;
@@ -148,7 +151,7 @@ class LanguageModel : public torch::nn::Module {
   Tensor final_norm(ResidualStream& stream);  // the last layer's MLP and the last norm
   ModelConfig config_;
   Tensor embedding_, positions_;
-  std::optional<ops::QuantisedWeight> quantised_head_;  // the embedding in int8
+  std::optional<ops::QuantisedWeight> quantised_head_, recorded_head_;  // the embedding in int8; recorded_head_: see use_full_weights()
   std::vector<std::shared_ptr<ModelBlock>> blocks_;
   std::shared_ptr<Norm> norm_;
   bool checkpoint_activations_ = false;

@@ -4,6 +4,7 @@
 #include <torch/cuda.h>
 
 #include "based/generate/session.h"
+#include "based/models/quantised.h"
 #include "tests/core/temporary_folder.h"
 #include "tests/generate/texts.h"
 
@@ -431,6 +432,41 @@ TEST(Generation, CpuAndGpuAgree) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   EXPECT_EQ(session_text(*distinct_model(torch::kCUDA), some_text(100, 4), 200, kGreedy),
             session_text(*distinct_model(torch::kCPU), some_text(100, 4), 200, kGreedy));
+}
+
+// On a GPU, where steps of several rows are slower with quantised weights. One slot keeps them.
+TEST(Engine, OfSeveralSlotsOnAGpuReadsFullWeights) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  const torch::NoGradGuard no_grad;
+  const auto quantised = distinct_model(torch::kCUDA, "based-tiny"), rounded = distinct_model(torch::kCUDA, "based-tiny");
+  const auto int8_of = [](const Tensor& weight) {
+    const ops::QuantisedWeight made = ops::quantise(weight.cpu(), ops::WeightForm::int8);
+    return ops::QuantisedWeight{made.form, made.values.to(torch::kCUDA), made.scales.to(torch::kCUDA)};
+  };
+  const auto parameters = rounded->named_parameters();
+  for (const auto& [name, layer] : quantisable_layers(*quantised)) {
+    layer->quantise(int8_of(layer->weight()), quantised->dtype());
+    parameters[name].copy_(layer->weight());
+  }
+  quantised->quantise_embedding(int8_of(parameters["embedding"]));
+  parameters["embedding"].copy_(quantised->named_parameters()["embedding"]);
+  const auto count_quantised = [&] {
+    const auto layers = quantisable_layers(*quantised);
+    return std::count_if(layers.begin(), layers.end(), [](const auto& layer) { return layer.second->quantised().has_value(); });
+  };
+  const auto texts = [](LanguageModel& model, int64_t slots) {
+    Engine engine(model, {.slots = slots});
+    for (int64_t i = 0; i < slots; ++i) engine.add(some_text(10 + i, i), {.sampling = kGreedy, .max_tokens = 12});
+    return tokens_of(engine);
+  };
+  const int64_t all = count_quantised();
+  texts(*quantised, 1);
+  EXPECT_GT(all, 0);
+  EXPECT_EQ(count_quantised(), all);
+  EXPECT_TRUE(quantised->quantised_head());
+  EXPECT_EQ(texts(*quantised, 4), texts(*rounded, 4));
+  EXPECT_EQ(count_quantised(), 0);
+  EXPECT_FALSE(quantised->quantised_head());
 }
 
 }  // namespace engine_test

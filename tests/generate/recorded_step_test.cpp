@@ -18,7 +18,7 @@ std::shared_ptr<LanguageModel> wide_model(const std::string& preset, Weights wei
   ModelConfig config = find_preset(preset);
   if (preset.starts_with("based-")) config.layers = {"conv", "linear", "window", "conv", "window", "linear"};
   config.layers.resize(6);
-  config.vocab_size = 1000;
+  config.vocab_size = weights == Weights::int8 ? 20000 : 1000;  // so many int8 rows that a block's scales are no companions
   torch::manual_seed(11);
   auto model = std::make_shared<LanguageModel>(config);
   model->to(torch::kCUDA, torch::kBFloat16);
@@ -29,6 +29,8 @@ std::shared_ptr<LanguageModel> wide_model(const std::string& preset, Weights wei
     const ops::QuantisedWeight quantised = ops::quantise(layer->weight().cpu(), ops::WeightForm::int8);
     layer->quantise({quantised.form, quantised.values.to(torch::kCUDA), quantised.scales.to(torch::kCUDA)}, type);
   }
+  const ops::QuantisedWeight head = ops::quantise(model->named_parameters()["embedding"].cpu(), ops::WeightForm::int8);
+  model->quantise_embedding({head.form, head.values.to(torch::kCUDA), head.scales.to(torch::kCUDA)});
   return model;
 }
 

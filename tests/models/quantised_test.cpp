@@ -126,6 +126,32 @@ TEST_F(Quantised, ComputesWithInt8OnAGpuAsOnTheCpu) {
   EXPECT_LT((got - wanted).abs().max().item<double>(), 1e-3 * wanted.abs().max().item<double>());
 }
 
+// The model of full weights is then the same as one of the rounded weights, bit for bit.
+TEST_F(Quantised, ComputesWithFullWeightsWhereAsked) {
+  for (const WeightForm form : {WeightForm::int8, WeightForm::int4}) {
+    SCOPED_TRACE(weight_form_name(form));
+    make(small_config(), torch::kBFloat16);
+    quantise_model(full(), out(), form);
+    const auto quantised = load_model(out()).model, same = load_model(out()).model, rounded = load_model(full()).model;
+    const torch::NoGradGuard no_grad;
+    const auto parameters = rounded->named_parameters();
+    for (const auto& [name, layer] : quantisable_layers(*same)) parameters[name].copy_(layer->weight());
+    parameters["embedding"].copy_(same->named_parameters()["embedding"]);
+    const int64_t count = quantised->parameter_count();
+    int64_t bytes = 0;
+    for (const auto& [name, layer] : quantisable_layers(*same)) bytes += layer->weight().numel() * 2;
+    EXPECT_EQ(quantised->use_full_weights(), bytes);
+    EXPECT_EQ(quantised->use_full_weights(), 0);
+    EXPECT_EQ(quantised->parameter_count(), count);
+    for (const auto& parameter : quantised->parameters()) EXPECT_FALSE(parameter.requires_grad());
+    const torch::Tensor ids = torch::randint(40, {9}, torch::kInt64);
+    const auto rows = Sequences::packed({0, 9}, 9);
+    const torch::Tensor wanted = rounded->forward(ids, rows), got = quantised->forward(ids, rows);
+    EXPECT_TRUE(torch::equal(got, wanted));
+    EXPECT_TRUE(torch::equal(quantised->logits(got), rounded->logits(wanted)));
+  }
+}
+
 TEST_F(Quantised, KeepsLayersThatInt4CannotStore) {
   ModelConfig config = small_config();
   config.layers = {"gated_conv"};

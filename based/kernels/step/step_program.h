@@ -91,13 +91,15 @@ struct StepProgram {
 constexpr int kStepMostThreads = 512;
 constexpr int kStepFewestThreads = 256;
 constexpr int kStepMostStages = 16;
-constexpr int kStepMostWarps = kStepMostThreads / 32, kStepFewestWarps = kStepFewestThreads / 32;
+constexpr int kStepMostWarps = kStepMostThreads / 32;
 constexpr int kStepTileRows = 16;   // rows of weights of an mma tile
 constexpr int kStepBiased = 64;     // most outputs of a block's share if they need companions
 constexpr int kStepColumns = 16;    // columns of a head's state that a block handles
 constexpr int kStepHeld = 3;        // vectors of those columns that a thread holds in registers
 constexpr int kStepFeatures = 192;  // most packed features
 
+// Whether the share of a linear layer is small enough for companions. Biases and pairs need them; scales are read from memory without them.
+constexpr bool step_has_companions(const StepShare& share) { return share.each + (share.extra > 0 ? 1 : 0) <= kStepBiased; }
 constexpr int step_stage_bytes(int threads) { return 2 * 16 * threads; }
 // Rows of weights in a stage: 1, 2, 4, 8 or 16; 0 where not even one fits.
 constexpr int step_stage_rows(int threads, int64_t row_bytes) {

@@ -1,6 +1,7 @@
 #include "based/mixers/kit/projection.h"
 
 #include <cmath>
+#include <utility>
 
 #include "based/mixers/kit/shapes_only.h"
 #include "based/ops/linear/linear.h"
@@ -43,6 +44,14 @@ void Projection::quantise(ops::QuantisedWeight weight, torch::Dtype type) {
   type_ = type;
   if (weight_.defined()) parameters_.erase("weight");
   weight_ = Tensor();
+}
+
+int64_t Projection::use_full_weight() {
+  if (!quantised_) return 0;
+  const torch::InferenceMode ordinary_tensors(false);
+  weight_ = register_parameter("weight", weight(), /*requires_grad=*/false);
+  recorded_ = std::exchange(quantised_, std::nullopt);
+  return static_cast<int64_t>(weight_.nbytes());
 }
 
 }  // namespace based

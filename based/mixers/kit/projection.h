@@ -36,14 +36,17 @@ class Projection : public torch::nn::Module {
   // `type` is that of the activations. Throws Error for a weight of another shape.
   void quantise(ops::QuantisedWeight weight, torch::Dtype type);
   const std::optional<ops::QuantisedWeight>& quantised() const { return quantised_; }
+  // Converts a quantised weight to the type of the activations, and makes it the parameter `weight` again, without a gradient. Returns its
+  // bytes, or 0 if the weight is not quantised. The quantised weight keeps its memory, because recorded steps may read it.
+  int64_t use_full_weight();
   // Whether models with quantised weights may quantise this layer. False for small layers whose errors grow in a recurrence or a filter.
   bool quantisable() const { return quantisable_; }
   void keep_full_precision() { quantisable_ = false; }
 
  private:
-  Tensor weight_, bias_;  // weight_ is undefined if quantised_ has a value
-  std::optional<ops::QuantisedWeight> quantised_;
-  torch::Dtype type_ = torch::kFloat;  // the type of the quantised layer's activations
+  Tensor weight_, bias_;                                      // weight_ is undefined if quantised_ has a value
+  std::optional<ops::QuantisedWeight> quantised_, recorded_;  // recorded_: what quantised_ was before use_full_weight()
+  torch::Dtype type_ = torch::kFloat;                         // the type of the quantised layer's activations
   bool quantisable_ = true;
 };
 

@@ -51,14 +51,45 @@ __device__ __forceinline__ void multiply_rows(StepThread& t, int rows, int shift
   }
 }
 
+// Receives the warp's part of x from the mailbox, or reads it from memory.
+__device__ __forceinline__ WarpInput receive_x(const StepThread& t, const StepInstruction& step) {
+  const int elements_of_warp = 32 * step.groups, at = t.warp * elements_of_warp + 4 * t.lane,
+            second = elements_of_warp > 128 ? at + 128 : at;
+  WarpInput x{};
+  if (4 * t.lane >= elements_of_warp) return x;
+  if (step.in[0] == nullptr) {
+    const void* memory = step.arguments.linear.linear.x;
+    return {receive4(nullptr, memory, at, t.tag), receive4(nullptr, memory, second, t.tag)};
+  }
+  uint4 v, w;
+  do v = load_words4(step.in[0] + at), w = elements_of_warp > 128 ? load_words4(step.in[0] + second) : v;
+  while (!has_arrived(v, t.tag) || !has_arrived(w, t.tag));
+  return {elements(v), elements(w)};
+}
+__device__ __forceinline__ WarpInput shared_x(const StepThread& t, int groups) {
+  const uint2* x = reinterpret_cast<const uint2*>(t.shared.x) + t.warp * 8 * groups + t.lane;
+  const uint2 none = make_uint2(0, 0);
+  return {t.lane < 8 * groups ? x[0] : none, t.lane + 32 < 8 * groups ? x[32] : none};
+}
+__device__ __forceinline__ void store_x(StepThread& t, int groups, const WarpInput& x) {
+  uint2* to = reinterpret_cast<uint2*>(t.shared.x) + t.warp * 8 * groups + t.lane;
+  if (t.lane < 8 * groups) to[0] = x.first;
+  if (t.lane + 32 < 8 * groups) to[32] = x.second;
+  __syncwarp();  // the warp's part of x is complete; other warps do not read it
+}
+
 // Multiplies x by a block's rows of the weights and finishes the outputs: adds the bias and applies SwiGLU, or the short convolution and
 // its gate. kInt8: whether the program has int8 weights.
 template <bool kInt8>
 __device__ __forceinline__ void step_linear(StepThread& t, const StepInstruction& step) {
-  const bool pairs = step.kind != StepKind::linear;
+  const StepKind kind = step.kind;
+  uint32_t* const mailbox = step.out;
+  const bool pairs = kind != StepKind::linear;
   const BlockShare share(step.share);
   const int shift = step.stage_shift, half = (1 << shift) / 2,
             most = pairs ? kStepRows / 2 : kStepRows;  // most: outputs whose sums fit into a buffer
+  const bool is_int8 = kInt8 && step.arguments.linear.scale != nullptr;
+  float inverse = 0;  // int8: as store_digits() returns it
 #pragma unroll 1
   for (int first = 0; first < share.count; first += most) {
     const int count = min(share.count - first, most);
@@ -66,13 +97,19 @@ __device__ __forceinline__ void step_linear(StepThread& t, const StepInstruction
     // Load the companions of the output before its sums are complete.
     bf16 bias = {}, gate_bias = {}, taps[3] = {}, taps_bias = {};
     float2 old = make_float2(0, 0);
+    float scale = 0, gate_scale = 0;
     if (t.thread < count) {
       const Linear& p = step.arguments.linear.linear;
+      if (is_int8) {
+        const float* source = step.arguments.linear.scale;
+        scale = step_has_companions(step.share) ? t.companion(kStepScale, source, out, in_share) : __ldg(source + out);
+        if (pairs) gate_scale = t.companion(kStepGateScale, source + p.out / 2, out, in_share);
+      }
       if (const auto* source = static_cast<const bf16*>(p.bias); source != nullptr) {
         bias = t.companion(kStepBias, source, out, in_share);
         if (pairs) gate_bias = t.companion(kStepGateBias, source + p.out / 2, out, in_share);
       }
-      if (step.kind == StepKind::conv) {
+      if (kind == StepKind::conv) {
         const ShortConv& c = step.arguments.linear.conv;
         const auto *taps_source = static_cast<const bf16*>(c.weight), *bias_source = static_cast<const bf16*>(c.bias);
 #pragma unroll
@@ -82,34 +119,23 @@ __device__ __forceinline__ void step_linear(StepThread& t, const StepInstruction
       }
     }
 
-    // Receive the warp's part of x: four or eight elements a lane.
-    if (first == 0 && !step.x_is_shared) {
-      const int elements_of_warp = 32 * step.groups, at = t.warp * elements_of_warp + 4 * t.lane,
-                second = elements_of_warp > 128 ? at + 128 : at;
-      if (4 * t.lane < elements_of_warp) {
-        uint2 a, b;
-        if (step.in[0] != nullptr) {
-          uint4 v, w;
-          do v = load_words4(step.in[0] + at), w = elements_of_warp > 128 ? load_words4(step.in[0] + second) : v;
-          while (!has_arrived(v, t.tag) || !has_arrived(w, t.tag));
-          a = elements(v), b = elements(w);
-        } else {
-          const void* x = step.arguments.linear.linear.x;
-          a = receive4(nullptr, x, at, t.tag), b = receive4(nullptr, x, second, t.tag);
-        }
-        reinterpret_cast<uint2*>(t.shared.x)[at / 4] = a, reinterpret_cast<uint2*>(t.shared.x)[second / 4] = b;
+    if (first == 0) {
+      if (is_int8) {
+        uint32_t* digits = t.shared.digits() + t.warp * (kStepDigitBytes / 4);
+        inverse = store_digits(step.x_is_shared ? shared_x(t, step.groups) : receive_x(t, step), digits, step.groups, t.lane);
+      } else if (!step.x_is_shared) {
+        store_x(t, step.groups, receive_x(t, step));
       }
-      __syncwarp();  // the warp's part of x is complete; other warps do not read it
     }
 
     // Multiply. A stage of pairs holds the rows of the values, then the rows of their gates; the last stage may have fewer rows, at the
     // same offsets.
     const int rows = pairs ? (count + half - 1) >> (shift - 1) << shift : count;
-    if (kInt8 && step.arguments.linear.scale != nullptr) {
+    if (is_int8) {
       switch (step.groups) {
-        case 2: multiply_int8_rows<2>(t, rows, shift); break;
-        case 4: multiply_int8_rows<4>(t, rows, shift); break;
-        default: multiply_int8_rows<8>(t, rows, shift);
+        case 2: multiply_int8_rows<2>(t, rows, shift, inverse); break;
+        case 4: multiply_int8_rows<4>(t, rows, shift, inverse); break;
+        default: multiply_int8_rows<8>(t, rows, shift, inverse);
       }
     } else {
       switch (step.groups) {
@@ -122,37 +148,33 @@ __device__ __forceinline__ void step_linear(StepThread& t, const StepInstruction
     t.compute_barrier();  // the partial sums of all warps are complete
 
     if (t.thread < count) {
-      // Add up the sums over the warps, of the output and of its gate.
+      // Add up the sums over the warps, of the output and of its gate. Other blocks wait for the result, so its companions have been read
+      // before. Without a gate the output's sums are read twice, since a branch would delay the loads of the second sums.
       const auto row_sum = [&t](int row) {
         const auto* parts = reinterpret_cast<const float4*>(t.sums() + row * kStepSumStride);
-        float4 all = make_float4(0, 0, 0, 0);
+        float4 all = parts[0];
 #pragma unroll
-        for (int i = 0; i < kStepMostWarps / 4; ++i) {
+        for (int i = 1; i < kStepMostWarps / 4; ++i) {  // entries of warps that do not exist are 0
           const float4 v = parts[i];
-          const int there = i < kStepFewestWarps / 4 ? 4 : t.threads / 32 - 4 * i;  // entries of warps that do not exist are stale
-          all.x += there > 0 ? v.x : 0, all.y += there > 1 ? v.y : 0, all.z += there > 2 ? v.z : 0, all.w += there > 3 ? v.w : 0;
+          all.x += v.x, all.y += v.y, all.z += v.z, all.w += v.w;
         }
         return (all.x + all.y) + (all.z + all.w);
       };
       const int row = pairs ? (t.thread & ~(half - 1)) * 2 + (t.thread & (half - 1)) : t.thread;
-      float value = row_sum(row), gate = pairs ? row_sum(row + half) : 0.0F;
-      const Linear& p = step.arguments.linear.linear;
-      if (kInt8 && step.arguments.linear.scale != nullptr) {
-        const float* scale = step.arguments.linear.scale;
-        value *= t.companion(kStepScale, scale, out, in_share);
-        if (pairs) gate *= t.companion(kStepGateScale, scale + p.out / 2, out, in_share);
-      }
+      float value = row_sum(row), gate = row_sum(pairs ? row + half : row);
+      if (is_int8) value *= scale, gate *= gate_scale;
       value += to_float(bias), gate += to_float(gate_bias);
-      if (step.kind == StepKind::swiglu) value *= gate * sigmoid(gate);
-      if (step.kind != StepKind::conv) {
-        t.send(step, p.y, out, value);
+      const Linear& p = step.arguments.linear.linear;
+      if (kind == StepKind::swiglu) value *= gate * sigmoid(gate);
+      if (kind != StepKind::conv) {
+        t.send(step, mailbox, p.y, out, value);
       } else {
         // The short convolution of the value, times the gate; both are rounded as the output of the linear layer.
         const bf16 rounded = from_float<bf16>(value), rounded_gate = from_float<bf16>(gate);
         const ShortConv& c = step.arguments.linear.conv;
         const auto tap = [&taps](int i) { return to_float(taps[i]); };
         const float x = to_float(rounded), z = fmaf(tap(2), x, fmaf(tap(1), old.y, fmaf(tap(0), old.x, to_float(taps_bias))));
-        t.send(step, c.y, out, (c.silu ? z * sigmoid(z) : z) * to_float(rounded_gate));
+        t.send(step, mailbox, c.y, out, (c.silu ? z * sigmoid(z) : z) * to_float(rounded_gate));
         if ((step.stores & 2) != 0) static_cast<bf16*>(p.y)[out] = rounded, static_cast<bf16*>(p.y)[out + p.out / 2] = rounded_gate;
         reinterpret_cast<float2*>(c.state)[slot_of(c.slot) * c.channels + out] = make_float2(old.y, x);
       }

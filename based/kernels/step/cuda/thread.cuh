@@ -36,11 +36,12 @@ struct StepThread {
   }
 
   __device__ __forceinline__ void compute_barrier() const { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
-  // Sends an element of an output to the mailbox, if there is one, and stores it where the instruction asks for it.
-  __device__ __forceinline__ void send(const StepInstruction& step, void* y, int at, float value) const {
+  // Sends an element of an output to the instruction's mailbox, if there is one, and stores it where the instruction asks for it. The caller
+  // passes the mailbox, because it can read the address before it has the value, for which other blocks wait.
+  __device__ __forceinline__ void send(const StepInstruction& step, uint32_t* mailbox, void* const& y, int at, float value) const {
     const bf16 element = from_float<bf16>(value);
-    if (step.out != nullptr)
-      asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(step.out + at), "r"(tag | __bfloat16_as_ushort(element)) : "memory");
+    if (mailbox != nullptr)
+      asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(mailbox + at), "r"(tag | __bfloat16_as_ushort(element)) : "memory");
     if ((step.stores & 1) != 0) static_cast<bf16*>(y)[at] = element;
   }
   // Sum over the computing threads, returned to all of them. Contains one compute_barrier.
@@ -83,6 +84,11 @@ struct StepThread {
     const auto odd = reinterpret_cast<uintptr_t>(memory + (element - in_share)) % 16;
     return *reinterpret_cast<const T*>(part + odd + in_share * sizeof(T));
   }
+};
+
+// A lane's elements of its warp's part of x: 4 lane … 4 lane + 3, and the same plus 128 if the part has 256.
+struct WarpInput {
+  uint2 first, second;
 };
 
 __device__ __forceinline__ int64_t slot_of(const int64_t* slot) { return slot != nullptr ? *slot : 0; }
