@@ -81,6 +81,8 @@ TEST_P(Sample, KeepsWhatTheOptionsKeep) {
   // top_p applies to the probabilities that top_k leaves, after the temperature: in another order both sets would be {0, 1}.
   EXPECT_EQ(kept({1, 2, 0.6}), (std::set<int64_t>{0}));
   EXPECT_EQ(kept({2, 0, 0.75}), (std::set<int64_t>{0, 1, 2}));
+  // top_p applies to what min_p leaves: in the other order the set would be {0, 1, 2}.
+  EXPECT_EQ(kept({1, 0, 0.85, 0.15}), (std::set<int64_t>{0, 1}));
 }
 
 TEST_P(Sample, ARowDependsOnSeedAndPositionAlone) {
