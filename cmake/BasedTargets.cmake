@@ -22,7 +22,7 @@ endif()
 # anonymous namespaces.
 function(based_unity target)
   if(BASED_UNITY)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 20)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 36)
   endif()
 endfunction()
 

@@ -13,7 +13,7 @@ namespace based {
 namespace {
 
 constexpr const char* kFormat = "based-manifest";
-constexpr int64_t kVersion = 1;
+constexpr int64_t kManifestVersion = 1;
 constexpr uint64_t kMaxBytes = 16 << 20;  // size limit of manifest.json
 
 [[noreturn]] void fail(const std::string& source, const std::string& what) { throw Error(source + ": " + what); }
@@ -53,15 +53,15 @@ std::string manifest_text(const Manifest& manifest) {
   for (const ManifestFile& file : manifest.files) files.push_back({{"name", file.name}, {"size", file.size}, {"xxh3_128", file.hash}});
   const std::string list = dump_json(files);
   const std::string hash = xxh3_128(std::as_bytes(std::span(list))).hex();
-  return dump_json({{"format", kFormat}, {"version", kVersion}, {"files", files}, {"xxh3_128", hash}}, 1) + "\n";
+  return dump_json({{"format", kFormat}, {"version", kManifestVersion}, {"files", files}, {"xxh3_128", hash}}, 1) + "\n";
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& source) {
   const Json json = parse_json(text, source);
   if (!json.is_object() || json.value("format", Json()) != kFormat) fail(source, "is no manifest");
   const int64_t version = whole_number(json, "version", source);
-  if (version != kVersion) {
-    fail(source, "has version " + std::to_string(version) + "; this program reads version " + std::to_string(kVersion));
+  if (version != kManifestVersion) {
+    fail(source, "has version " + std::to_string(version) + "; this program reads version " + std::to_string(kManifestVersion));
   }
   Manifest manifest;
   for (const Json& entry : member(json, "files", Json::value_t::array, source)) {

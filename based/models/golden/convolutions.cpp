@@ -49,7 +49,7 @@ ReferenceMixer base_conv(const Json& config, const PeerParameters& parameters, i
   return mixer;
 }
 
-std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
+std::optional<ReferenceMixer> convolutions_mixer(const PeerMixer& peer) {
   if (starts_with(peer.name, "gated_short_conv")) return gated_conv(peer.parameters);
   if (peer.name == "BaseConv" || starts_with(peer.name, "base_conv")) return base_conv(peer.config, peer.parameters, peer.length);
   return std::nullopt;
@@ -57,6 +57,6 @@ std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
 
 }  // namespace
 
-BASED_GOLDEN_FAMILY_DEFINE(convolutions, {mixer, nullptr})
+BASED_GOLDEN_FAMILY_DEFINE(convolutions, {convolutions_mixer, nullptr})
 
 }  // namespace based::golden

@@ -35,7 +35,7 @@ ReferenceMixer softmax_attention(const Json& config, const PeerParameters& param
 // In the library that the paper's code calls, a token attends to its own key and to window_size/2 keys before it.
 int64_t window_of(const Json& config, const std::string& path) { return required_int(config, "window_size", path) / 2 + 1; }
 
-std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
+std::optional<ReferenceMixer> softmax_attention_mixer(const PeerMixer& peer) {
   const std::string& path = peer.parameters.path();
   // A layer of the paper's code has the same name as a file with one such layer.
   if (peer.name == "causal_attention" || peer.name == "attention" || peer.name == "MHA")
@@ -49,6 +49,6 @@ std::optional<ReferenceMixer> mixer(const PeerMixer& peer) {
 
 }  // namespace
 
-BASED_GOLDEN_FAMILY_DEFINE(softmax_attention, {mixer, nullptr})
+BASED_GOLDEN_FAMILY_DEFINE(softmax_attention, {softmax_attention_mixer, nullptr})
 
 }  // namespace based::golden
