@@ -1,5 +1,6 @@
 // A step of softmax attention over a ring buffer. Its kernel reads the ring early where only this layer uses it.
 #include "based/ops/attention/causal_attention.h"
+#include "based/decode/state_kernel.h"
 #include "based/decode/step_program.h"
 #include "based/kernels/attention/causal_attention_plan.h"
 #include "based/ops/attention/rotary_attention_step.h"
@@ -90,8 +91,25 @@ std::unique_ptr<StepKernel> lower_rotary(const Operands& call, std::string& why)
   return std::make_unique<WindowKernel>(std::move(*parts));
 }
 
+std::unique_ptr<StepKernel> lower_rotary_tokens(const Operands& call, std::string& why) {
+  const Tensor qkv = call.tensor(0), k_ring = call.tensor(1), v_ring = call.tensor(2), positions = call.tensor(3), slots = call.tensor(4),
+               kept_k = call.tensor(5), kept_v = call.tensor(6), y = call.result();
+  why = "no kernel for this type";
+  if (!ops::has_kernel(qkv) || !ops::has_kernel(k_ring)) return nullptr;
+  why = "is not contiguous";
+  for (const Tensor& tensor : {k_ring, v_ring, positions, slots, y})
+    if (!tensor.is_contiguous()) return nullptr;
+  const kernels::CausalAttentionTokens arguments = ops::rotary_attention_tokens_arguments(
+      {qkv, k_ring, v_ring, positions, slots, kept_k, kept_v, call.integer(7), call.number(8), call.integer(9), call.number(10)}, y);
+  why = "no kernel reads several tokens of such heads";
+  if (call.integer(9) != arguments.step.head_dim || !kernels::causal_attention_takes_tokens(arguments.step, call.gpu)) return nullptr;
+  using Kernel = TokensKernel<kernels::CausalAttentionTokens, &CausalAttentionStep::ring_is_private>;
+  return std::make_unique<Kernel>(arguments, qkv.size(0), EarlyReads{{call.span(slots)}, {call.span(k_ring), call.span(v_ring)}});
+}
+
 constexpr Lowering kCausalAttentionLowerings[] = {{"based::causal_attention_step", lower_step},
-                                                  {"based::rotary_attention_step", lower_rotary}};
+                                                  {"based::rotary_attention_step", lower_rotary},
+                                                  {"based::rotary_attention_tokens", lower_rotary_tokens}};
 
 }  // namespace
 

@@ -41,6 +41,12 @@ Status launch(const kernels::ShortConv& p, Queue queue) { return call(&kernels::
 Status launch(const kernels::TaylorAttention& p, Queue queue) { return call(&kernels::TaylorAttentionLaunchers::step, queue, p); }
 Status launch(const kernels::TaylorDeferred& p, Queue queue) { return call(&kernels::TaylorDeferredLaunchers::step, queue, p); }
 
+Status launch(const kernels::CausalAttentionTokens& p, Queue queue) {
+  return call(&kernels::CausalAttentionLaunchers::step_tokens, queue, p);
+}
+Status launch(const kernels::ShortConvTokens& p, Queue queue) { return call(&kernels::ShortConvLaunchers::step_tokens, queue, p); }
+Status launch(const kernels::TaylorTokens& p, Queue queue) { return call(&kernels::TaylorAttentionLaunchers::step_tokens, queue, p); }
+
 Status launch_swiglu(const kernels::Linear& p, Queue queue) { return call(&kernels::LinearLaunchers::swiglu, queue, p); }
 Status launch_before_norm(const kernels::Linear& p, const kernels::NormAfter& after, Queue queue) {
   return call(&kernels::LinearStepLaunchers::before_norm, queue, p, after);

@@ -7,6 +7,7 @@
 namespace based::kernels {
 struct Activate;
 struct CausalAttentionStep;
+struct CausalAttentionTokens;
 struct GatedDeltaRule;
 struct GatedDeltaRuleOfLayer;
 struct Linear;
@@ -17,9 +18,11 @@ struct RmsNorm;
 struct SelectiveScan;
 struct SelectiveScanOfLayer;
 struct ShortConv;
+struct ShortConvTokens;
 struct StepProgram;
 struct TaylorAttention;
 struct TaylorDeferred;
+struct TaylorTokens;
 }  // namespace based::kernels
 
 namespace based::decode {
@@ -42,6 +45,11 @@ Status launch(const kernels::SelectiveScanOfLayer&, Queue);
 Status launch(const kernels::ShortConv&, Queue);
 Status launch(const kernels::TaylorAttention&, Queue);
 Status launch(const kernels::TaylorDeferred&, Queue);
+
+// Several tokens of one sequence.
+Status launch(const kernels::CausalAttentionTokens&, Queue);
+Status launch(const kernels::ShortConvTokens&, Queue);
+Status launch(const kernels::TaylorTokens&, Queue);
 
 // Linear layers in other forms, see kernels/linear/linear.h and linear_step.h.
 Status launch_swiglu(const kernels::Linear&, Queue);

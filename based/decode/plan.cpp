@@ -51,11 +51,12 @@ Plan::Plan(Trace& trace, const Gpu& gpu, at::Device device, NodesBetween nodes, 
   }
   const bool is_one_sequence =
       std::any_of(units_.begin(), units_.end(), [](const Unit& unit) { return unit.kernel && unit.kernel->rows() == 1; });
-  if (options.fuses) {
+  if (options.fusion == Fusion::all) {
     is_one_sequence ? plan_programs(effects, gpu, device) : plan_joins(gpu, device);
     plan_chains(effects, gpu);
-    plan_layers(gpu);
   }
+  if (options.fusion == Fusion::layers) plan_joins(gpu, device);
+  if (options.fusion != Fusion::none) plan_layers(gpu);
   for (size_t i = 0; i < units_.size(); ++i) {
     const bool own = forms_[i] == StageForm::early_reads || forms_[i] == StageForm::deferred_state;
     if (own) put_stage({forms_[i], {i}, [kernel = units_[i].kernel.get()](Queue queue) { return kernel->launch(queue); }});
@@ -147,6 +148,17 @@ void Plan::plan_chains(const Effects& effects, const Gpu& gpu) {
   }
   for (size_t i = 0; i < units_.size(); ++i)
     if (is_free(i) && units_[i].kernel->activation() != nullptr) reasons_[i] = "no kernel that reads it computes it";
+}
+
+std::vector<std::string> Plan::fused() const {
+  std::vector<std::string> all;
+  for (const Stage& stage : stages_) {
+    if (stage.form != StageForm::fused && stage.form != StageForm::whole_step) continue;
+    std::string ops;
+    for (const size_t unit : stage.units) ops += (ops.empty() ? "" : " ") + units_[unit].op;
+    all.push_back(std::move(ops));
+  }
+  return all;
 }
 
 std::string Plan::text() const {

@@ -26,11 +26,16 @@ struct Stage {
   std::function<Status(Queue)> launch;  // null: the recorded launches stay
 };
 
+// The operators whose work one launch may do, which rounds elsewhere. Kernels always read constants and states early.
+enum class Fusion {
+  none,    // each operator keeps its own kernel, and the step its bits
+  layers,  // layers with norms, and layers of one input: not the operators between a mixer's layers
+  all,
+};
+
 struct PlanOptions {
   bool defers = true;  // whether updates of states may be deferred, in memory that the plan owns
-  // Whether one launch may do the work of several operators, which rounds elsewhere. Otherwise each operator keeps its own kernel and the
-  // step its bits; kernels still read constants and states early.
-  bool fuses = true;
+  Fusion fusion = Fusion::all;
 };
 
 class Plan {
@@ -55,6 +60,8 @@ class Plan {
   };
   std::vector<Line> report() const;
   int64_t launches() const { return static_cast<int64_t>(stages_.size()); }
+  // The operators of each launch of several operators, in the order of the step. Two steps with the same list round in the same places.
+  std::vector<std::string> fused() const;
   std::string text() const;  // for people to read: a line each
 
  private:

@@ -44,22 +44,38 @@ class ConvKernel final : public StateKernel<ShortConv> {
   Parts parts_;
 };
 
+// Whether the kernels read these tensors; else why not. `whole`: tensors that must be contiguous, where they are defined.
+bool can_be_read(const Tensor& x, const Tensor& gate, std::initializer_list<Tensor> whole, std::string& why) {
+  why = "no kernel for this type";
+  if (!ops::has_kernel(x)) return false;
+  why = "elements of a row are not adjacent";
+  for (const Tensor& tensor : whole)
+    if (tensor.defined() && !tensor.is_contiguous()) return false;
+  return x.stride(1) == 1 && (!gate.defined() || gate.stride(1) == 1);
+}
+
 std::unique_ptr<StepKernel> lower_short_conv(const Operands& call, std::string& why) {
   const Tensor x = call.tensor(0), weight = call.tensor(1), bias = call.tensor(2), gate = call.tensor(3), state = call.tensor(5),
                slots = call.tensor(6), y = call.result();
-  why = "no kernel for this type";
-  if (!ops::has_kernel(x)) return nullptr;
-  why = "elements of a row are not adjacent";
-  for (const Tensor& tensor : {weight, bias, state, slots})
-    if (tensor.defined() && !tensor.is_contiguous()) return nullptr;
-  if (x.stride(1) != 1 || (gate.defined() && gate.stride(1) != 1)) return nullptr;
+  if (!can_be_read(x, gate, {weight, bias, state, slots}, why)) return nullptr;
   const ops::ShortConvStep step{{x, weight, ops::if_defined(bias), ops::if_defined(gate), call.flag(4)}, state, slots};
   return std::make_unique<ConvKernel>(ops::short_conv_step_arguments(step, y),
                                       ConvKernel::Parts{call.span(x), call.span(gate), call.span(weight), call.span(bias), call.span(state),
                                                         call.span(slots), call.span(y)});
 }
 
-constexpr Lowering kShortConvLowerings[] = {{"based::short_conv_step", lower_short_conv}};
+std::unique_ptr<StepKernel> lower_conv_tokens(const Operands& call, std::string& why) {
+  const Tensor x = call.tensor(0), weight = call.tensor(1), bias = call.tensor(2), gate = call.tensor(3), state = call.tensor(5),
+               slots = call.tensor(6), kept = call.tensor(7), y = call.result();
+  if (!can_be_read(x, gate, {weight, bias, state, slots}, why)) return nullptr;
+  const ops::OptionalTensor given_bias = ops::if_defined(bias), given_gate = ops::if_defined(gate);
+  const ops::ShortConvTokens in{{x, weight, given_bias, given_gate, call.flag(4)}, state, slots, kept, call.integer(8)};
+  using Kernel = TokensKernel<kernels::ShortConvTokens, &ShortConv::state_is_private>;
+  return std::make_unique<Kernel>(ops::short_conv_tokens_arguments(in, y), x.size(0),
+                                  EarlyReads{{call.span(weight), call.span(bias), call.span(slots)}, {call.span(state)}});
+}
+
+constexpr Lowering kShortConvLowerings[] = {{"based::short_conv_step", lower_short_conv}, {"based::short_conv_tokens", lower_conv_tokens}};
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 // (kernels/taylor/deferred.h).
 #include "based/ops/taylor/taylor_attention.h"
 #include "based/decode/pending.h"
+#include "based/decode/state_kernel.h"
 #include "based/decode/step_program.h"
 #include "based/kernels/taylor/deferred.h"
 #include "based/ops/framework/arguments.h"
@@ -130,7 +131,25 @@ std::unique_ptr<StepKernel> lower_taylor_attention(const Operands& call, std::st
   return std::make_unique<TaylorKernel>(std::move(parts));
 }
 
-constexpr Lowering kTaylorAttentionLowerings[] = {{"based::taylor_attention_step", lower_taylor_attention}};
+std::unique_ptr<StepKernel> lower_tokens(const Operands& call, std::string& why) {
+  const Tensor q = call.tensor(0), k = call.tensor(1), v = call.tensor(2), kv = call.tensor(3), sums = call.tensor(4),
+               slots = call.tensor(5), decay = call.tensor(9), y = call.result();
+  why = "no kernel for this type";
+  if (!ops::has_kernel(q) || (decay.defined() && decay.scalar_type() != at::kFloat) || v.size(2) > kernels::kTaylorStepHeadDim)
+    return nullptr;
+  why = "is not contiguous";
+  for (const Tensor& tensor : {q, k, v, kv, sums, slots, decay})
+    if (tensor.defined() && !tensor.is_contiguous()) return nullptr;
+  const ops::OptionalTensor rates = ops::if_defined(decay);
+  const Tensor kept_kv = call.tensor(6), kept_sums = call.tensor(7);
+  const ops::TaylorAttentionTokens in{q, k, v, kv, sums, slots, kept_kv, kept_sums, call.integer(8), rates, call.number(10), call.flag(11)};
+  using Kernel = TokensKernel<kernels::TaylorTokens, &TaylorAttention::state_is_private>;
+  return std::make_unique<Kernel>(ops::taylor_tokens_arguments(in, y), q.size(0),
+                                  EarlyReads{{call.span(slots)}, {call.span(kv), call.span(sums)}});
+}
+
+constexpr Lowering kTaylorAttentionLowerings[] = {{"based::taylor_attention_step", lower_taylor_attention},
+                                                  {"based::taylor_attention_tokens", lower_tokens}};
 
 }  // namespace
 

@@ -258,13 +258,18 @@ Tensor by_rotary_formula(const Tensors& x) {
   return torch::cat({a * cos - b * sin, a * sin + b * cos}, 2).flatten(1);
 }
 
-// Samples at temperature 0, without a penalty: the most likely token of each row.
-Tensor by_sampling(const Tensors& x) {
+// Samples at temperature 0, without a penalty: the most likely token of each row. `of_sequence`: rows are tokens of one sequence.
+Tensor by_sampling(const Tensors& x, bool of_sequence) {
   const int64_t rows = x[0].size(0);
   const auto whole = torch::dtype(torch::kInt64).device(x[0].device()), real = whole.dtype(torch::kFloat);
   const Tensor token = torch::empty({rows}, whole), none = torch::zeros({rows}, whole), nothing = torch::zeros({rows}, real);
   const Tensor seen = torch::zeros({rows, kernels::sample_seen_words(x[0].size(1))}, whole.dtype(torch::kInt32));
-  ops::sample_(token, x[0], {none, none, none, nothing, torch::ones({rows}, real), nothing, torch::ones({rows}, real), seen});
+  const Tensor ones = torch::ones({rows}, real);
+  if (!of_sequence) return ops::sample_(token, x[0], {none, none, none, nothing, ones, nothing, ones, seen}), token;
+  const auto one = [](const Tensor& all) { return all.narrow(0, 0, 1); };
+  ops::sample_tokens_(token, x[0],
+                      {none, one(none), one(none), one(nothing), one(ones), one(nothing), one(ones), torch::zeros_like(one(seen))},
+                      none.narrow(0, 0, rows - 1), seen);
   return token;
 }
 
@@ -290,7 +295,12 @@ std::vector<OperatorCheck> update_checks() {
        [] {
          return Tensors{draw({33, 500})};
        },
-       by_sampling, [](const Tensors& x) { return x[0].argmax(1).to(torch::kDouble); }, false},
+       [](const Tensors& x) { return by_sampling(x, false); }, [](const Tensors& x) { return x[0].argmax(1).to(torch::kDouble); }, false},
+      {"sample_tokens_",
+       [] {
+         return Tensors{draw({8, 500})};
+       },
+       [](const Tensors& x) { return by_sampling(x, true); }, [](const Tensors& x) { return x[0].argmax(1).to(torch::kDouble); }, false},
       {"adamw_",
        [] {
          return Tensors{draw({33, 80}), draw({33, 80})};

@@ -130,10 +130,10 @@ void DecodeStep::take_row(int64_t row) {
   logits_ = {sequence_step_->logits(row)};
 }
 
-// As take_row(), for a slot with adjusted logits or a list of likely tokens. The rows before this one must have been redrawn.
-void DecodeStep::redraw_row(int64_t row) {
+// As take_row(), for a slot with adjusted logits or a list of likely tokens. `seen`: its marks after the redraw of the rows before this
+// one.
+void DecodeStep::redraw_row(int64_t row, const Tensor& seen) {
   const Rows rows{{0}, {0}};
-  const Tensor seen = options_.seen.clone();
   take_row(row);
   if (adjustments_.adjusts(0)) draw_adjusted(rows, seen, sequence_step_->position(row));
   if (top_counts_[0] > 0) find_top(rows);
@@ -144,10 +144,13 @@ DecodeStep::DrawnTokens DecodeStep::run_drafts_of_sequence(const DraftedSlot& sl
   BASED_ASSERT(slot.slot == 0);
   DrawnTokens drawn;
   top_.reset();
+  const bool redraws = adjustments_.adjusts(0) || top_counts_[0] > 0;
+  Tensor seen = redraws ? options_.seen.clone() : Tensor();
   sequence_step_->run(slot.drafts);
-  if (adjustments_.adjusts(0) || top_counts_[0] > 0) {
+  if (redraws) {
     for (int64_t row = 0; row == 0 || !is_last(drawn, slot); ++row) {
-      redraw_row(row);
+      redraw_row(row, seen);
+      seen = options_.seen.clone();
       Readback got = read_back();
       append(got, slot.slot, drawn);
     }

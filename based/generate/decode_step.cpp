@@ -63,25 +63,28 @@ DecodeStep::DecodeStep(LanguageModel& model, ModelState& state, const DecodeOpti
 }
 
 void DecodeStep::use_fixed_rows() {
-  const auto draw_row = [this](const Tensor& logits, const Tensor& token, const ops::SampleOptions& options) {
-    draw(logits, token, options, {});
+  const auto draw_rows = [this](const Tensor& padded, const Tensor& tokens, const ops::SampleOptions& options, const Tensor& drafts,
+                                const Tensor& seen_after) {
+    const runtime::DeviceRange range(ProfileLevel::phases, "sample", model_.device(), {{"rows", padded.size(0)}});
+    ops::sample_tokens_(tokens, sampled_columns(padded), options, drafts, seen_after);
   };
-  SequenceStep::Parts parts{model_, state_, token_, options_, draw_row, {}};
+  SequenceStep::Parts parts{model_, state_, token_, options_, draw_rows, {}};
   if (log_probability_.defined())
     parts.log_probabilities = [this](const Tensor& padded, const Tensor& tokens) { return log_probability_of(padded, columns(), tokens); };
   sequence_step_ = std::make_unique<SequenceStep>(std::move(parts));
   if (decode_.steps == Steps::plain || runtime::recorder_of(model_.device().type()) == nullptr) return;
-  const auto record = [this](bool early_reads, const char* warning) {
+  const auto record = [this](std::optional<decode::Fusion> fusion, const char* warning) {
     try {
-      sequence_step_->record(early_reads);
+      sequence_step_->record(fusion);
       return true;
     } catch (const Error& error) {
       log_warning(warning + std::string(error.what()));
       return false;
     }
   };
-  const bool fused = decode_.steps == Steps::fused && record(/*early_reads=*/true, "decoding: kernels of a step read nothing early: ");
-  if (!fused) record(/*early_reads=*/false, "decoding: steps are not recorded and slower: ");
+  const bool fused = decode_.steps == Steps::fused && (record(decode::Fusion::layers, "decoding: layers of a step stay by themselves: ") ||
+                                                       record(decode::Fusion::none, "decoding: kernels of a step read nothing early: "));
+  if (!fused) record({}, "decoding: steps are not recorded and slower: ");
   state_.zero(all_slots_);
   token_.zero_();
 }
@@ -143,11 +146,14 @@ void DecodeStep::forget_pending(const std::vector<int64_t>& slots) {
   for (const auto& pending : pending_) pending->forget(index);
 }
 
+Tensor DecodeStep::sampled_columns(const Tensor& padded) const {
+  const Tensor logits = padded.narrow(1, 0, model_.config().vocab_size);
+  return logits.scalar_type() == torch::kDouble ? logits.to(torch::kFloat) : logits;
+}
+
 void DecodeStep::draw(const Tensor& padded, Tensor token, const ops::SampleOptions& options, Tensor log_probability) {
   const runtime::DeviceRange range(ProfileLevel::phases, "sample", model_.device(), {{"rows", padded.size(0)}});
-  Tensor logits = padded.narrow(1, 0, model_.config().vocab_size);
-  if (logits.scalar_type() == torch::kDouble) logits = logits.to(torch::kFloat);  // sampling has no fp64
-  ops::sample_(token, logits, options);
+  ops::sample_(token, sampled_columns(padded), options);
   if (log_probability.defined()) log_probability.copy_(log_probability_of(padded, columns(), token));
 }
 
@@ -288,9 +294,8 @@ void DecodeStep::draw_adjusted(const Rows& rows, const Tensor& seen, const Tenso
   ops::SampleOptions options = options_of(index);
   options.position = position;
   options.seen = seen;
-  Tensor logits = logits_of(rows).narrow(1, 0, model_.config().vocab_size);
-  if (logits.scalar_type() == torch::kDouble) logits = logits.to(torch::kFloat);
-  const Tensor adjusted = adjustments_.adjusted(logits, index, options.penalty, seen), token = torch::empty_like(index);
+  const Tensor adjusted = adjustments_.adjusted(sampled_columns(logits_of(rows)), index, options.penalty, seen),
+               token = torch::empty_like(index);
   options.penalty = torch::ones_like(options.penalty);  // it has been applied
   const runtime::DeviceRange range(ProfileLevel::phases, "sample", model_.device(), {{"rows", index.size(0)}});
   ops::sample_(token, adjusted, options);

@@ -33,7 +33,8 @@ struct DecodeOptions {
   bool log_probabilities = false;
   bool padded_columns = false;  // EngineOptions::padded_columns, which sets it
   // Steps of one slot that have the same number of rows with and without drafts (generate/sequence_step.h), which run_drafts() needs on a
-  // GPU. Such steps have their own bits. `steps` and `invariant` do not change them, but `fused` and `recorded` steps are faster.
+  // GPU. Such steps have their own bits, of which `fused` ones may have others than `recorded` and `plain` ones. `invariant` does not
+  // change them.
   bool fixed_rows = false;
 };
 
@@ -70,8 +71,8 @@ class DecodeStep {
   int64_t pending_bytes() const;  // in addition to the state's; 0: there are no buffers for pending tokens
   int64_t rounded_bytes() const;  // the part of pending_bytes() that is rounded copies of states
 
-  // A step of all slots, operator by operator.
-  void run_all() { step({}); }
+  // A step of all slots, operator by operator; with fixed rows one that reads this many tokens.
+  void run_all(int64_t tokens = 1) { sequence_step_ ? sequence_step_->run_operators(tokens) : static_cast<void>(step({})); }
   // A step of these slots, in ascending order; asynchronous on a GPU.
   void run(const std::vector<int64_t>& slots);
   // Starts the copy of the last step's tokens to the host. At most `kReadbacks` copies may be in flight, so that the next step can be
@@ -135,6 +136,7 @@ class DecodeStep {
   // A step of these slots; undefined: of all. Returns its logits, [slots, padded_vocab].
   Tensor step(const Slots& slots);
   Tensor sample(const Slots& slots, Tensor token, ops::SampleOptions options, Tensor log_probability);
+  Tensor sampled_columns(const Tensor& padded) const;  // the logits to draw from, in fp32 if they are fp64, which draws do not have
   // Draws tokens from the logits of these slots, [slots, padded_vocab], at options.position.
   void draw(const Tensor& padded, Tensor token, const ops::SampleOptions& options, Tensor log_probability);
   void store(const Slots& slots, const Tensor& token, const Tensor& seen, const Tensor& log_probability);
@@ -160,7 +162,7 @@ class DecodeStep {
   void use_fixed_rows();
   DrawnTokens run_drafts_of_sequence(const DraftedSlot& slot);
   void take_row(int64_t row);
-  void redraw_row(int64_t row);
+  void redraw_row(int64_t row, const Tensor& seen);
   void record_all();
   bool try_recording(bool fused, std::string& reason);
 

@@ -1,5 +1,6 @@
 #include "based/generate/sequence_step.h"
 
+#include <string>
 #include <utility>
 
 #include "based/core/error.h"
@@ -20,16 +21,20 @@ SequenceStep::SequenceStep(Parts parts)
   log_probabilities_at_host_.emplace(log_probabilities_);
 }
 
-void SequenceStep::record(bool early_reads) {
+void SequenceStep::record(std::optional<decode::Fusion> fusion) {
   const torch::Device device = parts_.model.device();
+  decode::PlanOptions options = kPlan;
+  options.fusion = fusion.value_or(decode::Fusion::none);
   try {
     for (int64_t tokens = 1; tokens <= kRows; ++tokens) {
       parts_.state.zero(slots_.narrow(0, 0, 1));  // so that the positions of the steps before the recording stay small
       const auto body = [this, tokens] { step(tokens); };
       runtime::Replay* const first = recordings_.empty() ? nullptr : recordings_[0].replay.get();
-      recordings_.push_back(early_reads
-                                ? decode::record_step(device, body, {.defers = false, .fuses = false}, first)
-                                : decode::RecordedStep{nullptr, runtime::record(device, body, {.rewrite = {}, .memory_of = first})});
+      recordings_.push_back(fusion ? decode::record_step(device, body, options, first)
+                                   : decode::RecordedStep{nullptr, runtime::record(device, body, {.rewrite = {}, .memory_of = first})});
+      const decode::Plan* const plan = recordings_.back().plan.get();
+      if (plan != nullptr && plan->fused() != recordings_[0].plan->fused())
+        throw Error("a step of " + std::to_string(tokens) + " tokens fuses other operators than a step of one");
     }
   } catch (...) {
     recordings_.clear();
@@ -46,14 +51,17 @@ void SequenceStep::step(int64_t tokens) {
       parts_.model.step_rounds(ids, parts_.state, slots_.narrow(0, 0, tokens), rounds, journal_.get(), /*padding=*/kRows - tokens);
   const Tensor logits = parts_.model.logits(hidden);
   logits_[static_cast<size_t>(tokens - 1)] = logits;  // keeps a recording from using their memory again
-  for (int64_t row = 0; row < tokens; ++row) {
-    ops::SampleOptions options = parts_.sampling;
-    options.position = position(row);
-    options.seen = seen_.narrow(0, row, 1);
-    options.seen.copy_(row == 0 ? parts_.sampling.seen : seen_.narrow(0, row - 1, 1));
-    parts_.draw(rows_of(logits, Pass::Round{row, 1, nullptr}), tokens_.narrow(0, row, 1), options);
-  }
+  ops::SampleOptions options = parts_.sampling;
+  options.position = positions_.narrow(0, 0, tokens);
+  parts_.draw(logits.narrow(0, 0, tokens), tokens_.narrow(0, 0, tokens), options, drafts_.narrow(0, 0, tokens - 1),
+              seen_.narrow(0, 0, tokens));
   if (parts_.log_probabilities) log_probabilities_.copy_(parts_.log_probabilities(logits, tokens_));
+  if (tokens == 1) take_now(0);
+}
+
+void SequenceStep::run_operators(int64_t tokens) {
+  tokens_read_ = tokens;
+  step(tokens);
 }
 
 void SequenceStep::run(std::span<const int64_t> drafts) {
@@ -61,13 +69,17 @@ void SequenceStep::run(std::span<const int64_t> drafts) {
   BASED_ASSERT(count <= kMostDraftTokens);
   if (count > 0) {
     const Tensor given = torch::tensor(std::vector<int64_t>(drafts.begin(), drafts.end()), torch::kInt64);
-    drafts_.narrow(0, 0, count).copy_(runtime::to_device(given, parts_.model.device()));
+    drafts_.narrow(0, 0, count).copy_(drafts_.is_cuda() ? given.pin_memory() : given, /*non_blocking=*/true);
   }
   tokens_read_ = 1 + count;
   recordings_.empty() ? step(tokens_read_) : recordings_[static_cast<size_t>(count)].replay->run();
 }
 
 void SequenceStep::take(int64_t row) {
+  if (tokens_read_ > 1) take_now(row);  // a step of one token has done so
+}
+
+void SequenceStep::take_now(int64_t row) {
   parts_.token.copy_(tokens_.narrow(0, row, 1));
   parts_.sampling.seen.copy_(seen_.narrow(0, row, 1));
 }

@@ -1,6 +1,7 @@
 // A step of one sequence that reads its input token and drafts of the tokens after it, on a device where the bits of a row of a matrix
-// product depend on the number of rows. The model always gets kRows rows, of which some are padding. Recurrences and draws take one row
-// after another, in one launch or in several. So the bits of a token do not depend on the number of drafts.
+// product depend on the number of rows. The model always gets kRows rows, of which some are padding. Recurrences take one row after
+// another, in one launch or in several. Each token is drawn from its own row, as if the drafts before it were right. So the bits of a token
+// do not depend on the number of drafts.
 #pragma once
 #include <functional>
 #include <memory>
@@ -20,6 +21,8 @@ namespace based {
 class SequenceStep {
  public:
   static constexpr int64_t kRows = 1 + kMostDraftTokens;
+  // The plan of a step with fused layers.
+  static constexpr decode::PlanOptions kPlan{.defers = false, .fusion = decode::Fusion::layers};
 
   // Everything that a step reads and writes, on the model's device.
   struct Parts {
@@ -27,20 +30,25 @@ class SequenceStep {
     ModelState& state;             // has one slot; its addresses must not change if steps are recorded
     Tensor token;                  // int64 [1]: the input token
     ops::SampleOptions& sampling;  // one row; `position` is not used
-    // Draws a row's token as ops::sample_ does; logits [1, padded_vocab].
-    std::function<void(const Tensor& logits, const Tensor& token, const ops::SampleOptions& options)> draw;
+    // Draws the rows' tokens as ops::sample_tokens_ does; logits [rows, padded_vocab].
+    std::function<void(const Tensor& logits, const Tensor& tokens, const ops::SampleOptions&, const Tensor& drafts,
+                       const Tensor& seen_after)>
+        draw;
     // The log-probability of each row's token, fp32 [kRows]; null: they are not kept.
     std::function<Tensor(const Tensor& logits, const Tensor& tokens)> log_probabilities;
   };
   explicit SequenceStep(Parts parts);
 
-  // Records a step of each number of tokens; `early_reads`: with kernels that read constants before earlier kernels have ended. Throws
-  // Error where steps cannot be recorded. Changes the state and the token.
-  void record(bool early_reads);
+  // Records a step of each number of tokens, rewritten by its plan; without `fusion` as its operators launch it. Throws Error where steps
+  // cannot be recorded, or where those of different numbers of tokens would fuse different operators and so have different bits. Changes
+  // the state and the token.
+  void record(std::optional<decode::Fusion> fusion);
 
   // Reads the input token and up to kMostDraftTokens drafts, and draws a token after each of them, as if all tokens drawn before it were
-  // the drafts. Asynchronous on a GPU. The results below are those of the last run().
+  // the drafts. Without drafts it takes row 0. Asynchronous on a GPU. The results below are those of the last run().
   void run(std::span<const int64_t> drafts);
+  // The same, operator by operator, for drafts that are on the device.
+  void run_operators(int64_t tokens);
   // The input token becomes the one drawn from this row, and the marks of seen tokens are those after this draw.
   void take(int64_t row);
   Tensor logits(int64_t row) const { return logits_.at(static_cast<size_t>(tokens_read_ - 1)).narrow(0, row, 1); }  // [1, padded_vocab]
@@ -58,6 +66,7 @@ class SequenceStep {
 
  private:
   void step(int64_t tokens);
+  void take_now(int64_t row);
 
   Parts parts_;
   Tensor slots_;                                  // int64 [kRows]: zeros

@@ -46,7 +46,8 @@ std::unique_ptr<decode::Plan> plan_of(const ModelConfig& config, const decode::G
     const PagePool pages(slots, slots * PagePool::page_tokens, torch::kMeta);
     state.use_pages(pages.pages(), pages.size());
   }
-  DecodeStep step(model, state, {.steps = Steps::plain, .invariant = options.invariant});
+  DecodeStep step(model, state, {.steps = Steps::plain, .invariant = options.invariant, .fixed_rows = options.tokens > 0});
+  if (options.tokens > 0) return decode::plan_step([&] { step.run_all(options.tokens); }, gpu, SequenceStep::kPlan);
   return decode::plan_step([&] { step.run_all(); }, gpu, {/*defers=*/!options.invariant});
 }
 
@@ -86,6 +87,9 @@ std::string why_no_plan(const c10::Error& error) {
 }  // namespace
 
 std::unique_ptr<decode::Plan> plan_decode_step(const ModelConfig& config, const decode::Gpu& gpu, const StepPlanOptions& options) {
+  if (options.tokens < 0 || options.tokens > SequenceStep::kRows || (options.tokens > 0 && options.slots != 1))
+    throw UsageError("a step of one slot reads 1 to " + std::to_string(SequenceStep::kRows) + " tokens, got " +
+                     std::to_string(options.tokens));
   if (options.slots < 1) throw UsageError("a step is of at least one slot, got " + std::to_string(options.slots));
   try {
     return plan_of(config, gpu, options);

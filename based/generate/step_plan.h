@@ -14,6 +14,7 @@ struct StepPlanOptions {
   torch::Dtype dtype = torch::kBFloat16;
   bool invariant = false;                    // see DecodeOptions
   std::optional<ops::WeightForm> weights{};  // the form of the linear layers, where they are quantised
+  int64_t tokens = 0;                        // 0: a step of the slots; else one of a slot that reads so many tokens (sequence_step.h)
 };
 
 // Plans a step of all slots of an engine, sampling included. A state that grows is stored in pages. Throws UsageError for a wrong config or

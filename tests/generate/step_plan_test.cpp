@@ -85,6 +85,29 @@ TEST(StepPlan, SumsAreCopiedInBf16) {
   }
 }
 
+// A step of several tokens of one sequence fuses the layers that a step of several sequences fuses. Steps of each number of tokens fuse the
+// same, since they must round in the same places.
+TEST(StepPlan, OfSeveralTokensOfOneSequence) {
+  const std::vector<std::pair<const char*, Counts>> all = {{"based-360m", {205, 141, 0, 172, 28, 0, 5}},
+                                                           {"based-1.4b", {272, 186, 0, 230, 37, 0, 5}}};
+  for (const auto& [preset, counts] : all) {
+    const auto eight = plan_decode_step(find_preset(preset), kH200, {.tokens = 8});
+    const auto batch = plan_decode_step(find_preset(preset), kH200, {.slots = 16});
+    EXPECT_EQ(counts_of(*eight), counts) << preset << "\n" << eight->text();
+    EXPECT_EQ(eight->fused(), batch->fused()) << preset;
+  }
+  EXPECT_THROW(plan_decode_step(find_preset("based-360m"), kH200, {.tokens = 9}), UsageError);
+  EXPECT_THROW(plan_decode_step(find_preset("based-360m"), kH200, {.slots = 2, .tokens = 1}), UsageError);
+}
+
+TEST(StepPlan, StepsOfEachNumberOfTokensFuseTheSame) {
+  for (const char* preset : {"based-360m", "attn-360m", "mamba-360m", "gla-360m", "rwkv5-360m", "h3-360m"}) {
+    const auto one = plan_decode_step(find_preset(preset), kH200, {.tokens = 1});
+    for (const int64_t tokens : {2, 8})
+      EXPECT_EQ(plan_decode_step(find_preset(preset), kH200, {.tokens = tokens})->fused(), one->fused()) << preset << ' ' << tokens;
+  }
+}
+
 // Layers with int8 weights are instructions of one sequence's kernel, as full ones are. Steps of several sequences have full weights.
 TEST(StepPlan, OfInt8Weights) {
   for (const char* preset : {"based-360m", "based-1.4b"}) {

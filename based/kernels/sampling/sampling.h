@@ -22,6 +22,13 @@ struct Sample {                        // caller owns all memory; every option h
   uint32_t* seen = nullptr;        // [rows, sample_seen_words(vocab)], token w is bit w mod 32 of word w / 32; the drawn token is added
   int64_t rows = 0, vocab = 0, logits_stride = 0;
   DType dtype = DType::f32;  // type of the logits
+  // Not null: the rows are consecutive tokens of one sequence, each drawn as if the drafts were the tokens drawn before it. Then all
+  // options but `position` have one value for all rows; the marks of row r are these, [sample_seen_words(vocab)], and the first r drafts,
+  // and are written to its row of `seen` before the draw.
+  const uint32_t* seen_before = nullptr;
+  const int64_t* drafts = nullptr;  // [rows − 1]
+
+  BASED_ON_BOTH int64_t options_row(int64_t row) const { return seen_before != nullptr ? 0 : row; }
 };
 
 constexpr int64_t sample_seen_words(int64_t vocab) { return (vocab + 31) / 32; }

@@ -60,6 +60,8 @@ struct TaylorAttentionBackward {
   float* grad_initial_k_state = nullptr;
 };
 
+constexpr int64_t kTaylorStepHeadDim = 256;  // CUDA: the largest head_dim of a step
+
 // A step of up to kTaylorStepTokens consecutive tokens of one sequence, with the bits of a step for each of them.
 constexpr int32_t kTaylorStepTokens = 8;
 struct TaylorTokens {

@@ -7,11 +7,21 @@
 
 namespace based {
 
+namespace {
+
+// The memory of a state. A state without memory, in a plan, has its storage's address.
+const void* key_of(const Tensor& state) {
+  const void* memory = state.const_data_ptr();
+  return memory != nullptr ? memory : state.storage().unsafeGetStorageImpl();
+}
+
+}  // namespace
+
 void StateJournal::keep(const std::vector<Tensor>& states, const Pass& pass, size_t round) {
   if (round + 1 >= pass.rounds().size()) return;
   const Slots& slots = pass.rounds()[round + 1].pass->slots();  // the other sequences have no later token
   for (const Tensor& state : states) {
-    Kept& kept = kept_[{state.const_data_ptr(), round}];
+    Kept& kept = kept_[{key_of(state), round}];
     if (kept.copies.defined() && kept.copies.size(0) == slots.size(0))
       at::index_select_out(kept.copies, state, 0, slots);
     else
@@ -22,7 +32,7 @@ void StateJournal::keep(const std::vector<Tensor>& states, const Pass& pass, siz
 std::vector<Tensor> StateJournal::memory_for(const std::vector<Tensor>& states, int64_t tokens) {
   std::vector<Tensor> all;
   for (const Tensor& state : states) {
-    const void* key = state.const_data_ptr();
+    const void* key = key_of(state);
     Tensor& memory = memory_[key];
     if (!memory.defined() || memory.size(0) < tokens - 1) {
       std::vector<int64_t> shape = state.sizes().vec();

@@ -17,6 +17,15 @@ std::tuple<Tensor, Tensor, Tensor> columns_of_heads(const char* op, const Tensor
   return {all.narrow(1, 0, heads), all.narrow(1, heads, kv_heads), all.narrow(1, heads + kv_heads, kv_heads)};
 }
 
+kernels::CausalAttentionTokens rotary_attention_tokens_arguments(const RotaryAttentionTokens& in, const Tensor& y) {
+  const auto [q, k, v] = columns_of_heads("rotary_attention_tokens", in.qkv, in.k_ring);
+  kernels::CausalAttentionTokens to{causal_attention_step_arguments({q, k, v, in.k_ring, in.v_ring, in.positions, in.slots, in.scale}, y),
+                                    in.tokens, q.size(0) - in.tokens};
+  to.step.rows = 1, to.step.rotary_base = in.base;
+  if (in.kept_k_ring.size(0) > 0) to.kept_k_ring = in.kept_k_ring.mutable_data_ptr(), to.kept_v_ring = in.kept_v_ring.mutable_data_ptr();
+  return to;
+}
+
 Tensor rotary_attention_step(Tensor qkv, Tensor& k_ring, Tensor& v_ring, const Tensor& positions, const Tensor& slots, double scale,
                              int64_t dim, double base) {
   return call(RotaryAttentionStep{qkv, k_ring, v_ring, positions, slots, scale, dim, base});
@@ -73,15 +82,13 @@ Tensor tokens_reference(const RotaryAttentionTokens& in) {
 
 Tensor tokens(const RotaryAttentionTokens& in) {
   const auto* table = launchers_of<kernels::CausalAttentionLaunchers>(in.qkv);
-  const auto [q, k, v] = columns_of_heads("rotary_attention_tokens", in.qkv, in.k_ring);
+  const Tensor q = std::get<0>(columns_of_heads("rotary_attention_tokens", in.qkv, in.k_ring));
   if (table == nullptr || table->step_takes_tokens == nullptr || !has_kernel(in.k_ring) || in.dim != q.size(2)) return tokens_reference(in);
   check(in);
   const Tensor positions = in.positions.contiguous(), slots = in.slots.contiguous(), y = at::empty(q.sizes(), q.options());
-  kernels::CausalAttentionTokens to{causal_attention_step_arguments({q, k, v, in.k_ring, in.v_ring, positions, slots, in.scale}, y),
-                                    in.tokens, q.size(0) - in.tokens};
-  to.step.rows = 1, to.step.rotary_base = in.base;
+  const kernels::CausalAttentionTokens to = rotary_attention_tokens_arguments(
+      {in.qkv, in.k_ring, in.v_ring, positions, slots, in.kept_k_ring, in.kept_v_ring, in.tokens, in.scale, in.dim, in.base}, y);
   if (!table->step_takes_tokens(to.step)) return tokens_reference(in);
-  if (in.kept_k_ring.size(0) > 0) to.kept_k_ring = in.kept_k_ring.mutable_data_ptr(), to.kept_v_ring = in.kept_v_ring.mutable_data_ptr();
   require_ok(table->step_tokens(to, queue_of(in.qkv)));
   return y;
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <tuple>
 
+#include "based/kernels/attention/causal_attention.h"
 #include "based/ops/framework/operator.h"
 
 namespace based::ops {
@@ -48,6 +49,9 @@ struct RotaryAttentionTokens {
   BASED_OPERATOR("rotary_attention_tokens -> y", written(qkv), written(k_ring), written(v_ring), positions, slots, written(kept_k_ring),
                  written(kept_v_ring), tokens, scale, dim, base)
 };
+
+// The kernel's arguments; positions, slots and y are contiguous.
+kernels::CausalAttentionTokens rotary_attention_tokens_arguments(const RotaryAttentionTokens& in, const Tensor& y);
 
 // Views of a joint projection's output: q, k, v [rows, heads or kv_heads, head_dim] for this ring. Throws Error.
 std::tuple<Tensor, Tensor, Tensor> columns_of_heads(const char* op, const Tensor& qkv, const Tensor& k_ring);

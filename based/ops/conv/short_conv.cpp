@@ -303,6 +303,20 @@ kernels::ShortConv short_conv_step_arguments(const ShortConvStep& in, const Tens
 
 namespace {
 
+kernels::ShortConvTokens with_tokens(const kernels::ShortConv& step, const ShortConvTokens& in) {
+  kernels::ShortConvTokens to{step, in.layer.x.size(0) - in.tokens, kept_memory(in.kept_state)};
+  to.step.rows = 1, to.step.tokens = in.tokens;
+  return to;
+}
+
+}  // namespace
+
+kernels::ShortConvTokens short_conv_tokens_arguments(const ShortConvTokens& in, const Tensor& y) {
+  return with_tokens(short_conv_step_arguments({in.layer, in.state, in.slots}, y), in);
+}
+
+namespace {
+
 Tensor step(const ShortConvStep& in) {
   const Tensor& x = in.layer.x;
   const ShortConvLaunchers* table = launchers_for<ShortConvLaunchers>("short_conv_step", x);
@@ -330,9 +344,7 @@ Tensor tokens(const ShortConvTokens& in) {
   check(in);
   const ShortConvLaunch launch = prepare(in.layer);
   const Tensor slots = in.slots.contiguous(), y = at::empty(x.sizes(), x.options());
-  kernels::ShortConvTokens to{with_step(launch.arguments, in.state, slots, y), x.size(0) - in.tokens, kept_memory(in.kept_state)};
-  to.step.rows = 1, to.step.tokens = in.tokens;
-  require_ok(table->step_tokens(to, queue_of(x)));
+  require_ok(table->step_tokens(with_tokens(with_step(launch.arguments, in.state, slots, y), in), queue_of(x)));
   return y;
 }
 

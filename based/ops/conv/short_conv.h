@@ -91,7 +91,8 @@ Tensor short_conv_prefill_with_input_bias(const ShortConvPrefill& in, const Tens
 // fp32.
 Result<ShortConvBackward> short_conv_backward_with_input_bias(const ShortConvBackward& in, const Tensor& in_bias, Tensor* sums);
 
-// The kernel's arguments for a step whose tensors are contiguous.
+// The kernels' arguments for steps whose tensors are contiguous.
 kernels::ShortConv short_conv_step_arguments(const ShortConvStep& in, const Tensor& y);
+kernels::ShortConvTokens short_conv_tokens_arguments(const ShortConvTokens& in, const Tensor& y);
 
 }  // namespace based::ops

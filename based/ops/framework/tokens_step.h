@@ -42,7 +42,7 @@ Tensor step_each_token(int64_t tokens, int64_t rows, const Tensor& slots, const 
   return cat_with_padding(std::move(outputs), rows - tokens);
 }
 
-// The memory of a KeptState for a kernel; null where nothing is kept.
-inline float* kept_memory(const Tensor& kept) { return kept.size(0) == 0 ? nullptr : kept.mutable_data_ptr<float>(); }
+// The memory of a KeptState in fp32 for a kernel; null where nothing is kept, and in a plan, whose tensors have no memory.
+inline float* kept_memory(const Tensor& kept) { return kept.size(0) == 0 ? nullptr : static_cast<float*>(kept.mutable_data_ptr()); }
 
 }  // namespace based::ops

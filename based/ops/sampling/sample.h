@@ -17,7 +17,12 @@ struct SampleOptions {
 // row's logits and options alone. No gradient.
 void sample_(Tensor token, const Tensor& logits, const SampleOptions& options);
 
-// The operator.
+// The same for consecutive tokens of one sequence, each drawn as if the drafts were the tokens drawn before it. `options` are those of the
+// sequence, one row, but `position` is int64 [rows]; its marks are read, not written. drafts int64 [rows − 1]. Row r of seen_after, int32
+// [rows, words], becomes the marks after its draw: the options' marks, the first r drafts and the drawn token.
+void sample_tokens_(Tensor token, const Tensor& logits, const SampleOptions& options, const Tensor& drafts, Tensor seen_after);
+
+// The operators.
 struct Sample {
   const Tensor& token;
   const Tensor& logits;
@@ -30,6 +35,22 @@ struct Sample {
   const Tensor& penalty;
   const Tensor& seen;
   BASED_OPERATOR("sample_ -> ", written(token), logits, position, seed, top_k, temperature, top_p, min_p, penalty, written(seen))
+};
+struct SampleTokens {
+  const Tensor& token;
+  const Tensor& logits;
+  const Tensor& position;
+  const Tensor& seed;
+  const Tensor& top_k;
+  const Tensor& temperature;
+  const Tensor& top_p;
+  const Tensor& min_p;
+  const Tensor& penalty;
+  const Tensor& seen;
+  const Tensor& drafts;
+  const Tensor& seen_after;
+  BASED_OPERATOR("sample_tokens_ -> ", written(token), logits, position, seed, top_k, temperature, top_p, min_p, penalty, seen, drafts,
+                 written(seen_after))
 };
 
 }  // namespace based::ops

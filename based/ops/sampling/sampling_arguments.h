@@ -21,22 +21,27 @@ void check_sampling_option(const char* op, const char* name, const Tensor& tenso
   require(tensor.is_contiguous(), op, name, " must be contiguous");
 }
 
+// `options`: the rows of the options and of `seen`; `position` and `token` have a row for each row of the logits.
 template <class Op>
-void check_sample(const Op& in) {
-  constexpr const char* op = "sample_";
+void check_sample(const char* op, const Op& in, int64_t options) {
   using ScalarType = decltype(in.logits.scalar_type());
   check_logits(op, in.logits);
   const int64_t rows = in.logits.size(0), vocab = in.logits.size(1);
   require(vocab >= 1, op, "logits must have a column a word, got ", shape_text(in.logits));
   check_sampling_option(op, "token", in.token, ScalarType::Long, {rows});
   check_sampling_option(op, "position", in.position, ScalarType::Long, {rows});
-  check_sampling_option(op, "seed", in.seed, ScalarType::Long, {rows});
-  check_sampling_option(op, "top_k", in.top_k, ScalarType::Long, {rows});
-  check_sampling_option(op, "temperature", in.temperature, ScalarType::Float, {rows});
-  check_sampling_option(op, "top_p", in.top_p, ScalarType::Float, {rows});
-  check_sampling_option(op, "min_p", in.min_p, ScalarType::Float, {rows});
-  check_sampling_option(op, "penalty", in.penalty, ScalarType::Float, {rows});
-  check_sampling_option(op, "seen", in.seen, ScalarType::Int, {rows, kernels::sample_seen_words(vocab)});
+  check_sampling_option(op, "seed", in.seed, ScalarType::Long, {options});
+  check_sampling_option(op, "top_k", in.top_k, ScalarType::Long, {options});
+  check_sampling_option(op, "temperature", in.temperature, ScalarType::Float, {options});
+  check_sampling_option(op, "top_p", in.top_p, ScalarType::Float, {options});
+  check_sampling_option(op, "min_p", in.min_p, ScalarType::Float, {options});
+  check_sampling_option(op, "penalty", in.penalty, ScalarType::Float, {options});
+  check_sampling_option(op, "seen", in.seen, ScalarType::Int, {options, kernels::sample_seen_words(vocab)});
+}
+
+template <class Op>
+void check_sample(const Op& in) {
+  check_sample("sample_", in, in.logits.dim() > 0 ? in.logits.size(0) : 0);
 }
 
 // `logits`: those of `in`, with contiguous columns.

@@ -252,6 +252,15 @@ kernels::TaylorAttention taylor_step_arguments(const TaylorAttentionStep& in, co
   return to;
 }
 
+kernels::TaylorTokens taylor_tokens_arguments(const TaylorAttentionTokens& in, const Tensor& y) {
+  kernels::TaylorTokens to{
+      taylor_step_arguments({in.q, in.k, in.v, in.kv_state, in.k_state, in.slots, in.decay, 1, in.decay_denominator}, y),
+      in.q.size(0) - in.tokens, kept_memory(in.kept_kv_state), kept_memory(in.kept_k_state)};
+  to.step.rows = 1, to.step.tokens = in.tokens;
+  to.step.scale = static_cast<float>(in.scale);
+  return to;
+}
+
 TaylorStepLaunch prepare_taylor_step(const TaylorAttentionStep& in) {
   TaylorStepLaunch launch{prepare(in.q, in.k, in.v, in.decay), in.slots.contiguous(), at::empty(in.v.sizes(), in.v.options())};
   launch.arguments = taylor_step_arguments(
@@ -288,13 +297,13 @@ Tensor tokens(const TaylorAttentionTokens& in) {
   const TaylorAttentionLaunchers* table = launchers_of<TaylorAttentionLaunchers>(in.q);
   if (table == nullptr || table->step_tokens == nullptr || in.v.size(-1) > table->step_head_dim) return tokens_reference(in);
   check(in);
-  const TaylorStepLaunch launch =
-      prepare_taylor_step({in.q, in.k, in.v, in.kv_state, in.k_state, in.slots, in.decay, 1, in.decay_denominator});
-  kernels::TaylorTokens to{launch.arguments, in.q.size(0) - in.tokens, kept_memory(in.kept_kv_state), kept_memory(in.kept_k_state)};
-  to.step.rows = 1, to.step.tokens = in.tokens;
-  to.step.scale = static_cast<float>(in.scale);
-  require_ok(table->step_tokens(to, queue_of(in.q)));
-  return launch.y;
+  const TaylorLaunch launch = prepare(in.q, in.k, in.v, in.decay);
+  const OptionalTensor decay = if_defined(launch.decay);
+  const Tensor slots = in.slots.contiguous(), y = at::empty(in.v.sizes(), in.v.options());
+  const TaylorAttentionTokens laid{launch.q,         launch.k,        launch.v,  in.kv_state, in.k_state, slots,
+                                   in.kept_kv_state, in.kept_k_state, in.tokens, decay,       in.scale,   in.decay_denominator};
+  require_ok(table->step_tokens(taylor_tokens_arguments(laid, y), queue_of(in.q)));
+  return y;
 }
 
 Result<TaylorAttention> attention(const TaylorAttention& in) {

@@ -54,5 +54,6 @@ struct TaylorStepLaunch : TaylorLaunch {
 // The kernel's arguments for a step, without the scale. All tensors are contiguous; decay is fp32 or absent.
 kernels::TaylorAttention taylor_step_arguments(const TaylorAttentionStep& in, const Tensor& y);
 TaylorStepLaunch prepare_taylor_step(const TaylorAttentionStep& in);
+kernels::TaylorTokens taylor_tokens_arguments(const TaylorAttentionTokens& in, const Tensor& y);  // with the scale
 
 }  // namespace based::ops

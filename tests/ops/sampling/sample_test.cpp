@@ -130,6 +130,35 @@ TEST_P(Sample, PenalisesSeenTokensAndRemembersTheDrawnOne) {
     }
 }
 
+// Each token and its marks are those of a draw of one row, whose marks have the drafts before it.
+TEST_P(Sample, DrawsTheTokensOfASequenceAtOnce) {
+  torch::manual_seed(46);
+  const auto device = GetParam();
+  for (const int64_t vocab : {37, 1000, 150000})
+    for (const int64_t rows : {1, 3, 8})
+      for (const Choice& choice : {Choice{0}, Choice{0.8, 0, 1, 0, 1.4}, Choice{0.9, 20, 0.95, 0.01, 1.2}, Choice{1, 0, 0.9}}) {
+        const Tensor logits = random({rows, vocab}, at::kBFloat16, 2).to(device);
+        const Tensor drafts = at::randint(vocab, {rows - 1}, at::kLong);
+        SampleOptions of_sequence = options(1, vocab, choice, device);
+        of_sequence.seen.copy_(at::randint(1 << 30, of_sequence.seen.sizes(), at::kInt));
+        const Tensor before = of_sequence.seen.clone(), positions = at::arange(5, 5 + rows).to(device);
+        const Tensor tokens = at::full({rows}, -2, positions.options()), after = before.new_full({rows, before.size(1)}, -1);
+        of_sequence.position = positions;
+        sample_tokens_(tokens, logits, of_sequence, drafts.to(device), after);
+        EXPECT_TRUE(at::equal(of_sequence.seen, before));
+        Tensor marks = before.cpu().clone();
+        for (int64_t row = 0; row < rows; ++row) {
+          SampleOptions one = options(1, vocab, choice, device);
+          one.position = positions.narrow(0, row, 1);
+          one.seen.copy_(marks);
+          EXPECT_TRUE(at::equal(drawn(logits.narrow(0, row, 1), one), tokens.narrow(0, row, 1))) << vocab << ' ' << rows << ' ' << row;
+          EXPECT_TRUE(at::equal(after.narrow(0, row, 1), one.seen)) << vocab << ' ' << rows << ' ' << row;
+          if (row + 1 < rows)
+            kernels::sample_set_seen(reinterpret_cast<uint32_t*>(marks.mutable_data_ptr<int32_t>()), drafts[row].item<int64_t>());
+        }
+      }
+}
+
 TEST_P(Sample, TakesTheSmallestOfEqualsAndTellsWhatIsNotFinite) {
   Tensor logits = at::zeros({4, 700});
   logits[0][300] = logits[0][650] = 2;
@@ -169,10 +198,13 @@ TEST(SampleKernels, ErrorsNameOperatorArgumentAndValue) {
 }
 
 std::vector<SchemaCase> schema_cases() {
-  const SampleOptions o = options(5, 7, {});
+  const SampleOptions o = options(5, 7, {}), one = options(1, 7, {});
   return {{"sample_",
            {at::full({5}, -2, at::kLong), small_random({5, 7}), o.position, o.seed, o.top_k, o.temperature, o.top_p, o.min_p, o.penalty,
-            o.seen}}};
+            o.seen}},
+          {"sample_tokens_",
+           {at::full({5}, -2, at::kLong), small_random({5, 7}), o.position, one.seed, one.top_k, one.temperature, one.top_p, one.min_p,
+            one.penalty, one.seen, at::arange(4), o.seen}}};
 }
 
 Calls calls(at::Device device) {
@@ -181,9 +213,20 @@ Calls calls(at::Device device) {
   const SampleOptions options{
       numbers,   numbers,          numbers + 20,    fractions,
       fractions, fractions * 0.01, fractions + 0.3, at::zeros({3, kernels::sample_seen_words(256)}, fractions.options().dtype(at::kInt))};
+  const auto one = [](const Tensor& x) { return x.narrow(0, 0, 1); };
+  const SampleOptions of_sequence{numbers,
+                                  one(options.seed),
+                                  one(options.top_k),
+                                  one(options.temperature),
+                                  one(options.top_p),
+                                  one(options.min_p),
+                                  one(options.penalty),
+                                  one(options.seen)};
+  const Tensor tokens = at::zeros_like(token), after = at::zeros_like(options.seen), drafts = numbers.narrow(0, 0, 2);
   return [=] {
     sample_(token, logits, options);
-    return std::vector<Tensor>{token.clone(), options.seen.clone()};
+    sample_tokens_(tokens, logits, of_sequence, drafts, after);
+    return std::vector<Tensor>{token.clone(), options.seen.clone(), tokens.clone(), after.clone()};
   };
 }
 

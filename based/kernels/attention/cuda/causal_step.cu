@@ -430,21 +430,25 @@ __global__ void __launch_bounds__(32 * kMaxWarps, kSteps <= 4 ? 2 : 1)
     read_tokens_streamed(const __grid_constant__ CausalAttentionTokens all) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(256) char memory[];
-  overlap_kernels();
   const CausalAttentionStep& p = all.step;
+  let_next_kernel_start();
+  if (!p.ring_is_private) wait_for_earlier_kernels();
   HeadWarp<kSteps, kStages> head_warp(p, 0, blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, shared_address(memory));
   const bool holds_ring = p.capacity <= kStages * kTileKeys, keeps = all.kept_k_ring != nullptr && all.tokens > 1;
+  const auto prefetch_ring = [&] {
+#pragma unroll
+    for (int tile = 0; tile < kStages; ++tile) {
+      if (tile * kTileKeys < p.capacity) head_warp.prefetch(tile, tile);
+      copy_async_commit();
+    }
+  };
+  prefetch_ring();
+  if (p.ring_is_private) wait_for_earlier_kernels();
 #pragma unroll 1
   for (int64_t t = 0; t < all.tokens; ++t) {
     head_warp.row = t;
     head_warp.load_token();
-    if (t == 0 || !holds_ring) {
-#pragma unroll
-      for (int tile = 0; tile < kStages; ++tile) {
-        if (tile * kTileKeys < p.capacity) head_warp.prefetch(tile, tile);
-        copy_async_commit();
-      }
-    }
+    if (t > 0 && !holds_ring) prefetch_ring();
     if (t == 0 && keeps) head_warp.keep_ring(all);
     head_warp.set_position(p.position[t]);
     if (p.rotary_base != 0) {

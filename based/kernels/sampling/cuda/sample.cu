@@ -58,13 +58,14 @@ struct Options {  // the options of a row
   float temperature, top_p, min_p, penalty;
   int64_t top_k;
   uint64_t key;
-  __device__ __forceinline__ Options(const Sample& p, int64_t row)
-      : temperature(p.temperature[row]),
-        top_p(p.top_p[row]),
-        min_p(p.min_p[row]),
-        penalty(p.penalty[row]),
-        top_k(p.top_k[row]),
-        key(sample_key(static_cast<uint64_t>(p.seed[row]), static_cast<uint64_t>(p.position[row]))) {}
+  __device__ __forceinline__ Options(const Sample& p, int64_t row) : Options(p, row, p.options_row(row)) {}
+  __device__ __forceinline__ Options(const Sample& p, int64_t row, int64_t at)
+      : temperature(p.temperature[at]),
+        top_p(p.top_p[at]),
+        min_p(p.min_p[at]),
+        penalty(p.penalty[at]),
+        top_k(p.top_k[at]),
+        key(sample_key(static_cast<uint64_t>(p.seed[at]), static_cast<uint64_t>(p.position[row]))) {}
   __device__ __forceinline__ bool keeps_top(int64_t vocab) const { return top_k > 0 && top_k < vocab; }
 };
 
@@ -308,6 +309,17 @@ __device__ __forceinline__ float read_row(const T* logits, T* copy, const Row<T,
   return most;
 }
 
+// Writes the marks of a row of consecutive tokens: those before the step, and the drafts before this row.
+__device__ __forceinline__ void copy_marks(const Sample& p, int64_t row, uint32_t* marks) {
+  for (int64_t w = threadIdx.x; w < sample_seen_words(p.vocab); w += kThreads) {
+    uint32_t word = p.seen_before[w];
+    for (int64_t i = 0; i < row; ++i)
+      if (p.drafts[i] / 32 == w) word |= uint32_t{1} << (p.drafts[i] % 32);
+    marks[w] = word;
+  }
+  __syncthreads();
+}
+
 // With kCount 1 the row is read from global memory each time.
 template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads) sample_rows(const __grid_constant__ Sample p) {
@@ -319,6 +331,7 @@ __global__ void __launch_bounds__(kThreads) sample_rows(const __grid_constant__ 
   const T* logits = static_cast<const T*>(p.logits) + row * p.logits_stride;
   T* copy = reinterpret_cast<T*>(row_memory);
   uint32_t* marks = p.seen + row * sample_seen_words(p.vocab);
+  if (p.seen_before != nullptr) copy_marks(p, row, marks);
   const Row<T, kCount> all{kCount > 1 ? copy : logits, p.vocab, o.penalty, o.penalty == 1 ? nullptr : marks};
   const float mine = read_row(logits, copy, all);
   const float top = value_of(best_of_block({ordered(mine), kNoToken}).key);

@@ -86,7 +86,7 @@ const DefineLaunchers<TaylorAttentionLaunchers> kLaunchers(Device::cuda, {.forwa
                                                                           .backward = taylor_attention_backward,
                                                                           .takes_strides = taylor_attention_takes_strides,
                                                                           .step = taylor_attention_step,
-                                                                          .step_head_dim = 256,
+                                                                          .step_head_dim = kTaylorStepHeadDim,
                                                                           .step_scales = true,
                                                                           .step_tokens = taylor_attention_tokens});
 }

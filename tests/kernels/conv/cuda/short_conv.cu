@@ -228,6 +228,7 @@ void verify_short_conv_tokens(Report& report, int64_t channels, int32_t taps, DT
   at(0);
   kernels::ShortConvTokens all{one, padding, states.as<float>()};
   all.step.state = start.as<float>(), all.step.y = all_y.as(), all.step.tokens = tokens;
+  all.step.state_is_private = tokens % 2 == 0;
   check(gpu::short_conv_tokens(all, {}));
   const std::vector<double> given = download(all_y.as(), dtype, (tokens + padding) * channels);
   bool same_y = true, same_states = true;

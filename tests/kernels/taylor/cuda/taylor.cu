@@ -89,7 +89,7 @@ void verify_tokens(Report& report, TaylorShape shape, int64_t tokens, uint64_t s
   const Buffer kept_kv(tokens * state * 4), kept_k(tokens * sums * 4);
   problem.p.scale = 0.5F, problem.p.denominator = nullptr;
   kernels::TaylorTokens all{problem.p, padding, kept_kv.as<float>(), kept_k.as<float>()};
-  all.step.y = all_y.as();
+  all.step.y = all_y.as(), all.step.state_is_private = tokens % 2 == 0;
   check(gpu::taylor_attention_tokens(all, {}));
   TaylorAttention one = problem.p;
   one.tokens = one.rows = 1, one.y = y.as(), one.kv_state = kv.as<float>(), one.k_state = k.as<float>();
