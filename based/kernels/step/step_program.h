@@ -91,7 +91,7 @@ struct StepProgram {
 constexpr int kStepMostThreads = 512;
 constexpr int kStepFewestThreads = 256;
 constexpr int kStepMostStages = 16;
-constexpr int kStepMostWarps = kStepMostThreads / 32;
+constexpr int kStepMostWarps = kStepMostThreads / 32, kStepFewestWarps = kStepFewestThreads / 32;
 constexpr int kStepTileRows = 16;   // rows of weights of an mma tile
 constexpr int kStepBiased = 64;     // most outputs of a block's share if they need companions
 constexpr int kStepColumns = 16;    // columns of a head's state that a block handles

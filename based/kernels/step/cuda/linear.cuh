@@ -82,9 +82,7 @@ __device__ __forceinline__ void store_x(StepThread& t, int groups, const WarpInp
 // its gate. kInt8: whether the program has int8 weights.
 template <bool kInt8>
 __device__ __forceinline__ void step_linear(StepThread& t, const StepInstruction& step) {
-  const StepKind kind = step.kind;
-  uint32_t* const mailbox = step.out;
-  const bool pairs = kind != StepKind::linear;
+  const bool pairs = step.kind != StepKind::linear;
   const BlockShare share(step.share);
   const int shift = step.stage_shift, half = (1 << shift) / 2,
             most = pairs ? kStepRows / 2 : kStepRows;  // most: outputs whose sums fit into a buffer
@@ -109,7 +107,7 @@ __device__ __forceinline__ void step_linear(StepThread& t, const StepInstruction
         bias = t.companion(kStepBias, source, out, in_share);
         if (pairs) gate_bias = t.companion(kStepGateBias, source + p.out / 2, out, in_share);
       }
-      if (kind == StepKind::conv) {
+      if (step.kind == StepKind::conv) {
         const ShortConv& c = step.arguments.linear.conv;
         const auto *taps_source = static_cast<const bf16*>(c.weight), *bias_source = static_cast<const bf16*>(c.bias);
 #pragma unroll
@@ -148,33 +146,33 @@ __device__ __forceinline__ void step_linear(StepThread& t, const StepInstruction
     t.compute_barrier();  // the partial sums of all warps are complete
 
     if (t.thread < count) {
-      // Add up the sums over the warps, of the output and of its gate. Other blocks wait for the result, so its companions have been read
-      // before. Without a gate the output's sums are read twice, since a branch would delay the loads of the second sums.
+      // Add up the sums over the warps, of the output and of its gate.
       const auto row_sum = [&t](int row) {
         const auto* parts = reinterpret_cast<const float4*>(t.sums() + row * kStepSumStride);
-        float4 all = parts[0];
+        float4 all = make_float4(0, 0, 0, 0);
 #pragma unroll
-        for (int i = 1; i < kStepMostWarps / 4; ++i) {  // entries of warps that do not exist are 0
+        for (int i = 0; i < kStepMostWarps / 4; ++i) {
           const float4 v = parts[i];
-          all.x += v.x, all.y += v.y, all.z += v.z, all.w += v.w;
+          const int there = i < kStepFewestWarps / 4 ? 4 : t.threads / 32 - 4 * i;  // entries of warps that do not exist are stale
+          all.x += there > 0 ? v.x : 0, all.y += there > 1 ? v.y : 0, all.z += there > 2 ? v.z : 0, all.w += there > 3 ? v.w : 0;
         }
         return (all.x + all.y) + (all.z + all.w);
       };
       const int row = pairs ? (t.thread & ~(half - 1)) * 2 + (t.thread & (half - 1)) : t.thread;
-      float value = row_sum(row), gate = row_sum(pairs ? row + half : row);
+      float value = row_sum(row), gate = pairs ? row_sum(row + half) : 0.0F;
+      const Linear& p = step.arguments.linear.linear;
       if (is_int8) value *= scale, gate *= gate_scale;
       value += to_float(bias), gate += to_float(gate_bias);
-      const Linear& p = step.arguments.linear.linear;
-      if (kind == StepKind::swiglu) value *= gate * sigmoid(gate);
-      if (kind != StepKind::conv) {
-        t.send(step, mailbox, p.y, out, value);
+      if (step.kind == StepKind::swiglu) value *= gate * sigmoid(gate);
+      if (step.kind != StepKind::conv) {
+        t.send(step, p.y, out, value);
       } else {
         // The short convolution of the value, times the gate; both are rounded as the output of the linear layer.
         const bf16 rounded = from_float<bf16>(value), rounded_gate = from_float<bf16>(gate);
         const ShortConv& c = step.arguments.linear.conv;
         const auto tap = [&taps](int i) { return to_float(taps[i]); };
         const float x = to_float(rounded), z = fmaf(tap(2), x, fmaf(tap(1), old.y, fmaf(tap(0), old.x, to_float(taps_bias))));
-        t.send(step, mailbox, c.y, out, (c.silu ? z * sigmoid(z) : z) * to_float(rounded_gate));
+        t.send(step, c.y, out, (c.silu ? z * sigmoid(z) : z) * to_float(rounded_gate));
         if ((step.stores & 2) != 0) static_cast<bf16*>(p.y)[out] = rounded, static_cast<bf16*>(p.y)[out + p.out / 2] = rounded_gate;
         reinterpret_cast<float2*>(c.state)[slot_of(c.slot) * c.channels + out] = make_float2(old.y, x);
       }

@@ -28,10 +28,8 @@ __global__ void __launch_bounds__(kThreads, 1) run_step(const __grid_constant__ 
     barrier_init(shared_address(&shared.slot_full[thread])),
         barrier_init(shared_address(&shared.slot_empty[thread]), program.threads / 32 * kWarpArrivals);
   if (thread < kStepMostWarps) shared.warps[thread] = 0;
-  for (int i = thread; i < 2 * kStepRows * kStepSumStride; i += program.threads + 64)
-    shared.sums[i] = 0;  // those of warps that do not exist stay 0
   fence_shared_proxy();
-  __syncthreads();  // the barriers and sums are initialised
+  __syncthreads();  // the barriers are initialised
 
   // Two producers, one thread of each of the last warps: one requests the weights, the other the instructions.
   const int producer = thread / 32 - program.threads / 32;  // negative: a consumer

@@ -82,7 +82,7 @@ __device__ inline void step_taylor(StepThread& t, const StepInstruction& step) {
   float y_sum = 0;
 #pragma unroll 4
   for (int w = 0; w < t.threads / 32; ++w) y_sum += t.shared.sums[w * kStepColumns + t.thread];
-  t.send(step, step.out, p.y, head * p.head_dim + share.slice * kStepColumns + t.thread, y_sum / denominator);
+  t.send(step, p.y, head * p.head_dim + share.slice * kStepColumns + t.thread, y_sum / denominator);
 }
 }  // namespace based::kernels::cuda::detail
 #endif

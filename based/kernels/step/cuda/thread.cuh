@@ -36,12 +36,11 @@ struct StepThread {
   }
 
   __device__ __forceinline__ void compute_barrier() const { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
-  // Sends an element of an output to the instruction's mailbox, if there is one, and stores it where the instruction asks for it. The caller
-  // passes the mailbox, because it can read the address before it has the value, for which other blocks wait.
-  __device__ __forceinline__ void send(const StepInstruction& step, uint32_t* mailbox, void* const& y, int at, float value) const {
+  // Sends an element of an output to the mailbox, if there is one, and stores it where the instruction asks for it.
+  __device__ __forceinline__ void send(const StepInstruction& step, void* y, int at, float value) const {
     const bf16 element = from_float<bf16>(value);
-    if (mailbox != nullptr)
-      asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(mailbox + at), "r"(tag | __bfloat16_as_ushort(element)) : "memory");
+    if (step.out != nullptr)
+      asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(step.out + at), "r"(tag | __bfloat16_as_ushort(element)) : "memory");
     if ((step.stores & 1) != 0) static_cast<bf16*>(y)[at] = element;
   }
   // Sum over the computing threads, returned to all of them. Contains one compute_barrier.

@@ -97,7 +97,7 @@ __device__ inline void step_window(StepThread& t, const StepInstruction& step) {
   }
   t.compute_barrier();  // the scores are complete
   if (t.thread < p.head_dim)
-    t.send(step, step.out, p.y, at + t.thread, weighted(scores, reinterpret_cast<const bf16*>(values) + t.thread, count, p.head_dim));
+    t.send(step, p.y, at + t.thread, weighted(scores, reinterpret_cast<const bf16*>(values) + t.thread, count, p.head_dim));
 }
 
 }  // namespace based::kernels::cuda::detail
