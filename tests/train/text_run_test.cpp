@@ -177,34 +177,23 @@ TEST_P(RecordedSteps, TrainAsOthersDo) {
 INSTANTIATE_TEST_SUITE_P(Devices, RecordedSteps, ::testing::Values("cpu", "cuda"), [](const auto& device) { return device.param; });
 
 // A mixer of another program may read values of a tensor on the host.
-struct ReadsValuesConfig {
-  bool read = false;  // so that tests of every registered mixer can record it
-  template <class Visitor>
-  void visit(Visitor&& field) {
-    field("read", read, "");
-  }
-};
-
 class ReadsValues final : public Mixer {
  public:
-  ReadsValues(const ReadsValuesConfig& config, const MixerContext&) : read_(config.read) {}
-  Tensor forward(const Tensor& x, const Pass&) override { return read_ ? x * x.detach().abs().max().item<double>() : x; }
+  ReadsValues(const NoOptions&, const MixerContext&) {}
+  Tensor forward(const Tensor& x, const Pass&) override { return x * x.detach().abs().max().item<double>(); }
   MixerState make_state(int64_t slots) const override { return MixerState({{"sum", torch::zeros({slots, 1}, parameter_device())}}); }
   Tensor prefill(const Tensor& x, MixerState&, const Pass&) override { return x; }
   Tensor step(const Tensor& x, MixerState&, const Pass&) override { return x; }
-
- private:
-  bool read_;
 };
-BASED_DEFINE_MIXER(reads_values, ReadsValues, ReadsValuesConfig, "of a test")
+BASED_DEFINE_MIXER(reads_values, ReadsValues, NoOptions, "of a test")
 
 TEST(RecordedCudaSteps, AStepThatNoGraphCanHoldIsAnErrorThatSaysSo) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  static const bool registered = (register_mixer(mixer_info_reads_values()), true);
+  EXPECT_TRUE(registered);
   const TemporaryFolder folder;
   TextRun run = small_run(folder);
-  run.model = Config::parse_json(R"({"vocab_size": 257, "d_model": 32, "layers": ["mixer"],
-                                     "mixers": {"mixer": {"type": "reads_values", "read": true}}})",
-                                 "model");
+  run.model = Config::parse_json(R"({"vocab_size": 257, "d_model": 32, "layers": ["reads_values"]})", "model");
   run.train.device = "cuda";
   run.train.steps = 2;
   run.train.graph = true;

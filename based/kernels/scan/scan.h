@@ -70,6 +70,8 @@ namespace cuda {
 int64_t selective_scan_forward_scratch(const SelectiveScan&);  // bytes
 Status selective_scan_forward(const SelectiveScan&, void* scratch, Queue);
 int64_t selective_scan_backward_scratch(const SelectiveScanBackward&);  // bytes
+// Whether this GPU's shared memory holds the gradients of a block's states: with 99 KB for state_size up to 208.
+bool selective_scan_backward_takes(const SelectiveScan&);
 Status selective_scan_backward(const SelectiveScanBackward&, void* scratch, Queue);
 Status selective_scan_step(const SelectiveScan&, Queue);
 }  // namespace cuda

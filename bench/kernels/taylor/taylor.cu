@@ -122,7 +122,7 @@ void time_deferred(Report& report, int64_t batch, int32_t head_dim, bool rounds)
     buffers.push_back({random_buffer(room * 16, DType::bf16, 0.5, 300 + i), random_buffer(room * head_dim, DType::bf16, 1, 400 + i),
                        zeros(heads * 4), Buffer(rounded)});
     const auto& [k, v, count, copy] = buffers.back();
-    calls.push_back({problems.back()->p, k.as(), v.as(), count.as<int32_t>(), copy.as()});
+    calls.push_back({problems.back()->p, k.as(), v.as(), count.as<int32_t>(), rounds ? copy.as() : nullptr});
   }
   const int sets = static_cast<int>(calls.size());
   const double ms = median_ms(kernels::kTaylorPending * sets, [&](int call, cudaStream_t stream) {

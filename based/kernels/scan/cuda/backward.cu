@@ -87,7 +87,7 @@ struct Plan {
   int64_t blocks, bc_sum_floats, row_columns;
 
   __host__ __device__ explicit Plan(const SelectiveScan& p) {
-    threads = p.state_size <= 24 ? 256 : p.state_size <= 64 ? 128 : 64;
+    threads = p.state_size <= 16 ? 256 : p.state_size <= 64 ? 128 : 64;  // 64 elements and fewer fit into the 99 KB of the smallest GPUs
     passes = static_cast<int>(p.state_size + kLanes * kFour - 1) / (kLanes * kFour), fours = passes * kLanes;
     blocks = scan_blocks(p, threads / kLanes);
     bc_sum_floats = p.groups * blocks * p.tokens * fours * 2 * kFour;
@@ -493,6 +493,10 @@ __global__ void __launch_bounds__(kSumThreads)
   }
 }
 
+int64_t shared_bytes(const Plan& plan) {
+  return plan.threads == 256 ? shared_bytes<256>(plan) : plan.threads == 128 ? shared_bytes<128>(plan) : shared_bytes<64>(plan);
+}
+
 template <typename T, int kThreads>
 Status launch_main(const SelectiveScanBackward& b, const Plan& plan, float* bc_sums, float* row_sums, Queue queue) {
   auto* kernel = scan_backward<T, kThreads>;
@@ -519,10 +523,14 @@ int64_t selective_scan_backward_scratch(const SelectiveScanBackward& b) {
   return (plan.bc_sum_floats + b.forward.rows * plan.row_columns) * 4;
 }
 
+bool selective_scan_backward_takes(const SelectiveScan& p) { return shared_bytes(Plan(p)) <= block_shared_memory(); }
+
 Status selective_scan_backward(const SelectiveScanBackward& b, void* scratch, Queue queue) {
   const SelectiveScan& p = b.forward;
   if (const Status status = check_scan(p); !status.ok()) return status;
   if (p.channels == 0) return {};
+  if (!selective_scan_backward_takes(p))
+    return {"selective_scan_backward: the gradients of states of this state_size need more shared memory than this GPU has"};
   const Plan plan(p);
   auto* bc_sums = static_cast<float*>(scratch);
   float* row_sums = bc_sums + plan.bc_sum_floats;

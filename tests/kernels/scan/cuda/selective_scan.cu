@@ -185,6 +185,7 @@ constexpr double kTwice = 1.5;
 void verify(Report& report, const Scan& s) {
   const Memory m(s);
   const kernels::SelectiveScan p = m.arguments(s);
+  if (!gpu::selective_scan_backward_takes(p)) return report.no_kernel(name_of(s));
   kernels::SelectiveScan kept = p;
   kept.chunk_states = m.chunks.as<float>();
   run_forward(kept);

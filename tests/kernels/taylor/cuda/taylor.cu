@@ -127,7 +127,7 @@ void verify_deferred(Report& report, TaylorShape shape, uint64_t seed, float sca
   const Buffer kv = copy_of(plain.kv_state), sums = copy_of(plain.k_state), y(width * size), denominator(heads * 4);
   const Buffer pending_k(heads * kernels::kTaylorPending * plain.p.feature_dim * size), pending_v(width * kernels::kTaylorPending * size);
   const Buffer count = zeros(heads * 4), exact(width * 8), exact_denominator(heads * 8), rounded(rounds ? width * features * 2 : 0);
-  kernels::TaylorDeferred deferred{plain.p, pending_k.as(), pending_v.as(), count.as<int32_t>(), rounded.as()};
+  kernels::TaylorDeferred deferred{plain.p, pending_k.as(), pending_v.as(), count.as<int32_t>(), rounds ? rounded.as() : nullptr};
   deferred.step.kv_state = kv.as<float>(), deferred.step.k_state = sums.as<float>(), deferred.step.y = y.as();
   deferred.step.denominator = denominator.as<float>(), deferred.step.scale = plain.p.scale = scale;
   const std::string name = (rounds ? "deferred, rounded " : "deferred ") + shape.name();
