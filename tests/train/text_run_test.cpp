@@ -176,6 +176,11 @@ TEST_P(RecordedSteps, TrainAsOthersDo) {
 
 INSTANTIATE_TEST_SUITE_P(Devices, RecordedSteps, ::testing::Values("cpu", "cuda"), [](const auto& device) { return device.param; });
 
+struct NoOptions {
+  template <class Visitor>
+  void visit(Visitor&&) {}
+};
+
 // A mixer of another program may read values of a tensor on the host.
 class ReadsValues final : public Mixer {
  public:

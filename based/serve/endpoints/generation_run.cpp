@@ -70,11 +70,14 @@ void GenerationRun::later(Action action) {
   });
 }
 
-// An event other than a piece: pieces that follow it are written after it.
+// An event other than a piece, which is written between the pieces before it and those that follow.
 template <class Action>
 void GenerationRun::after_pieces(Action action) {
   batch_ = nullptr;
-  later(std::move(action));
+  later([action = std::move(action)](GenerationRun& self) mutable {
+    self.write_waiting_pieces();
+    action(self);
+  });
 }
 
 void GenerationRun::start() {
@@ -162,9 +165,25 @@ void GenerationRun::add_piece(int64_t part, ChoicePiece piece) {
   if (batch_ != nullptr && batch_->add(part, piece)) return;
   batch_ = std::make_shared<PieceBatch>();
   batch_->add(part, piece);
-  later([batch = batch_](GenerationRun& self) {
-    for (const auto& [index, joined] : batch->take()) self.reply_->piece(index, joined);
-  });
+  later([batch = batch_](GenerationRun& self) { self.write_pieces(batch); });
+}
+
+void GenerationRun::write_pieces(const std::shared_ptr<PieceBatch>& batch) {
+  waiting_ = batch;
+  const auto written = [weak = weak_from_this(), batch] {
+    const auto run = weak.lock();
+    if (run == nullptr) return;
+    run->later([batch](GenerationRun& self) {
+      if (self.waiting_ == batch) self.write_waiting_pieces();
+    });
+  };
+  if (reply_->is_written(written)) write_waiting_pieces();
+}
+
+void GenerationRun::write_waiting_pieces() {
+  const auto batch = std::exchange(waiting_, nullptr);
+  if (batch == nullptr) return;
+  for (const auto& [part, piece] : batch->take()) reply_->piece(part, piece);
 }
 
 void GenerationRun::choice_ended(int64_t part, const ChoiceEnd& end) {

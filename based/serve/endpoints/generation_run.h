@@ -1,6 +1,7 @@
 // One request for generated text: its parts become jobs of the service, their events become one reply.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -48,6 +49,8 @@ class GenerationReply {
  public:
   virtual ~GenerationReply() = default;
   virtual void begin() = 0;  // the jobs have been accepted
+  // As Responder::is_written(). Pieces that come while it is false are joined.
+  virtual bool is_written(std::function<void()> callback) = 0;
   virtual void prompt_read(int64_t part, const PromptRead& prompt, const std::string& state) = 0;
   virtual void piece(int64_t part, const ChoicePiece& piece) = 0;
   virtual void choice_ended(int64_t part, const ChoiceEnd& end, const std::string& state) = 0;
@@ -66,6 +69,7 @@ class GenerationRun : public std::enable_shared_from_this<GenerationRun> {
   void cancel();  // the client has gone; from any thread
 
  private:
+  struct PieceBatch;
   template <class Action>
   void later(Action action);
   template <class Action>
@@ -75,6 +79,8 @@ class GenerationRun : public std::enable_shared_from_this<GenerationRun> {
   std::string store(const std::shared_ptr<const SequenceState>& state, const GenerationPart& part);
   void prompt_read(int64_t part, const PromptRead& prompt);
   void add_piece(int64_t part, ChoicePiece piece);
+  void write_pieces(const std::shared_ptr<PieceBatch>& batch);
+  void write_waiting_pieces();
   void choice_ended(int64_t part, const ChoiceEnd& end);
   void part_done(int64_t part);
   void fail(const ApiError& error);
@@ -86,13 +92,12 @@ class GenerationRun : public std::enable_shared_from_this<GenerationRun> {
   GenerationFields fields_;
   GenerationPlan plan_;
   std::unique_ptr<GenerationReply> reply_;
-  // Pieces that the task posted last will write, unless it has begun. Only used by the events of the jobs.
-  struct PieceBatch;
-  std::shared_ptr<PieceBatch> batch_;
+  std::shared_ptr<PieceBatch> batch_;  // the pieces that the last event added to. Only used by the events of the jobs.
   // Only used by tasks.
   std::vector<Service::JobId> jobs_;  // one for each part
   std::set<int64_t> active_;          // parts whose job has not ended
   Usage usage_;
+  std::shared_ptr<PieceBatch> waiting_;  // pieces that wait until those before them are written
   bool ended_ = false;
 };
 

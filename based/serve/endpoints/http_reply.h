@@ -1,7 +1,9 @@
 // The parts of a generation's reply that do not depend on its format.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "based/serve/endpoints/generation_run.h"
 
@@ -20,6 +22,7 @@ class HttpGenerationReply : public GenerationReply {
       : streams_(fields.stream), include_usage_(fields.include_usage), responder_(std::move(responder)) {}
 
   void begin() override;                        // a stream's header
+  bool is_written(std::function<void()> callback) override { return !began_ || responder_->is_written(std::move(callback)); }
   void failed(const ApiError& error) override;  // an event after begin(), otherwise a reply with the error's status
 
  protected:

@@ -106,6 +106,7 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
     if (before == Phase::closed) return;
     if (before == Phase::replying) add_profile_spans();
     for (Deadline* const deadline : {&read_deadline_, &write_deadline_, &ping_deadline_}) deadline->timer.cancel();
+    on_sent_ = nullptr;
     error_code ignored;
     socket().close(ignored);
     const auto self = this->shared_from_this();
@@ -126,6 +127,13 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
   int64_t unsent_bytes() const override { return unsent_; }
   void abort() override {
     net::post(context_->io, [self = this->shared_from_this()] { self->close(); });
+  }
+  void on_sent(std::function<void()> callback) override {
+    net::post(context_->io, [self = this->shared_from_this(), callback = std::move(callback)]() mutable {
+      if (self->phase_ == Phase::closed) return;
+      self->on_sent_ = std::move(callback);
+      self->tell_if_sent();
+    });
   }
 
  private:
@@ -398,11 +406,17 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
                              [self = this->shared_from_this()](const error_code& error, size_t bytes) { self->on_write(error, bytes); });
   }
 
+  void tell_if_sent() {
+    if (unsent_ > 0 || !on_sent_) return;
+    std::exchange(on_sent_, nullptr)();
+  }
+
   void on_write(const error_code& error, size_t bytes) {
     writing_ = false;
     if (phase_ == Phase::closed) return;
     if (error) return close();
     unsent_ -= static_cast<int64_t>(bytes);
+    tell_if_sent();
     out_offset_ += bytes;
     while (!out_.empty() && out_offset_ >= out_.front().size()) {
       out_offset_ -= out_.front().size();
@@ -464,6 +478,7 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
   } times_;
   bool reading_ = false, writing_ = false, reply_complete_ = false, keep_alive_ = true;
   std::atomic<int64_t> unsent_{0};
+  std::function<void()> on_sent_;
 };
 
 }  // namespace

@@ -46,6 +46,10 @@ class Responder {
   // that has happened already, it is called at once, in this thread; otherwise on an I/O thread. It must not block.
   virtual void on_close(std::function<void()> callback) = 0;
   virtual bool closed() const = 0;
+
+  // Whether the system has accepted all bytes that were written. If not, `callback` is called on an I/O thread once it has; never if the
+  // client goes. Only the last callback counts.
+  virtual bool is_written(std::function<void()> callback) = 0;
 };
 
 }  // namespace based

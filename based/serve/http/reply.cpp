@@ -160,6 +160,13 @@ bool Reply::closed() const {
   return phase_ == Phase::closed;
 }
 
+bool Reply::is_written(std::function<void()> callback) {
+  const std::lock_guard lock(mutex_);
+  if (phase_ != Phase::streaming || channel_->unsent_bytes() == 0) return true;
+  channel_->on_sent(std::move(callback));
+  return false;
+}
+
 void Reply::client_gone() {
   std::function<void()> gone;
   {

@@ -22,6 +22,8 @@ class ReplyChannel {
   virtual void send_bytes(std::string bytes, AfterBytes after) = 0;  // after those that were sent before
   virtual int64_t unsent_bytes() const = 0;                          // accepted by send_bytes, not yet by the system
   virtual void abort() = 0;                                          // closes the connection at once
+  // Calls back on an I/O thread when unsent_bytes() is 0; replaces an earlier callback.
+  virtual void on_sent(std::function<void()> callback) = 0;
 };
 
 // The properties of a request that decide the form of its reply.
@@ -48,6 +50,7 @@ class Reply final : public Responder {
   void end() override;
   void on_close(std::function<void()> callback) override;
   bool closed() const override;
+  bool is_written(std::function<void()> callback) override;
 
   void client_gone();  // called by the connection
   bool ping();         // sends a comment if this is an event stream in progress; false: it is none

@@ -51,6 +51,7 @@ class ResponseWriter final : public GenerationReply {
     began_ = true;
     responder_->write(events_.begin(response_));
   }
+  bool is_written(std::function<void()> callback) override { return !began_ || responder_->is_written(std::move(callback)); }
   void prompt_read(int64_t, const PromptRead&, const std::string&) override {}
   void piece(int64_t, const ChoicePiece& piece) override { add_text(piece.text); }
   void choice_ended(int64_t, const ChoiceEnd& end, const std::string&) override {

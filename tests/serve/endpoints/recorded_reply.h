@@ -32,8 +32,7 @@ class RecordedReply final : public Responder {
     headers_ = extra;
   }
   bool write(std::string chunk) override {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return !held_; });
+    const std::scoped_lock lock(mutex_);
     body_ += chunk;
     changed_.notify_all();
     return !closed_;
@@ -52,11 +51,14 @@ class RecordedReply final : public Responder {
     return closed_;
   }
 
-  // While it is held, write() waits, as for a slow client.
-  void hold(bool held) {
+  bool is_written(std::function<void()>) override {
     const std::scoped_lock lock(mutex_);
-    held_ = held;
-    changed_.notify_all();
+    return !held_;
+  }
+  // From now on, no bytes reach the client.
+  void hold() {
+    const std::scoped_lock lock(mutex_);
+    held_ = true;
   }
 
   void close() {

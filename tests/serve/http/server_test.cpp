@@ -323,6 +323,25 @@ TEST_F(HttpServerTest, DisconnectsAClientThatDoesNotRead) {
   EXPECT_FALSE(held_->write("more"));
 }
 
+TEST_F(HttpServerTest, TellsWhenAStreamIsWritten) {
+  options_.max_write_queue_bytes = 1 << 30;
+  start();
+  RawClient client(server_->port());
+  client.send(get("/stream"));
+  ASSERT_TRUE(begun_.wait());
+  Event written;
+  const std::string piece(1 << 20, 'x');
+  // More than the system buffers: the client does not read yet.
+  for (int i = 0; i < 64; ++i) EXPECT_TRUE(held_->write(piece));
+  EXPECT_FALSE(held_->is_written([&] { written.set(); }));
+  EXPECT_FALSE(written.wait(0));
+  held_->write("the end");
+  client.receive_until("the end");
+  EXPECT_TRUE(written.wait());
+  held_->end();
+  EXPECT_TRUE(held_->is_written([] {})) << "a complete reply";
+}
+
 TEST_F(HttpServerTest, RequestIdsAreKeptOrMade) {
   start();
   EXPECT_THAT(exchange(get_once("/open", "X-Request-Id: my-id.7\r\n")), HasSubstr("X-Request-Id: my-id.7\r\n"));
