@@ -78,7 +78,8 @@ void setup_compare(CommandLine app) {
 
 void setup_table(CommandLine app) {
   auto options = std::make_shared<TableOptions>();
-  app.add_required("files", options->files, "results, the output of `based eval --json`; several files make a table of models too; files of one model are joined");
+  app.add_required("files", options->files,
+                   "results, the output of `based eval --json`; several files make a table of models too; files of one model are joined");
   app.add_option("--paper", options->paper, "a row of the paper's tables whose figures are printed beside: \"Based 363m/10b\"");
   app.add_option("--form", options->form, "markdown, latex, or json: one line a model, without the single documents");
   app.offer("--form", {"markdown", "latex", "json"});

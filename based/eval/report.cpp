@@ -230,7 +230,8 @@ std::vector<ModelResults> join_results_of_models(std::vector<ModelResults> resul
   std::vector<ModelResults> joined;
   for (ModelResults& each : results) {
     const auto model = std::find_if(joined.begin(), joined.end(), [&](const ModelResults& other) {
-      return each.run.contains("model") && other.run.contains("model") && each.run["model"] == other.run["model"] && !share_a_task(each, other);
+      return each.run.contains("model") && other.run.contains("model") && each.run["model"] == other.run["model"] &&
+             !share_a_task(each, other);
     });
     if (model == joined.end()) {
       joined.push_back(std::move(each));
@@ -322,8 +323,8 @@ std::string task_table(const ModelResults& results, const std::string& paper, Ta
 
 std::string model_table(std::span<const ModelResults> results, TableForm form) {
   TextTable table{.head = {"task"}, .rows = {}};
-  std::vector<std::map<std::string, std::string>> cells;  // of each model, by row
-  std::vector<std::string> names;                         // of the rows
+  std::vector<std::map<std::string, std::string>> cells;  // a map from row to text for each model
+  std::vector<std::string> names;                         // the rows
   const auto add_cell = [&](const std::string& row, std::string cell) {
     if (std::find(names.begin(), names.end(), row) == names.end()) names.push_back(row);
     cells.back()[row] = std::move(cell);

@@ -60,7 +60,7 @@ enum class TableForm { markdown, latex };
 std::string task_table(const ModelResults& results, const std::string& paper, TableForm form);
 
 // One column for each of several results: the bytes of its state after max_length tokens where a file has them, each task's headline, and
-// the paper's averages. What a file lacks is a dash.
+// the paper's averages. A figure that a file lacks is a dash.
 std::string model_table(std::span<const ModelResults> results, TableForm form);
 
 }  // namespace based

@@ -491,8 +491,8 @@ name = "Based"
 model.mixers.mixer = {type = "taylor_attention", heads = 2, feature_dim = 4}
 )");
   const auto result = [&](const std::string& out) {
-    const Ran ran = run("experiment run " + folder.file("e.toml") + " --device cpu --save-models --json --commit abc --out " +
-                         folder.file(out));
+    const Ran ran =
+        run("experiment run " + folder.file("e.toml") + " --device cpu --save-models --json --commit abc --out " + folder.file(out));
     EXPECT_EQ(ran.code, 0) << ran.err;
     Json point = parse_json(ran.out, "stdout")["points"][0];
     EXPECT_EQ(point["cost"]["commits"], Json::array({"abc"}));

@@ -21,7 +21,7 @@ class HttpGenerationReply : public GenerationReply {
   HttpGenerationReply(const GenerationFields& fields, std::shared_ptr<Responder> responder)
       : streams_(fields.stream), include_usage_(fields.include_usage), responder_(std::move(responder)) {}
 
-  void begin() override;                        // a stream's header
+  void begin() override;  // a stream's header
   bool is_written(std::function<void()> callback) override { return !began_ || responder_->is_written(std::move(callback)); }
   void failed(const ApiError& error) override;  // an event after begin(), otherwise a reply with the error's status
 

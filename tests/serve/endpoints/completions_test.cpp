@@ -236,9 +236,10 @@ TEST_F(Completions, WrongRequestsGetOneError) {
   }
 }
 
-// The engine does not wait for a client; what is generated until the client has the piece before makes one event.
+// The engine does not wait for a client; tokens that it generates until the client has the piece before make one event.
 TEST_F(Completions, PiecesThatWaitForAReplyAreJoined) {
-  const std::string request = R"({"prompt": ["a", "b"], "n": 2, "max_tokens": 50, "ignore_eos": true, "seed": 3, "logprobs": 1, "stream": )";
+  const std::string request =
+      R"({"prompt": ["a", "b"], "n": 2, "max_tokens": 50, "ignore_eos": true, "seed": 3, "logprobs": 1, "stream": )";
   const Json whole = complete(request + "false}");
   const auto reply = std::make_shared<RecordedReply>();
   reply->hold();
