@@ -323,24 +323,21 @@ std::string task_table(const ModelResults& results, const std::string& paper, Ta
 
 std::string model_table(std::span<const ModelResults> results, TableForm form) {
   TextTable table{.head = {"task"}, .rows = {}};
-  std::vector<std::map<std::string, std::string>> cells;  // a map from row to text for each model
-  std::vector<std::string> names;                         // the rows
-  const auto add_cell = [&](const std::string& row, std::string cell) {
+  std::vector<std::map<std::string, std::string>> cells(results.size());  // a map from row to text for each model
+  std::vector<std::string> names;                                         // the rows
+  const auto add_cell = [&](size_t model, const std::string& row, std::string cell) {
     if (std::find(names.begin(), names.end(), row) == names.end()) names.push_back(row);
-    cells.back()[row] = std::move(cell);
+    cells[model][row] = std::move(cell);
   };
-  for (const ModelResults& one : results) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    const ModelResults& one = results[i];
     table.head.push_back(one.name + (one.complete ? "" : " (interrupted)"));
-    cells.emplace_back();
-    if (const std::optional<int64_t> bytes = bytes_of_state(one)) add_cell("bytes of state", std::to_string(*bytes));
+    if (const std::optional<int64_t> bytes = bytes_of_state(one)) add_cell(i, "bytes of state", std::to_string(*bytes));
     for (const TaskResults& task : one.tasks)
-      add_cell(task.name() + " (" + task.headline + ")", with_error(task.headline, task.headline_figure().value, headline_error(task)));
+      add_cell(i, task.name() + " (" + task.headline + ")", with_error(task.headline, task.headline_figure().value, headline_error(task)));
   }
   for (size_t i = 0; i < results.size(); ++i)
-    for (const EvalAverage& average : averages(results[i])) {
-      if (std::find(names.begin(), names.end(), average.name) == names.end()) names.push_back(average.name);
-      cells[i][average.name] = with_error("", average.value, average.error);
-    }
+    for (const EvalAverage& average : averages(results[i])) add_cell(i, average.name, with_error("", average.value, average.error));
   for (const std::string& name : names) {
     std::vector<std::string>& row = table.rows.emplace_back(std::vector{name});
     for (const auto& model : cells) row.push_back(model.contains(name) ? model.at(name) : "-");

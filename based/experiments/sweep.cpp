@@ -344,12 +344,9 @@ class Sweep {
   void save(const LanguageModel& model, size_t index) {
     try {
       const std::string folder = model_folder(runs_[index]);
-      if (const auto tokenizer = file_.experiment->tokenizer()) {
-        tokenizer->save(folder);
-        save_model(model, folder, tokenizer->hash());
-      } else {
-        save_model(model, folder);
-      }
+      const auto tokenizer = file_.experiment->tokenizer();
+      if (tokenizer) tokenizer->save(folder);
+      save_model(model, folder, tokenizer ? std::optional(tokenizer->hash()) : std::nullopt);
     } catch (const std::exception& error) {
       log_warning(run_name(file_.runs()[index]) + ": its model is not saved, its result is kept: " + failure_line(error));
       std::error_code ignored;

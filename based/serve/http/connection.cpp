@@ -151,8 +151,8 @@ class Connection final : public HttpConnection, public ReplyChannel, public std:
   using Clock = net::steady_timer::clock_type;
   static constexpr Clock::time_point kNever = Clock::time_point::max();
 
-  // A deadline is moved at each read and write. That costs no operation of the timer unless it moves forward: a timer that ends before its
-  // deadline waits again.
+  // A deadline is set anew at each read and write. That costs an operation of the timer only if the deadline is now before the timer's end;
+  // a timer that ends before its deadline waits again.
   struct Deadline {
     explicit Deadline(net::io_context& io) : timer(io) {}
     net::steady_timer timer;
