@@ -110,7 +110,9 @@ void load(const Options& options, const Place& place, Parts& parts) {
                                                    service.invariant ? describe_cells(model) : "");
   parts.seal = options.seal_key.empty() ? std::make_unique<StateSeal>() : std::make_unique<StateSeal>(options.seal_key);
   parts.queue = std::make_unique<TaskQueue>(kReplyThreads);
-  parts.service = std::make_unique<Service>(parts.text_model, service, parts.prefixes, parts.metrics);
+  TaskQueue& queue = *parts.queue;
+  StepHooks hooks{[&queue] { queue.collect(); }, [&queue] { queue.flush(); }};
+  parts.service = std::make_unique<Service>(parts.text_model, service, parts.prefixes, parts.metrics, std::move(hooks));
 }
 
 void add_store_metrics(Parts& parts) {

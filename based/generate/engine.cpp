@@ -73,7 +73,8 @@ Engine::Engine(LanguageModel& model, const EngineOptions& options) : model_(mode
   table_ = std::make_unique<SequenceTable>(model.config(), options.slots, std::move(pages));
   decode_ = std::make_unique<DecodeStep>(model, state_, decode);
   const PromptReaderOptions reading{options.prefill_tokens > 0 ? options.prefill_tokens : default_prefill_tokens(device),
-                                    decode.invariant ? cell_tokens(device.type()) : 0, options.max_idle_slot_steps, decode_->steps_all()};
+                                    decode.invariant ? cell_tokens(device.type()) : 0, options.max_idle_slot_steps,
+                                    options.max_deferred_steps, decode_->steps_all()};
   reader_ = std::make_unique<PromptReader>(*table_, reading);
   if (options.drafts.drafter) drafting_ = std::make_unique<Drafting>(options.drafts);
   prefill_ = std::make_unique<Prefill>(model, *table_, *reader_, state_, *decode_, std::move(begins), options.padded_columns);
@@ -250,7 +251,8 @@ std::vector<int64_t> Engine::slots_to_step() {
     const bool last = sequence.sampled + sequence.samples_in_flight() == sequence.options.max_tokens;
     const int64_t after = sequence.seen + sequence.steps_in_flight + 1;  // tokens seen after the step
     const bool leaves_cell = cell > 0 && after > sequence.cell_begin + cell;
-    if (in_flight && (sequence.options.keep_state || sequence.options.allowed)) return {};
+    const bool state_may_be_final = sequence.options.keep_state && !sequence.options.stop_tokens.empty();
+    if (in_flight && (state_may_be_final || sequence.options.allowed)) return {};
     if (in_flight && last) continue;  // it ends with the token in flight
     if (in_flight && leaves_cell) return {};
     Finish reason = last ? Finish::length : table_->limit(sequence, after);

@@ -37,9 +37,13 @@ struct EngineOptions {
   // Idle slots are counted at each step while sequences wait. Prompts are read once the count reaches max_idle_slot_steps x slots: reading
   // a few prompts costs a GPU as much as a few steps, so throughput is higher if several are read together. 0: they are read at once.
   int64_t max_idle_slot_steps = 0;
+  // With max_idle_slot_steps: the steps that a prompt waits at most for others while a slot is free; 0: no limit. It bounds the time to the
+  // first token where few sequences are decoded.
+  int64_t max_deferred_steps = 0;
   // step() launches the next step before it waits for the tokens of this one, so that a GPU never waits for the host. A call that reads a
   // sequence's state or changes its tokens first waits for the step in flight; the next step() returns the token of that step. A sequence
-  // that ends at a stop token has been stepped once too often. step() therefore waits first if a sequence keeps its state.
+  // that ends at a stop token has been stepped once too often. step() therefore waits first if a sequence that has stop tokens keeps its
+  // state.
   bool ahead = false;
   // SequenceOptions::scores and SequenceOptions::greedy count the padding rows of the embedding (LanguageModel::token_log_probabilities).
   bool padded_columns = false;

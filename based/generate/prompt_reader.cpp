@@ -27,9 +27,12 @@ int64_t PromptReader::most_to_read(int64_t budget) const {
 
 bool PromptReader::defers_round() {
   if (options_.max_idle_slot_steps == 0 || table_.decoding_count() == 0 || staged_id_ >= 0) return false;
-  idle_slot_steps_ += std::min(table_.free_slots(), static_cast<int64_t>(waiting_.size()));
-  if (idle_slot_steps_ < options_.max_idle_slot_steps * table_.slots()) return true;
-  idle_slot_steps_ = 0;
+  const int64_t idle = std::min(table_.free_slots(), static_cast<int64_t>(waiting_.size()));
+  idle_slot_steps_ += idle;
+  deferred_steps_ += idle > 0 ? 1 : 0;
+  const bool waited_long = options_.max_deferred_steps > 0 && deferred_steps_ > options_.max_deferred_steps;
+  if (!waited_long && idle_slot_steps_ < options_.max_idle_slot_steps * table_.slots()) return true;
+  idle_slot_steps_ = deferred_steps_ = 0;
   return false;
 }
 

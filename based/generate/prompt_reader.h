@@ -20,6 +20,7 @@ struct PromptReaderOptions {
   int64_t prefill_tokens = 1;       // tokens that a round may read
   int64_t cell = 0;                 // tokens of a cell; 0: pieces may have any length
   int64_t max_idle_slot_steps = 0;  // EngineOptions::max_idle_slot_steps
+  int64_t max_deferred_steps = 0;   // EngineOptions::max_deferred_steps
   // Every step writes all slots. A prompt of several pieces then cannot be read in its slot, so it is read in a staging state, one such
   // prompt at a time.
   bool stages_long_prompts = false;
@@ -48,7 +49,7 @@ class PromptReader {
   // Tokens of the prompt that the parallel form has still to read: all but the last one; with cells those of whole cells.
   int64_t to_read(const SequenceTable::Sequence& sequence) const;
   // Called once a step. True if this step's round is to be skipped so that later rounds read more prompts together: other sequences are
-  // decoding, and few slots have been idle so far.
+  // decoding, few slots have been idle so far, and no prompt has waited too long.
   bool defers_round();
   // Gives waiting sequences their slots and calls `read` for each piece of the round. False if no token was read.
   bool read_round(const Read& read);
@@ -65,6 +66,7 @@ class PromptReader {
   int64_t staged_id_ = -1;
   bool others_turn_ = false;     // the next round is for prompts that are not staged
   int64_t idle_slot_steps_ = 0;  // slots that were idle while sequences waited, summed over steps
+  int64_t deferred_steps_ = 0;   // steps that deferred a prompt although a slot was idle
 };
 
 }  // namespace based

@@ -251,6 +251,29 @@ TEST_P(EngineOnDevices, StepsAheadGiveTheSameTokens) {
   EXPECT_EQ(engine.free_slots(), 3);
 }
 
+// A sequence that keeps its state and ends by its limit alone does not make the others wait, and one that has stop tokens keeps the state
+// at its end.
+TEST_P(EngineOnDevices, StepsAheadKeepTheStatesOfSequencesThatEnd) {
+  const auto model = this->model();
+  const auto text = some_text(20, 3);
+  const std::vector<int64_t> expected = greedy_text(*model, text, 12);
+  for (const bool stops : {false, true}) {
+    SCOPED_TRACE(stops);
+    Engine engine(*model, {.slots = 2, .cache_tokens = kCache, .ahead = true});
+    SequenceOptions options{.sampling = kGreedy, .max_tokens = 12, .keep_state = true};
+    if (stops) options.stop_tokens = {expected[8]};
+    const int64_t sequence = engine.add(text, options), other = engine.add(some_text(7, 5), {.sampling = kGreedy, .max_tokens = 20});
+    auto tokens = tokens_of(engine);
+    EXPECT_EQ(tokens[other], greedy_text(*model, some_text(7, 5), 20));
+    const SequenceState state = engine.take_state(sequence);
+    EXPECT_EQ(state.seen() + 1, static_cast<int64_t>(state.ids.size()));
+    EXPECT_TRUE(std::equal(state.ids.begin() + 20, state.ids.end(), expected.begin()));
+    EXPECT_EQ(tokens[sequence].size() == expected.size(), !stops);
+    const int64_t continued = engine.add(state, {.sampling = kGreedy, .max_tokens = 5});
+    EXPECT_EQ(tokens_of(engine)[continued], greedy_text(*model, state.ids, 5));
+  }
+}
+
 // A state that is not finite, beside a sequence that continues.
 TEST_P(EngineOnDevices, OneThatIsNotFiniteEndsAlone) {
   const auto model = this->model();

@@ -254,6 +254,17 @@ TEST(PromptReader, IdleSlotsCountOnlyWhileSequencesWait) {
   EXPECT_FALSE(test.reader.defers_round());
 }
 
+TEST(PromptReader, APromptIsDeferredForALimitedNumberOfSteps) {
+  RecordedReader test(4, {.prefill_tokens = 100, .max_idle_slot_steps = 100, .max_deferred_steps = 3});
+  test.add(4), test.round();
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(test.reader.defers_round()) << i;  // no sequence waits
+  test.add(5);
+  for (int round = 0; round < 2; ++round) {  // the count begins again
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(test.reader.defers_round()) << i;
+    EXPECT_FALSE(test.reader.defers_round());
+  }
+}
+
 TEST(PromptReader, AStagedPromptIsNeverDeferred) {
   RecordedReader test(4, {.prefill_tokens = 10, .max_idle_slot_steps = 100, .stages_long_prompts = true});
   test.add(4), test.round(), test.add(30);

@@ -1,5 +1,7 @@
 #include "based/serve/endpoints/task_queue.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "based/core/profile.h"
@@ -20,7 +22,24 @@ TaskQueue::~TaskQueue() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+void TaskQueue::collect() { collecting_ = std::this_thread::get_id(); }
+
+void TaskQueue::flush() {
+  collecting_ = std::thread::id();
+  if (collected_.empty()) return;
+  {
+    const std::scoped_lock lock(mutex_);
+    std::move(collected_.begin(), collected_.end(), std::back_inserter(tasks_));
+  }
+  collected_.clear();
+  ready_.notify_all();
+}
+
 void TaskQueue::post(std::function<void()> task) {
+  if (collecting_ == std::this_thread::get_id()) {
+    collected_.push_back(std::move(task));
+    return;
+  }
   {
     const std::scoped_lock lock(mutex_);
     tasks_.push_back(std::move(task));

@@ -1,5 +1,6 @@
 // Threads that write replies, so that the engine's thread never does: a reply may have megabytes of JSON, or store states on disk.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -20,9 +21,16 @@ class TaskQueue {
   // Runs the task on one of the threads. It must not throw. May be called from any thread, also by a task.
   void post(std::function<void()> task);
 
+  // From collect() to flush(), the tasks that this thread posts are kept; flush() queues all of them. The queue is locked and its threads
+  // are woken once then, instead of once for each task. Only one thread at a time may do so.
+  void collect();
+  void flush();
+
  private:
   void run();
 
+  std::atomic<std::thread::id> collecting_{};     // the thread between collect() and flush()
+  std::vector<std::function<void()>> collected_;  // used by that thread only
   std::mutex mutex_;
   std::condition_variable ready_;
   std::deque<std::function<void()>> tasks_;

@@ -1,7 +1,6 @@
 #include "based/serve/service/job_scheduler.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "based/core/log.h"
@@ -75,10 +74,12 @@ void JobScheduler::push(const Unit& unit, bool first) {
 }
 
 int64_t JobScheduler::running_jobs() const {
-  std::set<JobId> running;
-  for (const auto& [sequence, unit] : sequences_) running.insert(unit.job);
-  for (const Unit& unit : resumed_) running.insert(unit.job);
-  return static_cast<int64_t>(running.size());
+  std::vector<JobId> running;
+  running.reserve(sequences_.size() + resumed_.size());
+  for (const auto& [sequence, unit] : sequences_) running.push_back(unit.job);
+  for (const Unit& unit : resumed_) running.push_back(unit.job);
+  std::sort(running.begin(), running.end());
+  return std::unique(running.begin(), running.end()) - running.begin();
 }
 
 void JobScheduler::end_job(JobId id) {

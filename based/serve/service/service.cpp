@@ -20,11 +20,13 @@ namespace {
 
 constexpr int kRetryAfterSeconds = 1;
 constexpr int64_t kSliceCpu = 256, kSliceCuda = 1024;
-constexpr std::chrono::milliseconds kDeadlineInterval(50);  // between checks of deadlines while there is nothing to compute
+constexpr int64_t kPrefillCpu = 256;                                // a GPU's rounds are longer: it reads many tokens in the time of 256
+constexpr int64_t kIdleSlotStepsCuda = 4, kDeferredStepsCuda = 16;  // EngineOptions::max_idle_slot_steps, max_deferred_steps
+constexpr std::chrono::milliseconds kDeadlineInterval(50);          // between checks of deadlines while there is nothing to compute
 
 EngineOptions engine_options_of(const ServiceOptions& options, torch::Device device) {
   if (options.slots < 0) throw UsageError("--slots must be 0 or more, got " + std::to_string(options.slots));
-  if (options.prefill_tokens < 1) throw UsageError("--prefill-tokens must be 1 or more, got " + std::to_string(options.prefill_tokens));
+  if (options.prefill_tokens < 0) throw UsageError("--prefill-tokens must be 0 or more, got " + std::to_string(options.prefill_tokens));
   if (options.slice_tokens < -1) throw UsageError("--slice-tokens must be -1 or more, got " + std::to_string(options.slice_tokens));
   if (options.parked_bytes < 0) throw UsageError("--parked-bytes must be 0 or more, got " + std::to_string(options.parked_bytes));
   if (options.max_waiting_jobs < 1) throw UsageError("--max-waiting-jobs must be 1 or more");
@@ -32,6 +34,11 @@ EngineOptions engine_options_of(const ServiceOptions& options, torch::Device dev
   EngineOptions engine;
   engine.slots = options.slots > 0 ? options.slots : device.is_cuda() ? 128 : 8;
   engine.prefill_tokens = options.prefill_tokens;
+  if (options.prefill_tokens == 0 && device.is_cpu()) engine.prefill_tokens = kPrefillCpu;
+  if (device.is_cuda()) {
+    engine.max_idle_slot_steps = kIdleSlotStepsCuda;
+    engine.max_deferred_steps = kDeferredStepsCuda;
+  }
   engine.cache_tokens = options.cache_tokens;
   engine.ahead = device.is_cuda();
   engine.decode.invariant = options.invariant;
@@ -47,8 +54,10 @@ struct Service::Implementation {
     JobScheduler::Clock::time_point at;
   };
 
-  Implementation(const TextModel& model, const ServiceOptions& given, std::shared_ptr<PrefixSource> source, ServiceMetrics& metrics)
+  Implementation(const TextModel& model, const ServiceOptions& given, std::shared_ptr<PrefixSource> source, ServiceMetrics& metrics,
+                 StepHooks step_hooks)
       : options(given),
+        hooks(std::move(step_hooks)),
         prefixes(std::move(source)),
         engine(*model.model, engine_options_of(given, model.model->device())),
         scheduler(engine, *model.tokenizer, scheduler_options(model.model->device()), metrics) {}
@@ -56,10 +65,12 @@ struct Service::Implementation {
   JobSchedulerOptions scheduler_options(torch::Device device);
   static void check(const GenerationJob& job);
   void run();
+  void run_round(std::vector<Submitted>& submitted, const std::vector<JobId>& cancelled);
   bool take_commands(std::vector<Submitted>& submitted, std::vector<JobId>& cancelled);
   void publish();
 
   const ServiceOptions options;
+  const StepHooks hooks;
   const std::shared_ptr<PrefixSource> prefixes;
   std::mutex mutex;  // guards the queues and flags below
   std::condition_variable changed, ended;
@@ -139,31 +150,36 @@ void Service::Implementation::publish() {
   if (engine.state().grows()) state_bytes = engine.state_bytes();
 }
 
+void Service::Implementation::run_round(std::vector<Submitted>& submitted, const std::vector<JobId>& cancelled) {
+  if (hooks.begin) hooks.begin();
+  try {
+    for (Submitted& one : submitted) scheduler.add(one.id, one.request, std::move(one.job), one.at);
+    for (const JobId id : cancelled) scheduler.cancel(id, ApiError(499, "cancelled", "the client has closed the connection"));
+    scheduler.expire(JobScheduler::Clock::now());
+    publish();
+    if (scheduler.has_work()) scheduler.step();
+  } catch (const std::exception& error) {
+    log_error(std::string("generation: ") + error.what());
+    scheduler.cancel_all(ApiError::failed(std::string("generation failed: ") + error.what()));
+  }
+  publish();
+  if (hooks.end) hooks.end();
+}
+
 void Service::Implementation::run() {
   name_profile_thread("engine");
   const torch::InferenceMode inference;
   std::vector<Submitted> submitted;
   std::vector<JobId> cancelled;
-  while (take_commands(submitted, cancelled)) {
-    try {
-      for (Submitted& one : submitted) scheduler.add(one.id, one.request, std::move(one.job), one.at);
-      for (const JobId id : cancelled) scheduler.cancel(id, ApiError(499, "cancelled", "the client has closed the connection"));
-      scheduler.expire(JobScheduler::Clock::now());
-      publish();
-      if (scheduler.has_work()) scheduler.step();
-    } catch (const std::exception& error) {
-      log_error(std::string("generation: ") + error.what());
-      scheduler.cancel_all(ApiError::failed(std::string("generation failed: ") + error.what()));
-    }
-    publish();
-  }
+  while (take_commands(submitted, cancelled)) run_round(submitted, cancelled);
   const std::lock_guard lock(mutex);
   idle = true;
   ended.notify_all();
 }
 
-Service::Service(const TextModel& model, const ServiceOptions& options, std::shared_ptr<PrefixSource> prefixes, ServiceMetrics& metrics)
-    : implementation_(std::make_unique<Implementation>(model, options, std::move(prefixes), metrics)) {
+Service::Service(const TextModel& model, const ServiceOptions& options, std::shared_ptr<PrefixSource> prefixes, ServiceMetrics& metrics,
+                 StepHooks hooks)
+    : implementation_(std::make_unique<Implementation>(model, options, std::move(prefixes), metrics, std::move(hooks))) {
   Implementation* const inner = implementation_.get();
   inner->thread = std::thread([inner] { inner->run(); });
 }

@@ -4,6 +4,7 @@
 // (service/job_scheduler.h).
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -18,7 +19,7 @@ class ServiceMetrics;
 
 struct ServiceOptions {
   int64_t slots = 0;
-  int64_t prefill_tokens = 256;
+  int64_t prefill_tokens = 0;
   int64_t slice_tokens = -1;
   int64_t parked_bytes = int64_t{1} << 30;
   int64_t cache_tokens = 0;
@@ -29,7 +30,8 @@ struct ServiceOptions {
   template <class Visitor>
   void visit(Visitor&& field) {
     field("slots", slots, "sequences that are decoded at the same time, further ones wait; 0: 8 on the CPU, 128 on a GPU");
-    field("prefill_tokens", prefill_tokens, "prompt tokens that are read between two steps of other sequences");
+    field("prefill_tokens", prefill_tokens,
+          "prompt tokens that are read between two steps of other sequences; 0: 256 on the CPU, 8192 on a GPU");
     field("slice_tokens", slice_tokens,
           "generated tokens after which a sequence gives its slot to a waiting one; 0: never; -1: 256 on the CPU, 1024 on a GPU");
     field("parked_bytes", parked_bytes,
@@ -41,12 +43,18 @@ struct ServiceOptions {
   }
 };
 
+// Called on the engine's thread before and after the events of each step, so that receivers in other threads can be woken once a step.
+struct StepHooks {
+  std::function<void()> begin = {}, end = {};
+};
+
 class Service {
  public:
   using JobId = int64_t;
 
   // `model` and `metrics` must outlive this; `prefixes` may be null. Throws UsageError for options out of range, and what Engine throws.
-  Service(const TextModel& model, const ServiceOptions& options, std::shared_ptr<PrefixSource> prefixes, ServiceMetrics& metrics);
+  Service(const TextModel& model, const ServiceOptions& options, std::shared_ptr<PrefixSource> prefixes, ServiceMetrics& metrics,
+          StepHooks hooks = {});
   ~Service();  // cancels all jobs
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;

@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <future>
+#include <thread>
 
 #include "tests/serve/endpoints/recorded_reply.h"
 
@@ -21,6 +24,35 @@ TEST(ModelEndpoints, NeedNoKeyAndAreAtTheRoot) {
            {"POST", "/tokenize"}, {"POST", "/detokenize"}, {"GET", "/tokenizer_info"}, {"GET", "/v1/models"}})
     EXPECT_EQ(server.router().find(method, path).access, Access::everybody) << path;
   EXPECT_EQ(server.router().find("POST", "/v1/completions").access, Access::with_key);
+}
+
+TEST(TaskQueue, QueuesWhatAThreadCollectsAtOnce) {
+  std::atomic<int> ran{0};
+  {
+    TaskQueue queue(2);
+    TaskSequence tasks(queue);
+    std::vector<int> order;
+    queue.collect();
+    for (int i = 0; i < 50; ++i)
+      tasks.post([&, i] {
+        order.push_back(i);
+        ++ran;
+      });
+    std::promise<void> other;
+    std::thread([&] { queue.post([&] { other.set_value(); }); }).join();
+    other.get_future().wait();  // other threads' tasks are not collected
+    EXPECT_EQ(ran, 0);
+    queue.flush();
+    std::promise<void> last;
+    tasks.post([&] { last.set_value(); });
+    last.get_future().wait();
+    EXPECT_EQ(ran, 50);
+    EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+    queue.collect();
+    queue.post([&] { ++ran; });
+    queue.flush();
+  }
+  EXPECT_EQ(ran, 51);
 }
 
 TEST(TaskSequence, RunsItsTasksInOrderAndOneAtATime) {
