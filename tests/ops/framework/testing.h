@@ -200,6 +200,32 @@ inline std::set<std::string> operators_called_by(const std::function<void()>& ca
   return called;
 }
 
+// `operation` on a device in fp32 and bf16 against `reference` in double, values and gradients; errors are relative to at least `floor`.
+inline void expect_like_reference(at::DeviceType device, const Function& operation, const Function& reference,
+                                  const std::vector<Tensor>& inputs, double floor = 1e-3) {
+  const Function op = on_device(operation, device);
+  const NanFilledMemory nan_filled;
+  std::vector<Tensor> exact;  // what bf16 can represent
+  for (const Tensor& t : inputs) exact.push_back(t.to(at::kBFloat16).to(at::kDouble));
+  const auto expected = reference(exact);
+  const std::vector<Tensor> cotangents = random_like(expected);
+  const auto expected_gradients = gradients(reference, exact, cotangents);
+  for (const auto& [type, tolerance] : {std::pair{at::kFloat, 1e-4}, std::pair{at::kBFloat16, 2e-2}}) {
+    std::vector<Tensor> typed;
+    for (const Tensor& t : exact) typed.push_back(t.to(type));
+    const auto actual = op(typed);
+    std::vector<Tensor> typed_cotangents;
+    for (size_t i = 0; i < actual.size(); ++i) {
+      EXPECT_TRUE(close(actual[i], expected[i], tolerance)) << type << ", output " << i << " of " << inputs[0].sizes();
+      typed_cotangents.push_back(cotangents[i].to(actual[i].scalar_type()));
+    }
+    const auto actual_gradients = gradients(op, typed, typed_cotangents);
+    for (size_t i = 0; i < inputs.size(); ++i)
+      EXPECT_TRUE(close(actual_gradients[i], expected_gradients[i], tolerance, floor))
+          << type << ", gradient " << i << " of " << inputs[0].sizes();
+  }
+}
+
 // The operators that callers use by name, without their forward and backward parts and references.
 inline std::vector<std::string> operators_called_by_name() {
   std::vector<std::string> names;

@@ -1,7 +1,6 @@
 
 #include "based/ops/attention/rotary.h"
 #include "based/ops/framework/arguments.h"
-#include "based/ops/linear/gated_mlp.h"
 #include "based/ops/linear/linear.h"
 #include "based/ops/norm/rms_norm.h"
 #include "based/ops/pointwise/swiglu.h"
@@ -14,32 +13,6 @@ namespace pointwise_test {
 
 using namespace testing;
 using std::vector;
-
-// `operation` on a device in fp32 and bf16 against `reference` in double, values and gradients; errors are relative to at least `floor`.
-void expect_like_reference(at::DeviceType device, const Function& operation, const Function& reference, const vector<Tensor>& inputs,
-                           double floor = 1e-3) {
-  const Function op = on_device(operation, device);
-  const NanFilledMemory nan_filled;
-  vector<Tensor> exact;  // what bf16 can represent
-  for (const Tensor& t : inputs) exact.push_back(t.to(at::kBFloat16).to(at::kDouble));
-  const auto expected = reference(exact);
-  const vector<Tensor> cotangents = random_like(expected);
-  const auto expected_gradients = gradients(reference, exact, cotangents);
-  for (const auto& [type, tolerance] : {std::pair{at::kFloat, 1e-4}, std::pair{at::kBFloat16, 2e-2}}) {
-    vector<Tensor> typed;
-    for (const Tensor& t : exact) typed.push_back(t.to(type));
-    const auto actual = op(typed);
-    vector<Tensor> typed_cotangents;
-    for (size_t i = 0; i < actual.size(); ++i) {
-      EXPECT_TRUE(close(actual[i], expected[i], tolerance)) << type << ", output " << i << " of " << inputs[0].sizes();
-      typed_cotangents.push_back(cotangents[i].to(actual[i].scalar_type()));
-    }
-    const auto actual_gradients = gradients(op, typed, typed_cotangents);
-    for (size_t i = 0; i < inputs.size(); ++i)
-      EXPECT_TRUE(close(actual_gradients[i], expected_gradients[i], tolerance, floor))
-          << type << ", gradient " << i << " of " << inputs[0].sizes();
-  }
-}
 
 BASED_ON_EVERY_DEVICE(PointwiseOnDevices);
 
@@ -298,99 +271,6 @@ TEST(Rotary, StaysExactFarOutAndTurnsColumnSlices) {
   rotary_(wide.narrow(1, 32, 64), positions, {2, 32, 32});
   EXPECT_TRUE(close(wide.narrow(1, 32, 64), exact, 1e-5));
   EXPECT_TRUE(same_bits(wide.narrow(1, 0, 32), before.narrow(1, 0, 32)));
-}
-
-using LinearOp = decltype(&linear);
-
-// With a width that is no multiple of 16 bytes among them.
-void expect_linear_equals(at::DeviceType device, LinearOp op, LinearOp reference, bool with_bias, int64_t rows, int64_t out) {
-  const auto with = [with_bias](LinearOp linear_op) {
-    return Function(
-        [=](const vector<Tensor>& t) { return vector<Tensor>{linear_op(t[0], t[1], with_bias ? std::optional(t[2]) : std::nullopt)}; });
-  };
-  const int64_t width = rows == 2 ? 33 : 1040;
-  const vector<Tensor> in{random({rows, width}), random({out, width}), random({out})};
-  expect_like_reference(device, with(op), with(reference), in);
-  const at::NoGradGuard no_grad;
-  for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
-    const vector<Tensor> typed{in[0].to(type), in[1].to(type), in[2].to(type)};
-    EXPECT_TRUE(close(on_device(with(op), device)(typed)[0], with(reference)(in)[0], type == at::kBFloat16 ? 2e-2 : 1e-4)) << rows << type;
-  }
-}
-
-TEST_P(PointwiseOnDevices, LinearEqualsTheReference) {
-  for (const int64_t rows : {0, 1, 2, 3, 4, 5, 16, 63, 64, 65, 128, 200})
-    for (const bool with_bias : {false, true}) {
-      expect_linear_equals(GetParam(), linear, linear_reference, with_bias, rows, rows % 2 == 0 ? 84 : 17);
-      for (const int64_t out : {84, 272})
-        if (rows < 6 || out == 272) expect_linear_equals(GetParam(), linear_swiglu, linear_swiglu_reference, with_bias, rows, out);
-    }
-  expect_linear_equals(GetParam(), linear_swiglu, linear_swiglu_reference, true, 1, 20000);  // more outputs than warps at once
-  EXPECT_TRUE(gradcheck([](const vector<Tensor>& t) { return vector<Tensor>{ops::linear(t[0], t[1], t[2])}; },
-                        {random({3, 4}), random({2, 4}), random({2})}));
-}
-
-TEST_P(PointwiseOnDevices, GatedMlpEqualsTheReference) {
-  const auto with = [](decltype(&gated_mlp) op) {
-    return Function([op](const vector<Tensor>& t) { return vector<Tensor>{op(t[0], t[1], t[2])}; });
-  };
-  struct Sizes {
-    int64_t rows, in, width, out;
-  };
-  for (const Sizes& s : {Sizes{0, 8, 256, 8}, Sizes{1, 24, 128, 16}, Sizes{129, 64, 256, 40}, Sizes{300, 200, 512, 72},
-                         Sizes{700, 72, 768, 8}, Sizes{140, 33, 256, 9}, Sizes{140, 32, 100, 8}})
-    expect_like_reference(GetParam(), with(gated_mlp), with(gated_mlp_reference),
-                          {random({s.rows, s.in}), random({2 * s.width, s.in}) / 4, random({s.out, s.width}) / 4}, 1e-2);
-  EXPECT_TRUE(gradcheck(with(gated_mlp), {random({3, 4}), random({6, 4}), random({2, 3})}));
-}
-
-TEST(GatedMlp, NamesWhatDoesNotFit) {
-  const Tensor x = at::zeros({3, 4}), in = at::zeros({6, 4});
-  EXPECT_EQ(error_of([&] {
-              gated_mlp(x, at::zeros({5, 4}), at::zeros({2, 2}));
-            }),
-            "gated_mlp: weight_in must have an even number of rows, got 5");
-  EXPECT_EQ(error_of([&] { gated_mlp(x, in, at::zeros({2, 4})); }), "gated_mlp: weight_out must have shape [any, 3], got [2, 4]");
-}
-
-TEST(Linear, ARowDependsOnNoOtherRow) {
-  const at::NoGradGuard no_grad;
-  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
-    torch::manual_seed(23);
-    const Tensor wide = random({kBatchInvariantRows, 90}, type), weight = random({50, 75}, type), bias = random({50}, type);
-    const Tensor x = wide.narrow(1, 3, 75), y = ops::linear(x, weight, bias);
-    for (int64_t row = 0; row < x.size(0); ++row)
-      EXPECT_TRUE(same_bits(ops::linear(x.narrow(0, row, 1).clone(), weight, bias), y.narrow(0, row, 1))) << type << ", row " << row;
-    for (const int64_t rows : {2, 3, 7, 16, 33})
-      EXPECT_TRUE(same_bits(ops::linear(x.narrow(0, 5, rows), weight, bias), y.narrow(0, 5, rows)));
-  }
-}
-
-// More rows than a step has, some of them not where a library likes them to be.
-TEST_P(PointwiseOnDevices, LinearOfManyRowsTakesColumnSlices) {
-  const at::NoGradGuard no_grad;
-  const Tensor wide = random({300, 99}), weights = random({44, 99}), biases = random({47});
-  for (const int64_t first : {0, 3, 8, 19}) {
-    const vector<Tensor> in{wide.narrow(1, first, 80), weights.narrow(1, first, 80), biases.narrow(0, first / 8, 44)};
-    vector<Tensor> there;
-    for (const Tensor& whole : {wide, weights, biases}) there.push_back(whole.to(GetParam(), at::kBFloat16));
-    const Tensor y = ops::linear(there[0].narrow(1, first, 80), there[1].narrow(1, first, 80), there[2].narrow(0, first / 8, 44));
-    EXPECT_TRUE(close(y.to(at::kCPU, at::kDouble), ops::linear_reference(in[0], in[1], in[2]), 1e-2)) << first;
-  }
-}
-
-// At the same number of rows.
-TEST_P(PointwiseOnDevices, LinearRowsDependOnNoOtherRow) {
-  const at::NoGradGuard no_grad;
-  const Tensor weight = random({272, 200}, at::kBFloat16).to(GetParam());
-  for (const LinearOp op : {linear, linear_swiglu}) {
-    for (const int64_t rows : {1, 4, 7, 16, 40, 64, 128}) {
-      const Tensor x = random({rows, 200}, at::kBFloat16).to(GetParam()), y = op(x, weight, {});
-      const Tensor others = x.flip({0}) * 3;
-      others.select(0, rows / 2).copy_(x.select(0, rows / 2));
-      EXPECT_TRUE(same_bits(op(others, weight, {}).select(0, rows / 2), y.select(0, rows / 2))) << rows << " rows";
-    }
-  }
 }
 
 TEST_P(PointwiseOnDevices, CrossEntropyEqualsTheReference) {

@@ -4,6 +4,10 @@
 #include <cublasLt.h>
 
 #include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <optional>
 
 #include "based/core/loaded_library.h"
 #include "based/core/log.h"
@@ -64,9 +68,54 @@ struct Request {
       CUBLASLT_MATMUL_TILE_UNDEFINED;  // preferred, with a workspace; undefined: cuBLAS' first choice without a workspace
 };
 
+// The largest power of two, up to 256, that divides the address.
+uint32_t alignment_of(const void* data) {
+  uint32_t alignment = 256;
+  while (reinterpret_cast<uintptr_t>(data) % alignment != 0) alignment /= 2;
+  return alignment;
+}
+
+// Everything that cuBLAS' choice of a kernel depends on.
+using ProductKey = std::array<int64_t, 18>;
+
+ProductKey key_of(const Request& request) {
+  ProductKey key{};
+  size_t at = 0;
+  for (const Tensor* matrix : {&request.a.matrix, &request.b.matrix, &request.d}) {
+    for (const int64_t value : {matrix->size(0), matrix->size(1), matrix->stride(0), static_cast<int64_t>(matrix->scalar_type()),
+                                static_cast<int64_t>(alignment_of(matrix->const_data_ptr()))})
+      key[at++] = value;
+  }
+  key[at++] = request.bias ? alignment_of(request.bias->const_data_ptr()) : 0;
+  key[at++] = (request.a.transposed ? 1 : 0) + (request.b.transposed ? 2 : 0) + 4 * static_cast<int64_t>(request.tile);
+  key[at++] = request.d.get_device();
+  return key;
+}
+
+// cuBLAS' choices for the latest products. It computes its proposals anew at each request, on the host, and the layers of a model repeat
+// the same products.
+class Choices {
+ public:
+  std::optional<cublasLtMatmulHeuristicResult_t> find(const ProductKey& key) const {
+    const std::scoped_lock lock(mutex_);
+    const auto found = choices_.find(key);
+    return found == choices_.end() ? std::nullopt : std::optional(found->second);
+  }
+  void keep(const ProductKey& key, const cublasLtMatmulHeuristicResult_t& choice) {
+    constexpr size_t kMost = 512;  // sequences of different lengths give ever new products
+    const std::scoped_lock lock(mutex_);
+    if (choices_.size() >= kMost) choices_.clear();
+    choices_.insert_or_assign(key, choice);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<ProductKey, cublasLtMatmulHeuristicResult_t> choices_;
+};
+
 class Product {
  public:
-  explicit Product(const Library& library) : library_(library) {}
+  Product(const Library& library, Choices& choices) : library_(library), choices_(choices) {}
   Product(const Product&) = delete;
   Product& operator=(const Product&) = delete;
   ~Product() {
@@ -77,7 +126,7 @@ class Product {
   }
 
   // False where cuBLAS has no kernel for it.
-  bool multiply(const Request& request) { return describe(request) && choose(request.tile) && run(request); }
+  bool multiply(const Request& request) { return describe(request) && choose(request) && run(request); }
 
  private:
   bool describe(const Request& request) {
@@ -93,8 +142,19 @@ class Product {
            add(1, b.matrix, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES) && add(2, d, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
   }
 
+  bool choose(const Request& request) {
+    const ProductKey key = key_of(request);
+    if (const auto known = choices_.find(key)) {
+      chosen_ = *known;
+      return true;
+    }
+    if (!propose(request.tile)) return false;
+    choices_.keep(key, chosen_);
+    return true;
+  }
+
   // On Hopper the proposal with the given tiles, if there is one; else the first; false where there is none.
-  bool choose(cublasLtMatmulTile_t wanted) {
+  bool propose(cublasLtMatmulTile_t wanted) {
     constexpr int kProposals = 8;
     const uint64_t workspace = wanted != CUBLASLT_MATMUL_TILE_UNDEFINED ? at::cuda::getCUDABlasLtWorkspaceSize() : 0;
     const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
@@ -133,15 +193,14 @@ class Product {
     return good(library_.set_preference(preference_, attribute, &value, sizeof(value)));
   }
   bool add(int place, const Tensor& matrix, cublasLtMatmulPreferenceAttributes_t alignment_attribute) {
-    uint32_t alignment = 256;
-    while (reinterpret_cast<uintptr_t>(matrix.const_data_ptr()) % alignment != 0) alignment /= 2;
     const cudaDataType_t type = matrix.scalar_type() == at::kFloat ? CUDA_R_32F : CUDA_R_16BF;
-    return prefer(alignment_attribute, alignment) &&
+    return prefer(alignment_attribute, alignment_of(matrix.const_data_ptr())) &&
            good(library_.make_layout(&layouts_[place], type, static_cast<uint64_t>(matrix.size(1)), static_cast<uint64_t>(matrix.size(0)),
                                      matrix.stride(0)));
   }
 
   const Library& library_;
+  Choices& choices_;
   cublasLtMatmulDesc_t product_ = nullptr;
   cublasLtMatmulPreference_t preference_ = nullptr;
   cublasLtMatrixLayout_t layouts_[3] = {};  // a, b, d
@@ -167,7 +226,8 @@ constexpr int64_t kWide = 3;  // outputs per input from which on the time of a p
 
 bool multiply(const Request& request) {
   static const Library library;
-  return library.complete() && Product(library).multiply(request);
+  static Choices choices;
+  return library.complete() && Product(library, choices).multiply(request);
 }
 
 }  // namespace
