@@ -39,9 +39,12 @@ endif
 test-serving: build ## run lm-eval and OpenAI's client from PyPI against a server; not part of `make test`
 	@tools/test-serving
 
-wheel: ## build the Python package into dist/; WITH_CUDA=OFF omits the CUDA kernels
+wheel: $(if $(filter ON,$(WITH_ENGINE)),$(BUILD)/build.ninja) ## build the Python package into dist/; WITH_CUDA=OFF omits the CUDA kernels, WITH_ENGINE=ON adds the engine
 	@tools/setup build wheel
-	@WITH_CUDA=$(WITH_CUDA) tools/wheel
+ifeq ($(WITH_ENGINE),ON)
+	cmake --build $(BUILD) --target based_shared
+endif
+	@WITH_CUDA=$(WITH_CUDA) ENGINE=$(if $(filter ON,$(WITH_ENGINE)),$(BUILD)/lib) tools/wheel
 
 test-wheel: ## install the wheel beside several versions of torch and test it; needs the network, not part of `make test`
 	@tools/test-wheel
