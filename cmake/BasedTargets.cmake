@@ -9,6 +9,15 @@ target_compile_options(based_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${_warni
 if(BASED_WERROR)
   target_compile_options(based_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
 endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+  # std::vector<bool>::reserve(), which each autograd function of LibTorch calls, is falsely said to copy beyond its end. A precompiled header
+  # that cannot be used costs time only.
+  target_compile_options(based_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wno-error=array-bounds;-Wno-error=invalid-pch>")
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    # On from -O2. Sources compiled with -O1 can use the precompiled header only if they set it too; it has no effect there.
+    target_compile_options(based_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-munroll-only-small-loops>)
+  endif()
+endif()
 if(BASED_SANITIZE)
   target_compile_options(based_flags INTERFACE -fsanitize=${BASED_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
   target_link_options(based_flags INTERFACE -fsanitize=${BASED_SANITIZE})

@@ -223,15 +223,15 @@ void read(const Config& config, Config& out, const std::string& path) {
   out = config;
 }
 
-const Config::Array& array_of(const Config& config, const std::string& path) {
+const Config::Array& array_of(const Config& config, std::string_view path) {
   const auto* items = std::get_if<Config::Array>(&config.value());
-  if (items == nullptr) wrong_type(config, path, "a list");
+  if (items == nullptr) wrong_type(config, std::string(path), "a list");
   return *items;
 }
 
-const Config::Table& table_of(const Config& config, const std::string& path) {
+const Config::Table& table_of(const Config& config, std::string_view path) {
   const auto* members = std::get_if<Config::Table>(&config.value());
-  if (members == nullptr) wrong_type(config, path, "a table");
+  if (members == nullptr) wrong_type(config, std::string(path), "a table");
   return *members;
 }
 

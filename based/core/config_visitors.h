@@ -34,8 +34,8 @@ concept Map = MapValue<T>::value;
 
 [[noreturn]] void unknown_key(const Config& value, const std::string& key, const std::string& path, const std::vector<std::string>& known);
 [[noreturn]] void wrong_type(const Config& value, const std::string& path, const char* wanted);
-const Config::Array& array_of(const Config& config, const std::string& path);
-const Config::Table& table_of(const Config& config, const std::string& path);
+const Config::Array& array_of(const Config& config, std::string_view path);
+const Config::Table& table_of(const Config& config, std::string_view path);
 
 void read(const Config& config, bool& out, const std::string& path);
 void read(const Config& config, int64_t& out, const std::string& path);

@@ -2,6 +2,7 @@
 #pragma once
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "based/core/config.h"
@@ -54,6 +55,6 @@ struct Preset {
   ModelConfig config;
 };
 const std::vector<Preset>& presets();
-const ModelConfig& find_preset(const std::string& name);  // throws UsageError that suggests the nearest
+const ModelConfig& find_preset(std::string_view name);  // throws UsageError that suggests the nearest
 
 }  // namespace based

@@ -149,14 +149,15 @@ const std::vector<Preset>& presets() {
   return all;
 }
 
-const ModelConfig& find_preset(const std::string& name) {
+const ModelConfig& find_preset(std::string_view name) {
   std::vector<std::string> names;
   for (const auto& preset : presets()) {
     if (preset.name == name) return preset.config;
     names.push_back(preset.name);
   }
   const std::string close = nearest(name, names);
-  throw UsageError("no preset '" + name + "'" + (close.empty() ? "" : "; did you mean '" + close + "'?") + " `based presets` lists them");
+  throw UsageError("no preset '" + std::string(name) + "'" + (close.empty() ? "" : "; did you mean '" + close + "'?") +
+                   " `based presets` lists them");
 }
 
 }  // namespace based

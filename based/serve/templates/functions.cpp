@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <charconv>
 #include <initializer_list>
+#include <string_view>
 
 #include "based/core/text.h"
 #include "based/core/utf8.h"
@@ -27,9 +28,9 @@ std::string text_of(const Value& value, Budget& budget) {
   return text;
 }
 
-const std::string& text_argument(const Value* value, const std::string& of) {
+const std::string& text_argument(const Value* value, std::string_view of) {
   const std::string* text = value ? value->as_text() : nullptr;
-  if (!text) throw Error("an argument of '" + of + "' must be a string");
+  if (!text) throw Error("an argument of '" + std::string(of) + "' must be a string");
   return *text;
 }
 

@@ -72,7 +72,8 @@ TEST(Schemas, OnlyDeclaredArgumentsChangeAndNoOutputSharesMemory) {
     Stack before;
     for (const c10::IValue& value : c.arguments) before.push_back(value.isTensor() ? c10::IValue(value.toTensor().clone()) : value);
     const Stack outputs = call(c.name, c.arguments);
-    const c10::FunctionSchema& schema = find(c.name).schema();
+    const c10::OperatorHandle op = find(c.name);
+    const c10::FunctionSchema& schema = op.schema();
     for (size_t i = 0; i < before.size(); ++i) {
       if (!before[i].isTensor()) continue;
       const auto* alias = schema.arguments()[i].alias_info();
