@@ -209,6 +209,7 @@ bool JobScheduler::request_plan(JobId id, Run& run) {
   PrefixRequest request{job.owner, run.ids};
   if (job.prompt_log_probabilities) request.first_scored = run.first_reported();
   request.top_log_probabilities = job.top_log_probabilities;
+  request.max_tokens = job.max_tokens;
   const auto before = static_cast<int64_t>(run.ids.size() - job.ids.size());
   request.boundaries.reserve(job.boundaries.size());
   for (const int64_t tokens : job.boundaries) request.boundaries.push_back(before + tokens);

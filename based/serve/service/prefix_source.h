@@ -21,6 +21,7 @@ struct PrefixRequest {
   int64_t first_scored = -1;
   int64_t top_log_probabilities = 0;
   std::vector<int64_t> boundaries = {};  // GenerationJob::boundaries, as numbers of tokens of `ids`
+  int64_t max_tokens = 0;                // GenerationJob::max_tokens
 };
 
 // The log-probabilities of a prompt's tokens from the index `first` on.

@@ -1,6 +1,7 @@
 #include "based/serve/states/prefix_cache.h"
 
 #include <algorithm>
+#include <bit>
 #include <future>
 #include <map>
 #include <mutex>
@@ -23,10 +24,13 @@ namespace {
 
 using Tier = PrefixIndex::Tier;
 using ReadState = PrefixCache::ReadState;
-// A state costs one to three milliseconds. That is below 2 % of the time to read so many tokens on two cores.
-constexpr int64_t kIntervalCpu = 128, kIntervalOfSmallModels = 512, kSmallModel = 10'000'000;  // tokens, tokens, parameters
-// A step of one token takes as long as 10 to 12 tokens of a prompt: 2 % of 512 tokens.
-constexpr int64_t kComputedCpu = 512;
+// A CPU reads so many tokens of a prompt in 50 times the time of a state. A state's time hardly depends on the model's size, a token's is
+// proportional to it. Measured with `tools/serve-load --cold` for models of 28,640 and 2,096,064 parameters.
+constexpr int64_t kParameterTokens = int64_t{1} << 32, kLeastInterval = 128, kMostInterval = 8192;
+// A state at the end of a prompt also costs a step of one token, which takes as long as 10 to 12 tokens of a prompt: 2 % of 512 tokens.
+constexpr int64_t kLeastComputed = 512, kTokensOfStep = 10;
+// A state after generated tokens only costs its copy: a quarter of one at which reading is interrupted.
+constexpr int64_t kEndsPerInterval = 4;
 constexpr int64_t kMostIntervals = 16;     // states at regular intervals for one prompt; longer prompts have longer intervals
 constexpr int64_t kMostPendingWrites = 8;  // evicted entries that wait to be written; further ones are dropped
 
@@ -42,7 +46,8 @@ int64_t memory_of(const PromptScores* scores) {
 
 int64_t default_interval(const LanguageModel& model) {
   if (model.device().is_cuda()) return 0;
-  return model.parameter_count() < kSmallModel ? kIntervalOfSmallModels : kIntervalCpu;
+  const int64_t tokens = kParameterTokens / std::max<int64_t>(1, model.parameter_count());
+  return std::clamp(static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(tokens))), kLeastInterval, kMostInterval);
 }
 
 // Whether `known` has all scores of `wanted`.
@@ -82,8 +87,10 @@ class PrefixCache::Impl {
         index_(options.recorded_tokens) {
     check_prefix_cache_options(options_);
     if (!read_) read_ = [this](const std::string& path) { return load_sequence(path, model_, model_hash_); };
-    if (options_.interval < 0) options_.interval = default_interval(model);
-    if (options_.computed_tokens < 0) options_.computed_tokens = model.device().is_cuda() ? 0 : kComputedCpu;
+    const int64_t interval = default_interval(model);
+    if (options_.interval < 0) options_.interval = interval;
+    if (options_.computed_tokens < 0) options_.computed_tokens = interval > 0 ? std::max(interval, kLeastComputed) : 0;
+    end_tokens_ = std::min(options_.computed_tokens, interval / kEndsPerInterval);
     if (!folder_.empty()) read_folder();
   }
 
@@ -217,7 +224,7 @@ class PrefixCache::Impl {
     metrics_.prompt_tokens += static_cast<int64_t>(request.ids.size()) - 1;
     metrics_.tokens_saved += match.entry_tokens;
     plan.cuts = cuts(request, match);
-    plan.keep_end = options_.ends;
+    plan.keep_end = keeps_end(request, match);
     drop_all(index_.record(key_of(request.owner), request.ids));
     keep_budgets();
     return plan;
@@ -230,6 +237,12 @@ class PrefixCache::Impl {
     few.top_log_probabilities = top;
     for (TokenScore& score : few.scores) score.top.resize(std::min(score.top.size(), static_cast<size_t>(top)));
     return std::make_shared<const PromptScores>(std::move(few));
+  }
+
+  // Whether the state after the generated tokens is kept: if the request is not cold, or if it computes enough.
+  bool keeps_end(const PrefixRequest& request, const PrefixIndex::Match& match) const {
+    const int64_t tokens = static_cast<int64_t>(request.ids.size()) + kTokensOfStep * request.max_tokens;
+    return options_.ends && (match.common >= options_.least_tokens || tokens >= end_tokens_);
   }
 
   // The numbers of tokens after which this prompt's states are taken.
@@ -424,7 +437,8 @@ class PrefixCache::Impl {
   ReadState read_;
   PrefixCacheOptions options_;
   const std::string folder_, cells_;
-  const int64_t cell_;  // states are taken at multiples of this many tokens
+  const int64_t cell_;      // states are taken at multiples of this many tokens
+  int64_t end_tokens_ = 0;  // a cold request leaves a state at its end if it takes as long as reading so many tokens of a prompt
   mutable std::mutex mutex_;
   PrefixIndex index_;
   std::map<int64_t, Entry> entries_;  // by the index's number

@@ -8,7 +8,8 @@
 // Reading a prompt up to a state costs an additional step, and most prompts share nothing. A prompt that no other one is known to share
 // therefore leaves states only if at least PrefixCacheOptions::computed_tokens of its tokens are computed, so that cold prompts lose at
 // most 2 %: at its end, for the same prompt again; and for the first prompt that diverges from it, at PrefixRequest::boundaries and at a
-// regular interval. The latter are at most 16 for one prompt, so that longer prompts have longer intervals.
+// regular interval. The latter are at most 16 for one prompt, so that longer prompts have longer intervals. For the same reason a cold
+// request leaves a state after its generated text only if it takes as long as reading a quarter of the default interval.
 //
 // A prompt whose tokens are scored starts from a state only if the entry also has the scores of the tokens that are then not computed.
 // Scores are kept in memory only.
@@ -47,13 +48,13 @@ struct PrefixCacheOptions {
     field("memory_bytes", memory_bytes, "bytes of cached states in the model's memory; 0: no cache");
     field("disk_bytes", disk_bytes, "bytes of cached states on disk, if the server has a state folder");
     field("recorded_tokens", recorded_tokens, "tokens of earlier sequences that are remembered to find common prefixes");
-    field("interval", interval,
-          "keep states at multiples of this many tokens within a prompt; 0: none; -1: none on a GPU; on a CPU 128, or 512 for models of "
-          "fewer than 10 million parameters");
     field(
-        "computed_tokens", computed_tokens,
-        "keep a new prompt's states at intervals and at its end only if at least this many of its tokens are computed; -1: 512 on a CPU, 0 "
-        "on a GPU");
+        "interval", interval,
+        "keep states at multiples of this many tokens within a prompt; 0: none; -1: none on a GPU; on a CPU 128, more for models of fewer "
+        "than 17 million parameters (2048 for two million), at most 8192");
+    field("computed_tokens", computed_tokens,
+          "keep a new prompt's states at intervals and at its end only if at least this many of its tokens are computed; -1: on a CPU the "
+          "default interval, but at least 512; 0 on a GPU");
     field("least_tokens", least_tokens, "a state is kept only if it saves at least this many tokens");
     field("ends", ends, "keep the states after generated texts, for requests that continue them");
     field("shared", shared, "share cached prefixes between API keys; their owners can then discover each other's prompts by timing");

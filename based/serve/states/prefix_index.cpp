@@ -89,13 +89,13 @@ void PrefixIndex::erase(int64_t entry) {
 }
 
 std::optional<int64_t> PrefixIndex::victim(Tier tier) const {
-  const std::map<Rank, Node*>& ranks = ranks_[static_cast<size_t>(tier)];
+  const std::pmr::map<Rank, Node*>& ranks = ranks_[static_cast<size_t>(tier)];
   if (ranks.empty()) return {};
   return ranks.begin()->second->entry;
 }
 
 std::vector<int64_t> PrefixIndex::ranked(Tier tier) const {
-  const std::map<Rank, Node*>& ranks = ranks_[static_cast<size_t>(tier)];
+  const std::pmr::map<Rank, Node*>& ranks = ranks_[static_cast<size_t>(tier)];
   std::vector<int64_t> entries;
   entries.reserve(ranks.size());
   for (const auto& [rank, node] : ranks) entries.push_back(node->entry);
@@ -109,11 +109,11 @@ PrefixIndex::Rank PrefixIndex::rank_of(const Node& node) {
   return {value, node.used};
 }
 
-PrefixIndex::Node& PrefixIndex::new_node(Node* parent, std::vector<int64_t> edge) {
-  Node& node = nodes_.emplace_front();
+PrefixIndex::Node& PrefixIndex::new_node(Node* parent, std::span<const int64_t> edge) {
+  Node& node = nodes_.emplace_front(&memory_);
   node.self = nodes_.begin();
   node.parent = parent;
-  node.edge = std::move(edge);
+  node.edge.assign(edge.begin(), edge.end());
   node.used = ++clock_;
   tokens_ += size(node);
   return node;
@@ -131,7 +131,7 @@ PrefixIndex::Node& PrefixIndex::descend(const std::string& owner, std::span<cons
   while (!ids.empty()) {
     const auto child = node->children.find(ids.front());
     if (child == node->children.end()) {
-      Node& leaf = new_node(node, {ids.begin(), ids.end()});
+      Node& leaf = new_node(node, ids);
       unlist(*node);
       node->children.emplace(ids.front(), &leaf);
       list(*node);
@@ -149,10 +149,9 @@ PrefixIndex::Node& PrefixIndex::descend(const std::string& owner, std::span<cons
 
 // Cuts the node's edge after `length` tokens, and returns the new node that is above it.
 PrefixIndex::Node& PrefixIndex::split(Node& node, size_t length) {
-  const auto at = node.edge.begin() + static_cast<ptrdiff_t>(length);
-  Node& above = new_node(node.parent, {node.edge.begin(), at});
+  Node& above = new_node(node.parent, std::span(node.edge).first(length));
   tokens_ -= static_cast<int64_t>(length);
-  node.edge.erase(node.edge.begin(), at);
+  node.edge.erase(node.edge.begin(), node.edge.begin() + static_cast<ptrdiff_t>(length));
   above.children.emplace(node.edge.front(), &node);
   node.parent->children.at(above.edge.front()) = &above;
   node.parent = &above;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <list>
 #include <map>
+#include <memory_resource>
 #include <optional>
 #include <span>
 #include <string>
@@ -59,13 +60,14 @@ class PrefixIndex {
 
  private:
   struct Node {
-    std::list<Node>::iterator self;     // in nodes_
-    Node* parent = nullptr;             // null: the root of an owner's tree
-    std::map<int64_t, Node*> children;  // by the first token of their edges
-    std::vector<int64_t> edge;          // the tokens after the parent's
-    std::string owner;                  // set for roots
-    int64_t used = 0;                   // the time of the last use, different for all nodes
-    int64_t entry = -1, bytes = 0;      // −1: no entry
+    explicit Node(std::pmr::memory_resource* memory) : children(memory), edge(memory) {}
+    std::pmr::list<Node>::iterator self;     // in nodes_
+    Node* parent = nullptr;                  // null: the root of an owner's tree
+    std::pmr::map<int64_t, Node*> children;  // by the first token of their edges
+    std::pmr::vector<int64_t> edge;          // the tokens after the parent's
+    std::string owner;                       // set for roots
+    int64_t used = 0;                        // the time of the last use, different for all nodes
+    int64_t entry = -1, bytes = 0;           // −1: no entry
     Tier tier = Tier::memory;
     bool interval = false;
   };
@@ -73,9 +75,9 @@ class PrefixIndex {
 
   static int64_t size(const Node& node) { return static_cast<int64_t>(node.edge.size()) + kNodeTokens; }
   static Rank rank_of(const Node& node);
-  std::map<Rank, Node*>& ranks(const Node& node) { return ranks_[static_cast<size_t>(node.tier)]; }
+  std::pmr::map<Rank, Node*>& ranks(const Node& node) { return ranks_[static_cast<size_t>(node.tier)]; }
 
-  Node& new_node(Node* parent, std::vector<int64_t> edge);
+  Node& new_node(Node* parent, std::span<const int64_t> edge);
   Node& descend(const std::string& owner, std::span<const int64_t> ids, bool exact);
   Node& split(Node& node, size_t length);
   void tidy(Node& node);
@@ -87,12 +89,16 @@ class PrefixIndex {
   std::vector<int64_t> make_room(const Node& keep);
 
   int64_t most_tokens_, tokens_ = 0, clock_ = 0, next_entry_ = 0;
-  std::list<Node> nodes_;  // flat, so that no destructor recurses along a path
+  // The trees outlive the buffers of requests. Among these on the heap, each small block of a tree would split a free block that the next
+  // request needs as a whole, so that the heap grew with every request.
+  std::pmr::unsynchronized_pool_resource memory_{{.max_blocks_per_chunk = 1024, .largest_required_pool_block = 32768}};
+  std::pmr::list<Node> nodes_{&memory_};  // flat, so that no destructor recurses along a path
   std::map<std::string, Node*> roots_;
-  std::map<int64_t, Node*> entries_;
+  std::pmr::map<int64_t, Node*> entries_{&memory_};
   std::array<int64_t, 2> bytes_{};
-  std::array<std::map<Rank, Node*>, 2> ranks_;  // the nodes with entries in each tier
-  std::map<int64_t, Node*> bare_leaves_;        // leaves without an entry, by the time of their last use
+  // The nodes with entries in each tier.
+  std::array<std::pmr::map<Rank, Node*>, 2> ranks_{std::pmr::map<Rank, Node*>(&memory_), std::pmr::map<Rank, Node*>(&memory_)};
+  std::pmr::map<int64_t, Node*> bare_leaves_{&memory_};  // leaves without an entry, by the time of their last use
 };
 
 }  // namespace based

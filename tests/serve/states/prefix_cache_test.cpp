@@ -187,6 +187,21 @@ TEST_F(PrefixCaches, TakeStatesOfShortPromptsOnlyIfTheyRecur) {
   EXPECT_EQ(service.run(job).computed, 60);
 }
 
+// A copy of a state is a large part of a short request's time. One step counts as 10 tokens of a prompt.
+TEST_F(PrefixCaches, KeepTheEndsOfShortTextsOnlyOfKnownPrompts) {
+  PrefixCacheOptions options = without_intervals();
+  options.computed_tokens = 100;
+  PrefixCache cache(*model_->model, kModelHash, options);
+  const auto keeps_end = [&](const Ids& ids, int64_t max_tokens) {
+    PrefixRequest request{"a", ids};
+    request.max_tokens = max_tokens;
+    return cache.plan(request, [](const PrefixPlan&) {})->keep_end;
+  };
+  EXPECT_FALSE(keeps_end(some_text(40, 3), 5));
+  EXPECT_TRUE(keeps_end(some_text(40, 100), 6));
+  EXPECT_TRUE(keeps_end(joined(some_text(40, 3), tail(10, 9)), 1)) << "it continues a prompt";
+}
+
 TEST_F(PrefixCaches, AreSeparateForOwnersUnlessShared) {
   PrefixCacheOptions options = without_intervals();
   const Ids prompt = some_text(100, 3);
