@@ -6,8 +6,8 @@
 // generated text, for continuations.
 //
 // Reading a prompt up to a state costs an additional step, and most prompts share nothing. A prompt that no other one is known to share
-// therefore leaves states only if at least PrefixCacheOptions::computed_tokens of its tokens are computed, so that cold prompts lose at
-// most 2 %: at its end, for the same prompt again; and for the first prompt that diverges from it, at PrefixRequest::boundaries and at a
+// therefore leaves states only if at least PrefixCacheOptions::computed_tokens of its tokens are computed, so that cold prompts lose
+// about 2 %: at its end, for the same prompt again; and for the first prompt that diverges from it, at PrefixRequest::boundaries and at a
 // regular interval. The latter are at most 16 for one prompt, so that longer prompts have longer intervals. For the same reason a cold
 // request leaves a state after its generated text only if it takes as long as reading a quarter of the default interval.
 //
