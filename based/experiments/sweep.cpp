@@ -342,15 +342,16 @@ class Sweep {
 
   // A model that cannot be saved gives a warning; the result is stored already.
   void save(const LanguageModel& model, size_t index) {
+    const std::string folder = model_folder(runs_[index]);
+    std::error_code ignored;
+    const bool is_new = !fs::exists(folder, ignored);
     try {
-      const std::string folder = model_folder(runs_[index]);
       const auto tokenizer = file_.experiment->tokenizer();
       if (tokenizer) tokenizer->save(folder);
       save_model(model, folder, tokenizer ? std::optional(tokenizer->hash()) : std::nullopt);
     } catch (const std::exception& error) {
       log_warning(run_name(file_.runs()[index]) + ": its model is not saved, its result is kept: " + failure_line(error));
-      std::error_code ignored;
-      fs::remove(model_folder(runs_[index]), ignored);  // where it is empty
+      if (is_new) fs::remove_all(folder, ignored);  // it may have a tokenizer, but no model
       const std::lock_guard lock(mutex_);
       ++outcome_.unsaved;
     }
