@@ -1,6 +1,6 @@
 #!/bin/sh
 # pkgconfig.sh ROOT: builds programs by the pkg-config files of ROOT/prefix and runs them: the kernels' program of ROOT/kernels, and the
-# consumer of ROOT/project, whose objects in ROOT/build are linked again. Compiling it again would take most of the test's time, so the headers
+# consumer of ROOT/project, whose object in ROOT/build is linked again. Compiling it again would take most of the test's time, so the headers
 # are only read.
 set -eu
 root=$1
@@ -11,6 +11,5 @@ $cxx -Wl,--as-needed -DBY_table "$root/kernels/scan.cpp" -o "$root/scan_pkgconfi
 "$root/scan_pkgconfig"
 
 $cxx -E "$root/project/consumer.cpp" -o /dev/null $(pkg-config --cflags based)
-$cxx "$root/build/CMakeFiles/consumer.dir/consumer.cpp.o" "$root/build/CMakeFiles/decayed_sum.dir/decayed_sum.cpp.o" \
-  -o "$root/consumer_pkgconfig" $(pkg-config --libs based)
+$cxx "$root/build/CMakeFiles/consumer.dir/Unity/unity_0_cxx.cxx.o" -o "$root/consumer_pkgconfig" $(pkg-config --libs based)
 "$root/consumer_pkgconfig"
