@@ -39,7 +39,7 @@ endif
 test-serving: build ## run lm-eval and OpenAI's client from PyPI against a server; not part of `make test`
 	@tools/test-serving
 
-wheel: $(if $(filter ON,$(WITH_ENGINE)),$(BUILD)/build.ninja) ## build the Python package into dist/; WITH_CUDA=OFF omits the CUDA kernels, WITH_ENGINE=ON adds the engine
+wheel: $(if $(filter ON,$(WITH_ENGINE)),setup $(BUILD)/build.ninja) ## build the Python package into dist/; WITH_CUDA=OFF omits the CUDA kernels, WITH_ENGINE=ON adds the engine
 	@tools/setup build wheel
 ifeq ($(WITH_ENGINE),ON)
 	cmake --build $(BUILD) --target based_shared
