@@ -112,6 +112,7 @@ TextRunResult train(const Options& options, Config config, const std::optional<R
   const torch::Device device = device_of_rank(*rank, requested_devices(options, run));
   Job job(*rank, device, {.collective_timeout = collective_timeout()});
   choices.ranks = job.ranks();
+  choices.one_host = rank->local_world == rank->world;
   choices.device = device.str();
   TextRunResult result = run_text_training(run, options.out, choices);
   job.leave();

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "based/core/error.h"
 #include "based/core/profile.h"
@@ -23,6 +24,10 @@ FlatBucket::Range FlatBucket::owned(const Member& member, int64_t rank) const {
   const int64_t first = std::max(member.begin, rank * part), end = std::min(member.begin + member.count, (rank + 1) * part);
   if (first >= end) return {};
   return {first - member.begin, first - rank * part, end - first};
+}
+
+int64_t default_bucket_bytes(const torch::Device& device, bool one_host) {
+  return device.is_cuda() && one_host ? std::numeric_limits<int64_t>::max() : int64_t{25} << 20;
 }
 
 std::vector<FlatBucket> make_flat_buckets(const std::vector<Tensor>& parameters, int64_t world, int64_t bytes) {

@@ -33,6 +33,11 @@ struct FlatBucket {
 // A bucket of several parameters has at most `bytes` bytes.
 std::vector<FlatBucket> make_flat_buckets(const std::vector<Tensor>& parameters, int64_t world, int64_t bytes);
 
+// The default size of a bucket, in bytes. Between GPUs of one host a sum is so fast that one after the backward pass is best: an all-reduce
+// that runs during the pass takes multiprocessors from its products (experiments/gpu-training). Otherwise 25 MiB, as PyTorch's
+// DistributedDataParallel, so that the sums overlap with the backward pass.
+int64_t default_bucket_bytes(const torch::Device& device, bool one_host);
+
 class GradientBuckets {
  public:
   // Sets a hook on each parameter, which lasts as long as this object. With `shard` each rank receives only the elements that it owns.

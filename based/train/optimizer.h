@@ -79,14 +79,12 @@ struct SavedSlot {
 // fp32 master copy: the update changes the master, and the parameter is the master rounded to 16 bits.
 class AdamW {
  public:
-  static constexpr int64_t kBucketBytes = 25 << 20;  // as PyTorch's DistributedDataParallel
-
   // Throws UsageError for options that are out of range, and for a group without parameters. If `ranks` has several ranks, each gives the
   // gradients of its part of the batch, and all make the same update. With `shard` each rank holds an equal part of the moments and
   // masters and updates that part of the weights (ZeRO-1); the parameters then become views of flat tensors. `bucket_bytes`: see
   // make_flat_buckets.
   AdamW(const torch::nn::Module& module, const OptimizerOptions& options, std::shared_ptr<Collectives> ranks = nullptr, bool shard = false,
-        int64_t bucket_bytes = kBucketBytes);
+        int64_t bucket_bytes = default_bucket_bytes(torch::kCPU, /*one_host=*/false));
 
   // Begins a step of this many backward passes. Several ranks need the number; the last of the passes sums the gradients over the ranks.
   void zero_grad(int64_t passes = 1);

@@ -14,7 +14,7 @@ struct TextTrainConfig {
   int64_t steps = 1000, batch = 8, length = 256;
   int64_t accumulate = 1;
   bool shard = false;
-  int64_t bucket_mb = AdamW::kBucketBytes >> 20;
+  int64_t bucket_mb = 0;
   std::string device = "cpu", precision = "fp32";
   bool checkpoint_activations = false, graph = false;
   int64_t seed = 0;
@@ -32,7 +32,7 @@ struct TextTrainConfig {
     field(
         "bucket_mb", bucket_mb,
         "several devices: MiB of gradients that are summed over the devices at once, while the backward pass computes others; a size above "
-        "that of the model sums all after it");
+        "that of the model sums all after it; 0: all after it on GPUs of one host, else 25");
     field("shard", shard, "several devices: each stores and updates a part of the moments and masters (ZeRO-1), to save memory");
     field("device", device, "cpu, cuda or cuda:N; --device sets it too");
     field("precision", precision, "fp32, or bf16: weights and activations in bf16, updates and sums in fp32");
@@ -96,6 +96,7 @@ struct TextRunOptions {
   int64_t resume_from = -1;
   std::vector<WindowRange> skip = {};       // with resume_from: places of the order of the data that the run leaves out from then on
   std::shared_ptr<Collectives> ranks = {};  // the job's ranks; null: this process trains alone
+  bool one_host = false;                    // whether all ranks are known to be on this host
   std::string device = {};                  // this rank's device; empty: train.device
   std::function<void(const LoopState& state)> progress = {};  // called on rank 0 instead of updating the progress line; may be null
   // Called by the thread that writes a checkpoint, with the checkpoint's folder, before it writes the files; may be null.

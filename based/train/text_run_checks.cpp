@@ -97,7 +97,7 @@ void check_run(const TextRun& run, int64_t ranks) {
   require(run.train.precision == "fp32" || run.train.precision == "bf16", "train.precision must be fp32 or bf16");
   require(run.train.evaluate_every >= 0 && run.train.evaluate_batches >= 1 && run.train.log_every >= 1,
           "train.evaluate_every must not be negative; train.evaluate_batches and train.log_every must be at least 1");
-  require(run.train.bucket_mb >= 1 && run.train.bucket_mb <= 1 << 20, "train.bucket_mb must be 1 to 1048576");
+  require(run.train.bucket_mb >= 0 && run.train.bucket_mb <= 1 << 20, "train.bucket_mb must be 0 to 1048576");
   for (const int64_t threshold : run.train.slices) require(threshold >= 0, "train.slices: a threshold must not be negative");
   require(run.train.max_bad_steps >= 1, "train.max_bad_steps must be at least 1");
   require(!run.train.graph || !run.data.documents, "train.graph needs rows that are all alike: leave it, or data.documents, off");

@@ -77,6 +77,9 @@ class TextTraining {
   }
 
  private:
+  int64_t bucket_bytes() const {
+    return run_.train.bucket_mb > 0 ? run_.train.bucket_mb << 20 : default_bucket_bytes(device_, options_.one_host);
+  }
   bool is_sharded() const { return run_.train.shard && ranks_->world() > 1; }
 
   // Rank 0 chooses the checkpoint, because it renames damaged ones.
@@ -152,7 +155,7 @@ class TextTraining {
       result_.model = load_model(from_, {}, device_).model;
     }
     result_.model->set_checkpoint_activations(run_.train.checkpoint_activations);
-    optimizer_ = std::make_unique<AdamW>(*result_.model, run_.optimizer, ranks_, run_.train.shard, run_.train.bucket_mb << 20);
+    optimizer_ = std::make_unique<AdamW>(*result_.model, run_.optimizer, ranks_, run_.train.shard, bucket_bytes());
     if (!from_.empty()) load_optimizer(from_, *optimizer_);
     result_.parameters = result_.model->parameter_count();
     result_.train_tokens = data_.train->tokens();

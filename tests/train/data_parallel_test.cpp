@@ -302,5 +302,12 @@ TEST(FlatBuckets, DivideParametersInReverseAmongTheRanks) {
   }
 }
 
+TEST(FlatBuckets, GpusOfOneHostHaveOneForEachType) {
+  const std::vector<Tensor> parameters{torch::zeros({5000, 5000}), torch::zeros({7}), torch::zeros({64}, torch::kBFloat16)};
+  EXPECT_EQ(make_flat_buckets(parameters, 2, default_bucket_bytes(torch::kCUDA, /*one_host=*/true)).size(), 2U);
+  EXPECT_EQ(make_flat_buckets(parameters, 2, default_bucket_bytes(torch::kCUDA, /*one_host=*/false)).size(), 3U);
+  EXPECT_EQ(make_flat_buckets(parameters, 2, default_bucket_bytes(torch::kCPU, /*one_host=*/true)).size(), 3U);
+}
+
 }  // namespace data_parallel_test
 }  // namespace based
