@@ -69,6 +69,7 @@ void check_prefix_cache_options(const PrefixCacheOptions& options) {
   check(options.interval, -1, "interval");
   check(options.computed_tokens, -1, "computed_tokens");
   check(options.least_tokens, 1, "least_tokens");
+  check(options.ends, -1, "ends");
 }
 
 // An entry on disk is the state file NAME.state and the table NAME.json with its owner and token ids, which is written after the state file
@@ -89,7 +90,8 @@ class PrefixCache::Impl {
     if (!read_) read_ = [this](const std::string& path) { return load_sequence(path, model_, model_hash_); };
     const int64_t interval = default_interval(model);
     if (options_.interval < 0) options_.interval = interval;
-    if (options_.computed_tokens < 0) options_.computed_tokens = interval > 0 ? std::max(interval, kLeastComputed) : 0;
+    if (options_.computed_tokens < 0) options_.computed_tokens = std::max(interval, kLeastComputed);
+    if (options_.ends < 0) options_.ends = model.device().is_cuda() ? 0 : 1;
     end_tokens_ = std::min(options_.computed_tokens, interval / kEndsPerInterval);
     if (!folder_.empty()) read_folder();
   }
@@ -242,7 +244,7 @@ class PrefixCache::Impl {
   // Whether the state after the generated tokens is kept: if the request is not cold, or if it computes enough.
   bool keeps_end(const PrefixRequest& request, const PrefixIndex::Match& match) const {
     const int64_t tokens = static_cast<int64_t>(request.ids.size()) + kTokensOfStep * request.max_tokens;
-    return options_.ends && (match.common >= options_.least_tokens || tokens >= end_tokens_);
+    return options_.ends != 0 && (match.common >= options_.least_tokens || tokens >= end_tokens_);
   }
 
   // The numbers of tokens after which this prompt's states are taken.

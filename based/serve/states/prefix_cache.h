@@ -9,7 +9,9 @@
 // therefore leaves states only if at least PrefixCacheOptions::computed_tokens of its tokens are computed, so that cold prompts lose
 // about 2 %: at its end, for the same prompt again; and for the first prompt that diverges from it, at PrefixRequest::boundaries and at a
 // regular interval. The latter are at most 16 for one prompt, so that longer prompts have longer intervals. For the same reason a cold
-// request leaves a state after its generated text only if it takes as long as reading a quarter of the default interval.
+// request leaves a state after its generated text only if it takes as long as reading a quarter of the default interval. On a GPU the
+// thread that steps all sequences launches a copy of each layer's tensors for a state, which takes as long as reading a short prompt
+// together with others.
 //
 // A prompt whose tokens are scored starts from a state only if the entry also has the scores of the tokens that are then not computed.
 // Scores are kept in memory only.
@@ -40,7 +42,7 @@ struct PrefixCacheOptions {
   int64_t interval = -1;
   int64_t computed_tokens = -1;
   int64_t least_tokens = 16;
-  bool ends = true;
+  int64_t ends = -1;
   bool shared = false;
 
   template <class Visitor>
@@ -53,10 +55,13 @@ struct PrefixCacheOptions {
         "keep states at multiples of this many tokens within a prompt; 0: none; -1: none on a GPU; on a CPU 128, more for models of fewer "
         "than 17 million parameters (2048 for two million), at most 8192");
     field("computed_tokens", computed_tokens,
-          "keep a new prompt's states at intervals and at its end only if at least this many of its tokens are computed; -1: on a CPU the "
-          "default interval, but at least 512; 0 on a GPU");
+          "keep a new prompt's states at intervals and at its end only if at least this many of its tokens are computed; -1: 512, on a CPU "
+          "at least the default interval");
     field("least_tokens", least_tokens, "a state is kept only if it saves at least this many tokens");
-    field("ends", ends, "keep the states after generated texts, for requests that continue them");
+    field(
+        "ends", ends,
+        "1: keep the states after generated texts, for requests that continue them; 0: do not; -1: on a CPU only, because a GPU waits for "
+        "the host after each step of a text whose state is kept");
     field("shared", shared, "share cached prefixes between API keys; their owners can then discover each other's prompts by timing");
   }
 };

@@ -161,7 +161,7 @@ TEST_F(PrefixCaches, ReadExactlyTheTailOfASharedPrefix) {
 
 TEST_F(PrefixCaches, TakeNoStatesOfShortPrompts) {
   PrefixCacheOptions options = without_intervals();
-  options.ends = false;
+  options.ends = 0;
   CachedService service(*model_, &options);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(service.computed(some_text(16, 3)), 16);
   EXPECT_EQ(service.cache().metrics().entries, 0) << "15 tokens are fewer than least_tokens";
@@ -354,7 +354,7 @@ TEST_F(PrefixCaches, ReadFilesWithoutHoldingOthersUp) {
 TEST_F(PrefixCaches, UseStatesOnDiskThatAreLargerThanTheMemory) {
   const TemporaryFolder folder;
   PrefixCacheOptions options = without_intervals();
-  options.ends = false;
+  options.ends = 0;
   const Ids prompt = some_text(100, 3);
   {
     CachedService service(*model_, &options, false, folder.path().string());
@@ -370,7 +370,7 @@ TEST_F(PrefixCaches, UseStatesOnDiskThatAreLargerThanTheMemory) {
 TEST_F(PrefixCaches, EvictToDiskAndSurviveARestart) {
   const TemporaryFolder folder;
   PrefixCacheOptions options = without_intervals();
-  options.ends = false;
+  options.ends = 0;
   const Ids first = some_text(100, 3), second = some_text(100, 4);
   // Room for one state of 99 tokens.
   options.memory_bytes = state_after(*model_->model, first)->state.bytes() + 1000;
