@@ -70,6 +70,7 @@ void check_prefix_cache_options(const PrefixCacheOptions& options) {
   check(options.computed_tokens, -1, "computed_tokens");
   check(options.least_tokens, 1, "least_tokens");
   check(options.ends, -1, "ends");
+  if (options.ends > 1) throw UsageError("prefix cache: ends must be -1, 0 or 1, got " + std::to_string(options.ends));
 }
 
 // An entry on disk is the state file NAME.state and the table NAME.json with its owner and token ids, which is written after the state file

@@ -10,8 +10,7 @@
 // about 2 %: at its end, for the same prompt again; and for the first prompt that diverges from it, at PrefixRequest::boundaries and at a
 // regular interval. The latter are at most 16 for one prompt, so that longer prompts have longer intervals. For the same reason a cold
 // request leaves a state after its generated text only if it takes as long as reading a quarter of the default interval. On a GPU the
-// thread that steps all sequences launches a copy of each layer's tensors for a state, which takes as long as reading a short prompt
-// together with others.
+// thread that steps all sequences launches a copy of each layer's tensors for a state, one after another, and all sequences wait.
 //
 // A prompt whose tokens are scored starts from a state only if the entry also has the scores of the tokens that are then not computed.
 // Scores are kept in memory only.
@@ -61,7 +60,7 @@ struct PrefixCacheOptions {
     field(
         "ends", ends,
         "1: keep the states after generated texts, for requests that continue them; 0: do not; -1: on a CPU only, because a GPU waits for "
-        "the host after each step of a text whose state is kept");
+        "the host after each step of a text that has stop tokens and whose state is kept");
     field("shared", shared, "share cached prefixes between API keys; their owners can then discover each other's prompts by timing");
   }
 };

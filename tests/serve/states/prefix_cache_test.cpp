@@ -187,6 +187,17 @@ TEST_F(PrefixCaches, TakeStatesOfShortPromptsOnlyIfTheyRecur) {
   EXPECT_EQ(service.run(job).computed, 60);
 }
 
+TEST(PrefixCacheOptions, EndsIsOneOfThree) {
+  for (const int64_t ends : {-2, -1, 0, 1, 2}) {
+    PrefixCacheOptions options;
+    options.ends = ends;
+    if (ends >= -1 && ends <= 1)
+      EXPECT_NO_THROW(check_prefix_cache_options(options)) << ends;
+    else
+      EXPECT_THROW(check_prefix_cache_options(options), UsageError) << ends;
+  }
+}
+
 // A copy of a state is a large part of a short request's time. One step counts as 10 tokens of a prompt.
 TEST_F(PrefixCaches, KeepTheEndsOfShortTextsOnlyOfKnownPrompts) {
   PrefixCacheOptions options = without_intervals();
