@@ -57,7 +57,7 @@ bool decode_base64(std::string_view text, std::string& bytes) {
   if (!std::all_of(digits.begin(), digits.end(), is_digit)) return false;
   bytes.assign(text.size() / 4 * 3, '\0');
   if (!text.empty() && EVP_DecodeBlock(bytes_of(bytes), bytes_of(text), static_cast<int>(text.size())) < 0) return false;
-  bytes.resize(bytes.size() - padding);
+  bytes.erase(bytes.size() - padding);
   // The bits of the last digit that belong to no byte must be zero, so that bytes have one text.
   return padding == 0 || encode_base64(std::string_view(bytes).substr(bytes.size() + padding - 3)) == text.substr(text.size() - 4);
 }
