@@ -6,6 +6,7 @@
 
 #include "based/core/log.h"
 #include "based/core/progress.h"
+#include "based/generate/memory.h"
 #include "based/models/tensor_view.h"
 #include "based/ops/linear/linear.h"
 #include "based/runtime/profile.h"
@@ -39,9 +40,8 @@ DecodeOptions decode_options(const EngineOptions& options, torch::Device device)
   return decode;
 }
 
-// On a GPU, layers of several rows are slower with quantised weights than with full ones, so that steps of several rows have full weights.
-void prepare_weights(LanguageModel& model, int64_t rows) {
-  if (model.device().is_cpu() || rows == 1) return;
+void prepare_weights(LanguageModel& model, const EngineOptions& options) {
+  if (!needs_full_weights(options, model.device())) return;
   if (const int64_t bytes = model.use_full_weights(); bytes > 0)
     log_info("decoding: the quantised weights are also kept in " + float_type_name(model.dtype()) +
              ", which steps of several rows read: " + format_bytes(static_cast<double>(bytes)) + " more");
@@ -57,7 +57,7 @@ Engine::Engine(LanguageModel& model, const EngineOptions& options) : model_(mode
   check_drafts(options, device);
   DecodeOptions decode = decode_options(options, device);
   const int64_t width = DecodeStep::width(options.slots, decode, device);
-  prepare_weights(model, decode.fixed_rows ? ops::kBatchInvariantRows : width);
+  prepare_weights(model, options);
   state_ = model.make_state(width);
   std::optional<PagePool> pages;
   if (state_.grows() && options.cache_tokens > 0) {

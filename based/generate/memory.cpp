@@ -6,15 +6,10 @@
 #include "based/core/progress.h"
 #include "based/mixers/kit/shapes_only.h"
 #include "based/models/device.h"
+#include "based/models/quantised.h"
 
 namespace based {
 namespace {
-
-// Bytes that do not depend on the number of slots, bytes of one slot without its cache, and bytes of a token in the cache. The memory for
-// activations is an estimate.
-struct Needed {
-  double fixed = 0, slot = 0, cache_token = 0;
-};
 
 // The most bytes of a slot's rounded copies of Taylor states (decode/pending.h): few slots, a GPU before Hopper and linear attention, whose
 // state has the same names, have none.
@@ -29,16 +24,38 @@ double rounded_sums(const LanguageModel& model, const ModelPlace& place, const D
 
 double free_memory(torch::Device device) { return 0.95 * static_cast<double>(available_memory(device)); }
 
-Needed needed(const ModelPlace& place, const EngineOptions& engine) {
+// On a CPU quantised weights are counted as full ones.
+double weight_bytes(const LanguageModel& model, const ModelPlace& place, const EngineOptions& engine) {
+  const auto element = static_cast<double>(torch::elementSize(place.dtype));
+  const double full = static_cast<double>(model.parameter_count()) * element;
+  if (!place.quantised || place.device.is_cpu()) return full;
+  double layers = 0, largest = 0;
+  for (const auto& [name, layer] : quantisable_layers(model)) {
+    const auto size = static_cast<double>(layer->weight().numel());
+    layers += size;
+    largest = std::max(largest, size);
+  }
+  const auto embedding = static_cast<double>(place.config.padded_vocab() * place.config.d_model);  // its int8 copy is the last layer
+  // Without full weights, a prompt's layers convert theirs one after another.
+  return full + layers + embedding - (needs_full_weights(engine, place.device) ? 0 : (layers - largest) * element);
+}
+
+}  // namespace
+
+bool needs_full_weights(const EngineOptions& engine, torch::Device device) {
+  if (device.is_cpu()) return false;
+  const bool fixed_rows = engine.decode.fixed_rows || engine.drafts.drafter;
+  return fixed_rows || DecodeStep::width(engine.slots, engine.decode, device) > 1;
+}
+
+EngineBytes engine_bytes(const ModelPlace& place, const EngineOptions& engine) {
   const ModelConfig& config = place.config;
   const auto element = static_cast<double>(torch::elementSize(place.dtype));
   const ShapesOnly no_memory;
   LanguageModel model(config);
   model.to(place.dtype);
-  Needed bytes;
-  bytes.fixed = static_cast<double>(model.parameter_count()) * element;
-  // On a GPU the int8 weights stay beside the full ones, which an engine of several slots makes.
-  if (place.quantised && !place.device.is_cpu()) bytes.fixed += static_cast<double>(model.parameter_count());
+  EngineBytes bytes;
+  bytes.fixed = weight_bytes(model, place, engine);
   const auto width = static_cast<double>(config.d_model), hidden = static_cast<double>(config.mlp_width);
   // Activations of a prompt's piece: the fp32 residual stream, a norm, projections, the MLP.
   bytes.fixed += static_cast<double>(default_prefill_tokens(place.device)) * (4 * width + element * (6 * width + 3 * hidden));
@@ -51,8 +68,6 @@ Needed needed(const ModelPlace& place, const EngineOptions& engine) {
   bytes.cache_token = static_cast<double>(state_bytes(model, 1 << 12) - state_bytes(model, 0)) / (1 << 12);
   return bytes;
 }
-
-}  // namespace
 
 bool grows(const ModelConfig& config) {
   const ShapesOnly no_memory;
@@ -67,7 +82,7 @@ int64_t sequence_bytes(const ModelPlace& place, int64_t tokens) {
 }
 
 int64_t cache_tokens_that_fit(const ModelPlace& model, const EngineOptions& engine) {
-  const Needed bytes = needed(model, engine);
+  const EngineBytes bytes = engine_bytes(model, engine);
   const double left = free_memory(model.device) - bytes.fixed - bytes.slot * static_cast<double>(engine.slots);
   constexpr int64_t kMost = int64_t{1} << 50;  // neither sums nor products of it overflow
   if (bytes.cache_token <= 0) return std::numeric_limits<int64_t>::max();
@@ -75,7 +90,7 @@ int64_t cache_tokens_that_fit(const ModelPlace& model, const EngineOptions& engi
 }
 
 void require_memory(const ModelPlace& model, const EngineOptions& engine, const std::string& option) {
-  Needed bytes = needed(model, engine);
+  EngineBytes bytes = engine_bytes(model, engine);
   bytes.slot += bytes.cache_token * static_cast<double>(engine.cache_tokens) / static_cast<double>(engine.slots);
   const double have = free_memory(model.device);
   if (bytes.fixed + bytes.slot * static_cast<double>(engine.slots) <= have) return;
