@@ -11,6 +11,7 @@
 #include "based/core/manifest.h"
 #include "based/core/safetensors.h"
 #include "based/mixers/kit/mixer.h"
+#include "based/mixers/kit/shapes_only.h"
 #include "based/models/weights.h"
 #include "based/train/checkpoints.h"
 #include "tests/core/file_size_limit.h"
