@@ -15,11 +15,13 @@ constexpr const char* kStopKey = "stop";
 
 Watch::Watch(StoreHandle store, int64_t rank, int64_t world, WatchOptions options)
     : store_(std::move(store)), rank_(rank), world_(world), options_(options) {
+  if (options_.heartbeats) store_->set(process_key(rank_), SiblingProcesses::own_description());
   beat();
   thread_ = std::thread([this] { run(); });
 }
 
 std::string Watch::alive_key(int64_t rank) { return "alive/" + std::to_string(rank); }
+std::string Watch::process_key(int64_t rank) { return "process/" + std::to_string(rank); }
 
 void Watch::beat() {
   if (options_.heartbeats) store_->add(alive_key(rank_), 1);
@@ -32,6 +34,7 @@ void Watch::run() {
     lock.unlock();
     try {
       if (store_->check({kStopKey})) exit_because(store_->get_to_str(kStopKey));
+      if (options_.heartbeats && joined_) watch_processes();
       if (options_.heartbeats && WatchClock::now() - last_beat >= options_.beat) {
         last_beat = WatchClock::now();
         beat();
@@ -56,9 +59,21 @@ void Watch::compare_heartbeats() {
     if (value != last.value) last = {value, now};
     if (value == kDone || now - last.changed < options_.silence) continue;
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - last.changed).count();
-    const std::string reason = "rank " + std::to_string(i) + " has sent no heartbeat for " + std::to_string(seconds) + " s";
-    store_->set(kStopKey, reason);
-    exit_because(reason);
+    stop_all_because("rank " + std::to_string(i) + " has sent no heartbeat for " + std::to_string(seconds) + " s");
+  }
+}
+
+// A rank that fails says so before it ends, and one that has done its work, too.
+void Watch::watch_processes() {
+  if (!processes_) {
+    processes_.emplace();
+    for (int64_t rank = 0; rank < world_; ++rank)
+      if (store_->check({process_key(rank)})) processes_->add(rank, store_->get_to_str(process_key(rank)));
+  }
+  for (const int64_t rank : processes_->take_ended()) {
+    if (store_->check({kStopKey})) exit_because(store_->get_to_str(kStopKey));
+    if (store_->get_to_str(alive_key(rank)) == kDone) continue;
+    stop_all_because("the process of rank " + std::to_string(rank) + " has ended without saying why, as one that is killed does");
   }
 }
 
@@ -69,6 +84,11 @@ void Watch::end() {
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
+}
+
+void Watch::stop_all_because(const std::string& reason) {
+  store_->set(kStopKey, reason);
+  exit_because(reason);
 }
 
 void Watch::exit_because(const std::string& reason) {

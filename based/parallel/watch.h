@@ -3,9 +3,11 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
+#include "based/parallel/sibling_processes.h"
 #include "based/parallel/store.h"
 
 namespace based {
@@ -18,8 +20,9 @@ struct WatchOptions {
   std::chrono::milliseconds poll{500}, beat{5000}, silence{30000};
 };
 
-// The thread polls the key "stop". If it is set, if the store does not answer, or if another rank sent no heartbeat for `silence`, it logs
-// the reason and calls _exit(kConsequenceExit): the other threads may be blocked in a collective.
+// The thread polls the key "stop". If it is set, if the store does not answer, if the process of another rank on this host has ended, or if
+// another rank sent no heartbeat for `silence`, it logs the reason and calls _exit(kConsequenceExit): the other threads may be blocked in a
+// collective.
 class Watch {
  public:
   Watch(StoreHandle store, int64_t rank, int64_t world, WatchOptions options);  // `store`: a connection for this thread alone
@@ -27,19 +30,22 @@ class Watch {
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  // All ranks have made their Watch: from now on their heartbeats are compared.
+  // All ranks have made their Watch: from now on their processes are watched and their heartbeats compared.
   void all_joined() { joined_ = true; }
 
   void end();  // ends the thread, and with it this rank's heartbeats
 
-  static std::string alive_key(int64_t rank);   // the key of a rank's heartbeats
-  static constexpr const char* kDone = "done";  // its value when the rank has done its work, so that its silence means nothing
+  static std::string alive_key(int64_t rank);    // the key of a rank's heartbeats
+  static std::string process_key(int64_t rank);  // the key of SiblingProcesses::own_description()
+  static constexpr const char* kDone = "done";   // its value when the rank has done its work, so that its silence means nothing
 
  private:
   void run();
   void beat();
   void compare_heartbeats();
+  void watch_processes();
   [[noreturn]] static void exit_because(const std::string& reason);
+  [[noreturn]] void stop_all_because(const std::string& reason);
 
   const StoreHandle store_;
   const int64_t rank_, world_;
@@ -53,6 +59,7 @@ class Watch {
     std::chrono::steady_clock::time_point changed;
   };
   std::vector<Heartbeat> heartbeats_;  // one for each rank
+  std::optional<SiblingProcesses> processes_;
   std::thread thread_;
 };
 

@@ -185,6 +185,45 @@ TEST(Job, OfOneRankNeedsNoStore) {
   _exit(0);
 }
 
+// Rank 1 is a process that ends by itself, with `value` under its key.
+[[noreturn]] void watch_process_of_rank_1(const std::string& value) {
+  int pipe_ends[2];
+  if (pipe(pipe_ends) != 0) _exit(2);
+  const pid_t child = fork();
+  if (child == 0) {
+    const std::string description = SiblingProcesses::own_description();
+    _exit(write(pipe_ends[1], description.data(), description.size()) == static_cast<ssize_t>(description.size()) ? 0 : 1);
+  }
+  char description[256];
+  const ssize_t size = read(pipe_ends[0], description, sizeof description);
+  if (size <= 0) _exit(2);
+  const StoreHandle store = c10::make_intrusive<c10d::HashStore>();
+  store->set(Watch::alive_key(1), value);
+  store->set(Watch::process_key(1), std::string(description, static_cast<size_t>(size)));
+  WatchOptions options;
+  options.poll = Milliseconds(5);
+  Watch watch(store, 0, 2, options);
+  watch.all_joined();
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  _exit(0);
+}
+
+TEST(WatchDeathTest, EndsTheProcessWhenTheProcessOfARankEnds) {
+  EXPECT_EXIT(watch_process_of_rank_1("1"), testing::ExitedWithCode(kConsequenceExit), "the process of rank 1 has ended");
+}
+
+TEST(WatchDeathTest, AProcessThatHasDoneItsWorkMayEnd) {
+  EXPECT_EXIT(watch_process_of_rank_1(Watch::kDone), testing::ExitedWithCode(0), "");
+}
+
+TEST(SiblingProcesses, ThoseOfOtherHostsAndThisProcessAreLeftOut) {
+  SiblingProcesses processes;
+  processes.add(1, SiblingProcesses::own_description());
+  processes.add(2, "another-boot pid:[4026531836] 1");
+  processes.add(3, "");
+  EXPECT_TRUE(processes.take_ended().empty());
+}
+
 TEST(WatchDeathTest, EndsTheProcessWhenARankIsSilent) {
   EXPECT_EXIT(watch_rank_1("1", ""), testing::ExitedWithCode(kConsequenceExit), "rank 1 has sent no heartbeat");
 }
