@@ -6,7 +6,6 @@
 
 #include "based/core/log.h"
 #include "based/core/progress.h"
-#include "based/generate/memory.h"
 #include "based/models/tensor_view.h"
 #include "based/ops/linear/linear.h"
 #include "based/runtime/profile.h"
@@ -31,10 +30,14 @@ void check_drafts(const EngineOptions& options, torch::Device device) {
 }
 
 // A GPU verifies drafts by steps of a fixed number of rows.
+bool has_fixed_rows(const EngineOptions& options, torch::Device device) {
+  return options.decode.fixed_rows || (options.drafts.drafter && !device.is_cpu());
+}
+
 DecodeOptions decode_options(const EngineOptions& options, torch::Device device) {
   DecodeOptions decode = options.decode;
   decode.padded_columns = options.padded_columns;
-  decode.fixed_rows = decode.fixed_rows || (options.drafts.drafter && !device.is_cpu());
+  decode.fixed_rows = has_fixed_rows(options, device);
   if (decode.fixed_rows && options.slots > 1)
     throw UsageError("on a GPU a step with drafts reads one sequence: the engine needs one slot, got " + std::to_string(options.slots));
   return decode;
@@ -48,6 +51,11 @@ void prepare_weights(LanguageModel& model, const EngineOptions& options) {
 }
 
 }  // namespace
+
+bool needs_full_weights(const EngineOptions& options, torch::Device device) {
+  if (device.is_cpu()) return false;
+  return has_fixed_rows(options, device) || DecodeStep::width(options.slots, options.decode, device) > 1;
+}
 
 Engine::Engine(LanguageModel& model, const EngineOptions& options) : model_(model), ahead_(options.ahead) {
   if (options.slots < 1) throw UsageError("an engine needs at least one slot, got " + std::to_string(options.slots));

@@ -58,6 +58,10 @@ struct EngineOptions {
 
 int64_t default_prefill_tokens(torch::Device device);
 
+// Whether an engine gives a model with quantised weights full ones too (LanguageModel::use_full_weights): on a GPU, layers of several rows
+// are slower with quantised weights, so that steps of several rows read full ones.
+bool needs_full_weights(const EngineOptions& options, torch::Device device);
+
 class Engine {
  public:
   // Throws UsageError for options out of range. If steps have several rows, a model with quantised weights on a GPU gets full ones

@@ -42,12 +42,6 @@ double weight_bytes(const LanguageModel& model, const ModelPlace& place, const E
 
 }  // namespace
 
-bool needs_full_weights(const EngineOptions& engine, torch::Device device) {
-  if (device.is_cpu()) return false;
-  const bool fixed_rows = engine.decode.fixed_rows || engine.drafts.drafter;
-  return fixed_rows || DecodeStep::width(engine.slots, engine.decode, device) > 1;
-}
-
 EngineBytes engine_bytes(const ModelPlace& place, const EngineOptions& engine) {
   const ModelConfig& config = place.config;
   const auto element = static_cast<double>(torch::elementSize(place.dtype));

@@ -13,10 +13,6 @@ struct ModelPlace {
   bool quantised = false;  // the stored weights are quantised
 };
 
-// Whether an engine gives a model with quantised weights full ones too (LanguageModel::use_full_weights): on a GPU, layers of several rows
-// are slower with quantised weights, so that steps of several rows read full ones.
-bool needs_full_weights(const EngineOptions& engine, torch::Device device);
-
 // Estimated bytes: those that do not depend on the number of slots, those of one slot without its cache, and those of a token in the cache.
 struct EngineBytes {
   double fixed = 0, slot = 0, cache_token = 0;

@@ -13,13 +13,14 @@
 namespace based {
 namespace {
 
-// Processes with equal texts see each other's numbers. Empty if /proc does not say it.
+// The boot id of the host and the PID namespace. Processes for which both are equal know each other by the same process ids. Empty if /proc
+// cannot be read.
 std::string own_place() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   std::error_code none;
-  const std::string numbers = std::filesystem::read_symlink("/proc/self/ns/pid", none).string();
-  return boot.empty() || numbers.empty() ? "" : boot + " " + numbers;
+  const std::string name_space = std::filesystem::read_symlink("/proc/self/ns/pid", none).string();
+  return boot.empty() || name_space.empty() ? "" : boot + " " + name_space;
 }
 
 int open_process(pid_t process) {
@@ -37,6 +38,8 @@ bool has_ended(int descriptor) {
 
 }  // namespace
 
+SiblingProcesses::SiblingProcesses() : place_(own_place()) {}
+
 SiblingProcesses::~SiblingProcesses() {
   for (const Process& process : processes_) close(process.descriptor);
 }
@@ -45,8 +48,7 @@ std::string SiblingProcesses::own_description() { return own_place() + " " + std
 
 void SiblingProcesses::add(int64_t rank, const std::string& description) {
   const size_t space = description.rfind(' ');
-  const std::string place = own_place();
-  if (space == std::string::npos || place.empty() || description.substr(0, space) != place) return;
+  if (space == std::string::npos || place_.empty() || description.substr(0, space) != place_) return;
   const auto process = static_cast<pid_t>(std::strtol(description.c_str() + space, nullptr, 10));
   if (process <= 0 || process == getpid()) return;
   if (const int descriptor = open_process(process); descriptor >= 0) processes_.push_back({rank, descriptor});

@@ -9,12 +9,12 @@ namespace based {
 
 class SiblingProcesses {
  public:
-  SiblingProcesses() = default;
+  SiblingProcesses();
   ~SiblingProcesses();
   SiblingProcesses(const SiblingProcesses&) = delete;
   SiblingProcesses& operator=(const SiblingProcesses&) = delete;
 
-  // What a rank tells the others of its process: the boot of its host, its PID namespace and its number there.
+  // The description of this process that its rank gives to the others: the boot id of its host, its PID namespace and its process id.
   static std::string own_description();
 
   // Watches the process of a rank. A process of another host or PID namespace, and this process itself, are left out; so is any process
@@ -29,6 +29,7 @@ class SiblingProcesses {
     int64_t rank = 0;
     int descriptor = -1;
   };
+  const std::string place_;  // host and PID namespace of this process
   std::vector<Process> processes_;
 };
 
