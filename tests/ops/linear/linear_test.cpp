@@ -90,6 +90,16 @@ TEST_P(LinearOnDevices, OfManyRowsTakesColumnSlices) {
   }
 }
 
+// A GPU launches the kernel that was chosen for 1,024 rows for each of these numbers of rows.
+TEST_P(LinearOnDevices, TakesTheKernelOfMoreRows) {
+  const at::NoGradGuard no_grad;
+  const Tensor x = random({1024, 64}), weight = random({640, 64}), weight_there = weight.to(GetParam(), at::kBFloat16);
+  const Tensor there = x.to(GetParam(), at::kBFloat16), expected = ops::linear_reference(x, weight, {});
+  for (const int64_t rows : {1024, 961, 1000, 1023})
+    EXPECT_TRUE(close(ops::linear(there.narrow(0, 0, rows), weight_there, {}).to(at::kCPU, at::kDouble), expected.narrow(0, 0, rows), 1e-2))
+        << rows;
+}
+
 // Enough tiles for a library's product on a GPU, whose kernel is chosen once for products of the same shape, alignment and bias.
 TEST_P(LinearOnDevices, HasTheSameBitsWhenRepeated) {
   const at::NoGradGuard no_grad;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -28,6 +29,7 @@ struct Library {
   decltype(&cublasLtMatmulDescSetAttribute) set_product;
   decltype(&cublasLtMatrixLayoutCreate) make_layout;
   decltype(&cublasLtMatrixLayoutDestroy) drop_layout;
+  decltype(&cublasLtMatrixLayoutSetAttribute) set_layout;
   decltype(&cublasLtMatmulPreferenceCreate) make_preference;
   decltype(&cublasLtMatmulPreferenceDestroy) drop_preference;
   decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference;
@@ -40,6 +42,7 @@ struct Library {
     loaded.find(make_product, "cublasLtMatmulDescCreate"), loaded.find(drop_product, "cublasLtMatmulDescDestroy");
     loaded.find(set_product, "cublasLtMatmulDescSetAttribute");
     loaded.find(make_layout, "cublasLtMatrixLayoutCreate"), loaded.find(drop_layout, "cublasLtMatrixLayoutDestroy");
+    loaded.find(set_layout, "cublasLtMatrixLayoutSetAttribute");
     loaded.find(make_preference, "cublasLtMatmulPreferenceCreate"), loaded.find(drop_preference, "cublasLtMatmulPreferenceDestroy");
     loaded.find(set_preference, "cublasLtMatmulPreferenceSetAttribute");
     if (!complete())
@@ -47,8 +50,8 @@ struct Library {
                   "; its own choice of products runs, which is slower and rounds differently");
   }
   bool complete() const {
-    return multiply && propose && ask && make_product && drop_product && set_product && make_layout && drop_layout && make_preference &&
-           drop_preference && set_preference;
+    return multiply && propose && ask && make_product && drop_product && set_product && make_layout && drop_layout && set_layout &&
+           make_preference && drop_preference && set_preference;
   }
 };
 
@@ -64,8 +67,9 @@ struct Request {
   OptionalTensor bias;
   const Tensor& d;
   bool accumulate = false;
-  cublasLtMatmulTile_t tile =
-      CUBLASLT_MATMUL_TILE_UNDEFINED;  // preferred, with a workspace; undefined: cuBLAS' first choice without a workspace
+  cublasLtMatmulTile_t tile = CUBLASLT_MATMUL_TILE_UNDEFINED;  // preferred; undefined: cuBLAS' first choice
+  bool workspace = false;                                      // in which cuBLAS may split sums over blocks
+  int64_t planned_rows = 0;                                    // the rows of b and d for which a kernel is chosen; 0: as many as they have
 };
 
 // The largest power of two, up to 256, that divides the address.
@@ -82,12 +86,14 @@ ProductKey key_of(const Request& request) {
   ProductKey key{};
   size_t at = 0;
   for (const Tensor* matrix : {&request.a.matrix, &request.b.matrix, &request.d}) {
-    for (const int64_t value : {matrix->size(0), matrix->size(1), matrix->stride(0), static_cast<int64_t>(matrix->scalar_type()),
-                                static_cast<int64_t>(alignment_of(matrix->const_data_ptr()))})
+    const bool planned = request.planned_rows > 0 && matrix != &request.a.matrix;
+    for (const int64_t value : {planned ? request.planned_rows : matrix->size(0), matrix->size(1), matrix->stride(0),
+                                static_cast<int64_t>(matrix->scalar_type()), static_cast<int64_t>(alignment_of(matrix->const_data_ptr()))})
       key[at++] = value;
   }
   key[at++] = request.bias ? alignment_of(request.bias->const_data_ptr()) : 0;
-  key[at++] = (request.a.transposed ? 1 : 0) + (request.b.transposed ? 2 : 0) + 4 * static_cast<int64_t>(request.tile);
+  key[at++] = (request.a.transposed ? 1 : 0) + (request.b.transposed ? 2 : 0) + (request.workspace ? 4 : 0) +
+              8 * static_cast<int64_t>(request.tile);
   key[at++] = request.d.get_device();
   return key;
 }
@@ -130,7 +136,7 @@ class Product {
 
  private:
   bool describe(const Request& request) {
-    const auto& [a, b, bias, d, accumulate, tile] = request;
+    const auto& [a, b, bias, d, accumulate, tile, workspace, planned_rows] = request;
     bool done = good(library_.make_product(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F)) && good(library_.make_preference(&preference_)) &&
                 set(CUBLASLT_MATMUL_DESC_TRANSA, a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N) &&
                 set(CUBLASLT_MATMUL_DESC_TRANSB, b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -148,15 +154,18 @@ class Product {
       chosen_ = *known;
       return true;
     }
-    if (!propose(request.tile)) return false;
+    const auto resize = [&](int64_t rows_b, int64_t rows_d) { return set_rows(1, rows_b) && set_rows(2, rows_d); };
+    const int64_t planned = request.planned_rows;
+    if (planned > 0 && !resize(planned, planned)) return false;
+    if (!propose(request)) return false;
     choices_.keep(key, chosen_);
-    return true;
+    return planned == 0 || resize(request.b.matrix.size(0), request.d.size(0));
   }
 
   // On Hopper the proposal with the given tiles, if there is one; else the first; false where there is none.
-  bool propose(cublasLtMatmulTile_t wanted) {
+  bool propose(const Request& request) {
     constexpr int kProposals = 8;
-    const uint64_t workspace = wanted != CUBLASLT_MATMUL_TILE_UNDEFINED ? at::cuda::getCUDABlasLtWorkspaceSize() : 0;
+    const uint64_t workspace = request.workspace ? at::cuda::getCUDABlasLtWorkspaceSize() : 0;
     const cublasLtHandle_t handle = at::cuda::getCurrentCUDABlasLtHandle();
     const auto& [a, b, d] = layouts_;
     cublasLtMatmulHeuristicResult_t all[kProposals];
@@ -168,7 +177,8 @@ class Product {
     const auto* best = std::find_if(all, all + found, [&](const auto& proposal) {
       cublasLtMatmulTile_t tile{};
       size_t written = 0;
-      return measured && good(library_.ask(&proposal.algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile, &written)) && tile == wanted;
+      return measured && good(library_.ask(&proposal.algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile, &written)) &&
+             tile == request.tile;
     });
     chosen_ = best != all + found ? *best : all[0];
     return true;
@@ -199,6 +209,12 @@ class Product {
                                      matrix.stride(0)));
   }
 
+  // cuBLAS' columns are the rows of the matrix.
+  bool set_rows(int place, int64_t rows) {
+    const auto columns = static_cast<uint64_t>(rows);
+    return good(library_.set_layout(layouts_[place], CUBLASLT_MATRIX_LAYOUT_COLS, &columns, sizeof(columns)));
+  }
+
   const Library& library_;
   Choices& choices_;
   cublasLtMatmulDesc_t product_ = nullptr;
@@ -212,7 +228,7 @@ bool is_plain(const Tensor& x) {
   return x.scalar_type() == at::kBFloat16 && x.dim() == 2 && x.stride(1) == 1 && x.stride(0) >= x.size(1) && x.numel() > 0;
 }
 
-// Whether the tiles of the product fill the device. Otherwise cuBLAS' own choice is faster: it may split sums over blocks.
+// Whether the tiles of the product fill the device. Otherwise a kernel that splits sums over blocks may be faster.
 bool fills_device(int64_t rows, int64_t columns) {
   constexpr int64_t kTileRows = 128, kTileColumns = 256;
   return rows > kTileRows && rows / kTileRows * (columns / kTileColumns) >= at::cuda::getCurrentDeviceProperties()->multiProcessorCount;
@@ -222,7 +238,15 @@ bool fills_device(int64_t rows, int64_t columns) {
 // then these). 32768 x 1024 -> 4096: 418, 390; -> 3072: 337, 302; a tile is stored while the next one is computed. 2668ᵀ x 50304 x 1024
 // added in fp32: 445, 412; smaller tiles.
 constexpr cublasLtMatmulTile_t kWideTile = CUBLASLT_MATMUL_TILE_128x160, kAddedTile = CUBLASLT_MATMUL_TILE_128x128;
-constexpr int64_t kWide = 3;  // outputs per input from which on the time of a product is that of storing its results
+constexpr int64_t kLeastRows = 128;  // fewer rows are those of steps, whose products are recorded once
+constexpr int64_t kWide = 3;         // outputs per input from which on the time of a product is that of storing its results
+
+// The rows for which the kernel of a product is chosen: at most an eighth more than there are. cuBLAS loads a kernel when it is first
+// launched, which takes 2 to 5 ms of the host, and products of ever new sizes would ask for ever new kernels (53 for 120 sizes).
+int64_t planned_rows(int64_t rows) {
+  const auto step = std::max<int64_t>(16, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows))) / 8);
+  return (rows + step - 1) / step * step;
+}
 
 bool multiply(const Request& request) {
   static const Library library;
@@ -235,10 +259,11 @@ bool multiply(const Request& request) {
 Tensor linear_by_library(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
   const int64_t columns = weight.size(0);
   const bool plain_bias = !bias || (bias->scalar_type() == at::kBFloat16 && bias->is_contiguous());
-  if (is_plain(x) && is_plain(weight) && plain_bias && fills_device(x.size(0), columns)) {
+  if (is_plain(x) && is_plain(weight) && plain_bias && x.size(0) > kLeastRows) {
     const Tensor y = at::empty({x.size(0), columns}, x.options());
-    const bool wide = columns >= kWide * weight.size(1);
-    if (multiply({{weight, true}, {x}, bias, y, false, wide ? kWideTile : CUBLASLT_MATMUL_TILE_UNDEFINED})) return y;
+    const bool fills = fills_device(x.size(0), columns), wide = fills && columns >= kWide * weight.size(1);
+    const auto tile = wide ? kWideTile : CUBLASLT_MATMUL_TILE_UNDEFINED;
+    if (multiply({{weight, true}, {x}, bias, y, false, tile, wide || !fills, planned_rows(x.size(0))})) return y;
   }
   return at::linear(x, weight, bias);
 }
@@ -253,7 +278,7 @@ Tensor input_gradient_by_library(const Tensor& grad_y, const Tensor& weight) {
 
 bool add_product_by_library(const Tensor& sum, const Tensor& a, const Tensor& b, bool first) {
   return is_plain(a) && is_plain(b) && sum.scalar_type() == at::kFloat && sum.is_contiguous() &&
-         multiply({{b}, {a, true}, {}, sum, !first, kAddedTile});
+         multiply({{b}, {a, true}, {}, sum, !first, kAddedTile, true});
 }
 
 }  // namespace based::ops
