@@ -28,19 +28,25 @@ CellBegins::CellBegins(ModelState& state) : state_(state) {
 
 void CellBegins::keep(int64_t slot) {
   const std::vector<Tensor> now = fixed_tensors(state_);
-  for (size_t i = 0; i < now.size(); ++i) kept_[i].select(0, slot).copy_(now[i].select(0, slot));
+  Copies copies;
+  for (size_t i = 0; i < now.size(); ++i) copies.add(kept_[i].select(0, slot), now[i].select(0, slot));
+  copies.run();
 }
 
 void CellBegins::restore(int64_t slot) const {
   const std::vector<Tensor> now = fixed_tensors(state_);
-  for (size_t i = 0; i < now.size(); ++i) now[i].select(0, slot).copy_(kept_[i].select(0, slot));
+  Copies copies;
+  for (size_t i = 0; i < now.size(); ++i) copies.add(now[i].select(0, slot), kept_[i].select(0, slot));
+  copies.run();
 }
 
 ModelState CellBegins::extract(int64_t slot, int64_t tokens) const {
   ModelState one = state_.extract(slot);
   one.trim(tokens);
   const std::vector<Tensor> at_slot = fixed_tensors(one);
-  for (size_t i = 0; i < at_slot.size(); ++i) at_slot[i].copy_(kept_[i].narrow(0, slot, 1));
+  Copies copies;
+  for (size_t i = 0; i < at_slot.size(); ++i) copies.add(at_slot[i], kept_[i].narrow(0, slot, 1));
+  copies.run();
   return one;
 }
 

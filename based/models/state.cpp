@@ -74,16 +74,21 @@ void ModelState::copy(int64_t source, int64_t target) {
 }
 
 ModelState ModelState::extract(int64_t slot) const {
+  Copies copies;
   std::vector<MixerState> layers;
-  for (const auto& layer : layers_) layers.push_back(layer.extract(slot));
-  return ModelState(std::move(layers), position_.narrow(0, slot, 1).clone());
+  for (const auto& layer : layers_) layers.push_back(layer.extract(slot, copies));
+  ModelState one(std::move(layers), copies.add_clone(position_.narrow(0, slot, 1)));
+  copies.run();
+  return one;
 }
 
 void ModelState::insert(const ModelState& one, int64_t slot) {
   if (one.layers_.size() != layers_.size())
     throw Error("state: has " + std::to_string(one.layers_.size()) + " layers, the model " + std::to_string(layers_.size()));
-  for (size_t i = 0; i < layers_.size(); ++i) layers_[i].insert(one.layers_[i], slot);
-  position_[slot].copy_(one.position_[0]);
+  Copies copies;
+  for (size_t i = 0; i < layers_.size(); ++i) layers_[i].insert(one.layers_[i], slot, copies);
+  copies.add(position_[slot], one.position_[0]);
+  copies.run();
 }
 
 void ModelState::insert(const std::vector<const ModelState*>& states, const std::vector<int64_t>& slots) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "based/core/error.h"
+#include "based/mixers/kit/copies.h"
 #include "based/ops/framework/tokens_step.h"
 
 namespace based {
@@ -47,17 +48,13 @@ std::vector<Tensor> StateJournal::memory_for(const std::vector<Tensor>& states, 
 
 void StateJournal::restore(int64_t sequence, int64_t slot, int64_t tokens) const {
   const auto round = static_cast<size_t>(tokens - 1);
-  struct Copies {
-    std::vector<Tensor> to, from;
-  };
-  std::map<torch::Dtype, Copies> by_type;  // a GPU copies all tensors of a type by one launch
+  Copies copies;
   for (const auto& [place, kept] : kept_) {
     if (place.second != round) continue;
     BASED_ASSERT(sequence < kept.copies.size(0));
-    Copies& copies = by_type[kept.state.scalar_type()];
-    copies.to.push_back(kept.state.select(0, slot)), copies.from.push_back(kept.copies.select(0, sequence));
+    copies.add(kept.state.select(0, slot), kept.copies.select(0, sequence));
   }
-  for (const auto& [type, copies] : by_type) at::_foreach_copy_(copies.to, copies.from);
+  copies.run();
 }
 
 std::optional<TokensOfSequence> tokens_of_sequence(const Pass& pass, const std::vector<Tensor>& states) {

@@ -87,7 +87,9 @@ void MixerState::zero(const Slots& slots) {
 void MixerState::copy(int64_t from, int64_t to) {
   if (from == to) return;
   if (paged()) return insert(extract(from), to);
-  for (StateTensor& tensor : tensors_) tensor.value.select(0, to).copy_(tensor.value.select(0, from));
+  Copies copies;
+  for (StateTensor& tensor : tensors_) copies.add(tensor.value.select(0, to), tensor.value.select(0, from));
+  copies.run();
 }
 
 // One slot of a tensor.
@@ -96,21 +98,25 @@ Tensor MixerState::row(const StateTensor& tensor, int64_t slot) const {
   return tensor.value.index_select(0, given_pages(pages_.table, slot)).flatten(0, 1);
 }
 
-// Writes `row` to a slot. If the tensor grows, `row` may have fewer time steps than the slot; the remaining steps are zeroed.
-void MixerState::write_row(StateTensor& tensor, int64_t slot, const Tensor& row) {
+// Writes `row` to a slot of a tensor that grows. It may have fewer time steps than the slot; the remaining steps are zeroed.
+void MixerState::write_time_steps(StateTensor& tensor, int64_t slot, const Tensor& row) {
   Tensor target = this->row(tensor, slot);  // a copy if the state is paged
-  if (!tensor.grows) {
-    target.copy_(row);
-    return;
-  }
   target.narrow(0, 0, row.size(0)).copy_(row);
   target.narrow(0, row.size(0), target.size(0) - row.size(0)).zero_();
   if (paged()) tensor.value.index_copy_(0, given_pages(pages_.table, slot), target.unflatten(0, {-1, pages_.tokens}));
 }
 
 MixerState MixerState::extract(int64_t slot) const {
+  Copies copies;
+  MixerState one = extract(slot, copies);
+  copies.run();
+  return one;
+}
+
+MixerState MixerState::extract(int64_t slot, Copies& copies) const {
   MixerState one;
-  for (const StateTensor& tensor : tensors_) one.tensors_.push_back({tensor.name, row(tensor, slot).unsqueeze(0).clone(), tensor.grows});
+  for (const StateTensor& tensor : tensors_)
+    one.tensors_.push_back({tensor.name, copies.add_clone(row(tensor, slot).unsqueeze(0)), tensor.grows});
   return one;
 }
 
@@ -134,10 +140,21 @@ void MixerState::check_fits(const MixerState& one, int64_t slot) const {
 }
 
 void MixerState::insert(const MixerState& one, int64_t slot) {
+  Copies copies;
+  insert(one, slot, copies);
+  copies.run();
+}
+
+void MixerState::insert(const MixerState& one, int64_t slot, Copies& copies) {
   check_fits(one, slot);
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i].grows && !paged()) grow(one.tensors_[i].value.size(1));
-    write_row(tensors_[i], slot, one.tensors_[i].value.select(0, 0));
+    const Tensor from = one.tensors_[i].value.select(0, 0);
+    if (!tensors_[i].grows) {
+      copies.add(tensors_[i].value.select(0, slot), from);
+      continue;
+    }
+    if (!paged()) grow(one.tensors_[i].value.size(1));
+    write_time_steps(tensors_[i], slot, from);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "based/mixers/kit/copies.h"
 #include "based/mixers/kit/sequences.h"
 #include "based/runtime/torch.h"
 
@@ -44,8 +45,11 @@ class MixerState {
   void zero(const Slots& slots);           // resets slots to the initial state
   void copy(int64_t from, int64_t to);     // forks a sequence: copies slot `from` to slot `to`
   MixerState extract(int64_t slot) const;  // a copy of one slot
+  // The same, copied when `copies` run, so that one launch on a GPU copies the states of all layers.
+  MixerState extract(int64_t slot, Copies& copies) const;
   // The inverse of extract(). Throws Error if names or shapes differ. Growing tensors grow as needed.
   void insert(const MixerState& one, int64_t slot);
+  void insert(const MixerState& one, int64_t slot, Copies& copies);  // tensors that do not grow are copied when `copies` run
   // The same for several slots, which must differ. Without growing tensors, it is one copy of each tensor.
   void insert(const std::vector<const MixerState*>& states, const std::vector<int64_t>& slots);
   void grow(int64_t capacity);  // enlarges growing tensors to at least this many time steps, by doubling
@@ -60,7 +64,7 @@ class MixerState {
  private:
   void check_fits(const MixerState& one, int64_t slot) const;
   Tensor row(const StateTensor& tensor, int64_t slot) const;
-  void write_row(StateTensor& tensor, int64_t slot, const Tensor& row);
+  void write_time_steps(StateTensor& tensor, int64_t slot, const Tensor& row);
   std::vector<StateTensor> tensors_;
   StatePages pages_;
 };
