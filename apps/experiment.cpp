@@ -6,6 +6,7 @@
 #include "based/core/files.h"
 #include "based/core/interrupt.h"
 #include "based/experiments/report.h"
+#include "based/experiments/run_curves.h"
 #include "based/experiments/sweep.h"
 
 namespace based::apps {
@@ -155,6 +156,21 @@ void pack(const Options& options) {
                   " were replaced meanwhile and stay; `pack` again packs them");
 }
 
+struct CurveOptions {
+  std::vector<std::string> runs;
+  std::string out, title = "Training";
+};
+
+void draw_curves(const CurveOptions& options) {
+  require_folder(options.out, "--out names the folder for the figures");
+  std::vector<RunCurves> runs;
+  for (const std::string& folder : options.runs) runs.push_back(read_run_curves(folder));
+  const std::vector<Figure> figures = curve_figures(runs, options.title);
+  if (figures.empty()) throw Error(options.runs.front() + "/metrics.jsonl: has no loss yet: there is nothing to draw");
+  for (const Figure& figure : figures)
+    for (const std::string& written : write_plot(figure.plot, (fs::path(options.out) / figure.name).string())) print_line(written);
+}
+
 std::shared_ptr<Options> common(CommandLine app, bool config_is_optional) {
   auto options = std::make_shared<Options>();
   const std::string what = "the experiment's TOML file";
@@ -199,11 +215,20 @@ void setup_pack(CommandLine app) {
   app.callback([options] { pack(*options); });
 }
 
+void setup_curves(CommandLine app) {
+  auto options = std::make_shared<CurveOptions>();
+  app.add_required("runs", options->runs, "folders of runs of `based train`, with run.json, metrics.jsonl and timing.jsonl");
+  app.add_required("--out", options->out, "folder for training-loss and held-out-loss, .svg and .png");
+  app.add_option("--title", options->title, "of the figures");
+  app.callback([options] { draw_curves(*options); });
+}
+
 void setup(CommandLine app) {
   setup_run(app.add_subcommand("run", "Execute the runs that are not done yet"));
   setup_status(app.add_subcommand("status", "Print which runs are done, and their results"));
   setup_plot(app.add_subcommand("plot", "Draw the figures and write the table from the stored results"));
   setup_pack(app.add_subcommand("pack", "Move the results of finished runs from their files into results.jsonl, one run per line"));
+  setup_curves(app.add_subcommand("curves", "Draw the losses of runs of `based train`, with the places where they were resumed"));
 }
 
 }  // namespace experiment_command

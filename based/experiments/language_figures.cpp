@@ -3,14 +3,12 @@
 
 #include "based/experiments/experiment.h"
 #include "based/experiments/language_table.h"
+#include "based/experiments/loss_curve.h"
 
 namespace based {
 namespace {
 
-constexpr size_t kMostCurvePoints = 60;  // most points of a training curve; more would show noise
-constexpr size_t kMostNamedSeries = 6;   // more labels next to their points would overlap
-
-using Losses = std::vector<std::pair<int64_t, double>>;  // step, loss
+constexpr size_t kMostNamedSeries = 6;  // more labels next to their points would overlap
 
 std::vector<LanguageOutcome> outcomes_of(const PointResult& point) {
   std::vector<LanguageOutcome> outcomes;
@@ -55,35 +53,27 @@ Plot against_bytes(const LanguageSummary& summary, const std::vector<PointResult
   return plot;
 }
 
-Losses evaluation_curve(const LanguageOutcome& outcome) {
-  Losses losses;
+LossCurve evaluation_curve(const LanguageOutcome& outcome) {
+  LossCurve losses;
   for (size_t i = 0; i < outcome.evaluation_steps.size(); ++i) losses.emplace_back(outcome.evaluation_steps[i], outcome.evaluation_loss[i]);
   return losses;
 }
 
-// The means over groups of consecutive steps.
-Losses training_curve(const LanguageOutcome& outcome) {
-  const size_t count = outcome.train_steps.size(), group = (count + kMostCurvePoints - 1) / kMostCurvePoints;
-  Losses losses;
-  for (size_t first = 0; first < count; first += group) {
-    const size_t last = std::min(first + group, count);
-    double step = 0, loss = 0;
-    for (size_t i = first; i < last; ++i) step += static_cast<double>(outcome.train_steps[i]), loss += outcome.train_loss[i];
-    const auto size = static_cast<double>(last - first);
-    losses.emplace_back(std::llround(step / size), loss / size);
-  }
-  return losses;
+LossCurve training_curve(const LanguageOutcome& outcome) {
+  LossCurve losses;
+  for (size_t i = 0; i < outcome.train_steps.size(); ++i) losses.emplace_back(outcome.train_steps[i], outcome.train_loss[i]);
+  return grouped(losses);
 }
 
 // The curve of each point: of its first seed.
 Plot curve_plot(const LanguageSummary& summary, const std::vector<PointResult>& points, const std::string& label,
-                Losses (*curve)(const LanguageOutcome&)) {
+                LossCurve (*curve)(const LanguageOutcome&)) {
   Plot plot = language_frame(summary, ": " + label, {"training tokens", true, TickFormat::number, {}, {}},
                              {label + ", nats per token", false, TickFormat::number, {}, {}});
   plot.labels_at_end = true;
   for (const PointResult& point : points) {
     if (point.best.empty()) continue;
-    const Losses losses = curve(outcomes_of(point).front());
+    const LossCurve losses = curve(outcomes_of(point).front());
     if (losses.empty()) continue;
     plot.series.push_back({.label = point_name(point.series, point.label), .markers = false});
     for (const auto& [step, loss] : losses) plot.series.back().points.emplace_back(static_cast<double>(step * summary.step_tokens), loss);

@@ -238,7 +238,7 @@ class Loop {
       if (!step.order_hash.empty()) line["order_hash"] = step.order_hash;
       hooks_.metrics->write(line);
     }
-    Timing timing{step.at, seconds_, result_.tokens_per_second, peak_memory(model_.device())};
+    Timing timing{step.at, seconds_, result_.tokens_per_second, peak_memory(model_.device()), ranks_->world()};
     if (options_.mfu) timing.mfu = mfu(), timing.mfu_peak = options_.mfu->peak.name;
     hooks_.metrics->write_timing(timing);
   }

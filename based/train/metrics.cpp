@@ -55,7 +55,8 @@ void Metrics::write_timing(const Timing& timing) {
   Json line{{"step", timing.step},
             {"seconds", timing.seconds},
             {"tokens_per_second", timing.tokens_per_second},
-            {"peak_memory_bytes", timing.peak_memory}};
+            {"peak_memory_bytes", timing.peak_memory},
+            {"devices", timing.devices}};
   if (timing.mfu) line.update({{"mfu", *timing.mfu}, {"mfu_peak", timing.mfu_peak}});
   append(timing_, dump_json(line) + "\n");
   scalars(line);

@@ -1,7 +1,7 @@
 // The metrics files in a run's folder:
 //   metrics.jsonl               one JSON object per line, without timings, so that a resumed run's file equals an uninterrupted run's
-//   timing.jsonl                seconds, tokens per second and peak memory of every executed step, including steps repeated after a crash
-//   tensorboard/…tfevents…      both, for TensorBoard
+//   timing.jsonl                seconds, tokens per second, peak memory and devices of every executed step, including steps repeated after
+//   a crash tensorboard/…tfevents…      both, for TensorBoard
 // While the disk is full, lines are buffered in memory.
 #pragma once
 #include <cstdint>
@@ -28,6 +28,7 @@ struct Timing {
   int64_t step = 0;
   double seconds = 0, tokens_per_second = 0;
   int64_t peak_memory = 0;
+  int64_t devices = 1;
   std::optional<double> mfu = {};
   std::string mfu_peak = {};  // the peak rate that the MFU divides by
 };

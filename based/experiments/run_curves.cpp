@@ -1,0 +1,120 @@
+#include "based/experiments/run_curves.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <map>
+
+#include "based/core/files.h"
+#include "based/core/json.h"
+
+namespace based {
+namespace {
+
+double number_in(const Json& object, const char* key, const std::string& where) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_number()) throw Error(where + ": has no number " + key);
+  return found->get<double>();
+}
+
+Json object_in(std::string_view text, const std::string& where) {
+  Json value = parse_json(text, where);
+  if (!value.is_object()) throw Error(where + ": is not a JSON object");
+  return value;
+}
+
+// Calls `use` with each line that a line break ends.
+void for_each_line(const std::string& file, const std::function<void(const Json& line, const std::string& where)>& use) {
+  const std::string text = read_regular_file(file);
+  int64_t number = 0;
+  for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    const std::string where = file + ", line " + std::to_string(++number);
+    use(object_in(std::string_view(text).substr(begin, end - begin), where), where);
+  }
+}
+
+std::vector<RunCurves::Resumption> read_resumptions(const std::string& file) {
+  std::vector<RunCurves::Resumption> resumptions;
+  double last_seconds = 0;
+  int64_t last_step = 0;
+  for_each_line(file, [&](const Json& line, const std::string& where) {
+    const auto step = static_cast<int64_t>(number_in(line, "step", where));
+    const double seconds = number_in(line, "seconds", where);
+    const int64_t devices = line.contains("devices") ? static_cast<int64_t>(number_in(line, "devices", where)) : 0;
+    if (seconds < last_seconds) resumptions.push_back({step, step <= last_step, devices});  // each process counts its own seconds
+    last_seconds = seconds, last_step = step;
+  });
+  return resumptions;
+}
+
+int64_t read_step_tokens(const std::string& file) {
+  const Json run = object_in(read_regular_file(file), file);
+  const auto train = run.find("train");
+  if (train == run.end() || !train->is_object()) throw Error(file + ": has no object train");
+  return static_cast<int64_t>(number_in(*train, "batch", file) * number_in(*train, "length", file));
+}
+
+std::string describe(const RunCurves::Resumption& resumption) {
+  const std::string devices = std::to_string(resumption.devices) + (resumption.devices == 1 ? " device" : " devices");
+  return std::string(resumption.repeated ? "after a crash" : "after a stop") + (resumption.devices > 0 ? ": " + devices : "");
+}
+
+Plot plot_curves(const std::vector<RunCurves>& runs, const std::string& title, const std::string& label,
+                 const std::function<LossCurve(const RunCurves&)>& curve_of) {
+  Plot plot;
+  plot.title = title + ": " + label;
+  plot.x = {"training tokens", false, TickFormat::number, {}, {}};
+  plot.y = {label + ", nats per token", false, TickFormat::number, {}, {}};
+  plot.labels_at_end = true;
+  std::map<std::string, PlotSeries> resumed;  // by description
+  for (const RunCurves& run : runs) {
+    const LossCurve curve = curve_of(run);
+    if (curve.empty()) continue;
+    const auto tokens = [&](int64_t step) { return static_cast<double>(step * run.step_tokens); };
+    PlotSeries& series = plot.series.emplace_back(PlotSeries{.label = run.name, .markers = false});
+    for (const auto& [step, loss] : curve) series.points.emplace_back(tokens(step), loss);
+    for (const RunCurves::Resumption& resumption : run.resumptions) {
+      const auto at = std::find_if(curve.begin(), curve.end(), [&](const auto& point) { return point.first >= resumption.step; });
+      if (at == curve.end()) continue;
+      resumed[describe(resumption)].points.emplace_back(tokens(at->first), at->second);
+    }
+  }
+  for (auto& [description, series] : resumed) {
+    series.label = description, series.line = false;
+    plot.series.push_back(std::move(series));
+  }
+  return plot;
+}
+
+}  // namespace
+
+RunCurves read_run_curves(const std::string& folder) {
+  const std::filesystem::path path = std::filesystem::path(folder).lexically_normal();
+  const auto file = [&](const char* name) {
+    const std::string found = (path / name).string();
+    if (!path_exists(found)) throw Error(found + ": there is no such file; name the folder of a run of `based train`");
+    return found;
+  };
+  RunCurves curves;
+  curves.name = path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
+  curves.step_tokens = read_step_tokens(file("run.json"));
+  for_each_line(file("metrics.jsonl"), [&](const Json& line, const std::string& where) {
+    const auto step = static_cast<int64_t>(number_in(line, "step", where));
+    if (line.contains("loss")) curves.train.emplace_back(step, number_in(line, "loss", where));
+    if (line.contains("eval_loss")) curves.held_out.emplace_back(step, number_in(line, "eval_loss", where));
+  });
+  if (const std::string timing = (path / "timing.jsonl").string(); path_exists(timing)) curves.resumptions = read_resumptions(timing);
+  return curves;
+}
+
+std::vector<Figure> curve_figures(const std::vector<RunCurves>& runs, const std::string& title) {
+  std::vector<Figure> figures;
+  const auto add = [&](const char* name, Plot plot) {
+    if (!plot.series.empty()) figures.push_back({name, std::move(plot)});
+  };
+  add("training-loss", plot_curves(runs, title, "training loss", [](const RunCurves& run) { return grouped(run.train); }));
+  add("held-out-loss", plot_curves(runs, title, "held-out loss", [](const RunCurves& run) { return run.held_out; }));
+  return figures;
+}
+
+}  // namespace based

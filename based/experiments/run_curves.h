@@ -1,0 +1,30 @@
+// The loss curves of runs of `based train`, read from the metrics files in their folders (train/metrics.h).
+#pragma once
+#include <string>
+#include <vector>
+
+#include "based/experiments/kind.h"
+#include "based/experiments/loss_curve.h"
+
+namespace based {
+
+struct RunCurves {
+  struct Resumption {
+    int64_t step = 0;       // the first logged step after it
+    bool repeated = false;  // steps that had been logged were executed again: the run ended without a save
+    int64_t devices = 0;    // 0: timing.jsonl does not say
+  };
+  std::string name;         // of the folder
+  int64_t step_tokens = 0;  // tokens of a step
+  LossCurve train, held_out;
+  std::vector<Resumption> resumptions;
+};
+
+// Reads run.json, metrics.jsonl and, if there is one, timing.jsonl. A last line without a line break, which a running or killed process may
+// leave, is skipped. Throws Error, naming the file and the line, for other damage and for a folder without these files.
+RunCurves read_run_curves(const std::string& folder);
+
+// "training-loss" and, if any run has evaluations, "held-out-loss", against training tokens, with the resumptions marked.
+std::vector<Figure> curve_figures(const std::vector<RunCurves>& runs, const std::string& title);
+
+}  // namespace based
