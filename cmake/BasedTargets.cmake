@@ -34,7 +34,7 @@ endif()
 # anonymous namespaces.
 function(based_unity target)
   if(BASED_UNITY)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 36)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 52)
   endif()
 endfunction()
 
