@@ -14,7 +14,7 @@ struct RunCurves {
     bool repeated = false;  // steps that had been logged were executed again: the run ended without a save
     int64_t devices = 0;    // 0: timing.jsonl does not say
   };
-  std::string name;         // of the folder
+  std::string name;         // the folder's
   int64_t step_tokens = 0;  // tokens of a step
   LossCurve train, held_out;
   std::vector<Resumption> resumptions;

@@ -1,4 +1,4 @@
-// The curves of `based train` runs: what is read from their folders, and how damage is reported.
+// The curves of `based train` runs: reading them from the runs' folders, and the errors for damaged files.
 #include "based/experiments/run_curves.h"
 
 #include <gmock/gmock.h>
