@@ -167,6 +167,7 @@ void draw_curves(const CurveOptions& options) {
   for (const std::string& folder : options.runs) runs.push_back(read_run_curves(folder));
   const std::vector<Figure> figures = curve_figures(runs, options.title);
   if (figures.empty()) throw Error(options.runs.front() + "/metrics.jsonl: has no loss yet: there is nothing to draw");
+  make_folder(options.out);
   for (const Figure& figure : figures)
     for (const std::string& written : write_plot(figure.plot, (fs::path(options.out) / figure.name).string())) print_line(written);
 }

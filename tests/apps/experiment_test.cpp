@@ -557,5 +557,16 @@ TEST(MqarEval, MeasuresOnTheTestDataOfTheExperiment) {
   EXPECT_THAT(longer.err, HasSubstr("examples of 64 tokens are more than model.max_positions = 32"));
 }
 
+// The kept pretraining runs of experiments/pretraining, one of which was killed and stopped.
+TEST_F(ExperimentCommand, DrawsTheCurvesOfTrainingRuns) {
+  const std::string runs = BASED_SOURCE_DIR "/experiments/pretraining/runs/", out = folder_.file("curves");
+  const Ran drawn = run("experiment curves " + runs + "based-360m " + runs + "attention-360m --title Runs --out " + out);
+  ASSERT_EQ(drawn.code, 0) << drawn.err;
+  EXPECT_THAT(read_file(out + "/training-loss.svg"), AllOf(HasSubstr("Runs: training loss"), HasSubstr("after a crash: 1 device"),
+                                                           HasSubstr("after a stop: 2 devices"), HasSubstr("attention-360m")));
+  EXPECT_THAT(read_file(out + "/held-out-loss.svg"), HasSubstr("held-out loss, nats per token"));
+  EXPECT_THAT(run("experiment curves " + folder_.file("none") + " --out " + out).err, HasSubstr("none/run.json: there is no such file"));
+}
+
 }  // namespace experiment_test
 }  // namespace based
