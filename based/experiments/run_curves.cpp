@@ -1,6 +1,7 @@
 #include "based/experiments/run_curves.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -15,6 +16,14 @@ double number_in(const Json& object, const char* key, const std::string& where) 
   const auto found = object.find(key);
   if (found == object.end() || !found->is_number()) throw Error(where + ": has no number " + key);
   return found->get<double>();
+}
+
+// A step, a number of devices and the like.
+int64_t count_in(const Json& object, const char* key, const std::string& where) {
+  constexpr double kMost = 1e15;
+  const double value = number_in(object, key, where);
+  if (value < 0 || value > kMost || value != std::floor(value)) throw Error(where + ": " + key + " is not a whole number from 0 to 1e15");
+  return static_cast<int64_t>(value);
 }
 
 Json object_in(std::string_view text, const std::string& where) {
@@ -36,22 +45,23 @@ void for_each_line(const std::string& file, const std::function<void(const Json&
 std::vector<RunCurves::Resumption> read_resumptions(const std::string& file) {
   std::vector<RunCurves::Resumption> resumptions;
   double last_seconds = 0;
-  int64_t last_step = 0;
+  int64_t last_step = 0, last_devices = 0;
   for_each_line(file, [&](const Json& line, const std::string& where) {
-    const auto step = static_cast<int64_t>(number_in(line, "step", where));
+    const int64_t step = count_in(line, "step", where), devices = line.contains("devices") ? count_in(line, "devices", where) : 0;
     const double seconds = number_in(line, "seconds", where);
-    const int64_t devices = line.contains("devices") ? static_cast<int64_t>(number_in(line, "devices", where)) : 0;
-    if (seconds < last_seconds) resumptions.push_back({step, step <= last_step, devices});  // each process counts its own seconds
-    last_seconds = seconds, last_step = step;
+    const bool repeated = last_step > 0 && step <= last_step;
+    // Each process counts its own seconds.
+    if (repeated || seconds < last_seconds || (last_step > 0 && devices != last_devices)) resumptions.push_back({step, repeated, devices});
+    last_seconds = seconds, last_step = step, last_devices = devices;
   });
   return resumptions;
 }
 
-int64_t read_step_tokens(const std::string& file) {
+double read_step_tokens(const std::string& file) {
   const Json run = object_in(read_regular_file(file), file);
   const auto train = run.find("train");
   if (train == run.end() || !train->is_object()) throw Error(file + ": has no object train");
-  return static_cast<int64_t>(number_in(*train, "batch", file) * number_in(*train, "length", file));
+  return static_cast<double>(count_in(*train, "batch", file)) * static_cast<double>(count_in(*train, "length", file));
 }
 
 std::string describe(const RunCurves::Resumption& resumption) {
@@ -70,7 +80,7 @@ Plot plot_curves(const std::vector<RunCurves>& runs, const std::string& title, c
   for (const RunCurves& run : runs) {
     const LossCurve curve = curve_of(run);
     if (curve.empty()) continue;
-    const auto tokens = [&](int64_t step) { return static_cast<double>(step * run.step_tokens); };
+    const auto tokens = [&](int64_t step) { return static_cast<double>(step) * run.step_tokens; };
     PlotSeries& series = plot.series.emplace_back(PlotSeries{.label = run.name, .markers = false});
     for (const auto& [step, loss] : curve) series.points.emplace_back(tokens(step), loss);
     for (const RunCurves::Resumption& resumption : run.resumptions) {
@@ -99,7 +109,7 @@ RunCurves read_run_curves(const std::string& folder) {
   curves.name = path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
   curves.step_tokens = read_step_tokens(file("run.json"));
   for_each_line(file("metrics.jsonl"), [&](const Json& line, const std::string& where) {
-    const auto step = static_cast<int64_t>(number_in(line, "step", where));
+    const int64_t step = count_in(line, "step", where);
     if (line.contains("loss")) curves.train.emplace_back(step, number_in(line, "loss", where));
     if (line.contains("eval_loss")) curves.held_out.emplace_back(step, number_in(line, "eval_loss", where));
   });

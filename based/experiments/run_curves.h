@@ -14,9 +14,10 @@ struct RunCurves {
     bool repeated = false;  // steps that had been logged were executed again: the run ended without a save
     int64_t devices = 0;    // 0: timing.jsonl does not say
   };
-  std::string name;         // the folder's
-  int64_t step_tokens = 0;  // tokens of a step
+  std::string name;        // the folder's
+  double step_tokens = 0;  // tokens of a step
   LossCurve train, held_out;
+  // Where timing.jsonl shows that another process continued: steps are repeated, its seconds begin anew, or the number of devices changes.
   std::vector<Resumption> resumptions;
 };
 

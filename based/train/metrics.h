@@ -1,7 +1,7 @@
 // The metrics files in a run's folder:
 //   metrics.jsonl               one JSON object per line, without timings, so that a resumed run's file equals an uninterrupted run's
-//   timing.jsonl                seconds, tokens per second, peak memory and devices of every executed step, including steps repeated after
-//   a crash tensorboard/…tfevents…      both, for TensorBoard
+//   timing.jsonl                seconds, tokens per second, peak memory and devices, of repeated steps too
+//   tensorboard/…tfevents…      both, for TensorBoard
 // While the disk is full, lines are buffered in memory.
 #pragma once
 #include <cstdint>

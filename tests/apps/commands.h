@@ -134,6 +134,7 @@ inline const std::vector<CommandRow>& command_rows() {
       {"experiment status", "|@/sweep.toml", {{"--set", "nonsense"}, {"--out", any_text}, {"--scale", "huge"}}},
       {"experiment plot", "|@/sweep.toml --out @/sweep", {{"--set", "nonsense"}, {"--out", no_path}, {"--scale", "huge"}}},
       {"experiment pack", "|@/sweep.toml --out @/sweep", {{"--out", no_path}}},
+      {"experiment curves", "@/model --out %", {{"--title", any_text}, {"--out", no_path}}, "", "", "/training-loss.svg"},
       {"state save", "% --model <@/model --prompt the", {{"--prompt", any_text}, {"--dtype", "fp8"}}},
       {"state load", "<@/a.state --model <@/model", {{"--dtype", "fp8"}}},
       {"state info", "<@/a.state"},

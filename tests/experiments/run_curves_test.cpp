@@ -60,11 +60,22 @@ TEST_F(RunCurvesTest, MarksResumptionsInTheFigures) {
   EXPECT_THAT(plot.series[2].points, ElementsAre(Pair(3840.0, 4.5)));
 }
 
+TEST_F(RunCurvesTest, FindsAResumptionOfAShortRun) {
+  write_file_atomic(folder_.file("timing.jsonl"),
+                    "{\"step\":10,\"seconds\":1.0}\n{\"step\":10,\"seconds\":1.5}\n{\"step\":20,\"seconds\":2.5}\n");
+  const RunCurves curves = read();
+  ASSERT_EQ(curves.resumptions.size(), 1U);
+  EXPECT_TRUE(curves.resumptions[0].repeated);
+  EXPECT_EQ(curves.resumptions[0].devices, 0);
+}
+
 TEST_F(RunCurvesTest, NamesFileLineAndFieldOfDamage) {
   write_file_atomic(folder_.file("metrics.jsonl"), "{\"step\":10,\"loss\":5.5}\n{\"loss\":5.0}\n");
   EXPECT_THAT(error_of_reading(), HasSubstr("metrics.jsonl, line 2: has no number step"));
   write_file_atomic(folder_.file("metrics.jsonl"), "{\"step\":10,\"loss\":5.5}\n[1]\n");
   EXPECT_THAT(error_of_reading(), HasSubstr("metrics.jsonl, line 2: is not a JSON object"));
+  write_file_atomic(folder_.file("metrics.jsonl"), "{\"step\":1e300,\"loss\":5.5}\n");
+  EXPECT_THAT(error_of_reading(), HasSubstr("metrics.jsonl, line 1: step is not a whole number from 0 to 1e15"));
   write_file_atomic(folder_.file("run.json"), "{}");
   EXPECT_THAT(error_of_reading(), HasSubstr("run.json: has no object train"));
   write_file_atomic(folder_.file("run.json"), "");

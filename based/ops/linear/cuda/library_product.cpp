@@ -238,8 +238,8 @@ bool fills_device(int64_t rows, int64_t columns) {
 // then these). 32768 x 1024 -> 4096: 418, 390; -> 3072: 337, 302; a tile is stored while the next one is computed. 2668ᵀ x 50304 x 1024
 // added in fp32: 445, 412; smaller tiles.
 constexpr cublasLtMatmulTile_t kWideTile = CUBLASLT_MATMUL_TILE_128x160, kAddedTile = CUBLASLT_MATMUL_TILE_128x128;
-constexpr int64_t kLeastRows = 128;  // fewer rows are those of steps, whose products are recorded once
-constexpr int64_t kWide = 3;         // outputs per input from which on the time of a product is that of storing its results
+constexpr int64_t kMostStepRows = 128;  // so few rows are those of steps, whose products are recorded once
+constexpr int64_t kWide = 3;            // outputs per input from which on the time of a product is that of storing its results
 
 // The rows for which the kernel of a product is chosen: at most an eighth more than there are. cuBLAS loads a kernel when it is first
 // launched, which takes 2 to 5 ms of the host, and products of ever new sizes would ask for ever new kernels (53 for 120 sizes).
@@ -259,7 +259,7 @@ bool multiply(const Request& request) {
 Tensor linear_by_library(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
   const int64_t columns = weight.size(0);
   const bool plain_bias = !bias || (bias->scalar_type() == at::kBFloat16 && bias->is_contiguous());
-  if (is_plain(x) && is_plain(weight) && plain_bias && x.size(0) > kLeastRows) {
+  if (is_plain(x) && is_plain(weight) && plain_bias && x.size(0) > kMostStepRows) {
     const Tensor y = at::empty({x.size(0), columns}, x.options());
     const bool fills = fills_device(x.size(0), columns), wide = fills && columns >= kWide * weight.size(1);
     const auto tile = wide ? kWideTile : CUBLASLT_MATMUL_TILE_UNDEFINED;
