@@ -9,10 +9,10 @@
 #include "based/core/folders.h"
 #include "based/core/hash.h"
 #include "based/core/interrupt.h"
-#include "based/core/json.h"
 #include "based/core/log.h"
 #include "based/core/text.h"
 #include "based/eval/perplexity.h"
+#include "based/experiments/run_curves.h"
 #include "based/models/language_model.h"
 #include "based/runtime/card.h"
 
@@ -164,23 +164,16 @@ class LanguageRun {
   }
 
   void read_curves() {
-    const std::string path = path_in(hooks_.folder, "metrics.jsonl"), text = read_regular_file(path);
-    const auto add = [](const Json& line, const char* name, std::vector<int64_t>& steps, std::vector<double>& losses) {
-      const auto found = line.find(name);
-      if (found == line.end() || !found->is_number()) return;
-      steps.push_back(line.at("step").get<int64_t>());
-      losses.push_back(std::round(found->get<double>() * kCurveUnits) / kCurveUnits);
+    const LoggedLosses logged = read_losses(path_in(hooks_.folder, "metrics.jsonl"), LastLine::whole);
+    const auto add = [](const LossCurve& curve, std::vector<int64_t>& steps, std::vector<double>& losses) {
+      for (const auto& [step, loss] : curve) {
+        steps.push_back(step);
+        losses.push_back(std::round(loss * kCurveUnits) / kCurveUnits);
+      }
     };
-    for (size_t begin = 0; begin < text.size();) {
-      const size_t end = std::min(text.find('\n', begin), text.size());
-      const Json line = parse_json(std::string_view(text).substr(begin, end - begin), path);
-      begin = end + 1;
-      add(line, "loss", outcome_.train_steps, outcome_.train_loss);
-      add(line, "eval_loss", outcome_.evaluation_steps, outcome_.evaluation_loss);
-      if (line.at("step") == run_.train.steps && line.contains("order_hash"))
-        outcome_.order_hash = line.at("order_hash").get<std::string>();
-    }
-    if (outcome_.order_hash.empty()) outcome_.order_hash = order_hash();
+    add(logged.train, outcome_.train_steps, outcome_.train_loss);
+    add(logged.held_out, outcome_.evaluation_steps, outcome_.evaluation_loss);
+    outcome_.order_hash = logged.order_step == run_.train.steps ? logged.order_hash : order_hash();
   }
 
   // The hash that the metrics have at the last step, unless its update was skipped.

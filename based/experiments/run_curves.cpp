@@ -32,21 +32,28 @@ Json object_in(std::string_view text, const std::string& where) {
   return value;
 }
 
-// Calls `use` with each line that a line break ends.
-void for_each_line(const std::string& file, const std::function<void(const Json& line, const std::string& where)>& use) {
+void for_each_line(const std::string& file, LastLine last, const std::function<void(const Json& line, const std::string& where)>& use) {
   const std::string text = read_regular_file(file);
   int64_t number = 0;
-  for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    if (end == text.size() && last == LastLine::may_be_torn) return;
     const std::string where = file + ", line " + std::to_string(++number);
     use(object_in(std::string_view(text).substr(begin, end - begin), where), where);
+    begin = end + 1;
   }
+}
+
+// A loss that is not finite is null in the file.
+void add_loss(const Json& line, const char* key, int64_t step, const std::string& where, LossCurve& curve) {
+  if (const auto found = line.find(key); found != line.end() && !found->is_null()) curve.emplace_back(step, number_in(line, key, where));
 }
 
 std::vector<RunCurves::Resumption> read_resumptions(const std::string& file) {
   std::vector<RunCurves::Resumption> resumptions;
   double last_seconds = 0;
   int64_t last_step = 0, last_devices = 0;
-  for_each_line(file, [&](const Json& line, const std::string& where) {
+  for_each_line(file, LastLine::may_be_torn, [&](const Json& line, const std::string& where) {
     const int64_t step = count_in(line, "step", where), devices = line.contains("devices") ? count_in(line, "devices", where) : 0;
     const double seconds = number_in(line, "seconds", where);
     const bool repeated = last_step > 0 && step <= last_step;
@@ -98,6 +105,20 @@ Plot plot_curves(const std::vector<RunCurves>& runs, const std::string& title, c
 
 }  // namespace
 
+LoggedLosses read_losses(const std::string& file, LastLine last) {
+  LoggedLosses losses;
+  for_each_line(file, last, [&](const Json& line, const std::string& where) {
+    const int64_t step = count_in(line, "step", where);
+    add_loss(line, "loss", step, where, losses.train);
+    add_loss(line, "eval_loss", step, where, losses.held_out);
+    if (const auto hash = line.find("order_hash"); hash != line.end() && hash->is_string()) {
+      losses.order_hash = hash->get<std::string>();
+      losses.order_step = step;
+    }
+  });
+  return losses;
+}
+
 RunCurves read_run_curves(const std::string& folder) {
   const std::filesystem::path path = std::filesystem::path(folder).lexically_normal();
   const auto file = [&](const char* name) {
@@ -108,11 +129,8 @@ RunCurves read_run_curves(const std::string& folder) {
   RunCurves curves;
   curves.name = path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
   curves.step_tokens = read_step_tokens(file("run.json"));
-  for_each_line(file("metrics.jsonl"), [&](const Json& line, const std::string& where) {
-    const int64_t step = count_in(line, "step", where);
-    if (line.contains("loss")) curves.train.emplace_back(step, number_in(line, "loss", where));
-    if (line.contains("eval_loss")) curves.held_out.emplace_back(step, number_in(line, "eval_loss", where));
-  });
+  LoggedLosses losses = read_losses(file("metrics.jsonl"), LastLine::may_be_torn);
+  curves.train = std::move(losses.train), curves.held_out = std::move(losses.held_out);
   if (const std::string timing = (path / "timing.jsonl").string(); path_exists(timing)) curves.resumptions = read_resumptions(timing);
   return curves;
 }

@@ -8,6 +8,18 @@
 
 namespace based {
 
+// The losses in a metrics.jsonl.
+struct LoggedLosses {
+  LossCurve train, held_out;  // without losses that are not finite
+  std::string order_hash;     // the last one, and its step
+  int64_t order_step = 0;
+};
+
+enum class LastLine { whole, may_be_torn };  // may_be_torn: without a line break it is skipped, as a running or killed process leaves it
+
+// Throws Error, naming the file and the line, for damage.
+LoggedLosses read_losses(const std::string& file, LastLine last);
+
 struct RunCurves {
   struct Resumption {
     int64_t step = 0;       // the first logged step after it

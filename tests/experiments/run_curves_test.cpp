@@ -18,9 +18,10 @@ class RunCurvesTest : public ::testing::Test {
  protected:
   void SetUp() override {
     write_file_atomic(folder_.file("run.json"), R"({"train": {"batch": 4, "length": 32}})");
-    write_file_atomic(folder_.file("metrics.jsonl"),
-                      "{\"step\":10,\"loss\":5.5}\n{\"step\":20,\"loss\":5.0}\n{\"step\":20,\"eval_loss\":5.25}\n"
-                      "{\"step\":25,\"skipped\":\"the loss is not finite\"}\n{\"step\":30,\"loss\":4.5}\n{\"step\":40,\"lo");
+    write_file_atomic(
+        folder_.file("metrics.jsonl"),
+        "{\"step\":10,\"loss\":5.5}\n{\"step\":20,\"loss\":5.0}\n{\"step\":20,\"eval_loss\":5.25}\n{\"step\":22,\"eval_loss\":null}\n"
+        "{\"step\":25,\"skipped\":\"the loss is not finite\"}\n{\"step\":30,\"loss\":4.5}\n{\"step\":40,\"lo");
     write_file_atomic(folder_.file("timing.jsonl"),
                       "{\"step\":10,\"seconds\":1.0,\"devices\":2}\n{\"step\":20,\"seconds\":2.0,\"devices\":2}\n"
                       "{\"step\":20,\"seconds\":0.5,\"devices\":1}\n{\"step\":30,\"seconds\":0.4,\"devices\":2}\n");
