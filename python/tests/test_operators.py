@@ -60,6 +60,30 @@ def test_initial_states_have_gradients():
                                     (q, k, v, log_decay, bonus, state), fast_mode=True)
 
 
+def test_a_bonus_follows_the_formula():
+    torch.manual_seed(0)
+    cu_seqlens = torch.tensor([0, 0, 3, 7, 7])
+    q, k = (torch.randn(7, 1, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    v = torch.randn(7, 2, 3, dtype=torch.float64, requires_grad=True)
+    log_decay = (-torch.rand(7, 2, 4, dtype=torch.float64)).requires_grad_()
+    bonus = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    state = torch.randn(4, 2, 4, 3, dtype=torch.float64, requires_grad=True)
+
+    def rule(q, k, v, g, u, s):
+        return ops.gated_delta_rule(q, k, v, g, None, u, False, 0.5, cu_seqlens, s)
+
+    expected = []
+    for row, (begin, end) in enumerate([(0, 0), (0, 3), (3, 7), (7, 7)]):
+        before = state[row]
+        for t in range(begin, end):
+            read = torch.einsum("hkv,hk->hv", before, q[t].expand(2, 4)) + (q[t] * bonus * k[t]).sum(-1, keepdim=True) * v[t]
+            expected.append(0.5 * read)
+            before = log_decay[t].exp().unsqueeze(-1) * before + k[t].expand(2, 4).unsqueeze(-1) * v[t].unsqueeze(-2)
+    inputs = (q, k, v, log_decay, bonus, state)
+    torch.testing.assert_close(rule(*inputs)[0], torch.stack(expected))
+    assert torch.autograd.gradcheck(rule, inputs, fast_mode=True)
+
+
 def test_norms_with_a_residual_have_gradients():
     torch.manual_seed(0)
     residual, x = (torch.randn(3, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))

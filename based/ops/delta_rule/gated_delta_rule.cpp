@@ -1,6 +1,7 @@
 #include "based/ops/delta_rule/gated_delta_rule.h"
 
 #include "based/ops/delta_rule/gated_delta_rule_arguments.h"
+#include "based/ops/delta_rule/gated_delta_rule_bonus.h"
 #include "based/ops/delta_rule/gated_delta_rule_forms.h"
 #include "based/ops/framework/on_device.h"
 #include "based/ops/framework/recompute.h"
@@ -171,8 +172,10 @@ Result<GatedDeltaRule> forward(const GatedDeltaRule& in) {
 
 Result<GatedDeltaRuleBackward> backward(const GatedDeltaRuleBackward& in) {
   const auto& [inputs, cu_seqlens, initial_state] = in.forward;
-  const GatedDeltaRuleLaunchers* table =
-      launchers_for<GatedDeltaRuleLaunchers>("gated_delta_rule_backward", inputs.q, has_gated_delta_rule_backward(in.forward));
+  if (inputs.bonus && inputs.q.size(0) > 0 && has_gated_delta_rule_backward(in.forward))
+    return gated_delta_rule_gradient_with_bonus(in, [](const GatedDeltaRuleBackward& without) { return backward(without); });
+  const GatedDeltaRuleLaunchers* table = launchers_for<GatedDeltaRuleLaunchers>("gated_delta_rule_backward", inputs.q,
+                                                                                !inputs.bonus && has_gated_delta_rule_backward(in.forward));
   if (table == nullptr) return backward_reference(in);
   check(in.forward);
   check_row_starts("gated_delta_rule", "cu_seqlens", cu_seqlens, inputs.q.size(0));
@@ -261,7 +264,9 @@ void check_gated_delta_rule(const GatedDeltaRule& in) { check(in); }
 
 bool has_gated_delta_rule_backward(const GatedDeltaRule& in) {
   const GatedDeltaRuleLaunchers* table = launchers_of<GatedDeltaRuleLaunchers>(in.inputs.q);
-  return table != nullptr && delta_rule_has_backward(*table, in.inputs);
+  GatedDeltaRuleInputs without_bonus = in.inputs;
+  without_bonus.bonus = std::nullopt;
+  return table != nullptr && delta_rule_has_backward(*table, without_bonus);
 }
 
 kernels::GatedDeltaRule gated_delta_rule_step_arguments(const GatedDeltaRuleStep& in, const Tensor& y) {

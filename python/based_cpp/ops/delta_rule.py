@@ -123,15 +123,36 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | No
     return torch.cat(outputs, 2) if outputs else torch.zeros_like(v), state
 
 
+def _with_bonus(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, bonus: Tensor, scale: float, cu_seqlens: Tensor,
+                initial_state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """By the rule without a bonus, whose gradient has a kernel on a GPU.
+
+    Token t reads the state before it, as token t − 1 would with the q of token t. The first token of a row reads the initial state.
+    """
+    dtype, tokens, shared_by = sum_type(q), q.shape[0], v.shape[1] // q.shape[1]
+    starts = torch.zeros(tokens + 1, 1, 1, dtype=torch.bool, device=q.device).index_fill(0, cu_seqlens, True)
+    next_q = F.pad(q[1:], (0, 0, 0, 0, 0, 1)).masked_fill(starts[1:], 0)
+    read, state = torch.ops.based.gated_delta_rule(next_q, k, v, log_decay, None, None, False, scale, cu_seqlens, initial_state)
+    y = F.pad(read[:-1], (0, 0, 0, 0, 1, 0)).masked_fill(starts[:-1], 0).to(dtype)
+    wide_q, wide_k = (x.to(dtype).repeat_interleave(shared_by, 1) for x in (q * scale, k))
+    if initial_state is not None:
+        first = cu_seqlens[:-1].clamp(max=tokens - 1)
+        first_q = wide_q[first].masked_fill((cu_seqlens[:-1] == cu_seqlens[1:]).view(-1, 1, 1), 0)
+        y = y.index_add(0, first, (first_q.unsqueeze(-2) @ initial_state).squeeze(-2))
+    own = (wide_q * bonus.to(dtype) * wide_k).sum(-1, keepdim=True)
+    return (y + own * v).to(v.dtype), state
+
+
 @differentiable("gated_delta_rule", "gated_delta_rule_backward", outputs="y state",
                 gradients="q k v log_decay beta bonus initial_state")
 def _gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor | None, bonus: Tensor | None, delta: bool,
                       scale: float, cu_seqlens: Tensor, initial_state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    if bonus is not None and q.shape[0] > 0:
+        return _with_bonus(q, k, v, log_decay, bonus, scale, cu_seqlens, initial_state)
     dtype, rows, heads, shared_by = sum_type(q), cu_seqlens.shape[0] - 1, v.shape[1], v.shape[1] // q.shape[1]
     initial = initial_state
     if initial is None:
         initial = torch.zeros(rows, heads, q.shape[2], v.shape[2], dtype=dtype, device=q.device)
-    u = None if bonus is None else bonus.to(dtype).unsqueeze(1)
     outputs, states = [], []
     for run in equal_runs(cu_seqlens, q.shape[0]):
 
@@ -143,12 +164,7 @@ def _gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None,
 
         run_q, run_k, run_v = heads_first(q, shared_by) * scale, heads_first(k, shared_by), heads_first(v)
         gates, state = (heads_first(log_decay), heads_first(beta), delta), initial[run.first_row : run.first_row + run.rows]
-        if u is None:
-            y, new_state = _chunks(run_q, run_k, run_v, *gates, state)
-        else:  # token t reads the state before it, as token t − 1 would with the q of token t
-            later, new_state = _chunks(F.pad(run_q[:, :, 1:], (0, 0, 0, 1)), run_k, run_v, *gates, state)
-            before = torch.cat((run_q[:, :, :1] @ state, later[:, :, : max(0, run.length - 1)]), 2)
-            y = before + (run_q * u * run_k).sum(-1, keepdim=True) * run_v
+        y, new_state = _chunks(run_q, run_k, run_v, *gates, state)
         outputs.append(y.transpose(1, 2).flatten(0, 1))
         states.append(new_state)
     return join(outputs, v).to(v.dtype), join(states, initial)

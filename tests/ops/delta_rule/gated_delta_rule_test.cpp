@@ -1,5 +1,6 @@
 #include "based/ops/delta_rule/gated_delta_rule.h"
 
+#include "based/ops/delta_rule/gated_delta_rule_bonus.h"
 #include "based/ops/pointwise/rowwise.h"
 #include "tests/ops/framework/testing.h"
 
@@ -82,6 +83,7 @@ const vector<RuleCase> kCases = {
     // Sizes that a GPU's chunks have.
     {{100, 0, 65, 1}, Decay::per_channel, false, false, false, true, -0.2, 1, 2, 64, 64},
     {{100, 0, 65, 1}, Decay::per_head, true, true, false, true, -0.1, 2, 2, 64, 64},
+    {{0, 100, 0, 65, 1, 0}, Decay::per_channel, false, false, true, true, -0.2, 1, 2, 64, 64},
     {{70}, Decay::per_head, false, true, false, false, -0.1, 1, 2, 64, 64},
 };
 
@@ -193,6 +195,31 @@ TEST(GatedDeltaRule, Gradcheck) {
                             RuleCase{{4, 2}, Decay::per_channel, true, false, false, true, -0.3, 2, 2, 3, 2},
                             RuleCase{{19}, Decay::per_channel, false, false, true, true, -0.3, 1, 1, 2, 2}})
     EXPECT_TRUE(gradcheck(calling(c), make_inputs(c)));
+}
+
+// The gradient with a bonus by that of the rule without one, as on a GPU.
+TEST(GatedDeltaRule, GradientWithABonusFollowsFromTheOneWithout) {
+  for (const RuleCase& c : {RuleCase{kOdd, Decay::per_channel, false, false, true}, RuleCase{{1, 0, 1}, Decay::none, false, false, true},
+                            RuleCase{{0, 5, 0, 7, 0}, Decay::per_head, false, false, true, true, -0.3, 2, 6, 3, 4},
+                            RuleCase{{9}, Decay::per_channel, false, false, true, false}}) {
+    const vector<Tensor> inputs = make_inputs(c);
+    const auto reference = calling(c, gated_delta_rule_reference);
+    const vector<Tensor> cotangents = random_like(reference(inputs)), expected = gradients(reference, inputs, cotangents);
+    const Tensor cu = offsets(c.lengths);
+    const OptionalTensor grad_state = cotangents[1], initial = c.initial ? OptionalTensor(inputs.back()) : std::nullopt;
+    const auto without = [](const GatedDeltaRuleBackward& in) {
+      EXPECT_FALSE(in.forward.inputs.bonus);
+      return call(in);
+    };
+    const auto found = gated_delta_rule_gradient_with_bonus({cotangents[0], grad_state, {named(c, inputs), cu, initial}}, without);
+    const auto& [q, k, v, log_decay, beta, bonus, state] = found;
+    vector<Tensor> all{q, k, v};
+    if (c.decay != Decay::none) all.push_back(log_decay);
+    all.push_back(bonus);
+    if (c.initial) all.push_back(state);
+    ASSERT_EQ(all.size(), expected.size());
+    for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(close(all[i], expected[i], 1e-11)) << "gradient " << i;
+  }
 }
 
 // If gradients are enabled, the initial state is not modified.

@@ -25,6 +25,7 @@ Wide widened(const GatedDeltaRule& in) {
   const auto widen = [](const Tensor& x, int64_t columns) { return at::constant_pad_nd(x, {0, columns}); };
   wide.q = widen(wide.q, more_keys), wide.k = widen(wide.k, more_keys), wide.v = widen(wide.v, more_values);
   if (wide.log_decay && wide.log_decay->dim() == 3 && wide.log_decay->size(2) == keys) wide.log_decay = widen(*wide.log_decay, more_keys);
+  if (wide.bonus) wide.bonus = widen(*wide.bonus, more_keys);
   if (in.initial_state) to.initial_state = at::constant_pad_nd(*in.initial_state, {0, more_values, 0, more_keys});
   return to;
 }
@@ -43,7 +44,7 @@ Result<GatedDeltaRule> autograd(const GatedDeltaRule& in) {
   const GatedDeltaRule rest{inputs, in.cu_seqlens, in.initial_state};
   if (has_gated_delta_rule_backward(rest)) return with_gradient(rest);
   const int64_t keys = inputs.q.size(2), values = inputs.v.size(2);
-  if (inputs.q.scalar_type() == at::kBFloat16 && keys <= 128 && !inputs.bonus) {
+  if (inputs.q.scalar_type() == at::kBFloat16 && keys <= 128) {
     const Wide wide = widened(rest);
     const GatedDeltaRule padded{wide.inputs, in.cu_seqlens, wide.initial_state};
     if (has_gated_delta_rule_backward(padded)) {
