@@ -4,6 +4,7 @@
 
 #include "apps/command.h"
 #include "based/core/files.h"
+#include "based/core/folders.h"
 #include "based/core/interrupt.h"
 #include "based/experiments/report.h"
 #include "based/experiments/run_curves.h"
