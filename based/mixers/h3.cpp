@@ -92,29 +92,28 @@ class DiagonalModel : public WideParameters {
   // [slots, 2, poles, channels], real and imaginary parts, in fp32 (fp64 for fp64 models).
   Tensor make_state(int64_t slots) const { return torch::zeros({slots, 2, poles_, groups_ * copies_}, sum_options(log_dt_)); }
 
-  // The impulse response [groups, count], 1 ≤ count ≤ kPiece, in fp32 (fp64 for fp64 models). Tap 0 weighs the current token.
+  // The impulse response [groups, count], count ≥ 1, in fp32 (fp64 for fp64 models). Tap 0 weighs the current token.
   Tensor filter(int64_t count) const { return ops::diagonal_filter(model(), count); }
 
   // u and y [tokens, channels] in the state's type. `state` [rows, 2, poles, channels] is the state before each row and becomes the state
-  // after it; without it, every row starts from zero.
-  Tensor run(const Tensor& u, const Sequences& rows, std::optional<Tensor>& state) const {
+  // after it.
+  Tensor run(const Tensor& u, const Sequences& rows, Tensor& state) const {
     const int64_t piece = std::clamp<int64_t>(rows.max_length(), 1, kPiece);
     const Powers powers = make_powers(ops::discretised(model()), piece, u.scalar_type());
     std::vector<Tensor> outputs, states;
     for (const ops::Run& run : ops::equal_runs(rows.starts())) {
       const Tensor inputs = ops::tokens_of(u, run);
-      Tensor h = state ? state->narrow(0, run.first_row, run.rows) : Tensor();
+      Tensor h = state.narrow(0, run.first_row, run.rows);
       std::vector<Tensor> pieces;
       for (int64_t at = 0; at < run.length; at += piece) {
         const Tensor part = inputs.narrow(1, at, std::min(piece, run.length - at));
-        pieces.push_back(ops::long_conv_of_batch(part, powers.filter));  // from a zero state
-        if (h.defined()) pieces.back() = pieces.back() + response(h, part.size(1), powers);
-        if (state || at + piece < run.length) h = advance(h, part, powers);
+        pieces.push_back(ops::long_conv_of_batch(part, powers.filter) + response(h, part.size(1), powers));
+        h = advance(h, part, powers);
       }
       if (!pieces.empty()) outputs.push_back(torch::cat(pieces, 1).flatten(0, 1));
-      if (state) states.push_back(h);
+      states.push_back(h);
     }
-    if (state && !states.empty()) state = torch::cat(states);
+    if (!states.empty()) state = torch::cat(states);
     return ops::join(outputs, u.sizes(), u.options());
   }
 
@@ -168,13 +167,12 @@ class DiagonalModel : public WideParameters {
     return y.view({groups_, h.size(0), copies_, length}).permute({1, 3, 0, 2}).flatten(2);
   }
 
-  // The state after the inputs, from `h` or, if it is undefined, from zero.
+  // The state after the inputs, from `h`.
   Tensor advance(const Tensor& h, const Tensor& inputs, const Powers& powers) const {
     const int64_t rows = inputs.size(0), length = inputs.size(1);
     const Tensor by_group = inputs.unflatten(2, {groups_, copies_}).permute({2, 0, 3, 1}).reshape({groups_, rows * copies_, length});
     const Tensor sums = torch::matmul(by_group, powers.write.narrow(1, powers.write.size(1) - length, length));
     const Tensor last = sums.view({groups_, rows, copies_, 2, poles_}).permute({1, 3, 4, 0, 2}).flatten(3);
-    if (!h.defined()) return last;
     const Tensor decay = powers.decay.select(2, length).t().repeat_interleave(copies_, 1);
     const Tensor re = torch::real(decay).to(h.scalar_type()), im = torch::imag(decay).to(h.scalar_type());
     return last + torch::stack({re * h.select(1, 0) - im * h.select(1, 1), re * h.select(1, 1) + im * h.select(1, 0)}, 1);
@@ -203,12 +201,7 @@ class H3 final : public Mixer {
 
   Tensor forward(const Tensor& x, const Pass& pass) override {
     const Tensor k = ops::gated_long_conv({}, k_proj_->forward(x), {}, shift_->taps(), pass.rows().starts());
-    const int64_t longest = pass.rows().max_length();
-    if (longest > DiagonalModel::kPiece) {
-      std::optional<Tensor> none;
-      return output(x, diagonal_->run(products(x, k), pass.rows(), none));
-    }
-    const Tensor filter = diagonal_->filter(std::max<int64_t>(1, longest));
+    const Tensor filter = diagonal_->filter(std::max<int64_t>(1, pass.rows().max_length()));
     const Tensor y = ops::gated_long_conv(q_proj_->forward(x), k, v_proj_->forward(x), filter, pass.rows().starts());
     // Permutes o_proj's columns to the order of y's channels; see output().
     const Tensor weight = o_proj_->weight().view({d_model_, config_.head_dim, heads_}).transpose(1, 2).reshape({d_model_, d_model_});
@@ -236,9 +229,9 @@ class H3 final : public Mixer {
   Tensor prefill(const Tensor& x, MixerState& state, const Pass& pass) override {
     const Tensor k = ops::short_conv_prefill(k_proj_->forward(x), shift_filter(x), {}, {}, /*silu=*/false, pass.cu_seqlens(),
                                              state["shift"], pass.slots());
-    std::optional<Tensor> h = state["diagonal"].index_select(0, pass.slots());
+    Tensor h = state["diagonal"].index_select(0, pass.slots());
     const Tensor y = diagonal_->run(products(x, k), pass.rows(), h);
-    state.put("diagonal", pass.slots(), *h);
+    state.put("diagonal", pass.slots(), h);
     return output(x, y);
   }
 

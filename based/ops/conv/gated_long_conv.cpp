@@ -1,5 +1,6 @@
 #include "based/ops/conv/gated_long_conv.h"
 
+#include "based/ops/conv/gated_long_conv_scores.h"
 #include "based/ops/conv/long_conv.h"
 #include "based/ops/conv/long_conv_arguments.h"
 #include "based/ops/framework/on_device.h"
@@ -39,6 +40,15 @@ Result<GatedLongConvBackward> backward_reference(const GatedLongConvBackward& in
   return {found[0], found[1], found[2], found[3]};
 }
 
+Tensor forward_without_kernel(const GatedLongConv& in) {
+  check(in);
+  return has_short_scores(in) ? gated_long_conv_by_scores(in) : forward_reference(in);
+}
+Result<GatedLongConvBackward> backward_without_kernel(const GatedLongConvBackward& in) {
+  check(in.forward);
+  return has_short_scores(in.forward) ? gated_long_conv_backward_by_scores(in) : backward_reference(in);
+}
+
 Tensor forward_meta(const GatedLongConv& in) {
   check(in);
   return at::empty(in.k.sizes(), in.k.options());
@@ -50,9 +60,10 @@ Result<GatedLongConvBackward> backward_meta(const GatedLongConvBackward& in) {
   return {like(k), like(filter), q ? like(*q) : Tensor(), v ? like(*v) : Tensor()};
 }
 
-// On the CPU, where there is no kernel, ATen differentiates the reference: another run of the forward would cost a third.
+// On the CPU, where there is no kernel, ATen differentiates the convolutions: another run of the forward would cost a third.
 Tensor differentiable(const GatedLongConv& in) {
-  if (in.k.is_cpu()) return forward_reference(in);
+  check(in);
+  if (in.k.is_cpu() && !has_short_scores(in)) return forward_reference(in);
   return call_with_gradient<GatedLongConv, GatedLongConv, GatedLongConvBackward, forward_reference>(in);
 }
 
@@ -85,9 +96,9 @@ std::vector<Tensor> empty_gradients(const GatedLongConvLaunch& launch) {
 Tensor forward(const GatedLongConv& in) {
   check(in);
   const GatedLongConvLaunchers* table = launchers_of<GatedLongConvLaunchers>(in.k);
-  if (table == nullptr) return forward_reference(in);
+  if (table == nullptr) return forward_without_kernel(in);
   GatedLongConvLaunch launch = prepare(in);
-  if (!uses_kernel("gated_long_conv", in.k, table->supports(launch.arguments))) return forward_reference(in);
+  if (!uses_kernel("gated_long_conv", in.k, table->supports(launch.arguments))) return forward_without_kernel(in);
   const Tensor y = at::empty(in.k.sizes(), launch.k.options());
   launch.arguments.y = y.mutable_data_ptr<float>();
   require_ok(table->forward(launch.arguments, queue_of(in.k)));
@@ -98,9 +109,9 @@ Result<GatedLongConvBackward> backward(const GatedLongConvBackward& in) {
   check(in.forward);
   const Tensor& k = in.forward.k;
   const GatedLongConvLaunchers* table = launchers_of<GatedLongConvLaunchers>(k);
-  if (table == nullptr) return backward_reference(in);
+  if (table == nullptr) return backward_without_kernel(in);
   const GatedLongConvLaunch launch = prepare(in.forward);
-  if (!uses_kernel("gated_long_conv_backward", k, table->backward_supports(launch.arguments))) return backward_reference(in);
+  if (!uses_kernel("gated_long_conv_backward", k, table->backward_supports(launch.arguments))) return backward_without_kernel(in);
   const std::vector<Tensor> grads = empty_gradients(launch);
   const Tensor grad_y = in_fp32(in.grad_y), grad_filter = at::empty(launch.filter.sizes(), launch.filter.options());
   kernels::GatedLongConvBackward to;
@@ -144,12 +155,12 @@ namespace {
 
 TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<GatedLongConv>(m)
-      .reference<forward_reference>()
+      .reference<forward_without_kernel>()
       .named_reference<forward_reference>()
       .meta<forward_meta>()
       .kernel<forward>()
       .autograd<differentiable>();
-  define<GatedLongConvBackward>(m).reference<backward_reference>().meta<backward_meta>().kernel<backward>();
+  define<GatedLongConvBackward>(m).reference<backward_without_kernel>().meta<backward_meta>().kernel<backward>();
 }
 
 }  // namespace

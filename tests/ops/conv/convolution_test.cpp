@@ -424,6 +424,7 @@ TEST_P(GatedLongConvs, EqualTheDoubleReference) {
   for (const GatedCase& c :
        {GatedCase{{1, 1}, 8, 8, 1}, GatedCase{{70, 70, 70}, 16, 8, 70}, GatedCase{{100}, 16, 16, 30}, GatedCase{{300, 300}, 8, 4, 300},
         GatedCase{{9, 9}, 24, 24, 40}, GatedCase{{20, 20}, 6, 3, 20}, GatedCase{{20}, 16, 4, 20}, GatedCase{{20}, 16, 2, 20},
+        GatedCase{{300, 300, 300}, 16, 2, 300}, GatedCase{{520}, 16, 1, 40}, GatedCase{{30, 30}, 16, 1, 50},
         GatedCase{{300, 300}, 16, 16, 64, false, false}, GatedCase{{90}, 8, 8, 90, false, true}, GatedCase{{90}, 8, 8, 90, true, false}}) {
     const NanFilledMemory nan_filled;
     const vector<Tensor> in = make_inputs(c);
