@@ -81,8 +81,14 @@ endfunction()
 
 # based_simd_sources(TARGET): every based/kernels/*/cpu/*.simd.cpp is compiled once per instruction set, in namespace cpu::<isa>;
 # common/cpu/isa.h selects one at run time. The list must match enum Isa.
+# The sources of a set are compiled together, except those that define names that others define too.
 function(based_simd_sources target)
   file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/based/kernels/*/cpu/*.simd.cpp")
+  foreach(source IN LISTS sources)
+    if(source MATCHES "/(scan|taylor)/cpu/|/quantised_linear")
+      set_source_files_properties("${source}" PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    endif()
+  endforeach()
   set(isas portable)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     list(APPEND isas avx2)
@@ -102,6 +108,7 @@ function(based_simd_sources target)
       target_link_libraries(${target}_${isa} PRIVATE based_flags based_openmp)
       target_compile_options(${target}_${isa} PRIVATE ${flags_${isa}} -ffp-contract=fast)
       target_compile_definitions(${target}_${isa} PRIVATE BASED_ISA=${isa})
+      based_unity(${target}_${isa})
       based_link_objects(${target} ${target}_${isa})
     endif()
   endforeach()

@@ -24,7 +24,7 @@ set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 add_library(based_openmp INTERFACE)
 target_compile_definitions(based_openmp INTERFACE BASED_HOST_THREADS)
 target_compile_options(based_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-ffunction-sections> $<$<COMPILE_LANGUAGE:CXX>:-fdata-sections>)
-based_library(based_kernels "based/kernels/*/cpu" SEPARATE DEPENDS based_openmp)
+based_library(based_kernels "based/kernels/*/cpu" DEPENDS based_openmp)
 based_simd_sources(based_kernels)
 
 # No system libraries newer than those of manylinux_2_28.

@@ -4,7 +4,7 @@
 //   struct FooLaunchers {                                   // foo.h
 //     Status (*forward)(const Foo&, Queue);
 //   };
-//   const DefineLaunchers<FooLaunchers> kLaunchers(Device::cpu, {on_cpu<cpu::foo_forward>});  // cpu/foo.cpp
+//   const DefineLaunchers<FooLaunchers> kFooLaunchers(Device::cpu, {on_cpu<cpu::foo_forward>});  // cpu/foo.cpp
 //   const DefineLaunchers<FooLaunchers> kLaunchers(Device::cuda, {cuda::foo_forward});        // cuda/foo.cu
 //   launchers<FooLaunchers>(queue.device)->forward(foo, queue);
 #pragma once

@@ -128,17 +128,17 @@ Status causal_attention_step(const CausalAttentionStep& p) {
 }
 
 namespace {
-const DefineLaunchers<CausalAttentionLaunchers> kLaunchers(Device::cpu,
-                                                           {.supports = [](const CausalAttention& p) { return p.dropout.threshold == 0; },
-                                                            .forward_scratch = causal_attention_scratch,
-                                                            .forward = on_cpu<causal_attention_forward>,
-                                                            .backward_scratch = causal_attention_backward_scratch,
-                                                            .backward = on_cpu<causal_attention_backward>,
-                                                            .step = on_cpu<causal_attention_step>,
-                                                            .step_fuses_rotary = nullptr,
-                                                            .joint_gradients = false,
-                                                            .step_takes_tokens = nullptr,
-                                                            .step_tokens = nullptr});
+const DefineLaunchers<CausalAttentionLaunchers> kCausalAttentionLaunchers(
+    Device::cpu, {.supports = [](const CausalAttention& p) { return p.dropout.threshold == 0; },
+                  .forward_scratch = causal_attention_scratch,
+                  .forward = on_cpu<causal_attention_forward>,
+                  .backward_scratch = causal_attention_backward_scratch,
+                  .backward = on_cpu<causal_attention_backward>,
+                  .step = on_cpu<causal_attention_step>,
+                  .step_fuses_rotary = nullptr,
+                  .joint_gradients = false,
+                  .step_takes_tokens = nullptr,
+                  .step_tokens = nullptr});
 }
 
 }  // namespace based::kernels::cpu

@@ -58,8 +58,8 @@ Status paged_attention_step(const PagedAttention& p, void*) {
 }
 
 namespace {
-const DefineLaunchers<PagedAttentionLaunchers> kLaunchers(Device::cpu,
-                                                          {.scratch = paged_attention_scratch, .step = on_cpu<paged_attention_step>});
+const DefineLaunchers<PagedAttentionLaunchers> kPagedAttentionLaunchers(Device::cpu, {.scratch = paged_attention_scratch,
+                                                                                      .step = on_cpu<paged_attention_step>});
 }
 
 }  // namespace based::kernels::cpu

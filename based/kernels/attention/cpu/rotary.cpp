@@ -24,7 +24,7 @@ Status rotary(const Rotary& p) {
 }
 
 namespace {
-const DefineLaunchers<RotaryLaunchers> kLaunchers(Device::cpu, {.rotate = on_cpu<rotary>});
+const DefineLaunchers<RotaryLaunchers> kRotaryLaunchers(Device::cpu, {.rotate = on_cpu<rotary>});
 }
 
 }  // namespace based::kernels::cpu

@@ -11,6 +11,8 @@
 
 namespace based::kernels::cpu {
 
+constexpr int64_t cache_line = 64;  // bytes
+
 #ifdef BASED_HOST_THREADS
 // The program sets these functions before it calls a kernel. Without them loops run on the calling thread.
 struct HostThreads {

@@ -73,14 +73,15 @@ Status short_conv_backward(const ShortConvBackward& b) {
 }
 
 namespace {
-const DefineLaunchers<ShortConvLaunchers> kLaunchers(Device::cpu, {.forward = on_cpu<short_conv_forward>,
-                                                                   .backward_scratch = [](const ShortConvBackward&) { return int64_t{0}; },
-                                                                   .backward = [](const ShortConvBackward& p, void*,
-                                                                                  Queue) { return short_conv_backward(p); },
-                                                                   .step = on_cpu<short_conv_step>,
-                                                                   .backward_sums = [](const ShortConvBackward&) { return false; },
-                                                                   .adds_input = false,
-                                                                   .step_tokens = nullptr});
+const DefineLaunchers<ShortConvLaunchers> kShortConvLaunchers(Device::cpu,
+                                                              {.forward = on_cpu<short_conv_forward>,
+                                                               .backward_scratch = [](const ShortConvBackward&) { return int64_t{0}; },
+                                                               .backward = [](const ShortConvBackward& p, void*,
+                                                                              Queue) { return short_conv_backward(p); },
+                                                               .step = on_cpu<short_conv_step>,
+                                                               .backward_sums = [](const ShortConvBackward&) { return false; },
+                                                               .adds_input = false,
+                                                               .step_tokens = nullptr});
 }
 
 }  // namespace based::kernels::cpu

@@ -18,7 +18,7 @@ Status gated_delta_rule_step(const GatedDeltaRule& a) {
 }
 
 namespace {
-const DefineLaunchers<GatedDeltaRuleLaunchers> kLaunchers(Device::cpu, {.step = on_cpu<gated_delta_rule_step>});
+const DefineLaunchers<GatedDeltaRuleLaunchers> kGatedDeltaRuleLaunchers(Device::cpu, {.step = on_cpu<gated_delta_rule_step>});
 }
 
 }  // namespace based::kernels::cpu

@@ -24,7 +24,8 @@ Status linear(const Linear& p) {
 }
 
 namespace {
-const DefineLaunchers<LinearLaunchers> kLaunchers(Device::cpu, {.supports = [](const Linear&) { return true; }, .forward = on_cpu<linear>});
+const DefineLaunchers<LinearLaunchers> kLinearLaunchers(Device::cpu,
+                                                        {.supports = [](const Linear&) { return true; }, .forward = on_cpu<linear>});
 }
 
 }  // namespace based::kernels::cpu

@@ -19,7 +19,7 @@ Status linear_attention_step(const LinearAttentionStep& a) {
 }
 
 namespace {
-const DefineLaunchers<LinearAttentionStepLaunchers> kLaunchers(Device::cpu, {.step = on_cpu<linear_attention_step>});
+const DefineLaunchers<LinearAttentionStepLaunchers> kLinearAttentionStepLaunchers(Device::cpu, {.step = on_cpu<linear_attention_step>});
 }
 
 }  // namespace based::kernels::cpu

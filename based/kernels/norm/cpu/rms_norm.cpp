@@ -54,10 +54,10 @@ Status rms_norm_backward(const RmsNormBackward& b, void* scratch) {
 }
 
 namespace {
-const DefineLaunchers<RmsNormLaunchers> kLaunchers(Device::cpu, {.forward = on_cpu<rms_norm_forward>,
-                                                                 .backward_scratch = rms_norm_backward_scratch,
-                                                                 .backward = on_cpu<rms_norm_backward>,
-                                                                 .max_width = std::numeric_limits<int64_t>::max()});
+const DefineLaunchers<RmsNormLaunchers> kRmsNormLaunchers(Device::cpu, {.forward = on_cpu<rms_norm_forward>,
+                                                                        .backward_scratch = rms_norm_backward_scratch,
+                                                                        .backward = on_cpu<rms_norm_backward>,
+                                                                        .max_width = std::numeric_limits<int64_t>::max()});
 }
 
 }  // namespace based::kernels::cpu

@@ -19,7 +19,7 @@ Status activate(const Activate& p) {
 }
 
 namespace {
-const DefineLaunchers<ActivationLaunchers> kLaunchers(Device::cpu, {.activate = on_cpu<activate>});
+const DefineLaunchers<ActivationLaunchers> kActivationLaunchers(Device::cpu, {.activate = on_cpu<activate>});
 }
 
 }  // namespace based::kernels::cpu

@@ -22,7 +22,8 @@ Status swiglu_backward(const SwigluBackward& b) {
 }
 
 namespace {
-const DefineLaunchers<SwigluLaunchers> kLaunchers(Device::cpu, {.forward = on_cpu<swiglu_forward>, .backward = on_cpu<swiglu_backward>});
+const DefineLaunchers<SwigluLaunchers> kSwigluLaunchers(Device::cpu,
+                                                        {.forward = on_cpu<swiglu_forward>, .backward = on_cpu<swiglu_backward>});
 }
 
 }  // namespace based::kernels::cpu

@@ -21,7 +21,7 @@ Status adjusted_logits(const AdjustedLogits& p) {
 }
 
 namespace {
-const DefineLaunchers<AdjustedLogitsLaunchers> kLaunchers(Device::cpu, {.adjusted_logits = on_cpu<adjusted_logits>});
+const DefineLaunchers<AdjustedLogitsLaunchers> kAdjustedLogitsLaunchers(Device::cpu, {.adjusted_logits = on_cpu<adjusted_logits>});
 }
 
 }  // namespace based::kernels::cpu

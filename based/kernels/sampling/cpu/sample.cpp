@@ -96,7 +96,7 @@ Status sample(const Sample& p) {
 }
 
 namespace {
-const DefineLaunchers<SampleLaunchers> kLaunchers(Device::cpu, {.sample = on_cpu<sample>});
+const DefineLaunchers<SampleLaunchers> kSampleLaunchers(Device::cpu, {.sample = on_cpu<sample>});
 }
 
 }  // namespace based::kernels::cpu

@@ -9,8 +9,6 @@
 namespace based::kernels::cpu {
 namespace {
 
-constexpr int64_t cache_line = 64;
-
 Status check(const SelectiveScan& p) {
   if (p.tokens < 0 || p.rows < 0 || p.channels < 0) return {"selective_scan: sizes must not be negative"};
   if (p.state_size < 1 || p.state_size > kSelectiveScanStates) return {"selective_scan: state_size must be 1..256"};
@@ -154,7 +152,8 @@ Status selective_scan_backward(const SelectiveScanBackward& b, void* scratch) {
 }
 
 namespace {
-const DefineLaunchers<SelectiveScanLaunchers> kLaunchers(Device::cpu, {.forward_scratch = [](const SelectiveScan&) { return int64_t{0}; },
+const DefineLaunchers<SelectiveScanLaunchers> kSelectiveScanLaunchers(Device::cpu,
+                                                                      {.forward_scratch = [](const SelectiveScan&) { return int64_t{0}; },
                                                                        .forward = [](const SelectiveScan& p, void*,
                                                                                      Queue) { return selective_scan_forward(p); },
                                                                        .backward_scratch = selective_scan_backward_scratch,

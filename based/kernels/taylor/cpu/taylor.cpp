@@ -9,8 +9,6 @@
 namespace based::kernels::cpu {
 namespace {
 
-constexpr int64_t cache_line = 64;
-
 // Checks the arguments of every call; returns the error, or nullptr.
 const char* validate(const TaylorAttention& a) {
   if (a.feature_dim < 1 || a.feature_dim > 64) return "taylor_attention: feature_dim must be 1..64";
@@ -114,15 +112,16 @@ Status taylor_attention_step(const TaylorAttention& a) {
 }
 
 namespace {
-const DefineLaunchers<TaylorAttentionLaunchers> kLaunchers(Device::cpu, {.forward_scratch = taylor_attention_scratch,
-                                                                         .forward = on_cpu<taylor_attention_forward>,
-                                                                         .backward_scratch = taylor_attention_backward_scratch,
-                                                                         .backward = on_cpu<taylor_attention_backward>,
-                                                                         .takes_strides = nullptr,
-                                                                         .step = on_cpu<taylor_attention_step>,
-                                                                         .step_head_dim = std::numeric_limits<int64_t>::max(),
-                                                                         .step_scales = false,
-                                                                         .step_tokens = nullptr});
+const DefineLaunchers<TaylorAttentionLaunchers> kTaylorAttentionLaunchers(Device::cpu,
+                                                                          {.forward_scratch = taylor_attention_scratch,
+                                                                           .forward = on_cpu<taylor_attention_forward>,
+                                                                           .backward_scratch = taylor_attention_backward_scratch,
+                                                                           .backward = on_cpu<taylor_attention_backward>,
+                                                                           .takes_strides = nullptr,
+                                                                           .step = on_cpu<taylor_attention_step>,
+                                                                           .step_head_dim = std::numeric_limits<int64_t>::max(),
+                                                                           .step_scales = false,
+                                                                           .step_tokens = nullptr});
 }
 
 }  // namespace based::kernels::cpu

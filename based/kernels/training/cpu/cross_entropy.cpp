@@ -20,7 +20,7 @@ Status cross_entropy(const CrossEntropy& p) {
 }
 
 namespace {
-const DefineLaunchers<CrossEntropyLaunchers> kLaunchers(Device::cpu, {.softmax = on_cpu<cross_entropy>});
+const DefineLaunchers<CrossEntropyLaunchers> kCrossEntropyLaunchers(Device::cpu, {.softmax = on_cpu<cross_entropy>});
 }
 
 }  // namespace based::kernels::cpu

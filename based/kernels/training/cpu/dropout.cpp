@@ -18,7 +18,7 @@ Status dropout(const DropElements& p) {
 }
 
 namespace {
-const DefineLaunchers<DropoutLaunchers> kLaunchers(Device::cpu, {.dropout = on_cpu<dropout>});
+const DefineLaunchers<DropoutLaunchers> kDropoutLaunchers(Device::cpu, {.dropout = on_cpu<dropout>});
 }
 
 }  // namespace based::kernels::cpu
