@@ -197,7 +197,7 @@ void run_many(const Options& options, const Place& place) {
   EngineOptions settings = engine_options(options, place, slots);
   settings.ahead = place.device.is_cuda() && !drafts;  // pipelining gains nothing on a CPU
   settings.max_idle_slot_steps = place.device.is_cuda() ? 4 : 0;
-  const ModelPlace model{stored.config, place.dtype.value_or(stored.dtype), place.device, stored.form.has_value()};
+  const ModelPlace model{stored.config, place.dtype.value_or(stored.dtype), place.device, stored.form};
   const int64_t most = most_cache_tokens(options, model, settings);
   settings.cache_tokens = cache_tokens(options, place.device, product_or_most(slots, longest), most);
   const TextModel loaded = load_text_model(options.model, place.dtype, place.device);

@@ -75,7 +75,7 @@ int64_t cache_tokens(const Options& options, const Place& place) {
   EngineOptions engine;
   engine.slots = options.service.slots > 0 ? options.service.slots : 128;
   engine.decode.invariant = options.service.invariant;
-  return cache_tokens_that_fit({stored.config, place.dtype.value_or(stored.dtype), place.device, stored.form.has_value()}, engine);
+  return cache_tokens_that_fit({stored.config, place.dtype.value_or(stored.dtype), place.device, stored.form}, engine);
 }
 
 std::string made_folder(const std::string& folder, const std::string& name) {

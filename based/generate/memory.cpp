@@ -24,20 +24,31 @@ double rounded_sums(const LanguageModel& model, const ModelPlace& place, const D
 
 double free_memory(torch::Device device) { return 0.95 * static_cast<double>(available_memory(device)); }
 
-// On a CPU quantised weights are counted as full ones.
+// Bytes of a quantised weight [.., in].
+double quantised_bytes(double numel, int64_t in, ops::WeightForm form) {
+  const double rows = numel / static_cast<double>(in);
+  if (form == ops::WeightForm::int8) return numel + 4 * rows;
+  return numel / 2 + 2 * rows * static_cast<double>(in / kernels::kInt4Group);
+}
+
+// A quantised model has all full weights on a GPU, where steps of several rows need them. Otherwise a layer's full weight exists while
+// many rows are multiplied by it. The embedding stays full beside its quantised form.
 double weight_bytes(const LanguageModel& model, const ModelPlace& place, const EngineOptions& engine) {
   const auto element = static_cast<double>(torch::elementSize(place.dtype));
   const double full = static_cast<double>(model.parameter_count()) * element;
-  if (!place.quantised || place.device.is_cpu()) return full;
-  double layers = 0, largest = 0;
+  if (!place.form) return full;
+  double quantised = 0, saved = 0, largest = 0;
   for (const auto& [name, layer] : quantisable_layers(model)) {
-    const auto size = static_cast<double>(layer->weight().numel());
-    layers += size;
-    largest = std::max(largest, size);
+    const int64_t in = layer->weight().size(1);
+    if (!ops::can_quantise(*place.form, in)) continue;
+    const auto numel = static_cast<double>(layer->weight().numel());
+    quantised += quantised_bytes(numel, in, *place.form);
+    saved += numel * element;
+    largest = std::max(largest, numel * element);
   }
-  const auto embedding = static_cast<double>(place.config.padded_vocab() * place.config.d_model);  // its int8 copy is the last layer
-  // Without full weights, a prompt's layers convert theirs one after another.
-  return full + layers + embedding - (needs_full_weights(engine, place.device) ? 0 : (layers - largest) * element);
+  const auto embedding = static_cast<double>(place.config.padded_vocab() * place.config.d_model);
+  quantised += quantised_bytes(embedding, place.config.d_model, kEmbeddingForm);
+  return full + quantised - (needs_full_weights(engine, place.device) ? 0 : saved - largest);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Whether an engine fits into a device's memory, known before anything is loaded.
 #pragma once
+#include <optional>
 #include <string>
 
 #include "based/generate/engine.h"
@@ -10,7 +11,7 @@ struct ModelPlace {
   ModelConfig config;
   torch::Dtype dtype = torch::kFloat;
   torch::Device device = torch::kCPU;
-  bool quantised = false;  // the stored weights are quantised
+  std::optional<ops::WeightForm> form = {};  // set if the stored weights are quantised
 };
 
 // Estimated bytes: those that do not depend on the number of slots, those of one slot without its cache, and those of a token in the cache.
