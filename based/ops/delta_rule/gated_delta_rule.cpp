@@ -172,8 +172,10 @@ Result<GatedDeltaRule> forward(const GatedDeltaRule& in) {
 
 Result<GatedDeltaRuleBackward> backward(const GatedDeltaRuleBackward& in) {
   const auto& [inputs, cu_seqlens, initial_state] = in.forward;
-  if (inputs.bonus && inputs.q.size(0) > 0 && has_gated_delta_rule_backward(in.forward))
+  if (inputs.bonus && inputs.q.size(0) > 0 && has_gated_delta_rule_backward(in.forward)) {
+    check(in.forward);
     return gated_delta_rule_gradient_with_bonus(in, [](const GatedDeltaRuleBackward& without) { return backward(without); });
+  }
   const GatedDeltaRuleLaunchers* table = launchers_for<GatedDeltaRuleLaunchers>("gated_delta_rule_backward", inputs.q,
                                                                                 !inputs.bonus && has_gated_delta_rule_backward(in.forward));
   if (table == nullptr) return backward_reference(in);
