@@ -5,7 +5,7 @@
 //     Status (*forward)(const Foo&, Queue);
 //   };
 //   const DefineLaunchers<FooLaunchers> kFooLaunchers(Device::cpu, {on_cpu<cpu::foo_forward>});  // cpu/foo.cpp
-//   const DefineLaunchers<FooLaunchers> kLaunchers(Device::cuda, {cuda::foo_forward});        // cuda/foo.cu
+//   const DefineLaunchers<FooLaunchers> kLaunchers(Device::cuda, {cuda::foo_forward});           // cuda/foo.cu
 //   launchers<FooLaunchers>(queue.device)->forward(foo, queue);
 #pragma once
 #include "based/kernels/common/kernel.h"

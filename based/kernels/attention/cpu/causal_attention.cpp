@@ -34,8 +34,6 @@ Status check(const CausalAttention& p) {
 }
 
 int64_t tiles(int64_t tokens) { return (tokens + attention_tile - 1) / attention_tile; }
-constexpr int64_t line = 64;
-int64_t whole_lines(int64_t bytes) { return (bytes + line - 1) / line * line; }
 
 // Scratch layout: the number of tiles before each row, the backward's dot products (y·grad_y), and working memory for each thread.
 struct Scratch {
@@ -44,11 +42,11 @@ struct Scratch {
   int64_t bytes, work_floats;
 
   Scratch(const CausalAttention& p, bool backward, void* memory) {
-    const int64_t starts = whole_lines((p.rows + 1) * static_cast<int64_t>(sizeof(int64_t)));
-    const int64_t dots = backward && p.rows > 0 ? whole_lines(p.q_start[p.rows] * p.heads * 4) : 0;
-    work_floats = whole_lines(attention_work_floats(p.head_dim) * 4) / 4;
-    bytes = line + (backward ? 2 : 1) * starts + dots + max_threads() * work_floats * 4;
-    char* at = reinterpret_cast<char*>(whole_lines(reinterpret_cast<intptr_t>(memory)));
+    const int64_t starts = whole_cache_lines((p.rows + 1) * static_cast<int64_t>(sizeof(int64_t)));
+    const int64_t dots = backward && p.rows > 0 ? whole_cache_lines(p.q_start[p.rows] * p.heads * 4) : 0;
+    work_floats = whole_cache_lines(attention_work_floats(p.head_dim) * 4) / 4;
+    bytes = cache_line + (backward ? 2 : 1) * starts + dots + max_threads() * work_floats * 4;
+    char* at = next_cache_line(memory);
     q_tiles = reinterpret_cast<int64_t*>(at);
     k_tiles = reinterpret_cast<int64_t*>(at += starts);
     dot = reinterpret_cast<float*>(at += backward ? starts : 0);

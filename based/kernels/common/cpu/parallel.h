@@ -11,7 +11,12 @@
 
 namespace based::kernels::cpu {
 
+// Scratch memory is cut at cache lines, so that threads share none.
 constexpr int64_t cache_line = 64;  // bytes
+constexpr int64_t whole_cache_lines(int64_t bytes) { return (bytes + cache_line - 1) / cache_line * cache_line; }
+inline char* next_cache_line(void* memory) {
+  return reinterpret_cast<char*>(whole_cache_lines(static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory))));
+}
 
 #ifdef BASED_HOST_THREADS
 // The program sets these functions before it calls a kernel. Without them loops run on the calling thread.

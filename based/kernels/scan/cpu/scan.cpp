@@ -78,7 +78,7 @@ WorkItems backward_items(const SelectiveScanBackward& b) { return {b.forward, fa
 
 // Sizes of the parts of the scratch, in floats. Each part starts on a cache line.
 struct ScratchLayout {
-  static int64_t whole_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
+  static int64_t whole_lines(int64_t floats) { return whole_cache_lines(floats * 4) / 4; }
 
   int64_t token_sums, channel_sums, threads, thread_floats;  // `threads` is a count
   explicit ScratchLayout(const SelectiveScanBackward& b, const WorkItems& items) {
@@ -141,7 +141,7 @@ Status selective_scan_backward(const SelectiveScanBackward& b, void* scratch) {
   if (has_numbers && (p.z != nullptr) != (b.grad_z != nullptr)) return {"selective_scan_backward: grad_z must be given exactly where z is"};
   const WorkItems items = backward_items(b);
   const ScratchLayout layout(b, items);
-  auto* tokens = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(scratch) + cache_line - 1) / cache_line * cache_line);
+  auto* tokens = reinterpret_cast<float*>(next_cache_line(scratch));
   float *channels = tokens + layout.token_sums, *threads = channels + layout.channel_sums;
   parallel_items(items.count(), [&](int64_t item, int64_t thread) {
     BASED_DISPATCH(selective_scan_backward_part, b, items[item], ScanSums{tokens, channels, threads + thread * layout.thread_floats});

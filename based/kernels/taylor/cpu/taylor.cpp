@@ -52,12 +52,8 @@ struct WorkSplit {
   }
 };
 
-// Bytes of scratch of one thread, rounded up to cache lines, and of all threads, with room to align the start.
-int64_t thread_bytes(int64_t bytes) { return (bytes + cache_line - 1) / cache_line * cache_line; }
-int64_t total_bytes(const WorkSplit& split, int64_t bytes) { return split.threads * thread_bytes(bytes) + cache_line; }
-char* aligned(void* scratch) {
-  return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch) + cache_line - 1) / cache_line * cache_line);
-}
+// The scratch of all threads, with room to align the start.
+int64_t total_bytes(const WorkSplit& split, int64_t bytes) { return split.threads * whole_cache_lines(bytes) + cache_line; }
 
 }  // namespace
 
@@ -70,9 +66,9 @@ int64_t taylor_attention_scratch(const TaylorAttention& a) {
 Status taylor_attention_forward(const TaylorAttention& a, void* scratch) {
   if (const char* error = validate_rows(a)) return {error};
   const WorkSplit split(a);
-  const int64_t bytes = thread_bytes(BASED_DISPATCH(taylor_forward_scratch, a, split.heads_per_item));
+  const int64_t bytes = whole_cache_lines(BASED_DISPATCH(taylor_forward_scratch, a, split.heads_per_item));
   parallel_items(split.items, [&](int64_t item, int64_t thread) {
-    BASED_DISPATCH(taylor_forward, a, item / split.items_per_row, split.heads(item, a), aligned(scratch) + thread * bytes);
+    BASED_DISPATCH(taylor_forward, a, item / split.items_per_row, split.heads(item, a), next_cache_line(scratch) + thread * bytes);
   });
   return {};
 }
@@ -92,9 +88,9 @@ Status taylor_attention_backward(const TaylorAttentionBackward& b, void* scratch
       (b.grad_initial_kv_state == nullptr) != (b.grad_initial_k_state == nullptr))
     return {"taylor_attention_backward: kv and k states go together"};
   const WorkSplit split(a);
-  const int64_t bytes = thread_bytes(BASED_DISPATCH(taylor_backward_scratch, b, split.heads_per_item));
+  const int64_t bytes = whole_cache_lines(BASED_DISPATCH(taylor_backward_scratch, b, split.heads_per_item));
   parallel_items(split.items, [&](int64_t item, int64_t thread) {
-    BASED_DISPATCH(taylor_backward, b, item / split.items_per_row, split.heads(item, a), aligned(scratch) + thread * bytes);
+    BASED_DISPATCH(taylor_backward, b, item / split.items_per_row, split.heads(item, a), next_cache_line(scratch) + thread * bytes);
   });
   return {};
 }
