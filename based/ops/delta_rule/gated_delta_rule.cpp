@@ -203,12 +203,8 @@ Result<GatedDeltaRuleBackward> backward(const GatedDeltaRuleBackward& in) {
   to.grad_log_decay = data(grad_log_decay), to.grad_beta = data(grad_beta), to.grad_initial_state = data(grad_initial);
   const Tensor scratch = scratch_memory(table->backward_scratch(to), inputs.q);
   require_ok(table->backward(to, scratch.mutable_data_ptr(), queue_of(inputs.q)));
-  const auto sum_to_key_heads = [&](const Tensor& grad) {
-    if (heads == key_heads) return grad;
-    return grad.view({tokens, key_heads, heads / key_heads, grad.size(2)}).sum(2, /*keepdim=*/false, at::kFloat).to(grad.scalar_type());
-  };
-  return {sum_to_key_heads(grad_q),
-          sum_to_key_heads(grad_k),
+  return {sum_to_key_heads(grad_q, key_heads),
+          sum_to_key_heads(grad_k, key_heads),
           grad_v,
           inputs.log_decay ? grad_log_decay.to(inputs.log_decay->scalar_type()) : Tensor(),
           inputs.beta ? grad_beta.to(inputs.beta->scalar_type()) : Tensor(),

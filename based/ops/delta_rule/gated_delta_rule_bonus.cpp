@@ -1,6 +1,6 @@
 #include "based/ops/delta_rule/gated_delta_rule_bonus.h"
 
-#include "based/ops/framework/rows.h"
+#include "based/ops/delta_rule/gated_delta_rule_forms.h"
 
 namespace based::ops {
 namespace {
@@ -23,12 +23,6 @@ class RowShift {
   Tensor starts_;  // whether a token is the first of its row; the end of the last row counts as one
 };
 
-// [.., heads, key_dim]: the sum over the heads that share a key head.
-Tensor sum_to(int64_t key_heads, const Tensor& x) {
-  if (x.size(1) == key_heads) return x;
-  return x.view({x.size(0), key_heads, x.size(1) / key_heads, x.size(2)}).sum(2);
-}
-
 }  // namespace
 
 // y_t = scale · (S_{t−1}ᵀq_t + (q_t · u⊙k_t) v_t). The first term is what token t − 1 reads with q_t in the rule without a bonus, except at
@@ -48,15 +42,15 @@ Result<GatedDeltaRuleBackward> gated_delta_rule_gradient_with_bonus(const GatedD
       gradient({shifted_grad_y, in.grad_state, {shifted, cu_seqlens, initial_state}});
 
   const Tensor q = by_head(inputs.q), k = by_head(inputs.k), bonus = inputs.bonus->to(type), grad_y = in.grad_y.to(type) * inputs.scale;
-  const Tensor weight = (grad_y * inputs.v.to(type)).sum(-1, /*keepdim=*/true), qk = q * k;
-  Tensor grad_q = shift.previous(read_q).to(type) + sum_to(key_heads, weight * bonus * k), grad_initial = read_initial;
-  const Tensor grad_k = read_k.to(type) + sum_to(key_heads, weight * bonus * q);
+  const Tensor weight = (grad_y * inputs.v.to(type)).sum(-1, /*keepdim=*/true), weighted_bonus = weight * bonus, qk = q * k;
+  Tensor grad_q = shift.previous(read_q).to(type) + sum_to_key_heads(weighted_bonus * k, key_heads), grad_initial = read_initial;
+  const Tensor grad_k = read_k.to(type) + sum_to_key_heads(weighted_bonus * q, key_heads);
   const Tensor grad_v = read_v.to(type) + (bonus * qk).sum(-1, /*keepdim=*/true) * grad_y;
   if (initial_state) {
     const Tensor begins = cu_seqlens.narrow(0, 0, cu_seqlens.size(0) - 1), ends = cu_seqlens.narrow(0, 1, cu_seqlens.size(0) - 1);
     const Tensor first = begins.clamp_max(tokens - 1), is_empty = (begins == ends).view({-1, 1, 1});
     const Tensor first_grad_y = grad_y.index_select(0, first).masked_fill_(is_empty, 0).unsqueeze(2);  // [rows, heads, 1, value_dim]
-    grad_q.index_add_(0, first, sum_to(key_heads, (*initial_state * first_grad_y).sum(-1)));
+    grad_q.index_add_(0, first, sum_to_key_heads((*initial_state * first_grad_y).sum(-1), key_heads));
     grad_initial = read_initial + q.index_select(0, first).unsqueeze(-1) * first_grad_y;
   }
   return {grad_q.to(inputs.q.scalar_type()),

@@ -189,4 +189,11 @@ std::tuple<Tensor, Tensor> gated_delta_rule_by_chunk(const GatedDeltaRuleInputs&
   return over_runs(in, cu_seqlens, initial_state, chunked);
 }
 
+Tensor sum_to_key_heads(const Tensor& grad, int64_t key_heads) {
+  const int64_t heads = grad.size(1);
+  if (heads == key_heads) return grad;
+  const Tensor by_key_head = grad.view({grad.size(0), key_heads, heads / key_heads, grad.size(2)});
+  return by_key_head.sum(2, /*keepdim=*/false, sum_type(grad)).to(grad.scalar_type());
+}
+
 }  // namespace based::ops

@@ -12,4 +12,7 @@ std::tuple<Tensor, Tensor> gated_delta_rule_by_token(const GatedDeltaRuleInputs&
 std::tuple<Tensor, Tensor> gated_delta_rule_by_chunk(const GatedDeltaRuleInputs& in, const Tensor& cu_seqlens,
                                                      const OptionalTensor& initial_state);
 
+// A gradient [tokens, heads, key_dim]: its sums over the heads that share a key head.
+Tensor sum_to_key_heads(const Tensor& grad, int64_t key_heads);
+
 }  // namespace based::ops
