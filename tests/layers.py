@@ -57,7 +57,7 @@ NO_FUNCTION = re.compile(r"^\s*(namespace|class|struct|union|enum|extern|if|for|
 FAMILIES = {
     "common": set(),
     "attention": {"pair_attention"},
-    "conv": set(),
+    "conv": {"pair_attention"},
     "delta_rule": {"linear"},
     "linear": set(),
     "linear_attention": {"pair_attention"},

@@ -54,7 +54,8 @@ ConvGradients conv_gradients(const char* op, const GatedLongConvLaunchers& table
                              ScalarType type) {
   const auto& [k, filter, q, v, length] = launch.inputs;
   const auto like = [](const OptionalTensor& x) { return x ? empty(sizes_of(*x), *x) : Tensor(); };
-  const Tensor cotangent = in_fp32(grad_y), grad_k = like(k), grad_filter = like(filter), grad_q = like(q), grad_v = like(v);
+  const Tensor cotangent = as_contiguous(grad_y, ScalarType::Float), grad_k = like(k), grad_filter = like(filter), grad_q = like(q),
+               grad_v = like(v);
   kernels::GatedLongConvBackward to;
   to.forward = launch.arguments;
   to.grad_y = pointer<float>(cotangent), to.grad_y_stride = cotangent.stride(0);

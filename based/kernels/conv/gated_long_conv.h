@@ -32,8 +32,9 @@ struct GatedLongConvBackward {
 };
 
 namespace cuda {
-// Whether the kernels support a problem: head_dim 1 or 2, channels a multiple of 8, length up to kGatedLongConvLength, tokens of all
-// tensors aligned to 16 bytes, and a device with enough shared memory per block.
+// Whether the kernels support a problem. With head_dim 1 or 2: channels a multiple of 8, length up to kGatedLongConvLength, tokens of all
+// tensors aligned to 16 bytes. With head_dim 8 to 128: q, v, length up to 128 head_dim, y and grad_y contiguous. And a device with enough
+// shared memory per block.
 bool gated_long_conv_takes(const GatedLongConv&);
 bool gated_long_conv_backward_takes(const GatedLongConv&);
 // The bits of a row's y do not depend on the other rows.

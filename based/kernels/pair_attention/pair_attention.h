@@ -1,6 +1,8 @@
 // Attention over pairs of tokens in fp32 on a GPU, for softmax, Taylor and linear attention: docs/kernels/pair-attention.md.
 //   y_i = Σ_j w(q_i·k_j) v_j / Σ_j w(q_i·k_j),   i + Lk − Lq − window < j ≤ i + Lk − Lq
-// for query i of Lq and key j of Lk ≥ Lq of a row. Query head h reads key head h / (heads / kv_heads).
+// for query i of Lq and key j of Lk ≥ Lq of a row. Query head h reads key head h / (heads / kv_heads). And for the long convolution of the
+// products of keys and values, with Lk = Lq and without a denominator:
+//   y_i = Σ_j filter[i − j] (q_i·k_j) v_j
 #pragma once
 #include "based/kernels/common/kernel.h"
 
@@ -12,8 +14,8 @@ constexpr int64_t kPairAttentionDim = 128;  // maximum head_dim of q and k, and 
 
 namespace based::kernels::cuda::detail::pairs {
 
-// The weight w of a pair with the score s = q·k: exp(scale s), 1 + s + s²/2, or s.
-enum class Weights { softmax, taylor, linear };
+// The weight w of a pair with the score s = q·k: exp(scale s), 1 + s + s²/2, s, or filter[i − j] s.
+enum class Weights { softmax, taylor, linear, filter };
 
 // Softmax only: weights are dropped after the softmax. The weight of query token i (counted over all rows, from first_token), head h and
 // key j (counted within the row) draws element (i·heads + h)·2^20 + j of training/dropout.h.
@@ -36,7 +38,7 @@ struct Operands {                    // caller owns all memory
   const void* v = nullptr;           // [k_tokens, kv_heads, head_dim]
   void* y = nullptr;                 // [q_tokens, heads, head_dim], contiguous
   float* normalizer = nullptr;       // [q_tokens, heads]: ln Σ_j w for softmax, else Σ_j w + eps; the forward may have null
-  const int64_t* q_start = nullptr;  // [rows + 1], queries of row r are q_start[r] .. q_start[r+1]
+  const int64_t* q_start = nullptr;  // [rows + 1], queries of row r are q_start[r] .. q_start[r+1]; not for Weights::filter
   const int64_t* k_start = nullptr;  // [rows + 1], keys of row r; at least as many as queries
   int64_t rows = 0;
   int64_t q_tokens = 0, k_tokens = 0;                // totals over all rows
@@ -47,6 +49,9 @@ struct Operands {                    // caller owns all memory
   DType dtype = DType::f32;  // type of q, k, v and y; only f32 is supported
   bool single_tf32 = false;  // round operands to TF32 (10 bits); else split each operand into two TF32 parts
   PairDropout dropout = {};
+  // Weights::filter, whose rows have q_tokens / rows tokens each:
+  const float* filter = nullptr;  // [heads, taps], the tap of the distance 0 first; 0 from the distance `taps` on
+  int64_t taps = 0;               // at least 1
 };
 
 struct Problem : Operands {
@@ -54,6 +59,7 @@ struct Problem : Operands {
   Weights weights = Weights::softmax;
   float eps = 0;  // added to the denominators
   // forward() and backward() set the following members.
+  int32_t row_length = 0;  // of Weights::filter
   Layout qk_layout = {}, v_layout = {};
   int32_t buffer_step = 0;  // see SharedMemory
   bool in_fours = false;    // all operands can be accessed four elements at a time, aligned to 16 bytes
@@ -65,6 +71,9 @@ struct Gradients {
   float *grad_q = nullptr, *grad_k = nullptr, *grad_v = nullptr;
   int64_t grad_q_stride = 0, grad_k_stride = 0, grad_v_stride = 0;
   float* statistics = nullptr;  // scratch [q_tokens, heads, 2]: the factor that normalises weights, and grad_y·y
+  // With Weights::filter, which has no statistics, instead:
+  float* filter_parts = nullptr;  // scratch of filter_scratch() bytes
+  float* grad_filter = nullptr;   // [heads, taps]
 };
 
 // The problem of an attention whose queries and keys are the same tokens, with all heads of all tokens contiguous.
@@ -97,11 +106,14 @@ Gradients gradients_of(const Problem& p, const Backward& b, void* scratch) {
 // Whether the device and the kernels support it.
 bool supports(const Problem&);
 inline int64_t backward_scratch(const Problem& p) { return p.q_tokens * p.heads * 8; }
+int64_t filter_scratch(const Problem&);  // bytes
 Status forward(Problem, Queue);
 Status backward(Gradients, Queue);
 
 // The two launches of backward(), in this order: the first writes the statistics that the second reads.
 Status gradients_of_queries(const Gradients&, Queue);
 Status gradients_of_keys(const Gradients&, Queue);
+// Adds the parts of the filter's gradient that gradients_of_queries() has written.
+Status gradient_of_filter(const Gradients&, Queue);
 
 }  // namespace based::kernels::cuda::detail::pairs

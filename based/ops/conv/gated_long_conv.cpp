@@ -113,7 +113,7 @@ Result<GatedLongConvBackward> backward(const GatedLongConvBackward& in) {
   const GatedLongConvLaunch launch = prepare(in.forward);
   if (!uses_kernel("gated_long_conv_backward", k, table->backward_supports(launch.arguments))) return backward_without_kernel(in);
   const std::vector<Tensor> grads = empty_gradients(launch);
-  const Tensor grad_y = in_fp32(in.grad_y), grad_filter = at::empty(launch.filter.sizes(), launch.filter.options());
+  const Tensor grad_y = in.grad_y.to(at::kFloat).contiguous(), grad_filter = at::empty(launch.filter.sizes(), launch.filter.options());
   kernels::GatedLongConvBackward to;
   to.forward = launch.arguments;
   to.grad_y = grad_y.const_data_ptr<float>(), to.grad_y_stride = grad_y.stride(0);

@@ -59,6 +59,7 @@ void time_gated_long_conv(Report& report) {
       time(report, 256, 256, 256, head_dim, single_tf32);
       time(report, 16, 2048, 256, head_dim, single_tf32);
     }
+  time(report, 32, 2048, 384, 64, true);  // H3 with heads of 64 channels
   for (const int64_t length : {64, 256}) time_plain(report, 256, length, 256, 64);
 }
 

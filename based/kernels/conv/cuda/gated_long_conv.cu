@@ -241,6 +241,7 @@ Status convolve(const Convolution& p, int head_dim, bool single_tf32, Queue queu
 }  // namespace detail::long_conv
 
 bool gated_long_conv_takes(const GatedLongConv& p) {
+  if (p.head_dim > 2) return detail::long_conv::takes_pairs(p);
   const auto aligned = [](const float* data, int64_t stride) { return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 4 == 0; };
   const bool whole = p.q != nullptr && p.v != nullptr;
   return (p.head_dim == 1 || (p.head_dim == 2 && whole)) && p.channels % detail::long_conv::kChannels == 0 &&
@@ -250,6 +251,7 @@ bool gated_long_conv_takes(const GatedLongConv& p) {
 
 Status gated_long_conv_forward(const GatedLongConv& p, Queue queue) {
   if (!gated_long_conv_takes(p)) return Status{"gated_long_conv: no kernel for these sizes"};
+  if (p.head_dim > 2) return detail::long_conv::forward_by_pairs(p, queue);
   detail::long_conv::Convolution c;
   c.a = {p.k, p.k_stride}, c.b = {p.v, p.v_stride}, c.by_i = {p.q, p.q_stride}, c.sum_i = {p.y, p.y_stride};
   c.filter = p.filter, c.rows = p.rows, c.length = p.length, c.channels = p.channels, c.taps = p.taps;

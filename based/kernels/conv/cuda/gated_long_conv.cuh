@@ -32,6 +32,12 @@ struct Convolution {
 bool fits(int64_t length, int head_dim);  // whether the device has enough shared memory per block
 Status convolve(const Convolution&, int head_dim, bool single_tf32, Queue);
 
+// Heads of many channels: gated_long_conv_pairs.cu.
+bool takes_pairs(const GatedLongConv&);
+Status forward_by_pairs(const GatedLongConv&, Queue);
+int64_t scratch_of_pairs(const GatedLongConv&);
+Status backward_by_pairs(const GatedLongConvBackward&, void* scratch, Queue);
+
 // Four channels of one token that a thread loads: the half of the block's channels, and the row and token within the chunk.
 template <int kRows>
 struct Item {

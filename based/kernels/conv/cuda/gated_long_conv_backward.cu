@@ -219,11 +219,13 @@ Status filter_gradient(FilterGradient p, const GatedLongConvBackward& b, void* s
 }  // namespace detail::long_conv
 
 bool gated_long_conv_backward_takes(const GatedLongConv& p) {
+  if (p.head_dim > 2) return detail::long_conv::takes_pairs(p);
   const int bytes = p.head_dim == 1 ? detail::long_conv::Shape<1>::kBytes : detail::long_conv::Shape<2>::kBytes;
   return gated_long_conv_takes(p) && bytes <= detail::block_shared_memory();
 }
 
 int64_t gated_long_conv_backward_scratch(const GatedLongConvBackward& b) {
+  if (b.forward.head_dim > 2) return detail::long_conv::scratch_of_pairs(b.forward);
   const auto p = detail::long_conv::make_plan(b);
   return int64_t{4} * p.splits * p.bands * (p.channels / b.forward.head_dim) * detail::long_conv::kPartial;
 }
@@ -231,6 +233,7 @@ int64_t gated_long_conv_backward_scratch(const GatedLongConvBackward& b) {
 Status gated_long_conv_backward(const GatedLongConvBackward& b, void* scratch, Queue queue) {
   namespace conv = detail::long_conv;
   const GatedLongConv& p = b.forward;
+  if (p.head_dim > 2 && conv::takes_pairs(p)) return conv::backward_by_pairs(b, scratch, queue);
   GatedLongConv outputs = p;
   outputs.q = b.grad_q, outputs.k = b.grad_k, outputs.v = b.grad_v, outputs.y = const_cast<float*>(b.grad_y);
   outputs.q_stride = b.grad_q_stride, outputs.k_stride = b.grad_k_stride, outputs.v_stride = b.grad_v_stride;

@@ -2,8 +2,11 @@
 // mean_i = dy_i·y_i:
 //   ds_ij = slope_ij (m_ij dy_i·v_j − mean_i),   slope = w for softmax, (1 + q·k) / D for Taylor, 1 / D for linear attention
 //   dq_i = scale Σ_j ds_ij k_j,   dk_j = scale Σ_i ds_ij q_i,   dv_j = Σ_i m_ij w_ij dy_i
+// Of weights filter[i − j] s_ij: slope = filter[i − j], mean = 0, and dfilter[d] = Σ s_ij dy_i·v_j over all i − j = d, which
+// filter_gradient.cuh describes.
 // In one kernel blocks own queries and loop over keys; in the other blocks own keys and loop over queries. Both recompute the weights. Each
 // sum belongs to one block, so its order is fixed.
+#include "based/kernels/pair_attention/cuda/filter_gradient.cuh"
 #include "based/kernels/pair_attention/cuda/pair_attention.cuh"
 
 namespace based::kernels::cuda::detail::pairs {
@@ -56,11 +59,12 @@ __device__ __forceinline__ void make_means(float* mean, const float* dy, const f
 // Computes a tile's ds from dy·v (in ds, times the dropout factors) and the scores. Rows are queries; columns are keys from `key` on.
 template <class Weight>
 __device__ __forceinline__ void compute_key_ds(Sums<kBlocks>& ds, const Sums<kBlocks>& s, const Span (&visible)[2], int key,
-                                               float scale_log2, const float (&norm)[2], const float (&mean)[2]) {
+                                               float scale_log2, const float (&norm)[2], const float (&mean)[2],
+                                               const TileTaps<Weight, true>& tap) {
 #pragma unroll
   for (int i = 0; i < 4 * kBlocks; ++i) {
     const int n = i / 4, e = i % 4;
-    const WeightAndSlope w = Weight::pair(s[n][e], scale_log2, norm[e / 2]);
+    const WeightAndSlope w = Weight::pair(s[n][e], scale_log2, norm[e / 2], tap(n, e));
     ds[n][e] = visible[e / 2].contains(key + column_of(n, e)) ? w.slope * (ds[n][e] - mean[e / 2]) : 0.0F;
   }
 }
@@ -69,14 +73,16 @@ __device__ __forceinline__ void compute_key_ds(Sums<kBlocks>& ds, const Sums<kBl
 // kept(n, e) returns a weight's dropout factor.
 template <class Weight, class Kept>
 __device__ __forceinline__ void compute_query_ds(Sums<kBlocks>& ds, Sums<kBlocks>& w, const Span (&visible_queries)[2], int query,
-                                                 float scale_log2, const float* statistics, const Kept& kept) {
+                                                 float scale_log2, const float* statistics, const TileTaps<Weight, false>& tap,
+                                                 const Kept& kept) {
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n) {
-    const float4 pair = *reinterpret_cast<const float4*>(statistics + 2 * column_of(n, 0));
+    float4 pair = {};
+    if (!Weight::kFilter) pair = *reinterpret_cast<const float4*>(statistics + 2 * column_of(n, 0));
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const float norm = e % 2 == 0 ? pair.x : pair.z, mean = e % 2 == 0 ? pair.y : pair.w, factor = kept(n, e);
-      const WeightAndSlope weighed = Weight::pair(w[n][e], scale_log2, norm);
+      const WeightAndSlope weighed = Weight::pair(w[n][e], scale_log2, norm, tap(n, e));
       const bool counts = visible_queries[e / 2].contains(query + column_of(n, e));
       ds[n][e] = counts ? weighed.slope * fmaf(ds[n][e], factor, -mean) : 0.0F;
       w[n][e] = counts ? weighed.weight * factor : 0.0F;
@@ -89,9 +95,10 @@ __global__ void __launch_bounds__(kThreads, query_blocks(kCount))
     query_gradients(const __grid_constant__ Gradients g, const __grid_constant__ Order order) {
   extern __shared__ float4 memory[];
   __shared__ float means[kOwned];
+  __shared__ float diagonal_memory[kThreads / 32][DiagonalSums<Weight::kFilter>::kFloats];
   const Problem& p = g.forward;
   WorkItem item;
-  if (!find_row<false>(p, order, item)) return;
+  if (!find_row<false, Weight>(p, order, item)) return;
   const int qk_pitch = p.qk_layout.pitch, v_pitch = p.v_layout.pitch, warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
   float *q = reinterpret_cast<float*>(memory), *dy = q + kOwned * qk_pitch, *k = dy + kOwned * v_pitch, *v = k + kOther * qk_pitch;
   const PairMask mask(p, item);
@@ -115,20 +122,26 @@ __global__ void __launch_bounds__(kThreads, query_blocks(kCount))
   load_values(first_key, 0);
   if (double_buffered) load_keys(first_key, 0);
   copy_async_commit();
-  make_means(means, g.grad_y + y_offset + block * y_stride, static_cast<const float*>(p.y) + y_offset + block * y_stride,
-             static_cast<int>(y_stride), p, item.queries - block);
-  __syncthreads();
+  if (!Weight::kFilter) {
+    make_means(means, g.grad_y + y_offset + block * y_stride, static_cast<const float*>(p.y) + y_offset + block * y_stride,
+               static_cast<int>(y_stride), p, item.queries - block);
+    __syncthreads();
+  }
   float norm[2] = {}, mean[2] = {};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int query = first + row_of(2 * half);
-    if (query >= item.queries) continue;
+    if (Weight::kFilter || query >= item.queries) continue;
     const int64_t i = (item.q_begin + query) * heads + item.head;
-    norm[half] = Weight::norm(p.normalizer[i]), mean[half] = means[query - block];
+    if constexpr (!Weight::kFilter) norm[half] = Weight::norm(p.normalizer[i]), mean[half] = means[query - block];
     if (threadIdx.x % 4 == 0) *reinterpret_cast<float2*>(g.statistics + 2 * i) = make_float2(norm[half], mean[half]);
   }
   const Span visible[2] = {mask.visible_keys(first + row_of(0)), mask.visible_keys(first + row_of(2))};
   const Dropout dropout(p);
+  DiagonalSums<Weight::kFilter> diagonals(diagonal_memory[warp]);
+  const float* filter = p.filter + int64_t{item.head} * p.taps;
+  float* filter_part = nullptr;
+  if (Weight::kFilter) filter_part = g.filter_parts + filter_part_offset(item.row * heads + item.head, item.queries, first);
   Sums<kCount> dq = {};
   copy_async_wait<0>();
   round_rows<kOwned, kSplit>(q, p.qk_layout), round_rows<kOwned, kSplit>(dy, p.v_layout);
@@ -157,8 +170,18 @@ __global__ void __launch_bounds__(kThreads, query_blocks(kCount))
       for (int i = 0; i < 4 * kBlocks; ++i)
         ds[i / 4][i % 4] *= dropout.factor(item.q_begin + first + row_of(i % 4), item.head, key + column_of(i / 4, i % 4));
     }
+    const TileTaps<Weight, true> tap(filter, static_cast<int>(p.taps), first, key);
     dot_rows<kSplit>(s, q + 16 * warp * qk_pitch, k + tile, qk_pitch, p.qk_dim);
-    compute_key_ds<Weight>(ds, s, visible, key, p.scale * kLog2e, norm, mean);
+    if (Weight::kFilter && first < item.queries) {
+      Sums<kBlocks> products;
+#pragma unroll
+      for (int i = 0; i < 4 * kBlocks; ++i) {
+        const int n = i / 4, e = i % 4;
+        products[n][e] = visible[e / 2].contains(key + column_of(n, e)) ? s[n][e] * ds[n][e] : 0.0F;
+      }
+      filter_part[key + threadIdx.x % 32] = diagonals.add(products);
+    }
+    compute_key_ds<Weight>(ds, s, visible, key, p.scale * kLog2e, norm, mean, tap);
     add_weighted<kSplit>(dq, ds, k + tile, qk_pitch, p.qk_dim);
   }
   store_rows(g.grad_q + (item.q_begin + first) * g.grad_q_stride + int64_t{item.head} * p.qk_dim, g.grad_q_stride, p.qk_dim,
@@ -195,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, key_blocks(kCount + kValueCount, kSp
   extern __shared__ float4 memory[];
   const Problem& p = g.forward;
   WorkItem item;
-  if (!find_row<true>(p, order, item)) return;
+  if (!find_row<true, Weight>(p, order, item)) return;
   const int qk_pitch = p.qk_layout.pitch, v_pitch = p.v_layout.pitch, warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
   float *k = reinterpret_cast<float*>(memory), *v = k + kOwned * qk_pitch, *q = v + kOwned * v_pitch, *dy = q + kOther * qk_pitch;
   float* statistics = dy + kOther * v_pitch;
@@ -209,7 +232,7 @@ __global__ void __launch_bounds__(kThreads, key_blocks(kCount + kValueCount, kSp
     load_rows<kOther>(q + tile, q_rows + int64_t{tiles.head} * p.qk_dim, tiles.query, item.queries, static_cast<int>(p.q_stride),
                       p.qk_layout, p.in_fours);
     const int i = static_cast<int>(threadIdx.x);
-    if (i < kOther && tiles.query + i < item.queries)
+    if (!Weight::kFilter && i < kOther && tiles.query + i < item.queries)
       copy_async_8(shared_address(statistics + tile + 2 * i), g.statistics + 2 * ((item.q_begin + tiles.query + i) * heads + tiles.head));
   };
   const auto load_grad_y = [&](const QueryTiles& tiles, int tile) {
@@ -240,10 +263,12 @@ __global__ void __launch_bounds__(kThreads, key_blocks(kCount + kValueCount, kSp
     __syncthreads();
     if (double_buffered && more) load_queries(next, p.buffer_step - tile), load_grad_y(next, p.buffer_step - tile);
     if (any_visible) {
+      const float* filter = p.filter + int64_t{now.head} * p.taps;
+      const TileTaps<Weight, false> tap(filter, static_cast<int>(p.taps), first, now.query);
       dot_rows<kSplit>(w, k + 16 * warp * qk_pitch, q + tile, qk_pitch, p.qk_dim);
       dot_rows<kSplit>(ds, v + 16 * warp * v_pitch, dy + tile, v_pitch, p.head_dim);
       const auto to_weights = [&](const auto& kept) {
-        compute_query_ds<Weight>(ds, w, visible, now.query, p.scale * kLog2e, statistics + tile, kept);
+        compute_query_ds<Weight>(ds, w, visible, now.query, p.scale * kLog2e, statistics + tile, tap, kept);
       };
       if (Weight::kSoftmax && dropout.any()) {
         to_weights([&](int n, int e) { return dropout.factor(item.q_begin + now.query + column_of(n, e), now.head, first + row_of(e)); });

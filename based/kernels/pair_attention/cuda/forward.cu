@@ -13,7 +13,8 @@ struct WeightSums {
 
   // Replaces scores by weights; visible(n, e) is the mask. `kept` returns the factor by which the caller must rescale its sums.
   template <class Visible>
-  __device__ __forceinline__ void to_weights(Sums<kBlocks>& s, float scale_log2, float (&kept)[2], const Visible& visible) {
+  __device__ __forceinline__ void to_weights(Sums<kBlocks>& s, float scale_log2, float (&kept)[2], const Visible& visible,
+                                             const TileTaps<Weight, true>& tap) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float base = 0;
@@ -37,7 +38,7 @@ struct WeightSums {
         if constexpr (Weight::kSoftmax) {
           x = exp2_approx(x - base);
         } else {
-          x = visible(i / 2, 2 * half + i % 2) ? Weight::weight(x) : 0.0F;
+          x = visible(i / 2, 2 * half + i % 2) ? Weight::weigh(x, tap(i / 2, 2 * half + i % 2)) : 0.0F;
         }
         total += x;
       }
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, kCount <= 8 ? 4 : 3)
     attend(const __grid_constant__ Problem p, const __grid_constant__ Order order) {
   extern __shared__ float4 memory[];
   WorkItem item;
-  if (!find_row<false>(p, order, item)) return;
+  if (!find_row<false, Weight>(p, order, item)) return;
   const int qk_pitch = p.qk_layout.pitch, v_pitch = p.v_layout.pitch, warp = warp_uniform(static_cast<int>(threadIdx.x) / 32);
   float *q = reinterpret_cast<float*>(memory), *k = q + kOwned * qk_pitch, *v = k + kOther * qk_pitch;
   const PairMask mask(p, item);
@@ -84,6 +85,7 @@ __global__ void __launch_bounds__(kThreads, kCount <= 8 ? 4 : 3)
   };
   WeightSums<Weight> total;
   Sums<kCount> out = {};
+  const float* filter = p.filter + int64_t{item.head} * p.taps;
   load_rows<kOwned>(q, q_rows, block, item.queries, static_cast<int>(p.q_stride), p.qk_layout, p.in_fours);
   load_keys(first_key, 0);
   if (double_buffered) load_values(first_key, 0);
@@ -102,8 +104,10 @@ __global__ void __launch_bounds__(kThreads, kCount <= 8 ? 4 : 3)
     copy_async_commit();
     if (any_visible) {
       float kept[2] = {1, 1};
+      const TileTaps<Weight, true> tap(filter, static_cast<int>(p.taps), first, key);
       dot_rows<kSplit>(s, q + 16 * warp * qk_pitch, k + tile, qk_pitch, p.qk_dim);
-      total.to_weights(s, p.scale * kLog2e, kept, [&](int n, int e) { return visible[e / 2].contains(key + column_of(n, e)); });
+      total.to_weights(
+          s, p.scale * kLog2e, kept, [&](int n, int e) { return visible[e / 2].contains(key + column_of(n, e)); }, tap);
       if (Weight::kSoftmax && __any_sync(~0U, kept[0] != 1.0F || kept[1] != 1.0F)) {
 #pragma unroll
         for (int i = 0; i < 4 * kCount; ++i) out[i / 4][i % 4] *= kept[i / 2 % 2];
@@ -126,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, kCount <= 8 ? 4 : 3)
   total.finish(p.eps);
   const int64_t token = item.q_begin + first, heads = p.heads;
   store_rows(static_cast<float*>(p.y) + (token * heads + item.head) * p.head_dim, heads * p.head_dim, p.head_dim, item.queries - first,
-             p.in_fours, out, 1 / total.sum[0], 1 / total.sum[1]);
+             p.in_fours, out, Weight::kFilter ? 1 : 1 / total.sum[0], Weight::kFilter ? 1 : 1 / total.sum[1]);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (p.normalizer != nullptr && threadIdx.x % 4 == 0 && first + row_of(2 * half) < item.queries)
@@ -180,7 +184,8 @@ Status backward(Gradients g, Queue queue) {
                        is_in_fours(g.grad_k, g.grad_k_stride) && is_in_fours(g.grad_v, g.grad_v_stride);
   set_layout(g.forward, true);
   if (const Status s = gradients_of_queries(g, queue); !s.ok()) return s;
-  return gradients_of_keys(g, queue);
+  if (const Status s = gradients_of_keys(g, queue); !s.ok()) return s;
+  return p.weights == Weights::filter ? gradient_of_filter(g, queue) : Status{};
 }
 
 }  // namespace based::kernels::cuda::detail::pairs

@@ -203,12 +203,19 @@ struct PairMask {
   }
 };
 
-// As attention_blocks::find_item(), but without a search if all rows have equal lengths.
-template <bool kSplitKeys>
+// As attention_blocks::find_item(), but without a search if all rows have equal lengths, as they have with FilterWeight.
+template <bool kSplitKeys, class Weight>
 __device__ __forceinline__ bool find_row(const Problem& p, const Order& o, WorkItem& item) {
   const uint32_t section = blockIdx.z / o.parts, part = blockIdx.z - section * o.parts, row = section * o.rows_in_cache + blockIdx.y;
   if (row >= o.rows) return false;
-  const uint32_t number = row * o.parts + (o.last_first ? o.parts - 1 - part : part);
+  const uint32_t part_of_row = o.last_first ? o.parts - 1 - part : part;
+  if constexpr (Weight::kFilter) {
+    item.q_begin = item.k_begin = int64_t{row} * p.row_length, item.queries = item.keys = p.row_length;
+    item.head = static_cast<int>(blockIdx.x), item.row = static_cast<int>(row), item.heads_per_kv = o.heads_per_kv;
+    item.part = static_cast<int>(part_of_row);
+    return item.part * kOwned < item.queries;
+  }
+  const uint32_t number = row * o.parts + part_of_row;
   const int64_t queries[2] = {p.q_start[row], p.q_start[row + 1]}, keys[2] = {p.k_start[row], p.k_start[row + 1]};
   const int64_t(&starts)[2] = kSplitKeys ? keys : queries;
   const int64_t first = starts[0] / kOwned + row;
@@ -239,15 +246,16 @@ struct Dropout {
   }
 };
 
-// A pair's normalised weight, and its slope: the derivative of the unnormalised weight by the score, divided by the sum of weights.
+// A pair's normalised weight, and its slope: the derivative of the unnormalised weight by the score, divided by the sum of weights. `tap`
+// is filter[i − j] for FilterWeight, else it is not used.
 struct WeightAndSlope {
   float weight, slope;
 };
 struct SoftmaxWeight {
-  static constexpr bool kSoftmax = true;
+  static constexpr bool kSoftmax = true, kFilter = false;
   // The normalising constant from log_sum_exp.
   __device__ __forceinline__ static float norm(float statistic) { return statistic * kLog2e; }
-  __device__ __forceinline__ static WeightAndSlope pair(float score, float scale_log2, float norm) {
+  __device__ __forceinline__ static WeightAndSlope pair(float score, float scale_log2, float norm, float) {
     const float w = exp2_approx(fmaf(score, scale_log2, -norm));
     return {w, w};
   }
@@ -255,10 +263,11 @@ struct SoftmaxWeight {
 // Weights that need no maximum of the scores. Function has weight(score) and slope(score).
 template <class Function>
 struct PlainWeight : Function {
-  static constexpr bool kSoftmax = false;
+  static constexpr bool kSoftmax = false, kFilter = false;
   // The normalising constant from the denominator.
   __device__ __forceinline__ static float norm(float statistic) { return 1 / statistic; }
-  __device__ __forceinline__ static WeightAndSlope pair(float score, float, float norm) {
+  __device__ __forceinline__ static float weigh(float score, float) { return Function::weight(score); }
+  __device__ __forceinline__ static WeightAndSlope pair(float score, float, float norm, float) {
     return {Function::weight(score) * norm, Function::slope(score) * norm};
   }
 };
@@ -272,6 +281,38 @@ struct LinearFunction {
 };
 using TaylorWeight = PlainWeight<TaylorFunction>;
 using LinearWeight = PlainWeight<LinearFunction>;
+// The score times a tap of the filter; no sum of weights divides it.
+struct FilterWeight {
+  static constexpr bool kSoftmax = false, kFilter = true;
+  __device__ __forceinline__ static float weigh(float score, float tap) { return score * tap; }
+  __device__ __forceinline__ static WeightAndSlope pair(float score, float, float, float tap) { return {score * tap, tap}; }
+};
+
+// The taps of a lane's 16 pairs of a tile, which have 10 distances i − j: the rows' step of 8 and the columns' of 8 n differ by −24 .. 8.
+// kRowsAreQueries: rows are queries and columns keys, else rows are keys. Other weights than FilterWeight load nothing.
+template <class Weight, bool kRowsAreQueries>
+struct TileTaps {
+  float taps[5][2];
+
+  // `row` and `column`: the positions of the tile's first row and column.
+  __device__ __forceinline__ TileTaps(const float* filter, int count, int row, int column) {
+    if constexpr (Weight::kFilter) {
+      const int distance = row + row_of(0) - column - column_of(0, 0);
+#pragma unroll
+      for (int i = 0; i < 5; ++i) {
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          const int of_rows = distance + 8 * (i - 3) - odd, d = kRowsAreQueries ? of_rows : -of_rows;
+          taps[i][odd] = static_cast<uint32_t>(d) < static_cast<uint32_t>(count) ? __ldg(filter + d) : 0.0F;
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ float operator()(int n, int e) const {
+    if constexpr (Weight::kFilter) return taps[e / 2 - n + 3][e % 2];
+    return 1;
+  }
+};
 
 // Launches Run<Weight, column blocks of q and k, column blocks of v, split> with the smallest instance that fits the widths.
 template <template <class, int, int, bool> class Run, class... Arguments>
@@ -287,6 +328,7 @@ Status choose(const Problem& p, const Arguments&... arguments) {
   constexpr integral_constant<int, 16> k128{};
   const bool narrow = p.head_dim <= 64;
   if (p.weights == Weights::softmax) return narrow ? split(SoftmaxWeight{}, k64, k64) : split(SoftmaxWeight{}, k128, k128);
+  if (p.weights == Weights::filter) return narrow ? split(FilterWeight{}, k64, k64) : split(FilterWeight{}, k128, k128);
   if (p.weights == Weights::linear) {
     if (!narrow) return split(LinearWeight{}, k128, k128);
     return p.qk_dim <= 64 ? split(LinearWeight{}, k64, k64) : split(LinearWeight{}, k128, k64);
@@ -327,6 +369,7 @@ inline SharedMemory shared_memory(const Problem& p, bool gradients) {
 
 // Sets the members of a problem that depend on the launch.
 inline void set_layout(Problem& p, bool gradients) {
+  p.row_length = static_cast<int32_t>(p.q_tokens / p.rows);
   p.qk_layout = make_layout(p.qk_dim), p.v_layout = make_layout(p.head_dim), p.buffer_step = shared_memory(p, gradients).buffer_step;
 }
 

@@ -17,6 +17,7 @@ struct Case {
   bool plain = false;   // without q and v
   int64_t tokens() const { return rows * length; }
   int64_t stride() const { return channels + padding; }
+  int64_t y_stride() const { return head_dim > 2 ? channels : stride(); }  // of y and its gradient
   int64_t heads() const { return channels / head_dim; }
 };
 
@@ -48,12 +49,13 @@ Solution solve(const Case& c, const Numbers& q, const Numbers& k, const Numbers&
   return out;
 }
 
-Numbers columns_of(const Buffer& from, const Case& c) {
-  const Numbers all = download(from.as(), DType::f32, c.tokens() * c.stride());
+Numbers columns_of(const Buffer& from, const Case& c, int64_t stride) {
+  const Numbers all = download(from.as(), DType::f32, c.tokens() * stride);
   Numbers out;
-  for (int64_t r = 0; r < c.tokens(); ++r) out.insert(out.end(), all.begin() + r * c.stride(), all.begin() + r * c.stride() + c.channels);
+  for (int64_t r = 0; r < c.tokens(); ++r) out.insert(out.end(), all.begin() + r * stride, all.begin() + r * stride + c.channels);
   return out;
 }
+Numbers columns_of(const Buffer& from, const Case& c) { return columns_of(from, c, c.stride()); }
 
 struct Memory {
   Buffer q, k, v, g, filter, y, of_q, of_k, of_v, of_filter;
@@ -74,10 +76,10 @@ struct Memory {
     kernels::GatedLongConv& p = b.forward;
     p.q = q.as<float>(), p.k = k.as<float>(), p.v = v.as<float>(), p.filter = filter.as<float>(), p.y = y.as<float>();
     p.rows = c.rows, p.length = c.length, p.channels = c.channels, p.taps = c.taps, p.head_dim = c.head_dim;
-    p.q_stride = p.k_stride = p.v_stride = p.y_stride = c.stride(), p.single_tf32 = c.single_tf32;
+    p.q_stride = p.k_stride = p.v_stride = c.stride(), p.y_stride = c.y_stride(), p.single_tf32 = c.single_tf32;
     b.grad_y = g.as<float>(), b.grad_q = of_q.as<float>(), b.grad_k = of_k.as<float>(), b.grad_v = of_v.as<float>();
     b.grad_filter = of_filter.as<float>();
-    b.grad_y_stride = b.grad_q_stride = b.grad_k_stride = b.grad_v_stride = c.stride();
+    b.grad_q_stride = b.grad_k_stride = b.grad_v_stride = c.stride(), b.grad_y_stride = c.y_stride();
     if (c.plain) p.q = p.v = nullptr, b.grad_q = b.grad_v = nullptr;
     return b;
   }
@@ -100,10 +102,10 @@ void verify(Report& report, const Case& c) {
   const auto taken = [](const Buffer& from) { return download(from.as(), DType::f32, from.bytes() / 4); };
   const Numbers of_filter = taken(m.of_filter);
   const Solution right = solve(c, c.plain ? ones : columns_of(m.q, c), columns_of(m.k, c), c.plain ? ones : columns_of(m.v, c),
-                               taken(m.filter), columns_of(m.g, c));
+                               taken(m.filter), columns_of(m.g, c, c.y_stride()));
   const std::string name = name_of(c);
   const double limit = c.single_tf32 ? 2e-3 : 5e-6;
-  report.expect(name + ": y", relative_error(columns_of(m.y, c), right.y), limit);
+  report.expect(name + ": y", relative_error(columns_of(m.y, c, c.y_stride()), right.y), limit);
   if (!c.plain) report.expect(name + ": grad q", relative_error(columns_of(m.of_q, c), right.q), limit);
   report.expect(name + ": grad k", relative_error(columns_of(m.of_k, c), right.k), limit);
   if (!c.plain) report.expect(name + ": grad v", relative_error(columns_of(m.of_v, c), right.v), limit);
@@ -122,6 +124,14 @@ void verify_gated_long_conv(Report& report) {
       verify(report, {3, 50, 24, 90, head_dim, single_tf32});
       verify(report, {2, 700, 8, 700, head_dim, single_tf32});
     }
+  // Heads of many channels: lengths at, before and after multiples of 16, 32 and 64; columns that are not loaded in fours.
+  for (const bool single_tf32 : {false, true}) {
+    for (const int64_t length : {1, 15, 16, 17, 33, 64, 65, 130}) verify(report, {3, length, 16, length, 8, single_tf32, 4});
+    verify(report, {2, 300, 128, 300, 64, single_tf32});
+    verify(report, {2, 300, 128, 70, 64, single_tf32, 8});
+    verify(report, {3, 50, 72, 90, 24, single_tf32, 1});
+    verify(report, {2, 200, 128, 200, 128, single_tf32});
+  }
   for (const bool single_tf32 : {false, true})
     for (const auto& [length, taps] : {std::pair<int64_t, int64_t>{256, 64}, {70, 70}, {600, 16}, {600, 257}, {530, 263}})
       verify(report, {5, length, 16, taps, 1, single_tf32, 0, true});
