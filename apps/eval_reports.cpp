@@ -53,7 +53,13 @@ void table(const TableOptions& options) {
     throw UsageError("--form must be markdown, latex or json, is " + in_quotes(options.form));
   const TableForm form = options.form == "latex" ? TableForm::latex : TableForm::markdown;
   std::vector<ModelResults> results;
-  for (const std::string& path : options.files) results.push_back(read_eval_results(path));
+  for (const std::string& path : options.files) {
+    if (!path.ends_with(".jsonl")) {
+      results.push_back(read_eval_results(path));
+      continue;
+    }
+    for (ModelResults& kept : read_kept_results(path)) results.push_back(std::move(kept));
+  }
   results = join_results_of_models(std::move(results));
   if (options.form == "json") {
     for (const ModelResults& each : results) print_line(dump_json(results_json(each)));
@@ -79,7 +85,8 @@ void setup_compare(CommandLine app) {
 void setup_table(CommandLine app) {
   auto options = std::make_shared<TableOptions>();
   app.add_required("files", options->files,
-                   "results, the output of `based eval --json`; several files make a table of models too; files of one model are joined");
+                   "results, the output of `based eval --json`; several files make a table of models too; files of one model are joined. A "
+                   "file .jsonl holds kept results, the output of `based eval table --form json`");
   app.add_option("--paper", options->paper, "a row of the paper's tables whose figures are printed beside: \"Based 363m/10b\"");
   app.add_option("--form", options->form, "markdown, latex, or json: one line a model, without the single documents");
   app.offer("--form", {"markdown", "latex", "json"});

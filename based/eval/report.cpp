@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <set>
+#include <sstream>
 
 #include "based/core/files.h"
 #include "based/core/text.h"
@@ -52,11 +53,28 @@ TaskResults read_task(const DataField& task) {
     const int64_t document = item.integer("doc", 0, most);
     if (!results.items.emplace(document, item.value()).second) item.at("doc").refuse("a document that occurs once");
   }
-  results.tied = task.integer("tied", 0, static_cast<int64_t>(results.items.size()));
+  results.documents = static_cast<int64_t>(results.items.size());
+  results.tied = task.integer("tied", 0, results.documents);
   results.headline = task.text("headline");
   results.chance = number_of(task.at("chance"));
   results.comparable = task.at("comparable").boolean();
   if (!results.figures.metrics.contains(results.headline)) task.at("aggregate").refuse("an object with the metric " + results.headline);
+  return results;
+}
+
+TaskResults read_kept_task(const DataField& task) {
+  constexpr int64_t most = int64_t{1} << 40;
+  TaskResults results;
+  results.task = task.text("task");
+  results.shots = task.integer("shots", 0, most);
+  results.documents = task.integer("documents", 1, most);
+  results.tied = task.integer("tied", 0, results.documents);
+  results.figures.metrics = read_figures(task.at("metrics"));
+  results.headline = task.text("headline");
+  if (!results.figures.metrics.contains(results.headline)) task.at("metrics").refuse("an object with the metric " + results.headline);
+  const DataField chance = task.at("chance");
+  if (!chance.value().is_null()) results.chance = number_of(chance);
+  for (const DataField& note : task.at("notes").items()) results.comparable = results.comparable && note.value() != kNotComparable;
   return results;
 }
 
@@ -67,7 +85,7 @@ std::optional<double> error_of(const TaskResults& results, const std::string& me
   const EvalFigure& figure = results.figures.metrics.at(metric);
   if (figure.standard_error) return figure.standard_error;
   const auto items = item_values(results, metric);
-  if (!items || is_perplexity(metric)) return {};
+  if (!items || items->empty() || is_perplexity(metric)) return {};
   std::vector<double> values;
   for (const auto& [document, value] : *items) values.push_back(value);
   return mean_standard_error(values);
@@ -226,6 +244,27 @@ ModelResults read_eval_results(const std::string& path) {
   return results;
 }
 
+std::vector<ModelResults> read_kept_results(const std::string& path) {
+  std::vector<ModelResults> models;
+  std::istringstream lines(read_file(path, kMaxResultBytes));
+  std::string line;
+  for (int64_t number = 1; std::getline(lines, line); ++number) {
+    if (line.empty()) continue;
+    const std::string place = path + ", line " + std::to_string(number);
+    const Json json = parse_json(line, place);
+    const DataField kept(json, place);
+    ModelResults& model = models.emplace_back();
+    model.path = path, model.name = kept.text("name"), model.complete = kept.at("complete").boolean();
+    const DataField run = kept.at("run");
+    if (!run.value().is_object()) run.refuse("an object, as `based eval table --form json` prints it");
+    model.run = run.value();
+    for (const DataField& task : kept.at("tasks").items()) model.tasks.push_back(read_kept_task(task));
+    if (model.tasks.empty()) kept.at("tasks").refuse("a list of at least one task");
+  }
+  if (models.empty()) throw Error(path + ": has no line; `based eval table --form json` prints one for each model");
+  return models;
+}
+
 std::vector<ModelResults> join_results_of_models(std::vector<ModelResults> results) {
   std::vector<ModelResults> joined;
   for (ModelResults& each : results) {
@@ -266,8 +305,7 @@ std::vector<std::string> result_notes(const TaskResults& results) {
     else if (above < 0)
       notes.emplace_back("below chance");
   }
-  const auto documents = static_cast<int64_t>(results.items.size());
-  if (results.tied > 0) notes.push_back("all choices tie in " + std::to_string(results.tied) + " of " + std::to_string(documents));
+  if (results.tied > 0) notes.push_back("all choices tie in " + std::to_string(results.tied) + " of " + std::to_string(results.documents));
   if (!results.comparable) notes.emplace_back(kNotComparable);
   return notes;
 }
@@ -279,7 +317,7 @@ Json results_json(const ModelResults& results) {
     for (const auto& [metric, figure] : each.figures.metrics) metrics[metric] = figure_json(figure.value, error_of(each, metric));
     json["tasks"].push_back({{"task", each.task},
                              {"shots", each.shots},
-                             {"documents", each.items.size()},
+                             {"documents", each.documents},
                              {"metrics", std::move(metrics)},
                              {"headline", each.headline},
                              {"chance", each.chance > 0 ? Json(each.chance) : Json(nullptr)},
@@ -298,7 +336,7 @@ std::string task_table(const ModelResults& results, const std::string& paper, Ta
   for (const TaskResults& each : results.tasks) {
     for (const auto& [metric, figure] : each.figures.metrics) {
       const bool headline = metric == each.headline;
-      std::vector<std::string> cells{each.name(), std::to_string(each.items.size()), metric,
+      std::vector<std::string> cells{each.name(), std::to_string(each.documents), metric,
                                      with_error(metric, figure.value, error_of(each, metric)),
                                      headline && each.chance > 0 ? figure_text(metric, each.chance) : "-"};
       std::string published = "-";

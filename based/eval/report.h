@@ -16,9 +16,10 @@ struct TaskResults {
   std::string headline;  // as in EvalTaskKind, like the next two
   double chance = 0;
   bool comparable = true;
+  int64_t documents = 0;
   int64_t tied = 0;  // documents whose choices all have the same log-likelihood
   EvalFigures figures;
-  std::map<int64_t, Json> items;  // by the document's index: {"doc", "acc", …, "further"}
+  std::map<int64_t, Json> items;  // by the document's index: {"doc", "acc", …, "further"}; of kept results empty
 
   std::string name() const;  // "boolq", or with examples "boolq, 5-shot"
   const EvalFigure& headline_figure() const;
@@ -34,6 +35,9 @@ struct ModelResults {
 
 // Reads the output of `based eval --json`, eval_report_json(). Throws Error naming file and field.
 ModelResults read_eval_results(const std::string& path);
+
+// Reads a file of lines of results_json(), one for each model. Throws Error naming file, line and field.
+std::vector<ModelResults> read_kept_results(const std::string& path);
 
 // Joins the results of the same model in the same form ("model" of their runs) on different tasks, so that "based-recall" and
 // "based-superglue" make one row "based". Results with a task in common stay separate.

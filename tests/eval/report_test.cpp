@@ -115,6 +115,33 @@ TEST_F(ResultFiles, FilesOfOneModelMakeOneRow) {
   EXPECT_EQ(joined[2].name, "again") << "no figure replaces another of the same task";
 }
 
+TEST_F(ResultFiles, KeptResultsMakeTheTablesOfTheirFiles) {
+  Json tied = task_json("piqa", "acc", {1, 0, 1, 1}, figure(0.75, 0.2));
+  tied["tied"] = 3;
+  Json wikitext = task_json("wikitext", "word_perplexity", {1, 2}, figure(81.5, "N/A"));
+  Json run = run_json(0, 64);
+  run["model"]["state_bytes"] = 4096;
+  const ModelResults first = read("based.json", {tied, task_json("swde", "contains", {1, 0, 0, 0}, figure(0.25, "N/A"))}),
+                     second = read("mamba.json", {wikitext, task_json("copa", "acc", {1, 0}, figure(0.5, 0.5))}, run);
+  const std::string path = folder_.file("results.jsonl");
+  write_file_atomic(path, dump_json(results_json(first)) + "\n" + dump_json(results_json(second)) + "\n");
+  const std::vector<ModelResults> kept = read_kept_results(path);
+  ASSERT_EQ(kept.size(), 2U);
+  for (const TableForm form : {TableForm::markdown, TableForm::latex}) {
+    EXPECT_EQ(model_table(kept, form), model_table(std::vector{first, second}, form));
+    EXPECT_EQ(task_table(kept[0], "Based 363m/10b", form), task_table(first, "Based 363m/10b", form));
+    EXPECT_EQ(task_table(kept[1], "", form), task_table(second, "", form));
+  }
+  EXPECT_EQ(results_json(kept[0]), results_json(first)) << "so that keeping them again changes nothing";
+
+  Json broken = results_json(first);
+  broken["tasks"][0]["metrics"]["acc"]["value"] = "high";
+  write_file_atomic(path, dump_json(results_json(second)) + "\n" + dump_json(broken) + "\n");
+  EXPECT_THAT(message_of<Error>([&] { read_kept_results(path); }), AllOf(HasSubstr("line 2"), HasSubstr("tasks[0].metrics.acc.value")));
+  write_file_atomic(path, "");
+  EXPECT_THAT(message_of<Error>([&] { read_kept_results(path); }), HasSubstr("has no line"));
+}
+
 TEST_F(ResultFiles, DamagedFilesAreRefusedByField) {
   Json twice = task_json("piqa", "acc", {1, 0}, figure(0.5, 0.1));
   twice["per_document"][1]["doc"] = 0;
