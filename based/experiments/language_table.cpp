@@ -72,11 +72,27 @@ const LanguagePoint* base_of(const LanguageSummary& summary, const std::vector<L
   return nullptr;
 }
 
+// The thresholds whose slices have a column, as indices: those with AR tokens in a held-out set. A text of 4 bases has none, for example,
+// since all of its pairs are frequent.
+std::vector<size_t> printed_slices(const LanguageSummary& summary, const std::vector<LanguagePoint>& points) {
+  const bool none_is_done = std::all_of(points.begin(), points.end(), [](const LanguagePoint& each) { return each.outcomes.empty(); });
+  std::vector<size_t> slices;
+  for (size_t i = 0; i < summary.thresholds.size(); ++i) {
+    const auto has_tokens = [i](const LanguageOutcome& outcome) { return outcome.ar_share(i) > 0; };
+    const bool any = std::any_of(points.begin(), points.end(), [&](const LanguagePoint& each) {
+      return std::any_of(each.outcomes.begin(), each.outcomes.end(), has_tokens);
+    });
+    if (none_is_done || any) slices.push_back(i);
+  }
+  return slices;
+}
+
 std::string at_most(int64_t threshold) { return " (≤ " + std::to_string(threshold) + ")"; }
 
 class MainTable {
  public:
-  MainTable(const LanguageSummary& summary, const std::vector<LanguagePoint>& points) : summary_(summary), base_(base_of(summary, points)) {
+  MainTable(const LanguageSummary& summary, const std::vector<LanguagePoint>& points)
+      : summary_(summary), base_(base_of(summary, points)), slices_(printed_slices(summary, points)) {
     const auto base_paper = summary.paper.find(summary.base);
     if (base_paper != summary.paper.end()) base_all_ = base_paper->second.all;
     add_head();
@@ -88,13 +104,13 @@ class MainTable {
   void add_head() {
     std::vector<std::string>& head = table_.head;
     head = {"model", "parameters", "state bytes", "rate", "seeds", "All"};
-    for (const int64_t threshold : summary_.thresholds) {
-      head.push_back("AR" + at_most(threshold));
-      head.push_back("Other" + at_most(threshold));
+    for (const size_t i : slices_) {
+      head.push_back("AR" + at_most(summary_.thresholds[i]));
+      head.push_back("Other" + at_most(summary_.thresholds[i]));
     }
     if (!summary_.base.empty()) {
       head.push_back("All - " + summary_.base + ", nats");
-      for (const int64_t threshold : summary_.thresholds) head.push_back("AR" + at_most(threshold) + " - " + summary_.base + ", nats");
+      for (const size_t i : slices_) head.push_back("AR" + at_most(summary_.thresholds[i]) + " - " + summary_.base + ", nats");
     }
     if (!summary_.paper.empty()) {
       head.emplace_back("paper: All / AR / Other");
@@ -119,13 +135,12 @@ class MainTable {
     add([&] { return Config(each.point->learning_rate).to_json(-1); });
     add([&] { return std::to_string(each.outcomes.size()); });
     add([&] { return perplexity_text(each.mean(loss_of)); });
-    for (size_t i = 0; i < summary_.thresholds.size(); ++i) {
+    for (const size_t i : slices_) {
       add([&] { return perplexity_text(each.mean([i](const LanguageOutcome& one) { return one.ar_loss(i); })); });
       add([&] { return perplexity_text(each.mean([i](const LanguageOutcome& one) { return one.other_loss(i); })); });
     }
     add_difference(loss_of);
-    for (size_t i = 0; i < summary_.thresholds.size(); ++i)
-      add_difference([i](const LanguageOutcome& outcome) { return outcome.ar_loss(i); });
+    for (const size_t i : slices_) add_difference([i](const LanguageOutcome& outcome) { return outcome.ar_loss(i); });
     add_paper(each, row);
     add([&] { return format_number(each.mean([](const LanguageOutcome& one) { return one.cost.tokens_per_second; }), 0); });
     if (summary_.mixed_cards) add([&] { return joined(each.cards(), " + "); });
@@ -143,6 +158,7 @@ class MainTable {
 
   const LanguageSummary& summary_;
   const LanguagePoint* base_;
+  std::vector<size_t> slices_;
   double base_all_ = 0;  // the paper's perplexity of the base row; 0: none
   TextTable table_;
 };
@@ -191,12 +207,13 @@ const LanguageOutcome* first_outcome(const std::vector<LanguagePoint>& points) {
   return nullptr;
 }
 
-std::string slices_text(const LanguageSummary& summary, const LanguageOutcome& outcome) {
+std::string slices_text(const LanguageSummary& summary, const LanguageOutcome& outcome, const std::vector<size_t>& slices) {
+  if (slices.empty()) return "All is a perplexity, exp of the mean nats per token";
   std::string text = "AR are tokens that end a pair which occurred before in their window, and";
-  for (size_t i = 0; i < summary.thresholds.size(); ++i)
-    text += (i == 0 ? " at most " : ", or at most ") + std::to_string(summary.thresholds[i]) + " times in the training data (" +
-            format_number(100 * outcome.ar_share(i), 1) + " % of the tokens)";
-  return text + "; all other tokens are Other.";
+  for (const size_t i : slices)
+    text += (i == slices.front() ? " at most " : ", or at most ") + std::to_string(summary.thresholds[i]) +
+            " times in the training data (" + format_number(100 * outcome.ar_share(i), 1) + " % of the tokens)";
+  return text + "; all other tokens are Other.\nAll, AR and Other are perplexities, exp of the mean nats per token";
 }
 
 TextTable set_table(const std::vector<LanguagePoint>& points, const LanguageOutcome& first) {
@@ -254,8 +271,7 @@ std::string language_table(const LanguageSummary& summary, const std::vector<Poi
   std::string text = "# " + markdown(summary.title) + "\n\n" + markdown(summary.setting) + "\n\n";
   const LanguageOutcome* first = first_outcome(points);
   if (first != nullptr) {
-    text +=
-        order_text(points) + "\n\n" + slices_text(summary, *first) + "\nAll, AR and Other are perplexities, exp of the mean nats per token";
+    text += order_text(points) + "\n\n" + slices_text(summary, *first, printed_slices(summary, points));
     text += summary.base.empty() ? ".\n\n"
                                  : ". A difference is the mean over the seeds that both rows have, ± its standard error; it is not "
                                    "resolved if it is at most two of them.\n\n";

@@ -189,9 +189,9 @@ TEST_F(LanguageExperimentTest, ASweepKeepsTheBestRateAndRemovesTheUnfinishedStat
   ASSERT_EQ(report.points.size(), 2U);
   EXPECT_EQ(report.points[0].learning_rate, 1e-2) << "the lowest loss";
   const std::string table = file.experiment->table(report.points);
-  EXPECT_THAT(table,
-              AllOf(HasSubstr("All models saw the same tokens in the same order; hash of data and order: seed 1 "), HasSubstr("AR (≤ 8)"),
-                    HasSubstr("(one seed)"), HasSubstr("Card: cpu. Commit: abc."), HasSubstr("| A \\& b_c |"), HasSubstr("other.txt")));
+  EXPECT_THAT(table, AllOf(HasSubstr("All models saw the same tokens in the same order; hash of data and order: seed 1 "),
+                           HasSubstr("AR (≤ 100000)"), HasSubstr("(one seed)"), HasSubstr("Card: cpu. Commit: abc."),
+                           HasSubstr("| A \\& b_c |"), HasSubstr("other.txt")));
   EXPECT_THAT(file.experiment->latex_table(report.points), HasSubstr("A \\& b\\_c & "));
   std::vector<std::string> names;
   for (const Figure& figure : file.experiment->figures(report.points)) names.push_back(figure.name);
@@ -321,6 +321,25 @@ TEST_F(LanguageTableTest, ADifferenceWithinTwoErrorsIsNotResolved) {
   EXPECT_THAT(table, HasSubstr("9.49 / 2.29 / 10.58 | +0.0927 |")) << "the paper's figures, ln(9.49 / 8.65)";
   EXPECT_THAT(table, HasSubstr("(10.0 % of the tokens)"));
   EXPECT_THAT(language_latex_table(summary(), points_), HasSubstr("+0.0013 $\\pm$ 0.0018, not resolved & "));
+}
+
+TEST_F(LanguageTableTest, ASliceWithoutTokensHasNoColumns) {
+  add("base", {3.0});
+  add("other", {3.1});
+  for (const auto& run : runs_) {
+    LanguageOutcome outcome = read_config<LanguageOutcome>(run->outcome);
+    outcome.ar_tokens = {{0}, {10}};
+    outcome.ar_nats = {{0.0}, {10.0}};
+    run->outcome = write_config(outcome);
+  }
+  LanguageSummary two = summary();
+  two.paper.clear();
+  two.thresholds = {8, 1250};
+  const std::string table = language_table(two, points_), latex = language_latex_table(two, points_);
+  EXPECT_THAT(table, AllOf(Not(HasSubstr("8)")), HasSubstr("AR (≤ 1250)"), HasSubstr("at most 1250 times"), Not(HasSubstr("nan"))));
+  EXPECT_THAT(latex, AllOf(Not(HasSubstr("$ 8)")), HasSubstr("1250)")));
+  two.thresholds = {8};
+  EXPECT_THAT(language_table(two, points_), AllOf(Not(HasSubstr("AR")), HasSubstr("All is a perplexity, exp of the mean nats per token.")));
 }
 
 TEST_F(LanguageTableTest, RowsOfTwoCardsAreRefused) {
