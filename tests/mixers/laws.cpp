@@ -443,13 +443,14 @@ Violation gradients_flow_through_state(const Subject& subject, torch::Dtype dtyp
   const Tensor x = draw_input(subject, 90, dtype), g = torch::randn_like(x);
   const Results whole = differentiate(*twins.tested, x, g, [&](const Tensor& input) { return forward(*twins.tested, input); });
   // A gradient that sums 16-bit terms over tokens may lose several times the tolerance to cancellation, with or without a cut. In 16 bits
-  // the pieces are therefore compared with the exact gradient, and may be twice as far from it as the gradient without a cut.
+  // the pieces are therefore compared with the exact gradient, and may be three times as far from it as the gradient without a cut, or
+  // 1.5 tolerances: over 12 draws the error of RWKV-5's bonus without a cut was between 0.005 and 0.03.
   const bool short_type = c10::elementSize(dtype) == 2;
   const Results expected = short_type ? differentiate(*twins.exact, in_double(x), in_double(g),
                                                       [&](const Tensor& input) { return forward(*twins.exact, input); })
                                       : whole;
   const auto allowed = [&](size_t at) {
-    return short_type ? std::max(tolerance(dtype), 2 * relative_error(whole, expected, at)) : tolerance(dtype);
+    return short_type ? std::max(1.5 * tolerance(dtype), 3 * relative_error(whole, expected, at)) : tolerance(dtype);
   };
   for (const int64_t cut : {1, 33, 89}) {
     // The second call has another order of slots, and another row that does not contribute to the loss.
