@@ -59,7 +59,7 @@ struct Problem : Operands {
   Weights weights = Weights::softmax;
   float eps = 0;  // added to the denominators
   // forward() and backward() set the following members.
-  int32_t row_length = 0;  // of Weights::filter
+  int32_t row_length = 0;  // q_tokens / rows
   Layout qk_layout = {}, v_layout = {};
   int32_t buffer_step = 0;  // see SharedMemory
   bool in_fours = false;    // all operands can be accessed four elements at a time, aligned to 16 bytes

@@ -2,7 +2,7 @@
 // mean_i = dy_i·y_i:
 //   ds_ij = slope_ij (m_ij dy_i·v_j − mean_i),   slope = w for softmax, (1 + q·k) / D for Taylor, 1 / D for linear attention
 //   dq_i = scale Σ_j ds_ij k_j,   dk_j = scale Σ_i ds_ij q_i,   dv_j = Σ_i m_ij w_ij dy_i
-// Of weights filter[i − j] s_ij: slope = filter[i − j], mean = 0, and dfilter[d] = Σ s_ij dy_i·v_j over all i − j = d, which
+// Weights filter[i − j] s_ij have slope = filter[i − j] and mean = 0, and dfilter[d] = Σ s_ij dy_i·v_j over all i − j = d, which
 // filter_gradient.cuh describes.
 // In one kernel blocks own queries and loop over keys; in the other blocks own keys and loop over queries. Both recompute the weights. Each
 // sum belongs to one block, so its order is fixed.

@@ -21,14 +21,14 @@ struct DiagonalSums {
   static constexpr int kPitch = 65;  // so that lanes which read sums of one row in different groups of 8 distances use different banks
   static constexpr int kFloats = kEnabled ? 5 * kPitch : 1;
 
-  float* memory;   // of the warp
+  float* memory;   // kFloats numbers that belong to the warp
   float kept = 0;  // lanes 17 .. 31: the previous tile's sum of the distance that is now lane − 16 above the smallest complete one
   __device__ __forceinline__ explicit DiagonalSums(float* memory) : memory(memory) {}
 
   // Adds a tile; returns the complete sum of the distance first − key − 16 + lane.
   __device__ __forceinline__ float add(const Sums<kBlocks>& products) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    // Of a lane's pairs those with one distance are those with one e / 2 − n and one e % 2.
+    // A lane's pairs with the same e / 2 − n and the same e % 2 have the same distance.
     float sums[5][2] = {};
 #pragma unroll
     for (int i = 0; i < 4 * kBlocks; ++i) sums[i % 4 / 2 - i / 4 + 3][i % 2] += products[i / 4][i % 4];

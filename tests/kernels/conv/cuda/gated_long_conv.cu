@@ -17,7 +17,7 @@ struct Case {
   bool plain = false;   // without q and v
   int64_t tokens() const { return rows * length; }
   int64_t stride() const { return channels + padding; }
-  int64_t y_stride() const { return head_dim > 2 ? channels : stride(); }  // of y and its gradient
+  int64_t y_stride() const { return head_dim > 2 ? channels : stride(); }  // y and its gradient
   int64_t heads() const { return channels / head_dim; }
 };
 
