@@ -113,7 +113,8 @@ Status backward(Gradients, Queue);
 // The two launches of backward(), in this order: the first writes the statistics that the second reads.
 Status gradients_of_queries(const Gradients&, Queue);
 Status gradients_of_keys(const Gradients&, Queue);
-// Adds the parts of the filter's gradient that gradients_of_queries() has written.
-Status gradient_of_filter(const Gradients&, Queue);
+// The first of them with Weights::filter: a few rows at a time, it adds the parts of the filter's gradient that gradients_of_queries()
+// writes.
+Status gradients_of_queries_and_filter(const Gradients&, Queue);
 
 }  // namespace based::kernels::cuda::detail::pairs

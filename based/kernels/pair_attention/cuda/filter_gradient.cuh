@@ -22,7 +22,7 @@ struct DiagonalSums {
   static constexpr int kFloats = kEnabled ? 5 * kPitch : 1;
 
   float* memory;   // kFloats numbers that belong to the warp
-  float kept = 0;  // lanes 17 .. 31: the previous tile's sum of the distance that is now lane − 16 above the smallest complete one
+  float kept = 0;  // lanes 17 .. 31: the previous tiles' sum of the distance that add() returns next in this lane
   __device__ __forceinline__ explicit DiagonalSums(float* memory) : memory(memory) {}
 
   // Adds a tile; returns the complete sum of the distance first − key − 16 + lane.
@@ -47,7 +47,7 @@ struct DiagonalSums {
     float sum = 0;
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
-      const int from = d + odd + 24;  // the sums' 8 (i − 3) plus the lane's row − column, with i = 0 at 0
+      const int from = d + odd + 24;  // 8 i + row − column of the lanes that have the distance, −8 < row − column < 8
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
         const int row = (from & 7) + 2 * pair, i = (from >> 3) + row / 8;

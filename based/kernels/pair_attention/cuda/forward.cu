@@ -183,9 +183,8 @@ Status backward(Gradients g, Queue queue) {
   g.forward.in_fours = in_fours(g.forward) && is_in_fours(g.grad_y, 0) && is_in_fours(g.grad_q, g.grad_q_stride) &&
                        is_in_fours(g.grad_k, g.grad_k_stride) && is_in_fours(g.grad_v, g.grad_v_stride);
   set_layout(g.forward, true);
-  if (const Status s = gradients_of_queries(g, queue); !s.ok()) return s;
-  if (const Status s = gradients_of_keys(g, queue); !s.ok()) return s;
-  return p.weights == Weights::filter ? gradient_of_filter(g, queue) : Status{};
+  const Status s = p.weights == Weights::filter ? gradients_of_queries_and_filter(g, queue) : gradients_of_queries(g, queue);
+  return s.ok() ? gradients_of_keys(g, queue) : s;
 }
 
 }  // namespace based::kernels::cuda::detail::pairs
