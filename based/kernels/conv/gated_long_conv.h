@@ -8,6 +8,11 @@ namespace based::kernels {
 
 constexpr int64_t kGatedLongConvLength = 2048;  // maximum number of tokens per row
 
+// Whether pairs of tokens, y_t = Σ_s filter[t − s] (q_t·k_s) v_s, are less work than convolutions of the products k_i v_j. For each token
+// and head, pairs take about length · head_dim multiplications (half of the keys, twice), and convolutions head_dim² FFTs of about 64
+// operations a token. Products of matrices run at least twice as fast as FFTs.
+constexpr bool pairs_are_less_work(int64_t length, int64_t head_dim) { return head_dim >= 8 && length <= 128 * head_dim; }
+
 struct GatedLongConv {            // caller owns all memory; strides count elements from one token to the next
   const float* q = nullptr;       // [rows · length, channels], or null: 1; null requires head_dim = 1
   const float* k = nullptr;       // [rows · length, channels]

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "based/kernels/conv/gated_long_conv.h"
+
 namespace based::ops {
 namespace {
 
@@ -51,12 +53,7 @@ void each_block(int64_t length, const Function& function) {
 
 }  // namespace
 
-// For each token and head, scores take about length · head_dim multiplications (half of the keys, twice), and convolutions head_dim² FFTs
-// of about 64 operations a token. Products of matrices run at least twice as fast as FFTs.
-bool has_short_scores(const GatedLongConv& in) {
-  const int64_t head_dim = in.k.size(1) / in.filter.size(0);
-  return head_dim >= 8 && in.length <= 128 * head_dim;
-}
+bool has_short_scores(const GatedLongConv& in) { return kernels::pairs_are_less_work(in.length, in.k.size(1) / in.filter.size(0)); }
 
 Tensor gated_long_conv_by_scores(const GatedLongConv& in) {
   const HeadRows rows(in);

@@ -6,9 +6,6 @@
 namespace based::kernels::cuda::detail::long_conv {
 namespace {
 
-// A token and a head take about length · head_dim multiplications here, and head_dim² FFTs of about 64 operations otherwise.
-constexpr int kLeastHeadDim = 8, kTokensPerChannel = 128;
-
 pairs::Problem pair_problem(const GatedLongConv& p) {
   pairs::Problem to;
   to.q = p.q, to.k = p.k, to.v = p.v, to.y = p.y;
@@ -24,8 +21,8 @@ pairs::Problem pair_problem(const GatedLongConv& p) {
 }  // namespace
 
 bool takes_pairs(const GatedLongConv& p) {
-  return p.head_dim >= kLeastHeadDim && p.length <= int64_t{kTokensPerChannel} * p.head_dim && p.q != nullptr && p.v != nullptr &&
-         p.y_stride == p.channels && pairs::supports(pair_problem(p));
+  return pairs_are_less_work(p.length, p.head_dim) && p.q != nullptr && p.v != nullptr && p.y_stride == p.channels &&
+         pairs::supports(pair_problem(p));
 }
 
 Status forward_by_pairs(const GatedLongConv& p, Queue queue) { return pairs::forward(pair_problem(p), queue); }
