@@ -48,6 +48,8 @@ STANDARD_OUTPUT = re.compile(r"\bstd::cout\b|\bstdout\b|(?<![\w:])(std::)?(print
 FILESYSTEM = re.compile(r"\b(?:fs|filesystem)::(?:absolute|canonical|copy\w*|create_\w+|current_path|directory_iterator|equivalent|exists|file_size"
                         r"|is_\w+|last_write_time|read_symlink|recursive_directory_iterator|remove\w*|rename|resize_file|status)\b(?![>{])")
 ERROR_CODE = re.compile(r", (?:error|failed|gone|ignored|none|no_link)\)")
+# Operators' functions are overloads by the operator's struct, and sources are compiled together: braces alone may fit the struct of another file.
+BARE_ARGUMENTS = re.compile(r"(?<![\w>.:])(?:check|forward|forward_meta|(?:forward_)?reference|backward|backward_meta|backward_reference)\(\{")
 MACHINE_PATH = re.compile(r"(?<![\w./$}])/(home|root|work|Users|mnt|scratch)/[A-Za-z0-9_]")
 # A line that opens a function's body: a parameter list, then qualifiers or an initialiser list, then a brace that ends the line.
 NO_FUNCTION = re.compile(r"^\s*(namespace|class|struct|union|enum|extern|if|for|while|switch|else|do|try|catch|#)\b|=\s*\{$")
@@ -185,6 +187,10 @@ def violations(root):
                     yield relative, number, "standard output is written through apps/output.h only"
                 if FILESYSTEM.search(without_text(line)) and not ERROR_CODE.search(line):
                     yield relative, number, "std::filesystem throws words of its own; based/core/folders.h has what to call"
+        if layer == "ops":
+            for number, line in enumerate(lines, 1):
+                if BARE_ARGUMENTS.search(without_text(line)):
+                    yield relative, number, "name the struct: reference(Foo{...}), since braces alone may fit an overload of another file"
         for number, reason in violations_of_length(lines, path.suffix in {".h", ".cpp"}):
             yield relative, number, reason
 
@@ -197,6 +203,7 @@ def selftest():
         "based/mixers/b.cpp": '#include <torch/torch.h>\n#include "based/ops/a.h"\nnamespace based {\n' + body + "}\n",
         "based/core/files.cpp": "std::error_code error;\nfs::remove(path, error);\nfs::path at(path);\n",
         "apps/c.cpp": '#include "based/eval/a.h"\n',
+        "based/ops/braces.cpp": "return table->forward({x, y}) + reference(Foo{x});\n",
         "tests/kernels/scan/cuda/a.cu": '#include "bench/kernels/scan/problems/a.cuh"\n',
         "theory/constructed/a.cpp": '#include "based/models/a.h"\n',
         "based/kernels/scan/cuda/long.cu": "__global__ void f(int x) {\n" + body + "}\n",
@@ -219,6 +226,7 @@ def selftest():
         "apps/folder.cpp": ("std::filesystem::create_directories(folder);\n", "throws words of its own"),
         "bench/out.cpp": ("std::fputc('x', stdout);\n", "through apps/output.h only"),
         "based/nolayer/a.cpp": ("int x;\n", "unknown layer"),
+        "based/ops/bare.cpp": ("return forward_reference({x, y});\n", "name the struct"),
         "based/core/long.cpp": ("int x;\n" * (MAX_FILE_LINES + 1), f"file of {MAX_FILE_LINES + 1} lines"),
         "based/core/function.cpp": ("int f(int x,\n      int y) {\n" + body + "  return x;\n}\n", "function of 83 lines"),
         "docs/path.md": ("see /ho" + "me/someone/file\n", "path of one machine"),

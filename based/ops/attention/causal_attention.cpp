@@ -143,8 +143,8 @@ CausalAttentionGradients backward_reference(const CausalAttentionBackward& in) {
   const CausalAttention& forward = in.forward;
   const auto function = [&](const std::vector<Tensor>& t) {
     const auto [y, log_sum_exp] =
-        forward_reference({t[0], t[1], t[2], forward.cu_seqlens_q, forward.cu_seqlens_k, forward.window, forward.scale, forward.dropout_p,
-                           forward.seed, forward.step, forward.place, forward.first_token});
+        forward_reference(CausalAttention{t[0], t[1], t[2], forward.cu_seqlens_q, forward.cu_seqlens_k, forward.window, forward.scale,
+                                          forward.dropout_p, forward.seed, forward.step, forward.place, forward.first_token});
     return std::vector<Tensor>{y};
   };
   const std::vector<Tensor> g = gradients_by_autograd(function, {forward.q, forward.k, forward.v}, {in.grad_y});

@@ -23,7 +23,7 @@ Result<DiagonalFilterBackward> backward_reference(const DiagonalFilterBackward& 
   const auto& [log_dt, log_decay, frequency, B, C, D] = in.forward.poles;
   const auto found = gradients_by_autograd(
       [taps = in.forward.taps](const std::vector<Tensor>& t) {
-        return std::vector<Tensor>{forward_reference({{t[0], t[1], t[2], t[3], t[4], t[5]}, taps})};
+        return std::vector<Tensor>{forward_reference(DiagonalFilter{{t[0], t[1], t[2], t[3], t[4], t[5]}, taps})};
       },
       {log_dt, log_decay, frequency, B, C, D}, {in.grad_filter});
   return {found[0], found[1], found[2], found[3], found[4], found[5]};
@@ -98,7 +98,7 @@ Tensor DiscretePoles::powers(int64_t count) const {
   return (a.log().unsqueeze(-1) * at::arange(count, a.options().dtype(at::kDouble))).exp();
 }
 
-Tensor diagonal_filter_reference(const DiagonalPoles& poles, int64_t taps) { return forward_reference({poles, taps}); }
+Tensor diagonal_filter_reference(const DiagonalPoles& poles, int64_t taps) { return forward_reference(DiagonalFilter{poles, taps}); }
 
 Tensor diagonal_filter(const DiagonalPoles& poles, int64_t taps) { return call(DiagonalFilter{poles, taps}); }
 

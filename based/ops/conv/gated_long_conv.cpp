@@ -34,7 +34,7 @@ Result<GatedLongConvBackward> backward_reference(const GatedLongConvBackward& in
   const auto& [k, filter, q, v, length] = in.forward;
   const auto found = gradients_by_autograd(
       [length = length](const std::vector<Tensor>& t) {
-        return std::vector<Tensor>{forward_reference({t[0], t[1], if_defined(t[2]), if_defined(t[3]), length})};
+        return std::vector<Tensor>{forward_reference(GatedLongConv{t[0], t[1], if_defined(t[2]), if_defined(t[3]), length})};
       },
       {k, filter, value_or_undefined(q), value_or_undefined(v)}, {in.grad_y});
   return {found[0], found[1], found[2], found[3]};
@@ -131,7 +131,7 @@ Result<GatedLongConvBackward> backward(const GatedLongConvBackward& in) {
 }  // namespace
 
 Tensor gated_long_conv_reference(const OptionalTensor& q, const Tensor& k, const OptionalTensor& v, const Tensor& filter, int64_t length) {
-  return forward_reference({k, filter, q, v, length});
+  return forward_reference(GatedLongConv{k, filter, q, v, length});
 }
 
 Tensor gated_long_conv(const OptionalTensor& q, const Tensor& k, const OptionalTensor& v, const Tensor& filter, int64_t length) {

@@ -47,7 +47,7 @@ TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
 std::tuple<Tensor, Tensor> projected_conv_reference(const Tensor& x, const Tensor& in_weight, const OptionalTensor& in_bias,
                                                     const Tensor& weight, const OptionalTensor& bias, const Tensor& cu_seqlens,
                                                     const OptionalTensor& initial_state) {
-  return reference({{x, in_weight, in_bias, weight, bias}, cu_seqlens, initial_state});
+  return reference(ProjectedConv{{x, in_weight, in_bias, weight, bias}, cu_seqlens, initial_state});
 }
 
 std::tuple<Tensor, Tensor> projected_conv(const Tensor& x, const Tensor& in_weight, const OptionalTensor& in_bias, const Tensor& weight,

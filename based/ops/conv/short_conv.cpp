@@ -125,7 +125,7 @@ Result<ShortConvBackward> backward_meta(const ShortConvBackward& in) {
 
 Tensor prefill_reference(const ShortConvPrefill& in) {
   check(in);
-  const auto from_state = [&](const OptionalTensor& initial) { return forward_reference({in.layer, in.cu_seqlens, initial}); };
+  const auto from_state = [&](const OptionalTensor& initial) { return forward_reference(ShortConv{in.layer, in.cu_seqlens, initial}); };
   return prefill_slots(in.slots, from_state, in.state);
 }
 
@@ -353,7 +353,7 @@ Tensor tokens(const ShortConvTokens& in) {
 std::tuple<Tensor, Tensor> short_conv_reference(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                                                 const OptionalTensor& gate, bool silu, const Tensor& cu_seqlens,
                                                 const OptionalTensor& initial_state, bool adds_input) {
-  return forward_reference({{x, weight, bias, gate, silu}, cu_seqlens, initial_state, adds_input});
+  return forward_reference(ShortConv{{x, weight, bias, gate, silu}, cu_seqlens, initial_state, adds_input});
 }
 
 std::tuple<Tensor, Tensor> short_conv(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& gate,

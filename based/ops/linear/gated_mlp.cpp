@@ -26,7 +26,7 @@ TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) { define<GatedMlp>(m).compos
 
 Tensor gated_mlp(const Tensor& x, const Tensor& weight_in, const Tensor& weight_out) { return call(GatedMlp{x, weight_in, weight_out}); }
 Tensor gated_mlp_reference(const Tensor& x, const Tensor& weight_in, const Tensor& weight_out) {
-  return reference({x, weight_in, weight_out});
+  return reference(GatedMlp{x, weight_in, weight_out});
 }
 
 }  // namespace based::ops

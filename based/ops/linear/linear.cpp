@@ -104,11 +104,13 @@ TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
 }  // namespace
 
 Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) { return call(Linear{x, weight, bias}); }
-Tensor linear_reference(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) { return forward_reference({x, weight, bias}); }
+Tensor linear_reference(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  return forward_reference(Linear{x, weight, bias});
+}
 
 Tensor linear_swiglu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) { return call(LinearSwiglu{{x, weight, bias}}); }
 Tensor linear_swiglu_reference(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
-  return swiglu_reference(forward_reference({x, weight, bias}));
+  return swiglu_reference(forward_reference(Linear{x, weight, bias}));
 }
 
 }  // namespace based::ops

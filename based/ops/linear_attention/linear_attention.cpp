@@ -217,7 +217,7 @@ PairsGradients pairs_backward(const LinearAttentionPairsBackward& in) {
 Tensor prefill(const LinearAttentionPrefill& in) {
   check(in);
   const auto from_states = [&](const OptionalTensor& kv, const OptionalTensor& sum_k) {
-    return forward({in.q, in.k, in.v, in.cu_seqlens, kv, sum_k, in.eps});
+    return forward(LinearAttention{in.q, in.k, in.v, in.cu_seqlens, kv, sum_k, in.eps});
   };
   return prefill_slots(in.slots, from_states, in.kv_state, in.k_state);
 }
@@ -320,7 +320,7 @@ Tensor linear_attention_pairs(const Tensor& q, const Tensor& k, const Tensor& v,
 std::tuple<Tensor, LinearAttentionState> linear_attention_reference(const Tensor& q, const Tensor& k, const Tensor& v,
                                                                     const Tensor& cu_seqlens,
                                                                     const std::optional<LinearAttentionState>& initial_state, double eps) {
-  auto [y, kv, sum_k] = forward_reference({q, k, v, cu_seqlens, kv_of(initial_state), k_of(initial_state), eps});
+  auto [y, kv, sum_k] = forward_reference(LinearAttention{q, k, v, cu_seqlens, kv_of(initial_state), k_of(initial_state), eps});
   return {y, {kv, sum_k}};
 }
 

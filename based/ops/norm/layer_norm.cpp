@@ -58,7 +58,7 @@ Tensor empty_sum(const OptionalTensor& residual, const Tensor& x) {
 Result<LayerNormAddForward> add_forward_reference(const LayerNormAdd& in) {
   check(in);
   const Tensor sum = in.residual ? *in.residual + in.x : in.x.to(sum_type(in.x), /*non_blocking=*/false, /*copy=*/true);
-  auto [y, mean, inverse_std] = forward_reference({sum, in.weight, in.bias, in.eps});
+  auto [y, mean, inverse_std] = forward_reference(LayerNorm{sum, in.weight, in.bias, in.eps});
   return {sum, std::move(y), std::move(mean), std::move(inverse_std)};
 }
 
@@ -91,7 +91,7 @@ Result<LayerNormBackward> backward_meta(const LayerNormBackward& in) {
 Tensor add_in_place_reference(const LayerNormAddInPlace& in) {
   check(in);
   in.residual.add_(in.x);
-  return std::get<0>(forward_reference({in.residual, in.weight, in.bias, in.eps}));
+  return std::get<0>(forward_reference(LayerNorm{in.residual, in.weight, in.bias, in.eps}));
 }
 
 Tensor add_in_place_meta(const LayerNormAddInPlace& in) {
@@ -386,7 +386,7 @@ TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) { return call(LayerNorm{x, weight, bias, eps}); }
 
 Tensor layer_norm_reference(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
-  check({x, weight, bias, eps});
+  check(LayerNorm{x, weight, bias, eps});
   const at::ScalarType type = sum_type(x);
   const Tensor wide = x.to(type), centred = wide - wide.mean(-1, /*keepdim=*/true);
   const Tensor unit = centred * (centred.square().mean(-1, /*keepdim=*/true) + eps).rsqrt();

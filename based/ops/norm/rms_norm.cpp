@@ -57,7 +57,7 @@ Result<RmsNormBackward> backward_meta(const RmsNormBackward& in) {
 Result<RmsNormAddForward> add_forward_reference(const RmsNormAdd& in) {
   check(in);
   const Tensor sum = in.residual ? *in.residual + in.x : in.x.to(sum_type(in.x), /*non_blocking=*/false, /*copy=*/true);
-  const auto [y, inverse_rms] = forward_reference({sum, in.weight, in.eps});
+  const auto [y, inverse_rms] = forward_reference(RmsNorm{sum, in.weight, in.eps});
   return {sum, y, inverse_rms};
 }
 
@@ -68,7 +68,7 @@ Tensor empty_sum(const RmsNormAdd& in) {
 Result<RmsNormAddForward> add_forward_meta(const RmsNormAdd& in) {
   check(in);
   const Tensor sum = empty_sum(in);
-  const auto [y, inverse_rms] = forward_meta({sum, in.weight, in.eps});
+  const auto [y, inverse_rms] = forward_meta(RmsNorm{sum, in.weight, in.eps});
   return {sum, y, inverse_rms};
 }
 
@@ -78,7 +78,7 @@ void check(const RmsNormAddBackward& in) {
 
 Result<RmsNormAddBackward> add_backward_reference(const RmsNormAddBackward& in) {
   check(in);
-  const auto [grad_x, grad_weight] = backward_reference({in.grad_y, in.sum, in.weight, in.inverse_rms});
+  const auto [grad_x, grad_weight] = backward_reference(RmsNormBackward{in.grad_y, in.sum, in.weight, in.inverse_rms});
   return {(in.grad_sum ? grad_x + *in.grad_sum : grad_x).to(in.weight.scalar_type()), grad_weight};
 }
 
@@ -89,18 +89,18 @@ Result<RmsNormAddBackward> add_backward_meta(const RmsNormAddBackward& in) {
 Tensor add_in_place_reference(const RmsNormAddInPlace& in) {
   check(in);
   if (in.deferred) in.residual.add_(*in.deferred);
-  return std::get<0>(forward_reference({in.residual.add_(in.x), in.weight, in.eps}));
+  return std::get<0>(forward_reference(RmsNorm{in.residual.add_(in.x), in.weight, in.eps}));
 }
 
 Tensor sum_reference(const RmsNormOfSum& in) {
   check(in);
-  return std::get<0>(forward_reference({in.residual + in.x, in.weight, in.eps}));
+  return std::get<0>(forward_reference(RmsNorm{in.residual + in.x, in.weight, in.eps}));
 }
 
 Tensor gated_reference(const RmsNormGated& in) {
   check(in);
   const at::ScalarType type = sum_type(in.gate);
-  const Tensor y = std::get<0>(forward_reference({in.inputs.x, in.inputs.weight.to(type), in.inputs.eps}));
+  const Tensor y = std::get<0>(forward_reference(RmsNorm{in.inputs.x, in.inputs.weight.to(type), in.inputs.eps}));
   return (y * rowwise_activation(in.gate.to(type), kernels::Activation::silu)).to(in.gate.scalar_type());
 }
 
@@ -284,7 +284,9 @@ kernels::RmsNorm rms_norm_arguments(const NormedSum& terms, const Tensor& weight
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) { return call(RmsNorm{x, weight, eps}); }
-Tensor rms_norm_reference(const Tensor& x, const Tensor& weight, double eps) { return std::get<0>(forward_reference({x, weight, eps})); }
+Tensor rms_norm_reference(const Tensor& x, const Tensor& weight, double eps) {
+  return std::get<0>(forward_reference(RmsNorm{x, weight, eps}));
+}
 
 Tensor rms_norm_gated(const Tensor& x, const Tensor& weight, double eps, const Tensor& gate) {
   if (wants_gradient({x, weight, gate})) return rms_norm(x, weight, eps) * rowwise_activation(gate, kernels::Activation::silu);

@@ -42,7 +42,7 @@ Tensor meta(const RowwiseActivation& in) {
 Tensor by_row(const RowwiseActivation& in) {
   const Tensor y = meta(in);
   for (int64_t row = 0; row < in.x.size(0); ++row)
-    y[row].copy_(reference({in.x.narrow(0, row, 1), in.function, in.scale, in.bias, in.log_rate, in.in_sums})[0]);
+    y[row].copy_(reference(RowwiseActivation{in.x.narrow(0, row, 1), in.function, in.scale, in.bias, in.log_rate, in.in_sums})[0]);
   return y;
 }
 

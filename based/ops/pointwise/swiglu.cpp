@@ -61,7 +61,7 @@ TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
 
 }  // namespace
 
-Tensor swiglu_reference(const Tensor& h) { return forward_reference({h}); }
+Tensor swiglu_reference(const Tensor& h) { return forward_reference(Swiglu{h}); }
 Tensor swiglu(const Tensor& h) { return call(Swiglu{h}); }
 
 }  // namespace based::ops

@@ -121,8 +121,8 @@ Result<SelectiveScanForward> forward_meta(const SelectiveScanForward& in) {
 Result<SelectiveScanBackward> backward_reference(const SelectiveScanBackward& in) {
   const auto& [inputs, cu_seqlens, initial_state] = in.forward;
   const auto function = [&, softplus = inputs.softplus, &cu = cu_seqlens](const std::vector<Tensor>& x) {
-    const auto [y, state] =
-        reference({{x[0], x[1], x[2], x[3], x[4], if_defined(x[5]), if_defined(x[6]), if_defined(x[7]), softplus}, cu, if_defined(x[8])});
+    const auto [y, state] = reference(SelectiveScan{
+        {x[0], x[1], x[2], x[3], x[4], if_defined(x[5]), if_defined(x[6]), if_defined(x[7]), softplus}, cu, if_defined(x[8])});
     return std::vector<Tensor>{y, state};
   };
   const std::vector<Tensor> g =
@@ -143,7 +143,7 @@ Result<SelectiveScanBackward> backward_meta(const SelectiveScanBackward& in) {
 
 Tensor prefill_reference(const SelectiveScanPrefill& in) {
   check(in);
-  const auto from_state = [&](const OptionalTensor& initial) { return reference({in.inputs, in.cu_seqlens, initial}); };
+  const auto from_state = [&](const OptionalTensor& initial) { return reference(SelectiveScan{in.inputs, in.cu_seqlens, initial}); };
   return prefill_slots(in.slots, from_state, in.state);
 }
 
@@ -293,7 +293,7 @@ Tensor step(const SelectiveScanStep& in) {
 
 std::tuple<Tensor, Tensor> selective_scan_reference(const SelectiveScanInputs& inputs, const Tensor& cu_seqlens,
                                                     const OptionalTensor& initial_state) {
-  return reference({inputs, cu_seqlens, initial_state});
+  return reference(SelectiveScan{inputs, cu_seqlens, initial_state});
 }
 
 std::tuple<Tensor, Tensor> selective_scan(const SelectiveScanInputs& inputs, const Tensor& cu_seqlens,

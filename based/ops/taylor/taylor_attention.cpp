@@ -79,7 +79,8 @@ Tensor step_reference(const TaylorAttentionStep& in) {
 Tensor prefill_reference(const TaylorAttentionPrefill& in) {
   check(in);
   const auto from_states = [&](const OptionalTensor& kv, const OptionalTensor& sum_k) {
-    return forward_reference({in.q, in.k, in.v, in.cu_seqlens, kv, sum_k, in.decay, /*final_state=*/true, in.decay_denominator});
+    return forward_reference(
+        TaylorAttention{in.q, in.k, in.v, in.cu_seqlens, kv, sum_k, in.decay, /*final_state=*/true, in.decay_denominator});
   };
   return prefill_slots(in.slots, from_states, in.kv_state, in.k_state);
 }

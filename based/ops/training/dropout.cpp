@@ -109,7 +109,7 @@ Tensor dropout(const Tensor& x, double p, const Draws& draws, int64_t place) {
 
 Tensor dropout_reference(const Tensor& x, double p, const Draws& draws, int64_t place) {
   require_draws(draws);
-  return reference({x, p, draws.seed, draws.step, place, draws.first_token});
+  return reference(Dropout{x, p, draws.seed, draws.step, place, draws.first_token});
 }
 
 }  // namespace based::ops

@@ -75,7 +75,7 @@ Result<CausalAttentionForward> forward(const CausalAttentionForward& op) {
   const Tensor &q = in.q, &k = in.k, &v = in.v;
   check_causal_attention(in);
   if (const PaddedHeads heads(in); heads.used()) {
-    auto [y, log_sum_exp] = forward({heads.call()});
+    auto [y, log_sum_exp] = forward(CausalAttentionForward{heads.call()});
     return {heads.unpadded(y), std::move(log_sum_exp)};
   }
   if (!flash_applies(in) || has_causal_attention_kernel(in)) return causal_attention_forward(op);
@@ -91,7 +91,8 @@ Result<CausalAttentionBackward> backward(const CausalAttentionBackward& in) {
   const CausalAttention& inputs = in.forward;
   const Tensor &q = inputs.q, &k = inputs.k, &v = inputs.v;
   if (const PaddedHeads heads(inputs); heads.used()) {
-    const auto [grad_q, grad_k, grad_v] = backward({heads.padded(in.grad_y), heads.call(), heads.padded(in.y), in.log_sum_exp});
+    const auto [grad_q, grad_k, grad_v] =
+        backward(CausalAttentionBackward{heads.padded(in.grad_y), heads.call(), heads.padded(in.y), in.log_sum_exp});
     return {heads.unpadded(grad_q), heads.unpadded(grad_k), heads.unpadded(grad_v)};
   }
   if (!flash_applies(inputs) || has_causal_attention_kernel(inputs)) return causal_attention_backward(in);
