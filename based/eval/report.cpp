@@ -4,7 +4,6 @@
 #include <cmath>
 #include <filesystem>
 #include <set>
-#include <sstream>
 
 #include "based/core/files.h"
 #include "based/core/text.h"
@@ -18,7 +17,8 @@ namespace {
 
 constexpr uint64_t kMaxResultBytes = uint64_t{1} << 28;
 constexpr const char* kInterrupted = "the evaluation was interrupted";
-constexpr double kChanceErrors = 2;  // a figure within so many standard errors of chance is at chance
+constexpr int64_t kMaxCount = int64_t{1} << 40;  // the most documents or shots that a file may name
+constexpr double kChanceErrors = 2;              // a figure within so many standard errors of chance is at chance
 
 double number_of(const DataField& field) {
   if (!field.value().is_number()) field.refuse("a number");
@@ -41,37 +41,39 @@ std::map<std::string, EvalFigure> read_figures(const DataField& figures) {
   return read;
 }
 
+void read_headline(const DataField& task, const DataField& metrics, TaskResults& results) {
+  results.headline = task.text("headline");
+  if (!results.figures.metrics.contains(results.headline)) metrics.refuse("an object with the metric " + results.headline);
+}
+
 TaskResults read_task(const DataField& task) {
-  constexpr int64_t most = int64_t{1} << 40;
   TaskResults results;
   results.task = task.text("task");
-  results.shots = task.integer("num_fewshot", 0, most);
+  results.shots = task.integer("num_fewshot", 0, kMaxCount);
   results.figures.metrics = read_figures(task.at("aggregate"));
   if (task.has("further")) results.figures.further = read_figures(task.at("further"));
   if (results.figures.metrics.empty()) task.at("aggregate").refuse("an object of at least one metric");
   for (const DataField& item : task.at("per_document").items()) {
-    const int64_t document = item.integer("doc", 0, most);
+    const int64_t document = item.integer("doc", 0, kMaxCount);
     if (!results.items.emplace(document, item.value()).second) item.at("doc").refuse("a document that occurs once");
   }
   results.documents = static_cast<int64_t>(results.items.size());
   results.tied = task.integer("tied", 0, results.documents);
-  results.headline = task.text("headline");
+  read_headline(task, task.at("aggregate"), results);
   results.chance = number_of(task.at("chance"));
   results.comparable = task.at("comparable").boolean();
-  if (!results.figures.metrics.contains(results.headline)) task.at("aggregate").refuse("an object with the metric " + results.headline);
   return results;
 }
 
+// A task of a kept line: as read_task(), without the single documents.
 TaskResults read_kept_task(const DataField& task) {
-  constexpr int64_t most = int64_t{1} << 40;
   TaskResults results;
   results.task = task.text("task");
-  results.shots = task.integer("shots", 0, most);
-  results.documents = task.integer("documents", 1, most);
+  results.shots = task.integer("shots", 0, kMaxCount);
+  results.documents = task.integer("documents", 1, kMaxCount);
   results.tied = task.integer("tied", 0, results.documents);
   results.figures.metrics = read_figures(task.at("metrics"));
-  results.headline = task.text("headline");
-  if (!results.figures.metrics.contains(results.headline)) task.at("metrics").refuse("an object with the metric " + results.headline);
+  read_headline(task, task.at("metrics"), results);
   const DataField chance = task.at("chance");
   if (!chance.value().is_null()) results.chance = number_of(chance);
   for (const DataField& note : task.at("notes").items()) results.comparable = results.comparable && note.value() != kNotComparable;
@@ -246,13 +248,7 @@ ModelResults read_eval_results(const std::string& path) {
 
 std::vector<ModelResults> read_kept_results(const std::string& path) {
   std::vector<ModelResults> models;
-  std::istringstream lines(read_file(path, kMaxResultBytes));
-  std::string line;
-  for (int64_t number = 1; std::getline(lines, line); ++number) {
-    if (line.empty()) continue;
-    const std::string place = path + ", line " + std::to_string(number);
-    const Json json = parse_json(line, place);
-    const DataField kept(json, place);
+  read_json_lines(path, [&](const DataField& kept, int64_t) {
     ModelResults& model = models.emplace_back();
     model.path = path, model.name = kept.text("name"), model.complete = kept.at("complete").boolean();
     const DataField run = kept.at("run");
@@ -260,8 +256,7 @@ std::vector<ModelResults> read_kept_results(const std::string& path) {
     model.run = run.value();
     for (const DataField& task : kept.at("tasks").items()) model.tasks.push_back(read_kept_task(task));
     if (model.tasks.empty()) kept.at("tasks").refuse("a list of at least one task");
-  }
-  if (models.empty()) throw Error(path + ": has no line; `based eval table --form json` prints one for each model");
+  });
   return models;
 }
 

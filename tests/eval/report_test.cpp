@@ -137,9 +137,11 @@ TEST_F(ResultFiles, KeptResultsMakeTheTablesOfTheirFiles) {
   Json broken = results_json(first);
   broken["tasks"][0]["metrics"]["acc"]["value"] = "high";
   write_file_atomic(path, dump_json(results_json(second)) + "\n" + dump_json(broken) + "\n");
-  EXPECT_THAT(message_of<Error>([&] { read_kept_results(path); }), AllOf(HasSubstr("line 2"), HasSubstr("tasks[0].metrics.acc.value")));
+  EXPECT_THAT(message_of<Error>([&] { read_kept_results(path); }),
+              AllOf(HasSubstr("results.jsonl:2: "), HasSubstr("tasks[0].metrics.acc.value")));
   write_file_atomic(path, "");
-  EXPECT_THAT(message_of<Error>([&] { read_kept_results(path); }), HasSubstr("has no line"));
+  EXPECT_THAT(message_of<Error>([&] { read_kept_results(path); }),
+              AllOf(HasSubstr(path), HasSubstr("there are no documents in this file")));
 }
 
 TEST_F(ResultFiles, DamagedFilesAreRefusedByField) {
