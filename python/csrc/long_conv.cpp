@@ -30,7 +30,7 @@ OptionalTensor in_fp32_if(const OptionalTensor& x) { return x ? OptionalTensor(i
 Launch prepare(const Conv& in) {
   Launch launch{{in_fp32(in.k), as_contiguous(in.filter), in_fp32_if(in.q), in_fp32_if(in.v), in.length}, {}};
   launch.arguments = ops::gated_long_conv_arguments(launch.inputs);
-  launch.arguments.single_tf32 = uses_tf32() || in.k.element_size() == 2;  // 16 bits, and results rounded to them: less than one TF32 part
+  launch.arguments.single_tf32 = ops::takes_one_tf32_part(in.k, uses_tf32());
   return launch;
 }
 

@@ -80,8 +80,7 @@ OptionalTensor in_fp32(const OptionalTensor& x) { return x ? OptionalTensor(in_f
 GatedLongConvLaunch prepare(const GatedLongConv& in) {
   GatedLongConvLaunch launch{in_fp32(in.k), in.filter.contiguous(), in_fp32(in.q), in_fp32(in.v), {}};
   launch.arguments = gated_long_conv_arguments(GatedLongConv{launch.k, launch.filter, launch.q, launch.v, in.length});
-  // Inputs of 16 bits and results rounded to them have fewer bits than one TF32 part.
-  launch.arguments.single_tf32 = at::globalContext().allowTF32CuBLAS() || in.k.element_size() == 2;
+  launch.arguments.single_tf32 = takes_one_tf32_part(in.k, at::globalContext().allowTF32CuBLAS());
   return launch;
 }
 

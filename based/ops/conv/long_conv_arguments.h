@@ -32,6 +32,13 @@ void check_gated_long_conv(const Op& in) {
   require(length >= 1 && k.size(0) % length == 0, op, "tokens, ", k.size(0), ", must be a multiple of the length, got ", length);
 }
 
+// Whether products take one TF32 part of each operand: where `allowed`, and for inputs of 16 bits, which one part holds; results are
+// rounded to 16 bits, too.
+template <class Tensor>
+bool takes_one_tf32_part(const Tensor& k, bool allowed) {
+  return allowed || k.element_size() == 2;
+}
+
 // Tensors in fp32 with contiguous columns, and a contiguous filter. y and single_tf32 are not set.
 template <class Op>
 kernels::GatedLongConv gated_long_conv_arguments(const Op& in) {

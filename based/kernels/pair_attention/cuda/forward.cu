@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, kCount <= 8 ? 4 : 3)
              p.in_fours, out, Weight::kFilter ? 1 : 1 / total.sum[0], Weight::kFilter ? 1 : 1 / total.sum[1]);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (p.normalizer != nullptr && threadIdx.x % 4 == 0 && first + row_of(2 * half) < item.queries)
+    if (!Weight::kFilter && p.normalizer != nullptr && threadIdx.x % 4 == 0 && first + row_of(2 * half) < item.queries)
       p.normalizer[(token + row_of(2 * half)) * heads + item.head] = total.statistic(half);
   }
 }
