@@ -57,7 +57,8 @@ bool needs_full_weights(const EngineOptions& options, torch::Device device) {
   return has_fixed_rows(options, device) || DecodeStep::width(options.slots, options.decode, device) > 1;
 }
 
-Engine::Engine(LanguageModel& model, const EngineOptions& options) : model_(model), ahead_(options.ahead) {
+Engine::Engine(LanguageModel& model, const EngineOptions& options)
+    : model_(model), ahead_(options.ahead), joint_states_(options.joint_states && !options.decode.invariant) {
   if (options.slots < 1) throw UsageError("an engine needs at least one slot, got " + std::to_string(options.slots));
   if (options.cache_tokens < 0 || options.prefill_tokens < 0) throw UsageError("an engine's numbers of tokens must not be negative");
   const torch::InferenceMode inference;
@@ -187,7 +188,7 @@ void Engine::finish_sequence(int64_t id, Sequence& sequence, Finish reason) {
   const bool keeps_state = sequence.options.keep_state && reason != Finish::not_finite;
   if (!keeps_state) {
     sequence.state.reset();
-  } else if (sequence.slot >= 0) {
+  } else if (sequence.slot >= 0 && !sequence.state) {
     sequence.state = id == reader_->staged_id() ? prefill_->staged_snapshot() : prefill_->snapshot(sequence);
   }
   if (sequence.is_prefilling) reader_->remove(id);
@@ -243,12 +244,26 @@ bool Engine::restrict_next_token(Sequence& sequence) {
   return decode_->allow(sequence.slot, allowed);
 }
 
+// For EngineOptions::joint_states: copies the states of all sequences that end in this step.
+void Engine::keep_final_states() {
+  std::vector<Sequence*> ended;
+  for (int64_t slot = 0; slot < table_->slots(); ++slot) {
+    const int64_t id = table_->owner(slot);
+    if (id < 0) continue;
+    Sequence& one = table_->at(id);
+    const bool ends = !one.is_prefilling && one.steps_in_flight == 0 && one.sampled == one.options.max_tokens;
+    if (ends && one.options.keep_state) ended.push_back(&one);
+  }
+  if (ended.size() > 1) prefill_->keep_snapshots(ended);
+}
+
 // The slots, in ascending order, whose sequences can read another token after those in flight. Sequences that have reached a limit end
 // here. Returns no slots at all if the tokens in flight must be collected first: they may end a sequence that keeps its state, which
 // another step would change, they may decide which tokens may follow, or they may complete a cell, which the parallel form then reads.
 std::vector<int64_t> Engine::slots_to_step() {
   const int64_t cell = reader_->cell();
   PagePool* const pages = table_->pages();
+  if (joint_states_) keep_final_states();
   std::vector<int64_t> slots;
   for (int64_t slot = 0; slot < table_->slots(); ++slot) {
     const int64_t id = table_->owner(slot);

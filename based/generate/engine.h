@@ -45,6 +45,9 @@ struct EngineOptions {
   // that ends at a stop token has been stepped once too often. step() therefore waits first if a sequence that has stop tokens keeps its
   // state.
   bool ahead = false;
+  // The kept states of prompts that are only read (max_tokens = 0) and end in the same step share memory, which is freed with the last of
+  // them: they are made by one copy of each tensor instead of one for each sequence. Without effect on invariant engines.
+  bool joint_states = false;
   // SequenceOptions::scores and SequenceOptions::greedy count the padding rows of the embedding (LanguageModel::token_log_probabilities).
   bool padded_columns = false;
   DecodeOptions decode = {};
@@ -139,6 +142,7 @@ class Engine {
 
   bool read_prompts();
   std::string cells() const { return reader_->cell() > 0 ? describe_cells(model_) : ""; }
+  void keep_final_states();
   std::vector<int64_t> slots_to_step();
   void rewind_other_slots(const std::vector<int64_t>& slots);
   bool launch();
@@ -162,7 +166,7 @@ class Engine {
     int64_t slot = 0, seen = 0;  // the tokens that the state had read before the step
   };
   std::map<int64_t, Drafted> drafted_;  // the sequences of the last step with drafts
-  bool ahead_;
+  bool ahead_, joint_states_;
   std::vector<Output> outputs_;    // returned by step()
   std::vector<Output> collected_;  // outputs that were collected between two calls of step(); the next call returns them
   // Slot and sequence of each token of the launched steps, oldest step first; at most DecodeStep::kReadbacks of them.

@@ -204,7 +204,7 @@ void Prefill::begin_decoding(const std::vector<Sequence*>& sequences) {
     if (reader_.to_read(*one) > 0) continue;
     table_.begin_decoding(*one);
     if (cell_ == 0) {
-      sampling.push_back(one);
+      if (one->options.max_tokens != 0) sampling.push_back(one);  // otherwise it ends without a step
       continue;
     }
     begins_->keep(one->slot);
@@ -245,6 +245,19 @@ ModelState Prefill::snapshot(const Sequence& sequence) {
   if (cell_ == 0 || sequence.is_prefilling) return extract(sequence.slot, sequence.seen);
   const torch::InferenceMode inference;
   return begins_->extract(sequence.slot, sequence.cell_begin);
+}
+
+void Prefill::keep_snapshots(const std::vector<Sequence*>& sequences) {
+  BASED_ASSERT(cell_ == 0);
+  const torch::InferenceMode inference;
+  std::vector<int64_t> slots;
+  for (const Sequence* one : sequences) slots.push_back(one->slot);
+  decode_.flush(slots);
+  std::vector<ModelState> states = state_.extract(slots);
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    states[i].trim(sequences[i]->seen);
+    sequences[i]->state = std::move(states[i]);
+  }
 }
 
 // --- cells

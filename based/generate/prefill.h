@@ -31,6 +31,8 @@ class Prefill {
   ModelState extract(int64_t slot, int64_t tokens);
   // The state of a sequence that has a slot, as a snapshot stores it: with cells, a decoding sequence's is that at the begin of its cell.
   ModelState snapshot(const Sequence& sequence);
+  // Stores the snapshots of several sequences of one step in them. Not with cells. The states share memory, which is freed with the last.
+  void keep_snapshots(const std::vector<Sequence*>& sequences);
   ModelState staged_snapshot() const { return staging_.extract(0); }
 
   // The functions below are for cells.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "based/core/error.h"
+#include "based/runtime/transfer.h"
 
 namespace based {
 namespace {
@@ -40,6 +41,10 @@ void check_tokens(const Named& tensors, const Named& expected) {
 }
 
 }  // namespace
+
+Slots ModelState::on_device(const std::vector<int64_t>& slots) const {
+  return runtime::to_device(torch::tensor(slots, torch::kInt64), position_.device());
+}
 
 int64_t ModelState::bytes() const {
   int64_t sum = position_.defined() ? static_cast<int64_t>(position_.nbytes()) : 0;
@@ -82,6 +87,18 @@ ModelState ModelState::extract(int64_t slot) const {
   return one;
 }
 
+std::vector<ModelState> ModelState::extract(const std::vector<int64_t>& slots) const {
+  const Slots indices = on_device(slots);
+  const Tensor positions = position_.index_select(0, indices);
+  std::vector<ModelState> each(slots.size());
+  for (const MixerState& layer : layers_) {
+    std::vector<MixerState> rows = layer.extract(slots, indices);
+    for (size_t i = 0; i < slots.size(); ++i) each[i].layers_.push_back(std::move(rows[i]));
+  }
+  for (size_t i = 0; i < slots.size(); ++i) each[i].position_ = positions.narrow(0, static_cast<int64_t>(i), 1);
+  return each;
+}
+
 void ModelState::insert(const ModelState& one, int64_t slot) {
   if (one.layers_.size() != layers_.size())
     throw Error("state: has " + std::to_string(one.layers_.size()) + " layers, the model " + std::to_string(layers_.size()));
@@ -97,14 +114,14 @@ void ModelState::insert(const std::vector<const ModelState*>& states, const std:
     if (one->layers_.size() == layers_.size()) continue;
     throw Error("state: has " + std::to_string(one->layers_.size()) + " layers, the model " + std::to_string(layers_.size()));
   }
+  const Slots indices = on_device(slots);
   std::vector<const MixerState*> rows(states.size());
   for (size_t i = 0; i < layers_.size(); ++i) {
     for (size_t row = 0; row < states.size(); ++row) rows[row] = &states[row]->layers_[i];
-    layers_[i].insert(rows, slots);
+    layers_[i].insert(rows, slots, indices);
   }
   std::vector<Tensor> positions;
   for (const ModelState* one : states) positions.push_back(one->position_);
-  const Slots indices = torch::tensor(slots, torch::kInt64).to(position_.device());
   position_.index_copy_(0, indices, torch::cat(positions));
 }
 

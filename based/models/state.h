@@ -25,6 +25,8 @@ class ModelState {
   void trim(int64_t steps);  // keeps the first `steps` time steps of the layers whose state grows
   void copy(int64_t source, int64_t target);
   ModelState extract(int64_t slot) const;
+  // One state for each slot, by one copy of each tensor that does not grow. The states share memory, which is freed with the last of them.
+  std::vector<ModelState> extract(const std::vector<int64_t>& slots) const;
   void insert(const ModelState& one, int64_t slot);
   // The same for several slots, with one copy of each tensor that does not grow. A state may occur several times.
   void insert(const std::vector<const ModelState*>& states, const std::vector<int64_t>& slots);
@@ -36,6 +38,8 @@ class ModelState {
   void load_named(const std::vector<StateTensor>& tensors, int64_t slot);
 
  private:
+  Slots on_device(const std::vector<int64_t>& slots) const;
+
   std::vector<MixerState> layers_;
   Tensor position_;
 };

@@ -274,6 +274,35 @@ TEST_P(EngineOnDevices, StepsAheadKeepTheStatesOfSequencesThatEnd) {
   }
 }
 
+// Prompts of different lengths that are only read; one of them keeps no state. More than one step, since there are fewer slots than
+// prompts.
+TEST_P(EngineOnDevices, JointStatesAreThoseOfEachSequence) {
+  const auto model = this->model();
+  const std::vector<std::vector<int64_t>> prompts{some_text(20, 3), some_text(41, 5), some_text(2, 7), some_text(63, 11),
+                                                  some_text(35, 13)};
+  Engine together(*model, {.slots = 4, .cache_tokens = kCache, .joint_states = true}), apart(*model, {.slots = 4, .cache_tokens = kCache});
+  std::vector<std::pair<int64_t, int64_t>> sequences;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const SequenceOptions options{.max_tokens = 0, .keep_state = i != 2};
+    sequences.emplace_back(together.add(prompts[i], options), apart.add(prompts[i], options));
+  }
+  tokens_of(together), tokens_of(apart);
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    SCOPED_TRACE(i);
+    if (i == 2) {
+      EXPECT_THROW(together.take_state(sequences[i].first), Error);
+      continue;
+    }
+    const SequenceState joint = together.take_state(sequences[i].first), own = apart.take_state(sequences[i].second);
+    EXPECT_EQ(joint.ids, own.ids);
+    const auto named = joint.state.named(), expected = own.state.named();
+    ASSERT_EQ(named.size(), expected.size());
+    for (size_t t = 0; t < named.size(); ++t) EXPECT_TRUE(torch::equal(named[t].value, expected[t].value)) << named[t].name;
+    const int64_t continued = together.add(joint, {.sampling = kGreedy, .max_tokens = 5});
+    EXPECT_EQ(tokens_of(together)[continued], greedy_text(*model, prompts[i], 5));
+  }
+}
+
 // A state that is not finite, beside a sequence that continues.
 TEST_P(EngineOnDevices, OneThatIsNotFiniteEndsAlone) {
   const auto model = this->model();

@@ -120,6 +120,18 @@ MixerState MixerState::extract(int64_t slot, Copies& copies) const {
   return one;
 }
 
+std::vector<MixerState> MixerState::extract(const std::vector<int64_t>& slots, const Slots& indices) const {
+  std::vector<MixerState> each(slots.size());
+  for (const StateTensor& tensor : tensors_) {
+    const Tensor together = tensor.grows ? Tensor() : tensor.value.index_select(0, indices);
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const Tensor one = tensor.grows ? row(tensor, slots[i]).unsqueeze(0).clone() : together.narrow(0, static_cast<int64_t>(i), 1);
+      each[i].tensors_.push_back({tensor.name, one, tensor.grows});
+    }
+  }
+  return each;
+}
+
 // Throws Error if one slot of `one` does not fit, before anything is written.
 void MixerState::check_fits(const MixerState& one, int64_t slot) const {
   if (one.tensors_.size() != tensors_.size()) {
@@ -158,7 +170,7 @@ void MixerState::insert(const MixerState& one, int64_t slot, Copies& copies) {
   }
 }
 
-void MixerState::insert(const std::vector<const MixerState*>& states, const std::vector<int64_t>& slots) {
+void MixerState::insert(const std::vector<const MixerState*>& states, const std::vector<int64_t>& slots, const Slots& indices) {
   for (size_t row = 0; row < states.size(); ++row) check_fits(*states[row], slots[row]);
   if (grows()) {
     for (size_t row = 0; row < states.size(); ++row) insert(*states[row], slots[row]);
@@ -167,8 +179,7 @@ void MixerState::insert(const std::vector<const MixerState*>& states, const std:
   for (size_t i = 0; i < tensors_.size(); ++i) {
     std::vector<Tensor> rows;
     for (const MixerState* one : states) rows.push_back(one->tensors_[i].value);
-    Tensor& target = tensors_[i].value;
-    target.index_copy_(0, torch::tensor(slots, torch::kInt64).to(target.device()), torch::cat(rows));
+    tensors_[i].value.index_copy_(0, indices, torch::cat(rows));
   }
 }
 

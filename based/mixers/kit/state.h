@@ -47,11 +47,15 @@ class MixerState {
   MixerState extract(int64_t slot) const;  // a copy of one slot
   // The same, copied when `copies` run, so that one launch on a GPU copies the states of all layers.
   MixerState extract(int64_t slot, Copies& copies) const;
+  // One state for each slot. Those of tensors that do not grow share memory: one copy of each tensor. `indices`: the slots on the state's
+  // device.
+  std::vector<MixerState> extract(const std::vector<int64_t>& slots, const Slots& indices) const;
   // The inverse of extract(). Throws Error if names or shapes differ. Growing tensors grow as needed.
   void insert(const MixerState& one, int64_t slot);
   void insert(const MixerState& one, int64_t slot, Copies& copies);  // tensors that do not grow are copied when `copies` run
-  // The same for several slots, which must differ. Without growing tensors, it is one copy of each tensor.
-  void insert(const std::vector<const MixerState*>& states, const std::vector<int64_t>& slots);
+  // The same for several slots, which must differ; `indices` are the same slots on the state's device. Without growing tensors, it is one
+  // copy of each tensor.
+  void insert(const std::vector<const MixerState*>& states, const std::vector<int64_t>& slots, const Slots& indices);
   void grow(int64_t capacity);  // enlarges growing tensors to at least this many time steps, by doubling
   void trim(int64_t steps);     // cuts growing tensors down to their first `steps` time steps
 
