@@ -14,17 +14,31 @@
 namespace based {
 namespace {
 
-constexpr int64_t kLeastSavedTokens = 8;  // a fork copies a state, which costs about as much as reading a few tokens
+// The tokens that the sharing of a prefix must save; 0: nothing is shared. Copying a state takes a CPU about as long as reading a few
+// tokens; a GPU reads hundreds in that time (docs/evaluation.md).
+int64_t least_saved_tokens(const ScorerOptions& options, torch::Device device) {
+  if (!options.fork) return 0;
+  if (options.least_saved > 0) return options.least_saved;
+  return device.is_cpu() ? 8 : 256;
+}
+
 constexpr int64_t kParallelTokensCpu = 4096, kParallelTokensGpu = 32768;
+
+// A GPU takes about as long for a few sequences as for hundreds. The cache of a state that grows bounds their number.
+int64_t default_batch(torch::Device device, bool grows) {
+  if (device.is_cpu()) return 8;
+  return grows ? 64 : 256;
+}
 
 // Sends the sequences of a prefix tree through an engine: first the prefixes without a parent, then from each prefix's state those that
 // continue it. The children of the prefix that was read last come first, so that few states are kept at a time.
 class ForkedRun {
  public:
-  ForkedRun(Engine& engine, std::vector<std::span<const int64_t>> sequences, const std::vector<int64_t>& most_shared, bool fork)
+  ForkedRun(Engine& engine, std::vector<std::span<const int64_t>> sequences, const std::vector<int64_t>& most_shared, int64_t least_saved)
       : engine_(engine), sequences_(std::move(sequences)) {
-    if (fork) tree_ = share_prefixes(sequences_, most_shared, kLeastSavedTokens);
-    if (!fork) {
+    if (least_saved > 0) {
+      tree_ = share_prefixes(sequences_, most_shared, least_saved);
+    } else {
       tree_.root_leaves.resize(sequences_.size());
       std::iota(tree_.root_leaves.begin(), tree_.root_leaves.end(), size_t{0});
     }
@@ -123,8 +137,9 @@ double sum_of(const std::vector<float>& values) { return std::accumulate(values.
 
 class ScoringRun final : public ForkedRun {
  public:
-  ScoringRun(Engine& engine, std::span<const ScoreRequest> requests, const std::vector<std::vector<int64_t>>& sequences, bool fork)
-      : ForkedRun(engine, {sequences.begin(), sequences.end()}, context_lengths(requests), fork),
+  ScoringRun(Engine& engine, std::span<const ScoreRequest> requests, const std::vector<std::vector<int64_t>>& sequences,
+             int64_t least_saved)
+      : ForkedRun(engine, {sequences.begin(), sequences.end()}, context_lengths(requests), least_saved),
         scores(requests.size()),
         requests_(requests) {}
 
@@ -166,9 +181,9 @@ class ScoringRun final : public ForkedRun {
 
 class GenerationRun final : public ForkedRun {
  public:
-  GenerationRun(Engine& engine, const Tokenizer& tokenizer, std::span<const GenerationRequest> requests, bool fork,
+  GenerationRun(Engine& engine, const Tokenizer& tokenizer, std::span<const GenerationRequest> requests, int64_t least_saved,
                 const std::string& model)
-      : ForkedRun(engine, context_spans(requests), context_lengths(requests), fork),
+      : ForkedRun(engine, context_spans(requests), context_lengths(requests), least_saved),
         texts(requests.size()),
         generator_(engine, tokenizer),
         requests_(requests),
@@ -233,14 +248,13 @@ Scorer::Scorer(LanguageModel& model, const Tokenizer& tokenizer, const ScorerOpt
 Scorer::~Scorer() = default;
 
 std::unique_ptr<Engine> Scorer::make_engine(Steps steps) const {
-  const bool gpu = model_.device().is_cuda();
-  EngineOptions engine{.slots = options_.batch > 0 ? options_.batch
-                                : gpu              ? 64
-                                                   : 8,
+  const bool gpu = model_.device().is_cuda(), grows = model_.make_state(1).grows();
+  EngineOptions engine{.slots = options_.batch > 0 ? options_.batch : default_batch(model_.device(), grows),
                        .prefill_tokens = gpu ? 32768 : 0,
+                       .joint_states = true,  // a prefix's state is dropped soon, when the sequences that continue it have been added
                        .padded_columns = options_.padded_columns,
                        .decode = {.steps = steps, .invariant = options_.invariant}};
-  if (options_.invariant && gpu && model_.make_state(1).grows()) engine.cache_tokens = engine.slots * (options_.max_length + 1);
+  if (options_.invariant && gpu && grows) engine.cache_tokens = engine.slots * (options_.max_length + 1);
   return std::make_unique<Engine>(model_, engine);
 }
 
@@ -284,7 +298,7 @@ std::vector<ContinuationScore> Scorer::score(std::span<const ScoreRequest> reque
   if (requests.empty()) return {};
   if (!recurrent_) return score_in_parallel(requests, progress);
   if (!scoring_) scoring_ = make_engine(Steps::plain);
-  ScoringRun scoring(*scoring_, requests, sequences, options_.fork);
+  ScoringRun scoring(*scoring_, requests, sequences, least_saved_tokens(options_, model_.device()));
   if (!run(scoring, scoring_, progress)) return {};
   for (size_t i = 0; i < requests.size(); ++i) scoring.scores[i] = checked(std::move(scoring.scores[i]), requests[i].continuation.size());
   return std::move(scoring.scores);
@@ -298,7 +312,7 @@ std::vector<std::string> Scorer::generate(std::span<const GenerationRequest> req
   }
   if (requests.empty()) return {};
   if (!generating_) generating_ = make_engine(Steps::fused);
-  GenerationRun generation(*generating_, tokenizer_, requests, options_.fork, options_.model);
+  GenerationRun generation(*generating_, tokenizer_, requests, least_saved_tokens(options_, model_.device()), options_.model);
   if (!run(generation, generating_, progress)) return {};
   return std::move(generation.texts);
 }

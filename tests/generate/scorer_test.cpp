@@ -79,7 +79,7 @@ TEST_P(Scores, AreThoseOfWholeRequestsWithAndWithoutForks) {
   ASSERT_TRUE(wanted[requests.size() - 2].greedy);
   for (const bool fork : {true, false}) {
     for (const int64_t batch : {1, 5}) {
-      Scorer scorer(*model, tokenizer_, {.batch = batch, .fork = fork});
+      Scorer scorer(*model, tokenizer_, {.batch = batch, .fork = fork, .least_saved = 8});
       const std::vector<ContinuationScore> got = scorer.score(requests);
       ASSERT_EQ(got.size(), requests.size());
       for (size_t i = 0; i < got.size(); ++i) {
