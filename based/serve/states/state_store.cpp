@@ -123,7 +123,8 @@ class StateStore::Impl {
     info.uploaded = about.uploaded;
     info.document = about.document;
     info.expires = expiry(about);
-    reserve(about.owner, info.bytes);
+    const int64_t bytes = counted_bytes(info);
+    reserve(about.owner, bytes);
     try {
       BASED_ASSERT(is_state_id(info.id));
       if (!folder_.empty()) {
@@ -132,14 +133,14 @@ class StateStore::Impl {
       }
     } catch (const std::exception& error) {
       const std::lock_guard lock(mutex_);
-      release(about.owner, info.bytes);
+      release(about.owner, bytes);
       if (!folder_.empty()) remove_files(info.id);
       log_warning(std::string("stored states: ") + error.what());  // it names files of the server
       throw ApiError::failed("the state could not be stored; the server's log has the reason");
     }
     const std::lock_guard lock(mutex_);
     ++metrics_.stored;
-    Record& record = add(info, about.owner);
+    Record& record = add(info, about.owner, bytes);
     keep_in_memory(record, sequence);
     return info;
   }
@@ -241,6 +242,7 @@ class StateStore::Impl {
   struct Record {
     StateInfo info;  // without its document if that is on disk
     std::string owner;
+    int64_t counted = 0;                            // counted_bytes()
     int64_t number = 0;                             // in the order of their creation
     std::shared_ptr<const SequenceState> sequence;  // null: on disk
     std::list<std::string>::iterator place;         // in used_, if `sequence` is set
@@ -259,6 +261,11 @@ class StateStore::Impl {
     if (options_.max_ttl > 0 && about.ttl && (seconds == 0 || seconds > options_.max_ttl))
       throw ApiError::invalid("ttl", "the time to live may be at most " + std::to_string(options_.max_ttl) + " seconds");
     return seconds == 0 ? 0 : now_() + seconds;
+  }
+
+  // The bytes of a state's file and document, which count in its owner's quota.
+  static int64_t counted_bytes(const StateInfo& info) {
+    return info.bytes + (info.document.is_null() ? 0 : static_cast<int64_t>(dump_json(info.document).size()));
   }
 
   // Counts a state that is about to be written. Throws ApiError 413 if there is no room for it.
@@ -286,11 +293,12 @@ class StateStore::Impl {
     if (used.states == 0) owners_.erase(owner);
   }
 
-  Record& add(const StateInfo& info, const std::string& owner) {
+  Record& add(const StateInfo& info, const std::string& owner, int64_t counted) {
     Record& record = records_[info.id];
     record.info = info;
     if (!folder_.empty()) record.info.document = nullptr;
     record.owner = owner;
+    record.counted = counted;
     record.number = next_number_++;
     if (info.expires > 0) expiring_.emplace(info.expires, info.id);
     return record;
@@ -333,7 +341,7 @@ class StateStore::Impl {
   void erase(const std::string& id) {
     Record& record = records_.at(id);
     drop_from_memory(record);
-    release(record.owner, record.info.bytes);
+    release(record.owner, record.counted);
     if (record.info.expires > 0) expiring_.erase({record.info.expires, id});
     records_.erase(id);
     if (!folder_.empty()) remove_files(id);
@@ -375,8 +383,9 @@ class StateStore::Impl {
       }
     }
     for (const auto& [key, one] : found) {
-      add(one.first, one.second);
-      count(one.second, 1, one.first.bytes);
+      const int64_t bytes = counted_bytes(one.first);
+      add(one.first, one.second, bytes);
+      count(one.second, 1, bytes);
     }
   }
 

@@ -29,8 +29,9 @@ struct StateStoreOptions {
 
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("memory_bytes", memory_bytes, "bytes of stored states in memory; without a state folder, the total of all stored states");
-    field("owner_bytes", owner_bytes, "bytes of the stored states of one owner");
+    field("memory_bytes", memory_bytes,
+          "bytes of stored states in memory; without a state folder, the total of all stored states and responses");
+    field("owner_bytes", owner_bytes, "bytes of the stored states of one owner, responses included");
     field("owner_states", owner_states, "stored states of one owner");
     field("ttl", ttl, "seconds after which a stored state is removed, unless the request gives its own; 0: never");
     field("max_ttl", max_ttl, "the longest time to live, in seconds, that a request may ask for; 0: any");
@@ -69,7 +70,7 @@ struct NewState {
 void check_state_store_options(const StateStoreOptions& options);
 
 struct StateStoreMetrics {
-  int64_t states = 0, bytes = 0, memory_bytes = 0;       // now; bytes are those of files
+  int64_t states = 0, bytes = 0, memory_bytes = 0;       // now; bytes are those of files and documents
   int64_t stored = 0, removed = 0, expired = 0;          // since the start
   int64_t memory_hits = 0, disk_reads = 0, damaged = 0;  // uses of states in memory and on disk; files that could not be used
 };

@@ -139,6 +139,29 @@ TEST_F(StateStores, HaveAQuotaForEachOwner) {
   EXPECT_EQ(status_of([&] { too_small.put(state_, {.owner = "a"}); }), 413) << "without a folder, memory bounds all states";
 }
 
+// A stored response's document counts too, also after a restart, until the response is removed.
+TEST_F(StateStores, CountDocumentsInTheQuota) {
+  const auto size = static_cast<int64_t>(content_.size());
+  const Json document{{"text", std::string(static_cast<size_t>(size), 'x')}};
+  const StateStoreOptions options{.owner_bytes = 3 * size};
+  StateInfo first;
+  {
+    StateStore before = store(options);
+    first = before.put(state_, {.owner = "a", .document = document});
+    EXPECT_EQ(first.bytes, size);
+    EXPECT_GT(before.metrics().bytes, 2 * size);
+    EXPECT_EQ(status_of([&] { before.put(state_, {.owner = "a"}); }), 413);
+  }
+  StateStore after = store(options);
+  EXPECT_EQ(status_of([&] { after.put(state_, {.owner = "a"}); }), 413);
+  after.remove("a", first.id);
+  EXPECT_EQ(after.metrics().bytes, 0);
+  after.put(state_, {.owner = "a"});
+  StateStore in_memory(*model_, kModelHash, {.memory_bytes = 3 * size});
+  in_memory.put(state_, {.owner = "a", .document = document});
+  EXPECT_EQ(status_of([&] { in_memory.put(state_, {.owner = "b"}); }), 413);
+}
+
 TEST_F(StateStores, RemoveStatesAtTheEndOfTheirTime) {
   StateStoreOptions options;
   options.ttl = 100;
