@@ -1,5 +1,6 @@
 // Decoding of UTF-8 that may contain invalid bytes.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -36,6 +37,11 @@ inline bool is_valid_utf8(std::string_view text) {
     at += c.size;
   }
   return true;
+}
+
+// The number of characters of valid UTF-8.
+inline int64_t utf8_length(std::string_view text) {
+  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
 }
 
 // Appends the UTF-8 encoding of a valid code point.

@@ -12,7 +12,7 @@ void reply_error(Responder& responder, const ApiError& error) {
 
 void HttpGenerationReply::begin() {
   if (!streams_) return;
-  responder_->begin_stream(200, kEventStreamType, {{"Cache-Control", "no-cache"}});
+  responder_->begin_stream(200, kEventStreamType);
   began_ = true;
 }
 

@@ -19,6 +19,7 @@ void check_http_options(const HttpServerOptions& options) {
   require_http(options.port >= 0 && options.port <= 65535, "--port must be 0 to 65535, got " + std::to_string(options.port));
   require_http(options.tls_certificate.empty() == options.tls_key.empty(), "--tls-certificate and --tls-key go together");
   require_http(options.unix_path.empty() || options.tls_certificate.empty(), "--unix goes without --tls-certificate");
+  require_http(options.unix_path.empty() || options.port == 0 || options.port == HttpServerOptions().port, "--unix goes without --port");
   require_at_least("--max-body-bytes", static_cast<double>(options.max_body_bytes), 1);
   require_http(options.max_total_body_bytes >= options.max_body_bytes, "--max-total-body-bytes must not be below --max-body-bytes");
   require_at_least("--max-header-bytes", static_cast<double>(options.max_header_bytes), 256);

@@ -77,6 +77,8 @@ CompletionRequest parse_completion_request(const Json& json, const RequestLimits
   const RequestFields fields(json);
   check_model_name(fields, model);
   reject_unsupported_fields(fields);
+  if (fields.has("max_completion_tokens"))
+    throw ApiError::unsupported("max_completion_tokens", "max_completion_tokens: belongs to /v1/chat/completions; use max_tokens");
   CompletionRequest request;
   request.generation = parse_generation_fields(fields, limits, model, "max_tokens", kDefaultCompletionTokens);
   request.prompts = parse_prompts(fields.find("prompt"), limits, model.vocab_size);

@@ -66,13 +66,14 @@ ConstraintFields parse_constraint(const RequestFields& fields) {
         throw ApiError::unsupported("structured_outputs." + std::string(name),
                                     "structured_outputs." + std::string(name) + ": is not supported; use choice or regex");
     set_constraint(constraint, inner, "structured_outputs.", "choice", "regex");
+    if (constraint.empty()) fields.fail("structured_outputs", "must have choice or regex");
   }
   return constraint;
 }
 
-StoreFields parse_store(const RequestFields& fields) {
+StoreFields parse_store(const RequestFields& fields, bool absent) {
   StoreFields store;
-  const bool keep = fields.boolean("store", false);
+  const bool keep = fields.boolean("store", absent);
   if (!keep) {
     for (const char* name : {"state_at", "state_ttl"})
       if (fields.has(name)) fields.fail(name, "needs \"store\": true");
@@ -91,7 +92,7 @@ StoreFields parse_store(const RequestFields& fields) {
 }  // namespace
 
 GenerationFields parse_generation_fields(const RequestFields& fields, const RequestLimits& limits, const ModelFacts& model,
-                                         const char* max_tokens, int64_t absent_max_tokens) {
+                                         const char* max_tokens, int64_t absent_max_tokens, bool absent_store) {
   GenerationFields out;
   out.sampling = parse_sampling(fields);
   if (const Json* const bias = fields.find("logit_bias")) out.sampling.logit_bias = parse_logit_bias(*bias, limits, model.vocab_size);
@@ -101,6 +102,8 @@ GenerationFields parse_generation_fields(const RequestFields& fields, const Requ
   out.stop_tokens = fields.token_ids("stop_token_ids", limits.stops, model.vocab_size);
   out.ignore_end_of_text = fields.boolean("ignore_eos", false);
   out.constraint = parse_constraint(fields);
+  if (out.ignore_end_of_text && !out.constraint.empty())
+    fields.fail("ignore_eos", "must not be true together with " + out.constraint.field + ", whose texts end with the end-of-text token");
   out.stream = fields.boolean("stream", false);
   if (const Json* const options = fields.find("stream_options")) {
     const RequestFields inner(*options, "stream_options.");
@@ -110,7 +113,7 @@ GenerationFields parse_generation_fields(const RequestFields& fields, const Requ
   out.states = fields.texts("state", limits.batch);
   out.states_are_list = fields.has("state") && fields.find("state")->is_array();
   if (out.states_are_list && out.states.empty()) fields.fail("state", "must not be an empty list");
-  out.store = parse_store(fields);
+  out.store = parse_store(fields, absent_store);
   return out;
 }
 
@@ -177,6 +180,26 @@ void reject_unsupported_fields(const RequestFields& fields) {
       {"add_special_tokens", false, "a prompt never gets tokens that the request does not name"},
       {"truncate_prompt_tokens", Json(), "prompts are not cut; send the tokens that are to be read"},
       {"return_token_ids", false, "token ids are not part of the reply; use POST /tokenize"},
+      {"return_tokens", false, "token ids are not part of the reply; use POST /tokenize"},
+      {"repeat_penalty", 1, "its name here is repetition_penalty"},
+      {"repeat_last_n", -1, "repetition_penalty counts all tokens"},
+      {"encoder_repetition_penalty", 1, "this penalty is not supported; use repetition_penalty"},
+      {"no_repeat_ngram_size", 0, "repeated n-grams are not forbidden; use repetition_penalty"},
+      {"n_predict", Json(), "its name here is max_tokens"},
+      {"n_probs", 0, "its name here is logprobs"},
+      {"logprob_token_ids", Json::array(), "the log-probabilities of chosen tokens are not supported; use logprobs"},
+      {"include_stop_str_in_output", false, "a text ends before its stop string"},
+      {"min_keep", 0, "a smallest number of candidates is not supported"},
+      {"samplers", Json(), "the order of the samplers cannot be chosen"},
+      {"epsilon_cutoff", 0, "this sampler is not supported; use top_p or min_p"},
+      {"eta_cutoff", 0, "this sampler is not supported; use top_p or min_p"},
+      {"cache_salt", "", "cached prefixes are kept apart by API key"},
+      {"lora", Json::array(), "adapters are not supported"},
+      {"images", Json::array(), "images are not supported"},
+      {"image_data", Json::array(), "images are not supported"},
+      {"modalities", Json::array({"text"}), "only text is supported"},
+      {"documents", Json::array(), "documents are not supported; put them into the prompt"},
+      {"web_search_options", Json(), "tools are not supported"},
   };
   for (const Unsupported& field : kUnsupported) {
     const Json* const value = fields.find(field.name);

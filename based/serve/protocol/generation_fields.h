@@ -49,9 +49,10 @@ struct ModelFacts {
   int64_t vocab_size = 0;
 };
 
-// Reads the shared fields. `max_tokens`: the name of the length limit; `absent_max_tokens`: its default. Throws ApiError 400.
+// Reads the shared fields. `max_tokens`: the name of the length limit; `absent_max_tokens` and `absent_store`: the defaults of the limit
+// and of "store". Throws ApiError 400.
 GenerationFields parse_generation_fields(const RequestFields& fields, const RequestLimits& limits, const ModelFacts& model,
-                                         const char* max_tokens, int64_t absent_max_tokens);
+                                         const char* max_tokens, int64_t absent_max_tokens, bool absent_store = false);
 
 // The field logit_bias, {"50256": -100, …}, in ascending order of ids. Throws ApiError 400.
 std::vector<std::pair<int64_t, double>> parse_logit_bias(const Json& value, const RequestLimits& limits, int64_t vocab_size);

@@ -3,12 +3,13 @@
 #include <utility>
 
 #include "based/core/text.h"
+#include "based/core/utf8.h"
 
 namespace based {
 namespace {
 
 constexpr const char* kSealedContent = "reasoning.encrypted_content";
-constexpr int64_t kMostMetadata = 16;
+constexpr int64_t kMostMetadata = 16, kMostMetadataKey = 64, kMostMetadataValue = 512;  // members, and characters, as OpenAI has them
 
 // The text of a message's content: a string, or a list of parts of type input_text.
 std::string content_text(const Json& content, const std::string& path) {
@@ -29,6 +30,8 @@ void parse_items(const Json& items, ResponseRequest& out) {
   for (size_t i = 0; i < items.size(); ++i) {
     if (!items[i].is_object() || !items[i].contains("encrypted_content") || !items[i]["encrypted_content"].is_string()) continue;
     out.sealed = items[i]["encrypted_content"].get<std::string>();
+    const std::string path = "input[" + std::to_string(i) + "].encrypted_content";
+    if (out.sealed.empty()) throw ApiError::invalid(path, path + ": must not be empty");
     next = i + 1;
   }
   for (; next < items.size(); ++next) {
@@ -45,8 +48,33 @@ void parse_items(const Json& items, ResponseRequest& out) {
   }
 }
 
-// Fields of the Responses API that would change the result.
+// Throws ApiError 400 for anything but a few short strings: metadata is stored and returned with the response.
+void check_metadata(const RequestFields& fields, const Json& metadata) {
+  if (!metadata.is_object() || static_cast<int64_t>(metadata.size()) > kMostMetadata)
+    fields.fail("metadata", "must be an object of at most " + std::to_string(kMostMetadata) + " members");
+  for (const auto& [key, value] : metadata.items()) {
+    const bool fits =
+        utf8_length(key) <= kMostMetadataKey && value.is_string() && utf8_length(value.get_ref<const std::string&>()) <= kMostMetadataValue;
+    if (!fits)
+      fields.fail("metadata", "keys have at most " + std::to_string(kMostMetadataKey) + " characters, and values are strings of at most " +
+                                  std::to_string(kMostMetadataValue));
+  }
+}
+
+// Fields of the Responses API, and of the other endpoints, that would change the result.
 void reject_unsupported_response_fields(const RequestFields& fields) {
+  const std::vector<std::pair<const char*, Json>> others{{"n", 1},
+                                                         {"best_of", 1},
+                                                         {"echo", false},
+                                                         {"logprobs", 0},
+                                                         {"prompt_logprobs", 0},
+                                                         {"max_tokens", Json()},
+                                                         {"max_completion_tokens", Json()},
+                                                         {"state_at", Json()}};
+  for (const auto& [name, neutral] : others)
+    if (const Json* const value = fields.find(name); value != nullptr && *value != neutral && *value != Json(false))
+      throw ApiError::unsupported(name, std::string(name) + ": belongs to other endpoints; a response has one text, of at most " +
+                                            "max_output_tokens tokens, and the state at its end");
   for (const char* name : {"conversation", "prompt", "instructions", "max_tool_calls", "top_logprobs"})
     if (const Json* const value = fields.find(name); value != nullptr && *value != Json("") && *value != 0)
       throw ApiError::unsupported(name, std::string(name) + ": is not supported");
@@ -68,7 +96,7 @@ ResponseRequest parse_response_request(const Json& request, const RequestLimits&
   reject_unsupported_fields(fields);
   reject_unsupported_response_fields(fields);
   ResponseRequest out;
-  out.generation = parse_generation_fields(fields, limits, model, "max_output_tokens", kDefaultResponseTokens);
+  out.generation = parse_generation_fields(fields, limits, model, "max_output_tokens", kDefaultResponseTokens, /*absent_store=*/true);
   if (!out.generation.states.empty())
     throw ApiError::unsupported("state", "state: a response continues previous_response_id; POST /v1/completions starts from a state");
   out.store = fields.boolean("store", true);
@@ -81,8 +109,7 @@ ResponseRequest parse_response_request(const Json& request, const RequestLimits&
     out.include_sealed = true;
   }
   if (const Json* const metadata = fields.find("metadata")) {
-    if (!metadata->is_object() || static_cast<int64_t>(metadata->size()) > kMostMetadata)
-      fields.fail("metadata", "must be an object of at most " + std::to_string(kMostMetadata) + " members");
+    check_metadata(fields, *metadata);
     out.metadata = *metadata;
   }
   if (const Json* const input = fields.find("input")) {

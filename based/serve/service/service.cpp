@@ -200,11 +200,14 @@ std::vector<Service::JobId> Service::submit(std::vector<GenerationJob> jobs) {
   const auto now = JobScheduler::Clock::now();
   const auto deadline =
       now + std::chrono::duration_cast<JobScheduler::Clock::duration>(std::chrono::duration<double>(inner.options.deadline_seconds));
+  if (static_cast<int64_t>(jobs.size()) > inner.options.max_waiting_jobs)
+    throw ApiError::too_large("", "the request has " + std::to_string(jobs.size()) + " prompts, and at most " +
+                                      std::to_string(inner.options.max_waiting_jobs) + " may wait at this server: send fewer at a time");
   const std::lock_guard lock(inner.mutex);
   if (inner.draining) throw ApiError::unavailable("the server is shutting down");
   const int64_t waiting = inner.waiting + static_cast<int64_t>(inner.incoming.size());
   if (waiting + static_cast<int64_t>(jobs.size()) > inner.options.max_waiting_jobs)
-    throw ApiError::overloaded("the server has " + std::to_string(waiting) + " waiting requests, of at most " +
+    throw ApiError::overloaded("the server has " + std::to_string(waiting) + " waiting prompts, of at most " +
                                    std::to_string(inner.options.max_waiting_jobs) + "; try again later",
                                kRetryAfterSeconds);
   std::vector<JobId> ids;

@@ -47,7 +47,7 @@ class ResponseWriter final : public GenerationReply {
 
   void begin() override {
     if (!streams_) return;
-    responder_->begin_stream(200, kEventStreamType, {{"Cache-Control", "no-cache"}});
+    responder_->begin_stream(200, kEventStreamType);
     began_ = true;
     responder_->write(events_.begin(response_));
   }

@@ -282,11 +282,12 @@ TEST(CompletionFailures, AreAStatusBeforeTheReplyAndAnEventWithinIt) {
   EXPECT_THAT(stream->events()[0], HasSubstr("{\"error\":{\"message\":"));
 }
 
-TEST(CompletionFailures, AFullQueueRefusesTheWholeRequest) {
+// A request of more prompts than may wait is refused as a whole, with a status that says that trying again does not help.
+TEST(CompletionFailures, MorePromptsThanMayWaitAreRefused) {
   ServerWithoutNetwork server({.name = "tiny"}, {.slots = 1, .max_waiting_jobs = 2});
   const auto reply = server.complete(R"({"prompt": ["a", "b", "c"], "max_tokens": 1, "stream": true})");
-  EXPECT_EQ(reply->status(), 429);
-  EXPECT_EQ(reply->json()["error"]["type"], "rate_limit_error");
+  EXPECT_EQ(reply->status(), 413);
+  EXPECT_EQ(reply->json()["error"]["type"], "invalid_request_error");
   EXPECT_EQ(server.complete(R"({"prompt": ["a", "b"], "max_tokens": 1})")->status(), 200);
 }
 

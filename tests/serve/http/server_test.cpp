@@ -441,6 +441,7 @@ TEST(HttpOptions, WrongValuesAreUsageErrors) {
   };
   wrong([](auto& options) { options.port = 70000; });
   wrong([](auto& options) { options.tls_key = "key.pem"; });
+  wrong([](auto& options) { options.unix_path = "socket", options.port = 8081; });
   wrong([](auto& options) { options.idle_seconds = 0; });
   wrong([](auto& options) { options.max_body_bytes = 0; });
   wrong([](auto& options) { options.cors = {"good.example"}; });

@@ -64,7 +64,7 @@ TEST(CompletionRequest, EveryFieldIsRead) {
   const CompletionRequest request = parse(R"({"model": "tiny", "prompt": [1], "n": 3, "best_of": 3, "echo": true, "logprobs": 5,
       "prompt_logprobs": 2, "max_tokens": 7.0, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1,
       "presence_penalty": -0.5, "frequency_penalty": 1.5, "logit_bias": {"7": -100, "3": 2.5}, "seed": -4, "stop": ["x", "yz"],
-      "stop_token_ids": [9], "ignore_eos": true, "stream": true, "stream_options": {"include_usage": true}, "guided_choice": ["a", "b"],
+      "stop_token_ids": [9], "stream": true, "stream_options": {"include_usage": true}, "guided_choice": ["a", "b"],
       "state": "st_1", "store": true, "state_at": ["prompt", "end"], "state_ttl": 60, "user": "me", "unheard_of": {"a": [1]}})");
   const GenerationFields& fields = request.generation;
   EXPECT_EQ(request.n, 3);
@@ -83,7 +83,8 @@ TEST(CompletionRequest, EveryFieldIsRead) {
   EXPECT_EQ(fields.seed, -4);
   EXPECT_THAT(fields.stops, ElementsAre("x", "yz"));
   EXPECT_THAT(fields.stop_tokens, ElementsAre(9));
-  EXPECT_TRUE(fields.ignore_end_of_text && fields.stream && fields.include_usage);
+  EXPECT_TRUE(fields.stream && fields.include_usage && !fields.ignore_end_of_text);
+  EXPECT_TRUE(parse(R"({"prompt": "a", "ignore_eos": true})").generation.ignore_end_of_text);
   EXPECT_THAT(fields.constraint.choices, ElementsAre("a", "b"));
   EXPECT_EQ(request.state(0), "st_1");
   EXPECT_TRUE(fields.store.at_prompt && fields.store.at_end);
@@ -156,6 +157,10 @@ TEST(CompletionRequest, WrongValuesNameTheirField) {
       {R"("prompt": "a", "guided_choice": [])", "guided_choice: invalid_value"},
       {R"("prompt": "a", "guided_regex": "")", "guided_regex: invalid_value"},
       {R"("prompt": "a", "guided_regex": "a", "guided_choice": ["a"])", "guided_regex: invalid_value"},
+      {R"("prompt": "a", "guided_regex": "a", "ignore_eos": true)", "ignore_eos: invalid_value"},
+      {R"("prompt": "a", "structured_outputs": {"choice": ["a"]}, "ignore_eos": true)", "ignore_eos: invalid_value"},
+      {R"("prompt": "a", "structured_outputs": {})", "structured_outputs: invalid_value"},
+      {R"("prompt": "a", "state_ttl": 5)", "state_ttl: invalid_value"},
       {R"("prompt": "a", "model": "gpt-4")", "model: not_found"},
   };
   for (const auto& [members, expected] : cases) EXPECT_EQ(refused("{" + std::string(members) + "}"), expected) << members;
@@ -164,14 +169,35 @@ TEST(CompletionRequest, WrongValuesNameTheirField) {
 }
 
 TEST(CompletionRequest, WhatTheServerLacksIsRefusedUnlessItChangesNothing) {
-  for (const char* field :
-       {R"("suffix": "z")", R"("use_beam_search": true)", R"("min_tokens": 3)", R"("typical_p": 0.5)", R"("mirostat": 2)",
-        R"("grammar": "root ::= x")", R"("guided_json": {})", R"("bad_words": ["a"])", R"("tools": [{}])", R"("add_special_tokens": true)",
-        R"("truncate_prompt_tokens": 5)", R"("response_format": {"type": "json_object"})", R"("structured_outputs": {"json": {}})"}) {
+  for (const char* field : {R"("suffix": "z")",
+                            R"("use_beam_search": true)",
+                            R"("min_tokens": 3)",
+                            R"("typical_p": 0.5)",
+                            R"("mirostat": 2)",
+                            R"("grammar": "root ::= x")",
+                            R"("guided_json": {})",
+                            R"("bad_words": ["a"])",
+                            R"("tools": [{}])",
+                            R"("add_special_tokens": true)",
+                            R"("repeat_penalty": 1.5)",
+                            R"("n_predict": 3)",
+                            R"("n_probs": 2)",
+                            R"("include_stop_str_in_output": true)",
+                            R"("no_repeat_ngram_size": 3)",
+                            R"("lora": [{"id": 0}])",
+                            R"("image_data": [{}])",
+                            R"("cache_salt": "x")",
+                            R"("max_completion_tokens": 3)",
+                            R"("repeat_last_n": 64)",
+                            R"("samplers": ["top_k"])",
+                            R"("modalities": ["audio"])",
+                            R"("truncate_prompt_tokens": 5)",
+                            R"("response_format": {"type": "json_object"})",
+                            R"("structured_outputs": {"json": {}})"}) {
     EXPECT_THAT(refused(R"({"prompt": "a", )" + std::string(field) + "}"), HasSubstr(": unsupported")) << field;
   }
   EXPECT_EQ(refused(R"({"prompt": "a", "suffix": "", "use_beam_search": false, "length_penalty": 1.0, "min_tokens": 0, "typical_p": 1,
-                        "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "add_special_tokens": false})"),
+                        "tools": [], "tool_choice": "none", "repeat_penalty": 1.0, "n_probs": 0, "lora": [], "modalities": ["text"], "response_format": {"type": "text"}, "add_special_tokens": false})"),
             "");
   EXPECT_EQ(parse(R"({"prompt": "a", "structured_outputs": {"regex": "[ab]+"}})").generation.constraint.regex, "[ab]+");
 }

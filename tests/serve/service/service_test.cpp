@@ -138,6 +138,18 @@ TEST(Service, JobsThatCanNeverRunAreRefused) {
   EXPECT_EQ(status_of([](GenerationJob& job) { job.top_log_probabilities = 21; }), 400);
 }
 
+// More prompts than may ever wait: waiting would not help, so the status is not that of a full queue.
+TEST(Service, ARequestOfMorePromptsThanMayWaitIsRefusedForGood) {
+  Served served({.slots = 1, .max_waiting_jobs = 2});
+  std::vector<GenerationJob> jobs(3, job_of(some_text(3, 1), 1));
+  try {
+    served.service.submit(std::move(jobs));
+    FAIL() << "not refused";
+  } catch (const ApiError& error) {
+    EXPECT_EQ(error.status(), 413);
+  }
+}
+
 TEST(Service, MetricsHaveTheNamesOfOtherEngines) {
   Served served({.slots = 1});
   Waiter waiter;

@@ -210,15 +210,38 @@ TEST_F(StateServer, StreamsTheEventsOfResponses) {
 }
 
 TEST_F(StateServer, RefusesResponsesThatItCannotMake) {
-  for (const char* member : {R"("input": "")", R"("input": 3)", R"("input": [{"role": "assistant", "content": "x"}])",
-                             R"("input": [{"role": "user", "content": [{"type": "input_image"}]}])", R"("input": "x", "instructions": "y")",
-                             R"("input": "x", "tools": [{"type": "web_search"}])", R"("input": "x", "background": true)",
-                             R"("input": "x", "truncation": "auto")", R"("input": "x", "include": ["file_search_call.results"])",
-                             R"("input": "x", "text": {"format": {"type": "json_schema"}})", R"("input": "x", "state": "st_1")"}) {
+  for (const char* member : {R"("input": "")",
+                             R"("input": 3)",
+                             R"("input": [{"role": "assistant", "content": "x"}])",
+                             R"("input": [{"role": "user", "content": [{"type": "input_image"}]}])",
+                             R"("input": "x", "instructions": "y")",
+                             R"("input": "x", "tools": [{"type": "web_search"}])",
+                             R"("input": "x", "background": true)",
+                             R"("input": "x", "truncation": "auto")",
+                             R"("input": "x", "include": ["file_search_call.results"])",
+                             R"("input": "x", "text": {"format": {"type": "json_schema"}})",
+                             R"("input": "x", "state": "st_1")",
+                             R"("input": "x", "n": 2)",
+                             R"("input": "x", "logprobs": 2)",
+                             R"("input": "x", "echo": true)",
+                             R"("input": "x", "max_tokens": 5)",
+                             R"("input": "x", "state_at": ["prompt"])",
+                             R"("input": "x", "store": false, "state_ttl": 5)",
+                             R"("input": "x", "metadata": {"a": [1]})",
+                             R"("input": "x", "metadata": {"a": null})",
+                             R"("input": [{"type": "reasoning", "encrypted_content": ""}, {"role": "user", "content": "x"}])"}) {
     const auto reply = call("POST", "/v1/responses", "{" + std::string(member) + "}");
     EXPECT_EQ(reply->status(), 400) << member;
     EXPECT_FALSE(reply->json()["error"]["param"].is_null()) << member;
   }
+  // Neutral values, a time to live where "store" is absent, and the longest metadata.
+  const std::string longest(512, 'x');
+  EXPECT_EQ(call("POST", "/v1/responses", R"({"input": "x", "metadata": {"a": ")" + longest + R"(x"}})")->status(), 400);
+  const auto accepted = call("POST", "/v1/responses",
+                             R"({"input": "x", "max_output_tokens": 1, "n": 1, "echo": false, "state_ttl": 5,
+                                                          "metadata": {"a": ")" +
+                                 longest + R"("}})");
+  EXPECT_EQ(accepted->status(), 200) << accepted->body();
   const auto unknown = call("POST", "/v1/responses", R"({"input": "x", "previous_response_id": "resp_1"})");
   EXPECT_EQ(unknown->status(), 404);
   EXPECT_THAT(unknown->body(), HasSubstr("resp_1"));
