@@ -5,7 +5,7 @@ BUILD = build/$(PRESET)
 export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 export CTEST_PARALLEL_LEVEL = $(JOBS)
 
-.PHONY: build help setup test test-serving test-tutorial wheel test-wheel check demo format format-check lint fuzz install deb docs clean
+.PHONY: build help setup test test-serving test-page test-tutorial wheel test-wheel check demo format format-check lint fuzz install deb docs clean
 build: setup $(BUILD)/build.ninja ## set up and build the program (the default)
 	cmake --build $(BUILD) --target based
 
@@ -38,6 +38,9 @@ endif
 
 test-serving: build ## run lm-eval and OpenAI's client from PyPI against a server; not part of `make test`
 	@tools/test-serving
+
+test-page: build ## use the server's page in a headless Chromium (apt-get install chromium chromium-driver); needs the network, not part of `make test`
+	@tools/test-page
 
 wheel: $(if $(filter ON,$(WITH_ENGINE)),setup $(BUILD)/build.ninja) ## build the Python package into dist/; WITH_CUDA=OFF omits the CUDA kernels, WITH_ENGINE=ON adds the engine
 	@tools/setup build wheel
