@@ -99,7 +99,7 @@ void verify(Report& report, const Case& c) {
   const Buffer scratch(gpu::gated_long_conv_backward_scratch(b));
   check(gpu::gated_long_conv_backward(b, scratch.as(), {}));
   const Numbers ones(c.tokens() * c.channels, 1);
-  const auto taken = [](const Buffer& from) { return download(from.as(), DType::f32, from.bytes() / 4); };
+  const auto taken = [&](const Buffer& from) { return download(from.as(), DType::f32, c.heads() * c.taps); };
   const Numbers of_filter = taken(m.of_filter);
   const Solution right = solve(c, c.plain ? ones : columns_of(m.q, c), columns_of(m.k, c), c.plain ? ones : columns_of(m.v, c),
                                taken(m.filter), columns_of(m.g, c, c.y_stride()));
