@@ -24,9 +24,9 @@ ResultsFolder kept_results(const std::string& name) {
   return ResultsFolder(std::string(BASED_SOURCE_DIR) + "/experiments/" + name + "/results");
 }
 
-constexpr std::array kKept{"exact-recall",       "extended",       "figure1",   "figure2",         "figure3",   "index",
-                           "later-mixers",       "paper-protocol", "precision", "training-length", "ablations", "main-quality",
-                           "main-quality/rates", "dna/dna-1024"};
+constexpr std::array kKept{"exact-recall",       "extended",       "figure1",      "figure2",         "figure3",   "index",
+                           "later-mixers",       "paper-protocol", "precision",    "training-length", "ablations", "main-quality",
+                           "main-quality/rates", "dna/dna-1024",   "dna/dna-4096", "dna/dna-8192"};
 
 struct Expected {
   std::string name;
