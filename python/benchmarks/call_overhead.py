@@ -2,7 +2,11 @@
 
     python call_overhead.py [--device cuda] [--tokens N]
 
-On a GPU it also prints the milliseconds of Taylor attention with 4 x 2,048 tokens in bf16, called from Python and as a CUDA graph.
+On a GPU it also prints the milliseconds of Taylor attention with 4 x 2,048 tokens in bf16, called from Python and as a CUDA graph, and of the
+least that torch's autograd takes there: an operator whose kernels take no time to speak of.
+
+torch runs the backward pass of GPU tensors in a thread of its own, which the calling thread wakes and waits for. With
+torch.autograd.set_multithreading_enabled(False) it runs in the calling thread: the columns "in this thread".
 
 With few tokens the kernels take little time, so the figures are the cost of Python, of torch's dispatcher and autograd, and of the argument
 checks. A figure is the least of many short runs. On the CPU it is the thread's CPU time, so that other programs hardly change it. On a GPU
@@ -37,6 +41,15 @@ def cases(tokens, device):
     }
 
 
+def in_this_thread(call):
+    """`call` with backward passes that run in the thread that asks for them."""
+    def single_threaded():
+        with torch.autograd.set_multithreading_enabled(False):
+            call()
+
+    return single_threaded
+
+
 def stages(function, tensors):
     """The functions whose calls are timed."""
     grad = torch.ones_like(function(*tensors))
@@ -51,7 +64,7 @@ def stages(function, tensors):
     def forward_backward():
         torch.autograd.grad(function(*tensors), tensors, grad)
 
-    return without_gradient, forward, forward_backward
+    return without_gradient, forward, forward_backward, in_this_thread(forward_backward)
 
 
 def microseconds(calls, device):
@@ -105,6 +118,10 @@ def print_kernel_times():
     print(f"taylor_attention, {rows} x {length} tokens, {heads} heads, bf16: milliseconds on {torch.cuda.get_device_name()}")
     for name, call in zip(("without a gradient", "forward", "forward and backward"), calls):
         print(f"{name:28}{milliseconds(call):8.3f}, as a CUDA graph {milliseconds(as_graph(call)):.3f}")
+    print(f"{'... in this thread':28}{milliseconds(calls[-1]):8.3f}")
+    x = torch.randn(16, device="cuda", requires_grad=True)
+    *_, least, least_in_this_thread = stages(torch.neg, (x,))
+    print(f"{'torch.neg of 16 elements':28}{milliseconds(least):8.3f}, in this thread {milliseconds(least_in_this_thread):.3f}")
 
 
 def main():
@@ -115,10 +132,10 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {arguments.device}, {arguments.tokens} tokens: microseconds per call")
-    print(f"{'':28}{'no gradient':>12}{'forward':>12}{'and backward':>14}")
+    print(f"{'':28}{'no gradient':>12}{'forward':>12}{'and backward':>14}{'in this thread':>16}")
     for name, (function, tensors) in cases(arguments.tokens, arguments.device).items():
         found = microseconds(stages(function, tensors), arguments.device)
-        print(f"{name:28}{found[0]:12.1f}{found[1]:12.1f}{found[2]:14.1f}", flush=True)
+        print(f"{name:28}{found[0]:12.1f}{found[1]:12.1f}{found[2]:14.1f}{found[3]:16.1f}", flush=True)
     if arguments.device == "cuda":
         print_kernel_times()
 
