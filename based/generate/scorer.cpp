@@ -24,10 +24,11 @@ int64_t least_saved_tokens(const ScorerOptions& options, torch::Device device) {
 
 constexpr int64_t kParallelTokensCpu = 4096, kParallelTokensGpu = 32768;
 
-// A GPU takes about as long for a few sequences as for hundreds. The cache of a state that grows bounds their number.
-int64_t default_batch(torch::Device device, bool grows) {
+// A GPU takes about as long for a few sequences as for hundreds. The memory of their states bounds their number. `one`: of one sequence.
+int64_t default_batch(torch::Device device, const ModelState& one) {
+  constexpr int64_t kMostStateBytes = int64_t{4} << 30, kLeast = 64, kMost = 256;
   if (device.is_cpu()) return 8;
-  return grows ? 64 : 256;
+  return one.grows() ? kLeast : std::clamp(kMostStateBytes / std::max<int64_t>(one.bytes(), 1), kLeast, kMost);
 }
 
 // Sends the sequences of a prefix tree through an engine: first the prefixes without a parent, then from each prefix's state those that
@@ -248,13 +249,14 @@ Scorer::Scorer(LanguageModel& model, const Tokenizer& tokenizer, const ScorerOpt
 Scorer::~Scorer() = default;
 
 std::unique_ptr<Engine> Scorer::make_engine(Steps steps) const {
-  const bool gpu = model_.device().is_cuda(), grows = model_.make_state(1).grows();
-  EngineOptions engine{.slots = options_.batch > 0 ? options_.batch : default_batch(model_.device(), grows),
+  const bool gpu = model_.device().is_cuda();
+  const ModelState one = model_.make_state(1);
+  EngineOptions engine{.slots = options_.batch > 0 ? options_.batch : default_batch(model_.device(), one),
                        .prefill_tokens = gpu ? 32768 : 0,
                        .joint_states = true,  // a prefix's state is dropped soon, when the sequences that continue it have been added
                        .padded_columns = options_.padded_columns,
                        .decode = {.steps = steps, .invariant = options_.invariant}};
-  if (options_.invariant && gpu && grows) engine.cache_tokens = engine.slots * (options_.max_length + 1);
+  if (options_.invariant && gpu && one.grows()) engine.cache_tokens = engine.slots * (options_.max_length + 1);
   return std::make_unique<Engine>(model_, engine);
 }
 

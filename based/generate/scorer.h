@@ -14,7 +14,7 @@
 namespace based {
 
 struct ScorerOptions {
-  int64_t batch = 0;            // requests that are read at the same time; 0: 8 on the CPU, 256 on a GPU, 64 there if the state grows
+  int64_t batch = 0;            // requests that are read at the same time; 0: 8 on the CPU, 64 to 256 on a GPU, as its state's bytes allow
   bool fork = true;             // a shared prefix is read once and its state copied; false: every request is read from its first token
   int64_t least_saved = 0;      // tokens that the sharing of a prefix must save; 0: 8 on the CPU, 256 on a GPU
   bool invariant = false;       // a request's bits do not depend on the other requests, nor on `batch` and `fork` (generate/cells.h)
