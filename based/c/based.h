@@ -165,7 +165,7 @@ BASED_API based_status based_generation_start(based_model* model, const based_pr
 typedef enum based_event_kind {
   BASED_EVENT_STEP = 0, /* a step was made, and no text is complete yet: call again */
   BASED_EVENT_TEXT = 1, /* `text` follows the earlier text of `prompt` */
-  BASED_EVENT_END = 2,  /* `prompt` has ended: based_generation_result() has its result */
+  BASED_EVENT_END = 2,  /* `prompt` has ended: based_generation_describe() has its result */
   BASED_EVENT_DONE = 3  /* all prompts have ended */
 } based_event_kind;
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import __version__, cuda_version
+from .ops.pointwise import ACTIVATIONS
 
 _LIMITS = {torch.float32: 2e-4, torch.bfloat16: 3e-2}
 _LENGTHS = (37, 20)  # tokens of the rows
@@ -96,7 +97,17 @@ _DIFFERENTIABLE: dict[str, Callable[[_Inputs], Sequence[Any]]] = {
     "layer_norm": lambda x: [x.normal(x.tokens, 64), x.normal(64), x.normal(64), 1e-5],
     "rms_norm": lambda x: [x.normal(x.tokens, 64), x.normal(64), 1e-5],
     "swiglu": lambda x: [x.normal(x.tokens, 64)],
+    "linear_swiglu": lambda x: [x.normal(x.tokens, 48), x.normal(64, 48, scale=0.2), x.normal(64)],
+    "linear_attention_pairs": lambda x: [*_positive(x, x.tokens), x.offsets, 1e-6],
+    "taylor_features": lambda x: [x.normal(x.tokens, 2, 16)],
+    "rotary": lambda x: [x.normal(x.tokens, 128), torch.arange(x.tokens, device=x.device), 4, 32, 32, 10000.0, False, False],
+    "rowwise_activation": lambda x: [x.normal(x.tokens, 32), ACTIVATIONS.index("sigmoid"), 2.0, x.normal(32), x.normal(32), True],
+    "rms_norm_add": lambda x: [x.normal(x.tokens, 64), x.normal(x.tokens, 64), x.normal(64), 1e-5],
+    "layer_norm_add": lambda x: [x.normal(x.tokens, 64), x.normal(x.tokens, 64), x.normal(64), x.normal(64), 1e-5],
+    "layer_norm_add_twice": lambda x: [x.normal(x.tokens, 64), x.normal(x.tokens, 64), *(x.normal(64) for _ in range(4)), 1e-5, True],
+    "cross_entropy": lambda x: [x.normal(x.tokens, 48), x.normal(64, 48, scale=0.2), torch.arange(x.tokens, device=x.device) % 64],
 }
+# Without gradients; most change some of their arguments.
 _IN_PLACE: dict[str, Callable[[_Inputs], Sequence[Any]]] = {
     "taylor_attention_prefill": lambda x: [*_taylor(x, x.tokens), x.offsets, x.zeros(3, 2, 153, 64), x.zeros(3, 2, 153), x.slots],
     "taylor_attention_step": lambda x: [*_taylor(x, x.rows), x.zeros(3, 2, 153, 64), x.zeros(3, 2, 153), x.slots],
@@ -112,6 +123,17 @@ _IN_PLACE: dict[str, Callable[[_Inputs], Sequence[Any]]] = {
     "gated_delta_rule_prefill": lambda x: [*_delta(x, x.tokens), x.offsets, x.zeros(3, 2, 16, 16), x.slots],
     "gated_delta_rule_step": lambda x: [*_delta(x, x.rows), x.zeros(3, 2, 16, 16), x.slots],
     "linear_attention_step": lambda x: [*_positive(x, x.rows), x.zeros(3, 2, 16, 32), x.zeros(3, 2, 16), x.slots, 1e-6],
+    "linear_attention_prefill": lambda x: [*_positive(x, x.tokens), x.offsets, x.zeros(3, 2, 16, 32), x.zeros(3, 2, 16), x.slots, 1e-6],
+    "projected_conv_prefill": lambda x: [x.normal(x.tokens, 24), x.normal(64, 24, scale=0.3), x.normal(64), x.normal(32, 3), x.normal(32),
+                                         x.offsets, x.zeros(3, 32, 2), x.slots],
+    "rotary_attention_step": lambda x: [x.normal(x.rows, 256), x.normal(3, 8, 2, 32), x.normal(3, 8, 2, 32), x.integers(3, 12), x.slots,
+                                        32**-0.5, 32, 10000.0],
+    "rms_norm_add_": lambda x: [x.zeros(x.tokens, 64), x.normal(x.tokens, 64), x.normal(64), 1e-5],
+    "layer_norm_add_": lambda x: [x.normal(x.tokens, 64), x.normal(x.tokens, 64), x.normal(64), x.normal(64), 1e-5],
+    "rms_norm_of_sum": lambda x: [x.zeros(x.tokens, 64), x.normal(x.tokens, 64), x.normal(64), 1e-5],
+    "rms_norm_gated": lambda x: [x.normal(x.tokens, 64), x.normal(64), 1e-5, x.normal(x.tokens, 64)],
+    "token_log_probabilities": lambda x: [x.normal(x.tokens, 48), x.normal(64, 48, scale=0.2),
+                                          torch.arange(x.tokens, device=x.device) % 60, 60],
 }
 
 
@@ -178,6 +200,9 @@ def _device_name(device: str) -> str:
 def run(devices: Sequence[str] | None = None, only: str = "") -> int:
     """Prints a line for each operator, type and device. Returns 0 if all differences are within their limits, else 1."""
     devices = devices or ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+    if any(torch.device(device).type == "cuda" for device in devices) and not torch.cuda.is_available():
+        print("selftest: torch finds no CUDA device: run it with --device cpu")
+        return 1
     kernels = f"CPU and CUDA {cuda_version}" if cuda_version else "CPU only"
     print(f"based-cpp {__version__} ({kernels}), torch {importlib.metadata.version('torch')}")
     failures = cases = 0

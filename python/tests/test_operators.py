@@ -225,3 +225,62 @@ def test_a_state_alone_has_gradients():
     kv_state = ops.taylor_attention(q, k, v, torch.tensor([0, 3, 7]))[1]
     grad_q, grad_k, grad_v = torch.autograd.grad(kv_state.sum(), (q, k, v))
     assert not grad_q.any() and grad_k.all() and grad_v.all()
+
+
+def test_every_operator_is_a_function():
+    for name in ops.__all__:
+        assert callable(getattr(ops, name)), name
+    x, weight = torch.randn(3, 4), torch.randn(5, 4)
+    torch.testing.assert_close(ops.linear(x, weight), x @ weight.t())
+
+
+@pytest.mark.parametrize("name", list(selftest._DIFFERENTIABLE))
+def test_forward_mode_is_refused(name):
+    arguments = arguments_of(name, torch.float64)
+    first = next(i for i, value in enumerate(arguments) if isinstance(value, torch.Tensor) and value.is_floating_point())
+
+    def of_first(x):
+        found = getattr(torch.ops.based, name)(*arguments[:first], x, *arguments[first + 1:])
+        return found if isinstance(found, torch.Tensor) else found[0]
+
+    try:
+        _, tangent = torch.func.jvp(of_first, (arguments[first],), (torch.ones_like(arguments[first]),))
+    except NotImplementedError as error:
+        assert "no forward-mode derivative" in str(error)
+    else:  # composed of torch's operators, which have one
+        assert tangent.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", list(selftest._IN_PLACE))
+def test_a_missing_gradient_is_an_error(name):
+    arguments = list(arguments_of(name))
+    written = [i for i, argument in enumerate(getattr(torch.ops.based, name).default._schema.arguments)
+               if argument.alias_info is not None and argument.alias_info.is_write]
+    floating = [i for i, value in enumerate(arguments) if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    first = next((i for i in floating if i not in written), None)
+    if first is not None:
+        arguments[first] = arguments[first].requires_grad_()
+    versions = [arguments[i]._version for i in written]
+    found = getattr(torch.ops.based, name)(*arguments)
+    assert all(arguments[i]._version > version for i, version in zip(written, versions))
+    y = found[0] if isinstance(found, tuple) else found
+    if y is not None and y.requires_grad:
+        with pytest.raises(RuntimeError, match="no gradient"):
+            y.sum().backward()
+    for i in written:
+        changed = [value.clone() if isinstance(value, torch.Tensor) else value for value in arguments]
+        if changed[i].is_floating_point():
+            changed[i] = changed[i].detach().requires_grad_()
+            with pytest.raises(RuntimeError, match="changes a tensor that requires one"):
+                getattr(torch.ops.based, name)(*changed)
+
+
+def test_wrong_slots_labels_and_probabilities_are_refused():
+    arguments = arguments_of("gated_delta_rule_prefill")
+    for slots in ([2], [0, 0], []):
+        with pytest.raises((ValueError, RuntimeError), match="slot"):
+            torch.ops.based.gated_delta_rule_prefill(*arguments[:-1], torch.tensor(slots, dtype=torch.int64))
+    with pytest.raises((ValueError, RuntimeError), match="labels"):
+        ops.cross_entropy(torch.randn(6, 4), torch.randn(5, 4), torch.zeros(5, dtype=torch.int64))
+    with pytest.raises((ValueError, RuntimeError), match="p must be"):
+        ops.dropout(torch.randn(4), 1.5, 0, torch.tensor(0), 0)

@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as fwAD
 from torch import Tensor
 
 _library = torch.library.Library("based", "FRAGMENT")
@@ -68,6 +69,7 @@ def outputs_of(forward: str, part: int | slice, name: str) -> None:
     defaults, has_kernel = _defaults(name), torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU")
 
     def run(*args: Any) -> Any:
+        _refuse_forward_mode(name, args)
         if not has_kernel or _needs_gradient(args):
             return run_forward(*args, *defaults[len(args):])[part]
         with torch._C._AutoDispatchBelowAutograd():
@@ -171,6 +173,7 @@ def gradient(name: str, save: Callable, backward: Callable, *, differentiable: b
     function = type(name, (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(run_backward)})
 
     def run(*args: Any) -> Any:
+        _refuse_forward_mode(name, args)
         if _needs_gradient(args):
             return function.apply(*args, *defaults[len(args):])
         with torch._C._AutoDispatchBelowAutograd():
@@ -180,23 +183,73 @@ def gradient(name: str, save: Callable, backward: Callable, *, differentiable: b
     _library.impl(name, run, "Autograd")
 
 
+def finish() -> None:
+    """Registers, for every operator without a gradient, that differentiating it is an error, and that its arguments which it changes
+    have changed: autograd then notices if a backward pass needs their earlier values. Call it when all operators are defined."""
+    for full_name in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = full_name.partition("::")
+        if namespace != "based" or "." in name or name.endswith("_reference"):
+            continue
+        if any(torch._C._dispatch_has_kernel_for_dispatch_key(full_name, key) for key in ("Autograd", "CompositeImplicitAutograd")):
+            continue
+        _without_gradient(name)
+
+
+def _without_gradient(name: str) -> None:
+    operator = _operator(name)
+    written = [i for i, argument in enumerate(operator._schema.arguments) if argument.alias_info is not None and argument.alias_info.is_write]
+
+    def run(*args: Any) -> Any:
+        _refuse_forward_mode(name, args)
+        changed = [args[i] for i in written if i < len(args) and isinstance(args[i], Tensor)]
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in changed):
+            raise RuntimeError(f"based::{name} has no gradient, and changes a tensor that requires one: call it under torch.no_grad()")
+        with torch._C._AutoDispatchBelowAutograd():
+            found = operator(*args)
+        for tensor in changed:
+            torch.autograd.graph.increment_version(tensor)
+        if not _needs_gradient(args):
+            return found
+        results = [found] if isinstance(found, Tensor) else list(found or ())
+        new = [i for i, result in enumerate(results) if result is not None and result.is_floating_point()]
+        marked = _WithoutDerivative.apply(f"based::{name} has no gradient", len(new), *(results[i] for i in new), *_tensors(args))
+        for i, result in zip(new, marked):
+            results[i] = result
+        return results[0] if isinstance(found, Tensor) else type(found)(results) if found is not None else None
+
+    _library.impl(name, run, "Autograd")
+
+
+def _tensors(args: Sequence[Any]) -> list[Tensor]:
+    return [arg for arg in args if isinstance(arg, Tensor)]
+
+
+def _refuse_forward_mode(name: str, args: Sequence[Any]) -> None:
+    """Raises an error for tangents of forward-mode differentiation, which would be lost."""
+    if fwAD._current_level < 0:
+        return
+    if any(fwAD.unpack_dual(arg).tangent is not None for arg in args if isinstance(arg, Tensor)):
+        raise NotImplementedError(f"based::{name} has no forward-mode derivative; torch.func.vjp and backward() have its gradient")
+
+
 class _WithoutDerivative(torch.autograd.Function):
     """The first `count` tensors, as functions of all tensors that raise an error if they are differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.name = name
+    def forward(ctx: Any, message: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.message = message
         return tensors[:count]
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> None:
-        raise RuntimeError(f"the gradient of based::{ctx.name} cannot be differentiated")
+        raise RuntimeError(ctx.message)
 
 
 def _without_second_derivative(name: str, gradients: Sequence[Tensor | None], sources: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """The gradients, computed from `sources` without autograd."""
     present, reasons = ([x for x in tensors if x is not None] for tensors in (gradients, sources))
-    marked = iter(_WithoutDerivative.apply(name, len(present), *present, *reasons))
+    message = f"the gradient of based::{name} cannot be differentiated"
+    marked = iter(_WithoutDerivative.apply(message, len(present), *present, *reasons))
     return tuple(None if x is None else next(marked) for x in gradients)
 
 

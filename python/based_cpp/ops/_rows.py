@@ -52,8 +52,13 @@ def join(pieces: Sequence[Tensor], like: Tensor) -> Tensor:
     return torch.cat(list(pieces)).contiguous() if pieces else torch.zeros_like(like, memory_format=torch.contiguous_format)
 
 
-def prefill_slots(slots: Tensor, forward: Callable[..., Sequence[Tensor]], *states: Tensor) -> Tensor:
+def prefill_slots(slots: Tensor, cu_seqlens: Tensor, forward: Callable[..., Sequence[Tensor]], *states: Tensor) -> Tensor:
     """Runs forward(states of the slots…) -> (y, new states…), writes the new states to their slots, and returns y."""
+    rows = cu_seqlens.shape[0] - 1
+    if slots.shape != (rows,):
+        raise ValueError(f"slots must be int64 [{rows}], one for each row, got {list(slots.shape)}")
+    if slots.device.type == "cpu" and slots.unique().numel() != rows:
+        raise ValueError(f"no slot may occur twice, got {slots.tolist()[:8]}")
     y, *results = forward(*(state.index_select(0, slots) for state in states))
     for state, result in zip(states, results):
         state.index_copy_(0, slots, result)

@@ -70,7 +70,7 @@ def rotary(x: Tensor, positions: Tensor, heads: int, head_dim: int, dim: int, ba
 
 def rotary_(x: Tensor, positions: Tensor, heads: int, head_dim: int, dim: int, base: float = 10000.0, interleaved: bool = False,
             inverse: bool = False) -> Tensor:
-    """rotary() in place. Without a gradient. Returns x."""
+    """rotary() of x [tokens, columns] in place. Without a gradient. Returns x."""
     torch.ops.based.rotary_(x, positions, heads, head_dim, dim, base, interleaved, inverse)
     return x
 

@@ -56,7 +56,10 @@ def projected_conv(x: Tensor, in_weight: Tensor, in_bias: Tensor | None, weight:
 
 def projected_conv_prefill(x: Tensor, in_weight: Tensor, in_bias: Tensor | None, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor,
                            state: Tensor, slots: Tensor) -> Tensor:
-    """The same for rows that continue from slots of a state, as short_conv_prefill. Without a gradient."""
+    """The same for rows that continue from slots of `state` [slots, channels, taps − 1], as short_conv_prefill. Returns y [tokens, channels].
+
+    Without a gradient.
+    """
     return torch.ops.based.projected_conv_prefill(x, in_weight, in_bias, weight, bias, cu_seqlens, state, slots)
 
 
@@ -123,7 +126,7 @@ def _(x, weight, bias, gate, silu, cu_seqlens, initial_state=None, adds_input=Fa
 
 @reference("short_conv_prefill")
 def _prefill(x, weight, bias, gate, silu, cu_seqlens, state, slots):
-    return prefill_slots(slots, lambda initial: _short_conv(x, weight, bias, gate, silu, cu_seqlens, initial), state)
+    return prefill_slots(slots, cu_seqlens, lambda initial: _short_conv(x, weight, bias, gate, silu, cu_seqlens, initial), state)
 
 
 @fake("short_conv_prefill")

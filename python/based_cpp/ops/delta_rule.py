@@ -180,7 +180,7 @@ def _prefill(q, k, v, log_decay, beta, bonus, delta, scale, cu_seqlens, state, s
     def from_state(initial: Tensor) -> tuple[Tensor, Tensor]:
         return _gated_delta_rule(q, k, v, log_decay, beta, bonus, delta, scale, cu_seqlens, initial)
 
-    return prefill_slots(slots, from_state, state)
+    return prefill_slots(slots, cu_seqlens, from_state, state)
 
 
 @fake("gated_delta_rule_prefill")

@@ -30,7 +30,8 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, initia
 def linear_attention_pairs(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, eps: float) -> Tensor:
     """y of linear_attention for rows that start from zero, by the weight of every pair of tokens. Differentiable in q, k, v.
 
-    On a GPU in fp32 with features and head_dim up to 128 a kernel computes it.
+    q, k [tokens, heads, features], v and y [tokens, heads, head_dim]. On a GPU in fp32 with features and head_dim up to 128 a kernel
+    computes it.
     """
     return torch.ops.based.linear_attention_pairs(q, k, v, cu_seqlens, eps)
 
@@ -108,7 +109,7 @@ outputs_of("linear_attention_pairs_forward", 0, "linear_attention_pairs")
 
 @reference("linear_attention_prefill")
 def _prefill(q, k, v, cu_seqlens, kv_state, k_state, slots, eps):
-    return prefill_slots(slots, lambda kv, sum_k: _linear_attention(q, k, v, cu_seqlens, kv, sum_k, eps), kv_state, k_state)
+    return prefill_slots(slots, cu_seqlens, lambda kv, sum_k: _linear_attention(q, k, v, cu_seqlens, kv, sum_k, eps), kv_state, k_state)
 
 
 @fake("linear_attention_prefill")

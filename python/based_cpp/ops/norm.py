@@ -18,22 +18,25 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm_add(residual: Tensor | None, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum residual + x and its rms_norm. Without a residual the sum is x, in fp32 if x is bf16. Differentiable."""
+    """The sum residual + x and its rms_norm, all [..., width], weight [width]. Without a residual the sum is x, in fp32 if x is bf16.
+
+    Differentiable.
+    """
     return torch.ops.based.rms_norm_add(residual, x, weight, eps)
 
 
 def rms_norm_add_(residual: Tensor, x: Tensor, weight: Tensor, eps: float, deferred: Tensor | None = None) -> Tensor:
-    """residual += deferred (where given), += x in place; returns its rms_norm. Without a gradient."""
+    """residual += deferred (where given), += x in place, all [rows, width]; returns its rms_norm [rows, width]. Without a gradient."""
     return torch.ops.based.rms_norm_add_(residual, x, weight, eps, deferred)
 
 
 def rms_norm_of_sum(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm of residual + x, which is not stored. Without a gradient."""
+    """rms_norm of residual + x, all [rows, width], which is not stored; weight [width]. Without a gradient."""
     return torch.ops.based.rms_norm_of_sum(residual, x, weight, eps)
 
 
 def rms_norm_gated(x: Tensor, weight: Tensor, eps: float, gate: Tensor) -> Tensor:
-    """rms_norm(x) · SiLU(gate) in one pass; gate has x's shape and the weight's type. Without a gradient."""
+    """rms_norm(x) · SiLU(gate) in one pass, x and gate [rows, width]; gate has the weight's type. Without a gradient."""
     return torch.ops.based.rms_norm_gated(x, weight, eps, gate)
 
 
@@ -43,12 +46,14 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 
 def layer_norm_add(residual: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum residual + x and its layer_norm. Without a residual the sum is x, in fp32 if x is bf16. Differentiable."""
+    """The sum residual + x and its layer_norm, all [..., width], weight and bias [width]. Without a residual the sum is x, in fp32 if x
+    is bf16. Differentiable.
+    """
     return torch.ops.based.layer_norm_add(residual, x, weight, bias, eps)
 
 
 def layer_norm_add_(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """residual += x in place; returns its layer_norm. Without a gradient."""
+    """residual += x in place, both [rows, width]; returns its layer_norm [rows, width]. Without a gradient."""
     return torch.ops.based.layer_norm_add_(residual, x, weight, bias, eps)
 
 

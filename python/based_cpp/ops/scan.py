@@ -111,7 +111,7 @@ def _(x, dt, A_log, B, C, D, z, dt_bias, softplus, cu_seqlens, initial_state=Non
 
 @reference("selective_scan_prefill")
 def _prefill(x, dt, A_log, B, C, D, z, dt_bias, softplus, cu_seqlens, state, slots):
-    return prefill_slots(slots, lambda initial: _forward_reference(x, dt, A_log, B, C, D, z, dt_bias, softplus, cu_seqlens, initial)[:2],
+    return prefill_slots(slots, cu_seqlens, lambda initial: _forward_reference(x, dt, A_log, B, C, D, z, dt_bias, softplus, cu_seqlens, initial)[:2],
                          state)
 
 

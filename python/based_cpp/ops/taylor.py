@@ -64,7 +64,7 @@ def taylor_attention_step(q: Tensor, k: Tensor, v: Tensor, kv_state: Tensor, k_s
 
 def taylor_attention_quadratic(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, decay: Tensor | None = None,
                                decay_denominator: bool = True) -> Tensor:
-    """y of taylor_attention by the weight of every pair of tokens; for tests. Rows start from zero."""
+    """y of taylor_attention by the weight of every pair of tokens, for tests: shapes as there. Rows start from zero. Without a gradient."""
     return torch.ops.based.taylor_attention_quadratic(q, k, v, cu_seqlens, decay, decay_denominator)
 
 
@@ -167,7 +167,7 @@ def _prefill(q, k, v, cu_seqlens, kv_state, k_state, slots, decay=None, decay_de
     def from_states(kv: Tensor, sum_k: Tensor) -> tuple[Tensor, ...]:
         return _forward_reference(q, k, v, cu_seqlens, kv, sum_k, decay, True, decay_denominator)[:3]
 
-    return prefill_slots(slots, from_states, kv_state, k_state)
+    return prefill_slots(slots, cu_seqlens, from_states, kv_state, k_state)
 
 
 @fake("taylor_attention_prefill")

@@ -61,6 +61,8 @@ def is_dropped(element: Tensor, p: float, seed: int, step: Tensor, place: int) -
 
 @reference("dropout")
 def _dropout(x, p, seed, step, place, first_token=0):
+    if not 0 <= p < 1:
+        raise ValueError(f"dropout: p must be at least 0 and below 1, got {p}")
     first = first_token * (x[0].numel() if x.shape[0] else 0)
     element = torch.arange(first, first + x.numel(), device=x.device).view(x.shape)
     kept = (x.to(sum_type(x)) * (1 / (1 - p))).masked_fill(is_dropped(element, p, seed, step, place), 0)
@@ -91,6 +93,8 @@ def _chunk_rows(weight: Tensor) -> int:
 
 @reference("cross_entropy_and_gradients")
 def _cross_entropy(hidden, weight, labels, grad_hidden, grad_weight):
+    if labels.shape != hidden.shape[:1]:
+        raise ValueError(f"cross_entropy: labels must be int64 [{hidden.shape[0]}], one for each row of hidden, got {list(labels.shape)}")
     dtype = sum_type(hidden)
     count = (labels != IGNORED_LABEL).sum().clamp_min(1)
     loss = torch.zeros((), dtype=dtype, device=hidden.device)
