@@ -177,3 +177,48 @@ def test_weights_load_by_name(tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(data[:100])
     with pytest.raises(ValueError, match="not a safetensors file"):
         nn.load_safetensors(other, tmp_path / "cut.safetensors")
+
+
+@each_mixer
+def test_autocast_computes_as_a_module_of_its_type(name, options):
+    mixer, x = make(name, options, torch.float32)
+    expected = mixer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = mixer(x)
+        first, state = mixer.prefill(x[:, :6], mixer.make_state(2))
+        parts = [first, mixer.step(x[:, 6], state).unsqueeze(1), mixer.step(x[:, 7:], state)]
+    assert y.dtype == torch.bfloat16
+    for found in (y, torch.cat(parts, 1)):
+        assert (found.float() - expected).norm() / expected.norm() < 0.05
+    y.float().square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in mixer.parameters())
+
+
+@each_mixer
+def test_no_tokens_and_no_sequences(name, options):
+    mixer, _ = make(name, options)
+    for batch, length in ((2, 0), (0, 4)):
+        x = torch.randn(batch, length, D_MODEL, dtype=torch.float64)
+        assert mixer(x).shape == x.shape
+        y, state = mixer.prefill(x, mixer.make_state(batch))
+        assert y.shape == x.shape and state.tokens == length
+        assert mixer.step(x, mixer.make_state(batch)).shape == x.shape
+
+
+def test_another_mixers_state_is_named():
+    mixer, x = make("taylor_attention", {"heads": 4, "feature_dim": 4})
+    for state in (nn.State({}), make("mamba", {})[0].make_state(2)):
+        with pytest.raises(ValueError, match="TaylorAttention: the state's tensors must be"):
+            mixer.prefill(x, state)
+    with pytest.raises(ValueError, match="at least 1 tap"):
+        nn.GatedConv(16, taps=0)
+
+
+def test_a_step_after_a_prefill_from_the_same_state_is_noticed():
+    mixer, x = make("taylor_attention", {"heads": 4, "feature_dim": 4})
+    with torch.no_grad():
+        state = mixer.prefill(x, mixer.make_state(2))[1]
+    y, _ = mixer.prefill(x, state)
+    mixer.step(x[:, 0], state)  # changes what the gradient of y needs
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

@@ -137,9 +137,12 @@ class Mixer(nn.Module):
         super().__init__()
         self.d_model = d_model
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The mixer over whole sequences: x [batch, length, d_model] -> [batch, length, d_model]. Differentiable."""
-        return self._call(x, None, False)
+    def forward(self, x: Tensor, *, _state: State | None = None, _step: bool = False) -> Tensor:
+        """The mixer over whole sequences: x [batch, length, d_model] -> [batch, length, d_model]. Differentiable.
+
+        `_state` and `_step` are for this class: torch.func.functional_call calls forward().
+        """
+        return self._call(x, _state, _step)
 
     def prefill(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """The mixer over the next tokens of sequences: x [batch, length, d_model] -> y of the same shape, and the state after them.
@@ -172,10 +175,34 @@ class Mixer(nn.Module):
     def _call(self, x: Tensor, state: State | None, step: bool) -> Tensor:
         if x.dim() != 3 or x.shape[2] != self.d_model:
             raise ValueError(f"{type(self).__name__}: x must be [batch, length, {self.d_model}], got {list(x.shape)}")
-        if state is not None and state.batch != x.shape[0]:
-            raise ValueError(f"{type(self).__name__}: the state has {state.batch} sequences, x has {x.shape[0]}")
+        if state is not None:
+            self._check_state(state, x.shape[0])
+        if x.numel() == 0:
+            return x.clone()
+        if torch.is_autocast_enabled(x.device.type):
+            return self._call_under_autocast(x, state, step)
         call = Call(x.shape[0], x.shape[1], x.device, state, step)
         return self._run(x.flatten(0, 1), call).view(x.shape)
+
+    def _check_state(self, state: State, batch: int) -> None:
+        sums, activations = self._state_shapes()
+        wanted = {name: list(shape) for name, shape in (sums | activations).items()}
+        given = {name: list(tensor.shape[1:]) for name, tensor in state.tensors.items()}
+        if given != wanted:
+            raise ValueError(f"{type(self).__name__}: the state's tensors must be {wanted} for each sequence, got {given}")
+        if state.tensors and state.batch != batch:
+            raise ValueError(f"{type(self).__name__}: the state has {state.batch} sequences, x has {batch}")
+
+    def _call_under_autocast(self, x: Tensor, state: State | None, step: bool) -> Tensor:
+        """The call in autocast's type, as a module of this type computes it. Sums of the state keep their own type."""
+        dtype = torch.get_autocast_dtype(x.device.type)
+        if state is not None:
+            for name in self._state_shapes()[1]:
+                state.tensors[name] = state.tensors[name].to(dtype)
+        wide = {id(parameter) for module in self.modules() if getattr(module, "keeps_fp32", False) for parameter in module.parameters()}
+        parameters = {name: parameter if id(parameter) in wide else parameter.to(dtype) for name, parameter in self.named_parameters()}
+        with torch.autocast(x.device.type, enabled=False):
+            return torch.func.functional_call(self, parameters, (x.to(dtype),), {"_state": state, "_step": step})
 
     def _run(self, x: Tensor, call: Call) -> Tensor:
         """x and the result [batch · length, d_model]."""
@@ -238,6 +265,8 @@ class ShortFilter(nn.Module):
 
     def __init__(self, channels: int, taps: int, bias: bool) -> None:
         super().__init__()
+        if taps < 1:
+            raise ValueError(f"a short convolution needs at least 1 tap, got {taps}")
         self.weight = uniform(channels, taps, bound=1 / math.sqrt(taps))
         self.bias = uniform(channels, bound=1 / math.sqrt(taps)) if bias else None
 

@@ -26,6 +26,8 @@ class State:
     @property
     def batch(self) -> int:
         """The number of sequences."""
+        if not self.tensors:
+            raise ValueError("a state without tensors has no number of sequences")
         return next(iter(self.tensors.values())).shape[0]
 
     @property

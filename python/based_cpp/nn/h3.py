@@ -90,6 +90,8 @@ class _DiagonalModel(nn.Module):
     Its parameters stay in fp32 in a 16-bit model: a pole turns by about 200 radians while it decays.
     """
 
+    keeps_fp32 = True
+
     def __init__(self, groups: int, poles: int) -> None:
         super().__init__()
         self.log_dt = nn.Parameter(torch.empty(groups).uniform_(math.log(0.001), math.log(0.1)))
