@@ -280,6 +280,10 @@ def test_wrong_slots_labels_and_probabilities_are_refused():
     for slots in ([2], [0, 0], []):
         with pytest.raises((ValueError, RuntimeError), match="slot"):
             torch.ops.based.gated_delta_rule_prefill(*arguments[:-1], torch.tensor(slots, dtype=torch.int64))
+    rule = arguments_of("gated_delta_rule")
+    for i, name in ((1, "k"), (2, "v"), (4, "beta")):
+        with pytest.raises((ValueError, RuntimeError), match=f"{name} must have"):
+            torch.ops.based.gated_delta_rule(*rule[:i], torch.cat((rule[i], rule[i][:1])), *rule[i + 1:])
     with pytest.raises((ValueError, RuntimeError), match="labels"):
         ops.cross_entropy(torch.randn(6, 4), torch.randn(5, 4), torch.zeros(5, dtype=torch.int64))
     with pytest.raises((ValueError, RuntimeError), match="p must be"):

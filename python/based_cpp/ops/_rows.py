@@ -36,6 +36,13 @@ def equal_runs(cu_seqlens: Tensor, tokens: int, other: Tensor | None = None) -> 
     return runs
 
 
+def require_tokens(operator: str, tokens: int, **tensors: Tensor | None) -> None:
+    """Raises ValueError, with the tensor's name, unless each tensor has this many tokens."""
+    for name, tensor in tensors.items():
+        if tensor is not None and (tensor.dim() == 0 or tensor.shape[0] != tokens):
+            raise ValueError(f"{operator}: {name} must have {tokens} tokens, as q has, got {list(tensor.shape)}")
+
+
 def tokens_of(packed: Tensor, run: Run) -> Tensor:
     """The tokens of a run, [rows, length, …]."""
     return packed.narrow(0, run.first_token, run.rows * run.length).reshape(run.rows, run.length, *packed.shape[1:])

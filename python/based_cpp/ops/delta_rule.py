@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._registration import differentiable, fake, reference, sum_type
-from ._rows import equal_runs, join, prefill_slots, tokens_of
+from ._rows import equal_runs, join, prefill_slots, require_tokens, tokens_of
 
 _CHUNK = 64  # tokens whose weights are computed pair by pair
 _BLOCK = 16  # the same where each channel of a key has a decay of its own, which makes the weights larger by a factor of key_dim
@@ -147,6 +147,7 @@ def _with_bonus(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, bonus
                 gradients="q k v log_decay beta bonus initial_state")
 def _gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor | None, bonus: Tensor | None, delta: bool,
                       scale: float, cu_seqlens: Tensor, initial_state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    require_tokens("gated_delta_rule", q.shape[0], k=k, v=v, log_decay=log_decay, beta=beta)
     if bonus is not None and q.shape[0] > 0:
         return _with_bonus(q, k, v, log_decay, bonus, scale, cu_seqlens, initial_state)
     dtype, rows, heads, shared_by = sum_type(q), cu_seqlens.shape[0] - 1, v.shape[1], v.shape[1] // q.shape[1]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ._registration import define, differentiable, fake, outputs_of, reference, sum_type
-from ._rows import equal_runs, join, prefill_slots, tokens_of
+from ._rows import equal_runs, join, prefill_slots, require_tokens, tokens_of
 
 _CHUNK = 128  # tokens whose weights are computed pair by pair
 
@@ -78,6 +78,7 @@ def _zero_sums(q: Tensor, v: Tensor, rows: int) -> tuple[Tensor, Tensor]:
                 gradients="q k v initial_kv_state initial_k_state")
 def _linear_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, initial_kv_state: Tensor | None, initial_k_state: Tensor | None,
                       eps: float, final_state: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    require_tokens("linear_attention", q.shape[0], k=k, v=v)
     rows = cu_seqlens.shape[0] - 1
     zeros = _zero_sums(q, v, rows)
     numerator, denominator, kv, sum_k = _sums(q, k, v, cu_seqlens, zeros[0] if initial_kv_state is None else initial_kv_state,
