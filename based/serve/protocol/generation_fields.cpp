@@ -1,6 +1,7 @@
 #include "based/serve/protocol/generation_fields.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <string_view>
 
@@ -182,7 +183,6 @@ void reject_unsupported_fields(const RequestFields& fields) {
       {"return_token_ids", false, "token ids are not part of the reply; use POST /tokenize"},
       {"return_tokens", false, "token ids are not part of the reply; use POST /tokenize"},
       {"repeat_penalty", 1, "its name here is repetition_penalty"},
-      {"repeat_last_n", -1, "repetition_penalty counts all tokens"},
       {"encoder_repetition_penalty", 1, "this penalty is not supported; use repetition_penalty"},
       {"no_repeat_ngram_size", 0, "repeated n-grams are not forbidden; use repetition_penalty"},
       {"n_predict", Json(), "its name here is max_tokens"},
@@ -206,6 +206,10 @@ void reject_unsupported_fields(const RequestFields& fields) {
     if (value == nullptr || *value == field.neutral) continue;
     throw ApiError::unsupported(field.name, std::string(field.name) + ": " + field.reason);
   }
+  // Clients of llama.cpp send repeat_last_n with every request; it means nothing without a penalty.
+  if (const Json* const last = fields.find("repeat_last_n");
+      last != nullptr && *last != -1 && fields.number("repetition_penalty", 1, 0, HUGE_VAL) != 1)
+    throw ApiError::unsupported("repeat_last_n", "repeat_last_n: repetition_penalty counts all tokens");
   if (const Json* const format = fields.find("response_format")) {
     const RequestFields inner(*format, "response_format.");
     if (inner.text("type", "text") != "text")

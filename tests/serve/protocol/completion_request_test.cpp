@@ -188,7 +188,7 @@ TEST(CompletionRequest, WhatTheServerLacksIsRefusedUnlessItChangesNothing) {
                             R"("image_data": [{}])",
                             R"("cache_salt": "x")",
                             R"("max_completion_tokens": 3)",
-                            R"("repeat_last_n": 64)",
+                            R"("repeat_last_n": 64, "repetition_penalty": 1.2)",
                             R"("samplers": ["top_k"])",
                             R"("modalities": ["audio"])",
                             R"("truncate_prompt_tokens": 5)",
@@ -197,7 +197,7 @@ TEST(CompletionRequest, WhatTheServerLacksIsRefusedUnlessItChangesNothing) {
     EXPECT_THAT(refused(R"({"prompt": "a", )" + std::string(field) + "}"), HasSubstr(": unsupported")) << field;
   }
   EXPECT_EQ(refused(R"({"prompt": "a", "suffix": "", "use_beam_search": false, "length_penalty": 1.0, "min_tokens": 0, "typical_p": 1,
-                        "tools": [], "tool_choice": "none", "repeat_penalty": 1.0, "n_probs": 0, "lora": [], "modalities": ["text"], "response_format": {"type": "text"}, "add_special_tokens": false})"),
+                        "tools": [], "tool_choice": "none", "repeat_penalty": 1.0, "repeat_last_n": 64, "n_probs": 0, "lora": [], "modalities": ["text"], "response_format": {"type": "text"}, "add_special_tokens": false})"),
             "");
   EXPECT_EQ(parse(R"({"prompt": "a", "structured_outputs": {"regex": "[ab]+"}})").generation.constraint.regex, "[ab]+");
 }
