@@ -7,6 +7,7 @@
 #include "based/core/json.h"
 #include "based/core/output_folder.h"
 #include "based/core/progress.h"
+#include "based/core/utf8.h"
 #include "based/experiments/recall_eval.h"
 #include "based/models/weights.h"
 #include "theory/constructed/causal_solver.h"
@@ -52,7 +53,7 @@ std::string layers_text(const theory::Result& result) {
 
 // Pads to a number of characters, while `padded` counts bytes: sizes contain ≤ and ….
 std::string column(const std::string& text, size_t width) {
-  const auto characters = static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+  const auto characters = static_cast<size_t>(utf8_length(text));
   return text + std::string(width > characters ? width - characters : 0, ' ') + "  ";
 }
 
