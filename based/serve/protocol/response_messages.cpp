@@ -63,15 +63,18 @@ void check_metadata(const RequestFields& fields, const Json& metadata) {
 
 // Fields of the Responses API, and of the other endpoints, that would change the result.
 void reject_unsupported_response_fields(const RequestFields& fields) {
-  const std::vector<std::pair<const char*, Json>> others{{"n", 1},
-                                                         {"best_of", 1},
-                                                         {"echo", false},
-                                                         {"logprobs", 0},
-                                                         {"prompt_logprobs", 0},
-                                                         {"max_tokens", Json()},
-                                                         {"max_completion_tokens", Json()},
-                                                         {"state_at", Json()}};
-  for (const auto& [name, neutral] : others)
+  // Each with a value that changes nothing.
+  static const std::vector<std::pair<const char*, Json>> kOthers = {
+      {"n", 1},
+      {"best_of", 1},
+      {"echo", false},
+      {"logprobs", 0},
+      {"prompt_logprobs", 0},
+      {"max_tokens", Json()},
+      {"max_completion_tokens", Json()},
+      {"state_at", Json()},
+  };
+  for (const auto& [name, neutral] : kOthers)
     if (const Json* const value = fields.find(name); value != nullptr && *value != neutral && *value != Json(false))
       throw ApiError::unsupported(name, std::string(name) + ": belongs to other endpoints; a response has one text, of at most " +
                                             "max_output_tokens tokens, and the state at its end");

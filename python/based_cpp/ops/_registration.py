@@ -228,7 +228,7 @@ def _refuse_forward_mode(name: str, args: Sequence[Any]) -> None:
     """Raises an error for tangents of forward-mode differentiation, which would be lost."""
     if fwAD._current_level < 0:
         return
-    if any(fwAD.unpack_dual(arg).tangent is not None for arg in args if isinstance(arg, Tensor)):
+    if any(fwAD.unpack_dual(arg).tangent is not None for arg in _tensors(args)):
         raise NotImplementedError(f"based::{name} has no forward-mode derivative; torch.func.vjp and backward() have its gradient")
 
 
