@@ -12,7 +12,7 @@ namespace contention_test {
 // The names of the program's threads, once it has more than one.
 std::string threads_with(const std::string& environment) {
   const std::string look =
-      "for i in $(seq 1000); do [ $(ls /proc/$!/task | wc -l) -gt 1 ] && break; sleep 0.01; done; sleep 0.1; cat /proc/$!/task/*/comm; "
+      "for i in $(seq 1000); do [ $(ls /proc/$!/task | wc -l) -gt 1 ] && break; sleep 0.01; done; sleep 0.5; cat /proc/$!/task/*/comm; "
       "kill $!; wait";
   return run("bench mqar >/dev/null & " + look, "unset OMP_WAIT_POLICY GOMP_SPINCOUNT; " + environment).out;
 }

@@ -100,6 +100,17 @@ int64_t newest_step(const std::string& out) {
   return newest;
 }
 
+// Whether a save has begun after `start` and has not ended.
+bool saving_since(const std::string& out, fs::file_time_type start) {
+  std::error_code gone;
+  for (const auto& entry : fs::directory_iterator(out + "/checkpoints", gone)) {
+    if (entry.path().extension() != ".tmp") continue;
+    const fs::file_time_type changed = fs::last_write_time(entry.path(), gone);
+    if (!gone && changed > start) return true;
+  }
+  return false;
+}
+
 bool wait_for_step(Training& training, const std::string& out, int64_t step) {
   while (training.running()) {
     if (newest_step(out) >= step) return true;
@@ -119,22 +130,27 @@ TEST(TrainProgram, KilledFiftyTimesItEndsAsIfItHadNeverStopped) {
 
   std::mt19937 random(7);
   int kills = 0, inside_a_save = 0;
-  while (kills < 50) {
+  // A save that no kill has interrupted leaves no folder; one that an earlier kill left is older than the process.
+  while (kills < 50 || (inside_a_save < 5 && kills < 100)) {
     // Anywhere from the start of the program to a few steps after its first save; later, as long as a busier machine has come to none.
     const int64_t patience = newest_step(out) > 0 ? 0 : kills * first / 10;
     const milliseconds moment(std::uniform_int_distribution<int64_t>(first / 3, first * 5 / 4 + 30 + patience)(random));
-    const milliseconds behind(std::uniform_int_distribution<int64_t>(0, 12)(random));
+    const milliseconds delay(std::uniform_int_distribution<int64_t>(0, 12)(random));
     const int64_t enough = newest_step(out) + 2;
     const auto begin = std::chrono::steady_clock::now();
+    const fs::file_time_type started = fs::file_time_type::clock::now();
     Training training(config, out, {"--resume"});
-    while (std::chrono::steady_clock::now() - begin < moment && newest_step(out) < enough) std::this_thread::sleep_for(milliseconds(1));
-    std::this_thread::sleep_for(behind);
+    if (kills % 2 == 1) {  // as soon as a save has begun, so that a slow machine has such kills as well
+      while (training.running() && !saving_since(out, started)) std::this_thread::yield();
+    } else {
+      while (std::chrono::steady_clock::now() - begin < moment && newest_step(out) < enough) std::this_thread::sleep_for(milliseconds(1));
+      std::this_thread::sleep_for(delay);
+    }
     ASSERT_TRUE(training.running()) << "it ended before it was killed: " << kills << " kills; " << training.err();
     training.signal(SIGKILL);
     ASSERT_EQ(training.wait(), 128 + SIGKILL);
     ++kills;
-    std::error_code none_yet;
-    for (const auto& entry : fs::directory_iterator(out + "/checkpoints", none_yet)) inside_a_save += entry.path().extension() == ".tmp";
+    inside_a_save += saving_since(out, started);
   }
   Training last(config, out, {"--resume"});
   ASSERT_EQ(last.wait(), 0) << last.err();
