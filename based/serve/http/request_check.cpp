@@ -103,6 +103,15 @@ void check_key(CheckedRequest& checked, const ApiKeys& keys) {
                                                        : "the API key is not one of this server's");
 }
 
+void check_content_coding(CheckedRequest& checked) {
+  const std::string_view coding = checked.request.header("Content-Encoding");
+  if (checked.handler == nullptr || coding.empty() || equal_ignoring_case(coding, "identity")) return;
+  checked.handler = nullptr;
+  checked.reply_headers.emplace_back("Accept-Encoding", "identity");
+  checked.refusal =
+      ApiError(415, "invalid_request_error", "the content coding " + in_quotes(coding) + " is not supported; send the body as it is");
+}
+
 }  // namespace
 
 std::string request_id_of(std::string_view header) {
@@ -137,12 +146,14 @@ CheckedRequest check_request(HttpRequest request, std::string_view target, bool 
     checked.is_preflight = true;
     return checked;
   }
-  const std::optional<RequestTarget> parts = parse_target(target);
+  // An authority that is not the Host header's is refused: two servers could read such a request differently.
+  const std::optional<RequestTarget> parts = parse_target(without_authority(target, checked.request.header("Host")));
   if (!parts) return refuse(ApiError::invalid("", "the request's target must be a path, such as /v1/models, not " + in_quotes(target)));
   checked.request.path = parts->path;
   checked.request.query = parts->query;
   find_route(checked, router);
   check_key(checked, keys);
+  check_content_coding(checked);
   return checked;
 }
 

@@ -31,6 +31,17 @@ std::optional<std::string> percent_decoded(std::string_view text) {
   return decoded;
 }
 
+std::string_view without_authority(std::string_view target, std::string_view host) {
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (!equal_ignoring_case(target.substr(0, scheme.size()), scheme)) continue;
+    const std::string_view rest = target.substr(scheme.size());
+    const size_t end = std::min(rest.find_first_of("/?"), rest.size());
+    if (host.empty() || !equal_ignoring_case(rest.substr(0, end), host)) break;
+    return end == rest.size() ? "/" : rest.substr(end);
+  }
+  return target;
+}
+
 std::optional<RequestTarget> parse_target(std::string_view target) {
   if (!target.starts_with('/')) return {};
   if (std::any_of(target.begin(), target.end(), [](char c) { return c <= ' ' || c > '~' || c == '#'; })) return {};

@@ -177,6 +177,9 @@ TEST_F(HttpServerTest, RefusesAmbiguousRequestsAndCloses) {
       {"GET /hello HTTP/1.1\r\nHost: x\r\n continued\r\n\r\n" + smuggled, "400"},
       {std::string("GET /hello HTTP/1.1\r\nHost: x\0y\r\n\r\n", 34) + smuggled, "400"},
       {"GET http://other/hello HTTP/1.1\r\nHost: x\r\n\r\n" + smuggled, "400"},
+      {"GET http:/hello HTTP/1.1\r\nHost: x\r\n\r\n" + smuggled, "400"},
+      {"GET http://x@other/hello HTTP/1.1\r\nHost: x\r\n\r\n" + smuggled, "400"},
+      {"GET ftp://x/hello HTTP/1.1\r\nHost: x\r\n\r\n" + smuggled, "400"},
       {"GET hello HTTP/1.1\r\nHost: x\r\n\r\n" + smuggled, "400"},
       {"GET /items/a%2Fb/content HTTP/1.1\r\nHost: x\r\n\r\n" + smuggled, "400"},
       {"GET /hello HTTP/1.1\r\n\r\n" + smuggled, "400"},
@@ -192,6 +195,27 @@ TEST_F(HttpServerTest, RefusesAmbiguousRequestsAndCloses) {
     EXPECT_THAT(reply, Not(HasSubstr("hello "))) << request;
   }
   EXPECT_THAT(exchange(get_once("/hello")), HasSubstr("hello "));
+}
+
+// As a client sends them that takes the server for a proxy.
+TEST_F(HttpServerTest, AnswersTargetsInAbsoluteForm) {
+  start();
+  const auto ask = [&](const std::string& target) {
+    return exchange("GET " + target + " HTTP/1.1\r\nHost: Example.org:80\r\nConnection: close\r\n\r\n");
+  };
+  EXPECT_EQ(ask("http://example.org:80/hello?a=1").substr(0, 12), "HTTP/1.1 200");
+  EXPECT_EQ(ask("HTTPS://example.org:80/hello").substr(0, 12), "HTTP/1.1 200");
+  EXPECT_EQ(ask("http://example.org:80").substr(0, 12), ask("/").substr(0, 12));
+}
+
+TEST_F(HttpServerTest, RefusesEncodedBodies) {
+  start();
+  const std::string reply = exchange(post("/echo", "body", "Content-Encoding: gzip\r\nConnection: close\r\n"));
+  EXPECT_THAT(reply, StartsWith("HTTP/1.1 415 "));
+  EXPECT_THAT(reply, HasSubstr("Accept-Encoding: identity\r\n"));
+  EXPECT_THAT(reply, HasSubstr("the content coding 'gzip' is not supported"));
+  EXPECT_THAT(exchange(post("/echo", "body", "Content-Encoding: identity\r\nConnection: close\r\n")), HasSubstr("\r\n\r\nbody"));
+  EXPECT_THAT(exchange(post("/none", "body", "Content-Encoding: gzip\r\nConnection: close\r\n")), StartsWith("HTTP/1.1 404 "));
 }
 
 TEST_F(HttpServerTest, BoundsHeadersAndBodies) {
