@@ -184,6 +184,7 @@ std::vector<TextRequest> requests_of(const Loaded& loaded, const based_prompt* p
   require_within(options.cache_tokens, 0, "cache_tokens");
   if (count == 0) throw UsageError("based_generation_start: there is no prompt");
   const SamplingOptions sampling = sampling_of(options);
+  for (const auto& [id, bias] : sampling.logit_bias) require_ids(loaded.model(), {id}, "based_generation_options.bias_ids");
   const std::vector<std::string> stops = stops_of(options);
   std::vector<TextRequest> requests;
   requests.reserve(count);

@@ -64,6 +64,9 @@ void copy_out(Result value, Result* result, const char* name) {
   std::memcpy(result, &value, std::min(result->size, sizeof value));
 }
 
+// Throws UsageError that names `what` for an id outside the model's vocabulary.
+void require_ids(const LanguageModel& model, const std::vector<int64_t>& ids, const std::string& what);
+
 // A copy of the array for the caller, who frees it by based_free(), with a zero after it. Throws Error if memory is short.
 void* allocate_copy(const void* data, size_t bytes);
 

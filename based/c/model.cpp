@@ -59,6 +59,14 @@ void EngineLease::give_back() {
   loaded_.idle_options = options_;
 }
 
+void require_ids(const LanguageModel& model, const std::vector<int64_t>& ids, const std::string& what) {
+  try {
+    based::require_ids(model.config(), ids, what);
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+}
+
 TextRequest request_of(const Loaded& loaded, const based_prompt& prompt, const char* name) {
   if (prompt.bytes > 0) require(prompt.text, "a prompt's text");
   if (prompt.count > 0) require(prompt.ids, "a prompt's ids");
@@ -74,7 +82,7 @@ TextRequest request_of(const Loaded& loaded, const based_prompt& prompt, const c
   const std::vector<int64_t> more = ids_of(prompt.ids, prompt.count);
   request.ids.insert(request.ids.end(), more.begin(), more.end());
   if (request.ids.empty() && !request.state) throw UsageError(std::string(name) + ": a prompt has no tokens; it needs at least one");
-  require_ids(loaded.model().config(), request.ids, name);
+  require_ids(loaded.model(), request.ids, name);
   return request;
 }
 
@@ -152,7 +160,7 @@ based_status based_decode(const based_model* model, const int64_t* ids, size_t c
     require(text, "based_decode: text");
     require(bytes, "based_decode: bytes");
     const std::vector<int64_t> all = ids_of(ids, count);
-    based::require_ids(model->loaded->model().config(), all, "based_decode");
+    require_ids(model->loaded->model(), all, "based_decode");
     const std::string decoded = model->loaded->text.tokenizer->decode(std::vector<int32_t>(all.begin(), all.end()));
     *text = static_cast<char*>(allocate_copy(decoded.data(), decoded.size()));
     *bytes = decoded.size();

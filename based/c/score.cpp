@@ -3,7 +3,7 @@
 namespace based::c {
 namespace {
 
-std::vector<ScoreRequest> score_requests(const based_score_request* requests, size_t count) {
+std::vector<ScoreRequest> score_requests(const Loaded& loaded, const based_score_request* requests, size_t count) {
   std::vector<ScoreRequest> all;
   all.reserve(count);
   for (size_t i = 0; i < count; ++i) {
@@ -14,6 +14,8 @@ std::vector<ScoreRequest> score_requests(const based_score_request* requests, si
     require(one.context, (name + ": context").c_str());
     require(one.continuation, (name + ": continuation").c_str());
     all.push_back({{one.context, one.context + one.context_count}, {one.continuation, one.continuation + one.continuation_count}});
+    require_ids(loaded.model(), all.back().context, name + ": context");
+    require_ids(loaded.model(), all.back().continuation, name + ": continuation");
   }
   return all;
 }
@@ -44,8 +46,8 @@ based_status based_score(based_model* model, based_score_request* requests, size
     require(model, "based_score: model");
     if (count == 0) return;
     require(requests, "based_score: requests");
-    const std::vector<based::ScoreRequest> all = score_requests(requests, count);
     Loaded& loaded = *model->loaded;
+    const std::vector<based::ScoreRequest> all = score_requests(loaded, requests, count);
     const ModelCall call(loaded);
     based::Scorer::Progress proceed;
     if (progress != nullptr) proceed = [&](int64_t tokens) { return progress(context, tokens) == 0; };

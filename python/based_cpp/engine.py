@@ -55,6 +55,13 @@ def _utf8(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode("utf-8")
 
 
+def _c_string(name: str, value: bytes) -> bytes:
+    """The bytes for a C function, for which a NUL character would end them."""
+    if b"\0" in value:
+        raise UsageError(f"{name} must not contain a NUL character")
+    return value
+
+
 def _is_text(text: Text) -> bool:
     return isinstance(text, (str, bytes))
 
@@ -130,9 +137,13 @@ class Model:
         text was divided among calls; slower.
         """
         library = _library()
-        options = _LoadOptions(ctypes.sizeof(_LoadOptions), device.encode(), dtype.encode() if dtype else None, int(invariant))
+        options = _LoadOptions(ctypes.sizeof(_LoadOptions),
+            _c_string("device", device.encode()),
+            _c_string("dtype", dtype.encode()) if dtype else None,
+            int(invariant),
+        )
         handle = ctypes.c_void_p()
-        _check(library.based_model_load(os.fsencode(folder), ctypes.byref(options), ctypes.byref(handle)))
+        _check(library.based_model_load(_c_string("folder", os.fsencode(folder)), ctypes.byref(options), ctypes.byref(handle)))
         info = _ModelInfo(size=ctypes.sizeof(_ModelInfo))
         status = library.based_model_describe(handle, ctypes.byref(info))
         facts = ModelInfo(
@@ -179,7 +190,7 @@ class Model:
     def load_state(self, path: str | os.PathLike[str]) -> State:
         """Loads a state file of this model: of State.save(), `based state save`, `based generate --save-state` or the server."""
         handle = ctypes.c_void_p()
-        _check(_library().based_state_load(self._handle, os.fsencode(path), ctypes.byref(handle)))
+        _check(_library().based_state_load(self._handle, _c_string("path", os.fsencode(path)), ctypes.byref(handle)))
         return State(self, handle)
 
     def state_from_bytes(self, data: bytes | bytearray | memoryview) -> State:
@@ -344,7 +355,7 @@ class State:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a state file, whole or not at all; `based generate --state` and load_state() continue from it."""
-        _check(_library().based_state_save(self._handle, os.fsencode(path)))
+        _check(_library().based_state_save(self._handle, _c_string("path", os.fsencode(path))))
 
     def bytes(self) -> builtins.bytes:
         """The bytes of the file that save() writes."""
@@ -428,9 +439,7 @@ def _options_of(**values: float) -> _GenerationOptions:
 
 
 def _with_arrays(options: _GenerationOptions, stop: str | Sequence[str], logit_bias: Mapping[int, float] | None) -> _GenerationOptions:
-    stops = [_utf8(each) for each in ([stop] if isinstance(stop, str) else stop)]
-    if any(b"\0" in each for each in stops):
-        raise UsageError("a stop string must not contain a NUL character")
+    stops = [_c_string("a stop string", _utf8(each)) for each in ([stop] if isinstance(stop, str) else stop)]
     options.stops, options.stop_count = (ctypes.c_char_p * len(stops))(*stops), len(stops)
     bias = dict(logit_bias or {})
     options.bias_ids, options.bias_count = _ids(list(bias)), len(bias)

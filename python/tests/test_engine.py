@@ -176,6 +176,18 @@ def test_wrong_arguments_are_named(folder, model):
         engine.Model.load(folder / "m", device="tpu")
     with pytest.raises(engine.Error, match="absent"):
         engine.Model.load(folder / "absent")
+    for call in (
+        lambda: model.generate([300]),
+        lambda: model.generate("a", logit_bias={300: 1.0}),
+        lambda: model.score([300], [97]),
+        lambda: model.score([97], [300]),
+        lambda: model.read([300]),
+    ):
+        with pytest.raises(engine.UsageError, match="300"):
+            call()
+    for call in (lambda: engine.Model.load(f"{folder}/m\0x"), lambda: model.read("a").save(f"{folder}/s\0x")):
+        with pytest.raises(engine.UsageError, match="NUL"):
+            call()
     other = engine.Model.load(folder / "m")
     with pytest.raises(engine.UsageError, match="another model handle"):
         other.generate("a", state=model.read("b"))

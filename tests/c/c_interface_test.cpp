@@ -171,7 +171,11 @@ TEST_F(CInterface, TextAndIdsAreConvertedBothWays) {
   ASSERT_EQ(based_decode(model_, ids, count, &back, &bytes), BASED_OK) << based_last_error();
   EXPECT_EQ(std::string(back, bytes), text);
   ids[0] = 257;
-  EXPECT_EQ(based_decode(model_, ids, count, &back, &bytes), BASED_FAILED);
+  EXPECT_EQ(based_decode(model_, ids, count, &back, &bytes), BASED_USAGE);
+  EXPECT_THAT(based_last_error(), HasSubstr("257"));
+  const based_prompt prompt{nullptr, nullptr, 0, ids, 1};
+  based_state* state = nullptr;
+  EXPECT_EQ(based_state_read(model_, &prompt, nullptr, nullptr, &state), BASED_USAGE);
   EXPECT_THAT(based_last_error(), HasSubstr("257"));
   based_free(ids);
   based_free(back);
