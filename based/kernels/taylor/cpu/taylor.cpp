@@ -35,12 +35,13 @@ struct WorkSplit {
   int64_t heads_per_item, items_per_row, items, threads;
 
   explicit WorkSplit(const TaylorAttention& a) {
-    // The states of an item should stay in the L2 cache. A single row is split evenly among the threads; rows, whose lengths differ, into
-    // several items a thread.
-    constexpr int64_t cache_bytes = 512 << 10;
-    const int64_t state_bytes = packed_features(a.feature_dim) * (a.head_dim + 1) * 4, parts = max_threads() * (a.rows == 1 ? 1 : 4);
+    // The states of an item, and the inputs and outputs of its heads for a chunk, should stay in the L2 cache. A single row is split evenly
+    // among the threads; rows, whose lengths differ, into several items a thread.
+    constexpr int64_t cache_bytes = 576 << 10, chunk = 48;
+    const int64_t head_bytes = (packed_features(a.feature_dim) * (a.head_dim + 1) + 2 * chunk * (a.feature_dim + a.head_dim)) * 4;
+    const int64_t parts = max_threads() * (a.rows == 1 ? 1 : 4);
     heads_per_item = std::clamp((a.rows * a.heads + parts - 1) / parts, int64_t{1},
-                                std::clamp(cache_bytes / state_bytes, int64_t{1}, max_heads_per_item));
+                                std::clamp(cache_bytes / head_bytes, int64_t{1}, max_heads_per_item));
     if (heads_per_item > a.heads) heads_per_item = a.heads;
     items_per_row = (a.heads + heads_per_item - 1) / heads_per_item;
     items = a.rows * items_per_row;
