@@ -70,6 +70,17 @@ struct Loaded {
 std::unique_ptr<Loaded> load(const Options& options) {
   auto loaded = std::make_unique<Loaded>();
   if (options.model == kStub) {
+    const std::pair<const char*, bool> unused[] = {{"--device", options.device != "cpu"},
+                                                   {"--dtype", !options.dtype.empty()},
+                                                   {"--batch", options.scorer.batch != ScorerOptions().batch},
+                                                   {"--no-fork", options.no_fork},
+                                                   {"--invariant", options.scorer.invariant},
+                                                   {"--padded-columns", options.scorer.padded_columns},
+                                                   {"--left-pad", options.left_pad > 0}};
+    for (const auto& [name, given] : unused)
+      if (given) throw UsageError(std::string(name) + " is for a model; --model stub computes nothing");
+    if (options.tokenizer.empty() && options.eval.data.empty())
+      throw UsageError("--model stub needs --tokenizer, or --data, whose gpt2-bpe is the default");
     const std::string tokenizer = options.tokenizer.empty() ? path_in(options.eval.data, "gpt2-bpe") : options.tokenizer;
     loaded->model = std::make_unique<StubModel>(make_tokenizer(tokenizer), options.max_length > 0 ? options.max_length : kStubMaxLength);
     return loaded;
@@ -122,6 +133,9 @@ void print_figures(const EvalReport& report) {
     if (run.at_chance(figures)) warnings.push_back(name + ": " + run.kind.headline + " is within two standard errors of chance");
     if (run.tied() == static_cast<int64_t>(run.measured.size()))
       warnings.push_back(name + ": the choices of every document have the same log-likelihood");
+    if (run.cut() > 0)
+      warnings.push_back(name + ": the contexts of " + grouped(run.cut()) + " of " + grouped(static_cast<int64_t>(run.measured.size())) +
+                         " documents were cut on the left to " + grouped(report.max_length) + " tokens");
     if (!run.kind.comparable) warnings.push_back(name + ": " + kNotComparable);
   }
   for (const std::string& line : aligned_columns(rows)) print_line(line);
@@ -140,15 +154,30 @@ void print_cost(const Scorer& scorer, double seconds) {
                 (scorer.forks() ? ": shared prefixes save " + format_number(share, 2) + " times the tokens" : ""));
 }
 
+// Refuses options that none of the tasks use.
+void check_used(const Options& options, const std::vector<EvalTaskRun>& tasks) {
+  const auto any_task = [&](const auto& uses) { return std::any_of(tasks.begin(), tasks.end(), uses); };
+  if (!options.eval.statements.empty() && !any_task([](const EvalTaskRun& task) { return task.kind.name == "squad_completion"; }))
+    throw UsageError("--statements is for the task squad_completion, which --tasks does not name");
+  const auto generates = [](const EvalTaskRun& task) {
+    return task.documents.front().requests.front().kind == EvalRequest::Kind::generate;
+  };
+  if (options.left_pad > 0 && !any_task(generates))
+    throw UsageError("--left-pad is for tasks that generate text, of which --tasks names none");
+}
+
 void run(Options options) {
   if (options.list) return print_tasks(options.json);
-  if (options.model.empty() || options.tasks.empty() || options.eval.data.empty())
-    throw UsageError("eval needs --model DIR, --tasks NAMES and --data DIR; --list lists the tasks");
+  if (options.model.empty() || options.tasks.empty()) throw UsageError("eval needs --model DIR and --tasks NAMES; --list lists the tasks");
   options.eval.tasks = split_names(options.tasks);
+  for (const std::string& name : options.eval.tasks)
+    if (options.eval.data.empty() && !is_custom_task(name))
+      throw UsageError("--tasks " + name + " needs --data, the folder of the data sets");
   for (const std::string& path : {options.eval.out, options.dump_requests})
     if (!path.empty()) check_writable(path);
   const std::unique_ptr<Loaded> loaded = load(options);
   std::vector<EvalTaskRun> tasks = prepare_eval(options.eval, loaded->model->tokenizer());
+  check_used(options, tasks);
   if (!options.dump_requests.empty()) dump_requests(options.dump_requests, tasks, *loaded->model);
   const auto start = std::chrono::steady_clock::now();
   const EvalReport report = run_eval(*loaded->model, options.eval, std::move(tasks));
@@ -195,7 +224,7 @@ void setup(CommandLine app) {
   app.add_option("--model", options->model,
                  "the model's folder; stub: answers that are hashes of the requests, to compare requests and metrics");
   app.add_option("--tasks", options->tasks, "tasks separated by commas, or .toml files of your own tasks; --list lists the names");
-  app.add_option("--data", options->eval.data, "folder of the unpacked data sets");
+  app.add_option("--data", options->eval.data, "folder of the unpacked data sets; own tasks name their data themselves");
   app.add_flag("--list", options->list, "list the tasks and stop");
   app.add_option("--shots", options->eval.shots, "examples before each document", {0, 1000});
   app.add_option("--seed", options->eval.seed, "seed of the draws of examples; lm-eval's is 1234", {0, UINT32_MAX});

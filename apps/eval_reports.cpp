@@ -36,16 +36,21 @@ std::string paired_line(const PairedResult& result) {
 }
 
 void compare(const CompareOptions& options) {
+  for (const std::string& path : {options.first, options.second})
+    if (path.ends_with(".jsonl"))
+      throw UsageError(path + ": compare needs the results of single documents, which the output of `based eval --json` has");
   const ModelResults first = read_eval_results(options.first), second = read_eval_results(options.second);
-  const std::vector<PairedResult> results = compare_results(first, second, options.left_pad);
+  const PairedResults results = compare_results(first, second, options.left_pad);
   if (!options.json) {
     print_line("from " + first.name + " to " + second.name);
-    for (const PairedResult& result : results) print_line(paired_line(result));
+    for (const PairedResult& result : results.differences) print_line(paired_line(result));
+    for (const std::string& metric : results.not_compared) print_line("not compared, because it is no mean over documents: " + metric);
     return;
   }
   Json list = Json::array();
-  for (const PairedResult& result : results) list.push_back(paired_json(result));
-  print_line(dump_json({{"first", first.run}, {"second", second.run}, {"differences", std::move(list)}}));
+  for (const PairedResult& result : results.differences) list.push_back(paired_json(result));
+  print_line(
+      dump_json({{"first", first.run}, {"second", second.run}, {"differences", std::move(list)}, {"not_compared", results.not_compared}}));
 }
 
 void table(const TableOptions& options) {

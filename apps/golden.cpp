@@ -23,9 +23,19 @@ GoldenResult check(const std::string& file, const EvalGoldenOptions& eval) {
 
 void run(const Options& options) {
   Json list = Json::array();
-  int64_t failed = 0, skipped = 0;
+  int64_t failed = 0, skipped = 0, unreadable = 0;
   for (const auto& file : options.files) {
-    const GoldenResult result = check(file, options.eval);
+    GoldenResult result;
+    try {
+      result = check(file, options.eval);
+    } catch (const UsageError&) {
+      throw;
+    } catch (const Error& error) {  // the files after it are compared all the same
+      ++unreadable;
+      print_message(error.what());
+      if (options.json) list.push_back({{"file", file}, {"pass", false}, {"error", error.what()}});
+      continue;
+    }
     failed += !result.pass && result.skipped.empty();
     skipped += !result.skipped.empty();
     if (options.json) {
@@ -43,15 +53,16 @@ void run(const Options& options) {
       print_line("skipped  " + result.file + ": " + result.skipped);
     else
       print_line(std::string(result.pass ? "pass     " : "FAIL     ") + result.file + "  output " + scientific(result.output_error) +
-                 "  gradients " + scientific(result.gradient_error) + "  tolerance " + scientific(result.tolerance) +
-                 (result.pass ? "" : "  worst: " + result.worst));
+                 (result.has_gradients ? "  gradients " + scientific(result.gradient_error) : "") + "  tolerance " +
+                 scientific(result.tolerance) + (result.pass ? "" : "  worst: " + result.worst));
   }
   if (options.json)
     print_text(dump_json(list, 2) + "\n");
   else
-    print_line(std::to_string(options.files.size() - static_cast<size_t>(failed + skipped)) + " passed, " + std::to_string(failed) +
-               " failed, " + std::to_string(skipped) + " skipped");
-  if (failed > 0) throw Exit{1};
+    print_line(std::to_string(options.files.size() - static_cast<size_t>(failed + skipped + unreadable)) + " passed, " +
+               std::to_string(failed) + " failed, " + std::to_string(skipped) + " skipped" +
+               (unreadable > 0 ? ", " + std::to_string(unreadable) + " not readable" : ""));
+  if (failed + unreadable > 0) throw Exit{1};
 }
 
 void setup(CommandLine app) {

@@ -6,6 +6,7 @@
 #include "based/core/json.h"
 #include "based/core/progress.h"
 #include "based/core/text_table.h"
+#include "based/data/dna.h"
 #include "based/data/documents.h"
 #include "based/eval/slices.h"
 #include "based/generate/text_model.h"
@@ -76,7 +77,10 @@ class DocumentText final : public Text {
  public:
   DocumentText(const Options& options, const TextModel& loaded) : options_(options.perplexity) {
     options_.model = options.model;
-    words = 0;
+    if (is_dna_tokenizer(*loaded.tokenizer))
+      options_.unlabelled = kDnaPad;
+    else
+      words = 0;
     std::vector<std::string> too_short;  // file and line of each document that was left out
     read_blocks(options.data, format_option(options), [&](DocumentBlock&& block) {
       parse_block(block, [&](const Document& document) {
@@ -84,8 +88,9 @@ class DocumentText final : public Text {
           too_short.push_back(options.data + (document.line > 0 ? ":" + std::to_string(document.line) : ""));
       });
     });
-    if (documents_.empty()) throw Error(options.data + ": needs a document of at least two tokens");
+    if (predicted == 0) throw Error(options.data + ": needs a document of at least two tokens");
     if (!too_short.empty()) print_message(too_short_message(too_short));
+    if (gap_tokens_ > 0) print_message(grouped(gap_tokens_) + " letters N are read as [PAD], as in training, and not predicted");
     too_short_ = too_short.size();
     if (std::all_of(sources.begin(), sources.end(), [](const std::string& source) { return source.empty(); })) sources.clear();
     for (const auto& document : documents_) {
@@ -96,46 +101,72 @@ class DocumentText final : public Text {
   }
 
   void collect(Slices& slices) const override {
-    for_each_context(documents_, options_.context, [&](const DocumentContext& context) { slices.collect(Pairs(context).view()); });
+    for_each_context(documents_, options_.context,
+                     [&](const DocumentContext& context) { slices.collect(Pairs(context, options_.unlabelled).view()); });
   }
 
   Perplexity measure(LanguageModel& model, const std::function<bool(int64_t)>& progress, const ScoreSink& sink) const override {
     return measure_perplexity(model, documents_, options_, progress, [&](const DocumentContext& context, std::span<const float> nats) {
-      const Pairs pairs(context, nats.size());
+      const Pairs pairs(context, nats.size(), options_.unlabelled);
       const std::vector<int32_t> documents(nats.size(), static_cast<int32_t>(context.document));
-      sink(first_rows_[static_cast<size_t>(context.document)] + context.first, {pairs.view(), nats, documents});
+      sink(first_row(context), {pairs.view(), nats, documents});
     });
   }
 
-  Json description() const override { return {{"documents", documents_.size()}, {"documents_too_short", too_short_}}; }
+  Json description() const override {
+    Json json{{"documents", documents_.size()}, {"documents_too_short", too_short_}};
+    if (options_.unlabelled >= 0) json["gap_tokens"] = gap_tokens_;
+    return json;
+  }
 
  private:
   // False for a document that predicts nothing.
   bool add(const Document& document, const Tokenizer& tokenizer) {
     std::vector<int64_t> ids = encode_ids(tokenizer, document.text);
     if (ids.size() < 2) return false;
-    first_rows_.push_back(predicted);
-    predicted += static_cast<int64_t>(ids.size()) - 1;
     const std::array<int32_t, 1> first{static_cast<int32_t>(ids.front())};  // is not predicted
     std::string_view text = document.text;
     text.remove_prefix(std::min(tokenizer.decode(first).size(), text.size()));
-    *words += count_words(text), bytes += static_cast<int64_t>(text.size());
+    std::vector<int64_t>& gaps = gaps_.emplace_back();
+    if (options_.unlabelled >= 0) {
+      std::replace(ids.begin(), ids.end(), int64_t{kDnaN}, int64_t{kDnaPad});
+      for (size_t i = 1; i < ids.size(); ++i)
+        if (ids[i] == options_.unlabelled) gaps.push_back(static_cast<int64_t>(i));
+    }
+    if (words) *words += count_words(text);
+    bytes += static_cast<int64_t>(text.size()) - std::ssize(gaps);  // a gap is one letter
+    first_rows_.push_back(predicted);
+    predicted += std::ssize(ids) - 1 - std::ssize(gaps);
+    gap_tokens_ += std::ssize(gaps);
     documents_.push_back(std::move(ids));
     sources.emplace_back(document.source);
     return true;
   }
 
-  // The pairs that predict the context's first `count` predicted tokens.
+  // The number of predicted tokens before those of the context.
+  int64_t first_row(const DocumentContext& context) const {
+    const auto document = static_cast<size_t>(context.document);
+    const std::vector<int64_t>& gaps = gaps_[document];
+    return first_rows_[document] + context.first - (std::upper_bound(gaps.begin(), gaps.end(), context.first) - gaps.begin());
+  }
+
+  // The pairs of the context's first `count` tokens after the first.
   struct Pairs {
-    explicit Pairs(const DocumentContext& context) : Pairs(context, context.ids.size() - 1) {}
-    Pairs(const DocumentContext& context, size_t count) : ids(context.ids.begin(), context.ids.begin() + static_cast<int64_t>(count) + 1) {}
-    TokenPairs view() const { return {std::span(ids).first(ids.size() - 1), std::span(ids).subspan(1), {}}; }
-    std::vector<int32_t> ids;
+    Pairs(const DocumentContext& context, int64_t unlabelled) : Pairs(context, context.ids.size() - 1, unlabelled) {}
+    Pairs(const DocumentContext& context, size_t count, int64_t unlabelled)
+        : inputs(context.ids.begin(), context.ids.begin() + static_cast<int64_t>(count)),
+          targets(context.ids.begin() + 1, context.ids.begin() + 1 + static_cast<int64_t>(count)) {
+      std::replace(targets.begin(), targets.end(), static_cast<int32_t>(unlabelled), kNoLabel);
+    }
+    TokenPairs view() const { return {inputs, targets, {}}; }
+    std::vector<int32_t> inputs, targets;
   };
 
   PerplexityOptions options_;
   std::vector<std::vector<int64_t>> documents_;
-  std::vector<int64_t> first_rows_;  // [documents]: predicted tokens of the documents before
+  std::vector<int64_t> first_rows_;         // [documents]: predicted tokens of the documents before
+  std::vector<std::vector<int64_t>> gaps_;  // [documents]: places of unlabelled tokens, from 1 on, in order
+  int64_t gap_tokens_ = 0;
   size_t too_short_ = 0;
 };
 

@@ -134,6 +134,8 @@ std::vector<int32_t> hyenadna_row(std::string_view letters, int64_t length) {
   return row;
 }
 
+bool is_dna_tokenizer(const Tokenizer& tokenizer) { return tokenizer.hash() == dna_tokenizer_hash(); }
+
 void hide_dna_gaps(std::span<int32_t> row) { std::replace(row.begin(), row.end(), int32_t{kDnaN}, int32_t{kDnaPad}); }
 
 }  // namespace based

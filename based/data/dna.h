@@ -35,6 +35,8 @@ class DnaTokenizer final : public Tokenizer {
   void save(const std::string& folder) const override;
 };
 
+bool is_dna_tokenizer(const Tokenizer& tokenizer);
+
 // Whether the folder's tokenizer.json is the one that DnaTokenizer::save writes.
 bool holds_dna_tokenizer(const std::string& folder);
 uint64_t dna_tokenizer_hash();

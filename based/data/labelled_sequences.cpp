@@ -8,6 +8,7 @@
 #include "based/core/folders.h"
 #include "based/core/hash.h"
 #include "based/core/text.h"
+#include "based/data/dna.h"
 #include "based/data/documents.h"
 
 namespace based {
@@ -48,7 +49,9 @@ size_t column_of(const std::vector<std::string_view>& header, const char* name, 
 }
 
 std::vector<LabelledSequence> read_csv(const std::string& path) {
-  const std::string text = read_regular_file(path, kMostCsvBytes);
+  constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
+  std::string text = read_regular_file(path, kMostCsvBytes);
+  if (text.starts_with(byte_order_mark)) text.erase(0, byte_order_mark.size());
   std::vector<LabelledSequence> sequences;
   std::vector<std::string_view> header;
   size_t sequence = 0, label = 0;
@@ -113,11 +116,13 @@ std::vector<std::string> class_names(const std::vector<LabelledSequence>& sequen
 
 LabelledTokens::LabelledTokens(const std::vector<LabelledSequence>& sequences, const std::vector<std::string>& classes,
                                const Tokenizer& tokenizer, int64_t most) {
+  const bool dna = is_dna_tokenizer(tokenizer);
   for (const LabelledSequence& each : sequences) {
     const auto found = std::lower_bound(classes.begin(), classes.end(), each.label);
     if (found == classes.end() || *found != each.label)
       throw Error(each.place + ": label: " + in_quotes(each.label) + " is no class of the training set");
     tokenizer.encode_text(each.letters, tokens_);
+    if (dna) hide_dna_gaps(std::span(tokens_).subspan(static_cast<size_t>(starts_.back())));
     const int64_t length = tokens() - starts_.back();
     if (most > 0 && length > most)
       throw Error(each.place + ": sequence: has " + std::to_string(length) + " tokens, the model at most " + std::to_string(most));

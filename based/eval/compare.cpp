@@ -1,6 +1,7 @@
 #include "based/eval/compare.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "based/eval/tasks/statistics.h"
 
@@ -9,6 +10,7 @@ namespace {
 
 constexpr double kNormal95 = 1.96;
 constexpr const char* kLeftPad = "left_pad";
+constexpr const char* kBitsPerByte = "bits_per_byte";
 // Members of ModelResults::run that change a document's figure.
 constexpr std::pair<const char*, const char*> kComparedOptions[]{
     {"options", "seed"}, {"model", "max_length"}, {"model", "padded_columns"}, {"model", kLeftPad}};
@@ -78,7 +80,8 @@ std::optional<std::pair<double, double>> weighted_item(const Json& item, const s
 }
 
 // Nats a word or byte: each document's nats are divided by the mean weight of the documents, so that the mean is Σ nats / Σ weights.
-std::optional<PairedValues> weighted_pairs(const TaskResults& first, const TaskResults& second, const std::string& metric) {
+// `unit`: the figure of one nat.
+std::optional<PairedValues> weighted_pairs(const TaskResults& first, const TaskResults& second, const std::string& metric, double unit) {
   PairedValues pairs;
   double weights = 0;
   for (const auto& [document, item] : first.items) {
@@ -91,7 +94,7 @@ std::optional<PairedValues> weighted_pairs(const TaskResults& first, const TaskR
     weights += a->second;
   }
   if (weights <= 0) return {};
-  const double scale = static_cast<double>(pairs.first.size()) / weights;
+  const double scale = unit * static_cast<double>(pairs.first.size()) / weights;
   for (double& value : pairs.first) value *= scale;
   for (double& value : pairs.second) value *= scale;
   return pairs;
@@ -111,16 +114,19 @@ std::optional<PairedValues> number_pairs(const TaskResults& first, const TaskRes
   return pairs;
 }
 
-void compare_task(const TaskResults& first, const TaskResults& second, std::vector<PairedResult>& results) {
+void compare_task(const TaskResults& first, const TaskResults& second, PairedResults& results) {
   for (const auto& [metric, figure] : first.figures.metrics) {
-    const bool perplexity = metric.ends_with("perplexity");
-    std::optional<PairedValues> pairs = number_pairs(first, second, metric, perplexity ? -1 : 1);
+    const bool perplexity = metric.ends_with("perplexity"), bits = metric == kBitsPerByte;
+    std::optional<PairedValues> pairs = bits ? std::nullopt : number_pairs(first, second, metric, perplexity ? -1 : 1);
     std::string name = metric + (perplexity ? " in nats a document" : "");
-    if (!pairs && perplexity) {
-      pairs = weighted_pairs(first, second, metric);
-      name = metric + " in nats a " + (metric.starts_with("word") ? "word" : "byte");
+    if (!pairs && (perplexity || bits)) {
+      pairs = weighted_pairs(first, second, metric, bits ? 1 / std::log(2.0) : 1);
+      if (perplexity) name = metric + " in nats a " + (metric.starts_with("word") ? "word" : "byte");
     }
-    if (pairs && !pairs->first.empty()) results.push_back(pairs->result(first.name(), name));
+    if (pairs && !pairs->first.empty())
+      results.differences.push_back(pairs->result(first.name(), name));
+    else
+      results.not_compared.push_back(first.name() + " " + metric);
   }
 }
 
@@ -130,9 +136,9 @@ double PairedResult::low() const { return difference - kNormal95 * standard_erro
 double PairedResult::high() const { return difference + kNormal95 * standard_error.value_or(0); }
 bool PairedResult::resolved() const { return standard_error && (low() > 0 || high() < 0); }
 
-std::vector<PairedResult> compare_results(const ModelResults& first, const ModelResults& second, bool other_padding) {
+PairedResults compare_results(const ModelResults& first, const ModelResults& second, bool other_padding) {
   require_same(first, second, other_padding);
-  std::vector<PairedResult> results;
+  PairedResults results;
   for (const TaskResults& task : first.tasks) {
     const auto other =
         std::find_if(second.tasks.begin(), second.tasks.end(), [&](const TaskResults& each) { return each.name() == task.name(); });

@@ -97,13 +97,26 @@ Json figures_of(const std::map<std::string, EvalFigure>& figures) {
   return json;
 }
 
+// A task's metrics, or the output of `based eval --json` for one task.
+Json read_metrics(const std::string& path) {
+  Json metrics = parse_json(read_regular_file(path), path);
+  if (!metrics.contains("tasks")) return metrics;
+  const Json& tasks = metrics.at("tasks");
+  if (!tasks.is_array() || tasks.size() != 1) throw Error(path + ": 'tasks' must be a list of one task, whose requests are beside it");
+  return tasks.at(0);
+}
+
+// Metrics whose smaller values are better.
+bool is_cost(const std::string& metric) { return metric.ends_with("perplexity") || metric == "bits_per_byte"; }
+
 class TaskComparison {
  public:
   TaskComparison(const std::string& folder, const EvalGoldenOptions& options)
       : requests_path_(path_in(folder, kRequestsFile)), metrics_path_(path_in(folder, "metrics.json")) {
-    if (path_exists(metrics_path_)) metrics_ = parse_json(read_regular_file(metrics_path_), metrics_path_);
+    if (path_exists(metrics_path_)) metrics_ = read_metrics(metrics_path_);
     golden_ = golden_task(folder, metrics_);
     const EvalTaskKind kind = find_eval_task(golden_.name);
+    version_ = kind.version;
     std::unique_ptr<Tokenizer> tokenizer = golden_tokenizer(folder, options);
     task_ = kind.make({.data = options.data, .shots = golden_.shots, .tokenizer = tokenizer.get(), .statements = requests_path_});
     model_ = std::make_unique<StubModel>(std::move(tokenizer), golden_.max_length);
@@ -148,12 +161,24 @@ class TaskComparison {
       items.push_back(std::move(item));
     }
     const EvalFigures figures = task_->aggregate(documents_, measured);
+    compare_description(figures);
     if (metrics_.contains("per_document")) comparison_.same(items, metrics_.at("per_document"), metrics_path_ + ": per_document");
     comparison_.same(figures_of(figures.metrics), metrics_.value("aggregate", Json::object()), metrics_path_ + ": aggregate");
     comparison_.same(figures_of(figures.further), metrics_.value("further", Json::object()), metrics_path_ + ": further");
   }
 
-  std::string requests_path_, metrics_path_;
+  void compare_description(const EvalFigures& figures) {
+    const auto [first, last] = std::minmax_element(documents_.begin(), documents_.end(),
+                                                   [](const EvalDocument& a, const EvalDocument& b) { return a.index < b.index; });
+    Json higher = Json::object();
+    for (const auto& [name, figure] : figures.metrics) higher[name] = !is_cost(name);
+    const std::pair<const char*, Json> values[] = {
+        {"task_version", version_}, {"documents", {first->index, last->index + 1}}, {"higher_is_better", std::move(higher)}};
+    for (const auto& [key, value] : values)
+      if (metrics_.contains(key)) comparison_.same(value, metrics_.at(key), metrics_path_ + ": " + key);
+  }
+
+  std::string requests_path_, metrics_path_, version_;
   Json metrics_;
   GoldenTask golden_;
   std::unique_ptr<EvalTask> task_;

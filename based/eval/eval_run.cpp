@@ -41,7 +41,8 @@ std::vector<EvalBlock> blocks_of(const std::vector<EvalTaskRun>& tasks, uint64_t
   return blocks;
 }
 
-std::string requests_hash(const std::vector<EvalDocument>& documents) {
+// Of all that determines the documents' results, apart from the model.
+std::string documents_hash(const std::vector<EvalDocument>& documents) {
   Hasher128 hasher;
   const auto add = [&hasher](const std::string& text) {
     const std::string sized = std::to_string(text.size()) + ":" + text;
@@ -49,6 +50,7 @@ std::string requests_hash(const std::vector<EvalDocument>& documents) {
   };
   for (const EvalDocument& document : documents) {
     add(std::to_string(document.index) + dump_json(document.gold));
+    add(dump_json({document.source, document.few_shot, document.fields}));
     for (const std::string& context : document.contexts) add(context);
     for (const EvalRequest& request : document.requests) {
       add(std::to_string(static_cast<int>(request.kind)) + " " + std::to_string(request.context) + " " +
@@ -67,8 +69,12 @@ EvalTaskRun prepare_task(const std::string& name, const EvalOptions& options, co
     throw UsageError("--shots " + std::to_string(options.shots) + ": task '" + name + "' has no examples; evaluate it in a run of its own");
   run.kind.comparable = run.kind.comparable && (options.shots == 0 || run.kind.published_examples);
   run.shots = options.shots;
-  run.task = run.kind.make(
-      {.data = options.data, .shots = options.shots, .seed = options.seed, .tokenizer = &tokenizer, .statements = options.statements});
+  try {
+    run.task = run.kind.make(
+        {.data = options.data, .shots = options.shots, .seed = options.seed, .tokenizer = &tokenizer, .statements = options.statements});
+  } catch (const UsageError& error) {
+    throw UsageError("task '" + name + "': " + error.what());
+  }
   const int64_t size = run.task->size();
   if (size < 1) throw Error("task '" + name + "': its data has no document");
   if (options.offset >= size)
@@ -178,6 +184,12 @@ int64_t EvalTaskRun::tied() const {
   return count;
 }
 
+int64_t EvalTaskRun::cut() const {
+  return std::count_if(answers.begin(), answers.end(), [](const std::vector<EvalAnswer>& document) {
+    return std::any_of(document.begin(), document.end(), [](const EvalAnswer& answer) { return answer.tokens_cut > 0; });
+  });
+}
+
 bool EvalTaskRun::at_chance(const EvalFigures& figures) const {
   const auto found = figures.metrics.find(kind.headline);
   if (kind.chance <= 0 || found == figures.metrics.end() || !found->second.standard_error) return false;
@@ -189,8 +201,11 @@ std::vector<EvalTaskRun> prepare_eval(const EvalOptions& options, const Tokenize
   std::set<std::string> names;
   std::vector<EvalTaskRun> tasks;
   for (const std::string& name : options.tasks) {
-    if (!names.insert(name).second) throw UsageError("--tasks names '" + name + "' twice");
     tasks.push_back(prepare_task(name, options, tokenizer));
+    const std::string& known = tasks.back().kind.name;  // that of a file, or of an alias, differs
+    if (!names.insert(known).second)
+      throw UsageError("--tasks names the task '" + known + "' twice" +
+                       (name == known ? "" : "; " + in_quotes(name) + " is the second, and a .toml file may have another 'name'"));
   }
   return tasks;
 }
@@ -200,7 +215,7 @@ Json eval_run_json(const EvalModel& model, const EvalOptions& options, const std
             {"options", {{"shots", options.shots}, {"seed", options.seed}, {"offset", options.offset}, {"limit", options.limit}}}};
   Json& list = json["tasks"] = Json::object();
   for (const EvalTaskRun& run : tasks)
-    list[run.kind.name] = {{"documents", run.documents.size()}, {"requests", requests_hash(run.documents)}};
+    list[run.kind.name] = {{"documents", run.documents.size()}, {"requests", documents_hash(run.documents)}, {"metric", run.kind.headline}};
   return json;
 }
 
@@ -216,7 +231,9 @@ EvalReport run_eval(EvalModel& model, const EvalOptions& options, std::vector<Ev
 Json eval_task_json(const EvalTaskRun& run, int64_t max_length) {
   Json json{{"task", run.kind.name}, {"lm_eval", kHarness}, {"task_version", run.kind.version}, {"num_fewshot", run.shots}};
   json["documents"] = {run.documents.front().index, run.documents.front().index + static_cast<int64_t>(run.measured.size())};
+  json["size"] = run.task->size();
   json["max_length"] = max_length;
+  json["cut"] = run.cut();
   json["headline"] = run.kind.headline;
   json["chance"] = run.kind.chance;  // 0: none
   json["comparable"] = run.kind.comparable;

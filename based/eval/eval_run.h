@@ -50,6 +50,7 @@ struct EvalTaskRun {
   EvalFigures figures() const;  // the aggregate over the finished documents; there must be one
   // Documents with several scored choices, whose log-likelihoods are all equal.
   int64_t tied() const;
+  int64_t cut() const;  // documents whose contexts were cut on the left to the model's length
   // Whether the headline is within two standard errors of the level of chance; false where either is unknown.
   bool at_chance(const EvalFigures& figures) const;
 };
@@ -72,9 +73,10 @@ Json eval_run_json(const EvalModel& model, const EvalOptions& options, const std
 // the file of another run is refused with a UsageError that names the difference. An Error during the run says how many documents are kept.
 EvalReport run_eval(EvalModel& model, const EvalOptions& options, std::vector<EvalTaskRun> tasks);
 
-// One task's metrics by lm-eval's names: {"task", "lm_eval", "task_version", "num_fewshot", "documents": [first, last + 1], "max_length",
-// "headline", "chance", "comparable", "tied", "aggregate": {"acc": {"value", "stderr"}}, "further": {…}, "per_document": [{"doc", "acc",
-// …}]}. A chance of 0 means none. stderr is "N/A" where there is none.
+// One task's metrics by lm-eval's names: {"task", "lm_eval", "task_version", "num_fewshot", "documents": [first, last + 1], "size"
+// (documents of the whole task), "max_length", "cut" (EvalTaskRun::cut), "headline", "chance", "comparable", "tied", "aggregate": {"acc":
+// {"value", "stderr"}}, "further": {…}, "per_document": [{"doc", "acc", …}]}. A chance of 0 means none. stderr is "N/A" where there is
+// none.
 Json eval_task_json(const EvalTaskRun& run, int64_t max_length);
 // {"run": eval_run_json(), "tasks": [eval_task_json(), …], "complete"}. `based eval --json` prints it; reports and comparisons read it.
 Json eval_report_json(const EvalReport& report);

@@ -6,12 +6,14 @@ namespace based {
 namespace {
 
 Json answer_json(const EvalRequest& request, const EvalAnswer& answer) {
+  Json json;
   switch (request.kind) {
-    case EvalRequest::Kind::score: return {{"ll", answer.log_likelihood}, {"greedy", answer.greedy}};
-    case EvalRequest::Kind::rolling: return {{"ll", answer.log_likelihood}};
-    case EvalRequest::Kind::generate: break;
+    case EvalRequest::Kind::score: json = {{"ll", answer.log_likelihood}, {"greedy", answer.greedy}}; break;
+    case EvalRequest::Kind::rolling: json = {{"ll", answer.log_likelihood}}; break;
+    case EvalRequest::Kind::generate: json = {{"text", answer.text}}; break;
   }
-  return {{"text", answer.text}};
+  if (answer.tokens_cut > 0) json["tokens_cut"] = answer.tokens_cut;
+  return json;
 }
 
 EvalAnswer stored_answer(const EvalRequest& request, const Json& json) {
@@ -21,6 +23,10 @@ EvalAnswer stored_answer(const EvalRequest& request, const Json& json) {
   };
   needs(text ? "text" : "ll", json.is_object() && json.contains(text ? "text" : "ll"));
   EvalAnswer answer;
+  if (json.contains("tokens_cut")) {
+    needs("tokens_cut", json.at("tokens_cut").is_number_integer());
+    answer.tokens_cut = json.at("tokens_cut").get<int64_t>();
+  }
   if (text) {
     needs("text", json.at("text").is_string());
     answer.text = json.at("text").get<std::string>();

@@ -38,9 +38,9 @@ class Contexts {
 
 double Perplexity::value() const { return tokens > 0 ? std::exp(nats / static_cast<double>(tokens)) : std::nan(""); }
 
-void Perplexity::add(std::span<const float> token_nats, const std::string& model) {
+void Perplexity::add(std::span<const float> token_nats, int64_t labelled, const std::string& model) {
   for (const float each : token_nats) nats += each;
-  tokens += static_cast<int64_t>(token_nats.size());
+  tokens += labelled;
   if (!std::isfinite(nats))
     throw Error(model + ": a token's probability is not a number; the weights may be damaged, or the training diverged");
 }
@@ -73,10 +73,16 @@ Perplexity measure_perplexity(LanguageModel& model, const std::vector<std::vecto
     return true;
   };
   const auto take = [&](int64_t sequence) {
+    const DocumentContext& context = active.at(sequence);
     std::vector<float> nats = engine.scores(sequence);
-    for (float& each : nats) each = -each;
-    sum.add(nats, options.model);
-    if (sink) sink(active.at(sequence), nats);
+    int64_t labelled = 0;
+    for (size_t i = 0; i < nats.size(); ++i) {
+      const bool predicted = context.ids[i + 1] != options.unlabelled;
+      nats[i] = predicted ? -nats[i] : 0.0F;
+      labelled += predicted;
+    }
+    sum.add(nats, labelled, options.model);
+    if (sink) sink(context, nats);
   };
   while (static_cast<int64_t>(active.size()) < 2 * engine.slots() && add()) {}
   bool proceed = true;

@@ -16,6 +16,7 @@ struct PerplexityOptions {
   int64_t context = 0;              // tokens per context; contexts are independent of each other; 0: one context per document
   int64_t batch = 0;                // contexts that are scored at the same time; 0: 8 on the CPU, 64 on a GPU
   bool padded_columns = false;      // include the embedding's padding rows in the softmax, as published harnesses do
+  int64_t unlabelled = -1;          // a token that is read and not predicted, as [PAD] in DNA; -1: none
   std::string model = "the model";  // the model's name, for messages
 };
 
@@ -23,7 +24,9 @@ struct Perplexity {
   int64_t tokens = 0;  // number of predicted tokens
   double nats = 0;     // sum of −log p of these tokens
   double value() const;
-  void add(std::span<const float> token_nats, const std::string& model);  // throws Error that names the model if one is not finite
+  // `labelled`: the number of predicted tokens among `token_nats`; the others are 0. Throws Error that names the model if one is not
+  // finite.
+  void add(std::span<const float> token_nats, int64_t labelled, const std::string& model);
 };
 
 // A part of a document that the model scores independently of other parts.
@@ -36,14 +39,15 @@ struct DocumentContext {
 void for_each_context(const std::vector<std::vector<int64_t>>& documents, int64_t length,
                       const std::function<void(const DocumentContext&)>& visit);
 
-// Receives −log p of the tokens ids[1], ids[2], … of a context: of all of them, or of the first ones if the measurement was stopped.
+// Receives −log p of the tokens ids[1], ids[2], … of a context, 0 for PerplexityOptions::unlabelled: of all of them, or of the first ones
+// if the measurement was stopped.
 using DocumentSink = std::function<void(const DocumentContext&, std::span<const float> nats)>;
 
-// Measures the perplexity of independent documents on the model's device. Every token but the first of a document is predicted once: like
-// rolling windows, contexts overlap by one token, so that the last token of a context is the first of the next. `progress` is called with
-// the number of tokens read; if it returns false, the measurement stops and the result covers the tokens scored so far. `sink` receives the
-// contexts in the order in which they end. Throws Error for a context longer than the model's positions, and if a token's probability is
-// not finite.
+// Measures the perplexity of independent documents on the model's device. Every labelled token but the first of a document is predicted
+// once: like rolling windows, contexts overlap by one token, so that the last token of a context is the first of the next. `progress` is
+// called with the number of tokens read; if it returns false, the measurement stops and the result covers the tokens scored so far. `sink`
+// receives the contexts in the order in which they end. Throws Error for a context longer than the model's positions, and if a token's
+// probability is not finite.
 Perplexity measure_perplexity(LanguageModel& model, const std::vector<std::vector<int64_t>>& documents, const PerplexityOptions& options,
                               const std::function<bool(int64_t)>& progress = {}, const DocumentSink& sink = {});
 

@@ -45,8 +45,7 @@ Perplexity measure_windows(LanguageModel& model, const std::shared_ptr<const Tok
     const Tensor scores =
         model.evaluation_nats(batch.ids, batch.labels, batch.rows, options.padded_columns).to(torch::kCPU, torch::kFloat).contiguous();
     const std::span<const float> nats(scores.const_data_ptr<float>(), tokens.targets.size());
-    sum.add(nats, options.model);
-    sum.tokens -= static_cast<int64_t>(tokens.targets.size()) - batch.labelled;
+    sum.add(nats, batch.labelled, options.model);
     if (sink) sink(tokens, nats);
     scored += tokens.rows * tokens.length;
     return !progress || progress(scored);

@@ -17,6 +17,7 @@ namespace {
 
 constexpr uint64_t kMaxResultBytes = uint64_t{1} << 28;
 constexpr const char* kInterrupted = "the evaluation was interrupted";
+constexpr const char* kPart = "of a part of the documents";
 constexpr int64_t kMaxCount = int64_t{1} << 40;  // the most documents or shots that a file may name
 constexpr double kChanceErrors = 2;              // a figure within so many standard errors of chance is at chance
 
@@ -46,6 +47,12 @@ void read_headline(const DataField& task, const DataField& metrics, TaskResults&
   if (!results.figures.metrics.contains(results.headline)) metrics.refuse("an object with the metric " + results.headline);
 }
 
+// Files of earlier versions have neither.
+void read_extent(const DataField& task, TaskResults& results) {
+  results.size = task.has("size") ? task.integer("size", results.documents, kMaxCount) : results.documents;
+  if (task.has("cut")) results.cut = task.integer("cut", 0, results.documents);
+}
+
 TaskResults read_task(const DataField& task) {
   TaskResults results;
   results.task = task.text("task");
@@ -59,6 +66,7 @@ TaskResults read_task(const DataField& task) {
   }
   results.documents = static_cast<int64_t>(results.items.size());
   results.tied = task.integer("tied", 0, results.documents);
+  read_extent(task, results);
   read_headline(task, task.at("aggregate"), results);
   results.chance = number_of(task.at("chance"));
   results.comparable = task.at("comparable").boolean();
@@ -72,6 +80,7 @@ TaskResults read_kept_task(const DataField& task) {
   results.shots = task.integer("shots", 0, kMaxCount);
   results.documents = task.integer("documents", 1, kMaxCount);
   results.tied = task.integer("tied", 0, results.documents);
+  read_extent(task, results);
   results.figures.metrics = read_figures(task.at("metrics"));
   read_headline(task, task.at("metrics"), results);
   const DataField chance = task.at("chance");
@@ -130,7 +139,7 @@ struct EvalAverage {
   std::string name;
   double value = 0;
   std::optional<double> error;
-  bool comparable = true;  // all of its tasks are
+  std::string note;
 };
 
 // Tasks are taken as independent; the metrics of one task as fully correlated, which bounds the error from above.
@@ -164,10 +173,13 @@ std::vector<EvalAverage> averages(const ModelResults& results) {
       });
       if (!value) continue;
       const std::string name = "average of " + table.label + (count > 0 ? ", " + std::to_string(count) + "-shot" : "");
-      const bool comparable = std::all_of(table.columns.begin(), table.columns.end(), [&](const PaperColumn& column) {
-        return !column.averaged || find_results(results, column.task, count)->comparable;
-      });
-      found.push_back({name, *value, average_error(results, table, count), comparable});
+      const auto any_task = [&](const auto& has) {
+        return std::any_of(table.columns.begin(), table.columns.end(),
+                           [&](const PaperColumn& column) { return column.averaged && has(*find_results(results, column.task, count)); });
+      };
+      const bool other = any_task([](const TaskResults& task) { return !task.comparable; });
+      const bool part = any_task([](const TaskResults& task) { return !task.whole(); });
+      found.push_back({name, *value, average_error(results, table, count), other ? kNotComparable : part ? kPart : ""});
     }
   }
   return found;
@@ -301,6 +313,8 @@ std::vector<std::string> result_notes(const TaskResults& results) {
       notes.emplace_back("below chance");
   }
   if (results.tied > 0) notes.push_back("all choices tie in " + std::to_string(results.tied) + " of " + std::to_string(results.documents));
+  if (results.cut > 0) notes.push_back("contexts cut in " + std::to_string(results.cut) + " of " + std::to_string(results.documents));
+  if (!results.whole()) notes.push_back(std::to_string(results.documents) + " of " + std::to_string(results.size) + " documents");
   if (!results.comparable) notes.emplace_back(kNotComparable);
   return notes;
 }
@@ -310,14 +324,13 @@ Json results_json(const ModelResults& results) {
   for (const TaskResults& each : results.tasks) {
     Json metrics = Json::object();
     for (const auto& [metric, figure] : each.figures.metrics) metrics[metric] = figure_json(figure.value, error_of(each, metric));
-    json["tasks"].push_back({{"task", each.task},
-                             {"shots", each.shots},
-                             {"documents", each.documents},
-                             {"metrics", std::move(metrics)},
-                             {"headline", each.headline},
-                             {"chance", each.chance > 0 ? Json(each.chance) : Json(nullptr)},
-                             {"tied", each.tied},
-                             {"notes", result_notes(each)}});
+    Json task{{"task", each.task},           {"shots", each.shots},
+              {"documents", each.documents}, {"metrics", std::move(metrics)},
+              {"headline", each.headline},   {"chance", each.chance > 0 ? Json(each.chance) : Json(nullptr)},
+              {"tied", each.tied},           {"notes", result_notes(each)}};
+    if (!each.whole()) task["size"] = each.size;
+    if (each.cut > 0) task["cut"] = each.cut;
+    json["tasks"].push_back(std::move(task));
   }
   Json& list = json["averages"] = Json::object();
   for (const EvalAverage& average : averages(results)) list[average.name] = figure_json(average.value, average.error);
@@ -337,7 +350,7 @@ std::string task_table(const ModelResults& results, const std::string& paper, Ta
       std::string published = "-";
       for (const auto& [source, row] : paper_rows) {
         const std::optional<double> value = paper_figure(*source, *row, paper_task(each), metric);
-        if (value && row->shots == each.shots && each.comparable) published = figure_text(metric, *value);
+        if (value && row->shots == each.shots && each.comparable && each.whole()) published = figure_text(metric, *value);
       }
       if (!paper.empty()) cells.push_back(published);
       cells.push_back(headline ? joined_notes(result_notes(each)) : "");
@@ -349,7 +362,7 @@ std::string task_table(const ModelResults& results, const std::string& paper, Ta
     std::vector<std::string>& row = table.rows.emplace_back(table.head.size());
     row[0] = average.name;
     row[3] = with_error("", average.value, average.error);
-    if (!average.comparable) row.back() = kNotComparable;
+    row.back() = average.note;
   }
   return write_table(table, form);
 }

@@ -17,10 +17,13 @@ struct TaskResults {
   double chance = 0;
   bool comparable = true;
   int64_t documents = 0;
+  int64_t size = 0;  // documents of the whole task; `documents` where the file does not say it
   int64_t tied = 0;  // documents whose choices all have the same log-likelihood
+  int64_t cut = 0;   // documents whose contexts were cut to the model's length
   EvalFigures figures;
   std::map<int64_t, Json> items;  // by the document's index: {"doc", "acc", …, "further"}; of kept results empty
 
+  bool whole() const { return documents == size; }
   std::string name() const;  // "boolq", or with examples "boolq, 5-shot"
   const EvalFigure& headline_figure() const;
 };

@@ -35,7 +35,10 @@ class CollectedRequests {
       const EvalDocument& document = documents[i];
       answers.emplace_back(document.requests.size());
       const std::vector<RequestTokens> tokens = encode_requests(tokenizer, document, max_length);
-      for (size_t r = 0; r < document.requests.size(); ++r) add(document, document.requests[r], tokens[r], {i, r});
+      for (size_t r = 0; r < document.requests.size(); ++r) {
+        add(document, document.requests[r], tokens[r], {i, r});
+        answers.back()[r].tokens_cut = tokens[r].dropped;
+      }
     }
   }
 
@@ -80,9 +83,12 @@ class CollectedRequests {
   void add_score(const EvalDocument& document, const RequestTokens& tokens, const AnswerPlace& place) {
     if (tokens.continuation.empty())
       throw Error(document.place + ": a continuation has no tokens of its own, so that there is nothing to score");
+    if (tokens.context.empty())
+      throw Error(document.place + ": the context is only white space, which belongs to the continuation, so that no token precedes it");
     if (tokens.dropped >= static_cast<int64_t>(tokens.context.size())) {
       throw Error(document.place + ": a continuation has " + std::to_string(tokens.continuation.size()) +
-                  " tokens, more than --max-length allows, which is " + std::to_string(max_length_));
+                  " tokens, more than --max-length allows, which is " + std::to_string(max_length_) +
+                  "; raise it, or leave the document out by --offset and --limit");
     }
     score_places_.push_back(place);
     scores.push_back({without_first(tokens.context, tokens.dropped), tokens.continuation});

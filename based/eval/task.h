@@ -35,6 +35,7 @@ struct EvalAnswer {
   double log_likelihood = 0;  // nats
   bool greedy = false;        // every token of the continuation is the most likely one
   std::string text = {};      // the generated text before the first stop string
+  int64_t tokens_cut = 0;     // from the left of the context, so that the request fits the model's length
 };
 
 struct EvalDocument {
@@ -107,6 +108,7 @@ struct EvalTaskKind {
 #undef BASED_EVAL_TASK
 
 const std::vector<EvalTaskKind>& eval_task_kinds();  // in the order of tasks.def
+bool is_custom_task(const std::string& name);        // the path of a user's own task: it ends in ".toml"
 // A task by its name, or a user's own by the path of its file, which ends in ".toml". Throws UsageError listing the known tasks.
 EvalTaskKind find_eval_task(const std::string& name);
 

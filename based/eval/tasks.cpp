@@ -23,8 +23,10 @@ std::vector<EvalDocument> EvalTask::documents(int64_t first, int64_t count) cons
   return documents;
 }
 
+bool is_custom_task(const std::string& name) { return name.ends_with(".toml"); }
+
 EvalTaskKind find_eval_task(const std::string& name) {
-  if (name.ends_with(".toml")) return read_custom_task(name);
+  if (is_custom_task(name)) return read_custom_task(name);
   const std::string wanted = name == "lambada" ? "lambada_openai" : name;  // the paper's tables name no version
   std::vector<std::string> names;
   for (const EvalTaskKind& kind : eval_task_kinds()) {

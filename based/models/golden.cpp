@@ -171,6 +171,7 @@ GoldenResult check_golden(const std::string& path, torch::Device device) {
 
   const Comparison exact = compare(file, golden.run({device, torch::kFloat64}));
   result.output_error = exact.output_error;
+  result.has_gradients = true;
   result.gradient_error = exact.gradient_error;
   result.worst = exact.worst + " in float64";
   double worst_ratio = exact.worst_error / result.tolerance;

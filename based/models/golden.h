@@ -14,9 +14,10 @@ struct GoldenResult {
   double output_error = 0, gradient_error = 0, tolerance = 0;
   // The same in float32. Tolerance 0: the file states none, and float32 was not tried.
   double output_error_float32 = 0, gradient_error_float32 = 0, tolerance_float32 = 0;
-  std::string worst;    // the tensor furthest from its tolerance
-  bool pass = false;    // in both precisions
-  std::string skipped;  // the reason if the file was not compared, otherwise empty
+  bool has_gradients = false;  // whether the file has gradients, or weights after a step
+  std::string worst;           // the tensor furthest from its tolerance
+  bool pass = false;           // in both precisions
+  std::string skipped;         // the reason if the file was not compared, otherwise empty
 };
 
 // Builds the mixer or model that the file's metadata names, loads the stored weights, and compares the outputs and all gradients. Works for

@@ -154,6 +154,7 @@ GoldenResult check_optimizer_golden(const std::string& path) {
   result.skipped = training.skipped();
   if (!result.skipped.empty()) return result;
   const Errors exact = training.run(torch::kFloat64), rounded = training.run(torch::kFloat32);
+  result.has_gradients = true;
   result.output_error = exact.figures, result.gradient_error = exact.parameters, result.output_error_float32 = rounded.loss;
   const bool in_float32 = rounded.worst_ratio > exact.worst_ratio;
   result.worst = in_float32 ? rounded.worst + " in float32" : exact.worst + " in float64";

@@ -45,7 +45,7 @@ std::unique_ptr<Tokenizer> learn_tokenizer(const TextDataConfig& data) {
   for (const TextSetConfig& set : training_sets(data)) {
     if (is_packed(set.path)) {
       throw UsageError((data.sets.empty() ? "data.train" : set.path) +
-                       " is packed already: data.tokenizer must be the folder of the tokenizer it was packed with, or bytes");
+                       " is packed already: data.tokenizer must be the folder of the tokenizer it was packed with, bytes or dna");
     }
     read_documents(set.path, TextFormat::by_name, [&](std::string_view text) { trainer.add(text); });
   }

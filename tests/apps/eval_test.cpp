@@ -61,6 +61,35 @@ TEST_F(EvalProgram, ListsTasksAndNamesTheNearestOne) {
   EXPECT_THAT(run("eval").err, HasSubstr("--list lists the tasks"));
 }
 
+TEST_F(EvalProgram, RefusesOptionsWithoutAnEffect) {
+  for (const char* option :
+       {"--device cuda", "--dtype bf16", "--invariant", "--no-fork", "--padded-columns", "--left-pad 4", "--batch 3"}) {
+    const Ran ran = run(command(std::string("--tokenizer bytes ") + option, "stub"));
+    EXPECT_EQ(ran.code, 2) << option;
+    EXPECT_THAT(ran.err, HasSubstr("--model stub computes nothing")) << option;
+  }
+  EXPECT_THAT(run(command("--left-pad 4")).err, HasSubstr("--left-pad is for tasks that generate text"));
+  EXPECT_THAT(run(command("--statements x")).err, HasSubstr("--statements is for the task squad_completion"));
+}
+
+// Own tasks name their data themselves. Two of one name would share their results in --out.
+TEST_F(EvalProgram, OwnTasksNeedNoDataAndNamesOfTheirOwn) {
+  for (const char* name : {"a", "b"}) {
+    std::filesystem::create_directories(file(name));
+    write_file_atomic(file(std::string(name) + "/t.toml"),
+                      "data = \"t.jsonl\"\ncontext = \"{q}\"\nchoices = [\"x\", \"y\"]\ngold = \"g\"\n");
+    write_file_atomic(file(std::string(name) + "/t.jsonl"), "{\"q\": \"is\", \"g\": 0}\n");
+  }
+  const std::string one = "eval --model " + shared("m") + " --json --tasks " + file("a/t.toml");
+  EXPECT_EQ(run(one).code, 0);
+  const Ran two = run(one + "," + file("b/t.toml"));
+  EXPECT_EQ(two.code, 2);
+  EXPECT_THAT(two.err, HasSubstr("names the task 't' twice"));
+  const Ran without_data = run("eval --model " + shared("m") + " --tasks winogrande");
+  EXPECT_EQ(without_data.code, 2);
+  EXPECT_THAT(without_data.err, HasSubstr("--tasks winogrande needs --data"));
+}
+
 TEST_F(EvalProgram, FiguresDoNotDependOnForksAndBatches) {
   const Json forked = figures("--limit 40"), plain = figures("--limit 40 --no-fork --batch 3");
   EXPECT_EQ(forked["tasks"][0]["aggregate"], plain["tasks"][0]["aggregate"]);
@@ -124,6 +153,13 @@ TEST_F(EvalProgram, DumpedRequestsAndMetricsAreAGoldenFolder) {
   EXPECT_THAT(fails_with("requests.jsonl", requests, "the mat", "the hat"), HasSubstr("requests.jsonl:1.contexts[0].text"));
   EXPECT_THAT(fails_with("requests.jsonl", requests, "\"greedy\":false", "\"greedy\":true"), HasSubstr(".greedy"));
   EXPECT_THAT(fails_with("metrics.json", metrics, "\"doc\":4", "\"doc\":5"), HasSubstr("metrics.json: per_document[1].doc"));
+  EXPECT_THAT(fails_with("metrics.json", metrics, "\"documents\":[3,", "\"documents\":[2,"), HasSubstr("metrics.json: documents"));
+  EXPECT_THAT(fails_with("metrics.json", metrics, "\"task_version\":\"1", "\"task_version\":\"7"), HasSubstr("metrics.json: task_version"));
+  write_file_atomic(folder + "/metrics.json", dump_json(json));  // the whole output
+  EXPECT_EQ(run(golden).code, 0);
+  const Ran unreadable = run("golden " + file("absent.json") + " " + folder + " --tokenizer bytes --data " + shared("sets"));
+  EXPECT_EQ(unreadable.code, 1);
+  EXPECT_THAT(unreadable.out, HasSubstr("1 passed, 0 failed, 0 skipped, 1 not readable"));
   const Ran without_data = run("golden " + folder);
   EXPECT_EQ(without_data.code, 2);
   EXPECT_THAT(without_data.err, HasSubstr("--data"));

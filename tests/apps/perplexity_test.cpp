@@ -66,6 +66,40 @@ TEST_F(PerplexityProgram, ReadsAFileByItsName) {
   EXPECT_EQ(run(command(folder_.file("a.csv"), "--format text")).code, 0);
 }
 
+// As in training, a model of DNA reads N as [PAD] and does not predict it.
+TEST_F(PerplexityProgram, LeavesOutTheGapsOfDna) {
+  std::string genome;
+  for (int i = 0; i < 30; ++i) genome += "ACGTTGCAACGTNNNNACGTACCA";
+  write_file_atomic(folder_.file("train.fa"), ">c\n" + genome + "\n");
+  write_file_atomic(folder_.file("dna.toml"), R"([model]
+d_model = 16
+layers = ["gla"]
+[train]
+steps = 1
+batch = 1
+length = 8
+evaluate_every = 0
+[data]
+tokenizer = "dna"
+train = ")" + folder_.file("train.fa") + "\"\n");
+  ASSERT_EQ(run("train " + folder_.file("dna.toml") + " --out " + folder_.file("dna")).code, 0);
+  const auto measure = [&](const std::string& letters, const std::string& more) {
+    write_file_atomic(folder_.file("a.fa"), ">c\n" + letters + "\n");
+    const Ran ran = run("perplexity --json --model " + folder_.file("dna") + " --data " + folder_.file("a.fa") + " " + more);
+    EXPECT_EQ(ran.code, 0) << ran.err;
+    return parse_json(ran.out, "the result");
+  };
+  const Json gaps = measure("ACNNNGTA", "--per-token " + folder_.file("tokens.safetensors"));
+  EXPECT_EQ(gaps["tokens"], 4);
+  EXPECT_EQ(gaps["bytes"], 4);
+  EXPECT_EQ(gaps["gap_tokens"], 3);
+  EXPECT_FALSE(gaps.contains("words"));
+  const SafetensorsFile tokens(folder_.file("tokens.safetensors"));
+  EXPECT_EQ(tokens.at("nats").shape, std::vector<int64_t>{4});
+  EXPECT_EQ(measure("ACNNNGTA", "--context 3")["tokens"], 4);
+  EXPECT_EQ(measure("ACGTA", "")["gap_tokens"], 0);
+}
+
 TEST_F(PerplexityProgram, PredictsEveryTokenButTheFirstOnceWhateverTheContext) {
   const std::string text = shared("text.txt");
   const Json whole = figures(text);

@@ -218,10 +218,11 @@ TEST(EvalModel, AnswersWithAndWithoutForks) {
 TEST(EvalModel, RefusesRequestsThatDoNotFit) {
   TextModel text{std::make_unique<ByteTokenizer>(), distinct_model(torch::kCPU), "hash"};
   ScorerModel model(text, {}, 8);
+  std::string context = "context";
   const auto message = [&](EvalRequest request) {
     EvalDocument document;
     document.place = "set.jsonl:5";
-    document.contexts = {"context"};
+    document.contexts = {context};
     document.requests = {std::move(request)};
     try {
       model.answer(std::vector{document}, {});
@@ -233,8 +234,41 @@ TEST(EvalModel, RefusesRequestsThatDoNotFit) {
   EXPECT_EQ(message({.continuation = "12345678"}), "");
   EXPECT_THAT(message({.continuation = "123456789"}), HasSubstr("set.jsonl:5: a continuation has 9 tokens"));
   EXPECT_THAT(message({.continuation = ""}), HasSubstr("set.jsonl:5: a continuation has no tokens"));
+  context = " \n";
+  EXPECT_THAT(message({.continuation = "12"}), HasSubstr("set.jsonl:5: the context is only white space"));
+  context = "context";
   EXPECT_THAT(message({.kind = EvalRequest::Kind::generate, .continuation = "", .max_tokens = 8}), HasSubstr("set.jsonl:5: generates 8"));
   EXPECT_THROW(ScorerModel(text, {}, -1), UsageError);
+}
+
+// A request of 16 tokens, of which a model of 12 reads the last ones.
+TEST(EvalModel, SaysHowManyTokensWereCut) {
+  TextModel text{std::make_unique<ByteTokenizer>(), distinct_model(torch::kCPU), "hash"};
+  ScorerModel model(text, {}, 12);
+  EvalDocument document;
+  document.contexts = {"context of 14 .", "short"};
+  document.requests = {{.context = 0, .continuation = "1"}, {.context = 1, .continuation = "1"}};
+  const auto answers = model.answer(std::vector{document}, {});
+  EXPECT_EQ(answers[0][0].tokens_cut, 15 + 1 - 13);
+  EXPECT_EQ(answers[0][1].tokens_cut, 0);
+  EvalTaskRun run = std::move(toy_tasks(1)[0]);
+  run.answers = answers;
+  EXPECT_EQ(run.cut(), 1);
+}
+
+// Values that only the metrics need are part of the run's description, since a continued run keeps the measured metrics.
+TEST(EvalRunDescription, ChangesWithTheMetricAndWithWhatItNeeds) {
+  const StubModel model(std::make_unique<ByteTokenizer>(), 64);
+  const EvalOptions options;
+  std::vector<EvalTaskRun> tasks = toy_tasks(2);
+  const Json first = eval_run_json(model, options, tasks);
+  EXPECT_EQ(eval_run_json(model, options, toy_tasks(2)), first);
+  tasks[0].documents[1].fields = {{"answers", {"a"}}};
+  const Json other_fields = eval_run_json(model, options, tasks);
+  EXPECT_NE(other_fields, first);
+  tasks[0].documents[1].fields = Json();
+  tasks[0].kind.headline = "acc_norm";
+  EXPECT_NE(eval_run_json(model, options, tasks), first);
 }
 
 TEST(StubModel, AnswersByHashes) {

@@ -157,7 +157,7 @@ TEST_F(ResultFiles, DamagedFilesAreRefusedByField) {
 TEST_F(ResultFiles, PairedDifferencesAreOverTheCommonDocuments) {
   const ModelResults first = read("a.json", {task_json("piqa", "acc", {1, 0, 0, 1, 1}, figure(0.6, 0.2))}, run_json(5, 64));
   const ModelResults second = read("b.json", {task_json("piqa", "acc", {1, 1, 0, 0}, figure(0.5, 0.2))}, run_json(4, 64));
-  const PairedResult acc = compare_results(first, second).at(0);
+  const PairedResult acc = compare_results(first, second).differences.at(0);
   EXPECT_EQ(acc.documents, 4);
   EXPECT_DOUBLE_EQ(acc.first, 0.5);
   EXPECT_DOUBLE_EQ(acc.second, 0.5);
@@ -179,7 +179,7 @@ TEST_F(ResultFiles, PerplexitiesAreComparedInNats) {
       read("a.json", {task_json("wikitext", "word_perplexity", texts(-8, -12), figure(7.4, "N/A")), lambada({-2, -4}, 20)});
   const ModelResults second =
       read("b.json", {task_json("wikitext", "word_perplexity", texts(-6, -9), figure(4.5, "N/A")), lambada({-1, -3}, 7.4)});
-  const std::vector<PairedResult> results = compare_results(first, second);  // acc is not compared: no document has it here
+  const std::vector<PairedResult> results = compare_results(first, second).differences;  // acc is not compared: no document has it here
   ASSERT_EQ(results.size(), 2U);
   EXPECT_EQ(results[0].metric, "word_perplexity in nats a word");
   EXPECT_DOUBLE_EQ(results[0].first, 2.0);  // 20 nats of 10 words
@@ -202,7 +202,7 @@ TEST_F(ResultFiles, OtherTasksAndOptionsAreRefused) {
   const ModelResults with_padding = read("b.json", piqa, padded);
   EXPECT_THAT(message_of<UsageError>([&] { compare_results(first, with_padding); }),
               HasSubstr("left_pad is null in the first one, and 32"));
-  EXPECT_EQ(compare_results(first, with_padding, true).size(), 1U);
+  EXPECT_EQ(compare_results(first, with_padding, true).differences.size(), 1U);
   Json a = run_json(0, 64), b = run_json(0, 64);
   a["tasks"]["piqa"] = {{"documents", 2}, {"requests", "00"}};
   b["tasks"]["piqa"] = {{"documents", 2}, {"requests", "01"}};

@@ -61,7 +61,7 @@ TEST(Job, DISABLED_OneOfTwoFails) {
     const Job job(*rank, torch::kCPU, options);
     if (rank->rank == 0) job.ranks()->barrier();
   }
-  std::this_thread::sleep_for(Milliseconds(500));  // so that rank 0 ends first
+  std::this_thread::sleep_for(Milliseconds(2000));  // so that rank 0 ends first
   _exit(4);
 }
 

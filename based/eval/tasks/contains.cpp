@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "based/core/log.h"
 #include "based/core/utf8.h"
 #include "based/eval/tasks/json_reader.h"
 #include "based/eval/tasks/python_text.h"
@@ -138,14 +139,20 @@ std::unique_ptr<EvalTask> make_recall_task(std::vector<RecallPrompt> prompts, co
 
 std::unique_ptr<EvalTask> read_published_recall(const std::string& path) {
   std::vector<RecallPrompt> prompts;
+  int64_t without_value = 0;
   read_json_lines(path, [&](const DataField& line, int64_t) {
     Json source = Json::object();
     for (const auto& [key, value] : line.value().items())
       if (key != "text" && key != "value" && (value.is_string() || value.is_number_integer())) source[key] = value;
     const std::string_view text = python_strip(line.text("text"));
     if (text.empty()) line.at("text").refuse("a text that is not only white space");
-    prompts.push_back({.document = "", .ending = std::string(text), .value = line.text("value"), .place = line.place(), .source = source});
+    const std::string_view value = python_strip(line.text("value"));
+    without_value += value.empty();
+    prompts.push_back({.document = "", .ending = std::string(text), .value = std::string(value), .place = line.place(), .source = source});
   });
+  if (without_value > 0)
+    log_warning(path + ": the value of " + std::to_string(without_value) + " of " + std::to_string(prompts.size()) +
+                " lines is empty, which lm-eval counts as contained in every answer");
   return make_recall_task(std::move(prompts), nullptr);
 }
 

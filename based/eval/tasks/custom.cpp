@@ -47,8 +47,8 @@ DataField field_of_line(const DataField& line, const std::string& path) {
 }
 
 std::string text_of_field(const DataField& field) {
-  if (field.value().is_number_integer()) return dump_json(field.value());
-  if (!field.value().is_string()) field.refuse("a string or an integer");
+  if (field.value().is_number() || field.value().is_boolean()) return dump_json(field.value());
+  if (!field.value().is_string()) field.refuse("a string, a number, true or false");
   return field.text();
 }
 
@@ -115,6 +115,7 @@ int64_t gold_of_line(const CustomTaskFile& file, const std::vector<std::string>&
   const std::vector<std::string>& texts = file.task.labels.empty() ? choices : file.task.labels;
   if (file.task.labels.empty() && gold.value().is_number_integer()) return gold.integer(0, static_cast<int64_t>(choices.size()) - 1);
   const auto found = std::find(texts.begin(), texts.end(), text_of_field(gold));
+  if (found == texts.end() && file.task.labels.empty() && gold.value().is_boolean() && choices.size() == 2) return gold.boolean() ? 1 : 0;
   if (found == texts.end()) gold.refuse(file.task.labels.empty() ? "the index or the text of a choice" : "one of the labels");
   const auto index = found - texts.begin();
   if (index >= static_cast<int64_t>(choices.size())) gold.refuse("the label of one of " + std::to_string(choices.size()) + " choices");
@@ -206,6 +207,12 @@ void check_custom_task(const CustomTaskFile& file) {
   if (file.config.find("choices") && file.config.find("choices_field")) file.refuse("choices_field", "must be left out beside 'choices'");
   if (file.config.find("choices") && file.task.choices.size() < 2) file.refuse("choices", "needs at least two choices");
   if (!file.task.labels.empty() && !file.has_choices()) file.refuse("labels", "needs 'choices' or 'choices_field'");
+  for (const char* key : {"until", "max_tokens"}) {
+    if (file.config.find(key) != nullptr && !file.is_generated())
+      file.refuse(key, "has no effect: only the metrics contains, exact and f1 of a task without choices generate text");
+  }
+  if (file.config.find("delimiter") != nullptr && file.is_generated())
+    file.refuse("delimiter", "has no effect: the metric " + file.task.metric + " generates text, and scores no continuation");
   if (!(file.task.chance >= 0 && file.task.chance < 1)) file.refuse("chance", "must be from 0 to below 1");
   if (file.task.max_tokens < 1) file.refuse("max_tokens", "must be at least 1");
   for (const EvalTaskKind& kind : eval_task_kinds()) {

@@ -1,24 +1,26 @@
 // Few-shot examples as lm-eval draws and formats them.
 #pragma once
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "based/core/hash.h"
 #include "based/eval/tasks/multiple_choice.h"
 
 namespace based {
 
+// Rows of the data are represented by hashes of their contents: a row that equals a document is not an example of it.
 struct FewShotDraw {
-  int64_t documents = 0;           // in the evaluated split
-  int64_t pool = 0;                // documents that examples are drawn from
-  int64_t shots = 0;               // examples for each document
-  bool pool_is_evaluated = false;  // the pool is the evaluated split: a document is not its own example
-  int64_t seed = 1234;             // lm-eval's default; 0 … 2^32 − 1
+  std::span<const Hash128> documents;  // the evaluated split
+  std::span<const Hash128> pool;       // the rows that examples are drawn from
+  int64_t shots = 0;                   // examples for each document
+  int64_t seed = 1234;                 // lm-eval's default; 0 … 2^32 − 1
 };
 
 // The pool indices of each document's examples, in order. One generator, random.Random(seed), serves all documents from 0 on: it draws
-// shots + 1 distinct indices for each, of which the first `shots` are used, without the document itself if `pool_is_evaluated`. Without
-// shots all lists are empty. Throws UsageError if the pool has fewer than shots + 1 documents.
+// shots + 1 distinct indices for each, of which the first `shots` are used that do not equal the document. Where too few are left, it draws
+// `shots` others from the rows that do not equal it. Without shots all lists are empty. Throws UsageError if the pool has too few rows.
 std::vector<std::vector<int64_t>> draw_few_shot(const FewShotDraw& draw);
 
 // "{context} {gold choice}\n\n".
@@ -26,9 +28,10 @@ std::string few_shot_text(const ChoiceItem& example);
 
 struct FewShotPool {
   int64_t shots = 0;               // examples for each document
-  std::vector<std::string> texts;  // few_shot_text() of each document of the pool; may be empty without shots
-  bool is_evaluated = false;       // the pool is the evaluated split
   int64_t seed = 1234;             // FewShotDraw::seed
+  std::vector<std::string> texts;  // few_shot_text() of each row; this and the next two are empty without shots
+  std::vector<Hash128> rows;       // FewShotDraw::pool
+  std::vector<Hash128> documents;  // FewShotDraw::documents
 };
 
 // A multiple-choice task whose contexts begin with examples.

@@ -44,6 +44,21 @@ int64_t DataField::integer(int64_t least, int64_t most) const {
   return value_->get<int64_t>();
 }
 
+int64_t DataField::index(const std::string& key, size_t count) const {
+  const DataField field = at(key);
+  const int64_t most = static_cast<int64_t>(count) - 1;
+  if (field.value().is_string()) {
+    for (int64_t i = 0; i <= most; ++i)
+      if (field.text() == std::to_string(i)) return i;
+  }
+  return field.integer(0, most);
+}
+
+bool DataField::truth() const {
+  if (value_->is_number_integer()) return integer(0, 1) == 1;
+  return boolean();
+}
+
 bool DataField::boolean() const {
   if (!value_->is_boolean()) refuse("true or false");
   return value_->get<bool>();

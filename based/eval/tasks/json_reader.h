@@ -29,8 +29,9 @@ class DataField {
   const std::string& text(const std::string& key) const { return at(key).text(); }
   int64_t integer(const std::string& key, int64_t least, int64_t most) const { return at(key).integer(least, most); }
   std::vector<std::string> texts(const std::string& key) const { return at(key).texts(); }
-  // The index of one of `count` choices.
-  int64_t index(const std::string& key, size_t count) const { return at(key).integer(0, static_cast<int64_t>(count) - 1); }
+  // The index of one of `count` choices: an integer, or its digits as text, as in some published files.
+  int64_t index(const std::string& key, size_t count) const;
+  bool truth() const;  // true or false, or the label 1 or 0, as in some published files
 
   const Json& value() const { return *value_; }
   const std::string& place() const { return place_; }

@@ -50,6 +50,8 @@ class PythonLiteral {
       append_number(text, 16, digits, digits);
     } else if (kind == 'N') {
       field_.refuse("text without the escape \\N");
+    } else if (kind == '\r') {
+      if (at_ < contents_.size() && contents_[at_] == '\n') ++at_;
     } else if (kind != '\n') {  // a backslash joins lines; other escapes are no escapes
       text += '\\';
       text += kind;

@@ -67,9 +67,7 @@ int64_t PythonRandom::below(int64_t bound) {
 }
 
 std::vector<int64_t> PythonRandom::sample(int64_t population, int64_t count) {
-  if (count < 0 || count > population) {
-    throw UsageError("cannot draw " + std::to_string(count) + " few-shot examples from " + std::to_string(population) + "; lower --shots");
-  }
+  BASED_ASSERT(count >= 0 && count <= population);
   // CPython copies the population if that is smaller than a set of the draws.
   int64_t set_size = 21;
   if (count > 5) {

@@ -54,13 +54,38 @@ constexpr LowerCaseRange kLowerCaseRanges[] = {
     {0x1058c, 0x10592, 1, 39}, {0x10594, 0x10595, 1, 39}, {0x10c80, 0x10cb2, 1, 64}, {0x118a0, 0x118bf, 1, 32}, {0x16e40, 0x16e5f, 1, 32},
     {0x1e900, 0x1e921, 1, 34},
 };
+
+struct TitleCase {
+  char32_t code;
+  std::u32string_view title;
+};
+
+// Characters whose title case is not the upper case that kLowerCaseRanges leads back to, Georgian letters excepted: Unicode 14.
+constexpr TitleCase kTitleCases[] = {
+    {0xb5, U"\u039c"}, {0xdf, U"Ss"}, {0x131, U"I"}, {0x149, U"\u02bcN"}, {0x17f, U"S"}, {0x1c4, U"\u01c5"}, {0x1c6, U"\u01c5"},
+    {0x1c7, U"\u01c8"}, {0x1c9, U"\u01c8"}, {0x1ca, U"\u01cb"}, {0x1cc, U"\u01cb"}, {0x1f0, U"J\u030c"}, {0x1f1, U"\u01f2"},
+    {0x1f3, U"\u01f2"}, {0x345, U"\u0399"}, {0x390, U"\u0399\u0308\u0301"}, {0x3b0, U"\u03a5\u0308\u0301"}, {0x3c2, U"\u03a3"},
+    {0x3d0, U"\u0392"}, {0x3d1, U"\u0398"}, {0x3d5, U"\u03a6"}, {0x3d6, U"\u03a0"}, {0x3f0, U"\u039a"}, {0x3f1, U"\u03a1"},
+    {0x3f5, U"\u0395"}, {0x587, U"\u0535\u0582"}, {0x1c80, U"\u0412"}, {0x1c81, U"\u0414"}, {0x1c82, U"\u041e"}, {0x1c83, U"\u0421"},
+    {0x1c84, U"\u0422"}, {0x1c85, U"\u0422"}, {0x1c86, U"\u042a"}, {0x1c87, U"\u0462"}, {0x1c88, U"\ua64a"}, {0x1e96, U"H\u0331"},
+    {0x1e97, U"T\u0308"}, {0x1e98, U"W\u030a"}, {0x1e99, U"Y\u030a"}, {0x1e9a, U"A\u02be"}, {0x1e9b, U"\u1e60"},
+    {0x1f50, U"\u03a5\u0313"}, {0x1f52, U"\u03a5\u0313\u0300"}, {0x1f54, U"\u03a5\u0313\u0301"}, {0x1f56, U"\u03a5\u0313\u0342"},
+    {0x1fb2, U"\u1fba\u0345"}, {0x1fb4, U"\u0386\u0345"}, {0x1fb6, U"\u0391\u0342"}, {0x1fb7, U"\u0391\u0342\u0345"}, {0x1fbe, U"\u0399"},
+    {0x1fc2, U"\u1fca\u0345"}, {0x1fc4, U"\u0389\u0345"}, {0x1fc6, U"\u0397\u0342"}, {0x1fc7, U"\u0397\u0342\u0345"},
+    {0x1fd2, U"\u0399\u0308\u0300"}, {0x1fd3, U"\u0399\u0308\u0301"}, {0x1fd6, U"\u0399\u0342"}, {0x1fd7, U"\u0399\u0308\u0342"},
+    {0x1fe2, U"\u03a5\u0308\u0300"}, {0x1fe3, U"\u03a5\u0308\u0301"}, {0x1fe4, U"\u03a1\u0313"}, {0x1fe6, U"\u03a5\u0342"},
+    {0x1fe7, U"\u03a5\u0308\u0342"}, {0x1ff2, U"\u1ffa\u0345"}, {0x1ff4, U"\u038f\u0345"}, {0x1ff6, U"\u03a9\u0342"},
+    {0x1ff7, U"\u03a9\u0342\u0345"}, {0xfb00, U"Ff"}, {0xfb01, U"Fi"}, {0xfb02, U"Fl"}, {0xfb03, U"Ffi"}, {0xfb04, U"Ffl"},
+    {0xfb05, U"St"}, {0xfb06, U"St"}, {0xfb13, U"\u0544\u0576"}, {0xfb14, U"\u0544\u0565"}, {0xfb15, U"\u0544\u056b"},
+    {0xfb16, U"\u054e\u0576"}, {0xfb17, U"\u0544\u056d"},
+};
 // clang-format on
 
 constexpr char32_t kCapitalIWithDot = 0x130, kCapitalSigma = 0x3a3, kFinalSigma = 0x3c2;
 
 char32_t shifted(char32_t code, int offset) { return static_cast<char32_t>(static_cast<int>(code) + offset); }
 
-char32_t title_case(char32_t code) {
+char32_t upper_case(char32_t code) {
   if (code < 0x80) return code >= 'a' && code <= 'z' ? code - 32 : code;
   for (const LowerCaseRange& range : kLowerCaseRanges) {
     const char32_t upper = shifted(code, -range.offset);
@@ -69,8 +94,18 @@ char32_t title_case(char32_t code) {
   return code;
 }
 
+// The title case, if it differs from upper_case().
+const TitleCase* special_title_case(char32_t code) {
+  const auto* const found = std::lower_bound(std::begin(kTitleCases), std::end(kTitleCases), code,
+                                             [](const TitleCase& item, char32_t value) { return item.code < value; });
+  return found != std::end(kTitleCases) && found->code == code ? found : nullptr;
+}
+
+bool is_georgian(char32_t code) { return code >= 0x10d0 && code <= 0x10ff; }  // letters that have an upper case, but no title case
+
 bool is_cased(char32_t code) {
-  return code != kInvalidUtf8 && (code == kCapitalIWithDot || python_lower(code) != code || title_case(code) != code);
+  return code != kInvalidUtf8 &&
+         (code == kCapitalIWithDot || python_lower(code) != code || upper_case(code) != code || special_title_case(code) != nullptr);
 }
 
 // The most common characters of Unicode's property Case_Ignorable: the rule of the final sigma skips them.
@@ -192,7 +227,12 @@ std::string python_capitalize(std::string_view text) {
   if (text.empty()) return "";
   const Utf8Char first = utf8_at(text.data(), text.data() + text.size());
   std::string capitalized;
-  append_changed(text.data(), first, title_case, capitalized);
+  if (const TitleCase* const special = special_title_case(first.code)) {
+    for (const char32_t code : special->title) append_utf8(code, capitalized);
+  } else {
+    append_changed(
+        text.data(), first, [](char32_t code) { return is_georgian(code) ? code : upper_case(code); }, capitalized);
+  }
   return capitalized + python_lower(text.substr(static_cast<size_t>(first.size)));
 }
 

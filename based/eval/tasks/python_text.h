@@ -18,7 +18,7 @@ int64_t count_split_pieces(std::string_view text);                  // len(re.sp
 char32_t python_lower(char32_t code);  // the lower-case letter of one character (Unicode 14), or the character itself
 // str.lower(): U+0130 becomes i and U+0307. U+03A3 becomes U+03C2 at the end of a word: after a letter with case, before none.
 std::string python_lower(std::string_view text);
-// str.capitalize(), for first characters whose title case has one lower case: this excludes ß and the digraphs of Croatian.
+// str.capitalize(): the title case of the first character (Unicode 14), and the lower case of the others.
 std::string python_capitalize(std::string_view text);
 
 int64_t count_characters(std::string_view text);                                             // len(): code points

@@ -92,7 +92,8 @@ class RecordTask : public FewShotChoiceTask {
 EvalTaskKind record_kind(RecordVersion version) {
   const bool statement = version == RecordVersion::statement;
   return {.name = statement ? "record" : "record_v1",
-          .summary = "the entity of a news passage that completes a statement (superglue/ReCoRD: 32 passages of FewGLUE)",
+          .summary = std::string("the entity of a news passage that completes a statement") +
+                     (statement ? "" : "; the entity alone, as in the paper's column") + " (superglue/ReCoRD: 32 passages of FewGLUE)",
           .headline = "f1",
           .few_shot = true,
           .comparable = false,

@@ -13,22 +13,37 @@ namespace based {
 
 namespace {
 
-std::vector<ChoiceItem> read_superglue_file(const EvalTaskOptions& options, const std::string& name, const SuperGlueReader& read) {
+struct SuperGlueFile {
   std::vector<ChoiceItem> items;
+  std::vector<Hash128> rows;  // one hash an item: equal for rows that lm-eval would find equal
+};
+
+Hash128 hash_of_row(const Json& row) {
+  const std::string text = dump_json(row);
+  return xxh3_128(std::as_bytes(std::span(text)));
+}
+
+SuperGlueFile read_superglue_file(const EvalTaskOptions& options, const std::string& name, const SuperGlueReader& read) {
+  SuperGlueFile file;
+  std::vector<ChoiceItem>& items = file.items;
   read_json_lines(data_file(options, name), [&](const DataField& line, int64_t row) {
     const size_t before = items.size();
     read(line, items);
     for (size_t i = before; i < items.size(); ++i) {
       if (items[i].place.empty()) items[i].place = line.place();
-      if (items[i].source.is_null()) items[i].source = {{"row", row}};
+      const bool is_line = items[i].source.is_null();  // otherwise one of the rows that lm-eval makes of a line
+      if (is_line) items[i].source = {{"row", row}};
+      const ChoiceItem& item = items[i];
+      file.rows.push_back(hash_of_row(is_line ? line.value() : Json{item.source, item.context, item.choices, item.gold, item.fields}));
     }
   });
   if (items.empty()) throw Error(data_file(options, name) + ": there are no documents in this file");
-  return items;
+  return file;
 }
 
-// One of `labels` by its name.
+// One of `labels` by its name, or by its index as in the published files.
 int64_t read_label(const DataField& field, std::span<const std::string_view> labels) {
+  if (field.value().is_number_integer()) return field.integer(0, std::ssize(labels) - 1);
   const auto found = std::ranges::find(labels, field.text());
   if (found != labels.end()) return found - labels.begin();
   std::string known;
@@ -44,7 +59,7 @@ std::unique_ptr<EvalTask> accuracy_task(const EvalTaskOptions& options, const Su
 void read_boolq(const DataField& line, std::vector<ChoiceItem>& items) {
   items.push_back({.context = line.text("passage") + "\nQuestion: " + line.text("question") + "?\nAnswer:",
                    .choices = {"no", "yes"},
-                   .gold = line.at("label").boolean() ? 1 : 0});
+                   .gold = line.at("label").truth() ? 1 : 0});
 }
 
 void read_cb(const DataField& line, std::vector<ChoiceItem>& items) {
@@ -114,22 +129,23 @@ void read_wic(const DataField& line, std::vector<ChoiceItem>& items) {
   items.push_back({.context = "Sentence 1: " + sentence + "\nSentence 2: " + line.text("sentence2") + "\nQuestion: Is the word '" + word +
                               "' used in the same way in the two sentences above?\nAnswer:",
                    .choices = {"no", "yes"},
-                   .gold = line.at("label").boolean() ? 1 : 0});
+                   .gold = line.at("label").truth() ? 1 : 0});
 }
 
 }  // namespace
 
 SuperGlueData read_superglue(const EvalTaskOptions& options, const SuperGlueSplits& splits, const SuperGlueReader& read) {
-  SuperGlueData data{.items = read_superglue_file(options, splits.evaluated, read)};
+  SuperGlueFile evaluated = read_superglue_file(options, splits.evaluated, read);
+  SuperGlueData data;
   data.pool.shots = options.shots;
   data.pool.seed = options.seed;
-  data.pool.is_evaluated = splits.pool == splits.evaluated;
-  if (options.shots == 0) return data;
-  if (data.pool.is_evaluated) {
-    for (const ChoiceItem& item : data.items) data.pool.texts.push_back(few_shot_text(item));
-  } else {
-    for (const ChoiceItem& item : read_superglue_file(options, splits.pool, read)) data.pool.texts.push_back(few_shot_text(item));
+  if (options.shots > 0) {
+    const SuperGlueFile pool = splits.pool == splits.evaluated ? evaluated : read_superglue_file(options, splits.pool, read);
+    for (const ChoiceItem& item : pool.items) data.pool.texts.push_back(few_shot_text(item));
+    data.pool.rows = pool.rows;
+    data.pool.documents = std::move(evaluated.rows);
   }
+  data.items = std::move(evaluated.items);
   return data;
 }
 

@@ -53,7 +53,7 @@ void read_wsc(const DataField& line, std::vector<ChoiceItem>& items) {
                               "\nQuestion: In the passage above, does the pronoun \"*" + pronoun.text + "*\" refer to \"*" + noun.text +
                               "*\"?\nAnswer:",
                    .choices = {"no", "yes"},
-                   .gold = line.at("label").boolean() ? 1 : 0});
+                   .gold = line.at("label").truth() ? 1 : 0});
 }
 
 }  // namespace

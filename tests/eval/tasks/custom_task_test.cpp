@@ -71,6 +71,24 @@ delimiter = "|"
   EXPECT_EQ(document.gold, 1);
 }
 
+TEST_F(CustomTask, TakesTruthValuesAndFractions) {
+  const std::string toml = "data = \"set.jsonl\"\ncontext = \"{x}:\"\nchoices = [\"no\", \"yes\"]\ngold = \"right\"\n";
+  const std::string data = "{\"x\": 0.5, \"right\": true}\n{\"x\": false, \"right\": false}\n";
+  const std::vector<EvalDocument> documents = make(toml, data)->documents(0, 2);
+  EXPECT_THAT(documents[0].contexts, ElementsAre("0.5:"));
+  EXPECT_EQ(documents[0].gold, 1);
+  EXPECT_THAT(documents[1].contexts, ElementsAre("false:"));
+  EXPECT_EQ(documents[1].gold, 0);
+  EXPECT_EQ(make(toml + "labels = [\"true\", \"false\"]\n", data)->documents(0, 1).at(0).gold, 0);
+}
+
+TEST_F(CustomTask, RefusesKeysWithoutAnEffect) {
+  EXPECT_THAT(usage_fault(choices_ + "until = [\"x\"]\n"), HasSubstr("'until' has no effect"));
+  EXPECT_THAT(usage_fault(choices_ + "max_tokens = 3\n"), HasSubstr("'max_tokens' has no effect"));
+  const std::string generated = "data = \"set.jsonl\"\ncontext = \"{q}\"\ngold = \"a\"\nmetric = \"exact\"\n";
+  EXPECT_THAT(usage_fault(generated + "delimiter = \"|\"\n"), HasSubstr("'delimiter' has no effect"));
+}
+
 TEST_F(CustomTask, ScoresACompletion) {
   const std::string toml = "data = \"set.jsonl\"\ncontext = \"{q}\"\ngold = \"a\"\nmetric = \"perplexity\"\n";
   const std::unique_ptr<EvalTask> task = make(toml, R"({"q": "two and two are", "a": "four"})");
@@ -116,7 +134,7 @@ TEST_F(CustomTask, NamesTheLineAndTheKeyThatRefersToIt) {
 {"options": ["a", "b"], "label": 0})"),
             data_ + ":2: 'question' is missing; " + toml_ + ":2: 'context' refers to it");
   EXPECT_EQ(data_fault(choices_, R"({"question": ["?"], "options": ["a", "b"], "label": 0})"),
-            data_ + R"(:1: 'question' must be a string or an integer, is ["?"]; )" + toml_ + ":2: 'context' refers to it");
+            data_ + R"(:1: 'question' must be a string, a number, true or false, is ["?"]; )" + toml_ + ":2: 'context' refers to it");
   EXPECT_EQ(data_fault(choices_, R"({"question": "?", "options": "a", "label": 0})"),
             data_ + R"(:1: 'options' must be a list, is "a"; )" + toml_ + ":3: 'choices_field' refers to it");
   EXPECT_EQ(data_fault(choices_, R"({"question": "?", "options": ["a", "b"], "label": 2})"),

@@ -36,6 +36,10 @@ TEST(PythonText, LowersUnicode) {
 TEST(PythonText, CapitalizesTheFirstCharacterAlone) {
   EXPECT_EQ(python_capitalize("the woman from NASA"), "The woman from nasa");
   EXPECT_EQ(python_capitalize("éTé"), "Été");
+  const std::pair<const char*, const char*> titles[] = {{"ßA", "Ssa"}, {"ǆA", "ǅa"}, {"ﬁA", "Fia"},
+                                                        {"ŉA", "ʼNa"}, {"ςA", "Σa"}, {"µA", "Μa"},
+                                                        {"აA", "აa"},  {"ᾳA", "ᾼa"}, {"ΐA", "\u0399\u0308\u0301a"}};
+  for (const auto& [text, title] : titles) EXPECT_EQ(python_capitalize(text), title) << "as Python 3.11";
   EXPECT_EQ(python_capitalize(" b C"), " b c");
   EXPECT_EQ(python_capitalize(""), "");
 }

@@ -9,6 +9,7 @@
 
 #include "based/core/files.h"
 #include "based/eval/eval_run.h"
+#include "based/eval/tasks/python_text.h"
 #include "tests/core/temporary_folder.h"
 #include "tests/data/goldens.h"
 
@@ -71,12 +72,38 @@ TEST_F(SuperGlue, BoolqTakesExamplesFromTheEvaluatedSplit) {
   EXPECT_THAT(message_of<UsageError>([&] { make(eval_task_boolq(), 2); }), HasSubstr("--shots"));
 }
 
+TEST_F(SuperGlue, LabelsMayBeThoseOfThePublishedFiles) {
+  write("BoolQ/val.jsonl", R"({"passage": "Tea is hot.", "question": "is tea hot", "label": 1}
+{"passage": "Ice is cold.", "question": "is ice hot", "label": 2}
+)");
+  EXPECT_THAT(error(eval_task_boolq()), HasSubstr("val.jsonl:2: 'label' must be an integer from 0 to 1"));
+  write("CB/val.jsonl", R"({"premise": "P", "hypothesis": "h", "label": 2})"
+                        "\n");
+  EXPECT_EQ(document(eval_task_cb()).gold, 2);
+}
+
+// CB's examples come from the training split, which repeats the document here.
+TEST_F(SuperGlue, ADocumentInTheTrainingSplitIsNotItsOwnExample) {
+  const std::string line = R"({"premise": "P", "hypothesis": "h", "label": "neutral"})"
+                           "\n";
+  write("CB/val.jsonl", line);
+  write("CB/train.jsonl", line + line +
+                              R"({"premise": "Other", "hypothesis": "h", "label": "neutral"})"
+                              "\n");
+  for (int64_t seed = 0; seed < 8; ++seed) EXPECT_THAT(make(eval_task_cb(), 1, seed)->documents(0, 1).at(0).few_shot, ElementsAre(2));
+}
+
 TEST_F(SuperGlue, FiguresWithOtherExamplesOrDocumentsAreNotComparable) {
-  const std::string line = R"({"passage": "Tea is hot.", "question": "is tea hot", "label": true})";
-  write("BoolQ/val.jsonl", line + "\n" + line + "\n");
-  const std::string copa = R"({"premise": "She ran.", "choice1": "A", "choice2": "B", "question": "cause", "label": 1})";
-  write("COPA/val.jsonl", copa + "\n");
-  write("COPA/train.jsonl", copa + "\n" + copa + "\n");
+  const auto boolq = [](int i) {
+    return R"({"passage": "Tea is hot.", "question": "is tea hot", "label": true, "idx": )" + std::to_string(i) + "}\n";
+  };
+  write("BoolQ/val.jsonl", boolq(0) + boolq(1));
+  const auto copa = [](int i) {
+    return R"({"premise": "She ran.", "choice1": "A", "choice2": "B", "question": "cause", "label": 1, "idx": )" + std::to_string(i) +
+           "}\n";
+  };
+  write("COPA/val.jsonl", copa(0));
+  write("COPA/train.jsonl", copa(1) + copa(2));
   const auto comparable = [&](const std::string& task, int64_t shots) {
     return prepare_eval({.tasks = {task}, .data = folder(), .shots = shots, .out = ""}, ByteTokenizer()).at(0).kind.comparable;
   };
@@ -89,8 +116,7 @@ TEST_F(SuperGlue, FiguresWithOtherExamplesOrDocumentsAreNotComparable) {
 TEST_F(SuperGlue, TheSeedDrawsTheExamples) {
   std::string lines;
   for (int i = 0; i < 250; ++i)
-    lines += R"({"passage": "Tea is hot.", "question": "is tea hot", "label": true})"
-             "\n";
+    lines += R"({"passage": "Tea is hot.", "question": "is tea hot", "label": true, "idx": )" + std::to_string(i) + "}\n";
   write("BoolQ/val.jsonl", lines);
   const auto first_examples = [&](int64_t seed) {
     std::vector<int64_t> indices;
@@ -160,7 +186,8 @@ TEST_F(SuperGlue, WscMarksThePronounAndCorrectsSpans) {
 TEST_F(SuperGlue, MultircChoicesArePythonLiterals) {
   write("MultiRC/val.jsonl", R"({"idx": 7, "passage": {"text": "P.", "questions": [{"question": "Q?", "idx": 3, "answers": [)"
                              R"({"text": "tab\\t \\d 'x'", "idx": 0, "label": 1}, {"text": "\\", "idx": 1, "label": 0},)"
-                             R"( {"text": "\\x41\\u00e9\\101\r", "idx": 2, "label": 0}]}]}})");
+                             R"( {"text": "\\x41\\u00e9\\101\r", "idx": 2, "label": 0},)"
+                             R"( {"text": "a\\\r\nb\\\rc\\\nd", "idx": 3, "label": "1"}]}]}})");
   const EvalDocument tab = document(eval_task_multirc());
   EXPECT_THAT(tab.contexts, ElementsAre("P.\nQuestion: Q?\nAnswer:"));
   EXPECT_THAT(continuations(tab), ElementsAre(" tab\t \\d 'x'\nIs the answer correct? yes", " tab\t \\d 'x'\nIs the answer correct? no"));
@@ -168,6 +195,8 @@ TEST_F(SuperGlue, MultircChoicesArePythonLiterals) {
   EXPECT_EQ(tab.source, Json({{"paragraph", 7}, {"question", 3}, {"answer", 0}}));
   EXPECT_EQ(continuations(document(eval_task_multirc(), 1)).at(0), " \\nIs the answer correct? yes");
   EXPECT_EQ(continuations(document(eval_task_multirc(), 2)).at(1), " AéA\n\nIs the answer correct? no");
+  EXPECT_EQ(continuations(document(eval_task_multirc(), 3)).at(1), " abcd\nIs the answer correct? no") << "a backslash joins lines";
+  EXPECT_EQ(document(eval_task_multirc(), 3).gold, 1);
 }
 
 // Questions 0 and 1 of paragraph 0, and question 0 of paragraph 1. The standard error takes the two questions 0 for one.
@@ -197,7 +226,9 @@ constexpr const char* kRecordLine =
 
 TEST_F(SuperGlue, RecordChoosesAnEntity) {
   write("ReCoRD/fewglue_dev32.jsonl", kRecordLine);
-  write("ReCoRD/fewglue_train.jsonl", std::string(kRecordLine) + "\n" + kRecordLine);
+  const std::string other = replace_all(kRecordLine, "\"idx\": 5", "\"idx\": 6");  // the same passage as another row
+  ASSERT_NE(other, kRecordLine);
+  write("ReCoRD/fewglue_train.jsonl", other + "\n" + other);
   const EvalDocument statement = document(eval_task_record()), entity = document(eval_task_record_v1());
   EXPECT_THAT(statement.contexts, ElementsAre("Ann met Bob Lee in Rome.\n\n  - Ann likes Rome.\n  - Bob left.\n"));
   EXPECT_THAT(continuations(statement),
