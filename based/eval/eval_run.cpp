@@ -9,6 +9,7 @@
 #include "based/core/interrupt.h"
 #include "based/core/log.h"
 #include "based/core/progress.h"
+#include "based/core/text.h"
 #include "based/eval/eval_run_results.h"
 
 namespace based {
@@ -41,7 +42,7 @@ std::vector<EvalBlock> blocks_of(const std::vector<EvalTaskRun>& tasks, uint64_t
   return blocks;
 }
 
-// Of all that determines the documents' results, apart from the model.
+// Covers all that determines the documents' results, apart from the model.
 std::string documents_hash(const std::vector<EvalDocument>& documents) {
   Hasher128 hasher;
   const auto add = [&hasher](const std::string& text) {
