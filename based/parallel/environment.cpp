@@ -15,6 +15,8 @@ namespace {
 
 constexpr int64_t kMostRanks = 1 << 20;
 constexpr int kFirstSlurmPort = 15000, kSlurmPorts = 15000;  // below the ports that Linux gives to outgoing connections
+constexpr int64_t kPortsBetweenSteps = 7919;                 // so that a job's second step has not the port of the next job's first one
+constexpr int64_t kSlurmSteps = 0xfffffff0;                  // Slurm gives greater numbers to batch scripts and interactive shells
 
 std::optional<int64_t> whole_number(const std::string& text, int64_t least, int64_t most) {
   int64_t number = 0;
@@ -62,10 +64,26 @@ RankEnvironment from_torchrun(const Variables& variables, const std::string& bec
   result.address = required(variables, "MASTER_ADDR", because);
   result.port = static_cast<int>(required_number(variables, "MASTER_PORT", because, 1, 65535));
   const auto agent = variables.find("TORCHELASTIC_USE_AGENT_STORE");
-  result.serves_store = result.rank == 0 && !(agent != variables.end() && agent->second == "True");
+  result.store_is_served = agent != variables.end() && agent->second == "True";
+  result.serves_store = result.rank == 0 && !result.store_is_served;
   result.launched = is_set(variables, "BASED_LAUNCHED");
   if (is_set(variables, "TORCHELASTIC_RESTART_COUNT")) result.attempt = variables.at("TORCHELASTIC_RESTART_COUNT");
   return result;
+}
+
+// The first of these variables that is set, else the first name.
+std::string first_set(const Variables& variables, std::initializer_list<const char*> names) {
+  for (const char* name : names)
+    if (is_set(variables, name)) return name;
+  return *names.begin();
+}
+
+// The variable with the number of the step that this process belongs to. A batch script has the variables of a task, but no such step.
+std::string slurm_step(const Variables& variables) { return first_set(variables, {"SLURM_STEP_ID", "SLURM_STEPID"}); }
+
+bool is_in_slurm_step(const Variables& variables) {
+  const std::string name = slurm_step(variables);
+  return is_set(variables, name) && !whole_number(variables.at(name), kSlurmSteps, UINT32_MAX);
 }
 
 std::optional<RankEnvironment> from_slurm(const Variables& variables, const std::string& because) {
@@ -79,14 +97,16 @@ std::optional<RankEnvironment> from_slurm(const Variables& variables, const std:
   if (is_set(variables, "MASTER_ADDR")) {
     result.address = variables.at("MASTER_ADDR");
   } else {
-    const bool old_name = !is_set(variables, "SLURM_JOB_NODELIST") && is_set(variables, "SLURM_NODELIST");
-    result.address = first_slurm_host(required(variables, old_name ? "SLURM_NODELIST" : "SLURM_JOB_NODELIST", because));
+    const std::string name = first_set(variables, {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
+    result.address = first_slurm_host(required(variables, name, because), name);
   }
+  const int64_t step = required_number(variables, slurm_step(variables), because, 0, kSlurmSteps - 1);
+  result.attempt = std::to_string(step);
   if (is_set(variables, "MASTER_PORT")) {
     result.port = static_cast<int>(required_number(variables, "MASTER_PORT", because, 1, 65535));
   } else {
     const int64_t job = required_number(variables, "SLURM_JOB_ID", because, 0, int64_t{1} << 40);
-    result.port = kFirstSlurmPort + static_cast<int>(job % kSlurmPorts);
+    result.port = kFirstSlurmPort + static_cast<int>((job + step * kPortsBetweenSteps) % kSlurmPorts);
   }
   result.serves_store = result.rank == 0;
   return result;
@@ -109,11 +129,11 @@ Variables process_variables() {
 std::optional<RankEnvironment> rank_environment(const Variables& variables) {
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK"})
     if (is_set(variables, name)) return from_torchrun(variables, name);
-  if (is_set(variables, "SLURM_PROCID")) return from_slurm(variables, "SLURM_PROCID");
+  if (is_in_slurm_step(variables)) return from_slurm(variables, slurm_step(variables));
   return std::nullopt;
 }
 
-std::string first_slurm_host(const std::string& list) {
+std::string first_slurm_host(const std::string& list, const std::string& name) {
   std::string host;
   for (size_t i = 0; i < list.size() && list[i] != ','; ++i) {
     if (list[i] != '[') {
@@ -121,11 +141,11 @@ std::string first_slurm_host(const std::string& list) {
       continue;
     }
     const size_t end = list.find(']', i);
-    if (end == std::string::npos) throw UsageError("SLURM_JOB_NODELIST: a [ without ] in " + in_quotes(list));
+    if (end == std::string::npos) throw UsageError(name + ": a [ without ] in " + in_quotes(list));
     host += list.substr(i + 1, list.find_first_of(",-]", i) - i - 1);
     i = end;
   }
-  if (host.empty()) throw UsageError("SLURM_JOB_NODELIST names no host: " + in_quotes(list));
+  if (host.empty()) throw UsageError(name + " names no host: " + in_quotes(list));
   return host;
 }
 

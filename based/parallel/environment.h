@@ -19,19 +19,24 @@ struct RankEnvironment {
   int64_t local_world = 0;  // number of ranks of this host; 0: unknown
   std::string address;      // host and port of the job's store
   int port = 0;
-  bool serves_store = false;  // whether this rank must serve it: rank 0, unless torchrun or launch_ranks does
-  bool launched = false;      // by launch_ranks, which watches the ranks
-  std::string attempt = "0";  // torchrun's number of restarts; each attempt has its own keys in the store
+  bool store_is_served = false;  // by torchrun's agent or by launch_ranks
+  bool serves_store = false;     // whether this rank must serve it: rank 0, unless it is served
+  bool launched = false;         // by launch_ranks, which watches the ranks
+  // torchrun's number of restarts, and the number of Slurm's step; each attempt has its own keys in the store
+  std::string attempt = "0";
 };
 
 // From torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) or, if RANK, WORLD_SIZE and LOCAL_RANK are unset,
-// those of srun (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID); there MASTER_ADDR defaults to the first host of SLURM_JOB_NODELIST, and
-// MASTER_PORT to a port computed from SLURM_JOB_ID. None: the process is no rank (also in a Slurm job of one task). Throws UsageError,
-// naming the variable, if one is missing, malformed or contradicts another.
+// those of a step of Slurm, which srun starts (SLURM_STEP_ID, SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID; before Slurm 14 SLURM_STEPID).
+// There MASTER_ADDR defaults to the first host of SLURM_STEP_NODELIST (else SLURM_JOB_NODELIST), and MASTER_PORT to a port computed from
+// the numbers of the job and of the step, so that steps that run at once differ in it. None: the process is no rank, as in a step of one
+// task and in a batch script, which runs once and outside of any step. Throws UsageError, naming the variable, if one is missing,
+// malformed or contradicts another.
 std::optional<RankEnvironment> rank_environment(const Variables& variables = process_variables());
 
-// The first host of a list in Slurm's notation: "gpu[07-09,12],cpu1" gives "gpu07".
-std::string first_slurm_host(const std::string& list);
+// The first host of a list in Slurm's notation: "gpu[07-09,12],cpu1" gives "gpu07". Throws UsageError, naming the variable `name` that has
+// the list, if it is malformed.
+std::string first_slurm_host(const std::string& list, const std::string& name);
 
 // The time that a collective may take: BASED_COLLECTIVE_TIMEOUT, in seconds, or 120 s. Throws UsageError unless it is a number from 1 to
 // 86400.

@@ -9,8 +9,6 @@
 namespace based {
 namespace {
 
-// A rank that serves the store keeps it for this long after its own failure, so that the others read the reason.
-constexpr auto kLastWords = std::chrono::milliseconds(1500);
 constexpr auto kFarewell = std::chrono::seconds(30);  // for the others to leave a job that was completed
 
 }  // namespace
@@ -24,6 +22,10 @@ Job::Job(const RankEnvironment& rank, torch::Device device, JobOptions options) 
     store_ = connect_store(rank, rank.serves_store, options.connect_timeout);
     check_alone();
     join(device);
+  } catch (const c10::DistError& error) {
+    std::this_thread::sleep_for(kWatchPatience);
+    fail();
+    throw Error("joining the job as rank " + std::to_string(rank.rank) + ": " + store_failure(rank, error));
   } catch (const c10::Error& error) {
     fail();
     throw Error("joining the job as rank " + std::to_string(rank.rank) + ": " + store_message(error));
@@ -42,14 +44,12 @@ void Job::check_alone() {
 
 void Job::join(torch::Device device) {
   check_world();
-  WatchOptions watch = options_.watch;
-  watch.heartbeats = !rank_.launched;
-  watch_ = std::make_unique<Watch>(connect_store(rank_, false, options_.connect_timeout), rank_.rank, rank_.world, watch);
+  watch_ = std::make_unique<Watch>(connect_store(rank_, false, options_.connect_timeout), rank_, options_.watch);
   await_others();
   watch_->all_joined();
   const StoreHandle values = c10::make_intrusive<c10d::PrefixStore>("values", store_);
   host_ = make_host_collectives(rank_.rank, rank_.world,
-                                make_store_exchange(values, rank_.rank, rank_.world, options_.collective_timeout, options_.host_timeout));
+                                make_store_exchange(values, rank_, options_.collective_timeout, options_.host_timeout));
   if (device.is_cpu()) {
     ranks_ = host_;
     return;
@@ -69,15 +69,28 @@ void Job::check_world() {
 }
 
 void Job::await_others() {
+  store_->set("joined/" + std::to_string(rank_.rank), std::string("1"));
+  const auto notice = std::min(options_.join_notice, options_.join_timeout), rest = options_.join_timeout - notice;
+  std::string absent = absent_within(notice);
+  if (absent.empty()) return;
+  if (rank_.rank == 0 && rest.count() > 0)
+    log_info("waiting for " + absent + " of " + std::to_string(rank_.world) + " ranks to join, for at most " +
+             std::to_string(rest.count() / 1000) + " s more");
+  absent = absent_within(rest);
+  if (absent.empty()) return;
+  throw Error(absent + " of " + std::to_string(rank_.world) + " ranks did not join within " +
+              std::to_string(options_.join_timeout.count() / 1000) + " s; under Slurm, start the ranks by srun");
+}
+
+// The ranks that have not joined when the limit has passed; empty as soon as all have.
+std::string Job::absent_within(std::chrono::milliseconds limit) {
   std::vector<std::string> keys;
   for (int64_t rank = 0; rank < rank_.world; ++rank) keys.push_back("joined/" + std::to_string(rank));
-  store_->set(keys[static_cast<size_t>(rank_.rank)], std::string("1"));
   try {
-    store_->wait(keys, options_.join_timeout);
-  } catch (const c10::Error& error) {
-    const std::string absent = absent_ranks(*store_, "joined/", "", rank_.world);
-    throw Error(absent + " of " + std::to_string(rank_.world) + " ranks did not join within " +
-                std::to_string(options_.join_timeout.count() / 1000) + " s; under Slurm, start the ranks by srun");
+    store_->wait(keys, limit);
+    return "";
+  } catch (const std::exception&) {  // of the timeout, or of the connection, which the next request finds out
+    return absent_ranks(*store_, "joined/", "", rank_.world);
   }
 }
 
@@ -87,6 +100,14 @@ void Job::leave() {
   if (const auto gpu = std::dynamic_pointer_cast<GpuCollectives>(ranks_)) gpu->leave();
   left_ = true;
   watch_->end();
+  try {
+    say_done();
+  } catch (const std::exception& error) {
+    log_warning("after the job was completed, " + store_failure(rank_, error));
+  }
+}
+
+void Job::say_done() {
   if (!rank_.launched) store_->set(Watch::alive_key(rank_.rank), std::string(Watch::kDone));
   int64_t leavers = store_->add("left", 1);
   if (!rank_.serves_store) return;

@@ -13,7 +13,8 @@ struct JobOptions {
   std::chrono::milliseconds host_timeout = std::chrono::minutes(30);     // for barrier and gather_text, in which ranks wait for checkpoints
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(20);  // for the first connection; c10d tries for 2.5 times as long
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);      // from the first rank's start to the last one's
-  WatchOptions watch = {};                                               // heartbeats: as the environment says
+  std::chrono::milliseconds join_notice = std::chrono::seconds(10);      // after this time rank 0 logs which ranks it waits for
+  WatchOptions watch = {};
 };
 
 // Joins the job. The constructor returns when all ranks have joined; it throws Error if the store cannot be reached, if a rank with this
@@ -37,6 +38,8 @@ class Job {
   void check_alone();
   void check_world();
   void await_others();
+  std::string absent_within(std::chrono::milliseconds limit);
+  void say_done();
   void fail();
 
   const RankEnvironment rank_;

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -47,6 +48,7 @@ c10::intrusive_ptr<c10d::TCPStore> serve_on_loopback() {
   options.isServer = true;
   options.waitWorkers = false;
   options.masterListenFd = listener;  // the store owns and closes it
+  silence_store_warnings();
   try {
     return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
   } catch (const std::exception& error) {
@@ -85,6 +87,14 @@ std::vector<std::string> own_arguments() {
   return arguments;
 }
 
+// The kernel names a process after the last part of the path that it runs, so this is the file itself unless it was removed.
+std::string own_program() {
+  const std::string link = "/proc/self/exe";
+  std::error_code none;
+  const std::string path = std::filesystem::read_symlink(link, none).string();
+  return std::filesystem::exists(path, none) ? path : link;
+}
+
 class Launch {
  public:
   explicit Launch(const LaunchOptions& options) : options_(options), server_(serve_on_loopback()) {
@@ -92,7 +102,7 @@ class Launch {
     store_ = c10::make_intrusive<c10d::PrefixStore>("based/" + RankEnvironment().attempt, server_);
     make_folder(options.log_folder);
     const std::vector<std::string> arguments = options.command.empty() ? own_arguments() : options.command;
-    const std::string program = options.command.empty() ? "/proc/self/exe" : options.command.at(0);
+    const std::string program = options.command.empty() ? own_program() : options.command.at(0);
     for (int64_t rank = 0; rank < options.ranks; ++rank) ranks_.push_back(std::make_unique<RankProcess>(rank, options.log_folder));
     for (const auto& rank : ranks_) rank->start(program, arguments, variables_of_rank(rank->rank(), options.ranks, server_->getPort()));
   }

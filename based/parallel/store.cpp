@@ -4,7 +4,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <algorithm>
+#include <cstdlib>
+#include <thread>
 
 #include "based/core/error.h"
 
@@ -13,10 +14,14 @@ namespace {
 
 constexpr size_t kPartBytes = 4 << 20;  // TCPStore refuses values of more than 8 MiB
 
-// c10d logs each failed attempt to connect, with a stack. The error that connect_store() throws says as much in one line.
+bool user_sets_log_level() { return std::getenv("TORCH_CPP_LOG_LEVEL") != nullptr; }
+
+// c10d logs each failed attempt to connect as an error, with a stack. The error that connect_store() throws says as much in one line.
 class QuietC10d {
  public:
-  QuietC10d() { FLAGS_caffe2_log_level = c10::GLOG_FATAL; }
+  QuietC10d() {
+    if (!user_sets_log_level()) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
+  }
   ~QuietC10d() { FLAGS_caffe2_log_level = before_; }
   QuietC10d(const QuietC10d&) = delete;
   QuietC10d& operator=(const QuietC10d&) = delete;
@@ -27,35 +32,34 @@ class QuietC10d {
 
 class StoreExchange final : public Exchange {
  public:
-  StoreExchange(StoreHandle store, int64_t rank, int64_t world, std::chrono::milliseconds timeout, std::chrono::milliseconds patience)
-      : store_(std::move(store)), rank_(rank), world_(world), timeout_(timeout), patience_(patience) {}
+  StoreExchange(StoreHandle store, const RankEnvironment& rank, std::chrono::milliseconds timeout, std::chrono::milliseconds patience)
+      : store_(std::move(store)), rank_(rank), timeout_(timeout), patience_(patience) {}
 
   void post(int64_t operation, const std::string& payload) override {
     own_[operation] = payload;
-    const std::string key = prefix(operation) + std::to_string(rank_) + "/";
-    const size_t parts = count_parts(payload.size());
-    for (size_t part = 0; part < parts; ++part) store_->set(key + std::to_string(part), payload.substr(part * kPartBytes, kPartBytes));
-    store_->set(key + "bytes", std::to_string(payload.size()));
+    with_store([&] {
+      const std::string key = key_of(operation, rank_.rank);
+      const size_t parts = count_parts(payload.size());
+      for (size_t part = 0; part < parts; ++part) store_->set(key + std::to_string(part), payload.substr(part * kPartBytes, kPartBytes));
+      store_->set(key + "bytes", std::to_string(payload.size()));
+    });
   }
 
   std::vector<std::string> collect(int64_t operation, bool patient) override {
-    const auto limit = patient ? patience_ : timeout_;
-    std::vector<std::string> keys, payloads;
-    for (int64_t rank = 0; rank < world_; ++rank) keys.push_back(prefix(operation) + std::to_string(rank) + "/bytes");
-    try {
-      store_->wait(keys, limit);
-    } catch (const std::exception& error) {
-      throw Error(failure(operation, limit, error));
-    }
-    for (int64_t rank = 0; rank < world_; ++rank)
-      payloads.push_back(rank == rank_ ? std::move(own_[operation]) : read(prefix(operation) + std::to_string(rank) + "/"));
-    own_.erase(operation);
-    if (store_->add(prefix(operation) + "readers", 1) == world_) remove(operation, payloads);
+    await_payloads(operation, patient ? patience_ : timeout_);
+    std::vector<std::string> payloads;
+    with_store([&] {
+      for (int64_t rank = 0; rank < rank_.world; ++rank)
+        payloads.push_back(rank == rank_.rank ? std::move(own_[operation]) : read(key_of(operation, rank)));
+      own_.erase(operation);
+      if (store_->add(prefix(operation) + "readers", 1) == rank_.world) remove(operation, payloads);
+    });
     return payloads;
   }
 
  private:
   static std::string prefix(int64_t operation) { return std::to_string(operation) + "/"; }
+  static std::string key_of(int64_t operation, int64_t rank) { return prefix(operation) + std::to_string(rank) + "/"; }
   static size_t count_parts(size_t bytes) { return (bytes + kPartBytes - 1) / kPartBytes; }
 
   std::string read(const std::string& key) {
@@ -71,25 +75,38 @@ class StoreExchange final : public Exchange {
 
   void remove(int64_t operation, const std::vector<std::string>& payloads) {
     for (size_t rank = 0; rank < payloads.size(); ++rank) {
-      const std::string key = prefix(operation) + std::to_string(rank) + "/";
+      const std::string key = key_of(operation, static_cast<int64_t>(rank));
       for (size_t part = 0; part < count_parts(payloads[rank].size()); ++part) store_->deleteKey(key + std::to_string(part));
       store_->deleteKey(key + "bytes");
     }
     store_->deleteKey(prefix(operation) + "readers");
   }
 
-  // The store itself may have ended, which the question for the absent ranks finds out.
-  std::string failure(int64_t operation, std::chrono::milliseconds limit, const std::exception& error) {
+  template <class Requests>
+  void with_store(const Requests& requests) const {
     try {
-      return absent_ranks(*store_, prefix(operation), "/bytes", world_) + " did not take part in operation " + std::to_string(operation) +
-             " within " + std::to_string(limit.count() / 1000) + " s";
-    } catch (const std::exception&) {
-      return "the store of this job does not answer: " + store_message(error);
+      requests();
+    } catch (const std::exception& error) {
+      std::this_thread::sleep_for(kWatchPatience);
+      throw Error(store_failure(rank_, error));
     }
   }
 
+  void await_payloads(int64_t operation, std::chrono::milliseconds limit) {
+    std::vector<std::string> keys;
+    for (int64_t rank = 0; rank < rank_.world; ++rank) keys.push_back(key_of(operation, rank) + "bytes");
+    try {
+      return store_->wait(keys, limit);
+    } catch (const std::exception&) {  // of the timeout, or of the connection, which the next request finds out
+    }
+    std::string absent;
+    with_store([&] { absent = absent_ranks(*store_, prefix(operation), "/bytes", rank_.world); });
+    throw Error(absent + " did not take part in operation " + std::to_string(operation) + " within " +
+                std::to_string(limit.count() / 1000) + " s");
+  }
+
   const StoreHandle store_;
-  const int64_t rank_, world_;
+  const RankEnvironment rank_;
   const std::chrono::milliseconds timeout_, patience_;
   std::map<int64_t, std::string> own_;
 };
@@ -102,24 +119,37 @@ StoreHandle connect_store(const RankEnvironment& rank, bool serve, std::chrono::
   options.isServer = serve;
   options.waitWorkers = false;
   options.timeout = patience;
+  silence_store_warnings();
   const QuietC10d quiet;
-  const std::string place = rank.address + ":" + std::to_string(rank.port);
   try {
     return c10::make_intrusive<c10d::PrefixStore>("based/" + rank.attempt, c10::make_intrusive<c10d::TCPStore>(rank.address, options));
   } catch (const std::exception& error) {
     if (serve)
-      throw Error("cannot serve the store of this job at " + place +
+      throw Error("cannot serve " + store_place(rank) +
                   " (MASTER_ADDR:MASTER_PORT): rank 0 was started twice, or another program "
                   "uses the port, or MASTER_ADDR is not this host: " +
                   store_message(error));
-    throw Error("nothing serves the store of this job at " + place + " (MASTER_ADDR:MASTER_PORT): is rank 0 running there? " +
-                store_message(error));
+    throw Error("nothing serves " + store_place(rank) + " (MASTER_ADDR:MASTER_PORT): is rank 0 running there? " + store_message(error));
   }
 }
 
-std::unique_ptr<Exchange> make_store_exchange(StoreHandle store, int64_t rank, int64_t world, std::chrono::milliseconds timeout,
+std::string store_place(const RankEnvironment& rank) {
+  return "the store of this job at " + rank.address + ":" + std::to_string(rank.port);
+}
+
+std::string store_server(const RankEnvironment& rank) { return rank.store_is_served ? "the process that started the ranks" : "rank 0"; }
+
+std::string store_failure(const RankEnvironment& rank, const std::exception& error) {
+  return store_place(rank) + " does not answer: " + store_server(rank) + ", which serves it, has ended (" + store_message(error) + ")";
+}
+
+void silence_store_warnings() {
+  if (!user_sets_log_level()) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
+}
+
+std::unique_ptr<Exchange> make_store_exchange(StoreHandle store, const RankEnvironment& rank, std::chrono::milliseconds timeout,
                                               std::chrono::milliseconds patience) {
-  return std::make_unique<StoreExchange>(std::move(store), rank, world, timeout, patience);
+  return std::make_unique<StoreExchange>(std::move(store), rank, timeout, patience);
 }
 
 std::string absent_ranks(c10d::Store& store, const std::string& prefix, const std::string& suffix, int64_t world) {

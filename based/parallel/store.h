@@ -18,9 +18,25 @@ using StoreHandle = c10::intrusive_ptr<c10d::Store>;
 // cannot be served.
 StoreHandle connect_store(const RankEnvironment& rank, bool serve, std::chrono::milliseconds patience);
 
+// "the store of this job at HOST:PORT", and who serves it.
+std::string store_place(const RankEnvironment& rank);
+std::string store_server(const RankEnvironment& rank);
+
+// The message for an error of a connection that worked before.
+std::string store_failure(const RankEnvironment& rank, const std::exception& error);
+
+// Wait for this long before an error of the store is thrown. This rank's Watch, if there is one, notices a store that has ended at its next
+// poll and ends the process with kConsequenceExit; it may also know the reason.
+inline constexpr std::chrono::seconds kWatchPatience{4};
+
+// c10d's warnings, which have stacks, are not logged from now on, unless TORCH_CPP_LOG_LEVEL is set: Watch reports in one line what they
+// are about.
+void silence_store_warnings();
+
 // Key `operation/rank` holds a payload, in several parts if it is long. The last rank that has read them deletes the keys. collect() throws
 // Error, naming the ranks that have not posted, after `timeout` for operations that are not patient, and after `patience` for the others.
-std::unique_ptr<Exchange> make_store_exchange(StoreHandle store, int64_t rank, int64_t world, std::chrono::milliseconds timeout,
+// If the connection fails, post() and collect() throw Error after kWatchPatience.
+std::unique_ptr<Exchange> make_store_exchange(StoreHandle store, const RankEnvironment& rank, std::chrono::milliseconds timeout,
                                               std::chrono::milliseconds patience);
 
 // The names of the ranks whose key `prefix`/rank/`suffix` is absent: "rank 1, rank 3".

@@ -35,7 +35,12 @@ struct StoreRanks {
   explicit StoreRanks(int64_t world, std::chrono::milliseconds timeout = std::chrono::minutes(1))
       : store(c10::make_intrusive<c10d::HashStore>()) {
     for (int64_t rank = 0; rank < world; ++rank)
-      ranks.push_back(make_host_collectives(rank, world, make_store_exchange(store, rank, world, timeout, std::chrono::minutes(1))));
+      ranks.push_back(make_host_collectives(rank, world, make_store_exchange(store, place(rank, world), timeout, std::chrono::minutes(1))));
+  }
+  static RankEnvironment place(int64_t rank, int64_t world) {
+    RankEnvironment result;
+    result.rank = rank, result.world = world, result.address = "node1", result.port = 29500;
+    return result;
   }
   c10::intrusive_ptr<c10d::HashStore> store;
   Ranks ranks;
@@ -52,6 +57,23 @@ TEST(Collectives, OfThreadsSumInTheOrderOfTheRanks) {
       for (const auto type : {torch::kFloat, torch::kBFloat16, torch::kDouble, torch::kLong}) expect_right_operations(ranks, 7, type);
     });
   }
+}
+
+// A store whose server has ended.
+class EndedStore final : public c10d::HashStore {
+ public:
+  void set(const std::string&, const std::vector<uint8_t>&) override { C10_THROW_ERROR(DistNetworkError, "Connection reset by peer"); }
+};
+
+// The rank's Watch ends the process before that.
+TEST(Collectives, OverAStoreThatHasEndedNameItAfterAWhile) {
+  const auto ranks = make_host_collectives(
+      0, 2,
+      make_store_exchange(c10::make_intrusive<EndedStore>(), StoreRanks::place(0, 2), std::chrono::minutes(1), std::chrono::minutes(1)));
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(message_of<Error>([&] { ranks->barrier(); }),
+            "the store of this job at node1:29500 does not answer: rank 0, which serves it, has ended (Connection reset by peer)");
+  EXPECT_GE(std::chrono::steady_clock::now() - start, kWatchPatience);
 }
 
 TEST(Collectives, OverAStoreSumInTheOrderOfTheRanksAndDeleteTheirKeys) {

@@ -12,8 +12,8 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 const Variables kTorchrun{{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"}};
-const Variables kSlurm{
-    {"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "0"}, {"SLURM_JOB_ID", "100007"}, {"SLURM_JOB_NODELIST", "gpu[07-08]"}};
+const Variables kSlurm{{"SLURM_PROCID", "2"},  {"SLURM_NTASKS", "4"},      {"SLURM_LOCALID", "0"},
+                       {"SLURM_STEP_ID", "0"}, {"SLURM_JOB_ID", "100007"}, {"SLURM_STEP_NODELIST", "gpu[07-08]"}};
 
 Variables with(Variables variables, const std::string& name, const std::string& value) {
   variables[name] = value;
@@ -58,7 +58,25 @@ TEST(RankEnvironment, IsReadFromSlurm) {
   EXPECT_TRUE(rank_environment(with(kSlurm, "SLURM_PROCID", "0"))->serves_store);
   EXPECT_EQ(rank_environment(with(kSlurm, "MASTER_ADDR", "head"))->address, "head");
   EXPECT_EQ(rank_environment(with(kSlurm, "MASTER_PORT", "4000"))->port, 4000);
-  EXPECT_EQ(rank_environment(with(without(kSlurm, "SLURM_JOB_NODELIST"), "SLURM_NODELIST", "old3,old4"))->address, "old3");
+  EXPECT_EQ(rank_environment(with(without(kSlurm, "SLURM_STEP_NODELIST"), "SLURM_NODELIST", "old3,old4"))->address, "old3");
+}
+
+// The step may run on some of the job's nodes, and several steps may run at once.
+TEST(RankEnvironment, IsThatOfTheSlurmStep) {
+  EXPECT_EQ(rank_environment(with(kSlurm, "SLURM_JOB_NODELIST", "gpu[01-08]"))->address, "gpu07");
+  EXPECT_EQ(rank_environment(with(without(kSlurm, "SLURM_STEP_NODELIST"), "SLURM_JOB_NODELIST", "gpu[01-08]"))->address, "gpu01");
+  const auto first = rank_environment(kSlurm), second = rank_environment(with(kSlurm, "SLURM_STEP_ID", "1"));
+  EXPECT_NE(first->port, second->port);
+  EXPECT_NE(first->attempt, second->attempt);
+  EXPECT_NE(rank_environment(with(kSlurm, "SLURM_JOB_ID", "100008"))->port, second->port);
+  EXPECT_EQ(rank_environment(with(without(kSlurm, "SLURM_STEP_ID"), "SLURM_STEPID", "1"))->port, second->port);
+}
+
+// It has the variables of task 0, but it is not started once for each task.
+TEST(RankEnvironment, IsAbsentInABatchScriptOfSlurm) {
+  const Variables script = with(without(kSlurm, "SLURM_STEP_ID"), "SLURM_PROCID", "0");
+  EXPECT_FALSE(rank_environment(script).has_value());
+  EXPECT_FALSE(rank_environment(with(script, "SLURM_STEP_ID", "4294967291")).has_value()) << "the number of a batch script";
 }
 
 TEST(RankEnvironment, IsAbsentWithoutVariablesAndInASlurmJobOfOneTask) {
@@ -68,7 +86,7 @@ TEST(RankEnvironment, IsAbsentWithoutVariablesAndInASlurmJobOfOneTask) {
 
 TEST(RankEnvironment, ErrorsNameTheVariable) {
   for (const auto& [name, value] : kTorchrun) EXPECT_THAT(fault(without(kTorchrun, name)), HasSubstr(name + " is not set")) << name;
-  for (const char* const name : {"SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_JOB_NODELIST"})
+  for (const char* const name : {"SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST"})
     EXPECT_THAT(fault(without(kSlurm, name)), HasSubstr(std::string(name) + " is not set"));
   EXPECT_THAT(fault(with(kTorchrun, "RANK", "4")), HasSubstr("RANK=4 must be below WORLD_SIZE=4"));
   EXPECT_THAT(fault(with(kTorchrun, "RANK", "-1")), AllOf(HasSubstr("RANK must be a number"), HasSubstr("'-1'")));
@@ -76,14 +94,15 @@ TEST(RankEnvironment, ErrorsNameTheVariable) {
   EXPECT_THAT(fault(with(kTorchrun, "LOCAL_WORLD_SIZE", "1")), HasSubstr("LOCAL_RANK=1 must be below LOCAL_WORLD_SIZE=1"));
   EXPECT_THAT(fault(with(kTorchrun, "MASTER_PORT", "70000")), HasSubstr("MASTER_PORT must be a number from 1 to 65535"));
   EXPECT_THAT(fault(with(kSlurm, "SLURM_PROCID", "7")), HasSubstr("SLURM_PROCID=7 must be below SLURM_NTASKS=4"));
-  EXPECT_THAT(fault(with(kSlurm, "SLURM_JOB_NODELIST", "gpu[07")), HasSubstr("SLURM_JOB_NODELIST"));
+  EXPECT_THAT(fault(with(kSlurm, "SLURM_STEP_NODELIST", "gpu[07")), HasSubstr("SLURM_STEP_NODELIST"));
+  EXPECT_THAT(fault(with(kSlurm, "SLURM_STEP_ID", "batch")), HasSubstr("SLURM_STEP_ID must be a number"));
 }
 
 TEST(RankEnvironment, TheFirstHostOfSlurmsList) {
-  EXPECT_EQ(first_slurm_host("one"), "one");
-  EXPECT_EQ(first_slurm_host("one,two"), "one");
-  EXPECT_EQ(first_slurm_host("gpu[07-09,12],cpu1"), "gpu07");
-  EXPECT_EQ(first_slurm_host("rack[2,4]n[3-5].site"), "rack2n3.site");
+  EXPECT_EQ(first_slurm_host("one", "LIST"), "one");
+  EXPECT_EQ(first_slurm_host("one,two", "LIST"), "one");
+  EXPECT_EQ(first_slurm_host("gpu[07-09,12],cpu1", "LIST"), "gpu07");
+  EXPECT_EQ(first_slurm_host("rack[2,4]n[3-5].site", "LIST"), "rack2n3.site");
 }
 
 TEST(RankEnvironment, TheTimeoutOfCollectivesCanBeSet) {

@@ -16,6 +16,7 @@
 #include "based/core/error.h"
 #include "based/parallel/launcher.h"
 #include "tests/core/temporary_folder.h"
+#include "tests/core/unused_port.h"
 #include "tests/parallel/operations.h"
 
 namespace based {
@@ -23,7 +24,14 @@ namespace job_test {
 
 using testing::ContainsRegex;
 using testing::HasSubstr;
+using testing::Not;
 using Milliseconds = std::chrono::milliseconds;
+
+RankEnvironment rank_of_two(int64_t rank) {
+  RankEnvironment result;
+  result.rank = rank, result.world = 2, result.address = "node1", result.port = 29500;
+  return result;
+}
 
 // Run by TwoProcessesSumOverTCP, in two processes.
 TEST(Job, DISABLED_OneOfTwoProcesses) {
@@ -48,6 +56,15 @@ TEST(Job, DISABLED_OneOfTwoIsKilled) {
     std::cerr << "step 20" << std::endl;
     std::raise(SIGKILL);
   }
+  job.ranks()->all_reduce(at::zeros({1}))->wait();
+}
+
+// Run by ARankThatServesTheStoreAndIsKilledEndsTheOthers: rank 0 dies while rank 1 is blocked in a collective.
+TEST(Job, DISABLED_RankZeroIsKilled) {
+  const auto rank = rank_environment();
+  ASSERT_TRUE(rank.has_value());
+  const Job job(*rank, torch::kCPU);
+  if (rank->rank == 0) std::raise(SIGKILL);
   job.ranks()->all_reduce(at::zeros({1}))->wait();
 }
 
@@ -125,10 +142,47 @@ struct Served {
   RankEnvironment rank;
 };
 
+// Runs a disabled test as a rank that no launcher watches. Returns its messages and its exit code.
+std::string run_rank(const std::string& test, int64_t rank, int port) {
+  const std::string command = "RANK=" + std::to_string(rank) + " WORLD_SIZE=2 LOCAL_RANK=" + std::to_string(rank) +
+                              " MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(port) + " " +
+                              std::filesystem::read_symlink("/proc/self/exe").string() + " --gtest_filter=Job.DISABLED_" + test +
+                              " --gtest_also_run_disabled_tests --gtest_brief=1 2>&1; echo code $?";
+  std::string output;
+  FILE* const pipe = popen(command.c_str(), "r");
+  for (int c = 0; (c = std::fgetc(pipe)) != EOF;) output += static_cast<char>(c);
+  pclose(pipe);
+  return output;
+}
+
+// Rank 0 serves the store.
+TEST(Job, ARankThatServesTheStoreAndIsKilledEndsTheOthers) {
+  const int port = unused_port();
+  std::string second;
+  std::thread other([&] { second = run_rank("RankZeroIsKilled", 1, port); });
+  run_rank("RankZeroIsKilled", 0, port);
+  other.join();
+  EXPECT_THAT(second, HasSubstr("the store of this job at 127.0.0.1:" + std::to_string(port) +
+                                " does not answer: rank 0, which serves it, has ended"));
+  EXPECT_THAT(second, HasSubstr("code 75"));
+  EXPECT_THAT(second, Not(HasSubstr("frame #"))) << "c10d's own warning";
+}
+
 TEST(Job, NamesTheRanksThatDoNotJoinAndTellsTheOthers) {
   const Served job;
   EXPECT_THAT(job.failure(), HasSubstr("rank 0 of 2 ranks did not join"));
   EXPECT_THAT(job.store->get_to_str("based/0/stop"), HasSubstr("rank 1 failed"));
+}
+
+TEST(Job, SaysWhichRanksItWaitsFor) {
+  Served job;
+  job.rank.rank = 0;
+  JobOptions options;
+  options.join_notice = Milliseconds(10);
+  options.join_timeout = Milliseconds(1010);
+  testing::internal::CaptureStderr();
+  EXPECT_NE(message_of<Error>([&] { const Job joined(job.rank, torch::kCPU, options); }), "");
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("info: waiting for rank 1 of 2 ranks to join, for at most 1 s more"));
 }
 
 TEST(Job, RefusesARankThatWasStartedTwice) {
@@ -152,9 +206,7 @@ TEST(Job, SaysThatNothingServesTheStore) {
   socklen_t size = sizeof address;
   ASSERT_EQ(bind(unused, reinterpret_cast<sockaddr*>(&address), size), 0);
   ASSERT_EQ(getsockname(unused, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  RankEnvironment rank;
-  rank.rank = 1;
-  rank.world = 2;
+  RankEnvironment rank = rank_of_two(1);
   rank.address = "127.0.0.1";
   rank.port = ntohs(address.sin_port);
   JobOptions options;
@@ -185,7 +237,7 @@ TEST(Job, OfOneRankNeedsNoStore) {
   options.poll = Milliseconds(5);
   options.beat = Milliseconds(10);
   options.silence = Milliseconds(100);
-  Watch watch(store, 0, 2, options);
+  Watch watch(store, rank_of_two(0), options);
   watch.all_joined();
   wait_for_watch(value);
 }
@@ -207,7 +259,7 @@ TEST(Job, OfOneRankNeedsNoStore) {
   store->set(Watch::process_key(1), std::string(description, static_cast<size_t>(size)));
   WatchOptions options;
   options.poll = Milliseconds(5);
-  Watch watch(store, 0, 2, options);
+  Watch watch(store, rank_of_two(0), options);
   watch.all_joined();
   wait_for_watch(value);
 }
@@ -234,6 +286,51 @@ TEST(WatchDeathTest, EndsTheProcessWhenARankIsSilent) {
 
 TEST(WatchDeathTest, EndsTheProcessWhenARankSaysStop) {
   EXPECT_EXIT(watch_rank_1("1", "rank 1 failed"), testing::ExitedWithCode(kConsequenceExit), "because another one did: rank 1 failed");
+}
+
+// A store whose host is lost: a request to it blocks, here for `delay`.
+class SlowStore final : public c10d::HashStore {
+ public:
+  explicit SlowStore(Milliseconds delay) : delay_(delay) {}
+  bool check(const std::vector<std::string>& keys) override {
+    std::this_thread::sleep_for(delay_);
+    return HashStore::check(keys);
+  }
+
+ private:
+  const Milliseconds delay_;
+};
+
+[[noreturn]] void watch_slow_store(Milliseconds delay) {
+  WatchOptions options;
+  options.poll = options.tick = Milliseconds(10);
+  options.silence = Milliseconds(1000);
+  const Watch watch(c10::make_intrusive<SlowStore>(delay), rank_of_two(1), options);
+  std::this_thread::sleep_for(delay.count() < 1000 ? Milliseconds(2000) : Milliseconds(60000));
+  _exit(0);
+}
+
+TEST(WatchDeathTest, EndsTheProcessWhenTheStoreIsSilent) {
+  EXPECT_EXIT(watch_slow_store(std::chrono::minutes(10)), testing::ExitedWithCode(kConsequenceExit),
+              "the store of this job at node1:29500 has not answered for 1 s: the host of rank 0, or the network to it, is gone");
+}
+
+TEST(WatchDeathTest, AStoreMayBeSlow) { EXPECT_EXIT(watch_slow_store(Milliseconds(100)), testing::ExitedWithCode(0), ""); }
+
+// The others poll the store twice a second.
+TEST(WatchDeathTest, TheRankThatServesTheStoreKeepsItForTheOthers) {
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EXIT(
+      {
+        const StoreHandle store = c10::make_intrusive<c10d::HashStore>();
+        store->set("stop", std::string("rank 1 failed"));
+        RankEnvironment rank = rank_of_two(0);
+        rank.serves_store = true;
+        const Watch watch(store, rank, {.poll = Milliseconds(5)});
+        wait_for_watch("");
+      },
+      testing::ExitedWithCode(kConsequenceExit), "rank 1 failed");
+  EXPECT_GE(std::chrono::steady_clock::now() - start, kLastWords);
 }
 
 TEST(WatchDeathTest, ARankThatHasDoneItsWorkMayBeSilent) { EXPECT_EXIT(watch_rank_1(Watch::kDone, ""), testing::ExitedWithCode(0), ""); }
