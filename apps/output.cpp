@@ -7,6 +7,7 @@
 
 #include "based/core/descriptors.h"
 #include "based/core/error.h"
+#include "based/core/log.h"
 #include "based/core/text.h"
 
 namespace based::apps {
@@ -52,6 +53,10 @@ void print_line(const std::string& text) { output() << escape_controls(text) << 
 
 void print_text(const std::string& text) { output() << text << std::flush; }
 
-void print_message(const std::string& text) { write_all(STDERR_FILENO, "based: " + shortened_lines(escape_controls(text, true)) + "\n"); }
+void print_message(const std::string& text) {
+  const std::string line = "based: " + shortened_lines(escape_controls(text, true));
+  write_all(STDERR_FILENO, line + "\n");
+  copy_to_log(line);
+}
 
 }  // namespace based::apps

@@ -4,6 +4,7 @@
 
 #include "apps/command.h"
 #include "based/core/files.h"
+#include "based/core/folders.h"
 #include "based/core/json.h"
 #include "based/core/log.h"
 #include "based/core/profile.h"
@@ -11,9 +12,11 @@
 #include "based/parallel/environment.h"
 #include "based/parallel/job.h"
 #include "based/parallel/launcher.h"
+#include "based/parallel/rank_process.h"
 #include "based/train/classification.h"
 #include "based/train/recipe.h"
 #include "based/train/text_run.h"
+#include "based/train/text_run_checks.h"
 
 namespace based::apps {
 namespace train_command {
@@ -103,13 +106,25 @@ DeviceRequest requested_devices(const Options& options, const TextRun& run) {
   return {.cpu = run.train.device == "cpu", .count = 0};
 }
 
-// Trains as one process, or as one rank of a job.
-TextRunResult train(const Options& options, Config config, const std::optional<RankEnvironment>& rank) {
+TextRun read_run(const Options& options, Config config) {
   if (!options.devices.empty()) config.set("train.device", Config(parse_devices(options.devices).cpu ? "cpu" : "cuda", "--devices: "));
-  const TextRun run = read_config<TextRun>(config);
+  return read_config<TextRun>(config);
+}
+
+// The ranks' messages go here, by this process or by launch_ranks.
+std::string log_folder(const Options& options) { return path_in(options.out, "logs"); }
+
+// Trains as one process, or as one rank of a job.
+TextRunResult train(const Options& options, const Config& config, const std::optional<RankEnvironment>& rank) {
+  const TextRun run = read_run(options, config);
   TextRunOptions choices = run_options(options);
   if (!rank) return run_text_training(run, options.out, choices);
   const torch::Device device = device_of_rank(*rank, requested_devices(options, run));
+  check_before_start(run, rank->world);
+  if (!rank->launched) {
+    make_folder(log_folder(options));
+    copy_log_to(rank_log_path(log_folder(options), rank->rank));
+  }
   Job job(*rank, device, {.collective_timeout = collective_timeout()});
   choices.ranks = job.ranks();
   choices.one_host = rank->local_world == rank->world;
@@ -179,6 +194,16 @@ ProfileSession start_profile(const Options& options, const std::optional<RankEnv
   return ProfileSession(path, {.process = "based train" + (rank ? ", rank " + number : ""), .layer_steps = options.profile_steps});
 }
 
+// Starts the ranks. What is wrong with the config is said once and before a folder is made, instead of by each rank.
+void launch(const Options& options, const Config& config, int64_t ranks) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(options.config, ignored))
+    throw UsageError(options.config + ": not a regular file; with --devices, each process reads the config");
+  check_before_start(read_run(options, config), ranks);
+  const int code = launch_ranks({.ranks = ranks, .log_folder = log_folder(options)});
+  if (code != 0) throw Exit{code};
+}
+
 void run(const Options& options) {
   if (!options.profile.empty() && (options.keys || options.print_recipe))
     throw UsageError("--profile records a training, but --keys and --print-recipe train nothing; leave it out");
@@ -196,14 +221,7 @@ void run(const Options& options) {
   const std::optional<RankEnvironment> rank = rank_environment();
   if (!rank && !options.devices.empty()) {
     const DeviceRequest request = parse_devices(options.devices);
-    if (request.count > 1) {
-      std::error_code ignored;
-      if (!std::filesystem::is_regular_file(options.config, ignored))
-        throw UsageError(options.config + ": not a regular file; with --devices, each process reads the config");
-      const int code = launch_ranks({.ranks = request.count, .log_folder = path_in(options.out, "logs")});
-      if (code != 0) throw Exit{code};
-      return;
-    }
+    if (request.count > 1) return launch(options, config, request.count);
   }
   ProfileSession profile = start_profile(options, rank);
   report(options, train(options, config, rank), !rank || rank->rank == 0);

@@ -54,8 +54,9 @@ struct Pipe {
 
 }  // namespace
 
-RankProcess::RankProcess(int64_t rank, const std::string& log_folder)
-    : rank_(rank), log_path_(log_folder + "/rank-" + std::to_string(rank) + ".log") {
+std::string rank_log_path(const std::string& log_folder, int64_t rank) { return log_folder + "/rank-" + std::to_string(rank) + ".log"; }
+
+RankProcess::RankProcess(int64_t rank, const std::string& log_folder) : rank_(rank), log_path_(rank_log_path(log_folder, rank)) {
   log_ = open(log_path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (log_ < 0) throw Error(log_path_ + ": cannot be written: " + system_message(errno));
   struct stat info {};

@@ -11,9 +11,12 @@
 
 namespace based {
 
+// `log_folder`/rank-N.log, for the messages of a rank.
+std::string rank_log_path(const std::string& log_folder, int64_t rank);
+
 class RankProcess {
  public:
-  // Appends to `log_folder`/rank-N.log. Throws Error if that cannot be opened.
+  // Appends to rank_log_path(). Throws Error if that cannot be opened.
   RankProcess(int64_t rank, const std::string& log_folder);
   // Kills the process and its children, and reaps it.
   ~RankProcess();

@@ -21,23 +21,12 @@ std::vector<TextSetConfig> training_sets(const TextDataConfig& data) {
   return data.sets.empty() ? std::vector<TextSetConfig>{{data.train, 1}} : data.sets;
 }
 
-void check_training_sets(const TextDataConfig& data, int64_t ranks) {
-  if (data.train.empty() == data.sets.empty())
-    throw UsageError("data must name either one text, data.train, or several, [[data.sets]] with path and weight");
-  for (const TextSetConfig& set : training_sets(data)) {
-    const std::string key = data.sets.empty() ? "data.train" : "data.sets";
-    if (!path_exists(set.path)) throw Error(set.path + ": no such file or folder; " + key + " names it");
-    if (!std::isfinite(set.weight) || set.weight <= 0)
-      throw UsageError("data.sets: the weight of " + set.path + " must be a positive number, got " + std::to_string(set.weight));
-    if (data.valid.empty() && (is_packed(set.path) || !data.sets.empty())) {
-      throw UsageError((data.sets.empty() ? "data.train is packed" : "data.sets names several texts") +
-                       std::string(": data.valid must name a held-out set, packed or text"));
-    }
-    if (ranks > 1 && !is_packed(set.path)) {
+void log_encoding(const TextDataConfig& data, int64_t ranks) {
+  if (ranks == 1) return;
+  for (const TextSetConfig& set : training_sets(data))
+    if (!is_packed(set.path))
       log_info(set.path + " is not packed: each of the " + std::to_string(ranks) +
                " ranks encodes it and keeps it in memory; `based data pack` does this once");
-    }
-  }
 }
 
 std::unique_ptr<Tokenizer> learn_tokenizer(const TextDataConfig& data) {
@@ -131,8 +120,25 @@ std::string training_paths(const TextDataConfig& data) {
   return paths;
 }
 
+void check_text_data(const TextDataConfig& data) {
+  if (data.train.empty() == data.sets.empty())
+    throw UsageError("data must name either one text, data.train, or several, [[data.sets]] with path and weight");
+  for (const TextSetConfig& set : training_sets(data)) {
+    const std::string key = data.sets.empty() ? "data.train" : "data.sets";
+    if (!path_exists(set.path)) throw Error(set.path + ": no such file or folder; " + key + " names it");
+    if (!std::isfinite(set.weight) || set.weight <= 0)
+      throw UsageError("data.sets: the weight of " + set.path + " must be a positive number, got " + std::to_string(set.weight));
+    if (data.valid.empty() && (is_packed(set.path) || !data.sets.empty())) {
+      throw UsageError((data.sets.empty() ? "data.train is packed" : "data.sets names several texts") +
+                       std::string(": data.valid must name a held-out set, packed or text"));
+    }
+  }
+  if (!data.valid.empty() && !path_exists(data.valid)) throw Error(data.valid + ": no such file or folder; data.valid names it");
+}
+
 TextData load_text_data(const TextDataConfig& data, int64_t length, const std::string& known, int64_t ranks) {
-  check_training_sets(data, ranks);
+  check_text_data(data);
+  log_encoding(data, ranks);
   TextData text;
   if (!known.empty())
     text.tokenizer = known_tokenizer(data, known);

@@ -56,8 +56,11 @@ struct TextData {
 // The training data's paths, for messages: data.train, or the sets' paths with commas between them.
 std::string training_paths(const TextDataConfig& data);
 
+// Throws UsageError for inconsistent keys, and Error for a path that names nothing. Reads no data.
+void check_text_data(const TextDataConfig& data);
+
 // `known`: a folder whose tokenizer replaces data.tokenizer, for a resumed run; empty: none. `ranks`: processes of the job, each of which
-// loads the data; text that is not packed is encoded by each of them, to equal tokens. Throws UsageError for inconsistent keys, Error for
+// loads the data; text that is not packed is encoded by each of them, to equal tokens. Throws as check_text_data() does, and Error for
 // files that cannot be used.
 TextData load_text_data(const TextDataConfig& data, int64_t length, const std::string& known = {}, int64_t ranks = 1);
 

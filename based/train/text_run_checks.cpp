@@ -108,6 +108,12 @@ void check_run(const TextRun& run, int64_t ranks) {
   require(run.checkpoint.keep >= 1, "checkpoint.keep must be at least 1");
 }
 
+void check_before_start(const TextRun& run, int64_t ranks) {
+  check_run(run, ranks);
+  checked_model_keys(run);
+  check_text_data(run.data);
+}
+
 Config checked_model_keys(const TextRun& run) {
   const Config keys = model_table(run.model);
   const int64_t positions = read_model_config(keys).max_positions;

@@ -10,6 +10,9 @@ namespace based {
 // Throws UsageError for keys that are out of range or contradict one another, or do not suit this number of ranks.
 void check_run(const TextRun& run, int64_t ranks);
 
+// The same, and Error if a path of the data names nothing: all that can be known before the ranks of a job are started.
+void check_before_start(const TextRun& run, int64_t ranks);
+
 // The keys of [model], checked for unknown keys and values out of range; vocab_size is not known yet.
 Config checked_model_keys(const TextRun& run);
 
