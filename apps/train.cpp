@@ -240,7 +240,7 @@ void setup(CommandLine app) {
   app.add_option("--out", options->out, "folder for the model, the tokenizer, the metrics and the checkpoints", kPath);
   app.add_flag("--resume", options->resume, "continue from the newest complete checkpoint in --out; start anew if there is none");
   app.add_option("--resume-from", options->resume_from,
-                 "continue from the checkpoint of this step; later checkpoints are renamed to aside-step-N");
+                 "continue from the checkpoint of this step; later checkpoints are renamed to aside-step-N", {0});
   app.add_option("--skip-windows", options->skip_windows,
                  "A..B: with --resume-from, leave out places A to B - 1 of the order of the data, counted from the start of the run");
   app.add_flag("--overwrite", options->overwrite,

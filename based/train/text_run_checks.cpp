@@ -1,9 +1,11 @@
 #include "based/train/text_run_checks.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 
 #include "based/core/hash.h"
+#include "based/core/json.h"
 #include "based/core/log.h"
 
 namespace based {
@@ -28,7 +30,8 @@ bool names_data(const std::string& key) {
 
 // True for keys that change weights and metrics only by rounding, and for the data's paths: the tokens' hash is compared instead.
 bool may_change(const std::string& key) {
-  static const std::set<std::string> free{"train.device", "train.accumulate", "train.shard", "train.bucket_mb", "train.max_bad_steps"};
+  static const std::set<std::string> free{"train.device",    "train.accumulate",    "train.shard",
+                                          "train.bucket_mb", "train.max_bad_steps", "train.checkpoint_activations"};
   return names_data(key) || free.contains(key) || key.starts_with("checkpoint.");
 }
 
@@ -56,6 +59,19 @@ void require_same_run(const Leaves& before, const Leaves& now, const std::string
                      ": it would not be the same run; put the key back, or train into another folder");
   }
 }
+
+// The weights of the sets decide the order of the data, so a change of them alone changes its hash too.
+void require_same_weights(const Json& before, const Json& now, const std::string& out) {
+  for (size_t i = 0; i < std::min(before.size(), now.size()); ++i) {
+    const Json &was = before.at(i).at("weight"), &weight = now.at(i).at("weight");
+    if (was.get<double>() == weight.get<double>()) continue;
+    throw UsageError("--resume: data.sets: the weight of " + now.at(i).at("path").get<std::string>() + " is " + weight.dump() +
+                     ", the run in " + out + " has " + was.dump() +
+                     ": it would not be the same run; put the weight back, or train into another folder");
+  }
+}
+
+std::string text_of(const WindowRange& range) { return std::to_string(range.first) + ".." + std::to_string(range.last); }
 
 std::string count_of_devices(int64_t count) { return std::to_string(count) + (count == 1 ? " device" : " devices"); }
 
@@ -142,6 +158,7 @@ RunState load_resumed_state(const ResumedRun& resumed) {
   if (!added.empty()) log_info("--resume: the run was saved before these keys existed, which get their defaults: " + added);
   require_same_run(before, now, resumed.out);
   if (state.data_hash != resumed.data_hash) {
+    require_same_weights(parse_json(before.at("data.sets"), resumed.from), parse_json(now.at("data.sets"), resumed.out), resumed.out);
     throw UsageError("--resume: the tokens of data.train or data.valid (" + training_paths(resumed.run.data) +
                      ") are not those that the run began with; put the text back, or train into another folder");
   }
@@ -149,9 +166,9 @@ RunState load_resumed_state(const ResumedRun& resumed) {
   return state;
 }
 
-void add_restart(RunState& state, const std::vector<WindowRange>& skip) {
+void add_restart(RunState& state, const std::vector<WindowRange>& skip, int64_t windows) {
   for (const WindowRange& range : skip) {
-    const std::string text = "--skip-windows " + std::to_string(range.first) + ".." + std::to_string(range.last);
+    const std::string text = "--skip-windows " + text_of(range);
     if (range.first < 0 || range.last <= range.first) throw UsageError(text + ": must be A..B with 0 <= A < B");
     if (range.first < state.data.window) {
       throw UsageError(text + ": the checkpoint of step " + std::to_string(state.loop.step) + " was saved after " +
@@ -159,9 +176,25 @@ void add_restart(RunState& state, const std::vector<WindowRange>& skip) {
                        " windows, so the first to skip must be at least this number; --resume-from an "
                        "earlier step, or skip fewer windows");
     }
+    int64_t places = windows;
+    for (const WindowRange& before : skipped_windows(state)) places += before.last - before.first;
+    if (range.last > places)
+      throw UsageError(text + ": the whole run (train.steps times train.batch, and the windows skipped before) has the places 0 to " +
+                       std::to_string(places - 1) + "; skip windows among them");
     state.restarts.push_back({state.loop.step, range.first, range.last});
   }
   if (skip.empty()) state.restarts.push_back({state.loop.step, 0, 0});
+}
+
+std::string dropped_windows(const RunState& later, const RunState& returned) {
+  const std::vector<WindowRange> kept = skipped_windows(returned);
+  std::string flags;
+  for (const WindowRange& range : skipped_windows(later)) {
+    const bool covered = std::any_of(kept.begin(), kept.end(),
+                                     [&](const WindowRange& other) { return other.first <= range.first && range.last <= other.last; });
+    if (!covered) flags += (flags.empty() ? "--skip-windows " : " --skip-windows ") + text_of(range);
+  }
+  return flags;
 }
 
 }  // namespace based

@@ -30,8 +30,11 @@ struct ResumedRun {
 // differences that change only rounding.
 RunState load_resumed_state(const ResumedRun& resumed);
 
-// Adds a return to the state's step and the windows that it leaves out to state.restarts. Throws UsageError for a range that is not in
-// order or that the run has delivered already.
-void add_restart(RunState& state, const std::vector<WindowRange>& skip);
+// Adds a return to the state's step and the windows that it leaves out to state.restarts. `windows`: what all steps of the run train on.
+// Throws UsageError for a range that is not in order, that the run has delivered already, or that reaches beyond the run.
+void add_restart(RunState& state, const std::vector<WindowRange>& skip, int64_t windows);
+
+// The windows that a later checkpoint leaves out and the one that the run returned to does not, as flags of `based train`; empty: none.
+std::string dropped_windows(const RunState& later, const RunState& returned);
 
 }  // namespace based

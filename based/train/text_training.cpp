@@ -132,7 +132,22 @@ class TextTraining {
       throw Error(path_in(from_, "trainer.json") + ": is the state of step " + std::to_string(state_.loop.step) +
                   ", not of the folder's step " + std::to_string(result_.resumed_from) + "; resume from another checkpoint");
     }
-    if (options_.resume_from >= 0) add_restart(state_, options_.skip);
+    if (options_.resume_from < 0) return;
+    add_restart(state_, options_.skip, run_.train.steps * run_.train.batch);
+    if (leader_) warn_of_dropped_windows();
+  }
+
+  // An earlier --skip-windows is part of the checkpoints after it alone.
+  void warn_of_dropped_windows() const {
+    const int64_t newest = checkpoints_.steps().back();
+    std::string flags;
+    try {
+      flags = dropped_windows(load_run_state(checkpoints_.path(newest)), state_);
+    } catch (const Error&) {  // it is damaged, and set aside
+    }
+    if (!flags.empty())
+      log_warning("--resume-from " + std::to_string(options_.resume_from) + ": the run left out windows at a later step (" + flags +
+                  "), and the checkpoint of this step knows nothing of them: they are trained on, unless these flags are given again");
   }
 
   LoaderConfig loader_config(int64_t rows) const {

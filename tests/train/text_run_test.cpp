@@ -285,6 +285,39 @@ INSTANTIATE_TEST_SUITE_P(All, Resume,
                          [](const auto& variant) { return variant.param.name; });
 
 // A run's files name its device, and those of earlier versions have states of random generators. Another device can resume from them.
+// The remedy that an evaluation names when the memory is full.
+TEST(Resume, ActivationsMayBeKeptNoLonger) {
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.train.steps = 8;
+  run.checkpoint.every = 4;
+  run.checkpoint.keep = 100;
+  const std::string out = folder.file("out");
+  run_text_training(run, out);
+  const auto before = results_of(out);
+  take_back_to(out, 4);
+  run.train.checkpoint_activations = true;
+  EXPECT_EQ(run_text_training(run, out, {.resume = true}).resumed_from, 4);
+  auto after = results_of(out);
+  EXPECT_EQ(after.at("metrics.jsonl"), before.at("metrics.jsonl"));
+  EXPECT_EQ(after.at("model.safetensors"), before.at("model.safetensors"));
+}
+
+// Not the text, which is the same.
+TEST(Resume, AnotherWeightOfASetIsNamed) {
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.train.steps = 2;
+  run.data.tokenizer = "bytes";
+  run.data.sets = {{run.data.train, 1}, {run.data.train, 0.5}};
+  run.data.valid = std::exchange(run.data.train, "");
+  const std::string out = folder.file("out");
+  run_text_training(run, out);
+  run.data.sets[1].weight = 0.25;
+  EXPECT_THAT(message_of<UsageError>([&] { run_text_training(run, out, {.resume = true}); }),
+              HasSubstr("--resume: data.sets: the weight of " + run.data.valid + " is 0.25, the run in " + out + " has 0.5"));
+}
+
 TEST(Resume, ACheckpointFromAnotherDeviceGoesOn) {
   const TemporaryFolder folder;
   TextRun run = small_run(folder);
