@@ -7,6 +7,8 @@
 #include <set>
 
 #include "based/core/files.h"
+#include "based/core/hash.h"
+#include "based/core/text.h"
 #include "based/models/tensor_view.h"
 
 namespace based {
@@ -16,6 +18,7 @@ constexpr const char* kFirstMoment = "first_moment.";
 constexpr const char* kSecondMoment = "second_moment.";
 constexpr const char* kSteps = "steps.";
 constexpr const char* kMaster = "master.";
+constexpr const char* kOrderHash = "order_hash";  // key of the file's metadata
 // Tensors in files of earlier versions: states of random generators. Random numbers now depend only on the seed and the step.
 constexpr std::array kObsolete{"random.cpu", "random.cuda"};
 
@@ -52,11 +55,65 @@ Tensor values_of(const TensorView& view) {
   return torch::from_blob(const_cast<std::byte*>(view.bytes.data()), view.shape, torch::dtype(dtype));
 }
 
+// The updates of the run, and so of each of its parameters that always had a gradient.
+int64_t count_updates(const RunState& state) { return state.loop.step - state.loop.skipped; }
+
+int64_t count_steps(const TensorView& view) { return static_cast<int64_t>(values_of(view).to(torch::kDouble).max().item<double>()); }
+
+std::vector<std::string> find_other_steps(const ViewsByName& views, int64_t updates) {
+  std::vector<std::string> other;
+  for (const auto& [name, view] : views)
+    if (name.starts_with(kSteps) && count_steps(view) != updates) other.push_back(name);
+  return other;
+}
+
+std::string hash_of_tensors(const ViewsByName& views) {
+  Hasher128 hasher;
+  for (const auto& [name, view] : views) {
+    if (std::find(kObsolete.begin(), kObsolete.end(), name) != kObsolete.end()) continue;
+    hasher.update(std::as_bytes(std::span(name)));
+    hasher.update(view.bytes);
+  }
+  return hasher.digest().hex();
+}
+
+ViewsByName views_by_name(const SafetensorsFile& file) {
+  ViewsByName views;
+  for (const TensorView& view : file.tensors()) views.emplace(view.name, view);
+  return views;
+}
+
+void require_usable_moments(const ViewsByName& views, const std::string& path) {
+  for (const auto& [name, view] : views) {
+    if (!name.starts_with(kFirstMoment) && !name.starts_with(kSecondMoment)) continue;
+    if (first_not_finite(view))
+      throw Error(path + ": tensor '" + name + "' has a value that is not finite; resume from another checkpoint");
+    if (name.starts_with(kSecondMoment) && !view.bytes.empty() && values_of(view).min().item<double>() < 0)
+      throw Error(path + ": tensor '" + name + "', a mean of squares, has a value below 0; resume from another checkpoint");
+  }
+}
+
+// The same step count, order of the data and bytes as at the save, for checkpoints of versions that recorded them.
+void require_saved_tensors(const ViewsByName& views, const SafetensorsFile& file, const RunState& state) {
+  if (state.optimizer_hash.empty()) return;
+  const std::set<std::string> known(state.other_steps.begin(), state.other_steps.end());
+  for (const std::string& name : find_other_steps(views, count_updates(state)))
+    if (!known.contains(name))
+      throw Error(file.path() + ": tensor '" + name + "' is " + std::to_string(count_steps(views.at(name))) + ", but trainer.json has " +
+                  std::to_string(count_updates(state)) + " updates (loop.step - loop.skipped); resume from another checkpoint");
+  const auto order = file.metadata().find(kOrderHash);
+  if (order != file.metadata().end() && order->second != state.data.order_hash)
+    throw Error(file.path() + ": was saved with order_hash = " + in_quotes(order->second) +
+                ", but trainer.json has data.order_hash = " + in_quotes(state.data.order_hash) + "; resume from another checkpoint");
+  if (hash_of_tensors(views) != state.optimizer_hash)
+    throw Error(file.path() + ": its tensors are not those that were saved with trainer.json, which has optimizer_hash = " +
+                in_quotes(state.optimizer_hash) + "; resume from another checkpoint");
+}
+
 // A moment can be zero in a whole run, such as that of a weight whose gradient is always 0. Those are listed when a checkpoint is saved, so
 // any other was lost afterwards.
 void require_whole_moments(const SafetensorsFile& file, const RunState& state) {
-  ViewsByName views;
-  for (const TensorView& view : file.tensors()) views.emplace(view.name, view);
+  const ViewsByName views = views_by_name(file);
   if (state.devices > 0) {
     const std::set<std::string> known(state.zero_moments.begin(), state.zero_moments.end());
     for (const std::string& name : find_zero_moments(views))
@@ -64,14 +121,15 @@ void require_whole_moments(const SafetensorsFile& file, const RunState& state) {
         throw Error(file.path() + ": tensor '" + name +
                     "' is all zero, and was not when the checkpoint was saved; resume from another one");
   }
-  if (state.loop.step == 0) return;
-  double most = 0;
+  int64_t most = 0;
   for (const auto& [name, view] : views)
-    if (name.starts_with(kSteps)) most = std::max(most, values_of(view).to(torch::kDouble).max().item<double>());
-  const int64_t updates = state.loop.step - state.loop.skipped;
-  if (static_cast<int64_t>(most) != updates)
-    throw Error(file.path() + ": its parameters have been updated " + std::to_string(static_cast<int64_t>(most)) +
-                " times, but trainer.json has " + std::to_string(updates) + " updates (loop.step - loop.skipped); resume from another one");
+    if (name.starts_with(kSteps)) most = std::max(most, count_steps(view));
+  const int64_t updates = count_updates(state);
+  if (state.loop.step > 0 && most != updates)
+    throw Error(file.path() + ": its parameters have been updated " + std::to_string(most) + " times, but trainer.json has " +
+                std::to_string(updates) + " updates (loop.step - loop.skipped); resume from another one");
+  require_usable_moments(views, file.path());
+  require_saved_tensors(views, file, state);
 }
 
 // The rows of a step never change within a run, so the position in the data follows from the step.
@@ -127,7 +185,9 @@ void save_run_state(const std::string& folder, RunState state, const NamedTensor
     by_name.emplace(name, views.back());
   }
   state.zero_moments = find_zero_moments(by_name);
-  write_safetensors(path_in(folder, "optimizer.safetensors"), views);
+  state.other_steps = find_other_steps(by_name, count_updates(state));
+  state.optimizer_hash = hash_of_tensors(by_name);
+  write_safetensors(path_in(folder, "optimizer.safetensors"), views, {{kOrderHash, state.data.order_hash}});
   write_file_atomic(path_in(folder, "trainer.json"), write_config(state).to_json() + "\n");
 }
 

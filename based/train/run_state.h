@@ -34,6 +34,8 @@ struct RunState {
   int64_t devices = 0;    // ranks of the run; 0: saved by a version that did not record it
   std::vector<Restart> restarts;
   std::vector<std::string> zero_moments;  // moments that are all zero although their parameter was updated
+  std::vector<std::string> other_steps;   // step counts that differ from the run's updates, as of a parameter without a gradient
+  std::string optimizer_hash;             // of the names and bytes of the optimizer's tensors; empty: saved by a version without it
   Config run;                             // the run's keys, defaults included
 
   template <class Visitor>
@@ -46,6 +48,8 @@ struct RunState {
     field("devices", devices, "ranks of the run");
     field("restarts", restarts, "returns to earlier checkpoints, and the windows that were left out");
     field("zero_moments", zero_moments, "tensors of optimizer.safetensors that are all zero although their parameter was updated");
+    field("other_steps", other_steps, "tensors of optimizer.safetensors with another step count than the run's updates");
+    field("optimizer_hash", optimizer_hash, "hash of the tensors of optimizer.safetensors");
     field("run", run, "the run's keys, defaults included");
   }
 };
@@ -57,15 +61,16 @@ std::vector<WindowRange> skipped_windows(const RunState& state);
 // copies.
 NamedTensors optimizer_tensors(AdamW& optimizer, bool sharded = false);
 
-// Writes and syncs both files. Sets zero_moments in the file. Throws Error.
+// Writes and syncs both files. Sets zero_moments, other_steps and optimizer_hash in the file. Throws Error.
 void save_run_state(const std::string& folder, RunState state, const NamedTensors& optimizer);
 void save_run_state(const std::string& folder, const RunState& state, AdamW& optimizer);
 
 // Throws Error naming the file and the field if the fields contradict one another.
 RunState load_run_state(const std::string& folder);
 // Loads the state of an optimizer that was made for the same model, on any device and any number of ranks. Throws Error naming a tensor
-// that is missing, has a wrong shape or type, or is all zero though it was not when the checkpoint was saved; also for step counts that
-// contradict trainer.json, and for a wrong number of tensors.
+// that is missing, has a wrong shape or type, is all zero though it was not when the checkpoint was saved, or holds a moment that is not
+// finite or a second moment below 0; also for step counts and an order of the data that contradict trainer.json, for a wrong number of
+// tensors, and for any other difference from the saved tensors.
 void load_optimizer(const std::string& folder, AdamW& optimizer);
 
 }  // namespace based

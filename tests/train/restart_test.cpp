@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "based/core/files.h"
+#include "based/core/json.h"
 #include "based/core/manifest.h"
 #include "based/core/safetensors.h"
 #include "based/train/run_state.h"
@@ -59,6 +60,21 @@ TEST(Restart, LeavesTheWindowsOutAndKeepsLaterCheckpointsAside) {
   }
 }
 
+TEST(Restart, AReturnToBeforeARestartSaysWhatItDrops) {
+  const TemporaryFolder folder;
+  const TextRun run = run_of_twelve(folder);
+  const std::string out = folder.file("out");
+  run_text_training(run, out);
+  run_text_training(run, out, {.resume_from = 8, .skip = {{33, 35}, {40, 41}}});
+  const auto warning = [&](const TextRunOptions& options) {
+    testing::internal::CaptureStderr();
+    run_text_training(run, out, options);
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(warning({.resume_from = 8}), testing::Not(HasSubstr("--skip-windows"))) << "step 8 was saved again with them";
+  EXPECT_THAT(warning({.resume_from = 4, .skip = {{33, 35}}}), HasSubstr("left out windows at a later step (--skip-windows 40..41)"));
+}
+
 TEST(Restart, WhatCannotBeIsRefusedAndChangesNothing) {
   const TemporaryFolder folder;
   const TextRun run = run_of_twelve(folder);
@@ -68,6 +84,7 @@ TEST(Restart, WhatCannotBeIsRefusedAndChangesNothing) {
   const auto refusal = [&](const TextRunOptions& options) { return message_of<UsageError>([&] { run_text_training(run, out, options); }); };
   EXPECT_THAT(refusal({.resume_from = 5}), HasSubstr("has no checkpoint of step 5; there are those of steps 4, 8, 12"));
   EXPECT_THAT(refusal({.resume_from = 4, .skip = {{12, 20}}}), HasSubstr("step 4 was saved after 16 windows"));
+  EXPECT_THAT(refusal({.resume_from = 4, .skip = {{40, 49}}}), HasSubstr("--skip-windows 40..49: the whole run"));
   EXPECT_THAT(refusal({.resume_from = 4, .skip = {{20, 20}}}), HasSubstr("must be A..B with 0 <= A < B"));
   EXPECT_THAT(refusal({.resume = true, .skip = {{20, 24}}}), HasSubstr("--skip-windows needs --resume-from"));
   EXPECT_EQ(results_of(out), before);
@@ -141,6 +158,58 @@ TEST_F(DoctoredCheckpoint, AMomentThatIsZeroOrMissingIsNamed) {
   EXPECT_EQ(refusal(), "");
 }
 
+TEST_F(DoctoredCheckpoint, ChangedMomentsAndStepCountsAreRefused) {
+  const std::string whole = read_file(step_ + "/optimizer.safetensors");
+  std::vector<std::byte> changed;
+  const auto change = [&](const std::string& name, const std::function<void(std::span<float> values)>& edit) {
+    change_tensors([&](std::vector<TensorView>& views) {
+      for (TensorView& view : views) {
+        if (view.name != name) continue;
+        changed.assign(view.bytes.begin(), view.bytes.end());
+        edit({reinterpret_cast<float*>(changed.data()), changed.size() / sizeof(float)});
+        view.bytes = changed;
+      }
+    });
+  };
+  const auto half = [](std::span<float> values) {
+    std::fill(values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end(), 0.0F);
+  };
+  const std::string moment = "second_moment.embedding";
+  change(moment, half);
+  EXPECT_THAT(refusal(), HasSubstr("optimizer.safetensors: its tensors are not those that were saved with trainer.json"));
+  write("optimizer.safetensors", whole);
+  change(moment, [](std::span<float> values) { values[1] = std::nanf(""); });
+  EXPECT_THAT(refusal(), HasSubstr("tensor '" + moment + "' has a value that is not finite"));
+  write("optimizer.safetensors", whole);
+  change(moment, [](std::span<float> values) { values[1] = -1; });
+  EXPECT_THAT(refusal(), HasSubstr("tensor '" + moment + "', a mean of squares, has a value below 0"));
+  write("optimizer.safetensors", whole);
+  change_tensors([this](std::vector<TensorView>& views) {  // all that is known of one parameter
+    zeros_.resize(1 << 20);
+    for (TensorView& view : views)
+      if (view.name.ends_with(".embedding")) view.bytes = std::span(zeros_).first(view.bytes.size());
+  });
+  EXPECT_THAT(refusal(), HasSubstr("tensor 'steps.embedding' is 0, but trainer.json has 2 updates"));
+  write("optimizer.safetensors", whole);
+  EXPECT_EQ(refusal(), "");
+}
+
+TEST_F(DoctoredCheckpoint, AnotherOrderOfTheDataIsRefused) {
+  const std::string hash = hash_at(out_, 2);
+  replace(hash, "0123456789abcdef");
+  EXPECT_THAT(refusal(),
+              HasSubstr("was saved with order_hash = '" + hash + "', but trainer.json has data.order_hash = '0123456789abcdef'"));
+}
+
+// Checkpoints of earlier versions have no hashes: what those versions accepted still resumes.
+TEST_F(DoctoredCheckpoint, OfAnEarlierVersionResumes) {
+  change_tensors([](std::vector<TensorView>&) {});
+  Json state = parse_json(read_file(step_ + "/trainer.json"), "trainer.json");
+  for (const char* key : {"optimizer_hash", "other_steps"}) EXPECT_EQ(state.erase(key), 1U) << key;
+  write("trainer.json", state.dump());
+  EXPECT_EQ(refusal(), "");
+}
+
 TEST_F(DoctoredCheckpoint, PositionsThatContradictOneAnotherAreNamed) {
   const std::string whole = read_file(step_ + "/trainer.json");
   replace("\"window\": 8", "\"window\": 12");
@@ -168,6 +237,7 @@ TEST(RunStateMoments, ThatWereZeroBeforeAreNoDamage) {
   save_run_state(folder.path().string(), state, optimizer);
   EXPECT_THAT(load_run_state(folder.path().string()).zero_moments,
               testing::ElementsAre("first_moment.norm.weight", "second_moment.norm.weight"));
+  EXPECT_TRUE(load_run_state(folder.path().string()).other_steps.empty());
   EXPECT_EQ(message_of<Error>([&] { load_optimizer(folder.path().string(), other); }), "");
   EXPECT_TRUE(torch::equal(other.slots()[0].first_moment, optimizer.slots()[0].first_moment));
 }
