@@ -44,6 +44,14 @@ OwnedStreams& owned_streams() {
 }
 constexpr int kMostOwnStreams = 32;  // the size of the pool of a device
 
+// The field, in kB, of a file of /proc; nullopt if there is none.
+std::optional<int64_t> bytes_in(const char* file, const std::string& field) {
+  std::ifstream lines(file);
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with(field)) return int64_t{1024} * std::stoll(line.substr(field.size()));
+  return std::nullopt;
+}
+
 }  // namespace
 
 OwnStream::OwnStream(torch::Device device) {
@@ -78,6 +86,8 @@ int64_t peak_memory(torch::Device device) {
     constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     return c10::getDeviceAllocator(device.type())->getDeviceStats(device.index()).allocated_bytes.at(kAll).peak;
   }
+  // ru_maxrss would count a program that became this one by exec, such as the Python of torchrun.
+  if (const auto bytes = bytes_in("/proc/self/status", "VmHWM:")) return *bytes;
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return int64_t{1024} * usage.ru_maxrss;
@@ -85,10 +95,7 @@ int64_t peak_memory(torch::Device device) {
 
 int64_t available_memory(torch::Device device) {
   if (device.is_cuda()) return static_cast<int64_t>(c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first);
-  std::ifstream info("/proc/meminfo");
-  for (std::string line; std::getline(info, line);)
-    if (line.starts_with("MemAvailable:")) return int64_t{1024} * std::stoll(line.substr(13));
-  return std::numeric_limits<int64_t>::max();  // unknown on other systems than Linux
+  return bytes_in("/proc/meminfo", "MemAvailable:").value_or(std::numeric_limits<int64_t>::max());  // unknown on other systems than Linux
 }
 
 void reset_peak_memory(torch::Device device) {

@@ -1,7 +1,12 @@
 #include "based/models/device.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <torch/cuda.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <vector>
 
 #include "based/core/error.h"
 
@@ -15,6 +20,26 @@ std::string refusal(const std::string& text) {
     return error.what();
   }
   return "";
+}
+
+constexpr int64_t kMuch = int64_t{1} << 30;
+
+// Run by PeakMemory.IsThatOfThisProgramAlone.
+TEST(PeakMemory, DISABLED_AfterExec) { _exit(peak_memory(torch::kCPU) < kMuch ? 7 : 8); }
+
+// torchrun's Python becomes this program by exec.
+TEST(PeakMemory, IsThatOfThisProgramAlone) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const std::vector<char> much(static_cast<size_t>(kMuch), 1);
+    const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
+    execl(program.c_str(), program.c_str(), "--gtest_filter=PeakMemory.DISABLED_AfterExec", "--gtest_also_run_disabled_tests", nullptr);
+    _exit(much.back());
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
+  EXPECT_GT(peak_memory(torch::kCPU), 1 << 20);
 }
 
 TEST(ParseDevice, TakesWhatIsThereAndNamesWhatIsNot) {
