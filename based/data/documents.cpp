@@ -42,6 +42,7 @@ class ByteStream {
       if (pending_.pos == pending_.size) {
         const std::string_view bytes = read();
         if (bytes.empty()) {
+          if (bytes_read_ == 0) throw Error(path_ + ": cut off: it is empty, and compressed data has at least one frame");
           if (inside_frame_) throw Error(path_ + ": cut off: it ends inside a compressed frame");
           return {};
         }

@@ -1,6 +1,7 @@
 #include <filesystem>
 
 #include "based/core/interrupt.h"
+#include "based/core/log.h"
 #include "based/core/progress.h"
 #include "based/data/document_shuffle.h"
 #include "based/data/documents.h"
@@ -63,12 +64,15 @@ class Packing {
     try {
       for (const std::string& file : files) {
         int64_t size = 0;
+        bool has_text = false;
         read_blocks(file, format, [&](DocumentBlock&& block) {
           stop_if_interrupted();
           size = block.bytes_read;
+          has_text |= !block.bytes.empty();
           block.bytes_read += finished_files;
           encoder.add(std::move(block));
         });
+        if (!has_text) log_warning(file + ": has no document");
         finished_files += size;
       }
     } catch (const Error&) {

@@ -117,6 +117,8 @@ TEST_F(Documents, CompressedFilesReadTheSame) {
   damaged[whole.size() / 2] ^= 0x55;
   damaged[whole.size() / 2 + 1] ^= 0x55;
   EXPECT_THAT(refusal("d.txt.zst", damaged), HasSubstr("d.txt.zst"));
+  EXPECT_THAT(refusal("f.jsonl.zst", ""), HasSubstr("f.jsonl.zst: cut off: it is empty"));
+  EXPECT_THAT(read("g.jsonl.zst", compressed("")), ElementsAre());
   EXPECT_THAT(refusal("e.txt.zst", "not compressed"), HasSubstr("e.txt.zst: damaged zstd data"));
 }
 

@@ -136,6 +136,19 @@ TEST_F(PackedFiles, KeepTheSourcesOfTheDocuments) {
   EXPECT_EQ(sizes[2].tokens, 4 + 5);
 }
 
+TEST_F(PackedFiles, AFileWithoutADocumentIsNamed) {
+  for (const char* name : {"a.txt", "b.jsonl"}) write(name, "");
+  write("c.jsonl", "\n\n");
+  write("d.jsonl.zst", compressed(""));
+  write("e.jsonl", lines(2, 1));
+  testing::internal::CaptureStderr();
+  pack("out", {});
+  const std::string messages = testing::internal::GetCapturedStderr();
+  for (const char* name : {"a.txt", "b.jsonl", "c.jsonl", "d.jsonl.zst"})
+    EXPECT_THAT(messages, HasSubstr(std::string(name) + ": has no document")) << messages;
+  EXPECT_THAT(messages, testing::Not(HasSubstr("e.jsonl")));
+}
+
 // The first error in the order of the text, whichever thread finds its error first; no shard and no temporary file is left.
 TEST_F(PackedFiles, NameTheFirstErrorWithAnyNumberOfThreads) {
   write("a.jsonl", lines(1500, 4) + "{\"txt\":1}\n" + lines(800, 5) + "{}\n" + lines(800, 6));
