@@ -54,8 +54,8 @@ class ModelDrafter final : public Drafter {
 
   Slots on_device(int64_t slot) const { return torch::full({1}, slot, torch::kInt64); }
 
-  // Brings the state in the sequence's first slot up to its last token. Null if nothing can be drafted: all slots are in use, or the model
-  // has no more positions.
+  // Brings the state in the sequence's first slot up to its last token. Null if nothing can be drafted: all slots are in use, or the text
+  // is as long as the model's positions, or longer.
   Known* prepare(Request& request) {
     if (known_.count(request.sequence) == 0) {
       if (free_.empty()) return nullptr;
@@ -65,7 +65,8 @@ class ModelDrafter final : public Drafter {
     Known& known = known_[request.sequence];
     const std::vector<int64_t>& tokens = *request.tokens;
     const auto wanted = static_cast<int64_t>(tokens.size()) - 1;
-    if (const int64_t positions = model_->config().max_positions; positions > 0) request.most = std::min(request.most, positions - wanted);
+    if (const int64_t positions = model_->config().max_positions; positions > 0)
+      request.most = std::min(request.most, std::max<int64_t>(positions - wanted, 0));
     if (request.most <= 0) return nullptr;
     const auto same = std::mismatch(known.text.begin(), known.text.end(), tokens.begin(), tokens.end()).first - known.text.begin();
     const int64_t latest = std::min({known.states - 1, same - known.read, wanted - known.read});

@@ -445,6 +445,34 @@ TEST(ModelDrafter, ReturnsToTheStateOfTheText) {
   EXPECT_EQ(draft_of(*drafter, text), draft_of(*make_model_drafter(model, 1), text));
 }
 
+// The drafter has learnt positions for 24 tokens: it drafts up to there, and nothing for a text that is longer from the beginning.
+TEST(ModelDrafter, EndsAtItsPositions) {
+  const auto model = distinct_model(torch::kCPU);
+  ModelConfig config = model->config();
+  config.max_positions = 24;
+  torch::manual_seed(5);
+  const auto shorter = std::make_shared<LanguageModel>(config);
+  shorter->eval();
+  const Wanted within{some_text(10, 3), {.sampling = kGreedy, .max_tokens = 30}};
+  const Wanted beyond{some_text(40, 3), {.sampling = kDrawn, .max_tokens = 20}};
+  for (const int64_t slots : {1, 2}) {
+    EngineOptions options{.slots = slots};
+    options.decode.invariant = true;  // the bits do not depend on the other sequence
+    for (const auto& wanted : {std::vector<Wanted>{within}, {beyond}, {beyond, within}, {within, within, beyond}}) {
+      const Made expected = generate(*model, options, wanted);
+      expect_same(generate(*model, with_drafts(options, make_model_drafter(shorter, slots)), wanted), expected,
+                  std::to_string(wanted.size()) + " texts in " + std::to_string(slots) + " slots");
+    }
+  }
+  for (const int64_t length : {23, 24, 25, 40}) {
+    const Ids text = some_text(length, 3);
+    std::vector<Drafter::Request> requests{{0, &text, &kGreedy, 4}};
+    make_model_drafter(shorter, 1)->draft(requests);
+    EXPECT_EQ(requests[0].drafts.size(), static_cast<size_t>(std::max<int64_t>(25 - length, 0))) << length;
+    EXPECT_GE(requests[0].most, 0) << length;
+  }
+}
+
 // A plain step takes 1 s and each draft token 0.1 s.
 TEST(DraftLengths, FollowTheShareThatIsAccepted) {
   DraftLengths lengths;
