@@ -420,8 +420,26 @@ class PickleParser {
     tensor.strides = numbers_of(items[3], "a tensor's strides");
     if (tensor.shape.size() != tensor.strides.size()) fail("a tensor with another number of strides than dimensions");
     check_view(tensor);
+    if (items.size() == 7) tensor.unresolved = unresolved_of(value(items[6]));
     push_integer(PickleKind::tensor, static_cast<int64_t>(pickle_.tensors.size()));
     pickle_.tensors.push_back(std::move(tensor));
+  }
+
+  // The metadata of a tensor are None or a dict of flags. "neg" or "conj" if this flag is set, otherwise null. Other flags do not change
+  // the numbers.
+  const char* unresolved_of(const PickleValue& metadata) const {
+    if (metadata.kind == PickleKind::none) return nullptr;
+    require(metadata.kind == PickleKind::dict, "a tensor's metadata that are no dict");
+    for (size_t i = 0; i + 1 < metadata.items.size(); i += 2) {
+      const PickleValue &key = pickle_.values[metadata.items[i]], &flag = pickle_.values[metadata.items[i + 1]];
+      if (key.kind != PickleKind::text) continue;
+      for (const char* name : {"neg", "conj"}) {
+        if (key.text != name) continue;
+        require(flag.kind == PickleKind::boolean, "a tensor's metadata with a 'neg' or 'conj' that is no boolean");
+        if (flag.integer != 0) return name;
+      }
+    }
+    return nullptr;
   }
 
   std::vector<int64_t> numbers_of(uint32_t index, const char* what) {

@@ -24,6 +24,7 @@ struct PickleTensor {
   size_t storage = 0;  // index of Pickle::storages
   int64_t offset = 0;  // position of the first element in the storage, counted in elements
   std::vector<int64_t> shape, strides;
+  const char* unresolved = nullptr;  // "neg" or "conj": the numbers of the storage are negated or conjugated when torch reads them
 };
 
 enum class PickleKind : uint8_t { none, boolean, integer, real, text, bytes, list, tuple, dict, tensor, storage, callable };

@@ -111,6 +111,10 @@ class TorchFileParser {
       return;
     }
     const PickleTensor& tensor = pickle_.tensors[static_cast<size_t>(entry.integer)];
+    if (tensor.unresolved != nullptr)
+      fail(pickle_offset_, "tensor " + in_quotes(name) + " has the flag '" + tensor.unresolved +
+                               "', so its values are not those of its storage; " + "save tensor.resolve_" + tensor.unresolved +
+                               "() in its place");
     const PickleStorage& storage = pickle_.storages[tensor.storage];
     const int64_t bytes = *tensor_bytes(storage.dtype, tensor.shape), size = dtype_bytes(storage.dtype);
     const std::span<const std::byte> all = storages_[tensor.storage];

@@ -163,6 +163,22 @@ TEST(Pickle, RefusesTensorsThatLeaveTheirStorage) {
   EXPECT_THAT(tensor_error({.shape = {large, 2}, .strides = {large, 1}}), HasSubstr("it needs"));
 }
 
+// torch sets these flags where a tensor is the negative or the conjugate of its storage.
+TEST(Pickle, ReadsTheFlagsOfTensors) {
+  const auto unresolved = [](const std::string& metadata) {
+    return parse(pickle_of(PickledTensor{.metadata = metadata}.bytes())).tensors.at(0).unresolved;
+  };
+  const std::string yes = "\x88", no = "\x89";
+  EXPECT_EQ(unresolved("N"), nullptr);
+  EXPECT_EQ(unresolved("}"), nullptr);
+  EXPECT_EQ(unresolved(pickled_dict({{"neg", no}, {"conj", no}, {"other", yes}})), nullptr);
+  EXPECT_STREQ(unresolved(pickled_dict({{"neg", yes}, {"conj", no}})), "neg");
+  EXPECT_STREQ(unresolved(pickled_dict({{"neg", no}, {"conj", yes}})), "conj");
+  EXPECT_STREQ(unresolved(pickled_dict({{"neg", yes}, {"neg", no}})), "neg");
+  EXPECT_THAT(tensor_error({.metadata = pickled_text("neg")}), HasSubstr("a tensor's metadata that are no dict"));
+  EXPECT_THAT(tensor_error({.metadata = pickled_dict({{"neg", "K\x01"}})}), HasSubstr("a 'neg' or 'conj' that is no boolean"));
+}
+
 TEST(Pickle, RefusesTensorsThatUseAnElementTwice) {
   EXPECT_THAT(tensor_error({.strides = {0, 1}}), HasSubstr("its strides use elements more than once"));
   EXPECT_THAT(tensor_error({.strides = {2, 1}}), HasSubstr("its strides use elements more than once"));

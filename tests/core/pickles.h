@@ -30,11 +30,12 @@ struct PickledTensor {
   std::string storage = "FloatStorage", key = "0";
   int32_t elements = 6, offset = 0;
   std::vector<int32_t> shape = {2, 3}, strides = {3, 1};
+  std::string metadata = {};  // a pickled value; "" for none
 
   std::string bytes() const {
     return "ctorch._utils\n_rebuild_tensor_v2\n((" + pickled_text("storage") + "ctorch\n" + storage + "\n" + pickled_text(key) +
            pickled_text("cpu") + pickled_number(elements) + "tQ" + pickled_number(offset) + pickled_tuple(shape) + pickled_tuple(strides) +
-           "\x89" + "ccollections\nOrderedDict\n)RtR";
+           "\x89" + "ccollections\nOrderedDict\n)R" + metadata + "tR";
   }
 };
 

@@ -55,6 +55,14 @@ TEST(TorchFile, MakesTransposedTensorsDense) {
   EXPECT_THAT(floats(index.tensors.at(0)), ElementsAre(0, 3, 1, 4, 2, 5));
 }
 
+TEST(TorchFile, RefusesTensorsThatAreNotTheirStorages) {
+  for (const std::string flag : {"neg", "conj"})
+    EXPECT_THAT(error_of(one_tensor({.metadata = pickled_dict({{flag, "\x88"}})}, {{"0", kSix}})),
+                AllOf(HasSubstr("m.bin: offset "), HasSubstr("tensor 'a' has the flag '" + flag + "'"),
+                      HasSubstr("save tensor.resolve_" + flag + "() in its place")));
+  EXPECT_EQ(error_of(one_tensor({.metadata = pickled_dict({{"neg", "\x89"}})}, {{"0", kSix}})), "");
+}
+
 TEST(TorchFile, ReadsTheStateDictOfATrainersFile) {
   const std::string file =
       torch_file_of(pickle_of(pickled_dict({{"epoch", pickled_number(3)}, {"state_dict", pickled_dict({{"a", PickledTensor{}.bytes()}})}})),
