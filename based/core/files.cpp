@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <utility>
@@ -149,6 +150,12 @@ std::string read_file(const std::string& path, uint64_t limit) {
 std::string read_regular_file(const std::string& path, uint64_t limit) {
   const Descriptor file(opened(path, O_RDONLY | O_NONBLOCK, "cannot open"));
   return read_to_the_end(file, static_cast<uint64_t>(status_of_regular(file.get(), path).st_size), path, limit);
+}
+
+void refuse_lfs_pointer(std::span<const std::byte> bytes, const std::string& path) {
+  constexpr std::string_view beginning = "version https://git-lfs.github.com/";
+  if (bytes.size() >= beginning.size() && std::memcmp(bytes.data(), beginning.data(), beginning.size()) == 0)
+    throw Error(path + ": is a pointer of Git LFS, not the file itself; download the file, for example by `git lfs pull`");
 }
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(end_of_links(path)) {

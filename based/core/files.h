@@ -98,6 +98,9 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
+// Throws Error if the bytes of the file `path` are a pointer of Git LFS, which a clone without it leaves in place of a large file.
+void refuse_lfs_pointer(std::span<const std::byte> bytes, const std::string& path);
+
 // A file without a name, for data that does not fit into memory. The system frees its space with the object, also after a kill.
 class ScratchFile {
  public:

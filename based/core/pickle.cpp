@@ -318,7 +318,7 @@ class PickleParser {
   void add_to(PickleKind kind, const std::vector<uint32_t>& items) {
     const uint32_t container = top();
     if (value(container).kind != kind)
-      fail(std::string("adds to a ") + pickle_kind_name(value(container).kind) + " as to a " + pickle_kind_name(kind));
+      fail(std::string("adds to ") + pickle_kind_name(value(container).kind) + " as to " + pickle_kind_name(kind));
     if (kind == PickleKind::dict && items.size() % 2 != 0) fail("a key without a value");
     add_items(container, items);
   }
@@ -373,7 +373,7 @@ class PickleParser {
 
   // The items of a short tuple: a copy, since new values move the old ones.
   std::vector<uint32_t> arguments_of(uint32_t index, const char* what) {
-    if (value(index).kind != PickleKind::tuple) fail(std::string(what) + ": a " + pickle_kind_name(value(index).kind) + " is no tuple");
+    if (value(index).kind != PickleKind::tuple) fail(std::string(what) + ": " + pickle_kind_name(value(index).kind) + " is no tuple");
     if (value(index).items.size() > kMaxArguments)
       fail(std::string(what) + ": a tuple of " + std::to_string(value(index).items.size()) + " values, more than " +
            std::to_string(kMaxArguments));
@@ -495,8 +495,8 @@ class PickleParser {
 }  // namespace
 
 const char* pickle_kind_name(PickleKind kind) {
-  static constexpr std::array<const char*, 12> names = {"none", "boolean", "integer", "real",   "string",  "bytes",
-                                                        "list", "tuple",   "dict",    "tensor", "storage", "callable"};
+  static constexpr std::array<const char*, 12> names = {"None",   "a boolean", "an integer", "a number", "a string",  "bytes",
+                                                        "a list", "a tuple",   "a dict",     "a tensor", "a storage", "a function"};
   return names[static_cast<size_t>(kind)];
 }
 

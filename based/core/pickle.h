@@ -28,7 +28,7 @@ struct PickleTensor {
 };
 
 enum class PickleKind : uint8_t { none, boolean, integer, real, text, bytes, list, tuple, dict, tensor, storage, callable };
-const char* pickle_kind_name(PickleKind kind);
+const char* pickle_kind_name(PickleKind kind);  // with its article: "an integer", "None"
 
 struct PickleValue {
   PickleKind kind = PickleKind::none;

@@ -191,6 +191,7 @@ std::optional<int64_t> first_with_all_ones(std::span<const std::byte> bytes, Bit
 }  // namespace
 
 SafetensorsIndex parse_safetensors(std::span<const std::byte> file, const std::string& source) {
+  refuse_lfs_pointer(file, source);
   return SafetensorsParser(file, source).parse();
 }
 

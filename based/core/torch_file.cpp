@@ -23,6 +23,7 @@ class TorchFileParser {
       : file_(file), source_(source), check_sums_(check_sums) {}
 
   TorchIndex parse() {
+    refuse_lfs_pointer(file_, source_);
     refuse_legacy();
     for (ZipMember& member : parse_zip(file_, source_)) members_.emplace(member.name, std::move(member));
     const ZipMember& pickle = find_pickle();
@@ -86,7 +87,7 @@ class TorchFileParser {
   const std::vector<uint32_t>& tensor_entries() {
     const PickleValue* root = &pickle_.values[pickle_.root];
     if (root->kind != PickleKind::dict)
-      fail(pickle_offset_, std::string("the file holds a ") + pickle_kind_name(root->kind) + ", not a dict of tensors");
+      fail(pickle_offset_, std::string("the file holds ") + pickle_kind_name(root->kind) + ", not a dict of tensors");
     for (size_t i = 0; i + 1 < root->items.size(); i += 2) {
       const PickleValue &key = pickle_.values[root->items[i]], &inner = pickle_.values[root->items[i + 1]];
       if (key.kind != PickleKind::text || key.text != "state_dict" || inner.kind != PickleKind::dict) continue;
@@ -94,12 +95,30 @@ class TorchFileParser {
         if (other != i) index_.other_entries.push_back(key_text(pickle_.values[root->items[other]]));
       return inner.items;
     }
+    require_tensors_in(*root);
     return root->items;
+  }
+
+  static bool is_dict_of_tensors(const Pickle& pickle, const PickleValue& dict) {
+    for (size_t i = 1; i < dict.items.size(); i += 2)
+      if (pickle.values[dict.items[i]].kind == PickleKind::tensor) return dict.kind == PickleKind::dict;
+    return false;
+  }
+
+  // Trainers have other names than "state_dict" for the dict of tensors.
+  void require_tensors_in(const PickleValue& root) const {
+    if (is_dict_of_tensors(pickle_, root)) return;
+    for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
+      if (!is_dict_of_tensors(pickle_, pickle_.values[root.items[i + 1]])) continue;
+      const std::string name = in_quotes(key_text(pickle_.values[root.items[i]]), 200);
+      fail(pickle_offset_, "the tensors are below the entry " + name +
+                               "; save this entry by itself, in Python torch.save(torch.load(FILE)[" + name + "], FILE)");
+    }
   }
 
   std::string key_text(const PickleValue& key) const {
     if (key.kind != PickleKind::text)
-      fail(pickle_offset_, std::string("a dict of tensors with a ") + pickle_kind_name(key.kind) + " as a key");
+      fail(pickle_offset_, std::string("a dict of tensors with ") + pickle_kind_name(key.kind) + " as a key");
     return key.text;
   }
 

@@ -43,13 +43,6 @@ struct Comparison {
   }
 };
 
-// Parses a positive number; returns 0 for other strings.
-double positive_number(const std::string& text) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  return end != text.c_str() && *end == '\0' && value > 0 ? value : 0;
-}
-
 // Copies the file's buffers into the module's, which must have the same number of elements.
 void load_buffers(const SafetensorsFile& file, torch::nn::Module& module, const std::map<std::string, std::string>& names) {
   const torch::NoGradGuard no_grad;
@@ -148,10 +141,16 @@ Case make_case(const SafetensorsFile& file, const std::string& mixer) {
 
 }  // namespace
 
-double stated_tolerance(const std::string& text, const std::string& type) {
+double positive_number(const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  return end != text.c_str() && *end == '\0' && value > 0 && std::isfinite(value) ? value : 0;
+}
+
+std::optional<double> stated_tolerance(const std::string& text, const std::string& type) {
   if (starts_with(text, (type + " only").c_str())) return positive_number(text.substr(text.rfind(' ') + 1));
   const size_t at = text.find(" in " + type);
-  if (at == std::string::npos) return 0;
+  if (at == std::string::npos) return std::nullopt;
   const size_t space = text.find_last_of(' ', at - 1), begin = space == std::string::npos ? 0 : space + 1;
   return positive_number(text.substr(begin, at - begin));
 }
@@ -162,8 +161,8 @@ GoldenResult check_golden(const std::string& path, torch::Device device) {
   result.file = path;
   result.mixer = file.metadata_at("mixer");
   const std::string& tolerance = file.metadata_at("tolerance");
-  result.tolerance = stated_tolerance(tolerance, "float64");
-  result.tolerance_float32 = stated_tolerance(tolerance, "float32");
+  result.tolerance = stated_tolerance(tolerance, "float64").value_or(0);
+  result.tolerance_float32 = stated_tolerance(tolerance, "float32").value_or(0);
   const Case golden = make_case(file, result.mixer);
   result.skipped = golden.skipped;
   if (!golden.run) return result;

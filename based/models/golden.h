@@ -1,6 +1,7 @@
 // Golden files: inputs, parameters, outputs and gradients of a reference implementation, computed in float64, which this library must
 // reproduce. Each .safetensors file is one case; its metadata names the mixer, its config and the tolerance.
 #pragma once
+#include <optional>
 #include <string>
 
 #include "based/runtime/torch.h"
@@ -25,7 +26,8 @@ struct GoldenResult {
 GoldenResult check_golden(const std::string& path, torch::Device device = torch::kCPU);
 
 // The tolerance of a type ("float64") that a text states: in "… 1e-11 in float64, 5e-5 in float32 …" the number before "in <type>", in
-// "<type> only, …: 1e-8" the last number. 0 if there is none.
-double stated_tolerance(const std::string& text, const std::string& type);
+// "<type> only, …: 1e-8" the last number. 0 if no positive number is at this place, null if the text does not name the type.
+std::optional<double> stated_tolerance(const std::string& text, const std::string& type);
+double positive_number(const std::string& text);  // 0 unless the whole text is a positive, finite number
 
 }  // namespace based

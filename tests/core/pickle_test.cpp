@@ -98,7 +98,7 @@ TEST(Pickle, RefusesDamagedStacks) {
       {"t", "there is no mark"},
       {"]u", "there is no mark"},
       {"Na", "the stack is empty"},
-      {"NNa", "adds to a none as to a list"},
+      {"NNa", "adds to None as to a list"},
       {"}(Nu", "a key without a value"},
       {"h\x05", "index 5 of the memo was never stored"},
       {std::string("j\xff\xff\xff\xff", 5), "index 4294967295 of the memo was never stored"},
@@ -108,7 +108,7 @@ TEST(Pickle, RefusesDamagedStacks) {
        "an integer of 9 bytes, more than 8"},
       {std::string("X\xff\xff\xff\x7f", 5), "a string of 2147483647 bytes, more than"},
       {std::string("X\x01\0\0\0\xff", 6), "a string that is not UTF-8"},
-      {"NQ", "a persistent id: a none is no tuple"},
+      {"NQ", "a persistent id: None is no tuple"},
       {")Q", "a persistent id of another form"},
   };
   for (const auto& [body, message] : cases) EXPECT_THAT(error_of("\x80\x02" + body), HasSubstr(message));

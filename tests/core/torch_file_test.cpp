@@ -63,6 +63,16 @@ TEST(TorchFile, RefusesTensorsThatAreNotTheirStorages) {
   EXPECT_EQ(error_of(one_tensor({.metadata = pickled_dict({{"neg", "\x89"}})}, {{"0", kSix}})), "");
 }
 
+TEST(TorchFile, SaysWhereTheTensorsAre) {
+  const std::string nested = pickled_dict({{"epoch", pickled_number(3)}, {"model", pickled_dict({{"a", PickledTensor{}.bytes()}})}});
+  EXPECT_THAT(
+      error_of(torch_file_of(pickle_of(nested), {{"0", kSix}})),
+      HasSubstr("the tensors are below the entry 'model'; save this entry by itself, in Python torch.save(torch.load(FILE)['model']"));
+  EXPECT_THAT(error_of(torch_file_of(pickle_of(pickled_number(3)), {})), HasSubstr("the file holds an integer, not a dict of tensors"));
+  EXPECT_THAT(error_of("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"),
+              HasSubstr("m.bin: is a pointer of Git LFS, not the file itself"));
+}
+
 TEST(TorchFile, ReadsTheStateDictOfATrainersFile) {
   const std::string file =
       torch_file_of(pickle_of(pickled_dict({{"epoch", pickled_number(3)}, {"state_dict", pickled_dict({{"a", PickledTensor{}.bytes()}})}})),
@@ -92,7 +102,7 @@ TEST(TorchFile, NamesTheFault) {
   EXPECT_THAT(error_of(torch_file_of(pickle_of("]"), six)), HasSubstr("the file holds a list, not a dict of tensors"));
   EXPECT_THAT(error_of(torch_file_of(pickle_of(pickled_dict({{"a", tensor}, {"a", tensor}})), six)),
               HasSubstr("the name 'a' occurs twice"));
-  EXPECT_THAT(error_of(torch_file_of(pickle_of("}K\x01" + tensor + "s"), six)), HasSubstr("a dict of tensors with a integer as a key"));
+  EXPECT_THAT(error_of(torch_file_of(pickle_of("}K\x01" + tensor + "s"), six)), HasSubstr("a dict of tensors with an integer as a key"));
   EXPECT_THAT(error_of(torch_file_of(pickle_of(pickled_dict({})), six, "big")), HasSubstr("the byte order is 'big'"));
   EXPECT_THAT(error_of("\x80\x02junk"), HasSubstr("a bare pickle, as torch wrote before version 1.6"));
   EXPECT_THAT(error_of("PK junk that is long enough for the end of an archive"), HasSubstr("not a zip archive"));

@@ -23,8 +23,10 @@ namespace published_test {
 using published::ConfigReader;
 using published::Mapping;
 using published::SourceTensors;
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 using torch::Tensor;
 
 void expect_equal_tensors(const std::vector<TensorView>& actual, const std::vector<TensorView>& expected) {
@@ -243,6 +245,55 @@ TEST(PublishedConfig, NamesTheKeyThatCannotBeExpressed) {
   }
 }
 
+// This library's checks name its own fields. The message also names the file and the published key.
+TEST(PublishedConfig, NamesTheKeyThatAFieldIsMadeOf) {
+  struct Case {
+    Json config;
+    std::string patch, key;
+  };
+  const std::vector<Case> cases{
+      {gpt_config(), R"({"vocab_size": 2147483647})", "vocab_size"},
+      {gpt_config(), R"({"n_inner": 2147483647})", "n_inner"},
+      {gpt_config(), R"({"pad_vocab_size_multiple": 2147483647})", "pad_vocab_size_multiple"},
+      {gpt_config(), R"({"layer_norm_epsilon": -1})", "layer_norm_epsilon"},
+      {gpt_config(), R"({"n_positions": -5})", "n_positions"},
+      {gpt_config(), R"({"rotary_emb_base": 0})", "rotary_emb_base"},
+      {gpt_config(), R"({"n_head_kv": 3})", "n_head_kv"},
+      {gpt_config(), R"({"n_embd": 131072})", "n_embd"},
+      {based_config(), R"({"mixer": {"_target_": "x.BaseConv", "expand_proj": 2147483647}})", "mixer.expand_proj"},
+      {based_config(), R"({"mixer": {"_target_": "x.BaseConv", "kernel_size": 2147483647}})", "mixer.kernel_size"},
+      {based_config(), R"({"alt_mixer": {"_target_": "x.LinearAttention", "num_heads": 1000000}})", "alt_mixer.num_heads"},
+      {mamba_config(), R"({"d_model": 2147483647})", "d_model"},
+      {mamba_config(), R"({"norm_epsilon": 2})", "norm_epsilon"},
+      {mamba_config(), R"({"d_intermediate": 2147483000})", "d_intermediate"},
+      {mamba_config(), R"({"ssm_cfg": {"d_state": 2147483647}})", "ssm_cfg.d_state"},
+      {mamba_config(), R"({"ssm_cfg": {"dt_rank": -1}})", "ssm_cfg.dt_rank"},
+      {mamba_config(), R"({"ssm_cfg": {"expand": 100000}})", "ssm_cfg.expand"},
+      {mamba_config(), R"({"ssm_cfg": {"d_conv": 1000}})", "ssm_cfg.d_conv"},
+      {mamba_config(), R"({"ssm_cfg": {"layer": "Mamba2", "headdim": 7}})", "ssm_cfg.headdim"},
+  };
+  for (const Case& bad : cases) {
+    Json config = bad.config;
+    config.update(parse_json(bad.patch, "patch"));
+    EXPECT_THAT(message_of<Error>([&] { map(config); }),
+                AllOf(StartsWith("config.json: "), HasSubstr("; made of "), HasSubstr("'" + bad.key + "'")))
+        << bad.patch;
+  }
+  Json config = gpt_config();
+  for (const double fraction : {1e308, -0.5, 1.25}) {
+    config["rotary_emb_fraction"] = fraction;
+    EXPECT_THAT(message_of<Error>([&] { map(config); }), AllOf(HasSubstr("'rotary_emb_fraction' is "), HasSubstr("it must be 0 to 1")));
+  }
+}
+
+TEST(PublishedNames, SayWhichPrefixIsTooMuch) {
+  const Mapping mapping = map(gpt_config());
+  std::vector<TensorView> tensors = shapes_of(mapping);
+  for (TensorView& tensor : tensors) tensor.name = "model.module." + tensor.name;
+  EXPECT_THAT(published::disagreements(mapping, SourceTensors(tensors, "x")),
+              HasSubstr("\n  the names begin with 'module.', which the authors' do not"));
+}
+
 TEST(PublishedConfig, SaysWhatHasNoEffect) {
   Json config = based_config();
   config.update({{"brand_new", 3}, {"fixed_decay", true}, {"decay_const", -3}});
@@ -366,12 +417,12 @@ TEST_F(MadePublished, FitsTheVocabularyToATokenizer) {
 
 TEST_F(MadePublished, RefusesIncompleteFolders) {
   const auto error = [](const std::string& folder) { return message_of<Error>([&] { PublishedModel{folder}; }); };
-  EXPECT_THAT(error(folder_.file("none")), HasSubstr("is no folder with config.json"));
+  EXPECT_THAT(error(folder_.file("none")), HasSubstr("none: is no folder; name the folder with config.json"));
   const std::string source = write(gpt_config());
   write_file_atomic(path_in(source, "model.safetensors"), "x");
   EXPECT_THAT(error(source), HasSubstr("holds both pytorch_model.bin and model.safetensors"));
   write_file_atomic(path_in(source, "model.safetensors.index.json"), "{}");
-  EXPECT_THAT(error(source), HasSubstr("weights in several files are not converted"));
+  EXPECT_THAT(error(source), HasSubstr("index.json: weights in several files are not converted; in Python, load the files"));
   const auto back_error = [&](const std::string& folder) {
     return message_of<Error>([&] { write_published(folder, folder_.file("x"), PublishedFormat::as_source); });
   };

@@ -20,8 +20,8 @@ MappedMixer base_conv(ConfigReader& mixer, const SourceTensors& source, const st
   mixer.ignore({"l_max", "kernel_sizes", "use_cuda", "layer_idx"});  // the class has kernel_size, and ignores kernel_sizes
   MappedMixer mapped{"conv", {}, {}};
   mapped.option("type", std::string("gated_conv"));
-  mapped.option("expansion", mixer.size("expand_proj", 2));
-  mapped.option("taps", mixer.size("kernel_size", 3));
+  mapped.option("expansion", mixer.size("expand_proj", 2), mixer.name("expand_proj"));
+  mapped.option("taps", mixer.size("kernel_size", 3), mixer.name("kernel_size"));
   mapped.option("use_bias", bias);
   mapped.option("conv_bias", conv_bias);
   mapped.add_layer("in_proj", "in_proj", bias);
@@ -49,9 +49,9 @@ MappedMixer linear_attention(ConfigReader& mixer, int64_t d_model, Mapping& note
   mixer.ignore({"l_max", "layer_idx", "causal"});
   MappedMixer mapped{"linear", {}, {}};
   mapped.option("type", std::string("taylor_attention"));
-  mapped.option("heads", heads);
-  mapped.option("feature_dim", feature_dim);
-  mapped.option("head_dim", mixer.size("head_dim", std::max<int64_t>(d_model / heads, 1)));
+  mapped.option("heads", heads, mixer.name("num_heads"));
+  mapped.option("feature_dim", feature_dim, mixer.name("feature_dim"));
+  mapped.option("head_dim", mixer.size("head_dim", std::max<int64_t>(d_model / heads, 1)), mixer.name("head_dim"));
   for (const char* part : {"q", "k", "v"}) mapped.add_layer(std::string("proj_") + part, std::string(part) + "_proj", false);
   mapped.add_layer("out_proj", "o_proj", false);
   return mapped;

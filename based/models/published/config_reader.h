@@ -18,7 +18,8 @@ class ConfigReader {
   ConfigReader(const Json& json, std::string path);
 
   const std::string& path() const { return path_; }
-  bool has(const std::string& key) const;  // present and not null
+  bool has(const std::string& key) const;                                   // present and not null
+  std::string name(const std::string& key) const { return prefix_ + key; }  // with those of the tables around it: "alt_mixer.eps"
 
   // The value of a key, or `fallback` if it is absent or null. Throw Error that names the key for a value of another type.
   int64_t integer(const std::string& key, int64_t fallback);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "based/core/text.h"
 #include "based/models/golden.h"
 #include "based/models/tensor_view.h"
 
@@ -11,10 +12,18 @@ namespace {
 
 double tolerance_of(const SafetensorsFile& file, torch::Dtype dtype) {
   const bool wide = dtype == torch::kFloat64;
-  const auto stated = file.metadata().find("tolerance");
   const std::string type = wide ? "float64" : dtype == torch::kFloat32 ? "float32" : float_type_name(dtype);
-  const double tolerance = stated == file.metadata().end() ? 0 : stated_tolerance(stated->second, type);
-  if (tolerance > 0) return tolerance;
+  if (const auto stated = file.metadata().find("tolerance"); stated != file.metadata().end()) {
+    const std::string& text = stated->second;
+    if (const double number = positive_number(text); number > 0) return number;
+    const auto tolerance = stated_tolerance(text, type);
+    const bool of_another_type =
+        !tolerance && (stated_tolerance(text, "float64").value_or(0) > 0 || stated_tolerance(text, "float32").value_or(0) > 0);
+    if (tolerance.value_or(0) > 0) return *tolerance;
+    if (!of_another_type)
+      throw Error(file.path() + ": metadata tolerance is " + in_quotes(text, 200) + "; it must be a positive number, or say '<number> in " +
+                  type + "'");
+  }
   if (wide) return 1e-11;
   if (dtype == torch::kFloat32) return 5e-5;
   throw Error(file.path() + ": states no tolerance in " + type + "; compare in fp64 or fp32");

@@ -93,6 +93,13 @@ Mapping map_gpt(ConfigReader& config, const SourceTensors& source, const MixerOf
   ignore_settings(config);
   read_decay(config, mapping);
 
+  mapping.origins = {{"d_model", "n_embd"},
+                     {"vocab_size", "vocab_size"},
+                     {"pad_vocab_multiple", "pad_vocab_size_multiple"},
+                     {"norm_eps", "layer_norm_epsilon"},
+                     {"max_positions", "n_positions"},
+                     {"mlp_width", config.has("n_inner") ? "n_inner" : "n_embd"}};
+
   mapping.embedding = "transformer.embeddings.word_embeddings.weight";
   mapping.head = "lm_head.weight";
   mapping.names.push_back({mapping.embedding, "embedding"});

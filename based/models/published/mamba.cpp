@@ -15,11 +15,11 @@ MappedMixer mamba_mixer(ConfigReader& config) {
   bool bias = false, conv_bias = true;
   if (ConfigReader* options = config.table("ssm_cfg")) {
     ignore_initial_values(*options);
-    mixer.option("d_state", options->size("d_state", 16));
-    mixer.option("d_conv", options->size("d_conv", 4));
-    mixer.option("expand", options->size("expand", 2));
+    mixer.option("d_state", options->size("d_state", 16), options->name("d_state"));
+    mixer.option("d_conv", options->size("d_conv", 4), options->name("d_conv"));
+    mixer.option("expand", options->size("expand", 2), options->name("expand"));
     const bool automatic = options->is_text("dt_rank", "auto");
-    mixer.option("dt_rank", automatic ? int64_t{0} : options->integer("dt_rank", 0));
+    mixer.option("dt_rank", automatic ? int64_t{0} : options->integer("dt_rank", 0), options->name("dt_rank"));
     bias = options->boolean("bias", false);
     conv_bias = options->boolean("conv_bias", true);
   }
@@ -61,6 +61,12 @@ Mapping map_state_space(ConfigReader& config, const MappedMixer& mixer) {
   config.ignore({"attn_cfg", "residual_in_fp32", "fused_add_norm", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx",
                  "n_positions", "n_embd", "n_head", "use_flash_attn", "fused_dropout_add_ln", "fused_mlp", "fused_bias_fc",
                  "use_fast_path"});
+
+  mapping.origins = {{"d_model", "d_model"},
+                     {"vocab_size", "vocab_size"},
+                     {"pad_vocab_multiple", "pad_vocab_size_multiple"},
+                     {"norm_eps", "norm_epsilon"},
+                     {"mlp_width", "d_intermediate"}};
 
   mapping.embedding = "backbone.embedding.weight";
   mapping.head = "lm_head.weight";

@@ -21,12 +21,12 @@ MappedMixer mamba2_mixer(ConfigReader& config) {
   if (ConfigReader* options = config.table("ssm_cfg")) {
     const int64_t expand = options->size("expand", 2);
     refuse_other_mamba2(*options, expand * config.size("d_model"));
-    mixer.option("headdim", options->size("headdim", 64));
-    mixer.option("d_state", options->size("d_state", 128));
-    mixer.option("d_conv", options->size("d_conv", 4));
-    mixer.option("expand", expand);
-    mixer.option("ngroups", options->size("ngroups", 1));
-    mixer.option("norm_before_gate", options->boolean("norm_before_gate", false));
+    mixer.option("headdim", options->size("headdim", 64), options->name("headdim"));
+    mixer.option("d_state", options->size("d_state", 128), options->name("d_state"));
+    mixer.option("d_conv", options->size("d_conv", 4), options->name("d_conv"));
+    mixer.option("expand", expand, options->name("expand"));
+    mixer.option("ngroups", options->size("ngroups", 1), options->name("ngroups"));
+    mixer.option("norm_before_gate", options->boolean("norm_before_gate", false), options->name("norm_before_gate"));
     bias = options->boolean("bias", false);
     conv_bias = options->boolean("conv_bias", true);
   }

@@ -1,7 +1,8 @@
 #include "based/models/published/mapping.h"
 
 #include <algorithm>
-#include <set>
+#include <cctype>
+#include <string_view>
 
 #include "based/core/text.h"
 #include "based/mixers/kit/shapes_only.h"
@@ -43,6 +44,33 @@ std::string head_difference(const Mapping& mapping, const SourceTensors& source)
   if (!line.empty()) return line;
   const bool same = head->dtype == embedding->dtype && std::ranges::equal(head->bytes, embedding->bytes);
   return same ? "" : "\n  " + mapping.head + ": differs from " + mapping.embedding + "; in this library the head is the embedding";
+}
+
+bool has_word(std::string_view text, std::string_view word) {
+  const auto in_word = [&](size_t at) {
+    return at < text.size() && (std::isalnum(static_cast<unsigned char>(text[at])) || text[at] == '_');
+  };
+  for (size_t at = 0; (at = text.find(word, at)) != std::string_view::npos; ++at)
+    if ((at == 0 || !in_word(at - 1)) && !in_word(at + word.size())) return true;
+  return false;
+}
+
+// "; made of 'n_inner'" for a message about 'mlp_width'; "" if no field in it has an origin.
+std::string origins_in(const std::string& message, const Origins& origins) {
+  std::string keys;
+  for (const auto& [field, key] : origins)
+    if (has_word(message, field)) keys += (keys.empty() ? "; made of " : ", ") + in_quotes(key, 200);
+  return keys;
+}
+
+// A line that says which prefix programs have put before the embedding's name, and so before all names; "" if there is none.
+std::string prefix_hint(const Mapping& mapping, const SourceTensors& source) {
+  if (source.has(mapping.embedding)) return "";
+  for (const auto& [name, tensor] : source.by_name())
+    if (name.ends_with("." + mapping.embedding))
+      return "\n  the names begin with " + in_quotes(name.substr(0, name.size() - mapping.embedding.size()), 200) +
+             ", which the authors' do not; save the tensors without it";
+  return "";
 }
 
 Mapping map_state_space_family(ConfigReader& config) {
@@ -88,6 +116,7 @@ void Mapping::add_layer(const MappedMixer& mixer, const std::string& theirs, con
     name = mixer.name + std::to_string(number);
   config.mixers.emplace(name, Config(mixer.options));
   config.layers.push_back(name);
+  origins.insert(mixer.origins.begin(), mixer.origins.end());
   for (const MappedName& each : mixer.names) names.push_back({theirs + each.theirs, ours + each.ours, each.is_filter});
 }
 
@@ -105,15 +134,17 @@ Mapping map_published(ConfigReader& config, const SourceTensors& source) {
                 "them; transformers' own layout of these models has other keys and names");
   }
   for (const std::string& key : config.unread()) mapping.warnings.push_back(in_quotes(key, 200) + " is unknown and has no effect");
-  read_stored([&] {
+  try {
     check_model_config(mapping.config);
-    return 0;
-  });
+    parameter_shapes(mapping.config);
+  } catch (const UsageError& error) {
+    throw Error(config.path() + ": " + error.what() + origins_in(error.what(), mapping.origins));
+  }
   return mapping;
 }
 
 std::string disagreements(const Mapping& mapping, const SourceTensors& source) {
-  std::map<std::string, std::vector<int64_t>> shapes = read_stored([&] { return parameter_shapes(mapping.config); });
+  std::map<std::string, std::vector<int64_t>> shapes = parameter_shapes(mapping.config);
   std::set<std::string> expected = {mapping.head};
   std::string list;
   for (const MappedName& name : mapping.names) {
@@ -132,7 +163,7 @@ std::string disagreements(const Mapping& mapping, const SourceTensors& source) {
   }
   for (const auto& [name, tensor] : source.by_name())
     if (!expected.contains(name)) list += "\n  unexpected: " + printable(name, 200) + " " + list_of(tensor->shape);
-  return list + head_difference(mapping, source);
+  return list + head_difference(mapping, source) + prefix_hint(mapping, source);
 }
 
 }  // namespace based::published

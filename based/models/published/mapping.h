@@ -2,7 +2,9 @@
 // one file of this folder.
 #pragma once
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "based/core/safetensors.h"
@@ -33,13 +35,21 @@ struct MappedName {
   bool is_filter = false;  // the filter of a depthwise convolution: [channels, 1, taps] there, [channels, taps] here
 };
 
+// Fields of this library's configs and the published keys that they are made of. Layers of several kinds may have fields of the same name.
+using Origins = std::set<std::pair<std::string, std::string>>;
+
 // A mixer of this library with its options, and the names of its tensors within the layer.
 struct MappedMixer {
   std::string name;  // in ModelConfig::layers
   Config::Table options;
   std::vector<MappedName> names;
+  Origins origins = {};
 
-  void option(const char* key, Config::Value value) { options.emplace_back(key, Config(std::move(value))); }
+  // `origin`: the name of the published key that the value is made of, "" if it is made of none.
+  void option(const char* key, Config::Value value, const std::string& origin = "") {
+    options.emplace_back(key, Config(std::move(value)));
+    if (!origin.empty()) origins.emplace(key, origin);
+  }
   void add(const std::string& theirs, const std::string& ours, bool is_filter = false) { names.push_back({theirs, ours, is_filter}); }
   void add_layer(const std::string& theirs, const std::string& ours, bool bias) {  // a weight, and a bias if there is one
     add(theirs + ".weight", ours + ".weight");
@@ -54,6 +64,7 @@ struct Mapping {
   std::string embedding, head;                            // the head is the embedding, under a second name that a file may lack
   std::map<std::string, std::vector<int64_t>> constants;  // tensors that do not change the outputs, and their shapes; a file may lack them
   std::vector<std::string> warnings;
+  Origins origins;
 
   // Adds a layer with this mixer. The prefixes are those of the layer's mixer.
   void add_layer(const MappedMixer& mixer, const std::string& theirs, const std::string& ours);
@@ -65,7 +76,8 @@ Mapping map_attention(ConfigReader& config, const SourceTensors& source);
 Mapping map_mamba(ConfigReader& config);
 Mapping map_mamba2(ConfigReader& config);
 
-// Chooses the family by the config's keys. Throws Error for others, and for a model that check_model_config refuses.
+// Chooses the family by the config's keys. Throws Error that begins with the config's path for others, and for a model that
+// check_model_config or a mixer refuses; where the field that is wrong is made of a published key, the message names this too.
 Mapping map_published(ConfigReader& config, const SourceTensors& source);
 
 // All reasons why the tensors are not those of the mapping, one per line: missing, unexpected, misshapen and of another type than floating

@@ -28,7 +28,10 @@ constexpr const char* kSourceMetadata = "metadata";  // that of a safetensors fi
 std::string weights_file_of(const std::string& folder) {
   for (const char* name : {kSafetensorsWeights, kTorchWeights}) {
     const std::string index = path_in(folder, std::string(name) + ".index.json");
-    if (path_exists(index)) throw Error(index + ": weights in several files are not converted");
+    if (path_exists(index))
+      throw Error(index +
+                  ": weights in several files are not converted; in Python, load the files, put all tensors into one dict and save it as " +
+                  name + ", then remove the others");
   }
   const bool torch = path_exists(path_in(folder, kTorchWeights)), safetensors = path_exists(path_in(folder, kSafetensorsWeights));
   if (torch && safetensors)
@@ -57,7 +60,8 @@ std::vector<int64_t> our_shape(const published::MappedName& name, std::vector<in
 }  // namespace
 
 PublishedModel::PublishedModel(const std::string& folder) : config_path_(path_in(folder, "config.json")) {
-  if (!is_folder(folder)) throw Error(folder + ": is no folder with config.json and " + kTorchWeights + " or " + kSafetensorsWeights);
+  if (!is_folder(folder))
+    throw Error(folder + ": is no folder; name the folder with config.json and " + kTorchWeights + " or " + kSafetensorsWeights);
   config_text_ = read_regular_file(config_path_, kMaxConfigBytes);
   const Json json = parse_json(config_text_, config_path_);
   weights_path_ = weights_file_of(folder);

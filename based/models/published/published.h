@@ -23,6 +23,7 @@ class PublishedModel {
   const std::string& weights_path() const { return weights_path_; }
   DType dtype() const;  // the embedding's type
   const std::vector<std::string>& warnings() const { return mapping_.warnings; }
+  const std::vector<TensorView>& tensors() const { return torch_ ? torch_->tensors() : safetensors_->tensors(); }  // all of the file
   size_t dropped() const;  // number of tensors without a counterpart: counters of the authors' trainer, constants
 
   // Makes a tokenizer with fewer tokens than the model fit: the further rows of the embedding become padding, which is never sampled.
@@ -38,8 +39,6 @@ class PublishedModel {
   void save(const std::string& folder, std::optional<uint64_t> tokenizer) const;
 
  private:
-  const std::vector<TensorView>& tensors() const { return torch_ ? torch_->tensors() : safetensors_->tensors(); }
-
   std::string config_path_, config_text_, weights_path_;
   std::unique_ptr<TorchFile> torch_;  // one of the two
   std::unique_ptr<SafetensorsFile> safetensors_;
