@@ -179,6 +179,8 @@ void CommandLine::add(const std::string& name, AnyTarget any, const std::string&
 
 void CommandLine::add_flag(const std::string& name, bool& value, const std::string& help) { app_->add_flag(name, value, help); }
 
+void CommandLine::needs(const std::string& name, const std::string& other) { app_->get_option(name)->needs(app_->get_option(other)); }
+
 void CommandLine::offer(const std::string& name, std::function<std::vector<std::string>()> values, bool files_too) {
   (*offers_)[app_->get_option(name)] = {std::move(values), files_too};
 }

@@ -74,6 +74,8 @@ class CommandLine {
   // still checks the value. Without a call, shells complete file names for text, and the usual values of --device and --dtype.
   void offer(const std::string& name, std::function<std::vector<std::string>()> values, bool files_too = false);
   void offer(const std::string& name, std::vector<std::string> values, bool files_too = false);
+  // Parsing throws UsageError if the user gives the option or flag `name` without the other one. Both were added before.
+  void needs(const std::string& name, const std::string& other);
   CommandLine add_subcommand(const std::string& name, const std::string& summary);  // the user must name one of the subcommands
   // A subcommand of a command that also runs without one. Where the user names it, the command's own callback is not called, so the command
   // must not have required options.

@@ -10,6 +10,7 @@
 #include "based/core/output_folder.h"
 #include "based/data/tokenizer.h"
 #include "based/generate/text_model.h"
+#include "based/models/finite.h"
 #include "based/models/huggingface/huggingface.h"
 #include "based/models/published/expected.h"
 #include "based/models/published/published.h"
@@ -76,19 +77,24 @@ std::string tokenizer_note(const Tokenizer* tokenizer) {
   return tokenizer == nullptr ? "; it has no tokenizer: text needs one, --tokenizer" : "";
 }
 
+// The source's own names are in the warnings, so that its author finds the tensors.
+void warn_of_damage(const std::string& path, const std::vector<TensorView>& tensors) {
+  for (const std::string& line : not_finite_lines(tensors))
+    log_warning(path + ": " + line + "; the model's outputs will not be finite either");
+}
+
 // Fills the new folder from a folder as published.
 void convert_published(const Options& options, NewFolder& folder) {
   PublishedModel model(options.source);
   const std::unique_ptr<Tokenizer> tokenizer = find_tokenizer(options);
   for (const std::string& warning : model.warnings()) log_warning(options.source + ": " + warning);
+  warn_of_damage(model.weights_path(), model.tensors());
   if (tokenizer != nullptr && tokenizer->vocab_size() != model.config().vocab_size) {
     const int64_t before = model.config().vocab_size;
     model.fit_vocabulary(tokenizer->vocab_size());
     log_warning(options.source + ": the tokenizer has " + std::to_string(tokenizer->vocab_size()) + " tokens, 'vocab_size' is " +
                 std::to_string(before) + "; ids without a token are treated as padding");
   }
-  if (model.dtype() == DType::F16)
-    log_warning(options.source + ": the weights are fp16 and stay so; run the model with --dtype bf16 or fp32");
   fill_model(options, folder, tokenizer.get(), [&](const std::string& full, std::optional<uint64_t> hash) { model.save(full, hash); });
   if (!options.quantise.form.empty()) log_info("--back needs the full model: a folder with quantised weights holds no source.safetensors");
   print_line("the model (" + model.family() + ", " + grouped(parameter_count(model.config())) + " parameters) is in " + options.out +
@@ -100,8 +106,10 @@ void convert_published(const Options& options, NewFolder& folder) {
 void convert_huggingface(const Options& options, NewFolder& folder) {
   const std::unique_ptr<Tokenizer> tokenizer = find_tokenizer(options);
   ModelConfig config;
-  fill_model(options, folder, tokenizer.get(),
-             [&](const std::string& full, std::optional<uint64_t> hash) { config = read_huggingface_model(options.source, full, hash); });
+  fill_model(options, folder, tokenizer.get(), [&](const std::string& full, std::optional<uint64_t> hash) {
+    config = read_huggingface_model(options.source, full, hash);
+    warn_of_damage(options.source, SafetensorsFile(path_in(full, "model.safetensors")).tensors());
+  });
   print_line("the model (" + grouped(parameter_count(config)) + " parameters) is in " + options.out + tokenizer_note(tokenizer.get()));
 }
 
@@ -113,6 +121,8 @@ void convert_own(const Options& options, NewFolder& folder) {
         ": is a model's folder of this library already; --weights int8 or int4 quantises it, --hf converts it for transformers");
   if (!options.tokenizer.empty() || !options.expect.empty())
     throw UsageError("--tokenizer and --expect are for a folder as published; " + options.source + " is a model's folder of this library");
+  const std::string weights = path_in(options.source, "model.safetensors");
+  warn_of_damage(weights, SafetensorsFile(weights).tensors());
   folder.fill([&](const std::string& staging) { quantise_folder(options.source, staging, options.quantise); });
   print_line("the model with " + options.quantise.form + " weights is in " + options.out);
 }
@@ -146,6 +156,8 @@ void convert_to_huggingface(const Options& options) {
 }
 
 void convert(const Options& options) {
+  if (path_exists(options.source) && !is_folder(options.source))
+    throw Error(options.source + ": is no folder; name the folder with config.json and the weights");
   NewFolder folder(options.out, "--out");
   if (is_own_model(options.source)) return convert_own(options, folder);
   if (!options.expect.empty()) expected_dtype(SafetensorsFile(options.expect));  // refuses a wrong file before the work

@@ -216,7 +216,7 @@ void add_scoring_options(CommandLine app, Options& options) {
                  "runs did; 0: no padding",
                  {0, most});
   app.add_option("--device", options.device, "cpu, cuda or cuda:N");
-  app.add_option("--dtype", options.dtype, "fp32, bf16 or fp64 (default: as stored)");
+  app.add_option("--dtype", options.dtype, kDtypeHelp);
 }
 
 void setup(CommandLine app) {

@@ -5,6 +5,7 @@
 #include "apps/command.h"
 #include "apps/place.h"
 #include "based/core/files.h"
+#include "based/core/folders.h"
 #include "based/core/interrupt.h"
 #include "based/core/json.h"
 #include "based/core/profile.h"
@@ -52,6 +53,8 @@ std::vector<std::pair<int64_t, double>> parse_logit_bias(const std::vector<std::
   return biases;
 }
 
+bool has_draft_model(const Options& options) { return !options.draft.empty() && options.draft != "ngram" && options.draft != "none"; }
+
 void check(const Options& options) {
   const auto refuse = [](bool wrong, const char* what) {
     if (wrong) throw UsageError(what);
@@ -65,13 +68,15 @@ void check(const Options& options) {
   refuse(!many && (options.slots > 0 || !options.out.empty() || options.resume), "--slots, --out and --resume go with --prompts");
   refuse(many && (options.stream || !options.save_state.empty()), "--prompts goes without --stream and --save-state");
   refuse(options.resume && options.out.empty(), "--resume needs the --out of the run that it continues");
+  if (has_draft_model(options) && !is_folder(options.draft))
+    throw Error(options.draft + ": is no folder; --draft must be ngram, none or the folder of a model");
 }
 
 DraftOptions draft_options(const Options& options, const Place& place, int64_t slots) {
   DraftOptions drafts;
   drafts.most = options.draft_tokens;
   if (options.draft.empty()) return drafts;
-  if (options.draft == "ngram" || options.draft == "none") {
+  if (!has_draft_model(options)) {
     drafts.drafter = options.draft == "ngram" ? make_ngram_drafter() : make_empty_drafter();
     return drafts;
   }
@@ -402,7 +407,7 @@ void setup(CommandLine app) {
       "--seed", options->sampling.seed,
       "the same seed and text give the same tokens; with --prompts, a line without a seed gets one computed from this seed and its index");
   app.add_option("--stop", options->stops, "stop before this text; may be given several times");
-  app.add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
+  app.add_option("--dtype", options->dtype, kDtypeHelp);
   app.add_option("--device", options->device, "cpu, cuda or cuda:N");
   app.add_flag("--logprobs", options->logprobs,
                "also print each token's log-probability, before temperature and truncation (with --json or --prompts)");
@@ -414,12 +419,14 @@ void setup(CommandLine app) {
       "--draft", options->draft,
       "guess the next tokens and verify them in one step, for the same text in less time: ngram, from the text's own repetitions, "
       "or the folder of a smaller model with the same tokenizer, which runs on the CPU; none: only the steps of such a run, which on a GPU "
-      "round in their own way");
+      "round in their own way",
+      kPath);
   app.add_option("--draft-tokens", options->draft_tokens, "with --draft: the most tokens that a step verifies", {1, kMostDraftTokens});
   app.add_option("--profile", options->profile,
                  "file for a profile of this run, with a range of time for each step and layer; https://ui.perfetto.dev opens it", kPath);
   app.add_flag("--stream", options->stream, "print the text while it is generated");
   app.add_flag("--json", options->json, "print JSON; with --stream one line for each piece of text, then the summary");
+  app.needs("--draft-tokens", "--draft");
   app.offer("--draft", {"ngram", "none"}, true);
   app.callback([options] {
     options->sampling.logit_bias = parse_logit_bias(options->logit_bias);

@@ -435,7 +435,7 @@ void setup(CommandLine app) {
                  "for windows of shards as many as have 4,096 tokens, 32,768 on a GPU",
                  {0, 1 << 20});
   app.add_option("--device", options->device, "cpu, cuda or cuda:N");
-  app.add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
+  app.add_option("--dtype", options->dtype, kDtypeHelp);
   app.add_flag("--padded-columns", options->perplexity.padded_columns,
                "include the embedding's padding rows in the softmax, as published harnesses do (default: only the tokenizer's tokens)");
   app.add_option(

@@ -10,8 +10,10 @@ namespace based::apps {
 
 struct Place {
   torch::Device device = torch::kCPU;
-  std::optional<torch::Dtype> dtype;  // absent: as stored
+  std::optional<torch::Dtype> dtype;  // absent: by load_model
 };
+
+inline constexpr const char* kDtypeHelp = "fp32, bf16 or fp64 (default: as stored; fp32 for weights in fp16)";
 
 // Throws UsageError, naming the option.
 inline Place parse_place(const std::string& device, const std::string& dtype) {

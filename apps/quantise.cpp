@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 
 #include "apps/command.h"
 #include "based/core/files.h"
@@ -42,10 +43,8 @@ GateDocuments read_gate_text(const std::string& path, const Tokenizer* tokenizer
   return documents;
 }
 
-// The type in which both models are compared: their own, or the nearest that quantised weights support.
-torch::Dtype gate_type(torch::Dtype stored) {
-  return stored == torch::kBFloat16 || stored == torch::kHalf ? torch::kBFloat16 : torch::kFloat;
-}
+// The type in which both models are compared: that in which the full one runs, or the nearest that quantised weights support.
+torch::Dtype gate_type(torch::Dtype stored) { return run_type(stored) == torch::kBFloat16 ? torch::kBFloat16 : torch::kFloat; }
 
 struct Quality {
   std::optional<double> perplexity, recall;
@@ -67,6 +66,19 @@ double measure_text(LanguageModel& model, const GateDocuments& documents, const 
   return result.value();
 }
 
+void check_segment(const RecallSegment& segment, int64_t vocab_size) {
+  MqarConfig config;
+  config.vocab_size = vocab_size;
+  config.length = segment.length;
+  config.pairs = segment.pairs;
+  config.examples = segment.examples;
+  try {
+    check_mqar(config);
+  } catch (const UsageError& error) {
+    throw UsageError(std::string("--gate-length and --gate-pairs: ") + error.what());
+  }
+}
+
 double measure_mqar(LanguageModel& model, const RecallSegment& segment) {
   RecallTask task;
   task.vocab_size = model.config().vocab_size;
@@ -86,7 +98,8 @@ Quality measure_quality(const std::string& folder, torch::Dtype type, const Gate
 }
 
 // Prints both and throws Error if the quantised model is too much worse, unless --no-gate is given.
-void compare_quality(const Quality& full, const Quality& quantised, ops::WeightForm form, const QuantiseOptions& options) {
+// `values`: the number of tokens among which a model without recall guesses.
+void compare_quality(const Quality& full, const Quality& quantised, ops::WeightForm form, int64_t values, const QuantiseOptions& options) {
   const std::string name = weight_form_name(form);
   std::string failed;
   char text[200];
@@ -103,6 +116,9 @@ void compare_quality(const Quality& full, const Quality& quantised, ops::WeightF
     std::snprintf(text, sizeof text, "recall: %.4f full, %.4f %s (at most %.2f less)", *full.recall, *quantised.recall, name.c_str(),
                   kMostRecallLost);
     print_line(text);
+    if (*full.recall <= 1 / static_cast<double>(values) + kMostRecallLost)
+      log_warning("the full model recalls nothing, as a guess among the " + grouped(values) +
+                  " values would: --gate-mqar compared nothing; it is for models of `based experiment` recall");
     if (!(*full.recall - *quantised.recall <= kMostRecallLost)) failed += std::string(failed.empty() ? "" : " and ") + "the recall falls";
   } else {
     print_line("recall: not applicable, no --gate-mqar, which is for models of `based experiment` recall");
@@ -125,16 +141,15 @@ void add_quantise_options(CommandLine app, QuantiseOptions& options) {
   app.add_option("--gate-length", options.segment.length, "with --gate-mqar: tokens per example");
   app.add_option("--gate-pairs", options.segment.pairs, "with --gate-mqar: key-value pairs per example");
   app.add_flag("--no-gate", options.no_gate, "with --weights: write the model without a comparison, or whatever the comparison finds");
+  for (const char* option : {"--gate-text", "--gate-mqar", "--no-gate"}) app.needs(option, "--weights");
+  for (const char* option : {"--gate-length", "--gate-pairs"}) app.needs(option, "--gate-mqar");
   app.offer("--weights", {"int8", "int4"});
 }
 
 void check_quantise_options(const QuantiseOptions& options) {
-  if (options.form.empty()) {
-    if (!options.gate_text.empty() || options.gate_mqar || options.no_gate)
-      throw UsageError("--gate-text, --gate-mqar and --no-gate need --weights");
-    return;
-  }
+  if (options.form.empty()) return;
   parse_weight_form(options.form, "--weights");
+  if (options.gate_mqar) quantise_weights::check_segment(options.segment, std::numeric_limits<int32_t>::max());
   if (options.gate_text.empty() && !options.gate_mqar && !options.no_gate)
     throw UsageError(
         "--weights needs a comparison with the full model: --gate-text FILE (perplexity) or --gate-mqar (recall); --no-gate writes the "
@@ -153,6 +168,8 @@ void quantise_folder(const std::string& source, const std::string& out, const Qu
   const ops::WeightForm form = parse_weight_form(options.form, "--weights");
   std::unique_ptr<Tokenizer> tokenizer;
   if (!held(source, tokenizer_holding()).empty()) tokenizer = make_tokenizer(source);
+  const ModelFiles files = read_model_files(source);
+  if (options.gate_mqar) check_segment(options.segment, files.config.vocab_size);
   const GateDocuments documents = read_gate_text(options.gate_text, tokenizer.get());
   if (tokenizer != nullptr) tokenizer->save(out);
   const QuantisedFolder made = quantise_model(source, out, form);
@@ -162,9 +179,10 @@ void quantise_folder(const std::string& source, const std::string& out, const Qu
   if (made.kept > 0)
     log_warning(std::to_string(made.kept) + " linear layers keep their type, since their rows are no multiple of 32 weights");
   const InterruptScope interrupts;
-  const torch::Dtype type = gate_type(read_model_files(source).dtype);
+  const torch::Dtype type = gate_type(files.dtype);
   const Quality full = measure_quality(source, type, documents, options, "full");
-  compare_quality(full, measure_quality(out, type, documents, options, weight_form_name(form)), form, options);
+  const int64_t values = files.config.vocab_size - files.config.vocab_size / 2;  // the upper half of the vocabulary, as in make_mqar
+  compare_quality(full, measure_quality(out, type, documents, options, weight_form_name(form)), form, values, options);
 }
 
 }  // namespace based::apps

@@ -192,7 +192,7 @@ void setup(CommandLine app) {
   app.add_required("--model", options->model, "the model's folder, for example the --out of `based train`");
   app.add_option("--name", options->name, "the model's name in requests and replies (default: the folder's name)");
   app.add_option("--device", options->device, "cpu, cuda or cuda:N");
-  app.add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
+  app.add_option("--dtype", options->dtype, kDtypeHelp);
   app.add_option("--template", options->chat_template, "a file with a Jinja chat template; without it, chat requests are refused", kPath);
   app.add_option("--state-dir", options->state_folder,
                  "a folder for stored states and cached prefixes; without it, they are in memory only", kPath);

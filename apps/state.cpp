@@ -90,7 +90,7 @@ void add(CommandLine app, const char* name, const char* summary, void (*body)(co
   sub.add_required("file", options->file, "the state file");
   if (needs_model) {
     sub.add_required("--model", options->model, "the model's folder");
-    sub.add_option("--dtype", options->dtype, "fp32, bf16 or fp64 (default: as stored)");
+    sub.add_option("--dtype", options->dtype, kDtypeHelp);
   }
   if (needs_prompt) {
     sub.add_required("--prompt", options->prompt, "the text whose state is saved");

@@ -62,7 +62,7 @@ typedef struct based_model based_model;
 typedef struct based_load_options {
   size_t size;
   const char* device; /* "cpu", "cuda" or "cuda:1"; NULL: "cpu" */
-  const char* dtype;  /* "fp32", "bf16" or "fp64"; NULL: the type of the stored weights */
+  const char* dtype;  /* "fp32", "bf16" or "fp64"; NULL: the type of the stored weights, fp32 for fp16 */
   /* Not 0: tokens, log-probabilities and states depend, to the bit, only on a sequence's tokens and the model, not on other sequences nor
    * on how the text was divided among calls (docs/files.md, "A text in pieces, to the bit"). Slower. */
   int32_t invariant;

@@ -77,7 +77,12 @@ QuantisedFolder quantise_model(const std::string& folder, const std::string& out
   made.reserve(2 * (layers.size() + 1));
   views.reserve(file.tensors().size() + layers.size() + 1);
   const auto add_quantised = [&](const TensorView& view, ops::WeightForm as) {
-    const ops::QuantisedWeight weight = ops::quantise(tensor_of(view), as);
+    const Tensor full = tensor_of(view);
+    if (const int64_t wrong = full.numel() - at::le(full.abs(), ops::kMostWeight).sum().item<int64_t>(); wrong > 0)
+      throw Error(file.path() + ": tensor '" + view.name + "': " + std::to_string(wrong) + " of " + std::to_string(full.numel()) +
+                  " weights are not finite or above 1e38, which " + weight_form_name(as) +
+                  " cannot store; the file is damaged, or the training diverged");
+    const ops::QuantisedWeight weight = ops::quantise(full, as);
     made.push_back(weight.values);
     views.push_back(view_of(view.name + "." + weight_form_name(as), made.back()));
     made.push_back(weight.scales);

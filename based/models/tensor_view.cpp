@@ -41,7 +41,13 @@ torch::Tensor tensor_of(const TensorView& view) {
 }
 
 std::string float_type_name(torch::Dtype dtype) {
-  return dtype == torch::kFloat32 ? "fp32" : dtype == torch::kBFloat16 ? "bf16" : dtype == torch::kFloat64 ? "fp64" : toString(dtype);
+  switch (dtype) {
+    case torch::kFloat32: return "fp32";
+    case torch::kBFloat16: return "bf16";
+    case torch::kFloat64: return "fp64";
+    case torch::kFloat16: return "fp16";
+    default: return toString(dtype);
+  }
 }
 
 torch::Dtype parse_float_type(const std::string& name, const std::string& option) {

@@ -7,6 +7,7 @@
 #include "based/core/files.h"
 #include "based/core/folders.h"
 #include "based/core/hash.h"
+#include "based/core/log.h"
 #include "based/core/new_folder.h"
 #include "based/mixers/kit/shapes_only.h"
 #include "based/models/quantised.h"
@@ -25,6 +26,16 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return "[" + text + "]";
 }
 
+// The reason why a layer's weight is not stored as "weights" in config.json says, "" if it is. `view`: of a full weight, or null.
+std::string form_problem(const TensorView* view, const std::optional<StoredQuantised>& stored, const std::vector<int64_t>& shape,
+                         ops::WeightForm form) {
+  const bool fits = ops::can_quantise(form, shape.at(1));
+  if (view != nullptr && fits) return std::string("is ") + dtype_name(view->dtype) + ", must be " + weight_form_name(form);
+  if (view != nullptr || !stored) return "";
+  if (stored->form != form) return fits ? "must be " + weight_form_name(form) : "must be in full precision";
+  return quantised_problem(*stored, shape.at(0), shape.at(1));
+}
+
 bool is_float(DType dtype) { return dtype == DType::F32 || dtype == DType::BF16 || dtype == DType::F64 || dtype == DType::F16; }
 
 // All reasons why `file` does not match the parameters of the model, one per line.
@@ -37,16 +48,19 @@ std::string disagreements(const SafetensorsFile& file, const ModelFiles& files) 
   std::string list;
   for (const auto& item : parameters) {
     const TensorView* view = file.find(item.key());
-    const bool is_embedding = item.key() == kEmbeddingName;
-    const auto stored = files.form && (is_embedding || layers.contains(item.key())) ? find_quantised(file, item.key()) : std::nullopt;
-    if (!view && stored) {
+    const bool is_embedding = item.key() == kEmbeddingName, may_be_quantised = files.form && (is_embedding || layers.contains(item.key()));
+    const auto stored = may_be_quantised && !view ? find_quantised(file, item.key()) : std::nullopt;
+    if (stored) {
       quantised.insert(stored->values->name);
       if (stored->scales != nullptr) quantised.insert(stored->scales->name);
-      const std::string problem = is_embedding && stored->form != kEmbeddingForm
-                                      ? "must be " + weight_form_name(kEmbeddingForm)
-                                      : quantised_problem(*stored, item.value().size(0), item.value().size(1));
-      if (!problem.empty()) list += "\n  " + stored->values->name + ": " + problem;
-    } else if (!view)
+    }
+    const std::string problem =
+        may_be_quantised ? form_problem(view, stored, item.value().sizes().vec(), is_embedding ? kEmbeddingForm : *files.form) : "";
+    if (!problem.empty())
+      list += "\n  " + (stored ? stored->values->name : item.key()) + ": " + problem;
+    else if (stored)
+      continue;
+    else if (!view)
       list += "\n  missing: " + item.key() + " " + shape_text(item.value().sizes().vec());
     else if (view->shape != item.value().sizes().vec())
       list += "\n  " + item.key() + ": shape " + shape_text(view->shape) + ", the model's is " + shape_text(item.value().sizes().vec());
@@ -140,6 +154,8 @@ void write_model_files(const Config& json, std::vector<TensorView> weights, cons
 StoredConfig read_stored_config(const std::string& path) {
   return read_stored([&] {
     const Config json = Config::parse_json_file(path);
+    if (json.find("n_embd") != nullptr || (json.find("d_model") != nullptr && json.find("n_layer") != nullptr))
+      throw Error(path + ": is of a model as its authors published it; `based convert FOLDER --out NEW` makes a model's folder of it");
     StoredConfig stored;
     Config fields = json;
     if (const Config* form = json.find(kWeightFormKey)) {
@@ -179,7 +195,18 @@ ModelFiles read_model_files(const std::string& folder) {
   return files;
 }
 
+torch::Dtype run_type(torch::Dtype stored) { return stored == torch::kHalf ? torch::kFloat : stored; }
+
 namespace {
+
+// The type in which a model runs that is loaded without a wish for one.
+torch::Dtype default_type(const SafetensorsFile& file, const ModelConfig& config) {
+  const torch::Dtype stored = common_dtype(file, config), type = run_type(stored);
+  if (type != stored)
+    log_info(file.path() + ": the weights are " + float_type_name(stored) + "; the model runs in " + float_type_name(type) +
+             ", since no type is asked for");
+  return type;
+}
 
 // Copies a view, at any alignment, into new memory of the device.
 Tensor placed(const TensorView& view, torch::Dtype dtype, torch::Device device) {
@@ -228,7 +255,7 @@ LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dt
   const ModelFiles files = read_model_files(folder);
   const SafetensorsFile file(files.weights_path);
   check_weights(file, files);
-  const torch::Dtype type = dtype ? *dtype : common_dtype(file, files.config);
+  const torch::Dtype type = dtype ? *dtype : default_type(file, files.config);
   if (files.form) require_quantised_support(files, type, device);
   const auto types = parameter_types(files.config, type);
   // Runs in parallel to the transfer of the weights, or after it if no thread can be started.

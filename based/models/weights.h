@@ -22,13 +22,17 @@ struct ModelFiles {
 };
 ModelFiles read_model_files(const std::string& folder);  // throws Error
 
+// The type in which a model with weights of the type `stored` runs if none is asked for: fp32 for fp16, in which the operators do not
+// compute, otherwise the same.
+torch::Dtype run_type(torch::Dtype stored);
+
 // config.json: the fields of ModelConfig and, in models with quantised weights, kWeightFormKey.
 struct StoredConfig {
   ModelConfig config;  // passed check_model_config
   std::optional<ops::WeightForm> form;
 };
 inline constexpr const char* kWeightFormKey = "weights";
-StoredConfig read_stored_config(const std::string& path);  // throws Error
+StoredConfig read_stored_config(const std::string& path);  // throws Error, for a config as models are published with a hint at `convert`
 
 // Throws UsageError for a model with quantised weights: `action`, such as "training", needs full ones.
 void require_full_weights(const ModelFiles& files, const std::string& action);
@@ -56,9 +60,10 @@ void write_model_files(const Config& config, std::vector<TensorView> weights, co
 // Throws one Error that lists all missing, unexpected, misshapen and wrongly typed tensors.
 void check_weights(const SafetensorsFile& file, const ModelFiles& files);
 
-// Strict: one Error lists all missing, unexpected, misshapen and wrongly typed tensors, before memory is allocated. Weights keep their
-// stored type unless `dtype` is given. WideParameters are never narrower than fp32, whatever their stored type. Quantised weights stay
-// quantised; such a model runs in fp32 or bf16 and without gradients, with int4 on the CPU only, and other requests are a UsageError.
+// Strict: one Error lists all missing, unexpected, misshapen and wrongly typed tensors, before memory is allocated. Weights get the
+// run_type of their stored type unless `dtype` is given; a line in the log says so where the two differ. WideParameters are never narrower
+// than fp32, whatever their stored type. Quantised weights stay quantised; such a model runs in fp32 or bf16 and without gradients, with
+// int4 on the CPU only, and other requests are a UsageError.
 LoadedModel load_model(const std::string& folder, std::optional<torch::Dtype> dtype = {}, torch::Device device = torch::kCPU);
 
 }  // namespace based

@@ -106,7 +106,7 @@ std::shared_ptr<Classifier> load_classifier(const std::string& folder, torch::De
   require_full_weights(files, "a classifier");
   const SafetensorsFile file(files.weights_path);
   auto classifier = std::make_shared<Classifier>(files.config, head);
-  classifier->to(device, files.dtype);
+  classifier->to(device, run_type(files.dtype));
   const torch::NoGradGuard no_grad;
   auto parameters = classifier->named_parameters();
   for (auto& item : parameters) {

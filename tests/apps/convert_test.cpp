@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
+#include <filesystem>
 
 #include "based/core/folders.h"
 #include "based/core/torch_file.h"
@@ -13,6 +15,7 @@ namespace based {
 namespace convert_test {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class Convert : public testing::Test {
  protected:
@@ -58,6 +61,65 @@ TEST_F(Convert, WritesNothingWhereTheLogitsDiffer) {
   EXPECT_FALSE(path_exists(file("bad")));
 }
 
+// The tolerance of the file counts, whatever its form.
+TEST_F(Convert, ComparesByTheTolerance) {
+  const std::array<int64_t, 2> ids{1, 2};
+  std::vector<double> logits(2 * 264);
+  logits[7] = 1;  // the largest difference is 1
+  const auto convert = [&](const std::string& tolerance, const std::string& more = "") {
+    write_safetensors(
+        file("e.safetensors"),
+        {{"ids", DType::I64, {1, 2}, std::as_bytes(std::span(ids))}, {"logits", DType::F64, {1, 2, 264}, std::as_bytes(std::span(logits))}},
+        {{"tolerance", tolerance}});
+    remove_tree(file("out"));
+    return run("convert " + file("published") + " --expect " + file("e.safetensors") + " --out " + file("out") + more);
+  };
+  EXPECT_EQ(convert("1").code, 0);
+  EXPECT_EQ(convert("1.0", " --dtype bf16").code, 0);
+  EXPECT_EQ(convert("1e0 in float64, 1e-3 in float32").code, 0);
+  EXPECT_THAT(convert("1 in float64, 1e-3 in float32", " --dtype fp32").out, HasSubstr("(tolerance 0.001)"));
+  EXPECT_THAT(convert("1 in float64", " --dtype fp32").out, HasSubstr("(tolerance 5e-05)"));
+  EXPECT_THAT(convert("1e-13").out, HasSubstr("(tolerance 1e-13)"));
+  for (const char* text : {"exact", "-1", "nan", "inf", "", "much in float64", "much in float64, 1 in float32"}) {
+    const Ran ran = convert(text);
+    EXPECT_EQ(ran.code, 1) << text;
+    EXPECT_THAT(ran.err, HasSubstr("e.safetensors: metadata tolerance is '" + std::string(text) + "'; it must be a positive number"))
+        << text;
+  }
+}
+
+TEST_F(Convert, RunsWeightsInFp16) {
+  write_published_mamba(file("half"), DType::F16);
+  ASSERT_EQ(run("convert " + file("half") + " --out " + file("m") + " --tokenizer bytes").code, 0);
+  const Ran ran = run("generate --model " + file("m") + " --prompt hello --max-tokens 2");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.err, HasSubstr("model.safetensors: the weights are fp16; the model runs in fp32"));
+  EXPECT_EQ(run("generate --model " + file("m") + " --prompt hello --max-tokens 2 --draft " + file("m")).code, 0);
+  EXPECT_THAT(run("generate --model " + file("m") + " --prompt hello --max-tokens 2 --dtype bf16").err, Not(HasSubstr("fp16")));
+  write_file_atomic(file("text"), "a short text for the comparison\n");
+  EXPECT_EQ(run("perplexity --model " + file("m") + " --data " + file("text")).code, 0);
+  EXPECT_EQ(run("mqar eval --model " + file("m") + " --length 16 --pairs 2 --examples 2").code, 0);
+  const Ran quantised = run("convert " + file("m") + " --weights int8 --gate-text " + file("text") + " --out " + file("q"));
+  EXPECT_EQ(quantised.code, 0) << quantised.err;
+  EXPECT_EQ(run("generate --model " + file("q") + " --prompt hello --max-tokens 2").code, 0);
+}
+
+TEST_F(Convert, WarnsOfNumbersThatAreNotFinite) {
+  const SafetensorsFile weights(file("published/model.safetensors"));
+  std::vector<TensorView> tensors = weights.tensors();
+  const std::vector<float> damaged{0, 0, NAN, 0, -INFINITY, 0, 0, 0};
+  for (TensorView& tensor : tensors)
+    if (tensor.name == "backbone.norm_f.weight") tensor.bytes = std::as_bytes(std::span(damaged));
+  std::filesystem::create_directories(file("nan"));
+  write_file_atomic(file("nan/config.json"), read_file(file("published/config.json")));
+  write_safetensors(file("nan/model.safetensors"), tensors);
+  const Ran ran = run("convert " + file("nan") + " --out " + file("m"));
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.err, HasSubstr("nan/model.safetensors: tensor 'backbone.norm_f.weight': 2 of 8 numbers are not finite"));
+  EXPECT_THAT(run("convert " + file("m") + " --weights int8 --no-gate --out " + file("q")).err,
+              HasSubstr("m/model.safetensors: tensor 'norm.weight': 2 of 8 numbers are not finite"));
+}
+
 TEST_F(Convert, SaysWhatIsWrong) {
   const auto error = [&](const std::string& arguments) { return run("convert " + arguments + " --out " + file("x")).err; };
   EXPECT_THAT(error(file("published") + " --dtype fp32"), HasSubstr("give --expect too"));
@@ -67,6 +129,13 @@ TEST_F(Convert, SaysWhatIsWrong) {
   const std::string missing = error(file("published"));
   EXPECT_THAT(missing, HasSubstr("model.safetensors: does not fit "));
   EXPECT_THAT(missing, HasSubstr("missing: backbone.layers.1.mixer.A_log [16, 16]"));
+  EXPECT_THAT(error(file("published/config.json")),
+              HasSubstr("published/config.json: is no folder; name the folder with config.json and the weights"));
+  const Ran unconverted = run("generate --model " + file("published") + " --prompt a");
+  EXPECT_EQ(unconverted.code, 1);
+  EXPECT_THAT(unconverted.err, HasSubstr("`based convert"));
+  write_file_atomic(file("published/model.safetensors.index.json"), "{}");
+  EXPECT_THAT(error(file("published")), HasSubstr("put all tensors into one dict and save it as model.safetensors"));
   EXPECT_FALSE(path_exists(file("x")));
 }
 
@@ -89,6 +158,13 @@ TEST_F(ConvertWeights, GivesAQuantisedModelThatGenerates) {
   EXPECT_THAT(run("inspect " + file("q")).out, HasSubstr("weights: linear layers in int8"));
 }
 
+// Weights of zero recall nothing.
+TEST_F(ConvertWeights, SaysThatNoRecallWasCompared) {
+  const Ran ran = run("convert " + file("full") + " --weights int8 --gate-mqar --gate-length 16 --gate-pairs 2 --out " + file("q"));
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.err, HasSubstr("the full model recalls nothing, as a guess among the 129 values would: --gate-mqar compared nothing"));
+}
+
 TEST_F(ConvertWeights, TakesAPublishedFolder) {
   const Ran ran = run("convert " + file("published") + " --tokenizer bytes --weights int8 --no-gate --out " + file("q"));
   ASSERT_EQ(ran.code, 0) << ran.err;
@@ -101,7 +177,17 @@ TEST_F(ConvertWeights, SaysWhatIsWrong) {
   EXPECT_THAT(error(file("full")), HasSubstr("--weights int8 or int4 quantises it"));
   EXPECT_THAT(error(file("full") + " --weights int8"), HasSubstr("--weights needs a comparison"));
   EXPECT_THAT(error(file("full") + " --weights int5 --no-gate"), HasSubstr("--weights must be int8 or int4"));
-  EXPECT_THAT(error(file("full") + " --no-gate"), HasSubstr("need --weights"));
+  for (const std::string& gate : {std::string("--no-gate"), std::string("--gate-mqar"), "--gate-text " + file("text")})
+    EXPECT_THAT(error(file("full") + " " + gate), HasSubstr(" requires --weights"));
+  const std::string gated = file("full") + " --weights int8 --gate-text " + file("text");
+  EXPECT_THAT(error(gated + " --gate-length 128"), HasSubstr("--gate-length requires --gate-mqar"));
+  EXPECT_THAT(error(gated + " --gate-pairs 4"), HasSubstr("--gate-pairs requires --gate-mqar"));
+  EXPECT_THAT(error(gated + " --gate-mqar --gate-length 3"), HasSubstr("--gate-length and --gate-pairs: mqar: length must be from 4"));
+  EXPECT_THAT(error(gated + " --gate-mqar --gate-pairs 300"), HasSubstr("--gate-pairs: mqar: pairs must be from 1 to a quarter"));
+  const Ran many = run("convert " + gated + " --gate-mqar --gate-length 2048 --gate-pairs 300 --out " + file("x"));
+  EXPECT_EQ(many.code, 2);
+  EXPECT_THAT(many.err, HasSubstr("--gate-pairs: mqar: pairs must be at most the 127 keys"));
+  EXPECT_THAT(many.out, Not(HasSubstr("linear layers")));
   EXPECT_FALSE(path_exists(file("x")));
 }
 

@@ -197,7 +197,15 @@ TEST_F(Generate, DraftsChangeNeitherTextNorState) {
   write_file_atomic(file("p.jsonl"), lines);
   const std::string many = "generate --invariant --slots 2 --max-tokens 40 --prompts " + file("p.jsonl") + m;
   EXPECT_EQ(run(many + " --draft ngram").out, run(many).out);
-  EXPECT_EQ(run("generate --prompt cat --draft " + file("nowhere") + m).code, 1);
+  const Ran nowhere = run("generate --prompt cat --draft " + file("nowhere") + m);
+  EXPECT_EQ(nowhere.code, 1);
+  EXPECT_THAT(nowhere.err, HasSubstr("nowhere: is no folder; --draft must be ngram, none or the folder of a model"));
+  for (const auto& [options, message] :
+       {std::pair{" --draft-tokens 3", "--draft-tokens requires --draft"}, std::pair{" --draft ''", "--draft must not be empty"}}) {
+    const Ran wrong = run("generate --prompt cat" + m + options);
+    EXPECT_EQ(wrong.code, 2) << options;
+    EXPECT_THAT(wrong.err, HasSubstr(message));
+  }
 }
 
 // With --save-state-before-stop the state has read the prompt and the printed text, not the stop.

@@ -8,14 +8,13 @@
 
 namespace based {
 
-inline void write_published_mamba(const std::string& folder) {
+inline void write_published_mamba(const std::string& folder, DType dtype = DType::F32) {
   std::filesystem::create_directories(folder);
   write_file_atomic(folder + "/config.json", R"({"d_model": 8, "n_layer": 1, "vocab_size": 257, "ssm_cfg": {}})");
   const std::vector<std::byte> zeros(size_t{264} * 8 * 4);
   std::vector<TensorView> tensors;
   const auto add = [&](const std::string& name, const std::vector<int64_t>& shape) {
-    tensors.push_back(
-        {"backbone." + name, DType::F32, shape, std::span(zeros).first(static_cast<size_t>(*tensor_bytes(DType::F32, shape)))});
+    tensors.push_back({"backbone." + name, dtype, shape, std::span(zeros).first(static_cast<size_t>(*tensor_bytes(dtype, shape)))});
   };
   add("embedding.weight", {264, 8});
   add("norm_f.weight", {8});

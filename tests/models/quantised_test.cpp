@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
+#include <cmath>
+
 #include "based/core/files.h"
 #include "based/models/tensor_view.h"
 #include "based/models/weights.h"
@@ -16,6 +18,7 @@ namespace quantised_test {
 using ops::WeightForm;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 ModelConfig small_config(const std::string& mlp = "swiglu") {
   ModelConfig config;
@@ -203,6 +206,42 @@ TEST_F(Quantised, ListsTensorsThatDoNotFit) {
   quantise_model(full(), out(), WeightForm::int8);
   write_file_atomic(out() + "/config.json", read_file(full() + "/config.json"));  // does not name the form
   EXPECT_THAT(message_of<Error>([&] { load_model(out()); }), HasSubstr("unexpected: " + layer + ".int8"));
+}
+
+// "weights" in config.json decides the form of every layer.
+TEST_F(Quantised, ListsLayersOfAnotherForm) {
+  make(small_config());
+  quantise_model(full(), out(), WeightForm::int8);
+  const std::string path = out() + "/model.safetensors", layer = "layers.0.mlp.fc1.weight";
+  const std::string config = read_file(out() + "/config.json");
+  std::string other = config;
+  other.replace(other.find("int8"), 4, "int4");
+  write_file_atomic(out() + "/config.json", other);
+  EXPECT_THAT(message_of<Error>([&] { load_model(out()); }),
+              AllOf(HasSubstr(layer + ".int8: must be int4"), Not(HasSubstr("embedding")), Not(HasSubstr("unexpected"))));
+  write_file_atomic(out() + "/config.json", config);
+  const SafetensorsFile file(path), before(full() + "/model.safetensors");
+  for (const std::string& name : {std::string("embedding"), layer}) {
+    std::vector<TensorView> tensors{before.at(name)};
+    for (const TensorView& tensor : file.tensors())
+      if (tensor.name != name + ".int8" && tensor.name != name + ".scale") tensors.push_back(tensor);
+    write_safetensors(path, tensors);
+    EXPECT_THAT(message_of<Error>([&] { load_model(out()); }), HasSubstr(name + ": is F32, must be int8"));
+  }
+}
+
+TEST_F(Quantised, NamesTheTensorThatCannotBeStored) {
+  for (const double number : {std::nan(""), HUGE_VAL, -3e38})
+    for (const char* name : {"embedding", "layers.0.mlp.fc1.weight"}) {
+      make(small_config());
+      {
+        const torch::NoGradGuard no_grad;
+        model_->named_parameters()[name][1][2] = number;
+      }
+      save_model(*model_, full());
+      EXPECT_THAT(message_of<Error>([&] { quantise_model(full(), out(), WeightForm::int4); }),
+                  AllOf(HasSubstr("model.safetensors: tensor '" + std::string(name) + "': 1 of "), HasSubstr("not finite or above 1e38")));
+    }
 }
 
 }  // namespace quantised_test

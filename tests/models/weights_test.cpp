@@ -69,6 +69,31 @@ TEST_F(Weights, MixedTypesNeedAWord) {
   EXPECT_EQ(load_model(folder_.path(), torch::kFloat).model->named_parameters().begin()->value().scalar_type(), torch::kFloat);
 }
 
+// No operator computes in fp16.
+TEST_F(Weights, OfHalfPrecisionRunInFp32) {
+  for (auto& [name, tensor] : tensors_) tensor = tensor.to(torch::kHalf);
+  store();
+  EXPECT_EQ(read_model_files(folder_.path()).dtype, torch::kHalf);
+  const LoadedModel loaded = load_model(folder_.path());
+  EXPECT_EQ(loaded.model->dtype(), torch::kFloat);
+  for (const auto& [name, tensor] : tensors_)
+    EXPECT_TRUE(torch::equal(loaded.model->named_parameters()[name], tensor.to(torch::kFloat))) << name;
+  EXPECT_EQ(load_model(folder_.path(), torch::kBFloat16).model->dtype(), torch::kBFloat16);
+}
+
+TEST_F(Weights, OfOtherProgramsAreConvertedFirst) {
+  for (const char* config : {R"({"n_embd": 8, "n_layer": 1, "mixer": {}})", R"({"d_model": 8, "n_layer": 1, "ssm_cfg": {}})"}) {
+    write_file_atomic(folder_.file("config.json"), config);
+    EXPECT_THAT(message_of<Error>([&] { load_model(folder_.path()); }),
+                AllOf(HasSubstr("config.json: is of a model as its authors published it"), HasSubstr("`based convert")));
+  }
+}
+
+TEST_F(Weights, ThatAreAPointerSaySo) {
+  write_file_atomic(folder_.file("model.safetensors"), "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n");
+  EXPECT_THAT(message_of<Error>([&] { load_model(folder_.path()); }), HasSubstr("model.safetensors: is a pointer of Git LFS"));
+}
+
 TEST_F(Weights, RecordTheirTokenizer) {
   EXPECT_EQ(read_model_files(folder_.path()).tokenizer, std::nullopt);
   save_model(model_, folder_.path(), 0xabc);

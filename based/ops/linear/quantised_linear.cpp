@@ -179,9 +179,7 @@ QuantisedWeight quantise(const Tensor& weight, WeightForm form) {
   const int64_t out = weight.size(0), in = weight.size(1);
   require(can_quantise(form, in), kQuantisedOp, "int4 needs rows of a multiple of ", kGroup, " weights, got ", in);
   const Tensor wide = weight.detach().to(at::kFloat).contiguous();
-  // The largest finite bf16 is below the largest fp32.
-  constexpr double most = 1e38;
-  require(at::le(wide.abs(), most).all().item<bool>(), kQuantisedOp, "weight must be finite, and at most ", most);
+  require(at::le(wide.abs(), kMostWeight).all().item<bool>(), kQuantisedOp, "weight must be finite, and at most ", kMostWeight);
   QuantisedWeight result{form, {}, {}};
   const float* const from = wide.const_data_ptr<float>();
   if (form == WeightForm::int8) {
