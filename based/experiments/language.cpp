@@ -131,6 +131,7 @@ class LanguageExperiment : public Experiment {
     if (part == "train") {
       refuse_key(table, "device", "the device is the command's --device");
       refuse_key(table, "seed", "the seeds are the experiment's seeds");
+      refuse_key(table, "start", "an experiment trains each model from initial weights");
     } else {
       refuse_key(table, "learning_rate", "the rates are learning_rates");
       refuse_key(table, "min_learning_rate", "the last rate is final_rate times the learning rate");

@@ -68,4 +68,9 @@ ModelConfig read_model_config(const Config& config) {
   return result;
 }
 
+void require_model_of(const ModelConfig& model, const ModelConfig& stored, const std::string& key, const std::string& folder) {
+  if (write_config(model).to_json() != write_config(stored).to_json())
+    throw UsageError("[model] is not the model of " + key + ", " + folder + "; leave one of them out");
+}
+
 }  // namespace based

@@ -50,6 +50,9 @@ Config model_table(const Config& config);
 // [model] of an experiment: {preset = "name", and keys that override the preset's}, or all keys.
 ModelConfig read_model_config(const Config& config);
 
+// Throws UsageError if the model that [model] describes is not the one in `folder`, which another key names, such as "train.start".
+void require_model_of(const ModelConfig& model, const ModelConfig& stored, const std::string& key, const std::string& folder);
+
 struct Preset {
   std::string name, summary;
   ModelConfig config;

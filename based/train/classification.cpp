@@ -122,9 +122,9 @@ class Classification {
       body_ = pretrained.model;
       tokenizer = std::move(pretrained.tokenizer);
       model_ = body_->config();
-      if (!run_.model.is_null() &&
-          write_config(model_of_keys(*tokenizer, "the tokenizer of " + config.pretrained)).to_json() != write_config(model_).to_json())
-        throw UsageError("[model] is not the model of classification.pretrained, " + config.pretrained + "; leave one of them out");
+      if (!run_.model.is_null())
+        require_model_of(model_of_keys(*tokenizer, "the tokenizer of " + config.pretrained), model_, "classification.pretrained",
+                         config.pretrained);
     }
     if (config.reverse_complement > 0 && tokenizer->hash() != dna_tokenizer_hash())
       throw UsageError("classification.reverse_complement needs the tokenizer dna");

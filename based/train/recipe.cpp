@@ -241,7 +241,7 @@ void check_groups(const ModelConfig& config, const OptimizerOptions& options) {
 }  // namespace
 
 Recipe make_recipe(const TextRun& run) {
-  const ModelConfig config = read_model_config(model_table(run.model));
+  const ModelConfig config = read_model_config(checked_model_keys(run, run.train.start));
   check_run(run, /*ranks=*/1);
   check_groups(config, run.optimizer);
   const std::vector<LayerKind> kinds = layer_kinds(config);

@@ -11,6 +11,7 @@
 namespace based {
 
 struct TextTrainConfig {
+  std::string start;
   int64_t steps = 1000, batch = 8, length = 256;
   int64_t accumulate = 1;
   bool shard = false;
@@ -24,6 +25,8 @@ struct TextTrainConfig {
 
   template <class Visitor>
   void visit(Visitor&& field) {
+    field("start", start,
+          "a model's folder whose weights training starts from, with data.tokenizer as its tokenizer; empty: initial weights, by [model]");
     field("steps", steps, "optimizer steps");
     field("batch", batch, "rows per step, over all devices");
     field("length", length, "tokens per row");
@@ -71,7 +74,7 @@ struct TextRun {
 
   template <class Visitor>
   void visit(Visitor&& field) {
-    field("model", model, "preset = \"name\" and keys that override it, or all keys of a model");
+    field("model", model, "preset = \"name\" and keys that override it, or all keys of a model; with train.start it may be absent");
     field("data", data, "");
     field("optimizer", optimizer, "");
     field("train", train, "");

@@ -7,6 +7,7 @@
 #include "based/core/hash.h"
 #include "based/core/json.h"
 #include "based/core/log.h"
+#include "based/models/weights.h"
 
 namespace based {
 namespace {
@@ -23,12 +24,14 @@ void collect_leaves(const Config& config, const std::string& path, Leaves& leave
   }
 }
 
+// Paths of what a run begins with.
 bool names_data(const std::string& key) {
-  static const std::set<std::string> paths{"data.train", "data.sets", "data.valid", "data.tokenizer"};
+  static const std::set<std::string> paths{"data.train", "data.sets", "data.valid", "data.tokenizer", "train.start"};
   return paths.contains(key);
 }
 
-// True for keys that change weights and metrics only by rounding, and for the data's paths: the tokens' hash is compared instead.
+// True for keys that change weights and metrics only by rounding, and for paths: the tokens' hash is compared instead, and the weights of
+// train.start are those of step 0.
 bool may_change(const std::string& key) {
   static const std::set<std::string> free{"train.device",    "train.accumulate",    "train.shard",
                                           "train.bucket_mb", "train.max_bad_steps", "train.checkpoint_activations"};
@@ -126,18 +129,31 @@ void check_run(const TextRun& run, int64_t ranks) {
 
 void check_before_start(const TextRun& run, int64_t ranks) {
   check_run(run, ranks);
-  checked_model_keys(run);
+  if (!run.model.is_null() || run.train.start.empty()) checked_model_keys(run, {});
   check_text_data(run.data);
 }
 
-Config checked_model_keys(const TextRun& run) {
-  const Config keys = model_table(run.model);
+Config checked_model_keys(const TextRun& run, const std::string& start) {
+  const Config keys = run.model.is_null() && !start.empty() ? write_config(read_model_files(start).config) : model_table(run.model);
   const int64_t positions = read_model_config(keys).max_positions;
   if (positions > 0 && run.train.length > positions) {
     throw UsageError("train.length = " + std::to_string(run.train.length) +
                      " is more than model.max_positions = " + std::to_string(positions) + ", the positions that the model learns");
   }
   return keys;
+}
+
+ModelConfig checked_start(const TextRun& run, const Tokenizer& tokenizer) {
+  const std::string& start = run.train.start;
+  const ModelFiles files = read_model_files(start);
+  require_full_weights(files, "training");
+  if (files.tokenizer && *files.tokenizer != hex(tokenizer.hash()))
+    throw UsageError("data.tokenizer = " + run.data.tokenizer + ": is not the tokenizer of train.start, " + start +
+                     "; give the folder of its tokenizer, which is " + start + " itself if it holds one");
+  if (!files.tokenizer)
+    log_warning(files.weights_path + ": does not record its tokenizer; that it is data.tokenizer = " + run.data.tokenizer +
+                " is not checked");
+  return files.config;
 }
 
 std::string hash_of_keys(const TextRun& run) {

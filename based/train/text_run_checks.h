@@ -2,6 +2,7 @@
 #pragma once
 #include <string>
 
+#include "based/data/tokenizer.h"
 #include "based/train/run_state.h"
 #include "based/train/text_run.h"
 
@@ -13,8 +14,11 @@ void check_run(const TextRun& run, int64_t ranks);
 // The same, and Error if a path of the data names nothing: all that can be known before the ranks of a job are started.
 void check_before_start(const TextRun& run, int64_t ranks);
 
-// The keys of [model], checked for unknown keys and values out of range; vocab_size is not known yet.
-Config checked_model_keys(const TextRun& run);
+// The keys of [model], checked for unknown keys and values out of range; vocab_size is not known yet. Without [model] they are those of the
+// model in the folder `start`, if that is not empty.
+Config checked_model_keys(const TextRun& run, const std::string& start);
+// The config of the model in the folder train.start. Throws UsageError unless it has full weights and this tokenizer.
+ModelConfig checked_start(const TextRun& run, const Tokenizer& tokenizer);
 
 // A hash of all keys but the paths of the data, for the agreement of the ranks: hosts may keep equal data in different places.
 std::string hash_of_keys(const TextRun& run);

@@ -47,17 +47,21 @@ class TextTraining {
         ranks_(options.ranks ? options.ranks : make_single_rank()),
         leader_(ranks_->rank() == 0),
         device_(parse_device(options.device.empty() ? run.train.device : options.device, "train.device")),
-        model_keys_(checked_model_keys(run)),
         checkpoints_((fs::path(out) / "checkpoints").string(), run.checkpoint.keep) {
+    if (!run.model.is_null() || run.train.start.empty()) checked_model_keys(run, {});
     if (leader_) lock_ = std::make_unique<FolderLock>(out);
   }
 
   TextRunResult run() {
     find_checkpoint();
     if (leader_ && from_.empty()) require_free(out_, {.own = {model_holding()}}, options_.overwrite);
+    Config model_keys = checked_model_keys(run_, from_.empty() ? run_.train.start : from_);
     data_ = load_text_data(run_.data, run_.train.length, from_, ranks_->world());
-    set_vocabulary_size(model_keys_, data_.tokenizer->vocab_size(), "the tokenizer (data.tokenizer = " + run_.data.tokenizer + ")");
-    const ModelConfig config = read_model_config(model_keys_);
+    const bool starts = from_.empty() && !run_.train.start.empty();
+    const ModelConfig start = starts ? checked_start(run_, *data_.tokenizer) : ModelConfig{};
+    set_vocabulary_size(model_keys, data_.tokenizer->vocab_size(), "the tokenizer (data.tokenizer = " + run_.data.tokenizer + ")");
+    const ModelConfig config = read_model_config(model_keys);
+    if (starts) require_model_of(config, start, "train.start", run_.train.start);
     run_.model = write_config(config);
     if (!from_.empty()) load_state();
     if (leader_ && from_.empty() && !holds_this_tokenizer()) require_free(out_, {.own = {tokenizer_holding()}}, options_.overwrite);
@@ -162,9 +166,13 @@ class TextTraining {
   }
 
   void prepare_model(const ModelConfig& config) {
-    if (from_.empty()) {
+    const torch::Dtype type = run_.train.precision == "bf16" ? torch::kBFloat16 : torch::kFloat;
+    if (from_.empty() && !run_.train.start.empty()) {
+      result_.model = load_model(run_.train.start, type, device_).model;
+      log_info("the weights of step 0 are those of " + run_.train.start);
+    } else if (from_.empty()) {
       result_.model = make_model(config, run_.train.seed);
-      result_.model->to(device_, run_.train.precision == "bf16" ? torch::kBFloat16 : torch::kFloat);
+      result_.model->to(device_, type);
     } else {
       require_full_weights(read_model_files(from_), "training");
       result_.model = load_model(from_, {}, device_).model;
@@ -341,7 +349,6 @@ class TextTraining {
   const std::shared_ptr<Collectives> ranks_;
   const bool leader_;  // rank 0, which writes the files
   torch::Device device_;
-  Config model_keys_;
   std::unique_ptr<FolderLock> lock_;
   Checkpoints checkpoints_;
   TextData data_;

@@ -104,6 +104,20 @@ TEST_F(Convert, RunsWeightsInFp16) {
   EXPECT_EQ(run("generate --model " + file("q") + " --prompt hello --max-tokens 2").code, 0);
 }
 
+TEST_F(Convert, GivesAModelThatIsTrainedFurtherAndComesBack) {
+  ASSERT_EQ(run("convert " + file("published") + " --out " + file("m") + " --tokenizer bytes").code, 0);
+  write_file_atomic(file("text.txt"), std::string(2000, 'a') + "\n");
+  write_file_atomic(file("run.toml"), "[data]\ntrain = \"" + file("text.txt") + "\"\ntokenizer = \"" + file("m") +
+                                          "\"\n[train]\nstart = \"" + file("m") + "\"\nsteps = 2\nbatch = 2\nlength = 16\n");
+  const Ran trained = run("train " + file("run.toml") + " --out " + file("t"));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  for (const char* name : {"/source_config.json", "/source.safetensors"}) std::filesystem::copy_file(file("m") + name, file("t") + name);
+  const Ran back = run("convert " + file("t") + " --back --out " + file("back"));
+  ASSERT_EQ(back.code, 0) << back.err;
+  EXPECT_EQ(SafetensorsFile(file("back/model.safetensors")).tensors().size(),
+            SafetensorsFile(file("published/model.safetensors")).tensors().size());
+}
+
 TEST_F(Convert, WarnsOfNumbersThatAreNotFinite) {
   const SafetensorsFile weights(file("published/model.safetensors"));
   std::vector<TensorView> tensors = weights.tensors();

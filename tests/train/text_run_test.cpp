@@ -64,6 +64,47 @@ TEST(TextRun, TheSameSeedGivesTheSameWeights) {
   EXPECT_TRUE(differs);
 }
 
+// With a rate of almost nothing the weights stay what they were at the start.
+TEST(TextRun, StartsFromTheWeightsOfAModel) {
+  const TemporaryFolder folder;
+  TextRun run = small_run(folder);
+  run.train.steps = 4;
+  run_text_training(run, folder.file("first"));
+  run.model = Config();
+  run.train.start = folder.file("first");
+  run.train.seed = 9;
+  run.checkpoint.every = 2;
+  run.checkpoint.keep = 9;
+  {
+    TextRun still = run;
+    still.optimizer.learning_rate = 1e-30, still.optimizer.min_learning_rate = 0;
+    const TextRunResult result = run_text_training(still, folder.file("still"));
+    const LoadedModel first = load_model(folder.file("first"));
+    for (const auto& item : result.model->named_parameters())
+      EXPECT_TRUE(torch::equal(item.value(), first.model->named_parameters()[item.key()])) << item.key();
+  }
+  run_text_training(run, folder.file("second"));
+  EXPECT_THAT(read_file(folder.file("second/run.json")), HasSubstr(folder.file("first")));
+  fs::rename(folder.file("first"), folder.file("elsewhere"));
+  take_back_to(folder.file("second"), 2);
+  EXPECT_EQ(run_text_training(run, folder.file("second"), {.resume = true}).resumed_from, 2) << "without the folder of the start";
+  run.train.start = folder.file("elsewhere");
+  run_text_training(run, folder.file("whole"));
+  EXPECT_EQ(read_file(folder.file("second/model.safetensors")), read_file(folder.file("whole/model.safetensors")));
+
+  const auto refusal = [&](const auto& change) {
+    TextRun other = run;
+    change(other);
+    return message_of<Error>([&] { run_text_training(other, folder.file("out")); });
+  };
+  EXPECT_THAT(refusal([&](TextRun& other) { other.model = small_run(folder).model; }), "");
+  fs::remove_all(folder.file("out"));
+  EXPECT_THAT(refusal([](TextRun& other) { other.model = Config::parse_toml("preset = \"attn-tiny\"", "test"); }),
+              HasSubstr("[model] is not the model of train.start, " + folder.file("elsewhere")));
+  EXPECT_THAT(refusal([](TextRun& other) { other.data.tokenizer = "bpe"; }), HasSubstr("is not the tokenizer of train.start, "));
+  EXPECT_THAT(refusal([&](TextRun& other) { other.train.start = folder.file("first"); }), HasSubstr("first: is not a model's folder"));
+}
+
 // With this seed a rate of Gated DeltaNet is initialized to 0, whose logarithm is infinite.
 TEST(TextRun, ASeedThatDrawsARateOfNothingTrains) {
   const TemporaryFolder folder;
