@@ -129,8 +129,12 @@ void check_run(const TextRun& run, int64_t ranks) {
 
 void check_before_start(const TextRun& run, int64_t ranks) {
   check_run(run, ranks);
-  if (!run.model.is_null() || run.train.start.empty()) checked_model_keys(run, {});
+  check_model_table(run);
   check_text_data(run.data);
+}
+
+void check_model_table(const TextRun& run) {
+  if (!run.model.is_null() || run.train.start.empty()) checked_model_keys(run, {});
 }
 
 Config checked_model_keys(const TextRun& run, const std::string& start) {

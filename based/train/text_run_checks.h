@@ -14,6 +14,8 @@ void check_run(const TextRun& run, int64_t ranks);
 // The same, and Error if a path of the data names nothing: all that can be known before the ranks of a job are started.
 void check_before_start(const TextRun& run, int64_t ranks);
 
+// Checks the keys of [model], which may be absent beside train.start.
+void check_model_table(const TextRun& run);
 // The keys of [model], checked for unknown keys and values out of range; vocab_size is not known yet. Without [model] they are those of the
 // model in the folder `start`, if that is not empty.
 Config checked_model_keys(const TextRun& run, const std::string& start);

@@ -48,7 +48,7 @@ class TextTraining {
         leader_(ranks_->rank() == 0),
         device_(parse_device(options.device.empty() ? run.train.device : options.device, "train.device")),
         checkpoints_((fs::path(out) / "checkpoints").string(), run.checkpoint.keep) {
-    if (!run.model.is_null() || run.train.start.empty()) checked_model_keys(run, {});
+    check_model_table(run);
     if (leader_) lock_ = std::make_unique<FolderLock>(out);
   }
 
