@@ -132,9 +132,9 @@ class Model:
     def load(folder: str | os.PathLike[str], *, device: str = "cpu", dtype: str | None = None, invariant: bool = False) -> Model:
         """Loads a model's folder.
 
-        device: "cpu", "cuda" or "cuda:1". dtype: "fp32", "bf16" or "fp64"; None: the type of the stored weights, fp32 for fp16. invariant: tokens,
-        log-probabilities and states depend, to the bit, only on a sequence's tokens and the model, not on other sequences nor on how the
-        text was divided among calls; slower.
+        device: "cpu", "cuda" or "cuda:1". dtype: "fp32", "bf16" or "fp64"; None: the type of the stored weights, fp32 for fp16.
+        invariant: tokens, log-probabilities and states depend, to the bit, only on a sequence's tokens and the model, not on other
+        sequences nor on how the text was divided among calls; slower.
         """
         library = _library()
         options = _LoadOptions(ctypes.sizeof(_LoadOptions),
