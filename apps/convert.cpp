@@ -79,8 +79,7 @@ std::string tokenizer_note(const Tokenizer* tokenizer) {
 
 // The source's own names are in the warnings, so that its author finds the tensors.
 void warn_of_damage(const std::string& path, const std::vector<TensorView>& tensors) {
-  for (const std::string& line : not_finite_lines(tensors))
-    log_warning(path + ": " + line + "; the model's outputs may not be finite");
+  for (const std::string& line : not_finite_lines(tensors)) log_warning(path + ": " + line + "; the model's outputs may not be finite");
 }
 
 // Fills the new folder from a folder as published.
