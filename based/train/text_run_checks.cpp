@@ -8,6 +8,7 @@
 #include "based/core/json.h"
 #include "based/core/log.h"
 #include "based/models/weights.h"
+#include "based/parallel/agree.h"
 
 namespace based {
 namespace {
@@ -36,6 +37,30 @@ bool may_change(const std::string& key) {
   static const std::set<std::string> free{"train.device",    "train.accumulate",    "train.shard",
                                           "train.bucket_mb", "train.max_bad_steps", "train.checkpoint_activations"};
   return names_data(key) || free.contains(key) || key.starts_with("checkpoint.");
+}
+
+constexpr std::string_view kIs = " = ";
+
+// A line for each key, after a line break.
+std::string text_of_keys(const TextRun& run) {
+  Leaves leaves;
+  collect_leaves(write_config(run), "", leaves);
+  std::string text = "\n";
+  for (const auto& [key, value] : leaves)
+    if (!names_data(key)) text += key + std::string(kIs) + value + "\n";
+  return text;
+}
+
+// The key of the first line of the first text in which another text differs from it.
+std::string first_other_key(const std::vector<std::string>& texts) {
+  const std::string& first = texts[0];
+  size_t at = first.size() - 1;
+  for (const std::string& text : texts) {
+    const auto other = std::mismatch(first.begin(), first.end(), text.begin(), text.end()).first;
+    at = std::min(at, static_cast<size_t>(other - first.begin()));
+  }
+  const size_t line = first.rfind('\n', at - 1) + 1;
+  return first.substr(line, first.find(kIs, line) - line);
 }
 
 // The keys of a saved run. Keys that are newer than the saved file get their defaults and are listed in `added`.
@@ -160,13 +185,16 @@ ModelConfig checked_start(const TextRun& run, const Tokenizer& tokenizer) {
   return files.config;
 }
 
-std::string hash_of_keys(const TextRun& run) {
-  Leaves leaves;
-  collect_leaves(write_config(run), "", leaves);
-  std::string text;
-  for (const auto& [key, value] : leaves)
-    if (!names_data(key)) text += key + " = " + value + "\n";
-  return xxh3_128(std::as_bytes(std::span(text))).hex();
+void agree_on_keys(Collectives& ranks, const TextRun& run) {
+  const std::string own = text_of_keys(run), hash = xxh3_128(std::as_bytes(std::span(own))).hex();
+  const std::vector<std::string> hashes = ranks.gather_text(hash);
+  if (std::all_of(hashes.begin(), hashes.end(), [&](const std::string& other) { return other == hashes[0]; })) return;
+  const std::string key = first_other_key(ranks.gather_text(own));
+  const size_t line = own.find("\n" + key + std::string(kIs));
+  const size_t value = line + 1 + key.size() + kIs.size();
+  agree(ranks, "the configuration, first in " + key,
+        line == std::string::npos ? "absent" : own.substr(value, own.find('\n', value) - value));
+  agree(ranks, "the configuration", hash);
 }
 
 RunState load_resumed_state(const ResumedRun& resumed) {

@@ -22,8 +22,9 @@ Config checked_model_keys(const TextRun& run, const std::string& start);
 // The config of the model in the folder train.start. Throws UsageError unless it has full weights and this tokenizer.
 ModelConfig checked_start(const TextRun& run, const Tokenizer& tokenizer);
 
-// A hash of all keys but the paths of the data, for the agreement of the ranks: hosts may keep equal data in different places.
-std::string hash_of_keys(const TextRun& run);
+// Throws Error on every rank, as agree() does, naming the first key that differs. The paths of the data may differ: hosts may keep equal
+// data in different places. A collective operation.
+void agree_on_keys(Collectives& ranks, const TextRun& run);
 
 struct ResumedRun {
   const TextRun& run;     // with a complete model config

@@ -190,7 +190,7 @@ class TextTraining {
 
   void agree_on_start() const {
     if (ranks_->world() == 1) return;
-    agree(*ranks_, "the configuration", hash_of_keys(run_));
+    agree_on_keys(*ranks_, run_);
     agree(*ranks_, "the data", hex_hash(data_));
     agree(*ranks_, "the position in the data", std::to_string(state_.data.window) + ", order " + loader_->order_hash());
     agree(*ranks_, "the weights", hash_of_weights(*result_.model));
@@ -279,6 +279,8 @@ class TextTraining {
   }
 
   LoopOptions loop_options() const {
+    if (run_.train.graph && device_.is_cpu() && leader_)
+      log_info("train.graph: on a CPU nothing is recorded, and each step is run as usual");
     LoopOptions options;
     options.steps = run_.train.steps;
     options.accumulate = run_.train.accumulate;

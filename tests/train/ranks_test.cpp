@@ -179,8 +179,9 @@ TEST(TextRanks, RanksThatDifferAreNamedAtTheStart) {
       }));
     return all;
   };
-  EXPECT_THAT(messages("keys", [](int64_t rank, TextRun& own, TextRunOptions&) { own.optimizer.clip = rank == 1 ? 2 : 1; }),
-              ElementsAre(HasSubstr("the ranks differ in the configuration: rank 1 has")));
+  EXPECT_THAT(
+      messages("keys", [](int64_t rank, TextRun& own, TextRunOptions&) { own.optimizer.clip = rank == 1 ? 2 : 1; }),
+      ElementsAre(HasSubstr("the ranks differ in the configuration, first in optimizer.clip: rank 1 has '2.0', the others have '1.0'")));
   std::ofstream(folder.file("other.txt")) << read_file(run.data.train) << "one line more\n";
   EXPECT_THAT(messages("data",
                        [&](int64_t rank, TextRun& own, TextRunOptions&) {
