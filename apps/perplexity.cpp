@@ -267,7 +267,12 @@ void check_options(const Options& options) {
     if (threshold < 0) throw UsageError("--threshold must be at least 0, got " + std::to_string(threshold));
   for (const std::string& path : options.slices)
     if (!is_packed(path)) throw UsageError("--slices " + path + ": needs the folder of the training shards (`based data pack`)");
-  if (!options.per_token.empty()) check_writable(options.per_token);
+  const std::string twice = named_twice(options.slices);
+  if (!twice.empty()) throw UsageError("--slices names " + twice + " twice: its pairs would count double");
+  if (options.per_token.empty()) return;
+  if (!options.per_token.ends_with(".safetensors"))
+    throw UsageError("--per-token " + options.per_token + ": the file is of safetensors, so its name must end in .safetensors");
+  check_writable(options.per_token);
 }
 
 // The training counts of the text's pairs.
@@ -329,6 +334,8 @@ void print_sources(const ScoreSums& sums, bool slices) {
       rows.back().insert(rows.back().end(), {perplexity_text(figures.ar), perplexity_text(figures.other),
                                              format_number(100 * figures.ar_share().value_or(0), 2) + " %"});
   }
+  if (slices && !sums.sources().empty())
+    print_line("By source; AR and Other by the threshold " + grouped(sums.sources().begin()->second.front().threshold));
   for (const std::string& line : aligned_columns(rows)) print_line(line);
 }
 
@@ -446,10 +453,11 @@ void setup(CommandLine app) {
   app.add_flag(
       "--documents", options->documents,
       "for token shards: contexts end with their document, as with data.documents = true in training (default: windows of any documents)");
-  app.add_option("--per-token", options->per_token,
-                 "write each predicted token to this safetensors file: id, nats, document, and with --slices slice (1: AR, by the first "
-                 "--threshold) and training_count",
-                 kPath);
+  app.add_option(
+      "--per-token", options->per_token,
+      "write each predicted token to this file of safetensors, whose name must end in .safetensors, since several tensors are in "
+      "it: id, nats, document, and with --slices slice (1: AR, by the first --threshold) and training_count",
+      kPath);
   app.add_flag("--json", options->json, "print JSON");
   app.offer("--format", {"auto", "text", "jsonl", "fasta"});
   app.callback([options] { run(*options); });

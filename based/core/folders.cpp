@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 namespace based {
 namespace {
@@ -42,6 +43,16 @@ std::vector<std::string> names_in(const std::string& folder) {
   require(error, folder, "the folder cannot be read");
   std::sort(names.begin(), names.end());
   return names;
+}
+
+std::string named_twice(const std::vector<std::string>& paths) {
+  std::set<fs::path> seen;
+  for (const std::string& path : paths) {
+    std::error_code error;
+    const fs::path whole = fs::weakly_canonical(path, error);
+    if (!seen.insert(error ? fs::path(path) : whole).second) return path;
+  }
+  return "";
 }
 
 void remove_file(const std::string& path) {

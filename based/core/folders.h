@@ -10,7 +10,9 @@ namespace based {
 
 std::string folder_of(const std::string& path);  // the parent folder; "." if the path has none
 
-bool is_folder(const std::string& path);                       // follows links; false if `path` does not exist
+bool is_folder(const std::string& path);  // follows links; false if `path` does not exist
+// The first of the paths that names the same file or folder as one before it; "" if there is none.
+std::string named_twice(const std::vector<std::string>& paths);
 bool make_folder(const std::string& path);                     // creates parents too; false if the folder already exists
 std::vector<std::string> names_in(const std::string& folder);  // sorted
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <set>
 
+#include "based/core/folders.h"
 #include "based/core/progress.h"
 #include "based/core/text.h"
 #include "based/experiments/axes.h"
@@ -77,9 +78,17 @@ void require_usage(bool right, const std::string& what) {
   if (!right) throw UsageError(what);
 }
 
-void refuse_key(const Config& table, const char* key, const std::string& remedy) {
-  if (const Config* found = table.find(key)) throw UsageError(found->where() + key + ": " + remedy);
-}
+// Keys of `based train` that another part of the experiment decides.
+struct RefusedKey {
+  const char *part, *key, *remedy;
+};
+constexpr RefusedKey kRefused[] = {
+    {"train", "device", "the device is the command's --device"},
+    {"train", "seed", "the seeds are the experiment's seeds"},
+    {"train", "start", "an experiment trains each model from initial weights"},
+    {"optimizer", "learning_rate", "the rates are learning_rates"},
+    {"optimizer", "min_learning_rate", "the last rate is final_rate times the learning rate"},
+};
 
 class LanguageExperiment : public Experiment {
  public:
@@ -128,13 +137,9 @@ class LanguageExperiment : public Experiment {
   };
 
   static void check_part(const std::string& part, const Config& table) {
-    if (part == "train") {
-      refuse_key(table, "device", "the device is the command's --device");
-      refuse_key(table, "seed", "the seeds are the experiment's seeds");
-      refuse_key(table, "start", "an experiment trains each model from initial weights");
-    } else {
-      refuse_key(table, "learning_rate", "the rates are learning_rates");
-      refuse_key(table, "min_learning_rate", "the last rate is final_rate times the learning rate");
+    for (const RefusedKey& refused : kRefused) {
+      const Config* found = part == refused.part ? table.find(refused.key) : nullptr;
+      if (found) throw UsageError(found->where() + refused.key + ": " + refused.remedy);
     }
   }
 
@@ -154,6 +159,8 @@ class LanguageExperiment : public Experiment {
     for (const int64_t threshold : config_.evaluation.thresholds)
       require_usage(threshold >= 0 && thresholds.insert(threshold).second,
                     "evaluation.thresholds must be different numbers that are not negative");
+    const std::string twice = named_twice(config_.evaluation.held_out);
+    require_usage(twice.empty(), "evaluation.held_out names " + twice + " twice: each set is scored once");
     require_usage(!config_.series.empty(), "an experiment needs at least one [[series]]");
     std::set<std::string> names;
     for (const LanguageSeries& series : config_.series) {
@@ -254,6 +261,16 @@ class LanguageExperiment : public Experiment {
   std::vector<PlannedRun> planned_;
 };
 
+// Without the keys that a file must not have.
+std::vector<FieldHelp> language_help() {
+  std::vector<FieldHelp> keys = config_help<LanguageConfig>();
+  std::erase_if(keys, [](const FieldHelp& help) {
+    return std::any_of(std::begin(kRefused), std::end(kRefused),
+                       [&](const RefusedKey& refused) { return help.name == std::string(refused.part) + "." + refused.key; });
+  });
+  return keys;
+}
+
 }  // namespace
 
 extern const ExperimentKind experiment_kind_language;
@@ -262,7 +279,7 @@ const ExperimentKind experiment_kind_language{
     .summary = "Language models on text: perplexity and its slices",
     .score = "loss",
     .read = [](const Config& config) -> std::unique_ptr<Experiment> { return std::make_unique<LanguageExperiment>(config); },
-    .help = [] { return config_help<LanguageConfig>(); },
+    .help = language_help,
     .lower_is_better = true,
     .one_at_a_time = true};
 

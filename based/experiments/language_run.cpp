@@ -273,6 +273,7 @@ LanguageData::LanguageData(const TextDataConfig& data, const LanguageEvaluation&
   train_ = text.train;
   if (evaluation.held_out.empty()) held_out_.push_back({data.valid.empty() ? "held out" : name_of_set(data.valid), text.valid});
   for (const std::string& path : evaluation.held_out) {
+    if (!path_exists(path)) throw Error(path + ": no such file or folder; evaluation.held_out names it");
     TextDataConfig one = data;
     one.valid = path;
     held_out_.push_back({name_of_set(path), load_text_data(one, length).valid});

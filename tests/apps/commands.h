@@ -7,8 +7,8 @@
 
 namespace based {
 
-// In `arguments`, "@/name" is a file in the test's folder, and "%" is a path that does not exist yet. A word that starts with "<" is an
-// input file; a word that starts with "|" is an input file that may be a pipe.
+// In `arguments`, "@/name" is a file in the test's folder, and "%" is a path that does not exist yet, "%.x" one with that ending. A word
+// that starts with "<" is an input file; a word that starts with "|" is an input file that may be a pipe.
 struct CommandRow {
   std::string name, arguments;
   // Text options and a value that each must refuse; any_text if every value is valid. Options that name inputs are in `arguments`.
@@ -106,7 +106,7 @@ inline const std::vector<CommandRow>& command_rows() {
        "tokens/s"},
       {"serve", "--model <@/model --port 0", bad_serve},
       {"perplexity", "--model <@/model --data |@/text.txt", bad_perplexity, "--data @/long.txt", "interrupted"},
-      {"perplexity", "--model <@/model --data @/shards --context 16 --slices <@/shards --per-token %", bad_perplexity},
+      {"perplexity", "--model <@/model --data @/shards --context 16 --slices <@/shards --per-token %.safetensors", bad_perplexity},
       {"tokenize train",
        "|@/text.txt --vocab-size 300 --out %",
        {{"--out", no_path}, {"--special", "x"}, {"--format", "csv"}},

@@ -92,7 +92,7 @@ class EveryCommand : public testing::Test {
     std::istringstream text(arguments);
     for (std::string word; text >> word;) {
       if (word.starts_with("@/")) word = file(word.substr(2));
-      if (word == "%") word = new_path_ = file("new-" + std::to_string(files_++));
+      if (word.starts_with("%")) word = new_path_ = file("new-" + std::to_string(files_++)) + word.substr(1);
       found.push_back(word);
     }
     return found;

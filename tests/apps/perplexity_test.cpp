@@ -264,7 +264,8 @@ TEST_F(PerplexityOfShards, OfSeparateDocumentsIsThatOfTheFile) {
 TEST_F(PerplexityOfShards, PrintsATable) {
   const Ran ran = run("perplexity --model " + shared("m") + " --data " + file("test") + " " + slices());
   EXPECT_EQ(ran.code, 0) << ran.err;
-  EXPECT_THAT(ran.out, AllOf(HasSubstr("at most 11 times in "), HasSubstr("\nAR "), HasSubstr("\nOther "), HasSubstr("\nDogs ")));
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("at most 11 times in "), HasSubstr("\nAR "), HasSubstr("\nOther "), HasSubstr("\nDogs "),
+                             HasSubstr("\nBy source; AR and Other by the threshold 11\n")));
 }
 
 TEST_F(PerplexityOfShards, RefusesWhatDoesNotFitTogether) {
@@ -276,6 +277,9 @@ TEST_F(PerplexityOfShards, RefusesWhatDoesNotFitTogether) {
   expect_refused(test, windows("--threshold 5"), 2, "--threshold needs --slices");
   expect_refused(test, windows("--slices " + train + " --threshold=-1"), 2, "--threshold must be at least 0, got -1");
   expect_refused(test, windows("--slices " + file("train.jsonl")), 2, "train.jsonl: needs the folder of the training shards");
+  expect_refused(test, windows("--slices " + train + " --slices " + train + "/"), 2, "--slices names " + train + "/ twice");
+  expect_refused(test, windows("--per-token " + file("x.npy")), 2,
+                 "x.npy: the file is of safetensors, so its name must end in .safetensors");
   ASSERT_EQ(run("tokenize train " + file("train.jsonl") + " --vocab-size 260 --out " + file("bpe")).code, 0);
   ASSERT_EQ(run("data pack " + file("train.jsonl") + " --tokenizer " + file("bpe") + " --out " + file("other")).code, 0);
   expect_refused(test, windows("--slices " + file("other")), 1, "packed with another tokenizer");

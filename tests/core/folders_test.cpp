@@ -32,6 +32,16 @@ TEST(Folders, AreMadeListedAndRemoved) {
   EXPECT_EQ(folder_of("b"), ".");
 }
 
+TEST(Folders, APathThatIsNamedTwiceIsFound) {
+  const TemporaryFolder folder;
+  make_folder(folder.file("a"));
+  std::filesystem::create_directory_symlink(folder.file("a"), folder.file("link"));
+  const std::string a = folder.file("a"), link = folder.file("link"), none = folder.file("none");
+  EXPECT_EQ(named_twice({a, none}), "");
+  EXPECT_EQ(named_twice({a, none, link}), link);
+  EXPECT_EQ(named_twice({none, a + "/../none"}), a + "/../none");
+}
+
 // A path below a file is an error for root too.
 TEST(Folders, ErrorsNameThePathAndNotTheStandardLibrary) {
   const TemporaryFolder folder;

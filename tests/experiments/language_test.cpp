@@ -248,11 +248,26 @@ TEST_F(LanguageExperimentTest, WhatCannotRunIsWrongUsage) {
       {"learning_rates=[]", "learning_rates must not be empty"},
       {"final_rate=2.0", "final_rate must be from 0 to 1"},
       {"evaluation.thresholds=[8,8]", "evaluation.thresholds must be different numbers"},
+      {"evaluation.held_out=[\"" + folder_.file("text.txt") + "\", \"" + folder_.file("./text.txt") + "\"]", "text.txt twice"},
       {"train.accumulate=3", "train.batch must be a multiple of train.accumulate"},
       {"series.1.name=\"Based\"", "two [[series]] have the name 'Based'"},
       {"model.max_positions=16", "train.length = 32 is more than model.max_positions = 16"},
       {"nonsense=1", "unknown key 'nonsense'"}};
   for (const auto& [set, message] : says) EXPECT_THAT(refusal({set}), HasSubstr(message)) << set;
+}
+
+TEST_F(LanguageExperimentTest, AHeldOutSetThatIsNotThereIsNamed) {
+  const ExperimentFile file = read({"evaluation.held_out=[\"" + folder_.file("none") + "\"]"});
+  EXPECT_THAT(message_of<Error>([&] { file.experiment->load(torch::kCPU); }),
+              HasSubstr(folder_.file("none") + ": no such file or folder; evaluation.held_out names it"));
+}
+
+TEST_F(LanguageExperimentTest, TheListOfKeysHasNoneThatIsRefused) {
+  std::set<std::string> names;
+  for (const FieldHelp& help : read().kind->help()) names.insert(help.name);
+  for (const char* refused : {"train.device", "train.seed", "optimizer.learning_rate", "optimizer.min_learning_rate"})
+    EXPECT_FALSE(names.contains(refused)) << refused;
+  for (const char* key : {"train.steps", "optimizer.weight_decay", "learning_rates"}) EXPECT_TRUE(names.contains(key)) << key;
 }
 
 // Points made by hand: loss by seed on one card.
