@@ -210,6 +210,7 @@ TEST(TrainProgram, AKilledRankEndsTheJobAndIsNamed) {
   const pid_t first = process_of_rank(training.process(), 0), second = process_of_rank(training.process(), 1);
   ASSERT_GT(first, 0);
   ASSERT_GT(second, 0);
+  EXPECT_EQ(read_file("/proc/" + std::to_string(second) + "/comm"), "based\n") << "its name in ps";
   ASSERT_EQ(kill(second, SIGKILL), 0);
   EXPECT_EQ(training.wait(), 1);
   EXPECT_THAT(training.err(), testing::AllOf(HasSubstr("rank 1"), HasSubstr("Killed")));
