@@ -220,12 +220,12 @@ void load_optimizer(const std::string& folder, AdamW& optimizer) {
     throw Error(file.path() + ": holds " + std::to_string(file.tensors().size()) + " tensors, " + std::to_string(expected) +
                 " are expected for this model");
   }
-  require_whole_moments(file, load_run_state(folder));
   try {
     optimizer.load_state(state);
   } catch (const Error& error) {
     throw Error(file.path() + ": " + error.what());
   }
+  require_whole_moments(file, load_run_state(folder));  // after the shapes, which these checks rely on
 }
 
 }  // namespace based

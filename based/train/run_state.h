@@ -70,7 +70,7 @@ RunState load_run_state(const std::string& folder);
 // Loads the state of an optimizer that was made for the same model, on any device and any number of ranks. Throws Error naming a tensor
 // that is missing, has a wrong shape or type, is all zero though it was not when the checkpoint was saved, or holds a moment that is not
 // finite or a second moment below 0; also for step counts and an order of the data that contradict trainer.json, for a wrong number of
-// tensors, and for any other difference from the saved tensors.
+// tensors, and for any other difference from the saved tensors. After an exception the optimizer must not be used.
 void load_optimizer(const std::string& folder, AdamW& optimizer);
 
 }  // namespace based

@@ -184,6 +184,12 @@ TEST_F(DoctoredCheckpoint, ChangedMomentsAndStepCountsAreRefused) {
   change(moment, [](std::span<float> values) { values[1] = -1; });
   EXPECT_THAT(refusal(), HasSubstr("tensor '" + moment + "', a mean of squares, has a value below 0"));
   write("optimizer.safetensors", whole);
+  change_tensors([](std::vector<TensorView>& views) {
+    for (TensorView& view : views)
+      if (view.name == "steps.embedding") view.bytes = {}, view.shape = {0};
+  });
+  EXPECT_THAT(refusal(), HasSubstr("optimizer.safetensors: the optimizer's state has another shape or type for steps.embedding"));
+  write("optimizer.safetensors", whole);
   change_tensors([this](std::vector<TensorView>& views) {  // all that is known of one parameter
     zeros_.resize(1 << 20);
     for (TensorView& view : views)
