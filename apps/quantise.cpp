@@ -43,7 +43,7 @@ GateDocuments read_gate_text(const std::string& path, const Tokenizer* tokenizer
   return documents;
 }
 
-// The type in which both models are compared: that in which the full one runs, or the nearest that quantised weights support.
+// Both models are compared in this type: that of the full one, or the nearest type of quantised weights.
 torch::Dtype gate_type(torch::Dtype stored) { return run_type(stored) == torch::kBFloat16 ? torch::kBFloat16 : torch::kFloat; }
 
 struct Quality {

@@ -194,7 +194,7 @@ ProfileSession start_profile(const Options& options, const std::optional<RankEnv
   return ProfileSession(path, {.process = "based train" + (rank ? ", rank " + number : ""), .layer_steps = options.profile_steps});
 }
 
-// Starts the ranks. What is wrong with the config is said once and before a folder is made, instead of by each rank.
+// Starts the ranks. Errors of the config are reported once and before a folder is made, instead of by each rank.
 void launch(const Options& options, const Config& config, int64_t ranks) {
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(options.config, ignored))

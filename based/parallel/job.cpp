@@ -89,7 +89,7 @@ std::string Job::absent_within(std::chrono::milliseconds limit) {
   try {
     store_->wait(keys, limit);
     return "";
-  } catch (const std::exception&) {  // of the timeout, or of the connection, which the next request finds out
+  } catch (const std::exception&) {  // the time has passed, or the connection is lost, which the next request finds out
     return absent_ranks(*store_, "joined/", "", rank_.world);
   }
 }

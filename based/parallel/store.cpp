@@ -97,7 +97,7 @@ class StoreExchange final : public Exchange {
     for (int64_t rank = 0; rank < rank_.world; ++rank) keys.push_back(key_of(operation, rank) + "bytes");
     try {
       return store_->wait(keys, limit);
-    } catch (const std::exception&) {  // of the timeout, or of the connection, which the next request finds out
+    } catch (const std::exception&) {  // the time has passed, or the connection is lost, which the next request finds out
     }
     std::string absent;
     with_store([&] { absent = absent_ranks(*store_, prefix(operation), "/bytes", rank_.world); });

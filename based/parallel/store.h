@@ -29,8 +29,8 @@ std::string store_failure(const RankEnvironment& rank, const std::exception& err
 // poll and ends the process with kConsequenceExit; it may also know the reason.
 inline constexpr std::chrono::seconds kWatchPatience{4};
 
-// c10d's warnings, which have stacks, are not logged from now on, unless TORCH_CPP_LOG_LEVEL is set: Watch reports in one line what they
-// are about.
+// From now on c10d's warnings are not logged, unless TORCH_CPP_LOG_LEVEL is set. They have stacks, and Watch reports the same events in one
+// line each.
 void silence_store_warnings();
 
 // Key `operation/rank` holds a payload, in several parts if it is long. The last rank that has read them deletes the keys. collect() throws

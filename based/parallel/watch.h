@@ -15,7 +15,7 @@ namespace based {
 // The exit code of a rank that ended only because another one did.
 inline constexpr int kConsequenceExit = 75;
 
-// A rank that serves the store keeps it for this long after it knows that the job has failed, so that the others read the reason.
+// After a failure of the job, the rank that serves the store keeps it for this long, so that the others read the reason.
 inline constexpr std::chrono::milliseconds kLastWords{1500};
 
 struct WatchOptions {
@@ -61,7 +61,7 @@ class Watch {
   const bool beats_;
   const WatchOptions options_;
   std::atomic<bool> joined_{false};
-  std::atomic<int64_t> rounds_{0};  // of thread_
+  std::atomic<int64_t> rounds_{0};  // those that thread_ has completed
   std::mutex mutex_;
   std::condition_variable wake_;
   bool ending_ = false, ended_ = false;  // whether thread_ is to end, and has; guarded by mutex_

@@ -35,7 +35,7 @@ struct RunState {
   std::vector<Restart> restarts;
   std::vector<std::string> zero_moments;  // moments that are all zero although their parameter was updated
   std::vector<std::string> other_steps;   // step counts that differ from the run's updates, as of a parameter without a gradient
-  std::string optimizer_hash;             // of the names and bytes of the optimizer's tensors; empty: saved by a version without it
+  std::string optimizer_hash;             // covers the names and bytes of the optimizer's tensors; empty: saved by a version without it
   Config run;                             // the run's keys, defaults included
 
   template <class Visitor>

@@ -25,7 +25,7 @@ void collect_leaves(const Config& config, const std::string& path, Leaves& leave
   }
 }
 
-// Paths of what a run begins with.
+// Paths of the data and weights that a run begins with.
 bool names_data(const std::string& key) {
   static const std::set<std::string> paths{"data.train", "data.sets", "data.valid", "data.tokenizer", "train.start"};
   return paths.contains(key);

@@ -37,8 +37,8 @@ struct ResumedRun {
 // differences that change only rounding.
 RunState load_resumed_state(const ResumedRun& resumed);
 
-// Adds a return to the state's step and the windows that it leaves out to state.restarts. `windows`: what all steps of the run train on.
-// Throws UsageError for a range that is not in order, that the run has delivered already, or that reaches beyond the run.
+// Adds a return to the state's step and the windows that it leaves out to state.restarts. `windows`: the number that all steps of the run
+// train on. Throws UsageError for a range that is not in order, has been delivered already, or reaches beyond the run.
 void add_restart(RunState& state, const std::vector<WindowRange>& skip, int64_t windows);
 
 // The windows that a later checkpoint leaves out and the one that the run returned to does not, as flags of `based train`; empty: none.

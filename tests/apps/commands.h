@@ -8,7 +8,7 @@
 namespace based {
 
 // In `arguments`, "@/name" is a file in the test's folder, and "%" is a path that does not exist yet, "%.x" one with that ending. A word
-// that starts with "<" is an input file; a word that starts with "|" is an input file that may be a pipe.
+// with "<" before it is an input file; a word with "|" before it is an input file that may be a pipe.
 struct CommandRow {
   std::string name, arguments;
   // Text options and a value that each must refuse; any_text if every value is valid. Options that name inputs are in `arguments`.

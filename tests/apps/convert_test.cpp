@@ -61,7 +61,7 @@ TEST_F(Convert, WritesNothingWhereTheLogitsDiffer) {
   EXPECT_FALSE(path_exists(file("bad")));
 }
 
-// The tolerance of the file counts, whatever its form.
+// The tolerance of the file counts, in each of its forms.
 TEST_F(Convert, ComparesByTheTolerance) {
   const std::array<int64_t, 2> ids{1, 2};
   std::vector<double> logits(2 * 264);

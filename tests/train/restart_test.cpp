@@ -207,7 +207,7 @@ TEST_F(DoctoredCheckpoint, AnotherOrderOfTheDataIsRefused) {
               HasSubstr("was saved with order_hash = '" + hash + "', but trainer.json has data.order_hash = '0123456789abcdef'"));
 }
 
-// Checkpoints of earlier versions have no hashes: what those versions accepted still resumes.
+// Checkpoints of earlier versions have no hashes, and still resume where those versions accepted them.
 TEST_F(DoctoredCheckpoint, OfAnEarlierVersionResumes) {
   change_tensors([](std::vector<TensorView>&) {});
   Json state = parse_json(read_file(step_ + "/trainer.json"), "trainer.json");

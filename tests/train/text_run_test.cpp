@@ -64,7 +64,7 @@ TEST(TextRun, TheSameSeedGivesTheSameWeights) {
   EXPECT_TRUE(differs);
 }
 
-// With a rate of almost nothing the weights stay what they were at the start.
+// With a rate of almost nothing the weights stay as they were at the start.
 TEST(TextRun, StartsFromTheWeightsOfAModel) {
   const TemporaryFolder folder;
   TextRun run = small_run(folder);
