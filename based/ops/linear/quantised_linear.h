@@ -18,10 +18,11 @@ struct QuantisedWeight {
   int64_t bytes() const { return static_cast<int64_t>(values.nbytes() + scales.nbytes()); }
 };
 
-// Whether rows of `in` weights can be stored in this form: int4 needs whole groups.
 // The largest absolute value of a weight that can be quantised: the largest finite bf16, the type of int4's scales, is below the largest
 // fp32.
 inline constexpr double kMostWeight = 1e38;
+
+// Whether rows of `in` weights can be stored in this form: int4 needs whole groups.
 constexpr bool can_quantise(WeightForm form, int64_t in) { return form == WeightForm::int8 || in % kernels::kInt4Group == 0; }
 
 // Rounds a floating weight [out, in] on the CPU. int8: symmetric, the largest absolute value of a row becomes 127. int4: for each group,
