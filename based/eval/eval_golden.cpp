@@ -106,9 +106,6 @@ Json read_metrics(const std::string& path) {
   return tasks.at(0);
 }
 
-// Metrics whose smaller values are better.
-bool is_cost(const std::string& metric) { return metric.ends_with("perplexity") || metric == "bits_per_byte"; }
-
 class TaskComparison {
  public:
   TaskComparison(const std::string& folder, const EvalGoldenOptions& options)
@@ -171,7 +168,7 @@ class TaskComparison {
     const auto [first, last] = std::minmax_element(documents_.begin(), documents_.end(),
                                                    [](const EvalDocument& a, const EvalDocument& b) { return a.index < b.index; });
     Json higher = Json::object();
-    for (const auto& [name, figure] : figures.metrics) higher[name] = !is_cost(name);
+    for (const auto& [name, figure] : figures.metrics) higher[name] = !is_perplexity(name);
     const std::pair<const char*, Json> values[] = {
         {"task_version", version_}, {"documents", {first->index, last->index + 1}}, {"higher_is_better", std::move(higher)}};
     for (const auto& [key, value] : values)

@@ -89,8 +89,6 @@ TaskResults read_kept_task(const DataField& task) {
   return results;
 }
 
-bool is_perplexity(const std::string& metric) { return metric.ends_with("perplexity") || metric == "bits_per_byte"; }
-
 // lm-eval's standard error, or that of the documents' values where these are numbers and the metric is their mean.
 std::optional<double> error_of(const TaskResults& results, const std::string& metric) {
   const EvalFigure& figure = results.figures.metrics.at(metric);

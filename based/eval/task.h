@@ -87,6 +87,9 @@ class EvalTask {
   virtual EvalFigures aggregate(std::span<const EvalDocument> documents, std::span<const Json> measured) const = 0;
 };
 
+// Whether a metric is a perplexity or bits_per_byte, of which smaller values are better.
+bool is_perplexity(const std::string& metric);
+
 // The note on figures of tasks that are not `comparable`.
 inline constexpr const char* kNotComparable = "not the published documents or examples: not comparable with published figures";
 

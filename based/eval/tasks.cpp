@@ -23,6 +23,8 @@ std::vector<EvalDocument> EvalTask::documents(int64_t first, int64_t count) cons
   return documents;
 }
 
+bool is_perplexity(const std::string& metric) { return metric.ends_with("perplexity") || metric == "bits_per_byte"; }
+
 bool is_custom_task(const std::string& name) { return name.ends_with(".toml"); }
 
 EvalTaskKind find_eval_task(const std::string& name) {

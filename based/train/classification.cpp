@@ -126,7 +126,7 @@ class Classification {
         require_model_of(model_of_keys(*tokenizer, "the tokenizer of " + config.pretrained), model_, "classification.pretrained",
                          config.pretrained);
     }
-    if (config.reverse_complement > 0 && tokenizer->hash() != dna_tokenizer_hash())
+    if (config.reverse_complement > 0 && !is_dna_tokenizer(*tokenizer))
       throw UsageError("classification.reverse_complement needs the tokenizer dna");
     data_ = load_classification_data(config, std::move(tokenizer), run_.train.seed, model_.max_positions);
     result_.classes = data_.classes;
