@@ -15,6 +15,8 @@ namespace {
 // The weights within a chunk are a square of kLinearAttentionChunk tokens. Rows of up to kLargestSquare tokens are one square where that is
 // less work.
 constexpr int64_t kLinearAttentionChunk = 128, kLargestSquare = 1024;
+// Chunks whose weights are in memory together: those of 8,192 tokens.
+constexpr int64_t kChunksAtOnce = 64;
 
 template <class Op>
 void check_linear_attention_slots(const char* op, const Op& in, int64_t rows) {
@@ -64,6 +66,22 @@ RunResult one_chunk(const SumsOfRun& in) {
   return out;
 }
 
+// The same for several chunks, the last one padded by zeros, all products of a kind in one call. A chunk's state before it is the sum of what
+// the chunks before it added.
+RunResult chunks_at_once(const SumsOfRun& in) {
+  const int64_t length = in.q.size(2), chunks = (length + kLinearAttentionChunk - 1) / kLinearAttentionChunk;
+  const int64_t padding = chunks * kLinearAttentionChunk - length;
+  const auto cut = [&](const Tensor& tokens) {
+    const Tensor padded = padding == 0 ? tokens : at::constant_pad_nd(tokens, {0, 0, 0, padding});
+    return padded.unflatten(2, {chunks, kLinearAttentionChunk}).contiguous();
+  };
+  const Tensor q = cut(in.q), k = cut(in.k), v = cut(in.v), added = at::matmul(k.transpose(-1, -2), v);
+  const Tensor first = in.state.defined() ? in.state.unsqueeze(2) : at::zeros_like(added.narrow(2, 0, 1));
+  const Tensor states = at::cat({first, added}, 2).cumsum(2);
+  const Tensor sums = at::matmul(at::matmul(q, k.transpose(-1, -2)).tril(), v) + at::matmul(q, states.narrow(2, 0, chunks));
+  return {sums.flatten(2, 3).narrow(2, 0, length), in.keeps_state ? states.select(2, chunks) : Tensor()};
+}
+
 // A token's products: with the tokens of its chunk's square, and with the state and into it.
 int64_t products_of_chunks(int64_t features, int64_t width) { return kLinearAttentionChunk * (features + width) + 2 * features * width; }
 
@@ -73,7 +91,9 @@ bool whole_is_less(int64_t length, int64_t features, int64_t width) {
 
 RunResult chunked(const SumsOfRun& in) {
   const int64_t length = in.q.size(2);
-  return by_chunks(in, whole_is_less(length, in.q.size(3), in.v.size(3)) ? std::max<int64_t>(length, 1) : kLinearAttentionChunk, one_chunk);
+  if (whole_is_less(length, in.q.size(3), in.v.size(3))) return by_chunks(in, std::max<int64_t>(length, 1), one_chunk);
+  if (in.q.is_cuda()) return by_chunks(in, kChunksAtOnce * kLinearAttentionChunk, chunks_at_once);
+  return by_chunks(in, kLinearAttentionChunk, one_chunk);
 }
 
 AttentionSums sums_of(const LinearAttention& in, const RunForm& form) {
