@@ -12,6 +12,11 @@ namespace taylor_mma {
 namespace {
 
 // Scratch of the kernels.
+// At 24, 64 columns spill 1.2 KB a thread (0.425 ms instead of 0.393 for the gradients of 4 rows of 2,048 tokens on an H200) and take more than
+// 99 KB of shared memory.
+template <int kDim>
+using GradientShape = Shape<kDim, kDim <= 16 ? 64 : 32>;
+
 struct Workspace {
   Plan plan;
   bf16* dn;        // [tokens, heads, head_dim]
@@ -21,14 +26,14 @@ struct Workspace {
 };
 
 // Shared memory: Offsets, then the rows' values and the chunk's dD, floats [tokens].
-template <int kDim>
-struct GradientOffsets : Offsets<kDim> {
-  static constexpr uint32_t kRowValues = Offsets<kDim>::kEnd, kDd = kRowValues + Shape<kDim>::kValueBytes, kAll = kDd + kChunk * 4;
+template <class S>
+struct GradientOffsets : Offsets<S> {
+  static constexpr uint32_t kRowValues = Offsets<S>::kEnd, kDd = kRowValues + S::kValueBytes, kAll = kDd + kChunk * 4;
   static_assert(kAll <= 101376);
 };
 
 // One direction of a block's head and slice: kBackward is false for dq, true for dk and dv.
-template <int kDim, bool kBackward>
+template <class S, bool kBackward>
 struct Gradient {
   const TaylorAttentionBackward& p;
   const Workspace& work;
@@ -44,7 +49,7 @@ struct Gradient {
 
   // Inputs at token 0.
   __device__ __forceinline__ const bf16* elements(bool keys) const {
-    return static_cast<const bf16*>(keys ? p.forward.k : p.forward.q) + head * kDim;
+    return static_cast<const bf16*>(keys ? p.forward.k : p.forward.q) + head * S::kDim;
   }
   __device__ __forceinline__ const bf16* values(bool of_keys) const {
     return (of_keys ? static_cast<const bf16*>(p.forward.v) : work.dn) + int64_t{head} * p.forward.head_dim + first;
@@ -67,10 +72,10 @@ struct Gradient {
 
 // For each token of the chunk: its dD; its decay factor up to the chunk's end in this direction, in bf16; and its weight in the
 // denominator's sums.
-template <int kDim, bool kBackward>
-__device__ __forceinline__ void store_weights(const Gradient<kDim, kBackward>& job, uint32_t base, const Decay& decay, int64_t at,
+template <class S, bool kBackward>
+__device__ __forceinline__ void store_weights(const Gradient<S, kBackward>& job, uint32_t base, const Decay& decay, int64_t at,
                                               int tokens) {
-  using At = GradientOffsets<kDim>;
+  using At = GradientOffsets<S>;
   const int token = static_cast<int>(threadIdx.x);
   if (token >= kChunk) return;
   const float dd = token < tokens && job.slice == 0 ? job.work.dd[(at + token) * job.p.forward.heads + job.head] : 0.0F;
@@ -83,22 +88,22 @@ __device__ __forceinline__ void store_weights(const Gradient<kDim, kBackward>& j
 }
 
 // The warp's 16 rows of a chunk.
-template <int kDim>
+template <class S>
 struct GradientRows {
-  RowTile<kDim> x;
-  uint32_t values[Shape<kDim>::kColumnTiles][4];  // A operands
+  RowTile<S> x;
+  uint32_t values[S::kColumnTiles][4];  // A operands
   float2 dd;
-  float pairs[Shape<kDim>::kBlocks][4] = {};        // their gradients from the pairs of the chunk
-  float dv[2 * Shape<kDim>::kColumnTiles][4] = {};  // for keys
+  float pairs[S::kBlocks][4] = {};        // their gradients from the pairs of the chunk
+  float dv[2 * S::kColumnTiles][4] = {};  // for keys
 
   __device__ __forceinline__ void load(uint32_t base, int tile) {
-    using At = GradientOffsets<kDim>;
+    using At = GradientOffsets<S>;
     const int lane = lane_index(), matrix = lane / 8, row = 16 * tile + lane / 4;
     x.load(base + At::kRows, tile);
 #pragma unroll
-    for (int m = 0; m < Shape<kDim>::kColumnTiles; ++m) {
+    for (int m = 0; m < S::kColumnTiles; ++m) {
       ldmatrix(values[m],
-               base + At::kRowValues + value_at<Shape<kDim>::kWidth>(16 * tile + 8 * (matrix % 2) + lane % 8, 2 * m + matrix / 2));
+               base + At::kRowValues + value_at<S::kWidth>(16 * tile + 8 * (matrix % 2) + lane % 8, 2 * m + matrix / 2));
     }
     dd = make_float2(load_shared_float(base + At::kDd + 4 * row), load_shared_float(base + At::kDd + 4 * row + 32));
   }
@@ -106,10 +111,9 @@ struct GradientRows {
 
 // The pairs of the rows with the chunk's sources of which they depend: g = (1 + a)(row values · source values + dD) gives the gradients of
 // the rows, w(a) those of the keys' values. dD is that of the query.
-template <int kDim, bool kBackward>
-__device__ __forceinline__ void add_pair_gradients(GradientRows<kDim>& rows, uint32_t base, const Decay& decay, int tile) {
-  using S = Shape<kDim>;
-  using At = GradientOffsets<kDim>;
+template <class S, bool kBackward>
+__device__ __forceinline__ void add_pair_gradients(GradientRows<S>& rows, uint32_t base, const Decay& decay, int tile) {
+  using At = GradientOffsets<S>;
   const int lane = lane_index(), matrix = lane / 8, row = lane / 4, column = 2 * (lane % 4);
 #pragma unroll 1
   for (int c = kBackward ? tile : 0; c < (kBackward ? kChunk / 16 : tile + 1); ++c) {
@@ -156,34 +160,32 @@ __device__ __forceinline__ void add_pair_gradients(GradientRows<kDim>& rows, uin
 
 // Backward of a group's features for one row: given the gradients g0, g1 of the thread's two columns, adds the gradients of their factors
 // to `sum`; sum[i] belongs to element (2 (lane mod 4) + i) mod kDim.
-template <int kDim>
-__device__ __forceinline__ void contract(float (&sum)[kDim], float g0, float g1, const Row<kDim>& row, int group) {
-  using S = Shape<kDim>;
+template <class S>
+__device__ __forceinline__ void contract(float (&sum)[S::kDim], float g0, float g1, const Row<S>& row, int group) {
   if (group >= S::kConstant) return;
   if (group >= S::kLinear) {
     sum[8 * (group - S::kLinear)] += g0, sum[8 * (group - S::kLinear) + 1] += g1;
     return;
   }
   const bool half = group >= S::kFull;
-  const int block = half ? group - S::kFull : group / (kDim / 2), distance = half ? kDim / 2 : group % (kDim / 2), i = 8 * block;
+  const int block = half ? group - S::kFull : group / (S::kDim / 2), distance = half ? S::kDim / 2 : group % (S::kDim / 2), i = 8 * block;
   const uint32_t own = row.x[4 * block], other = row.pair(4 * block, distance);
   sum[i] = fmaf(g0, low_float(other), sum[i]), sum[i + 1] = fmaf(g1, high_float(other), sum[i + 1]);
   if (distance == 0) return;
-  const int j = (i + distance) % kDim, k = (i + distance + 1) % kDim;
+  const int j = (i + distance) % S::kDim, k = (i + distance + 1) % S::kDim;
   sum[j] = fmaf(g0, low_float(own), sum[j]), sum[k] = fmaf(g1, high_float(own), sum[k]);
 }
 
 // The gradients of the rows' x except the denominator's part, divided by the rows' factors a and b: values·state is the gradient of the
 // features, from which contract() computes that of x, and the gradients from the pairs are added, divided by the factors. dx has the
 // accumulator layout of kDim columns.
-template <int kDim>
-__device__ __forceinline__ void state_gradients(float (&dx)[Shape<kDim>::kBlocks][4], const GradientRows<kDim>& rows, uint32_t base,
+template <class S>
+__device__ __forceinline__ void state_gradients(float (&dx)[S::kBlocks][4], const GradientRows<S>& rows, uint32_t base,
                                                 float a, float b) {
-  using S = Shape<kDim>;
   const int lane = lane_index(), matrix = lane / 8, t = lane % 4;
-  const uint32_t at = base + GradientOffsets<kDim>::kState + (8 * (matrix % 2) + lane % 8) * S::kStatePitch + matrix / 2 * 16;
+  const uint32_t at = base + GradientOffsets<S>::kState + (8 * (matrix % 2) + lane % 8) * S::kStatePitch + matrix / 2 * 16;
   const float x = 1.0F / a, y = 1.0F / b;
-  float sum[2][kDim] = {};
+  float sum[2][S::kDim] = {};
 #pragma unroll
   for (int block = 0; block < S::kBlocks; ++block) {
     sum[0][8 * block] = rows.pairs[block][0] * x, sum[0][8 * block + 1] = rows.pairs[block][1] * x;
@@ -201,8 +203,8 @@ __device__ __forceinline__ void state_gradients(float (&dx)[Shape<kDim>::kBlocks
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      contract<kDim>(sum[0], d[i][0], d[i][1], rows.x.a, 2 * tile + i);
-      contract<kDim>(sum[1], d[i][2], d[i][3], rows.x.b, 2 * tile + i);
+      contract<S>(sum[0], d[i][0], d[i][1], rows.x.a, 2 * tile + i);
+      contract<S>(sum[1], d[i][2], d[i][3], rows.x.b, 2 * tile + i);
     }
   }
   // The four threads of a row have sums of every column; each receives its columns of the accumulator layout.
@@ -214,7 +216,7 @@ __device__ __forceinline__ void state_gradients(float (&dx)[Shape<kDim>::kBlocks
       float total = sum[r][column];
 #pragma unroll
       for (int e = 1; e < 4; ++e) {  // receives from thread t + e and sends to thread t − e
-        const float sent = t < e ? sum[r][(column + 8 - 2 * e) % kDim] : sum[r][(column + kDim - 2 * e) % kDim];
+        const float sent = t < e ? sum[r][(column + 8 - 2 * e) % S::kDim] : sum[r][(column + S::kDim - 2 * e) % S::kDim];
         total += __shfl_sync(~0U, sent, (lane & ~3) | ((t + e) & 3));
       }
       dx[block][i] = total;
@@ -223,27 +225,27 @@ __device__ __forceinline__ void state_gradients(float (&dx)[Shape<kDim>::kBlocks
 }
 
 // Stores the gradient of 16 rows of q or k, or this slice's part of it.
-template <int kDim, bool kBackward>
-__device__ __forceinline__ void store_gradient(const Gradient<kDim, kBackward>& job, const float (&dx)[Shape<kDim>::kBlocks][4], int64_t at,
+template <class S, bool kBackward>
+__device__ __forceinline__ void store_gradient(const Gradient<S, kBackward>& job, const float (&dx)[S::kBlocks][4], int64_t at,
                                                int tokens) {
   const TaylorAttention& f = job.p.forward;
   const int lane = lane_index(), row = 16 * row_tile() + lane / 4, column = 2 * (lane % 4);
-  const int64_t token_elements = int64_t{f.heads} * kDim;
+  const int64_t token_elements = int64_t{f.heads} * S::kDim;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int64_t token = at + row + 8 * i;
     if (row + 8 * i >= tokens) continue;
     if (job.work.partial == nullptr) {
-      bf16* to = static_cast<bf16*>(kBackward ? job.p.grad_k : job.p.grad_q) + token * f.qk_stride + job.head * kDim + column;
+      bf16* to = static_cast<bf16*>(kBackward ? job.p.grad_k : job.p.grad_q) + token * f.qk_stride + job.head * S::kDim + column;
 #pragma unroll
-      for (int block = 0; block < Shape<kDim>::kBlocks; ++block) {
+      for (int block = 0; block < S::kBlocks; ++block) {
         *reinterpret_cast<uint32_t*>(to + 8 * block) = pack_bf16(dx[block][2 * i], dx[block][2 * i + 1]);
       }
     } else {
       float* to = job.work.partial + (int64_t{kBackward ? job.work.plan.slices : 0} + job.slice) * f.tokens * token_elements +
-                  token * token_elements + job.head * kDim + column;
+                  token * token_elements + job.head * S::kDim + column;
 #pragma unroll
-      for (int block = 0; block < Shape<kDim>::kBlocks; ++block) {
+      for (int block = 0; block < S::kBlocks; ++block) {
         *reinterpret_cast<float2*>(to + 8 * block) = make_float2(dx[block][2 * i], dx[block][2 * i + 1]);
       }
     }
@@ -251,11 +253,10 @@ __device__ __forceinline__ void store_gradient(const Gradient<kDim, kBackward>& 
 }
 
 // Completes the gradients of a warp's 16 rows with the state before the chunk in this direction, and stores them.
-template <int kDim, bool kBackward>
-__device__ __forceinline__ void finish_gradients(const Gradient<kDim, kBackward>& job, GradientRows<kDim>& rows, uint32_t base,
+template <class S, bool kBackward>
+__device__ __forceinline__ void finish_gradients(const Gradient<S, kBackward>& job, GradientRows<S>& rows, uint32_t base,
                                                  const Decay& decay, int64_t at, int tokens) {
-  using S = Shape<kDim>;
-  using At = GradientOffsets<kDim>;
+  using At = GradientOffsets<S>;
   const int lane = lane_index(), row = 16 * row_tile() + lane / 4;
   const auto distance = [&](int r) { return static_cast<float>(kBackward ? max(tokens - 1 - r, 0) : r + 1); };
   const float da = distance(row), db = distance(row + 8);
@@ -283,7 +284,7 @@ __device__ __forceinline__ void finish_gradients(const Gradient<kDim, kBackward>
 #pragma unroll
       for (auto& tile : rows.dv) tile[0] *= x, tile[1] *= x, tile[2] *= y, tile[3] *= y;
     }
-    read_state<kDim, false>(rows.dv, rows.x, base + At::kState, 0);
+    read_state<S, false>(rows.dv, rows.x, base + At::kState, 0);
     const int64_t stride = job.p.forward.v_stride;
     bf16* to =
         static_cast<bf16*>(job.p.grad_v) + int64_t{job.head} * job.p.forward.head_dim + job.first + (at + row) * stride + 2 * (lane % 4);
@@ -297,10 +298,9 @@ __device__ __forceinline__ void finish_gradients(const Gradient<kDim, kBackward>
 }
 
 // Advances state s over tokens [begin, end) in this direction and, where kGradients, computes their gradients.
-template <int kDim, bool kBackward, bool kGradients>
-__device__ __forceinline__ void walk(const Gradient<kDim, kBackward>& job, State<kDim>& s, int64_t begin, int64_t end) {
-  using S = Shape<kDim>;
-  using At = GradientOffsets<kDim>;
+template <class S, bool kBackward, bool kGradients>
+__device__ __forceinline__ void walk(const Gradient<S, kBackward>& job, State<S>& s, int64_t begin, int64_t end) {
+  using At = GradientOffsets<S>;
   uint32_t base = shared_base();
   const Decay decay(job.p.forward, job.head);
   const bool weighted = kBackward || decay.denominator != 0.0F;
@@ -310,16 +310,16 @@ __device__ __forceinline__ void walk(const Gradient<kDim, kBackward>& job, State
   const auto request = [&](int64_t at) {
     const int tokens = static_cast<int>(min(end - at, int64_t{kChunk}));
     const int64_t source_stride = job.value_stride(!kBackward), row_stride = job.value_stride(kBackward);
-    request_rows<kDim>(base + At::kSource, job.elements(!kBackward) + at * stride, stride, tokens);
+    request_rows<S>(base + At::kSource, job.elements(!kBackward) + at * stride, stride, tokens);
     request_values<S::kWidth>(base + At::kValues, job.values(!kBackward) + at * source_stride, source_stride, tokens, job.width);
     if constexpr (kGradients) {
-      request_rows<kDim>(base + At::kRows, job.elements(kBackward) + at * stride, stride, tokens);
+      request_rows<S>(base + At::kRows, job.elements(kBackward) + at * stride, stride, tokens);
       request_values<S::kWidth>(base + At::kRowValues, job.values(kBackward) + at * row_stride, row_stride, tokens, job.width);
     }
     copy_async_commit();
   };
   request(at_chunk(0));
-  prepare_shared<kDim>(base);
+  prepare_shared<S>(base);
   if constexpr (kGradients) s.template publish<false>(base, 0);
   for (int i = 0; i < chunks; ++i) {
     const int64_t at = at_chunk(i);
@@ -327,16 +327,16 @@ __device__ __forceinline__ void walk(const Gradient<kDim, kBackward>& job, State
     base = opaque(base);
     copy_async_wait<0>();
     __syncthreads();  // every thread's copies have arrived
-    transpose_keys<kDim>(base + At::kKeys, base + At::kSource, tokens);
+    transpose_keys<S>(base + At::kKeys, base + At::kSource, tokens);
     store_weights(job, base, decay, at, tokens);
     __syncthreads();  // the transposed sources and their weights are complete
     if (decay.given) s.scale(decay.state_factor(tokens), decay.sums_factor(tokens));
     add_values(s, base, base + At::kValues, decay.given);
     add_sums(s, base, weighted);
-    GradientRows<kDim> rows;
+    GradientRows<S> rows;
     if constexpr (kGradients) {
       rows.load(base, row_tile());
-      add_pair_gradients<kDim, kBackward>(rows, base, decay, row_tile());
+      add_pair_gradients<S, kBackward>(rows, base, decay, row_tile());
     }
     __syncthreads();  // all warps have read the chunk: the next one may overwrite it
     if (i + 1 < chunks) request(at_chunk(i + 1));
@@ -349,28 +349,28 @@ __device__ __forceinline__ void walk(const Gradient<kDim, kBackward>& job, State
 }
 
 // Parks the part of the starting state of a segment that comes from the preceding segment in this direction, or from the border.
-template <int kDim, bool kBackward>
+template <class S, bool kBackward>
 __device__ __forceinline__ void park(const TaylorAttentionBackward& p, const Workspace& work, const Work& item, int slice) {
-  const Gradient<kDim, kBackward> job(p, work, slice);
+  const Gradient<S, kBackward> job(p, work, slice);
   const int64_t neighbour = kBackward ? item.segment + 1 : item.segment - 1;
   const bool at_border = neighbour < 0 || neighbour == item.segments;
   if (at_border && !job.has_border()) return;
-  State<kDim> s;
+  State<S> s;
   if (at_border) {
     s.load(kBackward ? job.packed(p.grad_kv_state, p.grad_k_state, item.row) : job.packed(p.initial_kv_state, p.initial_k_state, item.row));
   } else {
     s.clear();
     const int64_t begin = item.begin + neighbour * work.plan.segment;
-    walk<kDim, kBackward, false>(job, s, begin, min(begin + work.plan.segment, item.end));
+    walk<S, kBackward, false>(job, s, begin, min(begin + work.plan.segment, item.end));
   }
   s.park(job.parked(blockIdx.x));
 }
 
-template <int kDim, bool kBackward>
+template <class S, bool kBackward>
 __device__ __forceinline__ void run(const TaylorAttentionBackward& p, const Workspace& work, const Work& item, int slice) {
-  const Gradient<kDim, kBackward> job(p, work, slice);
+  const Gradient<S, kBackward> job(p, work, slice);
   const int64_t length = work.plan.segment, begin = item.begin + item.segment * length, first = blockIdx.x - item.segment;
-  State<kDim> s;
+  State<S> s;
   s.clear();
   if (work.plan.parked != nullptr) {
     // Adds the parts in the direction's order. Before each addition the sum decays over the segment that the next part comes from.
@@ -383,52 +383,52 @@ __device__ __forceinline__ void run(const TaylorAttentionBackward& p, const Work
       s.add(job.parked(first + number));
     }
   }
-  walk<kDim, kBackward, true>(job, s, begin, min(begin + length, item.end));
+  walk<S, kBackward, true>(job, s, begin, min(begin + length, item.end));
   if (kBackward && p.grad_initial_kv_state != nullptr && item.segment == 0) {
     s.store(job.packed(p.grad_initial_kv_state, p.grad_initial_k_state, item.row));
   }
 }
 
 // blockIdx.z = direction · slices + slice, here and in `gradients`.
-template <int kDim>
+template <class S>
 __global__ void __launch_bounds__(kThreads, 1) park_states(const __grid_constant__ TaylorAttentionBackward p, const Workspace work) {
   Work item;
   if (!find_work<kThreads>(p.forward, work.plan.segment, blockIdx.x, item)) return;
   const int slices = work.plan.slices, z = static_cast<int>(blockIdx.z);
   if (z < slices) {
-    park<kDim, false>(p, work, item, z);
+    park<S, false>(p, work, item, z);
   } else {
-    park<kDim, true>(p, work, item, z - slices);
+    park<S, true>(p, work, item, z - slices);
   }
 }
 
-template <int kDim>
+template <class S>
 __global__ void __launch_bounds__(kThreads, 1) gradients(const __grid_constant__ TaylorAttentionBackward p, const Workspace work) {
   Work item;
   if (!find_work<kThreads>(p.forward, work.plan.segment, blockIdx.x, item)) return;
   const int slices = work.plan.slices, z = static_cast<int>(blockIdx.z);
   if (z < slices) {
-    run<kDim, false>(p, work, item, z);
+    run<S, false>(p, work, item, z);
   } else {
-    run<kDim, true>(p, work, item, z - slices);
+    run<S, true>(p, work, item, z - slices);
   }
 }
 
-template <int kDim>
+template <class S>
 GradientLayout<Workspace> make_layout(const TaylorAttentionBackward& p) {
-  const Plan plan = make_plan<kDim>(p.forward, 2, 1);
+  const Plan plan = make_plan<S>(p.forward, 2, 1);
   return gradient_layout<Workspace>(p, plan, parked_floats(p.forward, plan));
 }
 
-template <int kDim>
+template <class S>
 int64_t backward_scratch(const TaylorAttentionBackward& p) {
-  return make_layout<kDim>(p).bytes;
+  return make_layout<S>(p).bytes;
 }
 
-template <int kDim>
+template <class S>
 Status backward(const TaylorAttentionBackward& p, void* scratch, cudaStream_t s) {
   const TaylorAttention& f = p.forward;
-  GradientLayout<Workspace> l = make_layout<kDim>(p);
+  GradientLayout<Workspace> l = make_layout<S>(p);
   if (l.work.plan.numbers > 0x7fffffff) return {"taylor_attention_backward: too many rows for one launch"};
   auto* at = static_cast<char*>(scratch);
   Workspace& work = l.work;
@@ -438,13 +438,13 @@ Status backward(const TaylorAttentionBackward& p, void* scratch, cudaStream_t s)
   const dim3 token_grid(static_cast<unsigned>(ceil_div(f.tokens * f.heads * 8, kThreads)));
   prepare_gradients<8><<<token_grid, kThreads, 0, s>>>(p, work.dn, work.dd);
   const dim3 grid(static_cast<unsigned>(work.plan.numbers), f.heads, 2 * work.plan.slices);
-  constexpr int kBytes = GradientOffsets<kDim>::kAll;
+  constexpr int kBytes = GradientOffsets<S>::kAll;
   if (work.plan.parked != nullptr) {
-    if (const cudaError_t e = allow_shared_memory(park_states<kDim>, kBytes); e != cudaSuccess) return status_of(e);
-    park_states<kDim><<<grid, kThreads, kBytes, s>>>(p, work);
+    if (const cudaError_t e = allow_shared_memory(park_states<S>, kBytes); e != cudaSuccess) return status_of(e);
+    park_states<S><<<grid, kThreads, kBytes, s>>>(p, work);
   }
-  if (const cudaError_t e = allow_shared_memory(gradients<kDim>, kBytes); e != cudaSuccess) return status_of(e);
-  gradients<kDim><<<grid, kThreads, kBytes, s>>>(p, work);
+  if (const cudaError_t e = allow_shared_memory(gradients<S>, kBytes); e != cudaSuccess) return status_of(e);
+  gradients<S><<<grid, kThreads, kBytes, s>>>(p, work);
   if (p.grad_initial_kv_state != nullptr) {
     const dim3 row_grid(static_cast<unsigned>(f.rows));
     pass_state_gradients<256><<<row_grid, kThreads, 0, s>>>(p);
@@ -458,10 +458,10 @@ Status backward(const TaylorAttentionBackward& p, void* scratch, cudaStream_t s)
 
 int backward_shared(int feature_dim) {
   switch (feature_dim) {
-    case 8: return GradientOffsets<8>::kAll;
-    case 16: return GradientOffsets<16>::kAll;
-    case 24: return GradientOffsets<24>::kAll;
-    default: return GradientOffsets<32>::kAll;
+    case 8: return GradientOffsets<GradientShape<8>>::kAll;
+    case 16: return GradientOffsets<GradientShape<16>>::kAll;
+    case 24: return GradientOffsets<GradientShape<24>>::kAll;
+    default: return GradientOffsets<GradientShape<32>>::kAll;
   }
 }
 
@@ -476,10 +476,10 @@ bool taylor_backward_mma_supports(const TaylorAttentionBackward& p) {
 
 int64_t taylor_backward_mma_scratch(const TaylorAttentionBackward& p) {
   switch (p.forward.feature_dim) {
-    case 8: return taylor_mma::backward_scratch<8>(p);
-    case 16: return taylor_mma::backward_scratch<16>(p);
-    case 24: return taylor_mma::backward_scratch<24>(p);
-    default: return taylor_mma::backward_scratch<32>(p);
+    case 8: return taylor_mma::backward_scratch<taylor_mma::GradientShape<8>>(p);
+    case 16: return taylor_mma::backward_scratch<taylor_mma::GradientShape<16>>(p);
+    case 24: return taylor_mma::backward_scratch<taylor_mma::GradientShape<24>>(p);
+    default: return taylor_mma::backward_scratch<taylor_mma::GradientShape<32>>(p);
   }
 }
 
@@ -487,10 +487,10 @@ Status taylor_backward_mma(const TaylorAttentionBackward& arguments, void* scrat
   TaylorAttentionBackward p = arguments;
   p.forward = with_strides(p.forward);
   switch (p.forward.feature_dim) {
-    case 8: return taylor_mma::backward<8>(p, scratch, stream_of(queue));
-    case 16: return taylor_mma::backward<16>(p, scratch, stream_of(queue));
-    case 24: return taylor_mma::backward<24>(p, scratch, stream_of(queue));
-    default: return taylor_mma::backward<32>(p, scratch, stream_of(queue));
+    case 8: return taylor_mma::backward<taylor_mma::GradientShape<8>>(p, scratch, stream_of(queue));
+    case 16: return taylor_mma::backward<taylor_mma::GradientShape<16>>(p, scratch, stream_of(queue));
+    case 24: return taylor_mma::backward<taylor_mma::GradientShape<24>>(p, scratch, stream_of(queue));
+    default: return taylor_mma::backward<taylor_mma::GradientShape<32>>(p, scratch, stream_of(queue));
   }
 }
 

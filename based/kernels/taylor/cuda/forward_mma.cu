@@ -7,14 +7,18 @@ namespace based::kernels::cuda::detail {
 namespace taylor_mma {
 namespace {
 
-// Shared memory: Offsets, then the rounding error of the state's last tiles.
+// At 32, 64 columns of the state would take more registers than a block has.
 template <int kDim>
-constexpr uint32_t kForwardShared = Offsets<kDim>::kEnd + Shape<kDim>::kRestBytes;
-static_assert(kForwardShared<8> <= 101376 && kForwardShared<16> <= 101376 && kForwardShared<24> <= 101376 && kForwardShared<32> <= 101376);
+using ForwardShape = Shape<kDim, kDim <= 24 ? 64 : 32>;
+
+// Shared memory: Offsets, then the rounding error of the state's last tiles.
+template <class S>
+constexpr uint32_t kForwardShared = Offsets<S>::kEnd + S::kRestBytes;
+static_assert(kForwardShared<ForwardShape<8>> <= 101376 && kForwardShared<ForwardShape<16>> <= 101376 && kForwardShared<ForwardShape<24>> <= 101376 && kForwardShared<ForwardShape<32>> <= 101376);
 
 // Blocks of a multiprocessor that the register budget allows.
-template <int kDim>
-constexpr int kForwardBlocks = kDim == 32 ? 1 : 2;
+template <class S>
+constexpr int kForwardBlocks = S::kDim >= 24 ? 1 : 2;
 
 // Whether states are parked in scratch memory: between the segments of long rows, and where several slices of a head update the state in
 // place. All slices read the state's denominator part and one of them overwrites it, so they must start from a parked copy.
@@ -59,10 +63,10 @@ __device__ __forceinline__ void store_factors(uint32_t factors, uint32_t weights
 
 // out = Σ w(q·k) v over the pairs of the chunk, for a warp's 16 rows; adds the sums of the denominators' weights to `sum`, over this
 // thread's columns only.
-template <int kDim>
-__device__ __forceinline__ void attend_pairs(float (&out)[2 * Shape<kDim>::kColumnTiles][4], float2& sum, const RowTile<kDim>& rows,
+template <class S>
+__device__ __forceinline__ void attend_pairs(float (&out)[2 * S::kColumnTiles][4], float2& sum, const RowTile<S>& rows,
                                              uint32_t base, const Decay& decay, int tile) {
-  using At = Offsets<kDim>;
+  using At = Offsets<S>;
   const int row = lane_index() / 4, column = 2 * (lane_index() % 4);
 #pragma unroll 1
   for (int c = 0; c <= tile; ++c) {
@@ -87,21 +91,20 @@ __device__ __forceinline__ void attend_pairs(float (&out)[2 * Shape<kDim>::kColu
       }
       w[2 * j] = pack_bf16(x[0], x[1]), w[2 * j + 1] = pack_bf16(x[2], x[3]);
     }
-    multiply_values<Shape<kDim>::kWidth>(out, w, base + At::kValues, 16 * c);
+    multiply_values<S::kWidth>(out, w, base + At::kValues, 16 * c);
   }
 }
 
 // The state's part of the denominators of the thread's two rows, count + q·(Σk + ½ Σkkᵀ q), without count and over this thread's columns
 // only.
-template <int kDim>
-__device__ __forceinline__ float2 state_denominators(const RowTile<kDim>& rows, uint32_t base) {
-  using S = Shape<kDim>;
+template <class S>
+__device__ __forceinline__ float2 state_denominators(const RowTile<S>& rows, uint32_t base) {
   float u[S::kBlocks][4] = {};
   multiply_pairs(u, rows, base);
   float2 sum = make_float2(0, 0);
 #pragma unroll
   for (int block = 0; block < S::kBlocks; ++block) {
-    const float2 k = load_shared_float2(base + Offsets<kDim>::kSums + (8 * block + 2 * (lane_index() % 4)) * 4);
+    const float2 k = load_shared_float2(base + Offsets<S>::kSums + (8 * block + 2 * (lane_index() % 4)) * 4);
     const uint32_t a = rows.a.x[4 * block], b = rows.b.x[4 * block];
     sum.x += low_float(a) * fmaf(0.5F, u[block][0], k.x) + high_float(a) * fmaf(0.5F, u[block][1], k.y);
     sum.y += low_float(b) * fmaf(0.5F, u[block][2], k.x) + high_float(b) * fmaf(0.5F, u[block][3], k.y);
@@ -117,12 +120,11 @@ __device__ __forceinline__ float2 row_factors(const Decay& decay, int row) {
 }
 
 // Computes the outputs of a warp's 16 rows from the sums over the chunk's pairs and the state before the chunk.
-template <int kDim>
+template <class S>
 __device__ __forceinline__ void finish_rows(const TaylorAttention& p, const ForwardBlock& block,
-                                            float (&out)[2 * Shape<kDim>::kColumnTiles][4], float2 pair_sum, const RowTile<kDim>& rows,
+                                            float (&out)[2 * S::kColumnTiles][4], float2 pair_sum, const RowTile<S>& rows,
                                             uint32_t base, const Decay& decay, int64_t at, int tokens) {
-  using S = Shape<kDim>;
-  using At = Offsets<kDim>;
+  using At = Offsets<S>;
   const int lane = lane_index(), row = 16 * row_tile() + lane / 4;
   const float2 a = row_factors(decay, row), b = row_factors(decay, row + 8);
   if (decay.given) {
@@ -130,14 +132,14 @@ __device__ __forceinline__ void finish_rows(const TaylorAttention& p, const Forw
 #pragma unroll
     for (auto& tile : out) tile[0] *= x, tile[1] *= x, tile[2] *= y, tile[3] *= y;
   }
-  read_state<kDim, true>(out, rows, base + At::kState, base + At::kEnd);
+  read_state<S, true>(out, rows, base + At::kState, base + At::kEnd);
   const float2 state_sum = state_denominators(rows, base);
   float2 sum = make_float2(fmaf(state_sum.x, a.y, pair_sum.x), fmaf(state_sum.y, b.y, pair_sum.y));
 #pragma unroll
   for (int distance = 1; distance < 4; distance *= 2) {
     sum.x += __shfl_xor_sync(~0U, sum.x, distance), sum.y += __shfl_xor_sync(~0U, sum.y, distance);
   }
-  const float count = load_shared_float(base + At::kSums + kDim * 4);
+  const float count = load_shared_float(base + At::kSums + S::kDim * 4);
   sum.x += count * a.y, sum.y += count * b.y;
   if (p.denominator != nullptr && block.first == 0 && lane % 4 == 0) {
     if (row < tokens) p.denominator[(at + row) * p.heads + block.head] = sum.x;
@@ -155,35 +157,34 @@ __device__ __forceinline__ void finish_rows(const TaylorAttention& p, const Forw
 }
 
 // Advances state s over tokens [begin, end) and, where kAttend, computes their outputs.
-template <int kDim, bool kAttend>
-__device__ __forceinline__ void walk(const TaylorAttention& p, const ForwardBlock& block, State<kDim>& s, int64_t begin, int64_t end) {
-  using S = Shape<kDim>;
-  using At = Offsets<kDim>;
+template <class S, bool kAttend>
+__device__ __forceinline__ void walk(const TaylorAttention& p, const ForwardBlock& block, State<S>& s, int64_t begin, int64_t end) {
+  using At = Offsets<S>;
   uint32_t base = shared_base();
   const Decay decay(p, block.head);
   const bool weighted = decay.denominator != 0.0F;
   const auto request = [&](int64_t at) {
     const int tokens = static_cast<int>(min(end - at, int64_t{kChunk}));
-    request_rows<kDim>(base + At::kSource, block.k + at * p.qk_stride, p.qk_stride, tokens);
-    if constexpr (kAttend) request_rows<kDim>(base + At::kRows, block.q + at * p.qk_stride, p.qk_stride, tokens);
+    request_rows<S>(base + At::kSource, block.k + at * p.qk_stride, p.qk_stride, tokens);
+    if constexpr (kAttend) request_rows<S>(base + At::kRows, block.q + at * p.qk_stride, p.qk_stride, tokens);
     request_values<S::kWidth>(base + At::kValues, block.v + at * p.v_stride, p.v_stride, tokens, block.width);
     copy_async_commit();
   };
   request(begin);
-  prepare_shared<kDim>(base);
+  prepare_shared<S>(base);
   if constexpr (kAttend) s.template publish<true>(base, base + At::kEnd);
   for (int64_t at = begin; at < end; at += kChunk) {
     const int tokens = static_cast<int>(min(end - at, int64_t{kChunk}));
     base = opaque(base);
     copy_async_wait<0>();
     __syncthreads();  // every thread's copies have arrived
-    transpose_keys<kDim>(base + At::kKeys, base + At::kSource, tokens);
+    transpose_keys<S>(base + At::kKeys, base + At::kSource, tokens);
     if (decay.given) store_factors(base + At::kFactors, base + At::kWeights, decay, tokens);
     __syncthreads();  // the transposed keys are complete
     if (decay.given) s.scale(decay.state_factor(tokens), decay.sums_factor(tokens));
     add_values(s, base, base + At::kValues, decay.given);
     add_sums(s, base, weighted);
-    RowTile<kDim> rows;
+    RowTile<S> rows;
     float out[2 * S::kColumnTiles][4] = {};
     float2 sum = make_float2(0, 0);
     if constexpr (kAttend) {
@@ -202,30 +203,30 @@ __device__ __forceinline__ void walk(const TaylorAttention& p, const ForwardBloc
 
 // Parks the parts of the states at the starts of segments: segment j of a row gets the sum over segment j − 1 alone, and segment 0 the
 // row's initial state. attend_segments adds up the parts.
-template <int kDim>
-__global__ void __launch_bounds__(kThreads, kForwardBlocks<kDim>) sum_segments(const __grid_constant__ TaylorAttention p, const Plan plan) {
+template <class S>
+__global__ void __launch_bounds__(kThreads, kForwardBlocks<S>) sum_segments(const __grid_constant__ TaylorAttention p, const Plan plan) {
   Work work;
   if (!find_work<kThreads>(p, plan.segment, blockIdx.x, work)) return;
   if (work.segment == 0 && p.kv_state == nullptr) return;
   const ForwardBlock block(p, plan);
-  State<kDim> s;
+  State<S> s;
   if (work.segment == 0) {
     s.load(block.packed_state(p, plan, work.row));
   } else {
     s.clear();
     const int64_t begin = work.begin + (work.segment - 1) * plan.segment;
-    walk<kDim, false>(p, block, s, begin, begin + plan.segment);
+    walk<S, false>(p, block, s, begin, begin + plan.segment);
   }
   s.park(block.parked(p, plan, blockIdx.x));
 }
 
-template <int kDim>
-__global__ void __launch_bounds__(kThreads, kForwardBlocks<kDim>)
+template <class S>
+__global__ void __launch_bounds__(kThreads, kForwardBlocks<S>)
     attend_segments(const __grid_constant__ TaylorAttention p, const Plan plan) {
   Work work;
   if (!find_work<kThreads>(p, plan.segment, blockIdx.x, work)) return;
   const ForwardBlock block(p, plan);
-  State<kDim> s;
+  State<S> s;
   if (plan.parked == nullptr && p.kv_state != nullptr) {
     s.load(block.packed_state(p, plan, work.row));
   } else {
@@ -238,29 +239,29 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks<kDim>)
     }
   }
   const int64_t begin = work.begin + work.segment * plan.segment;
-  walk<kDim, true>(p, block, s, begin, min(begin + plan.segment, work.end));
+  walk<S, true>(p, block, s, begin, min(begin + plan.segment, work.end));
   if (p.kv_state != nullptr && work.segment == work.segments - 1) s.store(block.packed_state(p, plan, work.row));
 }
 
-template <int kDim>
+template <class S>
 int64_t forward_scratch(const TaylorAttention& p) {
-  const Plan plan = make_plan<kDim>(p, 1, kForwardBlocks<kDim>);
+  const Plan plan = make_plan<S>(p, 1, kForwardBlocks<S>);
   return forward_parks(p, plan) ? parked_floats(p, plan) * 4 : 0;
 }
 
-template <int kDim>
+template <class S>
 Status forward(const TaylorAttention& p, void* scratch, cudaStream_t stream) {
-  Plan plan = make_plan<kDim>(p, 1, kForwardBlocks<kDim>);
+  Plan plan = make_plan<S>(p, 1, kForwardBlocks<S>);
   if (plan.numbers > 0x7fffffff) return {"taylor_attention: too many rows for one launch"};
   const dim3 grid(static_cast<unsigned>(plan.numbers), p.heads, plan.slices);
-  constexpr int kBytes = kForwardShared<kDim>;
+  constexpr int kBytes = kForwardShared<S>;
   if (forward_parks(p, plan)) {
     plan.parked = static_cast<float*>(scratch);
-    auto* sum = sum_segments<kDim>;
+    auto* sum = sum_segments<S>;
     if (const cudaError_t e = allow_shared_memory(sum, kBytes); e != cudaSuccess) return status_of(e);
     sum<<<grid, kThreads, kBytes, stream>>>(p, plan);
   }
-  auto* attend = attend_segments<kDim>;
+  auto* attend = attend_segments<S>;
   if (const cudaError_t e = allow_shared_memory(attend, kBytes); e != cudaSuccess) return status_of(e);
   attend<<<grid, kThreads, kBytes, stream>>>(p, plan);
   return launched();
@@ -268,10 +269,10 @@ Status forward(const TaylorAttention& p, void* scratch, cudaStream_t stream) {
 
 int forward_shared(int feature_dim) {
   switch (feature_dim) {
-    case 8: return kForwardShared<8>;
-    case 16: return kForwardShared<16>;
-    case 24: return kForwardShared<24>;
-    default: return kForwardShared<32>;
+    case 8: return kForwardShared<ForwardShape<8>>;
+    case 16: return kForwardShared<ForwardShape<16>>;
+    case 24: return kForwardShared<ForwardShape<24>>;
+    default: return kForwardShared<ForwardShape<32>>;
   }
 }
 
@@ -286,20 +287,20 @@ bool taylor_forward_mma_supports(const TaylorAttention& p) {
 
 int64_t taylor_forward_mma_scratch(const TaylorAttention& p) {
   switch (p.feature_dim) {
-    case 8: return taylor_mma::forward_scratch<8>(p);
-    case 16: return taylor_mma::forward_scratch<16>(p);
-    case 24: return taylor_mma::forward_scratch<24>(p);
-    default: return taylor_mma::forward_scratch<32>(p);
+    case 8: return taylor_mma::forward_scratch<taylor_mma::ForwardShape<8>>(p);
+    case 16: return taylor_mma::forward_scratch<taylor_mma::ForwardShape<16>>(p);
+    case 24: return taylor_mma::forward_scratch<taylor_mma::ForwardShape<24>>(p);
+    default: return taylor_mma::forward_scratch<taylor_mma::ForwardShape<32>>(p);
   }
 }
 
 Status taylor_forward_mma(const TaylorAttention& arguments, void* scratch, Queue queue) {
   const TaylorAttention p = with_strides(arguments);
   switch (p.feature_dim) {
-    case 8: return taylor_mma::forward<8>(p, scratch, stream_of(queue));
-    case 16: return taylor_mma::forward<16>(p, scratch, stream_of(queue));
-    case 24: return taylor_mma::forward<24>(p, scratch, stream_of(queue));
-    default: return taylor_mma::forward<32>(p, scratch, stream_of(queue));
+    case 8: return taylor_mma::forward<taylor_mma::ForwardShape<8>>(p, scratch, stream_of(queue));
+    case 16: return taylor_mma::forward<taylor_mma::ForwardShape<16>>(p, scratch, stream_of(queue));
+    case 24: return taylor_mma::forward<taylor_mma::ForwardShape<24>>(p, scratch, stream_of(queue));
+    default: return taylor_mma::forward<taylor_mma::ForwardShape<32>>(p, scratch, stream_of(queue));
   }
 }
 

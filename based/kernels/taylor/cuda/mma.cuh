@@ -1,6 +1,6 @@
 // Shared parts of the Taylor kernels that use mma.sync and cp.async, for any GPU from sm_80: bf16, feature_dim 8, 16, 24 or 32, with or
-// without decay. One block of eight warps processes chunks of 128 tokens of one head and a slice of up to 64 columns of the head dimension
-// (32 where feature_dim is above 16). docs/kernels/taylor-attention.md describes the algorithm.
+// without decay. One block of eight warps processes chunks of 128 tokens of one head and a slice of up to 64 or 32 columns of the head
+// dimension. docs/kernels/taylor-attention.md describes the algorithm.
 //
 // Feature groups. Features come in groups of eight columns. With d = feature_dim, and n the column within a group:
 //   (d/8)·(d/2) groups (b, o), o < d/2:   x_c · x_{(c + o) mod d},  c = 8b + n    (every pair at cyclic distance o < d/2, once)
@@ -21,13 +21,14 @@ constexpr uint32_t kKeyPitch =
 constexpr int kSumTiles = 2;            // tiles of the denominator's sums in one warp
 constexpr uint32_t kOnes = 0x3f803f80;  // two bf16 ones
 
-template <int kDim>
+// Sizes for one feature_dim, and for the number of columns of the head dimension in one block.
+template <int kFeatureDim, int kColumns>
 struct Shape {
+  static constexpr int kDim = kFeatureDim, kWidth = kColumns;
   static_assert(kDim % 8 == 0 && kDim <= 32);
-  static constexpr int kBlocks = kDim / 8;             // blocks of eight elements of q and k
-  static constexpr int kWidth = kDim <= 16 ? 64 : 32;  // columns of the head dimension in one block
-  static constexpr int kColumnTiles = kWidth / 16;     // tiles of 16 of these columns
-  static constexpr int kFull = kBlocks * (kDim / 2);   // groups of products at distances below d/2
+  static constexpr int kBlocks = kDim / 8;            // blocks of eight elements of q and k
+  static constexpr int kColumnTiles = kWidth / 16;    // tiles of 16 of a block's columns
+  static constexpr int kFull = kBlocks * (kDim / 2);  // groups of products at distances below d/2
   static constexpr int kLinear = kFull + (kDim + 15) / 16, kConstant = kLinear + kBlocks;
   static constexpr int kGroups = (kConstant + 2) / 2 * 2, kTiles = kGroups / 2;  // a tile is two groups, 16 features
   static constexpr int kFirstExact = kLinear / 2;                 // tiles from here on are read with the rounding error of the state
@@ -45,9 +46,8 @@ struct Shape {
 };
 
 // Offsets in shared memory that forward and backward share.
-template <int kDim>
+template <class S>
 struct Offsets {
-  using S = Shape<kDim>;
   static constexpr uint32_t kValues = 0,   // v [tokens][columns], swizzled
       kSource = kValues + S::kValueBytes,  // k [tokens][kDim], as in global memory
       kRows = kSource + S::kRowBytes,      // q, as in global memory
@@ -65,9 +65,8 @@ struct Plan : SegmentPlan {
   int32_t parked_floats;  // floats of a parked state
 };
 
-template <int kDim>
+template <class S>
 Plan make_plan(const TaylorAttention& p, int jobs, int blocks_per_multiprocessor) {
-  using S = Shape<kDim>;
   const int64_t blocks = int64_t{blocks_per_multiprocessor} * multiprocessors();
   return {plan_segments(p, {.chunk = kChunk, .slice_width = S::kWidth, .blocks = blocks, .jobs = jobs}), S::kParkedFloats};
 }
@@ -125,9 +124,8 @@ __device__ __forceinline__ void request_values(uint32_t tile, const bf16* first,
 }
 
 // Requests a chunk's rows of q or k; rows from `tokens` on become zero.
-template <int kDim>
+template <class S>
 __device__ __forceinline__ void request_rows(uint32_t tile, const bf16* first, int64_t stride, int tokens) {
-  using S = Shape<kDim>;
 #pragma unroll 1
   for (int at = static_cast<int>(threadIdx.x); at < kChunk * S::kBlocks; at += kThreads) {
     const int row = at / S::kBlocks, unit = at % S::kBlocks;
@@ -136,9 +134,8 @@ __device__ __forceinline__ void request_rows(uint32_t tile, const bf16* first, i
 }
 
 // Transposes the chunk's rows at `source` to `keys`. Each warp transposes 16 tokens.
-template <int kDim>
+template <class S>
 __device__ __forceinline__ void transpose_keys(uint32_t keys, uint32_t source, int tokens) {
-  using S = Shape<kDim>;
   const int lane = lane_index(), matrix = lane / 8, first = 16 * warp_index();
 #pragma unroll
   for (int block = 0; block < S::kBlocks; block += 2) {
@@ -150,93 +147,90 @@ __device__ __forceinline__ void transpose_keys(uint32_t keys, uint32_t source, i
   }
   if (lane < 8) {
     const int token = first + 2 * lane;
-    store_shared_4(keys + kDim * kKeyPitch + token * 2, (token < tokens ? 0x3f80 : 0) | (token + 1 < tokens ? 0x3f800000 : 0));
+    store_shared_4(keys + S::kDim * kKeyPitch + token * 2, (token < tokens ? 0x3f80 : 0) | (token + 1 < tokens ? 0x3f800000 : 0));
   }
 }
 
 // A row of q or k in registers, two elements a register, rotated by lane mod 4 registers: so thread t of a row owns columns 2t and 2t + 1
 // of every block, and every index is a compile-time constant.
-template <int kDim>
+template <class S>
 struct Row {
-  uint32_t x[kDim / 2];
+  uint32_t x[S::kDim / 2];
 
   __device__ __forceinline__ void load(uint32_t row) {
     const int t = lane_index() % 4;
 #pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) x[i] = load_shared_4(row + (i + t < kDim / 2 ? i + t : i + t - kDim / 2) * 4);
+    for (int i = 0; i < S::kDim / 2; ++i) x[i] = load_shared_4(row + (i + t < S::kDim / 2 ? i + t : i + t - S::kDim / 2) * 4);
   }
   // Elements 2m + o and 2m + o + 1, modulo kDim.
   __device__ __forceinline__ uint32_t pair(int m, int o) const {
     const int i = m + o / 2;
-    return o % 2 == 0 ? x[i % (kDim / 2)] : __byte_perm(x[i % (kDim / 2)], x[(i + 1) % (kDim / 2)], 0x5432);
+    return o % 2 == 0 ? x[i % (S::kDim / 2)] : __byte_perm(x[i % (S::kDim / 2)], x[(i + 1) % (S::kDim / 2)], 0x5432);
   }
 };
 
 // The 16 rows of a warp's tile: a thread has two of them, 8 apart.
-template <int kDim>
+template <class S>
 struct RowTile {
-  Row<kDim> a, b;
+  Row<S> a, b;
 
   __device__ __forceinline__ void load(uint32_t rows, int tile) {
-    const uint32_t at = rows + (16 * tile + lane_index() / 4) * Shape<kDim>::kRowPitch;
-    a.load(at), b.load(at + 8 * Shape<kDim>::kRowPitch);
+    const uint32_t at = rows + (16 * tile + lane_index() / 4) * S::kRowPitch;
+    a.load(at), b.load(at + 8 * S::kRowPitch);
   }
   // Elements 16k … 16k + 15 as an A operand.
   __device__ __forceinline__ void operand(uint32_t (&f)[4], int k) const {
     f[0] = a.x[8 * k], f[1] = b.x[8 * k];
-    const bool whole = 2 * k + 1 < Shape<kDim>::kBlocks;
-    f[2] = whole ? a.x[(8 * k + 4) % (kDim / 2)] : 0, f[3] = whole ? b.x[(8 * k + 4) % (kDim / 2)] : 0;
+    const bool whole = 2 * k + 1 < S::kBlocks;
+    f[2] = whole ? a.x[(8 * k + 4) % (S::kDim / 2)] : 0, f[3] = whole ? b.x[(8 * k + 4) % (S::kDim / 2)] : 0;
   }
 };
 
 // The group's features of one row: two columns of a thread.
-template <int kDim>
-__device__ __forceinline__ uint32_t row_features(const Row<kDim>& row, int group) {
-  using S = Shape<kDim>;
+template <class S>
+__device__ __forceinline__ uint32_t row_features(const Row<S>& row, int group) {
   if (group < S::kFull) {
-    const int block = group / (kDim / 2), distance = group % (kDim / 2);
+    const int block = group / (S::kDim / 2), distance = group % (S::kDim / 2);
     const uint32_t f = mul_bf16(row.x[4 * block], row.pair(4 * block, distance));
     return distance == 0 ? mul_bf16(f, 0x3f003f00) : f;
   }
   const int t = lane_index() % 4;
   if (group < S::kLinear) {
     const int block = group - S::kFull;
-    const uint32_t f = mul_bf16(row.x[4 * block], row.pair(4 * block, kDim / 2));
-    return 8 * block + 8 > kDim / 2 && t >= 2 ? 0 : f;
+    const uint32_t f = mul_bf16(row.x[4 * block], row.pair(4 * block, S::kDim / 2));
+    return 8 * block + 8 > S::kDim / 2 && t >= 2 ? 0 : f;
   }
   if (group < S::kConstant) return row.x[4 * (group - S::kLinear)];
   return group == S::kConstant && t == 0 ? 0x3f80 : 0;
 }
 
 // Tile `tile` of the features of 16 rows, as an A operand.
-template <int kDim>
-__device__ __forceinline__ void tile_features(uint32_t (&f)[4], const RowTile<kDim>& rows, int tile) {
+template <class S>
+__device__ __forceinline__ void tile_features(uint32_t (&f)[4], const RowTile<S>& rows, int tile) {
   f[0] = row_features(rows.a, 2 * tile), f[1] = row_features(rows.b, 2 * tile);
   f[2] = row_features(rows.a, 2 * tile + 1), f[3] = row_features(rows.b, 2 * tile + 1);
 }
 
 // The rows of the transposed keys whose product is column n of a group: their offsets, one in each half.
-template <int kDim>
+template <class S>
 __device__ __forceinline__ uint32_t key_rows(int group, int n) {
-  using S = Shape<kDim>;
-  int own = kDim + 1, other = kDim + 1;
+  int own = S::kDim + 1, other = S::kDim + 1;
   if (group < S::kLinear) {
     const bool half = group >= S::kFull;
-    const int c = 8 * (half ? group - S::kFull : group / (kDim / 2)) + n, distance = half ? kDim / 2 : group % (kDim / 2);
-    if (!half || c < kDim / 2) own = c, other = c + distance < kDim ? c + distance : c + distance - kDim;
+    const int c = 8 * (half ? group - S::kFull : group / (S::kDim / 2)) + n, distance = half ? S::kDim / 2 : group % (S::kDim / 2);
+    if (!half || c < S::kDim / 2) own = c, other = c + distance < S::kDim ? c + distance : c + distance - S::kDim;
   } else if (group < S::kConstant) {
-    own = 8 * (group - S::kLinear) + n, other = kDim;
+    own = 8 * (group - S::kLinear) + n, other = S::kDim;
   } else if (group == S::kConstant && n == 0) {
-    own = other = kDim;
+    own = other = S::kDim;
   }
   return (own * kKeyPitch) << 16 | (other * kKeyPitch);
 }
 
 // out += φ(rows) S for a warp's 16 rows.
-template <int kDim, bool kRest>
-__device__ __forceinline__ void read_state(float (&out)[2 * Shape<kDim>::kColumnTiles][4], const RowTile<kDim>& rows, uint32_t state,
+template <class S, bool kRest>
+__device__ __forceinline__ void read_state(float (&out)[2 * S::kColumnTiles][4], const RowTile<S>& rows, uint32_t state,
                                            uint32_t rest) {
-  using S = Shape<kDim>;
   const int lane = lane_index(), matrix = lane / 8, column = 8 * (matrix / 2) + lane % 8;
   const uint32_t at = state + column * S::kStatePitch + matrix % 2 * 16, rest_at = rest + column * S::kRestPitch + matrix % 2 * 16;
 #pragma unroll
@@ -259,10 +253,9 @@ __device__ __forceinline__ void read_state(float (&out)[2 * Shape<kDim>::kColumn
 }
 
 // u += Σkkᵀ x for a warp's 16 rows x, in the accumulator layout of kDim columns.
-template <int kDim>
-__device__ __forceinline__ void multiply_pairs(float (&u)[Shape<kDim>::kBlocks][4], const RowTile<kDim>& rows, uint32_t base) {
-  using S = Shape<kDim>;
-  using At = Offsets<kDim>;
+template <class S>
+__device__ __forceinline__ void multiply_pairs(float (&u)[S::kBlocks][4], const RowTile<S>& rows, uint32_t base) {
+  using At = Offsets<S>;
   const int lane = lane_index(), matrix = lane / 8;
   const uint32_t at = base + (8 * (matrix / 2) + lane % 8) * S::kPairPitch + matrix % 2 * 16;
 #pragma unroll
@@ -283,9 +276,8 @@ __device__ __forceinline__ void multiply_pairs(float (&u)[Shape<kDim>::kBlocks][
 }
 
 // Scores x·k of a warp's 16 rows with the chunk's 16 sources from `first` on; score[i] has sources 8i … 8i + 7.
-template <int kDim>
-__device__ __forceinline__ void scores(float (&score)[2][4], const RowTile<kDim>& rows, uint32_t source, int first) {
-  using S = Shape<kDim>;
+template <class S>
+__device__ __forceinline__ void scores(float (&score)[2][4], const RowTile<S>& rows, uint32_t source, int first) {
   const int lane = lane_index(), matrix = lane / 8;
   const uint32_t at = source + (first + 8 * (matrix / 2) + lane % 8) * S::kRowPitch;
 #pragma unroll

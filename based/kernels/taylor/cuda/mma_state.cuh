@@ -4,13 +4,12 @@
 
 namespace based::kernels::cuda::detail::taylor_mma {
 
-template <int kDim>
+template <class S>
 __device__ __forceinline__ Packed packed_column(int group, int n) {
-  using S = Shape<kDim>;
   if (group < S::kLinear) {
     const bool half = group >= S::kFull;
-    const int c = 8 * (half ? group - S::kFull : group / (kDim / 2)) + n, distance = half ? kDim / 2 : group % (kDim / 2);
-    return half && c >= kDim / 2 ? Packed{-1, 0} : packed_pair(c, (c + distance) % kDim, kDim);
+    const int c = 8 * (half ? group - S::kFull : group / (S::kDim / 2)) + n, distance = half ? S::kDim / 2 : group % (S::kDim / 2);
+    return half && c >= S::kDim / 2 ? Packed{-1, 0} : packed_pair(c, (c + distance) % S::kDim, S::kDim);
   }
   if (group < S::kConstant) return {1 + 8 * (group - S::kLinear) + n, 1.0F};
   return {group == S::kConstant && n == 0 ? 0 : -1, 1.0F};
@@ -24,9 +23,8 @@ struct PackedState {
 };
 
 // The state of a head, or of a slice of its columns, in the registers of a block. All in mma's accumulator layout.
-template <int kDim>
+template <class S>
 struct State {
-  using S = Shape<kDim>;
   float kv[S::kOwned][S::kColumnTiles][4];  // Σ v φ(k)ᵀ of the warp's groups: rows head dimension, columns features
   // The denominator's sums. Tile i of all is in warp i mod 8: Σ k kᵀ in tiles of 16 x 8, then Σ k, and Σ 1 in column 0 of the last tile,
   // both the same in every row.
@@ -95,7 +93,7 @@ struct State {
     for (int j = 0; j < S::kOwned; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const Packed f = packed_column<kDim>(warp_index() * S::kOwned + j, 2 * t + i);
+        const Packed f = packed_column<S>(warp_index() * S::kOwned + j, 2 * t + i);
 #pragma unroll
         for (int m = 0; m < 2 * S::kColumnTiles; ++m) visit_value(kv[j][m / 2][2 * (m % 2) + i], f, 8 * m + n);
       }
@@ -109,7 +107,7 @@ struct State {
       for (int i = 0; i < 4; ++i) {
         const int row = 16 * (tile / S::kBlocks) + n + (i & 2 ? 8 : 0),
                   column = 8 * (pairs ? tile % S::kBlocks : tile - S::kPairTiles) + 2 * t + (i & 1);
-        const Packed f = pairs ? packed_pair(row, column, kDim) : Packed{column < kDim ? 1 + column : column == kDim ? 0 : -1, 1.0F};
+        const Packed f = pairs ? packed_pair(row, column, S::kDim) : Packed{column < S::kDim ? 1 + column : column == S::kDim ? 0 : -1, 1.0F};
         visit_sum(sums[slot][i], f, pairs ? row <= column : n == 0 && i < 2);
       }
     }
@@ -137,7 +135,7 @@ struct State {
   // Stores the state to shared memory for the products with features of rows; where kRest, also the rounding errors of the last tiles.
   template <bool kRest>
   __device__ __forceinline__ void publish(uint32_t base, uint32_t rest) const {
-    using At = Offsets<kDim>;
+    using At = Offsets<S>;
     const int lane = lane_index(), n = lane / 4, t = lane % 4;
 #pragma unroll
     for (int j = 0; j < S::kOwned; ++j) {
@@ -175,12 +173,11 @@ struct State {
 };
 
 // Writes the parts of shared memory that stay constant: the row of zeros of the keys and the columns of Σ kkᵀ that no tile covers.
-template <int kDim>
+template <class S>
 __device__ __forceinline__ void prepare_shared(uint32_t base) {
-  using S = Shape<kDim>;
-  using At = Offsets<kDim>;
+  using At = Offsets<S>;
   for (int i = static_cast<int>(threadIdx.x); i < kChunk / 2; i += kThreads) {
-    store_shared_4(base + At::kKeys + (kDim + 1) * kKeyPitch + i * 4, 0);
+    store_shared_4(base + At::kKeys + (S::kDim + 1) * kKeyPitch + i * 4, 0);
   }
   if constexpr (S::kBlocks % 2 == 1) {
     for (int i = static_cast<int>(threadIdx.x); i < S::kRowTiles * 16 * 8; i += kThreads) {
@@ -193,15 +190,14 @@ __device__ __forceinline__ void prepare_shared(uint32_t base) {
 // Adds v φ(k)ᵀ of a chunk to the state. In each 32 tokens, thread t of a column multiplies the keys of the adjacent tokens 8t … 8t + 7, so
 // that it loads 16 bytes of a row at once; the values' rows are loaded in the same order. With decay, the products are made of keys that
 // are multiplied by the tokens' factors.
-template <int kDim>
-__device__ __forceinline__ void add_values(State<kDim>& s, uint32_t base, uint32_t values, bool decays) {
-  using S = Shape<kDim>;
-  using At = Offsets<kDim>;
+template <class S>
+__device__ __forceinline__ void add_values(State<S>& s, uint32_t base, uint32_t values, bool decays) {
+  using At = Offsets<S>;
   const int lane = lane_index(), matrix = lane / 8, t = lane % 4, first = warp_index() * S::kOwned;
   const int row = 8 * (lane % 8 / 2) + lane % 2 + 2 * (matrix / 2);
   uint32_t rows_of[S::kOwned];
 #pragma unroll
-  for (int j = 0; j < S::kOwned; ++j) rows_of[j] = key_rows<kDim>(first + j, lane / 4);
+  for (int j = 0; j < S::kOwned; ++j) rows_of[j] = key_rows<S>(first + j, lane / 4);
 #pragma unroll 1
   for (int k = 0; k < kChunk; k += 32) {
     uint32_t v[2][S::kColumnTiles][4];
@@ -242,10 +238,9 @@ __device__ __forceinline__ void weigh(uint32_t x, float w0, float w1, uint32_t& 
 }
 
 // Adds a chunk to the denominator's sums. Where `weighted`, each token has a weight at kWeights.
-template <int kDim>
-__device__ __forceinline__ void add_sums(State<kDim>& s, uint32_t base, bool weighted) {
-  using S = Shape<kDim>;
-  using At = Offsets<kDim>;
+template <class S>
+__device__ __forceinline__ void add_sums(State<S>& s, uint32_t base, bool weighted) {
+  using At = Offsets<S>;
   const int n = lane_index() / 4, t = lane_index() % 4;
 #pragma unroll
   for (int slot = 0; slot < kSumTiles; ++slot) {
@@ -253,10 +248,10 @@ __device__ __forceinline__ void add_sums(State<kDim>& s, uint32_t base, bool wei
     if (tile >= S::kAllSumTiles) break;
     const bool pairs = tile < S::kPairTiles;
     const int row = 16 * (tile / S::kBlocks) + n, block = pairs ? tile % S::kBlocks : tile - S::kPairTiles;
-    const int a = pairs ? row : kDim, b = pairs ? (row + 8 < kDim ? row + 8 : kDim + 1) : kDim,
+    const int a = pairs ? row : S::kDim, b = pairs ? (row + 8 < S::kDim ? row + 8 : S::kDim + 1) : S::kDim,
               c = block < S::kBlocks ? 8 * block + n
-                  : n == 0           ? kDim
-                                     : kDim + 1;
+                  : n == 0           ? S::kDim
+                                     : S::kDim + 1;
     const uint32_t keys = base + At::kKeys + 16 * t;
 #pragma unroll 1
     for (int k = 0; k < kChunk; k += 32) {
