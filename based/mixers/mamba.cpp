@@ -6,6 +6,7 @@
 #include "based/mixers/kit/shapes_only.h"
 #include "based/ops/linear/linear.h"
 #include "based/ops/linear/split_columns.h"
+#include "based/ops/scan/projected_scan.h"
 #include "based/ops/scan/selective_scan.h"
 
 namespace based {
@@ -73,7 +74,12 @@ class Mamba final : public BlockMixer {
 
  private:
   Tensor run(const Tensor& x, const Call& call) override {
-    const auto u = ops::split_columns(in_proj_->forward(x), {width_, width_});
+    const Tensor xz = in_proj_->forward(x);
+    if (call.state == nullptr) {
+      const ops::ProjectedScanInputs inputs{xz, conv_->weight(), conv_->bias(), x_proj_->weight(), dt_proj_->weight(), A_log_, D_, dt_bias_};
+      return out_proj_->forward(ops::projected_scan(inputs, call.pass.cu_seqlens()));
+    }
+    const auto u = ops::split_columns(xz, {width_, width_});
     const Tensor in = conv_->forward(u[0], call, "conv");
     const auto parts = ops::split_columns(x_proj_->forward(in), {rank_, size_, size_});
     const ops::SelectiveScanInputs scanned{
@@ -82,7 +88,6 @@ class Mamba final : public BlockMixer {
   }
 
   static Tensor scan(const ops::SelectiveScanInputs& in, const Call& call) {
-    if (call.state == nullptr) return std::get<0>(ops::selective_scan(in, call.pass.cu_seqlens()));
     Tensor& state = (*call.state)["ssm"];
     if (!call.step) return ops::selective_scan_prefill(in, call.pass.cu_seqlens(), state, call.pass.slots());
     const auto recur = [&](const Pass& round, const Tensor& x, const Tensor& dt, const Tensor& B, const Tensor& C,

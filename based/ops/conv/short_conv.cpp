@@ -238,15 +238,27 @@ Tensor short_conv_prefill_with_input_bias(const ShortConvPrefill& in, const Tens
   return convolve(*table, prepare(in.layer, in_bias), in.cu_seqlens, in.state, slot.const_data_ptr<int64_t>());
 }
 
-Result<ShortConvBackward> short_conv_backward_with_input_bias(const ShortConvBackward& in, const Tensor& in_bias,
-                                                              Tensor* sums_of_gradients) {
+namespace {
+
+// What differs between the functions below. memory: where the gradient of x goes, if it is defined.
+struct BackwardForm {
+  Tensor in_bias;
+  Tensor* sums_of_gradients = nullptr;
+  Tensor memory;
+};
+
+Result<ShortConvBackward> backward_in_form(const ShortConvBackward& in, const BackwardForm& form) {
   const auto& [layer, cu_seqlens, initial_state, adds_input] = in.forward;
   const auto& [x, weight, bias, gate, silu] = layer;
   const ShortConvLaunchers* table = launchers_for<ShortConvLaunchers>("short_conv_backward", x);
-  if (table == nullptr) return backward_reference(in);
+  if (table == nullptr) {
+    Result<ShortConvBackward> found = backward_reference(in);
+    if (form.memory.defined()) std::get<0>(found) = form.memory.copy_(std::get<0>(found));
+    return found;
+  }
   check_row_starts("short_conv", "cu_seqlens", cu_seqlens, x.size(0));
   const Tensor starts = cu_seqlens.contiguous();
-  ShortConvLaunch launch = prepare(layer, in_bias);
+  ShortConvLaunch launch = prepare(layer, form.in_bias);
   launch.arguments.row_start = starts.const_data_ptr<int64_t>();
   launch.arguments.rows = cu_seqlens.size(0) - 1;
   launch.arguments.adds_input = adds_input && table->adds_input;
@@ -254,7 +266,7 @@ Result<ShortConvBackward> short_conv_backward_with_input_bias(const ShortConvBac
   const Tensor cotangent = in.grad_y.contiguous(), grad_weight = at::empty(weight.sizes(), sums);
   const Tensor final_cotangent = in.grad_state ? in.grad_state->contiguous() : Tensor();
   const Tensor initial = initial_state ? initial_state->contiguous() : Tensor();
-  auto [grad_x, grad_gate] = empty_gradients(x, gate);
+  auto [grad_x, grad_gate] = form.memory.defined() ? std::tuple(form.memory, Tensor()) : empty_gradients(x, gate);
   Tensor grad_bias, grad_initial;
   kernels::ShortConvBackward to;
   to.forward = launch.arguments;
@@ -274,14 +286,23 @@ Result<ShortConvBackward> short_conv_backward_with_input_bias(const ShortConvBac
     to.initial_state = initial.const_data_ptr<float>();
     to.grad_initial_state = grad_initial.mutable_data_ptr<float>();
   }
-  if (sums_of_gradients != nullptr && table->backward_sums(to)) {
-    *sums_of_gradients = at::empty({2 * x.size(1)}, sums);
-    to.grad_sums = sums_of_gradients->mutable_data_ptr<float>();
+  if (form.sums_of_gradients != nullptr && table->backward_sums(to)) {
+    *form.sums_of_gradients = at::empty({2 * x.size(1)}, sums);
+    to.grad_sums = form.sums_of_gradients->mutable_data_ptr<float>();
   }
   const Tensor scratch = scratch_memory(table->backward_scratch(to), x);
   require_ok(table->backward(to, scratch.mutable_data_ptr(), queue_of(x)));
   if (adds_input && !table->adds_input) grad_x.add_(cotangent);
   return {grad_x, grad_weight.to(weight.scalar_type()), bias ? grad_bias.to(bias->scalar_type()) : Tensor(), grad_gate, grad_initial};
+}
+
+}  // namespace
+
+Result<ShortConvBackward> short_conv_backward_with_input_bias(const ShortConvBackward& in, const Tensor& in_bias, Tensor* sums) {
+  return backward_in_form(in, {in_bias, sums, {}});
+}
+Result<ShortConvBackward> short_conv_backward_to(const ShortConvBackward& in, const Tensor& grad_x) {
+  return backward_in_form(in, {{}, nullptr, grad_x});
 }
 
 namespace {
@@ -383,7 +404,7 @@ namespace {
 
 Result<ShortConv> short_conv_kernel(const ShortConv& in) { return short_conv_with_input_bias(in, {}); }
 Result<ShortConvBackward> short_conv_backward_kernel(const ShortConvBackward& in) {
-  return short_conv_backward_with_input_bias(in, {}, nullptr);
+  return backward_in_form(in, {});
 }
 Result<ShortConvPrefill> short_conv_prefill_kernel(const ShortConvPrefill& in) { return short_conv_prefill_with_input_bias(in, {}); }
 

@@ -90,6 +90,8 @@ Tensor short_conv_prefill_with_input_bias(const ShortConvPrefill& in, const Tens
 // `sums`, if not null and where the kernel computes it, becomes [2·channels]: the gradients of x and of the gate, summed over all tokens in
 // fp32.
 Result<ShortConvBackward> short_conv_backward_with_input_bias(const ShortConvBackward& in, const Tensor& in_bias, Tensor* sums);
+// The operator's gradients, that of x in `grad_x`, [tokens, channels], rows any distance apart. Without a gate.
+Result<ShortConvBackward> short_conv_backward_to(const ShortConvBackward& in, const Tensor& grad_x);
 
 // The kernels' arguments for steps whose tensors are contiguous.
 kernels::ShortConv short_conv_step_arguments(const ShortConvStep& in, const Tensor& y);

@@ -233,17 +233,23 @@ Tensor prefill(const SelectiveScanPrefill& in) {
   return scan(*table, in.inputs, in.cu_seqlens, in.state, slot.const_data_ptr<int64_t>(), {});
 }
 
-Result<SelectiveScanBackward> backward(const SelectiveScanBackward& in) {
+}  // namespace
+
+Result<SelectiveScanBackward> selective_scan_backward_to(const SelectiveScanBackward& in, const Tensor& grad_z) {
   const auto& [inputs, cu_seqlens, initial_state] = in.forward;
   const SelectiveScanLaunchers* table = launchers_for<SelectiveScanLaunchers>("selective_scan_backward", inputs.x);
-  if (table == nullptr) return backward_reference(in);
+  if (table == nullptr) {
+    Result<SelectiveScanBackward> found = backward_reference(in);
+    if (grad_z.defined()) std::get<6>(found) = grad_z.copy_(std::get<6>(found));
+    return found;
+  }
   check_row_starts("selective_scan", "cu_seqlens", cu_seqlens, inputs.x.size(0));
   const Tensor starts = cu_seqlens.contiguous(), cotangent = in.grad_y.contiguous(), kept = in.chunk_states.contiguous();
   const Tensor final_cotangent = in.grad_state ? in.grad_state->contiguous() : Tensor();
   const SelectiveScanLaunch launch(inputs);
   const at::TensorOptions sums = inputs.x.options().dtype(at::kFloat);
   const auto like = [](const OptionalTensor& t, const at::TensorOptions& options) { return t ? at::empty(t->sizes(), options) : Tensor(); };
-  const Tensor x = like(inputs.x, inputs.x.options()), dt = like(inputs.dt, inputs.x.options()), z = like(inputs.z, inputs.x.options());
+  const Tensor x = like(inputs.x, inputs.x.options()), dt = like(inputs.dt, inputs.x.options()), z = grad_z.defined() ? grad_z : like(inputs.z, inputs.x.options());
   const Tensor B = like(inputs.B, inputs.x.options()), C = like(inputs.C, inputs.x.options());
   const Tensor A_log = like(inputs.A_log, sums), D = like(inputs.D, sums), dt_bias = like(inputs.dt_bias, sums);
   const Tensor initial = like(initial_state, sums);
@@ -256,7 +262,7 @@ Result<SelectiveScanBackward> backward(const SelectiveScanBackward& in) {
   to.grad_y = cotangent.const_data_ptr();
   to.grad_state = floats(final_cotangent);
   to.grad_x = x.mutable_data_ptr(), to.grad_dt = dt.mutable_data_ptr();
-  if (z.defined()) to.grad_z = z.mutable_data_ptr();
+  if (z.defined()) to.grad_z = z.mutable_data_ptr(), to.grad_z_stride = z.stride(0);
   to.grad_B = B.mutable_data_ptr(), to.grad_C = C.mutable_data_ptr();
   to.grad_A_log = floats(A_log), to.grad_D = floats(D), to.grad_dt_bias = floats(dt_bias);
   to.grad_initial_state = floats(initial);
@@ -265,8 +271,6 @@ Result<SelectiveScanBackward> backward(const SelectiveScanBackward& in) {
   const auto rounded = [&](const Tensor& t) { return t.defined() ? t.to(inputs.x.scalar_type()) : t; };
   return {x, dt, rounded(A_log), B, C, rounded(D), z, rounded(dt_bias), initial};
 }
-
-}  // namespace
 
 kernels::SelectiveScan selective_scan_step_arguments(const SelectiveScanStep& in, const Tensor& y) {
   kernels::SelectiveScan to = selective_scan_arguments(in.inputs);
@@ -314,6 +318,7 @@ Tensor selective_scan_step(const SelectiveScanInputs& inputs, Tensor& state, con
 namespace {
 
 Result<SelectiveScanForward> selective_scan_forward_reference(const SelectiveScanForward& in) { return scan_reference(in.scan, true); }
+Result<SelectiveScanBackward> backward(const SelectiveScanBackward& in) { return selective_scan_backward_to(in, {}); }
 
 TORCH_LIBRARY_FRAGMENT(BASED_OPERATOR_NAMESPACE, m) {
   define<SelectiveScan>(m)

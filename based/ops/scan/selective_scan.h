@@ -77,6 +77,9 @@ struct SelectiveScanStep {
                  inputs.softplus, written(state), slots)
 };
 
+// Internal to based/ops: the gradients, that of z in `grad_z` where it is defined: [tokens, channels], rows any distance apart.
+Result<SelectiveScanBackward> selective_scan_backward_to(const SelectiveScanBackward& in, const Tensor& grad_z);
+
 // The kernel's arguments for a step. Each row of the tensors is contiguous; rows may be any distance apart.
 kernels::SelectiveScan selective_scan_step_arguments(const SelectiveScanStep& in, const Tensor& y);
 

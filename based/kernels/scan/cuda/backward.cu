@@ -414,8 +414,9 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads)
         const auto store = [&](void* matrix, float value) {
           *reinterpret_cast<T*>(static_cast<char*>(matrix) + offset) = from_float<T>(value);
         };
+        T* z_grads = static_cast<T*>(b.grad_z) + (tile + thread.lane) * b.grad_z_stride + thread.channel;
 #pragma unroll
-        for (int i = 0; i < kTokensPerLane; ++i, offset += step) {
+        for (int i = 0; i < kTokensPerLane; ++i, offset += step, z_grads += kLanes * b.grad_z_stride) {
           const int k = thread.lane + i * kLanes;
           const float input_grad = thread.sum_lanes(thread.input_grads[2 * i], thread.input_grads[2 * i + 1]),
                       decay_grad = thread.sum_lanes(thread.decay_grads[2 * i], thread.decay_grads[2 * i + 1]),
@@ -427,7 +428,7 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads)
           if (valid) store(b.grad_x, fmaf(input_grad, shared.delta_and_input[first + k][thread.column].x, thread.skip * grad));
           thread.skip_grad = fmaf(grad, value, thread.skip_grad);
           if (valid) store(b.grad_dt, dt_grad), thread.bias_grad += dt_grad;
-          if (p.z != nullptr && valid) store(b.grad_z, shared.z_factors[first + k][thread.column] * fmaf(thread.skip, value, sum));
+          if (p.z != nullptr && valid) *z_grads = from_float<T>(shared.z_factors[first + k][thread.column] * fmaf(thread.skip, value, sum));
         }
       };
       thread.is_full(tile, kTile) ? store_tile(std::true_type()) : store_tile(std::false_type());
@@ -525,8 +526,10 @@ int64_t selective_scan_backward_scratch(const SelectiveScanBackward& b) {
 
 bool selective_scan_backward_takes(const SelectiveScan& p) { return shared_bytes(Plan(p)) <= block_shared_memory(); }
 
-Status selective_scan_backward(const SelectiveScanBackward& b, void* scratch, Queue queue) {
+Status selective_scan_backward(const SelectiveScanBackward& arguments, void* scratch, Queue queue) {
+  SelectiveScanBackward b = arguments;
   const SelectiveScan& p = b.forward;
+  if (b.grad_z_stride == 0) b.grad_z_stride = p.channels;
   if (const Status status = check_scan(p); !status.ok()) return status;
   if (p.channels == 0) return {};
   if (!selective_scan_backward_takes(p))
