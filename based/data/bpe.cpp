@@ -6,6 +6,7 @@
 #include <mutex>
 #include <queue>
 
+#include "based/data/nfc.h"
 #include "based/data/pretoken_cache.h"
 #include "based/data/pretokenizer.h"
 
@@ -20,6 +21,7 @@ class BpeTokenizer::Merger {
       const std::string& token = vocabulary.tokens[id];
       if (token.size() == 1) byte_id_[static_cast<unsigned char>(token[0])] = static_cast<int32_t>(id);
     }
+    lacks_bytes_ = std::find(byte_id_.begin(), byte_id_.end(), -1) != byte_id_.end();
     size_t size = 16;
     while (size < 2 * vocabulary.merges.size()) size *= 2;
     table_.resize(size);
@@ -29,6 +31,14 @@ class BpeTokenizer::Merger {
       Slot& slot = table_[find(merge.left, merge.right)];
       slot = {pair_of(merge.left, merge.right), static_cast<uint32_t>(rank), merge.result};
     }
+  }
+
+  // Throws Error if a byte of the text has no token.
+  void require_tokens(std::string_view text) const {
+    if (!lacks_bytes_) return;
+    for (const char c : text)
+      if (const auto byte = static_cast<unsigned char>(c); byte_id_[byte] < 0)
+        throw Error("cannot encode: byte " + std::to_string(byte) + " has no token in this vocabulary; it is in no valid UTF-8");
   }
 
   void append(std::string_view piece, std::vector<int32_t>& ids) const {
@@ -120,6 +130,7 @@ class BpeTokenizer::Merger {
   }
 
   std::array<int32_t, 256> byte_id_{};
+  bool lacks_bytes_ = false;
   std::vector<Slot> table_;
   int shift_ = 64;
 };
@@ -145,12 +156,32 @@ class BpeTokenizer::CachePool {
 };
 
 BpeTokenizer::BpeTokenizer(Vocabulary vocabulary)
-    : Tokenizer(std::move(vocabulary)), merger_(std::make_unique<Merger>(this->vocabulary())), caches_(std::make_unique<CachePool>()) {}
+    : Tokenizer(std::move(vocabulary)),
+      added_(this->vocabulary()),
+      merger_(std::make_unique<Merger>(this->vocabulary())),
+      caches_(std::make_unique<CachePool>()) {}
 
 BpeTokenizer::~BpeTokenizer() = default;
 
 void BpeTokenizer::encode_text(std::string_view text, std::vector<int32_t>& ids) const {
+  merger_->require_tokens(text);
+  std::string normalized;
+  if (vocabulary().nfc && !is_nfc_at_sight(text)) {
+    normalized = to_nfc(text);
+    text = normalized;
+  }
   std::unique_ptr<PretokenCache> cache = caches_->take();
+  size_t at = 0;
+  while (const auto match = added_.find(text, at)) {
+    encode_pieces(text.substr(at, match->at - at), *cache, ids);
+    ids.push_back(match->id);
+    at = match->at + match->size;
+  }
+  encode_pieces(text.substr(at), *cache, ids);
+  caches_->give_back(std::move(cache));
+}
+
+void BpeTokenizer::encode_pieces(std::string_view text, PretokenCache& cache, std::vector<int32_t>& ids) const {
   const char* const end = text.data() + text.size();
   for (const char* at = text.data(); at < end;) {
     const char* const stop = pretoken_end(at, end);
@@ -159,15 +190,14 @@ void BpeTokenizer::encode_text(std::string_view text, std::vector<int32_t>& ids)
       merger_->append(piece, ids);
     } else {
       const PretokenCache::Key key(piece, end);
-      if (!cache->append(key, ids)) {
+      if (!cache.append(key, ids)) {
         const size_t before = ids.size();
         merger_->append(piece, ids);
-        cache->insert(key, std::span(ids).subspan(before));
+        cache.insert(key, std::span(ids).subspan(before));
       }
     }
     at = stop;
   }
-  caches_->give_back(std::move(cache));
 }
 
 }  // namespace based

@@ -128,7 +128,11 @@ EncodedBlock OrderedEncoder::encode(const DocumentBlock& block) const {
   const std::optional<int32_t> end_of_text = tokenizer_.end_of_text();
   parse_block(block, [&](const Document& document) {
     const size_t before = encoded.ids.size();
-    tokenizer_.encode_text(document.text, encoded.ids);
+    try {
+      tokenizer_.encode_text(document.text, encoded.ids);
+    } catch (const Error& error) {
+      throw Error(block.path + (document.line > 0 ? ":" + std::to_string(document.line) : "") + ": " + error.what());
+    }
     if (encoded.ids.size() == before) {
       ++encoded.empty;
       return;

@@ -29,6 +29,10 @@ uint64_t hash_of(const Vocabulary& vocabulary) {
     for (const int32_t id : {merge.left, merge.right, merge.result}) number(id);
   }
   for (const int32_t id : vocabulary.specials) number(id);
+  if (vocabulary.nfc || !vocabulary.added.empty()) {  // not counted where there are none, so that hashes of before stay the same
+    number(vocabulary.nfc ? 1 : 0);
+    for (const int32_t id : vocabulary.added) number(id);
+  }
   return xxh3_64(std::as_bytes(std::span(content)));
 }
 

@@ -1,5 +1,6 @@
-// Conversion of text to token ids and back. Any bytes can be encoded, valid UTF-8 or not, and decode() returns exactly these bytes; only
-// the tokenizer of DNA (dna.h) maps several characters to one id.
+// Conversion of text to token ids and back. Any bytes can be encoded, valid UTF-8 or not, and decode() returns exactly these bytes, with
+// two exceptions: the tokenizer of DNA (dna.h) maps several characters to one id, and a vocabulary may ask for text in form C
+// (Vocabulary::nfc).
 #pragma once
 #include <cstdint>
 #include <memory>

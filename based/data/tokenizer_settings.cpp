@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "based/core/text.h"
+#include "based/data/nfc.h"
 
 namespace based {
 namespace {
@@ -25,6 +26,10 @@ class Section {
   void require(const char* key, const Json& wanted, const std::string& remedy) {
     if (object_.find(key) == object_.end()) fail(key, "is missing, it must be " + dump_json(wanted));
     expect(key, {wanted}, remedy);
+  }
+  void require_flag(const char* key) {
+    if (object_.find(key) == object_.end()) fail(key, "is missing, it must be true or false");
+    flag(key);
   }
   void flag(const char* key) { expect(key, {false, true}, "it must be true or false"); }
   // Accepts keys that are checked elsewhere or do not affect ids and text.
@@ -78,7 +83,7 @@ void check_model(const Json& model, const std::string& source) {
 // Checks the settings of an added token, which is searched in the text before all other processing.
 void check_added_token(const Json& token, const std::string& path, const std::string& source) {
   Section section(token, path, source);
-  section.require("special", true, "only special tokens can be added; put others into the vocabulary, with their merges");
+  section.require_flag("special");
   for (const char* key : {"single_word", "lstrip", "rstrip"})
     section.expect(key, {false}, "the token would be found in other texts with it; set it to false");
   section.flag("normalized");
@@ -86,19 +91,32 @@ void check_added_token(const Json& token, const std::string& path, const std::st
   section.refuse_the_rest();
 }
 
-// Checks the settings of each added token, and those on which all must agree.
+// Checks the settings of each added token, and those on which all must agree. Tokens with `normalized` false are found in the text as it
+// is, then the others in the normalized text between them.
 void check_added_tokens(const Json& root, const std::string& source) {
   const auto found = root.find("added_tokens");
   if (found == root.end() || !found->is_array()) return;
+  const bool is_normalized = root.contains("normalizer") && !root["normalizer"].is_null();
+  const auto is_ordinary = [](const Json& token) { return token.is_object() && token.value("special", Json(true)) == Json(false); };
+  const bool has_ordinary = std::any_of(found->begin(), found->end(), is_ordinary);
   for (size_t i = 0; i < found->size(); ++i) {
     const Json& token = (*found)[i];
     const std::string path = "added_tokens[" + std::to_string(i) + "]";
     if (!token.is_object()) continue;  // reported by the reader of the vocabulary
     check_added_token(token, path + ".", source);
-    if (token.value("normalized", Json(false)) != found->front().value("normalized", Json(false)))
+    const bool late = token.value("normalized", Json(false)) == Json(true);
+    if (is_normalized || has_ordinary) {
+      if (late != is_ordinary(token))
+        throw Error(source + ": " + path +
+                    ".normalized: must be false for special tokens and true for others, since special tokens are found first here");
+      if (late && token.contains("content") && token["content"].is_string() &&
+          to_nfc(token["content"].get<std::string>()) != token["content"])
+        throw Error(source + ": " + path + ".content: must be in Unicode's form C, since it is searched in normalized text");
+    } else if (token.value("normalized", Json(false)) != found->front().value("normalized", Json(false))) {
       throw Error(source + ": " + path +
                   ".normalized: must be the same for all added tokens, since those that differ are found one after the "
                   "other; set all to false, which changes nothing where no token begins within another");
+    }
   }
 }
 
@@ -109,7 +127,8 @@ void refuse_other_settings(const Json& root, const std::string& source) {
   section.expect("version", {"1.0"}, "save the tokenizer with a version of the tokenizers library that writes it");
   section.expect("truncation", {nullptr}, "set it to null: texts are encoded whole; cut those that are too long yourself");
   section.expect("padding", {nullptr}, "set it to null: texts of any length are encoded side by side without padding");
-  section.expect("normalizer", {nullptr}, "set it to null, and normalize the texts before they are encoded");
+  section.expect("normalizer", {nullptr, Json{{"type", "NFC"}}},
+                 "set it to null or {\"type\": \"NFC\"}, and normalize the texts before they are encoded");
   section.pass({"added_tokens", "pre_tokenizer", "post_processor", "decoder", "model"});
   section.refuse_the_rest();
 

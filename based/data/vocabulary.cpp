@@ -59,6 +59,9 @@ std::optional<std::string> bytes_of_name(std::string_view name) {
   return bytes;
 }
 
+// Bytes 0xc0, 0xc1 and from 0xf5 on are in no valid text.
+bool is_byte_of_utf8(unsigned char byte) { return byte < 0xc0 || (byte >= 0xc2 && byte < 0xf5); }
+
 std::string entry(const std::string& source, std::string_view name) { return source + ": token " + in_quotes(name); }
 
 // Collects names and ids from a file, before the merges are known.
@@ -66,7 +69,9 @@ class Builder {
  public:
   explicit Builder(std::string source) : source_(std::move(source)) {}
 
-  void add(std::string_view name, int64_t id, bool special) {
+  enum class Kind { ordinary, added, special };
+
+  void add(std::string_view name, int64_t id, Kind kind) {
     if (name.empty()) throw Error(source_ + ": id " + std::to_string(id) + ": the token is empty");
     if (name.size() > kMaxTokenBytes) {
       throw Error(entry(source_, name) + ": longer than " + std::to_string(kMaxTokenBytes) + " bytes");
@@ -75,13 +80,14 @@ class Builder {
     if (const auto [known, added] = ids_.emplace(name, id); !added) {
       if (known->second != id)
         throw Error(entry(source_, name) + ": has both id " + std::to_string(known->second) + " and " + std::to_string(id));
-      if (special) special_[name_of_.at(id)] = true;
+      if (kind == Kind::added) throw Error(entry(source_, name) + ": is in model.vocab and in added_tokens, but is not special");
+      set_kind(name, kind);
       return;
     }
     if (const auto [taken, added] = name_of_.emplace(id, std::string(name)); !added) {
       throw Error(entry(source_, name) + ": id " + std::to_string(id) + " is already the id of " + in_quotes(taken->second));
     }
-    if (special) special_[std::string(name)] = true;
+    set_kind(name, kind);
   }
 
   bool has(const std::string& name) const { return ids_.contains(name); }
@@ -102,7 +108,8 @@ class Builder {
     const auto id_of = [&](const std::string& name) {
       const auto found = ids_.find(name);
       if (found == ids_.end()) throw Error(where() + ": " + in_quotes(name) + " is not a token of " + source_);
-      if (special_.count(name)) throw Error(where() + ": " + in_quotes(name) + " is a special token");
+      if (kind_of(name) != Kind::ordinary)
+        throw Error(where() + ": " + in_quotes(name) + (kind_of(name) == Kind::special ? " is a special token" : " is an added token"));
       return static_cast<int32_t>(found->second);
     };
     if (left.empty() || right.empty()) throw Error(where() + ": one side of the merge is empty");
@@ -126,8 +133,11 @@ class Builder {
     for (size_t id = 0; id < count; ++id) {
       const std::string& name = name_of_.at(static_cast<int64_t>(id));
       const std::optional<std::string> bytes = bytes_of_name(name);
-      const bool special = special_.count(name) > 0;
-      if (!special && bytes && (made[id] || bytes->size() == 1)) {
+      const bool special = kind_of(name) == Kind::special;
+      if (kind_of(name) == Kind::added) {
+        vocabulary_.added.push_back(static_cast<int32_t>(id));
+        vocabulary_.tokens[id] = name;
+      } else if (!special && bytes && (made[id] || bytes->size() == 1)) {
         if (bytes->size() == 1) has_byte[static_cast<unsigned char>(bytes->front())] = true;
         vocabulary_.tokens[id] = *bytes;
       } else if (special || (unmade_are_special && !made[id])) {
@@ -141,15 +151,23 @@ class Builder {
       }
     }
     for (int b = 0; b < 256; ++b) {
-      if (!has_byte[static_cast<size_t>(b)]) {
+      if (!has_byte[static_cast<size_t>(b)] && is_byte_of_utf8(static_cast<unsigned char>(b))) {
         throw Error(source_ + ": byte " + std::to_string(b) + " has no token (its name would be " +
-                    token_name(std::string(1, static_cast<char>(b))) + "); a byte-level vocabulary needs all 256");
+                    token_name(std::string(1, static_cast<char>(b))) + "); a byte-level vocabulary needs all bytes of UTF-8");
       }
     }
     return std::move(vocabulary_);
   }
 
  private:
+  void set_kind(std::string_view name, Kind kind) {
+    if (kind != Kind::ordinary) kinds_[std::string(name)] = kind;
+  }
+  Kind kind_of(const std::string& name) const {
+    const auto found = kinds_.find(name);
+    return found == kinds_.end() ? Kind::ordinary : found->second;
+  }
+
   // If merges are missing, because the file is truncated or belongs to another vocabulary, their tokens must not silently become special.
   void refuse_splittable(const std::string& name) const {
     for (size_t cut = 1; cut < name.size(); ++cut) {
@@ -164,7 +182,7 @@ class Builder {
   std::string source_;
   std::unordered_map<std::string, int64_t> ids_;
   std::unordered_map<int64_t, std::string> name_of_;
-  std::unordered_map<std::string, bool> special_;
+  std::unordered_map<std::string, Kind> kinds_;  // of those that are not ordinary
   std::unordered_map<uint64_t, size_t> pairs_;
   Vocabulary vocabulary_;
 };
@@ -177,11 +195,11 @@ void add_tokens(Builder& builder, const Json& vocab, const std::string& source) 
   for (const auto& [name, id] : vocab.items()) {
     if (!fits_an_id(id))
       throw Error(entry(source, name) + ": the id must be an integer from 0 to 2147483647, got " + dump_json(id).substr(0, 40));
-    builder.add(name, id.get<int64_t>(), false);
+    builder.add(name, id.get<int64_t>(), Builder::Kind::ordinary);
   }
 }
 
-void add_special_tokens(Builder& builder, const Json& root, const std::string& source) {
+void add_added_tokens(Builder& builder, const Json& root, const std::string& source) {
   const auto found = root.find("added_tokens");
   if (found == root.end() || found->is_null()) return;
   if (!found->is_array()) throw Error(source + ": added_tokens: must be a list");
@@ -201,7 +219,7 @@ void add_special_tokens(Builder& builder, const Json& root, const std::string& s
                     "; the tokenizers library numbers added tokens in the order of the list, and would give others: put them in order");
       last = id;
     }
-    builder.add(content, id, true);
+    builder.add(content, id, token.value("special", Json(true)) == Json(false) ? Builder::Kind::added : Builder::Kind::special);
   }
 }
 
@@ -247,7 +265,7 @@ Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source
   }
   Builder builder(source);
   add_tokens(builder, model["vocab"], source + ": model.vocab");
-  add_special_tokens(builder, root, source);
+  add_added_tokens(builder, root, source);
   builder.close();
   size_t index = 0;
   for (const Json& merge : model["merges"]) {
@@ -270,7 +288,9 @@ Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source
     builder.add_merge(left, right, where);
     ++index;
   }
-  return builder.finish(false);
+  Vocabulary vocabulary = builder.finish(false);
+  vocabulary.nfc = root.contains("normalizer") && !root["normalizer"].is_null();  // form C is the only one that is not refused
+  return vocabulary;
 }
 
 std::string vocabulary_file(const std::string& folder) {

@@ -20,6 +20,8 @@ struct Vocabulary {
   std::vector<std::string> tokens;  // the bytes of every id
   std::vector<Merge> merges;        // in order of priority
   std::vector<int32_t> specials;    // ascending; no merge produces or uses them
+  std::vector<int32_t> added{};     // likewise, but found in every text, before it is cut (added_tokens.h)
+  bool nfc = false;                 // whether texts are normalized to form C first (nfc.h)
 };
 
 inline constexpr size_t kMaxTokenBytes = 65536;
@@ -30,8 +32,8 @@ std::string vocabulary_file(const std::string& folder);
 
 // Reads tokenizer.json if the folder has one, otherwise vocab.json and merges.txt. The latter do not mark special tokens: a token of more
 // than one byte that no merge produces is special, unless two other tokens spell it, which is a sign of missing merges. Throws Error as
-// "<file>: <entry>: <reason>" for ids that are negative, duplicate or leave a gap, bytes without a token, empty or overlong tokens, merges
-// of unknown tokens, duplicate merges, tokens that no merge produces, and unsupported settings.
+// "<file>: <entry>: <reason>" for ids that are negative, duplicate or leave a gap, bytes of UTF-8 without a token, empty or overlong
+// tokens, merges of unknown tokens, duplicate merges, tokens that no merge produces, and unsupported settings.
 Vocabulary read_vocabulary(const std::string& folder);
 
 // As read_vocabulary, for files that are already in memory. The `source` arguments name them in messages.
@@ -39,7 +41,8 @@ Vocabulary parse_vocab_and_merges(std::string_view vocab_json, const std::string
                                   const std::string& merges_source);
 Vocabulary parse_tokenizer_json(std::string_view text, const std::string& source);
 
-// Writes all three files (tokenizer.json last) into an existing folder.
+// Writes all three files (tokenizer.json last) into an existing folder. With added tokens or form C only tokenizer.json, since the other
+// two cannot express these.
 void write_vocabulary(const Vocabulary& vocabulary, const std::string& folder);
 
 // The name of a token, one character of GPT-2's byte alphabet per byte: printable bytes stand for themselves, the others are numbered from

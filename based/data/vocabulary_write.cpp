@@ -11,7 +11,8 @@ std::vector<std::string> token_names(const Vocabulary& vocabulary) {
   std::vector<std::string> names;
   names.reserve(vocabulary.tokens.size());
   for (const std::string& bytes : vocabulary.tokens) names.push_back(token_name(bytes));
-  for (const int32_t id : vocabulary.specials) names[static_cast<size_t>(id)] = vocabulary.tokens[static_cast<size_t>(id)];
+  for (const auto* literal : {&vocabulary.specials, &vocabulary.added})
+    for (const int32_t id : *literal) names[static_cast<size_t>(id)] = vocabulary.tokens[static_cast<size_t>(id)];
   return names;
 }
 
@@ -20,21 +21,23 @@ Json tokenizer_json(const Vocabulary& vocabulary, const std::vector<std::string>
   for (const Merge& merge : vocabulary.merges) {
     merges.push_back(Json::array({names[static_cast<size_t>(merge.left)], names[static_cast<size_t>(merge.right)]}));
   }
-  for (const int32_t id : vocabulary.specials) {
+  const auto add = [&](int32_t id, bool special) {
     added.push_back({{"id", id},
                      {"content", names[static_cast<size_t>(id)]},
                      {"single_word", false},
                      {"lstrip", false},
                      {"rstrip", false},
-                     {"normalized", false},
-                     {"special", true}});
-  }
+                     {"normalized", !special},
+                     {"special", special}});
+  };
+  for (const int32_t id : vocabulary.specials) add(id, true);
+  for (const int32_t id : vocabulary.added) add(id, false);
   const auto byte_level = [](bool add_prefix_space, bool trim_offsets) {
     return Json{{"type", "ByteLevel"}, {"add_prefix_space", add_prefix_space}, {"trim_offsets", trim_offsets}, {"use_regex", true}};
   };
   Json root{{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}};
   root["added_tokens"] = std::move(added);
-  root["normalizer"] = nullptr;
+  root["normalizer"] = vocabulary.nfc ? Json{{"type", "NFC"}} : Json(nullptr);
   root["pre_tokenizer"] = byte_level(false, true);
   root["post_processor"] = byte_level(true, false);  // affects offsets only; adds no token
   root["decoder"] = byte_level(true, true);
@@ -57,10 +60,18 @@ void write_vocabulary(const Vocabulary& vocabulary, const std::string& folder) {
   const std::vector<std::string> names = token_names(vocabulary);
   Json vocab = Json::object();
   auto& members = vocab.get_ref<Json::object_t&>();  // appends directly: Json's insertion would search the whole list
-  for (size_t id = 0; id < names.size(); ++id) members.emplace_back(names[id], id);
+  for (size_t id = 0; id < names.size(); ++id)
+    if (!std::binary_search(vocabulary.added.begin(), vocabulary.added.end(), static_cast<int32_t>(id)))
+      members.emplace_back(names[id], id);
+  const auto write = [](AtomicFile& file, const std::string& text) { file.write(std::as_bytes(std::span(text))); };
+  if (vocabulary.nfc || !vocabulary.added.empty()) {
+    AtomicFile file(folder + "/tokenizer.json");
+    write(file, dump_json(tokenizer_json(vocabulary, names, std::move(vocab)), 2));
+    file.commit();
+    return;
+  }
   // All files are written before any is renamed: if the disk is full, the folder stays as it was.
   AtomicFile vocab_file(folder + "/vocab.json"), merges_file(folder + "/merges.txt"), tokenizer_file(folder + "/tokenizer.json");
-  const auto write = [](AtomicFile& file, const std::string& text) { file.write(std::as_bytes(std::span(text))); };
   write(vocab_file, dump_json(vocab));
 
   std::string merges = "#version: 0.2\n";

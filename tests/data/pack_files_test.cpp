@@ -150,6 +150,27 @@ TEST_F(PackedFiles, AFileWithoutADocumentIsNamed) {
 }
 
 // The first error in the order of the text, whichever thread finds its error first; no shard and no temporary file is left.
+TEST_F(PackedFiles, NameTheDocumentThatTheTokenizerRefuses) {
+  struct Letters : Tokenizer {
+    Letters() : Tokenizer(Vocabulary{{"a"}, {}, {}}) {}
+    void encode_text(std::string_view text, std::vector<int32_t>& ids) const override {
+      if (text != "a") throw Error("cannot encode");
+      ids.push_back(0);
+    }
+  };
+  write_file_atomic(folder_.file("a.jsonl"), "{\"text\":\"a\"}\n{\"text\":\"b\"}\n");
+  write_file_atomic(folder_.file("b.txt"), "b");
+  for (const int64_t threads : {1, 3}) {
+    const auto refusal = [&](const char* file) {
+      PackSettings settings;
+      settings.threads = threads;
+      return message_of<Error>([&] { pack_files({folder_.file(file)}, "auto", Letters(), folder_.file("refused"), settings); });
+    };
+    EXPECT_EQ(refusal("a.jsonl"), folder_.file("a.jsonl") + ":2: cannot encode");
+    EXPECT_EQ(refusal("b.txt"), folder_.file("b.txt") + ": cannot encode");
+  }
+}
+
 TEST_F(PackedFiles, NameTheFirstErrorWithAnyNumberOfThreads) {
   write("a.jsonl", lines(1500, 4) + "{\"txt\":1}\n" + lines(800, 5) + "{}\n" + lines(800, 6));
   write("cut.jsonl.zst", compressed(lines(100, 7)).substr(0, 200));

@@ -129,7 +129,11 @@ TEST(TokenizerJson, RefusesSettingsThatWouldChangeTheIds) {
     change(root);
     return message_of<Error>([&] { parse_tokenizer_json(dump_json(root), "tokenizer.json"); });
   };
-  EXPECT_THAT(refused([](Json& j) { j["normalizer"] = {{"type", "NFC"}}; }), StartsWith("tokenizer.json: normalizer:"));
+  EXPECT_THAT(refused([](Json& j) { j["normalizer"] = {{"type", "NFKC"}}; }), StartsWith("tokenizer.json: normalizer:"));
+  EXPECT_THAT(refused([](Json& j) {
+                j["normalizer"] = {{"type", "NFC"}};
+              }),
+              HasSubstr("added_tokens[0].normalized: must be false for special tokens"));
   EXPECT_THAT(refused([](Json& j) { j["pre_tokenizer"]["add_prefix_space"] = true; }), HasSubstr("pre_tokenizer.add_prefix_space"));
   EXPECT_THAT(refused([](Json& j) { j["pre_tokenizer"] = nullptr; }), HasSubstr("pre_tokenizer: must be an object"));
   EXPECT_THAT(refused([](Json& j) { j["pre_tokenizer"]["type"] = "Metaspace"; }), HasSubstr("pre_tokenizer.type"));
@@ -139,8 +143,7 @@ TEST(TokenizerJson, RefusesSettingsThatWouldChangeTheIds) {
   EXPECT_THAT(refused([](Json& j) { j["model"]["unk_token"] = "<unk>"; }), HasSubstr("model.unk_token"));
   EXPECT_THAT(refused([](Json& j) { j["model"]["byte_fallback"] = true; }), HasSubstr("model.byte_fallback"));
   EXPECT_THAT(refused([](Json& j) { j["model"]["ignore_merges"] = true; }), HasSubstr("model.ignore_merges"));
-  EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0]["special"] = false; }),
-              HasSubstr("added_tokens[0].special: 'false' is not supported, only true: only special tokens"));
+  EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0]["special"] = 1; }), HasSubstr("added_tokens[0].special: '1' is not supported"));
   EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0]["lstrip"] = true; }), HasSubstr("added_tokens[0].lstrip"));
   EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0]["id"] = 3; }), HasSubstr("id 3 is already the id of '$'"));
   EXPECT_THAT(refused([](Json& j) { j["added_tokens"][0].erase("id"); }), HasSubstr("added_tokens[0]: must be an object"));
@@ -155,6 +158,63 @@ TEST(TokenizerJson, RefusesSettingsThatWouldChangeTheIds) {
   EXPECT_THAT(refused([](Json& j) { j.erase("model"); }), HasSubstr("model: must be an object"));
   EXPECT_THAT(refused([](Json& j) { j["model"].erase("merges"); }), HasSubstr("model: needs"));
   EXPECT_THAT(refused([](Json& j) { j = Json::array(); }), HasSubstr("must be an object"));
+}
+
+// A tokenizer in the form of GPT-NeoX-20b's: texts in form C, runs of spaces as tokens that are not special, no tokens for bytes outside
+// UTF-8.
+Json neox_json() {
+  Json root = tokenizer_json();
+  root["normalizer"] = {{"type", "NFC"}};
+  root["added_tokens"][0]["normalized"] = false;
+  Json vocab = Json::object();
+  int id = 0;
+  for (const unsigned char byte : byte_alphabet())
+    if (byte < 0xc0 || (byte >= 0xc2 && byte < 0xf5)) vocab[token_name(std::string(1, static_cast<char>(byte)))] = id++;
+  vocab["aa"] = id++;
+  root["model"]["vocab"] = vocab;
+  root["added_tokens"][0]["id"] = id++;
+  for (const char* spaces : {"   ", "  "})
+    root["added_tokens"].push_back({{"id", id++}, {"content", spaces}, {"special", false}, {"normalized", true}});
+  return root;
+}
+
+TEST(TokenizerJson, ReadsAddedTokensAndFormC) {
+  const Vocabulary v = parse_tokenizer_json(dump_json(neox_json()), "t");
+  EXPECT_TRUE(v.nfc);
+  EXPECT_EQ(v.tokens.size(), 243u + 1 + 1 + 2);
+  EXPECT_EQ(v.specials, (std::vector<int32_t>{244}));
+  EXPECT_EQ(v.added, (std::vector<int32_t>{245, 246}));
+  EXPECT_EQ(v.tokens[245], "   ");
+}
+
+TEST(TokenizerJson, RefusesAddedTokensThatWouldBeFoundElsewhere) {
+  const auto refused = [](const std::function<void(Json&)>& change) {
+    Json root = neox_json();
+    change(root);
+    return message_of<Error>([&] { parse_tokenizer_json(dump_json(root), "t"); });
+  };
+  EXPECT_THAT(refused([](Json& j) { j["added_tokens"][1]["normalized"] = false; }),
+              StartsWith("t: added_tokens[1].normalized: must be false for special tokens and true for others"));
+  EXPECT_THAT(refused([](Json& j) { j["added_tokens"][1]["content"] = "e\u0301"; }),
+              StartsWith("t: added_tokens[1].content: must be in Unicode's form C"));
+  EXPECT_THAT(refused([](Json& j) {
+                j["added_tokens"][1] = {{"id", 243}, {"content", "aa"}, {"special", false}, {"normalized", true}};
+              }),
+              HasSubstr("token 'aa': is in model.vocab and in added_tokens, but is not special"));
+  EXPECT_THAT(refused([](Json& j) { j["model"]["merges"].push_back(Json::array({"  ", "a"})); }), HasSubstr("'  ' is an added token"));
+  EXPECT_THAT(refused([](Json& j) { j["model"]["vocab"].erase(token_name("\xf4")); }), HasSubstr("leaves a gap"));
+}
+
+TEST(TokenizerJson, WritesAddedTokensAndFormCToOneFile) {
+  const TemporaryFolder folder;
+  const Vocabulary v = parse_tokenizer_json(dump_json(neox_json()), "t");
+  write_vocabulary(v, folder.path());
+  EXPECT_FALSE(path_exists(folder.path() / "vocab.json"));  // which would lose them
+  const Vocabulary again = read_vocabulary(folder.path());
+  EXPECT_EQ(again.tokens, v.tokens);
+  EXPECT_EQ(again.specials, v.specials);
+  EXPECT_EQ(again.added, v.added);
+  EXPECT_TRUE(again.nfc);
 }
 
 struct BadSetting {
@@ -229,7 +289,7 @@ std::vector<BadSetting> bad_settings() {
       {"split_special_tokens", [](Json& j) { j["split_special_tokens"] = true; }, "remove it if"},
       {"added_tokens[0].single_word", [](Json& j) { j["added_tokens"][0]["single_word"] = true; }, "set it to false"},
       {"added_tokens[0].rstrip", [](Json& j) { j["added_tokens"][0]["rstrip"] = 1; }, "set it to false"},
-      {"added_tokens[0].special", [](Json& j) { j["added_tokens"][0].erase("special"); }, "is missing, it must be true"},
+      {"added_tokens[0].special", [](Json& j) { j["added_tokens"][0].erase("special"); }, "is missing, it must be true or false"},
       {"added_tokens[0].normalised", [](Json& j) { j["added_tokens"][0]["normalised"] = true; }, "remove it if"},
       {"added_tokens[1].normalized", [add](Json& j) { add(j, 258, "<|x", "normalized", false); }, "set all to false"},
       {"added_tokens[2].id",

@@ -195,6 +195,22 @@ class Tokenizers(unittest.TestCase):
         os.remove(theirs / "tokenizer.json")
         self.assert_agree(tokenizer, theirs)
 
+    def test_normalized_texts_and_added_tokens(self):
+        """In the form of GPT-NeoX-20b's tokenizer: form C, and tokens for runs of spaces that are not special."""
+        tokenizer, _ = self.train_there()
+        tokenizer.normalizer = tokenizers.normalizers.NFC()
+        tokenizer.add_tokens([tokenizers.AddedToken(" " * n, normalized=True) for n in range(24, 1, -1)])
+        folder = self.folder / "neox"
+        folder.mkdir()
+        tokenizer.save(str(folder / "tokenizer.json"))
+        generator = random.Random(3)
+        marks = [chr(c) for c in range(0x300, 0x370)] + [chr(c) for c in range(0x1100, 0x1200)] + list("aeiouAEOy \u0915\u093c\u09c7\u09be\u0dd9\u0dca")
+        anything = [chr(c) for c in range(0x80, 0x30000) if not 0xd800 <= c < 0xe000]
+        self.texts += ["".join(generator.choices(marks, k=12)) for _ in range(2000)] + ["".join(generator.choices(anything, k=40)) for _ in range(2000)]
+        self.texts += ["e\u0301", "\uac00\u11a8", "  a   b" + " " * 60 + "c \n  d<|endoftext|>   e", "\u0344\u0958\u212b\U0001d15e\U00011935\U00011930"]
+        self.assert_agree(tokenizer, folder)
+        self.assertEqual(len({tuple(ids) for ids in self.our_ids(folder)}), len({tokenizers.normalizers.NFC().normalize_str(t) for t in self.texts}))
+
     def test_both_learn_the_same(self):
         tokenizer, _ = self.train_there()
         ours = json.loads((self.train_here() / "tokenizer.json").read_text(encoding="utf-8"))
